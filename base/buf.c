@@ -1,0 +1,167 @@
+#include "base/buf.h"
+
+#include "base/utf8.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void kva_buf_init(struct kva_buf *buf, size_t max_bytes)
+{
+    *buf = (struct kva_buf){.max_bytes = max_bytes};
+}
+
+void kva_buf_finish(struct kva_buf *buf)
+{
+    free(buf->data);
+    kva_buf_init(buf, buf->max_bytes);
+}
+
+void kva_buf_clear(struct kva_buf *buf)
+{
+    buf->length = 0;
+    buf->failed = false;
+    if (buf->data)
+        buf->data[0] = '\0';
+}
+
+bool kva_buf_reserve(struct kva_buf *buf, size_t extra)
+{
+    if (buf->failed)
+        return false;
+    if (extra > buf->max_bytes || buf->length > buf->max_bytes - extra) {
+        buf->failed = true;
+        return false;
+    }
+    size_t want = buf->length + extra + 1;
+    if (want <= buf->capacity)
+        return true;
+    size_t capacity = kva_max_size(want, kva_min_size(buf->capacity * 2, buf->max_bytes + 1));
+    capacity = kva_max_size(capacity, 64);
+    char *data = realloc(buf->data, capacity);
+    if (!data) {
+        buf->failed = true;
+        return false;
+    }
+    buf->data = data;
+    buf->capacity = capacity;
+    return true;
+}
+
+void kva_buf_append(struct kva_buf *buf, const void *data, size_t length)
+{
+    if (!kva_buf_reserve(buf, length))
+        return;
+    if (length > 0)
+        memcpy(buf->data + buf->length, data, length);
+    buf->length += length;
+    buf->data[buf->length] = '\0';
+}
+
+void kva_buf_puts(struct kva_buf *buf, const char *text)
+{
+    kva_buf_append(buf, text, strlen(text));
+}
+
+void kva_buf_putc(struct kva_buf *buf, char c)
+{
+    kva_buf_append(buf, &c, 1);
+}
+
+void kva_buf_printf(struct kva_buf *buf, const char *format, ...)
+{
+    char small[256];
+    va_list args;
+    va_start(args, format);
+    int length = vsnprintf(small, sizeof(small), format, args);
+    va_end(args);
+    if (length < 0) {
+        buf->failed = true;
+        return;
+    }
+    if ((size_t)length < sizeof(small)) {
+        kva_buf_append(buf, small, (size_t)length);
+        return;
+    }
+    if (!kva_buf_reserve(buf, (size_t)length))
+        return;
+    va_start(args, format);
+    vsnprintf(buf->data + buf->length, (size_t)length + 1, format, args);
+    va_end(args);
+    buf->length += (size_t)length;
+}
+
+static void put_escape(struct kva_buf *buf, unsigned char c)
+{
+    switch (c) {
+    case '"':
+        kva_buf_append(buf, "\\\"", 2);
+        break;
+    case '\\':
+        kva_buf_append(buf, "\\\\", 2);
+        break;
+    case '\b':
+        kva_buf_append(buf, "\\b", 2);
+        break;
+    case '\f':
+        kva_buf_append(buf, "\\f", 2);
+        break;
+    case '\n':
+        kva_buf_append(buf, "\\n", 2);
+        break;
+    case '\r':
+        kva_buf_append(buf, "\\r", 2);
+        break;
+    case '\t':
+        kva_buf_append(buf, "\\t", 2);
+        break;
+    default:
+        kva_buf_printf(buf, "\\u%04x", c);
+        break;
+    }
+}
+
+void kva_buf_json_string(struct kva_buf *buf, const char *text, size_t length)
+{
+    if (!kva_buf_reserve(buf, length + 2))
+        return;
+    kva_buf_putc(buf, '"');
+    size_t start = 0;
+    size_t at = 0;
+    while (at < length) {
+        unsigned char c = (unsigned char)text[at];
+        if (c >= 0x20 && c < 0x80 && c != '"' && c != '\\') {
+            at++;
+            continue;
+        }
+        size_t bad = length - at;
+        int size = c < 0x80 ? 0 : kva_utf8_sequence(text + at, length - at, &bad);
+        if (size > 0) {
+            at += (size_t)size;
+            continue;
+        }
+        kva_buf_append(buf, text + start, at - start);
+        if (c < 0x80) {
+            put_escape(buf, c);
+            at++;
+        } else {
+            kva_buf_append(buf, "\xEF\xBF\xBD", 3);
+            at += bad;
+        }
+        start = at;
+    }
+    kva_buf_append(buf, text + start, length - start);
+    kva_buf_putc(buf, '"');
+}
+
+char *kva_buf_take(struct kva_buf *buf, size_t *ret_length)
+{
+    if (buf->failed || !buf->data)
+        return NULL;
+    char *data = buf->data;
+    if (ret_length)
+        *ret_length = buf->length;
+    kva_buf_init(buf, buf->max_bytes);
+    return data;
+}

@@ -1,0 +1,43 @@
+/* buf.h - a growable byte buffer with a maximum.
+ *
+ * Errors are sticky: after the first failed append the buffer keeps what it had, `failed` is set
+ * and later appends do nothing, so that a writer checks once at the end. Thread rule: one thread at
+ * a time. Invariant: data[length] == '\0' whenever data is not NULL. */
+#ifndef KVA_BASE_BUF_H
+#define KVA_BASE_BUF_H
+
+#include "base/kva.h"
+
+#include <stdbool.h>
+
+struct kva_buf {
+    char *data;
+    size_t length;
+    size_t capacity;
+    size_t max_bytes;
+    bool failed;
+};
+
+void kva_buf_init(struct kva_buf *buf, size_t max_bytes);
+void kva_buf_finish(struct kva_buf *buf);
+
+/* Forget the content and the failure, keep the storage. */
+void kva_buf_clear(struct kva_buf *buf);
+
+/* Make room for `extra` more bytes. False: over the maximum or out of memory; the buffer is failed.
+ */
+bool kva_buf_reserve(struct kva_buf *buf, size_t extra);
+
+void kva_buf_append(struct kva_buf *buf, const void *data, size_t length);
+void kva_buf_puts(struct kva_buf *buf, const char *text);
+void kva_buf_putc(struct kva_buf *buf, char c);
+void kva_buf_printf(struct kva_buf *buf, const char *format, ...) KVA_PRINTF(2, 3);
+
+/* Append `length` bytes as a quoted JSON string. Invalid UTF-8 becomes U+FFFD, one per maximal bad
+ * sequence; control characters, quote and backslash are escaped; '/' and non-ASCII are not. */
+void kva_buf_json_string(struct kva_buf *buf, const char *text, size_t length);
+
+/* Take the bytes; the caller frees them. NULL if nothing was appended or the buffer failed. */
+char *kva_buf_take(struct kva_buf *buf, size_t *ret_length);
+
+#endif

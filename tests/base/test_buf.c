@@ -1,0 +1,80 @@
+#include "tests/cmocka.h"
+
+#include "base/buf.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void check_json(const char *text, size_t length, const char *want)
+{
+    struct kva_buf buf;
+    kva_buf_init(&buf, 4096);
+    kva_buf_json_string(&buf, text, length);
+    assert_false(buf.failed);
+    assert_string_equal(buf.data, want);
+    kva_buf_finish(&buf);
+}
+
+static void test_buf__json_string_escapes(void **state KVA_UNUSED)
+{
+    check_json("", 0, "\"\"");
+    check_json("plain", 5, "\"plain\"");
+    check_json("a\"b\\c/d", 7, "\"a\\\"b\\\\c/d\"");
+    check_json("\b\f\n\r\t\x01\x1f\x00", 8, "\"\\b\\f\\n\\r\\t\\u0001\\u001f\\u0000\"");
+    check_json("\xF0\x9F\x98\x80\xE4\xBD\xA0", 7, "\"\xF0\x9F\x98\x80\xE4\xBD\xA0\"");
+    check_json("\x7f", 1, "\"\x7f\"");
+}
+
+static void test_buf__json_string_replaces_bad_utf8(void **state KVA_UNUSED)
+{
+    check_json("a\xFF"
+               "b",
+               3,
+               "\"a\xEF\xBF\xBD"
+               "b\"");
+    check_json("\xE4\xBD", 2, "\"\xEF\xBF\xBD\"");
+    check_json("\xED\xA0\x80", 3, "\"\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\"");
+    check_json("\xF0\x9F\x98x", 4, "\"\xEF\xBF\xBDx\"");
+}
+
+static void test_buf__maximum_is_sticky(void **state KVA_UNUSED)
+{
+    struct kva_buf buf;
+    kva_buf_init(&buf, 8);
+    kva_buf_puts(&buf, "12345");
+    kva_buf_puts(&buf, "6789");
+    assert_true(buf.failed);
+    assert_string_equal(buf.data, "12345");
+    kva_buf_putc(&buf, 'x');
+    assert_int_equal(buf.length, 5);
+    assert_null(kva_buf_take(&buf, NULL));
+    kva_buf_clear(&buf);
+    kva_buf_puts(&buf, "12345678");
+    assert_false(buf.failed);
+    kva_buf_finish(&buf);
+}
+
+static void test_buf__printf_longer_than_its_scratch(void **state KVA_UNUSED)
+{
+    struct kva_buf buf;
+    kva_buf_init(&buf, 4096);
+    kva_buf_printf(&buf, "%0*d|", 1000, 7);
+    assert_int_equal(buf.length, 1001);
+    assert_int_equal(buf.data[999], '7');
+    size_t length;
+    char *data = kva_buf_take(&buf, &length);
+    assert_int_equal(length, 1001);
+    free(data);
+    kva_buf_finish(&buf);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_buf__json_string_escapes),
+        cmocka_unit_test(test_buf__json_string_replaces_bad_utf8),
+        cmocka_unit_test(test_buf__maximum_is_sticky),
+        cmocka_unit_test(test_buf__printf_longer_than_its_scratch),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
