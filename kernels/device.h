@@ -1,0 +1,133 @@
+/* device.h - the device contract: memory in two tiers, queues, events, operators.
+ *
+ * A device is the CPU or one GPU. The engine sees only this header and ops.h, so that policies,
+ * tiers, overlap and ordering are the same code on both.
+ *
+ *   memory   KVA_MEM_DEVICE holds weights, activations and the device tier of the KV cache;
+ * KVA_MEM_HOST is the home of every 16-bit KV page (pinned on a GPU machine). On the CPU device
+ * both are ordinary memory. queues   work of one queue runs in the order in which it was put there.
+ * KVA_QUEUE_COMPUTE takes operators; KVA_QUEUE_COPY takes copies. Two queues are ordered by events
+ * alone, never by host time. The CPU device runs compute work inline, on the caller and its pool,
+ * and copies on a thread of their own. events   record marks a point in a queue; wait makes a later
+ * point of another queue come after it.
+ *
+ * Thread rule: one thread, the engine's, calls everything here except kva_event_done.
+ * Errors: operators and copies return nothing. A device that fails is failed for good
+ * (kva_device_error). */
+#ifndef KVA_KERNELS_DEVICE_H
+#define KVA_KERNELS_DEVICE_H
+
+#include "base/err.h"
+#include "kernels/dtype.h"
+
+#include <stdbool.h>
+
+struct kva_device;
+struct kva_ops;
+struct kva_event;
+
+enum kva_mem {
+    KVA_MEM_DEVICE,
+    KVA_MEM_HOST,
+};
+
+enum kva_queue {
+    KVA_QUEUE_COMPUTE,
+    KVA_QUEUE_COPY,
+    KVA_QUEUE_COUNT,
+};
+
+/* Capability levels of the CPU tables; a mask of them is settable so that every level is testable
+ * on one machine. */
+enum kva_cpu_level {
+    KVA_CPU_REF = 1u << 0,
+    KVA_CPU_AVX2 = 1u << 1,   /* AVX2 + FMA + F16C */
+    KVA_CPU_AVX512 = 1u << 2, /* F, BW, DQ, VL */
+    KVA_CPU_AVX512BF16 = 1u << 3,
+};
+
+struct kva_device_params {
+    uint32_t threads;        /* compute threads; 0: one per usable core */
+    uint32_t cpu_level_mask; /* 0: everything the machine has */
+    /* Tests only: a copy starts after a seeded random delay up to this long, so that a missing
+     * event shows up as a wrong result; 0: none. */
+    uint32_t copy_delay_max_us;
+    uint64_t copy_delay_seed;
+};
+
+/* What the device is, for logs, `kvahead info` and /version. */
+struct kva_device_info {
+    char name[128];      /* "cpu: AMD EPYC, 2 threads, avx512" */
+    enum kva_dtype act;  /* activations: F32 on the CPU */
+    uint32_t threads;    /* compute threads */
+    uint32_t cpu_levels; /* levels in use */
+};
+
+/* Opens the CPU device. Fails: KVA_ENOMEM, KVA_EINVAL (a level mask the machine lacks). */
+KVA_MUST_CHECK enum kva_status kva_device_open_cpu(const struct kva_device_params *params,
+                                                   struct kva_device **ret, struct kva_err *err);
+
+/* Waits for both queues, then frees. NULL is allowed. */
+void kva_device_close(struct kva_device *device);
+
+const struct kva_device_info *kva_device_get_info(const struct kva_device *device);
+
+/* The operator table; constant for the life of the device. */
+const struct kva_ops *kva_device_ops(const struct kva_device *device);
+
+/* KVA_OK, or the failure that made the device unusable. */
+enum kva_status kva_device_error(const struct kva_device *device, struct kva_err *err);
+
+/* --- memory ---------------------------------------------------------------------------------- */
+
+/* `bytes` of zeroed memory, 64-byte aligned; physical memory is taken when touched where the tier
+ * allows it (CPU). Fails: KVA_ENOMEM (err names tier and bytes). Free with kva_device_free and the
+ * same size. */
+KVA_MUST_CHECK enum kva_status kva_device_alloc(struct kva_device *device, enum kva_mem mem,
+                                                size_t bytes, void **ret, struct kva_err *err);
+void kva_device_free(struct kva_device *device, enum kva_mem mem, void *data, size_t bytes);
+
+/* --- weights ---------------------------------------------------------------------------------- */
+
+/* A matrix [rows, cols], row-major, or a vector (rows = 1), ready for this device's operators. */
+struct kva_weight {
+    const void *data; /* device address; NULL: there is no such weight (an absent bias) */
+    enum kva_dtype dtype;
+    uint32_t rows;
+    uint32_t cols;
+};
+
+/* Make a weight from host memory that outlives the device (a mapped file). The CPU device refers to
+ * it as it is; a GPU copies it. The address need only be aligned to the element. */
+KVA_MUST_CHECK enum kva_status kva_device_weight(struct kva_device *device, const void *data,
+                                                 enum kva_dtype dtype, uint32_t rows, uint32_t cols,
+                                                 struct kva_weight *ret, struct kva_err *err);
+
+/* --- queues, copies, events ------------------------------------------------------------------- */
+
+/* Copy between any two addresses of this device's tiers, in `queue`'s order. Both stay valid until
+ * it ran. */
+void kva_device_copy(struct kva_device *device, enum kva_queue queue, void *to, const void *from,
+                     size_t bytes);
+
+KVA_MUST_CHECK enum kva_status kva_event_create(struct kva_device *device, struct kva_event **ret,
+                                                struct kva_err *err);
+void kva_event_destroy(struct kva_event *event);
+
+/* Everything put into `queue` so far comes before the event; recording again moves the event. */
+void kva_event_record(struct kva_event *event, enum kva_queue queue);
+
+/* Everything put into `queue` from now on comes after the event. An event never recorded is done.
+ */
+void kva_event_wait(struct kva_event *event, enum kva_queue queue);
+
+/* Whether the recorded point has been reached. Any thread. */
+bool kva_event_done(const struct kva_event *event);
+
+/* Block the caller until it is reached. */
+void kva_event_sync(struct kva_event *event);
+
+/* Block the caller until `queue` is empty. */
+void kva_device_sync(struct kva_device *device, enum kva_queue queue);
+
+#endif

@@ -1,0 +1,217 @@
+/* ops.h - the operators: one signature each, declared once, filled per device and capability.
+ *
+ * All run on the compute queue. Addresses are device addresses unless said otherwise; descriptor
+ * arrays (`seqs`, `ranges`, `blocks`, `positions`, ...) are host memory, read when the operator is
+ * enqueued. `act` is the device's activation format (kva_device_info.act). Strides are dense unless
+ * a stride is given.
+ *
+ * Determinism, tested for every variant: a row's result depends on that row's inputs only. It is
+ * bit-equal for any number of other rows in the call, any thread count, and any split of a prompt
+ * into chunks. Within one capability level that makes a request's tokens independent of what else
+ * is being served.
+ *
+ * Accumulation is in fp32 (or better). No operator allocates. */
+#ifndef KVA_KERNELS_OPS_H
+#define KVA_KERNELS_OPS_H
+
+#include "kernels/device.h"
+
+/* Tokens in a KV block and in a page: the quantisation group, the prefix-cache unit and the unit
+ * that moves. */
+#define KVA_PAGE_TOKENS 64u
+
+/* Attention folds a range in pieces that end at multiples of this position, whatever the caller's
+ * ranges and chunks are, so that the order of additions is a property of the sequence alone. A
+ * multiple of KVA_PAGE_TOKENS. */
+#define KVA_ATTEND_SPLIT_TOKENS 256u
+
+enum kva_norm_kind {
+    KVA_NORM_RMS,   /* x / rms(x) * w */
+    KVA_NORM_LAYER, /* (x - mean) / std * w + b */
+};
+
+enum kva_activation {
+    KVA_ACT_SILU,
+    KVA_ACT_GELU,      /* erf form */
+    KVA_ACT_GELU_TANH, /* tanh approximation */
+    KVA_ACT_RELU,
+};
+
+/* out[r, :] = table[ids[r], :] * scale (+ positions_table[positions[r], :] if present). */
+struct kva_embed_args {
+    void *out;                         /* act [rows, dim] */
+    struct kva_weight table;           /* [vocab, dim] */
+    struct kva_weight positions_table; /* [positions, dim] or absent */
+    const uint32_t *ids;               /* host [rows], each < vocab */
+    const uint32_t *positions;         /* host [rows]; used with positions_table */
+    uint32_t rows;
+    float scale; /* 1, or sqrt(dim) for Gemma */
+};
+
+/* out may be x. Norm of `rows` rows of `dim` elements; for QK norm rows = rows * heads, dim =
+ * head_dim. */
+struct kva_norm_args {
+    void *out;                /* act [rows, dim] */
+    const void *x;            /* act [rows, dim] */
+    struct kva_weight weight; /* [dim] */
+    struct kva_weight bias;   /* [dim] or absent; layer norm only */
+    uint32_t rows;
+    uint32_t dim;
+    enum kva_norm_kind kind;
+    float eps;
+    float weight_offset; /* 0, or 1 where the file stores w - 1 (Gemma) */
+};
+
+/* out = x w^T (+ bias) (+ out if accumulate). */
+struct kva_linear_args {
+    void *out;     /* act [rows, w.rows], row stride out_stride elements; F32 if out_f32 */
+    const void *x; /* act [rows, w.cols], row stride x_stride elements */
+    struct kva_weight weight; /* [w.rows = outputs, w.cols = inputs] */
+    struct kva_weight bias;   /* [w.rows] or absent */
+    uint32_t rows;
+    uint32_t x_stride;
+    uint32_t out_stride;
+    bool accumulate; /* add to what out holds: the residual stream */
+    bool out_f32;    /* logits */
+};
+
+/* Rotary embedding in place, half-split pairs (i, i + rotary_dim / 2) of each head's first
+ * rotary_dim elements: angle = position * inv_freq[i]; cos and sin are multiplied by `factor`.
+ * Elements from rotary_dim on stay. */
+struct kva_rope_args {
+    void *x;                   /* act [rows, heads, head_dim], row stride x_stride elements */
+    const uint32_t *positions; /* host [rows] */
+    const float *inv_freq;     /* host [rotary_dim / 2] */
+    uint32_t rows;
+    uint32_t heads;
+    uint32_t head_dim;
+    uint32_t rotary_dim; /* even, <= head_dim */
+    uint32_t x_stride;
+    float factor; /* attention factor of YaRN and the like, else 1 */
+};
+
+/* out[r, i] = act(gate[r, i]) * up[r, i]; without `up`, act(gate). out may be gate. */
+struct kva_glu_args {
+    void *out;        /* act [rows, dim] */
+    const void *gate; /* act [rows, dim] */
+    const void *up;   /* act [rows, dim] or NULL */
+    uint32_t rows;
+    uint32_t dim;
+    enum kva_activation activation;
+};
+
+/* A 16-bit KV block: one layer of one page.
+ *
+ *      kv_head 0                                 kv_head 1 ...
+ *      token 0          token 1       token 63
+ *     [K d | V d]      [K d | V d]...[K d | V d]  [K d | V d] ...      16 bits an element
+ *
+ * element(head, token, i) = ((head * KVA_PAGE_TOKENS + token) * 2 + (0: K, 1: V)) * head_dim + i
+ * The slot of a token in its block is its position % KVA_PAGE_TOKENS. */
+static inline size_t kva_kv_block_bytes(uint32_t kv_heads, uint32_t head_dim)
+{
+    return (size_t)kv_heads * KVA_PAGE_TOKENS * 2 * head_dim * 2;
+}
+
+/* Round K and V rows to 16 bits and store them in their blocks. */
+struct kva_kv_append_args {
+    const void *k;             /* act [rows, kv_heads, head_dim] */
+    const void *v;             /* act [rows, kv_heads, head_dim] */
+    void *const *blocks;       /* host [rows]: address of the block that holds the row's token */
+    size_t block_offset_bytes; /* added to every address: layer * block bytes in a page of all
+                                  layers */
+    const uint32_t *positions; /* host [rows] */
+    uint32_t rows;
+    uint32_t kv_heads;
+    uint32_t head_dim;
+    enum kva_dtype kv_dtype; /* F16 or BF16 */
+};
+
+enum kva_kv_format {
+    KVA_KV_16BIT, /* blocks as drawn above */
+};
+
+/* Tokens [token_first, token_first + token_count) of a sequence in one format. The first block
+ * holds token_first; each next block the next KVA_PAGE_TOKENS-aligned piece. token_first need not
+ * be aligned. */
+struct kva_attend_range {
+    enum kva_kv_format format;
+    uint32_t token_first;
+    uint32_t token_count;
+    uint32_t block_first; /* index into args.blocks */
+};
+
+/* One sequence's rows: consecutive rows at consecutive positions. */
+struct kva_attend_seq {
+    uint32_t row_first;
+    uint32_t row_count;
+    uint32_t position_first; /* of row_first; a row at position p sees tokens p - window < t <= p of
+                                the ranges */
+    uint32_t range_first;    /* index into args.ranges; ranges ascend and are disjoint */
+    uint32_t range_count;
+};
+
+/* The partial result of attention over some tokens (architecture.md; DistAttention eq. 2-3,
+ * FlashDecoding): m = max s, e = sum exp(s - m), a = sum exp(s - m) v. No visible token: m = -inf,
+ * e = 0, a = 0. */
+struct kva_partial {
+    float *a; /* [rows, heads, head_dim] */
+    float *m; /* [rows, heads] */
+    float *e; /* [rows, heads] */
+};
+
+/* out = partial attention of every row over its sequence's ranges. Each KV head is read once for
+ * all the query heads that share it. With `accumulate`, the ranges are folded into what `out`
+ * already holds; folding pieces that meet at multiples of KVA_ATTEND_SPLIT_TOKENS gives the same
+ * bits as one call over all of them. */
+struct kva_attend_args {
+    const void *q; /* act [rows, heads, head_dim], row stride q_stride elements */
+    struct kva_partial out;
+    const struct kva_attend_seq *seqs;     /* host [seq_count] */
+    const struct kva_attend_range *ranges; /* host */
+    const void *const *blocks;             /* host: device addresses */
+    size_t block_offset_bytes;             /* added to every block address */
+    uint32_t seq_count;
+    uint32_t q_stride;
+    uint32_t heads;
+    uint32_t kv_heads; /* divides heads */
+    uint32_t head_dim;
+    uint32_t window; /* sliding window in tokens, 0: none */
+    enum kva_dtype kv_dtype;
+    float scale; /* 1 / sqrt(head_dim), usually */
+    bool accumulate;
+};
+
+/* out[r, h, :] = (sum_j a_j exp(m_j - m)) / (sum_j e_j exp(m_j - m)), m = max_j m_j; a row that saw
+ * nothing gives 0. */
+struct kva_merge_args {
+    void *out;                          /* act [rows, heads, head_dim] */
+    const struct kva_partial *partials; /* host [partial_count] */
+    uint32_t partial_count;
+    uint32_t rows;
+    uint32_t heads;
+    uint32_t head_dim;
+};
+
+/* out[i, :] = x[rows[i], :]: the rows whose logits are wanted. */
+struct kva_gather_args {
+    void *out;            /* act [count, dim] */
+    const void *x;        /* act [.., dim] */
+    const uint32_t *rows; /* host [count] */
+    uint32_t count;
+    uint32_t dim;
+};
+
+struct kva_ops {
+    void (*embed)(struct kva_device *device, const struct kva_embed_args *args);
+    void (*norm)(struct kva_device *device, const struct kva_norm_args *args);
+    void (*linear)(struct kva_device *device, const struct kva_linear_args *args);
+    void (*rope)(struct kva_device *device, const struct kva_rope_args *args);
+    void (*glu)(struct kva_device *device, const struct kva_glu_args *args);
+    void (*kv_append)(struct kva_device *device, const struct kva_kv_append_args *args);
+    void (*attend)(struct kva_device *device, const struct kva_attend_args *args);
+    void (*merge)(struct kva_device *device, const struct kva_merge_args *args);
+    void (*gather)(struct kva_device *device, const struct kva_gather_args *args);
+};
+
+#endif
