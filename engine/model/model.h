@@ -1,0 +1,116 @@
+/* model.h - a Hugging Face checkpoint, opened: what it is (config) and where its tensors lie
+ * (mapped files).
+ *
+ * Families are data: config.c turns each family's config.json into the one struct below, names.c
+ * says what each calls its tensors, and the forward pass reads only this header. Files are hostile
+ * input: every size, offset and count is checked against the file and against the limits in
+ * limits.h before it is used.
+ *
+ * Thread rule: opened by one thread; immutable afterwards. Tensors stay mapped until
+ * kva_model_close. */
+#ifndef KVA_ENGINE_MODEL_MODEL_H
+#define KVA_ENGINE_MODEL_MODEL_H
+
+#include "base/err.h"
+#include "kernels/dtype.h"
+#include "kernels/ops.h"
+
+#include <stdbool.h>
+
+#define KVA_MODEL_EOS_MAX    16
+#define KVA_MODEL_LAYERS_MAX 512
+
+struct kva_rope_config {
+    uint32_t rotary_dim; /* 0: no rotary embedding */
+    float factor;        /* multiplies cos and sin (attention factor), usually 1 */
+    float *inv_freq;     /* [rotary_dim / 2], scaling (linear, llama3) applied */
+};
+
+/* One model's shape and arithmetic, whatever its family. */
+struct kva_model_config {
+    char model_type[32]; /* as in config.json */
+    uint32_t vocab_size;
+    uint32_t hidden_size;
+    uint32_t intermediate_size;
+    uint32_t layer_count;
+    uint32_t heads;
+    uint32_t kv_heads;
+    uint32_t head_dim;
+    uint32_t context_max; /* max_position_embeddings, after scaling */
+    enum kva_norm_kind norm;
+    float norm_eps;
+    float norm_weight_offset; /* 0, or 1 (Gemma) */
+    enum kva_activation activation;
+    bool gated_mlp; /* down(act(gate x) * up x), else down(act(up x)) */
+    bool qk_norm;   /* RMS norm of each head's q and k before RoPE (Qwen3) */
+    bool tied_embeddings;
+    float embed_scale;  /* 1 */
+    float attend_scale; /* 1 / sqrt(head_dim), usually */
+    struct kva_rope_config rope;
+    uint32_t *layer_window; /* [layer_count] sliding window in tokens, 0: full attention */
+    enum kva_dtype dtype;   /* torch_dtype: what 16-bit format the KV cache takes by default */
+    uint32_t eos_ids[KVA_MODEL_EOS_MAX]; /* generation_config.json, else config.json */
+    uint32_t eos_count;
+    int64_t bos_id; /* -1: none */
+};
+
+/* A tensor in a mapped file: row-major [rows, cols]; a vector has rows = 1. data NULL: the model
+ * has no such tensor. */
+struct kva_tensor {
+    const void *data;
+    enum kva_dtype dtype;
+    uint32_t rows;
+    uint32_t cols;
+};
+
+struct kva_layer_tensors {
+    struct kva_tensor attn_norm, attn_norm_bias;
+    struct kva_tensor q, q_bias, k, k_bias, v, v_bias, o, o_bias;
+    struct kva_tensor q_norm, k_norm;
+    struct kva_tensor mlp_norm, mlp_norm_bias;
+    struct kva_tensor gate, gate_bias, up, up_bias, down, down_bias;
+};
+
+/* Sampling defaults of generation_config.json; a request's own values win. Absent: NAN or -1. */
+struct kva_generation_defaults {
+    double temperature;
+    double top_p;
+    double min_p;
+    double repetition_penalty;
+    int32_t top_k;
+};
+
+struct kva_model {
+    struct kva_model_config config;
+    struct kva_generation_defaults generation;
+    struct kva_tensor embed;     /* [vocab, hidden] */
+    struct kva_tensor lm_head;   /* [vocab, hidden]; equals embed when tied */
+    struct kva_tensor positions; /* learned positions, or absent */
+    struct kva_tensor final_norm, final_norm_bias;
+    struct kva_layer_tensors *layers; /* [layer_count] */
+    size_t weight_bytes;              /* all tensors used, tied ones once */
+    uint64_t parameter_count;
+    struct kva_model_files *files; /* mappings */
+};
+
+/* Progress of opening: called with bytes checked or read so far. May be NULL. */
+typedef void (*kva_model_progress_fn)(void *opaque, uint64_t done_bytes, uint64_t total_bytes);
+
+struct kva_model_open_params {
+    const char *dir_path;
+    kva_model_progress_fn progress;
+    void *progress_opaque;
+    bool prefetch; /* read every page before returning, so that the first request does not wait for
+                      the disk */
+};
+
+/* Opens config.json, generation_config.json (optional) and model.safetensors or its sharded index.
+ * Fails: KVA_ENOTFOUND, KVA_EFORMAT (err names file, field or tensor, and both numbers),
+ * KVA_EUNSUPPORTED (err names the architecture or feature), KVA_EIO, KVA_ENOMEM. */
+KVA_MUST_CHECK enum kva_status kva_model_open(const struct kva_model_open_params *params,
+                                              struct kva_model **ret, struct kva_err *err);
+
+/* NULL is allowed. */
+void kva_model_close(struct kva_model *model);
+
+#endif
