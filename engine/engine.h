@@ -1,0 +1,139 @@
+/* engine.h - what the scheduler sees of an engine: sequences, token counts, byte budgets and steps.
+ * No tensor.
+ *
+ * An engine is this table of functions, so that the scheduler runs unchanged on the real one
+ * (model_engine.h) and on scripted ones (tests, simulation).
+ *
+ * Life of a sequence:
+ *
+ *     create -> admit -> step (prefill quota ...) -> step (decode) ... -> destroy
+ *                  ^            |                        |
+ *                  |         suspend <-------------------+     device memory given back; nothing is
+ * recomputed
+ *                  +---------resume
+ *
+ * Thread rule: the engine thread calls everything. Steps allocate nothing. */
+#ifndef KVA_ENGINE_ENGINE_H
+#define KVA_ENGINE_ENGINE_H
+
+#include "base/err.h"
+#include "engine/kv/policy_choice.h"
+#include "engine/sampling.h"
+
+#include <stdbool.h>
+
+struct kva_sequence; /* the engine's own */
+
+/* Bytes per memory tier. */
+struct kva_tier_bytes {
+    uint64_t device;
+    uint64_t host;
+};
+
+/* Constant properties that the scheduler plans with. */
+struct kva_engine_limits {
+    uint32_t context_max;          /* prompt + output tokens of one sequence */
+    uint32_t sequences_max;        /* admitted at once, suspended ones included */
+    uint32_t step_tokens_max;      /* decode rows + prefill tokens of one step */
+    uint32_t partial_prefills_max; /* sequences whose prefill may be unfinished between steps */
+    uint32_t page_tokens;          /* growth needs memory at multiples of this */
+    struct kva_tier_bytes budget;
+};
+
+struct kva_engine_usage {
+    struct kva_tier_bytes used;   /* by admitted sequences and the prefix cache */
+    struct kva_tier_bytes cached; /* of it: prefix cache only, given up on demand */
+    struct kva_tier_bytes budget;
+    uint64_t prefix_lookup_tokens; /* counters since start */
+    uint64_t prefix_hit_tokens;
+    uint64_t fetched_bytes;   /* host to device */
+    uint64_t offloaded_bytes; /* device to host */
+    uint64_t fetch_rows_hit;  /* rows that a policy had fetched ahead and the step wanted */
+    uint64_t fetch_rows_missed;
+    uint64_t fetch_late_count;    /* steps that waited for a fetch */
+    uint64_t spec_tokens;         /* speculative tokens decoded */
+    uint64_t spec_tokens_matched; /* of them: equal to the token that was then sampled */
+    uint64_t steps;
+};
+
+struct kva_sequence_params {
+    const uint32_t *prompt; /* borrowed until destroy; at least 1 token */
+    uint32_t prompt_tokens;
+    uint32_t tokens_max; /* prompt + output, at most context_max */
+    uint32_t choice;     /* index among the request's choices: offsets the seed */
+    const struct kva_sampling_params *sampling; /* borrowed until destroy */
+    struct kva_kv_choice kv;
+    uint64_t cache_scope[2]; /* prefixes are shared only within one scope (key and salt) */
+    bool cache_disabled;
+};
+
+/* What a sequence holds now, for usage.kvahead and the live view. */
+struct kva_sequence_info {
+    const char *policy;
+    struct kva_tier_bytes bytes;
+    uint32_t cached_tokens; /* prompt tokens found in the prefix cache at admission */
+    uint64_t fetched_bytes;
+    uint64_t fetch_rows_hit;
+    uint64_t fetch_rows_missed;
+};
+
+/* One sequence's part of a step: filled in by the scheduler, results by the engine. */
+struct kva_step_item {
+    struct kva_sequence *seq;
+    uint32_t prefill_tokens; /* quota of prompt tokens' worth of work; 0: decode one token */
+
+    /* --- results --- */
+    enum kva_status status; /* this item's failure; the others are unaffected */
+    uint32_t prefill_done;  /* tokens' worth of prefill done in this step, <= quota */
+    bool emitted;           /* `token` is valid: a decode, or the step that finished the prefill */
+    struct kva_token_output token;
+};
+
+struct kva_engine_ops {
+    /* Validate and remember; takes no page. Fails: KVA_EINVAL, KVA_EUNSUPPORTED, KVA_ENOMEM;
+     * KVA_ELIMIT if the sequence could not fit the budgets even alone (err names the tier and both
+     * byte counts). */
+    enum kva_status (*create)(void *self, const struct kva_sequence_params *params,
+                              struct kva_sequence **ret, struct kva_err *err);
+
+    /* Reserve host bytes for tokens_max, device bytes for the prompt and one page, and look the
+     * prompt up in the prefix cache; *ret_cached_tokens of the prompt need no prefill. Fails:
+     * KVA_ELIMIT (not now), nothing taken. */
+    enum kva_status (*admit)(void *self, struct kva_sequence *seq, uint32_t *ret_cached_tokens,
+                             struct kva_err *err);
+
+    /* Before a decode step: room for one more token. Fails: KVA_ELIMIT (device tier), nothing
+     * taken. */
+    enum kva_status (*grow)(void *self, struct kva_sequence *seq, struct kva_err *err);
+
+    /* Give the device memory back; progress is kept, also a prefill's. */
+    void (*suspend)(void *self, struct kva_sequence *seq);
+
+    /* Take it again. Fails: KVA_ELIMIT (not now). */
+    enum kva_status (*resume)(void *self, struct kva_sequence *seq, struct kva_err *err);
+
+    /* Run one step. Each sequence at most once; sum of rows <= step_tokens_max. Fails as a whole
+     * only if the device failed (KVA_EDEVICE). */
+    enum kva_status (*step)(void *self, struct kva_step_item *items, uint32_t count,
+                            struct kva_err *err);
+
+    /* Any state; pages go to the prefix cache or back to the pools. NULL is allowed. */
+    void (*destroy)(void *self, struct kva_sequence *seq);
+
+    void (*sequence_info)(void *self, const struct kva_sequence *seq,
+                          struct kva_sequence_info *ret);
+
+    /* prompt_tokens - 1 entries once the prefill is done, if they were asked for, else NULL;
+     * borrowed until destroy. */
+    const struct kva_prompt_logprob *(*prompt_logprobs)(void *self, const struct kva_sequence *seq);
+
+    void (*usage)(void *self, struct kva_engine_usage *ret);
+};
+
+struct kva_engine {
+    const struct kva_engine_ops *ops;
+    void *self;
+    struct kva_engine_limits limits;
+};
+
+#endif

@@ -1,0 +1,59 @@
+/* service.h - a scheduler on a thread of its own: the only thing the server talks to.
+ *
+ * Requests and cancellations go in through one bounded queue, outputs come back through another,
+ * and the receiver is woken at most once per step. No lock is held while a step runs.
+ *
+ * Thread rule: submit, cancel, get_stats, get_view: any thread. poll: one thread (the event loop).
+ * `wake` is called on the engine thread and must only signal (write an eventfd). */
+#ifndef KVA_SCHEDULER_SERVICE_H
+#define KVA_SCHEDULER_SERVICE_H
+
+#include "scheduler/scheduler.h"
+
+struct kva_service;
+
+struct kva_service_params {
+    struct kva_scheduler_params scheduler; /* on_output and opaque are the service's own */
+    void (*wake)(void *opaque);            /* outputs are ready to be polled */
+    void *wake_opaque;
+    /* Called on the engine thread before its first step and after its last: per-thread set-up. May
+     * be NULL. */
+    void (*thread_begin)(void *opaque);
+    void (*thread_end)(void *opaque);
+};
+
+KVA_MUST_CHECK enum kva_status kva_service_start(const struct kva_service_params *params,
+                                                 struct kva_service **ret, struct kva_err *err);
+
+/* Queue requests, all or none: the prompts of one batch. Fails as kva_scheduler_submit does, and
+ * with KVA_EBUSY while draining, KVA_EDEVICE after the device failed; on failure all stay the
+ * caller's. */
+KVA_MUST_CHECK enum kva_status kva_service_submit(struct kva_service *service,
+                                                  struct kva_request *const *requests,
+                                                  uint32_t count, struct kva_err *err);
+
+void kva_service_cancel(struct kva_service *service, uint64_t request_id, uint32_t choice,
+                        enum kva_finish_reason reason);
+
+/* Hand over everything that is ready, in order, through `fn`, on the caller's thread; returns how
+ * many. */
+size_t kva_service_poll(struct kva_service *service, kva_output_fn fn, void *opaque);
+
+/* As of the end of the last step (and submissions since). */
+void kva_service_get_stats(struct kva_service *service, struct kva_scheduler_stats *ret);
+uint32_t kva_service_get_view(struct kva_service *service, struct kva_choice_view *views,
+                              uint32_t max);
+
+/* Refuse new requests; running and queued ones go on. */
+void kva_service_drain(struct kva_service *service);
+
+/* Nothing queued, running or unpolled. */
+bool kva_service_idle(struct kva_service *service);
+
+/* KVA_OK, or what failed the engine. */
+enum kva_status kva_service_error(struct kva_service *service, struct kva_err *err);
+
+/* Stop after the current step, end everything, join the thread, free. NULL is allowed. */
+void kva_service_stop(struct kva_service *service);
+
+#endif
