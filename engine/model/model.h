@@ -11,6 +11,7 @@
 #ifndef KVA_ENGINE_MODEL_MODEL_H
 #define KVA_ENGINE_MODEL_MODEL_H
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "kernels/dtype.h"
 #include "kernels/ops.h"
@@ -109,6 +110,12 @@ struct kva_model_open_params {
  * KVA_EUNSUPPORTED (err names the architecture or feature), KVA_EIO, KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_model_open(const struct kva_model_open_params *params,
                                               struct kva_model **ret, struct kva_err *err);
+
+/* Bytes of one token's keys and values in 16 bits, all layers. */
+size_t kva_model_kv_bytes_per_token(const struct kva_model_config *config);
+
+/* Appends what a person wants to know of a model: lines of "name value", sizes in binary units. */
+void kva_model_describe(const struct kva_model *model, struct kva_buf *out);
 
 /* NULL is allowed. */
 void kva_model_close(struct kva_model *model);

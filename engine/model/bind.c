@@ -1,0 +1,182 @@
+#include "engine/model/bind.h"
+
+#include "base/log.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct bind {
+    struct kva_model *model;
+    const struct kva_model_spec *spec;
+    const struct kva_model_files *files;
+    struct kva_err *err;
+    uint32_t dims[KVA_DIM_COUNT];
+};
+
+static bool is_needed(const struct kva_model_spec *spec, enum kva_tensor_need need)
+{
+    switch (need) {
+    case KVA_NEED_QKV_BIAS:
+        return spec->qkv_bias;
+    case KVA_NEED_O_BIAS:
+        return spec->o_bias;
+    case KVA_NEED_MLP_BIAS:
+        return spec->mlp_bias;
+    case KVA_NEED_QK_NORM:
+        return spec->config.qk_norm;
+    default:
+        return true;
+    }
+}
+
+static enum kva_status check_dtype(const struct bind *bind,
+                                   const struct kva_safetensors_entry *entry,
+                                   const struct kva_model_shard *shard, enum kva_dtype *ret)
+{
+    const char *quant = bind->spec->quant_method;
+    if (!kva_safetensors_dtype(entry, ret))
+        return kva_fail(bind->err, KVA_EUNSUPPORTED,
+                        "%s: tensor %s is %s%s%s%s; supported are: F32, F16, BF16", shard->name,
+                        entry->name, entry->dtype, *quant ? " (quantised by " : "", quant,
+                        *quant ? ")" : "");
+    if (entry->begin % kva_dtype_bytes(*ret))
+        return kva_fail(bind->err, KVA_EFORMAT,
+                        "%s: tensor %s begins at byte %llu, which is not aligned for %s: save the "
+                        "file again with a current safetensors library",
+                        shard->name, entry->name, (unsigned long long)entry->begin, entry->dtype);
+    return KVA_OK;
+}
+
+static enum kva_status check_shape(const struct bind *bind,
+                                   const struct kva_safetensors_entry *entry,
+                                   const struct kva_model_shard *shard, bool vector, uint32_t rows,
+                                   uint32_t cols)
+{
+    bool fits = vector ? entry->rank == 1 && entry->shape[0] == cols
+                       : entry->rank == 2 && entry->shape[0] == rows && entry->shape[1] == cols;
+    if (fits)
+        return KVA_OK;
+    char have[160], want[48];
+    kva_safetensors_show_shape(entry, have, sizeof(have));
+    if (vector)
+        snprintf(want, sizeof(want), "[%u]", cols);
+    else
+        snprintf(want, sizeof(want), "[%u, %u]", rows, cols);
+    return kva_fail(bind->err, KVA_EFORMAT, "%s: tensor %s has shape %s, config.json wants %s",
+                    shard->name, entry->name, have, want);
+}
+
+/* *ret stays absent (data NULL) if the files have no such tensor. */
+static enum kva_status load(const struct bind *bind, const char *name, enum kva_tensor_dim rows,
+                            enum kva_tensor_dim cols, struct kva_tensor *ret)
+{
+    const struct kva_safetensors_entry *entry;
+    const struct kva_model_shard *shard;
+    enum kva_dtype dtype;
+    enum kva_status status = kva_model_files_find(bind->files, name, &entry, &shard, bind->err);
+    if (status || !entry)
+        return status;
+    if ((status = check_dtype(bind, entry, shard, &dtype)) != KVA_OK ||
+        (status = check_shape(bind, entry, shard, rows == KVA_DIM_ONE, bind->dims[rows],
+                              bind->dims[cols])) != KVA_OK)
+        return status;
+    *ret = (struct kva_tensor){
+        .data = (const uint8_t *)shard->map + entry->begin,
+        .dtype = dtype,
+        .rows = bind->dims[rows],
+        .cols = bind->dims[cols],
+    };
+    bind->model->weight_bytes += (size_t)(entry->end - entry->begin);
+    bind->model->parameter_count += (uint64_t)bind->dims[rows] * bind->dims[cols];
+    return KVA_OK;
+}
+
+static enum kva_status load_specs(const struct bind *bind, const struct kva_tensor_spec *specs,
+                                  size_t count, const char *prefix, void *base)
+{
+    char name[KVA_SAFETENSORS_NAME_BYTES_MAX + 1];
+    for (size_t i = 0; i < count; i++) {
+        struct kva_tensor *tensor = (struct kva_tensor *)((char *)base + specs[i].offset);
+        if (!is_needed(bind->spec, specs[i].need))
+            continue;
+        snprintf(name, sizeof(name), "%s%s", prefix, specs[i].name);
+        enum kva_status status = load(bind, name, specs[i].rows, specs[i].cols, tensor);
+        if (status)
+            return status;
+        if (!tensor->data)
+            return kva_fail(bind->err, KVA_EFORMAT,
+                            "the checkpoint has no tensor %s, which %s needs", name,
+                            bind->spec->family->architecture);
+    }
+    return KVA_OK;
+}
+
+/* Whatever config.json says, without an output matrix the embedding is it. With one, and a
+ * different one, config.json is wrong about tying: the file's matrix counts. */
+static enum kva_status bind_lm_head(const struct bind *bind)
+{
+    struct kva_model *model = bind->model;
+    const char *name = bind->spec->family->tensor_names->lm_head;
+    struct kva_tensor head = {0};
+    size_t bytes = model->weight_bytes;
+    uint64_t parameters = model->parameter_count;
+    enum kva_status status = load(bind, name, KVA_DIM_VOCAB, KVA_DIM_HIDDEN, &head);
+    if (status)
+        return status;
+    bool same = head.data && head.dtype == model->embed.dtype &&
+                memcmp(head.data, model->embed.data, model->weight_bytes - bytes) == 0;
+    if (head.data && model->config.tied_embeddings && !same)
+        kva_log(KVA_LOG_WARN,
+                "config.json ties the output matrix to the embedding, but %s differs from it: "
+                "using %s",
+                name, name);
+    model->config.tied_embeddings = !head.data || (model->config.tied_embeddings && same);
+    if (model->config.tied_embeddings) {
+        model->weight_bytes = bytes;
+        model->parameter_count = parameters;
+        head = model->embed;
+    }
+    model->lm_head = head;
+    return KVA_OK;
+}
+
+enum kva_status kva_model_bind(struct kva_model *model, const struct kva_model_spec *spec,
+                               const struct kva_model_files *files, struct kva_err *err)
+{
+    struct kva_model_config *config = &model->config;
+    const struct kva_tensor_names *names = spec->family->tensor_names;
+    /* Products of values that limits.h bounds to 2^20 at most: they fit 32 bits. */
+    struct bind bind = {
+        .model = model,
+        .spec = spec,
+        .files = files,
+        .err = err,
+        .dims =
+            {
+                [KVA_DIM_ONE] = 1,
+                [KVA_DIM_VOCAB] = config->vocab_size,
+                [KVA_DIM_HIDDEN] = config->hidden_size,
+                [KVA_DIM_INTERMEDIATE] = config->intermediate_size,
+                [KVA_DIM_Q] = config->heads * config->head_dim,
+                [KVA_DIM_KV] = config->kv_heads * config->head_dim,
+                [KVA_DIM_HEAD] = config->head_dim,
+            },
+    };
+    enum kva_status status = load_specs(&bind, names->model, names->model_count, "", model);
+    if (!status)
+        status = bind_lm_head(&bind);
+    if (status)
+        return status;
+    if (!spec->has_dtype)
+        config->dtype = model->embed.dtype;
+    model->layers = calloc(config->layer_count, sizeof(*model->layers));
+    if (!model->layers)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for %u layers", config->layer_count);
+    for (uint32_t layer = 0; !status && layer < config->layer_count; layer++) {
+        char prefix[64];
+        snprintf(prefix, sizeof(prefix), "%s%u.", names->layer_prefix, layer);
+        status = load_specs(&bind, names->layer, names->layer_count, prefix, &model->layers[layer]);
+    }
+    return status;
+}

@@ -1,0 +1,44 @@
+/* config.h - config.json and generation_config.json, read into kva_model_config.
+ *
+ * Every number is checked against the range that limits.h allows and against the others that it
+ * depends on; a message names the field, the value and what is allowed. What is understood but not
+ * implemented (an architecture, a kind of RoPE scaling) is KVA_EUNSUPPORTED and lists what is.
+ *
+ * Thread rule: none; no shared state. */
+#ifndef KVA_ENGINE_MODEL_CONFIG_H
+#define KVA_ENGINE_MODEL_CONFIG_H
+
+#include "engine/model/family.h"
+#include "engine/model/json.h"
+
+/* What the files say beyond the shape that the forward pass needs. */
+struct kva_model_spec {
+    struct kva_model_config config; /* owns rope.inv_freq and layer_window */
+    struct kva_generation_defaults generation;
+    const struct kva_family *family;
+    bool qkv_bias, o_bias, mlp_bias;
+    bool has_dtype;        /* config.dtype was in the file; else the embedding decides */
+    char quant_method[32]; /* quantization_config's, or "" */
+};
+
+/* `generation` may be NULL. On failure *ret is untouched and nothing is left allocated; on success
+ * kva_model_config_finish(&ret->config) frees. Fails: KVA_EFORMAT, KVA_EUNSUPPORTED, KVA_ENOMEM. */
+KVA_MUST_CHECK enum kva_status kva_model_spec_parse(const cJSON *config, const cJSON *generation,
+                                                    struct kva_model_spec *ret,
+                                                    struct kva_err *err);
+
+void kva_model_config_finish(struct kva_model_config *config);
+
+/* Fills config->rope from rope_parameters, rope_scaling and rope_theta, and scales
+ * config->context_max where the scaling says so. rope.inv_freq is the caller's to free, on failure
+ * too. */
+KVA_MUST_CHECK enum kva_status kva_rope_parse(const struct kva_fields *fields,
+                                              const struct kva_family *family,
+                                              struct kva_model_config *config);
+
+/* generation_config.json's sampling defaults, and its eos ids before those of config.json. */
+KVA_MUST_CHECK enum kva_status kva_generation_parse(const struct kva_fields *config,
+                                                    const struct kva_fields *generation,
+                                                    struct kva_model_spec *spec);
+
+#endif

@@ -1,0 +1,59 @@
+/* files.h - the files of a checkpoint's weights, mapped: one model.safetensors, or the shards that
+ * model.safetensors.index.json names.
+ *
+ * Shards are found by plain names inside the model's folder (symbolic links are followed: download
+ * caches are made of them). Mappings are read-only. A file that is cut while it is mapped ends the
+ * process with SIGBUS, as with every mapped file: a model's folder must not be written to.
+ *
+ * Thread rule: opened by one thread; immutable afterwards. */
+#ifndef KVA_ENGINE_MODEL_FILES_H
+#define KVA_ENGINE_MODEL_FILES_H
+
+#include "engine/model/safetensors.h"
+
+struct kva_model_shard {
+    const char *name; /* borrowed from the index, or a literal */
+    void *map;
+    size_t map_bytes;
+    struct kva_safetensors table;
+};
+
+/* Where the index says a tensor is. */
+struct kva_model_place {
+    const char *tensor;
+    uint32_t shard;
+};
+
+struct kva_model_files {
+    struct kva_model_shard *shards;
+    size_t shard_count;
+    struct kva_model_place *places; /* sorted by tensor name; NULL for a single file */
+    size_t place_count;
+    struct kva_arena arena; /* the index's names */
+};
+
+/* Maps the weights in the open directory. Fails: KVA_ENOTFOUND (names what is missing),
+ * KVA_EFORMAT, KVA_EIO, KVA_ENOMEM. */
+KVA_MUST_CHECK enum kva_status kva_model_files_open(int dir_fd, struct kva_model_files **ret,
+                                                    struct kva_err *err);
+
+/* NULL is allowed. */
+void kva_model_files_close(struct kva_model_files *files);
+
+/* The tensor and its shard; *ret_entry is NULL if the checkpoint has none of that name. Fails:
+ * KVA_EFORMAT if the index promises a tensor that its shard does not have. */
+KVA_MUST_CHECK enum kva_status kva_model_files_find(const struct kva_model_files *files,
+                                                    const char *name,
+                                                    const struct kva_safetensors_entry **ret_entry,
+                                                    const struct kva_model_shard **ret_shard,
+                                                    struct kva_err *err);
+
+/* Bytes of all files. */
+uint64_t kva_model_files_bytes(const struct kva_model_files *files);
+
+/* Reads every page into memory. Fails: KVA_EIO. */
+KVA_MUST_CHECK enum kva_status kva_model_files_prefetch(const struct kva_model_files *files,
+                                                        kva_model_progress_fn progress,
+                                                        void *opaque, struct kva_err *err);
+
+#endif

@@ -1,0 +1,79 @@
+#include "engine/model/model.h"
+
+#include "engine/model/bind.h"
+#include "engine/model/limits.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* config.json must be there, generation_config.json may. */
+static enum kva_status read_spec(int dir_fd, struct kva_model_spec *ret, struct kva_err *err)
+{
+    cJSON *config = NULL, *generation = NULL;
+    enum kva_status status =
+        kva_model_json_read(dir_fd, "config.json", KVA_MODEL_CONFIG_BYTES_MAX, &config, err);
+    if (status)
+        return status;
+    if (faccessat(dir_fd, "generation_config.json", F_OK, 0) == 0)
+        status = kva_model_json_read(dir_fd, "generation_config.json", KVA_MODEL_CONFIG_BYTES_MAX,
+                                     &generation, err);
+    if (!status)
+        status = kva_model_spec_parse(config, generation, ret, err);
+    cJSON_Delete(generation);
+    cJSON_Delete(config);
+    return status;
+}
+
+static enum kva_status open_in(int dir_fd, const struct kva_model_open_params *params,
+                               struct kva_model *model, struct kva_err *err)
+{
+    struct kva_model_spec spec;
+    enum kva_status status = read_spec(dir_fd, &spec, err);
+    if (status)
+        return status;
+    model->config = spec.config;
+    model->generation = spec.generation;
+    status = kva_model_files_open(dir_fd, &model->files, err);
+    if (!status)
+        status = kva_model_bind(model, &spec, model->files, err);
+    if (!status && params->prefetch)
+        status =
+            kva_model_files_prefetch(model->files, params->progress, params->progress_opaque, err);
+    return status;
+}
+
+enum kva_status kva_model_open(const struct kva_model_open_params *params, struct kva_model **ret,
+                               struct kva_err *err)
+{
+    int dir_fd = open(params->dir_path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir_fd < 0)
+        return kva_fail(err, errno == ENOENT || errno == ENOTDIR ? KVA_ENOTFOUND : KVA_EIO,
+                        "%s: cannot open the model's folder: %s", params->dir_path,
+                        strerror(errno));
+    enum kva_status status;
+    struct kva_model *model = calloc(1, sizeof(*model));
+    if (model)
+        status = open_in(dir_fd, params, model, err);
+    else
+        status = kva_fail(err, KVA_ENOMEM, "out of memory");
+    close(dir_fd);
+    if (status) {
+        kva_model_close(model);
+        return kva_err_prefix(err, status, "%s", params->dir_path);
+    }
+    *ret = model;
+    return KVA_OK;
+}
+
+void kva_model_close(struct kva_model *model)
+{
+    if (!model)
+        return;
+    kva_model_config_finish(&model->config);
+    kva_model_files_close(model->files);
+    free(model->layers);
+    free(model);
+}
