@@ -1,0 +1,91 @@
+/* cpu.h - what the operators' drivers ask of the kernels of one capability level.
+ *
+ * An operator of ops.h is a driver (ops_dense.c, ops_attend.c), the same for every level: it cuts
+ * the work into items, hands them to the pool, and calls the kernel that the device's table holds.
+ * Kernels are pure functions of their arguments. Whatever the items are, a kernel must give each
+ * element the same bits: the order of its additions is a property of the element alone.
+ *
+ *   linear   An output is a sum over blocks of KVA_CPU_LINEAR_INNER inputs, ascending. A block is
+ *            summed by lanes and the lanes by a fixed tree.
+ *   attend   A row is a fold over splits of KVA_ATTEND_SPLIT_TOKENS positions, ascending. Within a
+ *            split a score is one chain over head_dim, the sum of exponentials goes by lanes of
+ *            (position % lanes), and each element of `a` is one chain over the tokens. */
+#ifndef KVA_KERNELS_CPU_CPU_H
+#define KVA_KERNELS_CPU_CPU_H
+
+#include "kernels/ops.h"
+
+/* Inputs of a linear that are summed before they are added to the total: one block of a tile's
+ * weights and rows stays in the first-level cache. */
+#define KVA_CPU_LINEAR_INNER 512u
+
+/* Outputs and rows of one linear work item at most. */
+#define KVA_CPU_LINEAR_OUTPUTS 64u
+#define KVA_CPU_LINEAR_ROWS    96u
+
+/* (row, head) pairs of one attention work item at most. */
+#define KVA_CPU_ATTEND_QUERIES 64u
+
+/* Head dimensions beyond this fail the device: they bound the scratch. Models have 256 at most. */
+#define KVA_CPU_HEAD_DIM_MAX 512u
+
+/* Scratch of a thread, 64-byte aligned. */
+#define KVA_CPU_SCRATCH_BYTES (1024u * 1024u)
+
+/* The queries of one work item against the tokens of one split. Query j sees the slots
+ * [slot_first[j], slot_end[j]) that are present; a slot is a position minus the split's first. */
+struct kva_cpu_attend_split {
+    const float *q;             /* [q_count, head_dim], scaled */
+    const void *const *tokens;  /* [KVA_ATTEND_SPLIT_TOKENS]: 16-bit K row, V row right behind it;
+                                   NULL: not in any range */
+    const uint32_t *slot_first; /* [q_count] */
+    const uint32_t *slot_end;   /* [q_count] */
+    uint32_t q_count;
+    uint32_t head_dim;
+    enum kva_dtype kv_dtype;
+    float *a;      /* out: [q_count, head_dim] */
+    float *m;      /* out: [q_count] */
+    float *e;      /* out: [q_count] */
+    float *scores; /* scratch: [q_count, KVA_ATTEND_SPLIT_TOKENS] */
+    float *k;      /* scratch: [head_dim, KVA_PAGE_TOKENS] */
+    float *v;      /* scratch: [KVA_PAGE_TOKENS, head_dim rounded up to 16] */
+};
+
+/* Rows, or elements, [first, end) of the operator. */
+struct kva_cpu_kernels {
+    void (*embed)(const struct kva_embed_args *args, uint32_t first, uint32_t end);
+    void (*norm)(const struct kva_norm_args *args, uint32_t first, uint32_t end);
+    /* Outputs [out_first, out_end) of rows [row_first, row_end). */
+    void (*linear)(const struct kva_linear_args *args, uint32_t row_first, uint32_t row_end,
+                   uint32_t out_first, uint32_t out_end, void *scratch);
+    /* scratch: 2 * rotary_dim floats. */
+    void (*rope)(const struct kva_rope_args *args, uint32_t first, uint32_t end, float *scratch);
+    /* Elements [first, end) of rows * dim. */
+    void (*glu)(const struct kva_glu_args *args, size_t first, size_t end);
+    void (*kv_append)(const struct kva_kv_append_args *args, uint32_t first, uint32_t end);
+    /* A query that sees no slot gets m = -inf, e = 0, a = 0. */
+    void (*attend_split)(const struct kva_cpu_attend_split *split);
+    /* (a, m, e) += (split_a, split_m, split_e), one query. */
+    void (*attend_fold)(float *a, float *m, float *e, const float *split_a, float split_m,
+                        float split_e, uint32_t head_dim);
+    /* (row, head) pairs [first, end); scratch: partial_count floats. */
+    void (*merge)(const struct kva_merge_args *args, uint32_t first, uint32_t end, float *scratch);
+};
+
+/* Put a level's kernels into the table, over those of the levels below it. */
+void kva_cpu_kernels_ref(struct kva_cpu_kernels *kernels);
+void kva_cpu_kernels_avx2(struct kva_cpu_kernels *kernels);
+void kva_cpu_kernels_avx512(struct kva_cpu_kernels *kernels);
+
+/* Levels that both this build and this machine have. */
+uint32_t kva_cpu_levels(void);
+
+/* Fill the table from the levels in `mask` (0: all), lowest first; the reference level is always
+ * the bottom. *ret_levels: those in use. Fails: KVA_EINVAL (a level that is not there). */
+KVA_MUST_CHECK enum kva_status kva_cpu_kernels_fill(uint32_t mask, struct kva_cpu_kernels *kernels,
+                                                    uint32_t *ret_levels, struct kva_err *err);
+
+/* "avx512": the name of one level. */
+const char *kva_cpu_level_name(uint32_t level);
+
+#endif

@@ -1,0 +1,44 @@
+/* device_cpu.h - the inside of the CPU device, shared by device.c and the operators' drivers. */
+#ifndef KVA_KERNELS_CPU_DEVICE_CPU_H
+#define KVA_KERNELS_CPU_DEVICE_CPU_H
+
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/cpu/queue.h"
+
+/* Memory for the partial results of attention splits that are computed side by side. More splits
+ * than fit are done in waves. Taken when touched. */
+#define KVA_CPU_PARTIAL_BYTES (16u * 1024u * 1024u)
+
+struct kva_device {
+    struct kva_cpu_kernels kernels;
+    struct kva_pool *pool;
+    struct kva_copy_queue *copies;
+    unsigned char *scratch; /* [threads][KVA_CPU_SCRATCH_BYTES] */
+    float *partials;        /* KVA_CPU_PARTIAL_BYTES */
+    _Atomic bool failed;    /* set once, after `error` was written */
+    struct kva_err error;
+    struct kva_device_info info;
+};
+
+static inline void *kva_cpu_scratch(const struct kva_device *device, uint32_t worker)
+{
+    return device->scratch + (size_t)worker * KVA_CPU_SCRATCH_BYTES;
+}
+
+/* Fail the device for good; operators do nothing from then on. Engine thread only. */
+void kva_cpu_fail(struct kva_device *device, const char *format, ...) KVA_PRINTF(2, 3);
+
+extern const struct kva_ops kva_cpu_ops;
+
+void kva_cpu_embed(struct kva_device *device, const struct kva_embed_args *args);
+void kva_cpu_norm(struct kva_device *device, const struct kva_norm_args *args);
+void kva_cpu_linear(struct kva_device *device, const struct kva_linear_args *args);
+void kva_cpu_rope(struct kva_device *device, const struct kva_rope_args *args);
+void kva_cpu_glu(struct kva_device *device, const struct kva_glu_args *args);
+void kva_cpu_kv_append(struct kva_device *device, const struct kva_kv_append_args *args);
+void kva_cpu_attend(struct kva_device *device, const struct kva_attend_args *args);
+void kva_cpu_merge(struct kva_device *device, const struct kva_merge_args *args);
+void kva_cpu_gather(struct kva_device *device, const struct kva_gather_args *args);
+
+#endif

@@ -1,0 +1,96 @@
+/* Which kernels this machine can run, and the table of those in use. */
+#include "kernels/cpu/cpu.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+
+#ifdef KVA_CPU_X86
+#include <cpuid.h>
+
+/* The register state that the operating system saves, bit by bit (XCR0). */
+static uint64_t saved_state(void)
+{
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (uint64_t)high << 32 | low;
+}
+
+static bool has_bits(uint64_t value, uint64_t bits)
+{
+    return (value & bits) == bits;
+}
+
+static uint32_t detect(void)
+{
+    const uint32_t osxsave = 1u << 27, avx = 1u << 28, fma = 1u << 12, f16c = 1u << 29;
+    const uint32_t avx2 = 1u << 5, bmi2 = 1u << 8;
+    const uint32_t avx512 = 1u << 16 /* F */ | 1u << 17 /* DQ */ | 1u << 30 /* BW */ | 1u << 31;
+    uint32_t levels = KVA_CPU_REF;
+    uint32_t a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !has_bits(c, osxsave | avx | fma | f16c))
+        return levels;
+    uint64_t state = saved_state();
+    if (!has_bits(state, 0x6) || !__get_cpuid_count(7, 0, &a, &b, &c, &d))
+        return levels;
+    if (!has_bits(b, avx2 | bmi2))
+        return levels;
+    levels |= KVA_CPU_AVX2;
+    if (!has_bits(state, 0xE6) || !has_bits(b, avx512))
+        return levels;
+    levels |= KVA_CPU_AVX512;
+    if (__get_cpuid_count(7, 1, &a, &b, &c, &d) && has_bits(a, 1u << 5))
+        levels |= KVA_CPU_AVX512BF16;
+    return levels;
+}
+#else
+static uint32_t detect(void)
+{
+    return KVA_CPU_REF;
+}
+#endif
+
+uint32_t kva_cpu_levels(void)
+{
+    return detect();
+}
+
+const char *kva_cpu_level_name(uint32_t level)
+{
+    switch (level) {
+    case KVA_CPU_REF:
+        return "ref";
+    case KVA_CPU_AVX2:
+        return "avx2";
+    case KVA_CPU_AVX512:
+        return "avx512";
+    case KVA_CPU_AVX512BF16:
+        return "avx512bf16";
+    default:
+        return "unknown";
+    }
+}
+
+enum kva_status kva_cpu_kernels_fill(uint32_t mask, struct kva_cpu_kernels *kernels,
+                                     uint32_t *ret_levels, struct kva_err *err)
+{
+    uint32_t there = kva_cpu_levels();
+    for (uint32_t rest = mask & ~there; rest; rest &= rest - 1) {
+        uint32_t level = rest & (~rest + 1);
+        return kva_fail_param(err, KVA_EINVAL, "cpu_level_mask",
+                              "this machine has no CPU level '%s' (bit 0x%x): asked for 0x%x, "
+                              "available 0x%x",
+                              kva_cpu_level_name(level), level, mask, there);
+    }
+    uint32_t levels = (mask ? mask : there) | KVA_CPU_REF;
+    kva_cpu_kernels_ref(kernels);
+#ifdef KVA_CPU_X86
+    if (levels & KVA_CPU_AVX2)
+        kva_cpu_kernels_avx2(kernels);
+    if (levels & KVA_CPU_AVX512)
+        kva_cpu_kernels_avx512(kernels);
+#endif
+    /* KVA_CPU_AVX512BF16 has no kernels: vdpbf16ps rounds activations to bf16, and measures slower
+     * than converting weights to fp32 on the machines at hand. */
+    *ret_levels = levels;
+    return KVA_OK;
+}

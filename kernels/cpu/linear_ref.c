@@ -1,0 +1,64 @@
+/* Reference kernel of linear. */
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/kernels_ref.h"
+
+#define LANES 8
+
+static float dot(const float *x, const float *w, uint32_t count)
+{
+    float lanes[LANES] = {0};
+    uint32_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        for (uint32_t lane = 0; lane < LANES; lane++)
+            lanes[lane] += x[i + lane] * w[i + lane];
+    }
+    for (uint32_t lane = 0; i + lane < count; lane++)
+        lanes[lane] += x[i + lane] * w[i + lane];
+    return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
+           ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+}
+
+/* Elements [first, first + count) of `weight` as fp32. */
+static void widen(const struct kva_weight *weight, size_t first, uint32_t count, float *to)
+{
+    const void *from = kva_element(weight->data, weight->dtype, first);
+    switch (weight->dtype) {
+    case KVA_F32:
+        memcpy(to, from, count * sizeof *to);
+        break;
+    case KVA_BF16:
+        for (uint32_t i = 0; i < count; i++)
+            to[i] = kva_f32_of_bf16(((const uint16_t *)from)[i]);
+        break;
+    default:
+        for (uint32_t i = 0; i < count; i++)
+            to[i] = kva_f32_of_f16(((const uint16_t *)from)[i]);
+        break;
+    }
+}
+
+void kva_linear_ref(const struct kva_linear_args *args, uint32_t row_first, uint32_t row_end,
+                    uint32_t out_first, uint32_t out_end, void *scratch)
+{
+    const struct kva_weight *weight = &args->weight;
+    float *totals = scratch;                     /* [KVA_CPU_LINEAR_ROWS] */
+    float *inner = totals + KVA_CPU_LINEAR_ROWS; /* [KVA_CPU_LINEAR_INNER] */
+    for (uint32_t output = out_first; output < out_end; output++) {
+        memset(totals, 0, KVA_CPU_LINEAR_ROWS * sizeof *totals);
+        for (uint32_t k = 0; k < weight->cols; k += KVA_CPU_LINEAR_INNER) {
+            uint32_t count = kva_min_u32(KVA_CPU_LINEAR_INNER, weight->cols - k);
+            widen(weight, (size_t)output * weight->cols + k, count, inner);
+            for (uint32_t row = row_first; row < row_end; row++) {
+                const float *x = (const float *)args->x + (size_t)row * args->x_stride + k;
+                totals[row - row_first] += dot(x, inner, count);
+            }
+        }
+        for (uint32_t row = row_first; row < row_end; row++) {
+            float *out = (float *)args->out + (size_t)row * args->out_stride + output;
+            float value = totals[row - row_first];
+            if (args->bias.data)
+                value += kva_f32_at(args->bias.data, args->bias.dtype, output);
+            *out = args->accumulate ? *out + value : value;
+        }
+    }
+}

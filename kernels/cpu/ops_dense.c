@@ -1,0 +1,216 @@
+/* Drivers of the operators that treat rows alone: they cut the work into items and run them. */
+#include "kernels/cpu/device_cpu.h"
+
+#include <string.h>
+
+/* Work under this many elements is not worth waking a thread for: a few microseconds. */
+#define SERIAL_ELEMENTS_MAX 32768u
+
+/* The same for a linear, in multiplications. */
+#define SERIAL_PRODUCTS_MAX 65536u
+
+#define SCRATCH_FLOATS      (KVA_CPU_SCRATCH_BYTES / sizeof(float))
+
+/* Cuts `total` units into `count` pieces of `unit_count` (the last may be shorter). */
+struct cut {
+    size_t total;
+    size_t unit_count;
+    uint32_t count;
+};
+
+/* Pieces for `total` units of `cost` elements each: one where the work is small, else about four a
+ * thread, so that a late thread holds up little. `align` > 0: pieces are multiples of it. */
+static struct cut cut_units(const struct kva_device *device, size_t total, size_t cost,
+                            size_t align)
+{
+    struct cut cut = {.total = total, .unit_count = total, .count = total > 0};
+    uint32_t threads = kva_pool_threads(device->pool);
+    if (threads == 1 || total * cost <= SERIAL_ELEMENTS_MAX)
+        return cut;
+    size_t smallest = kva_div_up(SERIAL_ELEMENTS_MAX / 4, kva_max_size(cost, 1));
+    cut.unit_count = kva_max_size(kva_div_up(total, (size_t)threads * 4), smallest);
+    cut.unit_count = kva_align_up(cut.unit_count, align);
+    cut.count = (uint32_t)kva_div_up(total, cut.unit_count);
+    return cut;
+}
+
+static size_t cut_first(const struct cut *cut, uint32_t index)
+{
+    return index * cut->unit_count;
+}
+
+static size_t cut_end(const struct cut *cut, uint32_t index)
+{
+    return kva_min_size((index + 1) * cut->unit_count, cut->total);
+}
+
+/* An operator on rows or elements, in pieces. */
+struct job {
+    struct kva_device *device;
+    const void *args;
+    struct cut cut;
+};
+
+static bool device_failed(const struct kva_device *device)
+{
+    return atomic_load_explicit(&device->failed, memory_order_relaxed);
+}
+
+static void run_job(struct kva_device *device, const void *args, struct cut cut, kva_pool_fn *fn)
+{
+    struct job job = {.device = device, .args = args, .cut = cut};
+    if (!device_failed(device))
+        kva_pool_run(device->pool, cut.count, fn, &job);
+}
+
+/* --- rows ------------------------------------------------------------------------------------- */
+
+static void embed_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
+{
+    const struct job *job = opaque;
+    job->device->kernels.embed(job->args, (uint32_t)cut_first(&job->cut, index),
+                               (uint32_t)cut_end(&job->cut, index));
+}
+
+void kva_cpu_embed(struct kva_device *device, const struct kva_embed_args *args)
+{
+    run_job(device, args, cut_units(device, args->rows, args->table.cols, 1), embed_piece);
+}
+
+static void norm_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
+{
+    const struct job *job = opaque;
+    job->device->kernels.norm(job->args, (uint32_t)cut_first(&job->cut, index),
+                              (uint32_t)cut_end(&job->cut, index));
+}
+
+void kva_cpu_norm(struct kva_device *device, const struct kva_norm_args *args)
+{
+    run_job(device, args, cut_units(device, args->rows, args->dim, 1), norm_piece);
+}
+
+static void rope_piece(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct job *job = opaque;
+    job->device->kernels.rope(job->args, (uint32_t)cut_first(&job->cut, index),
+                              (uint32_t)cut_end(&job->cut, index),
+                              kva_cpu_scratch(job->device, worker));
+}
+
+void kva_cpu_rope(struct kva_device *device, const struct kva_rope_args *args)
+{
+    if (args->rotary_dim > SCRATCH_FLOATS / 2 || args->rotary_dim > args->head_dim) {
+        kva_cpu_fail(device, "rope: rotary_dim %u with head_dim %u (at most %zu)", args->rotary_dim,
+                     args->head_dim, SCRATCH_FLOATS / 2);
+        return;
+    }
+    /* The angles of a row cost about as much as ten rotations of it. */
+    size_t cost = (size_t)args->heads * args->rotary_dim + 10 * args->rotary_dim;
+    run_job(device, args, cut_units(device, args->rows, cost, 1), rope_piece);
+}
+
+static void glu_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
+{
+    const struct job *job = opaque;
+    job->device->kernels.glu(job->args, cut_first(&job->cut, index), cut_end(&job->cut, index));
+}
+
+void kva_cpu_glu(struct kva_device *device, const struct kva_glu_args *args)
+{
+    /* An exponential and a division: about eight plain elements. */
+    run_job(device, args, cut_units(device, (size_t)args->rows * args->dim, 8, 64), glu_piece);
+}
+
+static void gather_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
+{
+    const struct job *job = opaque;
+    const struct kva_gather_args *args = job->args;
+    size_t dim = args->dim;
+    for (size_t i = cut_first(&job->cut, index); i < cut_end(&job->cut, index); i++)
+        memcpy((float *)args->out + i * dim, (const float *)args->x + args->rows[i] * dim,
+               dim * sizeof(float));
+}
+
+void kva_cpu_gather(struct kva_device *device, const struct kva_gather_args *args)
+{
+    run_job(device, args, cut_units(device, args->count, args->dim, 1), gather_piece);
+}
+
+static void kv_append_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
+{
+    const struct job *job = opaque;
+    job->device->kernels.kv_append(job->args, (uint32_t)cut_first(&job->cut, index),
+                                   (uint32_t)cut_end(&job->cut, index));
+}
+
+void kva_cpu_kv_append(struct kva_device *device, const struct kva_kv_append_args *args)
+{
+    if (args->kv_dtype != KVA_F16 && args->kv_dtype != KVA_BF16) {
+        kva_cpu_fail(device, "kv_append: KV blocks hold f16 or bf16, not data type %d",
+                     (int)args->kv_dtype);
+        return;
+    }
+    size_t cost = (size_t)args->kv_heads * args->head_dim * 2;
+    run_job(device, args, cut_units(device, args->rows, cost, 1), kv_append_piece);
+}
+
+static void merge_piece(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct job *job = opaque;
+    job->device->kernels.merge(job->args, (uint32_t)cut_first(&job->cut, index),
+                               (uint32_t)cut_end(&job->cut, index),
+                               kva_cpu_scratch(job->device, worker));
+}
+
+void kva_cpu_merge(struct kva_device *device, const struct kva_merge_args *args)
+{
+    if (args->partial_count > SCRATCH_FLOATS) {
+        kva_cpu_fail(device, "merge: %u partial results (at most %zu)", args->partial_count,
+                     SCRATCH_FLOATS);
+        return;
+    }
+    size_t pairs = (size_t)args->rows * args->heads;
+    size_t cost = (size_t)args->head_dim * args->partial_count;
+    run_job(device, args, cut_units(device, pairs, cost, 1), merge_piece);
+}
+
+/* --- linear ----------------------------------------------------------------------------------- */
+
+struct linear_job {
+    struct kva_device *device;
+    const struct kva_linear_args *args;
+    uint32_t out_pieces;
+};
+
+static void linear_piece(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct linear_job *job = opaque;
+    const struct kva_linear_args *args = job->args;
+    uint32_t row_first = index / job->out_pieces * KVA_CPU_LINEAR_ROWS;
+    uint32_t out_first = index % job->out_pieces * KVA_CPU_LINEAR_OUTPUTS;
+    job->device->kernels.linear(args, row_first,
+                                kva_min_u32(row_first + KVA_CPU_LINEAR_ROWS, args->rows), out_first,
+                                kva_min_u32(out_first + KVA_CPU_LINEAR_OUTPUTS, args->weight.rows),
+                                kva_cpu_scratch(job->device, worker));
+}
+
+void kva_cpu_linear(struct kva_device *device, const struct kva_linear_args *args)
+{
+    if (device_failed(device) || args->rows == 0)
+        return;
+    struct linear_job job = {.device = device, .args = args};
+    job.out_pieces = (uint32_t)kva_div_up(args->weight.rows, KVA_CPU_LINEAR_OUTPUTS);
+    size_t pieces = kva_div_up(args->rows, KVA_CPU_LINEAR_ROWS) * job.out_pieces;
+    if (pieces > UINT32_MAX) {
+        kva_cpu_fail(device, "linear: %u rows of %u outputs in one call", args->rows,
+                     args->weight.rows);
+        return;
+    }
+    size_t products = (size_t)args->rows * args->weight.rows * args->weight.cols;
+    if (products > SERIAL_PRODUCTS_MAX) {
+        kva_pool_run(device->pool, (uint32_t)pieces, linear_piece, &job);
+        return;
+    }
+    for (uint32_t i = 0; i < pieces; i++)
+        linear_piece(&job, i, 0);
+}
