@@ -98,7 +98,7 @@ struct kva_engine_ops {
 
     /* Reserve host bytes for tokens_max, device bytes for the prompt and one page, and look the
      * prompt up in the prefix cache; *ret_cached_tokens of the prompt need no prefill. Fails:
-     * KVA_ELIMIT (not now), nothing taken. */
+     * KVA_ELIMIT (not now; err->param is the tier, "device" or "host"), nothing taken. */
     enum kva_status (*admit)(void *self, struct kva_sequence *seq, uint32_t *ret_cached_tokens,
                              struct kva_err *err);
 
@@ -128,6 +128,19 @@ struct kva_engine_ops {
     const struct kva_prompt_logprob *(*prompt_logprobs)(void *self, const struct kva_sequence *seq);
 
     void (*usage)(void *self, struct kva_engine_usage *ret);
+
+    /* --- optional: NULL where an engine has no better answer than the scheduler's --- */
+
+    /* Whether create would accept these parameters: same errors, nothing made. Reads constants
+     * only, so that any thread may call it while a step runs: it lets a request that can never fit
+     * be refused at once. NULL: such a request ends with an error instead. */
+    enum kva_status (*check)(void *self, const struct kva_sequence_params *params,
+                             struct kva_err *err);
+
+    /* What admit would take now, in each tier: pages that other sequences hold already are free of
+     * charge, pages that only the cache holds are not. NULL: the scheduler estimates it from the
+     * prompt's length, which is too much where prompts are shared. */
+    void (*admit_bytes)(void *self, const struct kva_sequence *seq, struct kva_tier_bytes *ret);
 };
 
 struct kva_engine {

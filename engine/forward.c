@@ -1,0 +1,488 @@
+#include "engine/forward.h"
+
+#include <stdlib.h>
+
+struct layer_weights {
+    struct kva_weight attn_norm, attn_norm_bias;
+    struct kva_weight q, q_bias, k, k_bias, v, v_bias, o, o_bias;
+    struct kva_weight q_norm, k_norm;
+    struct kva_weight mlp_norm, mlp_norm_bias;
+    struct kva_weight gate, gate_bias, up, up_bias, down, down_bias;
+};
+
+struct scratch_piece {
+    void *data;
+    size_t bytes;
+};
+
+enum scratch_name {
+    SCRATCH_HIDDEN, /* [rows, hidden] */
+    SCRATCH_NORMED, /* [rows, hidden] */
+    SCRATCH_Q,      /* [rows, heads * head_dim] */
+    SCRATCH_K,      /* [rows, kv_heads * head_dim] */
+    SCRATCH_V,      /* the same */
+    SCRATCH_ATTN,   /* [rows, heads * head_dim] */
+    SCRATCH_GATE,   /* [rows, intermediate] */
+    SCRATCH_UP,     /* the same */
+    SCRATCH_PARTIAL_A,
+    SCRATCH_PARTIAL_M,
+    SCRATCH_PARTIAL_E,
+    SCRATCH_LOGIT_ROWS, /* [logit_rows, hidden] */
+    SCRATCH_LOGITS,     /* fp32 [logit_rows, vocab] */
+    SCRATCH_COUNT,
+};
+
+struct kva_forward {
+    struct kva_forward_params params;
+    const struct kva_model_config *config;
+    const struct kva_ops *ops;
+    struct kva_device *device;
+    size_t act_bytes;
+
+    struct kva_weight embed, positions_table, lm_head, final_norm, final_norm_bias;
+    struct layer_weights *layers;
+
+    struct scratch_piece scratch[SCRATCH_COUNT];
+
+    /* Descriptors of the current call, on the host. */
+    uint32_t *ids;       /* [rows_max] */
+    uint32_t *positions; /* [rows_max] */
+    void **row_blocks;   /* [rows_max] */
+    const void **blocks; /* [blocks_max]: the sequences' tables, one after the other */
+    size_t blocks_max;
+    struct kva_attend_seq *attend_seqs;     /* [sequences_max] */
+    struct kva_attend_range *attend_ranges; /* [sequences_max] */
+    struct kva_kv_rows *kv_rows;            /* [sequences_max] */
+};
+
+/* --- creation ------------------------------------------------------------------------------------
+ */
+
+static enum kva_status load_weight(struct kva_forward *fw, const struct kva_tensor *tensor,
+                                   struct kva_weight *weight, struct kva_err *err)
+{
+    if (!tensor->data) {
+        *weight = (struct kva_weight){0};
+        return KVA_OK;
+    }
+    return kva_device_weight(fw->device, tensor->data, tensor->dtype, tensor->rows, tensor->cols,
+                             weight, err);
+}
+
+static enum kva_status load_layer(struct kva_forward *fw, const struct kva_layer_tensors *t,
+                                  struct layer_weights *w, struct kva_err *err)
+{
+    const struct {
+        const struct kva_tensor *tensor;
+        struct kva_weight *weight;
+    } pairs[] = {
+        {&t->attn_norm, &w->attn_norm},
+        {&t->attn_norm_bias, &w->attn_norm_bias},
+        {&t->q, &w->q},
+        {&t->q_bias, &w->q_bias},
+        {&t->k, &w->k},
+        {&t->k_bias, &w->k_bias},
+        {&t->v, &w->v},
+        {&t->v_bias, &w->v_bias},
+        {&t->o, &w->o},
+        {&t->o_bias, &w->o_bias},
+        {&t->q_norm, &w->q_norm},
+        {&t->k_norm, &w->k_norm},
+        {&t->mlp_norm, &w->mlp_norm},
+        {&t->mlp_norm_bias, &w->mlp_norm_bias},
+        {&t->gate, &w->gate},
+        {&t->gate_bias, &w->gate_bias},
+        {&t->up, &w->up},
+        {&t->up_bias, &w->up_bias},
+        {&t->down, &w->down},
+        {&t->down_bias, &w->down_bias},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(pairs); i++) {
+        enum kva_status status = load_weight(fw, pairs[i].tensor, pairs[i].weight, err);
+        if (status)
+            return status;
+    }
+    return KVA_OK;
+}
+
+static enum kva_status load_weights(struct kva_forward *fw, struct kva_err *err)
+{
+    const struct kva_model *model = fw->params.model;
+    enum kva_status status = load_weight(fw, &model->embed, &fw->embed, err);
+    if (!status)
+        status = load_weight(fw, &model->positions, &fw->positions_table, err);
+    if (!status)
+        status = load_weight(fw, &model->lm_head, &fw->lm_head, err);
+    if (!status)
+        status = load_weight(fw, &model->final_norm, &fw->final_norm, err);
+    if (!status)
+        status = load_weight(fw, &model->final_norm_bias, &fw->final_norm_bias, err);
+    fw->layers = calloc(fw->config->layer_count, sizeof(*fw->layers));
+    if (!fw->layers)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for %u layers", fw->config->layer_count);
+    for (uint32_t i = 0; i < fw->config->layer_count && !status; i++)
+        status = load_layer(fw, &model->layers[i], &fw->layers[i], err);
+    return status;
+}
+
+static enum kva_status alloc_scratch(struct kva_forward *fw, struct kva_err *err)
+{
+    const struct kva_model_config *c = fw->config;
+    size_t rows = fw->params.rows_max;
+    size_t act = fw->act_bytes;
+    size_t q_dim = (size_t)c->heads * c->head_dim;
+    size_t kv_dim = (size_t)c->kv_heads * c->head_dim;
+    const size_t bytes[SCRATCH_COUNT] = {
+        [SCRATCH_HIDDEN] = rows * c->hidden_size * act,
+        [SCRATCH_NORMED] = rows * c->hidden_size * act,
+        [SCRATCH_Q] = rows * q_dim * act,
+        [SCRATCH_K] = rows * kv_dim * act,
+        [SCRATCH_V] = rows * kv_dim * act,
+        [SCRATCH_ATTN] = rows * q_dim * act,
+        [SCRATCH_GATE] = rows * c->intermediate_size * act,
+        [SCRATCH_UP] = rows * c->intermediate_size * act,
+        [SCRATCH_PARTIAL_A] = rows * q_dim * sizeof(float),
+        [SCRATCH_PARTIAL_M] = rows * c->heads * sizeof(float),
+        [SCRATCH_PARTIAL_E] = rows * c->heads * sizeof(float),
+        [SCRATCH_LOGIT_ROWS] = (size_t)fw->params.logit_rows_max * c->hidden_size * act,
+        [SCRATCH_LOGITS] = (size_t)fw->params.logit_rows_max * c->vocab_size * sizeof(float),
+    };
+    for (int i = 0; i < SCRATCH_COUNT; i++) {
+        enum kva_status status =
+            kva_device_alloc(fw->device, KVA_MEM_DEVICE, bytes[i], &fw->scratch[i].data, err);
+        if (status)
+            return status;
+        fw->scratch[i].bytes = bytes[i];
+    }
+    return KVA_OK;
+}
+
+static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err *err)
+{
+    const struct kva_forward_params *p = &fw->params;
+    fw->blocks_max = (size_t)p->sequences_max * kva_kv_pages(p->context_max);
+    fw->ids = calloc(p->rows_max, sizeof(*fw->ids));
+    fw->positions = calloc(p->rows_max, sizeof(*fw->positions));
+    fw->row_blocks = calloc(p->rows_max, sizeof(*fw->row_blocks));
+    fw->blocks = calloc(fw->blocks_max, sizeof(*fw->blocks));
+    fw->attend_seqs = calloc(p->sequences_max, sizeof(*fw->attend_seqs));
+    fw->attend_ranges = calloc(p->sequences_max, sizeof(*fw->attend_ranges));
+    fw->kv_rows = calloc(p->sequences_max, sizeof(*fw->kv_rows));
+    if (!fw->ids || !fw->positions || !fw->row_blocks || !fw->blocks || !fw->attend_seqs ||
+        !fw->attend_ranges || !fw->kv_rows)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for %u rows of %u sequences", p->rows_max,
+                        p->sequences_max);
+    return KVA_OK;
+}
+
+enum kva_status kva_forward_create(const struct kva_forward_params *params,
+                                   struct kva_forward **ret, struct kva_err *err)
+{
+    struct kva_forward *fw = calloc(1, sizeof(*fw));
+    if (!fw)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for the forward pass");
+    fw->params = *params;
+    fw->config = &params->model->config;
+    fw->device = params->device;
+    fw->ops = kva_device_ops(params->device);
+    fw->act_bytes = kva_dtype_bytes(kva_device_get_info(params->device)->act);
+    enum kva_status status = load_weights(fw, err);
+    if (!status)
+        status = alloc_scratch(fw, err);
+    if (!status)
+        status = alloc_descriptors(fw, err);
+    if (status) {
+        kva_forward_destroy(fw);
+        return status;
+    }
+    *ret = fw;
+    return KVA_OK;
+}
+
+void kva_forward_destroy(struct kva_forward *fw)
+{
+    if (!fw)
+        return;
+    for (int i = 0; i < SCRATCH_COUNT; i++) {
+        if (fw->scratch[i].data)
+            kva_device_free(fw->device, KVA_MEM_DEVICE, fw->scratch[i].data, fw->scratch[i].bytes);
+    }
+    free(fw->layers);
+    free(fw->ids);
+    free(fw->positions);
+    free(fw->row_blocks);
+    free(fw->blocks);
+    free(fw->attend_seqs);
+    free(fw->attend_ranges);
+    free(fw->kv_rows);
+    free(fw);
+}
+
+void *kva_forward_hidden(struct kva_forward *fw)
+{
+    return fw->scratch[SCRATCH_HIDDEN].data;
+}
+
+size_t kva_forward_scratch_bytes(const struct kva_forward *fw)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < SCRATCH_COUNT; i++)
+        bytes += fw->scratch[i].bytes;
+    return bytes;
+}
+
+/* --- a call --------------------------------------------------------------------------------------
+ */
+
+/* Token ids and positions of all rows, and where each sequence's block table lies. Returns the
+ * number of rows. */
+static uint32_t describe_rows(struct kva_forward *fw, const struct kva_forward_call *call)
+{
+    uint32_t row = 0;
+    size_t block = 0;
+    for (uint32_t i = 0; i < call->rows_count; i++) {
+        const struct kva_forward_rows *rows = &call->rows[i];
+        uint32_t end = rows->position_first + rows->row_count;
+        fw->attend_seqs[i] = (struct kva_attend_seq){
+            .row_first = row,
+            .row_count = rows->row_count,
+            .position_first = rows->position_first,
+            .range_first = i,
+            .range_count = 1,
+        };
+        fw->attend_ranges[i] = (struct kva_attend_range){
+            .format = KVA_KV_16BIT,
+            .token_count = end,
+            .block_first = (uint32_t)block,
+        };
+        fw->kv_rows[i] = (struct kva_kv_rows){
+            .seq = rows->seq,
+            .position_first = rows->position_first,
+            .row_count = rows->row_count,
+            .blocks = fw->blocks + block,
+        };
+        block += kva_kv_pages(end);
+        for (uint32_t j = 0; j < rows->row_count; j++, row++) {
+            fw->ids[row] = rows->ids[j];
+            fw->positions[row] = rows->position_first + j;
+        }
+    }
+    return row;
+}
+
+void kva_forward_embed(struct kva_forward *fw, const struct kva_forward_call *call)
+{
+    uint32_t rows = describe_rows(fw, call);
+    fw->ops->embed(fw->device, &(struct kva_embed_args){
+                                   .out = call->hidden,
+                                   .table = fw->embed,
+                                   .positions_table = fw->positions_table,
+                                   .ids = fw->ids,
+                                   .positions = fw->positions,
+                                   .rows = rows,
+                                   .scale = fw->config->embed_scale,
+                               });
+}
+
+static void norm(struct kva_forward *fw, void *out, const void *x, struct kva_weight weight,
+                 struct kva_weight bias, uint32_t rows)
+{
+    fw->ops->norm(fw->device, &(struct kva_norm_args){
+                                  .out = out,
+                                  .x = x,
+                                  .weight = weight,
+                                  .bias = bias,
+                                  .rows = rows,
+                                  .dim = fw->config->hidden_size,
+                                  .kind = fw->config->norm,
+                                  .eps = fw->config->norm_eps,
+                                  .weight_offset = fw->config->norm_weight_offset,
+                              });
+}
+
+static void linear(struct kva_forward *fw, void *out, const void *x, struct kva_weight weight,
+                   struct kva_weight bias, uint32_t rows, bool accumulate)
+{
+    fw->ops->linear(fw->device, &(struct kva_linear_args){
+                                    .out = out,
+                                    .x = x,
+                                    .weight = weight,
+                                    .bias = bias,
+                                    .rows = rows,
+                                    .x_stride = weight.cols,
+                                    .out_stride = weight.rows,
+                                    .accumulate = accumulate,
+                                });
+}
+
+/* QK norm, then rotary embedding, of one of q and k. */
+static void position_heads(struct kva_forward *fw, void *x, struct kva_weight norm_weight,
+                           uint32_t rows, uint32_t heads)
+{
+    const struct kva_model_config *c = fw->config;
+    if (norm_weight.data)
+        fw->ops->norm(fw->device, &(struct kva_norm_args){
+                                      .out = x,
+                                      .x = x,
+                                      .weight = norm_weight,
+                                      .rows = rows * heads,
+                                      .dim = c->head_dim,
+                                      .kind = KVA_NORM_RMS,
+                                      .eps = c->norm_eps,
+                                      .weight_offset = c->norm_weight_offset,
+                                  });
+    if (c->rope.rotary_dim > 0)
+        fw->ops->rope(fw->device, &(struct kva_rope_args){
+                                      .x = x,
+                                      .positions = fw->positions,
+                                      .inv_freq = c->rope.inv_freq,
+                                      .rows = rows,
+                                      .heads = heads,
+                                      .head_dim = c->head_dim,
+                                      .rotary_dim = c->rope.rotary_dim,
+                                      .x_stride = heads * c->head_dim,
+                                      .factor = c->rope.factor,
+                                  });
+}
+
+/* The rows' K and V go to their pages, wherever the policies want those now. */
+static void append(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t rows)
+{
+    uint32_t row = 0;
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        const struct kva_kv_rows *kv_rows = &pass->rows[i];
+        for (uint32_t j = 0; j < kv_rows->row_count; j++, row++)
+            fw->row_blocks[row] =
+                (void *)(uintptr_t)kv_rows->blocks[fw->positions[row] / KVA_PAGE_TOKENS];
+    }
+    fw->ops->kv_append(fw->device, &(struct kva_kv_append_args){
+                                       .k = fw->scratch[SCRATCH_K].data,
+                                       .v = fw->scratch[SCRATCH_V].data,
+                                       .blocks = fw->row_blocks,
+                                       .positions = fw->positions,
+                                       .rows = rows,
+                                       .kv_heads = fw->config->kv_heads,
+                                       .head_dim = fw->config->head_dim,
+                                       .kv_dtype = fw->params.kv->shape.dtype,
+                                   });
+}
+
+static void attend(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer,
+                   uint32_t rows)
+{
+    const struct kva_model_config *c = fw->config;
+    const struct kva_partial partial = {
+        .a = fw->scratch[SCRATCH_PARTIAL_A].data,
+        .m = fw->scratch[SCRATCH_PARTIAL_M].data,
+        .e = fw->scratch[SCRATCH_PARTIAL_E].data,
+    };
+    fw->ops->attend(fw->device, &(struct kva_attend_args){
+                                    .q = fw->scratch[SCRATCH_Q].data,
+                                    .out = partial,
+                                    .seqs = fw->attend_seqs,
+                                    .ranges = fw->attend_ranges,
+                                    .blocks = fw->blocks,
+                                    .seq_count = pass->rows_count,
+                                    .q_stride = c->heads * c->head_dim,
+                                    .heads = c->heads,
+                                    .kv_heads = c->kv_heads,
+                                    .head_dim = c->head_dim,
+                                    .window = c->layer_window[layer],
+                                    .kv_dtype = fw->params.kv->shape.dtype,
+                                    .scale = c->attend_scale,
+                                });
+    fw->ops->merge(fw->device, &(struct kva_merge_args){
+                                   .out = fw->scratch[SCRATCH_ATTN].data,
+                                   .partials = &partial,
+                                   .partial_count = 1,
+                                   .rows = rows,
+                                   .heads = c->heads,
+                                   .head_dim = c->head_dim,
+                               });
+}
+
+static void mlp(struct kva_forward *fw, const struct layer_weights *w, void *hidden, uint32_t rows)
+{
+    const struct kva_model_config *c = fw->config;
+    void *normed = fw->scratch[SCRATCH_NORMED].data;
+    void *gate = fw->scratch[SCRATCH_GATE].data;
+    void *up = fw->scratch[SCRATCH_UP].data;
+    norm(fw, normed, hidden, w->mlp_norm, w->mlp_norm_bias, rows);
+    linear(fw, up, normed, w->up, w->up_bias, rows, false);
+    if (c->gated_mlp)
+        linear(fw, gate, normed, w->gate, w->gate_bias, rows, false);
+    void *activated = c->gated_mlp ? gate : up;
+    fw->ops->glu(fw->device, &(struct kva_glu_args){
+                                 .out = activated,
+                                 .gate = activated,
+                                 .up = c->gated_mlp ? up : NULL,
+                                 .rows = rows,
+                                 .dim = c->intermediate_size,
+                                 .activation = c->activation,
+                             });
+    linear(fw, hidden, activated, w->down, w->down_bias, rows, true);
+}
+
+static void run_layer(struct kva_forward *fw, const struct kva_forward_call *call,
+                      struct kva_kv_pass *pass, uint32_t layer, uint32_t rows)
+{
+    const struct layer_weights *w = &fw->layers[layer];
+    const struct kva_model_config *c = fw->config;
+    void *normed = fw->scratch[SCRATCH_NORMED].data;
+    void *q = fw->scratch[SCRATCH_Q].data;
+    void *k = fw->scratch[SCRATCH_K].data;
+    norm(fw, normed, call->hidden, w->attn_norm, w->attn_norm_bias, rows);
+    linear(fw, q, normed, w->q, w->q_bias, rows, false);
+    linear(fw, k, normed, w->k, w->k_bias, rows, false);
+    linear(fw, fw->scratch[SCRATCH_V].data, normed, w->v, w->v_bias, rows, false);
+    position_heads(fw, q, w->q_norm, rows, c->heads);
+    position_heads(fw, k, w->k_norm, rows, c->kv_heads);
+    kva_kv_layer_begin(fw->params.kv, pass, layer);
+    append(fw, pass, rows);
+    attend(fw, pass, layer, rows);
+    kva_kv_layer_end(fw->params.kv, pass, layer);
+    linear(fw, call->hidden, fw->scratch[SCRATCH_ATTN].data, w->o, w->o_bias, rows, true);
+    mlp(fw, w, call->hidden, rows);
+}
+
+void kva_forward_layers(struct kva_forward *fw, const struct kva_forward_call *call)
+{
+    uint32_t rows = describe_rows(fw, call);
+    struct kva_kv_pass pass = {
+        .rows = fw->kv_rows,
+        .rows_count = call->rows_count,
+        .layer_first = call->layer_first,
+        .layer_count = call->layer_count,
+        .restart = call->restart,
+    };
+    kva_kv_pass_begin(fw->params.kv, &pass);
+    for (uint32_t i = 0; i < call->layer_count; i++)
+        run_layer(fw, call, &pass, call->layer_first + i, rows);
+}
+
+const float *kva_forward_logits(struct kva_forward *fw, const void *hidden, const uint32_t *rows,
+                                uint32_t count)
+{
+    const struct kva_model_config *c = fw->config;
+    void *picked = fw->scratch[SCRATCH_LOGIT_ROWS].data;
+    float *logits = fw->scratch[SCRATCH_LOGITS].data;
+    fw->ops->gather(fw->device, &(struct kva_gather_args){
+                                    .out = picked,
+                                    .x = hidden,
+                                    .rows = rows,
+                                    .count = count,
+                                    .dim = c->hidden_size,
+                                });
+    norm(fw, picked, picked, fw->final_norm, fw->final_norm_bias, count);
+    fw->ops->linear(fw->device, &(struct kva_linear_args){
+                                    .out = logits,
+                                    .x = picked,
+                                    .weight = fw->lm_head,
+                                    .rows = count,
+                                    .x_stride = c->hidden_size,
+                                    .out_stride = c->vocab_size,
+                                    .out_f32 = true,
+                                });
+    kva_device_sync(fw->device, KVA_QUEUE_COMPUTE);
+    return logits;
+}

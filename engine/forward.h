@@ -1,0 +1,69 @@
+/* forward.h - the transformer: rows of tokens through the layers of any supported family.
+ *
+ * One forward pass for all families: what differs is data in kva_model_config. Activations live in
+ * the hidden buffer of the caller (the residual stream) and in scratch of a fixed number of rows;
+ * nothing is allocated after creation.
+ *
+ *     embed -> [ norm, QKV, (QK norm), RoPE, append K V, attend, merge, output projection,
+ *                norm, MLP ] x layers -> norm, logits
+ *
+ * Thread rule: engine thread. */
+#ifndef KVA_ENGINE_FORWARD_H
+#define KVA_ENGINE_FORWARD_H
+
+#include "engine/kv/policy.h"
+#include "engine/model/model.h"
+#include "kernels/ops.h"
+
+struct kva_forward;
+
+struct kva_forward_params {
+    struct kva_device *device;
+    const struct kva_model *model; /* outlives the forward pass */
+    struct kva_kv *kv;
+    uint32_t rows_max;       /* rows of one call */
+    uint32_t sequences_max;  /* sequences of one call */
+    uint32_t context_max;    /* tokens of one sequence */
+    uint32_t logit_rows_max; /* rows of one kva_forward_logits call */
+};
+
+/* A sequence's rows in a call. */
+struct kva_forward_rows {
+    struct kva_kv_seq *seq;
+    const uint32_t *ids; /* host [row_count] */
+    uint32_t position_first;
+    uint32_t row_count;
+};
+
+struct kva_forward_call {
+    const struct kva_forward_rows *rows; /* their rows are consecutive in `hidden`, in this order */
+    uint32_t rows_count;
+    void *hidden; /* act [sum of row_count, hidden_size] */
+    uint32_t layer_first;
+    uint32_t layer_count;
+    bool restart; /* see struct kva_kv_pass */
+};
+
+KVA_MUST_CHECK enum kva_status kva_forward_create(const struct kva_forward_params *params,
+                                                  struct kva_forward **ret, struct kva_err *err);
+void kva_forward_destroy(struct kva_forward *forward);
+
+/* Scratch hidden buffer: act [rows_max, hidden_size]. */
+void *kva_forward_hidden(struct kva_forward *forward);
+
+/* hidden = embeddings of the call's ids. */
+void kva_forward_embed(struct kva_forward *forward, const struct kva_forward_call *call);
+
+/* hidden = layers [layer_first, layer_first + layer_count) of hidden; K and V go to the sequences'
+ * pages. */
+void kva_forward_layers(struct kva_forward *forward, const struct kva_forward_call *call);
+
+/* Logits of some rows of hidden: host-readable fp32 [count, vocab_size], valid until the next call.
+ */
+const float *kva_forward_logits(struct kva_forward *forward, const void *hidden,
+                                const uint32_t *rows, uint32_t count);
+
+/* Bytes of scratch memory on the device. */
+size_t kva_forward_scratch_bytes(const struct kva_forward *forward);
+
+#endif

@@ -1,0 +1,185 @@
+#include "engine/kv/kv.h"
+
+#include "engine/kv/policy.h"
+
+#include <stdlib.h>
+
+static void drop_page_device(void *opaque, struct kva_page *page);
+
+enum kva_status kva_kv_create(const struct kva_kv_params *params, struct kva_kv **ret,
+                              struct kva_err *err)
+{
+    struct kva_kv *kv = calloc(1, sizeof(*kv));
+    if (!kv)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for the KV cache");
+    kv->device = params->device;
+    kv->shape = (struct kva_kv_shape){
+        .layers = params->layers,
+        .kv_heads = params->kv_heads,
+        .head_dim = params->head_dim,
+        .dtype = params->dtype,
+        .block_bytes = kva_kv_block_bytes(params->kv_heads, params->head_dim),
+    };
+    kv->shape.page_bytes = kv->shape.block_bytes * params->layers;
+    const struct kva_page_pool_params pool = {
+        .device = params->device,
+        .page_bytes = kv->shape.page_bytes,
+        .budget_bytes = params->budget.host,
+        .prefix_cache = params->prefix_cache,
+        .drop_device = drop_page_device,
+        .opaque = kv,
+    };
+    enum kva_status status = kva_page_pool_create(&pool, &kv->pages, err);
+    if (!status)
+        status = kva_tier_create(params->device, params->budget.device, kv->shape.page_bytes,
+                                 &kv->tier, err);
+    if (!status)
+        status = kva_event_create(params->device, &kv->compute_event, err);
+    if (!status)
+        status = kva_event_create(params->device, &kv->copy_event, err);
+    for (int i = 0; i < 2 && !status; i++)
+        status = kva_event_create(params->device, &kv->staged_event[i], err);
+    if (status) {
+        kva_kv_destroy(kv);
+        return status;
+    }
+    *ret = kv;
+    return KVA_OK;
+}
+
+void kva_kv_destroy(struct kva_kv *kv)
+{
+    if (!kv)
+        return;
+    kva_device_sync(kv->device, KVA_QUEUE_COPY);
+    kva_event_destroy(kv->compute_event);
+    kva_event_destroy(kv->copy_event);
+    for (int i = 0; i < 2; i++)
+        kva_event_destroy(kv->staged_event[i]);
+    kva_page_pool_destroy(kv->pages);
+    kva_tier_destroy(kv->tier);
+    free(kv);
+}
+
+/* --- device copies of whole pages ---------------------------------------------------------------
+ */
+
+static void droppable_remove(struct kva_kv *kv, struct kva_page *page)
+{
+    kv->droppable_count--;
+    if (page->device_prev)
+        page->device_prev->device_next = page->device_next;
+    else
+        kv->droppable_head = page->device_next;
+    if (page->device_next)
+        page->device_next->device_prev = page->device_prev;
+    else
+        kv->droppable_tail = page->device_prev;
+}
+
+void kva_kv_page_drop(struct kva_kv *kv, struct kva_page *page)
+{
+    droppable_remove(kv, page);
+    kva_kv_give_device(kv, page->device, kv->shape.page_bytes);
+    page->device = NULL;
+}
+
+static void drop_page_device(void *opaque, struct kva_page *page)
+{
+    kva_kv_page_drop(opaque, page);
+}
+
+void kva_kv_page_use(struct kva_kv *kv, struct kva_page *page)
+{
+    if (page->device_users++ == 0 && page->device)
+        droppable_remove(kv, page);
+}
+
+void kva_kv_page_unuse(struct kva_kv *kv, struct kva_page *page)
+{
+    if (--page->device_users > 0 || !page->device)
+        return;
+    kv->droppable_count++;
+    page->device_prev = kv->droppable_tail;
+    page->device_next = NULL;
+    if (kv->droppable_tail)
+        kv->droppable_tail->device_next = page;
+    else
+        kv->droppable_head = page;
+    kv->droppable_tail = page;
+}
+
+void *kva_kv_take_device(struct kva_kv *kv, size_t bytes)
+{
+    for (;;) {
+        void *data = kva_tier_take(kv->tier, bytes);
+        if (data || !kv->droppable_head)
+            return data;
+        kva_kv_page_drop(kv, kv->droppable_head);
+    }
+}
+
+void kva_kv_give_device(struct kva_kv *kv, void *data, size_t bytes)
+{
+    kva_tier_give(kv->tier, data, bytes);
+}
+
+/* --- copies -------------------------------------------------------------------------------------
+ */
+
+void kva_kv_order_copies(struct kva_kv *kv)
+{
+    kva_event_record(kv->compute_event, KVA_QUEUE_COMPUTE);
+    kva_event_wait(kv->compute_event, KVA_QUEUE_COPY);
+}
+
+void kva_kv_fetch(struct kva_kv *kv, struct kva_kv_seq *seq, void *to, const void *from,
+                  size_t bytes)
+{
+    kva_device_copy(kv->device, KVA_QUEUE_COPY, to, from, bytes);
+    kv->counters.fetched_bytes += bytes;
+    seq->fetched_bytes += bytes;
+    kv->copies_pending = true;
+}
+
+void kva_kv_offload(struct kva_kv *kv, void *to, const void *from, size_t bytes)
+{
+    kva_device_copy(kv->device, KVA_QUEUE_COPY, to, from, bytes);
+    kv->counters.offloaded_bytes += bytes;
+    kv->copies_pending = true;
+}
+
+void kva_kv_step_begin(struct kva_kv *kv)
+{
+    if (!kv->copies_pending)
+        return;
+    kva_event_record(kv->copy_event, KVA_QUEUE_COPY);
+    kva_event_wait(kv->copy_event, KVA_QUEUE_COMPUTE);
+    kv->copies_pending = false;
+}
+
+/* --- accounting ---------------------------------------------------------------------------------
+ */
+
+struct kva_tier_bytes kva_kv_seq_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq)
+{
+    return (struct kva_tier_bytes){
+        .device = seq->device_bytes,
+        .host = (uint64_t)(seq->page_count + seq->promised_pages) * kv->shape.page_bytes,
+    };
+}
+
+void kva_kv_usage(const struct kva_kv *kv, struct kva_engine_usage *ret)
+{
+    uint64_t page_bytes = kv->shape.page_bytes;
+    ret->budget.host = kva_page_pool_total(kv->pages) * page_bytes;
+    ret->used.host = kva_page_pool_used(kv->pages) * page_bytes;
+    ret->cached.host = kva_page_pool_evictable(kv->pages) * page_bytes;
+    ret->budget.device = kva_tier_budget_bytes(kv->tier);
+    ret->used.device = kva_tier_used_bytes(kv->tier);
+    ret->cached.device = kv->droppable_count * page_bytes;
+    ret->prefix_lookup_tokens = kv->counters.prefix_lookup_tokens;
+    ret->prefix_hit_tokens = kv->counters.prefix_hit_tokens;
+    ret->fetched_bytes = kv->counters.fetched_bytes;
+    ret->offloaded_bytes = kv->counters.offloaded_bytes;
+}

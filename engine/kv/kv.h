@@ -1,0 +1,167 @@
+/* kv.h - the KV cache of a model instance: two tiers, the sequences' pages, and the policies that
+ * use them.
+ *
+ *     kva_kv            host pages (page_pool.h) + device memory (tier.h) + copies in flight
+ *     kva_kv_seq        the pages of one sequence, in order, under one policy
+ *     kva_kv_policy     which tokens of a sequence are where when a layer attends (policy.h)
+ *
+ * Memory changes hands only between steps. kva_kv_step_begin orders the queues: what compute is
+ * about to overwrite has been copied out, what it is about to read has been copied in.
+ *
+ * Thread rule: engine thread. */
+#ifndef KVA_ENGINE_KV_KV_H
+#define KVA_ENGINE_KV_KV_H
+
+#include "engine/engine.h"
+#include "engine/kv/page_pool.h"
+#include "engine/kv/policy_choice.h"
+#include "engine/kv/tier.h"
+
+#define KVA_NO_PAGE UINT32_MAX
+
+struct kva_kv_policy;
+
+struct kva_kv_shape {
+    uint32_t layers;
+    uint32_t kv_heads;
+    uint32_t head_dim;
+    enum kva_dtype dtype; /* F16 or BF16 */
+    size_t block_bytes;   /* one layer of one page */
+    size_t page_bytes;    /* all layers */
+};
+
+struct kva_kv_params {
+    struct kva_device *device;
+    uint32_t layers;
+    uint32_t kv_heads;
+    uint32_t head_dim;
+    enum kva_dtype dtype;
+    struct kva_tier_bytes budget;
+    bool prefix_cache;
+};
+
+/* Counters since start. */
+struct kva_kv_counters {
+    uint64_t prefix_lookup_tokens;
+    uint64_t prefix_hit_tokens;
+    uint64_t fetched_bytes;
+    uint64_t offloaded_bytes;
+};
+
+struct kva_kv {
+    struct kva_device *device;
+    struct kva_kv_shape shape;
+    struct kva_page_pool *pages;
+    struct kva_tier *tier;
+    struct kva_kv_counters counters;
+
+    /* Pages whose device copy nobody uses now, longest unused first: dropped when the tier is full.
+     */
+    struct kva_page *droppable_head, *droppable_tail;
+    uint32_t droppable_count;
+
+    struct kva_event *compute_event;   /* recorded on the compute queue, waited for by copies */
+    struct kva_event *copy_event;      /* recorded on the copy queue, waited for by compute */
+    struct kva_event *staged_event[2]; /* layer l of the staging policies is in, by parity of l */
+    bool copies_pending;               /* copies were queued since the queues were last ordered */
+};
+
+/* The pages of one sequence. */
+struct kva_kv_seq {
+    const struct kva_kv_policy *policy;
+    struct kva_page **pages; /* [pages_max] */
+    uint32_t pages_max;
+    uint32_t page_count;     /* pages that exist */
+    uint32_t closed_count;   /* the first so many are closed */
+    uint32_t promised_pages; /* host memory promised and not taken yet */
+    uint32_t tokens;         /* tokens whose K and V are complete in every layer */
+    uint64_t scope[2];
+    bool share;    /* look up and feed the prefix cache */
+    bool resident; /* holds its device memory */
+    uint64_t device_bytes;
+    uint64_t fetched_bytes;
+
+    /* --- policies that keep whole pages on the device (full) --- */
+    uint32_t device_page_count; /* the first so many pages are in use there */
+
+    /* --- policies that stage pages layer by layer (offload) --- */
+    void **stage[2]; /* [pages_max]: device block of page i for even and odd layers */
+    uint32_t stage_count;
+    uint32_t staged_layer[2]; /* which layer those hold; UINT32_MAX: none */
+    uint32_t open_page;       /* the last page, on the device in all layers while it is written; or
+                                 KVA_NO_PAGE */
+    void *open_device;
+    bool open_saved; /* its content is in the host page: restore brings it back */
+};
+
+KVA_MUST_CHECK enum kva_status kva_kv_create(const struct kva_kv_params *params,
+                                             struct kva_kv **ret, struct kva_err *err);
+void kva_kv_destroy(struct kva_kv *kv);
+
+/* Storage for a sequence of up to tokens_max tokens; takes no page. Fails: KVA_ENOMEM; KVA_ELIMIT
+ * if it would not fit the budgets alone (err names the tier and both byte counts). */
+KVA_MUST_CHECK enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
+                                               enum kva_kv_policy_id policy, uint32_t tokens_max,
+                                               struct kva_err *err);
+
+/* Gives everything back; closed pages stay in the prefix cache. */
+void kva_kv_seq_finish(struct kva_kv *kv, struct kva_kv_seq *seq);
+
+/* Promise host memory for tokens_max, find the prompt's beginning in the prefix cache, take device
+ * memory for the prompt. At least the last prompt token is left to compute. *ret_cached_tokens is a
+ * multiple of the page size. Fails: KVA_ELIMIT, nothing taken. */
+KVA_MUST_CHECK enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq,
+                                                const uint32_t *prompt, uint32_t prompt_tokens,
+                                                uint32_t tokens_max, uint32_t *ret_cached_tokens,
+                                                struct kva_err *err);
+
+/* Undo an admission. */
+void kva_kv_seq_retreat(struct kva_kv *kv, struct kva_kv_seq *seq);
+
+/* Pages and device memory for `tokens` tokens in all. Fails: KVA_ELIMIT, nothing lost. */
+KVA_MUST_CHECK enum kva_status kva_kv_seq_grow(struct kva_kv *kv, struct kva_kv_seq *seq,
+                                               uint32_t tokens, struct kva_err *err);
+
+/* Give device memory back, keeping what only the device has in the host pages; and take it again.
+ */
+void kva_kv_seq_suspend(struct kva_kv *kv, struct kva_kv_seq *seq);
+KVA_MUST_CHECK enum kva_status kva_kv_seq_resume(struct kva_kv *kv, struct kva_kv_seq *seq,
+                                                 struct kva_err *err);
+
+/* K and V of tokens [seq->tokens, tokens) are complete in every layer; `ids` are all of the
+ * sequence's token ids. Closes pages that became full. */
+void kva_kv_seq_commit(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_t *ids,
+                       uint32_t tokens);
+
+/* Order the queues before a step reads and overwrites device memory. */
+void kva_kv_step_begin(struct kva_kv *kv);
+
+struct kva_tier_bytes kva_kv_seq_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq);
+void kva_kv_usage(const struct kva_kv *kv, struct kva_engine_usage *ret);
+
+/* --- for policies ------------------------------------------------------------------------------
+ */
+
+/* Device memory, dropping unused device copies of pages if need be; NULL: full. */
+void *kva_kv_take_device(struct kva_kv *kv, size_t bytes);
+
+/* Give device memory back; queued copies may still read it until the next step begins. */
+void kva_kv_give_device(struct kva_kv *kv, void *data, size_t bytes);
+
+/* A running sequence starts and stops relying on a page's device copy. */
+void kva_kv_page_use(struct kva_kv *kv, struct kva_page *page);
+void kva_kv_page_unuse(struct kva_kv *kv, struct kva_page *page);
+
+/* Give back the device copy of a page that nobody uses. */
+void kva_kv_page_drop(struct kva_kv *kv, struct kva_page *page);
+
+/* Copies on the copy queue, counted. Fetches come after what compute has been given so far. */
+void kva_kv_fetch(struct kva_kv *kv, struct kva_kv_seq *seq, void *to, const void *from,
+                  size_t bytes);
+void kva_kv_offload(struct kva_kv *kv, void *to, const void *from, size_t bytes);
+
+/* Let the copy queue wait for what compute has been given so far. Call once before a batch of
+ * copies. */
+void kva_kv_order_copies(struct kva_kv *kv);
+
+#endif

@@ -1,0 +1,170 @@
+#include "engine/kv/kv.h"
+#include "engine/kv/policy.h"
+
+#include <stdlib.h>
+
+static enum kva_status check_fits(const struct kva_kv *kv, const struct kva_kv_seq *seq,
+                                  uint32_t tokens_max, struct kva_err *err)
+{
+    uint64_t device = seq->policy->footprint(kv, tokens_max);
+    uint64_t device_budget = kva_tier_budget_bytes(kv->tier);
+    if (device > device_budget)
+        return kva_fail(
+            err, KVA_ELIMIT,
+            "%u tokens need %llu bytes of the device tier under policy '%s', its budget "
+            "is %llu bytes",
+            tokens_max, (unsigned long long)device, seq->policy->name,
+            (unsigned long long)device_budget);
+    uint64_t page_bytes = kv->shape.page_bytes;
+    if (seq->pages_max > kva_page_pool_total(kv->pages))
+        return kva_fail(err, KVA_ELIMIT,
+                        "%u tokens need %llu bytes of the host tier, its budget is %llu bytes",
+                        tokens_max, (unsigned long long)(seq->pages_max * page_bytes),
+                        (unsigned long long)(kva_page_pool_total(kv->pages) * page_bytes));
+    return KVA_OK;
+}
+
+enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
+                                enum kva_kv_policy_id policy, uint32_t tokens_max,
+                                struct kva_err *err)
+{
+    *seq = (struct kva_kv_seq){
+        .policy = kva_kv_policy_get(policy),
+        .pages_max = kva_kv_pages(tokens_max),
+        .open_page = KVA_NO_PAGE,
+        .staged_layer = {UINT32_MAX, UINT32_MAX},
+    };
+    enum kva_status status = check_fits(kv, seq, tokens_max, err);
+    if (status)
+        return status;
+    seq->pages = calloc(seq->pages_max, sizeof(struct kva_page *));
+    seq->stage[0] = calloc(seq->pages_max, sizeof(void *));
+    seq->stage[1] = calloc(seq->pages_max, sizeof(void *));
+    if (seq->pages && seq->stage[0] && seq->stage[1])
+        return KVA_OK;
+    kva_kv_seq_finish(kv, seq);
+    return kva_fail(err, KVA_ENOMEM, "out of memory for the page table of %u tokens", tokens_max);
+}
+
+/* Let all pages go, the last one first, so that the cache evicts ends before beginnings. */
+static void release_pages(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    while (seq->page_count > 0)
+        kva_page_pool_release(kv->pages, seq->pages[--seq->page_count]);
+    kva_page_pool_unpromise(kv->pages, seq->promised_pages);
+    seq->promised_pages = 0;
+    seq->closed_count = 0;
+    seq->tokens = 0;
+}
+
+void kva_kv_seq_retreat(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    if (seq->resident)
+        seq->policy->release(kv, seq, false);
+    seq->resident = false;
+    release_pages(kv, seq);
+}
+
+void kva_kv_seq_finish(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    kva_kv_seq_retreat(kv, seq);
+    free(seq->pages);
+    free(seq->stage[0]);
+    free(seq->stage[1]);
+    *seq = (struct kva_kv_seq){0};
+}
+
+/* Hold the cached pages that the prompt begins with. One token at least must be computed: its
+ * logits are wanted. */
+static void find_prefix(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_t *prompt,
+                        uint32_t prompt_tokens)
+{
+    uint32_t pages_max = (prompt_tokens - 1) / KVA_PAGE_TOKENS;
+    struct kva_page *parent = NULL;
+    while (seq->page_count < pages_max) {
+        struct kva_page *page = kva_page_pool_find(kv->pages, parent, seq->scope,
+                                                   prompt + seq->page_count * KVA_PAGE_TOKENS);
+        if (!page || !kva_page_pool_hold(kv->pages, page))
+            break;
+        seq->pages[seq->page_count++] = page;
+        parent = page;
+    }
+    seq->closed_count = seq->page_count;
+    seq->tokens = seq->page_count * KVA_PAGE_TOKENS;
+}
+
+/* Take promised pages until `count` exist. */
+static void take_pages(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)
+{
+    while (seq->page_count < count) {
+        seq->pages[seq->page_count++] = kva_page_pool_take(kv->pages);
+        seq->promised_pages--;
+    }
+}
+
+enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_t *prompt,
+                                 uint32_t prompt_tokens, uint32_t tokens_max,
+                                 uint32_t *ret_cached_tokens, struct kva_err *err)
+{
+    if (seq->share)
+        find_prefix(kv, seq, prompt, prompt_tokens);
+    uint32_t cached = seq->tokens;
+    uint32_t missing = kva_kv_pages(tokens_max) - seq->page_count;
+    if (!kva_page_pool_promise(kv->pages, missing)) {
+        release_pages(kv, seq);
+        return kva_fail(err, KVA_ELIMIT, "the host tier has no room for %u more pages now",
+                        missing);
+    }
+    seq->promised_pages = missing;
+    take_pages(kv, seq, kva_kv_pages(prompt_tokens));
+    if (!seq->policy->reserve(kv, seq, prompt_tokens)) {
+        release_pages(kv, seq);
+        return kva_fail(err, KVA_ELIMIT, "the device tier has no room for %u more tokens now",
+                        prompt_tokens - cached);
+    }
+    seq->resident = true;
+    if (seq->share) {
+        kv->counters.prefix_lookup_tokens += prompt_tokens;
+        kv->counters.prefix_hit_tokens += cached;
+    }
+    *ret_cached_tokens = cached;
+    return KVA_OK;
+}
+
+enum kva_status kva_kv_seq_grow(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t tokens,
+                                struct kva_err *err)
+{
+    take_pages(kv, seq, kva_kv_pages(tokens));
+    if (seq->policy->reserve(kv, seq, tokens))
+        return KVA_OK;
+    return kva_fail(err, KVA_ELIMIT, "the device tier has no room for one more page now");
+}
+
+void kva_kv_seq_suspend(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    seq->policy->release(kv, seq, true);
+    seq->resident = false;
+}
+
+enum kva_status kva_kv_seq_resume(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
+{
+    if (!seq->policy->restore(kv, seq))
+        return kva_fail(err, KVA_ELIMIT, "the device tier has no room for %u tokens now",
+                        seq->tokens);
+    seq->resident = true;
+    return KVA_OK;
+}
+
+void kva_kv_seq_commit(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_t *ids,
+                       uint32_t tokens)
+{
+    seq->tokens = tokens;
+    while ((seq->closed_count + 1) * KVA_PAGE_TOKENS <= tokens) {
+        uint32_t index = seq->closed_count++;
+        struct kva_page *page = seq->pages[index];
+        seq->policy->close_page(kv, seq, index);
+        page->on_host = true;
+        kva_page_pool_close(kv->pages, page, index ? seq->pages[index - 1] : NULL, seq->scope,
+                            ids + index * KVA_PAGE_TOKENS, seq->share);
+    }
+}

@@ -1,0 +1,44 @@
+/* model_engine.h - the engine: a model on a device behind the scheduler's contract (engine.h).
+ *
+ * A step is one pass over all decoding rows together with the prompts that fit the step whole, then
+ * the work quota of long prompts. Long prompts are prefilled layer-major: all of a layer's chunks
+ * before the next layer, so that a policy that keeps KV on the host needs device memory for one
+ * layer of the prompt only. The cursor (layer, position) stands still between steps, which lets
+ * running streams decode in between.
+ *
+ * Thread rule: created anywhere, used by the engine thread. */
+#ifndef KVA_ENGINE_MODEL_ENGINE_H
+#define KVA_ENGINE_MODEL_ENGINE_H
+
+#include "engine/engine.h"
+#include "engine/model/model.h"
+
+struct kva_model_engine_params {
+    struct kva_device *device;     /* outlives the engine */
+    const struct kva_model *model; /* the same */
+    struct kva_tier_bytes budget;
+    uint32_t context_max;     /* 0: the model's */
+    uint32_t sequences_max;   /* admitted at once */
+    uint32_t step_tokens_max; /* rows of a step */
+    bool prefix_cache;
+    /* F16 or BF16; F32: chosen by the model's own format (BF16 for BF16, else F16). */
+    enum kva_dtype kv_dtype;
+};
+
+/* The KV format that kv_dtype = F32 stands for. */
+enum kva_dtype kva_model_engine_kv_dtype(const struct kva_model *model);
+
+/* Fails: KVA_EINVAL (budgets under one page, limits out of range), KVA_ENOMEM. */
+KVA_MUST_CHECK enum kva_status kva_model_engine_create(const struct kva_model_engine_params *params,
+                                                       struct kva_engine **ret,
+                                                       struct kva_err *err);
+
+/* All sequences must have been destroyed. NULL is allowed. */
+void kva_model_engine_destroy(struct kva_engine *engine);
+
+/* What memory is for, in lines for people: weights, scratch, tiers, and how many sequences of which
+ * length fit under each policy. */
+struct kva_buf;
+void kva_model_engine_describe(const struct kva_engine *engine, struct kva_buf *out);
+
+#endif

@@ -1,0 +1,112 @@
+#include "tests/cmocka.h"
+
+#include "tests/engine/fixture.h"
+
+#include "engine/sampler.h"
+#include "tests/data.h"
+
+#include <string.h>
+
+static void expect_ok(enum kva_status status, const struct kva_err *err)
+{
+    if (status)
+        fail_msg("%s: %s", kva_status_info(status)->name, err->message);
+}
+
+void fixture_open(struct fixture *fixture, const struct fixture_params *params)
+{
+    struct kva_err err = {0};
+    char path[4096];
+    if (params->model_path[0] == '/')
+        snprintf(path, sizeof(path), "%s", params->model_path);
+    else
+        kva_test_source(params->model_path, path, sizeof(path));
+    const struct kva_device_params device = {
+        .threads = params->threads,
+        .cpu_level_mask = params->cpu_level_mask,
+        .copy_delay_max_us = params->copy_delay_max_us,
+        .copy_delay_seed = params->seed,
+    };
+    expect_ok(kva_device_open_cpu(&device, &fixture->device, &err), &err);
+    const struct kva_model_open_params open = {.dir_path = path};
+    expect_ok(kva_model_open(&open, &fixture->model, &err), &err);
+    uint64_t plenty = 64ull << 20;
+    const struct kva_model_engine_params engine = {
+        .device = fixture->device,
+        .model = fixture->model,
+        .budget = {params->device_bytes ? params->device_bytes : plenty,
+                   params->host_bytes ? params->host_bytes : plenty},
+        .context_max = params->context_max,
+        .sequences_max = 16,
+        .step_tokens_max = params->step_tokens_max ? params->step_tokens_max : 64,
+        .prefix_cache = params->prefix_cache,
+        .kv_dtype = KVA_F32,
+    };
+    expect_ok(kva_model_engine_create(&engine, &fixture->engine, &err), &err);
+}
+
+void fixture_close(struct fixture *fixture)
+{
+    kva_model_engine_destroy(fixture->engine);
+    kva_model_close(fixture->model);
+    kva_device_close(fixture->device);
+    *fixture = (struct fixture){0};
+}
+
+struct kva_sampling_params fixture_greedy(void)
+{
+    return (struct kva_sampling_params){
+        .top_p = 1, .repetition_penalty = 1, .logprobs = -1, .prompt_logprobs = -1};
+}
+
+struct kva_sequence *fixture_start(struct fixture *fixture,
+                                   const struct kva_sequence_params *params)
+{
+    struct kva_err err = {0};
+    struct kva_sequence *seq;
+    struct kva_engine *engine = fixture->engine;
+    uint32_t cached;
+    expect_ok(engine->ops->create(engine->self, params, &seq, &err), &err);
+    expect_ok(engine->ops->admit(engine->self, seq, &cached, &err), &err);
+    return seq;
+}
+
+uint32_t fixture_prefill(struct fixture *fixture, struct kva_sequence *seq, uint32_t quota)
+{
+    struct kva_err err = {0};
+    struct kva_engine *engine = fixture->engine;
+    for (int step = 0; step < 100000; step++) {
+        struct kva_step_item item = {.seq = seq, .prefill_tokens = quota};
+        expect_ok(engine->ops->step(engine->self, &item, 1, &err), &err);
+        assert_int_equal(item.status, KVA_OK);
+        assert_true(item.prefill_done <= quota);
+        if (item.emitted)
+            return item.token.token;
+    }
+    fail_msg("the prefill does not end");
+    return 0;
+}
+
+void fixture_decode(struct fixture *fixture, struct kva_sequence *const *seqs, uint32_t count,
+                    uint32_t *tokens)
+{
+    struct kva_err err = {0};
+    struct kva_engine *engine = fixture->engine;
+    struct kva_step_item items[16] = {0};
+    for (uint32_t i = 0; i < count; i++) {
+        items[i].seq = seqs[i];
+        expect_ok(engine->ops->grow(engine->self, seqs[i], &err), &err);
+    }
+    expect_ok(engine->ops->step(engine->self, items, count, &err), &err);
+    for (uint32_t i = 0; i < count; i++) {
+        assert_int_equal(items[i].status, KVA_OK);
+        assert_true(items[i].emitted);
+        tokens[i] = items[i].token.token;
+    }
+}
+
+void fixture_prompt(uint32_t *ids, uint32_t count, uint32_t vocab, uint64_t seed)
+{
+    for (uint32_t i = 0; i < count; i++)
+        ids[i] = (uint32_t)(kva_sampler_uniform(seed, i) * vocab);
+}

@@ -1,0 +1,48 @@
+/* fixture.h - an engine on a small model, and ways to drive it without a scheduler. */
+#ifndef KVA_TESTS_ENGINE_FIXTURE_H
+#define KVA_TESTS_ENGINE_FIXTURE_H
+
+#include "engine/model_engine.h"
+#include "kernels/device.h"
+
+struct fixture_params {
+    const char *model_path; /* relative to the source root, or absolute */
+    uint32_t threads;
+    uint32_t cpu_level_mask;
+    uint32_t copy_delay_max_us;
+    uint64_t seed;
+    uint64_t device_bytes; /* 0: plenty */
+    uint64_t host_bytes;
+    uint32_t context_max;
+    uint32_t step_tokens_max; /* 0: 64 */
+    bool prefix_cache;
+};
+
+struct fixture {
+    struct kva_device *device;
+    struct kva_model *model;
+    struct kva_engine *engine;
+};
+
+/* Fails the test on any error. */
+void fixture_open(struct fixture *fixture, const struct fixture_params *params);
+void fixture_close(struct fixture *fixture);
+
+/* Greedy, nothing else. */
+struct kva_sampling_params fixture_greedy(void);
+
+/* A sequence as `params` describes it, admitted. */
+struct kva_sequence *fixture_start(struct fixture *fixture,
+                                   const struct kva_sequence_params *params);
+
+/* Prefill in quotas of `quota` tokens; the first output token. */
+uint32_t fixture_prefill(struct fixture *fixture, struct kva_sequence *seq, uint32_t quota);
+
+/* One decode step of some sequences; tokens[i] is sequence i's. */
+void fixture_decode(struct fixture *fixture, struct kva_sequence *const *seqs, uint32_t count,
+                    uint32_t *tokens);
+
+/* Prompt of `count` ids that look random, the same for the same seed, below `vocab`. */
+void fixture_prompt(uint32_t *ids, uint32_t count, uint32_t vocab, uint64_t seed);
+
+#endif

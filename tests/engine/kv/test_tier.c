@@ -1,0 +1,107 @@
+#include "tests/cmocka.h"
+
+#include "engine/kv/tier.h"
+
+#include <string.h>
+
+static struct kva_device *open_device(void)
+{
+    struct kva_device *device;
+    struct kva_err err;
+    assert_int_equal(kva_device_open_cpu(&(struct kva_device_params){.threads = 1}, &device, &err),
+                     KVA_OK);
+    return device;
+}
+
+static void test_tier__items_never_overlap_and_all_come_back(void **state KVA_UNUSED)
+{
+    enum { CHUNK = 4096, CHUNKS = 10, SIZES = 3, LIVE_MAX = 200, ROUNDS = 20000 };
+    static const size_t sizes[SIZES] = {4096, 1024, 320};
+    struct kva_device *device = open_device();
+    struct kva_tier *tier;
+    struct kva_err err;
+    assert_int_equal(kva_tier_create(device, CHUNK * CHUNKS + 100, CHUNK, &tier, &err), KVA_OK);
+    assert_int_equal(kva_tier_budget_bytes(tier), CHUNK * CHUNKS);
+    struct {
+        unsigned char *data;
+        size_t size;
+        unsigned char mark;
+    } live[LIVE_MAX];
+    uint32_t count = 0;
+    uint32_t refused = 0;
+    uint64_t rng = 12345;
+    for (int round = 0; round < ROUNDS; round++) {
+        rng = rng * 6364136223846793005ull + 1442695040888963407ull;
+        uint32_t dice = (uint32_t)(rng >> 33);
+        if (dice % 2 && count < LIVE_MAX) {
+            size_t size = sizes[dice / 2 % SIZES];
+            unsigned char *data = kva_tier_take(tier, size);
+            if (!data) {
+                refused++;
+                continue;
+            }
+            live[count].data = data;
+            live[count].size = size;
+            live[count].mark = (unsigned char)round;
+            memset(data, (unsigned char)round, size);
+            count++;
+        } else if (count > 0) {
+            uint32_t at = dice / 2 % count;
+            for (size_t i = 0; i < live[at].size; i++) {
+                if (live[at].data[i] != live[at].mark)
+                    fail_msg("round %d: byte %zu of an item was overwritten", round, i);
+            }
+            kva_tier_give(tier, live[at].data, live[at].size);
+            live[at] = live[--count];
+        }
+        assert_true(kva_tier_used_bytes(tier) <= kva_tier_budget_bytes(tier));
+    }
+    assert_true(refused > 0);
+    while (count > 0) {
+        count--;
+        kva_tier_give(tier, live[count].data, live[count].size);
+    }
+    assert_int_equal(kva_tier_used_bytes(tier), 0);
+    kva_tier_destroy(tier);
+    kva_device_close(device);
+}
+
+static void test_tier__footprint_is_what_an_empty_tier_takes(void **state KVA_UNUSED)
+{
+    struct kva_device *device = open_device();
+    struct kva_tier *tier;
+    struct kva_err err;
+    assert_int_equal(kva_tier_create(device, 64 * 4096, 4096, &tier, &err), KVA_OK);
+    for (uint32_t count = 1; count < 60; count += 7) {
+        void *items[60];
+        uint64_t want = kva_tier_footprint(tier, 1000, count);
+        for (uint32_t i = 0; i < count; i++)
+            items[i] = kva_tier_take(tier, 1000);
+        assert_int_equal(kva_tier_used_bytes(tier), want);
+        for (uint32_t i = 0; i < count; i++)
+            kva_tier_give(tier, items[i], 1000);
+    }
+    kva_tier_destroy(tier);
+    kva_device_close(device);
+}
+
+static void test_tier__a_budget_under_one_chunk_is_refused(void **state KVA_UNUSED)
+{
+    struct kva_device *device = open_device();
+    struct kva_tier *tier;
+    struct kva_err err;
+    assert_int_equal(kva_tier_create(device, 4095, 4096, &tier, &err), KVA_EINVAL);
+    assert_non_null(strstr(err.message, "4095"));
+    assert_non_null(strstr(err.message, "4096"));
+    kva_device_close(device);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tier__items_never_overlap_and_all_come_back),
+        cmocka_unit_test(test_tier__footprint_is_what_an_empty_tier_takes),
+        cmocka_unit_test(test_tier__a_budget_under_one_chunk_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
