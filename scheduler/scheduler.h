@@ -103,9 +103,10 @@ struct kva_scheduler_params {
     uint32_t waiting_max;       /* choices waiting for their first admission; more are refused */
     uint32_t step_tokens_max;   /* decode rows + prefill tokens of a step, <= engine's */
     uint32_t prefill_share_pct; /* of the step's tokens that prefill may take while others decode:
-                                   running streams keep their rhythm */
-    uint64_t aging_ns;          /* one priority level is gained per this long in the queue */
-    kva_output_fn on_output;    /* called within submit, cancel and step */
+                                   running streams keep their rhythm; 1..100 */
+    uint64_t aging_ns;          /* one priority level is gained per this long in the queue; 0: none,
+                                   strict priorities */
+    kva_output_fn on_output;    /* called within cancel and step; must not call the scheduler */
     void *opaque;
 };
 

@@ -4,7 +4,8 @@
  * and the receiver is woken at most once per step. No lock is held while a step runs.
  *
  * Thread rule: submit, cancel, get_stats, get_view: any thread. poll: one thread (the event loop).
- * `wake` is called on the engine thread and must only signal (write an eventfd). */
+ * `wake` is called on the engine thread and must only signal (write an eventfd). The scheduler's
+ * clock is read on any thread. */
 #ifndef KVA_SCHEDULER_SERVICE_H
 #define KVA_SCHEDULER_SERVICE_H
 
@@ -16,11 +17,18 @@ struct kva_service_params {
     struct kva_scheduler_params scheduler; /* on_output and opaque are the service's own */
     void (*wake)(void *opaque);            /* outputs are ready to be polled */
     void *wake_opaque;
-    /* Called on the engine thread before its first step and after its last: per-thread set-up. May
-     * be NULL. */
+    /* Called on the engine thread with wake_opaque, before its first step and after its last:
+     * per-thread set-up. May be NULL. */
     void (*thread_begin)(void *opaque);
     void (*thread_end)(void *opaque);
+    /* The engine pauses while more than this waits to be polled; 0: KVA_SERVICE_OUTPUT_BYTES. */
+    size_t output_bytes_max;
 };
+
+#define KVA_SERVICE_OUTPUT_BYTES (64u << 20)
+
+/* Entries of the live view. */
+#define KVA_SERVICE_VIEWS_MAX 1024u
 
 KVA_MUST_CHECK enum kva_status kva_service_start(const struct kva_service_params *params,
                                                  struct kva_service **ret, struct kva_err *err);
@@ -39,7 +47,10 @@ void kva_service_cancel(struct kva_service *service, uint64_t request_id, uint32
  * many. */
 size_t kva_service_poll(struct kva_service *service, kva_output_fn fn, void *opaque);
 
-/* As of the end of the last step (and submissions since). */
+/* Stats: as of the end of the last step, and submissions since. The view costs more to make, so it
+ * is as of some step of the last KVA_SERVICE_VIEW_NS, or the last one if nothing runs; at most
+ * KVA_SERVICE_VIEWS_MAX choices. */
+#define KVA_SERVICE_VIEW_NS (100u * 1000 * 1000)
 void kva_service_get_stats(struct kva_service *service, struct kva_scheduler_stats *ret);
 uint32_t kva_service_get_view(struct kva_service *service, struct kva_choice_view *views,
                               uint32_t max);

@@ -1,0 +1,181 @@
+/* internal.h - what the scheduler's own files share. Not for other modules.
+ *
+ * Terms: a request has one or more choices, each of them one sequence of the engine. The group is
+ * the scheduler's record of a request. A choice is at any time in exactly one place:
+ *
+ *     siblings of its group      SIBLING    waits until another choice of the group has prefilled
+ *     heap `waiting`             WAITING    no memory yet
+ *     list `prefill`   \  heap   PREFILL    has device memory, prompt unfinished
+ *     list `decode`    / victims DECODE     has device memory, one token per step
+ *     heap `suspended`           SUSPENDED  device memory given back, host memory kept
+ *
+ * One total order rules admission, resumption and (reversed) preemption: (aged priority, arrival).
+ * Two priorities age at the same rate, so that the order of two choices never changes: the key
+ * priority * aging_ns + submitted_ns is computed once. Because it is one order, the first of all
+ * live choices is never preempted, which is why everything ends. */
+#ifndef KVA_SCHEDULER_INTERNAL_H
+#define KVA_SCHEDULER_INTERNAL_H
+
+#include "scheduler/heap.h"
+#include "scheduler/id_table.h"
+#include "scheduler/list.h"
+#include "scheduler/scheduler.h"
+
+#define KVA_SCHEDULER_QUEUE_MAX (1u << 20) /* of waiting_max and sequences_max */
+
+enum kva_choice_state {
+    KVA_CHOICE_SIBLING,
+    KVA_CHOICE_WAITING,
+    KVA_CHOICE_PREFILL,
+    KVA_CHOICE_DECODE,
+    KVA_CHOICE_SUSPENDED,
+    KVA_CHOICE_ENDED,
+};
+
+struct kva_group;
+
+/* Members that every decode step touches come first. */
+struct kva_choice {
+    struct kva_list run; /* of `prefill` or `decode` */
+    struct kva_sequence *seq;
+    uint64_t planned_step; /* the step that it was last planned for */
+    uint32_t item_index;   /* its item in that step; UINT32_MAX: none */
+    enum kva_choice_state state;
+    uint32_t output_tokens;
+    uint32_t output_tokens_max;
+    uint32_t prompt_tokens;
+    uint32_t stop_id_count;
+    const uint32_t *stop_ids;
+    uint64_t request_id;
+    uint32_t index; /* within the request */
+    uint32_t preemptions;
+    struct kva_choice_times times;
+
+    struct kva_group *group;
+    struct kva_heap_node order; /* of `waiting`, `suspended` or `victims` */
+    struct kva_list age;        /* of `live` */
+    int64_t key;
+    uint64_t arrival;
+    uint32_t cached_tokens;
+    uint32_t prefill_done;  /* tokens' worth, cached ones not included */
+    uint32_t prefill_quota; /* in the step being planned */
+    uint32_t bypassed;      /* choices admitted ahead of it while it was first */
+    uint64_t device_bytes;  /* held when it was suspended */
+    bool progress_sent;
+    bool prefill_resumes; /* SUSPENDED: prefill is unfinished */
+};
+
+struct kva_group {
+    struct kva_id_node id_node;
+    struct kva_heap_node deadline;
+    struct kva_request *request;
+    struct kva_sampling_params sibling_sampling; /* without prompt_logprobs: choice 0 has them */
+    uint32_t live;                               /* choices that have not ended */
+    uint32_t siblings;                           /* of them: in state SIBLING */
+    bool has_deadline;
+    struct kva_choice choices[];
+};
+
+/* What a step is being made of. */
+struct kva_step_plan {
+    uint32_t rows;          /* decode rows + prefill tokens so far */
+    uint32_t prefill_quota; /* prefill tokens that this step may have */
+    uint32_t prefill_used;
+    uint32_t unfinished; /* prefills that will be unfinished after the step */
+    bool preempted;
+};
+
+struct kva_scheduler {
+    struct kva_scheduler_params params;
+    const struct kva_engine_ops *ops;
+    void *engine_self;
+    uint32_t step_tokens_max;
+    uint32_t sequences_max;
+
+    struct kva_id_table groups;
+    struct kva_list live; /* all choices, oldest first */
+    struct kva_heap waiting;
+    struct kva_heap suspended;
+    struct kva_heap victims; /* running choices, reversed order: the worst on top */
+    struct kva_heap deadlines;
+    struct kva_list prefill;
+    struct kva_list decode;
+    uint32_t prefill_count;
+    uint32_t decode_count;
+    uint32_t sibling_count;
+    uint32_t suspended_prefills; /* suspended choices whose prefill is unfinished */
+    uint64_t arrivals;
+    uint64_t step_serial;
+
+    struct kva_step_item *items;
+    struct kva_choice **owners; /* of items */
+    uint32_t item_count;
+    uint32_t item_max;
+
+    /* Device bytes of one page under each policy, as observed; 0: not seen yet. */
+    uint64_t page_bytes[KVA_KV_POLICY_COUNT];
+    struct kva_engine_usage usage;    /* as of the last refresh */
+    enum kva_wait_reason wait_reason; /* why the first waiting choice waits */
+    uint64_t stuck_since_ns;          /* nothing runs, nothing can be admitted; 0: not so */
+    enum kva_status device_status;
+    struct kva_err device_err;
+    struct kva_scheduler_stats stats; /* counters and running_by_policy only */
+};
+
+/* --- choice.c: how a choice changes place ------------------------------------------------- */
+
+void kva_choice_enter_waiting(struct kva_scheduler *s, struct kva_choice *c);
+void kva_choice_enter_running(struct kva_scheduler *s, struct kva_choice *c, bool decode);
+void kva_choice_prefill_finished(struct kva_scheduler *s, struct kva_choice *c);
+void kva_choice_suspend(struct kva_scheduler *s, struct kva_choice *c);
+
+/* Emit END, give everything back; frees the group with its last choice. */
+void kva_choice_end(struct kva_scheduler *s, struct kva_choice *c, enum kva_finish_reason reason,
+                    enum kva_status status, uint32_t stop_token, uint64_t now_ns);
+void kva_group_end(struct kva_scheduler *s, struct kva_group *group, enum kva_finish_reason reason,
+                   enum kva_status status, uint64_t now_ns);
+void kva_scheduler_end_all(struct kva_scheduler *s, enum kva_status status, uint64_t now_ns);
+
+/* Free a group that is in no table, its sequences and its request. */
+void kva_group_free(struct kva_scheduler *s, struct kva_group *group);
+
+/* Put an event of `c` together and hand it out. */
+void kva_choice_emit_token(struct kva_scheduler *s, struct kva_choice *c,
+                           const struct kva_token_output *token, uint64_t now_ns);
+void kva_choice_emit_progress(struct kva_scheduler *s, struct kva_choice *c, uint64_t now_ns);
+void kva_choice_emit_prompt_logprobs(struct kva_scheduler *s, struct kva_choice *c,
+                                     uint64_t now_ns);
+
+/* --- submit.c ------------------------------------------------------------------------------ */
+
+/* Everything that can be said of a request from constants alone; any thread. */
+KVA_MUST_CHECK enum kva_status kva_request_check(const struct kva_scheduler_params *params,
+                                                 const struct kva_request *request,
+                                                 struct kva_err *err);
+
+/* --- admit.c ------------------------------------------------------------------------------- */
+
+void kva_scheduler_resume_suspended(struct kva_scheduler *s, uint64_t now_ns);
+void kva_scheduler_admit_waiting(struct kva_scheduler *s, struct kva_step_plan *plan,
+                                 uint64_t now_ns);
+
+/* --- helpers ------------------------------------------------------------------------------- */
+
+static inline uint32_t kva_running_count(const struct kva_scheduler *s)
+{
+    return s->prefill_count + s->decode_count;
+}
+
+static inline uint32_t kva_waiting_count(const struct kva_scheduler *s)
+{
+    return s->waiting.count + s->sibling_count;
+}
+
+/* Prompt tokens whose work is still to be done: at least 1 until the engine has emitted a token. */
+static inline uint32_t kva_prefill_left(const struct kva_choice *c)
+{
+    uint32_t done = c->cached_tokens + c->prefill_done;
+    return done < c->prompt_tokens ? c->prompt_tokens - done : 1;
+}
+
+#endif

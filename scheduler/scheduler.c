@@ -1,0 +1,152 @@
+#include "scheduler/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static enum kva_status check_params(const struct kva_scheduler_params *params, struct kva_err *err)
+{
+    const struct kva_engine_limits *limits = &params->engine->limits;
+    if (params->running_max == 0 || params->running_max > limits->sequences_max)
+        return kva_fail_param(err, KVA_EINVAL, "running_max",
+                              "running_max is %u, it must be 1 to %u, the engine's sequences_max",
+                              params->running_max, limits->sequences_max);
+    if (limits->sequences_max > KVA_SCHEDULER_QUEUE_MAX)
+        return kva_fail_param(err, KVA_EINVAL, "sequences_max",
+                              "sequences_max is %u, the scheduler takes at most %u",
+                              limits->sequences_max, KVA_SCHEDULER_QUEUE_MAX);
+    if (params->waiting_max == 0 || params->waiting_max > KVA_SCHEDULER_QUEUE_MAX)
+        return kva_fail_param(err, KVA_EINVAL, "waiting_max",
+                              "waiting_max is %u, it must be 1 to %u", params->waiting_max,
+                              KVA_SCHEDULER_QUEUE_MAX);
+    if (params->step_tokens_max == 0 || params->step_tokens_max > limits->step_tokens_max)
+        return kva_fail_param(
+            err, KVA_EINVAL, "step_tokens_max",
+            "step_tokens_max is %u, it must be 1 to %u, the engine's step_tokens_max",
+            params->step_tokens_max, limits->step_tokens_max);
+    if (params->prefill_share_pct == 0 || params->prefill_share_pct > 100)
+        return kva_fail_param(err, KVA_EINVAL, "prefill_share_pct",
+                              "prefill_share_pct is %u, it must be 1 to 100",
+                              params->prefill_share_pct);
+    if (limits->partial_prefills_max == 0)
+        return kva_fail_param(err, KVA_EINVAL, "partial_prefills_max",
+                              "partial_prefills_max is 0, long prompts need at least 1");
+    return KVA_OK;
+}
+
+static enum kva_status allocate(struct kva_scheduler *s)
+{
+    uint32_t running_max = s->params.running_max;
+    uint32_t live_max = s->params.waiting_max + s->sequences_max;
+    s->item_max = kva_min_u32(running_max, s->step_tokens_max);
+    s->items = calloc(s->item_max, sizeof(s->items[0]));
+    s->owners = calloc(s->item_max, sizeof(struct kva_choice *));
+    if (!s->items || !s->owners)
+        return KVA_ENOMEM;
+    if (kva_heap_init(&s->waiting, s->params.waiting_max) != KVA_OK ||
+        kva_heap_init(&s->suspended, s->sequences_max) != KVA_OK ||
+        kva_heap_init(&s->victims, running_max) != KVA_OK ||
+        kva_heap_init(&s->deadlines, live_max) != KVA_OK)
+        return KVA_ENOMEM;
+    return kva_id_table_init(&s->groups, live_max);
+}
+
+enum kva_status kva_scheduler_create(const struct kva_scheduler_params *params,
+                                     struct kva_scheduler **ret, struct kva_err *err)
+{
+    enum kva_status status = check_params(params, err);
+    if (status != KVA_OK)
+        return status;
+    struct kva_scheduler *s = calloc(1, sizeof(*s));
+    if (!s)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for a scheduler");
+    s->params = *params;
+    s->ops = params->engine->ops;
+    s->engine_self = params->engine->self;
+    s->step_tokens_max = params->step_tokens_max;
+    s->sequences_max = params->engine->limits.sequences_max;
+    kva_list_init(&s->live);
+    kva_list_init(&s->prefill);
+    kva_list_init(&s->decode);
+    if (allocate(s) != KVA_OK) {
+        kva_scheduler_destroy(s);
+        return kva_fail(err, KVA_ENOMEM,
+                        "out of memory for a scheduler of %u waiting and %u running choices",
+                        params->waiting_max, params->running_max);
+    }
+    *ret = s;
+    return KVA_OK;
+}
+
+void kva_scheduler_destroy(struct kva_scheduler *s)
+{
+    if (!s)
+        return;
+    while (!kva_list_empty(&s->live)) {
+        struct kva_group *group = KVA_CONTAINER_OF(s->live.next, struct kva_choice, age)->group;
+        for (uint32_t i = 0; i < group->request->choices; i++)
+            kva_list_remove(&group->choices[i].age);
+        kva_group_free(s, group);
+    }
+    kva_heap_finish(&s->waiting);
+    kva_heap_finish(&s->suspended);
+    kva_heap_finish(&s->victims);
+    kva_heap_finish(&s->deadlines);
+    kva_id_table_finish(&s->groups);
+    free(s->items);
+    free(s->owners);
+    free(s);
+}
+
+void kva_scheduler_get_stats(const struct kva_scheduler *s, struct kva_scheduler_stats *ret)
+{
+    *ret = s->stats;
+    ret->running = kva_running_count(s);
+    ret->suspended = s->suspended.count;
+    ret->waiting = kva_waiting_count(s);
+    ret->waiting_by_reason[KVA_WAIT_SIBLING] = s->sibling_count;
+    ret->waiting_by_reason[s->wait_reason] += s->waiting.count;
+    s->ops->usage(s->engine_self, &ret->engine);
+}
+
+static const char *state_name(enum kva_choice_state state)
+{
+    switch (state) {
+    case KVA_CHOICE_PREFILL:
+        return "prefill";
+    case KVA_CHOICE_DECODE:
+        return "decode";
+    case KVA_CHOICE_SUSPENDED:
+        return "suspended";
+    case KVA_CHOICE_SIBLING:
+    case KVA_CHOICE_WAITING:
+    case KVA_CHOICE_ENDED:
+        break;
+    }
+    return "waiting";
+}
+
+uint32_t kva_scheduler_get_view(const struct kva_scheduler *s, struct kva_choice_view *views,
+                                uint32_t max)
+{
+    uint64_t now_ns = kva_clock_now(s->params.clock);
+    uint32_t count = 0;
+    for (const struct kva_list *at = s->live.next; at != &s->live && count < max; at = at->next) {
+        const struct kva_choice *c = KVA_CONTAINER_OF(at, const struct kva_choice, age);
+        struct kva_choice_view *view = &views[count++];
+        uint64_t since_ns = c->times.submitted_ns;
+        *view = (struct kva_choice_view){
+            .request_id = c->request_id,
+            .choice = c->index,
+            .state = state_name(c->state),
+            .priority = c->group->request->priority,
+            .prompt_tokens = c->prompt_tokens,
+            .prefilled_tokens = kva_min_u32(c->cached_tokens + c->prefill_done, c->prompt_tokens),
+            .output_tokens = c->output_tokens,
+            .preemptions = c->preemptions,
+            .age_ns = now_ns > since_ns ? now_ns - since_ns : 0,
+        };
+        if (c->times.admitted_ns != 0)
+            s->ops->sequence_info(s->engine_self, c->seq, &view->info);
+    }
+    return count;
+}

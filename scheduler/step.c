@@ -1,0 +1,282 @@
+/* step.c - one iteration: who decodes, who prefills how much, and what became of it. */
+#include "scheduler/internal.h"
+
+/* While prefill waits, decoding leaves it at least this part of the step. */
+#define PREFILL_FLOOR_DIVISOR 16u
+
+/* While prompts wait, the oldest prefill leaves them this part of the quota, so that short ones
+ * need not wait for a long one's end. */
+#define SHORT_PROMPT_DIVISOR 4u
+
+/* When nothing runs and nothing can be admitted, memory may still be on its way back (a copy in
+ * flight): look again after this long, and give up on the first choice after that long. */
+#define STUCK_RETRY_NS KVA_NS_PER_MS
+#define STUCK_LIMIT_NS KVA_NS_PER_S
+
+static bool is_planned(const struct kva_scheduler *s, const struct kva_choice *c)
+{
+    return c->planned_step == s->step_serial && c->item_index != UINT32_MAX;
+}
+
+static void plan_item(struct kva_scheduler *s, struct kva_choice *c, uint32_t prefill_tokens)
+{
+    struct kva_step_item *item = &s->items[s->item_count];
+    item->seq = c->seq;
+    item->prefill_tokens = prefill_tokens;
+    item->status = KVA_OK;
+    item->prefill_done = 0;
+    item->emitted = false;
+    item->token.top_count = 0;
+    s->owners[s->item_count] = c;
+    c->planned_step = s->step_serial;
+    c->item_index = s->item_count++;
+}
+
+/* Take a decode row out again: its choice is preempted while the step is being planned. */
+static void unplan_item(struct kva_scheduler *s, struct kva_choice *c)
+{
+    uint32_t index = c->item_index;
+    c->item_index = UINT32_MAX;
+    s->item_count--;
+    if (index == s->item_count)
+        return;
+    struct kva_choice *moved = s->owners[s->item_count];
+    s->owners[index] = moved;
+    s->items[index].seq = moved->seq;
+    moved->item_index = index;
+}
+
+static void preempt(struct kva_scheduler *s, struct kva_step_plan *plan, struct kva_choice *c)
+{
+    if (is_planned(s, c)) {
+        unplan_item(s, c);
+        plan->rows--;
+    }
+    kva_choice_suspend(s, c);
+    plan->preempted = true;
+}
+
+/* Make room for one more token of `c`, at the cost of those behind it if need be. False: it is not
+ * in the step. */
+static bool make_room(struct kva_scheduler *s, struct kva_step_plan *plan, struct kva_choice *c,
+                      uint64_t now_ns)
+{
+    for (;;) {
+        enum kva_status status = s->ops->grow(s->engine_self, c->seq, NULL);
+        if (status == KVA_OK)
+            return true;
+        struct kva_choice *victim =
+            KVA_CONTAINER_OF(kva_heap_peek(&s->victims), struct kva_choice, order);
+        if (status != KVA_ELIMIT || (victim == c && kva_running_count(s) == 1)) {
+            kva_choice_end(s, c, KVA_FINISH_ERROR, status, 0, now_ns);
+            return false;
+        }
+        preempt(s, plan, victim);
+        if (victim == c)
+            return false;
+    }
+}
+
+/* The next decode writes the last token's K and V, at this position. */
+static bool at_page_boundary(const struct kva_scheduler *s, const struct kva_choice *c)
+{
+    uint32_t position = c->prompt_tokens + c->output_tokens - 1;
+    return position % kva_max_u32(s->params.engine->limits.page_tokens, 1) == 0;
+}
+
+/* Every decoding choice once, the one that waited longest first: those taken go to the list's end,
+ * so that more of them than a step holds take turns. */
+static void plan_decodes(struct kva_scheduler *s, struct kva_step_plan *plan, uint32_t rows_max,
+                         uint64_t now_ns)
+{
+    uint64_t visit = s->step_serial;
+    while (plan->rows < rows_max && !kva_list_empty(&s->decode)) {
+        struct kva_choice *c = KVA_CONTAINER_OF(s->decode.next, struct kva_choice, run);
+        if (c->planned_step == visit)
+            break;
+        if (at_page_boundary(s, c) && !make_room(s, plan, c, now_ns))
+            continue;
+        kva_list_remove(&c->run);
+        kva_list_append(&s->decode, &c->run);
+        plan_item(s, c, 0);
+        plan->rows++;
+    }
+}
+
+/* Give each unfinished prefill, oldest first, up to `limit` tokens in all. */
+static void share_quota(struct kva_scheduler *s, struct kva_step_plan *plan, uint32_t limit)
+{
+    for (struct kva_list *at = s->prefill.next; at != &s->prefill; at = at->next) {
+        struct kva_choice *c = KVA_CONTAINER_OF(at, struct kva_choice, run);
+        uint32_t want = kva_prefill_left(c) - c->prefill_quota;
+        if (plan->prefill_used >= limit || want == 0)
+            continue;
+        uint32_t more = kva_min_u32(want, limit - plan->prefill_used);
+        c->prefill_quota += more;
+        plan->prefill_used += more;
+        plan->unfinished -= more == want;
+    }
+}
+
+static void plan_prefills(struct kva_scheduler *s, struct kva_step_plan *plan, uint64_t now_ns)
+{
+    uint32_t quota = s->step_tokens_max - plan->rows;
+    if (plan->rows > 0) {
+        uint64_t share = (uint64_t)s->step_tokens_max * s->params.prefill_share_pct / 100;
+        quota = kva_min_u32(quota, kva_max_u32((uint32_t)share, 1));
+    }
+    plan->prefill_quota = quota;
+    plan->unfinished = s->prefill_count + s->suspended_prefills;
+    for (struct kva_list *at = s->prefill.next; at != &s->prefill; at = at->next)
+        KVA_CONTAINER_OF(at, struct kva_choice, run)->prefill_quota = 0;
+    share_quota(s, plan, s->waiting.count > 0 ? quota - quota / SHORT_PROMPT_DIVISOR : quota);
+    if (!plan->preempted)
+        kva_scheduler_admit_waiting(s, plan, now_ns);
+    share_quota(s, plan, quota);
+    for (struct kva_list *at = s->prefill.next; at != &s->prefill; at = at->next) {
+        struct kva_choice *c = KVA_CONTAINER_OF(at, struct kva_choice, run);
+        if (c->prefill_quota > 0 && s->item_count < s->item_max)
+            plan_item(s, c, c->prefill_quota);
+    }
+    plan->rows += plan->prefill_used;
+}
+
+static void plan_step(struct kva_scheduler *s, struct kva_step_plan *plan, uint64_t now_ns)
+{
+    s->item_count = 0;
+    s->step_serial++;
+    kva_scheduler_resume_suspended(s, now_ns);
+    bool prefill_waits = s->prefill_count > 0 ||
+                         (s->waiting.count > 0 && kva_running_count(s) < s->params.running_max);
+    uint32_t rows_max = s->step_tokens_max;
+    if (prefill_waits)
+        rows_max -= kva_min_u32(rows_max - 1, kva_max_u32(rows_max / PREFILL_FLOOR_DIVISOR, 1));
+    plan_decodes(s, plan, rows_max, now_ns);
+    plan_prefills(s, plan, now_ns);
+}
+
+/* True: the token ends its choice. */
+static bool is_stop_id(const struct kva_choice *c, uint32_t token)
+{
+    for (uint32_t i = 0; i < c->stop_id_count; i++)
+        if (c->stop_ids[i] == token)
+            return true;
+    return false;
+}
+
+static void take_token(struct kva_scheduler *s, struct kva_choice *c,
+                       const struct kva_token_output *token, uint64_t now_ns)
+{
+    if (c->output_tokens == 0)
+        c->times.first_token_ns = now_ns;
+    c->times.last_token_ns = now_ns;
+    c->output_tokens++;
+    s->stats.output_tokens++;
+    kva_choice_emit_token(s, c, token, now_ns);
+    if (is_stop_id(c, token->token))
+        kva_choice_end(s, c, KVA_FINISH_STOP, KVA_OK, token->token, now_ns);
+    else if (c->output_tokens >= c->output_tokens_max)
+        kva_choice_end(s, c, KVA_FINISH_LENGTH, KVA_OK, 0, now_ns);
+}
+
+static void take_prefill(struct kva_scheduler *s, struct kva_choice *c,
+                         const struct kva_step_item *item, uint64_t now_ns)
+{
+    c->prefill_done += item->prefill_done;
+    s->stats.prompt_tokens_computed += item->prefill_done;
+    if (!item->emitted) {
+        kva_choice_emit_progress(s, c, now_ns);
+        return;
+    }
+    if (c->progress_sent)
+        kva_choice_emit_progress(s, c, now_ns);
+    if (c->index == 0 && c->group->request->sampling.prompt_logprobs >= 0)
+        kva_choice_emit_prompt_logprobs(s, c, now_ns);
+    kva_choice_prefill_finished(s, c);
+}
+
+static void take_results(struct kva_scheduler *s, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < s->item_count; i++) {
+        const struct kva_step_item *item = &s->items[i];
+        struct kva_choice *c = s->owners[i];
+        if (item->status != KVA_OK) {
+            kva_choice_end(s, c, KVA_FINISH_ERROR, item->status, 0, now_ns);
+            continue;
+        }
+        if (item->prefill_tokens > 0)
+            take_prefill(s, c, item, now_ns);
+        if (item->emitted)
+            take_token(s, c, &item->token, now_ns);
+    }
+}
+
+static void expire(struct kva_scheduler *s, uint64_t now_ns)
+{
+    struct kva_heap_node *first;
+    while ((first = kva_heap_peek(&s->deadlines)) && (uint64_t)first->key <= now_ns) {
+        struct kva_group *group = KVA_CONTAINER_OF(first, struct kva_group, deadline);
+        kva_group_end(s, group, KVA_FINISH_DEADLINE, KVA_ETIMEOUT, now_ns);
+    }
+}
+
+/* Nothing could be planned. *ret_wake_ns: when to look again; 0: when something is submitted. */
+static void rest(struct kva_scheduler *s, uint64_t now_ns, uint64_t *ret_wake_ns)
+{
+    const struct kva_heap_node *deadline = kva_heap_peek(&s->deadlines);
+    uint64_t wake_ns = deadline ? (uint64_t)deadline->key : 0;
+    struct kva_heap_node *first = kva_heap_peek(&s->suspended);
+    if (!first)
+        first = kva_heap_peek(&s->waiting);
+    if (!first) {
+        s->stuck_since_ns = 0;
+        *ret_wake_ns = wake_ns;
+        return;
+    }
+    if (s->stuck_since_ns == 0)
+        s->stuck_since_ns = now_ns;
+    if (now_ns - s->stuck_since_ns >= STUCK_LIMIT_NS) {
+        struct kva_choice *c = KVA_CONTAINER_OF(first, struct kva_choice, order);
+        kva_choice_end(s, c, KVA_FINISH_ERROR, KVA_ELIMIT, 0, now_ns);
+        s->stuck_since_ns = 0;
+    }
+    uint64_t retry_ns = now_ns + STUCK_RETRY_NS;
+    *ret_wake_ns = wake_ns != 0 && wake_ns < retry_ns ? wake_ns : retry_ns;
+}
+
+enum kva_status kva_scheduler_step(struct kva_scheduler *s, bool *ret_idle, uint64_t *ret_wake_ns,
+                                   struct kva_err *err)
+{
+    if (s->device_status != KVA_OK) {
+        if (err)
+            *err = s->device_err;
+        return s->device_status;
+    }
+    uint64_t now_ns = kva_clock_now(s->params.clock);
+    expire(s, now_ns);
+    struct kva_step_plan plan = {0};
+    plan_step(s, &plan, now_ns);
+    *ret_wake_ns = 0;
+    *ret_idle = s->item_count == 0;
+    if (s->item_count == 0) {
+        rest(s, now_ns, ret_wake_ns);
+        return KVA_OK;
+    }
+    s->stuck_since_ns = 0;
+
+    enum kva_status status = s->ops->step(s->engine_self, s->items, s->item_count, &s->device_err);
+    now_ns = kva_clock_now(s->params.clock);
+    if (status != KVA_OK) {
+        /* Whatever the engine calls it: a step that failed as a whole leaves no state to trust. */
+        s->device_status = KVA_EDEVICE;
+        kva_err_prefix(&s->device_err, KVA_EDEVICE, "the engine failed");
+        kva_scheduler_end_all(s, KVA_EDEVICE, now_ns);
+        if (err)
+            *err = s->device_err;
+        return KVA_EDEVICE;
+    }
+    s->stats.steps++;
+    s->stats.step_rows += plan.rows;
+    take_results(s, now_ns);
+    return KVA_OK;
+}
