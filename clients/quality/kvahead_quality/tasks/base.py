@@ -42,9 +42,20 @@ class Sample:
 class Task(Protocol):
     """A generator: the same (size, length, seed, index) always gives the same sample."""
 
-    name: str
-    max_tokens: int
-    min_size: int
+    @property
+    def name(self) -> str:
+        """The name in commands, tables and records."""
+        ...
+
+    @property
+    def max_tokens(self) -> int:
+        """The answer's budget in tokens."""
+        ...
+
+    @property
+    def min_size(self) -> int:
+        """The fewest haystack units that make a sample."""
+        ...
 
     def build(self, size: int, length: int, seed: int, index: int) -> Sample:
         """Make a sample with `size` haystack units for a target of `length` tokens."""

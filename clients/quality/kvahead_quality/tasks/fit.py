@@ -63,7 +63,9 @@ def fit(
             size = _between(low, low_tokens, high, high_tokens, length)
         else:
             # The smallest sample is mostly fixed text and says nothing about the unit: double it.
-            size = low + max(1, int((AIM * length - low_tokens) / slope)) if slope else 2 * low
+            # Fourfold growth at most, for steps too small to change the count (fwe rounds).
+            step = (AIM * length - low_tokens) / slope if slope else low
+            size = low + min(max(1, int(step)), 3 * low)
         if size > SIZE_MAX:
             raise TaskError(f"{task.name}: no haystack of {SIZE_MAX} units fills {length} tokens")
         tried = measure(size)

@@ -17,9 +17,7 @@ from .base import Sample, TaskError, stream
 from .filler import take
 from .words import ADJECTIVES, NOUNS
 
-NOISE = (
-    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-)
+NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
 MANY = (
     "Some special magic {kind} are hidden within the following text. Make sure to memorize it. "

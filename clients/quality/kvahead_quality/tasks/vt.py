@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import string
 from dataclasses import dataclass
+from itertools import pairwise
 
 from .base import Sample, stream
 from .niah import NOISE
@@ -44,7 +45,7 @@ def _question(
 ) -> tuple[str, str]:
     """Return (prompt, answer prefix) for one chain spread in order over the noise."""
     chain = [f"VAR {names[0]} = {value}"]
-    chain += [f"VAR {new} = VAR {old} " for old, new in zip(names, names[1:], strict=False)]
+    chain += [f"VAR {new} = VAR {old} " for old, new in pairwise(names)]
     lines = [NOISE + "\n"] * noise_lines
     for shift, (place, link) in enumerate(
         zip(sorted(where.sample(range(noise_lines), len(chain))), chain, strict=True)
