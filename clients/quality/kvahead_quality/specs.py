@@ -105,7 +105,8 @@ def parse_policy(spec: str) -> Policy:
         if rest:
             raise UsageError(f"--policies: bad policy spec {spec!r}: {name!r} takes no parameters")
         return Policy(name, None)
-    kv: dict[str, object] = {"policy": name}
+    # `report` asks kvahead for `usage.kvahead`, where the KV bytes are.
+    kv: dict[str, object] = {"policy": name, "report": True}
     positional = list(_NUMBERS)
     for part in rest:
         key, equals, value = part.partition("=")

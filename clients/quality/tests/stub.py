@@ -145,7 +145,7 @@ class StubServer:
                 if status is not None:
                     self._refuse(status, f"made to fail with {status}")
                     return
-                kv = body.get("kv", {"policy": "full"})
+                kv = body.get("kv", {"policy": "full"})  # as kvahead: no report unless asked for
                 if kv["policy"] not in POLICIES:
                     self._refuse(400, f"unknown policy '{kv['policy']}'")
                     return
@@ -191,7 +191,7 @@ def reply(
         "completion_tokens": 8,
         "total_tokens": tokens + 8,
     }
-    if behaviour.kv_usage:
+    if behaviour.kv_usage and kv.get("report"):
         usage["kvahead"] = {
             "policy": kv["policy"],
             "device_kv_bytes": int(tokens * KV_BYTES_PER_TOKEN * bits / 16),

@@ -15,7 +15,7 @@ PROMPT += "number for red-cat mentioned in the provided text?"
 
 def test_completions__sends_prompt_prefix_and_kv(serve, connect) -> None:
     server = serve()
-    kv = {"policy": "specache", "bits": 1, "topk": 64}
+    kv = {"policy": "specache", "bits": 1, "topk": 64, "report": True}
     reply = connect(server).generate(PROMPT, " It is", 128, kv)
     path, headers, body = server.requests[0]
     assert path == "/v1/completions"

@@ -54,7 +54,7 @@ def test_run__every_sample_once_and_the_same_prompt_for_every_policy(
     assert all(sorted(policies) == ["full", "kivi"] for policies in prompts.values())
     assert len(path.read_text().splitlines()) == 16
     one = records.finished[("vt", 2048, "kivi:1", 0, 1)]
-    assert one.kv == {"policy": "kivi", "bits": 1}
+    assert one.kv == {"policy": "kivi", "bits": 1, "report": True}
     assert 0.95 * 2048 <= one.fitted_tokens <= 2048
     assert one.usage["prompt_tokens"] + 30 == one.fitted_tokens
     assert one.device_kv_bytes and one.host_kv_bytes

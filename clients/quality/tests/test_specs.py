@@ -23,7 +23,9 @@ from kvahead_quality.errors import UsageError
     ],
 )
 def test_parse_policy__accepts(spec: str, kv: dict[str, object] | None) -> None:
-    assert specs.parse_policy(spec) == specs.Policy(spec, kv)
+    # A policy always asks for the report with the KV bytes.
+    wanted = kv and kv | {"report": True}
+    assert specs.parse_policy(spec) == specs.Policy(spec, wanted)
 
 
 @pytest.mark.parametrize(
