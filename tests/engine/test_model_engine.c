@@ -1,0 +1,405 @@
+/* The engine through the scheduler's contract. What is compared is tokens and the bits of their
+ * log-probabilities: results must not depend on policy, chunks, batch, suspension or the prefix
+ * cache. */
+#include "tests/cmocka.h"
+
+#include "tests/alloc_guard.h"
+#include "tests/engine/fixture.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LLAMA   "tests/golden/families/llama3_gqa_bf16"
+#define MISTRAL "tests/golden/families/mistral_window"
+
+enum { CONTEXT = 256, OUTPUT = 40, VOCAB = 300 };
+
+/* Two layers of two KV heads of 16. */
+#define LLAMA_PAGE_BYTES (2 * kva_kv_block_bytes(2, 16))
+
+struct trace {
+    uint32_t tokens[OUTPUT];
+    float logprobs[OUTPUT];
+    uint32_t cached;
+};
+
+struct run {
+    uint32_t prompt_tokens;
+    uint64_t prompt_seed;
+    uint32_t quota; /* of a prefill step; 0: all at once */
+    enum kva_kv_policy_id policy;
+    uint32_t suspend_every; /* steps; 0: never */
+    uint64_t scope;
+};
+
+static struct kva_sampling_params with_logprobs(void)
+{
+    struct kva_sampling_params sampling = fixture_greedy();
+    sampling.logprobs = 0;
+    return sampling;
+}
+
+/* While the sequence is suspended another one writes all over the device tier. */
+static void suspend_and_resume(struct fixture *f, struct kva_sequence *seq)
+{
+    struct kva_err err;
+    uint32_t prompt[CONTEXT];
+    const struct kva_sampling_params sampling = with_logprobs();
+    f->engine->ops->suspend(f->engine->self, seq);
+    fixture_prompt(prompt, CONTEXT, VOCAB, 777);
+    struct kva_sequence *other =
+        fixture_start(f, &(struct kva_sequence_params){.prompt = prompt,
+                                                       .prompt_tokens = CONTEXT - 1,
+                                                       .tokens_max = CONTEXT,
+                                                       .sampling = &sampling,
+                                                       .cache_disabled = true});
+    fixture_prefill(f, other, CONTEXT);
+    f->engine->ops->destroy(f->engine->self, other);
+    assert_int_equal(f->engine->ops->resume(f->engine->self, seq, &err), KVA_OK);
+}
+
+static struct trace run_alone(struct fixture *f, const struct run *run)
+{
+    uint32_t prompt[CONTEXT];
+    struct kva_err err;
+    struct trace trace = {0};
+    const struct kva_sampling_params sampling = with_logprobs();
+    fixture_prompt(prompt, run->prompt_tokens, VOCAB, run->prompt_seed);
+    struct kva_sequence *seq = fixture_start(f, &(struct kva_sequence_params){
+                                                    .prompt = prompt,
+                                                    .prompt_tokens = run->prompt_tokens,
+                                                    .tokens_max = run->prompt_tokens + OUTPUT,
+                                                    .sampling = &sampling,
+                                                    .kv = {run->policy},
+                                                    .cache_scope = {run->scope},
+                                                });
+    struct kva_sequence_info info;
+    f->engine->ops->sequence_info(f->engine->self, seq, &info);
+    trace.cached = info.cached_tokens;
+    uint32_t quota = run->quota ? run->quota : CONTEXT;
+    for (uint32_t step = 1, output = 0; output < OUTPUT; step++) {
+        struct kva_step_item item = {.seq = seq, .prefill_tokens = output ? 0 : quota};
+        if (output > 0)
+            assert_int_equal(f->engine->ops->grow(f->engine->self, seq, &err), KVA_OK);
+        assert_int_equal(f->engine->ops->step(f->engine->self, &item, 1, &err), KVA_OK);
+        assert_int_equal(item.status, KVA_OK);
+        if (item.emitted) {
+            trace.tokens[output] = item.token.token;
+            trace.logprobs[output++] = item.token.chosen.logprob;
+        }
+        if (run->suspend_every && step % run->suspend_every == 0)
+            suspend_and_resume(f, seq);
+    }
+    f->engine->ops->destroy(f->engine->self, seq);
+    return trace;
+}
+
+static void expect_same(const struct trace *a, const struct trace *b, const char *what)
+{
+    if (memcmp(a->tokens, b->tokens, sizeof(a->tokens)) != 0)
+        fail_msg("%s: other tokens", what);
+    if (memcmp(a->logprobs, b->logprobs, sizeof(a->logprobs)) != 0)
+        fail_msg("%s: other bits in the log-probabilities", what);
+}
+
+static void expect_nothing_used(struct fixture *f)
+{
+    struct kva_engine_usage usage;
+    f->engine->ops->usage(f->engine->self, &usage);
+    assert_int_equal(usage.used.host, usage.cached.host);
+    assert_int_equal(usage.used.device, usage.cached.device);
+}
+
+static const uint32_t lengths[] = {1, 2, 63, 64, 65, 127, 128, 129, 200};
+
+static void test_model_engine__chunks_do_not_matter(void **state KVA_UNUSED)
+{
+    static const char *const models[] = {LLAMA, MISTRAL};
+    static const uint32_t quotas[] = {1, 7, 50, 63, 64, 129};
+    for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
+        struct fixture f;
+        fixture_open(&f, &(struct fixture_params){.model_path = models[m], .step_tokens_max = 48});
+        for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
+            struct run run = {.prompt_tokens = lengths[i], .prompt_seed = i};
+            struct trace want = run_alone(&f, &run);
+            for (size_t q = 0; q < KVA_COUNT_OF(quotas); q++) {
+                run.quota = quotas[q];
+                struct trace got = run_alone(&f, &run);
+                expect_same(&got, &want, "chunked prefill");
+            }
+        }
+        expect_nothing_used(&f);
+        fixture_close(&f);
+    }
+}
+
+static void test_model_engine__offload_equals_full(void **state KVA_UNUSED)
+{
+    static const char *const models[] = {LLAMA, MISTRAL};
+    static const uint32_t quotas[] = {0, 7, 64};
+    for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
+        struct fixture f;
+        fixture_open(&f, &(struct fixture_params){.model_path = models[m],
+                                                  .step_tokens_max = 48,
+                                                  .copy_delay_max_us = 50,
+                                                  .seed = m});
+        for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
+            struct run run = {.prompt_tokens = lengths[i], .prompt_seed = i};
+            struct trace want = run_alone(&f, &run);
+            for (size_t q = 0; q < KVA_COUNT_OF(quotas); q++) {
+                run.policy = KVA_KV_OFFLOAD;
+                run.quota = quotas[q];
+                struct trace got = run_alone(&f, &run);
+                expect_same(&got, &want, "offload");
+            }
+        }
+        struct kva_engine_usage usage;
+        f.engine->ops->usage(f.engine->self, &usage);
+        assert_true(usage.fetched_bytes > 0);
+        expect_nothing_used(&f);
+        fixture_close(&f);
+    }
+}
+
+static void test_model_engine__suspension_changes_nothing(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_open(
+        &f, &(struct fixture_params){
+                .model_path = LLAMA, .step_tokens_max = 48, .copy_delay_max_us = 50, .seed = 5});
+    for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
+        struct run run = {.prompt_tokens = lengths[i], .prompt_seed = 30 + i};
+        struct trace want = run_alone(&f, &run);
+        for (uint32_t every = 1; every <= 3; every++) {
+            for (uint32_t policy = 0; policy < KVA_KV_POLICY_COUNT; policy++) {
+                run.policy = (enum kva_kv_policy_id)policy;
+                run.suspend_every = every;
+                run.quota = 10 * every;
+                struct trace got = run_alone(&f, &run);
+                expect_same(&got, &want, "suspended");
+            }
+        }
+    }
+    expect_nothing_used(&f);
+    fixture_close(&f);
+}
+
+static void test_model_engine__a_batch_equals_its_members_alone(void **state KVA_UNUSED)
+{
+    enum { COUNT = KVA_COUNT_OF(lengths) };
+    struct fixture f;
+    fixture_open(&f, &(struct fixture_params){
+                         .model_path = LLAMA, .step_tokens_max = 64, .copy_delay_max_us = 20});
+    struct trace want[COUNT], got[COUNT] = {0};
+    uint32_t prompts[COUNT][CONTEXT];
+    uint32_t done[COUNT] = {0};
+    struct kva_sequence *seqs[COUNT];
+    struct kva_err err;
+    const struct kva_sampling_params sampling = with_logprobs();
+    for (uint32_t i = 0; i < COUNT; i++) {
+        want[i] = run_alone(&f, &(struct run){.prompt_tokens = lengths[i], .prompt_seed = 60 + i});
+        fixture_prompt(prompts[i], lengths[i], VOCAB, 60 + i);
+        seqs[i] = fixture_start(&f, &(struct kva_sequence_params){
+                                        .prompt = prompts[i],
+                                        .prompt_tokens = lengths[i],
+                                        .tokens_max = lengths[i] + OUTPUT,
+                                        .sampling = &sampling,
+                                        .kv = {i % 2 ? KVA_KV_OFFLOAD : KVA_KV_FULL},
+                                    });
+    }
+    for (uint32_t left = COUNT, step = 0; left > 0; step++) {
+        struct kva_step_item items[COUNT];
+        uint32_t members[COUNT], count = 0;
+        for (uint32_t i = 0; i < COUNT; i++) {
+            /* Everybody pauses now and then, at different times. */
+            if (done[i] == OUTPUT || (step + i) % 5 == 0)
+                continue;
+            if (done[i] > 0)
+                assert_int_equal(f.engine->ops->grow(f.engine->self, seqs[i], &err), KVA_OK);
+            members[count] = i;
+            items[count++] =
+                (struct kva_step_item){.seq = seqs[i], .prefill_tokens = done[i] ? 0 : 6 + 5 * i};
+        }
+        assert_int_equal(f.engine->ops->step(f.engine->self, items, count, &err), KVA_OK);
+        for (uint32_t j = 0; j < count; j++) {
+            uint32_t i = members[j];
+            if (!items[j].emitted)
+                continue;
+            got[i].tokens[done[i]] = items[j].token.token;
+            got[i].logprobs[done[i]++] = items[j].token.chosen.logprob;
+            left -= done[i] == OUTPUT;
+        }
+    }
+    for (uint32_t i = 0; i < COUNT; i++) {
+        expect_same(&got[i], &want[i], "in a batch");
+        f.engine->ops->destroy(f.engine->self, seqs[i]);
+    }
+    expect_nothing_used(&f);
+    fixture_close(&f);
+}
+
+static void test_model_engine__cached_prefixes_change_nothing_but_the_work(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_open(&f, &(struct fixture_params){
+                         .model_path = LLAMA, .step_tokens_max = 48, .prefix_cache = true});
+    for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
+        for (uint32_t policy = 0; policy < KVA_KV_POLICY_COUNT; policy++) {
+            struct run run = {.prompt_tokens = lengths[i],
+                              .prompt_seed = 90 + i,
+                              .policy = (enum kva_kv_policy_id)policy,
+                              .scope = 10 + policy};
+            struct trace first = run_alone(&f, &run);
+            struct trace again = run_alone(&f, &run);
+            run.quota = 9;
+            struct trace chunked = run_alone(&f, &run);
+            run.scope = 1000 + i;
+            struct trace elsewhere = run_alone(&f, &run);
+            assert_int_equal(first.cached, 0);
+            assert_int_equal(again.cached, (lengths[i] - 1) / 64 * 64);
+            assert_int_equal(elsewhere.cached, policy == 0 ? 0 : again.cached);
+            expect_same(&again, &first, "with a cached prefix");
+            expect_same(&chunked, &first, "with a cached prefix, in chunks");
+            expect_same(&elsewhere, &first, "in another scope");
+        }
+    }
+    expect_nothing_used(&f);
+    fixture_close(&f);
+}
+
+static void test_model_engine__budgets_hold_and_refusals_name_both_numbers(void **state KVA_UNUSED)
+{
+    /* Room for three pages on the device and ten on the host. */
+    struct fixture f;
+    struct kva_err err = {0};
+    uint32_t prompt[CONTEXT], cached;
+    const struct kva_sampling_params sampling = with_logprobs();
+    size_t page = LLAMA_PAGE_BYTES;
+    fixture_open(&f, &(struct fixture_params){
+                         .model_path = LLAMA, .device_bytes = 3 * page, .host_bytes = 10 * page});
+    const struct kva_engine_ops *ops = f.engine->ops;
+    void *self = f.engine->self;
+    fixture_prompt(prompt, CONTEXT, VOCAB, 1);
+    struct kva_sequence_params params = {.prompt = prompt, .sampling = &sampling};
+    struct kva_sequence *a, *b, *c;
+
+    params.prompt_tokens = 200;
+    params.tokens_max = 210;
+    assert_int_equal(ops->create(self, &params, &a, &err), KVA_ELIMIT);
+    assert_non_null(strstr(err.message, "device"));
+    char number[32];
+    snprintf(number, sizeof(number), "%zu", 4 * page);
+    assert_non_null(strstr(err.message, number));
+    snprintf(number, sizeof(number), "%zu", 3 * page);
+    assert_non_null(strstr(err.message, number));
+    params.kv.policy = KVA_KV_OFFLOAD;
+    params.tokens_max = 1000;
+    assert_int_equal(ops->create(self, &params, &a, &err), KVA_EINVAL);
+    assert_non_null(strstr(err.message, "1000"));
+
+    params.kv.policy = KVA_KV_FULL;
+    params.prompt_tokens = 100;
+    params.tokens_max = 180;
+    assert_int_equal(ops->create(self, &params, &a, &err), KVA_OK);
+    assert_int_equal(ops->create(self, &params, &b, &err), KVA_OK);
+    assert_int_equal(ops->create(self, &params, &c, &err), KVA_OK);
+    assert_int_equal(ops->admit(self, a, &cached, &err), KVA_OK);
+    assert_int_equal(ops->admit(self, b, &cached, &err), KVA_ELIMIT);
+    assert_non_null(strstr(err.message, "device"));
+    ops->suspend(self, a);
+    assert_int_equal(ops->admit(self, b, &cached, &err), KVA_OK);
+    assert_int_equal(ops->resume(self, a, &err), KVA_ELIMIT);
+    ops->suspend(self, b);
+    assert_int_equal(ops->admit(self, c, &cached, &err), KVA_OK);
+    struct kva_engine_usage usage;
+    ops->usage(self, &usage);
+    assert_int_equal(usage.budget.host, 10 * page);
+    assert_int_equal(usage.used.host, 9 * page);
+    assert_int_equal(usage.used.device, 2 * page);
+    ops->destroy(self, a);
+    ops->destroy(self, b);
+    ops->destroy(self, c);
+    expect_nothing_used(&f);
+    fixture_close(&f);
+}
+
+static void test_model_engine__prompt_logprobs_are_those_of_decoding(void **state KVA_UNUSED)
+{
+    enum { PROMPT = 150 };
+    struct fixture f;
+    uint32_t prompt[PROMPT];
+    fixture_open(&f, &(struct fixture_params){
+                         .model_path = LLAMA, .step_tokens_max = 48, .prefix_cache = true});
+    fixture_prompt(prompt, PROMPT, VOCAB, 4);
+    struct kva_sampling_params sampling = fixture_greedy();
+    sampling.prompt_logprobs = 2;
+    struct kva_sequence_params params = {
+        .prompt = prompt, .prompt_tokens = PROMPT, .tokens_max = PROMPT + 1, .sampling = &sampling};
+    struct kva_sequence *seq = fixture_start(&f, &params);
+    fixture_prefill(&f, seq, 31);
+    const struct kva_prompt_logprob *entries = f.engine->ops->prompt_logprobs(f.engine->self, seq);
+    assert_non_null(entries);
+    for (uint32_t i = 0; i < PROMPT - 1; i += 13) {
+        struct kva_sampling_params one = fixture_greedy();
+        one.logprobs = 2;
+        one.allowed_ids = &prompt[i + 1];
+        one.allowed_id_count = 1;
+        struct kva_sequence *other = fixture_start(
+            &f,
+            &(struct kva_sequence_params){
+                .prompt = prompt, .prompt_tokens = i + 1, .tokens_max = i + 2, .sampling = &one});
+        struct kva_err err;
+        struct kva_step_item item = {.seq = other, .prefill_tokens = PROMPT};
+        assert_int_equal(f.engine->ops->step(f.engine->self, &item, 1, &err), KVA_OK);
+        assert_memory_equal(&item.token.chosen, &entries[i].actual, sizeof(item.token.chosen));
+        assert_int_equal(entries[i].top_count, 2);
+        assert_memory_equal(item.token.top, entries[i].top, 2 * sizeof(item.token.top[0]));
+        f.engine->ops->destroy(f.engine->self, other);
+    }
+    f.engine->ops->destroy(f.engine->self, seq);
+    fixture_close(&f);
+}
+
+static void test_model_engine__steps_allocate_nothing(void **state KVA_UNUSED)
+{
+    for (uint32_t policy = 0; policy < KVA_KV_POLICY_COUNT; policy++) {
+        struct fixture f;
+        uint32_t prompt[CONTEXT], token;
+        struct kva_sampling_params sampling = with_logprobs();
+        sampling.temperature = 1;
+        sampling.top_p = 0.9f;
+        sampling.repetition_penalty = 1.1f;
+        fixture_open(&f, &(struct fixture_params){.model_path = LLAMA, .threads = 2});
+        fixture_prompt(prompt, CONTEXT, VOCAB, 2);
+        struct kva_sequence *seq =
+            fixture_start(&f, &(struct kva_sequence_params){.prompt = prompt,
+                                                            .prompt_tokens = 120,
+                                                            .tokens_max = 220,
+                                                            .sampling = &sampling,
+                                                            .kv = {(enum kva_kv_policy_id)policy}});
+        alloc_guard_arm();
+        fixture_prefill(&f, seq, 50);
+        for (int i = 0; i < 90; i++)
+            fixture_decode(&f, &seq, 1, &token);
+        assert_int_equal(alloc_guard_disarm(), 0);
+        f.engine->ops->destroy(f.engine->self, seq);
+        fixture_close(&f);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_model_engine__chunks_do_not_matter),
+        cmocka_unit_test(test_model_engine__offload_equals_full),
+        cmocka_unit_test(test_model_engine__suspension_changes_nothing),
+        cmocka_unit_test(test_model_engine__a_batch_equals_its_members_alone),
+        cmocka_unit_test(test_model_engine__cached_prefixes_change_nothing_but_the_work),
+        cmocka_unit_test(test_model_engine__budgets_hold_and_refusals_name_both_numbers),
+        cmocka_unit_test(test_model_engine__prompt_logprobs_are_those_of_decoding),
+        cmocka_unit_test(test_model_engine__steps_allocate_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
