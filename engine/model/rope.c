@@ -75,7 +75,9 @@ static enum kva_status parse_params(const struct kva_fields *fields,
                                  KVA_MODEL_CONTEXT_MAX, &params.original_context)))
         return status;
     if (!params.type && params.factor != 0.0)
-        return missing(&scaling, "?", "rope_type");
+        return kva_fail_param(fields->err, KVA_EFORMAT, "rope_type",
+                              "%s: %sfactor needs rope_type beside it", fields->file,
+                              scaling.prefix);
     if (!params.type)
         params.type = "default";
     *ret = params;

@@ -1,0 +1,128 @@
+/* test_alloc.c - opening a model with every single allocation failing in turn.
+ *
+ * The linker sends the library's malloc, calloc and realloc here (--wrap); cJSON, a shared library,
+ * gets the same through its hooks. Each round lets one more allocation succeed, until the open
+ * does. Leaks are the sanitizer's to report; file descriptors and mappings are counted. */
+#include "tests/engine/model/checkpoint.h"
+
+#include "tests/cmocka.h"
+#include "tests/golden/golden.h"
+
+#include <cjson/cJSON.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t count, size_t size);
+void *__real_realloc(void *old, size_t size);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+void *__wrap_realloc(void *old, size_t size);
+
+static bool armed;
+static unsigned long allowed; /* allocations until one fails */
+static unsigned long refused;
+
+static bool refuse(void)
+{
+    if (!armed)
+        return false;
+    if (allowed > 0) {
+        allowed--;
+        return false;
+    }
+    /* Only one: code that goes on after a failure must not be saved by a second one. */
+    armed = false;
+    refused++;
+    return true;
+}
+
+void *__wrap_malloc(size_t size)
+{
+    return refuse() ? NULL : __real_malloc(size);
+}
+
+void *__wrap_calloc(size_t count, size_t size)
+{
+    return refuse() ? NULL : __real_calloc(count, size);
+}
+
+void *__wrap_realloc(void *old, size_t size)
+{
+    return refuse() ? NULL : __real_realloc(old, size);
+}
+
+static unsigned count_descriptors(void)
+{
+    unsigned count = 0;
+    DIR *dir = opendir("/proc/self/fd");
+    while (dir && readdir(dir))
+        count++;
+    if (dir)
+        closedir(dir);
+    return count;
+}
+
+static unsigned count_mappings(const char *part)
+{
+    char line[4096];
+    unsigned count = 0;
+    FILE *file = fopen("/proc/self/maps", "r");
+    while (file && fgets(line, sizeof(line), file))
+        count += strstr(line, part) != NULL;
+    if (file)
+        fclose(file);
+    return count;
+}
+
+static void sweep(const char *family)
+{
+    char path[4096];
+    struct kva_model_open_params params = {
+        .dir_path = kva_golden_path(family, NULL, path, sizeof(path)), .prefetch = true};
+    unsigned descriptors = count_descriptors();
+    enum kva_status status = KVA_ENOMEM;
+    unsigned long round = 0;
+    for (; status == KVA_ENOMEM; round++) {
+        struct kva_model *model = NULL;
+        struct kva_err err = {0};
+        allowed = round;
+        armed = true;
+        status = kva_model_open(&params, &model, &err);
+        armed = false;
+        if (status == KVA_OK) {
+            kva_model_close(model);
+        } else {
+            if (status != KVA_ENOMEM)
+                fail_msg("allocation %lu: status %d, '%s'", round, status, err.message);
+            assert_null(model);
+            expect_message(&err, "out of memory");
+        }
+        assert_int_equal(count_descriptors(), descriptors);
+        assert_int_equal(count_mappings(family), 0);
+    }
+    assert_int_equal(status, KVA_OK);
+    /* The last round had nothing left to refuse; every one before it had. */
+    assert_int_equal(refused, round - 1);
+    assert_true(refused > 100);
+    refused = 0;
+}
+
+static void test_alloc__open_survives_every_failure(void **state KVA_UNUSED)
+{
+    cJSON_Hooks hooks = {__wrap_malloc, free};
+    cJSON_InitHooks(&hooks);
+    sweep("qwen3_qk_norm");
+    sweep("llama_bias_sharded");
+    cJSON_InitHooks(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_alloc__open_survives_every_failure),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,313 @@
+#include "tests/engine/model/checkpoint.h"
+
+#include "base/log.h"
+#include "tests/cmocka.h"
+#include "tests/data.h"
+#include "tests/golden/golden.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define PARTS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+static struct kva_model *open_good(const char *path)
+{
+    struct kva_err err = {0};
+    struct kva_model *model = NULL;
+    struct kva_model_open_params params = {.dir_path = path};
+    if (kva_model_open(&params, &model, &err))
+        fail_msg("%s", err.message);
+    return model;
+}
+
+static void check_shape(const struct kva_tensor *tensor, uint32_t rows, uint32_t cols)
+{
+    assert_non_null(tensor->data);
+    assert_int_equal(tensor->rows, rows);
+    assert_int_equal(tensor->cols, cols);
+    assert_int_equal((uintptr_t)tensor->data % kva_dtype_bytes(tensor->dtype), 0);
+}
+
+static void check_optional(const struct kva_tensor *tensor, bool there, uint32_t cols)
+{
+    if (there)
+        check_shape(tensor, 1, cols);
+    else
+        assert_null(tensor->data);
+}
+
+/* Every tensor of the Llama line has the shape that the config says. */
+static void check_tensors(const struct kva_model *model, bool qkv_bias, bool o_bias, bool mlp_bias)
+{
+    const struct kva_model_config *config = &model->config;
+    uint32_t hidden = config->hidden_size, inner = config->intermediate_size;
+    uint32_t q = config->heads * config->head_dim, kv = config->kv_heads * config->head_dim;
+    check_shape(&model->embed, config->vocab_size, hidden);
+    check_shape(&model->lm_head, config->vocab_size, hidden);
+    check_shape(&model->final_norm, 1, hidden);
+    assert_null(model->positions.data);
+    assert_int_equal(model->lm_head.data == model->embed.data, config->tied_embeddings);
+    for (uint32_t i = 0; i < config->layer_count; i++) {
+        const struct kva_layer_tensors *layer = &model->layers[i];
+        check_shape(&layer->attn_norm, 1, hidden);
+        check_shape(&layer->q, q, hidden);
+        check_shape(&layer->k, kv, hidden);
+        check_shape(&layer->v, kv, hidden);
+        check_shape(&layer->o, hidden, q);
+        check_shape(&layer->mlp_norm, 1, hidden);
+        check_shape(&layer->gate, inner, hidden);
+        check_shape(&layer->up, inner, hidden);
+        check_shape(&layer->down, hidden, inner);
+        check_optional(&layer->q_bias, qkv_bias, q);
+        check_optional(&layer->k_bias, qkv_bias, kv);
+        check_optional(&layer->v_bias, qkv_bias, kv);
+        check_optional(&layer->o_bias, o_bias, hidden);
+        check_optional(&layer->gate_bias, mlp_bias, inner);
+        check_optional(&layer->up_bias, mlp_bias, inner);
+        check_optional(&layer->down_bias, mlp_bias, hidden);
+        check_optional(&layer->q_norm, config->qk_norm, config->head_dim);
+        check_optional(&layer->k_norm, config->qk_norm, config->head_dim);
+        assert_null(layer->attn_norm_bias.data);
+    }
+}
+
+static void test_model__opens_a_trained_checkpoint(void **state KVA_UNUSED)
+{
+    char path[4096];
+    if (!kva_test_data("models/stories260K/derived-hf", path, sizeof(path)))
+        skip();
+    struct kva_model *model = open_good(path);
+    const struct kva_model_config *config = &model->config;
+    assert_int_equal(config->vocab_size, 512);
+    assert_int_equal(config->layer_count, 5);
+    assert_int_equal(config->heads, 8);
+    assert_int_equal(config->kv_heads, 4);
+    assert_int_equal(config->head_dim, 8);
+    assert_int_equal(config->context_max, 512);
+    assert_true(config->tied_embeddings);
+    check_tensors(model, false, false, false);
+    /* Of a model known as 260K; and each parameter of it takes four bytes. */
+    assert_int_equal(model->parameter_count, 260032);
+    assert_int_equal(model->weight_bytes, 4 * model->parameter_count);
+    assert_int_equal(kva_model_kv_bytes_per_token(config), 5 * 4 * 8 * 2 * 2);
+    kva_model_close(model);
+}
+
+struct family_case {
+    const char *name, *model_type;
+    enum kva_dtype dtype;
+    uint32_t vocab, hidden, layers, heads, kv_heads, head_dim, context;
+    uint32_t windows[3];
+    bool qkv_bias, o_bias, mlp_bias, qk_norm, tied;
+    enum kva_activation activation;
+};
+
+static const struct family_case family_cases[] = {
+    {"llama2_mha_f16", "llama", KVA_F16, 300, 64, 2, 4, 4, 16, 256, {0}, .tied = false},
+    {"llama3_gqa_bf16", "llama", KVA_BF16, 301, 96, 2, 6, 2, 16, 256, {0}, .tied = false},
+    {"llama_linear_f32", "llama", KVA_F32, 300, 64, 2, 4, 2, 16, 1024, {0}, .tied = false},
+    {"llama_bias_sharded",
+     "llama",
+     KVA_BF16,
+     300,
+     64,
+     2,
+     4,
+     1,
+     16,
+     256,
+     {0},
+     .qkv_bias = true,
+     .o_bias = true,
+     .mlp_bias = true,
+     .activation = KVA_ACT_GELU_TANH},
+    {"mistral_window", "mistral", KVA_BF16, 300, 64, 2, 8, 2, 8, 256, {24, 24}, .tied = false},
+    {"qwen2_tied",
+     "qwen2",
+     KVA_BF16,
+     300,
+     64,
+     2,
+     4,
+     2,
+     16,
+     256,
+     {0},
+     .qkv_bias = true,
+     .tied = true},
+    {"qwen2_mixed_window",
+     "qwen2",
+     KVA_BF16,
+     300,
+     64,
+     3,
+     4,
+     2,
+     16,
+     256,
+     {0, 20, 20},
+     .qkv_bias = true},
+    {"qwen3_qk_norm", "qwen3", KVA_BF16, 300, 64, 2, 4, 2, 32, 256, {33, 0}, .qk_norm = true},
+};
+
+static void test_model__opens_every_family(void **state KVA_UNUSED)
+{
+    char path[4096];
+    for (size_t i = 0; i < KVA_COUNT_OF(family_cases); i++) {
+        const struct family_case *want = &family_cases[i];
+        assert_string_equal(kva_golden_families[i], want->name);
+        struct kva_model *model = open_good(kva_golden_path(want->name, NULL, path, sizeof(path)));
+        const struct kva_model_config *config = &model->config;
+        assert_string_equal(config->model_type, want->model_type);
+        assert_int_equal(config->dtype, want->dtype);
+        assert_int_equal(model->embed.dtype, want->dtype);
+        assert_int_equal(config->vocab_size, want->vocab);
+        assert_int_equal(config->hidden_size, want->hidden);
+        assert_int_equal(config->layer_count, want->layers);
+        assert_int_equal(config->heads, want->heads);
+        assert_int_equal(config->kv_heads, want->kv_heads);
+        assert_int_equal(config->head_dim, want->head_dim);
+        assert_int_equal(config->context_max, want->context);
+        assert_memory_equal(config->layer_window, want->windows, 4 * want->layers);
+        assert_int_equal(config->qk_norm, want->qk_norm);
+        assert_int_equal(config->tied_embeddings, want->tied);
+        assert_int_equal(config->activation, want->activation);
+        assert_true(config->eos_count == 1 && config->eos_ids[0] == 2 && config->bos_id == 1);
+        check_tensors(model, want->qkv_bias, want->o_bias, want->mlp_bias);
+        assert_int_equal(model->weight_bytes,
+                         model->parameter_count * kva_dtype_bytes(want->dtype));
+        kva_model_close(model);
+    }
+    assert_null(kva_golden_families[KVA_COUNT_OF(family_cases)]);
+}
+
+/* The reference says at which logit greedy decoding starts: file, reader and table agree. */
+static void test_model__golden_files_are_consistent(void **state KVA_UNUSED)
+{
+    for (const char *const *family = kva_golden_families; *family; family++) {
+        struct kva_golden golden;
+        assert_true(kva_golden_load(*family, &golden));
+        uint32_t last = golden.position_count - 1;
+        assert_int_equal(golden.positions[last], golden.prompt_count - 1);
+        assert_true(golden.prompt_count > 64);
+        const float *row = golden.logits + (size_t)last * golden.vocab;
+        uint32_t best = 0;
+        for (uint32_t i = 1; i < golden.vocab; i++)
+            best = row[i] > row[best] ? i : best;
+        float second = -INFINITY;
+        for (uint32_t i = 0; i < golden.vocab; i++)
+            second = i != best && row[i] > second ? row[i] : second;
+        assert_int_equal(best, golden.greedy[0]);
+        assert_true(fabsf(row[best] - second - golden.margins[0]) < 1e-3f);
+        for (uint32_t i = 0; i < golden.greedy_count; i++)
+            assert_true(golden.margins[i] > 0.2f);
+        kva_golden_finish(&golden);
+    }
+}
+
+static void test_model__tensors_are_those_of_their_names(void **state KVA_UNUSED)
+{
+    struct checkpoint checkpoint;
+    checkpoint_init(&checkpoint);
+    checkpoint_write_llama(&checkpoint);
+    struct kva_model *model = open_good(checkpoint.dir);
+    const struct kva_layer_tensors *layer = &model->layers[0];
+    const struct kva_tensor *in_order[] = {
+        &model->embed, &model->final_norm, &layer->attn_norm, &layer->q,
+        &layer->k,     &layer->v,          &layer->o,         &layer->mlp_norm,
+        &layer->gate,  &layer->up,         &layer->down,      &model->lm_head,
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(in_order); i++) {
+        const uint8_t *data = in_order[i]->data;
+        size_t bytes = (size_t)in_order[i]->rows * in_order[i]->cols * 4;
+        assert_true(data[0] == i && data[bytes - 1] == i);
+    }
+    kva_model_close(model);
+    checkpoint_finish(&checkpoint);
+}
+
+struct progress {
+    uint64_t done, total;
+    unsigned calls;
+};
+
+static void note_progress(void *opaque, uint64_t done_bytes, uint64_t total_bytes)
+{
+    struct progress *progress = opaque;
+    assert_true(done_bytes > progress->done && done_bytes <= total_bytes);
+    *progress = (struct progress){done_bytes, total_bytes, progress->calls + 1};
+}
+
+static void test_model__prefetch_reports_every_byte(void **state KVA_UNUSED)
+{
+    char path[4096];
+    struct progress progress = {0};
+    struct kva_err err = {0};
+    struct kva_model *model = NULL;
+    struct stat info;
+    uint64_t bytes = 0;
+    for (int i = 1; i <= 3; i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "model-%05d-of-00003.safetensors", i);
+        assert_int_equal(
+            stat(kva_golden_path("llama_bias_sharded", name, path, sizeof(path)), &info), 0);
+        bytes += (uint64_t)info.st_size;
+    }
+    kva_golden_path("llama_bias_sharded", NULL, path, sizeof(path));
+    struct kva_model_open_params params = {.dir_path = path,
+                                           .progress = note_progress,
+                                           .progress_opaque = &progress,
+                                           .prefetch = true};
+    assert_int_equal(kva_model_open(&params, &model, &err), KVA_OK);
+    assert_int_equal(progress.done, bytes);
+    assert_int_equal(progress.total, bytes);
+    assert_int_equal(progress.calls, 3);
+    kva_model_close(model);
+}
+
+static void test_model__describe(void **state KVA_UNUSED)
+{
+    char path[4096];
+    struct kva_buf text;
+    kva_buf_init(&text, 4096);
+    struct kva_model *model =
+        open_good(kva_golden_path("mistral_window", NULL, path, sizeof(path)));
+    kva_model_describe(model, &text);
+    assert_false(text.failed);
+    static const char *const lines[] = {
+        "family               mistral\n",
+        "parameters           96.06 thousand\n",
+        "weights' format      bf16\n",
+        "weights              187.6 KiB\n",
+        "heads                8 query, 2 key-value, of 8\n",
+        "sliding window       24 tokens in 2 of 2 layers\n",
+        "KV per token         128 B\n",
+        "KV of full context   32.0 KiB\n",
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(lines); i++)
+        if (!strstr(text.data, lines[i]))
+            fail_msg("'%s' lacks '%s'", text.data, lines[i]);
+    kva_buf_finish(&text);
+    kva_model_close(model);
+}
+
+static void test_model__close_takes_null(void **state KVA_UNUSED)
+{
+    kva_model_close(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_model__opens_a_trained_checkpoint),
+        cmocka_unit_test(test_model__opens_every_family),
+        cmocka_unit_test(test_model__golden_files_are_consistent),
+        cmocka_unit_test(test_model__tensors_are_those_of_their_names),
+        cmocka_unit_test(test_model__prefetch_reports_every_byte),
+        cmocka_unit_test(test_model__describe),
+        cmocka_unit_test(test_model__close_takes_null),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
