@@ -1,0 +1,649 @@
+#include "tests/scheduler/scripted_engine.h"
+
+#include "tests/scheduler/scripted_pages.h"
+
+#include <pthread.h>
+#include <string.h>
+#include <time.h>
+
+enum sequence_state { CREATED, ON_DEVICE, SUSPENDED };
+
+struct kva_sequence {
+    struct kva_sequence_params params;
+    struct kva_sampling_params sampling;
+    enum sequence_state state;
+    uint64_t prompt_hash;
+    uint64_t *page_hashes; /* of the prompt's full pages */
+    uint32_t page_hash_count;
+    struct scripted_page **shared; /* the prompt's first pages */
+    uint32_t shared_count;
+    uint32_t own_device_pages;
+    uint32_t own_host_pages;
+    uint32_t cached_tokens;
+    uint32_t prefill_done; /* cached ones included */
+    uint32_t outputs;
+    uint64_t last_step;
+    struct kva_prompt_logprob *prompt_logprobs;
+};
+
+struct kva_scripted {
+    struct kva_engine engine;
+    struct kva_engine_ops ops;
+    struct kva_scripted_params params;
+    struct scripted_pool pool;
+    struct kva_scripted_report report;
+    uint32_t admitted;
+    uint32_t partial_prefills; /* on the device or suspended */
+    uint64_t prefix_lookup_tokens;
+    uint64_t prefix_hit_tokens;
+    uint64_t creates, items, admits, grows, resumes;
+    bool failed;
+    bool has_thread;
+    pthread_t thread;
+};
+
+/* --- what is deterministic ----------------------------------------------------------------- */
+
+static uint64_t mix(uint64_t x)
+{
+    x ^= x >> 33;
+    x *= 0xFF51AFD7ED558CCDull;
+    x ^= x >> 33;
+    x *= 0xC4CEB9FE1A85EC53ull;
+    x ^= x >> 33;
+    return x;
+}
+
+uint64_t kva_scripted_hash(const uint32_t *prompt, uint32_t prompt_tokens)
+{
+    uint64_t hash = 1;
+    for (uint32_t i = 0; i < prompt_tokens; i++)
+        hash = mix(hash ^ prompt[i]) + i;
+    return hash;
+}
+
+static bool is_stop_id(const struct kva_sampling_params *sampling, uint32_t token)
+{
+    for (uint32_t i = 0; i < sampling->stop_id_count; i++)
+        if (sampling->stop_ids[i] == token)
+            return true;
+    return false;
+}
+
+uint32_t kva_scripted_token(uint64_t prompt_hash, const struct kva_sampling_params *sampling,
+                            uint32_t choice, uint32_t index, uint32_t vocab)
+{
+    uint64_t hash = mix(prompt_hash ^ mix(sampling->seed + choice)) + index;
+    uint32_t token = (uint32_t)(mix(hash) % vocab);
+    if (index >= sampling->min_tokens)
+        return token;
+    while (is_stop_id(sampling, token))
+        token = (token + 1) % vocab;
+    return token;
+}
+
+static uint64_t virtual_now(void *opaque)
+{
+    return ((struct kva_virtual_clock *)opaque)->now_ns;
+}
+
+void kva_virtual_clock_init(struct kva_virtual_clock *clock, uint64_t now_ns)
+{
+    clock->clock = (struct kva_clock){.now_ns = virtual_now, .opaque = clock};
+    clock->now_ns = now_ns;
+}
+
+/* --- rules --------------------------------------------------------------------------------- */
+
+static void check_thread(struct kva_scripted *e)
+{
+    if (!e->has_thread) {
+        e->thread = pthread_self();
+        e->has_thread = true;
+    }
+    SCRIPTED_CHECK(pthread_equal(e->thread, pthread_self()), "called on a second thread");
+}
+
+/* Every nth call fails. */
+static bool injected(uint64_t *counter, uint32_t every)
+{
+    (*counter)++;
+    return every != 0 && *counter % every == 0;
+}
+
+static uint32_t pages_of(const struct kva_scripted *e, uint32_t tokens)
+{
+    return (uint32_t)kva_div_up(tokens, e->params.limits.page_tokens);
+}
+
+static struct kva_tier_bytes bytes_of(const struct kva_scripted *e, const struct kva_sequence *seq,
+                                      uint32_t device_pages, uint32_t host_pages)
+{
+    const struct kva_tier_bytes *page = &e->params.page_bytes[seq->params.kv.policy];
+    return (struct kva_tier_bytes){.device = device_pages * page->device,
+                                   .host = host_pages * page->host};
+}
+
+static bool prefill_unfinished(const struct kva_sequence *seq)
+{
+    return seq->outputs == 0 && seq->prefill_done > seq->cached_tokens;
+}
+
+/* --- operations ---------------------------------------------------------------------------- */
+
+static enum kva_status scripted_check(void *self, const struct kva_sequence_params *params,
+                                      struct kva_err *err)
+{
+    const struct kva_scripted *e = self;
+    const struct kva_tier_bytes *page = &e->params.page_bytes[params->kv.policy];
+    uint64_t device = (uint64_t)page->device * (pages_of(e, params->tokens_max) + 1);
+    uint64_t host = (uint64_t)page->host * pages_of(e, params->tokens_max);
+    if (device > e->params.limits.budget.device)
+        return kva_fail(err, KVA_ELIMIT, "the device tier has %llu bytes, the request needs %llu",
+                        (unsigned long long)e->params.limits.budget.device,
+                        (unsigned long long)device);
+    if (host > e->params.limits.budget.host)
+        return kva_fail(err, KVA_ELIMIT, "the host tier has %llu bytes, the request needs %llu",
+                        (unsigned long long)e->params.limits.budget.host, (unsigned long long)host);
+    return KVA_OK;
+}
+
+static void fill_prompt_logprobs(const struct kva_scripted *e, struct kva_sequence *seq)
+{
+    for (uint32_t i = 0; i + 1 < seq->params.prompt_tokens; i++) {
+        struct kva_prompt_logprob *entry = &seq->prompt_logprobs[i];
+        entry->actual = (struct kva_logprob){
+            .token = seq->params.prompt[i + 1], .logprob = -1.0f - (float)(i % 7), .rank = 1};
+        entry->top_count = (uint32_t)seq->sampling.prompt_logprobs;
+        for (uint32_t k = 0; k < entry->top_count; k++)
+            entry->top[k] =
+                (struct kva_logprob){.token = (seq->params.prompt[i + 1] + k) % e->params.vocab,
+                                     .logprob = -1.0f - (float)(i % 7) - (float)k,
+                                     .rank = k + 1};
+    }
+}
+
+static void hash_pages(const struct kva_scripted *e, struct kva_sequence *seq)
+{
+    const struct kva_sequence_params *p = &seq->params;
+    uint64_t hash = mix(p->cache_scope[0] ^ mix(p->cache_scope[1] ^ mix((uint64_t)p->kv.policy)));
+    for (uint32_t i = 0; i < seq->page_hash_count * e->params.limits.page_tokens; i++) {
+        hash = mix(hash ^ p->prompt[i]) + i;
+        if ((i + 1) % e->params.limits.page_tokens == 0)
+            seq->page_hashes[i / e->params.limits.page_tokens] = hash;
+    }
+}
+
+static void free_sequence(struct kva_sequence *seq)
+{
+    free(seq->page_hashes);
+    free(seq->shared);
+    free(seq->prompt_logprobs);
+    free(seq);
+}
+
+static enum kva_status scripted_create(void *self, const struct kva_sequence_params *params,
+                                       struct kva_sequence **ret, struct kva_err *err)
+{
+    struct kva_scripted *e = self;
+    check_thread(e);
+    SCRIPTED_CHECK(params->prompt_tokens > 0 && params->tokens_max > params->prompt_tokens &&
+                       params->tokens_max <= e->params.limits.context_max,
+                   "%u prompt tokens, %u in all", params->prompt_tokens, params->tokens_max);
+    if (injected(&e->creates, e->params.create_fails_every))
+        return kva_fail(err, KVA_ENOMEM, "injected");
+    enum kva_status status = scripted_check(self, params, err);
+    if (status != KVA_OK)
+        return status;
+    struct kva_sequence *seq = calloc(1, sizeof(*seq));
+    if (!seq)
+        return kva_fail(err, KVA_ENOMEM, "out of memory");
+    seq->params = *params;
+    seq->sampling = *params->sampling;
+    seq->page_hash_count = params->prompt_tokens / e->params.limits.page_tokens;
+    seq->page_hashes = calloc(seq->page_hash_count + 1u, sizeof(uint64_t));
+    seq->shared = calloc(seq->page_hash_count + 1u, sizeof(struct scripted_page *));
+    bool logprobs = seq->sampling.prompt_logprobs >= 0 && params->prompt_tokens > 1;
+    if (logprobs)
+        seq->prompt_logprobs = calloc(params->prompt_tokens - 1, sizeof(struct kva_prompt_logprob));
+    if (!seq->page_hashes || !seq->shared || (logprobs && !seq->prompt_logprobs)) {
+        free_sequence(seq);
+        return kva_fail(err, KVA_ENOMEM, "out of memory");
+    }
+    seq->prompt_hash = kva_scripted_hash(params->prompt, params->prompt_tokens);
+    hash_pages(e, seq);
+    if (logprobs)
+        fill_prompt_logprobs(e, seq);
+    e->report.live_sequences++;
+    *ret = seq;
+    return KVA_OK;
+}
+
+/* Prompt pages in the cache; the last prompt token is always computed. */
+static uint32_t find_cached(const struct kva_scripted *e, const struct kva_sequence *seq)
+{
+    uint32_t count = 0;
+    if (!e->params.prefix_cache || seq->params.cache_disabled || seq->prompt_logprobs)
+        return 0;
+    uint32_t most = (seq->params.prompt_tokens - 1) / e->params.limits.page_tokens;
+    while (count < most && scripted_pool_find(&e->pool, seq->page_hashes[count]))
+        count++;
+    return count;
+}
+
+/* Reference the shared pages' device copies; returns the bytes to be re-made for them. */
+static uint64_t ref_shared_device(struct kva_scripted *e, struct kva_sequence *seq)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < seq->shared_count; i++) {
+        scripted_page_device_ref(&e->pool, seq->shared[i]);
+        if (!seq->shared[i]->resident)
+            bytes += seq->shared[i]->bytes.device;
+    }
+    return bytes;
+}
+
+static void unref_shared_device(struct kva_scripted *e, struct kva_sequence *seq)
+{
+    for (uint32_t i = 0; i < seq->shared_count; i++)
+        scripted_page_device_unref(&e->pool, seq->shared[i]);
+}
+
+static void unref_shared_host(struct kva_scripted *e, struct kva_sequence *seq)
+{
+    for (uint32_t i = 0; i < seq->shared_count; i++)
+        scripted_page_host_unref(&e->pool, seq->shared[i]);
+    seq->shared_count = 0;
+}
+
+static void make_shared_resident(struct kva_sequence *seq)
+{
+    for (uint32_t i = 0; i < seq->shared_count; i++)
+        seq->shared[i]->resident = true;
+}
+
+static enum kva_status scripted_admit(void *self, struct kva_sequence *seq,
+                                      uint32_t *ret_cached_tokens, struct kva_err *err)
+{
+    struct kva_scripted *e = self;
+    check_thread(e);
+    SCRIPTED_CHECK(seq->state == CREATED, "admitted twice");
+    SCRIPTED_CHECK(e->admitted < e->params.limits.sequences_max, "over sequences_max");
+    if (injected(&e->admits, e->params.admit_refused_every)) {
+        e->report.refusals++;
+        return kva_fail_param(err, KVA_ELIMIT, "device", "injected");
+    }
+    uint32_t hits = find_cached(e, seq);
+    for (uint32_t i = 0; i < hits; i++) {
+        seq->shared[i] = scripted_pool_find(&e->pool, seq->page_hashes[i]);
+        scripted_page_host_ref(&e->pool, seq->shared[i]);
+    }
+    seq->shared_count = hits;
+    uint32_t device_pages = pages_of(e, seq->params.prompt_tokens) + 1 - hits;
+    uint32_t host_pages = pages_of(e, seq->params.tokens_max) - hits;
+    struct kva_tier_bytes want = bytes_of(e, seq, device_pages, host_pages);
+    want.device += ref_shared_device(e, seq);
+    enum kva_status status = scripted_pool_take(&e->pool, want, err);
+    if (status != KVA_OK) {
+        e->report.refusals++;
+        unref_shared_device(e, seq);
+        unref_shared_host(e, seq);
+        return status;
+    }
+    make_shared_resident(seq);
+    seq->own_device_pages = device_pages;
+    seq->own_host_pages = host_pages;
+    seq->cached_tokens = hits * e->params.limits.page_tokens;
+    seq->prefill_done = seq->cached_tokens;
+    seq->state = ON_DEVICE;
+    e->admitted++;
+    e->prefix_lookup_tokens += seq->params.prompt_tokens;
+    e->prefix_hit_tokens += seq->cached_tokens;
+    *ret_cached_tokens = seq->cached_tokens;
+    return KVA_OK;
+}
+
+static void scripted_admit_bytes(void *self, const struct kva_sequence *seq,
+                                 struct kva_tier_bytes *ret)
+{
+    struct kva_scripted *e = self;
+    check_thread(e);
+    uint32_t hits = find_cached(e, seq);
+    *ret = bytes_of(e, seq, pages_of(e, seq->params.prompt_tokens) + 1 - hits,
+                    pages_of(e, seq->params.tokens_max) - hits);
+    for (uint32_t i = 0; i < hits; i++) {
+        const struct scripted_page *page = scripted_pool_find(&e->pool, seq->page_hashes[i]);
+        if (page->device_refs == 0)
+            ret->device += page->bytes.device;
+        if (page->host_refs == 0)
+            ret->host += page->bytes.host;
+    }
+}
+
+static uint32_t device_capacity_tokens(const struct kva_scripted *e, const struct kva_sequence *seq)
+{
+    return (seq->shared_count + seq->own_device_pages) * e->params.limits.page_tokens;
+}
+
+/* Tokens whose K and V are there: the newest output's come with the next decode. */
+static uint32_t kv_tokens(const struct kva_sequence *seq)
+{
+    return seq->params.prompt_tokens + (seq->outputs > 0 ? seq->outputs - 1 : 0);
+}
+
+static enum kva_status scripted_grow(void *self, struct kva_sequence *seq, struct kva_err *err)
+{
+    struct kva_scripted *e = self;
+    check_thread(e);
+    SCRIPTED_CHECK(seq->state == ON_DEVICE && seq->outputs > 0, "grow outside of decoding");
+    if (injected(&e->grows, e->params.grow_refused_every)) {
+        e->report.refusals++;
+        return kva_fail_param(err, KVA_ELIMIT, "device", "injected");
+    }
+    if (kv_tokens(seq) < device_capacity_tokens(e, seq))
+        return KVA_OK;
+    enum kva_status status = scripted_pool_take(&e->pool, bytes_of(e, seq, 1, 0), err);
+    if (status == KVA_OK)
+        seq->own_device_pages++;
+    else
+        e->report.refusals++;
+    return status;
+}
+
+static void scripted_suspend(void *self, struct kva_sequence *seq)
+{
+    struct kva_scripted *e = self;
+    check_thread(e);
+    SCRIPTED_CHECK(seq->state == ON_DEVICE, "suspended without device memory");
+    unref_shared_device(e, seq);
+    scripted_pool_give(&e->pool, bytes_of(e, seq, seq->own_device_pages, 0));
+    seq->state = SUSPENDED;
+    e->report.suspends++;
+}
+
+static enum kva_status scripted_resume(void *self, struct kva_sequence *seq, struct kva_err *err)
+{
+    struct kva_scripted *e = self;
+    check_thread(e);
+    SCRIPTED_CHECK(seq->state == SUSPENDED, "resumed but not suspended");
+    if (injected(&e->resumes, e->params.resume_refused_every)) {
+        e->report.refusals++;
+        return kva_fail_param(err, KVA_ELIMIT, "device", "injected");
+    }
+    struct kva_tier_bytes want = bytes_of(e, seq, seq->own_device_pages, 0);
+    want.device += ref_shared_device(e, seq);
+    enum kva_status status = scripted_pool_take(&e->pool, want, err);
+    if (status != KVA_OK) {
+        e->report.refusals++;
+        unref_shared_device(e, seq);
+        return status;
+    }
+    make_shared_resident(seq);
+    seq->state = ON_DEVICE;
+    return KVA_OK;
+}
+
+static void scripted_destroy(void *self, struct kva_sequence *seq)
+{
+    struct kva_scripted *e = self;
+    if (!seq)
+        return;
+    check_thread(e);
+    if (seq->state == ON_DEVICE) {
+        unref_shared_device(e, seq);
+        scripted_pool_give(&e->pool, bytes_of(e, seq, seq->own_device_pages, 0));
+    }
+    if (seq->state != CREATED) {
+        unref_shared_host(e, seq);
+        scripted_pool_give(&e->pool, bytes_of(e, seq, 0, seq->own_host_pages));
+        e->admitted--;
+        e->partial_prefills -= prefill_unfinished(seq);
+    }
+    e->report.live_sequences--;
+    free_sequence(seq);
+}
+
+/* --- a step -------------------------------------------------------------------------------- */
+
+/* The prompt's closed pages become common property. */
+static void publish_prompt(struct kva_scripted *e, struct kva_sequence *seq)
+{
+    if (!e->params.prefix_cache || seq->params.cache_disabled || seq->prompt_logprobs)
+        return;
+    const struct kva_tier_bytes page_bytes = bytes_of(e, seq, 1, 1);
+    for (uint32_t i = seq->shared_count; i < seq->page_hash_count; i++) {
+        struct scripted_page *page = scripted_pool_find(&e->pool, seq->page_hashes[i]);
+        if (!page) {
+            page = scripted_pool_publish(&e->pool, seq->page_hashes[i], page_bytes);
+        } else {
+            /* Another sequence was quicker: keep its page, give ours back. */
+            scripted_page_host_ref(&e->pool, page);
+            scripted_page_device_ref(&e->pool, page);
+            struct kva_tier_bytes ours = page_bytes;
+            if (!page->resident)
+                ours.device = 0;
+            page->resident = true;
+            scripted_pool_give(&e->pool, ours);
+        }
+        seq->shared[seq->shared_count++] = page;
+        seq->own_device_pages--;
+        seq->own_host_pages--;
+    }
+}
+
+static void emit(struct kva_scripted *e, struct kva_step_item *item)
+{
+    struct kva_sequence *seq = item->seq;
+    uint32_t token =
+        e->params.next_token
+            ? e->params.next_token(e->params.next_token_opaque, &seq->params, seq->outputs)
+            : kva_scripted_token(seq->prompt_hash, &seq->sampling, seq->params.choice, seq->outputs,
+                                 e->params.vocab);
+    seq->outputs++;
+    SCRIPTED_CHECK(seq->params.prompt_tokens + seq->outputs <= seq->params.tokens_max,
+                   "more tokens than tokens_max %u", seq->params.tokens_max);
+    item->emitted = true;
+    item->token.token = token;
+    item->token.top_count = 0;
+    if (seq->sampling.logprobs < 0)
+        return;
+    item->token.chosen = (struct kva_logprob){.token = token, .logprob = -0.25f, .rank = 1};
+    item->token.top_count = (uint32_t)seq->sampling.logprobs;
+    for (uint32_t i = 0; i < item->token.top_count; i++)
+        item->token.top[i] = (struct kva_logprob){
+            .token = (token + i) % e->params.vocab, .logprob = -0.25f - (float)i, .rank = i + 1};
+}
+
+static void prefill(struct kva_scripted *e, struct kva_step_item *item)
+{
+    struct kva_sequence *seq = item->seq;
+    uint32_t left = seq->params.prompt_tokens - seq->prefill_done;
+    SCRIPTED_CHECK(seq->outputs == 0, "prefill after the first token");
+    SCRIPTED_CHECK(item->prefill_tokens <= left, "%u tokens of prefill, %u are left",
+                   item->prefill_tokens, left);
+    e->partial_prefills -= prefill_unfinished(seq);
+    item->prefill_done = item->prefill_tokens;
+    seq->prefill_done += item->prefill_tokens;
+    if (seq->prefill_done == seq->params.prompt_tokens) {
+        publish_prompt(e, seq);
+        emit(e, item);
+    }
+    e->partial_prefills += prefill_unfinished(seq);
+}
+
+static void run_item(struct kva_scripted *e, struct kva_step_item *item)
+{
+    struct kva_sequence *seq = item->seq;
+    SCRIPTED_CHECK(seq->state == ON_DEVICE, "a sequence without device memory is in a step");
+    SCRIPTED_CHECK(seq->last_step != e->report.steps, "a sequence is twice in a step");
+    seq->last_step = e->report.steps;
+    item->status = KVA_OK;
+    item->emitted = false;
+    item->prefill_done = 0;
+    if (injected(&e->items, e->params.item_fails_every)) {
+        item->status = KVA_EINTERNAL;
+        return;
+    }
+    if (item->prefill_tokens > 0) {
+        prefill(e, item);
+        return;
+    }
+    SCRIPTED_CHECK(seq->outputs > 0, "decode before the prefill is finished");
+    SCRIPTED_CHECK(kv_tokens(seq) < device_capacity_tokens(e, seq),
+                   "no room for token %u, capacity %u", kv_tokens(seq),
+                   device_capacity_tokens(e, seq));
+    emit(e, item);
+}
+
+static void pass_time(struct kva_scripted *e)
+{
+    uint64_t ns = e->params.step_ns + e->report.decode_rows * e->params.decode_row_ns +
+                  e->report.prefill_rows * e->params.prefill_token_ns;
+    if (e->params.clock)
+        e->params.clock->now_ns += ns;
+    if (e->params.sleep_ns != 0) {
+        struct timespec pause = {.tv_sec = (time_t)(e->params.sleep_ns / KVA_NS_PER_S),
+                                 .tv_nsec = (long)(e->params.sleep_ns % KVA_NS_PER_S)};
+        nanosleep(&pause, NULL);
+    }
+}
+
+static enum kva_status scripted_step(void *self, struct kva_step_item *items, uint32_t count,
+                                     struct kva_err *err)
+{
+    struct kva_scripted *e = self;
+    check_thread(e);
+    uint64_t begin_ns = kva_time_ns();
+    SCRIPTED_CHECK(!e->failed, "a step after the device failed");
+    SCRIPTED_CHECK(count > 0, "an empty step");
+    e->report.steps++;
+    if (e->params.fail_step == e->report.steps) {
+        e->failed = true;
+        return kva_fail(err, KVA_EDEVICE, "injected device failure in step %llu",
+                        (unsigned long long)e->report.steps);
+    }
+    e->report.decode_rows = 0;
+    e->report.prefill_rows = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        e->report.decode_rows += items[i].prefill_tokens == 0;
+        e->report.prefill_rows += items[i].prefill_tokens;
+        run_item(e, &items[i]);
+    }
+    uint32_t rows = e->report.decode_rows + e->report.prefill_rows;
+    SCRIPTED_CHECK(rows <= e->params.limits.step_tokens_max, "%u rows", rows);
+    if (rows > e->report.rows_max)
+        e->report.rows_max = rows;
+    SCRIPTED_CHECK(e->partial_prefills <= e->params.limits.partial_prefills_max,
+                   "%u prefills are unfinished", e->partial_prefills);
+    SCRIPTED_CHECK(e->pool.used.device <= e->pool.budget.device, "device budget exceeded");
+    SCRIPTED_CHECK(e->pool.used.host <= e->pool.budget.host, "host budget exceeded");
+    pass_time(e);
+    e->report.engine_ns += kva_time_ns() - begin_ns;
+    return KVA_OK;
+}
+
+/* --- questions ----------------------------------------------------------------------------- */
+
+static void scripted_info(void *self, const struct kva_sequence *seq, struct kva_sequence_info *ret)
+{
+    struct kva_scripted *e = self;
+    check_thread(e);
+    bool admitted = seq->state != CREATED;
+    uint32_t device_pages = seq->state == ON_DEVICE ? seq->shared_count + seq->own_device_pages : 0;
+    *ret = (struct kva_sequence_info){
+        .policy = seq->params.kv.policy == KVA_KV_FULL ? "full" : "offload",
+        .bytes =
+            bytes_of(e, seq, device_pages, admitted ? seq->shared_count + seq->own_host_pages : 0),
+        .cached_tokens = seq->cached_tokens,
+    };
+}
+
+static const struct kva_prompt_logprob *scripted_prompt_logprobs(void *self,
+                                                                 const struct kva_sequence *seq)
+{
+    check_thread(self);
+    return seq->outputs > 0 ? seq->prompt_logprobs : NULL;
+}
+
+static void scripted_usage(void *self, struct kva_engine_usage *ret)
+{
+    const struct kva_scripted *e = self;
+    *ret = (struct kva_engine_usage){
+        .used = e->pool.used,
+        .cached = e->pool.cached,
+        .budget = e->pool.budget,
+        .prefix_lookup_tokens = e->prefix_lookup_tokens,
+        .prefix_hit_tokens = e->prefix_hit_tokens,
+        .steps = e->report.steps,
+    };
+}
+
+/* --- life ---------------------------------------------------------------------------------- */
+
+struct kva_scripted_params kva_scripted_defaults(void)
+{
+    const struct kva_tier_bytes page = {.device = 1 << 16, .host = 1 << 16};
+    return (struct kva_scripted_params){
+        .limits = {.context_max = 8192,
+                   .sequences_max = 64,
+                   .step_tokens_max = 512,
+                   .partial_prefills_max = 2,
+                   .page_tokens = 64,
+                   .budget = {.device = 1024ull << 16, .host = 4096ull << 16}},
+        .page_bytes =
+            {[KVA_KV_FULL] = page, [KVA_KV_OFFLOAD] = {.device = 1 << 13, .host = 1 << 16}},
+        .vocab = 1000,
+        .prefix_cache = true,
+    };
+}
+
+struct kva_scripted *kva_scripted_create(const struct kva_scripted_params *params)
+{
+    struct kva_scripted *e = calloc(1, sizeof(*e));
+    SCRIPTED_CHECK(e != NULL, "out of memory");
+    e->params = *params;
+    scripted_pool_init(&e->pool, params->limits.budget);
+    e->ops = (struct kva_engine_ops){
+        .create = scripted_create,
+        .admit = scripted_admit,
+        .grow = scripted_grow,
+        .suspend = scripted_suspend,
+        .resume = scripted_resume,
+        .step = scripted_step,
+        .destroy = scripted_destroy,
+        .sequence_info = scripted_info,
+        .prompt_logprobs = scripted_prompt_logprobs,
+        .usage = scripted_usage,
+        .check = params->without_check ? NULL : scripted_check,
+        .admit_bytes = params->without_admit_bytes ? NULL : scripted_admit_bytes,
+    };
+    e->engine = (struct kva_engine){.ops = &e->ops, .self = e, .limits = params->limits};
+    return e;
+}
+
+void kva_scripted_destroy(struct kva_scripted *e)
+{
+    if (!e)
+        return;
+    SCRIPTED_CHECK(e->report.live_sequences == 0, "%u sequences are left",
+                   e->report.live_sequences);
+    SCRIPTED_CHECK(e->partial_prefills == 0, "prefills are miscounted");
+    scripted_pool_finish(&e->pool);
+    free(e);
+}
+
+struct kva_engine *kva_scripted_engine(struct kva_scripted *e)
+{
+    return &e->engine;
+}
+
+struct kva_scripted_params *kva_scripted_params(struct kva_scripted *e)
+{
+    return &e->params;
+}
+
+void kva_scripted_get_report(const struct kva_scripted *e, struct kva_scripted_report *ret)
+{
+    *ret = e->report;
+    ret->peak = e->pool.peak;
+}
