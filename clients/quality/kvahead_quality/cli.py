@@ -167,13 +167,19 @@ def _check_lengths(plan: Plan, facts: ServerFacts) -> None:
             )
 
 
-def _check_policies(client: Client, plan: Plan) -> None:
-    """Ask one token under each policy, so that a refused one is known before the run."""
+def _check_requests(client: Client, plan: Plan, facts: ServerFacts) -> None:
+    """Ask one token under each policy: a refused policy or model is known before the run."""
     for policy in plan.policies:
         try:
             client.generate("The grass is", "", 1, policy.kv)
         except RequestFailed as error:
-            raise UsageError(f"--policies: {policy.label!r} does not work here: {error}") from None
+            if policy.kv is not None:
+                what = f"--policies: {policy.label!r} does not work here: {error}"
+            else:
+                what = f"a first request with model {facts.model!r} fails: {error}"
+            if facts.models and facts.model not in facts.models:
+                what += f" (--model: {facts.model!r} is not among {', '.join(facts.models[:8])})"
+            raise UsageError(what) from None
 
 
 def _counter(args: argparse.Namespace, client: Client, console: Console) -> TokenCounter:
@@ -264,7 +270,7 @@ def _run(args: argparse.Namespace, argv: Sequence[str], console: Console) -> int
     facts = client.discover()
     _check_lengths(plan, facts)
     counter = _counter(args, client, console)
-    _check_policies(client, plan)
+    _check_requests(client, plan, facts)
     folder = Path(args.out or f"kvahead-quality-{args.command}")
     folder.mkdir(parents=True, exist_ok=True)
     run = _describe(args, argv, plan, client, facts, counter)

@@ -127,19 +127,24 @@ class Client:
     # ---- what the server is -------------------------------------------------------------------
 
     def discover(self) -> ServerFacts:
-        """Ask for the models and choose one. Fails with UsageError if the server is no use."""
+        """Ask for the models and choose one. Fails with UsageError if the server is no use.
+
+        A model that the server does not list is left to the first request: some servers load by
+        name.
+        """
         try:
             # One retry only: a server that is not there should be said so at once.
             listed = self._with_retries(lambda: self._sdk.models.list().data, retries=1)[0]
         except RequestFailed as error:
-            raise UsageError(f"cannot use {self.base_url}: {error}") from None
+            # With a model named, a server without a working list can still be measured.
+            if error.status is None or error.status in (401, 403) or not self.model:
+                raise UsageError(f"cannot use {self.base_url}: {error}") from None
+            listed = []
         names = [entry.id for entry in listed]
         if not self.model:
             if not names:
                 raise UsageError(f"{self.base_url} lists no model; name one with --model")
             self.model = names[0]
-        elif names and self.model not in names:
-            raise UsageError(f"--model: {self.model!r} is not served (has: {', '.join(names[:8])})")
         extra: dict[str, Any] = {}
         for entry in listed:
             if entry.id == self.model:

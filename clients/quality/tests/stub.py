@@ -66,7 +66,7 @@ class Behaviour:
     usage: bool = True
     forgets: bool = False
     limit: int | None = 32768
-    models: list[str] = field(default_factory=lambda: ["stub-model"])
+    models: list[str] | None = field(default_factory=lambda: ["stub-model"])
     hold: threading.Event | None = None
     extra_prompt_tokens: int = 0
 
@@ -105,7 +105,9 @@ class StubServer:
                 self._send(status, {"error": error}, {"Retry-After": after} if after else None)
 
             def do_GET(self) -> None:
-                if self.path == "/v1/models":
+                if self.path == "/v1/models" and stub.behaviour.models is None:
+                    self._refuse(500, "the list is broken")
+                elif self.path == "/v1/models":
                     data = [
                         {"id": name, "object": "model", "created": 0, "owned_by": "stub"}
                         for name in stub.behaviour.models
@@ -144,6 +146,9 @@ class StubServer:
                     status = 400
                 if status is not None:
                     self._refuse(status, f"made to fail with {status}")
+                    return
+                if behaviour.models and body["model"] not in behaviour.models:
+                    self._refuse(404, f"no model '{body['model']}'")
                     return
                 kv = body.get("kv", {"policy": "full"})  # as kvahead: no report unless asked for
                 if kv["policy"] not in POLICIES:

@@ -153,7 +153,7 @@ def test_run__the_api_key_is_used_and_never_written(serve, tmp_path: Path) -> No
         (["--policies", "full,evict"], "'evict' does not work here: HTTP 400: unknown policy"),
         (["--lengths", "64k"], "65536 tokens is above the limit of model 'stub-model', 32768"),
         (["--lengths", "much"], "'much' is not a length"),
-        (["--model", "other"], "'other' is not served"),
+        (["--model", "other"], "HTTP 404: no model 'other' (--model: 'other' is not among"),
         (["--samples", "0"], "'0' is not a whole number"),
         (["--timeout", "0"], "not a number of seconds"),
         (["--tokenizer", "/nonexistent/tokenizer.json"], "--tokenizer"),

@@ -123,9 +123,14 @@ def test_discover__first_model_and_limit(serve, connect) -> None:
     assert connect(serve(models=["a", "b"]), model="b").discover().model == "b"
 
 
-def test_discover__unknown_model_or_none(serve, connect) -> None:
-    with pytest.raises(UsageError, match="--model: 'c' is not served"):
-        connect(serve(models=["a"]), model="c").discover()
+def test_discover__a_broken_list_is_no_matter_if_the_model_is_named(serve, connect) -> None:
+    facts = connect(serve(models=None), model="b").discover()
+    assert (facts.model, facts.models, facts.length_max) == ("b", [], 32768)
+    with pytest.raises(UsageError, match=r"cannot use .*HTTP 500"):
+        Client(ServerParams(base_url=serve(models=None).url), lambda _: False).discover()
+
+
+def test_discover__no_model_at_all(serve, connect) -> None:
     with pytest.raises(UsageError, match="lists no model"):
         Client(ServerParams(base_url=serve(models=[]).url), lambda _: False).discover()
 
