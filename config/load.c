@@ -1,0 +1,281 @@
+/* From the sources, in their order of precedence, to a config. */
+#include "config/options.h"
+
+#include <cjson/cJSON.h>
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FILE_BYTES_MAX (1u << 20)
+
+/* Which options a source of higher precedence has set already. */
+struct loader {
+    struct kva_config *config;
+    const struct kva_config_sources *sources;
+    const struct kva_option *options;
+    size_t count;
+    bool set[128];
+};
+
+enum kva_status kva_config_init(struct kva_config *config, struct kva_err *err)
+{
+    size_t count;
+    const struct kva_option *options = kva_options(&count);
+    *config = (struct kva_config){0};
+    for (size_t i = 0; i < count; i++) {
+        if (!options[i].fallback)
+            continue;
+        enum kva_status status =
+            kva_config_set(config, &options[i], options[i].fallback, options[i].name, err);
+        if (status)
+            return status;
+    }
+    return KVA_OK;
+}
+
+void kva_config_finish(struct kva_config *config)
+{
+    size_t count;
+    const struct kva_option *options = kva_options(&count);
+    for (size_t i = 0; i < count; i++) {
+        unsigned char *at = (unsigned char *)config + options[i].offset;
+        if (options[i].kind == KVA_OPTION_STRING) {
+            char **text = (char **)(void *)at;
+            free(*text);
+            *text = NULL;
+        } else if (options[i].kind == KVA_OPTION_LIST) {
+            struct kva_string_list *list = (struct kva_string_list *)(void *)at;
+            while (list->count > 0)
+                free(list->items[--list->count]);
+        }
+    }
+}
+
+/* Option of this command with that name (length `length`, '_' is '-'); -1: none. */
+static int find_option(const struct loader *loader, const char *name, size_t length)
+{
+    for (size_t i = 0; i < loader->count; i++) {
+        const struct kva_option *option = &loader->options[i];
+        if (!(option->commands & loader->sources->command) || strlen(option->name) != length)
+            continue;
+        size_t j = 0;
+        while (j < length &&
+               (option->name[j] == name[j] || (option->name[j] == '-' && name[j] == '_')))
+            j++;
+        if (j == length)
+            return (int)i;
+    }
+    return -1;
+}
+
+static bool known_elsewhere(const struct loader *loader, const char *name)
+{
+    struct loader any = *loader;
+    struct kva_config_sources sources = *loader->sources;
+    any.sources = &sources;
+    for (uint32_t bit = 1; bit <= KVA_CMD_INFO; bit <<= 1) {
+        sources.command = (enum kva_command)bit;
+        if (find_option(&any, name, strlen(name)) >= 0)
+            return true;
+    }
+    return false;
+}
+
+/* --- command line
+ * ---------------------------------------------------------------------------------- */
+
+static enum kva_status unknown_flag(const char *flag, struct kva_err *err)
+{
+    return kva_fail(err, KVA_EINVAL, "unknown option '%.100s'; --help lists the options", flag);
+}
+
+/* One flag, its value in the same or in the next argument. */
+static enum kva_status read_flag(struct loader *loader, int *index, char **ret_file,
+                                 struct kva_err *err)
+{
+    char **argv = loader->sources->argv;
+    const char *flag = argv[*index];
+    const char *name = flag + 2;
+    const char *equals = strchr(name, '=');
+    size_t length = equals ? (size_t)(equals - name) : strlen(name);
+    bool negated = false;
+    int found = find_option(loader, name, length);
+    if (found < 0 && strncmp(name, "no-", 3) == 0 && !equals) {
+        found = find_option(loader, name + 3, length - 3);
+        negated = found >= 0 && loader->options[found].kind == KVA_OPTION_BOOL;
+        found = negated ? found : -1;
+    }
+    bool is_file = length == 6 && strncmp(name, "config", 6) == 0;
+    if (found < 0 && !is_file)
+        return unknown_flag(flag, err);
+    bool is_bool = found >= 0 && loader->options[found].kind == KVA_OPTION_BOOL;
+    const char *value = equals ? equals + 1 : is_bool ? (negated ? "false" : "true") : NULL;
+    if (!value) {
+        if (*index + 1 >= loader->sources->argc)
+            return kva_fail(err, KVA_EINVAL, "%s wants a value", flag);
+        value = argv[++*index];
+    }
+    if (is_file) {
+        *ret_file = (char *)(uintptr_t)value;
+        return KVA_OK;
+    }
+    char origin[80];
+    snprintf(origin, sizeof(origin), "--%s", loader->options[found].name);
+    loader->set[found] = true;
+    return kva_config_set(loader->config, &loader->options[found], value, origin, err);
+}
+
+static enum kva_status read_arguments(struct loader *loader, struct kva_string_list *ret_rest,
+                                      char **ret_file, struct kva_err *err)
+{
+    bool only_rest = false;
+    for (int i = 0; i < loader->sources->argc; i++) {
+        char *argument = loader->sources->argv[i];
+        if (!only_rest && strcmp(argument, "--") == 0) {
+            only_rest = true;
+        } else if (!only_rest && strncmp(argument, "--", 2) == 0) {
+            enum kva_status status = read_flag(loader, &i, ret_file, err);
+            if (status)
+                return status;
+        } else if (!only_rest && argument[0] == '-' && argument[1]) {
+            return unknown_flag(argument, err);
+        } else if (ret_rest->count == KVA_LIST_MAX) {
+            return kva_fail(err, KVA_EINVAL, "more than %u arguments", KVA_LIST_MAX);
+        } else {
+            ret_rest->items[ret_rest->count++] = argument;
+        }
+    }
+    return KVA_OK;
+}
+
+/* --- environment
+ * ------------------------------------------------------------------------------------- */
+
+static enum kva_status read_environment(struct loader *loader, struct kva_err *err)
+{
+    for (size_t i = 0; i < loader->count; i++) {
+        const struct kva_option *option = &loader->options[i];
+        char name[80];
+        if (loader->set[i] || !(option->commands & loader->sources->command))
+            continue;
+        int length = snprintf(name, sizeof(name), "KVAHEAD_%s", option->name);
+        for (int j = 8; j < length; j++)
+            name[j] = name[j] == '-' ? '_' : (char)toupper((unsigned char)name[j]);
+        const char *value = loader->sources->env(name);
+        if (!value)
+            continue;
+        loader->set[i] = true;
+        enum kva_status status = kva_config_set(loader->config, option, value, name, err);
+        if (status)
+            return status;
+    }
+    return KVA_OK;
+}
+
+/* --- configuration file
+ * ---------------------------------------------------------------------------------- */
+
+static enum kva_status read_text(const char *path, char **ret, struct kva_err *err)
+{
+    FILE *file = fopen(path, "rb");
+    if (!file)
+        return kva_fail(err, KVA_ENOTFOUND, "configuration file '%s': %s", path, strerror(errno));
+    char *text = malloc(FILE_BYTES_MAX + 1);
+    size_t length = text ? fread(text, 1, FILE_BYTES_MAX + 1, file) : 0;
+    bool failed = ferror(file);
+    fclose(file);
+    if (!text)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for '%s'", path);
+    if (failed || length > FILE_BYTES_MAX) {
+        free(text);
+        return kva_fail(err, KVA_EINVAL, "configuration file '%s' %s", path,
+                        failed ? "cannot be read" : "is over 1 MiB");
+    }
+    text[length] = '\0';
+    *ret = text;
+    return KVA_OK;
+}
+
+/* Text of a scalar, as a flag would give it; NULL: not a scalar. */
+static const char *scalar_text(const cJSON *value, char *scratch, size_t size)
+{
+    if (cJSON_IsString(value))
+        return value->valuestring;
+    if (cJSON_IsBool(value))
+        return cJSON_IsTrue(value) ? "true" : "false";
+    if (!cJSON_IsNumber(value))
+        return NULL;
+    snprintf(scratch, size, "%.17g", value->valuedouble);
+    return scratch;
+}
+
+static enum kva_status read_entry(struct loader *loader, const char *path, const cJSON *entry,
+                                  struct kva_err *err)
+{
+    int found = find_option(loader, entry->string, strlen(entry->string));
+    if (found < 0 && known_elsewhere(loader, entry->string))
+        return KVA_OK;
+    if (found < 0)
+        return kva_fail(err, KVA_EINVAL, "configuration file '%s': unknown option '%.100s'", path,
+                        entry->string);
+    if (loader->set[found])
+        return KVA_OK;
+    const struct kva_option *option = &loader->options[found];
+    bool many = cJSON_IsArray(entry) && option->kind == KVA_OPTION_LIST;
+    for (const cJSON *value = many ? entry->child : entry; value;
+         value = many ? value->next : NULL) {
+        char scratch[40], origin[256];
+        snprintf(origin, sizeof(origin), "'%s' in %.150s", option->name, path);
+        const char *text = scalar_text(value, scratch, sizeof(scratch));
+        if (!text)
+            return kva_fail_param(err, KVA_EINVAL, option->name,
+                                  "%s is neither text, number nor true or false", origin);
+        enum kva_status status = kva_config_set(loader->config, option, text, origin, err);
+        if (status)
+            return status;
+    }
+    return KVA_OK;
+}
+
+static enum kva_status read_file(struct loader *loader, const char *path, struct kva_err *err)
+{
+    char *text = NULL;
+    enum kva_status status = read_text(path, &text, err);
+    if (status)
+        return status;
+    const char *end = NULL;
+    cJSON *json = cJSON_ParseWithOpts(text, &end, true);
+    if (!cJSON_IsObject(json)) {
+        unsigned line = 1;
+        for (const char *c = text; !json && end && c < end; c++)
+            line += *c == '\n';
+        status = kva_fail(err, KVA_EINVAL, "configuration file '%s': %s near line %u", path,
+                          json ? "not a JSON object" : "malformed JSON", line);
+    }
+    for (const cJSON *entry = json ? json->child : NULL; entry && !status; entry = entry->next)
+        status = read_entry(loader, path, entry, err);
+    cJSON_Delete(json);
+    free(text);
+    return status;
+}
+
+enum kva_status kva_config_load(struct kva_config *config, const struct kva_config_sources *sources,
+                                struct kva_string_list *ret_rest, struct kva_err *err)
+{
+    struct loader loader = {.config = config, .sources = sources};
+    loader.options = kva_options(&loader.count);
+    *ret_rest = (struct kva_string_list){0};
+    if (loader.count > KVA_COUNT_OF(loader.set))
+        return kva_fail(err, KVA_EINTERNAL, "%zu options, room for %zu", loader.count,
+                        KVA_COUNT_OF(loader.set));
+    char *path = NULL;
+    enum kva_status status = read_arguments(&loader, ret_rest, &path, err);
+    if (!status)
+        status = read_environment(&loader, err);
+    const char *file = path ? path : sources->env("KVAHEAD_CONFIG");
+    if (!status && file)
+        status = read_file(&loader, file, err);
+    return status;
+}

@@ -1,0 +1,153 @@
+/* options.h - every option of kvahead, described once.
+ *
+ * One table (table.c) gives the command-line flags, the KVAHEAD_* environment variables, the keys
+ * of the JSON configuration file, --help and docs/options.md. Later sources lose to earlier ones:
+ *
+ *     command line  >  environment  >  configuration file  >  default
+ *
+ * Every value is checked where it is read; an error names the option, the value, where it came from
+ * and what is allowed.
+ *
+ * Thread rule: used by main() before threads start. */
+#ifndef KVA_CONFIG_OPTIONS_H
+#define KVA_CONFIG_OPTIONS_H
+
+#include "base/buf.h"
+#include "base/err.h"
+
+#include <stdbool.h>
+
+#define KVA_LIST_MAX 64u
+
+/* Values of an option that may be given several times. */
+struct kva_string_list {
+    char *items[KVA_LIST_MAX];
+    uint32_t count;
+};
+
+/* All options' values. Strings are owned; NULL: not given. */
+struct kva_config {
+    /* model */
+    char *model;
+    char *model_name;
+    uint64_t context;
+    /* device */
+    uint64_t threads;
+    uint32_t cpu_levels;
+    uint64_t device_memory;
+    uint64_t host_memory;
+    /* KV */
+    uint32_t kv_policy;
+    struct kva_string_list kv_allow;
+    uint32_t kv_dtype;
+    bool prefix_cache;
+    bool prefix_share_keys;
+    /* scheduling */
+    uint64_t sequences;
+    uint64_t step_tokens;
+    uint64_t waiting;
+    uint64_t prefill_share;
+    uint64_t aging_ms;
+    /* server */
+    char *host;
+    uint64_t port;
+    struct kva_string_list api_keys;
+    char *api_key_file;
+    char *tls_cert;
+    char *tls_key;
+    struct kva_string_list cors_origins;
+    uint64_t connections;
+    uint64_t body_bytes;
+    uint64_t header_bytes;
+    uint64_t keepalive_ms;
+    uint64_t read_timeout_ms;
+    uint64_t write_stall_ms;
+    uint64_t request_timeout_ms;
+    uint64_t drain_timeout_ms;
+    uint64_t workers;
+    bool metrics_vllm;
+    /* log */
+    uint32_t log_level;
+    uint32_t log_format;
+    /* generate and chat */
+    char *prompt;
+    char *system;
+    uint64_t max_tokens;
+    double temperature;
+    double top_p;
+    int64_t seed;
+    char *url;
+    bool ids;
+    bool raw;
+};
+
+/* Commands that an option belongs to. */
+enum kva_command {
+    KVA_CMD_SERVE = 1u << 0,
+    KVA_CMD_GENERATE = 1u << 1,
+    KVA_CMD_CHAT = 1u << 2,
+    KVA_CMD_TOKENIZE = 1u << 3,
+    KVA_CMD_INFO = 1u << 4,
+};
+
+enum kva_option_kind {
+    KVA_OPTION_STRING,
+    KVA_OPTION_LIST,     /* may be repeated */
+    KVA_OPTION_BOOL,     /* --name, --no-name, --name=true|false */
+    KVA_OPTION_UINT,     /* whole number */
+    KVA_OPTION_INT,      /* whole number, sign allowed */
+    KVA_OPTION_NUMBER,   /* decimal number */
+    KVA_OPTION_BYTES,    /* whole number with K, M, G or T (binary) */
+    KVA_OPTION_DURATION, /* number with ms, s, m or h; kept in milliseconds */
+    KVA_OPTION_CHOICE,   /* one of some words */
+};
+
+struct kva_option {
+    const char *name; /* "device-memory": --device-memory, KVAHEAD_DEVICE_MEMORY, "device_memory" */
+    enum kva_option_kind kind;
+    uint32_t commands;
+    size_t offset;              /* in struct kva_config */
+    double min, max;            /* of numbers, bytes and durations (in ms) */
+    const char *fallback;       /* default as text, NULL: not given */
+    const char *const *choices; /* KVA_OPTION_CHOICE: NULL-terminated; the value is the index */
+    const char *group;          /* heading in --help */
+    const char *help;           /* one sentence or two */
+};
+
+/* The table; *ret_count entries, grouped. */
+const struct kva_option *kva_options(size_t *ret_count);
+
+/* Defaults. Fails: KVA_ENOMEM. */
+KVA_MUST_CHECK enum kva_status kva_config_init(struct kva_config *config, struct kva_err *err);
+void kva_config_finish(struct kva_config *config);
+
+/* Looks an environment variable up; NULL: not set. Passed in, because only main() may read the
+ * environment. */
+typedef const char *(*kva_env_fn)(const char *name);
+
+struct kva_config_sources {
+    enum kva_command command;
+    int argc; /* arguments after the command's name */
+    char **argv;
+    kva_env_fn env;
+};
+
+/* Reads all sources into an initialised config. --config FILE (or KVAHEAD_CONFIG) names the
+ * configuration file. Arguments that are no option are handed out in *ret_rest (borrowed; up to
+ * KVA_LIST_MAX). Fails: KVA_EINVAL, KVA_ENOTFOUND, KVA_ENOMEM. */
+KVA_MUST_CHECK enum kva_status kva_config_load(struct kva_config *config,
+                                               const struct kva_config_sources *sources,
+                                               struct kva_string_list *ret_rest,
+                                               struct kva_err *err);
+
+/* Set one option from text; `origin` ("--port", "KVAHEAD_PORT", "kvahead.json: port") is named in
+ * errors. */
+KVA_MUST_CHECK enum kva_status kva_config_set(struct kva_config *config,
+                                              const struct kva_option *option, const char *value,
+                                              const char *origin, struct kva_err *err);
+
+/* The part of --help that lists a command's options, and the reference page in Markdown. */
+void kva_options_help(enum kva_command command, struct kva_buf *out);
+void kva_options_markdown(struct kva_buf *out);
+
+#endif

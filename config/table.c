@@ -1,0 +1,134 @@
+#include "config/options.h"
+
+#include <math.h>
+
+#define SERVE     KVA_CMD_SERVE
+#define ENGINE    (KVA_CMD_SERVE | KVA_CMD_GENERATE | KVA_CMD_INFO)
+#define SAMPLING  (KVA_CMD_GENERATE | KVA_CMD_CHAT)
+#define AT(field) offsetof(struct kva_config, field)
+#define KIB       1024.0
+#define GIB       (1024.0 * 1024.0 * 1024.0)
+#define TIB       (1024.0 * GIB)
+#define SECOND    1000.0
+#define HOUR      (3600 * SECOND)
+
+static const char *const levels[] = {"debug", "info", "warn", "error", "off", NULL};
+static const char *const formats[] = {"auto", "text", "json", NULL};
+static const char *const policies[] = {"full", "offload", NULL};
+/* Order of enum kva_dtype with F32 standing for "choose". */
+static const char *const kv_dtypes[] = {"auto", "f16", "bf16", NULL};
+static const char *const cpu_levels[] = {"auto", "ref", "avx2", "avx512", "avx512bf16", NULL};
+
+static const struct kva_option table[] = {
+    {"model", KVA_OPTION_STRING, ENGINE | KVA_CMD_TOKENIZE, AT(model), 0, 0, NULL, NULL, "Model",
+     "Directory of a Hugging Face checkpoint: config.json, safetensors, tokenizer.json."},
+    {"model-name", KVA_OPTION_STRING, SERVE, AT(model_name), 0, 0, NULL, NULL, "Model",
+     "Name that clients use; default: the directory's name."},
+    {"context", KVA_OPTION_UINT, ENGINE, AT(context), 0, 16.0 * 1024 * 1024, "0", NULL, "Model",
+     "Longest prompt and output together, in tokens; 0: what the model was made for."},
+
+    {"threads", KVA_OPTION_UINT, ENGINE, AT(threads), 0, 1024, "0", NULL, "Device",
+     "Compute threads; 0: one per usable core."},
+    {"cpu-level", KVA_OPTION_CHOICE, ENGINE, AT(cpu_levels), 0, 0, "auto", cpu_levels, "Device",
+     "Highest instruction set to use; auto: the best that the machine has."},
+    {"device-memory", KVA_OPTION_BYTES, ENGINE, AT(device_memory), 0, 64 * TIB, "0", NULL, "Device",
+     "Budget of the device tier of the KV cache; 0: a quarter of free memory."},
+    {"host-memory", KVA_OPTION_BYTES, ENGINE, AT(host_memory), 0, 64 * TIB, "0", NULL, "Device",
+     "Budget of the host tier of the KV cache; 0: a quarter of free memory."},
+
+    {"kv-policy", KVA_OPTION_CHOICE, ENGINE, AT(kv_policy), 0, 0, "full", policies, "KV cache",
+     "Policy of requests that do not choose one."},
+    {"kv-allow", KVA_OPTION_LIST, SERVE, AT(kv_allow), 0, 0, NULL, NULL, "KV cache",
+     "Policy that requests may choose; repeat for several; default: all."},
+    {"kv-dtype", KVA_OPTION_CHOICE, ENGINE, AT(kv_dtype), 0, 0, "auto", kv_dtypes, "KV cache",
+     "16-bit format of keys and values; auto: bf16 for bf16 models, else f16."},
+    {"prefix-cache", KVA_OPTION_BOOL, ENGINE, AT(prefix_cache), 0, 0, "true", NULL, "KV cache",
+     "Keep finished prompts' KV for requests that begin alike."},
+    {"prefix-share-keys", KVA_OPTION_BOOL, SERVE, AT(prefix_share_keys), 0, 0, "false", NULL,
+     "KV cache",
+     "Share prefixes between API keys too: faster, but response times then tell one client what "
+     "another has asked."},
+
+    {"sequences", KVA_OPTION_UINT, ENGINE, AT(sequences), 1, 65536, "64", NULL, "Scheduling",
+     "Sequences decoded at the same time."},
+    {"step-tokens", KVA_OPTION_UINT, ENGINE, AT(step_tokens), 1, 65536, "256", NULL, "Scheduling",
+     "Tokens of a step, decoded and prefilled together; at least as many as sequences."},
+    {"waiting", KVA_OPTION_UINT, SERVE, AT(waiting), 1, 1000000, "1024", NULL, "Scheduling",
+     "Choices that may wait for admission; more are refused with 503 and Retry-After."},
+    {"prefill-share", KVA_OPTION_UINT, SERVE, AT(prefill_share), 1, 100, "50", NULL, "Scheduling",
+     "Percent of a step that prompts may take while others stream."},
+    {"aging", KVA_OPTION_DURATION, SERVE, AT(aging_ms), 1, HOUR, "5s", NULL, "Scheduling",
+     "Waiting time that raises a request by one priority level."},
+
+    {"host", KVA_OPTION_STRING, SERVE, AT(host), 0, 0, "127.0.0.1", NULL, "Server",
+     "Address to listen on; 0.0.0.0 or :: for all."},
+    {"port", KVA_OPTION_UINT, SERVE, AT(port), 0, 65535, "8000", NULL, "Server",
+     "TCP port; 0: any free one, printed at start."},
+    {"api-key", KVA_OPTION_LIST, SERVE, AT(api_keys), 0, 0, NULL, NULL, "Server",
+     "Key that clients must present; repeat for several. Others see it in the process list: prefer "
+     "the file or the environment."},
+    {"api-key-file", KVA_OPTION_STRING, SERVE, AT(api_key_file), 0, 0, NULL, NULL, "Server",
+     "File of keys, one a line; empty lines and lines that begin with # are ignored."},
+    {"tls-cert", KVA_OPTION_STRING, SERVE, AT(tls_cert), 0, 0, NULL, NULL, "Server",
+     "Certificate chain (PEM); with --tls-key: serve HTTPS. Read again on SIGHUP."},
+    {"tls-key", KVA_OPTION_STRING, SERVE, AT(tls_key), 0, 0, NULL, NULL, "Server",
+     "Private key (PEM)."},
+    {"cors-origin", KVA_OPTION_LIST, SERVE, AT(cors_origins), 0, 0, NULL, NULL, "Server",
+     "Origin whose web pages may call; repeat for several; '*' for any; default: none."},
+    {"connections", KVA_OPTION_UINT, SERVE, AT(connections), 1, 1000000, "8192", NULL, "Server",
+     "Connections held open at the same time."},
+    {"body-limit", KVA_OPTION_BYTES, SERVE, AT(body_bytes), KIB, GIB, "16M", NULL, "Server",
+     "Largest request body."},
+    {"header-limit", KVA_OPTION_BYTES, SERVE, AT(header_bytes), KIB, KIB *KIB, "32K", NULL,
+     "Server", "Largest request header block."},
+    {"keepalive", KVA_OPTION_DURATION, SERVE, AT(keepalive_ms), 0, HOUR, "10s", NULL, "Server",
+     "Silence after which a stream gets a comment, so that proxies do not cut it; 0: never."},
+    {"read-timeout", KVA_OPTION_DURATION, SERVE, AT(read_timeout_ms), 100, HOUR, "60s", NULL,
+     "Server", "Longest time to wait for a client's next bytes."},
+    {"write-stall", KVA_OPTION_DURATION, SERVE, AT(write_stall_ms), 100, HOUR, "60s", NULL,
+     "Server", "Longest time that a client may leave a full stream unread before it is cut."},
+    {"request-timeout", KVA_OPTION_DURATION, SERVE, AT(request_timeout_ms), 0, 24 * HOUR, "0", NULL,
+     "Server", "Longest time for a whole request; 0: no limit."},
+    {"drain-timeout", KVA_OPTION_DURATION, SERVE, AT(drain_timeout_ms), 0, HOUR, "30s", NULL,
+     "Server", "Time that running requests get to finish after SIGTERM."},
+    {"workers", KVA_OPTION_UINT, SERVE, AT(workers), 1, 256, "2", NULL, "Server",
+     "Threads for tokenising and templates of long inputs."},
+    {"metrics-vllm", KVA_OPTION_BOOL, SERVE, AT(metrics_vllm), 0, 0, "false", NULL, "Server",
+     "Expose the common metrics under vllm: names too."},
+
+    {"log-level", KVA_OPTION_CHOICE, ENGINE, AT(log_level), 0, 0, "info", levels, "Log",
+     "Least important lines to write."},
+    {"log-format", KVA_OPTION_CHOICE, ENGINE, AT(log_format), 0, 0, "auto", formats, "Log",
+     "auto: text on a terminal, JSON otherwise."},
+
+    {"url", KVA_OPTION_STRING, KVA_CMD_CHAT, AT(url), 0, 0, "http://127.0.0.1:8000/v1", NULL,
+     "Chat", "Base URL of the server; any OpenAI-compatible one."},
+    {"api-key", KVA_OPTION_LIST, KVA_CMD_CHAT, AT(api_keys), 0, 0, NULL, NULL, "Chat",
+     "Key to present."},
+    {"model-name", KVA_OPTION_STRING, KVA_CMD_CHAT, AT(model_name), 0, 0, NULL, NULL, "Chat",
+     "Model to ask; default: the first that the server lists."},
+    {"system", KVA_OPTION_STRING, KVA_CMD_CHAT, AT(system), 0, 0, NULL, NULL, "Chat",
+     "System message."},
+
+    {"prompt", KVA_OPTION_STRING, KVA_CMD_GENERATE, AT(prompt), 0, 0, NULL, NULL, "Generation",
+     "Text to continue; default: standard input."},
+    {"max-tokens", KVA_OPTION_UINT, SAMPLING, AT(max_tokens), 1, 1e9, "512", NULL, "Generation",
+     "Longest output, in tokens."},
+    {"temperature", KVA_OPTION_NUMBER, SAMPLING, AT(temperature), 0, 2, "0", NULL, "Generation",
+     "0: the most probable token each time; higher: more varied."},
+    {"top-p", KVA_OPTION_NUMBER, SAMPLING, AT(top_p), 1e-9, 1, "1", NULL, "Generation",
+     "Sample among the most probable tokens that together have this probability."},
+    {"seed", KVA_OPTION_INT, SAMPLING, AT(seed), -1, 9007199254740991.0, "-1", NULL, "Generation",
+     "Same seed, same output; -1: a random one."},
+
+    {"ids", KVA_OPTION_BOOL, KVA_CMD_TOKENIZE, AT(ids), 0, 0, "false", NULL, "Tokenize",
+     "Print token ids only, in one line."},
+    {"raw", KVA_OPTION_BOOL, KVA_CMD_TOKENIZE | KVA_CMD_GENERATE, AT(raw), 0, 0, "false", NULL,
+     "Tokenize", "Do not put a beginning-of-text token first."},
+};
+
+const struct kva_option *kva_options(size_t *ret_count)
+{
+    *ret_count = KVA_COUNT_OF(table);
+    return table;
+}

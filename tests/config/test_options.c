@@ -1,0 +1,198 @@
+#include "tests/cmocka.h"
+
+#include "config/options.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *env_port;
+static const char *env_config;
+
+static const char *test_env(const char *name)
+{
+    if (strcmp(name, "KVAHEAD_PORT") == 0)
+        return env_port;
+    if (strcmp(name, "KVAHEAD_CONFIG") == 0)
+        return env_config;
+    return NULL;
+}
+
+static enum kva_status load(struct kva_config *config, struct kva_string_list *rest,
+                            struct kva_err *err, int argc, const char *const *argv)
+{
+    char *copies[16];
+    for (int i = 0; i < argc; i++)
+        copies[i] = (char *)(uintptr_t)argv[i];
+    const struct kva_config_sources sources = {KVA_CMD_SERVE, argc, copies, test_env};
+    assert_int_equal(kva_config_init(config, err), KVA_OK);
+    return kva_config_load(config, &sources, rest, err);
+}
+
+#define LOAD(config, rest, err, ...)                                                               \
+    load(config, rest, err, (int)(sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *)),         \
+         (const char *const[]){__VA_ARGS__})
+
+static void test_options__defaults_are_valid_and_documented(void **state KVA_UNUSED)
+{
+    struct kva_config config;
+    struct kva_err err;
+    size_t count;
+    const struct kva_option *options = kva_options(&count);
+    assert_int_equal(kva_config_init(&config, &err), KVA_OK);
+    assert_int_equal(config.port, 8000);
+    assert_int_equal(config.keepalive_ms, 10000);
+    assert_int_equal(config.body_bytes, 16 << 20);
+    assert_true(config.prefix_cache);
+    for (size_t i = 0; i < count; i++) {
+        size_t length = strlen(options[i].help);
+        assert_true(length > 10 && options[i].help[length - 1] == '.');
+        for (size_t j = 0; j < i; j++) {
+            if (strcmp(options[i].name, options[j].name) == 0)
+                assert_int_equal(options[i].commands & options[j].commands, 0);
+        }
+    }
+    kva_config_finish(&config);
+}
+
+static void test_options__flags_of_every_kind(void **state KVA_UNUSED)
+{
+    struct kva_config config;
+    struct kva_string_list rest;
+    struct kva_err err;
+    assert_int_equal(LOAD(&config, &rest, &err, "--port=81", "--host", "::1", "--device-memory",
+                          "1.5G", "--keepalive", "250ms", "--no-prefix-cache", "--metrics-vllm",
+                          "--api-key", "a", "--api-key=b", "more", "--", "--port"),
+                     KVA_OK);
+    assert_int_equal(config.port, 81);
+    assert_string_equal(config.host, "::1");
+    assert_int_equal(config.device_memory, 3ull << 29);
+    assert_int_equal(config.keepalive_ms, 250);
+    assert_false(config.prefix_cache);
+    assert_true(config.metrics_vllm);
+    assert_int_equal(config.api_keys.count, 2);
+    assert_string_equal(config.api_keys.items[1], "b");
+    assert_int_equal(rest.count, 2);
+    assert_string_equal(rest.items[1], "--port");
+    kva_config_finish(&config);
+}
+
+static void test_options__errors_name_option_value_and_range(void **state KVA_UNUSED)
+{
+    static const struct {
+        const char *argument;
+        const char *parts[4];
+    } cases[] = {
+        {"--port=70000", {"--port", "70000", "0", "65535"}},
+        {"--port=-1", {"--port", "-1", "65535"}},
+        {"--port=8k", {"--port", "8k"}},
+        {"--port=1.5", {"--port", "1.5"}},
+        {"--port=", {"--port", "''"}},
+        {"--port=nan", {"--port", "nan"}},
+        {"--port=0x10", {"--port", "0x10"}},
+        {"--device-memory=5Q", {"--device-memory", "5Q", "K, M, G, T"}},
+        {"--device-memory=1e30", {"--device-memory", "1e30"}},
+        {"--keepalive=5d", {"--keepalive", "5d"}},
+        {"--kv-policy=best", {"--kv-policy", "best", "full", "offload"}},
+        {"--prefix-cache=maybe", {"--prefix-cache", "maybe", "true"}},
+        {"--prot=1", {"--prot"}},
+        {"-p", {"-p"}},
+        {"--no-port", {"--no-port"}},
+        {"--host", {"--host", "value"}},
+        {"--max-tokens=5", {"--max-tokens"}},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct kva_config config;
+        struct kva_string_list rest;
+        struct kva_err err = {0};
+        assert_int_equal(LOAD(&config, &rest, &err, cases[i].argument), KVA_EINVAL);
+        for (size_t j = 0; j < 4 && cases[i].parts[j]; j++) {
+            if (!strstr(err.message, cases[i].parts[j]))
+                fail_msg("'%s' does not say '%s'", err.message, cases[i].parts[j]);
+        }
+        kva_config_finish(&config);
+    }
+}
+
+static void write_file(char *path, const char *text)
+{
+    strcpy(path, "kvahead-options-XXXXXX");
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, text, strlen(text)), (ssize_t)strlen(text));
+    close(fd);
+}
+
+static void test_options__precedence(void **state KVA_UNUSED)
+{
+    struct kva_config config;
+    struct kva_string_list rest;
+    struct kva_err err;
+    char path[64];
+    write_file(path, "{\"port\": 1, \"host\": \"file\", \"api_key\": [\"x\", \"y\"], "
+                     "\"prefix-cache\": false, \"keepalive\": \"2s\", \"max_tokens\": 3}");
+    env_port = "2";
+    assert_int_equal(LOAD(&config, &rest, &err, "--config", path), KVA_OK);
+    assert_int_equal(config.port, 2);
+    assert_string_equal(config.host, "file");
+    assert_int_equal(config.api_keys.count, 2);
+    assert_int_equal(config.keepalive_ms, 2000);
+    assert_false(config.prefix_cache);
+    kva_config_finish(&config);
+
+    env_config = path;
+    assert_int_equal(LOAD(&config, &rest, &err, "--port", "3", "--host", "flag"), KVA_OK);
+    assert_int_equal(config.port, 3);
+    assert_string_equal(config.host, "flag");
+    kva_config_finish(&config);
+
+    env_port = "many";
+    assert_int_equal(LOAD(&config, &rest, &err, "--host=x"), KVA_EINVAL);
+    assert_non_null(strstr(err.message, "KVAHEAD_PORT"));
+    kva_config_finish(&config);
+    env_port = env_config = NULL;
+    unlink(path);
+}
+
+static void test_options__bad_files(void **state KVA_UNUSED)
+{
+    static const struct {
+        const char *text, *part;
+    } cases[] = {
+        {"{\"port\": 1,\n\n \"x\" 3}", "line 3"},
+        {"[1]", "object"},
+        {"{\"prot\": 1}", "prot"},
+        {"{\"port\": {}}", "port"},
+        {"{\"port\": 1e999}", "port"},
+        {"{\"port\": \"many\"}", "many"},
+        {"", "malformed"},
+        {"{\"port\": 1} x", "malformed"},
+    };
+    struct kva_config config;
+    struct kva_string_list rest;
+    struct kva_err err;
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        char path[64];
+        write_file(path, cases[i].text);
+        assert_int_equal(LOAD(&config, &rest, &err, "--config", path), KVA_EINVAL);
+        if (!strstr(err.message, cases[i].part))
+            fail_msg("'%s' does not say '%s'", err.message, cases[i].part);
+        kva_config_finish(&config);
+        unlink(path);
+    }
+    assert_int_equal(LOAD(&config, &rest, &err, "--config", "no/such/file"), KVA_ENOTFOUND);
+    kva_config_finish(&config);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_options__defaults_are_valid_and_documented),
+        cmocka_unit_test(test_options__flags_of_every_kind),
+        cmocka_unit_test(test_options__errors_name_option_value_and_range),
+        cmocka_unit_test(test_options__precedence),
+        cmocka_unit_test(test_options__bad_files),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
