@@ -29,6 +29,7 @@ struct kva_template;
 /* Bounds of compilation. Published templates stay below 20 KiB and 40 levels. */
 #define KVA_TEMPLATE_SOURCE_BYTES_MAX (1u << 20)
 #define KVA_TEMPLATE_PARSE_DEPTH_MAX  100u
+#define KVA_TEMPLATE_NAMES_MAX        1000u
 #define KVA_TEMPLATE_AST_BYTES_MAX    (64u << 20)
 
 /* Defaults of what one rendering may use. */
