@@ -263,6 +263,10 @@ bool kva_added_next(const struct kva_added *added, const struct kva_trie *trie, 
         if (token->single_word && is_in_word(text, length, match.start, match.end))
             continue;
         take_spaces(token, text, length, floor, &match);
+        /* The spaces that the token before took may be, or begin, a token themselves. */
+        if (match.end <= floor)
+            continue;
+        match.start = kva_max_size(match.start, floor);
         *ret_match = match;
         return true;
     }
