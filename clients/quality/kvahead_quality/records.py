@@ -47,16 +47,20 @@ class Record:
 
     @property
     def device_kv_bytes(self) -> int | None:
-        return self._kvahead("device_kv_bytes")
+        return self._kvahead("device_kv_bytes", "device_bytes")
 
     @property
     def host_kv_bytes(self) -> int | None:
-        return self._kvahead("host_kv_bytes")
+        return self._kvahead("host_kv_bytes", "host_bytes")
 
-    def _kvahead(self, name: str) -> int | None:
+    def _kvahead(self, *names: str) -> int | None:
+        """Return the first of `names` that `usage.kvahead` has as a number."""
         extra = self.usage.get("kvahead")
-        value = extra.get(name) if isinstance(extra, dict) else None
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        for name in names if isinstance(extra, dict) else ():
+            value = extra.get(name)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+        return None
 
 
 class RecordFile:

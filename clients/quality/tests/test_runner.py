@@ -184,7 +184,9 @@ def test_records__a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("usage", [{}, {"kvahead": None}, {"kvahead": {"device_kv_bytes": "9"}}])
 def test_record__kv_bytes_only_when_the_server_tells(usage: dict) -> None:
     assert record(usage=usage).device_kv_bytes is None
-    assert record(usage={"kvahead": {"device_kv_bytes": 9}}).device_kv_bytes == 9
+    for name in ("device_kv_bytes", "device_bytes"):
+        assert record(usage={"kvahead": {name: 9}}).device_kv_bytes == 9
+    assert record(usage={"kvahead": {"host_bytes": 0}}).host_kv_bytes == 0
 
 
 def test_check_identity__refuses_to_mix_runs(tmp_path: Path) -> None:
