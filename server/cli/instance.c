@@ -1,0 +1,152 @@
+#include "server/cli/instance.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Tiers by default: enough for real use, small enough to leave the machine to its other tenants. */
+#define AUTO_BUDGET_SHARE 4
+
+/* --- progress
+ * --------------------------------------------------------------------------------------- */
+
+struct progress {
+    const char *what;
+    bool shown;
+    uint64_t last_ns;
+};
+
+static void show_progress(void *opaque, uint64_t done, uint64_t total)
+{
+    enum { WIDTH = 32 };
+    struct progress *progress = opaque;
+    uint64_t now = kva_time_ns();
+    bool last = done >= total;
+    if (!isatty(STDERR_FILENO) || total == 0)
+        return;
+    if (!last && now - progress->last_ns < 100 * KVA_NS_PER_MS)
+        return;
+    /* A load that ends at once needs no bar. */
+    if (last && !progress->shown)
+        return;
+    progress->last_ns = now;
+    progress->shown = true;
+    char bar[WIDTH + 1];
+    int filled = (int)(done * WIDTH / total);
+    memset(bar, '.', WIDTH);
+    memset(bar, '#', (size_t)filled);
+    bar[WIDTH] = '\0';
+    fprintf(stderr, "\r%s [%s] %3d%% of %.1f MiB%s", progress->what, bar, (int)(done * 100 / total),
+            (double)total / (1 << 20), last ? "\n" : "");
+    fflush(stderr);
+}
+
+/* --- parts
+ * -------------------------------------------------------------------------------------------- */
+
+static uint32_t cpu_level_mask(uint32_t choice)
+{
+    /* Choice 0 is "auto"; the others name the highest level, and every lower one stays in use. */
+    return choice == 0 ? 0 : (1u << choice) - 1;
+}
+
+static void set_name(struct kva_instance *instance, const struct kva_config *config)
+{
+    const char *name = config->model_name;
+    size_t length = strlen(config->model);
+    while (!name && length > 1 && config->model[length - 1] == '/')
+        length--;
+    size_t start = length;
+    while (!name && start > 0 && config->model[start - 1] != '/')
+        start--;
+    if (name)
+        snprintf(instance->name, sizeof(instance->name), "%s", name);
+    else
+        snprintf(instance->name, sizeof(instance->name), "%.*s", (int)(length - start),
+                 config->model + start);
+}
+
+static enum kva_status open_model(struct kva_instance *instance, const struct kva_config *config,
+                                  struct kva_err *err)
+{
+    struct progress progress = {.what = "loading", .last_ns = kva_time_ns()};
+    const struct kva_model_open_params params = {
+        .dir_path = config->model,
+        .progress = show_progress,
+        .progress_opaque = &progress,
+        .prefetch = true,
+    };
+    return kva_model_open(&params, &instance->model, err);
+}
+
+static enum kva_status open_texts(struct kva_instance *instance, const struct kva_config *config,
+                                  struct kva_err *err)
+{
+    enum kva_status status = kva_tokenizer_load(config->model, &instance->tokenizer, err);
+    if (status)
+        return status;
+    uint32_t vocab = kva_tokenizer_vocab_size(instance->tokenizer);
+    if (vocab > instance->model->config.vocab_size)
+        return kva_fail(err, KVA_EFORMAT,
+                        "'%s': the tokenizer has ids up to %u, the model only %u embeddings",
+                        config->model, vocab - 1, instance->model->config.vocab_size);
+    status = kva_template_load(config->model, NULL, &instance->chat_template, err);
+    return status == KVA_ENOTFOUND ? KVA_OK : status;
+}
+
+static enum kva_status open_engine(struct kva_instance *instance, const struct kva_config *config,
+                                   struct kva_err *err)
+{
+    const struct kva_device_params device = {
+        .threads = (uint32_t)config->threads,
+        .cpu_level_mask = cpu_level_mask(config->cpu_levels),
+    };
+    enum kva_status status = kva_device_open_cpu(&device, &instance->device, err);
+    if (status)
+        return status;
+    uint64_t share = kva_memory_available() / AUTO_BUDGET_SHARE;
+    const struct kva_model_engine_params params = {
+        .device = instance->device,
+        .model = instance->model,
+        .budget = {config->device_memory ? config->device_memory : share,
+                   config->host_memory ? config->host_memory : share},
+        .context_max = (uint32_t)config->context,
+        .sequences_max = (uint32_t)config->sequences,
+        .step_tokens_max = (uint32_t)config->step_tokens,
+        .prefix_cache = config->prefix_cache,
+        .kv_dtype = (enum kva_dtype)config->kv_dtype,
+    };
+    return kva_model_engine_create(&params, &instance->engine, err);
+}
+
+enum kva_status kva_instance_open(struct kva_instance *instance, const struct kva_config *config,
+                                  struct kva_err *err)
+{
+    *instance = (struct kva_instance){0};
+    if (!config->model)
+        return kva_fail_param(err, KVA_EINVAL, "model",
+                              "no model: give --model a directory with config.json and "
+                              "safetensors files");
+    set_name(instance, config);
+    enum kva_status status = open_model(instance, config, err);
+    if (!status)
+        status = open_texts(instance, config, err);
+    if (!status)
+        status = open_engine(instance, config, err);
+    if (status)
+        kva_instance_close(instance);
+    return status;
+}
+
+void kva_instance_close(struct kva_instance *instance)
+{
+    kva_model_engine_destroy(instance->engine);
+    kva_template_destroy(instance->chat_template);
+    kva_tokenizer_destroy(instance->tokenizer);
+    kva_model_close(instance->model);
+    kva_device_close(instance->device);
+    *instance = (struct kva_instance){0};
+}

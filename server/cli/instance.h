@@ -1,0 +1,31 @@
+/* instance.h - a model made ready from the options: files, tokenizer, template, device, engine.
+ *
+ * Thread rule: main thread opens and closes; the parts follow their own rules in between. */
+#ifndef KVA_SERVER_CLI_INSTANCE_H
+#define KVA_SERVER_CLI_INSTANCE_H
+
+#include "config/options.h"
+#include "engine/model_engine.h"
+#include "engine/template/template.h"
+#include "engine/tokenizer/tokenizer.h"
+
+struct kva_instance {
+    struct kva_device *device;
+    struct kva_model *model;
+    struct kva_tokenizer *tokenizer;
+    struct kva_template *chat_template; /* NULL: the model has none */
+    struct kva_engine *engine;
+    char name[128]; /* what clients call it */
+};
+
+/* Opens everything, with a progress bar on a terminal. Fails with an err that names the file or
+ * option at fault; the instance is then empty. */
+KVA_MUST_CHECK enum kva_status kva_instance_open(struct kva_instance *instance,
+                                                 const struct kva_config *config,
+                                                 struct kva_err *err);
+void kva_instance_close(struct kva_instance *instance);
+
+/* Bytes of memory that this process could still take: the machine's and the cgroup's limits. */
+uint64_t kva_memory_available(void);
+
+#endif
