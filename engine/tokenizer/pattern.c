@@ -8,11 +8,15 @@
 #include <time.h>
 #include <utf8proc.h>
 
-#define MATCH_LIMIT     10000000u
-#define MATCH_DEPTH     100000u
-#define MATCH_HEAP_KIB  (64u << 10)
-#define JIT_STACK_BYTES ((size_t)4 << 20)
-#define TRANSLATED_MAX  ((size_t)256 << 10)
+#define MATCH_LIMIT    10000000u
+#define MATCH_DEPTH    100000u
+#define MATCH_HEAP_KIB (64u << 10)
+/* A repeated group keeps a frame for each repetition: a text of one word must fit. The stack is
+ * reserved, and only used as far as it is needed. */
+#define JIT_STACK_PER_BYTE  ((size_t)64)
+#define JIT_STACK_BYTES_MIN ((size_t)1 << 20)
+#define JIT_STACK_BYTES_MAX ((size_t)256 << 20)
+#define TRANSLATED_MAX      ((size_t)256 << 10)
 /* One call looks for a match among so many starts that starts * text stays below this: between
  * calls the processor time is checked. */
 #define WINDOW_STEPS     ((size_t)1 << 27)
@@ -156,7 +160,9 @@ static enum kva_status matcher_prepare(struct kva_matcher *matcher)
         return KVA_OK;
     matcher->data = pcre2_match_data_create(1, NULL);
     matcher->context = pcre2_match_context_create(NULL);
-    matcher->stack = pcre2_jit_stack_create(32u << 10, JIT_STACK_BYTES, NULL);
+    size_t stack_bytes = kva_min_size(
+        JIT_STACK_BYTES_MIN + matcher->text_bytes * JIT_STACK_PER_BYTE, JIT_STACK_BYTES_MAX);
+    matcher->stack = pcre2_jit_stack_create(32u << 10, stack_bytes, NULL);
     if (!matcher->data || !matcher->context || !matcher->stack)
         return kva_fail(matcher->err, KVA_ENOMEM, "no memory for matching a pattern");
     pcre2_jit_stack_assign(matcher->context, NULL, matcher->stack);
