@@ -55,8 +55,8 @@ static void soften(const struct kva_cpu_attend_split *split, uint32_t query)
     float m = -INFINITY, e = 0.0f;
     for (uint32_t slot = 0; slot < KVA_ATTEND_SPLIT_TOKENS; slot++)
         m = scores[slot] > m || scores[slot] != scores[slot] ? scores[slot] : m;
-    for (uint32_t slot = 0; m != -INFINITY && slot < KVA_ATTEND_SPLIT_TOKENS; slot++) {
-        scores[slot] = kva_scalar_exp(scores[slot] - m);
+    for (uint32_t slot = 0; slot < KVA_ATTEND_SPLIT_TOKENS; slot++) {
+        scores[slot] = m == -INFINITY ? 0.0f : kva_scalar_exp(scores[slot] - m);
         e += scores[slot];
     }
     split->m[query] = m;

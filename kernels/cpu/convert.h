@@ -63,7 +63,7 @@ static inline uint16_t kva_f16_of_f32(float value)
     uint32_t sign = bits >> 16 & 0x8000u;
     uint32_t rest = bits & 0x7FFFFFFFu;
     if (rest > 0x7F800000u)
-        return (uint16_t)(sign | 0x7E00u);
+        return (uint16_t)(sign | 0x7E00u | (rest >> 13 & 0x3FFu));
     if (rest >= 0x477FF000u) /* 65520 and more round past the largest finite value */
         return (uint16_t)(sign | KVA_F16_MAX_BITS);
     if (rest < 0x38800000u) {

@@ -20,7 +20,7 @@
 #define KVA_CPU_LINEAR_INNER 512u
 
 /* Outputs and rows of one linear work item at most. */
-#define KVA_CPU_LINEAR_OUTPUTS 64u
+#define KVA_CPU_LINEAR_OUTPUTS 96u
 #define KVA_CPU_LINEAR_ROWS    96u
 
 /* (row, head) pairs of one attention work item at most. */

@@ -148,6 +148,12 @@ void kva_kv_append_ref(const struct kva_kv_append_args *args, uint32_t first, ui
     }
 }
 
+/* The greater, or what is not a number. */
+static float greater(float a, float b)
+{
+    return b > a || b != b ? b : a;
+}
+
 void kva_merge_ref(const struct kva_merge_args *args, uint32_t first, uint32_t end, float *scratch)
 {
     size_t dim = args->head_dim;
@@ -155,7 +161,7 @@ void kva_merge_ref(const struct kva_merge_args *args, uint32_t first, uint32_t e
         float *out = (float *)args->out + pair * dim;
         float m = -INFINITY, e = 0.0f;
         for (uint32_t j = 0; j < args->partial_count; j++)
-            m = fmaxf(m, args->partials[j].m[pair]);
+            m = greater(m, args->partials[j].m[pair]);
         for (size_t i = 0; i < dim; i++)
             out[i] = 0.0f;
         if (m == -INFINITY)

@@ -1,0 +1,20 @@
+/* kernels_avx2.h - the kernels of level avx2; cpu.h says what each does. */
+#ifndef KVA_KERNELS_CPU_KERNELS_AVX2_H
+#define KVA_KERNELS_CPU_KERNELS_AVX2_H
+
+#include "kernels/cpu/cpu.h"
+
+void kva_embed_avx2(const struct kva_embed_args *args, uint32_t first, uint32_t end);
+void kva_norm_avx2(const struct kva_norm_args *args, uint32_t first, uint32_t end);
+void kva_rope_avx2(const struct kva_rope_args *args, uint32_t first, uint32_t end, float *scratch);
+void kva_glu_avx2(const struct kva_glu_args *args, size_t first, size_t end);
+void kva_kv_append_avx2(const struct kva_kv_append_args *args, uint32_t first, uint32_t end);
+void kva_merge_avx2(const struct kva_merge_args *args, uint32_t first, uint32_t end,
+                    float *scratch);
+void kva_linear_avx2(const struct kva_linear_args *args, uint32_t row_first, uint32_t row_end,
+                     uint32_t out_first, uint32_t out_end, void *scratch);
+void kva_attend_split_avx2(const struct kva_cpu_attend_split *split);
+void kva_attend_fold_avx2(float *a, float *m, float *e, const float *split_a, float split_m,
+                          float split_e, uint32_t head_dim);
+
+#endif
