@@ -6,6 +6,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 /* The text in an allocation of exactly its size, so that reading past its end is seen. */
 static enum kva_status check_bytes(const char *text, size_t length, struct kva_err *err)
@@ -135,6 +137,35 @@ static void test_json__parse_wants_an_object(void **state KVA_UNUSED)
     cJSON_Delete(root);
 }
 
+/* The library that builds the tree carries no sanitizer; a page that cannot be read stands behind
+ * the text instead. */
+static void test_json__parse_reads_nothing_past_the_end(void **state KVA_UNUSED)
+{
+    static const char *const texts[] = {
+        "{}",
+        "{\"a\":[1,-2.5e3,true,false,null,\"\\u00e9\\ud83d\\ude00x\"]}",
+        "{\"a\":1}  ",
+    };
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *pages = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(pages != MAP_FAILED);
+    assert_int_equal(mprotect(pages + page, page, PROT_NONE), 0);
+    for (size_t i = 0; i < KVA_COUNT_OF(texts); i++) {
+        size_t length = strlen(texts[i]);
+        /* Cut anywhere too: every cut but one among the spaces is refused. */
+        for (size_t cut = 0; cut <= length; cut++) {
+            cJSON *root = NULL;
+            char *text = pages + page - cut;
+            memcpy(text, texts[i], cut);
+            bool whole = cut > 0 && strchr(texts[i], '}') < texts[i] + cut;
+            assert_int_equal(kva_model_json_parse(text, cut, "x.json", &root, NULL),
+                             whole ? KVA_OK : KVA_EFORMAT);
+            cJSON_Delete(root);
+        }
+    }
+    munmap(pages, 2 * page);
+}
+
 static struct kva_fields parse_fields(const char *text, struct kva_err *err)
 {
     cJSON *root = NULL;
@@ -209,6 +240,7 @@ int main(void)
         cmocka_unit_test(test_json__depth_is_bounded),
         cmocka_unit_test(test_json__numbers_and_values_are_bounded),
         cmocka_unit_test(test_json__parse_wants_an_object),
+        cmocka_unit_test(test_json__parse_reads_nothing_past_the_end),
         cmocka_unit_test(test_fields__absent_and_null_keep_the_default),
         cmocka_unit_test(test_fields__wrong_values_are_named),
     };

@@ -120,6 +120,10 @@ static void test_open__names_the_tensor_that_is_wrong(void **state KVA_UNUSED)
          {"model.layers.0.mlp.down_proj.weight", "f32", {8, 6}},
          KVA_EUNSUPPORTED,
          "tensor model.layers.0.mlp.down_proj.weight is f32; supported are"},
+        {10,
+         {"model.layers.0.mlp.down_proj.weight", "F32", {8, 11}},
+         KVA_EFORMAT,
+         "tensor model.layers.0.mlp.down_proj.weight has shape [8, 11], config.json wants [8, 12]"},
         {11,
          {"lm_head.weight", "F32", {9, 8}},
          KVA_EFORMAT,
@@ -159,12 +163,51 @@ static void test_open__formats_count_only_where_needed(void **state KVA_UNUSED)
     struct kva_err err = {0};
     checkpoint_init(&checkpoint);
     memcpy(tensors, made_tensors, COUNT * sizeof(*tensors));
-    tensors[COUNT] = (struct made_tensor){"model.rotary.inv_freq", "I8", {3}};
+    tensors[COUNT] = (struct made_tensor){"model.rotary_emb.inv_freq", "I8", {3}};
     checkpoint_puts(&checkpoint, "config.json", made_config);
     checkpoint_write_tensors(&checkpoint, SINGLE_FILE, tensors, COUNT + 1);
     assert_int_equal(checkpoint_open(&checkpoint, &model, &err), KVA_OK);
     kva_model_close(model);
     checkpoint_finish(&checkpoint);
+}
+
+/* What a checkpoint has and nothing takes is said, with an example. */
+static void test_open__unused_tensors_are_logged(void **state KVA_UNUSED)
+{
+    static const struct {
+        const char *name, *want;
+    } cases[] = {
+        {"model.layers.0.self_attn.q_proj.bias",
+         "1 tensors of the checkpoint are not used by LlamaForCausalLM, the first is "
+         "model.layers.0.self_attn.q_proj.bias"},
+        {"model.layers.0.self_attn.rotary_emb.inv_freq", NULL},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct checkpoint checkpoint;
+        struct made_tensor tensors[COUNT + 1];
+        struct kva_model *model = NULL;
+        struct kva_err err = {0};
+        char text[1024] = "";
+        FILE *log = tmpfile();
+        assert_non_null(log);
+        checkpoint_init(&checkpoint);
+        memcpy(tensors, made_tensors, COUNT * sizeof(*tensors));
+        tensors[COUNT] = (struct made_tensor){cases[i].name, "F32", {8}};
+        checkpoint_puts(&checkpoint, "config.json", made_config);
+        checkpoint_write_tensors(&checkpoint, SINGLE_FILE, tensors, COUNT + 1);
+        kva_log_setup(fileno(log), KVA_LOG_WARN, KVA_LOG_TEXT);
+        assert_int_equal(checkpoint_open(&checkpoint, &model, &err), KVA_OK);
+        kva_log_setup(2, KVA_LOG_INFO, KVA_LOG_AUTO);
+        rewind(log);
+        size_t length = fread(text, 1, sizeof(text) - 1, log);
+        if (cases[i].want)
+            assert_non_null(strstr(text, cases[i].want));
+        else
+            assert_int_equal(length, 0);
+        fclose(log);
+        kva_model_close(model);
+        checkpoint_finish(&checkpoint);
+    }
 }
 
 static void test_open__alignment_of_elements(void **state KVA_UNUSED)
@@ -312,6 +355,7 @@ int main(void)
         cmocka_unit_test(test_open__names_the_tensor_that_is_wrong),
         cmocka_unit_test(test_open__quantised_weights_name_their_method),
         cmocka_unit_test(test_open__formats_count_only_where_needed),
+        cmocka_unit_test(test_open__unused_tensors_are_logged),
         cmocka_unit_test(test_open__alignment_of_elements),
         cmocka_unit_test(test_open__tied_embeddings),
         cmocka_unit_test(test_open__shards),
