@@ -11,6 +11,7 @@ struct bind {
     const struct kva_model_spec *spec;
     const struct kva_model_files *files;
     struct kva_err *err;
+    bool *used; /* [tensors of all shards]: which of them the model has taken */
     uint32_t dims[KVA_DIM_COUNT];
 };
 
@@ -67,6 +68,15 @@ static enum kva_status check_shape(const struct bind *bind,
                     shard->name, entry->name, have, want);
 }
 
+static size_t first_of_shard(const struct kva_model_files *files,
+                             const struct kva_model_shard *shard)
+{
+    size_t first = 0;
+    for (const struct kva_model_shard *before = files->shards; before < shard; before++)
+        first += before->table.entry_count;
+    return first;
+}
+
 /* *ret stays absent (data NULL) if the files have no such tensor. */
 static enum kva_status load(const struct bind *bind, const char *name, enum kva_tensor_dim rows,
                             enum kva_tensor_dim cols, struct kva_tensor *ret)
@@ -87,6 +97,7 @@ static enum kva_status load(const struct bind *bind, const char *name, enum kva_
         .rows = bind->dims[rows],
         .cols = bind->dims[cols],
     };
+    bind->used[first_of_shard(bind->files, shard) + (size_t)(entry - shard->table.entries)] = true;
     bind->model->weight_bytes += (size_t)(entry->end - entry->begin);
     bind->model->parameter_count += (uint64_t)bind->dims[rows] * bind->dims[cols];
     return KVA_OK;
@@ -141,11 +152,65 @@ static enum kva_status bind_lm_head(const struct bind *bind)
     return KVA_OK;
 }
 
+/* Old Llama checkpoints carry their frequencies; they follow from the config. */
+static bool is_derived(const char *name)
+{
+    static const char suffix[] = ".rotary_emb.inv_freq";
+    size_t length = strlen(name);
+    return length >= strlen(suffix) && strcmp(name + length - strlen(suffix), suffix) == 0;
+}
+
+/* A tensor that nothing takes is legal, but it may also be a bias that config.json does not
+ * mention, and then the model would talk nonsense in silence. */
+static void warn_of_unused(const struct bind *bind)
+{
+    const struct kva_model_files *files = bind->files;
+    const char *first = NULL;
+    size_t count = 0, index = 0;
+    for (size_t i = 0; i < files->shard_count; i++) {
+        const struct kva_safetensors *table = &files->shards[i].table;
+        for (size_t j = 0; j < table->entry_count; j++, index++) {
+            if (bind->used[index] || is_derived(table->entries[j].name))
+                continue;
+            first = first ? first : table->entries[j].name;
+            count++;
+        }
+    }
+    if (count)
+        kva_log(KVA_LOG_WARN, "%zu tensors of the checkpoint are not used by %s, the first is %s",
+                count, bind->spec->family->architecture, first);
+}
+
+static enum kva_status bind_all(const struct bind *bind)
+{
+    struct kva_model *model = bind->model;
+    const struct kva_tensor_names *names = bind->spec->family->tensor_names;
+    uint32_t layer_count = model->config.layer_count;
+    enum kva_status status = load_specs(bind, names->model, names->model_count, "", model);
+    if (!status)
+        status = bind_lm_head(bind);
+    if (status)
+        return status;
+    if (!bind->spec->has_dtype)
+        model->config.dtype = model->embed.dtype;
+    model->layers = calloc(layer_count, sizeof(*model->layers));
+    if (!model->layers)
+        return kva_fail(bind->err, KVA_ENOMEM, "out of memory for %u layers", layer_count);
+    for (uint32_t layer = 0; !status && layer < layer_count; layer++) {
+        char prefix[64];
+        snprintf(prefix, sizeof(prefix), "%s%u.", names->layer_prefix, layer);
+        status = load_specs(bind, names->layer, names->layer_count, prefix, &model->layers[layer]);
+    }
+    if (!status)
+        warn_of_unused(bind);
+    return status;
+}
+
 enum kva_status kva_model_bind(struct kva_model *model, const struct kva_model_spec *spec,
                                const struct kva_model_files *files, struct kva_err *err)
 {
-    struct kva_model_config *config = &model->config;
-    const struct kva_tensor_names *names = spec->family->tensor_names;
+    const struct kva_model_config *config = &model->config;
+    size_t tensor_count = first_of_shard(files, files->shards + files->shard_count);
     /* Products of values that limits.h bounds to 2^20 at most: they fit 32 bits. */
     struct bind bind = {
         .model = model,
@@ -163,20 +228,10 @@ enum kva_status kva_model_bind(struct kva_model *model, const struct kva_model_s
                 [KVA_DIM_HEAD] = config->head_dim,
             },
     };
-    enum kva_status status = load_specs(&bind, names->model, names->model_count, "", model);
-    if (!status)
-        status = bind_lm_head(&bind);
-    if (status)
-        return status;
-    if (!spec->has_dtype)
-        config->dtype = model->embed.dtype;
-    model->layers = calloc(config->layer_count, sizeof(*model->layers));
-    if (!model->layers)
-        return kva_fail(err, KVA_ENOMEM, "out of memory for %u layers", config->layer_count);
-    for (uint32_t layer = 0; !status && layer < config->layer_count; layer++) {
-        char prefix[64];
-        snprintf(prefix, sizeof(prefix), "%s%u.", names->layer_prefix, layer);
-        status = load_specs(&bind, names->layer, names->layer_count, prefix, &model->layers[layer]);
-    }
+    bind.used = calloc(tensor_count + 1, sizeof(*bind.used));
+    if (!bind.used)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for %zu tensors", tensor_count);
+    enum kva_status status = bind_all(&bind);
+    free(bind.used);
     return status;
 }

@@ -1,9 +1,9 @@
 /* model.h - a Hugging Face checkpoint, opened: what it is (config) and where its tensors lie
  * (mapped files).
  *
- * Families are data: config.c turns each family's config.json into the one struct below, names.c
- * says what each calls its tensors, and the forward pass reads only this header. Files are hostile
- * input: every size, offset and count is checked against the file and against the limits in
+ * Families are data: family.c says what each calls its fields and tensors, config.c turns any
+ * config.json into the one struct below, and the forward pass reads only this header. Files are
+ * hostile input: every size, offset and count is checked against the file and against the limits in
  * limits.h before it is used.
  *
  * Thread rule: opened by one thread; immutable afterwards. Tensors stay mapped until
@@ -48,7 +48,8 @@ struct kva_model_config {
     float embed_scale;  /* 1 */
     float attend_scale; /* 1 / sqrt(head_dim), usually */
     struct kva_rope_config rope;
-    uint32_t *layer_window; /* [layer_count] sliding window in tokens, 0: full attention */
+    uint32_t *layer_window; /* [layer_count] sliding window: a token sees so many, itself included;
+                               0: full attention */
     enum kva_dtype dtype;   /* torch_dtype: what 16-bit format the KV cache takes by default */
     uint32_t eos_ids[KVA_MODEL_EOS_MAX]; /* generation_config.json, else config.json */
     uint32_t eos_count;
