@@ -1,0 +1,136 @@
+/* Cases of linear. */
+#include "tests/kernels/checkasm.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+struct shape {
+    uint32_t rows;
+    uint32_t outputs;
+    uint32_t inputs;
+};
+
+static bool run_linear(struct check *check KVA_UNUSED, const struct check_variant *variant,
+                       struct kva_device *device, const struct check_case *test, uint32_t first,
+                       uint32_t rows, float *out)
+{
+    struct kva_linear_args args = *(const struct kva_linear_args *)test->opaque;
+    args.out = out;
+    args.x = (const float *)args.x + (size_t)first * args.x_stride;
+    args.rows = rows;
+    variant->ops.linear(device, &args);
+    return true;
+}
+
+/* One output: a sum of K products goes by at least 8 lanes within blocks of 512 inputs: 64 terms a
+ * lane, 3 additions of the tree, one of each block, a product rounding where products are not
+ * fused, then bias and residual. */
+static double sum_error(uint32_t inputs)
+{
+    uint32_t block = kva_min_u32(inputs, 512);
+    return UNIT * (block / 8.0 + 8 + inputs / 512.0 + 2);
+}
+
+static void linear_truth(const struct kva_linear_args *args, const float *initial, double *expect,
+                         double *bound)
+{
+    const struct kva_weight *w = &args->weight;
+    size_t inputs = w->cols, outputs = w->rows;
+    double *line = malloc(inputs * sizeof(double));
+    for (size_t n = 0; n < outputs; n++) {
+        for (size_t k = 0; k < inputs; k++)
+            line[k] = check_weight_at(w, n * inputs + k);
+        double bias = args->bias.data ? check_weight_at(&args->bias, n) : 0;
+        for (size_t row = 0; row < args->rows; row++) {
+            const float *x = (const float *)args->x + row * args->x_stride;
+            double sum = 0, size = 0;
+            for (size_t k = 0; k < inputs; k++) {
+                double product = (double)x[k] * line[k];
+                sum += product;
+                size += fabs(product);
+            }
+            double old = args->accumulate ? initial[row * outputs + n] : 0;
+            expect[row * outputs + n] = sum + bias + old;
+            bound[row * outputs + n] = size * sum_error(w->cols) +
+                                       UNIT * (2 * fabs(bias) + 2 * fabs(old) + 2 * fabs(sum)) +
+                                       (double)inputs * 0x1p-149;
+        }
+    }
+    free(line);
+}
+
+static void linear_case(struct check *check, struct shape shape, enum kva_dtype dtype,
+                        enum check_fill fill, bool biased, bool accumulate)
+{
+    uint32_t x_stride = shape.inputs + check_below(check, 3) * 5;
+    uint32_t out_stride = shape.outputs + check_below(check, 3) * 3;
+    size_t count = (size_t)shape.rows * shape.outputs;
+    size_t x_count = (size_t)(shape.rows - 1) * x_stride + shape.inputs;
+    struct check_buf x = check_buf_new(x_count * sizeof(float)), weight, bias;
+    struct kva_linear_args args = {.x = x.data,
+                                   .rows = shape.rows,
+                                   .x_stride = x_stride,
+                                   .out_stride = out_stride,
+                                   .accumulate = accumulate,
+                                   .out_f32 = check_below(check, 2)};
+    check_fill(check, fill, x.data, x_count);
+    args.weight = check_weight(check, &weight, dtype, fill == FILL_DENORMAL ? fill : FILL_NORMAL,
+                               shape.outputs, shape.inputs);
+    struct kva_weight b = check_weight(check, &bias, dtype, FILL_NORMAL, 1, shape.outputs);
+    if (biased)
+        args.bias = b;
+    float *initial = malloc(count * sizeof(float));
+    check_fill(check, FILL_NORMAL, initial, count);
+    double *expect = malloc(2 * count * sizeof(double));
+    linear_truth(&args, initial, expect, expect + count);
+    /* Roundings of a sum cancel: its error grows as the root of its length. The bound grows as the
+     * length, so over many outputs the error is a small share of it. */
+    struct check_case test = {.op = OP_LINEAR,
+                              .run = run_linear,
+                              .opaque = &args,
+                              .rows = shape.rows,
+                              .cols = shape.outputs,
+                              .stride = out_stride,
+                              .initial = accumulate ? initial : NULL,
+                              .expect = expect,
+                              .bound = expect + count,
+                              .norm_share = count < 64 ? 1 : 0.4};
+    snprintf(test.name, sizeof test.name, "rows %u outputs %u inputs %u %s%s%s %s", shape.rows,
+             shape.outputs, shape.inputs, kva_dtype_name(dtype), biased ? " bias" : "",
+             accumulate ? " accumulate" : "", check_fill_name(fill));
+    check_case(check, &test);
+    free(initial);
+    free(expect);
+    check_buf_free(&x);
+    check_buf_free(&weight);
+    check_buf_free(&bias);
+}
+
+void check_linear(struct check *check)
+{
+    /* stories260K whole, pieces of TinyLlama and of Llama 8B, heads of both. */
+    const struct shape real[] = {
+        {1, 64, 64},    {7, 32, 64},      {5, 172, 64},     {3, 64, 172},   {9, 512, 64},
+        {1, 256, 2048}, {100, 256, 2048}, {16, 2048, 2048}, {1, 64, 5632},  {33, 96, 5632},
+        {1, 128, 4096}, {64, 40, 4096},   {2, 24, 14336},   {13, 7, 14336},
+    };
+    size_t real_count = check->quick ? 6 : KVA_COUNT_OF(real);
+    for (size_t i = 0; i < real_count; i++) {
+        for (int dtype = 0; dtype < KVA_DTYPE_COUNT; dtype++)
+            linear_case(check, real[i], (enum kva_dtype)dtype, FILL_NORMAL, check_below(check, 2),
+                        check_below(check, 2));
+    }
+    /* Edges of tiles, vectors and blocks. */
+    const uint32_t inputs[] = {1, 7, 8, 15, 16, 17, 31, 33, 63, 511, 512, 513, 1030};
+    const uint32_t rows[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 24, 25, 95, 96, 97};
+    const uint32_t outputs[] = {1, 2, 3, 4, 5, 11, 12, 13, 47, 48, 49, 95, 96, 97};
+    uint32_t rounds = check->quick ? 60 : 400;
+    for (uint32_t i = 0; i < rounds; i++) {
+        struct shape shape = {rows[check_below(check, KVA_COUNT_OF(rows))],
+                              outputs[check_below(check, KVA_COUNT_OF(outputs))],
+                              inputs[check_below(check, KVA_COUNT_OF(inputs))]};
+        linear_case(check, shape, (enum kva_dtype)(i % KVA_DTYPE_COUNT),
+                    (enum check_fill)check_below(check, FILL_COUNT), check_below(check, 2),
+                    check_below(check, 2));
+    }
+}
