@@ -25,7 +25,7 @@ typedef enum kva_status kva_tpl_builtin_fn(struct kva_tpl_run *run,
 struct kva_tpl_builtin {
     const char *name;
     kva_tpl_builtin_fn *fn; /* NULL: known, but not supported */
-    const char *params;     /* "a b c"; NULL: takes anything */
+    const char *params;     /* "a b c"; "-": only by position; NULL: takes anything */
     uint32_t required;      /* of the params */
 };
 

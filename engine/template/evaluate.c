@@ -2,6 +2,7 @@
 #include "engine/template/builtins.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef enum kva_status eval_fn(struct kva_tpl_run *run, const struct kva_tpl_expr *expr,
@@ -315,10 +316,16 @@ static enum kva_status eval_cond(struct kva_tpl_run *run, const struct kva_tpl_e
         return kva_tpl_eval(run, expr->b, ret);
     if (expr->c)
         return kva_tpl_eval(run, expr->c, ret);
-    return kva_tpl_undefined_new(run,
-                                 "the inline if-expression evaluated to false and no else section "
-                                 "was defined.",
-                                 NULL, NULL, ret);
+    char hint[128];
+    int length = snprintf(hint, sizeof(hint),
+                          "the inline if-expression on line %u evaluated to false and no else "
+                          "section was defined.",
+                          expr->line);
+    char *kept = kva_tpl_alloc(run, (size_t)length + 1, 1);
+    if (!kept)
+        return run->err->status;
+    memcpy(kept, hint, (size_t)length);
+    return kva_tpl_undefined_new(run, kept, NULL, NULL, ret);
 }
 
 static enum kva_status eval_unexpected(struct kva_tpl_run *run,

@@ -280,6 +280,7 @@ static enum kva_status run_loop(struct kva_tpl_run *run, struct kva_tpl_loop *lo
     const struct kva_tpl_stmt *stmt = loop->stmt;
     struct kva_tpl_scope *outer = run->scope;
     struct kva_tpl_value variable = {.type = KVA_TPL_LOOP, .as.loop = loop};
+    bool completed = false; /* a round that reached the end of the body */
     KVA_TPL_TRY(push_scope(run, outer));
     for (loop->index = 0; loop->index < loop->items->count; loop->index++) {
         if (run->scope->captured) {
@@ -293,11 +294,13 @@ static enum kva_status run_loop(struct kva_tpl_run *run, struct kva_tpl_loop *lo
         KVA_TPL_TRY(kva_tpl_execute(run, stmt->body));
         enum kva_tpl_flow flow = run->flow;
         run->flow = KVA_TPL_FLOW_NORMAL;
+        completed |= flow == KVA_TPL_FLOW_NORMAL;
         if (flow == KVA_TPL_FLOW_BREAK)
             break;
     }
     pop_scope(run, outer);
-    if (loop->items->count > 0 || !stmt->other)
+    /* Jinja2's else means that no round was completed: break and continue do not count. */
+    if (completed || !stmt->other)
         return KVA_OK;
     KVA_TPL_TRY(push_scope(run, outer));
     KVA_TPL_TRY(kva_tpl_execute(run, stmt->other));

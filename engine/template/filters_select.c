@@ -99,16 +99,25 @@ static enum kva_status map_attribute(struct kva_tpl_run *run, const struct kva_t
     return KVA_OK;
 }
 
+/* The items of the operand. What is false has none, even None. */
+static enum kva_status operand_items(struct kva_tpl_run *run, const struct kva_tpl_value *self,
+                                     const struct kva_tpl_list **ret)
+{
+    static const struct kva_tpl_list empty = {.items = NULL};
+    *ret = &empty;
+    return kva_tpl_truth(self) ? kva_tpl_iterate(run, self, ret) : KVA_OK;
+}
+
 FILTER(map)
 {
     const struct kva_tpl_list *items;
     struct kva_tpl_value made;
-    KVA_TPL_TRY(kva_tpl_iterate(run, in->self, &items));
+    KVA_TPL_TRY(operand_items(run, in->self, &items));
     KVA_TPL_TRY(kva_tpl_list_new(run, KVA_TPL_LIST, 0, &made));
     if (in->call->count == 0 && find_named(in->call, "attribute")) {
         KVA_TPL_TRY(map_attribute(run, in, items, made.as.list));
     } else {
-        if (in->call->count == 0)
+        if (in->call->count == 0 && items->count > 0)
             return kva_tpl_fail(run, "map requires a filter argument");
         struct kva_tpl_call rest = rest_of(in->call, 1);
         for (size_t i = 0; i < items->count; i++) {
@@ -130,7 +139,7 @@ static enum kva_status choose(struct kva_tpl_run *run, const struct kva_tpl_invo
     uint32_t offset = by_attribute ? 1 : 0;
     const struct kva_tpl_list *items;
     struct kva_tpl_value kept;
-    KVA_TPL_TRY(kva_tpl_iterate(run, in->self, &items));
+    KVA_TPL_TRY(operand_items(run, in->self, &items));
     KVA_TPL_TRY(kva_tpl_list_new(run, KVA_TPL_LIST, 0, &kept));
     if (in->call->count < offset && items->count > 0)
         return kva_tpl_fail(run, "Missing parameter for attribute name");

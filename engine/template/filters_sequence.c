@@ -60,7 +60,7 @@ FILTER(first)
 FILTER(last)
 {
     const struct kva_tpl_list *items;
-    if (in->self->type == KVA_TPL_ITERATOR || in->self->type == KVA_TPL_UNDEFINED)
+    if (in->self->type == KVA_TPL_ITERATOR)
         return kva_tpl_fail(run, "'%s' object is not reversible", kva_tpl_type_name(in->self));
     KVA_TPL_TRY(kva_tpl_iterate(run, in->self, &items));
     if (items->count == 0)
@@ -90,7 +90,7 @@ FILTER(reverse)
         return KVA_OK;
     }
     /* What Python cannot reverse lazily becomes a list. */
-    if (in->self->type == KVA_TPL_ITERATOR || in->self->type == KVA_TPL_UNDEFINED) {
+    if (in->self->type == KVA_TPL_ITERATOR) {
         *ret = list;
         return KVA_OK;
     }

@@ -93,7 +93,7 @@ static void put_string(struct writer *writer, const struct kva_tpl_str *string)
             kva_buf_printf(writer->buf, "\\u%04x\\u%04x", 0xD7C0 + (code >> 10),
                            0xDC00 + (code & 0x3FF));
         else if (code >= 0x7F)
-            kva_buf_printf(writer->buf, code == 0x7F ? "%c" : "\\u%04x", code);
+            kva_buf_printf(writer->buf, "\\u%04x", code);
         else if (code < 0x20 || code == '"' || code == '\\') {
             /* The shared writer knows the short escapes; its quotes are taken off again. */
             struct kva_buf one;

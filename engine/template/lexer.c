@@ -286,6 +286,13 @@ static enum kva_status lex_number(struct kva_tpl_lexer *lexer, struct kva_tpl_to
     }
     if (!is_float)
         end = skip_digits(lexer, start, base);
+    /* A decimal integer has no leading zeros: 0777 is a zero, and then an error. */
+    if (!is_float && base == 10 && lexer->source[start] == '0') {
+        end = start + 1;
+        while (at_or_zero(lexer, end) == '0' ||
+               (at_or_zero(lexer, end) == '_' && at_or_zero(lexer, end + 1) == '0'))
+            end++;
+    }
     char digits[512];
     size_t count = 0;
     for (size_t i = start; i < end; i++) {

@@ -89,13 +89,13 @@ static enum kva_status list_index(struct kva_tpl_run *run, const struct kva_tpl_
 }
 
 static const struct kva_tpl_builtin dict_methods[] = {
-    {"get", dict_get, "key default", 1}, {"items", dict_items, "", 0}, {"keys", dict_keys, "", 0},
-    {"values", dict_values, "", 0},      {"copy", copy_self, "", 0},   {"fromkeys", NULL, NULL, 0},
+    {"get", dict_get, "- -", 1},    {"items", dict_items, "", 0}, {"keys", dict_keys, "", 0},
+    {"values", dict_values, "", 0}, {"copy", copy_self, "", 0},   {"fromkeys", NULL, NULL, 0},
 };
 
 static const struct kva_tpl_builtin list_methods[] = {
-    {"count", list_count, "value", 1},
-    {"index", list_index, "value start stop", 1},
+    {"count", list_count, "-", 1},
+    {"index", list_index, "- - -", 1},
     {"copy", copy_self, "", 0},
 };
 

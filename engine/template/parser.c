@@ -256,7 +256,9 @@ static enum kva_status parse_if(struct kva_tpl_parser *parser, struct kva_tpl_st
 static enum kva_status parse_for(struct kva_tpl_parser *parser, struct kva_tpl_stmt *stmt)
 {
     static const char *const ends[] = {"endfor", "else", NULL};
+    parser->loop_depth++;
     KVA_TPL_TRY(kva_tpl_parse_target(parser, false, "in", &stmt->target));
+    parser->loop_depth--;
     KVA_TPL_TRY(expect_name(parser, "in"));
     KVA_TPL_TRY(kva_tpl_parse_tuple(parser, false, "recursive", &stmt->expr));
     if (kva_tpl_at_name(parser, "if")) {

@@ -221,6 +221,10 @@ static const char *owner_name(struct kva_tpl_run *run, const struct kva_tpl_valu
         return "None";
     if (owner->type == KVA_TPL_NAMESPACE)
         return "jinja2.utils.Namespace object";
+    if (owner->type == KVA_TPL_LOOP)
+        return "jinja2.runtime.LoopContext object";
+    if (owner->type == KVA_TPL_MACRO)
+        return "jinja2.runtime.Macro object";
     const char *type = kva_tpl_type_name(owner);
     char *name = kva_tpl_alloc(run, strlen(type) + sizeof(" object"), 1);
     if (name) {

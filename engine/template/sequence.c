@@ -349,11 +349,10 @@ enum kva_status kva_tpl_get_slice(struct kva_tpl_run *run, const struct kva_tpl_
     struct kva_tpl_value owner = *object;
     if (owner.type == KVA_TPL_UNDEFINED)
         return kva_tpl_fail_undefined(run, &owner);
-    if (owner.type != KVA_TPL_STRING && !kva_tpl_is_sequence(&owner) &&
-        owner.type != KVA_TPL_RANGE) {
-        struct kva_tpl_value name = kva_tpl_none();
-        return kva_tpl_undefined_new(run, NULL, &owner, &name, ret);
-    }
+    if (owner.type == KVA_TPL_DICT)
+        return kva_tpl_fail(run, "unhashable type: 'slice'");
+    if (owner.type != KVA_TPL_STRING && !kva_tpl_is_sequence(&owner) && owner.type != KVA_TPL_RANGE)
+        return kva_tpl_fail(run, "'%s' object is not subscriptable", kva_tpl_type_name(&owner));
     struct slice slice = {0, 1, 0};
     KVA_TPL_TRY(slice_bounds(run, bounds, kva_tpl_length(&owner), &slice));
     if (owner.type == KVA_TPL_STRING)

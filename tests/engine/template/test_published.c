@@ -70,7 +70,9 @@ static void check(struct score *score, const char *what, const struct kva_templa
     if (!same) {
         score->different++;
         printf("DIFFERENT: %s\n  want: %s\n  got:  %s\n", what, want_error ? want_error : want,
-               status ? err.message : out.data ? out.data : "");
+               status     ? err.message
+               : out.data ? out.data
+                          : "");
     }
     score->renderings++;
     kva_buf_finish(&out);
@@ -170,9 +172,9 @@ static void test_template__renders_embedded_templates_as_jinja2(void **state KVA
 static void test_template__compiles_the_other_published_templates(void **state KVA_UNUSED)
 {
     static const char *const names[] = {
-        "v11_audio", "v11_image",  "v11_image_think", "v13_audio",     "v13_image_think",
-        "v15_audio", "v15_image",  "v15_image_think", "v3_image",      "v3_image_spm",
-        "v7_audio",  "v7_image",   "v7_image_spm",
+        "v11_audio", "v11_image", "v11_image_think", "v13_audio", "v13_image_think",
+        "v15_audio", "v15_image", "v15_image_think", "v3_image",  "v3_image_spm",
+        "v7_audio",  "v7_image",  "v7_image_spm",
     };
     unsigned count = 0;
     for (size_t i = 0; i < KVA_COUNT_OF(names); i++) {

@@ -1,0 +1,116 @@
+/* Every construct of the dialect against what Jinja2 3.1 makes of it: reference.json, written by
+ * make_reference.py. */
+#include "tests/cmocka.h"
+
+#include "engine/template/template.h"
+#include "tests/data.h"
+
+#include <string.h>
+
+/* 2025-02-03 04:05:06 UTC. */
+#define NOW 1738555506
+
+static cJSON *read_reference(void)
+{
+    char path[4096];
+    kva_test_source("tests/engine/template/reference.json", path, sizeof(path));
+    FILE *file = fopen(path, "rb");
+    if (!file)
+        fail_msg("cannot read %s", path);
+    struct kva_buf buf;
+    kva_buf_init(&buf, 16u << 20);
+    char chunk[4096];
+    size_t count;
+    while ((count = fread(chunk, 1, sizeof(chunk), file)) > 0)
+        kva_buf_append(&buf, chunk, count);
+    fclose(file);
+    cJSON *json = cJSON_ParseWithLength(buf.data, buf.length);
+    kva_buf_finish(&buf);
+    assert_non_null(json);
+    return json;
+}
+
+static const char *text_of(const cJSON *object, const char *key)
+{
+    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, key));
+}
+
+/* Jinja2's own exceptions are part of the contract word by word. */
+static bool is_exact(const char *class_name)
+{
+    return strcmp(class_name, "TemplateError") == 0 || strcmp(class_name, "UndefinedError") == 0 ||
+           strcmp(class_name, "SecurityError") == 0 ||
+           strcmp(class_name, "TemplateRuntimeError") == 0;
+}
+
+static bool check_error(const cJSON *item, enum kva_status status, const struct kva_err *err)
+{
+    const char *want = text_of(item, "error");
+    const char *class_name = text_of(item, "class");
+    if (status != KVA_EINVAL)
+        return false;
+    if (!is_exact(class_name))
+        return true;
+    const char *got = err->message;
+    if (strcmp(class_name, "TemplateError") != 0 && strstr(got, ": "))
+        got = strstr(got, ": ") + 2;
+    return strcmp(got, want) == 0;
+}
+
+static bool check_case(const cJSON *item, const cJSON *context)
+{
+    const char *source = text_of(item, "template");
+    const char *want = text_of(item, "output");
+    const char *compile_error = text_of(item, "compile_error");
+    struct kva_template *tmpl = NULL;
+    struct kva_err err = {0};
+    struct kva_buf out;
+    kva_buf_init(&out, 1u << 20);
+    enum kva_status status = kva_template_compile(source, strlen(source), &tmpl, &err);
+    bool same;
+    if (status || compile_error) {
+        same = compile_error && status == KVA_EFORMAT && strstr(err.message, "line ");
+    } else {
+        struct kva_template_input input = {.extra = context, .now_unix_s = NOW};
+        status = kva_template_render(tmpl, &input, NULL, &out, &err);
+        same = want ? status == KVA_OK && strcmp(out.data ? out.data : "", want) == 0
+                    : check_error(item, status, &err) && out.length == 0;
+    }
+    if (!same)
+        printf("DIFFERENT: %s: %s\n  want: %s %s\n  got:  %s\n", text_of(item, "name"), source,
+               want ? "" : "error",
+               want            ? want
+               : compile_error ? compile_error
+                               : text_of(item, "error"),
+               status     ? err.message
+               : out.data ? out.data
+                          : "");
+    kva_buf_finish(&out);
+    kva_template_destroy(tmpl);
+    return same;
+}
+
+static void test_template__does_what_jinja2_does(void **state KVA_UNUSED)
+{
+    cJSON *reference = read_reference();
+    const cJSON *context = cJSON_GetObjectItemCaseSensitive(reference, "context");
+    const cJSON *item;
+    unsigned count = 0, different = 0;
+    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(reference, "cases"))
+    {
+        count++;
+        different += !check_case(item, context);
+    }
+    printf("%u cases, %u different\n", count, different);
+    cJSON_Delete(reference);
+    assert_int_equal(different, 0);
+    assert_true(count > 1000);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_template__does_what_jinja2_does),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
