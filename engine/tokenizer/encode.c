@@ -207,8 +207,10 @@ enum kva_status kva_tokenizer_encode(const struct kva_tokenizer *tokenizer, cons
     kva_buf_init(&repaired, 3 * KVA_TOKENIZER_TEXT_BYTES_MAX);
     if (!kva_utf8_valid(text, length)) {
         repair(text, length, &repaired);
-        if (repaired.failed)
+        if (repaired.failed) {
+            kva_buf_finish(&repaired);
             return kva_fail(err, KVA_ENOMEM, "no memory to tokenise a text of %zu bytes", length);
+        }
         text = repaired.data;
         length = repaired.length;
     }
