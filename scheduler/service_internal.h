@@ -35,7 +35,7 @@ struct kva_service_entry {
 
     unsigned char *cancel; /* [choices], under the lock: finish reason + 1 */
     unsigned char *apply;  /* [choices], engine thread's copy */
-    unsigned char *failed; /* [choices], engine thread: an output could not be kept */
+    unsigned char *failed; /* [choices], engine thread: 1 + tokens dropped; 0: nothing was lost */
     unsigned char *ends;   /* [choices][kva_service_end_bytes()] */
 };
 

@@ -31,6 +31,7 @@ static void put_end(struct kva_service *service, struct kva_service_entry *entry
     if (entry->failed[end.choice]) {
         end.end.reason = KVA_FINISH_ERROR;
         end.end.status = KVA_ENOMEM;
+        end.end.output_tokens -= entry->failed[end.choice] - 1u;
     }
     if (kva_outbox_put(&service->fresh, &end) != KVA_OK) {
         unsigned char *storage = entry->ends + end.choice * kva_service_end_bytes();
@@ -58,14 +59,19 @@ void kva_service_on_output(void *opaque, const struct kva_output *output)
         put_end(service, entry, output);
         return;
     }
-    /* A stream with a hole is worse than one that ends with an error. */
-    if (entry->failed[output->choice])
-        return;
-    if (kva_outbox_put(&service->fresh, output) == KVA_OK || output->kind == KVA_OUTPUT_PROGRESS)
-        return;
-    entry->failed[output->choice] = 1;
-    kva_list_remove(&entry->engine_link);
-    kva_list_append(&service->failing, &entry->engine_link);
+    /* A stream with a hole is worse than one that ends with an error. The choice is cancelled after
+     * the step, so that no more than one token of it is dropped. */
+    unsigned char *failed = &entry->failed[output->choice];
+    if (*failed == 0) {
+        if (kva_outbox_put(&service->fresh, output) == KVA_OK ||
+            output->kind == KVA_OUTPUT_PROGRESS)
+            return;
+        *failed = 1;
+        kva_list_remove(&entry->engine_link);
+        kva_list_append(&service->failing, &entry->engine_link);
+    }
+    if (output->kind == KVA_OUTPUT_TOKEN)
+        (*failed)++;
 }
 
 /* The scheduler would not take it after all: its choices end before they began. */

@@ -1,0 +1,374 @@
+#include "tests/scheduler/fixture.h"
+
+#include <string.h>
+
+static void submit_many(struct fixture *f, uint32_t count, uint32_t prompt_tokens,
+                        uint32_t output_tokens)
+{
+    for (uint64_t id = 1; id <= count; id++) {
+        struct request_spec spec = tracker_spec(id);
+        spec.prompt_tokens = prompt_tokens;
+        spec.output_tokens_max = output_tokens;
+        assert_int_equal(fixture_submit(f, &spec), KVA_OK);
+    }
+}
+
+static void test_step__decodes_every_sequence_once_per_step(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    fixture_begin(&f);
+    submit_many(&f, 20, 10, 50);
+    fixture_step(&f);
+    for (uint32_t step = 0; step < 48; step++) {
+        fixture_step(&f);
+        assert_int_equal(fixture_report(&f).decode_rows, 20);
+        for (uint64_t id = 1; id <= 20; id++)
+            assert_int_equal(tracker_choice(&f.tracker, id, 0)->tokens, step + 2);
+    }
+    fixture_run(&f);
+    fixture_end(&f);
+}
+
+/* More running sequences than rows in a step: they take turns. */
+static void test_step__rotates_when_a_step_is_too_small(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.scheduling.step_tokens_max = 7;
+    fixture_begin(&f);
+    submit_many(&f, 30, 1, 400);
+    while (fixture_stats(&f).running < 30)
+        fixture_step(&f);
+    uint32_t begin[31];
+    for (uint64_t id = 1; id <= 30; id++)
+        begin[id] = tracker_choice(&f.tracker, id, 0)->tokens;
+    fixture_steps(&f, 300); /* 70 rounds of 30 */
+    for (uint64_t id = 1; id <= 30; id++) {
+        uint32_t gained = tracker_choice(&f.tracker, id, 0)->tokens - begin[id];
+        assert_true(gained >= 69 && gained <= 71);
+    }
+    fixture_run(&f);
+    fixture_end(&f);
+}
+
+static void test_step__prefill_takes_no_more_than_its_share(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.scheduling.prefill_share_pct = 25;
+    fixture_begin(&f);
+    submit_many(&f, 4, 10, 60);
+    fixture_steps(&f, 2);
+    struct request_spec spec = tracker_spec(100);
+    spec.prompt_tokens = 6000;
+    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    for (uint32_t i = 0; i < 20; i++) {
+        fixture_step(&f);
+        assert_int_equal(fixture_report(&f).decode_rows, 4);
+        assert_int_equal(fixture_report(&f).prefill_rows, 128);
+    }
+    for (uint64_t id = 1; id <= 4; id++) {
+        tracker_cancels(&f.tracker, id, 0, KVA_FINISH_CANCELLED);
+        kva_scheduler_cancel(f.scheduler, id, 0, KVA_FINISH_CANCELLED);
+    }
+    fixture_step(&f); /* alone it has the whole step */
+    assert_int_equal(fixture_report(&f).prefill_rows, 512);
+    fixture_run(&f);
+    fixture_end(&f);
+}
+
+/* A step full of decode rows leaves prefill a little: nobody waits for all others to end. */
+static void test_step__prefill_goes_on_beside_a_full_batch(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.scheduling.step_tokens_max = 16;
+    fixture_begin(&f);
+    submit_many(&f, 25, 1, 300);
+    while (fixture_stats(&f).running < 25)
+        fixture_step(&f);
+    struct request_spec spec = tracker_spec(100);
+    spec.prompt_tokens = 40;
+    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    uint32_t steps = 0;
+    while (tracker_choice(&f.tracker, 100, 0)->tokens == 0) {
+        fixture_step(&f);
+        assert_true(++steps <= 41);
+    }
+    fixture_run(&f);
+    fixture_end(&f);
+}
+
+static void test_step__batches_short_prompts(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    fixture_begin(&f);
+    submit_many(&f, 8, 60, 5);
+    fixture_step(&f);
+    assert_int_equal(fixture_report(&f).prefill_rows, 480);
+    for (uint64_t id = 1; id <= 8; id++)
+        assert_int_equal(tracker_choice(&f.tracker, id, 0)->tokens, 1);
+    fixture_run(&f);
+    fixture_end(&f);
+}
+
+static void test_step__preempts_the_last_and_never_the_first(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.limits.budget.device = 20 << 16;
+    f.scheduling.aging_ns = 3600 * KVA_NS_PER_S;
+    fixture_begin(&f);
+    for (uint64_t id = 1; id <= 5; id++) {
+        struct request_spec spec = tracker_spec(id);
+        spec.prompt_tokens = 60;
+        spec.output_tokens_max = 800;
+        spec.priority = id == 4 ? -1 : id == 2 ? 1 : 0; /* order: 4, 1, 3, 5, 2 */
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    }
+    while (fixture_stats(&f).preemptions == 0)
+        fixture_step(&f);
+    assert_string_equal(fixture_view(&f, 2, 0).state, "suspended");
+    while (fixture_stats(&f).preemptions == 1)
+        fixture_step(&f);
+    assert_string_equal(fixture_view(&f, 5, 0).state, "suspended");
+    fixture_run(&f);
+    for (uint64_t id = 1; id <= 5; id++)
+        assert_int_equal(tracker_choice(&f.tracker, id, 0)->tokens, 800);
+    assert_int_equal(tracker_choice(&f.tracker, 4, 0)->end.end.preemptions, 0);
+    assert_true(tracker_choice(&f.tracker, 2, 0)->end.end.preemptions > 0);
+    assert_int_equal(fixture_stats(&f).preemptions, fixture_report(&f).suspends);
+    /* Nothing was computed twice. */
+    assert_int_equal(fixture_stats(&f).prompt_tokens_computed, 5 * 60);
+    fixture_end(&f);
+}
+
+/* A prefill that loses its memory goes on where it stopped. */
+static void test_step__preempts_an_unfinished_prefill(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.limits.budget.device = 44 << 16;
+    f.scheduling.prefill_share_pct = 1;
+    f.scheduling.aging_ns = 0;
+    fixture_begin(&f);
+    submit_many(&f, 4, 60, 500);
+    fixture_steps(&f, 3);
+    struct request_spec spec = tracker_spec(100);
+    spec.prompt_tokens = 1800;
+    spec.priority = 1;
+    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    while (fixture_stats(&f).preemptions == 0)
+        fixture_step(&f);
+    struct kva_choice_view view = fixture_view(&f, 100, 0);
+    assert_string_equal(view.state, "suspended");
+    assert_true(view.prefilled_tokens > 0 && view.prefilled_tokens < 1800);
+    fixture_run(&f);
+    assert_int_equal(tracker_choice(&f.tracker, 100, 0)->tokens, 10);
+    assert_int_equal(fixture_stats(&f).prompt_tokens_computed, 4 * 60 + 1800);
+    fixture_end(&f);
+}
+
+static void test_step__ends_a_sequence_that_cannot_grow_alone(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.grow_refused_every = 1;
+    fixture_begin(&f);
+    f.tracker.expect_errors = true;
+    submit_many(&f, 1, 60, 200);
+    fixture_run(&f);
+    assert_int_equal(tracker_choice(&f.tracker, 1, 0)->end.end.status, KVA_ELIMIT);
+    assert_int_equal(tracker_choice(&f.tracker, 1, 0)->tokens, 5); /* 60 + 4 fill the page */
+    assert_int_equal(fixture_report(&f).live_sequences, 0);
+    fixture_end(&f);
+}
+
+static void test_step__ends_on_stop_ids_and_length(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.vocab = 10;
+    fixture_begin(&f);
+    uint32_t stopped = 0;
+    for (uint64_t id = 1; id <= 32; id++) {
+        struct request_spec spec = tracker_spec(id);
+        spec.stop_id_count = 2;
+        spec.min_tokens = id % 2 ? 6 : 0;
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    }
+    fixture_run(&f);
+    for (uint64_t id = 1; id <= 32; id++) {
+        const struct tracked_choice *choice = tracker_choice(&f.tracker, id, 0);
+        bool stop = choice->end.end.reason == KVA_FINISH_STOP;
+        stopped += stop;
+        assert_true(stop ? choice->end.end.stop_token < 2 : choice->tokens == 10);
+        assert_true(id % 2 == 0 || choice->tokens > 6);
+    }
+    assert_in_range(stopped, 10, 31);
+    assert_int_equal(fixture_stats(&f).finished[KVA_FINISH_STOP], stopped);
+    assert_int_equal(fixture_stats(&f).finished[KVA_FINISH_LENGTH], 32 - stopped);
+    fixture_end(&f);
+}
+
+static void test_step__an_items_failure_is_its_own(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.item_fails_every = 37;
+    fixture_begin(&f);
+    f.tracker.expect_errors = true;
+    submit_many(&f, 10, 10, 20);
+    fixture_run(&f);
+    assert_int_equal(f.tracker.ends, 10);
+    uint64_t failed = f.tracker.by_reason[KVA_FINISH_ERROR];
+    assert_in_range(failed, 1, 9);
+    assert_int_equal(f.tracker.by_reason[KVA_FINISH_LENGTH], 10 - failed);
+    for (uint64_t id = 1; id <= 10; id++) {
+        const struct kva_output *end = &tracker_choice(&f.tracker, id, 0)->end;
+        if (end->end.reason == KVA_FINISH_ERROR)
+            assert_int_equal(end->end.status, KVA_EINTERNAL);
+    }
+    fixture_end(&f);
+}
+
+static void test_step__a_device_failure_is_for_good(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.fail_step = 4;
+    f.scheduling.running_max = 3;
+    fixture_begin(&f);
+    f.tracker.expect_errors = true;
+    submit_many(&f, 8, 10, 20);
+    fixture_steps(&f, 3);
+    bool idle;
+    uint64_t wake_ns;
+    struct kva_err err = {.message = ""};
+    assert_int_equal(kva_scheduler_step(f.scheduler, &idle, &wake_ns, &err), KVA_EDEVICE);
+    assert_non_null(strstr(err.message, "injected device failure in step 4"));
+    assert_int_equal(f.tracker.by_reason[KVA_FINISH_ERROR], 8);
+    for (uint64_t id = 1; id <= 8; id++)
+        assert_int_equal(tracker_choice(&f.tracker, id, 0)->end.end.status, KVA_EDEVICE);
+    assert_int_equal(fixture_report(&f).live_sequences, 0);
+    assert_int_equal(kva_scheduler_step(f.scheduler, &idle, &wake_ns, &err), KVA_EDEVICE);
+    struct request_spec spec = tracker_spec(100);
+    assert_int_equal(fixture_submit(&f, &spec), KVA_EDEVICE);
+    fixture_end(&f);
+}
+
+static void test_step__deadlines_end_waiting_and_running_requests(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.scheduling.running_max = 1;
+    fixture_begin(&f);
+    for (uint64_t id = 1; id <= 3; id++) {
+        struct request_spec spec = tracker_spec(id);
+        spec.output_tokens_max = 100;
+        spec.deadline_ns = id < 3 ? f.clock.now_ns + 30 * KVA_NS_PER_MS : 0;
+        spec.choices = id == 2 ? 3 : 1;
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    }
+    fixture_run(&f);
+    const struct tracked_choice *first = tracker_choice(&f.tracker, 1, 0);
+    assert_int_equal(first->end.end.reason, KVA_FINISH_DEADLINE);
+    assert_in_range(first->tokens, 25, 31);
+    for (uint32_t i = 0; i < 3; i++) {
+        const struct tracked_choice *second = tracker_choice(&f.tracker, 2, i);
+        assert_int_equal(second->end.end.reason, KVA_FINISH_DEADLINE);
+        assert_int_equal(second->tokens, 0);
+    }
+    assert_int_equal(tracker_choice(&f.tracker, 3, 0)->end.end.reason, KVA_FINISH_LENGTH);
+    fixture_end(&f);
+}
+
+static void test_step__says_when_to_come_back(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.admit_refused_every = 1;
+    fixture_begin(&f);
+    bool idle = false;
+    uint64_t wake_ns = 1;
+    assert_int_equal(kva_scheduler_step(f.scheduler, &idle, &wake_ns, NULL), KVA_OK);
+    assert_true(idle);
+    assert_int_equal(wake_ns, 0);
+    struct request_spec spec = tracker_spec(1);
+    spec.deadline_ns = f.clock.now_ns + 500;
+    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    assert_int_equal(kva_scheduler_step(f.scheduler, &idle, &wake_ns, NULL), KVA_OK);
+    assert_true(idle);
+    assert_int_equal(wake_ns, spec.deadline_ns);
+    fixture_run(&f);
+    assert_int_equal(f.tracker.by_reason[KVA_FINISH_DEADLINE], 1);
+    fixture_end(&f);
+}
+
+static void test_step__reports_prefill_progress_once_per_step(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    fixture_begin(&f);
+    struct request_spec spec = tracker_spec(1);
+    spec.prompt_tokens = 2000;
+    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    for (uint32_t i = 1; i <= 4; i++) {
+        fixture_step(&f);
+        assert_int_equal(tracker_choice(&f.tracker, 1, 0)->progress_events, i);
+        assert_int_equal(tracker_choice(&f.tracker, 1, 0)->progress_tokens,
+                         kva_min_u32(i * 512, 2000));
+    }
+    fixture_run(&f);
+    /* A prompt that is done in one step needs none. */
+    spec = tracker_spec(2);
+    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    fixture_run(&f);
+    assert_int_equal(tracker_choice(&f.tracker, 2, 0)->progress_events, 0);
+    fixture_end(&f);
+}
+
+static void test_step__prompt_logprobs_come_once_before_the_first_token(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    fixture_begin(&f);
+    for (uint64_t id = 1; id <= 3; id++) {
+        struct request_spec spec = tracker_spec(id);
+        spec.prompt_tokens = id == 3 ? 1 : 700;
+        spec.choices = 3;
+        spec.logprobs = 5;
+        spec.prompt_logprobs = id == 2 ? -1 : 4;
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    }
+    fixture_run(&f); /* the tracker checks their content and order */
+    assert_int_equal(tracker_choice(&f.tracker, 1, 0)->logprob_events, 1);
+    assert_int_equal(tracker_choice(&f.tracker, 1, 1)->logprob_events, 0);
+    assert_int_equal(tracker_choice(&f.tracker, 2, 0)->logprob_events, 0);
+    assert_int_equal(tracker_choice(&f.tracker, 3, 0)->logprob_events, 1);
+    fixture_end(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_step__decodes_every_sequence_once_per_step),
+        cmocka_unit_test(test_step__rotates_when_a_step_is_too_small),
+        cmocka_unit_test(test_step__prefill_takes_no_more_than_its_share),
+        cmocka_unit_test(test_step__prefill_goes_on_beside_a_full_batch),
+        cmocka_unit_test(test_step__batches_short_prompts),
+        cmocka_unit_test(test_step__preempts_the_last_and_never_the_first),
+        cmocka_unit_test(test_step__preempts_an_unfinished_prefill),
+        cmocka_unit_test(test_step__ends_a_sequence_that_cannot_grow_alone),
+        cmocka_unit_test(test_step__ends_on_stop_ids_and_length),
+        cmocka_unit_test(test_step__an_items_failure_is_its_own),
+        cmocka_unit_test(test_step__a_device_failure_is_for_good),
+        cmocka_unit_test(test_step__deadlines_end_waiting_and_running_requests),
+        cmocka_unit_test(test_step__says_when_to_come_back),
+        cmocka_unit_test(test_step__reports_prefill_progress_once_per_step),
+        cmocka_unit_test(test_step__prompt_logprobs_come_once_before_the_first_token),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
