@@ -1,0 +1,80 @@
+"""Checks the direction of dependency between the folders, and what the code may not do where.
+
+    python3 layers.py SOURCE_ROOT
+
+Arrows point down only (docs/architecture.md): server -> scheduler -> engine -> kernels -> base, config beside them.
+"""
+
+import pathlib
+import re
+import sys
+
+# Folder -> folders whose headers it may include, besides its own.
+ALLOWED = {
+    "base": set(),
+    "config": {"base"},
+    "kernels": {"base"},
+    "engine/tokenizer": {"base"},
+    "engine/template": {"base"},
+    "engine/model": {"base", "kernels"},
+    "engine": {"base", "kernels"},
+    "scheduler": {"base", "engine"},
+    "server": {"base", "engine", "scheduler"},
+    "server/cli": {"base", "config", "engine", "scheduler", "server", "clients", "kernels"},
+    "server/main.c": {"base", "config", "server"},
+    "clients": {"base"},
+}
+
+# The scheduler knows the engine by its contract alone.
+SCHEDULER_MAY_INCLUDE = {"engine/engine.h", "engine/sampling.h", "engine/kv/policy_choice.h"}
+
+FORBIDDEN_CALLS = re.compile(r"\b(exit|abort|_exit|getenv|strtok|gets|sprintf|strcpy|strcat)\s*\(")
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
+
+
+def rule_for(path):
+    """The longest entry of ALLOWED that the path is under."""
+    matches = [key for key in ALLOWED if path == key or path.startswith(key + "/")]
+    return max(matches, key=len) if matches else None
+
+
+def strip_comments(text):
+    text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
+    text = re.sub(r"//[^\n]*", " ", text)
+    return re.sub(r'"(?:\\.|[^"\\\n])*"', '""', text)
+
+
+def check(root):
+    problems = []
+    count = 0
+    for top in sorted({key.split("/")[0] for key in ALLOWED}):
+        for file in sorted((root / top).rglob("*.[ch]")):
+            path = file.relative_to(root).as_posix()
+            rule = rule_for(path)
+            count += 1
+            text = file.read_text()
+            for include in INCLUDE.findall(text):
+                folder = include.split("/")[0]
+                if "/" not in include:
+                    problems.append(f"{path}: include '{include}' is not from the source root")
+                elif folder != rule.split("/")[0] and folder not in ALLOWED[rule]:
+                    problems.append(f"{path}: may not include '{include}'")
+                elif rule == "scheduler" and folder == "engine" and include not in SCHEDULER_MAY_INCLUDE:
+                    problems.append(f"{path}: the scheduler may not include '{include}'")
+            if path != "server/main.c":
+                for call in FORBIDDEN_CALLS.findall(strip_comments(text)):
+                    problems.append(f"{path}: calls {call}()")
+    return count, problems
+
+
+def main():
+    root = pathlib.Path(sys.argv[1])
+    count, problems = check(root)
+    for problem in problems:
+        print(problem)
+    print(f"{count} files, {len(problems)} problems")
+    return 1 if problems or count < 20 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
