@@ -1,46 +1,6 @@
 #include "tests/scheduler/scripted_engine.h"
 
-#include "tests/scheduler/scripted_pages.h"
-
-#include <pthread.h>
-#include <string.h>
-#include <time.h>
-
-enum sequence_state { CREATED, ON_DEVICE, SUSPENDED };
-
-struct kva_sequence {
-    struct kva_sequence_params params;
-    struct kva_sampling_params sampling;
-    enum sequence_state state;
-    uint64_t prompt_hash;
-    uint64_t *page_hashes; /* of the prompt's full pages */
-    uint32_t page_hash_count;
-    struct scripted_page **shared; /* the prompt's first pages */
-    uint32_t shared_count;
-    uint32_t own_device_pages;
-    uint32_t own_host_pages;
-    uint32_t cached_tokens;
-    uint32_t prefill_done; /* cached ones included */
-    uint32_t outputs;
-    uint64_t last_step;
-    struct kva_prompt_logprob *prompt_logprobs;
-};
-
-struct kva_scripted {
-    struct kva_engine engine;
-    struct kva_engine_ops ops;
-    struct kva_scripted_params params;
-    struct scripted_pool pool;
-    struct kva_scripted_report report;
-    uint32_t admitted;
-    uint32_t partial_prefills; /* on the device or suspended */
-    uint64_t prefix_lookup_tokens;
-    uint64_t prefix_hit_tokens;
-    uint64_t creates, items, admits, grows, resumes;
-    bool failed;
-    bool has_thread;
-    pthread_t thread;
-};
+#include "tests/scheduler/scripted_internal.h"
 
 /* --- what is deterministic ----------------------------------------------------------------- */
 
@@ -95,38 +55,9 @@ void kva_virtual_clock_init(struct kva_virtual_clock *clock, uint64_t now_ns)
 
 /* --- rules --------------------------------------------------------------------------------- */
 
-static void check_thread(struct kva_scripted *e)
-{
-    if (!e->has_thread) {
-        e->thread = pthread_self();
-        e->has_thread = true;
-    }
-    SCRIPTED_CHECK(pthread_equal(e->thread, pthread_self()), "called on a second thread");
-}
-
-/* Every nth call fails. */
-static bool injected(uint64_t *counter, uint32_t every)
-{
-    (*counter)++;
-    return every != 0 && *counter % every == 0;
-}
-
 static uint32_t pages_of(const struct kva_scripted *e, uint32_t tokens)
 {
     return (uint32_t)kva_div_up(tokens, e->params.limits.page_tokens);
-}
-
-static struct kva_tier_bytes bytes_of(const struct kva_scripted *e, const struct kva_sequence *seq,
-                                      uint32_t device_pages, uint32_t host_pages)
-{
-    const struct kva_tier_bytes *page = &e->params.page_bytes[seq->params.kv.policy];
-    return (struct kva_tier_bytes){.device = device_pages * page->device,
-                                   .host = host_pages * page->host};
-}
-
-static bool prefill_unfinished(const struct kva_sequence *seq)
-{
-    return seq->outputs == 0 && seq->prefill_done > seq->cached_tokens;
 }
 
 /* --- operations ---------------------------------------------------------------------------- */
@@ -320,17 +251,6 @@ static void scripted_admit_bytes(void *self, const struct kva_sequence *seq,
     }
 }
 
-static uint32_t device_capacity_tokens(const struct kva_scripted *e, const struct kva_sequence *seq)
-{
-    return (seq->shared_count + seq->own_device_pages) * e->params.limits.page_tokens;
-}
-
-/* Tokens whose K and V are there: the newest output's come with the next decode. */
-static uint32_t kv_tokens(const struct kva_sequence *seq)
-{
-    return seq->params.prompt_tokens + (seq->outputs > 0 ? seq->outputs - 1 : 0);
-}
-
 static enum kva_status scripted_grow(void *self, struct kva_sequence *seq, struct kva_err *err)
 {
     struct kva_scripted *e = self;
@@ -401,145 +321,6 @@ static void scripted_destroy(void *self, struct kva_sequence *seq)
     }
     e->report.live_sequences--;
     free_sequence(seq);
-}
-
-/* --- a step -------------------------------------------------------------------------------- */
-
-/* The prompt's closed pages become common property. */
-static void publish_prompt(struct kva_scripted *e, struct kva_sequence *seq)
-{
-    if (!e->params.prefix_cache || seq->params.cache_disabled || seq->prompt_logprobs)
-        return;
-    const struct kva_tier_bytes page_bytes = bytes_of(e, seq, 1, 1);
-    for (uint32_t i = seq->shared_count; i < seq->page_hash_count; i++) {
-        struct scripted_page *page = scripted_pool_find(&e->pool, seq->page_hashes[i]);
-        if (!page) {
-            page = scripted_pool_publish(&e->pool, seq->page_hashes[i], page_bytes);
-        } else {
-            /* Another sequence was quicker: keep its page, give ours back. */
-            scripted_page_host_ref(&e->pool, page);
-            scripted_page_device_ref(&e->pool, page);
-            struct kva_tier_bytes ours = page_bytes;
-            if (!page->resident)
-                ours.device = 0;
-            page->resident = true;
-            scripted_pool_give(&e->pool, ours);
-        }
-        seq->shared[seq->shared_count++] = page;
-        seq->own_device_pages--;
-        seq->own_host_pages--;
-    }
-}
-
-static void emit(struct kva_scripted *e, struct kva_step_item *item)
-{
-    struct kva_sequence *seq = item->seq;
-    uint32_t token =
-        e->params.next_token
-            ? e->params.next_token(e->params.next_token_opaque, &seq->params, seq->outputs)
-            : kva_scripted_token(seq->prompt_hash, &seq->sampling, seq->params.choice, seq->outputs,
-                                 e->params.vocab);
-    seq->outputs++;
-    SCRIPTED_CHECK(seq->params.prompt_tokens + seq->outputs <= seq->params.tokens_max,
-                   "more tokens than tokens_max %u", seq->params.tokens_max);
-    item->emitted = true;
-    item->token.token = token;
-    item->token.top_count = 0;
-    if (seq->sampling.logprobs < 0)
-        return;
-    item->token.chosen = (struct kva_logprob){.token = token, .logprob = -0.25f, .rank = 1};
-    item->token.top_count = (uint32_t)seq->sampling.logprobs;
-    for (uint32_t i = 0; i < item->token.top_count; i++)
-        item->token.top[i] = (struct kva_logprob){
-            .token = (token + i) % e->params.vocab, .logprob = -0.25f - (float)i, .rank = i + 1};
-}
-
-static void prefill(struct kva_scripted *e, struct kva_step_item *item)
-{
-    struct kva_sequence *seq = item->seq;
-    uint32_t left = seq->params.prompt_tokens - seq->prefill_done;
-    SCRIPTED_CHECK(seq->outputs == 0, "prefill after the first token");
-    SCRIPTED_CHECK(item->prefill_tokens <= left, "%u tokens of prefill, %u are left",
-                   item->prefill_tokens, left);
-    e->partial_prefills -= prefill_unfinished(seq);
-    item->prefill_done = item->prefill_tokens;
-    seq->prefill_done += item->prefill_tokens;
-    if (seq->prefill_done == seq->params.prompt_tokens) {
-        publish_prompt(e, seq);
-        emit(e, item);
-    }
-    e->partial_prefills += prefill_unfinished(seq);
-}
-
-static void run_item(struct kva_scripted *e, struct kva_step_item *item)
-{
-    struct kva_sequence *seq = item->seq;
-    SCRIPTED_CHECK(seq->state == ON_DEVICE, "a sequence without device memory is in a step");
-    SCRIPTED_CHECK(seq->last_step != e->report.steps, "a sequence is twice in a step");
-    seq->last_step = e->report.steps;
-    item->status = KVA_OK;
-    item->emitted = false;
-    item->prefill_done = 0;
-    if (injected(&e->items, e->params.item_fails_every)) {
-        item->status = KVA_EINTERNAL;
-        return;
-    }
-    if (item->prefill_tokens > 0) {
-        prefill(e, item);
-        return;
-    }
-    SCRIPTED_CHECK(seq->outputs > 0, "decode before the prefill is finished");
-    SCRIPTED_CHECK(kv_tokens(seq) < device_capacity_tokens(e, seq),
-                   "no room for token %u, capacity %u", kv_tokens(seq),
-                   device_capacity_tokens(e, seq));
-    emit(e, item);
-}
-
-static void pass_time(struct kva_scripted *e)
-{
-    uint64_t ns = e->params.step_ns + e->report.decode_rows * e->params.decode_row_ns +
-                  e->report.prefill_rows * e->params.prefill_token_ns;
-    if (e->params.clock)
-        e->params.clock->now_ns += ns;
-    if (e->params.sleep_ns != 0) {
-        struct timespec pause = {.tv_sec = (time_t)(e->params.sleep_ns / KVA_NS_PER_S),
-                                 .tv_nsec = (long)(e->params.sleep_ns % KVA_NS_PER_S)};
-        nanosleep(&pause, NULL);
-    }
-}
-
-static enum kva_status scripted_step(void *self, struct kva_step_item *items, uint32_t count,
-                                     struct kva_err *err)
-{
-    struct kva_scripted *e = self;
-    check_thread(e);
-    uint64_t begin_ns = kva_time_ns();
-    SCRIPTED_CHECK(!e->failed, "a step after the device failed");
-    SCRIPTED_CHECK(count > 0, "an empty step");
-    e->report.steps++;
-    if (e->params.fail_step == e->report.steps) {
-        e->failed = true;
-        return kva_fail(err, KVA_EDEVICE, "injected device failure in step %llu",
-                        (unsigned long long)e->report.steps);
-    }
-    e->report.decode_rows = 0;
-    e->report.prefill_rows = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        e->report.decode_rows += items[i].prefill_tokens == 0;
-        e->report.prefill_rows += items[i].prefill_tokens;
-        run_item(e, &items[i]);
-    }
-    uint32_t rows = e->report.decode_rows + e->report.prefill_rows;
-    SCRIPTED_CHECK(rows <= e->params.limits.step_tokens_max, "%u rows", rows);
-    if (rows > e->report.rows_max)
-        e->report.rows_max = rows;
-    SCRIPTED_CHECK(e->partial_prefills <= e->params.limits.partial_prefills_max,
-                   "%u prefills are unfinished", e->partial_prefills);
-    SCRIPTED_CHECK(e->pool.used.device <= e->pool.budget.device, "device budget exceeded");
-    SCRIPTED_CHECK(e->pool.used.host <= e->pool.budget.host, "host budget exceeded");
-    pass_time(e);
-    e->report.engine_ns += kva_time_ns() - begin_ns;
-    return KVA_OK;
 }
 
 /* --- questions ----------------------------------------------------------------------------- */

@@ -341,6 +341,7 @@ static void test_step__prompt_logprobs_come_once_before_the_first_token(void **s
         spec.choices = 3;
         spec.logprobs = 5;
         spec.prompt_logprobs = id == 2 ? -1 : 4;
+        spec.prefix_tokens = id == 1 ? 640 : 0;
         assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
     }
     fixture_run(&f); /* the tracker checks their content and order */
@@ -348,6 +349,13 @@ static void test_step__prompt_logprobs_come_once_before_the_first_token(void **s
     assert_int_equal(tracker_choice(&f.tracker, 1, 1)->logprob_events, 0);
     assert_int_equal(tracker_choice(&f.tracker, 2, 0)->logprob_events, 0);
     assert_int_equal(tracker_choice(&f.tracker, 3, 0)->logprob_events, 1);
+    /* The other choices were spared that work, so that their pages could be shared. */
+    struct request_spec spec = tracker_spec(4);
+    spec.prompt_tokens = 700;
+    spec.prefix_tokens = 640;
+    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    fixture_run(&f);
+    assert_int_equal(tracker_choice(&f.tracker, 4, 0)->end.end.info.cached_tokens, 640);
     fixture_end(&f);
 }
 

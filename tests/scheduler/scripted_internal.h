@@ -1,0 +1,92 @@
+/* scripted_internal.h - what the scripted engine's own files share. */
+#ifndef KVA_TESTS_SCHEDULER_SCRIPTED_INTERNAL_H
+#define KVA_TESTS_SCHEDULER_SCRIPTED_INTERNAL_H
+
+#include "tests/scheduler/scripted_engine.h"
+#include "tests/scheduler/scripted_pages.h"
+
+#include <pthread.h>
+
+enum sequence_state { CREATED, ON_DEVICE, SUSPENDED };
+
+struct kva_sequence {
+    struct kva_sequence_params params;
+    struct kva_sampling_params sampling;
+    enum sequence_state state;
+    uint64_t prompt_hash;
+    uint64_t *page_hashes; /* of the prompt's full pages */
+    uint32_t page_hash_count;
+    struct scripted_page **shared; /* the prompt's first pages */
+    uint32_t shared_count;
+    uint32_t own_device_pages;
+    uint32_t own_host_pages;
+    uint32_t cached_tokens;
+    uint32_t prefill_done; /* cached ones included */
+    uint32_t outputs;
+    uint64_t last_step;
+    struct kva_prompt_logprob *prompt_logprobs;
+};
+
+struct kva_scripted {
+    struct kva_engine engine;
+    struct kva_engine_ops ops;
+    struct kva_scripted_params params;
+    struct scripted_pool pool;
+    struct kva_scripted_report report;
+    uint32_t admitted;
+    uint32_t partial_prefills; /* on the device or suspended */
+    uint64_t prefix_lookup_tokens;
+    uint64_t prefix_hit_tokens;
+    uint64_t creates, items, admits, grows, resumes;
+    bool failed;
+    bool has_thread;
+    pthread_t thread;
+};
+
+/* engine.h: step. */
+enum kva_status scripted_step(void *self, struct kva_step_item *items, uint32_t count,
+                              struct kva_err *err);
+
+static inline void check_thread(struct kva_scripted *e)
+{
+    if (!e->has_thread) {
+        e->thread = pthread_self();
+        e->has_thread = true;
+    }
+    SCRIPTED_CHECK(pthread_equal(e->thread, pthread_self()), "called on a second thread");
+}
+
+/* Every nth call fails. */
+static inline bool injected(uint64_t *counter, uint32_t every)
+{
+    (*counter)++;
+    return every != 0 && *counter % every == 0;
+}
+
+static inline struct kva_tier_bytes bytes_of(const struct kva_scripted *e,
+                                             const struct kva_sequence *seq, uint32_t device_pages,
+                                             uint32_t host_pages)
+{
+    const struct kva_tier_bytes *page = &e->params.page_bytes[seq->params.kv.policy];
+    return (struct kva_tier_bytes){.device = device_pages * page->device,
+                                   .host = host_pages * page->host};
+}
+
+static inline bool prefill_unfinished(const struct kva_sequence *seq)
+{
+    return seq->outputs == 0 && seq->prefill_done > seq->cached_tokens;
+}
+
+static inline uint32_t device_capacity_tokens(const struct kva_scripted *e,
+                                              const struct kva_sequence *seq)
+{
+    return (seq->shared_count + seq->own_device_pages) * e->params.limits.page_tokens;
+}
+
+/* Tokens whose K and V are there: the newest output's come with the next decode. */
+static inline uint32_t kv_tokens(const struct kva_sequence *seq)
+{
+    return seq->params.prompt_tokens + (seq->outputs > 0 ? seq->outputs - 1 : 0);
+}
+
+#endif
