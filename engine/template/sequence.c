@@ -326,6 +326,23 @@ static enum kva_status slice_list(struct kva_tpl_run *run, const struct kva_tpl_
     return KVA_OK;
 }
 
+/* Saturating: only bounds that no item of the slice reaches can be out of range. */
+static int64_t multiply(int64_t a, int64_t b)
+{
+    int64_t product;
+    if (__builtin_mul_overflow(a, b, &product))
+        return (a < 0) == (b < 0) ? INT64_MAX : INT64_MIN;
+    return product;
+}
+
+static int64_t add(int64_t a, int64_t b)
+{
+    int64_t sum;
+    if (__builtin_add_overflow(a, b, &sum))
+        return a < 0 ? INT64_MIN : INT64_MAX;
+    return sum;
+}
+
 static enum kva_status slice_range(struct kva_tpl_run *run, const struct kva_tpl_range *range,
                                    const struct slice *slice, struct kva_tpl_value *ret)
 {
@@ -333,12 +350,9 @@ static enum kva_status slice_range(struct kva_tpl_run *run, const struct kva_tpl
     if (!made)
         return run->err->status;
     made->count = slice->count;
-    if (__builtin_mul_overflow(range->step, slice->step, &made->step) ||
-        __builtin_mul_overflow(range->step, slice->start, &made->start) ||
-        __builtin_add_overflow(range->start, made->start, &made->start) ||
-        __builtin_mul_overflow(made->step, made->count, &made->stop) ||
-        __builtin_add_overflow(made->start, made->stop, &made->stop))
-        return kva_tpl_fail(run, "integer overflow in a slice");
+    made->step = multiply(range->step, slice->step);
+    made->start = add(range->start, multiply(range->step, slice->start));
+    made->stop = add(made->start, multiply(made->step, made->count));
     *ret = (struct kva_tpl_value){.type = KVA_TPL_RANGE, .as.range = made};
     return KVA_OK;
 }

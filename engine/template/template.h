@@ -30,7 +30,7 @@ struct kva_template;
 #define KVA_TEMPLATE_SOURCE_BYTES_MAX (1u << 20)
 #define KVA_TEMPLATE_PARSE_DEPTH_MAX  100u
 #define KVA_TEMPLATE_NAMES_MAX        1000u
-#define KVA_TEMPLATE_AST_BYTES_MAX    (64u << 20)
+#define KVA_TEMPLATE_AST_BYTES_MAX    (32u << 20)
 
 /* Defaults of what one rendering may use. */
 #define KVA_TEMPLATE_STEPS_MAX        20000000u

@@ -108,7 +108,7 @@ expressions("access", [
     "d.a", "d['a']", "d['items']", "d.items()", "d.nope", "d.nope.x", "d['nope']['x']", "messages[0].role", "messages[-1]['content'][0].text", "messages[9]", "messages[9].x",
     "messages[0]['content'][0]", "messages.0.role", "nope.x", "nope['x']", "nope()", "nothing.x", "nothing.x.y", "n.x", "'abc'[1]", "'abc'[-1]", "'abc'[5]", "'你好吗'[1]", "'你好吗'[1:]", "'你好吗'|length",
     "'abcdef'[1:4]", "'abcdef'[::-1]", "'abcdef'[::2]", "'abcdef'[-3:-1]", "'abcdef'[4:1]", "'abcdef'[4:1:-1]", "'你好吗a'[::-2]", "nums[1:]", "nums[:-1]", "nums[::-1]", "nums[10:]", "nums[-10:2]", "(1,2,3)[1:]",
-    "range(10)[2:8:2]|list", "range(5)[-1]", "d[1:2]", "nope[1:]", "5[1:]", "'abc'['upper']()", "d.get('a')", "d.get('z')", "d.get('z', 5)", "d.get('z', default=5)", "d.keys()|list", "d.values()|list", "d.items()|list",
+    "range(10)[2:8:2]|list", "range(5)[-1]", "d[1:2]", "nope[1:]", "n[1:]", "'abc'['upper']()", "d.get('a')", "d.get('z')", "d.get('z', 5)", "d.get('z', default=5)", "d.keys()|list", "d.values()|list", "d.items()|list",
     "d.keys()", "{'a': 1}.items()", "d.copy()", "nums.append(1)", "d.update({})", "d.pop('a')", "nums.count(3)", "nums.index(2)", "nums.index(99)", "nums.sort()", "messages.__class__", "''.__class__.__mro__", "n.__add__", "d._x",
     "d['__class__']", "nums.nope", "nums.nope()", "nums['a']", "nums[1.5]", "nums[true]", "nums[none]", "d[[1]]", "{1: 'i', 'k': 's', none: 'n', (1, 2): 't', 1.5: 'f'}[1.0]", "{1: 'i'}[true]", "{(1, 2): 't'}[1, 2]", "{[1]: 2}",
     "big.key39", "big['key40']", "big|length", "'key7' in big", "big == big", "d.__len__()", "'a'.nope", "'a'.nope.x", "nums[0:2:0]", "nums['a':]", "''[0]", "[][0]", "[][-1]", "range(3)[7]", "tools[0].function.parameters.required[0]",
