@@ -1,0 +1,181 @@
+/* api.h - the OpenAI API without sockets: bodies to calls, calls to engine requests.
+ *
+ * Life of a call: kva_api_parse (JSON -> validated struct kva_api_call) -> kva_api_prepare (chat
+ * template, tokens, context limits -> struct kva_request for the scheduler) -> server/stream
+ * (tokens
+ * -> text and frames). Nothing here blocks, sends or logs.
+ *
+ * Rules: every value has a range, and a refusal names the field, the value and the range. A field
+ * that OpenAI or its imitators know and this server does not support is refused; a field that
+ * nobody knows is accepted and counted. null is the same as absent.
+ *
+ * Thread rule: a call belongs to one thread at a time (event loop or worker); the configuration is
+ * constant. */
+#ifndef KVA_SERVER_API_API_H
+#define KVA_SERVER_API_API_H
+
+#include "base/arena.h"
+#include "engine/template/template.h"
+#include "engine/tokenizer/tokenizer.h"
+#include "scheduler/scheduler.h"
+#include "server/api/json.h"
+
+#define KVA_API_MODEL_IDS_MAX 16u
+#define KVA_API_STOPS_MAX     4u
+
+/* What requests may ask for. */
+struct kva_api_limits {
+    struct kva_json_limits json;
+    uint32_t prompts_max;      /* prompts of one batch */
+    uint32_t choices_max;      /* prompts * n of one call */
+    uint32_t n_max;            /* OpenAI: 128 */
+    uint32_t best_of_max;      /* OpenAI: 20 */
+    uint32_t messages_max;     /* of one chat */
+    uint32_t stop_bytes_max;   /* of one stop string */
+    uint32_t stop_ids_max;     /* stop_token_ids */
+    uint32_t logit_bias_max;   /* entries */
+    uint32_t allowed_ids_max;  /* allowed_token_ids */
+    uint32_t bad_words_max;    /* entries */
+    uint32_t bad_word_bytes;   /* of one bad word */
+    uint32_t cache_salt_bytes; /* of cache_salt */
+    int32_t priority_min;      /* smaller runs first */
+    int32_t priority_max;
+    size_t arena_bytes_max; /* of one call, without the JSON tree */
+};
+
+/* What is served, constant while it is served. Strings and arrays are borrowed. */
+struct kva_api_config {
+    const char *model_ids[KVA_API_MODEL_IDS_MAX]; /* the first is the one that answers name */
+    uint32_t model_id_count;
+    const struct kva_tokenizer *tokenizer;
+    const struct kva_template *chat_template; /* NULL: no chat */
+    uint32_t context_max;                     /* prompt + output tokens */
+    uint32_t vocab_size;                      /* ids below this exist */
+    const uint32_t *eos_ids;
+    uint32_t eos_count;
+    /* Used where a request says nothing. */
+    float temperature;
+    float top_p;
+    float min_p;
+    float repetition_penalty;
+    uint32_t top_k;
+    uint32_t completion_tokens_default; /* max_tokens of /v1/completions; OpenAI: 16 */
+    /* KV policies. */
+    uint32_t kv_allowed_mask; /* bit (1 << enum kva_kv_policy_id) */
+    enum kva_kv_policy_id kv_default;
+    struct kva_api_limits limits;
+};
+
+void kva_api_limits_default(struct kva_api_limits *limits);
+
+enum kva_api_route {
+    KVA_API_COMPLETION,
+    KVA_API_CHAT,
+    KVA_API_TOKENIZE,
+    KVA_API_DETOKENIZE,
+};
+
+/* One prompt as it came: text or ids. */
+struct kva_api_prompt {
+    const char *text; /* NULL: ids */
+    size_t text_bytes;
+    const uint32_t *ids;
+    uint32_t id_count;
+};
+
+struct kva_api_text {
+    const char *data;
+    size_t length;
+};
+
+/* A validated request. Everything lives in `arena` or `json`. */
+struct kva_api_call {
+    struct kva_arena arena;
+    cJSON *json; /* the body; messages point into it. Freed once the call is prepared */
+    enum kva_api_route route;
+    const char *model; /* as asked for, or the first model id */
+
+    struct kva_api_prompt *prompts; /* completion and tokenize; a chat has one after preparing */
+    uint32_t prompt_count;
+    const cJSON *messages;
+    const cJSON *documents;
+    const cJSON *template_kwargs;
+    bool add_generation_prompt;
+    bool add_special_tokens;
+
+    bool stream;
+    bool include_usage;
+    bool continuous_usage;
+    bool echo;
+    bool return_token_ids;
+    bool report; /* kv.report: usage.kvahead */
+    bool include_stop;
+    bool ignore_eos;
+    bool skip_special;
+    bool want_logprobs; /* chat's logprobs flag; completions: an integer was given */
+    bool has_max_tokens;
+    uint32_t n;
+    uint32_t best_of;    /* >= n: choices that are really run */
+    uint32_t max_tokens; /* if has_max_tokens; 0 is allowed for completions */
+    uint32_t truncate;   /* keep this many last tokens of each prompt; 0: off */
+    uint32_t top_logprobs;
+    int32_t prompt_logprobs_asked; /* prompt_logprobs of the request, -1: none */
+    struct kva_api_text stops[KVA_API_STOPS_MAX];
+    uint32_t stop_count;
+    struct kva_api_text *bad_words;
+    uint32_t bad_word_count;
+    const uint32_t *stop_ids; /* stop_token_ids, without the model's EOS */
+    uint32_t stop_id_count;
+    struct kva_api_text cache_salt;
+    int32_t priority;
+    struct kva_kv_choice kv;
+    /* Arrays stop_ids and bad_words of it are filled in while preparing. */
+    struct kva_sampling_params sampling;
+    bool has_seed;
+    bool return_token_strings; /* tokenize */
+
+    uint32_t unknown_fields; /* accepted and counted */
+
+    /* --- after kva_api_prepare --- */
+    struct kva_request **requests; /* [prompt_count], this call's until they are submitted */
+    uint32_t *truncated_tokens;    /* [prompt_count] tokens cut off at the front, on request */
+    uint64_t prompt_tokens;        /* over all prompts */
+};
+
+/* Parse and validate the body of `route`. Fails: KVA_EINVAL, KVA_EUNSUPPORTED, KVA_ENOTFOUND (the
+ * model), KVA_ENOMEM; err has message and field. */
+KVA_MUST_CHECK enum kva_status kva_api_parse(const struct kva_api_config *config,
+                                             enum kva_api_route route, const char *body,
+                                             size_t length, struct kva_api_call **ret,
+                                             struct kva_err *err);
+
+/* What preparing needs to know about the caller. */
+struct kva_api_identity {
+    uint64_t cache_scope[2]; /* of the key; cache_salt is mixed in */
+    uint64_t seed;           /* for requests that give none */
+};
+
+/* Render, tokenise and build one kva_request per prompt, complete but for id, submitted_ns and
+ * deadline_ns, which are the submitter's. The JSON tree is freed. Time grows with the prompt: large
+ * ones belong on a worker. Fails: KVA_ECONTEXT (err has both counts), KVA_EINVAL, KVA_ENOMEM. */
+KVA_MUST_CHECK enum kva_status kva_api_prepare(const struct kva_api_config *config,
+                                               struct kva_api_call *call,
+                                               const struct kva_api_identity *identity,
+                                               struct kva_err *err);
+
+/* Only the token ids of each prompt (what /tokenize answers), in the call's arena. */
+KVA_MUST_CHECK enum kva_status kva_api_tokenize(const struct kva_api_config *config,
+                                                struct kva_api_call *call, struct kva_err *err);
+
+/* The text of a KVA_API_DETOKENIZE call. Fails: KVA_ETOOBIG, KVA_ENOMEM. */
+KVA_MUST_CHECK enum kva_status kva_api_detokenize(const struct kva_api_config *config,
+                                                  const struct kva_api_call *call,
+                                                  struct kva_buf *out, struct kva_err *err);
+
+/* NULL is allowed; requests that were not handed on are destroyed too. */
+void kva_api_call_destroy(struct kva_api_call *call);
+
+/* Whether `id` is among the served model ids. */
+bool kva_api_serves_model(const struct kva_api_config *config, const char *id);
+
+#endif

@@ -1,0 +1,84 @@
+/* fields.h - tables of request fields: type, range, destination (inside server/api).
+ *
+ * A body is read once, in its own order: each member is looked up in the route's table. */
+#ifndef KVA_SERVER_API_FIELDS_H
+#define KVA_SERVER_API_FIELDS_H
+
+#include "server/api/api.h"
+
+struct kva_api_parser {
+    struct kva_api_call *call;
+    const struct kva_api_config *config;
+    struct kva_err *err;
+    bool has_stream_options;
+    bool has_best_of;
+    bool has_top_logprobs;
+};
+
+enum kva_field_kind {
+    KVA_FIELD_BOOL,   /* bool at `offset` */
+    KVA_FIELD_FLOAT,  /* float at `offset`, in [min, max] */
+    KVA_FIELD_UINT,   /* uint32_t at `offset`, whole, in [min, max] */
+    KVA_FIELD_CUSTOM, /* `parse` */
+    KVA_FIELD_IGNORE, /* known, and without a meaning here */
+    KVA_FIELD_REFUSE, /* known and not supported, unless the value says "off": false, 0, [], {},
+                         "none", "auto" where `allow` lists it */
+};
+
+#define KVA_ROUTE_COMPLETION (1u << KVA_API_COMPLETION)
+#define KVA_ROUTE_CHAT       (1u << KVA_API_CHAT)
+#define KVA_ROUTE_TOKENIZE   (1u << KVA_API_TOKENIZE)
+#define KVA_ROUTE_DETOKENIZE (1u << KVA_API_DETOKENIZE)
+#define KVA_ROUTE_GENERATE   (KVA_ROUTE_COMPLETION | KVA_ROUTE_CHAT)
+
+struct kva_api_field {
+    const char *name;
+    uint32_t routes;
+    enum kva_field_kind kind;
+    size_t offset; /* in struct kva_api_call */
+    double min, max;
+    enum kva_status (*parse)(struct kva_api_parser *p, const char *name, const cJSON *value);
+    const char *allow; /* KVA_FIELD_REFUSE: strings that mean "off", separated by spaces */
+};
+
+/* Read every member of `object` that `fields` (ended by name NULL) has for the call's route;
+ * others are counted in call->unknown_fields. */
+KVA_MUST_CHECK enum kva_status kva_api_read_fields(struct kva_api_parser *p, const cJSON *object,
+                                                   const struct kva_api_field *fields);
+
+extern const struct kva_api_field kva_api_fields[];
+
+/* Typed readers, for custom fields: `name` is what errors call the field. */
+enum kva_status kva_api_read_bool(struct kva_api_parser *p, const char *name, const cJSON *value,
+                                  bool *ret);
+enum kva_status kva_api_read_number(struct kva_api_parser *p, const char *name, const cJSON *value,
+                                    double min, double max, double *ret);
+enum kva_status kva_api_read_whole(struct kva_api_parser *p, const char *name, const cJSON *value,
+                                   double min, double max, int64_t *ret);
+enum kva_status kva_api_read_text(struct kva_api_parser *p, const char *name, const cJSON *value,
+                                  size_t bytes_max, struct kva_api_text *ret);
+/* An array of 1..count_max token ids, in the call's arena. */
+enum kva_status kva_api_read_ids(struct kva_api_parser *p, const char *name, const cJSON *value,
+                                 uint32_t count_max, const uint32_t **ret_ids, uint32_t *ret_count);
+
+/* "a string", "an array" ... what the JSON value is. */
+const char *kva_api_type_name(const cJSON *value);
+
+/* Custom fields: parse_prompt.c, parse_sampling.c. */
+enum kva_status kva_api_parse_prompt(struct kva_api_parser *p, const char *name,
+                                     const cJSON *value);
+enum kva_status kva_api_parse_tokens(struct kva_api_parser *p, const char *name,
+                                     const cJSON *value);
+enum kva_status kva_api_parse_messages(struct kva_api_parser *p, const char *name,
+                                       const cJSON *value);
+enum kva_status kva_api_parse_stop(struct kva_api_parser *p, const char *name, const cJSON *value);
+enum kva_status kva_api_parse_logit_bias(struct kva_api_parser *p, const char *name,
+                                         const cJSON *value);
+enum kva_status kva_api_parse_bad_words(struct kva_api_parser *p, const char *name,
+                                        const cJSON *value);
+enum kva_status kva_api_parse_kv(struct kva_api_parser *p, const char *name, const cJSON *value);
+
+/* Across fields, once all are read. */
+enum kva_status kva_api_check_call(struct kva_api_parser *p);
+
+#endif

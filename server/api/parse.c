@@ -1,0 +1,416 @@
+#include "server/api/fields.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CALL(member) offsetof(struct kva_api_call, member)
+
+/* Reads value as a whole number into *ret when it is in [min, max]. */
+static enum kva_status read_uint(struct kva_api_parser *p, const char *name, const cJSON *value,
+                                 double min, double max, uint32_t *ret)
+{
+    int64_t whole;
+    enum kva_status status = kva_api_read_whole(p, name, value, min, max, &whole);
+    if (status == KVA_OK)
+        *ret = (uint32_t)whole;
+    return status;
+}
+
+static enum kva_status parse_model(struct kva_api_parser *p, const char *name, const cJSON *value)
+{
+    struct kva_api_text model;
+    enum kva_status status = kva_api_read_text(p, name, value, 512, &model);
+    if (status != KVA_OK)
+        return status;
+    if (!kva_api_serves_model(p->config, model.data))
+        return kva_fail_param(p->err, KVA_ENOTFOUND, name,
+                              "The model '%.200s' does not exist here; served is '%.200s'.",
+                              model.data, p->config->model_ids[0]);
+    p->call->model = model.data;
+    return KVA_OK;
+}
+
+static enum kva_status parse_max_tokens(struct kva_api_parser *p, const char *name,
+                                        const cJSON *value)
+{
+    double min = p->call->route == KVA_API_COMPLETION ? 0 : 1;
+    p->call->has_max_tokens = true;
+    return read_uint(p, name, value, min, 4294967295.0, &p->call->max_tokens);
+}
+
+static enum kva_status parse_n(struct kva_api_parser *p, const char *name, const cJSON *value)
+{
+    return read_uint(p, name, value, 1, p->config->limits.n_max, &p->call->n);
+}
+
+static enum kva_status parse_best_of(struct kva_api_parser *p, const char *name, const cJSON *value)
+{
+    p->has_best_of = true;
+    return read_uint(p, name, value, 1, p->config->limits.best_of_max, &p->call->best_of);
+}
+
+static enum kva_status parse_logprobs(struct kva_api_parser *p, const char *name,
+                                      const cJSON *value)
+{
+    if (p->call->route == KVA_API_CHAT)
+        return kva_api_read_bool(p, name, value, &p->call->want_logprobs);
+    p->call->want_logprobs = true;
+    return read_uint(p, name, value, 0, 5, &p->call->top_logprobs);
+}
+
+static enum kva_status parse_top_logprobs(struct kva_api_parser *p, const char *name,
+                                          const cJSON *value)
+{
+    p->has_top_logprobs = true;
+    return read_uint(p, name, value, 0, KVA_LOGPROBS_MAX, &p->call->top_logprobs);
+}
+
+static enum kva_status parse_prompt_logprobs(struct kva_api_parser *p, const char *name,
+                                             const cJSON *value)
+{
+    int64_t whole;
+    enum kva_status status = kva_api_read_whole(p, name, value, 0, KVA_LOGPROBS_MAX, &whole);
+    if (status == KVA_OK)
+        p->call->prompt_logprobs_asked = (int32_t)whole;
+    return status;
+}
+
+static enum kva_status parse_top_k(struct kva_api_parser *p, const char *name, const cJSON *value)
+{
+    int64_t whole;
+    enum kva_status status = kva_api_read_whole(p, name, value, -1, 2147483647.0, &whole);
+    if (status == KVA_OK)
+        p->call->sampling.top_k = whole < 0 ? 0 : (uint32_t)whole;
+    return status;
+}
+
+static enum kva_status parse_seed(struct kva_api_parser *p, const char *name, const cJSON *value)
+{
+    int64_t whole;
+    enum kva_status status =
+        kva_api_read_whole(p, name, value, -9223372036854775808.0, 9223372036854775808.0, &whole);
+    if (status == KVA_OK) {
+        p->call->sampling.seed = (uint64_t)whole;
+        p->call->has_seed = true;
+    }
+    return status;
+}
+
+static enum kva_status parse_priority(struct kva_api_parser *p, const char *name,
+                                      const cJSON *value)
+{
+    const struct kva_api_limits *limits = &p->config->limits;
+    int64_t whole;
+    enum kva_status status =
+        kva_api_read_whole(p, name, value, limits->priority_min, limits->priority_max, &whole);
+    if (status == KVA_OK)
+        p->call->priority = (int32_t)whole;
+    return status;
+}
+
+static enum kva_status parse_truncate(struct kva_api_parser *p, const char *name,
+                                      const cJSON *value)
+{
+    int64_t whole;
+    enum kva_status status = kva_api_read_whole(p, name, value, -1, p->config->context_max, &whole);
+    if (status != KVA_OK)
+        return status;
+    if (whole == 0)
+        return kva_fail_param(p->err, KVA_EINVAL, name, "'%s' is 0, allowed is 1 to %u, or -1.",
+                              name, p->config->context_max);
+    p->call->truncate = whole < 0 ? UINT32_MAX : (uint32_t)whole;
+    return KVA_OK;
+}
+
+static enum kva_status parse_stop_ids(struct kva_api_parser *p, const char *name,
+                                      const cJSON *value)
+{
+    if (cJSON_IsArray(value) && !value->child)
+        return KVA_OK;
+    return kva_api_read_ids(p, name, value, p->config->limits.stop_ids_max, &p->call->stop_ids,
+                            &p->call->stop_id_count);
+}
+
+static enum kva_status parse_allowed_ids(struct kva_api_parser *p, const char *name,
+                                         const cJSON *value)
+{
+    struct kva_sampling_params *sampling = &p->call->sampling;
+    return kva_api_read_ids(p, name, value, p->config->limits.allowed_ids_max,
+                            &sampling->allowed_ids, &sampling->allowed_id_count);
+}
+
+static enum kva_status parse_cache_salt(struct kva_api_parser *p, const char *name,
+                                        const cJSON *value)
+{
+    return kva_api_read_text(p, name, value, p->config->limits.cache_salt_bytes,
+                             &p->call->cache_salt);
+}
+
+static enum kva_status parse_documents(struct kva_api_parser *p, const char *name,
+                                       const cJSON *value)
+{
+    if (!cJSON_IsArray(value))
+        return kva_fail_param(p->err, KVA_EINVAL, name, "'%s' must be an array, not %s.", name,
+                              kva_api_type_name(value));
+    p->call->documents = value;
+    return KVA_OK;
+}
+
+static enum kva_status parse_template_kwargs(struct kva_api_parser *p, const char *name,
+                                             const cJSON *value)
+{
+    if (!cJSON_IsObject(value))
+        return kva_fail_param(p->err, KVA_EINVAL, name, "'%s' must be an object, not %s.", name,
+                              kva_api_type_name(value));
+    p->call->template_kwargs = value;
+    return KVA_OK;
+}
+
+static enum kva_status parse_response_format(struct kva_api_parser *p, const char *name,
+                                             const cJSON *value)
+{
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(value, "type");
+    if (!cJSON_IsString(type))
+        return kva_fail_param(p->err, KVA_EINVAL, name, "'%s' must be an object with a 'type'.",
+                              name);
+    if (strcmp(type->valuestring, "text") != 0)
+        return kva_fail_param(p->err, KVA_EUNSUPPORTED, name,
+                              "'%s' of type '%.40s' is not supported by this server, only 'text'.",
+                              name, type->valuestring);
+    return KVA_OK;
+}
+
+static enum kva_status parse_modalities(struct kva_api_parser *p, const char *name,
+                                        const cJSON *value)
+{
+    const cJSON *item = cJSON_IsArray(value) ? value->child : value;
+    for (; item; item = item->next) {
+        if (!cJSON_IsString(item) || strcmp(item->valuestring, "text") != 0)
+            return kva_fail_param(p->err, KVA_EUNSUPPORTED, name, "'%s' may only be [\"text\"].",
+                                  name);
+    }
+    return KVA_OK;
+}
+
+static const struct kva_api_field stream_option_fields[] = {
+    {"include_usage", KVA_ROUTE_GENERATE, KVA_FIELD_BOOL, CALL(include_usage), 0, 0, NULL, NULL},
+    {"continuous_usage_stats", KVA_ROUTE_GENERATE, KVA_FIELD_BOOL, CALL(continuous_usage), 0, 0,
+     NULL, NULL},
+    {"include_obfuscation", KVA_ROUTE_GENERATE, KVA_FIELD_REFUSE, 0, 0, 0, NULL, NULL},
+    {NULL, 0, KVA_FIELD_IGNORE, 0, 0, 0, NULL, NULL},
+};
+
+static enum kva_status parse_stream_options(struct kva_api_parser *p, const char *name,
+                                            const cJSON *value)
+{
+    if (!cJSON_IsObject(value))
+        return kva_fail_param(p->err, KVA_EINVAL, name, "'%s' must be an object, not %s.", name,
+                              kva_api_type_name(value));
+    p->has_stream_options = true;
+    return kva_api_read_fields(p, value, stream_option_fields);
+}
+
+#define ALL_ROUTES (KVA_ROUTE_GENERATE | KVA_ROUTE_TOKENIZE | KVA_ROUTE_DETOKENIZE)
+#define CUSTOM(name, routes, fn)                                                                   \
+    {                                                                                              \
+        name, routes, KVA_FIELD_CUSTOM, 0, 0, 0, fn, NULL                                          \
+    }
+#define BOOL(name, routes, member)                                                                 \
+    {                                                                                              \
+        name, routes, KVA_FIELD_BOOL, CALL(member), 0, 0, NULL, NULL                               \
+    }
+#define FLOAT(name, member, min, max)                                                              \
+    {                                                                                              \
+        name, KVA_ROUTE_GENERATE, KVA_FIELD_FLOAT, CALL(member), min, max, NULL, NULL              \
+    }
+#define UINT(name, member, min, max)                                                               \
+    {                                                                                              \
+        name, KVA_ROUTE_GENERATE, KVA_FIELD_UINT, CALL(member), min, max, NULL, NULL               \
+    }
+#define IGNORE(name, routes)                                                                       \
+    {                                                                                              \
+        name, routes, KVA_FIELD_IGNORE, 0, 0, 0, NULL, NULL                                        \
+    }
+#define REFUSE(name, routes, off)                                                                  \
+    {                                                                                              \
+        name, routes, KVA_FIELD_REFUSE, 0, 0, 0, NULL, off                                         \
+    }
+
+/* Everything that OpenAI's schema and those of its imitators name. */
+const struct kva_api_field kva_api_fields[] = {
+    CUSTOM("model", ALL_ROUTES, parse_model),
+    CUSTOM("prompt", KVA_ROUTE_COMPLETION | KVA_ROUTE_TOKENIZE, kva_api_parse_prompt),
+    CUSTOM("tokens", KVA_ROUTE_DETOKENIZE, kva_api_parse_tokens),
+    CUSTOM("messages", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, kva_api_parse_messages),
+    CUSTOM("max_tokens", KVA_ROUTE_GENERATE, parse_max_tokens),
+    CUSTOM("max_completion_tokens", KVA_ROUTE_CHAT, parse_max_tokens),
+    BOOL("stream", KVA_ROUTE_GENERATE, stream),
+    CUSTOM("stream_options", KVA_ROUTE_GENERATE, parse_stream_options),
+    FLOAT("temperature", sampling.temperature, 0, 2),
+    FLOAT("top_p", sampling.top_p, 0, 1),
+    FLOAT("min_p", sampling.min_p, 0, 1),
+    CUSTOM("top_k", KVA_ROUTE_GENERATE, parse_top_k),
+    FLOAT("repetition_penalty", sampling.repetition_penalty, 0.01, 10),
+    FLOAT("presence_penalty", sampling.presence_penalty, -2, 2),
+    FLOAT("frequency_penalty", sampling.frequency_penalty, -2, 2),
+    CUSTOM("n", KVA_ROUTE_GENERATE, parse_n),
+    CUSTOM("best_of", KVA_ROUTE_COMPLETION, parse_best_of),
+    CUSTOM("seed", KVA_ROUTE_GENERATE, parse_seed),
+    CUSTOM("stop", KVA_ROUTE_GENERATE, kva_api_parse_stop),
+    CUSTOM("stop_token_ids", KVA_ROUTE_GENERATE, parse_stop_ids),
+    BOOL("include_stop_str_in_output", KVA_ROUTE_GENERATE, include_stop),
+    BOOL("ignore_eos", KVA_ROUTE_GENERATE, ignore_eos),
+    UINT("min_tokens", sampling.min_tokens, 0, 4294967295.0),
+    BOOL("skip_special_tokens", KVA_ROUTE_GENERATE | KVA_ROUTE_DETOKENIZE, skip_special),
+    CUSTOM("truncate_prompt_tokens", KVA_ROUTE_GENERATE, parse_truncate),
+    CUSTOM("logprobs", KVA_ROUTE_GENERATE, parse_logprobs),
+    CUSTOM("top_logprobs", KVA_ROUTE_CHAT, parse_top_logprobs),
+    CUSTOM("prompt_logprobs", KVA_ROUTE_GENERATE, parse_prompt_logprobs),
+    CUSTOM("logit_bias", KVA_ROUTE_GENERATE, kva_api_parse_logit_bias),
+    CUSTOM("allowed_token_ids", KVA_ROUTE_GENERATE, parse_allowed_ids),
+    CUSTOM("bad_words", KVA_ROUTE_GENERATE, kva_api_parse_bad_words),
+    BOOL("return_token_ids", KVA_ROUTE_GENERATE, return_token_ids),
+    CUSTOM("priority", KVA_ROUTE_GENERATE, parse_priority),
+    CUSTOM("cache_salt", KVA_ROUTE_GENERATE, parse_cache_salt),
+    CUSTOM("kv", KVA_ROUTE_GENERATE, kva_api_parse_kv),
+    BOOL("echo", KVA_ROUTE_COMPLETION, echo),
+    BOOL("add_special_tokens", KVA_ROUTE_GENERATE | KVA_ROUTE_TOKENIZE, add_special_tokens),
+    BOOL("add_generation_prompt", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, add_generation_prompt),
+    BOOL("return_token_strs", KVA_ROUTE_TOKENIZE, return_token_strings),
+    CUSTOM("documents", KVA_ROUTE_CHAT, parse_documents),
+    CUSTOM("chat_template_kwargs", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, parse_template_kwargs),
+    CUSTOM("response_format", KVA_ROUTE_GENERATE, parse_response_format),
+    CUSTOM("modalities", KVA_ROUTE_CHAT, parse_modalities),
+
+    IGNORE("user", ALL_ROUTES),
+    IGNORE("metadata", KVA_ROUTE_GENERATE),
+    IGNORE("safety_identifier", KVA_ROUTE_GENERATE),
+    IGNORE("prompt_cache_key", KVA_ROUTE_GENERATE),
+    IGNORE("parallel_tool_calls", KVA_ROUTE_CHAT),
+
+    REFUSE("tools", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, NULL),
+    REFUSE("tool_choice", KVA_ROUTE_CHAT, "none auto"),
+    REFUSE("functions", KVA_ROUTE_CHAT, NULL),
+    REFUSE("function_call", KVA_ROUTE_CHAT, "none auto"),
+    REFUSE("audio", KVA_ROUTE_CHAT, NULL),
+    REFUSE("prediction", KVA_ROUTE_CHAT, NULL),
+    REFUSE("web_search_options", KVA_ROUTE_CHAT, NULL),
+    REFUSE("reasoning_effort", KVA_ROUTE_CHAT, "none"),
+    REFUSE("verbosity", KVA_ROUTE_CHAT, "medium"),
+    REFUSE("store", KVA_ROUTE_CHAT, NULL),
+    REFUSE("service_tier", KVA_ROUTE_GENERATE, "auto default"),
+    REFUSE("suffix", KVA_ROUTE_COMPLETION, NULL),
+    REFUSE("echo", KVA_ROUTE_CHAT, NULL),
+    REFUSE("best_of", KVA_ROUTE_CHAT, NULL),
+    REFUSE("continue_final_message", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, NULL),
+    REFUSE("chat_template", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, NULL),
+    REFUSE("use_beam_search", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("length_penalty", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("guided_json", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("guided_regex", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("guided_choice", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("guided_grammar", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("structured_outputs", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("grammar", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("json_schema", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("logits_processors", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("prompt_embeds", KVA_ROUTE_COMPLETION, NULL),
+    {NULL, 0, KVA_FIELD_IGNORE, 0, 0, 0, NULL, NULL},
+};
+
+void kva_api_limits_default(struct kva_api_limits *limits)
+{
+    *limits = (struct kva_api_limits){
+        .prompts_max = 256,
+        .choices_max = 1024,
+        .n_max = 128,
+        .best_of_max = 20,
+        .messages_max = 65536,
+        .stop_bytes_max = 1024,
+        .stop_ids_max = 128,
+        .logit_bias_max = 1024,
+        .allowed_ids_max = 65536,
+        .bad_words_max = 256,
+        .bad_word_bytes = 256,
+        .cache_salt_bytes = 256,
+        .priority_min = -100,
+        .priority_max = 100,
+        .arena_bytes_max = (size_t)64 << 20,
+    };
+    kva_json_limits_default(&limits->json);
+}
+
+bool kva_api_serves_model(const struct kva_api_config *config, const char *id)
+{
+    for (uint32_t i = 0; i < config->model_id_count; i++) {
+        if (strcmp(config->model_ids[i], id) == 0)
+            return true;
+    }
+    return false;
+}
+
+static void set_defaults(struct kva_api_call *call, const struct kva_api_config *config)
+{
+    call->model = config->model_ids[0];
+    call->add_generation_prompt = true;
+    call->add_special_tokens = call->route != KVA_API_CHAT;
+    call->skip_special = call->route != KVA_API_DETOKENIZE;
+    call->n = 1;
+    call->max_tokens = config->completion_tokens_default;
+    call->prompt_logprobs_asked = -1;
+    call->kv.policy = config->kv_default;
+    call->sampling = (struct kva_sampling_params){
+        .temperature = config->temperature,
+        .top_p = config->top_p,
+        .min_p = config->min_p,
+        .top_k = config->top_k,
+        .repetition_penalty = config->repetition_penalty,
+        .logprobs = -1,
+        .prompt_logprobs = -1,
+    };
+}
+
+static enum kva_status read_call(struct kva_api_parser *p)
+{
+    struct kva_api_call *call = p->call;
+    if (!cJSON_IsObject(call->json))
+        return kva_fail(p->err, KVA_EINVAL, "The body must be a JSON object, not %s.",
+                        kva_api_type_name(call->json));
+    enum kva_status status = kva_api_read_fields(p, call->json, kva_api_fields);
+    return status == KVA_OK ? kva_api_check_call(p) : status;
+}
+
+enum kva_status kva_api_parse(const struct kva_api_config *config, enum kva_api_route route,
+                              const char *body, size_t length, struct kva_api_call **ret,
+                              struct kva_err *err)
+{
+    struct kva_api_call *call = calloc(1, sizeof(*call));
+    if (!call)
+        return kva_fail(err, KVA_ENOMEM, "Out of memory for a request.");
+    kva_arena_init(&call->arena, config->limits.arena_bytes_max);
+    call->route = route;
+    set_defaults(call, config);
+    struct kva_api_parser parser = {.call = call, .config = config, .err = err};
+    enum kva_status status = kva_json_parse(body, length, &config->limits.json, &call->json, err);
+    if (status == KVA_OK)
+        status = read_call(&parser);
+    if (status != KVA_OK) {
+        kva_api_call_destroy(call);
+        return status;
+    }
+    *ret = call;
+    return KVA_OK;
+}
+
+void kva_api_call_destroy(struct kva_api_call *call)
+{
+    if (!call)
+        return;
+    for (uint32_t i = 0; call->requests && i < call->prompt_count; i++)
+        kva_request_destroy(call->requests[i]);
+    cJSON_Delete(call->json);
+    kva_arena_finish(&call->arena);
+    free(call);
+}

@@ -1,0 +1,192 @@
+/* Prompts and messages. */
+#include "server/api/fields.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static enum kva_status read_text_prompt(struct kva_api_prompt *prompt, const cJSON *value)
+{
+    *prompt = (struct kva_api_prompt){.text = value->valuestring,
+                                      .text_bytes = strlen(value->valuestring)};
+    return KVA_OK;
+}
+
+/* More ids than the context holds are still read: preparing says both counts, or truncates. */
+static enum kva_status read_id_prompt(struct kva_api_parser *p, const char *name,
+                                      const cJSON *value, struct kva_api_prompt *prompt)
+{
+    prompt->text = NULL;
+    return kva_api_read_ids(p, name, value, UINT32_MAX, &prompt->ids, &prompt->id_count);
+}
+
+static enum kva_status read_batch(struct kva_api_parser *p, const char *name, const cJSON *value,
+                                  uint32_t count)
+{
+    uint32_t index = 0;
+    for (const cJSON *item = value->child; item; item = item->next, index++) {
+        char place[KVA_ERR_PARAM_MAX];
+        snprintf(place, sizeof(place), "%s[%u]", name, index);
+        struct kva_api_prompt *prompt = &p->call->prompts[index];
+        enum kva_status status;
+        if (cJSON_IsString(item))
+            status = read_text_prompt(prompt, item);
+        else if (cJSON_IsArray(item))
+            status = read_id_prompt(p, place, item, prompt);
+        else
+            status = kva_fail_param(p->err, KVA_EINVAL, place,
+                                    "'%s' must be a string or an array of token ids, not %s.",
+                                    place, kva_api_type_name(item));
+        if (status != KVA_OK)
+            return status;
+    }
+    p->call->prompt_count = count;
+    return KVA_OK;
+}
+
+enum kva_status kva_api_parse_prompt(struct kva_api_parser *p, const char *name, const cJSON *value)
+{
+    bool is_ids = cJSON_IsArray(value) && cJSON_IsNumber(value->child);
+    bool is_batch = cJSON_IsArray(value) && !is_ids;
+    if (!cJSON_IsString(value) && !cJSON_IsArray(value))
+        return kva_fail_param(p->err, KVA_EINVAL, name,
+                              "'%s' must be a string, token ids, or an array of those, not %s.",
+                              name, kva_api_type_name(value));
+    size_t count = 1;
+    if (is_batch) {
+        count = 0;
+        for (const cJSON *item = value->child; item; item = item->next)
+            count++;
+    }
+    uint32_t prompts_max = p->call->route == KVA_API_TOKENIZE ? 1 : p->config->limits.prompts_max;
+    if (count == 0)
+        return kva_fail_param(p->err, KVA_EINVAL, name, "'%s' must not be empty.", name);
+    if (count > prompts_max)
+        return kva_fail_param(p->err, KVA_EINVAL, name, "'%s' has %zu prompts, limit is %u.", name,
+                              count, prompts_max);
+    p->call->prompts = kva_arena_calloc(&p->call->arena, count, sizeof(*p->call->prompts));
+    if (!p->call->prompts)
+        return kva_fail_param(p->err, KVA_ENOMEM, name, "'%s' does not fit the request's memory.",
+                              name);
+    if (is_batch)
+        return read_batch(p, name, value, (uint32_t)count);
+    p->call->prompt_count = 1;
+    if (is_ids)
+        return read_id_prompt(p, name, value, p->call->prompts);
+    return read_text_prompt(p->call->prompts, value);
+}
+
+enum kva_status kva_api_parse_tokens(struct kva_api_parser *p, const char *name, const cJSON *value)
+{
+    p->call->prompts = kva_arena_calloc(&p->call->arena, 1, sizeof(*p->call->prompts));
+    if (!p->call->prompts)
+        return kva_fail_param(p->err, KVA_ENOMEM, name, "Out of memory.");
+    p->call->prompt_count = 1;
+    if (cJSON_IsArray(value) && !value->child)
+        return KVA_OK;
+    return read_id_prompt(p, name, value, p->call->prompts);
+}
+
+/* Joins the parts of `content` to one string: templates expect text. */
+static enum kva_status flatten_content(struct kva_api_parser *p, cJSON *message, cJSON *content,
+                                       uint32_t index)
+{
+    size_t bytes = 1;
+    uint32_t number = 0;
+    for (const cJSON *part = content->child; part; part = part->next, number++) {
+        char place[KVA_ERR_PARAM_MAX];
+        snprintf(place, sizeof(place), "messages[%u].content[%u]", index, number);
+        const cJSON *type = cJSON_GetObjectItemCaseSensitive(part, "type");
+        const cJSON *text = cJSON_GetObjectItemCaseSensitive(part, "text");
+        if (!cJSON_IsString(type))
+            return kva_fail_param(p->err, KVA_EINVAL, place,
+                                  "'%s' must be an object with a 'type'.", place);
+        if (strcmp(type->valuestring, "text") != 0)
+            return kva_fail_param(
+                p->err, KVA_EUNSUPPORTED, place,
+                "'%s' has type '%.40s', which this server does not support, only 'text'.", place,
+                type->valuestring);
+        if (!cJSON_IsString(text))
+            return kva_fail_param(p->err, KVA_EINVAL, place, "'%s.text' must be a string.", place);
+        bytes += strlen(text->valuestring) + 1;
+    }
+    char *joined = kva_arena_alloc(&p->call->arena, bytes);
+    if (!joined)
+        return kva_fail_param(p->err, KVA_ENOMEM, "messages",
+                              "The messages do not fit the request's memory.");
+    char *at = joined;
+    for (const cJSON *part = content->child; part; part = part->next) {
+        if (at != joined)
+            *at++ = '\n';
+        const char *text = cJSON_GetObjectItemCaseSensitive(part, "text")->valuestring;
+        size_t length = strlen(text);
+        memcpy(at, text, length + 1);
+        at += length;
+    }
+    cJSON *string = cJSON_CreateString(joined);
+    if (!string)
+        return kva_fail_param(p->err, KVA_ENOMEM, "messages", "Out of memory.");
+    cJSON_ReplaceItemInObjectCaseSensitive(message, "content", string);
+    return KVA_OK;
+}
+
+static enum kva_status check_role(struct kva_api_parser *p, const cJSON *message, uint32_t index)
+{
+    static const char *const roles[] = {"system",    "developer", "user",
+                                        "assistant", "tool",      "function"};
+    const cJSON *role = cJSON_GetObjectItemCaseSensitive(message, "role");
+    for (size_t i = 0; cJSON_IsString(role) && i < KVA_COUNT_OF(roles); i++) {
+        if (strcmp(role->valuestring, roles[i]) == 0)
+            return KVA_OK;
+    }
+    char place[KVA_ERR_PARAM_MAX];
+    snprintf(place, sizeof(place), "messages[%u].role", index);
+    return kva_fail_param(p->err, KVA_EINVAL, place,
+                          "'%s' must be one of system, developer, user, assistant, tool, function.",
+                          place);
+}
+
+static enum kva_status check_message(struct kva_api_parser *p, cJSON *message, uint32_t index)
+{
+    char place[KVA_ERR_PARAM_MAX];
+    snprintf(place, sizeof(place), "messages[%u]", index);
+    if (!cJSON_IsObject(message))
+        return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be an object, not %s.", place,
+                              kva_api_type_name(message));
+    enum kva_status status = check_role(p, message, index);
+    if (status != KVA_OK)
+        return status;
+    cJSON *content = cJSON_GetObjectItemCaseSensitive(message, "content");
+    if (cJSON_IsArray(content))
+        return flatten_content(p, message, content, index);
+    /* An assistant's message may have tool calls or a refusal in place of content. */
+    if (cJSON_IsString(content) || cJSON_IsNull(content))
+        return KVA_OK;
+    const cJSON *role = cJSON_GetObjectItemCaseSensitive(message, "role");
+    if (!content && strcmp(role->valuestring, "assistant") == 0)
+        return KVA_OK;
+    snprintf(place, sizeof(place), "messages[%u].content", index);
+    return kva_fail_param(p->err, KVA_EINVAL, place,
+                          "'%s' must be a string or an array of text parts.", place);
+}
+
+enum kva_status kva_api_parse_messages(struct kva_api_parser *p, const char *name,
+                                       const cJSON *value)
+{
+    if (!cJSON_IsArray(value) || !value->child)
+        return kva_fail_param(p->err, KVA_EINVAL, name,
+                              "'%s' must be an array of at least one message.", name);
+    uint32_t index = 0;
+    for (cJSON *item = value->child, *next; item; item = next, index++) {
+        next = item->next;
+        if (index >= p->config->limits.messages_max)
+            return kva_fail_param(p->err, KVA_EINVAL, name,
+                                  "'%s' has more than %u messages, which is the limit.", name,
+                                  p->config->limits.messages_max);
+        enum kva_status status = check_message(p, item, index);
+        if (status != KVA_OK)
+            return status;
+    }
+    p->call->messages = value;
+    return KVA_OK;
+}

@@ -1,0 +1,396 @@
+#include "server/api/api.h"
+
+#include "base/clock.h"
+
+#include <openssl/evp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Ids of one text: far above any context, so that an over-long prompt's true count can be told. */
+#define PROMPT_TOKENS_MAX ((size_t)64 << 20)
+/* What a request needs besides its arrays, with room for the alignment of each. */
+#define REQUEST_SLACK_BYTES 8192u
+/* The operator may allow less (cache_salt_bytes). */
+#define SALT_BYTES_MAX 4096u
+
+static const char *special_token(const struct kva_tokenizer *tokenizer, int32_t id)
+{
+    return id < 0 ? NULL : kva_tokenizer_token_string(tokenizer, id, NULL);
+}
+
+static enum kva_status render_chat(const struct kva_api_config *config, struct kva_api_call *call,
+                                   struct kva_buf *text, struct kva_err *err)
+{
+    const struct kva_tokenizer *tokenizer = config->tokenizer;
+    struct kva_template_input input = {
+        .messages = call->messages,
+        .documents = call->documents,
+        .extra = call->template_kwargs,
+        .add_generation_prompt = call->add_generation_prompt,
+        .absent_is_none = true,
+        .bos_token = special_token(tokenizer, kva_tokenizer_bos(tokenizer)),
+        .eos_token = special_token(tokenizer, kva_tokenizer_eos(tokenizer)),
+        .pad_token = special_token(tokenizer, kva_tokenizer_pad(tokenizer)),
+        .unk_token = special_token(tokenizer, kva_tokenizer_unk(tokenizer)),
+        .now_unix_s = kva_time_unix_s(),
+    };
+    enum kva_status status = kva_template_render(config->chat_template, &input, NULL, text, err);
+    if (status == KVA_EINVAL && err) {
+        kva_err_prefix(err, status, "The chat template refused the messages");
+        snprintf(err->param, sizeof(err->param), "messages");
+    }
+    return status;
+}
+
+/* The ids of one text, in the call's arena. */
+static enum kva_status encode_text(const struct kva_api_config *config, struct kva_api_call *call,
+                                   const char *text, size_t length, struct kva_api_prompt *prompt,
+                                   struct kva_err *err)
+{
+    struct kva_token_list list;
+    struct kva_encode_params params = {.add_special = call->add_special_tokens,
+                                       .parse_special = true};
+    kva_token_list_init(&list, PROMPT_TOKENS_MAX);
+    enum kva_status status =
+        kva_tokenizer_encode(config->tokenizer, text, length, &params, &list, err);
+    if (status == KVA_OK) {
+        uint32_t *ids = kva_arena_calloc(&call->arena, list.count + 1, sizeof(*ids));
+        if (ids) {
+            for (size_t i = 0; i < list.count; i++)
+                ids[i] = (uint32_t)list.ids[i];
+            prompt->ids = ids;
+            prompt->id_count = (uint32_t)list.count;
+        } else {
+            status = kva_fail(err, KVA_ENOMEM, "%zu prompt tokens do not fit the request's memory.",
+                              list.count);
+        }
+    }
+    kva_token_list_finish(&list);
+    return status;
+}
+
+static enum kva_status encode_chat(const struct kva_api_config *config, struct kva_api_call *call,
+                                   struct kva_err *err)
+{
+    struct kva_buf text;
+    kva_buf_init(&text, KVA_TEMPLATE_OUTPUT_BYTES_MAX);
+    call->prompts = kva_arena_calloc(&call->arena, 1, sizeof(*call->prompts));
+    enum kva_status status = call->prompts ? render_chat(config, call, &text, err)
+                                           : kva_fail(err, KVA_ENOMEM, "Out of memory.");
+    if (status == KVA_OK) {
+        call->prompt_count = 1;
+        status =
+            encode_text(config, call, text.data ? text.data : "", text.length, call->prompts, err);
+    }
+    kva_buf_finish(&text);
+    return status;
+}
+
+enum kva_status kva_api_tokenize(const struct kva_api_config *config, struct kva_api_call *call,
+                                 struct kva_err *err)
+{
+    if (call->messages)
+        return encode_chat(config, call, err);
+    for (uint32_t i = 0; i < call->prompt_count; i++) {
+        struct kva_api_prompt *prompt = &call->prompts[i];
+        if (!prompt->text)
+            continue;
+        enum kva_status status =
+            encode_text(config, call, prompt->text, prompt->text_bytes, prompt, err);
+        if (status != KVA_OK) {
+            if (err && !err->param[0])
+                snprintf(err->param, sizeof(err->param), "prompt");
+            return status;
+        }
+    }
+    return KVA_OK;
+}
+
+enum kva_status kva_api_detokenize(const struct kva_api_config *config,
+                                   const struct kva_api_call *call, struct kva_buf *out,
+                                   struct kva_err *err)
+{
+    struct kva_detok detok;
+    kva_detok_init(&detok, config->tokenizer, call->skip_special);
+    for (uint32_t i = 0; i < call->prompts[0].id_count; i++)
+        kva_detok_push(&detok, (int32_t)call->prompts[0].ids[i], out);
+    kva_detok_flush(&detok, out);
+    if (out->failed)
+        return kva_fail_param(err, KVA_ETOOBIG, "tokens",
+                              "The text of %u tokens is larger than the limit of %zu bytes.",
+                              call->prompts[0].id_count, out->max_bytes);
+    return KVA_OK;
+}
+
+/* Keep the last tokens if the request asks for it, then hold the prompt against the context. */
+static enum kva_status fit_prompt(const struct kva_api_config *config, struct kva_api_call *call,
+                                  uint32_t index, uint32_t *ret_output_max, struct kva_err *err)
+{
+    struct kva_api_prompt *prompt = &call->prompts[index];
+    const char *param = call->route == KVA_API_CHAT ? "messages" : "prompt";
+    uint32_t context_max = config->context_max;
+    uint32_t wanted = call->has_max_tokens || call->route == KVA_API_COMPLETION
+                          ? kva_max_u32(call->max_tokens, 1)
+                          : 1;
+    if (call->truncate > 0) {
+        uint32_t keep = call->truncate;
+        if (keep == UINT32_MAX)
+            keep = context_max > wanted ? context_max - wanted : 1;
+        if (prompt->id_count > keep) {
+            call->truncated_tokens[index] = prompt->id_count - keep;
+            prompt->ids += prompt->id_count - keep;
+            prompt->id_count = keep;
+        }
+    }
+    uint32_t count = prompt->id_count;
+    if (count == 0)
+        return kva_fail_param(err, KVA_EINVAL, param, "'%s' has no tokens.", param);
+    if (count >= context_max)
+        return kva_fail_param(err, KVA_ECONTEXT, param,
+                              "The prompt has %u tokens, limit is %u: the model's context of %u "
+                              "tokens holds prompt and completion.",
+                              count, context_max - 1, context_max);
+    uint32_t room = context_max - count;
+    if (call->has_max_tokens && wanted > room)
+        return kva_fail_param(err, KVA_ECONTEXT,
+                              call->route == KVA_API_CHAT ? "max_completion_tokens" : "max_tokens",
+                              "The prompt has %u tokens and 'max_tokens' is %u: %llu tokens, limit "
+                              "is %u.",
+                              count, wanted, (unsigned long long)count + wanted, context_max);
+    if (call->route == KVA_API_CHAT && !call->has_max_tokens)
+        wanted = room;
+    *ret_output_max = kva_min_u32(wanted, room);
+    if (call->sampling.min_tokens > *ret_output_max)
+        return kva_fail_param(err, KVA_EINVAL, "min_tokens",
+                              "'min_tokens' is %u, but only %u tokens can be generated.",
+                              call->sampling.min_tokens, *ret_output_max);
+    return KVA_OK;
+}
+
+/* Bad words as token ids: at the start of a word, and inside a text after a space. */
+struct bad_word_list {
+    struct kva_token_list ids; /* all of them, one after another */
+    uint32_t *lengths;
+    uint32_t count;
+};
+
+static enum kva_status push_bad_word(const struct kva_api_config *config,
+                                     struct bad_word_list *list, const char *text, size_t length,
+                                     struct kva_err *err)
+{
+    size_t before = list->ids.count;
+    enum kva_status status =
+        kva_tokenizer_encode(config->tokenizer, text, length, NULL, &list->ids, err);
+    if (status == KVA_OK && list->ids.count > before)
+        list->lengths[list->count++] = (uint32_t)(list->ids.count - before);
+    return status;
+}
+
+static enum kva_status tokenise_bad_words(const struct kva_api_config *config,
+                                          const struct kva_api_call *call,
+                                          struct bad_word_list *list, struct kva_err *err)
+{
+    kva_token_list_init(&list->ids, (size_t)1 << 20);
+    list->lengths = calloc((size_t)call->bad_word_count * 2 + 1, sizeof(*list->lengths));
+    list->count = 0;
+    if (!list->lengths)
+        return kva_fail(err, KVA_ENOMEM, "Out of memory for 'bad_words'.");
+    enum kva_status status = KVA_OK;
+    for (uint32_t i = 0; i < call->bad_word_count && status == KVA_OK; i++) {
+        const struct kva_api_text *word = &call->bad_words[i];
+        char spaced[1024];
+        status = push_bad_word(config, list, word->data, word->length, err);
+        if (status == KVA_OK && word->data[0] != ' ' && word->length + 2 <= sizeof(spaced)) {
+            spaced[0] = ' ';
+            memcpy(spaced + 1, word->data, word->length);
+            status = push_bad_word(config, list, spaced, word->length + 1, err);
+        }
+    }
+    return status;
+}
+
+static void *copy_array(struct kva_arena *arena, const void *data, size_t count, size_t size)
+{
+    void *copy = kva_arena_calloc(arena, count, size);
+    if (copy)
+        memcpy(copy, data, count * size);
+    return copy;
+}
+
+static bool copy_bad_words(struct kva_request *request, const struct bad_word_list *list)
+{
+    struct kva_bad_word *words = kva_arena_calloc(&request->arena, list->count, sizeof(*words));
+    uint32_t *ids = kva_arena_calloc(&request->arena, list->ids.count, sizeof(*ids));
+    if (!words || !ids)
+        return false;
+    size_t at = 0;
+    for (uint32_t i = 0; i < list->count; i++) {
+        words[i] = (struct kva_bad_word){.tokens = ids + at, .count = list->lengths[i]};
+        at += list->lengths[i];
+    }
+    for (size_t i = 0; i < list->ids.count; i++)
+        ids[i] = (uint32_t)list->ids.ids[i];
+    request->sampling.bad_words = words;
+    request->sampling.bad_word_count = list->count;
+    return true;
+}
+
+/* The model's EOS and the request's own stop ids. */
+static bool copy_stop_ids(const struct kva_api_config *config, const struct kva_api_call *call,
+                          struct kva_request *request)
+{
+    uint32_t eos_count = call->ignore_eos ? 0 : config->eos_count;
+    uint32_t count = eos_count + call->stop_id_count;
+    if (count == 0)
+        return true;
+    uint32_t *ids = kva_arena_calloc(&request->arena, count, sizeof(*ids));
+    if (!ids)
+        return false;
+    for (uint32_t i = 0; i < eos_count; i++)
+        ids[i] = config->eos_ids[i];
+    for (uint32_t i = 0; i < call->stop_id_count; i++)
+        ids[eos_count + i] = call->stop_ids[i];
+    request->sampling.stop_ids = ids;
+    request->sampling.stop_id_count = count;
+    return true;
+}
+
+/* A request owns all it points to: it outlives the call's arena in the scheduler. */
+static bool fill_arrays(const struct kva_api_config *config, const struct kva_api_call *call,
+                        const struct kva_api_prompt *prompt, const struct bad_word_list *bad_words,
+                        struct kva_request *request)
+{
+    struct kva_sampling_params *sampling = &request->sampling;
+    request->prompt =
+        copy_array(&request->arena, prompt->ids, prompt->id_count, sizeof(*prompt->ids));
+    request->prompt_tokens = prompt->id_count;
+    if (!request->prompt || !copy_stop_ids(config, call, request))
+        return false;
+    if (sampling->logit_bias_count > 0) {
+        sampling->logit_bias =
+            copy_array(&request->arena, sampling->logit_bias, sampling->logit_bias_count,
+                       sizeof(*sampling->logit_bias));
+        if (!sampling->logit_bias)
+            return false;
+    }
+    if (sampling->allowed_id_count > 0) {
+        sampling->allowed_ids =
+            copy_array(&request->arena, sampling->allowed_ids, sampling->allowed_id_count,
+                       sizeof(*sampling->allowed_ids));
+        if (!sampling->allowed_ids)
+            return false;
+    }
+    return bad_words->count == 0 || copy_bad_words(request, bad_words);
+}
+
+/* The scope of the key, mixed with the request's salt: neither can be turned into the other. */
+static enum kva_status mix_salt(const struct kva_api_text *salt, uint64_t scope[2],
+                                struct kva_err *err)
+{
+    unsigned char text[16 + SALT_BYTES_MAX];
+    unsigned char digest[EVP_MAX_MD_SIZE];
+    unsigned int digest_bytes = 0;
+    if (salt->length == 0)
+        return KVA_OK;
+    size_t length = kva_min_size(salt->length, SALT_BYTES_MAX);
+    memcpy(text, scope, 16);
+    memcpy(text + 16, salt->data, length);
+    if (EVP_Digest(text, 16 + length, digest, &digest_bytes, EVP_sha256(), NULL) != 1)
+        return kva_fail_param(err, KVA_EINTERNAL, "cache_salt", "The salt could not be hashed.");
+    memcpy(scope, digest, 16);
+    return KVA_OK;
+}
+
+static enum kva_status build_request(const struct kva_api_config *config, struct kva_api_call *call,
+                                     const struct kva_api_identity *identity, uint32_t index,
+                                     const struct bad_word_list *bad_words, struct kva_err *err)
+{
+    const struct kva_api_prompt *prompt = &call->prompts[index];
+    uint32_t output_max = 0;
+    enum kva_status status = fit_prompt(config, call, index, &output_max, err);
+    if (status != KVA_OK)
+        return status;
+    size_t bytes =
+        REQUEST_SLACK_BYTES + sizeof(uint32_t) * ((size_t)prompt->id_count) +
+        call->sampling.logit_bias_count * sizeof(struct kva_logit_bias) +
+        sizeof(uint32_t) *
+            ((size_t)call->sampling.allowed_id_count + call->stop_id_count + config->eos_count) +
+        bad_words->count * sizeof(struct kva_bad_word) + bad_words->ids.count * sizeof(uint32_t);
+    /* The arena takes whole blocks from the system. */
+    struct kva_request *request = kva_request_create(bytes * 2 + 65536);
+    if (!request)
+        return kva_fail(err, KVA_ENOMEM, "Out of memory for a prompt of %u tokens.",
+                        prompt->id_count);
+    call->requests[index] = request;
+    request->output_tokens_max = output_max;
+    request->choices = call->best_of;
+    request->priority = call->priority;
+    request->cache_scope[0] = identity->cache_scope[0];
+    request->cache_scope[1] = identity->cache_scope[1];
+    request->sampling = call->sampling;
+    if (!call->has_seed)
+        request->sampling.seed = identity->seed + (uint64_t)index * call->best_of;
+    request->kv = call->kv;
+    if (!fill_arrays(config, call, prompt, bad_words, request))
+        return kva_fail(err, KVA_ENOMEM, "A prompt of %u tokens does not fit its memory.",
+                        prompt->id_count);
+    call->prompt_tokens += prompt->id_count;
+    return mix_salt(&call->cache_salt, request->cache_scope, err);
+}
+
+static bool keep_text(struct kva_arena *arena, const char **text, size_t length)
+{
+    const char *copy = kva_arena_strndup(arena, *text, length);
+    if (copy)
+        *text = copy;
+    return copy != NULL;
+}
+
+/* The JSON tree is several times the size of the body: keep what answering needs, free the rest. */
+static enum kva_status drop_json(struct kva_api_call *call, struct kva_err *err)
+{
+    bool ok = keep_text(&call->arena, &call->model, strlen(call->model));
+    for (uint32_t i = 0; i < call->stop_count && ok; i++)
+        ok = keep_text(&call->arena, &call->stops[i].data, call->stops[i].length);
+    for (uint32_t i = 0; i < call->prompt_count && ok; i++) {
+        struct kva_api_prompt *prompt = &call->prompts[i];
+        if (call->echo && prompt->text && call->truncated_tokens[i] == 0)
+            ok = keep_text(&call->arena, &prompt->text, prompt->text_bytes);
+        else
+            prompt->text = NULL;
+    }
+    if (!ok)
+        return kva_fail(err, KVA_ENOMEM, "Out of memory for a request.");
+    cJSON_Delete(call->json);
+    call->json = NULL;
+    call->messages = NULL;
+    call->documents = NULL;
+    call->template_kwargs = NULL;
+    call->bad_words = NULL;
+    call->cache_salt = (struct kva_api_text){NULL, 0};
+    return KVA_OK;
+}
+
+enum kva_status kva_api_prepare(const struct kva_api_config *config, struct kva_api_call *call,
+                                const struct kva_api_identity *identity, struct kva_err *err)
+{
+    enum kva_status status = kva_api_tokenize(config, call, err);
+    if (status != KVA_OK)
+        return status;
+    call->requests =
+        kva_arena_calloc(&call->arena, call->prompt_count, sizeof(struct kva_request *));
+    call->truncated_tokens =
+        kva_arena_calloc(&call->arena, call->prompt_count, sizeof(*call->truncated_tokens));
+    if (!call->requests || !call->truncated_tokens)
+        return kva_fail(err, KVA_ENOMEM, "Out of memory for %u prompts.", call->prompt_count);
+    struct bad_word_list bad_words = {.lengths = NULL};
+    if (call->bad_word_count > 0)
+        status = tokenise_bad_words(config, call, &bad_words, err);
+    for (uint32_t i = 0; i < call->prompt_count && status == KVA_OK; i++)
+        status = build_request(config, call, identity, i, &bad_words, err);
+    free(bad_words.lengths);
+    if (call->bad_word_count > 0)
+        kva_token_list_finish(&bad_words.ids);
+    return status == KVA_OK ? drop_json(call, err) : status;
+}
