@@ -1,0 +1,412 @@
+#include "server/stream/internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+uint64_t kva_count_characters(const char *text, size_t length)
+{
+    uint64_t count = 0;
+    for (size_t i = 0; i < length; i++)
+        count += ((unsigned char)text[i] & 0xC0) != 0x80;
+    return count;
+}
+
+static void choice_init(struct kva_answer *answer, struct kva_choice_out *choice, uint32_t index)
+{
+    const struct kva_api_call *call = answer->call;
+    size_t max = answer->choice_bytes_max;
+    kva_detok_init(&choice->detok, answer->config->tokenizer, call->skip_special);
+    kva_stop_matcher_init(&choice->stops, &answer->stop_set);
+    kva_buf_init(&choice->text, max);
+    kva_logprob_lists_init(&choice->logprobs, max);
+    kva_buf_init(&choice->token_ids, max);
+    choice->index = index;
+    choice->stop_token = -1;
+}
+
+static void choice_finish(struct kva_choice_out *choice)
+{
+    kva_stop_matcher_finish(&choice->stops);
+    kva_buf_finish(&choice->text);
+    kva_logprob_lists_finish(&choice->logprobs);
+    kva_buf_finish(&choice->token_ids);
+}
+
+static bool prompts_init(struct kva_answer *answer)
+{
+    const struct kva_api_call *call = answer->call;
+    struct kva_choice_out *choices = calloc(answer->choices_total, sizeof(*choices));
+    answer->prompts = calloc(call->prompt_count, sizeof(*answer->prompts));
+    if (!choices || !answer->prompts) {
+        free(choices);
+        return false;
+    }
+    for (uint32_t i = 0; i < call->prompt_count; i++) {
+        struct kva_prompt_out *prompt = &answer->prompts[i];
+        prompt->choices = choices + (size_t)i * call->best_of;
+        kva_logprob_lists_init(&prompt->logprobs, answer->choice_bytes_max);
+        kva_buf_init(&prompt->prompt_logprobs, answer->choice_bytes_max);
+        for (uint32_t j = 0; j < call->best_of; j++)
+            choice_init(answer, &prompt->choices[j], i * call->n + j);
+    }
+    return true;
+}
+
+/* The members that every frame and document starts with, written once. */
+static void write_head(struct kva_answer *answer, int64_t created)
+{
+    const struct kva_api_call *call = answer->call;
+    bool chat = call->route == KVA_API_CHAT;
+    const char *object = !chat          ? "text_completion"
+                         : call->stream ? "chat.completion.chunk"
+                                        : "chat.completion";
+    kva_buf_printf(&answer->head,
+                   "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", answer->id,
+                   object, (long long)created);
+    kva_buf_json_string(&answer->head, call->model, strlen(call->model));
+}
+
+enum kva_status kva_answer_create(const struct kva_answer_params *params, struct kva_answer **ret,
+                                  struct kva_err *err)
+{
+    struct kva_api_call *call = params->call;
+    struct kva_answer *answer = calloc(1, sizeof(*answer));
+    if (!answer)
+        return kva_fail(err, KVA_ENOMEM, "Out of memory for an answer.");
+    answer->config = params->config;
+    answer->call = call;
+    answer->choice_bytes_max = params->choice_bytes_max;
+    answer->choices_total = call->prompt_count * call->best_of;
+    kva_buf_init(&answer->head, 8192);
+    kva_buf_init(&answer->scratch, (size_t)1 << 20);
+    snprintf(answer->id, sizeof(answer->id), "%s-%s",
+             call->route == KVA_API_CHAT ? "chatcmpl" : "cmpl", params->id_suffix);
+    write_head(answer, params->created_unix_s);
+    if (answer->head.failed || !prompts_init(answer) ||
+        kva_stop_set_init(&answer->stop_set, call->stops, call->stop_count, &call->arena) !=
+            KVA_OK) {
+        kva_answer_destroy(answer);
+        return kva_fail(err, KVA_ENOMEM, "Out of memory for an answer.");
+    }
+    *ret = answer;
+    return KVA_OK;
+}
+
+void kva_answer_destroy(struct kva_answer *answer)
+{
+    if (!answer)
+        return;
+    for (uint32_t i = 0; answer->prompts && i < answer->call->prompt_count; i++) {
+        struct kva_prompt_out *prompt = &answer->prompts[i];
+        kva_logprob_lists_finish(&prompt->logprobs);
+        kva_buf_finish(&prompt->prompt_logprobs);
+        for (uint32_t j = 0; prompt->choices && j < answer->call->best_of; j++)
+            choice_finish(&prompt->choices[j]);
+    }
+    if (answer->prompts)
+        free(answer->prompts[0].choices);
+    free(answer->prompts);
+    kva_buf_finish(&answer->head);
+    kva_buf_finish(&answer->scratch);
+    free(answer);
+}
+
+/* A stop id ends the choice and is not part of its text. */
+static bool is_stop_id(const struct kva_answer *answer, const struct kva_choice_out *choice,
+                       uint32_t token)
+{
+    const struct kva_api_call *call = answer->call;
+    if (choice->tokens <= call->sampling.min_tokens)
+        return false;
+    for (uint32_t i = 0; !call->ignore_eos && i < answer->config->eos_count; i++) {
+        if (answer->config->eos_ids[i] == token)
+            return true;
+    }
+    for (uint32_t i = 0; i < call->stop_id_count; i++) {
+        if (call->stop_ids[i] == token)
+            return true;
+    }
+    return false;
+}
+
+/* Text of one more token through the stop strings; true: one of them is complete. */
+static bool push_text(struct kva_answer *answer, struct kva_choice_out *choice)
+{
+    const struct kva_buf *text = &answer->scratch;
+    choice->characters += kva_count_characters(text->data, text->length);
+    if (choice->tokens <= answer->call->sampling.min_tokens) {
+        /* Nothing may stop the text yet, so nothing needs to be held back. */
+        kva_buf_append(&choice->text, text->data, text->length);
+        return false;
+    }
+    return kva_stop_matcher_push(&choice->stops, text->data, text->length,
+                                 answer->call->include_stop, &choice->text);
+}
+
+static void add_logprob(struct kva_answer *answer, struct kva_choice_out *choice,
+                        const struct kva_token_output *token)
+{
+    if (answer->call->sampling.logprobs >= 0)
+        choice->logprob_sum += token->chosen.logprob;
+    if (answer->call->want_logprobs)
+        kva_logprob_lists_add(&choice->logprobs, answer, token->token, &token->chosen, token->top,
+                              token->top_count, choice->characters);
+}
+
+static void finish_choice(struct kva_answer *answer, uint32_t prompt_index,
+                          struct kva_choice_out *choice, const char *reason, struct kva_buf *out)
+{
+    choice->finished = true;
+    choice->finish_reason = reason;
+    if (answer->call->stream && !answer->paused)
+        kva_frame_json(out, answer, prompt_index, choice, true);
+}
+
+/* Offsets of an echoing choice continue where its prompt ends. */
+static void start_offsets(struct kva_answer *answer, uint32_t prompt_index,
+                          struct kva_choice_out *choice)
+{
+    struct kva_prompt_out *prompt = &answer->prompts[prompt_index];
+    if (!prompt->echo_counted) {
+        struct kva_buf text;
+        kva_buf_init(&text, answer->choice_bytes_max);
+        kva_echo_text(answer, prompt_index, &text);
+        prompt->echo_characters = kva_count_characters(text.data, text.length);
+        prompt->echo_counted = true;
+        kva_buf_finish(&text);
+    }
+    choice->characters = prompt->echo_characters;
+}
+
+static enum kva_answer_event push_token(struct kva_answer *answer, uint32_t prompt_index,
+                                        struct kva_choice_out *choice,
+                                        const struct kva_token_output *token, struct kva_buf *out)
+{
+    /* A request for no tokens still runs one step to score its prompt. */
+    if (answer->call->has_max_tokens && answer->call->max_tokens == 0)
+        return KVA_ANSWER_NONE;
+    choice->tokens++;
+    answer->output_tokens++;
+    if (choice->tokens == 1 && answer->call->echo && answer->call->want_logprobs)
+        start_offsets(answer, prompt_index, choice);
+    add_logprob(answer, choice, token);
+    if (answer->call->return_token_ids)
+        kva_buf_printf(&choice->token_ids, "%s%u", choice->token_ids.length ? "," : "",
+                       token->token);
+    kva_buf_clear(&answer->scratch);
+    if (!is_stop_id(answer, choice, token->token) || answer->call->include_stop)
+        kva_detok_push(&choice->detok, (int32_t)token->token, &answer->scratch);
+    if (push_text(answer, choice)) {
+        finish_choice(answer, prompt_index, choice, "stop", out);
+        return KVA_ANSWER_STOP_CHOICE;
+    }
+    bool opens = !choice->begun && (answer->call->route == KVA_API_CHAT || answer->call->echo);
+    if (answer->call->stream && !answer->paused && (choice->text.length > 0 || opens))
+        kva_frame_json(out, answer, prompt_index, choice, false);
+    return KVA_ANSWER_NONE;
+}
+
+static enum kva_answer_event fail(struct kva_answer *answer, const struct kva_output *output)
+{
+    static const enum kva_status by_reason[KVA_FINISH_COUNT] = {
+        [KVA_FINISH_CANCELLED] = KVA_EBUSY,
+        [KVA_FINISH_DEADLINE] = KVA_ETIMEOUT,
+        [KVA_FINISH_ERROR] = KVA_EINTERNAL,
+    };
+    enum kva_status status = by_reason[output->end.reason];
+    const char *message = "The request was ended because the server is shutting down.";
+    if (output->end.reason == KVA_FINISH_DEADLINE) {
+        message = "The request did not finish within the server's time limit.";
+    } else if (output->end.reason == KVA_FINISH_ERROR) {
+        if (output->end.status != KVA_OK)
+            status = output->end.status;
+        message = status == KVA_EDEVICE ? "The device failed; the server is shutting down."
+                                        : "The engine could not continue this request.";
+    }
+    if (answer->status == KVA_OK)
+        answer->status = kva_fail(&answer->err, status, "%s", message);
+    return KVA_ANSWER_FAILED;
+}
+
+static void note_end(struct kva_prompt_out *prompt, const struct kva_output *output)
+{
+    const struct kva_sequence_info *info = &output->end.info;
+    prompt->preemptions += output->end.preemptions;
+    prompt->info.policy = info->policy;
+    prompt->info.bytes.device += info->bytes.device;
+    prompt->info.bytes.host += info->bytes.host;
+    prompt->info.fetched_bytes += info->fetched_bytes;
+    prompt->info.fetch_rows_hit += info->fetch_rows_hit;
+    prompt->info.fetch_rows_missed += info->fetch_rows_missed;
+    if (output->choice == 0)
+        prompt->info.cached_tokens = info->cached_tokens;
+}
+
+/* A stop id of the request's own is told; the model's EOS goes without saying. */
+static void note_stop_token(const struct kva_api_call *call, struct kva_choice_out *choice,
+                            uint32_t token)
+{
+    for (uint32_t i = 0; i < call->stop_id_count; i++) {
+        if (call->stop_ids[i] == token)
+            choice->stop_token = token;
+    }
+}
+
+static enum kva_answer_event push_end(struct kva_answer *answer, uint32_t prompt_index,
+                                      struct kva_choice_out *choice,
+                                      const struct kva_output *output, struct kva_buf *out)
+{
+    if (choice->ended)
+        return KVA_ANSWER_NONE;
+    choice->ended = true;
+    answer->choices_ended++;
+    note_end(&answer->prompts[prompt_index], output);
+    bool good = output->end.reason == KVA_FINISH_STOP || output->end.reason == KVA_FINISH_LENGTH;
+    if (!choice->finished && !good)
+        return fail(answer, output);
+    if (!choice->finished) {
+        bool stopped = output->end.reason == KVA_FINISH_STOP;
+        kva_buf_clear(&answer->scratch);
+        kva_detok_flush(&choice->detok, &answer->scratch);
+        bool found = push_text(answer, choice);
+        if (!found)
+            kva_stop_matcher_flush(&choice->stops, &choice->text);
+        if (stopped)
+            note_stop_token(answer->call, choice, output->end.stop_token);
+        bool none = answer->call->has_max_tokens && answer->call->max_tokens == 0;
+        finish_choice(answer, prompt_index, choice, (stopped || found) && !none ? "stop" : "length",
+                      out);
+    }
+    return answer->choices_ended == answer->choices_total ? KVA_ANSWER_DONE : KVA_ANSWER_NONE;
+}
+
+static void push_prompt_logprobs(struct kva_answer *answer, uint32_t prompt_index,
+                                 const struct kva_output *output)
+{
+    struct kva_prompt_out *prompt = &answer->prompts[prompt_index];
+    const struct kva_prompt_logprob *entries = output->prompt_logprobs.entries;
+    uint32_t count = output->prompt_logprobs.count;
+    if (prompt->logprobs.count == 0 && answer->call->echo && answer->call->want_logprobs)
+        kva_echo_logprobs(answer, prompt_index, entries, count);
+    if (prompt->prompt_logprobs.length == 0 && answer->call->prompt_logprobs_asked >= 0)
+        kva_prompt_logprobs_json(&prompt->prompt_logprobs, answer, prompt_index, entries, count);
+}
+
+/* A buffer of this choice that ran full is the end of the call: nothing is left out silently. */
+static bool overflowed(const struct kva_choice_out *choice)
+{
+    return choice->text.failed || choice->stops.held.failed || choice->token_ids.failed ||
+           choice->logprobs.tokens.failed || choice->logprobs.top.failed;
+}
+
+enum kva_answer_event kva_answer_push(struct kva_answer *answer, uint32_t prompt_index,
+                                      const struct kva_output *output, struct kva_buf *out)
+{
+    if (prompt_index >= answer->call->prompt_count || output->choice >= answer->call->best_of)
+        return KVA_ANSWER_NONE;
+    struct kva_choice_out *choice = &answer->prompts[prompt_index].choices[output->choice];
+    enum kva_answer_event event = KVA_ANSWER_NONE;
+    switch (output->kind) {
+    case KVA_OUTPUT_PROGRESS:
+        break;
+    case KVA_OUTPUT_PROMPT_LOGPROBS:
+        push_prompt_logprobs(answer, prompt_index, output);
+        break;
+    case KVA_OUTPUT_TOKEN:
+        if (!choice->finished)
+            event = push_token(answer, prompt_index, choice, &output->token, out);
+        break;
+    case KVA_OUTPUT_END:
+        event = push_end(answer, prompt_index, choice, output, out);
+        break;
+    }
+    if (answer->status == KVA_OK && overflowed(choice)) {
+        answer->status = kva_fail(&answer->err, KVA_ENOMEM,
+                                  "The answer is larger than the server's limit of %zu bytes.",
+                                  answer->choice_bytes_max);
+        return KVA_ANSWER_FAILED;
+    }
+    return event;
+}
+
+void kva_answer_pause(struct kva_answer *answer)
+{
+    answer->paused = true;
+}
+
+void kva_answer_resume(struct kva_answer *answer, struct kva_buf *out)
+{
+    if (!answer->paused)
+        return;
+    answer->paused = false;
+    for (uint32_t i = 0; i < answer->call->prompt_count; i++) {
+        for (uint32_t j = 0; j < answer->call->best_of; j++) {
+            struct kva_choice_out *choice = &answer->prompts[i].choices[j];
+            if ((choice->text.length > 0 || choice->finished) && !choice->final_sent)
+                kva_frame_json(out, answer, i, choice, choice->finished);
+        }
+    }
+}
+
+size_t kva_answer_gathered(const struct kva_answer *answer)
+{
+    size_t total = 0;
+    for (uint32_t i = 0; i < answer->call->prompt_count; i++) {
+        for (uint32_t j = 0; j < answer->call->best_of; j++) {
+            const struct kva_choice_out *choice = &answer->prompts[i].choices[j];
+            total += choice->text.length + choice->token_ids.length;
+            total += choice->logprobs.tokens.length + choice->logprobs.logprobs.length +
+                     choice->logprobs.top.length + choice->logprobs.offsets.length;
+        }
+    }
+    return total;
+}
+
+void kva_answer_finish(struct kva_answer *answer, struct kva_buf *out)
+{
+    if (answer->call->stream)
+        kva_last_frames(out, answer);
+    else
+        kva_document_json(out, answer);
+}
+
+enum kva_status kva_answer_error(const struct kva_answer *answer, struct kva_err *err)
+{
+    if (err)
+        *err = answer->err;
+    return answer->status;
+}
+
+const char *kva_answer_id(const struct kva_answer *answer)
+{
+    return answer->id;
+}
+
+void kva_answer_get_summary(const struct kva_answer *answer, struct kva_answer_summary *ret)
+{
+    *ret = (struct kva_answer_summary){.prompt_tokens = answer->call->prompt_tokens,
+                                       .choices_ended = answer->choices_ended};
+    ret->output_tokens = answer->output_tokens;
+    for (uint32_t i = 0; i < answer->call->prompt_count; i++)
+        ret->cached_tokens += answer->prompts[i].info.cached_tokens;
+}
+
+uint64_t kva_answer_output_tokens(const struct kva_answer *answer)
+{
+    return answer->output_tokens;
+}
+
+uint32_t kva_answer_choice_tokens(const struct kva_answer *answer, uint32_t prompt_index,
+                                  uint32_t choice)
+{
+    return answer->prompts[prompt_index].choices[choice].tokens;
+}
+
+uint64_t kva_answer_truncated(const struct kva_answer *answer)
+{
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < answer->call->prompt_count; i++)
+        total += answer->call->truncated_tokens[i];
+    return total;
+}

@@ -1,0 +1,74 @@
+/* answer.h - what one call answers: engine outputs in, SSE frames or one JSON document out.
+ *
+ * The same tokens give the same text whether they are streamed or not: both go through one path
+ * (detokeniser, stop strings, log-probability entries), and only the wrapping differs.
+ *
+ * Bytes are appended to a buffer of the caller; nothing is sent here. Thread rule: one thread. */
+#ifndef KVA_SERVER_STREAM_ANSWER_H
+#define KVA_SERVER_STREAM_ANSWER_H
+
+#include "server/api/api.h"
+
+struct kva_answer;
+
+struct kva_answer_params {
+    const struct kva_api_config *config;
+    struct kva_api_call *call; /* prepared; borrowed; its arena is used */
+    const char *id_suffix;     /* of the response id: "cmpl-" or "chatcmpl-" comes before it */
+    int64_t created_unix_s;
+    size_t choice_bytes_max; /* text of one choice */
+};
+
+enum kva_answer_event {
+    KVA_ANSWER_NONE,
+    KVA_ANSWER_STOP_CHOICE, /* a stop string is complete: cancel this choice (KVA_FINISH_STOP) */
+    KVA_ANSWER_DONE,        /* every choice of every prompt has ended: call finish */
+    KVA_ANSWER_FAILED,      /* a choice ended with an error: see kva_answer_error */
+};
+
+/* How the call went, for metrics and the log. */
+struct kva_answer_summary {
+    uint64_t prompt_tokens;
+    uint64_t cached_tokens;
+    uint64_t output_tokens; /* of every choice that was run */
+    uint32_t choices_ended;
+};
+
+KVA_MUST_CHECK enum kva_status kva_answer_create(const struct kva_answer_params *params,
+                                                 struct kva_answer **ret, struct kva_err *err);
+void kva_answer_destroy(struct kva_answer *answer);
+
+/* Take one output of prompt `prompt_index`; a streaming call's frames are appended to `out`. An
+ * out->failed afterwards means that the caller's buffer was too small. */
+enum kva_answer_event kva_answer_push(struct kva_answer *answer, uint32_t prompt_index,
+                                      const struct kva_output *output, struct kva_buf *out);
+
+/* Stop or go on making frames. While paused, text gathers inside; going on appends it to `out`, one
+ * frame per choice. */
+void kva_answer_pause(struct kva_answer *answer);
+void kva_answer_resume(struct kva_answer *answer, struct kva_buf *out);
+
+/* Bytes gathered while paused. */
+size_t kva_answer_gathered(const struct kva_answer *answer);
+
+/* After KVA_ANSWER_DONE: the document, or the last frames with the usage and [DONE]. */
+void kva_answer_finish(struct kva_answer *answer, struct kva_buf *out);
+
+/* Why KVA_ANSWER_FAILED: the status, err filled in. */
+enum kva_status kva_answer_error(const struct kva_answer *answer, struct kva_err *err);
+
+const char *kva_answer_id(const struct kva_answer *answer);
+void kva_answer_get_summary(const struct kva_answer *answer, struct kva_answer_summary *ret);
+
+/* {"error":{...}} as every failure is reported. */
+void kva_error_json(struct kva_buf *out, enum kva_status status, const struct kva_err *err);
+
+/* Tokens so far: of all choices, of one. */
+uint64_t kva_answer_output_tokens(const struct kva_answer *answer);
+uint32_t kva_answer_choice_tokens(const struct kva_answer *answer, uint32_t prompt_index,
+                                  uint32_t choice);
+
+/* Prompt tokens cut off on request, over all prompts. */
+uint64_t kva_answer_truncated(const struct kva_answer *answer);
+
+#endif

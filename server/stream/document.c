@@ -1,0 +1,201 @@
+/* The one JSON document of a call that is not streamed, and the usage that both forms report. */
+#include "server/stream/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void extras_json(struct kva_buf *out, const struct kva_answer *answer)
+{
+    const struct kva_api_call *call = answer->call;
+    struct kva_sequence_info total = {.policy = kva_kv_policy_name(call->kv.policy)};
+    uint64_t cached = 0;
+    uint32_t preemptions = 0;
+    for (uint32_t i = 0; i < call->prompt_count; i++) {
+        const struct kva_sequence_info *info = &answer->prompts[i].info;
+        if (info->policy)
+            total.policy = info->policy;
+        total.bytes.device += info->bytes.device;
+        total.bytes.host += info->bytes.host;
+        total.fetched_bytes += info->fetched_bytes;
+        total.fetch_rows_hit += info->fetch_rows_hit;
+        total.fetch_rows_missed += info->fetch_rows_missed;
+        cached += info->cached_tokens;
+        preemptions += answer->prompts[i].preemptions;
+    }
+    uint64_t rows = total.fetch_rows_hit + total.fetch_rows_missed;
+    kva_buf_printf(out, ",\"kvahead\":{\"policy\":\"%s\",\"device_bytes\":%llu,\"host_bytes\":%llu",
+                   total.policy, (unsigned long long)total.bytes.device,
+                   (unsigned long long)total.bytes.host);
+    kva_buf_printf(out, ",\"fetched_bytes\":%llu,\"prefetch_rows_hit\":%llu",
+                   (unsigned long long)total.fetched_bytes,
+                   (unsigned long long)total.fetch_rows_hit);
+    kva_buf_printf(out, ",\"prefetch_rows_missed\":%llu,\"prefetch_hit_rate\":",
+                   (unsigned long long)total.fetch_rows_missed);
+    if (rows)
+        kva_json_double(out, (double)total.fetch_rows_hit / (double)rows);
+    else
+        kva_buf_puts(out, "null");
+    kva_buf_printf(out, ",\"cached_prompt_tokens\":%llu,\"preemptions\":%u",
+                   (unsigned long long)cached, preemptions);
+    kva_buf_puts(out, ",\"truncated_prompt_tokens\":[");
+    for (uint32_t i = 0; i < call->prompt_count; i++)
+        kva_buf_printf(out, "%s%u", i ? "," : "", call->truncated_tokens[i]);
+    kva_buf_puts(out, "]}");
+}
+
+void kva_usage_json(struct kva_buf *out, const struct kva_answer *answer)
+{
+    struct kva_answer_summary sum;
+    kva_answer_get_summary(answer, &sum);
+    kva_buf_printf(out, "{\"prompt_tokens\":%llu,\"completion_tokens\":%llu,\"total_tokens\":%llu",
+                   (unsigned long long)sum.prompt_tokens, (unsigned long long)sum.output_tokens,
+                   (unsigned long long)(sum.prompt_tokens + sum.output_tokens));
+    kva_buf_printf(out, ",\"prompt_tokens_details\":{\"cached_tokens\":%llu}",
+                   (unsigned long long)sum.cached_tokens);
+    /* What was cut off is always told, asked for or not. */
+    if (answer->call->report || kva_answer_truncated(answer) > 0)
+        extras_json(out, answer);
+    kva_buf_putc(out, '}');
+}
+
+void kva_echo_text(const struct kva_answer *answer, uint32_t prompt_index, struct kva_buf *out)
+{
+    const struct kva_api_prompt *prompt = &answer->call->prompts[prompt_index];
+    if (prompt->text) {
+        kva_buf_append(out, prompt->text, prompt->text_bytes);
+        return;
+    }
+    struct kva_detok detok;
+    kva_detok_init(&detok, answer->config->tokenizer, answer->call->skip_special);
+    for (uint32_t i = 0; i < prompt->id_count; i++)
+        kva_detok_push(&detok, (int32_t)prompt->ids[i], out);
+    kva_detok_flush(&detok, out);
+}
+
+static void ids_json(struct kva_buf *out, const char *name, const uint32_t *ids, uint32_t count)
+{
+    kva_buf_printf(out, ",\"%s\":[", name);
+    for (uint32_t i = 0; i < count; i++)
+        kva_buf_printf(out, "%s%u", i ? "," : "", ids[i]);
+    kva_buf_putc(out, ']');
+}
+
+static void content_json(struct kva_buf *out, const struct kva_answer *answer,
+                         uint32_t prompt_index, const struct kva_choice_out *choice)
+{
+    if (answer->call->route == KVA_API_CHAT) {
+        kva_buf_puts(out, "\"message\":{\"role\":\"assistant\",\"content\":");
+        kva_buf_json_string(out, choice->text.data, choice->text.length);
+        kva_buf_puts(out, ",\"refusal\":null},");
+        return;
+    }
+    kva_buf_puts(out, "\"text\":");
+    if (answer->call->echo) {
+        struct kva_buf text;
+        kva_buf_init(&text, answer->choice_bytes_max * 2);
+        kva_echo_text(answer, prompt_index, &text);
+        kva_buf_append(&text, choice->text.data, choice->text.length);
+        kva_buf_json_string(out, text.data, text.length);
+        kva_buf_finish(&text);
+    } else {
+        kva_buf_json_string(out, choice->text.data, choice->text.length);
+    }
+    kva_buf_putc(out, ',');
+}
+
+static void choice_json(struct kva_buf *out, const struct kva_answer *answer, uint32_t prompt_index,
+                        const struct kva_choice_out *choice, uint32_t index)
+{
+    const struct kva_api_call *call = answer->call;
+    const struct kva_prompt_out *prompt = &answer->prompts[prompt_index];
+    const struct kva_api_prompt *asked = &call->prompts[prompt_index];
+    kva_buf_printf(out, "%s{\"index\":%u,", index ? "," : "", index);
+    content_json(out, answer, prompt_index, choice);
+    kva_logprob_lists_json(out, answer, &prompt->logprobs, &choice->logprobs);
+    kva_buf_printf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", choice->finish_reason);
+    if (choice->stops.matched >= 0) {
+        const struct kva_api_text *stop = &call->stops[choice->stops.matched];
+        kva_buf_json_string(out, stop->data, stop->length);
+    } else if (choice->stop_token >= 0) {
+        kva_buf_printf(out, "%lld", (long long)choice->stop_token);
+    } else {
+        kva_buf_puts(out, "null");
+    }
+    if (call->prompt_logprobs_asked >= 0 && prompt->prompt_logprobs.length > 0) {
+        kva_buf_puts(out, ",\"prompt_logprobs\":");
+        kva_buf_append(out, prompt->prompt_logprobs.data, prompt->prompt_logprobs.length);
+    }
+    if (call->return_token_ids) {
+        kva_buf_puts(out, ",\"token_ids\":[");
+        kva_buf_append(out, choice->token_ids.data, choice->token_ids.length);
+        kva_buf_putc(out, ']');
+        ids_json(out, "prompt_token_ids", asked->ids, asked->id_count);
+    }
+    kva_buf_putc(out, '}');
+}
+
+static double mean_logprob(const struct kva_choice_out *choice)
+{
+    return choice->tokens ? choice->logprob_sum / choice->tokens : 0;
+}
+
+/* best_of: the highest mean log-probability first; equal ones in the order they were run. */
+static int compare_choices(const void *a, const void *b)
+{
+    const struct kva_choice_out *left = *(const struct kva_choice_out *const *)a;
+    const struct kva_choice_out *right = *(const struct kva_choice_out *const *)b;
+    double x = mean_logprob(left);
+    double y = mean_logprob(right);
+    if (x != y)
+        return x > y ? -1 : 1;
+    return left->index < right->index ? -1 : 1;
+}
+
+static void prompt_choices_json(struct kva_buf *out, const struct kva_answer *answer,
+                                uint32_t prompt_index)
+{
+    const struct kva_api_call *call = answer->call;
+    const struct kva_prompt_out *prompt = &answer->prompts[prompt_index];
+    const struct kva_choice_out **order = calloc(call->best_of, sizeof(*order));
+    if (!order) {
+        out->failed = true;
+        return;
+    }
+    for (uint32_t i = 0; i < call->best_of; i++)
+        order[i] = &prompt->choices[i];
+    if (call->best_of > call->n)
+        qsort(order, call->best_of, sizeof(*order), compare_choices);
+    for (uint32_t i = 0; i < call->n; i++)
+        choice_json(out, answer, prompt_index, order[i], prompt_index * call->n + i);
+    free(order);
+}
+
+void kva_document_json(struct kva_buf *out, struct kva_answer *answer)
+{
+    kva_buf_append(out, answer->head.data, answer->head.length);
+    kva_buf_puts(out, ",\"choices\":[");
+    for (uint32_t i = 0; i < answer->call->prompt_count; i++)
+        prompt_choices_json(out, answer, i);
+    kva_buf_puts(out, "],\"usage\":");
+    kva_usage_json(out, answer);
+    kva_buf_putc(out, '}');
+}
+
+void kva_error_json(struct kva_buf *out, enum kva_status status, const struct kva_err *err)
+{
+    const struct kva_status_info *info = kva_status_info(status);
+    const char *message = err && err->message[0] ? err->message : info->name;
+    kva_buf_puts(out, "{\"error\":{\"message\":");
+    kva_buf_json_string(out, message, strlen(message));
+    kva_buf_printf(out, ",\"type\":\"%s\",\"param\":", info->oai_type);
+    if (err && err->param[0])
+        kva_buf_json_string(out, err->param, strlen(err->param));
+    else
+        kva_buf_puts(out, "null");
+    kva_buf_puts(out, ",\"code\":");
+    if (info->oai_code)
+        kva_buf_json_string(out, info->oai_code, strlen(info->oai_code));
+    else
+        kva_buf_puts(out, "null");
+    kva_buf_puts(out, "}}");
+}

@@ -1,0 +1,136 @@
+/* Server-sent events: one frame per token that has text, as OpenAI's. */
+#include "server/stream/internal.h"
+
+static void begin(struct kva_buf *out, const struct kva_answer *answer)
+{
+    kva_buf_append(out, "data: ", 6);
+    kva_buf_append(out, answer->head.data, answer->head.length);
+}
+
+static void end(struct kva_buf *out, const struct kva_answer *answer)
+{
+    const struct kva_api_call *call = answer->call;
+    if (call->continuous_usage) {
+        kva_buf_puts(out, ",\"usage\":");
+        kva_usage_json(out, answer);
+    } else if (call->include_usage) {
+        kva_buf_puts(out, ",\"usage\":null");
+    }
+    kva_buf_append(out, "}\n\n", 3);
+}
+
+static void finish_members(struct kva_buf *out, const struct kva_answer *answer,
+                           const struct kva_choice_out *choice)
+{
+    kva_buf_printf(out, ",\"finish_reason\":\"%s\",\"stop_reason\":", choice->finish_reason);
+    if (choice->stops.matched >= 0) {
+        const struct kva_api_text *stop = &answer->call->stops[choice->stops.matched];
+        kva_buf_json_string(out, stop->data, stop->length);
+    } else if (choice->stop_token >= 0) {
+        kva_buf_printf(out, "%lld", (long long)choice->stop_token);
+    } else {
+        kva_buf_puts(out, "null");
+    }
+}
+
+static void prompt_token_ids(struct kva_buf *out, const struct kva_answer *answer,
+                             uint32_t prompt_index)
+{
+    const struct kva_api_prompt *prompt = &answer->call->prompts[prompt_index];
+    kva_buf_puts(out, ",\"prompt_token_ids\":[");
+    for (uint32_t i = 0; i < prompt->id_count; i++)
+        kva_buf_printf(out, "%s%u", i ? "," : "", prompt->ids[i]);
+    kva_buf_putc(out, ']');
+}
+
+/* The role, or the echoed prompt. */
+static void opening_frame(struct kva_buf *out, struct kva_answer *answer, uint32_t prompt_index,
+                          struct kva_choice_out *choice)
+{
+    const struct kva_api_call *call = answer->call;
+    bool chat = call->route == KVA_API_CHAT;
+    choice->begun = true;
+    if (!chat && !call->echo && !call->return_token_ids)
+        return;
+    begin(out, answer);
+    kva_buf_printf(out, ",\"choices\":[{\"index\":%u,", choice->index);
+    if (chat) {
+        kva_buf_puts(out, "\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null");
+    } else {
+        struct kva_logprob_lists none;
+        kva_logprob_lists_init(&none, 0);
+        struct kva_buf text;
+        kva_buf_init(&text, answer->choice_bytes_max);
+        if (call->echo)
+            kva_echo_text(answer, prompt_index, &text);
+        kva_buf_puts(out, "\"text\":");
+        kva_buf_json_string(out, text.data, text.length);
+        kva_buf_putc(out, ',');
+        kva_logprob_lists_json(out, answer, &answer->prompts[prompt_index].logprobs, &none);
+        kva_buf_finish(&text);
+    }
+    kva_buf_puts(out, ",\"finish_reason\":null");
+    if (call->return_token_ids)
+        prompt_token_ids(out, answer, prompt_index);
+    kva_buf_puts(out, "}]");
+    end(out, answer);
+}
+
+/* What the choice has gathered since its last frame; the lists are empty afterwards. */
+static void gathered(struct kva_buf *out, const struct kva_answer *answer,
+                     struct kva_choice_out *choice)
+{
+    bool chat = answer->call->route == KVA_API_CHAT;
+    kva_buf_printf(out, ",\"choices\":[{\"index\":%u,", choice->index);
+    if (choice->text.length > 0) {
+        kva_buf_puts(out, chat ? "\"delta\":{\"content\":" : "\"text\":");
+        kva_buf_json_string(out, choice->text.data, choice->text.length);
+        kva_buf_puts(out, chat ? "}," : ",");
+    } else {
+        kva_buf_puts(out, chat ? "\"delta\":{}," : "\"text\":\"\",");
+    }
+    if (choice->logprobs.count > 0)
+        kva_logprob_lists_json(out, answer, NULL, &choice->logprobs);
+    else
+        kva_buf_puts(out, "\"logprobs\":null");
+    if (answer->call->return_token_ids) {
+        kva_buf_puts(out, ",\"token_ids\":[");
+        kva_buf_append(out, choice->token_ids.data, choice->token_ids.length);
+        kva_buf_putc(out, ']');
+    }
+    kva_buf_clear(&choice->text);
+    kva_buf_clear(&choice->token_ids);
+    kva_logprob_lists_clear(&choice->logprobs);
+}
+
+void kva_frame_json(struct kva_buf *out, struct kva_answer *answer, uint32_t prompt_index,
+                    struct kva_choice_out *choice, bool final)
+{
+    if (!choice->begun)
+        opening_frame(out, answer, prompt_index, choice);
+    if (choice->text.length > 0) {
+        begin(out, answer);
+        gathered(out, answer, choice);
+        kva_buf_puts(out, ",\"finish_reason\":null}]");
+        end(out, answer);
+    }
+    if (!final)
+        return;
+    choice->final_sent = true;
+    begin(out, answer);
+    gathered(out, answer, choice);
+    finish_members(out, answer, choice);
+    kva_buf_puts(out, "}]");
+    end(out, answer);
+}
+
+void kva_last_frames(struct kva_buf *out, const struct kva_answer *answer)
+{
+    if (answer->call->include_usage) {
+        begin(out, answer);
+        kva_buf_puts(out, ",\"choices\":[],\"usage\":");
+        kva_usage_json(out, answer);
+        kva_buf_puts(out, "}\n\n");
+    }
+    kva_buf_puts(out, "data: [DONE]\n\n");
+}

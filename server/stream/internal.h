@@ -1,0 +1,104 @@
+/* internal.h - the parts of an answer (inside server/stream). */
+#ifndef KVA_SERVER_STREAM_INTERNAL_H
+#define KVA_SERVER_STREAM_INTERNAL_H
+
+#include "server/stream/answer.h"
+#include "server/stream/stop.h"
+
+/* Log-probability entries, already JSON, comma-separated. A chat uses `tokens` for its entries. */
+struct kva_logprob_lists {
+    struct kva_buf tokens;
+    struct kva_buf logprobs;
+    struct kva_buf top;
+    struct kva_buf offsets;
+    uint32_t count;
+};
+
+struct kva_choice_out {
+    struct kva_detok detok;
+    struct kva_stop_matcher stops;
+    struct kva_buf text; /* certain text: since the last frame, or all of it */
+    struct kva_logprob_lists logprobs;
+    struct kva_buf token_ids; /* comma-separated, since the last frame, or all */
+    uint64_t characters;      /* of the text that was certain before the next token */
+    double logprob_sum;
+    uint32_t tokens;
+    uint32_t index;  /* as the client counts */
+    bool begun;      /* the first frame has been written */
+    bool finished;   /* has its finish reason; what still comes is ignored */
+    bool final_sent; /* the frame with the finish reason has been written */
+    bool ended;      /* END has come */
+    const char *finish_reason;
+    int64_t stop_token; /* -1: none */
+};
+
+struct kva_prompt_out {
+    struct kva_choice_out *choices;    /* [best_of] */
+    struct kva_logprob_lists logprobs; /* of the echoed prompt */
+    struct kva_buf prompt_logprobs;    /* vLLM's form, a JSON array */
+    struct kva_sequence_info info; /* of choice 0 at its end; bytes and fetches of all choices */
+    uint64_t echo_characters;      /* of the echoed prompt: offsets continue from there */
+    uint32_t preemptions;
+    bool echo_counted;
+};
+
+struct kva_answer {
+    const struct kva_api_config *config;
+    struct kva_api_call *call;
+    struct kva_prompt_out *prompts; /* [call->prompt_count] */
+    struct kva_stop_set stop_set;
+    struct kva_buf head;    /* {"id":...,"model":... */
+    struct kva_buf scratch; /* text of one token */
+    size_t choice_bytes_max;
+    uint64_t output_tokens;
+    uint32_t choices_ended;
+    uint32_t choices_total;
+    bool paused;
+    enum kva_status status;
+    struct kva_err err;
+    char id[96];
+};
+
+/* --- logprobs.c --- */
+void kva_logprob_lists_init(struct kva_logprob_lists *lists, size_t max_bytes);
+void kva_logprob_lists_finish(struct kva_logprob_lists *lists);
+void kva_logprob_lists_clear(struct kva_logprob_lists *lists);
+
+/* One token's entry. `chosen` NULL: the first token of a prompt, which has none. `top_wanted`: how
+ * many alternatives the request asked for. */
+void kva_logprob_lists_add(struct kva_logprob_lists *lists, const struct kva_answer *answer,
+                           uint32_t token, const struct kva_logprob *chosen,
+                           const struct kva_logprob *top, uint32_t top_count, uint64_t offset);
+
+/* "logprobs":{...} of a choice; `prefix` (may be NULL) comes first. */
+void kva_logprob_lists_json(struct kva_buf *out, const struct kva_answer *answer,
+                            const struct kva_logprob_lists *prefix,
+                            const struct kva_logprob_lists *lists);
+
+/* vLLM's prompt_logprobs array. */
+void kva_prompt_logprobs_json(struct kva_buf *out, const struct kva_answer *answer,
+                              uint32_t prompt_index, const struct kva_prompt_logprob *entries,
+                              uint32_t count);
+
+/* The echoed prompt's lists: entries NULL without log-probabilities. */
+void kva_echo_logprobs(struct kva_answer *answer, uint32_t prompt_index,
+                       const struct kva_prompt_logprob *entries, uint32_t count);
+
+/* --- document.c --- */
+void kva_usage_json(struct kva_buf *out, const struct kva_answer *answer);
+void kva_document_json(struct kva_buf *out, struct kva_answer *answer);
+/* The prompt of a choice as text, for echo. */
+void kva_echo_text(const struct kva_answer *answer, uint32_t prompt_index, struct kva_buf *out);
+
+/* --- frames.c --- */
+/* A frame with all that the choice has gathered; `final` adds the finish reason. */
+void kva_frame_json(struct kva_buf *out, struct kva_answer *answer, uint32_t prompt_index,
+                    struct kva_choice_out *choice, bool final);
+void kva_last_frames(struct kva_buf *out, const struct kva_answer *answer);
+
+/* Code points in valid UTF-8. */
+uint64_t kva_count_characters(const char *text, size_t length);
+
+void kva_json_double(struct kva_buf *out, double value);
+
+#endif
