@@ -1,0 +1,110 @@
+/* metrics.h - counters and histograms of the server, and the text that Prometheus reads.
+ *
+ * What the scheduler and the engine count comes from their statistics at the time of the scrape;
+ * what only the server sees (requests, latencies as the client has them, rejections) is counted
+ * here. Histograms have vLLM's buckets, so that dashboards and alerts carry over.
+ *
+ * Thread rule: the event loop's thread. */
+#ifndef KVA_SERVER_METRICS_METRICS_H
+#define KVA_SERVER_METRICS_METRICS_H
+
+#include "base/buf.h"
+#include "scheduler/scheduler.h"
+
+#define KVA_HISTOGRAM_BUCKETS_MAX 40u
+
+struct kva_histogram {
+    const double *bounds;
+    uint32_t bound_count;
+    uint64_t counts[KVA_HISTOGRAM_BUCKETS_MAX + 1]; /* the last: above every bound */
+    uint64_t total;
+    double sum;
+};
+
+/* Why a request was not taken. */
+enum kva_reject_reason {
+    KVA_REJECT_QUEUE_FULL,
+    KVA_REJECT_BUDGET,
+    KVA_REJECT_LOADING,
+    KVA_REJECT_DRAINING,
+    KVA_REJECT_RATE,
+    KVA_REJECT_KEY,
+    KVA_REJECT_INVALID,
+    KVA_REJECT_CONTEXT,
+    KVA_REJECT_DEVICE,
+    KVA_REJECT_REASON_COUNT,
+};
+
+enum kva_end_reason {
+    KVA_END_STOP,
+    KVA_END_LENGTH,
+    KVA_END_ABORT, /* the client left */
+    KVA_END_ERROR,
+    KVA_END_REASON_COUNT,
+};
+
+#define KVA_HTTP_ROUTES_MAX 24u
+#define KVA_HTTP_CODES_MAX  24u
+
+struct kva_metrics {
+    uint64_t prompt_tokens; /* of requests that were taken */
+    uint64_t generation_tokens;
+    uint64_t choices_ended[KVA_END_REASON_COUNT];
+    uint64_t rejected[KVA_REJECT_REASON_COUNT];
+    uint64_t unknown_fields;
+    uint64_t keep_alives;
+    uint64_t streams_paused;
+    uint64_t slow_readers_cut;
+    struct kva_histogram time_to_first_token;
+    struct kva_histogram inter_token;
+    struct kva_histogram time_per_output_token;
+    struct kva_histogram end_to_end;
+    struct kva_histogram queue;
+    struct kva_histogram prefill;
+    struct kva_histogram decode;
+    struct kva_histogram request_prompt_tokens;
+    struct kva_histogram request_generation_tokens;
+    struct {
+        const char *route;
+        uint64_t count[KVA_HTTP_CODES_MAX];
+    } http[KVA_HTTP_ROUTES_MAX];
+};
+
+void kva_metrics_init(struct kva_metrics *metrics);
+
+void kva_histogram_observe(struct kva_histogram *histogram, double value);
+
+/* `route` is a constant string; it identifies itself by its address. code 0: no answer was sent. */
+void kva_metrics_count_http(struct kva_metrics *metrics, const char *route, int code);
+
+/* The code that a column of kva_metrics.http counts; -1: all others. */
+int kva_metrics_http_code(uint32_t column);
+
+/* Everything that is exposed, at one moment. */
+struct kva_metrics_view {
+    const struct kva_metrics *metrics;
+    const struct kva_scheduler_stats *stats;
+    const char *model;
+    const char *version;
+    uint32_t connections;
+    uint64_t refused_by_parser;
+    bool ready;
+    bool draining;
+    bool vllm_names; /* also expose the common names under vllm: */
+    int64_t start_unix_s;
+};
+
+void kva_metrics_text(struct kva_buf *out, const struct kva_metrics_view *view);
+
+/* The names under vllm: (metrics_vllm.c). */
+void kva_metrics_vllm_text(struct kva_buf *out, const struct kva_metrics_view *view);
+
+/* Pieces that both use. `labels` is the inside of the braces. */
+void kva_metrics_head(struct kva_buf *out, const char *name, const char *type, const char *help);
+void kva_metrics_value(struct kva_buf *out, const char *name, const char *labels, double value);
+void kva_metrics_histogram(struct kva_buf *out, const char *name, const char *labels,
+                           const char *help, const struct kva_histogram *histogram);
+/* model="..." with the escapes that the format wants. */
+void kva_metrics_label(struct kva_buf *out, const char *key, const char *value);
+
+#endif
