@@ -1,0 +1,341 @@
+/* A call from its body to its submission, and its end. */
+#include "server/internal.h"
+
+#include "base/clock.h"
+
+#include <event2/buffer.h>
+#include <openssl/rand.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void unlink_touched(struct kva_call *call)
+{
+    struct kva_call **at = &call->server->touched;
+    while (*at && *at != call)
+        at = &(*at)->next_touched;
+    if (*at)
+        *at = call->next_touched;
+    call->is_touched = false;
+}
+
+/* End what the scheduler still runs for this call; its outputs find no slot any more. */
+static void release_requests(struct kva_call *call, bool cancel)
+{
+    struct kva_server *server = call->server;
+    for (uint32_t i = 0; call->request_ids && i < call->api->prompt_count; i++) {
+        if (call->request_ids[i] == 0)
+            continue;
+        kva_slots_give(&server->slots, call->request_ids[i]);
+        if (cancel)
+            kva_service_cancel(server->backend.service, call->request_ids[i], KVA_ALL_CHOICES,
+                               KVA_FINISH_CANCELLED);
+        call->request_ids[i] = 0;
+    }
+}
+
+void kva_call_destroy(struct kva_call *call)
+{
+    struct kva_server *server = call->server;
+    if (call->is_touched)
+        unlink_touched(call);
+    release_requests(call, !call->is_done);
+    if (call->prev)
+        call->prev->next = call->next;
+    else
+        server->calls = call->next;
+    if (call->next)
+        call->next->prev = call->prev;
+    server->call_count--;
+    kva_answer_destroy(call->answer);
+    kva_api_call_destroy(call->api);
+    kva_buf_finish(&call->out);
+    free(call->request_ids);
+    free(call->last_token_ns);
+    free(call->body);
+    free(call);
+}
+
+void kva_call_note(struct kva_call *call)
+{
+    struct kva_answer_summary sum;
+    if (!call->exchange || !call->answer)
+        return;
+    struct kva_exchange_info *info = kva_exchange_info(call->exchange);
+    const char *finish = call->finish ? call->finish : "none";
+    double ttft_ms = call->first_token_ns
+                         ? (double)(call->first_token_ns - call->received_ns) / KVA_NS_PER_MS
+                         : 0;
+    kva_answer_get_summary(call->answer, &sum);
+    snprintf(info->note, sizeof(info->note),
+             "prompt=%llu cached=%llu output=%llu finish=%s ttft=%.1fms",
+             (unsigned long long)sum.prompt_tokens, (unsigned long long)sum.cached_tokens,
+             (unsigned long long)sum.output_tokens, finish, ttft_ms);
+    snprintf(info->note_json, sizeof(info->note_json),
+             "\"prompt_tokens\":%llu,\"cached_tokens\":%llu,\"output_tokens\":%llu,"
+             "\"finish\":\"%s\",\"ttft_ms\":%.3f",
+             (unsigned long long)sum.prompt_tokens, (unsigned long long)sum.cached_tokens,
+             (unsigned long long)sum.output_tokens, finish, ttft_ms);
+}
+
+static void count_tokens(struct kva_call *call)
+{
+    if (!call->answer)
+        return;
+    uint64_t now = kva_answer_output_tokens(call->answer);
+    call->server->metrics.generation_tokens += now - call->counted_tokens;
+    call->counted_tokens = now;
+}
+
+void kva_call_fail(struct kva_call *call, enum kva_status status, const struct kva_err *err)
+{
+    struct kva_exchange *exchange = call->exchange;
+    struct kva_server *server = call->server;
+    count_tokens(call);
+    if (call->state == KVA_CALL_RUNNING) {
+        struct kva_answer_summary sum;
+        kva_answer_get_summary(call->answer, &sum);
+        server->metrics.choices_ended[KVA_END_ERROR] +=
+            call->api->prompt_count * call->api->best_of - sum.choices_ended;
+    }
+    call->finish = kva_status_info(status)->name;
+    kva_call_note(call);
+    call->exchange = NULL;
+    if (exchange && call->head_sent) {
+        struct kva_buf frame;
+        kva_buf_init(&frame, 8192);
+        kva_buf_puts(&frame, "data: ");
+        kva_error_json(&frame, status, err);
+        kva_buf_puts(&frame, "\n\n");
+        kva_exchange_stream_write(exchange, frame.data, frame.length);
+        kva_buf_finish(&frame);
+        kva_exchange_stream_end(exchange, true);
+    } else if (exchange) {
+        kva_server_reply_error(server, exchange, status, err);
+    }
+    kva_call_destroy(call);
+}
+
+/* The client has left: everything it asked for ends now, nothing else is touched. */
+static void on_gone(void *opaque)
+{
+    struct kva_call *call = opaque;
+    struct kva_server *server = call->server;
+    count_tokens(call);
+    call->finish = "abort";
+    kva_call_note(call);
+    call->exchange = NULL;
+    if (call->state == KVA_CALL_PREPARING) {
+        /* A worker holds it; it is destroyed when it comes back. */
+        call->state = KVA_CALL_OVER;
+        return;
+    }
+    if (call->answer) {
+        struct kva_answer_summary sum;
+        kva_answer_get_summary(call->answer, &sum);
+        uint32_t choices = call->api->prompt_count * call->api->best_of;
+        server->metrics.choices_ended[KVA_END_ABORT] += choices - sum.choices_ended;
+    }
+    kva_call_destroy(call);
+}
+
+/* The peer reads again: make up for what was held back, in the loop's next turn. */
+static void on_writable(void *opaque)
+{
+    struct kva_call *call = opaque;
+    if (!call->paused)
+        return;
+    kva_call_touch(call);
+    event_active(call->server->wake_event, EV_READ, 0);
+}
+
+static const struct kva_api_config *config_of(const struct kva_call *call)
+{
+    return &call->server->backend.api;
+}
+
+/* On a worker, or on the event loop for small bodies. */
+static void prepare(struct kva_job *job)
+{
+    struct kva_call *call =
+        (struct kva_call *)(void *)((char *)job - offsetof(struct kva_call, job));
+    call->status = kva_api_parse(config_of(call), call->route, call->body, call->body_bytes,
+                                 &call->api, &call->err);
+    free(call->body);
+    call->body = NULL;
+    if (call->status == KVA_OK)
+        call->status = kva_api_prepare(config_of(call), call->api, &call->identity, &call->err);
+}
+
+static enum kva_status create_answer(struct kva_call *call)
+{
+    struct kva_api_call *api = call->api;
+    struct kva_answer_params params = {
+        .config = config_of(call),
+        .call = api,
+        .id_suffix = "",
+        .created_unix_s = kva_time_unix_s(),
+        .choice_bytes_max = call->server->params.answer_bytes_max,
+    };
+    unsigned char random[12];
+    char suffix[2 * sizeof(random) + 1] = "0";
+    if (RAND_bytes(random, sizeof(random)) == 1) {
+        for (size_t i = 0; i < sizeof(random); i++)
+            snprintf(suffix + 2 * i, 3, "%02x", random[i]);
+    }
+    params.id_suffix = suffix;
+    call->request_ids = calloc(api->prompt_count, sizeof(*call->request_ids));
+    call->last_token_ns =
+        calloc((size_t)api->prompt_count * api->best_of, sizeof(*call->last_token_ns));
+    if (!call->request_ids || !call->last_token_ns)
+        return kva_fail(&call->err, KVA_ENOMEM, "Out of memory for a request.");
+    return kva_answer_create(&params, &call->answer, &call->err);
+}
+
+static enum kva_status assign_ids(struct kva_call *call)
+{
+    struct kva_server *server = call->server;
+    uint64_t now_ns = kva_clock_now(server->clock);
+    for (uint32_t i = 0; i < call->api->prompt_count; i++) {
+        struct kva_request *request = call->api->requests[i];
+        uint64_t id = kva_slots_take(&server->slots, call, i);
+        if (id == 0)
+            return kva_fail(&call->err, KVA_EBUSY,
+                            "%u prompts are being served, limit is %u; retry later.",
+                            server->slots.used, server->slots.max);
+        call->request_ids[i] = id;
+        request->id = id;
+        request->submitted_ns = now_ns;
+        if (server->params.request_timeout_ns > 0)
+            request->deadline_ns = call->received_ns + server->params.request_timeout_ns;
+    }
+    return KVA_OK;
+}
+
+static enum kva_status submit(struct kva_call *call)
+{
+    struct kva_server *server = call->server;
+    struct kva_api_call *api = call->api;
+    enum kva_status status = kva_server_check_open(server, &call->err);
+    if (status == KVA_OK)
+        status = create_answer(call);
+    if (status == KVA_OK)
+        status = assign_ids(call);
+    if (status == KVA_OK)
+        status = kva_service_submit(server->backend.service, api->requests, api->prompt_count,
+                                    &call->err);
+    if (status != KVA_OK) {
+        release_requests(call, false);
+        return status;
+    }
+    for (uint32_t i = 0; i < api->prompt_count; i++) {
+        kva_histogram_observe(&server->metrics.request_prompt_tokens, api->prompts[i].id_count);
+        api->requests[i] = NULL;
+    }
+    server->metrics.prompt_tokens += api->prompt_tokens;
+    call->state = KVA_CALL_RUNNING;
+    return KVA_OK;
+}
+
+/* Back on the event loop. */
+static void prepared(struct kva_job *job)
+{
+    struct kva_call *call =
+        (struct kva_call *)(void *)((char *)job - offsetof(struct kva_call, job));
+    if (!call->exchange) {
+        kva_call_destroy(call);
+        return;
+    }
+    if (call->api)
+        call->server->metrics.unknown_fields += call->api->unknown_fields;
+    enum kva_status status = call->status;
+    if (status == KVA_OK)
+        status = submit(call);
+    if (status != KVA_OK) {
+        call->is_done = true; /* nothing to cancel */
+        kva_call_fail(call, status, &call->err);
+        return;
+    }
+    uint64_t truncated = kva_answer_truncated(call->answer);
+    if (truncated > 0) {
+        char text[24];
+        snprintf(text, sizeof(text), "%llu", (unsigned long long)truncated);
+        kva_exchange_add_header(call->exchange, "X-Kvahead-Truncated-Tokens", text);
+    }
+}
+
+static struct kva_call *create(struct kva_server *server, struct kva_exchange *exchange,
+                               enum kva_api_route route)
+{
+    struct evbuffer *body = kva_exchange_body(exchange);
+    struct kva_call *call = calloc(1, sizeof(*call));
+    if (!call)
+        return NULL;
+    call->server = server;
+    call->exchange = exchange;
+    call->route = route;
+    call->body_bytes = evbuffer_get_length(body);
+    call->body = malloc(call->body_bytes + 1);
+    if (!call->body) {
+        free(call);
+        return NULL;
+    }
+    evbuffer_remove(body, call->body, call->body_bytes);
+    call->body[call->body_bytes] = '\0';
+    kva_buf_init(&call->out, server->params.answer_bytes_max);
+    call->received_ns = kva_clock_now(server->clock);
+    call->written_ns = kva_time_ns();
+    call->job = (struct kva_job){.run = prepare, .done = prepared};
+    if (!server->params.cache_shared_between_keys)
+        kva_auth_scope(server->auth, kva_exchange_info(exchange)->key_index,
+                       call->identity.cache_scope);
+    if (RAND_bytes((unsigned char *)&call->identity.seed, sizeof(call->identity.seed)) != 1)
+        call->identity.seed = kva_time_ns();
+    call->next = server->calls;
+    if (call->next)
+        call->next->prev = call;
+    server->calls = call;
+    server->call_count++;
+    return call;
+}
+
+void kva_call_begin(struct kva_server *server, struct kva_exchange *exchange,
+                    enum kva_api_route route)
+{
+    struct kva_err err = {.status = KVA_OK};
+    enum kva_status status = kva_server_check_json(exchange, &err);
+    if (status == KVA_OK)
+        status = kva_server_check_open(server, &err);
+    if (status != KVA_OK) {
+        kva_server_reply_error(server, exchange, status, &err);
+        return;
+    }
+    struct kva_call *call = create(server, exchange, route);
+    if (!call) {
+        kva_fail(&err, KVA_ENOMEM, "Out of memory for a request.");
+        kva_server_reply_error(server, exchange, KVA_ENOMEM, &err);
+        return;
+    }
+    struct kva_exchange_owner owner = {on_gone, on_writable, call};
+    kva_exchange_keep(exchange, &owner);
+    if (call->body_bytes <= server->params.inline_bytes_max) {
+        prepare(&call->job);
+        prepared(&call->job);
+        return;
+    }
+    status = kva_workers_submit(server->workers, &call->job, &call->err);
+    if (status != KVA_OK) {
+        call->is_done = true;
+        kva_call_fail(call, status, &call->err);
+    }
+}
+
+void kva_call_completion(struct kva_server *server, struct kva_exchange *exchange)
+{
+    kva_call_begin(server, exchange, KVA_API_COMPLETION);
+}
+
+void kva_call_chat(struct kva_server *server, struct kva_exchange *exchange)
+{
+    kva_call_begin(server, exchange, KVA_API_CHAT);
+}

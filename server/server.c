@@ -1,0 +1,366 @@
+/* Life of the server: create, the event loop, attach, drain. */
+#include "server/internal.h"
+
+#include "base/log.h"
+
+#include <errno.h>
+#include <event2/event.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+/* Templates recurse; see template.h. */
+#define WORKER_STACK_BYTES (KVA_TEMPLATE_STACK_BYTES + (1u << 20))
+#define TICK_NS_MAX        (KVA_NS_PER_S / 2)
+#define TICK_NS_MIN        (10 * KVA_NS_PER_MS)
+
+/* write(2) is all that a signal handler needs here. */
+static void signal_loop(struct kva_server *server)
+{
+    uint64_t one = 1;
+    int saved = errno;
+    if (write(server->wake_fd, &one, sizeof(one)) < 0) {
+        /* The counter is full: the loop is awake already. */
+    }
+    errno = saved;
+}
+
+void kva_server_wake(void *server)
+{
+    signal_loop(server);
+}
+
+void kva_server_drain(struct kva_server *server)
+{
+    atomic_store(&server->drain_asked, true);
+    signal_loop(server);
+}
+
+void kva_server_stop(struct kva_server *server)
+{
+    atomic_store(&server->stop_asked, true);
+    signal_loop(server);
+}
+
+void kva_server_reload(struct kva_server *server)
+{
+    atomic_store(&server->reload_asked, true);
+    signal_loop(server);
+}
+
+static enum kva_status check_backend(const struct kva_server_backend *backend, struct kva_err *err)
+{
+    const struct kva_api_config *api = &backend->api;
+    if (!backend->service || !api->tokenizer || api->model_id_count == 0 ||
+        api->model_id_count > KVA_API_MODEL_IDS_MAX || api->context_max < 2 || api->vocab_size == 0)
+        return kva_fail(err, KVA_EINVAL,
+                        "A backend needs a service, a tokenizer, 1 to %u model ids, a context and "
+                        "a vocabulary.",
+                        KVA_API_MODEL_IDS_MAX);
+    if (!(api->kv_allowed_mask & (1u << api->kv_default)))
+        return kva_fail(err, KVA_EINVAL, "The default KV policy is not among the allowed ones.");
+    return KVA_OK;
+}
+
+enum kva_status kva_server_attach(struct kva_server *server,
+                                  const struct kva_server_backend *backend, struct kva_err *err)
+{
+    enum kva_status status = check_backend(backend, err);
+    if (status != KVA_OK)
+        return status;
+    if (atomic_load(&server->backend_given))
+        return kva_fail(err, KVA_EINVAL, "A backend is attached already.");
+    server->given = *backend;
+    atomic_store(&server->backend_given, true);
+    signal_loop(server);
+    return KVA_OK;
+}
+
+void kva_server_fail(struct kva_server *server, const char *message)
+{
+    if (atomic_load(&server->fail_given))
+        return;
+    snprintf(server->fail_message, sizeof(server->fail_message), "%s", message);
+    atomic_store(&server->fail_given, true);
+    signal_loop(server);
+}
+
+static void reload(struct kva_server *server)
+{
+    struct kva_err err;
+    if (kva_http_reload_tls(server->http, &err) != KVA_OK)
+        kva_log(KVA_LOG_ERROR, "reload: %s; the old certificate stays", err.message);
+    if (kva_auth_reload(server->auth, &err) != KVA_OK)
+        kva_log(KVA_LOG_ERROR, "reload: %s; the old keys stay", err.message);
+}
+
+static void start_drain(struct kva_server *server)
+{
+    if (server->phase == KVA_PHASE_DRAINING)
+        return;
+    if (server->phase != KVA_PHASE_FAILED)
+        server->phase = KVA_PHASE_DRAINING;
+    server->drain_deadline_ns = kva_time_ns() + server->params.drain_timeout_ns;
+    if (server->has_backend)
+        kva_service_drain(server->backend.service);
+    kva_log(KVA_LOG_INFO, "draining: %u requests are running, new ones are refused",
+            server->call_count);
+}
+
+/* What other threads have asked for. */
+static void take_orders(struct kva_server *server)
+{
+    if (!server->has_backend && atomic_load(&server->backend_given)) {
+        server->backend = server->given;
+        server->has_backend = true;
+        if (server->phase == KVA_PHASE_LOADING)
+            server->phase = KVA_PHASE_READY;
+    }
+    if (server->phase == KVA_PHASE_LOADING && atomic_load(&server->fail_given))
+        server->phase = KVA_PHASE_FAILED;
+    if (atomic_exchange(&server->reload_asked, false))
+        reload(server);
+    if (atomic_load(&server->drain_asked) && server->drain_deadline_ns == 0)
+        start_drain(server);
+    if (atomic_load(&server->stop_asked)) {
+        server->end_status = KVA_ECANCELLED;
+        event_base_loopbreak(server->base);
+    }
+}
+
+/* A failed device stays failed: say so, let clients go elsewhere, end. */
+static void check_device(struct kva_server *server)
+{
+    struct kva_err err = {.status = KVA_OK};
+    if (!server->has_backend || server->phase == KVA_PHASE_FAILED ||
+        kva_service_error(server->backend.service, &err) == KVA_OK)
+        return;
+    snprintf(server->fail_message, sizeof(server->fail_message), "The device has failed: %.200s",
+             err.message);
+    kva_log(KVA_LOG_ERROR, "%s", server->fail_message);
+    server->phase = KVA_PHASE_FAILED;
+    server->end_status = KVA_EDEVICE;
+    start_drain(server);
+}
+
+static void check_drained(struct kva_server *server, uint64_t now_ns)
+{
+    if (server->drain_deadline_ns == 0)
+        return;
+    if (server->call_count > 0 && now_ns >= server->drain_deadline_ns && !server->timed_out) {
+        kva_log(KVA_LOG_WARN, "draining took longer than allowed: %u requests are ended",
+                server->call_count);
+        server->timed_out = true;
+        kva_calls_end_all(server, KVA_EBUSY, "The server is shutting down.");
+    }
+    /* Answers that are on their way get a moment to leave. */
+    bool late = now_ns >= server->drain_deadline_ns + KVA_NS_PER_S;
+    if ((server->call_count == 0 && kva_http_exchanges(server->http) == 0) || late) {
+        if (server->end_status == KVA_OK && server->timed_out)
+            server->end_status = KVA_ETIMEOUT;
+        event_base_loopbreak(server->base);
+    }
+}
+
+static void on_wake(evutil_socket_t fd, short what, void *opaque)
+{
+    (void)what;
+    struct kva_server *server = opaque;
+    uint64_t count;
+    if (read((int)fd, &count, sizeof(count)) < 0) {
+        /* Activated by hand: there was nothing to read. */
+    }
+    take_orders(server);
+    kva_workers_collect(server->workers);
+    kva_calls_poll(server);
+    if (server->drain_deadline_ns != 0)
+        check_drained(server, kva_time_ns());
+}
+
+static void on_tick(evutil_socket_t fd, short what, void *opaque)
+{
+    (void)fd;
+    (void)what;
+    struct kva_server *server = opaque;
+    uint64_t now_ns = kva_time_ns();
+    kva_calls_tick(server, now_ns);
+    check_device(server);
+    check_drained(server, now_ns);
+}
+
+static enum kva_status check_params(const struct kva_server_params *params, struct kva_err *err)
+{
+    const struct {
+        const char *name;
+        uint64_t value, min, max;
+    } ranges[] = {
+        {"connections_max", params->connections_max, 1, 1000000},
+        {"header_bytes_max", params->header_bytes_max, 1024, (size_t)1 << 20},
+        {"body_bytes_max", params->body_bytes_max, 1024, (size_t)1 << 30},
+        {"answer_bytes_max", params->answer_bytes_max, 4096, (size_t)1 << 31},
+        {"prompts_live_max", params->prompts_live_max, 1, 1u << 24},
+        {"stream_unsent_max", params->stream_unsent_max, 1024, (size_t)1 << 28},
+        {"workers", params->workers, 1, 256},
+        {"worker_jobs_max", params->worker_jobs_max, 1, 1000000},
+        {"backlog", params->backlog, 1, 65535},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(ranges); i++) {
+        if (ranges[i].value < ranges[i].min || ranges[i].value > ranges[i].max)
+            return kva_fail_param(
+                err, KVA_EINVAL, ranges[i].name, "'%s' is %llu, allowed is %llu to %llu.",
+                ranges[i].name, (unsigned long long)ranges[i].value,
+                (unsigned long long)ranges[i].min, (unsigned long long)ranges[i].max);
+    }
+    if (!params->host || (params->tls_key_path && !params->tls_cert_path))
+        return kva_fail(err, KVA_EINVAL,
+                        params->host ? "A TLS key needs a certificate."
+                                     : "There is no address to listen on.");
+    return KVA_OK;
+}
+
+static enum kva_status create_http(struct kva_server *server, struct kva_err *err)
+{
+    const struct kva_server_params *params = &server->params;
+    struct kva_http_params http = {
+        .base = server->base,
+        .host = params->host,
+        .port = params->port,
+        .backlog = params->backlog,
+        .connections_max = params->connections_max,
+        .header_bytes_max = params->header_bytes_max,
+        .body_bytes_max = params->body_bytes_max,
+        .idle_timeout_ns = params->idle_timeout_ns,
+        .request_timeout_ns = params->receive_timeout_ns,
+        .write_timeout_ns = params->write_timeout_ns,
+        .unsent_resume_bytes = params->stream_unsent_max / 2,
+        .tls_cert_path = params->tls_cert_path,
+        .tls_key_path = params->tls_key_path ? params->tls_key_path : params->tls_cert_path,
+        .handle = kva_server_handle,
+        .done = kva_server_done,
+        .opaque = server,
+    };
+    return kva_http_create(&http, &server->http, err);
+}
+
+static enum kva_status create_parts(struct kva_server *server, struct kva_err *err)
+{
+    const struct kva_server_params *params = &server->params;
+    struct kva_auth_params auth = {
+        .keys = params->api_keys,
+        .key_count = params->api_key_count,
+        .key_file = params->api_key_file,
+        .requests_per_minute = params->key_requests_per_minute,
+    };
+    struct kva_workers_params pool = {
+        .threads = params->workers,
+        .jobs_max = params->worker_jobs_max,
+        .stack_bytes = WORKER_STACK_BYTES,
+        .wake = kva_server_wake,
+        .wake_opaque = server,
+    };
+    enum kva_status status = kva_auth_create(&auth, &server->auth, err);
+    if (status == KVA_OK)
+        status = kva_workers_create(&pool, &server->workers, err);
+    if (status == KVA_OK)
+        status = create_http(server, err);
+    return status;
+}
+
+static enum kva_status create_loop(struct kva_server *server, struct kva_err *err)
+{
+    struct event_config *config = event_config_new();
+    /* EPOLLRDHUP: a peer that closes while it waits. */
+    if (config && event_config_require_features(config, EV_FEATURE_EARLY_CLOSE) == 0)
+        server->base = event_base_new_with_config(config);
+    if (config)
+        event_config_free(config);
+    server->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (!server->base || server->wake_fd < 0)
+        return kva_fail(err, KVA_EIO, "Cannot create an event loop: %s", strerror(errno));
+    server->wake_event =
+        event_new(server->base, server->wake_fd, EV_READ | EV_PERSIST, on_wake, server);
+    server->tick = event_new(server->base, -1, EV_PERSIST, on_tick, server);
+    uint64_t tick_ns = server->params.keep_alive_ns / 8;
+    tick_ns = tick_ns && tick_ns < TICK_NS_MAX ? tick_ns : TICK_NS_MAX;
+    server->tick_ns = tick_ns > TICK_NS_MIN ? tick_ns : TICK_NS_MIN;
+    struct timeval tick = {.tv_sec = 0, .tv_usec = (suseconds_t)(server->tick_ns / 1000)};
+    if (!server->wake_event || !server->tick || event_add(server->wake_event, NULL) != 0 ||
+        event_add(server->tick, &tick) != 0)
+        return kva_fail(err, KVA_ENOMEM, "Out of memory for an event loop.");
+    return KVA_OK;
+}
+
+enum kva_status kva_server_create(const struct kva_server_params *params, struct kva_server **ret,
+                                  struct kva_err *err)
+{
+    enum kva_status status = check_params(params, err);
+    if (status != KVA_OK)
+        return status;
+    struct kva_server *server = calloc(1, sizeof(*server));
+    if (!server)
+        return kva_fail(err, KVA_ENOMEM, "Out of memory for the server.");
+    server->params = *params;
+    server->wake_fd = -1;
+    server->clock = params->clock ? params->clock : kva_clock_real();
+    server->start_unix_s = kva_time_unix_s();
+    kva_metrics_init(&server->metrics);
+    /* A peer that closes while it is written to is an error code, not a signal. */
+    signal(SIGPIPE, SIG_IGN);
+    status = kva_slots_init(&server->slots, params->prompts_live_max);
+    if (status == KVA_OK)
+        status = create_loop(server, err);
+    if (status == KVA_OK)
+        status = create_parts(server, err);
+    if (status != KVA_OK) {
+        kva_server_destroy(server);
+        return status;
+    }
+    *ret = server;
+    return KVA_OK;
+}
+
+uint16_t kva_server_port(const struct kva_server *server)
+{
+    return kva_http_port(server->http);
+}
+
+enum kva_status kva_server_run(struct kva_server *server, struct kva_err *err)
+{
+    take_orders(server);
+    if (event_base_dispatch(server->base) < 0)
+        return kva_fail(err, KVA_EIO, "The event loop has failed: %s", strerror(errno));
+    if (server->end_status == KVA_EDEVICE)
+        return kva_fail(err, KVA_EDEVICE, "%s", server->fail_message);
+    if (server->end_status == KVA_ETIMEOUT)
+        return kva_fail(err, KVA_ETIMEOUT, "Requests had to be ended: draining took too long.");
+    if (server->end_status == KVA_ECANCELLED)
+        return kva_fail(err, KVA_ECANCELLED, "The server was stopped.");
+    return KVA_OK;
+}
+
+void kva_server_destroy(struct kva_server *server)
+{
+    if (!server)
+        return;
+    /* Jobs first: those on workers still point to their calls. */
+    struct kva_workers *pool = server->workers;
+    if (server->http)
+        kva_http_destroy(server->http);
+    kva_workers_destroy(pool);
+    while (server->calls)
+        kva_call_destroy(server->calls);
+    kva_auth_destroy(server->auth);
+    kva_slots_finish(&server->slots);
+    if (server->wake_event)
+        event_free(server->wake_event);
+    if (server->tick)
+        event_free(server->tick);
+    if (server->base)
+        event_base_free(server->base);
+    if (server->wake_fd >= 0)
+        close(server->wake_fd);
+    free(server);
+}

@@ -1,0 +1,106 @@
+/* server.h - the HTTP server: OpenAI's API, keys, limits, metrics, drain.
+ *
+ * Start-up: create (listens at once: /health answers, everything else says 503 "loading") -> run
+ * on the main thread, while another one loads the model and starts the service with
+ * kva_server_wake as its wake -> attach (ready) -> drain (new work refused, running streams end)
+ * -> run returns -> stop the service -> destroy. Attaching before run is allowed too.
+ *
+ * Thread rule: create, run and destroy on one thread; attach, drain, stop, reload and wake on any
+ * thread, drain and stop in signal handlers too. */
+#ifndef KVA_SERVER_SERVER_H
+#define KVA_SERVER_SERVER_H
+
+#include "scheduler/service.h"
+#include "server/api/api.h"
+
+struct kva_server;
+
+struct kva_server_params {
+    /* --- where --- */
+    const char *host;          /* "127.0.0.1" */
+    uint16_t port;             /* 8000; 0: any free one, see kva_server_port */
+    const char *tls_cert_path; /* PEM chain; NULL: plain HTTP */
+    const char *tls_key_path;  /* NULL: in the certificate's file */
+
+    /* --- who --- */
+    const char *const *api_keys;
+    uint32_t api_key_count;
+    const char *api_key_file;         /* one key per line; read again by kva_server_reload */
+    uint32_t key_requests_per_minute; /* 0: unbounded */
+    const char *const *cors_origins;  /* "https://chat.example.org", or "*"; none: no CORS */
+    uint32_t cors_origin_count;
+    bool cache_shared_between_keys; /* the prefix cache is then a timing channel between clients */
+
+    /* --- bounds --- */
+    uint32_t connections_max;
+    uint32_t backlog;
+    size_t header_bytes_max;
+    size_t body_bytes_max;
+    uint32_t prompts_live_max;   /* prompts of all calls at once */
+    size_t answer_bytes_max;     /* of one answer */
+    size_t stream_unsent_max;    /* a stream is paused when its peer leaves this much unread */
+    size_t stream_gathered_max;  /* a paused stream is cut when this much has gathered */
+    uint64_t write_timeout_ns;   /* a peer that reads nothing for this long is cut */
+    uint64_t idle_timeout_ns;    /* of a connection without a request */
+    uint64_t receive_timeout_ns; /* for a request to arrive */
+    uint64_t request_timeout_ns; /* for a request to be answered; 0: none */
+    uint64_t keep_alive_ns;      /* between comments in a silent stream; 0: none */
+    uint64_t drain_timeout_ns;   /* then running requests are ended */
+    uint32_t retry_after_s;      /* of 503 answers */
+
+    /* --- work --- */
+    uint32_t workers; /* tokenisation and templates */
+    uint32_t worker_jobs_max;
+    size_t inline_bytes_max; /* bodies up to this are prepared on the event loop */
+
+    bool metrics_vllm; /* --metrics-compat vllm */
+    bool log_requests; /* one line per request */
+    bool debug_view;   /* GET /v1/kvahead/requests */
+    const char *version;
+    const struct kva_clock *clock; /* the scheduler's; NULL: the real one */
+};
+
+/* Loopback, port 8000, no keys, bounds as in docs/api.md. */
+void kva_server_params_default(struct kva_server_params *params);
+
+/* Strings and arrays of `params` are borrowed until destroy. Fails: KVA_EINVAL (err names the
+ * parameter), KVA_EIO (address in use, unreadable file), KVA_ENOMEM. */
+KVA_MUST_CHECK enum kva_status kva_server_create(const struct kva_server_params *params,
+                                                 struct kva_server **ret, struct kva_err *err);
+
+uint16_t kva_server_port(const struct kva_server *server);
+
+/* For struct kva_service_params: wake = kva_server_wake, wake_opaque = the server. */
+void kva_server_wake(void *server);
+
+/* What is served; borrowed until run has returned. */
+struct kva_server_backend {
+    struct kva_service *service;
+    struct kva_api_config api;
+};
+
+/* From now on requests are taken. Once only; fails: KVA_EINVAL. */
+KVA_MUST_CHECK enum kva_status kva_server_attach(struct kva_server *server,
+                                                 const struct kva_server_backend *backend,
+                                                 struct kva_err *err);
+
+/* Loading has failed: /ready says so with `message` until the process ends. */
+void kva_server_fail(struct kva_server *server, const char *message);
+
+/* Serve until drained or stopped. KVA_OK: drained in time; KVA_ETIMEOUT: requests had to be ended;
+ * KVA_EDEVICE: the device failed; KVA_ECANCELLED: kva_server_stop. */
+KVA_MUST_CHECK enum kva_status kva_server_run(struct kva_server *server, struct kva_err *err);
+
+/* Readiness turns 503, new work is refused, run returns when the last answer has left. */
+void kva_server_drain(struct kva_server *server);
+
+/* run returns at once; streams are cut. */
+void kva_server_stop(struct kva_server *server);
+
+/* Read certificate, key and key file again; what cannot be read is logged and stays as it was. */
+void kva_server_reload(struct kva_server *server);
+
+/* After run. The service must outlive it. NULL is allowed. */
+void kva_server_destroy(struct kva_server *server);
+
+#endif

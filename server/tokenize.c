@@ -1,0 +1,159 @@
+/* POST /tokenize and /detokenize, with vLLM's bodies. */
+#include "server/internal.h"
+
+#include <event2/buffer.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct token_job {
+    struct kva_job job;
+    struct kva_server *server;
+    struct kva_exchange *exchange; /* NULL: the client has left */
+    enum kva_api_route route;
+    char *body;
+    size_t body_bytes;
+    struct kva_buf out;
+    enum kva_status status;
+    struct kva_err err;
+};
+
+static void put_strings(struct kva_buf *out, const struct kva_api_config *config,
+                        const struct kva_api_prompt *prompt)
+{
+    kva_buf_puts(out, ",\"token_strs\":[");
+    for (uint32_t i = 0; i < prompt->id_count; i++) {
+        size_t length = 0;
+        const char *text =
+            kva_tokenizer_token_string(config->tokenizer, (int32_t)prompt->ids[i], &length);
+        kva_buf_puts(out, i ? "," : "");
+        kva_buf_json_string(out, text ? text : "", text ? length : 0);
+    }
+    kva_buf_putc(out, ']');
+}
+
+static void put_tokens(struct kva_buf *out, const struct kva_api_config *config,
+                       const struct kva_api_call *call)
+{
+    const struct kva_api_prompt *prompt = &call->prompts[0];
+    kva_buf_printf(out, "{\"count\":%u,\"max_model_len\":%u,\"tokens\":[", prompt->id_count,
+                   config->context_max);
+    for (uint32_t i = 0; i < prompt->id_count; i++)
+        kva_buf_printf(out, "%s%u", i ? "," : "", prompt->ids[i]);
+    kva_buf_putc(out, ']');
+    if (call->return_token_strings)
+        put_strings(out, config, prompt);
+    else
+        kva_buf_puts(out, ",\"token_strs\":null");
+    kva_buf_putc(out, '}');
+}
+
+static enum kva_status put_text(struct kva_buf *out, const struct kva_api_config *config,
+                                const struct kva_api_call *call, struct kva_err *err)
+{
+    struct kva_buf text;
+    kva_buf_init(&text, out->max_bytes);
+    enum kva_status status = kva_api_detokenize(config, call, &text, err);
+    kva_buf_puts(out, "{\"prompt\":");
+    kva_buf_json_string(out, text.data, text.length);
+    kva_buf_putc(out, '}');
+    kva_buf_finish(&text);
+    return status;
+}
+
+static void run(struct kva_job *base)
+{
+    struct token_job *job = (struct token_job *)(void *)base;
+    const struct kva_api_config *config = &job->server->backend.api;
+    struct kva_api_call *call = NULL;
+    job->status = kva_api_parse(config, job->route, job->body, job->body_bytes, &call, &job->err);
+    if (job->status == KVA_OK && job->route == KVA_API_DETOKENIZE) {
+        job->status = put_text(&job->out, config, call, &job->err);
+    } else if (job->status == KVA_OK) {
+        job->status = kva_api_tokenize(config, call, &job->err);
+        if (job->status == KVA_OK)
+            put_tokens(&job->out, config, call);
+    }
+    if (job->status == KVA_OK && job->out.failed)
+        job->status = kva_fail(&job->err, KVA_ENOMEM,
+                               "The answer is larger than the server's limit of %zu bytes.",
+                               job->out.max_bytes);
+    kva_api_call_destroy(call);
+}
+
+static void done(struct kva_job *base)
+{
+    struct token_job *job = (struct token_job *)(void *)base;
+    struct kva_exchange *exchange = job->exchange;
+    if (exchange && job->status != KVA_OK)
+        kva_server_reply_error(job->server, exchange, job->status, &job->err);
+    else if (exchange)
+        kva_exchange_reply(exchange, 200, "application/json", job->out.data, job->out.length);
+    kva_buf_finish(&job->out);
+    free(job->body);
+    free(job);
+}
+
+static void on_gone(void *opaque)
+{
+    struct token_job *job = opaque;
+    job->exchange = NULL;
+}
+
+static struct token_job *create(struct kva_server *server, struct kva_exchange *exchange,
+                                enum kva_api_route route)
+{
+    struct evbuffer *body = kva_exchange_body(exchange);
+    struct token_job *job = calloc(1, sizeof(*job));
+    if (!job)
+        return NULL;
+    job->body_bytes = evbuffer_get_length(body);
+    job->body = malloc(job->body_bytes + 1);
+    if (!job->body) {
+        free(job);
+        return NULL;
+    }
+    evbuffer_remove(body, job->body, job->body_bytes);
+    job->body[job->body_bytes] = '\0';
+    job->server = server;
+    job->exchange = exchange;
+    job->route = route;
+    job->job = (struct kva_job){.run = run, .done = done};
+    kva_buf_init(&job->out, server->params.answer_bytes_max);
+    return job;
+}
+
+static void begin(struct kva_server *server, struct kva_exchange *exchange,
+                  enum kva_api_route route)
+{
+    struct kva_err err = {.status = KVA_OK};
+    struct token_job *job = NULL;
+    enum kva_status status = kva_server_check_json(exchange, &err);
+    if (status == KVA_OK)
+        status = kva_server_check_open(server, &err);
+    if (status == KVA_OK && !(job = create(server, exchange, route)))
+        status = kva_fail(&err, KVA_ENOMEM, "Out of memory for a request.");
+    if (status != KVA_OK) {
+        kva_server_reply_error(server, exchange, status, &err);
+        return;
+    }
+    if (job->body_bytes <= server->params.inline_bytes_max) {
+        run(&job->job);
+        done(&job->job);
+        return;
+    }
+    struct kva_exchange_owner owner = {on_gone, NULL, job};
+    kva_exchange_keep(exchange, &owner);
+    job->status = kva_workers_submit(server->workers, &job->job, &job->err);
+    if (job->status != KVA_OK)
+        done(&job->job);
+}
+
+void kva_view_tokenize(struct kva_server *server, struct kva_exchange *exchange)
+{
+    begin(server, exchange, KVA_API_TOKENIZE);
+}
+
+void kva_view_detokenize(struct kva_server *server, struct kva_exchange *exchange)
+{
+    begin(server, exchange, KVA_API_DETOKENIZE);
+}

@@ -1,0 +1,185 @@
+/* What is answered at once: liveness, readiness, models, metrics, the live view. */
+#include "server/internal.h"
+
+#include "base/clock.h"
+
+#include <event2/http.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void reply_json(struct kva_exchange *exchange, int code, struct kva_buf *body)
+{
+    kva_exchange_reply(exchange, code, "application/json", body->data, body->length);
+    kva_buf_finish(body);
+}
+
+void kva_view_health(struct kva_server *server, struct kva_exchange *exchange)
+{
+    (void)server;
+    static const char body[] = "{\"status\":\"ok\"}";
+    kva_exchange_reply(exchange, 200, "application/json", body, sizeof(body) - 1);
+}
+
+void kva_view_ready(struct kva_server *server, struct kva_exchange *exchange)
+{
+    static const char body[] = "{\"status\":\"ready\"}";
+    struct kva_err err;
+    enum kva_status status = kva_server_check_open(server, &err);
+    if (status == KVA_OK) {
+        kva_exchange_reply(exchange, 200, "application/json", body, sizeof(body) - 1);
+        return;
+    }
+    /* A probe is not a rejected request. */
+    struct kva_buf text;
+    char seconds[16];
+    snprintf(seconds, sizeof(seconds), "%u", server->params.retry_after_s);
+    kva_exchange_add_header(exchange, "Retry-After", seconds);
+    kva_buf_init(&text, 8192);
+    kva_error_json(&text, status, &err);
+    reply_json(exchange, 503, &text);
+}
+
+void kva_view_version(struct kva_server *server, struct kva_exchange *exchange)
+{
+    struct kva_buf body;
+    kva_buf_init(&body, 4096);
+    kva_buf_puts(&body, "{\"version\":");
+    kva_buf_json_string(&body, server->params.version, strlen(server->params.version));
+    kva_buf_puts(&body, ",\"name\":\"kvahead\"}");
+    reply_json(exchange, 200, &body);
+}
+
+static void model_json(struct kva_buf *out, const struct kva_server *server, const char *id)
+{
+    const struct kva_api_config *api = &server->backend.api;
+    kva_buf_puts(out, "{\"id\":");
+    kva_buf_json_string(out, id, strlen(id));
+    kva_buf_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"kvahead\"",
+                   (long long)server->start_unix_s);
+    kva_buf_printf(out, ",\"max_model_len\":%u,\"kv_policies\":[", api->context_max);
+    bool first = true;
+    for (unsigned i = 0; i < KVA_KV_POLICY_COUNT; i++) {
+        if (api->kv_allowed_mask & (1u << i)) {
+            kva_buf_printf(out, "%s\"%s\"", first ? "" : ",",
+                           kva_kv_policy_name((enum kva_kv_policy_id)i));
+            first = false;
+        }
+    }
+    kva_buf_printf(out, "],\"kv_policy\":\"%s\"}", kva_kv_policy_name(api->kv_default));
+}
+
+void kva_view_models(struct kva_server *server, struct kva_exchange *exchange)
+{
+    struct kva_buf body;
+    kva_buf_init(&body, (size_t)1 << 20);
+    kva_buf_puts(&body, "{\"object\":\"list\",\"data\":[");
+    for (uint32_t i = 0; server->has_backend && i < server->backend.api.model_id_count; i++) {
+        kva_buf_puts(&body, i ? "," : "");
+        model_json(&body, server, server->backend.api.model_ids[i]);
+    }
+    kva_buf_puts(&body, "]}");
+    reply_json(exchange, 200, &body);
+}
+
+void kva_view_model(struct kva_server *server, struct kva_exchange *exchange)
+{
+    const char *raw = kva_exchange_info(exchange)->path + strlen("/v1/models/");
+    char *id = evhttp_uridecode(raw, 0, NULL);
+    if (id && server->has_backend && kva_api_serves_model(&server->backend.api, id)) {
+        struct kva_buf body;
+        kva_buf_init(&body, 65536);
+        model_json(&body, server, id);
+        reply_json(exchange, 200, &body);
+    } else {
+        struct kva_err err;
+        kva_fail_param(&err, KVA_ENOTFOUND, "model", "The model '%.200s' does not exist here.",
+                       id ? id : raw);
+        kva_server_reply_error(server, exchange, KVA_ENOTFOUND, &err);
+    }
+    free(id);
+}
+
+void kva_view_metrics(struct kva_server *server, struct kva_exchange *exchange)
+{
+    struct kva_scheduler_stats stats = {.running = 0};
+    if (server->has_backend)
+        kva_service_get_stats(server->backend.service, &stats);
+    struct kva_metrics_view view = {
+        .metrics = &server->metrics,
+        .stats = &stats,
+        .model = server->has_backend ? server->backend.api.model_ids[0] : "",
+        .version = server->params.version,
+        .connections = kva_http_connections(server->http),
+        .refused_by_parser = kva_http_refused_by_parser(server->http),
+        .ready = server->phase == KVA_PHASE_READY,
+        .draining = server->phase == KVA_PHASE_DRAINING,
+        .vllm_names = server->params.metrics_vllm,
+        .start_unix_s = server->start_unix_s,
+    };
+    struct kva_buf body;
+    kva_buf_init(&body, (size_t)4 << 20);
+    kva_metrics_text(&body, &view);
+    kva_exchange_reply(exchange, 200, "text/plain; version=0.0.4; charset=utf-8", body.data,
+                       body.length);
+    kva_buf_finish(&body);
+}
+
+static void choice_json(struct kva_buf *out, struct kva_server *server,
+                        const struct kva_choice_view *view)
+{
+    const struct kva_sequence_info *info = &view->info;
+    struct kva_slot *slot = kva_slots_find(&server->slots, view->request_id);
+    const char *id = slot ? kva_answer_id(slot->call->answer) : "";
+    const char *name =
+        slot && slot->call->exchange ? kva_exchange_info(slot->call->exchange)->request_id : "";
+    uint64_t rows = info->fetch_rows_hit + info->fetch_rows_missed;
+    kva_buf_puts(out, "{\"id\":");
+    kva_buf_json_string(out, id, strlen(id));
+    kva_buf_puts(out, ",\"request_id\":");
+    kva_buf_json_string(out, name, strlen(name));
+    kva_buf_printf(out, ",\"prompt_index\":%u,\"choice\":%u,\"state\":\"%s\",\"priority\":%d",
+                   slot ? slot->prompt_index : 0, view->choice, view->state, view->priority);
+    kva_buf_printf(out, ",\"prompt_tokens\":%u,\"prefilled_tokens\":%u,\"output_tokens\":%u",
+                   view->prompt_tokens, view->prefilled_tokens, view->output_tokens);
+    kva_buf_printf(out, ",\"preemptions\":%u,\"age_s\":%.3f,\"policy\":\"%s\"", view->preemptions,
+                   (double)view->age_ns / (double)KVA_NS_PER_S, info->policy ? info->policy : "");
+    kva_buf_printf(out, ",\"device_bytes\":%llu,\"host_bytes\":%llu,\"cached_tokens\":%u",
+                   (unsigned long long)info->bytes.device, (unsigned long long)info->bytes.host,
+                   info->cached_tokens);
+    kva_buf_printf(out, ",\"fetched_bytes\":%llu,\"prefetch_hit_rate\":",
+                   (unsigned long long)info->fetched_bytes);
+    if (rows)
+        kva_buf_printf(out, "%.6f}", (double)info->fetch_rows_hit / (double)rows);
+    else
+        kva_buf_puts(out, "null}");
+}
+
+void kva_view_requests(struct kva_server *server, struct kva_exchange *exchange)
+{
+    struct kva_buf body;
+    struct kva_err err;
+    if (!server->params.debug_view) {
+        kva_fail(&err, KVA_ENOTFOUND, "The live view is switched off.");
+        kva_server_reply_error(server, exchange, KVA_ENOTFOUND, &err);
+        return;
+    }
+    struct kva_choice_view *views = calloc(KVA_SERVICE_VIEWS_MAX, sizeof(*views));
+    if (!views) {
+        kva_fail(&err, KVA_ENOMEM, "Out of memory for the live view.");
+        kva_server_reply_error(server, exchange, KVA_ENOMEM, &err);
+        return;
+    }
+    uint32_t count = 0;
+    if (server->has_backend)
+        count = kva_service_get_view(server->backend.service, views, KVA_SERVICE_VIEWS_MAX);
+    kva_buf_init(&body, (size_t)4 << 20);
+    kva_buf_puts(&body, "{\"object\":\"list\",\"data\":[");
+    for (uint32_t i = 0; i < count; i++) {
+        kva_buf_puts(&body, i ? "," : "");
+        choice_json(&body, server, &views[i]);
+    }
+    kva_buf_puts(&body, "]}");
+    free(views);
+    reply_json(exchange, 200, &body);
+}
