@@ -3,7 +3,7 @@
 
 #include <pthread.h>
 
-#define TEXT_BYTES ((size_t)1 << 20)
+#define TEXT_BYTES ((size_t)1 << 18)
 
 /* Texts made of one repeated unit, and two that are not. */
 static void fill(char *text, const char *unit)
