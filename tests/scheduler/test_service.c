@@ -1,183 +1,10 @@
-/* The service: threads, ordering, refusals, pauses. Nothing here depends on how fast anything is:
- * where the engine must be caught inside a step, a gate holds it there. Meant for TSan, too. */
-#include "tests/cmocka.h"
-
-#include "scheduler/service.h"
-#include "tests/scheduler/tracker.h"
+/* The service: threads, ordering, refusals, pauses. Meant for TSan, too. */
+#include "tests/scheduler/service_fixture.h"
 
 #include <poll.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <time.h>
-#include <unistd.h>
-
-/* Holds the engine thread inside a step, at its next token. */
-struct gate {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    bool closed;
-    uint32_t held; /* threads at the gate */
-};
-
-struct setup {
-    struct kva_scripted_params engine;
-    struct kva_service_params params;
-    struct kva_scripted *scripted;
-    struct kva_service *service;
-    struct tracker tracker;
-    struct gate gate;
-    pthread_mutex_t lock; /* of the tracker, where several threads submit */
-    int wake_fd;
-    uint64_t wakes; /* read from wake_fd */
-    uint32_t begun; /* thread_begin, thread_end */
-    uint32_t ended;
-};
-
-static uint32_t gated_token(void *opaque, const struct kva_sequence_params *params, uint32_t index)
-{
-    struct setup *s = opaque;
-    pthread_mutex_lock(&s->gate.lock);
-    s->gate.held++;
-    pthread_cond_broadcast(&s->gate.changed);
-    while (s->gate.closed)
-        pthread_cond_wait(&s->gate.changed, &s->gate.lock);
-    s->gate.held--;
-    pthread_mutex_unlock(&s->gate.lock);
-    return kva_scripted_token(kva_scripted_hash(params->prompt, params->prompt_tokens),
-                              params->sampling, params->choice, index, s->engine.vocab);
-}
-
-static void gate_set(struct setup *s, bool closed)
-{
-    pthread_mutex_lock(&s->gate.lock);
-    s->gate.closed = closed;
-    pthread_cond_broadcast(&s->gate.changed);
-    pthread_mutex_unlock(&s->gate.lock);
-}
-
-/* The engine is now inside a step. */
-static void gate_wait_held(struct setup *s)
-{
-    pthread_mutex_lock(&s->gate.lock);
-    while (s->gate.held == 0)
-        pthread_cond_wait(&s->gate.changed, &s->gate.lock);
-    pthread_mutex_unlock(&s->gate.lock);
-}
-
-static void wake(void *opaque)
-{
-    const struct setup *s = opaque;
-    uint64_t one = 1;
-    ssize_t written = write(s->wake_fd, &one, sizeof(one));
-    (void)written;
-}
-
-static void thread_begin(void *opaque)
-{
-    ((struct setup *)opaque)->begun++;
-}
-
-static void thread_end(void *opaque)
-{
-    ((struct setup *)opaque)->ended++;
-}
-
-static void setup_init(struct setup *s)
-{
-    memset(s, 0, sizeof(*s));
-    s->engine = kva_scripted_defaults();
-    s->engine.next_token = gated_token;
-    s->engine.next_token_opaque = s;
-    s->params.scheduler = (struct kva_scheduler_params){
-        .running_max = 32,
-        .waiting_max = 100,
-        .step_tokens_max = 512,
-        .prefill_share_pct = 50,
-        .aging_ns = KVA_NS_PER_S,
-    };
-    pthread_mutex_init(&s->gate.lock, NULL);
-    pthread_cond_init(&s->gate.changed, NULL);
-    pthread_mutex_init(&s->lock, NULL);
-    s->wake_fd = eventfd(0, EFD_CLOEXEC);
-    assert_true(s->wake_fd >= 0);
-}
-
-static void setup_begin(struct setup *s)
-{
-    s->scripted = kva_scripted_create(&s->engine);
-    tracker_init(&s->tracker, s->engine.vocab);
-    s->params.scheduler.engine = kva_scripted_engine(s->scripted);
-    s->params.scheduler.clock = kva_clock_real();
-    s->params.wake = wake;
-    s->params.wake_opaque = s;
-    s->params.thread_begin = thread_begin;
-    s->params.thread_end = thread_end;
-    assert_int_equal(kva_service_start(&s->params, &s->service, NULL), KVA_OK);
-}
-
-static void setup_end(struct setup *s)
-{
-    kva_service_stop(s->service);
-    assert_int_equal(s->begun, 1);
-    assert_int_equal(s->ended, 1);
-    kva_scripted_destroy(s->scripted);
-    tracker_finish(&s->tracker);
-    close(s->wake_fd);
-    pthread_mutex_destroy(&s->lock);
-    pthread_mutex_destroy(&s->gate.lock);
-    pthread_cond_destroy(&s->gate.changed);
-}
-
-static enum kva_status submit(struct setup *s, const struct request_spec *spec, struct kva_err *err)
-{
-    pthread_mutex_lock(&s->lock);
-    struct kva_request *request = tracker_request(&s->tracker, spec);
-    enum kva_status status = kva_service_submit(s->service, &request, 1, err);
-    if (status == KVA_OK)
-        tracker_accept(&s->tracker, spec->id);
-    else
-        tracker_refuse(&s->tracker, request);
-    pthread_mutex_unlock(&s->lock);
-    return status;
-}
-
-static void take_output(void *opaque, const struct kva_output *output)
-{
-    struct setup *s = opaque;
-    pthread_mutex_lock(&s->lock);
-    tracker_output(&s->tracker, output);
-    pthread_mutex_unlock(&s->lock);
-}
-
-static size_t poll_once(struct setup *s)
-{
-    return kva_service_poll(s->service, take_output, s);
-}
-
-/* Sleep until the service signals, then poll. */
-static void wait_and_poll(struct setup *s)
-{
-    uint64_t value;
-    assert_int_equal(read(s->wake_fd, &value, sizeof(value)), sizeof(value));
-    s->wakes += value;
-    poll_once(s);
-}
-
-static uint64_t live(struct setup *s)
-{
-    pthread_mutex_lock(&s->lock);
-    uint64_t count = s->tracker.live;
-    pthread_mutex_unlock(&s->lock);
-    return count;
-}
-
-static void run_to_end(struct setup *s)
-{
-    while (live(s) > 0)
-        wait_and_poll(s);
-}
 
 /* --- tests ---------------------------------------------------------------------------------- */
 
@@ -193,9 +20,9 @@ static void test_service__delivers_every_output_in_order(void **state KVA_UNUSED
         spec.choices = 1 + (uint32_t)id % 3 / 2;
         spec.logprobs = (int32_t)(id % 22) - 1;
         spec.prompt_logprobs = id % 5 == 0 ? (int32_t)(id % 21) : -1;
-        assert_int_equal(submit(&s, &spec, NULL), KVA_OK);
+        assert_int_equal(setup_submit(&s, &spec, NULL), KVA_OK);
     }
-    run_to_end(&s);
+    setup_run_to_end(&s);
     assert_int_equal(s.tracker.by_reason[KVA_FINISH_LENGTH], s.tracker.ends);
     assert_true(kva_service_idle(s.service));
     struct kva_scheduler_stats stats;
@@ -215,7 +42,7 @@ static void test_service__refuses_at_once_and_names_both_numbers(void **state KV
     setup_begin(&s);
     gate_set(&s, true);
     struct request_spec spec = tracker_spec(1);
-    assert_int_equal(submit(&s, &spec, NULL), KVA_OK);
+    assert_int_equal(setup_submit(&s, &spec, NULL), KVA_OK);
     gate_wait_held(&s);
     /* Request 1 runs, as far as the service can know; the engine does not move. */
     struct kva_err err;
@@ -223,7 +50,7 @@ static void test_service__refuses_at_once_and_names_both_numbers(void **state KV
     enum kva_status status = KVA_OK;
     for (uint64_t id = 2; id < 10 && status == KVA_OK; id++) {
         spec = tracker_spec(id);
-        status = submit(&s, &spec, &err);
+        status = setup_submit(&s, &spec, &err);
         taken += status == KVA_OK;
     }
     assert_int_equal(status, KVA_EBUSY);
@@ -234,12 +61,12 @@ static void test_service__refuses_at_once_and_names_both_numbers(void **state KV
     spec = tracker_spec(100);
     spec.prompt_tokens = 8000;
     spec.output_tokens_max = 1000;
-    assert_int_equal(submit(&s, &spec, &err), KVA_ECONTEXT);
+    assert_int_equal(setup_submit(&s, &spec, &err), KVA_ECONTEXT);
     assert_non_null(strstr(err.message, "9000"));
     assert_non_null(strstr(err.message, "8192"));
 
     gate_set(&s, false);
-    run_to_end(&s);
+    setup_run_to_end(&s);
     struct kva_scheduler_stats stats;
     kva_service_get_stats(s.service, &stats);
     assert_int_equal(stats.rejected_queue_full, 1);
@@ -255,7 +82,7 @@ static void test_service__refuses_what_can_never_fit(void **state KVA_UNUSED)
     struct request_spec spec = tracker_spec(1);
     spec.prompt_tokens = 2000;
     struct kva_err err;
-    assert_int_equal(submit(&s, &spec, &err), KVA_ELIMIT);
+    assert_int_equal(setup_submit(&s, &spec, &err), KVA_ELIMIT);
     assert_non_null(strstr(err.message, "655360")); /* the budget */
     struct kva_scheduler_stats stats;
     kva_service_get_stats(s.service, &stats);
@@ -270,8 +97,8 @@ static void test_service__refuses_what_can_never_fit(void **state KVA_UNUSED)
     setup_begin(&s);
     s.tracker.expect_errors = true;
     spec.choices = 3;
-    assert_int_equal(submit(&s, &spec, NULL), KVA_OK);
-    run_to_end(&s);
+    assert_int_equal(setup_submit(&s, &spec, NULL), KVA_OK);
+    setup_run_to_end(&s);
     assert_int_equal(tracker_choice(&s.tracker, 1, 2)->end.end.status, KVA_ELIMIT);
     setup_end(&s);
 }
@@ -300,7 +127,7 @@ static void test_service__takes_a_batch_whole_or_not_at_all(void **state KVA_UNU
     tracker_accept(&s.tracker, 2);
     pthread_mutex_unlock(&s.lock);
     tracker_refuse(&s.tracker, batch[2]);
-    run_to_end(&s);
+    setup_run_to_end(&s);
     assert_int_equal(s.tracker.ends, 4);
     setup_end(&s);
 }
@@ -314,12 +141,12 @@ static void test_service__cancels_queued_and_running_requests(void **state KVA_U
     gate_set(&s, true);
     struct request_spec spec = tracker_spec(1);
     spec.output_tokens_max = 5000;
-    assert_int_equal(submit(&s, &spec, NULL), KVA_OK);
+    assert_int_equal(setup_submit(&s, &spec, NULL), KVA_OK);
     gate_wait_held(&s);
     for (uint64_t id = 2; id <= 4; id++) {
         spec = tracker_spec(id);
         spec.choices = 2;
-        assert_int_equal(submit(&s, &spec, NULL), KVA_OK);
+        assert_int_equal(setup_submit(&s, &spec, NULL), KVA_OK);
     }
     tracker_cancels(&s.tracker, 1, 0, KVA_FINISH_STOP);
     tracker_cancels(&s.tracker, 2, KVA_ALL_CHOICES, KVA_FINISH_CANCELLED);
@@ -331,7 +158,7 @@ static void test_service__cancels_queued_and_running_requests(void **state KVA_U
     kva_service_cancel(s.service, 999, 0, KVA_FINISH_CANCELLED);
     kva_service_cancel(s.service, 4, 7, KVA_FINISH_CANCELLED); /* there is no choice 7 */
     gate_set(&s, false);
-    run_to_end(&s);
+    setup_run_to_end(&s);
     assert_int_equal(tracker_choice(&s.tracker, 1, 0)->end.end.reason, KVA_FINISH_STOP);
     assert_int_equal(tracker_choice(&s.tracker, 1, 0)->tokens, 1);
     assert_int_equal(tracker_choice(&s.tracker, 2, 0)->end.end.reason, KVA_FINISH_CANCELLED);
@@ -349,18 +176,18 @@ static void test_service__shows_queued_requests_while_a_step_runs(void **state K
     setup_begin(&s);
     gate_set(&s, true);
     struct request_spec spec = tracker_spec(1);
-    assert_int_equal(submit(&s, &spec, NULL), KVA_OK);
+    assert_int_equal(setup_submit(&s, &spec, NULL), KVA_OK);
     gate_wait_held(&s);
     struct kva_scheduler_stats before, after;
     kva_service_get_stats(s.service, &before);
     spec = tracker_spec(2);
     spec.choices = 3;
-    assert_int_equal(submit(&s, &spec, NULL), KVA_OK);
+    assert_int_equal(setup_submit(&s, &spec, NULL), KVA_OK);
     kva_service_get_stats(s.service, &after);
     assert_int_equal(after.waiting, before.waiting + 3);
     assert_false(kva_service_idle(s.service));
     gate_set(&s, false);
-    run_to_end(&s);
+    setup_run_to_end(&s);
     setup_end(&s);
 }
 
@@ -371,14 +198,14 @@ static void test_service__drains(void **state KVA_UNUSED)
     setup_begin(&s);
     for (uint64_t id = 1; id <= 20; id++) {
         struct request_spec spec = tracker_spec(id);
-        assert_int_equal(submit(&s, &spec, NULL), KVA_OK);
+        assert_int_equal(setup_submit(&s, &spec, NULL), KVA_OK);
     }
     kva_service_drain(s.service);
     struct request_spec spec = tracker_spec(21);
     struct kva_err err;
-    assert_int_equal(submit(&s, &spec, &err), KVA_EBUSY);
+    assert_int_equal(setup_submit(&s, &spec, &err), KVA_EBUSY);
     assert_non_null(strstr(err.message, "draining"));
-    run_to_end(&s);
+    setup_run_to_end(&s);
     assert_int_equal(s.tracker.by_reason[KVA_FINISH_LENGTH], 20);
     assert_true(kva_service_idle(s.service));
     assert_int_equal(kva_service_error(s.service, NULL), KVA_OK);
@@ -396,17 +223,17 @@ static void test_service__ends_everything_when_the_device_fails(void **state KVA
         struct request_spec spec = tracker_spec(id);
         spec.output_tokens_max = 100;
         struct kva_err refusal;
-        enum kva_status status = submit(&s, &spec, &refusal);
+        enum kva_status status = setup_submit(&s, &spec, &refusal);
         assert_true(status == KVA_OK || status == KVA_EDEVICE);
     }
-    run_to_end(&s);
+    setup_run_to_end(&s);
     assert_int_equal(s.tracker.by_reason[KVA_FINISH_ERROR], s.tracker.ends);
     assert_int_equal(tracker_choice(&s.tracker, 1, 0)->end.end.status, KVA_EDEVICE);
     struct kva_err err;
     assert_int_equal(kva_service_error(s.service, &err), KVA_EDEVICE);
     assert_non_null(strstr(err.message, "injected device failure"));
     struct request_spec spec = tracker_spec(1000);
-    assert_int_equal(submit(&s, &spec, &err), KVA_EDEVICE);
+    assert_int_equal(setup_submit(&s, &spec, &err), KVA_EDEVICE);
     assert_true(kva_service_idle(s.service));
     setup_end(&s);
 }
@@ -419,8 +246,8 @@ static void test_service__wakes_up_for_a_deadline(void **state KVA_UNUSED)
     setup_begin(&s);
     struct request_spec spec = tracker_spec(1);
     spec.deadline_ns = kva_time_ns() + 3 * KVA_NS_PER_MS;
-    assert_int_equal(submit(&s, &spec, NULL), KVA_OK);
-    run_to_end(&s);
+    assert_int_equal(setup_submit(&s, &spec, NULL), KVA_OK);
+    setup_run_to_end(&s);
     assert_int_equal(s.tracker.by_reason[KVA_FINISH_DEADLINE], 1);
     setup_end(&s);
 }
@@ -435,7 +262,7 @@ static void test_service__pauses_until_outputs_are_polled(void **state KVA_UNUSE
     struct request_spec spec = tracker_spec(1);
     spec.output_tokens_max = 8000;
     spec.logprobs = 20;
-    assert_int_equal(submit(&s, &spec, NULL), KVA_OK);
+    assert_int_equal(setup_submit(&s, &spec, NULL), KVA_OK);
     struct kva_err err;
     enum kva_status status;
     struct request_spec late = tracker_spec(2);
@@ -444,14 +271,14 @@ static void test_service__pauses_until_outputs_are_polled(void **state KVA_UNUSE
     do {
         late.id = id++;
         late.output_tokens_max = 1;
-        status = submit(&s, &late, &err);
+        status = setup_submit(&s, &late, &err);
         struct timespec pause = {.tv_nsec = 1000000};
         nanosleep(&pause, NULL);
     } while (status == KVA_OK);
     assert_int_equal(status, KVA_EBUSY);
     assert_non_null(strstr(err.message, "200000"));
-    while (live(&s) > 0) {
-        wait_and_poll(&s);
+    while (setup_live(&s) > 0) {
+        setup_wait_and_poll(&s);
         struct kva_scheduler_stats stats;
         kva_service_get_stats(s.service, &stats);
         /* 264 bytes and more each: what is not polled yet stays under the limit and one step. */
@@ -470,9 +297,9 @@ static void test_service__stops_with_requests_alive(void **state KVA_UNUSED)
         struct request_spec spec = tracker_spec(id);
         spec.output_tokens_max = 4000;
         spec.prompt_logprobs = 2;
-        assert_int_equal(submit(&s, &spec, NULL), KVA_OK);
+        assert_int_equal(setup_submit(&s, &spec, NULL), KVA_OK);
     }
-    wait_and_poll(&s);
+    setup_wait_and_poll(&s);
     setup_end(&s); /* the scripted engine checks that nothing is left, ASan that nothing leaked */
     kva_service_stop(NULL);
 }
@@ -487,10 +314,10 @@ static void test_service__shows_the_live_view(void **state KVA_UNUSED)
     assert_int_equal(kva_service_get_view(s.service, views, 4), 0);
     struct request_spec spec = tracker_spec(1);
     spec.choices = 2;
-    assert_int_equal(submit(&s, &spec, NULL), KVA_OK);
+    assert_int_equal(setup_submit(&s, &spec, NULL), KVA_OK);
     spec = tracker_spec(2);
     spec.priority = -3;
-    assert_int_equal(submit(&s, &spec, NULL), KVA_OK);
+    assert_int_equal(setup_submit(&s, &spec, NULL), KVA_OK);
     while (kva_service_get_view(s.service, views, 4) < 3) {
         struct timespec pause = {.tv_nsec = 1000000};
         nanosleep(&pause, NULL);
@@ -505,7 +332,7 @@ static void test_service__shows_the_live_view(void **state KVA_UNUSED)
         tracker_cancels(&s.tracker, id, KVA_ALL_CHOICES, KVA_FINISH_CANCELLED);
         kva_service_cancel(s.service, id, KVA_ALL_CHOICES, KVA_FINISH_CANCELLED);
     }
-    run_to_end(&s);
+    setup_run_to_end(&s);
     assert_int_equal(kva_service_get_view(s.service, views, 4), 0);
     setup_end(&s);
 }
@@ -542,7 +369,7 @@ static void *work(void *opaque)
         spec.prompt_logprobs = next_random(&random) % 10 == 0 ? 3 : -1;
         if (next_random(&random) % 16 == 0)
             spec.deadline_ns = kva_time_ns() + next_random(&random) % 20000000;
-        if (submit(s, &spec, NULL) == KVA_OK)
+        if (setup_submit(s, &spec, NULL) == KVA_OK)
             worker->accepted++;
         else
             worker->refused++;
@@ -581,7 +408,7 @@ static void test_service__serves_several_threads_at_once(void **state KVA_UNUSED
     for (uint32_t i = 0; i < WORKERS * 200; i++) {
         struct pollfd fd = {.fd = s.wake_fd, .events = POLLIN};
         if (poll(&fd, 1, 1) > 0)
-            wait_and_poll(&s);
+            setup_wait_and_poll(&s);
     }
     uint32_t accepted = 0;
     for (uint32_t i = 0; i < WORKERS; i++) {
@@ -589,7 +416,7 @@ static void test_service__serves_several_threads_at_once(void **state KVA_UNUSED
         pthread_join(workers[i].thread, NULL);
         accepted += workers[i].accepted;
     }
-    run_to_end(&s);
+    setup_run_to_end(&s);
     assert_true(accepted > 0);
     assert_true(kva_service_idle(s.service));
     struct kva_scheduler_stats stats;
