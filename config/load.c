@@ -83,8 +83,7 @@ static bool known_elsewhere(const struct loader *loader, const char *name)
     return false;
 }
 
-/* --- command line
- * ---------------------------------------------------------------------------------- */
+/* --- command line ---------------------------------------------------------------------------- */
 
 static enum kva_status unknown_flag(const char *flag, struct kva_err *err)
 {
@@ -150,8 +149,7 @@ static enum kva_status read_arguments(struct loader *loader, struct kva_string_l
     return KVA_OK;
 }
 
-/* --- environment
- * ------------------------------------------------------------------------------------- */
+/* --- environment ----------------------------------------------------------------------------- */
 
 static enum kva_status read_environment(struct loader *loader, struct kva_err *err)
 {
@@ -174,8 +172,7 @@ static enum kva_status read_environment(struct loader *loader, struct kva_err *e
     return KVA_OK;
 }
 
-/* --- configuration file
- * ---------------------------------------------------------------------------------- */
+/* --- configuration file ---------------------------------------------------------------------- */
 
 static enum kva_status read_text(const char *path, char **ret, struct kva_err *err)
 {

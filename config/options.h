@@ -53,6 +53,7 @@ struct kva_config {
     uint64_t port;
     struct kva_string_list api_keys;
     char *api_key_file;
+    uint64_t key_rate;
     char *tls_cert;
     char *tls_key;
     struct kva_string_list cors_origins;

@@ -69,6 +69,8 @@ static const struct kva_option table[] = {
      "the file or the environment."},
     {"api-key-file", KVA_OPTION_STRING, SERVE, AT(api_key_file), 0, 0, NULL, NULL, "Server",
      "File of keys, one a line; empty lines and lines that begin with # are ignored."},
+    {"key-rate", KVA_OPTION_UINT, SERVE, AT(key_rate), 0, 1e6, "0", NULL, "Server",
+     "Requests per minute that one key may make; 0: no limit."},
     {"tls-cert", KVA_OPTION_STRING, SERVE, AT(tls_cert), 0, 0, NULL, NULL, "Server",
      "Certificate chain (PEM); with --tls-key: serve HTTPS. Read again on SIGHUP."},
     {"tls-key", KVA_OPTION_STRING, SERVE, AT(tls_key), 0, 0, NULL, NULL, "Server",

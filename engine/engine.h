@@ -82,7 +82,8 @@ struct kva_step_item {
     struct kva_sequence *seq;
     uint32_t prefill_tokens; /* quota of prompt tokens' worth of work; 0: decode one token */
 
-    /* --- results --- */
+    /* --- results ---------------------------------------------------------------------------------
+     */
     enum kva_status status; /* this item's failure; the others are unaffected */
     uint32_t prefill_done;  /* tokens' worth of prefill done in this step, <= quota */
     bool emitted;           /* `token` is valid: a decode, or the step that finished the prefill */
@@ -129,7 +130,8 @@ struct kva_engine_ops {
 
     void (*usage)(void *self, struct kva_engine_usage *ret);
 
-    /* --- optional: NULL where an engine has no better answer than the scheduler's --- */
+    /* --- optional: NULL where an engine has no better answer than the scheduler's ----------------
+     */
 
     /* Whether create would accept these parameters: same errors, nothing made. Reads constants
      * only, so that any thread may call it while a step runs: it lets a request that can never fit

@@ -55,8 +55,7 @@ struct kva_forward {
     struct kva_kv_rows *kv_rows;            /* [sequences_max] */
 };
 
-/* --- creation ------------------------------------------------------------------------------------
- */
+/* --- creation -------------------------------------------------------------------------------- */
 
 static enum kva_status load_weight(struct kva_forward *fw, const struct kva_tensor *tensor,
                                    struct kva_weight *weight, struct kva_err *err)
@@ -231,8 +230,7 @@ size_t kva_forward_scratch_bytes(const struct kva_forward *fw)
     return bytes;
 }
 
-/* --- a call --------------------------------------------------------------------------------------
- */
+/* --- a call ---------------------------------------------------------------------------------- */
 
 /* Token ids and positions of all rows, and where each sequence's block table lies. Returns the
  * number of rows. */

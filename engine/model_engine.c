@@ -1,57 +1,16 @@
 #include "engine/model_engine.h"
 
 #include "base/buf.h"
-#include "engine/forward.h"
-#include "engine/sampler.h"
+#include "engine/model_engine_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* Rows whose logits are computed together: bounds the buffer for large vocabularies. */
-#define LOGIT_ROWS_MAX 64u
 
 /* Prompts in the middle of their prefill at the same time: each holds a residual stream of its
  * whole length. */
 #define PARTIAL_PREFILLS_MAX 2u
 
-struct kva_sequence {
-    struct kva_sequence_params params;
-    struct kva_kv_seq kv;
-    uint32_t *ids;        /* [tokens_max]: prompt, then output */
-    uint32_t token_count; /* of ids */
-
-    /* Prefill: layer-major cursor over the prompt tokens that the prefix cache did not have. */
-    uint32_t prefill_first; /* first token to compute */
-    uint32_t prefill_layer;
-    uint32_t prefill_position;
-    uint32_t prefill_reported; /* tokens' worth of progress told to the scheduler */
-    bool prefilled;
-    void *
-        stream; /* act [prompt_tokens - prefill_first, hidden]: the residual stream between steps */
-    size_t stream_bytes;
-
-    struct kva_prompt_logprob *prompt_logprobs; /* [prompt_tokens - 1], or NULL */
-};
-
-struct model_engine {
-    struct kva_engine engine;
-    struct kva_model_engine_params params;
-    const struct kva_model_config *config;
-    struct kva_device *device;
-    struct kva_kv *kv;
-    struct kva_forward *forward;
-    struct kva_sampler *sampler;
-    uint64_t steps;
-    size_t act_bytes;
-
-    /* The joint pass of a step. */
-    struct kva_forward_rows *batch_rows; /* [sequences_max] */
-    struct kva_step_item **batch_items;  /* [sequences_max] */
-    uint32_t *logit_rows;                /* [max(sequences_max, step_tokens_max)] */
-};
-
-/* --- sequences
- * -------------------------------------------------------------------------------------- */
+/* --- sequences ------------------------------------------------------------------------------- */
 
 static void sequence_free(struct model_engine *e, struct kva_sequence *seq)
 {
@@ -79,6 +38,14 @@ static enum kva_status check_params(const struct model_engine *e,
                             p->prompt[i], e->config->vocab_size);
     }
     return KVA_OK;
+}
+
+static enum kva_status engine_check(void *self, const struct kva_sequence_params *params,
+                                    struct kva_err *err)
+{
+    struct model_engine *e = self;
+    enum kva_status status = check_params(e, params, err);
+    return status ? status : kva_kv_check_fits(e->kv, params->kv.policy, params->tokens_max, err);
 }
 
 static enum kva_status engine_create(void *self, const struct kva_sequence_params *params,
@@ -145,6 +112,14 @@ static enum kva_status engine_admit(void *self, struct kva_sequence *seq, uint32
     return KVA_OK;
 }
 
+static void engine_admit_bytes(void *self, const struct kva_sequence *seq,
+                               struct kva_tier_bytes *ret)
+{
+    struct model_engine *e = self;
+    *ret = kva_kv_seq_admit_bytes(e->kv, &seq->kv, seq->ids, seq->params.prompt_tokens,
+                                  seq->params.tokens_max);
+}
+
 static enum kva_status engine_grow(void *self, struct kva_sequence *seq, struct kva_err *err)
 {
     struct model_engine *e = self;
@@ -188,243 +163,22 @@ static void engine_usage(void *self, struct kva_engine_usage *ret)
     kva_kv_usage(e->kv, ret);
 }
 
-/* --- from hidden rows to tokens
- * ---------------------------------------------------------------------- */
-
-static void emit(struct model_engine *e, struct kva_step_item *item, float *logits)
-{
-    struct kva_sequence *seq = item->seq;
-    const struct kva_sampler_context context = {
-        .params = seq->params.sampling,
-        .choice = seq->params.choice,
-        .ids = seq->ids,
-        .prompt_tokens = seq->params.prompt_tokens,
-        .token_count = seq->token_count,
-    };
-    item->status = kva_sampler_draw(e->sampler, logits, &context, &item->token);
-    if (item->status)
-        return;
-    item->emitted = true;
-    if (seq->token_count < seq->params.tokens_max)
-        seq->ids[seq->token_count++] = item->token.token;
-}
-
-/* Log-probabilities of prompt tokens position_first + 1 ... from the rows of hidden that start at
- * `row`. */
-static void score_prompt(struct model_engine *e, struct kva_sequence *seq, const void *hidden,
-                         uint32_t row, uint32_t position_first, uint32_t row_count)
-{
-    if (!seq->prompt_logprobs)
-        return;
-    uint32_t last = kva_min_u32(position_first + row_count, seq->params.prompt_tokens - 1);
-    uint32_t top =
-        kva_min_u32((uint32_t)seq->params.sampling->prompt_logprobs, e->config->vocab_size);
-    for (uint32_t at = position_first; at < last; at += LOGIT_ROWS_MAX) {
-        uint32_t count = kva_min_u32(LOGIT_ROWS_MAX, last - at);
-        for (uint32_t i = 0; i < count; i++)
-            e->logit_rows[i] = row + at - position_first + i;
-        const float *logits = kva_forward_logits(e->forward, hidden, e->logit_rows, count);
-        for (uint32_t i = 0; i < count; i++) {
-            struct kva_prompt_logprob *entry = &seq->prompt_logprobs[at + i];
-            entry->top_count = top;
-            kva_sampler_logprobs(e->sampler, logits + (size_t)i * e->config->vocab_size,
-                                 seq->ids[at + i + 1], top, &entry->actual, entry->top);
-        }
-    }
-}
-
-/* --- the joint pass: decoding rows and prompts that fit whole
- * ------------------------------------------ */
-
-static uint32_t prefill_left(const struct kva_sequence *seq)
-{
-    return seq->params.prompt_tokens - seq->prefill_first;
-}
-
-static bool fits_whole(const struct kva_step_item *item, uint32_t rows_left)
-{
-    const struct kva_sequence *seq = item->seq;
-    return seq->prefill_layer == 0 && seq->prefill_position == seq->prefill_first &&
-           prefill_left(seq) <= item->prefill_tokens && prefill_left(seq) <= rows_left;
-}
-
-static void finish_prefill(struct model_engine *e, struct kva_step_item *item)
-{
-    struct kva_sequence *seq = item->seq;
-    item->prefill_done = prefill_left(seq) - seq->prefill_reported;
-    seq->prefill_reported += item->prefill_done;
-    seq->prefilled = true;
-    kva_device_free(e->device, KVA_MEM_DEVICE, seq->stream, seq->stream_bytes);
-    seq->stream = NULL;
-    seq->stream_bytes = 0;
-}
-
-/* Picks the items of the joint pass; returns their count. */
-static uint32_t gather_batch(struct model_engine *e, struct kva_step_item *items, uint32_t count)
-{
-    uint32_t rows_left = e->engine.limits.step_tokens_max;
-    uint32_t batch = 0;
-    for (uint32_t i = 0; i < count; i++)
-        rows_left -= items[i].seq->prefilled;
-    for (uint32_t i = 0; i < count; i++) {
-        struct kva_sequence *seq = items[i].seq;
-        if (!seq->prefilled && !fits_whole(&items[i], rows_left))
-            continue;
-        uint32_t first = seq->prefilled ? seq->kv.tokens : seq->prefill_first;
-        uint32_t rows = seq->prefilled ? 1 : prefill_left(seq);
-        rows_left -= seq->prefilled ? 0 : rows;
-        e->batch_rows[batch] = (struct kva_forward_rows){
-            .seq = &seq->kv,
-            .ids = seq->ids + first,
-            .position_first = first,
-            .row_count = rows,
-        };
-        e->batch_items[batch++] = &items[i];
-    }
-    return batch;
-}
-
-static void emit_batch(struct model_engine *e, const void *hidden, uint32_t batch)
-{
-    uint32_t row = 0;
-    for (uint32_t i = 0; i < batch; i++) {
-        row += e->batch_rows[i].row_count;
-        e->logit_rows[i] = row - 1;
-    }
-    for (uint32_t at = 0; at < batch; at += LOGIT_ROWS_MAX) {
-        uint32_t count = kva_min_u32(LOGIT_ROWS_MAX, batch - at);
-        const float *logits = kva_forward_logits(e->forward, hidden, e->logit_rows + at, count);
-        for (uint32_t i = 0; i < count; i++)
-            emit(e, e->batch_items[at + i],
-                 (float *)(uintptr_t)logits + (size_t)i * e->config->vocab_size);
-    }
-}
-
-static void run_batch(struct model_engine *e, uint32_t batch)
-{
-    if (batch == 0)
-        return;
-    void *hidden = kva_forward_hidden(e->forward);
-    const struct kva_forward_call call = {
-        .rows = e->batch_rows,
-        .rows_count = batch,
-        .hidden = hidden,
-        .layer_count = e->config->layer_count,
-        .restart = true,
-    };
-    kva_forward_embed(e->forward, &call);
-    kva_forward_layers(e->forward, &call);
-    uint32_t row = 0;
-    for (uint32_t i = 0; i < batch; i++) {
-        const struct kva_forward_rows *rows = &e->batch_rows[i];
-        struct kva_step_item *item = e->batch_items[i];
-        struct kva_sequence *seq = item->seq;
-        kva_kv_seq_commit(e->kv, &seq->kv, seq->ids, rows->position_first + rows->row_count);
-        if (!seq->prefilled) {
-            score_prompt(e, seq, hidden, row, rows->position_first, rows->row_count);
-            finish_prefill(e, item);
-        }
-        row += rows->row_count;
-    }
-    emit_batch(e, hidden, batch);
-}
-
-/* --- long prompts, layer-major
- * -------------------------------------------------------------------------- */
-
-/* One chunk of one layer. */
-static void run_chunk(struct model_engine *e, struct kva_sequence *seq, uint32_t rows)
-{
-    size_t row_bytes = e->config->hidden_size * e->act_bytes;
-    uint32_t position = seq->prefill_position;
-    const struct kva_forward_rows forward_rows = {
-        .seq = &seq->kv,
-        .ids = seq->ids + position,
-        .position_first = position,
-        .row_count = rows,
-    };
-    const struct kva_forward_call call = {
-        .rows = &forward_rows,
-        .rows_count = 1,
-        .hidden = (unsigned char *)seq->stream + (position - seq->prefill_first) * row_bytes,
-        .layer_first = seq->prefill_layer,
-        .layer_count = 1,
-    };
-    if (seq->prefill_layer == 0)
-        kva_forward_embed(e->forward, &call);
-    kva_forward_layers(e->forward, &call);
-    bool last_layer = seq->prefill_layer + 1 == e->config->layer_count;
-    if (last_layer)
-        score_prompt(e, seq, call.hidden, 0, position, rows);
-    seq->prefill_position += rows;
-    if (seq->prefill_position == seq->params.prompt_tokens && !last_layer) {
-        seq->prefill_position = seq->prefill_first;
-        seq->prefill_layer++;
-    }
-}
-
-static void run_long(struct model_engine *e, struct kva_step_item *item)
-{
-    struct kva_sequence *seq = item->seq;
-    uint32_t prompt = seq->params.prompt_tokens;
-    uint32_t layers = e->config->layer_count;
-    uint64_t units = (uint64_t)item->prefill_tokens * layers;
-    while (units > 0 && seq->prefill_position < prompt) {
-        uint64_t rows =
-            kva_min_u32(e->engine.limits.step_tokens_max, prompt - seq->prefill_position);
-        rows = rows < units ? rows : units;
-        units -= rows;
-        run_chunk(e, seq, (uint32_t)rows);
-    }
-    if (seq->prefill_position < prompt) {
-        uint64_t done = (uint64_t)seq->prefill_layer * prefill_left(seq) + seq->prefill_position -
-                        seq->prefill_first;
-        item->prefill_done = (uint32_t)(done / layers) - seq->prefill_reported;
-        seq->prefill_reported += item->prefill_done;
-        return;
-    }
-    kva_kv_seq_commit(e->kv, &seq->kv, seq->ids, prompt);
-    uint32_t last = prefill_left(seq) - 1;
-    const float *logits = kva_forward_logits(e->forward, seq->stream, &last, 1);
-    emit(e, item, (float *)(uintptr_t)logits);
-    finish_prefill(e, item);
-}
-
-static enum kva_status engine_step(void *self, struct kva_step_item *items, uint32_t count,
-                                   struct kva_err *err)
-{
-    struct model_engine *e = self;
-    for (uint32_t i = 0; i < count; i++) {
-        items[i].status = KVA_OK;
-        items[i].emitted = false;
-        items[i].prefill_done = 0;
-    }
-    kva_kv_step_begin(e->kv);
-    uint32_t batch = gather_batch(e, items, count);
-    run_batch(e, batch);
-    for (uint32_t i = 0; i < count; i++) {
-        if (!items[i].seq->prefilled)
-            run_long(e, &items[i]);
-    }
-    e->steps++;
-    return kva_device_error(e->device, err);
-}
-
 static const struct kva_engine_ops engine_ops = {
     .create = engine_create,
     .admit = engine_admit,
     .grow = engine_grow,
     .suspend = engine_suspend,
     .resume = engine_resume,
-    .step = engine_step,
+    .step = kva_model_engine_step,
     .destroy = engine_destroy,
     .sequence_info = engine_sequence_info,
     .prompt_logprobs = engine_prompt_logprobs,
     .usage = engine_usage,
+    .check = engine_check,
+    .admit_bytes = engine_admit_bytes,
 };
 
-/* --- creation
- * --------------------------------------------------------------------------------------------- */
+/* --- creation -------------------------------------------------------------------------------- */
 
 enum kva_dtype kva_model_engine_kv_dtype(const struct kva_model *model)
 {
@@ -468,7 +222,7 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
         .rows_max = p->step_tokens_max,
         .sequences_max = p->sequences_max,
         .context_max = p->context_max,
-        .logit_rows_max = LOGIT_ROWS_MAX,
+        .logit_rows_max = KVA_LOGIT_ROWS_MAX,
     };
     status = kva_forward_create(&forward, &e->forward, err);
     if (!status)
@@ -476,7 +230,7 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
     if (status)
         return status;
     size_t logit_rows =
-        kva_max_size(kva_max_u32(p->sequences_max, p->step_tokens_max), LOGIT_ROWS_MAX);
+        kva_max_size(kva_max_u32(p->sequences_max, p->step_tokens_max), KVA_LOGIT_ROWS_MAX);
     e->batch_rows = calloc(p->sequences_max, sizeof(*e->batch_rows));
     e->batch_items = calloc(p->sequences_max, sizeof(struct kva_step_item *));
     e->logit_rows = calloc(logit_rows, sizeof(*e->logit_rows));
@@ -535,8 +289,7 @@ void kva_model_engine_destroy(struct kva_engine *engine)
     free(e);
 }
 
-/* --- the memory plan
- * ---------------------------------------------------------------------------------------- */
+/* --- the memory plan ------------------------------------------------------------------------- */
 
 static double mib(uint64_t bytes)
 {

@@ -59,8 +59,7 @@ double kva_sampler_uniform(uint64_t seed, uint64_t index)
     return (double)(bits >> 11) * 0x1p-53;
 }
 
-/* --- order of candidates
- * -------------------------------------------------------------------------- */
+/* --- order of candidates --------------------------------------------------------------------- */
 
 /* Larger logit first; equal logits by token id, so that results do not depend on the method of
  * selection. */
@@ -102,8 +101,7 @@ static struct candidate pop(struct candidate *heap, uint32_t count)
     return best;
 }
 
-/* --- log-probabilities
- * ---------------------------------------------------------------------------- */
+/* --- log-probabilities ----------------------------------------------------------------------- */
 
 static double log_sum_exp(const float *logits, uint32_t count, float *ret_max)
 {
@@ -156,8 +154,7 @@ void kva_sampler_logprobs(struct kva_sampler *sampler, const float *logits, uint
         find_top(logits, sampler->vocab_size, top_count, lse, ret_top);
 }
 
-/* --- what a request forbids or prefers
- * ------------------------------------------------------------- */
+/* --- what a request forbids or prefers ------------------------------------------------------- */
 
 /* `saved` holds the logits as the model gave them. */
 static void keep_allowed(const struct kva_sampler *s, float *logits,
@@ -230,8 +227,7 @@ static void penalise(struct kva_sampler *s, float *logits,
         s->counts[ids[i]] = 0;
 }
 
-/* --- drawing
- * --------------------------------------------------------------------------------------- */
+/* --- drawing --------------------------------------------------------------------------------- */
 
 static uint32_t argmax(const float *logits, uint32_t count)
 {

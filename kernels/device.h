@@ -87,7 +87,7 @@ KVA_MUST_CHECK enum kva_status kva_device_alloc(struct kva_device *device, enum 
                                                 size_t bytes, void **ret, struct kva_err *err);
 void kva_device_free(struct kva_device *device, enum kva_mem mem, void *data, size_t bytes);
 
-/* --- weights ---------------------------------------------------------------------------------- */
+/* --- weights --------------------------------------------------------------------------------- */
 
 /* A matrix [rows, cols], row-major, or a vector (rows = 1), ready for this device's operators. */
 struct kva_weight {
@@ -103,7 +103,7 @@ KVA_MUST_CHECK enum kva_status kva_device_weight(struct kva_device *device, cons
                                                  enum kva_dtype dtype, uint32_t rows, uint32_t cols,
                                                  struct kva_weight *ret, struct kva_err *err);
 
-/* --- queues, copies, events ------------------------------------------------------------------- */
+/* --- queues, copies, events ------------------------------------------------------------------ */
 
 /* Copy between any two addresses of this device's tiers, in `queue`'s order. Both stay valid until
  * it ran. */

@@ -61,8 +61,7 @@ void kva_kv_destroy(struct kva_kv *kv)
     free(kv);
 }
 
-/* --- device copies of whole pages ---------------------------------------------------------------
- */
+/* --- device copies of whole pages ------------------------------------------------------------ */
 
 static void droppable_remove(struct kva_kv *kv, struct kva_page *page)
 {
@@ -124,8 +123,7 @@ void kva_kv_give_device(struct kva_kv *kv, void *data, size_t bytes)
     kva_tier_give(kv->tier, data, bytes);
 }
 
-/* --- copies -------------------------------------------------------------------------------------
- */
+/* --- copies ---------------------------------------------------------------------------------- */
 
 void kva_kv_order_copies(struct kva_kv *kv)
 {
@@ -158,8 +156,7 @@ void kva_kv_step_begin(struct kva_kv *kv)
     kv->copies_pending = false;
 }
 
-/* --- accounting ---------------------------------------------------------------------------------
- */
+/* --- accounting ------------------------------------------------------------------------------ */
 
 struct kva_tier_bytes kva_kv_seq_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq)
 {

@@ -81,10 +81,12 @@ struct kva_kv_seq {
     uint64_t device_bytes;
     uint64_t fetched_bytes;
 
-    /* --- policies that keep whole pages on the device (full) --- */
+    /* --- policies that keep whole pages on the device (full) -------------------------------------
+     */
     uint32_t device_page_count; /* the first so many pages are in use there */
 
-    /* --- policies that stage pages layer by layer (offload) --- */
+    /* --- policies that stage pages layer by layer (offload) --------------------------------------
+     */
     void **stage[2]; /* [pages_max]: device block of page i for even and odd layers */
     uint32_t stage_count;
     uint32_t staged_layer[2]; /* which layer those hold; UINT32_MAX: none */
@@ -97,6 +99,12 @@ struct kva_kv_seq {
 KVA_MUST_CHECK enum kva_status kva_kv_create(const struct kva_kv_params *params,
                                              struct kva_kv **ret, struct kva_err *err);
 void kva_kv_destroy(struct kva_kv *kv);
+
+/* Whether a sequence of tokens_max tokens fits the budgets alone. Reads constants only: any thread.
+ * Fails: KVA_ELIMIT (err names the tier, in words and as its param, and both byte counts). */
+KVA_MUST_CHECK enum kva_status kva_kv_check_fits(const struct kva_kv *kv,
+                                                 enum kva_kv_policy_id policy, uint32_t tokens_max,
+                                                 struct kva_err *err);
 
 /* Storage for a sequence of up to tokens_max tokens; takes no page. Fails: KVA_ENOMEM; KVA_ELIMIT
  * if it would not fit the budgets alone (err names the tier and both byte counts). */
@@ -114,6 +122,12 @@ KVA_MUST_CHECK enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv
                                                 const uint32_t *prompt, uint32_t prompt_tokens,
                                                 uint32_t tokens_max, uint32_t *ret_cached_tokens,
                                                 struct kva_err *err);
+
+/* What such an admission would take now: pages that others hold are free of charge, pages that only
+ * the cache holds are not. */
+struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq,
+                                             const uint32_t *prompt, uint32_t prompt_tokens,
+                                             uint32_t tokens_max);
 
 /* Undo an admission. */
 void kva_kv_seq_retreat(struct kva_kv *kv, struct kva_kv_seq *seq);
@@ -139,8 +153,7 @@ void kva_kv_step_begin(struct kva_kv *kv);
 struct kva_tier_bytes kva_kv_seq_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq);
 void kva_kv_usage(const struct kva_kv *kv, struct kva_engine_usage *ret);
 
-/* --- for policies ------------------------------------------------------------------------------
- */
+/* --- for policies ---------------------------------------------------------------------------- */
 
 /* Device memory, dropping unused device copies of pages if need be; NULL: full. */
 void *kva_kv_take_device(struct kva_kv *kv, size_t bytes);

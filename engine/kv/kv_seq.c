@@ -3,24 +3,25 @@
 
 #include <stdlib.h>
 
-static enum kva_status check_fits(const struct kva_kv *kv, const struct kva_kv_seq *seq,
+enum kva_status kva_kv_check_fits(const struct kva_kv *kv, enum kva_kv_policy_id id,
                                   uint32_t tokens_max, struct kva_err *err)
 {
-    uint64_t device = seq->policy->footprint(kv, tokens_max);
+    const struct kva_kv_policy *policy = kva_kv_policy_get(id);
+    uint64_t device = policy->footprint(kv, tokens_max);
     uint64_t device_budget = kva_tier_budget_bytes(kv->tier);
     if (device > device_budget)
-        return kva_fail(
-            err, KVA_ELIMIT,
-            "%u tokens need %llu bytes of the device tier under policy '%s', its budget "
-            "is %llu bytes",
-            tokens_max, (unsigned long long)device, seq->policy->name,
-            (unsigned long long)device_budget);
-    uint64_t page_bytes = kv->shape.page_bytes;
-    if (seq->pages_max > kva_page_pool_total(kv->pages))
-        return kva_fail(err, KVA_ELIMIT,
-                        "%u tokens need %llu bytes of the host tier, its budget is %llu bytes",
-                        tokens_max, (unsigned long long)(seq->pages_max * page_bytes),
-                        (unsigned long long)(kva_page_pool_total(kv->pages) * page_bytes));
+        return kva_fail_param(err, KVA_ELIMIT, "device",
+                              "%u tokens need %llu bytes of the device tier under policy '%s', its "
+                              "budget is %llu bytes",
+                              tokens_max, (unsigned long long)device, policy->name,
+                              (unsigned long long)device_budget);
+    uint64_t host = kva_kv_pages(tokens_max) * (uint64_t)kv->shape.page_bytes;
+    uint64_t host_budget = kva_page_pool_total(kv->pages) * (uint64_t)kv->shape.page_bytes;
+    if (host > host_budget)
+        return kva_fail_param(
+            err, KVA_ELIMIT, "host",
+            "%u tokens need %llu bytes of the host tier, its budget is %llu bytes", tokens_max,
+            (unsigned long long)host, (unsigned long long)host_budget);
     return KVA_OK;
 }
 
@@ -28,15 +29,15 @@ enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
                                 enum kva_kv_policy_id policy, uint32_t tokens_max,
                                 struct kva_err *err)
 {
+    enum kva_status status = kva_kv_check_fits(kv, policy, tokens_max, err);
+    if (status)
+        return status;
     *seq = (struct kva_kv_seq){
         .policy = kva_kv_policy_get(policy),
         .pages_max = kva_kv_pages(tokens_max),
         .open_page = KVA_NO_PAGE,
         .staged_layer = {UINT32_MAX, UINT32_MAX},
     };
-    enum kva_status status = check_fits(kv, seq, tokens_max, err);
-    if (status)
-        return status;
     seq->pages = calloc(seq->pages_max, sizeof(struct kva_page *));
     seq->stage[0] = calloc(seq->pages_max, sizeof(void *));
     seq->stage[1] = calloc(seq->pages_max, sizeof(void *));
@@ -93,6 +94,25 @@ static void find_prefix(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_
     seq->tokens = seq->page_count * KVA_PAGE_TOKENS;
 }
 
+struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq,
+                                             const uint32_t *prompt, uint32_t prompt_tokens,
+                                             uint32_t tokens_max)
+{
+    struct kva_tier_bytes bytes = {
+        .device = seq->policy->footprint(kv, prompt_tokens),
+        .host = kva_kv_pages(tokens_max) * (uint64_t)kv->shape.page_bytes,
+    };
+    const struct kva_page *page = NULL;
+    for (uint32_t i = 0; seq->share && i < (prompt_tokens - 1) / KVA_PAGE_TOKENS; i++) {
+        page = kva_page_pool_find(kv->pages, page, seq->scope, prompt + i * KVA_PAGE_TOKENS);
+        if (!page || page->refs == 0)
+            break;
+        bytes.host -= kv->shape.page_bytes;
+        bytes.device -= seq->policy->shared ? seq->policy->shared(kv, page) : 0;
+    }
+    return bytes;
+}
+
 /* Take promised pages until `count` exist. */
 static void take_pages(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)
 {
@@ -112,15 +132,16 @@ enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq, cons
     uint32_t missing = kva_kv_pages(tokens_max) - seq->page_count;
     if (!kva_page_pool_promise(kv->pages, missing)) {
         release_pages(kv, seq);
-        return kva_fail(err, KVA_ELIMIT, "the host tier has no room for %u more pages now",
-                        missing);
+        return kva_fail_param(err, KVA_ELIMIT, "host",
+                              "the host tier has no room for %u more pages now", missing);
     }
     seq->promised_pages = missing;
     take_pages(kv, seq, kva_kv_pages(prompt_tokens));
     if (!seq->policy->reserve(kv, seq, prompt_tokens)) {
         release_pages(kv, seq);
-        return kva_fail(err, KVA_ELIMIT, "the device tier has no room for %u more tokens now",
-                        prompt_tokens - cached);
+        return kva_fail_param(err, KVA_ELIMIT, "device",
+                              "the device tier has no room for %u more tokens now",
+                              prompt_tokens - cached);
     }
     seq->resident = true;
     if (seq->share) {
@@ -137,7 +158,8 @@ enum kva_status kva_kv_seq_grow(struct kva_kv *kv, struct kva_kv_seq *seq, uint3
     take_pages(kv, seq, kva_kv_pages(tokens));
     if (seq->policy->reserve(kv, seq, tokens))
         return KVA_OK;
-    return kva_fail(err, KVA_ELIMIT, "the device tier has no room for one more page now");
+    return kva_fail_param(err, KVA_ELIMIT, "device",
+                          "the device tier has no room for one more page now");
 }
 
 void kva_kv_seq_suspend(struct kva_kv *kv, struct kva_kv_seq *seq)
@@ -149,8 +171,8 @@ void kva_kv_seq_suspend(struct kva_kv *kv, struct kva_kv_seq *seq)
 enum kva_status kva_kv_seq_resume(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
 {
     if (!seq->policy->restore(kv, seq))
-        return kva_fail(err, KVA_ELIMIT, "the device tier has no room for %u tokens now",
-                        seq->tokens);
+        return kva_fail_param(err, KVA_ELIMIT, "device",
+                              "the device tier has no room for %u tokens now", seq->tokens);
     seq->resident = true;
     return KVA_OK;
 }

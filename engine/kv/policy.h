@@ -42,6 +42,10 @@ struct kva_kv_policy {
     /* Device bytes that a sequence of `tokens` tokens needs, in an empty tier. */
     uint64_t (*footprint)(const struct kva_kv *kv, uint32_t tokens);
 
+    /* Of it: what a sequence need not take for a page of its beginning, because a running one uses
+     * it. NULL: nothing. */
+    uint64_t (*shared)(const struct kva_kv *kv, const struct kva_page *page);
+
     /* Device memory for `tokens` tokens; pages [0, page_count) exist. All or nothing; false: the
      * tier is full. */
     bool (*reserve)(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t tokens);

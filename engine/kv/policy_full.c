@@ -10,6 +10,11 @@ static uint64_t full_footprint(const struct kva_kv *kv, uint32_t tokens)
     return kva_tier_footprint(kv->tier, kv->shape.page_bytes, kva_kv_pages(tokens));
 }
 
+static uint64_t full_shared(const struct kva_kv *kv, const struct kva_page *page)
+{
+    return page->device_users > 0 ? kv->shape.page_bytes : 0;
+}
+
 /* Stop using the last of the sequence's device pages. */
 static void leave_last_page(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
@@ -97,6 +102,7 @@ const struct kva_kv_policy kva_kv_policy_full = {
     .id = KVA_KV_FULL,
     .name = "full",
     .footprint = full_footprint,
+    .shared = full_shared,
     .reserve = full_reserve,
     .release = full_release,
     .restore = full_restore,

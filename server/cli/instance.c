@@ -10,8 +10,7 @@
 /* Tiers by default: enough for real use, small enough to leave the machine to its other tenants. */
 #define AUTO_BUDGET_SHARE 4
 
-/* --- progress
- * --------------------------------------------------------------------------------------- */
+/* --- progress -------------------------------------------------------------------------------- */
 
 struct progress {
     const char *what;
@@ -44,8 +43,7 @@ static void show_progress(void *opaque, uint64_t done, uint64_t total)
     fflush(stderr);
 }
 
-/* --- parts
- * -------------------------------------------------------------------------------------------- */
+/* --- parts ----------------------------------------------------------------------------------- */
 
 static uint32_t cpu_level_mask(uint32_t choice)
 {

@@ -325,6 +325,48 @@ static void test_model_engine__budgets_hold_and_refusals_name_both_numbers(void 
     fixture_close(&f);
 }
 
+static void test_model_engine__admission_takes_what_was_announced(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    uint32_t prompt[CONTEXT], cached;
+    const struct kva_sampling_params sampling = with_logprobs();
+    fixture_open(&f, &(struct fixture_params){.model_path = LLAMA, .prefix_cache = true});
+    const struct kva_engine_ops *ops = f.engine->ops;
+    void *self = f.engine->self;
+    fixture_prompt(prompt, CONTEXT, VOCAB, 8);
+    struct kva_sequence *seqs[6];
+    for (uint32_t i = 0; i < 6; i++) {
+        const struct kva_sequence_params params = {
+            .prompt = prompt,
+            .prompt_tokens = 180,
+            .tokens_max = 200,
+            .sampling = &sampling,
+            .kv = {i % 3 == 2 ? KVA_KV_OFFLOAD : KVA_KV_FULL},
+        };
+        struct kva_engine_usage before, after;
+        struct kva_tier_bytes want;
+        struct kva_err err;
+        assert_int_equal(ops->check(self, &params, &err), KVA_OK);
+        assert_int_equal(ops->create(self, &params, &seqs[i], &err), KVA_OK);
+        ops->usage(self, &before);
+        ops->admit_bytes(self, seqs[i], &want);
+        assert_int_equal(ops->admit(self, seqs[i], &cached, &err), KVA_OK);
+        ops->usage(self, &after);
+        assert_int_equal(after.used.host - before.used.host, want.host);
+        /* Items of other sizes may find room in chunks that are open already. */
+        if (i % 3 == 2)
+            assert_true(after.used.device - before.used.device <= want.device);
+        else
+            assert_int_equal(after.used.device - before.used.device, want.device);
+        assert_int_equal(cached, i == 0 ? 0 : 128);
+        fixture_prefill(&f, seqs[i], 180);
+    }
+    for (uint32_t i = 0; i < 6; i++)
+        ops->destroy(self, seqs[i]);
+    expect_nothing_used(&f);
+    fixture_close(&f);
+}
+
 static void test_model_engine__prompt_logprobs_are_those_of_decoding(void **state KVA_UNUSED)
 {
     enum { PROMPT = 150 };
@@ -398,6 +440,7 @@ int main(void)
         cmocka_unit_test(test_model_engine__a_batch_equals_its_members_alone),
         cmocka_unit_test(test_model_engine__cached_prefixes_change_nothing_but_the_work),
         cmocka_unit_test(test_model_engine__budgets_hold_and_refusals_name_both_numbers),
+        cmocka_unit_test(test_model_engine__admission_takes_what_was_announced),
         cmocka_unit_test(test_model_engine__prompt_logprobs_are_those_of_decoding),
         cmocka_unit_test(test_model_engine__steps_allocate_nothing),
     };

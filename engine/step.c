@@ -1,0 +1,221 @@
+/* step.c - one step of the engine: the joint pass, then the quotas of long prompts. */
+#include "engine/model_engine_internal.h"
+
+/* --- from hidden rows to tokens -------------------------------------------------------------- */
+
+static void emit(struct model_engine *e, struct kva_step_item *item, float *logits)
+{
+    struct kva_sequence *seq = item->seq;
+    const struct kva_sampler_context context = {
+        .params = seq->params.sampling,
+        .choice = seq->params.choice,
+        .ids = seq->ids,
+        .prompt_tokens = seq->params.prompt_tokens,
+        .token_count = seq->token_count,
+    };
+    item->status = kva_sampler_draw(e->sampler, logits, &context, &item->token);
+    if (item->status)
+        return;
+    item->emitted = true;
+    if (seq->token_count < seq->params.tokens_max)
+        seq->ids[seq->token_count++] = item->token.token;
+}
+
+/* Log-probabilities of prompt tokens position_first + 1 ... from the rows of hidden that start at
+ * `row`. */
+static void score_prompt(struct model_engine *e, struct kva_sequence *seq, const void *hidden,
+                         uint32_t row, uint32_t position_first, uint32_t row_count)
+{
+    if (!seq->prompt_logprobs)
+        return;
+    uint32_t last = kva_min_u32(position_first + row_count, seq->params.prompt_tokens - 1);
+    uint32_t top =
+        kva_min_u32((uint32_t)seq->params.sampling->prompt_logprobs, e->config->vocab_size);
+    for (uint32_t at = position_first; at < last; at += KVA_LOGIT_ROWS_MAX) {
+        uint32_t count = kva_min_u32(KVA_LOGIT_ROWS_MAX, last - at);
+        for (uint32_t i = 0; i < count; i++)
+            e->logit_rows[i] = row + at - position_first + i;
+        const float *logits = kva_forward_logits(e->forward, hidden, e->logit_rows, count);
+        for (uint32_t i = 0; i < count; i++) {
+            struct kva_prompt_logprob *entry = &seq->prompt_logprobs[at + i];
+            entry->top_count = top;
+            kva_sampler_logprobs(e->sampler, logits + (size_t)i * e->config->vocab_size,
+                                 seq->ids[at + i + 1], top, &entry->actual, entry->top);
+        }
+    }
+}
+
+/* --- the joint pass: decoding rows and prompts that fit whole -------------------------------- */
+
+static uint32_t prefill_left(const struct kva_sequence *seq)
+{
+    return seq->params.prompt_tokens - seq->prefill_first;
+}
+
+static bool fits_whole(const struct kva_step_item *item, uint32_t rows_left)
+{
+    const struct kva_sequence *seq = item->seq;
+    return seq->prefill_layer == 0 && seq->prefill_position == seq->prefill_first &&
+           prefill_left(seq) <= item->prefill_tokens && prefill_left(seq) <= rows_left;
+}
+
+static void finish_prefill(struct model_engine *e, struct kva_step_item *item)
+{
+    struct kva_sequence *seq = item->seq;
+    item->prefill_done = prefill_left(seq) - seq->prefill_reported;
+    seq->prefill_reported += item->prefill_done;
+    seq->prefilled = true;
+    kva_device_free(e->device, KVA_MEM_DEVICE, seq->stream, seq->stream_bytes);
+    seq->stream = NULL;
+    seq->stream_bytes = 0;
+}
+
+/* Picks the items of the joint pass; returns their count. */
+static uint32_t gather_batch(struct model_engine *e, struct kva_step_item *items, uint32_t count)
+{
+    uint32_t rows_left = e->engine.limits.step_tokens_max;
+    uint32_t batch = 0;
+    for (uint32_t i = 0; i < count; i++)
+        rows_left -= items[i].seq->prefilled;
+    for (uint32_t i = 0; i < count; i++) {
+        struct kva_sequence *seq = items[i].seq;
+        if (!seq->prefilled && !fits_whole(&items[i], rows_left))
+            continue;
+        uint32_t first = seq->prefilled ? seq->kv.tokens : seq->prefill_first;
+        uint32_t rows = seq->prefilled ? 1 : prefill_left(seq);
+        rows_left -= seq->prefilled ? 0 : rows;
+        e->batch_rows[batch] = (struct kva_forward_rows){
+            .seq = &seq->kv,
+            .ids = seq->ids + first,
+            .position_first = first,
+            .row_count = rows,
+        };
+        e->batch_items[batch++] = &items[i];
+    }
+    return batch;
+}
+
+static void emit_batch(struct model_engine *e, const void *hidden, uint32_t batch)
+{
+    uint32_t row = 0;
+    for (uint32_t i = 0; i < batch; i++) {
+        row += e->batch_rows[i].row_count;
+        e->logit_rows[i] = row - 1;
+    }
+    for (uint32_t at = 0; at < batch; at += KVA_LOGIT_ROWS_MAX) {
+        uint32_t count = kva_min_u32(KVA_LOGIT_ROWS_MAX, batch - at);
+        const float *logits = kva_forward_logits(e->forward, hidden, e->logit_rows + at, count);
+        for (uint32_t i = 0; i < count; i++)
+            emit(e, e->batch_items[at + i],
+                 (float *)(uintptr_t)logits + (size_t)i * e->config->vocab_size);
+    }
+}
+
+static void run_batch(struct model_engine *e, uint32_t batch)
+{
+    if (batch == 0)
+        return;
+    void *hidden = kva_forward_hidden(e->forward);
+    const struct kva_forward_call call = {
+        .rows = e->batch_rows,
+        .rows_count = batch,
+        .hidden = hidden,
+        .layer_count = e->config->layer_count,
+        .restart = true,
+    };
+    kva_forward_embed(e->forward, &call);
+    kva_forward_layers(e->forward, &call);
+    uint32_t row = 0;
+    for (uint32_t i = 0; i < batch; i++) {
+        const struct kva_forward_rows *rows = &e->batch_rows[i];
+        struct kva_step_item *item = e->batch_items[i];
+        struct kva_sequence *seq = item->seq;
+        kva_kv_seq_commit(e->kv, &seq->kv, seq->ids, rows->position_first + rows->row_count);
+        if (!seq->prefilled) {
+            score_prompt(e, seq, hidden, row, rows->position_first, rows->row_count);
+            finish_prefill(e, item);
+        }
+        row += rows->row_count;
+    }
+    emit_batch(e, hidden, batch);
+}
+
+/* --- long prompts, layer-major --------------------------------------------------------------- */
+
+/* One chunk of one layer. */
+static void run_chunk(struct model_engine *e, struct kva_sequence *seq, uint32_t rows)
+{
+    size_t row_bytes = e->config->hidden_size * e->act_bytes;
+    uint32_t position = seq->prefill_position;
+    const struct kva_forward_rows forward_rows = {
+        .seq = &seq->kv,
+        .ids = seq->ids + position,
+        .position_first = position,
+        .row_count = rows,
+    };
+    const struct kva_forward_call call = {
+        .rows = &forward_rows,
+        .rows_count = 1,
+        .hidden = (unsigned char *)seq->stream + (position - seq->prefill_first) * row_bytes,
+        .layer_first = seq->prefill_layer,
+        .layer_count = 1,
+    };
+    if (seq->prefill_layer == 0)
+        kva_forward_embed(e->forward, &call);
+    kva_forward_layers(e->forward, &call);
+    bool last_layer = seq->prefill_layer + 1 == e->config->layer_count;
+    if (last_layer)
+        score_prompt(e, seq, call.hidden, 0, position, rows);
+    seq->prefill_position += rows;
+    if (seq->prefill_position == seq->params.prompt_tokens && !last_layer) {
+        seq->prefill_position = seq->prefill_first;
+        seq->prefill_layer++;
+    }
+}
+
+static void run_long(struct model_engine *e, struct kva_step_item *item)
+{
+    struct kva_sequence *seq = item->seq;
+    uint32_t prompt = seq->params.prompt_tokens;
+    uint32_t layers = e->config->layer_count;
+    uint64_t units = (uint64_t)item->prefill_tokens * layers;
+    while (units > 0 && seq->prefill_position < prompt) {
+        uint64_t rows =
+            kva_min_u32(e->engine.limits.step_tokens_max, prompt - seq->prefill_position);
+        rows = rows < units ? rows : units;
+        units -= rows;
+        run_chunk(e, seq, (uint32_t)rows);
+    }
+    if (seq->prefill_position < prompt) {
+        uint64_t done = (uint64_t)seq->prefill_layer * prefill_left(seq) + seq->prefill_position -
+                        seq->prefill_first;
+        item->prefill_done = (uint32_t)(done / layers) - seq->prefill_reported;
+        seq->prefill_reported += item->prefill_done;
+        return;
+    }
+    kva_kv_seq_commit(e->kv, &seq->kv, seq->ids, prompt);
+    uint32_t last = prefill_left(seq) - 1;
+    const float *logits = kva_forward_logits(e->forward, seq->stream, &last, 1);
+    emit(e, item, (float *)(uintptr_t)logits);
+    finish_prefill(e, item);
+}
+
+enum kva_status kva_model_engine_step(void *self, struct kva_step_item *items, uint32_t count,
+                                      struct kva_err *err)
+{
+    struct model_engine *e = self;
+    for (uint32_t i = 0; i < count; i++) {
+        items[i].status = KVA_OK;
+        items[i].emitted = false;
+        items[i].prefill_done = 0;
+    }
+    kva_kv_step_begin(e->kv);
+    uint32_t batch = gather_batch(e, items, count);
+    run_batch(e, batch);
+    for (uint32_t i = 0; i < count; i++) {
+        if (!items[i].seq->prefilled)
+            run_long(e, &items[i]);
+    }
+    e->steps++;
+    return kva_device_error(e->device, err);
+}
