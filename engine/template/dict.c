@@ -25,6 +25,7 @@ static bool has_hash(const struct kva_tpl_value *value, int depth)
     switch (value->type) {
     case KVA_TPL_LIST:
     case KVA_TPL_DICT:
+    case KVA_TPL_VIEW:
         return false;
     case KVA_TPL_TUPLE:
         if (depth >= KEY_DEPTH_MAX)

@@ -302,7 +302,8 @@ static enum kva_status put_percent(struct percent *percent, const struct kva_tpl
     }
     const struct kva_tpl_value *values = percent->values;
     size_t count = values->type == KVA_TPL_TUPLE ? values->as.list->count : 1;
-    bool is_mapping = values->type == KVA_TPL_DICT || values->type == KVA_TPL_LIST;
+    bool is_mapping = values->type == KVA_TPL_DICT || values->type == KVA_TPL_LIST ||
+                      values->type == KVA_TPL_RANGE;
     if (percent->next < count && !is_mapping)
         return kva_tpl_fail(percent->run, "not all arguments converted during string formatting");
     return KVA_OK;

@@ -221,6 +221,8 @@ static const char *owner_name(struct kva_tpl_run *run, const struct kva_tpl_valu
         return "None";
     if (owner->type == KVA_TPL_NAMESPACE)
         return "jinja2.utils.Namespace object";
+    if (owner->type == KVA_TPL_STRING && owner->safe)
+        return "markupsafe.Markup object";
     if (owner->type == KVA_TPL_LOOP)
         return "jinja2.runtime.LoopContext object";
     if (owner->type == KVA_TPL_MACRO)

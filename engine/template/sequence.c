@@ -53,7 +53,8 @@ static enum kva_status string_items(struct kva_tpl_run *run, const struct kva_tp
     const struct kva_tpl_str *string = value->as.string;
     for (size_t at = 0; at < string->length;) {
         size_t bytes = (size_t)kva_tpl_char_bytes(string->data + at);
-        KVA_TPL_TRY(kva_tpl_piece(run, value, at, bytes, &list->items[list->count++]));
+        /* Iterating takes the mark of a safe string away, unlike an index. */
+        KVA_TPL_TRY(kva_tpl_borrow(run, string->data + at, bytes, &list->items[list->count++]));
         at += bytes;
     }
     return KVA_OK;

@@ -138,17 +138,17 @@ enum kva_status kva_template_render(const struct kva_template *tmpl,
         .now_unix_s = input->now_unix_s,
         .line = 1,
     };
+    bool failed_before = out->failed;
     run.err->param[0] = '\0';
     kva_arena_init(&run.heap, run.limits->heap_bytes_max);
     kva_tpl_buf_init(&run, &run.capture);
     enum kva_status status = render(&run, input);
     if (status) {
-        bool failed_before = out->failed && out->length == run.out_start;
+        /* What did not fit is taken back; a failure that is older stays. */
         out->length = run.out_start;
+        out->failed = failed_before;
         if (out->data)
             out->data[out->length] = '\0';
-        /* What did not fit is taken back; a failure that is older stays. */
-        out->failed = failed_before && run.steps == 0;
     }
     kva_buf_finish(&run.capture);
     kva_arena_finish(&run.heap);

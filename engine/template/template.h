@@ -10,8 +10,8 @@
  * autoescaping.
  *
  * Known differences from Python: integers have 64 bits and overflow is an error; whole numbers of
- * a cJSON document below 2^53 are integers ("1.0" cannot be told from "1"); lazily evaluated
- * filters are evaluated at once.
+ * a cJSON document below 2^53 are integers ("1.0" cannot be told from "1"); filters that Python
+ * evaluates lazily (map, select, ...) are evaluated at once, with their errors.
  *
  * Thread rule: a compiled template is immutable, any number of threads may render it at the same
  * time. Rendering recurses: give the thread KVA_TEMPLATE_STACK_BYTES of stack. */
