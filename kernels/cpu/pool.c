@@ -17,11 +17,13 @@ struct worker {
     uint32_t index;
 };
 
-/* The loop that runs now. `ticket` holds the loop's number in its upper half and the next item in
- * its lower half. An item is taken by exchanging the ticket, which fails when the loop has moved
- * on; the other fields change only between loops, that is, while no item is left to take. So a
- * thread that took an item has read the fields that belong to it. They are atomic because a late
- * thread may read them while the next loop is being set up; it then fails to take an item. */
+/* The loop that runs now. `ticket` holds the loop's number in its upper half and the count of items
+ * that nobody has taken yet in its lower half. An item is taken by lowering that count, with an
+ * exchange that fails when anything has moved on. The other fields change only between loops, that
+ * is, while the count is 0: so a thread that took an item has read the fields that belong to it.
+ * They are atomic because a late thread may read them while the next loop is being set up; it then
+ * takes nothing. (What is left must be told by the ticket alone. A late thread that compared the
+ * next item's index with a count of its own reading could mix two loops.) */
 struct loop {
     _Atomic uint64_t ticket;
     _Atomic uint32_t count;
@@ -63,25 +65,20 @@ static void run_items(struct kva_pool *pool, uint32_t worker)
 {
     struct loop *loop = &pool->loop;
     uint64_t ticket = atomic_load_explicit(&loop->ticket, memory_order_acquire);
-    uint32_t ran = 0;
-    uint32_t count = 0;
-    for (;;) {
-        count = atomic_load_explicit(&loop->count, memory_order_relaxed);
+    bool last = false;
+    while (!last && (uint32_t)ticket > 0) {
+        uint32_t count = atomic_load_explicit(&loop->count, memory_order_relaxed);
         kva_pool_fn *fn = atomic_load_explicit(&loop->fn, memory_order_relaxed);
         void *opaque = atomic_load_explicit(&loop->opaque, memory_order_relaxed);
-        if ((uint32_t)ticket >= count)
-            break;
-        if (!atomic_compare_exchange_weak_explicit(&loop->ticket, &ticket, ticket + 1,
+        if (!atomic_compare_exchange_weak_explicit(&loop->ticket, &ticket, ticket - 1,
                                                    memory_order_acq_rel, memory_order_acquire))
             continue;
-        fn(opaque, (uint32_t)ticket, worker);
+        fn(opaque, count - (uint32_t)ticket, worker);
         /* Count each item at once: a loop must not wait for this thread to come back here. */
-        ran = atomic_fetch_add_explicit(&pool->done, 1, memory_order_seq_cst) + 1;
-        if (ran == count)
-            break;
+        last = atomic_fetch_add(&pool->done, 1) + 1 == count;
         ticket = atomic_load_explicit(&loop->ticket, memory_order_acquire);
     }
-    if (ran == count && ran > 0 && atomic_load(&pool->caller_sleeps)) {
+    if (last && atomic_load(&pool->caller_sleeps)) {
         pthread_mutex_lock(&pool->mutex);
         pthread_cond_signal(&pool->idle);
         pthread_mutex_unlock(&pool->mutex);
@@ -146,7 +143,7 @@ void kva_pool_run(struct kva_pool *pool, uint32_t count, kva_pool_fn *fn, void *
     atomic_store_explicit(&pool->loop.count, count, memory_order_relaxed);
     /* Number 0 is what a worker has seen before its first loop, so it is passed over. */
     uint32_t number = loop_number(last) + 1;
-    atomic_store(&pool->loop.ticket, (uint64_t)(number ? number : 1) << 32);
+    atomic_store(&pool->loop.ticket, (uint64_t)(number ? number : 1) << 32 | count);
     if (atomic_load(&pool->sleepers) > 0) {
         pthread_mutex_lock(&pool->mutex);
         pthread_cond_broadcast(&pool->work);
@@ -197,7 +194,6 @@ void kva_pool_destroy(struct kva_pool *pool)
     atomic_store(&pool->stop, true);
     /* Ends the spinning of workers that are not asleep. No item is left in the loop. */
     uint64_t last = atomic_load(&pool->loop.ticket);
-    atomic_store(&pool->loop.count, 0);
     atomic_store(&pool->loop.ticket, (uint64_t)(loop_number(last) + 1) << 32);
     pthread_cond_broadcast(&pool->work);
     pthread_mutex_unlock(&pool->mutex);

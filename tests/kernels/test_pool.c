@@ -61,6 +61,25 @@ static void test_pool__every_item_runs_once(void **state KVA_UNUSED)
     run_loops(5, 600);
 }
 
+static void test_pool__long_loops_right_after_short_ones(void **state KVA_UNUSED)
+{
+    /* A late thread of the short loop meets the longer one while it is being set up: it must not
+     * take an item of either twice. */
+    struct kva_pool *pool = NULL;
+    assert_int_equal(kva_pool_create(4, &pool, NULL), KVA_OK);
+    struct tally *tally = calloc(1, sizeof *tally);
+    tally->threads = 4;
+    const uint32_t loops = 4000;
+    for (uint32_t loop = 0; loop < loops; loop++)
+        kva_pool_run(pool, loop % 2 ? 40 : 2, count, tally);
+    for (uint32_t i = 0; i < 40; i++)
+        assert_int_equal(tally->plain[i], i < 2 ? loops : loops / 2);
+    assert_int_equal(tally->plain[40], 0);
+    assert_int_equal(atomic_load(&tally->clashes), 0);
+    free(tally);
+    kva_pool_destroy(pool);
+}
+
 static void test_pool__large_loops(void **state KVA_UNUSED)
 {
     struct kva_pool *pool = NULL;
@@ -123,6 +142,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pool__every_item_runs_once),
+        cmocka_unit_test(test_pool__long_loops_right_after_short_ones),
         cmocka_unit_test(test_pool__large_loops),
         cmocka_unit_test(test_pool__waits_for_the_slowest_item),
         cmocka_unit_test(test_pool__comes_and_goes),
