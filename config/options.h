@@ -47,6 +47,7 @@ struct kva_config {
     uint64_t step_tokens;
     uint64_t waiting;
     uint64_t prefill_share;
+    uint64_t step_time_ms;
     uint64_t aging_ms;
     /* server */
     char *host;
@@ -78,6 +79,8 @@ struct kva_config {
     double top_p;
     int64_t seed;
     char *url;
+    char *tls_ca;
+    bool color;
     bool ids;
     bool raw;
 };

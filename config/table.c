@@ -57,6 +57,10 @@ static const struct kva_option table[] = {
      "Choices that may wait for admission; more are refused with 503 and Retry-After."},
     {"prefill-share", KVA_OPTION_UINT, SERVE, AT(prefill_share), 1, 100, "50", NULL, "Scheduling",
      "Percent of a step that prompts may take while others stream."},
+    {"step-time", KVA_OPTION_DURATION, SERVE, AT(step_time_ms), 0, HOUR, "100ms", NULL,
+     "Scheduling",
+     "Time that a step should take at most while others stream: prompts get what is left of it; 0: "
+     "no such aim."},
     {"aging", KVA_OPTION_DURATION, SERVE, AT(aging_ms), 1, HOUR, "5s", NULL, "Scheduling",
      "Waiting time that raises a request by one priority level."},
 
@@ -111,6 +115,10 @@ static const struct kva_option table[] = {
      "Model to ask; default: the first that the server lists."},
     {"system", KVA_OPTION_STRING, KVA_CMD_CHAT, AT(system), 0, 0, NULL, NULL, "Chat",
      "System message."},
+    {"tls-ca", KVA_OPTION_STRING, KVA_CMD_CHAT, AT(tls_ca), 0, 0, NULL, NULL, "Chat",
+     "Certificates (PEM) to trust instead of the system's."},
+    {"color", KVA_OPTION_BOOL, KVA_CMD_CHAT, AT(color), 0, 0, "true", NULL, "Chat",
+     "Colours, on a terminal; a NO_COLOR in the environment makes the default false."},
 
     {"prompt", KVA_OPTION_STRING, KVA_CMD_GENERATE, AT(prompt), 0, 0, NULL, NULL, "Generation",
      "Text to continue; default: standard input."},

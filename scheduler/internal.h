@@ -112,6 +112,10 @@ struct kva_scheduler {
     uint32_t item_count;
     uint32_t item_max;
 
+    /* What steps cost, as running means; 0: not seen yet. */
+    double decode_step_ns;   /* a step without prefill */
+    double prefill_token_ns; /* what each prompt token adds to that */
+
     /* Device bytes of one page under each policy, as observed; 0: not seen yet. */
     uint64_t page_bytes[KVA_KV_POLICY_COUNT];
     struct kva_engine_usage usage;    /* as of the last refresh */

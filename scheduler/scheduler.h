@@ -96,6 +96,9 @@ struct kva_output {
 
 typedef void (*kva_output_fn)(void *opaque, const struct kva_output *output);
 
+/* What prompts may have of any step, whatever it costs. */
+#define KVA_PREFILL_TOKENS_MIN 16u
+
 struct kva_scheduler_params {
     struct kva_engine *engine;
     const struct kva_clock *clock;
@@ -104,9 +107,13 @@ struct kva_scheduler_params {
     uint32_t step_tokens_max;   /* decode rows + prefill tokens of a step, <= engine's */
     uint32_t prefill_share_pct; /* of the step's tokens that prefill may take while others decode:
                                    running streams keep their rhythm; 1..100 */
-    uint64_t aging_ns;          /* one priority level is gained per this long in the queue; 0: none,
-                                   strict priorities */
-    kva_output_fn on_output;    /* called within cancel and step; must not call the scheduler */
+    /* A step in which streams decode should take no longer: prompts get what is left of it, judged
+     * by what steps have cost so far, and at least KVA_PREFILL_TOKENS_MIN tokens. 0: no such aim.
+     */
+    uint64_t step_time_ns;
+    uint64_t aging_ns;       /* one priority level is gained per this long in the queue; 0: none,
+                                strict priorities */
+    kva_output_fn on_output; /* called within cancel and step; must not call the scheduler */
     void *opaque;
 };
 

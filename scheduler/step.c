@@ -118,12 +118,45 @@ static void share_quota(struct kva_scheduler *s, struct kva_step_plan *plan, uin
     }
 }
 
+/* Prompt tokens that fit beside decoding rows into the time that a step should take. */
+static uint32_t tokens_in_time(const struct kva_scheduler *s)
+{
+    double aim = (double)s->params.step_time_ns;
+    if (aim == 0 || s->prefill_token_ns == 0)
+        return UINT32_MAX;
+    double tokens = (aim - s->decode_step_ns) / s->prefill_token_ns;
+    if (tokens <= KVA_PREFILL_TOKENS_MIN)
+        return KVA_PREFILL_TOKENS_MIN;
+    return tokens < s->step_tokens_max ? (uint32_t)tokens : s->step_tokens_max;
+}
+
+/* Recent steps count for more: costs follow the depth of the contexts and the machine's other work.
+ */
+static void mean_add(double *mean, double value, double weight)
+{
+    *mean = *mean == 0 ? value : *mean + (value - *mean) * weight;
+}
+
+static void learn_step_cost(struct kva_scheduler *s, const struct kva_step_plan *plan,
+                            uint64_t step_ns)
+{
+    if (plan->prefill_used == 0) {
+        mean_add(&s->decode_step_ns, (double)step_ns, 0.1);
+        return;
+    }
+    bool decodes = plan->rows > plan->prefill_used;
+    double extra = (double)step_ns - (decodes ? s->decode_step_ns : 0);
+    double least = (double)step_ns / 16;
+    mean_add(&s->prefill_token_ns, (extra > least ? extra : least) / plan->prefill_used, 0.3);
+}
+
 static void plan_prefills(struct kva_scheduler *s, struct kva_step_plan *plan, uint64_t now_ns)
 {
     uint32_t quota = s->step_tokens_max - plan->rows;
     if (plan->rows > 0) {
         uint64_t share = (uint64_t)s->step_tokens_max * s->params.prefill_share_pct / 100;
         quota = kva_min_u32(quota, kva_max_u32((uint32_t)share, 1));
+        quota = kva_min_u32(quota, tokens_in_time(s));
     }
     plan->prefill_quota = quota;
     plan->unfinished = s->prefill_count + s->suspended_prefills;
@@ -264,6 +297,7 @@ enum kva_status kva_scheduler_step(struct kva_scheduler *s, bool *ret_idle, uint
     }
     s->stuck_since_ns = 0;
 
+    uint64_t begun_ns = now_ns;
     enum kva_status status = s->ops->step(s->engine_self, s->items, s->item_count, &s->device_err);
     now_ns = kva_clock_now(s->params.clock);
     if (status != KVA_OK) {
@@ -277,6 +311,7 @@ enum kva_status kva_scheduler_step(struct kva_scheduler *s, bool *ret_idle, uint
     }
     s->stats.steps++;
     s->stats.step_rows += plan.rows;
+    learn_step_cost(s, &plan, now_ns - begun_ns);
     take_results(s, now_ns);
     return KVA_OK;
 }

@@ -78,6 +78,56 @@ static void test_step__prefill_takes_no_more_than_its_share(void **state KVA_UNU
     fixture_end(&f);
 }
 
+static void test_step__prefill_leaves_streams_their_rhythm(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.step_ns = 2 * KVA_NS_PER_MS;
+    f.engine.decode_row_ns = KVA_NS_PER_MS / 10;
+    f.engine.prefill_token_ns = KVA_NS_PER_MS;
+    f.scheduling.step_time_ns = 40 * KVA_NS_PER_MS;
+    fixture_begin(&f);
+    submit_many(&f, 4, 10, 200);
+    fixture_steps(&f, 10);
+    struct request_spec spec = tracker_spec(100);
+    spec.prompt_tokens = 2000;
+    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    uint32_t steps = 0;
+    while (tracker_choice(&f.tracker, 100, 0)->tokens == 0) {
+        uint64_t before_ns = f.clock.now_ns;
+        fixture_step(&f);
+        assert_true(f.clock.now_ns - before_ns <= 44 * KVA_NS_PER_MS);
+        assert_true(fixture_report(&f).prefill_rows >= KVA_PREFILL_TOKENS_MIN || steps > 50);
+        steps++;
+    }
+    /* Of the 40 ms the streams take 2.4; the rest is the prompt's. */
+    assert_in_range(steps, 2000 / 38, 2000 / 30);
+    fixture_run(&f);
+    fixture_end(&f);
+}
+
+/* However slow the machine, prompts get on. */
+static void test_step__prefill_never_starves_for_the_rhythm(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.step_ns = 100 * KVA_NS_PER_MS;
+    f.engine.prefill_token_ns = 10 * KVA_NS_PER_MS;
+    f.scheduling.step_time_ns = KVA_NS_PER_MS;
+    fixture_begin(&f);
+    submit_many(&f, 2, 10, 200);
+    fixture_steps(&f, 3);
+    struct request_spec spec = tracker_spec(100);
+    spec.prompt_tokens = 160;
+    assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    for (uint32_t i = 0; i < 10; i++) {
+        fixture_step(&f);
+        assert_int_equal(fixture_report(&f).prefill_rows, KVA_PREFILL_TOKENS_MIN);
+    }
+    fixture_run(&f);
+    fixture_end(&f);
+}
+
 /* A step full of decode rows leaves prefill a little: nobody waits for all others to end. */
 static void test_step__prefill_goes_on_beside_a_full_batch(void **state KVA_UNUSED)
 {
@@ -365,6 +415,8 @@ int main(void)
         cmocka_unit_test(test_step__decodes_every_sequence_once_per_step),
         cmocka_unit_test(test_step__rotates_when_a_step_is_too_small),
         cmocka_unit_test(test_step__prefill_takes_no_more_than_its_share),
+        cmocka_unit_test(test_step__prefill_leaves_streams_their_rhythm),
+        cmocka_unit_test(test_step__prefill_never_starves_for_the_rhythm),
         cmocka_unit_test(test_step__prefill_goes_on_beside_a_full_batch),
         cmocka_unit_test(test_step__batches_short_prompts),
         cmocka_unit_test(test_step__preempts_the_last_and_never_the_first),
