@@ -50,7 +50,7 @@ enum kva_status kva_api_read_number(struct kva_api_parser *p, const char *name, 
 enum kva_status kva_api_read_whole(struct kva_api_parser *p, const char *name, const cJSON *value,
                                    double min, double max, int64_t *ret)
 {
-    double number;
+    double number = 0;
     if (!cJSON_IsNumber(value))
         return wrong_type(p, name, value, "an integer");
     enum kva_status status = kva_api_read_number(p, name, value, min, max, &number);

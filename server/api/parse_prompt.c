@@ -188,5 +188,8 @@ enum kva_status kva_api_parse_messages(struct kva_api_parser *p, const char *nam
             return status;
     }
     p->call->messages = value;
+    /* A rendered template begins as the model wants it; only who asks gets a second beginning. */
+    if (!cJSON_HasObjectItem(p->call->json, "add_special_tokens"))
+        p->call->add_special_tokens = false;
     return KVA_OK;
 }

@@ -80,7 +80,7 @@ enum kva_status kva_api_parse_logit_bias(struct kva_api_parser *p, const char *n
     for (const cJSON *item = value->child; item; item = item->next, used++) {
         char place[KVA_ERR_PARAM_MAX];
         snprintf(place, sizeof(place), "%s.%.40s", name, item->string);
-        double number;
+        double number = 0;
         if (!read_id(item->string, p->config->vocab_size, &bias[used].token))
             return kva_fail_param(p->err, KVA_EINVAL, name,
                                   "'%s' has the key '%.40s', allowed are token ids 0 to %u.", name,

@@ -83,9 +83,10 @@ enum kva_status kva_answer_create(const struct kva_answer_params *params, struct
     snprintf(answer->id, sizeof(answer->id), "%s-%s",
              call->route == KVA_API_CHAT ? "chatcmpl" : "cmpl", params->id_suffix);
     write_head(answer, params->created_unix_s);
-    if (answer->head.failed || !prompts_init(answer) ||
-        kva_stop_set_init(&answer->stop_set, call->stops, call->stop_count, &call->arena) !=
-            KVA_OK) {
+    /* The stop set first: the choices' matchers take their size from it. */
+    enum kva_status stops =
+        kva_stop_set_init(&answer->stop_set, call->stops, call->stop_count, &call->arena);
+    if (answer->head.failed || stops != KVA_OK || !prompts_init(answer)) {
         kva_answer_destroy(answer);
         return kva_fail(err, KVA_ENOMEM, "Out of memory for an answer.");
     }

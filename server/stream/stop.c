@@ -79,6 +79,11 @@ bool kva_stop_matcher_push(struct kva_stop_matcher *matcher, const char *text, s
     size_t before = matcher->held.length;
     if (matcher->matched >= 0)
         return true;
+    if (matcher->held.failed) {
+        /* Text was lost for lack of memory: the answer fails, it does not go on with a hole. */
+        out->failed = true;
+        return false;
+    }
     if (set->count == 0) {
         kva_buf_append(out, text, length);
         return false;
