@@ -9,7 +9,14 @@
  * then the tree of v_sum, then blocks in order. */
 
 /* Rows up to which weights are widened anew for each tile instead of once into scratch. */
-#define STREAM_ROWS_MAX (2u * LINEAR_TILE_ROWS)
+#define STREAM_ROWS_MAX 24u
+
+/* Rows from which on they are copied to where their distance is no power of two: rows that are a
+ * multiple of 4 KiB apart compete for the same few lines of the first-level cache. */
+#define PACK_ROWS_MIN 3u
+
+/* Distance of rows and of outputs in scratch: a block and a cache line. */
+#define BLOCK_STRIDE (KVA_CPU_LINEAR_INNER + KVA_CACHE_LINE / 4)
 
 struct tile {
     const float *x;
@@ -186,16 +193,47 @@ static void write_out(const struct span *span, uint32_t out_first, uint32_t outp
     }
 }
 
+/* `count` floats. */
+static void copy(const float *from, uint32_t count, float *to)
+{
+    uint32_t i = 0;
+    for (; i + VL <= count; i += VL)
+        v_store(to + i, v_load(from + i));
+    if (i < count)
+        v_store_n(to + i, v_load_n(from + i, count - i), count - i);
+}
+
+/* Where the rows of a span are read from. */
+struct source {
+    const float *x; /* of the span's first row */
+    size_t stride;
+};
+
+/* The rows themselves, or copies of them if they are several and fit. */
+static struct source pack_rows(const struct span *span, float *scratch)
+{
+    const struct kva_linear_args *args = span->args;
+    uint32_t rows = span->row_end - span->row_first, inputs = args->weight.cols;
+    struct source source = {.x = x_at(args, span->row_first, 0), .stride = args->x_stride};
+    size_t stride = kva_align_up(inputs, 16) + 16;
+    if (rows < PACK_ROWS_MIN || rows * stride * sizeof(float) > KVA_CPU_SCRATCH_BYTES / 2)
+        return source;
+    for (uint32_t row = 0; row < rows; row++)
+        copy(source.x + row * source.stride, inputs, scratch + row * stride);
+    return (struct source){.x = scratch, .stride = stride};
+}
+
 /* Few rows: panel after panel, straight from the weights. */
-static void stream(const struct span *span)
+static void stream(const struct span *span, float *scratch)
 {
     const struct kva_linear_args *args = span->args;
     const struct kva_weight *weight = &args->weight;
+    const struct source source = pack_rows(span, scratch);
     for (uint32_t out = span->out_first; out < span->out_end; out += LINEAR_TILE_OUTPUTS) {
         uint32_t outputs = kva_min_u32(LINEAR_TILE_OUTPUTS, span->out_end - out);
         float totals[STREAM_ROWS_MAX * LINEAR_TILE_OUTPUTS] = {0};
         for (uint32_t k = 0; k < weight->cols; k += KVA_CPU_LINEAR_INNER) {
-            struct tile tile = {.x_stride = args->x_stride,
+            struct tile tile = {.x_stride = source.stride,
                                 .w_stride = weight->cols,
                                 .totals_stride = LINEAR_TILE_OUTPUTS};
             size_t first = (size_t)out * weight->cols + k;
@@ -209,7 +247,7 @@ static void stream(const struct span *span)
                 tile.w_next = kva_element(weight->data, weight->dtype, next);
             for (uint32_t row = span->row_first; row < span->row_end; row += LINEAR_TILE_ROWS) {
                 uint32_t rows = kva_min_u32(LINEAR_TILE_ROWS, span->row_end - row);
-                tile.x = x_at(args, row, k);
+                tile.x = source.x + (row - span->row_first) * source.stride + k;
                 tile.totals = totals + (row - span->row_first) * LINEAR_TILE_OUTPUTS;
                 tiles[weight->dtype][rows - 1][outputs - 1](&tile);
                 tile.w_next = NULL;
@@ -229,48 +267,54 @@ static void widen(const void *from, enum kva_dtype dtype, uint32_t count, float 
         v_store_n(to + i, v_load_any_n(kva_element(from, dtype, i), dtype, count - i), count - i);
 }
 
-/* One block of inputs against all outputs of the span: w[n * w_stride + ..] are floats. */
-static void block_tiles(const struct span *span, uint32_t k, uint32_t count, const float *w,
-                        size_t w_stride, float *totals)
+/* One block of inputs: rows at `x` [rows, BLOCK_STRIDE] against all outputs of the span at `w`
+ * [outputs, BLOCK_STRIDE], both floats. */
+static void block_tiles(const struct span *span, const float *x, const float *w, uint32_t count,
+                        float *totals)
 {
-    struct tile tile = {.x_stride = span->args->x_stride,
-                        .w_stride = w_stride,
+    struct tile tile = {.x_stride = BLOCK_STRIDE,
+                        .w_stride = BLOCK_STRIDE,
                         .count = count,
                         .totals_stride = KVA_CPU_LINEAR_OUTPUTS};
-    uint32_t outputs = span->out_end - span->out_first;
+    uint32_t outputs = span->out_end - span->out_first, rows = span->row_end - span->row_first;
     for (uint32_t n = 0; n < outputs; n += LINEAR_TILE_OUTPUTS) {
         uint32_t tile_outputs = kva_min_u32(LINEAR_TILE_OUTPUTS, outputs - n);
-        tile.w = w + n * w_stride;
-        for (uint32_t row = span->row_first; row < span->row_end; row += LINEAR_TILE_ROWS) {
-            uint32_t rows = kva_min_u32(LINEAR_TILE_ROWS, span->row_end - row);
-            tile.x = x_at(span->args, row, k);
-            tile.totals = totals + (size_t)(row - span->row_first) * KVA_CPU_LINEAR_OUTPUTS + n;
-            tiles[KVA_F32][rows - 1][tile_outputs - 1](&tile);
+        tile.w = w + (size_t)n * BLOCK_STRIDE;
+        for (uint32_t row = 0; row < rows; row += LINEAR_TILE_ROWS) {
+            uint32_t tile_rows = kva_min_u32(LINEAR_TILE_ROWS, rows - row);
+            tile.x = x + (size_t)row * BLOCK_STRIDE;
+            tile.totals = totals + (size_t)row * KVA_CPU_LINEAR_OUTPUTS + n;
+            tiles[KVA_F32][tile_rows - 1][tile_outputs - 1](&tile);
         }
     }
 }
 
-/* Many rows: block after block of inputs, widened once for all rows. */
+/* Many rows: block after block of inputs, weights widened once for all rows. */
 static void block(const struct span *span, float *scratch)
 {
     const struct kva_weight *weight = &span->args->weight;
+    const size_t totals_count = KVA_CPU_LINEAR_ROWS * KVA_CPU_LINEAR_OUTPUTS;
     float *totals = scratch; /* [rows, KVA_CPU_LINEAR_OUTPUTS] */
-    float *wide = scratch + KVA_CPU_LINEAR_ROWS * KVA_CPU_LINEAR_OUTPUTS;
-    memset(totals, 0, KVA_CPU_LINEAR_ROWS * KVA_CPU_LINEAR_OUTPUTS * sizeof *totals);
+    float *x = totals + totals_count;
+    float *wide = x + KVA_CPU_LINEAR_ROWS * BLOCK_STRIDE;
+    _Static_assert((KVA_CPU_LINEAR_ROWS * KVA_CPU_LINEAR_OUTPUTS +
+                    (KVA_CPU_LINEAR_ROWS + KVA_CPU_LINEAR_OUTPUTS) * BLOCK_STRIDE) *
+                           sizeof(float) <=
+                       KVA_CPU_SCRATCH_BYTES,
+                   "linear outgrew the scratch");
+    uint32_t outputs = span->out_end - span->out_first, rows = span->row_end - span->row_first;
+    memset(totals, 0, totals_count * sizeof *totals);
     for (uint32_t k = 0; k < weight->cols; k += KVA_CPU_LINEAR_INNER) {
         uint32_t count = kva_min_u32(KVA_CPU_LINEAR_INNER, weight->cols - k);
         size_t first = (size_t)span->out_first * weight->cols + k;
-        if (weight->dtype == KVA_F32) {
-            block_tiles(span, k, count, (const float *)weight->data + first, weight->cols, totals);
-            continue;
-        }
-        for (uint32_t n = 0; n < span->out_end - span->out_first; n++)
+        for (uint32_t row = 0; row < rows; row++)
+            copy(x_at(span->args, span->row_first + row, k), count, x + (size_t)row * BLOCK_STRIDE);
+        for (uint32_t n = 0; n < outputs; n++)
             widen(kva_element(weight->data, weight->dtype, first + (size_t)n * weight->cols),
-                  weight->dtype, count, wide + (size_t)n * KVA_CPU_LINEAR_INNER);
-        block_tiles(span, k, count, wide, KVA_CPU_LINEAR_INNER, totals);
+                  weight->dtype, count, wide + (size_t)n * BLOCK_STRIDE);
+        block_tiles(span, x, wide, count, totals);
     }
-    write_out(span, span->out_first, span->out_end - span->out_first, totals,
-              KVA_CPU_LINEAR_OUTPUTS);
+    write_out(span, span->out_first, outputs, totals, KVA_CPU_LINEAR_OUTPUTS);
 }
 
 void LEVEL(kva_linear)(const struct kva_linear_args *args, uint32_t row_first, uint32_t row_end,
@@ -282,7 +326,7 @@ void LEVEL(kva_linear)(const struct kva_linear_args *args, uint32_t row_first, u
                         .out_first = out_first,
                         .out_end = out_end};
     if (row_end - row_first <= STREAM_ROWS_MAX)
-        stream(&span);
+        stream(&span, scratch);
     else
         block(&span, scratch);
 }

@@ -1,4 +1,424 @@
+/* Measurements: each kernel in each level beside the roofs that this machine shows in the same run.
+ * Every figure, roofs included, is the best of many short runs, as neighbours only take away. With
+ * one thread, time is that thread's processor time, so that others on a busy machine count only by
+ * the bandwidth and the cache that they use; with several it is the clock's. */
+#include "base/clock.h"
 #include "tests/kernels/checkasm.h"
-void check_bench(struct check *check KVA_UNUSED)
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define RUN_NS   (250 * KVA_NS_PER_MS)
+#define BATCH_NS (100 * KVA_NS_PER_US)
+#define THREADS  16u
+
+/* Weights and caches of this size come from memory, not from a cache. */
+#define COLD_BYTES (192u << 20)
+
+typedef void bench_fn(void *opaque);
+
+static uint64_t now_ns(uint32_t threads)
 {
+    struct timespec time;
+    clock_gettime(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * KVA_NS_PER_S + (uint64_t)time.tv_nsec;
+}
+
+/* Seconds of one call: the best of the batches that fit in RUN_NS. */
+static double seconds_of(uint32_t threads, bench_fn *run, void *opaque)
+{
+    double best = INFINITY;
+    uint64_t begin = now_ns(threads), start, now;
+    run(opaque);
+    do {
+        uint32_t calls = 0;
+        start = now_ns(threads);
+        do {
+            run(opaque);
+            calls++;
+            now = now_ns(threads);
+        } while (now - start < BATCH_NS);
+        best = fmin(best, (double)(now - start) * 1e-9 / calls);
+    } while (now - begin < RUN_NS);
+    return best;
+}
+
+/* --- roofs ------------------------------------------------------------------------------------ */
+
+struct roof {
+    const unsigned char *data;
+    size_t bytes;
+    uint32_t repeats;
+    uint64_t sink;
+};
+
+/* Reads every line of its part once, four streams at a time. */
+static void *read_memory(void *opaque)
+{
+    struct roof *roof = opaque;
+    const uint64_t *data = (const uint64_t *)(const void *)roof->data;
+    size_t words = roof->bytes / 8, quarter = words / 4;
+    uint64_t sums[8] = {0};
+    for (size_t i = 0; i + 8 <= quarter; i += 8) {
+        for (size_t stream = 0; stream < 4; stream++) {
+            __builtin_prefetch(data + stream * quarter + i + 128);
+            for (size_t j = 0; j < 8; j++)
+                sums[j] += data[stream * quarter + i + j];
+        }
+    }
+    for (size_t j = 0; j < 8; j++)
+        roof->sink += sums[j];
+    return NULL;
+}
+
+/* The most products per second that plain vector code gets: no memory, no dependence. */
+typedef float lanes __attribute__((vector_size(64)));
+
+#define FMA_ROUNDS  20000u
+#define FMA_REPEATS 10u
+#define FMA_CHAINS  12
+
+typedef float half_lanes __attribute__((vector_size(32)));
+
+/* Chains that differ, or the compiler would compute one. */
+#define FMA_LOOP(type, width, rounds)                                                              \
+    type sums[FMA_CHAINS], x, y;                                                                   \
+    for (int i = 0; i < (width); i++) {                                                            \
+        x[i] = 0.999f + (float)(roof->sink & 1) * 1e-6f;                                           \
+        y[i] = 0.5f;                                                                               \
+    }                                                                                              \
+    for (int j = 0; j < FMA_CHAINS; j++)                                                           \
+        sums[j] = x * (float)j;                                                                    \
+    for (uint32_t i = 0; i < (rounds); i++) {                                                      \
+        for (int j = 0; j < FMA_CHAINS; j++)                                                       \
+            sums[j] = sums[j] * x + y;                                                             \
+    }                                                                                              \
+    for (int j = 0; j < FMA_CHAINS; j++)                                                           \
+        roof->sink += sums[j][0] > 1.0f;
+
+#ifdef __x86_64__
+__attribute__((target("avx512f,avx512vl,prefer-vector-width=512"),
+               optimize("fp-contract=fast"))) static void *
+multiply_avx512(void *opaque)
+{
+    struct roof *roof = opaque;
+    FMA_LOOP(lanes, 16, FMA_ROUNDS * roof->repeats)
+    return NULL;
+}
+
+__attribute__((target("avx2,fma"), optimize("fp-contract=fast"))) static void *
+multiply_avx2(void *opaque)
+{
+    struct roof *roof = opaque;
+    FMA_LOOP(half_lanes, 8, 2 * FMA_ROUNDS * roof->repeats)
+    return NULL;
+}
+#endif
+
+static void *multiply_plain(void *opaque)
+{
+    struct roof *roof = opaque;
+    FMA_LOOP(lanes, 16, FMA_ROUNDS * roof->repeats)
+    return NULL;
+}
+
+/* Bytes of one measurement of the memory roof: short, or a busy machine has no quiet one. Parts
+ * are taken in turn, so that none is still in a cache. */
+#define ROOF_BYTES (24u << 20)
+
+/* Seconds that `threads` threads take to run `run` once each, on parts of `data`. */
+static double roof_seconds(uint32_t threads, void *(*run)(void *), unsigned char *data)
+{
+    double best = INFINITY;
+    for (uint32_t i = 0; i < 48; i++) {
+        pthread_t ids[THREADS];
+        struct roof roofs[THREADS];
+        size_t part = ROOF_BYTES / threads / 64 * 64;
+        for (uint32_t t = 0; t < threads; t++)
+            roofs[t] = (struct roof){.data = data + (size_t)(i % 8) * ROOF_BYTES + t * part,
+                                     .bytes = part,
+                                     .repeats = FMA_REPEATS};
+        uint64_t start = now_ns(threads);
+        for (uint32_t t = 1; t < threads; t++) {
+            if (pthread_create(&ids[t], NULL, run, &roofs[t]) != 0)
+                exit(2);
+        }
+        run(&roofs[0]);
+        for (uint32_t t = 1; t < threads; t++)
+            pthread_join(ids[t], NULL);
+        best = fmin(best, (double)(now_ns(threads) - start) * 1e-9);
+    }
+    return best;
+}
+
+/* --- the kernels ------------------------------------------------------------------------------ */
+
+struct bench {
+    const struct kva_ops *ops;
+    struct kva_device *device;
+    uint32_t threads;
+    double memory_gbs;
+    double products_gflops;
+    const char *level;
+};
+
+static void report(const struct bench *bench, const char *name, double seconds, double bytes,
+                   double flops)
+{
+    printf("%-44s %-7s %2u %9.1f us", name, bench->level, bench->threads, seconds * 1e6);
+    if (bytes > 0)
+        printf("  %6.1f GB/s %3.0f%%", bytes / seconds * 1e-9,
+               100 * bytes / seconds * 1e-9 / bench->memory_gbs);
+    else
+        printf("  %16s", "");
+    if (flops > 0)
+        printf("  %7.1f GFLOP/s %3.0f%%", flops / seconds * 1e-9,
+               100 * flops / seconds * 1e-9 / bench->products_gflops);
+    printf("\n");
+}
+
+struct linear_work {
+    const struct bench *bench;
+    struct kva_linear_args args;
+    uint32_t copies; /* of the weights, used in turn so that they come from memory */
+    uint32_t turn;
+    size_t copy_bytes;
+    unsigned char *weights;
+};
+
+static void run_linear(void *opaque)
+{
+    struct linear_work *work = opaque;
+    work->args.weight.data = work->weights + work->turn++ % work->copies * work->copy_bytes;
+    work->bench->ops->linear(work->bench->device, &work->args);
+}
+
+static void bench_linear(const struct bench *bench, unsigned char *memory, enum kva_dtype dtype,
+                         uint32_t rows, uint32_t outputs, uint32_t inputs)
+{
+    float *x = malloc((size_t)rows * inputs * sizeof *x);
+    float *out = malloc((size_t)rows * outputs * sizeof *out);
+    for (size_t i = 0; i < (size_t)rows * inputs; i++)
+        x[i] = (float)(i % 17) * 0.1f;
+    struct linear_work work = {.bench = bench, .weights = memory};
+    work.args =
+        (struct kva_linear_args){.out = out,
+                                 .x = x,
+                                 .weight = {.dtype = dtype, .rows = outputs, .cols = inputs},
+                                 .rows = rows,
+                                 .x_stride = inputs,
+                                 .out_stride = outputs};
+    work.copy_bytes = (size_t)outputs * inputs * kva_dtype_bytes(dtype);
+    work.copies = (uint32_t)kva_max_size(1, COLD_BYTES / work.copy_bytes);
+    char name[80];
+    snprintf(name, sizeof name, "linear %s rows %u outputs %u inputs %u", kva_dtype_name(dtype),
+             rows, outputs, inputs);
+    report(bench, name, seconds_of(bench->threads, run_linear, &work), (double)work.copy_bytes,
+           2.0 * rows * outputs * inputs);
+    free(x);
+    free(out);
+}
+
+struct attend_work {
+    const struct bench *bench;
+    struct kva_attend_args args;
+};
+
+static void run_attend(void *opaque)
+{
+    struct attend_work *work = opaque;
+    work->bench->ops->attend(work->bench->device, &work->args);
+}
+
+/* Sequences of `tokens` tokens whose last `rows` rows are asked for. */
+static void bench_attend(const struct bench *bench, unsigned char *memory, enum kva_dtype dtype,
+                         const uint32_t shape[3], uint32_t seq_count, uint32_t tokens,
+                         uint32_t rows)
+{
+    uint32_t heads = shape[0], kv_heads = shape[1], dim = shape[2];
+    size_t block_bytes = kva_kv_block_bytes(kv_heads, dim);
+    uint32_t pages = (uint32_t)kva_div_up(tokens, KVA_PAGE_TOKENS);
+    size_t pairs = (size_t)seq_count * rows * heads;
+    const void **blocks = malloc(seq_count * pages * sizeof *blocks);
+    struct kva_attend_seq *seqs = calloc(seq_count, sizeof *seqs);
+    struct kva_attend_range *ranges = calloc(seq_count, sizeof *ranges);
+    float *q = malloc(pairs * dim * sizeof *q), *a = malloc(pairs * dim * sizeof *a);
+    float *m = malloc(pairs * sizeof *m), *e = malloc(pairs * sizeof *e);
+    for (size_t i = 0; i < pairs * dim; i++)
+        q[i] = (float)(i % 13) * 0.1f - 0.6f;
+    for (uint32_t i = 0; i < seq_count; i++) {
+        for (uint32_t j = 0; j < pages; j++)
+            blocks[i * pages + j] =
+                memory + (i * pages + j) * block_bytes % (COLD_BYTES - block_bytes);
+        ranges[i] = (struct kva_attend_range){.token_count = tokens, .block_first = i * pages};
+        seqs[i] = (struct kva_attend_seq){.row_first = i * rows,
+                                          .row_count = rows,
+                                          .position_first = tokens - rows,
+                                          .range_first = i,
+                                          .range_count = 1};
+    }
+    struct attend_work work = {.bench = bench};
+    work.args = (struct kva_attend_args){.q = q,
+                                         .out = {a, m, e},
+                                         .seqs = seqs,
+                                         .ranges = ranges,
+                                         .blocks = blocks,
+                                         .seq_count = seq_count,
+                                         .q_stride = heads * dim,
+                                         .heads = heads,
+                                         .kv_heads = kv_heads,
+                                         .head_dim = dim,
+                                         .kv_dtype = dtype,
+                                         .scale = 0.1f};
+    char name[80];
+    snprintf(name, sizeof name, "attend %s %u/%u x %u seqs %u at %u rows %u", kva_dtype_name(dtype),
+             heads, kv_heads, dim, seq_count, tokens, rows);
+    double seen = (double)rows * (tokens - (rows - 1) / 2.0);
+    report(bench, name, seconds_of(bench->threads, run_attend, &work),
+           rows == 1 ? (double)seq_count * tokens * kv_heads * dim * 4 : 0,
+           4.0 * seq_count * seen * heads * dim);
+    free(blocks);
+    free(seqs);
+    free(ranges);
+    free(q);
+    free(a);
+    free(m);
+    free(e);
+}
+
+struct row_work {
+    const struct bench *bench;
+    struct kva_norm_args norm;
+    struct kva_glu_args glu;
+    struct kva_rope_args rope;
+};
+
+static void run_norm(void *opaque)
+{
+    struct row_work *work = opaque;
+    work->bench->ops->norm(work->bench->device, &work->norm);
+}
+
+static void run_glu(void *opaque)
+{
+    struct row_work *work = opaque;
+    work->bench->ops->glu(work->bench->device, &work->glu);
+}
+
+static void run_rope(void *opaque)
+{
+    struct row_work *work = opaque;
+    work->bench->ops->rope(work->bench->device, &work->rope);
+}
+
+static void bench_rows(const struct bench *bench, uint32_t rows)
+{
+    const uint32_t dim = 5632;
+    float *x = calloc((size_t)rows * dim, sizeof *x), *y = calloc((size_t)rows * dim, sizeof *y);
+    uint32_t *positions = calloc(rows, sizeof *positions);
+    float inv_freq[64];
+    for (size_t i = 0; i < (size_t)rows * dim; i++)
+        x[i] = (float)(i % 11) - 5.0f;
+    for (int i = 0; i < 64; i++)
+        inv_freq[i] = 1.0f / (float)(i + 1);
+    struct row_work work = {.bench = bench};
+    work.norm = (struct kva_norm_args){.out = y,
+                                       .x = x,
+                                       .rows = rows,
+                                       .dim = 2048,
+                                       .eps = 1e-5f,
+                                       .weight = {.data = x, .rows = 1, .cols = 2048}};
+    work.glu = (struct kva_glu_args){.out = y, .gate = x, .up = x, .rows = rows, .dim = dim};
+    work.rope = (struct kva_rope_args){.x = y,
+                                       .positions = positions,
+                                       .inv_freq = inv_freq,
+                                       .rows = rows,
+                                       .heads = 32,
+                                       .head_dim = 128,
+                                       .rotary_dim = 128,
+                                       .x_stride = 4096,
+                                       .factor = 1};
+    char name[80];
+    snprintf(name, sizeof name, "norm rms rows %u dim 2048", rows);
+    report(bench, name, seconds_of(bench->threads, run_norm, &work), 2048.0 * rows * 8, 0);
+    snprintf(name, sizeof name, "glu silu rows %u dim 5632", rows);
+    report(bench, name, seconds_of(bench->threads, run_glu, &work), 5632.0 * rows * 12, 0);
+    snprintf(name, sizeof name, "rope rows %u heads 32 x 128", rows);
+    report(bench, name, seconds_of(bench->threads, run_rope, &work), 4096.0 * rows * 8, 0);
+    free(x);
+    free(y);
+    free(positions);
+}
+
+static void bench_kernels(const struct bench *bench, unsigned char *memory, bool slow)
+{
+    const uint32_t tiny_llama[3] = {32, 4, 64}, llama[3] = {32, 8, 128}, mha[3] = {16, 16, 128};
+    const uint32_t rows[] = {1, 4, 8, 16, 64, 256};
+    for (size_t i = 0; i < KVA_COUNT_OF(rows) - (slow ? 2 : 0); i++)
+        bench_linear(bench, memory, KVA_BF16, rows[i], 5632, 2048);
+    bench_linear(bench, memory, KVA_F16, 1, 5632, 2048);
+    bench_linear(bench, memory, KVA_F32, 1, 5632, 2048);
+    bench_linear(bench, memory, KVA_BF16, 1, 2048, 5632);
+    bench_linear(bench, memory, KVA_BF16, 1, 256, 2048);
+    bench_linear(bench, memory, KVA_BF16, 1, 4096, 14336);
+    if (!slow)
+        bench_linear(bench, memory, KVA_BF16, 128, 1024, 14336);
+    bench_attend(bench, memory, KVA_BF16, tiny_llama, 1, 16384, 1);
+    bench_attend(bench, memory, KVA_BF16, tiny_llama, 16, 4096, 1);
+    bench_attend(bench, memory, KVA_BF16, llama, 1, 16384, 1);
+    bench_attend(bench, memory, KVA_F16, llama, 1, 16384, 1);
+    bench_attend(bench, memory, KVA_BF16, mha, 1, 16384, 1);
+    if (!slow) {
+        bench_attend(bench, memory, KVA_BF16, tiny_llama, 1, 512, 512);
+        bench_attend(bench, memory, KVA_BF16, tiny_llama, 1, 4096, 256);
+        bench_attend(bench, memory, KVA_BF16, llama, 1, 4096, 256);
+    }
+    bench_rows(bench, 1);
+    bench_rows(bench, 256);
+}
+
+void check_bench(struct check *check)
+{
+    unsigned char *memory = malloc(COLD_BYTES);
+    if (!memory)
+        exit(2);
+    /* Ordinary numbers in every format. */
+    for (size_t i = 0; i < COLD_BYTES / 2; i++)
+        ((uint16_t *)(void *)memory)[i] = (uint16_t)(0x3C00 + i % 251);
+    uint32_t cores = 0;
+    struct kva_device *probe = NULL;
+    if (kva_device_open_cpu(&(struct kva_device_params){0}, &probe, NULL) == KVA_OK)
+        cores = kva_min_u32(kva_device_get_info(probe)->threads, THREADS);
+    printf("%s\n", probe ? kva_device_get_info(probe)->name : "?");
+    kva_device_close(probe);
+    for (uint32_t threads = cores; threads > 0; threads = threads > 1 ? 1 : 0) {
+        struct bench bench = {.threads = threads};
+        bench.memory_gbs = ROOF_BYTES / roof_seconds(threads, read_memory, memory) * 1e-9;
+        for (uint32_t i = 0; i < check->variant_count; i++) {
+            const struct check_variant *variant = &check->variants[i];
+            void *(*multiply)(void *) = multiply_plain;
+            bench.level = variant->name;
+            uint32_t levels = kva_device_get_info(variant->one)->cpu_levels;
+#ifdef __x86_64__
+            if (levels & KVA_CPU_AVX2)
+                multiply = multiply_avx2;
+            if (levels & KVA_CPU_AVX512)
+                multiply = multiply_avx512;
+#endif
+            bench.products_gflops = 2.0 * 16 * FMA_CHAINS * FMA_ROUNDS * FMA_REPEATS * threads /
+                                    roof_seconds(threads, multiply, memory) * 1e-9;
+            printf("roofs, %s, %u threads: %.1f GB/s, %.1f GFLOP/s\n", bench.level, threads,
+                   bench.memory_gbs, bench.products_gflops);
+            struct kva_device_params params = {.threads = threads, .cpu_level_mask = levels};
+            if (kva_device_open_cpu(&params, &bench.device, NULL) != KVA_OK)
+                continue;
+            bench.ops = &variant->ops;
+            bench_kernels(&bench, memory, levels == KVA_CPU_REF);
+            kva_device_close(bench.device);
+        }
+    }
+    free(memory);
 }

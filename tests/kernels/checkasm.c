@@ -367,7 +367,7 @@ void check_variant_close(struct check_variant *variant)
     kva_device_close(variant->many);
 }
 
-static void open_levels(struct check *check)
+static void open_levels(struct check *check, const char *only)
 {
     const struct {
         uint32_t level;
@@ -375,6 +375,8 @@ static void open_levels(struct check *check)
     } levels[] = {{KVA_CPU_REF, "ref"}, {KVA_CPU_AVX2, "avx2"}, {KVA_CPU_AVX512, "avx512"}};
     for (size_t i = 0; i < KVA_COUNT_OF(levels); i++) {
         struct check_variant *variant = &check->variants[check->variant_count];
+        if (only && strcmp(only, levels[i].name) != 0)
+            continue;
         if (check_variant_open(variant, levels[i].level)) {
             snprintf(variant->name, sizeof variant->name, "%s", levels[i].name);
             check->variant_count++;
@@ -419,13 +421,16 @@ static uint32_t print_table(const struct check *check)
 
 static int usage(const char *name)
 {
-    fprintf(stderr, "usage: %s [--seed N] [--op NAME]... [--quick] [--broken] [--bench]\n", name);
+    fprintf(stderr,
+            "usage: %s [--seed N] [--op NAME]... [--level NAME] [--quick] [--broken] [--bench]\n",
+            name);
     return 2;
 }
 
 int main(int argc, char **argv)
 {
     struct check check = {.seed = 1};
+    const char *level = NULL;
     bool wanted[OP_COUNT] = {false}, any = false, broken = false, bench = false;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
@@ -437,6 +442,8 @@ int main(int argc, char **argv)
             if (op == OP_COUNT)
                 return usage(argv[0]);
             wanted[op] = any = true;
+        } else if (strcmp(argv[i], "--level") == 0 && i + 1 < argc) {
+            level = argv[++i];
         } else if (strcmp(argv[i], "--quick") == 0) {
             check.quick = true;
         } else if (strcmp(argv[i], "--broken") == 0) {
@@ -455,8 +462,10 @@ int main(int argc, char **argv)
     sigaction(SIGBUS, &action, NULL);
     if (broken)
         return check_broken(&check) == 0 ? 0 : 1;
-    open_levels(&check);
+    open_levels(&check, level);
     uint32_t failed = 0;
+    if (check.variant_count == 0)
+        return usage(argv[0]);
     if (bench) {
         check_bench(&check);
     } else {
