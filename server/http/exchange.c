@@ -84,9 +84,10 @@ void kva_exchange_lost(struct kva_exchange *exchange)
     struct kva_exchange_owner owner = exchange->owner;
     bool tell = exchange->kept && !exchange->replied;
     exchange->info.aborted = true;
+    /* libevent counts from the start of the loop's turn, which may have been a long one. */
     exchange->info.stalled =
         kva_exchange_unsent(exchange) > 0 &&
-        kva_time_ns() - exchange->progress_ns >= exchange->http->params.write_timeout_ns / 10 * 9;
+        kva_time_ns() - exchange->progress_ns >= exchange->http->params.write_timeout_ns / 2;
     /* evhttp lets go of a request that nobody has answered yet: then it is ours to free. */
     struct evhttp_request *req = exchange->req;
     if (tell && owner.gone)

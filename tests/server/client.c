@@ -233,6 +233,25 @@ int client_post_open(uint16_t port, const char *path, const char *body)
     return send_request(port, "POST", path, NULL, body);
 }
 
+double client_metric(uint16_t port, const char *name, const char *label)
+{
+    struct reply reply;
+    double sum = -1;
+    size_t name_bytes = strlen(name);
+    client_get(port, "/metrics", &reply);
+    for (char *at = reply.body; *at;) {
+        size_t length = strcspn(at, "\n");
+        char line[1024];
+        snprintf(line, sizeof(line), "%.*s", (int)length, at);
+        if (strncmp(line, name, name_bytes) == 0 && strchr("{ ", line[name_bytes]) &&
+            (!label || strstr(line, label)))
+            sum = (sum < 0 ? 0 : sum) + strtod(strrchr(line, ' '), NULL);
+        at += length + (at[length] == '\n');
+    }
+    reply_finish(&reply);
+    return sum;
+}
+
 const cJSON *json_at(const cJSON *root, const char *path)
 {
     char key[64];

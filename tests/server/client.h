@@ -42,6 +42,10 @@ cJSON *client_post_json(uint16_t port, const char *path, const char *body, int *
 /* Start a POST and leave the answer unread. */
 int client_post_open(uint16_t port, const char *path, const char *body);
 
+/* Sum of the samples of /metrics whose line begins with `name` and has `label` (may be NULL) in it;
+ * -1: there is none. */
+double client_metric(uint16_t port, const char *name, const char *label);
+
 /* Text at a dotted path ("choices.0.text"), "" if it is not there. Numbers index arrays. */
 const char *json_text(const cJSON *root, const char *path);
 double json_number(const cJSON *root, const char *path);
