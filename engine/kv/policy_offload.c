@@ -81,13 +81,15 @@ static bool offload_reserve(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t 
 }
 
 /* Pages of an unfinished prefill are on the device alone: the staged layers of those not closed,
- * and the open page. */
+ * and the open page. A page that could not be given device memory (growing failed, which is why
+ * the sequence is suspended) is beyond stage_count and has no content yet. */
 static void save_unfinished(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
+    uint32_t pages = kva_min_u32(seq->page_count, seq->stage_count);
     kva_kv_order_copies(kv);
     for (int parity = 0; parity < 2; parity++) {
         uint32_t layer = seq->staged_layer[parity];
-        for (uint32_t i = seq->closed_count; layer != NO_LAYER && i < seq->page_count; i++) {
+        for (uint32_t i = seq->closed_count; layer != NO_LAYER && i < pages; i++) {
             if (i != seq->open_page)
                 kva_kv_offload(kv, seq->pages[i]->host + layer * kv->shape.block_bytes,
                                seq->stage[parity][i], kv->shape.block_bytes);
