@@ -8,31 +8,47 @@
  * With few queries the values are widened in registers, with many once per page into scratch.
  * A query touches only values of tokens that it sees: what lies in other slots never matters. */
 
-#define TILE_TOKENS (ATTEND_TILE_VECTORS * VL)
+/* Queries up to which values are widened anew for each tile instead of once into scratch. */
+#define DIRECT_QUERIES_MAX (2u * ATTEND_TILE_QUERIES)
+
+#define TILE_TOKENS        (ATTEND_TILE_VECTORS * VL)
 
 /* --- scores ----------------------------------------------------------------------------------- */
 
-/* Prefetch the rows of the next page's tokens while this page is being transposed: K and V of a
- * token are one run of memory. */
-INLINE void prefetch_tokens(const void *const *tokens, uint32_t count, uint32_t bytes)
+/* Prefetch the row of a token: K and V are one run of memory. Into the second-level cache: a split
+ * is larger than the first. */
+INLINE void prefetch_token(const char *token, uint32_t bytes)
 {
-    for (uint32_t t = 0; t < count; t++) {
-        const char *token = tokens[t];
-        for (uint32_t i = 0; token && i < bytes; i += KVA_CACHE_LINE)
-            _mm_prefetch(token + i, _MM_HINT_T1);
-    }
+    for (uint32_t i = 0; token && i < bytes; i += KVA_CACHE_LINE)
+        _mm_prefetch(token + i, _MM_HINT_T1);
+}
+
+/* Tokens to prefetch while something else is done, a few at a time and in the order in which they
+ * lie in memory: that is what the hardware's own prefetching takes up. */
+struct ahead {
+    const void *const *tokens;
+    uint32_t count; /* 0: none */
+    uint32_t row_bytes;
+};
+
+INLINE void prefetch_some(struct ahead *ahead, uint32_t count)
+{
+    for (; count > 0 && ahead->count > 0; count--, ahead->count--)
+        prefetch_token(*ahead->tokens++, ahead->row_bytes);
 }
 
 /* k = the keys of a page's tokens as floats [head_dim, KVA_PAGE_TOKENS]. */
-INLINE void transpose_page(const void *const *tokens, const void *const *next, uint32_t head_dim,
+INLINE void transpose_page(const void *const *tokens, struct ahead ahead, uint32_t head_dim,
                            enum kva_dtype dtype, float *k)
 {
+    uint32_t chunks = (uint32_t)kva_div_up(head_dim, 2 * VL) * (KVA_PAGE_TOKENS / VL);
+    uint32_t step = (uint32_t)kva_div_up(ahead.count, chunks);
     for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t += VL) {
-        if (next)
-            prefetch_tokens(next + t, VL, head_dim * 4);
-        for (uint32_t i = 0; i < head_dim; i += 2 * VL)
+        for (uint32_t i = 0; i < head_dim; i += 2 * VL) {
+            prefetch_some(&ahead, step);
             v_transpose_16(tokens + t, i, kva_min_u32(2 * VL, head_dim - i), dtype,
                            k + (size_t)i * KVA_PAGE_TOKENS + t, KVA_PAGE_TOKENS);
+        }
     }
 }
 
@@ -85,12 +101,19 @@ static void score_queries(uint32_t queries, const float *q, uint32_t head_dim, c
     }
 }
 
+/* Queries of a tile: as even a division as there is, since a small tile is a slow one. */
+INLINE uint32_t group_queries(uint32_t q_count)
+{
+    return (uint32_t)kva_div_up(q_count, kva_div_up(q_count, ATTEND_TILE_QUERIES));
+}
+
 /* Scores of every query with the slots [base, base + KVA_PAGE_TOKENS), whose keys are in `k`.
  * Scores of slots that a query does not see may be left as they are. */
 static void score_page(const struct kva_cpu_attend_split *split, uint32_t base)
 {
-    for (uint32_t j = 0; j < split->q_count; j += ATTEND_TILE_QUERIES) {
-        uint32_t queries = kva_min_u32(ATTEND_TILE_QUERIES, split->q_count - j);
+    uint32_t group = group_queries(split->q_count);
+    for (uint32_t j = 0; j < split->q_count; j += group) {
+        uint32_t queries = kva_min_u32(group, split->q_count - j);
         /* Later queries see from later on, and further. */
         uint32_t first = split->slot_first[j], end = split->slot_end[j + queries - 1];
         for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t += TILE_TOKENS) {
@@ -159,6 +182,7 @@ struct values {
     uint32_t head_dim;
     const float *p; /* [queries, KVA_ATTEND_SPLIT_TOKENS], from the page's first slot on */
     float *a;       /* [queries, head_dim] */
+    struct ahead ahead;
 };
 
 #define FORMAT_WIDE KVA_F32
@@ -169,6 +193,9 @@ INLINE void value_tile(const int queries, const int vectors, enum kva_dtype form
                        const struct values *values, uint32_t i, uint32_t rest, uint32_t first,
                        uint32_t end)
 {
+    struct ahead ahead = values->ahead;
+    if (i > 0) /* only once */
+        ahead.count = 0;
     vf sums[ATTEND_TILE_QUERIES][ATTEND_TILE_VECTORS];
     for (int j = 0; j < queries; j++) {
         const float *a = values->a + (size_t)j * values->head_dim + i;
@@ -176,6 +203,8 @@ INLINE void value_tile(const int queries, const int vectors, enum kva_dtype form
             sums[j][n] = rest ? v_load_n(a, rest) : v_load(a + (uint32_t)n * VL);
     }
     for (uint32_t t = first; t < end; t++) {
+        if (t % 2 == 0)
+            prefetch_some(&ahead, 1);
         if (!values->tokens[t])
             continue;
         vf v[ATTEND_TILE_VECTORS];
@@ -324,34 +353,53 @@ static bool has_holes(const struct kva_cpu_attend_split *split, uint32_t first, 
     return false;
 }
 
+/* What to prefetch while the keys (or the values) of the page from `base` on are worked on. A cold
+ * split's next page comes first of all. Otherwise the next split is brought in bit by bit: its
+ * first half with the keys, its second half with the values, so that memory is never idle. */
+static struct ahead plan_ahead(const struct kva_cpu_attend_split *split, uint32_t base, bool keys)
+{
+    const uint32_t piece = KVA_PAGE_TOKENS / 2;
+    struct ahead ahead = {.row_bytes = split->head_dim * 4};
+    if (split->cold && keys && base + KVA_PAGE_TOKENS < KVA_ATTEND_SPLIT_TOKENS) {
+        ahead.tokens = split->tokens + base + KVA_PAGE_TOKENS;
+        ahead.count = KVA_PAGE_TOKENS;
+    } else if (split->next) {
+        ahead.tokens = split->next + base / 2 + (keys ? 0 : KVA_ATTEND_SPLIT_TOKENS / 2);
+        ahead.count = piece;
+    }
+    return ahead;
+}
+
 void LEVEL(kva_attend_split)(const struct kva_cpu_attend_split *split)
 {
     uint32_t first = split->slot_first[0], end = split->slot_end[split->q_count - 1];
     uint32_t page_first = first / KVA_PAGE_TOKENS * KVA_PAGE_TOKENS;
     memset(split->a, 0, (size_t)split->q_count * split->head_dim * sizeof *split->a);
     for (uint32_t base = page_first; base < end; base += KVA_PAGE_TOKENS) {
-        const void *const *next =
-            base + KVA_PAGE_TOKENS < end ? split->tokens + base + KVA_PAGE_TOKENS : NULL;
+        struct ahead ahead = plan_ahead(split, base, true);
         if (split->kv_dtype == KVA_BF16)
-            transpose_page(split->tokens + base, next, split->head_dim, KVA_BF16, split->k);
+            transpose_page(split->tokens + base, ahead, split->head_dim, KVA_BF16, split->k);
         else
-            transpose_page(split->tokens + base, next, split->head_dim, KVA_F16, split->k);
+            transpose_page(split->tokens + base, ahead, split->head_dim, KVA_F16, split->k);
         score_page(split, base);
     }
     bool holes = has_holes(split, first, end);
     for (uint32_t j = 0; j < split->q_count; j++)
         soften(split, j, holes);
-    bool wide = split->q_count > ATTEND_TILE_QUERIES;
+    bool wide = split->q_count > DIRECT_QUERIES_MAX;
+    uint32_t group = group_queries(split->q_count);
     struct values page = {.wide = wide ? split->v : NULL,
                           .stride = (uint32_t)kva_align_up(split->head_dim, 16),
                           .head_dim = split->head_dim};
     for (uint32_t base = page_first; base < end; base += KVA_PAGE_TOKENS) {
         page.tokens = split->tokens + base;
+        page.ahead = plan_ahead(split, base, false);
         if (wide)
             widen_page(split, page.tokens, page.stride);
-        for (uint32_t j = 0; j < split->q_count; j += ATTEND_TILE_QUERIES)
-            value_group(split, base, j, kva_min_u32(ATTEND_TILE_QUERIES, split->q_count - j),
-                        &page);
+        for (uint32_t j = 0; j < split->q_count; j += group) {
+            value_group(split, base, j, kva_min_u32(group, split->q_count - j), &page);
+            page.ahead.count = 0;
+        }
     }
 }
 

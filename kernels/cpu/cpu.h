@@ -38,6 +38,9 @@ struct kva_cpu_attend_split {
     const float *q;             /* [q_count, head_dim], scaled */
     const void *const *tokens;  /* [KVA_ATTEND_SPLIT_TOKENS]: 16-bit K row, V row right behind it;
                                    NULL: not in any range */
+    const void *const *next;    /* the tokens of the split that comes next, to be prefetched; NULL:
+                                   none comes */
+    bool cold;                  /* nobody has prefetched this split's tokens */
     const uint32_t *slot_first; /* [q_count] */
     const uint32_t *slot_end;   /* [q_count] */
     uint32_t q_count;

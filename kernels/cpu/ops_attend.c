@@ -32,7 +32,7 @@ struct plan {
 
 /* A thread's scratch. */
 struct scratch {
-    const void *tokens[KVA_ATTEND_SPLIT_TOKENS];
+    const void *tokens[2][KVA_ATTEND_SPLIT_TOKENS]; /* split i in tokens[i % 2] */
     uint32_t slot_first[KVA_CPU_ATTEND_QUERIES];
     uint32_t slot_end[KVA_CPU_ATTEND_QUERIES];
     float m[KVA_CPU_ATTEND_QUERIES];
@@ -131,14 +131,26 @@ static uint32_t find_range(const struct kva_attend_range *ranges, uint32_t count
     return low;
 }
 
-/* tokens[slot] = the K row of position base + slot, for the slots [first, end) that the ranges
- * hold; NULL for all others. */
-static void find_tokens(const struct task *task, uint32_t base, uint32_t first, uint32_t end,
-                        const void **tokens)
+/* The slots [*ret_first, *ret_end) of the split from `base` on that some row of the task may see.
+ */
+static void task_slots(const struct task *task, uint32_t base, uint32_t *ret_first,
+                       uint32_t *ret_end)
+{
+    uint32_t first = first_visible(task->args, first_position(task));
+    uint32_t end = first_position(task) + task->row_count;
+    *ret_first = kva_min_u32(kva_max_u32(first, base) - base, KVA_ATTEND_SPLIT_TOKENS);
+    *ret_end = kva_min_u32(kva_max_u32(end, base) - base, KVA_ATTEND_SPLIT_TOKENS);
+}
+
+/* tokens[slot] = the K row of position base + slot, for the slots of split `index` that the task
+ * may see and the ranges hold; NULL for all others. */
+static void find_tokens(const struct task *task, uint32_t index, const void **tokens)
 {
     const struct kva_attend_args *args = task->args;
     const struct kva_attend_range *ranges = args->ranges + task->seq->range_first;
     size_t token_bytes = (size_t)args->head_dim * 2 * sizeof(uint16_t);
+    uint32_t base = index * KVA_ATTEND_SPLIT_TOKENS, first, end;
+    task_slots(task, base, &first, &end);
     memset(tokens, 0, KVA_ATTEND_SPLIT_TOKENS * sizeof *tokens);
     uint32_t i = find_range(ranges, task->seq->range_count, base + first);
     for (; i < task->seq->range_count && ranges[i].token_first < base + end; i++) {
@@ -186,18 +198,19 @@ static void load_queries(const struct task *task, struct scratch *scratch)
     }
 }
 
-/* Attention of the task's queries, already in scratch->q, to split `index`. */
+/* Attention of the task's queries, already in scratch->q, to split `index`, whose tokens are
+ * already in scratch->tokens; `cold` and `next` as in struct kva_cpu_attend_split. */
 static void run_split(const struct kva_device *device, const struct task *task, uint32_t index,
-                      struct scratch *scratch, float *a, float *m, float *e)
+                      bool cold, const void *const *next, struct scratch *scratch, float *a,
+                      float *m, float *e)
 {
-    uint32_t base = index * KVA_ATTEND_SPLIT_TOKENS;
-    find_visible(task, base, scratch);
+    find_visible(task, index * KVA_ATTEND_SPLIT_TOKENS, scratch);
     uint32_t q_count = task->row_count * task->head_count;
-    find_tokens(task, base, scratch->slot_first[0], scratch->slot_end[q_count - 1],
-                scratch->tokens);
     struct kva_cpu_attend_split split = {
         .q = scratch->q,
-        .tokens = scratch->tokens,
+        .tokens = scratch->tokens[index % 2],
+        .next = next,
+        .cold = cold,
         .slot_first = scratch->slot_first,
         .slot_end = scratch->slot_end,
         .q_count = q_count,
@@ -244,10 +257,18 @@ static void run_task(void *opaque, uint32_t index, uint32_t worker)
     task_splits(&task, &first, &end);
     if (!task.args->accumulate)
         clear_out(&task);
-    if (first < end)
+    if (first < end) {
         load_queries(&task, scratch);
+        find_tokens(&task, first, scratch->tokens[first % 2]);
+    }
     for (uint32_t split = first; split < end; split++) {
-        run_split(plan->device, &task, split, scratch, scratch->a, scratch->m, scratch->e);
+        const void **next = NULL;
+        if (split + 1 < end) {
+            next = scratch->tokens[(split + 1) % 2];
+            find_tokens(&task, split + 1, next);
+        }
+        run_split(plan->device, &task, split, split == first, (const void *const *)next, scratch,
+                  scratch->a, scratch->m, scratch->e);
         for (uint32_t j = 0; j < task.row_count * task.head_count; j++)
             fold_query(plan->device, &task, j, scratch->a + (size_t)j * task.args->head_dim,
                        scratch->m[j], scratch->e[j]);
@@ -279,8 +300,10 @@ static void run_wave_split(void *opaque, uint32_t index, uint32_t worker)
     size_t q_count = (size_t)wave->task.row_count * wave->task.head_count;
     float *a = wave->device->partials + index * wave->partial_floats;
     float *m = a + q_count * wave->task.args->head_dim;
+    uint32_t split = wave->first + index;
     load_queries(&wave->task, scratch);
-    run_split(wave->device, &wave->task, wave->first + index, scratch, a, m, m + q_count);
+    find_tokens(&wave->task, split, scratch->tokens[split % 2]);
+    run_split(wave->device, &wave->task, split, true, NULL, scratch, a, m, m + q_count);
 }
 
 static void fold_wave_query(void *opaque, uint32_t query, uint32_t worker KVA_UNUSED)

@@ -329,6 +329,11 @@ void check_count(struct check *check, struct check_variant *variant, enum check_
     variant->failed[op]++;
 }
 
+bool check_enough(const struct check *check, enum check_op op)
+{
+    return check->quiet && check->variants[0].failed[op] >= 3;
+}
+
 void check_case(struct check *check, const struct check_case *test)
 {
     size_t floats = kva_max_size((size_t)test->rows * test->cols, 1);

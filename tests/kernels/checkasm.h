@@ -128,6 +128,9 @@ struct check_case {
 /* Run the case in every variant and count it as passed or failed. */
 void check_case(struct check *check, const struct check_case *test);
 
+/* Whether the broken operator under test has been rejected often enough to go on to the next. */
+bool check_enough(const struct check *check, enum check_op op);
+
 /* Count one case of `variant` that was checked by other means. */
 void check_count(struct check *check, struct check_variant *variant, enum check_op op,
                  const char *name, bool good, const char *reason);
