@@ -113,9 +113,18 @@ static void put_error(struct kva_conn *conn, enum kva_status status, const char 
     conn->http->refused_by_parser++;
 }
 
-static void give_408(struct kva_conn *conn)
+/* Too slow, or far too much: evhttp would go on reading what it is going to refuse. */
+static void give_up(struct kva_conn *conn)
 {
-    put_error(conn, KVA_ETIMEOUT, "The request did not arrive in time.", 408);
+    const struct kva_http_params *params = &conn->http->params;
+    if (conn->input_bytes > params->body_bytes_max) {
+        char message[96];
+        snprintf(message, sizeof(message), "The body is larger than the limit of %zu bytes.",
+                 params->body_bytes_max);
+        put_error(conn, KVA_ETOOBIG, message, 413);
+    } else {
+        put_error(conn, KVA_ETIMEOUT, "The request did not arrive in time.", 408);
+    }
     conn->phase = CONN_CLOSING;
     bufferevent_disable(conn->bev, EV_READ);
     bufferevent_enable(conn->bev, EV_WRITE);
@@ -170,7 +179,7 @@ static void on_timer(evutil_socket_t fd, short what, void *opaque)
     } else if (conn->fix_page) {
         replace_page(conn);
     } else if (conn->phase == CONN_READING) {
-        give_408(conn);
+        give_up(conn);
     } else if (conn->phase == CONN_IDLE || conn->phase == CONN_CLOSING) {
         evhttp_connection_free(conn->evcon);
     }
@@ -187,6 +196,10 @@ static void on_input(struct evbuffer *buffer, const struct evbuffer_cb_info *inf
         conn->phase = CONN_READING;
         arm(conn, conn->http->params.request_timeout_ns);
     }
+    /* Chunks cost bytes of their own, so this is not the limit itself, which evhttp holds. */
+    const struct kva_http_params *params = &conn->http->params;
+    if (conn->input_bytes > 2 * params->body_bytes_max + params->header_bytes_max)
+        event_active(&conn->timer, EV_TIMEOUT, 0);
 }
 
 static void on_output(struct evbuffer *buffer, const struct evbuffer_cb_info *info, void *opaque)
