@@ -164,6 +164,18 @@ static void resume(struct kva_call *call)
     kva_answer_resume(call->answer, &call->out);
 }
 
+/* The call's connection is closed without another word. */
+static void cut(struct kva_call *call, const char *why)
+{
+    struct kva_exchange *exchange = call->exchange;
+    call->finish = why;
+    kva_call_note(call);
+    call->exchange = NULL;
+    kva_call_destroy(call);
+    if (exchange)
+        kva_exchange_cut(exchange);
+}
+
 void kva_call_flush(struct kva_call *call)
 {
     struct kva_server *server = call->server;
@@ -183,13 +195,8 @@ void kva_call_flush(struct kva_call *call)
     }
     if (call->paused) {
         if (kva_answer_gathered(call->answer) > server->params.stream_gathered_max) {
-            struct kva_exchange *exchange = call->exchange;
-            call->finish = "slow_reader";
-            kva_call_note(call);
             server->metrics.slow_readers_cut++;
-            call->exchange = NULL;
-            kva_call_destroy(call);
-            kva_exchange_cut(exchange);
+            cut(call, "slow_reader");
         }
         return;
     }
@@ -237,6 +244,15 @@ void kva_calls_tick(struct kva_server *server, uint64_t now_ns)
         if (call->state == KVA_CALL_RUNNING && call->api->stream && !call->paused &&
             now_ns - call->written_ns + server->tick_ns / 2 >= interval_ns)
             keep_alive(call);
+    }
+}
+
+void kva_calls_cut_all(struct kva_server *server)
+{
+    for (struct kva_call *call = server->calls, *next; call; call = next) {
+        next = call->next;
+        if (call->state == KVA_CALL_RUNNING)
+            cut(call, "stopped");
     }
 }
 

@@ -161,6 +161,8 @@ void kva_calls_poll(struct kva_server *server);
 /* Keep-alives. */
 void kva_calls_tick(struct kva_server *server, uint64_t now_ns);
 void kva_calls_end_all(struct kva_server *server, enum kva_status status, const char *message);
+/* Close the connections of all running calls and end them. */
+void kva_calls_cut_all(struct kva_server *server);
 /* What the log line says about the call. */
 void kva_call_note(struct kva_call *call);
 

@@ -327,10 +327,20 @@ uint16_t kva_server_port(const struct kva_server *server)
     return kva_http_port(server->http);
 }
 
+/* After this the service is not used any more. */
+static void end_calls(struct kva_server *server)
+{
+    if (server->phase == KVA_PHASE_READY || server->phase == KVA_PHASE_LOADING)
+        server->phase = KVA_PHASE_DRAINING; /* what workers still prepare is refused */
+    kva_calls_cut_all(server);
+}
+
 enum kva_status kva_server_run(struct kva_server *server, struct kva_err *err)
 {
     take_orders(server);
-    if (event_base_dispatch(server->base) < 0)
+    int looped = event_base_dispatch(server->base);
+    end_calls(server);
+    if (looped < 0)
         return kva_fail(err, KVA_EIO, "The event loop has failed: %s", strerror(errno));
     if (server->end_status == KVA_EDEVICE)
         return kva_fail(err, KVA_EDEVICE, "%s", server->fail_message);

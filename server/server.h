@@ -3,7 +3,8 @@
  * Start-up: create (listens at once: /health answers, everything else says 503 "loading") -> run
  * on the main thread, while another one loads the model and starts the service with
  * kva_server_wake as its wake -> attach (ready) -> drain (new work refused, running streams end)
- * -> run returns -> stop the service -> destroy. Attaching before run is allowed too.
+ * -> run returns and uses the service no more -> stop the service (it may wake the server until
+ * then) -> destroy -> free tokenizer and template. Attaching before run is allowed too.
  *
  * Thread rule: create, run and destroy on one thread; attach, drain, stop, reload and wake on any
  * thread, drain and stop in signal handlers too. */
@@ -73,7 +74,7 @@ uint16_t kva_server_port(const struct kva_server *server);
 /* For struct kva_service_params: wake = kva_server_wake, wake_opaque = the server. */
 void kva_server_wake(void *server);
 
-/* What is served; borrowed until run has returned. */
+/* What is served. The service is borrowed until run has returned, the rest until destroy. */
 struct kva_server_backend {
     struct kva_service *service;
     struct kva_api_config api;
@@ -100,7 +101,7 @@ void kva_server_stop(struct kva_server *server);
 /* Read certificate, key and key file again; what cannot be read is logged and stays as it was. */
 void kva_server_reload(struct kva_server *server);
 
-/* After run. The service must outlive it. NULL is allowed. */
+/* After run, and after the service was stopped. NULL is allowed. */
 void kva_server_destroy(struct kva_server *server);
 
 #endif
