@@ -79,6 +79,8 @@ static int run_command(size_t index, int argc, char **argv)
     }
     const struct kva_config_sources sources = {commands[index].command, argc, argv, get_env};
     enum kva_status status = kva_config_init(&config, &err);
+    const char *no_color = getenv("NO_COLOR");
+    config.color = config.color && !(no_color && *no_color);
     if (!status)
         status = kva_config_load(&config, &sources, &rest, &err);
     int code = KVA_EXIT_USAGE;
