@@ -241,14 +241,36 @@ void kva_exchange_stream_begin(struct kva_exchange *exchange, int code, const ch
     evhttp_send_reply_start(exchange->req, code, NULL);
 }
 
+/* Straight to the socket: nothing waits before it, and arming and disarming EPOLLOUT for every
+ * token would cost more than the write. What the socket does not take goes the usual way, errors
+ * too: the bufferevent meets them again. */
+static void write_now(struct kva_exchange *exchange, const void *data, size_t length)
+{
+    struct evbuffer *frame = exchange->http->frame;
+    struct bufferevent *bev = exchange->conn->bev;
+    if (exchange->req->chunked)
+        evbuffer_add_printf(frame, "%zx\r\n", length);
+    evbuffer_add(frame, data, length);
+    if (exchange->req->chunked)
+        evbuffer_add(frame, "\r\n", 2);
+    if (evbuffer_write(frame, bufferevent_getfd(bev)) > 0)
+        exchange->progress_ns = kva_time_ns();
+    if (evbuffer_get_length(frame) > 0)
+        bufferevent_write_buffer(bev, frame);
+}
+
 void kva_exchange_stream_write(struct kva_exchange *exchange, const void *data, size_t length)
 {
-    struct evbuffer *output = evhttp_request_get_output_buffer(exchange->req);
     if (length == 0)
         return;
     exchange->info.sent_bytes += length;
-    evbuffer_add(output, data, length);
-    evhttp_send_reply_chunk(exchange->req, output);
+    if (!exchange->http->tls && kva_exchange_unsent(exchange) == 0) {
+        write_now(exchange, data, length);
+    } else {
+        struct evbuffer *output = evhttp_request_get_output_buffer(exchange->req);
+        evbuffer_add(output, data, length);
+        evhttp_send_reply_chunk(exchange->req, output);
+    }
     if (kva_exchange_unsent(exchange) > exchange->http->params.unsent_resume_bytes)
         exchange->writable_wanted = true;
 }

@@ -21,6 +21,7 @@ struct kva_http {
     struct evconnlistener *listeners[KVA_HTTP_LISTENERS_MAX];
     uint32_t listener_count;
     SSL_CTX *tls;
+    struct evbuffer *frame;                     /* one chunk on its way out; empty between writes */
     struct kva_conn *buckets[KVA_HTTP_BUCKETS]; /* connections by their bufferevent */
     struct event *retry; /* accept again after the process ran out of descriptors */
     uint32_t conn_count;
