@@ -29,7 +29,9 @@ void kva_chat_signals_install(struct kva_chat_signals *signals)
     sigemptyset(&action.sa_mask);
     for (int i = 0; i < KVA_CHAT_SIGNAL_COUNT; i++) {
         atomic_store(&flags[i], false);
-        /* No SA_RESTART: what waits shall look at the flags. A broken pipe is a failed write. */
+        /* Every wait here is a poll, which a signal ends in any case; a write to the terminal,
+         * though, must not fail because of one. A broken pipe is a failed write. */
+        action.sa_flags = SA_RESTART;
         action.sa_handler = i == BROKEN_PIPE ? SIG_IGN : on_signal;
         sigaction(numbers[i], &action, &signals->former[i]);
     }

@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <termios.h>
 #include <unistd.h>
 
 /* Long enough for any machine: only a failing test waits for it. */
@@ -84,6 +85,20 @@ static void wait_for(struct session *session, const char *text)
     }
 }
 
+/* A prompt that takes keys: libedit shows it before it takes the terminal's own editing away. */
+static void wait_for_prompt(struct session *session, const char *prompt)
+{
+    struct termios modes;
+    wait_for(session, prompt);
+    for (int ms = 0; ms < PATIENCE_MS; ms++) {
+        assert_int_equal(tcgetattr(session->master, &modes), 0);
+        if (!(modes.c_lflag & ICANON))
+            return;
+        usleep(1000);
+    }
+    fail_msg("the terminal stays in canonical mode");
+}
+
 static void type(struct session *session, const char *text)
 {
     assert_int_equal(write(session->master, text, strlen(text)), (ssize_t)strlen(text));
@@ -94,17 +109,17 @@ static void test_terminal__ctrl_c_stops_the_answer_and_keeps_its_part(void **sta
     static struct session session;
     begin(&session);
     wait_for(&session, "/help");
-    wait_for(&session, "> ");
+    wait_for_prompt(&session, "> ");
     type(&session, "endless\n");
     wait_for(&session, "tick ");
     pthread_kill(session.thread, SIGINT);
     wait_for(&session, ", stopped]");
     stub_wait_left(session.stub, 1);
-    wait_for(&session, "> ");
+    wait_for_prompt(&session, "> ");
     type(&session, "hello\n");
     wait_for(&session, "Hello");
     wait_for(&session, "[9 prompt tokens, 2 tokens, first after ");
-    wait_for(&session, "> ");
+    wait_for_prompt(&session, "> ");
     const char *body = stub_body(session.stub, 1);
     assert_non_null(strstr(body, "{\"role\":\"assistant\",\"content\":\"tick "));
     type(&session, "\x04");
@@ -115,16 +130,16 @@ static void test_terminal__errors_do_not_end_it(void **state KVA_UNUSED)
 {
     static struct session session;
     begin(&session);
-    wait_for(&session, "> ");
+    wait_for_prompt(&session, "> ");
     type(&session, "503\n");
     wait_for(&session, "as asked (it asks to wait 7 s before the next try)");
-    wait_for(&session, "> ");
+    wait_for_prompt(&session, "> ");
     type(&session, "error\n");
     wait_for(&session, "gave up: device");
-    wait_for(&session, "> ");
+    wait_for_prompt(&session, "> ");
     type(&session, "control\n");
     wait_for(&session, "\r\n\xE2\x90\x9B]0;x\xE2\x90\x87 lo");
-    wait_for(&session, "> ");
+    wait_for_prompt(&session, "> ");
     /* The 503 got no answer, so it is no part of what follows; the broken answer's part is. */
     assert_null(strstr(stub_body(session.stub, 1), "503"));
     assert_non_null(strstr(stub_body(session.stub, 2), "\"content\":\"Hel\"}"));
@@ -137,23 +152,23 @@ static void test_terminal__editing_and_ctrl_c_at_the_prompt(void **state KVA_UNU
 {
     static struct session session;
     begin(&session);
-    wait_for(&session, "> ");
+    wait_for_prompt(&session, "> ");
     type(&session, "half");
     wait_for(&session, "half");
     pthread_kill(session.thread, SIGINT);
     wait_for(&session, "^C");
-    wait_for(&session, "> ");
+    wait_for_prompt(&session, "> ");
     /* Backspace over two characters of several bytes, then an earlier line. */
     type(&session, "hello\xC3\xA9\xED\x95\x9C\x7f\x7f\n");
     wait_for(&session, "Hello");
-    wait_for(&session, "> ");
+    wait_for_prompt(&session, "> ");
     type(&session, "\x10\n");
     wait_for(&session, "Hello");
-    wait_for(&session, "> ");
+    wait_for_prompt(&session, "> ");
     type(&session, "\"\"\"\n");
-    wait_for(&session, ". ");
+    wait_for_prompt(&session, ". ");
     pthread_kill(session.thread, SIGINT);
-    wait_for(&session, "> ");
+    wait_for_prompt(&session, "> ");
     assert_non_null(strstr(stub_body(session.stub, 0), "\"content\":\"hello\"}]"));
     assert_non_null(strstr(stub_body(session.stub, 1), "\"content\":\"hello\"}]"));
     assert_null(stub_body(session.stub, 2));
@@ -165,7 +180,7 @@ static void test_terminal__sigterm_ends_it(void **state KVA_UNUSED)
 {
     static struct session session;
     begin(&session);
-    wait_for(&session, "> ");
+    wait_for_prompt(&session, "> ");
     pthread_kill(session.thread, SIGTERM);
     assert_int_equal(end(&session), KVA_OK);
 }
