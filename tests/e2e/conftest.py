@@ -1,0 +1,61 @@
+"""Fixtures: servers that are started once per session or per test, and that must end well."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+
+import pytest
+from harness import BINARY, Server
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not BINARY.exists():
+        raise pytest.UsageError(f"there is no {BINARY}: build it with ninja, or set KVAHEAD_BINARY")
+
+
+class Servers:
+    """Starts servers, and stops all of them in the end; one that ends badly fails its test."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.started: list[Server] = []
+        self.numbers = itertools.count()
+
+    def start(self, *options: str, **fields) -> Server:
+        server = Server(self.folder / f"server{next(self.numbers)}.log", options, **fields)
+        server.start()
+        self.started.append(server)
+        return server
+
+    def stop_all(self) -> None:
+        problems = []
+        for server in self.started:
+            try:
+                server.stop()
+            except AssertionError as error:
+                problems.append(str(error))
+        assert not problems, "\n".join(problems)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory):
+    """The server that most tests share: defaults of the binary, the bundled model."""
+    servers = Servers(tmp_path_factory.mktemp("server"))
+    yield servers.start()
+    servers.stop_all()
+
+
+@pytest.fixture
+def servers(tmp_path: pathlib.Path):
+    """For tests that need servers of their own."""
+    made = Servers(tmp_path)
+    yield made
+    made.stop_all()
+
+
+@pytest.fixture(scope="session")
+def client(server: Server):
+    """The official SDK, talking to the shared server."""
+    with server.client() as made:
+        yield made
