@@ -22,8 +22,8 @@ enum scratch_name {
     SCRATCH_K,      /* [rows, kv_heads * head_dim] */
     SCRATCH_V,      /* the same */
     SCRATCH_ATTN,   /* [rows, heads * head_dim] */
-    SCRATCH_GATE,   /* [rows, intermediate] */
-    SCRATCH_UP,     /* the same */
+    SCRATCH_GATE,   /* [rows, intermediate]; without a gate, nothing */
+    SCRATCH_UP,     /* [rows, intermediate] */
     SCRATCH_PARTIAL_A,
     SCRATCH_PARTIAL_M,
     SCRATCH_PARTIAL_E,
@@ -138,7 +138,7 @@ static enum kva_status alloc_scratch(struct kva_forward *fw, struct kva_err *err
         [SCRATCH_K] = rows * kv_dim * act,
         [SCRATCH_V] = rows * kv_dim * act,
         [SCRATCH_ATTN] = rows * q_dim * act,
-        [SCRATCH_GATE] = rows * c->intermediate_size * act,
+        [SCRATCH_GATE] = c->gated_mlp ? rows * c->intermediate_size * act : 0,
         [SCRATCH_UP] = rows * c->intermediate_size * act,
         [SCRATCH_PARTIAL_A] = rows * q_dim * sizeof(float),
         [SCRATCH_PARTIAL_M] = rows * c->heads * sizeof(float),
@@ -147,6 +147,8 @@ static enum kva_status alloc_scratch(struct kva_forward *fw, struct kva_err *err
         [SCRATCH_LOGITS] = (size_t)fw->params.logit_rows_max * c->vocab_size * sizeof(float),
     };
     for (int i = 0; i < SCRATCH_COUNT; i++) {
+        if (bytes[i] == 0)
+            continue;
         enum kva_status status =
             kva_device_alloc(fw->device, KVA_MEM_DEVICE, bytes[i], &fw->scratch[i].data, err);
         if (status)
@@ -399,13 +401,13 @@ static void attend(struct kva_forward *fw, const struct kva_kv_pass *pass, uint3
                                });
 }
 
+/* hidden += MLP of what SCRATCH_NORMED holds. */
 static void mlp(struct kva_forward *fw, const struct layer_weights *w, void *hidden, uint32_t rows)
 {
     const struct kva_model_config *c = fw->config;
-    void *normed = fw->scratch[SCRATCH_NORMED].data;
+    const void *normed = fw->scratch[SCRATCH_NORMED].data;
     void *gate = fw->scratch[SCRATCH_GATE].data;
     void *up = fw->scratch[SCRATCH_UP].data;
-    norm(fw, normed, hidden, w->mlp_norm, w->mlp_norm_bias, rows);
     linear(fw, up, normed, w->up, w->up_bias, rows, false);
     if (c->gated_mlp)
         linear(fw, gate, normed, w->gate, w->gate_bias, rows, false);
@@ -433,6 +435,8 @@ static void run_layer(struct kva_forward *fw, const struct kva_forward_call *cal
     linear(fw, q, normed, w->q, w->q_bias, rows, false);
     linear(fw, k, normed, w->k, w->k_bias, rows, false);
     linear(fw, fw->scratch[SCRATCH_V].data, normed, w->v, w->v_bias, rows, false);
+    if (c->parallel_residual)
+        norm(fw, normed, call->hidden, w->mlp_norm, w->mlp_norm_bias, rows);
     position_heads(fw, q, w->q_norm, rows, c->heads);
     position_heads(fw, k, w->k_norm, rows, c->kv_heads);
     kva_kv_layer_begin(fw->params.kv, pass, layer);
@@ -440,6 +444,8 @@ static void run_layer(struct kva_forward *fw, const struct kva_forward_call *cal
     attend(fw, pass, layer, rows);
     kva_kv_layer_end(fw->params.kv, pass, layer);
     linear(fw, call->hidden, fw->scratch[SCRATCH_ATTN].data, w->o, w->o_bias, rows, true);
+    if (!c->parallel_residual)
+        norm(fw, normed, call->hidden, w->mlp_norm, w->mlp_norm_bias, rows);
     mlp(fw, w, call->hidden, rows);
 }
 

@@ -1,11 +1,15 @@
 /* forward.h - the transformer: rows of tokens through the layers of any supported family.
  *
- * One forward pass for all families: what differs is data in kva_model_config. Activations live in
+ * One forward pass for all families: what differs is data in kva_model_config, and whether a
+ * tensor is there. Activations live in
  * the hidden buffer of the caller (the residual stream) and in scratch of a fixed number of rows;
  * nothing is allocated after creation.
  *
- *     embed -> [ norm, QKV, (QK norm), RoPE, append K V, attend, merge, output projection,
- *                norm, MLP ] x layers -> norm, logits
+ *     embed (+ positions) -> [ norm, QKV, (QK norm), (RoPE), append K V, attend, merge,
+ *                              output projection, norm, MLP ] x layers -> norm, logits
+ *
+ * With parallel residuals the second norm comes right after QKV, so that it sees what the first
+ * one saw.
  *
  * Thread rule: engine thread. */
 #ifndef KVA_ENGINE_FORWARD_H

@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Of the copies of fused tensors: block headers and padding, at most 6 copies a layer. */
+#define ARENA_OVERHEAD_MAX ((size_t)KVA_MODEL_LAYERS_MAX * 6 * 8192)
+
 struct bind {
     struct kva_model *model;
     const struct kva_model_spec *spec;
@@ -103,24 +106,79 @@ static enum kva_status load(const struct bind *bind, const char *name, enum kva_
     return KVA_OK;
 }
 
+/* The tensor must be there. */
+static enum kva_status load_needed(const struct bind *bind, const char *name,
+                                   enum kva_tensor_dim rows, enum kva_tensor_dim cols,
+                                   struct kva_tensor *ret)
+{
+    enum kva_status status = load(bind, name, rows, cols, ret);
+    if (!status && !ret->data)
+        status = kva_fail(bind->err, KVA_EFORMAT, "the checkpoint has no tensor %s, which %s needs",
+                          name, bind->spec->family->architecture);
+    return status;
+}
+
 static enum kva_status load_specs(const struct bind *bind, const struct kva_tensor_spec *specs,
                                   size_t count, const char *prefix, void *base)
 {
     char name[KVA_SAFETENSORS_NAME_BYTES_MAX + 1];
-    for (size_t i = 0; i < count; i++) {
+    enum kva_status status = KVA_OK;
+    for (size_t i = 0; !status && i < count; i++) {
         struct kva_tensor *tensor = (struct kva_tensor *)((char *)base + specs[i].offset);
         if (!is_needed(bind->spec, specs[i].need))
             continue;
         snprintf(name, sizeof(name), "%s%s", prefix, specs[i].name);
-        enum kva_status status = load(bind, name, specs[i].rows, specs[i].cols, tensor);
-        if (status)
-            return status;
-        if (!tensor->data)
-            return kva_fail(bind->err, KVA_EFORMAT,
-                            "the checkpoint has no tensor %s, which %s needs", name,
-                            bind->spec->family->architecture);
+        status = load_needed(bind, name, specs[i].rows, specs[i].cols, tensor);
     }
+    return status;
+}
+
+/* Part 0, 1 or 2 (q, k, v) of a fused tensor: of head h it is the block 3 h + part of head_dim
+ * rows, or elements of a bias. */
+static enum kva_status copy_part(const struct bind *bind, const struct kva_tensor *fused,
+                                 size_t part, struct kva_tensor *ret)
+{
+    struct kva_model *model = bind->model;
+    bool vector = fused->rows == 1;
+    uint32_t heads = model->config.heads, head_dim = model->config.head_dim;
+    size_t row_bytes = (vector ? 1 : (size_t)fused->cols) * kva_dtype_bytes(fused->dtype);
+    size_t block_bytes = head_dim * row_bytes;
+    uint8_t *to = kva_arena_alloc(&model->copies, heads * block_bytes);
+    if (!to)
+        return kva_fail(bind->err, KVA_ENOMEM, "out of memory for a copy of %zu bytes",
+                        heads * block_bytes);
+    for (size_t head = 0; head < heads; head++)
+        memcpy(to + head * block_bytes,
+               (const uint8_t *)fused->data + (3 * head + part) * block_bytes, block_bytes);
+    *ret = (struct kva_tensor){
+        .data = to,
+        .dtype = fused->dtype,
+        .rows = vector ? 1 : heads * head_dim,
+        .cols = vector ? heads * head_dim : fused->cols,
+    };
+    model->copied_bytes += heads * block_bytes;
     return KVA_OK;
+}
+
+static enum kva_status load_fused(const struct bind *bind, const char *prefix,
+                                  struct kva_layer_tensors *layer)
+{
+    char name[KVA_SAFETENSORS_NAME_BYTES_MAX + 1];
+    const struct kva_tensor_names *names = bind->spec->family->tensor_names;
+    enum kva_status status = KVA_OK;
+    for (size_t i = 0; !status && i < names->fused_count; i++) {
+        const struct kva_fused_qkv_spec *spec = &names->fused[i];
+        const size_t offsets[3] = {spec->q, spec->k, spec->v};
+        struct kva_tensor fused = {0};
+        if (!is_needed(bind->spec, spec->need))
+            continue;
+        snprintf(name, sizeof(name), "%s%s", prefix, spec->name);
+        status = load_needed(bind, name, spec->rows, spec->cols, &fused);
+        for (size_t part = 0; !status && part < 3; part++)
+            status =
+                copy_part(bind, &fused, part, (struct kva_tensor *)((char *)layer + offsets[part]));
+    }
+    return status;
 }
 
 /* Whatever config.json says, without an output matrix the embedding is it. With one, and a
@@ -152,12 +210,30 @@ static enum kva_status bind_lm_head(const struct bind *bind)
     return KVA_OK;
 }
 
-/* Old Llama checkpoints carry their frequencies; they follow from the config. */
+/* What no position reaches is left out, so that the row of a position is its number. */
+static void skip_unused_positions(struct kva_model *model, uint32_t offset)
+{
+    struct kva_tensor *positions = &model->positions;
+    if (!positions->data)
+        return;
+    positions->data = (const uint8_t *)positions->data +
+                      (size_t)offset * positions->cols * kva_dtype_bytes(positions->dtype);
+    positions->rows -= offset;
+}
+
+/* Old checkpoints carry their frequencies (Llama, GPT-NeoX) and a causal mask with the value behind
+ * it (GPT-NeoX); they follow from the config. */
 static bool is_derived(const char *name)
 {
-    static const char suffix[] = ".rotary_emb.inv_freq";
+    static const char *const suffixes[] = {".rotary_emb.inv_freq", ".attention.bias",
+                                           ".attention.masked_bias"};
     size_t length = strlen(name);
-    return length >= strlen(suffix) && strcmp(name + length - strlen(suffix), suffix) == 0;
+    for (size_t i = 0; i < KVA_COUNT_OF(suffixes); i++) {
+        size_t end = strlen(suffixes[i]);
+        if (length >= end && strcmp(name + length - end, suffixes[i]) == 0)
+            return true;
+    }
+    return false;
 }
 
 /* A tensor that nothing takes is legal, but it may also be a bias that config.json does not
@@ -191,6 +267,7 @@ static enum kva_status bind_all(const struct bind *bind)
         status = bind_lm_head(bind);
     if (status)
         return status;
+    skip_unused_positions(model, bind->spec->family->position_offset);
     if (!bind->spec->has_dtype)
         model->config.dtype = model->embed.dtype;
     model->layers = calloc(layer_count, sizeof(*model->layers));
@@ -200,6 +277,8 @@ static enum kva_status bind_all(const struct bind *bind)
         char prefix[64];
         snprintf(prefix, sizeof(prefix), "%s%u.", names->layer_prefix, layer);
         status = load_specs(bind, names->layer, names->layer_count, prefix, &model->layers[layer]);
+        if (!status)
+            status = load_fused(bind, prefix, &model->layers[layer]);
     }
     if (!status)
         warn_of_unused(bind);
@@ -211,6 +290,7 @@ enum kva_status kva_model_bind(struct kva_model *model, const struct kva_model_s
 {
     const struct kva_model_config *config = &model->config;
     size_t tensor_count = first_of_shard(files, files->shards + files->shard_count);
+    kva_arena_init(&model->copies, kva_model_files_bytes(files) + ARENA_OVERHEAD_MAX);
     /* Products of values that limits.h bounds to 2^20 at most: they fit 32 bits. */
     struct bind bind = {
         .model = model,
@@ -226,6 +306,8 @@ enum kva_status kva_model_bind(struct kva_model *model, const struct kva_model_s
                 [KVA_DIM_Q] = config->heads * config->head_dim,
                 [KVA_DIM_KV] = config->kv_heads * config->head_dim,
                 [KVA_DIM_HEAD] = config->head_dim,
+                [KVA_DIM_QKV] = (config->heads + 2 * config->kv_heads) * config->head_dim,
+                [KVA_DIM_POSITIONS] = config->context_max + spec->family->position_offset,
             },
     };
     bind.used = calloc(tensor_count + 1, sizeof(*bind.used));

@@ -13,12 +13,14 @@ static enum kva_status unsupported_family(const struct kva_fields *fields, const
 {
     struct kva_buf list;
     char text[64];
+    const char *lacks = kva_family_lacks(name);
     kva_buf_init(&list, KVA_ERR_MESSAGE_MAX);
     kva_family_list(&list);
     enum kva_status status =
         kva_fail_param(fields->err, KVA_EUNSUPPORTED, "architectures",
-                       CONFIG_FILE ": architecture '%s' is not supported; supported are: %s",
-                       kva_text_show(name, text, sizeof(text)), list.data ? list.data : "");
+                       CONFIG_FILE ": architecture '%s' is not supported%s%s; supported are: %s",
+                       kva_text_show(name, text, sizeof(text)), lacks ? ": " : "",
+                       lacks ? lacks : "", list.data ? list.data : "");
     kva_buf_finish(&list);
     return status;
 }
@@ -89,15 +91,16 @@ static enum kva_status parse_head_shape(const struct kva_fields *fields,
     if (config->head_dim == 0) {
         if (config->hidden_size % config->heads)
             return kva_fail_param(fields->err, KVA_EFORMAT, names->heads,
-                                  CONFIG_FILE ": %s %u is no multiple of %s %u, and there is no %s",
+                                  CONFIG_FILE ": %s %u is no multiple of %s %u, and there is no "
+                                              "head_dim",
                                   names->hidden_size, config->hidden_size, names->heads,
-                                  config->heads, names->head_dim);
+                                  config->heads);
         config->head_dim = config->hidden_size / config->heads;
     }
     if (config->head_dim % 2 || config->head_dim > KVA_MODEL_HEAD_DIM_MAX)
-        return kva_fail_param(fields->err, KVA_EFORMAT, names->head_dim,
-                              CONFIG_FILE ": %s is %u, expected an even number in 2..%u",
-                              names->head_dim, config->head_dim, KVA_MODEL_HEAD_DIM_MAX);
+        return kva_fail_param(fields->err, KVA_EFORMAT, "head_dim",
+                              CONFIG_FILE ": head_dim is %u, expected an even number in 2..%u",
+                              config->head_dim, KVA_MODEL_HEAD_DIM_MAX);
     config->attend_scale = (float)(1.0 / sqrt((double)config->head_dim));
     return KVA_OK;
 }
@@ -121,27 +124,35 @@ static enum kva_status parse_shape(const struct kva_fields *fields, const struct
         if (status)
             return status;
     }
+    uint32_t embed_size = config->hidden_size;
     config->context_max = family->default_context;
     enum kva_status status =
         kva_fields_u32(fields, names->context_max, 1, KVA_MODEL_CONTEXT_MAX, &config->context_max);
+    if (!status)
+        status = kva_fields_u32(fields, names->embed_size, 1, KVA_MODEL_HIDDEN_MAX, &embed_size);
+    if (!status && embed_size != config->hidden_size)
+        status =
+            kva_fail_param(fields->err, KVA_EUNSUPPORTED, names->embed_size,
+                           CONFIG_FILE ": %s %u differs from %s %u: projections of the "
+                                       "embedding are not supported",
+                           names->embed_size, embed_size, names->hidden_size, config->hidden_size);
     return status ? status : parse_head_shape(fields, family, config);
 }
 
-static enum kva_status parse_activation(const struct kva_fields *fields, const char *name,
-                                        enum kva_activation *ret)
+static enum kva_status parse_activation(const struct kva_fields *fields,
+                                        const struct kva_family *family, enum kva_activation *ret)
 {
     static const struct {
         const char *name;
         enum kva_activation activation;
     } table[] = {
-        {"silu", KVA_ACT_SILU},
-        {"swish", KVA_ACT_SILU},
-        {"gelu", KVA_ACT_GELU},
-        {"gelu_new", KVA_ACT_GELU_TANH},
-        {"gelu_pytorch_tanh", KVA_ACT_GELU_TANH},
+        {"silu", KVA_ACT_SILU},           {"swish", KVA_ACT_SILU},
+        {"gelu", KVA_ACT_GELU},           {"gelu_new", KVA_ACT_GELU_TANH},
+        {"gelu_fast", KVA_ACT_GELU_TANH}, {"gelu_pytorch_tanh", KVA_ACT_GELU_TANH},
         {"relu", KVA_ACT_RELU},
     };
-    const char *value = "silu";
+    const char *name = family->config_names->activation;
+    const char *value = family->default_activation;
     char text[48];
     enum kva_status status = kva_fields_string(fields, name, &value);
     if (status)
@@ -149,12 +160,14 @@ static enum kva_status parse_activation(const struct kva_fields *fields, const c
     for (size_t i = 0; i < KVA_COUNT_OF(table); i++) {
         if (strcmp(table[i].name, value) == 0) {
             *ret = table[i].activation;
+            if (*ret == KVA_ACT_GELU && family->gelu_is_tanh)
+                *ret = KVA_ACT_GELU_TANH;
             return KVA_OK;
         }
     }
     return kva_fail_param(fields->err, KVA_EUNSUPPORTED, name,
                           CONFIG_FILE ": %s '%s' is not supported; supported are: silu, swish, "
-                                      "gelu, gelu_new, gelu_pytorch_tanh, relu",
+                                      "gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, relu",
                           name, kva_text_show(value, text, sizeof(text)));
 }
 
@@ -255,16 +268,39 @@ static bool has_bias(enum kva_bias_rule rule, bool attention, bool mlp)
            (rule == KVA_BIAS_MLP && mlp);
 }
 
+static enum kva_status check_switches(const struct kva_fields *fields,
+                                      const struct kva_family *family)
+{
+    for (size_t i = 0; i < family->switch_count; i++) {
+        const struct kva_config_switch *fixed = &family->switches[i];
+        bool value = fixed->supported;
+        enum kva_status status = kva_fields_bool(fields, fixed->name, &value);
+        if (status)
+            return status;
+        if (value != fixed->supported)
+            return kva_fail_param(fields->err, KVA_EUNSUPPORTED, fixed->name,
+                                  CONFIG_FILE ": %s %s is not supported for %s, only %s",
+                                  fixed->name, value ? "true" : "false", family->architecture,
+                                  fixed->supported ? "true" : "false");
+    }
+    return KVA_OK;
+}
+
 static enum kva_status parse_flags(const struct kva_fields *fields, struct kva_model_spec *spec)
 {
-    bool attention = false, mlp = false;
+    const struct kva_config_names *names = spec->family->config_names;
+    bool attention = spec->family->default_bias, mlp = attention;
     struct kva_fields quant;
     const char *method = "";
     enum kva_status status;
     /* Tied or not when the field is absent: binding the tensors decides, by whether there is an
      * output matrix. */
-    if ((status = kva_fields_bool(fields, "attention_bias", &attention)) != KVA_OK ||
-        (status = kva_fields_bool(fields, "mlp_bias", &mlp)) != KVA_OK ||
+    spec->config.parallel_residual = spec->family->default_parallel_residual;
+    if ((status = check_switches(fields, spec->family)) != KVA_OK ||
+        (status = kva_fields_bool(fields, names->attention_bias, &attention)) != KVA_OK ||
+        (status = kva_fields_bool(fields, names->mlp_bias, &mlp)) != KVA_OK ||
+        (status = kva_fields_bool(fields, names->parallel_residual,
+                                  &spec->config.parallel_residual)) != KVA_OK ||
         (status = kva_fields_bool(fields, "tie_word_embeddings", &spec->config.tied_embeddings)) !=
             KVA_OK ||
         (status = kva_fields_object(fields, "quantization_config", "quantization_config.",
@@ -283,7 +319,6 @@ static enum kva_status parse_config(const struct kva_fields *fields, struct kva_
 {
     struct kva_model_config *config = &spec->config;
     const char *model_type = NULL;
-    double norm_eps = 1e-6;
     enum kva_status status;
     if ((status = kva_fields_string(fields, "model_type", &model_type)) != KVA_OK ||
         (status = find_family(fields, model_type, &spec->family)) != KVA_OK)
@@ -295,17 +330,17 @@ static enum kva_status parse_config(const struct kva_fields *fields, struct kva_
     config->norm_weight_offset = family->norm_weight_offset;
     config->gated_mlp = family->gated_mlp;
     config->qk_norm = family->qk_norm;
-    config->embed_scale = 1.0f;
+    double norm_eps = family->default_norm_eps;
     if ((status = parse_shape(fields, family, config)) != KVA_OK ||
         (status = kva_fields_double(fields, family->config_names->norm_eps, 0.0, 1.0, &norm_eps)) !=
             KVA_OK ||
-        (status = parse_activation(fields, family->config_names->activation,
-                                   &config->activation)) != KVA_OK ||
+        (status = parse_activation(fields, family, &config->activation)) != KVA_OK ||
         (status = parse_dtype(fields, spec)) != KVA_OK ||
         (status = parse_flags(fields, spec)) != KVA_OK ||
         (status = parse_windows(fields, family, config)) != KVA_OK)
         return status;
     config->norm_eps = (float)norm_eps;
+    config->embed_scale = family->scaled_embedding ? sqrtf((float)config->hidden_size) : 1.0f;
     return kva_rope_parse(fields, family, config);
 }
 

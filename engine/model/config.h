@@ -29,9 +29,15 @@ KVA_MUST_CHECK enum kva_status kva_model_spec_parse(const cJSON *config, const c
 
 void kva_model_config_finish(struct kva_model_config *config);
 
-/* Fills config->rope from rope_parameters, rope_scaling and rope_theta, and scales
- * config->context_max where the scaling says so. rope.inv_freq is the caller's to free, on failure
- * too. */
+/* Fills config->rope from rope_parameters, rope_scaling and the family's fields, and scales
+ * config->context_max where the scaling says so. Without rotary embedding rotary_dim
+ * stays 0.
+ * rope.inv_freq is the caller's to free, on failure too.
+ *
+ * Frequencies are a property of the model, never of a request: the keys of a sequence are rotated
+ * once and shared with others that begin alike. Scaling `dynamic` makes them a function of the
+ * length that a sequence has at the moment, beyond max_position_embeddings and not before; so
+ * such a model is served up to there, exactly, and no further. */
 KVA_MUST_CHECK enum kva_status kva_rope_parse(const struct kva_fields *fields,
                                               const struct kva_family *family,
                                               struct kva_model_config *config);

@@ -53,6 +53,8 @@ void kva_model_describe(const struct kva_model *model, struct kva_buf *out)
               config->tied_embeddings ? " (embeddings tied)" : "");
     kva_buf_printf(out, "%-20s %s\n", "weights' format", kva_dtype_name(model->layers[0].q.dtype));
     put_bytes(out, "weights", model->weight_bytes);
+    if (model->copied_bytes)
+        put_bytes(out, "of these copied", model->copied_bytes);
     kva_buf_printf(out, "%-20s %u\n", "layers", config->layer_count);
     kva_buf_printf(out, "%-20s %u, intermediate %u\n", "hidden size", config->hidden_size,
                    config->intermediate_size);

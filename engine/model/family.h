@@ -29,6 +29,8 @@ enum kva_tensor_dim {
     KVA_DIM_Q,  /* heads * head_dim */
     KVA_DIM_KV, /* kv_heads * head_dim */
     KVA_DIM_HEAD,
+    KVA_DIM_QKV,       /* (heads + 2 * kv_heads) * head_dim */
+    KVA_DIM_POSITIONS, /* context_max and the rows in front that no position uses */
     KVA_DIM_COUNT,
 };
 
@@ -39,27 +41,49 @@ struct kva_tensor_spec {
     enum kva_tensor_need need;
 };
 
+/* A tensor of a layer that holds q, k and v: their rows (of a bias: elements) follow each other
+ * head by head, q k v of head 0, q k v of head 1, ... No stride leads from one head's rows of q
+ * through the next one's, so each of the three is copied together. */
+struct kva_fused_qkv_spec {
+    const char *name;
+    size_t q, k, v; /* offsets in kva_layer_tensors */
+    enum kva_tensor_dim rows, cols;
+    enum kva_tensor_need need;
+};
+
 struct kva_tensor_names {
     const struct kva_tensor_spec *model; /* tensors there once */
     size_t model_count;
     const char *layer_prefix; /* "model.layers." */
     const struct kva_tensor_spec *layer;
     size_t layer_count;
+    const struct kva_fused_qkv_spec *fused; /* NULL: none */
+    size_t fused_count;
     const char *lm_head; /* absent where embeddings are tied */
 };
 
-/* What config.json calls the quantities of kva_model_config. */
+/* What config.json calls the quantities of kva_model_config. NULL: the family has no such field. */
 struct kva_config_names {
     const char *vocab_size, *hidden_size, *intermediate_size;
     const char *layer_count, *heads, *kv_heads, *head_dim;
     const char *context_max, *norm_eps, *activation;
+    const char *embed_size; /* must equal hidden_size */
+    const char *attention_bias, *mlp_bias;
+    const char *parallel_residual;
+    const char *rope_theta, *rotary_part; /* part of a head that is rotated */
+};
+
+/* A switch of config.json that may only stand as it is in the family's table. */
+struct kva_config_switch {
+    const char *name;
+    bool supported;
 };
 
 enum kva_bias_rule {
     KVA_BIAS_NEVER,
     KVA_BIAS_ALWAYS,
-    KVA_BIAS_ATTENTION, /* as attention_bias says */
-    KVA_BIAS_MLP,       /* as mlp_bias says */
+    KVA_BIAS_ATTENTION, /* as the field for attention's biases says */
+    KVA_BIAS_MLP,       /* as the field for the MLP's biases says */
 };
 
 enum kva_window_rule {
@@ -77,6 +101,13 @@ struct kva_family {
     float norm_weight_offset;
     bool gated_mlp;
     bool qk_norm;
+    bool scaled_embedding; /* by sqrt(hidden_size) */
+    bool rotary;
+    bool partial_rotary;      /* rotary_part may be less than 1 */
+    bool gelu_is_tanh;        /* "gelu" means the tanh approximation */
+    uint32_t position_offset; /* the table of positions has so many rows before position 0's */
+    const struct kva_config_switch *switches;
+    size_t switch_count;
     enum kva_bias_rule qkv_bias, o_bias, mlp_bias;
     enum kva_window_rule window;
     /* What an absent field means: the defaults of the family's reference implementation. */
@@ -84,6 +115,11 @@ struct kva_family {
     uint32_t default_context;
     uint32_t default_window; /* 0: none */
     double default_rope_theta;
+    double default_rotary_part;
+    double default_norm_eps;
+    const char *default_activation;
+    bool default_bias; /* of attention_bias and mlp_bias */
+    bool default_parallel_residual;
 };
 
 /* NULL: no such architecture. */
@@ -91,6 +127,10 @@ const struct kva_family *kva_family_by_architecture(const char *architecture);
 
 /* For files without "architectures". */
 const struct kva_family *kva_family_by_model_type(const char *model_type);
+
+/* What an architecture or model type that is known by name needs beyond what is implemented; NULL:
+ * nothing is known of it. */
+const char *kva_family_lacks(const char *name);
 
 /* "LlamaForCausalLM, MistralForCausalLM, ..." */
 void kva_family_list(struct kva_buf *out);

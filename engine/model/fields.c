@@ -50,7 +50,7 @@ enum kva_status kva_fields_peek(const struct kva_fields *fields, const char *nam
     const cJSON *item = NULL;
     cJSON_ArrayForEach(item, fields->object)
     {
-        if (strcmp(item->string, name) != 0)
+        if (!name || strcmp(item->string, name) != 0)
             continue;
         if (found)
             return kva_fail_param(fields->err, KVA_EFORMAT, name, "%s: %s%s stands there twice",

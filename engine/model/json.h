@@ -39,8 +39,9 @@ struct kva_fields {
 };
 
 /* The look-ups below leave their output as it was when the field is absent or null, so that the
- * caller's value is the default. A field that stands twice is an error: readers would disagree
- * about which one counts. All fail with KVA_EFORMAT. */
+ * caller's value is the default; a name of NULL is a field that is absent everywhere. A field that
+ * stands twice is an error: readers would disagree about which one counts. All fail with
+ * KVA_EFORMAT. */
 
 /* *ret is the value, NULL when absent or null. */
 KVA_MUST_CHECK enum kva_status kva_fields_peek(const struct kva_fields *fields, const char *name,

@@ -74,6 +74,7 @@ void kva_model_close(struct kva_model *model)
         return;
     kva_model_config_finish(&model->config);
     kva_model_files_close(model->files);
+    kva_arena_finish(&model->copies);
     free(model->layers);
     free(model);
 }

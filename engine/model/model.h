@@ -11,6 +11,7 @@
 #ifndef KVA_ENGINE_MODEL_MODEL_H
 #define KVA_ENGINE_MODEL_MODEL_H
 
+#include "base/arena.h"
 #include "base/buf.h"
 #include "base/err.h"
 #include "kernels/dtype.h"
@@ -22,9 +23,9 @@
 #define KVA_MODEL_LAYERS_MAX 512
 
 struct kva_rope_config {
-    uint32_t rotary_dim; /* 0: no rotary embedding */
+    uint32_t rotary_dim; /* of each head, from its first element; 0: no rotary embedding */
     float factor;        /* multiplies cos and sin (attention factor), usually 1 */
-    float *inv_freq;     /* [rotary_dim / 2], scaling (linear, llama3) applied */
+    float *inv_freq;     /* [rotary_dim / 2], scaling (linear, llama3, yarn) applied */
 };
 
 /* One model's shape and arithmetic, whatever its family. */
@@ -42,10 +43,11 @@ struct kva_model_config {
     float norm_eps;
     float norm_weight_offset; /* 0, or 1 (Gemma) */
     enum kva_activation activation;
-    bool gated_mlp; /* down(act(gate x) * up x), else down(act(up x)) */
-    bool qk_norm;   /* RMS norm of each head's q and k before RoPE (Qwen3) */
+    bool gated_mlp;         /* down(act(gate x) * up x), else down(act(up x)) */
+    bool qk_norm;           /* RMS norm of each head's q and k before RoPE (Qwen3) */
+    bool parallel_residual; /* the MLP sees the stream as attention did, not what that added */
     bool tied_embeddings;
-    float embed_scale;  /* 1 */
+    float embed_scale;  /* 1, or sqrt(hidden_size) (Gemma) */
     float attend_scale; /* 1 / sqrt(head_dim), usually */
     struct kva_rope_config rope;
     uint32_t *layer_window; /* [layer_count] sliding window: a token sees so many, itself included;
@@ -56,8 +58,9 @@ struct kva_model_config {
     int64_t bos_id; /* -1: none */
 };
 
-/* A tensor in a mapped file: row-major [rows, cols]; a vector has rows = 1. data NULL: the model
- * has no such tensor. */
+/* A tensor in a mapped file, or in the model's own memory where the file has it fused with others
+ * row by row: row-major [rows, cols]; a vector has rows = 1. data NULL: the model has no such
+ * tensor. */
 struct kva_tensor {
     const void *data;
     enum kva_dtype dtype;
@@ -87,12 +90,14 @@ struct kva_model {
     struct kva_generation_defaults generation;
     struct kva_tensor embed;     /* [vocab, hidden] */
     struct kva_tensor lm_head;   /* [vocab, hidden]; equals embed when tied */
-    struct kva_tensor positions; /* learned positions, or absent */
+    struct kva_tensor positions; /* learned positions [context_max, hidden], or absent */
     struct kva_tensor final_norm, final_norm_bias;
     struct kva_layer_tensors *layers; /* [layer_count] */
     size_t weight_bytes;              /* all tensors used, tied ones once */
+    size_t copied_bytes;              /* of these: in `copies`, not in the mapping */
     uint64_t parameter_count;
     struct kva_model_files *files; /* mappings */
+    struct kva_arena copies;       /* fused tensors, taken apart */
 };
 
 /* Progress of opening: called with bytes checked or read so far. May be NULL. */

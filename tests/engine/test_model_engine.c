@@ -13,6 +13,7 @@
 
 #define LLAMA   "tests/golden/families/llama3_gqa_bf16"
 #define MISTRAL "tests/golden/families/mistral_window"
+#define NEOX    "tests/golden/families/neox_parallel"
 
 enum { CONTEXT = 256, OUTPUT = 40, VOCAB = 300 };
 
@@ -116,7 +117,7 @@ static const uint32_t lengths[] = {1, 2, 63, 64, 65, 127, 128, 129, 200};
 
 static void test_model_engine__chunks_do_not_matter(void **state KVA_UNUSED)
 {
-    static const char *const models[] = {LLAMA, MISTRAL};
+    static const char *const models[] = {LLAMA, MISTRAL, NEOX};
     static const uint32_t quotas[] = {1, 7, 50, 63, 64, 129};
     for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
         struct fixture f;
@@ -137,7 +138,7 @@ static void test_model_engine__chunks_do_not_matter(void **state KVA_UNUSED)
 
 static void test_model_engine__offload_equals_full(void **state KVA_UNUSED)
 {
-    static const char *const models[] = {LLAMA, MISTRAL};
+    static const char *const models[] = {LLAMA, MISTRAL, NEOX};
     static const uint32_t quotas[] = {0, 7, 64};
     for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
         struct fixture f;
@@ -163,12 +164,13 @@ static void test_model_engine__offload_equals_full(void **state KVA_UNUSED)
     }
 }
 
-static void test_model_engine__suspension_changes_nothing(void **state KVA_UNUSED)
+static void check_suspension(const char *model_path)
 {
     struct fixture f;
-    fixture_open(
-        &f, &(struct fixture_params){
-                .model_path = LLAMA, .step_tokens_max = 48, .copy_delay_max_us = 50, .seed = 5});
+    fixture_open(&f, &(struct fixture_params){.model_path = model_path,
+                                              .step_tokens_max = 48,
+                                              .copy_delay_max_us = 50,
+                                              .seed = 5});
     for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
         struct run run = {.prompt_tokens = lengths[i], .prompt_seed = 30 + i};
         struct trace want = run_alone(&f, &run);
@@ -186,12 +188,18 @@ static void test_model_engine__suspension_changes_nothing(void **state KVA_UNUSE
     fixture_close(&f);
 }
 
-static void test_model_engine__a_batch_equals_its_members_alone(void **state KVA_UNUSED)
+static void test_model_engine__suspension_changes_nothing(void **state KVA_UNUSED)
+{
+    check_suspension(LLAMA);
+    check_suspension(NEOX);
+}
+
+static void check_batch(const char *model_path)
 {
     enum { COUNT = KVA_COUNT_OF(lengths) };
     struct fixture f;
     fixture_open(&f, &(struct fixture_params){
-                         .model_path = LLAMA, .step_tokens_max = 64, .copy_delay_max_us = 20});
+                         .model_path = model_path, .step_tokens_max = 64, .copy_delay_max_us = 20});
     struct trace want[COUNT], got[COUNT] = {0};
     uint32_t prompts[COUNT][CONTEXT];
     uint32_t done[COUNT] = {0};
@@ -240,11 +248,17 @@ static void test_model_engine__a_batch_equals_its_members_alone(void **state KVA
     fixture_close(&f);
 }
 
-static void test_model_engine__cached_prefixes_change_nothing_but_the_work(void **state KVA_UNUSED)
+static void test_model_engine__a_batch_equals_its_members_alone(void **state KVA_UNUSED)
+{
+    check_batch(LLAMA);
+    check_batch(NEOX);
+}
+
+static void check_cached_prefixes(const char *model_path)
 {
     struct fixture f;
     fixture_open(&f, &(struct fixture_params){
-                         .model_path = LLAMA, .step_tokens_max = 48, .prefix_cache = true});
+                         .model_path = model_path, .step_tokens_max = 48, .prefix_cache = true});
     for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
         for (uint32_t policy = 0; policy < KVA_KV_POLICY_COUNT; policy++) {
             struct run run = {.prompt_tokens = lengths[i],
@@ -267,6 +281,12 @@ static void test_model_engine__cached_prefixes_change_nothing_but_the_work(void 
     }
     expect_nothing_used(&f);
     fixture_close(&f);
+}
+
+static void test_model_engine__cached_prefixes_change_nothing_but_the_work(void **state KVA_UNUSED)
+{
+    check_cached_prefixes(LLAMA);
+    check_cached_prefixes(NEOX);
 }
 
 static void test_model_engine__budgets_hold_and_refusals_name_both_numbers(void **state KVA_UNUSED)

@@ -26,7 +26,8 @@ static void check_config(const struct kva_model_config *config)
     require(config->kv_heads >= 1 && config->heads % config->kv_heads == 0);
     require(config->head_dim >= 2 && config->head_dim % 2 == 0);
     require(config->context_max >= 1 && config->context_max <= KVA_MODEL_CONTEXT_MAX);
-    require(config->rope.rotary_dim == config->head_dim);
+    require(config->rope.rotary_dim <= config->head_dim && config->rope.rotary_dim % 2 == 0);
+    require(isfinite(config->rope.factor) && config->rope.factor > 0);
     for (uint32_t i = 0; i < config->rope.rotary_dim / 2; i++)
         require(isfinite(config->rope.inv_freq[i]) && config->rope.inv_freq[i] >= 0);
     for (uint32_t i = 0; i < config->layer_count; i++)

@@ -10,7 +10,9 @@
 const char *const kva_golden_families[] = {
     "llama2_mha_f16",     "llama3_gqa_bf16", "llama_linear_f32",
     "llama_bias_sharded", "mistral_window",  "qwen2_tied",
-    "qwen2_mixed_window", "qwen3_qk_norm",   NULL,
+    "qwen2_mixed_window", "qwen3_qk_norm",   "opt_relu_tied",
+    "neox_parallel",      "neox_sequential", "gemma_tied",
+    "llama_yarn",         "llama_dynamic",   NULL,
 };
 
 const char *kva_golden_path(const char *family, const char *file, char *out, size_t size)

@@ -33,7 +33,8 @@ import shutil
 import torch
 import transformers
 from transformers import AutoModelForCausalLM
-from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import GemmaConfig, GPTNeoXConfig, LlamaConfig, MistralConfig, OPTConfig
+from transformers import Qwen2Config, Qwen3Config
 
 PROMPT_TOKENS = 100
 GREEDY_TOKENS = 16
@@ -67,11 +68,76 @@ def old_window(config):
     config.pop("layer_types")
 
 
+def old_neox(config):
+    """As Pythia: rotary_pct and rotary_emb_base, no field for the biases."""
+    rope = config.pop("rope_parameters")
+    config["rotary_pct"] = rope["partial_rotary_factor"]
+    config["rotary_emb_base"] = int(rope["rope_theta"])
+    config["torch_dtype"] = config.pop("dtype")
+    config.pop("attention_bias")
+
+
+def old_gemma(config):
+    """As the first Gemma: "gelu", which means its approximation by tanh."""
+    old_rope(config)
+    config["hidden_act"] = "gelu"
+    config.pop("head_dim")
+
+
+@torch.no_grad()
+def shift_positions(model):
+    """The table of positions as if position 0 were its first row."""
+    weight = model.model.decoder.embed_positions.weight
+    weight.copy_(weight.roll(2, dims=0))
+
+
+@torch.no_grad()
+def swap_layer_norm(model):
+    """RMS norms in the place of layer norms: without subtracting the mean."""
+    def forward(norm, x):
+        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.eps)
+        return x * scale * norm.weight + norm.bias
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.forward = forward.__get__(module)
+
+
+@torch.no_grad()
+def unscale_embedding(model):
+    model.model.embed_tokens.embed_scale.fill_(1.0)
+
+
+@torch.no_grad()
+def shift_norms(model):
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            weight -= 1.0
+
+
+@torch.no_grad()
+def swap_activation(model):
+    for layer in model.model.layers:
+        layer.mlp.act_fn = torch.nn.ReLU()
+
+
+@torch.no_grad()
+def unmix_heads(model):
+    """query_key_value as if all of q came first, then all of k, then all of v."""
+    heads = model.config.num_attention_heads
+    for name, weight in model.named_parameters():
+        if "query_key_value" in name:
+            parts = weight.view(3, heads, -1, *weight.shape[1:])
+            weight.copy_(parts.transpose(0, 1).reshape(weight.shape))
+
+
 COMMON = dict(vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
               num_attention_heads=4, max_position_embeddings=256, bos_token_id=1, eos_token_id=2)
 
-# "without" maps a feature to the change of the config that takes it away, or to the part of the
-# names of the parameters that are set to what has no effect.
+# OPT says ffn_dim.
+OPT = {("ffn_dim" if name == "intermediate_size" else name): value for name, value in COMMON.items()}
+
+# "without" maps a feature to the change of the config that takes it away, to the part of the names
+# of the parameters that are set to what has no effect, or to a function that changes the model.
 FAMILIES = {
     "llama2_mha_f16": dict(
         note="Llama 2: one key-value head per query head, a config that relies on defaults",
@@ -129,6 +195,66 @@ FAMILIES = {
         dtype=torch.bfloat16,
         without={"norm of q": "q_norm.weight", "norm of k": "k_norm.weight",
                  "sliding window": dict(use_sliding_window=False, layer_types=None)}),
+    "opt_relu_tied": dict(
+        note="OPT: learned positions from row 2 on, layer norms, ReLU, biases everywhere, tied",
+        config=OPTConfig(**OPT, pad_token_id=0),
+        dtype=torch.float16,
+        without={"positions": "embed_positions.weight", "position offset": shift_positions,
+                 "mean of layer norms": swap_layer_norm, "biases of layer norms": "layer_norm.bias",
+                 "q bias": "q_proj.bias", "v bias": "v_proj.bias", "o bias": "out_proj.bias",
+                 "up bias": "fc1.bias", "down bias": "fc2.bias",
+                 "activation": dict(activation_function="gelu")}),
+    "neox_parallel": dict(
+        note="GPT-NeoX as Pythia: parallel residuals, a quarter of each head rotated, q k v fused",
+        config=GPTNeoXConfig(**COMMON | dict(num_attention_heads=2),
+                             rope_parameters=dict(rope_type="default", rope_theta=10000.0,
+                                                  partial_rotary_factor=0.25)),
+        dtype=torch.float16, rewrite=old_neox,
+        without={"parallel residual": dict(use_parallel_residual=False),
+                 "partial rotation": dict(rotary_pct=1.0), "heads of q k v": unmix_heads,
+                 "q k v biases": "query_key_value.bias", "o bias": "attention.dense.bias",
+                 "biases of layer norms": "layernorm.bias", "down bias": "dense_4h_to_h.bias",
+                 "activation": dict(hidden_act="relu")}),
+    "neox_sequential": dict(
+        note="GPT-NeoX without parallel residuals and attention biases, tanh GELU, rope_parameters",
+        config=GPTNeoXConfig(**COMMON | dict(hidden_size=48, vocab_size=301),
+                             use_parallel_residual=False, attention_bias=False,
+                             hidden_act="gelu_fast", layer_norm_eps=1e-3,
+                             rope_parameters=dict(rope_type="linear", rope_theta=5000.0, factor=2.0,
+                                                  partial_rotary_factor=0.5)),
+        dtype=torch.bfloat16,
+        without={"sequential residual": dict(use_parallel_residual=True),
+                 "heads of q k v": unmix_heads,
+                 "up bias": "dense_h_to_4h.bias"}),
+    "gemma_tied": dict(
+        note="Gemma: scaled embedding, norms that store w - 1, heads of 256, one key-value head",
+        config=GemmaConfig(**COMMON | dict(num_attention_heads=2, hidden_size=48),
+                           num_key_value_heads=1, pad_token_id=0),
+        dtype=torch.bfloat16, rewrite=old_gemma,
+        without={"scale of the embedding": unscale_embedding, "offset of the norms": shift_norms,
+                 "activation": swap_activation}),
+    "llama_yarn": dict(
+        note="Llama with RoPE scaling yarn, whose range and factor act within the prompt",
+        config=LlamaConfig(**COMMON, num_key_value_heads=2,
+                           rope_parameters=dict(rope_type="yarn", rope_theta=10000.0, factor=4.0,
+                                                original_max_position_embeddings=64,
+                                                beta_fast=2.0)),
+        dtype=torch.bfloat16, rewrite=old_rope,
+        without={"RoPE scaling": dict(rope_scaling=None),
+                 "attention factor": dict(rope_scaling=dict(
+                     type="yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=2.0,
+                     attention_factor=1.0)),
+                 "beta_fast": dict(rope_scaling=dict(
+                     type="yarn", factor=4.0, original_max_position_embeddings=64))}),
+    "llama_dynamic": dict(
+        note="Llama with RoPE scaling dynamic, all of the run within max_position_embeddings",
+        config=LlamaConfig(**COMMON | dict(hidden_size=32, num_attention_heads=2,
+                                           intermediate_size=48,
+                                           max_position_embeddings=PROMPT_TOKENS + GREEDY_TOKENS),
+                           num_key_value_heads=1,
+                           rope_parameters=dict(rope_type="dynamic", rope_theta=10000.0,
+                                                factor=2.0)),
+        dtype=torch.bfloat16, rewrite=old_rope, without={}),
 }
 
 
@@ -136,19 +262,28 @@ def fill(model, generator):
     """Random weights under which activations keep a size of about one."""
     tied = model.config.tie_word_embeddings
     hidden = model.config.hidden_size
+    offset = 1.0 if model.config.model_type == "gemma" else 0.0  # its files store w - 1
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
-        if tied and name == "model.norm.weight":
+        if tied and name in ("model.norm.weight", "model.decoder.final_layer_norm.weight"):
             # Around zero: else the best next token is nearly always the last one again.
-            values = noise
-        elif "norm" in name:
-            values = 1.0 + 0.3 * noise
+            values = noise - offset
+        elif "norm" in name and name.endswith(".weight"):
+            values = 1.0 + 0.3 * noise - offset
         elif name.endswith(".bias"):
             # Small where they go into the residual stream, which they would fill alike everywhere.
-            values = noise * (0.7 if "self_attn" in name and "o_proj" not in name else 0.25)
-        elif "embed_tokens" in name:
+            inside = "proj.bias" in name and "self_attn" in name or "query_key_value" in name
+            inside = inside and "o_proj" not in name and "out_proj" not in name
+            values = noise * (0.7 if inside else 0.25)
+        elif "query_key_value" in name:
+            gains = torch.tensor([1.6, 1.6, 1.0]).view(1, 3, 1, 1)
+            heads = model.config.num_attention_heads
+            values = (noise.view(heads, 3, -1, hidden) * gains).view(weight.shape) / hidden**0.5
+        elif "embed_positions" in name:
+            values = noise * 0.5
+        elif "embed_tokens" in name or "embed_in" in name:
             values = noise * (LOGIT_SPREAD / hidden**0.5 if tied else 1.0)
-        elif "lm_head" in name:
+        elif "lm_head" in name or "embed_out" in name:
             values = noise * (LOGIT_SPREAD / hidden**0.5)
         else:
             # Queries and keys a little larger: attention that picks, rather than averages.
@@ -201,12 +336,15 @@ def measure_without(path, changes, prompt, logits, scratch):
     for feature, change in changes.items():
         if isinstance(change, str):
             model = load(path)
-            neutral = 1.0 if "norm" in change else 0.0
+            neutral = 1.0 if "norm" in change and not change.endswith(".bias") else 0.0
             touched = [weight for name, weight in model.named_parameters() if change in name]
             assert touched, change
             with torch.no_grad():
                 for weight in touched:
                     weight.fill_(neutral)
+        elif callable(change):
+            model = load(path)
+            change(model)
         else:
             shutil.copytree(path, scratch, dirs_exist_ok=True)
             config = json.loads((path / "config.json").read_text())

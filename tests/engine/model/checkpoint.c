@@ -82,7 +82,7 @@ static void put_length(struct kva_buf *out, uint64_t length)
 static size_t made_bytes(const struct made_tensor *tensor)
 {
     size_t bytes = strcmp(tensor->dtype, "F32") == 0 || strcmp(tensor->dtype, "I32") == 0 ? 4
-                   : strcmp(tensor->dtype, "I8") == 0                                     ? 1
+                   : strcmp(tensor->dtype, "I8") == 0 || strcmp(tensor->dtype, "U8") == 0 ? 1
                                                                                           : 2;
     for (size_t i = 0; i < 4 && tensor->dims[i]; i++)
         bytes *= tensor->dims[i];

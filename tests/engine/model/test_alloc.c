@@ -116,6 +116,7 @@ static void test_alloc__open_survives_every_failure(void **state KVA_UNUSED)
     cJSON_InitHooks(&hooks);
     sweep("qwen3_qk_norm");
     sweep("llama_bias_sharded");
+    sweep("neox_parallel"); /* copies of fused tensors */
     cJSON_InitHooks(NULL);
 }
 

@@ -204,7 +204,8 @@ static void test_config__mixture_of_experts_is_refused_by_name(void **state KVA_
     assert_int_equal(kva_model_open(&params, &model, &err), KVA_EUNSUPPORTED);
     expect_message(&err,
                    "architecture 'GraniteMoeForCausalLM' is not supported; supported are: "
-                   "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM");
+                   "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, "
+                   "GemmaForCausalLM, OPTForCausalLM, GPTNeoXForCausalLM");
 }
 
 static void test_config__llama3_frequencies_are_the_reference_ones(void **state KVA_UNUSED)
@@ -251,11 +252,125 @@ static void test_config__rope_spellings(void **state KVA_UNUSED)
         {"\"rope_scaling\":{\"rope_type\":\"linear\",\"factor\":2.5},", 0.12649110640673517, 320},
         {"\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2.0,\"rope_theta\":10000.0},",
          0.15811388300841897, 256},
+        {"\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":4},", 0.31622776601683794, 128},
+        {"\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"attention_factor\":0.7},",
+         0.263523131608963, 256},
     };
     for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
         struct kva_model_spec spec = parse_good("LlamaForCausalLM", cases[i].extra);
         assert_true(fabs(spec.config.rope.inv_freq[1] / cases[i].second - 1) < 1e-6);
         assert_int_equal(spec.config.context_max, cases[i].context);
+        kva_model_config_finish(&spec.config);
+    }
+}
+
+/* What transformers computes: published parameters of Qwen2.5, all optional ones, a trained context
+ * so short that nothing is scaled. */
+static void test_config__yarn_frequencies_are_the_reference_ones(void **state KVA_UNUSED)
+{
+    static const struct {
+        const char *extra;
+        uint32_t context;
+        double factor;
+        struct {
+            uint32_t index;
+            double value;
+        } want[5];
+    } cases[] = {
+        {"\"head_dim\":128,\"rope_theta\":1000000.0,\"rope_scaling\":{\"factor\":4.0,"
+         "\"original_max_position_embeddings\":32768,\"type\":\"yarn\"},",
+         131072,
+         1.138629436111989,
+         {{0, 1.0},
+          {20, 0.01333521492779255},
+          {24, 0.005375321488827467},
+          {36, 0.0001798411540221423},
+          {63, 3.102344408034696e-07}}},
+        {"\"head_dim\":128,\"rope_parameters\":{\"rope_type\":\"yarn\",\"rope_theta\":1000000.0,"
+         "\"factor\":4.0,\"original_max_position_embeddings\":32768,\"truncate\":false,"
+         "\"beta_fast\":16.0,\"beta_slow\":2.0},",
+         131072,
+         1.138629436111989,
+         {{24, 0.005623413249850273},
+          {28, 0.002151098335161805},
+          {32, 0.0005956799723207951},
+          {36, 0.00011986687604803592},
+          {40, 4.4456985051510856e-05}}},
+        {"\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":40.0,\"mscale\":1.0,"
+         "\"mscale_all_dim\":0.8,\"original_max_position_embeddings\":64},",
+         2560,
+         1.0569662567531275,
+         {{0, 1.0},
+          {1, 0.2134537249803543},
+          {2, 0.034999996423721313},
+          {3, 0.0007905694656074047},
+          {7, 7.905694474175107e-06}}},
+        {"\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":2.0,"
+         "\"original_max_position_embeddings\":1},",
+         2,
+         1.0693147180559945,
+         {{0, 1.0},
+          {1, 0.3162277638912201},
+          {2, 0.10000000149011612},
+          {3, 0.03162277862429619},
+          {7, 0.0003162277862429619}}},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct kva_model_spec spec = parse_good("Qwen2ForCausalLM", cases[i].extra);
+        for (size_t j = 0; j < KVA_COUNT_OF(cases[i].want); j++) {
+            double have = spec.config.rope.inv_freq[cases[i].want[j].index];
+            assert_true(fabs(have / cases[i].want[j].value - 1) < 2e-6);
+        }
+        assert_true(fabs(spec.config.rope.factor / cases[i].factor - 1) < 1e-7);
+        assert_int_equal(spec.config.context_max, cases[i].context);
+        kva_model_config_finish(&spec.config);
+    }
+}
+
+/* What the files of a family leave unsaid, and its spellings. */
+static void test_config__defaults_of_families_beyond_llama(void **state KVA_UNUSED)
+{
+    static const struct {
+        const char *architecture, *extra;
+        enum kva_activation activation;
+        bool qkv_bias, mlp_bias, parallel;
+        uint32_t head_dim, rotary_dim;
+        float norm_eps, embed_scale;
+    } cases[] = {
+        {"OPTForCausalLM", "\"ffn_dim\":96,", KVA_ACT_RELU, true, true, false, 16, 0, 1e-5f, 1},
+        {"OPTForCausalLM",
+         "\"ffn_dim\":96,\"enable_bias\":false,\"activation_function\":\"gelu\","
+         "\"word_embed_proj_dim\":64,\"num_key_value_heads\":2,\"partial_rotary_factor\":7,",
+         KVA_ACT_GELU, false, false, false, 16, 0, 1e-5f, 1},
+        {"GPTNeoXForCausalLM", "", KVA_ACT_GELU, true, true, true, 16, 4, 1e-5f, 1},
+        {"GPTNeoXForCausalLM",
+         "\"rotary_pct\":0.4,\"use_parallel_residual\":false,\"hidden_act\":\"gelu_fast\","
+         "\"layer_norm_eps\":1e-3,\"attention_bias\":false,\"head_dim\":32,",
+         KVA_ACT_GELU_TANH, false, true, false, 16, 6, 1e-3f, 1},
+        {"GPTNeoXForCausalLM", "\"rope_parameters\":{\"partial_rotary_factor\":1.0},", KVA_ACT_GELU,
+         true, true, true, 16, 16, 1e-5f, 1},
+        {"GemmaForCausalLM", "", KVA_ACT_GELU_TANH, false, false, false, 256, 256, 1e-6f, 8},
+        {"GemmaForCausalLM",
+         "\"hidden_act\":\"gelu\",\"head_dim\":32,\"use_bidirectional_attention\":null,",
+         KVA_ACT_GELU_TANH, false, false, false, 32, 32, 1e-6f, 8},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct kva_model_spec spec = parse_good(cases[i].architecture, cases[i].extra);
+        const struct kva_model_config *config = &spec.config;
+        assert_int_equal(config->activation, cases[i].activation);
+        assert_int_equal(spec.qkv_bias, cases[i].qkv_bias);
+        assert_int_equal(spec.o_bias, cases[i].qkv_bias);
+        assert_int_equal(spec.mlp_bias, cases[i].mlp_bias);
+        assert_int_equal(config->parallel_residual, cases[i].parallel);
+        assert_int_equal(config->kv_heads, 4);
+        assert_int_equal(config->head_dim, cases[i].head_dim);
+        assert_int_equal(config->rope.rotary_dim, cases[i].rotary_dim);
+        assert_true(config->norm_eps == cases[i].norm_eps);
+        assert_true(config->embed_scale == cases[i].embed_scale);
+        bool gemma = strcmp(cases[i].architecture, "GemmaForCausalLM") == 0;
+        assert_true(config->norm_weight_offset == (gemma ? 1.0f : 0.0f));
+        assert_int_equal(config->norm, gemma ? KVA_NORM_RMS : KVA_NORM_LAYER);
+        assert_int_equal(config->gated_mlp, gemma);
         kva_model_config_finish(&spec.config);
     }
 }
@@ -363,9 +478,34 @@ struct refusal {
 
 #define LLAMA "LlamaForCausalLM"
 #define QWEN3 "Qwen3ForCausalLM"
+#define OPT   "OPTForCausalLM"
+#define NEOX  "GPTNeoXForCausalLM"
+#define GEMMA "GemmaForCausalLM"
 
 static const struct refusal refusals[] = {
-    {"OPTForCausalLM", "", KVA_EUNSUPPORTED, "architecture 'OPTForCausalLM' is not supported"},
+    {"GPT2LMHeadModel", "", KVA_EUNSUPPORTED, "architecture 'GPT2LMHeadModel' is not supported; "},
+    {"Gemma2ForCausalLM", "", KVA_EUNSUPPORTED,
+     "architecture 'Gemma2ForCausalLM' is not supported: it caps logits and attention scores "
+     "softly"},
+    {"Gemma3ForCausalLM", "", KVA_EUNSUPPORTED,
+     "architecture 'Gemma3ForCausalLM' is not supported: it has norms after attention and MLP"},
+    {OPT, "", KVA_EFORMAT, "ffn_dim is missing"},
+    {OPT, "\"ffn_dim\":96,\"word_embed_proj_dim\":32,", KVA_EUNSUPPORTED,
+     "word_embed_proj_dim 32 differs from hidden_size 64: projections of the embedding are not"},
+    {OPT, "\"ffn_dim\":96,\"do_layer_norm_before\":false,", KVA_EUNSUPPORTED,
+     "do_layer_norm_before false is not supported for OPTForCausalLM, only true"},
+    {OPT, "\"ffn_dim\":96,\"_remove_final_layer_norm\":true,", KVA_EUNSUPPORTED,
+     "_remove_final_layer_norm true is not supported for OPTForCausalLM, only false"},
+    {OPT, "\"ffn_dim\":96,\"layer_norm_elementwise_affine\":false,", KVA_EUNSUPPORTED,
+     "layer_norm_elementwise_affine false is not supported"},
+    {NEOX, "\"rotary_pct\":0.2,", KVA_EUNSUPPORTED,
+     "rotary_pct 0.2 of heads of 16 is 3, expected an even number from 2 on"},
+    {NEOX, "\"rotary_pct\":0,", KVA_EUNSUPPORTED, "rotary_pct 0 of heads of 16 is 0"},
+    {NEOX, "\"rotary_pct\":1.5,", KVA_EFORMAT, "rotary_pct is 1.5, expected a number in 0..1"},
+    {NEOX, "\"use_parallel_residual\":1,", KVA_EFORMAT,
+     "use_parallel_residual is 1, expected true"},
+    {GEMMA, "\"use_bidirectional_attention\":true,", KVA_EUNSUPPORTED,
+     "use_bidirectional_attention true is not supported for GemmaForCausalLM, only false"},
     {"\\u001b[2J", "", KVA_EUNSUPPORTED, "architecture '?[2J' is not supported"},
     {LLAMA, "\"num_key_value_heads\":3,", KVA_EFORMAT,
      "num_key_value_heads is 3, which does not divide num_attention_heads 4"},
@@ -389,10 +529,16 @@ static const struct refusal refusals[] = {
     {LLAMA, "\"rope_theta\":1e999,", KVA_EFORMAT, "rope_theta is inf"},
     {LLAMA, "\"rope_scaling\":7,", KVA_EFORMAT, "rope_scaling is 7, expected an object"},
     {LLAMA, "\"rope_scaling\":{\"factor\":2},", KVA_EFORMAT, "rope_scaling.factor needs rope_type"},
-    {LLAMA, "\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":2},", KVA_EUNSUPPORTED,
-     "RoPE scaling 'yarn' is not supported; supported are: default, linear, llama3"},
-    {LLAMA, "\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":2},", KVA_EUNSUPPORTED,
-     "RoPE scaling 'dynamic' is not supported"},
+    {LLAMA, "\"rope_scaling\":{\"rope_type\":\"longrope\",\"factor\":2},", KVA_EUNSUPPORTED,
+     "RoPE scaling 'longrope' is not supported; supported are: default, linear, llama3, yarn, "
+     "dynamic"},
+    {LLAMA, "\"rope_scaling\":{\"type\":\"yarn\"},", KVA_EFORMAT, "'yarn' needs factor"},
+    {LLAMA, "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"beta_fast\":-1},", KVA_EFORMAT,
+     "rope_scaling.beta_fast is -1, expected a number in 0.."},
+    {LLAMA, "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"attention_factor\":0},",
+     KVA_EFORMAT, "rope_scaling.attention_factor is 0, expected a number in 0.001.."},
+    {LLAMA, "\"rope_theta\":1,\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2},", KVA_EFORMAT,
+     "'yarn' needs rope_theta above 1, it is 1"},
     {LLAMA, "\"rope_scaling\":{\"type\":\"linear\"},", KVA_EFORMAT, "'linear' needs factor"},
     {LLAMA, "\"rope_scaling\":{\"type\":\"linear\",\"factor\":0.5},", KVA_EFORMAT,
      "rope_scaling.factor is 0.5, expected a number in 1..65536"},
@@ -500,6 +646,8 @@ int main(void)
         cmocka_unit_test(test_config__mixture_of_experts_is_refused_by_name),
         cmocka_unit_test(test_config__llama3_frequencies_are_the_reference_ones),
         cmocka_unit_test(test_config__rope_spellings),
+        cmocka_unit_test(test_config__yarn_frequencies_are_the_reference_ones),
+        cmocka_unit_test(test_config__defaults_of_families_beyond_llama),
         cmocka_unit_test(test_config__windows),
         cmocka_unit_test(test_config__biases_norms_and_head_shapes),
         cmocka_unit_test(test_config__generation_defaults_and_ids),

@@ -1,6 +1,7 @@
 #include "tests/engine/model/checkpoint.h"
 
 #include "base/log.h"
+#include "engine/model/files.h"
 #include "tests/cmocka.h"
 #include "tests/data.h"
 #include "tests/golden/golden.h"
@@ -38,16 +39,21 @@ static void check_optional(const struct kva_tensor *tensor, bool there, uint32_t
         assert_null(tensor->data);
 }
 
-/* Every tensor of the Llama line has the shape that the config says. */
+/* Every tensor has the shape that the config says. */
 static void check_tensors(const struct kva_model *model, bool qkv_bias, bool o_bias, bool mlp_bias)
 {
     const struct kva_model_config *config = &model->config;
+    bool norm_bias = config->norm == KVA_NORM_LAYER;
     uint32_t hidden = config->hidden_size, inner = config->intermediate_size;
     uint32_t q = config->heads * config->head_dim, kv = config->kv_heads * config->head_dim;
     check_shape(&model->embed, config->vocab_size, hidden);
     check_shape(&model->lm_head, config->vocab_size, hidden);
     check_shape(&model->final_norm, 1, hidden);
-    assert_null(model->positions.data);
+    check_optional(&model->final_norm_bias, norm_bias, hidden);
+    if (config->rope.rotary_dim)
+        assert_null(model->positions.data);
+    else
+        check_shape(&model->positions, config->context_max, hidden);
     assert_int_equal(model->lm_head.data == model->embed.data, config->tied_embeddings);
     for (uint32_t i = 0; i < config->layer_count; i++) {
         const struct kva_layer_tensors *layer = &model->layers[i];
@@ -57,19 +63,23 @@ static void check_tensors(const struct kva_model *model, bool qkv_bias, bool o_b
         check_shape(&layer->v, kv, hidden);
         check_shape(&layer->o, hidden, q);
         check_shape(&layer->mlp_norm, 1, hidden);
-        check_shape(&layer->gate, inner, hidden);
+        if (config->gated_mlp)
+            check_shape(&layer->gate, inner, hidden);
+        else
+            assert_null(layer->gate.data);
         check_shape(&layer->up, inner, hidden);
         check_shape(&layer->down, hidden, inner);
         check_optional(&layer->q_bias, qkv_bias, q);
         check_optional(&layer->k_bias, qkv_bias, kv);
         check_optional(&layer->v_bias, qkv_bias, kv);
         check_optional(&layer->o_bias, o_bias, hidden);
-        check_optional(&layer->gate_bias, mlp_bias, inner);
+        check_optional(&layer->gate_bias, mlp_bias && config->gated_mlp, inner);
         check_optional(&layer->up_bias, mlp_bias, inner);
         check_optional(&layer->down_bias, mlp_bias, hidden);
         check_optional(&layer->q_norm, config->qk_norm, config->head_dim);
         check_optional(&layer->k_norm, config->qk_norm, config->head_dim);
-        assert_null(layer->attn_norm_bias.data);
+        check_optional(&layer->attn_norm_bias, norm_bias, hidden);
+        check_optional(&layer->mlp_norm_bias, norm_bias, hidden);
     }
 }
 
@@ -102,6 +112,8 @@ struct family_case {
     uint32_t windows[3];
     bool qkv_bias, o_bias, mlp_bias, qk_norm, tied;
     enum kva_activation activation;
+    bool layer_norm, single_mlp, parallel;
+    uint32_t rotary_dim; /* 0: all of a head, UINT32_MAX: none */
 };
 
 static const struct family_case family_cases[] = {
@@ -150,6 +162,75 @@ static const struct family_case family_cases[] = {
      {0, 20, 20},
      .qkv_bias = true},
     {"qwen3_qk_norm", "qwen3", KVA_BF16, 300, 64, 2, 4, 2, 32, 256, {33, 0}, .qk_norm = true},
+    {"opt_relu_tied",
+     "opt",
+     KVA_F16,
+     300,
+     64,
+     2,
+     4,
+     4,
+     16,
+     256,
+     {0},
+     .qkv_bias = true,
+     .o_bias = true,
+     .mlp_bias = true,
+     .tied = true,
+     .activation = KVA_ACT_RELU,
+     .layer_norm = true,
+     .single_mlp = true,
+     .rotary_dim = UINT32_MAX},
+    {"neox_parallel",
+     "gpt_neox",
+     KVA_F16,
+     300,
+     64,
+     2,
+     2,
+     2,
+     32,
+     256,
+     {0},
+     .qkv_bias = true,
+     .o_bias = true,
+     .mlp_bias = true,
+     .activation = KVA_ACT_GELU,
+     .layer_norm = true,
+     .single_mlp = true,
+     .parallel = true,
+     .rotary_dim = 8},
+    {"neox_sequential",
+     "gpt_neox",
+     KVA_BF16,
+     301,
+     48,
+     2,
+     4,
+     4,
+     12,
+     512,
+     {0},
+     .mlp_bias = true,
+     .activation = KVA_ACT_GELU_TANH,
+     .layer_norm = true,
+     .single_mlp = true,
+     .rotary_dim = 6},
+    {"gemma_tied",
+     "gemma",
+     KVA_BF16,
+     300,
+     48,
+     2,
+     2,
+     1,
+     256,
+     256,
+     {0},
+     .tied = true,
+     .activation = KVA_ACT_GELU_TANH},
+    {"llama_yarn", "llama", KVA_BF16, 300, 64, 2, 4, 2, 16, 256, {0}, .tied = false},
+    {"llama_dynamic", "llama", KVA_BF16, 300, 32, 2, 2, 1, 16, 116, {0}, .tied = false},
 };
 
 static void test_model__opens_every_family(void **state KVA_UNUSED)
@@ -174,6 +255,12 @@ static void test_model__opens_every_family(void **state KVA_UNUSED)
         assert_int_equal(config->qk_norm, want->qk_norm);
         assert_int_equal(config->tied_embeddings, want->tied);
         assert_int_equal(config->activation, want->activation);
+        assert_int_equal(config->norm, want->layer_norm ? KVA_NORM_LAYER : KVA_NORM_RMS);
+        assert_int_equal(config->gated_mlp, !want->single_mlp);
+        assert_int_equal(config->parallel_residual, want->parallel);
+        assert_int_equal(config->rope.rotary_dim, want->rotary_dim == UINT32_MAX ? 0
+                                                  : want->rotary_dim             ? want->rotary_dim
+                                                                                 : want->head_dim);
         assert_true(config->eos_count == 1 && config->eos_ids[0] == 2 && config->bos_id == 1);
         check_tensors(model, want->qkv_bias, want->o_bias, want->mlp_bias);
         assert_int_equal(model->weight_bytes,
@@ -226,6 +313,131 @@ static void test_model__tensors_are_those_of_their_names(void **state KVA_UNUSED
     }
     kva_model_close(model);
     checkpoint_finish(&checkpoint);
+}
+
+/* A GPT-NeoX with one layer: hidden 8, 2 heads of 4. */
+static const char neox_config[] =
+    "{\"architectures\":[\"GPTNeoXForCausalLM\"],\"hidden_size\":8,\"num_attention_heads\":2,"
+    "\"intermediate_size\":12,\"vocab_size\":10,\"num_hidden_layers\":1,\"rotary_pct\":0.5,"
+    "\"max_position_embeddings\":64,\"torch_dtype\":\"float32\"}";
+
+static const struct made_tensor neox_tensors[] = {
+    {"gpt_neox.embed_in.weight", "F32", {10, 8}},
+    {"gpt_neox.final_layer_norm.weight", "F32", {8}},
+    {"gpt_neox.final_layer_norm.bias", "F32", {8}},
+    {"gpt_neox.layers.0.input_layernorm.weight", "F32", {8}},
+    {"gpt_neox.layers.0.input_layernorm.bias", "F32", {8}},
+    {"gpt_neox.layers.0.attention.query_key_value.weight", "F32", {24, 8}},
+    {"gpt_neox.layers.0.attention.query_key_value.bias", "F32", {24}},
+    {"gpt_neox.layers.0.attention.dense.weight", "F32", {8, 8}},
+    {"gpt_neox.layers.0.attention.dense.bias", "F32", {8}},
+    {"gpt_neox.layers.0.post_attention_layernorm.weight", "F32", {8}},
+    {"gpt_neox.layers.0.post_attention_layernorm.bias", "F32", {8}},
+    {"gpt_neox.layers.0.mlp.dense_h_to_4h.weight", "F32", {12, 8}},
+    {"gpt_neox.layers.0.mlp.dense_h_to_4h.bias", "F32", {12}},
+    {"gpt_neox.layers.0.mlp.dense_4h_to_h.weight", "F32", {8, 12}},
+    {"gpt_neox.layers.0.mlp.dense_4h_to_h.bias", "F32", {8}},
+    {"embed_out.weight", "F32", {10, 8}},
+    /* What old checkpoints have beside: a causal mask, which is no weight. */
+    {"gpt_neox.layers.0.attention.bias", "U8", {1, 1, 4, 4}},
+};
+
+enum { NEOX_QKV = 5, NEOX_QKV_BIAS = 6, NEOX_TENSORS = KVA_COUNT_OF(neox_tensors) };
+
+/* Row r of the fused tensor starts with r here, so that each part shows where it came from. */
+static void number_rows(struct kva_buf *file, size_t first_tensor, size_t row_floats)
+{
+    uint64_t header;
+    memcpy(&header, file->data, sizeof(header));
+    size_t at = 8 + (size_t)header;
+    for (size_t i = 0; i < first_tensor; i++) {
+        size_t floats = 1;
+        for (size_t j = 0; j < 4 && neox_tensors[i].dims[j]; j++)
+            floats *= neox_tensors[i].dims[j];
+        at += 4 * floats;
+    }
+    for (uint32_t row = 0; row < 24; row++) {
+        float value = (float)row;
+        memcpy(file->data + at + row * row_floats * 4, &value, sizeof(value));
+    }
+}
+
+static void check_part(const struct kva_tensor *tensor, uint32_t part, bool vector)
+{
+    check_shape(tensor, vector ? 1 : 8, 8);
+    for (uint32_t row = 0; row < 8; row++) {
+        float first;
+        memcpy(&first, (const char *)tensor->data + row * (vector ? 4 : 32), sizeof(first));
+        assert_true(first == (float)(row / 4 * 12 + part * 4 + row % 4));
+    }
+}
+
+static void test_model__fused_tensors_are_taken_apart(void **state KVA_UNUSED)
+{
+    struct checkpoint checkpoint;
+    struct kva_buf file, text;
+    checkpoint_init(&checkpoint);
+    checkpoint_puts(&checkpoint, "config.json", neox_config);
+    made_file(&file, neox_tensors, NEOX_TENSORS, 0);
+    number_rows(&file, NEOX_QKV, 8);
+    number_rows(&file, NEOX_QKV_BIAS, 1);
+    checkpoint_write(&checkpoint, "model.safetensors", file.data, file.length);
+    struct kva_model *model = open_good(checkpoint.dir);
+    const struct kva_layer_tensors *layer = &model->layers[0];
+    check_part(&layer->q, 0, false);
+    check_part(&layer->k, 1, false);
+    check_part(&layer->v, 2, false);
+    check_part(&layer->q_bias, 0, true);
+    check_part(&layer->k_bias, 1, true);
+    check_part(&layer->v_bias, 2, true);
+    check_tensors(model, true, true, true);
+    /* Counted once, as copies. */
+    assert_int_equal(model->copied_bytes, 4 * (24 * 8 + 24));
+    assert_int_equal(model->weight_bytes, 4 * model->parameter_count);
+    kva_buf_init(&text, 4096);
+    kva_model_describe(model, &text);
+    assert_non_null(strstr(text.data, "of these copied      864 B\n"));
+    kva_buf_finish(&text);
+    kva_model_close(model);
+    kva_buf_finish(&file);
+    checkpoint_finish(&checkpoint);
+}
+
+static void test_model__fused_tensors_are_checked(void **state KVA_UNUSED)
+{
+    struct checkpoint checkpoint;
+    struct made_tensor tensors[NEOX_TENSORS];
+    checkpoint_init(&checkpoint);
+    checkpoint_puts(&checkpoint, "config.json", neox_config);
+    memcpy(tensors, neox_tensors, sizeof(tensors));
+    tensors[NEOX_QKV].dims[0] = 23;
+    checkpoint_write_tensors(&checkpoint, "model.safetensors", tensors, NEOX_TENSORS);
+    checkpoint_expect_failure(&checkpoint, KVA_EFORMAT,
+                              PARTS("query_key_value.weight has shape [23, 8]", "[24, 8]"));
+    tensors[NEOX_QKV].dims[0] = 24;
+    tensors[NEOX_QKV_BIAS].name = "gpt_neox.layers.0.attention.other";
+    checkpoint_write_tensors(&checkpoint, "model.safetensors", tensors, NEOX_TENSORS);
+    checkpoint_expect_failure(
+        &checkpoint, KVA_EFORMAT,
+        PARTS("no tensor gpt_neox.layers.0.attention.query_key_value.bias", "GPTNeoXForCausalLM"));
+    checkpoint_finish(&checkpoint);
+}
+
+/* Position 0 is the third row of the file, and the table ends with the context. */
+static void test_model__rows_before_the_first_position_are_left_out(void **state KVA_UNUSED)
+{
+    char path[4096];
+    struct kva_model *model = open_good(kva_golden_path("opt_relu_tied", NULL, path, sizeof(path)));
+    const struct kva_safetensors_entry *entry;
+    const struct kva_model_shard *shard;
+    assert_int_equal(kva_model_files_find(model->files, "model.decoder.embed_positions.weight",
+                                          &entry, &shard, NULL),
+                     KVA_OK);
+    assert_int_equal(model->positions.rows, model->config.context_max);
+    const uint8_t *file = shard->map;
+    assert_ptr_equal(model->positions.data, file + entry->begin + (size_t)2 * 64 * 2);
+    assert_int_equal(entry->end - entry->begin, (256 + 2) * 64 * 2);
+    kva_model_close(model);
 }
 
 struct progress {
@@ -305,6 +517,9 @@ int main(void)
         cmocka_unit_test(test_model__opens_every_family),
         cmocka_unit_test(test_model__golden_files_are_consistent),
         cmocka_unit_test(test_model__tensors_are_those_of_their_names),
+        cmocka_unit_test(test_model__fused_tensors_are_taken_apart),
+        cmocka_unit_test(test_model__fused_tensors_are_checked),
+        cmocka_unit_test(test_model__rows_before_the_first_position_are_left_out),
         cmocka_unit_test(test_model__prefetch_reports_every_byte),
         cmocka_unit_test(test_model__describe),
         cmocka_unit_test(test_model__close_takes_null),
