@@ -1,0 +1,436 @@
+"""kvahead as its operators meet it: metrics, signals, TLS, keys, start-up errors, the commands."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import shutil
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import time
+
+import openai
+import pytest
+from harness import EXIT_S, MODEL, Server, clean_environment, command, wait_until
+
+COMPLETIONS = "/v1/completions"
+SMALL = {"prompt": "Once", "max_tokens": 2, "temperature": 0}
+LONG = {"prompt": "Once", "max_tokens": 8000, "ignore_eos": True}
+
+
+# --- metrics
+
+
+def test_metrics__promtool_has_no_complaint(servers):
+    promtool = shutil.which("promtool")
+    if not promtool:
+        pytest.skip("promtool is not installed (Debian package prometheus)")
+    both = servers.start("--metrics-vllm")
+    both.post(COMPLETIONS, SMALL)
+    text = both.request("GET", "/metrics").body
+    assert b"vllm:num_requests_running" in text
+    check = [promtool, "check", "metrics"]
+    done = subprocess.run(check, input=text, capture_output=True, check=False)
+    # vLLM's names are what they are; our own must be beyond reproach.
+    complaints = [line for line in done.stderr.decode().splitlines() if "vllm:" not in line]
+    assert not [line for line in complaints if "kvahead_" in line], complaints
+    own = b"".join(part for part in re.split(rb"(?=# HELP )", text) if b"vllm:" not in part)
+    done = subprocess.run(check, input=own, capture_output=True, check=False)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_metrics__agree_with_the_client(servers):
+    own = servers.start()
+    tally = {"prompt": 0, "output": 0, "length": 0, "stop": 0, "requests": 0}
+
+    def count(usage, choices):
+        tally["prompt"] += usage["prompt_tokens"]
+        tally["output"] += usage["completion_tokens"]
+        tally["requests"] += 1
+        for choice in choices:
+            tally[choice["finish_reason"]] += 1
+
+    for i in range(6):
+        document = own.complete(f"Number {i} is", max_tokens=5 + i, n=1 + i % 2, ignore_eos=True)
+        count(document["usage"], document["choices"])
+    document = own.complete(["The end.", "Once"], max_tokens=9, logit_bias={"4089": 100})
+    count(document["usage"], document["choices"])
+    fields = {"prompt": "Once", "max_tokens": 11, "ignore_eos": True}
+    with own.stream(COMPLETIONS, **fields, stream_options={"include_usage": True}) as stream:
+        frames = list(stream.frames())
+    count(frames[-1]["usage"], [frames[-2]["choices"][0]])
+    for body, reason in (({}, "invalid"), ({"prompt": [1] * 9000}, "context")):
+        assert own.post(COMPLETIONS, body).status == 400
+        tally[reason] = 1
+    own.wait_idle()
+    got = own.metrics()
+    assert got["kvahead_prompt_tokens_total"] == tally["prompt"]
+    assert got["kvahead_generation_tokens_total"] == tally["output"]
+    for reason in ("length", "stop"):
+        assert got[f'kvahead_requests_finished_total{{reason="{reason}"}}'] == tally[reason]
+    for reason in ("invalid", "context"):
+        assert got[f'kvahead_requests_rejected_total{{reason="{reason}"}}'] == tally[reason]
+    answers = 'kvahead_http_requests_total{route="/v1/completions",code="%d"}'
+    assert got[answers % 200] == tally["requests"] and got[answers % 400] == 2
+    computed, cached = (
+        got[f'kvahead_scheduler_prompt_tokens_total{{source="{source}"}}']
+        for source in ("computed", "cached")
+    )
+    assert computed + cached >= tally["prompt"]
+    assert got["kvahead_time_to_first_token_seconds_count"] == tally["requests"]
+    assert got["kvahead_request_generation_tokens_sum"] == tally["output"]
+    assert got["kvahead_request_prompt_tokens_sum"] == tally["prompt"]
+
+
+# --- signals
+
+
+def test_sigterm__running_streams_finish_and_new_work_is_refused(servers):
+    own = servers.start("--drain-timeout", "2m")
+    asked = LONG | {"max_tokens": 1500}
+    reference = own.tokens(**asked)
+    kept = own.http()
+    own.send(kept, "GET", "/ready")
+    assert kept.getresponse().read()
+    with own.stream(COMPLETIONS, **asked, n=6, return_token_ids=True) as stream:
+        frames = stream.frames()
+        next(frames)
+        own.process.send_signal(signal.SIGTERM)
+        wait_until("it drains", lambda: "new ones are refused" in own.log())
+        own.send(kept, "GET", "/ready")
+        answer = kept.getresponse()
+        assert answer.status == 503 and answer.getheader("Retry-After") and answer.read()
+        own.send(kept, "POST", COMPLETIONS, SMALL)
+        answer = kept.getresponse()
+        assert answer.status == 503 and answer.getheader("Retry-After")
+        assert "shutting down" in json.loads(answer.read())["error"]["message"]
+        ids: dict[int, list[int]] = {i: [] for i in range(6)}
+        for frame in frames:
+            choice = frame["choices"][0]
+            ids[choice["index"]] += choice.get("token_ids", [])
+    assert own.process.wait(EXIT_S) == 0
+    assert all(got == reference for got in ids.values())
+
+
+def test_sigterm__twice_ends_at_once(servers):
+    own = servers.start()
+    with own.stream(COMPLETIONS, **LONG, n=16) as stream:
+        next(stream.events())
+        own.process.send_signal(signal.SIGTERM)
+        wait_until("it drains", lambda: "new ones are refused" in own.log())
+        own.process.send_signal(signal.SIGINT)
+        with contextlib.suppress(AssertionError, http.client.HTTPException, ConnectionError):
+            list(stream.frames())
+    assert own.process.wait(EXIT_S) == 1
+    own.stop(expected=1)
+
+
+def test_drain_timeout__ends_what_still_runs(servers):
+    own = servers.start("--drain-timeout", "200ms")
+    with own.stream(COMPLETIONS, **LONG, n=16) as stream:
+        frames = stream.frames()
+        next(frames)
+        own.process.send_signal(signal.SIGTERM)
+        last = None
+        with contextlib.suppress(AssertionError):
+            for last in frames:
+                pass
+        assert "error" in last and "shutting down" in last["error"]["message"], last
+    own.stop(expected=1)
+
+
+# --- keys
+
+
+def test_keys__on_every_route_but_liveness(servers, tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("# two of them\n\nfile-one\n  file-two  \n")
+    own = servers.start(
+        "--api-key", "flag-key", "--api-key-file", str(path), env={}, key="flag-key"
+    )
+    for key in ("flag-key", "file-one", "file-two"):
+        with openai.OpenAI(base_url=f"{own.url}/v1", api_key=key, max_retries=0) as client:
+            assert client.models.list().data
+    for key in ("flag-ke", "flag-keyx", "FLAG-KEY", "# two of them"):
+        with openai.OpenAI(base_url=f"{own.url}/v1", api_key=key, max_retries=0) as client:
+            with pytest.raises(openai.AuthenticationError) as caught:
+                client.models.list()
+            assert caught.value.code == "invalid_api_key" and key not in caught.value.message
+    own.key = None
+    routes = ["/ready", "/metrics", "/version", "/v1/models", "/v1/models/demo", "/nowhere"]
+    for path_ in [*routes, "/v1/kvahead/requests"]:
+        reply = own.request("GET", path_)
+        assert reply.status == 401 and reply.headers["www-authenticate"] == "Bearer", path_
+        reply.error()
+    for path_ in (COMPLETIONS, "/v1/chat/completions", "/tokenize", "/detokenize"):
+        assert own.post(path_, SMALL).status == 401, path_
+    assert own.request("GET", "/health").status == 200
+    assert own.request("GET", "/metrics", None, {"X-API-Key": "file-one"}).status == 200
+    # The file is read again on SIGHUP; keys of the command line stay.
+    path.write_text("file-three\n")
+    own.process.send_signal(signal.SIGHUP)
+    header = {"Authorization": "Bearer file-three"}
+    wait_until("the new key", lambda: own.request("GET", "/ready", None, header).status == 200)
+    assert own.request("GET", "/ready", None, {"Authorization": "Bearer file-one"}).status == 401
+    assert own.request("GET", "/ready", None, {"Authorization": "Bearer flag-key"}).status == 200
+    assert "file-" not in own.log().replace(str(path), "") and "flag-key" not in own.log()
+
+
+def test_keys__from_the_environment(servers):
+    own = servers.start(env={"KVAHEAD_API_KEY": "from-env"}, key="from-env")
+    assert own.post(COMPLETIONS, SMALL).status == 200
+    own.key = "another"
+    assert own.post(COMPLETIONS, SMALL).status == 401
+    own.key = "from-env"
+
+
+def test_keys__rate_limit_of_one_key(servers):
+    own = servers.start("--api-key", "a", "--api-key", "b", "--key-rate", "3", key="a")
+    statuses = [own.post(COMPLETIONS, SMALL).status for _ in range(5)]
+    assert statuses[:3] == [200, 200, 200] and 429 in statuses[3:]
+    with own.client() as client, pytest.raises(openai.RateLimitError) as caught:
+        client.completions.create(model="demo", prompt="x")
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+    own.key = "b"
+    assert own.post(COMPLETIONS, SMALL).status == 200, "another key has its own allowance"
+
+
+def test_keys__do_not_share_prefixes(servers):
+    """A prefix that another key has made is not found: its time would tell."""
+    own = servers.start("--api-key", "a", "--api-key", "b", key="a")
+    ids = [300 + i for i in range(400)]
+
+    def cached() -> int:
+        return own.complete(ids, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert (cached(), cached()) == (0, 384)
+    own.key = "b"
+    assert (cached(), cached()) == (0, 384)
+
+
+# --- TLS
+
+
+def make_certificate(folder, name: str) -> tuple[str, str]:
+    openssl = shutil.which("openssl")
+    if not openssl:
+        pytest.skip("the openssl command is not installed")
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+        + ["-nodes", "-days", "2", "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
+        + ["-keyout", str(key), "-out", str(cert)],
+        check=True,
+        capture_output=True,
+    )
+    return str(cert), str(key)
+
+
+def test_tls__and_a_new_certificate_without_a_restart(servers, tmp_path):
+    first, second = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second")
+    cert, key = tmp_path / "serving.pem", tmp_path / "serving.key"
+    shutil.copy(first[0], cert)
+    shutil.copy(first[1], key)
+    own = servers.start("--tls-cert", str(cert), "--tls-key", str(key), ca_path=str(first[0]))
+    assert "https://127.0.0.1" in own.log()
+    reference = own.tokens("Once", max_tokens=2000, ignore_eos=True)
+    context = ssl.create_default_context(cafile=first[0])
+    transport = openai.DefaultHttpxClient(verify=context)
+    with own.client(http_client=transport) as client:
+        chunks = client.completions.create(model="demo", stream=True, **SMALL)
+        assert "".join(chunk.choices[0].text for chunk in chunks)
+    with own.stream(COMPLETIONS, **LONG | {"max_tokens": 2000}, return_token_ids=True) as stream:
+        frames = stream.frames()
+        got = next(frames)["choices"][0].get("token_ids", [])
+        shutil.copy(second[0], cert)
+        shutil.copy(second[1], key)
+        own.process.send_signal(signal.SIGHUP)
+        own.ca_path = second[0]
+
+        def trusted() -> bool:
+            with contextlib.suppress(ssl.SSLCertVerificationError):
+                return own.request("GET", "/ready").status == 200
+            return False
+
+        wait_until("the new certificate", trusted)
+        for frame in frames:
+            got += frame["choices"][0].get("token_ids", [])
+    assert got == reference, "a stream of before the change goes on"
+    own.ca_path = first[0]
+    with pytest.raises(ssl.SSLCertVerificationError):
+        own.request("GET", "/ready")
+    own.ca_path = second[0]
+    # What cannot be used is refused, and the old one stays.
+    cert.write_text("nonsense")
+    own.process.send_signal(signal.SIGHUP)
+    wait_until("it complains", lambda: "the old certificate stays" in own.log())
+    assert own.request("GET", "/ready").status == 200
+    with socket.create_connection(("127.0.0.1", own.port), timeout=30) as plain:
+        plain.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert not plain.recv(100).startswith(b"HTTP/1.1 200")
+
+
+# --- start-up errors
+
+
+def refused(*arguments, code: int = 1, env: dict | None = None) -> str:
+    """The one line that a start that fails ends with."""
+    done = command(*arguments, env=env)
+    assert done.returncode == code, done
+    lines = [line for line in done.stderr.splitlines() if line.startswith("kvahead: ")]
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+def serve(*options, **fields) -> str:
+    return refused("serve", "--model", MODEL, "--port", "0", *options, **fields)
+
+
+def test_start__model_missing_or_not_a_model(tmp_path):
+    assert "--model" in refused("serve", "--port", "0")
+    assert "nowhere" in refused("serve", "--model", tmp_path / "nowhere", "--port", "0")
+    assert "config.json" in refused("serve", "--model", tmp_path, "--port", "0")
+
+
+@pytest.mark.parametrize("damage", ["cut", "header", "offsets", "missing", "config"])
+def test_start__damaged_model(tmp_path, damage):
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder, ignore=shutil.ignore_patterns("training", "*.py"))
+    weights = folder / "model.safetensors"
+    data = weights.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    if damage == "cut":
+        weights.write_bytes(data[: len(data) // 2])
+    elif damage == "header":
+        weights.write_bytes(struct.pack("<Q", 1 << 62) + data[8:])
+    elif damage == "offsets":
+        header = json.loads(data[8 : 8 + size])
+        tensor = next(name for name in header if name != "__metadata__")
+        header[tensor]["data_offsets"] = [1 << 50, (1 << 50) + 8]
+        text = json.dumps(header).encode()
+        weights.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
+    elif damage == "missing":
+        weights.unlink()
+    else:
+        (folder / "config.json").write_text('{"model_type": "llama", "hidden_size": -1}')
+    line = refused("serve", "--model", folder, "--port", "0")
+    assert ("config.json" if damage == "config" else "safetensors") in line
+
+
+def test_start__bad_options():
+    assert "--prot" in serve("--prot", "1", code=2)
+    line = serve("--port", "70000", code=2)
+    assert "--port" in line and "70000" in line and "65535" in line
+    assert "offload" in serve("--kv-policy", "magic", code=2)
+    line = serve("--device-memory", "lots", code=2)
+    assert "device-memory" in line and "lots" in line
+    line = serve(env=clean_environment(KVAHEAD_SEQUENCES="0"), code=2)
+    assert "KVAHEAD_SEQUENCES" in line
+    assert "stray" in command("serve", "--model", MODEL, "stray").stderr
+    assert "context" in serve("--context", "100000")
+
+
+def test_start__configuration_file(servers, tmp_path):
+    path = tmp_path / "kvahead.json"
+    path.write_text(json.dumps({"model-name": "from-file", "sequences": 3, "api-key": ["k"]}))
+    own = servers.start("--config", str(path), env={"KVAHEAD_MODEL_NAME": "from-env"}, key="k")
+    models = own.request("GET", "/v1/models").json()["data"]
+    assert models[0]["id"] == "from-env", "the environment comes before the file"
+    path.write_text('{"seqences": 3}')
+    line = serve("--config", str(path), code=2)
+    assert "seqences" in line and str(path) in line
+    path.write_text('{"sequences": ')
+    assert "line 1" in serve("--config", str(path), code=2)
+
+
+def test_start__port_in_use(server: Server):
+    line = refused("serve", "--model", MODEL, "--port", str(server.port))
+    assert str(server.port) in line and "in use" in line
+
+
+def test_start__budget_too_small():
+    line = serve("--device-memory", "64K")
+    assert "device" in line and re.search(r"\d+", line)
+    line = serve("--host-memory", "64K")
+    assert "host" in line
+
+
+def test_start__unreadable_key_file_and_certificate(tmp_path):
+    assert "nokeys" in serve("--api-key-file", str(tmp_path / "nokeys"))
+    (tmp_path / "empty").write_text("\n# nothing\n")
+    assert "empty" in serve("--api-key-file", str(tmp_path / "empty"))
+    assert "nocert" in serve("--tls-cert", str(tmp_path / "nocert"))
+
+
+def test_budget__a_request_that_can_never_fit_is_told(servers):
+    own = servers.start("--device-memory", "4M", "--host-memory", "64M")
+    reply = own.post(COMPLETIONS, {"prompt": [1] * 8000, "max_tokens": 10})
+    assert reply.status in (400, 503), reply
+    error = reply.error()
+    assert "device" in error["message"] and len(re.findall(r"\d+", error["message"])) >= 2, error
+    assert own.post(COMPLETIONS, SMALL).status == 200
+
+
+def test_start__time_to_ready_is_told(servers, capsys):
+    started = time.monotonic()
+    own = servers.start()
+    ready = time.monotonic() - started
+    first = time.monotonic()
+    own.post(COMPLETIONS, {"prompt": "Once", "max_tokens": 1})
+    with capsys.disabled():
+        print(f"\n  ready after {ready:.2f} s, first token {time.monotonic() - first:.3f} s later")
+
+
+# --- the other commands
+
+
+def test_commands__version_help_options():
+    version = command("--version")
+    assert version.returncode == 0 and re.fullmatch(r"kvahead \d+\.\d+\.\d+\n", version.stdout)
+    overview = command("--help")
+    for name in ("serve", "chat", "generate", "tokenize", "info"):
+        assert f"kvahead {name}" in overview.stdout
+        help_ = command(name, "--help")
+        assert help_.returncode == 0 and not help_.stderr and "--" in help_.stdout
+    options = command("options")
+    assert options.returncode == 0 and "| `api-key-file` |" in options.stdout
+    assert command().returncode == 2
+    unknown = command("swerve")
+    assert unknown.returncode == 2 and "swerve" in unknown.stderr
+
+
+def test_commands__info():
+    info = command("info", "--model", MODEL)
+    assert info.returncode == 0, info
+    for part in ("llama", "8192", "device", "chat template yes", "full", "offload"):
+        assert part in info.stdout, part
+
+
+def test_commands__tokenize_as_the_server_does(server):
+    text = "Once upon a time, \U0001f600 한글"
+    by_server = server.post("/tokenize", {"prompt": text}).json()["tokens"]
+    by_argument = command("tokenize", "--model", MODEL, "--ids", text)
+    by_input = command("tokenize", "--model", MODEL, "--ids", stdin=text)
+    assert [int(i) for i in by_argument.stdout.split()] == by_server
+    assert by_input.stdout == by_argument.stdout
+    raw = command("tokenize", "--model", MODEL, "--ids", "--raw", text)
+    assert [int(i) for i in raw.stdout.split()] == server.encode(text)
+    shown = command("tokenize", "--model", MODEL, text)
+    assert len(shown.stdout.splitlines()) == len(by_server)
+
+
+def test_commands__generate_as_the_server_does(server):
+    document = server.complete("Once upon a time", max_tokens=30)
+    asked = ("generate", "--model", MODEL, "--max-tokens", "30", "--log-level", "error")
+    done = command(*asked, "Once upon a time")
+    assert done.returncode == 0, done
+    assert document["choices"][0]["text"].strip() in done.stdout
+    assert command(*asked, "--kv-policy", "offload", "Once upon a time").stdout == done.stdout
+    seeded = [command(*asked, "--temperature", "1", "--seed", "7", "Once").stdout for _ in (1, 2)]
+    assert seeded[0] == seeded[1]
