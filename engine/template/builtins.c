@@ -266,7 +266,7 @@ static enum kva_status function_strftime(struct kva_tpl_run *run,
         return kva_tpl_fail(run, "strftime_now: a format of more than %zu bytes", sizeof(text) - 2);
     /* A last character tells an empty result from one that does not fit. */
     memcpy(text, format->data, format->length);
-    strcpy(text + format->length, ".");
+    memcpy(text + format->length, ".", 2);
     time_t now = (time_t)run->now_unix_s;
     struct tm fields;
     if (strlen(text) != format->length + 1 || !gmtime_r(&now, &fields))

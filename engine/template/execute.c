@@ -1,6 +1,7 @@
 /* Statements, scopes, macros and loops. */
 #include "engine/template/builtins.h"
 
+#include <stdio.h>
 #include <string.h>
 
 typedef enum kva_status exec_fn(struct kva_tpl_run *run, const struct kva_tpl_stmt *stmt);
@@ -478,9 +479,8 @@ static enum kva_status bind_parameter(struct kva_tpl_run *run, const struct kva_
         char *hint = kva_tpl_alloc(run, name->length + 32, 1);
         if (!hint)
             return run->err->status;
-        strcpy(hint, "parameter '");
-        memcpy(hint + 11, name->data, name->length);
-        strcpy(hint + 11 + name->length, "' was not provided");
+        snprintf(hint, name->length + 32, "parameter '%.*s' was not provided", (int)name->length,
+                 name->data);
         KVA_TPL_TRY(kva_tpl_undefined_new(run, hint, NULL, NULL, &value));
     }
     return bind(run, signature->names[index], &value);

@@ -110,7 +110,7 @@ static void put_real(struct kva_buf *buf, const struct spec *spec, double number
         format[at++] = spec->sign;
     if (spec->alternate)
         format[at++] = '#';
-    strcpy(format + at, ".*");
+    memcpy(format + at, ".*", 3);
     format[at + 2] = type;
     format[at + 3] = '\0';
     if (spec->type == '%')
@@ -121,7 +121,7 @@ static void put_real(struct kva_buf *buf, const struct spec *spec, double number
     snprintf(text, sizeof(text) - 1, format, spec->precision < 0 ? 6 : spec->precision, number);
 #pragma GCC diagnostic pop
     if (spec->type == '%')
-        strcat(text, "%");
+        memcpy(text + strlen(text), "%", 2);
     put_number(buf, spec, text);
 }
 
@@ -260,7 +260,7 @@ static enum kva_status put_percent_field(struct percent *percent, const char **a
         else if (**at == '#')
             spec.alternate = true;
         else if (**at == '0' && spec.align != '<')
-            strcpy(spec.fill, "0"), spec.align = '=';
+            memcpy(spec.fill, "0", 2), spec.align = '=';
         else if (**at == '+' || (**at == ' ' && !spec.sign))
             spec.sign = **at;
     }
@@ -281,7 +281,7 @@ static enum kva_status put_percent_field(struct percent *percent, const char **a
     if (!named)
         KVA_TPL_TRY(next_value(percent, &value));
     if ((spec.type == 's' || spec.type == 'r') && spec.align == '=')
-        strcpy(spec.fill, " "), spec.align = '>';
+        memcpy(spec.fill, " ", 2), spec.align = '>';
     return put_percent_value(percent, &spec, &value);
 }
 
@@ -358,7 +358,7 @@ static enum kva_status parse_spec(struct kva_tpl_run *run, const char *at, const
         at++;
     }
     if (at < end && *at == '0' && !spec.align) {
-        strcpy(spec.fill, "0");
+        memcpy(spec.fill, "0", 2);
         spec.align = '=';
     }
     good = take_number(&at, end, &spec.width);

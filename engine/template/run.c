@@ -228,11 +228,10 @@ static const char *owner_name(struct kva_tpl_run *run, const struct kva_tpl_valu
     if (owner->type == KVA_TPL_MACRO)
         return "jinja2.runtime.Macro object";
     const char *type = kva_tpl_type_name(owner);
-    char *name = kva_tpl_alloc(run, strlen(type) + sizeof(" object"), 1);
-    if (name) {
-        strcpy(name, type);
-        strcat(name, " object");
-    }
+    size_t size = strlen(type) + sizeof(" object");
+    char *name = kva_tpl_alloc(run, size, 1);
+    if (name)
+        snprintf(name, size, "%s object", type);
     return name;
 }
 

@@ -126,7 +126,7 @@ static enum kva_status unsafe_attribute(struct kva_tpl_run *run, const struct kv
     char *kept = kva_tpl_alloc(run, strlen(hint) + 1, 1);
     if (!kept)
         return run->err->status;
-    strcpy(kept, hint);
+    memcpy(kept, hint, strlen(hint) + 1);
     return kva_tpl_undefined_new(run, kept, NULL, NULL, ret);
 }
 
