@@ -104,6 +104,9 @@ static void put_error(struct kva_conn *conn, enum kva_status status, const char 
     evbuffer_drain(output, evbuffer_get_length(output));
     if (!conn->http->tls)
         evbuffer_freeze(output, 1);
+    /* From here on on_output waits for these bytes to leave; before, it would take them for a page
+     * of evhttp's that needs replacing. */
+    conn->phase = CONN_CLOSING;
     evbuffer_add_printf(output,
                         "HTTP/1.1 %d %s\r\nContent-Type: application/json\r\n"
                         "Content-Length: %zu\r\nConnection: close\r\n\r\n",
@@ -125,7 +128,6 @@ static void give_up(struct kva_conn *conn)
     } else {
         put_error(conn, KVA_ETIMEOUT, "The request did not arrive in time.", 408);
     }
-    conn->phase = CONN_CLOSING;
     bufferevent_disable(conn->bev, EV_READ);
     bufferevent_enable(conn->bev, EV_WRITE);
     arm(conn, CLOSING_NS);
@@ -165,7 +167,6 @@ static void replace_page(struct kva_conn *conn)
     } else {
         put_error(conn, KVA_EINVAL, "The request is not valid HTTP/1.1.", 400);
     }
-    conn->phase = CONN_CLOSING;
     arm(conn, CLOSING_NS);
 }
 
