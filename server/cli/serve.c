@@ -258,11 +258,16 @@ int kva_cli_serve(const struct kva_config *config, const struct kva_string_list 
     enum kva_status status = create_server(&serve, &err);
     if (!status)
         status = run(&serve, &err);
-    kva_server_destroy(serve.server);
+    /* The engine thread wakes the server to the last, so the server goes after it. */
     kva_service_stop(serve.service);
+    kva_server_destroy(serve.server);
     kva_instance_close(&serve.instance);
     /* Stopped by a second signal: the operator's wish, but requests were cut. */
     if (status == KVA_ECANCELLED)
         return KVA_EXIT_FAILURE;
+    if (status == KVA_ETIMEOUT) {
+        kva_log(KVA_LOG_WARN, "%s", err.message);
+        return KVA_EXIT_OK;
+    }
     return status ? kva_cli_fail(&err) : KVA_EXIT_OK;
 }

@@ -174,11 +174,12 @@ static void check_suspension(const char *model_path)
     for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
         struct run run = {.prompt_tokens = lengths[i], .prompt_seed = 30 + i};
         struct trace want = run_alone(&f, &run);
-        for (uint32_t every = 1; every <= 3; every++) {
+        /* Each suspension costs a long prefill; after every step once is enough. */
+        for (uint32_t every = lengths[i] == 65 ? 1 : 4; every <= 9; every += 4) {
             for (uint32_t policy = 0; policy < KVA_KV_POLICY_COUNT; policy++) {
                 run.policy = (enum kva_kv_policy_id)policy;
                 run.suspend_every = every;
-                run.quota = 10 * every;
+                run.quota = 3 * every;
                 struct trace got = run_alone(&f, &run);
                 expect_same(&got, &want, "suspended");
             }
@@ -246,6 +247,105 @@ static void check_batch(const char *model_path)
     }
     expect_nothing_used(&f);
     fixture_close(&f);
+}
+
+enum member_state { WAITING, RUNNING, SUSPENDED, DONE };
+
+struct member {
+    struct kva_sequence *seq;
+    struct trace want, got;
+    uint32_t done;
+    enum member_state state;
+};
+
+/* One more step of a member alone, or less if the tier is full: then it or its neighbour steps
+ * back. */
+static void advance(struct fixture *f, struct member *members, uint32_t count, uint32_t index,
+                    uint64_t *dice)
+{
+    struct member *m = &members[index];
+    const struct kva_engine_ops *ops = f->engine->ops;
+    void *self = f->engine->self;
+    struct kva_err err;
+    uint32_t cached;
+    enum kva_status status = KVA_OK;
+    if (m->state == WAITING)
+        status = ops->admit(self, m->seq, &cached, &err);
+    else if (m->state == SUSPENDED)
+        status = ops->resume(self, m->seq, &err);
+    if (status == KVA_OK)
+        m->state = RUNNING;
+    if (status == KVA_OK && m->done > 0)
+        status = ops->grow(self, m->seq, &err);
+    if (status == KVA_ELIMIT) {
+        *dice = *dice * 6364136223846793005ull + 1442695040888963407ull;
+        struct member *victim = &members[(index + (*dice >> 40) % count) % count];
+        if (victim->state == RUNNING) {
+            ops->suspend(self, victim->seq);
+            victim->state = SUSPENDED;
+        }
+        return;
+    }
+    assert_int_equal(status, KVA_OK);
+    struct kva_step_item item = {.seq = m->seq, .prefill_tokens = m->done ? 0 : 30};
+    assert_int_equal(ops->step(self, &item, 1, &err), KVA_OK);
+    assert_int_equal(item.status, KVA_OK);
+    if (!item.emitted)
+        return;
+    m->got.tokens[m->done] = item.token.token;
+    m->got.logprobs[m->done++] = item.token.chosen.logprob;
+    if (m->done == OUTPUT) {
+        ops->destroy(self, m->seq);
+        m->state = DONE;
+    }
+}
+
+static void test_model_engine__a_full_tier_changes_nothing(void **state KVA_UNUSED)
+{
+    enum { COUNT = 5 };
+    static const uint32_t prompts_tokens[COUNT] = {150, 64, 100, 128, 30};
+    for (uint64_t round = 0; round < 6; round++) {
+        struct fixture f;
+        fixture_open(&f, &(struct fixture_params){.model_path = LLAMA,
+                                                  .step_tokens_max = 48,
+                                                  .device_bytes = 6 * LLAMA_PAGE_BYTES,
+                                                  .prefix_cache = round % 2 == 1,
+                                                  .copy_delay_max_us = 20,
+                                                  .seed = round});
+        struct member members[COUNT] = {0};
+        uint32_t prompts[COUNT][CONTEXT];
+        const struct kva_sampling_params sampling = with_logprobs();
+        struct kva_err err;
+        for (uint32_t i = 0; i < COUNT; i++) {
+            members[i].want = run_alone(
+                &f, &(struct run){.prompt_tokens = prompts_tokens[i], .prompt_seed = 300 + i});
+            fixture_prompt(prompts[i], prompts_tokens[i], VOCAB, 300 + i);
+            const struct kva_sequence_params params = {
+                .prompt = prompts[i],
+                .prompt_tokens = prompts_tokens[i],
+                .tokens_max = prompts_tokens[i] + OUTPUT,
+                .sampling = &sampling,
+                .kv = {(i + round / 2) % 2 ? KVA_KV_OFFLOAD : KVA_KV_FULL},
+            };
+            assert_int_equal(f.engine->ops->create(f.engine->self, &params, &members[i].seq, &err),
+                             KVA_OK);
+        }
+        uint64_t dice = round;
+        uint32_t left = COUNT;
+        for (uint32_t turn = 0; left > 0; turn++) {
+            assert_true(turn < 100000);
+            dice = dice * 6364136223846793005ull + 1442695040888963407ull;
+            uint32_t index = (uint32_t)(dice >> 33) % COUNT;
+            if (members[index].state == DONE)
+                continue;
+            advance(&f, members, COUNT, index, &dice);
+            left -= members[index].state == DONE;
+        }
+        for (uint32_t i = 0; i < COUNT; i++)
+            expect_same(&members[i].got, &members[i].want, "in a full tier");
+        expect_nothing_used(&f);
+        fixture_close(&f);
+    }
 }
 
 static void test_model_engine__a_batch_equals_its_members_alone(void **state KVA_UNUSED)
@@ -458,6 +558,7 @@ int main(void)
         cmocka_unit_test(test_model_engine__offload_equals_full),
         cmocka_unit_test(test_model_engine__suspension_changes_nothing),
         cmocka_unit_test(test_model_engine__a_batch_equals_its_members_alone),
+        cmocka_unit_test(test_model_engine__a_full_tier_changes_nothing),
         cmocka_unit_test(test_model_engine__cached_prefixes_change_nothing_but_the_work),
         cmocka_unit_test(test_model_engine__budgets_hold_and_refusals_name_both_numbers),
         cmocka_unit_test(test_model_engine__admission_takes_what_was_announced),
