@@ -33,6 +33,13 @@ static enum kva_status check_params(const struct kva_scheduler_params *params, s
     return KVA_OK;
 }
 
+/* From a step of a small model alone to one that a long prompt holds up. */
+static const double step_bounds_s[] = {0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
+                                       0.25,   0.5,   1,      2.5,   5,    10,    25};
+
+/* vLLM's buckets of tokens per iteration. */
+static const double row_bounds[] = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
+
 static enum kva_status allocate(struct kva_scheduler *s)
 {
     uint32_t running_max = s->params.running_max;
@@ -59,6 +66,8 @@ enum kva_status kva_scheduler_create(const struct kva_scheduler_params *params,
     struct kva_scheduler *s = calloc(1, sizeof(*s));
     if (!s)
         return kva_fail(err, KVA_ENOMEM, "out of memory for a scheduler");
+    kva_histogram_init(&s->stats.step_seconds, step_bounds_s, KVA_COUNT_OF(step_bounds_s));
+    kva_histogram_init(&s->stats.rows_per_step, row_bounds, KVA_COUNT_OF(row_bounds));
     s->params = *params;
     s->ops = params->engine->ops;
     s->engine_self = params->engine->self;

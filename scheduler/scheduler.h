@@ -15,6 +15,7 @@
 
 #include "base/arena.h"
 #include "base/clock.h"
+#include "base/histogram.h"
 #include "engine/engine.h"
 
 struct kva_scheduler;
@@ -139,7 +140,9 @@ struct kva_scheduler_stats {
     uint64_t prompt_tokens_cached;
     uint64_t output_tokens;
     uint64_t steps;
-    uint64_t step_rows; /* sum over steps of decode rows + prefill tokens */
+    uint64_t step_rows;                /* sum over steps of decode rows + prefill tokens */
+    struct kva_histogram step_seconds; /* time of a step */
+    struct kva_histogram rows_per_step;
     uint32_t running_by_policy[KVA_KV_POLICY_COUNT];
     struct kva_engine_usage engine;
 };

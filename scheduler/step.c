@@ -311,6 +311,8 @@ enum kva_status kva_scheduler_step(struct kva_scheduler *s, bool *ret_idle, uint
     }
     s->stats.steps++;
     s->stats.step_rows += plan.rows;
+    kva_histogram_observe(&s->stats.step_seconds, (double)(now_ns - begun_ns) / 1e9);
+    kva_histogram_observe(&s->stats.rows_per_step, plan.rows);
     learn_step_cost(s, &plan, now_ns - begun_ns);
     take_results(s, now_ns);
     return KVA_OK;

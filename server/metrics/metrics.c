@@ -20,33 +20,19 @@ static const double count_bounds[] = {1,     2,      5,      10,     20,     50,
 static const int http_codes[KVA_HTTP_CODES_MAX] = {0,   200, 204, 400, 401, 404, 405, 408,
                                                    413, 415, 417, 429, 431, 499, 500, 503};
 
-static void histogram_init(struct kva_histogram *histogram, const double *bounds, size_t count)
-{
-    *histogram = (struct kva_histogram){.bounds = bounds, .bound_count = (uint32_t)count};
-}
-
 void kva_metrics_init(struct kva_metrics *metrics)
 {
     memset(metrics, 0, sizeof(*metrics));
-    histogram_init(&metrics->time_to_first_token, ttft_bounds, KVA_COUNT_OF(ttft_bounds));
-    histogram_init(&metrics->inter_token, token_bounds, KVA_COUNT_OF(token_bounds));
-    histogram_init(&metrics->time_per_output_token, token_bounds, KVA_COUNT_OF(token_bounds));
-    histogram_init(&metrics->end_to_end, request_bounds, KVA_COUNT_OF(request_bounds));
-    histogram_init(&metrics->queue, request_bounds, KVA_COUNT_OF(request_bounds));
-    histogram_init(&metrics->prefill, request_bounds, KVA_COUNT_OF(request_bounds));
-    histogram_init(&metrics->decode, request_bounds, KVA_COUNT_OF(request_bounds));
-    histogram_init(&metrics->request_prompt_tokens, count_bounds, KVA_COUNT_OF(count_bounds));
-    histogram_init(&metrics->request_generation_tokens, count_bounds, KVA_COUNT_OF(count_bounds));
-}
-
-void kva_histogram_observe(struct kva_histogram *histogram, double value)
-{
-    uint32_t bucket = 0;
-    while (bucket < histogram->bound_count && value > histogram->bounds[bucket])
-        bucket++;
-    histogram->counts[bucket]++;
-    histogram->total++;
-    histogram->sum += value;
+    kva_histogram_init(&metrics->time_to_first_token, ttft_bounds, KVA_COUNT_OF(ttft_bounds));
+    kva_histogram_init(&metrics->inter_token, token_bounds, KVA_COUNT_OF(token_bounds));
+    kva_histogram_init(&metrics->time_per_output_token, token_bounds, KVA_COUNT_OF(token_bounds));
+    kva_histogram_init(&metrics->end_to_end, request_bounds, KVA_COUNT_OF(request_bounds));
+    kva_histogram_init(&metrics->queue, request_bounds, KVA_COUNT_OF(request_bounds));
+    kva_histogram_init(&metrics->prefill, request_bounds, KVA_COUNT_OF(request_bounds));
+    kva_histogram_init(&metrics->decode, request_bounds, KVA_COUNT_OF(request_bounds));
+    kva_histogram_init(&metrics->request_prompt_tokens, count_bounds, KVA_COUNT_OF(count_bounds));
+    kva_histogram_init(&metrics->request_generation_tokens, count_bounds,
+                       KVA_COUNT_OF(count_bounds));
 }
 
 void kva_metrics_count_http(struct kva_metrics *metrics, const char *route, int code)

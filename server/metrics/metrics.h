@@ -9,17 +9,8 @@
 #define KVA_SERVER_METRICS_METRICS_H
 
 #include "base/buf.h"
+#include "base/histogram.h"
 #include "scheduler/scheduler.h"
-
-#define KVA_HISTOGRAM_BUCKETS_MAX 40u
-
-struct kva_histogram {
-    const double *bounds;
-    uint32_t bound_count;
-    uint64_t counts[KVA_HISTOGRAM_BUCKETS_MAX + 1]; /* the last: above every bound */
-    uint64_t total;
-    double sum;
-};
 
 /* Why a request was not taken. */
 enum kva_reject_reason {
@@ -71,8 +62,6 @@ struct kva_metrics {
 };
 
 void kva_metrics_init(struct kva_metrics *metrics);
-
-void kva_histogram_observe(struct kva_histogram *histogram, double value);
 
 /* `route` is a constant string; it identifies itself by its address. code 0: no answer was sent. */
 void kva_metrics_count_http(struct kva_metrics *metrics, const char *route, int code);
