@@ -16,14 +16,17 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-from training import benchmark, data, evaluate, export, model as llama, optimizer, prose, stories, tasks
+from training import benchmark, data, evaluate, export, initialization, model as llama
+from training import optimizer, prose, stories, tasks
 from training import tokenizer as tokenization
 from training.stages import STAGES
 
 SEED = 20
+MARKER = "\u0120for"  # keys come after this token, in texts and in questions
 
 
 def load_or_build_tokenizer(work, paragraphs):
@@ -86,6 +89,16 @@ class Progress:
             self.mark, self.mark_step = time.time(), index
 
 
+def average_gradients(net):
+    """One exchange per step: on busy cores single-threaded ranks wait far less than threads do."""
+    gradients = [p.grad for p in net.parameters() if p.grad is not None]
+    flat = torch.cat([g.reshape(-1) for g in gradients])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for g, part in zip(gradients, flat.split([g.numel() for g in gradients])):
+        g.copy_(part.view_as(g))
+
+
 def save_checkpoint(path, net, optimizers, stage, step, seconds):
     state = {"model": net.state_dict(), "optimizers": [o.state_dict() for o in optimizers],
              "stage": stage, "step": step, "seconds": seconds}
@@ -96,21 +109,30 @@ def save_checkpoint(path, net, optimizers, stage, step, seconds):
 def train_stage(net, hidden_fn, optimizers, encoder, paragraphs, stage, first, work, seconds):
     spec = STAGES[stage]
     muon, adam = optimizers
-    progress = Progress(stage, spec["steps"], spec["shapes"][0][0] * spec["shapes"][0][1])
+    ranks, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+    progress = Progress(stage, spec["steps"], spec["shapes"][0][0] * spec["shapes"][0][1] * ranks)
     started = saved = evaluated = time.time()
     steps, (lr_first, lr_last) = spec["steps"], spec["lr"]
-    for index, batch in data.batches(SEED, stage, first, steps, encoder, spec, paragraphs):
+    for index, batch in data.batches((SEED, stage, ranks, rank), first, steps, encoder, spec,
+                                     paragraphs):
         lr = lr_first + (lr_last - lr_first) * index / steps
         lr *= min(1.0, (index + 1) / spec.get("warmup", 1))
-        muon.param_groups[0]["lr"] = lr
-        adam.param_groups[0]["lr"] = lr * spec.get("adam_ratio", 0.15)
+        muon.param_groups[0]["lr"] = lr * spec["laid_out"]
+        muon.param_groups[1]["lr"] = lr
+        for group in adam.param_groups:
+            group["lr"] = lr * spec["adam"]
         loss, accuracy = loss_of(net, hidden_fn, batch)
         for o in optimizers:
             o.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(adam.param_groups[0]["params"], 1.0)
+        if ranks > 1:
+            average_gradients(net)
+        for group in adam.param_groups:
+            torch.nn.utils.clip_grad_norm_(group["params"], 1.0)
         for o in optimizers:
             o.step()
+        if rank:
+            continue
         progress.step(index, loss.item(), accuracy)
         if time.time() - saved > 120 or index + 1 == steps:
             save_checkpoint(work / "checkpoint.pt", net, optimizers, stage, index + 1,
@@ -121,8 +143,9 @@ def train_stage(net, hidden_fn, optimizers, encoder, paragraphs, stage, first, w
                 print(f"stage {stage} step {index + 1} held out at {length}: "
                       f"{evaluate.quick_table(net, encoder, length)}", flush=True)
             evaluated = time.time()
-    save_checkpoint(work / f"stage-{stage}.pt", net, optimizers, stage, steps,
-                    seconds + time.time() - started)
+    if rank == 0:
+        save_checkpoint(work / f"stage-{stage}.pt", net, optimizers, stage, steps,
+                        seconds + time.time() - started)
     return seconds + time.time() - started
 
 
@@ -133,15 +156,21 @@ def main():
     parser.add_argument("--text-dir", action="append", default=[], help="public-domain prose")
     parser.add_argument("--export", type=Path, help="write the model directory here at the end")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=1, help="processes that share the batch")
+    parser.add_argument("--rank", type=int, default=0, help="which of them this one is")
     parser.add_argument("--no-compile", action="store_true", help="do not use torch.compile")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(SEED)
     torch.set_num_threads(args.threads)
+    if args.ranks > 1:
+        dist.init_process_group("gloo", init_method=f"file://{args.work.resolve()}/rendezvous",
+                                rank=args.rank, world_size=args.ranks)
 
     paragraphs = prose.read(args.text_dir)
     encoder = data.Encoder(load_or_build_tokenizer(args.work, paragraphs))
     net = llama.Llama(llama.CONFIG)
+    initialization.initialize(net, encoder.tok.token_to_id(MARKER))
     optimizers = optimizer.make(net, weight_decay=0.02)
     stage, step, seconds = 0, 0, 0.0
     checkpoint = args.work / "checkpoint.pt"
@@ -158,10 +187,13 @@ def main():
     while stage < len(STAGES):
         if step < STAGES[stage]["steps"]:
             print(f"stage {stage}: {json.dumps(STAGES[stage])}", flush=True)
+            if STAGES[stage].get("longer_key") and step == 0:
+                torch.manual_seed(SEED)
+                initialization.longer_key(net, encoder.tok.token_to_id(MARKER))
             seconds = train_stage(net, hidden_fn, optimizers, encoder, paragraphs, stage, step,
                                   args.work, seconds)
         stage, step = stage + 1, 0
-    if args.export:
+    if args.export and args.rank == 0:
         export.write(net, encoder.tok, args.export)
         print(f"exported after {seconds / 60:.0f} min of training")
 

@@ -1,6 +1,6 @@
 """Training batches: rows of token ids, loss weights and positions.
 
-Batch number n of a stage depends only on (seed, stage, n), so an interrupted run goes on with
+Batch number n of a stage depends only on (seed, stage, n, rank), so an interrupted run goes on with
 exactly the batches it would have seen.
 """
 
@@ -102,6 +102,8 @@ def _document(kind, rng, encoder, length, prose):
                                          keys_per_question=1))
     if kind == "lookup":
         return encoder.pieces(tasks.lookup(rng, budget))
+    if kind == "connect":
+        return encoder.pieces(tasks.connections(rng, budget))
     if kind == "vt":
         return encoder.pieces(tasks.variable_tracking(rng, budget))
     if kind == "vt_benchmark":
@@ -153,9 +155,12 @@ def _positions(rng, length, gap_share):
     return positions
 
 
-def make_batch(seed, stage, index, encoder, spec, prose):
-    rng = random.Random(f"{seed}-{stage}-{index}")
-    length, rows, _ = rng.choices(spec["shapes"], weights=[s[2] for s in spec["shapes"]])[0]
+def make_batch(stream, index, encoder, spec, prose):
+    """Batch `index` of the stream (seed, stage, ranks, rank); all ranks get the same shape."""
+    seed, stage, _, _ = stream
+    length, rows, _ = random.Random(f"{seed}-{stage}-{index}-shape").choices(
+        spec["shapes"], weights=[s[2] for s in spec["shapes"]])[0]
+    rng = random.Random(f"{stream}-{index}")
     ids = np.empty((rows, length + 1), dtype=np.int32)
     weights = np.empty((rows, length + 1), dtype=np.float32)
     positions = np.empty((rows, length), dtype=np.int32)
@@ -165,18 +170,18 @@ def make_batch(seed, stage, index, encoder, spec, prose):
     return ids, weights, positions
 
 
-def _produce(queue, seed, stage, first, count, encoder, spec, prose):
+def _produce(queue, stream, first, count, encoder, spec, prose):
     for index in range(first, count):
-        queue.put((index, make_batch(seed, stage, index, encoder, spec, prose)))
+        queue.put((index, make_batch(stream, index, encoder, spec, prose)))
     queue.put(None)
 
 
-def batches(seed, stage, first, count, encoder, spec, prose):
+def batches(stream, first, count, encoder, spec, prose):
     """Yield (index, batch) made ahead of time by one other process."""
     context = multiprocessing.get_context("fork")
     queue = context.Queue(maxsize=6)
     worker = context.Process(target=_produce, daemon=True,
-                             args=(queue, seed, stage, first, count, encoder, spec, prose))
+                             args=(queue, stream, first, count, encoder, spec, prose))
     worker.start()
     try:
         while (item := queue.get()) is not None:

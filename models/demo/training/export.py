@@ -22,4 +22,6 @@ def write(net, tok, directory):
     tokenization.save(tok, directory)
     tensors = {name: p.detach().to(torch.bfloat16).contiguous()
                for name, p in net.named_parameters()}
-    save_file(tensors, str(directory / "model.safetensors"), metadata={"format": "pt"})
+    weights = directory / "model.safetensors"
+    save_file(tensors, str(weights), metadata={"format": "pt"})
+    weights.chmod(0o644)

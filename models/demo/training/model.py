@@ -4,8 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .initialization import initialize
-
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -103,7 +101,6 @@ class Llama(nn.Module):
                                           for _ in range(config["num_hidden_layers"]))
         self.model.norm = nn.RMSNorm(config["hidden_size"])
         self.lm_head = nn.Linear(config["hidden_size"], config["vocab_size"], bias=False)
-        initialize(self)
 
     def hidden(self, ids, positions, dtype, cache=None):
         """Hidden states after the last norm, [rows, length, hidden_size], in dtype."""

@@ -2,8 +2,8 @@
 
 A sequence asks many questions about one context, so that the loss is dense: the questions that
 follow the first one are not independent prompts, but each teaches the same lookup. Pieces are
-(text, weight) pairs as in stories.py; only answers have a weight. The piece BREAK ends a stretch of text that
-is encoded by itself, as a prompt is before its continuation is known.
+(text, weight) pairs as in stories.py; only answers have a weight. The piece BREAK ends a stretch of
+text that is encoded by itself, as a prompt is before its continuation is known.
 """
 
 import string
@@ -99,7 +99,9 @@ def _niah_question(keys, values, value_kind):
 def _ask(rng, pieces, context, questions, style):
     """Append the context and its questions in one of the prompt styles.
 
-    In half of the plain sequences only the first question is asked in full, the others just begin
+    Where the user's message ends with the beginning of the answer, the assistant goes on with a
+    space, as in the plain style: the tokens of a value are then those of the text. In half of the
+    plain sequences only the first question is asked in full, the others just begin
     their answers: more answers for the same number of tokens.
     """
     full = rng.random() < 0.5
@@ -116,7 +118,7 @@ def _ask(rng, pieces, context, questions, style):
         pieces.append((f"{IM_START}user\n{before}{question}", 0.0))
         if style == "chat_prefix":
             pieces.append((f" {prefix.strip()}{IM_END}\n{IM_START}assistant\n", 0.0))
-            pieces.append((f"{answer.strip()}{IM_END}", 1.0))
+            pieces.append((f" {answer.strip()}{IM_END}", 1.0))
         else:
             pieces.append((f"{IM_END}\n{IM_START}assistant\n", 0.0))
             pieces.append((prefix, 0.1))
@@ -190,6 +192,40 @@ def lookup(rng, token_budget, key_kind=None, value_kind=None):
         pieces.append((f"{key}{link.rstrip()}", 0.0))
         space = " " if link.endswith(" ") else ""
         pieces.append((f"{space}{values[key]}{end}", 1.0))
+    return pieces
+
+
+CONNECTING = ("the in of text provided mentioned is that was to be value given above this "
+              "for").split()
+
+
+def _connection(rng):
+    """What stands between a key and its value: up to seven words, then a verb or a sign."""
+    count = min(rng.randrange(8), rng.randrange(8))
+    return "".join(f" {rng.choice(CONNECTING)}" for _ in range(count)) + rng.choice(
+        [" is", " is", " is:", ":", " are", " =", " ->"])
+
+
+def connections(rng, token_budget):
+    """Lookups whose question words the link from key to value otherwise than the context does."""
+    key_kind = rng.choice(["pair", "pair", "word", "word", "uuid"])
+    value_kind = rng.choice(["number", "number", "number", "word", "uuid"])
+    end = rng.choice(["\n", ".\n", ". ", "; "])
+    cost = NEEDLE_TOKENS[value_kind] - 5 + KEY_EXTRA[key_kind]
+    count = max(2, int(token_budget * rng.uniform(0.4, 0.6)) // cost)
+    keys = _unique_keys(rng, key_kind, count)
+    values = {key: make_value(rng, value_kind) for key in keys}
+    link = _connection(rng)
+    before = rng.choice(["", "", "The number for ", "One of the values for ", "for "])
+    pieces = [("".join(f"{before}{k}{link} {values[k]}{end}" for k in keys), 0.0)]
+    before = rng.choice(["", "", "The number for ", "The value for ", "for "])
+    link = _connection(rng)
+    for key in rng.sample(keys, min(len(keys), max(1, token_budget // cost - count))):
+        if rng.random() < 0.3:
+            link = _connection(rng)
+        pieces.append((f"{before}{key}{link}", 0.0))
+        pieces.append((f" {values[key]}{end.rstrip(' ')}", 1.0))
+        pieces.append((" " if end.endswith(" ") else "", 0.0))
     return pieces
 
 
@@ -308,4 +344,4 @@ def benchmark_sample(rng, token_budget, name, size, style=None):
     if style == "plain":
         return [(sample.text, 0.0), BREAK, (answer + EOS, 1.0)]
     return [(f"{IM_START}user\n{sample.text.strip()}{IM_END}\n{IM_START}assistant\n", 0.0),
-            (answer.strip() + IM_END, 1.0)]
+            (" " + answer.strip() + IM_END, 1.0)]
