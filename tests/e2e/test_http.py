@@ -495,7 +495,7 @@ def test_slow_reader__is_paused_and_cut_while_others_go_on(servers):
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.connect(("127.0.0.1", own.port))
-    fields = {"prompt": "Once", "max_tokens": 8000, "ignore_eos": True, "stream": True}
+    fields = {"prompt": "Once", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     fields |= {"n": 8, "return_token_ids": True}
     sock.sendall(raw_post(json.dumps(fields).encode()))
     wait_until("it runs", own.live)
