@@ -201,6 +201,8 @@ def test_interrupt__ends_in_good_order_and_can_be_continued(serve, tmp_path: Pat
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
         stderr=subprocess.PIPE,
         text=True,
+        # Tests may have been started in the background, where shells make SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not server.generations():  # ends at the latest when the process does
         assert process.poll() is None
