@@ -246,11 +246,12 @@ enum kva_status kva_model_engine_create(const struct kva_model_engine_params *pa
     const struct kva_model_config *config = &params->model->config;
     if (params->context_max > config->context_max)
         return kva_fail_param(err, KVA_EINVAL, "context_max",
-                              "a context of %u tokens was asked for, the model was made for %u",
+                              "context is %u tokens, the model was made for %u",
                               params->context_max, config->context_max);
     if (params->sequences_max == 0 || params->step_tokens_max < params->sequences_max)
         return kva_fail_param(err, KVA_EINVAL, "step_tokens_max",
-                              "a step of %u tokens cannot hold a token of each of %u sequences",
+                              "step-tokens is %u, it must be at least the %u of sequences: each "
+                              "decodes a token in a step",
                               params->step_tokens_max, params->sequences_max);
     struct model_engine *e = calloc(1, sizeof(*e));
     if (!e)

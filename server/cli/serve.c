@@ -35,18 +35,29 @@ static float given_or(double value, float otherwise)
     return isnan(value) ? otherwise : (float)value;
 }
 
+static enum kva_status unknown_policy(const char *name, struct kva_err *err)
+{
+    struct kva_buf known;
+    kva_buf_init(&known, 1024);
+    for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)
+        kva_buf_printf(&known, "%s%s", id ? ", " : "",
+                       kva_kv_policy_name((enum kva_kv_policy_id)id));
+    enum kva_status status =
+        kva_fail_param(err, KVA_EINVAL, "kv-allow", "--kv-allow is '%.100s', expected one of %s",
+                       name, known.data ? known.data : "the KV policies");
+    kva_buf_finish(&known);
+    return status;
+}
+
 static enum kva_status allowed_policies(const struct kva_config *config, uint32_t *ret_mask,
                                         struct kva_err *err)
 {
-    uint32_t mask =
-        config->kv_allow.count ? 1u << config->kv_policy : (1u << KVA_KV_POLICY_COUNT) - 1;
+    uint32_t all = (1u << KVA_KV_POLICY_COUNT) - 1;
+    uint32_t mask = config->kv_allow.count ? 1u << config->kv_policy : all;
     for (uint32_t i = 0; i < config->kv_allow.count; i++) {
         enum kva_kv_policy_id id = kva_kv_policy_find(config->kv_allow.items[i]);
         if (id == KVA_KV_POLICY_COUNT)
-            return kva_fail_param(
-                err, KVA_EINVAL, "kv-allow",
-                "--kv-allow is '%.100s', which is no KV policy; full and offload are",
-                config->kv_allow.items[i]);
+            return unknown_policy(config->kv_allow.items[i], err);
         mask |= 1u << id;
     }
     *ret_mask = mask;
