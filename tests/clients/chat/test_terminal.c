@@ -42,8 +42,11 @@ static void begin(struct session *session)
     int slave;
     const struct winsize size = {.ws_row = 40, .ws_col = 100};
     memset(session, 0, sizeof(*session));
+    if (openpty(&session->master, &slave, NULL, NULL, &size) != 0) {
+        printf("SKIPPED: this machine has no pseudo-terminals (/dev/pts)\n");
+        skip();
+    }
     session->stub = stub_start(false);
-    assert_int_equal(openpty(&session->master, &slave, NULL, NULL, &size), 0);
     session->terminal = fdopen(slave, "r+");
     session->params = (struct kva_chat_params){
         .url = stub_url(session->stub),
