@@ -43,7 +43,6 @@ enum kva_cpu_level {
     KVA_CPU_REF = 1u << 0,
     KVA_CPU_AVX2 = 1u << 1,   /* AVX2 + FMA + F16C */
     KVA_CPU_AVX512 = 1u << 2, /* F, BW, DQ, VL */
-    KVA_CPU_AVX512BF16 = 1u << 3,
 };
 
 struct kva_device_params {
