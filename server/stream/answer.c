@@ -404,6 +404,12 @@ uint32_t kva_answer_choice_tokens(const struct kva_answer *answer, uint32_t prom
     return answer->prompts[prompt_index].choices[choice].tokens;
 }
 
+const char *kva_answer_choice_finish(const struct kva_answer *answer, uint32_t prompt_index,
+                                     uint32_t choice)
+{
+    return answer->prompts[prompt_index].choices[choice].finish_reason;
+}
+
 uint64_t kva_answer_truncated(const struct kva_answer *answer)
 {
     uint64_t total = 0;

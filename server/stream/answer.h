@@ -68,6 +68,12 @@ uint64_t kva_answer_output_tokens(const struct kva_answer *answer);
 uint32_t kva_answer_choice_tokens(const struct kva_answer *answer, uint32_t prompt_index,
                                   uint32_t choice);
 
+/* What the client is told of a choice's end, "stop" or "length"; NULL: nothing yet. A stop string
+ * may be found when the scheduler has just ended the choice by its length: the client's view
+ * counts. */
+const char *kva_answer_choice_finish(const struct kva_answer *answer, uint32_t prompt_index,
+                                     uint32_t choice);
+
 /* Prompt tokens cut off on request, over all prompts. */
 uint64_t kva_answer_truncated(const struct kva_answer *answer);
 
