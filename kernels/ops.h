@@ -182,6 +182,152 @@ struct kva_attend_args {
     bool accumulate;
 };
 
+/* --- low-bit KV ------------------------------------------------------------------------------ */
+
+/* KIVI quantisation of one page: x = zero + scale * code, keys per channel over `group` tokens,
+ * values per token over `group` channels, after RoPE. */
+enum kva_lowbit_levels {
+    /* The papers' levels. 2 and 4 bits: zero = min, scale = (max - min) / (2^bits - 1). 1 bit
+     * (SpeCache eq. 3 and 4): levels (3 min + max) / 4 and (min + 3 max) / 4, code = x >=
+     * (min + max) / 2. */
+    KVA_LEVELS_PAPER,
+    /* The same codes (1 bit: code = x >= mean), then zero and scale by least squares: at 1 bit the
+     * conditional means. The same bytes, less error. */
+    KVA_LEVELS_FIT,
+};
+
+struct kva_lowbit_format {
+    uint32_t bits;  /* 1, 2 or 4 */
+    uint32_t group; /* 32 or 64 */
+    enum kva_lowbit_levels levels;
+};
+
+/* A low-bit KV block: one layer of one page, KVA_PAGE_TOKENS tokens. Per KV head, one behind the
+ * other, d = head_dim (a multiple of 4), g = group:
+ *
+ *   K scale  f16 [64 / g][d]          K zero  f16 [64 / g][d]
+ *   V scale  f16 [ceil(d / g)][64]    V zero  f16 [ceil(d / g)][64]
+ *   K codes  [bits][d / 4][64]  nibbles: of plane b, channels 4 i .. 4 i + 3 of a token
+ *   V codes  [bits][64 / 4][d]  nibbles: of plane b, tokens 4 i .. 4 i + 3 of a channel
+ *
+ * Bit j of a nibble belongs to channel (token) 4 i + j; even nibbles are the low halves of their
+ * bytes. Plane b holds bit b of the code. Both matrices thus lie as four-wide integer dot products
+ * want them: 64 consecutive bits expand to 16 lanes of 4 bytes. */
+static inline size_t kva_lowbit_head_bytes(struct kva_lowbit_format format, uint32_t head_dim)
+{
+    size_t k_params = (size_t)(KVA_PAGE_TOKENS / format.group) * head_dim * 2 * 2;
+    size_t v_params = (size_t)((head_dim + format.group - 1) / format.group) * KVA_PAGE_TOKENS * 4;
+    return k_params + v_params + (size_t)format.bits * 2 * (KVA_PAGE_TOKENS * head_dim / 8);
+}
+
+static inline size_t kva_lowbit_block_bytes(struct kva_lowbit_format format, uint32_t kv_heads,
+                                            uint32_t head_dim)
+{
+    return kva_lowbit_head_bytes(format, head_dim) * kv_heads;
+}
+
+/* Low-bit blocks from 16-bit ones. Scale and zero are computed in fp32 and rounded to f16 before
+ * coding, so that encoder and decoder agree; codes are clamped. A constant group has scale 0 and
+ * codes 0. */
+struct kva_quantise_args {
+    const void *const *from;  /* host [count]: 16-bit blocks, in either tier */
+    void *const *to;          /* host [count]: low-bit blocks */
+    const uint32_t *exempt;   /* host [count]: so many first tokens of the block do not count for
+                                 the keys' levels; NULL: none */
+    size_t from_offset_bytes; /* added to every address of `from` */
+    size_t to_offset_bytes;   /* added to every address of `to` */
+    uint32_t count;
+    uint32_t kv_heads;
+    uint32_t head_dim;
+    enum kva_dtype kv_dtype;
+    struct kva_lowbit_format format;
+};
+
+#define KVA_NO_TOKEN UINT32_MAX
+
+/* The 16-bit rows of one sequence that replace low-bit ones in one layer: slots per KV head, and
+ * what is in them. All addresses are device addresses; resolve and attend_lowbit change them, the
+ * engine only lets them be copied. The first `pinned` slots hold positions 0 .. pinned - 1 for
+ * good (the attention sinks): they always attend and are never chosen. */
+struct kva_hot {
+    void *rows;       /* 16 bit [kv_heads][slots][2 (K, V)][head_dim] */
+    uint32_t *tokens; /* [kv_heads][slots]: position of the row in the slot, or KVA_NO_TOKEN */
+    uint32_t *used;   /* [kv_heads][slots]: the resolve that last wanted it */
+    uint32_t *order;  /* [kv_heads][slots]: the slots that attend, by ascending position */
+    uint32_t *count;  /* [kv_heads]: of them */
+    uint32_t *chosen; /* [kv_heads][k]: wanted next, by ascending position; the rest KVA_NO_TOKEN */
+    uint32_t *missing; /* [kv_heads][k]: slots to be fetched for the last resolve; the rest
+                          KVA_NO_TOKEN */
+    uint32_t slots;    /* >= pinned + k */
+    uint32_t pinned;
+    uint32_t k;
+};
+
+/* A sequence's rows before its low-bit pages: positions [0, page_count * KVA_PAGE_TOKENS) minus
+ * those of its hot rows, which attend in 16 bits instead. */
+struct kva_lowbit_seq {
+    uint32_t row_first;
+    uint32_t row_count;
+    uint32_t position_first; /* of row_first; matters for a sliding window only: all pages lie
+                                before it */
+    uint32_t block_first;    /* index into args.blocks */
+    uint32_t page_count;
+    const struct kva_hot *hot; /* host pointer; NULL: nothing is replaced and nothing chosen */
+    uint32_t select_row;       /* its row (< row_count) whose scores choose hot->chosen; else none
+                                  does */
+};
+
+/* out = partial attention of every row over its sequence's low-bit pages and hot rows (SpeCache
+ * eq. 1); rows of no listed sequence stay as they are. Each KV head is read once for all its query
+ * heads and rows. Low-bit positions fold by pieces that end at multiples of
+ * KVA_ATTEND_SPLIT_TOKENS, hot rows by ascending position, whatever their slots: rows and slots of
+ * other requests, and where a row happens to be, change no bit.
+ *
+ * A selecting row writes hot->chosen: the k positions of the pages with the largest mean, over the
+ * query heads of a KV head, of the row's attention probability; it is normalised over `out` and
+ * `rest` together. Scores of hot rows come from their 16 bits. Ties go to the lower position.
+ * Positions outside the sliding window, and pinned ones, are not chosen. */
+struct kva_attend_lowbit_args {
+    const void *q; /* act [rows, heads, head_dim], row stride q_stride elements */
+    struct kva_partial out;
+    const struct kva_partial *rest;    /* the same rows' attention over all other tokens, for
+                                          selecting rows; NULL: there are none */
+    const struct kva_lowbit_seq *seqs; /* host [seq_count] */
+    const void *const *blocks;         /* host: low-bit blocks, device addresses */
+    size_t block_offset_bytes;         /* added to every block address: layer * block bytes */
+    void *scratch;                     /* device, for selection: fp32 [heads][positions of the
+                                          longest selecting sequence] at least */
+    size_t scratch_bytes;
+    uint32_t seq_count;
+    uint32_t q_stride;
+    uint32_t heads;
+    uint32_t kv_heads;       /* divides heads */
+    uint32_t head_dim;       /* a multiple of 4 */
+    uint32_t window;         /* sliding window in tokens, 0: none */
+    enum kva_dtype kv_dtype; /* of hot rows */
+    struct kva_lowbit_format format;
+    float scale;
+};
+
+enum kva_hot_mode {
+    KVA_HOT_PAPER,    /* exactly the chosen rows attend */
+    KVA_HOT_RESIDENT, /* all rows that happen to be there attend: free accuracy */
+};
+
+/* Make room for hot->chosen: rows that are in a slot stay, the others take the slots that were
+ * wanted longest ago (ties: the lowest slot), except pinned ones and those just wanted; without
+ * `keep`, every chosen row is fetched anew into slots from `pinned` on. Then tokens, used, order,
+ * count and missing say what the next attend_lowbit will find once kva_device_fetch_hot has run. */
+struct kva_resolve_args {
+    const struct kva_hot *const *hots; /* host [count] */
+    uint64_t *hits; /* device [2]: chosen rows that were there, and that were not, are added */
+    uint32_t count;
+    uint32_t kv_heads;
+    uint32_t stamp; /* greater than that of the resolve before, > 0 */
+    enum kva_hot_mode mode;
+    bool keep; /* delta fetch */
+};
+
 /* out[r, h, :] = (sum_j a_j exp(m_j - m)) / (sum_j e_j exp(m_j - m)), m = max_j m_j; a row that saw
  * nothing gives 0. */
 struct kva_merge_args {
@@ -210,6 +356,9 @@ struct kva_ops {
     void (*glu)(struct kva_device *device, const struct kva_glu_args *args);
     void (*kv_append)(struct kva_device *device, const struct kva_kv_append_args *args);
     void (*attend)(struct kva_device *device, const struct kva_attend_args *args);
+    void (*quantise)(struct kva_device *device, const struct kva_quantise_args *args);
+    void (*attend_lowbit)(struct kva_device *device, const struct kva_attend_lowbit_args *args);
+    void (*resolve)(struct kva_device *device, const struct kva_resolve_args *args);
     void (*merge)(struct kva_device *device, const struct kva_merge_args *args);
     void (*gather)(struct kva_device *device, const struct kva_gather_args *args);
 };
