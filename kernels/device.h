@@ -49,6 +49,9 @@ enum kva_cpu_level {
 struct kva_device_params {
     uint32_t threads;        /* compute threads; 0: one per usable core */
     uint32_t cpu_level_mask; /* 0: everything the machine has */
+    uint32_t gpu_index;      /* CUDA: which GPU */
+    enum kva_dtype act;      /* CUDA: activations, the model's own format */
+    uint64_t gpu_bytes_max;  /* CUDA: all that may be allocated there; 0: no limit but the GPU's */
     /* Tests only: a copy starts after a seeded random delay up to this long, so that a missing
      * event shows up as a wrong result; 0: none. */
     uint32_t copy_delay_max_us;
@@ -59,13 +62,22 @@ struct kva_device_params {
 struct kva_device_info {
     char name[128];      /* "cpu: AMD EPYC, 2 threads, avx512" */
     enum kva_dtype act;  /* activations: F32 on the CPU */
+    bool host_readable;  /* the host may read and write KVA_MEM_DEVICE */
     uint32_t threads;    /* compute threads */
     uint32_t cpu_levels; /* levels in use */
+    uint64_t free_bytes; /* of a GPU's memory when it was opened; the CPU: 0 */
 };
 
 /* Opens the CPU device. Fails: KVA_ENOMEM, KVA_EINVAL (a level mask the machine lacks). */
 KVA_MUST_CHECK enum kva_status kva_device_open_cpu(const struct kva_device_params *params,
                                                    struct kva_device **ret, struct kva_err *err);
+
+/* Opens a GPU by the module at `module_path`, which is loaded here: without a driver or a GPU
+ * nothing of CUDA is needed. Fails: KVA_ENOTFOUND (no module, no driver, no such GPU), KVA_EFORMAT
+ * (no module of this build), KVA_EUNSUPPORTED (the GPU is too old), KVA_ENOMEM, KVA_EDEVICE. */
+KVA_MUST_CHECK enum kva_status kva_device_open_cuda(const char *module_path,
+                                                    const struct kva_device_params *params,
+                                                    struct kva_device **ret, struct kva_err *err);
 
 /* Waits for both queues, then frees. NULL is allowed. */
 void kva_device_close(struct kva_device *device);

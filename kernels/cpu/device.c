@@ -16,6 +16,7 @@
 #define COPY_PIECE_BYTES (256u * 1024u)
 
 struct kva_event {
+    struct kva_event_base base;
     struct kva_device *device;
     _Atomic uint64_t wanted;  /* value of the newest record; 0: never recorded */
     _Atomic uint64_t reached; /* largest value whose point has been reached */
@@ -71,7 +72,7 @@ static void unmap_memory(void *data, size_t bytes)
         munmap(data, mapping_bytes(bytes));
 }
 
-enum kva_status kva_device_alloc(struct kva_device *device KVA_UNUSED, enum kva_mem mem,
+static enum kva_status cpu_alloc(struct kva_device *device KVA_UNUSED, enum kva_mem mem,
                                  size_t bytes, void **ret, struct kva_err *err)
 {
     void *data = map_memory(bytes);
@@ -82,24 +83,16 @@ enum kva_status kva_device_alloc(struct kva_device *device KVA_UNUSED, enum kva_
     return KVA_OK;
 }
 
-void kva_device_free(struct kva_device *device KVA_UNUSED, enum kva_mem mem KVA_UNUSED, void *data,
+static void cpu_free(struct kva_device *device KVA_UNUSED, enum kva_mem mem KVA_UNUSED, void *data,
                      size_t bytes)
 {
     unmap_memory(data, bytes);
 }
 
-enum kva_status kva_device_weight(struct kva_device *device KVA_UNUSED, const void *data,
+static enum kva_status cpu_weight(struct kva_device *device KVA_UNUSED, const void *data,
                                   enum kva_dtype dtype, uint32_t rows, uint32_t cols,
-                                  struct kva_weight *ret, struct kva_err *err)
+                                  struct kva_weight *ret, struct kva_err *err KVA_UNUSED)
 {
-    if ((unsigned)dtype >= KVA_DTYPE_COUNT)
-        return kva_fail(err, KVA_EINVAL, "weight [%u, %u] has an unknown data type %d", rows, cols,
-                        (int)dtype);
-    if (!data || rows == 0 || cols == 0)
-        return kva_fail(err, KVA_EINVAL, "weight [%u, %u] is empty", rows, cols);
-    if ((uintptr_t)data % kva_dtype_bytes(dtype) != 0)
-        return kva_fail(err, KVA_EINVAL, "weight [%u, %u] is not aligned to its %zu-byte elements",
-                        rows, cols, kva_dtype_bytes(dtype));
     *ret = (struct kva_weight){.data = data, .dtype = dtype, .rows = rows, .cols = cols};
     return KVA_OK;
 }
@@ -119,7 +112,7 @@ static void copy_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
     memcpy(job->to + first, job->from + first, kva_min_size(COPY_PIECE_BYTES, job->bytes - first));
 }
 
-void kva_device_copy(struct kva_device *device, enum kva_queue queue, void *to, const void *from,
+static void cpu_copy(struct kva_device *device, enum kva_queue queue, void *to, const void *from,
                      size_t bytes)
 {
     if (queue == KVA_QUEUE_COPY) {
@@ -130,28 +123,27 @@ void kva_device_copy(struct kva_device *device, enum kva_queue queue, void *to, 
     kva_pool_run(device->pool, (uint32_t)kva_div_up(bytes, COPY_PIECE_BYTES), copy_piece, &job);
 }
 
-enum kva_status kva_event_create(struct kva_device *device, struct kva_event **ret,
-                                 struct kva_err *err)
+static enum kva_status cpu_event_create(struct kva_device *device, struct kva_event **ret,
+                                        struct kva_err *err)
 {
     struct kva_event *event = calloc(1, sizeof *event);
     if (!event)
         return kva_fail(err, KVA_ENOMEM, "no memory for an event");
+    event->base.backend = device->base.backend;
     event->device = device;
     *ret = event;
     return KVA_OK;
 }
 
-void kva_event_destroy(struct kva_event *event)
+static void cpu_event_destroy(struct kva_event *event)
 {
-    if (!event)
-        return;
     /* The copy queue may still hold marks of this event, older records included. */
     if (atomic_load(&event->wanted) != 0)
         kva_copy_queue_drain(event->device->copies);
     free(event);
 }
 
-void kva_event_record(struct kva_event *event, enum kva_queue queue)
+static void cpu_event_record(struct kva_event *event, enum kva_queue queue)
 {
     uint64_t value = atomic_load_explicit(&event->wanted, memory_order_relaxed) + 1;
     atomic_store_explicit(&event->wanted, value, memory_order_release);
@@ -161,28 +153,28 @@ void kva_event_record(struct kva_event *event, enum kva_queue queue)
         atomic_store_explicit(&event->reached, value, memory_order_release);
 }
 
-void kva_event_wait(struct kva_event *event, enum kva_queue queue)
-{
-    /* What the copy queue would have to wait for is either compute work, which has run, or an
-     * earlier entry of the copy queue itself. So only compute work can have to wait, and as it runs
-     * inline, that is the caller. */
-    if (queue == KVA_QUEUE_COMPUTE)
-        kva_event_sync(event);
-}
-
-bool kva_event_done(const struct kva_event *event)
-{
-    uint64_t wanted = atomic_load_explicit(&event->wanted, memory_order_acquire);
-    return atomic_load_explicit(&event->reached, memory_order_acquire) >= wanted;
-}
-
-void kva_event_sync(struct kva_event *event)
+static void cpu_event_sync(struct kva_event *event)
 {
     kva_copy_queue_await(event->device->copies, &event->reached,
                          atomic_load_explicit(&event->wanted, memory_order_acquire));
 }
 
-void kva_device_sync(struct kva_device *device, enum kva_queue queue)
+static void cpu_event_wait(struct kva_event *event, enum kva_queue queue)
+{
+    /* What the copy queue would have to wait for is either compute work, which has run, or an
+     * earlier entry of the copy queue itself. So only compute work can have to wait, and as it runs
+     * inline, that is the caller. */
+    if (queue == KVA_QUEUE_COMPUTE)
+        cpu_event_sync(event);
+}
+
+static bool cpu_event_done(const struct kva_event *event)
+{
+    uint64_t wanted = atomic_load_explicit(&event->wanted, memory_order_acquire);
+    return atomic_load_explicit(&event->reached, memory_order_acquire) >= wanted;
+}
+
+static void cpu_sync(struct kva_device *device, enum kva_queue queue)
 {
     if (queue == KVA_QUEUE_COPY)
         kva_copy_queue_drain(device->copies);
@@ -211,16 +203,52 @@ static void processor_name(char *name, size_t size)
 
 static void describe(struct kva_device *device, uint32_t threads, uint32_t levels)
 {
-    struct kva_device_info *info = &device->info;
+    struct kva_device_info *info = &device->base.info;
     char processor[80];
     processor_name(processor, sizeof processor);
     uint32_t highest = levels;
     while (highest & (highest - 1))
         highest &= highest - 1;
-    *info = (struct kva_device_info){.act = KVA_F32, .threads = threads, .cpu_levels = levels};
+    *info = (struct kva_device_info){
+        .act = KVA_F32, .host_readable = true, .threads = threads, .cpu_levels = levels};
     snprintf(info->name, sizeof info->name, "cpu: %s, %u thread%s, %s", processor, threads,
              threads == 1 ? "" : "s", kva_cpu_level_name(highest));
 }
+
+static void cpu_close(struct kva_device *device)
+{
+    kva_copy_queue_destroy(device->copies);
+    if (device->scratch)
+        unmap_memory(device->scratch, (size_t)device->base.info.threads * KVA_CPU_SCRATCH_BYTES);
+    unmap_memory(device->partials, KVA_CPU_PARTIAL_BYTES);
+    kva_pool_destroy(device->pool);
+    free(device);
+}
+
+static enum kva_status cpu_error(const struct kva_device *device, struct kva_err *err)
+{
+    if (!atomic_load_explicit(&device->failed, memory_order_acquire))
+        return KVA_OK;
+    if (err)
+        *err = device->error;
+    return device->error.status;
+}
+
+static const struct kva_backend backend = {
+    .close = cpu_close,
+    .error = cpu_error,
+    .alloc = cpu_alloc,
+    .free = cpu_free,
+    .weight = cpu_weight,
+    .copy = cpu_copy,
+    .sync = cpu_sync,
+    .event_create = cpu_event_create,
+    .event_destroy = cpu_event_destroy,
+    .event_record = cpu_event_record,
+    .event_wait = cpu_event_wait,
+    .event_done = cpu_event_done,
+    .event_sync = cpu_event_sync,
+};
 
 enum kva_status kva_device_open_cpu(const struct kva_device_params *params, struct kva_device **ret,
                                     struct kva_err *err)
@@ -230,6 +258,8 @@ enum kva_status kva_device_open_cpu(const struct kva_device_params *params, stru
     struct kva_device *device = calloc(1, sizeof *device);
     if (!device)
         return kva_fail(err, KVA_ENOMEM, "no memory for the CPU device");
+    device->base.backend = &backend;
+    device->base.ops = &kva_cpu_ops;
     uint32_t threads = params->threads ? params->threads : kva_pool_usable_cores();
     status = kva_cpu_kernels_fill(params->cpu_level_mask, &device->kernels, &levels, err);
     if (status != KVA_OK)
@@ -252,30 +282,8 @@ enum kva_status kva_device_open_cpu(const struct kva_device_params *params, stru
     return KVA_OK;
 
 fail:
-    kva_device_close(device);
+    cpu_close(device);
     return status;
-}
-
-void kva_device_close(struct kva_device *device)
-{
-    if (!device)
-        return;
-    kva_copy_queue_destroy(device->copies);
-    if (device->scratch)
-        unmap_memory(device->scratch, (size_t)device->info.threads * KVA_CPU_SCRATCH_BYTES);
-    unmap_memory(device->partials, KVA_CPU_PARTIAL_BYTES);
-    kva_pool_destroy(device->pool);
-    free(device);
-}
-
-const struct kva_device_info *kva_device_get_info(const struct kva_device *device)
-{
-    return &device->info;
-}
-
-const struct kva_ops *kva_device_ops(const struct kva_device *device KVA_UNUSED)
-{
-    return &kva_cpu_ops;
 }
 
 void kva_cpu_fail(struct kva_device *device, const char *format, ...)
@@ -289,13 +297,4 @@ void kva_cpu_fail(struct kva_device *device, const char *format, ...)
     va_end(list);
     kva_fail(&device->error, KVA_EDEVICE, "%s", message);
     atomic_store_explicit(&device->failed, true, memory_order_release);
-}
-
-enum kva_status kva_device_error(const struct kva_device *device, struct kva_err *err)
-{
-    if (!atomic_load_explicit(&device->failed, memory_order_acquire))
-        return KVA_OK;
-    if (err)
-        *err = device->error;
-    return device->error.status;
 }

@@ -2,6 +2,7 @@
 #ifndef KVA_KERNELS_CPU_DEVICE_CPU_H
 #define KVA_KERNELS_CPU_DEVICE_CPU_H
 
+#include "kernels/backend.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/queue.h"
@@ -11,6 +12,7 @@
 #define KVA_CPU_PARTIAL_BYTES (16u * 1024u * 1024u)
 
 struct kva_device {
+    struct kva_device_base base;
     struct kva_cpu_kernels kernels;
     struct kva_pool *pool;
     struct kva_copy_queue *copies;
@@ -18,7 +20,6 @@ struct kva_device {
     float *partials;        /* KVA_CPU_PARTIAL_BYTES */
     _Atomic bool failed;    /* set once, after `error` was written */
     struct kva_err error;
-    struct kva_device_info info;
 };
 
 static inline void *kva_cpu_scratch(const struct kva_device *device, uint32_t worker)

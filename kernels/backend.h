@@ -1,0 +1,59 @@
+/* backend.h - what an implementation of a device gives device.c, which hands the calls of device.h
+ * on to it.
+ *
+ * An implementation's struct kva_device begins with a struct kva_device_base and its struct
+ * kva_event with a struct kva_event_base; the rest is its own. The two definitions never meet: the
+ * CUDA device is a module of its own. Contracts are those of the functions of device.h. */
+#ifndef KVA_KERNELS_BACKEND_H
+#define KVA_KERNELS_BACKEND_H
+
+#include "kernels/device.h"
+
+struct kva_backend {
+    void (*close)(struct kva_device *device); /* never NULL */
+    enum kva_status (*error)(const struct kva_device *device, struct kva_err *err);
+    enum kva_status (*alloc)(struct kva_device *device, enum kva_mem mem, size_t bytes, void **ret,
+                             struct kva_err *err);
+    void (*free)(struct kva_device *device, enum kva_mem mem, void *data, size_t bytes);
+    /* data, rows and cols have been checked. */
+    enum kva_status (*weight)(struct kva_device *device, const void *data, enum kva_dtype dtype,
+                              uint32_t rows, uint32_t cols, struct kva_weight *ret,
+                              struct kva_err *err);
+    void (*copy)(struct kva_device *device, enum kva_queue queue, void *to, const void *from,
+                 size_t bytes);
+    void (*sync)(struct kva_device *device, enum kva_queue queue);
+    enum kva_status (*event_create)(struct kva_device *device, struct kva_event **ret,
+                                    struct kva_err *err);
+    void (*event_destroy)(struct kva_event *event); /* never NULL */
+    void (*event_record)(struct kva_event *event, enum kva_queue queue);
+    void (*event_wait)(struct kva_event *event, enum kva_queue queue);
+    bool (*event_done)(const struct kva_event *event);
+    void (*event_sync)(struct kva_event *event);
+};
+
+struct kva_device_base {
+    const struct kva_backend *backend;
+    const struct kva_ops *ops;
+    struct kva_device_info info;
+};
+
+struct kva_event_base {
+    const struct kva_backend *backend;
+};
+
+/* --- the CUDA module ---------------------------------------------------------------------------
+ *
+ * A shared object that exports one symbol. It holds what it needs of base and calls nothing of the
+ * program that loads it. */
+#define KVA_CUDA_MODULE_SYMBOL "kva_cuda_module"
+
+struct kva_cuda_module {
+    const char *version; /* KVA_VERSION: of one build with the program, or it is refused */
+    size_t ops_bytes;    /* sizeof(struct kva_ops) */
+    /* Opens GPU params->gpu_index. Fails: KVA_ENOTFOUND (no driver or no such GPU; err says which),
+     * KVA_EUNSUPPORTED (a GPU too old), KVA_ENOMEM, KVA_EDEVICE. */
+    enum kva_status (*open)(const struct kva_device_params *params, struct kva_device **ret,
+                            struct kva_err *err);
+};
+
+#endif
