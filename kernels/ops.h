@@ -258,6 +258,7 @@ struct kva_hot {
     uint32_t *chosen; /* [kv_heads][k]: wanted next, by ascending position; the rest KVA_NO_TOKEN */
     uint32_t *missing; /* [kv_heads][k]: slots to be fetched for the last resolve; the rest
                           KVA_NO_TOKEN */
+    uint64_t *hits;    /* [2]: resolve adds the chosen rows that were there, and that were not */
     uint32_t slots;    /* >= pinned + k */
     uint32_t pinned;
     uint32_t k;
@@ -320,7 +321,6 @@ enum kva_hot_mode {
  * count and missing say what the next attend_lowbit will find once kva_device_fetch_hot has run. */
 struct kva_resolve_args {
     const struct kva_hot *const *hots; /* host [count] */
-    uint64_t *hits; /* device [2]: chosen rows that were there, and that were not, are added */
     uint32_t count;
     uint32_t kv_heads;
     uint32_t stamp; /* greater than that of the resolve before, > 0 */
