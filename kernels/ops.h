@@ -256,8 +256,8 @@ struct kva_hot {
     uint32_t *order;  /* [kv_heads][slots]: the slots that attend, by ascending position */
     uint32_t *count;  /* [kv_heads]: of them */
     uint32_t *chosen; /* [kv_heads][k]: wanted next, by ascending position; the rest KVA_NO_TOKEN */
-    uint32_t *missing; /* [kv_heads][k]: slots to be fetched for the last resolve; the rest
-                          KVA_NO_TOKEN */
+    uint32_t *missing; /* [kv_heads][slots]: slots whose rows are to be fetched; the rest
+                          KVA_NO_TOKEN. Set by resolve, k at most */
     uint64_t *hits;    /* [2]: resolve adds the chosen rows that were there, and that were not */
     uint32_t slots;    /* >= pinned + k */
     uint32_t pinned;
