@@ -80,6 +80,13 @@ void kva_device_copy(struct kva_device *device, enum kva_queue queue, void *to, 
     backend_of(device)->copy(device, queue, to, from, bytes);
 }
 
+void kva_device_fetch_hot(struct kva_device *device, enum kva_queue queue,
+                          const struct kva_hot *hot, const void *const *pages,
+                          size_t page_offset_bytes, uint32_t kv_heads, uint32_t head_dim)
+{
+    backend_of(device)->fetch_hot(device, queue, hot, pages, page_offset_bytes, kv_heads, head_dim);
+}
+
 void kva_device_sync(struct kva_device *device, enum kva_queue queue)
 {
     backend_of(device)->sync(device, queue);

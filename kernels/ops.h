@@ -160,6 +160,14 @@ struct kva_partial {
     float *e; /* [rows, heads] */
 };
 
+/* Scratch memory with which one sequence of `page_count` low-bit pages can select. */
+static inline size_t kva_attend_lowbit_scratch_bytes(uint32_t heads, uint32_t page_count)
+{
+    size_t positions = (size_t)page_count * KVA_PAGE_TOKENS;
+    size_t splits = (positions + KVA_ATTEND_SPLIT_TOKENS - 1) / KVA_ATTEND_SPLIT_TOKENS;
+    return heads * (positions + splits) * sizeof(float);
+}
+
 /* out = partial attention of every row over its sequence's ranges. Each KV head is read once for
  * all the query heads that share it. With `accumulate`, the ranges are folded into what `out`
  * already holds; folding pieces that meet at multiples of KVA_ATTEND_SPLIT_TOKENS gives the same
@@ -296,8 +304,9 @@ struct kva_attend_lowbit_args {
     const struct kva_lowbit_seq *seqs; /* host [seq_count] */
     const void *const *blocks;         /* host: low-bit blocks, device addresses */
     size_t block_offset_bytes;         /* added to every block address: layer * block bytes */
-    void *scratch;                     /* device, for selection: fp32 [heads][positions of the
-                                          longest selecting sequence] at least */
+    void *scratch;                     /* device, for selection: kva_attend_lowbit_scratch_bytes
+                                          of the longest selecting sequence at least; with the sum
+                                          over all of them they are done side by side */
     size_t scratch_bytes;
     uint32_t seq_count;
     uint32_t q_stride;

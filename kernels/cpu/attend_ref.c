@@ -109,6 +109,10 @@ void kva_cpu_kernels_ref(struct kva_cpu_kernels *kernels)
         .kv_append = kva_kv_append_ref,
         .attend_split = kva_attend_split_ref,
         .attend_fold = kva_attend_fold_ref,
+        .quantise = kva_quantise_ref,
+        .lowbit_split = kva_lowbit_split_ref,
+        .lowbit_filter = kva_lowbit_filter_ref,
+        .lowbit_score = kva_lowbit_score_ref,
         .merge = kva_merge_ref,
     };
 }

@@ -9,7 +9,10 @@
  *            summed by lanes and the lanes by a fixed tree.
  *   attend   A row is a fold over splits of KVA_ATTEND_SPLIT_TOKENS positions, ascending. Within a
  *            split a score is one chain over head_dim, the sum of exponentials goes by lanes of
- *            (position % lanes), and each element of `a` is one chain over the tokens. */
+ *            (position % lanes), and each element of `a` is one chain over the tokens.
+ *   lowbit   A row is the same fold over splits of low-bit pages, then over its hot rows, which are
+ *            taken for a split of their own per KVA_ATTEND_SPLIT_TOKENS of them in ascending
+ *            position. Quantised blocks have the same bits at every level. */
 #ifndef KVA_KERNELS_CPU_CPU_H
 #define KVA_KERNELS_CPU_CPU_H
 
@@ -54,6 +57,53 @@ struct kva_cpu_attend_split {
     float *v;      /* scratch: [KVA_PAGE_TOKENS, head_dim rounded up to 16] */
 };
 
+/* One KV head of one block to be quantised. */
+struct kva_cpu_quantise {
+    const uint16_t *from; /* [KVA_PAGE_TOKENS][2 (K, V)][head_dim] */
+    void *to;             /* kva_lowbit_head_bytes */
+    uint32_t head_dim;
+    uint32_t exempt; /* so many first tokens do not count for the keys' levels */
+    enum kva_dtype kv_dtype;
+    struct kva_lowbit_format format;
+    void *scratch; /* KVA_CPU_SCRATCH_BYTES */
+};
+
+/* The queries of one work item against the low-bit pages of one split. A slot is a position minus
+ * the split's first; page i holds the slots from i * KVA_PAGE_TOKENS on. */
+struct kva_cpu_lowbit_split {
+    const float *q;             /* [q_count, head_dim], scaled */
+    const void *const *pages;   /* [page_count]: the KV head's part of each block */
+    const void *const *next;    /* the pages of the split that comes next, to be prefetched */
+    const uint64_t *present;    /* [page_count]: bit t: token t takes part */
+    const uint32_t *slot_first; /* [q_count]: slots before it are not seen */
+    uint32_t page_count;        /* 1 to KVA_ATTEND_SPLIT_TOKENS / KVA_PAGE_TOKENS */
+    uint32_t next_count;        /* of `next`; 0: none comes */
+    uint32_t q_count;
+    uint32_t head_dim;
+    struct kva_lowbit_format format;
+    float *a;       /* out: [q_count, head_dim] */
+    float *m;       /* out: [q_count] */
+    float *e;       /* out: [q_count] */
+    float *weights; /* out: [q_count, KVA_ATTEND_SPLIT_TOKENS]: exp(score - m), 0 where nothing is
+                       seen; slots from page_count * KVA_PAGE_TOKENS on stay as they are */
+    void *scratch;  /* KVA_CPU_LOWBIT_SCRATCH_BYTES, 64-byte aligned */
+};
+
+#define KVA_CPU_LOWBIT_SCRATCH_BYTES (384u * 1024u)
+
+/* The tokens of one page that are candidates and weigh no less than `threshold`; a weight is
+ * sum_h weights[h][t] * factors[h], heads ascending. */
+struct kva_cpu_lowbit_filter {
+    const float *weights; /* [heads, KVA_PAGE_TOKENS], row stride `stride` */
+    const float *factors; /* [heads] */
+    size_t stride;
+    uint32_t heads;
+    float threshold;
+    uint64_t candidates; /* bit t: token t may be chosen */
+    float *found;        /* out: [count] weights, by ascending token */
+    uint32_t *tokens;    /* out: [count] */
+};
+
 /* Rows, or elements, [first, end) of the operator. */
 struct kva_cpu_kernels {
     void (*embed)(const struct kva_embed_args *args, uint32_t first, uint32_t end);
@@ -71,6 +121,14 @@ struct kva_cpu_kernels {
     /* (a, m, e) += (split_a, split_m, split_e), one query. */
     void (*attend_fold)(float *a, float *m, float *e, const float *split_a, float split_m,
                         float split_e, uint32_t head_dim);
+    void (*quantise)(const struct kva_cpu_quantise *args);
+    /* A query that sees no slot gets m = -inf, e = 0, a = 0. */
+    void (*lowbit_split)(const struct kva_cpu_lowbit_split *split);
+    /* Returns the count of what was found. */
+    uint32_t (*lowbit_filter)(const struct kva_cpu_lowbit_filter *args);
+    /* out[j] = q . row, for the 16-bit rows at `rows`. */
+    void (*lowbit_score)(float *out, const float *q, const void *const *rows, uint32_t count,
+                         uint32_t head_dim, enum kva_dtype kv_dtype);
     /* (row, head) pairs [first, end); scratch: partial_count floats. */
     void (*merge)(const struct kva_merge_args *args, uint32_t first, uint32_t end, float *scratch);
 };

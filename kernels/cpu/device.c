@@ -30,6 +30,9 @@ const struct kva_ops kva_cpu_ops = {
     .glu = kva_cpu_glu,
     .kv_append = kva_cpu_kv_append,
     .attend = kva_cpu_attend,
+    .quantise = kva_cpu_quantise,
+    .attend_lowbit = kva_cpu_attend_lowbit,
+    .resolve = kva_cpu_resolve,
     .merge = kva_cpu_merge,
     .gather = kva_cpu_gather,
 };
@@ -241,6 +244,7 @@ static const struct kva_backend backend = {
     .free = cpu_free,
     .weight = cpu_weight,
     .copy = cpu_copy,
+    .fetch_hot = kva_cpu_fetch_hot,
     .sync = cpu_sync,
     .event_create = cpu_event_create,
     .event_destroy = cpu_event_destroy,

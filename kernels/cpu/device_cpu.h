@@ -39,7 +39,14 @@ void kva_cpu_rope(struct kva_device *device, const struct kva_rope_args *args);
 void kva_cpu_glu(struct kva_device *device, const struct kva_glu_args *args);
 void kva_cpu_kv_append(struct kva_device *device, const struct kva_kv_append_args *args);
 void kva_cpu_attend(struct kva_device *device, const struct kva_attend_args *args);
+void kva_cpu_quantise(struct kva_device *device, const struct kva_quantise_args *args);
+void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args);
+void kva_cpu_resolve(struct kva_device *device, const struct kva_resolve_args *args);
 void kva_cpu_merge(struct kva_device *device, const struct kva_merge_args *args);
 void kva_cpu_gather(struct kva_device *device, const struct kva_gather_args *args);
+
+void kva_cpu_fetch_hot(struct kva_device *device, enum kva_queue queue, const struct kva_hot *hot,
+                       const void *const *pages, size_t page_offset_bytes, uint32_t kv_heads,
+                       uint32_t head_dim);
 
 #endif

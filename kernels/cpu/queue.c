@@ -1,17 +1,34 @@
 #include "kernels/cpu/queue.h"
 
 #include <pthread.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-/* A copy, or, where `mark` is set, a mark. */
+enum entry_kind {
+    ENTRY_COPY,
+    ENTRY_CALL,
+    ENTRY_MARK,
+};
+
 struct entry {
-    void *to;
-    const void *from;
-    size_t bytes;
-    _Atomic uint64_t *mark;
-    uint64_t value;
+    enum entry_kind kind;
+    union {
+        struct {
+            void *to;
+            const void *from;
+            size_t bytes;
+        } copy;
+        struct {
+            kva_copy_queue_fn *fn;
+            _Alignas(max_align_t) unsigned char args[KVA_COPY_QUEUE_ARGS_BYTES];
+        } call;
+        struct {
+            _Atomic uint64_t *reached;
+            uint64_t value;
+        } mark;
+    };
 };
 
 struct kva_copy_queue {
@@ -47,20 +64,30 @@ static void delay(struct kva_copy_queue *queue)
     nanosleep(&time, NULL);
 }
 
+static void raise_mark(_Atomic uint64_t *reached, uint64_t value)
+{
+    /* A newer record on the compute queue may have raised it already: never lower it. */
+    uint64_t old = atomic_load_explicit(reached, memory_order_relaxed);
+    while (old < value && !atomic_compare_exchange_weak_explicit(
+                              reached, &old, value, memory_order_release, memory_order_relaxed))
+        continue;
+}
+
 static void run_entry(struct kva_copy_queue *queue, const struct entry *entry)
 {
-    if (entry->mark) {
-        /* A newer record on the compute queue may have raised it already: never lower it. */
-        uint64_t old = atomic_load_explicit(entry->mark, memory_order_relaxed);
-        while (old < entry->value &&
-               !atomic_compare_exchange_weak_explicit(entry->mark, &old, entry->value,
-                                                      memory_order_release, memory_order_relaxed))
-            continue;
-        return;
-    }
-    if (queue->delay_max_us > 0)
+    if (queue->delay_max_us > 0 && entry->kind != ENTRY_MARK)
         delay(queue);
-    memcpy(entry->to, entry->from, entry->bytes);
+    switch (entry->kind) {
+    case ENTRY_COPY:
+        memcpy(entry->copy.to, entry->copy.from, entry->copy.bytes);
+        break;
+    case ENTRY_CALL:
+        entry->call.fn(entry->call.args);
+        break;
+    case ENTRY_MARK:
+        raise_mark(entry->mark.reached, entry->mark.value);
+        break;
+    }
 }
 
 static void *copy_main(void *opaque)
@@ -78,7 +105,7 @@ static void *copy_main(void *opaque)
         pthread_mutex_lock(&queue->mutex);
         queue->run++;
         /* Waiters wait for marks, for the end, or for room in a full queue. */
-        if (entry.mark || queue->run == queue->put ||
+        if (entry.kind == ENTRY_MARK || queue->run == queue->put ||
             queue->put - queue->run >= KVA_COPY_QUEUE_MAX / 2)
             pthread_cond_broadcast(&queue->ran);
     }
@@ -100,12 +127,20 @@ static void put(struct kva_copy_queue *queue, const struct entry *entry)
 void kva_copy_queue_copy(struct kva_copy_queue *queue, void *to, const void *from, size_t bytes)
 {
     if (bytes > 0)
-        put(queue, &(struct entry){.to = to, .from = from, .bytes = bytes});
+        put(queue, &(struct entry){.kind = ENTRY_COPY, .copy = {to, from, bytes}});
+}
+
+void kva_copy_queue_call(struct kva_copy_queue *queue, kva_copy_queue_fn *fn, const void *args,
+                         size_t bytes)
+{
+    struct entry entry = {.kind = ENTRY_CALL, .call = {.fn = fn}};
+    memcpy(entry.call.args, args, bytes);
+    put(queue, &entry);
 }
 
 void kva_copy_queue_mark(struct kva_copy_queue *queue, _Atomic uint64_t *reached, uint64_t value)
 {
-    put(queue, &(struct entry){.mark = reached, .value = value});
+    put(queue, &(struct entry){.kind = ENTRY_MARK, .mark = {reached, value}});
 }
 
 void kva_copy_queue_await(struct kva_copy_queue *queue, const _Atomic uint64_t *reached,

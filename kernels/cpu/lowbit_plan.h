@@ -1,0 +1,114 @@
+/* lowbit_plan.h - what the drivers of low-bit attention and of its selection share. */
+#ifndef KVA_KERNELS_CPU_LOWBIT_PLAN_H
+#define KVA_KERNELS_CPU_LOWBIT_PLAN_H
+
+#include "kernels/cpu/device_cpu.h"
+
+/* Rows that a KV head may choose at most: they bound the scratch. */
+#define KVA_CPU_SELECT_MAX 16384u
+
+/* How a call is cut into tasks. */
+struct kva_lowbit_plan {
+    struct kva_device *device;
+    const struct kva_attend_lowbit_args *args;
+    uint32_t seq_first; /* sequences whose turn it is */
+    uint32_t seq_end;
+    uint32_t group;       /* query heads of a KV head */
+    uint32_t task_heads;  /* of them in one task, at most */
+    uint32_t task_rows;   /* rows of one task, at most */
+    uint32_t head_pieces; /* tasks that share the heads of one KV head */
+};
+
+/* Choose the hot rows of the plan's selecting sequences, whose weights are in the scratch. */
+void kva_lowbit_select(struct kva_lowbit_plan *plan);
+
+/* --- the caller's scratch memory ---------------------------------------------------------------
+ *
+ * Per selecting sequence, in the order of the sequences: weights [heads][positions], relative to
+ * the largest score of their split, and these largest scores [heads][splits]. */
+
+static inline bool kva_lowbit_selects(const struct kva_lowbit_seq *seq)
+{
+    return seq->hot && seq->select_row < seq->row_count;
+}
+
+static inline size_t kva_lowbit_weight_floats(const struct kva_attend_lowbit_args *args,
+                                              const struct kva_lowbit_seq *seq)
+{
+    if (!kva_lowbit_selects(seq))
+        return 0;
+    return kva_attend_lowbit_scratch_bytes(args->heads, seq->page_count) / sizeof(float);
+}
+
+/* Index of the first weight of a head, and of its first split's largest score. */
+static inline size_t kva_lowbit_weight_at(const struct kva_lowbit_seq *seq, size_t head)
+{
+    return head * seq->page_count * KVA_PAGE_TOKENS;
+}
+
+static inline size_t kva_lowbit_top_at(const struct kva_attend_lowbit_args *args,
+                                       const struct kva_lowbit_seq *seq, size_t head)
+{
+    size_t splits = kva_div_up((size_t)seq->page_count * KVA_PAGE_TOKENS, KVA_ATTEND_SPLIT_TOKENS);
+    return kva_lowbit_weight_at(seq, args->heads) + head * splits;
+}
+
+/* --- who sees what ---------------------------------------------------------------------------- */
+
+/* First position that the row at `position` may see. */
+static inline uint32_t kva_lowbit_first_visible(const struct kva_attend_lowbit_args *args,
+                                                uint32_t position)
+{
+    return args->window > 0 && position >= args->window ? position - args->window + 1 : 0;
+}
+
+/* Position of hot row `index` in ascending position, and its K row, V right behind it. */
+static inline uint32_t kva_lowbit_hot_position(const struct kva_hot *hot, uint32_t kv_head,
+                                               uint32_t index)
+{
+    size_t first = (size_t)kv_head * hot->slots;
+    return hot->tokens[first + hot->order[first + index]];
+}
+
+static inline const void *kva_lowbit_hot_row(const struct kva_attend_lowbit_args *args,
+                                             const struct kva_hot *hot, uint32_t kv_head,
+                                             uint32_t index)
+{
+    size_t first = (size_t)kv_head * hot->slots;
+    return (const uint16_t *)hot->rows + (first + hot->order[first + index]) * 2 * args->head_dim;
+}
+
+/* How many hot rows lie before `position`. */
+static inline uint32_t kva_lowbit_hot_before(const struct kva_hot *hot, uint32_t kv_head,
+                                             uint32_t position)
+{
+    uint32_t low = 0, high = hot->count[kv_head];
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (kva_lowbit_hot_position(hot, kv_head, middle) < position)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* present[i] = the tokens of page page_first + i that no hot row replaces. */
+static inline void kva_lowbit_present(const struct kva_lowbit_seq *seq, uint32_t kv_head,
+                                      uint32_t page_first, uint32_t count, uint64_t *present)
+{
+    for (uint32_t i = 0; i < count; i++)
+        present[i] = UINT64_MAX;
+    if (!seq->hot)
+        return;
+    uint32_t base = page_first * KVA_PAGE_TOKENS;
+    uint32_t hot_count = seq->hot->count[kv_head];
+    for (uint32_t i = kva_lowbit_hot_before(seq->hot, kv_head, base); i < hot_count; i++) {
+        uint32_t slot = kva_lowbit_hot_position(seq->hot, kv_head, i) - base;
+        if (slot >= count * KVA_PAGE_TOKENS)
+            return;
+        present[slot / KVA_PAGE_TOKENS] &= ~(1ull << slot % KVA_PAGE_TOKENS);
+    }
+}
+
+#endif

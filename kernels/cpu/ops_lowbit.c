@@ -1,0 +1,479 @@
+/* Drivers of quantisation and of attention over low-bit pages and hot rows.
+ *
+ * Tasks are those of attention (ops_attend.c): some rows of one sequence times the query heads that
+ * share one KV head. A task folds its splits of low-bit pages in ascending order, then its hot
+ * rows. Where there are too few tasks for the threads, the splits of a task run side by side into
+ * partial results that are then folded in the same order. Selecting rows leave the weights of their
+ * tokens in the caller's scratch memory, where ops_select.c reads them. Sequences whose weights do
+ * not fit there together take turns. */
+#include "kernels/cpu/lowbit_plan.h"
+
+#include <math.h>
+#include <string.h>
+
+/* --- quantisation ----------------------------------------------------------------------------- */
+
+struct quantise_job {
+    struct kva_device *device;
+    const struct kva_quantise_args *args;
+};
+
+static void quantise_head(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct quantise_job *job = opaque;
+    const struct kva_quantise_args *args = job->args;
+    uint32_t block = index / args->kv_heads, head = index % args->kv_heads;
+    size_t from_bytes = kva_kv_block_bytes(1, args->head_dim);
+    struct kva_cpu_quantise one = {
+        .from = (const uint16_t *)(const void *)((const unsigned char *)args->from[block] +
+                                                 args->from_offset_bytes + head * from_bytes),
+        .to = (unsigned char *)args->to[block] + args->to_offset_bytes +
+              head * kva_lowbit_head_bytes(args->format, args->head_dim),
+        .head_dim = args->head_dim,
+        .exempt = args->exempt ? args->exempt[block] : 0,
+        .kv_dtype = args->kv_dtype,
+        .format = args->format,
+        .scratch = kva_cpu_scratch(job->device, worker),
+    };
+    job->device->kernels.quantise(&one);
+}
+
+/* Whether `op` can be run on such a format; fails the device where it cannot. */
+static bool check_format(struct kva_device *device, const char *op, struct kva_lowbit_format format,
+                         uint32_t head_dim, enum kva_dtype kv_dtype)
+{
+    if (head_dim == 0 || head_dim % 4 != 0 || head_dim > KVA_CPU_HEAD_DIM_MAX)
+        kva_cpu_fail(device, "%s: head_dim %u, must be a multiple of 4 up to %u", op, head_dim,
+                     KVA_CPU_HEAD_DIM_MAX);
+    else if (format.bits != 1 && format.bits != 2 && format.bits != 4)
+        kva_cpu_fail(device, "%s: %u bits, must be 1, 2 or 4", op, format.bits);
+    else if (format.group != 32 && format.group != 64)
+        kva_cpu_fail(device, "%s: groups of %u, must be 32 or 64", op, format.group);
+    else if (kv_dtype != KVA_F16 && kv_dtype != KVA_BF16)
+        kva_cpu_fail(device, "%s: KV rows are f16 or bf16, not data type %d", op, (int)kv_dtype);
+    return !atomic_load_explicit(&device->failed, memory_order_relaxed);
+}
+
+void kva_cpu_quantise(struct kva_device *device, const struct kva_quantise_args *args)
+{
+    if (!check_format(device, "quantise", args->format, args->head_dim, args->kv_dtype))
+        return;
+    struct quantise_job job = {.device = device, .args = args};
+    kva_pool_run(device->pool, args->count * args->kv_heads, quantise_head, &job);
+}
+
+/* --- tasks of attention ----------------------------------------------------------------------- */
+
+struct task {
+    const struct kva_attend_lowbit_args *args;
+    const struct kva_lowbit_seq *seq;
+    float *weights;     /* of the sequence, where it selects; else NULL */
+    uint32_t row_first; /* of the sequence's rows */
+    uint32_t row_count;
+    uint32_t kv_head;
+    uint32_t head_first; /* of the query heads of this KV head */
+    uint32_t head_count;
+};
+
+#define SPLIT_PAGES (KVA_ATTEND_SPLIT_TOKENS / KVA_PAGE_TOKENS)
+
+/* A thread's scratch. */
+struct scratch {
+    const void *pages[2][SPLIT_PAGES]; /* of split i in pages[i % 2] */
+    uint64_t present[SPLIT_PAGES];
+    const void *tokens[KVA_ATTEND_SPLIT_TOKENS];
+    uint32_t slot_first[KVA_CPU_ATTEND_QUERIES];
+    uint32_t slot_end[KVA_CPU_ATTEND_QUERIES];
+    float m[KVA_CPU_ATTEND_QUERIES];
+    float e[KVA_CPU_ATTEND_QUERIES];
+    _Alignas(64) float weights[KVA_CPU_ATTEND_QUERIES * KVA_ATTEND_SPLIT_TOKENS];
+    _Alignas(64) float q[KVA_CPU_ATTEND_QUERIES * KVA_CPU_HEAD_DIM_MAX];
+    _Alignas(64) float a[KVA_CPU_ATTEND_QUERIES * KVA_CPU_HEAD_DIM_MAX];
+    union {
+        _Alignas(64) unsigned char lowbit[KVA_CPU_LOWBIT_SCRATCH_BYTES];
+        struct {
+            _Alignas(64) float k[KVA_CPU_HEAD_DIM_MAX * KVA_PAGE_TOKENS];
+            _Alignas(64) float v[KVA_CPU_HEAD_DIM_MAX * KVA_PAGE_TOKENS];
+        } hot;
+    } kernel;
+};
+
+_Static_assert(sizeof(struct scratch) <= KVA_CPU_SCRATCH_BYTES,
+               "low-bit attention outgrew the scratch");
+
+static uint32_t tasks_of_seq(const struct kva_lowbit_plan *plan, const struct kva_lowbit_seq *seq)
+{
+    return (uint32_t)kva_div_up(seq->row_count, plan->task_rows) * plan->args->kv_heads *
+           plan->head_pieces;
+}
+
+static size_t tasks_of_plan(const struct kva_lowbit_plan *plan)
+{
+    size_t count = 0;
+    for (uint32_t i = plan->seq_first; i < plan->seq_end; i++)
+        count += tasks_of_seq(plan, &plan->args->seqs[i]);
+    return count;
+}
+
+static struct task task_at(const struct kva_lowbit_plan *plan, uint32_t index)
+{
+    const struct kva_attend_lowbit_args *args = plan->args;
+    const struct kva_lowbit_seq *seq = args->seqs + plan->seq_first;
+    float *weights = args->scratch;
+    for (uint32_t count; index >= (count = tasks_of_seq(plan, seq)); seq++) {
+        index -= count;
+        weights += kva_lowbit_weight_floats(args, seq);
+    }
+    uint32_t per_tile = args->kv_heads * plan->head_pieces;
+    struct task task = {.args = args, .seq = seq};
+    task.weights = kva_lowbit_selects(seq) ? weights : NULL;
+    task.row_first = index / per_tile * plan->task_rows;
+    task.row_count = kva_min_u32(plan->task_rows, seq->row_count - task.row_first);
+    task.kv_head = index % per_tile / plan->head_pieces;
+    task.head_first = index % plan->head_pieces * plan->task_heads;
+    task.head_count = kva_min_u32(plan->task_heads, plan->group - task.head_first);
+    return task;
+}
+
+static uint32_t first_position(const struct task *task)
+{
+    return task->seq->position_first + task->row_first;
+}
+
+/* Splits [*ret_first, *ret_end) hold all low-bit tokens that the task's rows may see. */
+static void task_splits(const struct task *task, uint32_t *ret_first, uint32_t *ret_end)
+{
+    uint32_t first = kva_lowbit_first_visible(task->args, first_position(task));
+    uint32_t end = task->seq->page_count * KVA_PAGE_TOKENS;
+    *ret_end = (uint32_t)kva_div_up(end, KVA_ATTEND_SPLIT_TOKENS);
+    *ret_first = first < end ? first / KVA_ATTEND_SPLIT_TOKENS : *ret_end;
+}
+
+/* Query head of the model, and (row, head) pair in the partial result, of the task's query. */
+static size_t head_of_query(const struct task *task, uint32_t index)
+{
+    return (size_t)task->kv_head * (task->args->heads / task->args->kv_heads) + task->head_first +
+           index % task->head_count;
+}
+
+static size_t pair_of_query(const struct task *task, uint32_t index)
+{
+    size_t row = (size_t)task->seq->row_first + task->row_first + index / task->head_count;
+    return row * task->args->heads + head_of_query(task, index);
+}
+
+/* q = the task's queries, scaled. */
+static void load_queries(const struct task *task, float *q)
+{
+    size_t dim = task->args->head_dim;
+    for (uint32_t j = 0; j < task->row_count * task->head_count; j++) {
+        size_t row = (size_t)task->seq->row_first + task->row_first + j / task->head_count;
+        const float *from = (const float *)task->args->q + row * task->args->q_stride +
+                            head_of_query(task, j) * dim;
+        for (size_t i = 0; i < dim; i++)
+            q[j * dim + i] = from[i] * task->args->scale;
+    }
+}
+
+/* --- one split -------------------------------------------------------------------------------- */
+
+/* The pages of split `index`; returns their number. */
+static uint32_t find_pages(const struct task *task, uint32_t index, const void **pages)
+{
+    const struct kva_attend_lowbit_args *args = task->args;
+    size_t head_bytes = kva_lowbit_head_bytes(args->format, args->head_dim);
+    uint32_t first = index * SPLIT_PAGES;
+    uint32_t count = kva_min_u32(SPLIT_PAGES, task->seq->page_count - first);
+    for (uint32_t i = 0; i < count; i++)
+        pages[i] = (const unsigned char *)args->blocks[task->seq->block_first + first + i] +
+                   args->block_offset_bytes + task->kv_head * head_bytes;
+    return count;
+}
+
+/* Where the row's view begins, as a slot of the split from `base` on that has `slots` slots. */
+static void find_visible(const struct task *task, uint32_t base, uint32_t slots,
+                         struct scratch *scratch)
+{
+    for (uint32_t row = 0; row < task->row_count; row++) {
+        uint32_t first = kva_lowbit_first_visible(task->args, first_position(task) + row);
+        first = first > base ? kva_min_u32(first - base, slots) : 0;
+        for (uint32_t head = 0; head < task->head_count; head++)
+            scratch->slot_first[row * task->head_count + head] = first;
+    }
+}
+
+/* Leave the weights of the selecting row's queries, and their m, for the selection. */
+static void keep_weights(const struct task *task, uint32_t index, uint32_t slots,
+                         const float *weights, const float *m)
+{
+    uint32_t row = task->seq->select_row;
+    if (!task->weights || row < task->row_first || row >= task->row_first + task->row_count)
+        return;
+    for (uint32_t head = 0; head < task->head_count; head++) {
+        uint32_t j = (row - task->row_first) * task->head_count + head;
+        size_t to = head_of_query(task, j);
+        memcpy(task->weights + kva_lowbit_weight_at(task->seq, to) +
+                   (size_t)index * KVA_ATTEND_SPLIT_TOKENS,
+               weights + (size_t)j * KVA_ATTEND_SPLIT_TOKENS, slots * sizeof *weights);
+        task->weights[kva_lowbit_top_at(task->args, task->seq, to) + index] = m[j];
+    }
+}
+
+/* Attention of the task's queries, already in scratch->q, to split `index`, whose `count` pages are
+ * already found. */
+static void run_split(const struct kva_device *device, const struct task *task, uint32_t index,
+                      uint32_t count, uint32_t next_count, struct scratch *scratch, float *a,
+                      float *m, float *e)
+{
+    uint32_t base = index * KVA_ATTEND_SPLIT_TOKENS;
+    find_visible(task, base, KVA_ATTEND_SPLIT_TOKENS, scratch);
+    kva_lowbit_present(task->seq, task->kv_head, index * SPLIT_PAGES, count, scratch->present);
+    struct kva_cpu_lowbit_split split = {
+        .q = scratch->q,
+        .pages = scratch->pages[index % 2],
+        .next = scratch->pages[(index + 1) % 2],
+        .present = scratch->present,
+        .slot_first = scratch->slot_first,
+        .page_count = count,
+        .next_count = next_count,
+        .q_count = task->row_count * task->head_count,
+        .head_dim = task->args->head_dim,
+        .format = task->args->format,
+        .a = a,
+        .m = m,
+        .e = e,
+        .weights = scratch->weights,
+        .scratch = scratch->kernel.lowbit,
+    };
+    device->kernels.lowbit_split(&split);
+    keep_weights(task, index, count * KVA_PAGE_TOKENS, scratch->weights, m);
+}
+
+static void fold_query(const struct kva_device *device, const struct task *task, uint32_t query,
+                       const float *a, float m, float e)
+{
+    const struct kva_attend_lowbit_args *args = task->args;
+    size_t pair = pair_of_query(task, query);
+    device->kernels.attend_fold(args->out.a + pair * args->head_dim, &args->out.m[pair],
+                                &args->out.e[pair], a, m, e, args->head_dim);
+}
+
+static void clear_out(const struct task *task)
+{
+    const struct kva_attend_lowbit_args *args = task->args;
+    for (uint32_t j = 0; j < task->row_count * task->head_count; j++) {
+        size_t pair = pair_of_query(task, j);
+        memset(args->out.a + pair * args->head_dim, 0, args->head_dim * sizeof(float));
+        args->out.m[pair] = -INFINITY;
+        args->out.e[pair] = 0.0f;
+    }
+}
+
+/* --- hot rows --------------------------------------------------------------------------------- */
+
+/* Hot rows [first, first + count) in ascending position, as a split of attention. */
+static void run_hot(const struct kva_device *device, const struct task *task, uint32_t first,
+                    uint32_t count, struct scratch *scratch)
+{
+    const struct kva_hot *hot = task->seq->hot;
+    uint32_t q_count = task->row_count * task->head_count;
+    for (uint32_t i = 0; i < KVA_ATTEND_SPLIT_TOKENS; i++)
+        scratch->tokens[i] =
+            i < count ? kva_lowbit_hot_row(task->args, hot, task->kv_head, first + i) : NULL;
+    for (uint32_t j = 0; j < q_count; j++) {
+        uint32_t row = j / task->head_count;
+        uint32_t from = kva_lowbit_first_visible(task->args, first_position(task) + row);
+        uint32_t hidden = kva_lowbit_hot_before(hot, task->kv_head, from);
+        scratch->slot_first[j] = hidden > first ? kva_min_u32(hidden - first, count) : 0;
+        scratch->slot_end[j] = count;
+    }
+    struct kva_cpu_attend_split split = {
+        .q = scratch->q,
+        .tokens = scratch->tokens,
+        .cold = true,
+        .slot_first = scratch->slot_first,
+        .slot_end = scratch->slot_end,
+        .q_count = q_count,
+        .head_dim = task->args->head_dim,
+        .kv_dtype = task->args->kv_dtype,
+        .a = scratch->a,
+        .m = scratch->m,
+        .e = scratch->e,
+        .scores = scratch->weights,
+        .k = scratch->kernel.hot.k,
+        .v = scratch->kernel.hot.v,
+    };
+    device->kernels.attend_split(&split);
+    for (uint32_t j = 0; j < q_count; j++)
+        fold_query(device, task, j, scratch->a + (size_t)j * task->args->head_dim, scratch->m[j],
+                   scratch->e[j]);
+}
+
+static void fold_hot(const struct kva_device *device, const struct task *task,
+                     struct scratch *scratch)
+{
+    uint32_t count = task->seq->hot ? task->seq->hot->count[task->kv_head] : 0;
+    for (uint32_t first = 0; first < count; first += KVA_ATTEND_SPLIT_TOKENS)
+        run_hot(device, task, first, kva_min_u32(KVA_ATTEND_SPLIT_TOKENS, count - first), scratch);
+}
+
+/* --- tasks side by side ----------------------------------------------------------------------- */
+
+static void run_task(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct kva_lowbit_plan *plan = opaque;
+    struct task task = task_at(plan, index);
+    struct scratch *scratch = kva_cpu_scratch(plan->device, worker);
+    uint32_t first, end, count = 0;
+    task_splits(&task, &first, &end);
+    clear_out(&task);
+    load_queries(&task, scratch->q);
+    if (first < end)
+        count = find_pages(&task, first, scratch->pages[first % 2]);
+    for (uint32_t split = first; split < end; split++) {
+        uint32_t next = 0;
+        if (split + 1 < end)
+            next = find_pages(&task, split + 1, scratch->pages[(split + 1) % 2]);
+        run_split(plan->device, &task, split, count, next, scratch, scratch->a, scratch->m,
+                  scratch->e);
+        for (uint32_t j = 0; j < task.row_count * task.head_count; j++)
+            fold_query(plan->device, &task, j, scratch->a + (size_t)j * task.args->head_dim,
+                       scratch->m[j], scratch->e[j]);
+        count = next;
+    }
+    fold_hot(plan->device, &task, scratch);
+}
+
+/* --- the splits of a task side by side -------------------------------------------------------- */
+
+/* Splits [first, first + count) of one task; partial i is at device->partials + i * partial_floats:
+ * a [q_count, head_dim], m [q_count], e [q_count]. */
+struct wave {
+    struct kva_device *device;
+    struct task task;
+    uint32_t first;
+    uint32_t count;
+    size_t partial_floats;
+};
+
+static void run_wave_split(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct wave *wave = opaque;
+    struct scratch *scratch = kva_cpu_scratch(wave->device, worker);
+    size_t q_count = (size_t)wave->task.row_count * wave->task.head_count;
+    float *a = wave->device->partials + index * wave->partial_floats;
+    float *m = a + q_count * wave->task.args->head_dim;
+    uint32_t split = wave->first + index;
+    load_queries(&wave->task, scratch->q);
+    uint32_t count = find_pages(&wave->task, split, scratch->pages[split % 2]);
+    run_split(wave->device, &wave->task, split, count, 0, scratch, a, m, m + q_count);
+}
+
+static void fold_wave_query(void *opaque, uint32_t query, uint32_t worker KVA_UNUSED)
+{
+    const struct wave *wave = opaque;
+    size_t dim = wave->task.args->head_dim;
+    size_t q_count = (size_t)wave->task.row_count * wave->task.head_count;
+    for (uint32_t i = 0; i < wave->count; i++) {
+        const float *a = wave->device->partials + i * wave->partial_floats;
+        const float *m = a + q_count * dim;
+        fold_query(wave->device, &wave->task, query, a + query * dim, m[query], m[q_count + query]);
+    }
+}
+
+static void run_task_wide(const struct kva_lowbit_plan *plan, uint32_t index)
+{
+    struct wave wave = {.device = plan->device, .task = task_at(plan, index)};
+    struct scratch *scratch = kva_cpu_scratch(plan->device, 0);
+    uint32_t end, q_count = wave.task.row_count * wave.task.head_count;
+    task_splits(&wave.task, &wave.first, &end);
+    clear_out(&wave.task);
+    wave.partial_floats =
+        kva_align_up((size_t)q_count * (plan->args->head_dim + 2), KVA_CACHE_LINE / sizeof(float));
+    size_t fit = KVA_CPU_PARTIAL_BYTES / (wave.partial_floats * sizeof(float));
+    for (; wave.first < end; wave.first += wave.count) {
+        wave.count = (uint32_t)kva_min_size(fit, end - wave.first);
+        kva_pool_run(plan->device->pool, wave.count, run_wave_split, &wave);
+        kva_pool_run(plan->device->pool, q_count, fold_wave_query, &wave);
+    }
+    load_queries(&wave.task, scratch->q);
+    fold_hot(plan->device, &wave.task, scratch);
+}
+
+/* --- the operator ----------------------------------------------------------------------------- */
+
+static bool check_args(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    if (args->kv_heads == 0 || args->heads % args->kv_heads != 0)
+        kva_cpu_fail(device, "attend_lowbit: %u heads cannot share %u KV heads", args->heads,
+                     args->kv_heads);
+    else if (!check_format(device, "attend_lowbit", args->format, args->head_dim, args->kv_dtype))
+        return false;
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_lowbit_seq *seq = &args->seqs[i];
+        size_t need = kva_lowbit_weight_floats(args, seq) * sizeof(float);
+        if (need > args->scratch_bytes)
+            kva_cpu_fail(device, "attend_lowbit: selection over %u pages needs %zu bytes, has %zu",
+                         seq->page_count, need, args->scratch_bytes);
+        if (seq->hot && seq->hot->slots < (size_t)seq->hot->pinned + seq->hot->k)
+            kva_cpu_fail(device, "attend_lowbit: %u slots cannot hold %u pinned and %u chosen rows",
+                         seq->hot->slots, seq->hot->pinned, seq->hot->k);
+        if (seq->hot && seq->hot->k > KVA_CPU_SELECT_MAX)
+            kva_cpu_fail(device, "attend_lowbit: %u rows to choose, at most %u", seq->hot->k,
+                         KVA_CPU_SELECT_MAX);
+    }
+    return !atomic_load_explicit(&device->failed, memory_order_relaxed);
+}
+
+/* Whether the threads would be short of tasks while a task has splits enough for all of them. */
+static bool better_wide(const struct kva_lowbit_plan *plan, uint32_t tasks)
+{
+    uint32_t threads = kva_pool_threads(plan->device->pool), longest = 0;
+    if (threads == 1 || tasks >= 2 * threads)
+        return false;
+    for (uint32_t i = 0; i < tasks; i++) {
+        struct task task = task_at(plan, i);
+        uint32_t first, end;
+        task_splits(&task, &first, &end);
+        longest = kva_max_u32(longest, end - first);
+    }
+    return longest >= 2 * threads;
+}
+
+/* Sequences from plan->seq_first on whose weights fit into the scratch memory together. */
+static void take_seqs(struct kva_lowbit_plan *plan)
+{
+    size_t fit = plan->args->scratch_bytes / sizeof(float);
+    for (plan->seq_end = plan->seq_first; plan->seq_end < plan->args->seq_count; plan->seq_end++) {
+        size_t need = kva_lowbit_weight_floats(plan->args, &plan->args->seqs[plan->seq_end]);
+        if (need > fit)
+            return;
+        fit -= need;
+    }
+}
+
+void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    if (!check_args(device, args))
+        return;
+    struct kva_lowbit_plan plan = {.device = device, .args = args};
+    plan.group = args->heads / args->kv_heads;
+    plan.task_heads = kva_min_u32(plan.group, KVA_CPU_ATTEND_QUERIES);
+    plan.task_rows = KVA_CPU_ATTEND_QUERIES / plan.task_heads;
+    plan.head_pieces = (uint32_t)kva_div_up(plan.group, plan.task_heads);
+    for (; plan.seq_first < args->seq_count; plan.seq_first = plan.seq_end) {
+        take_seqs(&plan);
+        size_t tasks = tasks_of_plan(&plan);
+        if (tasks > UINT32_MAX) {
+            kva_cpu_fail(device, "attend_lowbit: %zu work items in one call", tasks);
+            return;
+        }
+        if (better_wide(&plan, (uint32_t)tasks)) {
+            for (uint32_t i = 0; i < tasks; i++)
+                run_task_wide(&plan, i);
+        } else {
+            kva_pool_run(device->pool, (uint32_t)tasks, run_task, &plan);
+        }
+        kva_lowbit_select(&plan);
+    }
+}
