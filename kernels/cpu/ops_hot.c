@@ -32,13 +32,13 @@ struct head {
 
 static struct head head_of(const struct kva_hot *hot, uint32_t kv_head)
 {
-    size_t slot = (size_t)kv_head * hot->slots, row = (size_t)kv_head * hot->k;
+    size_t slot = (size_t)kv_head * hot->slots;
     return (struct head){.tokens = hot->tokens + slot,
                          .used = hot->used + slot,
                          .order = hot->order + slot,
                          .count = hot->count + kv_head,
-                         .chosen = hot->chosen + row,
-                         .missing = hot->missing + row,
+                         .chosen = hot->chosen + (size_t)kv_head * hot->k,
+                         .missing = hot->missing + slot,
                          .slots = hot->slots,
                          .pinned = hot->pinned,
                          .k = hot->k};
@@ -140,11 +140,12 @@ static void resolve_head(void *opaque, uint32_t index, uint32_t worker)
     } else {
         missing = take_all(&head, args->stamp);
     }
-    for (uint32_t i = missing; i < head.k; i++)
+    for (uint32_t i = missing; i < head.slots; i++)
         head.missing[i] = KVA_NO_TOKEN;
     put_in_order(&head, args->mode == KVA_HOT_RESIDENT, args->stamp, keys);
-    __atomic_fetch_add(&args->hits[0], chosen_count(&head) - missing, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&args->hits[1], missing, __ATOMIC_RELAXED);
+    uint64_t *hits = args->hots[index / args->kv_heads]->hits;
+    __atomic_fetch_add(&hits[0], chosen_count(&head) - missing, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&hits[1], missing, __ATOMIC_RELAXED);
 }
 
 void kva_cpu_resolve(struct kva_device *device, const struct kva_resolve_args *args)
@@ -181,7 +182,7 @@ static void fetch_head(const struct fetch *fetch, uint32_t kv_head)
     size_t row_bytes = (size_t)fetch->head_dim * 2 * sizeof(uint16_t);
     unsigned char *rows =
         (unsigned char *)fetch->hot.rows + (size_t)kv_head * head.slots * row_bytes;
-    for (uint32_t i = 0; i < head.k && head.missing[i] != KVA_NO_TOKEN; i++) {
+    for (uint32_t i = 0; i < head.slots && head.missing[i] != KVA_NO_TOKEN; i++) {
         uint32_t slot = head.missing[i], token = head.tokens[slot];
         size_t row = (size_t)kv_head * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS;
         const unsigned char *page = fetch->pages[token / KVA_PAGE_TOKENS];
