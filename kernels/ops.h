@@ -236,7 +236,7 @@ static inline size_t kva_lowbit_block_bytes(struct kva_lowbit_format format, uin
 
 /* Low-bit blocks from 16-bit ones. Scale and zero are computed in fp32 and rounded to f16 before
  * coding, so that encoder and decoder agree; codes are clamped. A constant group has scale 0 and
- * codes 0. */
+ * codes 0. Elements beyond the range of f16 count as its end. */
 struct kva_quantise_args {
     const void *const *from;  /* host [count]: 16-bit blocks, in either tier */
     void *const *to;          /* host [count]: low-bit blocks */
@@ -325,9 +325,10 @@ enum kva_hot_mode {
 };
 
 /* Make room for hot->chosen: rows that are in a slot stay, the others take the slots that were
- * wanted longest ago (ties: the lowest slot), except pinned ones and those just wanted; without
- * `keep`, every chosen row is fetched anew into slots from `pinned` on. Then tokens, used, order,
- * count and missing say what the next attend_lowbit will find once kva_device_fetch_hot has run. */
+ * wanted longest ago (ties: the lowest slot; empty ones first), except pinned ones and those just
+ * wanted; without `keep`, every chosen row is fetched anew, and counted as such, into slots from
+ * `pinned` on, and nothing else stays. Then tokens, used, order, count and missing say what the
+ * next attend_lowbit will find once kva_device_fetch_hot has run. */
 struct kva_resolve_args {
     const struct kva_hot *const *hots; /* host [count] */
     uint32_t count;

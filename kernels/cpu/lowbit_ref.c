@@ -119,6 +119,14 @@ static void quantise_group(struct group *group, struct kva_lowbit_format format)
         group_fit(group, y, low, mean);
 }
 
+/* What is beyond the range of f16 counts as its end. */
+static float number_of(uint16_t bits, enum kva_dtype dtype)
+{
+    float x = kva_f32_of_16(bits, dtype);
+    x = x > 65504.0f ? 65504.0f : x;
+    return x < -65504.0f ? -65504.0f : x;
+}
+
 static void put_bits(unsigned char *planes, size_t plane_bytes, size_t bit, uint32_t bits,
                      uint32_t code)
 {
@@ -140,7 +148,7 @@ void kva_quantise_ref(const struct kva_cpu_quantise *args)
                 kva_min_u32(args->exempt > g * size ? args->exempt - g * size : 0, size);
             for (uint32_t i = 0; i < size; i++)
                 group.x[i] =
-                    kva_f32_of_16(args->from[(size_t)(g * size + i) * 2 * dim + c], args->kv_dtype);
+                    number_of(args->from[(size_t)(g * size + i) * 2 * dim + c], args->kv_dtype);
             quantise_group(&group, args->format);
             memcpy(to + layout.k_scale + (size_t)(g * dim + c) * 2, &group.scale, 2);
             memcpy(to + layout.k_zero + (size_t)(g * dim + c) * 2, &group.zero, 2);
@@ -154,8 +162,8 @@ void kva_quantise_ref(const struct kva_cpu_quantise *args)
             group.count = kva_min_u32(size, dim - g * size);
             group.counted = 0;
             for (uint32_t i = 0; i < group.count; i++)
-                group.x[i] = kva_f32_of_16(args->from[(size_t)(t * 2 + 1) * dim + g * size + i],
-                                           args->kv_dtype);
+                group.x[i] =
+                    number_of(args->from[(size_t)(t * 2 + 1) * dim + g * size + i], args->kv_dtype);
             quantise_group(&group, args->format);
             memcpy(to + layout.v_scale + (size_t)(g * KVA_PAGE_TOKENS + t) * 2, &group.scale, 2);
             memcpy(to + layout.v_zero + (size_t)(g * KVA_PAGE_TOKENS + t) * 2, &group.zero, 2);

@@ -7,15 +7,13 @@
 
 void kva_cpu_kernels_avx2(struct kva_cpu_kernels *kernels)
 {
-    *kernels = (struct kva_cpu_kernels){
-        .embed = kva_embed_avx2,
-        .norm = kva_norm_avx2,
-        .linear = kva_linear_avx2,
-        .rope = kva_rope_avx2,
-        .glu = kva_glu_avx2,
-        .kv_append = kva_kv_append_avx2,
-        .attend_split = kva_attend_split_avx2,
-        .attend_fold = kva_attend_fold_avx2,
-        .merge = kva_merge_avx2,
-    };
+    kernels->embed = kva_embed_avx2;
+    kernels->norm = kva_norm_avx2;
+    kernels->linear = kva_linear_avx2;
+    kernels->rope = kva_rope_avx2;
+    kernels->glu = kva_glu_avx2;
+    kernels->kv_append = kva_kv_append_avx2;
+    kernels->attend_split = kva_attend_split_avx2;
+    kernels->attend_fold = kva_attend_fold_avx2;
+    kernels->merge = kva_merge_avx2;
 }

@@ -7,15 +7,13 @@
 
 void kva_cpu_kernels_avx512(struct kva_cpu_kernels *kernels)
 {
-    *kernels = (struct kva_cpu_kernels){
-        .embed = kva_embed_avx512,
-        .norm = kva_norm_avx512,
-        .linear = kva_linear_avx512,
-        .rope = kva_rope_avx512,
-        .glu = kva_glu_avx512,
-        .kv_append = kva_kv_append_avx512,
-        .attend_split = kva_attend_split_avx512,
-        .attend_fold = kva_attend_fold_avx512,
-        .merge = kva_merge_avx512,
-    };
+    kernels->embed = kva_embed_avx512;
+    kernels->norm = kva_norm_avx512;
+    kernels->linear = kva_linear_avx512;
+    kernels->rope = kva_rope_avx512;
+    kernels->glu = kva_glu_avx512;
+    kernels->kv_append = kva_kv_append_avx512;
+    kernels->attend_split = kva_attend_split_avx512;
+    kernels->attend_fold = kva_attend_fold_avx512;
+    kernels->merge = kva_merge_avx512;
 }

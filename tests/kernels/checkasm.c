@@ -60,8 +60,9 @@ const char *check_fill_name(enum check_fill fill)
 
 const char *check_op_name(enum check_op op)
 {
-    const char *names[OP_COUNT] = {"embed",     "norm",   "linear", "rope",  "glu",
-                                   "kv_append", "attend", "merge",  "gather"};
+    const char *names[OP_COUNT] = {"embed",         "norm",      "linear", "rope",
+                                   "glu",           "kv_append", "attend", "quantise",
+                                   "attend_lowbit", "merge",     "gather"};
     return names[op];
 }
 
@@ -394,9 +395,17 @@ static void open_levels(struct check *check, const char *only)
 void check_run_op(struct check *check, enum check_op op)
 {
     void (*const run[OP_COUNT])(struct check *) = {
-        [OP_EMBED] = check_embed,   [OP_NORM] = check_norm,   [OP_LINEAR] = check_linear,
-        [OP_ROPE] = check_rope,     [OP_GLU] = check_glu,     [OP_KV_APPEND] = check_kv_append,
-        [OP_ATTEND] = check_attend, [OP_MERGE] = check_merge, [OP_GATHER] = check_gather,
+        [OP_EMBED] = check_embed,
+        [OP_NORM] = check_norm,
+        [OP_LINEAR] = check_linear,
+        [OP_ROPE] = check_rope,
+        [OP_GLU] = check_glu,
+        [OP_KV_APPEND] = check_kv_append,
+        [OP_ATTEND] = check_attend,
+        [OP_QUANTISE] = check_quantise,
+        [OP_ATTEND_LOWBIT] = check_attend_lowbit,
+        [OP_MERGE] = check_merge,
+        [OP_GATHER] = check_gather,
     };
     run[op](check);
 }
@@ -404,12 +413,12 @@ void check_run_op(struct check *check, enum check_op op)
 static uint32_t print_table(const struct check *check)
 {
     uint32_t failed = 0;
-    printf("\n%-10s", "cases");
+    printf("\n%-14s", "cases");
     for (uint32_t i = 0; i < check->variant_count; i++)
         printf(" %14s", check->variants[i].name);
     printf("\n");
     for (int op = 0; op < OP_COUNT; op++) {
-        printf("%-10s", check_op_name((enum check_op)op));
+        printf("%-14s", check_op_name((enum check_op)op));
         for (uint32_t i = 0; i < check->variant_count; i++) {
             const struct check_variant *variant = &check->variants[i];
             char cell[32];

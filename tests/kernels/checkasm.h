@@ -32,6 +32,8 @@ enum check_op {
     OP_GLU,
     OP_KV_APPEND,
     OP_ATTEND,
+    OP_QUANTISE,
+    OP_ATTEND_LOWBIT,
     OP_MERGE,
     OP_GATHER,
     OP_COUNT,
@@ -143,6 +145,8 @@ void check_rope(struct check *check);
 void check_glu(struct check *check);
 void check_kv_append(struct check *check);
 void check_attend(struct check *check);
+void check_quantise(struct check *check);
+void check_attend_lowbit(struct check *check);
 void check_merge(struct check *check);
 void check_gather(struct check *check);
 
