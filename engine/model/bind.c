@@ -18,7 +18,7 @@ struct bind {
     uint32_t dims[KVA_DIM_COUNT];
 };
 
-static bool is_needed(const struct kva_model_spec *spec, enum kva_tensor_need need)
+bool kva_model_needs(const struct kva_model_spec *spec, enum kva_tensor_need need)
 {
     switch (need) {
     case KVA_NEED_QKV_BIAS:
@@ -125,7 +125,7 @@ static enum kva_status load_specs(const struct bind *bind, const struct kva_tens
     enum kva_status status = KVA_OK;
     for (size_t i = 0; !status && i < count; i++) {
         struct kva_tensor *tensor = (struct kva_tensor *)((char *)base + specs[i].offset);
-        if (!is_needed(bind->spec, specs[i].need))
+        if (!kva_model_needs(bind->spec, specs[i].need))
             continue;
         snprintf(name, sizeof(name), "%s%s", prefix, specs[i].name);
         status = load_needed(bind, name, specs[i].rows, specs[i].cols, tensor);
@@ -170,7 +170,7 @@ static enum kva_status load_fused(const struct bind *bind, const char *prefix,
         const struct kva_fused_qkv_spec *spec = &names->fused[i];
         const size_t offsets[3] = {spec->q, spec->k, spec->v};
         struct kva_tensor fused = {0};
-        if (!is_needed(bind->spec, spec->need))
+        if (!kva_model_needs(bind->spec, spec->need))
             continue;
         snprintf(name, sizeof(name), "%s%s", prefix, spec->name);
         status = load_needed(bind, name, spec->rows, spec->cols, &fused);
@@ -285,31 +285,32 @@ static enum kva_status bind_all(const struct bind *bind)
     return status;
 }
 
+/* Products of values that limits.h bounds to 2^20 at most: they fit 32 bits. */
+void kva_model_dims(const struct kva_model_spec *spec, const struct kva_model_config *config,
+                    uint32_t ret[KVA_DIM_COUNT])
+{
+    const uint32_t dims[KVA_DIM_COUNT] = {
+        [KVA_DIM_ONE] = 1,
+        [KVA_DIM_VOCAB] = config->vocab_size,
+        [KVA_DIM_HIDDEN] = config->hidden_size,
+        [KVA_DIM_INTERMEDIATE] = config->intermediate_size,
+        [KVA_DIM_Q] = config->heads * config->head_dim,
+        [KVA_DIM_KV] = config->kv_heads * config->head_dim,
+        [KVA_DIM_HEAD] = config->head_dim,
+        [KVA_DIM_QKV] = (config->heads + 2 * config->kv_heads) * config->head_dim,
+        [KVA_DIM_POSITIONS] = config->context_max + spec->family->position_offset,
+    };
+    memcpy(ret, dims, sizeof(dims));
+}
+
 enum kva_status kva_model_bind(struct kva_model *model, const struct kva_model_spec *spec,
                                const struct kva_model_files *files, struct kva_err *err)
 {
     const struct kva_model_config *config = &model->config;
     size_t tensor_count = first_of_shard(files, files->shards + files->shard_count);
     kva_arena_init(&model->copies, kva_model_files_bytes(files) + ARENA_OVERHEAD_MAX);
-    /* Products of values that limits.h bounds to 2^20 at most: they fit 32 bits. */
-    struct bind bind = {
-        .model = model,
-        .spec = spec,
-        .files = files,
-        .err = err,
-        .dims =
-            {
-                [KVA_DIM_ONE] = 1,
-                [KVA_DIM_VOCAB] = config->vocab_size,
-                [KVA_DIM_HIDDEN] = config->hidden_size,
-                [KVA_DIM_INTERMEDIATE] = config->intermediate_size,
-                [KVA_DIM_Q] = config->heads * config->head_dim,
-                [KVA_DIM_KV] = config->kv_heads * config->head_dim,
-                [KVA_DIM_HEAD] = config->head_dim,
-                [KVA_DIM_QKV] = (config->heads + 2 * config->kv_heads) * config->head_dim,
-                [KVA_DIM_POSITIONS] = config->context_max + spec->family->position_offset,
-            },
-    };
+    struct bind bind = {.model = model, .spec = spec, .files = files, .err = err};
+    kva_model_dims(spec, config, bind.dims);
     bind.used = calloc(tensor_count + 1, sizeof(*bind.used));
     if (!bind.used)
         return kva_fail(err, KVA_ENOMEM, "out of memory for %zu tensors", tensor_count);

@@ -16,4 +16,9 @@ KVA_MUST_CHECK enum kva_status kva_model_bind(struct kva_model *model,
                                               const struct kva_model_files *files,
                                               struct kva_err *err);
 
+/* Which tensors of its family's table a model has, and their sizes. */
+bool kva_model_needs(const struct kva_model_spec *spec, enum kva_tensor_need need);
+void kva_model_dims(const struct kva_model_spec *spec, const struct kva_model_config *config,
+                    uint32_t ret[KVA_DIM_COUNT]);
+
 #endif
