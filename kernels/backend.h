@@ -9,6 +9,8 @@
 
 #include "kernels/device.h"
 
+struct kva_profile;
+
 struct kva_backend {
     void (*close)(struct kva_device *device); /* never NULL */
     enum kva_status (*error)(const struct kva_device *device, struct kva_err *err);
@@ -32,11 +34,15 @@ struct kva_backend {
     void (*event_wait)(struct kva_event *event, enum kva_queue queue);
     bool (*event_done)(const struct kva_event *event);
     void (*event_sync)(struct kva_event *event);
+    /* NULL: cannot be measured there. */
+    enum kva_status (*roofs)(struct kva_device *device, struct kva_device_roofs *ret,
+                             struct kva_err *err);
 };
 
 struct kva_device_base {
     const struct kva_backend *backend;
     const struct kva_ops *ops;
+    struct kva_profile *profile; /* profile.h's; NULL: none */
     struct kva_device_info info;
 };
 

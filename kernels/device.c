@@ -43,6 +43,15 @@ enum kva_status kva_device_error(const struct kva_device *device, struct kva_err
     return backend_of(device)->error(device, err);
 }
 
+enum kva_status kva_device_measure(struct kva_device *device, struct kva_device_roofs *ret,
+                                   struct kva_err *err)
+{
+    if (!backend_of(device)->roofs)
+        return kva_fail(err, KVA_EUNSUPPORTED, "the roofs of '%s' cannot be measured",
+                        kva_device_get_info(device)->name);
+    return backend_of(device)->roofs(device, ret, err);
+}
+
 /* --- memory ----------------------------------------------------------------------------------- */
 
 enum kva_status kva_device_alloc(struct kva_device *device, enum kva_mem mem, size_t bytes,

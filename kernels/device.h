@@ -90,6 +90,19 @@ const struct kva_ops *kva_device_ops(const struct kva_device *device);
 /* KVA_OK, or the failure that made the device unusable. */
 enum kva_status kva_device_error(const struct kva_device *device, struct kva_err *err);
 
+/* What the device gives at most with its threads, measured now, in a second or two. 0: it has no
+ * such thing. */
+struct kva_device_roofs {
+    double read_bytes_per_s; /* of device memory, far larger than any cache */
+    double copy_bytes_per_s; /* of the copy queue, from tier to tier */
+    double f32_flops_per_s;  /* multiply-adds: two operations each */
+    double bf16_flops_per_s; /* dot products of bf16, summed in fp32 */
+};
+
+/* Fails: KVA_EUNSUPPORTED (of this kind of device nothing is known), KVA_ENOMEM. */
+KVA_MUST_CHECK enum kva_status
+kva_device_measure(struct kva_device *device, struct kva_device_roofs *ret, struct kva_err *err);
+
 /* --- memory ---------------------------------------------------------------------------------- */
 
 /* `bytes` of zeroed memory, 64-byte aligned; physical memory is taken when touched where the tier

@@ -252,6 +252,7 @@ static const struct kva_backend backend = {
     .event_wait = cpu_event_wait,
     .event_done = cpu_event_done,
     .event_sync = cpu_event_sync,
+    .roofs = kva_cpu_roofs,
 };
 
 enum kva_status kva_device_open_cpu(const struct kva_device_params *params, struct kva_device **ret,

@@ -30,6 +30,10 @@ static inline void *kva_cpu_scratch(const struct kva_device *device, uint32_t wo
 /* Fail the device for good; operators do nothing from then on. Engine thread only. */
 void kva_cpu_fail(struct kva_device *device, const char *format, ...) KVA_PRINTF(2, 3);
 
+/* See struct kva_device_roofs. */
+KVA_MUST_CHECK enum kva_status kva_cpu_roofs(struct kva_device *device,
+                                             struct kva_device_roofs *ret, struct kva_err *err);
+
 extern const struct kva_ops kva_cpu_ops;
 
 void kva_cpu_embed(struct kva_device *device, const struct kva_embed_args *args);

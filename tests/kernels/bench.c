@@ -5,7 +5,6 @@
 #include "base/clock.h"
 #include "tests/kernels/checkasm.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +12,6 @@
 
 #define RUN_NS   (250 * KVA_NS_PER_MS)
 #define BATCH_NS (100 * KVA_NS_PER_US)
-#define THREADS  16u
 
 /* Weights and caches of this size come from memory, not from a cache. */
 #define COLD_BYTES (192u << 20)
@@ -43,118 +41,6 @@ static double seconds_of(uint32_t threads, bench_fn *run, void *opaque)
         } while (now - start < BATCH_NS);
         best = fmin(best, (double)(now - start) * 1e-9 / calls);
     } while (now - begin < RUN_NS);
-    return best;
-}
-
-/* --- roofs ------------------------------------------------------------------------------------ */
-
-struct roof {
-    const unsigned char *data;
-    size_t bytes;
-    uint32_t repeats;
-    uint64_t sink;
-};
-
-/* Reads every line of its part once, four streams at a time. */
-static void *read_memory(void *opaque)
-{
-    struct roof *roof = opaque;
-    const uint64_t *data = (const uint64_t *)(const void *)roof->data;
-    size_t words = roof->bytes / 8, quarter = words / 4;
-    uint64_t sums[8] = {0};
-    for (size_t i = 0; i + 8 <= quarter; i += 8) {
-        for (size_t stream = 0; stream < 4; stream++) {
-            __builtin_prefetch(data + stream * quarter + i + 128);
-            for (size_t j = 0; j < 8; j++)
-                sums[j] += data[stream * quarter + i + j];
-        }
-    }
-    for (size_t j = 0; j < 8; j++)
-        roof->sink += sums[j];
-    return NULL;
-}
-
-/* The most products per second that plain vector code gets: no memory, no dependence. */
-typedef float lanes __attribute__((vector_size(64)));
-
-#define FMA_ROUNDS  20000u
-#define FMA_REPEATS 10u
-#define FMA_CHAINS  12
-
-typedef float half_lanes __attribute__((vector_size(32)));
-
-/* Chains that differ, or the compiler would compute one. */
-#define FMA_LOOP(type, width, rounds)                                                              \
-    type sums[FMA_CHAINS], x, y;                                                                   \
-    for (int i = 0; i < (width); i++) {                                                            \
-        x[i] = 0.999f + (float)(roof->sink & 1) * 1e-6f;                                           \
-        y[i] = 0.5f;                                                                               \
-    }                                                                                              \
-    for (int j = 0; j < FMA_CHAINS; j++)                                                           \
-        sums[j] = x * (float)j;                                                                    \
-    for (uint32_t i = 0; i < (rounds); i++) {                                                      \
-        for (int j = 0; j < FMA_CHAINS; j++)                                                       \
-            sums[j] = sums[j] * x + y;                                                             \
-    }                                                                                              \
-    for (int j = 0; j < FMA_CHAINS; j++)                                                           \
-        roof->sink += sums[j][0] > 1.0f;
-
-/* A product and a sum become one instruction: gcc's default in C11 is not to, clang's is to. */
-#ifdef __clang__
-#define FUSED
-#else
-#define FUSED __attribute__((optimize("fp-contract=fast")))
-#endif
-
-#ifdef __x86_64__
-FUSED __attribute__((target("avx512f,avx512vl"))) static void *multiply_avx512(void *opaque)
-{
-    struct roof *roof = opaque;
-    FMA_LOOP(lanes, 16, FMA_ROUNDS * roof->repeats)
-    return NULL;
-}
-
-FUSED __attribute__((target("avx2,fma"))) static void *multiply_avx2(void *opaque)
-{
-    struct roof *roof = opaque;
-    FMA_LOOP(half_lanes, 8, 2 * FMA_ROUNDS * roof->repeats)
-    return NULL;
-}
-#endif
-
-static void *multiply_plain(void *opaque)
-{
-    struct roof *roof = opaque;
-    FMA_LOOP(lanes, 16, FMA_ROUNDS * roof->repeats)
-    return NULL;
-}
-
-/* Bytes of one measurement of the memory roof: short, or a busy machine has no quiet one. Parts
- * are taken in turn, so that none is still in a cache. */
-#define ROOF_BYTES (24u << 20)
-
-/* Seconds that `threads` threads take to run `run` once each, on parts of `data`. */
-static double roof_seconds(uint32_t threads, void *(*run)(void *), unsigned char *data)
-{
-    double best = INFINITY;
-    for (uint32_t i = 0; i < 48; i++) {
-        pthread_t ids[THREADS];
-        struct roof roofs[THREADS];
-        size_t part = ROOF_BYTES / threads / 64 * 64;
-        for (uint32_t t = 0; t < threads; t++)
-            roofs[t] = (struct roof){.data = data + (size_t)(i % 8) * ROOF_BYTES + t * part,
-                                     .bytes = part,
-                                     .repeats = FMA_REPEATS};
-        uint64_t start = now_ns(threads);
-        for (uint32_t t = 1; t < threads; t++) {
-            if (pthread_create(&ids[t], NULL, run, &roofs[t]) != 0)
-                exit(2);
-        }
-        run(&roofs[0]);
-        for (uint32_t t = 1; t < threads; t++)
-            pthread_join(ids[t], NULL);
-        best = fmin(best, (double)(now_ns(threads) - start) * 1e-9);
-    }
     return best;
 }
 
@@ -395,30 +281,25 @@ void check_bench(struct check *check)
     uint32_t cores = 0;
     struct kva_device *probe = NULL;
     if (kva_device_open_cpu(&(struct kva_device_params){0}, &probe, NULL) == KVA_OK)
-        cores = kva_min_u32(kva_device_get_info(probe)->threads, THREADS);
+        cores = kva_device_get_info(probe)->threads;
     printf("%s\n", probe ? kva_device_get_info(probe)->name : "?");
     kva_device_close(probe);
     for (uint32_t threads = cores; threads > 0; threads = threads > 1 ? 1 : 0) {
         struct bench bench = {.threads = threads};
-        bench.memory_gbs = ROOF_BYTES / roof_seconds(threads, read_memory, memory) * 1e-9;
         for (uint32_t i = 0; i < check->variant_count; i++) {
             const struct check_variant *variant = &check->variants[i];
-            void *(*multiply)(void *) = multiply_plain;
             bench.level = variant->name;
             uint32_t levels = kva_device_get_info(variant->one)->cpu_levels;
-#ifdef __x86_64__
-            if (levels & KVA_CPU_AVX2)
-                multiply = multiply_avx2;
-            if (levels & KVA_CPU_AVX512)
-                multiply = multiply_avx512;
-#endif
-            bench.products_gflops = 2.0 * 16 * FMA_CHAINS * FMA_ROUNDS * FMA_REPEATS * threads /
-                                    roof_seconds(threads, multiply, memory) * 1e-9;
-            printf("roofs, %s, %u threads: %.1f GB/s, %.1f GFLOP/s\n", bench.level, threads,
-                   bench.memory_gbs, bench.products_gflops);
             struct kva_device_params params = {.threads = threads, .cpu_level_mask = levels};
+            struct kva_device_roofs roofs;
             if (kva_device_open_cpu(&params, &bench.device, NULL) != KVA_OK)
                 continue;
+            if (kva_device_measure(bench.device, &roofs, NULL) != KVA_OK)
+                exit(2);
+            bench.memory_gbs = roofs.read_bytes_per_s * 1e-9;
+            bench.products_gflops = roofs.f32_flops_per_s * 1e-9;
+            printf("roofs, %s, %u threads: %.1f GB/s, %.1f GFLOP/s (bf16: %.1f)\n", bench.level,
+                   threads, bench.memory_gbs, bench.products_gflops, roofs.bf16_flops_per_s * 1e-9);
             bench.ops = &variant->ops;
             bench_kernels(&bench, memory, levels == KVA_CPU_REF);
             kva_device_close(bench.device);

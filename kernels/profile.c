@@ -1,0 +1,193 @@
+#include "kernels/profile.h"
+
+#include "base/clock.h"
+#include "kernels/backend.h"
+
+const char *kva_profile_kind_name(enum kva_profile_kind kind)
+{
+    static const char *const names[KVA_PROFILE_COUNT] = {
+        [KVA_PROFILE_LINEAR] = "linear",
+        [KVA_PROFILE_ATTEND] = "attend",
+        [KVA_PROFILE_KV] = "kv",
+        [KVA_PROFILE_ROWS] = "rows",
+    };
+    return names[kind];
+}
+
+static struct kva_profile *profile_of(struct kva_device *device)
+{
+    return ((struct kva_device_base *)device)->profile;
+}
+
+static void count(struct kva_profile *profile, struct kva_device *device,
+                  enum kva_profile_kind kind, uint64_t start_ns)
+{
+    if (profile->wait)
+        kva_device_sync(device, KVA_QUEUE_COMPUTE);
+    profile->counts.calls[kind]++;
+    profile->counts.ns[kind] += kva_time_ns() - start_ns;
+}
+
+static uint64_t weight_bytes(const struct kva_weight *weight)
+{
+    return weight->data ? (uint64_t)weight->rows * weight->cols * kva_dtype_bytes(weight->dtype)
+                        : 0;
+}
+
+/* Of the tokens [first, end), how many a row at `position` sees. */
+static uint64_t visible(uint32_t first, uint32_t end, uint32_t position, uint32_t window)
+{
+    uint32_t from = window && position + 1 > window ? position + 1 - window : 0;
+    uint32_t to = kva_min_u32(position + 1, end);
+    from = kva_max_u32(from, first);
+    return to > from ? to - from : 0;
+}
+
+/* --- what the calls read and compute --------------------------------------------------------- */
+
+static void count_linear(struct kva_profile_counts *counts, const struct kva_linear_args *args)
+{
+    counts->weight_bytes += weight_bytes(&args->weight) + weight_bytes(&args->bias);
+    counts->flops += 2ull * args->rows * args->weight.rows * args->weight.cols;
+}
+
+static void count_attend(struct kva_profile_counts *counts, const struct kva_attend_args *args)
+{
+    uint64_t token_bytes = (uint64_t)args->kv_heads * args->head_dim * 2 * 2;
+    uint64_t pairs = 0;
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_attend_seq *seq = &args->seqs[i];
+        uint32_t last = seq->position_first + seq->row_count - 1;
+        for (uint32_t j = 0; j < seq->range_count; j++) {
+            const struct kva_attend_range *range = &args->ranges[seq->range_first + j];
+            uint32_t end = range->token_first + range->token_count;
+            /* The last row sees the newest tokens, the first one the oldest. */
+            uint32_t window = args->window ? args->window + seq->row_count - 1 : 0;
+            counts->kv_bytes += visible(range->token_first, end, last, window) * token_bytes;
+            for (uint32_t position = seq->position_first; position <= last; position++)
+                pairs += visible(range->token_first, end, position, args->window);
+        }
+    }
+    counts->flops += 4ull * args->heads * args->head_dim * pairs;
+}
+
+/* Hot rows that attend: what resolve left where the host can read it, else what it must leave. */
+static uint64_t hot_rows(const struct kva_hot *hot, uint32_t kv_heads, bool readable)
+{
+    uint64_t rows = 0;
+    for (uint32_t head = 0; hot && head < kv_heads; head++)
+        rows += readable ? hot->count[head] : hot->pinned + hot->k;
+    return rows;
+}
+
+static void count_lowbit(struct kva_profile_counts *counts,
+                         const struct kva_attend_lowbit_args *args, bool readable)
+{
+    uint64_t page_bytes = kva_lowbit_block_bytes(args->format, args->kv_heads, args->head_dim);
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_lowbit_seq *seq = &args->seqs[i];
+        uint64_t hot = hot_rows(seq->hot, args->kv_heads, readable);
+        uint64_t tokens = (uint64_t)seq->page_count * KVA_PAGE_TOKENS;
+        counts->kv_bytes += seq->page_count * page_bytes + hot * args->head_dim * 2 * 2;
+        counts->flops += 4ull * args->heads * args->head_dim * seq->row_count * tokens;
+    }
+}
+
+/* --- the table ------------------------------------------------------------------------------- */
+
+/* An operator of which calls and time are counted, and nothing else. */
+#define PLAIN(name, args_type, kind)                                                               \
+    static void profiled_##name(struct kva_device *device, const struct args_type *args)           \
+    {                                                                                              \
+        struct kva_profile *profile = profile_of(device);                                          \
+        uint64_t start_ns = kva_time_ns();                                                         \
+        profile->inner->name(device, args);                                                        \
+        count(profile, device, kind, start_ns);                                                    \
+    }
+
+PLAIN(rope, kva_rope_args, KVA_PROFILE_ROWS)
+PLAIN(glu, kva_glu_args, KVA_PROFILE_ROWS)
+PLAIN(gather, kva_gather_args, KVA_PROFILE_ROWS)
+PLAIN(kv_append, kva_kv_append_args, KVA_PROFILE_KV)
+PLAIN(quantise, kva_quantise_args, KVA_PROFILE_KV)
+PLAIN(resolve, kva_resolve_args, KVA_PROFILE_KV)
+PLAIN(merge, kva_merge_args, KVA_PROFILE_ATTEND)
+
+static void profiled_embed(struct kva_device *device, const struct kva_embed_args *args)
+{
+    struct kva_profile *profile = profile_of(device);
+    uint64_t start_ns = kva_time_ns();
+    uint64_t row_bytes = args->table.cols * kva_dtype_bytes(args->table.dtype);
+    if (args->positions_table.data)
+        row_bytes += args->positions_table.cols * kva_dtype_bytes(args->positions_table.dtype);
+    profile->counts.weight_bytes += args->rows * row_bytes;
+    profile->inner->embed(device, args);
+    count(profile, device, KVA_PROFILE_ROWS, start_ns);
+}
+
+static void profiled_norm(struct kva_device *device, const struct kva_norm_args *args)
+{
+    struct kva_profile *profile = profile_of(device);
+    uint64_t start_ns = kva_time_ns();
+    profile->counts.weight_bytes += weight_bytes(&args->weight) + weight_bytes(&args->bias);
+    profile->inner->norm(device, args);
+    count(profile, device, KVA_PROFILE_ROWS, start_ns);
+}
+
+static void profiled_linear(struct kva_device *device, const struct kva_linear_args *args)
+{
+    struct kva_profile *profile = profile_of(device);
+    uint64_t start_ns = kva_time_ns();
+    count_linear(&profile->counts, args);
+    profile->inner->linear(device, args);
+    count(profile, device, KVA_PROFILE_LINEAR, start_ns);
+}
+
+static void profiled_attend(struct kva_device *device, const struct kva_attend_args *args)
+{
+    struct kva_profile *profile = profile_of(device);
+    uint64_t start_ns = kva_time_ns();
+    count_attend(&profile->counts, args);
+    profile->inner->attend(device, args);
+    count(profile, device, KVA_PROFILE_ATTEND, start_ns);
+}
+
+static void profiled_attend_lowbit(struct kva_device *device,
+                                   const struct kva_attend_lowbit_args *args)
+{
+    struct kva_profile *profile = profile_of(device);
+    uint64_t start_ns = kva_time_ns();
+    count_lowbit(&profile->counts, args, kva_device_get_info(device)->host_readable);
+    profile->inner->attend_lowbit(device, args);
+    count(profile, device, KVA_PROFILE_ATTEND, start_ns);
+}
+
+void kva_profile_attach(struct kva_profile *profile, struct kva_device *device)
+{
+    struct kva_device_base *base = (struct kva_device_base *)device;
+    *profile = (struct kva_profile){
+        .inner = base->ops,
+        .outer =
+            {
+                .embed = profiled_embed,
+                .norm = profiled_norm,
+                .linear = profiled_linear,
+                .rope = profiled_rope,
+                .glu = profiled_glu,
+                .kv_append = profiled_kv_append,
+                .attend = profiled_attend,
+                .quantise = profiled_quantise,
+                .attend_lowbit = profiled_attend_lowbit,
+                .resolve = profiled_resolve,
+                .merge = profiled_merge,
+                .gather = profiled_gather,
+            },
+    };
+    base->profile = profile;
+    base->ops = &profile->outer;
+}
+
+void kva_profile_clear(struct kva_profile *profile)
+{
+    profile->counts = (struct kva_profile_counts){0};
+}
