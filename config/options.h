@@ -39,6 +39,17 @@ struct kva_config {
     /* KV */
     uint32_t kv_policy;
     struct kva_string_list kv_allow;
+    bool kv_paper;
+    int64_t kv_bits; /* -1 here and below: the policy's default */
+    int64_t kv_group;
+    uint32_t kv_levels; /* 0 here and below: the policy's default */
+    int64_t kv_window;
+    int64_t kv_sinks;
+    int64_t kv_plain;
+    int64_t kv_k;
+    uint64_t kv_k_max;
+    uint32_t kv_predictor;
+    uint32_t kv_fetch;
     uint32_t kv_dtype;
     bool prefix_cache;
     bool prefix_share_keys;

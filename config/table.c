@@ -14,7 +14,11 @@
 
 static const char *const levels[] = {"debug", "info", "warn", "error", "off", NULL};
 static const char *const formats[] = {"auto", "text", "json", NULL};
-static const char *const policies[] = {"full", "offload", NULL};
+static const char *const policies[] = {"full", "offload", "kivi", "specache", NULL};
+/* The policy's own setting, or one of the words of engine/kv/policy_choice.h in their order. */
+static const char *const kv_levels[] = {"default", "paper", "fit", NULL};
+static const char *const kv_predictors[] = {"default", "spec-token", "prev-query", "sync", NULL};
+static const char *const kv_fetches[] = {"default", "all", "delta", "resident", NULL};
 /* Order of enum kva_dtype with F32 standing for "choose". */
 static const char *const kv_dtypes[] = {"auto", "f16", "bf16", NULL};
 static const char *const cpu_levels[] = {"auto", "ref", "avx2", "avx512", NULL};
@@ -40,6 +44,33 @@ static const struct kva_option table[] = {
      "Policy of requests that do not choose one."},
     {"kv-allow", KVA_OPTION_LIST, SERVE, AT(kv_allow), 0, 0, NULL, NULL, "KV cache",
      "Policy that requests may choose; repeat for several; default: all."},
+    {"kv-paper", KVA_OPTION_BOOL, ENGINE, AT(kv_paper), 0, 0, "false", NULL, "KV cache",
+     "Start from the settings of the policy's paper instead of our defaults."},
+    {"kv-bits", KVA_OPTION_INT, ENGINE, AT(kv_bits), -1, 4, "-1", NULL, "KV cache",
+     "kivi, specache: bits of the copy on the device: 1, 2 or 4; -1: the policy's default."},
+    {"kv-group", KVA_OPTION_INT, ENGINE, AT(kv_group), -1, 64, "-1", NULL, "KV cache",
+     "kivi, specache: tokens (keys) and channels (values) that share a scale: 32 or 64; -1: the "
+     "policy's default."},
+    {"kv-levels", KVA_OPTION_CHOICE, ENGINE, AT(kv_levels), 0, 0, "default", kv_levels, "KV cache",
+     "kivi, specache: quantisation levels from minimum and maximum, as in the papers, or fitted."},
+    {"kv-window", KVA_OPTION_INT, ENGINE, AT(kv_window), -1, 1 << 20, "-1", NULL, "KV cache",
+     "kivi, specache: newest tokens kept in 16 bits, a multiple of 64; -1: the policy's default."},
+    {"kv-sinks", KVA_OPTION_INT, ENGINE, AT(kv_sinks), -1, 32, "-1", NULL, "KV cache",
+     "kivi, specache: first tokens kept in 16 bits; -1: the policy's default."},
+    {"kv-plain", KVA_OPTION_INT, ENGINE, AT(kv_plain), -1, 1 << 24, "-1", NULL, "KV cache",
+     "kivi, specache: shorter sequences stay in 16 bits, in tokens, a multiple of 64; -1: the "
+     "policy's default."},
+    {"kv-k", KVA_OPTION_INT, ENGINE, AT(kv_k), -1, 65536, "-1", NULL, "KV cache",
+     "specache: rows fetched per KV head for the next step; -1: the policy's default."},
+    {"kv-k-max", KVA_OPTION_UINT, SERVE, AT(kv_k_max), 0, 65536, "1024", NULL, "KV cache",
+     "specache: rows that a request may ask for."},
+    {"kv-predictor", KVA_OPTION_CHOICE, ENGINE, AT(kv_predictor), 0, 0, "default", kv_predictors,
+     "KV cache",
+     "specache: whose query chooses the rows: a speculative token's, the current token's, or the "
+     "next token's own, which then waits for them."},
+    {"kv-fetch", KVA_OPTION_CHOICE, ENGINE, AT(kv_fetch), 0, 0, "default", kv_fetches, "KV cache",
+     "specache: fetch all chosen rows every step, or only those that are not there yet (delta), "
+     "also attending to rows of earlier choices (resident)."},
     {"kv-dtype", KVA_OPTION_CHOICE, ENGINE, AT(kv_dtype), 0, 0, "auto", kv_dtypes, "KV cache",
      "16-bit format of keys and values; auto: bf16 for bf16 models, else f16."},
     {"prefix-cache", KVA_OPTION_BOOL, ENGINE, AT(prefix_cache), 0, 0, "true", NULL, "KV cache",

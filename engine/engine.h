@@ -36,7 +36,7 @@ struct kva_engine_limits {
     uint32_t sequences_max;        /* admitted at once, suspended ones included */
     uint32_t step_tokens_max;      /* decode rows + prefill tokens of one step */
     uint32_t partial_prefills_max; /* sequences whose prefill may be unfinished between steps */
-    uint32_t page_tokens;          /* growth needs memory at multiples of this */
+    uint32_t page_tokens;          /* growth needs memory at multiples of this, and right before */
     struct kva_tier_bytes budget;
 };
 
@@ -46,10 +46,10 @@ struct kva_engine_usage {
     struct kva_tier_bytes budget;
     uint64_t prefix_lookup_tokens; /* counters since start */
     uint64_t prefix_hit_tokens;
-    uint64_t fetched_bytes;   /* host to device */
-    uint64_t offloaded_bytes; /* device to host */
-    uint64_t fetch_rows_hit;  /* rows that a policy had fetched ahead and the step wanted */
-    uint64_t fetch_rows_missed;
+    uint64_t fetched_bytes;       /* host to device */
+    uint64_t offloaded_bytes;     /* device to host */
+    uint64_t fetch_rows_hit;      /* rows that a policy chose and that were on the device already */
+    uint64_t fetch_rows_missed;   /* and that had to be fetched */
     uint64_t fetch_late_count;    /* steps that waited for a fetch */
     uint64_t spec_tokens;         /* speculative tokens decoded */
     uint64_t spec_tokens_matched; /* of them: equal to the token that was then sampled */
@@ -75,6 +75,8 @@ struct kva_sequence_info {
     uint64_t fetched_bytes;
     uint64_t fetch_rows_hit;
     uint64_t fetch_rows_missed;
+    uint64_t spec_tokens;
+    uint64_t spec_tokens_matched;
 };
 
 /* One sequence's part of a step: filled in by the scheduler, results by the engine. */

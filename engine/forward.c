@@ -1,5 +1,7 @@
 #include "engine/forward.h"
 
+#include "engine/kv/lowbit.h"
+
 #include <stdlib.h>
 
 struct layer_weights {
@@ -27,6 +29,10 @@ enum scratch_name {
     SCRATCH_PARTIAL_A,
     SCRATCH_PARTIAL_M,
     SCRATCH_PARTIAL_E,
+    SCRATCH_LOWBIT_A, /* the partial result over low-bit pages */
+    SCRATCH_LOWBIT_M,
+    SCRATCH_LOWBIT_E,
+    SCRATCH_SELECT,     /* scores of one sequence at a time */
     SCRATCH_LOGIT_ROWS, /* [logit_rows, hidden] */
     SCRATCH_LOGITS,     /* fp32 [logit_rows, vocab] */
     SCRATCH_COUNT,
@@ -52,6 +58,8 @@ struct kva_forward {
     size_t blocks_max;
     struct kva_attend_seq *attend_seqs;     /* [sequences_max] */
     struct kva_attend_range *attend_ranges; /* [sequences_max] */
+    const void **low_blocks;                /* [blocks_max] */
+    struct kva_lowbit_seq *low_seqs;        /* [sequences_max] */
     struct kva_kv_rows *kv_rows;            /* [sequences_max] */
 };
 
@@ -143,6 +151,11 @@ static enum kva_status alloc_scratch(struct kva_forward *fw, struct kva_err *err
         [SCRATCH_PARTIAL_A] = rows * q_dim * sizeof(float),
         [SCRATCH_PARTIAL_M] = rows * c->heads * sizeof(float),
         [SCRATCH_PARTIAL_E] = rows * c->heads * sizeof(float),
+        [SCRATCH_LOWBIT_A] = rows * q_dim * sizeof(float),
+        [SCRATCH_LOWBIT_M] = rows * c->heads * sizeof(float),
+        [SCRATCH_LOWBIT_E] = rows * c->heads * sizeof(float),
+        [SCRATCH_SELECT] =
+            kva_attend_lowbit_scratch_bytes(c->heads, kva_kv_pages(fw->params.context_max)),
         [SCRATCH_LOGIT_ROWS] = (size_t)fw->params.logit_rows_max * c->hidden_size * act,
         [SCRATCH_LOGITS] = (size_t)fw->params.logit_rows_max * c->vocab_size * sizeof(float),
     };
@@ -168,9 +181,11 @@ static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err 
     fw->blocks = calloc(fw->blocks_max, sizeof(*fw->blocks));
     fw->attend_seqs = calloc(p->sequences_max, sizeof(*fw->attend_seqs));
     fw->attend_ranges = calloc(p->sequences_max, sizeof(*fw->attend_ranges));
+    fw->low_blocks = calloc(fw->blocks_max, sizeof(*fw->low_blocks));
+    fw->low_seqs = calloc(p->sequences_max, sizeof(*fw->low_seqs));
     fw->kv_rows = calloc(p->sequences_max, sizeof(*fw->kv_rows));
     if (!fw->ids || !fw->positions || !fw->row_blocks || !fw->blocks || !fw->attend_seqs ||
-        !fw->attend_ranges || !fw->kv_rows)
+        !fw->attend_ranges || !fw->low_blocks || !fw->low_seqs || !fw->kv_rows)
         return kva_fail(err, KVA_ENOMEM, "out of memory for %u rows of %u sequences", p->rows_max,
                         p->sequences_max);
     return KVA_OK;
@@ -215,6 +230,8 @@ void kva_forward_destroy(struct kva_forward *fw)
     free(fw->blocks);
     free(fw->attend_seqs);
     free(fw->attend_ranges);
+    free(fw->low_blocks);
+    free(fw->low_seqs);
     free(fw->kv_rows);
     free(fw);
 }
@@ -250,15 +267,12 @@ static uint32_t describe_rows(struct kva_forward *fw, const struct kva_forward_c
             .range_first = i,
             .range_count = 1,
         };
-        fw->attend_ranges[i] = (struct kva_attend_range){
-            .format = KVA_KV_16BIT,
-            .token_count = end,
-            .block_first = (uint32_t)block,
-        };
         fw->kv_rows[i] = (struct kva_kv_rows){
             .seq = rows->seq,
             .position_first = rows->position_first,
             .row_count = rows->row_count,
+            .select_row = rows->select_row,
+            .select_now = rows->select_now,
             .blocks = fw->blocks + block,
         };
         block += kva_kv_pages(end);
@@ -367,18 +381,33 @@ static void append(struct kva_forward *fw, const struct kva_kv_pass *pass, uint3
                                    });
 }
 
-static void attend(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer,
-                   uint32_t rows)
+/* The partial result of some rows, from the named pieces of scratch. */
+static struct kva_partial partial_at(const struct kva_forward *fw, enum scratch_name a)
+{
+    return (struct kva_partial){
+        .a = fw->scratch[a].data,
+        .m = fw->scratch[a + 1].data,
+        .e = fw->scratch[a + 2].data,
+    };
+}
+
+/* Attention over what is in 16-bit blocks. */
+static void attend_blocks(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer)
 {
     const struct kva_model_config *c = fw->config;
-    const struct kva_partial partial = {
-        .a = fw->scratch[SCRATCH_PARTIAL_A].data,
-        .m = fw->scratch[SCRATCH_PARTIAL_M].data,
-        .e = fw->scratch[SCRATCH_PARTIAL_E].data,
-    };
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        const struct kva_kv_rows *rows = &pass->rows[i];
+        uint32_t first = rows->page_first * KVA_PAGE_TOKENS;
+        fw->attend_ranges[i] = (struct kva_attend_range){
+            .format = KVA_KV_16BIT,
+            .token_first = first,
+            .token_count = rows->position_first + rows->row_count - first,
+            .block_first = (uint32_t)(rows->blocks - fw->blocks) + rows->page_first,
+        };
+    }
     fw->ops->attend(fw->device, &(struct kva_attend_args){
                                     .q = fw->scratch[SCRATCH_Q].data,
-                                    .out = partial,
+                                    .out = partial_at(fw, SCRATCH_PARTIAL_A),
                                     .seqs = fw->attend_seqs,
                                     .ranges = fw->attend_ranges,
                                     .blocks = fw->blocks,
@@ -391,10 +420,114 @@ static void attend(struct kva_forward *fw, const struct kva_kv_pass *pass, uint3
                                     .kv_dtype = fw->params.kv->shape.dtype,
                                     .scale = c->attend_scale,
                                 });
+}
+
+static bool same_format(const struct kva_kv_choice *a, const struct kva_kv_choice *b)
+{
+    return a->bits == b->bits && a->group == b->group;
+}
+
+/* The two times at which low-bit pages are read in a layer. */
+enum lowbit_time {
+    TO_CHOOSE, /* by rows that choose before they attend: only the choice is wanted */
+    TO_ATTEND, /* by all rows; the other selecting rows choose along the way */
+};
+
+static bool takes_part(const struct kva_kv_rows *rows, enum lowbit_time time)
+{
+    return rows->low && (time == TO_ATTEND || rows->select_now);
+}
+
+/* Whether an entry before `index` has low-bit pages of the same format. */
+static bool format_seen(const struct kva_kv_pass *pass, uint32_t index, enum lowbit_time time)
+{
+    for (uint32_t i = 0; i < index; i++) {
+        if (takes_part(&pass->rows[i], time) &&
+            same_format(&pass->rows[i].seq->choice, &pass->rows[index].seq->choice))
+            return true;
+    }
+    return false;
+}
+
+/* Describe the sequences whose low-bit pages have the format of entry `like`; with `others`, those
+ * without low-bit pages too. Returns their number. */
+static uint32_t list_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t like,
+                            bool others, enum lowbit_time time)
+{
+    uint32_t count = 0, block = 0;
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        const struct kva_kv_rows *rows = &pass->rows[i];
+        bool listed = takes_part(rows, time) &&
+                      same_format(&rows->seq->choice, &pass->rows[like].seq->choice);
+        if (!listed && (rows->low || !others))
+            continue;
+        fw->low_seqs[count++] = (struct kva_lowbit_seq){
+            .row_first = fw->attend_seqs[i].row_first,
+            .row_count = rows->row_count,
+            .position_first = rows->position_first,
+            .block_first = block,
+            .page_count = rows->page_first,
+            .hot = rows->hot,
+            .select_row = rows->select_now == (time == TO_CHOOSE) ? rows->select_row : KVA_NO_ROW,
+        };
+        for (uint32_t j = 0; j < rows->page_first; j++)
+            fw->low_blocks[block++] = rows->low[j];
+    }
+    return count;
+}
+
+/* Attention over low-bit pages and hot rows, one call per format. TO_ATTEND gives every row of the
+ * pass a result. False: no sequence takes part. */
+static bool attend_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer,
+                          enum lowbit_time time)
+{
+    const struct kva_model_config *c = fw->config;
+    const struct kva_kv *kv = fw->params.kv;
+    const struct kva_partial rest = partial_at(fw, SCRATCH_PARTIAL_A);
+    bool any = false;
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        const struct kva_kv_choice *choice = &pass->rows[i].seq->choice;
+        if (!takes_part(&pass->rows[i], time) || format_seen(pass, i, time))
+            continue;
+        uint32_t count = list_lowbit(fw, pass, i, time == TO_ATTEND && !any, time);
+        any = true;
+        fw->ops->attend_lowbit(
+            fw->device, &(struct kva_attend_lowbit_args){
+                            .q = fw->scratch[SCRATCH_Q].data,
+                            .out = partial_at(fw, SCRATCH_LOWBIT_A),
+                            .rest = &rest,
+                            .seqs = fw->low_seqs,
+                            .blocks = fw->low_blocks,
+                            .block_offset_bytes = layer * kva_kv_lowbit_block_bytes(kv, choice),
+                            .scratch = fw->scratch[SCRATCH_SELECT].data,
+                            .scratch_bytes = fw->scratch[SCRATCH_SELECT].bytes,
+                            .seq_count = count,
+                            .q_stride = c->heads * c->head_dim,
+                            .heads = c->heads,
+                            .kv_heads = c->kv_heads,
+                            .head_dim = c->head_dim,
+                            .window = c->layer_window[layer],
+                            .kv_dtype = kv->shape.dtype,
+                            .format = kva_kv_lowbit_format(choice),
+                            .scale = c->attend_scale,
+                        });
+    }
+    return any;
+}
+
+static void attend(struct kva_forward *fw, struct kva_kv_pass *pass, uint32_t layer, uint32_t rows)
+{
+    const struct kva_model_config *c = fw->config;
+    attend_blocks(fw, pass, layer);
+    if (attend_lowbit(fw, pass, layer, TO_CHOOSE))
+        kva_kv_layer_choose(fw->params.kv, pass, layer);
+    bool lowbit = attend_lowbit(fw, pass, layer, TO_ATTEND);
+    const struct kva_partial partials[2] = {partial_at(fw, SCRATCH_PARTIAL_A),
+                                            partial_at(fw, SCRATCH_LOWBIT_A)};
     fw->ops->merge(fw->device, &(struct kva_merge_args){
                                    .out = fw->scratch[SCRATCH_ATTN].data,
-                                   .partials = &partial,
-                                   .partial_count = 1,
+                                   .partials = partials,
+                                   .partial_count = lowbit ? 2 : 1,
                                    .rows = rows,
                                    .heads = c->heads,
                                    .head_dim = c->head_dim,

@@ -15,7 +15,7 @@
 #ifndef KVA_ENGINE_FORWARD_H
 #define KVA_ENGINE_FORWARD_H
 
-#include "engine/kv/policy.h"
+#include "engine/kv/pass.h"
 #include "engine/model/model.h"
 #include "kernels/ops.h"
 
@@ -37,6 +37,8 @@ struct kva_forward_rows {
     const uint32_t *ids; /* host [row_count] */
     uint32_t position_first;
     uint32_t row_count;
+    uint32_t select_row; /* see struct kva_kv_rows */
+    bool select_now;     /* the same */
 };
 
 struct kva_forward_call {

@@ -1,6 +1,7 @@
 #include "engine/model_engine.h"
 
 #include "base/buf.h"
+#include "engine/kv/placement.h"
 #include "engine/model_engine_internal.h"
 
 #include <stdlib.h>
@@ -45,7 +46,10 @@ static enum kva_status engine_check(void *self, const struct kva_sequence_params
 {
     struct model_engine *e = self;
     enum kva_status status = check_params(e, params, err);
-    return status ? status : kva_kv_check_fits(e->kv, params->kv.policy, params->tokens_max, err);
+    if (status)
+        return status;
+    const struct kva_kv_plan plan = {&params->kv, params->prompt_tokens, params->tokens_max};
+    return kva_kv_check_fits(e->kv, &plan, err);
 }
 
 static enum kva_status engine_create(void *self, const struct kva_sequence_params *params,
@@ -59,7 +63,8 @@ static enum kva_status engine_create(void *self, const struct kva_sequence_param
     if (!seq)
         return kva_fail(err, KVA_ENOMEM, "out of memory for a sequence");
     seq->params = *params;
-    status = kva_kv_seq_init(e->kv, &seq->kv, params->kv.policy, params->tokens_max, err);
+    const struct kva_kv_plan plan = {&params->kv, params->prompt_tokens, params->tokens_max};
+    status = kva_kv_seq_init(e->kv, &seq->kv, &plan, err);
     if (status) {
         free(seq);
         return status;
@@ -95,8 +100,7 @@ static enum kva_status engine_admit(void *self, struct kva_sequence *seq, uint32
     struct model_engine *e = self;
     const struct kva_sequence_params *p = &seq->params;
     uint32_t cached;
-    enum kva_status status =
-        kva_kv_seq_admit(e->kv, &seq->kv, seq->ids, p->prompt_tokens, p->tokens_max, &cached, err);
+    enum kva_status status = kva_kv_seq_admit(e->kv, &seq->kv, seq->ids, &cached, err);
     if (status)
         return status;
     size_t bytes = (size_t)(p->prompt_tokens - cached) * e->config->hidden_size * e->act_bytes;
@@ -116,14 +120,13 @@ static void engine_admit_bytes(void *self, const struct kva_sequence *seq,
                                struct kva_tier_bytes *ret)
 {
     struct model_engine *e = self;
-    *ret = kva_kv_seq_admit_bytes(e->kv, &seq->kv, seq->ids, seq->params.prompt_tokens,
-                                  seq->params.tokens_max);
+    *ret = kva_kv_seq_admit_bytes(e->kv, &seq->kv, seq->ids);
 }
 
 static enum kva_status engine_grow(void *self, struct kva_sequence *seq, struct kva_err *err)
 {
     struct model_engine *e = self;
-    return kva_kv_seq_grow(e->kv, &seq->kv, seq->kv.tokens + 1, err);
+    return kva_kv_seq_grow(e->kv, &seq->kv, seq->kv.tokens + kva_model_engine_rows(seq), err);
 }
 
 static void engine_suspend(void *self, struct kva_sequence *seq)
@@ -147,6 +150,10 @@ static void engine_sequence_info(void *self, const struct kva_sequence *seq,
         .bytes = kva_kv_seq_bytes(e->kv, &seq->kv),
         .cached_tokens = seq->prefill_first,
         .fetched_bytes = seq->kv.fetched_bytes,
+        .fetch_rows_hit = seq->kv.hot_counted[0],
+        .fetch_rows_missed = seq->kv.hot_counted[1],
+        .spec_tokens = seq->spec_tokens,
+        .spec_tokens_matched = seq->spec_tokens_matched,
     };
 }
 
@@ -159,7 +166,11 @@ static const struct kva_prompt_logprob *engine_prompt_logprobs(void *self KVA_UN
 static void engine_usage(void *self, struct kva_engine_usage *ret)
 {
     struct model_engine *e = self;
-    *ret = (struct kva_engine_usage){.steps = e->steps};
+    *ret = (struct kva_engine_usage){
+        .steps = e->steps,
+        .spec_tokens = e->spec_tokens,
+        .spec_tokens_matched = e->spec_tokens_matched,
+    };
     kva_kv_usage(e->kv, ret);
 }
 
@@ -211,6 +222,7 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
         .dtype = p->kv_dtype,
         .budget = p->budget,
         .prefix_cache = p->prefix_cache,
+        .sequences_max = p->sequences_max,
     };
     enum kva_status status = kva_kv_create(&kv, &e->kv, err);
     if (status)
@@ -219,7 +231,7 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
         .device = p->device,
         .model = p->model,
         .kv = e->kv,
-        .rows_max = p->step_tokens_max,
+        .rows_max = p->step_tokens_max + p->sequences_max, /* speculative rows come on top */
         .sequences_max = p->sequences_max,
         .context_max = p->context_max,
         .logit_rows_max = KVA_LOGIT_ROWS_MAX,
@@ -230,7 +242,7 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
     if (status)
         return status;
     size_t logit_rows =
-        kva_max_size(kva_max_u32(p->sequences_max, p->step_tokens_max), KVA_LOGIT_ROWS_MAX);
+        kva_max_size(kva_max_u32(2 * p->sequences_max, p->step_tokens_max), KVA_LOGIT_ROWS_MAX);
     e->batch_rows = calloc(p->sequences_max, sizeof(*e->batch_rows));
     e->batch_items = calloc(p->sequences_max, sizeof(struct kva_step_item *));
     e->logit_rows = calloc(logit_rows, sizeof(*e->logit_rows));
@@ -298,10 +310,11 @@ static double mib(uint64_t bytes)
 }
 
 /* Sequences of `tokens` tokens that both tiers hold under a policy. */
-static uint64_t sequences_that_fit(const struct model_engine *e, const struct kva_kv_policy *policy,
+static uint64_t sequences_that_fit(const struct model_engine *e, const struct kva_kv_choice *choice,
                                    uint32_t tokens)
 {
-    uint64_t device = e->engine.limits.budget.device / policy->footprint(e->kv, tokens);
+    uint64_t device =
+        e->engine.limits.budget.device / kva_kv_footprint(e->kv, choice, tokens, tokens);
     uint64_t host = e->engine.limits.budget.host / e->kv->shape.page_bytes / kva_kv_pages(tokens);
     return device < host ? device : host;
 }
@@ -319,12 +332,12 @@ void kva_model_engine_describe(const struct kva_engine *engine, struct kva_buf *
                    shape->layers, shape->kv_heads, shape->head_dim);
     kva_buf_puts(out, "sequences that fit, by length in tokens:\n");
     for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++) {
-        const struct kva_kv_policy *policy = kva_kv_policy_get((enum kva_kv_policy_id)id);
-        kva_buf_printf(out, "  %-8s", policy->name);
+        struct kva_kv_choice choice = kva_kv_choice_default((enum kva_kv_policy_id)id);
+        kva_buf_printf(out, "  %-8s", kva_kv_policy_name(choice.policy));
         for (uint32_t tokens = engine->limits.context_max, i = 0; i < 4 && tokens >= 64;
              i++, tokens /= 4)
             kva_buf_printf(out, "  %u: %llu", tokens,
-                           (unsigned long long)sequences_that_fit(e, policy, tokens));
+                           (unsigned long long)sequences_that_fit(e, &choice, tokens));
         kva_buf_putc(out, '\n');
     }
 }

@@ -28,6 +28,13 @@ struct kva_sequence {
         stream; /* act [prompt_tokens - prefill_first, hidden]: the residual stream between steps */
     size_t stream_bytes;
 
+    /* Speculation: the token that is expected after the last one, and whether rows have been chosen
+     * for the next step. */
+    uint32_t spec_token;
+    bool looked_ahead;
+    uint64_t spec_tokens;
+    uint64_t spec_tokens_matched;
+
     struct kva_prompt_logprob *prompt_logprobs; /* [prompt_tokens - 1], or NULL */
 };
 
@@ -40,13 +47,18 @@ struct model_engine {
     struct kva_forward *forward;
     struct kva_sampler *sampler;
     uint64_t steps;
+    uint64_t spec_tokens;
+    uint64_t spec_tokens_matched;
     size_t act_bytes;
 
     /* The joint pass of a step. */
     struct kva_forward_rows *batch_rows; /* [sequences_max] */
     struct kva_step_item **batch_items;  /* [sequences_max] */
-    uint32_t *logit_rows;                /* [max(sequences_max, step_tokens_max)] */
+    uint32_t *logit_rows;                /* [max(2 sequences_max, step_tokens_max)] */
 };
+
+/* Rows of the sequence's next decode: a speculative one may come behind its own. */
+uint32_t kva_model_engine_rows(const struct kva_sequence *seq);
 
 /* One step: see struct kva_engine_ops. */
 enum kva_status kva_model_engine_step(void *self, struct kva_step_item *items, uint32_t count,

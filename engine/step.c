@@ -70,6 +70,62 @@ static void finish_prefill(struct model_engine *e, struct kva_step_item *item)
     seq->stream_bytes = 0;
 }
 
+/* Whether the sequence's next step needs rows to be chosen. */
+static bool chooses(const struct kva_sequence *seq)
+{
+    return seq->kv.policy->fetched && seq->kv.choice.k > 0 && seq->kv.hot_started;
+}
+
+/* A token after the next one is possible: its rows can be chosen. */
+static bool goes_on(const struct kva_sequence *seq)
+{
+    return seq->kv.tokens + 2 <= seq->params.tokens_max;
+}
+
+static bool speculates(const struct kva_sequence *seq)
+{
+    return seq->kv.policy->fetched && seq->kv.choice.k > 0 &&
+           seq->kv.choice.predictor == KVA_PREDICT_SPEC_TOKEN && goes_on(seq);
+}
+
+uint32_t kva_model_engine_rows(const struct kva_sequence *seq)
+{
+    return speculates(seq) ? 2 : 1;
+}
+
+static struct kva_forward_rows decode_rows(struct kva_sequence *seq)
+{
+    struct kva_forward_rows rows = {
+        .seq = &seq->kv,
+        .ids = seq->ids + seq->kv.tokens,
+        .position_first = seq->kv.tokens,
+        .row_count = 1,
+        .select_row = KVA_NO_ROW,
+    };
+    if (!chooses(seq))
+        return rows;
+    rows.select_now = seq->kv.choice.predictor == KVA_PREDICT_SYNC;
+    if (rows.select_now || goes_on(seq))
+        rows.select_row = 0;
+    if (speculates(seq)) {
+        seq->ids[seq->kv.tokens + 1] = seq->spec_token;
+        rows.row_count = 2;
+        rows.select_row = 1;
+    }
+    return rows;
+}
+
+static struct kva_forward_rows prompt_rows(struct kva_sequence *seq)
+{
+    return (struct kva_forward_rows){
+        .seq = &seq->kv,
+        .ids = seq->ids + seq->prefill_first,
+        .position_first = seq->prefill_first,
+        .row_count = prefill_left(seq),
+        .select_row = KVA_NO_ROW,
+    };
+}
+
 /* Picks the items of the joint pass; returns their count. */
 static uint32_t gather_batch(struct model_engine *e, struct kva_step_item *items, uint32_t count)
 {
@@ -81,40 +137,26 @@ static uint32_t gather_batch(struct model_engine *e, struct kva_step_item *items
         struct kva_sequence *seq = items[i].seq;
         if (!seq->prefilled && !fits_whole(&items[i], rows_left))
             continue;
-        uint32_t first = seq->prefilled ? seq->kv.tokens : seq->prefill_first;
-        uint32_t rows = seq->prefilled ? 1 : prefill_left(seq);
-        rows_left -= seq->prefilled ? 0 : rows;
-        e->batch_rows[batch] = (struct kva_forward_rows){
-            .seq = &seq->kv,
-            .ids = seq->ids + first,
-            .position_first = first,
-            .row_count = rows,
-        };
+        rows_left -= seq->prefilled ? 0 : prefill_left(seq);
+        e->batch_rows[batch] = seq->prefilled ? decode_rows(seq) : prompt_rows(seq);
         e->batch_items[batch++] = &items[i];
     }
     return batch;
 }
 
-static void emit_batch(struct model_engine *e, const void *hidden, uint32_t batch)
+static uint32_t argmax(const float *logits, uint32_t count)
 {
-    uint32_t row = 0;
-    for (uint32_t i = 0; i < batch; i++) {
-        row += e->batch_rows[i].row_count;
-        e->logit_rows[i] = row - 1;
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < count; i++) {
+        if (logits[i] > logits[best])
+            best = i;
     }
-    for (uint32_t at = 0; at < batch; at += KVA_LOGIT_ROWS_MAX) {
-        uint32_t count = kva_min_u32(KVA_LOGIT_ROWS_MAX, batch - at);
-        const float *logits = kva_forward_logits(e->forward, hidden, e->logit_rows + at, count);
-        for (uint32_t i = 0; i < count; i++)
-            emit(e, e->batch_items[at + i],
-                 (float *)(uintptr_t)logits + (size_t)i * e->config->vocab_size);
-    }
+    return best;
 }
 
-static void run_batch(struct model_engine *e, uint32_t batch)
+/* All layers for the rows of the batch; returns their residual streams. */
+static void *run_rows(struct model_engine *e, uint32_t batch)
 {
-    if (batch == 0)
-        return;
     void *hidden = kva_forward_hidden(e->forward);
     const struct kva_forward_call call = {
         .rows = e->batch_rows,
@@ -125,12 +167,112 @@ static void run_batch(struct model_engine *e, uint32_t batch)
     };
     kva_forward_embed(e->forward, &call);
     kva_forward_layers(e->forward, &call);
+    return hidden;
+}
+
+/* --- looking ahead (SpeCache 3.3: pre-decoding) ---------------------------------------------- */
+
+/* Sequences that have just come to choose rows run their last token once against what the device
+ * has: that gives the first speculative token and the rows for the step that follows now. Its K and
+ * V are superseded there. */
+static void look_ahead(struct model_engine *e, struct kva_step_item *items, uint32_t count)
+{
+    uint32_t batch = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        struct kva_sequence *seq = items[i].seq;
+        if (!seq->prefilled || seq->looked_ahead || !chooses(seq) ||
+            seq->kv.choice.predictor == KVA_PREDICT_SYNC)
+            continue;
+        e->batch_rows[batch] = (struct kva_forward_rows){
+            .seq = &seq->kv,
+            .ids = seq->ids + seq->kv.tokens,
+            .position_first = seq->kv.tokens,
+            .row_count = 1,
+        };
+        e->batch_items[batch++] = &items[i];
+        seq->looked_ahead = true;
+    }
+    if (batch == 0)
+        return;
+    const void *hidden = run_rows(e, batch);
+    for (uint32_t at = 0; at < batch; at += KVA_LOGIT_ROWS_MAX) {
+        uint32_t rows = kva_min_u32(KVA_LOGIT_ROWS_MAX, batch - at);
+        for (uint32_t i = 0; i < rows; i++)
+            e->logit_rows[i] = at + i;
+        const float *logits = kva_forward_logits(e->forward, hidden, e->logit_rows, rows);
+        for (uint32_t i = 0; i < rows; i++)
+            e->batch_items[at + i]->seq->spec_token =
+                argmax(logits + (size_t)i * e->config->vocab_size, e->config->vocab_size);
+    }
+}
+
+/* --- what the batch gives -------------------------------------------------------------------- */
+
+/* The token came out that had been expected, or another one. */
+static void score_speculation(struct model_engine *e, struct kva_sequence *seq, uint32_t token)
+{
+    bool matched = token == seq->spec_token;
+    seq->spec_tokens++;
+    seq->spec_tokens_matched += matched;
+    e->spec_tokens++;
+    e->spec_tokens_matched += matched;
+}
+
+static bool has_speculative_row(const struct kva_forward_rows *rows)
+{
+    return rows->row_count == 2 && rows->select_row == 1;
+}
+
+/* One row's logits: the item's token, or its next speculative one. */
+static void take_logits(struct model_engine *e, uint32_t index, bool speculative, float *logits)
+{
+    struct kva_step_item *item = e->batch_items[index];
+    if (speculative) {
+        item->seq->spec_token = argmax(logits, e->config->vocab_size);
+        return;
+    }
+    emit(e, item, logits);
+    if (item->emitted && has_speculative_row(&e->batch_rows[index]))
+        score_speculation(e, item->seq, item->token.token);
+}
+
+static void emit_batch(struct model_engine *e, const void *hidden, uint32_t batch)
+{
+    uint32_t first[KVA_LOGIT_ROWS_MAX]; /* entry of the batch that each row of logits belongs to */
+    bool speculative[KVA_LOGIT_ROWS_MAX];
+    uint32_t count = 0, end = 0;
+    for (uint32_t i = 0; i < batch; i++) {
+        const struct kva_forward_rows *rows = &e->batch_rows[i];
+        bool two = has_speculative_row(rows);
+        end += rows->row_count;
+        for (uint32_t j = two ? 2 : 1; j-- > 0; count++) {
+            e->logit_rows[count] = end - 1 - j;
+            first[count] = i;
+            speculative[count] = two && j == 0;
+        }
+        if (count + 2 <= KVA_LOGIT_ROWS_MAX && i + 1 < batch)
+            continue;
+        const float *logits = kva_forward_logits(e->forward, hidden, e->logit_rows, count);
+        for (uint32_t j = 0; j < count; j++)
+            take_logits(e, first[j], speculative[j],
+                        (float *)(uintptr_t)logits + (size_t)j * e->config->vocab_size);
+        count = 0;
+    }
+}
+
+static void run_batch(struct model_engine *e, uint32_t batch)
+{
+    if (batch == 0)
+        return;
+    const void *hidden = run_rows(e, batch);
     uint32_t row = 0;
     for (uint32_t i = 0; i < batch; i++) {
         const struct kva_forward_rows *rows = &e->batch_rows[i];
         struct kva_step_item *item = e->batch_items[i];
         struct kva_sequence *seq = item->seq;
-        kva_kv_seq_commit(e->kv, &seq->kv, seq->ids, rows->position_first + rows->row_count);
+        /* The speculative token's K and V are never part of the sequence. */
+        uint32_t kept = rows->row_count - has_speculative_row(rows);
+        kva_kv_seq_commit(e->kv, &seq->kv, seq->ids, rows->position_first + kept);
         if (!seq->prefilled) {
             score_prompt(e, seq, hidden, row, rows->position_first, rows->row_count);
             finish_prefill(e, item);
@@ -152,6 +294,7 @@ static void run_chunk(struct model_engine *e, struct kva_sequence *seq, uint32_t
         .ids = seq->ids + position,
         .position_first = position,
         .row_count = rows,
+        .select_row = KVA_NO_ROW,
     };
     const struct kva_forward_call call = {
         .rows = &forward_rows,
@@ -210,6 +353,7 @@ enum kva_status kva_model_engine_step(void *self, struct kva_step_item *items, u
         items[i].prefill_done = 0;
     }
     kva_kv_step_begin(e->kv);
+    look_ahead(e, items, count);
     uint32_t batch = gather_batch(e, items, count);
     run_batch(e, batch);
     for (uint32_t i = 0; i < count; i++) {

@@ -77,11 +77,13 @@ static bool make_room(struct kva_scheduler *s, struct kva_step_plan *plan, struc
     }
 }
 
-/* The next decode writes the last token's K and V, at this position. */
+/* The next decode writes the last token's K and V, at this position; and perhaps, one further,
+ * those of a token that the engine looks ahead with. */
 static bool at_page_boundary(const struct kva_scheduler *s, const struct kva_choice *c)
 {
     uint32_t position = c->prompt_tokens + c->output_tokens - 1;
-    return position % kva_max_u32(s->params.engine->limits.page_tokens, 1) == 0;
+    uint32_t page_tokens = kva_max_u32(s->params.engine->limits.page_tokens, 1);
+    return position % page_tokens == 0 || (position + 1) % page_tokens == 0;
 }
 
 /* Every decoding choice once, the one that waited longest first: those taken go to the list's end,

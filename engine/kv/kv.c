@@ -1,10 +1,21 @@
 #include "engine/kv/kv.h"
 
-#include "engine/kv/policy.h"
-
 #include <stdlib.h>
 
 static void drop_page_device(void *opaque, struct kva_page *page);
+
+static enum kva_status create_hot_parts(struct kva_kv *kv, const struct kva_kv_params *params,
+                                        struct kva_err *err)
+{
+    kv->hot_list = calloc(params->sequences_max, sizeof(struct kva_hot *));
+    kv->hot_events = calloc(params->layers, sizeof(struct kva_event *));
+    if (!kv->hot_list || !kv->hot_events)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for the KV cache");
+    enum kva_status status = KVA_OK;
+    for (uint32_t i = 0; i < params->layers && !status; i++)
+        status = kva_event_create(params->device, &kv->hot_events[i], err);
+    return status;
+}
 
 enum kva_status kva_kv_create(const struct kva_kv_params *params, struct kva_kv **ret,
                               struct kva_err *err)
@@ -39,6 +50,8 @@ enum kva_status kva_kv_create(const struct kva_kv_params *params, struct kva_kv 
         status = kva_event_create(params->device, &kv->copy_event, err);
     for (int i = 0; i < 2 && !status; i++)
         status = kva_event_create(params->device, &kv->staged_event[i], err);
+    if (!status)
+        status = create_hot_parts(kv, params, err);
     if (status) {
         kva_kv_destroy(kv);
         return status;
@@ -56,6 +69,10 @@ void kva_kv_destroy(struct kva_kv *kv)
     kva_event_destroy(kv->copy_event);
     for (int i = 0; i < 2; i++)
         kva_event_destroy(kv->staged_event[i]);
+    for (uint32_t i = 0; kv->hot_events && i < kv->shape.layers; i++)
+        kva_event_destroy(kv->hot_events[i]);
+    free(kv->hot_events);
+    free(kv->hot_list);
     kva_page_pool_destroy(kv->pages);
     kva_tier_destroy(kv->tier);
     free(kv);
@@ -131,6 +148,12 @@ void kva_kv_order_copies(struct kva_kv *kv)
     kva_event_wait(kv->compute_event, KVA_QUEUE_COPY);
 }
 
+void kva_kv_order_compute(struct kva_kv *kv)
+{
+    kva_event_record(kv->copy_event, KVA_QUEUE_COPY);
+    kva_event_wait(kv->copy_event, KVA_QUEUE_COMPUTE);
+}
+
 void kva_kv_fetch(struct kva_kv *kv, struct kva_kv_seq *seq, void *to, const void *from,
                   size_t bytes)
 {
@@ -149,10 +172,10 @@ void kva_kv_offload(struct kva_kv *kv, void *to, const void *from, size_t bytes)
 
 void kva_kv_step_begin(struct kva_kv *kv)
 {
-    if (!kv->copies_pending)
-        return;
-    kva_event_record(kv->copy_event, KVA_QUEUE_COPY);
-    kva_event_wait(kv->copy_event, KVA_QUEUE_COMPUTE);
+    kv->counters.late_steps += kv->late;
+    kv->late = false;
+    if (kv->copies_pending)
+        kva_kv_order_compute(kv);
     kv->copies_pending = false;
 }
 
@@ -179,4 +202,7 @@ void kva_kv_usage(const struct kva_kv *kv, struct kva_engine_usage *ret)
     ret->prefix_hit_tokens = kv->counters.prefix_hit_tokens;
     ret->fetched_bytes = kv->counters.fetched_bytes;
     ret->offloaded_bytes = kv->counters.offloaded_bytes;
+    ret->fetch_rows_hit = kv->counters.hot_hits;
+    ret->fetch_rows_missed = kv->counters.hot_misses;
+    ret->fetch_late_count = kv->counters.late_steps;
 }

@@ -1,9 +1,19 @@
-/* kv.h - the KV cache of a model instance: two tiers, the sequences' pages, and the policies that
- * use them.
+/* kv.h - the KV cache of a model instance: two tiers, the sequences' pages, and where their parts
+ * are.
  *
  *     kva_kv            host pages (page_pool.h) + device memory (tier.h) + copies in flight
  *     kva_kv_seq        the pages of one sequence, in order, under one policy
- *     kva_kv_policy     which tokens of a sequence are where when a layer attends (policy.h)
+ *     kva_kv_policy     which pages leave the device, and what stands for them (policy.h)
+ *
+ * The pages of a sequence, each with its home in the host tier:
+ *
+ *     0 ........ away       away .... page_count
+ *     | not whole on the    | whole on the device:
+ *     | device              | resident.h
+ *
+ * What stands on the device for a page that is away: nothing but two layers of it at a time, staged
+ * while they are computed or attended to (stage.h), or a low-bit copy (lowbit.h) and the rows that
+ * were fetched for the next step (hot.h).
  *
  * Memory changes hands only between steps. kva_kv_step_begin orders the queues: what compute is
  * about to overwrite has been copied out, what it is about to read has been copied in.
@@ -16,8 +26,12 @@
 #include "engine/kv/page_pool.h"
 #include "engine/kv/policy_choice.h"
 #include "engine/kv/tier.h"
+#include "kernels/ops.h"
 
-#define KVA_NO_PAGE UINT32_MAX
+#define KVA_NO_LAYER UINT32_MAX
+
+/* Pages that one call codes at most. */
+#define KVA_KV_LIST_MAX 256u
 
 struct kva_kv_policy;
 
@@ -38,6 +52,7 @@ struct kva_kv_params {
     enum kva_dtype dtype;
     struct kva_tier_bytes budget;
     bool prefix_cache;
+    uint32_t sequences_max; /* admitted at once */
 };
 
 /* Counters since start. */
@@ -46,6 +61,9 @@ struct kva_kv_counters {
     uint64_t prefix_hit_tokens;
     uint64_t fetched_bytes;
     uint64_t offloaded_bytes;
+    uint64_t hot_hits;   /* chosen rows that were on the device already */
+    uint64_t hot_misses; /* and that had to be fetched */
+    uint64_t late_steps; /* steps that waited for a fetch */
 };
 
 struct kva_kv {
@@ -62,55 +80,86 @@ struct kva_kv {
 
     struct kva_event *compute_event;   /* recorded on the compute queue, waited for by copies */
     struct kva_event *copy_event;      /* recorded on the copy queue, waited for by compute */
-    struct kva_event *staged_event[2]; /* layer l of the staging policies is in, by parity of l */
+    struct kva_event *staged_event[2]; /* layer l of the staged pages is in, by parity of l */
+    struct kva_event **hot_events;     /* [layers]: the hot rows of a layer are in */
     bool copies_pending;               /* copies were queued since the queues were last ordered */
+    bool late;                         /* a layer of the current step waited for its hot rows */
+    uint32_t resolve_stamp;
+
+    /* Descriptors of one call. */
+    const struct kva_hot **hot_list; /* [sequences_max] */
+    const void *from_list[KVA_KV_LIST_MAX];
+    void *to_list[KVA_KV_LIST_MAX];
+    uint32_t exempt_list[KVA_KV_LIST_MAX];
 };
 
 /* The pages of one sequence. */
 struct kva_kv_seq {
     const struct kva_kv_policy *policy;
+    struct kva_kv_choice choice;
     struct kva_page **pages; /* [pages_max] */
     uint32_t pages_max;
     uint32_t page_count;     /* pages that exist */
     uint32_t closed_count;   /* the first so many are closed */
     uint32_t promised_pages; /* host memory promised and not taken yet */
-    uint32_t tokens;         /* tokens whose K and V are complete in every layer */
+    uint32_t tokens_max;
+    uint32_t tokens;        /* tokens whose K and V are complete in every layer */
+    uint32_t prompt_tokens; /* of them computed exactly */
     uint64_t scope[2];
-    bool share;    /* look up and feed the prefix cache */
-    bool resident; /* holds its device memory */
+    bool share;     /* look up and feed the prefix cache */
+    bool resident;  /* holds its device memory */
+    bool prefilled; /* the prompt is in; what is away is attended to as the policy says */
     uint64_t device_bytes;
     uint64_t fetched_bytes;
 
-    /* --- policies that keep whole pages on the device (full) -------------------------------------
-     */
-    uint32_t device_page_count; /* the first so many pages are in use there */
+    uint32_t away;         /* pages [0, away) are not whole on the device */
+    uint32_t resident_end; /* pages [away, resident_end) are in use there */
 
-    /* --- policies that stage pages layer by layer (offload) --------------------------------------
+    /* --- stage.h --------------------------------------------------------------------------------
      */
     void **stage[2]; /* [pages_max]: device block of page i for even and odd layers */
     uint32_t stage_count;
-    uint32_t staged_layer[2]; /* which layer those hold; UINT32_MAX: none */
-    uint32_t open_page;       /* the last page, on the device in all layers while it is written; or
-                                 KVA_NO_PAGE */
-    void *open_device;
-    bool open_saved; /* its content is in the host page: restore brings it back */
+    uint32_t staged_layer[2]; /* which layer those hold; KVA_NO_LAYER: none */
+
+    /* --- lowbit.h -------------------------------------------------------------------------------
+     */
+    void **low; /* [pages_max]: low-bit copy of page i in all layers */
+    uint32_t low_count;
+    uint32_t low_layers; /* during the prefill: the first so many layers have been coded ... */
+    uint32_t low_stale;  /* ... of which the first so many were lost */
+
+    /* --- hot.h ----------------------------------------------------------------------------------
+     */
+    struct kva_hot *hots;      /* [layers] */
+    bool hot_taken;            /* they have device memory */
+    bool hot_started;          /* and content */
+    unsigned char *hot_saved;  /* host tier: what resolve keeps of all layers, while suspended */
+    const void **host_blocks;  /* host tier [pages_max]: the pages' homes */
+    uint32_t host_block_count; /* of them filled in */
+    uint64_t *hot_hits;        /* host tier [2]: chosen rows that were there, and that were not */
+    uint64_t hot_counted[2];   /* of them in the counters of kva_kv */
 };
 
 KVA_MUST_CHECK enum kva_status kva_kv_create(const struct kva_kv_params *params,
                                              struct kva_kv **ret, struct kva_err *err);
 void kva_kv_destroy(struct kva_kv *kv);
 
-/* Whether a sequence of tokens_max tokens fits the budgets alone. Reads constants only: any thread.
- * Fails: KVA_ELIMIT (err names the tier, in words and as its param, and both byte counts). */
-KVA_MUST_CHECK enum kva_status kva_kv_check_fits(const struct kva_kv *kv,
-                                                 enum kva_kv_policy_id policy, uint32_t tokens_max,
-                                                 struct kva_err *err);
+/* What a sequence will need at most. */
+struct kva_kv_plan {
+    const struct kva_kv_choice *choice;
+    uint32_t prompt_tokens;
+    uint32_t tokens_max;
+};
 
-/* Storage for a sequence of up to tokens_max tokens; takes no page. Fails: KVA_ENOMEM; KVA_ELIMIT
- * if it would not fit the budgets alone (err names the tier and both byte counts). */
+/* Whether a sequence fits the budgets alone. Reads constants only: any thread. Fails: KVA_EINVAL
+ * (a setting of the choice; err->param names it), KVA_EUNSUPPORTED (the model's shape with this
+ * policy), KVA_ELIMIT (err names the tier, in words and as its param, and both byte counts). */
+KVA_MUST_CHECK enum kva_status
+kva_kv_check_fits(const struct kva_kv *kv, const struct kva_kv_plan *plan, struct kva_err *err);
+
+/* Storage for a sequence; takes no page. Fails: KVA_ENOMEM, and as kva_kv_check_fits. */
 KVA_MUST_CHECK enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
-                                               enum kva_kv_policy_id policy, uint32_t tokens_max,
-                                               struct kva_err *err);
+                                               const struct kva_kv_plan *plan, struct kva_err *err);
 
 /* Gives everything back; closed pages stay in the prefix cache. */
 void kva_kv_seq_finish(struct kva_kv *kv, struct kva_kv_seq *seq);
@@ -119,15 +168,13 @@ void kva_kv_seq_finish(struct kva_kv *kv, struct kva_kv_seq *seq);
  * memory for the prompt. At least the last prompt token is left to compute. *ret_cached_tokens is a
  * multiple of the page size. Fails: KVA_ELIMIT, nothing taken. */
 KVA_MUST_CHECK enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq,
-                                                const uint32_t *prompt, uint32_t prompt_tokens,
-                                                uint32_t tokens_max, uint32_t *ret_cached_tokens,
+                                                const uint32_t *prompt, uint32_t *ret_cached_tokens,
                                                 struct kva_err *err);
 
 /* What such an admission would take now: pages that others hold are free of charge, pages that only
  * the cache holds are not. */
 struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq,
-                                             const uint32_t *prompt, uint32_t prompt_tokens,
-                                             uint32_t tokens_max);
+                                             const uint32_t *prompt);
 
 /* Undo an admission. */
 void kva_kv_seq_retreat(struct kva_kv *kv, struct kva_kv_seq *seq);
@@ -143,7 +190,8 @@ KVA_MUST_CHECK enum kva_status kva_kv_seq_resume(struct kva_kv *kv, struct kva_k
                                                  struct kva_err *err);
 
 /* K and V of tokens [seq->tokens, tokens) are complete in every layer; `ids` are all of the
- * sequence's token ids. Closes pages that became full. */
+ * sequence's token ids. Closes pages that became full, and lets go of those that leave the device.
+ */
 void kva_kv_seq_commit(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_t *ids,
                        uint32_t tokens);
 
@@ -153,7 +201,8 @@ void kva_kv_step_begin(struct kva_kv *kv);
 struct kva_tier_bytes kva_kv_seq_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq);
 void kva_kv_usage(const struct kva_kv *kv, struct kva_engine_usage *ret);
 
-/* --- for policies ---------------------------------------------------------------------------- */
+/* --- for the parts of the cache
+ * ---------------------------------------------------------------------------- */
 
 /* Device memory, dropping unused device copies of pages if need be; NULL: full. */
 void *kva_kv_take_device(struct kva_kv *kv, size_t bytes);
@@ -176,5 +225,8 @@ void kva_kv_offload(struct kva_kv *kv, void *to, const void *from, size_t bytes)
 /* Let the copy queue wait for what compute has been given so far. Call once before a batch of
  * copies. */
 void kva_kv_order_copies(struct kva_kv *kv);
+
+/* Let compute wait for all copies that were queued so far. */
+void kva_kv_order_compute(struct kva_kv *kv);
 
 #endif

@@ -1,50 +1,94 @@
+#include "engine/kv/hot.h"
 #include "engine/kv/kv.h"
-#include "engine/kv/policy.h"
+#include "engine/kv/lowbit.h"
+#include "engine/kv/placement.h"
 
 #include <stdlib.h>
 
-enum kva_status kva_kv_check_fits(const struct kva_kv *kv, enum kva_kv_policy_id id,
-                                  uint32_t tokens_max, struct kva_err *err)
+/* What the policy asks of the model's shape. */
+static enum kva_status check_shape(const struct kva_kv *kv, const struct kva_kv_choice *choice,
+                                   struct kva_err *err)
 {
-    const struct kva_kv_policy *policy = kva_kv_policy_get(id);
-    uint64_t device = policy->footprint(kv, tokens_max);
+    if (!kva_kv_policy_get(choice->policy)->coded)
+        return KVA_OK;
+    if (kv->shape.head_dim % 4 != 0)
+        return kva_fail_param(err, KVA_EUNSUPPORTED, "policy",
+                              "policy '%s' needs heads of a multiple of 4, the model's are of %u",
+                              kva_kv_policy_name(choice->policy), kv->shape.head_dim);
+    if (kva_kv_hot_layer_bytes(kv, choice) > kv->shape.page_bytes)
+        return kva_fail_param(
+            err, KVA_EINVAL, "k",
+            "k is %u: the fetched rows of a layer take %zu bytes, and at most the "
+            "%zu of a page in all layers are possible",
+            choice->k, kva_kv_hot_layer_bytes(kv, choice), kv->shape.page_bytes);
+    return KVA_OK;
+}
+
+enum kva_status kva_kv_check_fits(const struct kva_kv *kv, const struct kva_kv_plan *plan,
+                                  struct kva_err *err)
+{
+    enum kva_status status = kva_kv_choice_check(plan->choice, err);
+    if (!status)
+        status = check_shape(kv, plan->choice, err);
+    if (status)
+        return status;
+    uint64_t device = kva_kv_footprint(kv, plan->choice, plan->prompt_tokens, plan->tokens_max);
     uint64_t device_budget = kva_tier_budget_bytes(kv->tier);
     if (device > device_budget)
         return kva_fail_param(err, KVA_ELIMIT, "device",
                               "%u tokens need %llu bytes of the device tier under policy '%s', its "
                               "budget is %llu bytes",
-                              tokens_max, (unsigned long long)device, policy->name,
+                              plan->tokens_max, (unsigned long long)device,
+                              kva_kv_policy_name(plan->choice->policy),
                               (unsigned long long)device_budget);
-    uint64_t host = kva_kv_pages(tokens_max) * (uint64_t)kv->shape.page_bytes;
+    uint64_t host = kva_kv_pages(plan->tokens_max) * (uint64_t)kv->shape.page_bytes;
     uint64_t host_budget = kva_page_pool_total(kv->pages) * (uint64_t)kv->shape.page_bytes;
     if (host > host_budget)
         return kva_fail_param(
             err, KVA_ELIMIT, "host",
-            "%u tokens need %llu bytes of the host tier, its budget is %llu bytes", tokens_max,
-            (unsigned long long)host, (unsigned long long)host_budget);
+            "%u tokens need %llu bytes of the host tier, its budget is %llu bytes",
+            plan->tokens_max, (unsigned long long)host, (unsigned long long)host_budget);
     return KVA_OK;
 }
 
-enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
-                                enum kva_kv_policy_id policy, uint32_t tokens_max,
-                                struct kva_err *err)
+static enum kva_status init_tables(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
 {
-    enum kva_status status = kva_kv_check_fits(kv, policy, tokens_max, err);
-    if (status)
-        return status;
-    *seq = (struct kva_kv_seq){
-        .policy = kva_kv_policy_get(policy),
-        .pages_max = kva_kv_pages(tokens_max),
-        .open_page = KVA_NO_PAGE,
-        .staged_layer = {UINT32_MAX, UINT32_MAX},
-    };
+    bool coded = seq->policy->coded;
     seq->pages = calloc(seq->pages_max, sizeof(struct kva_page *));
     seq->stage[0] = calloc(seq->pages_max, sizeof(void *));
     seq->stage[1] = calloc(seq->pages_max, sizeof(void *));
-    if (seq->pages && seq->stage[0] && seq->stage[1])
-        return KVA_OK;
-    kva_kv_seq_finish(kv, seq);
-    return kva_fail(err, KVA_ENOMEM, "out of memory for the page table of %u tokens", tokens_max);
+    seq->low = coded ? calloc(seq->pages_max, sizeof(void *)) : NULL;
+    if (!seq->pages || !seq->stage[0] || !seq->stage[1] || (coded && !seq->low))
+        return kva_fail(err, KVA_ENOMEM, "out of memory for the page table of %u tokens",
+                        seq->tokens_max);
+    bool ready = kva_tier_prepare(kv->tier, kv->shape.block_bytes);
+    if (ready && coded)
+        ready = kva_tier_prepare(kv->tier, kva_kv_lowbit_page_bytes(kv, &seq->choice));
+    if (ready && coded && kva_kv_hot_slots(&seq->choice) > 0)
+        ready = kva_tier_prepare(kv->tier, kva_kv_hot_layer_bytes(kv, &seq->choice));
+    if (!ready)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for one more kind of device memory");
+    return coded ? kva_kv_hot_init(kv, seq, err) : KVA_OK;
+}
+
+enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
+                                const struct kva_kv_plan *plan, struct kva_err *err)
+{
+    enum kva_status status = kva_kv_check_fits(kv, plan, err);
+    if (status)
+        return status;
+    *seq = (struct kva_kv_seq){
+        .policy = kva_kv_policy_get(plan->choice->policy),
+        .choice = *plan->choice,
+        .pages_max = kva_kv_pages(plan->tokens_max),
+        .tokens_max = plan->tokens_max,
+        .prompt_tokens = plan->prompt_tokens,
+        .staged_layer = {KVA_NO_LAYER, KVA_NO_LAYER},
+    };
+    status = init_tables(kv, seq, err);
+    if (status)
+        kva_kv_seq_finish(kv, seq);
+    return status;
 }
 
 /* Let all pages go, the last one first, so that the cache evicts ends before beginnings. */
@@ -56,12 +100,17 @@ static void release_pages(struct kva_kv *kv, struct kva_kv_seq *seq)
     seq->promised_pages = 0;
     seq->closed_count = 0;
     seq->tokens = 0;
+    seq->prefilled = false;
+    seq->away = seq->resident_end = 0;
+    seq->low_layers = seq->low_stale = 0;
+    seq->hot_started = false;
+    seq->host_block_count = 0;
 }
 
 void kva_kv_seq_retreat(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     if (seq->resident)
-        seq->policy->release(kv, seq, false);
+        kva_kv_release(kv, seq, false);
     seq->resident = false;
     release_pages(kv, seq);
 }
@@ -72,6 +121,8 @@ void kva_kv_seq_finish(struct kva_kv *kv, struct kva_kv_seq *seq)
     free(seq->pages);
     free(seq->stage[0]);
     free(seq->stage[1]);
+    free(seq->low);
+    kva_kv_hot_finish(kv, seq);
     *seq = (struct kva_kv_seq){0};
 }
 
@@ -95,12 +146,12 @@ static void find_prefix(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_
 }
 
 struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq,
-                                             const uint32_t *prompt, uint32_t prompt_tokens,
-                                             uint32_t tokens_max)
+                                             const uint32_t *prompt)
 {
+    uint32_t prompt_tokens = seq->prompt_tokens;
     struct kva_tier_bytes bytes = {
-        .device = seq->policy->footprint(kv, prompt_tokens),
-        .host = kva_kv_pages(tokens_max) * (uint64_t)kv->shape.page_bytes,
+        .device = kva_kv_footprint(kv, &seq->choice, prompt_tokens, prompt_tokens),
+        .host = kva_kv_pages(seq->tokens_max) * (uint64_t)kv->shape.page_bytes,
     };
     const struct kva_page *page = NULL;
     for (uint32_t i = 0; seq->share && i < (prompt_tokens - 1) / KVA_PAGE_TOKENS; i++) {
@@ -108,7 +159,7 @@ struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const stru
         if (!page || page->refs == 0)
             break;
         bytes.host -= kv->shape.page_bytes;
-        bytes.device -= seq->policy->shared ? seq->policy->shared(kv, page) : 0;
+        bytes.device -= kva_kv_shared_bytes(kv, &seq->choice, page);
     }
     return bytes;
 }
@@ -123,13 +174,13 @@ static void take_pages(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count
 }
 
 enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_t *prompt,
-                                 uint32_t prompt_tokens, uint32_t tokens_max,
                                  uint32_t *ret_cached_tokens, struct kva_err *err)
 {
+    uint32_t prompt_tokens = seq->prompt_tokens;
     if (seq->share)
         find_prefix(kv, seq, prompt, prompt_tokens);
     uint32_t cached = seq->tokens;
-    uint32_t missing = kva_kv_pages(tokens_max) - seq->page_count;
+    uint32_t missing = kva_kv_pages(seq->tokens_max) - seq->page_count;
     if (!kva_page_pool_promise(kv->pages, missing)) {
         release_pages(kv, seq);
         return kva_fail_param(err, KVA_ELIMIT, "host",
@@ -137,7 +188,8 @@ enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq, cons
     }
     seq->promised_pages = missing;
     take_pages(kv, seq, kva_kv_pages(prompt_tokens));
-    if (!seq->policy->reserve(kv, seq, prompt_tokens)) {
+    seq->away = seq->resident_end = seq->policy->away(&seq->choice, prompt_tokens);
+    if (!kva_kv_reserve(kv, seq, prompt_tokens)) {
         release_pages(kv, seq);
         return kva_fail_param(err, KVA_ELIMIT, "device",
                               "the device tier has no room for %u more tokens now",
@@ -156,7 +208,7 @@ enum kva_status kva_kv_seq_grow(struct kva_kv *kv, struct kva_kv_seq *seq, uint3
                                 struct kva_err *err)
 {
     take_pages(kv, seq, kva_kv_pages(tokens));
-    if (seq->policy->reserve(kv, seq, tokens))
+    if (kva_kv_reserve(kv, seq, tokens))
         return KVA_OK;
     return kva_fail_param(err, KVA_ELIMIT, "device",
                           "the device tier has no room for one more page now");
@@ -164,13 +216,13 @@ enum kva_status kva_kv_seq_grow(struct kva_kv *kv, struct kva_kv_seq *seq, uint3
 
 void kva_kv_seq_suspend(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    seq->policy->release(kv, seq, true);
+    kva_kv_release(kv, seq, true);
     seq->resident = false;
 }
 
 enum kva_status kva_kv_seq_resume(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
 {
-    if (!seq->policy->restore(kv, seq))
+    if (!kva_kv_restore(kv, seq))
         return kva_fail_param(err, KVA_ELIMIT, "device",
                               "the device tier has no room for %u tokens now", seq->tokens);
     seq->resident = true;
@@ -184,9 +236,14 @@ void kva_kv_seq_commit(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_t
     while ((seq->closed_count + 1) * KVA_PAGE_TOKENS <= tokens) {
         uint32_t index = seq->closed_count++;
         struct kva_page *page = seq->pages[index];
-        seq->policy->close_page(kv, seq, index);
+        /* What an approximating policy computes after the prompt is for nobody else. */
+        bool exact = kva_kv_policy_exact(seq->choice.policy) ||
+                     seq->closed_count * KVA_PAGE_TOKENS <= seq->prompt_tokens;
+        kva_kv_send_closed(kv, seq, index);
         page->on_host = true;
         kva_page_pool_close(kv->pages, page, index ? seq->pages[index - 1] : NULL, seq->scope,
-                            ids + index * KVA_PAGE_TOKENS, seq->share);
+                            ids + index * KVA_PAGE_TOKENS, seq->share && exact);
     }
+    kva_kv_settle(kv, seq);
+    kva_kv_hot_count(kv, seq);
 }

@@ -1,24 +1,101 @@
-/* policy_choice.h - which KV policy a sequence runs under, as a request or the operator names it.
- */
+/* policy_choice.h - which KV policy a sequence runs under and with which settings, as a request or
+ * the operator names them.
+ *
+ * Reads constants only: any thread. */
 #ifndef KVA_ENGINE_KV_POLICY_CHOICE_H
 #define KVA_ENGINE_KV_POLICY_CHOICE_H
 
-#include "base/kva.h"
+#include "base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
 
 enum kva_kv_policy_id {
-    KVA_KV_FULL,    /* 16-bit pages on the device */
-    KVA_KV_OFFLOAD, /* 16-bit pages on the host, all staged every step (FlexGen-like baseline) */
+    KVA_KV_FULL,     /* 16-bit pages on the device */
+    KVA_KV_OFFLOAD,  /* 16-bit pages on the host, all staged every step (FlexGen-like baseline) */
+    KVA_KV_KIVI,     /* 1, 2 or 4 bits on the device, the newest tokens in 16 (KIVI) */
+    KVA_KV_SPECACHE, /* the same, and the 16-bit rows that the next step will need, fetched ahead */
     KVA_KV_POLICY_COUNT,
 };
 
-struct kva_kv_choice {
-    enum kva_kv_policy_id policy;
+/* Whose query tells which rows the next step will need. */
+enum kva_kv_predictor {
+    KVA_PREDICT_SPEC_TOKEN, /* a speculative token, decoded along (SpeCache 3.3) */
+    KVA_PREDICT_PREV_QUERY, /* this step's own token: no second row (as FreeKV) */
+    KVA_PREDICT_SYNC,       /* the next token itself, which then waits for the rows: the oracle */
+    KVA_PREDICTOR_COUNT,
 };
 
-/* "full", "offload". */
+enum kva_kv_fetch {
+    KVA_FETCH_ALL,      /* every chosen row, every step: the paper */
+    KVA_FETCH_DELTA,    /* only rows that are not there already; the same tokens as ALL */
+    KVA_FETCH_RESIDENT, /* the same traffic; rows of earlier choices attend while they are there */
+    KVA_FETCH_COUNT,
+};
+
+enum kva_kv_levels {
+    KVA_KV_LEVELS_PAPER, /* from minimum and maximum of a group */
+    KVA_KV_LEVELS_FIT,   /* least squares: the same bytes, less error */
+    KVA_KV_LEVELS_COUNT,
+};
+
+/* Settings that a policy does not have are ignored by it. */
+struct kva_kv_choice {
+    enum kva_kv_policy_id policy;
+
+    /* --- kivi, specache --- */
+    uint32_t bits;  /* 1, 2 or 4 */
+    uint32_t group; /* 32 or 64 */
+    enum kva_kv_levels levels;
+    uint32_t window; /* newest tokens in 16 bits, at least */
+    uint32_t sinks;  /* first tokens in 16 bits, at most KVA_KV_SINKS_MAX */
+    uint32_t plain;  /* sequences under this many tokens stay in 16 bits */
+
+    /* --- specache --- */
+    uint32_t k; /* rows fetched per KV head */
+    enum kva_kv_predictor predictor;
+    enum kva_kv_fetch fetch;
+};
+
+/* A setting by name, as requests (kv.NAME) and options (--kv-NAME) have it. */
+struct kva_kv_setting {
+    const char *name;
+    uint32_t min, max;        /* of a number */
+    const char *const *words; /* or one of these, NULL-terminated; the value is the index */
+    size_t offset;            /* of the 32-bit value in struct kva_kv_choice */
+};
+
+/* The table; *ret_count entries. */
+const struct kva_kv_setting *kva_kv_settings(size_t *ret_count);
+
+static inline uint32_t *kva_kv_setting_value(const struct kva_kv_setting *setting,
+                                             struct kva_kv_choice *choice)
+{
+    return (uint32_t *)(void *)((unsigned char *)choice + setting->offset);
+}
+
+#define KVA_KV_SINKS_MAX 32u
+#define KVA_KV_K_MAX     65536u
+
+/* The settings of each policy that were measured to be best (docs/kv.md). */
+struct kva_kv_choice kva_kv_choice_default(enum kva_kv_policy_id policy);
+
+/* The papers' settings: SpeCache 1 and 4.1 (window 64, k 64, no sinks, every row fetched every
+ * step); KIVI (window 128). */
+struct kva_kv_choice kva_kv_choice_paper(enum kva_kv_policy_id policy);
+
+/* Fails: KVA_EINVAL, err->param is the setting ("bits", "k", ...). */
+KVA_MUST_CHECK enum kva_status kva_kv_choice_check(const struct kva_kv_choice *choice,
+                                                   struct kva_err *err);
+
+/* "full", "offload", "kivi", "specache". */
 const char *kva_kv_policy_name(enum kva_kv_policy_id policy);
 
 /* Policy of that name; KVA_KV_POLICY_COUNT if there is none. */
 enum kva_kv_policy_id kva_kv_policy_find(const char *name);
+
+/* Whether a sequence's tokens depend on the policy: pages that were computed after its prompt are
+ * then not what `full` would have computed. */
+bool kva_kv_policy_exact(enum kva_kv_policy_id policy);
 
 #endif

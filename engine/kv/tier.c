@@ -3,8 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Item sizes that can be in use at once: pages, layer blocks, and what further policies bring. */
-#define CLASSES_MAX 8
+/* Item sizes that can be in use at once: pages, layer blocks, and what the settings of requests
+ * bring. */
+#define CLASSES_MAX 64
 #define NONE        UINT32_MAX
 
 struct chunk {
@@ -18,6 +19,7 @@ struct item_class {
     size_t item_bytes; /* 0: unused */
     uint32_t per_chunk;
     uint32_t with_room; /* head of the list of partly taken chunks */
+    uint32_t chunks;    /* that belong to it */
 };
 
 struct kva_tier {
@@ -109,19 +111,25 @@ static bool make_links(struct kva_tier *tier, uint32_t per_chunk)
 
 static uint32_t find_class(struct kva_tier *tier, size_t item_bytes)
 {
+    uint32_t vacant = NONE;
     for (uint32_t i = 0; i < CLASSES_MAX; i++) {
         if (tier->classes[i].item_bytes == item_bytes)
             return i;
-        if (tier->classes[i].item_bytes == 0) {
-            uint32_t per_chunk =
-                (uint32_t)kva_min_size(tier->chunk_bytes / item_bytes, ITEMS_PER_CHUNK_MAX);
-            if (per_chunk == 0 || !make_links(tier, per_chunk))
-                return NONE;
-            tier->classes[i] = (struct item_class){item_bytes, per_chunk, NONE};
-            return i;
-        }
+        if (tier->classes[i].chunks == 0 &&
+            (vacant == NONE || tier->classes[vacant].item_bytes > 0))
+            vacant = i;
     }
-    return NONE;
+    uint32_t per_chunk =
+        (uint32_t)kva_min_size(tier->chunk_bytes / item_bytes, ITEMS_PER_CHUNK_MAX);
+    if (vacant == NONE || per_chunk == 0 || !make_links(tier, per_chunk))
+        return NONE;
+    tier->classes[vacant] = (struct item_class){item_bytes, per_chunk, NONE, 0};
+    return vacant;
+}
+
+bool kva_tier_prepare(struct kva_tier *tier, size_t item_bytes)
+{
+    return find_class(tier, item_bytes) != NONE;
 }
 
 static void list_push(struct kva_tier *tier, uint32_t *head, uint32_t index)
@@ -153,6 +161,7 @@ static bool open_chunk(struct kva_tier *tier, uint32_t class_index)
     struct item_class *class = &tier->classes[class_index];
     tier->free_chunks = chunk->next;
     tier->used_chunks++;
+    tier->classes[class_index].chunks++;
     chunk->taken = 0;
     chunk->class_index = class_index;
     chunk->free_items = 0;
@@ -198,6 +207,7 @@ void kva_tier_give(struct kva_tier *tier, void *item, size_t item_bytes)
     if (--chunk->taken > 0)
         return;
     list_remove(tier, &class->with_room, index);
+    class->chunks--;
     chunk->next = tier->free_chunks;
     tier->free_chunks = index;
     tier->used_chunks--;

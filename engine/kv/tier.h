@@ -22,6 +22,10 @@ KVA_MUST_CHECK enum kva_status kva_tier_create(struct kva_device *device, uint64
                                                struct kva_err *err);
 void kva_tier_destroy(struct kva_tier *tier);
 
+/* Make ready for items of a size, so that taking one allocates nothing. False: out of memory, or of
+ * sizes. */
+bool kva_tier_prepare(struct kva_tier *tier, size_t item_bytes);
+
 /* An item of `item_bytes` (at most a chunk); NULL: the tier is full. Content is undefined. */
 void *kva_tier_take(struct kva_tier *tier, size_t item_bytes);
 

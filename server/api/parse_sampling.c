@@ -135,58 +135,6 @@ enum kva_status kva_api_parse_bad_words(struct kva_api_parser *p, const char *na
     return KVA_OK;
 }
 
-static enum kva_status parse_policy(struct kva_api_parser *p, const cJSON *value)
-{
-    struct kva_api_text text;
-    enum kva_status status = kva_api_read_text(p, "kv.policy", value, 64, &text);
-    if (status != KVA_OK)
-        return status;
-    enum kva_kv_policy_id policy = kva_kv_policy_find(text.data);
-    if (policy < KVA_KV_POLICY_COUNT && (p->config->kv_allowed_mask & (1u << policy))) {
-        p->call->kv.policy = policy;
-        return KVA_OK;
-    }
-    char allowed[256] = "";
-    size_t used = 0;
-    for (unsigned i = 0; i < KVA_KV_POLICY_COUNT; i++) {
-        if (p->config->kv_allowed_mask & (1u << i) && used < sizeof(allowed)) {
-            int wrote = snprintf(allowed + used, sizeof(allowed) - used, "%s%s", used ? ", " : "",
-                                 kva_kv_policy_name((enum kva_kv_policy_id)i));
-            used += wrote > 0 ? (size_t)wrote : 0;
-        }
-    }
-    return kva_fail_param(p->err, KVA_EINVAL, "kv.policy", "'kv.policy' is '%.64s', allowed: %s.",
-                          text.data, allowed);
-}
-
-enum kva_status kva_api_parse_kv(struct kva_api_parser *p, const char *name, const cJSON *value)
-{
-    if (!cJSON_IsObject(value))
-        return kva_fail_param(p->err, KVA_EINVAL, name, "'%s' must be an object, not %s.", name,
-                              kva_api_type_name(value));
-    for (const cJSON *item = value->child; item; item = item->next) {
-        enum kva_status status = KVA_OK;
-        if (cJSON_IsNull(item))
-            continue;
-        if (strcmp(item->string, "policy") == 0) {
-            status = parse_policy(p, item);
-        } else if (strcmp(item->string, "report") == 0) {
-            status = kva_api_read_bool(p, "kv.report", item, &p->call->report);
-        } else {
-            /* Silence about precision or selection would change answers: no unknown keys here. */
-            char place[KVA_ERR_PARAM_MAX];
-            snprintf(place, sizeof(place), "kv.%.40s", item->string);
-            status = kva_fail_param(p->err, KVA_EUNSUPPORTED, place,
-                                    "'%s' is not supported by this server; 'kv' may have 'policy' "
-                                    "and 'report'.",
-                                    place);
-        }
-        if (status != KVA_OK)
-            return status;
-    }
-    return KVA_OK;
-}
-
 static enum kva_status check_choices(struct kva_api_parser *p)
 {
     struct kva_api_call *call = p->call;

@@ -4,6 +4,7 @@
 #include "scheduler/scheduler.h"
 #include "server/cli/cli.h"
 #include "server/cli/instance.h"
+#include "server/cli/kv_choice.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,9 +89,13 @@ static enum kva_status make_request(const struct kva_instance *instance,
     request->output_tokens_max = (uint32_t)kva_min_size(config->max_tokens, context - list.count);
     request->choices = 1;
     request->id = 1;
-    request->kv.policy = (enum kva_kv_policy_id)config->kv_policy;
     set_sampling(&request->sampling, config, instance->model);
     kva_token_list_finish(&list);
+    status = kva_cli_kv_choice(config, (enum kva_kv_policy_id)config->kv_policy, &request->kv, err);
+    if (status) {
+        kva_request_destroy(request);
+        return status;
+    }
     *ret = request;
     return KVA_OK;
 }

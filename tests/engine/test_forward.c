@@ -42,11 +42,14 @@ static float *all_logits(struct fixture *f, const uint32_t *ids, uint32_t count,
         .head_dim = c->head_dim,
         .dtype = kv_dtype,
         .budget = {64 << 20, 64 << 20},
+        .sequences_max = 1,
     };
+    const struct kva_kv_choice choice = {.policy = KVA_KV_FULL};
+    const struct kva_kv_plan plan = {&choice, count, count + 1};
     assert_int_equal(kva_kv_create(&kv_params, &kv, &err), KVA_OK);
-    assert_int_equal(kva_kv_seq_init(kv, &seq, KVA_KV_FULL, count + 1, &err), KVA_OK);
+    assert_int_equal(kva_kv_seq_init(kv, &seq, &plan, &err), KVA_OK);
     uint32_t cached;
-    assert_int_equal(kva_kv_seq_admit(kv, &seq, ids, count, count + 1, &cached, &err), KVA_OK);
+    assert_int_equal(kva_kv_seq_admit(kv, &seq, ids, &cached, &err), KVA_OK);
     const struct kva_forward_params params = {
         .device = f->device,
         .model = f->model,
@@ -63,7 +66,7 @@ static float *all_logits(struct fixture *f, const uint32_t *ids, uint32_t count,
         rows[i] = i;
     for (uint32_t at = 0; at < count; at += chunk) {
         uint32_t size = kva_min_u32(chunk, count - at);
-        const struct kva_forward_rows forward_rows = {&seq, ids + at, at, size};
+        const struct kva_forward_rows forward_rows = {&seq, ids + at, at, size, KVA_NO_ROW, false};
         const struct kva_forward_call call = {
             .rows = &forward_rows,
             .rows_count = 1,

@@ -30,10 +30,46 @@ struct run {
     uint32_t prompt_tokens;
     uint64_t prompt_seed;
     uint32_t quota; /* of a prefill step; 0: all at once */
-    enum kva_kv_policy_id policy;
+    struct kva_kv_choice kv;
     uint32_t suspend_every; /* steps; 0: never */
     uint64_t scope;
 };
+
+enum variant {
+    FULL,
+    OFFLOAD,
+    KIVI,
+    KIVI_PAPER,
+    SPEC,
+    SPEC_DELTA,
+    SPEC_ALL,
+    PREVIOUS,
+    SYNC,
+    VARIANTS
+};
+
+/* Policies and settings under which the same must hold; small, so that a short text has all parts:
+ * sinks, low-bit pages, fetched rows, window. */
+static struct kva_kv_choice variant(enum variant which)
+{
+    static const struct kva_kv_choice choices[VARIANTS] = {
+        [FULL] = {KVA_KV_FULL},
+        [OFFLOAD] = {KVA_KV_OFFLOAD},
+        [KIVI] = {KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0},
+        [KIVI_PAPER] = {KVA_KV_KIVI, 1, 32, KVA_KV_LEVELS_PAPER, 64, 0, 128, 0, 0, 0},
+        [SPEC] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 8, KVA_PREDICT_SPEC_TOKEN,
+                  KVA_FETCH_RESIDENT},
+        [SPEC_DELTA] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 8,
+                        KVA_PREDICT_SPEC_TOKEN, KVA_FETCH_DELTA},
+        [SPEC_ALL] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_PAPER, 64, 0, 128, 8,
+                      KVA_PREDICT_SPEC_TOKEN, KVA_FETCH_ALL},
+        [PREVIOUS] = {KVA_KV_SPECACHE, 2, 32, KVA_KV_LEVELS_FIT, 64, 1, 0, 5,
+                      KVA_PREDICT_PREV_QUERY, KVA_FETCH_RESIDENT},
+        [SYNC] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 8, KVA_PREDICT_SYNC,
+                  KVA_FETCH_DELTA},
+    };
+    return choices[which];
+}
 
 static struct kva_sampling_params with_logprobs(void)
 {
@@ -73,7 +109,7 @@ static struct trace run_alone(struct fixture *f, const struct run *run)
                                                     .prompt_tokens = run->prompt_tokens,
                                                     .tokens_max = run->prompt_tokens + OUTPUT,
                                                     .sampling = &sampling,
-                                                    .kv = {run->policy},
+                                                    .kv = run->kv,
                                                     .cache_scope = {run->scope},
                                                 });
     struct kva_sequence_info info;
@@ -119,11 +155,14 @@ static void test_model_engine__chunks_do_not_matter(void **state KVA_UNUSED)
 {
     static const char *const models[] = {LLAMA, MISTRAL, NEOX};
     static const uint32_t quotas[] = {1, 7, 50, 63, 64, 129};
+    static const enum variant variants[] = {FULL, KIVI, SPEC};
     for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
         struct fixture f;
         fixture_open(&f, &(struct fixture_params){.model_path = models[m], .step_tokens_max = 48});
-        for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
-            struct run run = {.prompt_tokens = lengths[i], .prompt_seed = i};
+        for (size_t i = 0; i < KVA_COUNT_OF(lengths) * KVA_COUNT_OF(variants); i++) {
+            struct run run = {.prompt_tokens = lengths[i / KVA_COUNT_OF(variants)],
+                              .prompt_seed = i,
+                              .kv = variant(variants[i % KVA_COUNT_OF(variants)])};
             struct trace want = run_alone(&f, &run);
             for (size_t q = 0; q < KVA_COUNT_OF(quotas); q++) {
                 run.quota = quotas[q];
@@ -150,7 +189,7 @@ static void test_model_engine__offload_equals_full(void **state KVA_UNUSED)
             struct run run = {.prompt_tokens = lengths[i], .prompt_seed = i};
             struct trace want = run_alone(&f, &run);
             for (size_t q = 0; q < KVA_COUNT_OF(quotas); q++) {
-                run.policy = KVA_KV_OFFLOAD;
+                run.kv = variant(OFFLOAD);
                 run.quota = quotas[q];
                 struct trace got = run_alone(&f, &run);
                 expect_same(&got, &want, "offload");
@@ -172,12 +211,13 @@ static void check_suspension(const char *model_path)
                                               .copy_delay_max_us = 50,
                                               .seed = 5});
     for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
-        struct run run = {.prompt_tokens = lengths[i], .prompt_seed = 30 + i};
-        struct trace want = run_alone(&f, &run);
-        /* Each suspension costs a long prefill; after every step once is enough. */
-        for (uint32_t every = lengths[i] == 65 ? 1 : 4; every <= 9; every += 4) {
-            for (uint32_t policy = 0; policy < KVA_KV_POLICY_COUNT; policy++) {
-                run.policy = (enum kva_kv_policy_id)policy;
+        for (uint32_t v = 0; v < VARIANTS; v++) {
+            struct run run = {
+                .prompt_tokens = lengths[i], .prompt_seed = 30 + i, .kv = variant((enum variant)v)};
+            struct trace want = run_alone(&f, &run);
+            /* Each suspension costs a long prefill; after every step once is enough. */
+            for (uint32_t every = lengths[i] == 65 || lengths[i] == 128 ? 1 : 4; every <= 9;
+                 every += 4) {
                 run.suspend_every = every;
                 run.quota = 3 * every;
                 struct trace got = run_alone(&f, &run);
@@ -195,7 +235,8 @@ static void test_model_engine__suspension_changes_nothing(void **state KVA_UNUSE
     check_suspension(NEOX);
 }
 
-static void check_batch(const char *model_path)
+/* `shift`: which member runs under which policy. */
+static void check_batch(const char *model_path, uint32_t shift)
 {
     enum { COUNT = KVA_COUNT_OF(lengths) };
     struct fixture f;
@@ -208,14 +249,16 @@ static void check_batch(const char *model_path)
     struct kva_err err;
     const struct kva_sampling_params sampling = with_logprobs();
     for (uint32_t i = 0; i < COUNT; i++) {
-        want[i] = run_alone(&f, &(struct run){.prompt_tokens = lengths[i], .prompt_seed = 60 + i});
+        struct kva_kv_choice kv = variant((enum variant)((i + shift) % VARIANTS));
+        want[i] = run_alone(
+            &f, &(struct run){.prompt_tokens = lengths[i], .prompt_seed = 60 + i, .kv = kv});
         fixture_prompt(prompts[i], lengths[i], VOCAB, 60 + i);
         seqs[i] = fixture_start(&f, &(struct kva_sequence_params){
                                         .prompt = prompts[i],
                                         .prompt_tokens = lengths[i],
                                         .tokens_max = lengths[i] + OUTPUT,
                                         .sampling = &sampling,
-                                        .kv = {i % 2 ? KVA_KV_OFFLOAD : KVA_KV_FULL},
+                                        .kv = kv,
                                     });
     }
     for (uint32_t left = COUNT, step = 0; left > 0; step++) {
@@ -304,11 +347,11 @@ static void test_model_engine__a_full_tier_changes_nothing(void **state KVA_UNUS
 {
     enum { COUNT = 5 };
     static const uint32_t prompts_tokens[COUNT] = {150, 64, 100, 128, 30};
-    for (uint64_t round = 0; round < 6; round++) {
+    for (uint64_t round = 0; round < 2 * VARIANTS; round++) {
         struct fixture f;
         fixture_open(&f, &(struct fixture_params){.model_path = LLAMA,
                                                   .step_tokens_max = 48,
-                                                  .device_bytes = 6 * LLAMA_PAGE_BYTES,
+                                                  .device_bytes = 7 * LLAMA_PAGE_BYTES,
                                                   .prefix_cache = round % 2 == 1,
                                                   .copy_delay_max_us = 20,
                                                   .seed = round});
@@ -317,15 +360,17 @@ static void test_model_engine__a_full_tier_changes_nothing(void **state KVA_UNUS
         const struct kva_sampling_params sampling = with_logprobs();
         struct kva_err err;
         for (uint32_t i = 0; i < COUNT; i++) {
-            members[i].want = run_alone(
-                &f, &(struct run){.prompt_tokens = prompts_tokens[i], .prompt_seed = 300 + i});
+            struct kva_kv_choice kv = variant((enum variant)((i + round / 2) % VARIANTS));
+            members[i].want = run_alone(&f, &(struct run){.prompt_tokens = prompts_tokens[i],
+                                                          .prompt_seed = 300 + i,
+                                                          .kv = kv});
             fixture_prompt(prompts[i], prompts_tokens[i], VOCAB, 300 + i);
             const struct kva_sequence_params params = {
                 .prompt = prompts[i],
                 .prompt_tokens = prompts_tokens[i],
                 .tokens_max = prompts_tokens[i] + OUTPUT,
                 .sampling = &sampling,
-                .kv = {(i + round / 2) % 2 ? KVA_KV_OFFLOAD : KVA_KV_FULL},
+                .kv = kv,
             };
             assert_int_equal(f.engine->ops->create(f.engine->self, &params, &members[i].seq, &err),
                              KVA_OK);
@@ -350,8 +395,11 @@ static void test_model_engine__a_full_tier_changes_nothing(void **state KVA_UNUS
 
 static void test_model_engine__a_batch_equals_its_members_alone(void **state KVA_UNUSED)
 {
-    check_batch(LLAMA);
-    check_batch(NEOX);
+    for (uint32_t shift = 0; shift < VARIANTS; shift++)
+        check_batch(LLAMA, shift);
+    check_batch(NEOX, 0);
+    check_batch(MISTRAL, 1);
+    check_batch(NEOX, 4);
 }
 
 static void check_cached_prefixes(const char *model_path)
@@ -360,11 +408,11 @@ static void check_cached_prefixes(const char *model_path)
     fixture_open(&f, &(struct fixture_params){
                          .model_path = model_path, .step_tokens_max = 48, .prefix_cache = true});
     for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
-        for (uint32_t policy = 0; policy < KVA_KV_POLICY_COUNT; policy++) {
+        for (uint32_t v = 0; v < VARIANTS; v++) {
             struct run run = {.prompt_tokens = lengths[i],
                               .prompt_seed = 90 + i,
-                              .policy = (enum kva_kv_policy_id)policy,
-                              .scope = 10 + policy};
+                              .kv = variant((enum variant)v),
+                              .scope = 10 + v};
             struct trace first = run_alone(&f, &run);
             struct trace again = run_alone(&f, &run);
             run.quota = 9;
@@ -373,7 +421,7 @@ static void check_cached_prefixes(const char *model_path)
             struct trace elsewhere = run_alone(&f, &run);
             assert_int_equal(first.cached, 0);
             assert_int_equal(again.cached, (lengths[i] - 1) / 64 * 64);
-            assert_int_equal(elsewhere.cached, policy == 0 ? 0 : again.cached);
+            assert_int_equal(elsewhere.cached, v == 0 ? 0 : again.cached);
             expect_same(&again, &first, "with a cached prefix");
             expect_same(&chunked, &first, "with a cached prefix, in chunks");
             expect_same(&elsewhere, &first, "in another scope");
@@ -526,7 +574,7 @@ static void test_model_engine__prompt_logprobs_are_those_of_decoding(void **stat
 
 static void test_model_engine__steps_allocate_nothing(void **state KVA_UNUSED)
 {
-    for (uint32_t policy = 0; policy < KVA_KV_POLICY_COUNT; policy++) {
+    for (uint32_t v = 0; v < VARIANTS; v++) {
         struct fixture f;
         uint32_t prompt[CONTEXT], token;
         struct kva_sampling_params sampling = with_logprobs();
@@ -540,7 +588,7 @@ static void test_model_engine__steps_allocate_nothing(void **state KVA_UNUSED)
                                                             .prompt_tokens = 120,
                                                             .tokens_max = 220,
                                                             .sampling = &sampling,
-                                                            .kv = {(enum kva_kv_policy_id)policy}});
+                                                            .kv = variant((enum variant)v)});
         alloc_guard_arm();
         fixture_prefill(&f, seq, 50);
         for (int i = 0; i < 90; i++)

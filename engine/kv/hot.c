@@ -1,0 +1,300 @@
+#include "engine/kv/hot.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* --- layout ---------------------------------------------------------------------------------- */
+
+/*  rows | tokens | used | order | missing | chosen | count      each at a multiple of 64 bytes
+ *        `----------------- the state: saved and restored ----' */
+struct layout {
+    size_t tokens, used, order, missing, chosen, count; /* offsets from the state's beginning */
+    size_t rows_bytes;
+    size_t state_bytes;
+};
+
+static size_t piece(size_t *at, size_t bytes)
+{
+    size_t offset = *at;
+    *at += kva_align_up(bytes, 64);
+    return offset;
+}
+
+uint32_t kva_kv_hot_slots(const struct kva_kv_choice *choice)
+{
+    uint32_t k = choice->policy == KVA_KV_SPECACHE ? choice->k : 0;
+    return choice->sinks + (choice->fetch == KVA_FETCH_ALL ? k : 2 * k);
+}
+
+static struct layout layout_of(const struct kva_kv *kv, const struct kva_kv_choice *choice)
+{
+    const struct kva_kv_shape *shape = &kv->shape;
+    size_t slots = (size_t)kva_kv_hot_slots(choice) * shape->kv_heads;
+    uint32_t k = choice->policy == KVA_KV_SPECACHE ? choice->k : 0;
+    struct layout l = {.rows_bytes = kva_align_up(slots * 4 * shape->head_dim, 64)};
+    l.tokens = piece(&l.state_bytes, slots * sizeof(uint32_t));
+    l.used = piece(&l.state_bytes, slots * sizeof(uint32_t));
+    l.order = piece(&l.state_bytes, slots * sizeof(uint32_t));
+    l.missing = piece(&l.state_bytes, slots * sizeof(uint32_t));
+    l.chosen = piece(&l.state_bytes, (size_t)k * shape->kv_heads * sizeof(uint32_t));
+    l.count = piece(&l.state_bytes, shape->kv_heads * sizeof(uint32_t));
+    return l;
+}
+
+size_t kva_kv_hot_layer_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice)
+{
+    struct layout l = layout_of(kv, choice);
+    return l.rows_bytes + l.state_bytes;
+}
+
+/* --- memory ---------------------------------------------------------------------------------- */
+
+static size_t saved_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq)
+{
+    return layout_of(kv, &seq->choice).state_bytes * kv->shape.layers;
+}
+
+enum kva_status kva_kv_hot_init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
+{
+    if (kva_kv_hot_slots(&seq->choice) == 0)
+        return KVA_OK;
+    seq->hots = calloc(kv->shape.layers, sizeof(*seq->hots));
+    if (!seq->hots)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for the fetched rows of %u layers",
+                        kv->shape.layers);
+    void *data;
+    enum kva_status status =
+        kva_device_alloc(kv->device, KVA_MEM_HOST, saved_bytes(kv, seq), &data, err);
+    if (status)
+        return status;
+    seq->hot_saved = data;
+    status = kva_device_alloc(kv->device, KVA_MEM_HOST, 2 * sizeof(uint64_t), &data, err);
+    if (status)
+        return status;
+    seq->hot_hits = data;
+    status =
+        kva_device_alloc(kv->device, KVA_MEM_HOST, seq->pages_max * sizeof(void *), &data, err);
+    if (status)
+        return status;
+    seq->host_blocks = data;
+    return KVA_OK;
+}
+
+void kva_kv_hot_finish(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    if (!seq->hots)
+        return;
+    /* Queued fetches and copies may still use this memory. */
+    kva_device_sync(kv->device, KVA_QUEUE_COPY);
+    kva_device_free(kv->device, KVA_MEM_HOST, seq->hot_saved, saved_bytes(kv, seq));
+    kva_device_free(kv->device, KVA_MEM_HOST, seq->hot_hits, 2 * sizeof(uint64_t));
+    kva_device_free(kv->device, KVA_MEM_HOST, (void *)seq->host_blocks,
+                    seq->pages_max * sizeof(void *));
+    free(seq->hots);
+}
+
+static void give_layers(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)
+{
+    size_t bytes = kva_kv_hot_layer_bytes(kv, &seq->choice);
+    for (uint32_t i = 0; i < count; i++) {
+        kva_kv_give_device(kv, seq->hots[i].rows, bytes);
+        seq->device_bytes -= bytes;
+    }
+}
+
+bool kva_kv_hot_take(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    if (seq->hot_taken || !seq->hots)
+        return true;
+    struct layout l = layout_of(kv, &seq->choice);
+    for (uint32_t i = 0; i < kv->shape.layers; i++) {
+        unsigned char *item = kva_kv_take_device(kv, l.rows_bytes + l.state_bytes);
+        if (!item) {
+            give_layers(kv, seq, i);
+            return false;
+        }
+        unsigned char *state = item + l.rows_bytes;
+        seq->device_bytes += l.rows_bytes + l.state_bytes;
+        seq->hots[i] = (struct kva_hot){
+            .rows = item,
+            .tokens = (void *)(state + l.tokens),
+            .used = (void *)(state + l.used),
+            .order = (void *)(state + l.order),
+            .count = (void *)(state + l.count),
+            .chosen = (void *)(state + l.chosen),
+            .missing = (void *)(state + l.missing),
+            .hits = seq->hot_hits,
+            .slots = kva_kv_hot_slots(&seq->choice),
+            .pinned = seq->choice.sinks,
+            .k = seq->choice.policy == KVA_KV_SPECACHE ? seq->choice.k : 0,
+        };
+    }
+    seq->hot_taken = true;
+    return true;
+}
+
+void kva_kv_hot_give(struct kva_kv *kv, struct kva_kv_seq *seq, bool save)
+{
+    if (!seq->hot_taken)
+        return;
+    struct layout l = layout_of(kv, &seq->choice);
+    if (save && seq->hot_started) {
+        kva_kv_order_copies(kv);
+        for (uint32_t i = 0; i < kv->shape.layers; i++)
+            kva_kv_offload(kv, seq->hot_saved + i * l.state_bytes, seq->hots[i].tokens,
+                           l.state_bytes);
+    }
+    give_layers(kv, seq, kv->shape.layers);
+    seq->hot_taken = false;
+    /* Fetches may still be on their way there. */
+    kv->copies_pending = true;
+}
+
+/* --- content --------------------------------------------------------------------------------- */
+
+static void list_homes(struct kva_kv_seq *seq)
+{
+    for (; seq->host_block_count < seq->away; seq->host_block_count++)
+        seq->host_blocks[seq->host_block_count] = seq->pages[seq->host_block_count]->host;
+}
+
+static void fetch_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer)
+{
+    kva_device_fetch_hot(kv->device, KVA_QUEUE_COPY, &seq->hots[layer], seq->host_blocks,
+                         layer * kv->shape.block_bytes, kv->shape.kv_heads, kv->shape.head_dim);
+}
+
+/* The saved state, with the rows of all its tokens missing, becomes the state on the device. */
+static void upload(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    struct layout l = layout_of(kv, &seq->choice);
+    list_homes(seq);
+    kva_kv_order_copies(kv);
+    for (uint32_t i = 0; i < kv->shape.layers; i++) {
+        kva_kv_fetch(kv, seq, seq->hots[i].tokens, seq->hot_saved + i * l.state_bytes,
+                     l.state_bytes);
+        fetch_layer(kv, seq, i);
+    }
+}
+
+void kva_kv_hot_start(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    if (!seq->hot_taken || seq->hot_started)
+        return;
+    struct layout l = layout_of(kv, &seq->choice);
+    uint32_t slots = kva_kv_hot_slots(&seq->choice), sinks = seq->choice.sinks;
+    memset(seq->hot_saved, 0xff, saved_bytes(kv, seq));
+    for (uint32_t layer = 0; layer < kv->shape.layers; layer++) {
+        unsigned char *state = seq->hot_saved + layer * l.state_bytes;
+        memset(state + l.used, 0, l.order - l.used);
+        for (uint32_t head = 0; head < kv->shape.kv_heads; head++) {
+            for (uint32_t i = 0; i < sinks; i++) {
+                size_t at = (size_t)head * slots + i;
+                ((uint32_t *)(void *)(state + l.tokens))[at] = i;
+                ((uint32_t *)(void *)(state + l.order))[at] = i;
+                ((uint32_t *)(void *)(state + l.missing))[at] = i;
+            }
+            ((uint32_t *)(void *)(state + l.count))[head] = sinks;
+        }
+    }
+    seq->hot_started = true;
+    upload(kv, seq);
+}
+
+void kva_kv_hot_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    if (!seq->hot_taken || !seq->hot_started)
+        return;
+    struct layout l = layout_of(kv, &seq->choice);
+    size_t slots = kva_kv_hot_slots(&seq->choice);
+    kva_device_sync(kv->device, KVA_QUEUE_COPY);
+    for (uint32_t layer = 0; layer < kv->shape.layers; layer++) {
+        unsigned char *state = seq->hot_saved + layer * l.state_bytes;
+        const uint32_t *tokens = (const void *)(state + l.tokens);
+        uint32_t *missing = (void *)(state + l.missing);
+        for (size_t head = 0; head < kv->shape.kv_heads; head++) {
+            for (uint32_t i = 0, n = 0; i < slots; i++) {
+                missing[head * slots + i] = KVA_NO_TOKEN;
+                if (tokens[head * slots + i] != KVA_NO_TOKEN)
+                    missing[head * slots + n++] = i;
+            }
+        }
+    }
+    upload(kv, seq);
+}
+
+/* --- within a pass --------------------------------------------------------------------------- */
+
+static bool chose(const struct kva_kv_rows *rows, bool now)
+{
+    return rows->hot && rows->select_row < rows->row_count && rows->select_now == now;
+}
+
+bool kva_kv_hot_chosen(const struct kva_kv_pass *pass, bool now)
+{
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        if (chose(&pass->rows[i], now))
+            return true;
+    }
+    return false;
+}
+
+static void resolve(struct kva_kv *kv, const struct kva_kv_pass *pass, uint32_t layer, bool now,
+                    enum kva_kv_fetch fetch)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        const struct kva_kv_rows *rows = &pass->rows[i];
+        if (chose(rows, now) && rows->seq->choice.fetch == fetch)
+            kv->hot_list[count++] = &rows->seq->hots[layer];
+    }
+    if (count == 0)
+        return;
+    kva_device_ops(kv->device)
+        ->resolve(kv->device,
+                  &(struct kva_resolve_args){
+                      .hots = kv->hot_list,
+                      .count = count,
+                      .kv_heads = kv->shape.kv_heads,
+                      .stamp = kv->resolve_stamp,
+                      .mode = fetch == KVA_FETCH_RESIDENT ? KVA_HOT_RESIDENT : KVA_HOT_PAPER,
+                      .keep = fetch != KVA_FETCH_ALL,
+                  });
+}
+
+void kva_kv_hot_resolve(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, bool now)
+{
+    for (uint32_t fetch = 0; fetch < KVA_FETCH_COUNT; fetch++)
+        resolve(kv, pass, layer, now, (enum kva_kv_fetch)fetch);
+    kva_kv_order_copies(kv);
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        struct kva_kv_seq *seq = pass->rows[i].seq;
+        if (!chose(&pass->rows[i], now))
+            continue;
+        list_homes(seq);
+        fetch_layer(kv, seq, layer);
+    }
+    kva_event_record(kv->hot_events[layer], KVA_QUEUE_COPY);
+}
+
+void kva_kv_hot_count(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    if (!seq->hot_hits)
+        return;
+    uint64_t hits = seq->hot_hits[0] - seq->hot_counted[0];
+    uint64_t misses = seq->hot_hits[1] - seq->hot_counted[1];
+    uint64_t bytes = misses * 2 * kv->shape.head_dim * sizeof(uint16_t);
+    seq->hot_counted[0] += hits;
+    seq->hot_counted[1] += misses;
+    seq->fetched_bytes += bytes;
+    kv->counters.hot_hits += hits;
+    kv->counters.hot_misses += misses;
+    kv->counters.fetched_bytes += bytes;
+}
+
+void kva_kv_hot_await(struct kva_kv *kv, uint32_t layer)
+{
+    if (!kva_event_done(kv->hot_events[layer]))
+        kv->late = true;
+    kva_event_wait(kv->hot_events[layer], KVA_QUEUE_COMPUTE);
+}

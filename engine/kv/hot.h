@@ -1,0 +1,49 @@
+/* hot.h - the 16-bit rows of pages that are away which the next step is expected to need
+ * (struct kva_hot, kernels/ops.h): memory, and what survives a suspension.
+ *
+ * A layer's rows are chosen by one step and due in the same layer of the next: a whole step for the
+ * fetch. Which rows are where is decided on the device (resolve), so the host never waits for it.
+ *
+ * Thread rule: engine thread. */
+#ifndef KVA_ENGINE_KV_HOT_H
+#define KVA_ENGINE_KV_HOT_H
+
+#include "engine/kv/pass.h"
+
+/* Slots per KV head; 0: the choice needs none. */
+uint32_t kva_kv_hot_slots(const struct kva_kv_choice *choice);
+
+/* One layer: the item that is taken from the tier. */
+size_t kva_kv_hot_layer_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice);
+
+/* Host memory for a sequence's life. Fails: KVA_ENOMEM. */
+KVA_MUST_CHECK enum kva_status kva_kv_hot_init(struct kva_kv *kv, struct kva_kv_seq *seq,
+                                               struct kva_err *err);
+void kva_kv_hot_finish(struct kva_kv *kv, struct kva_kv_seq *seq);
+
+/* Device memory of all layers. All or nothing; false: the tier is full. */
+bool kva_kv_hot_take(struct kva_kv *kv, struct kva_kv_seq *seq);
+
+/* Give it back. With `save`, queue copies of what restore needs. */
+void kva_kv_hot_give(struct kva_kv *kv, struct kva_kv_seq *seq, bool save);
+
+/* First content: the sinks. */
+void kva_kv_hot_start(struct kva_kv *kv, struct kva_kv_seq *seq);
+
+/* The content at the last give with save. */
+void kva_kv_hot_restore(struct kva_kv *kv, struct kva_kv_seq *seq);
+
+/* Rows of one layer were chosen by the sequences of the pass that choose before they attend (`now`)
+ * or that do not: queue their fetch. */
+void kva_kv_hot_resolve(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, bool now);
+
+/* Whether there are such sequences. */
+bool kva_kv_hot_chosen(const struct kva_kv_pass *pass, bool now);
+
+/* Bring the counters up to date. */
+void kva_kv_hot_count(struct kva_kv *kv, struct kva_kv_seq *seq);
+
+/* Compute waits for the layer's rows. */
+void kva_kv_hot_await(struct kva_kv *kv, uint32_t layer);
+
+#endif

@@ -1,0 +1,185 @@
+#include "engine/kv/lowbit.h"
+
+struct kva_lowbit_format kva_kv_lowbit_format(const struct kva_kv_choice *choice)
+{
+    return (struct kva_lowbit_format){
+        .bits = choice->bits,
+        .group = choice->group,
+        .levels = choice->levels == KVA_KV_LEVELS_FIT ? KVA_LEVELS_FIT : KVA_LEVELS_PAPER,
+    };
+}
+
+size_t kva_kv_lowbit_block_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice)
+{
+    return kva_lowbit_block_bytes(kva_kv_lowbit_format(choice), kv->shape.kv_heads,
+                                  kv->shape.head_dim);
+}
+
+size_t kva_kv_lowbit_page_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice)
+{
+    return kva_kv_lowbit_block_bytes(kv, choice) * kv->shape.layers;
+}
+
+/* What must be equal for two sequences to share a copy; 0: no copy. */
+static uint32_t copy_key(const struct kva_kv_choice *choice)
+{
+    return choice->bits << 16 | choice->group << 8 | choice->sinks << 1 | (uint32_t)choice->levels;
+}
+
+bool kva_kv_lowbit_shared(const struct kva_page *page, const struct kva_kv_choice *choice)
+{
+    return page->low && page->low_key == copy_key(choice);
+}
+
+/* --- memory ---------------------------------------------------------------------------------- */
+
+static bool shared(const struct kva_kv_seq *seq, uint32_t index)
+{
+    return seq->pages[index]->low == seq->low[index];
+}
+
+static bool take_next(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    uint32_t index = seq->low_count;
+    struct kva_page *page = seq->pages[index];
+    size_t bytes = kva_kv_lowbit_page_bytes(kv, &seq->choice);
+    if (kva_kv_lowbit_shared(page, &seq->choice)) {
+        page->low_users++;
+        seq->low[index] = page->low;
+    } else {
+        seq->low[index] = kva_kv_take_device(kv, bytes);
+        if (!seq->low[index])
+            return false;
+    }
+    seq->low_count++;
+    seq->device_bytes += bytes;
+    return true;
+}
+
+bool kva_kv_lowbit_take(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)
+{
+    uint32_t before = seq->low_count;
+    while (seq->low_count < count) {
+        if (take_next(kv, seq))
+            continue;
+        kva_kv_lowbit_give(kv, seq, before);
+        return false;
+    }
+    return true;
+}
+
+void kva_kv_lowbit_give(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)
+{
+    while (seq->low_count > count) {
+        size_t bytes = kva_kv_lowbit_page_bytes(kv, &seq->choice);
+        uint32_t index = --seq->low_count;
+        struct kva_page *page = seq->pages[index];
+        void *low = seq->low[index];
+        bool last = true;
+        if (shared(seq, index)) {
+            last = --page->low_users == 0;
+            if (last)
+                page->low = NULL;
+        }
+        if (last)
+            kva_kv_give_device(kv, low, bytes);
+        seq->low[index] = NULL;
+        seq->device_bytes -= bytes;
+    }
+}
+
+void kva_kv_lowbit_publish(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
+{
+    for (uint32_t i = 0; i < seq->away; i++) {
+        struct kva_page *page = seq->pages[i];
+        if (page->low)
+            continue;
+        page->low = seq->low[i];
+        page->low_key = copy_key(&seq->choice);
+        page->low_users = 1;
+    }
+}
+
+/* --- coding ---------------------------------------------------------------------------------- */
+
+enum source {
+    FROM_STAGE,
+    FROM_DEVICE,
+    FROM_HOST,
+};
+
+static const void *source_of(const struct kva_kv_seq *seq, enum source source, uint32_t index,
+                             uint32_t layer)
+{
+    switch (source) {
+    case FROM_STAGE:
+        return seq->stage[layer % 2][index];
+    case FROM_DEVICE:
+        return seq->pages[index]->device;
+    case FROM_HOST:
+        return seq->pages[index]->host;
+    }
+    return NULL;
+}
+
+static void code_listed(struct kva_kv *kv, const struct kva_kv_seq *seq, enum source source,
+                        uint32_t layer, uint32_t count)
+{
+    if (count == 0)
+        return;
+    kva_device_ops(kv->device)
+        ->quantise(
+            kv->device,
+            &(struct kva_quantise_args){
+                .from = kv->from_list,
+                .to = kv->to_list,
+                .exempt = kv->exempt_list,
+                .from_offset_bytes = source == FROM_STAGE ? 0 : layer * kv->shape.block_bytes,
+                .to_offset_bytes = layer * kva_kv_lowbit_block_bytes(kv, &seq->choice),
+                .count = count,
+                .kv_heads = kv->shape.kv_heads,
+                .head_dim = kv->shape.head_dim,
+                .kv_dtype = kv->shape.dtype,
+                .format = kva_kv_lowbit_format(&seq->choice),
+            });
+}
+
+/* One layer of pages [first, end), those that others have coded excepted. */
+static void code(struct kva_kv *kv, struct kva_kv_seq *seq, enum source source, uint32_t layer,
+                 uint32_t first, uint32_t end)
+{
+    uint32_t count = 0;
+    for (uint32_t i = first; i < end; i++) {
+        if (shared(seq, i))
+            continue;
+        kv->from_list[count] = source_of(seq, source, i, layer);
+        kv->to_list[count] = seq->low[i];
+        kv->exempt_list[count] = i == 0 ? seq->choice.sinks : 0;
+        if (++count == KVA_KV_LIST_MAX) {
+            code_listed(kv, seq, source, layer, count);
+            count = 0;
+        }
+    }
+    code_listed(kv, seq, source, layer, count);
+}
+
+void kva_kv_lowbit_code_staged(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer)
+{
+    code(kv, seq, FROM_STAGE, layer, 0, seq->away);
+}
+
+void kva_kv_lowbit_code_resident(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first,
+                                 uint32_t end)
+{
+    for (uint32_t layer = 0; layer < kv->shape.layers; layer++)
+        code(kv, seq, FROM_DEVICE, layer, first, end);
+}
+
+void kva_kv_lowbit_code_host(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer_end)
+{
+    if (layer_end == 0)
+        return;
+    kva_kv_order_compute(kv);
+    for (uint32_t layer = 0; layer < layer_end; layer++)
+        code(kv, seq, FROM_HOST, layer, 0, seq->away);
+}

@@ -1,0 +1,45 @@
+/* lowbit.h - low-bit copies of pages that are away, in all layers (kernels/ops.h: low-bit KV
+ * block).
+ *
+ * During a prefill a layer is coded from its staged pages as soon as all of the prompt's rows have
+ * gone through it; later a page is coded when it leaves the window. Copies of closed pages belong
+ * to the page and are shared by running sequences with the same format.
+ *
+ * Thread rule: engine thread. */
+#ifndef KVA_ENGINE_KV_LOWBIT_H
+#define KVA_ENGINE_KV_LOWBIT_H
+
+#include "engine/kv/policy.h"
+
+struct kva_lowbit_format kva_kv_lowbit_format(const struct kva_kv_choice *choice);
+
+/* One layer of one page. */
+size_t kva_kv_lowbit_block_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice);
+
+/* One page in all layers: the item that is taken from the tier. */
+size_t kva_kv_lowbit_page_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice);
+
+/* Whether a running sequence has a copy of the page that a sequence under `choice` could use. */
+bool kva_kv_lowbit_shared(const struct kva_page *page, const struct kva_kv_choice *choice);
+
+/* Memory for the copies of pages [0, count), using what others have made. All or nothing; false:
+ * the tier is full. */
+bool kva_kv_lowbit_take(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count);
+
+/* Give back those from `count` on. */
+void kva_kv_lowbit_give(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count);
+
+/* Code one layer of the pages that are away from their staged 16 bits. */
+void kva_kv_lowbit_code_staged(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer);
+
+/* Code all layers of the resident pages [first, end). */
+void kva_kv_lowbit_code_resident(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first,
+                                 uint32_t end);
+
+/* Code layers [0, layer_end) of the pages that are away from their homes on the host. */
+void kva_kv_lowbit_code_host(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer_end);
+
+/* The copies of pages [0, away) are complete and the pages closed: others may use them. */
+void kva_kv_lowbit_publish(struct kva_kv *kv, struct kva_kv_seq *seq);
+
+#endif

@@ -1,0 +1,41 @@
+/* placement.h - the device memory of a sequence between steps: who holds what, taken and given as
+ * the policy's words (policy.h) have it.
+ *
+ * Device memory is taken in reserve and restore, all or nothing, and given back in commit and
+ * release; within a pass data only moves.
+ *
+ * Thread rule: engine thread; kva_kv_footprint reads constants only. */
+#ifndef KVA_ENGINE_KV_PLACEMENT_H
+#define KVA_ENGINE_KV_PLACEMENT_H
+
+#include "engine/kv/policy.h"
+
+/* Device bytes, at most, of a sequence with a prompt of `prompt` tokens until it has `tokens`
+ * tokens, in an empty tier. */
+uint64_t kva_kv_footprint(const struct kva_kv *kv, const struct kva_kv_choice *choice,
+                          uint32_t prompt, uint32_t tokens);
+
+/* Of it: what a sequence need not take for a page of its beginning, because a running one has it.
+ */
+uint64_t kva_kv_shared_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice,
+                             const struct kva_page *page);
+
+/* Device memory for the step that brings the sequence to `tokens` tokens; its pages exist. All or
+ * nothing; false: the tier is full. */
+bool kva_kv_reserve(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t tokens);
+
+/* Give all device memory back. With `save`, first queue copies to the host of what only the device
+ * has. */
+void kva_kv_release(struct kva_kv *kv, struct kva_kv_seq *seq, bool save);
+
+/* After a release with save: the same memory with the same content. All or nothing; false: the tier
+ * is full. */
+bool kva_kv_restore(struct kva_kv *kv, struct kva_kv_seq *seq);
+
+/* Page `index` has just become full in all layers: see that the host gets it. */
+void kva_kv_send_closed(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t index);
+
+/* seq->tokens has grown and full pages are closed: pages go away as they should. */
+void kva_kv_settle(struct kva_kv *kv, struct kva_kv_seq *seq);
+
+#endif
