@@ -46,8 +46,8 @@ struct kva_config {
     int64_t kv_window;
     int64_t kv_sinks;
     int64_t kv_plain;
-    int64_t kv_k;
-    uint64_t kv_k_max;
+    int64_t kv_topk;
+    uint64_t kv_topk_max;
     uint32_t kv_predictor;
     uint32_t kv_fetch;
     uint32_t kv_dtype;

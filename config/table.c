@@ -60,9 +60,9 @@ static const struct kva_option table[] = {
     {"kv-plain", KVA_OPTION_INT, ENGINE, AT(kv_plain), -1, 1 << 24, "-1", NULL, "KV cache",
      "kivi, specache: shorter sequences stay in 16 bits, in tokens, a multiple of 64; -1: the "
      "policy's default."},
-    {"kv-k", KVA_OPTION_INT, ENGINE, AT(kv_k), -1, 65536, "-1", NULL, "KV cache",
+    {"kv-topk", KVA_OPTION_INT, ENGINE, AT(kv_topk), -1, 65536, "-1", NULL, "KV cache",
      "specache: rows fetched per KV head for the next step; -1: the policy's default."},
-    {"kv-k-max", KVA_OPTION_UINT, SERVE, AT(kv_k_max), 0, 65536, "1024", NULL, "KV cache",
+    {"kv-topk-max", KVA_OPTION_UINT, SERVE, AT(kv_topk_max), 0, 65536, "1024", NULL, "KV cache",
      "specache: rows that a request may ask for."},
     {"kv-predictor", KVA_OPTION_CHOICE, ENGINE, AT(kv_predictor), 0, 0, "default", kv_predictors,
      "KV cache",

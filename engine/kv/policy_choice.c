@@ -23,7 +23,7 @@ static const struct kva_kv_setting settings[] = {
     {"window", 64, 1u << 20, NULL, AT(window)},
     {"sinks", 0, KVA_KV_SINKS_MAX, NULL, AT(sinks)},
     {"plain", 0, 1u << 24, NULL, AT(plain)},
-    {"k", 0, KVA_KV_K_MAX, NULL, AT(k)},
+    {"topk", 0, KVA_KV_K_MAX, NULL, AT(k)},
     {"predictor", 0, 0, predictors, AT(predictor)},
     {"fetch", 0, 0, fetches, AT(fetch)},
 };
@@ -100,7 +100,7 @@ enum kva_status kva_kv_choice_check(const struct kva_kv_choice *c, struct kva_er
         return kva_fail_param(err, KVA_EINVAL, "plain", "plain is %u, it must be a multiple of 64",
                               c->plain);
     if (c->policy == KVA_KV_SPECACHE && c->k > KVA_KV_K_MAX)
-        return kva_fail_param(err, KVA_EINVAL, "k", "k is %u, it must be at most %u", c->k,
+        return kva_fail_param(err, KVA_EINVAL, "topk", "topk is %u, it must be at most %u", c->k,
                               KVA_KV_K_MAX);
     return KVA_OK;
 }

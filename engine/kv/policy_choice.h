@@ -52,7 +52,7 @@ struct kva_kv_choice {
     uint32_t plain;  /* sequences under this many tokens stay in 16 bits */
 
     /* --- specache --- */
-    uint32_t k; /* rows fetched per KV head */
+    uint32_t k; /* rows fetched per KV head: "topk" */
     enum kva_kv_predictor predictor;
     enum kva_kv_fetch fetch;
 };
@@ -84,7 +84,7 @@ struct kva_kv_choice kva_kv_choice_default(enum kva_kv_policy_id policy);
  * step); KIVI (window 128). */
 struct kva_kv_choice kva_kv_choice_paper(enum kva_kv_policy_id policy);
 
-/* Fails: KVA_EINVAL, err->param is the setting ("bits", "k", ...). */
+/* Fails: KVA_EINVAL, err->param is the setting ("bits", "topk", ...). */
 KVA_MUST_CHECK enum kva_status kva_kv_choice_check(const struct kva_kv_choice *choice,
                                                    struct kva_err *err);
 

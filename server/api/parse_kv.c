@@ -74,8 +74,8 @@ static enum kva_status parse_setting(struct kva_api_parser *p, const struct kva_
     uint32_t *target = kva_kv_setting_value(setting, &p->call->kv);
     if (!setting->words) {
         double max = setting->max;
-        if (strcmp(setting->name, "k") == 0 && p->config->kv_k_max < max)
-            max = p->config->kv_k_max;
+        if (strcmp(setting->name, "topk") == 0 && p->config->kv_topk_max < max)
+            max = p->config->kv_topk_max;
         int64_t number;
         enum kva_status status = kva_api_read_whole(p, place, value, setting->min, max, &number);
         if (!status)

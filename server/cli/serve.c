@@ -88,7 +88,7 @@ static enum kva_status describe_api(const struct serve *serve, struct kva_api_co
         .kv_default = (enum kva_kv_policy_id)serve->config->kv_policy,
     };
     kva_api_limits_default(&api->limits);
-    api->kv_k_max = (uint32_t)serve->config->kv_k_max;
+    api->kv_topk_max = (uint32_t)serve->config->kv_topk_max;
     for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++) {
         enum kva_status status =
             kva_cli_kv_choice(serve->config, (enum kva_kv_policy_id)id, &api->kv_choices[id], err);

@@ -110,7 +110,7 @@ void fixture_api_config(struct kva_api_config *config, struct kva_tokenizer *tok
         .kv_default = KVA_KV_FULL,
     };
     kva_api_limits_default(&config->limits);
-    config->kv_k_max = 256;
+    config->kv_topk_max = 256;
     for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)
         config->kv_choices[id] = kva_kv_choice_default((enum kva_kv_policy_id)id);
 }

@@ -100,7 +100,7 @@ static void test_serving__09_values_out_of_range_name_field_value_and_range(void
         {"\"kv\":{\"policy\":\"magic\"}", "'kv.policy' is 'magic', allowed: full, offload."},
         {"\"kv\":{\"blots\":2}", "'kv.blots' is not supported"},
         {"\"kv\":{\"bits\":9}", "'kv.bits'"},
-        {"\"kv\":{\"k\":257}", "'kv.k'"},
+        {"\"kv\":{\"topk\":257}", "'kv.topk'"},
         {"\"kv\":{\"window\":65.5}", "'kv.window'"},
         {"\"kv\":{\"levels\":\"best\"}", "'kv.levels' is 'best', expected one of: paper, fit."},
         {"\"kv\":{\"predictor\":2}", "'kv.predictor'"},
