@@ -64,7 +64,7 @@ struct kva_api_config {
     uint32_t kv_allowed_mask; /* bit (1 << enum kva_kv_policy_id) */
     enum kva_kv_policy_id kv_default;
     struct kva_kv_choice kv_choices[KVA_KV_POLICY_COUNT]; /* what requests start from */
-    uint32_t kv_topk_max;                                    /* rows that a request may have fetched */
+    uint32_t kv_topk_max;                                 /* rows that a request may have fetched */
     struct kva_api_limits limits;
 };
 
