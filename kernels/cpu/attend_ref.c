@@ -103,6 +103,7 @@ void kva_cpu_kernels_ref(struct kva_cpu_kernels *kernels)
     *kernels = (struct kva_cpu_kernels){
         .embed = kva_embed_ref,
         .norm = kva_norm_ref,
+        .linear_row_bytes = kva_linear_row_bytes_ref,
         .linear = kva_linear_ref,
         .rope = kva_rope_ref,
         .glu = kva_glu_ref,

@@ -5,8 +5,10 @@
  * Kernels are pure functions of their arguments. Whatever the items are, a kernel must give each
  * element the same bits: the order of its additions is a property of the element alone.
  *
- *   linear   An output is a sum over blocks of KVA_CPU_LINEAR_INNER inputs, ascending. A block is
- *            summed by lanes and the lanes by a fixed tree.
+ *   linear   An output is a sum over blocks of inputs, ascending: of KVA_CPU_LINEAR_INNER, or, in
+ *            kernels of 16-bit products, KVA_CPU_LINEAR_DEPTH. A block is summed by lanes and the
+ *            lanes by a fixed tree. What activations are rounded to depends on the level and the
+ *            weight's format alone.
  *   attend   A row is a fold over splits of KVA_ATTEND_SPLIT_TOKENS positions, ascending. Within a
  *            split a score is one chain over head_dim, the sum of exponentials goes by lanes of
  *            (position % lanes), and each element of `a` is one chain over the tokens.
@@ -22,7 +24,10 @@
  * weights and rows stays in the first-level cache. */
 #define KVA_CPU_LINEAR_INNER 512u
 
-/* Outputs and rows of one linear work item at most. */
+/* The same for products of 16 bits, which are faster: the tree costs a share of them. */
+#define KVA_CPU_LINEAR_DEPTH 2048u
+
+/* Outputs of one linear work item at most; rows, where the kernel does not prepare them. */
 #define KVA_CPU_LINEAR_OUTPUTS 96u
 #define KVA_CPU_LINEAR_ROWS    96u
 
@@ -31,6 +36,10 @@
 
 /* Head dimensions beyond this fail the device: they bound the scratch. Models have 256 at most. */
 #define KVA_CPU_HEAD_DIM_MAX 512u
+
+/* Memory for rows that linear_prepare has made; more rows than fit are done in turns. Taken when
+ * touched. */
+#define KVA_CPU_PREPARED_BYTES (32u * 1024u * 1024u)
 
 /* Scratch of a thread, 64-byte aligned. */
 #define KVA_CPU_SCRATCH_BYTES (1024u * 1024u)
@@ -104,13 +113,29 @@ struct kva_cpu_lowbit_filter {
     uint32_t *tokens;    /* out: [count] */
 };
 
+/* Outputs [out_first, out_end) of rows [row_first, row_end). */
+struct kva_cpu_linear {
+    const struct kva_linear_args *args;
+    const void *prepared; /* args->rows rows as linear_prepare makes them; NULL: linear_row_bytes
+                             is 0 */
+    uint32_t row_first;
+    uint32_t row_end;
+    uint32_t out_first;
+    uint32_t out_end;
+    void *scratch;
+};
+
 /* Rows, or elements, [first, end) of the operator. */
 struct kva_cpu_kernels {
     void (*embed)(const struct kva_embed_args *args, uint32_t first, uint32_t end);
     void (*norm)(const struct kva_norm_args *args, uint32_t first, uint32_t end);
-    /* Outputs [out_first, out_end) of rows [row_first, row_end). */
-    void (*linear)(const struct kva_linear_args *args, uint32_t row_first, uint32_t row_end,
-                   uint32_t out_first, uint32_t out_end, void *scratch);
+    /* Bytes of a prepared row; 0: the kernel reads the rows of this weight's format as they are,
+     * KVA_CPU_LINEAR_ROWS at a time. */
+    size_t (*linear_row_bytes)(const struct kva_linear_args *args);
+    /* prepared = rows [first, end) as `linear` wants them; row i at i * linear_row_bytes. */
+    void (*linear_prepare)(const struct kva_linear_args *args, uint32_t first, uint32_t end,
+                           void *prepared);
+    void (*linear)(const struct kva_cpu_linear *item);
     /* scratch: 2 * rotary_dim floats. */
     void (*rope)(const struct kva_rope_args *args, uint32_t first, uint32_t end, float *scratch);
     /* Elements [first, end) of rows * dim. */
@@ -137,6 +162,7 @@ struct kva_cpu_kernels {
 void kva_cpu_kernels_ref(struct kva_cpu_kernels *kernels);
 void kva_cpu_kernels_avx2(struct kva_cpu_kernels *kernels);
 void kva_cpu_kernels_avx512(struct kva_cpu_kernels *kernels);
+void kva_cpu_kernels_avx512bf16(struct kva_cpu_kernels *kernels);
 
 /* Levels that both this build and this machine have. */
 uint32_t kva_cpu_levels(void);

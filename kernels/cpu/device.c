@@ -224,6 +224,7 @@ static void cpu_close(struct kva_device *device)
     if (device->scratch)
         unmap_memory(device->scratch, (size_t)device->base.info.threads * KVA_CPU_SCRATCH_BYTES);
     unmap_memory(device->partials, KVA_CPU_PARTIAL_BYTES);
+    unmap_memory(device->prepared, KVA_CPU_PREPARED_BYTES);
     kva_pool_destroy(device->pool);
     free(device);
 }
@@ -279,7 +280,8 @@ enum kva_status kva_device_open_cpu(const struct kva_device_params *params, stru
     describe(device, threads, levels);
     device->scratch = map_memory((size_t)threads * KVA_CPU_SCRATCH_BYTES);
     device->partials = map_memory(KVA_CPU_PARTIAL_BYTES);
-    if (!device->scratch || !device->partials) {
+    device->prepared = map_memory(KVA_CPU_PREPARED_BYTES);
+    if (!device->scratch || !device->partials || !device->prepared) {
         status = kva_fail(err, KVA_ENOMEM, "no memory for the scratch of %u threads", threads);
         goto fail;
     }

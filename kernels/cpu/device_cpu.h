@@ -18,6 +18,7 @@ struct kva_device {
     struct kva_copy_queue *copies;
     unsigned char *scratch; /* [threads][KVA_CPU_SCRATCH_BYTES] */
     float *partials;        /* KVA_CPU_PARTIAL_BYTES */
+    void *prepared;         /* KVA_CPU_PREPARED_BYTES: rows for linear */
     _Atomic bool failed;    /* set once, after `error` was written */
     struct kva_err error;
 };

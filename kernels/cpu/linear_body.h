@@ -317,16 +317,15 @@ static void block(const struct span *span, float *scratch)
     write_out(span, span->out_first, outputs, totals, KVA_CPU_LINEAR_OUTPUTS);
 }
 
-void LEVEL(kva_linear)(const struct kva_linear_args *args, uint32_t row_first, uint32_t row_end,
-                       uint32_t out_first, uint32_t out_end, void *scratch)
+void LEVEL(kva_linear)(const struct kva_cpu_linear *item)
 {
-    struct span span = {.args = args,
-                        .row_first = row_first,
-                        .row_end = row_end,
-                        .out_first = out_first,
-                        .out_end = out_end};
-    if (row_end - row_first <= STREAM_ROWS_MAX)
-        stream(&span, scratch);
+    struct span span = {.args = item->args,
+                        .row_first = item->row_first,
+                        .row_end = item->row_end,
+                        .out_first = item->out_first,
+                        .out_end = item->out_end};
+    if (item->row_end - item->row_first <= STREAM_ROWS_MAX)
+        stream(&span, item->scratch);
     else
-        block(&span, scratch);
+        block(&span, item->scratch);
 }

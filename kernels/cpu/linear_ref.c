@@ -37,13 +37,19 @@ static void widen(const struct kva_weight *weight, size_t first, uint32_t count,
     }
 }
 
-void kva_linear_ref(const struct kva_linear_args *args, uint32_t row_first, uint32_t row_end,
-                    uint32_t out_first, uint32_t out_end, void *scratch)
+size_t kva_linear_row_bytes_ref(const struct kva_linear_args *args KVA_UNUSED)
 {
+    return 0;
+}
+
+void kva_linear_ref(const struct kva_cpu_linear *item)
+{
+    const struct kva_linear_args *args = item->args;
     const struct kva_weight *weight = &args->weight;
-    float *totals = scratch;                     /* [KVA_CPU_LINEAR_ROWS] */
+    const uint32_t row_first = item->row_first, row_end = item->row_end;
+    float *totals = item->scratch;               /* [KVA_CPU_LINEAR_ROWS] */
     float *inner = totals + KVA_CPU_LINEAR_ROWS; /* [KVA_CPU_LINEAR_INNER] */
-    for (uint32_t output = out_first; output < out_end; output++) {
+    for (uint32_t output = item->out_first; output < item->out_end; output++) {
         memset(totals, 0, KVA_CPU_LINEAR_ROWS * sizeof *totals);
         for (uint32_t k = 0; k < weight->cols; k += KVA_CPU_LINEAR_INNER) {
             uint32_t count = kva_min_u32(KVA_CPU_LINEAR_INNER, weight->cols - k);

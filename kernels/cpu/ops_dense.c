@@ -9,7 +9,11 @@
 /* The same for a linear, in multiplications. */
 #define SERIAL_PRODUCTS_MAX 65536u
 
-#define SCRATCH_FLOATS      (KVA_CPU_SCRATCH_BYTES / sizeof(float))
+/* Weights of one linear work item whose rows are prepared, at least: memory is not read in crumbs.
+ */
+#define LINEAR_ITEM_BYTES_MIN (64u * 1024u)
+
+#define SCRATCH_FLOATS        (KVA_CPU_SCRATCH_BYTES / sizeof(float))
 
 /* Cuts `total` units into `count` pieces of `unit_count` (the last may be shorter). */
 struct cut {
@@ -179,28 +183,67 @@ void kva_cpu_merge(struct kva_device *device, const struct kva_merge_args *args)
 struct linear_job {
     struct kva_device *device;
     const struct kva_linear_args *args;
-    uint32_t out_pieces;
+    struct cut rows;
+    struct cut outputs;
+    size_t row_bytes; /* of a prepared row */
 };
 
+static void prepare_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
+{
+    const struct job *job = opaque;
+    job->device->kernels.linear_prepare(job->args, (uint32_t)cut_first(&job->cut, index),
+                                        (uint32_t)cut_end(&job->cut, index), job->device->prepared);
+}
+
+/* Outputs of a piece come before its rows: the rows that follow find its weights in a cache. */
 static void linear_piece(void *opaque, uint32_t index, uint32_t worker)
 {
     const struct linear_job *job = opaque;
-    const struct kva_linear_args *args = job->args;
-    uint32_t row_first = index / job->out_pieces * KVA_CPU_LINEAR_ROWS;
-    uint32_t out_first = index % job->out_pieces * KVA_CPU_LINEAR_OUTPUTS;
-    job->device->kernels.linear(args, row_first,
-                                kva_min_u32(row_first + KVA_CPU_LINEAR_ROWS, args->rows), out_first,
-                                kva_min_u32(out_first + KVA_CPU_LINEAR_OUTPUTS, args->weight.rows),
-                                kva_cpu_scratch(job->device, worker));
+    uint32_t row_piece = index % job->rows.count, out_piece = index / job->rows.count;
+    struct kva_cpu_linear item = {
+        .args = job->args,
+        .prepared = job->row_bytes ? job->device->prepared : NULL,
+        .row_first = (uint32_t)cut_first(&job->rows, row_piece),
+        .row_end = (uint32_t)cut_end(&job->rows, row_piece),
+        .out_first = (uint32_t)cut_first(&job->outputs, out_piece),
+        .out_end = (uint32_t)cut_end(&job->outputs, out_piece),
+        .scratch = kva_cpu_scratch(job->device, worker),
+    };
+    job->device->kernels.linear(&item);
 }
 
-void kva_cpu_linear(struct kva_device *device, const struct kva_linear_args *args)
+/* Pieces of `total` units, `unit_count` each. */
+static struct cut cut_even(size_t total, size_t unit_count)
 {
-    if (device_failed(device) || args->rows == 0)
-        return;
-    struct linear_job job = {.device = device, .args = args};
-    job.out_pieces = (uint32_t)kva_div_up(args->weight.rows, KVA_CPU_LINEAR_OUTPUTS);
-    size_t pieces = kva_div_up(args->rows, KVA_CPU_LINEAR_ROWS) * job.out_pieces;
+    return (struct cut){
+        .total = total, .unit_count = unit_count, .count = (uint32_t)kva_div_up(total, unit_count)};
+}
+
+/* Outputs of an item whose rows are prepared: some items for each thread, so that a late one holds
+ * up little, unless they would be too short to be read at full speed. */
+static size_t item_outputs(const struct kva_device *device, const struct kva_weight *weight)
+{
+    size_t least = LINEAR_ITEM_BYTES_MIN / (weight->cols * kva_dtype_bytes(weight->dtype)) + 1;
+    size_t even = kva_div_up(weight->rows, (size_t)kva_pool_threads(device->pool) * 16);
+    size_t outputs = kva_align_up(kva_max_size(even, least), 4);
+    return kva_min_size(outputs, KVA_CPU_LINEAR_OUTPUTS);
+}
+
+static void run_linear(struct kva_device *device, const struct kva_linear_args *args,
+                       size_t row_bytes)
+{
+    struct linear_job job = {.device = device, .args = args, .row_bytes = row_bytes};
+    if (row_bytes) {
+        struct job prepare = {.device = device, .args = args};
+        prepare.cut = cut_units(device, args->rows, args->weight.cols, 1);
+        kva_pool_run(device->pool, prepare.cut.count, prepare_piece, &prepare);
+        job.rows = cut_even(args->rows, args->rows);
+        job.outputs = cut_even(args->weight.rows, item_outputs(device, &args->weight));
+    } else {
+        job.rows = cut_even(args->rows, KVA_CPU_LINEAR_ROWS);
+        job.outputs = cut_even(args->weight.rows, KVA_CPU_LINEAR_OUTPUTS);
+    }
+    size_t pieces = (size_t)job.rows.count * job.outputs.count;
     if (pieces > UINT32_MAX) {
         kva_cpu_fail(device, "linear: %u rows of %u outputs in one call", args->rows,
                      args->weight.rows);
@@ -213,4 +256,27 @@ void kva_cpu_linear(struct kva_device *device, const struct kva_linear_args *arg
     }
     for (uint32_t i = 0; i < pieces; i++)
         linear_piece(&job, i, 0);
+}
+
+void kva_cpu_linear(struct kva_device *device, const struct kva_linear_args *args)
+{
+    if (device_failed(device) || args->rows == 0)
+        return;
+    size_t row_bytes = device->kernels.linear_row_bytes(args);
+    if (row_bytes > KVA_CPU_PREPARED_BYTES) {
+        kva_cpu_fail(device, "linear: a row of %u inputs is larger than %u bytes",
+                     args->weight.cols, KVA_CPU_PREPARED_BYTES);
+        return;
+    }
+    /* As many rows in one turn as there is memory to prepare them in. */
+    uint32_t fit = args->rows;
+    if (row_bytes)
+        fit = (uint32_t)kva_min_size(fit, KVA_CPU_PREPARED_BYTES / row_bytes);
+    struct kva_linear_args turn = *args;
+    for (uint32_t row = 0; row < args->rows; row += turn.rows) {
+        turn.rows = kva_min_u32(fit, args->rows - row);
+        turn.x = (const float *)args->x + (size_t)row * args->x_stride;
+        turn.out = (float *)args->out + (size_t)row * args->out_stride;
+        run_linear(device, &turn, row_bytes);
+    }
 }

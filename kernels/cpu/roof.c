@@ -7,12 +7,9 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>
-
-#ifdef __x86_64__
-#include <immintrin.h>
-#endif
 
 #define RUNS 48u
 
@@ -21,7 +18,7 @@
 #define READ_BYTES (24u << 20)
 #define READ_PARTS 8u
 
-#define FMA_CHAINS 12
+#define FMA_SUMS   16
 #define FMA_ROUNDS 200000u
 #define FMA_LANES  16
 
@@ -29,92 +26,64 @@ struct roof {
     const unsigned char *data;
     size_t bytes;
     uint64_t sink;
+    void *(*run)(void *);
+    _Atomic bool *go;
 };
 
-/* Reads every line of its part once, four streams at a time. */
+/* Reads every line of its part once, as one stream: what memory gives most for. */
 static void *read_memory(void *opaque)
 {
     struct roof *roof = opaque;
     const uint64_t *data = (const uint64_t *)(const void *)roof->data;
-    size_t words = roof->bytes / 8, quarter = words / 4;
-    uint64_t sums[8] = {0};
-    for (size_t i = 0; i + 8 <= quarter; i += 8) {
-        for (size_t stream = 0; stream < 4; stream++) {
-            __builtin_prefetch(data + stream * quarter + i + 128);
-            for (size_t j = 0; j < 8; j++)
-                sums[j] += data[stream * quarter + i + j];
-        }
+    uint64_t sum = 0;
+    for (size_t i = 0; i + 8 <= roof->bytes / 8; i += 8) {
+        __builtin_prefetch(data + i + 1024);
+        sum += data[i];
     }
-    for (size_t j = 0; j < 8; j++)
-        roof->sink += sums[j];
+    roof->sink += sum;
     return NULL;
 }
 
-/* The most products per second that plain vector code gets: no memory, no dependence. */
-typedef float lanes __attribute__((vector_size(64)));
-typedef float half_lanes __attribute__((vector_size(32)));
-
-/* Chains that differ, or the compiler would compute one. */
-#define FMA_LOOP(type, width, rounds)                                                              \
-    type sums[FMA_CHAINS], x, y;                                                                   \
-    for (int i = 0; i < (width); i++) {                                                            \
-        x[i] = 0.999f + (float)(roof->sink & 1) * 1e-6f;                                           \
-        y[i] = 0.5f;                                                                               \
-    }                                                                                              \
-    for (int j = 0; j < FMA_CHAINS; j++)                                                           \
-        sums[j] = x * (float)j;                                                                    \
-    for (uint32_t i = 0; i < (rounds); i++) {                                                      \
-        for (int j = 0; j < FMA_CHAINS; j++)                                                       \
-            sums[j] = sums[j] * x + y;                                                             \
-    }                                                                                              \
-    for (int j = 0; j < FMA_CHAINS; j++)                                                           \
-        roof->sink += sums[j][0] > 1.0f;
-
-/* A product and a sum become one instruction: gcc's default in C11 is not to, clang's is to. */
-#ifdef __clang__
-#define FUSED
-#else
-#define FUSED __attribute__((optimize("fp-contract=fast")))
-#endif
-
+/* The most products per second: independent sums in registers, no memory. In assembly, because a
+ * compiler that keeps the sums in memory measures something else. Factors of 0: no sum is ever a
+ * slow number. */
 #ifdef __x86_64__
-FUSED __attribute__((target("avx512f,avx512vl"))) static void *multiply_avx512(void *opaque)
-{
-    struct roof *roof = opaque;
-    FMA_LOOP(lanes, FMA_LANES, FMA_ROUNDS)
-    return NULL;
-}
+#define EACH_SUM(x)                                                                                \
+    x(0) x(1) x(2) x(3) x(4) x(5) x(6) x(7) x(8) x(9) x(10) x(11) x(12) x(13) x(14) x(15)
+#define ZERO_YMM   "vpxor %%ymm15, %%ymm15, %%ymm15\n\t"
+#define ZERO_ZMM   "vpxorq %%zmm30, %%zmm30, %%zmm30\n\tvpxorq %%zmm31, %%zmm31, %%zmm31\n\t"
+#define FMA_YMM(i) "vfmadd231ps %%ymm15, %%ymm15, %%ymm" #i "\n\t"
+#define FMA_ZMM(i) "vfmadd231ps %%zmm31, %%zmm30, %%zmm" #i "\n\t"
+#define DOT_ZMM(i) "vdpbf16ps %%zmm31, %%zmm30, %%zmm" #i "\n\t"
+#define CLOBBERS                                                                                   \
+    "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",       \
+        "xmm11", "xmm12", "xmm13", "xmm14", "xmm15"
 
-FUSED __attribute__((target("avx2,fma"))) static void *multiply_avx2(void *opaque)
-{
-    struct roof *roof = opaque;
-    FMA_LOOP(half_lanes, FMA_LANES / 2, 2 * FMA_ROUNDS)
-    return NULL;
-}
-
-/* Two bf16 products and their sum to a lane of fp32. */
-__attribute__((target("avx512f,avx512bf16"))) static void *multiply_bf16(void *opaque)
-{
-    struct roof *roof = opaque;
-    __m512 sums[FMA_CHAINS];
-    __m512 x = _mm512_set1_ps(0.999f + (float)(roof->sink & 1) * 1e-6f);
-    __m512bh pairs = _mm512_cvtne2ps_pbh(x, x);
-    for (int j = 0; j < FMA_CHAINS; j++)
-        sums[j] = _mm512_set1_ps((float)j);
-    for (uint32_t i = 0; i < FMA_ROUNDS; i++) {
-        for (int j = 0; j < FMA_CHAINS; j++)
-            sums[j] = _mm512_dpbf16_ps(sums[j], pairs, pairs);
+#define PRODUCTS(name, zero, sums, rounds)                                                         \
+    static void *name(void *opaque)                                                                \
+    {                                                                                              \
+        for (uint32_t i = 0; i < (rounds); i++)                                                    \
+            __asm__ volatile(zero EACH_SUM(sums)::: CLOBBERS);                                     \
+        return opaque;                                                                             \
     }
-    for (int j = 0; j < FMA_CHAINS; j++)
-        roof->sink += _mm512_cvtss_f32(sums[j]) > 1.0f;
-    return NULL;
-}
+
+PRODUCTS(multiply_avx2, ZERO_YMM, FMA_YMM, 2 * FMA_ROUNDS)
+PRODUCTS(multiply_avx512, ZERO_ZMM, FMA_ZMM, FMA_ROUNDS)
+PRODUCTS(multiply_bf16, ZERO_ZMM, DOT_ZMM, FMA_ROUNDS)
 #endif
 
+/* What a compiler makes of plain code for the least processor. */
 static void *multiply_plain(void *opaque)
 {
     struct roof *roof = opaque;
-    FMA_LOOP(lanes, FMA_LANES, FMA_ROUNDS)
+    float sums[FMA_SUMS] = {0};
+    for (uint32_t i = 0; i < FMA_ROUNDS; i++) {
+        for (int lane = 0; lane < FMA_LANES; lane++) {
+            for (int j = 0; j < FMA_SUMS; j++)
+                sums[j] = sums[j] * 0.5f + 0.25f;
+        }
+    }
+    roof->sink += sums[0] > 1.0f;
     return NULL;
 }
 
@@ -123,6 +92,15 @@ static uint64_t now_ns(uint32_t threads)
     struct timespec time;
     clock_gettime(threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
     return (uint64_t)time.tv_sec * KVA_NS_PER_S + (uint64_t)time.tv_nsec;
+}
+
+/* Waits for the others, so that starting a thread is not measured. */
+static void *run_together(void *opaque)
+{
+    struct roof *roof = opaque;
+    while (!atomic_load_explicit(roof->go, memory_order_acquire))
+        ;
+    return roof->run(roof);
 }
 
 /* Seconds that `threads` threads take to run `run` once each, on parts of `data`; INFINITY: the
@@ -135,12 +113,18 @@ static double roof_seconds(uint32_t threads, void *(*run)(void *), const unsigne
         struct roof roofs[KVA_POOL_THREADS_MAX];
         size_t part = READ_BYTES / threads / 64 * 64;
         uint32_t started = 1;
+        _Atomic bool go = false;
         for (uint32_t t = 0; t < threads; t++)
-            roofs[t] = (struct roof){
-                .data = data + (size_t)(i % READ_PARTS) * READ_BYTES + t * part, .bytes = part};
-        uint64_t start = now_ns(threads);
-        while (started < threads && pthread_create(&ids[started], NULL, run, &roofs[started]) == 0)
+            roofs[t] =
+                (struct roof){.data = data + (size_t)(i % READ_PARTS) * READ_BYTES + t * part,
+                              .bytes = part,
+                              .run = run,
+                              .go = &go};
+        while (started < threads &&
+               pthread_create(&ids[started], NULL, run_together, &roofs[started]) == 0)
             started++;
+        uint64_t start = now_ns(threads);
+        atomic_store_explicit(&go, true, memory_order_release);
         run(&roofs[0]);
         for (uint32_t t = 1; t < started; t++)
             pthread_join(ids[t], NULL);
@@ -178,15 +162,15 @@ enum kva_status kva_cpu_roofs(struct kva_device *device, struct kva_device_roofs
     for (size_t i = 0; i < bytes / 2; i++)
         ((uint16_t *)memory)[i] = (uint16_t)(0x3C00 + i % 251);
     void *(*multiply)(void *) = multiply_plain;
-    double flops = 2.0 * FMA_LANES * FMA_CHAINS * FMA_ROUNDS * threads;
+    double flops = 2.0 * FMA_LANES * FMA_SUMS * FMA_ROUNDS * threads;
     struct kva_device_roofs roofs = {0};
 #ifdef __x86_64__
     uint32_t levels = device->base.info.cpu_levels;
     if (levels & KVA_CPU_AVX2)
         multiply = multiply_avx2;
-    if (levels & KVA_CPU_AVX512)
+    if (levels & (KVA_CPU_AVX512 | KVA_CPU_AVX512BF16))
         multiply = multiply_avx512;
-    if ((levels & KVA_CPU_AVX512) && __builtin_cpu_supports("avx512bf16"))
+    if (levels & KVA_CPU_AVX512BF16)
         roofs.bf16_flops_per_s = 2 * flops / roof_seconds(threads, multiply_bf16, memory);
 #endif
     roofs.f32_flops_per_s = flops / roof_seconds(threads, multiply, memory);

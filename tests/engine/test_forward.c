@@ -150,8 +150,11 @@ static struct error compare(const float *all, const struct kva_golden *golden)
     return error;
 }
 
-/* Greedy continuation through the engine, which computes everything as in service. */
-static void check_greedy(struct fixture *f, const char *family, const struct kva_golden *golden)
+/* Greedy continuation through the engine, which computes everything as in service. Where the two
+ * best logits lie closer than twice what logits may be off, either token is right, and what follows
+ * depends on which it was. */
+static void check_greedy(struct fixture *f, const char *family, const struct kva_golden *golden,
+                         double logit_error)
 {
     const struct kva_sampling_params sampling = fixture_greedy();
     struct kva_sequence *seq = fixture_start(
@@ -161,8 +164,14 @@ static void check_greedy(struct fixture *f, const char *family, const struct kva
                                          .sampling = &sampling});
     uint32_t token = fixture_prefill(f, seq, 64);
     for (uint32_t i = 0; i < golden->greedy_count; i++) {
-        if (token != golden->greedy[i])
-            fail_msg("%s: greedy token %u is %u, expected %u", family, i, token, golden->greedy[i]);
+        if (token != golden->greedy[i]) {
+            if ((double)golden->margins[i] > 2 * logit_error)
+                fail_msg("%s: greedy token %u is %u, expected %u", family, i, token,
+                         golden->greedy[i]);
+            printf("%s: greedy token %u of %u is another, by a margin of %.2e\n", family, i,
+                   golden->greedy_count, (double)golden->margins[i]);
+            break;
+        }
         if (i + 1 < golden->greedy_count)
             fixture_decode(f, &seq, 1, &token);
     }
@@ -175,12 +184,22 @@ static void test_forward__every_family_matches_transformers(void **state KVA_UNU
     static const struct {
         uint32_t mask;
         const char *name;
+        double max[2], rms[2]; /* of the logits' errors, with f16 and with bf16 KV */
     } levels[] = {
-        {KVA_CPU_REF, "ref"},
-        {KVA_CPU_REF | KVA_CPU_AVX2, "avx2"},
-        {KVA_CPU_REF | KVA_CPU_AVX2 | KVA_CPU_AVX512, "avx512"},
+        /* All but K and V is fp32 on both sides. Logits spread over several units; rounding K and V
+         * to 11 bits (f16) or 8 bits (bf16) moves them by at most this much, and leaving out any
+         * feature of a family moves them by 0.25 and more (expected.json, `without`). */
+        {KVA_CPU_REF, "ref", {0.02, 0.15}, {0.003, 0.03}},
+        {KVA_CPU_REF | KVA_CPU_AVX2, "avx2", {0.02, 0.15}, {0.003, 0.03}},
+        {KVA_CPU_REF | KVA_CPU_AVX2 | KVA_CPU_AVX512, "avx512", {0.02, 0.15}, {0.003, 0.03}},
+        /* Here the inputs of every linear are rounded to 8 bits too, where the weights are bf16:
+         * seven times a layer what bf16 KV does twice, so about twice its error. */
+        {KVA_CPU_REF | KVA_CPU_AVX2 | KVA_CPU_AVX512 | KVA_CPU_AVX512BF16,
+         "avx512bf16",
+         {0.24, 0.24},
+         {0.04, 0.04}},
     };
-    printf("%-20s %-7s %22s %22s\n", "family", "level", "f16 KV: max    rms",
+    printf("%-20s %-10s %22s %22s\n", "family", "level", "f16 KV: max    rms",
            "bf16 KV: max    rms");
     for (size_t i = 0; kva_golden_families[i]; i++) {
         const char *family = kva_golden_families[i];
@@ -206,15 +225,13 @@ static void test_forward__every_family_matches_transformers(void **state KVA_UNU
                 errors[d] = compare(all, &golden);
                 free(all);
             }
-            printf("%-20s %-7s %12.2e %9.2e %12.2e %9.2e\n", family, levels[level].name,
+            printf("%-20s %-10s %12.2e %9.2e %12.2e %9.2e\n", family, levels[level].name,
                    errors[0].max, errors[0].rms, errors[1].max, errors[1].rms);
-            /* All but K and V is fp32 on both sides. Logits spread over several units; rounding K
-             * and V to 11 bits (f16) or 8 bits (bf16) moves them by at most this much, and leaving
-             * out any feature of a family moves them by 0.25 and more (expected.json, `without`).
-             */
-            assert_true(errors[0].max < 0.02);
-            assert_true(errors[1].max < 0.15);
-            check_greedy(&f, family, &golden);
+            for (int d = 0; d < 2; d++) {
+                assert_true(errors[d].max < levels[level].max[d]);
+                assert_true(errors[d].rms < levels[level].rms[d]);
+            }
+            check_greedy(&f, family, &golden, errors[1].max);
             fixture_close(&f);
         }
         kva_golden_finish(&golden);

@@ -51,13 +51,17 @@ struct bench {
     struct kva_device *device;
     uint32_t threads;
     double memory_gbs;
-    double products_gflops;
+    double gflops;      /* products of fp32 */
+    double half_gflops; /* of what the level multiplies bf16 weights and KV with */
     const char *level;
+    const char *only; /* "linear" and the like; NULL: all */
 };
 
-static void report(const struct bench *bench, const char *name, double seconds, double bytes,
-                   double flops)
+/* `dtype`: of the weights or the KV. */
+static void report(const struct bench *bench, const char *name, enum kva_dtype dtype,
+                   double seconds, double bytes, double flops)
 {
+    double roof = dtype == KVA_BF16 ? bench->half_gflops : bench->gflops;
     printf("%-44s %-7s %2u %9.1f us", name, bench->level, bench->threads, seconds * 1e6);
     if (bytes > 0)
         printf("  %6.1f GB/s %3.0f%%", bytes / seconds * 1e-9,
@@ -66,8 +70,14 @@ static void report(const struct bench *bench, const char *name, double seconds, 
         printf("  %16s", "");
     if (flops > 0)
         printf("  %7.1f GFLOP/s %3.0f%%", flops / seconds * 1e-9,
-               100 * flops / seconds * 1e-9 / bench->products_gflops);
+               100 * flops / seconds * 1e-9 / roof);
     printf("\n");
+}
+
+/* Whether something of this kind is wanted. */
+static bool wanted(const struct bench *bench, const char *op)
+{
+    return !bench->only || strcmp(bench->only, op) == 0;
 }
 
 struct linear_work {
@@ -89,6 +99,8 @@ static void run_linear(void *opaque)
 static void bench_linear(const struct bench *bench, unsigned char *memory, enum kva_dtype dtype,
                          uint32_t rows, uint32_t outputs, uint32_t inputs)
 {
+    if (!wanted(bench, "linear"))
+        return;
     float *x = malloc((size_t)rows * inputs * sizeof *x);
     float *out = malloc((size_t)rows * outputs * sizeof *out);
     for (size_t i = 0; i < (size_t)rows * inputs; i++)
@@ -106,8 +118,8 @@ static void bench_linear(const struct bench *bench, unsigned char *memory, enum 
     char name[80];
     snprintf(name, sizeof name, "linear %s rows %u outputs %u inputs %u", kva_dtype_name(dtype),
              rows, outputs, inputs);
-    report(bench, name, seconds_of(bench->threads, run_linear, &work), (double)work.copy_bytes,
-           2.0 * rows * outputs * inputs);
+    report(bench, name, dtype, seconds_of(bench->threads, run_linear, &work),
+           (double)work.copy_bytes, 2.0 * rows * outputs * inputs);
     free(x);
     free(out);
 }
@@ -128,6 +140,8 @@ static void bench_attend(const struct bench *bench, unsigned char *memory, enum 
                          const uint32_t shape[3], uint32_t seq_count, uint32_t tokens,
                          uint32_t rows)
 {
+    if (!wanted(bench, "attend"))
+        return;
     uint32_t heads = shape[0], kv_heads = shape[1], dim = shape[2];
     size_t block_bytes = kva_kv_block_bytes(kv_heads, dim);
     uint32_t pages = (uint32_t)kva_div_up(tokens, KVA_PAGE_TOKENS);
@@ -167,7 +181,7 @@ static void bench_attend(const struct bench *bench, unsigned char *memory, enum 
     snprintf(name, sizeof name, "attend %s %u/%u x %u seqs %u at %u rows %u", kva_dtype_name(dtype),
              heads, kv_heads, dim, seq_count, tokens, rows);
     double seen = (double)rows * (tokens - (rows - 1) / 2.0);
-    report(bench, name, seconds_of(bench->threads, run_attend, &work),
+    report(bench, name, dtype, seconds_of(bench->threads, run_attend, &work),
            rows == 1 ? (double)seq_count * tokens * kv_heads * dim * 4 : 0,
            4.0 * seq_count * seen * heads * dim);
     free(blocks);
@@ -206,6 +220,8 @@ static void run_rope(void *opaque)
 
 static void bench_rows(const struct bench *bench, uint32_t rows)
 {
+    if (!wanted(bench, "rows"))
+        return;
     const uint32_t dim = 5632;
     float *x = calloc((size_t)rows * dim, sizeof *x), *y = calloc((size_t)rows * dim, sizeof *y);
     uint32_t *positions = calloc(rows, sizeof *positions);
@@ -233,29 +249,36 @@ static void bench_rows(const struct bench *bench, uint32_t rows)
                                        .factor = 1};
     char name[80];
     snprintf(name, sizeof name, "norm rms rows %u dim 2048", rows);
-    report(bench, name, seconds_of(bench->threads, run_norm, &work), 2048.0 * rows * 8, 0);
+    report(bench, name, KVA_F32, seconds_of(bench->threads, run_norm, &work), 2048.0 * rows * 8, 0);
     snprintf(name, sizeof name, "glu silu rows %u dim 5632", rows);
-    report(bench, name, seconds_of(bench->threads, run_glu, &work), 5632.0 * rows * 12, 0);
+    report(bench, name, KVA_F32, seconds_of(bench->threads, run_glu, &work), 5632.0 * rows * 12, 0);
     snprintf(name, sizeof name, "rope rows %u heads 32 x 128", rows);
-    report(bench, name, seconds_of(bench->threads, run_rope, &work), 4096.0 * rows * 8, 0);
+    report(bench, name, KVA_F32, seconds_of(bench->threads, run_rope, &work), 4096.0 * rows * 8, 0);
     free(x);
     free(y);
     free(positions);
 }
 
+/* Tensors of a file begin at multiples of 8 bytes: few at a cache line. */
+#define WEIGHT_OFFSET_BYTES 24
+
 static void bench_kernels(const struct bench *bench, unsigned char *memory, bool slow)
 {
+    unsigned char *weights = memory + WEIGHT_OFFSET_BYTES;
     const uint32_t tiny_llama[3] = {32, 4, 64}, llama[3] = {32, 8, 128}, mha[3] = {16, 16, 128};
-    const uint32_t rows[] = {1, 4, 8, 16, 64, 256};
-    for (size_t i = 0; i < KVA_COUNT_OF(rows) - (slow ? 2 : 0); i++)
-        bench_linear(bench, memory, KVA_BF16, rows[i], 5632, 2048);
-    bench_linear(bench, memory, KVA_F16, 1, 5632, 2048);
-    bench_linear(bench, memory, KVA_F32, 1, 5632, 2048);
-    bench_linear(bench, memory, KVA_BF16, 1, 2048, 5632);
-    bench_linear(bench, memory, KVA_BF16, 1, 256, 2048);
-    bench_linear(bench, memory, KVA_BF16, 1, 4096, 14336);
-    if (!slow)
-        bench_linear(bench, memory, KVA_BF16, 128, 1024, 14336);
+    const uint32_t rows[] = {1, 2, 4, 8, 16, 32, 64, 256, 512};
+    for (size_t i = 0; i < KVA_COUNT_OF(rows) - (slow ? 3 : 0); i++)
+        bench_linear(bench, weights, KVA_BF16, rows[i], 5632, 2048);
+    bench_linear(bench, weights, KVA_F16, 1, 5632, 2048);
+    bench_linear(bench, weights, KVA_F32, 1, 5632, 2048);
+    bench_linear(bench, weights, KVA_BF16, 1, 2048, 5632);
+    bench_linear(bench, weights, KVA_BF16, 1, 256, 2048);
+    bench_linear(bench, weights, KVA_BF16, 1, 4096, 14336);
+    bench_linear(bench, weights, KVA_BF16, 16, 2048, 5632);
+    if (!slow) {
+        bench_linear(bench, weights, KVA_BF16, 512, 2048, 5632);
+        bench_linear(bench, weights, KVA_BF16, 128, 1024, 14336);
+    }
     bench_attend(bench, memory, KVA_BF16, tiny_llama, 1, 16384, 1);
     bench_attend(bench, memory, KVA_BF16, tiny_llama, 16, 4096, 1);
     bench_attend(bench, memory, KVA_BF16, llama, 1, 16384, 1);
@@ -270,9 +293,9 @@ static void bench_kernels(const struct bench *bench, unsigned char *memory, bool
     bench_rows(bench, 256);
 }
 
-void check_bench(struct check *check)
+void check_bench(struct check *check, const char *only)
 {
-    unsigned char *memory = malloc(COLD_BYTES);
+    unsigned char *memory = aligned_alloc(4096, COLD_BYTES + 4096);
     if (!memory)
         exit(2);
     /* Ordinary numbers in every format. */
@@ -285,7 +308,7 @@ void check_bench(struct check *check)
     printf("%s\n", probe ? kva_device_get_info(probe)->name : "?");
     kva_device_close(probe);
     for (uint32_t threads = cores; threads > 0; threads = threads > 1 ? 1 : 0) {
-        struct bench bench = {.threads = threads};
+        struct bench bench = {.threads = threads, .only = only};
         for (uint32_t i = 0; i < check->variant_count; i++) {
             const struct check_variant *variant = &check->variants[i];
             bench.level = variant->name;
@@ -297,9 +320,11 @@ void check_bench(struct check *check)
             if (kva_device_measure(bench.device, &roofs, NULL) != KVA_OK)
                 exit(2);
             bench.memory_gbs = roofs.read_bytes_per_s * 1e-9;
-            bench.products_gflops = roofs.f32_flops_per_s * 1e-9;
+            bench.gflops = bench.half_gflops = roofs.f32_flops_per_s * 1e-9;
+            if (levels & KVA_CPU_AVX512BF16)
+                bench.half_gflops = roofs.bf16_flops_per_s * 1e-9;
             printf("roofs, %s, %u threads: %.1f GB/s, %.1f GFLOP/s (bf16: %.1f)\n", bench.level,
-                   threads, bench.memory_gbs, bench.products_gflops, roofs.bf16_flops_per_s * 1e-9);
+                   threads, bench.memory_gbs, bench.gflops, roofs.bf16_flops_per_s * 1e-9);
             bench.ops = &variant->ops;
             bench_kernels(&bench, memory, levels == KVA_CPU_REF);
             kva_device_close(bench.device);

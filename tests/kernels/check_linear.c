@@ -31,32 +31,49 @@ static double sum_error(uint32_t inputs)
     return UNIT * (block / 8.0 + 8 + inputs / 512.0 + 2);
 }
 
-static void linear_truth(const struct kva_linear_args *args, const float *initial, double *expect,
-                         double *bound)
+/* The same for products of bf16: 16 lanes, blocks of 2048, a rounding for each product. */
+static double sum_error_rounded(uint32_t inputs)
+{
+    uint32_t block = kva_min_u32(inputs, 2048);
+    return UNIT * (block / 16.0 + 8 + inputs / 2048.0 + 2);
+}
+
+/* `rounded`: as bf16 products have it, x and w rounded to bf16 without denormal numbers, which
+ * products and sums flush to 0 too: an absolute error of each. */
+static void linear_truth(const struct kva_linear_args *args, const float *initial, bool rounded,
+                         double *expect, double *bound)
 {
     const struct kva_weight *w = &args->weight;
     size_t inputs = w->cols, outputs = w->rows;
+    double relative = rounded ? sum_error_rounded(w->cols) : sum_error(w->cols);
+    double least = (double)inputs * (rounded ? 0x1p-125 : 0x1p-149);
+    double *x = malloc(args->rows * inputs * sizeof(double));
     double *line = malloc(inputs * sizeof(double));
+    for (size_t i = 0; i < args->rows * inputs; i++) {
+        x[i] = ((const float *)args->x)[i / inputs * args->x_stride + i % inputs];
+        x[i] = rounded ? check_round_bf16(x[i]) : x[i];
+    }
     for (size_t n = 0; n < outputs; n++) {
-        for (size_t k = 0; k < inputs; k++)
+        for (size_t k = 0; k < inputs; k++) {
             line[k] = check_weight_at(w, n * inputs + k);
+            line[k] = rounded ? check_round_bf16(line[k]) : line[k];
+        }
         double bias = args->bias.data ? check_weight_at(&args->bias, n) : 0;
         for (size_t row = 0; row < args->rows; row++) {
-            const float *x = (const float *)args->x + row * args->x_stride;
             double sum = 0, size = 0;
             for (size_t k = 0; k < inputs; k++) {
-                double product = (double)x[k] * line[k];
+                double product = x[row * inputs + k] * line[k];
                 sum += product;
                 size += fabs(product);
             }
             double old = args->accumulate ? initial[row * outputs + n] : 0;
             expect[row * outputs + n] = sum + bias + old;
-            bound[row * outputs + n] = size * sum_error(w->cols) +
-                                       UNIT * (2 * fabs(bias) + 2 * fabs(old) + 2 * fabs(sum)) +
-                                       (double)inputs * 0x1p-149;
+            bound[row * outputs + n] =
+                size * relative + UNIT * (2 * fabs(bias) + 2 * fabs(old) + 2 * fabs(sum)) + least;
         }
     }
     free(line);
+    free(x);
 }
 
 static void linear_case(struct check *check, struct shape shape, enum kva_dtype dtype,
@@ -83,8 +100,10 @@ static void linear_case(struct check *check, struct shape shape, enum kva_dtype 
         args.bias = b;
     float *initial = malloc(count * sizeof(float));
     check_fill(check, FILL_NORMAL, initial, count);
-    double *expect = malloc(2 * count * sizeof(double));
-    linear_truth(&args, initial, expect, expect + count);
+    double *expect = malloc(4 * count * sizeof(double));
+    linear_truth(&args, initial, false, expect, expect + count);
+    if (dtype == KVA_BF16)
+        linear_truth(&args, initial, true, expect + 2 * count, expect + 3 * count);
     /* Roundings of a sum cancel: its error grows as the root of its length. The bound grows as the
      * length, so over many outputs the error is a small share of it. */
     struct check_case test = {.op = OP_LINEAR,
@@ -96,6 +115,8 @@ static void linear_case(struct check *check, struct shape shape, enum kva_dtype 
                               .initial = accumulate ? initial : NULL,
                               .expect = expect,
                               .bound = expect + count,
+                              .expect_rounded = dtype == KVA_BF16 ? expect + 2 * count : NULL,
+                              .bound_rounded = expect + 3 * count,
                               .norm_share = count < 64 ? 1 : 0.4};
     snprintf(test.name, sizeof test.name, "rows %u outputs %u inputs %u %s%s%s %s", shape.rows,
              shape.outputs, shape.inputs, kva_dtype_name(dtype), biased ? " bias" : "",
@@ -123,8 +144,9 @@ void check_linear(struct check *check)
                         check_below(check, 2));
     }
     /* Edges of tiles, vectors and blocks. */
-    const uint32_t inputs[] = {1, 7, 8, 15, 16, 17, 31, 33, 63, 511, 512, 513, 1030};
-    const uint32_t rows[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 24, 25, 95, 96, 97};
+    const uint32_t inputs[] = {1,   7,   8,   15,   16,   17,   31,   33,  63,
+                               511, 512, 513, 1030, 2047, 2048, 2049, 4100};
+    const uint32_t rows[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 24, 25, 47, 48, 49, 95, 96, 97};
     const uint32_t outputs[] = {1, 2, 3, 4, 5, 11, 12, 13, 47, 48, 49, 95, 96, 97};
     uint32_t rounds = check->quick ? 60 : 400;
     for (uint32_t i = 0; i < rounds; i++) {

@@ -158,6 +158,13 @@ double check_weight_at(const struct kva_weight *weight, size_t index)
     return check_widen(((const uint16_t *)weight->data)[index], weight->dtype);
 }
 
+double check_round_bf16(double value)
+{
+    if (fabs(value) < 0x1p-126)
+        return 0;
+    return isnan(value) ? value : check_widen(check_narrow((float)value, KVA_BF16), KVA_BF16);
+}
+
 struct kva_weight check_weight(struct check *check, struct check_buf *buf, enum kva_dtype dtype,
                                enum check_fill fill, uint32_t rows, uint32_t cols)
 {
@@ -245,13 +252,15 @@ static const char *run_rows(struct check *check, const struct check_variant *var
     return reason;
 }
 
-static const char *compare(const struct check_case *test, const float *out, char *text, size_t size)
+static const char *compare(const struct check_variant *variant, const struct check_case *test,
+                           const float *out, char *text, size_t size)
 {
+    bool rounded = variant->rounds_x && test->expect_rounded;
     size_t count = (size_t)test->rows * test->cols;
     double *expect = malloc(kva_max_size(count, 1) * 2 * sizeof(double));
     double *bound = expect + count;
-    memcpy(expect, test->expect, count * sizeof(double));
-    memcpy(bound, test->bound, count * sizeof(double));
+    memcpy(expect, rounded ? test->expect_rounded : test->expect, count * sizeof(double));
+    memcpy(bound, rounded ? test->bound_rounded : test->bound, count * sizeof(double));
     if (test->adjust)
         test->adjust(test, out, expect, bound);
     const char *reason = NULL;
@@ -297,7 +306,7 @@ static const char *run_variant(struct check *check, const struct check_variant *
 {
     const char *reason = run_rows(check, variant, variant->one, test, 0, test->rows, whole);
     if (!reason)
-        reason = compare(test, whole, text, size);
+        reason = compare(variant, test, whole, text, size);
     if (!reason)
         reason = same_bits(check, variant, variant->one, test, 0, test->rows, whole, scratch,
                            "the same call gives other bits");
@@ -364,6 +373,7 @@ bool check_variant_open(struct check_variant *variant, uint32_t level)
         return false;
     }
     variant->ops = *kva_device_ops(variant->one);
+    variant->rounds_x = kva_device_get_info(variant->one)->cpu_levels & KVA_CPU_AVX512BF16;
     return true;
 }
 
@@ -378,7 +388,10 @@ static void open_levels(struct check *check, const char *only)
     const struct {
         uint32_t level;
         const char *name;
-    } levels[] = {{KVA_CPU_REF, "ref"}, {KVA_CPU_AVX2, "avx2"}, {KVA_CPU_AVX512, "avx512"}};
+    } levels[] = {{KVA_CPU_REF, "ref"},
+                  {KVA_CPU_AVX2, "avx2"},
+                  {KVA_CPU_AVX512, "avx512"},
+                  {KVA_CPU_AVX512BF16, "avx512bf16"}};
     for (size_t i = 0; i < KVA_COUNT_OF(levels); i++) {
         struct check_variant *variant = &check->variants[check->variant_count];
         if (only && strcmp(only, levels[i].name) != 0)
@@ -436,7 +449,8 @@ static uint32_t print_table(const struct check *check)
 static int usage(const char *name)
 {
     fprintf(stderr,
-            "usage: %s [--seed N] [--op NAME]... [--level NAME] [--quick] [--broken] [--bench]\n",
+            "usage: %s [--seed N] [--op NAME]... [--level NAME] [--quick] [--broken]\n"
+            "       [--bench] [--bench-only linear|attend|rows]\n",
             name);
     return 2;
 }
@@ -444,7 +458,7 @@ static int usage(const char *name)
 int main(int argc, char **argv)
 {
     struct check check = {.seed = 1};
-    const char *level = NULL;
+    const char *level = NULL, *bench_only = NULL;
     bool wanted[OP_COUNT] = {false}, any = false, broken = false, bench = false;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
@@ -464,6 +478,9 @@ int main(int argc, char **argv)
             broken = true;
         } else if (strcmp(argv[i], "--bench") == 0) {
             bench = true;
+        } else if (strcmp(argv[i], "--bench-only") == 0 && i + 1 < argc) {
+            bench = true;
+            bench_only = argv[++i];
         } else {
             return usage(argv[0]);
         }
@@ -481,7 +498,7 @@ int main(int argc, char **argv)
     if (check.variant_count == 0)
         return usage(argv[0]);
     if (bench) {
-        check_bench(&check);
+        check_bench(&check, bench_only);
     } else {
         for (int op = 0; op < OP_COUNT; op++) {
             check.state = check.seed; /* an operator's cases do not depend on the others' */

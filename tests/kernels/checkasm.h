@@ -53,6 +53,7 @@ struct check_variant {
     struct kva_ops ops;
     struct kva_device *one;  /* a single thread */
     struct kva_device *many; /* several */
+    bool rounds_x;           /* rounds activations to bf16 where it meets bf16 */
     uint32_t passed[OP_COUNT];
     uint32_t failed[OP_COUNT];
 };
@@ -102,6 +103,10 @@ double check_widen(uint16_t bits, enum kva_dtype dtype);
 uint16_t check_narrow(float value, enum kva_dtype dtype);
 double check_weight_at(const struct kva_weight *weight, size_t index);
 
+/* What a number is to the products of level avx512bf16: rounded to bf16, and 0 below the normal
+ * numbers. */
+double check_round_bf16(double value);
+
 struct check_case;
 
 /* Run rows [first, first + rows) of the case into `out`, whose row 0 is row `first`. `out` is
@@ -121,7 +126,11 @@ struct check_case {
     const float *initial; /* [rows, cols] that out holds before; NULL: garbage */
     const double *expect; /* [rows, cols] */
     const double *bound;  /* [rows, cols]: largest error of each element */
-    double norm_share;    /* sqrt(sum error^2) <= norm_share * sqrt(sum bound^2) */
+    /* The same from inputs rounded as variants with `rounds_x` round them; NULL: they do not here.
+     */
+    const double *expect_rounded;
+    const double *bound_rounded;
+    double norm_share; /* sqrt(sum error^2) <= norm_share * sqrt(sum bound^2) */
     /* Where elements are related, what they should be can depend on what some of them are:
      * attention's `a` and `e` on its `m`. Called before the comparison; may be NULL. */
     void (*adjust)(const struct check_case *test, const float *out, double *expect, double *bound);
@@ -162,7 +171,7 @@ void check_variant_close(struct check_variant *variant);
 /* Every broken operator must fail its cases; returns the number of those that do not. */
 int check_broken(struct check *check);
 
-/* Measure. */
-void check_bench(struct check *check);
+/* Measure `only` ("linear", "attend", "rows"), or everything: NULL. */
+void check_bench(struct check *check, const char *only);
 
 #endif
