@@ -1,0 +1,621 @@
+/* The CUDA device: memory, weights, descriptors, queues and events. */
+#include "kernels/cuda/device_cuda.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* cuBLAS takes a workspace of this size on Hopper; giving it one keeps its results reproducible. */
+#define BLAS_WORKSPACE_BYTES ((size_t)32 << 20)
+
+/* Host memory is pinned in pieces of this size, each touched by several threads first: the kernel
+ * would clear a large mapping page by page on one core. */
+#define PIN_PIECE_BYTES   ((size_t)1 << 30)
+#define TOUCH_THREADS_MAX 16u
+
+/* mma with bf16 and cp.async. */
+#define COMPUTE_MAJOR_MIN 8
+
+struct kva_event {
+    struct kva_event_base base;
+    struct kva_device *device;
+    cudaEvent_t event;
+    bool recorded;
+};
+
+const struct kva_ops kva_cuda_ops = {
+    .embed = kva_cuda_embed,
+    .norm = kva_cuda_norm,
+    .linear = kva_cuda_linear,
+    .rope = kva_cuda_rope,
+    .glu = kva_cuda_glu,
+    .kv_append = kva_cuda_kv_append,
+    .attend = kva_cuda_attend,
+    .merge = kva_cuda_merge,
+    .gather = kva_cuda_gather,
+};
+
+/* --- errors ----------------------------------------------------------------------------------- */
+
+void kva_cuda_fail(struct kva_device *device, const char *format, ...)
+{
+    if (kva_cuda_failed(device))
+        return;
+    char message[KVA_ERR_MESSAGE_MAX];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(message, sizeof message, format, list);
+    va_end(list);
+    kva_fail(&device->error, KVA_EDEVICE, "%s", message);
+    __atomic_store_n(&device->failed, true, __ATOMIC_RELEASE);
+}
+
+bool kva_cuda_check(struct kva_device *device, cudaError_t status, const char *what)
+{
+    if (status == cudaSuccess)
+        return true;
+    kva_cuda_fail(device, "GPU %d: %s: %s (%s)", device->index, what, cudaGetErrorString(status),
+                  cudaGetErrorName(status));
+    return false;
+}
+
+bool kva_cuda_enter(struct kva_device *device)
+{
+    /* The current device is a property of the thread; setting it costs a driver call. */
+    static thread_local int current = -1;
+    if (kva_cuda_failed(device))
+        return false;
+    if (current == device->index)
+        return true;
+    if (!kva_cuda_check(device, cudaSetDevice(device->index), "cudaSetDevice"))
+        return false;
+    current = device->index;
+    return true;
+}
+
+static enum kva_status cuda_error(const struct kva_device *device, struct kva_err *err)
+{
+    if (!kva_cuda_failed(device))
+        return KVA_OK;
+    if (err)
+        *err = device->error;
+    return device->error.status;
+}
+
+/* What went wrong outside the queues, as the caller's error. */
+static enum kva_status fail_with(struct kva_err *err, cudaError_t status, const char *what)
+{
+    return kva_fail(err, KVA_EDEVICE, "%s: %s (%s)", what, cudaGetErrorString(status),
+                    cudaGetErrorName(status));
+}
+
+/* --- device memory ---------------------------------------------------------------------------- */
+
+static enum kva_status alloc_device(struct kva_device *device, size_t bytes, void **ret,
+                                    struct kva_err *err)
+{
+    void *data = nullptr;
+    if (!kva_cuda_enter(device))
+        return cuda_error(device, err);
+    if (device->bytes_max && bytes > device->bytes_max - device->bytes)
+        return kva_fail(err, KVA_ENOMEM,
+                        "the device tier cannot give %zu bytes: %llu of %llu are in use", bytes,
+                        static_cast<unsigned long long>(device->bytes),
+                        static_cast<unsigned long long>(device->bytes_max));
+    cudaError_t status = cudaMalloc(&data, kva_max_size(bytes, 1));
+    if (status == cudaErrorMemoryAllocation) {
+        size_t free_bytes = 0, total_bytes = 0;
+        (void)cudaGetLastError(); /* that is no failure of the device */
+        (void)cudaMemGetInfo(&free_bytes, &total_bytes);
+        return kva_fail(err, KVA_ENOMEM,
+                        "the device tier cannot give %zu bytes: %zu of the GPU's %zu are free",
+                        bytes, free_bytes, total_bytes);
+    }
+    if (status != cudaSuccess)
+        return fail_with(err, status, "cudaMalloc");
+    device->bytes += bytes;
+    *ret = data;
+    return KVA_OK;
+}
+
+static void free_device(struct kva_device *device, void *data, size_t bytes)
+{
+    if (!data)
+        return;
+    device->bytes -= bytes;
+    (void)cudaFree(data);
+}
+
+/* --- host memory ------------------------------------------------------------------------------ */
+
+struct touch {
+    unsigned char *data;
+    size_t bytes;
+};
+
+static void *touch_pages(void *opaque)
+{
+    const struct touch *touch = static_cast<const struct touch *>(opaque);
+    for (size_t i = 0; i < touch->bytes; i += 4096)
+        const_cast<volatile unsigned char *>(touch->data)[i] = 0;
+    return nullptr;
+}
+
+/* Make the pages of a piece physical, by several threads. */
+static void touch_piece(unsigned char *data, size_t bytes)
+{
+    pthread_t threads[TOUCH_THREADS_MAX];
+    struct touch parts[TOUCH_THREADS_MAX];
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    size_t count = kva_min_size(cores > 0 ? static_cast<size_t>(cores) : 1, TOUCH_THREADS_MAX);
+    size_t share = kva_align_up(kva_div_up(bytes, count), (size_t)2 << 20), started = 0;
+    for (size_t at = 0; at < bytes; at += share, started++) {
+        parts[started] = {data + at, kva_min_size(share, bytes - at)};
+        if (pthread_create(&threads[started], nullptr, touch_pages, &parts[started]) != 0) {
+            parts[started].bytes = bytes - at;
+            touch_pages(&parts[started]);
+            break;
+        }
+    }
+    for (size_t i = 0; i < started; i++)
+        pthread_join(threads[i], nullptr);
+}
+
+/* Huge pages where they are worth it. */
+static size_t host_mapping_bytes(size_t bytes)
+{
+    size_t huge = (size_t)2 << 20;
+    return kva_align_up(kva_max_size(bytes, 1), bytes < huge ? 4096 : huge);
+}
+
+static void free_host(void *data, size_t bytes, size_t pinned)
+{
+    unsigned char *base = static_cast<unsigned char *>(data);
+    for (size_t at = 0; at < pinned; at += PIN_PIECE_BYTES)
+        (void)cudaHostUnregister(base + at);
+    munmap(data, host_mapping_bytes(bytes));
+}
+
+static enum kva_status alloc_host(struct kva_device *device, size_t bytes, void **ret,
+                                  struct kva_err *err)
+{
+    if (!kva_cuda_enter(device))
+        return cuda_error(device, err);
+    if (bytes > SIZE_MAX - ((size_t)2 << 20))
+        return kva_fail(err, KVA_ENOMEM, "the host tier cannot give %zu bytes", bytes);
+    size_t size = host_mapping_bytes(bytes);
+    void *data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED)
+        return kva_fail(err, KVA_ENOMEM, "the host tier cannot give %zu bytes", bytes);
+    (void)madvise(data, size, MADV_HUGEPAGE);
+    unsigned char *base = static_cast<unsigned char *>(data);
+    for (size_t at = 0; at < size; at += PIN_PIECE_BYTES) {
+        size_t piece = kva_min_size(PIN_PIECE_BYTES, size - at);
+        touch_piece(base + at, piece);
+        cudaError_t status =
+            cudaHostRegister(base + at, piece, cudaHostRegisterPortable | cudaHostRegisterMapped);
+        if (status != cudaSuccess) {
+            (void)cudaGetLastError();
+            free_host(data, bytes, at);
+            return kva_fail(err, KVA_ENOMEM,
+                            "the host tier cannot give %zu bytes: %zu could be pinned (%s)", bytes,
+                            at, cudaGetErrorString(status));
+        }
+    }
+    *ret = data;
+    return KVA_OK;
+}
+
+/* --- both tiers ------------------------------------------------------------------------------- */
+
+static void cuda_sync(struct kva_device *device, enum kva_queue queue)
+{
+    if (kva_cuda_enter(device))
+        kva_cuda_check(device, cudaStreamSynchronize(device->streams[queue]),
+                       "work that ran earlier");
+}
+
+static enum kva_status cuda_alloc(struct kva_device *device, enum kva_mem mem, size_t bytes,
+                                  void **ret, struct kva_err *err)
+{
+    if (mem == KVA_MEM_HOST)
+        return alloc_host(device, bytes, ret, err);
+    void *data;
+    enum kva_status status = alloc_device(device, bytes, &data, err);
+    if (status)
+        return status;
+    cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
+    if (kva_cuda_check(device, cudaMemsetAsync(data, 0, bytes, stream), "cudaMemset"))
+        cuda_sync(device, KVA_QUEUE_COMPUTE); /* the copy queue may use it, too */
+    if (kva_cuda_failed(device)) {
+        free_device(device, data, bytes);
+        return cuda_error(device, err);
+    }
+    *ret = data;
+    return KVA_OK;
+}
+
+static void cuda_free(struct kva_device *device, enum kva_mem mem, void *data, size_t bytes)
+{
+    (void)kva_cuda_enter(device);
+    if (mem == KVA_MEM_DEVICE) {
+        free_device(device, data, bytes); /* waits for what still uses it */
+        return;
+    }
+    for (int queue = 0; queue < KVA_QUEUE_COUNT; queue++)
+        cuda_sync(device, static_cast<enum kva_queue>(queue));
+    free_host(data, bytes, host_mapping_bytes(bytes));
+}
+
+static void cuda_copy(struct kva_device *device, enum kva_queue queue, void *to, const void *from,
+                      size_t bytes)
+{
+    if (bytes > 0 && kva_cuda_enter(device))
+        kva_cuda_check(device,
+                       cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, device->streams[queue]),
+                       "a copy");
+}
+
+/* --- weights ---------------------------------------------------------------------------------- */
+
+static enum kva_status add_weight(struct kva_device *device, size_t bytes, void **ret,
+                                  struct kva_err *err)
+{
+    struct kva_cuda_block *block = static_cast<kva_cuda_block *>(calloc(1, sizeof *block));
+    if (!block)
+        return kva_fail(err, KVA_ENOMEM, "no memory to note a weight");
+    enum kva_status status = alloc_device(device, bytes, &block->data, err);
+    if (status) {
+        free(block);
+        return status;
+    }
+    block->bytes = bytes;
+    block->next = device->weights;
+    device->weights = block;
+    *ret = block->data;
+    return KVA_OK;
+}
+
+/* From memory that is not pinned (a mapped file) through the ring, piece by piece. */
+static void send_bytes(struct kva_device *device, void *to, const void *from, size_t bytes)
+{
+    const unsigned char *source = static_cast<const unsigned char *>(from);
+    for (size_t at = 0; at < bytes && !kva_cuda_failed(device);) {
+        size_t piece = kva_min_size(bytes - at, KVA_CUDA_RING_SEGMENT_BYTES);
+        void *staged = kva_cuda_stage(device, piece);
+        if (!staged)
+            return;
+        memcpy(staged, source + at, piece);
+        cuda_copy(device, KVA_QUEUE_COMPUTE, static_cast<unsigned char *>(to) + at, staged, piece);
+        at += piece;
+    }
+}
+
+/* Matrices take the activations' format, as cuBLAS wants; vectors keep theirs. */
+static enum kva_status cuda_weight(struct kva_device *device, const void *data,
+                                   enum kva_dtype dtype, uint32_t rows, uint32_t cols,
+                                   struct kva_weight *ret, struct kva_err *err)
+{
+    size_t count = static_cast<size_t>(rows) * cols;
+    enum kva_dtype kept = rows > 1 ? device->base.info.act : dtype;
+    void *to = nullptr, *raw = nullptr;
+    enum kva_status status = add_weight(device, count * kva_dtype_bytes(kept), &to, err);
+    if (status)
+        return status;
+    if (kept == dtype) {
+        send_bytes(device, to, data, count * kva_dtype_bytes(dtype));
+    } else {
+        status = alloc_device(device, count * kva_dtype_bytes(dtype), &raw, err);
+        if (status)
+            return status;
+        send_bytes(device, raw, data, count * kva_dtype_bytes(dtype));
+        kva_cuda_convert(device, to, kept, raw, dtype, count);
+    }
+    cuda_sync(device, KVA_QUEUE_COMPUTE);
+    free_device(device, raw, count * kva_dtype_bytes(dtype));
+    if (kva_cuda_failed(device))
+        return cuda_error(device, err);
+    *ret = {to, kept, rows, cols};
+    return KVA_OK;
+}
+
+/* --- descriptors ------------------------------------------------------------------------------ */
+
+#define RING_BYTES (KVA_CUDA_RING_SEGMENTS * KVA_CUDA_RING_SEGMENT_BYTES)
+
+/* Leave the current segment and take the next, of which everything must have been sent. The copy on
+ * the device needs no such care: it is overwritten in the stream's order. */
+static bool next_segment(struct kva_device *device)
+{
+    struct kva_cuda_ring *ring = &device->ring;
+    cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
+    if (!kva_cuda_check(device, cudaEventRecord(ring->sent[ring->segment], stream),
+                        "cudaEventRecord"))
+        return false;
+    ring->segment = (ring->segment + 1) % KVA_CUDA_RING_SEGMENTS;
+    ring->used = 0;
+    for (uint32_t i = 0; i < KVA_CUDA_RING_RECENT; i++) {
+        if (ring->recent[i].offset / KVA_CUDA_RING_SEGMENT_BYTES == ring->segment)
+            ring->recent[i].bytes = 0;
+    }
+    return kva_cuda_check(device, cudaEventSynchronize(ring->sent[ring->segment]),
+                          "work that ran earlier");
+}
+
+void *kva_cuda_stage(struct kva_device *device, size_t bytes)
+{
+    struct kva_cuda_ring *ring = &device->ring;
+    if (!kva_cuda_enter(device))
+        return nullptr;
+    if (bytes > KVA_CUDA_RING_SEGMENT_BYTES) {
+        kva_cuda_fail(device, "the descriptors of one call take %zu bytes, %zu at most", bytes,
+                      KVA_CUDA_RING_SEGMENT_BYTES);
+        return nullptr;
+    }
+    if (ring->used + bytes > KVA_CUDA_RING_SEGMENT_BYTES && !next_segment(device))
+        return nullptr;
+    void *staged = ring->host + ring->segment * KVA_CUDA_RING_SEGMENT_BYTES + ring->used;
+    ring->used += kva_align_up(bytes, 256);
+    return staged;
+}
+
+const void *kva_cuda_send(struct kva_device *device, const void *staged, size_t bytes)
+{
+    struct kva_cuda_ring *ring = &device->ring;
+    size_t offset = static_cast<size_t>(static_cast<const unsigned char *>(staged) - ring->host);
+    cuda_copy(device, KVA_QUEUE_COMPUTE, ring->device + offset, staged, bytes);
+    return kva_cuda_failed(device) ? nullptr : ring->device + offset;
+}
+
+const void *kva_cuda_upload(struct kva_device *device, const void *data, size_t bytes)
+{
+    struct kva_cuda_ring *ring = &device->ring;
+    if (bytes == 0 || kva_cuda_failed(device))
+        return nullptr;
+    /* What lies in the segment that comes next might be overwritten by this call's next upload. */
+    size_t doomed = (ring->segment + 1) % KVA_CUDA_RING_SEGMENTS;
+    for (uint32_t i = 0; i < KVA_CUDA_RING_RECENT; i++) {
+        if (ring->recent[i].bytes == bytes &&
+            ring->recent[i].offset / KVA_CUDA_RING_SEGMENT_BYTES != doomed &&
+            memcmp(ring->host + ring->recent[i].offset, data, bytes) == 0)
+            return ring->device + ring->recent[i].offset;
+    }
+    void *staged = kva_cuda_stage(device, bytes);
+    if (!staged)
+        return nullptr;
+    memcpy(staged, data, bytes);
+    uint32_t slot = ring->recent_next++ % KVA_CUDA_RING_RECENT;
+    ring->recent[slot].offset =
+        static_cast<size_t>(static_cast<unsigned char *>(staged) - ring->host);
+    ring->recent[slot].bytes = bytes;
+    return kva_cuda_send(device, staged, bytes);
+}
+
+static enum kva_status create_ring(struct kva_device *device, struct kva_err *err)
+{
+    struct kva_cuda_ring *ring = &device->ring;
+    void *host, *mirror;
+    enum kva_status status = alloc_host(device, RING_BYTES, &host, err);
+    if (status)
+        return status;
+    ring->host = static_cast<unsigned char *>(host);
+    status = alloc_device(device, RING_BYTES, &mirror, err);
+    if (status)
+        return status;
+    ring->device = static_cast<unsigned char *>(mirror);
+    for (uint32_t i = 0; i < KVA_CUDA_RING_SEGMENTS; i++) {
+        cudaError_t error = cudaEventCreateWithFlags(&ring->sent[i], cudaEventDisableTiming);
+        if (error != cudaSuccess)
+            return fail_with(err, error, "cudaEventCreate");
+    }
+    return KVA_OK;
+}
+
+static void destroy_ring(struct kva_device *device)
+{
+    struct kva_cuda_ring *ring = &device->ring;
+    for (uint32_t i = 0; i < KVA_CUDA_RING_SEGMENTS; i++) {
+        if (ring->sent[i])
+            (void)cudaEventDestroy(ring->sent[i]);
+    }
+    free_device(device, ring->device, RING_BYTES);
+    if (ring->host)
+        free_host(ring->host, RING_BYTES, host_mapping_bytes(RING_BYTES));
+}
+
+/* --- events ----------------------------------------------------------------------------------- */
+
+static enum kva_status cuda_event_create(struct kva_device *device, struct kva_event **ret,
+                                         struct kva_err *err)
+{
+    if (!kva_cuda_enter(device))
+        return cuda_error(device, err);
+    struct kva_event *event = static_cast<kva_event *>(calloc(1, sizeof *event));
+    if (!event)
+        return kva_fail(err, KVA_ENOMEM, "no memory for an event");
+    cudaError_t status = cudaEventCreateWithFlags(&event->event, cudaEventDisableTiming);
+    if (status != cudaSuccess) {
+        free(event);
+        return fail_with(err, status, "cudaEventCreate");
+    }
+    event->base.backend = device->base.backend;
+    event->device = device;
+    *ret = event;
+    return KVA_OK;
+}
+
+static void cuda_event_destroy(struct kva_event *event)
+{
+    (void)kva_cuda_enter(event->device);
+    (void)cudaEventDestroy(event->event); /* what waits for it still does */
+    free(event);
+}
+
+static void cuda_event_record(struct kva_event *event, enum kva_queue queue)
+{
+    struct kva_device *device = event->device;
+    if (!kva_cuda_enter(device))
+        return;
+    kva_cuda_check(device, cudaEventRecord(event->event, device->streams[queue]),
+                   "cudaEventRecord");
+    __atomic_store_n(&event->recorded, true, __ATOMIC_RELEASE);
+}
+
+static void cuda_event_wait(struct kva_event *event, enum kva_queue queue)
+{
+    struct kva_device *device = event->device;
+    if (event->recorded && kva_cuda_enter(device))
+        kva_cuda_check(device, cudaStreamWaitEvent(device->streams[queue], event->event, 0),
+                       "cudaStreamWaitEvent");
+}
+
+static bool cuda_event_done(const struct kva_event *event)
+{
+    if (!__atomic_load_n(&event->recorded, __ATOMIC_ACQUIRE) || !kva_cuda_enter(event->device))
+        return true; /* nothing will come any more: nobody is to wait for it */
+    cudaError_t status = cudaEventQuery(event->event);
+    if (status == cudaErrorNotReady)
+        return false;
+    return kva_cuda_check(event->device, status, "work that ran earlier") || true;
+}
+
+static void cuda_event_sync(struct kva_event *event)
+{
+    if (event->recorded && kva_cuda_enter(event->device))
+        kva_cuda_check(event->device, cudaEventSynchronize(event->event), "work that ran earlier");
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+static void cuda_close(struct kva_device *device)
+{
+    for (int queue = 0; queue < KVA_QUEUE_COUNT; queue++) {
+        if (device->streams[queue])
+            cuda_sync(device, static_cast<enum kva_queue>(queue));
+    }
+    if (device->blas)
+        (void)cublasDestroy(device->blas);
+    free_device(device, device->blas_workspace, BLAS_WORKSPACE_BYTES);
+    free_device(device, device->scratch, KVA_CUDA_SCRATCH_BYTES);
+    destroy_ring(device);
+    for (struct kva_cuda_block *block = device->weights, *next; block; block = next) {
+        next = block->next;
+        free_device(device, block->data, block->bytes);
+        free(block);
+    }
+    for (int queue = 0; queue < KVA_QUEUE_COUNT; queue++) {
+        if (device->streams[queue])
+            (void)cudaStreamDestroy(device->streams[queue]);
+    }
+    free(device);
+}
+
+static const struct kva_backend backend = {
+    .close = cuda_close,
+    .error = cuda_error,
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .weight = cuda_weight,
+    .copy = cuda_copy,
+    .sync = cuda_sync,
+    .event_create = cuda_event_create,
+    .event_destroy = cuda_event_destroy,
+    .event_record = cuda_event_record,
+    .event_wait = cuda_event_wait,
+    .event_done = cuda_event_done,
+    .event_sync = cuda_event_sync,
+};
+
+/* Which GPU; what is wrong if there is none. */
+static enum kva_status find_gpu(const struct kva_device_params *params, cudaDeviceProp *prop,
+                                struct kva_err *err)
+{
+    int count = 0;
+    cudaError_t status = cudaGetDeviceCount(&count);
+    if (status == cudaErrorInsufficientDriver)
+        return kva_fail(err, KVA_ENOTFOUND,
+                        "no GPU: this machine has no NVIDIA driver, or one older than CUDA wants");
+    if (status != cudaSuccess || count == 0)
+        return kva_fail(err, KVA_ENOTFOUND, "no GPU: %s",
+                        count == 0 ? "the driver sees none" : cudaGetErrorString(status));
+    if (params->gpu_index >= static_cast<uint32_t>(count))
+        return kva_fail(err, KVA_ENOTFOUND, "no GPU %u: there are %d", params->gpu_index, count);
+    status = cudaGetDeviceProperties(prop, static_cast<int>(params->gpu_index));
+    if (status != cudaSuccess)
+        return fail_with(err, status, "cudaGetDeviceProperties");
+    if (prop->major < COMPUTE_MAJOR_MIN)
+        return kva_fail(err, KVA_EUNSUPPORTED,
+                        "GPU %u is a %s of compute capability %d.%d; %d.0 is the least",
+                        params->gpu_index, prop->name, prop->major, prop->minor, COMPUTE_MAJOR_MIN);
+    return KVA_OK;
+}
+
+static enum kva_status create_queues(struct kva_device *device, struct kva_err *err)
+{
+    for (int queue = 0; queue < KVA_QUEUE_COUNT; queue++) {
+        cudaError_t error =
+            cudaStreamCreateWithFlags(&device->streams[queue], cudaStreamNonBlocking);
+        if (error != cudaSuccess)
+            return fail_with(err, error, "cudaStreamCreate");
+    }
+    enum kva_status status =
+        alloc_device(device, BLAS_WORKSPACE_BYTES, &device->blas_workspace, err);
+    if (!status)
+        status = alloc_device(device, KVA_CUDA_SCRATCH_BYTES, &device->scratch, err);
+    if (!status)
+        status = create_ring(device, err);
+    if (status)
+        return status;
+    cublasStatus_t blas = cublasCreate(&device->blas);
+    if (blas == CUBLAS_STATUS_SUCCESS)
+        blas = cublasSetStream(device->blas, device->streams[KVA_QUEUE_COMPUTE]);
+    if (blas == CUBLAS_STATUS_SUCCESS)
+        blas = cublasSetWorkspace(device->blas, device->blas_workspace, BLAS_WORKSPACE_BYTES);
+    if (blas != CUBLAS_STATUS_SUCCESS)
+        return kva_fail(err, KVA_EDEVICE, "cuBLAS: %s", cublasGetStatusString(blas));
+    return KVA_OK;
+}
+
+static enum kva_status open_cuda(const struct kva_device_params *params, struct kva_device **ret,
+                                 struct kva_err *err)
+{
+    cudaDeviceProp prop;
+    enum kva_status status = find_gpu(params, &prop, err);
+    if (status)
+        return status;
+    struct kva_device *device = static_cast<kva_device *>(calloc(1, sizeof *device));
+    if (!device)
+        return kva_fail(err, KVA_ENOMEM, "no memory for the CUDA device");
+    device->base.backend = &backend;
+    device->base.ops = &kva_cuda_ops;
+    device->index = static_cast<int>(params->gpu_index);
+    device->sm_count = prop.multiProcessorCount;
+    device->bytes_max = params->gpu_bytes_max;
+    struct kva_device_info *info = &device->base.info;
+    info->act = params->act;
+    status = kva_cuda_enter(device) ? create_queues(device, err) : cuda_error(device, err);
+    if (status) {
+        cuda_close(device);
+        return status;
+    }
+    size_t free_bytes = 0, total_bytes = 0;
+    (void)cudaMemGetInfo(&free_bytes, &total_bytes);
+    info->free_bytes = params->gpu_bytes_max
+                           ? kva_min_size(free_bytes, params->gpu_bytes_max - device->bytes)
+                           : free_bytes;
+    snprintf(info->name, sizeof info->name, "cuda:%d: %.60s, %.1f of %.1f GiB free, %s",
+             device->index, prop.name, static_cast<double>(free_bytes) / (1 << 30),
+             static_cast<double>(total_bytes) / (1 << 30), kva_dtype_name(info->act));
+    *ret = device;
+    return KVA_OK;
+}
+
+extern "C" __attribute__((visibility("default"))) const struct kva_cuda_module kva_cuda_module = {
+    .version = KVA_VERSION,
+    .ops_bytes = sizeof(struct kva_ops),
+    .open = open_cuda,
+};

@@ -1,0 +1,152 @@
+/* device_cuda.h - the inside of the CUDA device, shared by the files of the module.
+ *
+ * The module is C++ as nvcc compiles it. Its sources are also compiled by an ordinary compiler
+ * against the headers of tests/cuda/simt, which execute kernels and streams on the host: keep to
+ * what those know, or teach them.
+ *
+ *   queues       two streams that do not wait for the default one, which nobody uses
+ *   descriptors  host arrays of an operator's arguments go through a ring of pinned memory, in the
+ *                compute stream's order; what was sent a moment ago is not sent again
+ *   errors       the first one fails the device for good; from then on nothing is launched
+ *
+ * Thread rule: as device.h. */
+#ifndef KVA_KERNELS_CUDA_DEVICE_CUDA_H
+#define KVA_KERNELS_CUDA_DEVICE_CUDA_H
+
+extern "C" {
+#include "kernels/backend.h"
+#include "kernels/ops.h"
+}
+
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+
+/* The descriptor ring: segments are written one after the other, and a segment is written again
+ * only when what read it has run. One call's descriptors must fit a segment. */
+#define KVA_CUDA_RING_SEGMENTS      4u
+#define KVA_CUDA_RING_SEGMENT_BYTES ((size_t)16 << 20)
+
+/* Uploads that are remembered, to be found again by their content. */
+#define KVA_CUDA_RING_RECENT 16u
+
+/* Partial results of attention splits that are computed side by side, and the like. */
+#define KVA_CUDA_SCRATCH_BYTES ((size_t)256 << 20)
+
+struct kva_cuda_ring {
+    unsigned char *host;
+    unsigned char *device;
+    size_t segment;                           /* that is being written */
+    size_t used;                              /* bytes of it */
+    cudaEvent_t sent[KVA_CUDA_RING_SEGMENTS]; /* the segment has been copied to the device */
+    struct {
+        size_t offset, bytes; /* bytes 0: unused */
+    } recent[KVA_CUDA_RING_RECENT];
+    uint32_t recent_next;
+};
+
+/* An allocation of a tier. */
+struct kva_cuda_block {
+    struct kva_cuda_block *next;
+    void *data;
+    size_t bytes;
+};
+
+struct kva_device {
+    struct kva_device_base base;
+    int index;
+    int sm_count;
+    cudaStream_t streams[KVA_QUEUE_COUNT];
+    cublasHandle_t blas;
+    void *blas_workspace;
+    struct kva_cuda_ring ring;
+    void *scratch; /* device, KVA_CUDA_SCRATCH_BYTES; in the compute stream's order */
+    struct kva_cuda_block *weights;
+    uint64_t bytes; /* allocated on the device */
+    uint64_t bytes_max;
+    bool failed; /* read by any thread; set with release after `error` was written */
+    struct kva_err error;
+};
+
+extern const struct kva_ops kva_cuda_ops;
+
+/* --- errors ---------------------------------------------------------------------------------- */
+
+static inline bool kva_cuda_failed(const struct kva_device *device)
+{
+    return __atomic_load_n(&device->failed, __ATOMIC_ACQUIRE);
+}
+
+void kva_cuda_fail(struct kva_device *device, const char *format, ...) KVA_PRINTF(2, 3);
+
+/* False, with the device failed, if `status` is an error. */
+bool kva_cuda_check(struct kva_device *device, cudaError_t status, const char *what);
+
+/* Make the device current in this thread; false: it has failed, do nothing. */
+bool kva_cuda_enter(struct kva_device *device);
+
+/* --- descriptors ----------------------------------------------------------------------------- */
+
+/* Room for `bytes` in the ring, to be filled at once and sent before anything else is staged. NULL:
+ * the device has failed. */
+void *kva_cuda_stage(struct kva_device *device, size_t bytes);
+
+/* Send what was staged; its address on the device. */
+const void *kva_cuda_send(struct kva_device *device, const void *staged, size_t bytes);
+
+/* Copy a host array; NULL: the device has failed, or nothing was given. Valid for the work that the
+ * operator at hand puts into the compute queue. */
+const void *kva_cuda_upload(struct kva_device *device, const void *data, size_t bytes);
+
+template <typename T>
+const T *kva_cuda_upload_array(struct kva_device *device, const T *data, size_t count)
+{
+    return static_cast<const T *>(kva_cuda_upload(device, data, count * sizeof(T)));
+}
+
+/* --- launching ------------------------------------------------------------------------------- */
+
+struct kva_cuda_launch {
+    dim3 grid;
+    dim3 block;
+    size_t shared_bytes = 0;
+};
+
+/* The only way a kernel is launched: in the compute stream unless `queue` says otherwise, checked.
+ */
+template <typename... Expected, typename... Given>
+bool kva_cuda_run(struct kva_device *device, enum kva_queue queue, const char *name,
+                  const struct kva_cuda_launch &launch, void (*kernel)(Expected...),
+                  Given &&...given)
+{
+    cudaLaunchConfig_t config = {};
+    config.gridDim = launch.grid;
+    config.blockDim = launch.block;
+    config.dynamicSmemBytes = launch.shared_bytes;
+    config.stream = device->streams[queue];
+    if (launch.shared_bytes > 48 * 1024 &&
+        !kva_cuda_check(device,
+                        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             static_cast<int>(launch.shared_bytes)),
+                        name))
+        return false;
+    return kva_cuda_check(
+        device, cudaLaunchKernelEx(&config, kernel, static_cast<Given &&>(given)...), name);
+}
+
+/* --- operators ------------------------------------------------------------------------------- */
+
+void kva_cuda_embed(struct kva_device *device, const struct kva_embed_args *args);
+void kva_cuda_norm(struct kva_device *device, const struct kva_norm_args *args);
+void kva_cuda_linear(struct kva_device *device, const struct kva_linear_args *args);
+void kva_cuda_rope(struct kva_device *device, const struct kva_rope_args *args);
+void kva_cuda_glu(struct kva_device *device, const struct kva_glu_args *args);
+void kva_cuda_kv_append(struct kva_device *device, const struct kva_kv_append_args *args);
+void kva_cuda_attend(struct kva_device *device, const struct kva_attend_args *args);
+void kva_cuda_merge(struct kva_device *device, const struct kva_merge_args *args);
+void kva_cuda_gather(struct kva_device *device, const struct kva_gather_args *args);
+
+/* to[i] = from[i], between any two formats. */
+void kva_cuda_convert(struct kva_device *device, void *to, enum kva_dtype to_dtype,
+                      const void *from, enum kva_dtype from_dtype, size_t count);
+
+#endif

@@ -1,0 +1,110 @@
+/* number.cuh - number formats, and sums over a warp or block. */
+#ifndef KVA_KERNELS_CUDA_NUMBER_CUH
+#define KVA_KERNELS_CUDA_NUMBER_CUH
+
+#include "kernels/cuda/device_cuda.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#define KVA_WARP 32u
+#define KVA_ALL  0xFFFFFFFFu
+
+/* The block's dynamic shared memory as `type *name`. */
+#ifdef __CUDACC__
+#define KVA_DYNAMIC_SHARED(type, name)                                                             \
+    extern __shared__ __align__(128) unsigned char kva_dynamic_shared[];                           \
+    type *name = reinterpret_cast<type *>(kva_dynamic_shared)
+#else
+#define KVA_DYNAMIC_SHARED(type, name) type *name = static_cast<type *>(simt::dynamic_shared())
+#endif
+
+/* Storage of an element; distinct types, so that templates tell them apart. */
+struct kva_f16 {
+    uint16_t bits;
+};
+struct kva_bf16 {
+    uint16_t bits;
+};
+
+__device__ __forceinline__ float kva_to_f32(float x)
+{
+    return x;
+}
+__device__ __forceinline__ float kva_to_f32(kva_f16 x)
+{
+    return __half2float(__ushort_as_half(x.bits));
+}
+__device__ __forceinline__ float kva_to_f32(kva_bf16 x)
+{
+    return __uint_as_float(static_cast<uint32_t>(x.bits) << 16);
+}
+
+template <typename T> __device__ __forceinline__ T kva_from_f32(float x);
+template <> __device__ __forceinline__ float kva_from_f32<float>(float x)
+{
+    return x;
+}
+template <> __device__ __forceinline__ kva_f16 kva_from_f32<kva_f16>(float x)
+{
+    return {__half_as_ushort(__float2half_rn(x))};
+}
+template <> __device__ __forceinline__ kva_bf16 kva_from_f32<kva_bf16>(float x)
+{
+    return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};
+}
+
+/* The largest number of a 16-bit format: KV saturates. */
+template <typename T> __device__ __forceinline__ float kva_largest();
+template <> __device__ __forceinline__ float kva_largest<kva_f16>()
+{
+    return 65504.0f;
+}
+template <> __device__ __forceinline__ float kva_largest<kva_bf16>()
+{
+    return __uint_as_float(0x7F7F0000u);
+}
+
+template <typename T> __device__ __forceinline__ T kva_saturate(float x)
+{
+    float most = kva_largest<T>();
+    x = x > most ? most : x < -most ? -most : x; /* what is not a number stays */
+    return kva_from_f32<T>(x);
+}
+
+/* Two numbers as one register of a matrix product, the first in the low half. */
+template <typename T> __device__ __forceinline__ uint32_t kva_pack(float low, float high)
+{
+    return kva_from_f32<T>(low).bits | static_cast<uint32_t>(kva_from_f32<T>(high).bits) << 16;
+}
+
+/* Element of a weight whose format is known at run time only: vectors. */
+__device__ __forceinline__ float kva_load(const void *data, enum kva_dtype dtype, size_t index)
+{
+    if (dtype == KVA_F32)
+        return static_cast<const float *>(data)[index];
+    if (dtype == KVA_F16)
+        return kva_to_f32(static_cast<const kva_f16 *>(data)[index]);
+    return kva_to_f32(static_cast<const kva_bf16 *>(data)[index]);
+}
+
+__device__ __forceinline__ float kva_warp_sum(float x)
+{
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2)
+        x += __shfl_xor_sync(KVA_ALL, x, lanes);
+    return x;
+}
+
+/* Call `fn<T>(...)` for the activations' format. */
+#define KVA_BY_FORMAT(dtype, fn, ...)                                                              \
+    ((dtype) == KVA_F32   ? fn<float>(__VA_ARGS__)                                                 \
+     : (dtype) == KVA_F16 ? fn<kva_f16>(__VA_ARGS__)                                               \
+                          : fn<kva_bf16>(__VA_ARGS__))
+
+static inline uint32_t kva_blocks(size_t count, uint32_t of)
+{
+    return static_cast<uint32_t>(kva_div_up(count, of));
+}
+
+#endif

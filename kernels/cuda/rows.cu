@@ -1,0 +1,334 @@
+/* Operators that treat rows alone: embed, norm, rope, glu, kv_append, merge, gather. All are bound
+ * by memory or by the launch; each element is computed in fp32 and rounded once. */
+#include "kernels/cuda/number.cuh"
+
+#include <math.h>
+
+#define THREADS 256u
+
+/* --- embed ------------------------------------------------------------------------------------ */
+
+template <typename T>
+static __global__ void embed_kernel(T *out, kva_weight table, kva_weight learned,
+                                    const uint32_t *ids, const uint32_t *positions, float scale)
+{
+    size_t row = blockIdx.x, dim = table.cols;
+    for (uint32_t i = threadIdx.x; i < dim; i += blockDim.x) {
+        float x = kva_load(table.data, table.dtype, ids[row] * dim + i) * scale;
+        if (learned.data)
+            x += kva_load(learned.data, learned.dtype, positions[row] * dim + i);
+        out[row * dim + i] = kva_from_f32<T>(x);
+    }
+}
+
+template <typename T>
+static void embed(struct kva_device *device, const struct kva_embed_args *args)
+{
+    const uint32_t *positions = nullptr;
+    const uint32_t *ids = kva_cuda_upload_array(device, args->ids, args->rows);
+    if (args->positions_table.data)
+        positions = kva_cuda_upload_array(device, args->positions, args->rows);
+    if (!kva_cuda_failed(device))
+        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "embed", {args->rows, THREADS}, embed_kernel<T>,
+                     static_cast<T *>(args->out), args->table, args->positions_table, ids,
+                     positions, args->scale);
+}
+
+void kva_cuda_embed(struct kva_device *device, const struct kva_embed_args *args)
+{
+    if (args->rows > 0 && kva_cuda_enter(device))
+        KVA_BY_FORMAT(device->base.info.act, embed, device, args);
+}
+
+/* --- norm ------------------------------------------------------------------------------------- */
+
+/* Sum over the threads of a row: one warp, or all of the block. */
+static __device__ float row_sum(float x)
+{
+    __shared__ float parts[THREADS / KVA_WARP];
+    x = kva_warp_sum(x);
+    if (blockDim.x <= KVA_WARP)
+        return x;
+    if (threadIdx.x % KVA_WARP == 0)
+        parts[threadIdx.x / KVA_WARP] = x;
+    __syncthreads();
+    x = 0;
+    for (uint32_t i = 0; i < blockDim.x / KVA_WARP; i++)
+        x += parts[i];
+    __syncthreads();
+    return x;
+}
+
+/* blockDim.x threads a row, blockDim.y rows a block; several rows only with one warp each. */
+template <typename T> static __global__ void norm_kernel(kva_norm_args args)
+{
+    size_t row = static_cast<size_t>(blockIdx.x) * blockDim.y + threadIdx.y, dim = args.dim;
+    if (row >= args.rows)
+        return;
+    const T *x = static_cast<const T *>(args.x) + row * dim;
+    T *out = static_cast<T *>(args.out) + row * dim;
+    float mean = 0;
+    if (args.kind == KVA_NORM_LAYER) {
+        for (uint32_t i = threadIdx.x; i < dim; i += blockDim.x)
+            mean += kva_to_f32(x[i]);
+        mean = row_sum(mean) / static_cast<float>(dim);
+    }
+    float squares = 0;
+    for (uint32_t i = threadIdx.x; i < dim; i += blockDim.x) {
+        float d = kva_to_f32(x[i]) - mean;
+        squares += d * d;
+    }
+    float scale = 1.0f / sqrtf(row_sum(squares) / static_cast<float>(dim) + args.eps);
+    bool biased = args.kind == KVA_NORM_LAYER && args.bias.data;
+    for (uint32_t i = threadIdx.x; i < dim; i += blockDim.x) {
+        float w = kva_load(args.weight.data, args.weight.dtype, i) + args.weight_offset;
+        float y = (kva_to_f32(x[i]) - mean) * scale * w;
+        out[i] = kva_from_f32<T>(biased ? y + kva_load(args.bias.data, args.bias.dtype, i) : y);
+    }
+}
+
+template <typename T> static void norm(struct kva_device *device, const struct kva_norm_args *args)
+{
+    /* A warp does for the heads of a QK norm; a hidden row takes a block. */
+    bool narrow = args->dim <= 512;
+    dim3 block = narrow ? dim3(KVA_WARP, THREADS / KVA_WARP) : dim3(THREADS, 1);
+    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "norm", {kva_blocks(args->rows, block.y), block},
+                 norm_kernel<T>, *args);
+}
+
+void kva_cuda_norm(struct kva_device *device, const struct kva_norm_args *args)
+{
+    if (args->rows > 0 && kva_cuda_enter(device))
+        KVA_BY_FORMAT(device->base.info.act, norm, device, args);
+}
+
+/* --- rope ------------------------------------------------------------------------------------- */
+
+/* One row a block. Angles reach 10^5 and more: they are reduced to a part of a turn in fp64, the
+ * rest is fp32. */
+template <typename T>
+static __global__ void rope_kernel(T *x, const uint32_t *positions, const float *inv_freq,
+                                   uint32_t heads, uint32_t head_dim, uint32_t half,
+                                   uint32_t x_stride, float factor)
+{
+    KVA_DYNAMIC_SHARED(float, angles); /* [2][half]: cosines, sines */
+    for (uint32_t i = threadIdx.x; i < half; i += blockDim.x) {
+        double turns = positions[blockIdx.x] * static_cast<double>(inv_freq[i]) *
+                       0.15915494309189533577; /* 1 / 2 pi */
+        float c, s;
+        sincospif(2.0f * static_cast<float>(turns - rint(turns)), &s, &c);
+        angles[i] = c * factor;
+        angles[half + i] = s * factor;
+    }
+    __syncthreads(); /* all angles are there */
+    T *row = x + static_cast<size_t>(blockIdx.x) * x_stride;
+    for (uint32_t i = threadIdx.x; i < heads * half; i += blockDim.x) {
+        T *low = row + i / half * head_dim + i % half, *high = low + half;
+        float a = kva_to_f32(*low), b = kva_to_f32(*high);
+        float c = angles[i % half], s = angles[half + i % half];
+        *low = kva_from_f32<T>(a * c - b * s);
+        *high = kva_from_f32<T>(b * c + a * s);
+    }
+}
+
+template <typename T> static void rope(struct kva_device *device, const struct kva_rope_args *args)
+{
+    uint32_t half = args->rotary_dim / 2;
+    const uint32_t *positions = kva_cuda_upload_array(device, args->positions, args->rows);
+    const float *inv_freq = kva_cuda_upload_array(device, args->inv_freq, half);
+    if (!kva_cuda_failed(device))
+        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "rope",
+                     {args->rows, THREADS, 2 * half * sizeof(float)}, rope_kernel<T>,
+                     static_cast<T *>(args->x), positions, inv_freq, args->heads, args->head_dim,
+                     half, args->x_stride, args->factor);
+}
+
+void kva_cuda_rope(struct kva_device *device, const struct kva_rope_args *args)
+{
+    if (args->rows == 0 || args->rotary_dim < 2 || !kva_cuda_enter(device))
+        return;
+    if (args->rotary_dim > args->head_dim || args->rotary_dim > 4096)
+        kva_cuda_fail(device, "rope: rotary_dim %u with head_dim %u", args->rotary_dim,
+                      args->head_dim);
+    else
+        KVA_BY_FORMAT(device->base.info.act, rope, device, args);
+}
+
+/* --- glu -------------------------------------------------------------------------------------- */
+
+static __device__ float activate(float x, enum kva_activation activation)
+{
+    switch (activation) {
+    case KVA_ACT_SILU:
+        return x / (1.0f + expf(-x));
+    case KVA_ACT_GELU: /* by erfc, which keeps its precision where x is negative */
+        return 0.5f * x * erfcf(-x * 0.70710678118654752f);
+    case KVA_ACT_GELU_TANH:
+        return x / (1.0f + expf(-2.0f * 0.79788456080286536f * (x + 0.044715f * (x * x * x))));
+    default:
+        return x > 0.0f || x != x ? x : 0.0f;
+    }
+}
+
+template <typename T>
+static __global__ void glu_kernel(T *out, const T *gate, const T *up, size_t count,
+                                  enum kva_activation activation)
+{
+    size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= count)
+        return;
+    float y = activate(kva_to_f32(gate[i]), activation);
+    out[i] = kva_from_f32<T>(up ? y * kva_to_f32(up[i]) : y);
+}
+
+template <typename T> static void glu(struct kva_device *device, const struct kva_glu_args *args)
+{
+    size_t count = static_cast<size_t>(args->rows) * args->dim;
+    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "glu", {kva_blocks(count, THREADS), THREADS},
+                 glu_kernel<T>, static_cast<T *>(args->out), static_cast<const T *>(args->gate),
+                 static_cast<const T *>(args->up), count, args->activation);
+}
+
+void kva_cuda_glu(struct kva_device *device, const struct kva_glu_args *args)
+{
+    if (args->rows > 0 && args->dim > 0 && kva_cuda_enter(device))
+        KVA_BY_FORMAT(device->base.info.act, glu, device, args);
+}
+
+/* --- kv_append -------------------------------------------------------------------------------- */
+
+/* One row a block. */
+template <typename T, typename KV>
+static __global__ void append_kernel(const T *k, const T *v, void *const *blocks, size_t offset,
+                                     const uint32_t *positions, uint32_t kv_heads, uint32_t dim)
+{
+    size_t row = blockIdx.x;
+    KV *block = reinterpret_cast<KV *>(static_cast<unsigned char *>(blocks[row]) + offset);
+    uint32_t slot = positions[row] % KVA_PAGE_TOKENS;
+    for (uint32_t i = threadIdx.x; i < kv_heads * dim; i += blockDim.x) {
+        size_t from = row * kv_heads * dim + i;
+        KV *to = block + (static_cast<size_t>(i / dim) * KVA_PAGE_TOKENS + slot) * 2 * dim;
+        to[i % dim] = kva_saturate<KV>(kva_to_f32(k[from]));
+        to[dim + i % dim] = kva_saturate<KV>(kva_to_f32(v[from]));
+    }
+}
+
+template <typename T>
+static void append(struct kva_device *device, const struct kva_kv_append_args *args)
+{
+    void *const *blocks = kva_cuda_upload_array(device, args->blocks, args->rows);
+    const uint32_t *positions = kva_cuda_upload_array(device, args->positions, args->rows);
+    if (kva_cuda_failed(device))
+        return;
+    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "kv_append", {args->rows, THREADS},
+                 args->kv_dtype == KVA_F16 ? append_kernel<T, kva_f16> : append_kernel<T, kva_bf16>,
+                 static_cast<const T *>(args->k), static_cast<const T *>(args->v), blocks,
+                 args->block_offset_bytes, positions, args->kv_heads, args->head_dim);
+}
+
+void kva_cuda_kv_append(struct kva_device *device, const struct kva_kv_append_args *args)
+{
+    if (args->rows == 0 || !kva_cuda_enter(device))
+        return;
+    if (args->kv_dtype != KVA_F16 && args->kv_dtype != KVA_BF16)
+        kva_cuda_fail(device, "kv_append: KV blocks hold f16 or bf16, not data type %d",
+                      static_cast<int>(args->kv_dtype));
+    else
+        KVA_BY_FORMAT(device->base.info.act, append, device, args);
+}
+
+/* --- merge ------------------------------------------------------------------------------------ */
+
+/* One (row, head) pair a warp. */
+template <typename T>
+static __global__ void merge_kernel(T *out, const kva_partial *partials, uint32_t partial_count,
+                                    size_t pairs, uint32_t dim)
+{
+    size_t pair = static_cast<size_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (pair >= pairs)
+        return;
+    float m = -INFINITY, e = 0;
+    for (uint32_t j = 0; j < partial_count; j++) {
+        float other = partials[j].m[pair];
+        m = other > m || other != other ? other : m;
+    }
+    for (uint32_t j = 0; j < partial_count && m != -INFINITY; j++)
+        e += partials[j].e[pair] * expf(partials[j].m[pair] - m);
+    for (uint32_t i = threadIdx.x; i < dim; i += KVA_WARP) {
+        float sum = 0;
+        for (uint32_t j = 0; j < partial_count && m != -INFINITY; j++)
+            sum += partials[j].a[pair * dim + i] * expf(partials[j].m[pair] - m);
+        out[pair * dim + i] = kva_from_f32<T>(m == -INFINITY ? 0.0f : sum / e);
+    }
+}
+
+template <typename T>
+static void merge(struct kva_device *device, const struct kva_merge_args *args)
+{
+    size_t pairs = static_cast<size_t>(args->rows) * args->heads;
+    const kva_partial *partials =
+        kva_cuda_upload_array(device, args->partials, args->partial_count);
+    if (!kva_cuda_failed(device))
+        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "merge",
+                     {kva_blocks(pairs, THREADS / KVA_WARP), dim3(KVA_WARP, THREADS / KVA_WARP)},
+                     merge_kernel<T>, static_cast<T *>(args->out), partials, args->partial_count,
+                     pairs, args->head_dim);
+}
+
+void kva_cuda_merge(struct kva_device *device, const struct kva_merge_args *args)
+{
+    if (args->rows > 0 && kva_cuda_enter(device))
+        KVA_BY_FORMAT(device->base.info.act, merge, device, args);
+}
+
+/* --- gather ----------------------------------------------------------------------------------- */
+
+template <typename T>
+static __global__ void gather_kernel(T *out, const T *x, const uint32_t *rows, uint32_t dim)
+{
+    const T *from = x + static_cast<size_t>(rows[blockIdx.x]) * dim;
+    for (uint32_t i = threadIdx.x; i < dim; i += blockDim.x)
+        out[static_cast<size_t>(blockIdx.x) * dim + i] = from[i];
+}
+
+template <typename T>
+static void gather(struct kva_device *device, const struct kva_gather_args *args)
+{
+    const uint32_t *rows = kva_cuda_upload_array(device, args->rows, args->count);
+    if (!kva_cuda_failed(device))
+        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "gather", {args->count, THREADS}, gather_kernel<T>,
+                     static_cast<T *>(args->out), static_cast<const T *>(args->x), rows, args->dim);
+}
+
+void kva_cuda_gather(struct kva_device *device, const struct kva_gather_args *args)
+{
+    if (args->count > 0 && kva_cuda_enter(device))
+        KVA_BY_FORMAT(device->base.info.act, gather, device, args);
+}
+
+/* --- formats ---------------------------------------------------------------------------------- */
+
+template <typename T>
+static __global__ void convert_kernel(T *to, const void *from, enum kva_dtype from_dtype,
+                                      size_t count)
+{
+    for (size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+         i += static_cast<size_t>(gridDim.x) * blockDim.x)
+        to[i] = kva_from_f32<T>(kva_load(from, from_dtype, i));
+}
+
+template <typename T>
+static void convert(struct kva_device *device, void *to, const void *from,
+                    enum kva_dtype from_dtype, size_t count)
+{
+    uint32_t blocks = static_cast<uint32_t>(kva_min_size(kva_div_up(count, THREADS), 4096));
+    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "convert", {blocks, THREADS}, convert_kernel<T>,
+                 static_cast<T *>(to), from, from_dtype, count);
+}
+
+void kva_cuda_convert(struct kva_device *device, void *to, enum kva_dtype to_dtype,
+                      const void *from, enum kva_dtype from_dtype, size_t count)
+{
+    if (count > 0 && kva_cuda_enter(device))
+        KVA_BY_FORMAT(to_dtype, convert, device, to, from, from_dtype, count);
+}

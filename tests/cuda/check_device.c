@@ -1,0 +1,184 @@
+/* Memory, copies, queues and events of the CUDA device. */
+#include "tests/cuda/check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STEPS 24
+#define DIM   64u
+#define ROWS  16u
+
+/* A pipeline whose every link is an event: the copy queue brings rows in, compute gathers them, the
+ * copy queue takes the result out, and buffers are used again as soon as events allow. */
+static void check_pipeline(struct check *check)
+{
+    struct kva_device *gpu = check->gpu;
+    struct kva_err err;
+    size_t row = DIM * kva_dtype_bytes(check->act), bytes = ROWS * row;
+    unsigned char *host, *back, *in[2], *out[2];
+    struct kva_event *brought[2], *gathered[2], *taken[2];
+    uint32_t order[STEPS][ROWS];
+    bool good = kva_device_alloc(gpu, KVA_MEM_HOST, STEPS * bytes, (void **)&host, &err) == 0 &&
+                kva_device_alloc(gpu, KVA_MEM_HOST, STEPS * bytes, (void **)&back, &err) == 0;
+    for (int i = 0; i < 2; i++)
+        good = good && kva_device_alloc(gpu, KVA_MEM_DEVICE, bytes, (void **)&in[i], &err) == 0 &&
+               kva_device_alloc(gpu, KVA_MEM_DEVICE, bytes, (void **)&out[i], &err) == 0 &&
+               kva_event_create(gpu, &brought[i], &err) == 0 &&
+               kva_event_create(gpu, &gathered[i], &err) == 0 &&
+               kva_event_create(gpu, &taken[i], &err) == 0;
+    if (!good) {
+        check_that(check, "a pipeline's memory", false);
+        return;
+    }
+    for (size_t i = 0; i < STEPS * bytes; i++)
+        host[i] = (unsigned char)check_random(check);
+    for (uint32_t step = 0; step < STEPS; step++) {
+        int side = step % 2;
+        kva_event_wait(gathered[side], KVA_QUEUE_COPY);
+        kva_device_copy(gpu, KVA_QUEUE_COPY, in[side], host + step * bytes, bytes);
+        kva_event_record(brought[side], KVA_QUEUE_COPY);
+        kva_event_wait(brought[side], KVA_QUEUE_COMPUTE);
+        kva_event_wait(taken[side], KVA_QUEUE_COMPUTE);
+        for (uint32_t i = 0; i < ROWS; i++)
+            order[step][i] = check_below(check, ROWS);
+        const struct kva_gather_args args = {
+            .out = out[side], .x = in[side], .rows = order[step], .count = ROWS, .dim = DIM};
+        kva_device_ops(gpu)->gather(gpu, &args);
+        kva_event_record(gathered[side], KVA_QUEUE_COMPUTE);
+        kva_event_wait(gathered[side], KVA_QUEUE_COPY);
+        kva_device_copy(gpu, KVA_QUEUE_COPY, back + step * bytes, out[side], bytes);
+        kva_event_record(taken[side], KVA_QUEUE_COPY);
+    }
+    kva_event_sync(taken[0]);
+    kva_event_sync(taken[1]);
+    check_that(check, "an event that was waited for is done",
+               kva_event_done(taken[0]) && kva_event_done(taken[1]));
+    for (uint32_t step = 0; step < STEPS; step++) {
+        for (uint32_t i = 0; i < ROWS; i++)
+            check_same(check, "a row through the pipeline", back + step * bytes + i * row,
+                       host + step * bytes + order[step][i] * row, row);
+    }
+    for (int i = 0; i < 2; i++) {
+        kva_device_free(gpu, KVA_MEM_DEVICE, in[i], bytes);
+        kva_device_free(gpu, KVA_MEM_DEVICE, out[i], bytes);
+        kva_event_destroy(brought[i]);
+        kva_event_destroy(gathered[i]);
+        kva_event_destroy(taken[i]);
+    }
+    kva_device_free(gpu, KVA_MEM_HOST, host, STEPS * bytes);
+    kva_device_free(gpu, KVA_MEM_HOST, back, STEPS * bytes);
+}
+
+/* Fresh memory of both tiers is zero, for both queues. */
+static void check_memory(struct check *check)
+{
+    struct kva_err err;
+    size_t bytes = 100000;
+    unsigned char *host, *device, zero[1000] = {0};
+    struct kva_event *event;
+    bool good = true;
+    for (int i = 0; i < 8; i++) {
+        if (kva_device_alloc(check->gpu, KVA_MEM_HOST, bytes, (void **)&host, &err) ||
+            kva_device_alloc(check->gpu, KVA_MEM_DEVICE, bytes, (void **)&device, &err)) {
+            check_that(check, err.message, false);
+            return;
+        }
+        good &= ((uintptr_t)host % 64 == 0) && ((uintptr_t)device % 64 == 0);
+        good &= host[0] == 0 && host[bytes - 1] == 0;
+        memset(host, 1, bytes);
+        kva_device_copy(check->gpu, KVA_QUEUE_COPY, host, device, bytes);
+        kva_device_sync(check->gpu, KVA_QUEUE_COPY);
+        for (size_t at = 0; at < bytes; at += sizeof zero)
+            good &= memcmp(host + at, zero, sizeof zero) == 0;
+        kva_device_free(check->gpu, KVA_MEM_HOST, host, bytes);
+        kva_device_free(check->gpu, KVA_MEM_DEVICE, device, bytes);
+    }
+    check_that(check, "fresh memory is zero", good);
+    if (kva_event_create(check->gpu, &event, &err) == KVA_OK) {
+        check_that(check, "an event never recorded is done", kva_event_done(event));
+        kva_event_wait(event, KVA_QUEUE_COMPUTE);
+        kva_event_destroy(event);
+    }
+    /* Another device, with a limit. */
+    struct kva_device *small;
+    const struct kva_device_params params = {.act = check->act, .gpu_bytes_max = 600ull << 20};
+    void *data = NULL;
+    if (kva_device_open_cuda(check->module_path, &params, &small, &err)) {
+        check_that(check, err.message, false);
+        return;
+    }
+    uint64_t left = kva_device_get_info(small)->free_bytes;
+    check_that(check, "the limit is a limit", left < 600ull << 20);
+    check_that(check, "more than the limit is refused",
+               kva_device_alloc(small, KVA_MEM_DEVICE, left + 1, &data, &err) == KVA_ENOMEM &&
+                   strstr(err.message, "in use") != NULL);
+    check_that(check, "a refusal is no failure",
+               kva_device_error(small, NULL) == KVA_OK &&
+                   kva_device_alloc(small, KVA_MEM_DEVICE, 1000, &data, &err) == KVA_OK);
+    kva_device_free(small, KVA_MEM_DEVICE, data, 1000);
+    kva_device_close(small);
+}
+
+/* Weights larger than the descriptor ring, which is written again and again. */
+static void check_large_weight(struct check *check)
+{
+    size_t count = (size_t)17 << 20; /* 68 MiB */
+    struct kva_err err;
+    struct kva_weight weight;
+    float *data = malloc(count * sizeof *data), *back = malloc(count * sizeof *data);
+    for (size_t i = 0; i < count; i++)
+        data[i] = (float)(i % 8191);
+    if (kva_device_weight(check->gpu, data, KVA_F32, 1, (uint32_t)count, &weight, &err))
+        check_that(check, err.message, false);
+    else
+        gpu_read(check, back, weight.data, count * sizeof *data);
+    check_same(check, "a large weight", back, data, count * sizeof *data);
+    free(data);
+    free(back);
+}
+
+/* A failed device refuses, says why, and keeps nobody waiting. */
+static void check_failure(struct check *check)
+{
+    struct kva_err err = {0};
+    struct kva_device *device;
+    struct kva_event *event;
+    void *data;
+    const struct kva_device_params params = {.act = check->act};
+    if (!check->simt || kva_device_open_cuda(check->module_path, &params, &device, &err))
+        return;
+    bool made = kva_event_create(device, &event, &err) == KVA_OK &&
+                kva_device_alloc(device, KVA_MEM_DEVICE, 4096, &data, &err) == KVA_OK;
+    check_that(check, "a device before its failure", made);
+    check->simt->fail(719);
+    uint32_t row = 0;
+    const struct kva_gather_args args = {
+        .out = data, .x = data, .rows = &row, .count = 1, .dim = 8};
+    kva_device_ops(device)->gather(device, &args);
+    kva_event_record(event, KVA_QUEUE_COMPUTE);
+    kva_event_wait(event, KVA_QUEUE_COPY);
+    kva_event_sync(event);
+    kva_device_sync(device, KVA_QUEUE_COMPUTE);
+    check_that(check, "a failed device keeps nobody waiting", kva_event_done(event));
+    check_that(check, "a failed device says why",
+               kva_device_error(device, &err) == KVA_EDEVICE && strstr(err.message, "GPU 0"));
+    check->simt->fail(0);
+    kva_device_ops(device)->gather(device, &args);
+    check_that(check, "a failure is for good", kva_device_error(device, NULL) == KVA_EDEVICE);
+    kva_event_destroy(event);
+    kva_device_free(device, KVA_MEM_DEVICE, data, 4096);
+    kva_device_close(device);
+    check_that(check, "another device goes on", kva_device_error(check->gpu, NULL) == KVA_OK);
+}
+
+void check_device(struct check *check)
+{
+    check->op = "device";
+    check_memory(check);
+    for (int i = 0; i < 4; i++)
+        check_pipeline(check);
+    if (check->act == KVA_BF16)
+        check_large_weight(check);
+    check_failure(check);
+}

@@ -1,0 +1,542 @@
+/* Memory, streams and events: queued work runs when somebody waits for it, in a random order that
+ * the streams and their events allow. */
+#include "cublas_v2.h"
+#include "cuda_bf16.h"
+#include "cuda_fp16.h"
+#include "cuda_runtime.h"
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <sys/mman.h>
+#include <vector>
+
+struct simt_event {
+    uint64_t wanted = 0, reached = 0;
+};
+
+struct work {
+    std::function<void()> run;
+    std::shared_ptr<simt_event> event; /* wait: until `ticket` is reached; record: reaches it */
+    uint64_t ticket = 0;
+    bool wait = false;
+};
+
+struct simt_stream {
+    std::deque<work> queue;
+};
+
+/* The handle that the user holds; the state lives on while queued work refers to it. */
+static std::map<simt_event *, std::shared_ptr<simt_event>> events;
+static std::vector<simt_stream *> streams;
+static cudaError_t last_error;
+
+namespace simt
+{
+
+/* --- memory ----------------------------------------------------------------------------------- */
+
+constexpr size_t arena_bytes = (size_t)16 << 30, guard_bytes = 256;
+constexpr unsigned char guard_pattern = 0xA5, garbage = 0xFF;
+static unsigned char *arena;
+static size_t arena_used;
+static bool arena_open;
+static std::map<uintptr_t, size_t> device_memory, host_memory;
+static std::multimap<size_t, uintptr_t> free_memory; /* pieces of the arena by size */
+
+static size_t piece_bytes(size_t bytes)
+{
+    return (bytes + guard_bytes + 255) & ~(size_t)255;
+}
+
+static void protect_arena(bool open)
+{
+    if (arena_used && mprotect(arena, (arena_used + 4095) & ~(size_t)4095,
+                               open ? PROT_READ | PROT_WRITE : PROT_NONE) != 0)
+        defect("device memory cannot be protected");
+    arena_open = open;
+}
+
+static void open_arena()
+{
+    if (!arena_open)
+        protect_arena(true);
+}
+
+/* Not every time: it costs a fault for every page that is used again. */
+static void close_arena()
+{
+    if (arena_open && random_below(16) == 0)
+        protect_arena(false);
+}
+
+static void check_guard(uintptr_t data, size_t bytes)
+{
+    const unsigned char *at = (const unsigned char *)data + bytes;
+    size_t count = piece_bytes(bytes) - bytes;
+    for (size_t i = 0; i < count; i++) {
+        if (at[i] != guard_pattern)
+            defect("device work wrote %zu bytes past an allocation of %zu bytes", i, bytes);
+    }
+}
+
+static cudaError_t allocate(void **ret, size_t bytes)
+{
+    if (!arena) {
+        void *map = mmap(nullptr, arena_bytes, PROT_NONE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (map == MAP_FAILED)
+            return cudaErrorMemoryAllocation;
+        arena = (unsigned char *)map;
+    }
+    open_arena();
+    size_t piece = piece_bytes(bytes);
+    unsigned char *data;
+    auto found = free_memory.lower_bound(piece);
+    if (found != free_memory.end() && found->first < 2 * piece) {
+        data = (unsigned char *)found->second;
+        piece = found->first;
+        free_memory.erase(found);
+    } else {
+        if (piece > arena_bytes - arena_used)
+            return cudaErrorMemoryAllocation;
+        data = arena + arena_used;
+        arena_used += piece;
+        protect_arena(true);
+    }
+    /* Fresh memory holds what is not a number; large blocks are left as they are, for time. */
+    memset(data, garbage, bytes < ((size_t)4 << 20) ? bytes : (size_t)1 << 20);
+    memset(data + bytes, guard_pattern, piece_bytes(bytes) - bytes);
+    close_arena();
+    device_memory[(uintptr_t)data] = bytes;
+    *ret = data;
+    return cudaSuccess;
+}
+
+static bool inside(const std::map<uintptr_t, size_t> &memory, const void *data, size_t bytes)
+{
+    auto next = memory.upper_bound((uintptr_t)data);
+    if (next == memory.begin())
+        return false;
+    auto own = std::prev(next);
+    return (uintptr_t)data + bytes <= own->first + own->second;
+}
+
+static void check_range(const void *data, size_t bytes, const char *what)
+{
+    if (!inside(device_memory, data, bytes) && !inside(host_memory, data, bytes))
+        defect("%s of %zu bytes at %p is neither in one device allocation nor in pinned memory",
+               what, bytes, data);
+}
+
+/* --- running queued work ---------------------------------------------------------------------- */
+
+static bool runnable(const simt_stream *stream)
+{
+    if (stream->queue.empty())
+        return false;
+    const work &head = stream->queue.front();
+    return !head.wait || head.event->reached >= head.ticket;
+}
+
+/* How much the streams differ in pace: drawn now and then. */
+static uint32_t favourite, favour, patience;
+
+static bool run_one()
+{
+    std::vector<simt_stream *> ready;
+    for (simt_stream *stream : streams) {
+        if (runnable(stream))
+            ready.push_back(stream);
+    }
+    if (ready.empty())
+        return false;
+    if (patience-- == 0) {
+        favourite = random_below((uint32_t)streams.size());
+        favour = random_below(3);
+        patience = 1 + random_below(200);
+    }
+    simt_stream *stream = ready[random_below((uint32_t)ready.size())];
+    for (simt_stream *other : ready) {
+        if (favour > 0 && other == streams[favourite % streams.size()])
+            stream = other;
+    }
+    work head = std::move(stream->queue.front());
+    stream->queue.pop_front();
+    if (head.run)
+        head.run();
+    if (head.event && !head.wait && head.event->reached < head.ticket)
+        head.event->reached = head.ticket;
+    return true;
+}
+
+template <typename Condition> static void run_until(Condition met)
+{
+    open_arena();
+    while (!met()) {
+        if (!run_one())
+            defect("the host waits for device work that waits for an event never reached");
+    }
+    /* Sometimes the device is further than the host knows. */
+    for (uint32_t i = random_below(8); i > 0 && run_one(); i--)
+        ;
+    close_arena();
+}
+
+cudaError_t enqueue(cudaStream_t stream, std::function<void()> run)
+{
+    if (last_error)
+        return last_error;
+    stream->queue.push_back({std::move(run), nullptr, 0, false});
+    if (random_below(16) == 0) {
+        open_arena();
+        for (uint32_t i = random_below(8); i > 0 && run_one(); i--)
+            ;
+        close_arena();
+    }
+    return cudaSuccess;
+}
+
+cudaError_t launch(const cudaLaunchConfig_t *config, std::function<void()> kernel)
+{
+    dim3 grid = config->gridDim, block = config->blockDim;
+    size_t shared_bytes = config->dynamicSmemBytes;
+    return enqueue(config->stream, [=]() { run_grid(kernel, grid, block, shared_bytes); });
+}
+
+static std::map<const void *, size_t> shared_allowed;
+
+cudaError_t allow_shared(const void *kernel, size_t bytes)
+{
+    if (bytes > 227 * 1024)
+        return cudaErrorInvalidValue;
+    shared_allowed[kernel] = bytes;
+    return cudaSuccess;
+}
+
+cudaError_t check_shared(const void *kernel, size_t bytes)
+{
+    auto found = shared_allowed.find(kernel);
+    size_t most = found == shared_allowed.end() ? 48 * 1024 : found->second;
+    return bytes <= most ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+static void fail_everything(uint32_t code)
+{
+    last_error = (cudaError_t)code;
+}
+
+/* --- warp operations -------------------------------------------------------------------------- */
+
+void shuffle(void *const *lanes, uint32_t)
+{
+    for (int i = 0; i < 32; i++) {
+        exchange *own = (exchange *)lanes[i];
+        if (!own)
+            continue;
+        const exchange *from = (const exchange *)lanes[own->source];
+        if (!from)
+            defect("a shuffle reads lane %u, which takes no part in it", own->source);
+        own->result = from->value;
+    }
+}
+
+void ballot(void *const *lanes, uint32_t)
+{
+    uint32_t bits = 0;
+    for (int i = 0; i < 32; i++)
+        bits |= lanes[i] ? ((exchange *)lanes[i])->value << i : 0;
+    for (int i = 0; i < 32; i++) {
+        if (lanes[i])
+            ((exchange *)lanes[i])->result = bits;
+    }
+}
+
+void nothing(void *const *, uint32_t)
+{
+}
+
+} // namespace simt
+
+using namespace simt;
+
+/* --- the runtime's functions ------------------------------------------------------------------ */
+
+cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int)
+{
+    *prop = {};
+    strcpy(prop->name, "simulated on the host");
+    prop->totalGlobalMem = arena_bytes;
+    prop->major = 9;
+    prop->multiProcessorCount = 4;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int)
+{
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError()
+{
+    return last_error;
+}
+
+const char *cudaGetErrorString(cudaError_t error)
+{
+    return error ? "an injected failure" : "no error";
+}
+
+const char *cudaGetErrorName(cudaError_t)
+{
+    return "simulated";
+}
+
+cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
+{
+    *total_bytes = arena_bytes;
+    *free_bytes = arena_bytes - arena_used;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void **data, size_t bytes)
+{
+    return last_error ? last_error : allocate(data, bytes);
+}
+
+cudaError_t cudaFree(void *data)
+{
+    if (!data)
+        return cudaSuccess;
+    auto found = device_memory.find((uintptr_t)data);
+    if (found == device_memory.end())
+        defect("freed what is no device allocation");
+    /* cudaFree waits for the device. */
+    run_until([]() {
+        for (simt_stream *stream : streams) {
+            if (!stream->queue.empty())
+                return false;
+        }
+        return true;
+    });
+    open_arena();
+    check_guard(found->first, found->second);
+    memset(data, garbage, found->second < 4096 ? found->second : 4096);
+    close_arena();
+    free_memory.insert({piece_bytes(found->second), found->first});
+    device_memory.erase(found);
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostRegister(void *data, size_t bytes, unsigned)
+{
+    if (last_error)
+        return last_error;
+    host_memory[(uintptr_t)data] = bytes;
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void *data)
+{
+    return host_memory.erase((uintptr_t)data) ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
+{
+    if (flags != cudaStreamNonBlocking)
+        return cudaErrorInvalidValue;
+    *stream = new simt_stream;
+    streams.push_back(*stream);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream)
+{
+    cudaStreamSynchronize(stream);
+    for (size_t i = 0; i < streams.size(); i++) {
+        if (streams[i] == stream)
+            streams.erase(streams.begin() + (long)i);
+    }
+    delete stream;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream)
+{
+    run_until([=]() { return stream->queue.empty(); });
+    return last_error;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
+{
+    counts.waits++;
+    std::shared_ptr<simt_event> state = events[event];
+    stream->queue.push_back({nullptr, state, state->wanted, true});
+    return last_error;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned)
+{
+    std::shared_ptr<simt_event> state = std::make_shared<simt_event>();
+    *event = state.get();
+    events[*event] = state;
+    return last_error;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event)
+{
+    return events.erase(event) ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+{
+    std::shared_ptr<simt_event> state = events[event];
+    stream->queue.push_back({nullptr, state, ++state->wanted, false});
+    return last_error;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event)
+{
+    open_arena();
+    run_one();
+    close_arena();
+    return last_error                        ? last_error
+           : event->reached >= event->wanted ? cudaSuccess
+                                             : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event)
+{
+    uint64_t ticket = event->wanted;
+    run_until([=]() { return event->reached >= ticket; });
+    return last_error;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t stream)
+{
+    check_range(to, bytes, "the destination of a copy");
+    check_range(from, bytes, "the source of a copy");
+    return enqueue(stream, [=]() {
+        counts.copies++;
+        memmove(to, from, bytes);
+    });
+}
+
+cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t stream)
+{
+    check_range(data, bytes, "memory to be set");
+    return enqueue(stream, [=]() { memset(data, value, bytes); });
+}
+
+/* --- cuBLAS ----------------------------------------------------------------------------------- */
+
+struct simt_blas {
+    cudaStream_t stream;
+};
+
+cublasStatus_t cublasCreate(cublasHandle_t *handle)
+{
+    *handle = new simt_blas{};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasDestroy(cublasHandle_t handle)
+{
+    delete handle;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream)
+{
+    handle->stream = stream;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSetWorkspace(cublasHandle_t, void *, size_t)
+{
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+const char *cublasGetStatusString(cublasStatus_t)
+{
+    return "simulated";
+}
+
+static float element(const void *data, cudaDataType_t type, size_t index)
+{
+    if (type == CUDA_R_32F)
+        return ((const float *)data)[index];
+    unsigned short bits = ((const unsigned short *)data)[index];
+    return type == CUDA_R_16F ? __half2float(__ushort_as_half(bits))
+                              : __uint_as_float((unsigned)bits << 16);
+}
+
+static void set_element(void *data, cudaDataType_t type, size_t index, float value)
+{
+    if (type == CUDA_R_32F)
+        ((float *)data)[index] = value;
+    else if (type == CUDA_R_16F)
+        ((unsigned short *)data)[index] = __half_as_ushort(__float2half_rn(value));
+    else
+        ((unsigned short *)data)[index] = __bfloat16_as_ushort(__float2bfloat16_rn(value));
+}
+
+cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transa,
+                            cublasOperation_t transb, int m, int n, int k, const void *alpha,
+                            const void *a, cudaDataType_t atype, int lda, const void *b,
+                            cudaDataType_t btype, int ldb, const void *beta, void *c,
+                            cudaDataType_t ctype, int ldc, cublasComputeType_t, cublasGemmAlgo_t)
+{
+    if (transa != CUBLAS_OP_T || transb != CUBLAS_OP_N || atype != btype || lda < k || ldb < k ||
+        ldc < m || (ctype != atype && ctype != CUDA_R_32F))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    float scale = *(const float *)alpha, keep = *(const float *)beta;
+    cudaError_t error = enqueue(handle->stream, [=]() {
+        std::vector<float> column((size_t)k), line((size_t)k);
+        for (int i = 0; i < m; i++) {
+            for (int l = 0; l < k; l++)
+                line[(size_t)l] = element(a, atype, (size_t)i * (size_t)lda + (size_t)l);
+            for (int j = 0; j < n; j++) {
+                float sum = 0;
+                for (int l = 0; l < k; l++)
+                    sum += line[(size_t)l] * element(b, btype, (size_t)j * (size_t)ldb + (size_t)l);
+                size_t at = (size_t)j * (size_t)ldc + (size_t)i;
+                float old = keep != 0 ? keep * element(c, ctype, at) : 0.0f;
+                set_element(c, ctype, at, scale * sum + old);
+            }
+        }
+    });
+    return error ? CUBLAS_STATUS_INVALID_VALUE : CUBLAS_STATUS_SUCCESS;
+}
+
+/* --- for tests: reached by dlsym in the module ------------------------------------------------ */
+
+/* Written by mutate.py. */
+extern const char *const simt_mutation_names[];
+extern const int simt_mutation_count;
+
+static void set_mutation(int mutation)
+{
+    simt::mutation = mutation;
+}
+
+/* struct simt_control of tests/cuda/check.h. */
+struct simt_control {
+    void (*set_seed)(uint64_t seed);
+    void (*set_mutation)(int mutation);
+    void (*fail)(uint32_t code); /* every call fails from now on; 0: none does */
+    const struct simt::counts *counts;
+    int mutation_count;
+    const char *const *mutation_names;
+};
+
+extern "C" __attribute__((visibility("default")))
+const struct simt_control simt_control = {simt::set_seed, set_mutation,        fail_everything,
+                                          &simt::counts,  simt_mutation_count, simt_mutation_names};
