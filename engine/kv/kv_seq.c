@@ -15,12 +15,6 @@ static enum kva_status check_shape(const struct kva_kv *kv, const struct kva_kv_
         return kva_fail_param(err, KVA_EUNSUPPORTED, "policy",
                               "policy '%s' needs heads of a multiple of 4, the model's are of %u",
                               kva_kv_policy_name(choice->policy), kv->shape.head_dim);
-    if (kva_kv_hot_layer_bytes(kv, choice) > kv->shape.page_bytes)
-        return kva_fail_param(
-            err, KVA_EINVAL, "topk",
-            "topk is %u: the fetched rows of a layer take %zu bytes, and at most the "
-            "%zu of a page in all layers are possible",
-            choice->k, kva_kv_hot_layer_bytes(kv, choice), kv->shape.page_bytes);
     return KVA_OK;
 }
 

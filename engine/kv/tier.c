@@ -16,8 +16,8 @@ struct chunk {
 };
 
 struct item_class {
-    size_t item_bytes; /* 0: unused */
-    uint32_t per_chunk;
+    size_t item_bytes;  /* 0: unused */
+    uint32_t per_chunk; /* 0: an item takes several chunks */
     uint32_t with_room; /* head of the list of partly taken chunks */
     uint32_t chunks;    /* that belong to it */
 };
@@ -39,6 +39,41 @@ struct kva_tier {
 /* Items are never smaller than this fraction of a chunk (a layer block of a model with many layers,
  * quantised). */
 #define ITEMS_PER_CHUNK_MAX 4096u
+
+static void list_push(struct kva_tier *tier, uint32_t *head, uint32_t index)
+{
+    tier->chunks[index].prev = NONE;
+    tier->chunks[index].next = *head;
+    if (*head != NONE)
+        tier->chunks[*head].prev = index;
+    *head = index;
+}
+
+static void list_remove(struct kva_tier *tier, uint32_t *head, uint32_t index)
+{
+    struct chunk *chunk = &tier->chunks[index];
+    if (chunk->prev != NONE)
+        tier->chunks[chunk->prev].next = chunk->next;
+    else
+        *head = chunk->next;
+    if (chunk->next != NONE)
+        tier->chunks[chunk->next].prev = chunk->prev;
+}
+
+static void free_chunk(struct kva_tier *tier, uint32_t index)
+{
+    tier->chunks[index].taken = 0;
+    list_push(tier, &tier->free_chunks, index);
+}
+
+static void unfree_chunk(struct kva_tier *tier, uint32_t index, uint32_t class_index)
+{
+    list_remove(tier, &tier->free_chunks, index);
+    tier->chunks[index].class_index = class_index;
+    tier->chunks[index].taken = 1;
+    tier->used_chunks++;
+    tier->classes[class_index].chunks++;
+}
 
 enum kva_status kva_tier_create(struct kva_device *device, uint64_t budget_bytes,
                                 size_t chunk_bytes, struct kva_tier **ret, struct kva_err *err)
@@ -63,10 +98,8 @@ enum kva_status kva_tier_create(struct kva_device *device, uint64_t budget_bytes
         return kva_fail(err, KVA_ENOMEM, "out of memory for %llu KV chunks",
                         (unsigned long long)count);
     }
-    for (uint32_t i = tier->chunk_count; i-- > 0;) {
-        tier->chunks[i].next = tier->free_chunks;
-        tier->free_chunks = i;
-    }
+    for (uint32_t i = tier->chunk_count; i-- > 0;)
+        free_chunk(tier, i);
     void *base;
     enum kva_status status =
         kva_device_alloc(device, KVA_MEM_DEVICE, (size_t)count * chunk_bytes, &base, err);
@@ -109,6 +142,12 @@ static bool make_links(struct kva_tier *tier, uint32_t per_chunk)
     return true;
 }
 
+/* 0: an item is larger than a chunk. */
+static uint32_t items_per_chunk(const struct kva_tier *tier, size_t item_bytes)
+{
+    return (uint32_t)kva_min_size(tier->chunk_bytes / item_bytes, ITEMS_PER_CHUNK_MAX);
+}
+
 static uint32_t find_class(struct kva_tier *tier, size_t item_bytes)
 {
     uint32_t vacant = NONE;
@@ -119,9 +158,8 @@ static uint32_t find_class(struct kva_tier *tier, size_t item_bytes)
             (vacant == NONE || tier->classes[vacant].item_bytes > 0))
             vacant = i;
     }
-    uint32_t per_chunk =
-        (uint32_t)kva_min_size(tier->chunk_bytes / item_bytes, ITEMS_PER_CHUNK_MAX);
-    if (vacant == NONE || per_chunk == 0 || !make_links(tier, per_chunk))
+    uint32_t per_chunk = items_per_chunk(tier, item_bytes);
+    if (vacant == NONE || !make_links(tier, per_chunk))
         return NONE;
     tier->classes[vacant] = (struct item_class){item_bytes, per_chunk, NONE, 0};
     return vacant;
@@ -132,26 +170,6 @@ bool kva_tier_prepare(struct kva_tier *tier, size_t item_bytes)
     return find_class(tier, item_bytes) != NONE;
 }
 
-static void list_push(struct kva_tier *tier, uint32_t *head, uint32_t index)
-{
-    tier->chunks[index].prev = NONE;
-    tier->chunks[index].next = *head;
-    if (*head != NONE)
-        tier->chunks[*head].prev = index;
-    *head = index;
-}
-
-static void list_remove(struct kva_tier *tier, uint32_t *head, uint32_t index)
-{
-    struct chunk *chunk = &tier->chunks[index];
-    if (chunk->prev != NONE)
-        tier->chunks[chunk->prev].next = chunk->next;
-    else
-        *head = chunk->next;
-    if (chunk->next != NONE)
-        tier->chunks[chunk->next].prev = chunk->prev;
-}
-
 static bool open_chunk(struct kva_tier *tier, uint32_t class_index)
 {
     uint32_t index = tier->free_chunks;
@@ -159,11 +177,8 @@ static bool open_chunk(struct kva_tier *tier, uint32_t class_index)
         return false;
     struct chunk *chunk = &tier->chunks[index];
     struct item_class *class = &tier->classes[class_index];
-    tier->free_chunks = chunk->next;
-    tier->used_chunks++;
-    tier->classes[class_index].chunks++;
+    unfree_chunk(tier, index, class_index);
     chunk->taken = 0;
-    chunk->class_index = class_index;
     chunk->free_items = 0;
     uint32_t *links = tier->links + (size_t)index * tier->links_per_chunk;
     for (uint32_t i = 0; i < class->per_chunk; i++)
@@ -172,12 +187,45 @@ static bool open_chunk(struct kva_tier *tier, uint32_t class_index)
     return true;
 }
 
+/* Chunks that one item takes. */
+static uint32_t span_of(const struct kva_tier *tier, size_t item_bytes)
+{
+    return (uint32_t)kva_div_up(item_bytes, tier->chunk_bytes);
+}
+
+/* Neighbouring chunks for a large item, from the far end, where they disturb the others least. */
+static void *take_span(struct kva_tier *tier, uint32_t class_index)
+{
+    uint32_t span = span_of(tier, tier->classes[class_index].item_bytes), run = 0;
+    for (uint32_t i = tier->chunk_count; i-- > 0;) {
+        run = tier->chunks[i].taken == 0 ? run + 1 : 0;
+        if (run < span)
+            continue;
+        for (uint32_t j = i; j < i + span; j++)
+            unfree_chunk(tier, j, class_index);
+        return tier->base + (size_t)i * tier->chunk_bytes;
+    }
+    return NULL;
+}
+
+static void give_span(struct kva_tier *tier, uint32_t first)
+{
+    struct item_class *class = &tier->classes[tier->chunks[first].class_index];
+    uint32_t span = span_of(tier, class->item_bytes);
+    for (uint32_t i = first; i < first + span; i++)
+        free_chunk(tier, i);
+    tier->used_chunks -= span;
+    class->chunks -= span;
+}
+
 void *kva_tier_take(struct kva_tier *tier, size_t item_bytes)
 {
     uint32_t class_index = find_class(tier, item_bytes);
     if (class_index == NONE)
         return NULL;
     struct item_class *class = &tier->classes[class_index];
+    if (class->per_chunk == 0)
+        return take_span(tier, class_index);
     if (class->with_room == NONE && !open_chunk(tier, class_index))
         return NULL;
     uint32_t index = class->with_room;
@@ -198,6 +246,10 @@ void kva_tier_give(struct kva_tier *tier, void *item, size_t item_bytes)
     uint32_t index = (uint32_t)(offset / tier->chunk_bytes);
     struct chunk *chunk = &tier->chunks[index];
     struct item_class *class = &tier->classes[chunk->class_index];
+    if (class->per_chunk == 0) {
+        give_span(tier, index);
+        return;
+    }
     uint32_t number = (uint32_t)(offset % tier->chunk_bytes / item_bytes);
     bool was_full = chunk->free_items == NONE;
     tier->links[(size_t)index * tier->links_per_chunk + number] = chunk->free_items;
@@ -208,14 +260,15 @@ void kva_tier_give(struct kva_tier *tier, void *item, size_t item_bytes)
         return;
     list_remove(tier, &class->with_room, index);
     class->chunks--;
-    chunk->next = tier->free_chunks;
-    tier->free_chunks = index;
     tier->used_chunks--;
+    free_chunk(tier, index);
 }
 
 uint64_t kva_tier_footprint(const struct kva_tier *tier, size_t item_bytes, uint64_t count)
 {
-    uint64_t per_chunk = kva_min_size(tier->chunk_bytes / item_bytes, ITEMS_PER_CHUNK_MAX);
+    uint64_t per_chunk = items_per_chunk(tier, item_bytes);
+    if (per_chunk == 0)
+        return count * span_of(tier, item_bytes) * tier->chunk_bytes;
     return (count + per_chunk - 1) / per_chunk * tier->chunk_bytes;
 }
 

@@ -4,8 +4,9 @@
  *     |  chunk 0: one page of all layers  |  chunk 1: layer blocks  |  chunk 2: free  | ...
  *                                          [ ][ ][ ][ ]
  *
- * A chunk belongs to one item size while any item of it is taken, and to nobody afterwards. Taking
- * is allocation and reservation in one: what was taken cannot be lost to somebody else's growth.
+ * An item larger than a chunk takes neighbouring chunks. A chunk belongs to one item size while any
+ * item of it is taken, and to nobody afterwards. Taking is allocation and reservation in one: what
+ * was taken cannot be lost to somebody else's growth.
  *
  * Thread rule: engine thread. Invariant: taken chunks * chunk_bytes <= budget. */
 #ifndef KVA_ENGINE_KV_TIER_H
@@ -26,7 +27,7 @@ void kva_tier_destroy(struct kva_tier *tier);
  * sizes. */
 bool kva_tier_prepare(struct kva_tier *tier, size_t item_bytes);
 
-/* An item of `item_bytes` (at most a chunk); NULL: the tier is full. Content is undefined. */
+/* An item of `item_bytes`; NULL: the tier is full. Content is undefined. */
 void *kva_tier_take(struct kva_tier *tier, size_t item_bytes);
 
 /* Give an item back; `item_bytes` as taken. NULL is allowed. */

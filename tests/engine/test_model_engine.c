@@ -4,7 +4,7 @@
 #include "tests/cmocka.h"
 
 #include "tests/alloc_guard.h"
-#include "tests/engine/fixture.h"
+#include "tests/engine/trace.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -15,131 +15,8 @@
 #define MISTRAL "tests/golden/families/mistral_window"
 #define NEOX    "tests/golden/families/neox_parallel"
 
-enum { CONTEXT = 256, OUTPUT = 40, VOCAB = 300 };
-
 /* Two layers of two KV heads of 16. */
 #define LLAMA_PAGE_BYTES (2 * kva_kv_block_bytes(2, 16))
-
-struct trace {
-    uint32_t tokens[OUTPUT];
-    float logprobs[OUTPUT];
-    uint32_t cached;
-};
-
-struct run {
-    uint32_t prompt_tokens;
-    uint64_t prompt_seed;
-    uint32_t quota; /* of a prefill step; 0: all at once */
-    struct kva_kv_choice kv;
-    uint32_t suspend_every; /* steps; 0: never */
-    uint64_t scope;
-};
-
-enum variant {
-    FULL,
-    OFFLOAD,
-    KIVI,
-    KIVI_PAPER,
-    SPEC,
-    SPEC_DELTA,
-    SPEC_ALL,
-    PREVIOUS,
-    SYNC,
-    VARIANTS
-};
-
-/* Policies and settings under which the same must hold; small, so that a short text has all parts:
- * sinks, low-bit pages, fetched rows, window. */
-static struct kva_kv_choice variant(enum variant which)
-{
-    static const struct kva_kv_choice choices[VARIANTS] = {
-        [FULL] = {KVA_KV_FULL},
-        [OFFLOAD] = {KVA_KV_OFFLOAD},
-        [KIVI] = {KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0},
-        [KIVI_PAPER] = {KVA_KV_KIVI, 1, 32, KVA_KV_LEVELS_PAPER, 64, 0, 128, 0, 0, 0},
-        [SPEC] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 8, KVA_PREDICT_SPEC_TOKEN,
-                  KVA_FETCH_RESIDENT},
-        [SPEC_DELTA] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 8,
-                        KVA_PREDICT_SPEC_TOKEN, KVA_FETCH_DELTA},
-        [SPEC_ALL] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_PAPER, 64, 0, 128, 8,
-                      KVA_PREDICT_SPEC_TOKEN, KVA_FETCH_ALL},
-        [PREVIOUS] = {KVA_KV_SPECACHE, 2, 32, KVA_KV_LEVELS_FIT, 64, 1, 0, 5,
-                      KVA_PREDICT_PREV_QUERY, KVA_FETCH_RESIDENT},
-        [SYNC] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 8, KVA_PREDICT_SYNC,
-                  KVA_FETCH_DELTA},
-    };
-    return choices[which];
-}
-
-static struct kva_sampling_params with_logprobs(void)
-{
-    struct kva_sampling_params sampling = fixture_greedy();
-    sampling.logprobs = 0;
-    return sampling;
-}
-
-/* While the sequence is suspended another one writes all over the device tier. */
-static void suspend_and_resume(struct fixture *f, struct kva_sequence *seq)
-{
-    struct kva_err err;
-    uint32_t prompt[CONTEXT];
-    const struct kva_sampling_params sampling = with_logprobs();
-    f->engine->ops->suspend(f->engine->self, seq);
-    fixture_prompt(prompt, CONTEXT, VOCAB, 777);
-    struct kva_sequence *other =
-        fixture_start(f, &(struct kva_sequence_params){.prompt = prompt,
-                                                       .prompt_tokens = CONTEXT - 1,
-                                                       .tokens_max = CONTEXT,
-                                                       .sampling = &sampling,
-                                                       .cache_disabled = true});
-    fixture_prefill(f, other, CONTEXT);
-    f->engine->ops->destroy(f->engine->self, other);
-    assert_int_equal(f->engine->ops->resume(f->engine->self, seq, &err), KVA_OK);
-}
-
-static struct trace run_alone(struct fixture *f, const struct run *run)
-{
-    uint32_t prompt[CONTEXT];
-    struct kva_err err;
-    struct trace trace = {0};
-    const struct kva_sampling_params sampling = with_logprobs();
-    fixture_prompt(prompt, run->prompt_tokens, VOCAB, run->prompt_seed);
-    struct kva_sequence *seq = fixture_start(f, &(struct kva_sequence_params){
-                                                    .prompt = prompt,
-                                                    .prompt_tokens = run->prompt_tokens,
-                                                    .tokens_max = run->prompt_tokens + OUTPUT,
-                                                    .sampling = &sampling,
-                                                    .kv = run->kv,
-                                                    .cache_scope = {run->scope},
-                                                });
-    struct kva_sequence_info info;
-    f->engine->ops->sequence_info(f->engine->self, seq, &info);
-    trace.cached = info.cached_tokens;
-    uint32_t quota = run->quota ? run->quota : CONTEXT;
-    for (uint32_t step = 1, output = 0; output < OUTPUT; step++) {
-        struct kva_step_item item = {.seq = seq, .prefill_tokens = output ? 0 : quota};
-        if (output > 0)
-            assert_int_equal(f->engine->ops->grow(f->engine->self, seq, &err), KVA_OK);
-        assert_int_equal(f->engine->ops->step(f->engine->self, &item, 1, &err), KVA_OK);
-        assert_int_equal(item.status, KVA_OK);
-        if (item.emitted) {
-            trace.tokens[output] = item.token.token;
-            trace.logprobs[output++] = item.token.chosen.logprob;
-        }
-        if (run->suspend_every && step % run->suspend_every == 0)
-            suspend_and_resume(f, seq);
-    }
-    f->engine->ops->destroy(f->engine->self, seq);
-    return trace;
-}
-
-static void expect_same(const struct trace *a, const struct trace *b, const char *what)
-{
-    if (memcmp(a->tokens, b->tokens, sizeof(a->tokens)) != 0)
-        fail_msg("%s: other tokens", what);
-    if (memcmp(a->logprobs, b->logprobs, sizeof(a->logprobs)) != 0)
-        fail_msg("%s: other bits in the log-probabilities", what);
-}
 
 static void expect_nothing_used(struct fixture *f)
 {
@@ -162,12 +39,12 @@ static void test_model_engine__chunks_do_not_matter(void **state KVA_UNUSED)
         for (size_t i = 0; i < KVA_COUNT_OF(lengths) * KVA_COUNT_OF(variants); i++) {
             struct run run = {.prompt_tokens = lengths[i / KVA_COUNT_OF(variants)],
                               .prompt_seed = i,
-                              .kv = variant(variants[i % KVA_COUNT_OF(variants)])};
-            struct trace want = run_alone(&f, &run);
+                              .kv = trace_variant(variants[i % KVA_COUNT_OF(variants)])};
+            struct trace want = trace_run(&f, &run);
             for (size_t q = 0; q < KVA_COUNT_OF(quotas); q++) {
                 run.quota = quotas[q];
-                struct trace got = run_alone(&f, &run);
-                expect_same(&got, &want, "chunked prefill");
+                struct trace got = trace_run(&f, &run);
+                trace_expect_same(&got, &want, "chunked prefill");
             }
         }
         expect_nothing_used(&f);
@@ -187,12 +64,12 @@ static void test_model_engine__offload_equals_full(void **state KVA_UNUSED)
                                                   .seed = m});
         for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
             struct run run = {.prompt_tokens = lengths[i], .prompt_seed = i};
-            struct trace want = run_alone(&f, &run);
+            struct trace want = trace_run(&f, &run);
             for (size_t q = 0; q < KVA_COUNT_OF(quotas); q++) {
-                run.kv = variant(OFFLOAD);
+                run.kv = trace_variant(OFFLOAD);
                 run.quota = quotas[q];
-                struct trace got = run_alone(&f, &run);
-                expect_same(&got, &want, "offload");
+                struct trace got = trace_run(&f, &run);
+                trace_expect_same(&got, &want, "offload");
             }
         }
         struct kva_engine_usage usage;
@@ -212,16 +89,17 @@ static void check_suspension(const char *model_path)
                                               .seed = 5});
     for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
         for (uint32_t v = 0; v < VARIANTS; v++) {
-            struct run run = {
-                .prompt_tokens = lengths[i], .prompt_seed = 30 + i, .kv = variant((enum variant)v)};
-            struct trace want = run_alone(&f, &run);
+            struct run run = {.prompt_tokens = lengths[i],
+                              .prompt_seed = 30 + i,
+                              .kv = trace_variant((enum variant)v)};
+            struct trace want = trace_run(&f, &run);
             /* Each suspension costs a long prefill; after every step once is enough. */
             for (uint32_t every = lengths[i] == 65 || lengths[i] == 128 ? 1 : 4; every <= 9;
                  every += 4) {
                 run.suspend_every = every;
                 run.quota = 3 * every;
-                struct trace got = run_alone(&f, &run);
-                expect_same(&got, &want, "suspended");
+                struct trace got = trace_run(&f, &run);
+                trace_expect_same(&got, &want, "suspended");
             }
         }
     }
@@ -247,10 +125,10 @@ static void check_batch(const char *model_path, uint32_t shift)
     uint32_t done[COUNT] = {0};
     struct kva_sequence *seqs[COUNT];
     struct kva_err err;
-    const struct kva_sampling_params sampling = with_logprobs();
+    const struct kva_sampling_params sampling = trace_sampling();
     for (uint32_t i = 0; i < COUNT; i++) {
-        struct kva_kv_choice kv = variant((enum variant)((i + shift) % VARIANTS));
-        want[i] = run_alone(
+        struct kva_kv_choice kv = trace_variant((enum variant)((i + shift) % VARIANTS));
+        want[i] = trace_run(
             &f, &(struct run){.prompt_tokens = lengths[i], .prompt_seed = 60 + i, .kv = kv});
         fixture_prompt(prompts[i], lengths[i], VOCAB, 60 + i);
         seqs[i] = fixture_start(&f, &(struct kva_sequence_params){
@@ -285,7 +163,7 @@ static void check_batch(const char *model_path, uint32_t shift)
         }
     }
     for (uint32_t i = 0; i < COUNT; i++) {
-        expect_same(&got[i], &want[i], "in a batch");
+        trace_expect_same(&got[i], &want[i], "in a batch");
         f.engine->ops->destroy(f.engine->self, seqs[i]);
     }
     expect_nothing_used(&f);
@@ -357,11 +235,11 @@ static void test_model_engine__a_full_tier_changes_nothing(void **state KVA_UNUS
                                                   .seed = round});
         struct member members[COUNT] = {0};
         uint32_t prompts[COUNT][CONTEXT];
-        const struct kva_sampling_params sampling = with_logprobs();
+        const struct kva_sampling_params sampling = trace_sampling();
         struct kva_err err;
         for (uint32_t i = 0; i < COUNT; i++) {
-            struct kva_kv_choice kv = variant((enum variant)((i + round / 2) % VARIANTS));
-            members[i].want = run_alone(&f, &(struct run){.prompt_tokens = prompts_tokens[i],
+            struct kva_kv_choice kv = trace_variant((enum variant)((i + round / 2) % VARIANTS));
+            members[i].want = trace_run(&f, &(struct run){.prompt_tokens = prompts_tokens[i],
                                                           .prompt_seed = 300 + i,
                                                           .kv = kv});
             fixture_prompt(prompts[i], prompts_tokens[i], VOCAB, 300 + i);
@@ -387,7 +265,7 @@ static void test_model_engine__a_full_tier_changes_nothing(void **state KVA_UNUS
             left -= members[index].state == DONE;
         }
         for (uint32_t i = 0; i < COUNT; i++)
-            expect_same(&members[i].got, &members[i].want, "in a full tier");
+            trace_expect_same(&members[i].got, &members[i].want, "in a full tier");
         expect_nothing_used(&f);
         fixture_close(&f);
     }
@@ -411,20 +289,20 @@ static void check_cached_prefixes(const char *model_path)
         for (uint32_t v = 0; v < VARIANTS; v++) {
             struct run run = {.prompt_tokens = lengths[i],
                               .prompt_seed = 90 + i,
-                              .kv = variant((enum variant)v),
+                              .kv = trace_variant((enum variant)v),
                               .scope = 10 + v};
-            struct trace first = run_alone(&f, &run);
-            struct trace again = run_alone(&f, &run);
+            struct trace first = trace_run(&f, &run);
+            struct trace again = trace_run(&f, &run);
             run.quota = 9;
-            struct trace chunked = run_alone(&f, &run);
+            struct trace chunked = trace_run(&f, &run);
             run.scope = 1000 + i;
-            struct trace elsewhere = run_alone(&f, &run);
+            struct trace elsewhere = trace_run(&f, &run);
             assert_int_equal(first.cached, 0);
             assert_int_equal(again.cached, (lengths[i] - 1) / 64 * 64);
             assert_int_equal(elsewhere.cached, v == 0 ? 0 : again.cached);
-            expect_same(&again, &first, "with a cached prefix");
-            expect_same(&chunked, &first, "with a cached prefix, in chunks");
-            expect_same(&elsewhere, &first, "in another scope");
+            trace_expect_same(&again, &first, "with a cached prefix");
+            trace_expect_same(&chunked, &first, "with a cached prefix, in chunks");
+            trace_expect_same(&elsewhere, &first, "in another scope");
         }
     }
     expect_nothing_used(&f);
@@ -443,7 +321,7 @@ static void test_model_engine__budgets_hold_and_refusals_name_both_numbers(void 
     struct fixture f;
     struct kva_err err = {0};
     uint32_t prompt[CONTEXT], cached;
-    const struct kva_sampling_params sampling = with_logprobs();
+    const struct kva_sampling_params sampling = trace_sampling();
     size_t page = LLAMA_PAGE_BYTES;
     fixture_open(&f, &(struct fixture_params){
                          .model_path = LLAMA, .device_bytes = 3 * page, .host_bytes = 10 * page});
@@ -497,7 +375,7 @@ static void test_model_engine__admission_takes_what_was_announced(void **state K
 {
     struct fixture f;
     uint32_t prompt[CONTEXT], cached;
-    const struct kva_sampling_params sampling = with_logprobs();
+    const struct kva_sampling_params sampling = trace_sampling();
     fixture_open(&f, &(struct fixture_params){.model_path = LLAMA, .prefix_cache = true});
     const struct kva_engine_ops *ops = f.engine->ops;
     void *self = f.engine->self;
@@ -577,7 +455,7 @@ static void test_model_engine__steps_allocate_nothing(void **state KVA_UNUSED)
     for (uint32_t v = 0; v < VARIANTS; v++) {
         struct fixture f;
         uint32_t prompt[CONTEXT], token;
-        struct kva_sampling_params sampling = with_logprobs();
+        struct kva_sampling_params sampling = trace_sampling();
         sampling.temperature = 1;
         sampling.top_p = 0.9f;
         sampling.repetition_penalty = 1.1f;
@@ -588,7 +466,7 @@ static void test_model_engine__steps_allocate_nothing(void **state KVA_UNUSED)
                                                             .prompt_tokens = 120,
                                                             .tokens_max = 220,
                                                             .sampling = &sampling,
-                                                            .kv = variant((enum variant)v)});
+                                                            .kv = trace_variant((enum variant)v)});
         alloc_guard_arm();
         fixture_prefill(&f, seq, 50);
         for (int i = 0; i < 90; i++)

@@ -15,8 +15,8 @@ static struct kva_device *open_device(void)
 
 static void test_tier__items_never_overlap_and_all_come_back(void **state KVA_UNUSED)
 {
-    enum { CHUNK = 4096, CHUNKS = 10, SIZES = 3, LIVE_MAX = 200, ROUNDS = 20000 };
-    static const size_t sizes[SIZES] = {4096, 1024, 320};
+    enum { CHUNK = 4096, CHUNKS = 10, SIZES = 4, LIVE_MAX = 200, ROUNDS = 20000 };
+    static const size_t sizes[SIZES] = {4096, 1024, 320, 9000};
     struct kva_device *device = open_device();
     struct kva_tier *tier;
     struct kva_err err;
@@ -72,15 +72,40 @@ static void test_tier__footprint_is_what_an_empty_tier_takes(void **state KVA_UN
     struct kva_tier *tier;
     struct kva_err err;
     assert_int_equal(kva_tier_create(device, 64 * 4096, 4096, &tier, &err), KVA_OK);
-    for (uint32_t count = 1; count < 60; count += 7) {
+    static const size_t sizes[] = {1000, 4096, 4097, 13000};
+    for (uint32_t round = 0; round < 36; round++) {
         void *items[60];
-        uint64_t want = kva_tier_footprint(tier, 1000, count);
+        size_t size = sizes[round % KVA_COUNT_OF(sizes)];
+        uint32_t count = 1 + round / 4 * (size > 4096 ? 1 : 6);
+        uint64_t want = kva_tier_footprint(tier, size, count);
         for (uint32_t i = 0; i < count; i++)
-            items[i] = kva_tier_take(tier, 1000);
+            assert_non_null(items[i] = kva_tier_take(tier, size));
         assert_int_equal(kva_tier_used_bytes(tier), want);
         for (uint32_t i = 0; i < count; i++)
-            kva_tier_give(tier, items[i], 1000);
+            kva_tier_give(tier, items[i], size);
+        assert_int_equal(kva_tier_used_bytes(tier), 0);
     }
+    kva_tier_destroy(tier);
+    kva_device_close(device);
+}
+
+static void test_tier__any_number_of_sizes_can_follow_each_other(void **state KVA_UNUSED)
+{
+    struct kva_device *device = open_device();
+    struct kva_tier *tier;
+    struct kva_err err;
+    assert_int_equal(kva_tier_create(device, 8 * 4096, 4096, &tier, &err), KVA_OK);
+    void *kept = kva_tier_take(tier, 640);
+    memset(kept, 7, 640);
+    for (size_t size = 1; size < 8192; size += 13) {
+        void *item = kva_tier_take(tier, size);
+        assert_non_null(item);
+        memset(item, 1, size);
+        kva_tier_give(tier, item, size);
+    }
+    assert_int_equal(((unsigned char *)kept)[639], 7);
+    kva_tier_give(tier, kept, 640);
+    assert_int_equal(kva_tier_used_bytes(tier), 0);
     kva_tier_destroy(tier);
     kva_device_close(device);
 }
@@ -101,6 +126,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tier__items_never_overlap_and_all_come_back),
         cmocka_unit_test(test_tier__footprint_is_what_an_empty_tier_takes),
+        cmocka_unit_test(test_tier__any_number_of_sizes_can_follow_each_other),
         cmocka_unit_test(test_tier__a_budget_under_one_chunk_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

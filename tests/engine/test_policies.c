@@ -1,0 +1,224 @@
+/* What relates the policies to each other: where two of them must give the same bits, where the
+ * same numbers, and that what is between them costs what it should. */
+#include "tests/cmocka.h"
+
+#include "tests/engine/trace.h"
+
+#include <math.h>
+#include <string.h>
+
+#define LLAMA   "tests/golden/families/llama3_gqa_bf16"
+#define MHA     "tests/golden/families/llama2_mha_f16"
+#define MISTRAL "tests/golden/families/mistral_window"
+#define NEOX    "tests/golden/families/neox_parallel"
+#define OPT     "tests/golden/families/opt_relu_tied"
+
+static const char *const models[] = {LLAMA, MHA, MISTRAL, NEOX, OPT};
+
+/* Prompts of which one page, and two, are away from the first output token on. */
+static const uint32_t lengths[] = {130, 195};
+
+static struct trace run_under(struct fixture *f, uint32_t prompt_tokens, struct kva_kv_choice kv)
+{
+    return trace_run(f, &(struct run){.prompt_tokens = prompt_tokens, .prompt_seed = 7, .kv = kv});
+}
+
+/* Largest difference of log-probabilities, up to the first token that differs. */
+static double distance(const struct trace *a, const struct trace *b, uint32_t *ret_same)
+{
+    double worst = 0;
+    uint32_t i = 0;
+    for (; i < OUTPUT && a->tokens[i] == b->tokens[i]; i++)
+        worst = fmax(worst, fabs((double)a->logprobs[i] - (double)b->logprobs[i]));
+    *ret_same = i;
+    return worst;
+}
+
+static void test_policies__fetching_every_row_is_full_attention(void **state KVA_UNUSED)
+{
+    /* 64 rows of one page, none of the prompt's sinks apart: the low-bit pass has nothing left. */
+    struct kva_kv_choice all = trace_variant(SPEC_ALL);
+    all.k = 64;
+    all.plain = 0;
+    for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
+        struct fixture f;
+        fixture_open(&f, &(struct fixture_params){.model_path = models[m]});
+        for (uint32_t predictor = 0; predictor < KVA_PREDICTOR_COUNT; predictor++) {
+            all.predictor = (enum kva_kv_predictor)predictor;
+            struct trace want = run_under(&f, 130, trace_variant(FULL));
+            struct trace got = run_under(&f, 130, all);
+            uint32_t same;
+            double worst = distance(&got, &want, &same);
+            if (same < OUTPUT || worst > 1e-4)
+                fail_msg("%s: %u tokens are the same, log-probabilities differ by %g", models[m],
+                         same, worst);
+        }
+        fixture_close(&f);
+    }
+}
+
+static void test_policies__fetching_no_row_is_kivi(void **state KVA_UNUSED)
+{
+    for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
+        struct fixture f;
+        fixture_open(&f, &(struct fixture_params){.model_path = models[m]});
+        for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
+            struct kva_kv_choice kivi = trace_variant(KIVI), none = kivi;
+            none.policy = KVA_KV_SPECACHE;
+            struct trace want = run_under(&f, lengths[i], kivi);
+            struct trace got = run_under(&f, lengths[i], none);
+            trace_expect_same(&got, &want, models[m]);
+        }
+        fixture_close(&f);
+    }
+}
+
+static void test_policies__fetching_the_difference_is_fetching_all(void **state KVA_UNUSED)
+{
+    for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
+        struct fixture f;
+        fixture_open(&f, &(struct fixture_params){
+                             .model_path = models[m], .copy_delay_max_us = 30, .seed = m});
+        for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
+            struct kva_kv_choice delta = trace_variant(SPEC_DELTA), all = delta;
+            all.fetch = KVA_FETCH_ALL;
+            struct trace want = run_under(&f, lengths[i], all);
+            struct trace got = run_under(&f, lengths[i], delta);
+            trace_expect_same(&got, &want, models[m]);
+        }
+        fixture_close(&f);
+    }
+}
+
+/* Mean squared error of the log-probabilities while the tokens are the same, over some prompts. */
+static double error_of(struct fixture *f, struct kva_kv_choice kv)
+{
+    double sum = 0;
+    uint32_t count = 0;
+    for (uint64_t seed = 0; seed < 24; seed++) {
+        struct run run = {
+            .prompt_tokens = 195, .prompt_seed = 1000 + seed, .kv = trace_variant(FULL)};
+        struct trace want = trace_run(f, &run);
+        run.kv = kv;
+        struct trace got = trace_run(f, &run);
+        assert_int_equal(got.tokens[0], want.tokens[0]); /* the prefill is exact */
+        assert_true(got.logprobs[0] == want.logprobs[0]);
+        for (uint32_t i = 1; i < OUTPUT && got.tokens[i - 1] == want.tokens[i - 1]; i++)
+            sum += pow((double)got.logprobs[i] - (double)want.logprobs[i], 2), count++;
+    }
+    return sum / count;
+}
+
+static void test_policies__more_bits_and_more_rows_are_closer_to_full(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_open(&f, &(struct fixture_params){.model_path = LLAMA});
+    struct kva_kv_choice kv = trace_variant(KIVI);
+    double by_bits[3];
+    for (uint32_t i = 0; i < 3; i++) {
+        kv.bits = 1u << i;
+        by_bits[i] = error_of(&f, kv);
+    }
+    print_message("squared error by bits: %g %g %g\n", by_bits[0], by_bits[1], by_bits[2]);
+    assert_true(by_bits[0] > 0 && by_bits[1] < by_bits[0] && by_bits[2] < by_bits[1]);
+    kv = trace_variant(SYNC);
+    double by_rows[3];
+    for (uint32_t i = 0; i < 3; i++) {
+        kv.k = 1u << (2 * i);
+        by_rows[i] = error_of(&f, kv);
+    }
+    print_message("squared error by rows: %g %g %g\n", by_rows[0], by_rows[1], by_rows[2]);
+    assert_true(by_rows[1] < by_rows[0] && by_rows[2] < by_rows[1]);
+    fixture_close(&f);
+}
+
+/* The settings that a request names reach the cache, and what is told of it is what it took. */
+static void test_policies__bytes_told_are_bytes_taken(void **state KVA_UNUSED)
+{
+    for (uint32_t v = KIVI; v < VARIANTS; v++) {
+        struct fixture f;
+        uint32_t prompt[CONTEXT], token;
+        const struct kva_sampling_params sampling = trace_sampling();
+        struct kva_kv_choice kv = trace_variant((enum variant)v);
+        fixture_open(&f, &(struct fixture_params){.model_path = LLAMA});
+        fixture_prompt(prompt, CONTEXT, 300, 3);
+        struct kva_sequence *seq =
+            fixture_start(&f, &(struct kva_sequence_params){.prompt = prompt,
+                                                            .prompt_tokens = 200,
+                                                            .tokens_max = 256,
+                                                            .sampling = &sampling,
+                                                            .kv = kv});
+        fixture_prefill(&f, seq, 256);
+        fixture_decode(&f, &seq, 1, &token);
+        struct kva_sequence_info info;
+        struct kva_engine_usage usage;
+        f.engine->ops->sequence_info(f.engine->self, seq, &info);
+        f.engine->ops->usage(f.engine->self, &usage);
+        /* Two of four pages are away: two layers of two heads of 16. */
+        struct kva_lowbit_format format = {kv.bits, kv.group, KVA_LEVELS_FIT};
+        uint64_t low = 2 * 2 * kva_lowbit_block_bytes(format, 2, 16);
+        uint64_t window = 2 * 2 * kva_kv_block_bytes(2, 16);
+        uint32_t slots = kv.policy == KVA_KV_KIVI
+                             ? kv.sinks
+                             : kv.sinks + (kv.fetch == KVA_FETCH_ALL ? kv.k : 2 * kv.k);
+        uint64_t rows = 2ull * slots * 2 * 2 * 16 * 2;
+        assert_true(info.bytes.device >= low + window + rows);
+        /* The state of the fetched rows is small next to them, and rounded to cache lines. */
+        assert_true(info.bytes.device <= low + window + rows + rows / 2 + 2 * 7 * 64);
+        assert_true(usage.used.device - usage.cached.device >= info.bytes.device);
+        assert_int_equal(info.bytes.host, 4 * 2 * kva_kv_block_bytes(2, 16));
+        if (kv.policy == KVA_KV_SPECACHE) {
+            assert_true(info.fetch_rows_hit + info.fetch_rows_missed > 0);
+            assert_int_equal(info.spec_tokens, kv.predictor == KVA_PREDICT_SPEC_TOKEN);
+        }
+        f.engine->ops->destroy(f.engine->self, seq);
+        fixture_close(&f);
+    }
+}
+
+static void test_policies__settings_that_cannot_be_are_named(void **state KVA_UNUSED)
+{
+    static const struct {
+        struct kva_kv_choice choice;
+        const char *param;
+    } cases[] = {
+        {{KVA_KV_KIVI, 3, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0}, "bits"},
+        {{KVA_KV_KIVI, 2, 48, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0}, "group"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 0, 4, 0, 0, 0, 0}, "window"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 65, 4, 0, 0, 0, 0}, "window"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 33, 0, 0, 0, 0}, "sinks"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 1, 0, 0, 0}, "plain"},
+        {{KVA_KV_SPECACHE, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 65537, 0, 0}, "topk"},
+    };
+    struct fixture f;
+    uint32_t prompt[CONTEXT];
+    const struct kva_sampling_params sampling = trace_sampling();
+    fixture_open(&f, &(struct fixture_params){.model_path = LLAMA});
+    fixture_prompt(prompt, CONTEXT, 300, 3);
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct kva_err err = {0};
+        const struct kva_sequence_params params = {.prompt = prompt,
+                                                   .prompt_tokens = 200,
+                                                   .tokens_max = 256,
+                                                   .sampling = &sampling,
+                                                   .kv = cases[i].choice};
+        struct kva_sequence *seq;
+        assert_int_equal(f.engine->ops->create(f.engine->self, &params, &seq, &err), KVA_EINVAL);
+        assert_string_equal(err.param, cases[i].param);
+        assert_non_null(strstr(err.message, cases[i].param));
+    }
+    fixture_close(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_policies__fetching_every_row_is_full_attention),
+        cmocka_unit_test(test_policies__fetching_no_row_is_kivi),
+        cmocka_unit_test(test_policies__fetching_the_difference_is_fetching_all),
+        cmocka_unit_test(test_policies__more_bits_and_more_rows_are_closer_to_full),
+        cmocka_unit_test(test_policies__bytes_told_are_bytes_taken),
+        cmocka_unit_test(test_policies__settings_that_cannot_be_are_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,96 @@
+#include "tests/cmocka.h"
+
+#include "tests/engine/trace.h"
+
+#include <string.h>
+
+struct kva_kv_choice trace_variant(enum variant which)
+{
+    static const struct kva_kv_choice choices[VARIANTS] = {
+        [FULL] = {KVA_KV_FULL},
+        [OFFLOAD] = {KVA_KV_OFFLOAD},
+        [KIVI] = {KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0},
+        [KIVI_PAPER] = {KVA_KV_KIVI, 1, 32, KVA_KV_LEVELS_PAPER, 64, 0, 128, 0, 0, 0},
+        [SPEC] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 8, KVA_PREDICT_SPEC_TOKEN,
+                  KVA_FETCH_RESIDENT},
+        [SPEC_DELTA] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 8,
+                        KVA_PREDICT_SPEC_TOKEN, KVA_FETCH_DELTA},
+        [SPEC_ALL] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_PAPER, 64, 0, 128, 8,
+                      KVA_PREDICT_SPEC_TOKEN, KVA_FETCH_ALL},
+        [PREVIOUS] = {KVA_KV_SPECACHE, 2, 32, KVA_KV_LEVELS_FIT, 64, 1, 0, 5,
+                      KVA_PREDICT_PREV_QUERY, KVA_FETCH_RESIDENT},
+        [SYNC] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 8, KVA_PREDICT_SYNC,
+                  KVA_FETCH_DELTA},
+    };
+    return choices[which];
+}
+
+struct kva_sampling_params trace_sampling(void)
+{
+    struct kva_sampling_params sampling = fixture_greedy();
+    sampling.logprobs = 0;
+    return sampling;
+}
+
+/* While the sequence is suspended another one writes all over the device tier. */
+static void suspend_and_resume(struct fixture *f, struct kva_sequence *seq)
+{
+    struct kva_err err;
+    uint32_t prompt[CONTEXT];
+    const struct kva_sampling_params sampling = trace_sampling();
+    f->engine->ops->suspend(f->engine->self, seq);
+    fixture_prompt(prompt, CONTEXT, VOCAB, 777);
+    struct kva_sequence *other =
+        fixture_start(f, &(struct kva_sequence_params){.prompt = prompt,
+                                                       .prompt_tokens = CONTEXT - 1,
+                                                       .tokens_max = CONTEXT,
+                                                       .sampling = &sampling,
+                                                       .cache_disabled = true});
+    fixture_prefill(f, other, CONTEXT);
+    f->engine->ops->destroy(f->engine->self, other);
+    assert_int_equal(f->engine->ops->resume(f->engine->self, seq, &err), KVA_OK);
+}
+
+struct trace trace_run(struct fixture *f, const struct run *run)
+{
+    uint32_t prompt[CONTEXT];
+    struct kva_err err;
+    struct trace trace = {0};
+    const struct kva_sampling_params sampling = trace_sampling();
+    fixture_prompt(prompt, run->prompt_tokens, VOCAB, run->prompt_seed);
+    struct kva_sequence *seq = fixture_start(f, &(struct kva_sequence_params){
+                                                    .prompt = prompt,
+                                                    .prompt_tokens = run->prompt_tokens,
+                                                    .tokens_max = run->prompt_tokens + OUTPUT,
+                                                    .sampling = &sampling,
+                                                    .kv = run->kv,
+                                                    .cache_scope = {run->scope},
+                                                });
+    struct kva_sequence_info info;
+    f->engine->ops->sequence_info(f->engine->self, seq, &info);
+    trace.cached = info.cached_tokens;
+    uint32_t quota = run->quota ? run->quota : CONTEXT;
+    for (uint32_t step = 1, output = 0; output < OUTPUT; step++) {
+        struct kva_step_item item = {.seq = seq, .prefill_tokens = output ? 0 : quota};
+        if (output > 0)
+            assert_int_equal(f->engine->ops->grow(f->engine->self, seq, &err), KVA_OK);
+        assert_int_equal(f->engine->ops->step(f->engine->self, &item, 1, &err), KVA_OK);
+        assert_int_equal(item.status, KVA_OK);
+        if (item.emitted) {
+            trace.tokens[output] = item.token.token;
+            trace.logprobs[output++] = item.token.chosen.logprob;
+        }
+        if (run->suspend_every && step % run->suspend_every == 0)
+            suspend_and_resume(f, seq);
+    }
+    f->engine->ops->destroy(f->engine->self, seq);
+    return trace;
+}
+
+void trace_expect_same(const struct trace *a, const struct trace *b, const char *what)
+{
+    if (memcmp(a->tokens, b->tokens, sizeof(a->tokens)) != 0)
+        fail_msg("%s: other tokens", what);
+    if (memcmp(a->logprobs, b->logprobs, sizeof(a->logprobs)) != 0)
+        fail_msg("%s: other bits in the log-probabilities", what);
+}
