@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A long mixed load on one server, with everything checked: python tests/e2e/soak.py --minutes 10
 
-Completions and chats, streamed or not, of many lengths, under both KV policies, with several
+Completions and chats, streamed or not, of many lengths, under all KV policies, with several
 choices, stop strings, seeds, shared prefixes, clients that leave at any moment, and bad requests.
 The device budget is small on purpose, so that choices are preempted all the time.
 
@@ -37,6 +37,13 @@ OPTIONS = (
     *("--sequences", "24", "--keepalive", "200ms", "--log-level", "info"),
 )
 ROUTES = ("/v1/completions", "/v1/chat/completions")
+POLICIES = (
+    {"policy": "full"},
+    {"policy": "offload"},
+    {"policy": "kivi", "bits": 1, "plain": 0},
+    {"policy": "specache", "plain": 128},
+    {"policy": "specache", "bits": 1, "topk": 16, "plain": 0, "predictor": "prev-query"},
+)
 BAD = (
     (400, {"prompt": 5}),
     (400, {"prompt": "x", "temperature": 9}),
@@ -74,7 +81,7 @@ def make_body(kind: int) -> tuple[str, dict]:
     """Request number `kind` of a fixed catalogue: always the same for the same number."""
     rng = random.Random(kind)
     body: dict = {"max_tokens": rng.choice([1, 3, 16, 60, 200, 500]), "return_token_ids": True}
-    body["kv"] = {"policy": rng.choice(["full", "offload"])}
+    body["kv"] = rng.choice(POLICIES)
     body["ignore_eos"] = rng.random() < 0.7
     body["n"] = rng.choice([1, 1, 1, 2, 4])
     body["seed"], body["temperature"] = kind, rng.choice([0, 0, 0.8])

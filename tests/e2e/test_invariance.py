@@ -112,6 +112,71 @@ def test_preemptions(servers, references, policy, cache):
     assert device <= metrics['kvahead_kv_budget_bytes{tier="device"}'] == 4 << 20
 
 
+# Policies whose answers are their own: what must hold is that they too depend on the request alone.
+APPROXIMATING = {
+    "kivi": {"policy": "kivi", "bits": 1, "plain": 0},
+    "spec-token": {"policy": "specache", "bits": 1, "topk": 24, "plain": 0},
+    "paper": {"policy": "specache", "paper": True, "topk": 16},
+    "prev-query": {"policy": "specache", "bits": 2, "predictor": "prev-query", "plain": 128},
+    "sync": {"policy": "specache", "bits": 1, "topk": 8, "predictor": "sync", "plain": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def own_references(server: Server) -> dict[str, list[list[int]]]:
+    """What each subject gets under each approximating policy from a server with nothing to do."""
+    server.wait_idle()
+    return {
+        name: [
+            server.tokens(ids, max_tokens=most, ignore_eos=True, cache_salt=name, kv=kv)
+            for ids, most in asked(server)
+        ]
+        for name, kv in APPROXIMATING.items()
+    }
+
+
+@pytest.mark.parametrize("name", APPROXIMATING)
+def test_approximating__company(server, own_references, name):
+    others = [
+        request | {"kv": kv}
+        for request, kv in zip(
+            crowd(40, 21), [*APPROXIMATING.values(), {"policy": "offload"}] * 7, strict=False
+        )
+    ]
+    assert ask_in_company(server, 22, others, kv=APPROXIMATING[name]) == own_references[name]
+
+
+@pytest.mark.parametrize("name", APPROXIMATING)
+def test_approximating__preemptions(servers, own_references, name):
+    """64 requests where a few fit at a time: all finish, nothing exceeds its budget, and the
+    answers are those that the requests get alone."""
+    kv = APPROXIMATING[name]
+    tiny = servers.start("--device-memory", "3M", "--context", "1024", "--sequences", "32")
+    others = [request | {"kv": kv} for request in growing_crowd(59, 23)]
+    assert ask_in_company(tiny, 24, others, kv=kv) == own_references[name]
+    metrics = tiny.metrics()
+    assert metrics["kvahead_preemptions_total"] > 0
+    assert metrics['kvahead_requests_finished_total{reason="error"}'] == 0
+    device = metrics['kvahead_kv_bytes{tier="device"}']
+    assert device <= metrics['kvahead_kv_budget_bytes{tier="device"}'] == 3 << 20
+    if kv["policy"] == "specache":
+        assert metrics["kvahead_fetch_rows_hit_total"] + metrics["kvahead_fetch_rows_missed_total"]
+    if kv["policy"] == "specache" and "predictor" not in kv:
+        assert metrics["kvahead_speculative_tokens_total"] > 0
+
+
+def test_approximating__prompts_are_exact_for_all(server, references):
+    """What an approximating policy wrote into the prefix cache does not show in exact answers."""
+    for (ids, most), reference in zip(asked(server), references, strict=True):
+        fields = {"ignore_eos": True, "cache_salt": "mixed"}
+        lossy = server.tokens(ids, max_tokens=most, kv=APPROXIMATING["kivi"], **fields)
+        assert server.tokens(ids, max_tokens=most, **fields) == reference
+        longer = ids + lossy[: most // 2]
+        assert server.tokens(longer, max_tokens=8, **fields) == server.tokens(
+            longer, max_tokens=8, ignore_eos=True, cache_salt="elsewhere"
+        )
+
+
 @pytest.mark.parametrize(
     "options",
     [("--no-prefix-cache",), ("--threads", "1"), ("--step-tokens", "65"), ("--cpu-level", "avx2")],
