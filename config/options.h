@@ -46,6 +46,7 @@ struct kva_config {
     int64_t kv_window;
     int64_t kv_sinks;
     int64_t kv_plain;
+    int64_t kv_exempt;
     int64_t kv_topk;
     uint64_t kv_topk_max;
     uint32_t kv_predictor;

@@ -60,6 +60,8 @@ static const struct kva_option table[] = {
     {"kv-plain", KVA_OPTION_INT, ENGINE, AT(kv_plain), -1, 1 << 24, "-1", NULL, "KV cache",
      "kivi, specache: shorter sequences stay in 16 bits, in tokens, a multiple of 64; -1: the "
      "policy's default."},
+    {"kv-exempt", KVA_OPTION_INT, ENGINE, AT(kv_exempt), -1, 65536, "-1", NULL, "KV cache",
+     "kivi, specache: first layers that stay in 16 bits; -1: the policy's default."},
     {"kv-topk", KVA_OPTION_INT, ENGINE, AT(kv_topk), -1, 65536, "-1", NULL, "KV cache",
      "specache: rows fetched per KV head for the next step; -1: the policy's default."},
     {"kv-topk-max", KVA_OPTION_UINT, SERVE, AT(kv_topk_max), 0, 65536, "1024", NULL, "KV cache",

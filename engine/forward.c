@@ -422,9 +422,10 @@ static void attend_blocks(struct kva_forward *fw, const struct kva_kv_pass *pass
                                 });
 }
 
+/* Whether low-bit pages under both choices can be read by one call. */
 static bool same_format(const struct kva_kv_choice *a, const struct kva_kv_choice *b)
 {
-    return a->bits == b->bits && a->group == b->group;
+    return a->bits == b->bits && a->group == b->group && a->exempt == b->exempt;
 }
 
 /* The two times at which low-bit pages are read in a layer. */
@@ -491,26 +492,26 @@ static bool attend_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass
             continue;
         uint32_t count = list_lowbit(fw, pass, i, time == TO_ATTEND && !any, time);
         any = true;
-        fw->ops->attend_lowbit(
-            fw->device, &(struct kva_attend_lowbit_args){
-                            .q = fw->scratch[SCRATCH_Q].data,
-                            .out = partial_at(fw, SCRATCH_LOWBIT_A),
-                            .rest = &rest,
-                            .seqs = fw->low_seqs,
-                            .blocks = fw->low_blocks,
-                            .block_offset_bytes = layer * kva_kv_lowbit_block_bytes(kv, choice),
-                            .scratch = fw->scratch[SCRATCH_SELECT].data,
-                            .scratch_bytes = fw->scratch[SCRATCH_SELECT].bytes,
-                            .seq_count = count,
-                            .q_stride = c->heads * c->head_dim,
-                            .heads = c->heads,
-                            .kv_heads = c->kv_heads,
-                            .head_dim = c->head_dim,
-                            .window = c->layer_window[layer],
-                            .kv_dtype = kv->shape.dtype,
-                            .format = kva_kv_lowbit_format(choice),
-                            .scale = c->attend_scale,
-                        });
+        fw->ops->attend_lowbit(fw->device,
+                               &(struct kva_attend_lowbit_args){
+                                   .q = fw->scratch[SCRATCH_Q].data,
+                                   .out = partial_at(fw, SCRATCH_LOWBIT_A),
+                                   .rest = &rest,
+                                   .seqs = fw->low_seqs,
+                                   .blocks = fw->low_blocks,
+                                   .block_offset_bytes = kva_kv_lowbit_offset(kv, choice, layer),
+                                   .scratch = fw->scratch[SCRATCH_SELECT].data,
+                                   .scratch_bytes = fw->scratch[SCRATCH_SELECT].bytes,
+                                   .seq_count = count,
+                                   .q_stride = c->heads * c->head_dim,
+                                   .heads = c->heads,
+                                   .kv_heads = c->kv_heads,
+                                   .head_dim = c->head_dim,
+                                   .window = c->layer_window[layer],
+                                   .kv_dtype = kv->shape.dtype,
+                                   .format = kva_kv_lowbit_format(choice),
+                                   .scale = c->attend_scale,
+                               });
     }
     return any;
 }

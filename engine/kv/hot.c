@@ -1,5 +1,7 @@
 #include "engine/kv/hot.h"
 
+#include "engine/kv/lowbit.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -93,10 +95,10 @@ void kva_kv_hot_finish(struct kva_kv *kv, struct kva_kv_seq *seq)
     free(seq->hots);
 }
 
-static void give_layers(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)
+static void give_layers(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t end)
 {
     size_t bytes = kva_kv_hot_layer_bytes(kv, &seq->choice);
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = kva_kv_lowbit_exempt(kv, &seq->choice); i < end; i++) {
         kva_kv_give_device(kv, seq->hots[i].rows, bytes);
         seq->device_bytes -= bytes;
     }
@@ -107,7 +109,7 @@ bool kva_kv_hot_take(struct kva_kv *kv, struct kva_kv_seq *seq)
     if (seq->hot_taken || !seq->hots)
         return true;
     struct layout l = layout_of(kv, &seq->choice);
-    for (uint32_t i = 0; i < kv->shape.layers; i++) {
+    for (uint32_t i = kva_kv_lowbit_exempt(kv, &seq->choice); i < kv->shape.layers; i++) {
         unsigned char *item = kva_kv_take_device(kv, l.rows_bytes + l.state_bytes);
         if (!item) {
             give_layers(kv, seq, i);
@@ -140,7 +142,7 @@ void kva_kv_hot_give(struct kva_kv *kv, struct kva_kv_seq *seq, bool save)
     struct layout l = layout_of(kv, &seq->choice);
     if (save && seq->hot_started) {
         kva_kv_order_copies(kv);
-        for (uint32_t i = 0; i < kv->shape.layers; i++)
+        for (uint32_t i = kva_kv_lowbit_exempt(kv, &seq->choice); i < kv->shape.layers; i++)
             kva_kv_offload(kv, seq->hot_saved + i * l.state_bytes, seq->hots[i].tokens,
                            l.state_bytes);
     }
@@ -170,7 +172,7 @@ static void upload(struct kva_kv *kv, struct kva_kv_seq *seq)
     struct layout l = layout_of(kv, &seq->choice);
     list_homes(seq);
     kva_kv_order_copies(kv);
-    for (uint32_t i = 0; i < kv->shape.layers; i++) {
+    for (uint32_t i = kva_kv_lowbit_exempt(kv, &seq->choice); i < kv->shape.layers; i++) {
         kva_kv_fetch(kv, seq, seq->hots[i].tokens, seq->hot_saved + i * l.state_bytes,
                      l.state_bytes);
         fetch_layer(kv, seq, i);

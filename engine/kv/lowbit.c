@@ -9,21 +9,31 @@ struct kva_lowbit_format kva_kv_lowbit_format(const struct kva_kv_choice *choice
     };
 }
 
-size_t kva_kv_lowbit_block_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice)
+uint32_t kva_kv_lowbit_exempt(const struct kva_kv *kv, const struct kva_kv_choice *choice)
 {
-    return kva_lowbit_block_bytes(kva_kv_lowbit_format(choice), kv->shape.kv_heads,
-                                  kv->shape.head_dim);
+    return kva_min_u32(choice->exempt, kv->shape.layers);
+}
+
+size_t kva_kv_lowbit_offset(const struct kva_kv *kv, const struct kva_kv_choice *choice,
+                            uint32_t layer)
+{
+    uint32_t exempt = kva_min_u32(kva_kv_lowbit_exempt(kv, choice), layer);
+    return exempt * kv->shape.block_bytes +
+           (layer - exempt) * kva_lowbit_block_bytes(kva_kv_lowbit_format(choice),
+                                                     kv->shape.kv_heads, kv->shape.head_dim);
 }
 
 size_t kva_kv_lowbit_page_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice)
 {
-    return kva_kv_lowbit_block_bytes(kv, choice) * kv->shape.layers;
+    return kva_kv_lowbit_offset(kv, choice, kv->shape.layers);
 }
 
 /* What must be equal for two sequences to share a copy; 0: no copy. */
 static uint32_t copy_key(const struct kva_kv_choice *choice)
 {
-    return choice->bits << 16 | choice->group << 8 | choice->sinks << 1 | (uint32_t)choice->levels;
+    uint32_t exempt = kva_min_u32(choice->exempt, 4095);
+    return exempt << 20 | choice->bits << 16 | choice->group << 8 | choice->sinks << 1 |
+           (uint32_t)choice->levels;
 }
 
 bool kva_kv_lowbit_shared(const struct kva_page *page, const struct kva_kv_choice *choice)
@@ -122,26 +132,39 @@ static const void *source_of(const struct kva_kv_seq *seq, enum source source, u
     return NULL;
 }
 
+/* Exempt layers are copied as they are. */
+static void copy_listed(struct kva_kv *kv, size_t from_offset, size_t to_offset, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        kva_device_copy(kv->device, KVA_QUEUE_COMPUTE, (unsigned char *)kv->to_list[i] + to_offset,
+                        (const unsigned char *)kv->from_list[i] + from_offset,
+                        kv->shape.block_bytes);
+}
+
 static void code_listed(struct kva_kv *kv, const struct kva_kv_seq *seq, enum source source,
                         uint32_t layer, uint32_t count)
 {
+    size_t from_offset = source == FROM_STAGE ? 0 : layer * kv->shape.block_bytes;
+    size_t to_offset = kva_kv_lowbit_offset(kv, &seq->choice, layer);
+    if (layer < kva_kv_lowbit_exempt(kv, &seq->choice)) {
+        copy_listed(kv, from_offset, to_offset, count);
+        return;
+    }
     if (count == 0)
         return;
     kva_device_ops(kv->device)
-        ->quantise(
-            kv->device,
-            &(struct kva_quantise_args){
-                .from = kv->from_list,
-                .to = kv->to_list,
-                .exempt = kv->exempt_list,
-                .from_offset_bytes = source == FROM_STAGE ? 0 : layer * kv->shape.block_bytes,
-                .to_offset_bytes = layer * kva_kv_lowbit_block_bytes(kv, &seq->choice),
-                .count = count,
-                .kv_heads = kv->shape.kv_heads,
-                .head_dim = kv->shape.head_dim,
-                .kv_dtype = kv->shape.dtype,
-                .format = kva_kv_lowbit_format(&seq->choice),
-            });
+        ->quantise(kv->device, &(struct kva_quantise_args){
+                                   .from = kv->from_list,
+                                   .to = kv->to_list,
+                                   .exempt = kv->exempt_list,
+                                   .from_offset_bytes = from_offset,
+                                   .to_offset_bytes = to_offset,
+                                   .count = count,
+                                   .kv_heads = kv->shape.kv_heads,
+                                   .head_dim = kv->shape.head_dim,
+                                   .kv_dtype = kv->shape.dtype,
+                                   .format = kva_kv_lowbit_format(&seq->choice),
+                               });
 }
 
 /* One layer of pages [first, end), those that others have coded excepted. */

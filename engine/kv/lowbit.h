@@ -1,5 +1,7 @@
 /* lowbit.h - low-bit copies of pages that are away, in all layers (kernels/ops.h: low-bit KV
- * block).
+ * block); exempt layers are in 16 bits there too:
+ *
+ *     copy of a page:  [16-bit block] x exempt  [low-bit block] x (layers - exempt)
  *
  * During a prefill a layer is coded from its staged pages as soon as all of the prompt's rows have
  * gone through it; later a page is coded when it leaves the window. Copies of closed pages belong
@@ -13,8 +15,12 @@
 
 struct kva_lowbit_format kva_kv_lowbit_format(const struct kva_kv_choice *choice);
 
-/* One layer of one page. */
-size_t kva_kv_lowbit_block_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice);
+/* Layers that stay in 16 bits. */
+uint32_t kva_kv_lowbit_exempt(const struct kva_kv *kv, const struct kva_kv_choice *choice);
+
+/* Where a layer lies in a copy. */
+size_t kva_kv_lowbit_offset(const struct kva_kv *kv, const struct kva_kv_choice *choice,
+                            uint32_t layer);
 
 /* One page in all layers: the item that is taken from the tier. */
 size_t kva_kv_lowbit_page_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice);

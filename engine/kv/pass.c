@@ -21,15 +21,21 @@ void kva_kv_pass_begin(struct kva_kv *kv, struct kva_kv_pass *pass)
 static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
 {
     const struct kva_kv_seq *seq = rows->seq;
-    bool coded = seq->prefilled && seq->policy->coded && seq->away > 0;
+    bool copied = seq->prefilled && seq->policy->coded && seq->away > 0;
+    bool coded = copied && layer >= kva_kv_lowbit_exempt(kv, &seq->choice);
     rows->page_first = coded ? seq->away : 0;
     rows->low = coded ? seq->low : NULL;
     rows->hot = coded && seq->hots ? &seq->hots[layer] : NULL;
     size_t offset = layer * kv->shape.block_bytes;
     uint32_t end = kva_kv_pages(rows->position_first + rows->row_count);
-    for (uint32_t i = rows->page_first; i < end; i++)
-        rows->blocks[i] = i < seq->away ? seq->stage[layer % 2][i]
-                                        : (unsigned char *)seq->pages[i]->device + offset;
+    for (uint32_t i = rows->page_first; i < end; i++) {
+        if (i >= seq->away)
+            rows->blocks[i] = (unsigned char *)seq->pages[i]->device + offset;
+        else if (copied) /* an exempt layer: its blocks come first in the copy */
+            rows->blocks[i] = (unsigned char *)seq->low[i] + offset;
+        else
+            rows->blocks[i] = seq->stage[layer % 2][i];
+    }
 }
 
 void kva_kv_layer_begin(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer)

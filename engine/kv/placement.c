@@ -24,7 +24,8 @@ static uint64_t bytes_with(const struct kva_kv *kv, const struct kva_kv_choice *
         return bytes;
     bytes += kva_tier_footprint(kv->tier, kva_kv_lowbit_page_bytes(kv, choice), away);
     if (kva_kv_hot_slots(choice) > 0)
-        bytes += kva_tier_footprint(kv->tier, kva_kv_hot_layer_bytes(kv, choice), kv->shape.layers);
+        bytes += kva_tier_footprint(kv->tier, kva_kv_hot_layer_bytes(kv, choice),
+                                    kv->shape.layers - kva_kv_lowbit_exempt(kv, choice));
     return bytes;
 }
 

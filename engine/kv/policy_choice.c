@@ -24,6 +24,7 @@ static const struct kva_kv_setting settings[] = {
     {"sinks", 0, KVA_KV_SINKS_MAX, NULL, AT(sinks)},
     {"plain", 0, 1u << 24, NULL, AT(plain)},
     {"topk", 0, KVA_KV_K_MAX, NULL, AT(k)},
+    {"exempt", 0, 65536, NULL, AT(exempt)},
     {"predictor", 0, 0, predictors, AT(predictor)},
     {"fetch", 0, 0, fetches, AT(fetch)},
 };
@@ -58,7 +59,7 @@ struct kva_kv_choice kva_kv_choice_default(enum kva_kv_policy_id policy)
         .policy = policy,
         .bits = 2,
         .group = 64,
-        .levels = KVA_KV_LEVELS_FIT,
+        .levels = KVA_KV_LEVELS_PAPER,
         .window = 64,
         .sinks = 4,
         .plain = 1024,

@@ -50,6 +50,7 @@ struct kva_kv_choice {
     uint32_t window; /* newest tokens in 16 bits, at least */
     uint32_t sinks;  /* first tokens in 16 bits, at most KVA_KV_SINKS_MAX */
     uint32_t plain;  /* sequences under this many tokens stay in 16 bits */
+    uint32_t exempt; /* so many first layers stay in 16 bits */
 
     /* --- specache --- */
     uint32_t k; /* rows fetched per KV head: "topk" */

@@ -24,6 +24,7 @@ enum kva_status kva_cli_kv_choice(const struct kva_config *config, enum kva_kv_p
     set(&choice.window, config->kv_window);
     set(&choice.sinks, config->kv_sinks);
     set(&choice.plain, config->kv_plain);
+    set(&choice.exempt, config->kv_exempt);
     set(&choice.k, config->kv_topk);
     if (config->kv_levels)
         choice.levels = (enum kva_kv_levels)word(config->kv_levels);

@@ -57,6 +57,22 @@ static void test_policies__fetching_every_row_is_full_attention(void **state KVA
     }
 }
 
+static void test_policies__exempting_every_layer_is_full_attention(void **state KVA_UNUSED)
+{
+    for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
+        struct fixture f;
+        fixture_open(&f, &(struct fixture_params){.model_path = models[m]});
+        for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
+            struct kva_kv_choice all = trace_variant(SPEC);
+            all.exempt = 99;
+            struct trace want = run_under(&f, lengths[i], trace_variant(FULL));
+            struct trace got = run_under(&f, lengths[i], all);
+            trace_expect_same(&got, &want, models[m]);
+        }
+        fixture_close(&f);
+    }
+}
+
 static void test_policies__fetching_no_row_is_kivi(void **state KVA_UNUSED)
 {
     for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
@@ -156,12 +172,14 @@ static void test_policies__bytes_told_are_bytes_taken(void **state KVA_UNUSED)
         f.engine->ops->usage(f.engine->self, &usage);
         /* Two of four pages are away: two layers of two heads of 16. */
         struct kva_lowbit_format format = {kv.bits, kv.group, KVA_LEVELS_FIT};
-        uint64_t low = 2 * 2 * kva_lowbit_block_bytes(format, 2, 16);
+        uint32_t coded = 2 - kv.exempt; /* layers */
+        uint64_t low = 2 * (coded * kva_lowbit_block_bytes(format, 2, 16) +
+                            kv.exempt * kva_kv_block_bytes(2, 16));
         uint64_t window = 2 * 2 * kva_kv_block_bytes(2, 16);
         uint32_t slots = kv.policy == KVA_KV_KIVI
                              ? kv.sinks
                              : kv.sinks + (kv.fetch == KVA_FETCH_ALL ? kv.k : 2 * kv.k);
-        uint64_t rows = 2ull * slots * 2 * 2 * 16 * 2;
+        uint64_t rows = (uint64_t)coded * slots * 2 * 2 * 16 * 2;
         assert_true(info.bytes.device >= low + window + rows);
         /* The state of the fetched rows is small next to them, and rounded to cache lines. */
         assert_true(info.bytes.device <= low + window + rows + rows / 2 + 2 * 7 * 64);
@@ -182,13 +200,13 @@ static void test_policies__settings_that_cannot_be_are_named(void **state KVA_UN
         struct kva_kv_choice choice;
         const char *param;
     } cases[] = {
-        {{KVA_KV_KIVI, 3, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0}, "bits"},
-        {{KVA_KV_KIVI, 2, 48, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0}, "group"},
-        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 0, 4, 0, 0, 0, 0}, "window"},
-        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 65, 4, 0, 0, 0, 0}, "window"},
-        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 33, 0, 0, 0, 0}, "sinks"},
-        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 1, 0, 0, 0}, "plain"},
-        {{KVA_KV_SPECACHE, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 65537, 0, 0}, "topk"},
+        {{KVA_KV_KIVI, 3, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0, 0}, "bits"},
+        {{KVA_KV_KIVI, 2, 48, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0, 0}, "group"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 0, 4, 0, 0, 0, 0, 0}, "window"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 65, 4, 0, 0, 0, 0, 0}, "window"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 33, 0, 0, 0, 0, 0}, "sinks"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 1, 0, 0, 0, 0}, "plain"},
+        {{KVA_KV_SPECACHE, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 65537, 0, 0}, "topk"},
     };
     struct fixture f;
     uint32_t prompt[CONTEXT];
@@ -214,6 +232,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_policies__fetching_every_row_is_full_attention),
+        cmocka_unit_test(test_policies__exempting_every_layer_is_full_attention),
         cmocka_unit_test(test_policies__fetching_no_row_is_kivi),
         cmocka_unit_test(test_policies__fetching_the_difference_is_fetching_all),
         cmocka_unit_test(test_policies__more_bits_and_more_rows_are_closer_to_full),

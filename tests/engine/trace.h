@@ -33,6 +33,7 @@ enum variant {
     SPEC_DELTA,
     SPEC_ALL,
     PREVIOUS,
+    EXEMPT,
     SYNC,
     VARIANTS
 };

@@ -22,6 +22,7 @@ _NUMBERS = {
     "window": (0, 1_000_000),
     "sinks": (0, 1_000_000),
     "plain": (0, 100_000_000),
+    "exempt": (0, 65536),
 }
 _WORDS = ("levels", "predictor", "fetch")
 _FLAGS = ("exact", "paper")
