@@ -1,5 +1,6 @@
 #include "engine/kv/policy_choice.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const char *const policy_names[KVA_KV_POLICY_COUNT] = {
@@ -104,4 +105,179 @@ enum kva_status kva_kv_choice_check(const struct kva_kv_choice *c, struct kva_er
         return kva_fail_param(err, KVA_EINVAL, "topk", "topk is %u, it must be at most %u", c->k,
                               KVA_KV_K_MAX);
     return KVA_OK;
+}
+
+/* --- a choice from one line ------------------------------------------------------------------ */
+
+#define PAPER "paper"
+
+/* One part of a line, between colons. */
+struct part {
+    const char *name; /* NULL: a bare number */
+    size_t name_length;
+    const char *value;
+    size_t value_length;
+};
+
+static bool is(const char *text, size_t length, const char *word)
+{
+    return strlen(word) == length && memcmp(text, word, length) == 0;
+}
+
+/* The part that begins at *at, which then stands at the next one or at the end. */
+static struct part next_part(const char **at)
+{
+    const char *text = *at;
+    size_t length = strcspn(text, ":"), name = strcspn(text, ":=");
+    *at = text + length + (text[length] == ':');
+    if (name == length)
+        return (struct part){.value = text, .value_length = length};
+    return (struct part){text, name, text + name + 1, length - name - 1};
+}
+
+static enum kva_status read_number(const struct kva_kv_setting *setting, const struct part *part,
+                                   uint32_t *ret, struct kva_err *err)
+{
+    uint64_t number = 0;
+    size_t digits = strspn(part->value, "0123456789");
+    for (size_t i = 0; i < digits && number <= setting->max; i++)
+        number = number * 10 + (uint64_t)(part->value[i] - '0');
+    if (part->value_length == 0 || digits < part->value_length || number < setting->min ||
+        number > setting->max)
+        return kva_fail_param(
+            err, KVA_EINVAL, setting->name, "%s is '%.*s', it must be a whole number from %u to %u",
+            setting->name, (int)part->value_length, part->value, setting->min, setting->max);
+    *ret = (uint32_t)number;
+    return KVA_OK;
+}
+
+static enum kva_status read_word(const struct kva_kv_setting *setting, const struct part *part,
+                                 uint32_t *ret, struct kva_err *err)
+{
+    char known[128] = "";
+    size_t used = 0;
+    for (uint32_t i = 0; setting->words[i]; i++) {
+        if (is(part->value, part->value_length, setting->words[i])) {
+            *ret = i;
+            return KVA_OK;
+        }
+        int wrote = snprintf(known + used, sizeof(known) - used, "%s%s", used ? ", " : "",
+                             setting->words[i]);
+        used += wrote > 0 ? (size_t)wrote : 0;
+    }
+    return kva_fail_param(err, KVA_EINVAL, setting->name, "%s is '%.*s', it must be one of: %s",
+                          setting->name, (int)part->value_length, part->value, known);
+}
+
+static enum kva_status unknown_part(const struct part *part, struct kva_err *err)
+{
+    char known[256] = PAPER;
+    size_t used = strlen(known);
+    for (size_t i = 0; i < KVA_COUNT_OF(settings) && used < sizeof(known); i++) {
+        int wrote = snprintf(known + used, sizeof(known) - used, ", %s", settings[i].name);
+        used += wrote > 0 ? (size_t)wrote : 0;
+    }
+    return kva_fail_param(err, KVA_EINVAL, "policy", "'%.*s' is no setting; there are: %s",
+                          (int)part->name_length, part->name, known);
+}
+
+static enum kva_status read_paper(const struct part *part, bool *ret, struct kva_err *err)
+{
+    *ret = is(part->value, part->value_length, "true");
+    if (!*ret && !is(part->value, part->value_length, "false"))
+        return kva_fail_param(err, KVA_EINVAL, PAPER, PAPER " is '%.*s', it must be true or false",
+                              (int)part->value_length, part->value);
+    return KVA_OK;
+}
+
+/* The first two settings need no names, as long as none before them has one. */
+static enum kva_status name_bare(struct part *part, size_t index, struct kva_err *err)
+{
+    static const char *const bare[] = {"bits", "topk"};
+    if (part->name)
+        return KVA_OK;
+    if (index >= KVA_COUNT_OF(bare))
+        return kva_fail_param(err, KVA_EINVAL, "policy",
+                              "'%.*s' has no name: only bits and topk may stand without theirs, "
+                              "before all others, which are NAME=VALUE",
+                              (int)part->value_length, part->value);
+    part->name = bare[index];
+    part->name_length = strlen(bare[index]);
+    return KVA_OK;
+}
+
+/* One part's value, in `choice` or *ret_paper. *seen: bit i for setting i, the next one for paper.
+ */
+static enum kva_status read_part(const struct part *part, struct kva_kv_choice *choice,
+                                 bool *ret_paper, uint32_t *seen, struct kva_err *err)
+{
+    size_t i = 0;
+    while (i < KVA_COUNT_OF(settings) && !is(part->name, part->name_length, settings[i].name))
+        i++;
+    if (i == KVA_COUNT_OF(settings) && !is(part->name, part->name_length, PAPER))
+        return unknown_part(part, err);
+    if (*seen & 1u << i)
+        return kva_fail_param(err, KVA_EINVAL, "policy", "%.*s is given twice",
+                              (int)part->name_length, part->name);
+    *seen |= 1u << i;
+    if (i == KVA_COUNT_OF(settings))
+        return read_paper(part, ret_paper, err);
+    uint32_t *value = kva_kv_setting_value(&settings[i], choice);
+    return settings[i].words ? read_word(&settings[i], part, value, err)
+                             : read_number(&settings[i], part, value, err);
+}
+
+/* All parts from `at` on. */
+static enum kva_status read_parts(const char *at, struct kva_kv_choice *choice, bool *ret_paper,
+                                  struct kva_err *err)
+{
+    uint32_t seen = 0;
+    size_t bare = 0;
+    enum kva_status status = KVA_OK;
+    while (*at && !status) {
+        struct part part = next_part(&at);
+        bare = part.name ? SIZE_MAX : bare;
+        status = name_bare(&part, bare, err);
+        if (!status)
+            status = read_part(&part, choice, ret_paper, &seen, err);
+        bare += bare != SIZE_MAX;
+    }
+    return status;
+}
+
+static enum kva_status parse(const char *spec, struct kva_kv_choice *ret, struct kva_err *err)
+{
+    size_t length = strcspn(spec, ":");
+    uint32_t id = 0;
+    while (id < KVA_KV_POLICY_COUNT && !is(spec, length, policy_names[id]))
+        id++;
+    if (id == KVA_KV_POLICY_COUNT)
+        return kva_fail_param(err, KVA_EINVAL, "policy",
+                              "there is no such policy; there are full, offload, kivi, specache");
+    if (spec[strlen(spec) - 1] == ':')
+        return kva_fail_param(err, KVA_EINVAL, "policy", "nothing follows the last colon");
+    /* What the settings start from may be said behind them: they are read twice. */
+    const char *at = spec + length + (spec[length] == ':');
+    struct kva_kv_choice choice = kva_kv_choice_default((enum kva_kv_policy_id)id);
+    bool paper = false;
+    enum kva_status status = read_parts(at, &choice, &paper, err);
+    if (!status && paper) {
+        choice = kva_kv_choice_paper((enum kva_kv_policy_id)id);
+        status = read_parts(at, &choice, &paper, err);
+    }
+    if (!status)
+        status = kva_kv_choice_check(&choice, err);
+    if (!status)
+        *ret = choice;
+    return status;
+}
+
+enum kva_status kva_kv_choice_parse(const char *spec, struct kva_kv_choice *ret,
+                                    struct kva_err *err)
+{
+    struct kva_err why;
+    enum kva_status status = parse(spec, ret, &why);
+    if (!status)
+        return KVA_OK;
+    return kva_fail_param(err, status, why.param, "'%s': %s", spec, why.message);
 }

@@ -89,6 +89,13 @@ struct kva_kv_choice kva_kv_choice_paper(enum kva_kv_policy_id policy);
 KVA_MUST_CHECK enum kva_status kva_kv_choice_check(const struct kva_kv_choice *choice,
                                                    struct kva_err *err);
 
+/* A choice from one line: NAME[:BITS[:TOPK]][:SETTING=VALUE...], with the settings of the table and
+ * paper=true, which starts from the paper's settings instead of the defaults: "full", "kivi:1",
+ * "specache:2:128:levels=paper". clients/quality reads the same. Fails: KVA_EINVAL, err->param is
+ * the setting, or "policy". */
+KVA_MUST_CHECK enum kva_status kva_kv_choice_parse(const char *spec, struct kva_kv_choice *ret,
+                                                   struct kva_err *err);
+
 /* "full", "offload", "kivi", "specache". */
 const char *kva_kv_policy_name(enum kva_kv_policy_id policy);
 
