@@ -44,8 +44,10 @@ enum kva_cpu_level {
     KVA_CPU_REF = 1u << 0,
     KVA_CPU_AVX2 = 1u << 1,   /* AVX2 + FMA + F16C */
     KVA_CPU_AVX512 = 1u << 2, /* F, BW, DQ, VL */
+    /* AVX512-VNNI: where low-bit codes are met, queries and weights are rounded to 8 bits */
+    KVA_CPU_AVX512VNNI = 1u << 3,
     /* AVX512-BF16: activations are rounded to bf16 where they meet bf16 weights */
-    KVA_CPU_AVX512BF16 = 1u << 3,
+    KVA_CPU_AVX512BF16 = 1u << 4,
 };
 
 struct kva_device_params {

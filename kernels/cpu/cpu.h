@@ -163,6 +163,7 @@ void kva_cpu_kernels_ref(struct kva_cpu_kernels *kernels);
 void kva_cpu_kernels_avx2(struct kva_cpu_kernels *kernels);
 void kva_cpu_kernels_avx512(struct kva_cpu_kernels *kernels);
 void kva_cpu_kernels_avx512bf16(struct kva_cpu_kernels *kernels);
+void kva_cpu_kernels_avx512vnni(struct kva_cpu_kernels *kernels);
 
 /* Levels that both this build and this machine have. */
 uint32_t kva_cpu_levels(void);

@@ -38,6 +38,10 @@ static uint32_t detect(void)
     if (!has_bits(state, 0xE6) || !has_bits(b, avx512))
         return levels;
     levels |= KVA_CPU_AVX512;
+    if (has_bits(c, 1u << 11))
+        levels |= KVA_CPU_AVX512VNNI;
+    else
+        return levels; /* every processor with the next has this */
     if (__get_cpuid_count(7, 1, &a, &b, &c, &d) && has_bits(a, 1u << 5))
         levels |= KVA_CPU_AVX512BF16;
     return levels;
@@ -63,6 +67,8 @@ const char *kva_cpu_level_name(uint32_t level)
         return "avx2";
     case KVA_CPU_AVX512:
         return "avx512";
+    case KVA_CPU_AVX512VNNI:
+        return "avx512vnni";
     case KVA_CPU_AVX512BF16:
         return "avx512bf16";
     default:
@@ -88,6 +94,8 @@ enum kva_status kva_cpu_kernels_fill(uint32_t mask, struct kva_cpu_kernels *kern
         kva_cpu_kernels_avx2(kernels);
     if (levels & KVA_CPU_AVX512)
         kva_cpu_kernels_avx512(kernels);
+    if (levels & KVA_CPU_AVX512VNNI)
+        kva_cpu_kernels_avx512vnni(kernels);
     if (levels & KVA_CPU_AVX512BF16)
         kva_cpu_kernels_avx512bf16(kernels);
 #endif

@@ -115,9 +115,11 @@ static void linear_case(struct check *check, struct shape shape, enum kva_dtype 
                               .initial = accumulate ? initial : NULL,
                               .expect = expect,
                               .bound = expect + count,
-                              .expect_rounded = dtype == KVA_BF16 ? expect + 2 * count : NULL,
+                              .rounding_levels = dtype == KVA_BF16 ? KVA_CPU_AVX512BF16 : 0,
+                              .expect_rounded = expect + 2 * count,
                               .bound_rounded = expect + 3 * count,
-                              .norm_share = count < 64 ? 1 : 0.4};
+                              .norm_share = count < 64 ? 1 : 0.4,
+                              .norm_share_rounded = count < 64 ? 1 : 0.4};
     snprintf(test.name, sizeof test.name, "rows %u outputs %u inputs %u %s%s%s %s", shape.rows,
              shape.outputs, shape.inputs, kva_dtype_name(dtype), biased ? " bias" : "",
              accumulate ? " accumulate" : "", check_fill_name(fill));

@@ -377,6 +377,27 @@ static double *widen(const struct lowbit_test *test, uint32_t seq, uint32_t kv_h
     return wide;
 }
 
+/* The scales of keys [positions, head_dim], then of values. */
+static double *widen_scales(const struct lowbit_test *test, uint32_t seq, uint32_t kv_head)
+{
+    const struct kva_attend_lowbit_args *args = &test->args;
+    size_t dim = args->head_dim, tokens = (size_t)test->seqs[seq].page_count * 64;
+    size_t k = (size_t)64 / args->format.group * dim;
+    double *wide = malloc(kva_max_size(tokens * 2 * dim, 1) * sizeof *wide);
+    for (size_t t = 0; t < tokens; t++) {
+        const unsigned char *head = (const unsigned char *)test->data[seq].pages[t / 64].data +
+                                    args->block_offset_bytes +
+                                    kv_head * kva_lowbit_head_bytes(args->format, args->head_dim);
+        const uint16_t *levels = (const uint16_t *)(const void *)head;
+        for (size_t c = 0; c < dim; c++) {
+            wide[t * dim + c] = check_widen(levels[t % 64 / args->format.group * dim + c], KVA_F16);
+            wide[(tokens + t) * dim + c] =
+                check_widen(levels[2 * k + c / args->format.group * 64 + t % 64], KVA_F16);
+        }
+    }
+    return wide;
+}
+
 static uint32_t first_seen(const struct lowbit_test *test, uint32_t position)
 {
     uint32_t window = test->args.window;
@@ -389,11 +410,38 @@ struct truth {
     double m, e, m_bound, e_bound;
 };
 
-static void pair_truth(const struct lowbit_test *test, uint32_t first, uint32_t tokens,
-                       const float *q, const double *kv, double *scores, struct truth *truth)
+/* What rounding to 8 bits may add, where codes meet integers (avx512vnni): a factor is off by half
+ * a step (a query's) or by one (a weight's, see the kernel), a step being the 127th part of the
+ * largest factor, and counts once per unit of code. With 4 bits the steps are 128 times finer. */
+struct rounding {
+    const double *k_scale; /* [positions, head_dim]; 0 for hot rows */
+    const double *v_scale;
+    bool on;
+};
+
+static double steps_of(const struct lowbit_test *test)
+{
+    return test->args.format.bits == 4 ? 127.0 * 128 : 127.0;
+}
+
+/* Largest error of a score of `token`. */
+static double score_rounding(const struct lowbit_test *test, const struct rounding *rounding,
+                             const float *q, uint32_t token)
 {
     size_t dim = test->args.head_dim;
-    double lowest = INFINITY, largest = 0;
+    double top = 0, code_max = (1 << test->args.format.bits) - 1;
+    for (size_t i = 0; rounding->on && i < dim; i++)
+        top = fmax(top, fabs((double)q[i] * (double)test->args.scale *
+                             rounding->k_scale[token * dim + i]));
+    return (top / steps_of(test) * 0.5 + 0x1p-100) * code_max * (double)dim;
+}
+
+static void pair_truth(const struct lowbit_test *test, uint32_t first, uint32_t tokens,
+                       const float *q, const double *kv, const struct rounding *rounding,
+                       double *scores, struct truth *truth)
+{
+    size_t dim = test->args.head_dim;
+    double lowest = INFINITY, largest = 0, rounded = 0, v_step = 0;
     truth->m = -INFINITY;
     truth->e = 0;
     for (uint32_t t = first; t < tokens; t++) {
@@ -407,13 +455,18 @@ static void pair_truth(const struct lowbit_test *test, uint32_t first, uint32_t 
         truth->m = fmax(truth->m, sum);
         lowest = fmin(lowest, sum);
         largest = fmax(largest, size);
+        rounded = fmax(rounded, score_rounding(test, rounding, q, t));
+        for (size_t i = 0; rounding->on && i < dim; i++)
+            v_step = fmax(v_step, rounding->v_scale[t * dim + i] / steps_of(test));
     }
     /* As in check_attend.c, with a rounding for the product of code and scale and one for the sum
      * with zero, which may be larger than the sum. */
-    double score_error = ((double)dim + 8) * UNIT * 3 * largest + (double)dim * 0x1p-145;
+    double score_error = ((double)dim + 8) * UNIT * 3 * largest + (double)dim * 0x1p-145 + rounded;
     double folds = tokens / KVA_ATTEND_SPLIT_TOKENS + 4.0;
     double range = fmin(truth->m > -INFINITY ? truth->m - lowest : 0, 110);
     double relative = 2 * score_error + UNIT * (16 + range + 8 * folds);
+    if (rounding->on) /* exponentials are off by 7e-6 as well, and errors are no longer small */
+        relative = exp(relative + 1e-5) - 1;
     memset(truth->a, 0, dim * sizeof(double));
     memset(truth->a_bound, 0, dim * sizeof(double));
     for (uint32_t t = first; t < tokens; t++) {
@@ -426,11 +479,23 @@ static void pair_truth(const struct lowbit_test *test, uint32_t first, uint32_t 
                 (fabs(v) + 1) * (p * (relative + UNIT * KVA_ATTEND_SPLIT_TOKENS) + 0x1p-125);
         }
     }
+    /* A weight's step is that of the largest of its split, which is 1 at most. */
+    double code_max = (1 << test->args.format.bits) - 1;
+    for (uint32_t split = first / KVA_ATTEND_SPLIT_TOKENS;
+         rounding->on && split * KVA_ATTEND_SPLIT_TOKENS < tokens; split++) {
+        uint32_t low = kva_max_u32(first, split * KVA_ATTEND_SPLIT_TOKENS);
+        uint32_t high = kva_min_u32(tokens, (split + 1) * KVA_ATTEND_SPLIT_TOKENS);
+        double most = 0;
+        for (uint32_t t = low; t < high; t++)
+            most = fmax(most, exp(scores[t] - truth->m));
+        for (size_t i = 0; i < dim; i++)
+            truth->a_bound[i] += (high - low) * most * (1 + relative) * v_step * code_max;
+    }
     truth->m_bound = score_error + UNIT * fabs(truth->m > -INFINITY ? truth->m : 0);
     truth->e_bound = truth->e * (relative + UNIT * 64) + 0x1p-115;
 }
 
-static void lowbit_truth(const struct lowbit_test *test, double *expect, double *bound)
+static void lowbit_truth(const struct lowbit_test *test, bool rounds, double *expect, double *bound)
 {
     const struct kva_attend_lowbit_args *args = &test->args;
     size_t dim = args->head_dim, heads = args->heads, cols = heads * (dim + 2);
@@ -439,19 +504,23 @@ static void lowbit_truth(const struct lowbit_test *test, double *expect, double 
     for (uint32_t s = 0; s < args->seq_count; s++) {
         const struct kva_lowbit_seq *seq = &test->seqs[s];
         for (uint32_t kv_head = 0; kv_head < args->kv_heads; kv_head++) {
-            double *kv = widen(test, s, kv_head);
+            double *kv = widen(test, s, kv_head), *scales = widen_scales(test, s, kv_head);
+            struct rounding rounding = {.k_scale = scales, .on = rounds};
+            rounding.v_scale = scales + (size_t)seq->page_count * 64 * dim;
             for (uint32_t i = 0; i < seq->row_count * group; i++) {
                 size_t row = seq->row_first + i / group, head = kv_head * group + i % group;
                 double *e = expect + row * cols, *b = bound + row * cols;
                 struct truth truth = {.a = e + head * dim, .a_bound = b + head * dim};
-                pair_truth(
-                    test, first_seen(test, seq->position_first + i / group), seq->page_count * 64,
-                    (const float *)args->q + row * args->q_stride + head * dim, kv, scores, &truth);
+                pair_truth(test, first_seen(test, seq->position_first + i / group),
+                           seq->page_count * 64,
+                           (const float *)args->q + row * args->q_stride + head * dim, kv,
+                           &rounding, scores, &truth);
                 e[heads * dim + head] = truth.m;
                 e[heads * (dim + 1) + head] = truth.e;
                 b[heads * dim + head] = truth.m_bound;
                 b[heads * (dim + 1) + head] = truth.e_bound;
             }
+            free(scales);
             free(kv);
         }
     }
@@ -590,7 +659,7 @@ static const char *select_variant(struct check *check, const struct check_varian
 }
 
 static void check_selection(struct check *check, const struct lowbit_test *test, const char *name,
-                            double slack)
+                            double slack, double slack_rounded)
 {
     const struct kva_attend_lowbit_args *args = &test->args;
     struct selection run;
@@ -611,8 +680,10 @@ static void check_selection(struct check *check, const struct lowbit_test *test,
             if (!test->data[s].hot)
                 continue;
             mean_truth(test, s, run.select[s], head, means);
+            bool rounds = variant->levels & KVA_CPU_AVX512VNNI;
             reason = check_chosen(means, test->seqs[s].page_count * 64,
-                                  run.chosen[0][s] + (size_t)head * k, k, slack);
+                                  run.chosen[0][s] + (size_t)head * k, k,
+                                  rounds ? slack_rounded : slack);
         }
         check_count(check, variant, OP_ATTEND_LOWBIT, name, !reason, reason);
     }
@@ -633,7 +704,7 @@ static void lowbit_case(struct check *check, const struct plan *plan)
     struct lowbit_test *lowbit = lowbit_build(check, plan);
     uint32_t cols = plan->shape.heads * (plan->shape.head_dim + 2);
     size_t count = (size_t)lowbit->rows * cols;
-    double *expect = malloc(2 * count * sizeof(double));
+    double *expect = malloc(4 * count * sizeof(double));
     struct check_case test = {.op = OP_ATTEND_LOWBIT,
                               .run = run_lowbit,
                               .opaque = lowbit,
@@ -643,17 +714,25 @@ static void lowbit_case(struct check *check, const struct plan *plan)
                               .adjust = adjust_lowbit,
                               .expect = expect,
                               .bound = expect + count,
-                              .norm_share = 0.5};
+                              .norm_share = 0.5,
+                              /* Bounds take every rounding for the worst: together they are far
+                               * from it. */
+                              .rounding_levels = KVA_CPU_AVX512VNNI,
+                              .expect_rounded = expect + 2 * count,
+                              .bound_rounded = expect + 3 * count,
+                              .norm_share_rounded = 0.1};
     snprintf(test.name, sizeof test.name,
              "heads %u/%u head_dim %u %u bits group %u seqs %u rows %u pages %u window %u k %u %s "
              "%s",
              plan->shape.heads, plan->shape.kv_heads, plan->shape.head_dim, plan->format.bits,
              plan->format.group, lowbit->args.seq_count, plan->rows[0], plan->pages[0],
              plan->window, plan->k, kva_dtype_name(plan->dtype), check_fill_name(plan->fill));
-    lowbit_truth(lowbit, expect, expect + count);
+    lowbit_truth(lowbit, false, expect, expect + count);
+    lowbit_truth(lowbit, true, expect + 2 * count, expect + 3 * count);
     check_case(check, &test);
     if (plan->fill == FILL_NORMAL || plan->fill == FILL_LARGE)
-        check_selection(check, lowbit, test.name, plan->fill == FILL_LARGE ? 0.01 : 1e-4);
+        check_selection(check, lowbit, test.name, plan->fill == FILL_LARGE ? 0.01 : 1e-4,
+                        plan->fill == FILL_LARGE ? 10 : 0.2);
     free(expect);
     lowbit_free(lowbit);
 }

@@ -255,7 +255,7 @@ static const char *run_rows(struct check *check, const struct check_variant *var
 static const char *compare(const struct check_variant *variant, const struct check_case *test,
                            const float *out, char *text, size_t size)
 {
-    bool rounded = variant->rounds_x && test->expect_rounded;
+    bool rounded = variant->levels & test->rounding_levels;
     size_t count = (size_t)test->rows * test->cols;
     double *expect = malloc(kva_max_size(count, 1) * 2 * sizeof(double));
     double *bound = expect + count;
@@ -277,9 +277,10 @@ static const char *compare(const struct check_variant *variant, const struct che
         error_squares += same ? 0 : error * error;
         bound_squares += isfinite(bound[i]) ? bound[i] * bound[i] : 0;
     }
-    if (!reason && sqrt(error_squares) > test->norm_share * sqrt(bound_squares)) {
+    double share = rounded ? test->norm_share_rounded : test->norm_share;
+    if (!reason && sqrt(error_squares) > share * sqrt(bound_squares)) {
         snprintf(text, size, "error norm is %.3g of the bounds' norm, should be %.3g",
-                 sqrt(error_squares / bound_squares), test->norm_share);
+                 sqrt(error_squares / bound_squares), share);
         reason = text;
     }
     free(expect);
@@ -373,7 +374,7 @@ bool check_variant_open(struct check_variant *variant, uint32_t level)
         return false;
     }
     variant->ops = *kva_device_ops(variant->one);
-    variant->rounds_x = kva_device_get_info(variant->one)->cpu_levels & KVA_CPU_AVX512BF16;
+    variant->levels = kva_device_get_info(variant->one)->cpu_levels;
     return true;
 }
 
@@ -391,6 +392,7 @@ static void open_levels(struct check *check, const char *only)
     } levels[] = {{KVA_CPU_REF, "ref"},
                   {KVA_CPU_AVX2, "avx2"},
                   {KVA_CPU_AVX512, "avx512"},
+                  {KVA_CPU_AVX512VNNI, "avx512vnni"},
                   {KVA_CPU_AVX512BF16, "avx512bf16"}};
     for (size_t i = 0; i < KVA_COUNT_OF(levels); i++) {
         struct check_variant *variant = &check->variants[check->variant_count];

@@ -53,7 +53,7 @@ struct check_variant {
     struct kva_ops ops;
     struct kva_device *one;  /* a single thread */
     struct kva_device *many; /* several */
-    bool rounds_x;           /* rounds activations to bf16 where it meets bf16 */
+    uint32_t levels;         /* in use */
     uint32_t passed[OP_COUNT];
     uint32_t failed[OP_COUNT];
 };
@@ -126,11 +126,12 @@ struct check_case {
     const float *initial; /* [rows, cols] that out holds before; NULL: garbage */
     const double *expect; /* [rows, cols] */
     const double *bound;  /* [rows, cols]: largest error of each element */
-    /* The same from inputs rounded as variants with `rounds_x` round them; NULL: they do not here.
-     */
+    double norm_share;    /* sqrt(sum error^2) <= norm_share * sqrt(sum bound^2) */
+    /* The same for variants that have one of these levels, which round their inputs. */
+    uint32_t rounding_levels;
     const double *expect_rounded;
     const double *bound_rounded;
-    double norm_share; /* sqrt(sum error^2) <= norm_share * sqrt(sum bound^2) */
+    double norm_share_rounded;
     /* Where elements are related, what they should be can depend on what some of them are:
      * attention's `a` and `e` on its `m`. Called before the comparison; may be NULL. */
     void (*adjust)(const struct check_case *test, const float *out, double *expect, double *bound);
