@@ -50,6 +50,7 @@ struct kva_config {
     int64_t kv_topk;
     uint64_t kv_topk_max;
     uint32_t kv_predictor;
+    int64_t kv_correct;
     uint32_t kv_fetch;
     uint32_t kv_dtype;
     bool prefix_cache;

@@ -17,7 +17,8 @@ static const char *const formats[] = {"auto", "text", "json", NULL};
 static const char *const policies[] = {"full", "offload", "kivi", "specache", NULL};
 /* The policy's own setting, or one of the words of engine/kv/policy_choice.h in their order. */
 static const char *const kv_levels[] = {"default", "paper", "fit", NULL};
-static const char *const kv_predictors[] = {"default", "spec-token", "prev-query", "sync", NULL};
+static const char *const kv_predictors[] = {"default", "spec-token", "prev-query",
+                                            "sync",    "auto",       NULL};
 static const char *const kv_fetches[] = {"default", "all", "delta", "resident", NULL};
 /* Order of enum kva_dtype with F32 standing for "choose". */
 static const char *const kv_dtypes[] = {"auto", "f16", "bf16", NULL};
@@ -69,7 +70,11 @@ static const struct kva_option table[] = {
     {"kv-predictor", KVA_OPTION_CHOICE, ENGINE, AT(kv_predictor), 0, 0, "default", kv_predictors,
      "KV cache",
      "specache: whose query chooses the rows: a speculative token's, the current token's, or the "
-     "next token's own, which then waits for them."},
+     "next token's own, which then waits for them; auto: the first where a second row costs little "
+     "on this machine, else the second."},
+    {"kv-correct", KVA_OPTION_INT, ENGINE, AT(kv_correct), -1, 100, "-1", NULL, "KV cache",
+     "specache with prev-query: percent of cosine between a layer's successive queries under which "
+     "it chooses again, and waits; 0: never; -1: the policy's default."},
     {"kv-fetch", KVA_OPTION_CHOICE, ENGINE, AT(kv_fetch), 0, 0, "default", kv_fetches, "KV cache",
      "specache: fetch all chosen rows every step, or only those that are not there yet (delta), "
      "also attending to rows of earlier choices (resident)."},

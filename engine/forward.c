@@ -1,5 +1,6 @@
 #include "engine/forward.h"
 
+#include "base/clock.h"
 #include "engine/kv/lowbit.h"
 
 #include <stdlib.h>
@@ -272,7 +273,8 @@ static uint32_t describe_rows(struct kva_forward *fw, const struct kva_forward_c
             .position_first = rows->position_first,
             .row_count = rows->row_count,
             .select_row = rows->select_row,
-            .select_now = rows->select_now,
+            .choose_now = rows->choose_now,
+            .choose_next = rows->choose_next,
             .blocks = fw->blocks + block,
         };
         block += kva_kv_pages(end);
@@ -431,12 +433,12 @@ static bool same_format(const struct kva_kv_choice *a, const struct kva_kv_choic
 /* The two times at which low-bit pages are read in a layer. */
 enum lowbit_time {
     TO_CHOOSE, /* by rows that choose before they attend: only the choice is wanted */
-    TO_ATTEND, /* by all rows; the other selecting rows choose along the way */
+    TO_ATTEND, /* by all rows; some choose for the next step along the way */
 };
 
 static bool takes_part(const struct kva_kv_rows *rows, enum lowbit_time time)
 {
-    return rows->low && (time == TO_ATTEND || rows->select_now);
+    return rows->low && (time == TO_ATTEND || rows->choose_now);
 }
 
 /* Whether an entry before `index` has low-bit pages of the same format. */
@@ -469,7 +471,9 @@ static uint32_t list_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pa
             .block_first = block,
             .page_count = rows->page_first,
             .hot = rows->hot,
-            .select_row = rows->select_now == (time == TO_CHOOSE) ? rows->select_row : KVA_NO_ROW,
+            .select_row = (time == TO_CHOOSE ? rows->choose_now : rows->choose_next)
+                              ? rows->select_row
+                              : KVA_NO_ROW,
         };
         for (uint32_t j = 0; j < rows->page_first; j++)
             fw->low_blocks[block++] = rows->low[j];
@@ -520,6 +524,7 @@ static void attend(struct kva_forward *fw, struct kva_kv_pass *pass, uint32_t la
 {
     const struct kva_model_config *c = fw->config;
     attend_blocks(fw, pass, layer);
+    kva_kv_layer_correct(fw->params.kv, pass, fw->scratch[SCRATCH_Q].data);
     if (attend_lowbit(fw, pass, layer, TO_CHOOSE))
         kva_kv_layer_choose(fw->params.kv, pass, layer);
     bool lowbit = attend_lowbit(fw, pass, layer, TO_ATTEND);
@@ -596,6 +601,25 @@ void kva_forward_layers(struct kva_forward *fw, const struct kva_forward_call *c
     kva_kv_pass_begin(fw->params.kv, &pass);
     for (uint32_t i = 0; i < call->layer_count; i++)
         run_layer(fw, call, &pass, call->layer_first + i, rows);
+}
+
+uint64_t kva_forward_time_rows(struct kva_forward *fw, uint32_t rows)
+{
+    const struct layer_weights *w = &fw->layers[0];
+    void *normed = fw->scratch[SCRATCH_NORMED].data;
+    uint64_t best = UINT64_MAX;
+    for (int i = 0; i < 4; i++) {
+        uint64_t start_ns = kva_time_ns();
+        linear(fw, fw->scratch[SCRATCH_Q].data, normed, w->q, w->q_bias, rows, false);
+        linear(fw, fw->scratch[SCRATCH_K].data, normed, w->k, w->k_bias, rows, false);
+        linear(fw, fw->scratch[SCRATCH_V].data, normed, w->v, w->v_bias, rows, false);
+        linear(fw, normed, fw->scratch[SCRATCH_ATTN].data, w->o, w->o_bias, rows, false);
+        mlp(fw, w, fw->scratch[SCRATCH_HIDDEN].data, rows);
+        kva_device_sync(fw->device, KVA_QUEUE_COMPUTE);
+        uint64_t took_ns = kva_time_ns() - start_ns;
+        best = took_ns < best ? took_ns : best;
+    }
+    return best;
 }
 
 const float *kva_forward_logits(struct kva_forward *fw, const void *hidden, const uint32_t *rows,

@@ -37,8 +37,9 @@ struct kva_forward_rows {
     const uint32_t *ids; /* host [row_count] */
     uint32_t position_first;
     uint32_t row_count;
-    uint32_t select_row; /* see struct kva_kv_rows */
-    bool select_now;     /* the same */
+    uint32_t select_row; /* these three: see struct kva_kv_rows */
+    bool choose_now;
+    bool choose_next;
 };
 
 struct kva_forward_call {
@@ -68,6 +69,10 @@ void kva_forward_layers(struct kva_forward *forward, const struct kva_forward_ca
  */
 const float *kva_forward_logits(struct kva_forward *forward, const void *hidden,
                                 const uint32_t *rows, uint32_t count);
+
+/* Nanoseconds that the products of one layer take for so many rows, at best; what scratch holds is
+ * lost. Between calls only. */
+uint64_t kva_forward_time_rows(struct kva_forward *forward, uint32_t rows);
 
 /* Bytes of scratch memory on the device. */
 size_t kva_forward_scratch_bytes(const struct kva_forward *forward);

@@ -1,6 +1,7 @@
 #include "engine/model_engine.h"
 
 #include "base/buf.h"
+#include "base/log.h"
 #include "engine/kv/placement.h"
 #include "engine/model_engine_internal.h"
 
@@ -10,6 +11,10 @@
 /* Prompts in the middle of their prefill at the same time: each holds a residual stream of its
  * whole length. */
 #define PARTIAL_PREFILLS_MAX 2u
+
+/* Cost of a step with a second row per sequence, relative to one without, up to which speculative
+ * tokens pay: their choices are better than the previous query's. */
+#define SPECULATION_COST_MAX 1.15
 
 /* --- sequences ------------------------------------------------------------------------------- */
 
@@ -52,6 +57,25 @@ static enum kva_status engine_check(void *self, const struct kva_sequence_params
     return kva_kv_check_fits(e->kv, &plan, err);
 }
 
+/* What AUTO stands for. A second row per sequence is nearly free while the weights' bytes, and not
+ * the products, decide how long a full step takes. Measured once, for as many sequences as may run:
+ * a request's tokens must not depend on how many others there happen to be. */
+static enum kva_kv_predictor auto_predictor(struct model_engine *e)
+{
+    if (e->auto_predictor == KVA_PREDICT_AUTO) {
+        uint32_t rows = e->params.sequences_max;
+        uint64_t one = kva_forward_time_rows(e->forward, rows);
+        uint64_t two = kva_forward_time_rows(e->forward, 2 * rows);
+        e->auto_predictor = (double)two < (double)one * SPECULATION_COST_MAX
+                                ? KVA_PREDICT_SPEC_TOKEN
+                                : KVA_PREDICT_PREV_QUERY;
+        kva_log(KVA_LOG_INFO, "predictor auto: %s (%u rows take %.2f of the time of %u)",
+                kva_kv_setting_word("predictor", e->auto_predictor), 2 * rows,
+                (double)two / (double)one, rows);
+    }
+    return e->auto_predictor;
+}
+
 static enum kva_status engine_create(void *self, const struct kva_sequence_params *params,
                                      struct kva_sequence **ret, struct kva_err *err)
 {
@@ -63,7 +87,9 @@ static enum kva_status engine_create(void *self, const struct kva_sequence_param
     if (!seq)
         return kva_fail(err, KVA_ENOMEM, "out of memory for a sequence");
     seq->params = *params;
-    const struct kva_kv_plan plan = {&params->kv, params->prompt_tokens, params->tokens_max};
+    if (seq->params.kv.policy == KVA_KV_SPECACHE && seq->params.kv.predictor == KVA_PREDICT_AUTO)
+        seq->params.kv.predictor = auto_predictor(e);
+    const struct kva_kv_plan plan = {&seq->params.kv, params->prompt_tokens, params->tokens_max};
     status = kva_kv_seq_init(e->kv, &seq->kv, &plan, err);
     if (status) {
         free(seq);
@@ -223,6 +249,7 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
         .budget = p->budget,
         .prefix_cache = p->prefix_cache,
         .sequences_max = p->sequences_max,
+        .heads = e->config->heads,
     };
     enum kva_status status = kva_kv_create(&kv, &e->kv, err);
     if (status)
@@ -270,6 +297,7 @@ enum kva_status kva_model_engine_create(const struct kva_model_engine_params *pa
         return kva_fail(err, KVA_ENOMEM, "out of memory for the engine");
     e->params = *params;
     e->config = config;
+    e->auto_predictor = KVA_PREDICT_AUTO;
     e->device = params->device;
     e->act_bytes = kva_dtype_bytes(kva_device_get_info(params->device)->act);
     if (params->context_max == 0)

@@ -49,6 +49,7 @@ struct model_engine {
     uint64_t steps;
     uint64_t spec_tokens;
     uint64_t spec_tokens_matched;
+    enum kva_kv_predictor auto_predictor; /* AUTO: not measured yet */
     size_t act_bytes;
 
     /* The joint pass of a step. */

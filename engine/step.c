@@ -104,8 +104,9 @@ static struct kva_forward_rows decode_rows(struct kva_sequence *seq)
     };
     if (!chooses(seq))
         return rows;
-    rows.select_now = seq->kv.choice.predictor == KVA_PREDICT_SYNC;
-    if (rows.select_now || goes_on(seq))
+    rows.choose_now = seq->kv.choice.predictor == KVA_PREDICT_SYNC;
+    rows.choose_next = !rows.choose_now && goes_on(seq);
+    if (rows.choose_now || rows.choose_next)
         rows.select_row = 0;
     if (speculates(seq)) {
         seq->ids[seq->kv.tokens + 1] = seq->spec_token;
@@ -188,6 +189,7 @@ static void look_ahead(struct model_engine *e, struct kva_step_item *items, uint
             .ids = seq->ids + seq->kv.tokens,
             .position_first = seq->kv.tokens,
             .row_count = 1,
+            .choose_next = true,
         };
         e->batch_items[batch++] = &items[i];
         seq->looked_ahead = true;

@@ -338,6 +338,20 @@ struct kva_resolve_args {
     bool keep; /* delta fetch */
 };
 
+/* How far the queries of some rows have moved since they were last looked at (FreeKV's correction):
+ * cosine[i] = mean over the heads of cos(q of rows[i], before[i]), where a zero vector has cosine
+ * 0; then before[i] = that q. The caller reads the result after waiting for the queue. */
+struct kva_drift_args {
+    const void *q;        /* act [.., heads, head_dim], row stride q_stride elements */
+    const uint32_t *rows; /* host [count] */
+    void *const *before;  /* host [count]: act [heads, head_dim] each, device */
+    float *cosine;        /* host tier [count] */
+    uint32_t count;
+    uint32_t q_stride;
+    uint32_t heads;
+    uint32_t head_dim;
+};
+
 /* out[r, h, :] = (sum_j a_j exp(m_j - m)) / (sum_j e_j exp(m_j - m)), m = max_j m_j; a row that saw
  * nothing gives 0. */
 struct kva_merge_args {
@@ -369,6 +383,7 @@ struct kva_ops {
     void (*quantise)(struct kva_device *device, const struct kva_quantise_args *args);
     void (*attend_lowbit)(struct kva_device *device, const struct kva_attend_lowbit_args *args);
     void (*resolve)(struct kva_device *device, const struct kva_resolve_args *args);
+    void (*drift)(struct kva_device *device, const struct kva_drift_args *args);
     void (*merge)(struct kva_device *device, const struct kva_merge_args *args);
     void (*gather)(struct kva_device *device, const struct kva_gather_args *args);
 };

@@ -111,6 +111,7 @@ PLAIN(gather, kva_gather_args, KVA_PROFILE_ROWS)
 PLAIN(kv_append, kva_kv_append_args, KVA_PROFILE_KV)
 PLAIN(quantise, kva_quantise_args, KVA_PROFILE_KV)
 PLAIN(resolve, kva_resolve_args, KVA_PROFILE_KV)
+PLAIN(drift, kva_drift_args, KVA_PROFILE_KV)
 PLAIN(merge, kva_merge_args, KVA_PROFILE_ATTEND)
 
 static void profiled_embed(struct kva_device *device, const struct kva_embed_args *args)
@@ -179,6 +180,7 @@ void kva_profile_attach(struct kva_profile *profile, struct kva_device *device)
                 .quantise = profiled_quantise,
                 .attend_lowbit = profiled_attend_lowbit,
                 .resolve = profiled_resolve,
+                .drift = profiled_drift,
                 .merge = profiled_merge,
                 .gather = profiled_gather,
             },

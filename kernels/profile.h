@@ -13,7 +13,7 @@
 enum kva_profile_kind {
     KVA_PROFILE_LINEAR,
     KVA_PROFILE_ATTEND, /* attend, attend_lowbit, merge */
-    KVA_PROFILE_KV,     /* kv_append, quantise, resolve */
+    KVA_PROFILE_KV,     /* kv_append, quantise, resolve, drift */
     KVA_PROFILE_ROWS,   /* embed, norm, rope, glu, gather */
     KVA_PROFILE_COUNT,
 };

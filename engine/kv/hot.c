@@ -7,10 +7,12 @@
 
 /* --- layout ---------------------------------------------------------------------------------- */
 
-/*  rows | tokens | used | order | missing | chosen | count      each at a multiple of 64 bytes
- *        `----------------- the state: saved and restored ----' */
+/*  rows | tokens | used | order | missing | chosen | count | query     each at a multiple of 64
+ * bytes
+ *        `----------------- the state: saved and restored ------' */
 struct layout {
-    size_t tokens, used, order, missing, chosen, count; /* offsets from the state's beginning */
+    size_t tokens, used, order, missing, chosen, count,
+        query; /* offsets from the state's beginning */
     size_t rows_bytes;
     size_t state_bytes;
 };
@@ -28,6 +30,12 @@ uint32_t kva_kv_hot_slots(const struct kva_kv_choice *choice)
     return choice->sinks + (choice->fetch == KVA_FETCH_ALL ? k : 2 * k);
 }
 
+static bool corrects(const struct kva_kv_choice *choice)
+{
+    return choice->policy == KVA_KV_SPECACHE && choice->correct > 0 &&
+           (choice->predictor == KVA_PREDICT_PREV_QUERY || choice->predictor == KVA_PREDICT_AUTO);
+}
+
 static struct layout layout_of(const struct kva_kv *kv, const struct kva_kv_choice *choice)
 {
     const struct kva_kv_shape *shape = &kv->shape;
@@ -40,6 +48,7 @@ static struct layout layout_of(const struct kva_kv *kv, const struct kva_kv_choi
     l.missing = piece(&l.state_bytes, slots * sizeof(uint32_t));
     l.chosen = piece(&l.state_bytes, (size_t)k * shape->kv_heads * sizeof(uint32_t));
     l.count = piece(&l.state_bytes, shape->kv_heads * sizeof(uint32_t));
+    l.query = piece(&l.state_bytes, corrects(choice) ? kv->query_bytes : 0);
     return l;
 }
 
@@ -189,6 +198,7 @@ void kva_kv_hot_start(struct kva_kv *kv, struct kva_kv_seq *seq)
     for (uint32_t layer = 0; layer < kv->shape.layers; layer++) {
         unsigned char *state = seq->hot_saved + layer * l.state_bytes;
         memset(state + l.used, 0, l.order - l.used);
+        memset(state + l.query, 0, l.state_bytes - l.query);
         for (uint32_t head = 0; head < kv->shape.kv_heads; head++) {
             for (uint32_t i = 0; i < sinks; i++) {
                 size_t at = (size_t)head * slots + i;
@@ -229,7 +239,8 @@ void kva_kv_hot_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 
 static bool chose(const struct kva_kv_rows *rows, bool now)
 {
-    return rows->hot && rows->select_row < rows->row_count && rows->select_now == now;
+    return rows->hot && rows->select_row < rows->row_count &&
+           (now ? rows->choose_now : rows->choose_next);
 }
 
 bool kva_kv_hot_chosen(const struct kva_kv_pass *pass, bool now)
@@ -277,6 +288,41 @@ void kva_kv_hot_resolve(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
         fetch_layer(kv, seq, layer);
     }
     kva_event_record(kv->hot_events[layer], KVA_QUEUE_COPY);
+}
+
+void kva_kv_hot_correct(struct kva_kv *kv, struct kva_kv_pass *pass, const void *q)
+{
+    uint32_t count = 0, row = 0;
+    for (uint32_t i = 0; i < pass->rows_count; row += pass->rows[i++].row_count) {
+        const struct kva_kv_rows *rows = &pass->rows[i];
+        const struct kva_kv_choice *choice = &rows->seq->choice;
+        if (!rows->hot || !rows->choose_next || !corrects(choice))
+            continue;
+        kv->drift_rows[count] = row + rows->select_row;
+        kv->drift_before[count++] =
+            (unsigned char *)rows->hot->tokens + layout_of(kv, choice).query;
+    }
+    if (count == 0)
+        return;
+    kva_device_ops(kv->device)
+        ->drift(kv->device, &(struct kva_drift_args){
+                                .q = q,
+                                .rows = kv->drift_rows,
+                                .before = kv->drift_before,
+                                .cosine = kv->drift_cosine,
+                                .count = count,
+                                .q_stride = kv->heads * kv->shape.head_dim,
+                                .heads = kv->heads,
+                                .head_dim = kv->shape.head_dim,
+                            });
+    kva_device_sync(kv->device, KVA_QUEUE_COMPUTE);
+    count = 0;
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        struct kva_kv_rows *rows = &pass->rows[i];
+        const struct kva_kv_choice *choice = &rows->seq->choice;
+        if (rows->hot && rows->choose_next && corrects(choice))
+            rows->choose_now = kv->drift_cosine[count++] * 100 < (float)choice->correct;
+    }
 }
 
 void kva_kv_hot_count(struct kva_kv *kv, struct kva_kv_seq *seq)

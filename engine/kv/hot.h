@@ -40,6 +40,9 @@ void kva_kv_hot_resolve(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
 /* Whether there are such sequences. */
 bool kva_kv_hot_chosen(const struct kva_kv_pass *pass, bool now);
 
+/* Sequences that correct themselves and whose query has moved set choose_now. */
+void kva_kv_hot_correct(struct kva_kv *kv, struct kva_kv_pass *pass, const void *q);
+
 /* Bring the counters up to date. */
 void kva_kv_hot_count(struct kva_kv *kv, struct kva_kv_seq *seq);
 

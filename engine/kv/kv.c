@@ -9,9 +9,17 @@ static enum kva_status create_hot_parts(struct kva_kv *kv, const struct kva_kv_p
 {
     kv->hot_list = calloc(params->sequences_max, sizeof(struct kva_hot *));
     kv->hot_events = calloc(params->layers, sizeof(struct kva_event *));
-    if (!kv->hot_list || !kv->hot_events)
+    kv->drift_rows = calloc(params->sequences_max, sizeof(*kv->drift_rows));
+    kv->drift_before = calloc(params->sequences_max, sizeof(void *));
+    if (!kv->hot_list || !kv->hot_events || !kv->drift_rows || !kv->drift_before)
         return kva_fail(err, KVA_ENOMEM, "out of memory for the KV cache");
-    enum kva_status status = KVA_OK;
+    void *cosines;
+    enum kva_status status =
+        kva_device_alloc(kv->device, KVA_MEM_HOST,
+                         kva_max_size(1, params->sequences_max) * sizeof(float), &cosines, err);
+    if (status)
+        return status;
+    kv->drift_cosine = cosines;
     for (uint32_t i = 0; i < params->layers && !status; i++)
         status = kva_event_create(params->device, &kv->hot_events[i], err);
     return status;
@@ -24,6 +32,10 @@ enum kva_status kva_kv_create(const struct kva_kv_params *params, struct kva_kv 
     if (!kv)
         return kva_fail(err, KVA_ENOMEM, "out of memory for the KV cache");
     kv->device = params->device;
+    kv->heads = params->heads;
+    kv->sequences_max = params->sequences_max;
+    kv->query_bytes = (size_t)params->heads * params->head_dim *
+                      kva_dtype_bytes(kva_device_get_info(params->device)->act);
     kv->shape = (struct kva_kv_shape){
         .layers = params->layers,
         .kv_heads = params->kv_heads,
@@ -73,6 +85,11 @@ void kva_kv_destroy(struct kva_kv *kv)
         kva_event_destroy(kv->hot_events[i]);
     free(kv->hot_events);
     free(kv->hot_list);
+    free(kv->drift_rows);
+    free(kv->drift_before);
+    if (kv->drift_cosine)
+        kva_device_free(kv->device, KVA_MEM_HOST, kv->drift_cosine,
+                        kva_max_size(1, kv->sequences_max) * sizeof(float));
     kva_page_pool_destroy(kv->pages);
     kva_tier_destroy(kv->tier);
     free(kv);

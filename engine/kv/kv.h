@@ -53,6 +53,7 @@ struct kva_kv_params {
     struct kva_tier_bytes budget;
     bool prefix_cache;
     uint32_t sequences_max; /* admitted at once */
+    uint32_t heads;         /* query heads: for queries that are kept */
 };
 
 /* Counters since start. */
@@ -72,6 +73,8 @@ struct kva_kv {
     struct kva_page_pool *pages;
     struct kva_tier *tier;
     struct kva_kv_counters counters;
+    uint32_t heads;     /* query heads */
+    size_t query_bytes; /* of a row of queries */
 
     /* Pages whose device copy nobody uses now, longest unused first: dropped when the tier is full.
      */
@@ -87,7 +90,11 @@ struct kva_kv {
     uint32_t resolve_stamp;
 
     /* Descriptors of one call. */
-    const struct kva_hot **hot_list; /* [sequences_max] */
+    const struct kva_hot **hot_list; /* [sequences_max], as the next three */
+    uint32_t *drift_rows;
+    void **drift_before;
+    float *drift_cosine; /* host tier */
+    uint32_t sequences_max;
     const void *from_list[KVA_KV_LIST_MAX];
     void *to_list[KVA_KV_LIST_MAX];
     uint32_t exempt_list[KVA_KV_LIST_MAX];

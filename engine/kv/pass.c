@@ -51,6 +51,11 @@ void kva_kv_layer_begin(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
         kva_kv_hot_await(kv, layer);
 }
 
+void kva_kv_layer_correct(struct kva_kv *kv, struct kva_kv_pass *pass, const void *q)
+{
+    kva_kv_hot_correct(kv, pass, q);
+}
+
 void kva_kv_layer_choose(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer)
 {
     if (!kva_kv_hot_chosen(pass, true))

@@ -10,7 +10,7 @@
 
 #include "engine/kv/policy.h"
 
-/* select_row of sequences that choose nothing. */
+/* select_row of sequences of which no row chooses. */
 #define KVA_NO_ROW UINT32_MAX
 
 /* One sequence's rows in a pass through some layers. */
@@ -18,8 +18,9 @@ struct kva_kv_rows {
     struct kva_kv_seq *seq;
     uint32_t position_first; /* of its first row */
     uint32_t row_count;
-    uint32_t select_row; /* whose attention chooses the rows that the next step will need */
-    bool select_now;     /* it chooses for itself, before it attends */
+    uint32_t select_row; /* whose attention chooses rows, if any does ... */
+    bool choose_now;     /* ... for itself, before it attends */
+    bool choose_next;    /* ... for the next step, while it attends */
     const void **blocks; /* [pages up to the last row's]: layer_begin writes this layer's 16-bit
                             block addresses, from page_first on */
 
@@ -43,6 +44,10 @@ struct kva_kv_pass {
 
 void kva_kv_pass_begin(struct kva_kv *kv, struct kva_kv_pass *pass);
 void kva_kv_layer_begin(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer);
+
+/* Rows of which the query is known now may find that what was chosen for them will not do: they set
+ * choose_now for this layer. q: act [rows, heads, head_dim]. */
+void kva_kv_layer_correct(struct kva_kv *kv, struct kva_kv_pass *pass, const void *q);
 
 /* The rows have chosen: their hot rows change before the layer goes on. For predictors that choose
  * with the very query that is about to attend. */

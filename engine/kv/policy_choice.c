@@ -12,7 +12,7 @@ static const char *const policy_names[KVA_KV_POLICY_COUNT] = {
 
 /* In the order of the enumerations. */
 static const char *const levels[] = {"paper", "fit", NULL};
-static const char *const predictors[] = {"spec-token", "prev-query", "sync", NULL};
+static const char *const predictors[] = {"spec-token", "prev-query", "sync", "auto", NULL};
 static const char *const fetches[] = {"all", "delta", "resident", NULL};
 
 #define AT(field) offsetof(struct kva_kv_choice, field)
@@ -27,6 +27,7 @@ static const struct kva_kv_setting settings[] = {
     {"topk", 0, KVA_KV_K_MAX, NULL, AT(k)},
     {"exempt", 0, 65536, NULL, AT(exempt)},
     {"predictor", 0, 0, predictors, AT(predictor)},
+    {"correct", 0, 100, NULL, AT(correct)},
     {"fetch", 0, 0, fetches, AT(fetch)},
 };
 
@@ -34,6 +35,15 @@ const struct kva_kv_setting *kva_kv_settings(size_t *ret_count)
 {
     *ret_count = KVA_COUNT_OF(settings);
     return settings;
+}
+
+const char *kva_kv_setting_word(const char *name, uint32_t value)
+{
+    for (size_t i = 0; i < KVA_COUNT_OF(settings); i++) {
+        if (settings[i].words && strcmp(settings[i].name, name) == 0)
+            return settings[i].words[value];
+    }
+    return "";
 }
 
 const char *kva_kv_policy_name(enum kva_kv_policy_id policy)
@@ -66,6 +76,7 @@ struct kva_kv_choice kva_kv_choice_default(enum kva_kv_policy_id policy)
         .plain = 1024,
         .k = 64,
         .predictor = KVA_PREDICT_SPEC_TOKEN,
+        .correct = 85,
         .fetch = KVA_FETCH_RESIDENT,
     };
 }

@@ -21,8 +21,11 @@ enum kva_kv_policy_id {
 /* Whose query tells which rows the next step will need. */
 enum kva_kv_predictor {
     KVA_PREDICT_SPEC_TOKEN, /* a speculative token, decoded along (SpeCache 3.3) */
-    KVA_PREDICT_PREV_QUERY, /* this step's own token: no second row (as FreeKV) */
+    KVA_PREDICT_PREV_QUERY, /* this step's own token: no second row; where the next query has
+                               moved away from it, the choice is made again, with a wait (FreeKV) */
     KVA_PREDICT_SYNC,       /* the next token itself, which then waits for the rows: the oracle */
+    KVA_PREDICT_AUTO,       /* spec-token where a second row is measured to be nearly free on this
+                               machine with this model, else prev-query */
     KVA_PREDICTOR_COUNT,
 };
 
@@ -55,6 +58,8 @@ struct kva_kv_choice {
     /* --- specache --- */
     uint32_t k; /* rows fetched per KV head: "topk" */
     enum kva_kv_predictor predictor;
+    uint32_t correct; /* prev-query: percent of cosine between successive queries of a layer, mean
+                         over its heads, under which it chooses again; 0: never */
     enum kva_kv_fetch fetch;
 };
 
@@ -65,6 +70,9 @@ struct kva_kv_setting {
     const char *const *words; /* or one of these, NULL-terminated; the value is the index */
     size_t offset;            /* of the 32-bit value in struct kva_kv_choice */
 };
+
+/* The word that a setting of words has for a value. */
+const char *kva_kv_setting_word(const char *name, uint32_t value);
 
 /* The table; *ret_count entries. */
 const struct kva_kv_setting *kva_kv_settings(size_t *ret_count);

@@ -33,6 +33,7 @@ const struct kva_ops kva_cpu_ops = {
     .quantise = kva_cpu_quantise,
     .attend_lowbit = kva_cpu_attend_lowbit,
     .resolve = kva_cpu_resolve,
+    .drift = kva_cpu_drift,
     .merge = kva_cpu_merge,
     .gather = kva_cpu_gather,
 };

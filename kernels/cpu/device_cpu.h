@@ -47,6 +47,7 @@ void kva_cpu_attend(struct kva_device *device, const struct kva_attend_args *arg
 void kva_cpu_quantise(struct kva_device *device, const struct kva_quantise_args *args);
 void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args);
 void kva_cpu_resolve(struct kva_device *device, const struct kva_resolve_args *args);
+void kva_cpu_drift(struct kva_device *device, const struct kva_drift_args *args);
 void kva_cpu_merge(struct kva_device *device, const struct kva_merge_args *args);
 void kva_cpu_gather(struct kva_device *device, const struct kva_gather_args *args);
 

@@ -2,6 +2,7 @@
 #include "kernels/cpu/device_cpu.h"
 #include "kernels/cpu/order.h"
 
+#include <math.h>
 #include <string.h>
 
 /* --- resolve ----------------------------------------------------------------------------------
@@ -216,4 +217,32 @@ void kva_cpu_fetch_hot(struct kva_device *device, enum kva_queue queue, const st
         kva_copy_queue_call(device->copies, run_fetch, &fetch, sizeof fetch);
     else
         kva_pool_run(device->pool, kv_heads, fetch_item, &fetch);
+}
+
+/* --- drift ------------------------------------------------------------------------------------ */
+
+/* A handful of rows per step, each read once: plain loops, one chain of additions per head. */
+void kva_cpu_drift(struct kva_device *device, const struct kva_drift_args *args)
+{
+    if (atomic_load_explicit(&device->failed, memory_order_relaxed))
+        return;
+    for (uint32_t i = 0; i < args->count; i++) {
+        const float *q = (const float *)args->q + (size_t)args->rows[i] * args->q_stride;
+        float *before = args->before[i];
+        double sum = 0;
+        for (uint32_t head = 0; head < args->heads; head++) {
+            double dot = 0, now = 0, then = 0;
+            for (uint32_t j = 0; j < args->head_dim; j++) {
+                double a = q[(size_t)head * args->head_dim + j];
+                double b = before[(size_t)head * args->head_dim + j];
+                dot += a * b;
+                now += a * a;
+                then += b * b;
+            }
+            double norms = sqrt(now) * sqrt(then);
+            sum += norms > 0 ? dot / norms : 0;
+        }
+        args->cosine[i] = (float)(sum / args->heads);
+        memcpy(before, q, (size_t)args->heads * args->head_dim * sizeof(float));
+    }
 }

@@ -25,6 +25,7 @@ enum kva_status kva_cli_kv_choice(const struct kva_config *config, enum kva_kv_p
     set(&choice.sinks, config->kv_sinks);
     set(&choice.plain, config->kv_plain);
     set(&choice.exempt, config->kv_exempt);
+    set(&choice.correct, config->kv_correct);
     set(&choice.k, config->kv_topk);
     if (config->kv_levels)
         choice.levels = (enum kva_kv_levels)word(config->kv_levels);

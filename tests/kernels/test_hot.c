@@ -2,6 +2,7 @@
 
 #include "kernels/ops.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -354,6 +355,39 @@ static void test_hot__fetch_is_delayed_like_a_copy(void **state KVA_UNUSED)
     kva_device_close(device);
 }
 
+/* --- drift ------------------------------------------------------------------------------------ */
+
+static void test_drift__is_the_mean_cosine_and_remembers(void **state KVA_UNUSED)
+{
+    enum { HEADS = 2, SIZE = 4, ROW = HEADS * SIZE };
+    struct kva_device *device = open_device(1, 0);
+    const float q[3][ROW] = {
+        {1, 0, 0, 0, 0, 2, 0, 0},
+        {9, 9, 9, 9, 9, 9, 9, 9}, /* nobody's */
+        {0, 0, 0, 0, 3, 3, 3, 3},
+    };
+    float before[2][ROW] = {{1, 1, 0, 0, 0, -1, 0, 0}, {1, 2, 3, 4, 1, 1, 1, 1}};
+    float cosine[2];
+    const uint32_t rows[] = {0, 2};
+    void *const places[] = {before[0], before[1]};
+    const struct kva_drift_args args = {.q = q,
+                                        .rows = rows,
+                                        .before = places,
+                                        .cosine = cosine,
+                                        .count = 2,
+                                        .q_stride = ROW,
+                                        .heads = HEADS,
+                                        .head_dim = SIZE};
+    kva_device_ops(device)->drift(device, &args);
+    assert_true(fabsf(cosine[0] - (sqrtf(0.5f) - 1) / 2) < 1e-6f);
+    assert_true(fabsf(cosine[1] - 0.5f) < 1e-6f); /* a zero query has no direction */
+    assert_memory_equal(before[0], q[0], sizeof(before[0]));
+    assert_memory_equal(before[1], q[2], sizeof(before[1]));
+    kva_device_ops(device)->drift(device, &args);
+    assert_true(fabsf(cosine[0] - 1) < 1e-6f);
+    kva_device_close(device);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -363,6 +397,7 @@ int main(void)
         cmocka_unit_test(test_resolve__refuses_too_few_slots),
         cmocka_unit_test(test_hot__any_choices_are_kept_in_order),
         cmocka_unit_test(test_hot__fetch_is_delayed_like_a_copy),
+        cmocka_unit_test(test_drift__is_the_mean_cosine_and_remembers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,6 +23,7 @@ _NUMBERS = {
     "sinks": (0, 1_000_000),
     "plain": (0, 100_000_000),
     "exempt": (0, 65536),
+    "correct": (0, 100),
 }
 _WORDS = ("levels", "predictor", "fetch")
 _FLAGS = ("exact", "paper")
