@@ -147,6 +147,9 @@ static void choice_json(struct kva_buf *out, struct kva_server *server,
     kva_buf_printf(out, ",\"device_bytes\":%llu,\"host_bytes\":%llu,\"cached_tokens\":%u",
                    (unsigned long long)info->bytes.device, (unsigned long long)info->bytes.host,
                    info->cached_tokens);
+    kva_buf_printf(out, ",\"speculative_tokens\":%llu,\"speculative_tokens_matched\":%llu",
+                   (unsigned long long)info->spec_tokens,
+                   (unsigned long long)info->spec_tokens_matched);
     kva_buf_printf(out, ",\"fetched_bytes\":%llu,\"prefetch_hit_rate\":",
                    (unsigned long long)info->fetched_bytes);
     if (rows)

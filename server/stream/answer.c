@@ -240,6 +240,8 @@ static void note_end(struct kva_prompt_out *prompt, const struct kva_output *out
     prompt->info.fetched_bytes += info->fetched_bytes;
     prompt->info.fetch_rows_hit += info->fetch_rows_hit;
     prompt->info.fetch_rows_missed += info->fetch_rows_missed;
+    prompt->info.spec_tokens += info->spec_tokens;
+    prompt->info.spec_tokens_matched += info->spec_tokens_matched;
     if (output->choice == 0)
         prompt->info.cached_tokens = info->cached_tokens;
 }

@@ -19,6 +19,8 @@ static void extras_json(struct kva_buf *out, const struct kva_answer *answer)
         total.fetched_bytes += info->fetched_bytes;
         total.fetch_rows_hit += info->fetch_rows_hit;
         total.fetch_rows_missed += info->fetch_rows_missed;
+        total.spec_tokens += info->spec_tokens;
+        total.spec_tokens_matched += info->spec_tokens_matched;
         cached += info->cached_tokens;
         preemptions += answer->prompts[i].preemptions;
     }
@@ -35,6 +37,9 @@ static void extras_json(struct kva_buf *out, const struct kva_answer *answer)
         kva_json_double(out, (double)total.fetch_rows_hit / (double)rows);
     else
         kva_buf_puts(out, "null");
+    kva_buf_printf(out, ",\"speculative_tokens\":%llu,\"speculative_tokens_matched\":%llu",
+                   (unsigned long long)total.spec_tokens,
+                   (unsigned long long)total.spec_tokens_matched);
     kva_buf_printf(out, ",\"cached_prompt_tokens\":%llu,\"preemptions\":%u",
                    (unsigned long long)cached, preemptions);
     kva_buf_puts(out, ",\"truncated_prompt_tokens\":[");
