@@ -622,6 +622,29 @@ uint64_t kva_forward_time_rows(struct kva_forward *fw, uint32_t rows)
     return best;
 }
 
+void kva_forward_fill(struct kva_forward *fw, const struct kva_forward_call *call, const void *k,
+                      const void *v)
+{
+    uint32_t rows = describe_rows(fw, call);
+    size_t bytes = (size_t)rows * fw->config->kv_heads * fw->config->head_dim * fw->act_bytes;
+    struct kva_kv_pass pass = {
+        .rows = fw->kv_rows,
+        .rows_count = call->rows_count,
+        .layer_first = call->layer_first,
+        .layer_count = call->layer_count,
+        .restart = call->restart,
+    };
+    kva_device_copy(fw->device, KVA_QUEUE_COMPUTE, fw->scratch[SCRATCH_K].data, k, bytes);
+    kva_device_copy(fw->device, KVA_QUEUE_COMPUTE, fw->scratch[SCRATCH_V].data, v, bytes);
+    kva_kv_pass_begin(fw->params.kv, &pass);
+    for (uint32_t layer = call->layer_first; layer < call->layer_first + call->layer_count;
+         layer++) {
+        kva_kv_layer_begin(fw->params.kv, &pass, layer);
+        append(fw, &pass, rows);
+        kva_kv_layer_end(fw->params.kv, &pass, layer);
+    }
+}
+
 const float *kva_forward_logits(struct kva_forward *fw, const void *hidden, const uint32_t *rows,
                                 uint32_t count)
 {

@@ -65,6 +65,12 @@ void kva_forward_embed(struct kva_forward *forward, const struct kva_forward_cal
  * pages. */
 void kva_forward_layers(struct kva_forward *forward, const struct kva_forward_call *call);
 
+/* Given K and V, host act [rows, kv_heads, head_dim] each, go to the sequences' pages as those of
+ * the layers' own rows would: the policies are told all the same. For measurements, which want a
+ * sequence of some length and care not what it says. call->hidden is not used. */
+void kva_forward_fill(struct kva_forward *forward, const struct kva_forward_call *call,
+                      const void *k, const void *v);
+
 /* Logits of some rows of hidden: host-readable fp32 [count, vocab_size], valid until the next call.
  */
 const float *kva_forward_logits(struct kva_forward *forward, const void *hidden,

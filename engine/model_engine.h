@@ -33,6 +33,26 @@ KVA_MUST_CHECK enum kva_status kva_model_engine_create(const struct kva_model_en
                                                        struct kva_engine **ret,
                                                        struct kva_err *err);
 
+/* Memory that a sequence with a prompt of `prompt` tokens takes at most in each tier until it has
+ * `tokens` tokens, when it shares nothing; any thread. */
+struct kva_tier_bytes kva_model_engine_footprint(const struct kva_engine *engine,
+                                                 const struct kva_kv_choice *choice,
+                                                 uint32_t prompt, uint32_t tokens);
+
+/* The same beside a running sequence with an equal prompt, as far as the prefix cache helps. */
+struct kva_tier_bytes kva_model_engine_footprint_shared(const struct kva_engine *engine,
+                                                        const struct kva_kv_choice *choice,
+                                                        uint32_t prompt, uint32_t tokens);
+
+/* Ends an admitted sequence's prefill without running the model: noise stands for the keys and
+ * values of the prompt tokens that the prefix cache did not have, and some token for the first
+ * output token. The pages, the policy's device memory and what decoding reads from then on are
+ * those of a real prompt of this length. Fails: KVA_EUNSUPPORTED (an activation format that noise
+ * is not made in), KVA_ENOMEM, KVA_EDEVICE. */
+KVA_MUST_CHECK enum kva_status kva_model_engine_fill(struct kva_engine *engine,
+                                                     struct kva_sequence *seq, uint64_t seed,
+                                                     struct kva_err *err);
+
 /* All sequences must have been destroyed. NULL is allowed. */
 void kva_model_engine_destroy(struct kva_engine *engine);
 
