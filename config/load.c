@@ -75,7 +75,7 @@ static bool known_elsewhere(const struct loader *loader, const char *name)
     struct loader any = *loader;
     struct kva_config_sources sources = *loader->sources;
     any.sources = &sources;
-    for (uint32_t bit = 1; bit <= KVA_CMD_INFO; bit <<= 1) {
+    for (uint32_t bit = 1; bit <= KVA_CMD_LAST; bit <<= 1) {
         sources.command = (enum kva_command)bit;
         if (find_option(&any, name, strlen(name)) >= 0)
             return true;

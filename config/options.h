@@ -96,6 +96,20 @@ struct kva_config {
     bool color;
     bool ids;
     bool raw;
+    /* bench and make-model */
+    char *bench_prefill;
+    char *bench_batch;
+    char *bench_depth;
+    bool bench_mixed;
+    uint64_t bench_repetitions;
+    uint64_t bench_row_time_ms;
+    struct kva_string_list bench_compare;
+    bool bench_profile;
+    bool json;
+    char *shape;
+    uint64_t layers;
+    uint64_t shard_bytes;
+    uint64_t model_seed;
 };
 
 /* Commands that an option belongs to. */
@@ -105,6 +119,9 @@ enum kva_command {
     KVA_CMD_CHAT = 1u << 2,
     KVA_CMD_TOKENIZE = 1u << 3,
     KVA_CMD_INFO = 1u << 4,
+    KVA_CMD_BENCH = 1u << 5,
+    KVA_CMD_MAKE_MODEL = 1u << 6,
+    KVA_CMD_LAST = KVA_CMD_MAKE_MODEL,
 };
 
 enum kva_option_kind {

@@ -3,7 +3,9 @@
 #include <math.h>
 
 #define SERVE     KVA_CMD_SERVE
-#define ENGINE    (KVA_CMD_SERVE | KVA_CMD_GENERATE | KVA_CMD_INFO)
+#define ENGINE    (KVA_CMD_SERVE | KVA_CMD_GENERATE | KVA_CMD_INFO | KVA_CMD_BENCH)
+#define BENCH     KVA_CMD_BENCH
+#define MAKE      KVA_CMD_MAKE_MODEL
 #define SAMPLING  (KVA_CMD_GENERATE | KVA_CMD_CHAT)
 #define AT(field) offsetof(struct kva_config, field)
 #define KIB       1024.0
@@ -32,7 +34,7 @@ static const struct kva_option table[] = {
     {"context", KVA_OPTION_UINT, ENGINE, AT(context), 0, 16.0 * 1024 * 1024, "0", NULL, "Model",
      "Longest prompt and output together, in tokens; 0: what the model was made for."},
 
-    {"threads", KVA_OPTION_UINT, ENGINE, AT(threads), 0, 1024, "0", NULL, "Device",
+    {"threads", KVA_OPTION_UINT, ENGINE | MAKE, AT(threads), 0, 1024, "0", NULL, "Device",
      "Compute threads; 0: one per usable core."},
     {"cpu-level", KVA_OPTION_CHOICE, ENGINE, AT(cpu_levels), 0, 0, "auto", cpu_levels, "Device",
      "Highest instruction set to use; auto: the best that the machine has."},
@@ -87,14 +89,14 @@ static const struct kva_option table[] = {
      "Share prefixes between API keys too: faster, but response times then tell one client what "
      "another has asked."},
 
-    {"sequences", KVA_OPTION_UINT, ENGINE, AT(sequences), 1, 65536, "64", NULL, "Scheduling",
-     "Sequences decoded at the same time."},
+    {"sequences", KVA_OPTION_UINT, ENGINE & ~BENCH, AT(sequences), 1, 65536, "64", NULL,
+     "Scheduling", "Sequences decoded at the same time."},
     {"step-tokens", KVA_OPTION_UINT, ENGINE, AT(step_tokens), 1, 65536, "256", NULL, "Scheduling",
      "Tokens of a step, decoded and prefilled together; at least as many as sequences."},
     {"waiting", KVA_OPTION_UINT, SERVE, AT(waiting), 1, 1000000, "1024", NULL, "Scheduling",
      "Choices that may wait for admission; more are refused with 503 and Retry-After."},
-    {"prefill-share", KVA_OPTION_UINT, SERVE, AT(prefill_share), 1, 100, "50", NULL, "Scheduling",
-     "Percent of a step that prompts may take while others stream."},
+    {"prefill-share", KVA_OPTION_UINT, SERVE | BENCH, AT(prefill_share), 1, 100, "50", NULL,
+     "Scheduling", "Percent of a step that prompts may take while others stream."},
     {"step-time", KVA_OPTION_DURATION, SERVE, AT(step_time_ms), 0, HOUR, "100ms", NULL,
      "Scheduling",
      "Time that a step should take at most while others stream: prompts get what is left of it; 0: "
@@ -173,6 +175,37 @@ static const struct kva_option table[] = {
      "Print token ids only, in one line."},
     {"raw", KVA_OPTION_BOOL, KVA_CMD_TOKENIZE | KVA_CMD_GENERATE, AT(raw), 0, 0, "false", NULL,
      "Tokenize", "Do not put a beginning-of-text token first."},
+
+    {"prefill", KVA_OPTION_STRING, BENCH, AT(bench_prefill), 0, 0, "512,2048", NULL, "Bench",
+     "Prompt lengths to measure, with commas between; 0: none."},
+    {"batch", KVA_OPTION_STRING, BENCH, AT(bench_batch), 0, 0, "1,4,8,16,32", NULL, "Bench",
+     "Numbers of sequences that decode together, with commas between; 0: none."},
+    {"depth", KVA_OPTION_STRING, BENCH, AT(bench_depth), 0, 0, "0,4096,8192,16384,32768", NULL,
+     "Bench", "Tokens that the decoding sequences have before, with commas between."},
+    {"mixed", KVA_OPTION_BOOL, BENCH, AT(bench_mixed), 0, 0, "true", NULL, "Bench",
+     "Measure decoding beside a prompt's prefill, too."},
+    {"repetitions", KVA_OPTION_UINT, BENCH, AT(bench_repetitions), 1, 1000, "11", NULL, "Bench",
+     "Times that a row of a table is measured; its figure is the median."},
+    {"row-time", KVA_OPTION_DURATION, BENCH, AT(bench_row_time_ms), 0, HOUR, "20s", NULL, "Bench",
+     "Time after which a row gets no further repetition."},
+    {"compare", KVA_OPTION_LIST, BENCH, AT(bench_compare), 0, 0, NULL, NULL, "Bench",
+     "KV policy to measure beside --kv-policy; repeat for several."},
+    {"profile", KVA_OPTION_BOOL, BENCH, AT(bench_profile), 0, 0, "false", NULL, "Bench",
+     "Show each row's time by kind of operator."},
+    {"json", KVA_OPTION_BOOL, BENCH, AT(json), 0, 0, "false", NULL, "Bench",
+     "Print one JSON document instead of tables."},
+
+    {"shape", KVA_OPTION_STRING, MAKE, AT(shape), 0, 0, NULL, NULL, "Make-model",
+     "Name of a published model's shape, such as llama3-8b, or the path of a config.json."},
+    {"seed", KVA_OPTION_UINT, MAKE, AT(model_seed), 0, 9007199254740991.0, "0", NULL, "Make-model",
+     "Same seed, same weights."},
+    {"layers", KVA_OPTION_UINT, MAKE, AT(layers), 0, 512, "0", NULL, "Make-model",
+     "Number of layers; 0: the shape's."},
+    {"context", KVA_OPTION_UINT, MAKE, AT(context), 0, 16.0 * 1024 * 1024, "0", NULL, "Make-model",
+     "Longest prompt and output together, in tokens; 0: the shape's, and at least 65536 where "
+     "positions are rotary."},
+    {"shard-size", KVA_OPTION_BYTES, MAKE, AT(shard_bytes), 1, TIB, "4G", NULL, "Make-model",
+     "Largest safetensors file."},
 };
 
 const struct kva_option *kva_options(size_t *ret_count)

@@ -23,6 +23,10 @@ static const struct {
      "Show a text's tokens."},
     {"info", KVA_CMD_INFO, kva_cli_info, "info --model DIR [options]",
      "Describe a model and what memory its serving takes."},
+    {"bench", KVA_CMD_BENCH, kva_cli_bench, "bench DIR [options]",
+     "Measure a model's speed here, beside the machine's limits."},
+    {"make-model", KVA_CMD_MAKE_MODEL, kva_cli_make_model, "make-model --shape NAME [options] DIR",
+     "Write a model with random weights, for measurements."},
 };
 
 static const char *get_env(const char *name)

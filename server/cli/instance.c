@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "server/cli/progress.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -9,39 +10,6 @@
 
 /* Tiers by default: enough for real use, small enough to leave the machine to its other tenants. */
 #define AUTO_BUDGET_SHARE 4
-
-/* --- progress -------------------------------------------------------------------------------- */
-
-struct progress {
-    const char *what;
-    bool shown;
-    uint64_t last_ns;
-};
-
-static void show_progress(void *opaque, uint64_t done, uint64_t total)
-{
-    enum { WIDTH = 32 };
-    struct progress *progress = opaque;
-    uint64_t now = kva_time_ns();
-    bool last = done >= total;
-    if (!isatty(STDERR_FILENO) || total == 0)
-        return;
-    if (!last && now - progress->last_ns < 100 * KVA_NS_PER_MS)
-        return;
-    /* A load that ends at once needs no bar. */
-    if (last && !progress->shown)
-        return;
-    progress->last_ns = now;
-    progress->shown = true;
-    char bar[WIDTH + 1];
-    int filled = (int)(done * WIDTH / total);
-    memset(bar, '.', WIDTH);
-    memset(bar, '#', (size_t)filled);
-    bar[WIDTH] = '\0';
-    fprintf(stderr, "\r%s [%s] %3d%% of %.1f MiB%s", progress->what, bar, (int)(done * 100 / total),
-            (double)total / (1 << 20), last ? "\n" : "");
-    fflush(stderr);
-}
 
 /* --- parts ----------------------------------------------------------------------------------- */
 
@@ -70,10 +38,10 @@ static void set_name(struct kva_instance *instance, const struct kva_config *con
 static enum kva_status open_model(struct kva_instance *instance, const struct kva_config *config,
                                   struct kva_err *err)
 {
-    struct progress progress = {.what = "loading", .last_ns = kva_time_ns()};
+    struct kva_cli_progress progress = {.what = "loading", .last_ns = kva_time_ns()};
     const struct kva_model_open_params params = {
         .dir_path = config->model,
-        .progress = show_progress,
+        .progress = kva_cli_progress_show,
         .progress_opaque = &progress,
         .prefetch = true,
     };
@@ -95,16 +63,19 @@ static enum kva_status open_texts(struct kva_instance *instance, const struct kv
     return status == KVA_ENOTFOUND ? KVA_OK : status;
 }
 
-static enum kva_status open_engine(struct kva_instance *instance, const struct kva_config *config,
+static enum kva_status open_device(struct kva_instance *instance, const struct kva_config *config,
                                    struct kva_err *err)
 {
     const struct kva_device_params device = {
         .threads = (uint32_t)config->threads,
         .cpu_level_mask = cpu_level_mask(config->cpu_levels),
     };
-    enum kva_status status = kva_device_open_cpu(&device, &instance->device, err);
-    if (status)
-        return status;
+    return kva_device_open_cpu(&device, &instance->device, err);
+}
+
+static enum kva_status open_engine(struct kva_instance *instance, const struct kva_config *config,
+                                   struct kva_err *err)
+{
     uint64_t share = kva_memory_available() / AUTO_BUDGET_SHARE;
     const struct kva_model_engine_params params = {
         .device = instance->device,
@@ -133,10 +104,20 @@ enum kva_status kva_instance_open(struct kva_instance *instance, const struct kv
     if (!status)
         status = open_texts(instance, config, err);
     if (!status)
+        status = open_device(instance, config, err);
+    if (!status)
         status = open_engine(instance, config, err);
     if (status)
         kva_instance_close(instance);
     return status;
+}
+
+enum kva_status kva_instance_renew_engine(struct kva_instance *instance,
+                                          const struct kva_config *config, struct kva_err *err)
+{
+    kva_model_engine_destroy(instance->engine);
+    instance->engine = NULL;
+    return open_engine(instance, config, err);
 }
 
 void kva_instance_close(struct kva_instance *instance)

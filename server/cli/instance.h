@@ -23,6 +23,13 @@ struct kva_instance {
 KVA_MUST_CHECK enum kva_status kva_instance_open(struct kva_instance *instance,
                                                  const struct kva_config *config,
                                                  struct kva_err *err);
+
+/* An engine by other options, on the same device and model; all sequences must have been destroyed.
+ * On failure the instance has no engine. */
+KVA_MUST_CHECK enum kva_status kva_instance_renew_engine(struct kva_instance *instance,
+                                                         const struct kva_config *config,
+                                                         struct kva_err *err);
+
 void kva_instance_close(struct kva_instance *instance);
 
 /* Bytes of memory that this process could still take: the machine's and the cgroup's limits. */
