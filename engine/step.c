@@ -76,10 +76,11 @@ static bool chooses(const struct kva_sequence *seq)
     return seq->kv.policy->fetched && seq->kv.choice.k > 0 && seq->kv.hot_started;
 }
 
-/* A token after the next one is possible: its rows can be chosen. */
+/* A step after this one is possible: the token that this one gives is not the last, which nobody
+ * runs. */
 static bool goes_on(const struct kva_sequence *seq)
 {
-    return seq->kv.tokens + 2 <= seq->params.tokens_max;
+    return seq->kv.tokens + 3 <= seq->params.tokens_max;
 }
 
 static bool speculates(const struct kva_sequence *seq)

@@ -1,0 +1,74 @@
+"""The field `kv` and its account: what is asked for is what runs, and what it took is told."""
+
+from __future__ import annotations
+
+import pytest
+from harness import ROOT, Server, command
+
+PROMPT = [300 + i * 7 % 3000 for i in range(1200)]
+
+
+def account(server: Server, **kv: object) -> dict:
+    fields = {"max_tokens": 20, "ignore_eos": True, "cache_salt": repr(kv)}
+    document = server.complete(PROMPT, kv=kv | {"report": True}, **fields)
+    return document["usage"]["kvahead"]
+
+
+def test_device_bytes_by_policy(server: Server):
+    full = account(server, policy="full")["device_bytes"]
+    bits = [account(server, policy="kivi", bits=b)["device_bytes"] for b in (4, 2, 1)]
+    assert full > 2 * bits[0] > 2 * bits[1] > 2 * bits[2]
+    rows = [account(server, policy="specache", topk=k)["device_bytes"] for k in (0, 16, 64)]
+    assert rows[0] == bits[1] < rows[1] < rows[2] < full
+    assert account(server, policy="specache", plain=4096)["device_bytes"] == full
+
+
+def test_speculation_is_told(server: Server):
+    told = account(server, policy="specache", topk=16)
+    assert told["policy"] == "specache"
+    # The first token comes from the prefill, and the last one is not run.
+    assert told["speculative_tokens"] == 18
+    assert 0 <= told["speculative_tokens_matched"] <= 18
+    assert told["prefetch_rows_missed"] > 0
+    assert told["fetched_bytes"] >= told["prefetch_rows_missed"] * 4 * 64
+    assert account(server, policy="specache", predictor="sync")["speculative_tokens"] == 0
+
+
+def test_fetching_the_difference_fetches_less(server: Server):
+    every = account(server, policy="specache", topk=32, fetch="all")
+    delta = account(server, policy="specache", topk=32, fetch="delta")
+    assert every["prefetch_rows_hit"] == 0
+    assert delta["prefetch_rows_hit"] + delta["prefetch_rows_missed"] == every["prefetch_rows_missed"]
+    assert delta["prefetch_rows_hit"] > 0
+
+
+def test_exact_is_exact(servers, server: Server):
+    lossy = servers.start("--kv-policy", "kivi", "--kv-bits", "1", "--kv-plain", "0")
+    want = server.tokens(PROMPT, max_tokens=30, ignore_eos=True)
+    got = lossy.complete(
+        PROMPT, max_tokens=30, ignore_eos=True, return_token_ids=True, kv={"exact": True, "report": True}
+    )
+    assert got["choices"][0]["token_ids"] == want
+    assert got["usage"]["kvahead"]["policy"] == "offload"
+    assert lossy.complete(PROMPT, max_tokens=2, kv={"report": True})["usage"]["kvahead"]["policy"] == "kivi"
+
+
+@pytest.mark.parametrize(
+    ("kv", "param"),
+    [
+        ({"policy": "kivi", "exact": True}, "kv.exact"),
+        ({"policy": "kivi", "bits": 3}, "kv"),
+        ({"policy": "specache", "topk": 5000}, "kv.topk"),
+        ({"policy": "specache", "window": 100}, "kv"),
+    ],
+)
+def test_contradictions_are_named(server: Server, kv: dict, param: str):
+    reply = server.post("/v1/completions", {"prompt": "x", "kv": kv})
+    assert reply.status == 400
+    assert reply.error()["param"] == param
+
+
+def test_options_are_checked():
+    done = command("serve", "--model", ROOT / "models/demo", "--kv-bits", "3")
+    assert done.returncode == 2
+    assert "--kv-bits is 3, it must be 1, 2 or 4" in done.stderr
