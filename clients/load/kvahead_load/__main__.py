@@ -1,0 +1,5 @@
+"""`python -m kvahead_load`."""
+
+from .cli import entry
+
+entry()

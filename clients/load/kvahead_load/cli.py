@@ -1,0 +1,343 @@
+"""The command line: `kvahead-load`.
+
+Exit codes: 0 every request was answered (or left as it was told to); 1 some failed; 2 bad input or
+an unusable server; 130 interrupted (what was measured until then is written).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from . import __version__, metrics, plots, report, workload
+from .arrivals import parse_process
+from .client import Client, Record, ServerParams, one_line
+from .errors import UsageError
+from .numbers import parse_distribution, parse_numbers, parse_share
+from .runner import Outcome, Point, Runner
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; `--help` has the rest."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def _number(low: float, high: float, whole: bool) -> Any:
+    def parse(text: str) -> float:
+        try:
+            value: float = int(text) if whole else float(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            what = "a whole number" if whole else "a number"
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what} in {low:g}..{high:g}")
+        return value
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:])
+    return _number(0.01, 864000, False)(text[:-1] if unit else text) * (unit or 1)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser."""
+    parser = _Parser(prog="kvahead-load", description=__doc__.split("\n")[0])
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    server = parser.add_argument_group("server")
+    add = server.add_argument
+    add("--base-url", required=True, help="the server, e.g. http://127.0.0.1:8000/v1")
+    add("--model", default="", help="model id (default: the first that the server lists)")
+    add("--api-key", help="API key (default: OPENAI_API_KEY, else none)")
+    add("--api", choices=("completions", "chat"), default="completions")
+    add(
+        "--extra", default="{}", help='fields of every body, e.g. \'{"kv": {"policy": "offload"}}\''
+    )
+    add("--ignore-eos", action="store_true",
+        help="let outputs be as long as asked (kvahead, vLLM)")  # fmt: skip
+    add("--timeout", type=_number(0.001, 86400, False), default=600.0, help="seconds (600)")
+    load = parser.add_argument_group("load (one of --concurrency, --rate, --trace)")
+    add = load.add_argument
+    add("--concurrency", help="requests at a time; several, 1,4,16, are a sweep")
+    add("--rate", help="requests per second, whatever becomes of the earlier ones; a sweep too")
+    add("--trace", type=Path, help="file of arrivals and lengths: JSON lines, or Azure's CSV")
+    add("--arrivals", default="poisson", help="with --rate: poisson, constant, gamma:CV (poisson)")
+    add("--speed", type=_number(0.001, 1000, False), default=1.0, help="of a trace's time (1)")
+    add("--requests", type=_number(1, 10_000_000, True), help="per load (100; a trace: all)")
+    add("--duration", type=_seconds, help="to send for, per load: seconds, or with s, m, h")
+    add("--warm-up", type=_number(0, 100_000, True), default=0,
+        help="first requests of each load that do not count (0)")  # fmt: skip
+    add("--in-flight-max", type=_number(1, 1_000_000, True), default=4096,
+        help="of --rate and --trace: above it requests fail here (4096)")  # fmt: skip
+    asked = parser.add_argument_group("requests")
+    add = asked.add_argument
+    add("--prompt-tokens", default="512", help="N, LOW-HIGH or lognormal:MEDIAN:SIGMA (512)")
+    add("--output-tokens", default="128", help="the same (128)")
+    add("--prefix-tokens", type=_number(0, 2**24, True), default=0,
+        help="of each prompt: its beginning, shared with others (0)")  # fmt: skip
+    add("--prefix-groups", type=_number(1, 1_000_000, True), default=1,
+        help="different such beginnings (1)")  # fmt: skip
+    add("--token-ids", type=_number(100, 2**24, True), metavar="VOCAB",
+        help="send prompts as token ids of a vocabulary of this size (completions)")  # fmt: skip
+    add("--cancel", default="0", help="share of clients that leave midway, e.g. 0.1 or 10%% (0)")
+    add("--seed", type=_number(0, 2**63 - 1, True), default=1)
+    good = parser.add_argument_group("goodput: limits in ms that a good request keeps")
+    for name, what in (("ttft", "time to first token"), ("tpot", "time per output token"),
+                       ("itl", "99th percentile of its gaps"),
+                       ("e2e", "time of the whole request")):  # fmt: skip
+        good.add_argument(f"--limit-{name}", type=_number(0.001, 1e9, False), help=what)
+    out = parser.add_argument_group("results")
+    out.add_argument("--out", type=Path, help="folder for results.json, requests.jsonl, pictures")
+    out.add_argument("--json", action="store_true", help="print results.json to standard output")
+    out.add_argument("--no-plots", action="store_true", help="write no pictures")
+    return parser
+
+
+# ---- from arguments to what is run ---------------------------------------------------------------
+
+
+def _points(args: argparse.Namespace) -> list[Point]:
+    given = [name for name in ("concurrency", "rate", "trace") if getattr(args, name)]
+    if len(given) != 1:
+        raise UsageError("give one of --concurrency, --rate and --trace")
+    parse_process(args.arrivals)
+    requests = args.requests
+    if requests is None and args.duration is None and not args.trace:
+        requests = 100
+    common: dict[str, Any] = {
+        "requests": requests,
+        "duration_s": args.duration,
+        "warm_up": args.warm_up,
+        "in_flight_max": args.in_flight_max,
+        "arrivals": args.arrivals,
+        "seed": args.seed,
+    }
+    if args.concurrency:
+        levels = parse_numbers(args.concurrency, "--concurrency", True, 100_000)
+        return [Point(concurrency=int(level), **common) for level in levels]
+    if args.rate:
+        return [
+            Point(rate=rate, **common) for rate in parse_numbers(args.rate, "--rate", False, 1e6)
+        ]
+    return [Point(**common)]
+
+
+def _extra(args: argparse.Namespace) -> dict[str, Any]:
+    try:
+        extra = json.loads(args.extra)
+    except ValueError as error:
+        raise UsageError(f"--extra: {error}") from None
+    if not isinstance(extra, dict):
+        raise UsageError("--extra: not a JSON object")
+    return extra | ({"ignore_eos": True} if args.ignore_eos else {})
+
+
+def _shape(args: argparse.Namespace) -> workload.Shape:
+    if args.token_ids and args.api == "chat":
+        raise UsageError("--token-ids: chat takes text only")
+    return workload.Shape(
+        prompt_tokens=parse_distribution(args.prompt_tokens, "--prompt-tokens"),
+        output_tokens=parse_distribution(args.output_tokens, "--output-tokens"),
+        prefixes=workload.Prefixes(args.prefix_tokens, args.prefix_groups),
+        cancel_share=parse_share(args.cancel, "--cancel"),
+        vocab=args.token_ids,
+        seed=args.seed,
+    )
+
+
+def _limits(args: argparse.Namespace) -> metrics.Limits:
+    values = {
+        f"{name}_s": None if value is None else value / 1000
+        for name in ("ttft", "tpot", "itl", "e2e")
+        for value in (getattr(args, f"limit_{name}"),)
+    }
+    return metrics.Limits(**values)
+
+
+async def _calibrate(client: Client, shape: workload.Shape) -> workload.Shape:
+    """Ask the server how many tokens the words make, where it can tell."""
+    if shape.vocab:
+        return shape
+    words = 2000
+    text = workload.Texts(
+        workload.Shape(shape.prompt_tokens, shape.output_tokens, tokens_per_word=1.0, seed=0)
+    ).make("calibration", words)
+    assert isinstance(text, str)
+    count = await client.count_tokens(text)
+    if count is None:
+        return shape
+    return workload.Shape(**(vars(shape) | {"tokens_per_word": count / words}))
+
+
+# ---- running -------------------------------------------------------------------------------------
+
+
+def _source(
+    args: argparse.Namespace, shape: workload.Shape, rows: list[workload.TraceRow]
+) -> Iterator[workload.Request]:
+    return workload.from_trace(rows, shape, args.speed) if rows else workload.synthetic(shape)
+
+
+def _total(point: Point, rows: list[workload.TraceRow]) -> int | None:
+    if rows:
+        return len(rows) if point.requests is None else min(len(rows), point.requests)
+    return None if point.requests is None else point.requests + point.warm_up
+
+
+async def _run_all(
+    args: argparse.Namespace, console: Console, stop: asyncio.Event
+) -> tuple[list[Outcome], dict[str, Any], workload.Shape]:
+    points, shape = _points(args), _shape(args)
+    rows = workload.load_trace(args.trace) if args.trace else []
+    params = ServerParams(
+        base_url=args.base_url,
+        api_key=args.api_key or os.environ.get("OPENAI_API_KEY"),
+        model=args.model,
+        api=args.api,
+        timeout_s=args.timeout,
+        extra=_extra(args),
+    )
+    outcomes: list[Outcome] = []
+    async with Client(params) as client:
+        facts = await client.discover()
+        shape = await _calibrate(client, shape)
+        first = await client.send(workload.Request(-1, _hello(shape), 1))
+        if first.error:
+            raise UsageError(f"a first request fails: {first.error}")
+        with _progress(console) as progress:
+            for point in points:
+                bar = progress.add_task(point.label, total=_total(point, rows))
+
+                def tell(_record: Record, bar: Any = bar) -> None:
+                    progress.advance(bar)
+
+                runner = Runner(client, _source(args, shape, rows), point, tell, stop)
+                outcomes.append(await runner.run())
+                if stop.is_set():
+                    break
+    return outcomes, facts, shape
+
+
+def _hello(shape: workload.Shape) -> str | list[int]:
+    return workload.Texts(shape).make("hello", 4)
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def _document(
+    args: argparse.Namespace, outcomes: list[Outcome], facts: dict[str, Any], shape: workload.Shape
+) -> dict[str, Any]:
+    limits = _limits(args)
+    points = []
+    for outcome in outcomes:
+        point = outcome.point
+        points.append(
+            {
+                "load": point.label,
+                "level": point.concurrency or point.rate,
+                "concurrency": point.concurrency,
+                "rate": point.rate,
+            }
+            | metrics.summarise(outcome.records, limits, outcome.seconds)
+        )
+    shown = {name: value for name, value in vars(args).items() if name != "api_key"}
+    return {
+        "versions": report.versions(),
+        "finished": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        "interrupted": any(outcome.interrupted for outcome in outcomes),
+        "server": facts,
+        "args": {name: str(v) if isinstance(v, Path) else v for name, v in shown.items()},
+        "tokens_per_word": shape.tokens_per_word,
+        "limits": asdict(limits),
+        "points": points,
+    }
+
+
+def _write(folder: Path, document: dict[str, Any], outcomes: list[Outcome], pictures: bool) -> None:
+    records = folder / "requests.jsonl"
+    records.unlink(missing_ok=True)
+    for outcome in outcomes:
+        report.write_records(records, outcome.point.label, outcome.records)
+    report.write_json(folder / "results.json", document)
+    if pictures:
+        runs = [(outcome.point.label, outcome.records) for outcome in outcomes]
+        plots.draw(folder, document["points"], runs)
+
+
+async def _main(args: argparse.Namespace, console: Console) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+    try:
+        outcomes, facts, shape = await _run_all(args, console, stop)
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+    document = _document(args, outcomes, facts, shape)
+    points = document["points"]
+    if args.out:
+        _write(args.out, document, outcomes, not args.no_plots)
+        console.print(f"results: {args.out / 'results.json'}", markup=False, soft_wrap=True)
+    if args.json:
+        print(json.dumps(document, indent=1))
+    else:
+        Console(width=None if sys.stdout.isatty() else 200).print(report.table(points))
+    for point in points:
+        for error, count in point["errors"].items():
+            console.print(f"{point['load']}: {count} x {error}", markup=False, soft_wrap=True)
+    if document["interrupted"]:
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED if any(point["failed"] for point in points) else EXIT_OK
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code; every foreseen fault is one line on stderr."""
+    try:
+        args = build_parser().parse_args(list(sys.argv[1:] if argv is None else argv))
+        return asyncio.run(_main(args, Console(stderr=True)))
+    except (UsageError, OSError) as error:
+        print(f"kvahead-load: {one_line(error, 1000)}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        print("kvahead-load: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def entry() -> None:
+    """Console script."""
+    sys.exit(main())

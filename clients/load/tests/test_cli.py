@@ -1,0 +1,198 @@
+"""The whole command: results, pictures, exit codes; on a scripted server and on kvahead."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from scripted import Hang, Refuse, Scripted, words
+
+from kvahead_load.cli import main
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+BINARY = pathlib.Path(os.environ.get("KVAHEAD_BINARY") or ROOT / "build" / "kvahead")
+
+
+@contextlib.contextmanager
+def serving(server: Scripted) -> Iterator[Scripted]:
+    """A scripted server on a thread of its own."""
+    server.in_step = False
+    started, loop = threading.Event(), asyncio.new_event_loop()
+    done = asyncio.Event()
+
+    async def serve() -> None:
+        async with server:
+            started.set()
+            await done.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
+    thread.start()
+    started.wait(30)
+    try:
+        yield server
+    finally:
+        loop.call_soon_threadsafe(done.set)
+        thread.join()
+        loop.close()
+
+
+def test_cli__a_sweep_gives_results_and_pictures(tmp_path, capsys):
+    with serving(Scripted(script=lambda number, body: words(4))) as server:
+        code = main(
+            ["--base-url", server.url, "--concurrency", "1,4", "--requests", "12", "--warm-up", "2",
+             "--prompt-tokens", "20-40", "--output-tokens", "8", "--limit-ttft", "60000",
+             "--extra", '{"kv": {"policy": "full"}}', "--out", str(tmp_path / "out")]
+        )  # fmt: skip
+    assert code == 0
+    assert len(server.bodies) == 1 + 2 * 14
+    assert all(body["kv"] == {"policy": "full"} for body in server.bodies)
+    # /tokenize says 2 tokens a word: prompts are of 10 to 20 words.
+    assert all(9 <= len(body["prompt"].split()) <= 21 for body in server.bodies[1:])
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [point["load"] for point in results["points"]] == ["1 at a time", "4 at a time"]
+    for point in results["points"]:
+        assert (point["complete"], point["failed"], point["good"]) == (12, 0, 12)
+        assert point["ttft_s"]["count"] == 12
+        assert point["output_tokens"]["mean"] == 8
+        assert point["tokens_per_piece"] == 2
+    assert results["tokens_per_word"] == 2.0
+    lines = (tmp_path / "out" / "requests.jsonl").read_text().splitlines()
+    assert len(lines) == 28
+    assert sum(json.loads(line)["warm_up"] for line in lines) == 4
+    for name in ("load", "latency", "timeline_1", "timeline_2"):
+        assert (tmp_path / "out" / f"{name}.png").stat().st_size > 5000
+        assert (tmp_path / "out" / f"{name}.svg").read_text().startswith("<?xml")
+    out = capsys.readouterr().out
+    assert "4 at a time" in out and "TTFT" in out
+
+
+def test_cli__json_and_failures(capsys):
+    script = lambda number, body: [Refuse(429, "slow down")] if number > 5 else words(1)  # noqa: E731
+    with serving(Scripted(script=script)) as server:
+        code = main(["--base-url", server.url, "--rate", "500", "--requests", "10", "--json"])
+    assert code == 1
+    printed = capsys.readouterr()
+    (point,) = json.loads(printed.out)["points"]
+    assert (point["complete"], point["failed"]) == (5, 5)
+    assert point["errors"] == {"HTTP 429: slow down": 5}
+    assert "5 x HTTP 429: slow down" in printed.err
+
+
+def test_cli__a_trace(tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(
+        "".join(
+            json.dumps({"at_s": i / 100, "prompt_tokens": 10 + i, "output_tokens": 1 + i}) + "\n"
+            for i in range(5)
+        )
+    )
+    with serving(Scripted()) as server:
+        code = main(["--base-url", server.url, "--trace", str(trace), "--token-ids", "900",
+                     "--speed", "2", "--json"])  # fmt: skip
+    assert code == 0
+    assert sorted(body["max_tokens"] for body in server.bodies[1:]) == [1, 2, 3, 4, 5]
+    assert sorted(len(body["prompt"]) for body in server.bodies[1:]) == [10, 11, 12, 13, 14]
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    assert (point["load"], point["complete"]) == ("trace", 5)
+
+
+def test_cli__an_interrupt_writes_what_there_is(tmp_path):
+    script = lambda number, body: [Hang()] if number > 3 else words(2)  # noqa: E731
+    with serving(Scripted(script=script)) as server:
+
+        def interrupt() -> None:
+            while server.flying < 2:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        killer = threading.Thread(target=interrupt)
+        killer.start()
+        code = main(["--base-url", server.url, "--concurrency", "2", "--requests", "50",
+                     "--out", str(tmp_path), "--no-plots"])  # fmt: skip
+        killer.join()
+    assert code == 130
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["interrupted"] is True
+    assert results["points"][0]["complete"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ([], "--base-url"),
+        (["--base-url", "x"], "one of --concurrency, --rate and --trace"),
+        (["--base-url", "x", "--rate", "1", "--concurrency", "1"], "one of"),
+        (["--base-url", "x", "--rate", "1"], "--base-url: 'x'"),
+        (["--base-url", "http://x", "--rate", "0"], "--rate: '0'"),
+        (["--base-url", "http://x", "--rate", "1", "--arrivals", "y"], "--arrivals: 'y'"),
+        (["--base-url", "http://x", "--rate", "1", "--extra", "{"], "--extra"),
+        (["--base-url", "http://x", "--rate", "1", "--extra", "[]"], "not a JSON object"),
+        (["--base-url", "http://x", "--rate", "1", "--cancel", "2"], "--cancel: '2'"),
+        (["--base-url", "http://x", "--rate", "1", "--api", "chat", "--token-ids", "999"], "chat"),
+        (["--base-url", "http://x", "--trace", "/no/such"], "--trace: cannot read"),
+        (["--base-url", "http://127.0.0.1:1", "--rate", "1"], "lists no model"),
+        (["--base-url", "http://127.0.0.1:1", "--rate", "1", "--model", "m"], "a first request"),
+        (["--base-url", "http://x", "--requests", "0"], "'0' is not a whole number"),
+        (["--base-url", "http://x", "--duration", "5d"], "is not a number"),
+        (["--base-url", "http://x", "--frobnicate"], "--frobnicate"),
+    ],
+)
+def test_cli__bad_arguments_are_one_line(arguments, part, capsys):
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert part in err
+    assert err.count("\n") == 1
+
+
+# ---- kvahead itself ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def kvahead(log: pathlib.Path) -> Iterator[str]:
+    """The bundled model, served."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [BINARY, "serve", "--model", ROOT / "models" / "demo", "--port", "0", "--log-format",
+             "text"], stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while not (found := re.search(r"at (http://\S+) after", log.read_text(errors="replace"))):
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        yield found[1]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, log.read_text()
+
+
+@pytest.mark.skipif(not BINARY.exists(), reason=f"there is no {BINARY}: build it with ninja")
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_cli__kvahead_under_load(tmp_path, capsys, api):
+    with kvahead(tmp_path / "server.log") as url:
+        code = main(
+            ["--base-url", url, "--api", api, "--rate", "40", "--requests", "24", "--cancel", "25%",
+             "--prompt-tokens", "160-240", "--prefix-tokens", "140", "--output-tokens", "12",
+             "--ignore-eos", "--extra", '{"kv": {"policy": "offload"}}', "--json"]
+        )  # fmt: skip
+        assert code == 0
+        (point,) = json.loads(capsys.readouterr().out)["points"]
+        assert point["failed"] == 0
+        assert point["complete"] + point["cancelled"] == 24
+        assert 1 <= point["cancelled"] < 24
+        assert point["output_tokens"]["min"] == point["output_tokens"]["max"] == 12
+        # Words were calibrated with the server's own tokenizer; chat adds its template.
+        assert point["prompt_tokens"]["min"] >= 120
+        assert point["prompt_tokens"]["max"] <= 300
+        assert point["cached_tokens"] > 0
+        assert point["ttft_s"]["min"] > 0
