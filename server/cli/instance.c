@@ -1,5 +1,7 @@
 #include "server/cli/instance.h"
 
+#include "server/cli/kv_choice.h"
+
 #include "base/clock.h"
 #include "base/log.h"
 #include "server/cli/progress.h"
@@ -95,6 +97,12 @@ enum kva_status kva_instance_open(struct kva_instance *instance, const struct kv
                                   struct kva_err *err)
 {
     *instance = (struct kva_instance){0};
+    for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++) {
+        struct kva_kv_choice choice;
+        enum kva_status bad = kva_cli_kv_choice(config, (enum kva_kv_policy_id)id, &choice, err);
+        if (bad)
+            return bad;
+    }
     if (!config->model)
         return kva_fail_param(err, KVA_EINVAL, "model",
                               "no model: give --model a directory with config.json and "
