@@ -83,6 +83,9 @@ struct kva_sequence_info {
 struct kva_step_item {
     struct kva_sequence *seq;
     uint32_t prefill_tokens; /* quota of prompt tokens' worth of work; 0: decode one token */
+    bool forced;             /* the token that comes out is forced_token, whatever the logits say */
+    uint32_t forced_token;
+    float *logits; /* [vocabulary] or NULL: gets the logits that the token is chosen from */
 
     /* --- results ---------------------------------------------------------------------------------
      */
@@ -90,6 +93,8 @@ struct kva_step_item {
     uint32_t prefill_done;  /* tokens' worth of prefill done in this step, <= quota */
     bool emitted;           /* `token` is valid: a decode, or the step that finished the prefill */
     struct kva_token_output token;
+    bool speculated; /* a speculative token was decoded along: spec_token, expected to be `token` */
+    uint32_t spec_token;
 };
 
 struct kva_engine_ops {

@@ -481,52 +481,107 @@ static uint32_t list_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pa
     return count;
 }
 
+/* Attention of the first `count` of low_seqs, all in the format of `choice`. */
+static void call_lowbit(struct kva_forward *fw, const struct kva_kv_choice *choice, uint32_t count,
+                        uint32_t layer)
+{
+    const struct kva_model_config *c = fw->config;
+    const struct kva_kv *kv = fw->params.kv;
+    const struct kva_partial rest = partial_at(fw, SCRATCH_PARTIAL_A);
+    fw->ops->attend_lowbit(fw->device,
+                           &(struct kva_attend_lowbit_args){
+                               .q = fw->scratch[SCRATCH_Q].data,
+                               .out = partial_at(fw, SCRATCH_LOWBIT_A),
+                               .rest = &rest,
+                               .seqs = fw->low_seqs,
+                               .blocks = fw->low_blocks,
+                               .block_offset_bytes = kva_kv_lowbit_offset(kv, choice, layer),
+                               .scratch = fw->scratch[SCRATCH_SELECT].data,
+                               .scratch_bytes = fw->scratch[SCRATCH_SELECT].bytes,
+                               .seq_count = count,
+                               .q_stride = c->heads * c->head_dim,
+                               .heads = c->heads,
+                               .kv_heads = c->kv_heads,
+                               .head_dim = c->head_dim,
+                               .window = c->layer_window[layer],
+                               .kv_dtype = kv->shape.dtype,
+                               .format = kva_kv_lowbit_format(choice),
+                               .scale = c->attend_scale,
+                           });
+}
+
 /* Attention over low-bit pages and hot rows, one call per format. TO_ATTEND gives every row of the
  * pass a result. False: no sequence takes part. */
 static bool attend_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer,
                           enum lowbit_time time)
 {
-    const struct kva_model_config *c = fw->config;
-    const struct kva_kv *kv = fw->params.kv;
-    const struct kva_partial rest = partial_at(fw, SCRATCH_PARTIAL_A);
     bool any = false;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
-        const struct kva_kv_choice *choice = &pass->rows[i].seq->choice;
         if (!takes_part(&pass->rows[i], time) || format_seen(pass, i, time))
             continue;
         uint32_t count = list_lowbit(fw, pass, i, time == TO_ATTEND && !any, time);
         any = true;
-        fw->ops->attend_lowbit(fw->device,
-                               &(struct kva_attend_lowbit_args){
-                                   .q = fw->scratch[SCRATCH_Q].data,
-                                   .out = partial_at(fw, SCRATCH_LOWBIT_A),
-                                   .rest = &rest,
-                                   .seqs = fw->low_seqs,
-                                   .blocks = fw->low_blocks,
-                                   .block_offset_bytes = kva_kv_lowbit_offset(kv, choice, layer),
-                                   .scratch = fw->scratch[SCRATCH_SELECT].data,
-                                   .scratch_bytes = fw->scratch[SCRATCH_SELECT].bytes,
-                                   .seq_count = count,
-                                   .q_stride = c->heads * c->head_dim,
-                                   .heads = c->heads,
-                                   .kv_heads = c->kv_heads,
-                                   .head_dim = c->head_dim,
-                                   .window = c->layer_window[layer],
-                                   .kv_dtype = kv->shape.dtype,
-                                   .format = kva_kv_lowbit_format(choice),
-                                   .scale = c->attend_scale,
-                               });
+        call_lowbit(fw, &pass->rows[i].seq->choice, count, layer);
     }
     return any;
 }
 
-static void attend(struct kva_forward *fw, struct kva_kv_pass *pass, uint32_t layer, uint32_t rows)
+/* The rows that a sequence's own query chooses, into the observer's memory. What attention writes
+ * on the way is overwritten by TO_ATTEND. */
+static const uint32_t *observe_choice(struct kva_forward *fw, uint32_t index,
+                                      const struct kva_kv_rows *rows, uint32_t *into,
+                                      uint32_t layer)
+{
+    if (!rows->hot || rows->hot->k == 0)
+        return NULL;
+    if (rows->choose_now) /* it has just done so */
+        return rows->hot->chosen;
+    struct kva_hot hot = *rows->hot;
+    hot.chosen = into;
+    fw->low_seqs[0] = (struct kva_lowbit_seq){
+        .row_first = fw->attend_seqs[index].row_first,
+        .row_count = 1,
+        .position_first = rows->position_first,
+        .page_count = rows->page_first,
+        .hot = &hot,
+        .select_row = 0,
+    };
+    for (uint32_t i = 0; i < rows->page_first; i++)
+        fw->low_blocks[i] = rows->low[i];
+    call_lowbit(fw, &rows->seq->choice, 1, layer);
+    return into;
+}
+
+static void observe(struct kva_forward *fw, const struct kva_forward_observer *observer,
+                    const struct kva_kv_pass *pass, uint32_t layer)
+{
+    const struct kva_model_config *c = fw->config;
+    size_t row_bytes = (size_t)c->heads * c->head_dim * fw->act_bytes;
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        const struct kva_kv_rows *rows = &pass->rows[i];
+        if (!rows->seq->prefilled)
+            continue;
+        const struct kva_forward_view view = {
+            .layer = layer,
+            .rows = rows,
+            .q = (const unsigned char *)fw->scratch[SCRATCH_Q].data +
+                 fw->attend_seqs[i].row_first * row_bytes,
+            .choice = observe_choice(fw, i, rows, observer->choice, layer),
+        };
+        observer->attends(observer->opaque, &view);
+    }
+}
+
+static void attend(struct kva_forward *fw, struct kva_kv_pass *pass,
+                   const struct kva_forward_observer *observer, uint32_t layer, uint32_t rows)
 {
     const struct kva_model_config *c = fw->config;
     attend_blocks(fw, pass, layer);
     kva_kv_layer_correct(fw->params.kv, pass, fw->scratch[SCRATCH_Q].data);
     if (attend_lowbit(fw, pass, layer, TO_CHOOSE))
         kva_kv_layer_choose(fw->params.kv, pass, layer);
+    if (observer)
+        observe(fw, observer, pass, layer);
     bool lowbit = attend_lowbit(fw, pass, layer, TO_ATTEND);
     const struct kva_partial partials[2] = {partial_at(fw, SCRATCH_PARTIAL_A),
                                             partial_at(fw, SCRATCH_LOWBIT_A)};
@@ -580,7 +635,7 @@ static void run_layer(struct kva_forward *fw, const struct kva_forward_call *cal
     position_heads(fw, k, w->k_norm, rows, c->kv_heads);
     kva_kv_layer_begin(fw->params.kv, pass, layer);
     append(fw, pass, rows);
-    attend(fw, pass, layer, rows);
+    attend(fw, pass, call->observer, layer, rows);
     kva_kv_layer_end(fw->params.kv, pass, layer);
     linear(fw, call->hidden, fw->scratch[SCRATCH_ATTN].data, w->o, w->o_bias, rows, true);
     if (!c->parallel_residual)

@@ -42,13 +42,32 @@ struct kva_forward_rows {
     bool choose_next;
 };
 
+/* What one sequence attends to in one layer: shown to an observer before it happens, and before
+ * anything is fetched for what follows. Addresses are the device's. */
+struct kva_forward_view {
+    uint32_t layer;
+    const struct kva_kv_rows *rows; /* of a sequence whose prompt is in */
+    const void *q;                  /* act [heads, head_dim] of the first of the rows */
+    /* [kv_heads][k] positions, ascending, the rest KVA_NO_TOKEN: the rows that this query itself
+     * chooses (KVA_PREDICT_SYNC) with what the device has. NULL: the policy fetches none. */
+    const uint32_t *choice;
+};
+
+/* Only for looking: it changes no result. The call costs time, its absence none. */
+struct kva_forward_observer {
+    void (*attends)(void *opaque, const struct kva_forward_view *view);
+    void *opaque;
+    uint32_t *choice; /* device memory for view->choice: [kv_heads][k], k the largest of all */
+};
+
 struct kva_forward_call {
     const struct kva_forward_rows *rows; /* their rows are consecutive in `hidden`, in this order */
     uint32_t rows_count;
     void *hidden; /* act [sum of row_count, hidden_size] */
     uint32_t layer_first;
     uint32_t layer_count;
-    bool restart; /* see struct kva_kv_pass */
+    bool restart;                                /* see struct kva_kv_pass */
+    const struct kva_forward_observer *observer; /* or NULL */
 };
 
 KVA_MUST_CHECK enum kva_status kva_forward_create(const struct kva_forward_params *params,

@@ -330,6 +330,13 @@ void kva_model_engine_destroy(struct kva_engine *engine)
     free(e);
 }
 
+void kva_model_engine_observe(struct kva_engine *engine,
+                              const struct kva_forward_observer *observer)
+{
+    struct model_engine *e = engine->self;
+    e->observer = observer;
+}
+
 /* --- the memory plan ------------------------------------------------------------------------- */
 
 static double mib(uint64_t bytes)

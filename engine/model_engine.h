@@ -56,6 +56,12 @@ KVA_MUST_CHECK enum kva_status kva_model_engine_fill(struct kva_engine *engine,
 /* All sequences must have been destroyed. NULL is allowed. */
 void kva_model_engine_destroy(struct kva_engine *engine);
 
+/* Let `observer` (forward.h) see what decoding sequences attend to from the next step on; it is
+ * borrowed. NULL: nobody. */
+struct kva_forward_observer;
+void kva_model_engine_observe(struct kva_engine *engine,
+                              const struct kva_forward_observer *observer);
+
 /* What memory is for, in lines for people: weights, scratch, tiers, and how many sequences of which
  * length fit under each policy. */
 struct kva_buf;

@@ -51,6 +51,7 @@ struct model_engine {
     uint64_t spec_tokens_matched;
     enum kva_kv_predictor auto_predictor; /* AUTO: not measured yet */
     size_t act_bytes;
+    const struct kva_forward_observer *observer; /* of decoding rows; NULL: nobody looks */
 
     /* The joint pass of a step. */
     struct kva_forward_rows *batch_rows; /* [sequences_max] */

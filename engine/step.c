@@ -1,11 +1,14 @@
 /* step.c - one step of the engine: the joint pass, then the quotas of long prompts. */
 #include "engine/model_engine_internal.h"
 
+#include <string.h>
+
 /* --- from hidden rows to tokens -------------------------------------------------------------- */
 
-static void emit(struct model_engine *e, struct kva_step_item *item, float *logits)
+/* The token as the sequence's sampling has it. */
+static enum kva_status sample(struct model_engine *e, struct kva_step_item *item, float *logits)
 {
-    struct kva_sequence *seq = item->seq;
+    const struct kva_sequence *seq = item->seq;
     const struct kva_sampler_context context = {
         .params = seq->params.sampling,
         .choice = seq->params.choice,
@@ -13,7 +16,21 @@ static void emit(struct model_engine *e, struct kva_step_item *item, float *logi
         .prompt_tokens = seq->params.prompt_tokens,
         .token_count = seq->token_count,
     };
-    item->status = kva_sampler_draw(e->sampler, logits, &context, &item->token);
+    return kva_sampler_draw(e->sampler, logits, &context, &item->token);
+}
+
+static void emit(struct model_engine *e, struct kva_step_item *item, float *logits)
+{
+    struct kva_sequence *seq = item->seq;
+    uint32_t vocab = e->config->vocab_size;
+    if (item->logits)
+        memcpy(item->logits, logits, vocab * sizeof(*logits));
+    if (item->forced) {
+        item->token = (struct kva_token_output){.token = item->forced_token};
+        item->status = item->forced_token < vocab ? KVA_OK : KVA_EINVAL;
+    } else {
+        item->status = sample(e, item, logits);
+    }
     if (item->status)
         return;
     item->emitted = true;
@@ -157,7 +174,8 @@ static uint32_t argmax(const float *logits, uint32_t count)
 }
 
 /* All layers for the rows of the batch; returns their residual streams. */
-static void *run_rows(struct model_engine *e, uint32_t batch)
+static void *run_rows(struct model_engine *e, uint32_t batch,
+                      const struct kva_forward_observer *observer)
 {
     void *hidden = kva_forward_hidden(e->forward);
     const struct kva_forward_call call = {
@@ -166,6 +184,7 @@ static void *run_rows(struct model_engine *e, uint32_t batch)
         .hidden = hidden,
         .layer_count = e->config->layer_count,
         .restart = true,
+        .observer = observer,
     };
     kva_forward_embed(e->forward, &call);
     kva_forward_layers(e->forward, &call);
@@ -197,7 +216,7 @@ static void look_ahead(struct model_engine *e, struct kva_step_item *items, uint
     }
     if (batch == 0)
         return;
-    const void *hidden = run_rows(e, batch);
+    const void *hidden = run_rows(e, batch, NULL);
     for (uint32_t at = 0; at < batch; at += KVA_LOGIT_ROWS_MAX) {
         uint32_t rows = kva_min_u32(KVA_LOGIT_ROWS_MAX, batch - at);
         for (uint32_t i = 0; i < rows; i++)
@@ -235,8 +254,11 @@ static void take_logits(struct model_engine *e, uint32_t index, bool speculative
         return;
     }
     emit(e, item, logits);
-    if (item->emitted && has_speculative_row(&e->batch_rows[index]))
-        score_speculation(e, item->seq, item->token.token);
+    if (!item->emitted || !has_speculative_row(&e->batch_rows[index]))
+        return;
+    item->speculated = true;
+    item->spec_token = item->seq->spec_token;
+    score_speculation(e, item->seq, item->token.token);
 }
 
 static void emit_batch(struct model_engine *e, const void *hidden, uint32_t batch)
@@ -267,7 +289,7 @@ static void run_batch(struct model_engine *e, uint32_t batch)
 {
     if (batch == 0)
         return;
-    const void *hidden = run_rows(e, batch);
+    const void *hidden = run_rows(e, batch, e->observer);
     uint32_t row = 0;
     for (uint32_t i = 0; i < batch; i++) {
         const struct kva_forward_rows *rows = &e->batch_rows[i];
@@ -353,6 +375,7 @@ enum kva_status kva_model_engine_step(void *self, struct kva_step_item *items, u
     for (uint32_t i = 0; i < count; i++) {
         items[i].status = KVA_OK;
         items[i].emitted = false;
+        items[i].speculated = false;
         items[i].prefill_done = 0;
     }
     kva_kv_step_begin(e->kv);

@@ -40,7 +40,7 @@ static void test_parse__every_setting(void **state KVA_UNUSED)
 {
     struct kva_kv_choice choice =
         parsed("specache:bits=4:group=32:levels=paper:window=128:sinks=8:plain=64:exempt=3:topk=32:"
-               "predictor=prev-query:fetch=delta");
+               "predictor=prev-query:correct=70:fetch=delta");
     const struct kva_kv_choice expected = {.policy = KVA_KV_SPECACHE,
                                            .bits = 4,
                                            .group = 32,
@@ -51,6 +51,7 @@ static void test_parse__every_setting(void **state KVA_UNUSED)
                                            .exempt = 3,
                                            .k = 32,
                                            .predictor = KVA_PREDICT_PREV_QUERY,
+                                           .correct = 70,
                                            .fetch = KVA_FETCH_DELTA};
     assert_memory_equal(&choice, &expected, sizeof(choice));
 }
@@ -95,8 +96,8 @@ static void test_parse__refuses(void **state KVA_UNUSED)
         {"kivi:bits=", "bits", "''"},
         {"specache:topk=99999999999999999999999", "topk", "from 0 to 65536"},
         {"specache:window=100", "window", "multiple of 64"},
-        {"specache:predictor=oracle", "predictor", "spec-token, prev-query, sync"},
-        {"specache:predictor=syn", "predictor", "spec-token, prev-query, sync"},
+        {"specache:predictor=oracle", "predictor", "spec-token, prev-query, sync, auto"},
+        {"specache:predictor=syn", "predictor", "spec-token, prev-query, sync, auto"},
         {"specache:color=red", "policy", "'color' is no setting"},
         {"specache:=red", "policy", "'' is no setting"},
         {"specache:exact=true", "policy", "'exact' is no setting"},
