@@ -17,6 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from . import metrics
 from .client import Record
@@ -58,6 +59,16 @@ def _panels(count: int, width: float = 4.2, height: float = 3.2) -> tuple[Figure
     return figure, list(axes[0])
 
 
+def _log_axis(axis: Any) -> None:
+    """Mark a log axis with plain numbers, also where it spans less than a decade."""
+    low, high = axis.get_view_interval()
+    decades = np.log10(high / low) if low > 0 else 9.0
+    subs = (1.0,) if decades > 3 else (1.0, 2.0, 5.0) if decades > 0.7 else tuple(range(1, 10))
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
 def against_load(points: list[dict[str, Any]]) -> Figure | None:
     """Latency percentiles and throughput over a sweep."""
     loads = [point["level"] for point in points]
@@ -70,15 +81,21 @@ def against_load(points: list[dict[str, Any]]) -> Figure | None:
             values = [1000 * p[key][figure_name] if p[key] else np.nan for p in points]
             ax.plot(loads, values, marker="o", label=figure_name)
         ax.set(title=title, xlabel=what, ylabel="ms", yscale="log")
+        _log_axis(ax.yaxis)
         ax.legend(frameon=False)
     last = axes[-1]
-    last.plot(loads, [p["output_tokens_per_s"] for p in points], marker="o")
+    last.plot(loads, [p["output_tokens_per_s"] for p in points], marker="o", label="output tokens")
     last.set(title="throughput", xlabel=what, ylabel="output tokens / s", ylim=(0, None))
     if any(p["goodput_per_s"] is not None for p in points):
         other = last.twinx()
         other.grid(False)
-        other.plot(loads, [p["goodput_per_s"] for p in points], marker="s", color=COLOURS[1])
-        other.set(ylabel="good requests / s", ylim=(0, None))
+        values = [p["goodput_per_s"] for p in points]
+        other.plot(loads, values, marker="s", color=COLOURS[1], label="good requests", ls="--")
+        # Scaled apart, or lines that both follow the load would cover each other.
+        other.set(ylabel="good requests / s", ylim=(0, 1.3 * max([*values, 1e-9])))
+        other.spines["right"].set_visible(True)
+        lines = last.get_lines() + other.get_lines()
+        last.legend(lines, [line.get_label() for line in lines], frameon=False)
     return figure
 
 
@@ -99,6 +116,7 @@ def distributions(runs: list[tuple[str, list[Record]]]) -> Figure | None:
             if len(values):
                 ax.plot(values, np.arange(1, len(values) + 1) / len(values), label=label)
         ax.set(title=title, xlabel="ms", xscale="log", ylim=(0, 1))
+        _log_axis(ax.xaxis)
     axes[0].set(ylabel="share of requests, of gaps")
     axes[-1].legend(frameon=False, loc="lower right")
     return figure
