@@ -2,11 +2,21 @@
 
 #include <time.h>
 
-uint64_t kva_time_ns(void)
+static uint64_t read_ns(clockid_t id)
 {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(id, &now);
     return (uint64_t)now.tv_sec * KVA_NS_PER_S + (uint64_t)now.tv_nsec;
+}
+
+uint64_t kva_time_ns(void)
+{
+    return read_ns(CLOCK_MONOTONIC);
+}
+
+uint64_t kva_cpu_time_ns(void)
+{
+    return read_ns(CLOCK_PROCESS_CPUTIME_ID);
 }
 
 int64_t kva_time_unix_s(void)

@@ -27,6 +27,10 @@ const struct kva_clock *kva_clock_real(void);
 /* CLOCK_MONOTONIC directly, for measurements. */
 uint64_t kva_time_ns(void);
 
+/* Processor time that all threads of this process have taken, for measurements on a machine that
+ * has other work. */
+uint64_t kva_cpu_time_ns(void);
+
 /* Seconds since 1970, for `created` fields and logs. */
 int64_t kva_time_unix_s(void);
 

@@ -105,6 +105,7 @@ struct kva_config {
     uint64_t bench_row_time_ms;
     struct kva_string_list bench_compare;
     bool bench_profile;
+    bool bench_cpu_time;
     bool json;
     char *shape;
     uint64_t layers;

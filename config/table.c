@@ -192,6 +192,9 @@ static const struct kva_option table[] = {
      "KV policy to measure beside --kv-policy; repeat for several."},
     {"profile", KVA_OPTION_BOOL, BENCH, AT(bench_profile), 0, 0, "false", NULL, "Bench",
      "Show each row's time by kind of operator."},
+    {"cpu-time", KVA_OPTION_BOOL, BENCH, AT(bench_cpu_time), 0, 0, "false", NULL, "Bench",
+     "Measure processor time, of compute and copies together, for machines with other work; with "
+     "--threads 1 only."},
     {"json", KVA_OPTION_BOOL, BENCH, AT(json), 0, 0, "false", NULL, "Bench",
      "Print one JSON document instead of tables."},
 

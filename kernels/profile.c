@@ -25,7 +25,7 @@ static void count(struct kva_profile *profile, struct kva_device *device,
     if (profile->wait)
         kva_device_sync(device, KVA_QUEUE_COMPUTE);
     profile->counts.calls[kind]++;
-    profile->counts.ns[kind] += kva_time_ns() - start_ns;
+    profile->counts.ns[kind] += profile->now_ns() - start_ns;
 }
 
 static uint64_t weight_bytes(const struct kva_weight *weight)
@@ -100,7 +100,7 @@ static void count_lowbit(struct kva_profile_counts *counts,
     static void profiled_##name(struct kva_device *device, const struct args_type *args)           \
     {                                                                                              \
         struct kva_profile *profile = profile_of(device);                                          \
-        uint64_t start_ns = kva_time_ns();                                                         \
+        uint64_t start_ns = profile->now_ns();                                                     \
         profile->inner->name(device, args);                                                        \
         count(profile, device, kind, start_ns);                                                    \
     }
@@ -117,7 +117,7 @@ PLAIN(merge, kva_merge_args, KVA_PROFILE_ATTEND)
 static void profiled_embed(struct kva_device *device, const struct kva_embed_args *args)
 {
     struct kva_profile *profile = profile_of(device);
-    uint64_t start_ns = kva_time_ns();
+    uint64_t start_ns = profile->now_ns();
     uint64_t row_bytes = args->table.cols * kva_dtype_bytes(args->table.dtype);
     if (args->positions_table.data)
         row_bytes += args->positions_table.cols * kva_dtype_bytes(args->positions_table.dtype);
@@ -129,7 +129,7 @@ static void profiled_embed(struct kva_device *device, const struct kva_embed_arg
 static void profiled_norm(struct kva_device *device, const struct kva_norm_args *args)
 {
     struct kva_profile *profile = profile_of(device);
-    uint64_t start_ns = kva_time_ns();
+    uint64_t start_ns = profile->now_ns();
     profile->counts.weight_bytes += weight_bytes(&args->weight) + weight_bytes(&args->bias);
     profile->inner->norm(device, args);
     count(profile, device, KVA_PROFILE_ROWS, start_ns);
@@ -138,7 +138,7 @@ static void profiled_norm(struct kva_device *device, const struct kva_norm_args 
 static void profiled_linear(struct kva_device *device, const struct kva_linear_args *args)
 {
     struct kva_profile *profile = profile_of(device);
-    uint64_t start_ns = kva_time_ns();
+    uint64_t start_ns = profile->now_ns();
     count_linear(&profile->counts, args);
     profile->inner->linear(device, args);
     count(profile, device, KVA_PROFILE_LINEAR, start_ns);
@@ -147,7 +147,7 @@ static void profiled_linear(struct kva_device *device, const struct kva_linear_a
 static void profiled_attend(struct kva_device *device, const struct kva_attend_args *args)
 {
     struct kva_profile *profile = profile_of(device);
-    uint64_t start_ns = kva_time_ns();
+    uint64_t start_ns = profile->now_ns();
     count_attend(&profile->counts, args);
     profile->inner->attend(device, args);
     count(profile, device, KVA_PROFILE_ATTEND, start_ns);
@@ -157,7 +157,7 @@ static void profiled_attend_lowbit(struct kva_device *device,
                                    const struct kva_attend_lowbit_args *args)
 {
     struct kva_profile *profile = profile_of(device);
-    uint64_t start_ns = kva_time_ns();
+    uint64_t start_ns = profile->now_ns();
     count_lowbit(&profile->counts, args, kva_device_get_info(device)->host_readable);
     profile->inner->attend_lowbit(device, args);
     count(profile, device, KVA_PROFILE_ATTEND, start_ns);
@@ -167,6 +167,7 @@ void kva_profile_attach(struct kva_profile *profile, struct kva_device *device)
 {
     struct kva_device_base *base = (struct kva_device_base *)device;
     *profile = (struct kva_profile){
+        .now_ns = kva_time_ns,
         .inner = base->ops,
         .outer =
             {

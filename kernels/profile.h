@@ -35,6 +35,8 @@ struct kva_profile {
     /* Wait for each operator, so that ns is its time on a device that runs behind the host; steps
      * take longer for it. The CPU device has run an operator when the call returns. */
     bool wait;
+    /* Where ns comes from: kva_time_ns, or another clock. */
+    uint64_t (*now_ns)(void);
     const struct kva_ops *inner; /* the device's own table */
     struct kva_ops outer;
 };

@@ -175,6 +175,16 @@ def test_bench__shares_kv_where_memory_is_short(tiny):
     assert "the context is 65536" in row["skipped"]
 
 
+def test_bench__processor_time_adds_up(tiny):
+    report = bench(tiny, "--prefill", "64", "--batch", "2", "--depth", "100", "--cpu-time")
+    assert report["cpu_time"] is True
+    for row in report["rows"]:
+        assert row["median_s"] > 0
+        assert sum(row["seconds_by_kind"].values()) == pytest.approx(
+            sum(row["samples_s"]) / len(row["samples_s"]), rel=1e-3
+        )
+
+
 def test_bench__tables(tiny):
     done = command("bench", tiny, "--prefill", "64", "--batch", "2", "--depth", "100", "--profile",
                    *SHORT)  # fmt: skip
@@ -203,6 +213,7 @@ def test_bench__refusals(tiny, tmp_path):
         ((tiny, "--depth", ""), 2, "--depth is ''"),
         ((tiny, "--prefill", "99999999"), 2, "--prefill is '99999999'"),
         ((tiny, "--repetitions", "0"), 2, "--repetitions is '0'"),
+        ((tiny, "--cpu-time", "--threads", "2"), 2, "--cpu-time wants --threads 1"),
         ((tiny, "--port", "80"), 2, "unknown option '--port'"),
     ]:
         done = command("bench", *arguments)

@@ -1,6 +1,7 @@
 /* bench.c - `kvahead bench`: from the options to the rows, with no more memory than there is. */
 #include "server/cli/bench/bench.h"
 
+#include "base/clock.h"
 #include "server/cli/cli.h"
 #include "server/cli/kv_choice.h"
 
@@ -68,6 +69,10 @@ static enum kva_status read_options(struct kva_bench *bench, struct kva_err *err
     if (!status)
         status = kva_bench_parse_list(config->bench_depth, "depth", TOKENS_MAX, true, &bench->depth,
                                       err);
+    if (!status && config->bench_cpu_time && config->threads != 1)
+        status = kva_fail_param(err, KVA_EINVAL, "cpu-time",
+                                "--cpu-time wants --threads 1: threads that wait for others take "
+                                "processor time, too");
     return status ? status : read_policies(bench, err);
 }
 
@@ -156,6 +161,8 @@ static enum kva_status run(struct kva_bench *bench, struct kva_config *config, s
         return status;
     kva_profile_attach(&bench->profile, bench->instance.device);
     bench->profile.wait = config->bench_profile;
+    if (config->bench_cpu_time)
+        bench->profile.now_ns = kva_cpu_time_ns;
     if (tables)
         kva_bench_print_head(bench);
     status = KVA_OK;

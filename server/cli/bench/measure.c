@@ -1,6 +1,5 @@
 #include "server/cli/bench/bench.h"
 
-#include "base/clock.h"
 #include "base/noise.h"
 
 #include <stdio.h>
@@ -117,9 +116,9 @@ static struct kva_bench_row *add_row(struct kva_bench *bench, const struct kva_b
     return added;
 }
 
-static void add_sample(struct kva_bench_row *row, uint64_t start_ns)
+static void add_sample(const struct kva_bench *bench, struct kva_bench_row *row, uint64_t start_ns)
 {
-    double seconds = (double)(kva_time_ns() - start_ns) / 1e9;
+    double seconds = (double)(bench->profile.now_ns() - start_ns) / 1e9;
     row->samples_s[row->sample_count++] = seconds;
     row->seconds += seconds;
 }
@@ -281,9 +280,9 @@ static enum kva_status measure_decode(struct group *group, struct kva_bench_row 
         status = step(group, row->batch, NULL, 0, err);
     start_counting(group->bench, row);
     while (!status && wants_more(group->bench, row)) {
-        uint64_t start_ns = kva_time_ns();
+        uint64_t start_ns = group->bench->profile.now_ns();
         status = step(group, row->batch, NULL, 0, err);
-        add_sample(row, start_ns);
+        add_sample(group->bench, row, start_ns);
         row->decoded_tokens += row->batch;
     }
     end_counting(group->bench, row);
@@ -320,9 +319,9 @@ static enum kva_status measure_mixed(struct group *group, struct kva_bench_row *
             status = start_prompt(group, prompt, row->prompt_tokens, &seq, err);
         if (status)
             break;
-        uint64_t start_ns = kva_time_ns();
+        uint64_t start_ns = bench->profile.now_ns();
         status = step(group, row->batch, seq, quota, err);
-        add_sample(row, start_ns);
+        add_sample(bench, row, start_ns);
         row->decoded_tokens += row->batch;
         row->prefilled_tokens += group->items[row->batch].prefill_done;
         if (group->items[row->batch].emitted) {
@@ -355,9 +354,9 @@ static enum kva_status measure_prefill(struct group *group, struct kva_bench_row
     enum kva_status status = KVA_OK;
     start_counting(group->bench, row);
     while (!status && wants_more(group->bench, row)) {
-        uint64_t start_ns = kva_time_ns();
+        uint64_t start_ns = group->bench->profile.now_ns();
         status = prefill_once(group, prompt, row->prompt_tokens, err);
-        add_sample(row, start_ns);
+        add_sample(group->bench, row, start_ns);
         row->prefilled_tokens += row->prompt_tokens;
     }
     end_counting(group->bench, row);

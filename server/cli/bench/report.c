@@ -128,6 +128,8 @@ void kva_bench_print_row(const struct kva_bench *bench, const struct kva_bench_r
 void kva_bench_print_end(const struct kva_bench *bench)
 {
     print_roofs("after", &bench->roofs_end);
+    if (bench->config->bench_cpu_time)
+        printf("times are processor time, of compute and copies together\n");
     printf("ms: median of a step (of prefill: of the whole prompt); spread: distance of the "
            "quartiles; own: sequences\nwith KV of their own, the others share it; decode/s, "
            "prefill/s: tokens; weights, KV, fetched: MiB that such a\nstep or prompt reads; read, "
@@ -228,8 +230,9 @@ void kva_bench_json(const struct kva_bench *bench, struct kva_buf *out)
     const struct kva_device_roofs roofs = best_roofs(bench);
     kva_buf_puts(out, "{\"version\":\"" KVA_VERSION "\",\"device\":");
     kva_buf_json_string(out, info->name, strlen(info->name));
-    kva_buf_printf(out, ",\"threads\":%u,\"step_tokens\":%u,\n", info->threads,
-                   bench->instance.engine->limits.step_tokens_max);
+    kva_buf_printf(out, ",\"threads\":%u,\"step_tokens\":%u,\"cpu_time\":%s,\n", info->threads,
+                   bench->instance.engine->limits.step_tokens_max,
+                   bench->config->bench_cpu_time ? "true" : "false");
     put_model(bench, out);
     kva_buf_printf(out,
                    ",\n\"memory\":{\"available_bytes\":%llu,\"device_bytes\":%llu,"
