@@ -24,7 +24,8 @@ static const char *const kv_predictors[] = {"default", "spec-token", "prev-query
 static const char *const kv_fetches[] = {"default", "all", "delta", "resident", NULL};
 /* Order of enum kva_dtype with F32 standing for "choose". */
 static const char *const kv_dtypes[] = {"auto", "f16", "bf16", NULL};
-static const char *const cpu_levels[] = {"auto", "ref", "avx2", "avx512", "avx512bf16", NULL};
+static const char *const cpu_levels[] = {"auto",       "ref",        "avx2", "avx512",
+                                         "avx512vnni", "avx512bf16", NULL};
 
 static const struct kva_option table[] = {
     {"model", KVA_OPTION_STRING, ENGINE | KVA_CMD_TOKENIZE, AT(model), 0, 0, NULL, NULL, "Model",
