@@ -15,5 +15,10 @@ void kva_linear_avx2(const struct kva_cpu_linear *item);
 void kva_attend_split_avx2(const struct kva_cpu_attend_split *split);
 void kva_attend_fold_avx2(float *a, float *m, float *e, const float *split_a, float split_m,
                           float split_e, uint32_t head_dim);
+void kva_quantise_avx2(const struct kva_cpu_quantise *args);
+void kva_lowbit_split_avx2(const struct kva_cpu_lowbit_split *split);
+uint32_t kva_lowbit_filter_avx2(const struct kva_cpu_lowbit_filter *args);
+void kva_lowbit_score_avx2(float *out, const float *q, const void *const *rows, uint32_t count,
+                           uint32_t head_dim, enum kva_dtype kv_dtype);
 
 #endif

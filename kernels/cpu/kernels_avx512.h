@@ -16,5 +16,10 @@ void kva_linear_avx512(const struct kva_cpu_linear *item);
 void kva_attend_split_avx512(const struct kva_cpu_attend_split *split);
 void kva_attend_fold_avx512(float *a, float *m, float *e, const float *split_a, float split_m,
                             float split_e, uint32_t head_dim);
+void kva_quantise_avx512(const struct kva_cpu_quantise *args);
+void kva_lowbit_split_avx512(const struct kva_cpu_lowbit_split *split);
+uint32_t kva_lowbit_filter_avx512(const struct kva_cpu_lowbit_filter *args);
+void kva_lowbit_score_avx512(float *out, const float *q, const void *const *rows, uint32_t count,
+                             uint32_t head_dim, enum kva_dtype kv_dtype);
 
 #endif

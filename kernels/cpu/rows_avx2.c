@@ -15,5 +15,9 @@ void kva_cpu_kernels_avx2(struct kva_cpu_kernels *kernels)
     kernels->kv_append = kva_kv_append_avx2;
     kernels->attend_split = kva_attend_split_avx2;
     kernels->attend_fold = kva_attend_fold_avx2;
+    kernels->quantise = kva_quantise_avx2;
+    kernels->lowbit_split = kva_lowbit_split_avx2;
+    kernels->lowbit_filter = kva_lowbit_filter_avx2;
+    kernels->lowbit_score = kva_lowbit_score_avx2;
     kernels->merge = kva_merge_avx2;
 }

@@ -15,5 +15,9 @@ void kva_cpu_kernels_avx512(struct kva_cpu_kernels *kernels)
     kernels->kv_append = kva_kv_append_avx512;
     kernels->attend_split = kva_attend_split_avx512;
     kernels->attend_fold = kva_attend_fold_avx512;
+    kernels->quantise = kva_quantise_avx512;
+    kernels->lowbit_split = kva_lowbit_split_avx512;
+    kernels->lowbit_filter = kva_lowbit_filter_avx512;
+    kernels->lowbit_score = kva_lowbit_score_avx512;
     kernels->merge = kva_merge_avx512;
 }
