@@ -13,7 +13,7 @@ static const struct {
 } commands[] = {
     {KVA_CMD_SERVE, "serve"},           {KVA_CMD_GENERATE, "generate"}, {KVA_CMD_CHAT, "chat"},
     {KVA_CMD_TOKENIZE, "tokenize"},     {KVA_CMD_INFO, "info"},         {KVA_CMD_BENCH, "bench"},
-    {KVA_CMD_MAKE_MODEL, "make-model"},
+    {KVA_CMD_MAKE_MODEL, "make-model"}, {KVA_CMD_EVAL, "eval"},
 };
 
 static const char *placeholder(const struct kva_option *option)

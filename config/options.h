@@ -96,7 +96,7 @@ struct kva_config {
     bool color;
     bool ids;
     bool raw;
-    /* bench and make-model */
+    /* bench */
     char *bench_prefill;
     char *bench_batch;
     char *bench_depth;
@@ -107,6 +107,17 @@ struct kva_config {
     bool bench_profile;
     bool bench_cpu_time;
     bool json;
+    /* eval */
+    char *eval_text;
+    char *eval_prompts;
+    uint64_t eval_tokens;
+    uint64_t eval_from; /* 0: half of the context */
+    uint64_t eval_windows;
+    char *eval_policies;
+    uint64_t eval_look;
+    char *eval_json;
+    char *eval_svg;
+    /* make-model */
     char *shape;
     uint64_t layers;
     uint64_t shard_bytes;
@@ -122,7 +133,8 @@ enum kva_command {
     KVA_CMD_INFO = 1u << 4,
     KVA_CMD_BENCH = 1u << 5,
     KVA_CMD_MAKE_MODEL = 1u << 6,
-    KVA_CMD_LAST = KVA_CMD_MAKE_MODEL,
+    KVA_CMD_EVAL = 1u << 7,
+    KVA_CMD_LAST = KVA_CMD_EVAL,
 };
 
 enum kva_option_kind {

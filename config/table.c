@@ -6,6 +6,7 @@
 #define ENGINE    (KVA_CMD_SERVE | KVA_CMD_GENERATE | KVA_CMD_INFO | KVA_CMD_BENCH)
 #define BENCH     KVA_CMD_BENCH
 #define MAKE      KVA_CMD_MAKE_MODEL
+#define EVAL      KVA_CMD_EVAL
 #define SAMPLING  (KVA_CMD_GENERATE | KVA_CMD_CHAT)
 #define AT(field) offsetof(struct kva_config, field)
 #define KIB       1024.0
@@ -28,21 +29,21 @@ static const char *const cpu_levels[] = {"auto",       "ref",        "avx2", "av
                                          "avx512vnni", "avx512bf16", NULL};
 
 static const struct kva_option table[] = {
-    {"model", KVA_OPTION_STRING, ENGINE | KVA_CMD_TOKENIZE, AT(model), 0, 0, NULL, NULL, "Model",
-     "Directory of a Hugging Face checkpoint: config.json, safetensors, tokenizer.json."},
+    {"model", KVA_OPTION_STRING, ENGINE | EVAL | KVA_CMD_TOKENIZE, AT(model), 0, 0, NULL, NULL,
+     "Model", "Directory of a Hugging Face checkpoint: config.json, safetensors, tokenizer.json."},
     {"model-name", KVA_OPTION_STRING, SERVE, AT(model_name), 0, 0, NULL, NULL, "Model",
      "Name that clients use; default: the directory's name."},
-    {"context", KVA_OPTION_UINT, ENGINE, AT(context), 0, 16.0 * 1024 * 1024, "0", NULL, "Model",
-     "Longest prompt and output together, in tokens; 0: what the model was made for."},
+    {"context", KVA_OPTION_UINT, ENGINE | EVAL, AT(context), 0, 16.0 * 1024 * 1024, "0", NULL,
+     "Model", "Longest prompt and output together, in tokens; 0: what the model was made for."},
 
-    {"threads", KVA_OPTION_UINT, ENGINE | MAKE, AT(threads), 0, 1024, "0", NULL, "Device",
+    {"threads", KVA_OPTION_UINT, ENGINE | EVAL | MAKE, AT(threads), 0, 1024, "0", NULL, "Device",
      "Compute threads; 0: one per usable core."},
-    {"cpu-level", KVA_OPTION_CHOICE, ENGINE, AT(cpu_levels), 0, 0, "auto", cpu_levels, "Device",
-     "Highest instruction set to use; auto: the best that the machine has."},
-    {"device-memory", KVA_OPTION_BYTES, ENGINE, AT(device_memory), 0, 64 * TIB, "0", NULL, "Device",
-     "Budget of the device tier of the KV cache; 0: a quarter of free memory."},
-    {"host-memory", KVA_OPTION_BYTES, ENGINE, AT(host_memory), 0, 64 * TIB, "0", NULL, "Device",
-     "Budget of the host tier of the KV cache; 0: a quarter of free memory."},
+    {"cpu-level", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(cpu_levels), 0, 0, "auto", cpu_levels,
+     "Device", "Highest instruction set to use; auto: the best that the machine has."},
+    {"device-memory", KVA_OPTION_BYTES, ENGINE | EVAL, AT(device_memory), 0, 64 * TIB, "0", NULL,
+     "Device", "Budget of the device tier of the KV cache; 0: a quarter of free memory."},
+    {"host-memory", KVA_OPTION_BYTES, ENGINE | EVAL, AT(host_memory), 0, 64 * TIB, "0", NULL,
+     "Device", "Budget of the host tier of the KV cache; 0: a quarter of free memory."},
 
     {"kv-policy", KVA_OPTION_CHOICE, ENGINE, AT(kv_policy), 0, 0, "full", policies, "KV cache",
      "Policy of requests that do not choose one."},
@@ -81,10 +82,10 @@ static const struct kva_option table[] = {
     {"kv-fetch", KVA_OPTION_CHOICE, ENGINE, AT(kv_fetch), 0, 0, "default", kv_fetches, "KV cache",
      "specache: fetch all chosen rows every step, or only those that are not there yet (delta), "
      "also attending to rows of earlier choices (resident)."},
-    {"kv-dtype", KVA_OPTION_CHOICE, ENGINE, AT(kv_dtype), 0, 0, "auto", kv_dtypes, "KV cache",
-     "16-bit format of keys and values; auto: bf16 for bf16 models, else f16."},
-    {"prefix-cache", KVA_OPTION_BOOL, ENGINE, AT(prefix_cache), 0, 0, "true", NULL, "KV cache",
-     "Keep finished prompts' KV for requests that begin alike."},
+    {"kv-dtype", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(kv_dtype), 0, 0, "auto", kv_dtypes,
+     "KV cache", "16-bit format of keys and values; auto: bf16 for bf16 models, else f16."},
+    {"prefix-cache", KVA_OPTION_BOOL, ENGINE | EVAL, AT(prefix_cache), 0, 0, "true", NULL,
+     "KV cache", "Keep finished prompts' KV for requests that begin alike."},
     {"prefix-share-keys", KVA_OPTION_BOOL, SERVE, AT(prefix_share_keys), 0, 0, "false", NULL,
      "KV cache",
      "Share prefixes between API keys too: faster, but response times then tell one client what "
@@ -92,7 +93,8 @@ static const struct kva_option table[] = {
 
     {"sequences", KVA_OPTION_UINT, ENGINE & ~BENCH, AT(sequences), 1, 65536, "64", NULL,
      "Scheduling", "Sequences decoded at the same time."},
-    {"step-tokens", KVA_OPTION_UINT, ENGINE, AT(step_tokens), 1, 65536, "256", NULL, "Scheduling",
+    {"step-tokens", KVA_OPTION_UINT, ENGINE | EVAL, AT(step_tokens), 1, 65536, "256", NULL,
+     "Scheduling",
      "Tokens of a step, decoded and prefilled together; at least as many as sequences."},
     {"waiting", KVA_OPTION_UINT, SERVE, AT(waiting), 1, 1000000, "1024", NULL, "Scheduling",
      "Choices that may wait for admission; more are refused with 503 and Retry-After."},
@@ -143,9 +145,9 @@ static const struct kva_option table[] = {
     {"metrics-vllm", KVA_OPTION_BOOL, SERVE, AT(metrics_vllm), 0, 0, "false", NULL, "Server",
      "Expose the common metrics under vllm: names too."},
 
-    {"log-level", KVA_OPTION_CHOICE, ENGINE, AT(log_level), 0, 0, "info", levels, "Log",
+    {"log-level", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(log_level), 0, 0, "info", levels, "Log",
      "Least important lines to write."},
-    {"log-format", KVA_OPTION_CHOICE, ENGINE, AT(log_format), 0, 0, "auto", formats, "Log",
+    {"log-format", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(log_format), 0, 0, "auto", formats, "Log",
      "auto: text on a terminal, JSON otherwise."},
 
     {"url", KVA_OPTION_STRING, KVA_CMD_CHAT, AT(url), 0, 0, "http://127.0.0.1:8000/v1", NULL,
@@ -174,8 +176,8 @@ static const struct kva_option table[] = {
 
     {"ids", KVA_OPTION_BOOL, KVA_CMD_TOKENIZE, AT(ids), 0, 0, "false", NULL, "Tokenize",
      "Print token ids only, in one line."},
-    {"raw", KVA_OPTION_BOOL, KVA_CMD_TOKENIZE | KVA_CMD_GENERATE, AT(raw), 0, 0, "false", NULL,
-     "Tokenize", "Do not put a beginning-of-text token first."},
+    {"raw", KVA_OPTION_BOOL, KVA_CMD_TOKENIZE | KVA_CMD_GENERATE | EVAL, AT(raw), 0, 0, "false",
+     NULL, "Tokenize", "Do not put a beginning-of-text token first."},
 
     {"prefill", KVA_OPTION_STRING, BENCH, AT(bench_prefill), 0, 0, "512,2048", NULL, "Bench",
      "Prompt lengths to measure, with commas between; 0: none."},
@@ -198,6 +200,29 @@ static const struct kva_option table[] = {
      "--threads 1 only."},
     {"json", KVA_OPTION_BOOL, BENCH, AT(json), 0, 0, "false", NULL, "Bench",
      "Print one JSON document instead of tables."},
+
+    {"text", KVA_OPTION_STRING, EVAL, AT(eval_text), 0, 0, NULL, NULL, "Eval",
+     "File of text to compare the policies on, in windows."},
+    {"prompts", KVA_OPTION_STRING, EVAL, AT(eval_prompts), 0, 0, NULL, NULL, "Eval",
+     "File of prompts instead: a JSON object a line with 'prompt' and, if the tokens behind it are "
+     "given, 'completion'; each a string or a list of token ids."},
+    {"policies", KVA_OPTION_STRING, EVAL, AT(eval_policies), 0, 0, "kivi:2,specache:2,specache:1",
+     NULL, "Eval",
+     "KV policies with commas between: NAME[:BITS[:TOPK]][:SETTING=VALUE...], the settings as "
+     "kv-SETTING here, or paper=true."},
+    {"tokens", KVA_OPTION_UINT, EVAL, AT(eval_tokens), 1, 1e6, "64", NULL, "Eval",
+     "Decode steps behind a window, or behind a prompt without completion, where full KV's own "
+     "choice is followed up to an end token."},
+    {"from", KVA_OPTION_UINT, EVAL, AT(eval_from), 0, 16.0 * 1024 * 1024, "0", NULL, "Eval",
+     "Tokens of a window of the text, prefilled exactly; 0: half of the context."},
+    {"windows", KVA_OPTION_UINT, EVAL, AT(eval_windows), 1, 65536, "1", NULL, "Eval",
+     "Windows of the text, one behind the other."},
+    {"look", KVA_OPTION_UINT, EVAL, AT(eval_look), 0, 1e6, "1", NULL, "Eval",
+     "Steps from one look at attention by layer and head to the next; 0: none."},
+    {"json", KVA_OPTION_STRING, EVAL, AT(eval_json), 0, 0, NULL, NULL, "Eval",
+     "File for the result with all matrices and what it takes to repeat it."},
+    {"svg", KVA_OPTION_STRING, EVAL, AT(eval_svg), 0, 0, NULL, NULL, "Eval",
+     "File for heat maps by layer and head."},
 
     {"shape", KVA_OPTION_STRING, MAKE, AT(shape), 0, 0, NULL, NULL, "Make-model",
      "Name of a published model's shape, such as llama3-8b, or the path of a config.json."},

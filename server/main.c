@@ -25,6 +25,8 @@ static const struct {
      "Describe a model and what memory its serving takes."},
     {"bench", KVA_CMD_BENCH, kva_cli_bench, "bench DIR [options]",
      "Measure a model's speed here, beside the machine's limits."},
+    {"eval", KVA_CMD_EVAL, kva_cli_eval, "eval --model DIR --text FILE [options]",
+     "Measure what KV policies cost on your own text."},
     {"make-model", KVA_CMD_MAKE_MODEL, kva_cli_make_model, "make-model --shape NAME [options] DIR",
      "Write a model with random weights, for measurements."},
 };

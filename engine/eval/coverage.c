@@ -163,6 +163,7 @@ static void look_at_head(struct kva_coverage *c, const struct kva_forward_view *
     uint32_t end = rows->position_first + 1, window = c->config->layer_window[view->layer];
     uint32_t first = window > 0 && end > window ? end - window : 0;
     sums->steps++;
+    sums->waited += view->choice && rows->choose_now;
     if (rows->page_first == 0) {
         sums->covered += 1;
         sums->ceiling += 1;
@@ -194,6 +195,7 @@ static void look(void *opaque, const struct kva_forward_view *view)
 void kva_coverage_add(struct kva_coverage_head *to, const struct kva_coverage_head *from)
 {
     to->steps += from->steps;
+    to->waited += from->waited;
     to->covered += from->covered;
     to->ceiling += from->ceiling;
     to->wanted += from->wanted;

@@ -8,8 +8,9 @@
  *
  *     covered   probability of the tokens that attend in 16 bits: sinks, fetched rows, window
  *     ceiling   the same if the fetched rows were the k of the largest probability
- *     wanted    the rows that the query itself would have had fetched (KVA_PREDICT_SYNC): the
- * oracle hit       those of them that attend in 16 bits
+ *     wanted    the rows that the query itself would choose (KVA_PREDICT_SYNC): the oracle's
+ *     hit       those of them that attend in 16 bits
+ *     waited    the query did choose for itself, so that the step waited for its rows
  *
  * With fetch = resident more than k rows may attend, so that `covered` can exceed `ceiling`.
  *
@@ -22,6 +23,7 @@
 /* One KV head of one layer: sums over the steps that were looked at. */
 struct kva_coverage_head {
     uint64_t steps;
+    uint64_t waited;
     double covered;
     double ceiling;
     uint64_t wanted;

@@ -24,6 +24,7 @@ int kva_cli_chat(const struct kva_config *config, const struct kva_string_list *
 int kva_cli_tokenize(const struct kva_config *config, const struct kva_string_list *rest);
 int kva_cli_info(const struct kva_config *config, const struct kva_string_list *rest);
 int kva_cli_bench(const struct kva_config *config, const struct kva_string_list *rest);
+int kva_cli_eval(const struct kva_config *config, const struct kva_string_list *rest);
 int kva_cli_make_model(const struct kva_config *config, const struct kva_string_list *rest);
 
 /* "kvahead: message" on standard error; returns KVA_EXIT_FAILURE. */

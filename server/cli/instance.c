@@ -93,8 +93,8 @@ static enum kva_status open_engine(struct kva_instance *instance, const struct k
     return kva_model_engine_create(&params, &instance->engine, err);
 }
 
-enum kva_status kva_instance_open(struct kva_instance *instance, const struct kva_config *config,
-                                  struct kva_err *err)
+static enum kva_status open_parts(struct kva_instance *instance, const struct kva_config *config,
+                                  bool texts, struct kva_err *err)
 {
     *instance = (struct kva_instance){0};
     for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++) {
@@ -111,6 +111,8 @@ enum kva_status kva_instance_open(struct kva_instance *instance, const struct kv
     enum kva_status status = open_model(instance, config, err);
     if (!status)
         status = open_texts(instance, config, err);
+    if (status == KVA_ENOTFOUND && !texts && !instance->tokenizer && instance->model)
+        status = KVA_OK;
     if (!status)
         status = open_device(instance, config, err);
     if (!status)
@@ -118,6 +120,18 @@ enum kva_status kva_instance_open(struct kva_instance *instance, const struct kv
     if (status)
         kva_instance_close(instance);
     return status;
+}
+
+enum kva_status kva_instance_open(struct kva_instance *instance, const struct kva_config *config,
+                                  struct kva_err *err)
+{
+    return open_parts(instance, config, true, err);
+}
+
+enum kva_status kva_instance_open_ids(struct kva_instance *instance,
+                                      const struct kva_config *config, struct kva_err *err)
+{
+    return open_parts(instance, config, false, err);
 }
 
 enum kva_status kva_instance_renew_engine(struct kva_instance *instance,

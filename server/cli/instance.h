@@ -24,6 +24,11 @@ KVA_MUST_CHECK enum kva_status kva_instance_open(struct kva_instance *instance,
                                                  const struct kva_config *config,
                                                  struct kva_err *err);
 
+/* The same for work on token ids: without tokenizer and template where the model has none. */
+KVA_MUST_CHECK enum kva_status kva_instance_open_ids(struct kva_instance *instance,
+                                                     const struct kva_config *config,
+                                                     struct kva_err *err);
+
 /* An engine by other options, on the same device and model; all sequences must have been destroyed.
  * On failure the instance has no engine. */
 KVA_MUST_CHECK enum kva_status kva_instance_renew_engine(struct kva_instance *instance,

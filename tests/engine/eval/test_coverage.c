@@ -119,6 +119,7 @@ static void second_opinion(const struct probe *p, const struct kva_forward_view 
     qsort(tokens, count, sizeof(*tokens), by_weight);
     uint32_t k = hot ? hot->k : 0;
     sums->steps++;
+    sums->waited += rows->choose_now;
     for (uint32_t t = 0; t < count; t++) {
         bool best = tokens[t].fetchable && k > 0;
         k -= best;
@@ -163,6 +164,7 @@ static void decode(struct fixture *f, const struct kva_kv_choice *choice, uint32
 static void compare(const struct kva_coverage_head *got, const struct kva_coverage_head *want)
 {
     assert_int_equal(got->steps, want->steps);
+    assert_int_equal(got->waited, want->waited);
     assert_int_equal(got->wanted, want->wanted);
     assert_int_equal(got->hit, want->hit);
     assert_int_equal(got->best, want->best);
@@ -202,8 +204,10 @@ static void check_choice(const char *model, const char *spec)
     for (uint32_t i = 0; i < heads; i++) {
         compare(&coverage.heads[i], &probe.heads[i]);
         assert_int_equal(coverage.heads[i].steps, STEPS);
-        if (choice.predictor == KVA_PREDICT_SYNC && choice.policy == KVA_KV_SPECACHE)
+        if (choice.predictor == KVA_PREDICT_SYNC && choice.policy == KVA_KV_SPECACHE) {
             assert_int_equal(coverage.heads[i].hit, coverage.heads[i].wanted);
+            assert_int_equal(coverage.heads[i].waited, STEPS);
+        }
         if (choice.policy == KVA_KV_FULL)
             assert_true(coverage.heads[i].covered == STEPS);
     }

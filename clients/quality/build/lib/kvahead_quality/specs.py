@@ -13,7 +13,20 @@ SERVER_DEFAULT = "default"
 
 _UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 _POLICY_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-_NUMBERS = {"bits": (1, 16), "topk": (1, 1_000_000)}
+# What a policy spec may set: whole numbers with their range, words, and flags. The first two numbers
+# may stand without their names. The server has the last word on values.
+_NUMBERS = {
+    "bits": (1, 16),
+    "topk": (0, 1_000_000),
+    "group": (1, 1024),
+    "window": (0, 1_000_000),
+    "sinks": (0, 1_000_000),
+    "plain": (0, 100_000_000),
+    "exempt": (0, 65536),
+    "correct": (0, 100),
+}
+_WORDS = ("levels", "predictor", "fetch")
+_FLAGS = ("exact", "paper")
 
 
 @dataclass(frozen=True)
@@ -107,7 +120,7 @@ def parse_policy(spec: str) -> Policy:
         return Policy(name, None)
     # `report` asks kvahead for `usage.kvahead`, where the KV bytes are.
     kv: dict[str, object] = {"policy": name, "report": True}
-    positional = list(_NUMBERS)
+    positional = ["bits", "topk"]
     for part in rest:
         key, equals, value = part.partition("=")
         if not equals:
@@ -123,16 +136,21 @@ def parse_policy(spec: str) -> Policy:
 
 
 def _policy_value(spec: str, key: str, value: str) -> object:
-    if key == "exact":
+    if key in _FLAGS:
         if value not in ("true", "false"):
-            raise UsageError(f"--policies: bad policy spec {spec!r}: exact is true or false")
+            raise UsageError(f"--policies: bad policy spec {spec!r}: {key} is true or false")
         return value == "true"
+    if key in _WORDS:
+        if not re.fullmatch(r"[a-z][a-z0-9-]{0,31}", value):
+            raise UsageError(f"--policies: bad policy spec {spec!r}: {key} must be a word")
+        return value
     if key not in _NUMBERS:
+        known = ", ".join([*_NUMBERS, *_WORDS, *_FLAGS])
         raise UsageError(
-            f"--policies: bad policy spec {spec!r}: unknown key {key!r} (have: bits, topk, exact)"
+            f"--policies: bad policy spec {spec!r}: unknown key {key!r} (have: {known})"
         )
     low, high = _NUMBERS[key]
-    if not re.fullmatch(r"[0-9]{1,7}", value) or not low <= int(value) <= high:
+    if not re.fullmatch(r"[0-9]{1,9}", value) or not low <= int(value) <= high:
         raise UsageError(
             f"--policies: bad policy spec {spec!r}: {key} must be a whole number in "
             f"{low}..{high}, not {value!r}"
