@@ -16,7 +16,18 @@ struct fill_run {
     uint64_t seed;
     enum kva_kv_policy_id policy;
     bool suspend;
+    bool all_coded; /* also of short sequences */
 };
+
+static struct kva_kv_choice choice_of(const struct fill_run *run)
+{
+    struct kva_kv_choice choice = kva_kv_choice_default(run->policy);
+    if (run->all_coded) {
+        choice.plain = 0;
+        choice.window = 64;
+    }
+    return choice;
+}
 
 static struct kva_sequence *start(struct fixture *f, const struct fill_run *run,
                                   const struct kva_sampling_params *sampling, uint32_t *prompt)
@@ -116,6 +127,37 @@ static void test_fill__pages_are_shared_and_accounted(void **state KVA_UNUSED)
     }
 }
 
+/* Low-bit copies, hot rows and windows are made from what was filled in, within the footprint. */
+static void test_fill__coded_policies_stay_within_their_footprint(void **state KVA_UNUSED)
+{
+    static const enum kva_kv_policy_id policies[] = {KVA_KV_KIVI, KVA_KV_SPECACHE};
+    for (size_t i = 0; i < KVA_COUNT_OF(policies); i++) {
+        struct fixture f;
+        uint32_t prompt[CONTEXT], token;
+        struct kva_engine_usage usage;
+        const struct kva_sampling_params sampling = fixture_greedy();
+        const struct fill_run run = {
+            .prompt_tokens = 200, .seed = 5, .policy = policies[i], .all_coded = true};
+        const struct kva_kv_choice choice = choice_of(&run);
+        open_llama(&f, false);
+        struct kva_sequence *seq = start(&f, &run, &sampling, prompt);
+        uint64_t most = kva_model_engine_footprint(f.engine, &choice, 200, 200 + OUTPUT).device;
+        for (uint32_t step = 0; step < OUTPUT - 1; step++) {
+            f.engine->ops->usage(f.engine->self, &usage);
+            assert_in_range(usage.used.device, 1, most);
+            fixture_decode(&f, &seq, 1, &token);
+        }
+        f.engine->ops->destroy(f.engine->self, seq);
+        uint32_t whole[OUTPUT] = {0}, broken[OUTPUT] = {0};
+        struct fill_run again = run;
+        run_tokens(&f, &again, whole);
+        again.suspend = true;
+        run_tokens(&f, &again, broken);
+        assert_memory_equal(whole, broken, sizeof(whole));
+        fixture_close(&f);
+    }
+}
+
 /* --- the profile ----------------------------------------------------------------------------- */
 
 /* Bytes of a decode step's weights: all but the embedding's unused rows. */
@@ -179,6 +221,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fill__exact_policies_read_the_same_kv),
         cmocka_unit_test(test_fill__pages_are_shared_and_accounted),
+        cmocka_unit_test(test_fill__coded_policies_stay_within_their_footprint),
         cmocka_unit_test(test_fill__profile_counts_what_a_step_reads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
