@@ -50,6 +50,7 @@ struct kva_forward {
     struct layer_weights *layers;
 
     struct scratch_piece scratch[SCRATCH_COUNT];
+    struct scratch_piece host_logits; /* where the host cannot read the device's */
 
     /* Descriptors of the current call, on the host. */
     uint32_t *ids;       /* [rows_max] */
@@ -169,7 +170,14 @@ static enum kva_status alloc_scratch(struct kva_forward *fw, struct kva_err *err
             return status;
         fw->scratch[i].bytes = bytes[i];
     }
-    return KVA_OK;
+    if (kva_device_get_info(fw->device)->host_readable)
+        return KVA_OK;
+    size_t logits_bytes = fw->scratch[SCRATCH_LOGITS].bytes;
+    enum kva_status status =
+        kva_device_alloc(fw->device, KVA_MEM_HOST, logits_bytes, &fw->host_logits.data, err);
+    if (!status)
+        fw->host_logits.bytes = logits_bytes;
+    return status;
 }
 
 static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err *err)
@@ -224,6 +232,7 @@ void kva_forward_destroy(struct kva_forward *fw)
         if (fw->scratch[i].data)
             kva_device_free(fw->device, KVA_MEM_DEVICE, fw->scratch[i].data, fw->scratch[i].bytes);
     }
+    kva_device_free(fw->device, KVA_MEM_HOST, fw->host_logits.data, fw->host_logits.bytes);
     free(fw->layers);
     free(fw->ids);
     free(fw->positions);
@@ -723,6 +732,9 @@ const float *kva_forward_logits(struct kva_forward *fw, const void *hidden, cons
                                     .out_stride = c->vocab_size,
                                     .out_f32 = true,
                                 });
+    if (fw->host_logits.data)
+        kva_device_copy(fw->device, KVA_QUEUE_COMPUTE, fw->host_logits.data, logits,
+                        (size_t)count * c->vocab_size * sizeof(float));
     kva_device_sync(fw->device, KVA_QUEUE_COMPUTE);
-    return logits;
+    return fw->host_logits.data ? fw->host_logits.data : logits;
 }

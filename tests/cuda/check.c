@@ -330,7 +330,7 @@ int main(int argc, char **argv)
 {
     struct check check = {0};
     const char *act = NULL, *part = NULL;
-    bool mutations = false, try = false;
+    bool mutations = false, try = false, large = false;
     uint64_t seed = 1;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--module") == 0 && i + 1 < argc)
@@ -342,7 +342,7 @@ int main(int argc, char **argv)
         else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc)
             seed = strtoull(argv[++i], NULL, 0);
         else if (strcmp(argv[i], "--large") == 0)
-            check.large = true;
+            large = true;
         else if (strcmp(argv[i], "--mutations") == 0)
             mutations = true;
         else if (strcmp(argv[i], "--try") == 0)
@@ -365,6 +365,7 @@ int main(int argc, char **argv)
             return 2;
         if (check.simt)
             check.simt->set_seed(seed);
+        check.large = large && dtype == KVA_BF16; /* once: the CPU takes its time */
         int bad = mutations ? run_mutations(&check, seed) : 0;
         if (!mutations)
             run_parts(&check, part, seed);

@@ -1,0 +1,312 @@
+/* parity.c - the engine on the CUDA device against the engine on the CPU.
+ *
+ *     parity --module PATH [--seed N] [--prompt TOKENS] [--output TOKENS] MODEL...
+ *
+ * For each model and KV policy: the log-probability of every token of a prompt (the model sees the
+ * same tokens on both), then greedy decoding until the two part, which they may only where the best
+ * two tokens are close. On the GPU alone, policies that only move pages must give the same bits as
+ * the one that does not, and the same run the same bits.
+ *
+ * No test library: this runs on GPU machines that have none. */
+#include "engine/model_engine.h"
+#include "engine/sampler.h"
+#include "tests/cuda/check.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TOKENS_MAX 4096
+
+struct setup {
+    struct kva_device *device;
+    struct kva_model *model;
+    struct kva_engine *engine;
+};
+
+struct run {
+    uint32_t prompt[TOKENS_MAX];
+    uint32_t prompt_tokens, output_tokens;
+    struct kva_kv_choice kv;
+};
+
+struct trace {
+    float prompt[TOKENS_MAX]; /* log-probability of prompt token i + 1 */
+    uint32_t tokens[TOKENS_MAX];
+    float chosen[TOKENS_MAX];
+    float lead[TOKENS_MAX]; /* of the best token over the second */
+};
+
+static int failures;
+
+static void expect_ok(enum kva_status status, const struct kva_err *err, const char *what)
+{
+    if (status == KVA_OK)
+        return;
+    printf("FAILED %s: %s\n", what, err->message);
+    exit(1);
+}
+
+/* `module` NULL: on the CPU. */
+static void open_setup(struct setup *setup, const char *module, const char *path,
+                       enum kva_dtype act, enum kva_dtype kv_dtype)
+{
+    struct kva_err err = {0};
+    const struct kva_model_open_params open = {.dir_path = path};
+    expect_ok(kva_model_open(&open, &setup->model, &err), &err, path);
+    const struct kva_device_params device = {.act = act, .cpu_level_mask = KVA_CPU_REF};
+
+    expect_ok(module ? kva_device_open_cuda(module, &device, &setup->device, &err)
+                     : kva_device_open_cpu(&device, &setup->device, &err),
+              &err, "open");
+    const struct kva_model_engine_params engine = {
+        .device = setup->device,
+        .model = setup->model,
+        .budget = {128ull << 20, 128ull << 20},
+        .sequences_max = 4,
+        .step_tokens_max = 256,
+        .kv_dtype = kv_dtype,
+    };
+    expect_ok(kva_model_engine_create(&engine, &setup->engine, &err), &err, "engine");
+}
+
+static void close_setup(struct setup *setup)
+{
+    kva_model_engine_destroy(setup->engine);
+    kva_device_close(setup->device);
+    kva_model_close(setup->model);
+}
+
+static struct kva_sequence *start(struct setup *setup, const struct run *run,
+                                  const struct kva_sampling_params *sampling)
+{
+    struct kva_err err = {0};
+    struct kva_sequence *seq;
+    uint32_t cached;
+    const struct kva_sequence_params params = {
+        .prompt = run->prompt,
+        .prompt_tokens = run->prompt_tokens,
+        .tokens_max = run->prompt_tokens + run->output_tokens,
+        .sampling = sampling,
+        .kv = run->kv,
+        .cache_disabled = true,
+    };
+    expect_ok(setup->engine->ops->create(setup->engine->self, &params, &seq, &err), &err, "create");
+    expect_ok(setup->engine->ops->admit(setup->engine->self, seq, &cached, &err), &err, "admit");
+    return seq;
+}
+
+/* Run sequences side by side to their end; traces[i] is runs[i]'s. */
+static void run_all(struct setup *setup, const struct run *const *runs, struct trace **traces,
+                    uint32_t count)
+{
+    struct kva_engine *engine = setup->engine;
+    struct kva_err err = {0};
+    const struct kva_sampling_params sampling = {
+        .top_p = 1, .repetition_penalty = 1, .logprobs = 2, .prompt_logprobs = 0};
+    struct kva_sequence *seqs[4];
+    uint32_t done[4] = {0};
+    for (uint32_t i = 0; i < count; i++)
+        seqs[i] = start(setup, runs[i], &sampling);
+    for (;;) {
+        struct kva_step_item items[4] = {0};
+        uint32_t members[4], active = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            if (done[i] == runs[i]->output_tokens)
+                continue;
+            if (done[i] > 0)
+                expect_ok(engine->ops->grow(engine->self, seqs[i], &err), &err, "grow");
+            members[active] = i;
+            items[active++] = (struct kva_step_item){
+                .seq = seqs[i], .prefill_tokens = done[i] > 0 ? 0 : 256 / count};
+        }
+        if (active == 0)
+            break;
+        expect_ok(engine->ops->step(engine->self, items, active, &err), &err, "step");
+        for (uint32_t j = 0; j < active; j++) {
+            uint32_t i = members[j];
+            if (!items[j].emitted)
+                continue;
+            traces[i]->tokens[done[i]] = items[j].token.token;
+            traces[i]->chosen[done[i]] = items[j].token.chosen.logprob;
+            traces[i]->lead[done[i]++] =
+                items[j].token.top[0].logprob - items[j].token.top[1].logprob;
+        }
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        const struct kva_prompt_logprob *prompt =
+            engine->ops->prompt_logprobs(engine->self, seqs[i]);
+        for (uint32_t j = 0; j + 1 < runs[i]->prompt_tokens; j++)
+            traces[i]->prompt[j] = prompt[j].actual.logprob;
+        engine->ops->destroy(engine->self, seqs[i]);
+    }
+}
+
+static struct trace *run_one(struct setup *setup, const struct run *run)
+{
+    struct trace *trace = calloc(1, sizeof *trace);
+    run_all(setup, &run, &trace, 1);
+    return trace;
+}
+
+/* --- comparing -------------------------------------------------------------------------------- */
+
+/* How far log-probabilities may be apart in the mean: activations are rounded after every operator,
+ * keys, values and probabilities to 16 bits. Single ones may be ten times as far: what is
+ * improbable has large errors. */
+static float tolerance(enum kva_dtype act, const struct run *run)
+{
+    float base = act == KVA_F32 ? 0.003f : act == KVA_F16 ? 0.02f : 0.12f;
+    /* A rounding decides over codes and over what is fetched, too. */
+    return kva_kv_policy_exact(run->kv.policy) ? base : base + 0.05f;
+}
+
+struct distance {
+    double mean, most;
+};
+
+static struct distance distance_of(const float *a, const float *b, uint32_t count)
+{
+    struct distance distance = {0, 0};
+    for (uint32_t i = 0; i < count; i++) {
+        double d = fabs((double)a[i] - (double)b[i]);
+        distance.mean += d / count;
+        distance.most = d > distance.most || isnan(d) ? d : distance.most;
+    }
+    return distance;
+}
+
+static void compare(const char *name, enum kva_dtype act, const struct run *run,
+                    const struct trace *want, const struct trace *got)
+{
+    float limit = tolerance(act, run);
+    uint32_t same = 0;
+    while (same < run->output_tokens && want->tokens[same] == got->tokens[same])
+        same++;
+    struct distance prompt = distance_of(want->prompt, got->prompt, run->prompt_tokens - 1);
+    struct distance output = distance_of(want->chosen, got->chosen, same);
+    bool close = same == run->output_tokens || want->lead[same] <= 10 * limit;
+    bool good = prompt.mean <= limit && prompt.most <= 10 * limit && output.mean <= limit &&
+                output.most <= 10 * limit && close;
+    printf("%s %-50s prompt %.4f (%.3f) output %.4f (%.3f) apart, %u of %u tokens%s\n",
+           good ? "PASS" : "FAIL", name, prompt.mean, prompt.most, output.mean, output.most, same,
+           run->output_tokens, close ? "" : ", then a clear other choice");
+    failures += !good;
+}
+
+static void expect_same(const char *name, const struct run *run, const struct trace *a,
+                        const struct trace *b, bool bits)
+{
+    bool good = memcmp(a->tokens, b->tokens, run->output_tokens * sizeof a->tokens[0]) == 0;
+    if (bits)
+        good = good && memcmp(a->chosen, b->chosen, sizeof a->chosen) == 0 &&
+               memcmp(a->prompt, b->prompt, sizeof a->prompt) == 0;
+    printf("%s %s\n", good ? "PASS" : "FAIL", name);
+    failures += !good;
+}
+
+static void fill_run(struct run *run, const struct kva_model *model, uint64_t seed)
+{
+    uint32_t vocab = model->config.vocab_size;
+    for (uint32_t i = 0; i < run->prompt_tokens; i++)
+        run->prompt[i] = (uint32_t)(kva_sampler_uniform(seed, i) * vocab);
+}
+
+static void check_model(const char *module, const char *path, enum kva_dtype act,
+                        uint32_t prompt_tokens, uint32_t output_tokens, uint64_t seed)
+{
+    struct setup cpu, gpu;
+    struct trace *base = NULL;
+    struct run *run = calloc(1, sizeof *run);
+    char name[200];
+    /* With F32 activations F16 keys and values are the only rounding: a sharper comparison. */
+    enum kva_dtype kv_dtype = act == KVA_F32 ? KVA_F16 : KVA_F32;
+    open_setup(&cpu, NULL, path, KVA_F32, kv_dtype);
+    open_setup(&gpu, module, path, act, kv_dtype);
+    uint32_t context = cpu.engine->limits.context_max;
+    run->output_tokens = kva_min_u32(output_tokens, context / 4);
+    run->prompt_tokens = kva_min_u32(prompt_tokens, context - run->output_tokens);
+    fill_run(run, cpu.model, seed);
+    const char *tail = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    for (int policy = 0; policy < KVA_KV_KIVI; policy++) {
+        run->kv = kva_kv_choice_default((enum kva_kv_policy_id)policy);
+        run->kv.plain = 0; /* low bits from the first page on */
+        run->kv.window = kva_min_u32(run->kv.window, 64);
+        snprintf(name, sizeof name, "%.40s, %s, %s", tail,
+                 kva_kv_policy_name((enum kva_kv_policy_id)policy), kva_dtype_name(act));
+        struct trace *want = run_one(&cpu, run), *got = run_one(&gpu, run);
+        compare(name, act, run, want, got);
+        if (policy == KVA_KV_FULL)
+            base = got;
+        else if (kva_kv_policy_exact((enum kva_kv_policy_id)policy)) {
+            snprintf(name, sizeof name, "%.40s, %s is bit for bit what full is", tail,
+                     kva_kv_policy_name((enum kva_kv_policy_id)policy));
+            expect_same(name, run, base, got, true);
+        }
+        /* Twice the same, with nothing left over from before. */
+        struct trace *again = run_one(&gpu, run);
+        snprintf(name, sizeof name, "%.40s, %s, again", tail,
+                 kva_kv_policy_name((enum kva_kv_policy_id)policy));
+        expect_same(name, run, got, again, true);
+        free(again);
+        free(want);
+        if (got != base)
+            free(got);
+    }
+    free(base);
+    free(run);
+    close_setup(&cpu);
+    close_setup(&gpu);
+}
+
+static enum kva_dtype model_format(const char *path)
+{
+    struct kva_err err = {0};
+    struct kva_model *model;
+    const struct kva_model_open_params open = {.dir_path = path};
+    expect_ok(kva_model_open(&open, &model, &err), &err, path);
+    enum kva_dtype dtype = model->config.dtype;
+    kva_model_close(model);
+    return dtype;
+}
+
+int main(int argc, char **argv)
+{
+    const char *module = NULL;
+    uint32_t prompt_tokens = 150, output_tokens = 24, models = 0;
+    uint64_t seed = 1;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--module") == 0 && i + 1 < argc) {
+            module = argv[++i];
+            void *library = dlopen(module, RTLD_NOW | RTLD_LOCAL);
+            const struct simt_control *simt = library ? dlsym(library, "simt_control") : NULL;
+            if (simt)
+                simt->set_seed(seed);
+        } else if (strcmp(argv[i], "--prompt") == 0 && i + 1 < argc) {
+            prompt_tokens = kva_min_u32((uint32_t)strtoul(argv[++i], NULL, 10), TOKENS_MAX);
+        } else if (strcmp(argv[i], "--output") == 0 && i + 1 < argc) {
+            output_tokens = kva_min_u32((uint32_t)strtoul(argv[++i], NULL, 10), TOKENS_MAX);
+        } else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
+            seed = strtoull(argv[++i], NULL, 0);
+        } else if (module && argv[i][0] != '-') {
+            enum kva_dtype act = model_format(argv[i]);
+            check_model(module, argv[i], KVA_F32, prompt_tokens, output_tokens, seed);
+            if (act != KVA_F32)
+                check_model(module, argv[i], act, prompt_tokens, output_tokens, seed);
+            models++;
+        } else {
+            models = 0;
+            break;
+        }
+    }
+    if (models == 0) {
+        fprintf(stderr,
+                "usage: %s --module PATH [--seed N] [--prompt TOKENS] [--output TOKENS] MODEL...\n",
+                argv[0]);
+        return 2;
+    }
+    printf("%u models, %d failed\n", models, failures);
+    return failures ? 1 : 0;
+}
