@@ -1,29 +1,13 @@
-/* attend: partial attention over 16-bit pages, prompts and decoding alike.
+/* attend: partial attention over 16-bit pages, prompts and decoding alike (attend_tile.cuh).
  *
- * A block of threads takes up to 64 or 128 (row, query head) pairs that share a KV head, and walks
- * the tokens by tiles of KVA_PAGE_TOKENS positions: each K and V is read once for all pairs. Tiles
- * come through two stages of shared memory; each warp multiplies its 16 pairs on the tensor cores.
- * Within a split of KVA_ATTEND_SPLIT_TOKENS positions the softmax runs online, tile by tile; splits
- * are folded in ascending order by kva_fold alone. Tiles and splits are aligned to positions, so
- * the order of additions is a property of the sequence.
- *
- * Where blocks would be too few for the GPU (decoding), splits run side by side into scratch and a
- * second kernel folds them: the same additions, so the same bits.
+ * Tiles come through two stages of shared memory. Tiles and splits are aligned to positions, so the
+ * order of additions is a property of the sequence.
  *
  * What is not a number in V spreads to the rows of the same sequence that do not see the token, if
  * it lies in a tile of theirs: a product by zero does not remove it. */
-#include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/attend_tile.cuh"
 
-#include <math.h>
 #include <string.h>
-
-#define TILE        KVA_PAGE_TOKENS
-#define SPLIT_TILES (KVA_ATTEND_SPLIT_TOKENS / TILE)
-#define STAGES      2u
-#define WARPS_MAX   8u /* of 16 pairs each */
-
-/* Elements by which rows in shared memory are longer, so that matrix loads meet no bank twice. */
-#define PAD 8u
 
 /* A tile of a sequence: the tokens of slots [first, end) of a block; more in overflow tile next - 1
  * if ranges meet within it. */
@@ -33,96 +17,33 @@ struct tile {
     uint32_t next; /* 0: none */
 };
 
-/* What one block of threads does, for each KV head. */
-struct item {
-    uint32_t row_first; /* of the call */
-    uint32_t position_first;
-    uint32_t pair_first; /* pair = row * group + head of the group */
-    uint32_t pair_count;
-    uint32_t tile_first; /* [tile_first, tile_end) in the sequence */
-    uint32_t tile_end;
-    int32_t tiles;    /* tile 0 of the sequence in the table, if it had one */
-    uint32_t partial; /* where in scratch the result goes; KVA_NONE: to `out` */
-};
-
-#define KVA_NONE UINT32_MAX
-
 struct attend_params {
-    const void *q;
-    enum kva_dtype q_dtype;
-    struct kva_partial out;
+    attend_shape shape;
     const tile *tiles;
     const tile *overflow;
     const item *items;
-    float *partials; /* [item.partial][kv_heads][pairs][dim + 2]: a, m, e */
-    uint32_t q_stride;
-    uint32_t heads;
-    uint32_t kv_heads;
-    uint32_t group;
-    uint32_t dim;
-    uint32_t window;
-    float scale;
-    bool accumulate;
 };
-
-/* The greater, or what is not a number. */
-static __device__ __forceinline__ float greater(float a, float b)
-{
-    return b > a || b != b ? b : a;
-}
-
-/* How much of a total and of a split goes into their fold. */
-static __device__ __forceinline__ void fold_scales(float m, float split_m, float &top, float &keep,
-                                                   float &add)
-{
-    top = greater(m, split_m);
-    keep = m == -INFINITY ? 0.0f : __expf(m - top);
-    add = split_m == -INFINITY ? 0.0f : __expf(split_m - top);
-}
-
-/* a keep + split_a add: fused here, not where the compiler likes, so the same bits everywhere. */
-static __device__ __forceinline__ float fold(float a, float keep, float split_a, float add)
-{
-    return fmaf(split_a, add, __fmul_rn(a, keep));
-}
 
 /* --- tiles in shared memory ------------------------------------------------------------------- */
-
-template <typename KV, int D> struct stage {
-    KV k[TILE][D + PAD];
-    KV v[TILE][D + PAD];
-};
-
-/* Zero the elements that no copy writes: what pads the head dimension. */
-template <typename KV, int D>
-static __device__ void clear_padding(stage<KV, D> *stages, uint32_t dim)
-{
-    uint32_t rest = D - dim;
-    for (uint32_t i = threadIdx.x; rest > 0 && i < STAGES * 2 * TILE * rest; i += blockDim.x) {
-        uint32_t row = i / rest, column = dim + i % rest;
-        stage<KV, D> &to = stages[row / (2 * TILE)];
-        (row / TILE % 2 ? to.v : to.k)[row % TILE][column].bits = 0;
-    }
-}
 
 /* Start bringing the rows of a tile; rows of no token become zero. */
 template <typename KV, int D>
 static __device__ void load_tile(stage<KV, D> &to, const attend_params &p, tile piece,
                                  uint32_t kv_head)
 {
-    const size_t head_bytes = static_cast<size_t>(TILE) * 2 * p.dim * sizeof(KV);
+    const size_t head_bytes = static_cast<size_t>(TILE) * 2 * p.shape.dim * sizeof(KV);
     bool first_piece = true;
     for (;;) {
         const KV *from = reinterpret_cast<const KV *>(piece.block + kv_head * head_bytes);
-        uint32_t chunk = p.dim % 8 == 0 ? 8 : 1, chunks = 2 * p.dim / chunk;
+        uint32_t chunk = p.shape.dim % 8 == 0 ? 8 : 1, chunks = 2 * p.shape.dim / chunk;
         for (uint32_t i = threadIdx.x; i < TILE * chunks; i += blockDim.x) {
             uint32_t token = i / chunks, at = i % chunks * chunk;
             bool valid = piece.block && token >= piece.first && token < piece.end;
-            KV *row = at < p.dim ? &to.k[token][at] : &to.v[token][at - p.dim];
+            KV *row = at < p.shape.dim ? &to.k[token][at] : &to.v[token][at - p.shape.dim];
             if (!valid && !first_piece)
                 continue;
             const KV *source =
-                valid ? from + token * 2 * p.dim + at : reinterpret_cast<const KV *>(p.tiles);
+                valid ? from + token * 2 * p.shape.dim + at : reinterpret_cast<const KV *>(p.tiles);
             if (chunk == 8)
                 kva_copy_async(row, source, valid);
             else
@@ -152,216 +73,35 @@ static __device__ uint64_t tile_mask(const attend_params &p, tile piece)
     }
 }
 
-/* --- one warp's 16 pairs ---------------------------------------------------------------------- */
-
-/* Rows g and g + 8 of a warp's 16 are held by lanes 4 g .. 4 g + 3. */
-template <int D> struct state {
-    float a[D / 8][4];
-    float m[2], e[2];
-
-    __device__ void clear()
-    {
-#pragma unroll
-        for (int j = 0; j < D / 8; j++)
-            a[j][0] = a[j][1] = a[j][2] = a[j][3] = 0.0f;
-        m[0] = m[1] = -INFINITY;
-        e[0] = e[1] = 0.0f;
-    }
-};
-
-/* s = q k^T for the tile's 64 tokens. */
-template <typename KV, int D>
-static __device__ void multiply_keys(float (&s)[TILE / 8][4], const KV (*q)[D + PAD],
-                                     const KV (*k)[D + PAD], uint32_t lane)
-{
-#pragma unroll
-    for (int j = 0; j < static_cast<int>(TILE / 8); j++)
-        s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.0f;
-#pragma unroll
-    for (int d = 0; d < D; d += 16) {
-        uint32_t a[4], b[4];
-        kva_load_matrices(a, &q[lane % 16][d + lane / 16 * 8]);
-#pragma unroll
-        for (int j = 0; j < static_cast<int>(TILE / 8); j += 2) {
-            kva_load_matrices(b, &k[j * 8 + lane % 8 + lane / 16 * 8][d + lane / 8 % 2 * 8]);
-            kva_mma<KV>(s[j], a, b[0], b[1]);
-            kva_mma<KV>(s[j + 1], a, b[2], b[3]);
-        }
-    }
-}
-
-/* a += p v for the tile's 64 tokens. */
-template <typename KV, int D>
-static __device__ void multiply_values(state<D> &to, const float (&p)[TILE / 8][4],
-                                       const KV (*v)[D + PAD], uint32_t lane)
-{
-#pragma unroll
-    for (int j = 0; j < static_cast<int>(TILE / 8); j += 2) {
-        uint32_t a[4] = {kva_pack<KV>(p[j][0], p[j][1]), kva_pack<KV>(p[j][2], p[j][3]),
-                         kva_pack<KV>(p[j + 1][0], p[j + 1][1]),
-                         kva_pack<KV>(p[j + 1][2], p[j + 1][3])};
-#pragma unroll
-        for (int d = 0; d < D; d += 16) {
-            uint32_t b[4];
-            kva_load_transposed(b, &v[j * 8 + lane % 16][d + lane / 16 * 8]);
-            kva_mma<KV>(to.a[d / 8], a, b[0], b[1]);
-            kva_mma<KV>(to.a[d / 8 + 1], a, b[2], b[3]);
-        }
-    }
-}
-
-/* Scores become probabilities relative to the running maximum; `to` is rescaled to it. position[i]:
- * of the lane's row g + 8 i. */
-template <int D>
-static __device__ void soften(state<D> &to, float (&s)[TILE / 8][4], const attend_params &p,
-                              uint64_t mask, uint32_t base, const uint32_t (&position)[2],
-                              uint32_t lane)
-{
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t first = p.window && position[i] >= p.window ? position[i] - p.window + 1 : 0;
-        float top = to.m[i];
-#pragma unroll
-        for (int j = 0; j < static_cast<int>(TILE / 4); j++) {
-            uint32_t slot = j / 2 * 8 + lane % 4 * 2 + j % 2, token = base + slot;
-            float &x = s[j / 2][2 * i + j % 2];
-            bool seen = (mask >> slot & 1) && token <= position[i] && token >= first;
-            x = seen ? x * p.scale : -INFINITY;
-            top = greater(top, x);
-        }
-        top = greater(top, __shfl_xor_sync(KVA_ALL, top, 1));
-        top = greater(top, __shfl_xor_sync(KVA_ALL, top, 2));
-        float keep = to.m[i] == -INFINITY ? 0.0f : __expf(to.m[i] - top), sum = 0.0f;
-#pragma unroll
-        for (int j = 0; j < static_cast<int>(TILE / 4); j++) {
-            float &x = s[j / 2][2 * i + j % 2];
-            x = x == -INFINITY ? 0.0f : __expf(x - top);
-            sum += x;
-        }
-        sum += __shfl_xor_sync(KVA_ALL, sum, 1);
-        sum += __shfl_xor_sync(KVA_ALL, sum, 2);
-        to.m[i] = top;
-        to.e[i] = fmaf(to.e[i], keep, sum);
-#pragma unroll
-        for (int j = 0; j < D / 8; j++) {
-            to.a[j][2 * i] *= keep;
-            to.a[j][2 * i + 1] *= keep;
-        }
-    }
-}
-
-template <int D> static __device__ void fold_split(state<D> &to, const state<D> &split)
-{
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        if (split.m[i] == -INFINITY)
-            continue;
-        float top, keep, add;
-        fold_scales(to.m[i], split.m[i], top, keep, add);
-#pragma unroll
-        for (int j = 0; j < D / 8; j++) {
-            to.a[j][2 * i] = fold(to.a[j][2 * i], keep, split.a[j][2 * i], add);
-            to.a[j][2 * i + 1] = fold(to.a[j][2 * i + 1], keep, split.a[j][2 * i + 1], add);
-        }
-        to.e[i] = fold(to.e[i], keep, split.e[i], add);
-        to.m[i] = top;
-    }
-}
-
-/* Where a pair's a, m and e are. */
-struct place {
-    float *a, *m, *e;
-};
-
-static __device__ place place_of(const attend_params &p, const item &work, uint32_t kv_head,
-                                 uint32_t pairs, uint32_t pair)
-{
-    if (work.partial != KVA_NONE) {
-        size_t at = (static_cast<size_t>(work.partial) * p.kv_heads + kv_head) * pairs + pair;
-        float *a = p.partials + at * (p.dim + 2);
-        return {a, a + p.dim, a + p.dim + 1};
-    }
-    uint32_t index = work.pair_first + pair;
-    size_t row = work.row_first + index / p.group;
-    size_t at = row * p.heads + kv_head * p.group + index % p.group;
-    return {p.out.a + at * p.dim, p.out.m + at, p.out.e + at};
-}
-
-/* Between a state and memory, for the lane's two pairs. */
-template <bool STORE, int D>
-static __device__ void move_state(state<D> &s, const attend_params &p, const item &work,
-                                  uint32_t kv_head, uint32_t pairs, uint32_t warp_pair,
-                                  uint32_t lane)
-{
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t pair = warp_pair + lane / 4 + 8 * i;
-        if (pair >= work.pair_count)
-            continue;
-        place at = place_of(p, work, kv_head, pairs, pair);
-#pragma unroll
-        for (int j = 0; j < D / 4; j++) {
-            uint32_t d = j / 2 * 8 + lane % 4 * 2 + j % 2;
-            float &x = s.a[j / 2][2 * i + j % 2];
-            if (d >= p.dim)
-                continue;
-            if (STORE)
-                at.a[d] = x + 0.0f; /* no negative zeros: a row alone has other ones */
-            else
-                x = at.a[d];
-        }
-        if (STORE && lane % 4 == 0) {
-            *at.m = s.m[i];
-            *at.e = s.e[i];
-        } else if (!STORE) {
-            s.m[i] = *at.m;
-            s.e[i] = *at.e;
-        }
-    }
-}
-
 /* --- the kernel ------------------------------------------------------------------------------- */
-
-template <typename KV, int D>
-static __device__ void load_queries(KV (*q)[D + PAD], const attend_params &p, const item &work,
-                                    uint32_t kv_head, uint32_t pairs)
-{
-    for (uint32_t i = threadIdx.x; i < pairs * D; i += blockDim.x) {
-        uint32_t pair = i / D, d = i % D, index = work.pair_first + pair;
-        float x = 0.0f;
-        if (pair < work.pair_count && d < p.dim) {
-            size_t head = kv_head * p.group + index % p.group;
-            size_t row = work.row_first + index / p.group;
-            x = kva_load(p.q, p.q_dtype, row * p.q_stride + head * p.dim + d);
-        }
-        q[pair][d] = kva_saturate<KV>(x);
-    }
-}
 
 template <typename KV, int D>
 static __global__ void __launch_bounds__(WARPS_MAX * 32) attend_kernel(attend_params p)
 {
+    const attend_shape &shape = p.shape;
     const uint32_t pairs = blockDim.x / 2, lane = threadIdx.x % KVA_WARP;
     const uint32_t warp_pair = threadIdx.x / KVA_WARP * 16, kv_head = blockIdx.y;
     const item work = p.items[blockIdx.x];
     const tile *tiles = p.tiles + work.tiles;
-    KVA_DYNAMIC_SHARED(unsigned char, shared);
-    stage<KV, D> *stages = reinterpret_cast<stage<KV, D> *>(shared);
+    KVA_DYNAMIC_SHARED(unsigned char, shared_bytes);
+    stage<KV, D> *stages = reinterpret_cast<stage<KV, D> *>(shared_bytes);
     KV(*q)[D + PAD] = reinterpret_cast<KV(*)[D + PAD]>(stages + STAGES);
     bool busy = warp_pair < work.pair_count;
 
-    uint32_t position[2];
+    uint32_t position[2], seen_first[2];
     for (uint32_t i = 0; i < 2; i++) {
         uint32_t pair = min(warp_pair + lane / 4 + 8 * i, work.pair_count - 1);
-        position[i] = work.position_first + (work.pair_first + pair) / p.group;
+        position[i] = work.position_first + (work.pair_first + pair) / shape.group;
+        bool cut = shape.window && position[i] >= shape.window;
+        seen_first[i] = cut ? position[i] - shape.window + 1 : 0;
     }
     state<D> total, split;
     total.clear();
     split.clear();
-    if (p.accumulate && work.partial == KVA_NONE && busy)
-        move_state<false>(total, p, work, kv_head, pairs, warp_pair, lane);
-    clear_padding(stages, p.dim);
-    load_queries<KV, D>(q, p, work, kv_head, pairs);
+    if (shape.accumulate && work.partial == KVA_NONE && busy)
+        move_state<false>(total, shape, work, kv_head, pairs, warp_pair, lane);
+    clear_padding(stages, shape.dim);
+    load_queries<KV, D>(q, shape, work, kv_head, pairs);
     tile next = {};
     if (work.tile_first < work.tile_end) {
         next = tiles[work.tile_first];
@@ -382,7 +122,11 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) attend_kernel(attend_pa
         if (busy && mask) {
             float s[TILE / 8][4];
             multiply_keys<KV, D>(s, q + warp_pair, here.k, lane);
-            soften(split, s, p, mask, t * TILE, position, lane);
+            soften(split, s, shape.scale, lane, [&](uint32_t slot, int i, float x) {
+                uint32_t token = t * TILE + slot;
+                bool seen = (mask >> slot & 1) && token <= position[i] && token >= seen_first[i];
+                return seen ? x : -INFINITY;
+            });
             multiply_values<KV, D>(split, s, here.v, lane);
         }
         if ((t + 1) % SPLIT_TILES == 0 || t + 1 == work.tile_end) {
@@ -392,53 +136,7 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) attend_kernel(attend_pa
         __syncthreads(); /* the stage may be written again */
     }
     if (busy)
-        move_state<true>(total, p, work, kv_head, pairs, warp_pair, lane);
-}
-
-/* Fold the splits of an item's pairs: one pair a warp. items[i].partial is the first split's place,
- * tile_end - tile_first the number of splits. */
-static __global__ void fold_kernel(attend_params p, const item *items, uint32_t pairs)
-{
-    const item work = items[blockIdx.x];
-    uint32_t kv_head = blockIdx.y, pair = blockIdx.z * blockDim.y + threadIdx.y;
-    if (pair >= work.pair_count)
-        return;
-    item result = work, from = work;
-    result.partial = KVA_NONE;
-    place out = place_of(p, result, kv_head, pairs, pair);
-    float m = p.accumulate ? *out.m : -INFINITY, e = p.accumulate ? *out.e : 0.0f;
-    float a[16];
-    for (uint32_t j = 0; j < 16; j++) {
-        uint32_t d = j * KVA_WARP + threadIdx.x;
-        a[j] = p.accumulate && d < p.dim ? out.a[d] : 0.0f;
-    }
-    for (uint32_t split = 0; split < work.tile_end - work.tile_first; split++) {
-        from.partial = work.partial + split;
-        place at = place_of(p, from, kv_head, pairs, pair);
-        float split_m = *at.m;
-        if (split_m == -INFINITY)
-            continue;
-        float top, keep, add;
-        fold_scales(m, split_m, top, keep, add);
-#pragma unroll
-        for (uint32_t j = 0; j < 16; j++) {
-            uint32_t d = j * KVA_WARP + threadIdx.x;
-            if (d < p.dim)
-                a[j] = fold(a[j], keep, at.a[d], add);
-        }
-        e = fold(e, keep, *at.e, add);
-        m = top;
-    }
-    __syncwarp();
-    for (uint32_t j = 0; j < 16; j++) {
-        uint32_t d = j * KVA_WARP + threadIdx.x;
-        if (d < p.dim)
-            out.a[d] = a[j] + 0.0f;
-    }
-    if (threadIdx.x == 0) {
-        *out.m = m;
-        *out.e = e;
-    }
+        move_state<true>(total, shape, work, kv_head, pairs, warp_pair, lane);
 }
 
 /* --- the plan --------------------------------------------------------------------------------- */
@@ -632,7 +330,7 @@ static void launch(struct kva_device *device, const struct plan *plan, const att
 {
     size_t shared_bytes = STAGES * sizeof(stage<KV, D>) + plan->pairs * (D + PAD) * sizeof(KV);
     kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend",
-                 {dim3(plan->item_count, params.kv_heads), plan->pairs * 2, shared_bytes},
+                 {dim3(plan->item_count, params.shape.kv_heads), plan->pairs * 2, shared_bytes},
                  attend_kernel<KV, D>, params);
 }
 
@@ -640,9 +338,9 @@ template <typename KV>
 static void launch_dim(struct kva_device *device, const struct plan *plan,
                        const attend_params &params)
 {
-    if (params.dim <= 64)
+    if (params.shape.dim <= 64)
         launch<KV, 64>(device, plan, params);
-    else if (params.dim <= 128)
+    else if (params.shape.dim <= 128)
         launch<KV, 128>(device, plan, params);
     else
         launch<KV, 256>(device, plan, params);
@@ -663,21 +361,23 @@ void kva_cuda_attend(struct kva_device *device, const struct kva_attend_args *ar
     if (plan.item_count == 0 || !send_plan(device, &plan))
         return;
     attend_params params = {};
-    params.q = args->q;
-    params.q_dtype = device->base.info.act;
-    params.out = args->out;
+    params.shape = {
+        .out = args->out,
+        .partials = static_cast<float *>(device->scratch),
+        .heads = args->heads,
+        .kv_heads = args->kv_heads,
+        .group = plan.group,
+        .dim = args->head_dim,
+        .window = args->window,
+        .scale = args->scale,
+        .accumulate = args->accumulate,
+        .q = args->q,
+        .q_dtype = device->base.info.act,
+        .q_stride = args->q_stride,
+    };
     params.tiles = plan.tiles;
     params.overflow = plan.overflow;
     params.items = plan.items;
-    params.partials = static_cast<float *>(device->scratch);
-    params.q_stride = args->q_stride;
-    params.heads = args->heads;
-    params.kv_heads = args->kv_heads;
-    params.group = plan.group;
-    params.dim = args->head_dim;
-    params.window = args->window;
-    params.scale = args->scale;
-    params.accumulate = args->accumulate;
     if (args->kv_dtype == KVA_F16)
         launch_dim<kva_f16>(device, &plan, params);
     else
@@ -685,5 +385,5 @@ void kva_cuda_attend(struct kva_device *device, const struct kva_attend_args *ar
     if (plan.fold_count > 0 && !kva_cuda_failed(device))
         kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend's folds",
                      {dim3(plan.fold_count, args->kv_heads, plan.pairs / 4), dim3(KVA_WARP, 4)},
-                     fold_kernel, params, plan.folds, plan.pairs);
+                     fold_kernel, params.shape, plan.folds, plan.pairs);
 }

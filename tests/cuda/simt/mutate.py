@@ -1,6 +1,6 @@
 """Writes the CUDA sources as C++ with deliberate defects that a test can switch on one at a time.
 
-    python3 mutate.py MUTATIONS OUTPUT.cpp SOURCE.cu...
+    python3 mutate.py MUTATIONS OUTPUT.cpp SOURCE...
 
 MUTATIONS is a text of blocks, separated by empty lines:
 
@@ -10,7 +10,7 @@ MUTATIONS is a text of blocks, separated by empty lines:
     + what replaces it while simt::mutation is the block's number; nothing: the statement is left out
 
 A replaced expression becomes `(simt::mutation == N ? (new) : (old))`; statements, which have a semicolon, become an if.
-Each source goes into a file next to OUTPUT, which holds the names.
+Sources go into .cpp files next to OUTPUT, which holds the names, headers into kernels/cuda there.
 """
 
 import pathlib
@@ -40,7 +40,11 @@ def main():
                 text = text.replace(old, f"{{ if (simt::mutation == {number}) {{ {new} }} else {{ {old} }} }}")
             else:
                 text = text.replace(old, f"(simt::mutation == {number} ? ({new}) : ({old}))")
-        out = names.with_name(source.stem + ".cpp")
+        if source.suffix == ".cu":
+            out = names.with_name(source.stem + ".cpp")
+        else:
+            out = names.parent / "kernels" / "cuda" / source.name  # found before the original
+            out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(f'#line 1 "{source.resolve()}"\n{text}')
     rows = ["none"] + [f"{file}: {name}" for _, name, file, _, _ in mutations]
     lines = "".join(f'    "{row}",\n' for row in rows)
