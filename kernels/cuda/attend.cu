@@ -100,7 +100,7 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) attend_kernel(attend_pa
     split.clear();
     if (shape.accumulate && work.partial == KVA_NONE && busy)
         move_state<false>(total, shape, work, kv_head, pairs, warp_pair, lane);
-    clear_padding(stages, shape.dim);
+    clear_padding(stages, STAGES, shape.dim);
     load_queries<KV, D>(q, shape, work, kv_head, pairs);
     tile next = {};
     if (work.tile_first < work.tile_end) {

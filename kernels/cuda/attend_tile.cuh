@@ -88,10 +88,10 @@ template <typename KV, int D> struct stage {
 
 /* Zero the elements that no copy writes: what pads the head dimension. */
 template <typename KV, int D>
-static __device__ void clear_padding(stage<KV, D> *stages, uint32_t dim)
+static __device__ void clear_padding(stage<KV, D> *stages, uint32_t count, uint32_t dim)
 {
     uint32_t rest = D - dim;
-    for (uint32_t i = threadIdx.x; rest > 0 && i < STAGES * 2 * TILE * rest; i += blockDim.x) {
+    for (uint32_t i = threadIdx.x; rest > 0 && i < count * 2 * TILE * rest; i += blockDim.x) {
         uint32_t row = i / rest, column = dim + i % rest;
         stage<KV, D> &to = stages[row / (2 * TILE)];
         (row / TILE % 2 ? to.v : to.k)[row % TILE][column].bits = 0;

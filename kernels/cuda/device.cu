@@ -35,6 +35,9 @@ const struct kva_ops kva_cuda_ops = {
     .glu = kva_cuda_glu,
     .kv_append = kva_cuda_kv_append,
     .attend = kva_cuda_attend,
+    .quantise = kva_cuda_quantise,
+    .attend_lowbit = kva_cuda_attend_lowbit,
+    .resolve = kva_cuda_resolve,
     .merge = kva_cuda_merge,
     .gather = kva_cuda_gather,
 };
@@ -521,6 +524,7 @@ static const struct kva_backend backend = {
     .free = cuda_free,
     .weight = cuda_weight,
     .copy = cuda_copy,
+    .fetch_hot = kva_cuda_fetch_hot,
     .sync = cuda_sync,
     .event_create = cuda_event_create,
     .event_destroy = cuda_event_destroy,

@@ -142,8 +142,19 @@ void kva_cuda_rope(struct kva_device *device, const struct kva_rope_args *args);
 void kva_cuda_glu(struct kva_device *device, const struct kva_glu_args *args);
 void kva_cuda_kv_append(struct kva_device *device, const struct kva_kv_append_args *args);
 void kva_cuda_attend(struct kva_device *device, const struct kva_attend_args *args);
+void kva_cuda_quantise(struct kva_device *device, const struct kva_quantise_args *args);
+void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args);
+void kva_cuda_resolve(struct kva_device *device, const struct kva_resolve_args *args);
+void kva_cuda_fetch_hot(struct kva_device *device, enum kva_queue queue, const struct kva_hot *hot,
+                        const void *const *pages, size_t page_offset_bytes, uint32_t kv_heads,
+                        uint32_t head_dim);
 void kva_cuda_merge(struct kva_device *device, const struct kva_merge_args *args);
 void kva_cuda_gather(struct kva_device *device, const struct kva_gather_args *args);
+
+/* Whether `op` can be run on such a format; fails the device where it cannot. */
+bool kva_cuda_check_lowbit(struct kva_device *device, const char *op,
+                           struct kva_lowbit_format format, uint32_t head_dim,
+                           enum kva_dtype kv_dtype);
 
 /* to[i] = from[i], between any two formats. */
 void kva_cuda_convert(struct kva_device *device, void *to, enum kva_dtype to_dtype,

@@ -96,6 +96,27 @@ __device__ __forceinline__ float kva_warp_sum(float x)
     return x;
 }
 
+/* Sum of `x` over the block's threads before this one; *total: over all. blockDim.x is a multiple of
+ * KVA_WARP; `parts` is shared memory, one number a warp. */
+static __device__ inline uint32_t kva_sum_before(uint32_t x, uint32_t *parts, uint32_t *total)
+{
+    uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP, sum = x, before = 0;
+    for (uint32_t delta = 1; delta < KVA_WARP; delta *= 2) {
+        uint32_t other = __shfl_up_sync(KVA_ALL, sum, delta);
+        sum += lane >= delta ? other : 0;
+    }
+    __syncthreads(); /* the parts of the call before have been read */
+    if (lane == KVA_WARP - 1)
+        parts[warp] = sum;
+    __syncthreads();
+    *total = 0;
+    for (uint32_t i = 0; i < blockDim.x / KVA_WARP; i++) {
+        before += i < warp ? parts[i] : 0;
+        *total += parts[i];
+    }
+    return before + sum - x;
+}
+
 /* Call `fn<T>(...)` for the activations' format. */
 #define KVA_BY_FORMAT(dtype, fn, ...)                                                              \
     ((dtype) == KVA_F32   ? fn<float>(__VA_ARGS__)                                                 \

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 /* --- random numbers and formats --------------------------------------------------------------- */
 
@@ -202,6 +204,8 @@ static void count_case(struct check *check, const char *name, bool good, const c
 {
     check->passed += good;
     check->failed += !good;
+    if (!good && check->quiet)
+        _exit(1); /* of a mutation's process: it has been noticed */
     if (!good && !check->quiet && check->failed <= 20)
         printf("FAILED %s (%s): %s: %s\n", check->op, kva_dtype_name(check->act), name, reason);
 }
@@ -264,7 +268,8 @@ static const struct {
 } parts[] = {{"device", check_device},
              {"rows", check_rows},
              {"linear", check_linear},
-             {"attend", check_attend}};
+             {"attend", check_attend},
+             {"lowbit", check_lowbit}};
 
 static void run_parts(struct check *check, const char *only, uint64_t seed)
 {
@@ -275,25 +280,40 @@ static void run_parts(struct check *check, const char *only, uint64_t seed)
     }
 }
 
+/* Run the part of the checks that is about the mutated file, in a process of its own: a defect may
+ * end it. */
+static bool notices(struct check *check, int mutation, uint64_t seed)
+{
+    const char *of = check->simt->mutation_names[mutation];
+    int code = 0;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        check->quiet = true;
+        (void)!freopen("/dev/null", "w", stderr);
+        /* "rows.cu: ..." is for the part "rows"; files of no part are low-bit's. */
+        if (strncmp(of, "hot", 3) == 0 || strncmp(of, "quantise", 8) == 0 ||
+            strncmp(of, "select", 6) == 0)
+            of = "lowbit";
+        check->simt->set_mutation(mutation);
+        for (uint64_t round = 0; round < 4; round++) {
+            check->simt->set_seed(seed + round);
+            for (size_t i = 0; i < KVA_COUNT_OF(parts); i++) {
+                if (strncmp(of, parts[i].name, strlen(parts[i].name)) == 0)
+                    run_parts(check, parts[i].name, seed + round);
+            }
+        }
+        _exit(0);
+    }
+    return child > 0 && waitpid(child, &code, 0) == child && code != 0;
+}
+
 /* Every mutation of the kernels must make some check fail. */
 static int run_mutations(struct check *check, uint64_t seed)
 {
     int missed = 0;
-    check->quiet = true;
     for (int mutation = 1; mutation <= check->simt->mutation_count; mutation++) {
-        uint32_t before = check->failed;
-        for (uint64_t round = 0; round < 4 && check->failed == before; round++) {
-            check->simt->set_seed(seed + round);
-            check->simt->set_mutation(mutation);
-            for (size_t i = 0; i < KVA_COUNT_OF(parts); i++) {
-                /* "rows.cu: ..." is for the part "rows". */
-                size_t length = strlen(parts[i].name);
-                if (strncmp(check->simt->mutation_names[mutation], parts[i].name, length) == 0)
-                    run_parts(check, parts[i].name, seed + round);
-            }
-        }
-        check->simt->set_mutation(0);
-        bool caught = check->failed > before;
+        bool caught = notices(check, mutation, seed);
         printf("%s %s\n", caught ? "caught" : "MISSED", check->simt->mutation_names[mutation]);
         missed += !caught;
     }

@@ -90,5 +90,6 @@ void check_device(struct check *check);
 void check_rows(struct check *check);
 void check_linear(struct check *check);
 void check_attend(struct check *check);
+void check_lowbit(struct check *check);
 
 #endif

@@ -229,7 +229,7 @@ static void check_model(const char *module, const char *path, enum kva_dtype act
     run->prompt_tokens = kva_min_u32(prompt_tokens, context - run->output_tokens);
     fill_run(run, cpu.model, seed);
     const char *tail = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
-    for (int policy = 0; policy < KVA_KV_KIVI; policy++) {
+    for (int policy = 0; policy < KVA_KV_POLICY_COUNT; policy++) {
         run->kv = kva_kv_choice_default((enum kva_kv_policy_id)policy);
         run->kv.plain = 0; /* low bits from the first page on */
         run->kv.window = kva_min_u32(run->kv.window, 64);

@@ -303,19 +303,23 @@ static void run_block(size_t shared_bytes)
                            i / block_size.x / block_size.y};
     }
     while (alive > 0) {
-        /* Sweep over the threads from a random one on, with a random odd step: every order of the
-         * few threads that matter comes up, at little cost. */
+        /* Sweep over the threads, or over the warps and their lanes in order, from a random one on
+         * with a random odd step: every order of the few that matter comes up, at little cost. */
+        unsigned width = random_below(2) ? WARP : 1, count = (fiber_count + width - 1) / width;
         unsigned span = 1;
-        while (span < fiber_count)
+        while (span < count)
             span *= 2;
         unsigned at = random_below(span), step = random_below(span) | 1;
         bool progress = false;
-        for (unsigned i = 0; i < span; i++, at = (at + step) & (span - 1)) {
-            if (at >= fiber_count || fibers[at].state != fiber::READY)
+        for (unsigned i = 0; i < span * width; i++) {
+            unsigned index = at * width + i % width;
+            if (i % width == width - 1)
+                at = (at + step) & (span - 1);
+            if (index >= fiber_count || fibers[index].state != fiber::READY)
                 continue;
-            running = at;
-            thread_index = fibers[at].index;
-            enter(fibers[at]);
+            running = index;
+            thread_index = fibers[index].index;
+            enter(fibers[index]);
             progress = true;
         }
         if (alive > 0 && at_barrier == alive) {

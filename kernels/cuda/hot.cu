@@ -1,0 +1,218 @@
+/* Hot rows: which slots the chosen rows take (resolve), and how they get there (fetch). One KV head
+ * of one sequence by one block of threads. Ranks are found by counting: slots are few. */
+#include "kernels/cuda/number.cuh"
+
+#define THREADS 256u
+
+/* One KV head's part of a kva_hot. */
+struct head {
+    uint32_t *tokens, *used, *order, *count, *chosen, *missing;
+    uint32_t slots, pinned, k;
+};
+
+static __device__ head head_of(const struct kva_hot &hot, uint32_t kv_head)
+{
+    size_t slot = static_cast<size_t>(kv_head) * hot.slots;
+    return {hot.tokens + slot,  hot.used + slot,
+            hot.order + slot,   hot.count + kv_head,
+            hot.chosen + static_cast<size_t>(kv_head) * hot.k,
+            hot.missing + slot, hot.slots,
+            hot.pinned,         hot.k};
+}
+
+/* The first of chosen[0 .. count), which ascend, that is not below `token`. */
+static __device__ uint32_t find_chosen(const head &h, uint32_t count, uint32_t token)
+{
+    uint32_t low = 0, high = count;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (h.chosen[middle] < token)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Chosen rows that are in a slot are marked; order[0 .. return) = the others' positions, ascending.
+ */
+static __device__ uint32_t find_absent(const head &h, uint32_t chosen, uint32_t stamp,
+                                       uint32_t *parts)
+{
+    for (uint32_t i = threadIdx.x; i < chosen; i += THREADS)
+        h.missing[i] = 1;
+    __syncthreads();
+    for (uint32_t slot = h.pinned + threadIdx.x; slot < h.slots; slot += THREADS) {
+        uint32_t token = h.tokens[slot], at = find_chosen(h, chosen, token);
+        if (token == KVA_NO_TOKEN || at == chosen || h.chosen[at] != token)
+            continue;
+        h.used[slot] = stamp;
+        h.missing[at] = 0;
+    }
+    __syncthreads();
+    uint32_t absent = 0;
+    for (uint32_t base = 0; base < chosen; base += THREADS) {
+        uint32_t i = base + threadIdx.x, total;
+        uint32_t wanted = i < chosen ? h.missing[i] : 0;
+        uint32_t before = kva_sum_before(wanted, parts, &total);
+        if (wanted)
+            h.order[absent + before] = h.chosen[i];
+        absent += total;
+    }
+    __syncthreads();
+    return absent;
+}
+
+/* Which of two free slots was wanted longer ago. */
+static __device__ bool goes_first(const head &h, uint32_t a, uint32_t b)
+{
+    uint32_t used_a = h.tokens[a] == KVA_NO_TOKEN ? 0 : h.used[a];
+    uint32_t used_b = h.tokens[b] == KVA_NO_TOKEN ? 0 : h.used[b];
+    return used_a < used_b || (used_a == used_b && a < b);
+}
+
+/* missing[0 .. count) = the slots that take the positions order[0 .. count). */
+static __device__ void take_slots(const head &h, uint32_t count, uint32_t stamp)
+{
+    for (uint32_t slot = h.pinned + threadIdx.x; slot < h.slots; slot += THREADS) {
+        uint32_t rank = 0;
+        if (h.used[slot] == stamp)
+            continue;
+        for (uint32_t other = h.pinned; other < h.slots && rank < count; other++)
+            rank += h.used[other] != stamp && goes_first(h, other, slot);
+        if (rank < count)
+            h.missing[rank] = slot;
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < count; i += THREADS) {
+        uint32_t slot = h.missing[i];
+        h.tokens[slot] = h.order[i];
+        h.used[slot] = stamp;
+    }
+}
+
+/* All chosen rows anew, in the first slots; nothing else stays. */
+static __device__ void take_all(const head &h, uint32_t chosen, uint32_t stamp)
+{
+    for (uint32_t slot = h.pinned + threadIdx.x; slot < h.slots; slot += THREADS) {
+        uint32_t i = slot - h.pinned;
+        h.tokens[slot] = i < chosen ? h.chosen[i] : KVA_NO_TOKEN;
+        h.used[slot] = i < chosen ? stamp : 0;
+        if (i < chosen)
+            h.missing[i] = slot;
+    }
+}
+
+static __device__ bool attends(const head &h, uint32_t slot, uint32_t stamp, bool all)
+{
+    return h.tokens[slot] != KVA_NO_TOKEN && (slot < h.pinned || all || h.used[slot] == stamp);
+}
+
+/* order and count: the slots that attend, by position. */
+static __device__ void put_in_order(const head &h, uint32_t stamp, bool all, uint32_t *parts)
+{
+    uint32_t own = 0, total;
+    for (uint32_t slot = threadIdx.x; slot < h.slots; slot += THREADS) {
+        uint32_t rank = 0;
+        if (!attends(h, slot, stamp, all))
+            continue;
+        own++;
+        for (uint32_t other = 0; other < h.slots; other++)
+            rank += h.tokens[other] < h.tokens[slot] && attends(h, other, stamp, all);
+        h.order[rank] = slot;
+    }
+    (void)kva_sum_before(own, parts, &total);
+    if (threadIdx.x == 0)
+        *h.count = total;
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    resolve_kernel(const struct kva_hot *hots, uint32_t stamp, bool resident, bool keep)
+{
+    __shared__ uint32_t parts[THREADS / KVA_WARP];
+    const struct kva_hot hot = hots[blockIdx.x];
+    const head h = head_of(hot, blockIdx.y);
+    for (uint32_t slot = threadIdx.x; slot < h.pinned; slot += THREADS)
+        h.tokens[slot] = slot;
+    uint32_t chosen = find_chosen(h, h.k, KVA_NO_TOKEN), missing = chosen;
+    if (keep) {
+        missing = find_absent(h, chosen, stamp, parts);
+        take_slots(h, missing, stamp);
+    } else {
+        take_all(h, chosen, stamp);
+    }
+    for (uint32_t i = missing + threadIdx.x; i < h.slots; i += THREADS)
+        h.missing[i] = KVA_NO_TOKEN;
+    __syncthreads(); /* every slot has its token */
+    put_in_order(h, stamp, resident, parts);
+    if (threadIdx.x == 0) {
+        unsigned long long *hits = reinterpret_cast<unsigned long long *>(hot.hits);
+        atomicAdd(&hits[0], static_cast<unsigned long long>(chosen - missing));
+        atomicAdd(&hits[1], static_cast<unsigned long long>(missing));
+    }
+}
+
+void kva_cuda_resolve(struct kva_device *device, const struct kva_resolve_args *args)
+{
+    if (args->count == 0 || !kva_cuda_enter(device))
+        return;
+    struct kva_hot *hots =
+        static_cast<kva_hot *>(kva_cuda_stage(device, args->count * sizeof(struct kva_hot)));
+    for (uint32_t i = 0; i < args->count && hots; i++) {
+        hots[i] = *args->hots[i];
+        if (hots[i].slots < static_cast<size_t>(hots[i].pinned) + hots[i].k)
+            kva_cuda_fail(device, "resolve: %u slots cannot hold %u pinned and %u chosen rows",
+                          hots[i].slots, hots[i].pinned, hots[i].k);
+    }
+    if (args->stamp == 0)
+        kva_cuda_fail(device, "resolve: the stamp must be greater than 0");
+    if (!hots || kva_cuda_failed(device))
+        return;
+    const struct kva_hot *sent = static_cast<const kva_hot *>(
+        kva_cuda_send(device, hots, args->count * sizeof(struct kva_hot)));
+    if (sent)
+        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "resolve",
+                     {dim3(args->count, args->kv_heads), THREADS}, resolve_kernel, sent,
+                     args->stamp, args->mode == KVA_HOT_RESIDENT, args->keep);
+}
+
+/* --- fetch ------------------------------------------------------------------------------------ */
+
+/* One row a warp, 16 bytes a lane: rows of pinned host memory are read where they lie. Several
+ * rows' addresses are found before the first is waited for. */
+static __global__ void __launch_bounds__(THREADS)
+    fetch_kernel(struct kva_hot hot, const void *const *pages, size_t offset, uint32_t dim)
+{
+    const head h = head_of(hot, blockIdx.x);
+    const uint32_t lane = threadIdx.x % KVA_WARP, warps = gridDim.y * (THREADS / KVA_WARP);
+    const uint32_t pieces = dim / 4; /* of 16 bytes in a row of K and V */
+    uint4 *rows = static_cast<uint4 *>(hot.rows) + static_cast<size_t>(blockIdx.x) * h.slots * pieces;
+    for (uint32_t i = blockIdx.y * (THREADS / KVA_WARP) + threadIdx.x / KVA_WARP; i < h.slots;
+         i += warps) {
+        uint32_t slot = h.missing[i];
+        if (slot == KVA_NO_TOKEN)
+            return;
+        uint32_t token = h.tokens[slot];
+        const unsigned char *page = static_cast<const unsigned char *>(pages[token / KVA_PAGE_TOKENS]);
+        size_t row = static_cast<size_t>(blockIdx.x) * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS;
+        const uint4 *from = reinterpret_cast<const uint4 *>(page + offset) + row * pieces;
+        for (uint32_t j = lane; j < pieces; j += KVA_WARP)
+            rows[static_cast<size_t>(slot) * pieces + j] = from[j];
+    }
+}
+
+void kva_cuda_fetch_hot(struct kva_device *device, enum kva_queue queue, const struct kva_hot *hot,
+                        const void *const *pages, size_t page_offset_bytes, uint32_t kv_heads,
+                        uint32_t head_dim)
+{
+    if (!kva_cuda_enter(device))
+        return;
+    if (head_dim % 4 != 0 || page_offset_bytes % 16 != 0) {
+        kva_cuda_fail(device, "fetch_hot: rows of head_dim %u at offset %zu are not aligned to 16",
+                      head_dim, page_offset_bytes);
+        return;
+    }
+    /* Two blocks a KV head keep the link busy without taking many of the GPU's processors. */
+    kva_cuda_run(device, queue, "fetch_hot", {dim3(kv_heads, 2), THREADS}, fetch_kernel, *hot,
+                 pages, page_offset_bytes, head_dim);
+}

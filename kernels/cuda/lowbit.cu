@@ -1,0 +1,497 @@
+/* attend_lowbit: partial attention over low-bit pages and hot rows (attend_tile.cuh).
+ *
+ * A tile's codes become f16 numbers in shared memory, zero + scale * code, once for all pairs of the
+ * block; from there it is attention over 16-bit tiles. Hot rows are gathered into such tiles, in
+ * ascending position. The scores of selecting rows go to the caller's scratch memory, where
+ * select.cu reads them: [head][position] per selecting sequence, each position written by the pass
+ * that saw it. */
+#include "kernels/cuda/attend_tile.cuh"
+#include "kernels/cuda/lowbit_block.cuh"
+#include "kernels/cuda/select.cuh"
+
+struct lowbit_params {
+    attend_shape shape;
+    const item *items;
+    const lowbit_seq *seqs;
+    const void *const *blocks;
+    size_t block_offset;
+    enum kva_dtype kv_dtype; /* of hot rows */
+    uint32_t bits;
+    uint32_t group_tokens; /* tokens, or channels, of a quantisation group */
+    lowbit_layout layout;
+};
+
+/* --- tiles ------------------------------------------------------------------------------------ */
+
+static __device__ __forceinline__ float f16_at(const unsigned char *from, uint32_t index)
+{
+    return kva_to_f32(reinterpret_cast<const kva_f16 *>(from)[index]);
+}
+
+/* The code of bit `bit` of every plane's byte `index`. */
+static __device__ __forceinline__ uint32_t spread(const unsigned char *codes, uint32_t plane_bytes,
+                                                  uint32_t index, uint32_t bits, uint32_t *planes)
+{
+    for (uint32_t b = 0; b < bits; b++)
+        planes[b] = codes[b * plane_bytes + index];
+    return bits;
+}
+
+static __device__ __forceinline__ float code_of(const uint32_t *planes, uint32_t bits, uint32_t bit)
+{
+    uint32_t code = 0;
+#pragma unroll
+    for (uint32_t b = 0; b < 4; b++) {
+        if (b < bits)
+            code |= (planes[b] >> bit & 1u) << b;
+    }
+    return static_cast<float>(code);
+}
+
+/* A byte of a key plane: channels 4 i .. 4 i + 3 of tokens t and t + 1. */
+template <int D>
+static __device__ void decode_keys(kva_f16 (*k)[D + PAD], const lowbit_params &p,
+                                   const unsigned char *page)
+{
+    const uint32_t dim = p.shape.dim, bytes = TILE / 2;
+    for (uint32_t i = threadIdx.x; i < dim / 4 * bytes; i += blockDim.x) {
+        uint32_t channel = i / bytes * 4, token = i % bytes * 2, planes[4] = {0, 0, 0, 0};
+        uint32_t at = token / p.group_tokens * dim + channel;
+        spread(page + p.layout.k_codes, p.layout.plane_bytes, i, p.bits, planes);
+        float x[8];
+#pragma unroll
+        for (uint32_t c = 0; c < 4; c++) {
+            float scale = f16_at(page + p.layout.k_scale, at + c);
+            float zero = f16_at(page + p.layout.k_zero, at + c);
+            x[c] = fmaf(scale, code_of(planes, p.bits, c), zero);
+            x[4 + c] = fmaf(scale, code_of(planes, p.bits, 4 + c), zero);
+        }
+#pragma unroll
+        for (uint32_t t = 0; t < 2; t++) {
+            uint32_t *to = reinterpret_cast<uint32_t *>(&k[token + t][channel]);
+            to[0] = kva_pack<kva_f16>(x[4 * t], x[4 * t + 1]);
+            to[1] = kva_pack<kva_f16>(x[4 * t + 2], x[4 * t + 3]);
+        }
+    }
+}
+
+/* A byte of a value plane: tokens 4 i .. 4 i + 3 of channels c and c + 1. */
+template <int D>
+static __device__ void decode_values(kva_f16 (*v)[D + PAD], const lowbit_params &p,
+                                     const unsigned char *page)
+{
+    const uint32_t dim = p.shape.dim, bytes = dim / 2;
+    for (uint32_t i = threadIdx.x; i < TILE / 4 * bytes; i += blockDim.x) {
+        uint32_t token = i / bytes * 4, channel = i % bytes * 2, planes[4] = {0, 0, 0, 0};
+        uint32_t at = channel / p.group_tokens * TILE + token;
+        spread(page + p.layout.v_codes, p.layout.plane_bytes, i, p.bits, planes);
+#pragma unroll
+        for (uint32_t t = 0; t < 4; t++) {
+            float scale = f16_at(page + p.layout.v_scale, at + t);
+            float zero = f16_at(page + p.layout.v_zero, at + t);
+            *reinterpret_cast<uint32_t *>(&v[token + t][channel]) =
+                kva_pack<kva_f16>(fmaf(scale, code_of(planes, p.bits, t), zero),
+                                  fmaf(scale, code_of(planes, p.bits, 4 + t), zero));
+        }
+    }
+}
+
+/* Hot rows first .. first + TILE - 1 in ascending position; those beyond `count` become zero. */
+template <int D>
+static __device__ void gather_hot(stage<kva_f16, D> &to, uint32_t *positions,
+                                  const lowbit_params &p, const struct kva_hot &hot,
+                                  uint32_t kv_head, uint32_t first, uint32_t count)
+{
+    const uint32_t dim = p.shape.dim;
+    const size_t head = static_cast<size_t>(kv_head) * hot.slots;
+    for (uint32_t i = threadIdx.x; i < TILE * 2 * dim; i += blockDim.x) {
+        uint32_t row = i / (2 * dim), at = i % (2 * dim);
+        float x = 0.0f;
+        if (first + row < count) {
+            uint32_t slot = hot.order[head + first + row];
+            x = kva_load(hot.rows, p.kv_dtype, (head + slot) * 2 * dim + at);
+            if (at == 0)
+                positions[row] = hot.tokens[head + slot];
+        }
+        (at < dim ? to.k[row][at] : to.v[row][at - dim]) = kva_saturate<kva_f16>(x);
+    }
+}
+
+/* masks[i] = the tokens of tile i of the split that no hot row replaces; complete after the next
+ * barrier. */
+static __device__ void find_present(unsigned long long *masks, const lowbit_seq &seq,
+                                    uint32_t kv_head, uint32_t split)
+{
+    if (threadIdx.x < SPLIT_TILES)
+        masks[threadIdx.x] = ~0ull;
+    __syncthreads();
+    if (seq.has_hot) {
+        const size_t head = static_cast<size_t>(kv_head) * seq.hot.slots;
+        for (uint32_t i = threadIdx.x; i < seq.hot.count[kv_head]; i += blockDim.x) {
+            uint32_t token = seq.hot.tokens[head + seq.hot.order[head + i]];
+            if (token / KVA_ATTEND_SPLIT_TOKENS == split)
+                atomicAnd(&masks[token / TILE % SPLIT_TILES], ~(1ull << token % TILE));
+        }
+    }
+}
+
+/* --- the kernel ------------------------------------------------------------------------------- */
+
+template <int D>
+static __global__ void __launch_bounds__(WARPS_MAX * 32) lowbit_kernel(lowbit_params p)
+{
+    __shared__ unsigned long long masks[SPLIT_TILES];
+    __shared__ uint32_t positions[TILE];
+    const attend_shape &shape = p.shape;
+    const uint32_t pairs = blockDim.x / 2, lane = threadIdx.x % KVA_WARP;
+    const uint32_t warp_pair = threadIdx.x / KVA_WARP * 16, kv_head = blockIdx.y;
+    const item work = p.items[blockIdx.x];
+    const lowbit_seq &seq = p.seqs[work.seq];
+    KVA_DYNAMIC_SHARED(unsigned char, shared_bytes);
+    stage<kva_f16, D> &here = *reinterpret_cast<stage<kva_f16, D> *>(shared_bytes);
+    kva_f16(*q)[D + PAD] = reinterpret_cast<kva_f16(*)[D + PAD]>(&here + 1);
+    bool busy = warp_pair < work.pair_count;
+
+    uint32_t seen_first[2];
+    float *scores[2]; /* of the lane's rows; NULL: of no interest */
+    for (uint32_t i = 0; i < 2; i++) {
+        uint32_t pair = work.pair_first + min(warp_pair + lane / 4 + 8 * i, work.pair_count - 1);
+        uint32_t row = pair / shape.group, position = work.position_first + row;
+        bool cut = shape.window && position >= shape.window;
+        seen_first[i] = cut ? position - shape.window + 1 : 0;
+        size_t head = kv_head * shape.group + pair % shape.group;
+        bool own = warp_pair + lane / 4 + 8 * i < work.pair_count;
+        scores[i] = own && seq.scores && row == seq.select_row
+                        ? seq.scores + head * seq.page_count * TILE
+                        : nullptr;
+    }
+    state<D> total, split;
+    total.clear();
+    split.clear();
+    clear_padding(&here, 1, shape.dim);
+    load_queries<kva_f16, D>(q, shape, work, kv_head, pairs);
+    for (uint32_t t = work.tile_first; t < work.tile_end; t++) {
+        const unsigned char *page = static_cast<const unsigned char *>(p.blocks[seq.block_first + t]) +
+                                    p.block_offset + kv_head * p.layout.head_bytes;
+        if (t == work.tile_first || t % SPLIT_TILES == 0)
+            find_present(masks, seq, kv_head, t / SPLIT_TILES);
+        decode_keys<D>(here.k, p, page);
+        decode_values<D>(here.v, p, page);
+        __syncthreads(); /* the tile is decoded */
+        const uint64_t mask = masks[t % SPLIT_TILES];
+        if (busy && mask) {
+            float s[TILE / 8][4];
+            multiply_keys<kva_f16, D>(s, q + warp_pair, here.k, lane);
+            soften(split, s, shape.scale, lane, [&](uint32_t slot, int i, float x) {
+                uint32_t token = t * TILE + slot;
+                if (!(mask >> slot & 1))
+                    return -INFINITY;
+                if (scores[i])
+                    scores[i][token] = x;
+                return token >= seen_first[i] ? x : -INFINITY;
+            });
+            multiply_values<kva_f16, D>(split, s, here.v, lane);
+        }
+        if ((t + 1) % SPLIT_TILES == 0 || t + 1 == work.tile_end) {
+            fold_split(total, split);
+            split.clear();
+        }
+        __syncthreads(); /* the next tile may be decoded */
+    }
+    const uint32_t hot_count = seq.has_hot ? seq.hot.count[kv_head] : 0;
+    for (uint32_t t = work.hot_first; t < work.hot_end && t * TILE < hot_count; t++) {
+        gather_hot<D>(here, positions, p, seq.hot, kv_head, t * TILE, hot_count);
+        __syncthreads();
+        if (busy) {
+            float s[TILE / 8][4];
+            multiply_keys<kva_f16, D>(s, q + warp_pair, here.k, lane);
+            soften(split, s, shape.scale, lane, [&](uint32_t slot, int i, float x) {
+                if (t * TILE + slot >= hot_count)
+                    return -INFINITY;
+                uint32_t token = positions[slot];
+                if (scores[i] && token < seq.page_count * TILE)
+                    scores[i][token] = x;
+                return token >= seen_first[i] ? x : -INFINITY;
+            });
+            multiply_values<kva_f16, D>(split, s, here.v, lane);
+        }
+        if ((t + 1) % SPLIT_TILES == 0 || t + 1 == work.hot_end || (t + 1) * TILE >= hot_count) {
+            fold_split(total, split);
+            split.clear();
+        }
+        __syncthreads();
+    }
+    if (busy)
+        move_state<true>(total, shape, work, kv_head, pairs, warp_pair, lane);
+}
+
+/* --- the plan --------------------------------------------------------------------------------- */
+
+struct plan {
+    const struct kva_attend_lowbit_args *args;
+    uint32_t seq_first, seq_end; /* whose turn it is */
+    uint32_t group;
+    uint32_t pairs;
+    bool wide;
+    uint32_t item_count, fold_count, partial_count, select_count;
+    item *items; /* NULL: only counted */
+    item *folds;
+    lowbit_seq *seqs;
+    uint32_t *selecting; /* indices of the sequences that select */
+};
+
+static bool selects(const struct kva_lowbit_seq *seq)
+{
+    return seq->hot && seq->select_row < seq->row_count;
+}
+
+static size_t score_floats(const struct plan *plan, const struct kva_lowbit_seq *seq)
+{
+    return selects(seq) ? static_cast<size_t>(plan->args->heads) * seq->page_count * TILE : 0;
+}
+
+static void add_item(struct plan *plan, const item &work)
+{
+    if (plan->items)
+        plan->items[plan->item_count] = work;
+    plan->item_count++;
+}
+
+/* The pairs [pair, pair_end) of a sequence: one item, or one for each split. */
+static void add_pairs(struct plan *plan, const struct kva_lowbit_seq *seq, item work)
+{
+    uint32_t window = plan->args->window;
+    uint32_t position = seq->position_first + work.pair_first / plan->group;
+    uint32_t first = window > 0 && position >= window ? (position - window + 1) / TILE : 0;
+    uint32_t slots = seq->hot ? seq->hot->slots : 0;
+    work.tile_first = kva_min_u32(first, seq->page_count);
+    work.tile_end = seq->page_count;
+    work.hot_end = kva_blocks(slots, TILE);
+    uint32_t split_first = work.tile_first / SPLIT_TILES;
+    uint32_t split_end = kva_blocks(work.tile_end, SPLIT_TILES);
+    uint32_t hot_splits = kva_blocks(slots, KVA_ATTEND_SPLIT_TOKENS);
+    if (!plan->wide || split_end - split_first + hot_splits < 2) {
+        add_item(plan, work);
+        return;
+    }
+    if (plan->folds) {
+        item &fold = plan->folds[plan->fold_count];
+        fold = work;
+        fold.partial = plan->partial_count;
+        fold.tile_first = 0;
+        fold.tile_end = split_end - split_first + hot_splits;
+    }
+    plan->fold_count++;
+    item part = work;
+    part.hot_end = 0;
+    for (uint32_t split = split_first; split < split_end; split++) {
+        part.tile_first = kva_max_u32(work.tile_first, split * SPLIT_TILES);
+        part.tile_end = kva_min_u32(work.tile_end, (split + 1) * SPLIT_TILES);
+        part.partial = plan->partial_count++;
+        add_item(plan, part);
+    }
+    part.tile_first = part.tile_end = 0;
+    for (uint32_t split = 0; split < hot_splits; split++) {
+        part.hot_first = split * SPLIT_TILES;
+        part.hot_end = kva_min_u32(work.hot_end, (split + 1) * SPLIT_TILES);
+        part.partial = plan->partial_count++;
+        add_item(plan, part);
+    }
+}
+
+static void walk(struct plan *plan)
+{
+    const struct kva_attend_lowbit_args *args = plan->args;
+    float *scores = static_cast<float *>(args->scratch);
+    plan->item_count = plan->fold_count = plan->partial_count = plan->select_count = 0;
+    for (uint32_t s = plan->seq_first; s < plan->seq_end; s++) {
+        const struct kva_lowbit_seq *seq = &args->seqs[s];
+        uint32_t pair_count = seq->row_count * plan->group;
+        if (plan->seqs) {
+            lowbit_seq &to = plan->seqs[s - plan->seq_first];
+            to = {};
+            to.block_first = seq->block_first;
+            to.page_count = seq->page_count;
+            to.select_row = seq->select_row;
+            to.row = seq->row_first + seq->select_row;
+            to.position = seq->position_first + seq->select_row;
+            to.scores = selects(seq) ? scores : nullptr;
+            to.has_hot = seq->hot != nullptr;
+            if (seq->hot)
+                to.hot = *seq->hot;
+        }
+        if (selects(seq) && plan->selecting)
+            plan->selecting[plan->select_count] = s - plan->seq_first;
+        plan->select_count += selects(seq);
+        scores += score_floats(plan, seq);
+        for (uint32_t pair = 0; pair < pair_count; pair += plan->pairs) {
+            item work = {};
+            work.row_first = seq->row_first;
+            work.position_first = seq->position_first;
+            work.pair_first = pair;
+            work.pair_count = kva_min_u32(plan->pairs, pair_count - pair);
+            work.partial = KVA_NONE;
+            work.seq = s - plan->seq_first;
+            add_pairs(plan, seq, work);
+        }
+    }
+}
+
+/* As in attend.cu: side by side where whole items would leave a part of the GPU idle. */
+static void choose_width(struct plan *plan, const struct kva_device *device)
+{
+    const struct kva_attend_lowbit_args *args = plan->args;
+    plan->wide = false;
+    walk(plan);
+    if (plan->item_count * args->kv_heads >= 4u * static_cast<uint32_t>(device->sm_count))
+        return;
+    plan->wide = true;
+    walk(plan);
+    size_t bytes = static_cast<size_t>(plan->partial_count) * args->kv_heads * plan->pairs *
+                   (args->head_dim + 2) * sizeof(float);
+    if (bytes <= KVA_CUDA_SCRATCH_BYTES)
+        return;
+    plan->wide = false;
+    walk(plan);
+}
+
+/* Sequences from plan->seq_first on whose scores fit into the caller's scratch memory together. */
+static void take_seqs(struct plan *plan)
+{
+    size_t fit = plan->args->scratch_bytes / sizeof(float);
+    for (plan->seq_end = plan->seq_first; plan->seq_end < plan->args->seq_count; plan->seq_end++) {
+        size_t need = score_floats(plan, &plan->args->seqs[plan->seq_end]);
+        if (need > fit)
+            return;
+        fit -= need;
+    }
+}
+
+/* Fill the plan in the ring and send it; the addresses become the device's. */
+static bool send_plan(struct kva_device *device, struct plan *plan)
+{
+    size_t seqs = (plan->seq_end - plan->seq_first) * sizeof(lowbit_seq);
+    size_t items = (static_cast<size_t>(plan->item_count) + plan->fold_count) * sizeof(item);
+    size_t bytes = seqs + items + plan->select_count * sizeof(uint32_t);
+    void *staged = kva_cuda_stage(device, bytes);
+    if (!staged)
+        return false;
+    const void *base = staged;
+    for (int pass = 0; pass < 2; pass++) {
+        unsigned char *at = static_cast<unsigned char *>(const_cast<void *>(base));
+        plan->seqs = reinterpret_cast<lowbit_seq *>(at);
+        plan->items = reinterpret_cast<item *>(at + seqs);
+        plan->folds = plan->items + plan->item_count;
+        plan->selecting = reinterpret_cast<uint32_t *>(at + seqs + items);
+        if (pass == 1)
+            break;
+        walk(plan);
+        base = kva_cuda_send(device, staged, bytes);
+        if (!base)
+            return false;
+    }
+    return true;
+}
+
+/* --- the operator ----------------------------------------------------------------------------- */
+
+static bool check_args(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    if (args->kv_heads == 0 || args->heads % args->kv_heads != 0)
+        kva_cuda_fail(device, "attend_lowbit: %u heads cannot share %u KV heads", args->heads,
+                      args->kv_heads);
+    else if (!kva_cuda_check_lowbit(device, "attend_lowbit", args->format, args->head_dim,
+                                    args->kv_dtype))
+        return false;
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_lowbit_seq *seq = &args->seqs[i];
+        size_t need = selects(seq)
+                          ? kva_attend_lowbit_scratch_bytes(args->heads, seq->page_count)
+                          : 0;
+        if (need > args->scratch_bytes)
+            kva_cuda_fail(device, "attend_lowbit: selection over %u pages needs %zu bytes, has %zu",
+                          seq->page_count, need, args->scratch_bytes);
+        if (selects(seq) && args->heads / args->kv_heads > KVA_SELECT_HEADS_MAX)
+            kva_cuda_fail(device,
+                          "attend_lowbit: %u heads share a KV head, at most %u may select",
+                          args->heads / args->kv_heads, KVA_SELECT_HEADS_MAX);
+    }
+    return !kva_cuda_failed(device);
+}
+
+template <int D>
+static void launch(struct kva_device *device, const struct plan *plan, const lowbit_params &params)
+{
+    size_t shared_bytes =
+        sizeof(stage<kva_f16, D>) + plan->pairs * (D + PAD) * sizeof(kva_f16);
+    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend_lowbit",
+                 {dim3(plan->item_count, params.shape.kv_heads), plan->pairs * 2, shared_bytes},
+                 lowbit_kernel<D>, params);
+}
+
+static void run_turn(struct kva_device *device, struct plan *plan, lowbit_params params)
+{
+    const struct kva_attend_lowbit_args *args = plan->args;
+    plan->items = plan->folds = nullptr;
+    plan->seqs = nullptr;
+    plan->selecting = nullptr;
+    choose_width(plan, device);
+    if (plan->item_count == 0 || !send_plan(device, plan))
+        return;
+    params.items = plan->items;
+    params.seqs = plan->seqs;
+    if (args->head_dim <= 64)
+        launch<64>(device, plan, params);
+    else if (args->head_dim <= 128)
+        launch<128>(device, plan, params);
+    else
+        launch<256>(device, plan, params);
+    if (plan->fold_count > 0 && !kva_cuda_failed(device))
+        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend_lowbit's folds",
+                     {dim3(plan->fold_count, args->kv_heads, plan->pairs / 4), dim3(KVA_WARP, 4)},
+                     fold_kernel, params.shape, plan->folds, plan->pairs);
+    if (plan->select_count > 0 && !kva_cuda_failed(device))
+        kva_cuda_select(device, args, plan->seqs, plan->selecting, plan->select_count);
+}
+
+void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    if (args->seq_count == 0 || !kva_cuda_enter(device) || !check_args(device, args))
+        return;
+    struct plan plan = {};
+    uint32_t rows_max = 0, block_count = 0;
+    plan.args = args;
+    plan.group = args->heads / args->kv_heads;
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_lowbit_seq *seq = &args->seqs[i];
+        rows_max = kva_max_u32(rows_max, seq->row_count);
+        block_count = kva_max_u32(block_count, seq->block_first + seq->page_count);
+    }
+    plan.pairs = static_cast<size_t>(rows_max) * plan.group <= 64 ? 64 : WARPS_MAX * 16;
+    lowbit_params params = {};
+    params.shape = {
+        .out = args->out,
+        .partials = static_cast<float *>(device->scratch),
+        .heads = args->heads,
+        .kv_heads = args->kv_heads,
+        .group = plan.group,
+        .dim = args->head_dim,
+        .window = args->window,
+        .scale = args->scale,
+        .accumulate = false,
+        .q = args->q,
+        .q_dtype = device->base.info.act,
+        .q_stride = args->q_stride,
+    };
+    params.blocks = kva_cuda_upload_array(device, args->blocks, block_count);
+    params.block_offset = args->block_offset_bytes;
+    params.kv_dtype = args->kv_dtype;
+    params.bits = args->format.bits;
+    params.group_tokens = args->format.group;
+    params.layout = lowbit_layout_of(args->format, args->head_dim);
+    for (; plan.seq_first < args->seq_count && !kva_cuda_failed(device);
+         plan.seq_first = plan.seq_end) {
+        take_seqs(&plan);
+        run_turn(device, &plan, params);
+    }
+}
