@@ -23,9 +23,8 @@
 /* Queries that share the expanded codes of a page. */
 #define QUERIES 16u
 
-/* Queries and vectors of a register tile: 24 sums, the codes and the broadcast factor. */
+/* Queries of a register tile of 4 vectors: 24 sums, the codes and the broadcast factor. */
 #define TILE_QUERIES 6
-#define TILE_VECTORS 4
 
 /* Channel groups at most. */
 #define GROUPS_MAX (KVA_CPU_HEAD_DIM_MAX / 32)
@@ -44,6 +43,9 @@ struct work {
     /* Dwords of four tokens, in the order of pack_tokens. */
     _Alignas(64) int8_t p[QUERIES][DIGITS_MAX][KVA_ATTEND_SPLIT_TOKENS];
     _Alignas(64) int32_t sums[QUERIES][DIGITS_MAX][KVA_PAGE_TOKENS];
+    /* Levels of a token group, 0 behind the last channel. */
+    _Alignas(64) float k_scale[KVA_CPU_HEAD_DIM_MAX];
+    _Alignas(64) float k_zero[KVA_CPU_HEAD_DIM_MAX];
     float step[QUERIES];
     float zero[QUERIES];
 };
@@ -101,21 +103,25 @@ INLINE void split_digits(const uint32_t digits, __m512i whole, __m512i digit[DIG
 
 /* The query's products with the scales of one token group as digits, their step, and the product
  * with the zeros. */
-INLINE void round_query(const uint32_t digits, const float *q, const uint16_t *scale,
-                        const uint16_t *zero, uint32_t dim, struct work *work, uint32_t j)
+INLINE void round_query(const uint32_t digits, const float *q, uint32_t dim, struct work *work,
+                        uint32_t j)
 {
-    vf largest = v_zero(), zeros = v_zero();
-    for (uint32_t i = 0; i < dim; i += VL) {
-        uint32_t n = kva_min_u32(VL, dim - i);
-        vf x = v_load_n(q + i, n);
-        largest = v_max(largest, v_abs(v_mul(x, v_load_16_n(scale + i, KVA_F16, n))));
-        zeros = v_fma(x, v_load_16_n(zero + i, KVA_F16, n), zeros);
+    vf largest = v_zero(), zeros = v_zero(), last = v_zero();
+    uint32_t whole = dim / VL * VL;
+    for (uint32_t i = 0; i < whole; i += VL) {
+        vf x = v_load(q + i);
+        largest = v_max(largest, v_abs(v_mul(x, v_load(work->k_scale + i))));
+        zeros = v_fma(x, v_load(work->k_zero + i), zeros);
+    }
+    if (whole < dim) {
+        last = v_load_n(q + whole, dim - whole);
+        largest = v_max(largest, v_abs(v_mul(last, v_load(work->k_scale + whole))));
+        zeros = v_fma(last, v_load(work->k_zero + whole), zeros);
     }
     float top = v_largest(largest), step = top > FACTOR_MIN ? top / whole_max(digits) : 0.0f;
     vf inverse = v_set(top > FACTOR_MIN ? whole_max(digits) / top : 0.0f);
     for (uint32_t i = 0; i < dim; i += VL) {
-        uint32_t n = kva_min_u32(VL, dim - i);
-        vf x = v_mul(v_load_n(q + i, n), v_load_16_n(scale + i, KVA_F16, n));
+        vf x = v_mul(i < whole ? v_load(q + i) : last, v_load(work->k_scale + i));
         __m512i digit[DIGITS_MAX];
         split_digits(digits, _mm512_cvtps_epi32(v_mul(x, inverse)), digit);
         for (uint32_t d = 0; d < digits; d++)
@@ -126,36 +132,96 @@ INLINE void round_query(const uint32_t digits, const float *q, const uint16_t *s
     work->zero[j] = v_sum(zeros);
 }
 
+/* The levels of a token group, from f16. */
+INLINE void widen_levels(const uint16_t *scale, const uint16_t *zero, uint32_t dim,
+                         struct work *work)
+{
+    for (uint32_t i = 0; i < dim; i += VL) {
+        uint32_t n = kva_min_u32(VL, dim - i);
+        v_store(work->k_scale + i, v_load_16_n(scale + i, KVA_F16, n));
+        v_store(work->k_zero + i, v_load_16_n(zero + i, KVA_F16, n));
+    }
+}
+
 /* --- integer tiles ---------------------------------------------------------------------------- */
 
-/* sums[j][n] = sum over i < count of codes[i][n] . factor[j][order(i)], dwords. */
+/* Dwords: sums that are kept as __m512i are moved about by gcc 12, as that is a type of qwords. */
+typedef int32_t vi __attribute__((vector_size(64)));
+
+INLINE vi dot(vi sums, vi x, vi y)
+{
+    return (vi)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)x, (__m512i)y);
+}
+
+INLINE vi load_codes(const uint8_t *from)
+{
+    return (vi)_mm512_load_si512(from);
+}
+
+/* The vectors of a tile that belong to one query. Members with names, and no array: compilers keep
+ * an array of this size in memory. */
+struct strip {
+    vi a, b, c, d;
+};
+
+INLINE void strip_add(const int vectors, struct strip *sums, const struct strip *x,
+                      const int8_t *factor)
+{
+    int32_t four;
+    memcpy(&four, factor, sizeof four);
+    vi y = (vi)_mm512_set1_epi32(four);
+    sums->a = dot(sums->a, x->a, y);
+    if (vectors > 1)
+        sums->b = dot(sums->b, x->b, y);
+    if (vectors > 2) {
+        sums->c = dot(sums->c, x->c, y);
+        sums->d = dot(sums->d, x->d, y);
+    }
+}
+
+INLINE void strip_store(const int vectors, const struct strip *sums, int32_t *to)
+{
+    _mm512_storeu_si512(to, (__m512i)sums->a);
+    if (vectors > 1)
+        _mm512_storeu_si512(to + VL, (__m512i)sums->b);
+    if (vectors > 2) {
+        _mm512_storeu_si512(to + 2 * VL, (__m512i)sums->c);
+        _mm512_storeu_si512(to + 3 * VL, (__m512i)sums->d);
+    }
+}
+
+/* sums[j][n] = sum over i < count of codes[i][n] . factors[j][i], dwords; 1, 2 or 4 vectors. */
 INLINE void int_tile(const int queries, const int vectors, const uint8_t *codes,
                      size_t codes_stride, const int8_t *factors, size_t factors_stride,
                      uint32_t count, const bool shuffled, int32_t *sums, size_t sums_stride)
 {
-    __m512i acc[TILE_QUERIES][TILE_VECTORS];
-    for (int j = 0; j < queries; j++) {
-        for (int n = 0; n < vectors; n++)
-            acc[j][n] = _mm512_setzero_si512();
-    }
-    for (uint32_t i = 0; i < count; i++) {
-        __m512i x[TILE_VECTORS];
+    struct strip s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}, s4 = {0}, s5 = {0}, x = {0};
+    for (uint32_t i = 0; i < count; i++, codes += codes_stride) {
         /* pack_tokens puts dword 4 k + l of a page into place 4 l + k. */
         uint32_t at = shuffled ? (i & ~15u) + (i % 4) * 4 + i / 4 % 4 : i;
-        for (int n = 0; n < vectors; n++)
-            x[n] = _mm512_load_si512(codes + i * codes_stride + (uint32_t)n * 64);
-        for (int j = 0; j < queries; j++) {
-            int32_t factor;
-            memcpy(&factor, factors + (size_t)j * factors_stride + at * 4, sizeof factor);
-            __m512i y = _mm512_set1_epi32(factor);
-            for (int n = 0; n < vectors; n++)
-                acc[j][n] = _mm512_dpbusd_epi32(acc[j][n], x[n], y);
+        const int8_t *factor = factors + (size_t)at * 4;
+        x.a = load_codes(codes);
+        if (vectors > 1)
+            x.b = load_codes(codes + 64);
+        if (vectors > 2) {
+            x.c = load_codes(codes + 128);
+            x.d = load_codes(codes + 192);
         }
+        strip_add(vectors, &s0, &x, factor);
+        if (queries > 1)
+            strip_add(vectors, &s1, &x, factor + factors_stride);
+        if (queries > 2)
+            strip_add(vectors, &s2, &x, factor + 2 * factors_stride);
+        if (queries > 3)
+            strip_add(vectors, &s3, &x, factor + 3 * factors_stride);
+        if (queries > 4)
+            strip_add(vectors, &s4, &x, factor + 4 * factors_stride);
+        if (queries > 5)
+            strip_add(vectors, &s5, &x, factor + 5 * factors_stride);
     }
-    for (int j = 0; j < queries; j++) {
-        for (int n = 0; n < vectors; n++)
-            _mm512_storeu_si512(sums + (size_t)j * sums_stride + (uint32_t)n * VL, acc[j][n]);
-    }
+    const struct strip all[TILE_QUERIES] = {s0, s1, s2, s3, s4, s5};
+    for (int j = 0; j < queries; j++)
+        strip_store(vectors, &all[j], sums + (size_t)j * sums_stride);
 }
 
 INLINE void int_tiles_of(const int vectors, uint32_t queries, const uint8_t *codes,
@@ -200,6 +266,32 @@ INLINE void int_tiles(const int vectors, uint32_t queries, const uint8_t *codes,
                      sums + j * sums_stride, sums_stride);
 }
 
+/* What a function holds beside a tile takes its registers: tiles are functions of their own. */
+struct tiles {
+    uint32_t queries;
+    uint32_t count;
+    const uint8_t *codes;
+    size_t codes_stride;
+    const int8_t *factors;
+    size_t factors_stride;
+    int32_t *sums;
+    size_t sums_stride;
+};
+
+#define TILES(name, vectors, shuffled)                                                             \
+    __attribute__((noinline)) static void name(const struct tiles *t)                              \
+    {                                                                                              \
+        int_tiles(vectors, t->queries, t->codes, t->codes_stride, t->factors, t->factors_stride,   \
+                  t->count, shuffled, t->sums, t->sums_stride);                                    \
+    }
+
+TILES(tiles_4, 4, false)
+TILES(tiles_2, 2, false)
+TILES(shuffled_tiles_4, 4, true)
+TILES(shuffled_tiles_2, 2, true)
+TILES(shuffled_tiles_1, 1, true)
+#undef TILES
+
 /* --- scores ----------------------------------------------------------------------------------- */
 
 /* Scores of queries [first, first + count) with tokens [token, token + group) of page `page`. */
@@ -211,23 +303,23 @@ INLINE void score_group(const uint32_t bits, const struct kva_cpu_lowbit_split *
     const unsigned char *head = split->pages[page];
     uint32_t dim = split->head_dim, group = split->format.group;
     size_t level = (size_t)(token / group) * dim * 2;
+    widen_levels((const uint16_t *)(const void *)(head + layout->k_scale + level),
+                 (const uint16_t *)(const void *)(head + layout->k_zero + level), dim, work);
     for (uint32_t j = 0; j < count; j++)
-        round_query(digits, split->q + (size_t)(first + j) * dim,
-                    (const uint16_t *)(const void *)(head + layout->k_scale + level),
-                    (const uint16_t *)(const void *)(head + layout->k_zero + level), dim, work, j);
+        round_query(digits, split->q + (size_t)(first + j) * dim, dim, work, j);
     /* The digits of a query are taken for queries. */
-    if (digits == 1 && group == 64)
-        int_tiles(4, count, work->k, 256, work->q[0][0], sizeof work->q[0], dim / 4, false,
-                  work->sums[0][0], sizeof work->sums[0] / 4);
-    else if (digits == 1)
-        int_tiles(2, count, work->k + token * 4, 256, work->q[0][0], sizeof work->q[0], dim / 4,
-                  false, work->sums[0][0], sizeof work->sums[0] / 4);
-    else if (group == 64)
-        int_tiles(4, 2 * count, work->k, 256, work->q[0][0], sizeof work->q[0][0], dim / 4, false,
-                  work->sums[0][0], KVA_PAGE_TOKENS);
+    struct tiles tiles = {.queries = digits * count,
+                          .count = dim / 4,
+                          .codes = work->k + (size_t)token * 4,
+                          .codes_stride = KVA_PAGE_TOKENS * 4,
+                          .factors = work->q[0][0],
+                          .factors_stride = sizeof work->q[0] / (digits == 1 ? 1 : DIGITS_MAX),
+                          .sums = work->sums[0][0],
+                          .sums_stride = KVA_PAGE_TOKENS * (digits == 1 ? DIGITS_MAX : 1)};
+    if (group == 64)
+        tiles_4(&tiles);
     else
-        int_tiles(2, 2 * count, work->k + token * 4, 256, work->q[0][0], sizeof work->q[0][0],
-                  dim / 4, false, work->sums[0][0], KVA_PAGE_TOKENS);
+        tiles_2(&tiles);
     for (uint32_t j = 0; j < count; j++) {
         float *scores = split->weights + (size_t)(first + j) * KVA_ATTEND_SPLIT_TOKENS +
                         page * KVA_PAGE_TOKENS + token;
@@ -377,10 +469,20 @@ INLINE void value_tiles(const int vectors, const uint32_t digits,
                         uint32_t first, uint32_t count)
 {
     uint32_t dim = split->head_dim, stride = (uint32_t)kva_align_up(dim, VL);
-    uint32_t quads = split->page_count * KVA_PAGE_TOKENS / 4;
-    int_tiles(vectors, count * digits, work->v + (size_t)c * 4, (size_t)stride * 4, work->p[0][0],
-              digits == 2 ? sizeof work->p[0][0] : sizeof work->p[0], quads, true, work->sums[0][0],
-              digits == 2 ? KVA_PAGE_TOKENS : sizeof work->sums[0] / sizeof(int32_t));
+    struct tiles tiles = {.queries = digits * count,
+                          .count = split->page_count * KVA_PAGE_TOKENS / 4,
+                          .codes = work->v + (size_t)c * 4,
+                          .codes_stride = (size_t)stride * 4,
+                          .factors = work->p[0][0],
+                          .factors_stride = sizeof work->p[0] / (digits == 1 ? 1 : DIGITS_MAX),
+                          .sums = work->sums[0][0],
+                          .sums_stride = KVA_PAGE_TOKENS * (digits == 1 ? DIGITS_MAX : 1)};
+    if (vectors == 4)
+        shuffled_tiles_4(&tiles);
+    else if (vectors == 2)
+        shuffled_tiles_2(&tiles);
+    else
+        shuffled_tiles_1(&tiles);
     for (uint32_t j = 0; j < count; j++) {
         float *a = split->a + (size_t)(first + j) * dim + c;
         for (uint32_t i = 0; i < (uint32_t)vectors * VL && c + i < dim; i += VL) {
@@ -440,13 +542,15 @@ INLINE void attend(const uint32_t bits, const struct kva_cpu_lowbit_split *split
                 prefetch_part(split, page, split->page_count);
             for (uint32_t token = 0; token < KVA_PAGE_TOKENS; token += split->format.group)
                 score_group(bits, split, &layout, work, page, token, first, count);
-            for (size_t quad = 0; quad < KVA_PAGE_TOKENS / 4; quad++)
-                expand_row(bits, codes + layout.v_codes + quad * dim / 2, layout.plane_bytes,
-                           (size_t)dim * 4,
-                           work->v + (page * KVA_PAGE_TOKENS / 4 + quad) * stride * 4);
         }
         for (uint32_t j = 0; j < count; j++)
             soften(split, first + j);
+        for (uint32_t quad = 0; quad < split->page_count * KVA_PAGE_TOKENS / 4; quad++) {
+            const unsigned char *codes = split->pages[quad * 4 / KVA_PAGE_TOKENS];
+            size_t row = quad % (KVA_PAGE_TOKENS / 4);
+            expand_row(bits, codes + layout.v_codes + row * dim / 2, layout.plane_bytes,
+                       (size_t)dim * 4, work->v + (size_t)quad * stride * 4);
+        }
         for (uint32_t group = 0; group < layout.v_groups; group++)
             value_group(bits, split, &layout, work, group, first, count);
     }
