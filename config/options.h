@@ -32,6 +32,7 @@ struct kva_config {
     char *model_name;
     uint64_t context;
     /* device */
+    char *device;
     uint64_t threads;
     uint32_t cpu_levels;
     uint64_t device_memory;

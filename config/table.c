@@ -36,12 +36,16 @@ static const struct kva_option table[] = {
     {"context", KVA_OPTION_UINT, ENGINE | EVAL, AT(context), 0, 16.0 * 1024 * 1024, "0", NULL,
      "Model", "Longest prompt and output together, in tokens; 0: what the model was made for."},
 
+    {"device", KVA_OPTION_STRING, ENGINE | EVAL, AT(device), 0, 0, "auto", NULL, "Device",
+     "cpu, cuda:N, or auto: the first GPU where there is one, else the CPU."},
     {"threads", KVA_OPTION_UINT, ENGINE | EVAL | MAKE, AT(threads), 0, 1024, "0", NULL, "Device",
      "Compute threads; 0: one per usable core."},
     {"cpu-level", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(cpu_levels), 0, 0, "auto", cpu_levels,
      "Device", "Highest instruction set to use; auto: the best that the machine has."},
     {"device-memory", KVA_OPTION_BYTES, ENGINE | EVAL, AT(device_memory), 0, 64 * TIB, "0", NULL,
-     "Device", "Budget of the device tier of the KV cache; 0: a quarter of free memory."},
+     "Device",
+     "Budget of the device tier of the KV cache; 0: a quarter of free memory; on a GPU half of "
+     "what the weights leave."},
     {"host-memory", KVA_OPTION_BYTES, ENGINE | EVAL, AT(host_memory), 0, 64 * TIB, "0", NULL,
      "Device", "Budget of the host tier of the KV cache; 0: a quarter of free memory."},
 

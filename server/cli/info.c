@@ -13,7 +13,8 @@ int kva_cli_info(const struct kva_config *config, const struct kva_string_list *
     kva_buf_init(&text, 1 << 16);
     kva_buf_printf(&text, "model         %s\n", instance.name);
     kva_model_describe(instance.model, &text);
-    kva_buf_printf(&text, "device        %s\n", kva_device_get_info(instance.device)->name);
+    kva_buf_printf(&text, "device        %s%s%s\n", kva_device_get_info(instance.device)->name,
+                   instance.device_why[0] ? "; " : "", instance.device_why);
     kva_buf_printf(&text, "chat template %s\n", instance.chat_template ? "yes" : "none");
     kva_model_engine_describe(instance.engine, &text);
     fputs(text.data ? text.data : "", stdout);

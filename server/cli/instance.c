@@ -7,6 +7,7 @@
 #include "server/cli/progress.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -65,14 +66,79 @@ static enum kva_status open_texts(struct kva_instance *instance, const struct kv
     return status == KVA_ENOTFOUND ? KVA_OK : status;
 }
 
-static enum kva_status open_device(struct kva_instance *instance, const struct kva_config *config,
-                                   struct kva_err *err)
+/* Where the CUDA module may be: installed, beside the program, or in the build folder. The first
+ * that is there, else the first. */
+static void find_cuda_module(char *path, size_t size)
+{
+    static const char *const places[] = {"kvahead-cuda.so", "kernels/cuda/kvahead-cuda.so",
+                                         "../lib/kvahead/kvahead-cuda.so",
+                                         "../lib/x86_64-linux-gnu/kvahead/kvahead-cuda.so"};
+    char program[2048];
+    ssize_t length = readlink("/proc/self/exe", program, sizeof(program) - 1);
+    program[length > 0 ? length : 0] = '\0';
+    char *slash = strrchr(program, '/');
+    if (slash)
+        *slash = '\0';
+    for (size_t i = KVA_COUNT_OF(places); i-- > 0;) {
+        snprintf(path, size, "%s/%s", program, places[i]);
+        if (access(path, R_OK) == 0)
+            return;
+    }
+}
+
+static enum kva_status open_cuda(struct kva_instance *instance, uint32_t index, struct kva_err *err)
+{
+    char path[4096];
+    const struct kva_device_params device = {
+        .gpu_index = index,
+        .act = instance->model->config.dtype,
+    };
+    find_cuda_module(path, sizeof(path));
+    if (access(path, R_OK) != 0)
+        return kva_fail(err, KVA_ENOTFOUND, "no GPU: this program was built without CUDA");
+    return kva_device_open_cuda(path, &device, &instance->device, err);
+}
+
+static enum kva_status open_cpu(struct kva_instance *instance, const struct kva_config *config,
+                                struct kva_err *err)
 {
     const struct kva_device_params device = {
         .threads = (uint32_t)config->threads,
         .cpu_level_mask = cpu_level_mask(config->cpu_levels),
     };
     return kva_device_open_cpu(&device, &instance->device, err);
+}
+
+static enum kva_status open_device(struct kva_instance *instance, const struct kva_config *config,
+                                   struct kva_err *err)
+{
+    const char *wanted = config->device ? config->device : "auto";
+    char *end = NULL;
+    if (strcmp(wanted, "cpu") == 0)
+        return open_cpu(instance, config, err);
+    if (strcmp(wanted, "auto") == 0) {
+        struct kva_err why;
+        enum kva_status status = open_cuda(instance, 0, &why);
+        if (status == KVA_OK)
+            return KVA_OK;
+        snprintf(instance->device_why, sizeof(instance->device_why), "%s", why.message);
+        return open_cpu(instance, config, err);
+    }
+    unsigned long index = strncmp(wanted, "cuda:", 5) == 0 ? strtoul(wanted + 5, &end, 10) : 0;
+    if (strcmp(wanted, "cuda") != 0 && (!end || end == wanted + 5 || *end || index > 1024))
+        return kva_fail_param(err, KVA_EINVAL, "device",
+                              "device is '%s', it must be auto, cpu or cuda:N", wanted);
+    return open_cuda(instance, (uint32_t)index, err);
+}
+
+/* A share of free memory; of a GPU's half of what the weights leave. */
+static uint64_t device_budget(const struct kva_instance *instance, uint64_t share)
+{
+    uint64_t there = kva_device_get_info(instance->device)->free_bytes;
+    uint64_t weights = instance->model->weight_bytes;
+    if (there == 0)
+        return share;
+    return there > weights ? (there - weights) / 2 : 0;
 }
 
 static enum kva_status open_engine(struct kva_instance *instance, const struct kva_config *config,
@@ -82,7 +148,7 @@ static enum kva_status open_engine(struct kva_instance *instance, const struct k
     const struct kva_model_engine_params params = {
         .device = instance->device,
         .model = instance->model,
-        .budget = {config->device_memory ? config->device_memory : share,
+        .budget = {config->device_memory ? config->device_memory : device_budget(instance, share),
                    config->host_memory ? config->host_memory : share},
         .context_max = (uint32_t)config->context,
         .sequences_max = (uint32_t)config->sequences,

@@ -11,6 +11,7 @@
 
 struct kva_instance {
     struct kva_device *device;
+    char device_why[512]; /* why not a GPU, where `auto` chose the CPU; else "" */
     struct kva_model *model;
     struct kva_tokenizer *tokenizer;
     struct kva_template *chat_template; /* NULL: the model has none */

@@ -143,7 +143,9 @@ static enum kva_status load(struct serve *serve, struct kva_err *err)
     enum kva_status status = kva_instance_open(&serve->instance, config, err);
     if (status)
         return status;
-    kva_log(KVA_LOG_INFO, "device        %s", kva_device_get_info(serve->instance.device)->name);
+    const char *why = serve->instance.device_why;
+    kva_log(KVA_LOG_INFO, "device        %s%s%s", kva_device_get_info(serve->instance.device)->name,
+            why[0] ? "; " : "", why);
     log_plan(serve->instance.engine);
     if (!serve->instance.chat_template)
         kva_log(KVA_LOG_WARN, "the model has no chat template: chat requests will be refused");
