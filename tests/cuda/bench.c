@@ -289,6 +289,175 @@ static void bench_attend(struct bench *bench)
     }
 }
 
+/* --- low bits --------------------------------------------------------------------------------- */
+
+struct lowbit {
+    const struct attention *a;
+    struct kva_lowbit_format format;
+    struct kva_lowbit_seq *seqs;
+    const void **blocks;
+    struct kva_hot hot;
+    void *low, *scratch, *state;
+    void **to; /* quantise: where each page of the first sequence goes */
+    const void **from;
+    const void **host_from; /* the same pages in the host tier */
+    void *host;
+    size_t low_bytes, scratch_bytes, state_bytes, hot_row_bytes;
+    uint32_t pages, stamp;
+};
+
+#define HOT_K     64u
+#define HOT_SLOTS 132u
+#define HOT_SINKS 4u
+
+static void run_lowbit(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
+{
+    const struct lowbit *l = opaque;
+    bench->ops->attend_lowbit(bench->device,
+                              &(struct kva_attend_lowbit_args){.q = l->a->q,
+                                                               .out = partial_of(l->a),
+                                                               .seqs = l->seqs,
+                                                               .blocks = l->blocks,
+                                                               .scratch = l->scratch,
+                                                               .scratch_bytes = l->scratch_bytes,
+                                                               .seq_count = l->a->sequences,
+                                                               .q_stride = HEADS * DIM,
+                                                               .heads = HEADS,
+                                                               .kv_heads = KV_HEADS,
+                                                               .head_dim = DIM,
+                                                               .kv_dtype = KVA_BF16,
+                                                               .format = l->format,
+                                                               .scale = 0.088f});
+}
+
+static void run_quantise(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
+{
+    const struct lowbit *l = opaque;
+    bench->ops->quantise(bench->device, &(struct kva_quantise_args){.from = l->from,
+                                                                    .to = l->to,
+                                                                    .count = l->pages,
+                                                                    .kv_heads = KV_HEADS,
+                                                                    .head_dim = DIM,
+                                                                    .kv_dtype = KVA_BF16,
+                                                                    .format = l->format});
+}
+
+static void run_resolve(struct bench *bench, const void *opaque, uint32_t call)
+{
+    const struct lowbit *l = opaque;
+    const struct kva_hot *hot = &l->hot;
+    bench->ops->resolve(bench->device,
+                        &(struct kva_resolve_args){
+                            .hots = &hot, .count = 1, .kv_heads = KV_HEADS, .stamp = call + 1});
+}
+
+static void run_fetch(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
+{
+    const struct lowbit *l = opaque;
+    kva_device_fetch_hot(bench->device, KVA_QUEUE_COPY, &l->hot, l->host_from, 0, KV_HEADS, DIM);
+}
+
+static void lowbit_new(struct bench *bench, struct lowbit *l, const struct attention *a,
+                       uint32_t bits)
+{
+    *l = (struct lowbit){.a = a, .format = {bits, 64, KVA_LEVELS_FIT}};
+    size_t block = kva_lowbit_block_bytes(l->format, KV_HEADS, DIM);
+    l->pages = (uint32_t)kva_div_up(a->tokens, KVA_PAGE_TOKENS);
+    l->low_bytes = (size_t)a->sequences * l->pages * block;
+    l->low = take_random(bench, l->low_bytes);
+    l->scratch_bytes = a->sequences * kva_attend_lowbit_scratch_bytes(HEADS, l->pages);
+    l->scratch = take(bench, KVA_MEM_DEVICE, l->scratch_bytes);
+    l->seqs = calloc(a->sequences, sizeof *l->seqs);
+    l->blocks = calloc((size_t)a->sequences * l->pages, sizeof *l->blocks);
+    l->to = calloc(l->pages, sizeof *l->to);
+    l->from = calloc(l->pages, sizeof *l->from);
+    l->host_from = take(bench, KVA_MEM_HOST, l->pages * sizeof *l->host_from);
+    l->host = take(bench, KVA_MEM_HOST, l->pages * kva_kv_block_bytes(KV_HEADS, DIM));
+    for (size_t i = 0; i < (size_t)a->sequences * l->pages; i++)
+        l->blocks[i] = (unsigned char *)l->low + i * block;
+    for (uint32_t i = 0; i < l->pages; i++) {
+        l->to[i] = (unsigned char *)l->low + i * block;
+        l->from[i] = a->blocks[i];
+        l->host_from[i] = (unsigned char *)l->host + i * kva_kv_block_bytes(KV_HEADS, DIM);
+    }
+    /* One set of hot rows, for all sequences: what they are does not change the work. */
+    size_t slots = (size_t)KV_HEADS * HOT_SLOTS;
+    l->hot_row_bytes = slots * 2 * DIM * 2;
+    l->state_bytes = (4 * slots + KV_HEADS + KV_HEADS * HOT_K) * sizeof(uint32_t) + 64;
+    unsigned char *state = take(bench, KVA_MEM_DEVICE, l->state_bytes);
+    uint32_t *at = (uint32_t *)(void *)(state + 64);
+    l->state = state;
+    l->hot = (struct kva_hot){.rows = take_random(bench, l->hot_row_bytes),
+                              .tokens = at,
+                              .used = at + slots,
+                              .order = at + 2 * slots,
+                              .missing = at + 3 * slots,
+                              .count = at + 4 * slots,
+                              .chosen = at + 4 * slots + KV_HEADS,
+                              .hits = (uint64_t *)(void *)state,
+                              .slots = HOT_SLOTS,
+                              .pinned = HOT_SINKS,
+                              .k = HOT_K};
+    for (uint32_t s = 0; s < a->sequences; s++)
+        l->seqs[s] = (struct kva_lowbit_seq){.row_first = s * a->rows,
+                                             .row_count = a->rows,
+                                             .position_first = a->tokens,
+                                             .block_first = s * l->pages,
+                                             .page_count = l->pages,
+                                             .hot = s == 0 ? &l->hot : NULL,
+                                             .select_row = s == 0 ? a->rows - 1 : UINT32_MAX};
+}
+
+static void lowbit_free(struct bench *bench, struct lowbit *l)
+{
+    give(bench, KVA_MEM_DEVICE, l->low, l->low_bytes);
+    give(bench, KVA_MEM_DEVICE, l->scratch, l->scratch_bytes);
+    give(bench, KVA_MEM_DEVICE, l->state, l->state_bytes);
+    give(bench, KVA_MEM_DEVICE, l->hot.rows, l->hot_row_bytes);
+    give(bench, KVA_MEM_HOST, (void *)l->host_from, l->pages * sizeof *l->host_from);
+    give(bench, KVA_MEM_HOST, l->host, l->pages * kva_kv_block_bytes(KV_HEADS, DIM));
+    free(l->from);
+    free(l->seqs);
+    free(l->blocks);
+    free(l->to);
+}
+
+/* Two rows a sequence, as SpeCache has them; the first sequence chooses its hot rows. */
+static void bench_lowbit(struct bench *bench)
+{
+    static const uint32_t shapes[][2] = {{1, 32768}, {8, 32768}, {36, 32768}};
+    printf(
+        "low bits, 2 rows a sequence                     us      GB/s  %% roof  of 16-bit bytes, "
+        "GB/s\n");
+    for (size_t i = 0; i < KVA_COUNT_OF(shapes); i++) {
+        uint32_t sequences = bench->small ? 2 : shapes[i][0];
+        struct attention a = attention_new(bench, sequences, 2, bench->small ? 300 : shapes[i][1]);
+        for (uint32_t bits = 1; bits <= 2; bits++) {
+            struct lowbit l;
+            lowbit_new(bench, &l, &a, bits);
+            run_quantise(bench, &l, 0);
+            double seconds = seconds_of(bench, KVA_QUEUE_COMPUTE, run_lowbit, &l);
+            printf("  %u bit, %2u sequences of %6u tokens    %9.1f %9.0f %7.0f %9.0f\n", bits,
+                   sequences, a.tokens, seconds * 1e6, (double)l.low_bytes / seconds * 1e-9,
+                   100 * (double)l.low_bytes / seconds / bench->copy_bytes_per_s,
+                   (double)a.page_bytes / seconds * 1e-9);
+            if (i == 0) {
+                double from = (double)l.pages * (double)kva_kv_block_bytes(KV_HEADS, DIM);
+                double quantise = seconds_of(bench, KVA_QUEUE_COMPUTE, run_quantise, &l);
+                double resolve = seconds_of(bench, KVA_QUEUE_COMPUTE, run_resolve, &l);
+                double fetch = seconds_of(bench, KVA_QUEUE_COPY, run_fetch, &l);
+                double rows = (double)KV_HEADS * HOT_K;
+                printf("  quantise %.0f GB/s read, resolve %.1f us, fetch of %.0f rows %.1f us, "
+                       "%.1f GB/s\n",
+                       from / quantise * 1e-9, resolve * 1e6, rows, fetch * 1e6,
+                       rows * 2 * DIM * 2 / fetch * 1e-9);
+            }
+            lowbit_free(bench, &l);
+        }
+        attention_free(bench, &a);
+    }
+}
+
 /* --- small operators -------------------------------------------------------------------------- */
 
 struct small {
@@ -382,6 +551,7 @@ int main(int argc, char **argv)
     bench_roofs(&bench);
     bench_linear(&bench);
     bench_attend(&bench);
+    bench_lowbit(&bench);
     bench_small(&bench);
     kva_device_close(bench.device);
     return 0;
