@@ -58,15 +58,21 @@ void check_store(void *to, size_t index, float x, enum kva_dtype dtype)
         ((float *)to)[index] = x;
         return;
     }
+    float rounded = check_round(x, dtype);
+    uint32_t word;
     uint16_t bits;
+    memcpy(&word, &rounded, 4);
     if (dtype == KVA_BF16) {
-        float rounded = check_round(x, KVA_BF16);
-        uint32_t word;
-        memcpy(&word, &rounded, 4);
         bits = (uint16_t)(word >> 16);
     } else {
-        _Float16 half = (_Float16)x;
-        memcpy(&bits, &half, 2);
+        uint16_t sign = (uint16_t)(word >> 16 & 0x8000);
+        float size = fabsf(rounded);
+        if (size < 0x1p-14f)
+            bits = (uint16_t)(sign | (uint16_t)(size * 0x1p24f));
+        else if (size < 65536.0f)
+            bits = (uint16_t)(sign | ((word & 0x7FFFFFFF) - (112u << 23)) >> 13);
+        else
+            bits = (uint16_t)(sign | 0x7C00);
     }
     ((uint16_t *)to)[index] = bits;
 }
@@ -77,9 +83,11 @@ float check_fetch(const void *from, size_t index, enum kva_dtype dtype)
         return ((const float *)from)[index];
     uint16_t bits = ((const uint16_t *)from)[index];
     if (dtype == KVA_F16) {
-        _Float16 half;
-        memcpy(&half, &bits, 2);
-        return (float)half;
+        int exponent = bits >> 10 & 31, mantissa = bits & 0x3FF;
+        float size = exponent == 31  ? (mantissa ? NAN : INFINITY)
+                     : exponent == 0 ? ldexpf((float)mantissa, -24)
+                                     : ldexpf((float)(mantissa + 1024), exponent - 25);
+        return bits & 0x8000 ? -size : size;
     }
     uint32_t word = (uint32_t)bits << 16;
     float x;
