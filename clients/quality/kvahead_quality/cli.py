@@ -1,4 +1,4 @@
-"""The command line: `kvahead-quality ruler | needle | report | tasks`.
+"""The command line: `kvahead-quality ruler | needle | report | prompts | tasks`.
 
 Exit codes: 0 all samples obtained; 1 some are missing; 2 bad input or an unusable server; 130
 interrupted (a rerun of the same command continues).
@@ -29,7 +29,7 @@ from .records import RecordFile, check_identity, write_json
 from .runner import Outcome, Plan, Runner
 from .specs import parse_depths, parse_lengths, parse_policies, parse_tasks
 from .summary import summarise
-from .tasks import DEFAULT_TASKS, GENERATOR_VERSION, TASKS, NeedleGridTask, Task
+from .tasks import DEFAULT_TASKS, GENERATOR_VERSION, TASKS, NeedleGridTask, Task, TaskError, fit
 
 EXIT_OK, EXIT_MISSING, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 CHAT_OVERHEAD_TOKENS = 64
@@ -128,6 +128,14 @@ def build_parser() -> argparse.ArgumentParser:
     needle.add_argument("--haystack", choices=("essay", "noise"), default="essay")
     again = commands.add_parser("report", help="write report and pictures again, without a server")
     again.add_argument("--out", required=True, help="the folder of a run")
+    prompts = commands.add_parser(
+        "prompts", help="write the prompts of tasks as JSON lines, for `kvahead eval --prompts`"
+    )
+    prompts.add_argument("--tasks", default="niah_single_1", help="names, or all (niah_single_1)")
+    prompts.add_argument("--lengths", default="4k", help="tokens, e.g. 4096,8k (4k)")
+    prompts.add_argument("--samples", type=_whole(1, 100_000), default=4, help="per cell (4)")
+    prompts.add_argument("--seed", type=_whole(0, 2**63 - 1), default=1)
+    prompts.add_argument("--tokenizer", required=True, help="a tokenizer.json, or estimate")
     commands.add_parser("tasks", help="list the tasks")
     return parser
 
@@ -373,6 +381,28 @@ def _list_tasks() -> int:
     return EXIT_OK
 
 
+def _prompts(args: argparse.Namespace) -> int:
+    """Write one object per line: the prompt with the answer's first words, and where it is from."""
+    counter = estimated() if args.tokenizer == "estimate" else from_file(args.tokenizer)
+    for name in parse_tasks(args.tasks):
+        for length in parse_lengths(args.lengths):
+            for index in range(args.samples):
+                try:
+                    sample = fit(TASKS[name], length, args.seed, index, counter.count).sample
+                except TaskError as error:
+                    raise UsageError(f"--lengths: {error}") from None
+                line = {
+                    "prompt": sample.text,
+                    "references": sample.references,
+                    "task": name,
+                    "length": length,
+                    "seed": args.seed,
+                    "index": index,
+                }
+                print(json.dumps(line, ensure_ascii=False))
+    return EXIT_OK
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; every foreseen fault is one line on stderr."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -381,6 +411,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = build_parser().parse_args(words)
         if args.command == "tasks":
             return _list_tasks()
+        if args.command == "prompts":
+            return _prompts(args)
         if args.command == "report":
             return _report_again(args, console)
         return _run(args, words, console)

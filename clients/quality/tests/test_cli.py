@@ -127,6 +127,24 @@ def test_needle__grid_and_pictures(serve, tmp_path: Path) -> None:
     assert "| 50% | 100 | 100 |" in (tmp_path / "report.md").read_text()
 
 
+def test_prompts__are_those_of_a_run(serve, tmp_path: Path, capsys) -> None:
+    given = ["--lengths", "1k,2k", "--samples", "2", "--seed", "5", "--tokenizer", "estimate"]
+    assert main(["prompts", "--tasks", "niah_single_1,vt", *given]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    cells = [(line["task"], line["length"], line["index"]) for line in lines]
+    lengths, indexes = (1024, 2048), (0, 1)
+    assert cells == [(t, n, i) for t in ("niah_single_1", "vt") for n in lengths for i in indexes]
+    assert len({line["prompt"] for line in lines}) == len(lines)
+    server = serve()
+    more = ["--tasks", "niah_single_1,vt", "--seed", "5", "--tokenizer", "estimate"]
+    assert ruler(server, tmp_path, *more) == 0
+    asked = {body.get("prompt") for _, _, body in server.requests}
+    assert {line["prompt"] for line in lines} <= asked
+    capsys.readouterr()
+    assert main(["prompts", "--tasks", "vt", "--lengths", "300", "--tokenizer", "estimate"]) == 2
+    assert "target length is 300" in one_line(capsys)
+
+
 def test_report__needs_no_server(serve, tmp_path: Path) -> None:
     assert ruler(serve(), tmp_path) == 0
     before = (tmp_path / "report.md").read_text()
