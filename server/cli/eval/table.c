@@ -147,8 +147,8 @@ void kva_cli_eval_table(const struct kva_cli_eval *eval, struct kva_buf *out)
         "hit: rows attended to in 16 bits, of those that the step's own query would have chosen "
         "(the oracle).\n"
         "mass: of that query's exact attention, on tokens attended to in 16 bits; best: had the "
-        "best k rows been. waits: layers that chose with their own query, and waited for its "
-        "rows.\n"
+        "best k rows been.\n"
+        "waits: layers of a step that chose with its own query, and waited for the rows.\n"
         "T': the speculative token: as full would pick, as follows. device: KV bytes of a sequence "
         "at its end.\n"
         "fetched: from host to device in a step.\n");
