@@ -116,6 +116,12 @@ static enum kva_status open_and_run(struct kva_cli_eval *eval, struct kva_err *e
     eval->kv_dtype = (enum kva_dtype)config.kv_dtype;
     if (eval->kv_dtype == KVA_F32)
         eval->kv_dtype = kva_model_engine_kv_dtype(eval->instance.model);
+    const struct kva_device_info *info = kva_device_get_info(eval->instance.device);
+    if (config.eval_look > 0 && !info->host_readable)
+        return kva_fail_param(err, KVA_EUNSUPPORTED, "look",
+                              "attention cannot be looked at in the memory of %s: give --look 0 or "
+                              "--device cpu",
+                              info->name);
     status = kva_cli_eval_read(eval, err);
     return status ? status : run(eval, err);
 }
