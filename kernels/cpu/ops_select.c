@@ -42,6 +42,7 @@ struct choice {
     uint32_t count; /* of keys */
     uint32_t limit; /* keys that make room to be made */
     float threshold;
+    uint64_t least; /* what is not above this key is not among the best k */
 };
 
 static uint64_t key_of(float weight, uint32_t position)
@@ -58,12 +59,16 @@ static void drop_all_but(struct choice *choice, uint32_t keep)
     choice->count = keep;
     for (uint32_t i = 0; i < keep; i++)
         least = keys[i] < least ? keys[i] : least;
+    choice->least = least;
     choice->threshold = kva_float_of_bits((uint32_t)(least >> 32));
 }
 
 static void add(struct choice *choice, float weight, uint32_t position)
 {
-    choice->scratch->keys[choice->count++] = key_of(weight, position);
+    uint64_t key = key_of(weight, position);
+    if (key <= choice->least)
+        return;
+    choice->scratch->keys[choice->count++] = key;
     if (choice->count == choice->limit)
         drop_all_but(choice, choice->seq->hot->k);
 }

@@ -2,8 +2,8 @@
  * Every figure, roofs included, is the best of many short runs, as neighbours only take away. With
  * one thread, time is that thread's processor time, so that others on a busy machine count only by
  * the bandwidth and the cache that they use; with several it is the clock's. */
+#include "tests/kernels/bench.h"
 #include "base/clock.h"
-#include "tests/kernels/checkasm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,11 +13,6 @@
 #define RUN_NS   (250 * KVA_NS_PER_MS)
 #define BATCH_NS (100 * KVA_NS_PER_US)
 
-/* Weights and caches of this size come from memory, not from a cache. */
-#define COLD_BYTES (192u << 20)
-
-typedef void bench_fn(void *opaque);
-
 static uint64_t now_ns(uint32_t threads)
 {
     struct timespec time;
@@ -26,7 +21,7 @@ static uint64_t now_ns(uint32_t threads)
 }
 
 /* Seconds of one call: the best of the batches that fit in RUN_NS. */
-static double seconds_of(uint32_t threads, bench_fn *run, void *opaque)
+double bench_seconds_of(uint32_t threads, bench_fn *run, void *opaque)
 {
     double best = INFINITY;
     uint64_t begin = now_ns(threads), start, now;
@@ -46,20 +41,9 @@ static double seconds_of(uint32_t threads, bench_fn *run, void *opaque)
 
 /* --- the kernels ------------------------------------------------------------------------------ */
 
-struct bench {
-    const struct kva_ops *ops;
-    struct kva_device *device;
-    uint32_t threads;
-    double memory_gbs;
-    double gflops;      /* products of fp32 */
-    double half_gflops; /* of what the level multiplies bf16 weights and KV with */
-    const char *level;
-    const char *only; /* "linear" and the like; NULL: all */
-};
-
 /* `dtype`: of the weights or the KV. */
-static void report(const struct bench *bench, const char *name, enum kva_dtype dtype,
-                   double seconds, double bytes, double flops)
+void bench_report(const struct bench *bench, const char *name, enum kva_dtype dtype, double seconds,
+                  double bytes, double flops)
 {
     double roof = dtype == KVA_BF16 ? bench->half_gflops : bench->gflops;
     printf("%-44s %-7s %2u %9.1f us", name, bench->level, bench->threads, seconds * 1e6);
@@ -75,7 +59,7 @@ static void report(const struct bench *bench, const char *name, enum kva_dtype d
 }
 
 /* Whether something of this kind is wanted. */
-static bool wanted(const struct bench *bench, const char *op)
+bool bench_wanted(const struct bench *bench, const char *op)
 {
     return !bench->only || strcmp(bench->only, op) == 0;
 }
@@ -99,7 +83,7 @@ static void run_linear(void *opaque)
 static void bench_linear(const struct bench *bench, unsigned char *memory, enum kva_dtype dtype,
                          uint32_t rows, uint32_t outputs, uint32_t inputs)
 {
-    if (!wanted(bench, "linear"))
+    if (!bench_wanted(bench, "linear"))
         return;
     float *x = malloc((size_t)rows * inputs * sizeof *x);
     float *out = malloc((size_t)rows * outputs * sizeof *out);
@@ -118,8 +102,8 @@ static void bench_linear(const struct bench *bench, unsigned char *memory, enum 
     char name[80];
     snprintf(name, sizeof name, "linear %s rows %u outputs %u inputs %u", kva_dtype_name(dtype),
              rows, outputs, inputs);
-    report(bench, name, dtype, seconds_of(bench->threads, run_linear, &work),
-           (double)work.copy_bytes, 2.0 * rows * outputs * inputs);
+    bench_report(bench, name, dtype, bench_seconds_of(bench->threads, run_linear, &work),
+                 (double)work.copy_bytes, 2.0 * rows * outputs * inputs);
     free(x);
     free(out);
 }
@@ -140,7 +124,7 @@ static void bench_attend(const struct bench *bench, unsigned char *memory, enum 
                          const uint32_t shape[3], uint32_t seq_count, uint32_t tokens,
                          uint32_t rows)
 {
-    if (!wanted(bench, "attend"))
+    if (!bench_wanted(bench, "attend"))
         return;
     uint32_t heads = shape[0], kv_heads = shape[1], dim = shape[2];
     size_t block_bytes = kva_kv_block_bytes(kv_heads, dim);
@@ -181,9 +165,9 @@ static void bench_attend(const struct bench *bench, unsigned char *memory, enum 
     snprintf(name, sizeof name, "attend %s %u/%u x %u seqs %u at %u rows %u", kva_dtype_name(dtype),
              heads, kv_heads, dim, seq_count, tokens, rows);
     double seen = (double)rows * (tokens - (rows - 1) / 2.0);
-    report(bench, name, dtype, seconds_of(bench->threads, run_attend, &work),
-           rows == 1 ? (double)seq_count * tokens * kv_heads * dim * 4 : 0,
-           4.0 * seq_count * seen * heads * dim);
+    bench_report(bench, name, dtype, bench_seconds_of(bench->threads, run_attend, &work),
+                 rows == 1 ? (double)seq_count * tokens * kv_heads * dim * 4 : 0,
+                 4.0 * seq_count * seen * heads * dim);
     free(blocks);
     free(seqs);
     free(ranges);
@@ -220,7 +204,7 @@ static void run_rope(void *opaque)
 
 static void bench_rows(const struct bench *bench, uint32_t rows)
 {
-    if (!wanted(bench, "rows"))
+    if (!bench_wanted(bench, "rows"))
         return;
     const uint32_t dim = 5632;
     float *x = calloc((size_t)rows * dim, sizeof *x), *y = calloc((size_t)rows * dim, sizeof *y);
@@ -249,11 +233,14 @@ static void bench_rows(const struct bench *bench, uint32_t rows)
                                        .factor = 1};
     char name[80];
     snprintf(name, sizeof name, "norm rms rows %u dim 2048", rows);
-    report(bench, name, KVA_F32, seconds_of(bench->threads, run_norm, &work), 2048.0 * rows * 8, 0);
+    bench_report(bench, name, KVA_F32, bench_seconds_of(bench->threads, run_norm, &work),
+                 2048.0 * rows * 8, 0);
     snprintf(name, sizeof name, "glu silu rows %u dim 5632", rows);
-    report(bench, name, KVA_F32, seconds_of(bench->threads, run_glu, &work), 5632.0 * rows * 12, 0);
+    bench_report(bench, name, KVA_F32, bench_seconds_of(bench->threads, run_glu, &work),
+                 5632.0 * rows * 12, 0);
     snprintf(name, sizeof name, "rope rows %u heads 32 x 128", rows);
-    report(bench, name, KVA_F32, seconds_of(bench->threads, run_rope, &work), 4096.0 * rows * 8, 0);
+    bench_report(bench, name, KVA_F32, bench_seconds_of(bench->threads, run_rope, &work),
+                 4096.0 * rows * 8, 0);
     free(x);
     free(y);
     free(positions);
@@ -289,6 +276,7 @@ static void bench_kernels(const struct bench *bench, unsigned char *memory, bool
         bench_attend(bench, memory, KVA_BF16, tiny_llama, 1, 4096, 256);
         bench_attend(bench, memory, KVA_BF16, llama, 1, 4096, 256);
     }
+    bench_lowbit(bench, memory, slow);
     bench_rows(bench, 1);
     bench_rows(bench, 256);
 }

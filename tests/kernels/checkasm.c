@@ -384,7 +384,8 @@ void check_variant_close(struct check_variant *variant)
     kva_device_close(variant->many);
 }
 
-static void open_levels(struct check *check, const char *only)
+/* `all`: each level with those below it, as a machine uses it; else on its own. */
+static void open_levels(struct check *check, const char *only, bool all)
 {
     const struct {
         uint32_t level;
@@ -398,7 +399,8 @@ static void open_levels(struct check *check, const char *only)
         struct check_variant *variant = &check->variants[check->variant_count];
         if (only && strcmp(only, levels[i].name) != 0)
             continue;
-        if (check_variant_open(variant, levels[i].level)) {
+        uint32_t mask = all ? 2 * levels[i].level - 1 : levels[i].level;
+        if (check_variant_open(variant, mask)) {
             snprintf(variant->name, sizeof variant->name, "%s", levels[i].name);
             check->variant_count++;
         } else {
@@ -452,7 +454,7 @@ static int usage(const char *name)
 {
     fprintf(stderr,
             "usage: %s [--seed N] [--op NAME]... [--level NAME] [--quick] [--broken]\n"
-            "       [--bench] [--bench-only linear|attend|rows]\n",
+            "       [--bench] [--bench-only linear|attend|lowbit|rows]\n",
             name);
     return 2;
 }
@@ -495,7 +497,7 @@ int main(int argc, char **argv)
     sigaction(SIGBUS, &action, NULL);
     if (broken)
         return check_broken(&check) == 0 ? 0 : 1;
-    open_levels(&check, level);
+    open_levels(&check, level, bench);
     uint32_t failed = 0;
     if (check.variant_count == 0)
         return usage(argv[0]);
