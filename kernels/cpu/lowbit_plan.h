@@ -7,6 +7,9 @@
 /* Rows that a KV head may choose at most: they bound the scratch. */
 #define KVA_CPU_SELECT_MAX 16384u
 
+/* Query heads of a KV head that may select together at most. */
+#define KVA_CPU_SELECT_HEADS_MAX 4096u
+
 /* How a call is cut into tasks. */
 struct kva_lowbit_plan {
     struct kva_device *device;
@@ -17,41 +20,56 @@ struct kva_lowbit_plan {
     uint32_t task_heads;  /* of them in one task, at most */
     uint32_t task_rows;   /* rows of one task, at most */
     uint32_t head_pieces; /* tasks that share the heads of one KV head */
+    size_t own_floats;    /* of a thread's part of the scratch, where tasks select; else 0 */
 };
-
-/* Choose the hot rows of the plan's selecting sequences, whose weights are in the scratch. */
-void kva_lowbit_select(struct kva_lowbit_plan *plan);
 
 /* --- the caller's scratch memory ---------------------------------------------------------------
  *
- * Per selecting sequence, in the order of the sequences: weights [heads][positions], relative to
- * the largest score of their split, and these largest scores [heads][splits]. */
+ * A part per selecting sequence and KV head: weights [group][positions], relative to the largest
+ * score of their split, and these largest scores [group][splits]. Parts lie one behind the other,
+ * in the order of sequences and KV heads; or, where tasks select on their own, one per thread. */
 
 static inline bool kva_lowbit_selects(const struct kva_lowbit_seq *seq)
 {
     return seq->hot && seq->select_row < seq->row_count;
 }
 
-static inline size_t kva_lowbit_weight_floats(const struct kva_attend_lowbit_args *args,
-                                              const struct kva_lowbit_seq *seq)
+/* Floats of a part, and of a sequence's parts. */
+static inline size_t kva_lowbit_part_floats(const struct kva_attend_lowbit_args *args,
+                                            const struct kva_lowbit_seq *seq)
 {
     if (!kva_lowbit_selects(seq))
         return 0;
-    return kva_attend_lowbit_scratch_bytes(args->heads, seq->page_count) / sizeof(float);
+    return kva_attend_lowbit_scratch_bytes(args->heads / args->kv_heads, seq->page_count) /
+           sizeof(float);
 }
 
-/* Index of the first weight of a head, and of its first split's largest score. */
+static inline size_t kva_lowbit_weight_floats(const struct kva_attend_lowbit_args *args,
+                                              const struct kva_lowbit_seq *seq)
+{
+    return kva_lowbit_part_floats(args, seq) * args->kv_heads;
+}
+
+/* Index in a part of the first weight of query head `head` of the KV head, and of its first
+ * split's largest score. */
 static inline size_t kva_lowbit_weight_at(const struct kva_lowbit_seq *seq, size_t head)
 {
     return head * seq->page_count * KVA_PAGE_TOKENS;
 }
 
-static inline size_t kva_lowbit_top_at(const struct kva_attend_lowbit_args *args,
+static inline size_t kva_lowbit_top_at(const struct kva_lowbit_plan *plan,
                                        const struct kva_lowbit_seq *seq, size_t head)
 {
     size_t splits = kva_div_up((size_t)seq->page_count * KVA_PAGE_TOKENS, KVA_ATTEND_SPLIT_TOKENS);
-    return kva_lowbit_weight_at(seq, args->heads) + head * splits;
+    return kva_lowbit_weight_at(seq, plan->group) + head * splits;
 }
+
+/* Choose the hot rows of one KV head, whose weights are in `part`. */
+void kva_lowbit_choose(const struct kva_lowbit_plan *plan, const struct kva_lowbit_seq *seq,
+                       uint32_t kv_head, const float *part, uint32_t worker);
+
+/* Choose those of all the plan's selecting sequences. */
+void kva_lowbit_select(struct kva_lowbit_plan *plan);
 
 /* --- who sees what ---------------------------------------------------------------------------- */
 

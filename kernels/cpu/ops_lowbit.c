@@ -4,8 +4,8 @@
  * share one KV head. A task folds its splits of low-bit pages in ascending order, then its hot
  * rows. Where there are too few tasks for the threads, the splits of a task run side by side into
  * partial results that are then folded in the same order. Selecting rows leave the weights of their
- * tokens in the caller's scratch memory, where ops_select.c reads them. Sequences whose weights do
- * not fit there together take turns. */
+ * tokens in the caller's scratch memory, where ops_select.c reads them: a task that has all it
+ * takes selects at once; otherwise sequences whose weights do not fit there together take turns. */
 #include "kernels/cpu/lowbit_plan.h"
 
 #include <math.h>
@@ -67,7 +67,7 @@ void kva_cpu_quantise(struct kva_device *device, const struct kva_quantise_args 
 struct task {
     const struct kva_attend_lowbit_args *args;
     const struct kva_lowbit_seq *seq;
-    float *weights;     /* of the sequence, where it selects; else NULL */
+    float *weights;     /* where those of the selecting row go; NULL: none of its rows selects */
     uint32_t row_first; /* of the sequence's rows */
     uint32_t row_count;
     uint32_t kv_head;
@@ -126,12 +126,15 @@ static struct task task_at(const struct kva_lowbit_plan *plan, uint32_t index)
     }
     uint32_t per_tile = args->kv_heads * plan->head_pieces;
     struct task task = {.args = args, .seq = seq};
-    task.weights = kva_lowbit_selects(seq) ? weights : NULL;
     task.row_first = index / per_tile * plan->task_rows;
     task.row_count = kva_min_u32(plan->task_rows, seq->row_count - task.row_first);
     task.kv_head = index % per_tile / plan->head_pieces;
     task.head_first = index % plan->head_pieces * plan->task_heads;
     task.head_count = kva_min_u32(plan->task_heads, plan->group - task.head_first);
+    bool selects = kva_lowbit_selects(seq) && seq->select_row >= task.row_first &&
+                   seq->select_row < task.row_first + task.row_count;
+    if (selects)
+        task.weights = weights + task.kv_head * kva_lowbit_part_floats(args, seq);
     return task;
 }
 
@@ -203,25 +206,22 @@ static void find_visible(const struct task *task, uint32_t base, uint32_t slots,
 }
 
 /* Leave the weights of the selecting row's queries, and their m, for the selection. */
-static void keep_weights(const struct task *task, uint32_t index, uint32_t slots,
-                         const float *weights, const float *m)
+static void keep_weights(const struct kva_lowbit_plan *plan, const struct task *task,
+                         uint32_t index, uint32_t slots, const float *weights, const float *m)
 {
-    uint32_t row = task->seq->select_row;
-    if (!task->weights || row < task->row_first || row >= task->row_first + task->row_count)
-        return;
-    for (uint32_t head = 0; head < task->head_count; head++) {
-        uint32_t j = (row - task->row_first) * task->head_count + head;
-        size_t to = head_of_query(task, j);
+    for (uint32_t head = 0; task->weights && head < task->head_count; head++) {
+        uint32_t j = (task->seq->select_row - task->row_first) * task->head_count + head;
+        size_t to = task->head_first + head;
         memcpy(task->weights + kva_lowbit_weight_at(task->seq, to) +
                    (size_t)index * KVA_ATTEND_SPLIT_TOKENS,
                weights + (size_t)j * KVA_ATTEND_SPLIT_TOKENS, slots * sizeof *weights);
-        task->weights[kva_lowbit_top_at(task->args, task->seq, to) + index] = m[j];
+        task->weights[kva_lowbit_top_at(plan, task->seq, to) + index] = m[j];
     }
 }
 
 /* Attention of the task's queries, already in scratch->q, to split `index`, whose `count` pages are
  * already found. */
-static void run_split(const struct kva_device *device, const struct task *task, uint32_t index,
+static void run_split(const struct kva_lowbit_plan *plan, const struct task *task, uint32_t index,
                       uint32_t count, uint32_t next_count, struct scratch *scratch, float *a,
                       float *m, float *e)
 {
@@ -245,8 +245,8 @@ static void run_split(const struct kva_device *device, const struct task *task, 
         .weights = scratch->weights,
         .scratch = scratch->kernel.lowbit,
     };
-    device->kernels.lowbit_split(&split);
-    keep_weights(task, index, count * KVA_PAGE_TOKENS, scratch->weights, m);
+    plan->device->kernels.lowbit_split(&split);
+    keep_weights(plan, task, index, count * KVA_PAGE_TOKENS, scratch->weights, m);
 }
 
 static void fold_query(const struct kva_device *device, const struct task *task, uint32_t query,
@@ -325,6 +325,8 @@ static void run_task(void *opaque, uint32_t index, uint32_t worker)
     struct task task = task_at(plan, index);
     struct scratch *scratch = kva_cpu_scratch(plan->device, worker);
     uint32_t first, end, count = 0;
+    if (task.weights && plan->own_floats > 0)
+        task.weights = (float *)plan->args->scratch + worker * plan->own_floats;
     task_splits(&task, &first, &end);
     clear_out(&task);
     load_queries(&task, scratch->q);
@@ -334,14 +336,15 @@ static void run_task(void *opaque, uint32_t index, uint32_t worker)
         uint32_t next = 0;
         if (split + 1 < end)
             next = find_pages(&task, split + 1, scratch->pages[(split + 1) % 2]);
-        run_split(plan->device, &task, split, count, next, scratch, scratch->a, scratch->m,
-                  scratch->e);
+        run_split(plan, &task, split, count, next, scratch, scratch->a, scratch->m, scratch->e);
         for (uint32_t j = 0; j < task.row_count * task.head_count; j++)
             fold_query(plan->device, &task, j, scratch->a + (size_t)j * task.args->head_dim,
                        scratch->m[j], scratch->e[j]);
         count = next;
     }
     fold_hot(plan->device, &task, scratch);
+    if (task.weights && plan->own_floats > 0)
+        kva_lowbit_choose(plan, task.seq, task.kv_head, task.weights, worker);
 }
 
 /* --- the splits of a task side by side -------------------------------------------------------- */
@@ -349,6 +352,7 @@ static void run_task(void *opaque, uint32_t index, uint32_t worker)
 /* Splits [first, first + count) of one task; partial i is at device->partials + i * partial_floats:
  * a [q_count, head_dim], m [q_count], e [q_count]. */
 struct wave {
+    const struct kva_lowbit_plan *plan;
     struct kva_device *device;
     struct task task;
     uint32_t first;
@@ -366,7 +370,7 @@ static void run_wave_split(void *opaque, uint32_t index, uint32_t worker)
     uint32_t split = wave->first + index;
     load_queries(&wave->task, scratch->q);
     uint32_t count = find_pages(&wave->task, split, scratch->pages[split % 2]);
-    run_split(wave->device, &wave->task, split, count, 0, scratch, a, m, m + q_count);
+    run_split(wave->plan, &wave->task, split, count, 0, scratch, a, m, m + q_count);
 }
 
 static void fold_wave_query(void *opaque, uint32_t query, uint32_t worker KVA_UNUSED)
@@ -383,7 +387,7 @@ static void fold_wave_query(void *opaque, uint32_t query, uint32_t worker KVA_UN
 
 static void run_task_wide(const struct kva_lowbit_plan *plan, uint32_t index)
 {
-    struct wave wave = {.device = plan->device, .task = task_at(plan, index)};
+    struct wave wave = {.plan = plan, .device = plan->device, .task = task_at(plan, index)};
     struct scratch *scratch = kva_cpu_scratch(plan->device, 0);
     uint32_t end, q_count = wave.task.row_count * wave.task.head_count;
     task_splits(&wave.task, &wave.first, &end);
@@ -418,6 +422,9 @@ static bool check_args(struct kva_device *device, const struct kva_attend_lowbit
         if (seq->hot && seq->hot->slots < (size_t)seq->hot->pinned + seq->hot->k)
             kva_cpu_fail(device, "attend_lowbit: %u slots cannot hold %u pinned and %u chosen rows",
                          seq->hot->slots, seq->hot->pinned, seq->hot->k);
+        if (kva_lowbit_selects(seq) && args->heads / args->kv_heads > KVA_CPU_SELECT_HEADS_MAX)
+            kva_cpu_fail(device, "attend_lowbit: %u heads share a KV head, at most %u may select",
+                         args->heads / args->kv_heads, KVA_CPU_SELECT_HEADS_MAX);
         if (seq->hot && seq->hot->k > KVA_CPU_SELECT_MAX)
             kva_cpu_fail(device, "attend_lowbit: %u rows to choose, at most %u", seq->hot->k,
                          KVA_CPU_SELECT_MAX);
@@ -452,6 +459,21 @@ static void take_seqs(struct kva_lowbit_plan *plan)
     }
 }
 
+/* Let tasks select on their own, each thread in memory of its own that stays in its cache: where a
+ * task has all the heads of its KV head and the scratch memory is enough. */
+static void plan_own(struct kva_lowbit_plan *plan)
+{
+    const struct kva_attend_lowbit_args *args = plan->args;
+    size_t floats = 0;
+    plan->seq_end = args->seq_count;
+    for (uint32_t i = 0; i < args->seq_count; i++)
+        floats = kva_max_size(floats, kva_lowbit_part_floats(args, &args->seqs[i]));
+    size_t threads = kva_pool_threads(plan->device->pool), tasks = tasks_of_plan(plan);
+    bool fits = floats * threads * sizeof(float) <= args->scratch_bytes && plan->head_pieces == 1;
+    if (fits && tasks <= UINT32_MAX && !better_wide(plan, (uint32_t)tasks))
+        plan->own_floats = floats;
+}
+
 void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args)
 {
     if (!check_args(device, args))
@@ -461,19 +483,22 @@ void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lo
     plan.task_heads = kva_min_u32(plan.group, KVA_CPU_ATTEND_QUERIES);
     plan.task_rows = KVA_CPU_ATTEND_QUERIES / plan.task_heads;
     plan.head_pieces = (uint32_t)kva_div_up(plan.group, plan.task_heads);
+    plan_own(&plan);
     for (; plan.seq_first < args->seq_count; plan.seq_first = plan.seq_end) {
-        take_seqs(&plan);
+        if (plan.own_floats == 0)
+            take_seqs(&plan);
         size_t tasks = tasks_of_plan(&plan);
         if (tasks > UINT32_MAX) {
             kva_cpu_fail(device, "attend_lowbit: %zu work items in one call", tasks);
             return;
         }
-        if (better_wide(&plan, (uint32_t)tasks)) {
+        if (plan.own_floats == 0 && better_wide(&plan, (uint32_t)tasks)) {
             for (uint32_t i = 0; i < tasks; i++)
                 run_task_wide(&plan, i);
         } else {
             kva_pool_run(device->pool, (uint32_t)tasks, run_task, &plan);
         }
-        kva_lowbit_select(&plan);
+        if (plan.own_floats == 0)
+            kva_lowbit_select(&plan);
     }
 }

@@ -8,8 +8,7 @@
 #include "kernels/cpu/order.h"
 #include "kernels/cpu/scalar.h"
 
-/* Query heads of a KV head that may select. */
-#define HEADS_MAX 4096u
+#define HEADS_MAX KVA_CPU_SELECT_HEADS_MAX
 #define HOT_PIECE 256u
 
 #define KEYS_MAX  (2 * KVA_CPU_SELECT_MAX)
@@ -33,7 +32,7 @@ _Static_assert(sizeof(struct scratch) <= KVA_CPU_SCRATCH_BYTES, "selection outgr
 struct choice {
     const struct kva_lowbit_plan *plan;
     const struct kva_lowbit_seq *seq;
-    const float *weights; /* of the sequence */
+    const float *weights; /* of the KV head */
     struct scratch *scratch;
     uint32_t kv_head;
     uint32_t row;
@@ -132,11 +131,9 @@ static void add_hot(struct choice *choice, uint32_t first, uint32_t count)
 /* How much each head's weights in a split count. */
 static void find_factors(struct choice *choice, uint32_t split)
 {
-    const struct kva_attend_lowbit_args *args = choice->plan->args;
     struct scratch *scratch = choice->scratch;
     for (uint32_t h = 0; h < choice->plan->group; h++) {
-        size_t head = (size_t)choice->kv_head * choice->plan->group + h;
-        float top = choice->weights[kva_lowbit_top_at(args, choice->seq, head) + split];
+        float top = choice->weights[kva_lowbit_top_at(choice->plan, choice->seq, h) + split];
         scratch->factors[h] = relative(top, scratch->top[h]) * scratch->inverse[h];
     }
 }
@@ -161,8 +158,7 @@ static void add_page(struct choice *choice, uint32_t page)
     uint64_t present;
     kva_lowbit_present(choice->seq, choice->kv_head, page, 1, &present);
     struct kva_cpu_lowbit_filter filter = {
-        .weights = choice->weights + base +
-                   kva_lowbit_weight_at(choice->seq, (size_t)choice->kv_head * plan->group),
+        .weights = choice->weights + base,
         .factors = scratch->factors,
         .stride = (size_t)choice->seq->page_count * KVA_PAGE_TOKENS,
         .heads = plan->group,
@@ -214,20 +210,30 @@ static void choose(struct choice *choice)
     write_chosen(choice);
 }
 
+void kva_lowbit_choose(const struct kva_lowbit_plan *plan, const struct kva_lowbit_seq *seq,
+                       uint32_t kv_head, const float *part, uint32_t worker)
+{
+    struct choice choice = {.plan = plan,
+                            .seq = seq,
+                            .weights = part,
+                            .scratch = kva_cpu_scratch(plan->device, worker),
+                            .kv_head = kv_head};
+    choose(&choice);
+}
+
 static void choose_item(void *opaque, uint32_t index, uint32_t worker)
 {
     const struct kva_lowbit_plan *plan = opaque;
-    const struct kva_lowbit_seq *seq = plan->args->seqs + plan->seq_first;
-    struct choice choice = {.plan = plan, .weights = plan->args->scratch};
-    for (uint32_t left = index / plan->args->kv_heads; left > 0 || !kva_lowbit_selects(seq);
-         seq++) {
+    const struct kva_attend_lowbit_args *args = plan->args;
+    const struct kva_lowbit_seq *seq = args->seqs + plan->seq_first;
+    const float *weights = args->scratch;
+    uint32_t kv_head = index % args->kv_heads;
+    for (uint32_t left = index / args->kv_heads; left > 0 || !kva_lowbit_selects(seq); seq++) {
         left -= kva_lowbit_selects(seq);
-        choice.weights += kva_lowbit_weight_floats(plan->args, seq);
+        weights += kva_lowbit_weight_floats(args, seq);
     }
-    choice.seq = seq;
-    choice.kv_head = index % plan->args->kv_heads;
-    choice.scratch = kva_cpu_scratch(plan->device, worker);
-    choose(&choice);
+    kva_lowbit_choose(plan, seq, kv_head, weights + kv_head * kva_lowbit_part_floats(args, seq),
+                      worker);
 }
 
 void kva_lowbit_select(struct kva_lowbit_plan *plan)
@@ -235,10 +241,5 @@ void kva_lowbit_select(struct kva_lowbit_plan *plan)
     uint32_t count = 0;
     for (uint32_t i = plan->seq_first; i < plan->seq_end; i++)
         count += kva_lowbit_selects(&plan->args->seqs[i]);
-    if (count > 0 && plan->group > HEADS_MAX) {
-        kva_cpu_fail(plan->device, "attend_lowbit: %u heads share a KV head, at most %u may select",
-                     plan->group, HEADS_MAX);
-        return;
-    }
     kva_pool_run(plan->device->pool, count * plan->args->kv_heads, choose_item, plan);
 }
