@@ -11,7 +11,8 @@
  *            weight's format alone.
  *   attend   A row is a fold over splits of KVA_ATTEND_SPLIT_TOKENS positions, ascending. Within a
  *            split a score is one chain over head_dim, the sum of exponentials goes by lanes of
- *            (position % lanes), and each element of `a` is one chain over the tokens.
+ *            (position % lanes), and each element of `a` is one chain over the tokens. Kernels of
+ *            16-bit products take dimensions and tokens by pairs, from even positions on.
  *   lowbit   A row is the same fold over splits of low-bit pages, then over its hot rows, which are
  *            taken for a split of their own per KVA_ATTEND_SPLIT_TOKENS of them in ascending
  *            position. Quantised blocks have the same bits at every level. */
@@ -33,6 +34,11 @@
 
 /* (row, head) pairs of one attention work item at most. */
 #define KVA_CPU_ATTEND_QUERIES 64u
+
+/* Scratch of attention for keys and for values: room for a page as floats, or a split in pairs of
+ * 16 bits. */
+#define KVA_CPU_ATTEND_K_FLOATS (KVA_CPU_HEAD_DIM_MAX * KVA_PAGE_TOKENS)
+#define KVA_CPU_ATTEND_V_FLOATS (KVA_CPU_HEAD_DIM_MAX * KVA_ATTEND_SPLIT_TOKENS / 2)
 
 /* Head dimensions beyond this fail the device: they bound the scratch. Models have 256 at most. */
 #define KVA_CPU_HEAD_DIM_MAX 512u
@@ -62,8 +68,8 @@ struct kva_cpu_attend_split {
     float *m;      /* out: [q_count] */
     float *e;      /* out: [q_count] */
     float *scores; /* scratch: [q_count, KVA_ATTEND_SPLIT_TOKENS] */
-    float *k;      /* scratch: [head_dim, KVA_PAGE_TOKENS] */
-    float *v;      /* scratch: [KVA_PAGE_TOKENS, head_dim rounded up to 16] */
+    float *k;      /* scratch: [KVA_CPU_ATTEND_K_FLOATS] */
+    float *v;      /* scratch: [KVA_CPU_ATTEND_V_FLOATS] */
 };
 
 /* One KV head of one block to be quantised. */

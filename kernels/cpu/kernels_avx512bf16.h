@@ -10,5 +10,6 @@ size_t kva_linear_row_bytes_avx512bf16(const struct kva_linear_args *args);
 void kva_linear_prepare_avx512bf16(const struct kva_linear_args *args, uint32_t first, uint32_t end,
                                    void *prepared);
 void kva_linear_avx512bf16(const struct kva_cpu_linear *item);
+void kva_attend_split_avx512bf16(const struct kva_cpu_attend_split *split);
 
 #endif

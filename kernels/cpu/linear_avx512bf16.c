@@ -343,4 +343,6 @@ void kva_cpu_kernels_avx512bf16(struct kva_cpu_kernels *kernels)
     kernels->linear_row_bytes = kva_linear_row_bytes_avx512bf16;
     kernels->linear_prepare = kva_linear_prepare_avx512bf16;
     kernels->linear = kva_linear_avx512bf16;
+    kernels->attend_split = kva_attend_split_avx512bf16;
+    kernels->attend_fold = kva_attend_fold_avx512;
 }

@@ -40,8 +40,8 @@ struct scratch {
     _Alignas(64) float scores[KVA_CPU_ATTEND_QUERIES * KVA_ATTEND_SPLIT_TOKENS];
     _Alignas(64) float q[KVA_CPU_ATTEND_QUERIES * KVA_CPU_HEAD_DIM_MAX];
     _Alignas(64) float a[KVA_CPU_ATTEND_QUERIES * KVA_CPU_HEAD_DIM_MAX];
-    _Alignas(64) float k[KVA_CPU_HEAD_DIM_MAX * KVA_PAGE_TOKENS];
-    _Alignas(64) float v[KVA_CPU_HEAD_DIM_MAX * KVA_PAGE_TOKENS];
+    _Alignas(64) float k[KVA_CPU_ATTEND_K_FLOATS];
+    _Alignas(64) float v[KVA_CPU_ATTEND_V_FLOATS];
 };
 
 _Static_assert(sizeof(struct scratch) <= KVA_CPU_SCRATCH_BYTES, "attention outgrew the scratch");

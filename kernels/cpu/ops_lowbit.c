@@ -92,8 +92,8 @@ struct scratch {
     union {
         _Alignas(64) unsigned char lowbit[KVA_CPU_LOWBIT_SCRATCH_BYTES];
         struct {
-            _Alignas(64) float k[KVA_CPU_HEAD_DIM_MAX * KVA_PAGE_TOKENS];
-            _Alignas(64) float v[KVA_CPU_HEAD_DIM_MAX * KVA_PAGE_TOKENS];
+            _Alignas(64) float k[KVA_CPU_ATTEND_K_FLOATS];
+            _Alignas(64) float v[KVA_CPU_ATTEND_V_FLOATS];
         } hot;
     } kernel;
 };

@@ -13,6 +13,16 @@ static void expect_ok(enum kva_status status, const struct kva_err *err)
         fail_msg("%s: %s", kva_status_info(status)->name, err->message);
 }
 
+uint32_t fixture_unrounded_levels(void)
+{
+    struct kva_device *device;
+    struct kva_err err;
+    expect_ok(kva_device_open_cpu(&(struct kva_device_params){.threads = 1}, &device, &err), &err);
+    uint32_t levels = kva_device_get_info(device)->cpu_levels & ~(uint32_t)KVA_CPU_AVX512BF16;
+    kva_device_close(device);
+    return levels;
+}
+
 void fixture_open(struct fixture *fixture, const struct fixture_params *params)
 {
     struct kva_err err = {0};

@@ -31,6 +31,10 @@ void fixture_close(struct fixture *fixture);
 /* Greedy, nothing else. */
 struct kva_sampling_params fixture_greedy(void);
 
+/* The levels of this machine that do not round what meets bf16: two ways to the same attention give
+ * the same numbers there, all but for the order of additions. */
+uint32_t fixture_unrounded_levels(void);
+
 /* A sequence as `params` describes it, admitted. */
 struct kva_sequence *fixture_start(struct fixture *fixture,
                                    const struct kva_sequence_params *params);

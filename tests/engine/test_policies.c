@@ -42,7 +42,8 @@ static void test_policies__fetching_every_row_is_full_attention(void **state KVA
     all.plain = 0;
     for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
         struct fixture f;
-        fixture_open(&f, &(struct fixture_params){.model_path = models[m]});
+        fixture_open(&f, &(struct fixture_params){.model_path = models[m],
+                                                  .cpu_level_mask = fixture_unrounded_levels()});
         for (uint32_t predictor = 0; predictor < KVA_PREDICT_AUTO; predictor++) {
             all.predictor = (enum kva_kv_predictor)predictor;
             struct trace want = run_under(&f, 130, trace_variant(FULL));

@@ -266,13 +266,17 @@ static void bench_kernels(const struct bench *bench, unsigned char *memory, bool
         bench_linear(bench, weights, KVA_BF16, 512, 2048, 5632);
         bench_linear(bench, weights, KVA_BF16, 128, 1024, 14336);
     }
-    bench_attend(bench, memory, KVA_BF16, tiny_llama, 1, 16384, 1);
+    bench_attend(bench, memory, KVA_BF16, tiny_llama, 1, 32768, 1);
+    bench_attend(bench, memory, KVA_F16, tiny_llama, 1, 32768, 1);
+    bench_attend(bench, memory, KVA_BF16, tiny_llama, 8, 32768, 1);
     bench_attend(bench, memory, KVA_BF16, tiny_llama, 16, 4096, 1);
     bench_attend(bench, memory, KVA_BF16, llama, 1, 16384, 1);
     bench_attend(bench, memory, KVA_F16, llama, 1, 16384, 1);
     bench_attend(bench, memory, KVA_BF16, mha, 1, 16384, 1);
+    bench_attend(bench, memory, KVA_F16, mha, 1, 16384, 1);
     if (!slow) {
         bench_attend(bench, memory, KVA_BF16, tiny_llama, 1, 512, 512);
+        bench_attend(bench, memory, KVA_BF16, tiny_llama, 1, 2048, 2048);
         bench_attend(bench, memory, KVA_BF16, tiny_llama, 1, 4096, 256);
         bench_attend(bench, memory, KVA_BF16, llama, 1, 4096, 256);
     }

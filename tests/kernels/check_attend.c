@@ -254,10 +254,12 @@ static double *widen_kv(const struct attend_test *test, uint32_t seq, uint32_t k
     return wide;
 }
 
-/* One row and head: a, m, e relative to the true m, and how far they may be off. */
+/* One row and head: a, m, e relative to the true m, and how far they may be off. `rounded`: with
+ * scaled queries and weights rounded to bf16. */
 static void pair_truth(const struct attend_test *test, const struct kva_attend_seq *seq,
-                       uint32_t position, const float *q, const double *kv, double *scores,
-                       double *a, double *a_bound, double *me, double *me_bound, double *magnitude)
+                       uint32_t position, const float *q, bool rounded, const double *kv,
+                       double *scores, double *a, double *a_bound, double *me, double *me_bound,
+                       double *magnitude)
 {
     const struct kva_attend_args *args = &test->args;
     size_t dim = args->head_dim;
@@ -269,7 +271,9 @@ static void pair_truth(const struct attend_test *test, const struct kva_attend_s
             continue;
         double sum = 0, size = 0;
         for (size_t i = 0; i < dim; i++) {
-            double product = (double)q[i] * (double)args->scale * kv[t * 2 * dim + i];
+            double x = rounded ? check_round_bf16((double)(q[i] * args->scale))
+                               : (double)q[i] * (double)args->scale;
+            double product = x * kv[t * 2 * dim + i];
             sum += product;
             size += fabs(product);
         }
@@ -280,12 +284,14 @@ static void pair_truth(const struct attend_test *test, const struct kva_attend_s
     }
     /* A score is a chain of head_dim products: that many roundings, one for the scaled query. The
      * exponentials err by twice that (their own score's and the maximum's), 2 units and the
-     * rounding of their argument. Below the normal numbers a rounding is absolute. The sums add a
-     * rounding per term within a split (`e` goes by at least 8 lanes) and a few per fold. */
-    double score_error = ((double)dim + 3) * UNIT * largest + (double)dim * 0x1p-145;
+     * rounding of their argument. Below the normal numbers a rounding is absolute, and what bf16
+     * products make there is 0. The sums add a rounding per term within a split (`e` goes by at
+     * least 8 lanes) and a few per fold. A weight that is rounded to bf16 is off by 2^-8. */
+    double score_error =
+        ((double)dim + 3) * UNIT * largest + (double)dim * (rounded ? 0x1p-125 : 0x1p-145);
     double folds = position / KVA_ATTEND_SPLIT_TOKENS + 2.0;
     double range = fmin(m > -INFINITY ? m - lowest : 0, 110);
-    double relative = 2 * score_error + UNIT * (16 + range + 8 * folds);
+    double relative = 2 * score_error + UNIT * (16 + range + 8 * folds) + (rounded ? 0x1p-8 : 0);
     memset(a, 0, dim * sizeof *a);
     memset(a_bound, 0, dim * sizeof *a_bound);
     for (uint32_t t = first; t <= position && m != -INFINITY; t++) {
@@ -304,7 +310,7 @@ static void pair_truth(const struct attend_test *test, const struct kva_attend_s
     *magnitude = score_error;
 }
 
-static void attend_truth(const struct attend_test *test, struct check_case *out, double *expect,
+static void attend_truth(const struct attend_test *test, bool rounded, double *expect,
                          double *bound)
 {
     const struct kva_attend_args *args = &test->args;
@@ -320,8 +326,8 @@ static void attend_truth(const struct attend_test *test, struct check_case *out,
                 size_t row = seq->row_first + i / group, head = kv_head * group + i % group;
                 const float *q = (const float *)args->q + row * args->q_stride + head * dim;
                 double *e = expect + row * cols, *b = bound + row * cols;
-                pair_truth(test, seq, seq->position_first + (uint32_t)(i / group), q, kv, scores,
-                           e + head * dim, b + head * dim, me, me_bound,
+                pair_truth(test, seq, seq->position_first + (uint32_t)(i / group), q, rounded, kv,
+                           scores, e + head * dim, b + head * dim, me, me_bound,
                            &test->magnitude[row * heads + head]);
                 for (size_t j = 0; j < 2; j++) {
                     e[heads * (dim + j) + head] = me[j];
@@ -332,8 +338,6 @@ static void attend_truth(const struct attend_test *test, struct check_case *out,
         }
     }
     free(scores);
-    out->expect = expect;
-    out->bound = bound;
 }
 
 /* `a` and `e` are relative to the m that was found. */
@@ -462,21 +466,30 @@ static void attend_case(struct check *check, const struct plan *plan)
     uint32_t dim = plan->shape.head_dim, heads = plan->shape.heads;
     uint32_t cols = heads * (dim + 2);
     size_t count = (size_t)attend->rows * cols;
-    double *expect = malloc(4 * count * sizeof(double));
+    const bool rounds = plan->dtype == KVA_BF16;
+    double *expect = malloc(8 * count * sizeof(double)), *rounded = expect + 4 * count;
     struct check_case test = {.op = OP_ATTEND,
                               .run = run_attend,
                               .opaque = attend,
                               .rows = attend->rows,
                               .cols = cols,
                               .stride = cols,
+                              .expect = expect,
+                              .bound = expect + count,
+                              .rounding_levels = rounds ? KVA_CPU_AVX512BF16 : 0,
+                              .expect_rounded = rounded,
+                              .bound_rounded = rounded + count,
                               .adjust = adjust_attend,
-                              .norm_share = 0.5};
+                              .norm_share = 0.5,
+                              .norm_share_rounded = 0.5};
     snprintf(test.name, sizeof test.name,
              "heads %u/%u head_dim %u seqs %u rows %u at %u ranges %u window %u %s%s %s", heads,
              plan->shape.kv_heads, dim, attend->args.seq_count, plan->rows[0], plan->positions[0],
              attend->range_count, plan->window, kva_dtype_name(plan->dtype),
              plan->poison ? " poison" : "", check_fill_name(plan->fill));
-    attend_truth(attend, &test, expect, expect + count);
+    attend_truth(attend, false, expect, expect + count);
+    if (rounds)
+        attend_truth(attend, true, rounded, rounded + count);
     check_case(check, &test);
     check_cut(check, &test, attend);
 
@@ -490,6 +503,12 @@ static void attend_case(struct check *check, const struct plan *plan)
     test.cols = test.stride = heads * dim;
     test.expect = quotient;
     test.bound = quotient + count;
+    if (rounds) {
+        divide_truth(attend, test.expect_rounded, test.bound_rounded, rounded + 2 * count,
+                     rounded + 3 * count);
+        test.expect_rounded = rounded + 2 * count;
+        test.bound_rounded = rounded + 3 * count;
+    }
     snprintf(test.name + strlen(test.name), sizeof test.name - strlen(test.name), " merged");
     check_case(check, &test);
     free(expect);

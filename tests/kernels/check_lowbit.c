@@ -410,9 +410,17 @@ struct truth {
     double m, e, m_bound, e_bound;
 };
 
+/* Levels that round queries and weights. */
+static uint32_t rounding_levels(enum kva_dtype kv_dtype)
+{
+    return KVA_CPU_AVX512VNNI | (kv_dtype == KVA_BF16 ? KVA_CPU_AVX512BF16 : 0);
+}
+
 /* What rounding to 8 bits may add, where codes meet integers (avx512vnni): a factor is off by half
  * a step (a query's) or by one (a weight's, see the kernel), a step being the 127th part of the
- * largest factor, and counts once per unit of code. With 4 bits the steps are 128 times finer. */
+ * largest factor, and counts once per unit of code. With 4 bits the steps are 128 times finer.
+ * Where bf16 rows meet bf16 products (avx512bf16), a hot row's query and weight are off by 2^-8.
+ * One bound serves the levels of either kind and of both. */
 struct rounding {
     const double *k_scale; /* [positions, head_dim]; 0 for hot rows */
     const double *v_scale;
@@ -459,6 +467,8 @@ static void pair_truth(const struct lowbit_test *test, uint32_t first, uint32_t 
         for (size_t i = 0; rounding->on && i < dim; i++)
             v_step = fmax(v_step, rounding->v_scale[t * dim + i] / steps_of(test));
     }
+    bool halves = rounding->on && test->args.kv_dtype == KVA_BF16;
+    rounded += halves ? 0x1p-8 * largest : 0;
     /* As in check_attend.c, with a rounding for the product of code and scale and one for the sum
      * with zero, which may be larger than the sum. */
     double score_error = ((double)dim + 8) * UNIT * 3 * largest + (double)dim * 0x1p-145 + rounded;
@@ -466,7 +476,7 @@ static void pair_truth(const struct lowbit_test *test, uint32_t first, uint32_t 
     double range = fmin(truth->m > -INFINITY ? truth->m - lowest : 0, 110);
     double relative = 2 * score_error + UNIT * (16 + range + 8 * folds);
     if (rounding->on) /* exponentials are off by 7e-6 as well, and errors are no longer small */
-        relative = exp(relative + 1e-5) - 1;
+        relative = exp(relative + 1e-5 + (halves ? 0x1p-8 : 0)) - 1;
     memset(truth->a, 0, dim * sizeof(double));
     memset(truth->a_bound, 0, dim * sizeof(double));
     for (uint32_t t = first; t < tokens; t++) {
@@ -680,7 +690,7 @@ static void check_selection(struct check *check, const struct lowbit_test *test,
             if (!test->data[s].hot)
                 continue;
             mean_truth(test, s, run.select[s], head, means);
-            bool rounds = variant->levels & KVA_CPU_AVX512VNNI;
+            bool rounds = variant->levels & rounding_levels(args->kv_dtype);
             reason = check_chosen(means, test->seqs[s].page_count * 64,
                                   run.chosen[0][s] + (size_t)head * k, k,
                                   rounds ? slack_rounded : slack);
@@ -717,7 +727,7 @@ static void lowbit_case(struct check *check, const struct plan *plan)
                               .norm_share = 0.5,
                               /* Bounds take every rounding for the worst: together they are far
                                * from it. */
-                              .rounding_levels = KVA_CPU_AVX512VNNI,
+                              .rounding_levels = rounding_levels(plan->dtype),
                               .expect_rounded = expect + 2 * count,
                               .bound_rounded = expect + 3 * count,
                               .norm_share_rounded = 0.1};

@@ -31,8 +31,9 @@ static void add(struct setup *s, const char *spec)
 static void open(struct setup *s, bool prefix_cache)
 {
     *s = (struct setup){.sample_count = 2};
-    fixture_open(&s->fixture,
-                 &(struct fixture_params){.model_path = LLAMA, .prefix_cache = prefix_cache});
+    fixture_open(&s->fixture, &(struct fixture_params){.model_path = LLAMA,
+                                                       .cpu_level_mask = fixture_unrounded_levels(),
+                                                       .prefix_cache = prefix_cache});
     fixture_prompt(s->ids, IDS, VOCAB, 11);
     s->samples[0] = (struct kva_eval_sample){.ids = s->ids, .count = 230, .prompt = 170};
     s->samples[1] = (struct kva_eval_sample){
