@@ -1,0 +1,24 @@
+/* broken.h - what the lists of deliberately broken operators share. */
+#ifndef KVA_TESTS_KERNELS_BROKEN_H
+#define KVA_TESTS_KERNELS_BROKEN_H
+
+#include "tests/kernels/checkasm.h"
+
+struct broken {
+    const char *name;
+    enum check_op op;
+    struct kva_ops ops; /* the broken operator alone */
+};
+
+#define BREAKS(name, operation, member)                                                            \
+    {                                                                                              \
+#name, operation, (struct kva_ops)                                                         \
+        {                                                                                          \
+            .member = name                                                                         \
+        }                                                                                          \
+    }
+
+/* The broken operators of low-bit KV, which build on those of `sound`. */
+const struct broken *broken_lowbit(const struct kva_ops *sound, size_t *ret_count);
+
+#endif

@@ -1,0 +1,182 @@
+/* Deliberately broken operators of low-bit KV; broken.c says how they are used. */
+#include "tests/kernels/broken.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const struct kva_ops *good;
+
+/* --- quantise --------------------------------------------------------------------------------- */
+
+static void quantise_no_exempt(struct kva_device *device, const struct kva_quantise_args *args)
+{
+    struct kva_quantise_args wrong = *args;
+    wrong.exempt = NULL;
+    good->quantise(device, &wrong);
+}
+
+static void quantise_other_levels(struct kva_device *device, const struct kva_quantise_args *args)
+{
+    struct kva_quantise_args wrong = *args;
+    wrong.format.levels = args->format.levels == KVA_LEVELS_FIT ? KVA_LEVELS_PAPER : KVA_LEVELS_FIT;
+    good->quantise(device, &wrong);
+}
+
+static void quantise_last_block(struct kva_device *device, const struct kva_quantise_args *args)
+{
+    struct kva_quantise_args wrong = *args;
+    wrong.count--; /* the last block is never written */
+    good->quantise(device, &wrong);
+}
+
+/* One bit of the last value of every block is the wrong one. */
+static void quantise_one_code(struct kva_device *device, const struct kva_quantise_args *args)
+{
+    good->quantise(device, args);
+    size_t bytes = kva_lowbit_block_bytes(args->format, args->kv_heads, args->head_dim);
+    for (uint32_t i = 0; i < args->count; i++)
+        ((unsigned char *)args->to[i] + args->to_offset_bytes)[bytes - 1] ^= 0x80;
+}
+
+static void quantise_writes_behind(struct kva_device *device, const struct kva_quantise_args *args)
+{
+    good->quantise(device, args);
+    for (uint32_t i = 0; i < args->count; i++)
+        ((unsigned char *)args->to[i])[-1] ^= 1;
+}
+
+/* --- attend_lowbit ---------------------------------------------------------------------------- */
+
+#define SEQS_MAX 8
+
+/* The call with its sequences changed. */
+static void with_seqs(struct kva_device *device, const struct kva_attend_lowbit_args *args,
+                      void (*change)(struct kva_lowbit_seq *seq))
+{
+    struct kva_attend_lowbit_args wrong = *args;
+    struct kva_lowbit_seq seqs[SEQS_MAX];
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        seqs[i] = args->seqs[i];
+        change(&seqs[i]);
+    }
+    wrong.seqs = seqs;
+    good->attend_lowbit(device, &wrong);
+}
+
+static void lowbit_no_window(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    struct kva_attend_lowbit_args wrong = *args;
+    wrong.window = 0;
+    good->attend_lowbit(device, &wrong);
+}
+
+static void lowbit_window(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    struct kva_attend_lowbit_args wrong = *args;
+    wrong.window += wrong.window > 0;
+    good->attend_lowbit(device, &wrong);
+}
+
+static void forget_hot(struct kva_lowbit_seq *seq)
+{
+    seq->hot = NULL;
+}
+
+static void lowbit_no_hot(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    with_seqs(device, args, forget_hot);
+}
+
+static void last_page(struct kva_lowbit_seq *seq)
+{
+    seq->page_count -= seq->page_count > 0;
+}
+
+static void lowbit_last_page(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    with_seqs(device, args, last_page);
+}
+
+static void lowbit_group(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    struct kva_attend_lowbit_args wrong = *args;
+    wrong.format.group = args->format.group == 64 ? 32 : 64;
+    if (kva_lowbit_head_bytes(wrong.format, args->head_dim) >
+        kva_lowbit_head_bytes(args->format, args->head_dim))
+        wrong.format = args->format;
+    good->attend_lowbit(device, &wrong);
+}
+
+static void by_slot(struct kva_lowbit_seq *seq)
+{
+    /* Hot rows in the order of their slots: right, but other bits where they lie otherwise. */
+    for (uint32_t head = 0; seq->hot && head < 1; head++) {
+        uint32_t *order = seq->hot->order + (size_t)head * seq->hot->slots;
+        for (uint32_t i = 1; i < seq->hot->count[head]; i++) {
+            for (uint32_t j = i; j > 0 && order[j] < order[j - 1]; j--) {
+                uint32_t slot = order[j];
+                order[j] = order[j - 1];
+                order[j - 1] = slot;
+            }
+        }
+    }
+}
+
+static void lowbit_by_slot(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    struct kva_attend_lowbit_args no_window = *args;
+    no_window.window = 0; /* a window counts on the order of positions */
+    with_seqs(device, args->window ? args : &no_window, by_slot);
+}
+
+static void lowbit_no_rest(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    struct kva_attend_lowbit_args wrong = *args;
+    wrong.rest = NULL;
+    good->attend_lowbit(device, &wrong);
+}
+
+static void first_row(struct kva_lowbit_seq *seq)
+{
+    seq->select_row = seq->select_row < seq->row_count ? 0 : seq->select_row;
+}
+
+static void lowbit_first_row(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    with_seqs(device, args, first_row);
+}
+
+static void lowbit_one_less(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    /* The last of the chosen is lost. */
+    good->attend_lowbit(device, args);
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_lowbit_seq *seq = &args->seqs[i];
+        if (seq->hot && seq->select_row < seq->row_count)
+            seq->hot->chosen[seq->hot->k - 1] = KVA_NO_TOKEN;
+    }
+}
+
+static const struct broken list[] = {
+    BREAKS(quantise_no_exempt, OP_QUANTISE, quantise),
+    BREAKS(quantise_other_levels, OP_QUANTISE, quantise),
+    BREAKS(quantise_last_block, OP_QUANTISE, quantise),
+    BREAKS(quantise_one_code, OP_QUANTISE, quantise),
+    BREAKS(quantise_writes_behind, OP_QUANTISE, quantise),
+    BREAKS(lowbit_no_window, OP_ATTEND_LOWBIT, attend_lowbit),
+    BREAKS(lowbit_window, OP_ATTEND_LOWBIT, attend_lowbit),
+    BREAKS(lowbit_no_hot, OP_ATTEND_LOWBIT, attend_lowbit),
+    BREAKS(lowbit_last_page, OP_ATTEND_LOWBIT, attend_lowbit),
+    BREAKS(lowbit_group, OP_ATTEND_LOWBIT, attend_lowbit),
+    BREAKS(lowbit_by_slot, OP_ATTEND_LOWBIT, attend_lowbit),
+    BREAKS(lowbit_no_rest, OP_ATTEND_LOWBIT, attend_lowbit),
+    BREAKS(lowbit_first_row, OP_ATTEND_LOWBIT, attend_lowbit),
+    BREAKS(lowbit_one_less, OP_ATTEND_LOWBIT, attend_lowbit),
+};
+
+const struct broken *broken_lowbit(const struct kva_ops *sound, size_t *ret_count)
+{
+    good = sound;
+    *ret_count = KVA_COUNT_OF(list);
+    return list;
+}
