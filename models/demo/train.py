@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
@@ -26,7 +25,6 @@ from training import tokenizer as tokenization
 from training.stages import STAGES
 
 SEED = 20
-MARKER = "\u0120for"  # keys come after this token, in texts and in questions
 
 
 def load_or_build_tokenizer(work, paragraphs):
@@ -39,12 +37,12 @@ def load_or_build_tokenizer(work, paragraphs):
         generated.append(stories.plain(rng)[0][0])
         generated.append("".join(t for t, _ in stories.chat(rng)))
     for _ in range(150):
-        for make in (tasks.niah, tasks.variable_tracking, tasks.lookup, tasks.frequent_words):
+        for make in (tasks.niah, tasks.variable_tracking):
             generated.append("".join(t or "" for t, _ in make(rng, 600)))
     generated += benchmark.filler.take(rng, 4000)
     generated = [re.sub(r"<\|[a-z_]+\|>", "", text) for text in generated]
     sample = random.Random(SEED).sample(paragraphs, min(3000, len(paragraphs)))
-    tok = tokenization.build(generated, sample, SEED)
+    tok = tokenization.build(generated, sample)
     tokenization.save(tok, work)
     return tok
 
@@ -64,39 +62,31 @@ def loss_of(net, hidden_fn, batch):
 
 
 class Progress:
-    """Prints a line now and then: loss, accuracies per token, speed, time left."""
+    """Prints a line now and then: bar, loss, accuracy per token, speed, time left."""
 
-    def __init__(self, stage, steps, tokens_per_step):
-        self.stage, self.steps, self.tokens = stage, steps, tokens_per_step
+    def __init__(self, stage, steps):
+        self.stage, self.steps = stage, steps
         self.smooth = {}
-        self.mark, self.mark_step = time.time(), None
+        self.mark, self.mark_step, self.tokens = time.time(), None, 0
 
     def _average(self, name, value):
         if value == value:
             self.smooth[name] = 0.95 * self.smooth.get(name, value) + 0.05 * value
 
-    def step(self, index, loss, accuracy):
+    def step(self, index, loss, accuracy, tokens):
         if self.mark_step is None:
             self.mark_step = index
+        self.tokens += tokens
         for name, value in (("loss", loss), ("right", accuracy)):
             self._average(name, value)
-        if time.time() - self.mark > 20 and index > self.mark_step:
-            speed = (index - self.mark_step) / (time.time() - self.mark)
+        elapsed = time.time() - self.mark
+        if elapsed > 20 and index > self.mark_step:
             shown = " ".join(f"{name} {value:.3f}" for name, value in self.smooth.items())
-            print(f"stage {self.stage} step {index}/{self.steps} {shown} "
-                  f"{speed * self.tokens:.0f} tok/s "
-                  f"stage ETA {(self.steps - index) / speed / 60:.1f} min", flush=True)
-            self.mark, self.mark_step = time.time(), index
-
-
-def average_gradients(net):
-    """One exchange per step: on busy cores single-threaded ranks wait far less than threads do."""
-    gradients = [p.grad for p in net.parameters() if p.grad is not None]
-    flat = torch.cat([g.reshape(-1) for g in gradients])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    for g, part in zip(gradients, flat.split([g.numel() for g in gradients])):
-        g.copy_(part.view_as(g))
+            left = (self.steps - index) * elapsed / (index - self.mark_step)
+            done = 20 * index // self.steps
+            print(f"stage {self.stage} [{'#' * done:20s}] {index}/{self.steps} {shown} "
+                  f"{self.tokens / elapsed:.0f} tok/s, {left / 60:.1f} min left", flush=True)
+            self.mark, self.mark_step, self.tokens = time.time(), index, 0
 
 
 def save_checkpoint(path, net, optimizers, stage, step, seconds):
@@ -109,31 +99,22 @@ def save_checkpoint(path, net, optimizers, stage, step, seconds):
 def train_stage(net, hidden_fn, optimizers, encoder, paragraphs, stage, first, work, seconds):
     spec = STAGES[stage]
     muon, adam = optimizers
-    ranks, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
-    progress = Progress(stage, spec["steps"], spec["shapes"][0][0] * spec["shapes"][0][1] * ranks)
+    progress = Progress(stage, spec["steps"])
     started = saved = evaluated = time.time()
     steps, (lr_first, lr_last) = spec["steps"], spec["lr"]
-    for index, batch in data.batches((SEED, stage, ranks, rank), first, steps, encoder, spec,
-                                     paragraphs):
+    for index, batch in data.batches((SEED, stage), first, steps, encoder, spec, paragraphs):
         lr = lr_first + (lr_last - lr_first) * index / steps
         lr *= min(1.0, (index + 1) / spec.get("warmup", 1))
-        muon.param_groups[0]["lr"] = lr * spec["laid_out"]
-        muon.param_groups[1]["lr"] = lr
-        for group in adam.param_groups:
-            group["lr"] = lr * spec["adam"]
+        muon.param_groups[0]["lr"] = lr
+        adam.param_groups[0]["lr"] = lr * spec["head"]
         loss, accuracy = loss_of(net, hidden_fn, batch)
         for o in optimizers:
             o.zero_grad(set_to_none=True)
         loss.backward()
-        if ranks > 1:
-            average_gradients(net)
-        for group in adam.param_groups:
-            torch.nn.utils.clip_grad_norm_(group["params"], 1.0)
+        torch.nn.utils.clip_grad_norm_(adam.param_groups[0]["params"], 1.0)
         for o in optimizers:
             o.step()
-        if rank:
-            continue
-        progress.step(index, loss.item(), accuracy)
+        progress.step(index, loss.item(), accuracy, batch[0].size)
         if time.time() - saved > 120 or index + 1 == steps:
             save_checkpoint(work / "checkpoint.pt", net, optimizers, stage, index + 1,
                             seconds + time.time() - started)
@@ -143,9 +124,8 @@ def train_stage(net, hidden_fn, optimizers, encoder, paragraphs, stage, first, w
                 print(f"stage {stage} step {index + 1} held out at {length}: "
                       f"{evaluate.quick_table(net, encoder, length)}", flush=True)
             evaluated = time.time()
-    if rank == 0:
-        save_checkpoint(work / f"stage-{stage}.pt", net, optimizers, stage, steps,
-                        seconds + time.time() - started)
+    save_checkpoint(work / f"stage-{stage}.pt", net, optimizers, stage, steps,
+                    seconds + time.time() - started)
     return seconds + time.time() - started
 
 
@@ -155,22 +135,18 @@ def main():
     parser.add_argument("--work", type=Path, required=True, help="checkpoints and tokenizer")
     parser.add_argument("--text-dir", action="append", default=[], help="public-domain prose")
     parser.add_argument("--export", type=Path, help="write the model directory here at the end")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--ranks", type=int, default=1, help="processes that share the batch")
-    parser.add_argument("--rank", type=int, default=0, help="which of them this one is")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--no-compile", action="store_true", help="do not use torch.compile")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(SEED)
     torch.set_num_threads(args.threads)
-    if args.ranks > 1:
-        dist.init_process_group("gloo", init_method=f"file://{args.work.resolve()}/rendezvous",
-                                rank=args.rank, world_size=args.ranks)
 
     paragraphs = prose.read(args.text_dir)
     encoder = data.Encoder(load_or_build_tokenizer(args.work, paragraphs))
     net = llama.Llama(llama.CONFIG)
-    initialization.initialize(net, encoder.tok.token_to_id(MARKER))
+    initialization.initialize(net, encoder.tok)
+    initialization.freeze(net)
     optimizers = optimizer.make(net, weight_decay=0.02)
     stage, step, seconds = 0, 0, 0.0
     checkpoint = args.work / "checkpoint.pt"
@@ -187,13 +163,10 @@ def main():
     while stage < len(STAGES):
         if step < STAGES[stage]["steps"]:
             print(f"stage {stage}: {json.dumps(STAGES[stage])}", flush=True)
-            if STAGES[stage].get("longer_key") and step == 0:
-                torch.manual_seed(SEED)
-                initialization.longer_key(net, encoder.tok.token_to_id(MARKER))
             seconds = train_stage(net, hidden_fn, optimizers, encoder, paragraphs, stage, step,
                                   args.work, seconds)
         stage, step = stage + 1, 0
-    if args.export and args.rank == 0:
+    if args.export:
         export.write(net, encoder.tok, args.export)
         print(f"exported after {seconds / 60:.0f} min of training")
 

@@ -33,7 +33,7 @@ from harness import SANITIZER, Server
 
 CONTEXT = 4096
 OPTIONS = (
-    *("--device-memory", "12M", "--host-memory", "256M", "--context", str(CONTEXT)),
+    *("--device-memory", "24M", "--host-memory", "512M", "--context", str(CONTEXT)),
     *("--sequences", "24", "--keepalive", "200ms", "--log-level", "info"),
 )
 ROUTES = ("/v1/completions", "/v1/chat/completions")
@@ -74,7 +74,7 @@ class Tally:
 
 
 def numbers(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(300, 4000) for _ in range(count)]
+    return [rng.randrange(300, 3500) for _ in range(count)]
 
 
 def make_body(kind: int) -> tuple[str, dict]:

@@ -378,7 +378,7 @@ def test_sse__http_1_0_is_ended_by_the_end_of_the_connection(server):
 
 
 def numbers(count: int, seed: int = 0) -> list[int]:
-    return [(seed * 977 + i * 37) % 3700 + 300 for i in range(count)]
+    return [(seed * 977 + i * 37) % 3200 + 300 for i in range(count)]
 
 
 def test_keep_alives__during_queue_and_prefill(servers):

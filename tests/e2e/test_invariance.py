@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from harness import ROOT, Server
 
-# Far more than fits: a page of the bundled model is 128 KiB, so this is 32 pages.
-TINY = ("--device-memory", "4M", "--context", "1024")
+# Far more than fits: a page of the bundled model is 256 KiB, so this is 32 pages.
+TINY = ("--device-memory", "8M", "--context", "1024")
 SUBJECTS = [("a boy", 12), ("the old house by the river", 60), ("seven small stones", 130)]
 
 
 def words(count: int, seed: int) -> list[int]:
     rng = random.Random(seed)
-    return [rng.randrange(300, 4000) for _ in range(count)]
+    return [rng.randrange(300, 3500) for _ in range(count)]
 
 
 def subjects(server: Server) -> list[list[int]]:
@@ -109,7 +109,7 @@ def test_preemptions(servers, references, policy, cache):
     assert metrics["kvahead_preemptions_total"] > 0
     assert metrics['kvahead_requests_finished_total{reason="error"}'] == 0
     device = metrics['kvahead_kv_bytes{tier="device"}']
-    assert device <= metrics['kvahead_kv_budget_bytes{tier="device"}'] == 4 << 20
+    assert device <= metrics['kvahead_kv_budget_bytes{tier="device"}'] == 8 << 20
 
 
 # Policies whose answers are their own: what must hold is that they too depend on the request alone.

@@ -58,7 +58,7 @@ def test_metrics__agree_with_the_client(servers):
     for i in range(6):
         document = own.complete(f"Number {i} is", max_tokens=5 + i, n=1 + i % 2, ignore_eos=True)
         count(document["usage"], document["choices"])
-    document = own.complete(["The end.", "Once"], max_tokens=9, logit_bias={"4089": 100})
+    document = own.complete(["The end.", "Once"], max_tokens=9, logit_bias={"3557": 100})
     count(document["usage"], document["choices"])
     fields = {"prompt": "Once", "max_tokens": 11, "ignore_eos": True}
     with own.stream(COMPLETIONS, **fields, stream_options={"include_usage": True}) as stream:

@@ -165,7 +165,7 @@ def test_streaming__choices_interleave_and_each_is_whole(client):
 
 def test_streaming_chat__with_the_sdk_helper(client):
     # The helper wants an answer that ends by itself: the end token comes as soon as it may.
-    asked = GREEDY | {"messages": MESSAGES, "logit_bias": {"4089": 100}}
+    asked = GREEDY | {"messages": MESSAGES, "logit_bias": {"3557": 100}}
     asked["extra_body"] = {"min_tokens": 8}
     with client.chat.completions.stream(**asked) as stream:
         for _ in stream:
@@ -222,20 +222,20 @@ def test_echo__prompt_first(client):
 
 def test_ignore_eos_and_min_tokens(client, server):
     eos = client.completions.create(
-        prompt="The end.<|im_end|>", max_tokens=40, logit_bias={"4089": 100}, **GREEDY
+        prompt="The end.<|im_end|>", max_tokens=40, logit_bias={"3557": 100}, **GREEDY
     )
     assert eos.choices[0].finish_reason == "stop" and eos.usage.completion_tokens == 1
     assert eos.choices[0].text == "", "an end token is not text"
     held = client.completions.create(
         prompt="The end.",
         max_tokens=40,
-        logit_bias={"4089": 100},
+        logit_bias={"3557": 100},
         extra_body={"min_tokens": 7, "return_token_ids": True},
         **GREEDY,
     )
-    assert held.usage.completion_tokens == 8 and held.choices[0].token_ids[7] == 4089
-    assert 4089 not in held.choices[0].token_ids[:7]
-    ignored = complete(client, max_tokens=12, logit_bias={"4089": 100})
+    assert held.usage.completion_tokens == 8 and held.choices[0].token_ids[7] == 3557
+    assert 3557 not in held.choices[0].token_ids[:7]
+    ignored = complete(client, max_tokens=12, logit_bias={"3557": 100})
     assert ignored.usage.completion_tokens == 12 and ignored.choices[0].finish_reason == "length"
 
 
@@ -377,7 +377,7 @@ def test_penalties__change_what_repeats(client):
 
 
 def test_truncate_prompt_tokens__keeps_the_end_and_says_so(client):
-    ids = [(i * 37) % 4000 for i in range(300)]
+    ids = [(i * 37) % 3500 for i in range(300)]
     whole = complete(client, ids[-100:], max_tokens=8)
     cut = complete(client, ids, max_tokens=8, extra={"truncate_prompt_tokens": 100})
     assert cut.choices[0].token_ids == whole.choices[0].token_ids
@@ -386,7 +386,7 @@ def test_truncate_prompt_tokens__keeps_the_end_and_says_so(client):
 
 
 def test_cache_salt_and_prefix_cache__never_change_the_answer(client):
-    ids = [(i * 41) % 4000 for i in range(400)]
+    ids = [(i * 41) % 3500 for i in range(400)]
     first = complete(client, ids, max_tokens=8, extra={"cache_salt": "a"})
     again = complete(client, ids, max_tokens=8, extra={"cache_salt": "a"})
     other = complete(client, ids, max_tokens=8, extra={"cache_salt": "b"})
@@ -396,7 +396,7 @@ def test_cache_salt_and_prefix_cache__never_change_the_answer(client):
 
 
 def test_kv__policy_and_report(client):
-    ids = [(i * 43) % 4000 for i in range(200)]
+    ids = [(i * 43) % 3500 for i in range(200)]
     replies = {}
     for policy in ("full", "offload"):
         extra = {"kv": {"policy": policy, "report": True}}

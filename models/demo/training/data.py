@@ -1,6 +1,6 @@
 """Training batches: rows of token ids, loss weights and positions.
 
-Batch number n of a stage depends only on (seed, stage, n, rank), so an interrupted run goes on with
+Batch number n of a stage depends only on (seed, stage, n), so an interrupted run goes on with
 exactly the batches it would have seen.
 """
 
@@ -100,19 +100,8 @@ def _document(kind, rng, encoder, length, prose):
                                          needle_count=rng.choice([1, 1, 2, 4, 8]), per_key=1,
                                          value_kind="number", question_count=2,
                                          keys_per_question=1))
-    if kind == "lookup":
-        return encoder.pieces(tasks.lookup(rng, budget))
-    if kind == "connect":
-        return encoder.pieces(tasks.connections(rng, budget))
     if kind == "vt":
         return encoder.pieces(tasks.variable_tracking(rng, budget))
-    if kind == "vt_benchmark":
-        size = max(6, (budget - 750) // 26)
-        return encoder.pieces(tasks.benchmark_sample(rng, length, "vt", size))
-    if kind == "cwe":
-        return encoder.pieces(tasks.common_words(rng, budget))
-    if kind == "fwe":
-        return encoder.pieces(tasks.frequent_words(rng, budget))
     raise ValueError(f"unknown kind of training document: {kind}")
 
 
@@ -128,7 +117,7 @@ def _row(rng, encoder, length, mix, prose):
         weights.append(new_weights)
         total += len(new_ids)
         if kind not in ("chat", "story", "prose", "repeats") and length + 1 - total < length // 2:
-            kind = rng.choice(["lookup", "chat", "story"])
+            kind = rng.choice(["vt", "chat", "story"])
     ids, weights = np.concatenate(ids)[:length + 1], np.concatenate(weights)[:length + 1]
     return ids, _balanced(encoder, ids, weights)
 
@@ -156,11 +145,9 @@ def _positions(rng, length, gap_share):
 
 
 def make_batch(stream, index, encoder, spec, prose):
-    """Batch `index` of the stream (seed, stage, ranks, rank); all ranks get the same shape."""
-    seed, stage, _, _ = stream
-    length, rows, _ = random.Random(f"{seed}-{stage}-{index}-shape").choices(
-        spec["shapes"], weights=[s[2] for s in spec["shapes"]])[0]
+    """Batch `index` of the stream (seed, stage)."""
     rng = random.Random(f"{stream}-{index}")
+    length, rows, _ = rng.choices(spec["shapes"], weights=[s[2] for s in spec["shapes"]])[0]
     ids = np.empty((rows, length + 1), dtype=np.int32)
     weights = np.empty((rows, length + 1), dtype=np.float32)
     positions = np.empty((rows, length), dtype=np.int32)

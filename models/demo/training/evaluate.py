@@ -24,7 +24,7 @@ def sample(cell, seed, length, style, questions=1):
     rng = random.Random(f"evaluation-{cell}-{seed}-{length}-{style}")
     args = CELLS[cell]
     if args is None:
-        return tasks.benchmark_sample(rng, length, "vt", max(6, (length - 740) // 26), style=style)
+        return tasks.variable_tracking(rng, length - 8, style=style, example=True)
     args = {"key_kind": "pair", "value_kind": "number", **args}
     return tasks.niah(rng, length - 8, style=style, per_key=1, keys_per_question=1,
                       question_count=questions, **args)

@@ -1,4 +1,4 @@
-"""Muon for the matrices of the layers, AdamW for the embedding, the head and the norms."""
+"""Muon for the matrices of the layers, AdamW for the head; embedding and norms are not trained."""
 
 import torch
 
@@ -24,8 +24,6 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            if group["lr"] == 0.0:
-                continue
             for p in group["params"]:
                 buf = self.state[p].setdefault("momentum", torch.zeros_like(p))
                 buf.lerp_(p.grad, 1 - group["momentum"])
@@ -35,15 +33,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def make(model, weight_decay):
-    """The pair (Muon, AdamW). Muon's first group are the attention matrices that initialization.py
-    lays out, its second the others; AdamW's are the embedding with the norms, and the head."""
-    named = list(model.named_parameters())
-    matrices = [(n, p) for n, p in named if "_proj" in n]
-    laid_out = [p for n, p in matrices if "self_attn" in n and ".layers.3." not in n]
-    others = [p for n, p in matrices if "self_attn" not in n or ".layers.3." in n]
-    rest = [p for n, p in named if "_proj" not in n and "lm_head" not in n]
-    head = [p for n, p in named if "lm_head" in n]
-    muon = Muon([{"params": laid_out}, {"params": others}], lr=0.02, weight_decay=weight_decay)
-    adam = torch.optim.AdamW([{"params": rest}, {"params": head}], lr=1e-3, betas=(0.9, 0.95),
+    """The pair (Muon, AdamW) of what is trainable."""
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    muon = Muon([p for n, p in named if "_proj" in n], lr=0.02, weight_decay=weight_decay)
+    adam = torch.optim.AdamW([p for n, p in named if "lm_head" in n], lr=1e-3, betas=(0.9, 0.95),
                              eps=1e-7, weight_decay=0.0)
     return muon, adam

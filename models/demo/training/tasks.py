@@ -8,13 +8,15 @@ text that is encoded by itself, as a prompt is before its continuation is known.
 
 import string
 import uuid
+from itertools import pairwise
 
 from . import benchmark, stories, words
 from .tokenizer import EOS, IM_END, IM_START
 
 # Token costs, measured with the bundled tokenizer, rounded up; they only size a sequence.
-NEEDLE_TOKENS = {"number": 18, "word": 17, "uuid": 39}
-KEY_EXTRA = {"pair": 0, "word": -2, "uuid": 23}
+NEEDLE_TOKENS = {"number": 23, "word": 17, "uuid": 48}
+KEY_EXTRA = {"pair": 0, "word": -2, "uuid": 32}
+VT_LINE, VT_QUESTION, NOISE_LINE = 19, 68, 27
 
 BREAK = (None, 0.0)
 
@@ -28,7 +30,8 @@ def make_key(rng, kind):
         return random_uuid(rng)
     if kind == "word":
         return rng.choice(words.NOUNS if rng.random() < 0.75 else words.ADJECTIVES)
-    return f"{rng.choice(words.ADJECTIVES)}-{rng.choice(words.NOUNS)}"
+    source = benchmark.words if rng.random() < 0.9 else words
+    return f"{rng.choice(source.ADJECTIVES)}-{rng.choice(source.NOUNS)}"
 
 
 def make_value(rng, kind):
@@ -84,45 +87,41 @@ def _niah_words(value_kind):
 
 
 def _niah_question(keys, values, value_kind):
-    """Question, prefix of the answer, and answer."""
+    """Question, prefix of the answer, what follows the prefix, and the answer without it."""
     plural, singular = _niah_words(value_kind)
-    query = _join_list(keys)
+    query, found = _join_list(keys), _join_list(values)
     if len(values) == 1:
         return (f"What is the special magic {singular} for {query} mentioned in the provided text?",
                 f"The special magic {singular} for {query} mentioned in the provided text is",
-                f" {values[0]}.")
+                f": {found}.", f"It is: {found}.")
     return (f"What are all the special magic {plural} for {query} mentioned in the provided text?",
             f"The special magic {plural} for {query} mentioned in the provided text are",
-            f" {_join_list(values)}.")
+            f": {found}.", f"They are: {found}.")
 
 
 def _ask(rng, pieces, context, questions, style):
     """Append the context and its questions in one of the prompt styles.
 
-    Where the user's message ends with the beginning of the answer, the assistant goes on with a
-    space, as in the plain style: the tokens of a value are then those of the text. In half of the
-    plain sequences only the first question is asked in full, the others just begin
-    their answers: more answers for the same number of tokens.
+    "plain" goes on after the prefix of the answer. "chat_prefix" has it at the end of the user's
+    message, as a benchmark in a chat has; "chat" is a conversation without it. In half of the plain
+    sequences only the first question is asked in full, the others just begin their answers: more
+    answers for the same number of tokens.
     """
     full = rng.random() < 0.5
     if style == "plain":
         pieces.append((context, 0.0))
-        for i, (question, prefix, answer) in enumerate(questions):
+        for i, (question, prefix, answer, _) in enumerate(questions):
             asked = f"{question} {prefix}" if i == 0 or full else prefix
             pieces.append((f"\n{asked}", 0.0))
             pieces.append(BREAK)
             pieces.append((f"{answer}{EOS}", 1.0))
         return
-    for i, (question, prefix, answer) in enumerate(questions):
+    for i, (question, prefix, _, answer) in enumerate(questions):
         before = f"{context}\n" if i == 0 else ""
-        pieces.append((f"{IM_START}user\n{before}{question}", 0.0))
-        if style == "chat_prefix":
-            pieces.append((f" {prefix.strip()}{IM_END}\n{IM_START}assistant\n", 0.0))
-            pieces.append((f" {answer.strip()}{IM_END}", 1.0))
-        else:
-            pieces.append((f"{IM_END}\n{IM_START}assistant\n", 0.0))
-            pieces.append((prefix, 0.1))
-            pieces.append((f"{answer}{IM_END}", 1.0))
+        asked = f"{question} {prefix.strip()}" if style == "chat_prefix" else question
+        pieces.append((f"{IM_START}user\n{before}{asked}{IM_END}\n{IM_START}assistant\n", 0.0))
+        pieces.append(BREAK)
+        pieces.append((f"{answer}{IM_END}", 1.0))
         pieces.append(("\n", 0.0))
 
 
@@ -171,92 +170,23 @@ def niah(rng, token_budget, key_kind=None, value_kind=None, hay=None, needle_cou
     return pieces
 
 
-def lookup(rng, token_budget, key_kind=None, value_kind=None):
-    """Bare key-value lines, then bare lookups: the cheapest form of the same skill."""
-    key_kind = key_kind or rng.choice(["pair", "word", "word", "uuid", "digits"])
-    value_kind = value_kind or rng.choice(["number", "number", "word", "uuid"])
-    link, end = rng.choice([(": ", "\n"), (" is ", ". "), (" = ", "\n"), (" is: ", ".\n"),
-                            (" -> ", ", ")])
-    cost = (NEEDLE_TOKENS[value_kind] - 8 +
-            (3 if key_kind == "digits" else KEY_EXTRA[key_kind]))
-    count = max(2, int(token_budget * rng.uniform(0.3, 0.6)) // cost)
-    if key_kind == "digits":
-        keys = list({str(rng.randrange(1000, 10000000)) for _ in range(count)})
-    else:
-        keys = _unique_keys(rng, key_kind, count)
-    values = {key: make_value(rng, value_kind) for key in keys}
-    pieces = [("".join(f"{k}{link}{values[k]}{end}" for k in keys), 0.0)]
-    asked = keys[:]
-    rng.shuffle(asked)
-    for key in (asked * 4)[:max(1, token_budget // cost - count)]:
-        pieces.append((f"{key}{link.rstrip()}", 0.0))
-        space = " " if link.endswith(" ") else ""
-        pieces.append((f"{space}{values[key]}{end}", 1.0))
-    return pieces
-
-
-CONNECTING = ("the in of text provided mentioned is that was to be value given above this "
-              "for").split()
-
-
-def _connection(rng):
-    """What stands between a key and its value: up to seven words, then a verb or a sign."""
-    count = min(rng.randrange(8), rng.randrange(8))
-    return "".join(f" {rng.choice(CONNECTING)}" for _ in range(count)) + rng.choice(
-        [" is", " is", " is:", ":", " are", " =", " ->"])
-
-
-def connections(rng, token_budget):
-    """Lookups whose question words the link from key to value otherwise than the context does."""
-    key_kind = rng.choice(["pair", "pair", "word", "word", "uuid"])
-    value_kind = rng.choice(["number", "number", "number", "word", "uuid"])
-    end = rng.choice(["\n", ".\n", ". ", "; "])
-    cost = NEEDLE_TOKENS[value_kind] - 5 + KEY_EXTRA[key_kind]
-    count = max(2, int(token_budget * rng.uniform(0.4, 0.6)) // cost)
-    keys = _unique_keys(rng, key_kind, count)
-    values = {key: make_value(rng, value_kind) for key in keys}
-    link = _connection(rng)
-    before = rng.choice(["", "", "The number for ", "One of the values for ", "for "])
-    pieces = [("".join(f"{before}{k}{link} {values[k]}{end}" for k in keys), 0.0)]
-    before = rng.choice(["", "", "The number for ", "The value for ", "for "])
-    link = _connection(rng)
-    for key in rng.sample(keys, min(len(keys), max(1, token_budget // cost - count))):
-        if rng.random() < 0.3:
-            link = _connection(rng)
-        pieces.append((f"{before}{key}{link}", 0.0))
-        pieces.append((f" {values[key]}{end.rstrip(' ')}", 1.0))
-        pieces.append((" " if end.endswith(" ") else "", 0.0))
-    return pieces
-
-
-def _chain_lines(names, value):
-    lines = [f"VAR {names[0]} = {value}"]
-    return lines + [f"VAR {new} = VAR {old} " for old, new in zip(names, names[1:])]
-
-
-def _vt_context(rng, chains, filler_budget):
-    """Chains of (names, value), each in order, at random places of the noise."""
-    order = [i for i, (names, _) in enumerate(chains) for _ in names]
-    rng.shuffle(order)
-    lines = [iter(_chain_lines(names, value)) for names, value in chains]
-    noise = [words.NOISE + "\n"] * max(0, filler_budget // 25)
-    separator = " "
-    if not noise:
-        separator = rng.choice(["\n", " ", "\n"])
-    slots = sorted(rng.randrange(len(noise) + 1) for _ in order)
-    out, at = [], 0
-    for i, slot in zip(order, slots):
-        out += noise[at:slot]
-        out.append(next(lines[i]))
-        at = slot
-    return separator.join(out + noise[at:])
+def _vt_context(rng, names, value, noise_lines, separator):
+    """The lines of one chain, in order, at random places of the noise."""
+    chain = [f"VAR {names[0]} = {value}"]
+    chain += [f"VAR {new} = VAR {old} " for old, new in pairwise(names)]
+    lines = [words.NOISE + "\n"] * noise_lines
+    places = sorted(rng.choices(range(noise_lines + 1), k=len(chain)))
+    for shift, (place, link) in enumerate(zip(places, chain)):
+        lines.insert(place + shift, link)
+    return separator.join(lines)
 
 
 def _vt_question(names, value):
+    """The answer walks the chain from its end: each name is what the one before it was set to."""
+    answer = " " + " = ".join(reversed(names)) + "."
     return (f"Question: Find all variables that are assigned the value {value} in the text above.",
             "Answer: According to the chain(s) of variable assignment in the text above, "
-            f"{len(names)} variables are assgined the value {value}, they are: ",
-            " ".join(names) + ".")
+            f"{len(names)} variables are assgined the value {value}, they are: ", answer, answer)
 
 
 def _variable_names(rng, count, letters):
@@ -268,80 +198,24 @@ def _variable_names(rng, count, letters):
     return names
 
 
-def variable_tracking(rng, token_budget, style=None):
-    """Variable tracking with one or many chains; the answer lists a chain in its order."""
+def variable_tracking(rng, token_budget, style=None, example=None):
+    """One chain; like the benchmark's prompts, mostly after an example with shorter names."""
     style = style or rng.choice(["plain", "plain", "chat", "chat_prefix"])
-    length = rng.choice([2, 3, 4, 5, 5, 5])
-    letters = rng.choice([3, 5, 5, 5])
-    chain_cost = 18 * length + 66
-    most = max(1, token_budget // chain_cost)
-    chains = max(1, rng.choice([1, 2, most, most, most // 2]))
-    made = []
-    for _ in range(min(chains, most)):
-        made.append((_variable_names(rng, length, letters), str(rng.randrange(10000, 99999))))
     intro = ("Memorize and track the chain(s) of variable assignment hidden in the following "
              "text.\n\n")
-    context = _vt_context(rng, made, token_budget - len(made) * chain_cost - 20)
-    questions = [_vt_question(*chain) for chain in rng.sample(made, len(made))]
+    before = ""
+    if example if example is not None else token_budget > 900 or rng.random() < 0.3:
+        names, value = _variable_names(rng, 5, 3), rng.randrange(10000, 99999)
+        noise = rng.randrange(3) if token_budget < 700 else 10
+        question, prefix, _, _ = _vt_question(names, value)
+        before = (f"{intro}{_vt_context(rng, names, value, noise, ' ')}\n{question} {prefix}"
+                  f"{' '.join(names)}\n\n\n\n")
+        token_budget -= 5 * (VT_LINE - 4) + NOISE_LINE * noise + VT_QUESTION + 40
+    length = rng.choice([2, 3, 4, 5, 5, 5, 5, 5])
+    names, value = _variable_names(rng, length, 5), rng.randrange(10000, 99999)
+    noise = (token_budget - length * VT_LINE - 2 * VT_QUESTION - 30) // NOISE_LINE
+    separator = " " if before or rng.random() < 0.7 else ""
+    context = before + intro + _vt_context(rng, names, value, max(0, noise), separator)
     pieces = []
-    _ask(rng, pieces, intro + context, questions, style)
+    _ask(rng, pieces, context, [_vt_question(names, value)], style)
     return pieces
-
-
-def common_words(rng, token_budget, style=None):
-    """RULER's common words extraction; the answer is ordered by first appearance."""
-    style = style or rng.choice(["plain", "plain", "chat", "chat_prefix"])
-    common_count = 10
-    many = max(4, min(30, token_budget // 120))
-    few = max(1, many // 10)
-    common = rng.sample(words.NOUNS, common_count)
-    rest = [w for w in words.NOUNS + words.ADJECTIVES if w not in common]
-    rare_count = max(2, (token_budget - 150 - common_count * many * 4) // (4 * few))
-    listed = common * many + rng.sample(rest, min(rare_count, len(rest))) * few
-    rng.shuffle(listed)
-    first = sorted(common, key=listed.index)
-    context = " ".join(f"{i + 1}. {w}" for i, w in enumerate(listed))
-    intro = ("Below is a numbered list of words. In these words, some appear more often than "
-             "others. Memorize the ones that appear most often.\n")
-    answer = " " + " ".join(f"{i + 1}. {w}" for i, w in enumerate(first))
-    pieces = []
-    _ask(rng, pieces, intro + context,
-         [("Question: What are the 10 most common words in the above list?",
-           "Answer: The top 10 words that appear most often in the list are:", answer)], style)
-    return pieces
-
-
-def frequent_words(rng, token_budget, style=None):
-    """RULER's frequent words extraction: Zipf frequencies, the dots on top are to be ignored."""
-    style = style or rng.choice(["plain", "plain", "chat", "chat_prefix"])
-    total = max(20, (token_budget - 120) // 4)
-    coded = ["..."] + list({"".join(rng.choices(string.ascii_lowercase, k=6))
-                            for _ in range(max(8, token_budget // 50))})
-    listed = []
-    for rank, word in enumerate(coded, start=1):
-        listed += [word] * int(0.61 * total * rank ** -2.0)
-    rng.shuffle(listed)
-    context = " ".join(listed)
-    intro = ("Read the following coded text and track the frequency of each coded word. Find the "
-             "three most frequently appeared coded words. ")
-    question = ("Question: Do not provide any explanation. Please ignore the dots '....'. What are "
-                "the three most frequently appeared words in the above coded text?")
-    prefix = ("Answer: According to the coded text above, the three most frequently appeared "
-              "words are:")
-    pieces = []
-    _ask(rng, pieces, intro + context, [(question, prefix, " " + " ".join(coded[1:4]) + ".")],
-         style)
-    return pieces
-
-
-def benchmark_sample(rng, token_budget, name, size, style=None):
-    """A sample as clients/quality builds it, of `size` units, under a label of our own."""
-    style = style or rng.choice(["plain", "chat_prefix"])
-    sample = benchmark.TASKS[name].build(size, token_budget, f"training-{rng.getrandbits(64)}", 0)
-    answer = (" " if name.startswith("niah") else "") + _join_list(list(sample.references)) + "."
-    if name == "vt":
-        answer = " ".join(sample.references) + "."
-    if style == "plain":
-        return [(sample.text, 0.0), BREAK, (answer + EOS, 1.0)]
-    return [(f"{IM_START}user\n{sample.text.strip()}{IM_END}\n{IM_START}assistant\n", 0.0),
-            (" " + answer.strip() + IM_END, 1.0)]

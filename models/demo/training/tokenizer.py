@@ -1,22 +1,22 @@
 """Builds the byte-level BPE tokenizer of the bundled model.
 
-The pre-tokenizer is the usual split of byte-level BPE: words take one leading character that is
-not a letter (mostly the space), digits come in groups of at most three, punctuation in runs. All
-numbers of one to three digits are single tokens: their 1100 merges are written here by rule, not
-learned, so a seven-digit number is always three tokens. The other merges are learned from the
+The pre-tokenizer is Qwen2's split: words take one leading character that is not a letter (mostly the
+space), digits stand alone, punctuation comes in runs. Names in capitals, the variables of the vt
+task, are read letter by letter: no two capitals merge, except in the word VAR; the merges of a space
+with a capital and those of VAR are written here by rule. The other merges are learned from the
 generated data and from prose.
 """
 
 import json
-import random
-import uuid
+import re
+import string
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from . import benchmark, words
 
-SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
          r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 
 BOS = "<|begin_of_text|>"
@@ -26,7 +26,7 @@ IM_END = "<|im_end|>"
 PAD = "<|pad|>"
 SPECIALS = [BOS, EOS, IM_START, IM_END, PAD] + [f"<|reserved_{i}|>" for i in range(3)]
 
-VOCAB_SIZE = 4096
+VOCAB_SIZE = 3584
 
 CHAT_TEMPLATE = (
     "{{- bos_token }}"
@@ -37,11 +37,10 @@ CHAT_TEMPLATE = (
 )
 
 
-def _digit_merges():
-    digits = "0123456789"
-    pairs = [(a, b) for a in digits for b in digits]
-    triples = [(a + b, c) for a in digits for b in digits for c in digits]
-    return pairs + triples
+SPACE = "\u0120"  # how byte-level BPE writes a space
+# These come before the learned merges, those of a space and a capital after them.
+FIRST_MERGES = [("A", "R"), ("V", "AR"), (SPACE, "VAR")]
+LAST_MERGES = [(SPACE, letter) for letter in string.ascii_uppercase]
 
 
 def _pre_tokenizer():
@@ -51,43 +50,39 @@ def _pre_tokenizer():
     ])
 
 
-def _corpus(generated, prose, seed):
-    """Text with no digits: digit merges are fixed, so learning must not spend merges on them."""
-    rng = random.Random(seed)
-    strip = str.maketrans("", "", "0123456789")
-    for text in generated:
-        yield text.translate(strip)
-    for text in prose:
-        yield text.translate(strip)
+def _corpus(generated, prose):
+    """Text without digits, which never merge, and without runs of capitals, which shall not."""
+    for text in [*generated, *prose]:
+        yield re.sub(r"[0-9]|[A-Z]{2,}", "", text)
     for word in words.NOUNS + words.ADJECTIVES:
         yield (" " + word) * 400
-        yield ("-" + word) * 60
+    for word in benchmark.words.NOUNS:
+        yield ("-" + word) * 1000
     for phrase in benchmark.filler.phrases():
         yield f" {phrase}" * 100
-    for _ in range(400):
-        yield " " + str(uuid.UUID(int=rng.getrandbits(128))).translate(strip)
 
 
-def build(generated, prose, seed):
+def build(generated, prose):
     """Return a Tokenizer of VOCAB_SIZE tokens learned from the two lists of strings."""
-    digit_merges = _digit_merges()
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = _pre_tokenizer()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(SPECIALS) - len(digit_merges), min_frequency=2,
+        vocab_size=VOCAB_SIZE - len(SPECIALS) - len(FIRST_MERGES + LAST_MERGES), min_frequency=2,
         special_tokens=[], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False)
-    learner.train_from_iterator(_corpus(generated, prose, seed), trainer)
+    learner.train_from_iterator(_corpus(generated, prose), trainer)
     learned = json.loads(learner.to_str())["model"]
 
+    merges = list(dict.fromkeys([*FIRST_MERGES, *map(tuple, learned["merges"]), *LAST_MERGES]))
     vocab = dict(learned["vocab"])
-    for left, right in digit_merges:
-        vocab[left + right] = len(vocab)
-    merges = digit_merges + [tuple(m) for m in learned["merges"]]
+    for left, right in merges:
+        vocab.setdefault(left + right, len(vocab))
+    spare = VOCAB_SIZE - len(SPECIALS) - len(vocab)  # rules that were learned as well leave room
+    specials = SPECIALS + [f"<|reserved_{3 + i}|>" for i in range(spare)]
     tok = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tok.pre_tokenizer = _pre_tokenizer()
     tok.decoder = decoders.ByteLevel()
-    tok.add_special_tokens(SPECIALS)
+    tok.add_special_tokens(specials)
     tok.post_processor = processors.Sequence([
         processors.ByteLevel(trim_offsets=False),
         processors.TemplateProcessing(single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B",
