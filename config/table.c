@@ -19,7 +19,7 @@ static const char *const levels[] = {"debug", "info", "warn", "error", "off", NU
 static const char *const formats[] = {"auto", "text", "json", NULL};
 static const char *const policies[] = {"full", "offload", "kivi", "specache", NULL};
 /* The policy's own setting, or one of the words of engine/kv/policy_choice.h in their order. */
-static const char *const kv_levels[] = {"default", "paper", "fit", NULL};
+static const char *const kv_levels[] = {"default", "paper", "fit", "auto", NULL};
 static const char *const kv_predictors[] = {"default", "spec-token", "prev-query",
                                             "sync",    "auto",       NULL};
 static const char *const kv_fetches[] = {"default", "all", "delta", "resident", NULL};
@@ -61,7 +61,8 @@ static const struct kva_option table[] = {
      "kivi, specache: tokens (keys) and channels (values) that share a scale: 32 or 64; -1: the "
      "policy's default."},
     {"kv-levels", KVA_OPTION_CHOICE, ENGINE, AT(kv_levels), 0, 0, "default", kv_levels, "KV cache",
-     "kivi, specache: quantisation levels from minimum and maximum, as in the papers, or fitted."},
+     "kivi, specache: quantisation levels from minimum and maximum, as in the papers, or fitted; "
+     "auto: paper at 1 bit, else fit."},
     {"kv-window", KVA_OPTION_INT, ENGINE, AT(kv_window), -1, 1 << 20, "-1", NULL, "KV cache",
      "kivi, specache: newest tokens kept in 16 bits, a multiple of 64; -1: the policy's default."},
     {"kv-sinks", KVA_OPTION_INT, ENGINE, AT(kv_sinks), -1, 32, "-1", NULL, "KV cache",

@@ -1,11 +1,18 @@
 #include "engine/kv/lowbit.h"
 
+static bool fitted(const struct kva_kv_choice *choice)
+{
+    if (choice->levels == KVA_KV_LEVELS_AUTO)
+        return choice->bits > 1;
+    return choice->levels == KVA_KV_LEVELS_FIT;
+}
+
 struct kva_lowbit_format kva_kv_lowbit_format(const struct kva_kv_choice *choice)
 {
     return (struct kva_lowbit_format){
         .bits = choice->bits,
         .group = choice->group,
-        .levels = choice->levels == KVA_KV_LEVELS_FIT ? KVA_LEVELS_FIT : KVA_LEVELS_PAPER,
+        .levels = fitted(choice) ? KVA_LEVELS_FIT : KVA_LEVELS_PAPER,
     };
 }
 
@@ -33,7 +40,7 @@ static uint32_t copy_key(const struct kva_kv_choice *choice)
 {
     uint32_t exempt = kva_min_u32(choice->exempt, 4095);
     return exempt << 20 | choice->bits << 16 | choice->group << 8 | choice->sinks << 1 |
-           (uint32_t)choice->levels;
+           (uint32_t)fitted(choice);
 }
 
 bool kva_kv_lowbit_shared(const struct kva_page *page, const struct kva_kv_choice *choice)

@@ -11,7 +11,7 @@ static const char *const policy_names[KVA_KV_POLICY_COUNT] = {
 };
 
 /* In the order of the enumerations. */
-static const char *const levels[] = {"paper", "fit", NULL};
+static const char *const levels[] = {"paper", "fit", "auto", NULL};
 static const char *const predictors[] = {"spec-token", "prev-query", "sync", "auto", NULL};
 static const char *const fetches[] = {"all", "delta", "resident", NULL};
 
@@ -70,7 +70,7 @@ struct kva_kv_choice kva_kv_choice_default(enum kva_kv_policy_id policy)
         .policy = policy,
         .bits = 2,
         .group = 64,
-        .levels = KVA_KV_LEVELS_PAPER,
+        .levels = KVA_KV_LEVELS_AUTO,
         .window = 64,
         .sinks = 4,
         .plain = 1024,

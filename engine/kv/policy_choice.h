@@ -39,6 +39,7 @@ enum kva_kv_fetch {
 enum kva_kv_levels {
     KVA_KV_LEVELS_PAPER, /* from minimum and maximum of a group */
     KVA_KV_LEVELS_FIT,   /* least squares: the same bytes, less error */
+    KVA_KV_LEVELS_AUTO, /* paper at 1 bit, fit at more: what was measured to be closer to full KV */
     KVA_KV_LEVELS_COUNT,
 };
 
