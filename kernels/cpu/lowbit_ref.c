@@ -28,7 +28,7 @@ static uint32_t code_at(const unsigned char *planes, size_t plane_bytes, size_t 
 {
     uint32_t code = 0;
     for (uint32_t plane = 0; plane < bits; plane++)
-        code |= (planes[plane * plane_bytes + bit / 8] >> bit % 8 & 1u) << plane;
+        code |= ((uint32_t)planes[plane * plane_bytes + bit / 8] >> bit % 8 & 1u) << plane;
     return code;
 }
 

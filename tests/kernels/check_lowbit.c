@@ -349,7 +349,7 @@ static double decode(const struct lowbit_test *test, const unsigned char *head, 
                           : (size_t)(c / 4) * 64 + token;
     uint32_t bit = value ? token % 4 : c % 4, code = 0;
     for (uint32_t plane = 0; plane < bits; plane++, nibble += (size_t)dim / 4 * 64)
-        code |= (codes[nibble / 2] >> (nibble % 2 * 4 + bit) & 1u) << plane;
+        code |= ((uint32_t)codes[nibble / 2] >> (nibble % 2 * 4 + bit) & 1u) << plane;
     return zero + scale * code;
 }
 

@@ -22,7 +22,7 @@ static uint32_t bit_of(const unsigned char *codes, size_t plane_nibbles, uint32_
                        size_t nibble, uint32_t bit)
 {
     size_t at = plane * plane_nibbles + nibble;
-    return codes[at / 2] >> (at % 2 * 4 + bit) & 1u;
+    return (uint32_t)codes[at / 2] >> (at % 2 * 4 + bit) & 1u;
 }
 
 struct parts {

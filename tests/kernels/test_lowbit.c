@@ -108,8 +108,8 @@ static void check_2_bits(const unsigned char *block)
     expect_halves(block + V_ZERO, (const uint16_t[]){0, 0}, 2);
     for (uint32_t t = 0; t < 64; t++) {
         uint32_t count = (2 * t + 21) / 42; /* round(t / 21), no ties */
-        uint32_t nibble_low = low[t / 2] >> t % 2 * 4 & 15,
-                 nibble_high = high[t / 2] >> t % 2 * 4 & 15;
+        uint32_t nibble_low = (uint32_t)low[t / 2] >> t % 2 * 4 & 15,
+                 nibble_high = (uint32_t)high[t / 2] >> t % 2 * 4 & 15;
         uint32_t codes[] = {count, t % 2 * 3, 0, t == 63 ? 3 : 0};
         for (uint32_t c = 0; c < DIM; c++)
             assert_int_equal((nibble_low >> c & 1) | (nibble_high >> c & 1) << 1, codes[c]);
