@@ -1,4 +1,0 @@
-from .cli import entry
-
-if __name__ == "__main__":
-    entry()
