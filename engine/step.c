@@ -87,10 +87,16 @@ static void finish_prefill(struct model_engine *e, struct kva_step_item *item)
     seq->stream_bytes = 0;
 }
 
-/* Whether the sequence's next step needs rows to be chosen. */
+/* Whether rows are chosen for the sequence once it is long enough. */
+static bool will_choose(const struct kva_sequence *seq)
+{
+    return seq->kv.policy->fetched && seq->kv.choice.k > 0;
+}
+
+/* Whether its next step needs rows to be chosen. */
 static bool chooses(const struct kva_sequence *seq)
 {
-    return seq->kv.policy->fetched && seq->kv.choice.k > 0 && seq->kv.hot_started;
+    return will_choose(seq) && seq->kv.hot_started;
 }
 
 /* A step after this one is possible: the token that this one gives is not the last, which nobody
@@ -102,8 +108,7 @@ static bool goes_on(const struct kva_sequence *seq)
 
 static bool speculates(const struct kva_sequence *seq)
 {
-    return seq->kv.policy->fetched && seq->kv.choice.k > 0 &&
-           seq->kv.choice.predictor == KVA_PREDICT_SPEC_TOKEN && goes_on(seq);
+    return will_choose(seq) && seq->kv.choice.predictor == KVA_PREDICT_SPEC_TOKEN && goes_on(seq);
 }
 
 uint32_t kva_model_engine_rows(const struct kva_sequence *seq)

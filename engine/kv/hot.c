@@ -7,12 +7,12 @@
 
 /* --- layout ---------------------------------------------------------------------------------- */
 
-/*  rows | tokens | used | order | missing | chosen | count | query     each at a multiple of 64
- * bytes
- *        `----------------- the state: saved and restored ------' */
+/*  rows | tokens | used | order | missing | chosen | count | query
+ *        `----------------- the state: saved and restored ------'
+ *
+ * Each begins at a multiple of 64 bytes; the offsets are from the state's beginning. */
 struct layout {
-    size_t tokens, used, order, missing, chosen, count,
-        query; /* offsets from the state's beginning */
+    size_t tokens, used, order, missing, chosen, count, query;
     size_t rows_bytes;
     size_t state_bytes;
 };
@@ -24,15 +24,21 @@ static size_t piece(size_t *at, size_t bytes)
     return offset;
 }
 
+/* Rows that a choice consists of. */
+static uint32_t rows_chosen(const struct kva_kv_choice *choice)
+{
+    return kva_kv_policy_get(choice->policy)->fetched ? choice->k : 0;
+}
+
 uint32_t kva_kv_hot_slots(const struct kva_kv_choice *choice)
 {
-    uint32_t k = choice->policy == KVA_KV_SPECACHE ? choice->k : 0;
+    uint32_t k = rows_chosen(choice);
     return choice->sinks + (choice->fetch == KVA_FETCH_ALL ? k : 2 * k);
 }
 
 static bool corrects(const struct kva_kv_choice *choice)
 {
-    return choice->policy == KVA_KV_SPECACHE && choice->correct > 0 &&
+    return rows_chosen(choice) > 0 && choice->correct > 0 &&
            (choice->predictor == KVA_PREDICT_PREV_QUERY || choice->predictor == KVA_PREDICT_AUTO);
 }
 
@@ -40,13 +46,13 @@ static struct layout layout_of(const struct kva_kv *kv, const struct kva_kv_choi
 {
     const struct kva_kv_shape *shape = &kv->shape;
     size_t slots = (size_t)kva_kv_hot_slots(choice) * shape->kv_heads;
-    uint32_t k = choice->policy == KVA_KV_SPECACHE ? choice->k : 0;
     struct layout l = {.rows_bytes = kva_align_up(slots * 4 * shape->head_dim, 64)};
     l.tokens = piece(&l.state_bytes, slots * sizeof(uint32_t));
     l.used = piece(&l.state_bytes, slots * sizeof(uint32_t));
     l.order = piece(&l.state_bytes, slots * sizeof(uint32_t));
     l.missing = piece(&l.state_bytes, slots * sizeof(uint32_t));
-    l.chosen = piece(&l.state_bytes, (size_t)k * shape->kv_heads * sizeof(uint32_t));
+    l.chosen =
+        piece(&l.state_bytes, (size_t)rows_chosen(choice) * shape->kv_heads * sizeof(uint32_t));
     l.count = piece(&l.state_bytes, shape->kv_heads * sizeof(uint32_t));
     l.query = piece(&l.state_bytes, corrects(choice) ? kv->query_bytes : 0);
     return l;
@@ -137,7 +143,7 @@ bool kva_kv_hot_take(struct kva_kv *kv, struct kva_kv_seq *seq)
             .hits = seq->hot_hits,
             .slots = kva_kv_hot_slots(&seq->choice),
             .pinned = seq->choice.sinks,
-            .k = seq->choice.policy == KVA_KV_SPECACHE ? seq->choice.k : 0,
+            .k = rows_chosen(&seq->choice),
         };
     }
     seq->hot_taken = true;

@@ -122,21 +122,18 @@ struct kva_kv_seq {
     uint32_t away;         /* pages [0, away) are not whole on the device */
     uint32_t resident_end; /* pages [away, resident_end) are in use there */
 
-    /* --- stage.h --------------------------------------------------------------------------------
-     */
+    /* --- stage.h --- */
     void **stage[2]; /* [pages_max]: device block of page i for even and odd layers */
     uint32_t stage_count;
     uint32_t staged_layer[2]; /* which layer those hold; KVA_NO_LAYER: none */
 
-    /* --- lowbit.h -------------------------------------------------------------------------------
-     */
+    /* --- lowbit.h --- */
     void **low; /* [pages_max]: low-bit copy of page i in all layers */
     uint32_t low_count;
     uint32_t low_layers; /* during the prefill: the first so many layers have been coded ... */
     uint32_t low_stale;  /* ... of which the first so many were lost */
 
-    /* --- hot.h ----------------------------------------------------------------------------------
-     */
+    /* --- hot.h --- */
     struct kva_hot *hots;      /* [layers] */
     bool hot_taken;            /* they have device memory */
     bool hot_started;          /* and content */
@@ -208,8 +205,7 @@ void kva_kv_step_begin(struct kva_kv *kv);
 struct kva_tier_bytes kva_kv_seq_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq);
 void kva_kv_usage(const struct kva_kv *kv, struct kva_engine_usage *ret);
 
-/* --- for the parts of the cache
- * ---------------------------------------------------------------------------- */
+/* --- for the parts of the cache -------------------------------------------------------------- */
 
 /* Device memory, dropping unused device copies of pages if need be; NULL: full. */
 void *kva_kv_take_device(struct kva_kv *kv, size_t bytes);
