@@ -7,6 +7,7 @@
  * tokens in the caller's scratch memory, where ops_select.c reads them: a task that has all it
  * takes selects at once; otherwise sequences whose weights do not fit there together take turns. */
 #include "kernels/cpu/lowbit_plan.h"
+#include "kernels/cpu/partial.h"
 
 #include <math.h>
 #include <string.h>
@@ -253,20 +254,15 @@ static void fold_query(const struct kva_device *device, const struct task *task,
                        const float *a, float m, float e)
 {
     const struct kva_attend_lowbit_args *args = task->args;
-    size_t pair = pair_of_query(task, query);
-    device->kernels.attend_fold(args->out.a + pair * args->head_dim, &args->out.m[pair],
-                                &args->out.e[pair], a, m, e, args->head_dim);
+    kva_cpu_partial_fold(&device->kernels, &args->out, pair_of_query(task, query), args->head_dim,
+                         a, m, e);
 }
 
 static void clear_out(const struct task *task)
 {
     const struct kva_attend_lowbit_args *args = task->args;
-    for (uint32_t j = 0; j < task->row_count * task->head_count; j++) {
-        size_t pair = pair_of_query(task, j);
-        memset(args->out.a + pair * args->head_dim, 0, args->head_dim * sizeof(float));
-        args->out.m[pair] = -INFINITY;
-        args->out.e[pair] = 0.0f;
-    }
+    for (uint32_t j = 0; j < task->row_count * task->head_count; j++)
+        kva_cpu_partial_clear(&args->out, pair_of_query(task, j), args->head_dim);
 }
 
 /* --- hot rows --------------------------------------------------------------------------------- */
