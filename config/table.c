@@ -36,8 +36,10 @@ static const struct kva_option table[] = {
     {"context", KVA_OPTION_UINT, ENGINE | EVAL, AT(context), 0, 16.0 * 1024 * 1024, "0", NULL,
      "Model", "Longest prompt and output together, in tokens; 0: what the model was made for."},
 
-    {"device", KVA_OPTION_STRING, ENGINE | EVAL, AT(device), 0, 0, "auto", NULL, "Device",
-     "cpu, cuda:N, or auto: the first GPU where there is one, else the CPU."},
+    {"device", KVA_OPTION_STRING, ENGINE | EVAL, AT(device), 0, 0, "cpu", NULL, "Device",
+     "cpu, cuda:N, or auto: the first GPU where there is one, else the CPU. The CUDA device has "
+     "not "
+     "run on a GPU yet."},
     {"threads", KVA_OPTION_UINT, ENGINE | EVAL | MAKE, AT(threads), 0, 1024, "0", NULL, "Device",
      "Compute threads; 0: one per usable core."},
     {"cpu-level", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(cpu_levels), 0, 0, "auto", cpu_levels,
