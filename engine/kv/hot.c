@@ -308,8 +308,7 @@ void kva_kv_hot_correct(struct kva_kv *kv, struct kva_kv_pass *pass, const void 
         kv->drift_before[count++] =
             (unsigned char *)rows->hot->tokens + layout_of(kv, choice).query;
     }
-    /* A device without the operator does not correct: the previous query's choice stands. */
-    if (count == 0 || !kva_device_ops(kv->device)->drift)
+    if (count == 0)
         return;
     kva_device_ops(kv->device)
         ->drift(kv->device, &(struct kva_drift_args){

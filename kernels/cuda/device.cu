@@ -38,6 +38,7 @@ const struct kva_ops kva_cuda_ops = {
     .quantise = kva_cuda_quantise,
     .attend_lowbit = kva_cuda_attend_lowbit,
     .resolve = kva_cuda_resolve,
+    .drift = kva_cuda_drift,
     .merge = kva_cuda_merge,
     .gather = kva_cuda_gather,
 };

@@ -1,6 +1,9 @@
-/* Hot rows: which slots the chosen rows take (resolve), and how they get there (fetch). One KV head
- * of one sequence by one block of threads. Ranks are found by counting: slots are few. */
+/* Hot rows: which slots the chosen rows take (resolve), how they get there (fetch), and how far the
+ * queries that chose them have moved (drift). One KV head of one sequence by one block of threads.
+ * Ranks are found by counting: slots are few. */
 #include "kernels/cuda/number.cuh"
+
+#include <math.h>
 
 #define THREADS 256u
 
@@ -215,4 +218,59 @@ void kva_cuda_fetch_hot(struct kva_device *device, enum kva_queue queue, const s
     /* Two blocks a KV head keep the link busy without taking many of the GPU's processors. */
     kva_cuda_run(device, queue, "fetch_hot", {dim3(kv_heads, 2), THREADS}, fetch_kernel, *hot,
                  pages, page_offset_bytes, head_dim);
+}
+
+/* --- drift ------------------------------------------------------------------------------------ */
+
+/* One row by a block, its heads by the warps in turn: a row's sums are always in the same order.
+ * The result is written to pinned host memory, four bytes a row. */
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    drift_kernel(const T *q, const uint32_t *rows, void *const *places, float *cosine,
+                 uint32_t q_stride, uint32_t heads, uint32_t dim)
+{
+    __shared__ float parts[THREADS / KVA_WARP];
+    const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
+    const T *row = q + static_cast<size_t>(rows[blockIdx.x]) * q_stride;
+    T *before = static_cast<T *>(places[blockIdx.x]);
+    float sum = 0;
+    for (uint32_t head = warp; head < heads; head += THREADS / KVA_WARP) {
+        float dot = 0, now = 0, then = 0;
+        for (uint32_t i = head * dim + lane; i < (head + 1) * dim; i += KVA_WARP) {
+            float a = kva_to_f32(row[i]), b = kva_to_f32(before[i]);
+            dot += a * b;
+            now += a * a;
+            then += b * b;
+            before[i] = row[i];
+        }
+        float norms = sqrtf(kva_warp_sum(now)) * sqrtf(kva_warp_sum(then));
+        dot = kva_warp_sum(dot);
+        sum += norms > 0.0f ? dot / norms : 0.0f;
+    }
+    if (lane == 0)
+        parts[warp] = sum;
+    __syncthreads(); /* every warp's heads are summed */
+    if (threadIdx.x != 0)
+        return;
+    sum = 0;
+    for (uint32_t i = 0; i < THREADS / KVA_WARP; i++)
+        sum += parts[i];
+    cosine[blockIdx.x] = sum / static_cast<float>(heads);
+}
+
+template <typename T>
+static void drift(struct kva_device *device, const struct kva_drift_args *args)
+{
+    const uint32_t *rows = kva_cuda_upload_array(device, args->rows, args->count);
+    void *const *before = kva_cuda_upload_array(device, args->before, args->count);
+    if (!kva_cuda_failed(device))
+        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "drift", {args->count, THREADS}, drift_kernel<T>,
+                     static_cast<const T *>(args->q), rows, before, args->cosine, args->q_stride,
+                     args->heads, args->head_dim);
+}
+
+void kva_cuda_drift(struct kva_device *device, const struct kva_drift_args *args)
+{
+    if (args->count > 0 && kva_cuda_enter(device))
+        KVA_BY_FORMAT(device->base.info.act, drift, device, args);
 }

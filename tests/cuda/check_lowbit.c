@@ -1,4 +1,4 @@
-/* Cases of quantise, attend_lowbit with its selection, resolve and fetch_hot: a few steps of
+/* Cases of quantise, attend_lowbit with its selection, resolve, fetch_hot and drift: a few steps of
  * SpeCache on both devices, side by side. What is integers must be the same; sums may differ by
  * the rounding of numbers to 16 bits. */
 #include "tests/cuda/check.h"
@@ -386,6 +386,70 @@ static void run_case(struct check *check, const struct shape *shape)
     kva_device_free(check->gpu, KVA_MEM_HOST, world.hits, 2 * sizeof(uint64_t));
 }
 
+/* --- drift ------------------------------------------------------------------------------------ */
+
+#define DRIFT_ROWS  6u
+#define DRIFT_COUNT 4u
+
+/* Queries near the ones before. */
+static void move_queries(struct check *check, struct acts *q)
+{
+    size_t bytes = q->count * kva_dtype_bytes(q->dtype);
+    void *moved = malloc(bytes);
+    for (size_t i = 0; i < q->count; i++) {
+        q->cpu[i] = check_round(q->cpu[i] + 0.3f * check_normal(check), q->dtype);
+        check_store(moved, i, q->cpu[i], q->dtype);
+    }
+    gpu_free(check, q->gpu, bytes);
+    q->gpu = gpu_new(check, moved, bytes);
+    free(moved);
+}
+
+/* Queries against those before: at first there are none, and zeros have no direction. */
+static void check_drift(struct check *check, uint32_t heads, uint32_t dim)
+{
+    const uint32_t rows[DRIFT_COUNT] = {4, 0, 5, 2};
+    size_t row = (size_t)heads * dim, row_bytes = row * kva_dtype_bytes(check->act);
+    struct acts q = acts_new(check, check->act, DRIFT_ROWS * row, 1.0f);
+    float *before = calloc(DRIFT_COUNT * row, sizeof *before), want[DRIFT_COUNT];
+    unsigned char *read = calloc(DRIFT_ROWS, row_bytes), kept[32 * 128 * 4];
+    unsigned char *gpu_before = gpu_new(check, read, DRIFT_COUNT * row_bytes);
+    float *cosine = pinned(check, DRIFT_COUNT * sizeof *cosine);
+    void *places[2][DRIFT_COUNT];
+    for (uint32_t i = 0; i < DRIFT_COUNT; i++) {
+        places[0][i] = before + i * row;
+        places[1][i] = gpu_before + i * row_bytes;
+    }
+    for (int step = 0; step < 3; step++) {
+        struct kva_drift_args args = {.q = q.cpu,
+                                      .rows = rows,
+                                      .before = places[0],
+                                      .cosine = want,
+                                      .count = DRIFT_COUNT,
+                                      .q_stride = (uint32_t)row,
+                                      .heads = heads,
+                                      .head_dim = dim};
+        kva_device_ops(check->cpu)->drift(check->cpu, &args);
+        args.q = q.gpu;
+        args.before = places[1];
+        args.cosine = cosine;
+        kva_device_ops(check->gpu)->drift(check->gpu, &args);
+        kva_device_sync(check->gpu, KVA_QUEUE_COMPUTE);
+        check_close(check, "drift", cosine, want, NULL, DRIFT_COUNT, 0, 0x1p-18);
+        gpu_read(check, read, q.gpu, DRIFT_ROWS * row_bytes);
+        for (uint32_t i = 0; i < DRIFT_COUNT; i++) {
+            gpu_read(check, kept, places[1][i], row_bytes);
+            check_same(check, "drift remembers", kept, read + rows[i] * row_bytes, row_bytes);
+        }
+        move_queries(check, &q);
+    }
+    gpu_free(check, gpu_before, DRIFT_COUNT * row_bytes);
+    kva_device_free(check->gpu, KVA_MEM_HOST, cosine, DRIFT_COUNT * sizeof *cosine);
+    acts_free(check, &q);
+    free(before);
+    free(read);
+}
+
 void check_lowbit(struct check *check)
 {
     static const struct shape shapes[] = {
@@ -403,4 +467,6 @@ void check_lowbit(struct check *check)
         run_case(check, &shapes[i]);
     if (check->large)
         run_case(check, &large);
+    check_drift(check, 32, 128);
+    check_drift(check, 3, 20);
 }

@@ -213,6 +213,20 @@ static void fill_run(struct run *run, const struct kva_model *model, uint64_t se
         run->prompt[i] = (uint32_t)(kva_sampler_uniform(seed, i) * vocab);
 }
 
+/* What is compared: every policy, and SpeCache by its other predictors. */
+static const struct variant {
+    const char *name; /* NULL: the policy's */
+    enum kva_kv_policy_id policy;
+    enum kva_kv_predictor predictor;
+} variants[] = {
+    {NULL, KVA_KV_FULL, KVA_PREDICT_SPEC_TOKEN},
+    {NULL, KVA_KV_OFFLOAD, KVA_PREDICT_SPEC_TOKEN},
+    {NULL, KVA_KV_KIVI, KVA_PREDICT_SPEC_TOKEN},
+    {NULL, KVA_KV_SPECACHE, KVA_PREDICT_SPEC_TOKEN},
+    {"specache prev-query", KVA_KV_SPECACHE, KVA_PREDICT_PREV_QUERY},
+    {"specache sync", KVA_KV_SPECACHE, KVA_PREDICT_SYNC},
+};
+
 static void check_model(const char *module, const char *path, enum kva_dtype act,
                         uint32_t prompt_tokens, uint32_t output_tokens, uint64_t seed)
 {
@@ -229,25 +243,26 @@ static void check_model(const char *module, const char *path, enum kva_dtype act
     run->prompt_tokens = kva_min_u32(prompt_tokens, context - run->output_tokens);
     fill_run(run, cpu.model, seed);
     const char *tail = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
-    for (int policy = 0; policy < KVA_KV_POLICY_COUNT; policy++) {
-        run->kv = kva_kv_choice_default((enum kva_kv_policy_id)policy);
+    for (size_t i = 0; i < KVA_COUNT_OF(variants); i++) {
+        const struct variant *variant = &variants[i];
+        const char *what = variant->name ? variant->name : kva_kv_policy_name(variant->policy);
+        run->kv = kva_kv_choice_default(variant->policy);
+        run->kv.predictor = variant->predictor;
         run->kv.plain = 0; /* low bits from the first page on */
         run->kv.window = kva_min_u32(run->kv.window, 64);
-        snprintf(name, sizeof name, "%.40s, %s, %s", tail,
-                 kva_kv_policy_name((enum kva_kv_policy_id)policy), kva_dtype_name(act));
+        run->kv.k = 16; /* a choice, also where a prompt has a page or two */
+        snprintf(name, sizeof name, "%.40s, %s, %s", tail, what, kva_dtype_name(act));
         struct trace *want = run_one(&cpu, run), *got = run_one(&gpu, run);
         compare(name, act, run, want, got);
-        if (policy == KVA_KV_FULL)
+        if (variant->policy == KVA_KV_FULL)
             base = got;
-        else if (kva_kv_policy_exact((enum kva_kv_policy_id)policy)) {
-            snprintf(name, sizeof name, "%.40s, %s is bit for bit what full is", tail,
-                     kva_kv_policy_name((enum kva_kv_policy_id)policy));
+        else if (kva_kv_policy_exact(variant->policy)) {
+            snprintf(name, sizeof name, "%.40s, %s is bit for bit what full is", tail, what);
             expect_same(name, run, base, got, true);
         }
         /* Twice the same, with nothing left over from before. */
         struct trace *again = run_one(&gpu, run);
-        snprintf(name, sizeof name, "%.40s, %s, again", tail,
-                 kva_kv_policy_name((enum kva_kv_policy_id)policy));
+        snprintf(name, sizeof name, "%.40s, %s, again", tail, what);
         expect_same(name, run, got, again, true);
         free(again);
         free(want);
