@@ -53,6 +53,7 @@ struct kva_config {
     uint32_t kv_predictor;
     int64_t kv_correct;
     uint32_t kv_fetch;
+    uint32_t kv_miss;
     uint32_t kv_dtype;
     bool prefix_cache;
     bool prefix_share_keys;

@@ -23,6 +23,7 @@ static const char *const kv_levels[] = {"default", "paper", "fit", "auto", NULL}
 static const char *const kv_predictors[] = {"default", "spec-token", "prev-query",
                                             "sync",    "auto",       NULL};
 static const char *const kv_fetches[] = {"default", "all", "delta", "resident", NULL};
+static const char *const kv_misses[] = {"default", "chain", "predecode", NULL};
 /* Order of enum kva_dtype with F32 standing for "choose". */
 static const char *const kv_dtypes[] = {"auto", "f16", "bf16", NULL};
 static const char *const cpu_levels[] = {"auto",       "ref",        "avx2", "avx512",
@@ -89,6 +90,10 @@ static const struct kva_option table[] = {
     {"kv-fetch", KVA_OPTION_CHOICE, ENGINE, AT(kv_fetch), 0, 0, "default", kv_fetches, "KV cache",
      "specache: fetch all chosen rows every step, or only those that are not there yet (delta), "
      "also attending to rows of earlier choices (resident)."},
+    {"kv-miss", KVA_OPTION_CHOICE, ENGINE, AT(kv_miss), 0, 0, "default", kv_misses, "KV cache",
+     "specache with spec-token: behind a wrong speculative token the next one follows it (chain, "
+     "as "
+     "in the paper), or the token that came instead runs once more first (predecode)."},
     {"kv-dtype", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(kv_dtype), 0, 0, "auto", kv_dtypes,
      "KV cache", "16-bit format of keys and values; auto: bf16 for bf16 models, else f16."},
     {"prefix-cache", KVA_OPTION_BOOL, ENGINE | EVAL, AT(prefix_cache), 0, 0, "true", NULL,

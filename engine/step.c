@@ -198,9 +198,9 @@ static void *run_rows(struct model_engine *e, uint32_t batch,
 
 /* --- looking ahead (SpeCache 3.3: pre-decoding) ---------------------------------------------- */
 
-/* Sequences that have just come to choose rows run their last token once against what the device
- * has: that gives the first speculative token and the rows for the step that follows now. Its K and
- * V are superseded there. */
+/* Sequences that have just come to choose rows, or whose speculative token was wrong, run their
+ * last token once against what the device has: that gives a speculative token and the rows for the
+ * step that follows now. Its K and V are superseded there. */
 static void look_ahead(struct model_engine *e, struct kva_step_item *items, uint32_t count)
 {
     uint32_t batch = 0;
@@ -243,6 +243,8 @@ static void score_speculation(struct model_engine *e, struct kva_sequence *seq, 
     seq->spec_tokens_matched += matched;
     e->spec_tokens++;
     e->spec_tokens_matched += matched;
+    if (!matched && seq->kv.choice.miss == KVA_MISS_PREDECODE)
+        seq->looked_ahead = false;
 }
 
 static bool has_speculative_row(const struct kva_forward_rows *rows)

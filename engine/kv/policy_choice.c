@@ -14,6 +14,7 @@ static const char *const policy_names[KVA_KV_POLICY_COUNT] = {
 static const char *const levels[] = {"paper", "fit", "auto", NULL};
 static const char *const predictors[] = {"spec-token", "prev-query", "sync", "auto", NULL};
 static const char *const fetches[] = {"all", "delta", "resident", NULL};
+static const char *const misses[] = {"chain", "predecode", NULL};
 
 #define AT(field) offsetof(struct kva_kv_choice, field)
 
@@ -29,6 +30,7 @@ static const struct kva_kv_setting settings[] = {
     {"predictor", 0, 0, predictors, AT(predictor)},
     {"correct", 0, 100, NULL, AT(correct)},
     {"fetch", 0, 0, fetches, AT(fetch)},
+    {"miss", 0, 0, misses, AT(miss)},
 };
 
 const struct kva_kv_setting *kva_kv_settings(size_t *ret_count)
@@ -78,6 +80,7 @@ struct kva_kv_choice kva_kv_choice_default(enum kva_kv_policy_id policy)
         .predictor = KVA_PREDICT_SPEC_TOKEN,
         .correct = 85,
         .fetch = KVA_FETCH_RESIDENT,
+        .miss = KVA_MISS_PREDECODE,
     };
 }
 

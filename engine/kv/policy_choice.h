@@ -29,6 +29,14 @@ enum kva_kv_predictor {
     KVA_PREDICTOR_COUNT,
 };
 
+/* What the speculative token behind a wrong one is made from. */
+enum kva_kv_miss {
+    KVA_MISS_CHAIN,     /* from the wrong one: the paper; one miss breeds others */
+    KVA_MISS_PREDECODE, /* from the token that came instead, which runs once more before its step,
+                           as in the pre-decoding (SpeCache 3.3), and chooses that step's rows */
+    KVA_MISS_COUNT,
+};
+
 enum kva_kv_fetch {
     KVA_FETCH_ALL,      /* every chosen row, every step: the paper */
     KVA_FETCH_DELTA,    /* only rows that are not there already; the same tokens as ALL */
@@ -62,6 +70,7 @@ struct kva_kv_choice {
     uint32_t correct; /* prev-query: percent of cosine between successive queries of a layer, mean
                          over its heads, under which it chooses again; 0: never */
     enum kva_kv_fetch fetch;
+    enum kva_kv_miss miss; /* spec-token */
 };
 
 /* A setting by name, as requests (kv.NAME) and options (--kv-NAME) have it. */

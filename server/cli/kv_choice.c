@@ -33,6 +33,8 @@ enum kva_status kva_cli_kv_choice(const struct kva_config *config, enum kva_kv_p
         choice.predictor = (enum kva_kv_predictor)word(config->kv_predictor);
     if (config->kv_fetch)
         choice.fetch = (enum kva_kv_fetch)word(config->kv_fetch);
+    if (config->kv_miss)
+        choice.miss = (enum kva_kv_miss)word(config->kv_miss);
     *ret = choice;
     struct kva_err why;
     enum kva_status status = kva_kv_choice_check(&choice, &why);

@@ -202,13 +202,13 @@ static void test_policies__settings_that_cannot_be_are_named(void **state KVA_UN
         struct kva_kv_choice choice;
         const char *param;
     } cases[] = {
-        {{KVA_KV_KIVI, 3, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0, 0, 0}, "bits"},
-        {{KVA_KV_KIVI, 2, 48, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0, 0, 0}, "group"},
-        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 0, 4, 0, 0, 0, 0, 0, 0}, "window"},
-        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 65, 4, 0, 0, 0, 0, 0, 0}, "window"},
-        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 33, 0, 0, 0, 0, 0, 0}, "sinks"},
-        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 1, 0, 0, 0, 0, 0}, "plain"},
-        {{KVA_KV_SPECACHE, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 65537, 0, 0, 0}, "topk"},
+        {{KVA_KV_KIVI, 3, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0, 0, 0, 0}, "bits"},
+        {{KVA_KV_KIVI, 2, 48, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0, 0, 0, 0}, "group"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 0, 4, 0, 0, 0, 0, 0, 0, 0}, "window"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 65, 4, 0, 0, 0, 0, 0, 0, 0}, "window"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 33, 0, 0, 0, 0, 0, 0, 0}, "sinks"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 1, 0, 0, 0, 0, 0, 0}, "plain"},
+        {{KVA_KV_SPECACHE, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 65537, 0, 0, 0, 0}, "topk"},
     };
     struct fixture f;
     uint32_t prompt[CONTEXT];

@@ -25,7 +25,7 @@ _NUMBERS = {
     "exempt": (0, 65536),
     "correct": (0, 100),
 }
-_WORDS = ("levels", "predictor", "fetch")
+_WORDS = ("levels", "predictor", "fetch", "miss")
 _FLAGS = ("exact", "paper")
 
 

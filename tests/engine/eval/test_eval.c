@@ -131,6 +131,28 @@ static void test_eval__order_of_policies(void **state KVA_UNUSED)
     fixture_close(&s.fixture);
 }
 
+/* With every row fetched, all that can be wrong with a speculative token is what it follows: forced
+ * tokens are not those that the model would pick, so that nearly every one is wrong, and the next
+ * one made from it too; from the token that came, it is what full picks. */
+static void test_eval__a_wrong_speculative_token_need_not_breed(void **state KVA_UNUSED)
+{
+    struct setup s;
+    open(&s, true);
+    s.sample_count = 1;
+    add(&s, "specache:4:220:plain=0:miss=chain");
+    add(&s, "specache:4:220:plain=0:miss=predecode");
+    struct kva_eval *eval = run(&s);
+    const struct kva_eval_policy *chain = &eval->policies[0], *predecode = &eval->policies[1];
+    assert_int_equal(chain->spec_tokens, eval->steps);
+    assert_int_equal(predecode->spec_tokens, eval->steps);
+    assert_true(predecode->spec_as_followed * 4 < eval->steps);
+    assert_true(chain->spec_as_full * 2 < eval->steps);
+    /* The first one is made before any row is there, others when a page has just left. */
+    assert_true(predecode->spec_as_full + 3 >= eval->steps);
+    kva_eval_destroy(eval);
+    fixture_close(&s.fixture);
+}
+
 static void expect_equal(const struct kva_eval *a, const struct kva_eval *b)
 {
     assert_int_equal(a->policy_count, b->policy_count);
@@ -249,6 +271,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_eval__exact_policies_are_exact),
         cmocka_unit_test(test_eval__order_of_policies),
+        cmocka_unit_test(test_eval__a_wrong_speculative_token_need_not_breed),
         cmocka_unit_test(test_eval__repeats),
         cmocka_unit_test(test_eval__progress_reaches_its_end),
         cmocka_unit_test(test_eval__refuses),

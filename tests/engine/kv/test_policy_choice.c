@@ -40,7 +40,7 @@ static void test_parse__every_setting(void **state KVA_UNUSED)
 {
     struct kva_kv_choice choice =
         parsed("specache:bits=4:group=32:levels=paper:window=128:sinks=8:plain=64:exempt=3:topk=32:"
-               "predictor=prev-query:correct=70:fetch=delta");
+               "predictor=prev-query:correct=70:fetch=delta:miss=predecode");
     const struct kva_kv_choice expected = {.policy = KVA_KV_SPECACHE,
                                            .bits = 4,
                                            .group = 32,
@@ -52,7 +52,8 @@ static void test_parse__every_setting(void **state KVA_UNUSED)
                                            .k = 32,
                                            .predictor = KVA_PREDICT_PREV_QUERY,
                                            .correct = 70,
-                                           .fetch = KVA_FETCH_DELTA};
+                                           .fetch = KVA_FETCH_DELTA,
+                                           .miss = KVA_MISS_PREDECODE};
     assert_memory_equal(&choice, &expected, sizeof(choice));
 }
 
@@ -98,6 +99,7 @@ static void test_parse__refuses(void **state KVA_UNUSED)
         {"specache:window=100", "window", "multiple of 64"},
         {"specache:predictor=oracle", "predictor", "spec-token, prev-query, sync, auto"},
         {"specache:predictor=syn", "predictor", "spec-token, prev-query, sync, auto"},
+        {"specache:miss=again", "miss", "chain, predecode"},
         {"specache:color=red", "policy", "'color' is no setting"},
         {"specache:=red", "policy", "'' is no setting"},
         {"specache:exact=true", "policy", "'exact' is no setting"},
