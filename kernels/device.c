@@ -1,5 +1,6 @@
 /* Hands the calls of device.h on to the device that they are about, and finds the CUDA module. */
 #include "kernels/backend.h"
+#include "kernels/int8.h"
 #include "kernels/ops.h"
 
 #include <dlfcn.h>
@@ -70,14 +71,15 @@ enum kva_status kva_device_weight(struct kva_device *device, const void *data, e
                                   uint32_t rows, uint32_t cols, struct kva_weight *ret,
                                   struct kva_err *err)
 {
-    if ((unsigned)dtype >= KVA_DTYPE_COUNT)
+    if ((unsigned)dtype >= KVA_DTYPE_COUNT && dtype != KVA_INT8)
         return kva_fail(err, KVA_EINVAL, "weight [%u, %u] has an unknown data type %d", rows, cols,
                         (int)dtype);
     if (!data || rows == 0 || cols == 0)
         return kva_fail(err, KVA_EINVAL, "weight [%u, %u] is empty", rows, cols);
-    if ((uintptr_t)data % kva_dtype_bytes(dtype) != 0)
+    size_t align = dtype == KVA_INT8 ? KVA_INT8_ALIGN : kva_dtype_bytes(dtype);
+    if ((uintptr_t)data % align != 0)
         return kva_fail(err, KVA_EINVAL, "weight [%u, %u] is not aligned to its %zu-byte elements",
-                        rows, cols, kva_dtype_bytes(dtype));
+                        rows, cols, align);
     return backend_of(device)->weight(device, data, dtype, rows, cols, ret, err);
 }
 

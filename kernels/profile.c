@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "kernels/backend.h"
+#include "kernels/int8.h"
 
 const char *kva_profile_kind_name(enum kva_profile_kind kind)
 {
@@ -28,12 +29,6 @@ static void count(struct kva_profile *profile, struct kva_device *device,
     profile->counts.ns[kind] += profile->now_ns() - start_ns;
 }
 
-static uint64_t weight_bytes(const struct kva_weight *weight)
-{
-    return weight->data ? (uint64_t)weight->rows * weight->cols * kva_dtype_bytes(weight->dtype)
-                        : 0;
-}
-
 /* Of the tokens [first, end), how many a row at `position` sees. */
 static uint64_t visible(uint32_t first, uint32_t end, uint32_t position, uint32_t window)
 {
@@ -47,7 +42,7 @@ static uint64_t visible(uint32_t first, uint32_t end, uint32_t position, uint32_
 
 static void count_linear(struct kva_profile_counts *counts, const struct kva_linear_args *args)
 {
-    counts->weight_bytes += weight_bytes(&args->weight) + weight_bytes(&args->bias);
+    counts->weight_bytes += kva_weight_bytes(&args->weight) + kva_weight_bytes(&args->bias);
     counts->flops += 2ull * args->rows * args->weight.rows * args->weight.cols;
 }
 
@@ -130,7 +125,7 @@ static void profiled_norm(struct kva_device *device, const struct kva_norm_args 
 {
     struct kva_profile *profile = profile_of(device);
     uint64_t start_ns = profile->now_ns();
-    profile->counts.weight_bytes += weight_bytes(&args->weight) + weight_bytes(&args->bias);
+    profile->counts.weight_bytes += kva_weight_bytes(&args->weight) + kva_weight_bytes(&args->bias);
     profile->inner->norm(device, args);
     count(profile, device, KVA_PROFILE_ROWS, start_ns);
 }

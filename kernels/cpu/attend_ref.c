@@ -105,6 +105,8 @@ void kva_cpu_kernels_ref(struct kva_cpu_kernels *kernels)
         .norm = kva_norm_ref,
         .linear_row_bytes = kva_linear_row_bytes_ref,
         .linear = kva_linear_ref,
+        .linear_int8_prepare = kva_linear_int8_prepare_ref,
+        .linear_int8 = kva_linear_int8_ref,
         .rope = kva_rope_ref,
         .glu = kva_glu_ref,
         .kv_append = kva_kv_append_ref,

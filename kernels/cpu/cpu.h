@@ -9,6 +9,7 @@
  *            kernels of 16-bit products, KVA_CPU_LINEAR_DEPTH. A block is summed by lanes and the
  *            lanes by a fixed tree. What activations are rounded to depends on the level and the
  *            weight's format alone.
+ *            With int8 weights every level gives the bits that int8.h says.
  *   attend   A row is a fold over splits of KVA_ATTEND_SPLIT_TOKENS positions, ascending. Within a
  *            split a score is one chain over head_dim, the sum of exponentials goes by lanes of
  *            (position % lanes), and each element of `a` is one chain over the tokens. Kernels of
@@ -142,6 +143,11 @@ struct kva_cpu_kernels {
     void (*linear_prepare)(const struct kva_linear_args *args, uint32_t first, uint32_t end,
                            void *prepared);
     void (*linear)(const struct kva_cpu_linear *item);
+    /* The same for weights of KVA_INT8, whose rows are int8_row.h's at every level. Items begin at
+     * panels. */
+    void (*linear_int8_prepare)(const struct kva_linear_args *args, uint32_t first, uint32_t end,
+                                void *prepared);
+    void (*linear_int8)(const struct kva_cpu_linear *item);
     /* scratch: 2 * rotary_dim floats. */
     void (*rope)(const struct kva_rope_args *args, uint32_t first, uint32_t end, float *scratch);
     /* Elements [first, end) of rows * dim. */

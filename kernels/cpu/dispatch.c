@@ -1,5 +1,8 @@
 /* Which kernels this machine can run, and the table of those in use. */
 #include "kernels/cpu/cpu.h"
+#ifdef KVA_CPU_X86
+#include "kernels/cpu/kernels_avx512vnni.h"
+#endif
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -94,8 +97,10 @@ enum kva_status kva_cpu_kernels_fill(uint32_t mask, struct kva_cpu_kernels *kern
         kva_cpu_kernels_avx2(kernels);
     if (levels & KVA_CPU_AVX512)
         kva_cpu_kernels_avx512(kernels);
-    if (levels & KVA_CPU_AVX512VNNI)
+    if (levels & KVA_CPU_AVX512VNNI) {
         kva_cpu_kernels_avx512vnni(kernels);
+        kernels->linear_int8 = kva_linear_int8_avx512vnni;
+    }
     if (levels & KVA_CPU_AVX512BF16)
         kva_cpu_kernels_avx512bf16(kernels);
 #endif

@@ -12,6 +12,9 @@ void kva_kv_append_avx2(const struct kva_kv_append_args *args, uint32_t first, u
 void kva_merge_avx2(const struct kva_merge_args *args, uint32_t first, uint32_t end,
                     float *scratch);
 void kva_linear_avx2(const struct kva_cpu_linear *item);
+void kva_linear_int8_prepare_avx2(const struct kva_linear_args *args, uint32_t first, uint32_t end,
+                                  void *prepared);
+void kva_linear_int8_avx2(const struct kva_cpu_linear *item);
 void kva_attend_split_avx2(const struct kva_cpu_attend_split *split);
 void kva_attend_fold_avx2(float *a, float *m, float *e, const float *split_a, float split_m,
                           float split_e, uint32_t head_dim);

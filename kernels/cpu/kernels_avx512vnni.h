@@ -5,5 +5,6 @@
 #include "kernels/cpu/cpu.h"
 
 void kva_lowbit_split_avx512vnni(const struct kva_cpu_lowbit_split *split);
+void kva_linear_int8_avx512vnni(const struct kva_cpu_linear *item);
 
 #endif

@@ -1,5 +1,6 @@
 /* Drivers of the operators that treat rows alone: they cut the work into items and run them. */
 #include "kernels/cpu/device_cpu.h"
+#include "kernels/cpu/int8_row.h"
 
 #include <string.h>
 
@@ -188,11 +189,18 @@ struct linear_job {
     size_t row_bytes; /* of a prepared row */
 };
 
+static bool is_int8(const struct kva_linear_args *args)
+{
+    return args->weight.dtype == KVA_INT8;
+}
+
 static void prepare_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
 {
     const struct job *job = opaque;
-    job->device->kernels.linear_prepare(job->args, (uint32_t)cut_first(&job->cut, index),
-                                        (uint32_t)cut_end(&job->cut, index), job->device->prepared);
+    const struct kva_cpu_kernels *kernels = &job->device->kernels;
+    (is_int8(job->args) ? kernels->linear_int8_prepare : kernels->linear_prepare)(
+        job->args, (uint32_t)cut_first(&job->cut, index), (uint32_t)cut_end(&job->cut, index),
+        job->device->prepared);
 }
 
 /* Outputs of a piece come before its rows: the rows that follow find its weights in a cache. */
@@ -209,7 +217,8 @@ static void linear_piece(void *opaque, uint32_t index, uint32_t worker)
         .out_end = (uint32_t)cut_end(&job->outputs, out_piece),
         .scratch = kva_cpu_scratch(job->device, worker),
     };
-    job->device->kernels.linear(&item);
+    const struct kva_cpu_kernels *kernels = &job->device->kernels;
+    (is_int8(job->args) ? kernels->linear_int8 : kernels->linear)(&item);
 }
 
 /* Pieces of `total` units, `unit_count` each. */
@@ -223,9 +232,12 @@ static struct cut cut_even(size_t total, size_t unit_count)
  * up little, unless they would be too short to be read at full speed. */
 static size_t item_outputs(const struct kva_device *device, const struct kva_weight *weight)
 {
-    size_t least = LINEAR_ITEM_BYTES_MIN / (weight->cols * kva_dtype_bytes(weight->dtype)) + 1;
+    bool panels = weight->dtype == KVA_INT8;
+    size_t output_bytes = panels ? kva_int8_panel_bytes(weight->cols) / KVA_INT8_PANEL
+                                 : weight->cols * kva_dtype_bytes(weight->dtype);
+    size_t least = LINEAR_ITEM_BYTES_MIN / output_bytes + 1;
     size_t even = kva_div_up(weight->rows, (size_t)kva_pool_threads(device->pool) * 16);
-    size_t outputs = kva_align_up(kva_max_size(even, least), 4);
+    size_t outputs = kva_align_up(kva_max_size(even, least), panels ? KVA_INT8_PANEL : 4);
     return kva_min_size(outputs, KVA_CPU_LINEAR_OUTPUTS);
 }
 
@@ -262,7 +274,8 @@ void kva_cpu_linear(struct kva_device *device, const struct kva_linear_args *arg
 {
     if (device_failed(device) || args->rows == 0)
         return;
-    size_t row_bytes = device->kernels.linear_row_bytes(args);
+    size_t row_bytes = is_int8(args) ? kva_int8_x_bytes(args->weight.cols)
+                                     : device->kernels.linear_row_bytes(args);
     if (row_bytes > KVA_CPU_PREPARED_BYTES) {
         kva_cpu_fail(device, "linear: a row of %u inputs is larger than %u bytes",
                      args->weight.cols, KVA_CPU_PREPARED_BYTES);

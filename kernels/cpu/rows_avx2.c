@@ -10,6 +10,8 @@ void kva_cpu_kernels_avx2(struct kva_cpu_kernels *kernels)
     kernels->embed = kva_embed_avx2;
     kernels->norm = kva_norm_avx2;
     kernels->linear = kva_linear_avx2;
+    kernels->linear_int8_prepare = kva_linear_int8_prepare_avx2;
+    kernels->linear_int8 = kva_linear_int8_avx2;
     kernels->rope = kva_rope_avx2;
     kernels->glu = kva_glu_avx2;
     kernels->kv_append = kva_kv_append_avx2;

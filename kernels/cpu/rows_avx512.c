@@ -10,6 +10,8 @@ void kva_cpu_kernels_avx512(struct kva_cpu_kernels *kernels)
     kernels->embed = kva_embed_avx512;
     kernels->norm = kva_norm_avx512;
     kernels->linear = kva_linear_avx512;
+    kernels->linear_int8_prepare = kva_linear_int8_prepare_avx512;
+    kernels->linear_int8 = kva_linear_int8_avx512;
     kernels->rope = kva_rope_avx512;
     kernels->glu = kva_glu_avx512;
     kernels->kv_append = kva_kv_append_avx512;

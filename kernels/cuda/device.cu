@@ -304,6 +304,8 @@ static enum kva_status cuda_weight(struct kva_device *device, const void *data,
                                    enum kva_dtype dtype, uint32_t rows, uint32_t cols,
                                    struct kva_weight *ret, struct kva_err *err)
 {
+    if (dtype == KVA_INT8)
+        return kva_fail(err, KVA_EUNSUPPORTED, "a GPU takes weights in 16 bits only, not in int8");
     size_t count = static_cast<size_t>(rows) * cols;
     enum kva_dtype kept = rows > 1 ? device->base.info.act : dtype;
     void *to = nullptr, *raw = nullptr;

@@ -4,6 +4,7 @@
  * the bandwidth and the cache that they use; with several it is the clock's. */
 #include "tests/kernels/bench.h"
 #include "base/clock.h"
+#include "kernels/int8.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,7 +98,8 @@ static void bench_linear(const struct bench *bench, unsigned char *memory, enum 
                                  .rows = rows,
                                  .x_stride = inputs,
                                  .out_stride = outputs};
-    work.copy_bytes = (size_t)outputs * inputs * kva_dtype_bytes(dtype);
+    work.args.weight.data = memory;
+    work.copy_bytes = kva_weight_bytes(&work.args.weight);
     work.copies = (uint32_t)kva_max_size(1, COLD_BYTES / work.copy_bytes);
     char name[80];
     snprintf(name, sizeof name, "linear %s rows %u outputs %u inputs %u", kva_dtype_name(dtype),
@@ -252,10 +254,13 @@ static void bench_rows(const struct bench *bench, uint32_t rows)
 static void bench_kernels(const struct bench *bench, unsigned char *memory, bool slow)
 {
     unsigned char *weights = memory + WEIGHT_OFFSET_BYTES;
+    unsigned char *lines = memory; /* int8: in a file they begin at cache lines */
     const uint32_t tiny_llama[3] = {32, 4, 64}, llama[3] = {32, 8, 128}, mha[3] = {16, 16, 128};
     const uint32_t rows[] = {1, 2, 4, 8, 16, 32, 64, 256, 512};
     for (size_t i = 0; i < KVA_COUNT_OF(rows) - (slow ? 3 : 0); i++)
         bench_linear(bench, weights, KVA_BF16, rows[i], 5632, 2048);
+    for (size_t i = 0; i < KVA_COUNT_OF(rows) - (slow ? 3 : 0); i++)
+        bench_linear(bench, lines, KVA_INT8, rows[i], 5632, 2048);
     bench_linear(bench, weights, KVA_F16, 1, 5632, 2048);
     bench_linear(bench, weights, KVA_F32, 1, 5632, 2048);
     bench_linear(bench, weights, KVA_BF16, 1, 2048, 5632);
@@ -265,7 +270,11 @@ static void bench_kernels(const struct bench *bench, unsigned char *memory, bool
     if (!slow) {
         bench_linear(bench, weights, KVA_BF16, 512, 2048, 5632);
         bench_linear(bench, weights, KVA_BF16, 128, 1024, 14336);
+        bench_linear(bench, lines, KVA_INT8, 512, 2048, 5632);
+        bench_linear(bench, lines, KVA_INT8, 128, 1024, 14336);
     }
+    bench_linear(bench, lines, KVA_INT8, 1, 2048, 5632);
+    bench_linear(bench, lines, KVA_INT8, 1, 4096, 14336);
     bench_attend(bench, memory, KVA_BF16, tiny_llama, 1, 32768, 1);
     bench_attend(bench, memory, KVA_F16, tiny_llama, 1, 32768, 1);
     bench_attend(bench, memory, KVA_BF16, tiny_llama, 8, 32768, 1);

@@ -541,14 +541,18 @@ int check_broken(struct check *check)
         return 1;
     check->variant_count = 1;
     struct kva_ops sound = variant->ops;
-    size_t lowbit_count;
+    size_t lowbit_count, int8_count;
     const struct broken *lowbit = broken_lowbit(&sound, &lowbit_count);
+    const struct broken *int8 = broken_int8(&sound, &int8_count);
     good = &sound;
     for (size_t i = 0; i < KVA_COUNT_OF(list); i++)
         accepted += !rejected(check, &sound, &list[i]);
     for (size_t i = 0; i < lowbit_count; i++)
         accepted += !rejected(check, &sound, &lowbit[i]);
+    for (size_t i = 0; i < int8_count; i++)
+        accepted += !rejected(check, &sound, &int8[i]);
     check_variant_close(variant);
-    printf("%zu broken operators, %d not noticed\n", KVA_COUNT_OF(list) + lowbit_count, accepted);
+    printf("%zu broken operators, %d not noticed\n", KVA_COUNT_OF(list) + lowbit_count + int8_count,
+           accepted);
     return accepted;
 }

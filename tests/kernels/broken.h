@@ -21,4 +21,7 @@ struct broken {
 /* The broken operators of low-bit KV, which build on those of `sound`. */
 const struct broken *broken_lowbit(const struct kva_ops *sound, size_t *ret_count);
 
+/* The same of linear with weights in int8. */
+const struct broken *broken_int8(const struct kva_ops *sound, size_t *ret_count);
+
 #endif

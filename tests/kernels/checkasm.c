@@ -60,9 +60,9 @@ const char *check_fill_name(enum check_fill fill)
 
 const char *check_op_name(enum check_op op)
 {
-    const char *names[OP_COUNT] = {"embed",         "norm",      "linear", "rope",
-                                   "glu",           "kv_append", "attend", "quantise",
-                                   "attend_lowbit", "merge",     "gather"};
+    const char *names[OP_COUNT] = {"embed",    "norm",          "linear",    "linear_int8",
+                                   "rope",     "glu",           "kv_append", "attend",
+                                   "quantise", "attend_lowbit", "merge",     "gather"};
     return names[op];
 }
 
@@ -348,12 +348,17 @@ bool check_enough(const struct check *check, enum check_op op)
 void check_case(struct check *check, const struct check_case *test)
 {
     size_t floats = kva_max_size((size_t)test->rows * test->cols, 1);
-    float *whole = malloc(floats * 2 * sizeof(float));
+    float *whole = malloc(floats * 3 * sizeof(float));
     for (uint32_t i = 0; i < check->variant_count; i++) {
         char text[200];
         struct check_variant *variant = &check->variants[i];
         const char *reason =
             run_variant(check, variant, test, whole, whole + floats, text, sizeof text);
+        if (i == 0)
+            memcpy(whole + 2 * floats, whole, floats * sizeof(float));
+        else if (!reason && test->same_levels &&
+                 memcmp(whole, whole + 2 * floats, floats * sizeof(float)) != 0)
+            reason = "other bits than at the first level";
         check_count(check, variant, test->op, test->name, !reason, reason);
     }
     free(whole);
@@ -412,17 +417,12 @@ static void open_levels(struct check *check, const char *only, bool all)
 void check_run_op(struct check *check, enum check_op op)
 {
     void (*const run[OP_COUNT])(struct check *) = {
-        [OP_EMBED] = check_embed,
-        [OP_NORM] = check_norm,
-        [OP_LINEAR] = check_linear,
-        [OP_ROPE] = check_rope,
-        [OP_GLU] = check_glu,
-        [OP_KV_APPEND] = check_kv_append,
-        [OP_ATTEND] = check_attend,
-        [OP_QUANTISE] = check_quantise,
-        [OP_ATTEND_LOWBIT] = check_attend_lowbit,
-        [OP_MERGE] = check_merge,
-        [OP_GATHER] = check_gather,
+        [OP_EMBED] = check_embed,         [OP_NORM] = check_norm,
+        [OP_LINEAR] = check_linear,       [OP_LINEAR_INT8] = check_linear_int8,
+        [OP_ROPE] = check_rope,           [OP_GLU] = check_glu,
+        [OP_KV_APPEND] = check_kv_append, [OP_ATTEND] = check_attend,
+        [OP_QUANTISE] = check_quantise,   [OP_ATTEND_LOWBIT] = check_attend_lowbit,
+        [OP_MERGE] = check_merge,         [OP_GATHER] = check_gather,
     };
     run[op](check);
 }

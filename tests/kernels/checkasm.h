@@ -10,7 +10,8 @@
  *     that cannot be touched and begin behind a pattern that is compared;
  *   - the same bits from the same call again, over other garbage;
  *   - the same bits with several threads as with one;
- *   - the same bits for the rows in two calls, cut anywhere, and for single rows alone. */
+ *   - the same bits for the rows in two calls, cut anywhere, and for single rows alone;
+ *   - where the operator promises it, the same bits at every level. */
 #ifndef KVA_TESTS_KERNELS_CHECKASM_H
 #define KVA_TESTS_KERNELS_CHECKASM_H
 
@@ -28,6 +29,7 @@ enum check_op {
     OP_EMBED,
     OP_NORM,
     OP_LINEAR,
+    OP_LINEAR_INT8,
     OP_ROPE,
     OP_GLU,
     OP_KV_APPEND,
@@ -132,6 +134,7 @@ struct check_case {
     const double *expect_rounded;
     const double *bound_rounded;
     double norm_share_rounded;
+    bool same_levels; /* every level must give the bits of the first */
     /* Where elements are related, what they should be can depend on what some of them are:
      * attention's `a` and `e` on its `m`. Called before the comparison; may be NULL. */
     void (*adjust)(const struct check_case *test, const float *out, double *expect, double *bound);
@@ -151,6 +154,7 @@ void check_count(struct check *check, struct check_variant *variant, enum check_
 void check_embed(struct check *check);
 void check_norm(struct check *check);
 void check_linear(struct check *check);
+void check_linear_int8(struct check *check);
 void check_rope(struct check *check);
 void check_glu(struct check *check);
 void check_kv_append(struct check *check);
