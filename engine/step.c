@@ -178,6 +178,16 @@ static uint32_t argmax(const float *logits, uint32_t count)
     return best;
 }
 
+/* Whether the batch is decoding rows alone: such a step comes again and again. */
+static bool decodes(const struct model_engine *e, uint32_t batch)
+{
+    for (uint32_t i = 0; i < batch; i++) {
+        if (!e->batch_rows[i].seq->prefilled)
+            return false;
+    }
+    return true;
+}
+
 /* All layers for the rows of the batch; returns their residual streams. */
 static void *run_rows(struct model_engine *e, uint32_t batch,
                       const struct kva_forward_observer *observer)
@@ -191,8 +201,13 @@ static void *run_rows(struct model_engine *e, uint32_t batch,
         .restart = true,
         .observer = observer,
     };
+    bool repeats = !observer && decodes(e, batch);
+    if (repeats)
+        kva_device_step_begin(e->device);
     kva_forward_embed(e->forward, &call);
     kva_forward_layers(e->forward, &call);
+    if (repeats)
+        kva_device_step_end(e->device);
     return hidden;
 }
 

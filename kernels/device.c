@@ -103,6 +103,25 @@ void kva_device_sync(struct kva_device *device, enum kva_queue queue)
     backend_of(device)->sync(device, queue);
 }
 
+void kva_device_step_begin(struct kva_device *device)
+{
+    if (backend_of(device)->step_begin)
+        backend_of(device)->step_begin(device);
+}
+
+void kva_device_step_end(struct kva_device *device)
+{
+    if (backend_of(device)->step_end)
+        backend_of(device)->step_end(device);
+}
+
+void kva_device_get_steps(const struct kva_device *device, struct kva_device_steps *ret)
+{
+    *ret = (struct kva_device_steps){0};
+    if (backend_of(device)->steps)
+        backend_of(device)->steps(device, ret);
+}
+
 enum kva_status kva_event_create(struct kva_device *device, struct kva_event **ret,
                                  struct kva_err *err)
 {

@@ -56,6 +56,7 @@ struct kva_device_params {
     uint32_t gpu_index;      /* CUDA: which GPU */
     enum kva_dtype act;      /* CUDA: activations, the model's own format */
     uint64_t gpu_bytes_max;  /* CUDA: all that may be allocated there; 0: no limit but the GPU's */
+    bool gpu_direct;         /* CUDA: every operator is launched by itself, steps are no graphs */
     /* Tests only: a copy starts after a seeded random delay up to this long, so that a missing
      * event shows up as a wrong result; 0: none. */
     uint32_t copy_delay_max_us;
@@ -167,5 +168,22 @@ void kva_event_sync(struct kva_event *event);
 
 /* Block the caller until `queue` is empty. */
 void kva_device_sync(struct kva_device *device, enum kva_queue queue);
+
+/* What is put into the queues between the two may be held back until the end, and then be launched
+ * at once, as one graph: for steps that come again and again with the same shapes. Order and
+ * results are as ever. Waiting, copies and taking or giving memory in between are allowed, and end
+ * the holding back. Not nested. */
+void kva_device_step_begin(struct kva_device *device);
+void kva_device_step_end(struct kva_device *device);
+
+/* What became of steps that were held back. A device that holds nothing back: all 0. */
+struct kva_device_steps {
+    uint64_t launched; /* as a graph */
+    uint64_t played;   /* operator by operator: never met before, or broken off */
+    uint64_t captured; /* graphs made */
+    uint64_t updated;  /* kernels given other arguments in a graph */
+};
+
+void kva_device_get_steps(const struct kva_device *device, struct kva_device_steps *ret);
 
 #endif

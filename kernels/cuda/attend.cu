@@ -287,26 +287,33 @@ static void choose_width(struct plan *plan, const struct kva_device *device)
     walk(plan);
 }
 
+/* Where a plan's arrays lie, from its beginning on. */
+static void place(struct plan *plan, const void *base)
+{
+    unsigned char *at = static_cast<unsigned char *>(const_cast<void *>(base));
+    plan->tiles = reinterpret_cast<tile *>(at);
+    at += kva_cuda_room(plan->tile_count * sizeof(tile));
+    plan->overflow = reinterpret_cast<tile *>(at);
+    at += kva_cuda_room(plan->overflow_count * sizeof(tile));
+    plan->items = reinterpret_cast<item *>(at);
+    at += kva_cuda_room(plan->item_count * sizeof(item));
+    plan->folds = reinterpret_cast<item *>(at);
+}
+
 /* Fill the plan in the ring and send it; the addresses become the device's. */
 static bool send_plan(struct kva_device *device, struct plan *plan)
 {
-    size_t items = (plan->item_count + plan->fold_count) * sizeof(item);
-    size_t tiles = (static_cast<size_t>(plan->tile_count) + plan->overflow_count) * sizeof(tile);
-    void *staged = kva_cuda_stage(device, items + tiles);
+    size_t bytes = kva_cuda_room(plan->tile_count * sizeof(tile)) +
+                   kva_cuda_room(plan->overflow_count * sizeof(tile)) +
+                   kva_cuda_room(plan->item_count * sizeof(item)) +
+                   plan->fold_count * sizeof(item);
+    void *staged = kva_cuda_stage(device, bytes);
     if (!staged)
         return false;
-    plan->tiles = static_cast<tile *>(staged);
-    plan->overflow = plan->tiles + plan->tile_count;
-    plan->items = reinterpret_cast<item *>(static_cast<unsigned char *>(staged) + tiles);
-    plan->folds = plan->items + plan->item_count;
+    place(plan, staged);
     walk(plan);
-    const unsigned char *sent =
-        static_cast<const unsigned char *>(kva_cuda_send(device, staged, items + tiles));
-    ptrdiff_t shift = sent - static_cast<unsigned char *>(staged);
-    plan->tiles = reinterpret_cast<tile *>(reinterpret_cast<unsigned char *>(plan->tiles) + shift);
-    plan->overflow = plan->tiles + plan->tile_count;
-    plan->items = reinterpret_cast<item *>(reinterpret_cast<unsigned char *>(plan->items) + shift);
-    plan->folds = plan->items + plan->item_count;
+    const void *sent = kva_cuda_send(device, staged, bytes);
+    place(plan, sent);
     return sent != nullptr;
 }
 

@@ -20,13 +20,6 @@
 /* mma with bf16 and cp.async. */
 #define COMPUTE_MAJOR_MIN 8
 
-struct kva_event {
-    struct kva_event_base base;
-    struct kva_device *device;
-    cudaEvent_t event;
-    bool recorded;
-};
-
 const struct kva_ops kva_cuda_ops = {
     .embed = kva_cuda_embed,
     .norm = kva_cuda_norm,
@@ -99,8 +92,8 @@ static enum kva_status fail_with(struct kva_err *err, cudaError_t status, const 
 
 /* --- device memory ---------------------------------------------------------------------------- */
 
-static enum kva_status alloc_device(struct kva_device *device, size_t bytes, void **ret,
-                                    struct kva_err *err)
+enum kva_status kva_cuda_alloc_device(struct kva_device *device, size_t bytes, void **ret,
+                                      struct kva_err *err)
 {
     void *data = nullptr;
     if (!kva_cuda_enter(device))
@@ -126,7 +119,7 @@ static enum kva_status alloc_device(struct kva_device *device, size_t bytes, voi
     return KVA_OK;
 }
 
-static void free_device(struct kva_device *device, void *data, size_t bytes)
+void kva_cuda_free_device(struct kva_device *device, void *data, size_t bytes)
 {
     if (!data)
         return;
@@ -176,7 +169,7 @@ static size_t host_mapping_bytes(size_t bytes)
     return kva_align_up(kva_max_size(bytes, 1), bytes < huge ? 4096 : huge);
 }
 
-static void free_host(void *data, size_t bytes, size_t pinned)
+static void unmap_host(void *data, size_t bytes, size_t pinned)
 {
     unsigned char *base = static_cast<unsigned char *>(data);
     for (size_t at = 0; at < pinned; at += PIN_PIECE_BYTES)
@@ -184,8 +177,8 @@ static void free_host(void *data, size_t bytes, size_t pinned)
     munmap(data, host_mapping_bytes(bytes));
 }
 
-static enum kva_status alloc_host(struct kva_device *device, size_t bytes, void **ret,
-                                  struct kva_err *err)
+enum kva_status kva_cuda_alloc_host(struct kva_device *device, size_t bytes, void **ret,
+                                    struct kva_err *err)
 {
     if (!kva_cuda_enter(device))
         return cuda_error(device, err);
@@ -204,7 +197,7 @@ static enum kva_status alloc_host(struct kva_device *device, size_t bytes, void 
             cudaHostRegister(base + at, piece, cudaHostRegisterPortable | cudaHostRegisterMapped);
         if (status != cudaSuccess) {
             (void)cudaGetLastError();
-            free_host(data, bytes, at);
+            unmap_host(data, bytes, at);
             return kva_fail(err, KVA_ENOMEM,
                             "the host tier cannot give %zu bytes: %zu could be pinned (%s)", bytes,
                             at, cudaGetErrorString(status));
@@ -214,10 +207,17 @@ static enum kva_status alloc_host(struct kva_device *device, size_t bytes, void 
     return KVA_OK;
 }
 
+void kva_cuda_free_host(void *data, size_t bytes)
+{
+    if (data)
+        unmap_host(data, bytes, host_mapping_bytes(bytes));
+}
+
 /* --- both tiers ------------------------------------------------------------------------------- */
 
 static void cuda_sync(struct kva_device *device, enum kva_queue queue)
 {
+    kva_cuda_step_break(device);
     if (kva_cuda_enter(device))
         kva_cuda_check(device, cudaStreamSynchronize(device->streams[queue]),
                        "work that ran earlier");
@@ -226,17 +226,18 @@ static void cuda_sync(struct kva_device *device, enum kva_queue queue)
 static enum kva_status cuda_alloc(struct kva_device *device, enum kva_mem mem, size_t bytes,
                                   void **ret, struct kva_err *err)
 {
+    kva_cuda_step_break(device);
     if (mem == KVA_MEM_HOST)
-        return alloc_host(device, bytes, ret, err);
+        return kva_cuda_alloc_host(device, bytes, ret, err);
     void *data;
-    enum kva_status status = alloc_device(device, bytes, &data, err);
+    enum kva_status status = kva_cuda_alloc_device(device, bytes, &data, err);
     if (status)
         return status;
     cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
     if (kva_cuda_check(device, cudaMemsetAsync(data, 0, bytes, stream), "cudaMemset"))
         cuda_sync(device, KVA_QUEUE_COMPUTE); /* the copy queue may use it, too */
     if (kva_cuda_failed(device)) {
-        free_device(device, data, bytes);
+        kva_cuda_free_device(device, data, bytes);
         return cuda_error(device, err);
     }
     *ret = data;
@@ -245,19 +246,21 @@ static enum kva_status cuda_alloc(struct kva_device *device, enum kva_mem mem, s
 
 static void cuda_free(struct kva_device *device, enum kva_mem mem, void *data, size_t bytes)
 {
+    kva_cuda_step_break(device);
     (void)kva_cuda_enter(device);
     if (mem == KVA_MEM_DEVICE) {
-        free_device(device, data, bytes); /* waits for what still uses it */
+        kva_cuda_free_device(device, data, bytes); /* waits for what still uses it */
         return;
     }
     for (int queue = 0; queue < KVA_QUEUE_COUNT; queue++)
         cuda_sync(device, static_cast<enum kva_queue>(queue));
-    free_host(data, bytes, host_mapping_bytes(bytes));
+    kva_cuda_free_host(data, bytes);
 }
 
 static void cuda_copy(struct kva_device *device, enum kva_queue queue, void *to, const void *from,
                       size_t bytes)
 {
+    kva_cuda_step_break(device);
     if (bytes > 0 && kva_cuda_enter(device))
         kva_cuda_check(device,
                        cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, device->streams[queue]),
@@ -272,7 +275,7 @@ static enum kva_status add_weight(struct kva_device *device, size_t bytes, void 
     struct kva_cuda_block *block = static_cast<kva_cuda_block *>(calloc(1, sizeof *block));
     if (!block)
         return kva_fail(err, KVA_ENOMEM, "no memory to note a weight");
-    enum kva_status status = alloc_device(device, bytes, &block->data, err);
+    enum kva_status status = kva_cuda_alloc_device(device, bytes, &block->data, err);
     if (status) {
         free(block);
         return status;
@@ -315,14 +318,14 @@ static enum kva_status cuda_weight(struct kva_device *device, const void *data,
     if (kept == dtype) {
         send_bytes(device, to, data, count * kva_dtype_bytes(dtype));
     } else {
-        status = alloc_device(device, count * kva_dtype_bytes(dtype), &raw, err);
+        status = kva_cuda_alloc_device(device, count * kva_dtype_bytes(dtype), &raw, err);
         if (status)
             return status;
         send_bytes(device, raw, data, count * kva_dtype_bytes(dtype));
         kva_cuda_convert(device, to, kept, raw, dtype, count);
     }
     cuda_sync(device, KVA_QUEUE_COMPUTE);
-    free_device(device, raw, count * kva_dtype_bytes(dtype));
+    kva_cuda_free_device(device, raw, count * kva_dtype_bytes(dtype));
     if (kva_cuda_failed(device))
         return cuda_error(device, err);
     *ret = {to, kept, rows, cols};
@@ -357,6 +360,9 @@ void *kva_cuda_stage(struct kva_device *device, size_t bytes)
     struct kva_cuda_ring *ring = &device->ring;
     if (!kva_cuda_enter(device))
         return nullptr;
+    void *held = kva_cuda_step_stage(device, bytes);
+    if (held)
+        return held;
     if (bytes > KVA_CUDA_RING_SEGMENT_BYTES) {
         kva_cuda_fail(device, "the descriptors of one call take %zu bytes, %zu at most", bytes,
                       KVA_CUDA_RING_SEGMENT_BYTES);
@@ -372,6 +378,9 @@ void *kva_cuda_stage(struct kva_device *device, size_t bytes)
 const void *kva_cuda_send(struct kva_device *device, const void *staged, size_t bytes)
 {
     struct kva_cuda_ring *ring = &device->ring;
+    const void *held = kva_cuda_step_address(device, staged);
+    if (held)
+        return held;
     size_t offset = static_cast<size_t>(static_cast<const unsigned char *>(staged) - ring->host);
     cuda_copy(device, KVA_QUEUE_COMPUTE, ring->device + offset, staged, bytes);
     return kva_cuda_failed(device) ? nullptr : ring->device + offset;
@@ -382,6 +391,9 @@ const void *kva_cuda_upload(struct kva_device *device, const void *data, size_t 
     struct kva_cuda_ring *ring = &device->ring;
     if (bytes == 0 || kva_cuda_failed(device))
         return nullptr;
+    const void *held = kva_cuda_step_upload(device, data, bytes);
+    if (held)
+        return held;
     /* What lies in the segment that comes next might be overwritten by this call's next upload. */
     size_t doomed = (ring->segment + 1) % KVA_CUDA_RING_SEGMENTS;
     for (uint32_t i = 0; i < KVA_CUDA_RING_RECENT; i++) {
@@ -405,11 +417,11 @@ static enum kva_status create_ring(struct kva_device *device, struct kva_err *er
 {
     struct kva_cuda_ring *ring = &device->ring;
     void *host, *mirror;
-    enum kva_status status = alloc_host(device, RING_BYTES, &host, err);
+    enum kva_status status = kva_cuda_alloc_host(device, RING_BYTES, &host, err);
     if (status)
         return status;
     ring->host = static_cast<unsigned char *>(host);
-    status = alloc_device(device, RING_BYTES, &mirror, err);
+    status = kva_cuda_alloc_device(device, RING_BYTES, &mirror, err);
     if (status)
         return status;
     ring->device = static_cast<unsigned char *>(mirror);
@@ -428,9 +440,8 @@ static void destroy_ring(struct kva_device *device)
         if (ring->sent[i])
             (void)cudaEventDestroy(ring->sent[i]);
     }
-    free_device(device, ring->device, RING_BYTES);
-    if (ring->host)
-        free_host(ring->host, RING_BYTES, host_mapping_bytes(RING_BYTES));
+    kva_cuda_free_device(device, ring->device, RING_BYTES);
+    kva_cuda_free_host(ring->host, RING_BYTES);
 }
 
 /* --- events ----------------------------------------------------------------------------------- */
@@ -464,26 +475,32 @@ static void cuda_event_destroy(struct kva_event *event)
 static void cuda_event_record(struct kva_event *event, enum kva_queue queue)
 {
     struct kva_device *device = event->device;
-    if (!kva_cuda_enter(device))
+    if (!kva_cuda_enter(device) || kva_cuda_hold_record(event, queue))
         return;
     kva_cuda_check(device, cudaEventRecord(event->event, device->streams[queue]),
                    "cudaEventRecord");
-    __atomic_store_n(&event->recorded, true, __ATOMIC_RELEASE);
+    __atomic_store_n(&event->point, event->event, __ATOMIC_RELEASE);
 }
 
+/* Work of a step that is held back comes later than all that is waited for here. */
 static void cuda_event_wait(struct kva_event *event, enum kva_queue queue)
 {
     struct kva_device *device = event->device;
-    if (event->recorded && kva_cuda_enter(device))
-        kva_cuda_check(device, cudaStreamWaitEvent(device->streams[queue], event->event, 0),
+    if (!kva_cuda_enter(device) || kva_cuda_hold_wait(event, queue))
+        return;
+    if (event->point)
+        kva_cuda_check(device, cudaStreamWaitEvent(device->streams[queue], event->point, 0),
                        "cudaStreamWaitEvent");
 }
 
 static bool cuda_event_done(const struct kva_event *event)
 {
-    if (!__atomic_load_n(&event->recorded, __ATOMIC_ACQUIRE) || !kva_cuda_enter(event->device))
+    if (!kva_cuda_enter(event->device))
         return true; /* nothing will come any more: nobody is to wait for it */
-    cudaError_t status = cudaEventQuery(event->event);
+    if (__atomic_load_n(&event->held, __ATOMIC_ACQUIRE))
+        return false;
+    cudaEvent_t point = __atomic_load_n(&event->point, __ATOMIC_ACQUIRE);
+    cudaError_t status = point ? cudaEventQuery(point) : cudaSuccess;
     if (status == cudaErrorNotReady)
         return false;
     return kva_cuda_check(event->device, status, "work that ran earlier") || true;
@@ -491,8 +508,10 @@ static bool cuda_event_done(const struct kva_event *event)
 
 static void cuda_event_sync(struct kva_event *event)
 {
-    if (event->recorded && kva_cuda_enter(event->device))
-        kva_cuda_check(event->device, cudaEventSynchronize(event->event), "work that ran earlier");
+    if (event->held)
+        kva_cuda_step_break(event->device);
+    if (event->point && kva_cuda_enter(event->device))
+        kva_cuda_check(event->device, cudaEventSynchronize(event->point), "work that ran earlier");
 }
 
 /* --- life ------------------------------------------------------------------------------------- */
@@ -505,12 +524,13 @@ static void cuda_close(struct kva_device *device)
     }
     if (device->blas)
         (void)cublasDestroy(device->blas);
-    free_device(device, device->blas_workspace, BLAS_WORKSPACE_BYTES);
-    free_device(device, device->scratch, KVA_CUDA_SCRATCH_BYTES);
+    kva_cuda_free_device(device, device->blas_workspace, BLAS_WORKSPACE_BYTES);
+    kva_cuda_free_device(device, device->scratch, KVA_CUDA_SCRATCH_BYTES);
+    kva_cuda_step_destroy(device);
     destroy_ring(device);
     for (struct kva_cuda_block *block = device->weights, *next; block; block = next) {
         next = block->next;
-        free_device(device, block->data, block->bytes);
+        kva_cuda_free_device(device, block->data, block->bytes);
         free(block);
     }
     for (int queue = 0; queue < KVA_QUEUE_COUNT; queue++) {
@@ -535,6 +555,9 @@ static const struct kva_backend backend = {
     .event_wait = cuda_event_wait,
     .event_done = cuda_event_done,
     .event_sync = cuda_event_sync,
+    .step_begin = kva_cuda_step_begin,
+    .step_end = kva_cuda_step_end,
+    .steps = kva_cuda_step_counts,
 };
 
 /* Which GPU; what is wrong if there is none. */
@@ -570,11 +593,13 @@ static enum kva_status create_queues(struct kva_device *device, struct kva_err *
             return fail_with(err, error, "cudaStreamCreate");
     }
     enum kva_status status =
-        alloc_device(device, BLAS_WORKSPACE_BYTES, &device->blas_workspace, err);
+        kva_cuda_alloc_device(device, BLAS_WORKSPACE_BYTES, &device->blas_workspace, err);
     if (!status)
-        status = alloc_device(device, KVA_CUDA_SCRATCH_BYTES, &device->scratch, err);
+        status = kva_cuda_alloc_device(device, KVA_CUDA_SCRATCH_BYTES, &device->scratch, err);
     if (!status)
         status = create_ring(device, err);
+    if (!status)
+        status = kva_cuda_step_create(device, err);
     if (status)
         return status;
     cublasStatus_t blas = cublasCreate(&device->blas);
@@ -602,6 +627,7 @@ static enum kva_status open_cuda(const struct kva_device_params *params, struct 
     device->index = static_cast<int>(params->gpu_index);
     device->sm_count = prop.multiProcessorCount;
     device->bytes_max = params->gpu_bytes_max;
+    device->direct = params->gpu_direct;
     struct kva_device_info *info = &device->base.info;
     info->act = params->act;
     status = kva_cuda_enter(device) ? create_queues(device, err) : cuda_error(device, err);

@@ -7,6 +7,8 @@
  *   queues       two streams that do not wait for the default one, which nobody uses
  *   descriptors  host arrays of an operator's arguments go through a ring of pinned memory, in the
  *                compute stream's order; what was sent a moment ago is not sent again
+ *   steps        what a decoding step puts into the queues is held back and launched as a graph
+ *                (step.cu)
  *   errors       the first one fails the device for good; from then on nothing is launched
  *
  * Thread rule: as device.h. */
@@ -20,6 +22,8 @@ extern "C" {
 
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
+#include <new>
+#include <utility>
 
 /* The descriptor ring: segments are written one after the other, and a segment is written again
  * only when what read it has run. One call's descriptors must fit a segment. */
@@ -28,6 +32,12 @@ extern "C" {
 
 /* Uploads that are remembered, to be found again by their content. */
 #define KVA_CUDA_RING_RECENT 16u
+
+/* The descriptors of a step that is held back. */
+#define KVA_CUDA_ARENA_BYTES ((size_t)32 << 20)
+
+/* Arguments of a kernel. */
+#define KVA_CUDA_ARGS_MAX 12u
 
 /* Partial results of attention splits that are computed side by side, and the like. */
 #define KVA_CUDA_SCRATCH_BYTES ((size_t)256 << 20)
@@ -51,6 +61,18 @@ struct kva_cuda_block {
     size_t bytes;
 };
 
+struct kva_cuda_step;
+
+struct kva_event {
+    struct kva_event_base base;
+    struct kva_device *device;
+    cudaEvent_t event; /* its own */
+    cudaEvent_t point; /* what it was recorded as last: its own, or the end of a step's graph;
+                          NULL: never. Read by any thread */
+    bool held;         /* recorded in the step that is held back. Read by any thread */
+    uint32_t held_record;
+};
+
 struct kva_device {
     struct kva_device_base base;
     int index;
@@ -60,6 +82,9 @@ struct kva_device {
     void *blas_workspace;
     struct kva_cuda_ring ring;
     void *scratch; /* device, KVA_CUDA_SCRATCH_BYTES; in the compute stream's order */
+    struct kva_cuda_step *step;
+    bool direct;  /* steps are not held back at all */
+    bool holding; /* a step is being held back */
     struct kva_cuda_block *weights;
     uint64_t bytes; /* allocated on the device */
     uint64_t bytes_max;
@@ -84,6 +109,15 @@ bool kva_cuda_check(struct kva_device *device, cudaError_t status, const char *w
 /* Make the device current in this thread; false: it has failed, do nothing. */
 bool kva_cuda_enter(struct kva_device *device);
 
+/* --- memory ---------------------------------------------------------------------------------- */
+
+enum kva_status kva_cuda_alloc_device(struct kva_device *device, size_t bytes, void **ret,
+                                      struct kva_err *err);
+void kva_cuda_free_device(struct kva_device *device, void *data, size_t bytes);
+enum kva_status kva_cuda_alloc_host(struct kva_device *device, size_t bytes, void **ret,
+                                    struct kva_err *err);
+void kva_cuda_free_host(void *data, size_t bytes);
+
 /* --- descriptors ----------------------------------------------------------------------------- */
 
 /* Room for `bytes` in the ring, to be filled at once and sent before anything else is staged. NULL:
@@ -103,6 +137,10 @@ const T *kva_cuda_upload_array(struct kva_device *device, const T *data, size_t 
     return static_cast<const T *>(kva_cuda_upload(device, data, count * sizeof(T)));
 }
 
+/* `bytes` and some more, so that an array which grows a little keeps its place and leaves its
+ * neighbours theirs. */
+size_t kva_cuda_room(size_t bytes);
+
 /* --- launching ------------------------------------------------------------------------------- */
 
 struct kva_cuda_launch {
@@ -111,6 +149,61 @@ struct kva_cuda_launch {
     size_t shared_bytes = 0;
 };
 
+/* A kernel without its type: `launch` knows it. */
+struct kva_cuda_kernel {
+    const char *name;
+    const void *function;
+    cudaError_t (*launch)(const cudaLaunchConfig_t *config, const void *function,
+                          void *const *args);
+    uint32_t arg_count;
+    uint32_t arg_bytes[KVA_CUDA_ARGS_MAX];
+};
+
+template <typename... Expected, size_t... I>
+cudaError_t kva_cuda_launch_typed(const cudaLaunchConfig_t *config, const void *function,
+                                  void *const *args, std::index_sequence<I...>)
+{
+    return cudaLaunchKernelEx(config,
+                              reinterpret_cast<void (*)(Expected...)>(const_cast<void *>(function)),
+                              *static_cast<Expected *>(args[I])...);
+}
+
+template <typename... Expected>
+cudaError_t kva_cuda_launch_any(const cudaLaunchConfig_t *config, const void *function,
+                                void *const *args)
+{
+    return kva_cuda_launch_typed<Expected...>(config, function, args,
+                                              std::index_sequence_for<Expected...>{});
+}
+
+/* --- steps that are held back: step.cu --------------------------------------------------------
+ *
+ * The hold functions take a call into the log; false: nothing is held (any more), do it now. */
+
+enum kva_status kva_cuda_step_create(struct kva_device *device, struct kva_err *err);
+void kva_cuda_step_destroy(struct kva_device *device);
+void kva_cuda_step_begin(struct kva_device *device);
+void kva_cuda_step_end(struct kva_device *device);
+
+/* Put into the streams what is held, and hold nothing more until the next step: before anything
+ * that waits, copies, or gives memory back. */
+void kva_cuda_step_break(struct kva_device *device);
+
+void kva_cuda_step_counts(const struct kva_device *device, struct kva_device_steps *ret);
+
+/* `ret_args`[i] is where argument i is to be written. */
+bool kva_cuda_hold_kernel(struct kva_device *device, enum kva_queue queue,
+                          const struct kva_cuda_kernel *kernel,
+                          const struct kva_cuda_launch *launch, void **ret_args);
+bool kva_cuda_hold_linear(struct kva_device *device, const struct kva_linear_args *args);
+bool kva_cuda_hold_record(struct kva_event *event, enum kva_queue queue);
+bool kva_cuda_hold_wait(struct kva_event *event, enum kva_queue queue);
+
+/* As kva_cuda_stage, _send and _upload, in the arena of the step; NULL: nothing is held. */
+void *kva_cuda_step_stage(struct kva_device *device, size_t bytes);
+const void *kva_cuda_step_address(const struct kva_device *device, const void *staged);
+const void *kva_cuda_step_upload(struct kva_device *device, const void *data, size_t bytes);
+
 /* The only way a kernel is launched: in the compute stream unless `queue` says otherwise, checked.
  */
 template <typename... Expected, typename... Given>
@@ -118,17 +211,30 @@ bool kva_cuda_run(struct kva_device *device, enum kva_queue queue, const char *n
                   const struct kva_cuda_launch &launch, void (*kernel)(Expected...),
                   Given &&...given)
 {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = launch.grid;
-    config.blockDim = launch.block;
-    config.dynamicSmemBytes = launch.shared_bytes;
-    config.stream = device->streams[queue];
+    static_assert(sizeof...(Expected) <= KVA_CUDA_ARGS_MAX, "more arguments than are held");
     if (launch.shared_bytes > 48 * 1024 &&
         !kva_cuda_check(device,
                         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              static_cast<int>(launch.shared_bytes)),
                         name))
         return false;
+    if (device->holding) {
+        const struct kva_cuda_kernel held = {name,
+                                             reinterpret_cast<const void *>(kernel),
+                                             kva_cuda_launch_any<Expected...>,
+                                             sizeof...(Expected),
+                                             {sizeof(Expected)...}};
+        void *args[sizeof...(Expected)], **arg = args;
+        if (kva_cuda_hold_kernel(device, queue, &held, &launch, args)) {
+            ((new (*arg++) Expected(static_cast<Given &&>(given))), ...);
+            return true;
+        }
+    }
+    cudaLaunchConfig_t config = {};
+    config.gridDim = launch.grid;
+    config.blockDim = launch.block;
+    config.dynamicSmemBytes = launch.shared_bytes;
+    config.stream = device->streams[queue];
     return kva_cuda_check(
         device, cudaLaunchKernelEx(&config, kernel, static_cast<Given &&>(given)...), name);
 }
@@ -138,6 +244,8 @@ bool kva_cuda_run(struct kva_device *device, enum kva_queue queue, const char *n
 void kva_cuda_embed(struct kva_device *device, const struct kva_embed_args *args);
 void kva_cuda_norm(struct kva_device *device, const struct kva_norm_args *args);
 void kva_cuda_linear(struct kva_device *device, const struct kva_linear_args *args);
+/* The same into a capture, whose failure is none of the device's. */
+bool kva_cuda_try_linear(struct kva_device *device, const struct kva_linear_args *args);
 void kva_cuda_rope(struct kva_device *device, const struct kva_rope_args *args);
 void kva_cuda_glu(struct kva_device *device, const struct kva_glu_args *args);
 void kva_cuda_kv_append(struct kva_device *device, const struct kva_kv_append_args *args);

@@ -4,6 +4,7 @@
 #include "kernels/cuda/number.cuh"
 
 #include <math.h>
+#include <string.h>
 
 #define THREADS 256u
 
@@ -130,10 +131,11 @@ static __device__ void put_in_order(const head &h, uint32_t stamp, bool all, uin
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    resolve_kernel(const struct kva_hot *hots, uint32_t stamp, bool resident, bool keep)
+    resolve_kernel(const struct kva_hot *hots, const uint32_t *stamps, bool resident, bool keep)
 {
     __shared__ uint32_t parts[THREADS / KVA_WARP];
     const struct kva_hot hot = hots[blockIdx.x];
+    const uint32_t stamp = stamps[0];
     const head h = head_of(hot, blockIdx.y);
     for (uint32_t slot = threadIdx.x; slot < h.pinned; slot += THREADS)
         h.tokens[slot] = slot;
@@ -159,8 +161,9 @@ void kva_cuda_resolve(struct kva_device *device, const struct kva_resolve_args *
 {
     if (args->count == 0 || !kva_cuda_enter(device))
         return;
-    struct kva_hot *hots =
-        static_cast<kva_hot *>(kva_cuda_stage(device, args->count * sizeof(struct kva_hot)));
+    /* The stamp lies behind the hots: it differs from step to step, and no argument should. */
+    size_t bytes = args->count * sizeof(struct kva_hot) + sizeof(uint32_t);
+    struct kva_hot *hots = static_cast<kva_hot *>(kva_cuda_stage(device, bytes));
     for (uint32_t i = 0; i < args->count && hots; i++) {
         hots[i] = *args->hots[i];
         if (hots[i].slots < static_cast<size_t>(hots[i].pinned) + hots[i].k)
@@ -171,12 +174,13 @@ void kva_cuda_resolve(struct kva_device *device, const struct kva_resolve_args *
         kva_cuda_fail(device, "resolve: the stamp must be greater than 0");
     if (!hots || kva_cuda_failed(device))
         return;
-    const struct kva_hot *sent = static_cast<const kva_hot *>(
-        kva_cuda_send(device, hots, args->count * sizeof(struct kva_hot)));
+    memcpy(static_cast<void *>(hots + args->count), &args->stamp, sizeof args->stamp);
+    const struct kva_hot *sent = static_cast<const kva_hot *>(kva_cuda_send(device, hots, bytes));
     if (sent)
         kva_cuda_run(device, KVA_QUEUE_COMPUTE, "resolve",
                      {dim3(args->count, args->kv_heads), THREADS}, resolve_kernel, sent,
-                     args->stamp, args->mode == KVA_HOT_RESIDENT, args->keep);
+                     reinterpret_cast<const uint32_t *>(sent + args->count),
+                     args->mode == KVA_HOT_RESIDENT, args->keep);
 }
 
 /* --- fetch ------------------------------------------------------------------------------------ */

@@ -20,36 +20,58 @@ static __global__ void bias_kernel(T *out, kva_weight bias, uint32_t outputs, ui
 }
 
 template <typename T>
-static void add_bias(struct kva_device *device, const struct kva_linear_args *args)
+static bool add_bias(struct kva_device *device, const struct kva_linear_args *args)
 {
-    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "bias", {args->rows, 256}, bias_kernel<T>,
-                 static_cast<T *>(args->out), args->bias, args->weight.rows, args->out_stride);
+    return kva_cuda_run(device, KVA_QUEUE_COMPUTE, "bias", {args->rows, 256}, bias_kernel<T>,
+                        static_cast<T *>(args->out), args->bias, args->weight.rows,
+                        args->out_stride);
+}
+
+static enum kva_dtype out_format(const struct kva_device *device,
+                                 const struct kva_linear_args *args)
+{
+    return args->out_f32 ? KVA_F32 : device->base.info.act;
+}
+
+static cublasStatus_t multiply(struct kva_device *device, const struct kva_linear_args *args)
+{
+    const struct kva_weight *w = &args->weight;
+    const cudaDataType_t act = blas_type(device->base.info.act);
+    /* Row-major x w^T is, to the column-major cuBLAS, w^T x: [outputs, rows]. */
+    const float alpha = 1.0f, beta = args->accumulate ? 1.0f : 0.0f;
+    return cublasGemmEx(device->blas, CUBLAS_OP_T, CUBLAS_OP_N, static_cast<int>(w->rows),
+                        static_cast<int>(args->rows), static_cast<int>(w->cols), &alpha, w->data,
+                        act, static_cast<int>(w->cols), args->x, act,
+                        static_cast<int>(args->x_stride), &beta, args->out,
+                        blas_type(out_format(device, args)), static_cast<int>(args->out_stride),
+                        CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+}
+
+bool kva_cuda_try_linear(struct kva_device *device, const struct kva_linear_args *args)
+{
+    if (multiply(device, args) != CUBLAS_STATUS_SUCCESS)
+        return false;
+    return !args->bias.data || KVA_BY_FORMAT(out_format(device, args), add_bias, device, args);
 }
 
 void kva_cuda_linear(struct kva_device *device, const struct kva_linear_args *args)
 {
     const struct kva_weight *w = &args->weight;
-    enum kva_dtype act = device->base.info.act, out = args->out_f32 ? KVA_F32 : act;
     if (args->rows == 0 || !kva_cuda_enter(device))
         return;
-    if (w->dtype != act) {
+    if (w->dtype != device->base.info.act) {
         kva_cuda_fail(device, "linear: a %s matrix with %s activations", kva_dtype_name(w->dtype),
-                      kva_dtype_name(act));
+                      kva_dtype_name(device->base.info.act));
         return;
     }
-    /* Row-major x w^T is, to the column-major cuBLAS, w^T x: [outputs, rows]. */
-    const float alpha = 1.0f, beta = args->accumulate ? 1.0f : 0.0f;
-    cublasStatus_t status =
-        cublasGemmEx(device->blas, CUBLAS_OP_T, CUBLAS_OP_N, static_cast<int>(w->rows),
-                     static_cast<int>(args->rows), static_cast<int>(w->cols), &alpha, w->data,
-                     blas_type(act), static_cast<int>(w->cols), args->x, blas_type(act),
-                     static_cast<int>(args->x_stride), &beta, args->out, blas_type(out),
-                     static_cast<int>(args->out_stride), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    if (kva_cuda_hold_linear(device, args))
+        return;
+    cublasStatus_t status = multiply(device, args);
     if (status != CUBLAS_STATUS_SUCCESS) {
         kva_cuda_fail(device, "linear: cuBLAS: %s (%u rows, weight [%u, %u])",
                       cublasGetStatusString(status), args->rows, w->rows, w->cols);
         return;
     }
     if (args->bias.data)
-        KVA_BY_FORMAT(out, add_bias, device, args);
+        (void)KVA_BY_FORMAT(out_format(device, args), add_bias, device, args);
 }

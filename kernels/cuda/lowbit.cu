@@ -367,30 +367,34 @@ static void take_seqs(struct plan *plan)
     }
 }
 
+/* Where a plan's arrays lie, from its beginning on. */
+static void place(struct plan *plan, const void *base)
+{
+    unsigned char *at = static_cast<unsigned char *>(const_cast<void *>(base));
+    plan->seqs = reinterpret_cast<lowbit_seq *>(at);
+    at += kva_cuda_room((plan->seq_end - plan->seq_first) * sizeof(lowbit_seq));
+    plan->items = reinterpret_cast<item *>(at);
+    at += kva_cuda_room(plan->item_count * sizeof(item));
+    plan->folds = reinterpret_cast<item *>(at);
+    at += kva_cuda_room(plan->fold_count * sizeof(item));
+    plan->selecting = reinterpret_cast<uint32_t *>(at);
+}
+
 /* Fill the plan in the ring and send it; the addresses become the device's. */
 static bool send_plan(struct kva_device *device, struct plan *plan)
 {
-    size_t seqs = (plan->seq_end - plan->seq_first) * sizeof(lowbit_seq);
-    size_t items = (static_cast<size_t>(plan->item_count) + plan->fold_count) * sizeof(item);
-    size_t bytes = seqs + items + plan->select_count * sizeof(uint32_t);
+    size_t bytes = kva_cuda_room((plan->seq_end - plan->seq_first) * sizeof(lowbit_seq)) +
+                   kva_cuda_room(plan->item_count * sizeof(item)) +
+                   kva_cuda_room(plan->fold_count * sizeof(item)) +
+                   plan->select_count * sizeof(uint32_t);
     void *staged = kva_cuda_stage(device, bytes);
     if (!staged)
         return false;
-    const void *base = staged;
-    for (int pass = 0; pass < 2; pass++) {
-        unsigned char *at = static_cast<unsigned char *>(const_cast<void *>(base));
-        plan->seqs = reinterpret_cast<lowbit_seq *>(at);
-        plan->items = reinterpret_cast<item *>(at + seqs);
-        plan->folds = plan->items + plan->item_count;
-        plan->selecting = reinterpret_cast<uint32_t *>(at + seqs + items);
-        if (pass == 1)
-            break;
-        walk(plan);
-        base = kva_cuda_send(device, staged, bytes);
-        if (!base)
-            return false;
-    }
-    return true;
+    place(plan, staged);
+    walk(plan);
+    const void *sent = kva_cuda_send(device, staged, bytes);
+    place(plan, sent);
+    return sent != nullptr;
 }
 
 /* --- the operator ----------------------------------------------------------------------------- */

@@ -273,11 +273,8 @@ static void close_devices(struct check *check)
 static const struct {
     const char *name;
     void (*run)(struct check *check);
-} parts[] = {{"device", check_device},
-             {"rows", check_rows},
-             {"linear", check_linear},
-             {"attend", check_attend},
-             {"lowbit", check_lowbit}};
+} parts[] = {{"device", check_device}, {"rows", check_rows},     {"linear", check_linear},
+             {"attend", check_attend}, {"lowbit", check_lowbit}, {"step", check_step}};
 
 static void run_parts(struct check *check, const char *only, uint64_t seed)
 {

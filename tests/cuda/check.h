@@ -91,5 +91,6 @@ void check_rows(struct check *check);
 void check_linear(struct check *check);
 void check_attend(struct check *check);
 void check_lowbit(struct check *check);
+void check_step(struct check *check);
 
 #endif

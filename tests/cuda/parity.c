@@ -5,7 +5,7 @@
  * For each model and KV policy: the log-probability of every token of a prompt (the model sees the
  * same tokens on both), then greedy decoding until the two part, which they may only where the best
  * two tokens are close. On the GPU alone, policies that only move pages must give the same bits as
- * the one that does not, and the same run the same bits.
+ * the one that does not, and the same run the same bits, whether steps are graphs or not.
  *
  * No test library: this runs on GPU machines that have none. */
 #include "engine/model_engine.h"
@@ -50,13 +50,13 @@ static void expect_ok(enum kva_status status, const struct kva_err *err, const c
 
 /* `module` NULL: on the CPU. */
 static void open_setup(struct setup *setup, const char *module, const char *path,
-                       enum kva_dtype act, enum kva_dtype kv_dtype)
+                       enum kva_dtype act, enum kva_dtype kv_dtype, bool direct)
 {
     struct kva_err err = {0};
     const struct kva_model_open_params open = {.dir_path = path};
     expect_ok(kva_model_open(&open, &setup->model, &err), &err, path);
-    const struct kva_device_params device = {.act = act, .cpu_level_mask = KVA_CPU_REF};
-
+    const struct kva_device_params device = {
+        .act = act, .cpu_level_mask = KVA_CPU_REF, .gpu_direct = direct};
     expect_ok(module ? kva_device_open_cuda(module, &device, &setup->device, &err)
                      : kva_device_open_cpu(&device, &setup->device, &err),
               &err, "open");
@@ -227,17 +227,31 @@ static const struct variant {
     {"specache sync", KVA_KV_SPECACHE, KVA_PREDICT_SYNC},
 };
 
+/* Steps were graphs, more often than graphs were made. */
+static void report_steps(const struct kva_device *device)
+{
+    struct kva_device_steps steps;
+    kva_device_get_steps(device, &steps);
+    bool good = steps.launched > steps.captured && steps.captured > 0;
+    printf("%s %llu steps as graphs, %llu made, %llu kernels set anew; %llu steps call by call\n",
+           good ? "PASS" : "FAIL", (unsigned long long)steps.launched,
+           (unsigned long long)steps.captured, (unsigned long long)steps.updated,
+           (unsigned long long)steps.played);
+    failures += !good;
+}
+
 static void check_model(const char *module, const char *path, enum kva_dtype act,
                         uint32_t prompt_tokens, uint32_t output_tokens, uint64_t seed)
 {
-    struct setup cpu, gpu;
+    struct setup cpu, gpu, direct;
     struct trace *base = NULL;
     struct run *run = calloc(1, sizeof *run);
     char name[200];
     /* With F32 activations F16 keys and values are the only rounding: a sharper comparison. */
     enum kva_dtype kv_dtype = act == KVA_F32 ? KVA_F16 : KVA_F32;
-    open_setup(&cpu, NULL, path, KVA_F32, kv_dtype);
-    open_setup(&gpu, module, path, act, kv_dtype);
+    open_setup(&cpu, NULL, path, KVA_F32, kv_dtype, false);
+    open_setup(&gpu, module, path, act, kv_dtype, false);
+    open_setup(&direct, module, path, act, kv_dtype, true);
     uint32_t context = cpu.engine->limits.context_max;
     run->output_tokens = kva_min_u32(output_tokens, context / 4);
     run->prompt_tokens = kva_min_u32(prompt_tokens, context - run->output_tokens);
@@ -265,14 +279,20 @@ static void check_model(const char *module, const char *path, enum kva_dtype act
         snprintf(name, sizeof name, "%.40s, %s, again", tail, what);
         expect_same(name, run, got, again, true);
         free(again);
+        again = run_one(&direct, run);
+        snprintf(name, sizeof name, "%.40s, %s, without graphs", tail, what);
+        expect_same(name, run, got, again, true);
+        free(again);
         free(want);
         if (got != base)
             free(got);
     }
+    report_steps(gpu.device);
     free(base);
     free(run);
     close_setup(&cpu);
     close_setup(&gpu);
+    close_setup(&direct);
 }
 
 static enum kva_dtype model_format(const char *path)

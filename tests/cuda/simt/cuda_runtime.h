@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 /* --- the language ---------------------------------------------------------------------------- */
 
@@ -222,6 +223,24 @@ struct cudaDeviceProp {
 
 typedef struct simt_stream *cudaStream_t;
 typedef struct simt_event *cudaEvent_t;
+typedef struct simt_graph *cudaGraph_t;
+typedef struct simt_graph_exec *cudaGraphExec_t;
+typedef const struct simt_node *cudaGraphNode_t;
+
+enum { cudaEventWaitExternal = 1 };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
+enum cudaStreamCaptureStatus {
+    cudaStreamCaptureStatusNone = 0,
+    cudaStreamCaptureStatusActive = 1,
+};
+struct cudaGraphEdgeData;
+
+struct cudaKernelNodeParams {
+    void *func;
+    dim3 gridDim, blockDim;
+    unsigned sharedMemBytes;
+    void **kernelParams, **extra;
+};
 
 struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;
@@ -254,12 +273,29 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t stream);
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus *status,
+                                     unsigned long long *id, cudaGraph_t *graph,
+                                     const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges,
+                                     size_t *count);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph,
+                                 unsigned long long flags);
+cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t exec, cudaGraphNode_t node,
+                                             const cudaKernelNodeParams *params);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 
 namespace simt
 {
+/* A kernel called with arguments that lie at these addresses, read now. */
+typedef std::function<void()> untyped_call(const void *kernel, void *const *args);
+
 /* Queue work; `shared_bytes` and the like are those of a kernel launch. */
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
-cudaError_t launch(const cudaLaunchConfig_t *config, std::function<void()> kernel);
+cudaError_t launch(const cudaLaunchConfig_t *config, const void *kernel, untyped_call *untyped,
+                   std::function<void()> call);
 cudaError_t allow_shared(const void *kernel, size_t bytes);
 cudaError_t check_shared(const void *kernel, size_t bytes);
 } // namespace simt
@@ -270,13 +306,26 @@ template <typename... Args> std::function<void()> kernel_call(void (*kernel)(Arg
     return [kernel, args...]() { kernel(args...); };
 }
 
+template <typename... Args, size_t... I>
+std::function<void()> typed_call(const void *kernel, void *const *args, std::index_sequence<I...>)
+{
+    return kernel_call<Args...>((void (*)(Args...))(uintptr_t)kernel, *(Args *)args[I]...);
+}
+
+template <typename... Args>
+std::function<void()> untyped_kernel_call(const void *kernel, void *const *args)
+{
+    return typed_call<Args...>(kernel, args, std::index_sequence_for<Args...>{});
+}
+
 template <typename... Expected, typename... Given>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Expected...),
                                Given &&...given)
 {
     if (simt::check_shared((const void *)kernel, config->dynamicSmemBytes))
         return cudaErrorInvalidValue;
-    return simt::launch(config, kernel_call<Expected...>(kernel, Expected(given)...));
+    return simt::launch(config, (const void *)kernel, untyped_kernel_call<Expected...>,
+                        kernel_call<Expected...>(kernel, Expected(given)...));
 }
 
 template <typename T>

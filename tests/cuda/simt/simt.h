@@ -12,6 +12,8 @@
  *   shared    Filled with a pattern that is not a number before every block.
  *   streams   Work is queued, and executed later, in a random order that streams and events allow.
  *             What the host does to memory that queued work still needs is seen by that work.
+ *   graphs    What streams under capture are given becomes nodes; a launched graph's nodes run in a
+ *             random order that their edges allow, among the work of all streams.
  *   memory    Device memory is closed to the host between device work, now and then: a host that
  *             touches it gets a fault sooner or later. Every allocation is followed by a pattern
  * that is checked. Copies between addresses that are no one's, or past an allocation's end, end the
@@ -79,6 +81,8 @@ extern int mutation;
 /* What ran since the seed was set. */
 struct counts {
     uint64_t kernels, blocks, switches, copies, waits;
+    uint64_t calls;  /* of the host that give the device something to do or to wait for */
+    uint64_t graphs; /* launched */
 };
 extern struct counts counts;
 

@@ -13,6 +13,8 @@
 
 struct simt_event {
     uint64_t wanted = 0, reached = 0;
+    simt_graph *captured = nullptr; /* recorded last in this capture, after these nodes */
+    std::vector<int> after;
 };
 
 struct work {
@@ -24,11 +26,42 @@ struct work {
 
 struct simt_stream {
     std::deque<work> queue;
+    simt_graph *capture = nullptr; /* that it takes part in */
+    std::vector<int> last;         /* nodes that its next one comes after */
+    std::vector<cudaGraphNode_t> last_nodes;
+};
+
+struct simt_node {
+    int index;
+    std::function<void()> run;
+    std::shared_ptr<simt_event> external; /* waits for it */
+    std::vector<int> after;
+    bool kernel;
+};
+
+struct simt_graph {
+    simt_stream *origin;
+    std::vector<std::unique_ptr<simt_node>> nodes; /* handles are their addresses */
+};
+
+struct simt_graph_exec {
+    std::vector<simt_node> nodes;
+};
+
+/* A graph that was launched; its nodes may run once its stream has come to it. */
+struct graph_run {
+    std::vector<simt_node> nodes;
+    std::vector<uint64_t> tickets; /* of external events */
+    std::vector<char> done;
+    size_t left;
+    std::shared_ptr<simt_event> finished = std::make_shared<simt_event>();
 };
 
 /* The handle that the user holds; the state lives on while queued work refers to it. */
 static std::map<simt_event *, std::shared_ptr<simt_event>> events;
 static std::vector<simt_stream *> streams;
+static std::vector<std::shared_ptr<graph_run>> graph_runs; /* under way */
+static std::map<const void *, simt::untyped_call *> kernels;
 static cudaError_t last_error;
 
 namespace simt
@@ -142,6 +175,44 @@ static bool runnable(const simt_stream *stream)
 /* How much the streams differ in pace: drawn now and then. */
 static uint32_t favourite, favour, patience;
 
+/* A node of a running graph: the first that may run, the last, or any. */
+static bool run_node(graph_run *run)
+{
+    std::vector<size_t> ready;
+    for (size_t i = 0; i < run->nodes.size(); i++) {
+        const simt_node &node = run->nodes[i];
+        bool free = !run->done[i] && (!node.external || node.external->reached >= run->tickets[i]);
+        for (int before : node.after)
+            free = free && run->done[(size_t)before];
+        if (free)
+            ready.push_back(i);
+    }
+    if (ready.empty())
+        return false;
+    size_t index = ready[favour == 0   ? random_below((uint32_t)ready.size())
+                         : favour == 1 ? 0
+                                       : ready.size() - 1];
+    std::function<void()> node = run->nodes[index].run;
+    if (node)
+        node();
+    run->done[index] = 1;
+    if (--run->left == 0)
+        run->finished->reached = 1;
+    return true;
+}
+
+static bool run_graphs()
+{
+    for (size_t i = 0; i < graph_runs.size(); i++) {
+        std::shared_ptr<graph_run> run = graph_runs[i];
+        if (run->left == 0)
+            graph_runs.erase(graph_runs.begin() + (long)i--);
+        else if (run_node(run.get()))
+            return true;
+    }
+    return false;
+}
+
 static bool run_one()
 {
     std::vector<simt_stream *> ready;
@@ -149,6 +220,8 @@ static bool run_one()
         if (runnable(stream))
             ready.push_back(stream);
     }
+    if (!graph_runs.empty() && (ready.empty() || random_below(2) == 0) && run_graphs())
+        return true;
     if (ready.empty())
         return false;
     if (patience-- == 0) {
@@ -183,10 +256,25 @@ template <typename Condition> static void run_until(Condition met)
     close_arena();
 }
 
+static void add_node(simt_stream *stream, std::function<void()> run,
+                     std::shared_ptr<simt_event> external, bool kernel)
+{
+    simt_graph *graph = stream->capture;
+    int index = (int)graph->nodes.size();
+    graph->nodes.push_back(std::unique_ptr<simt_node>(
+        new simt_node{index, std::move(run), std::move(external), stream->last, kernel}));
+    stream->last = {index};
+}
+
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> run)
 {
     if (last_error)
         return last_error;
+    if (stream->capture) {
+        add_node(stream, std::move(run), nullptr, false);
+        return cudaSuccess;
+    }
+    counts.calls++;
     stream->queue.push_back({std::move(run), nullptr, 0, false});
     if (random_below(16) == 0) {
         open_arena();
@@ -197,11 +285,17 @@ cudaError_t enqueue(cudaStream_t stream, std::function<void()> run)
     return cudaSuccess;
 }
 
-cudaError_t launch(const cudaLaunchConfig_t *config, std::function<void()> kernel)
+cudaError_t launch(const cudaLaunchConfig_t *config, const void *kernel, untyped_call *untyped,
+                   std::function<void()> call)
 {
     dim3 grid = config->gridDim, block = config->blockDim;
     size_t shared_bytes = config->dynamicSmemBytes;
-    return enqueue(config->stream, [=]() { run_grid(kernel, grid, block, shared_bytes); });
+    kernels[kernel] = untyped;
+    cudaError_t error =
+        enqueue(config->stream, [=]() { run_grid(call, grid, block, shared_bytes); });
+    if (!error && config->stream->capture)
+        config->stream->capture->nodes.back()->kernel = true;
+    return error;
 }
 
 static std::map<const void *, size_t> shared_allowed;
@@ -369,14 +463,39 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
+    if (stream->capture)
+        defect("the host waits for a stream that is captured");
     run_until([=]() { return stream->queue.empty(); });
     return last_error;
 }
 
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
+static bool under_capture(const simt_graph *graph)
 {
-    counts.waits++;
+    for (const simt_stream *stream : streams) {
+        if (stream->capture == graph)
+            return true;
+    }
+    return false;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
+{
     std::shared_ptr<simt_event> state = events[event];
+    if (stream->capture && flags == cudaEventWaitExternal) {
+        add_node(stream, nullptr, state, false);
+        return last_error;
+    }
+    if (event->captured) { /* the stream joins the capture, if it is not in it */
+        if (!under_capture(event->captured))
+            defect("a stream waits for an event of a capture that has ended");
+        stream->capture = event->captured;
+        stream->last.insert(stream->last.end(), event->after.begin(), event->after.end());
+        return last_error;
+    }
+    if (stream->capture)
+        defect("a captured stream waits for what was recorded before the capture");
+    counts.waits++;
+    counts.calls++;
     stream->queue.push_back({nullptr, state, state->wanted, true});
     return last_error;
 }
@@ -397,12 +516,19 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     std::shared_ptr<simt_event> state = events[event];
+    event->captured = stream->capture;
+    event->after = stream->last;
+    if (stream->capture)
+        return last_error;
+    counts.calls++;
     stream->queue.push_back({nullptr, state, ++state->wanted, false});
     return last_error;
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
+    if (event->captured)
+        defect("the host asks for an event of a capture");
     open_arena();
     run_one();
     close_arena();
@@ -413,6 +539,8 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
+    if (event->captured)
+        defect("the host waits for an event of a capture");
     uint64_t ticket = event->wanted;
     run_until([=]() { return event->reached >= ticket; });
     return last_error;
@@ -433,6 +561,128 @@ cudaError_t cudaMemsetAsync(void *data, int value, size_t bytes, cudaStream_t st
 {
     check_range(data, bytes, "memory to be set");
     return enqueue(stream, [=]() { memset(data, value, bytes); });
+}
+
+/* --- graphs ----------------------------------------------------------------------------------- */
+
+static bool capturing()
+{
+    for (simt_stream *stream : streams) {
+        if (stream->capture)
+            return true;
+    }
+    return false;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode)
+{
+    if (last_error)
+        return last_error;
+    if (capturing())
+        defect("a capture begins in a capture");
+    stream->capture = new simt_graph{stream, {}};
+    stream->last.clear();
+    return cudaSuccess;
+}
+
+/* Everything captured must come before the end of the stream that began. */
+static void check_joined(const simt_graph *graph, const std::vector<int> &ends)
+{
+    std::vector<char> before(graph->nodes.size());
+    for (int end : ends)
+        before[(size_t)end] = 1;
+    for (size_t i = graph->nodes.size(); i-- > 0;) {
+        if (!before[i])
+            defect("a stream that joined a capture is not joined again at its end");
+        for (int index : graph->nodes[i]->after)
+            before[(size_t)index] = 1;
+    }
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
+{
+    if (!stream->capture || stream->capture->origin != stream)
+        defect("the end of a capture that this stream did not begin");
+    *graph = stream->capture;
+    check_joined(*graph, stream->last);
+    for (simt_stream *other : streams) {
+        other->capture = nullptr;
+        other->last.clear();
+    }
+    return last_error;
+}
+
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus *status,
+                                     unsigned long long *, cudaGraph_t *,
+                                     const cudaGraphNode_t **nodes, const cudaGraphEdgeData **,
+                                     size_t *count)
+{
+    *status = stream->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    stream->last_nodes.clear();
+    for (int index : stream->last)
+        stream->last_nodes.push_back(stream->capture->nodes[(size_t)index].get());
+    *nodes = stream->last_nodes.data();
+    *count = stream->last_nodes.size();
+    return last_error;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long)
+{
+    if (last_error)
+        return last_error;
+    *exec = new simt_graph_exec;
+    for (const std::unique_ptr<simt_node> &node : graph->nodes)
+        (*exec)->nodes.push_back(*node);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t exec, cudaGraphNode_t node,
+                                             const cudaKernelNodeParams *params)
+{
+    auto untyped = kernels.find(params->func);
+    if (!node->kernel || untyped == kernels.end())
+        return cudaErrorInvalidValue;
+    counts.calls++;
+    std::function<void()> call = untyped->second(params->func, params->kernelParams);
+    dim3 grid = params->gridDim, block = params->blockDim;
+    size_t shared_bytes = params->sharedMemBytes;
+    exec->nodes[(size_t)node->index].run = [=]() { run_grid(call, grid, block, shared_bytes); };
+    return last_error;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
+{
+    if (last_error)
+        return last_error;
+    if (capturing())
+        defect("a graph is launched in a capture");
+    std::shared_ptr<graph_run> run = std::make_shared<graph_run>();
+    run->nodes = exec->nodes;
+    run->done.resize(run->nodes.size());
+    run->left = run->nodes.size();
+    for (const simt_node &node : run->nodes)
+        run->tickets.push_back(node.external ? node.external->wanted : 0);
+    counts.calls++;
+    counts.graphs++;
+    stream->queue.push_back({[=]() { graph_runs.push_back(run); }, nullptr, 0, false});
+    stream->queue.push_back({nullptr, run->finished, run->left ? 1u : 0u, true});
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+{
+    for (auto &entry : events) {
+        if (entry.first->captured == graph)
+            entry.first->after.clear();
+    }
+    delete graph;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
+{
+    delete exec;
+    return cudaSuccess;
 }
 
 /* --- cuBLAS ----------------------------------------------------------------------------------- */

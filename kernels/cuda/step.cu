@@ -1,0 +1,672 @@
+/* A step as a CUDA graph.
+ *
+ * Between step_begin and step_end nothing is launched: operators, the copy queue's kernels, and the
+ * records and waits of events are held in a log, and descriptors go to an arena that is the same
+ * piece of device memory in every step. At the end the log is compared with those of earlier steps:
+ *
+ *   the same calls, events and shapes   one copy of the arena, one launch of that step's graph; a
+ *                                       kernel whose grid or arguments differ is set anew in it
+ *   met before, but without a graph     the log is played into a capture, the graph is kept
+ *   never met                           the log is played into the streams, as if never held
+ *
+ * What differs from step to step (lengths, tables of pages, counts) lies in the arena, so as a rule
+ * no kernel has other arguments. What needs the host in the middle of a step (waiting, copies,
+ * memory) plays the log and ends the holding.
+ *
+ * Order across the edges: the graph is launched in the compute stream. Its copy branch begins with
+ * what the copy stream was given before, and the copy stream goes on after the graph. */
+#include "kernels/cuda/device_cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Graphs that are kept; steps that are remembered because they may come again. */
+#define GRAPHS_MAX 16u
+#define SEEN_MAX   256u
+
+#define CALLS_MAX  8192u
+#define EVENTS_MAX 2048u
+#define ARGS_BYTES ((size_t)2 << 20)
+
+/* Arrays that grow step by step keep their places: sizes are rounded up to an eighth. */
+#define ARENA_ALIGN ((size_t)256)
+
+enum call_kind {
+    CALL_KERNEL,
+    CALL_LINEAR,
+    CALL_RECORD,
+    CALL_WAIT,
+};
+
+struct call {
+    enum call_kind kind;
+    enum kva_queue queue;
+    struct kva_cuda_kernel kernel;
+    struct kva_cuda_launch launch;
+    size_t args_at, args_bytes;
+    struct kva_linear_args linear;
+    struct kva_event *event;
+    uint32_t record; /* which of the log's records this is, or is waited for */
+    cudaGraphNode_t node;
+};
+
+struct log {
+    struct call *calls;      /* [CALLS_MAX] */
+    unsigned char *args;     /* [ARGS_BYTES]: kernels' arguments, each at a multiple of 16 */
+    uint32_t count, records;
+    size_t args_used;
+    uint64_t hash; /* of what a graph cannot change */
+    bool copies;   /* the copy queue takes part */
+};
+
+struct graph {
+    struct log log;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    uint64_t used; /* when last; 0: there is none */
+};
+
+struct kva_cuda_step {
+    struct log log;
+    struct graph graphs[GRAPHS_MAX];
+    uint64_t seen[SEEN_MAX];
+    uint32_t seen_next;
+    uint64_t serial;
+    bool uncapturable; /* it was tried, and failed */
+    cudaEvent_t records[EVENTS_MAX];
+    cudaEvent_t fork, join, copied; /* copied: what the copy stream had before the graph */
+    cudaEvent_t done[2];            /* the last two graphs have run */
+    cudaEvent_t sent[2];            /* each side of the arena has been copied */
+    unsigned char *host[2];         /* [KVA_CUDA_ARENA_BYTES], pinned */
+    unsigned char *device;
+    uint32_t side;
+    size_t used;
+    struct {
+        size_t offset, bytes;
+    } recent[KVA_CUDA_RING_RECENT];
+    uint32_t recent_next;
+    struct kva_device_steps counts;
+};
+
+/* --- the arena -------------------------------------------------------------------------------- */
+
+size_t kva_cuda_room(size_t bytes)
+{
+    size_t unit = ARENA_ALIGN;
+    while (unit * 16 <= bytes)
+        unit *= 2;
+    return kva_align_up(bytes, unit);
+}
+
+void *kva_cuda_step_stage(struct kva_device *device, size_t bytes)
+{
+    struct kva_cuda_step *step = device->step;
+    size_t room = kva_cuda_room(bytes);
+    if (!device->holding)
+        return nullptr;
+    if (room > KVA_CUDA_ARENA_BYTES - step->used) {
+        kva_cuda_step_break(device);
+        return nullptr;
+    }
+    void *staged = step->host[step->side] + step->used;
+    step->used += room;
+    return staged;
+}
+
+const void *kva_cuda_step_address(const struct kva_device *device, const void *staged)
+{
+    const struct kva_cuda_step *step = device->step;
+    uintptr_t at = reinterpret_cast<uintptr_t>(staged);
+    uintptr_t host = reinterpret_cast<uintptr_t>(step->host[step->side]);
+    return at >= host && at < host + KVA_CUDA_ARENA_BYTES ? step->device + (at - host) : nullptr;
+}
+
+const void *kva_cuda_step_upload(struct kva_device *device, const void *data, size_t bytes)
+{
+    struct kva_cuda_step *step = device->step;
+    if (!device->holding)
+        return nullptr;
+    for (uint32_t i = 0; i < KVA_CUDA_RING_RECENT; i++) {
+        if (step->recent[i].bytes == bytes &&
+            memcmp(step->host[step->side] + step->recent[i].offset, data, bytes) == 0)
+            return step->device + step->recent[i].offset;
+    }
+    void *staged = kva_cuda_step_stage(device, bytes);
+    if (!staged)
+        return nullptr;
+    memcpy(staged, data, bytes);
+    uint32_t slot = step->recent_next++ % KVA_CUDA_RING_RECENT;
+    step->recent[slot].offset =
+        static_cast<size_t>(static_cast<unsigned char *>(staged) - step->host[step->side]);
+    step->recent[slot].bytes = bytes;
+    return step->device + step->recent[slot].offset;
+}
+
+static bool send_arena(struct kva_device *device)
+{
+    struct kva_cuda_step *step = device->step;
+    cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
+    if (step->used == 0)
+        return true;
+    return kva_cuda_check(device,
+                          cudaMemcpyAsync(step->device, step->host[step->side], step->used,
+                                          cudaMemcpyDefault, stream),
+                          "a copy of descriptors") &&
+           kva_cuda_check(device, cudaEventRecord(step->sent[step->side], stream),
+                          "cudaEventRecord");
+}
+
+/* --- the log ---------------------------------------------------------------------------------- */
+
+static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
+{
+    const unsigned char *at = static_cast<const unsigned char *>(data);
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ at[i]) * 0x100000001B3ull;
+    return hash;
+}
+
+/* NULL: nothing is held, or no longer. */
+static struct call *new_call(struct kva_device *device, enum call_kind kind, enum kva_queue queue)
+{
+    if (!device->holding)
+        return nullptr;
+    struct log *log = &device->step->log;
+    if (log->count == CALLS_MAX) {
+        kva_cuda_step_break(device);
+        return nullptr;
+    }
+    struct call *call = &log->calls[log->count++];
+    memset(static_cast<void *>(call), 0, sizeof *call);
+    call->kind = kind;
+    call->queue = queue;
+    log->copies |= queue == KVA_QUEUE_COPY;
+    const uint32_t what[] = {static_cast<uint32_t>(kind), static_cast<uint32_t>(queue)};
+    log->hash = hash_bytes(log->hash, what, sizeof what);
+    return call;
+}
+
+bool kva_cuda_hold_kernel(struct kva_device *device, enum kva_queue queue,
+                          const struct kva_cuda_kernel *kernel,
+                          const struct kva_cuda_launch *launch, void **ret_args)
+{
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < kernel->arg_count; i++)
+        bytes += kva_align_up(kernel->arg_bytes[i], 16);
+    if (device->holding && device->step->log.args_used + bytes > ARGS_BYTES)
+        kva_cuda_step_break(device);
+    struct call *call = new_call(device, CALL_KERNEL, queue);
+    if (!call)
+        return false;
+    struct log *log = &device->step->log;
+    call->kernel = *kernel;
+    call->launch = *launch;
+    call->args_at = log->args_used;
+    call->args_bytes = bytes;
+    memset(log->args + log->args_used, 0, bytes);
+    for (uint32_t i = 0; i < kernel->arg_count; i++) {
+        ret_args[i] = log->args + log->args_used;
+        log->args_used += kva_align_up(kernel->arg_bytes[i], 16);
+    }
+    log->hash = hash_bytes(log->hash, &kernel->function, sizeof kernel->function);
+    return true;
+}
+
+bool kva_cuda_hold_linear(struct kva_device *device, const struct kva_linear_args *args)
+{
+    struct call *call = new_call(device, CALL_LINEAR, KVA_QUEUE_COMPUTE);
+    if (!call)
+        return false;
+    call->linear = *args;
+    const uint64_t what[] = {reinterpret_cast<uintptr_t>(args->out),
+                             reinterpret_cast<uintptr_t>(args->x),
+                             reinterpret_cast<uintptr_t>(args->weight.data), args->rows};
+    device->step->log.hash = hash_bytes(device->step->log.hash, what, sizeof what);
+    return true;
+}
+
+bool kva_cuda_hold_record(struct kva_event *event, enum kva_queue queue)
+{
+    struct kva_device *device = event->device;
+    if (device->holding && device->step->log.records == EVENTS_MAX)
+        kva_cuda_step_break(device);
+    struct call *call = new_call(device, CALL_RECORD, queue);
+    if (!call)
+        return false;
+    call->event = event;
+    call->record = device->step->log.records++;
+    event->held_record = call->record;
+    __atomic_store_n(&event->held, true, __ATOMIC_RELEASE);
+    return true;
+}
+
+bool kva_cuda_hold_wait(struct kva_event *event, enum kva_queue queue)
+{
+    struct kva_device *device = event->device;
+    if (!event->held)
+        return false;
+    struct call *call = new_call(device, CALL_WAIT, queue);
+    if (!call)
+        return false;
+    call->event = event;
+    call->record = event->held_record;
+    device->step->log.hash =
+        hash_bytes(device->step->log.hash, &call->record, sizeof call->record);
+    return true;
+}
+
+/* --- playing ---------------------------------------------------------------------------------- */
+
+static cudaError_t play_kernel(const struct log *log, const struct call *call, cudaStream_t stream)
+{
+    void *args[KVA_CUDA_ARGS_MAX];
+    unsigned char *at = log->args + call->args_at;
+    for (uint32_t i = 0; i < call->kernel.arg_count; i++) {
+        args[i] = at;
+        at += kva_align_up(call->kernel.arg_bytes[i], 16);
+    }
+    cudaLaunchConfig_t config = {};
+    config.gridDim = call->launch.grid;
+    config.blockDim = call->launch.block;
+    config.dynamicSmemBytes = call->launch.shared_bytes;
+    config.stream = stream;
+    return call->kernel.launch(&config, call->kernel.function, args);
+}
+
+/* The events of the log have been recorded: at `point`, or each at its own. */
+static void settle_events(const struct log *log, cudaEvent_t point)
+{
+    for (uint32_t i = 0; i < log->count; i++) {
+        struct kva_event *event = log->calls[i].event;
+        if (log->calls[i].kind != CALL_RECORD)
+            continue;
+        __atomic_store_n(&event->point, point ? point : event->event, __ATOMIC_RELEASE);
+        __atomic_store_n(&event->held, false, __ATOMIC_RELEASE);
+    }
+}
+
+/* Into the streams, as if nothing had been held. */
+static void play(struct kva_device *device)
+{
+    const struct log *log = &device->step->log;
+    bool good = true;
+    if (!send_arena(device))
+        return;
+    for (uint32_t i = 0; i < log->count && good && !kva_cuda_failed(device); i++) {
+        const struct call *call = &log->calls[i];
+        cudaStream_t stream = device->streams[call->queue];
+        switch (call->kind) {
+        case CALL_KERNEL:
+            good = kva_cuda_check(device, play_kernel(log, call, stream), call->kernel.name);
+            break;
+        case CALL_LINEAR:
+            kva_cuda_linear(device, &call->linear);
+            break;
+        case CALL_RECORD:
+            good = kva_cuda_check(device, cudaEventRecord(call->event->event, stream),
+                                  "cudaEventRecord");
+            break;
+        case CALL_WAIT:
+            good = kva_cuda_check(device, cudaStreamWaitEvent(stream, call->event->event, 0),
+                                  "cudaStreamWaitEvent");
+            break;
+        }
+    }
+    settle_events(log, nullptr);
+}
+
+/* --- capturing -------------------------------------------------------------------------------- */
+
+/* The node that the last launch into a stream became. */
+static bool last_node(cudaStream_t stream, cudaGraphNode_t *ret)
+{
+    cudaStreamCaptureStatus status;
+    const cudaGraphNode_t *nodes = nullptr;
+    size_t count = 0;
+    if (cudaStreamGetCaptureInfo(stream, &status, nullptr, nullptr, &nodes, nullptr, &count) !=
+            cudaSuccess ||
+        status != cudaStreamCaptureStatusActive || count != 1)
+        return false;
+    *ret = nodes[0];
+    return true;
+}
+
+static bool capture_call(struct kva_device *device, const struct log *log, struct call *call)
+{
+    struct kva_cuda_step *step = device->step;
+    cudaStream_t stream = device->streams[call->queue];
+    switch (call->kind) {
+    case CALL_KERNEL:
+        return play_kernel(log, call, stream) == cudaSuccess && last_node(stream, &call->node);
+    case CALL_LINEAR:
+        return kva_cuda_try_linear(device, &call->linear);
+    case CALL_RECORD:
+        return cudaEventRecord(step->records[call->record], stream) == cudaSuccess;
+    case CALL_WAIT:
+        return cudaStreamWaitEvent(stream, step->records[call->record], 0) == cudaSuccess;
+    }
+    return false;
+}
+
+/* The copy stream joins the capture, after what it has been given before. */
+static bool fork_copies(struct kva_device *device)
+{
+    struct kva_cuda_step *step = device->step;
+    cudaStream_t copies = device->streams[KVA_QUEUE_COPY];
+    return cudaEventRecord(step->fork, device->streams[KVA_QUEUE_COMPUTE]) == cudaSuccess &&
+           cudaStreamWaitEvent(copies, step->fork, 0) == cudaSuccess &&
+           cudaStreamWaitEvent(copies, step->copied, cudaEventWaitExternal) == cudaSuccess;
+}
+
+static bool join_copies(struct kva_device *device)
+{
+    struct kva_cuda_step *step = device->step;
+    return cudaEventRecord(step->join, device->streams[KVA_QUEUE_COPY]) == cudaSuccess &&
+           cudaStreamWaitEvent(device->streams[KVA_QUEUE_COMPUTE], step->join, 0) == cudaSuccess;
+}
+
+static void drop_graph(struct graph *graph)
+{
+    if (graph->exec)
+        (void)cudaGraphExecDestroy(graph->exec);
+    if (graph->graph)
+        (void)cudaGraphDestroy(graph->graph);
+    graph->exec = nullptr;
+    graph->graph = nullptr;
+    graph->used = 0;
+}
+
+/* The log becomes a graph in the place of the one that was used longest ago. What cannot be
+ * captured is no failure of the device: steps are then played for good. */
+static struct graph *capture(struct kva_device *device)
+{
+    struct kva_cuda_step *step = device->step;
+    struct graph *graph = &step->graphs[0];
+    for (uint32_t i = 1; i < GRAPHS_MAX; i++) {
+        if (step->graphs[i].used < graph->used)
+            graph = &step->graphs[i];
+    }
+    drop_graph(graph);
+    struct log *log = &step->log;
+    cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
+    bool good = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
+    if (good) {
+        good = !log->copies || fork_copies(device);
+        for (uint32_t i = 0; i < log->count && good; i++)
+            good = capture_call(device, log, &log->calls[i]);
+        good = good && (!log->copies || join_copies(device));
+        good = cudaStreamEndCapture(stream, &graph->graph) == cudaSuccess && good;
+    }
+    if (!good || cudaGraphInstantiate(&graph->exec, graph->graph, 0) != cudaSuccess) {
+        (void)cudaGetLastError();
+        drop_graph(graph);
+        step->uncapturable = true;
+        return nullptr;
+    }
+    /* The graph takes this log, and the next step writes into the one it had. */
+    struct log spare = graph->log;
+    graph->log = *log;
+    *log = spare;
+    step->counts.captured++;
+    return graph;
+}
+
+/* --- finding and launching -------------------------------------------------------------------- */
+
+static bool same_weight(const struct kva_weight *a, const struct kva_weight *b)
+{
+    return a->data == b->data && a->dtype == b->dtype && a->rows == b->rows && a->cols == b->cols;
+}
+
+static bool same_linear(const struct kva_linear_args *a, const struct kva_linear_args *b)
+{
+    return a->out == b->out && a->x == b->x && same_weight(&a->weight, &b->weight) &&
+           same_weight(&a->bias, &b->bias) && a->rows == b->rows && a->x_stride == b->x_stride &&
+           a->out_stride == b->out_stride && a->accumulate == b->accumulate &&
+           a->out_f32 == b->out_f32;
+}
+
+/* Whether a log's graph can be made another's by setting kernels' arguments. */
+static bool same_form(const struct log *a, const struct log *b)
+{
+    if (a->hash != b->hash || a->count != b->count || a->records != b->records)
+        return false;
+    for (uint32_t i = 0; i < a->count; i++) {
+        const struct call *x = &a->calls[i], *y = &b->calls[i];
+        if (x->kind != y->kind || x->queue != y->queue ||
+            x->kernel.function != y->kernel.function || x->record != y->record ||
+            (x->kind == CALL_LINEAR && !same_linear(&x->linear, &y->linear)))
+            return false;
+    }
+    return true;
+}
+
+static bool same_launch(const struct kva_cuda_launch *a, const struct kva_cuda_launch *b)
+{
+    return a->grid.x == b->grid.x && a->grid.y == b->grid.y && a->grid.z == b->grid.z &&
+           a->block.x == b->block.x && a->block.y == b->block.y && a->block.z == b->block.z &&
+           a->shared_bytes == b->shared_bytes;
+}
+
+static bool set_kernel(struct kva_device *device, struct graph *graph, const struct log *log,
+                       const struct call *now, const struct call *then)
+{
+    void *args[KVA_CUDA_ARGS_MAX];
+    unsigned char *at = log->args + now->args_at;
+    for (uint32_t i = 0; i < now->kernel.arg_count; i++) {
+        args[i] = at;
+        at += kva_align_up(now->kernel.arg_bytes[i], 16);
+    }
+    cudaKernelNodeParams params = {};
+    params.func = const_cast<void *>(now->kernel.function);
+    params.gridDim = now->launch.grid;
+    params.blockDim = now->launch.block;
+    params.sharedMemBytes = static_cast<unsigned>(now->launch.shared_bytes);
+    params.kernelParams = args;
+    device->step->counts.updated++;
+    return kva_cuda_check(device,
+                          cudaGraphExecKernelNodeSetParams(graph->exec, then->node, &params),
+                          now->kernel.name);
+}
+
+/* What differs from the step that the graph ran last. The graph takes the step's log over. */
+static bool update(struct kva_device *device, struct graph *graph)
+{
+    struct log *log = &device->step->log;
+    for (uint32_t i = 0; i < log->count; i++) {
+        struct call *now = &log->calls[i];
+        const struct call *then = &graph->log.calls[i];
+        now->node = then->node;
+        if (now->kind != CALL_KERNEL ||
+            (same_launch(&now->launch, &then->launch) &&
+             memcmp(log->args + now->args_at, graph->log.args + then->args_at, now->args_bytes) ==
+                 0))
+            continue;
+        if (!set_kernel(device, graph, log, now, then))
+            return false;
+    }
+    struct log spare = graph->log;
+    graph->log = *log;
+    *log = spare;
+    return true;
+}
+
+static struct graph *find_graph(struct kva_cuda_step *step)
+{
+    for (uint32_t i = 0; i < GRAPHS_MAX; i++) {
+        if (step->graphs[i].used && same_form(&step->graphs[i].log, &step->log))
+            return &step->graphs[i];
+    }
+    return nullptr;
+}
+
+/* Whether such a step has been met; it has now. */
+static bool seen_before(struct kva_cuda_step *step)
+{
+    for (uint32_t i = 0; i < SEEN_MAX; i++) {
+        if (step->seen[i] == step->log.hash)
+            return true;
+    }
+    step->seen[step->seen_next++ % SEEN_MAX] = step->log.hash;
+    return false;
+}
+
+static bool launch(struct kva_device *device, struct graph *graph)
+{
+    struct kva_cuda_step *step = device->step;
+    cudaStream_t compute = device->streams[KVA_QUEUE_COMPUTE];
+    cudaStream_t copies = device->streams[KVA_QUEUE_COPY];
+    cudaEvent_t done = step->done[step->side];
+    graph->used = step->serial;
+    step->counts.launched++;
+    if (graph->log.copies && !kva_cuda_check(device, cudaEventRecord(step->copied, copies),
+                                             "cudaEventRecord"))
+        return false;
+    if (!kva_cuda_check(device, cudaGraphLaunch(graph->exec, compute), "cudaGraphLaunch") ||
+        !kva_cuda_check(device, cudaEventRecord(done, compute), "cudaEventRecord"))
+        return false;
+    if (graph->log.copies && !kva_cuda_check(device, cudaStreamWaitEvent(copies, done, 0),
+                                             "cudaStreamWaitEvent"))
+        return false;
+    settle_events(&graph->log, done);
+    return true;
+}
+
+/* --- a step ----------------------------------------------------------------------------------- */
+
+void kva_cuda_step_begin(struct kva_device *device)
+{
+    struct kva_cuda_step *step = device->step;
+    if (device->direct || step->uncapturable || !kva_cuda_enter(device))
+        return;
+    step->side ^= 1;
+    if (!kva_cuda_check(device, cudaEventSynchronize(step->sent[step->side]),
+                        "work that ran earlier"))
+        return;
+    step->serial++;
+    step->used = 0;
+    memset(step->recent, 0, sizeof step->recent);
+    step->log.count = step->log.records = 0;
+    step->log.args_used = 0;
+    step->log.hash = 0xCBF29CE484222325ull;
+    step->log.copies = false;
+    device->holding = true;
+}
+
+void kva_cuda_step_break(struct kva_device *device)
+{
+    if (!device->holding)
+        return;
+    device->holding = false;
+    device->step->counts.played++;
+    play(device);
+}
+
+void kva_cuda_step_end(struct kva_device *device)
+{
+    struct kva_cuda_step *step = device->step;
+    if (!device->holding || step->log.count == 0 || kva_cuda_failed(device)) {
+        kva_cuda_step_break(device);
+        return;
+    }
+    struct graph *graph = find_graph(step);
+    bool known = graph != nullptr;
+    if (!graph && !seen_before(step)) {
+        kva_cuda_step_break(device);
+        return;
+    }
+    device->holding = false;
+    if (!graph)
+        graph = capture(device);
+    if (!graph) {
+        step->counts.played++;
+        play(device);
+    } else if (send_arena(device) && (!known || update(device, graph))) {
+        (void)launch(device, graph);
+    }
+}
+
+void kva_cuda_step_counts(const struct kva_device *device, struct kva_device_steps *ret)
+{
+    *ret = device->step->counts;
+}
+
+/* --- life ------------------------------------------------------------------------------------- */
+
+static bool new_log(struct log *log)
+{
+    log->calls = static_cast<struct call *>(calloc(CALLS_MAX, sizeof *log->calls));
+    log->args = static_cast<unsigned char *>(malloc(ARGS_BYTES));
+    return log->calls && log->args;
+}
+
+static cudaError_t new_events(cudaEvent_t *events, uint32_t count)
+{
+    cudaError_t error = cudaSuccess;
+    for (uint32_t i = 0; i < count && error == cudaSuccess; i++)
+        error = cudaEventCreateWithFlags(&events[i], cudaEventDisableTiming);
+    return error;
+}
+
+enum kva_status kva_cuda_step_create(struct kva_device *device, struct kva_err *err)
+{
+    struct kva_cuda_step *step = static_cast<kva_cuda_step *>(calloc(1, sizeof *step));
+    bool good = step && new_log(&step->log);
+    device->step = step;
+    for (uint32_t i = 0; i < GRAPHS_MAX && good; i++)
+        good = new_log(&step->graphs[i].log);
+    if (!good)
+        return kva_fail(err, KVA_ENOMEM, "no memory for the calls of a step");
+    void *data;
+    enum kva_status status = kva_cuda_alloc_device(device, KVA_CUDA_ARENA_BYTES, &data, err);
+    if (status)
+        return status;
+    step->device = static_cast<unsigned char *>(data);
+    for (int side = 0; side < 2; side++) {
+        status = kva_cuda_alloc_host(device, KVA_CUDA_ARENA_BYTES, &data, err);
+        if (status)
+            return status;
+        step->host[side] = static_cast<unsigned char *>(data);
+    }
+    cudaError_t error = new_events(step->records, EVENTS_MAX);
+    cudaEvent_t *others[] = {&step->fork, &step->join, &step->copied};
+    for (cudaEvent_t *other : others)
+        error = error ? error : new_events(other, 1);
+    error = error ? error : new_events(step->done, 2);
+    error = error ? error : new_events(step->sent, 2);
+    return error ? kva_fail(err, KVA_EDEVICE, "cudaEventCreate: %s", cudaGetErrorString(error))
+                 : KVA_OK;
+}
+
+static void drop_events(cudaEvent_t *events, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (events[i])
+            (void)cudaEventDestroy(events[i]);
+    }
+}
+
+void kva_cuda_step_destroy(struct kva_device *device)
+{
+    struct kva_cuda_step *step = device->step;
+    if (!step)
+        return;
+    for (uint32_t i = 0; i < GRAPHS_MAX; i++) {
+        drop_graph(&step->graphs[i]);
+        free(step->graphs[i].log.calls);
+        free(step->graphs[i].log.args);
+    }
+    free(step->log.calls);
+    free(step->log.args);
+    drop_events(step->records, EVENTS_MAX);
+    drop_events(&step->fork, 1);
+    drop_events(&step->join, 1);
+    drop_events(&step->copied, 1);
+    drop_events(step->done, 2);
+    drop_events(step->sent, 2);
+    kva_cuda_free_device(device, step->device, KVA_CUDA_ARENA_BYTES);
+    for (int side = 0; side < 2; side++)
+        kva_cuda_free_host(step->host[side], KVA_CUDA_ARENA_BYTES);
+    free(step);
+    device->step = nullptr;
+}

@@ -1,0 +1,293 @@
+/* Steps that are held back and launched as graphs: whatever they are made of, their results are
+ * those of the same calls made one by one. */
+#include "tests/cuda/check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STEPS    40u
+#define DIM      16u /* of the fetched rows */
+#define K        6u
+#define SLOTS    8u
+#define PAGES    3u
+#define ROWS_MAX 40u
+#define WIDTH    24u
+
+/* What a decoding step does to one hot row set: rows are chosen, resolved, fetched in the copy
+ * queue, and read in the next step; beside it, other rows are gathered and multiplied. */
+struct pipeline {
+    struct kva_device *gpu;
+    struct kva_hot hot;
+    unsigned char *memory, *choices, *read, *x, *y, *product; /* device */
+    unsigned char *zeros, *back, *back_y;                     /* host tier */
+    uint16_t *pages;                                          /* host tier: [PAGES] blocks */
+    const void **homes;
+    struct both_weight weight;
+    struct acts wide;
+    struct kva_event *chosen, *fetched, *seen, *done, *taken;
+    uint32_t chosen_tokens[STEPS][K], rows[STEPS][ROWS_MAX], row_count[STEPS];
+    size_t memory_bytes, rows_bytes, choice_bytes, row_bytes, y_bytes;
+    bool any;
+};
+
+static void *take(struct check *check, enum kva_mem mem, size_t bytes)
+{
+    struct kva_err err;
+    void *data;
+    if (kva_device_alloc(check->gpu, mem, bytes, &data, &err)) {
+        printf("FAILED: %s\n", err.message);
+        exit(2);
+    }
+    return data;
+}
+
+static struct kva_event *new_event(struct check *check)
+{
+    struct kva_event *event;
+    if (kva_event_create(check->gpu, &event, NULL)) {
+        printf("FAILED: no event\n");
+        exit(2);
+    }
+    return event;
+}
+
+static void lay_out_hot(struct pipeline *p)
+{
+    uint32_t *at = (uint32_t *)(void *)(p->memory + p->rows_bytes);
+    p->hot = (struct kva_hot){.rows = p->memory,
+                              .tokens = at,
+                              .used = at + SLOTS,
+                              .order = at + 2 * SLOTS,
+                              .missing = at + 3 * SLOTS,
+                              .count = at + 4 * SLOTS,
+                              .chosen = at + 4 * SLOTS + 2,
+                              .slots = SLOTS,
+                              .k = K};
+}
+
+/* The tokens of each step, ascending, and the other rows. */
+static void draw(struct check *check, struct pipeline *p)
+{
+    for (uint32_t step = 0; step < STEPS; step++) {
+        uint32_t token = check_below(check, 9);
+        for (uint32_t i = 0; i < K; i++) {
+            p->chosen_tokens[step][i] = token;
+            token += check_between(check, 1, 30);
+        }
+        p->row_count[step] = check_below(check, 4) ? 8 : check_between(check, 1, ROWS_MAX);
+        for (uint32_t i = 0; i < ROWS_MAX; i++)
+            p->rows[step][i] = check_below(check, ROWS_MAX);
+    }
+}
+
+static void pipeline_new(struct check *check, struct pipeline *p)
+{
+    size_t act = kva_dtype_bytes(check->act), block = kva_kv_block_bytes(1, DIM);
+    *p = (struct pipeline){.gpu = check->gpu};
+    p->rows_bytes = SLOTS * 2 * DIM * 2;
+    p->memory_bytes = p->rows_bytes + (4 * SLOTS + 2 + K) * 4;
+    p->choice_bytes = K * 4;
+    p->row_bytes = 2 * DIM * 2;
+    p->y_bytes = (size_t)ROWS_MAX * WIDTH * act;
+    draw(check, p);
+    p->memory = gpu_new(check, NULL, p->memory_bytes);
+    lay_out_hot(p);
+    p->hot.hits = take(check, KVA_MEM_HOST, 2 * sizeof(uint64_t));
+    p->choices = gpu_new(check, p->chosen_tokens, sizeof p->chosen_tokens);
+    p->read = gpu_new(check, NULL, K * p->row_bytes);
+    p->y = gpu_new(check, NULL, p->y_bytes);
+    p->product = gpu_new(check, NULL, p->y_bytes);
+    p->wide = acts_new(check, check->act, ROWS_MAX * WIDTH, 1.0f);
+    p->weight = weight_new(check, check->act, WIDTH, WIDTH, 1.0f);
+    p->zeros = take(check, KVA_MEM_HOST, p->rows_bytes);
+    p->back = take(check, KVA_MEM_HOST, STEPS * K * p->row_bytes);
+    p->back_y = take(check, KVA_MEM_HOST, STEPS * p->y_bytes);
+    p->pages = take(check, KVA_MEM_HOST, PAGES * block);
+    p->homes = take(check, KVA_MEM_HOST, PAGES * sizeof *p->homes);
+    for (size_t i = 0; i < PAGES * block / 2; i++)
+        p->pages[i] = (uint16_t)check_random(check);
+    for (uint32_t i = 0; i < PAGES; i++)
+        p->homes[i] = p->pages + i * block / 2;
+    struct kva_event **events[] = {&p->chosen, &p->fetched, &p->seen, &p->done, &p->taken};
+    for (size_t i = 0; i < KVA_COUNT_OF(events); i++)
+        *events[i] = new_event(check);
+}
+
+static void pipeline_free(struct check *check, struct pipeline *p)
+{
+    kva_device_free(p->gpu, KVA_MEM_HOST, p->hot.hits, 2 * sizeof(uint64_t));
+    kva_device_free(p->gpu, KVA_MEM_HOST, p->zeros, p->rows_bytes);
+    kva_device_free(p->gpu, KVA_MEM_HOST, p->back, STEPS * K * p->row_bytes);
+    kva_device_free(p->gpu, KVA_MEM_HOST, p->back_y, STEPS * p->y_bytes);
+    kva_device_free(p->gpu, KVA_MEM_HOST, p->pages, PAGES * kva_kv_block_bytes(1, DIM));
+    kva_device_free(p->gpu, KVA_MEM_HOST, (void *)p->homes, PAGES * sizeof *p->homes);
+    gpu_free(check, p->memory, p->memory_bytes);
+    gpu_free(check, p->choices, sizeof p->chosen_tokens);
+    gpu_free(check, p->read, K * p->row_bytes);
+    gpu_free(check, p->y, p->y_bytes);
+    gpu_free(check, p->product, p->y_bytes);
+    acts_free(check, &p->wide);
+    weight_free(&p->weight);
+    struct kva_event *events[] = {p->chosen, p->fetched, p->seen, p->done, p->taken};
+    for (size_t i = 0; i < KVA_COUNT_OF(events); i++)
+        kva_event_destroy(events[i]);
+}
+
+/* `count` rows of `bytes` each, as activations. */
+static void gather(const struct pipeline *p, void *out, const void *x, const uint32_t *rows,
+                   uint32_t count, size_t bytes)
+{
+    size_t act = kva_dtype_bytes(kva_device_get_info(p->gpu)->act);
+    kva_device_ops(p->gpu)->gather(
+        p->gpu,
+        &(struct kva_gather_args){
+            .out = out, .x = x, .rows = rows, .count = count, .dim = (uint32_t)(bytes / act)});
+}
+
+/* What the step before chose is read; its memory may be used again from `seen` on. */
+static void read_fetched(struct pipeline *p)
+{
+    uint32_t rows[K];
+    for (uint32_t i = 0; i < K; i++)
+        rows[i] = i;
+    kva_event_wait(p->fetched, KVA_QUEUE_COMPUTE);
+    kva_event_wait(p->taken, KVA_QUEUE_COMPUTE);
+    gather(p, p->read, p->hot.rows, rows, K, p->row_bytes);
+    kva_event_record(p->seen, KVA_QUEUE_COMPUTE);
+}
+
+static void choose(struct pipeline *p, uint32_t step)
+{
+    const struct kva_hot *hot = &p->hot;
+    gather(p, p->hot.chosen, p->choices, &step, 1, p->choice_bytes);
+    kva_device_ops(p->gpu)->resolve(
+        p->gpu,
+        &(struct kva_resolve_args){.hots = &hot, .count = 1, .kv_heads = 1, .stamp = step + 1});
+    kva_event_record(p->chosen, KVA_QUEUE_COMPUTE);
+    kva_event_wait(p->chosen, KVA_QUEUE_COPY);
+    kva_device_fetch_hot(p->gpu, KVA_QUEUE_COPY, hot, p->homes, 0, 1, DIM);
+    kva_event_record(p->fetched, KVA_QUEUE_COPY);
+}
+
+static void multiply(struct pipeline *p, uint32_t step, uint32_t act_bytes)
+{
+    gather(p, p->y, p->wide.gpu, p->rows[step], p->row_count[step], (size_t)WIDTH * act_bytes);
+    kva_device_ops(p->gpu)->linear(p->gpu, &(struct kva_linear_args){.out = p->product,
+                                                                     .x = p->y,
+                                                                     .weight = p->weight.gpu,
+                                                                     .rows = 8,
+                                                                     .x_stride = WIDTH,
+                                                                     .out_stride = WIDTH});
+}
+
+/* Results go home in the copy queue, beside the next step. */
+static void send_home(struct pipeline *p, uint32_t step)
+{
+    kva_event_record(p->done, KVA_QUEUE_COMPUTE);
+    kva_event_wait(p->done, KVA_QUEUE_COPY);
+    if (step > 0)
+        kva_device_copy(p->gpu, KVA_QUEUE_COPY, p->back + (step - 1) * K * p->row_bytes, p->read,
+                        K * p->row_bytes);
+    kva_device_copy(p->gpu, KVA_QUEUE_COPY, p->back_y + step * p->y_bytes, p->y, p->y_bytes);
+    kva_event_record(p->taken, KVA_QUEUE_COPY);
+}
+
+static void run(struct check *check, struct pipeline *p, bool held)
+{
+    uint32_t act_bytes = (uint32_t)kva_dtype_bytes(check->act);
+    for (uint32_t step = 0; step < STEPS; step++) {
+        bool breaks = check_below(check, 8) == 0;
+        if (held)
+            kva_device_step_begin(p->gpu);
+        if (step > 0)
+            read_fetched(p);
+        if (held)
+            kva_device_step_end(p->gpu);
+        /* Old rows are wiped out by the copy queue, between two steps. */
+        kva_event_wait(p->seen, KVA_QUEUE_COPY);
+        kva_device_copy(p->gpu, KVA_QUEUE_COPY, p->hot.rows, p->zeros, p->rows_bytes);
+        if (held)
+            kva_device_step_begin(p->gpu);
+        choose(p, step);
+        if (breaks)
+            kva_device_sync(p->gpu, KVA_QUEUE_COMPUTE);
+        kva_event_wait(p->taken, KVA_QUEUE_COMPUTE);
+        multiply(p, step, act_bytes);
+        if (held)
+            kva_device_step_end(p->gpu);
+        send_home(p, step);
+    }
+    read_fetched(p);
+    kva_device_copy(p->gpu, KVA_QUEUE_COMPUTE, p->back + (STEPS - 1) * K * p->row_bytes, p->read,
+                    K * p->row_bytes);
+    kva_device_sync(p->gpu, KVA_QUEUE_COMPUTE);
+    kva_device_sync(p->gpu, KVA_QUEUE_COPY);
+}
+
+static void compare(struct check *check, const struct pipeline *p)
+{
+    size_t row = (size_t)WIDTH * kva_dtype_bytes(check->act);
+    unsigned char *wide = malloc(ROWS_MAX * row);
+    gpu_read(check, wide, p->wide.gpu, ROWS_MAX * row);
+    for (uint32_t step = 0; step < STEPS; step++) {
+        for (uint32_t i = 0; i < K; i++) {
+            uint32_t token = p->chosen_tokens[step][i];
+            const unsigned char *page = p->homes[token / KVA_PAGE_TOKENS];
+            check_same(check, "a row that a step fetched", p->back + (step * K + i) * p->row_bytes,
+                       page + token % KVA_PAGE_TOKENS * p->row_bytes, p->row_bytes);
+        }
+        for (uint32_t i = 0; i < p->row_count[step]; i++)
+            check_same(check, "a row that a step gathered", p->back_y + step * p->y_bytes + i * row,
+                       wide + p->rows[step][i] * row, row);
+    }
+    free(wide);
+}
+
+/* A step that comes again is a graph, and few of its kernels are set anew. */
+static void check_counts(struct check *check)
+{
+    struct kva_device_steps before, after;
+    struct acts x = acts_new(check, check->act, 8 * WIDTH, 1.0f);
+    void *out = gpu_new(check, NULL, 8 * WIDTH * 4);
+    uint64_t calls = 0;
+    kva_device_get_steps(check->gpu, &before);
+    for (uint32_t step = 0; step < 10; step++) {
+        uint64_t calls_before = check->simt ? check->simt->counts[5] : 0;
+        uint32_t rows[8];
+        kva_device_step_begin(check->gpu);
+        for (uint32_t i = 0; i < 50; i++) {
+            for (uint32_t j = 0; j < 8; j++)
+                rows[j] = (step + i + j) % 8;
+            kva_device_ops(check->gpu)
+                ->gather(check->gpu,
+                         &(struct kva_gather_args){
+                             .out = out, .x = x.gpu, .rows = rows, .count = 8, .dim = WIDTH});
+        }
+        kva_device_step_end(check->gpu);
+        calls = check->simt ? check->simt->counts[5] - calls_before : 0;
+        kva_device_sync(check->gpu, KVA_QUEUE_COMPUTE);
+    }
+    kva_device_get_steps(check->gpu, &after);
+    check_that(check, "a step that comes again is a graph",
+               after.launched - before.launched == 9 && after.captured - before.captured == 1 &&
+                   after.played - before.played == 1);
+    check_that(check, "other numbers are no other arguments", after.updated == before.updated);
+    /* One copy and its event, the graph and its event. */
+    check_that(check, "a graph is a handful of calls", calls <= 5);
+    gpu_free(check, out, 8 * WIDTH * 4);
+    acts_free(check, &x);
+}
+
+void check_step(struct check *check)
+{
+    check->op = "step";
+    for (int held = 0; held < 2; held++) {
+        struct pipeline p;
+        pipeline_new(check, &p);
+        run(check, &p, held);
+        compare(check, &p);
+        pipeline_free(check, &p);
+    }
+    check_counts(check);
+}
