@@ -5,6 +5,9 @@
 
 #include <stdlib.h>
 
+/* Scores of selecting sequences that a GPU keeps at a time: 64 of 32k tokens and 32 heads. */
+#define SELECT_BYTES_MAX ((size_t)256 << 20)
+
 struct layer_weights {
     struct kva_weight attn_norm, attn_norm_bias;
     struct kva_weight q, q_bias, k, k_bias, v, v_bias, o, o_bias;
@@ -33,7 +36,7 @@ enum scratch_name {
     SCRATCH_LOWBIT_A, /* the partial result over low-bit pages */
     SCRATCH_LOWBIT_M,
     SCRATCH_LOWBIT_E,
-    SCRATCH_SELECT,     /* scores of one sequence at a time */
+    SCRATCH_SELECT,     /* scores of one sequence at a time; on a GPU of many */
     SCRATCH_LOGIT_ROWS, /* [logit_rows, hidden] */
     SCRATCH_LOGITS,     /* fp32 [logit_rows, vocab] */
     SCRATCH_COUNT,
@@ -134,6 +137,17 @@ static enum kva_status load_weights(struct kva_forward *fw, struct kva_err *err)
     return status;
 }
 
+/* A GPU selects for many sequences side by side; a CPU's caches want them one by one. */
+static size_t select_bytes(const struct kva_forward *fw)
+{
+    size_t one =
+        kva_attend_lowbit_scratch_bytes(fw->config->heads, kva_kv_pages(fw->params.context_max));
+    if (kva_device_get_info(fw->device)->host_readable)
+        return one;
+    size_t all = one * fw->params.sequences_max;
+    return kva_max_size(one, kva_min_size(all, SELECT_BYTES_MAX));
+}
+
 static enum kva_status alloc_scratch(struct kva_forward *fw, struct kva_err *err)
 {
     const struct kva_model_config *c = fw->config;
@@ -156,8 +170,7 @@ static enum kva_status alloc_scratch(struct kva_forward *fw, struct kva_err *err
         [SCRATCH_LOWBIT_A] = rows * q_dim * sizeof(float),
         [SCRATCH_LOWBIT_M] = rows * c->heads * sizeof(float),
         [SCRATCH_LOWBIT_E] = rows * c->heads * sizeof(float),
-        [SCRATCH_SELECT] =
-            kva_attend_lowbit_scratch_bytes(c->heads, kva_kv_pages(fw->params.context_max)),
+        [SCRATCH_SELECT] = select_bytes(fw),
         [SCRATCH_LOGIT_ROWS] = (size_t)fw->params.logit_rows_max * c->hidden_size * act,
         [SCRATCH_LOGITS] = (size_t)fw->params.logit_rows_max * c->vocab_size * sizeof(float),
     };

@@ -92,10 +92,11 @@ void kva_device_copy(struct kva_device *device, enum kva_queue queue, void *to, 
 }
 
 void kva_device_fetch_hot(struct kva_device *device, enum kva_queue queue,
-                          const struct kva_hot *hot, const void *const *pages,
+                          const struct kva_hot_fetch *fetches, uint32_t count,
                           size_t page_offset_bytes, uint32_t kv_heads, uint32_t head_dim)
 {
-    backend_of(device)->fetch_hot(device, queue, hot, pages, page_offset_bytes, kv_heads, head_dim);
+    backend_of(device)->fetch_hot(device, queue, fetches, count, page_offset_bytes, kv_heads,
+                                  head_dim);
 }
 
 void kva_device_sync(struct kva_device *device, enum kva_queue queue)

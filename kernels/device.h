@@ -141,12 +141,17 @@ KVA_MUST_CHECK enum kva_status kva_device_weight(struct kva_device *device, cons
 void kva_device_copy(struct kva_device *device, enum kva_queue queue, void *to, const void *from,
                      size_t bytes);
 
-/* Bring the rows that the last resolve found missing into their slots, in `queue`'s order:
- * slot <- row of pages[token / KVA_PAGE_TOKENS] + page_offset_bytes, a 16-bit block in the host
- * tier. *hot is copied, what it and `pages` point to stays valid until it ran; `pages` is memory of
- * the host tier. */
+/* One sequence's hot rows and the pages of the host tier that they come from. */
+struct kva_hot_fetch {
+    const struct kva_hot *hot;
+    const void *const *pages; /* in memory of the host tier, as what it points to */
+};
+
+/* Bring the rows that the last resolve found missing into their slots, in `queue`'s order, for
+ * `count` sequences: slot <- row of pages[token / KVA_PAGE_TOKENS] + page_offset_bytes, a 16-bit
+ * block. `fetches` and the hots are copied, what they point to stays valid until it ran. */
 void kva_device_fetch_hot(struct kva_device *device, enum kva_queue queue,
-                          const struct kva_hot *hot, const void *const *pages,
+                          const struct kva_hot_fetch *fetches, uint32_t count,
                           size_t page_offset_bytes, uint32_t kv_heads, uint32_t head_dim);
 
 KVA_MUST_CHECK enum kva_status kva_event_create(struct kva_device *device, struct kva_event **ret,

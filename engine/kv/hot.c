@@ -175,9 +175,10 @@ static void list_homes(struct kva_kv_seq *seq)
         seq->host_blocks[seq->host_block_count] = seq->pages[seq->host_block_count]->host;
 }
 
-static void fetch_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer)
+/* The first `count` of fetch_list. */
+static void fetch_layer(struct kva_kv *kv, uint32_t count, uint32_t layer)
 {
-    kva_device_fetch_hot(kv->device, KVA_QUEUE_COPY, &seq->hots[layer], seq->host_blocks,
+    kva_device_fetch_hot(kv->device, KVA_QUEUE_COPY, kv->fetch_list, count,
                          layer * kv->shape.block_bytes, kv->shape.kv_heads, kv->shape.head_dim);
 }
 
@@ -190,7 +191,8 @@ static void upload(struct kva_kv *kv, struct kva_kv_seq *seq)
     for (uint32_t i = kva_kv_lowbit_exempt(kv, &seq->choice); i < kv->shape.layers; i++) {
         kva_kv_fetch(kv, seq, seq->hots[i].tokens, seq->hot_saved + i * l.state_bytes,
                      l.state_bytes);
-        fetch_layer(kv, seq, i);
+        kv->fetch_list[0] = (struct kva_hot_fetch){&seq->hots[i], seq->host_blocks};
+        fetch_layer(kv, 1, i);
     }
 }
 
@@ -286,13 +288,15 @@ void kva_kv_hot_resolve(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
     for (uint32_t fetch = 0; fetch < KVA_FETCH_COUNT; fetch++)
         resolve(kv, pass, layer, now, (enum kva_kv_fetch)fetch);
     kva_kv_order_copies(kv);
+    uint32_t count = 0;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         struct kva_kv_seq *seq = pass->rows[i].seq;
         if (!chose(&pass->rows[i], now))
             continue;
         list_homes(seq);
-        fetch_layer(kv, seq, layer);
+        kv->fetch_list[count++] = (struct kva_hot_fetch){&seq->hots[layer], seq->host_blocks};
     }
+    fetch_layer(kv, count, layer);
     kva_event_record(kv->hot_events[layer], KVA_QUEUE_COPY);
 }
 

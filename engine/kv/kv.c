@@ -9,9 +9,10 @@ static enum kva_status create_hot_parts(struct kva_kv *kv, const struct kva_kv_p
 {
     kv->hot_list = calloc(params->sequences_max, sizeof(struct kva_hot *));
     kv->hot_events = calloc(params->layers, sizeof(struct kva_event *));
+    kv->fetch_list = calloc(params->sequences_max, sizeof(*kv->fetch_list));
     kv->drift_rows = calloc(params->sequences_max, sizeof(*kv->drift_rows));
     kv->drift_before = calloc(params->sequences_max, sizeof(void *));
-    if (!kv->hot_list || !kv->hot_events || !kv->drift_rows || !kv->drift_before)
+    if (!kv->hot_list || !kv->hot_events || !kv->fetch_list || !kv->drift_rows || !kv->drift_before)
         return kva_fail(err, KVA_ENOMEM, "out of memory for the KV cache");
     void *cosines;
     enum kva_status status =
@@ -85,6 +86,7 @@ void kva_kv_destroy(struct kva_kv *kv)
         kva_event_destroy(kv->hot_events[i]);
     free(kv->hot_events);
     free(kv->hot_list);
+    free(kv->fetch_list);
     free(kv->drift_rows);
     free(kv->drift_before);
     if (kv->drift_cosine)

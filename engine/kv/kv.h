@@ -90,7 +90,8 @@ struct kva_kv {
     uint32_t resolve_stamp;
 
     /* Descriptors of one call. */
-    const struct kva_hot **hot_list; /* [sequences_max], as the next three */
+    const struct kva_hot **hot_list; /* [sequences_max], as the next four */
+    struct kva_hot_fetch *fetch_list;
     uint32_t *drift_rows;
     void **drift_before;
     float *drift_cosine; /* host tier */

@@ -51,8 +51,8 @@ void kva_cpu_drift(struct kva_device *device, const struct kva_drift_args *args)
 void kva_cpu_merge(struct kva_device *device, const struct kva_merge_args *args);
 void kva_cpu_gather(struct kva_device *device, const struct kva_gather_args *args);
 
-void kva_cpu_fetch_hot(struct kva_device *device, enum kva_queue queue, const struct kva_hot *hot,
-                       const void *const *pages, size_t page_offset_bytes, uint32_t kv_heads,
-                       uint32_t head_dim);
+void kva_cpu_fetch_hot(struct kva_device *device, enum kva_queue queue,
+                       const struct kva_hot_fetch *fetches, uint32_t count,
+                       size_t page_offset_bytes, uint32_t kv_heads, uint32_t head_dim);
 
 #endif

@@ -204,19 +204,21 @@ static void fetch_item(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
     fetch_head(opaque, index);
 }
 
-void kva_cpu_fetch_hot(struct kva_device *device, enum kva_queue queue, const struct kva_hot *hot,
-                       const void *const *pages, size_t page_offset_bytes, uint32_t kv_heads,
-                       uint32_t head_dim)
+void kva_cpu_fetch_hot(struct kva_device *device, enum kva_queue queue,
+                       const struct kva_hot_fetch *fetches, uint32_t count,
+                       size_t page_offset_bytes, uint32_t kv_heads, uint32_t head_dim)
 {
-    struct fetch fetch = {.hot = *hot,
-                          .pages = pages,
-                          .page_offset_bytes = page_offset_bytes,
-                          .kv_heads = kv_heads,
-                          .head_dim = head_dim};
-    if (queue == KVA_QUEUE_COPY)
-        kva_copy_queue_call(device->copies, run_fetch, &fetch, sizeof fetch);
-    else
-        kva_pool_run(device->pool, kv_heads, fetch_item, &fetch);
+    for (uint32_t i = 0; i < count; i++) {
+        struct fetch fetch = {.hot = *fetches[i].hot,
+                              .pages = fetches[i].pages,
+                              .page_offset_bytes = page_offset_bytes,
+                              .kv_heads = kv_heads,
+                              .head_dim = head_dim};
+        if (queue == KVA_QUEUE_COPY)
+            kva_copy_queue_call(device->copies, run_fetch, &fetch, sizeof fetch);
+        else
+            kva_pool_run(device->pool, kv_heads, fetch_item, &fetch);
+    }
 }
 
 /* --- drift ------------------------------------------------------------------------------------ */

@@ -253,9 +253,9 @@ void kva_cuda_attend(struct kva_device *device, const struct kva_attend_args *ar
 void kva_cuda_quantise(struct kva_device *device, const struct kva_quantise_args *args);
 void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args);
 void kva_cuda_resolve(struct kva_device *device, const struct kva_resolve_args *args);
-void kva_cuda_fetch_hot(struct kva_device *device, enum kva_queue queue, const struct kva_hot *hot,
-                        const void *const *pages, size_t page_offset_bytes, uint32_t kv_heads,
-                        uint32_t head_dim);
+void kva_cuda_fetch_hot(struct kva_device *device, enum kva_queue queue,
+                        const struct kva_hot_fetch *fetches, uint32_t count,
+                        size_t page_offset_bytes, uint32_t kv_heads, uint32_t head_dim);
 void kva_cuda_drift(struct kva_device *device, const struct kva_drift_args *args);
 void kva_cuda_merge(struct kva_device *device, const struct kva_merge_args *args);
 void kva_cuda_gather(struct kva_device *device, const struct kva_gather_args *args);

@@ -185,32 +185,55 @@ void kva_cuda_resolve(struct kva_device *device, const struct kva_resolve_args *
 
 /* --- fetch ------------------------------------------------------------------------------------ */
 
-/* One row a warp, 16 bytes a lane: rows of pinned host memory are read where they lie. Several
- * rows' addresses are found before the first is waited for. */
+/* Sequences that one launch fetches for; their descriptors are an argument (4 KB at most), since
+ * the ring is the compute queue's. */
+#define FETCH_SEQS 32u
+
+/* Blocks of one launch: with eight rows each on their way they keep the link busy, and more would
+ * take processors from the work that goes on beside them. */
+#define FETCH_BLOCKS 32u
+
+struct fetch_seq {
+    struct kva_hot hot;
+    const void *const *pages;
+};
+
+struct fetch_seqs {
+    fetch_seq seqs[FETCH_SEQS];
+};
+
+/* One KV head of one sequence after the other by a block, one row a warp, 16 bytes a lane: rows of
+ * pinned host memory are read where they lie. */
 static __global__ void __launch_bounds__(THREADS)
-    fetch_kernel(struct kva_hot hot, const void *const *pages, size_t offset, uint32_t dim)
+    fetch_kernel(fetch_seqs list, uint32_t head_count, uint32_t kv_heads, size_t offset,
+                 uint32_t dim)
 {
-    const head h = head_of(hot, blockIdx.x);
-    const uint32_t lane = threadIdx.x % KVA_WARP, warps = gridDim.y * (THREADS / KVA_WARP);
+    const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
     const uint32_t pieces = dim / 4; /* of 16 bytes in a row of K and V */
-    uint4 *rows = static_cast<uint4 *>(hot.rows) + static_cast<size_t>(blockIdx.x) * h.slots * pieces;
-    for (uint32_t i = blockIdx.y * (THREADS / KVA_WARP) + threadIdx.x / KVA_WARP; i < h.slots;
-         i += warps) {
-        uint32_t slot = h.missing[i];
-        if (slot == KVA_NO_TOKEN)
-            return;
-        uint32_t token = h.tokens[slot];
-        const unsigned char *page = static_cast<const unsigned char *>(pages[token / KVA_PAGE_TOKENS]);
-        size_t row = static_cast<size_t>(blockIdx.x) * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS;
-        const uint4 *from = reinterpret_cast<const uint4 *>(page + offset) + row * pieces;
-        for (uint32_t j = lane; j < pieces; j += KVA_WARP)
-            rows[static_cast<size_t>(slot) * pieces + j] = from[j];
+    for (uint32_t index = blockIdx.x; index < head_count; index += gridDim.x) {
+        const fetch_seq &seq = list.seqs[index / kv_heads];
+        const uint32_t kv_head = index % kv_heads;
+        const head h = head_of(seq.hot, kv_head);
+        uint4 *rows =
+            static_cast<uint4 *>(seq.hot.rows) + static_cast<size_t>(kv_head) * h.slots * pieces;
+        for (uint32_t i = warp; i < h.slots; i += THREADS / KVA_WARP) {
+            uint32_t slot = h.missing[i];
+            if (slot == KVA_NO_TOKEN)
+                break;
+            uint32_t token = h.tokens[slot];
+            const unsigned char *page =
+                static_cast<const unsigned char *>(seq.pages[token / KVA_PAGE_TOKENS]);
+            size_t row = static_cast<size_t>(kv_head) * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS;
+            const uint4 *from = reinterpret_cast<const uint4 *>(page + offset) + row * pieces;
+            for (uint32_t j = lane; j < pieces; j += KVA_WARP)
+                rows[static_cast<size_t>(slot) * pieces + j] = from[j];
+        }
     }
 }
 
-void kva_cuda_fetch_hot(struct kva_device *device, enum kva_queue queue, const struct kva_hot *hot,
-                        const void *const *pages, size_t page_offset_bytes, uint32_t kv_heads,
-                        uint32_t head_dim)
+void kva_cuda_fetch_hot(struct kva_device *device, enum kva_queue queue,
+                        const struct kva_hot_fetch *fetches, uint32_t count,
+                        size_t page_offset_bytes, uint32_t kv_heads, uint32_t head_dim)
 {
     if (!kva_cuda_enter(device))
         return;
@@ -219,9 +242,15 @@ void kva_cuda_fetch_hot(struct kva_device *device, enum kva_queue queue, const s
                       head_dim, page_offset_bytes);
         return;
     }
-    /* Two blocks a KV head keep the link busy without taking many of the GPU's processors. */
-    kva_cuda_run(device, queue, "fetch_hot", {dim3(kv_heads, 2), THREADS}, fetch_kernel, *hot,
-                 pages, page_offset_bytes, head_dim);
+    for (uint32_t first = 0; first < count && !kva_cuda_failed(device); first += FETCH_SEQS) {
+        uint32_t seqs = kva_min_u32(count - first, FETCH_SEQS);
+        fetch_seqs list = {};
+        for (uint32_t i = 0; i < seqs; i++)
+            list.seqs[i] = {*fetches[first + i].hot, fetches[first + i].pages};
+        kva_cuda_run(device, queue, "fetch_hot",
+                     {kva_min_u32(seqs * kv_heads, FETCH_BLOCKS), THREADS}, fetch_kernel, list,
+                     seqs * kv_heads, kv_heads, page_offset_bytes, head_dim);
+    }
 }
 
 /* --- drift ------------------------------------------------------------------------------------ */

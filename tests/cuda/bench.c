@@ -354,7 +354,8 @@ static void run_resolve(struct bench *bench, const void *opaque, uint32_t call)
 static void run_fetch(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
 {
     const struct lowbit *l = opaque;
-    kva_device_fetch_hot(bench->device, KVA_QUEUE_COPY, &l->hot, l->host_from, 0, KV_HEADS, DIM);
+    const struct kva_hot_fetch fetch = {&l->hot, l->host_from};
+    kva_device_fetch_hot(bench->device, KVA_QUEUE_COPY, &fetch, 1, 0, KV_HEADS, DIM);
 }
 
 static void lowbit_new(struct bench *bench, struct lowbit *l, const struct attention *a,

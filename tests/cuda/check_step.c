@@ -166,7 +166,8 @@ static void choose(struct pipeline *p, uint32_t step)
         &(struct kva_resolve_args){.hots = &hot, .count = 1, .kv_heads = 1, .stamp = step + 1});
     kva_event_record(p->chosen, KVA_QUEUE_COMPUTE);
     kva_event_wait(p->chosen, KVA_QUEUE_COPY);
-    kva_device_fetch_hot(p->gpu, KVA_QUEUE_COPY, hot, p->homes, 0, 1, DIM);
+    const struct kva_hot_fetch fetch = {hot, p->homes};
+    kva_device_fetch_hot(p->gpu, KVA_QUEUE_COPY, &fetch, 1, 0, 1, DIM);
     kva_event_record(p->fetched, KVA_QUEUE_COPY);
 }
 

@@ -299,7 +299,8 @@ static void run_choices(enum kva_queue queue, uint32_t threads, uint32_t delay, 
         }
         resolve(device, &f, stamp, mode, keep);
         struct kva_hot copy = f.hot; /* what it is need not outlive the call */
-        kva_device_fetch_hot(device, queue, &copy, host.pages, host.offset, KV_HEADS, DIM);
+        const struct kva_hot_fetch fetch = {&copy, host.pages};
+        kva_device_fetch_hot(device, queue, &fetch, 1, host.offset, KV_HEADS, DIM);
         memset(&copy, 0, sizeof copy);
         kva_event_record(fetched, queue);
         kva_event_wait(fetched, KVA_QUEUE_COMPUTE);
@@ -341,8 +342,8 @@ static void test_hot__fetch_is_delayed_like_a_copy(void **state KVA_UNUSED)
         hot_new(device, &f, 2, 0, 1);
         choose(&f, 0, LIST(100 + i));
         resolve(device, &f, 1, KVA_HOT_PAPER, true);
-        kva_device_fetch_hot(device, KVA_QUEUE_COPY, &f.hot, host.pages, host.offset, KV_HEADS,
-                             DIM);
+        const struct kva_hot_fetch fetch = {&f.hot, host.pages};
+        kva_device_fetch_hot(device, KVA_QUEUE_COPY, &fetch, 1, host.offset, KV_HEADS, DIM);
         kva_event_record(event, KVA_QUEUE_COPY);
         early += !kva_event_done(event);
         kva_event_sync(event);
