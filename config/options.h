@@ -48,7 +48,7 @@ struct kva_config {
     int64_t kv_sinks;
     int64_t kv_plain;
     int64_t kv_exempt;
-    int64_t kv_topk;
+    char *kv_topk; /* NULL: the policy's default */
     uint64_t kv_topk_max;
     uint32_t kv_predictor;
     int64_t kv_correct;

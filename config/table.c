@@ -75,8 +75,9 @@ static const struct kva_option table[] = {
      "policy's default."},
     {"kv-exempt", KVA_OPTION_INT, ENGINE, AT(kv_exempt), -1, 65536, "-1", NULL, "KV cache",
      "kivi, specache: first layers that stay in 16 bits; -1: the policy's default."},
-    {"kv-topk", KVA_OPTION_INT, ENGINE, AT(kv_topk), -1, 65536, "-1", NULL, "KV cache",
-     "specache: rows fetched per KV head for the next step; -1: the policy's default."},
+    {"kv-topk", KVA_OPTION_STRING, ENGINE, AT(kv_topk), 0, 0, NULL, NULL, "KV cache",
+     "specache: rows fetched per KV head for the next step, and for layers with another number "
+     "+N@LAYER or +N@FIRST-LAST: 64+256@0-1; default: the policy's."},
     {"kv-topk-max", KVA_OPTION_UINT, SERVE, AT(kv_topk_max), 0, 65536, "1024", NULL, "KV cache",
      "specache: rows that a request may ask for."},
     {"kv-predictor", KVA_OPTION_CHOICE, ENGINE, AT(kv_predictor), 0, 0, "default", kv_predictors,

@@ -458,9 +458,15 @@ enum lowbit_time {
     TO_ATTEND, /* by all rows; some choose for the next step along the way */
 };
 
+/* Whether the rows' sequence has rows fetched for this layer. */
+static bool fetches_rows(const struct kva_kv_rows *rows)
+{
+    return rows->hot && rows->hot->k > 0;
+}
+
 static bool takes_part(const struct kva_kv_rows *rows, enum lowbit_time time)
 {
-    return rows->low && (time == TO_ATTEND || rows->choose_now);
+    return rows->low && (time == TO_ATTEND || (rows->choose_now && fetches_rows(rows)));
 }
 
 /* Whether an entry before `index` has low-bit pages of the same format. */
@@ -482,6 +488,7 @@ static uint32_t list_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pa
     uint32_t count = 0, block = 0;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];
+        bool chooses = time == TO_CHOOSE ? rows->choose_now : rows->choose_next;
         bool listed = takes_part(rows, time) &&
                       same_format(&rows->seq->choice, &pass->rows[like].seq->choice);
         if (!listed && (rows->low || !others))
@@ -493,9 +500,7 @@ static uint32_t list_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pa
             .block_first = block,
             .page_count = rows->page_first,
             .hot = rows->hot,
-            .select_row = (time == TO_CHOOSE ? rows->choose_now : rows->choose_next)
-                              ? rows->select_row
-                              : KVA_NO_ROW,
+            .select_row = chooses && fetches_rows(rows) ? rows->select_row : KVA_NO_ROW,
         };
         for (uint32_t j = 0; j < rows->page_first; j++)
             fw->low_blocks[block++] = rows->low[j];
@@ -554,7 +559,7 @@ static const uint32_t *observe_choice(struct kva_forward *fw, uint32_t index,
                                       const struct kva_kv_rows *rows, uint32_t *into,
                                       uint32_t layer)
 {
-    if (!rows->hot || rows->hot->k == 0)
+    if (!fetches_rows(rows))
         return NULL;
     if (rows->choose_now) /* it has just done so */
         return rows->hot->chosen;
@@ -599,7 +604,7 @@ static void attend(struct kva_forward *fw, struct kva_kv_pass *pass,
 {
     const struct kva_model_config *c = fw->config;
     attend_blocks(fw, pass, layer);
-    kva_kv_layer_correct(fw->params.kv, pass, fw->scratch[SCRATCH_Q].data);
+    kva_kv_layer_correct(fw->params.kv, pass, layer, fw->scratch[SCRATCH_Q].data);
     if (attend_lowbit(fw, pass, layer, TO_CHOOSE))
         kva_kv_layer_choose(fw->params.kv, pass, layer);
     if (observer)

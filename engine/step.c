@@ -90,7 +90,7 @@ static void finish_prefill(struct model_engine *e, struct kva_step_item *item)
 /* Whether rows are chosen for the sequence once it is long enough. */
 static bool will_choose(const struct kva_sequence *seq)
 {
-    return seq->kv.policy->fetched && seq->kv.choice.k > 0;
+    return seq->kv.policy->fetched && kva_kv_choice_k_max(&seq->kv.choice) > 0;
 }
 
 /* Whether its next step needs rows to be chosen. */

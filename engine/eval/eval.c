@@ -73,10 +73,10 @@ static enum kva_status check(const struct kva_eval_params *p, struct kva_err *er
     for (uint32_t i = 0; i < p->choice_count && !status; i++) {
         const struct kva_kv_choice *c = &p->choices[i];
         status = kva_kv_choice_check(c, err);
-        if (!status && c->policy == KVA_KV_SPECACHE && c->k >= context)
-            status =
-                kva_fail_param(err, KVA_EINVAL, "topk",
-                               "topk is %u, the model's context only has %u tokens", c->k, context);
+        if (!status && c->policy == KVA_KV_SPECACHE && kva_kv_choice_k_max(c) >= context)
+            status = kva_fail_param(err, KVA_EINVAL, "topk",
+                                    "topk is %u, the model's context only has %u tokens",
+                                    kva_kv_choice_k_max(c), context);
         /* It would make the result depend on a measurement of time. */
         if (!status && c->policy == KVA_KV_SPECACHE && c->predictor == KVA_PREDICT_AUTO)
             status = kva_fail_param(err, KVA_EINVAL, "predictor",
@@ -372,7 +372,7 @@ static enum kva_status init(struct run *run, struct kva_err *err)
         struct kva_eval_policy *policy = &eval->policies[eval->policy_count++];
         policy->choice = p->choices[i];
         if (policy->choice.policy == KVA_KV_SPECACHE)
-            k_max = kva_max_u32(k_max, policy->choice.k);
+            k_max = kva_max_u32(k_max, kva_kv_choice_k_max(&policy->choice));
         if (p->look_every > 0)
             policy->heads = calloc(heads, sizeof(*policy->heads));
         ok = p->look_every == 0 || policy->heads;

@@ -25,55 +25,105 @@ static size_t piece(size_t *at, size_t bytes)
 }
 
 /* Rows that a choice consists of. */
-static uint32_t rows_chosen(const struct kva_kv_choice *choice)
+static uint32_t rows_chosen(const struct kva_kv_choice *choice, uint32_t layer)
 {
-    return kva_kv_policy_get(choice->policy)->fetched ? choice->k : 0;
+    return kva_kv_policy_get(choice->policy)->fetched ? kva_kv_choice_k(choice, layer) : 0;
 }
 
-uint32_t kva_kv_hot_slots(const struct kva_kv_choice *choice)
+/* Slots per KV head. */
+static uint32_t slots_of(const struct kva_kv_choice *choice, uint32_t layer)
 {
-    uint32_t k = rows_chosen(choice);
+    uint32_t k = rows_chosen(choice, layer);
     return choice->sinks + (choice->fetch == KVA_FETCH_ALL ? k : 2 * k);
 }
 
 static bool corrects(const struct kva_kv_choice *choice)
 {
-    return rows_chosen(choice) > 0 && choice->correct > 0 &&
+    return choice->correct > 0 &&
            (choice->predictor == KVA_PREDICT_PREV_QUERY || choice->predictor == KVA_PREDICT_AUTO);
 }
 
-static struct layout layout_of(const struct kva_kv *kv, const struct kva_kv_choice *choice)
+static struct layout layout_of(const struct kva_kv *kv, const struct kva_kv_choice *choice,
+                               uint32_t layer)
 {
     const struct kva_kv_shape *shape = &kv->shape;
-    size_t slots = (size_t)kva_kv_hot_slots(choice) * shape->kv_heads;
+    uint32_t k = rows_chosen(choice, layer);
+    size_t slots = (size_t)slots_of(choice, layer) * shape->kv_heads;
     struct layout l = {.rows_bytes = kva_align_up(slots * 4 * shape->head_dim, 64)};
     l.tokens = piece(&l.state_bytes, slots * sizeof(uint32_t));
     l.used = piece(&l.state_bytes, slots * sizeof(uint32_t));
     l.order = piece(&l.state_bytes, slots * sizeof(uint32_t));
     l.missing = piece(&l.state_bytes, slots * sizeof(uint32_t));
-    l.chosen =
-        piece(&l.state_bytes, (size_t)rows_chosen(choice) * shape->kv_heads * sizeof(uint32_t));
-    l.count = piece(&l.state_bytes, shape->kv_heads * sizeof(uint32_t));
-    l.query = piece(&l.state_bytes, corrects(choice) ? kv->query_bytes : 0);
+    l.chosen = piece(&l.state_bytes, (size_t)k * shape->kv_heads * sizeof(uint32_t));
+    l.count = piece(&l.state_bytes, slots > 0 ? shape->kv_heads * sizeof(uint32_t) : 0);
+    l.query = piece(&l.state_bytes, k > 0 && corrects(choice) ? kv->query_bytes : 0);
     return l;
 }
 
-size_t kva_kv_hot_layer_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice)
+size_t kva_kv_hot_layer_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice,
+                              uint32_t layer)
 {
-    struct layout l = layout_of(kv, choice);
+    if (layer < kva_kv_lowbit_exempt(kv, choice))
+        return 0;
+    struct layout l = layout_of(kv, choice, layer);
     return l.rows_bytes + l.state_bytes;
+}
+
+/* Whether an earlier layer has items of the same size. */
+static bool size_seen(const struct kva_kv *kv, const struct kva_kv_choice *choice, uint32_t layer)
+{
+    size_t bytes = kva_kv_hot_layer_bytes(kv, choice, layer);
+    for (uint32_t i = 0; i < layer; i++) {
+        if (kva_kv_hot_layer_bytes(kv, choice, i) == bytes)
+            return true;
+    }
+    return false;
+}
+
+uint64_t kva_kv_hot_footprint(const struct kva_kv *kv, const struct kva_kv_choice *choice)
+{
+    uint64_t sum = 0;
+    for (uint32_t layer = 0; layer < kv->shape.layers; layer++) {
+        size_t bytes = kva_kv_hot_layer_bytes(kv, choice, layer);
+        uint32_t count = 0;
+        if (bytes == 0 || size_seen(kv, choice, layer))
+            continue;
+        for (uint32_t i = layer; i < kv->shape.layers; i++)
+            count += kva_kv_hot_layer_bytes(kv, choice, i) == bytes;
+        sum += kva_tier_footprint(kv->tier, bytes, count);
+    }
+    return sum;
+}
+
+bool kva_kv_hot_prepare(struct kva_kv *kv, const struct kva_kv_choice *choice)
+{
+    bool ready = true;
+    for (uint32_t layer = 0; layer < kv->shape.layers && ready; layer++) {
+        size_t bytes = kva_kv_hot_layer_bytes(kv, choice, layer);
+        ready = bytes == 0 || kva_tier_prepare(kv->tier, bytes);
+    }
+    return ready;
+}
+
+/* Where a layer's state is saved. */
+static size_t saved_at(const struct kva_kv *kv, const struct kva_kv_choice *choice, uint32_t layer)
+{
+    size_t at = 0;
+    for (uint32_t i = 0; i < layer; i++)
+        at += layout_of(kv, choice, i).state_bytes;
+    return at;
 }
 
 /* --- memory ---------------------------------------------------------------------------------- */
 
 static size_t saved_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq)
 {
-    return layout_of(kv, &seq->choice).state_bytes * kv->shape.layers;
+    return saved_at(kv, &seq->choice, kv->shape.layers);
 }
 
 enum kva_status kva_kv_hot_init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
 {
-    if (kva_kv_hot_slots(&seq->choice) == 0)
+    if (saved_bytes(kv, seq) == 0)
         return KVA_OK;
     seq->hots = calloc(kv->shape.layers, sizeof(*seq->hots));
     if (!seq->hots)
@@ -112,9 +162,10 @@ void kva_kv_hot_finish(struct kva_kv *kv, struct kva_kv_seq *seq)
 
 static void give_layers(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t end)
 {
-    size_t bytes = kva_kv_hot_layer_bytes(kv, &seq->choice);
-    for (uint32_t i = kva_kv_lowbit_exempt(kv, &seq->choice); i < end; i++) {
-        kva_kv_give_device(kv, seq->hots[i].rows, bytes);
+    for (uint32_t i = 0; i < end; i++) {
+        size_t bytes = kva_kv_hot_layer_bytes(kv, &seq->choice, i);
+        if (bytes > 0)
+            kva_kv_give_device(kv, seq->hots[i].rows, bytes);
         seq->device_bytes -= bytes;
     }
 }
@@ -123,8 +174,10 @@ bool kva_kv_hot_take(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     if (seq->hot_taken || !seq->hots)
         return true;
-    struct layout l = layout_of(kv, &seq->choice);
-    for (uint32_t i = kva_kv_lowbit_exempt(kv, &seq->choice); i < kv->shape.layers; i++) {
+    for (uint32_t i = 0; i < kv->shape.layers; i++) {
+        if (kva_kv_hot_layer_bytes(kv, &seq->choice, i) == 0)
+            continue;
+        struct layout l = layout_of(kv, &seq->choice, i);
         unsigned char *item = kva_kv_take_device(kv, l.rows_bytes + l.state_bytes);
         if (!item) {
             give_layers(kv, seq, i);
@@ -141,9 +194,9 @@ bool kva_kv_hot_take(struct kva_kv *kv, struct kva_kv_seq *seq)
             .chosen = (void *)(state + l.chosen),
             .missing = (void *)(state + l.missing),
             .hits = seq->hot_hits,
-            .slots = kva_kv_hot_slots(&seq->choice),
+            .slots = slots_of(&seq->choice, i),
             .pinned = seq->choice.sinks,
-            .k = rows_chosen(&seq->choice),
+            .k = rows_chosen(&seq->choice, i),
         };
     }
     seq->hot_taken = true;
@@ -154,12 +207,13 @@ void kva_kv_hot_give(struct kva_kv *kv, struct kva_kv_seq *seq, bool save)
 {
     if (!seq->hot_taken)
         return;
-    struct layout l = layout_of(kv, &seq->choice);
     if (save && seq->hot_started) {
         kva_kv_order_copies(kv);
-        for (uint32_t i = kva_kv_lowbit_exempt(kv, &seq->choice); i < kv->shape.layers; i++)
-            kva_kv_offload(kv, seq->hot_saved + i * l.state_bytes, seq->hots[i].tokens,
-                           l.state_bytes);
+        for (uint32_t i = 0; i < kv->shape.layers; i++) {
+            if (kva_kv_hot_layer_bytes(kv, &seq->choice, i) > 0)
+                kva_kv_offload(kv, seq->hot_saved + saved_at(kv, &seq->choice, i),
+                               seq->hots[i].tokens, layout_of(kv, &seq->choice, i).state_bytes);
+        }
     }
     give_layers(kv, seq, kv->shape.layers);
     seq->hot_taken = false;
@@ -185,12 +239,13 @@ static void fetch_layer(struct kva_kv *kv, uint32_t count, uint32_t layer)
 /* The saved state, with the rows of all its tokens missing, becomes the state on the device. */
 static void upload(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    struct layout l = layout_of(kv, &seq->choice);
     list_homes(seq);
     kva_kv_order_copies(kv);
-    for (uint32_t i = kva_kv_lowbit_exempt(kv, &seq->choice); i < kv->shape.layers; i++) {
-        kva_kv_fetch(kv, seq, seq->hots[i].tokens, seq->hot_saved + i * l.state_bytes,
-                     l.state_bytes);
+    for (uint32_t i = 0; i < kv->shape.layers; i++) {
+        if (kva_kv_hot_layer_bytes(kv, &seq->choice, i) == 0)
+            continue;
+        kva_kv_fetch(kv, seq, seq->hots[i].tokens, seq->hot_saved + saved_at(kv, &seq->choice, i),
+                     layout_of(kv, &seq->choice, i).state_bytes);
         kv->fetch_list[0] = (struct kva_hot_fetch){&seq->hots[i], seq->host_blocks};
         fetch_layer(kv, 1, i);
     }
@@ -200,11 +255,14 @@ void kva_kv_hot_start(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     if (!seq->hot_taken || seq->hot_started)
         return;
-    struct layout l = layout_of(kv, &seq->choice);
-    uint32_t slots = kva_kv_hot_slots(&seq->choice), sinks = seq->choice.sinks;
+    uint32_t sinks = seq->choice.sinks;
     memset(seq->hot_saved, 0xff, saved_bytes(kv, seq));
     for (uint32_t layer = 0; layer < kv->shape.layers; layer++) {
-        unsigned char *state = seq->hot_saved + layer * l.state_bytes;
+        struct layout l = layout_of(kv, &seq->choice, layer);
+        uint32_t slots = slots_of(&seq->choice, layer);
+        unsigned char *state = seq->hot_saved + saved_at(kv, &seq->choice, layer);
+        if (slots == 0)
+            continue;
         memset(state + l.used, 0, l.order - l.used);
         memset(state + l.query, 0, l.state_bytes - l.query);
         for (uint32_t head = 0; head < kv->shape.kv_heads; head++) {
@@ -225,11 +283,11 @@ void kva_kv_hot_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     if (!seq->hot_taken || !seq->hot_started)
         return;
-    struct layout l = layout_of(kv, &seq->choice);
-    size_t slots = kva_kv_hot_slots(&seq->choice);
     kva_device_sync(kv->device, KVA_QUEUE_COPY);
     for (uint32_t layer = 0; layer < kv->shape.layers; layer++) {
-        unsigned char *state = seq->hot_saved + layer * l.state_bytes;
+        struct layout l = layout_of(kv, &seq->choice, layer);
+        size_t slots = slots_of(&seq->choice, layer);
+        unsigned char *state = seq->hot_saved + saved_at(kv, &seq->choice, layer);
         const uint32_t *tokens = (const void *)(state + l.tokens);
         uint32_t *missing = (void *)(state + l.missing);
         for (size_t head = 0; head < kv->shape.kv_heads; head++) {
@@ -247,7 +305,7 @@ void kva_kv_hot_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 
 static bool chose(const struct kva_kv_rows *rows, bool now)
 {
-    return rows->hot && rows->select_row < rows->row_count &&
+    return rows->hot && rows->hot->k > 0 && rows->select_row < rows->row_count &&
            (now ? rows->choose_now : rows->choose_next);
 }
 
@@ -300,17 +358,22 @@ void kva_kv_hot_resolve(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
     kva_event_record(kv->hot_events[layer], KVA_QUEUE_COPY);
 }
 
-void kva_kv_hot_correct(struct kva_kv *kv, struct kva_kv_pass *pass, const void *q)
+/* Whether the rows' query is held against the one that chose for this layer. */
+static bool is_corrected(const struct kva_kv_rows *rows)
+{
+    return rows->hot && rows->hot->k > 0 && rows->choose_next && corrects(&rows->seq->choice);
+}
+
+void kva_kv_hot_correct(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, const void *q)
 {
     uint32_t count = 0, row = 0;
     for (uint32_t i = 0; i < pass->rows_count; row += pass->rows[i++].row_count) {
         const struct kva_kv_rows *rows = &pass->rows[i];
-        const struct kva_kv_choice *choice = &rows->seq->choice;
-        if (!rows->hot || !rows->choose_next || !corrects(choice))
+        if (!is_corrected(rows))
             continue;
         kv->drift_rows[count] = row + rows->select_row;
         kv->drift_before[count++] =
-            (unsigned char *)rows->hot->tokens + layout_of(kv, choice).query;
+            (unsigned char *)rows->hot->tokens + layout_of(kv, &rows->seq->choice, layer).query;
     }
     if (count == 0)
         return;
@@ -329,9 +392,8 @@ void kva_kv_hot_correct(struct kva_kv *kv, struct kva_kv_pass *pass, const void 
     count = 0;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         struct kva_kv_rows *rows = &pass->rows[i];
-        const struct kva_kv_choice *choice = &rows->seq->choice;
-        if (rows->hot && rows->choose_next && corrects(choice))
-            rows->choose_now = kv->drift_cosine[count++] * 100 < (float)choice->correct;
+        if (is_corrected(rows))
+            rows->choose_now = kv->drift_cosine[count++] * 100 < (float)rows->seq->choice.correct;
     }
 }
 

@@ -10,11 +10,15 @@
 
 #include "engine/kv/pass.h"
 
-/* Slots per KV head; 0: the choice needs none. */
-uint32_t kva_kv_hot_slots(const struct kva_kv_choice *choice);
+/* One layer: the item that is taken from the tier; 0: the layer needs none. */
+size_t kva_kv_hot_layer_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice,
+                              uint32_t layer);
 
-/* One layer: the item that is taken from the tier. */
-size_t kva_kv_hot_layer_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice);
+/* All layers in an empty tier. */
+uint64_t kva_kv_hot_footprint(const struct kva_kv *kv, const struct kva_kv_choice *choice);
+
+/* Make the tier ready for the items (kva_tier_prepare). */
+bool kva_kv_hot_prepare(struct kva_kv *kv, const struct kva_kv_choice *choice);
 
 /* Host memory for a sequence's life. Fails: KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_kv_hot_init(struct kva_kv *kv, struct kva_kv_seq *seq,
@@ -41,7 +45,7 @@ void kva_kv_hot_resolve(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
 bool kva_kv_hot_chosen(const struct kva_kv_pass *pass, bool now);
 
 /* Sequences that correct themselves and whose query has moved set choose_now. */
-void kva_kv_hot_correct(struct kva_kv *kv, struct kva_kv_pass *pass, const void *q);
+void kva_kv_hot_correct(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, const void *q);
 
 /* Bring the counters up to date. */
 void kva_kv_hot_count(struct kva_kv *kv, struct kva_kv_seq *seq);

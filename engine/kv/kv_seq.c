@@ -15,6 +15,12 @@ static enum kva_status check_shape(const struct kva_kv *kv, const struct kva_kv_
         return kva_fail_param(err, KVA_EUNSUPPORTED, "policy",
                               "policy '%s' needs heads of a multiple of 4, the model's are of %u",
                               kva_kv_policy_name(choice->policy), kv->shape.head_dim);
+    for (uint32_t i = 0; i < choice->k_range_count; i++) {
+        if (choice->k_ranges[i].end > kv->shape.layers)
+            return kva_fail_param(err, KVA_EINVAL, "topk",
+                                  "topk names layer %u, the model's last one is %u",
+                                  choice->k_ranges[i].end - 1, kv->shape.layers - 1);
+    }
     return KVA_OK;
 }
 
@@ -58,8 +64,8 @@ static enum kva_status init_tables(struct kva_kv *kv, struct kva_kv_seq *seq, st
     bool ready = kva_tier_prepare(kv->tier, kv->shape.block_bytes);
     if (ready && coded)
         ready = kva_tier_prepare(kv->tier, kva_kv_lowbit_page_bytes(kv, &seq->choice));
-    if (ready && coded && kva_kv_hot_slots(&seq->choice) > 0)
-        ready = kva_tier_prepare(kv->tier, kva_kv_hot_layer_bytes(kv, &seq->choice));
+    if (ready && coded)
+        ready = kva_kv_hot_prepare(kv, &seq->choice);
     if (!ready)
         return kva_fail(err, KVA_ENOMEM, "out of memory for one more kind of device memory");
     return coded ? kva_kv_hot_init(kv, seq, err) : KVA_OK;

@@ -25,7 +25,7 @@ static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t l
     bool coded = copied && layer >= kva_kv_lowbit_exempt(kv, &seq->choice);
     rows->page_first = coded ? seq->away : 0;
     rows->low = coded ? seq->low : NULL;
-    rows->hot = coded && seq->hots ? &seq->hots[layer] : NULL;
+    rows->hot = coded && seq->hots && seq->hots[layer].slots > 0 ? &seq->hots[layer] : NULL;
     size_t offset = layer * kv->shape.block_bytes;
     uint32_t end = kva_kv_pages(rows->position_first + rows->row_count);
     for (uint32_t i = rows->page_first; i < end; i++) {
@@ -51,9 +51,10 @@ void kva_kv_layer_begin(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
         kva_kv_hot_await(kv, layer);
 }
 
-void kva_kv_layer_correct(struct kva_kv *kv, struct kva_kv_pass *pass, const void *q)
+void kva_kv_layer_correct(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer,
+                          const void *q)
 {
-    kva_kv_hot_correct(kv, pass, q);
+    kva_kv_hot_correct(kv, pass, layer, q);
 }
 
 void kva_kv_layer_choose(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer)

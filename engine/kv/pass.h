@@ -47,7 +47,8 @@ void kva_kv_layer_begin(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
 
 /* Rows of which the query is known now may find that what was chosen for them will not do: they set
  * choose_now for this layer. q: act [rows, heads, head_dim]. */
-void kva_kv_layer_correct(struct kva_kv *kv, struct kva_kv_pass *pass, const void *q);
+void kva_kv_layer_correct(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer,
+                          const void *q);
 
 /* The rows have chosen: their hot rows change before the layer goes on. For predictors that choose
  * with the very query that is about to attend. */

@@ -23,10 +23,7 @@ static uint64_t bytes_with(const struct kva_kv *kv, const struct kva_kv_choice *
     if (away == 0 || !policy->coded)
         return bytes;
     bytes += kva_tier_footprint(kv->tier, kva_kv_lowbit_page_bytes(kv, choice), away);
-    if (kva_kv_hot_slots(choice) > 0)
-        bytes += kva_tier_footprint(kv->tier, kva_kv_hot_layer_bytes(kv, choice),
-                                    kv->shape.layers - kva_kv_lowbit_exempt(kv, choice));
-    return bytes;
+    return bytes + kva_kv_hot_footprint(kv, choice);
 }
 
 uint64_t kva_kv_footprint(const struct kva_kv *kv, const struct kva_kv_choice *choice,

@@ -19,18 +19,18 @@ static const char *const misses[] = {"chain", "predecode", NULL};
 #define AT(field) offsetof(struct kva_kv_choice, field)
 
 static const struct kva_kv_setting settings[] = {
-    {"bits", 1, 4, NULL, AT(bits)},
-    {"group", 32, 64, NULL, AT(group)},
-    {"levels", 0, 0, levels, AT(levels)},
-    {"window", 64, 1u << 20, NULL, AT(window)},
-    {"sinks", 0, KVA_KV_SINKS_MAX, NULL, AT(sinks)},
-    {"plain", 0, 1u << 24, NULL, AT(plain)},
-    {"topk", 0, KVA_KV_K_MAX, NULL, AT(k)},
-    {"exempt", 0, 65536, NULL, AT(exempt)},
-    {"predictor", 0, 0, predictors, AT(predictor)},
-    {"correct", 0, 100, NULL, AT(correct)},
-    {"fetch", 0, 0, fetches, AT(fetch)},
-    {"miss", 0, 0, misses, AT(miss)},
+    {"bits", 1, 4, NULL, AT(bits), false},
+    {"group", 32, 64, NULL, AT(group), false},
+    {"levels", 0, 0, levels, AT(levels), false},
+    {"window", 64, 1u << 20, NULL, AT(window), false},
+    {"sinks", 0, KVA_KV_SINKS_MAX, NULL, AT(sinks), false},
+    {"plain", 0, 1u << 24, NULL, AT(plain), false},
+    {"topk", 0, KVA_KV_K_MAX, NULL, AT(k), true},
+    {"exempt", 0, 65536, NULL, AT(exempt), false},
+    {"predictor", 0, 0, predictors, AT(predictor), false},
+    {"correct", 0, 100, NULL, AT(correct), false},
+    {"fetch", 0, 0, fetches, AT(fetch), false},
+    {"miss", 0, 0, misses, AT(miss), false},
 };
 
 const struct kva_kv_setting *kva_kv_settings(size_t *ret_count)
@@ -115,10 +115,94 @@ enum kva_status kva_kv_choice_check(const struct kva_kv_choice *c, struct kva_er
     if (c->plain % 64 != 0)
         return kva_fail_param(err, KVA_EINVAL, "plain", "plain is %u, it must be a multiple of 64",
                               c->plain);
-    if (c->policy == KVA_KV_SPECACHE && c->k > KVA_KV_K_MAX)
-        return kva_fail_param(err, KVA_EINVAL, "topk", "topk is %u, it must be at most %u", c->k,
+    uint32_t k = kva_kv_choice_k_max(c);
+    if (c->policy == KVA_KV_SPECACHE && k > KVA_KV_K_MAX)
+        return kva_fail_param(err, KVA_EINVAL, "topk", "topk is %u, it must be at most %u", k,
                               KVA_KV_K_MAX);
     return KVA_OK;
+}
+
+/* --- k by layer ------------------------------------------------------------------------------ */
+
+uint32_t kva_kv_choice_k(const struct kva_kv_choice *choice, uint32_t layer)
+{
+    for (uint32_t i = choice->k_range_count; i-- > 0;) {
+        const struct kva_kv_k_range *range = &choice->k_ranges[i];
+        if (layer >= range->first && layer < range->end)
+            return range->k;
+    }
+    return choice->k;
+}
+
+uint32_t kva_kv_choice_k_max(const struct kva_kv_choice *choice)
+{
+    uint32_t most = choice->k;
+    for (uint32_t i = 0; i < choice->k_range_count; i++)
+        most = kva_max_u32(most, choice->k_ranges[i].k);
+    return most;
+}
+
+/* A number at *at, which then stands behind it. */
+static bool take_number(const char **at, const char *end, uint32_t max, uint32_t *ret)
+{
+    const char *text = *at;
+    uint64_t number = 0;
+    for (; *at < end && **at >= '0' && **at <= '9' && number <= max; ++*at)
+        number = number * 10 + (uint64_t)(**at - '0');
+    *ret = (uint32_t)number;
+    return *at > text && number <= max;
+}
+
+static bool take_char(const char **at, const char *end, char wanted)
+{
+    bool there = *at < end && **at == wanted;
+    *at += there;
+    return there;
+}
+
+/* N@FIRST or N@FIRST-LAST. */
+static bool take_range(const char **at, const char *end, uint32_t max, struct kva_kv_k_range *ret)
+{
+    if (!take_number(at, end, max, &ret->k) || !take_char(at, end, '@') ||
+        !take_number(at, end, KVA_KV_LAYER_MAX, &ret->first))
+        return false;
+    uint32_t last = ret->first;
+    if (take_char(at, end, '-') && !take_number(at, end, KVA_KV_LAYER_MAX, &last))
+        return false;
+    ret->end = last + 1;
+    return last >= ret->first;
+}
+
+enum kva_status kva_kv_choice_read_k(const char *text, size_t length, uint32_t max,
+                                     struct kva_kv_choice *choice, struct kva_err *err)
+{
+    struct kva_kv_choice read = *choice;
+    const char *at = text, *end = text + length;
+    memset(read.k_ranges, 0, sizeof(read.k_ranges));
+    read.k_range_count = 0;
+    bool ok = take_number(&at, end, max, &read.k);
+    while (ok && at < end && read.k_range_count < KVA_KV_K_RANGES_MAX)
+        ok = take_char(&at, end, '+') &&
+             take_range(&at, end, max, &read.k_ranges[read.k_range_count++]);
+    if (!ok || at < end)
+        return kva_fail_param(err, KVA_EINVAL, "topk",
+                              "topk is '%.*s', it must be a whole number from 0 to %u, and for "
+                              "layers with another one +N@LAYER or +N@FIRST-LAST, %u times at most",
+                              (int)kva_min_size(length, 100), text, max, KVA_KV_K_RANGES_MAX);
+    *choice = read;
+    return KVA_OK;
+}
+
+void kva_kv_choice_write_k(const struct kva_kv_choice *choice, char *text)
+{
+    int used = snprintf(text, KVA_KV_K_TEXT_MAX, "%u", choice->k);
+    for (uint32_t i = 0; i < choice->k_range_count; i++) {
+        const struct kva_kv_k_range *range = &choice->k_ranges[i];
+        used += snprintf(text + used, KVA_KV_K_TEXT_MAX - (size_t)used, "+%u@%u", range->k,
+                         range->first);
+        if (range->end > range->first + 1)
+            used += snprintf(text + used, KVA_KV_K_TEXT_MAX - (size_t)used, "-%u", range->end - 1);
+    }
 }
 
 /* --- a choice from one line ------------------------------------------------------------------ */
@@ -237,6 +321,8 @@ static enum kva_status read_part(const struct part *part, struct kva_kv_choice *
     if (i == KVA_COUNT_OF(settings))
         return read_paper(part, ret_paper, err);
     uint32_t *value = kva_kv_setting_value(&settings[i], choice);
+    if (settings[i].by_layer)
+        return kva_kv_choice_read_k(part->value, part->value_length, settings[i].max, choice, err);
     return settings[i].words ? read_word(&settings[i], part, value, err)
                              : read_number(&settings[i], part, value, err);
 }

@@ -51,6 +51,14 @@ enum kva_kv_levels {
     KVA_KV_LEVELS_COUNT,
 };
 
+/* Layers [first, end) with a k of their own. */
+struct kva_kv_k_range {
+    uint32_t first, end;
+    uint32_t k;
+};
+
+#define KVA_KV_K_RANGES_MAX 4u
+
 /* Settings that a policy does not have are ignored by it. */
 struct kva_kv_choice {
     enum kva_kv_policy_id policy;
@@ -65,13 +73,33 @@ struct kva_kv_choice {
     uint32_t exempt; /* so many first layers stay in 16 bits */
 
     /* --- specache --- */
-    uint32_t k; /* rows fetched per KV head: "topk" */
+    uint32_t k; /* rows fetched per KV head: "topk"; of layers without a range below */
     enum kva_kv_predictor predictor;
     uint32_t correct; /* prev-query: percent of cosine between successive queries of a layer, mean
                          over its heads, under which it chooses again; 0: never */
     enum kva_kv_fetch fetch;
-    enum kva_kv_miss miss; /* spec-token */
+    enum kva_kv_miss miss;                               /* spec-token */
+    struct kva_kv_k_range k_ranges[KVA_KV_K_RANGES_MAX]; /* the last that has a layer holds */
+    uint32_t k_range_count;
 };
+
+/* Rows fetched per KV head in a layer. */
+uint32_t kva_kv_choice_k(const struct kva_kv_choice *choice, uint32_t layer);
+
+/* The largest of them. */
+uint32_t kva_kv_choice_k_max(const struct kva_kv_choice *choice);
+
+/* k of all layers as options, requests and specs write it: N, then +N@LAYER or +N@FIRST-LAST for
+ * layers that have another one: "64", "64+256@0-1". No number exceeds `max`. Fails: KVA_EINVAL
+ * (err->param is "topk"), the choice is as it was. */
+KVA_MUST_CHECK enum kva_status kva_kv_choice_read_k(const char *text, size_t length, uint32_t max,
+                                                    struct kva_kv_choice *choice,
+                                                    struct kva_err *err);
+
+#define KVA_KV_K_TEXT_MAX 128u
+
+/* The same backwards; `text` holds KVA_KV_K_TEXT_MAX bytes. */
+void kva_kv_choice_write_k(const struct kva_kv_choice *choice, char *text);
 
 /* A setting by name, as requests (kv.NAME) and options (--kv-NAME) have it. */
 struct kva_kv_setting {
@@ -79,6 +107,7 @@ struct kva_kv_setting {
     uint32_t min, max;        /* of a number */
     const char *const *words; /* or one of these, NULL-terminated; the value is the index */
     size_t offset;            /* of the 32-bit value in struct kva_kv_choice */
+    bool by_layer;            /* k: kva_kv_choice_read_k, and write_k */
 };
 
 /* The word that a setting of words has for a value. */
@@ -95,6 +124,7 @@ static inline uint32_t *kva_kv_setting_value(const struct kva_kv_setting *settin
 
 #define KVA_KV_SINKS_MAX 32u
 #define KVA_KV_K_MAX     65536u
+#define KVA_KV_LAYER_MAX 65535u
 
 /* The settings of each policy that were measured to be best (docs/kv.md). */
 struct kva_kv_choice kva_kv_choice_default(enum kva_kv_policy_id policy);

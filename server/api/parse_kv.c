@@ -68,16 +68,44 @@ static enum kva_status parse_base(struct kva_api_parser *p, const cJSON *object)
     return KVA_OK;
 }
 
+static uint32_t most_rows(const struct kva_api_parser *p, const struct kva_kv_setting *setting)
+{
+    return kva_min_u32(p->config->kv_topk_max, setting->max);
+}
+
+/* A number, or text where layers differ. */
+static enum kva_status parse_topk(struct kva_api_parser *p, const struct kva_kv_setting *setting,
+                                  const char *place, const cJSON *value)
+{
+    struct kva_err err;
+    struct kva_api_text text;
+    char number[24];
+    int64_t rows = 0;
+    enum kva_status status;
+    if (cJSON_IsString(value)) {
+        status = kva_api_read_text(p, place, value, KVA_KV_K_TEXT_MAX - 1, &text);
+    } else {
+        status = kva_api_read_whole(p, place, value, 0, most_rows(p, setting), &rows);
+        snprintf(number, sizeof(number), "%lld", (long long)rows);
+        text = (struct kva_api_text){number, strlen(number)};
+    }
+    if (status)
+        return status;
+    status =
+        kva_kv_choice_read_k(text.data, text.length, most_rows(p, setting), &p->call->kv, &err);
+    return status ? kva_fail_param(p->err, status, place, "'kv': %s.", err.message) : KVA_OK;
+}
+
 static enum kva_status parse_setting(struct kva_api_parser *p, const struct kva_kv_setting *setting,
                                      const char *place, const cJSON *value)
 {
     uint32_t *target = kva_kv_setting_value(setting, &p->call->kv);
+    if (setting->by_layer)
+        return parse_topk(p, setting, place, value);
     if (!setting->words) {
-        double max = setting->max;
-        if (strcmp(setting->name, "topk") == 0 && p->config->kv_topk_max < max)
-            max = p->config->kv_topk_max;
         int64_t number;
-        enum kva_status status = kva_api_read_whole(p, place, value, setting->min, max, &number);
+        enum kva_status status =
+            kva_api_read_whole(p, place, value, setting->min, setting->max, &number);
         if (!status)
             *target = (uint32_t)number;
         return status;

@@ -1,6 +1,7 @@
 #include "server/cli/kv_choice.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static void set(uint32_t *to, int64_t given)
 {
@@ -12,6 +13,12 @@ static void set(uint32_t *to, int64_t given)
 static int64_t word(uint32_t given)
 {
     return (int64_t)given - 1;
+}
+
+static enum kva_status read_topk(const char *text, struct kva_kv_choice *choice,
+                                 struct kva_err *err)
+{
+    return text ? kva_kv_choice_read_k(text, strlen(text), KVA_KV_K_MAX, choice, err) : KVA_OK;
 }
 
 enum kva_status kva_cli_kv_choice(const struct kva_config *config, enum kva_kv_policy_id policy,
@@ -26,7 +33,6 @@ enum kva_status kva_cli_kv_choice(const struct kva_config *config, enum kva_kv_p
     set(&choice.plain, config->kv_plain);
     set(&choice.exempt, config->kv_exempt);
     set(&choice.correct, config->kv_correct);
-    set(&choice.k, config->kv_topk);
     if (config->kv_levels)
         choice.levels = (enum kva_kv_levels)word(config->kv_levels);
     if (config->kv_predictor)
@@ -35,9 +41,11 @@ enum kva_status kva_cli_kv_choice(const struct kva_config *config, enum kva_kv_p
         choice.fetch = (enum kva_kv_fetch)word(config->kv_fetch);
     if (config->kv_miss)
         choice.miss = (enum kva_kv_miss)word(config->kv_miss);
-    *ret = choice;
     struct kva_err why;
-    enum kva_status status = kva_kv_choice_check(&choice, &why);
+    enum kva_status status = read_topk(config->kv_topk, &choice, &why);
+    if (!status)
+        status = kva_kv_choice_check(&choice, &why);
+    *ret = choice;
     if (!status)
         return KVA_OK;
     char option[KVA_ERR_PARAM_MAX + 8];

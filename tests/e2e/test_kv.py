@@ -34,6 +34,18 @@ def test_speculation_is_told(server: Server):
     assert account(server, policy="specache", predictor="sync")["speculative_tokens"] == 0
 
 
+def test_rows_by_layer(server: Server):
+    few, more, all_more = (
+        account(server, policy="specache", topk=k)["device_bytes"] for k in ("16", "16+64@0-1", 64)
+    )
+    assert few < more < all_more
+    assert few == account(server, policy="specache", topk=16)["device_bytes"]
+    same = {"max_tokens": 20, "ignore_eos": True, "cache_salt": "same"}
+    want = server.tokens(PROMPT, kv={"policy": "specache", "topk": 64}, **same)
+    got = server.tokens(PROMPT, kv={"policy": "specache", "topk": "16+64@0-3"}, **same)
+    assert got == want
+
+
 def test_fetching_the_difference_fetches_less(server: Server):
     every = account(server, policy="specache", topk=32, fetch="all")
     delta = account(server, policy="specache", topk=32, fetch="delta")
@@ -59,6 +71,9 @@ def test_exact_is_exact(servers, server: Server):
         ({"policy": "kivi", "exact": True}, "kv.exact"),
         ({"policy": "kivi", "bits": 3}, "kv"),
         ({"policy": "specache", "topk": 5000}, "kv.topk"),
+        ({"policy": "specache", "topk": "16+5000@0"}, "kv.topk"),
+        ({"policy": "specache", "topk": "16+16@9"}, "topk"),
+        ({"policy": "specache", "topk": [16, 16]}, "kv.topk"),
         ({"policy": "specache", "window": 100}, "kv"),
     ],
 )

@@ -90,6 +90,45 @@ static void test_policies__fetching_no_row_is_kivi(void **state KVA_UNUSED)
     }
 }
 
+static void test_policies__rows_by_layer_are_the_rows_of_each_layer(void **state KVA_UNUSED)
+{
+    for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
+        struct fixture f;
+        fixture_open(&f, &(struct fixture_params){.model_path = models[m],
+                                                  .cpu_level_mask = fixture_unrounded_levels()});
+        uint32_t layers = f.model->config.layer_count, same;
+        for (enum variant v = SPEC; v <= SYNC; v++) {
+            /* The same number in other words. */
+            struct kva_kv_choice plain = trace_variant(v), named = plain;
+            if (v == AUTO)
+                continue;
+            named.k = 3;
+            named.k_ranges[0] = (struct kva_kv_k_range){0, layers, 0};
+            named.k_ranges[1] = (struct kva_kv_k_range){0, layers, plain.k};
+            named.k_range_count = 2;
+            struct trace want = run_under(&f, 195, plain);
+            struct trace got = run_under(&f, 195, named);
+            trace_expect_same(&got, &want, models[m]);
+        }
+        /* Every row of the first layer: as if only it were exempt. To rounding, which may move a
+         * code of the layers behind it. */
+        struct kva_kv_choice first = trace_variant(SPEC_ALL), exempt = trace_variant(KIVI_PAPER);
+        first.bits = exempt.bits;
+        first.group = exempt.group;
+        first.k = 0;
+        first.k_ranges[0] = (struct kva_kv_k_range){0, 1, 64};
+        first.k_range_count = 1;
+        exempt.exempt = 1;
+        struct trace want = run_under(&f, 130, exempt);
+        struct trace got = run_under(&f, 130, first);
+        double worst = distance(&got, &want, &same);
+        if (same < OUTPUT || worst > 1e-3)
+            fail_msg("%s: %u tokens are the same, log-probabilities differ by %g", models[m], same,
+                     worst);
+        fixture_close(&f);
+    }
+}
+
 static void test_policies__fetching_the_difference_is_fetching_all(void **state KVA_UNUSED)
 {
     for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
@@ -177,10 +216,12 @@ static void test_policies__bytes_told_are_bytes_taken(void **state KVA_UNUSED)
         uint64_t low = 2 * (coded * kva_lowbit_block_bytes(format, 2, 16) +
                             kv.exempt * kva_kv_block_bytes(2, 16));
         uint64_t window = 2 * 2 * kva_kv_block_bytes(2, 16);
-        uint32_t slots = kv.policy == KVA_KV_KIVI
-                             ? kv.sinks
-                             : kv.sinks + (kv.fetch == KVA_FETCH_ALL ? kv.k : 2 * kv.k);
-        uint64_t rows = (uint64_t)coded * slots * 2 * 2 * 16 * 2;
+        uint64_t slots = 0;
+        for (uint32_t layer = kv.exempt; layer < 2; layer++) {
+            uint32_t k = kv.policy == KVA_KV_KIVI ? 0 : kva_kv_choice_k(&kv, layer);
+            slots += kv.sinks + (kv.fetch == KVA_FETCH_ALL ? k : 2 * k);
+        }
+        uint64_t rows = slots * 2 * 2 * 16 * 2;
         assert_true(info.bytes.device >= low + window + rows);
         /* The state of the fetched rows is small next to them, and rounded to cache lines. */
         assert_true(info.bytes.device <= low + window + rows + rows / 2 + 2 * (7 + 4) * 64);
@@ -202,13 +243,32 @@ static void test_policies__settings_that_cannot_be_are_named(void **state KVA_UN
         struct kva_kv_choice choice;
         const char *param;
     } cases[] = {
-        {{KVA_KV_KIVI, 3, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0, 0, 0, 0}, "bits"},
-        {{KVA_KV_KIVI, 2, 48, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0, 0, 0, 0}, "group"},
-        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 0, 4, 0, 0, 0, 0, 0, 0, 0}, "window"},
-        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 65, 4, 0, 0, 0, 0, 0, 0, 0}, "window"},
-        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 33, 0, 0, 0, 0, 0, 0, 0}, "sinks"},
-        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 1, 0, 0, 0, 0, 0, 0}, "plain"},
-        {{KVA_KV_SPECACHE, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 65537, 0, 0, 0, 0}, "topk"},
+        {{KVA_KV_KIVI, 3, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0, 0, 0, 0, {{0}}, 0}, "bits"},
+        {{KVA_KV_KIVI, 2, 48, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0, 0, 0, 0, {{0}}, 0}, "group"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 0, 4, 0, 0, 0, 0, 0, 0, 0, {{0}}, 0}, "window"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 65, 4, 0, 0, 0, 0, 0, 0, 0, {{0}}, 0}, "window"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 33, 0, 0, 0, 0, 0, 0, 0, {{0}}, 0}, "sinks"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 1, 0, 0, 0, 0, 0, 0, {{0}}, 0}, "plain"},
+        {{KVA_KV_SPECACHE, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 65537, 0, 0, 0, 0, {{0}}, 0},
+         "topk"},
+        {{KVA_KV_SPECACHE,
+          2,
+          64,
+          KVA_KV_LEVELS_FIT,
+          64,
+          4,
+          0,
+          0,
+          1,
+          0,
+          0,
+          0,
+          0,
+          {{0, 1, 65537}},
+          1},
+         "topk"},
+        {{KVA_KV_SPECACHE, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 1, 0, 0, 0, 0, {{2, 3, 1}}, 1},
+         "topk"},
     };
     struct fixture f;
     uint32_t prompt[CONTEXT];
@@ -236,6 +296,7 @@ int main(void)
         cmocka_unit_test(test_policies__fetching_every_row_is_full_attention),
         cmocka_unit_test(test_policies__exempting_every_layer_is_full_attention),
         cmocka_unit_test(test_policies__fetching_no_row_is_kivi),
+        cmocka_unit_test(test_policies__rows_by_layer_are_the_rows_of_each_layer),
         cmocka_unit_test(test_policies__fetching_the_difference_is_fetching_all),
         cmocka_unit_test(test_policies__more_bits_and_more_rows_are_closer_to_full),
         cmocka_unit_test(test_policies__bytes_told_are_bytes_taken),

@@ -27,6 +27,16 @@ struct kva_kv_choice trace_variant(enum variant which)
                     KVA_PREDICT_SPEC_TOKEN, 0, KVA_FETCH_RESIDENT, KVA_MISS_PREDECODE},
         [SYNC] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 8, KVA_PREDICT_SYNC, 0,
                   KVA_FETCH_DELTA},
+        /* Layers after the first have nothing at all in 16 bits but the window. */
+        [BY_LAYER] = {.policy = KVA_KV_SPECACHE,
+                      .bits = 1,
+                      .group = 64,
+                      .window = 64,
+                      .predictor = KVA_PREDICT_PREV_QUERY,
+                      .correct = 90,
+                      .fetch = KVA_FETCH_RESIDENT,
+                      .k_ranges = {{0, 1, 8}},
+                      .k_range_count = 1},
     };
     return choices[which];
 }

@@ -44,6 +44,7 @@ enum variant {
     AUTO,
     EXEMPT,
     SYNC,
+    BY_LAYER,
     VARIANTS
 };
 

@@ -25,6 +25,8 @@ _NUMBERS = {
     "exempt": (0, 65536),
     "correct": (0, 100),
 }
+# 64+256@0-1+128@5: another number in some layers.
+_TOPK_BY_LAYER = re.compile(r"[0-9]{1,9}(\+[0-9]{1,9}@[0-9]{1,5}(-[0-9]{1,5})?)+", re.ASCII)
 _WORDS = ("levels", "predictor", "fetch", "miss")
 _FLAGS = ("exact", "paper")
 
@@ -149,6 +151,8 @@ def _policy_value(spec: str, key: str, value: str) -> object:
         raise UsageError(
             f"--policies: bad policy spec {spec!r}: unknown key {key!r} (have: {known})"
         )
+    if key == "topk" and _TOPK_BY_LAYER.fullmatch(value):
+        return value
     low, high = _NUMBERS[key]
     if not re.fullmatch(r"[0-9]{1,9}", value) or not low <= int(value) <= high:
         raise UsageError(

@@ -68,6 +68,13 @@ static void put_samples(const struct kva_cli_eval *eval, struct kva_buf *out)
     kva_buf_printf(out, "],\n  \"steps\": %llu,\n", LL(eval->result->steps));
 }
 
+static void put_topk(const struct kva_kv_choice *choice, struct kva_buf *out)
+{
+    char text[KVA_KV_K_TEXT_MAX];
+    kva_kv_choice_write_k(choice, text);
+    put_string(out, text);
+}
+
 static void put_settings(const struct kva_kv_choice *choice, struct kva_buf *out)
 {
     size_t count;
@@ -77,7 +84,9 @@ static void put_settings(const struct kva_kv_choice *choice, struct kva_buf *out
     for (size_t i = 0; i < count && !kva_kv_policy_exact(choice->policy); i++) {
         uint32_t value = *kva_kv_setting_value(&settings[i], &copy);
         kva_buf_printf(out, ", \"%s\": ", settings[i].name);
-        if (settings[i].words)
+        if (settings[i].by_layer && choice->k_range_count > 0)
+            put_topk(choice, out);
+        else if (settings[i].words)
             put_string(out, settings[i].words[value]);
         else
             kva_buf_printf(out, "%u", value);

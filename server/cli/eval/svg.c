@@ -142,7 +142,8 @@ static void draw_panel(const struct drawing *d, const struct kva_eval_policy *po
 
 static bool has_panel(const struct kva_eval_policy *policy, enum panel panel)
 {
-    return panel == COVERED || (policy->choice.policy == KVA_KV_SPECACHE && policy->choice.k > 0);
+    return panel == COVERED ||
+           (policy->choice.policy == KVA_KV_SPECACHE && kva_kv_choice_k_max(&policy->choice) > 0);
 }
 
 static bool is_drawn(const struct kva_eval_policy *policy)

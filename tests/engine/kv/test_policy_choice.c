@@ -57,6 +57,63 @@ static void test_parse__every_setting(void **state KVA_UNUSED)
     assert_memory_equal(&choice, &expected, sizeof(choice));
 }
 
+static void test_parse__rows_by_layer(void **state KVA_UNUSED)
+{
+    struct kva_kv_choice choice = parsed("specache:1:64+256@0-1+0@3+9@1");
+    const uint32_t k[] = {256, 9, 64, 0, 64};
+    for (uint32_t layer = 0; layer < KVA_COUNT_OF(k); layer++)
+        assert_int_equal(kva_kv_choice_k(&choice, layer), k[layer]);
+    assert_int_equal(kva_kv_choice_k_max(&choice), 256);
+    char text[KVA_KV_K_TEXT_MAX];
+    kva_kv_choice_write_k(&choice, text);
+    assert_string_equal(text, "64+256@0-1+0@3+9@1");
+    choice = parsed("specache:topk=7+65536@65535+65536@65534-65535+65536@0-65535+65536@65535");
+    kva_kv_choice_write_k(&choice, text);
+    assert_string_equal(text, "7+65536@65535+65536@65534-65535+65536@0-65535+65536@65535");
+    assert_int_equal(kva_kv_choice_k(&choice, 65535), 65536);
+    /* A number alone forgets what was there before. */
+    assert_int_equal(kva_kv_choice_read_k("5", 1, 10, &choice, NULL), KVA_OK);
+    struct kva_kv_choice expected = kva_kv_choice_default(KVA_KV_SPECACHE);
+    expected.k = 5;
+    assert_memory_equal(&choice, &expected, sizeof(choice));
+}
+
+static void test_read_k__refuses_and_leaves_the_choice(void **state KVA_UNUSED)
+{
+    static const char *const cases[] = {
+        "",
+        "+",
+        "64+",
+        "64+1",
+        "64+1@",
+        "64+@1",
+        "64+1@-",
+        "64+1@2-",
+        "64+1@2-1",
+        "64@1",
+        "64+1@65536",
+        "64+101@1",
+        "101",
+        "64 ",
+        "64+1@1 +2@2",
+        "-1",
+        "64+1@1+1@2+1@3+1@4+1@5",
+        "6.5",
+    };
+    const struct kva_kv_choice before = kva_kv_choice_default(KVA_KV_SPECACHE);
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct kva_kv_choice choice = before;
+        struct kva_err err = {0};
+        enum kva_status status =
+            kva_kv_choice_read_k(cases[i], strlen(cases[i]), 100, &choice, &err);
+        if (status != KVA_EINVAL)
+            fail_msg("'%s' is read", cases[i]);
+        assert_string_equal(err.param, "topk");
+        assert_non_null(strstr(err.message, "from 0 to 100"));
+        assert_memory_equal(&choice, &before, sizeof(choice));
+    }
+}
+
 /* Wherever it stands, paper=true is what the other settings start from. */
 static void test_parse__paper(void **state KVA_UNUSED)
 {
@@ -123,6 +180,8 @@ int main(void)
         cmocka_unit_test(test_parse__names_and_defaults),
         cmocka_unit_test(test_parse__bare_numbers),
         cmocka_unit_test(test_parse__every_setting),
+        cmocka_unit_test(test_parse__rows_by_layer),
+        cmocka_unit_test(test_read_k__refuses_and_leaves_the_choice),
         cmocka_unit_test(test_parse__paper),
         cmocka_unit_test(test_parse__refuses),
     };
