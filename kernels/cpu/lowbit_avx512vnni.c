@@ -4,8 +4,8 @@
  * their sum are one instruction.
  *
  *   scores   sum_c q[c] (zero[c] + scale[c] code[c]): the first part is one number per query, page
- *            and token group. q[c] scale[c] is rounded to int8 by a step of its own for each of
- *            these; lanes are tokens.
+ *            and token group. q[c] scale[c] is rounded to int8, by one step per query for all of
+ *            the split's pages; lanes are tokens. Scores are in units of ln 2.
  *   values   sum_t w[t] (zero[t] + scale[t] code[t]) per channel group: the first part is one
  *            number per query. w[t] scale[t] is rounded to 7 bits by a step per query and channel
  *            group; lanes are channels. It is rounded up with a probability that is its fraction,
@@ -27,7 +27,7 @@
 #define TILE_QUERIES 6
 
 /* Channel groups at most. */
-#define GROUPS_MAX (KVA_CPU_HEAD_DIM_MAX / 32)
+#define V_GROUPS_MAX (KVA_CPU_HEAD_DIM_MAX / 32)
 
 /* Factors that are all less are taken for 0: their step's inverse might not be a number. */
 #define FACTOR_MIN 0x1p-100f
@@ -36,18 +36,35 @@
 #define DIGITS_MAX 2
 #define DIGIT      128
 
+/* Pages of a split, and token groups of it at most. */
+#define PAGES_MAX    (KVA_ATTEND_SPLIT_TOKENS / KVA_PAGE_TOKENS)
+#define K_GROUPS_MAX (KVA_ATTEND_SPLIT_TOKENS / 32)
+
+/* Vectors are read and written in fours: numbers behind the last channel are 0. */
+#define DIM_MAX KVA_CPU_HEAD_DIM_MAX
+_Static_assert(DIM_MAX % (4 * VL) == 0, "channels come in fours of vectors");
+
+/* Rows of channels are `width` apart: whole fours of vectors, with 0 behind the last channel. */
 struct work {
-    _Alignas(64) uint8_t k[KVA_CPU_HEAD_DIM_MAX * KVA_PAGE_TOKENS]; /* [dim / 4][64 tokens][4] */
-    _Alignas(64) uint8_t v[KVA_ATTEND_SPLIT_TOKENS * KVA_CPU_HEAD_DIM_MAX]; /* [64][dim][4] */
-    _Alignas(64) int8_t q[QUERIES][DIGITS_MAX][KVA_CPU_HEAD_DIM_MAX];
-    /* Dwords of four tokens, in the order of pack_tokens. */
-    _Alignas(64) int8_t p[QUERIES][DIGITS_MAX][KVA_ATTEND_SPLIT_TOKENS];
-    _Alignas(64) int32_t sums[QUERIES][DIGITS_MAX][KVA_PAGE_TOKENS];
-    /* Levels of a token group, 0 behind the last channel. */
-    _Alignas(64) float k_scale[KVA_CPU_HEAD_DIM_MAX];
-    _Alignas(64) float k_zero[KVA_CPU_HEAD_DIM_MAX];
-    float step[QUERIES];
-    float zero[QUERIES];
+    _Alignas(64) uint8_t k[DIM_MAX * KVA_PAGE_TOKENS];         /* [dim / 4][64 tokens][4] */
+    _Alignas(64) uint8_t v[KVA_ATTEND_SPLIT_TOKENS * DIM_MAX]; /* [64][dim][4] */
+    _Alignas(64) int8_t q[QUERIES * DIGITS_MAX * DIM_MAX];     /* [queries][digits][width] */
+    _Alignas(64) int8_t p[QUERIES * DIGITS_MAX][KVA_ATTEND_SPLIT_TOKENS];
+    _Alignas(64) int32_t sums[QUERIES * DIGITS_MAX][KVA_PAGE_TOKENS];
+    _Alignas(64) float q_steps[QUERIES * DIM_MAX];      /* [queries][width] in steps */
+    _Alignas(64) float k_scale[K_GROUPS_MAX * DIM_MAX]; /* [token groups][width] */
+    _Alignas(64) float k_zero[K_GROUPS_MAX * DIM_MAX];
+    _Alignas(64) float k_top[DIM_MAX]; /* largest scale of each channel */
+    _Alignas(64) float v_scale[V_GROUPS_MAX][KVA_ATTEND_SPLIT_TOKENS];
+    _Alignas(64) float v_zero[V_GROUPS_MAX][KVA_ATTEND_SPLIT_TOKENS];
+    _Alignas(64) float tops[QUERIES][VL]; /* largest scores so far, lane by lane */
+    float k_steps[QUERIES];
+    float q_zero[K_GROUPS_MAX][QUERIES]; /* queries times the zeros of a token group */
+    float v_steps[QUERIES];
+    float v_inverses[QUERIES];
+    float p_zero[QUERIES]; /* weights times the zeros of a channel group */
+    uint32_t dim;
+    uint32_t width;
 };
 
 _Static_assert(sizeof(struct work) <= KVA_CPU_LOWBIT_SCRATCH_BYTES,
@@ -55,92 +72,57 @@ _Static_assert(sizeof(struct work) <= KVA_CPU_LOWBIT_SCRATCH_BYTES,
 
 /* --- codes to bytes --------------------------------------------------------------------------- */
 
-INLINE __m512i expand_64(const uint32_t bits, const uint64_t *plane)
+/* The codes of 64 numbers; plane b's bits are at from + b * plane_bytes. */
+INLINE __m512i expand_64(const uint32_t bits, const unsigned char *from, size_t plane_bytes,
+                         size_t bytes)
 {
-    __m512i codes = _mm512_maskz_mov_epi8(_cvtu64_mask64(plane[0]), _mm512_set1_epi8(1));
-    for (uint32_t b = 1; b < bits; b++)
-        codes = _mm512_mask_add_epi8(codes, _cvtu64_mask64(plane[b]), codes,
-                                     _mm512_set1_epi8((char)(1 << b)));
+    __m512i codes = _mm512_setzero_si512();
+    for (uint32_t b = 0; b < bits; b++) {
+        uint64_t plane = 0;
+        if (bytes == 8)
+            memcpy(&plane, from + b * plane_bytes, 8);
+        else
+            memcpy(&plane, from + b * plane_bytes, bytes);
+        __m512i digit =
+            _mm512_maskz_mov_epi8(_cvtu64_mask64(plane), _mm512_set1_epi8((char)(1 << b)));
+        codes = b == 0 ? digit : _mm512_or_si512(codes, digit);
+    }
     return codes;
 }
 
-/* `count` bits of each plane to bytes; the planes' bits go on behind them. */
-INLINE void expand_row(const uint32_t bits, const unsigned char *from, size_t plane_bytes,
-                       size_t count, uint8_t *to)
+/* `count` numbers as bytes; the planes' bits go on behind them. */
+INLINE void expand(const uint32_t bits, const unsigned char *from, size_t plane_bytes, size_t count,
+                   uint8_t *to)
 {
-    uint64_t plane[4];
-    for (size_t i = 0; i < count; i += 64) {
-        size_t bytes = kva_min_size(8, (count - i) / 8);
-        for (uint32_t b = 0; b < bits; b++) {
-            const unsigned char *at = from + b * plane_bytes + i / 8;
-            plane[b] = 0;
-            if (bytes == 8)
-                memcpy(&plane[b], at, 8);
-            else
-                memcpy(&plane[b], at, bytes);
-        }
-        _mm512_store_si512(to + i, expand_64(bits, plane));
-    }
+    size_t i = 0;
+    for (; i + 64 <= count; i += 64)
+        _mm512_store_si512(to + i, expand_64(bits, from + i / 8, plane_bytes, 8));
+    if (i < count)
+        _mm512_store_si512(to + i, expand_64(bits, from + i / 8, plane_bytes, (count - i) / 8));
 }
 
-/* --- factors to integers ---------------------------------------------------------------------- */
-
-/* Largest whole number that `digits` digits hold. */
-INLINE float whole_max(const uint32_t digits)
+INLINE void expand_keys(const uint32_t bits, const unsigned char *codes, size_t plane_bytes,
+                        uint32_t dim, uint8_t *to)
 {
-    return digits == 1 ? 127.0f : 127.0f * DIGIT + 63.0f;
+    if (bits == 1)
+        expand(1, codes, plane_bytes, (size_t)dim * KVA_PAGE_TOKENS, to);
+    else if (bits == 2)
+        expand(2, codes, plane_bytes, (size_t)dim * KVA_PAGE_TOKENS, to);
+    else
+        expand(4, codes, plane_bytes, (size_t)dim * KVA_PAGE_TOKENS, to);
 }
 
-/* Sixteen whole numbers as digits. */
-INLINE void split_digits(const uint32_t digits, __m512i whole, __m512i digit[DIGITS_MAX])
+/* Rows of four tokens, `stride` dwords apart. */
+INLINE void expand_values(const uint32_t bits, const unsigned char *codes, size_t plane_bytes,
+                          uint32_t dim, uint32_t stride, uint8_t *to)
 {
-    digit[0] = whole;
-    if (digits == 2) {
-        digit[1] = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(DIGIT / 2)), 7);
-        digit[0] = _mm512_sub_epi32(whole, _mm512_slli_epi32(digit[1], 7));
+    if (dim == stride) {
+        expand_keys(bits, codes, plane_bytes, dim, to);
+        return;
     }
-}
-
-/* The query's products with the scales of one token group as digits, their step, and the product
- * with the zeros. */
-INLINE void round_query(const uint32_t digits, const float *q, uint32_t dim, struct work *work,
-                        uint32_t j)
-{
-    vf largest = v_zero(), zeros = v_zero(), last = v_zero();
-    uint32_t whole = dim / VL * VL;
-    for (uint32_t i = 0; i < whole; i += VL) {
-        vf x = v_load(q + i);
-        largest = v_max(largest, v_abs(v_mul(x, v_load(work->k_scale + i))));
-        zeros = v_fma(x, v_load(work->k_zero + i), zeros);
-    }
-    if (whole < dim) {
-        last = v_load_n(q + whole, dim - whole);
-        largest = v_max(largest, v_abs(v_mul(last, v_load(work->k_scale + whole))));
-        zeros = v_fma(last, v_load(work->k_zero + whole), zeros);
-    }
-    float top = v_largest(largest), step = top > FACTOR_MIN ? top / whole_max(digits) : 0.0f;
-    vf inverse = v_set(top > FACTOR_MIN ? whole_max(digits) / top : 0.0f);
-    for (uint32_t i = 0; i < dim; i += VL) {
-        vf x = v_mul(i < whole ? v_load(q + i) : last, v_load(work->k_scale + i));
-        __m512i digit[DIGITS_MAX];
-        split_digits(digits, _mm512_cvtps_epi32(v_mul(x, inverse)), digit);
-        for (uint32_t d = 0; d < digits; d++)
-            _mm_storeu_si128((__m128i *)(void *)(work->q[j][d] + i),
-                             _mm512_cvtepi32_epi8(digit[d]));
-    }
-    work->step[j] = step;
-    work->zero[j] = v_sum(zeros);
-}
-
-/* The levels of a token group, from f16. */
-INLINE void widen_levels(const uint16_t *scale, const uint16_t *zero, uint32_t dim,
-                         struct work *work)
-{
-    for (uint32_t i = 0; i < dim; i += VL) {
-        uint32_t n = kva_min_u32(VL, dim - i);
-        v_store(work->k_scale + i, v_load_16_n(scale + i, KVA_F16, n));
-        v_store(work->k_zero + i, v_load_16_n(zero + i, KVA_F16, n));
-    }
+    for (uint32_t row = 0; row < KVA_PAGE_TOKENS / 4; row++)
+        expand(bits, codes + (size_t)row * dim / 2, plane_bytes, (size_t)dim * 4,
+               to + (size_t)row * stride * 4);
 }
 
 /* --- integer tiles ---------------------------------------------------------------------------- */
@@ -179,27 +161,65 @@ INLINE void strip_add(const int vectors, struct strip *sums, const struct strip 
     }
 }
 
-INLINE void strip_store(const int vectors, const struct strip *sums, int32_t *to)
+/* A tile's operands and what becomes of its sums. The digits of a query are rows of their own. */
+struct tiles {
+    uint32_t queries;
+    uint32_t count; /* dwords of a query's factors */
+    const uint8_t *codes;
+    size_t codes_stride;
+    const int8_t *factors;
+    size_t factors_stride;
+    const float *steps; /* [queries] */
+    const float *zeros; /* [queries] */
+    uint64_t keep;      /* lanes that count, of all vectors */
+    float *out;         /* sums * step + zero; of lanes that do not count: scores -inf, values as
+                           they were */
+    size_t out_stride;
+    float (*tops)[VL];                /* scores: raised to `out`; else NULL */
+    int32_t (*sums)[KVA_PAGE_TOKENS]; /* two digits: their sums */
+};
+
+/* One vector of a query's sums, the `v`th; `top`: of scores. */
+INLINE void finish(const struct tiles *t, const bool scores, uint32_t j, uint32_t v, vi sums,
+                   vf *top)
 {
-    _mm512_storeu_si512(to, (__m512i)sums->a);
-    if (vectors > 1)
-        _mm512_storeu_si512(to + VL, (__m512i)sums->b);
-    if (vectors > 2) {
-        _mm512_storeu_si512(to + 2 * VL, (__m512i)sums->c);
-        _mm512_storeu_si512(to + 3 * VL, (__m512i)sums->d);
+    float *to = t->out + j * t->out_stride + v * VL;
+    __mmask16 keep = (__mmask16)(t->keep >> v * VL);
+    vf x = v_fma(_mm512_cvtepi32_ps((__m512i)sums), v_set(t->steps[j]), v_set(t->zeros[j]));
+    if (scores) {
+        x = _mm512_mask_mov_ps(v_set(-INFINITY), keep, x);
+        *top = v_max(x, *top);
+        v_store(to, x);
+    } else {
+        _mm512_mask_storeu_ps(to, keep, x);
     }
 }
 
+/* The sums of query `j`, or of the digit of one. */
+INLINE void strip_end(const int vectors, const bool scores, const uint32_t digits,
+                      const struct tiles *t, uint32_t j, const struct strip *sums)
+{
+    const vi all[4] = {sums->a, sums->b, sums->c, sums->d};
+    vf top = scores && digits == 1 ? v_load(t->tops[j]) : v_zero();
+    for (uint32_t v = 0; v < (uint32_t)vectors; v++) {
+        if (digits == 1)
+            finish(t, scores, j, v, all[v], &top);
+        else
+            _mm512_store_si512(t->sums[j] + v * VL, (__m512i)all[v]);
+    }
+    if (scores && digits == 1)
+        v_store(t->tops[j], top);
+}
+
 /* sums[j][n] = sum over i < count of codes[i][n] . factors[j][i], dwords; 1, 2 or 4 vectors. */
-INLINE void int_tile(const int queries, const int vectors, const uint8_t *codes,
-                     size_t codes_stride, const int8_t *factors, size_t factors_stride,
-                     uint32_t count, const bool shuffled, int32_t *sums, size_t sums_stride)
+INLINE void int_tile(const int queries, const int vectors, const bool scores, const uint32_t digits,
+                     const struct tiles *t, uint32_t first)
 {
     struct strip s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}, s4 = {0}, s5 = {0}, x = {0};
-    for (uint32_t i = 0; i < count; i++, codes += codes_stride) {
-        /* pack_tokens puts dword 4 k + l of a page into place 4 l + k. */
-        uint32_t at = shuffled ? (i & ~15u) + (i % 4) * 4 + i / 4 % 4 : i;
-        const int8_t *factor = factors + (size_t)at * 4;
+    const uint8_t *codes = t->codes;
+    const size_t stride = t->factors_stride;
+    const int8_t *factor = t->factors + first * stride;
+    for (uint32_t i = 0; i < t->count; i++, codes += t->codes_stride, factor += 4) {
         x.a = load_codes(codes);
         if (vectors > 1)
             x.b = load_codes(codes + 64);
@@ -209,210 +229,330 @@ INLINE void int_tile(const int queries, const int vectors, const uint8_t *codes,
         }
         strip_add(vectors, &s0, &x, factor);
         if (queries > 1)
-            strip_add(vectors, &s1, &x, factor + factors_stride);
+            strip_add(vectors, &s1, &x, factor + stride);
         if (queries > 2)
-            strip_add(vectors, &s2, &x, factor + 2 * factors_stride);
+            strip_add(vectors, &s2, &x, factor + 2 * stride);
         if (queries > 3)
-            strip_add(vectors, &s3, &x, factor + 3 * factors_stride);
+            strip_add(vectors, &s3, &x, factor + 3 * stride);
         if (queries > 4)
-            strip_add(vectors, &s4, &x, factor + 4 * factors_stride);
+            strip_add(vectors, &s4, &x, factor + 4 * stride);
         if (queries > 5)
-            strip_add(vectors, &s5, &x, factor + 5 * factors_stride);
+            strip_add(vectors, &s5, &x, factor + 5 * stride);
     }
     const struct strip all[TILE_QUERIES] = {s0, s1, s2, s3, s4, s5};
-    for (int j = 0; j < queries; j++)
-        strip_store(vectors, &all[j], sums + (size_t)j * sums_stride);
-}
-
-INLINE void int_tiles_of(const int vectors, uint32_t queries, const uint8_t *codes,
-                         size_t codes_stride, const int8_t *factors, size_t factors_stride,
-                         uint32_t count, const bool shuffled, int32_t *sums, size_t sums_stride)
-{
-#define TILE(q)                                                                                    \
-    int_tile(q, vectors, codes, codes_stride, factors, factors_stride, count, shuffled, sums,      \
-             sums_stride)
-    switch (queries) {
-    case 1:
-        TILE(1);
-        break;
-    case 2:
-        TILE(2);
-        break;
-    case 3:
-        TILE(3);
-        break;
-    case 4:
-        TILE(4);
-        break;
-    case 5:
-        TILE(5);
-        break;
-    default:
-        TILE(6);
-        break;
-    }
-#undef TILE
+    for (uint32_t j = 0; j < (uint32_t)queries; j++)
+        strip_end(vectors, scores, digits, t, first + j, &all[j]);
 }
 
 /* Any number of queries, in tiles as even as can be. */
-INLINE void int_tiles(const int vectors, uint32_t queries, const uint8_t *codes,
-                      size_t codes_stride, const int8_t *factors, size_t factors_stride,
-                      uint32_t count, const bool shuffled, int32_t *sums, size_t sums_stride)
+INLINE void int_tiles(const int vectors, const bool scores, const uint32_t digits,
+                      const struct tiles *t)
 {
-    uint32_t tile = (uint32_t)kva_div_up(queries, kva_div_up(queries, TILE_QUERIES));
-    for (uint32_t j = 0; j < queries; j += tile)
-        int_tiles_of(vectors, kva_min_u32(tile, queries - j), codes, codes_stride,
-                     factors + j * factors_stride, factors_stride, count, shuffled,
-                     sums + j * sums_stride, sums_stride);
+    const uint32_t rows = t->queries * digits;
+    const uint32_t tile = (uint32_t)kva_div_up(rows, kva_div_up(rows, TILE_QUERIES));
+    for (uint32_t j = 0; j < rows; j += tile) {
+#define TILE(q) int_tile(q, vectors, scores, digits, t, j)
+        switch (kva_min_u32(tile, rows - j)) {
+        case 1:
+            TILE(1);
+            break;
+        case 2:
+            TILE(2);
+            break;
+        case 3:
+            TILE(3);
+            break;
+        case 4:
+            TILE(4);
+            break;
+        case 5:
+            TILE(5);
+            break;
+        default:
+            TILE(6);
+            break;
+        }
+#undef TILE
+    }
+    for (uint32_t j = 0; digits == 2 && j < t->queries; j++) {
+        vf top = scores ? v_load(t->tops[j]) : v_zero();
+        for (uint32_t v = 0; v < (uint32_t)vectors; v++) {
+            __m512i low = _mm512_load_si512(t->sums[2 * j] + v * VL);
+            __m512i high = _mm512_load_si512(t->sums[2 * j + 1] + v * VL);
+            finish(t, scores, j, v, (vi)_mm512_add_epi32(low, _mm512_slli_epi32(high, 7)), &top);
+        }
+        if (scores)
+            v_store(t->tops[j], top);
+    }
 }
 
 /* What a function holds beside a tile takes its registers: tiles are functions of their own. */
-struct tiles {
-    uint32_t queries;
-    uint32_t count;
-    const uint8_t *codes;
-    size_t codes_stride;
-    const int8_t *factors;
-    size_t factors_stride;
-    int32_t *sums;
-    size_t sums_stride;
-};
-
-#define TILES(name, vectors, shuffled)                                                             \
-    __attribute__((noinline)) static void name(const struct tiles *t)                              \
+#define TILES(name, vectors, scores)                                                               \
+    __attribute__((noinline)) static void name##_1(const struct tiles *t)                          \
     {                                                                                              \
-        int_tiles(vectors, t->queries, t->codes, t->codes_stride, t->factors, t->factors_stride,   \
-                  t->count, shuffled, t->sums, t->sums_stride);                                    \
+        int_tiles(vectors, scores, 1, t);                                                          \
+    }                                                                                              \
+    __attribute__((noinline)) static void name##_2(const struct tiles *t)                          \
+    {                                                                                              \
+        int_tiles(vectors, scores, 2, t);                                                          \
     }
 
-TILES(tiles_4, 4, false)
-TILES(tiles_2, 2, false)
-TILES(shuffled_tiles_4, 4, true)
-TILES(shuffled_tiles_2, 2, true)
-TILES(shuffled_tiles_1, 1, true)
+TILES(score_4, 4, true)
+TILES(score_2, 2, true)
+TILES(value_4, 4, false)
+TILES(value_2, 2, false)
+TILES(value_1, 1, false)
 #undef TILES
+
+/* --- factors to integers ---------------------------------------------------------------------- */
+
+/* Largest whole number that `digits` digits hold. */
+INLINE float whole_max(const uint32_t digits)
+{
+    return digits == 1 ? 127.0f : 127.0f * DIGIT + 63.0f;
+}
+
+/* Queries whose sums and largest numbers are found together: the lanes of a quarter vector. */
+#define QUAD 4u
+
+/* The sums of four vectors: halves until four lanes are left, then (0 + 2) + (1 + 3). */
+INLINE __m128 quad_sums(const vf x[QUAD])
+{
+    __m128 a = v_fold(x[0]), b = v_fold(x[1]), c = v_fold(x[2]), d = v_fold(x[3]);
+    _MM_TRANSPOSE4_PS(a, b, c, d);
+    return _mm_add_ps(_mm_add_ps(a, c), _mm_add_ps(b, d));
+}
+
+INLINE __m128 quarter_max(vf x)
+{
+    __m256 half = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+    return _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+INLINE __m128 quad_largest(const vf x[QUAD])
+{
+    __m128 a = quarter_max(x[0]), b = quarter_max(x[1]), c = quarter_max(x[2]),
+           d = quarter_max(x[3]);
+    _MM_TRANSPOSE4_PS(a, b, c, d);
+    return _mm_max_ps(_mm_max_ps(a, c), _mm_max_ps(b, d));
+}
+
+/* Factors up to `top` in whole numbers: their steps and the inverse of these. */
+INLINE void store_steps(const uint32_t digits, __m128 top, float *steps, float *inverses)
+{
+    const __m128 most = _mm_set1_ps(whole_max(digits));
+    __mmask8 some = _mm_cmp_ps_mask(top, _mm_set1_ps(FACTOR_MIN), _CMP_GT_OQ);
+    _mm_storeu_ps(steps, _mm_maskz_div_ps(some, top, most));
+    _mm_storeu_ps(inverses, _mm_maskz_div_ps(some, most, top));
+}
+
+/* Four vectors of whole numbers as bytes, in their order. */
+INLINE __m512i pack_64(const __m512i x[4])
+{
+    const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    __m512i bytes =
+        _mm512_packs_epi16(_mm512_packs_epi32(x[0], x[1]), _mm512_packs_epi32(x[2], x[3]));
+    return _mm512_permutexvar_epi32(order, bytes);
+}
+
+/* 64 whole numbers as bytes; digit d at to + d * stride. */
+INLINE void store_digits(const uint32_t digits, const __m512i x[4], int8_t *to, size_t stride)
+{
+    __m512i low[4], high[4];
+    if (digits == 1) {
+        _mm512_store_si512(to, pack_64(x));
+        return;
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        high[i] = _mm512_srai_epi32(_mm512_add_epi32(x[i], _mm512_set1_epi32(DIGIT / 2)), 7);
+        low[i] = _mm512_sub_epi32(x[i], _mm512_slli_epi32(high[i], 7));
+    }
+    _mm512_store_si512(to, pack_64(low));
+    _mm512_store_si512(to + stride, pack_64(high));
+}
+
+/* --- levels, from f16 ------------------------------------------------------------------------- */
+
+/* `count` numbers; the rest up to `width` becomes 0. */
+INLINE void widen(const unsigned char *from, uint32_t count, uint32_t width, float *to)
+{
+    const uint16_t *halves = (const uint16_t *)(const void *)from;
+    uint32_t i = 0;
+    for (; i + VL <= count; i += VL)
+        v_store(to + i, v_load_16(halves + i, KVA_F16));
+    for (; i < width; i += VL)
+        v_store(to + i, i < count ? v_load_16_n(halves + i, KVA_F16, count - i) : v_zero());
+}
+
+static void widen_levels(const struct kva_cpu_lowbit_split *split,
+                         const struct kva_lowbit_layout *layout, struct work *work)
+{
+    const uint32_t width = work->width, k_groups = layout->k_groups;
+    memset(work->k_top, 0, width * sizeof *work->k_top);
+    for (uint32_t i = 0; i < split->page_count * k_groups; i++) {
+        const unsigned char *head = split->pages[i / k_groups];
+        size_t at = (size_t)(i % k_groups) * work->dim * 2;
+        float *scale = work->k_scale + (size_t)i * width;
+        widen(head + layout->k_scale + at, work->dim, width, scale);
+        widen(head + layout->k_zero + at, work->dim, width, work->k_zero + (size_t)i * width);
+        for (uint32_t c = 0; c < width; c += VL)
+            v_store(work->k_top + c, v_max(v_load(work->k_top + c), v_load(scale + c)));
+    }
+    for (uint32_t i = 0; i < split->page_count * layout->v_groups; i++) {
+        uint32_t page = i / layout->v_groups, group = i % layout->v_groups;
+        const unsigned char *head = split->pages[page];
+        size_t at = (size_t)group * KVA_PAGE_TOKENS * 2, to = page * KVA_PAGE_TOKENS;
+        widen(head + layout->v_scale + at, KVA_PAGE_TOKENS, KVA_PAGE_TOKENS,
+              work->v_scale[group] + to);
+        widen(head + layout->v_zero + at, KVA_PAGE_TOKENS, KVA_PAGE_TOKENS,
+              work->v_zero[group] + to);
+    }
+}
 
 /* --- scores ----------------------------------------------------------------------------------- */
 
-/* Scores of queries [first, first + count) with tokens [token, token + group) of page `page`. */
-INLINE void score_group(const uint32_t bits, const struct kva_cpu_lowbit_split *split,
-                        const struct kva_lowbit_layout *layout, struct work *work, uint32_t page,
-                        uint32_t token, uint32_t first, uint32_t count)
+/* Queries j to j + 3 of `count`: in steps of their largest product with any scale, and their
+ * products with the zeros of `groups` token groups. Behind the last query come copies of it. */
+INLINE void load_queries(const uint32_t digits, const float *q, uint32_t groups, struct work *work,
+                         uint32_t j, uint32_t count)
 {
-    const uint32_t digits = bits == 4 ? 2 : 1;
-    const unsigned char *head = split->pages[page];
-    uint32_t dim = split->head_dim, group = split->format.group;
-    size_t level = (size_t)(token / group) * dim * 2;
-    widen_levels((const uint16_t *)(const void *)(head + layout->k_scale + level),
-                 (const uint16_t *)(const void *)(head + layout->k_zero + level), dim, work);
-    for (uint32_t j = 0; j < count; j++)
-        round_query(digits, split->q + (size_t)(first + j) * dim, dim, work, j);
-    /* The digits of a query are taken for queries. */
-    struct tiles tiles = {.queries = digits * count,
-                          .count = dim / 4,
-                          .codes = work->k + (size_t)token * 4,
-                          .codes_stride = KVA_PAGE_TOKENS * 4,
-                          .factors = work->q[0][0],
-                          .factors_stride = sizeof work->q[0] / (digits == 1 ? 1 : DIGITS_MAX),
-                          .sums = work->sums[0][0],
-                          .sums_stride = KVA_PAGE_TOKENS * (digits == 1 ? DIGITS_MAX : 1)};
-    if (group == 64)
-        tiles_4(&tiles);
-    else
-        tiles_2(&tiles);
-    for (uint32_t j = 0; j < count; j++) {
-        float *scores = split->weights + (size_t)(first + j) * KVA_ATTEND_SPLIT_TOKENS +
-                        page * KVA_PAGE_TOKENS + token;
-        for (uint32_t t = 0; t < group; t += VL) {
-            __m512i sum = _mm512_load_si512(work->sums[j][0] + t);
-            if (digits == 2)
-                sum = _mm512_add_epi32(
-                    sum, _mm512_slli_epi32(_mm512_load_si512(work->sums[j][1] + t), 7));
-            v_store(scores + t,
-                    v_fma(_mm512_cvtepi32_ps(sum), v_set(work->step[j]), v_set(work->zero[j])));
+    const uint32_t dim = work->dim, width = work->width;
+    float *steps = work->q_steps + (size_t)j * width, inverse[QUAD];
+    vf x[QUAD], largest[QUAD] = {v_zero(), v_zero(), v_zero(), v_zero()};
+    for (uint32_t c = 0; c < width; c += VL) {
+        for (uint32_t i = 0; i < QUAD; i++) {
+            const float *at = q + (size_t)kva_min_u32(j + i, count - 1) * dim + c;
+            x[i] = c + VL <= dim ? v_load(at) : c < dim ? v_load_n(at, dim - c) : v_zero();
+            x[i] = v_mul(x[i], v_set(KVA_LOG2E));
+            v_store(steps + i * width + c, x[i]);
+            largest[i] = v_max(v_abs(v_mul(x[i], v_load(work->k_top + c))), largest[i]);
         }
     }
+    for (uint32_t group = 0; group < groups; group++) {
+        const float *zero = work->k_zero + (size_t)group * width;
+        vf sums[QUAD] = {v_zero(), v_zero(), v_zero(), v_zero()};
+        for (uint32_t c = 0; c < width; c += VL) {
+            for (uint32_t i = 0; i < QUAD; i++)
+                sums[i] = v_fma(v_load(steps + i * width + c), v_load(zero + c), sums[i]);
+        }
+        _mm_storeu_ps(work->q_zero[group] + j, quad_sums(sums));
+    }
+    store_steps(digits, quad_largest(largest), work->k_steps + j, inverse);
+    for (uint32_t i = 0; i < QUAD; i++) {
+        for (uint32_t c = 0; c < width; c += VL)
+            v_store(steps + i * width + c, v_mul(v_load(steps + i * width + c), v_set(inverse[i])));
+        v_store(work->tops[j + i], v_set(-INFINITY));
+    }
+}
+
+/* work->q = queries times the scales of token group `i`. */
+INLINE void round_queries(const uint32_t digits, uint32_t count, uint32_t i, struct work *work)
+{
+    const uint32_t width = work->width;
+    const float *scale = work->k_scale + (size_t)i * width;
+    for (uint32_t c = 0; c < width; c += 4 * VL) {
+        vf scales[4];
+        for (uint32_t v = 0; v < 4; v++)
+            scales[v] = v_load(scale + c + v * VL);
+        for (uint32_t j = 0; j < count; j++) {
+            const float *steps = work->q_steps + (size_t)j * width + c;
+            __m512i x[4];
+            for (uint32_t v = 0; v < 4; v++)
+                x[v] = _mm512_cvtps_epi32(v_mul(v_load(steps + v * VL), scales[v]));
+            store_digits(digits, x, work->q + (size_t)j * digits * width + c, width);
+        }
+    }
+}
+
+/* Scores of queries [first, first + count) with token group `i` of the split, in units of ln 2. */
+INLINE void score_group(const uint32_t digits, const struct kva_cpu_lowbit_split *split,
+                        struct work *work, uint32_t i, uint32_t first, uint32_t count)
+{
+    const uint32_t group = split->format.group, slot = i * group;
+    round_queries(digits, count, i, work);
+    const struct tiles tiles = {
+        .queries = count,
+        .count = work->dim / 4,
+        .codes = work->k + (size_t)(slot % KVA_PAGE_TOKENS) * 4,
+        .codes_stride = KVA_PAGE_TOKENS * 4,
+        .factors = work->q,
+        .factors_stride = work->width,
+        .steps = work->k_steps,
+        .zeros = work->q_zero[i],
+        .keep = split->present[slot / KVA_PAGE_TOKENS] >> slot % KVA_PAGE_TOKENS,
+        .out = split->weights + (size_t)first * KVA_ATTEND_SPLIT_TOKENS + slot,
+        .out_stride = KVA_ATTEND_SPLIT_TOKENS,
+        .tops = work->tops,
+        .sums = work->sums,
+    };
+    if (group == 64)
+        (digits == 1 ? score_4_1 : score_4_2)(&tiles);
+    else
+        (digits == 1 ? score_2_1 : score_2_2)(&tiles);
 }
 
 /* --- weights ---------------------------------------------------------------------------------- */
 
-/* 2^x for x <= 0, relative error 7e-6; -inf gives 0. */
+/* Bits of whole numbers from 0x1p23 on are the numbers. */
+#define WHOLE 0x1.8p23f
+
+/* Under it powers of 2 are taken for 0. */
+#define POWER_MIN (-125.0f)
+
+/* 2^x for x <= 0, relative error 7e-6; -inf gives 0, what is not a number stays so. */
 INLINE vf v_exp2(vf x)
 {
-    x = v_max(v_set(-200.0f), x); /* keeps what is not a number */
-    vf n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    vf r = v_sub(x, n);
+    vf whole = v_add(x, v_set(WHOLE));
+    vf r = v_sub(x, v_sub(whole, v_set(WHOLE)));
     vf p = v_fma(v_set(0.009656710288f), r, v_set(0.05583828295f));
     p = v_fma(p, r, v_set(0.2402253010f));
     p = v_fma(p, r, v_set(0.6931367339f));
     p = v_fma(p, r, v_set(1.0f));
-    return _mm512_scalef_ps(p, n);
+    __m512i bits = _mm512_maskz_add_epi32(_mm512_cmp_ps_mask(x, v_set(POWER_MIN), _CMP_NLT_UQ),
+                                          _mm512_castps_si512(p),
+                                          _mm512_slli_epi32(_mm512_castps_si512(whole), 23));
+    return _mm512_castsi512_ps(bits);
 }
 
-/* Slots that the query sees of 16 from `slot` on. */
-INLINE __mmask16 seen_16(const struct kva_cpu_lowbit_split *split, uint32_t query, uint32_t slot)
+/* The scores before query `j`'s view are taken back. */
+static void hide_before(uint32_t first, uint32_t slots, float *scores, float *tops)
 {
-    uint32_t first = split->slot_first[query];
-    uint64_t present = split->present[slot / KVA_PAGE_TOKENS] >> slot % KVA_PAGE_TOKENS;
-    uint32_t hidden = first > slot ? kva_min_u32(first - slot, VL) : 0;
-    return (__mmask16)((uint32_t)present & 0xFFFFu & (0xFFFFu << hidden));
-}
-
-/* Scores that are not seen become -inf. */
-static void hide(const struct kva_cpu_lowbit_split *split, uint32_t query, float *scores,
-                 uint32_t slots)
-{
-    uint64_t all = UINT64_MAX;
-    for (uint32_t page = 0; page < split->page_count; page++)
-        all &= split->present[page];
-    if (all == UINT64_MAX && split->slot_first[query] == 0)
-        return;
+    vf top = v_set(-INFINITY);
     for (uint32_t slot = 0; slot < slots; slot += VL) {
-        vf x = v_load(scores + slot);
-        v_store(scores + slot,
-                _mm512_mask_mov_ps(v_set(-INFINITY), seen_16(split, query, slot), x));
+        uint32_t hidden = first > slot ? kva_min_u32(first - slot, VL) : 0;
+        vf x = _mm512_mask_mov_ps(v_load(scores + slot), v_mask(hidden), v_set(-INFINITY));
+        v_store(scores + slot, x);
+        top = v_max(x, top);
     }
+    v_store(tops, top);
 }
 
 /* m and e of a query; its scores become weights. */
-static void soften(const struct kva_cpu_lowbit_split *split, uint32_t query)
+INLINE void soften(const struct kva_cpu_lowbit_split *split, struct work *work, uint32_t query, uint32_t j)
 {
     float *scores = split->weights + (size_t)query * KVA_ATTEND_SPLIT_TOKENS;
-    uint32_t slots = split->page_count * KVA_PAGE_TOKENS;
-    hide(split, query, scores, slots);
-    vf top[4];
-    for (uint32_t i = 0; i < 4; i++)
-        top[i] = v_load(scores + i * VL);
-    for (uint32_t slot = KVA_PAGE_TOKENS; slot < slots; slot += KVA_PAGE_TOKENS) {
-        for (uint32_t i = 0; i < 4; i++)
-            top[i] = v_max(top[i], v_load(scores + slot + i * VL));
-    }
-    float m = v_largest(v_max(v_max(top[0], top[1]), v_max(top[2], top[3])));
-    split->m[query] = m;
+    const uint32_t slots = split->page_count * KVA_PAGE_TOKENS;
+    if (split->slot_first[query] > 0)
+        hide_before(split->slot_first[query], slots, scores, work->tops[j]);
+    float top = v_largest(v_load(work->tops[j]));
+    split->m[query] = top * (1.0f / KVA_LOG2E);
     split->e[query] = 0.0f;
-    if (m == -INFINITY) {
+    if (top == -INFINITY) {
         memset(scores, 0, slots * sizeof *scores);
         return;
     }
-    vf offset = v_set(-m * KVA_LOG2E), sum[2] = {v_zero(), v_zero()};
-    for (uint32_t slot = 0; slot < slots; slot += 2 * VL) {
-        for (uint32_t i = 0; i < 2; i++) {
-            vf p = v_exp2(v_fma(v_load(scores + slot + i * VL), v_set(KVA_LOG2E), offset));
-            v_store(scores + slot + i * VL, p);
-            sum[i] = v_add(sum[i], p);
+    vf sums[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
+    for (uint32_t slot = 0; slot < slots; slot += 4 * VL) {
+        for (uint32_t v = 0; v < 4; v++) {
+            vf p = v_exp2(v_sub(v_load(scores + slot + v * VL), v_set(top)));
+            v_store(scores + slot + v * VL, p);
+            sums[v] = v_add(sums[v], p);
         }
     }
-    split->e[query] = v_sum(v_add(sum[0], sum[1]));
+    split->e[query] = v_sum(v_add(v_add(sums[0], sums[1]), v_add(sums[2], sums[3])));
 }
 
 /* --- values ----------------------------------------------------------------------------------- */
-
-/* Four vectors of whole numbers, 64 tokens, as bytes: lane l of the result holds the dwords of
- * tokens 4 l, 16 + 4 l, 32 + 4 l, 48 + 4 l and their next three. */
-INLINE __m512i pack_tokens(const __m512i x[4])
-{
-    return _mm512_packs_epi16(_mm512_packs_epi32(x[0], x[1]), _mm512_packs_epi32(x[2], x[3]));
-}
 
 /* Where a fraction is rounded up: frac(i * golden ratio), so that any run of slots is even. */
 static const float dither[KVA_PAGE_TOKENS] = {
@@ -424,95 +564,87 @@ static const float dither[KVA_PAGE_TOKENS] = {
 #undef D
 };
 
-/* Weights of a query times the scales of channel group `group` as digits, their step, and the
- * product with the zeros. */
-INLINE void round_weights(const uint32_t digits, const struct kva_cpu_lowbit_split *split,
-                          const struct kva_lowbit_layout *layout, uint32_t query, uint32_t group,
-                          struct work *work, uint32_t j)
+/* Weights of queries j to j + 3 of `count` with channel group `group`: the steps of their products
+ * with the scales, and the products with the zeros. */
+INLINE void measure_weights(const uint32_t digits, uint32_t slots, const float *weights,
+                            uint32_t group, struct work *work, uint32_t j, uint32_t count)
 {
-    const float *weights = split->weights + (size_t)query * KVA_ATTEND_SPLIT_TOKENS;
-    vf largest = v_zero(), zeros = v_zero();
-    vf x[KVA_ATTEND_SPLIT_TOKENS / VL];
-    for (uint32_t page = 0; page < split->page_count; page++) {
-        const unsigned char *head = (const unsigned char *)split->pages[page] + group * 128;
-        const uint16_t *scale = (const uint16_t *)(const void *)(head + layout->v_scale);
-        const uint16_t *zero = (const uint16_t *)(const void *)(head + layout->v_zero);
-        for (uint32_t i = 0; i < 4; i++) {
-            vf w = v_load(weights + page * KVA_PAGE_TOKENS + i * VL);
-            zeros = v_fma(w, v_load_16(zero + i * VL, KVA_F16), zeros);
-            x[page * 4 + i] = v_mul(w, v_load_16(scale + i * VL, KVA_F16));
-            largest = v_max(largest, x[page * 4 + i]);
+    const float *scale = work->v_scale[group], *zero = work->v_zero[group], *from[QUAD];
+    vf largest[QUAD] = {v_zero(), v_zero(), v_zero(), v_zero()};
+    vf zeros[QUAD] = {v_zero(), v_zero(), v_zero(), v_zero()};
+    for (uint32_t i = 0; i < QUAD; i++)
+        from[i] = weights + (size_t)kva_min_u32(j + i, count - 1) * KVA_ATTEND_SPLIT_TOKENS;
+    for (uint32_t slot = 0; slot < slots; slot += VL) {
+        vf scales = v_load(scale + slot), lows = v_load(zero + slot);
+        for (uint32_t i = 0; i < QUAD; i++) {
+            vf p = v_load(from[i] + slot);
+            zeros[i] = v_fma(p, lows, zeros[i]);
+            largest[i] = v_max(v_mul(p, scales), largest[i]);
         }
     }
-    float top = v_largest(largest), step = top > FACTOR_MIN ? top / whole_max(digits) : 0.0f;
-    vf inverse = v_set(top > FACTOR_MIN ? whole_max(digits) / top : 0.0f);
-    for (uint32_t page = 0; page < split->page_count; page++) {
-        __m512i digit[4][DIGITS_MAX], one[4];
-        for (uint32_t i = 0; i < 4; i++)
-            split_digits(
-                digits,
-                _mm512_cvttps_epi32(v_fma(x[page * 4 + i], inverse, v_load(dither + i * VL))),
-                digit[i]);
-        for (uint32_t d = 0; d < digits; d++) {
-            for (uint32_t i = 0; i < 4; i++)
-                one[i] = digit[i][d];
-            _mm512_store_si512(work->p[j][d] + page * KVA_PAGE_TOKENS, pack_tokens(one));
-        }
-    }
-    work->step[j] = step;
-    work->zero[j] = v_sum(zeros);
+    store_steps(digits, quad_largest(largest), work->v_steps + j, work->v_inverses + j);
+    _mm_storeu_ps(work->p_zero + j, quad_sums(zeros));
 }
 
-/* a of channels [c, c + VL * vectors) within a group. */
-INLINE void value_tiles(const int vectors, const uint32_t digits,
-                        const struct kva_cpu_lowbit_split *split, struct work *work, uint32_t c,
-                        uint32_t first, uint32_t count)
+/* work->p = weights times the scales of channel group `group`. */
+INLINE void round_weights(const uint32_t digits, uint32_t slots, const float *weights,
+                          uint32_t group, struct work *work, uint32_t count)
 {
-    uint32_t dim = split->head_dim, stride = (uint32_t)kva_align_up(dim, VL);
-    struct tiles tiles = {.queries = digits * count,
-                          .count = split->page_count * KVA_PAGE_TOKENS / 4,
-                          .codes = work->v + (size_t)c * 4,
-                          .codes_stride = (size_t)stride * 4,
-                          .factors = work->p[0][0],
-                          .factors_stride = sizeof work->p[0] / (digits == 1 ? 1 : DIGITS_MAX),
-                          .sums = work->sums[0][0],
-                          .sums_stride = KVA_PAGE_TOKENS * (digits == 1 ? DIGITS_MAX : 1)};
-    if (vectors == 4)
-        shuffled_tiles_4(&tiles);
-    else if (vectors == 2)
-        shuffled_tiles_2(&tiles);
-    else
-        shuffled_tiles_1(&tiles);
-    for (uint32_t j = 0; j < count; j++) {
-        float *a = split->a + (size_t)(first + j) * dim + c;
-        for (uint32_t i = 0; i < (uint32_t)vectors * VL && c + i < dim; i += VL) {
-            __m512i sum = _mm512_load_si512(work->sums[j][0] + i);
-            if (digits == 2)
-                sum = _mm512_add_epi32(
-                    sum, _mm512_slli_epi32(_mm512_load_si512(work->sums[j][1] + i), 7));
-            v_store_n(a + i,
-                      v_fma(_mm512_cvtepi32_ps(sum), v_set(work->step[j]), v_set(work->zero[j])),
-                      kva_min_u32(VL, dim - c - i));
+    const float *scale = work->v_scale[group];
+    vf up[4], scales[4];
+    for (uint32_t v = 0; v < 4; v++)
+        up[v] = v_load(dither + v * VL);
+    for (uint32_t slot = 0; slot < slots; slot += 4 * VL) {
+        for (uint32_t v = 0; v < 4; v++)
+            scales[v] = v_load(scale + slot + v * VL);
+        for (uint32_t j = 0; j < count; j++) {
+            const float *from = weights + (size_t)j * KVA_ATTEND_SPLIT_TOKENS + slot;
+            vf inverse = v_set(work->v_inverses[j]);
+            __m512i whole[4];
+            for (uint32_t v = 0; v < 4; v++)
+                whole[v] = _mm512_cvttps_epi32(
+                    v_fma(v_mul(v_load(from + v * VL), scales[v]), inverse, up[v]));
+            store_digits(digits, whole, work->p[j * digits] + slot, KVA_ATTEND_SPLIT_TOKENS);
         }
     }
 }
 
-INLINE void value_group(const uint32_t bits, const struct kva_cpu_lowbit_split *split,
-                        const struct kva_lowbit_layout *layout, struct work *work, uint32_t group,
-                        uint32_t first, uint32_t count)
+INLINE void value_group(const uint32_t digits, const struct kva_cpu_lowbit_split *split,
+                        struct work *work, uint32_t group, uint32_t first, uint32_t count)
 {
-    const uint32_t digits = bits == 4 ? 2 : 1;
-    for (uint32_t j = 0; j < count; j++)
-        round_weights(digits, split, layout, first + j, group, work, j);
-    uint32_t c = group * split->format.group;
-    uint32_t end =
-        (uint32_t)kva_align_up(kva_min_u32(split->head_dim, c + split->format.group), VL);
-    for (; c + 4 * VL <= end; c += 4 * VL)
-        value_tiles(4, digits, split, work, c, first, count);
-    for (; c + 2 * VL <= end; c += 2 * VL)
-        value_tiles(2, digits, split, work, c, first, count);
-    for (; c < end; c += VL)
-        value_tiles(1, digits, split, work, c, first, count);
+    const float *weights = split->weights + (size_t)first * KVA_ATTEND_SPLIT_TOKENS;
+    const uint32_t slots = split->page_count * KVA_PAGE_TOKENS;
+    for (uint32_t j = 0; j < count; j += QUAD)
+        measure_weights(digits, slots, weights, group, work, j, count);
+    round_weights(digits, slots, weights, group, work, count);
+    const uint32_t dim = work->dim, stride = (uint32_t)kva_align_up(dim, VL);
+    uint32_t c = group * split->format.group, end = kva_min_u32(dim, c + split->format.group);
+    for (uint32_t vectors; c < end; c += vectors * VL) {
+        uint32_t left = end - c;
+        vectors = left > 2 * VL ? 4 : left > VL ? 2 : 1;
+        if (c + vectors * VL > stride)
+            vectors = 2;
+        const struct tiles tiles = {
+            .queries = count,
+            .count = split->page_count * KVA_PAGE_TOKENS / 4,
+            .codes = work->v + (size_t)c * 4,
+            .codes_stride = (size_t)stride * 4,
+            .factors = work->p[0],
+            .factors_stride = KVA_ATTEND_SPLIT_TOKENS,
+            .steps = work->v_steps,
+            .zeros = work->p_zero,
+            .keep = left >= 64 ? UINT64_MAX : (1ull << left) - 1,
+            .out = split->a + (size_t)first * dim + c,
+            .out_stride = dim,
+            .sums = work->sums,
+        };
+        if (vectors == 4)
+            (digits == 1 ? value_4_1 : value_4_2)(&tiles);
+        else if (vectors == 2)
+            (digits == 1 ? value_2_1 : value_2_2)(&tiles);
+        else
+            (digits == 1 ? value_1_1 : value_1_2)(&tiles);
+    }
 }
 
 /* --- the split -------------------------------------------------------------------------------- */
@@ -530,29 +662,34 @@ INLINE void prefetch_part(const struct kva_cpu_lowbit_split *split, uint32_t par
 
 INLINE void attend(const uint32_t bits, const struct kva_cpu_lowbit_split *split)
 {
-    const struct kva_lowbit_layout layout = kva_lowbit_layout(split->format, split->head_dim);
+    const uint32_t digits = bits == 4 ? 2 : 1, pages = split->page_count, dim = split->head_dim;
+    const struct kva_lowbit_layout layout = kva_lowbit_layout(split->format, dim);
     struct work *work = split->scratch;
-    uint32_t dim = split->head_dim, stride = (uint32_t)kva_align_up(dim, VL);
+    const uint32_t stride = (uint32_t)kva_align_up(dim, VL);
+    work->dim = dim;
+    work->width = (uint32_t)kva_align_up(dim, 4 * VL);
+    widen_levels(split, &layout, work);
     for (uint32_t first = 0; first < split->q_count; first += QUERIES) {
         uint32_t count = kva_min_u32(QUERIES, split->q_count - first);
-        for (uint32_t page = 0; page < split->page_count; page++) {
+        for (uint32_t j = 0; j < count; j += QUAD)
+            load_queries(digits, split->q + (size_t)first * dim, pages * layout.k_groups, work, j,
+                         count);
+        for (uint32_t page = 0; page < pages; page++) {
             const unsigned char *codes = (const unsigned char *)split->pages[page];
-            expand_row(bits, codes + layout.k_codes, layout.plane_bytes, (size_t)dim * 64, work->k);
+            expand_keys(bits, codes + layout.k_codes, layout.plane_bytes, dim, work->k);
             if (first == 0)
-                prefetch_part(split, page, split->page_count);
-            for (uint32_t token = 0; token < KVA_PAGE_TOKENS; token += split->format.group)
-                score_group(bits, split, &layout, work, page, token, first, count);
+                prefetch_part(split, page, pages);
+            for (uint32_t i = 0; i < layout.k_groups; i++)
+                score_group(digits, split, work, page * layout.k_groups + i, first, count);
         }
         for (uint32_t j = 0; j < count; j++)
-            soften(split, first + j);
-        for (uint32_t quad = 0; quad < split->page_count * KVA_PAGE_TOKENS / 4; quad++) {
-            const unsigned char *codes = split->pages[quad * 4 / KVA_PAGE_TOKENS];
-            size_t row = quad % (KVA_PAGE_TOKENS / 4);
-            expand_row(bits, codes + layout.v_codes + row * dim / 2, layout.plane_bytes,
-                       (size_t)dim * 4, work->v + (size_t)quad * stride * 4);
-        }
+            soften(split, work, first + j, j);
+        for (uint32_t page = 0; page < pages; page++)
+            expand_values(bits, (const unsigned char *)split->pages[page] + layout.v_codes,
+                          layout.plane_bytes, dim, stride,
+                          work->v + (size_t)page * KVA_PAGE_TOKENS * stride);
         for (uint32_t group = 0; group < layout.v_groups; group++)
-            value_group(bits, split, &layout, work, group, first, count);
+            value_group(digits, split, work, group, first, count);
     }
 }
 
