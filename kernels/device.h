@@ -98,10 +98,12 @@ enum kva_status kva_device_error(const struct kva_device *device, struct kva_err
 /* What the device gives at most with its threads, measured now, in a second or two. 0: it has no
  * such thing. */
 struct kva_device_roofs {
-    double read_bytes_per_s; /* of device memory, far larger than any cache */
+    double read_bytes_per_s; /* of device memory, far larger than any cache; a GPU: read and
+                                written in a copy */
     double copy_bytes_per_s; /* of the copy queue, from tier to tier */
     double f32_flops_per_s;  /* multiply-adds: two operations each */
-    double bf16_flops_per_s; /* dot products of bf16, summed in fp32 */
+    double bf16_flops_per_s; /* products of 16 bits, summed in fp32; a GPU: of large matrices, in
+                                the activations' format */
 };
 
 /* Fails: KVA_EUNSUPPORTED (of this kind of device nothing is known), KVA_ENOMEM. */

@@ -558,6 +558,7 @@ static const struct kva_backend backend = {
     .step_begin = kva_cuda_step_begin,
     .step_end = kva_cuda_step_end,
     .steps = kva_cuda_step_counts,
+    .roofs = kva_cuda_roofs,
 };
 
 /* Which GPU; what is wrong if there is none. */

@@ -260,6 +260,9 @@ void kva_cuda_drift(struct kva_device *device, const struct kva_drift_args *args
 void kva_cuda_merge(struct kva_device *device, const struct kva_merge_args *args);
 void kva_cuda_gather(struct kva_device *device, const struct kva_gather_args *args);
 
+enum kva_status kva_cuda_roofs(struct kva_device *device, struct kva_device_roofs *ret,
+                               struct kva_err *err);
+
 /* Whether `op` can be run on such a format; fails the device where it cannot. */
 bool kva_cuda_check_lowbit(struct kva_device *device, const char *op,
                            struct kva_lowbit_format format, uint32_t head_dim,

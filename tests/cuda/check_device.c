@@ -138,6 +138,25 @@ static void check_large_weight(struct check *check)
     free(back);
 }
 
+/* Ceilings are measured, and leave the device as it was. */
+static void check_measure(struct check *check)
+{
+    struct kva_device_roofs roofs = {0};
+    struct kva_err err;
+    if (kva_device_measure(check->gpu, &roofs, &err)) {
+        check_that(check, err.message, false);
+        return;
+    }
+    double flops = check->act == KVA_F32 ? roofs.f32_flops_per_s : roofs.bf16_flops_per_s;
+    check_that(check, "ceilings are measured",
+               roofs.read_bytes_per_s > 1e6 && roofs.copy_bytes_per_s > 1e6 && flops > 1e6);
+    check_that(check, "measuring is no failure", kva_device_error(check->gpu, NULL) == KVA_OK);
+    if (!check->simt)
+        printf("memory %.0f GB/s, link %.1f GB/s, %s products %.1f TFLOP/s\n",
+               roofs.read_bytes_per_s * 1e-9, roofs.copy_bytes_per_s * 1e-9,
+               kva_dtype_name(check->act), flops * 1e-12);
+}
+
 /* A failed device refuses, says why, and keeps nobody waiting. */
 static void check_failure(struct check *check)
 {
@@ -180,5 +199,6 @@ void check_device(struct check *check)
         check_pipeline(check);
     if (check->act == KVA_BF16)
         check_large_weight(check);
+    check_measure(check);
     check_failure(check);
 }
