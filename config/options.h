@@ -31,6 +31,8 @@ struct kva_config {
     char *model;
     char *model_name;
     uint64_t context;
+    uint32_t weights; /* 0: as in the files, 1: int8 */
+    char *weights_cache;
     /* device */
     char *device;
     uint64_t threads;

@@ -3,6 +3,7 @@
 #include "base/buf.h"
 #include "base/log.h"
 #include "engine/kv/placement.h"
+#include "engine/model/int8.h"
 #include "engine/model_engine_internal.h"
 
 #include <stdlib.h>
@@ -358,7 +359,11 @@ void kva_model_engine_describe(const struct kva_engine *engine, struct kva_buf *
 {
     const struct model_engine *e = engine->self;
     const struct kva_kv_shape *shape = &e->kv->shape;
-    kva_buf_printf(out, "weights       %10.1f MiB\n", mib(e->params.model->weight_bytes));
+    const struct kva_model_int8 *int8 = e->params.model->int8;
+    kva_buf_printf(out, "weights       %10.1f MiB%s\n", mib(e->params.model->weight_bytes),
+                   !int8          ? ""
+                   : int8->shared ? " (matrices in int8, shared with other processes)"
+                                  : " (matrices in int8, in memory of this process)");
     kva_buf_printf(out, "scratch       %10.1f MiB\n", mib(kva_forward_scratch_bytes(e->forward)));
     kva_buf_printf(out, "device tier   %10.1f MiB of KV\n", mib(engine->limits.budget.device));
     kva_buf_printf(out, "host tier     %10.1f MiB of KV\n", mib(engine->limits.budget.host));

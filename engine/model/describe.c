@@ -1,4 +1,4 @@
-#include "engine/model/model.h"
+#include "engine/model/int8.h"
 
 size_t kva_model_kv_bytes_per_token(const struct kva_model_config *config)
 {
@@ -53,6 +53,10 @@ void kva_model_describe(const struct kva_model *model, struct kva_buf *out)
               config->tied_embeddings ? " (embeddings tied)" : "");
     kva_buf_printf(out, "%-20s %s\n", "weights' format", kva_dtype_name(model->layers[0].q.dtype));
     put_bytes(out, "weights", model->weight_bytes);
+    if (model->int8)
+        kva_buf_printf(out, "%-20s %s%s\n", "int8 matrices",
+                       model->int8->shared ? "mapped from " : "in memory; cannot be kept in ",
+                       model->int8->path);
     if (model->copied_bytes)
         put_bytes(out, "of these copied", model->copied_bytes);
     kva_buf_printf(out, "%-20s %u\n", "layers", config->layer_count);

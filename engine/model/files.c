@@ -1,6 +1,7 @@
 #include "engine/model/files.h"
 
 #include "base/buf.h"
+#include "engine/model/checksum.h"
 #include "engine/model/index.h"
 
 #include <errno.h>
@@ -13,6 +14,17 @@
 
 #define SINGLE_FILE "model.safetensors"
 #define INDEX_FILE  "model.safetensors.index.json"
+
+static uint64_t stamp_of(const struct stat *info)
+{
+    const uint64_t words[] = {
+        (uint64_t)info->st_dev,          (uint64_t)info->st_ino,
+        (uint64_t)info->st_size,         (uint64_t)info->st_mtim.tv_sec,
+        (uint64_t)info->st_mtim.tv_nsec, (uint64_t)info->st_ctim.tv_sec,
+        (uint64_t)info->st_ctim.tv_nsec,
+    };
+    return kva_checksum(words, sizeof(words));
+}
 
 static enum kva_status map_file(int dir_fd, struct kva_model_shard *shard, struct kva_err *err)
 {
@@ -37,6 +49,7 @@ static enum kva_status map_file(int dir_fd, struct kva_model_shard *shard, struc
         } else {
             shard->map = map;
             shard->map_bytes = (size_t)info.st_size;
+            shard->stamp = stamp_of(&info);
         }
     }
     close(fd);

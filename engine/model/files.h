@@ -15,6 +15,7 @@ struct kva_model_shard {
     const char *name; /* borrowed from the index, or a literal */
     void *map;
     size_t map_bytes;
+    uint64_t stamp; /* of inode, size and times: another file, or this one changed, has another */
     struct kva_safetensors table;
 };
 

@@ -1,6 +1,7 @@
 #include "engine/model/model.h"
 
 #include "engine/model/bind.h"
+#include "engine/model/int8.h"
 #include "engine/model/limits.h"
 
 #include <errno.h>
@@ -73,6 +74,7 @@ void kva_model_close(struct kva_model *model)
     if (!model)
         return;
     kva_model_config_finish(&model->config);
+    kva_model_int8_close(model->int8);
     kva_model_files_close(model->files);
     kva_arena_finish(&model->copies);
     free(model->layers);

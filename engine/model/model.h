@@ -97,6 +97,7 @@ struct kva_model {
     size_t copied_bytes;              /* of these: in `copies`, not in the mapping */
     uint64_t parameter_count;
     struct kva_model_files *files; /* mappings */
+    struct kva_model_int8 *int8;   /* where matrices in 8 bits are (int8.h); NULL: there are none */
     struct kva_arena copies;       /* fused tensors, taken apart */
 };
 

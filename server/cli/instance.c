@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "engine/model/int8.h"
 #include "server/cli/progress.h"
 
 #include <stdio.h>
@@ -46,9 +47,31 @@ static enum kva_status open_model(struct kva_instance *instance, const struct kv
         .dir_path = config->model,
         .progress = kva_cli_progress_show,
         .progress_opaque = &progress,
-        .prefetch = true,
+        .prefetch = config->weights == 0,
     };
     return kva_model_open(&params, &instance->model, err);
+}
+
+/* Matrices in int8, where they are wanted. */
+static enum kva_status quantise(struct kva_instance *instance, const struct kva_config *config,
+                                struct kva_err *err)
+{
+    struct kva_cli_progress progress = {.what = "int8", .last_ns = kva_time_ns()};
+    const struct kva_model_int8_params params = {
+        .dir_path = config->model,
+        .cache_path = config->weights_cache,
+        .threads = (uint32_t)config->threads,
+        .progress = kva_cli_progress_show,
+        .progress_opaque = &progress,
+    };
+    if (config->weights == 0)
+        return KVA_OK;
+    if (!kva_device_get_info(instance->device)->host_readable)
+        return kva_fail_param(err, KVA_EUNSUPPORTED, "weights",
+                              "weights are to be int8, which only the CPU takes, and the device is "
+                              "%s: leave --weights out, or give --device cpu",
+                              kva_device_get_info(instance->device)->name);
+    return kva_model_quantise(instance->model, &params, err);
 }
 
 static enum kva_status open_texts(struct kva_instance *instance, const struct kva_config *config,
@@ -181,6 +204,8 @@ static enum kva_status open_parts(struct kva_instance *instance, const struct kv
         status = KVA_OK;
     if (!status)
         status = open_device(instance, config, err);
+    if (!status)
+        status = quantise(instance, config, err);
     if (!status)
         status = open_engine(instance, config, err);
     if (status)

@@ -3,6 +3,7 @@
  * The linker sends the library's malloc, calloc and realloc here (--wrap); cJSON, a shared library,
  * gets the same through its hooks. Each round lets one more allocation succeed, until the open
  * does. Leaks are the sanitizer's to report; file descriptors and mappings are counted. */
+#include "engine/model/int8.h"
 #include "tests/engine/model/checkpoint.h"
 
 #include "tests/cmocka.h"
@@ -110,6 +111,34 @@ static void sweep(const char *family)
     refused = 0;
 }
 
+/* The same of putting the matrices into int8, which leaves the model as it was. */
+static void test_alloc__int8_survives_every_failure(void **state KVA_UNUSED)
+{
+    struct checkpoint checkpoint;
+    checkpoint_init(&checkpoint);
+    checkpoint_write_llama(&checkpoint);
+    const struct kva_model_int8_params params = {.dir_path = checkpoint.dir, .threads = 1};
+    struct kva_model *model;
+    struct kva_err err = {0};
+    assert_int_equal(checkpoint_open(&checkpoint, &model, &err), KVA_OK);
+    unsigned descriptors = count_descriptors();
+    enum kva_status status = KVA_ENOMEM;
+    for (unsigned long round = 0; status == KVA_ENOMEM; round++) {
+        assert_null(model->int8);
+        assert_int_equal(model->lm_head.dtype, KVA_F32);
+        allowed = round;
+        armed = true;
+        status = kva_model_quantise(model, &params, &err);
+        armed = false;
+        assert_int_equal(count_descriptors(), descriptors);
+    }
+    assert_int_equal(status, KVA_OK);
+    assert_true(refused >= 3);
+    refused = 0;
+    kva_model_close(model);
+    checkpoint_finish(&checkpoint);
+}
+
 static void test_alloc__open_survives_every_failure(void **state KVA_UNUSED)
 {
     cJSON_Hooks hooks = {__wrap_malloc, free};
@@ -124,6 +153,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_alloc__open_survives_every_failure),
+        cmocka_unit_test(test_alloc__int8_survives_every_failure),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

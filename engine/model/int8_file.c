@@ -1,0 +1,226 @@
+#include "engine/model/int8_file.h"
+
+#include "base/log.h"
+#include "engine/model/checksum.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* The first bytes of the file. Numbers are as this processor has them: files are not carried from
+ * one kind to another, and the version would not match if they were. */
+struct page {
+    char magic[16];
+    uint32_t version;
+    uint32_t reserved;
+    struct kva_int8_file_header header;
+    uint64_t own_sum; /* of all before it */
+};
+
+#define MAGIC   "kvahead int8\r\n\x1a"
+#define VERSION 1u
+
+_Static_assert(sizeof(MAGIC) <= 16 && sizeof(struct page) <= KVA_INT8_FILE_HEADER_BYTES,
+               "the header fits its page");
+
+static void new_path(const struct kva_int8_file *file, char *out, size_t size)
+{
+    snprintf(out, size, "%s.new", file->path);
+}
+
+/* The last component of a path, without slashes at its end. */
+static void base_name(const char *path, char *out, size_t size)
+{
+    size_t end = strlen(path);
+    while (end > 1 && path[end - 1] == '/')
+        end--;
+    size_t start = end;
+    while (start > 0 && path[start - 1] != '/')
+        start--;
+    snprintf(out, size, "%.*s", (int)(end - start), path + start);
+}
+
+void kva_int8_file_init(struct kva_int8_file *file, const char *dir_path, const char *cache_path,
+                        const char *name)
+{
+    *file = (struct kva_int8_file){.fd = -1};
+    if (!cache_path) {
+        snprintf(file->path, sizeof(file->path), "%s/%s", dir_path, name);
+        return;
+    }
+    char *real = realpath(dir_path, NULL), model[256];
+    const char *where = real ? real : dir_path;
+    base_name(where, model, sizeof(model));
+    snprintf(file->path, sizeof(file->path), "%s/%s-%016llx.int8", cache_path, model,
+             (unsigned long long)kva_checksum(where, strlen(where)));
+    free(real);
+    if (mkdir(cache_path, 0777) != 0 && errno != EEXIST)
+        kva_log(KVA_LOG_WARN, "%s: cannot make the folder: %s", cache_path, strerror(errno));
+}
+
+/* --- reading ---------------------------------------------------------------------------------- */
+
+bool kva_int8_file_open(struct kva_int8_file *file)
+{
+    struct stat info;
+    int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    file->looked_ino = 0;
+    if (fd < 0) {
+        if (errno != ENOENT)
+            kva_log(KVA_LOG_WARN, "%s cannot be read: %s", file->path, strerror(errno));
+        return false;
+    }
+    void *map = MAP_FAILED;
+    if (fstat(fd, &info) == 0) {
+        file->looked_ino = info.st_ino;
+        if (S_ISREG(info.st_mode) && info.st_size > 0)
+            map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, fd, 0);
+    }
+    close(fd);
+    if (map == MAP_FAILED)
+        return false;
+    file->map = map;
+    file->map_bytes = (size_t)info.st_size;
+    file->shared = true;
+    return true;
+}
+
+void kva_int8_file_unmap(struct kva_int8_file *file)
+{
+    if (file->map)
+        munmap(file->map, file->map_bytes);
+    file->map = NULL;
+    file->map_bytes = 0;
+    file->shared = false;
+}
+
+const char *kva_int8_file_header_read(const struct kva_int8_file *file,
+                                      struct kva_int8_file_header *ret)
+{
+    struct page page;
+    if (file->map_bytes < KVA_INT8_FILE_HEADER_BYTES)
+        return "it is too short";
+    memcpy(&page, file->map, sizeof(page));
+    if (memcmp(page.magic, MAGIC, sizeof(MAGIC)) != 0)
+        return "it is no file of int8 weights";
+    if (page.version != VERSION)
+        return "it is of another version of kvahead";
+    if (page.own_sum != kva_checksum(&page, offsetof(struct page, own_sum)))
+        return "its header is damaged";
+    *ret = page.header;
+    return NULL;
+}
+
+/* --- writing ---------------------------------------------------------------------------------- */
+
+static void warn_not_kept(const struct kva_int8_file *file, const char *what)
+{
+    kva_log(KVA_LOG_WARN,
+            "int8 weights cannot be kept in %s: %s: %s. They are made at each start, in memory of "
+            "this process alone; --weights-cache names another folder",
+            file->path, what, strerror(errno));
+}
+
+static void drop_new(struct kva_int8_file *file)
+{
+    char path[sizeof(file->path) + 8];
+    new_path(file, path, sizeof(path));
+    (void)unlink(path);
+    close(file->fd);
+    file->fd = -1;
+}
+
+bool kva_int8_file_lock(struct kva_int8_file *file)
+{
+    char path[sizeof(file->path) + 8];
+    struct stat ours, named, made;
+    new_path(file, path, sizeof(path));
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd < 0) {
+        warn_not_kept(file, "cannot open");
+        return true;
+    }
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        kva_log(KVA_LOG_INFO, "waiting for another process that makes %s", file->path);
+        while (flock(fd, LOCK_EX) != 0 && errno == EINTR)
+            ;
+    }
+    /* Whoever had the lock may have renamed the file since, or thrown it away. */
+    if (fstat(fd, &ours) != 0 || stat(path, &named) != 0 || ours.st_ino != named.st_ino ||
+        ours.st_dev != named.st_dev) {
+        close(fd);
+        return false;
+    }
+    file->fd = fd;
+    if (stat(file->path, &made) == 0 && made.st_ino != file->looked_ino) {
+        drop_new(file);
+        return false;
+    }
+    return true;
+}
+
+/* Room is taken now: a disk that is full later would end the process with SIGBUS. */
+static void *map_new(struct kva_int8_file *file, size_t bytes)
+{
+    if (file->fd < 0)
+        return MAP_FAILED;
+    int failed = ftruncate(file->fd, 0) != 0 ? errno : 0;
+    if (!failed)
+        failed = posix_fallocate(file->fd, 0, (off_t)bytes);
+    void *map = MAP_FAILED;
+    if (!failed) {
+        map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file->fd, 0);
+        failed = map == MAP_FAILED ? errno : 0;
+    }
+    if (failed) {
+        errno = failed;
+        warn_not_kept(file, "no room");
+        drop_new(file);
+    }
+    return map;
+}
+
+enum kva_status kva_int8_file_begin(struct kva_int8_file *file, size_t bytes, struct kva_err *err)
+{
+    void *map = map_new(file, bytes);
+    if (map == MAP_FAILED)
+        map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (map == MAP_FAILED)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for %zu bytes of int8 weights", bytes);
+    file->map = map;
+    file->map_bytes = bytes;
+    file->made = true;
+    return KVA_OK;
+}
+
+void kva_int8_file_publish(struct kva_int8_file *file, const struct kva_int8_file_header *header)
+{
+    struct page page = {.magic = MAGIC, .version = VERSION, .header = *header};
+    page.own_sum = kva_checksum(&page, offsetof(struct page, own_sum));
+    memcpy(file->map, &page, sizeof(page));
+    (void)mprotect(file->map, file->map_bytes, PROT_READ);
+    if (file->fd < 0)
+        return;
+    char path[sizeof(file->path) + 8];
+    new_path(file, path, sizeof(path));
+    file->shared = rename(path, file->path) == 0;
+    if (!file->shared)
+        warn_not_kept(file, "cannot rename");
+}
+
+void kva_int8_file_finish(struct kva_int8_file *file, bool failed)
+{
+    if (file->fd >= 0 && !file->shared)
+        drop_new(file);
+    else if (file->fd >= 0)
+        close(file->fd);
+    file->fd = -1;
+    if (failed)
+        kva_int8_file_unmap(file);
+}

@@ -1,0 +1,64 @@
+/* int8_file.h - the file of a model's matrices in int8, from looking for it to renaming it into its
+ * place. What is in it is int8.c's.
+ *
+ * A new file is made under the name PATH.new, which its maker holds locked (flock), so that there
+ * is one at a time and what a killed process leaves behind is the next one's to write over. The
+ * lock goes with the file when that is renamed.
+ *
+ * Thread rule: one thread. */
+#ifndef KVA_ENGINE_MODEL_INT8_FILE_H
+#define KVA_ENGINE_MODEL_INT8_FILE_H
+
+#include "base/err.h"
+
+#include <stdbool.h>
+
+/* Matrices begin behind it, at a page. */
+#define KVA_INT8_FILE_HEADER_BYTES 4096u
+
+struct kva_int8_file_header {
+    uint64_t shape_sum;   /* of what the layout follows from */
+    uint64_t stamp;       /* of the model's files' identity: inodes, sizes, times */
+    uint64_t source_sum;  /* of their content */
+    uint64_t payload_sum; /* of what is behind the header */
+};
+
+struct kva_int8_file {
+    char path[1024];
+    int fd;              /* of the new file, locked; -1: none */
+    uint64_t looked_ino; /* of the file at `path` when it was opened last; 0: there was none */
+    void *map;
+    size_t map_bytes;
+    bool made;   /* by this process */
+    bool shared; /* the map is the file's, which is at `path` */
+};
+
+/* PATH: cache_path/NAME-SUM.int8 with the model's name and a sum of where it is, or, without
+ * cache_path, dir_path/`name`. */
+void kva_int8_file_init(struct kva_int8_file *file, const char *dir_path, const char *cache_path,
+                        const char *name);
+
+/* Maps the file for reading. False: there is none, or it cannot be read. */
+bool kva_int8_file_open(struct kva_int8_file *file);
+void kva_int8_file_unmap(struct kva_int8_file *file);
+
+/* The header of the mapped file. Returns what is wrong with it; NULL: nothing. */
+const char *kva_int8_file_header_read(const struct kva_int8_file *file,
+                                      struct kva_int8_file_header *ret);
+
+/* Get the right to make the file, waiting for whoever has it. False: somebody has made it since it
+ * was opened: look again. True too where no file can be made there, which is logged. */
+bool kva_int8_file_lock(struct kva_int8_file *file);
+
+/* Maps `bytes` of the new file for writing, or memory where there is none or the disk is full,
+ * which is logged. Fails: KVA_ENOMEM. */
+KVA_MUST_CHECK enum kva_status kva_int8_file_begin(struct kva_int8_file *file, size_t bytes,
+                                                   struct kva_err *err);
+
+/* Writes the header and gives the file its name; the map is read-only from then on. */
+void kva_int8_file_publish(struct kva_int8_file *file, const struct kva_int8_file_header *header);
+
+/* Lets the lock go. `failed`: the map and an unfinished file go, too. */
+void kva_int8_file_finish(struct kva_int8_file *file, bool failed);
+
+#endif
