@@ -262,8 +262,8 @@ static void run_attend(struct bench *bench, const void *opaque, uint32_t call KV
 
 static void bench_attend(struct bench *bench)
 {
-    static const uint32_t decode[][2] = {
-        {1, 8192}, {1, 131072}, {8, 8192}, {36, 8192}, {36, 32768}};
+    static const uint32_t decode[][2] = {{1, 8192}, {1, 32768},  {1, 131072},
+                                         {8, 8192}, {16, 32768}, {36, 32768}};
     static const uint32_t prefill[][2] = {{2048, 2048}, {2048, 16384}, {512, 32768}};
     printf("decode attention, 16 bit, 32/8 heads of 128     us      GB/s  %% roof\n");
     for (size_t i = 0; i < KVA_COUNT_OF(decode); i++) {
@@ -426,7 +426,7 @@ static void lowbit_free(struct bench *bench, struct lowbit *l)
 /* Two rows a sequence, as SpeCache has them; the first sequence chooses its hot rows. */
 static void bench_lowbit(struct bench *bench)
 {
-    static const uint32_t shapes[][2] = {{1, 32768}, {8, 32768}, {36, 32768}};
+    static const uint32_t shapes[][2] = {{1, 32768}, {16, 32768}, {36, 32768}};
     printf(
         "low bits, 2 rows a sequence                     us      GB/s  %% roof  of 16-bit bytes, "
         "GB/s\n");
@@ -529,6 +529,46 @@ static void bench_small(struct bench *bench)
     }
 }
 
+/* --- steps ------------------------------------------------------------------------------------ */
+
+#define STEP_OPERATORS 512u
+
+/* A step of small operators, each with positions of its own. */
+static void run_step(struct bench *bench, const void *opaque, uint32_t call)
+{
+    struct small s = *(const struct small *)opaque;
+    for (uint32_t i = 0; i < (bench->small ? 20 : STEP_OPERATORS); i++) {
+        s.positions[0] = call + i;
+        run_rope(bench, &s, call);
+    }
+}
+
+static void run_held_step(struct bench *bench, const void *opaque, uint32_t call)
+{
+    kva_device_step_begin(bench->device);
+    run_step(bench, opaque, call);
+    kva_device_step_end(bench->device);
+}
+
+static void bench_steps(struct bench *bench)
+{
+    struct small s = {.rows = 1};
+    struct kva_device_steps steps;
+    size_t bytes = 4096 * 2;
+    s.x = take_random(bench, bytes);
+    s.positions = calloc(1, sizeof *s.positions);
+    s.inv_freq = calloc(64, sizeof *s.inv_freq);
+    double direct = seconds_of(bench, KVA_QUEUE_COMPUTE, run_step, &s);
+    double held = seconds_of(bench, KVA_QUEUE_COMPUTE, run_held_step, &s);
+    kva_device_get_steps(bench->device, &steps);
+    printf(
+        "a step of %u small operators, us: one by one %.1f, as a graph %.1f (%llu graphs made)\n",
+        STEP_OPERATORS, direct * 1e6, held * 1e6, (unsigned long long)steps.captured);
+    give(bench, KVA_MEM_DEVICE, s.x, bytes);
+    free(s.positions);
+    free(s.inv_freq);
+}
+
 int main(int argc, char **argv)
 {
     struct bench bench = {0};
@@ -554,6 +594,7 @@ int main(int argc, char **argv)
     bench_attend(&bench);
     bench_lowbit(&bench);
     bench_small(&bench);
+    bench_steps(&bench);
     kva_device_close(bench.device);
     return 0;
 }
