@@ -214,6 +214,8 @@ def draw(summary: Summary, folder: Path, depths: dict[str, float] | None) -> lis
         figures["tasks"] = lambda: plots.task_heatmaps(summary)
     if len(summary.lengths) > 1:
         figures["score_by_length"] = lambda: plots.score_by_length(summary, label)
+    if depths is None:
+        figures["score_by_topk"] = lambda: plots.score_by_topk(summary, label)
     figures["score_by_kv"] = lambda: plots.score_by_kv(summary, label)
     return plots.draw(folder, figures)
 

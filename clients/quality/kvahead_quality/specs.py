@@ -169,6 +169,42 @@ def parse_policies(text: str | None) -> list[Policy]:
     return [parse_policy(part) for part in split(text, "policies")]
 
 
+@dataclass(frozen=True)
+class TopkFamily:
+    """Policies that differ in nothing but the rows fetched: topk to policy label."""
+
+    label: str
+    policies: dict[int, str]
+
+
+FAMILY_MIN = 3
+
+
+def topk_families(labels: list[str]) -> list[TopkFamily]:
+    """Find the sweeps over topk among policy labels, of at least three values each.
+
+    A policy of the same settings that fetches no rows (`kivi:1` beside `specache:1:...`) counts
+    as topk 0.
+    """
+    found: dict[str, dict[int, str]] = {}
+    without: dict[str, str] = {}
+    for label in labels:
+        kv = dict(parse_policy(label).kv or {})
+        name, rows = kv.pop("policy", ""), kv.pop("topk", None)
+        kv.pop("report", None)
+        bits = [str(kv.pop("bits"))] if "bits" in kv else []
+        rest = ":".join(bits + [f"{key}={kv[key]}" for key in sorted(kv)])
+        if isinstance(rows, int):
+            found.setdefault(f"{name}:{rest}" if rest else str(name), {})[rows] = label
+        elif name == "kivi":
+            without[rest] = label
+    for family, policies in found.items():
+        none = without.get(family.partition(":")[2])
+        if none:
+            policies.setdefault(0, none)
+    return [TopkFamily(f, dict(p)) for f, p in found.items() if len(p) >= FAMILY_MIN]
+
+
 def length_label(tokens: int) -> str:
     """Write a length as people do: 8192 is 8k, 3000 stays 3000."""
     if tokens % (1024 * 1024) == 0:

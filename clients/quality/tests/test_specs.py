@@ -125,3 +125,20 @@ def test_length_label__is_what_people_write() -> None:
         "128k",
         "1m",
     ]
+
+
+def test_topk_families__policies_that_differ_in_rows_only() -> None:
+    labels = ["full", "kivi:1", "kivi:2:levels=fit", "specache:1:64", "specache:1:16"]
+    assert specs.topk_families(labels) == [
+        specs.TopkFamily("specache:1", {64: "specache:1:64", 16: "specache:1:16", 0: "kivi:1"})
+    ]
+    # Two values are no sweep, rows by layer are not one number, other settings are another family.
+    labels = ["kivi:2", "specache:2:64", "specache:2:1+2@0", "specache:2:16:miss=chain", "default"]
+    assert specs.topk_families(labels) == []
+    labels = [f"specache:{k}:levels=fit:bits=2".replace(":", ":topk=", 1) for k in (1, 2, 3)]
+    assert specs.topk_families([*labels, "kivi:levels=fit:2".replace(":2", ":bits=2")]) == [
+        specs.TopkFamily(
+            "specache:2:levels=fit",
+            {1: labels[0], 2: labels[1], 3: labels[2], 0: "kivi:levels=fit:bits=2"},
+        )
+    ]

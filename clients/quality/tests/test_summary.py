@@ -156,3 +156,24 @@ def test_plots__same_results_same_picture(tmp_path: Path) -> None:
     for name in ("one", "two"):
         plots.save(plots.task_heatmaps(got), tmp_path, name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def test_plots__score_by_topk(tmp_path: Path) -> None:
+    sweep = [f"specache:{bits}:{rows}" for bits in (1, 2) for rows in (8, 16, 64)]
+    got = summary(
+        {
+            ("vt", length, policy): [1.0, None if policy == "specache:2:8" else 0.0]
+            for length in (1024, 2048)
+            for policy in ["full", "kivi:1", *sweep]
+        },
+        samples=2,
+    )
+    figure = plots.score_by_topk(got, "score")
+    assert figure is not None and len(figure.axes) == 2
+    for ax in figure.axes:
+        assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0", "8", "16", "64"]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["full", "specache:1", "specache:2"]
+    plots.save(figure, tmp_path, "k")
+    assert "specache:1" in (tmp_path / "k.svg").read_text()
+    assert plots.score_by_topk(summary({("vt", 1024, "full"): [1.0]}, samples=1), "score") is None
