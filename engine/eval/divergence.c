@@ -4,6 +4,7 @@
 
 struct softmax {
     uint32_t best;
+    double mean;    /* of the logits */
     double log_sum; /* log of the sum of exp(logit) */
 };
 
@@ -17,6 +18,8 @@ static struct softmax softmax_of(const float *logits, uint32_t vocab)
     }
     for (uint32_t i = 0; i < vocab; i++)
         sum += exp((double)logits[i] - (double)logits[s.best]);
+    for (uint32_t i = 0; i < vocab; i++)
+        s.mean += (double)logits[i] / vocab;
     s.log_sum = (double)logits[s.best] + log(sum);
     return s;
 }
@@ -25,8 +28,12 @@ struct kva_divergence kva_divergence_of(const float *reference, const float *log
                                         uint32_t token)
 {
     struct softmax p = softmax_of(reference, vocab), q = softmax_of(logits, vocab);
-    double kl = 0;
+    double kl = 0, error_squares = 0, logit_squares = 0;
     for (uint32_t i = 0; i < vocab; i++) {
+        double logit = (double)reference[i] - p.mean;
+        double error = (double)logits[i] - q.mean - logit;
+        logit_squares += logit * logit;
+        error_squares += error * error;
         double log_p = (double)reference[i] - p.log_sum;
         kl += exp(log_p) * (log_p - ((double)logits[i] - q.log_sum));
     }
@@ -36,6 +43,8 @@ struct kva_divergence kva_divergence_of(const float *reference, const float *log
         .nll = q.log_sum - (double)logits[token],
         .best = p.best,
         .agrees = p.best == q.best,
+        .error_squares = error_squares,
+        .logit_squares = logit_squares,
     };
 }
 

@@ -15,6 +15,10 @@ struct kva_divergence {
     double nll;           /* -log Q(token) */
     uint32_t best;        /* the most probable token of P, and the lowest of equals */
     bool agrees;          /* Q has the same */
+    /* Sums over the vocabulary of squares of what counts in a logit, which is its distance from
+     * their mean: of the difference of the two, and of the reference's. */
+    double error_squares;
+    double logit_squares;
 };
 
 /* `token` is the one that follows. Sums in double precision; equal logits give kl 0. */

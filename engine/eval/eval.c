@@ -2,6 +2,7 @@
 
 #include "engine/eval/divergence.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,9 +23,11 @@ struct run {
     const struct kva_eval_params *params;
     const struct kva_model_config *config;
     struct kva_eval *eval;
+    const struct kva_engine *engine; /* of the sequence at hand */
     struct reference reference;
-    float *logits; /* [vocab], of the policy */
-    double *kl;    /* [policy][steps of all samples at most] */
+    float *logits;         /* [vocab], of the policy */
+    double *kl;            /* [policy][steps of all samples at most] */
+    double *logit_squares; /* [policy]: of the reference's, as long as policies have sums */
     uint64_t steps_max;
     uint64_t steps_before; /* of the samples that are done */
     uint32_t samples_used; /* those with a step */
@@ -100,7 +103,7 @@ static void advance(struct run *run, uint64_t units)
 static enum kva_status start(struct run *run, const struct kva_kv_choice *choice, uint32_t prompt,
                              uint32_t tokens, struct kva_sequence **ret, struct kva_err *err)
 {
-    const struct kva_engine *engine = run->params->engine;
+    const struct kva_engine *engine = run->engine;
     const struct kva_sequence_params params = {
         .prompt = run->reference.ids,
         .prompt_tokens = prompt,
@@ -125,7 +128,7 @@ static enum kva_status start(struct run *run, const struct kva_kv_choice *choice
 
 static enum kva_status step(struct run *run, struct kva_step_item *item, struct kva_err *err)
 {
-    const struct kva_engine *engine = run->params->engine;
+    const struct kva_engine *engine = run->engine;
     if (item->prefill_tokens == 0) {
         enum kva_status status = engine->ops->grow(engine->self, item->seq, err);
         if (status)
@@ -197,7 +200,8 @@ static enum kva_status make_reference(struct run *run, const struct kva_eval_sam
                                       struct kva_err *err)
 {
     struct reference *r = &run->reference;
-    const struct kva_engine *engine = run->params->engine;
+    const struct kva_eval_params *p = run->params;
+    const struct kva_engine *engine = run->engine = p->reference ? p->reference : p->engine;
     uint32_t steps_max = sample_steps_max(sample), tokens = sample->prompt + 1 + steps_max;
     size_t vocab = run->config->vocab_size;
     r->ids = calloc(tokens, sizeof(*r->ids));
@@ -234,6 +238,8 @@ static void take_step(struct run *run, struct kva_eval_policy *policy, double *r
     policy->agreement += d.agrees;
     policy->nll += d.nll;
     policy->nll_reference += d.nll_reference;
+    policy->logit_error += d.error_squares;
+    run->logit_squares[policy - run->eval->policies] += d.logit_squares;
     if (!item->speculated)
         return;
     policy->spec_tokens++;
@@ -281,7 +287,7 @@ static enum kva_status run_policy(struct run *run, const struct kva_eval_sample 
                                   struct kva_eval_policy *policy, struct kva_err *err)
 {
     const struct reference *r = &run->reference;
-    const struct kva_engine *engine = run->params->engine;
+    const struct kva_engine *engine = run->engine = run->params->engine;
     uint32_t tokens = sample->prompt + 1 + r->steps;
     struct kva_step_item item = {.forced = true, .forced_token = r->ids[sample->prompt]};
     enum kva_status status = start(run, &policy->choice, sample->prompt, tokens, &item.seq, err);
@@ -344,6 +350,8 @@ static void finish_policy(struct run *run, struct kva_eval_policy *policy)
     policy->agreement /= steps;
     policy->nll /= steps;
     policy->nll_reference /= steps;
+    double logit_squares = run->logit_squares[policy - run->eval->policies];
+    policy->logit_error = logit_squares > 0 ? sqrt(policy->logit_error / logit_squares) : 0;
     uint32_t samples = run->samples_used;
     policy->bytes.device /= samples;
     policy->bytes.host /= samples;
@@ -367,7 +375,8 @@ static enum kva_status init(struct run *run, struct kva_err *err)
     eval->policies = calloc(p->choice_count, sizeof(*eval->policies));
     run->kl = calloc(run->steps_max, p->choice_count * sizeof(*run->kl));
     run->logits = calloc(run->config->vocab_size, sizeof(*run->logits));
-    bool ok = eval->policies && run->kl && run->logits;
+    run->logit_squares = calloc(p->choice_count, sizeof(*run->logit_squares));
+    bool ok = eval->policies && run->kl && run->logits && run->logit_squares;
     for (uint32_t i = 0; i < p->choice_count && ok; i++) {
         struct kva_eval_policy *policy = &eval->policies[eval->policy_count++];
         policy->choice = p->choices[i];
@@ -415,6 +424,7 @@ enum kva_status kva_eval_run(const struct kva_eval_params *params, struct kva_ev
     kva_coverage_finish(&run.coverage);
     drop_reference(&run);
     free(run.logits);
+    free(run.logit_squares);
     free(run.kl);
     if (status) {
         kva_eval_destroy(run.eval);

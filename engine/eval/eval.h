@@ -27,6 +27,9 @@ struct kva_eval_sample {
 
 struct kva_eval_params {
     struct kva_engine *engine; /* a kva_model_engine */
+    /* Another engine of the same model, with other weights, from which the reference is taken;
+     * NULL: `engine` itself. */
+    struct kva_engine *reference;
     struct kva_device *device; /* and what it was made of */
     const struct kva_model *model;
     enum kva_dtype kv_dtype; /* F16 or BF16 */
@@ -50,6 +53,7 @@ struct kva_eval_policy {
     double agreement;     /* share of steps with the same most probable token */
     double nll_reference; /* mean -log p of the token that comes, nats */
     double nll;
+    double logit_error; /* root mean square of the logits' errors, as a share of their spread */
 
     uint64_t spec_tokens;      /* speculative tokens decoded along */
     uint64_t spec_as_full;     /* of them: what full would have picked there */

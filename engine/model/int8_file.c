@@ -72,7 +72,7 @@ bool kva_int8_file_open(struct kva_int8_file *file)
     int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     file->looked_ino = 0;
     if (fd < 0) {
-        if (errno != ENOENT)
+        if (errno != ENOENT && errno != ENOTDIR)
             kva_log(KVA_LOG_WARN, "%s cannot be read: %s", file->path, strerror(errno));
         return false;
     }

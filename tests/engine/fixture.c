@@ -2,6 +2,7 @@
 
 #include "tests/engine/fixture.h"
 
+#include "engine/model/int8.h"
 #include "engine/sampler.h"
 #include "tests/data.h"
 
@@ -40,6 +41,13 @@ void fixture_open(struct fixture *fixture, const struct fixture_params *params)
     expect_ok(kva_device_open_cpu(&device, &fixture->device, &err), &err);
     const struct kva_model_open_params open = {.dir_path = path};
     expect_ok(kva_model_open(&open, &fixture->model, &err), &err);
+    if (params->int8) {
+        /* No folder, so that nothing is left behind in the source tree. */
+        const struct kva_model_int8_params int8 = {
+            .dir_path = path, .cache_path = "/dev/null", .threads = 1};
+        expect_ok(kva_model_quantise(fixture->model, &int8, &err), &err);
+        assert_false(fixture->model->int8->shared);
+    }
     uint64_t plenty = 64ull << 20;
     const struct kva_model_engine_params engine = {
         .device = fixture->device,

@@ -16,6 +16,7 @@ struct fixture_params {
     uint32_t context_max;
     uint32_t step_tokens_max; /* 0: 64 */
     bool prefix_cache;
+    bool int8; /* matrices in int8, kept nowhere */
 };
 
 struct fixture {

@@ -89,6 +89,7 @@ static enum kva_status run(struct kva_cli_eval *eval, struct kva_err *err)
     const struct kva_instance *instance = &eval->instance;
     const struct kva_eval_params params = {
         .engine = instance->engine,
+        .reference = eval->reference.engine,
         .device = instance->device,
         .model = instance->model,
         .kv_dtype = eval->kv_dtype,
@@ -123,6 +124,10 @@ static enum kva_status open_and_run(struct kva_cli_eval *eval, struct kva_err *e
                               "--device cpu",
                               info->name);
     status = kva_cli_eval_read(eval, err);
+    if (!status && config.weights != 0) {
+        config.weights = 0;
+        status = kva_instance_open_ids(&eval->reference, &config, err);
+    }
     return status ? status : run(eval, err);
 }
 
@@ -193,6 +198,7 @@ int kva_cli_eval(const struct kva_config *config, const struct kva_string_list *
         status = write_all(&eval, &err);
     kva_eval_destroy(eval.result);
     kva_cli_eval_drop_samples(&eval);
+    kva_instance_close(&eval.reference);
     kva_instance_close(&eval.instance);
     free(eval.specs);
     return status ? kva_cli_fail(&err) : KVA_EXIT_OK;

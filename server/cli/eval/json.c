@@ -38,8 +38,11 @@ static void put_arguments(const struct kva_cli_eval *eval, struct kva_buf *out)
         kva_buf_printf(out, ", \"from\": %u, \"windows\": %llu", eval->from, LL(c->eval_windows));
     kva_buf_puts(out, ", \"policies\": ");
     put_string(out, c->eval_policies);
-    kva_buf_printf(out, ", \"look\": %llu, \"context\": %u, \"raw\": %s},\n", LL(c->eval_look),
-                   eval->instance.engine->limits.context_max, c->raw ? "true" : "false");
+    kva_buf_printf(out,
+                   ", \"look\": %llu, \"context\": %u, \"raw\": %s, "
+                   "\"weights\": \"%s\"},\n",
+                   LL(c->eval_look), eval->instance.engine->limits.context_max,
+                   c->raw ? "true" : "false", c->weights ? "int8" : "file");
     kva_buf_printf(out, "  \"input\": {\"bytes\": %zu, \"sha256\": \"%s\"},\n", eval->file_bytes,
                    eval->file_sha256);
 }
@@ -150,6 +153,7 @@ static void put_policy(const struct kva_cli_eval *eval, uint32_t index, struct k
     put_field(out, "top1_agreement", p->agreement);
     put_field(out, "perplexity", exp(p->nll));
     put_field(out, "perplexity_full", exp(p->nll_reference));
+    put_field(out, "logit_error", p->logit_error);
     kva_buf_printf(out,
                    ",\n     \"spec_tokens\": %llu, \"spec_tokens_as_full\": %llu, "
                    "\"spec_tokens_as_followed\": %llu",

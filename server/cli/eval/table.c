@@ -63,6 +63,8 @@ static void put_head(const struct kva_cli_eval *eval, struct kva_buf *out)
                        eval->sample_count == 1 ? "" : "s");
     kva_buf_printf(out, ", %llu steps behind %s\n", (unsigned long long)r->steps,
                    eval->sample_count == 1 ? "it" : "them");
+    if (eval->reference.engine)
+        kva_buf_puts(out, "weights in int8, held against full KV with the weights of the files\n");
     kva_buf_printf(out, "full: perplexity %.4f, %s of KV on the device per sequence\n\n",
                    exp(first->nll_reference), bytes((double)first->bytes_reference.device, cell));
 }
@@ -86,9 +88,9 @@ static void put_policy(const struct kva_cli_eval *eval, uint32_t index, int widt
         percent(share((double)p->spec_as_followed, spec), cell[6]));
     double fetched = (double)p->fetched_bytes / (double)p->steps;
     kva_buf_printf(
-        out, " %9s %7s %9s\n", bytes((double)p->bytes.device, cell[0]),
+        out, " %9s %7s %9s %8.5f\n", bytes((double)p->bytes.device, cell[0]),
         percent(share((double)p->bytes.device, (double)p->bytes_reference.device), cell[1]),
-        fetched > 0 ? bytes(fetched, cell[2]) : "-");
+        fetched > 0 ? bytes(fetched, cell[2]) : "-", p->logit_error);
 }
 
 /* One measure of all policies by layer, the KV heads together. */
@@ -129,9 +131,9 @@ void kva_cli_eval_table(const struct kva_cli_eval *eval, struct kva_buf *out)
 {
     int width = name_width(eval);
     put_head(eval, out);
-    kva_buf_printf(out, "%-*s %8s %8s %7s %9s %7s %7s %7s %7s %7s %7s %9s %7s %9s\n", width,
+    kva_buf_printf(out, "%-*s %8s %8s %7s %9s %7s %7s %7s %7s %7s %7s %9s %7s %9s %8s\n", width,
                    "policy", "KL", "KL p99", "top-1", "ppl", "hit", "mass", "best", "waits",
-                   "T'=full", "T'=text", "device", "of full", "fetched");
+                   "T'=full", "T'=text", "device", "of full", "fetched", "logits");
     for (uint32_t i = 0; i < eval->result->policy_count; i++)
         put_policy(eval, i, width, out);
     bool looked = eval->config->eval_look > 0 && eval->result->layers <= LAYERS_MAX;
@@ -151,5 +153,6 @@ void kva_cli_eval_table(const struct kva_cli_eval *eval, struct kva_buf *out)
         "waits: layers of a step that chose with its own query, and waited for the rows.\n"
         "T': the speculative token: as full would pick, as follows. device: KV bytes of a sequence "
         "at its end.\n"
-        "fetched: from host to device in a step.\n");
+        "fetched: from host to device in a step. logits: root mean square of their errors, as a "
+        "share of their spread.\n");
 }

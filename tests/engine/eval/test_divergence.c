@@ -43,6 +43,16 @@ static void test_divergence__known_distributions(void **state KVA_UNUSED)
     assert_false(d.agrees);
 }
 
+/* A constant added to all logits is no error; of the rest, squares. */
+static void test_divergence__errors_of_logits(void **state KVA_UNUSED)
+{
+    const float p[4] = {1, 2, 3, 6}, shifted[4] = {11, 12, 13, 16}, q[4] = {1, 2, 4, 5};
+    struct kva_divergence d = kva_divergence_of(p, shifted, 4, 0);
+    near(d.error_squares, 0);
+    near(d.logit_squares, 4 + 1 + 0 + 9);
+    near(kva_divergence_of(p, q, 4, 0).error_squares, 2);
+}
+
 static void test_divergence__never_negative(void **state KVA_UNUSED)
 {
     float p[257], q[257];
@@ -71,6 +81,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_divergence__equal_logits_have_none),
         cmocka_unit_test(test_divergence__known_distributions),
+        cmocka_unit_test(test_divergence__errors_of_logits),
         cmocka_unit_test(test_divergence__never_negative),
         cmocka_unit_test(test_quantile__nearest_rank),
     };

@@ -199,6 +199,37 @@ static void test_eval__repeats(void **state KVA_UNUSED)
     fixture_close(&t.fixture);
 }
 
+/* The same model with its matrices in int8, held against what the file has: they differ, and by no
+ * more than half a step of 127 gives. A product's error is 0.6% for the weight and as much for the
+ * activation, where 128 of either are normal numbers; a few layers of that make percents. */
+static void test_eval__int8_against_the_file(void **state KVA_UNUSED)
+{
+    struct setup s;
+    struct fixture int8;
+    open(&s, false);
+    add(&s, "full");
+    fixture_open(&int8, &(struct fixture_params){.model_path = LLAMA,
+                                                 .cpu_level_mask = fixture_unrounded_levels(),
+                                                 .int8 = true});
+    struct kva_err err = {0};
+    struct kva_eval *eval = NULL;
+    struct kva_eval_params params = params_of(&s);
+    params.reference = s.fixture.engine;
+    params.engine = int8.engine;
+    params.device = int8.device;
+    params.model = int8.model;
+    if (kva_eval_run(&params, &eval, &err))
+        fail_msg("%s", err.message);
+    const struct kva_eval_policy *p = &eval->policies[0];
+    assert_true(p->logit_error > 0.001 && p->logit_error < 0.04);
+    assert_true(p->kl_mean > 0 && p->kl_mean < 0.01);
+    assert_true(p->agreement > 0.9);
+    assert_true(fabs(p->nll - p->nll_reference) < 0.05);
+    kva_eval_destroy(eval);
+    fixture_close(&int8);
+    fixture_close(&s.fixture);
+}
+
 struct seen {
     uint64_t done, total;
 };
@@ -273,6 +304,7 @@ int main(void)
         cmocka_unit_test(test_eval__order_of_policies),
         cmocka_unit_test(test_eval__a_wrong_speculative_token_need_not_breed),
         cmocka_unit_test(test_eval__repeats),
+        cmocka_unit_test(test_eval__int8_against_the_file),
         cmocka_unit_test(test_eval__progress_reaches_its_end),
         cmocka_unit_test(test_eval__refuses),
     };
