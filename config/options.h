@@ -37,6 +37,7 @@ struct kva_config {
     char *device;
     uint64_t threads;
     uint32_t cpu_levels;
+    uint64_t gpu_memory;
     uint64_t device_memory;
     uint64_t host_memory;
     /* KV */

@@ -51,10 +51,13 @@ static const struct kva_option table[] = {
      "Compute threads; 0: one per usable core."},
     {"cpu-level", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(cpu_levels), 0, 0, "auto", cpu_levels,
      "Device", "Highest instruction set to use; auto: the best that the machine has."},
+    {"gpu-memory", KVA_OPTION_BYTES, ENGINE | EVAL, AT(gpu_memory), 0, 64 * TIB, "0", NULL,
+     "Device",
+     "All that is taken of a GPU's memory, weights and scratch included; 0: what is free there."},
     {"device-memory", KVA_OPTION_BYTES, ENGINE | EVAL, AT(device_memory), 0, 64 * TIB, "0", NULL,
      "Device",
-     "Budget of the device tier of the KV cache; 0: a quarter of free memory; on a GPU half of "
-     "what the weights leave."},
+     "Budget of the device tier of the KV cache; 0: a quarter of free memory; on a GPU what "
+     "weights and scratch leave."},
     {"host-memory", KVA_OPTION_BYTES, ENGINE | EVAL, AT(host_memory), 0, 64 * TIB, "0", NULL,
      "Device", "Budget of the host tier of the KV cache; 0: a quarter of free memory."},
 

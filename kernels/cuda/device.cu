@@ -269,8 +269,8 @@ static void cuda_copy(struct kva_device *device, enum kva_queue queue, void *to,
 
 /* --- weights ---------------------------------------------------------------------------------- */
 
-static enum kva_status add_weight(struct kva_device *device, size_t bytes, void **ret,
-                                  struct kva_err *err)
+static enum kva_status add_weight(struct kva_device *device, size_t bytes,
+                                  struct kva_cuda_block **ret, struct kva_err *err)
 {
     struct kva_cuda_block *block = static_cast<kva_cuda_block *>(calloc(1, sizeof *block));
     if (!block)
@@ -283,8 +283,20 @@ static enum kva_status add_weight(struct kva_device *device, size_t bytes, void 
     block->bytes = bytes;
     block->next = device->weights;
     device->weights = block;
-    *ret = block->data;
+    *ret = block;
     return KVA_OK;
+}
+
+/* What was made of the same memory before, for another engine, or as an embedding that is also the
+ * head: that memory does not change as long as the device is open. */
+static const struct kva_cuda_block *find_weight(const struct kva_device *device, const void *data,
+                                                enum kva_dtype dtype, uint32_t rows, uint32_t cols)
+{
+    const struct kva_cuda_block *block = device->weights;
+    while (block && (block->from != data || block->from_dtype != dtype ||
+                     block->weight.rows != rows || block->weight.cols != cols))
+        block = block->next;
+    return block;
 }
 
 /* From memory that is not pinned (a mapped file) through the ring, piece by piece. */
@@ -309,26 +321,34 @@ static enum kva_status cuda_weight(struct kva_device *device, const void *data,
 {
     if (dtype == KVA_INT8)
         return kva_fail(err, KVA_EUNSUPPORTED, "a GPU takes weights in 16 bits only, not in int8");
+    const struct kva_cuda_block *there = find_weight(device, data, dtype, rows, cols);
+    if (there) {
+        *ret = there->weight;
+        return KVA_OK;
+    }
     size_t count = static_cast<size_t>(rows) * cols;
     enum kva_dtype kept = rows > 1 ? device->base.info.act : dtype;
-    void *to = nullptr, *raw = nullptr;
-    enum kva_status status = add_weight(device, count * kva_dtype_bytes(kept), &to, err);
+    void *raw = nullptr;
+    struct kva_cuda_block *block = nullptr;
+    enum kva_status status = add_weight(device, count * kva_dtype_bytes(kept), &block, err);
     if (status)
         return status;
     if (kept == dtype) {
-        send_bytes(device, to, data, count * kva_dtype_bytes(dtype));
+        send_bytes(device, block->data, data, count * kva_dtype_bytes(dtype));
     } else {
         status = kva_cuda_alloc_device(device, count * kva_dtype_bytes(dtype), &raw, err);
         if (status)
             return status;
         send_bytes(device, raw, data, count * kva_dtype_bytes(dtype));
-        kva_cuda_convert(device, to, kept, raw, dtype, count);
+        kva_cuda_convert(device, block->data, kept, raw, dtype, count);
     }
     cuda_sync(device, KVA_QUEUE_COMPUTE);
     kva_cuda_free_device(device, raw, count * kva_dtype_bytes(dtype));
     if (kva_cuda_failed(device))
         return cuda_error(device, err);
-    *ret = {to, kept, rows, cols};
+    block->from = data;
+    block->from_dtype = dtype;
+    *ret = block->weight = {block->data, kept, rows, cols};
     return KVA_OK;
 }
 

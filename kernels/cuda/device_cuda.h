@@ -54,11 +54,14 @@ struct kva_cuda_ring {
     uint32_t recent_next;
 };
 
-/* An allocation of a tier. */
+/* A weight on the device, and what it was made from. */
 struct kva_cuda_block {
     struct kva_cuda_block *next;
     void *data;
     size_t bytes;
+    const void *from;
+    enum kva_dtype from_dtype;
+    struct kva_weight weight;
 };
 
 struct kva_cuda_step;

@@ -12,6 +12,10 @@
 #include <string.h>
 #include <unistd.h>
 
+/* Of what weights leave of a GPU: for the scratch of the layers, of attention and of selection. */
+#define SCRATCH_BYTES ((uint64_t)1 << 30)
+#define SCRATCH_SHARE 32u
+
 /* Tiers by default: enough for real use, small enough to leave the machine to its other tenants. */
 #define AUTO_BUDGET_SHARE 4
 
@@ -109,12 +113,14 @@ static void find_cuda_module(char *path, size_t size)
     }
 }
 
-static enum kva_status open_cuda(struct kva_instance *instance, uint32_t index, struct kva_err *err)
+static enum kva_status open_cuda(struct kva_instance *instance, const struct kva_config *config,
+                                 uint32_t index, struct kva_err *err)
 {
     char path[4096];
     const struct kva_device_params device = {
         .gpu_index = index,
         .act = instance->model->config.dtype,
+        .gpu_bytes_max = config->gpu_memory,
     };
     find_cuda_module(path, sizeof(path));
     if (access(path, R_OK) != 0)
@@ -141,7 +147,7 @@ static enum kva_status open_device(struct kva_instance *instance, const struct k
         return open_cpu(instance, config, err);
     if (strcmp(wanted, "auto") == 0) {
         struct kva_err why;
-        enum kva_status status = open_cuda(instance, 0, &why);
+        enum kva_status status = open_cuda(instance, config, 0, &why);
         if (status == KVA_OK)
             return KVA_OK;
         snprintf(instance->device_why, sizeof(instance->device_why), "%s", why.message);
@@ -151,17 +157,23 @@ static enum kva_status open_device(struct kva_instance *instance, const struct k
     if (strcmp(wanted, "cuda") != 0 && (!end || end == wanted + 5 || *end || index > 1024))
         return kva_fail_param(err, KVA_EINVAL, "device",
                               "device is '%s', it must be auto, cpu or cuda:N", wanted);
-    return open_cuda(instance, (uint32_t)index, err);
+    return open_cuda(instance, config, (uint32_t)index, err);
 }
 
-/* A share of free memory; of a GPU's half of what the weights leave. */
-static uint64_t device_budget(const struct kva_instance *instance, uint64_t share)
+uint64_t kva_instance_gpu_room(const struct kva_instance *instance)
 {
     uint64_t there = kva_device_get_info(instance->device)->free_bytes;
     uint64_t weights = instance->model->weight_bytes;
-    if (there == 0)
-        return share;
-    return there > weights ? (there - weights) / 2 : 0;
+    uint64_t left = there > weights ? there - weights : 0;
+    uint64_t scratch = SCRATCH_BYTES + left / SCRATCH_SHARE;
+    return left > 2 * scratch ? left - scratch : left / 2;
+}
+
+/* A share of free memory, or what a GPU has. */
+static uint64_t device_budget(const struct kva_instance *instance, uint64_t share)
+{
+    return kva_device_get_info(instance->device)->free_bytes ? kva_instance_gpu_room(instance)
+                                                             : share;
 }
 
 static enum kva_status open_engine(struct kva_instance *instance, const struct kva_config *config,

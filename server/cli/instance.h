@@ -38,6 +38,9 @@ KVA_MUST_CHECK enum kva_status kva_instance_renew_engine(struct kva_instance *in
 
 void kva_instance_close(struct kva_instance *instance);
 
+/* Of a GPU's memory, what the model's weights and scratch leave for the device tier; 0 on a CPU. */
+uint64_t kva_instance_gpu_room(const struct kva_instance *instance);
+
 /* Bytes of memory that this process could still take: the machine's and the cgroup's limits. */
 uint64_t kva_memory_available(void);
 

@@ -62,12 +62,14 @@ static void test_options__flags_of_every_kind(void **state KVA_UNUSED)
     struct kva_string_list rest;
     struct kva_err err;
     assert_int_equal(LOAD(&config, &rest, &err, "--port=81", "--host", "::1", "--device-memory",
-                          "1.5G", "--keepalive", "250ms", "--no-prefix-cache", "--metrics-vllm",
-                          "--api-key", "a", "--api-key=b", "more", "--", "--port"),
+                          "1.5G", "--gpu-memory=24G", "--keepalive", "250ms", "--no-prefix-cache",
+                          "--metrics-vllm", "--api-key", "a", "--api-key=b", "more", "--",
+                          "--port"),
                      KVA_OK);
     assert_int_equal(config.port, 81);
     assert_string_equal(config.host, "::1");
     assert_int_equal(config.device_memory, 3ull << 29);
+    assert_int_equal(config.gpu_memory, 24ull << 30);
     assert_int_equal(config.keepalive_ms, 250);
     assert_false(config.prefix_cache);
     assert_true(config.metrics_vllm);

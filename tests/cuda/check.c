@@ -201,9 +201,18 @@ struct both_weight weight_new(struct check *check, enum kva_dtype dtype, uint32_
     return weight;
 }
 
-void weight_free(struct both_weight *weight)
+void keep(struct check *check, void *data)
 {
-    free(weight->data); /* the devices keep theirs until they are closed */
+    void **kept = realloc(check->kept, (check->kept_count + 1) * sizeof *kept);
+    if (!kept)
+        return;
+    check->kept = kept;
+    check->kept[check->kept_count++] = data;
+}
+
+void weight_free(struct check *check, struct both_weight *weight)
+{
+    keep(check, weight->data);
 }
 
 /* --- counting --------------------------------------------------------------------------------- */
@@ -268,6 +277,11 @@ static void close_devices(struct check *check)
     check->staging_bytes = 0;
     kva_device_close(check->cpu);
     kva_device_close(check->gpu);
+    for (size_t i = 0; i < check->kept_count; i++)
+        free(check->kept[i]);
+    free(check->kept);
+    check->kept = NULL;
+    check->kept_count = 0;
 }
 
 static const struct {

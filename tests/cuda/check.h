@@ -31,6 +31,8 @@ struct check {
     enum kva_dtype act; /* of gpu */
     void *staging;      /* of gpu: pinned */
     size_t staging_bytes;
+    void **kept; /* memory of weights, as long as the devices are open */
+    size_t kept_count;
     uint64_t state; /* of the random numbers */
     bool quiet;     /* failures are expected */
     bool large;     /* shapes that take a GPU */
@@ -76,7 +78,10 @@ struct both_weight {
 };
 struct both_weight weight_new(struct check *check, enum kva_dtype dtype, uint32_t rows,
                               uint32_t cols, float size);
-void weight_free(struct both_weight *weight);
+void weight_free(struct check *check, struct both_weight *weight);
+
+/* Memory of a weight, which the devices may go on using: freed when they are closed. */
+void keep(struct check *check, void *data);
 
 /* Count a case: good unless an element is further from `want` than its bound; bound_of(i) =
  * relative * |want[i]| + absolute * magnitude (magnitude NULL: 1). */

@@ -134,7 +134,12 @@ static void check_large_weight(struct check *check)
     else
         gpu_read(check, back, weight.data, count * sizeof *data);
     check_same(check, "a large weight", back, data, count * sizeof *data);
-    free(data);
+    struct kva_weight again = {0};
+    check_that(check, "the same memory is the same weight",
+               kva_device_weight(check->gpu, data, KVA_F32, 1, (uint32_t)count, &again, &err) ==
+                       KVA_OK &&
+                   again.data == weight.data);
+    keep(check, data);
     free(back);
 }
 

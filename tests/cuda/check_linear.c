@@ -66,8 +66,8 @@ static void linear_case(struct check *check, uint32_t rows, uint32_t outputs, ui
     free(size);
     acts_free(check, &x);
     acts_free(check, &out);
-    weight_free(&weight);
-    weight_free(&bias);
+    weight_free(check, &weight);
+    weight_free(check, &bias);
 }
 
 void check_linear(struct check *check)

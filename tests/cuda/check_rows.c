@@ -49,8 +49,8 @@ static void embed_case(struct check *check, uint32_t rows, uint32_t dim, enum kv
     gpu_ops(check)->embed(check->gpu, &args);
     compare(check, "embed", &out, NULL, 32);
     acts_free(check, &out);
-    weight_free(&table);
-    weight_free(&other);
+    weight_free(check, &table);
+    weight_free(check, &other);
 }
 
 static void norm_case(struct check *check, uint32_t rows, uint32_t dim, enum kva_norm_kind kind,
@@ -81,8 +81,8 @@ static void norm_case(struct check *check, uint32_t rows, uint32_t dim, enum kva
     compare(check, name, to, NULL, 200);
     acts_free(check, &x);
     acts_free(check, &out);
-    weight_free(&weight);
-    weight_free(&bias);
+    weight_free(check, &weight);
+    weight_free(check, &bias);
 }
 
 static void rope_case(struct check *check, uint32_t rows, uint32_t heads, uint32_t dim,

@@ -128,7 +128,7 @@ static void pipeline_free(struct check *check, struct pipeline *p)
     gpu_free(check, p->y, p->y_bytes);
     gpu_free(check, p->product, p->y_bytes);
     acts_free(check, &p->wide);
-    weight_free(&p->weight);
+    weight_free(check, &p->weight);
     struct kva_event *events[] = {p->chosen, p->fetched, p->seen, p->done, p->taken};
     for (size_t i = 0; i < KVA_COUNT_OF(events); i++)
         kva_event_destroy(events[i]);

@@ -95,7 +95,7 @@ static void limit_memory(struct kva_bench *bench)
     if (info->host_readable)
         kept += bench->instance.model->weight_bytes;
     uint64_t usable = available > kept ? available - kept : 0;
-    uint64_t device = info->host_readable ? usable : info->free_bytes;
+    uint64_t device = info->host_readable ? usable : kva_instance_gpu_room(&bench->instance);
     bench->available_bytes = available;
     bench->memory = (struct kva_bench_memory){
         .device = config->device_memory ? config->device_memory : device,
