@@ -32,7 +32,7 @@
 /* About how many cycles things take, for the pace of prefetching alone. */
 #define COST_TRANSPOSE   60u /* CHUNK_DIM dimensions of 16 keys */
 #define COST_UNPACK      3u  /* CHUNK_DIM dimensions of a pair of values */
-#define COST_SOFTEN      16u /* a vector of exponentials */
+#define COST_SOFTEN      10u /* a vector of exponentials */
 #define COST_PRODUCTS(n) (n) /* products of n queries with TILE_VECTORS vectors */
 
 /* Cache lines of tokens' rows to be prefetched in the order in which they lie, one every `pace`
@@ -291,8 +291,9 @@ static uint16_t *weights_of(const struct kva_cpu_attend_split *split, uint32_t q
 INLINE vf weigh(const float *scores, uint32_t low, uint32_t high, float m, bool nothing, vf sum,
                 uint16_t *weights)
 {
+    const vf offset = v_set(-m * KVA_LOG2E);
     for (uint32_t slot = low; slot < high; slot += VL) {
-        vf p = nothing ? v_zero() : v_exp(v_sub(v_load(scores + slot), v_set(m)));
+        vf p = nothing ? v_zero() : v_exp2(v_fma(v_load(scores + slot), v_set(KVA_LOG2E), offset));
         __m256i rounded = (__m256i)_mm512_cvtneps_pbh(p);
         _mm256_storeu_si256((__m256i *)(void *)(weights + slot), rounded);
         sum = v_add(sum, v_of_bf16(rounded));
@@ -349,7 +350,7 @@ static void soften(const struct kva_cpu_attend_split *split, const struct pairs 
     if (m != before && before != -INFINITY) {
         uint32_t stride = (uint32_t)kva_align_up(split->head_dim, CHUNK_DIM);
         float *sums = pairs->sums + (size_t)query * stride;
-        vf scale = v_exp(v_set(before - m));
+        vf scale = v_exp2(v_set((before - m) * KVA_LOG2E));
         sum = v_mul(sum, scale);
         for (uint32_t i = 0; i < stride; i += VL)
             v_store(sums + i, v_mul(v_load(sums + i), scale));

@@ -493,27 +493,6 @@ INLINE void score_group(const uint32_t digits, const struct kva_cpu_lowbit_split
 
 /* --- weights ---------------------------------------------------------------------------------- */
 
-/* Bits of whole numbers from 0x1p23 on are the numbers. */
-#define WHOLE 0x1.8p23f
-
-/* Under it powers of 2 are taken for 0. */
-#define POWER_MIN (-125.0f)
-
-/* 2^x for x <= 0, relative error 7e-6; -inf gives 0, what is not a number stays so. */
-INLINE vf v_exp2(vf x)
-{
-    vf whole = v_add(x, v_set(WHOLE));
-    vf r = v_sub(x, v_sub(whole, v_set(WHOLE)));
-    vf p = v_fma(v_set(0.009656710288f), r, v_set(0.05583828295f));
-    p = v_fma(p, r, v_set(0.2402253010f));
-    p = v_fma(p, r, v_set(0.6931367339f));
-    p = v_fma(p, r, v_set(1.0f));
-    __m512i bits = _mm512_maskz_add_epi32(_mm512_cmp_ps_mask(x, v_set(POWER_MIN), _CMP_NLT_UQ),
-                                          _mm512_castps_si512(p),
-                                          _mm512_slli_epi32(_mm512_castps_si512(whole), 23));
-    return _mm512_castsi512_ps(bits);
-}
-
 /* The scores before query `j`'s view are taken back. */
 static void hide_before(uint32_t first, uint32_t slots, float *scores, float *tops)
 {
@@ -528,7 +507,8 @@ static void hide_before(uint32_t first, uint32_t slots, float *scores, float *to
 }
 
 /* m and e of a query; its scores become weights. */
-INLINE void soften(const struct kva_cpu_lowbit_split *split, struct work *work, uint32_t query, uint32_t j)
+INLINE void soften(const struct kva_cpu_lowbit_split *split, struct work *work, uint32_t query,
+                   uint32_t j)
 {
     float *scores = split->weights + (size_t)query * KVA_ATTEND_SPLIT_TOKENS;
     const uint32_t slots = split->page_count * KVA_PAGE_TOKENS;
