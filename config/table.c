@@ -214,7 +214,9 @@ static const struct kva_option table[] = {
     {"row-time", KVA_OPTION_DURATION, BENCH, AT(bench_row_time_ms), 0, HOUR, "20s", NULL, "Bench",
      "Time after which a row gets no further repetition."},
     {"compare", KVA_OPTION_LIST, BENCH, AT(bench_compare), 0, 0, NULL, NULL, "Bench",
-     "KV policy to measure beside --kv-policy; repeat for several."},
+     "KV policy to measure beside --kv-policy, by name (with the options' settings) or with "
+     "settings of its "
+     "own, as in specache:1:64; repeat for several."},
     {"profile", KVA_OPTION_BOOL, BENCH, AT(bench_profile), 0, 0, "false", NULL, "Bench",
      "Show each row's time by kind of operator."},
     {"cpu-time", KVA_OPTION_BOOL, BENCH, AT(bench_cpu_time), 0, 0, "false", NULL, "Bench",

@@ -98,6 +98,16 @@ def test_make_model__refusals(tmp_path, tiny):
 # --- bench ----------------------------------------------------------------------------------------
 
 
+def test_bench__compares_settings_of_one_policy(tiny):
+    """By its settings: one low-bit copy is half of the other."""
+    specs = ["kivi:1:group=32:plain=0", "kivi:2:group=32:plain=0"]
+    compare = [word for spec in specs for word in ("--compare", spec)]
+    report = bench(tiny, "--prefill", "0", "--batch", "2", "--depth", "1024", "--no-mixed", *compare)
+    assert [row["policy"] for row in report["rows"]] == ["full", *specs]
+    full, one, two = (row["used_bytes"]["device"] for row in report["rows"])
+    assert one < two < full
+
+
 def test_bench__json_has_all_rows_and_true_bytes(tiny):
     report = bench(
         tiny, "--prefill", "70,200", "--batch", "1,3", "--depth", "0,640", "--compare", "offload"
@@ -207,8 +217,9 @@ def test_bench__refusals(tiny, tmp_path):
         ((tmp_path / "none",), 1, "none"),
         ((tiny, tiny), 2, "one model's directory"),
         ((tiny, "--kv-policy", "lru"), 2, "--kv-policy is 'lru', expected one of full"),
-        ((tiny, "--compare", "lru"), 2, "--compare is 'lru', expected one of full"),
-        ((tiny, "--compare", "full"), 2, "each once"),
+        ((tiny, "--compare", "lru"), 2, "--compare: 'lru'"),
+        ((tiny, "--compare", "specache:3"), 2, "--compare: 'specache:3': bits is 3"),
+        ((tiny, "--compare", "full"), 2, "each policy is measured once"),
         ((tiny, "--batch", "1,x"), 2, "--batch is '1,x'"),
         ((tiny, "--depth", ""), 2, "--depth is ''"),
         ((tiny, "--prefill", "99999999"), 2, "--prefill is '99999999'"),

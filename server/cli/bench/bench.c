@@ -20,47 +20,47 @@
 
 /* --- what to measure ------------------------------------------------------------------------- */
 
-static enum kva_status add_policy(struct kva_bench *bench, enum kva_kv_policy_id id,
-                                  struct kva_err *err)
+/* "specache" takes its settings from the options, "specache:1:64" has its own. */
+static enum kva_status read_choice(const struct kva_bench *bench, const char *label,
+                                   struct kva_kv_choice *choice, struct kva_err *err)
 {
-    struct kva_kv_choice *choice = &bench->choices[bench->choice_count++];
-    enum kva_status status = kva_cli_kv_choice(bench->config, id, choice, err);
+    enum kva_kv_policy_id id = kva_kv_policy_find(label);
+    bool by_options = id != KVA_KV_POLICY_COUNT;
+    struct kva_err why;
+    enum kva_status status = by_options ? kva_cli_kv_choice(bench->config, id, choice, err)
+                                        : kva_kv_choice_parse(label, choice, &why);
+    if (status && !by_options)
+        return kva_fail_param(err, status, "compare", "--compare: %s", why.message);
     /* With random weights a speculative token is hardly ever right, and its every miss would be
      * paid for: that is measured if asked for. */
-    if (!status && bench->config->kv_miss == 0)
+    if (!status && (by_options ? bench->config->kv_miss == 0 : !strstr(label, ":miss=")))
         choice->miss = KVA_MISS_CHAIN;
     return status;
 }
 
-static bool is_added(const struct kva_bench *bench, enum kva_kv_policy_id id)
+static enum kva_status add_policy(struct kva_bench *bench, const char *label, struct kva_err *err)
 {
-    for (uint32_t i = 0; i < bench->choice_count; i++)
-        if (bench->choices[i].policy == id)
-            return true;
-    return false;
+    for (uint32_t i = 0; i < bench->choice_count; i++) {
+        if (strcmp(bench->labels[i], label) == 0)
+            return kva_fail_param(err, KVA_EINVAL, "compare",
+                                  "--compare '%.100s': each policy is measured once", label);
+    }
+    if (bench->choice_count == KVA_BENCH_CHOICES_MAX)
+        return kva_fail_param(err, KVA_EINVAL, "compare", "--compare: at most %u policies",
+                              KVA_BENCH_CHOICES_MAX);
+    enum kva_status status = read_choice(bench, label, &bench->choices[bench->choice_count], err);
+    if (!status)
+        bench->labels[bench->choice_count++] = label;
+    return status;
 }
 
 static enum kva_status read_policies(struct kva_bench *bench, struct kva_err *err)
 {
     const struct kva_config *config = bench->config;
-    enum kva_status status = add_policy(bench, (enum kva_kv_policy_id)config->kv_policy, err);
-    for (uint32_t i = 0; !status && i < config->bench_compare.count; i++) {
-        const char *name = config->bench_compare.items[i];
-        enum kva_kv_policy_id id = kva_kv_policy_find(name);
-        if (id != KVA_KV_POLICY_COUNT && !is_added(bench, id)) {
-            status = add_policy(bench, id, err);
-            continue;
-        }
-        struct kva_buf names;
-        kva_buf_init(&names, 1024);
-        for (uint32_t j = 0; j < KVA_KV_POLICY_COUNT; j++)
-            kva_buf_printf(&names, "%s%s", j ? ", " : "",
-                           kva_kv_policy_name((enum kva_kv_policy_id)j));
-        status = kva_fail_param(err, KVA_EINVAL, "compare",
-                                "--compare is '%.100s', expected one of %s, each once", name,
-                                names.data ? names.data : "the KV policies");
-        kva_buf_finish(&names);
-    }
+    enum kva_status status =
+        add_policy(bench, kva_kv_policy_name((enum kva_kv_policy_id)config->kv_policy), err);
+    for (uint32_t i = 0; !status && i < config->bench_compare.count; i++)
+        status = add_policy(bench, config->bench_compare.items[i], err);
     return status;
 }
 

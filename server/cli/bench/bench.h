@@ -58,6 +58,9 @@ struct kva_bench_group kva_bench_plan(const struct kva_bench_memory *memory,
 
 /* --- rows ------------------------------------------------------------------------------------ */
 
+/* Policies of one run. */
+#define KVA_BENCH_CHOICES_MAX 16u
+
 enum kva_bench_kind {
     KVA_BENCH_PREFILL, /* one prompt, nothing else */
     KVA_BENCH_DECODE,  /* steps of `batch` sequences */
@@ -66,7 +69,7 @@ enum kva_bench_kind {
 
 struct kva_bench_row {
     enum kva_bench_kind kind;
-    enum kva_kv_policy_id policy;
+    const char *policy; /* as it was asked for */
     uint32_t prompt_tokens;
     uint32_t batch;
     uint32_t depth;
@@ -93,7 +96,8 @@ struct kva_bench {
     struct kva_instance instance;
     struct kva_profile profile;
     struct kva_bench_list prefill, batch, depth;
-    struct kva_kv_choice choices[KVA_KV_POLICY_COUNT]; /* the policies to be measured */
+    struct kva_kv_choice choices[KVA_BENCH_CHOICES_MAX]; /* the policies to be measured */
+    const char *labels[KVA_BENCH_CHOICES_MAX];           /* as they were asked for */
     uint32_t choice_count;
     struct kva_bench_memory memory;
     uint64_t available_bytes;          /* of memory when the plan was made */

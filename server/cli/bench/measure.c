@@ -38,6 +38,11 @@ static void *self_of(const struct kva_bench *bench)
     return bench->instance.engine->self;
 }
 
+static const char *label_of(const struct kva_bench *bench, const struct kva_kv_choice *choice)
+{
+    return bench->labels[choice - bench->choices];
+}
+
 uint32_t kva_bench_sequences(const struct kva_bench *bench)
 {
     uint32_t most = 1;
@@ -387,7 +392,7 @@ static enum kva_status run_prefills(struct kva_bench *bench, const struct kva_kv
     for (uint32_t i = 0; !status && i < bench->prefill.count; i++) {
         uint32_t tokens = bench->prefill.values[i];
         const struct kva_bench_row blank = {
-            .kind = KVA_BENCH_PREFILL, .policy = choice->policy, .prompt_tokens = tokens};
+            .kind = KVA_BENCH_PREFILL, .policy = label_of(bench, choice), .prompt_tokens = tokens};
         struct kva_bench_row *row = add_row(bench, &blank);
         uint32_t *prompt = make_prompt(bench, tokens, 1);
         if (!row || !prompt)
@@ -405,7 +410,7 @@ static enum kva_status run_mixed(struct group *group, kva_bench_row_fn done, str
     uint32_t tokens = bench->prefill.values[bench->prefill.count - 1];
     const struct kva_bench_row blank = {
         .kind = KVA_BENCH_MIXED,
-        .policy = group->choice->policy,
+        .policy = label_of(bench, group->choice),
         .prompt_tokens = tokens,
         .batch = kva_min_u32(MIXED_BATCH, group->seq_count),
         .depth = group->depth,
@@ -449,7 +454,7 @@ static enum kva_status run_batches(struct group *group, kva_bench_row_fn done, s
         uint32_t batch = bench->batch.values[i];
         const struct kva_bench_row blank = {
             .kind = KVA_BENCH_DECODE,
-            .policy = group->choice->policy,
+            .policy = label_of(bench, group->choice),
             .batch = batch,
             .depth = group->depth,
             .distinct = kva_min_u32(batch, group->distinct),

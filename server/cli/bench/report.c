@@ -47,6 +47,14 @@ static void print_roofs(const char *when, const struct kva_device_roofs *roofs)
            roofs->f32_flops_per_s / 1e9, roofs->bf16_flops_per_s / 1e9);
 }
 
+static int label_width(const struct kva_bench *bench)
+{
+    uint32_t width = 8;
+    for (uint32_t i = 0; i < bench->choice_count; i++)
+        width = kva_max_u32(width, (uint32_t)strlen(bench->labels[i]));
+    return (int)width;
+}
+
 void kva_bench_print_head(const struct kva_bench *bench)
 {
     const struct kva_model *model = bench->instance.model;
@@ -60,9 +68,9 @@ void kva_bench_print_head(const struct kva_bench *bench)
            (double)bench->available_bytes / MIB, (double)bench->memory.device / MIB,
            (double)bench->memory.host / MIB, (double)bench->memory.total / MIB);
     print_roofs("before", &bench->roofs);
-    printf("\n%-8s %-8s %6s %6s %5s %4s | %9s %6s %8s %9s | %8s %8s %8s | %5s %5s %5s\n", "what",
-           "policy", "prompt", "depth", "batch", "own", "ms", "spread", "decode/s", "prefill/s",
-           "weights", "KV", "fetched", "read", "f32", "bf16");
+    printf("\n%-8s %-*s %6s %6s %5s %4s | %9s %6s %8s %9s | %8s %8s %8s | %5s %5s %5s\n", "what",
+           label_width(bench), "policy", "prompt", "depth", "batch", "own", "ms", "spread",
+           "decode/s", "prefill/s", "weights", "KV", "fetched", "read", "f32", "bf16");
 }
 
 static void print_profile(const struct kva_bench_row *row)
@@ -99,7 +107,7 @@ static void print_number(uint32_t value, int width, bool there)
 void kva_bench_print_row(const struct kva_bench *bench, const struct kva_bench_row *row)
 {
     bool decodes = row->kind != KVA_BENCH_PREFILL;
-    printf("%-8s %-8s", kind_name(row->kind), kva_kv_policy_name(row->policy));
+    printf("%-8s %-*s", kind_name(row->kind), label_width(bench), row->policy);
     print_number(row->prompt_tokens, 6, row->kind != KVA_BENCH_DECODE);
     print_number(row->depth, 6, decodes);
     print_number(row->batch, 5, decodes);
@@ -208,8 +216,8 @@ static void put_figures(const struct kva_bench_row *row, const struct kva_device
 static void put_row(const struct kva_bench_row *row, const struct kva_device_roofs *roofs,
                     struct kva_buf *out)
 {
-    kva_buf_printf(out, "{\"what\":\"%s\",\"policy\":\"%s\"", kind_name(row->kind),
-                   kva_kv_policy_name(row->policy));
+    kva_buf_printf(out, "{\"what\":\"%s\",\"policy\":", kind_name(row->kind));
+    kva_buf_json_string(out, row->policy, strlen(row->policy));
     if (row->kind != KVA_BENCH_DECODE)
         kva_buf_printf(out, ",\"prompt_tokens\":%u", row->prompt_tokens);
     if (row->kind != KVA_BENCH_PREFILL)
