@@ -1,21 +1,13 @@
 /* The CUDA device: memory, weights, descriptors, queues and events. */
 #include "kernels/cuda/device_cuda.h"
 
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 /* cuBLAS takes a workspace of this size on Hopper; giving it one keeps its results reproducible. */
 #define BLAS_WORKSPACE_BYTES ((size_t)32 << 20)
-
-/* Host memory is pinned in pieces of this size, each touched by several threads first: the kernel
- * would clear a large mapping page by page on one core. */
-#define PIN_PIECE_BYTES   ((size_t)1 << 30)
-#define TOUCH_THREADS_MAX 16u
 
 /* mma with bf16 and cp.async. */
 #define COMPUTE_MAJOR_MIN 8
@@ -74,7 +66,7 @@ bool kva_cuda_enter(struct kva_device *device)
     return true;
 }
 
-static enum kva_status cuda_error(const struct kva_device *device, struct kva_err *err)
+enum kva_status kva_cuda_error(const struct kva_device *device, struct kva_err *err)
 {
     if (!kva_cuda_failed(device))
         return KVA_OK;
@@ -97,7 +89,7 @@ enum kva_status kva_cuda_alloc_device(struct kva_device *device, size_t bytes, v
 {
     void *data = nullptr;
     if (!kva_cuda_enter(device))
-        return cuda_error(device, err);
+        return kva_cuda_error(device, err);
     if (device->bytes_max && bytes > device->bytes_max - device->bytes)
         return kva_fail(err, KVA_ENOMEM,
                         "the device tier cannot give %zu bytes: %llu of %llu are in use", bytes,
@@ -127,92 +119,6 @@ void kva_cuda_free_device(struct kva_device *device, void *data, size_t bytes)
     (void)cudaFree(data);
 }
 
-/* --- host memory ------------------------------------------------------------------------------ */
-
-struct touch {
-    unsigned char *data;
-    size_t bytes;
-};
-
-static void *touch_pages(void *opaque)
-{
-    const struct touch *touch = static_cast<const struct touch *>(opaque);
-    for (size_t i = 0; i < touch->bytes; i += 4096)
-        const_cast<volatile unsigned char *>(touch->data)[i] = 0;
-    return nullptr;
-}
-
-/* Make the pages of a piece physical, by several threads. */
-static void touch_piece(unsigned char *data, size_t bytes)
-{
-    pthread_t threads[TOUCH_THREADS_MAX];
-    struct touch parts[TOUCH_THREADS_MAX];
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    size_t count = kva_min_size(cores > 0 ? static_cast<size_t>(cores) : 1, TOUCH_THREADS_MAX);
-    size_t share = kva_align_up(kva_div_up(bytes, count), (size_t)2 << 20), started = 0;
-    for (size_t at = 0; at < bytes; at += share, started++) {
-        parts[started] = {data + at, kva_min_size(share, bytes - at)};
-        if (pthread_create(&threads[started], nullptr, touch_pages, &parts[started]) != 0) {
-            parts[started].bytes = bytes - at;
-            touch_pages(&parts[started]);
-            break;
-        }
-    }
-    for (size_t i = 0; i < started; i++)
-        pthread_join(threads[i], nullptr);
-}
-
-/* Huge pages where they are worth it. */
-static size_t host_mapping_bytes(size_t bytes)
-{
-    size_t huge = (size_t)2 << 20;
-    return kva_align_up(kva_max_size(bytes, 1), bytes < huge ? 4096 : huge);
-}
-
-static void unmap_host(void *data, size_t bytes, size_t pinned)
-{
-    unsigned char *base = static_cast<unsigned char *>(data);
-    for (size_t at = 0; at < pinned; at += PIN_PIECE_BYTES)
-        (void)cudaHostUnregister(base + at);
-    munmap(data, host_mapping_bytes(bytes));
-}
-
-enum kva_status kva_cuda_alloc_host(struct kva_device *device, size_t bytes, void **ret,
-                                    struct kva_err *err)
-{
-    if (!kva_cuda_enter(device))
-        return cuda_error(device, err);
-    if (bytes > SIZE_MAX - ((size_t)2 << 20))
-        return kva_fail(err, KVA_ENOMEM, "the host tier cannot give %zu bytes", bytes);
-    size_t size = host_mapping_bytes(bytes);
-    void *data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED)
-        return kva_fail(err, KVA_ENOMEM, "the host tier cannot give %zu bytes", bytes);
-    (void)madvise(data, size, MADV_HUGEPAGE);
-    unsigned char *base = static_cast<unsigned char *>(data);
-    for (size_t at = 0; at < size; at += PIN_PIECE_BYTES) {
-        size_t piece = kva_min_size(PIN_PIECE_BYTES, size - at);
-        touch_piece(base + at, piece);
-        cudaError_t status =
-            cudaHostRegister(base + at, piece, cudaHostRegisterPortable | cudaHostRegisterMapped);
-        if (status != cudaSuccess) {
-            (void)cudaGetLastError();
-            unmap_host(data, bytes, at);
-            return kva_fail(err, KVA_ENOMEM,
-                            "the host tier cannot give %zu bytes: %zu could be pinned (%s)", bytes,
-                            at, cudaGetErrorString(status));
-        }
-    }
-    *ret = data;
-    return KVA_OK;
-}
-
-void kva_cuda_free_host(void *data, size_t bytes)
-{
-    if (data)
-        unmap_host(data, bytes, host_mapping_bytes(bytes));
-}
-
 /* --- both tiers ------------------------------------------------------------------------------- */
 
 static void cuda_sync(struct kva_device *device, enum kva_queue queue)
@@ -238,7 +144,7 @@ static enum kva_status cuda_alloc(struct kva_device *device, enum kva_mem mem, s
         cuda_sync(device, KVA_QUEUE_COMPUTE); /* the copy queue may use it, too */
     if (kva_cuda_failed(device)) {
         kva_cuda_free_device(device, data, bytes);
-        return cuda_error(device, err);
+        return kva_cuda_error(device, err);
     }
     *ret = data;
     return KVA_OK;
@@ -345,7 +251,7 @@ static enum kva_status cuda_weight(struct kva_device *device, const void *data,
     cuda_sync(device, KVA_QUEUE_COMPUTE);
     kva_cuda_free_device(device, raw, count * kva_dtype_bytes(dtype));
     if (kva_cuda_failed(device))
-        return cuda_error(device, err);
+        return kva_cuda_error(device, err);
     block->from = data;
     block->from_dtype = dtype;
     *ret = block->weight = {block->data, kept, rows, cols};
@@ -470,7 +376,7 @@ static enum kva_status cuda_event_create(struct kva_device *device, struct kva_e
                                          struct kva_err *err)
 {
     if (!kva_cuda_enter(device))
-        return cuda_error(device, err);
+        return kva_cuda_error(device, err);
     struct kva_event *event = static_cast<kva_event *>(calloc(1, sizeof *event));
     if (!event)
         return kva_fail(err, KVA_ENOMEM, "no memory for an event");
@@ -562,7 +468,7 @@ static void cuda_close(struct kva_device *device)
 
 static const struct kva_backend backend = {
     .close = cuda_close,
-    .error = cuda_error,
+    .error = kva_cuda_error,
     .alloc = cuda_alloc,
     .free = cuda_free,
     .weight = cuda_weight,
@@ -649,9 +555,10 @@ static enum kva_status open_cuda(const struct kva_device_params *params, struct 
     device->sm_count = prop.multiProcessorCount;
     device->bytes_max = params->gpu_bytes_max;
     device->direct = params->gpu_direct;
+    device->numa_node = kva_cuda_numa_node(device->index);
     struct kva_device_info *info = &device->base.info;
     info->act = params->act;
-    status = kva_cuda_enter(device) ? create_queues(device, err) : cuda_error(device, err);
+    status = kva_cuda_enter(device) ? create_queues(device, err) : kva_cuda_error(device, err);
     if (status) {
         cuda_close(device);
         return status;

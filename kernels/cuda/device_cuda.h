@@ -80,6 +80,7 @@ struct kva_device {
     struct kva_device_base base;
     int index;
     int sm_count;
+    int numa_node; /* that the GPU hangs at; -1: unknown */
     cudaStream_t streams[KVA_QUEUE_COUNT];
     cublasHandle_t blas;
     void *blas_workspace;
@@ -109,6 +110,9 @@ void kva_cuda_fail(struct kva_device *device, const char *format, ...) KVA_PRINT
 /* False, with the device failed, if `status` is an error. */
 bool kva_cuda_check(struct kva_device *device, cudaError_t status, const char *what);
 
+/* KVA_OK, or what failed the device. */
+enum kva_status kva_cuda_error(const struct kva_device *device, struct kva_err *err);
+
 /* Make the device current in this thread; false: it has failed, do nothing. */
 bool kva_cuda_enter(struct kva_device *device);
 
@@ -120,6 +124,9 @@ void kva_cuda_free_device(struct kva_device *device, void *data, size_t bytes);
 enum kva_status kva_cuda_alloc_host(struct kva_device *device, size_t bytes, void **ret,
                                     struct kva_err *err);
 void kva_cuda_free_host(void *data, size_t bytes);
+
+/* The NUMA node of a GPU, where pinned memory is to be; -1: unknown. */
+int kva_cuda_numa_node(int index);
 
 /* --- descriptors ----------------------------------------------------------------------------- */
 

@@ -252,6 +252,7 @@ struct cudaLaunchConfig_t {
 
 cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device);
+cudaError_t cudaDeviceGetPCIBusId(char *id, int bytes, int device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetLastError();
 const char *cudaGetErrorString(cudaError_t error);
