@@ -36,9 +36,11 @@ struct trace {
     uint32_t tokens[TOKENS_MAX];
     float chosen[TOKENS_MAX];
     float lead[TOKENS_MAX]; /* of the best token over the second */
+    uint64_t calls;         /* to the driver, of the last step; in a simulation only */
 };
 
 static int failures;
+static const uint64_t *driver_calls; /* NULL: a real GPU */
 
 static void expect_ok(enum kva_status status, const struct kva_err *err, const char *what)
 {
@@ -123,7 +125,9 @@ static void run_all(struct setup *setup, const struct run *const *runs, struct t
         }
         if (active == 0)
             break;
+        uint64_t calls = driver_calls ? *driver_calls : 0;
         expect_ok(engine->ops->step(engine->self, items, active, &err), &err, "step");
+        traces[members[0]]->calls = driver_calls ? *driver_calls - calls : 0;
         for (uint32_t j = 0; j < active; j++) {
             uint32_t i = members[j];
             if (!items[j].emitted)
@@ -280,7 +284,9 @@ static void check_model(const char *module, const char *path, enum kva_dtype act
         expect_same(name, run, got, again, true);
         free(again);
         again = run_one(&direct, run);
-        snprintf(name, sizeof name, "%.40s, %s, without graphs", tail, what);
+        snprintf(name, sizeof name,
+                 "%.40s, %s, without graphs: a step has %llu calls, with them %llu", tail, what,
+                 (unsigned long long)again->calls, (unsigned long long)got->calls);
         expect_same(name, run, got, again, true);
         free(again);
         free(want);
@@ -319,6 +325,7 @@ int main(int argc, char **argv)
             const struct simt_control *simt = library ? dlsym(library, "simt_control") : NULL;
             if (simt)
                 simt->set_seed(seed);
+            driver_calls = simt ? &simt->counts[5] : NULL;
         } else if (strcmp(argv[i], "--prompt") == 0 && i + 1 < argc) {
             prompt_tokens = kva_min_u32((uint32_t)strtoul(argv[++i], NULL, 10), TOKENS_MAX);
         } else if (strcmp(argv[i], "--output") == 0 && i + 1 < argc) {
