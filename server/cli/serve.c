@@ -65,6 +65,20 @@ static enum kva_status allowed_policies(const struct kva_config *config, uint32_
     return KVA_OK;
 }
 
+/* What this model cannot do under the default policy is told now, not with every request. */
+static enum kva_status check_default(const struct serve *serve, const struct kva_kv_choice *choice,
+                                     struct kva_err *err)
+{
+    const struct kva_engine *engine = serve->instance.engine;
+    const uint32_t token = 0;
+    const struct kva_sequence_params params = {
+        .prompt = &token, .prompt_tokens = 1, .tokens_max = 2, .kv = *choice};
+    enum kva_status status = engine->ops->check(engine->self, &params, err);
+    return status
+               ? kva_err_prefix(err, status, "--kv-policy %s", kva_kv_policy_name(choice->policy))
+               : KVA_OK;
+}
+
 static enum kva_status describe_api(const struct serve *serve, struct kva_api_config *api,
                                     struct kva_err *err)
 {
@@ -95,7 +109,8 @@ static enum kva_status describe_api(const struct serve *serve, struct kva_api_co
         if (status)
             return status;
     }
-    return allowed_policies(serve->config, &api->kv_allowed_mask, err);
+    enum kva_status status = check_default(serve, &api->kv_choices[api->kv_default], err);
+    return status ? status : allowed_policies(serve->config, &api->kv_allowed_mask, err);
 }
 
 static enum kva_status start_service(struct serve *serve, struct kva_err *err)

@@ -88,3 +88,11 @@ def test_options_are_checked():
     assert done.returncode == 1
     assert "weights" not in done.stderr  # before anything was loaded
     assert "--kv-bits is 3, it must be 1, 2 or 4" in done.stderr
+
+
+def test_a_default_that_the_model_cannot_do_is_told_at_the_start():
+    done = command(
+        "serve", "--model", ROOT / "models/demo", "--port", 0, "--kv-policy", "specache", "--kv-topk", "8+16@9"
+    )
+    assert done.returncode == 1
+    assert "--kv-policy specache: topk names layer 9, the model's last one is 3" in done.stderr
