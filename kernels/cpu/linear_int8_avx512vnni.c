@@ -24,9 +24,12 @@ INLINE struct codes load_codes(const uint8_t *from)
     return (struct codes){_mm512_loadu_si512(from)};
 }
 
+/* _mm512_dpbusd_epi32, of which gcc 12 copies the sum before and behind each product: then
+ * instructions, not products, are what binds. */
 INLINE vi add_products(vi sum, struct codes w, vi four)
 {
-    return _mm512_dpbusd_epi32(sum, w.unsigned_codes, four);
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w.unsigned_codes), "v"(four));
+    return sum;
 }
 
 INLINE vi first_sum(int32_t offset)
