@@ -1,0 +1,90 @@
+"""Writes a Llama checkpoint of `kvahead make-model` as GGUF, so that llama.cpp can be measured on the same weights.
+
+    python to_gguf.py CHECKPOINT OUT.gguf        (needs gguf and numpy)
+
+Matrices stay bf16. There is no vocabulary: measurements take token ids.
+"""
+
+import json
+import pathlib
+import struct
+import sys
+
+import gguf
+import numpy as np
+
+LAYER = {
+    "input_layernorm.weight": "attn_norm",
+    "self_attn.q_proj.weight": "attn_q",
+    "self_attn.k_proj.weight": "attn_k",
+    "self_attn.v_proj.weight": "attn_v",
+    "self_attn.o_proj.weight": "attn_output",
+    "post_attention_layernorm.weight": "ffn_norm",
+    "mlp.gate_proj.weight": "ffn_gate",
+    "mlp.up_proj.weight": "ffn_up",
+    "mlp.down_proj.weight": "ffn_down",
+}
+WHOLE = {
+    "model.embed_tokens.weight": "token_embd",
+    "model.norm.weight": "output_norm",
+    "lm_head.weight": "output",
+}
+
+
+def tensors(folder):
+    """Name and bf16 bits of every tensor."""
+    for path in sorted(folder.glob("*.safetensors")):
+        data = np.memmap(path, np.uint8, "r")
+        (length,) = struct.unpack("<Q", bytes(data[:8]))
+        table = json.loads(bytes(data[8 : 8 + length]))
+        for name, entry in table.items():
+            if name == "__metadata__":
+                continue
+            assert entry["dtype"] == "BF16", f"{name} is {entry['dtype']}"
+            begin, end = (8 + length + offset for offset in entry["data_offsets"])
+            yield name, data[begin:end].view(np.uint16).reshape(entry["shape"])
+
+
+def interleaved(rows, heads):
+    """llama.cpp rotates neighbours, the checkpoint halves."""
+    dim = rows.shape[0] // heads
+    return rows.reshape(heads, 2, dim // 2, -1).swapaxes(1, 2).reshape(rows.shape)
+
+
+def main():
+    folder, out = pathlib.Path(sys.argv[1]), sys.argv[2]
+    config = json.loads((folder / "config.json").read_text())
+    heads = config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads", heads)
+    writer = gguf.GGUFWriter(out, "llama")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_rope_freq_base(config.get("rope_theta", 10000.0))
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    writer.add_tokenizer_model("none")
+    for name, bits in tensors(folder):
+        if name in WHOLE:
+            to = WHOLE[name]
+        else:
+            layer, rest = name.removeprefix("model.layers.").split(".", 1)
+            to = f"blk.{layer}.{LAYER[rest]}"
+        if to.endswith(("attn_q", "attn_k")):
+            bits = interleaved(bits, heads if to.endswith("q") else kv_heads)
+        if bits.ndim == 1:
+            writer.add_tensor(f"{to}.weight", (bits.astype(np.uint32) << 16).view(np.float32))
+        else:
+            writer.add_tensor(f"{to}.weight", np.ascontiguousarray(bits).view(np.uint8),
+                              raw_dtype=gguf.GGMLQuantizationType.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+main()
