@@ -54,6 +54,8 @@ struct kva_forward {
 
     struct scratch_piece scratch[SCRATCH_COUNT];
     struct scratch_piece host_logits; /* where the host cannot read the device's */
+    struct scratch_piece best;        /* host tier: kva_best [logit_rows] */
+    uint32_t *best_rows;              /* [logit_rows] */
 
     /* Descriptors of the current call, on the host. */
     uint32_t *ids;       /* [rows_max] */
@@ -183,11 +185,16 @@ static enum kva_status alloc_scratch(struct kva_forward *fw, struct kva_err *err
             return status;
         fw->scratch[i].bytes = bytes[i];
     }
+    size_t best_bytes = fw->params.logit_rows_max * sizeof(struct kva_best);
+    enum kva_status status =
+        kva_device_alloc(fw->device, KVA_MEM_HOST, best_bytes, &fw->best.data, err);
+    if (status)
+        return status;
+    fw->best.bytes = best_bytes;
     if (kva_device_get_info(fw->device)->host_readable)
         return KVA_OK;
     size_t logits_bytes = fw->scratch[SCRATCH_LOGITS].bytes;
-    enum kva_status status =
-        kva_device_alloc(fw->device, KVA_MEM_HOST, logits_bytes, &fw->host_logits.data, err);
+    status = kva_device_alloc(fw->device, KVA_MEM_HOST, logits_bytes, &fw->host_logits.data, err);
     if (!status)
         fw->host_logits.bytes = logits_bytes;
     return status;
@@ -199,6 +206,7 @@ static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err 
     fw->blocks_max = (size_t)p->sequences_max * kva_kv_pages(p->context_max);
     fw->ids = calloc(p->rows_max, sizeof(*fw->ids));
     fw->positions = calloc(p->rows_max, sizeof(*fw->positions));
+    fw->best_rows = calloc(p->logit_rows_max, sizeof(*fw->best_rows));
     fw->row_blocks = calloc(p->rows_max, sizeof(*fw->row_blocks));
     fw->blocks = calloc(fw->blocks_max, sizeof(*fw->blocks));
     fw->attend_seqs = calloc(p->sequences_max, sizeof(*fw->attend_seqs));
@@ -206,8 +214,8 @@ static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err 
     fw->low_blocks = calloc(fw->blocks_max, sizeof(*fw->low_blocks));
     fw->low_seqs = calloc(p->sequences_max, sizeof(*fw->low_seqs));
     fw->kv_rows = calloc(p->sequences_max, sizeof(*fw->kv_rows));
-    if (!fw->ids || !fw->positions || !fw->row_blocks || !fw->blocks || !fw->attend_seqs ||
-        !fw->attend_ranges || !fw->low_blocks || !fw->low_seqs || !fw->kv_rows)
+    if (!fw->ids || !fw->positions || !fw->best_rows || !fw->row_blocks || !fw->blocks ||
+        !fw->attend_seqs || !fw->attend_ranges || !fw->low_blocks || !fw->low_seqs || !fw->kv_rows)
         return kva_fail(err, KVA_ENOMEM, "out of memory for %u rows of %u sequences", p->rows_max,
                         p->sequences_max);
     return KVA_OK;
@@ -246,6 +254,8 @@ void kva_forward_destroy(struct kva_forward *fw)
             kva_device_free(fw->device, KVA_MEM_DEVICE, fw->scratch[i].data, fw->scratch[i].bytes);
     }
     kva_device_free(fw->device, KVA_MEM_HOST, fw->host_logits.data, fw->host_logits.bytes);
+    kva_device_free(fw->device, KVA_MEM_HOST, fw->best.data, fw->best.bytes);
+    free(fw->best_rows);
     free(fw->layers);
     free(fw->ids);
     free(fw->positions);
@@ -727,8 +737,9 @@ void kva_forward_fill(struct kva_forward *fw, const struct kva_forward_call *cal
     }
 }
 
-const float *kva_forward_logits(struct kva_forward *fw, const void *hidden, const uint32_t *rows,
-                                uint32_t count)
+/* Logits of some rows, on the device. */
+static float *make_logits(struct kva_forward *fw, const void *hidden, const uint32_t *rows,
+                          uint32_t count)
 {
     const struct kva_model_config *c = fw->config;
     void *picked = fw->scratch[SCRATCH_LOGIT_ROWS].data;
@@ -750,9 +761,51 @@ const float *kva_forward_logits(struct kva_forward *fw, const void *hidden, cons
                                     .out_stride = c->vocab_size,
                                     .out_f32 = true,
                                 });
-    if (fw->host_logits.data)
-        kva_device_copy(fw->device, KVA_QUEUE_COMPUTE, fw->host_logits.data, logits,
-                        (size_t)count * c->vocab_size * sizeof(float));
+    return logits;
+}
+
+/* Rows [first, end) of the logits, to where the host reads them. */
+static void bring_logits(struct kva_forward *fw, const float *logits, uint32_t first, uint32_t end)
+{
+    size_t vocab = fw->config->vocab_size;
+    if (fw->host_logits.data && end > first)
+        kva_device_copy(fw->device, KVA_QUEUE_COMPUTE,
+                        (float *)fw->host_logits.data + first * vocab, logits + first * vocab,
+                        (end - first) * vocab * sizeof(float));
+}
+
+const float *kva_forward_pick(struct kva_forward *fw, const void *hidden, const uint32_t *rows,
+                              uint32_t count, const bool *best_only, struct kva_best *ret_best)
+{
+    const float *logits = make_logits(fw, hidden, rows, count);
+    uint32_t best_count = 0, wanted = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!best_only[i])
+            continue;
+        fw->best_rows[best_count++] = i;
+        bring_logits(fw, logits, wanted, i);
+        wanted = i + 1;
+    }
+    bring_logits(fw, logits, wanted, count);
+    if (best_count > 0)
+        fw->ops->argmax(fw->device, &(struct kva_argmax_args){
+                                        .out = fw->best.data,
+                                        .logits = logits,
+                                        .rows = fw->best_rows,
+                                        .count = best_count,
+                                        .vocab = fw->config->vocab_size,
+                                    });
+    kva_device_sync(fw->device, KVA_QUEUE_COMPUTE);
+    for (uint32_t i = 0; i < best_count; i++)
+        ret_best[fw->best_rows[i]] = ((const struct kva_best *)fw->best.data)[i];
+    return fw->host_logits.data ? fw->host_logits.data : logits;
+}
+
+const float *kva_forward_logits(struct kva_forward *fw, const void *hidden, const uint32_t *rows,
+                                uint32_t count)
+{
+    const float *logits = make_logits(fw, hidden, rows, count);
+    bring_logits(fw, logits, 0, count);
     kva_device_sync(fw->device, KVA_QUEUE_COMPUTE);
     return fw->host_logits.data ? fw->host_logits.data : logits;
 }

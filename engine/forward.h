@@ -90,6 +90,12 @@ void kva_forward_layers(struct kva_forward *forward, const struct kva_forward_ca
 void kva_forward_fill(struct kva_forward *forward, const struct kva_forward_call *call,
                       const void *k, const void *v);
 
+/* As kva_forward_logits, where of some rows nothing but the best token is wanted: those with
+ * best_only[i] get ret_best[i], and their logits, which need not come to the host, are not to be
+ * read. */
+const float *kva_forward_pick(struct kva_forward *forward, const void *hidden, const uint32_t *rows,
+                              uint32_t count, const bool *best_only, struct kva_best *ret_best);
+
 /* Logits of some rows of hidden: host-readable fp32 [count, vocab_size], valid until the next call.
  */
 const float *kva_forward_logits(struct kva_forward *forward, const void *hidden,

@@ -297,6 +297,16 @@ static void drop_nan(float *logits, uint32_t count)
         logits[i] = isnan(logits[i]) ? -INFINITY : logits[i];
 }
 
+bool kva_sampler_takes_best(const struct kva_sampler_context *context)
+{
+    const struct kva_sampling_params *p = context->params;
+    bool may_stop =
+        p->stop_id_count == 0 || context->token_count - context->prompt_tokens >= p->min_tokens;
+    return may_stop && p->temperature <= 0 && p->logprobs < 0 && p->allowed_id_count == 0 &&
+           p->bad_word_count == 0 && p->logit_bias_count == 0 && p->presence_penalty == 0 &&
+           p->frequency_penalty == 0 && p->repetition_penalty == 1;
+}
+
 enum kva_status kva_sampler_draw(struct kva_sampler *s, float *logits,
                                  const struct kva_sampler_context *context,
                                  struct kva_token_output *ret)

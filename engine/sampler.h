@@ -31,6 +31,10 @@ struct kva_sampler_context {
     uint32_t token_count; /* of ids */
 };
 
+/* Whether the token is the model's own best, whatever the logits are: nothing has to be drawn or
+ * told about them. */
+bool kva_sampler_takes_best(const struct kva_sampler_context *context);
+
 /* Choose the next token. `logits` [vocab_size] is overwritten. Fails: KVA_EINTERNAL if no token is
  * left with a finite logit. */
 KVA_MUST_CHECK enum kva_status kva_sampler_draw(struct kva_sampler *sampler, float *logits,

@@ -1,25 +1,39 @@
 /* step.c - one step of the engine: the joint pass, then the quotas of long prompts. */
 #include "engine/model_engine_internal.h"
 
+#include <math.h>
 #include <string.h>
 
 /* --- from hidden rows to tokens -------------------------------------------------------------- */
 
-/* The token as the sequence's sampling has it. */
-static enum kva_status sample(struct model_engine *e, struct kva_step_item *item, float *logits)
+static struct kva_sampler_context sampling_of(const struct kva_sequence *seq)
 {
-    const struct kva_sequence *seq = item->seq;
-    const struct kva_sampler_context context = {
+    return (struct kva_sampler_context){
         .params = seq->params.sampling,
         .choice = seq->params.choice,
         .ids = seq->ids,
         .prompt_tokens = seq->params.prompt_tokens,
         .token_count = seq->token_count,
     };
+}
+
+/* Whether the item's token is the best of its logits, and nothing else is wanted of them. */
+static bool takes_best(const struct kva_step_item *item)
+{
+    const struct kva_sampler_context context = sampling_of(item->seq);
+    return !item->logits && !item->forced && kva_sampler_takes_best(&context);
+}
+
+/* The token as the sequence's sampling has it. */
+static enum kva_status sample(struct model_engine *e, struct kva_step_item *item, float *logits)
+{
+    const struct kva_sampler_context context = sampling_of(item->seq);
     return kva_sampler_draw(e->sampler, logits, &context, &item->token);
 }
 
-static void emit(struct model_engine *e, struct kva_step_item *item, float *logits)
+/* `best` NULL: by the logits. */
+static void emit(struct model_engine *e, struct kva_step_item *item, float *logits,
+                 const struct kva_best *best)
 {
     struct kva_sequence *seq = item->seq;
     uint32_t vocab = e->config->vocab_size;
@@ -28,6 +42,9 @@ static void emit(struct model_engine *e, struct kva_step_item *item, float *logi
     if (item->forced) {
         item->token = (struct kva_token_output){.token = item->forced_token};
         item->status = item->forced_token < vocab ? KVA_OK : KVA_EINVAL;
+    } else if (best) {
+        item->token = (struct kva_token_output){.token = best->token};
+        item->status = isfinite(best->logit) ? KVA_OK : KVA_EINTERNAL;
     } else {
         item->status = sample(e, item, logits);
     }
@@ -168,16 +185,6 @@ static uint32_t gather_batch(struct model_engine *e, struct kva_step_item *items
     return batch;
 }
 
-static uint32_t argmax(const float *logits, uint32_t count)
-{
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < count; i++) {
-        if (logits[i] > logits[best])
-            best = i;
-    }
-    return best;
-}
-
 /* Whether the batch is decoding rows alone: such a step comes again and again. */
 static bool decodes(const struct model_engine *e, uint32_t batch)
 {
@@ -239,12 +246,15 @@ static void look_ahead(struct model_engine *e, struct kva_step_item *items, uint
     const void *hidden = run_rows(e, batch, NULL);
     for (uint32_t at = 0; at < batch; at += KVA_LOGIT_ROWS_MAX) {
         uint32_t rows = kva_min_u32(KVA_LOGIT_ROWS_MAX, batch - at);
-        for (uint32_t i = 0; i < rows; i++)
+        struct kva_best best[KVA_LOGIT_ROWS_MAX];
+        bool best_only[KVA_LOGIT_ROWS_MAX];
+        for (uint32_t i = 0; i < rows; i++) {
             e->logit_rows[i] = at + i;
-        const float *logits = kva_forward_logits(e->forward, hidden, e->logit_rows, rows);
+            best_only[i] = true;
+        }
+        (void)kva_forward_pick(e->forward, hidden, e->logit_rows, rows, best_only, best);
         for (uint32_t i = 0; i < rows; i++)
-            e->batch_items[at + i]->seq->spec_token =
-                argmax(logits + (size_t)i * e->config->vocab_size, e->config->vocab_size);
+            e->batch_items[at + i]->seq->spec_token = best[i].token;
     }
 }
 
@@ -267,15 +277,16 @@ static bool has_speculative_row(const struct kva_forward_rows *rows)
     return rows->row_count == 2 && rows->select_row == 1;
 }
 
-/* One row's logits: the item's token, or its next speculative one. */
-static void take_logits(struct model_engine *e, uint32_t index, bool speculative, float *logits)
+/* One row's logits, or the best of them: the item's token, or its next speculative one. */
+static void take_logits(struct model_engine *e, uint32_t index, bool speculative, float *logits,
+                        const struct kva_best *best)
 {
     struct kva_step_item *item = e->batch_items[index];
     if (speculative) {
-        item->seq->spec_token = argmax(logits, e->config->vocab_size);
+        item->seq->spec_token = best->token;
         return;
     }
-    emit(e, item, logits);
+    emit(e, item, logits, best);
     if (!item->emitted || !has_speculative_row(&e->batch_rows[index]))
         return;
     item->speculated = true;
@@ -286,7 +297,8 @@ static void take_logits(struct model_engine *e, uint32_t index, bool speculative
 static void emit_batch(struct model_engine *e, const void *hidden, uint32_t batch)
 {
     uint32_t first[KVA_LOGIT_ROWS_MAX]; /* entry of the batch that each row of logits belongs to */
-    bool speculative[KVA_LOGIT_ROWS_MAX];
+    bool speculative[KVA_LOGIT_ROWS_MAX], best_only[KVA_LOGIT_ROWS_MAX];
+    struct kva_best best[KVA_LOGIT_ROWS_MAX];
     uint32_t count = 0, end = 0;
     for (uint32_t i = 0; i < batch; i++) {
         const struct kva_forward_rows *rows = &e->batch_rows[i];
@@ -296,13 +308,16 @@ static void emit_batch(struct model_engine *e, const void *hidden, uint32_t batc
             e->logit_rows[count] = end - 1 - j;
             first[count] = i;
             speculative[count] = two && j == 0;
+            best_only[count] = speculative[count] || takes_best(e->batch_items[i]);
         }
         if (count + 2 <= KVA_LOGIT_ROWS_MAX && i + 1 < batch)
             continue;
-        const float *logits = kva_forward_logits(e->forward, hidden, e->logit_rows, count);
+        const float *logits =
+            kva_forward_pick(e->forward, hidden, e->logit_rows, count, best_only, best);
         for (uint32_t j = 0; j < count; j++)
             take_logits(e, first[j], speculative[j],
-                        (float *)(uintptr_t)logits + (size_t)j * e->config->vocab_size);
+                        (float *)(uintptr_t)logits + (size_t)j * e->config->vocab_size,
+                        best_only[j] ? &best[j] : NULL);
         count = 0;
     }
 }
@@ -386,7 +401,7 @@ static void run_long(struct model_engine *e, struct kva_step_item *item)
     kva_kv_seq_commit(e->kv, &seq->kv, seq->ids, prompt);
     uint32_t last = prefill_left(seq) - 1;
     const float *logits = kva_forward_logits(e->forward, seq->stream, &last, 1);
-    emit(e, item, (float *)(uintptr_t)logits);
+    emit(e, item, (float *)(uintptr_t)logits, NULL);
     finish_prefill(e, item);
 }
 

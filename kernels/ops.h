@@ -372,6 +372,22 @@ struct kva_gather_args {
     uint32_t dim;
 };
 
+/* The largest of a row of logits. */
+struct kva_best {
+    uint32_t token; /* the lowest of equal ones; 0 if none is above -inf */
+    float logit;    /* -inf if none is above it */
+};
+
+/* out[i] = the best of logits[rows[i], :]; what is not a number counts as -inf. The caller reads
+ * the result after waiting for the queue. */
+struct kva_argmax_args {
+    struct kva_best *out; /* host tier [count] */
+    const float *logits;  /* fp32 [.., vocab] */
+    const uint32_t *rows; /* host [count] */
+    uint32_t count;
+    uint32_t vocab;
+};
+
 struct kva_ops {
     void (*embed)(struct kva_device *device, const struct kva_embed_args *args);
     void (*norm)(struct kva_device *device, const struct kva_norm_args *args);
@@ -386,6 +402,7 @@ struct kva_ops {
     void (*drift)(struct kva_device *device, const struct kva_drift_args *args);
     void (*merge)(struct kva_device *device, const struct kva_merge_args *args);
     void (*gather)(struct kva_device *device, const struct kva_gather_args *args);
+    void (*argmax)(struct kva_device *device, const struct kva_argmax_args *args);
 };
 
 #endif

@@ -29,6 +29,7 @@ struct run {
     uint32_t prompt[TOKENS_MAX];
     uint32_t prompt_tokens, output_tokens;
     struct kva_kv_choice kv;
+    bool tokens_only; /* no log-probabilities: the best token is found where the logits are */
 };
 
 struct trace {
@@ -107,10 +108,12 @@ static void run_all(struct setup *setup, const struct run *const *runs, struct t
     struct kva_err err = {0};
     const struct kva_sampling_params sampling = {
         .top_p = 1, .repetition_penalty = 1, .logprobs = 2, .prompt_logprobs = 0};
+    struct kva_sampling_params tokens_only = sampling;
+    tokens_only.logprobs = tokens_only.prompt_logprobs = -1;
     struct kva_sequence *seqs[4];
     uint32_t done[4] = {0};
     for (uint32_t i = 0; i < count; i++)
-        seqs[i] = start(setup, runs[i], &sampling);
+        seqs[i] = start(setup, runs[i], runs[i]->tokens_only ? &tokens_only : &sampling);
     for (;;) {
         struct kva_step_item items[4] = {0};
         uint32_t members[4], active = 0;
@@ -141,7 +144,7 @@ static void run_all(struct setup *setup, const struct run *const *runs, struct t
     for (uint32_t i = 0; i < count; i++) {
         const struct kva_prompt_logprob *prompt =
             engine->ops->prompt_logprobs(engine->self, seqs[i]);
-        for (uint32_t j = 0; j + 1 < runs[i]->prompt_tokens; j++)
+        for (uint32_t j = 0; prompt && j + 1 < runs[i]->prompt_tokens; j++)
             traces[i]->prompt[j] = prompt[j].actual.logprob;
         engine->ops->destroy(engine->self, seqs[i]);
     }
@@ -282,6 +285,12 @@ static void check_model(const char *module, const char *path, enum kva_dtype act
         struct trace *again = run_one(&gpu, run);
         snprintf(name, sizeof name, "%.40s, %s, again", tail, what);
         expect_same(name, run, got, again, true);
+        free(again);
+        run->tokens_only = true;
+        again = run_one(&gpu, run);
+        run->tokens_only = false;
+        snprintf(name, sizeof name, "%.40s, %s, tokens alone", tail, what);
+        expect_same(name, run, got, again, false);
         free(again);
         again = run_one(&direct, run);
         snprintf(name, sizeof name,

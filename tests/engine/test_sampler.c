@@ -257,6 +257,33 @@ static void test_sampler__no_token_left_is_an_error(void **state KVA_UNUSED)
     kva_sampler_destroy(sampler);
 }
 
+/* Where only the best token counts, and where anything else is wanted. */
+static void test_sampler__says_when_the_best_is_taken(void **state KVA_UNUSED)
+{
+    static const uint32_t ids[] = {3};
+    static const struct kva_bad_word bad = {ids, 1};
+    static const struct kva_logit_bias bias = {3, 1};
+    struct kva_sampling_params others[10];
+    for (size_t i = 0; i < KVA_COUNT_OF(others); i++)
+        others[i] = greedy;
+    others[0].temperature = 0.5f;
+    others[1].logprobs = 0;
+    others[2].allowed_ids = ids, others[2].allowed_id_count = 1;
+    others[3].bad_words = &bad, others[3].bad_word_count = 1;
+    others[4].logit_bias = &bias, others[4].logit_bias_count = 1;
+    others[5].presence_penalty = 0.1f;
+    others[6].frequency_penalty = 0.1f;
+    others[7].repetition_penalty = 1.1f;
+    others[8].stop_ids = ids, others[8].stop_id_count = 1, others[8].min_tokens = 1;
+    others[9] = others[8];
+    for (size_t i = 0; i < KVA_COUNT_OF(others); i++) {
+        struct kva_sampler_context context = {&others[i], 0, no_ids, 1, i == 9 ? 2 : 1};
+        assert_int_equal(kva_sampler_takes_best(&context), i == 9); /* it may stop by then */
+    }
+    const struct kva_sampler_context context = {&greedy, 0, no_ids, 1, 1};
+    assert_true(kva_sampler_takes_best(&context));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -267,6 +294,7 @@ int main(void)
         cmocka_unit_test(test_sampler__constraints),
         cmocka_unit_test(test_sampler__logprobs_are_those_of_the_model),
         cmocka_unit_test(test_sampler__no_token_left_is_an_error),
+        cmocka_unit_test(test_sampler__says_when_the_best_is_taken),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
