@@ -17,10 +17,10 @@ static void say(const struct fixture_params *params, bool together,
     struct fixture fixture;
     struct kva_sequence *seqs[SEQUENCES];
     uint32_t ids[SEQUENCES][PROMPT], column[SEQUENCES];
+    const struct kva_sampling_params sampling = fixture_greedy();
     fixture_open(&fixture, params);
     assert_int_equal(fixture.model->layers[0].q.dtype, KVA_INT8);
     for (uint32_t i = 0; i < SEQUENCES; i++) {
-        struct kva_sampling_params sampling = fixture_greedy();
         fixture_prompt(ids[i], PROMPT, VOCAB, 100 + i);
         const struct kva_sequence_params sequence = {
             .prompt = ids[i],
