@@ -18,6 +18,7 @@ struct simt_control {
     void (*set_seed)(uint64_t seed);
     void (*set_mutation)(int mutation);
     void (*fail)(uint32_t code);
+    void (*fail_captures)(int fail);
     const uint64_t *counts;
     int mutation_count;
     const char *const *mutation_names;

@@ -280,6 +280,39 @@ static void check_counts(struct check *check)
     acts_free(check, &x);
 }
 
+/* What cannot be captured is launched call by call, for good, and nothing else changes. */
+static void check_uncapturable(struct check *check)
+{
+    struct kva_device *gpu = check->gpu;
+    struct kva_device_steps steps;
+    struct kva_err err;
+    struct pipeline p;
+    const struct kva_device_params params = {.act = check->act};
+    if (!check->simt || kva_device_open_cuda(check->module_path, &params, &check->gpu, &err)) {
+        check->gpu = gpu;
+        return;
+    }
+    void *staging = check->staging;
+    size_t staging_bytes = check->staging_bytes;
+    check->staging = NULL;
+    check->staging_bytes = 0;
+    check->simt->fail_captures(true);
+    pipeline_new(check, &p);
+    run(check, &p, true);
+    compare(check, &p);
+    pipeline_free(check, &p);
+    check->simt->fail_captures(false);
+    kva_device_get_steps(check->gpu, &steps);
+    check_that(check, "a step that cannot be captured is played",
+               steps.launched == 0 && steps.captured == 0 && steps.played > 0 &&
+                   kva_device_error(check->gpu, NULL) == KVA_OK);
+    kva_device_free(check->gpu, KVA_MEM_HOST, check->staging, check->staging_bytes);
+    kva_device_close(check->gpu);
+    check->gpu = gpu;
+    check->staging = staging;
+    check->staging_bytes = staging_bytes;
+}
+
 void check_step(struct check *check)
 {
     check->op = "step";
@@ -291,4 +324,5 @@ void check_step(struct check *check)
         pipeline_free(check, &p);
     }
     check_counts(check);
+    check_uncapturable(check);
 }

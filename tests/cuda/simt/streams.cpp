@@ -315,6 +315,13 @@ cudaError_t check_shared(const void *kernel, size_t bytes)
     return bytes <= most ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+static bool captures_fail;
+
+static void fail_captures(int fail)
+{
+    captures_fail = fail != 0;
+}
+
 static void fail_everything(uint32_t code)
 {
     last_error = (cudaError_t)code;
@@ -616,6 +623,11 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
         other->capture = nullptr;
         other->last.clear();
     }
+    if (captures_fail) {
+        delete *graph;
+        *graph = nullptr;
+        return cudaErrorInvalidValue;
+    }
     return last_error;
 }
 
@@ -789,11 +801,12 @@ struct simt_control {
     void (*set_seed)(uint64_t seed);
     void (*set_mutation)(int mutation);
     void (*fail)(uint32_t code); /* every call fails from now on; 0: none does */
+    void (*fail_captures)(int fail);
     const struct simt::counts *counts;
     int mutation_count;
     const char *const *mutation_names;
 };
 
-extern "C" __attribute__((visibility("default")))
-const struct simt_control simt_control = {simt::set_seed, set_mutation,        fail_everything,
-                                          &simt::counts,  simt_mutation_count, simt_mutation_names};
+extern "C" __attribute__((visibility("default"))) const struct simt_control simt_control = {
+    simt::set_seed, set_mutation,        fail_everything,    fail_captures,
+    &simt::counts,  simt_mutation_count, simt_mutation_names};
