@@ -15,245 +15,10 @@
  *
  * Order across the edges: the graph is launched in the compute stream. Its copy branch begins with
  * what the copy stream was given before, and the copy stream goes on after the graph. */
-#include "kernels/cuda/device_cuda.h"
+#include "kernels/cuda/step.cuh"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* Graphs that are kept; steps that are remembered because they may come again. */
-#define GRAPHS_MAX 16u
-#define SEEN_MAX   256u
-
-#define CALLS_MAX  8192u
-#define EVENTS_MAX 2048u
-#define ARGS_BYTES ((size_t)2 << 20)
-
-/* Arrays that grow step by step keep their places: sizes are rounded up to an eighth. */
-#define ARENA_ALIGN ((size_t)256)
-
-enum call_kind {
-    CALL_KERNEL,
-    CALL_LINEAR,
-    CALL_RECORD,
-    CALL_WAIT,
-};
-
-struct call {
-    enum call_kind kind;
-    enum kva_queue queue;
-    struct kva_cuda_kernel kernel;
-    struct kva_cuda_launch launch;
-    size_t args_at, args_bytes;
-    struct kva_linear_args linear;
-    struct kva_event *event;
-    uint32_t record; /* which of the log's records this is, or is waited for */
-    cudaGraphNode_t node;
-};
-
-struct log {
-    struct call *calls;      /* [CALLS_MAX] */
-    unsigned char *args;     /* [ARGS_BYTES]: kernels' arguments, each at a multiple of 16 */
-    uint32_t count, records;
-    size_t args_used;
-    uint64_t hash; /* of what a graph cannot change */
-    bool copies;   /* the copy queue takes part */
-};
-
-struct graph {
-    struct log log;
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    uint64_t used; /* when last; 0: there is none */
-};
-
-struct kva_cuda_step {
-    struct log log;
-    struct graph graphs[GRAPHS_MAX];
-    uint64_t seen[SEEN_MAX];
-    uint32_t seen_next;
-    uint64_t serial;
-    bool uncapturable; /* it was tried, and failed */
-    cudaEvent_t records[EVENTS_MAX];
-    cudaEvent_t fork, join, copied; /* copied: what the copy stream had before the graph */
-    cudaEvent_t done[2];            /* the last two graphs have run */
-    cudaEvent_t sent[2];            /* each side of the arena has been copied */
-    unsigned char *host[2];         /* [KVA_CUDA_ARENA_BYTES], pinned */
-    unsigned char *device;
-    uint32_t side;
-    size_t used;
-    struct {
-        size_t offset, bytes;
-    } recent[KVA_CUDA_RING_RECENT];
-    uint32_t recent_next;
-    struct kva_device_steps counts;
-};
-
-/* --- the arena -------------------------------------------------------------------------------- */
-
-size_t kva_cuda_room(size_t bytes)
-{
-    size_t unit = ARENA_ALIGN;
-    while (unit * 16 <= bytes)
-        unit *= 2;
-    return kva_align_up(bytes, unit);
-}
-
-void *kva_cuda_step_stage(struct kva_device *device, size_t bytes)
-{
-    struct kva_cuda_step *step = device->step;
-    size_t room = kva_cuda_room(bytes);
-    if (!device->holding)
-        return nullptr;
-    if (room > KVA_CUDA_ARENA_BYTES - step->used) {
-        kva_cuda_step_break(device);
-        return nullptr;
-    }
-    void *staged = step->host[step->side] + step->used;
-    step->used += room;
-    return staged;
-}
-
-const void *kva_cuda_step_address(const struct kva_device *device, const void *staged)
-{
-    const struct kva_cuda_step *step = device->step;
-    uintptr_t at = reinterpret_cast<uintptr_t>(staged);
-    uintptr_t host = reinterpret_cast<uintptr_t>(step->host[step->side]);
-    return at >= host && at < host + KVA_CUDA_ARENA_BYTES ? step->device + (at - host) : nullptr;
-}
-
-const void *kva_cuda_step_upload(struct kva_device *device, const void *data, size_t bytes)
-{
-    struct kva_cuda_step *step = device->step;
-    if (!device->holding)
-        return nullptr;
-    for (uint32_t i = 0; i < KVA_CUDA_RING_RECENT; i++) {
-        if (step->recent[i].bytes == bytes &&
-            memcmp(step->host[step->side] + step->recent[i].offset, data, bytes) == 0)
-            return step->device + step->recent[i].offset;
-    }
-    void *staged = kva_cuda_step_stage(device, bytes);
-    if (!staged)
-        return nullptr;
-    memcpy(staged, data, bytes);
-    uint32_t slot = step->recent_next++ % KVA_CUDA_RING_RECENT;
-    step->recent[slot].offset =
-        static_cast<size_t>(static_cast<unsigned char *>(staged) - step->host[step->side]);
-    step->recent[slot].bytes = bytes;
-    return step->device + step->recent[slot].offset;
-}
-
-static bool send_arena(struct kva_device *device)
-{
-    struct kva_cuda_step *step = device->step;
-    cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
-    if (step->used == 0)
-        return true;
-    return kva_cuda_check(device,
-                          cudaMemcpyAsync(step->device, step->host[step->side], step->used,
-                                          cudaMemcpyDefault, stream),
-                          "a copy of descriptors") &&
-           kva_cuda_check(device, cudaEventRecord(step->sent[step->side], stream),
-                          "cudaEventRecord");
-}
-
-/* --- the log ---------------------------------------------------------------------------------- */
-
-static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
-{
-    const unsigned char *at = static_cast<const unsigned char *>(data);
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ at[i]) * 0x100000001B3ull;
-    return hash;
-}
-
-/* NULL: nothing is held, or no longer. */
-static struct call *new_call(struct kva_device *device, enum call_kind kind, enum kva_queue queue)
-{
-    if (!device->holding)
-        return nullptr;
-    struct log *log = &device->step->log;
-    if (log->count == CALLS_MAX) {
-        kva_cuda_step_break(device);
-        return nullptr;
-    }
-    struct call *call = &log->calls[log->count++];
-    memset(static_cast<void *>(call), 0, sizeof *call);
-    call->kind = kind;
-    call->queue = queue;
-    log->copies |= queue == KVA_QUEUE_COPY;
-    const uint32_t what[] = {static_cast<uint32_t>(kind), static_cast<uint32_t>(queue)};
-    log->hash = hash_bytes(log->hash, what, sizeof what);
-    return call;
-}
-
-bool kva_cuda_hold_kernel(struct kva_device *device, enum kva_queue queue,
-                          const struct kva_cuda_kernel *kernel,
-                          const struct kva_cuda_launch *launch, void **ret_args)
-{
-    size_t bytes = 0;
-    for (uint32_t i = 0; i < kernel->arg_count; i++)
-        bytes += kva_align_up(kernel->arg_bytes[i], 16);
-    if (device->holding && device->step->log.args_used + bytes > ARGS_BYTES)
-        kva_cuda_step_break(device);
-    struct call *call = new_call(device, CALL_KERNEL, queue);
-    if (!call)
-        return false;
-    struct log *log = &device->step->log;
-    call->kernel = *kernel;
-    call->launch = *launch;
-    call->args_at = log->args_used;
-    call->args_bytes = bytes;
-    memset(log->args + log->args_used, 0, bytes);
-    for (uint32_t i = 0; i < kernel->arg_count; i++) {
-        ret_args[i] = log->args + log->args_used;
-        log->args_used += kva_align_up(kernel->arg_bytes[i], 16);
-    }
-    log->hash = hash_bytes(log->hash, &kernel->function, sizeof kernel->function);
-    return true;
-}
-
-bool kva_cuda_hold_linear(struct kva_device *device, const struct kva_linear_args *args)
-{
-    struct call *call = new_call(device, CALL_LINEAR, KVA_QUEUE_COMPUTE);
-    if (!call)
-        return false;
-    call->linear = *args;
-    const uint64_t what[] = {reinterpret_cast<uintptr_t>(args->out),
-                             reinterpret_cast<uintptr_t>(args->x),
-                             reinterpret_cast<uintptr_t>(args->weight.data), args->rows};
-    device->step->log.hash = hash_bytes(device->step->log.hash, what, sizeof what);
-    return true;
-}
-
-bool kva_cuda_hold_record(struct kva_event *event, enum kva_queue queue)
-{
-    struct kva_device *device = event->device;
-    if (device->holding && device->step->log.records == EVENTS_MAX)
-        kva_cuda_step_break(device);
-    struct call *call = new_call(device, CALL_RECORD, queue);
-    if (!call)
-        return false;
-    call->event = event;
-    call->record = device->step->log.records++;
-    event->held_record = call->record;
-    __atomic_store_n(&event->held, true, __ATOMIC_RELEASE);
-    return true;
-}
-
-bool kva_cuda_hold_wait(struct kva_event *event, enum kva_queue queue)
-{
-    struct kva_device *device = event->device;
-    if (!event->held)
-        return false;
-    struct call *call = new_call(device, CALL_WAIT, queue);
-    if (!call)
-        return false;
-    call->event = event;
-    call->record = event->held_record;
-    device->step->log.hash =
-        hash_bytes(device->step->log.hash, &call->record, sizeof call->record);
-    return true;
-}
 
 /* --- playing ---------------------------------------------------------------------------------- */
 
@@ -290,7 +55,7 @@ static void play(struct kva_device *device)
 {
     const struct log *log = &device->step->log;
     bool good = true;
-    if (!send_arena(device))
+    if (!kva_cuda_step_send(device))
         return;
     for (uint32_t i = 0; i < log->count && good && !kva_cuda_failed(device); i++) {
         const struct call *call = &log->calls[i];
@@ -581,7 +346,7 @@ void kva_cuda_step_end(struct kva_device *device)
     if (!graph) {
         step->counts.played++;
         play(device);
-    } else if (send_arena(device) && (!known || update(device, graph))) {
+    } else if (kva_cuda_step_send(device) && (!known || update(device, graph))) {
         (void)launch(device, graph);
     }
 }
