@@ -119,7 +119,7 @@ def train_stage(net, hidden_fn, optimizers, encoder, paragraphs, stage, first, w
             save_checkpoint(work / "checkpoint.pt", net, optimizers, stage, index + 1,
                             seconds + time.time() - started)
             saved = time.time()
-        if time.time() - evaluated > 300 or index + 1 == steps:
+        if time.time() - evaluated > 600 or index + 1 == steps:
             for length in spec["evaluate"]:
                 print(f"stage {stage} step {index + 1} held out at {length}: "
                       f"{evaluate.quick_table(net, encoder, length)}", flush=True)

@@ -175,15 +175,15 @@ def _vt_context(rng, names, value, noise_lines, separator):
     chain = [f"VAR {names[0]} = {value}"]
     chain += [f"VAR {new} = VAR {old} " for old, new in pairwise(names)]
     lines = [words.NOISE + "\n"] * noise_lines
-    places = sorted(rng.choices(range(noise_lines + 1), k=len(chain)))
+    places = sorted(rng.choices(range(max(1, noise_lines)), k=len(chain)))
     for shift, (place, link) in enumerate(zip(places, chain)):
         lines.insert(place + shift, link)
     return separator.join(lines)
 
 
 def _vt_question(names, value):
-    """The answer walks the chain from its end: each name is what the one before it was set to."""
-    answer = " " + " = ".join(reversed(names)) + "."
+    """The answer walks the chain from the value on, as the benchmark's example does."""
+    answer = f" {' '.join(names)}."
     return (f"Question: Find all variables that are assigned the value {value} in the text above.",
             "Answer: According to the chain(s) of variable assignment in the text above, "
             f"{len(names)} variables are assgined the value {value}, they are: ", answer, answer)
@@ -200,7 +200,7 @@ def _variable_names(rng, count, letters):
 
 def variable_tracking(rng, token_budget, style=None, example=None):
     """One chain; like the benchmark's prompts, mostly after an example with shorter names."""
-    style = style or rng.choice(["plain", "plain", "chat", "chat_prefix"])
+    style = style or rng.choice(["plain", "chat_prefix"])
     intro = ("Memorize and track the chain(s) of variable assignment hidden in the following "
              "text.\n\n")
     before = ""
