@@ -36,8 +36,7 @@
 #define DIGITS_MAX 2
 #define DIGIT      128
 
-/* Pages of a split, and token groups of it at most. */
-#define PAGES_MAX    (KVA_ATTEND_SPLIT_TOKENS / KVA_PAGE_TOKENS)
+/* Token groups of a split at most. */
 #define K_GROUPS_MAX (KVA_ATTEND_SPLIT_TOKENS / 32)
 
 /* Vectors are read and written in fours: numbers behind the last channel are 0. */
