@@ -63,13 +63,11 @@ run needle needle --lengths 2k,4k,8k --depths 6 --samples 3 \
     --policies full,kivi:1,specache:1:64
 
 # What attends in 16 bits, by layer and head, and how far the distributions are from full.
-$quality prompts --tasks niah_multikey_2,vt --lengths 4k --samples 8 --seed $seed \
+$quality prompts --tasks niah_multikey_2,vt --lengths 4k --samples 10 --seed $seed \
     --tokenizer $model/tokenizer.json > "$out/prompts.jsonl"
 "$kvahead" eval --model $model --prompts "$out/prompts.jsonl" --tokens 40 --policies \
-kivi:1,kivi:2,kivi:2:levels=paper,kivi:4,specache:1:64:miss=chain,specache:1:64,specache:2:16,\
-specache:2:64:miss=chain,specache:2:64,specache:2:64:levels=paper,specache:2:64:fetch=all,\
-specache:2:256,specache:2:64:predictor=sync,specache:2:64:predictor=prev-query,\
-specache:2:64:predictor=prev-query:correct=0 \
+kivi:1,kivi:2,specache:1:64,specache:2:64:miss=chain,specache:2:64,specache:2:64:predictor=sync,\
+specache:2:64:predictor=prev-query,specache:2:64:predictor=prev-query:correct=0 \
     --json "$out/eval.json" > "$out/eval.txt"
 "$kvahead" eval --model $model --prompts "$out/prompts.jsonl" --tokens 40 \
     --policies kivi:2,specache:2:64:miss=chain,specache:2:64 --svg docs/pictures/attended.svg \
