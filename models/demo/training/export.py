@@ -16,7 +16,7 @@ def write(net, tok, directory):
     im_end, pad = tok.token_to_id(tokenization.IM_END), tok.token_to_id(tokenization.PAD)
     config = dict(net.config, bos_token_id=bos, eos_token_id=[eos, im_end], pad_token_id=pad)
     generation = {"bos_token_id": bos, "eos_token_id": [eos, im_end], "pad_token_id": pad,
-                  "do_sample": False}
+                  "do_sample": True, "temperature": 0.3}
     (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     (directory / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     tokenization.save(tok, directory)
