@@ -11,23 +11,6 @@ struct group {
     float scale[KVA_INT8_PANEL];
 };
 
-static void widen(const void *from, enum kva_dtype dtype, uint32_t count, float *to)
-{
-    switch (dtype) {
-    case KVA_F32:
-        memcpy(to, from, count * sizeof(*to));
-        break;
-    case KVA_BF16:
-        for (uint32_t i = 0; i < count; i++)
-            to[i] = kva_f32_of_bf16(((const uint16_t *)from)[i]);
-        break;
-    default:
-        for (uint32_t i = 0; i < count; i++)
-            to[i] = kva_f32_of_f16(((const uint16_t *)from)[i]);
-        break;
-    }
-}
-
 /* Sizes of floats without sign order as their bits do, and what is no number is above them all. */
 static uint32_t largest_bits(const float *w)
 {
@@ -83,7 +66,8 @@ bool kva_int8_quantise(const void *from, enum kva_dtype dtype, uint32_t rows, ui
             for (uint32_t n = 0; n < KVA_INT8_PANEL; n++) {
                 size_t row = (size_t)panel * KVA_INT8_PANEL + n;
                 if (row < rows)
-                    widen(kva_element(from, dtype, row * cols + col), dtype, count, group.w[n]);
+                    kva_f32_array(kva_element(from, dtype, row * cols + col), dtype, count,
+                                  group.w[n]);
                 float largest = kva_float_of_bits(largest_bits(group.w[n]));
                 if (!isfinite(largest))
                     return false;

@@ -2,18 +2,6 @@
 #include "kernels/cpu/kernels_ref.h"
 #include "kernels/cpu/scalar.h"
 
-/* `count` 16-bit elements as fp32. */
-static void widen(const uint16_t *from, enum kva_dtype dtype, uint32_t count, float *to)
-{
-    if (dtype == KVA_BF16) {
-        for (uint32_t i = 0; i < count; i++)
-            to[i] = kva_f32_of_bf16(from[i]);
-    } else {
-        for (uint32_t i = 0; i < count; i++)
-            to[i] = kva_f32_of_f16(from[i]);
-    }
-}
-
 static bool sees(const struct kva_cpu_attend_split *split, uint32_t query, uint32_t slot)
 {
     return split->slot_first[query] <= slot && slot < split->slot_end[query];
@@ -39,7 +27,7 @@ static void score(const struct kva_cpu_attend_split *split)
     for (uint32_t slot = 0; slot < KVA_ATTEND_SPLIT_TOKENS; slot++) {
         const void *token = split->tokens[slot];
         if (token)
-            widen(token, split->kv_dtype, dim, split->k);
+            kva_f32_array(token, split->kv_dtype, dim, split->k);
         for (uint32_t j = 0; j < split->q_count; j++) {
             bool seen = token && sees(split, j, slot);
             scores_of(split, j)[slot] =
@@ -73,7 +61,7 @@ void kva_attend_split_ref(const struct kva_cpu_attend_split *split)
     for (uint32_t slot = 0; slot < KVA_ATTEND_SPLIT_TOKENS; slot++) {
         if (!split->tokens[slot])
             continue;
-        widen((const uint16_t *)split->tokens[slot] + dim, split->kv_dtype, dim, split->v);
+        kva_f32_array((const uint16_t *)split->tokens[slot] + dim, split->kv_dtype, dim, split->v);
         for (uint32_t j = 0; j < split->q_count; j++) {
             if (!sees(split, j, slot))
                 continue;

@@ -94,6 +94,24 @@ static inline float kva_f32_at(const void *data, enum kva_dtype dtype, size_t in
     return kva_f32_of_16(((const uint16_t *)data)[index], dtype);
 }
 
+/* Elements [0, count) of an array of `dtype`. */
+static inline void kva_f32_array(const void *from, enum kva_dtype dtype, uint32_t count, float *to)
+{
+    switch (dtype) {
+    case KVA_F32:
+        memcpy(to, from, count * sizeof(*to));
+        break;
+    case KVA_BF16:
+        for (uint32_t i = 0; i < count; i++)
+            to[i] = kva_f32_of_bf16(((const uint16_t *)from)[i]);
+        break;
+    default:
+        for (uint32_t i = 0; i < count; i++)
+            to[i] = kva_f32_of_f16(((const uint16_t *)from)[i]);
+        break;
+    }
+}
+
 /* Address of element `index`. */
 static inline const void *kva_element(const void *data, enum kva_dtype dtype, size_t index)
 {

@@ -18,25 +18,6 @@ static float dot(const float *x, const float *w, uint32_t count)
            ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
 }
 
-/* Elements [first, first + count) of `weight` as fp32. */
-static void widen(const struct kva_weight *weight, size_t first, uint32_t count, float *to)
-{
-    const void *from = kva_element(weight->data, weight->dtype, first);
-    switch (weight->dtype) {
-    case KVA_F32:
-        memcpy(to, from, count * sizeof *to);
-        break;
-    case KVA_BF16:
-        for (uint32_t i = 0; i < count; i++)
-            to[i] = kva_f32_of_bf16(((const uint16_t *)from)[i]);
-        break;
-    default:
-        for (uint32_t i = 0; i < count; i++)
-            to[i] = kva_f32_of_f16(((const uint16_t *)from)[i]);
-        break;
-    }
-}
-
 size_t kva_linear_row_bytes_ref(const struct kva_linear_args *args KVA_UNUSED)
 {
     return 0;
@@ -53,7 +34,9 @@ void kva_linear_ref(const struct kva_cpu_linear *item)
         memset(totals, 0, KVA_CPU_LINEAR_ROWS * sizeof *totals);
         for (uint32_t k = 0; k < weight->cols; k += KVA_CPU_LINEAR_INNER) {
             uint32_t count = kva_min_u32(KVA_CPU_LINEAR_INNER, weight->cols - k);
-            widen(weight, (size_t)output * weight->cols + k, count, inner);
+            kva_f32_array(
+                kva_element(weight->data, weight->dtype, (size_t)output * weight->cols + k),
+                weight->dtype, count, inner);
             for (uint32_t row = row_first; row < row_end; row++) {
                 const float *x = (const float *)args->x + (size_t)row * args->x_stride + k;
                 totals[row - row_first] += dot(x, inner, count);

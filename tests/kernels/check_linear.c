@@ -10,9 +10,9 @@ struct shape {
     uint32_t inputs;
 };
 
-static bool run_linear(struct check *check KVA_UNUSED, const struct check_variant *variant,
-                       struct kva_device *device, const struct check_case *test, uint32_t first,
-                       uint32_t rows, float *out)
+bool check_run_linear(struct check *check KVA_UNUSED, const struct check_variant *variant,
+                      struct kva_device *device, const struct check_case *test, uint32_t first,
+                      uint32_t rows, float *out)
 {
     struct kva_linear_args args = *(const struct kva_linear_args *)test->opaque;
     args.out = out;
@@ -107,7 +107,7 @@ static void linear_case(struct check *check, struct shape shape, enum kva_dtype 
     /* Roundings of a sum cancel: its error grows as the root of its length. The bound grows as the
      * length, so over many outputs the error is a small share of it. */
     struct check_case test = {.op = OP_LINEAR,
-                              .run = run_linear,
+                              .run = check_run_linear,
                               .opaque = &args,
                               .rows = shape.rows,
                               .cols = shape.outputs,

@@ -6,18 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool run_linear(struct check *check KVA_UNUSED, const struct check_variant *variant,
-                       struct kva_device *device, const struct check_case *test, uint32_t first,
-                       uint32_t rows, float *out)
-{
-    struct kva_linear_args args = *(const struct kva_linear_args *)test->opaque;
-    args.out = out;
-    args.x = (const float *)args.x + (size_t)first * args.x_stride;
-    args.rows = rows;
-    variant->ops.linear(device, &args);
-    return true;
-}
-
 /* The layout as int8.h draws it, read apart from the kernels. */
 static const unsigned char *group_at(const struct kva_weight *w, size_t output, size_t group)
 {
@@ -121,7 +109,7 @@ static void int8_case(struct check *check, uint32_t rows, uint32_t outputs, uint
     double *expect = malloc(2 * count * sizeof(double));
     int8_truth(&args, initial, expect, expect + count);
     struct check_case test = {.op = OP_LINEAR_INT8,
-                              .run = run_linear,
+                              .run = check_run_linear,
                               .opaque = &args,
                               .rows = rows,
                               .cols = outputs,

@@ -150,6 +150,12 @@ bool check_enough(const struct check *check, enum check_op op);
 void check_count(struct check *check, struct check_variant *variant, enum check_op op,
                  const char *name, bool good, const char *reason);
 
+/* Rows [first, first + rows) of a case whose opaque is a struct kva_linear_args: whatever the
+ * weights' format is. */
+bool check_run_linear(struct check *check, const struct check_variant *variant,
+                      struct kva_device *device, const struct check_case *test, uint32_t first,
+                      uint32_t rows, float *out);
+
 /* The cases of each operator. */
 void check_embed(struct check *check);
 void check_norm(struct check *check);
