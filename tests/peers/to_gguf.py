@@ -1,8 +1,9 @@
-"""Writes a Llama checkpoint of `kvahead make-model` as GGUF, so that llama.cpp can be measured on the same weights.
+"""Writes a Llama checkpoint as GGUF, so that llama.cpp can be measured on the same weights.
 
     python to_gguf.py CHECKPOINT OUT.gguf        (needs gguf and numpy)
 
-Matrices stay bf16. There is no vocabulary: measurements take token ids.
+Matrices stay bf16. A checkpoint of `kvahead make-model` has no vocabulary, and needs none: measurements
+take token ids. The bundled model's goes along, for llama-server.
 """
 
 import json
@@ -51,6 +52,42 @@ def interleaved(rows, heads):
     return rows.reshape(heads, 2, dim // 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
+# llama.cpp knows pre-tokenizers by name.
+SPLITS = {
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+": "qwen2",
+}
+
+
+def add_vocabulary(writer, folder, config):
+    """A byte-level BPE as in tokenizer.json, with a pre-tokenizer that llama.cpp has."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        writer.add_tokenizer_model("none")
+        return
+    tokenizer = json.loads(path.read_text("utf-8"))
+    split = tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+    tokens = [f"<unused_{i}>" for i in range(config["vocab_size"])]
+    types = [gguf.TokenType.UNUSED] * len(tokens)
+    for token, number in tokenizer["model"]["vocab"].items():
+        tokens[number], types[number] = token, gguf.TokenType.NORMAL
+    for added in tokenizer["added_tokens"]:
+        tokens[added["id"]], types[added["id"]] = added["content"], gguf.TokenType.CONTROL
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in tokenizer["model"]["merges"]]
+    ends = config["eos_token_id"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(SPLITS[split])
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
+    writer.add_add_bos_token(True)
+    template = json.loads((folder / "tokenizer_config.json").read_text("utf-8")).get("chat_template")
+    if template:
+        writer.add_chat_template(template)
+
+
 def main():
     folder, out = pathlib.Path(sys.argv[1]), sys.argv[2]
     config = json.loads((folder / "config.json").read_text())
@@ -63,11 +100,15 @@ def main():
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(config.get("rope_theta", 10000.0))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
-    writer.add_tokenizer_model("none")
+    add_vocabulary(writer, folder, config)
     for name, bits in tensors(folder):
         if name in WHOLE:
             to = WHOLE[name]

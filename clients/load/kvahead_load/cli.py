@@ -1,7 +1,8 @@
 """The command line: `kvahead-load`.
 
 Exit codes: 0 every request was answered (or left as it was told to); 1 some failed; 2 bad input or
-an unusable server; 130 interrupted (what was measured until then is written).
+an unusable server; 130 interrupted (what was measured until then is written). With --rate auto
+refusals are a result, not a failure.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,14 +29,21 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from . import __version__, metrics, plots, report, workload
+from . import __version__, gauges, metrics, plots, report, workload
 from .arrivals import parse_process
 from .client import Client, Record, ServerParams, one_line
 from .errors import UsageError
 from .numbers import parse_distribution, parse_numbers, parse_share
 from .runner import Outcome, Point, Runner
+from .walk import KEPT_SHARE, Walk
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+# Of --rate auto, where nothing else is asked for: a reader is not kept waiting, and text comes
+# faster than it is read.
+AUTO_LIMITS = metrics.Limits(ttft_s=2.0, tpot_s=0.1)
+AUTO_DURATION_S = 20.0
+AUTO_LONE_REQUESTS = 3
 
 
 class _Parser(argparse.ArgumentParser):
@@ -83,7 +91,8 @@ def build_parser() -> argparse.ArgumentParser:
     load = parser.add_argument_group("load (one of --concurrency, --rate, --trace)")
     add = load.add_argument
     add("--concurrency", help="requests at a time; several, 1,4,16, are a sweep")
-    add("--rate", help="requests per second, whatever becomes of the earlier ones; a sweep too")
+    add("--rate", help="requests per second, whatever becomes of the earlier ones; a sweep too; "
+        "auto or auto:FIRST: rising until under 90%% of the requests are good")  # fmt: skip
     add("--trace", type=Path, help="file of arrivals and lengths: JSON lines, or Azure's CSV")
     add("--arrivals", default="poisson", help="with --rate: poisson, constant, gamma:CV (poisson)")
     add("--speed", type=_number(0.001, 1000, False), default=1.0, help="of a trace's time (1)")
@@ -120,17 +129,25 @@ def build_parser() -> argparse.ArgumentParser:
 # ---- from arguments to what is run ---------------------------------------------------------------
 
 
+def _is_auto(args: argparse.Namespace) -> bool:
+    return args.rate is not None and args.rate.partition(":")[0] == "auto"
+
+
 def _points(args: argparse.Namespace) -> list[Point]:
+    """What is to be run; of --rate auto the first point only, whose rate may be None."""
     given = [name for name in ("concurrency", "rate", "trace") if getattr(args, name)]
     if len(given) != 1:
         raise UsageError("give one of --concurrency, --rate and --trace")
     parse_process(args.arrivals)
-    requests = args.requests
-    if requests is None and args.duration is None and not args.trace:
-        requests = 100
+    requests, duration_s = args.requests, args.duration
+    if requests is None and duration_s is None and not args.trace:
+        if _is_auto(args):
+            duration_s = AUTO_DURATION_S
+        else:
+            requests = 100
     common: dict[str, Any] = {
         "requests": requests,
-        "duration_s": args.duration,
+        "duration_s": duration_s,
         "warm_up": args.warm_up,
         "in_flight_max": args.in_flight_max,
         "arrivals": args.arrivals,
@@ -139,6 +156,12 @@ def _points(args: argparse.Namespace) -> list[Point]:
     if args.concurrency:
         levels = parse_numbers(args.concurrency, "--concurrency", True, 100_000)
         return [Point(concurrency=int(level), **common) for level in levels]
+    if _is_auto(args):
+        first = args.rate.removeprefix("auto").removeprefix(":")
+        rates = parse_numbers(first, "--rate auto", False, 1e6) if first else [None]
+        if len(rates) > 1:
+            raise UsageError(f"--rate: {args.rate!r} has more than one first rate")
+        return [Point(rate=rates[0], **common)]
     if args.rate:
         return [
             Point(rate=rate, **common) for rate in parse_numbers(args.rate, "--rate", False, 1e6)
@@ -175,7 +198,8 @@ def _limits(args: argparse.Namespace) -> metrics.Limits:
         for name in ("ttft", "tpot", "itl", "e2e")
         for value in (getattr(args, f"limit_{name}"),)
     }
-    return metrics.Limits(**values)
+    limits = metrics.Limits(**values)
+    return AUTO_LIMITS if _is_auto(args) and not limits.any() else limits
 
 
 async def _calibrate(client: Client, shape: workload.Shape) -> workload.Shape:
@@ -205,13 +229,73 @@ def _source(
 def _total(point: Point, rows: list[workload.TraceRow]) -> int | None:
     if rows:
         return len(rows) if point.requests is None else min(len(rows), point.requests)
-    return None if point.requests is None else point.requests + point.warm_up
+    counts = [] if point.requests is None else [point.requests + point.warm_up]
+    if point.duration_s is not None and point.rate is not None:
+        counts.append(round(point.rate * point.duration_s))
+    return min(counts, default=None)
+
+
+async def _first_rate(client: Client, shape: workload.Shape) -> float:
+    """Half of what a server would do that answers one request after the other."""
+    seconds = []
+    source = workload.synthetic(replace(shape, cancel_share=0.0))
+    for _ in range(AUTO_LONE_REQUESTS):
+        record = await client.send(next(source))
+        if record.error:
+            raise UsageError(f"a lone request fails: {record.error}")
+        seconds.append(metrics.e2e(record))
+    return 0.5 / max(sorted(seconds)[len(seconds) // 2], 1e-3)
+
+
+class _Plan:
+    """Which point comes next."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._points = _points(args)
+        self._limits = _limits(args)
+        self.walk: Walk | None = None
+        self._auto = _is_auto(args)
+
+    async def prepare(self, client: Client, shape: workload.Shape) -> None:
+        if self._auto:
+            self.walk = Walk(self._points[0].rate or await _first_rate(client, shape))
+
+    def next(self) -> Point | None:
+        if self.walk:
+            rate = self.walk.next()
+            return None if rate is None else replace(self._points[0], rate=rate)
+        return self._points.pop(0) if self._points else None
+
+    def tell(self, outcome: Outcome) -> str:
+        """Note what came of a point; returns words about it."""
+        if not self._limits.any() or outcome.interrupted:
+            return ""
+        share = metrics.good_share(outcome.records, self._limits)
+        if self.walk and outcome.point.rate is not None:
+            self.walk.tell(outcome.point.rate, share)
+        return f", {share:.0%} good"
+
+
+async def _run_point(
+    args: argparse.Namespace,
+    client: Client,
+    source: Iterator[workload.Request],
+    point: Point,
+    on_record: Any,
+    stop: asyncio.Event,
+) -> Outcome:
+    sampler = gauges.Sampler(client)
+    await sampler.start()
+    outcome = await Runner(client, source, point, on_record, stop).run()
+    await sampler.stop()
+    outcome.server = gauges.summarise(sampler.samples, outcome.sent_s)
+    return outcome
 
 
 async def _run_all(
     args: argparse.Namespace, console: Console, stop: asyncio.Event
-) -> tuple[list[Outcome], dict[str, Any], workload.Shape]:
-    points, shape = _points(args), _shape(args)
+) -> tuple[list[Outcome], Walk | None, dict[str, Any], workload.Shape]:
+    plan, shape = _Plan(args), _shape(args)
     rows = workload.load_trace(args.trace) if args.trace else []
     params = ServerParams(
         base_url=args.base_url,
@@ -229,17 +313,22 @@ async def _run_all(
         if first.error:
             raise UsageError(f"a first request fails: {first.error}")
         with _progress(console) as progress:
-            for point in points:
+            await plan.prepare(client, shape)
+            while (point := plan.next()) and not stop.is_set():
                 bar = progress.add_task(point.label, total=_total(point, rows))
 
                 def tell(_record: Record, bar: Any = bar) -> None:
                     progress.advance(bar)
 
-                runner = Runner(client, _source(args, shape, rows), point, tell, stop)
-                outcomes.append(await runner.run())
-                if stop.is_set():
-                    break
-    return outcomes, facts, shape
+                source = _source(args, shape, rows)
+                outcome = await _run_point(args, client, source, point, tell, stop)
+                outcomes.append(outcome)
+                sent = len(outcome.records)
+                words = point.label + plan.tell(outcome)
+                progress.update(bar, description=words, total=sent, completed=sent)
+    if plan.walk:
+        outcomes.sort(key=lambda outcome: outcome.point.rate or 0.0)
+    return outcomes, plan.walk, facts, shape
 
 
 def _hello(shape: workload.Shape) -> str | list[int]:
@@ -258,8 +347,23 @@ def _progress(console: Console) -> Progress:
     )
 
 
+def _saturation(walk: Walk, points: list[dict[str, Any]]) -> dict[str, Any]:
+    best = max(points, key=lambda point: point["goodput_per_s"] or 0.0, default=None)
+    return {
+        "kept_share": KEPT_SHARE,
+        "rate_kept": walk.kept,
+        "rate_lost": walk.lost,
+        "goodput_per_s_max": best and best["goodput_per_s"],
+        "goodput_max_at": best and best["rate"],
+    }
+
+
 def _document(
-    args: argparse.Namespace, outcomes: list[Outcome], facts: dict[str, Any], shape: workload.Shape
+    args: argparse.Namespace,
+    outcomes: list[Outcome],
+    walk: Walk | None,
+    facts: dict[str, Any],
+    shape: workload.Shape,
 ) -> dict[str, Any]:
     limits = _limits(args)
     points = []
@@ -273,6 +377,7 @@ def _document(
                 "rate": point.rate,
             }
             | metrics.summarise(outcome.records, limits, outcome.seconds)
+            | {"server": outcome.server}
         )
     shown = {name: value for name, value in vars(args).items() if name != "api_key"}
     return {
@@ -283,6 +388,7 @@ def _document(
         "args": {name: str(v) if isinstance(v, Path) else v for name, v in shown.items()},
         "tokens_per_word": shape.tokens_per_word,
         "limits": asdict(limits),
+        "saturation": _saturation(walk, points) if walk else None,
         "points": points,
     }
 
@@ -295,7 +401,7 @@ def _write(folder: Path, document: dict[str, Any], outcomes: list[Outcome], pict
     report.write_json(folder / "results.json", document)
     if pictures:
         runs = [(outcome.point.label, outcome.records) for outcome in outcomes]
-        plots.draw(folder, document["points"], runs)
+        plots.draw(folder, document["points"], runs, document["limits"])
 
 
 async def _main(args: argparse.Namespace, console: Console) -> int:
@@ -305,10 +411,10 @@ async def _main(args: argparse.Namespace, console: Console) -> int:
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
     try:
-        outcomes, facts, shape = await _run_all(args, console, stop)
+        outcomes, walk, facts, shape = await _run_all(args, console, stop)
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-    document = _document(args, outcomes, facts, shape)
+    document = _document(args, outcomes, walk, facts, shape)
     points = document["points"]
     if args.out:
         _write(args.out, document, outcomes, not args.no_plots)
@@ -316,13 +422,18 @@ async def _main(args: argparse.Namespace, console: Console) -> int:
     if args.json:
         print(json.dumps(document, indent=1))
     else:
-        Console(width=None if sys.stdout.isatty() else 200).print(report.table(points))
+        out = Console(width=None if sys.stdout.isatty() else 200)
+        out.print(report.latencies(points), report.rates(points))
+        if document["saturation"]:
+            out.print(report.saturation(document), markup=False, soft_wrap=True, highlight=False)
     for point in points:
         for error, count in point["errors"].items():
             console.print(f"{point['load']}: {count} x {error}", markup=False, soft_wrap=True)
     if document["interrupted"]:
         return EXIT_INTERRUPTED
-    return EXIT_FAILED if any(point["failed"] for point in points) else EXIT_OK
+    # A server that is driven beyond what it can do may refuse.
+    failed = not document["saturation"] and any(point["failed"] for point in points)
+    return EXIT_FAILED if failed else EXIT_OK
 
 
 def main(argv: Sequence[str] | None = None) -> int:

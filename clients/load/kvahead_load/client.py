@@ -179,6 +179,15 @@ class Client:
         count = answer.get("count") if isinstance(answer, dict) else None
         return count if isinstance(count, int) and count > 0 else None
 
+    async def read_metrics(self) -> str | None:
+        """Read the server's /metrics; None: it has none."""
+        try:
+            url = f"{self.base_url.removesuffix('/v1')}/metrics"
+            async with self.session.get(url) as reply:
+                return await reply.text() if reply.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            return None
+
     # ---- asking -------------------------------------------------------------------------------
 
     def body(self, request: Request) -> dict[str, Any]:

@@ -73,6 +73,12 @@ def is_good(record: Record, limits: Limits) -> bool:
     return all(limit is None or value is None or value <= limit for limit, value in checks)
 
 
+def good_share(records: list[Record], limits: Limits) -> float:
+    """Of the requests that count and whose clients stayed, what share was good."""
+    stayed = [record for record in records if not record.warm_up and not record.cancelled]
+    return sum(is_good(record, limits) for record in stayed) / max(len(stayed), 1)
+
+
 def distribution(values: list[float]) -> dict[str, float] | None:
     """Mean, extremes and percentiles; None: nothing to describe."""
     if not values:
@@ -107,6 +113,7 @@ def summarise(records: list[Record], limits: Limits, seconds: float) -> dict[str
         "prompt_tokens_per_s": sum(prompts) * rate if prompts else None,
         "good": kept if limits.any() else None,
         "goodput_per_s": kept * rate if limits.any() else None,
+        "good_share": good_share(records, limits) if limits.any() else None,
         "prompt_tokens": distribution([float(value) for value in prompts]),
         "cached_tokens": sum(cached) if cached else None,
         "output_tokens": distribution([float(record.output_tokens) for record in good]),

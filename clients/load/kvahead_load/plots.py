@@ -32,12 +32,17 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.color": "#e4e4e4",
     "axes.axisbelow": True,
+    "legend.edgecolor": "none",
+    "legend.framealpha": 0.8,
     "axes.prop_cycle": plt.cycler(color=COLOURS),
     "svg.hashsalt": "kvahead-load",
+    "svg.fonttype": "none",  # text as text, in a font by one name: half the bytes
+    "font.sans-serif": ["DejaVu Sans"],
 }
 DPI = 150
-LATENCIES = (("ttft_s", "time to first token"), ("itl_s", "time between tokens"),
-             ("e2e_s", "time of a request"))  # fmt: skip
+LATENCIES = (("ttft_s", "time to first token (TTFT)"), ("itl_s", "time between pieces (ITL)"),
+             ("tpot_s", "time per output token (TPOT)"),
+             ("e2e_s", "time of a request (E2E)"))  # fmt: skip
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -63,39 +68,99 @@ def _log_axis(axis: Any) -> None:
     """Mark a log axis with plain numbers, also where it spans less than a decade."""
     low, high = axis.get_view_interval()
     decades = np.log10(high / low) if low > 0 else 9.0
-    subs = (1.0,) if decades > 3 else (1.0, 2.0, 5.0) if decades > 0.7 else tuple(range(1, 10))
+    subs = (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0) if decades > 0.7 else tuple(range(1, 10))
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
-def against_load(points: list[dict[str, Any]]) -> Figure | None:
-    """Latency percentiles and throughput over a sweep."""
+def _load_axis(ax: Axes, loads: list[float], what: str) -> None:
+    """A sweep that spans much is read on a log axis."""
+    ax.set_xlabel(what)
+    if max(loads) / min(loads) >= 6:
+        ax.set_xscale("log")
+        _log_axis(ax.xaxis)
+
+
+def _latency(ax: Axes, points: list[dict[str, Any]], key: str, limit_s: float | None) -> None:
+    loads = [point["level"] for point in points]
+    for percentile in ("p50", "p95", "p99"):
+        values = [1000 * p[key][percentile] if p[key] else np.nan for p in points]
+        ax.plot(loads, values, marker="o", markersize=4, label=percentile)
+    if limit_s is not None:
+        ax.axhline(1000 * limit_s, color="#555555", ls=":", lw=1.2, label="limit")
+    ax.set(ylabel="ms", yscale="log")
+    _log_axis(ax.yaxis)
+    ax.legend(fontsize=8)
+
+
+def _throughput(ax: Axes, points: list[dict[str, Any]]) -> None:
+    """Of an open loop: what is asked, answered and answered well; of a closed one: tokens."""
+    loads = [point["level"] for point in points]
+    if points[0]["concurrency"]:
+        ax.plot(loads, [p["output_tokens_per_s"] for p in points], marker="o", markersize=4)
+        ax.set(title="throughput", ylabel="output tokens / s", ylim=(0, None))
+        return
+    # Clients that leave and the run's last answers make the offered line lie above the others.
+    ax.plot(loads, loads, color="#999999", ls="--", lw=1, label="offered")
+    answered = [p["requests_per_s"] for p in points]
+    ax.plot(loads, answered, marker="o", markersize=4, label="complete")
+    good = [p["goodput_per_s"] for p in points]
+    if all(value is not None for value in good):
+        ax.plot(loads, good, marker="s", markersize=4, label="good")
+    # The line of what was offered may leave the picture: it is the other two that say something.
+    top = 1.25 * max([*answered, *(value or 0.0 for value in good), 1e-9])
+    ax.set(title="requests", ylabel="requests / s", ylim=(0, top))
+    ax.legend(frameon=False, fontsize=8)
+
+
+def _server(ax: Axes, points: list[dict[str, Any]]) -> None:
+    """What the server said of itself: means while the load was sent."""
+    loads = [point["level"] for point in points]
+    for name, words in (("running", "running"), ("waiting", "waiting")):
+        values = [p["server"].get(name, {}).get("mean", np.nan) for p in points]
+        ax.plot(loads, values, marker="o", markersize=4, label=words)
+    ax.set(title="in the server, mean", ylabel="requests", yscale="symlog", ylim=(0, None))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    lines = ax.get_lines()
+    used = [100 * p["server"].get("kv_device", {}).get("max", np.nan) for p in points]
+    if not all(np.isnan(used)):
+        other = ax.twinx()
+        other.grid(False)
+        other.plot(loads, used, color=COLOURS[2], marker="s", markersize=4, ls="--",
+                   label="KV in use, at most")  # fmt: skip
+        other.set(ylabel="% of the KV cache", ylim=(0, max(5.0, 1.2 * np.nanmax(used))))
+        other.spines["right"].set_visible(True)
+        lines = [*lines, *other.get_lines()]
+    ax.legend(lines, [line.get_label() for line in lines], frameon=False, fontsize=8,
+              loc="upper left")  # fmt: skip
+
+
+def against_load(
+    points: list[dict[str, Any]], limits: dict[str, float | None] | None = None
+) -> Figure | None:
+    """Latency percentiles, throughput and the server's own figures over a sweep."""
     loads = [point["level"] for point in points]
     if len(points) < 2 or any(load is None for load in loads):
         return None
     what = "requests at a time" if points[0]["concurrency"] else "requests sent per second"
-    figure, axes = _panels(len(LATENCIES) + 1)
+    server = any(point.get("server") for point in points)
+    figure, grid = plt.subplots(2, 3, figsize=(12, 6.2), layout="constrained")
+    axes = list(grid.flat)
     for ax, (key, title) in zip(axes, LATENCIES, strict=False):
-        for figure_name in ("p50", "p95", "p99"):
-            values = [1000 * p[key][figure_name] if p[key] else np.nan for p in points]
-            ax.plot(loads, values, marker="o", label=figure_name)
-        ax.set(title=title, xlabel=what, ylabel="ms", yscale="log")
-        _log_axis(ax.yaxis)
-        ax.legend(frameon=False)
-    last = axes[-1]
-    last.plot(loads, [p["output_tokens_per_s"] for p in points], marker="o", label="output tokens")
-    last.set(title="throughput", xlabel=what, ylabel="output tokens / s", ylim=(0, None))
-    if any(p["goodput_per_s"] is not None for p in points):
-        other = last.twinx()
-        other.grid(False)
-        values = [p["goodput_per_s"] for p in points]
-        other.plot(loads, values, marker="s", color=COLOURS[1], label="good requests", ls="--")
-        # Scaled apart, or lines that both follow the load would cover each other.
-        other.set(ylabel="good requests / s", ylim=(0, 1.3 * max([*values, 1e-9])))
-        other.spines["right"].set_visible(True)
-        lines = last.get_lines() + other.get_lines()
-        last.legend(lines, [line.get_label() for line in lines], frameon=False)
+        ax.set_title(title)
+        _latency(ax, points, key, (limits or {}).get(key))
+    _throughput(axes[4], points)
+    if server:
+        _server(axes[5], points)
+    else:
+        axes[5].remove()
+    for number, ax in enumerate(axes[: 5 + server]):
+        if number == 4:
+            # What is offered is a straight line here, and the end of it is what matters.
+            ax.set(xlabel=what, xlim=(0, None))
+        else:
+            _load_axis(ax, loads, what)
     return figure
 
 
@@ -103,14 +168,17 @@ def distributions(runs: list[tuple[str, list[Record]]]) -> Figure | None:
     """Cumulative distributions of the latencies, a line per load."""
     series: list[tuple[str, Callable[[list[Record]], list[float]]]] = [
         ("time to first token", lambda records: [metrics.ttft(r) for r in records]),
-        ("time between tokens", lambda records: [gap for r in records for gap in r.gaps_s]),
+        ("time between pieces", lambda records: [gap for r in records for gap in r.gaps_s]),
         ("time of a request", lambda records: [metrics.e2e(r) for r in records]),
     ]
     complete = [(label, [r for r in records if r.ok and not r.warm_up]) for label, records in runs]
     if not any(records for _, records in complete):
         return None
     figure, axes = _panels(len(series))
+    # Loads are in order, and so are the colours.
+    colours = plt.colormaps["viridis"](np.linspace(0.9, 0.0, len(complete)))
     for ax, (title, take) in zip(axes, series, strict=True):
+        ax.set_prop_cycle(color=colours)
         for label, records in complete:
             values = np.sort(np.array(take(records)) * 1000)
             if len(values):
@@ -118,7 +186,7 @@ def distributions(runs: list[tuple[str, list[Record]]]) -> Figure | None:
         ax.set(title=title, xlabel="ms", xscale="log", ylim=(0, 1))
         _log_axis(ax.xaxis)
     axes[0].set(ylabel="share of requests, of gaps")
-    axes[-1].legend(frameon=False, loc="lower right")
+    axes[-1].legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
@@ -152,12 +220,15 @@ def timeline(label: str, records: list[Record]) -> Figure | None:
 
 
 def draw(
-    folder: Path, points: list[dict[str, Any]], runs: list[tuple[str, list[Record]]]
+    folder: Path,
+    points: list[dict[str, Any]],
+    runs: list[tuple[str, list[Record]]],
+    limits: dict[str, float | None] | None = None,
 ) -> list[Path]:
     """Draw and save what there is to show."""
     paths: list[Path] = []
     with plt.rc_context(STYLE):
-        figures = {"load": against_load(points), "latency": distributions(runs)}
+        figures = {"load": against_load(points, limits), "latency": distributions(runs)}
         for number, (label, records) in enumerate(runs, 1):
             figures[f"timeline_{number}"] = timeline(label, records)
         for name, figure in figures.items():

@@ -40,32 +40,77 @@ def write_records(path: Path, label: str, records: list[Record]) -> None:
             file.write(json.dumps({"load": label} | asdict(record)) + "\n")
 
 
+def _number(value: float | None, digits: int, scale: float = 1.0, unit: str = "") -> str:
+    return "-" if value is None else f"{scale * value:.{digits}f}{unit}"
+
+
 def _ms(point: dict[str, Any], name: str, figure: str) -> str:
     values = point[name]
-    return f"{1000 * values[figure]:.1f}" if values else "-"
+    value = 1000 * values[figure] if values else None
+    return _number(value, 1 if value is None or value < 100 else 0)
 
 
-def table(points: list[dict[str, Any]]) -> Table:
-    """One line per load: latencies in ms."""
-    shown = Table(title="latencies in ms; p50 / p95 / p99", title_justify="left")
-    columns = ["load", "complete", "failed", "left", "req/s", "out tok/s"]
-    latencies = ["TTFT", "ITL", "TPOT", "E2E"]
-    goodput = any(point["goodput_per_s"] is not None for point in points)
-    for name in columns + latencies + (["goodput/s"] if goodput else []):
+def saturation(document: dict[str, Any]) -> str:
+    """The walk's result in words."""
+    found, limits = document["saturation"], document["limits"]
+    shown = ", ".join(
+        f"{name.removesuffix('_s').upper()} {1000 * value:g} ms"
+        for name, value in limits.items()
+        if value is not None
+    )
+    kept, lost = found["rate_kept"], found["rate_lost"]
+    share = f"{found['kept_share']:.0%} within {shown}"
+    if kept is None:
+        text = f"saturated at every rate that was tried: never {share}"
+    elif lost is None:
+        text = f"not saturated at {kept:g}/s, where the walk ended ({share})"
+    else:
+        text = f"saturated above {kept:g}/s ({share}), at {lost:g}/s it is less"
+    if found["goodput_per_s_max"]:
+        best = f"{found['goodput_per_s_max']:.2f} good requests/s at {found['goodput_max_at']:g}/s"
+        text += f"; most: {best}"
+    return text
+
+
+def _table(title: str | None, names: list[str], rows: list[list[str]]) -> Table:
+    shown = Table(title=title, title_justify="left")
+    for name in names:
         shown.add_column(name, justify="left" if name == "load" else "right", no_wrap=True)
+    for row in rows:
+        shown.add_row(*row)
+    return shown
+
+
+def latencies(points: list[dict[str, Any]]) -> Table:
+    """One line per load: latencies in ms."""
+    names = ["TTFT", "ITL", "TPOT", "E2E"]
+    rows = []
     for point in points:
         cells = [
-            point["load"],
-            str(point["complete"]),
-            str(point["failed"]),
-            str(point["cancelled"]),
-            f"{point['requests_per_s']:.2f}",
-            f"{point['output_tokens_per_s']:.1f}",
+            " / ".join(_ms(point, f"{name.lower()}_s", figure) for figure in ("p50", "p95", "p99"))
+            for name in names
         ]
-        for name in latencies:
-            key = f"{name.lower()}_s"
-            cells.append(" / ".join(_ms(point, key, figure) for figure in ("p50", "p95", "p99")))
+        rows.append([point["load"], str(point["complete"]), *cells])
+    return _table("latencies in ms; p50 / p95 / p99", ["load", "complete", *names], rows)
+
+
+def rates(points: list[dict[str, Any]]) -> Table:
+    """One line per load: what was done in a second, and what the server said meanwhile (means)."""
+    names = ["load", "failed", "left", "req/s", "out tok/s"]
+    goodput = any(point["goodput_per_s"] is not None for point in points)
+    server = any(point["server"] for point in points)
+    names += ["good", "good/s"] if goodput else []
+    names += ["running", "waiting", "rows/step", "KV"] if server else []
+    rows = []
+    for point in points:
+        row = [point["load"], str(point["failed"]), str(point["cancelled"])]
+        row += [_number(point["requests_per_s"], 2), _number(point["output_tokens_per_s"], 1)]
         if goodput:
-            cells.append(f"{point['goodput_per_s']:.2f}")
-        shown.add_row(*cells)
-    return shown
+            row += [_number(point["good_share"], 0, 100, "%"), _number(point["goodput_per_s"], 2)]
+        if server:
+            own = point["server"]
+            row += [_number(own.get(n, {}).get("mean"), 1) for n in ("running", "waiting")]
+            row += [_number(own.get("rows_per_step"), 1)]
+            row += [_number(own.get("kv_device", {}).get("max"), 1, 100, "%")]
+        rows.append(row)
+    return _table(None, names, rows)

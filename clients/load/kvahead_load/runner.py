@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from . import arrivals
 from .client import Client, Record, wait_until
@@ -45,7 +46,9 @@ class Outcome:
     records: list[Record] = field(default_factory=list)
     seconds: float = 0.0
     started_s: float = 0.0
+    sent_s: float = 0.0  # the last one was sent
     interrupted: bool = False
+    server: dict[str, Any] = field(default_factory=dict)  # what it said of itself: gauges.py
 
 
 class Runner:
@@ -115,6 +118,7 @@ class Runner:
             return None
         request = next(self.requests, None)
         self._sent += request is not None
+        self.outcome.sent_s = self.client.clock()
         return request
 
     def _take(self, record: Record, number: int) -> None:

@@ -65,6 +65,7 @@ class Scripted:
     usage: bool = True
     tokenize: bool = True
     in_step: bool = True  # wait for a client of `client` after each piece
+    metrics: Callable[[Scripted], str] | None = None  # what /metrics says; None: there is none
     models: list[str] = field(default_factory=lambda: ["scripted"])
     now: float = 100.0
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -86,6 +87,7 @@ class Scripted:
         self._seen = asyncio.Semaphore(0)
         app = web.Application()
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/chat/completions", self._complete)
@@ -101,6 +103,11 @@ class Scripted:
 
     async def _models(self, _request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": name} for name in self.models]})
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        if not self.metrics:
+            raise web.HTTPNotFound
+        return web.Response(text=self.metrics(self))
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         if not self.tokenize:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import pytest
 from scripted import Hang, Refuse, Scripted, words
 
+from kvahead_load import arrivals as arrivals_module
 from kvahead_load.cli import main
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -74,6 +75,51 @@ def test_cli__a_sweep_gives_results_and_pictures(tmp_path, capsys):
         assert (tmp_path / "out" / f"{name}.svg").read_text().startswith("<?xml")
     out = capsys.readouterr().out
     assert "4 at a time" in out and "TTFT" in out
+
+
+def test_cli__a_walk_ends_at_the_saturation_point(tmp_path, capsys):
+    """The server refuses more than 30 requests a second, so to speak: by the rate in the body."""
+    rate = [0.0]
+
+    def script(number, body):
+        if body["max_tokens"] == 1 or len(server.rates) == 0:
+            return words(1)  # the greeting
+        return words(2) if rate[0] <= 30 else [Refuse(503, "full")]
+
+    server = Scripted(script=script)
+    server.rates = []
+    gauges = (
+        '# HELP kvahead_requests_running x\nkvahead_requests_running{{model="m"}} {}\n'
+        "kvahead_steps_total 7\n"
+    )
+    server.metrics = lambda server: gauges.format(len(server.bodies))
+
+    def arrivals(text, value, rng):
+        rate[0] = value
+        server.rates.append(value)
+        return arrivals_process(text, value, rng)
+
+    arrivals_process = arrivals_module.process
+    with serving(server), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrivals_module, "process", arrivals)
+        code = main(["--base-url", server.url, "--rate", "auto:20", "--requests", "10",
+                     "--prompt-tokens", "9", "--output-tokens", "4",
+                     "--out", str(tmp_path)])  # fmt: skip
+    assert code == 0  # refusals are what was looked for
+    assert server.rates == [20, 40, 28, 33]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert [point["rate"] for point in results["points"]] == [20, 28, 33, 40]
+    assert [point["good_share"] for point in results["points"]] == [1, 1, 0, 0]
+    found = results["saturation"]
+    assert (found["rate_kept"], found["rate_lost"]) == (28, 33)
+    assert results["limits"]["ttft_s"] == 2.0
+    running = [point["server"]["running"] for point in results["points"]]
+    assert running[0]["mean"] >= 1 and running[0]["max"] < running[2]["max"]
+    assert results["points"][0]["server"]["steps"] == 0
+    out = capsys.readouterr().out
+    assert "saturated above 28/s (90% within TTFT 2000 ms, TPOT 100 ms), at 33/s it is less" in out
+    assert "running" in out
+    assert "limit" in (tmp_path / "load.svg").read_text()
 
 
 def test_cli__json_and_failures(capsys):
@@ -134,6 +180,9 @@ def test_cli__an_interrupt_writes_what_there_is(tmp_path):
         (["--base-url", "x", "--rate", "1", "--concurrency", "1"], "one of"),
         (["--base-url", "x", "--rate", "1"], "--base-url: 'x'"),
         (["--base-url", "http://x", "--rate", "0"], "--rate: '0'"),
+        (["--base-url", "http://x", "--rate", "auto:0"], "--rate auto: '0'"),
+        (["--base-url", "http://x", "--rate", "auto:1,2"], "more than one first rate"),
+        (["--base-url", "http://x", "--rate", "automatic"], "--rate: 'automatic'"),
         (["--base-url", "http://x", "--rate", "1", "--arrivals", "y"], "--arrivals: 'y'"),
         (["--base-url", "http://x", "--rate", "1", "--extra", "{"], "--extra"),
         (["--base-url", "http://x", "--rate", "1", "--extra", "[]"], "not a JSON object"),
@@ -196,3 +245,6 @@ def test_cli__kvahead_under_load(tmp_path, capsys, api):
         assert point["prompt_tokens"]["max"] <= 300
         assert point["cached_tokens"] > 0
         assert point["ttft_s"]["min"] > 0
+        # The server's own account of the same run; the first request came before it.
+        assert point["server"]["output_tokens"] >= 12 * point["complete"]
+        assert point["server"]["steps"] > 0

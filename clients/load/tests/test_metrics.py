@@ -7,7 +7,16 @@ import json
 import pytest
 
 from kvahead_load.client import Record
-from kvahead_load.metrics import Limits, distribution, e2e, is_good, summarise, tpot, ttft
+from kvahead_load.metrics import (
+    Limits,
+    distribution,
+    e2e,
+    good_share,
+    is_good,
+    summarise,
+    tpot,
+    ttft,
+)
 
 
 def answer(start: float = 10.0, first: float = 0.5, gap: float = 0.1, tokens: int = 5, **fields):
@@ -77,6 +86,8 @@ def test_metrics__summary_counts_everything_once():
     assert figures["requests_per_s"] == 0.5
     assert figures["output_tokens_per_s"] == (5 + 5 + 2) / 4
     assert (figures["good"], figures["goodput_per_s"]) == (1, 0.25)
+    # One of four whose clients stayed.
+    assert figures["good_share"] == 0.25
     assert figures["ttft_s"]["max"] == pytest.approx(2.0)
     assert figures["itl_s"]["count"] == 8
     assert figures["lag_s"]["max"] == pytest.approx(0.5)
@@ -85,7 +96,12 @@ def test_metrics__summary_counts_everything_once():
 
 def test_metrics__without_limits_there_is_no_goodput():
     figures = summarise([answer()], Limits(), 1.0)
-    assert figures["good"] is figures["goodput_per_s"] is None
+    assert figures["good"] is figures["goodput_per_s"] is figures["good_share"] is None
+
+
+def test_metrics__share_of_nothing_is_nothing():
+    assert good_share([], Limits(ttft_s=1.0)) == 0
+    assert good_share([answer(cancelled=True), answer()], Limits(ttft_s=1.0)) == 1
 
 
 def test_metrics__nothing_came_back():
