@@ -68,7 +68,7 @@ struct kva_cpu_attend_split {
     float *a;      /* out: [q_count, head_dim] */
     float *m;      /* out: [q_count] */
     float *e;      /* out: [q_count] */
-    float *scores; /* scratch: [q_count, KVA_ATTEND_SPLIT_TOKENS] */
+    float *scores; /* scratch: [KVA_CPU_ATTEND_QUERIES, KVA_ATTEND_SPLIT_TOKENS] */
     float *k;      /* scratch: [KVA_CPU_ATTEND_K_FLOATS] */
     float *v;      /* scratch: [KVA_CPU_ATTEND_V_FLOATS] */
 };
