@@ -28,7 +28,7 @@ static const char *const kv_misses[] = {"default", "chain", "predecode", NULL};
 static const char *const kv_dtypes[] = {"auto", "f16", "bf16", NULL};
 static const char *const weights[] = {"file", "int8", NULL};
 static const char *const cpu_levels[] = {"auto",       "ref",        "avx2", "avx512",
-                                         "avx512vnni", "avx512bf16", NULL};
+                                         "avx512vnni", "avx512bf16", "amx",  NULL};
 
 static const struct kva_option table[] = {
     {"model", KVA_OPTION_STRING, ENGINE | EVAL | KVA_CMD_TOKENIZE, AT(model), 0, 0, NULL, NULL,

@@ -48,6 +48,8 @@ enum kva_cpu_level {
     KVA_CPU_AVX512VNNI = 1u << 3,
     /* AVX512-BF16: activations are rounded to bf16 where they meet bf16 weights */
     KVA_CPU_AVX512BF16 = 1u << 4,
+    /* AMX-TILE, AMX-BF16 and AMX-INT8; activations are rounded as at AVX512-BF16 */
+    KVA_CPU_AMX = 1u << 5,
 };
 
 struct kva_device_params {
@@ -61,6 +63,9 @@ struct kva_device_params {
      * event shows up as a wrong result; 0: none. */
     uint32_t copy_delay_max_us;
     uint64_t copy_delay_seed;
+    /* Tests only: levels whose instructions something in the process executes in software, as if
+     * the machine had them. */
+    uint32_t cpu_levels_emulated;
 };
 
 /* What the device is, for logs, `kvahead info` and /version. */

@@ -91,6 +91,8 @@ void kva_cpu_kernels_ref(struct kva_cpu_kernels *kernels)
     *kernels = (struct kva_cpu_kernels){
         .embed = kva_embed_ref,
         .norm = kva_norm_ref,
+        .linear_outputs = 4,
+        .linear_rows = 1,
         .linear_row_bytes = kva_linear_row_bytes_ref,
         .linear = kva_linear_ref,
         .linear_int8_prepare = kva_linear_int8_prepare_ref,

@@ -8,7 +8,7 @@
  *   linear   An output is a sum over blocks of inputs, ascending: of KVA_CPU_LINEAR_INNER, or, in
  *            kernels of 16-bit products, KVA_CPU_LINEAR_DEPTH. A block is summed by lanes and the
  *            lanes by a fixed tree. What activations are rounded to depends on the level and the
- *            weight's format alone.
+ *            weight's format alone. Level amx sums bf16 by tiles: linear_amx.c.
  *            With int8 weights every level gives the bits that int8.h says.
  *   attend   A row is a fold over splits of KVA_ATTEND_SPLIT_TOKENS positions, ascending. Within a
  *            split a score is one chain over head_dim, the sum of exponentials goes by lanes of
@@ -136,6 +136,10 @@ struct kva_cpu_linear {
 struct kva_cpu_kernels {
     void (*embed)(const struct kva_embed_args *args, uint32_t first, uint32_t end);
     void (*norm)(const struct kva_norm_args *args, uint32_t first, uint32_t end);
+    /* Outputs that `linear` takes at once, and rows that linear_prepare does: items and pieces are
+     * multiples of them, except at the end. */
+    uint32_t linear_outputs;
+    uint32_t linear_rows;
     /* Bytes of a prepared row; 0: the kernel reads the rows of this weight's format as they are,
      * KVA_CPU_LINEAR_ROWS at a time. */
     size_t (*linear_row_bytes)(const struct kva_linear_args *args);
@@ -176,13 +180,17 @@ void kva_cpu_kernels_avx2(struct kva_cpu_kernels *kernels);
 void kva_cpu_kernels_avx512(struct kva_cpu_kernels *kernels);
 void kva_cpu_kernels_avx512bf16(struct kva_cpu_kernels *kernels);
 void kva_cpu_kernels_avx512vnni(struct kva_cpu_kernels *kernels);
+void kva_cpu_kernels_amx(struct kva_cpu_kernels *kernels);
 
-/* Levels that both this build and this machine have. */
+/* Levels that both this build and this machine have. AMX is among them if the operating system
+ * lets this process use its tiles, which is asked for here. */
 uint32_t kva_cpu_levels(void);
 
 /* Fill the table from the levels in `mask` (0: all), lowest first; the reference level is always
- * the bottom. *ret_levels: those in use. Fails: KVA_EINVAL (a level that is not there). */
-KVA_MUST_CHECK enum kva_status kva_cpu_kernels_fill(uint32_t mask, struct kva_cpu_kernels *kernels,
+ * the bottom. `emulated`: levels that count as there. *ret_levels: those in use. Fails: KVA_EINVAL
+ * (a level that is not there). */
+KVA_MUST_CHECK enum kva_status kva_cpu_kernels_fill(uint32_t mask, uint32_t emulated,
+                                                    struct kva_cpu_kernels *kernels,
                                                     uint32_t *ret_levels, struct kva_err *err);
 
 /* "avx512": the name of one level. */

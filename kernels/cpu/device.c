@@ -269,7 +269,8 @@ enum kva_status kva_device_open_cpu(const struct kva_device_params *params, stru
     device->base.backend = &backend;
     device->base.ops = &kva_cpu_ops;
     uint32_t threads = params->threads ? params->threads : kva_pool_usable_cores();
-    status = kva_cpu_kernels_fill(params->cpu_level_mask, &device->kernels, &levels, err);
+    status = kva_cpu_kernels_fill(params->cpu_level_mask, params->cpu_levels_emulated,
+                                  &device->kernels, &levels, err);
     if (status != KVA_OK)
         goto fail;
     status = kva_pool_create(threads, &device->pool, err);

@@ -8,7 +8,17 @@
 #include <stdio.h>
 
 #ifdef KVA_CPU_X86
+#include "base/log.h"
+
 #include <cpuid.h>
+#include <errno.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* asm/prctl.h, of Linux 5.16 and later: leave to use a part of the processor's state. */
+#define REQUEST_STATE 0x1023
+#define TILE_DATA     18
 
 /* The register state that the operating system saves, bit by bit (XCR0). */
 static uint64_t saved_state(void)
@@ -21,6 +31,34 @@ static uint64_t saved_state(void)
 static bool has_bits(uint64_t value, uint64_t bits)
 {
     return (value & bits) == bits;
+}
+
+/* Tiles of the shape that the kernels are made for, their products, and a system that saves them
+ * (XCR0: TILECFG, TILEDATA). */
+static bool has_amx(uint64_t state)
+{
+    const uint32_t bf16 = 1u << 22, tile = 1u << 24, int8 = 1u << 25;
+    uint32_t a, b, c, d;
+    if (!has_bits(state, 3u << 17) || !__get_cpuid_count(7, 0, &a, &b, &c, &d) ||
+        !has_bits(d, bf16 | tile | int8))
+        return false;
+    if (!__get_cpuid_count(0x1D, 1, &a, &b, &c, &d))
+        return false;
+    uint32_t row_bytes = b & 0xFFFF, tiles = b >> 16, rows = c & 0xFFFF;
+    return row_bytes == 64 && tiles >= 8 && rows == 16;
+}
+
+/* Linux gives a process room for tiles only when it asks for it. Once given, every thread has it,
+ * and asking again is no error. */
+static bool may_use_tiles(void)
+{
+    if (syscall(SYS_arch_prctl, REQUEST_STATE, TILE_DATA) == 0)
+        return true;
+    kva_log(KVA_LOG_WARN,
+            "this processor has AMX, but the system does not let this process use it (arch_prctl: "
+            "%s): level avx512bf16 is used instead",
+            strerror(errno));
+    return false;
 }
 
 static uint32_t detect(void)
@@ -45,8 +83,11 @@ static uint32_t detect(void)
         levels |= KVA_CPU_AVX512VNNI;
     else
         return levels; /* every processor with the next has this */
-    if (__get_cpuid_count(7, 1, &a, &b, &c, &d) && has_bits(a, 1u << 5))
-        levels |= KVA_CPU_AVX512BF16;
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !has_bits(a, 1u << 5))
+        return levels;
+    levels |= KVA_CPU_AVX512BF16;
+    if (has_amx(state) && may_use_tiles())
+        levels |= KVA_CPU_AMX;
     return levels;
 }
 #else
@@ -74,15 +115,18 @@ const char *kva_cpu_level_name(uint32_t level)
         return "avx512vnni";
     case KVA_CPU_AVX512BF16:
         return "avx512bf16";
+    case KVA_CPU_AMX:
+        return "amx";
     default:
         return "unknown";
     }
 }
 
-enum kva_status kva_cpu_kernels_fill(uint32_t mask, struct kva_cpu_kernels *kernels,
-                                     uint32_t *ret_levels, struct kva_err *err)
+enum kva_status kva_cpu_kernels_fill(uint32_t mask, uint32_t emulated,
+                                     struct kva_cpu_kernels *kernels, uint32_t *ret_levels,
+                                     struct kva_err *err)
 {
-    uint32_t there = kva_cpu_levels();
+    uint32_t there = kva_cpu_levels() | emulated;
     for (uint32_t rest = mask & ~there; rest; rest &= rest - 1) {
         uint32_t level = rest & (~rest + 1);
         return kva_fail_param(err, KVA_EINVAL, "cpu_level_mask",
@@ -103,6 +147,8 @@ enum kva_status kva_cpu_kernels_fill(uint32_t mask, struct kva_cpu_kernels *kern
     }
     if (levels & KVA_CPU_AVX512BF16)
         kva_cpu_kernels_avx512bf16(kernels);
+    if (levels & KVA_CPU_AMX)
+        kva_cpu_kernels_amx(kernels);
 #endif
     *ret_levels = levels;
     return KVA_OK;

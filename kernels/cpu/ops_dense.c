@@ -258,7 +258,8 @@ static size_t item_outputs(const struct kva_device *device, const struct kva_wei
                                  : weight->cols * kva_dtype_bytes(weight->dtype);
     size_t least = LINEAR_ITEM_BYTES_MIN / output_bytes + 1;
     size_t even = kva_div_up(weight->rows, (size_t)kva_pool_threads(device->pool) * 16);
-    size_t outputs = kva_align_up(kva_max_size(even, least), panels ? KVA_INT8_PANEL : 4);
+    size_t outputs = kva_align_up(kva_max_size(even, least),
+                                  panels ? KVA_INT8_PANEL : device->kernels.linear_outputs);
     return kva_min_size(outputs, KVA_CPU_LINEAR_OUTPUTS);
 }
 
@@ -268,7 +269,8 @@ static void run_linear(struct kva_device *device, const struct kva_linear_args *
     struct linear_job job = {.device = device, .args = args, .row_bytes = row_bytes};
     if (row_bytes) {
         struct job prepare = {.device = device, .args = args};
-        prepare.cut = cut_units(device, args->rows, args->weight.cols, 1);
+        prepare.cut = cut_units(device, args->rows, args->weight.cols,
+                                is_int8(args) ? 1 : device->kernels.linear_rows);
         kva_pool_run(device->pool, prepare.cut.count, prepare_piece, &prepare);
         job.rows = cut_even(args->rows, args->rows);
         job.outputs = cut_even(args->weight.rows, item_outputs(device, &args->weight));

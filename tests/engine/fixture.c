@@ -19,7 +19,8 @@ uint32_t fixture_unrounded_levels(void)
     struct kva_device *device;
     struct kva_err err;
     expect_ok(kva_device_open_cpu(&(struct kva_device_params){.threads = 1}, &device, &err), &err);
-    uint32_t levels = kva_device_get_info(device)->cpu_levels & ~(uint32_t)KVA_CPU_AVX512BF16;
+    uint32_t levels =
+        kva_device_get_info(device)->cpu_levels & ~(uint32_t)(KVA_CPU_AVX512BF16 | KVA_CPU_AMX);
     kva_device_close(device);
     return levels;
 }
@@ -35,6 +36,7 @@ void fixture_open(struct fixture *fixture, const struct fixture_params *params)
     const struct kva_device_params device = {
         .threads = params->threads,
         .cpu_level_mask = params->cpu_level_mask,
+        .cpu_levels_emulated = params->cpu_levels_emulated,
         .copy_delay_max_us = params->copy_delay_max_us,
         .copy_delay_seed = params->seed,
     };

@@ -9,6 +9,7 @@ struct fixture_params {
     const char *model_path; /* relative to the source root, or absolute */
     uint32_t threads;
     uint32_t cpu_level_mask;
+    uint32_t cpu_levels_emulated; /* amx_emulated_levels: what else may be in the mask */
     uint32_t copy_delay_max_us;
     uint64_t seed;
     uint64_t device_bytes; /* 0: plenty */

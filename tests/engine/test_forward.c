@@ -6,6 +6,7 @@
 #include "tests/data.h"
 #include "tests/engine/fixture.h"
 #include "tests/golden/golden.h"
+#include "tests/kernels/amx_emulator.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -199,7 +200,13 @@ static void test_forward__every_family_matches_transformers(void **state KVA_UNU
          "avx512bf16",
          {0.24, 0.24},
          {0.04, 0.04}},
+        /* The same roundings, other orders of additions. */
+        {KVA_CPU_REF | KVA_CPU_AVX2 | KVA_CPU_AVX512 | KVA_CPU_AVX512BF16 | KVA_CPU_AMX,
+         "amx",
+         {0.24, 0.24},
+         {0.04, 0.04}},
     };
+    const uint32_t emulated = amx_emulated_levels();
     printf("%-20s %-10s %22s %22s\n", "family", "level", "f16 KV: max    rms",
            "bf16 KV: max    rms");
     for (size_t i = 0; kva_golden_families[i]; i++) {
@@ -210,15 +217,18 @@ static void test_forward__every_family_matches_transformers(void **state KVA_UNU
         kva_golden_path(family, NULL, path, sizeof(path));
         for (size_t level = 0; level < KVA_COUNT_OF(levels); level++) {
             struct kva_device *device;
-            const struct kva_device_params probe = {.cpu_level_mask = levels[level].mask};
+            const struct kva_device_params probe = {.cpu_level_mask = levels[level].mask,
+                                                    .cpu_levels_emulated = emulated};
             if (kva_device_open_cpu(&probe, &device, NULL)) {
                 printf("SKIPPED: this machine has no %s\n", levels[level].name);
                 continue;
             }
             kva_device_close(device);
             struct fixture f;
-            fixture_open(&f, &(struct fixture_params){.model_path = path,
-                                                      .cpu_level_mask = levels[level].mask});
+            fixture_open(
+                &f, &(struct fixture_params){.model_path = path,
+                                             .cpu_level_mask = levels[level].mask,
+                                             .cpu_levels_emulated = emulated & levels[level].mask});
             struct error errors[2];
             const enum kva_dtype dtypes[2] = {KVA_F16, KVA_BF16};
             for (int d = 0; d < 2; d++) {

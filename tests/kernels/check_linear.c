@@ -31,11 +31,13 @@ static double sum_error(uint32_t inputs)
     return UNIT * (block / 8.0 + 8 + inputs / 512.0 + 2);
 }
 
-/* The same for products of bf16: 16 lanes, blocks of 2048, a rounding for each product. */
+/* The same for products of bf16: 16 lanes, blocks of 2048, a rounding for each product. By tiles:
+ * two chains of 16 products, their sum, one addition for every 32 inputs. */
 static double sum_error_rounded(uint32_t inputs)
 {
     uint32_t block = kva_min_u32(inputs, 2048);
-    return UNIT * (block / 16.0 + 8 + inputs / 2048.0 + 2);
+    double lanes = block / 16.0 + 8 + inputs / 2048.0 + 2;
+    return UNIT * fmax(lanes, 16 + 1 + (inputs + 31) / 32.0 + 2);
 }
 
 /* `rounded`: as bf16 products have it, x and w rounded to bf16 without denormal numbers, which
@@ -115,7 +117,8 @@ static void linear_case(struct check *check, struct shape shape, enum kva_dtype 
                               .initial = accumulate ? initial : NULL,
                               .expect = expect,
                               .bound = expect + count,
-                              .rounding_levels = dtype == KVA_BF16 ? KVA_CPU_AVX512BF16 : 0,
+                              .rounding_levels =
+                                  dtype == KVA_BF16 ? KVA_CPU_AVX512BF16 | KVA_CPU_AMX : 0,
                               .expect_rounded = expect + 2 * count,
                               .bound_rounded = expect + 3 * count,
                               .norm_share = count < 64 ? 1 : 0.4,

@@ -1,5 +1,7 @@
 #include "tests/kernels/checkasm.h"
 
+#include "tests/kernels/amx_emulator.h"
+
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -214,11 +216,14 @@ static const char *run_guarded(struct check *check, const struct check_variant *
 {
     if (sigsetjmp(fault_return, 1) != 0) {
         fault_expected = 0;
+        amx_emulator_drop();
         return "touched memory outside its arguments";
     }
     fault_expected = 1;
     bool good = test->run(check, variant, device, test, first, rows, out);
     fault_expected = 0;
+    if (amx_emulator_held() > 0)
+        return "left tiles configured";
     return good ? NULL : "wrote outside its output";
 }
 
@@ -370,7 +375,9 @@ bool check_variant_open(struct check_variant *variant, uint32_t level)
 {
     struct kva_err err;
     /* A level on its own over the reference: what it lacks is the reference's. */
-    struct kva_device_params params = {.threads = 1, .cpu_level_mask = level};
+    struct kva_device_params params = {.threads = 1,
+                                       .cpu_level_mask = level,
+                                       .cpu_levels_emulated = level & amx_emulated_levels()};
     if (kva_device_open_cpu(&params, &variant->one, &err) != KVA_OK)
         return false;
     params.threads = THREADS_MANY;
@@ -399,12 +406,20 @@ static void open_levels(struct check *check, const char *only, bool all)
                   {KVA_CPU_AVX2, "avx2"},
                   {KVA_CPU_AVX512, "avx512"},
                   {KVA_CPU_AVX512VNNI, "avx512vnni"},
-                  {KVA_CPU_AVX512BF16, "avx512bf16"}};
+                  {KVA_CPU_AVX512BF16, "avx512bf16"},
+                  {KVA_CPU_AMX, "amx"}};
     for (size_t i = 0; i < KVA_COUNT_OF(levels); i++) {
         struct check_variant *variant = &check->variants[check->variant_count];
         if (only && strcmp(only, levels[i].name) != 0)
             continue;
         uint32_t mask = all ? 2 * levels[i].level - 1 : levels[i].level;
+        bool emulated = levels[i].level & amx_emulated_levels();
+        if (all && emulated) {
+            printf("SKIPPED: %s is only emulated here\n", levels[i].name);
+            continue;
+        }
+        if (emulated)
+            printf("%s is emulated: this machine has none\n", levels[i].name);
         if (check_variant_open(variant, mask)) {
             snprintf(variant->name, sizeof variant->name, "%s", levels[i].name);
             check->variant_count++;

@@ -1,0 +1,435 @@
+/* linear of level amx: weights in bf16 against activations rounded to bf16, tile by tile
+ * (TDPBF16PS), sums in fp32. Weights in other formats are level avx512's.
+ *
+ * A product is 16 outputs by 32 inputs of weights (a, whose rows lie in the file as a tile wants
+ * them) times 32 inputs by up to 16 rows of activations (b, which wants inputs in pairs, so
+ * linear_prepare lays them out), summed into 16 outputs by 16 rows. Up to 2 x 2 of these run side
+ * by side: 4 sums and 4 operands are all tiles that there are, and each product then needs one
+ * tile to be loaded.
+ *
+ * An output is one chain over the products of its 32 inputs each, ascending, from 0; amx.h says
+ * what is within one. So its bits depend on nothing but its row and its weights: not on how many
+ * rows, outputs, items and threads there are, and sums may leave the tiles for memory at any time.
+ * vdpbf16ps adds in another order, so a single row goes through tiles as well: 16 outputs at a time
+ * use all of a product's weights, and there are products for 64 bytes of weights a cycle, more than
+ * memory gives to a core.
+ *
+ * Weights are staged: a block of them is copied into tiles that lie one after the other in the
+ * first-level cache. Read where they are, the 16 rows of a tile would be 16 streams from memory
+ * (which gives most to few), fall into one and the same set of the cache where a row is a multiple
+ * of 4 KiB, and straddle cache lines where the file has them so, for every use again. Copied, they
+ * are read in runs of 1 KiB, once, and what is missing of the last tiles is filled with zeros. The
+ * block that comes next is prefetched into the second-level cache in the same order meanwhile. */
+#include "kernels/cpu/amx.h"
+#include "kernels/cpu/convert.h"
+#include "kernels/cpu/kernels_amx.h"
+#include "kernels/cpu/kernels_avx512.h"
+#include "kernels/cpu/transpose_512.h"
+
+#include <immintrin.h>
+#include <stdbool.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Inputs of one product. */
+#define STEP 32u
+
+#define TILE (KVA_TILE_ROWS * KVA_TILE_BYTES)
+
+/* A block of weights: 32 KiB, two thirds of the first-level cache. */
+#define BLOCK_OUTPUTS (2 * KVA_AMX_OUTPUTS)
+#define BLOCK_DEPTH   512u
+#define BLOCK_BYTES   (BLOCK_OUTPUTS * BLOCK_DEPTH * sizeof(uint16_t))
+
+/* Rows side by side, and rows whose sums wait in memory while blocks go by: their inputs of one
+ * block's depth take half of the second-level cache's smaller sizes. */
+#define PAIR_ROWS  (2 * KVA_AMX_ROWS)
+#define CHUNK_ROWS 512u
+
+#define PAIRS_MAX  (CHUNK_ROWS / PAIR_ROWS)
+#define GROUPS_MAX (KVA_CPU_LINEAR_OUTPUTS / BLOCK_OUTPUTS)
+
+_Static_assert(BLOCK_BYTES + (size_t)GROUPS_MAX * PAIRS_MAX * 4 * TILE <= KVA_CPU_SCRATCH_BYTES,
+               "a block and the sums of a chunk fit the scratch");
+
+/* --- activations ------------------------------------------------------------------------------ */
+
+/* Inputs, whole steps of them. */
+static uint32_t padded(uint32_t inputs)
+{
+    return (uint32_t)kva_align_up(inputs, STEP);
+}
+
+size_t kva_linear_row_bytes_amx(const struct kva_linear_args *args)
+{
+    return args->weight.dtype == KVA_BF16 ? padded(args->weight.cols) * sizeof(uint16_t) : 0;
+}
+
+/* Rounds to nearest, ties to even; what is below the normal numbers becomes 0, as it does in the
+ * products. */
+static __m512i load_step(const float *x, uint32_t count)
+{
+    __m512 a, b;
+    if (count >= STEP) {
+        a = _mm512_loadu_ps(x);
+        b = _mm512_loadu_ps(x + 16);
+    } else {
+        const uint32_t low = kva_min_u32(count, 16);
+        a = _mm512_maskz_loadu_ps((__mmask16)((1u << low) - 1u), x);
+        b = _mm512_maskz_loadu_ps((__mmask16)((1u << (count - low)) - 1u), x + low);
+    }
+    return (__m512i)_mm512_cvtne2ps_pbh(b, a);
+}
+
+/* Rows from a multiple of KVA_AMX_ROWS on. Such a block of rows is [pairs of inputs][rows of the
+ * block][2]: it has as many columns as rows, so that few rows take little room. */
+void kva_linear_prepare_amx(const struct kva_linear_args *args, uint32_t first, uint32_t end,
+                            void *prepared)
+{
+    const uint32_t inputs = args->weight.cols;
+    for (uint32_t row = first; row < end; row += KVA_AMX_ROWS) {
+        const uint32_t rows = kva_min_u32(KVA_AMX_ROWS, args->rows - row);
+        const float *x = (const float *)args->x + (size_t)row * args->x_stride;
+        const __mmask16 mask = (__mmask16)((1u << rows) - 1u);
+        uint32_t *to = (uint32_t *)prepared + (size_t)row * padded(inputs) / 2;
+        for (uint32_t k = 0; k < inputs; k += STEP, to += (size_t)rows * STEP / 2) {
+            __m512i lines[KVA_AMX_ROWS];
+            for (uint32_t i = 0; i < KVA_AMX_ROWS; i++)
+                lines[i] = i < rows ? load_step(x + (size_t)i * args->x_stride + k, inputs - k)
+                                    : _mm512_setzero_si512();
+            kva_transpose_512(lines);
+            for (uint32_t i = 0; i < STEP / 2; i++)
+                _mm512_mask_storeu_epi32(to + (size_t)i * rows, mask, lines[i]);
+        }
+    }
+}
+
+/* --- work ------------------------------------------------------------------------------------- */
+
+/* Some rows of an item. */
+struct chunk {
+    const struct kva_cpu_linear *item;
+    uint32_t row_first; /* of args */
+    uint32_t rows;
+    uint32_t pairs;  /* of PAIR_ROWS rows */
+    uint32_t groups; /* of BLOCK_OUTPUTS outputs */
+    uint32_t depths; /* of BLOCK_DEPTH inputs */
+    uint8_t *block;  /* [steps][panels] tiles */
+    uint8_t *totals; /* [groups][pairs][2 panels][2 blocks of rows] tiles */
+    uint32_t shape[2];
+};
+
+/* Weights of some outputs and inputs, where they are. */
+struct block {
+    const uint8_t *data; /* the first output's first input */
+    size_t stride;       /* bytes */
+    uint32_t group;
+    uint32_t depth;
+    uint32_t outputs;
+    uint32_t inputs;
+};
+
+/* What is prefetched: lines of a block in the order in which it is copied. */
+struct ahead {
+    const uint8_t *row;
+    size_t stride;
+    size_t row_bytes;
+    size_t at;
+    uint32_t rows;
+    uint32_t lines; /* left */
+};
+
+/* The item's block number `index`. Few rows wait for memory: outputs one after the other, so that
+ * pages are read through. Many want their inputs from the second-level cache: depths one after the
+ * other. */
+static struct block block_at(const struct chunk *chunk, uint32_t index)
+{
+    const struct kva_cpu_linear *item = chunk->item;
+    const struct kva_weight *weight = &item->args->weight;
+    const bool few = chunk->pairs == 1;
+    const uint32_t group = few ? index / chunk->depths : index % chunk->groups;
+    const uint32_t depth = few ? index % chunk->depths : index / chunk->groups;
+    const uint32_t output = item->out_first + group * BLOCK_OUTPUTS, input = depth * BLOCK_DEPTH;
+    return (struct block){
+        .data = (const uint8_t *)((const uint16_t *)weight->data + (size_t)output * weight->cols +
+                                  input),
+        .stride = weight->cols * sizeof(uint16_t),
+        .group = group,
+        .depth = depth,
+        .outputs = kva_min_u32(BLOCK_OUTPUTS, item->out_end - output),
+        .inputs = kva_min_u32(BLOCK_DEPTH, weight->cols - input),
+    };
+}
+
+static struct ahead ahead_of(const struct block *block)
+{
+    const size_t row_bytes = block->inputs * sizeof(uint16_t);
+    return (struct ahead){
+        .row = block->data,
+        .stride = block->stride,
+        .row_bytes = row_bytes,
+        .rows = block->outputs,
+        .lines = block->outputs * (uint32_t)kva_div_up(row_bytes, KVA_CACHE_LINE),
+    };
+}
+
+INLINE void prefetch(struct ahead *ahead, uint32_t lines)
+{
+    for (; lines > 0 && ahead->lines > 0; lines--, ahead->lines--) {
+        _mm_prefetch((const char *)ahead->row + ahead->at, _MM_HINT_T1);
+        ahead->at += KVA_CACHE_LINE;
+        if (ahead->at >= ahead->row_bytes) {
+            ahead->at = 0;
+            ahead->row += ahead->stride;
+        }
+    }
+}
+
+/* Copies a block into tiles. `share`: of 8 lines copied, so many are prefetched. */
+static void stage(const struct block *block, uint32_t panels, uint8_t *to, struct ahead *ahead,
+                  uint32_t share)
+{
+    const uint32_t steps = (uint32_t)kva_div_up(block->inputs, STEP);
+    for (uint32_t n = 0; n < panels * KVA_AMX_OUTPUTS; n++) {
+        const uint16_t *from = (const uint16_t *)(const void *)(block->data + n * block->stride);
+        uint8_t *line = to + n / KVA_AMX_OUTPUTS * TILE + n % KVA_AMX_OUTPUTS * KVA_TILE_BYTES;
+        for (uint32_t s = 0; s < steps; s++, from += STEP, line += (size_t)panels * TILE) {
+            const uint32_t left = n < block->outputs ? block->inputs - s * STEP : 0;
+            const __mmask32 mask = left >= STEP ? 0xFFFFFFFFu : (1u << left) - 1u;
+            _mm512_store_si512(line, _mm512_maskz_loadu_epi16(mask, from));
+            prefetch(ahead, s % 8 < share);
+        }
+    }
+}
+
+/* --- products --------------------------------------------------------------------------------- */
+
+/* The staged block against one or two blocks of rows. */
+struct product {
+    const uint8_t *w;    /* [steps][panels] tiles */
+    const uint8_t *x[2]; /* each [steps] tiles of x_bytes a row */
+    size_t x_bytes[2];
+    uint32_t steps;
+    bool begins;       /* sums begin from 0 */
+    uint8_t *totals;   /* [2][2] tiles */
+    uint32_t prefetch; /* lines a step */
+    struct ahead *ahead;
+};
+
+#define SUM(panel, rows) (totals + ((panel)*2 + (rows)) * (size_t)TILE)
+
+INLINE void multiply(const int panels, const int blocks, const struct product *product)
+{
+    uint8_t *totals = product->totals;
+    if (product->begins) {
+        KVA_TILE_ZERO(0);
+        if (blocks > 1)
+            KVA_TILE_ZERO(1);
+        if (panels > 1)
+            KVA_TILE_ZERO(2);
+        if (panels > 1 && blocks > 1)
+            KVA_TILE_ZERO(3);
+    } else {
+        KVA_TILE_LOAD(0, SUM(0, 0), KVA_TILE_BYTES);
+        if (blocks > 1)
+            KVA_TILE_LOAD(1, SUM(0, 1), KVA_TILE_BYTES);
+        if (panels > 1)
+            KVA_TILE_LOAD(2, SUM(1, 0), KVA_TILE_BYTES);
+        if (panels > 1 && blocks > 1)
+            KVA_TILE_LOAD(3, SUM(1, 1), KVA_TILE_BYTES);
+    }
+    const uint8_t *w = product->w, *x0 = product->x[0], *x1 = product->x[1];
+    for (uint32_t s = 0; s < product->steps; s++) {
+        KVA_TILE_LOAD(6, x0, product->x_bytes[0]);
+        KVA_TILE_LOAD(4, w, KVA_TILE_BYTES);
+        KVA_TILE_DOT_BF16(0, 4, 6);
+        if (panels > 1) {
+            KVA_TILE_LOAD(5, w + TILE, KVA_TILE_BYTES);
+            KVA_TILE_DOT_BF16(2, 5, 6);
+        }
+        if (blocks > 1) {
+            KVA_TILE_LOAD(7, x1, product->x_bytes[1]);
+            KVA_TILE_DOT_BF16(1, 4, 7);
+            x1 += STEP / 2 * product->x_bytes[1];
+        }
+        if (panels > 1 && blocks > 1)
+            KVA_TILE_DOT_BF16(3, 5, 7);
+        prefetch(product->ahead, product->prefetch);
+        w += (size_t)panels * TILE;
+        x0 += STEP / 2 * product->x_bytes[0];
+    }
+    KVA_TILE_STORE(0, SUM(0, 0), KVA_TILE_BYTES);
+    if (blocks > 1)
+        KVA_TILE_STORE(1, SUM(0, 1), KVA_TILE_BYTES);
+    if (panels > 1)
+        KVA_TILE_STORE(2, SUM(1, 0), KVA_TILE_BYTES);
+    if (panels > 1 && blocks > 1)
+        KVA_TILE_STORE(3, SUM(1, 1), KVA_TILE_BYTES);
+}
+
+static void multiply_1_1(const struct product *product)
+{
+    multiply(1, 1, product);
+}
+
+static void multiply_1_2(const struct product *product)
+{
+    multiply(1, 2, product);
+}
+
+static void multiply_2_1(const struct product *product)
+{
+    multiply(2, 1, product);
+}
+
+static void multiply_2_2(const struct product *product)
+{
+    multiply(2, 2, product);
+}
+
+static void (*const multiplies[2][2])(const struct product *) = {{multiply_1_1, multiply_1_2},
+                                                                 {multiply_2_1, multiply_2_2}};
+
+/* Shapes for blocks of so many rows; missing outputs are zeros. */
+static void configure(struct chunk *chunk, const uint32_t rows[2])
+{
+    if (chunk->shape[0] == rows[0] && chunk->shape[1] == rows[1])
+        return;
+    struct kva_tile_config config = {.palette = 1};
+    for (int i = 0; i < (rows[1] ? 2 : 1); i++) {
+        const uint16_t bytes = (uint16_t)(rows[i] * sizeof(float));
+        config.row_bytes[i] = config.row_bytes[2 + i] = config.row_bytes[6 + i] = bytes;
+        config.rows[i] = config.rows[2 + i] = config.rows[6 + i] = KVA_TILE_ROWS;
+    }
+    for (int i = 4; i < 6; i++) {
+        config.row_bytes[i] = KVA_TILE_BYTES;
+        config.rows[i] = KVA_TILE_ROWS;
+    }
+    kva_tiles_configure(&config);
+    memcpy(chunk->shape, rows, sizeof chunk->shape);
+}
+
+/* --- outputs ---------------------------------------------------------------------------------- */
+
+/* out = totals (+ bias) (+ out), for the tile of `rows` rows and `outputs` outputs. */
+static void write_tile(const struct kva_linear_args *args, const uint8_t *totals, uint32_t row,
+                       uint32_t rows, uint32_t output, uint32_t outputs)
+{
+    __m512i lines[16];
+    const __mmask16 row_mask = (__mmask16)((1u << rows) - 1u);
+    const __mmask16 mask = (__mmask16)((1u << outputs) - 1u);
+    for (int i = 0; i < 16; i++)
+        lines[i] = _mm512_maskz_load_epi32(row_mask, totals + (size_t)i * KVA_TILE_BYTES);
+    kva_transpose_512(lines);
+    float bias[16] = {0};
+    for (uint32_t n = 0; args->bias.data && n < outputs; n++)
+        bias[n] = kva_f32_at(args->bias.data, args->bias.dtype, output + n);
+    for (uint32_t i = 0; i < rows; i++) {
+        float *out = (float *)args->out + (size_t)(row + i) * args->out_stride + output;
+        __m512 value = _mm512_castsi512_ps(lines[i]);
+        if (args->bias.data)
+            value = _mm512_add_ps(value, _mm512_loadu_ps(bias));
+        if (args->accumulate)
+            value = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), value);
+        _mm512_mask_storeu_ps(out, mask, value);
+    }
+}
+
+/* The sums of one block of weights and one pair of rows, complete. */
+static void write_pair(const struct chunk *chunk, const struct block *block, uint32_t pair,
+                       const uint8_t *totals)
+{
+    const struct kva_cpu_linear *item = chunk->item;
+    for (uint32_t r = 0; r < 2; r++) {
+        const uint32_t row = pair * PAIR_ROWS + r * KVA_AMX_ROWS;
+        for (uint32_t n = 0; n < block->outputs && row < chunk->rows; n += KVA_AMX_OUTPUTS)
+            write_tile(item->args, SUM(n / KVA_AMX_OUTPUTS, r), chunk->row_first + row,
+                       kva_min_u32(KVA_AMX_ROWS, chunk->rows - row),
+                       item->out_first + block->group * BLOCK_OUTPUTS + n,
+                       kva_min_u32(KVA_AMX_OUTPUTS, block->outputs - n));
+    }
+}
+
+/* --- items ------------------------------------------------------------------------------------ */
+
+/* All rows of the chunk against one block, and what comes after it prefetched. */
+static void run_block(struct chunk *chunk, const struct block *block, struct ahead *ahead)
+{
+    const struct kva_cpu_linear *item = chunk->item;
+    const size_t pad = padded(item->args->weight.cols);
+    const uint32_t panels = block->outputs > KVA_AMX_OUTPUTS ? 2 : 1;
+    const bool ends = block->depth + 1 == chunk->depths;
+    struct product product = {
+        .w = chunk->block,
+        .steps = (uint32_t)kva_div_up(block->inputs, STEP),
+        .begins = block->depth == 0,
+        .ahead = ahead,
+    };
+    /* One pair of rows is soon done with a block: memory's time is that of the copy. */
+    stage(block, panels, chunk->block, ahead, chunk->pairs == 1 ? 7 : 0);
+    product.prefetch = (uint32_t)kva_div_up(ahead->lines, (size_t)product.steps * chunk->pairs);
+    for (uint32_t pair = 0; pair < chunk->pairs; pair++) {
+        const uint32_t left = chunk->rows - pair * PAIR_ROWS;
+        const uint32_t rows[2] = {kva_min_u32(left, KVA_AMX_ROWS),
+                                  kva_min_u32(left, PAIR_ROWS) - kva_min_u32(left, KVA_AMX_ROWS)};
+        for (uint32_t r = 0; r < 2; r++) {
+            const size_t row = chunk->row_first + pair * PAIR_ROWS + r * KVA_AMX_ROWS;
+            product.x_bytes[r] = rows[r] * sizeof(float);
+            product.x[r] = (const uint8_t *)item->prepared + row * pad * sizeof(uint16_t) +
+                           (size_t)block->depth * BLOCK_DEPTH * rows[r] * sizeof(uint16_t);
+        }
+        product.totals =
+            chunk->totals + ((size_t)block->group * chunk->pairs + pair) * 4 * (size_t)TILE;
+        configure(chunk, rows);
+        multiplies[panels - 1][rows[1] ? 1 : 0](&product);
+        if (ends)
+            write_pair(chunk, block, pair, product.totals);
+    }
+}
+
+static void run_chunk(struct chunk *chunk)
+{
+    const struct kva_cpu_linear *item = chunk->item;
+    chunk->pairs = (uint32_t)kva_div_up(chunk->rows, PAIR_ROWS);
+    chunk->groups = (uint32_t)kva_div_up(item->out_end - item->out_first, BLOCK_OUTPUTS);
+    chunk->depths = (uint32_t)kva_div_up(item->args->weight.cols, BLOCK_DEPTH);
+    const uint32_t count = chunk->groups * chunk->depths;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct block block = block_at(chunk, i);
+        struct ahead ahead = {0};
+        if (i + 1 < count) {
+            const struct block next = block_at(chunk, i + 1);
+            ahead = ahead_of(&next);
+        }
+        run_block(chunk, &block, &ahead);
+    }
+}
+
+void kva_linear_amx(const struct kva_cpu_linear *item)
+{
+    if (item->args->weight.dtype != KVA_BF16) {
+        kva_linear_avx512(item);
+        return;
+    }
+    struct chunk chunk = {
+        .item = item,
+        .block = item->scratch,
+        .totals = (uint8_t *)item->scratch + BLOCK_BYTES,
+    };
+    for (uint32_t row = item->row_first; row < item->row_end; row += CHUNK_ROWS) {
+        chunk.row_first = row;
+        chunk.rows = kva_min_u32(CHUNK_ROWS, item->row_end - row);
+        run_chunk(&chunk);
+    }
+    kva_tiles_release();
+}
+
+void kva_cpu_kernels_amx(struct kva_cpu_kernels *kernels)
+{
+    kernels->linear_outputs = KVA_AMX_OUTPUTS;
+    kernels->linear_rows = KVA_AMX_ROWS;
+    kernels->linear_row_bytes = kva_linear_row_bytes_amx;
+    kernels->linear_prepare = kva_linear_prepare_amx;
+    kernels->linear = kva_linear_amx;
+}
