@@ -432,4 +432,6 @@ void kva_cpu_kernels_amx(struct kva_cpu_kernels *kernels)
     kernels->linear_row_bytes = kva_linear_row_bytes_amx;
     kernels->linear_prepare = kva_linear_prepare_amx;
     kernels->linear = kva_linear_amx;
+    kernels->attend_split = kva_attend_split_amx;
+    kernels->lowbit_split = kva_lowbit_split_amx;
 }

@@ -476,7 +476,7 @@ static void attend_case(struct check *check, const struct plan *plan)
                               .stride = cols,
                               .expect = expect,
                               .bound = expect + count,
-                              .rounding_levels = rounds ? KVA_CPU_AVX512BF16 : 0,
+                              .rounding_levels = rounds ? KVA_CPU_AVX512BF16 | KVA_CPU_AMX : 0,
                               .expect_rounded = rounded,
                               .bound_rounded = rounded + count,
                               .adjust = adjust_attend,

@@ -118,7 +118,7 @@ static void int8_case(struct check *check, uint32_t rows, uint32_t outputs, uint
                               .expect = expect,
                               .bound = expect + count,
                               .norm_share = count < 64 ? 1 : 0.5,
-                              .same_levels = true};
+                              .same_levels = UINT32_MAX};
     snprintf(test.name, sizeof test.name, "rows %u outputs %u inputs %u%s%s %s", rows, outputs,
              inputs, biased ? " bias" : "", accumulate ? " accumulate" : "", check_fill_name(fill));
     if (finite)

@@ -106,6 +106,7 @@ struct plan {
     uint32_t k;
     enum kva_dtype dtype;
     enum check_fill fill;
+    bool bare; /* no hot rows */
 };
 
 static void make_rest(struct check *check, struct lowbit_test *test)
@@ -142,7 +143,7 @@ static struct lowbit_test *lowbit_build(struct check *check, const struct plan *
         seq->position_first = seq->page_count * 64 + check_below(check, 70);
         seq->block_first = i * PAGES_MAX;
         test->rows += seq->row_count;
-        test->data[i].hot = check_below(check, 4) > 0;
+        test->data[i].hot = check_below(check, 4) > 0 && !plan->bare;
         test->data[i].k = plan->k;
         test->data[i].pinned = seq->page_count ? check_below(check, 3) * 4 : 0;
         make_pages(check, test, i);
@@ -413,14 +414,14 @@ struct truth {
 /* Levels that round queries and weights. */
 static uint32_t rounding_levels(enum kva_dtype kv_dtype)
 {
-    return KVA_CPU_AVX512VNNI | (kv_dtype == KVA_BF16 ? KVA_CPU_AVX512BF16 : 0);
+    return KVA_CPU_AVX512VNNI | KVA_CPU_AMX | (kv_dtype == KVA_BF16 ? KVA_CPU_AVX512BF16 : 0);
 }
 
-/* What rounding to 8 bits may add, where codes meet integers (avx512vnni): a factor is off by half
- * a step (a query's) or by one (a weight's, see the kernel), a step being the 127th part of the
- * largest factor, and counts once per unit of code. With 4 bits the steps are 128 times finer.
- * Where bf16 rows meet bf16 products (avx512bf16), a hot row's query and weight are off by 2^-8.
- * One bound serves the levels of either kind and of both. */
+/* What rounding to 8 bits may add, where codes meet integers (avx512vnni, amx): a factor is off by
+ * half a step (a query's) or by one (a weight's, see the kernel), a step being the 127th part of
+ * the largest factor, and counts once per unit of code. With 4 bits the steps are 128 times finer.
+ * Where bf16 rows meet bf16 products (avx512bf16, amx), a hot row's query and weight are off by
+ * 2^-8. One bound serves the levels of either kind and of both. */
 struct rounding {
     const double *k_scale; /* [positions, head_dim]; 0 for hot rows */
     const double *v_scale;
@@ -730,7 +731,9 @@ static void lowbit_case(struct check *check, const struct plan *plan)
                               .rounding_levels = rounding_levels(plan->dtype),
                               .expect_rounded = expect + 2 * count,
                               .bound_rounded = expect + 3 * count,
-                              .norm_share_rounded = 0.1};
+                              .norm_share_rounded = 0.1,
+                              /* Products of bytes are exact, however they are made. */
+                              .same_levels = plan->bare ? KVA_CPU_AVX512VNNI | KVA_CPU_AMX : 0};
     snprintf(test.name, sizeof test.name,
              "heads %u/%u head_dim %u %u bits group %u seqs %u rows %u pages %u window %u k %u %s "
              "%s",
@@ -769,6 +772,13 @@ void check_attend_lowbit(struct check *check)
                 plan.rows[s] = rows[check_below(check, big ? 4 : KVA_COUNT_OF(rows))];
                 plan.pages[s] = pages[check_below(check, KVA_COUNT_OF(pages))];
             }
+            lowbit_case(check, &plan);
+        }
+        for (uint32_t j = 0; j < KVA_COUNT_OF(bits); j++) {
+            struct plan plan = {.shape = shapes[i], .k = 1, .dtype = KVA_BF16, .bare = true};
+            plan.format = (struct kva_lowbit_format){.bits = bits[j], .group = j % 2 ? 32 : 64};
+            plan.rows[0] = i % 2 ? 1 : 3;
+            plan.pages[0] = 5 + j;
             lowbit_case(check, &plan);
         }
     }

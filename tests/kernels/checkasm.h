@@ -134,7 +134,7 @@ struct check_case {
     const double *expect_rounded;
     const double *bound_rounded;
     double norm_share_rounded;
-    bool same_levels; /* every level must give the bits of the first */
+    uint32_t same_levels; /* variants that have one of these must give the bits of the first */
     /* Where elements are related, what they should be can depend on what some of them are:
      * attention's `a` and `e` on its `m`. Called before the comparison; may be NULL. */
     void (*adjust)(const struct check_case *test, const float *out, double *expect, double *bound);
