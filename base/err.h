@@ -18,7 +18,8 @@ enum kva_status {
     KVA_EINVAL,       /* The caller's value is wrong: 400. */
     KVA_ECONTEXT,     /* The prompt does not fit the context window: 400. */
     KVA_EAUTH,        /* No or wrong key: 401. */
-    KVA_ENOTFOUND,    /* No such model, route, file: 404. */
+    KVA_ENOTFOUND,    /* No such route or file: 404. */
+    KVA_EMODEL,       /* A model that is not served here: 404. */
     KVA_EMETHOD,      /* Route exists, method does not: 405. */
     KVA_ETIMEOUT,     /* The peer or a deadline was too slow: 408. */
     KVA_ETOOBIG,      /* Body over its limit: 413. */

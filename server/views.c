@@ -93,9 +93,9 @@ void kva_view_model(struct kva_server *server, struct kva_exchange *exchange)
         reply_json(exchange, 200, &body);
     } else {
         struct kva_err err;
-        kva_fail_param(&err, KVA_ENOTFOUND, "model", "The model '%.200s' does not exist here.",
+        kva_fail_param(&err, KVA_EMODEL, "model", "The model '%.200s' does not exist here.",
                        id ? id : raw);
-        kva_server_reply_error(server, exchange, KVA_ENOTFOUND, &err);
+        kva_server_reply_error(server, exchange, KVA_EMODEL, &err);
     }
     free(id);
 }

@@ -144,7 +144,7 @@ struct kva_api_call {
     uint64_t prompt_tokens;        /* over all prompts */
 };
 
-/* Parse and validate the body of `route`. Fails: KVA_EINVAL, KVA_EUNSUPPORTED, KVA_ENOTFOUND (the
+/* Parse and validate the body of `route`. Fails: KVA_EINVAL, KVA_EUNSUPPORTED, KVA_EMODEL (the
  * model), KVA_ENOMEM; err has message and field. */
 KVA_MUST_CHECK enum kva_status kva_api_parse(const struct kva_api_config *config,
                                              enum kva_api_route route, const char *body,

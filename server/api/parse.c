@@ -25,7 +25,7 @@ static enum kva_status parse_model(struct kva_api_parser *p, const char *name, c
     if (status != KVA_OK)
         return status;
     if (!kva_api_serves_model(p->config, model.data))
-        return kva_fail_param(p->err, KVA_ENOTFOUND, name,
+        return kva_fail_param(p->err, KVA_EMODEL, name,
                               "The model '%.200s' does not exist here; served is '%.200s'.",
                               model.data, p->config->model_ids[0]);
     p->call->model = model.data;

@@ -41,6 +41,7 @@ def test_models__list_and_retrieve(client):
 def test_models__unknown_one_is_not_found(client):
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("gpt-9")
+    assert caught.value.code == "model_not_found" and caught.value.type == "invalid_request_error"
     assert caught.value.param == "model" and "gpt-9" in caught.value.message
 
 
@@ -515,12 +516,14 @@ def test_context__refusals_have_both_numbers(client):
 def test_model__unknown_one_is_not_found(client):
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="gpt-9", messages=MESSAGES)
+    assert caught.value.code == "model_not_found"
     assert caught.value.param == "model" and "gpt-9" in caught.value.message
 
 
 def test_routes__that_are_not_here_say_so(client):
     with pytest.raises(openai.NotFoundError) as caught:
         client.embeddings.create(model="demo", input="x")
+    assert caught.value.code == "not_found"
     assert "/v1/embeddings" in caught.value.message
 
 
