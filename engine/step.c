@@ -424,5 +424,6 @@ enum kva_status kva_model_engine_step(void *self, struct kva_step_item *items, u
             run_long(e, &items[i]);
     }
     e->steps++;
-    return kva_device_error(e->device, err);
+    enum kva_status status = kva_model_check(e->params.model, err);
+    return status ? status : kva_device_error(e->device, err);
 }

@@ -71,11 +71,13 @@ static void destroy(struct kva_service *service)
     free(service);
 }
 
-/* The engine thread takes no signals: they are the event loop's. */
+/* The engine thread takes no signals: they are the event loop's. Faults of its own it must not
+ * block, or they end the process whatever their handler would do. */
 static int start_thread(struct kva_service *service)
 {
     sigset_t all, before;
     sigfillset(&all);
+    sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int result = pthread_create(&service->thread, NULL, kva_service_main, service);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

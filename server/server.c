@@ -138,7 +138,7 @@ static void check_device(struct kva_server *server)
     if (!server->has_backend || server->phase == KVA_PHASE_FAILED ||
         kva_service_error(server->backend.service, &err) == KVA_OK)
         return;
-    snprintf(server->fail_message, sizeof(server->fail_message), "The device has failed: %.200s",
+    snprintf(server->fail_message, sizeof(server->fail_message), "Serving has ended: %.200s",
              err.message);
     kva_log(KVA_LOG_ERROR, "%s", server->fail_message);
     server->phase = KVA_PHASE_FAILED;

@@ -1,6 +1,7 @@
 #include "engine/model/files.h"
 
 #include "base/buf.h"
+#include "base/mapped.h"
 #include "engine/model/checksum.h"
 #include "engine/model/index.h"
 
@@ -49,6 +50,7 @@ static enum kva_status map_file(int dir_fd, struct kva_model_shard *shard, struc
         } else {
             shard->map = map;
             shard->map_bytes = (size_t)info.st_size;
+            shard->watch = kva_mapped_watch(map, shard->map_bytes);
             shard->stamp = stamp_of(&info);
         }
     }
@@ -154,8 +156,10 @@ void kva_model_files_close(struct kva_model_files *files)
         return;
     for (size_t i = 0; files->shards && i < files->shard_count; i++) {
         kva_safetensors_finish(&files->shards[i].table);
-        if (files->shards[i].map)
-            munmap(files->shards[i].map, files->shards[i].map_bytes);
+        if (!files->shards[i].map)
+            continue;
+        kva_mapped_unwatch(files->shards[i].watch);
+        munmap(files->shards[i].map, files->shards[i].map_bytes);
     }
     free(files->shards);
     kva_arena_finish(&files->arena);
@@ -198,6 +202,16 @@ uint64_t kva_model_files_bytes(const struct kva_model_files *files)
     for (size_t i = 0; i < files->shard_count; i++)
         bytes += files->shards[i].map_bytes;
     return bytes;
+}
+
+enum kva_status kva_model_files_check(const struct kva_model_files *files, struct kva_err *err)
+{
+    for (size_t i = 0; i < files->shard_count; i++)
+        if (kva_mapped_is_lost(files->shards[i].watch))
+            return kva_fail(err, KVA_EIO,
+                            "%s has been cut, or cannot be read any more, while it was in use",
+                            files->shards[i].name);
+    return KVA_OK;
 }
 
 /* Reads a piece of a mapping. MADV_POPULATE_READ (Linux 5.14) maps the pages of a piece with one

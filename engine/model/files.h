@@ -2,8 +2,9 @@
  * model.safetensors.index.json names.
  *
  * Shards are found by plain names inside the model's folder (symbolic links are followed: download
- * caches are made of them). Mappings are read-only. A file that is cut while it is mapped ends the
- * process with SIGBUS, as with every mapped file: a model's folder must not be written to.
+ * caches are made of them). Mappings are read-only and watched (base/mapped.h): a file that is cut
+ * while it is mapped reads as zeros from there on, and kva_model_check says so. A model's folder
+ * must not be written to all the same: what is written over is read as it is then.
  *
  * Thread rule: opened by one thread; immutable afterwards. */
 #ifndef KVA_ENGINE_MODEL_FILES_H
@@ -15,6 +16,7 @@ struct kva_model_shard {
     const char *name; /* borrowed from the index, or a literal */
     void *map;
     size_t map_bytes;
+    uint32_t watch; /* of the map: base/mapped.h */
     uint64_t stamp; /* of inode, size and times: another file, or this one changed, has another */
     struct kva_safetensors table;
 };
@@ -51,6 +53,10 @@ KVA_MUST_CHECK enum kva_status kva_model_files_find(const struct kva_model_files
 
 /* Bytes of all files. */
 uint64_t kva_model_files_bytes(const struct kva_model_files *files);
+
+/* Fails: KVA_EIO when a part of a file was lost since it was mapped. */
+KVA_MUST_CHECK enum kva_status kva_model_files_check(const struct kva_model_files *files,
+                                                     struct kva_err *err);
 
 /* Reads every page into memory. Fails: KVA_EIO. */
 KVA_MUST_CHECK enum kva_status kva_model_files_prefetch(const struct kva_model_files *files,

@@ -1,6 +1,7 @@
 #include "engine/model/int8.h"
 
 #include "base/log.h"
+#include "base/mapped.h"
 #include "engine/model/checksum.h"
 #include "engine/model/files.h"
 #include "engine/model/int8_file.h"
@@ -296,11 +297,17 @@ enum kva_status kva_model_quantise(struct kva_model *model,
     }
     if (!status) {
         *int8 = (struct kva_model_int8){
-            .map = file.map, .map_bytes = file.map_bytes, .made = file.made, .shared = file.shared};
+            .map = file.map,
+            .map_bytes = file.map_bytes,
+            .watch = file.watch,
+            .made = file.made,
+            .shared = file.shared,
+        };
         memcpy(int8->path, file.path, sizeof(int8->path));
         take_over(&work, int8);
         model->int8 = int8;
         int8 = NULL;
+        status = kva_model_check(model, err);
     }
     free(int8);
     free(work.parts);
@@ -312,6 +319,7 @@ void kva_model_int8_close(struct kva_model_int8 *int8)
 {
     if (!int8)
         return;
+    kva_mapped_unwatch(int8->watch);
     munmap(int8->map, int8->map_bytes);
     free(int8);
 }

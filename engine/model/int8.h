@@ -35,6 +35,7 @@ struct kva_model_int8_params {
 struct kva_model_int8 {
     void *map; /* read-only; header first */
     size_t map_bytes;
+    uint32_t watch;  /* of the map: base/mapped.h */
     bool made;       /* by this process, just now */
     bool shared;     /* with whoever maps `path`; else it is memory of this process */
     char path[1024]; /* of the file, where it is or would be */

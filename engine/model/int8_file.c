@@ -1,6 +1,7 @@
 #include "engine/model/int8_file.h"
 
 #include "base/log.h"
+#include "base/mapped.h"
 #include "engine/model/checksum.h"
 
 #include <errno.h>
@@ -49,7 +50,7 @@ static void base_name(const char *path, char *out, size_t size)
 void kva_int8_file_init(struct kva_int8_file *file, const char *dir_path, const char *cache_path,
                         const char *name)
 {
-    *file = (struct kva_int8_file){.fd = -1};
+    *file = (struct kva_int8_file){.fd = -1, .watch = KVA_MAPPED_NONE};
     if (!cache_path) {
         snprintf(file->path, sizeof(file->path), "%s/%s", dir_path, name);
         return;
@@ -87,12 +88,15 @@ bool kva_int8_file_open(struct kva_int8_file *file)
         return false;
     file->map = map;
     file->map_bytes = (size_t)info.st_size;
+    file->watch = kva_mapped_watch(map, file->map_bytes);
     file->shared = true;
     return true;
 }
 
 void kva_int8_file_unmap(struct kva_int8_file *file)
 {
+    kva_mapped_unwatch(file->watch);
+    file->watch = KVA_MAPPED_NONE;
     if (file->map)
         munmap(file->map, file->map_bytes);
     file->map = NULL;
@@ -205,6 +209,7 @@ void kva_int8_file_publish(struct kva_int8_file *file, const struct kva_int8_fil
     page.own_sum = kva_checksum(&page, offsetof(struct page, own_sum));
     memcpy(file->map, &page, sizeof(page));
     (void)mprotect(file->map, file->map_bytes, PROT_READ);
+    file->watch = kva_mapped_watch(file->map, file->map_bytes);
     if (file->fd < 0)
         return;
     char path[sizeof(file->path) + 8];

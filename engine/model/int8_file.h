@@ -29,8 +29,9 @@ struct kva_int8_file {
     uint64_t looked_ino; /* of the file at `path` when it was opened last; 0: there was none */
     void *map;
     size_t map_bytes;
-    bool made;   /* by this process */
-    bool shared; /* the map is the file's, which is at `path` */
+    uint32_t watch; /* of the map: base/mapped.h; it is for reading */
+    bool made;      /* by this process */
+    bool shared;    /* the map is the file's, which is at `path` */
 };
 
 /* PATH: cache_path/NAME-SUM.int8 with the model's name and a sum of where it is, or, without

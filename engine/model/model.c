@@ -1,5 +1,6 @@
 #include "engine/model/model.h"
 
+#include "base/mapped.h"
 #include "engine/model/bind.h"
 #include "engine/model/int8.h"
 #include "engine/model/limits.h"
@@ -43,7 +44,19 @@ static enum kva_status open_in(int dir_fd, const struct kva_model_open_params *p
     if (!status && params->prefetch)
         status =
             kva_model_files_prefetch(model->files, params->progress, params->progress_opaque, err);
-    return status;
+    /* Parts of it have been read by now. */
+    return status ? status : kva_model_check(model, err);
+}
+
+enum kva_status kva_model_check(const struct kva_model *model, struct kva_err *err)
+{
+    if (model->int8 && kva_mapped_is_lost(model->int8->watch)) {
+        const char *slash = strrchr(model->int8->path, '/');
+        return kva_fail(err, KVA_EIO,
+                        "%s has been cut, or cannot be read any more, while it was in use",
+                        slash ? slash + 1 : model->int8->path);
+    }
+    return kva_model_files_check(model->files, err);
 }
 
 enum kva_status kva_model_open(const struct kva_model_open_params *params, struct kva_model **ret,

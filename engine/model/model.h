@@ -118,6 +118,11 @@ struct kva_model_open_params {
 KVA_MUST_CHECK enum kva_status kva_model_open(const struct kva_model_open_params *params,
                                               struct kva_model **ret, struct kva_err *err);
 
+/* Whether all weights are still there: fails with KVA_EIO (err names the file) when a part of one
+ * was read that its file had no more, or the disk could not give. What was computed since the last
+ * call is then worth nothing. Any thread; a handful of loads. */
+KVA_MUST_CHECK enum kva_status kva_model_check(const struct kva_model *model, struct kva_err *err);
+
 /* Bytes of one token's keys and values in 16 bits, all layers. */
 size_t kva_model_kv_bytes_per_token(const struct kva_model_config *config);
 

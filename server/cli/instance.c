@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/mapped.h"
 #include "engine/model/int8.h"
 #include "server/cli/progress.h"
 
@@ -53,7 +54,9 @@ static enum kva_status open_model(struct kva_instance *instance, const struct kv
         .progress_opaque = &progress,
         .prefetch = config->weights == 0,
     };
-    return kva_model_open(&params, &instance->model, err);
+    /* A model's file that is cut while it is in use is an error like others. */
+    enum kva_status status = kva_mapped_catch(err);
+    return status ? status : kva_model_open(&params, &instance->model, err);
 }
 
 /* Matrices in int8, where they are wanted. */

@@ -222,7 +222,7 @@ static enum kva_answer_event fail(struct kva_answer *answer, const struct kva_ou
     } else if (output->end.reason == KVA_FINISH_ERROR) {
         if (output->end.status != KVA_OK)
             status = output->end.status;
-        message = status == KVA_EDEVICE ? "The device failed; the server is shutting down."
+        message = status == KVA_EDEVICE ? "The server has failed and is shutting down."
                                         : "The engine could not continue this request.";
     }
     if (answer->status == KVA_OK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import re
 import shutil
 import signal
@@ -16,7 +17,7 @@ import time
 
 import openai
 import pytest
-from harness import EXIT_S, MODEL, Server, clean_environment, command, wait_until
+from harness import EXIT_S, MODEL, SANITIZER, Server, clean_environment, command, wait_until
 
 COMPLETIONS = "/v1/completions"
 SMALL = {"prompt": "Once", "max_tokens": 2, "temperature": 0}
@@ -435,3 +436,27 @@ def test_commands__generate_as_the_server_does(server):
     assert command(*asked, "--kv-policy", "offload", "Once upon a time").stdout == done.stdout
     seeded = [command(*asked, "--temperature", "1", "--seed", "7", "Once").stdout for _ in (1, 2)]
     assert seeded[0] == seeded[1]
+
+
+# --- a model's file that is cut
+
+
+@pytest.mark.parametrize("weights", ["file", "int8"])
+def test_model__a_file_that_is_cut_ends_serving_with_a_word(tmp_path, weights):
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder, ignore=shutil.ignore_patterns("training"))
+    options = ("--weights", weights, "--weights-cache", str(tmp_path))
+    own = Server(tmp_path / "server.log", options, model=folder).start()
+    (file,) = folder.glob("*.safetensors") if weights == "file" else tmp_path.glob("*.int8")
+    with own.stream(COMPLETIONS, **LONG) as stream:
+        events = stream.events()
+        assert json.loads(next(events))["choices"]
+        os.truncate(file, file.stat().st_size // 2)
+        last = [json.loads(event) for event in events if not event.startswith(":")][-1]
+    # Whoever was being served is told, and gets no [DONE] behind tokens that nothing computed.
+    assert last["error"]["code"] == "device_failed"
+    assert last["error"]["message"] == "The server has failed and is shutting down."
+    assert own.process.wait(EXIT_S) == 1
+    words = f"Serving has ended: the engine failed: {file.name} has been cut, or cannot be read"
+    assert words in own.log()
+    assert not SANITIZER.search(own.log())
