@@ -54,8 +54,12 @@ struct kva_forward {
 
     struct scratch_piece scratch[SCRATCH_COUNT];
     struct scratch_piece host_logits; /* where the host cannot read the device's */
-    struct scratch_piece best;        /* host tier: kva_best [logit_rows] */
-    uint32_t *best_rows;              /* [logit_rows] */
+    bool *brought;                    /* [logit_rows]: the row is there */
+    /* Of the host tier: what is known of the rows of a pick. */
+    struct scratch_piece summaries;      /* kva_shortlist [logit_rows] */
+    struct scratch_piece listed;         /* kva_candidate [logit_rows][KVA_SHORTLIST_MAX] */
+    struct scratch_piece watched_logits; /* float [watched_max] */
+    struct kva_shortlist_want *wants;    /* [logit_rows]: of rows with a list */
 
     /* Descriptors of the current call, on the host. */
     uint32_t *ids;       /* [rows_max] */
@@ -185,19 +189,25 @@ static enum kva_status alloc_scratch(struct kva_forward *fw, struct kva_err *err
             return status;
         fw->scratch[i].bytes = bytes[i];
     }
-    size_t best_bytes = fw->params.logit_rows_max * sizeof(struct kva_best);
-    enum kva_status status =
-        kva_device_alloc(fw->device, KVA_MEM_HOST, best_bytes, &fw->best.data, err);
-    if (status)
-        return status;
-    fw->best.bytes = best_bytes;
-    if (kva_device_get_info(fw->device)->host_readable)
-        return KVA_OK;
-    size_t logits_bytes = fw->scratch[SCRATCH_LOGITS].bytes;
-    status = kva_device_alloc(fw->device, KVA_MEM_HOST, logits_bytes, &fw->host_logits.data, err);
-    if (!status)
-        fw->host_logits.bytes = logits_bytes;
-    return status;
+    size_t logit_rows = fw->params.logit_rows_max;
+    const struct {
+        struct scratch_piece *piece;
+        size_t bytes;
+    } host[] = {
+        {&fw->summaries, logit_rows * sizeof(struct kva_shortlist)},
+        {&fw->listed, logit_rows * KVA_SHORTLIST_MAX * sizeof(struct kva_candidate)},
+        {&fw->watched_logits, kva_max_size(fw->params.watched_max, 1) * sizeof(float)},
+        {&fw->host_logits, fw->scratch[SCRATCH_LOGITS].bytes},
+    };
+    bool readable = kva_device_get_info(fw->device)->host_readable;
+    for (size_t i = 0; i < KVA_COUNT_OF(host) - readable; i++) {
+        enum kva_status status =
+            kva_device_alloc(fw->device, KVA_MEM_HOST, host[i].bytes, &host[i].piece->data, err);
+        if (status)
+            return status;
+        host[i].piece->bytes = host[i].bytes;
+    }
+    return KVA_OK;
 }
 
 static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err *err)
@@ -206,7 +216,8 @@ static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err 
     fw->blocks_max = (size_t)p->sequences_max * kva_kv_pages(p->context_max);
     fw->ids = calloc(p->rows_max, sizeof(*fw->ids));
     fw->positions = calloc(p->rows_max, sizeof(*fw->positions));
-    fw->best_rows = calloc(p->logit_rows_max, sizeof(*fw->best_rows));
+    fw->brought = calloc(p->logit_rows_max, sizeof(*fw->brought));
+    fw->wants = calloc(p->logit_rows_max, sizeof(*fw->wants));
     fw->row_blocks = calloc(p->rows_max, sizeof(*fw->row_blocks));
     fw->blocks = calloc(fw->blocks_max, sizeof(*fw->blocks));
     fw->attend_seqs = calloc(p->sequences_max, sizeof(*fw->attend_seqs));
@@ -214,8 +225,9 @@ static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err 
     fw->low_blocks = calloc(fw->blocks_max, sizeof(*fw->low_blocks));
     fw->low_seqs = calloc(p->sequences_max, sizeof(*fw->low_seqs));
     fw->kv_rows = calloc(p->sequences_max, sizeof(*fw->kv_rows));
-    if (!fw->ids || !fw->positions || !fw->best_rows || !fw->row_blocks || !fw->blocks ||
-        !fw->attend_seqs || !fw->attend_ranges || !fw->low_blocks || !fw->low_seqs || !fw->kv_rows)
+    if (!fw->ids || !fw->positions || !fw->brought || !fw->wants || !fw->row_blocks ||
+        !fw->blocks || !fw->attend_seqs || !fw->attend_ranges || !fw->low_blocks || !fw->low_seqs ||
+        !fw->kv_rows)
         return kva_fail(err, KVA_ENOMEM, "out of memory for %u rows of %u sequences", p->rows_max,
                         p->sequences_max);
     return KVA_OK;
@@ -254,8 +266,11 @@ void kva_forward_destroy(struct kva_forward *fw)
             kva_device_free(fw->device, KVA_MEM_DEVICE, fw->scratch[i].data, fw->scratch[i].bytes);
     }
     kva_device_free(fw->device, KVA_MEM_HOST, fw->host_logits.data, fw->host_logits.bytes);
-    kva_device_free(fw->device, KVA_MEM_HOST, fw->best.data, fw->best.bytes);
-    free(fw->best_rows);
+    kva_device_free(fw->device, KVA_MEM_HOST, fw->summaries.data, fw->summaries.bytes);
+    kva_device_free(fw->device, KVA_MEM_HOST, fw->listed.data, fw->listed.bytes);
+    kva_device_free(fw->device, KVA_MEM_HOST, fw->watched_logits.data, fw->watched_logits.bytes);
+    free(fw->brought);
+    free(fw->wants);
     free(fw->layers);
     free(fw->ids);
     free(fw->positions);
@@ -764,48 +779,59 @@ static float *make_logits(struct kva_forward *fw, const void *hidden, const uint
     return logits;
 }
 
-/* Rows [first, end) of the logits, to where the host reads them. */
-static void bring_logits(struct kva_forward *fw, const float *logits, uint32_t first, uint32_t end)
+/* A row of the last pick's logits, to where the host reads it once the queue is empty. */
+static void bring_row(struct kva_forward *fw, uint32_t row)
 {
     size_t vocab = fw->config->vocab_size;
-    if (fw->host_logits.data && end > first)
-        kva_device_copy(fw->device, KVA_QUEUE_COMPUTE,
-                        (float *)fw->host_logits.data + first * vocab, logits + first * vocab,
-                        (end - first) * vocab * sizeof(float));
+    fw->brought[row] = true;
+    if (fw->host_logits.data)
+        kva_device_copy(fw->device, KVA_QUEUE_COMPUTE, (float *)fw->host_logits.data + row * vocab,
+                        (float *)fw->scratch[SCRATCH_LOGITS].data + row * vocab,
+                        vocab * sizeof(float));
 }
 
-const float *kva_forward_pick(struct kva_forward *fw, const void *hidden, const uint32_t *rows,
-                              uint32_t count, const bool *best_only, struct kva_best *ret_best)
+void kva_forward_pick(struct kva_forward *fw, const struct kva_forward_pick *pick,
+                      struct kva_forward_picked *ret)
 {
-    const float *logits = make_logits(fw, hidden, rows, count);
-    uint32_t best_count = 0, wanted = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        if (!best_only[i])
+    const float *logits = make_logits(fw, pick->hidden, pick->rows, pick->count);
+    uint32_t lists = 0;
+    for (uint32_t i = 0; i < pick->count; i++) {
+        const struct kva_shortlist_want *want = &pick->wants[i];
+        ret[i] = (struct kva_forward_picked){0};
+        fw->brought[i] = false;
+        if (want->best == 0) {
+            bring_row(fw, i);
             continue;
-        fw->best_rows[best_count++] = i;
-        bring_logits(fw, logits, wanted, i);
-        wanted = i + 1;
+        }
+        ret[i].summary = (const struct kva_shortlist *)fw->summaries.data + lists;
+        ret[i].listed =
+            (const struct kva_candidate *)fw->listed.data + (size_t)lists * KVA_SHORTLIST_MAX;
+        ret[i].watched_logits = (const float *)fw->watched_logits.data + want->watch_first;
+        fw->wants[lists] = *want;
+        fw->wants[lists++].row = i;
     }
-    bring_logits(fw, logits, wanted, count);
-    if (best_count > 0)
-        fw->ops->argmax(fw->device, &(struct kva_argmax_args){
-                                        .out = fw->best.data,
-                                        .logits = logits,
-                                        .rows = fw->best_rows,
-                                        .count = best_count,
-                                        .vocab = fw->config->vocab_size,
-                                    });
+    if (lists > 0)
+        fw->ops->shortlist(fw->device, &(struct kva_shortlist_args){
+                                           .out = fw->summaries.data,
+                                           .listed = fw->listed.data,
+                                           .watched_logits = fw->watched_logits.data,
+                                           .logits = logits,
+                                           .wants = fw->wants,
+                                           .watched = pick->watched,
+                                           .count = lists,
+                                           .watched_count = pick->watched_count,
+                                           .vocab = fw->config->vocab_size,
+                                       });
     kva_device_sync(fw->device, KVA_QUEUE_COMPUTE);
-    for (uint32_t i = 0; i < best_count; i++)
-        ret_best[fw->best_rows[i]] = ((const struct kva_best *)fw->best.data)[i];
-    return fw->host_logits.data ? fw->host_logits.data : logits;
 }
 
-const float *kva_forward_logits(struct kva_forward *fw, const void *hidden, const uint32_t *rows,
-                                uint32_t count)
+float *kva_forward_logits(struct kva_forward *fw, uint32_t index)
 {
-    const float *logits = make_logits(fw, hidden, rows, count);
-    bring_logits(fw, logits, 0, count);
-    kva_device_sync(fw->device, KVA_QUEUE_COMPUTE);
-    return fw->host_logits.data ? fw->host_logits.data : logits;
+    if (!fw->brought[index]) {
+        bring_row(fw, index);
+        if (fw->host_logits.data)
+            kva_device_sync(fw->device, KVA_QUEUE_COMPUTE);
+    }
+    float *logits = fw->host_logits.data ? fw->host_logits.data : fw->scratch[SCRATCH_LOGITS].data;
+    return logits + (size_t)index * fw->config->vocab_size;
 }

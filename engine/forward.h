@@ -28,7 +28,8 @@ struct kva_forward_params {
     uint32_t rows_max;       /* rows of one call */
     uint32_t sequences_max;  /* sequences of one call */
     uint32_t context_max;    /* tokens of one sequence */
-    uint32_t logit_rows_max; /* rows of one kva_forward_logits call */
+    uint32_t logit_rows_max; /* rows of one kva_forward_pick call */
+    uint32_t watched_max;    /* tokens that they watch together */
 };
 
 /* A sequence's rows in a call. */
@@ -90,16 +91,33 @@ void kva_forward_layers(struct kva_forward *forward, const struct kva_forward_ca
 void kva_forward_fill(struct kva_forward *forward, const struct kva_forward_call *call,
                       const void *k, const void *v);
 
-/* As kva_forward_logits, where of some rows nothing but the best token is wanted: those with
- * best_only[i] get ret_best[i], and their logits, which need not come to the host, are not to be
- * read. */
-const float *kva_forward_pick(struct kva_forward *forward, const void *hidden, const uint32_t *rows,
-                              uint32_t count, const bool *best_only, struct kva_best *ret_best);
+struct kva_forward_pick {
+    const void *hidden;
+    const uint32_t *rows; /* host [count]: of hidden */
+    const struct kva_shortlist_want
+        *wants;              /* host [count]; best 0: all logits. `row` is not read */
+    const uint32_t *watched; /* host [watched_count] */
+    uint32_t watched_count;
+    uint32_t count;
+};
 
-/* Logits of some rows of hidden: host-readable fp32 [count, vocab_size], valid until the next call.
- */
-const float *kva_forward_logits(struct kva_forward *forward, const void *hidden,
-                                const uint32_t *rows, uint32_t count);
+/* What became of a row of which a list was wanted: host-readable, valid until the next call. NULL
+ * for the others. */
+struct kva_forward_picked {
+    const struct kva_shortlist *summary;
+    const struct kva_candidate *listed;
+    const float *watched_logits; /* of this row's first on */
+};
+
+/* The logits of some rows of hidden are made, and of each what is wanted is found out where they
+ * are. Waits for the device. */
+void kva_forward_pick(struct kva_forward *forward, const struct kva_forward_pick *pick,
+                      struct kva_forward_picked *ret);
+
+/* All logits of row `index` of the last pick: host-readable fp32 [vocab_size], valid until the next
+ * one; the caller may write to them. If they were not wanted then, they are brought, and waited
+ * for, now. */
+float *kva_forward_logits(struct kva_forward *forward, uint32_t index);
 
 /* Nanoseconds that the products of one layer take for so many rows, at best; what scratch holds is
  * lost. Between calls only. */

@@ -263,18 +263,19 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
         .sequences_max = p->sequences_max,
         .context_max = p->context_max,
         .logit_rows_max = KVA_LOGIT_ROWS_MAX,
+        .watched_max = KVA_PICK_WATCHED_MAX,
     };
     status = kva_forward_create(&forward, &e->forward, err);
     if (!status)
         status = kva_sampler_create(e->config->vocab_size, &e->sampler, err);
     if (status)
         return status;
-    size_t logit_rows =
-        kva_max_size(kva_max_u32(2 * p->sequences_max, p->step_tokens_max), KVA_LOGIT_ROWS_MAX);
+    status = kva_pick_create(&e->pick, err);
+    if (status)
+        return status;
     e->batch_rows = calloc(p->sequences_max, sizeof(*e->batch_rows));
     e->batch_items = calloc(p->sequences_max, sizeof(struct kva_step_item *));
-    e->logit_rows = calloc(logit_rows, sizeof(*e->logit_rows));
-    if (!e->batch_rows || !e->batch_items || !e->logit_rows)
+    if (!e->batch_rows || !e->batch_items)
         return kva_fail(err, KVA_ENOMEM, "out of memory for steps of %u sequences",
                         p->sequences_max);
     return KVA_OK;
@@ -327,7 +328,7 @@ void kva_model_engine_destroy(struct kva_engine *engine)
     kva_kv_destroy(e->kv);
     free(e->batch_rows);
     free(e->batch_items);
-    free(e->logit_rows);
+    kva_pick_destroy(&e->pick);
     free(e);
 }
 

@@ -1,5 +1,5 @@
-/* model_engine_internal.h - what model_engine.c (life of sequences, memory) and step.c (the step)
- * share.
+/* model_engine_internal.h - what model_engine.c (life of sequences, memory), step.c (the step) and
+ * pick.c (tokens) share.
  *
  * Thread rule: engine thread. */
 #ifndef KVA_ENGINE_MODEL_ENGINE_INTERNAL_H
@@ -38,6 +38,17 @@ struct kva_sequence {
     struct kva_prompt_logprob *prompt_logprobs; /* [prompt_tokens - 1], or NULL */
 };
 
+#define KVA_PICK_WATCHED_MAX (KVA_LOGIT_ROWS_MAX * KVA_SAMPLER_WATCHED_MAX)
+
+/* Rows whose logits are made together, what of each is wanted, and what came of it. */
+struct kva_pick {
+    uint32_t rows[KVA_LOGIT_ROWS_MAX]; /* of hidden */
+    struct kva_shortlist_want wants[KVA_LOGIT_ROWS_MAX];
+    struct kva_forward_picked picked[KVA_LOGIT_ROWS_MAX];
+    uint32_t *watched; /* [KVA_PICK_WATCHED_MAX] */
+    uint32_t count, watched_count;
+};
+
 struct model_engine {
     struct kva_engine engine;
     struct kva_model_engine_params params;
@@ -56,11 +67,42 @@ struct model_engine {
     /* The joint pass of a step. */
     struct kva_forward_rows *batch_rows; /* [sequences_max] */
     struct kva_step_item **batch_items;  /* [sequences_max] */
-    uint32_t *logit_rows;                /* [max(2 sequences_max, step_tokens_max)] */
+    struct kva_pick pick;
 };
 
 /* Rows of the sequence's next decode: a speculative one may come behind its own. */
 uint32_t kva_model_engine_rows(const struct kva_sequence *seq);
+
+/* --- pick.c ---------------------------------------------------------------------------------- */
+
+KVA_MUST_CHECK enum kva_status kva_pick_create(struct kva_pick *pick, struct kva_err *err);
+void kva_pick_destroy(struct kva_pick *pick);
+
+/* Begin a pick, then add up to KVA_LOGIT_ROWS_MAX rows of hidden, then run it. */
+void kva_pick_begin(struct model_engine *e);
+void kva_pick_best(struct model_engine *e, uint32_t row); /* the best token alone is wanted */
+void kva_pick_item(struct model_engine *e, uint32_t row, const struct kva_step_item *item);
+void kva_pick_run(struct model_engine *e, const void *hidden);
+
+/* Of row `index` of the pick, added by kva_pick_best; 0 if no logit is above -inf. */
+uint32_t kva_pick_best_token(const struct model_engine *e, uint32_t index);
+
+/* The item's token, of row `index` of the pick, added by kva_pick_item, becomes the sequence's. */
+void kva_pick_emit(struct model_engine *e, uint32_t index, struct kva_step_item *item);
+
+/* Rows of hidden that belong to positions of a prompt. */
+struct kva_pick_prompt {
+    const void *hidden;
+    uint32_t row_first;
+    uint32_t position_first;
+    uint32_t row_count;
+};
+
+/* Log-probabilities of the tokens after these, if the sequence wants them. A pick of its own. */
+void kva_pick_score_prompt(struct model_engine *e, struct kva_sequence *seq,
+                           const struct kva_pick_prompt *prompt);
+
+/* --- step.c ---------------------------------------------------------------------------------- */
 
 /* One step: see struct kva_engine_ops. */
 enum kva_status kva_model_engine_step(void *self, struct kva_step_item *items, uint32_t count,

@@ -4,16 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct candidate {
-    float logit;
-    uint32_t token;
-};
-
 struct kva_sampler {
     uint32_t vocab_size;
-    struct candidate *candidates; /* [vocab_size] */
-    uint32_t *counts;             /* [vocab_size], zero between draws */
-    float *saved; /* [vocab_size] the model's logits, while a request's wishes are applied */
+    struct kva_candidate *candidates; /* [vocab_size] */
+    uint32_t *counts;                 /* [vocab_size], zero between draws */
+    float *saved;  /* [vocab_size] the model's logits, while a request's wishes are applied */
+    float *listed; /* [vocab_size] those of a list, at their tokens; the others mean nothing */
 };
 
 enum kva_status kva_sampler_create(uint32_t vocab_size, struct kva_sampler **ret,
@@ -25,8 +21,10 @@ enum kva_status kva_sampler_create(uint32_t vocab_size, struct kva_sampler **ret
         sampler->candidates = calloc(vocab_size, sizeof(*sampler->candidates));
         sampler->counts = calloc(vocab_size, sizeof(*sampler->counts));
         sampler->saved = calloc(vocab_size, sizeof(*sampler->saved));
+        sampler->listed = calloc(vocab_size, sizeof(*sampler->listed));
     }
-    if (!sampler || !sampler->candidates || !sampler->counts || !sampler->saved) {
+    if (!sampler || !sampler->candidates || !sampler->counts || !sampler->saved ||
+        !sampler->listed) {
         kva_sampler_destroy(sampler);
         return kva_fail(err, KVA_ENOMEM, "out of memory for sampling from %u tokens", vocab_size);
     }
@@ -41,6 +39,7 @@ void kva_sampler_destroy(struct kva_sampler *sampler)
     free(sampler->candidates);
     free(sampler->counts);
     free(sampler->saved);
+    free(sampler->listed);
     free(sampler);
 }
 
@@ -63,14 +62,14 @@ double kva_sampler_uniform(uint64_t seed, uint64_t index)
 
 /* Larger logit first; equal logits by token id, so that results do not depend on the method of
  * selection. */
-static int comes_before(struct candidate a, struct candidate b)
+static bool comes_before(struct kva_candidate a, struct kva_candidate b)
 {
     return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
 }
 
-static void sift_down(struct candidate *heap, uint32_t count, uint32_t at)
+static void sift_down(struct kva_candidate *heap, uint32_t count, uint32_t at)
 {
-    struct candidate moving = heap[at];
+    struct kva_candidate moving = heap[at];
     for (;;) {
         uint32_t child = 2 * at + 1;
         if (child >= count)
@@ -85,16 +84,16 @@ static void sift_down(struct candidate *heap, uint32_t count, uint32_t at)
     heap[at] = moving;
 }
 
-static void heapify(struct candidate *heap, uint32_t count)
+static void heapify(struct kva_candidate *heap, uint32_t count)
 {
     for (uint32_t i = count / 2; i-- > 0;)
         sift_down(heap, count, i);
 }
 
 /* Moves the best of heap[0..count) to heap[count - 1]. */
-static struct candidate pop(struct candidate *heap, uint32_t count)
+static struct kva_candidate pop(struct kva_candidate *heap, uint32_t count)
 {
-    struct candidate best = heap[0];
+    struct kva_candidate best = heap[0];
     heap[0] = heap[count - 1];
     heap[count - 1] = best;
     sift_down(heap, count - 1, 0);
@@ -115,22 +114,34 @@ static double log_sum_exp(const float *logits, uint32_t count, float *ret_max)
     return (double)max + log(sum);
 }
 
-static uint32_t rank_of(const float *logits, uint32_t count, uint32_t token)
+/* Logits to be ranked: all of them, or a list. */
+struct source {
+    const float *all; /* [count], or NULL */
+    const struct kva_candidate *list;
+    uint32_t count;
+};
+
+static struct kva_candidate source_at(const struct source *source, uint32_t i)
+{
+    return source->all ? (struct kva_candidate){source->all[i], i} : source->list[i];
+}
+
+static uint32_t rank_of(const struct source *source, struct kva_candidate own)
 {
     uint32_t rank = 1;
-    for (uint32_t i = 0; i < count; i++)
-        rank += logits[i] > logits[token] || (logits[i] == logits[token] && i < token);
+    for (uint32_t i = 0; i < source->count; i++)
+        rank += comes_before(source_at(source, i), own);
     return rank;
 }
 
-/* The top_count best of logits, best first, by insertion: top_count is small. */
-static void find_top(const float *logits, uint32_t count, uint32_t top_count, double lse,
+/* The top_count best, best first, by insertion: top_count is small. */
+static void find_top(const struct source *source, uint32_t top_count, double lse,
                      struct kva_logprob *top)
 {
-    struct candidate best[KVA_LOGPROBS_MAX];
+    struct kva_candidate best[KVA_LOGPROBS_MAX];
     uint32_t filled = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        struct candidate c = {logits[i], i};
+    for (uint32_t i = 0; i < source->count; i++) {
+        struct kva_candidate c = source_at(source, i);
         if (filled == top_count && !comes_before(c, best[filled - 1]))
             continue;
         uint32_t at = filled < top_count ? filled++ : filled - 1;
@@ -146,27 +157,42 @@ void kva_sampler_logprobs(struct kva_sampler *sampler, const float *logits, uint
                           uint32_t top_count, struct kva_logprob *ret_chosen,
                           struct kva_logprob *ret_top)
 {
+    const struct source source = {.all = logits, .count = sampler->vocab_size};
     float max;
     double lse = log_sum_exp(logits, sampler->vocab_size, &max);
     *ret_chosen = (struct kva_logprob){token, (float)((double)logits[token] - lse),
-                                       rank_of(logits, sampler->vocab_size, token)};
+                                       rank_of(&source, source_at(&source, token))};
     if (top_count > 0)
-        find_top(logits, sampler->vocab_size, top_count, lse, ret_top);
+        find_top(&source, top_count, lse, ret_top);
+}
+
+bool kva_sampler_listed_logprobs(const struct kva_sampler_list *list, uint32_t token,
+                                 uint32_t top_count, struct kva_logprob *ret_chosen,
+                                 struct kva_logprob *ret_top)
+{
+    const struct kva_shortlist *summary = list->summary;
+    const struct source source = {.list = list->listed, .count = summary->count};
+    uint32_t at = 0;
+    while (at < source.count && list->listed[at].token != token)
+        at++;
+    struct kva_candidate own = {.token = token};
+    uint32_t rank = 0;
+    if (at < source.count) {
+        own = list->listed[at];
+        rank = rank_of(&source, own);
+    } else if (list->want->rank && list->watched[0] == token) {
+        own.logit = list->watched_logits[0];
+        rank = summary->rank;
+    }
+    if (rank == 0 || top_count > source.count)
+        return false;
+    *ret_chosen = (struct kva_logprob){token, (float)((double)own.logit - summary->log_sum), rank};
+    if (top_count > 0)
+        find_top(&source, top_count, summary->log_sum, ret_top);
+    return true;
 }
 
 /* --- what a request forbids or prefers ------------------------------------------------------- */
-
-/* `saved` holds the logits as the model gave them. */
-static void keep_allowed(const struct kva_sampler *s, float *logits,
-                         const struct kva_sampling_params *p)
-{
-    if (p->allowed_id_count == 0)
-        return;
-    for (uint32_t i = 0; i < s->vocab_size; i++)
-        logits[i] = -INFINITY;
-    for (uint32_t i = 0; i < p->allowed_id_count; i++)
-        logits[p->allowed_ids[i]] = s->saved[p->allowed_ids[i]];
-}
 
 /* The last token of a bad word is forbidden where the output ends with the others. */
 static void forbid_bad_words(float *logits, const struct kva_sampler_context *context)
@@ -227,68 +253,220 @@ static void penalise(struct kva_sampler *s, float *logits,
         s->counts[ids[i]] = 0;
 }
 
+/* In this order; nothing but the watched tokens of kva_sampler_want is touched. */
+static void apply_wishes(struct kva_sampler *s, float *logits,
+                         const struct kva_sampler_context *context)
+{
+    forbid_bad_words(logits, context);
+    forbid_early_stop(logits, context);
+    add_bias(logits, context->params);
+    penalise(s, logits, context);
+}
+
+/* --- what is known of a row ------------------------------------------------------------------ */
+
+/* s->candidates, after the request's wishes, and what is known of the other tokens. */
+struct known {
+    uint32_t count;            /* of the candidates; each is above -inf */
+    bool all;                  /* the others are at -inf */
+    struct kva_candidate last; /* unless `all`: what comes before it is a candidate */
+    double rest;               /* sum of exp((logit - last.logit) / temperature) of the others */
+};
+
+static void add_candidate(struct kva_sampler *s, struct known *known, const float *logits,
+                          uint32_t token)
+{
+    if (logits[token] > -INFINITY)
+        s->candidates[known->count++] = (struct kva_candidate){logits[token], token};
+}
+
+/* Tokens that have not been added yet: counts[token] says so until `forget`. */
+static void add_once(struct kva_sampler *s, struct known *known, const float *logits,
+                     const uint32_t *tokens, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (s->counts[tokens[i]]++ == 0)
+            add_candidate(s, known, logits, tokens[i]);
+    }
+}
+
+static void forget(struct kva_sampler *s, const uint32_t *tokens, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        s->counts[tokens[i]] = 0;
+}
+
+/* Of all logits. */
+static struct known know_all(struct kva_sampler *s, const float *logits,
+                             const struct kva_sampling_params *p)
+{
+    struct known known = {.all = true};
+    if (p->allowed_id_count > 0) {
+        add_once(s, &known, logits, p->allowed_ids, p->allowed_id_count);
+        forget(s, p->allowed_ids, p->allowed_id_count);
+        return known;
+    }
+    for (uint32_t i = 0; i < s->vocab_size; i++)
+        add_candidate(s, &known, logits, i);
+    return known;
+}
+
+/* The worst of a list: all that is not in it comes after it. */
+static struct kva_candidate last_of(const struct kva_sampler_list *list)
+{
+    struct kva_candidate last = list->listed[0];
+    for (uint32_t i = 1; i < list->summary->count; i++)
+        last = comes_before(last, list->listed[i]) ? list->listed[i] : last;
+    return last;
+}
+
+/* Of a list: its tokens and those that are watched, at their places among all. */
+static struct known know_listed(struct kva_sampler *s, const struct kva_sampler_list *list,
+                                const struct kva_sampler_context *context)
+{
+    const struct kva_sampling_params *p = context->params;
+    struct known known = {.rest = list->summary->rest};
+    uint32_t watched_count = list->want->watch_count, count = list->summary->count;
+    known.all = count < list->want->best || p->allowed_id_count > 0;
+    if (!known.all)
+        known.last = last_of(list);
+    for (uint32_t i = 0; i < watched_count; i++) {
+        float x = list->watched_logits[i];
+        s->listed[list->watched[i]] = isnan(x) ? -INFINITY : x;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        s->listed[list->listed[i].token] = list->listed[i].logit;
+    /* The rest has the watched tokens that are not in the list, as the model had them. */
+    for (uint32_t i = 0; i < watched_count && known.rest > 0; i++) {
+        struct kva_candidate x = {s->listed[list->watched[i]], list->watched[i]};
+        if (x.logit > -INFINITY && comes_before(known.last, x))
+            known.rest -=
+                exp(((double)x.logit - (double)known.last.logit) / (double)p->temperature);
+    }
+    known.rest = known.rest > 0 ? known.rest : 0;
+    apply_wishes(s, s->listed, context);
+    if (p->allowed_id_count > 0) {
+        add_once(s, &known, s->listed, p->allowed_ids, p->allowed_id_count);
+        forget(s, p->allowed_ids, p->allowed_id_count);
+        return known;
+    }
+    add_once(s, &known, s->listed, list->watched, watched_count);
+    for (uint32_t i = 0; i < count; i++) {
+        if (s->counts[list->listed[i].token] == 0)
+            add_candidate(s, &known, s->listed, list->listed[i].token);
+    }
+    forget(s, list->watched, watched_count);
+    return known;
+}
+
 /* --- drawing --------------------------------------------------------------------------------- */
 
-static uint32_t argmax(const float *logits, uint32_t count)
+static double mass_of(struct kva_candidate c, float max, double temperature)
 {
-    uint32_t best = 0;
-    for (uint32_t i = 1; i < count; i++)
-        best = logits[i] > logits[best] ? i : best;
-    return best;
+    return exp(((double)c.logit - (double)max) / temperature);
+}
+
+/* Leaves the candidates that min_p does; returns their mass. */
+static double cut_off(struct kva_sampler *s, struct known *known, float max,
+                      const struct kva_sampling_params *p)
+{
+    double temperature = p->temperature, total = 0;
+    double cut = p->min_p > 0 ? (double)max + log((double)p->min_p) * temperature : -INFINITY;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < known->count; i++) {
+        if ((double)s->candidates[i].logit < cut)
+            continue;
+        total += mass_of(s->candidates[i], max, temperature);
+        s->candidates[count++] = s->candidates[i];
+    }
+    known->count = count;
+    known->all = known->all || (double)known->last.logit < cut;
+    return total;
+}
+
+/* The next best becomes the last but `kept` of the array; false: one that is not known may come
+ * before it. */
+static bool pop_next(struct kva_sampler *s, const struct known *known, uint32_t kept)
+{
+    struct kva_candidate best = pop(s->candidates, known->count - kept);
+    return known->all || !comes_before(known->last, best);
 }
 
 /* Draw among the candidates that survive min_p, top_k and top_p. Candidates are taken best first
- * from a heap, so that the cost follows the size of the nucleus, not of the vocabulary. */
-static uint32_t draw(struct kva_sampler *s, const float *logits, float max,
-                     const struct kva_sampling_params *p, double uniform)
+ * from a heap, so that the cost follows the size of the nucleus, not of the vocabulary. False: what
+ * is known does not decide. */
+static bool draw(struct kva_sampler *s, struct known *known, float max,
+                 const struct kva_sampling_params *p, double uniform, uint32_t *ret_token)
 {
-    double temperature = p->temperature;
-    double cut = p->min_p > 0 ? (double)max + log((double)p->min_p) * temperature : -INFINITY;
-    uint32_t count = 0;
-    double total = 0;
-    for (uint32_t i = 0; i < s->vocab_size; i++) {
-        if (!(logits[i] > -INFINITY) || (double)logits[i] < cut)
-            continue;
-        s->candidates[count++] = (struct candidate){logits[i], i};
-        total += exp(((double)logits[i] - (double)max) / temperature);
-    }
-    heapify(s->candidates, count);
+    double temperature = p->temperature, total = cut_off(s, known, max, p), mass = 0;
+    uint32_t count = known->count, kept = 0;
+    const struct kva_candidate *end = s->candidates + count; /* what is popped stands before it */
     uint32_t keep = p->top_k > 0 ? kva_min_u32(p->top_k, count) : count;
-    uint32_t kept = 0;
-    double mass = 0;
-    if (keep < count) {
+    bool done = false;
+    if (!known->all && (p->min_p > 0 || p->top_k > count))
+        return false;
+    heapify(s->candidates, count);
+    if (keep < count || (p->top_k > 0 && !known->all)) {
         /* top_p is a share of what top_k leaves. */
         total = 0;
-        for (; kept < keep; kept++)
-            total +=
-                exp(((double)pop(s->candidates, count - kept).logit - (double)max) / temperature);
+        for (; kept < keep; kept++) {
+            if (!pop_next(s, known, kept))
+                return false;
+            total += mass_of(end[-1 - (int)kept], max, temperature);
+        }
+    } else if (!known->all) {
+        total += known->rest * mass_of(known->last, max, temperature);
     }
-    /* The popped candidates stand at the end of the array, best last. */
     uint32_t popped = kept;
-    for (kept = 0; kept < keep; kept++) {
-        if (kept >= popped) {
-            pop(s->candidates, count - kept);
-            popped++;
-        }
-        mass += exp(((double)s->candidates[count - 1 - kept].logit - (double)max) / temperature);
-        if (p->top_p < 1 && mass >= (double)p->top_p * total) {
-            kept++;
-            break;
-        }
+    for (kept = 0; kept < keep && !done; kept++) {
+        if (kept >= popped && !pop_next(s, known, kept))
+            return false;
+        mass += mass_of(end[-1 - (int)kept], max, temperature);
+        done = p->top_p < 1 && mass >= (double)p->top_p * total;
         /* Without top_p the draw may stop as soon as the drawn point is passed. */
-        if (p->top_p >= 1 && mass > uniform * total)
-            return s->candidates[count - 1 - kept].token;
+        if (p->top_p >= 1 && mass > uniform * total) {
+            *ret_token = end[-1 - (int)kept].token;
+            return true;
+        }
     }
-    double target = uniform * mass;
-    double sum = 0;
+    if (!done && !known->all && p->top_k == 0)
+        return false;
+    double target = uniform * mass, sum = 0;
     for (uint32_t i = 0; i < kept; i++) {
-        struct candidate c = s->candidates[count - 1 - i];
-        sum += exp(((double)c.logit - (double)max) / temperature);
+        *ret_token = end[-1 - (int)i].token;
+        sum += mass_of(end[-1 - (int)i], max, temperature);
         if (sum > target)
-            return c.token;
+            break;
     }
-    return s->candidates[count - kept].token;
+    return true;
 }
+
+static enum kva_status choose(struct kva_sampler *s, struct known *known,
+                              const struct kva_sampler_context *context, bool *ret_enough,
+                              uint32_t *ret_token)
+{
+    const struct kva_sampling_params *p = context->params;
+    *ret_enough = known->all;
+    if (known->count == 0)
+        return known->all ? KVA_EINTERNAL : KVA_OK;
+    struct kva_candidate best = s->candidates[0];
+    for (uint32_t i = 1; i < known->count; i++)
+        best = comes_before(s->candidates[i], best) ? s->candidates[i] : best;
+    if (!known->all && comes_before(known->last, best))
+        return KVA_OK;
+    *ret_enough = true;
+    if (!isfinite(best.logit))
+        return KVA_EINTERNAL;
+    *ret_token = best.token;
+    if (p->temperature > 0) {
+        uint64_t index = context->token_count - context->prompt_tokens;
+        double uniform = kva_sampler_uniform(p->seed + context->choice, index);
+        *ret_enough = draw(s, known, best.logit, p, uniform, ret_token);
+    }
+    return KVA_OK;
+}
+
+/* --- by all logits --------------------------------------------------------------------------- */
 
 /* A NaN says nothing about its token; it must not win. */
 static void drop_nan(float *logits, uint32_t count)
@@ -297,42 +475,104 @@ static void drop_nan(float *logits, uint32_t count)
         logits[i] = isnan(logits[i]) ? -INFINITY : logits[i];
 }
 
-bool kva_sampler_takes_best(const struct kva_sampler_context *context)
-{
-    const struct kva_sampling_params *p = context->params;
-    bool may_stop =
-        p->stop_id_count == 0 || context->token_count - context->prompt_tokens >= p->min_tokens;
-    return may_stop && p->temperature <= 0 && p->logprobs < 0 && p->allowed_id_count == 0 &&
-           p->bad_word_count == 0 && p->logit_bias_count == 0 && p->presence_penalty == 0 &&
-           p->frequency_penalty == 0 && p->repetition_penalty == 1;
-}
-
 enum kva_status kva_sampler_draw(struct kva_sampler *s, float *logits,
                                  const struct kva_sampler_context *context,
                                  struct kva_token_output *ret)
 {
     const struct kva_sampling_params *p = context->params;
+    bool enough;
     drop_nan(logits, s->vocab_size);
-    if (p->logprobs >= 0 || p->allowed_id_count > 0)
+    if (p->logprobs >= 0)
         memcpy(s->saved, logits, s->vocab_size * sizeof(*logits));
-    keep_allowed(s, logits, p);
-    forbid_bad_words(logits, context);
-    forbid_early_stop(logits, context);
-    add_bias(logits, p);
-    penalise(s, logits, context);
-    uint32_t best = argmax(logits, s->vocab_size);
-    if (!isfinite(logits[best]))
-        return KVA_EINTERNAL;
-    ret->token = best;
-    if (p->temperature > 0) {
-        uint64_t index = context->token_count - context->prompt_tokens;
-        double uniform = kva_sampler_uniform(p->seed + context->choice, index);
-        ret->token = draw(s, logits, logits[best], p, uniform);
-    }
+    apply_wishes(s, logits, context);
+    struct known known = know_all(s, logits, p);
+    enum kva_status status = choose(s, &known, context, &enough, &ret->token);
+    if (status)
+        return status;
     ret->top_count = 0;
     if (p->logprobs >= 0) {
         ret->top_count = kva_min_u32((uint32_t)p->logprobs, s->vocab_size);
         kva_sampler_logprobs(s, s->saved, ret->token, ret->top_count, &ret->chosen, ret->top);
+    }
+    return KVA_OK;
+}
+
+/* --- by a list ------------------------------------------------------------------------------- */
+
+/* The tokens to be watched, each once; more than there is room for are counted only up to that. */
+struct watch {
+    struct kva_sampler *s;
+    uint32_t *tokens; /* [KVA_SAMPLER_WATCHED_MAX] */
+    uint32_t count;
+    bool full;
+};
+
+static void watch_token(struct watch *watch, uint32_t token)
+{
+    if (watch->s->counts[token] > 0)
+        return;
+    watch->full = watch->full || watch->count == KVA_SAMPLER_WATCHED_MAX;
+    if (watch->full)
+        return;
+    watch->s->counts[token] = 1;
+    watch->tokens[watch->count++] = token;
+}
+
+static void watch_tokens(struct watch *watch, const uint32_t *tokens, uint32_t count)
+{
+    for (uint32_t i = 0; i < count && !watch->full; i++)
+        watch_token(watch, tokens[i]);
+}
+
+/* All that apply_wishes may touch, and what alone is allowed. */
+static void watch_wishes(struct watch *watch, const struct kva_sampler_context *context)
+{
+    const struct kva_sampling_params *p = context->params;
+    uint32_t output = context->token_count - context->prompt_tokens;
+    watch_tokens(watch, p->allowed_ids, p->allowed_id_count);
+    for (uint32_t i = 0; i < p->bad_word_count; i++)
+        watch_token(watch, p->bad_words[i].tokens[p->bad_words[i].count - 1]);
+    if (output < p->min_tokens)
+        watch_tokens(watch, p->stop_ids, p->stop_id_count);
+    for (uint32_t i = 0; i < p->logit_bias_count; i++)
+        watch_token(watch, p->logit_bias[i].token);
+    if (p->repetition_penalty != 1)
+        watch_tokens(watch, context->ids, context->token_count);
+    else if (p->presence_penalty != 0 || p->frequency_penalty != 0)
+        watch_tokens(watch, context->ids + context->prompt_tokens, output);
+    forget(watch->s, watch->tokens, watch->count);
+}
+
+void kva_sampler_want(struct kva_sampler *s, const struct kva_sampler_context *context,
+                      uint32_t *watched, struct kva_shortlist_want *want)
+{
+    const struct kva_sampling_params *p = context->params;
+    struct watch watch = {.s = s, .tokens = watched};
+    watch_wishes(&watch, context);
+    *want = (struct kva_shortlist_want){.log_sum = p->logprobs >= 0};
+    if (watch.full || p->top_k > KVA_SHORTLIST_MAX)
+        return;
+    want->watch_count = watch.count;
+    bool best_only = watch.count == 0 && p->temperature <= 0 && p->logprobs < 0;
+    want->best = best_only ? 1 : KVA_SHORTLIST_MAX;
+    if (p->temperature > 0 && p->top_k == 0 && p->min_p <= 0 && p->allowed_id_count == 0)
+        want->temperature = p->temperature;
+}
+
+enum kva_status kva_sampler_draw_listed(struct kva_sampler *s, const struct kva_sampler_list *list,
+                                        const struct kva_sampler_context *context, bool *ret_enough,
+                                        struct kva_token_output *ret)
+{
+    const struct kva_sampling_params *p = context->params;
+    struct known known = know_listed(s, list, context);
+    enum kva_status status = choose(s, &known, context, ret_enough, &ret->token);
+    if (status || !*ret_enough)
+        return status;
+    ret->top_count = 0;
+    if (p->logprobs >= 0) {
+        ret->top_count = kva_min_u32((uint32_t)p->logprobs, s->vocab_size);
+        *ret_enough =
+            kva_sampler_listed_logprobs(list, ret->token, ret->top_count, &ret->chosen, ret->top);
     }
     return KVA_OK;
 }

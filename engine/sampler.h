@@ -9,12 +9,23 @@
  * The draw depends on the seed, the choice and the token's index in the output alone, so that a
  * request gets the same tokens whatever else is in its batch, and after a suspension.
  *
+ * The logits themselves need not come to the host: kva_sampler_want says what of a row is to be
+ * found out where it lies (kva_shortlist_args), and kva_sampler_draw_listed draws by that, with the
+ * same arithmetic. Only the mass of what is not listed, and the sum under the log-probabilities,
+ * are added up elsewhere, in double precision and another order. Where the list does not decide,
+ * all logits are asked for.
+ *
  * Thread rule: engine thread. A draw allocates nothing. */
 #ifndef KVA_ENGINE_SAMPLER_H
 #define KVA_ENGINE_SAMPLER_H
 
 #include "base/err.h"
 #include "engine/sampling.h"
+#include "kernels/ops.h"
+
+/* Tokens of a row that may be watched: a request that prefers, forbids or penalises more of them
+ * has all logits sent. */
+#define KVA_SAMPLER_WATCHED_MAX 4096u
 
 struct kva_sampler; /* scratch for one vocabulary size */
 
@@ -31,20 +42,44 @@ struct kva_sampler_context {
     uint32_t token_count; /* of ids */
 };
 
-/* Whether the token is the model's own best, whatever the logits are: nothing has to be drawn or
- * told about them. */
-bool kva_sampler_takes_best(const struct kva_sampler_context *context);
-
 /* Choose the next token. `logits` [vocab_size] is overwritten. Fails: KVA_EINTERNAL if no token is
  * left with a finite logit. */
 KVA_MUST_CHECK enum kva_status kva_sampler_draw(struct kva_sampler *sampler, float *logits,
                                                 const struct kva_sampler_context *context,
                                                 struct kva_token_output *ret);
 
+/* What has to be known of the logits to choose the next token: *want, but for `row` and
+ * `watch_first`, and the tokens to be watched [KVA_SAMPLER_WATCHED_MAX]. want->best 0: all. */
+void kva_sampler_want(struct kva_sampler *sampler, const struct kva_sampler_context *context,
+                      uint32_t *watched, struct kva_shortlist_want *want);
+
+/* A row's shortlist. */
+struct kva_sampler_list {
+    const struct kva_shortlist_want *want;
+    const uint32_t *watched; /* these two: [want->watch_count] */
+    const float *watched_logits;
+    const struct kva_shortlist *summary;
+    const struct kva_candidate *listed; /* [summary->count] */
+};
+
+/* As kva_sampler_draw, by what kva_sampler_want asked for in the same context. *ret_enough false:
+ * that does not decide, nothing is chosen. */
+KVA_MUST_CHECK enum kva_status kva_sampler_draw_listed(struct kva_sampler *sampler,
+                                                       const struct kva_sampler_list *list,
+                                                       const struct kva_sampler_context *context,
+                                                       bool *ret_enough,
+                                                       struct kva_token_output *ret);
+
 /* The log-probability of `token` and of the `top_count` best. `logits` is not changed. */
 void kva_sampler_logprobs(struct kva_sampler *sampler, const float *logits, uint32_t token,
                           uint32_t top_count, struct kva_logprob *ret_chosen,
                           struct kva_logprob *ret_top);
+
+/* The same by a list with `log_sum`; false: `token` is neither listed nor ranked, or there are
+ * fewer than top_count. */
+KVA_MUST_CHECK bool kva_sampler_listed_logprobs(const struct kva_sampler_list *list, uint32_t token,
+                                                uint32_t top_count, struct kva_logprob *ret_chosen,
+                                                struct kva_logprob *ret_top);
 
 /* The uniform number in [0, 1) of draw `index` for this seed: counter-based, no state. */
 double kva_sampler_uniform(uint64_t seed, uint64_t index);

@@ -1,84 +1,6 @@
 /* step.c - one step of the engine: the joint pass, then the quotas of long prompts. */
 #include "engine/model_engine_internal.h"
 
-#include <math.h>
-#include <string.h>
-
-/* --- from hidden rows to tokens -------------------------------------------------------------- */
-
-static struct kva_sampler_context sampling_of(const struct kva_sequence *seq)
-{
-    return (struct kva_sampler_context){
-        .params = seq->params.sampling,
-        .choice = seq->params.choice,
-        .ids = seq->ids,
-        .prompt_tokens = seq->params.prompt_tokens,
-        .token_count = seq->token_count,
-    };
-}
-
-/* Whether the item's token is the best of its logits, and nothing else is wanted of them. */
-static bool takes_best(const struct kva_step_item *item)
-{
-    const struct kva_sampler_context context = sampling_of(item->seq);
-    return !item->logits && !item->forced && kva_sampler_takes_best(&context);
-}
-
-/* The token as the sequence's sampling has it. */
-static enum kva_status sample(struct model_engine *e, struct kva_step_item *item, float *logits)
-{
-    const struct kva_sampler_context context = sampling_of(item->seq);
-    return kva_sampler_draw(e->sampler, logits, &context, &item->token);
-}
-
-/* `best` NULL: by the logits. */
-static void emit(struct model_engine *e, struct kva_step_item *item, float *logits,
-                 const struct kva_best *best)
-{
-    struct kva_sequence *seq = item->seq;
-    uint32_t vocab = e->config->vocab_size;
-    if (item->logits)
-        memcpy(item->logits, logits, vocab * sizeof(*logits));
-    if (item->forced) {
-        item->token = (struct kva_token_output){.token = item->forced_token};
-        item->status = item->forced_token < vocab ? KVA_OK : KVA_EINVAL;
-    } else if (best) {
-        item->token = (struct kva_token_output){.token = best->token};
-        item->status = isfinite(best->logit) ? KVA_OK : KVA_EINTERNAL;
-    } else {
-        item->status = sample(e, item, logits);
-    }
-    if (item->status)
-        return;
-    item->emitted = true;
-    if (seq->token_count < seq->params.tokens_max)
-        seq->ids[seq->token_count++] = item->token.token;
-}
-
-/* Log-probabilities of prompt tokens position_first + 1 ... from the rows of hidden that start at
- * `row`. */
-static void score_prompt(struct model_engine *e, struct kva_sequence *seq, const void *hidden,
-                         uint32_t row, uint32_t position_first, uint32_t row_count)
-{
-    if (!seq->prompt_logprobs)
-        return;
-    uint32_t last = kva_min_u32(position_first + row_count, seq->params.prompt_tokens - 1);
-    uint32_t top =
-        kva_min_u32((uint32_t)seq->params.sampling->prompt_logprobs, e->config->vocab_size);
-    for (uint32_t at = position_first; at < last; at += KVA_LOGIT_ROWS_MAX) {
-        uint32_t count = kva_min_u32(KVA_LOGIT_ROWS_MAX, last - at);
-        for (uint32_t i = 0; i < count; i++)
-            e->logit_rows[i] = row + at - position_first + i;
-        const float *logits = kva_forward_logits(e->forward, hidden, e->logit_rows, count);
-        for (uint32_t i = 0; i < count; i++) {
-            struct kva_prompt_logprob *entry = &seq->prompt_logprobs[at + i];
-            entry->top_count = top;
-            kva_sampler_logprobs(e->sampler, logits + (size_t)i * e->config->vocab_size,
-                                 seq->ids[at + i + 1], top, &entry->actual, entry->top);
-        }
-    }
-}
-
 /* --- the joint pass: decoding rows and prompts that fit whole -------------------------------- */
 
 static uint32_t prefill_left(const struct kva_sequence *seq)
@@ -244,17 +166,13 @@ static void look_ahead(struct model_engine *e, struct kva_step_item *items, uint
     if (batch == 0)
         return;
     const void *hidden = run_rows(e, batch, NULL);
-    for (uint32_t at = 0; at < batch; at += KVA_LOGIT_ROWS_MAX) {
-        uint32_t rows = kva_min_u32(KVA_LOGIT_ROWS_MAX, batch - at);
-        struct kva_best best[KVA_LOGIT_ROWS_MAX];
-        bool best_only[KVA_LOGIT_ROWS_MAX];
-        for (uint32_t i = 0; i < rows; i++) {
-            e->logit_rows[i] = at + i;
-            best_only[i] = true;
-        }
-        (void)kva_forward_pick(e->forward, hidden, e->logit_rows, rows, best_only, best);
-        for (uint32_t i = 0; i < rows; i++)
-            e->batch_items[at + i]->seq->spec_token = best[i].token;
+    for (uint32_t at = 0; at < batch; at += e->pick.count) {
+        kva_pick_begin(e);
+        for (uint32_t i = at; i < batch && e->pick.count < KVA_LOGIT_ROWS_MAX; i++)
+            kva_pick_best(e, i);
+        kva_pick_run(e, hidden);
+        for (uint32_t i = 0; i < e->pick.count; i++)
+            e->batch_items[at + i]->seq->spec_token = kva_pick_best_token(e, i);
     }
 }
 
@@ -277,48 +195,41 @@ static bool has_speculative_row(const struct kva_forward_rows *rows)
     return rows->row_count == 2 && rows->select_row == 1;
 }
 
-/* One row's logits, or the best of them: the item's token, or its next speculative one. */
-static void take_logits(struct model_engine *e, uint32_t index, bool speculative, float *logits,
-                        const struct kva_best *best)
+/* What the rows of the batch's entry `index` gave, which begin at number `at` of the pick: the
+ * item's token, and its next speculative one. */
+static void take_entry(struct model_engine *e, uint32_t index, uint32_t at)
 {
     struct kva_step_item *item = e->batch_items[index];
-    if (speculative) {
-        item->seq->spec_token = best->token;
-        return;
+    bool two = has_speculative_row(&e->batch_rows[index]);
+    kva_pick_emit(e, at, item);
+    if (two && item->emitted) {
+        item->speculated = true;
+        item->spec_token = item->seq->spec_token;
+        score_speculation(e, item->seq, item->token.token);
     }
-    emit(e, item, logits, best);
-    if (!item->emitted || !has_speculative_row(&e->batch_rows[index]))
-        return;
-    item->speculated = true;
-    item->spec_token = item->seq->spec_token;
-    score_speculation(e, item->seq, item->token.token);
+    if (two)
+        item->seq->spec_token = kva_pick_best_token(e, at + 1);
 }
 
 static void emit_batch(struct model_engine *e, const void *hidden, uint32_t batch)
 {
-    uint32_t first[KVA_LOGIT_ROWS_MAX]; /* entry of the batch that each row of logits belongs to */
-    bool speculative[KVA_LOGIT_ROWS_MAX], best_only[KVA_LOGIT_ROWS_MAX];
-    struct kva_best best[KVA_LOGIT_ROWS_MAX];
-    uint32_t count = 0, end = 0;
+    uint32_t first = 0, end = 0; /* entries of the pick begin at `first`, the next row is `end` */
+    kva_pick_begin(e);
     for (uint32_t i = 0; i < batch; i++) {
         const struct kva_forward_rows *rows = &e->batch_rows[i];
         bool two = has_speculative_row(rows);
         end += rows->row_count;
-        for (uint32_t j = two ? 2 : 1; j-- > 0; count++) {
-            e->logit_rows[count] = end - 1 - j;
-            first[count] = i;
-            speculative[count] = two && j == 0;
-            best_only[count] = speculative[count] || takes_best(e->batch_items[i]);
-        }
-        if (count + 2 <= KVA_LOGIT_ROWS_MAX && i + 1 < batch)
+        kva_pick_item(e, end - 1 - two, e->batch_items[i]);
+        if (two)
+            kva_pick_best(e, end - 1);
+        if (e->pick.count + 2 <= KVA_LOGIT_ROWS_MAX && i + 1 < batch)
             continue;
-        const float *logits =
-            kva_forward_pick(e->forward, hidden, e->logit_rows, count, best_only, best);
-        for (uint32_t j = 0; j < count; j++)
-            take_logits(e, first[j], speculative[j],
-                        (float *)(uintptr_t)logits + (size_t)j * e->config->vocab_size,
-                        best_only[j] ? &best[j] : NULL);
-        count = 0;
+        kva_pick_run(e, hidden);
+        for (uint32_t at = 0; first <= i; first++) {
+            take_entry(e, first, at);
+            at += 1 + has_speculative_row(&e->batch_rows[first]);
+        }
+        kva_pick_begin(e);
     }
 }
 
@@ -336,7 +247,9 @@ static void run_batch(struct model_engine *e, uint32_t batch)
         uint32_t kept = rows->row_count - has_speculative_row(rows);
         kva_kv_seq_commit(e->kv, &seq->kv, seq->ids, rows->position_first + kept);
         if (!seq->prefilled) {
-            score_prompt(e, seq, hidden, row, rows->position_first, rows->row_count);
+            const struct kva_pick_prompt prompt = {hidden, row, rows->position_first,
+                                                   rows->row_count};
+            kva_pick_score_prompt(e, seq, &prompt);
             finish_prefill(e, item);
         }
         row += rows->row_count;
@@ -370,7 +283,7 @@ static void run_chunk(struct model_engine *e, struct kva_sequence *seq, uint32_t
     kva_forward_layers(e->forward, &call);
     bool last_layer = seq->prefill_layer + 1 == e->config->layer_count;
     if (last_layer)
-        score_prompt(e, seq, call.hidden, 0, position, rows);
+        kva_pick_score_prompt(e, seq, &(struct kva_pick_prompt){call.hidden, 0, position, rows});
     seq->prefill_position += rows;
     if (seq->prefill_position == seq->params.prompt_tokens && !last_layer) {
         seq->prefill_position = seq->prefill_first;
@@ -399,9 +312,10 @@ static void run_long(struct model_engine *e, struct kva_step_item *item)
         return;
     }
     kva_kv_seq_commit(e->kv, &seq->kv, seq->ids, prompt);
-    uint32_t last = prefill_left(seq) - 1;
-    const float *logits = kva_forward_logits(e->forward, seq->stream, &last, 1);
-    emit(e, item, (float *)(uintptr_t)logits, NULL);
+    kva_pick_begin(e);
+    kva_pick_item(e, prefill_left(seq) - 1, item);
+    kva_pick_run(e, seq->stream);
+    kva_pick_emit(e, 0, item);
     finish_prefill(e, item);
 }
 

@@ -372,19 +372,46 @@ struct kva_gather_args {
     uint32_t dim;
 };
 
-/* The largest of a row of logits. */
-struct kva_best {
-    uint32_t token; /* the lowest of equal ones; 0 if none is above -inf */
-    float logit;    /* -inf if none is above it */
+/* Candidates of a row that are listed at most. */
+#define KVA_SHORTLIST_MAX 1024u
+
+struct kva_candidate {
+    float logit;
+    uint32_t token;
 };
 
-/* out[i] = the best of logits[rows[i], :]; what is not a number counts as -inf. The caller reads
- * the result after waiting for the queue. */
-struct kva_argmax_args {
-    struct kva_best *out; /* host tier [count] */
-    const float *logits;  /* fp32 [.., vocab] */
-    const uint32_t *rows; /* host [count] */
+/* What of a row of logits is wanted. What is not a number counts as -inf. Of two tokens the one
+ * with the larger logit is the better one, of equal ones the lower. */
+struct kva_shortlist_want {
+    uint32_t row;         /* of the logits */
+    uint32_t best;        /* so many of the best tokens above -inf, 1 to KVA_SHORTLIST_MAX */
+    uint32_t watch_first; /* in `watched`: tokens whose logits are wanted whatever they are */
+    uint32_t watch_count;
+    float temperature; /* > 0: `rest` is wanted */
+    bool log_sum;      /* is wanted */
+    bool rank;         /* of the first of the watched tokens is wanted */
+};
+
+/* What there is besides the lists; what was not asked for is 0. */
+struct kva_shortlist {
+    double rest; /* over the tokens that are not listed, exp((logit - l) / temperature), where l is
+                    the least logit listed; 0 if everything above -inf is listed */
+    double log_sum; /* of exp(logit) over all tokens, its logarithm */
+    uint32_t count; /* listed; fewer than wanted: no other token is above -inf */
+    uint32_t rank;  /* 1: the best */
+};
+
+/* Everything that choosing a token needs to know of some rows of logits, so that they need not
+ * leave the device. The caller reads the results after waiting for the queue. */
+struct kva_shortlist_args {
+    struct kva_shortlist *out;    /* host tier [count] */
+    struct kva_candidate *listed; /* host tier [count][KVA_SHORTLIST_MAX], by ascending token */
+    float *watched_logits;        /* host tier [watched_count], as they are in the row */
+    const float *logits;          /* fp32 [.., vocab] */
+    const struct kva_shortlist_want *wants; /* host [count] */
+    const uint32_t *watched;                /* host [watched_count], each < vocab */
     uint32_t count;
+    uint32_t watched_count;
     uint32_t vocab;
 };
 
@@ -402,7 +429,7 @@ struct kva_ops {
     void (*drift)(struct kva_device *device, const struct kva_drift_args *args);
     void (*merge)(struct kva_device *device, const struct kva_merge_args *args);
     void (*gather)(struct kva_device *device, const struct kva_gather_args *args);
-    void (*argmax)(struct kva_device *device, const struct kva_argmax_args *args);
+    void (*shortlist)(struct kva_device *device, const struct kva_shortlist_args *args);
 };
 
 #endif

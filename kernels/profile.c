@@ -103,7 +103,7 @@ static void count_lowbit(struct kva_profile_counts *counts,
 PLAIN(rope, kva_rope_args, KVA_PROFILE_ROWS)
 PLAIN(glu, kva_glu_args, KVA_PROFILE_ROWS)
 PLAIN(gather, kva_gather_args, KVA_PROFILE_ROWS)
-PLAIN(argmax, kva_argmax_args, KVA_PROFILE_ROWS)
+PLAIN(shortlist, kva_shortlist_args, KVA_PROFILE_ROWS)
 PLAIN(kv_append, kva_kv_append_args, KVA_PROFILE_KV)
 PLAIN(quantise, kva_quantise_args, KVA_PROFILE_KV)
 PLAIN(resolve, kva_resolve_args, KVA_PROFILE_KV)
@@ -180,7 +180,7 @@ void kva_profile_attach(struct kva_profile *profile, struct kva_device *device)
                 .drift = profiled_drift,
                 .merge = profiled_merge,
                 .gather = profiled_gather,
-                .argmax = profiled_argmax,
+                .shortlist = profiled_shortlist,
             },
     };
     base->profile = profile;

@@ -36,7 +36,7 @@ const struct kva_ops kva_cpu_ops = {
     .drift = kva_cpu_drift,
     .merge = kva_cpu_merge,
     .gather = kva_cpu_gather,
-    .argmax = kva_cpu_argmax,
+    .shortlist = kva_cpu_shortlist,
 };
 
 /* --- memory ---------------------------------------------------------------------------------- */

@@ -50,7 +50,7 @@ void kva_cpu_resolve(struct kva_device *device, const struct kva_resolve_args *a
 void kva_cpu_drift(struct kva_device *device, const struct kva_drift_args *args);
 void kva_cpu_merge(struct kva_device *device, const struct kva_merge_args *args);
 void kva_cpu_gather(struct kva_device *device, const struct kva_gather_args *args);
-void kva_cpu_argmax(struct kva_device *device, const struct kva_argmax_args *args);
+void kva_cpu_shortlist(struct kva_device *device, const struct kva_shortlist_args *args);
 
 void kva_cpu_fetch_hot(struct kva_device *device, enum kva_queue queue,
                        const struct kva_hot_fetch *fetches, uint32_t count,

@@ -142,26 +142,6 @@ void kva_cpu_gather(struct kva_device *device, const struct kva_gather_args *arg
     run_job(device, args, cut_units(device, args->count, args->dim, 1), gather_piece);
 }
 
-static void argmax_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
-{
-    const struct job *job = opaque;
-    const struct kva_argmax_args *args = job->args;
-    for (size_t i = cut_first(&job->cut, index); i < cut_end(&job->cut, index); i++) {
-        const float *logits = args->logits + (size_t)args->rows[i] * args->vocab;
-        struct kva_best best = {0, -INFINITY};
-        for (uint32_t j = 0; j < args->vocab; j++) {
-            if (logits[j] > best.logit)
-                best = (struct kva_best){j, logits[j]};
-        }
-        args->out[i] = best;
-    }
-}
-
-void kva_cpu_argmax(struct kva_device *device, const struct kva_argmax_args *args)
-{
-    run_job(device, args, cut_units(device, args->count, args->vocab, 1), argmax_piece);
-}
-
 static void kv_append_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
 {
     const struct job *job = opaque;

@@ -26,7 +26,7 @@ const struct kva_ops kva_cuda_ops = {
     .drift = kva_cuda_drift,
     .merge = kva_cuda_merge,
     .gather = kva_cuda_gather,
-    .argmax = kva_cuda_argmax,
+    .shortlist = kva_cuda_shortlist,
 };
 
 /* --- errors ----------------------------------------------------------------------------------- */

@@ -269,7 +269,7 @@ void kva_cuda_fetch_hot(struct kva_device *device, enum kva_queue queue,
 void kva_cuda_drift(struct kva_device *device, const struct kva_drift_args *args);
 void kva_cuda_merge(struct kva_device *device, const struct kva_merge_args *args);
 void kva_cuda_gather(struct kva_device *device, const struct kva_gather_args *args);
-void kva_cuda_argmax(struct kva_device *device, const struct kva_argmax_args *args);
+void kva_cuda_shortlist(struct kva_device *device, const struct kva_shortlist_args *args);
 
 enum kva_status kva_cuda_roofs(struct kva_device *device, struct kva_device_roofs *ret,
                                struct kva_err *err);

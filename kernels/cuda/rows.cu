@@ -1,4 +1,4 @@
-/* Operators that treat rows alone: embed, norm, rope, glu, kv_append, merge, gather, argmax. All are bound
+/* Operators that treat rows alone: embed, norm, rope, glu, kv_append, merge, gather. All are bound
  * by memory or by the launch; each element is computed in fp32 and rounded once. */
 #include "kernels/cuda/number.cuh"
 
@@ -304,51 +304,6 @@ void kva_cuda_gather(struct kva_device *device, const struct kva_gather_args *ar
 {
     if (args->count > 0 && kva_cuda_enter(device))
         KVA_BY_FORMAT(device->base.info.act, gather, device, args);
-}
-
-/* --- argmax ----------------------------------------------------------------------------------- */
-
-/* The better of two: the larger, of equal ones the lower. */
-static __device__ kva_best better(kva_best a, kva_best b)
-{
-    return b.logit > a.logit || (b.logit == a.logit && b.token < a.token) ? b : a;
-}
-
-/* One row a block; the result goes to pinned host memory. */
-static __global__ void __launch_bounds__(THREADS)
-    argmax_kernel(kva_best *out, const float *logits, const uint32_t *rows, uint32_t vocab)
-{
-    __shared__ kva_best parts[THREADS / KVA_WARP];
-    const float *row = logits + static_cast<size_t>(rows[blockIdx.x]) * vocab;
-    const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
-    kva_best best = {0, -INFINITY};
-    for (uint32_t i = threadIdx.x; i < vocab; i += THREADS) {
-        if (row[i] > best.logit)
-            best = {i, row[i]};
-    }
-    for (int lanes = KVA_WARP / 2; lanes > 0; lanes /= 2) {
-        kva_best other = {__shfl_xor_sync(KVA_ALL, best.token, lanes),
-                          __shfl_xor_sync(KVA_ALL, best.logit, lanes)};
-        best = better(best, other);
-    }
-    if (lane == 0)
-        parts[warp] = best;
-    __syncthreads(); /* every warp has its best */
-    if (threadIdx.x != 0)
-        return;
-    for (uint32_t i = 1; i < THREADS / KVA_WARP; i++)
-        best = better(best, parts[i]);
-    out[blockIdx.x] = best;
-}
-
-void kva_cuda_argmax(struct kva_device *device, const struct kva_argmax_args *args)
-{
-    if (args->count == 0 || !kva_cuda_enter(device))
-        return;
-    const uint32_t *rows = kva_cuda_upload_array(device, args->rows, args->count);
-    if (!kva_cuda_failed(device))
-        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "argmax", {args->count, THREADS}, argmax_kernel,
-                     args->out, args->logits, rows, args->vocab);
 }
 
 /* --- formats ---------------------------------------------------------------------------------- */

@@ -4,12 +4,12 @@
  * Scores become keys whose order is the order wanted: the bits of the probability, which is not
  * negative, plus one; 0 is no candidate. The k-th largest key is found digit by digit; then the
  * tokens above it, and the first of those equal to it, are written in ascending position. */
+#include "kernels/cuda/radix.cuh"
 #include "kernels/cuda/select.cuh"
 
 #include <math.h>
 
 #define THREADS 512u
-#define DIGITS  256u
 
 struct select_params {
     const lowbit_seq *seqs;
@@ -40,43 +40,6 @@ static __device__ void find_totals(const select_params &p, const lowbit_seq &seq
     __syncthreads(); /* every head's total is there */
 }
 
-/* The `wanted`-th largest of the keys [first, end), and how many of those equal to it are among the
- * wanted. 0, and none, if there are no more keys than that. */
-static __device__ uint32_t find_least(const uint32_t *keys, uint32_t first, uint32_t end,
-                                      uint32_t wanted, uint32_t *ret_equal)
-{
-    __shared__ uint32_t counts[DIGITS], found[2];
-    uint32_t prefix = 0, left = wanted;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        for (uint32_t i = threadIdx.x; i < DIGITS; i += blockDim.x)
-            counts[i] = 0;
-        __syncthreads(); /* no key is counted before; all keys are there */
-        for (uint32_t i = first + threadIdx.x; i < end; i += blockDim.x) {
-            uint32_t above = shift == 24 ? 0 : keys[i] >> (shift + 8);
-            if (keys[i] && above == prefix)
-                atomicAdd(&counts[keys[i] >> shift & (DIGITS - 1)], 1u);
-        }
-        __syncthreads(); /* all keys are counted */
-        if (threadIdx.x == 0) {
-            uint32_t more = 0, digit = DIGITS;
-            while (digit > 0 && more + counts[digit - 1] < left)
-                more += counts[--digit];
-            found[0] = digit; /* one more than the digit; 0: too few keys */
-            found[1] = left - more;
-        }
-        __syncthreads();
-        if (found[0] == 0) {
-            *ret_equal = 0;
-            return 0;
-        }
-        prefix = prefix << 8 | (found[0] - 1);
-        left = found[1];
-        __syncthreads();
-    }
-    *ret_equal = left;
-    return prefix;
-}
-
 static __global__ void __launch_bounds__(THREADS) select_kernel(select_params p)
 {
     __shared__ float top[KVA_SELECT_HEADS_MAX], inverse[KVA_SELECT_HEADS_MAX];
@@ -99,7 +62,7 @@ static __global__ void __launch_bounds__(THREADS) select_kernel(select_params p)
         keys[i] = sum >= 0.0f ? __float_as_uint(sum) + 1 : 0;
     }
     uint32_t equal, taken = 0, equal_taken = 0;
-    uint32_t least = find_least(keys, first, end, k, &equal);
+    uint32_t least = find_least([&](uint32_t i) { return keys[i]; }, first, end, k, &equal);
     for (uint32_t base = first; base < end; base += THREADS) {
         uint32_t i = base + threadIdx.x, total;
         uint32_t key = i < end ? keys[i] : 0;

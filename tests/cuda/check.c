@@ -288,7 +288,8 @@ static const struct {
     const char *name;
     void (*run)(struct check *check);
 } parts[] = {{"device", check_device}, {"rows", check_rows},     {"linear", check_linear},
-             {"attend", check_attend}, {"lowbit", check_lowbit}, {"step", check_step}};
+             {"attend", check_attend}, {"lowbit", check_lowbit}, {"shortlist", check_shortlist},
+             {"step", check_step}};
 
 static void run_parts(struct check *check, const char *only, uint64_t seed)
 {
@@ -316,6 +317,8 @@ static bool notices(struct check *check, int mutation, uint64_t seed)
         if (strncmp(of, "hot", 3) == 0 || strncmp(of, "quantise", 8) == 0 ||
             strncmp(of, "select", 6) == 0)
             of = "lowbit";
+        if (strncmp(of, "radix", 5) == 0)
+            of = "shortlist";
         check->simt->set_mutation(mutation);
         for (uint64_t round = 0; round < 4; round++) {
             check->simt->set_seed(seed + round);

@@ -97,6 +97,7 @@ void check_rows(struct check *check);
 void check_linear(struct check *check);
 void check_attend(struct check *check);
 void check_lowbit(struct check *check);
+void check_shortlist(struct check *check);
 void check_step(struct check *check);
 
 #endif

@@ -1,4 +1,4 @@
-/* Cases of embed, norm, rope, glu, kv_append, merge, gather and argmax. */
+/* Cases of embed, norm, rope, glu, kv_append, merge and gather. */
 #include "tests/cuda/check.h"
 
 #include <stdio.h>
@@ -250,43 +250,6 @@ static void gather_case(struct check *check, uint32_t count, uint32_t dim)
     acts_free(check, &out);
 }
 
-/* Random logits, with ties, what is not a number, and rows of nothing. */
-static void argmax_case(struct check *check, uint32_t count, uint32_t vocab)
-{
-    enum { ROWS = 8 };
-    struct acts logits = acts_new(check, KVA_F32, (size_t)ROWS * vocab, 1.0f);
-    struct kva_best want[32], *got = NULL;
-    uint32_t rows[32];
-    struct kva_err err;
-    for (size_t i = 0; i < logits.count; i++) {
-        size_t row = i / vocab;
-        logits.cpu[i] = row == 0   ? -INFINITY
-                        : row == 1 ? NAN
-                        : row < 5  ? rintf(logits.cpu[i]) /* ties */
-                                   : logits.cpu[i];
-        if (row == 2 && check_below(check, 3) == 0)
-            logits.cpu[i] = NAN;
-    }
-    gpu_free(check, logits.gpu, logits.count * sizeof(float));
-    logits.gpu = gpu_new(check, logits.cpu, logits.count * sizeof(float));
-    if (kva_device_alloc(check->gpu, KVA_MEM_HOST, sizeof want, (void **)&got, &err)) {
-        check_that(check, err.message, false);
-        return;
-    }
-    for (uint32_t i = 0; i < count; i++)
-        rows[i] = check_below(check, ROWS);
-    struct kva_argmax_args args = {
-        .out = want, .logits = logits.cpu, .rows = rows, .count = count, .vocab = vocab};
-    cpu_ops(check)->argmax(check->cpu, &args);
-    args.out = got;
-    args.logits = logits.gpu;
-    gpu_ops(check)->argmax(check->gpu, &args);
-    kva_device_sync(check->gpu, KVA_QUEUE_COMPUTE);
-    check_same(check, "argmax", got, want, count * sizeof *want);
-    kva_device_free(check->gpu, KVA_MEM_HOST, got, sizeof want);
-    acts_free(check, &logits);
-}
-
 void check_rows(struct check *check)
 {
     static const uint32_t dims[] = {1, 31, 64, 257, 1024};
@@ -303,7 +266,6 @@ void check_rows(struct check *check)
             glu_case(check, check_between(check, 1, 5), dim, (enum kva_activation)j,
                      check_below(check, 2), check_below(check, 2));
         gather_case(check, check_between(check, 1, 20), dim);
-        argmax_case(check, check_between(check, 1, 32), dim * 3);
     }
     for (size_t i = 0; i < KVA_COUNT_OF(heads); i++) {
         rope_case(check, check_between(check, 1, 20), check_between(check, 1, 5), heads[i][0],

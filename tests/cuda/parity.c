@@ -29,7 +29,9 @@ struct run {
     uint32_t prompt[TOKENS_MAX];
     uint32_t prompt_tokens, output_tokens;
     struct kva_kv_choice kv;
-    bool tokens_only; /* no log-probabilities: the best token is found where the logits are */
+    bool tokens_only; /* no log-probabilities: nothing but the best token leaves the device */
+    bool sampled;     /* with temperature and penalties */
+    bool all_logits;  /* come to the host, and are what tokens are drawn by */
 };
 
 struct trace {
@@ -100,20 +102,36 @@ static struct kva_sequence *start(struct setup *setup, const struct run *run,
     return seq;
 }
 
+static struct kva_sampling_params sampling_of(const struct run *run)
+{
+    struct kva_sampling_params sampling = {
+        .top_p = 1, .repetition_penalty = 1, .logprobs = 2, .prompt_logprobs = 0};
+    if (run->tokens_only)
+        sampling.logprobs = sampling.prompt_logprobs = -1;
+    if (run->sampled) {
+        sampling.temperature = 0.8f;
+        sampling.top_p = 0.95f;
+        sampling.repetition_penalty = 1.2f;
+        sampling.presence_penalty = 0.5f;
+        sampling.seed = 7;
+    }
+    return sampling;
+}
+
 /* Run sequences side by side to their end; traces[i] is runs[i]'s. */
 static void run_all(struct setup *setup, const struct run *const *runs, struct trace **traces,
                     uint32_t count)
 {
     struct kva_engine *engine = setup->engine;
     struct kva_err err = {0};
-    const struct kva_sampling_params sampling = {
-        .top_p = 1, .repetition_penalty = 1, .logprobs = 2, .prompt_logprobs = 0};
-    struct kva_sampling_params tokens_only = sampling;
-    tokens_only.logprobs = tokens_only.prompt_logprobs = -1;
+    struct kva_sampling_params sampling[4];
     struct kva_sequence *seqs[4];
     uint32_t done[4] = {0};
-    for (uint32_t i = 0; i < count; i++)
-        seqs[i] = start(setup, runs[i], runs[i]->tokens_only ? &tokens_only : &sampling);
+    float *logits = malloc(setup->model->config.vocab_size * sizeof(float));
+    for (uint32_t i = 0; i < count; i++) {
+        sampling[i] = sampling_of(runs[i]);
+        seqs[i] = start(setup, runs[i], &sampling[i]);
+    }
     for (;;) {
         struct kva_step_item items[4] = {0};
         uint32_t members[4], active = 0;
@@ -123,8 +141,10 @@ static void run_all(struct setup *setup, const struct run *const *runs, struct t
             if (done[i] > 0)
                 expect_ok(engine->ops->grow(engine->self, seqs[i], &err), &err, "grow");
             members[active] = i;
-            items[active++] = (struct kva_step_item){
-                .seq = seqs[i], .prefill_tokens = done[i] > 0 ? 0 : 256 / count};
+            items[active++] =
+                (struct kva_step_item){.seq = seqs[i],
+                                       .prefill_tokens = done[i] > 0 ? 0 : 256 / count,
+                                       .logits = runs[i]->all_logits ? logits : NULL};
         }
         if (active == 0)
             break;
@@ -148,6 +168,7 @@ static void run_all(struct setup *setup, const struct run *const *runs, struct t
             traces[i]->prompt[j] = prompt[j].actual.logprob;
         engine->ops->destroy(engine->self, seqs[i]);
     }
+    free(logits);
 }
 
 static struct trace *run_one(struct setup *setup, const struct run *run)
@@ -234,6 +255,28 @@ static const struct variant {
     {"specache sync", KVA_KV_SPECACHE, KVA_PREDICT_SYNC},
 };
 
+/* Tokens are drawn on the host by what the device lists: the same as by all logits. */
+static void check_sampling(struct setup *setup, const struct run *greedy, const char *what)
+{
+    struct run run = *greedy;
+    char name[200];
+    run.sampled = true;
+    run.kv = kva_kv_choice_default(KVA_KV_FULL);
+    struct trace *listed = run_one(setup, &run);
+    run.all_logits = true;
+    struct trace *all = run_one(setup, &run);
+    struct distance distance = distance_of(listed->chosen, all->chosen, run.output_tokens);
+    snprintf(name, sizeof name, "%.100s, sampled by lists and by all logits, %.1e apart", what,
+             distance.most);
+    expect_same(name, &run, listed, all, false);
+    if (!(distance.most < 1e-5)) {
+        printf("FAIL %s: log-probabilities\n", name);
+        failures++;
+    }
+    free(listed);
+    free(all);
+}
+
 /* Steps were graphs, more often than graphs were made. */
 static void report_steps(const struct kva_device *device)
 {
@@ -302,6 +345,10 @@ static void check_model(const char *module, const char *path, enum kva_dtype act
         if (got != base)
             free(got);
     }
+    snprintf(name, sizeof name, "%.40s, %s", tail, kva_dtype_name(act));
+    check_sampling(&gpu, run, name);
+    snprintf(name, sizeof name, "%.40s, on the CPU", tail);
+    check_sampling(&cpu, run, name);
     report_steps(gpu.device);
     free(base);
     free(run);

@@ -1,0 +1,176 @@
+/* pick.c - from residual streams to tokens: which rows' logits are made, what of them is wanted,
+ * and the token that comes of it. */
+#include "engine/model_engine_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct kva_sampler_context sampling_of(const struct kva_sequence *seq)
+{
+    return (struct kva_sampler_context){
+        .params = seq->params.sampling,
+        .choice = seq->params.choice,
+        .ids = seq->ids,
+        .prompt_tokens = seq->params.prompt_tokens,
+        .token_count = seq->token_count,
+    };
+}
+
+/* --- asking ---------------------------------------------------------------------------------- */
+
+enum kva_status kva_pick_create(struct kva_pick *pick, struct kva_err *err)
+{
+    pick->watched = calloc(KVA_PICK_WATCHED_MAX, sizeof(*pick->watched));
+    return pick->watched ? KVA_OK : kva_fail(err, KVA_ENOMEM, "out of memory for watched tokens");
+}
+
+void kva_pick_destroy(struct kva_pick *pick)
+{
+    free(pick->watched);
+}
+
+void kva_pick_begin(struct model_engine *e)
+{
+    e->pick.count = e->pick.watched_count = 0;
+}
+
+/* A row of hidden, and where to say what is wanted of it. */
+static struct kva_shortlist_want *add_row(struct kva_pick *pick, uint32_t row)
+{
+    struct kva_shortlist_want *want = &pick->wants[pick->count];
+    pick->rows[pick->count++] = row;
+    *want = (struct kva_shortlist_want){.watch_first = pick->watched_count};
+    return want;
+}
+
+void kva_pick_best(struct model_engine *e, uint32_t row)
+{
+    add_row(&e->pick, row)->best = 1;
+}
+
+void kva_pick_item(struct model_engine *e, uint32_t row, const struct kva_step_item *item)
+{
+    struct kva_pick *pick = &e->pick;
+    struct kva_shortlist_want *want = add_row(pick, row);
+    uint32_t first = pick->watched_count;
+    if (item->logits)
+        return;
+    if (item->forced) {
+        want->best = 1;
+        return;
+    }
+    const struct kva_sampler_context context = sampling_of(item->seq);
+    kva_sampler_want(e->sampler, &context, pick->watched + first, want);
+    want->watch_first = first;
+    pick->watched_count += want->watch_count;
+}
+
+void kva_pick_run(struct model_engine *e, const void *hidden)
+{
+    const struct kva_pick *pick = &e->pick;
+    kva_forward_pick(e->forward,
+                     &(struct kva_forward_pick){
+                         .hidden = hidden,
+                         .rows = pick->rows,
+                         .wants = pick->wants,
+                         .watched = pick->watched,
+                         .watched_count = pick->watched_count,
+                         .count = pick->count,
+                     },
+                     e->pick.picked);
+}
+
+/* --- what came of it ------------------------------------------------------------------------- */
+
+static struct kva_sampler_list list_of(const struct kva_pick *pick, uint32_t index)
+{
+    const struct kva_forward_picked *picked = &pick->picked[index];
+    return (struct kva_sampler_list){
+        .want = &pick->wants[index],
+        .watched = pick->watched + pick->wants[index].watch_first,
+        .watched_logits = picked->watched_logits,
+        .summary = picked->summary,
+        .listed = picked->listed,
+    };
+}
+
+uint32_t kva_pick_best_token(const struct model_engine *e, uint32_t index)
+{
+    const struct kva_forward_picked *picked = &e->pick.picked[index];
+    return picked->summary->count > 0 ? picked->listed[0].token : 0;
+}
+
+/* As the sequence's sampling has it; all logits come only where they are needed. */
+static enum kva_status sample(struct model_engine *e, uint32_t index, struct kva_step_item *item)
+{
+    const struct kva_sampler_context context = sampling_of(item->seq);
+    if (e->pick.wants[index].best > 0) {
+        const struct kva_sampler_list list = list_of(&e->pick, index);
+        bool enough;
+        enum kva_status status =
+            kva_sampler_draw_listed(e->sampler, &list, &context, &enough, &item->token);
+        if (status || enough)
+            return status;
+    }
+    float *logits = kva_forward_logits(e->forward, index);
+    return kva_sampler_draw(e->sampler, logits, &context, &item->token);
+}
+
+void kva_pick_emit(struct model_engine *e, uint32_t index, struct kva_step_item *item)
+{
+    struct kva_sequence *seq = item->seq;
+    uint32_t vocab = e->config->vocab_size;
+    if (item->logits)
+        memcpy(item->logits, kva_forward_logits(e->forward, index), vocab * sizeof(float));
+    if (item->forced) {
+        item->token = (struct kva_token_output){.token = item->forced_token};
+        item->status = item->forced_token < vocab ? KVA_OK : KVA_EINVAL;
+    } else {
+        item->status = sample(e, index, item);
+    }
+    if (item->status)
+        return;
+    item->emitted = true;
+    if (seq->token_count < seq->params.tokens_max)
+        seq->ids[seq->token_count++] = item->token.token;
+}
+
+/* --- log-probabilities of the prompt --------------------------------------------------------- */
+
+/* Of the token after `position`, whose row is number `index` of the pick. */
+static void score(struct model_engine *e, struct kva_sequence *seq, uint32_t index,
+                  uint32_t position)
+{
+    const struct kva_sampler_list list = list_of(&e->pick, index);
+    struct kva_prompt_logprob *entry = &seq->prompt_logprobs[position];
+    uint32_t token = seq->ids[position + 1];
+    entry->top_count =
+        kva_min_u32((uint32_t)seq->params.sampling->prompt_logprobs, e->config->vocab_size);
+    if (!kva_sampler_listed_logprobs(&list, token, entry->top_count, &entry->actual, entry->top))
+        kva_sampler_logprobs(e->sampler, kva_forward_logits(e->forward, index), token,
+                             entry->top_count, &entry->actual, entry->top);
+}
+
+void kva_pick_score_prompt(struct model_engine *e, struct kva_sequence *seq,
+                           const struct kva_pick_prompt *prompt)
+{
+    struct kva_pick *pick = &e->pick;
+    if (!seq->prompt_logprobs)
+        return;
+    uint32_t last =
+        kva_min_u32(prompt->position_first + prompt->row_count, seq->params.prompt_tokens - 1);
+    for (uint32_t at = prompt->position_first; at < last; at += pick->count) {
+        kva_pick_begin(e);
+        for (uint32_t i = at; i < last && pick->count < KVA_LOGIT_ROWS_MAX; i++) {
+            uint32_t row = prompt->row_first + i - prompt->position_first;
+            struct kva_shortlist_want *want = add_row(pick, row);
+            want->best = kva_max_u32((uint32_t)seq->params.sampling->prompt_logprobs, 1);
+            want->log_sum = want->rank = true;
+            want->watch_count = 1;
+            pick->watched[pick->watched_count++] = seq->ids[i + 1];
+        }
+        kva_pick_run(e, prompt->hidden);
+        for (uint32_t i = 0; i < pick->count; i++)
+            score(e, seq, i, at + i);
+    }
+}
