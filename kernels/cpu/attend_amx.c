@@ -1,15 +1,18 @@
 /* Attention over one split of level amx: bf16 keys and values against queries and weights rounded
  * to bf16, in tiles. f16 KV is level avx512's.
  *
- * Scores are products of a tile of queries, 32 dimensions a row, and of a page's transposed keys,
- * whose rows are pairs of dimensions of 16 tokens; `a` is made of a tile of weights, 32 tokens a
- * row, and of the page's values, whose rows are pairs of tokens. A score is a sum over blocks of 32
- * dimensions, an element of `a` one over blocks of 32 tokens, ascending; amx.h says how a block is
- * summed.
+ * Scores of many queries are products of a tile of queries, 32 dimensions a row, and of a page's
+ * transposed keys, whose rows are pairs of dimensions of 16 tokens. Those of few, one tile, are
+ * made the other way round: keys lie as the rows of a tile already, so that it is the queries that
+ * are transposed, and then the scores. Their bits are the same. `a` is made of a tile of weights,
+ * 32 tokens a row, and of the page's values, whose rows are pairs of tokens. A score is a sum over
+ * blocks of 32 dimensions, an element of `a` one over blocks of 32 tokens, ascending; amx.h says
+ * how a block is summed.
  *
- * All queries of a tile meet all tokens of a page: what one does not see has the weight 0. So that
- * this is nothing whatever lies there, values that are no finite numbers are left out of the tiles
- * and added one by one, page by page, for queries that see them. */
+ * All queries of a tile meet all tokens of a page: what one does not see has the weight 0, and is
+ * nothing unless there lies what is no finite number. Then some sum is not finite either, and the
+ * split is done again: such values are left out of the tiles and added one by one, page by page,
+ * for queries that see them. Where a query sees none, its bits are those of the first attempt. */
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/attend_bf16.h"
 #include "kernels/cpu/kernels_amx.h"
@@ -17,6 +20,10 @@
 
 /* Tiles 0 to 3 are sums; 4 holds queries or weights, 5 to 7 hold keys or values. */
 #define LEFT 4
+
+/* Tokens of a tile, and tiles of a page. */
+#define TILE_TOKENS KVA_TILE_ROWS
+#define PAGE_TILES  (KVA_PAGE_TOKENS / TILE_TOKENS)
 
 /* Pairs of inputs that one product takes, and about how many cycles it does. */
 #define STEP         (KVA_TILE_BYTES / 4)
@@ -28,9 +35,16 @@ static uint32_t tile_queries(uint32_t q_count)
     return (uint32_t)kva_div_up(q_count, kva_div_up(q_count, KVA_TILE_ROWS));
 }
 
-static void configure(uint32_t queries)
+static bool few_queries(const struct kva_cpu_attend_split *split)
+{
+    return split->q_count <= KVA_TILE_ROWS;
+}
+
+/* Few queries: whole tiles, since they are rows of one and columns of another. */
+static void configure(const struct kva_cpu_attend_split *split)
 {
     struct kva_tile_config config = {.palette = 1};
+    uint32_t queries = few_queries(split) ? KVA_TILE_ROWS : tile_queries(split->q_count);
     for (uint32_t i = 0; i < KVA_TILES; i++) {
         config.row_bytes[i] = KVA_TILE_BYTES;
         config.rows[i] = (uint8_t)(i <= LEFT ? queries : KVA_TILE_ROWS);
@@ -38,7 +52,7 @@ static void configure(uint32_t queries)
     kva_tiles_configure(&config);
 }
 
-/* The tile of queries from `query` on, and whether any of them sees a slot of a page. */
+/* The queries from `query` on, with a page. */
 struct tile {
     const struct kva_cpu_attend_split *split;
     const struct pairs *pairs;
@@ -47,6 +61,7 @@ struct tile {
     struct ahead *ahead;
 };
 
+/* Whether any of the tile's queries sees the page. */
 static bool sees_page(const struct tile *tile, uint32_t queries)
 {
     /* Later queries see from later on, and further. */
@@ -90,6 +105,121 @@ static void score_tile(const struct tile *tile)
     KVA_TILE_STORE(3, scores + 3 * VL, stride);
 }
 
+/* --- scores of few queries -------------------------------------------------------------------- */
+
+/* What is used of the scratch of keys and queries beside pairs->q. */
+struct few {
+    uint32_t *q;      /* [dims][TILE_ROWS]: queries transposed, 0 behind the last */
+    uint32_t *copies; /* [KVA_PAGE_TOKENS][dims]: keys that do not lie as a tile wants them */
+    float *scores;    /* [KVA_PAGE_TOKENS][TILE_ROWS] */
+};
+
+static struct few few_of(const struct pairs *pairs)
+{
+    return (struct few){.q = pairs->q + (size_t)KVA_TILE_ROWS * pairs->dims,
+                        .copies = pairs->k,
+                        .scores = (float *)(void *)pairs->v};
+}
+
+static void transpose_queries(const struct kva_cpu_attend_split *split, const struct pairs *pairs)
+{
+    const struct few few = few_of(pairs);
+    for (uint32_t i = 0; i < pairs->dims; i += STEP) {
+        __m512i rows[16];
+        for (uint32_t j = 0; j < 16; j++)
+            rows[j] = j < split->q_count
+                          ? _mm512_loadu_si512(pairs->q + (size_t)j * pairs->dims + i)
+                          : _mm512_setzero_si512();
+        transpose(rows);
+        for (uint32_t n = 0; n < STEP; n++)
+            _mm512_storeu_si512(few.q + (size_t)(i + n) * KVA_TILE_ROWS, rows[n]);
+    }
+}
+
+/* Whether 16 tokens' rows lie one behind the other. */
+static bool in_line(const void *const *tokens, uint32_t row_bytes)
+{
+    const __m512i count = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
+    __m512i at = _mm512_add_epi64(_mm512_set1_epi64((long long)(uintptr_t)tokens[0]),
+                                  _mm512_mullo_epi64(count, _mm512_set1_epi64(row_bytes)));
+    __mmask8 low = _mm512_cmpeq_epi64_mask(_mm512_loadu_si512(tokens), at);
+    at = _mm512_add_epi64(at, _mm512_set1_epi64((long long)row_bytes * 8));
+    __mmask8 high = _mm512_cmpeq_epi64_mask(_mm512_loadu_si512(tokens + 8), at);
+    return tokens[0] && low == 0xFF && high == 0xFF;
+}
+
+/* Keys of a tile's tokens, and how far they are apart; in `copy` where they have holes among them
+ * or behind them. */
+static const char *key_rows(const struct kva_cpu_attend_split *split, const void *const *tokens,
+                            uint32_t dims, uint32_t *copy, ptrdiff_t *ret_stride)
+{
+    const uint32_t dim = split->head_dim;
+    if (dim % CHUNK_DIM == 0 && in_line(tokens, dim * 4)) {
+        *ret_stride = (ptrdiff_t)dim * 4;
+        return tokens[0];
+    }
+    for (uint32_t t = 0; t < TILE_TOKENS; t++) {
+        for (uint32_t i = 0; i < dim; i += CHUNK_DIM)
+            _mm512_storeu_si512(copy + (size_t)t * dims + i / 2,
+                                load_row(tokens[t], i, kva_min_u32(CHUNK_DIM, dim - i)));
+    }
+    *ret_stride = dims * (ptrdiff_t)sizeof *copy;
+    return (const char *)copy;
+}
+
+/* scores of `queries` at least, from [16 tokens][16 queries]. */
+INLINE void turn_scores(const float *from, const uint32_t queries, float *scores)
+{
+    __m512i rows[16];
+    for (uint32_t t = 0; t < 16; t++)
+        rows[t] = _mm512_loadu_si512(from + (size_t)t * KVA_TILE_ROWS);
+    transpose(rows);
+    for (uint32_t j = 0; j < queries; j++)
+        _mm512_storeu_si512(scores + (size_t)j * KVA_ATTEND_SPLIT_TOKENS, rows[j]);
+}
+
+/* Scores of all queries with a page. */
+static void score_few(const struct tile *tile)
+{
+    const struct kva_cpu_attend_split *split = tile->split;
+    const uint32_t dims = tile->pairs->dims;
+    const struct few few = few_of(tile->pairs);
+    const char *k[PAGE_TILES];
+    ptrdiff_t strides[PAGE_TILES];
+    for (uint32_t n = 0; n < PAGE_TILES; n++)
+        k[n] = key_rows(split, split->tokens + tile->base + n * TILE_TOKENS, dims,
+                        few.copies + (size_t)n * TILE_TOKENS * dims, &strides[n]);
+    KVA_TILE_ZERO(0);
+    KVA_TILE_ZERO(1);
+    KVA_TILE_ZERO(2);
+    KVA_TILE_ZERO(3);
+    for (uint32_t i = 0; i < dims; i += STEP) {
+        KVA_TILE_LOAD(4, few.q + (size_t)i * KVA_TILE_ROWS, KVA_TILE_BYTES);
+        KVA_TILE_LOAD(5, k[0] + (size_t)i * 4, strides[0]);
+        KVA_TILE_DOT_BF16(0, 5, 4);
+        KVA_TILE_LOAD(6, k[1] + (size_t)i * 4, strides[1]);
+        KVA_TILE_DOT_BF16(1, 6, 4);
+        KVA_TILE_LOAD(7, k[2] + (size_t)i * 4, strides[2]);
+        KVA_TILE_DOT_BF16(2, 7, 4);
+        KVA_TILE_LOAD(5, k[3] + (size_t)i * 4, strides[3]);
+        KVA_TILE_DOT_BF16(3, 5, 4);
+        prefetch(tile->ahead, PAGE_TILES * COST_PRODUCT);
+    }
+    const size_t step = (size_t)TILE_TOKENS * KVA_TILE_ROWS;
+    KVA_TILE_STORE(0, few.scores, KVA_TILE_BYTES);
+    KVA_TILE_STORE(1, few.scores + step, KVA_TILE_BYTES);
+    KVA_TILE_STORE(2, few.scores + 2 * step, KVA_TILE_BYTES);
+    KVA_TILE_STORE(3, few.scores + 3 * step, KVA_TILE_BYTES);
+    for (uint32_t n = 0; n < PAGE_TILES; n++) {
+        float *scores = split->scores + tile->base + n * TILE_TOKENS;
+        if (split->q_count <= 8)
+            turn_scores(few.scores + n * step, 8, scores);
+        else
+            turn_scores(few.scores + n * step, 16, scores);
+        prefetch(tile->ahead, COST_TRANSPOSE);
+    }
+}
+
 /* --- values ----------------------------------------------------------------------------------- */
 
 /* Bit i: element i is infinite or no number. */
@@ -99,8 +229,9 @@ INLINE __mmask32 not_finite(__m512i halves)
 }
 
 /* What is not finite in pairs->v becomes 0. Returns whose it was: bit t is token t of the page. */
-static uint64_t clean_values(const struct pairs *pairs, uint32_t chunks)
+static uint64_t clean_values(const struct kva_cpu_attend_split *split, const struct pairs *pairs)
 {
+    const uint32_t chunks = (uint32_t)kva_div_up(split->head_dim, CHUNK_DIM);
     uint64_t tokens = 0;
     for (uint32_t i = 0; i < chunks * PAGE_PAIRS * 2; i++) {
         uint32_t *at = pairs->v + (size_t)i * VL, pair = i / 2 % PAGE_PAIRS;
@@ -111,32 +242,6 @@ static uint64_t clean_values(const struct pairs *pairs, uint32_t chunks)
         tokens |= (uint64_t)((bad & 0xAAAAAAAAu) != 0) << (2 * pair + 1);
     }
     return tokens;
-}
-
-/* pairs->v = the finite values of the page from slot `base` on, 0 in place of others. Returns the
- * tokens that have others, as bits. */
-static uint64_t pair_values(const struct kva_cpu_attend_split *split, const struct pairs *pairs,
-                            uint32_t base, struct ahead *ahead)
-{
-    uint32_t *v = pairs->v, chunks = 0;
-    __m512i most = _mm512_setzero_si512();
-    struct ahead next = *ahead;
-    for (uint32_t i = 0; i < split->head_dim; i += CHUNK_DIM, chunks++) {
-        uint32_t count = kva_min_u32(CHUNK_DIM, split->head_dim - i);
-        for (uint32_t pair = base / 2; pair < base / 2 + PAGE_PAIRS; pair++, v += CHUNK_DIM) {
-            __m512i low, high;
-            load_values(split, pair, i, count, &low, &high);
-            _mm512_storeu_si512(v, low);
-            _mm512_storeu_si512(v + VL, high);
-            most = _mm512_max_epu16(most, _mm512_slli_epi16(low, 1));
-            most = _mm512_max_epu16(most, _mm512_slli_epi16(high, 1));
-            prefetch(&next, COST_UNPACK);
-        }
-    }
-    *ahead = next;
-    if (_mm512_cmpge_epu16_mask(most, _mm512_set1_epi16((short)0xFF00u)) == 0)
-        return 0;
-    return clean_values(pairs, chunks);
 }
 
 /* Dimensions [i, i + 64) of `a`, or [i, i + 32). */
@@ -225,31 +330,64 @@ static uint32_t page_cycles(const struct kva_cpu_attend_split *split)
 {
     const uint32_t chunks = (uint32_t)kva_div_up(split->head_dim, CHUNK_DIM);
     uint32_t products = (uint32_t)kva_div_up(split->q_count, KVA_TILE_ROWS) * chunks * 8;
-    uint32_t cycles =
-        KVA_PAGE_TOKENS / VL * (chunks * COST_TRANSPOSE + split->q_count * COST_SOFTEN);
+    uint32_t transposes = few_queries(split) ? 1 : chunks;
+    uint32_t cycles = PAGE_TILES * (transposes * COST_TRANSPOSE + split->q_count * COST_SOFTEN);
     return cycles + PAGE_PAIRS * chunks * COST_UNPACK + products * COST_PRODUCT;
 }
 
+/* `clean`: values that are not finite are kept out of the tiles. */
 static void fold_page(const struct kva_cpu_attend_split *split, const struct pairs *pairs,
-                      uint32_t base, bool holes)
+                      uint32_t base, bool holes, bool clean)
 {
     const uint32_t queries = tile_queries(split->q_count);
     struct ahead ahead = plan_ahead(split, base, page_cycles(split));
     struct tile tile = {.split = split, .pairs = pairs, .base = base, .ahead = &ahead};
-    pair_keys(split, pairs, base, &ahead);
-    for (tile.query = 0; tile.query < split->q_count; tile.query += queries) {
-        if (sees_page(&tile, queries))
-            score_tile(&tile);
+    if (few_queries(split)) {
+        score_few(&tile);
+    } else {
+        pair_keys(split, pairs, base, &ahead);
+        for (; tile.query < split->q_count; tile.query += queries) {
+            if (sees_page(&tile, queries))
+                score_tile(&tile);
+        }
     }
     for (uint32_t j = 0; j < split->q_count; j++)
         soften(split, pairs, j, base, holes, &ahead);
-    uint64_t bad = pair_values(split, pairs, base, &ahead);
+    pair_values(split, pairs, base, &ahead);
+    uint64_t bad = clean ? clean_values(split, pairs) : 0;
     for (tile.query = 0; tile.query < split->q_count; tile.query += queries) {
         if (sees_page(&tile, queries))
             value_tile(&tile);
     }
     for (; bad; bad &= bad - 1)
         add_bad_values(split, pairs, base + (uint32_t)__builtin_ctzll(bad));
+}
+
+static void fold_pages(const struct kva_cpu_attend_split *split, const struct pairs *pairs,
+                       bool clean)
+{
+    const uint32_t first = split->slot_first[0], end = split->slot_end[split->q_count - 1];
+    const bool holes = has_holes(split, first, end);
+    begin(split, pairs);
+    if (few_queries(split))
+        transpose_queries(split, pairs);
+    configure(split);
+    for (uint32_t base = first / KVA_PAGE_TOKENS * KVA_PAGE_TOKENS; base < end;
+         base += KVA_PAGE_TOKENS)
+        fold_page(split, pairs, base, holes, clean);
+    kva_tiles_release();
+}
+
+static bool sums_finite(const struct kva_cpu_attend_split *split, const struct pairs *pairs)
+{
+    const __m512i limit = _mm512_set1_epi32((int)0xFF000000u);
+    size_t count = split->q_count * kva_align_up(split->head_dim, CHUNK_DIM);
+    __mmask16 bad = 0;
+    for (size_t i = 0; i < count; i += VL) {
+        __m512i x = _mm512_slli_epi32(_mm512_loadu_si512(pairs->sums + i), 1);
+        bad |= _mm512_cmpge_epu32_mask(x, limit);
+    }
+    return bad == 0;
 }
 
 void kva_attend_split_amx(const struct kva_cpu_attend_split *split)
@@ -260,14 +398,9 @@ void kva_attend_split_amx(const struct kva_cpu_attend_split *split)
     }
     const uint32_t dims = (uint32_t)kva_align_up(split->head_dim, CHUNK_DIM) / 2;
     const struct pairs pairs = pairs_of(split, dims);
-    const uint32_t first = split->slot_first[0], end = split->slot_end[split->q_count - 1];
-    const bool holes = has_holes(split, first, end);
-    begin(split, &pairs);
-    configure(tile_queries(split->q_count));
-    for (uint32_t base = first / KVA_PAGE_TOKENS * KVA_PAGE_TOKENS; base < end;
-         base += KVA_PAGE_TOKENS)
-        fold_page(split, &pairs, base, holes);
-    kva_tiles_release();
+    fold_pages(split, &pairs, false);
+    if (!sums_finite(split, &pairs))
+        fold_pages(split, &pairs, true);
     for (uint32_t j = 0; j < split->q_count; j++)
         finish_query(split, &pairs, j);
 }

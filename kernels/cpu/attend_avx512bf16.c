@@ -102,22 +102,6 @@ static void score_page(const struct kva_cpu_attend_split *split, const struct pa
 /* --- values -------------------------------------------------------------------------------------
  */
 
-/* pairs->v = the values of the page from slot `base` on. */
-static void pair_values(const struct kva_cpu_attend_split *split, const struct pairs *pairs,
-                        uint32_t base)
-{
-    uint32_t *v = pairs->v;
-    for (uint32_t i = 0; i < split->head_dim; i += CHUNK_DIM) {
-        uint32_t count = kva_min_u32(CHUNK_DIM, split->head_dim - i);
-        for (uint32_t pair = base / 2; pair < base / 2 + PAGE_PAIRS; pair++, v += CHUNK_DIM) {
-            __m512i low, high;
-            load_values(split, pair, i, count, &low, &high);
-            _mm512_storeu_si512(v, low);
-            _mm512_storeu_si512(v + VL, high);
-        }
-    }
-}
-
 /* What a tile of values is made of. */
 struct values {
     const struct kva_cpu_attend_split *split;
@@ -231,7 +215,7 @@ static void value_page(const struct kva_cpu_attend_split *split, const struct pa
     const uint32_t first = base / 2, end = first + PAGE_PAIRS;
     const bool direct = split->q_count <= TILE_QUERIES;
     if (!direct)
-        pair_values(split, pairs, base);
+        pair_values(split, pairs, base, NULL);
     for (uint32_t j = 0; j < split->q_count; j += group) {
         const uint32_t queries = kva_min_u32(group, split->q_count - j);
         struct values values = {

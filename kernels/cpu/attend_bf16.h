@@ -173,6 +173,24 @@ INLINE void load_values(const struct kva_cpu_attend_split *split, uint32_t pair,
     *high = _mm512_unpackhi_epi16(even, odd);
 }
 
+/* pairs->v = the values of the page from slot `base` on. */
+INLINE void pair_values(const struct kva_cpu_attend_split *split, const struct pairs *pairs,
+                        uint32_t base, struct ahead *ahead)
+{
+    uint32_t *v = pairs->v;
+    for (uint32_t i = 0; i < split->head_dim; i += CHUNK_DIM) {
+        uint32_t count = kva_min_u32(CHUNK_DIM, split->head_dim - i);
+        for (uint32_t pair = base / 2; pair < base / 2 + PAGE_PAIRS; pair++, v += CHUNK_DIM) {
+            __m512i low, high;
+            load_values(split, pair, i, count, &low, &high);
+            _mm512_storeu_si512(v, low);
+            _mm512_storeu_si512(v + VL, high);
+            if (ahead && pair % 4 == 0)
+                prefetch(ahead, 4 * COST_UNPACK);
+        }
+    }
+}
+
 /* --- weights of the tokens -------------------------------------------------------------------- */
 
 /* A query's weights in bf16, by slot: over its scores, which they replace. */
