@@ -13,6 +13,7 @@ size_t kva_linear_row_bytes_amx(const struct kva_linear_args *args);
 void kva_linear_prepare_amx(const struct kva_linear_args *args, uint32_t first, uint32_t end,
                             void *prepared);
 void kva_linear_amx(const struct kva_cpu_linear *item);
+void kva_linear_int8_amx(const struct kva_cpu_linear *item);
 void kva_attend_split_amx(const struct kva_cpu_attend_split *split);
 void kva_lowbit_split_amx(const struct kva_cpu_lowbit_split *split);
 

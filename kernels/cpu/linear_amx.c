@@ -20,14 +20,11 @@
  * of 4 KiB, and straddle cache lines where the file has them so, for every use again. Copied, they
  * are read in runs of 1 KiB, once, and what is missing of the last tiles is filled with zeros. The
  * block that comes next is prefetched into the second-level cache in the same order meanwhile. */
-#include "kernels/cpu/amx.h"
+#include "kernels/cpu/linear_amx.h"
 #include "kernels/cpu/convert.h"
-#include "kernels/cpu/kernels_amx.h"
 #include "kernels/cpu/kernels_avx512.h"
 #include "kernels/cpu/transpose_512.h"
 
-#include <immintrin.h>
-#include <stdbool.h>
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
@@ -35,23 +32,11 @@
 /* Inputs of one product. */
 #define STEP 32u
 
-#define TILE (KVA_TILE_ROWS * KVA_TILE_BYTES)
+/* A block in tiles: two thirds of the first-level cache. */
+#define BLOCK_BYTES (BLOCK_OUTPUTS * BLOCK_DEPTH * sizeof(uint16_t))
 
-/* A block of weights: 32 KiB, two thirds of the first-level cache. */
-#define BLOCK_OUTPUTS (2 * KVA_AMX_OUTPUTS)
-#define BLOCK_DEPTH   512u
-#define BLOCK_BYTES   (BLOCK_OUTPUTS * BLOCK_DEPTH * sizeof(uint16_t))
-
-/* Rows side by side, and rows whose sums wait in memory while blocks go by: their inputs of one
- * block's depth take half of the second-level cache's smaller sizes. */
-#define PAIR_ROWS  (2 * KVA_AMX_ROWS)
-#define CHUNK_ROWS 512u
-
-#define PAIRS_MAX  (CHUNK_ROWS / PAIR_ROWS)
-#define GROUPS_MAX (KVA_CPU_LINEAR_OUTPUTS / BLOCK_OUTPUTS)
-
-_Static_assert(BLOCK_BYTES + (size_t)GROUPS_MAX * PAIRS_MAX * 4 * TILE <= KVA_CPU_SCRATCH_BYTES,
-               "a block and the sums of a chunk fit the scratch");
+_Static_assert(TOTALS_BYTES + BLOCK_BYTES <= KVA_CPU_SCRATCH_BYTES,
+               "the sums of a chunk and a block fit the scratch");
 
 /* --- activations ------------------------------------------------------------------------------ */
 
@@ -105,96 +90,32 @@ void kva_linear_prepare_amx(const struct kva_linear_args *args, uint32_t first, 
     }
 }
 
-/* --- work ------------------------------------------------------------------------------------- */
+/* --- weights ---------------------------------------------------------------------------------- */
 
-/* Some rows of an item. */
-struct chunk {
-    const struct kva_cpu_linear *item;
-    uint32_t row_first; /* of args */
-    uint32_t rows;
-    uint32_t pairs;  /* of PAIR_ROWS rows */
-    uint32_t groups; /* of BLOCK_OUTPUTS outputs */
-    uint32_t depths; /* of BLOCK_DEPTH inputs */
-    uint8_t *block;  /* [steps][panels] tiles */
-    uint8_t *totals; /* [groups][pairs][2 panels][2 blocks of rows] tiles */
-    uint32_t shape[2];
-};
-
-/* Weights of some outputs and inputs, where they are. */
-struct block {
-    const uint8_t *data; /* the first output's first input */
-    size_t stride;       /* bytes */
-    uint32_t group;
-    uint32_t depth;
-    uint32_t outputs;
-    uint32_t inputs;
-};
-
-/* What is prefetched: lines of a block in the order in which it is copied. */
-struct ahead {
-    const uint8_t *row;
-    size_t stride;
-    size_t row_bytes;
-    size_t at;
-    uint32_t rows;
-    uint32_t lines; /* left */
-};
-
-/* The item's block number `index`. Few rows wait for memory: outputs one after the other, so that
- * pages are read through. Many want their inputs from the second-level cache: depths one after the
- * other. */
-static struct block block_at(const struct chunk *chunk, uint32_t index)
+static const uint8_t *block_data(const struct chunk *chunk, const struct block *block)
 {
-    const struct kva_cpu_linear *item = chunk->item;
-    const struct kva_weight *weight = &item->args->weight;
-    const bool few = chunk->pairs == 1;
-    const uint32_t group = few ? index / chunk->depths : index % chunk->groups;
-    const uint32_t depth = few ? index % chunk->depths : index / chunk->groups;
-    const uint32_t output = item->out_first + group * BLOCK_OUTPUTS, input = depth * BLOCK_DEPTH;
-    return (struct block){
-        .data = (const uint8_t *)((const uint16_t *)weight->data + (size_t)output * weight->cols +
-                                  input),
-        .stride = weight->cols * sizeof(uint16_t),
-        .group = group,
-        .depth = depth,
-        .outputs = kva_min_u32(BLOCK_OUTPUTS, item->out_end - output),
-        .inputs = kva_min_u32(BLOCK_DEPTH, weight->cols - input),
-    };
+    const struct kva_weight *weight = &chunk->item->args->weight;
+    return (const uint8_t *)((const uint16_t *)weight->data +
+                             (size_t)block->out_first * weight->cols + block->in_first);
 }
 
-static struct ahead ahead_of(const struct block *block)
+static size_t block_stride(const struct chunk *chunk)
 {
-    const size_t row_bytes = block->inputs * sizeof(uint16_t);
-    return (struct ahead){
-        .row = block->data,
-        .stride = block->stride,
-        .row_bytes = row_bytes,
-        .rows = block->outputs,
-        .lines = block->outputs * (uint32_t)kva_div_up(row_bytes, KVA_CACHE_LINE),
-    };
-}
-
-INLINE void prefetch(struct ahead *ahead, uint32_t lines)
-{
-    for (; lines > 0 && ahead->lines > 0; lines--, ahead->lines--) {
-        _mm_prefetch((const char *)ahead->row + ahead->at, _MM_HINT_T1);
-        ahead->at += KVA_CACHE_LINE;
-        if (ahead->at >= ahead->row_bytes) {
-            ahead->at = 0;
-            ahead->row += ahead->stride;
-        }
-    }
+    return chunk->item->args->weight.cols * sizeof(uint16_t);
 }
 
 /* Copies a block into tiles. `share`: of 8 lines copied, so many are prefetched. */
-static void stage(const struct block *block, uint32_t panels, uint8_t *to, struct ahead *ahead,
-                  uint32_t share)
+static void stage(const struct chunk *chunk, const struct block *block, uint32_t panels,
+                  struct ahead *ahead, uint32_t share)
 {
+    const uint8_t *data = block_data(chunk, block);
+    const size_t stride = block_stride(chunk);
     const uint32_t steps = (uint32_t)kva_div_up(block->inputs, STEP);
     for (uint32_t n = 0; n < panels * KVA_AMX_OUTPUTS; n++) {
-        const uint16_t *from = (const uint16_t *)(const void *)(block->data + n * block->stride);
-        uint8_t *line = to + n / KVA_AMX_OUTPUTS * TILE + n % KVA_AMX_OUTPUTS * KVA_TILE_BYTES;
-        for (uint32_t s = 0; s < steps; s++, from += STEP, line += (size_t)panels * TILE) {
+        const uint16_t *from = (const uint16_t *)(const void *)(data + n * stride);
+        uint8_t *line = chunk->stage + n / KVA_AMX_OUTPUTS * TILE +
+                        (size_t)(n % KVA_AMX_OUTPUTS) * KVA_TILE_BYTES;
+        for (uint32_t s = 0; s < steps; s++, from += STEP, line += panels * TILE) {
             const uint32_t left = n < block->outputs ? block->inputs - s * STEP : 0;
             const __mmask32 mask = left >= STEP ? 0xFFFFFFFFu : (1u << left) - 1u;
             _mm512_store_si512(line, _mm512_maskz_loadu_epi16(mask, from));
@@ -345,8 +266,7 @@ static void write_pair(const struct chunk *chunk, const struct block *block, uin
         const uint32_t row = pair * PAIR_ROWS + r * KVA_AMX_ROWS;
         for (uint32_t n = 0; n < block->outputs && row < chunk->rows; n += KVA_AMX_OUTPUTS)
             write_tile(item->args, SUM(n / KVA_AMX_OUTPUTS, r), chunk->row_first + row,
-                       kva_min_u32(KVA_AMX_ROWS, chunk->rows - row),
-                       item->out_first + block->group * BLOCK_OUTPUTS + n,
+                       kva_min_u32(KVA_AMX_ROWS, chunk->rows - row), block->out_first + n,
                        kva_min_u32(KVA_AMX_OUTPUTS, block->outputs - n));
     }
 }
@@ -359,50 +279,29 @@ static void run_block(struct chunk *chunk, const struct block *block, struct ahe
     const struct kva_cpu_linear *item = chunk->item;
     const size_t pad = padded(item->args->weight.cols);
     const uint32_t panels = block->outputs > KVA_AMX_OUTPUTS ? 2 : 1;
-    const bool ends = block->depth + 1 == chunk->depths;
     struct product product = {
-        .w = chunk->block,
+        .w = chunk->stage,
         .steps = (uint32_t)kva_div_up(block->inputs, STEP),
         .begins = block->depth == 0,
         .ahead = ahead,
     };
     /* One pair of rows is soon done with a block: memory's time is that of the copy. */
-    stage(block, panels, chunk->block, ahead, chunk->pairs == 1 ? 7 : 0);
+    stage(chunk, block, panels, ahead, chunk->pairs == 1 ? 7 : 0);
     product.prefetch = (uint32_t)kva_div_up(ahead->lines, (size_t)product.steps * chunk->pairs);
     for (uint32_t pair = 0; pair < chunk->pairs; pair++) {
-        const uint32_t left = chunk->rows - pair * PAIR_ROWS;
-        const uint32_t rows[2] = {kva_min_u32(left, KVA_AMX_ROWS),
-                                  kva_min_u32(left, PAIR_ROWS) - kva_min_u32(left, KVA_AMX_ROWS)};
+        uint32_t rows[2];
+        pair_rows(chunk, pair, rows);
         for (uint32_t r = 0; r < 2; r++) {
             const size_t row = chunk->row_first + pair * PAIR_ROWS + r * KVA_AMX_ROWS;
             product.x_bytes[r] = rows[r] * sizeof(float);
             product.x[r] = (const uint8_t *)item->prepared + row * pad * sizeof(uint16_t) +
-                           (size_t)block->depth * BLOCK_DEPTH * rows[r] * sizeof(uint16_t);
+                           (size_t)block->in_first * rows[r] * sizeof(uint16_t);
         }
-        product.totals =
-            chunk->totals + ((size_t)block->group * chunk->pairs + pair) * 4 * (size_t)TILE;
+        product.totals = pair_totals(chunk, block, pair);
         configure(chunk, rows);
         multiplies[panels - 1][rows[1] ? 1 : 0](&product);
-        if (ends)
+        if (block->depth + 1 == chunk->depths)
             write_pair(chunk, block, pair, product.totals);
-    }
-}
-
-static void run_chunk(struct chunk *chunk)
-{
-    const struct kva_cpu_linear *item = chunk->item;
-    chunk->pairs = (uint32_t)kva_div_up(chunk->rows, PAIR_ROWS);
-    chunk->groups = (uint32_t)kva_div_up(item->out_end - item->out_first, BLOCK_OUTPUTS);
-    chunk->depths = (uint32_t)kva_div_up(item->args->weight.cols, BLOCK_DEPTH);
-    const uint32_t count = chunk->groups * chunk->depths;
-    for (uint32_t i = 0; i < count; i++) {
-        const struct block block = block_at(chunk, i);
-        struct ahead ahead = {0};
-        if (i + 1 < count) {
-            const struct block next = block_at(chunk, i + 1);
-            ahead = ahead_of(&next);
-        }
-        run_block(chunk, &block, &ahead);
     }
 }
 
@@ -412,15 +311,19 @@ void kva_linear_amx(const struct kva_cpu_linear *item)
         kva_linear_avx512(item);
         return;
     }
-    struct chunk chunk = {
-        .item = item,
-        .block = item->scratch,
-        .totals = (uint8_t *)item->scratch + BLOCK_BYTES,
-    };
     for (uint32_t row = item->row_first; row < item->row_end; row += CHUNK_ROWS) {
-        chunk.row_first = row;
-        chunk.rows = kva_min_u32(CHUNK_ROWS, item->row_end - row);
-        run_chunk(&chunk);
+        struct chunk chunk = chunk_of(item, row);
+        const uint32_t count = chunk.groups * chunk.depths;
+        for (uint32_t i = 0; i < count; i++) {
+            const struct block block = block_at(&chunk, i);
+            struct ahead ahead = {0};
+            if (i + 1 < count) {
+                const struct block next = block_at(&chunk, i + 1);
+                ahead = ahead_of(block_data(&chunk, &next), block_stride(&chunk),
+                                 next.inputs * sizeof(uint16_t), next.outputs);
+            }
+            run_block(&chunk, &block, &ahead);
+        }
     }
     kva_tiles_release();
 }
@@ -432,6 +335,7 @@ void kva_cpu_kernels_amx(struct kva_cpu_kernels *kernels)
     kernels->linear_row_bytes = kva_linear_row_bytes_amx;
     kernels->linear_prepare = kva_linear_prepare_amx;
     kernels->linear = kva_linear_amx;
+    kernels->linear_int8 = kva_linear_int8_amx;
     kernels->attend_split = kva_attend_split_amx;
     kernels->lowbit_split = kva_lowbit_split_amx;
 }
