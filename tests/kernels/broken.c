@@ -2,6 +2,8 @@
  * in by changing its arguments, its inputs or its result; the harness must reject every one. */
 #include "tests/kernels/broken.h"
 
+#include "tests/kernels/amx_emulator.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -531,28 +533,52 @@ static bool rejected(struct check *check, const struct kva_ops *sound, const str
     return variant->failed[op] > 0;
 }
 
-int check_broken(struct check *check)
+/* Those of `count` broken operators that are not noticed; `ops`: bits of the operators asked for.
+ * *ret_run grows by those that were. */
+static int run_list(struct check *check, const struct kva_ops *sound, const struct broken *broken,
+                    size_t count, uint32_t ops, size_t *ret_run)
 {
     int accepted = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (!(ops & 1u << broken[i].op))
+            continue;
+        accepted += !rejected(check, sound, &broken[i]);
+        ++*ret_run;
+    }
+    return accepted;
+}
+
+/* Operators that level amx has kernels for. */
+#define AMX_OPS (1u << OP_LINEAR | 1u << OP_LINEAR_INT8)
+
+int check_broken(struct check *check, bool emulated)
+{
+    const uint32_t all = 2 * KVA_CPU_AMX - 1, ops = emulated ? AMX_OPS : ~0u;
+    struct check_variant *variant = &check->variants[0], lower = {0};
     check->quick = true;
     check->quiet = true;
-    struct check_variant *variant = &check->variants[0];
-    if (!check_variant_open(variant, 0))
+    if (emulated && !amx_emulated_levels()) {
+        printf("SKIPPED: level amx is not emulated here\n");
+        return 0;
+    }
+    if (!check_variant_open(variant, emulated ? all : 0))
+        return 1;
+    if (emulated && !check_variant_open(&lower, all & ~(uint32_t)KVA_CPU_AMX))
         return 1;
     check->variant_count = 1;
     struct kva_ops sound = variant->ops;
-    size_t lowbit_count, int8_count;
+    size_t lowbit_count, int8_count, amx_count, run = 0;
     const struct broken *lowbit = broken_lowbit(&sound, &lowbit_count);
     const struct broken *int8 = broken_int8(&sound, &int8_count);
+    const struct broken *amx = broken_amx(&sound, lower.one, &amx_count);
     good = &sound;
-    for (size_t i = 0; i < KVA_COUNT_OF(list); i++)
-        accepted += !rejected(check, &sound, &list[i]);
-    for (size_t i = 0; i < lowbit_count; i++)
-        accepted += !rejected(check, &sound, &lowbit[i]);
-    for (size_t i = 0; i < int8_count; i++)
-        accepted += !rejected(check, &sound, &int8[i]);
+    int accepted = run_list(check, &sound, list, KVA_COUNT_OF(list), ops, &run);
+    accepted += run_list(check, &sound, lowbit, lowbit_count, ops, &run);
+    accepted += run_list(check, &sound, int8, int8_count, ops, &run);
+    accepted += run_list(check, &sound, amx, emulated ? amx_count : 0, ops, &run);
     check_variant_close(variant);
-    printf("%zu broken operators, %d not noticed\n", KVA_COUNT_OF(list) + lowbit_count + int8_count,
-           accepted);
+    if (emulated)
+        check_variant_close(&lower);
+    printf("%zu broken operators, %d not noticed\n", run, accepted);
     return accepted;
 }

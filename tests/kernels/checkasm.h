@@ -179,8 +179,10 @@ void check_run_op(struct check *check, enum check_op op);
 bool check_variant_open(struct check_variant *variant, uint32_t level);
 void check_variant_close(struct check_variant *variant);
 
-/* Every broken operator must fail its cases; returns the number of those that do not. */
-int check_broken(struct check *check);
+/* Every broken operator must fail its cases; returns the number of those that do not. `emulated`:
+ * those of the operators that level amx has, at that level in software; else at the best level of
+ * this machine. */
+int check_broken(struct check *check, bool emulated);
 
 /* Measure `only` ("linear", "attend", "rows"), or everything: NULL. */
 void check_bench(struct check *check, const char *only);
