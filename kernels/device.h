@@ -109,6 +109,7 @@ struct kva_device_roofs {
     double f32_flops_per_s;  /* multiply-adds: two operations each */
     double bf16_flops_per_s; /* products of 16 bits, summed in fp32; a GPU: of large matrices, in
                                 the activations' format */
+    double int8_ops_per_s;   /* products of bytes, summed in int32; a GPU: not measured */
 };
 
 /* Fails: KVA_EUNSUPPORTED (of this kind of device nothing is known), KVA_ENOMEM. */

@@ -3,6 +3,7 @@
  * With one thread, time is that thread's processor time, so that others on a busy machine count
  * only by the bandwidth and the cache that they use; with several it is the clock's. */
 #include "base/clock.h"
+#include "kernels/cpu/amx.h"
 #include "kernels/cpu/device_cpu.h"
 
 #include <math.h>
@@ -50,11 +51,12 @@ static void *read_memory(void *opaque)
 #ifdef __x86_64__
 #define EACH_SUM(x)                                                                                \
     x(0) x(1) x(2) x(3) x(4) x(5) x(6) x(7) x(8) x(9) x(10) x(11) x(12) x(13) x(14) x(15)
-#define ZERO_YMM   "vpxor %%ymm15, %%ymm15, %%ymm15\n\t"
-#define ZERO_ZMM   "vpxorq %%zmm30, %%zmm30, %%zmm30\n\tvpxorq %%zmm31, %%zmm31, %%zmm31\n\t"
-#define FMA_YMM(i) "vfmadd231ps %%ymm15, %%ymm15, %%ymm" #i "\n\t"
-#define FMA_ZMM(i) "vfmadd231ps %%zmm31, %%zmm30, %%zmm" #i "\n\t"
-#define DOT_ZMM(i) "vdpbf16ps %%zmm31, %%zmm30, %%zmm" #i "\n\t"
+#define ZERO_YMM     "vpxor %%ymm15, %%ymm15, %%ymm15\n\t"
+#define ZERO_ZMM     "vpxorq %%zmm30, %%zmm30, %%zmm30\n\tvpxorq %%zmm31, %%zmm31, %%zmm31\n\t"
+#define FMA_YMM(i)   "vfmadd231ps %%ymm15, %%ymm15, %%ymm" #i "\n\t"
+#define FMA_ZMM(i)   "vfmadd231ps %%zmm31, %%zmm30, %%zmm" #i "\n\t"
+#define DOT_ZMM(i)   "vdpbf16ps %%zmm31, %%zmm30, %%zmm" #i "\n\t"
+#define BYTES_ZMM(i) "vpdpbusd %%zmm31, %%zmm30, %%zmm" #i "\n\t"
 #define CLOBBERS                                                                                   \
     "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",       \
         "xmm11", "xmm12", "xmm13", "xmm14", "xmm15"
@@ -70,6 +72,36 @@ static void *read_memory(void *opaque)
 PRODUCTS(multiply_avx2, ZERO_YMM, FMA_YMM, 2 * FMA_ROUNDS)
 PRODUCTS(multiply_avx512, ZERO_ZMM, FMA_ZMM, FMA_ROUNDS)
 PRODUCTS(multiply_bf16, ZERO_ZMM, DOT_ZMM, FMA_ROUNDS)
+PRODUCTS(multiply_int8, ZERO_ZMM, BYTES_ZMM, FMA_ROUNDS)
+
+/* The same by tiles of full size; a product waits for its sum three times as long as it takes. */
+#define TILE_SUMS   6
+#define TILE_ROUNDS 25000u
+#define TILE_FLOPS  (2.0 * 16 * 16 * 32) /* of bf16; bytes: twice as many */
+
+#define TILE_PRODUCTS(name, product)                                                               \
+    static void *name(void *opaque)                                                                \
+    {                                                                                              \
+        struct kva_tile_config config = {.palette = 1};                                            \
+        for (uint32_t i = 0; i < KVA_TILES; i++) {                                                 \
+            config.rows[i] = KVA_TILE_ROWS;                                                        \
+            config.row_bytes[i] = KVA_TILE_BYTES;                                                  \
+        }                                                                                          \
+        kva_tiles_configure(&config); /* and all are 0 */                                          \
+        for (uint32_t i = 0; i < TILE_ROUNDS; i++) {                                               \
+            product(0, 6, 7);                                                                      \
+            product(1, 6, 7);                                                                      \
+            product(2, 6, 7);                                                                      \
+            product(3, 6, 7);                                                                      \
+            product(4, 6, 7);                                                                      \
+            product(5, 6, 7);                                                                      \
+        }                                                                                          \
+        kva_tiles_release();                                                                       \
+        return opaque;                                                                             \
+    }
+
+TILE_PRODUCTS(multiply_bf16_tiles, KVA_TILE_DOT_BF16)
+TILE_PRODUCTS(multiply_int8_tiles, KVA_TILE_DOT_SU)
 #endif
 
 /* What a compiler makes of plain code for the least processor. */
@@ -170,8 +202,16 @@ enum kva_status kva_cpu_roofs(struct kva_device *device, struct kva_device_roofs
         multiply = multiply_avx2;
     if (levels & (KVA_CPU_AVX512 | KVA_CPU_AVX512BF16))
         multiply = multiply_avx512;
-    if (levels & KVA_CPU_AVX512BF16)
-        roofs.bf16_flops_per_s = 2 * flops / roof_seconds(threads, multiply_bf16, memory);
+    if (levels & KVA_CPU_AMX) {
+        const double tiles = TILE_FLOPS * TILE_SUMS * TILE_ROUNDS * threads;
+        roofs.bf16_flops_per_s = tiles / roof_seconds(threads, multiply_bf16_tiles, memory);
+        roofs.int8_ops_per_s = 2 * tiles / roof_seconds(threads, multiply_int8_tiles, memory);
+    } else {
+        if (levels & KVA_CPU_AVX512BF16)
+            roofs.bf16_flops_per_s = 2 * flops / roof_seconds(threads, multiply_bf16, memory);
+        if (levels & KVA_CPU_AVX512VNNI)
+            roofs.int8_ops_per_s = 4 * flops / roof_seconds(threads, multiply_int8, memory);
+    }
 #endif
     roofs.f32_flops_per_s = flops / roof_seconds(threads, multiply, memory);
     roofs.read_bytes_per_s = READ_BYTES / roof_seconds(threads, read_memory, memory);

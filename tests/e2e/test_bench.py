@@ -117,6 +117,7 @@ def test_bench__json_has_all_rows_and_true_bytes(tiny):
     assert model["kv_bytes_per_token"] == 2 * 2 * 16 * 2 * 2  # layers, heads, dim, K and V, bytes
     assert report["roofs_before"]["read_bytes_per_s"] > 0
     assert report["roofs_after"]["f32_flops_per_s"] > 0
+    assert report["roofs_after"]["int8_ops_per_s"] >= 0
     rows = report["rows"]
     want = []
     for policy in ("full", "offload"):

@@ -46,7 +46,9 @@ double bench_seconds_of(uint32_t threads, bench_fn *run, void *opaque)
 void bench_report(const struct bench *bench, const char *name, enum kva_dtype dtype, double seconds,
                   double bytes, double flops)
 {
-    double roof = dtype == KVA_BF16 ? bench->half_gflops : bench->gflops;
+    double roof = dtype == KVA_BF16   ? bench->half_gflops
+                  : dtype == KVA_INT8 ? bench->byte_gops
+                                      : bench->gflops;
     printf("%-44s %-7s %2u %9.1f us", name, bench->level, bench->threads, seconds * 1e6);
     if (bytes > 0)
         printf("  %6.1f GB/s %3.0f%%", bytes / seconds * 1e-9,
@@ -321,11 +323,14 @@ void check_bench(struct check *check, const char *only)
             if (kva_device_measure(bench.device, &roofs, NULL) != KVA_OK)
                 exit(2);
             bench.memory_gbs = roofs.read_bytes_per_s * 1e-9;
-            bench.gflops = bench.half_gflops = roofs.f32_flops_per_s * 1e-9;
-            if (levels & KVA_CPU_AVX512BF16)
+            bench.gflops = bench.half_gflops = bench.byte_gops = roofs.f32_flops_per_s * 1e-9;
+            if (roofs.bf16_flops_per_s > 0)
                 bench.half_gflops = roofs.bf16_flops_per_s * 1e-9;
-            printf("roofs, %s, %u threads: %.1f GB/s, %.1f GFLOP/s (bf16: %.1f)\n", bench.level,
-                   threads, bench.memory_gbs, bench.gflops, roofs.bf16_flops_per_s * 1e-9);
+            if (roofs.int8_ops_per_s > 0)
+                bench.byte_gops = roofs.int8_ops_per_s * 1e-9;
+            printf("roofs, %s, %u threads: %.1f GB/s, %.1f GFLOP/s (bf16: %.1f, int8: %.1f)\n",
+                   bench.level, threads, bench.memory_gbs, bench.gflops,
+                   roofs.bf16_flops_per_s * 1e-9, roofs.int8_ops_per_s * 1e-9);
             bench.ops = &variant->ops;
             bench_kernels(&bench, memory, levels == KVA_CPU_REF);
             kva_device_close(bench.device);

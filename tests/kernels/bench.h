@@ -14,6 +14,7 @@ struct bench {
     double memory_gbs;
     double gflops;      /* products of fp32 */
     double half_gflops; /* of what the level multiplies bf16 weights and KV with */
+    double byte_gops;   /* of what it multiplies bytes with */
     const char *level;
     const char *only; /* "linear" and the like; NULL: all */
 };
@@ -31,6 +32,6 @@ void bench_report(const struct bench *bench, const char *name, enum kva_dtype dt
 bool bench_wanted(const struct bench *bench, const char *op);
 
 /* Low-bit KV; `memory`: COLD_BYTES. */
-void bench_lowbit(const struct bench *all, unsigned char *memory, bool slow);
+void bench_lowbit(const struct bench *bench, unsigned char *memory, bool slow);
 
 #endif

@@ -140,7 +140,7 @@ static void bench_attend(const struct bench *bench, unsigned char *memory, uint3
     char name[80];
     snprintf(name, sizeof name, "attend_lowbit %u bit %u/%u x %u seqs %u rows %u%s", bits, HEADS,
              KV_HEADS, DIM, seq_count, ROWS, select ? " select" : "");
-    bench_report(bench, name, KVA_F32, bench_seconds_of(bench->threads, run_attend, &work),
+    bench_report(bench, name, KVA_INT8, bench_seconds_of(bench->threads, run_attend, &work),
                  (double)block_bytes * pages * seq_count, 4.0 * (double)pairs * TOKENS * DIM);
     if (select && bits == 1 && seq_count > 1) {
         snprintf(name, sizeof name, "resolve %u of %u slots, seqs %u kv_heads %u", K, SLOTS,
@@ -188,13 +188,8 @@ static void bench_quantise(const struct bench *bench, unsigned char *memory, uin
     free(to);
 }
 
-void bench_lowbit(const struct bench *all, unsigned char *memory, bool slow)
+void bench_lowbit(const struct bench *bench, unsigned char *memory, bool slow)
 {
-    /* A dot product of bytes is four times the products of an fp32 one. */
-    struct bench own = *all;
-    const struct bench *bench = &own;
-    uint32_t levels = kva_device_get_info(all->device)->cpu_levels;
-    own.gflops *= levels & KVA_CPU_AVX512VNNI ? 4 : 1;
     if (!bench_wanted(bench, "lowbit") || slow)
         return;
     unsigned char *blocks = malloc(BLOCK_BYTES);

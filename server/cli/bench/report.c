@@ -35,6 +35,8 @@ static struct kva_device_roofs best_roofs(const struct kva_bench *bench)
             a->f32_flops_per_s > b->f32_flops_per_s ? a->f32_flops_per_s : b->f32_flops_per_s,
         .bf16_flops_per_s =
             a->bf16_flops_per_s > b->bf16_flops_per_s ? a->bf16_flops_per_s : b->bf16_flops_per_s,
+        .int8_ops_per_s =
+            a->int8_ops_per_s > b->int8_ops_per_s ? a->int8_ops_per_s : b->int8_ops_per_s,
     };
 }
 
@@ -42,9 +44,11 @@ static struct kva_device_roofs best_roofs(const struct kva_bench *bench)
 
 static void print_roofs(const char *when, const struct kva_device_roofs *roofs)
 {
-    printf("roofs %s: read %.1f GB/s, copy %.1f GB/s, f32 %.0f GFLOP/s, bf16 %.0f GFLOP/s\n", when,
-           roofs->read_bytes_per_s / 1e9, roofs->copy_bytes_per_s / 1e9,
-           roofs->f32_flops_per_s / 1e9, roofs->bf16_flops_per_s / 1e9);
+    printf("roofs %s: read %.1f GB/s, copy %.1f GB/s, f32 %.0f GFLOP/s, bf16 %.0f GFLOP/s, int8 "
+           "%.0f GOP/s\n",
+           when, roofs->read_bytes_per_s / 1e9, roofs->copy_bytes_per_s / 1e9,
+           roofs->f32_flops_per_s / 1e9, roofs->bf16_flops_per_s / 1e9,
+           roofs->int8_ops_per_s / 1e9);
 }
 
 static int label_width(const struct kva_bench *bench)
@@ -150,9 +154,10 @@ static void put_roofs(struct kva_buf *out, const char *name, const struct kva_de
 {
     kva_buf_printf(out,
                    "\"%s\":{\"read_bytes_per_s\":%.6g,\"copy_bytes_per_s\":%.6g,"
-                   "\"f32_flops_per_s\":%.6g,\"bf16_flops_per_s\":%.6g}",
+                   "\"f32_flops_per_s\":%.6g,\"bf16_flops_per_s\":%.6g,"
+                   "\"int8_ops_per_s\":%.6g}",
                    name, roofs->read_bytes_per_s, roofs->copy_bytes_per_s, roofs->f32_flops_per_s,
-                   roofs->bf16_flops_per_s);
+                   roofs->bf16_flops_per_s, roofs->int8_ops_per_s);
 }
 
 static void put_model(const struct kva_bench *bench, struct kva_buf *out)
@@ -204,11 +209,12 @@ static void put_figures(const struct kva_bench_row *row, const struct kva_device
                    per_sample(row, row->rows_hit), per_sample(row, row->rows_missed),
                    (unsigned long long)row->late_steps);
     kva_buf_printf(out,
-                   ",\"of_roof\":{\"read\":%.4g,\"f32\":%.4g,\"bf16\":%.4g},"
+                   ",\"of_roof\":{\"read\":%.4g,\"f32\":%.4g,\"bf16\":%.4g,\"int8\":%.4g},"
                    "\"used_bytes\":{\"device\":%llu,\"host\":%llu}",
                    share(read_bytes(row) / seconds, roofs->read_bytes_per_s),
                    share(flops / seconds, roofs->f32_flops_per_s),
                    share(flops / seconds, roofs->bf16_flops_per_s),
+                   share(flops / seconds, roofs->int8_ops_per_s),
                    (unsigned long long)row->used.device, (unsigned long long)row->used.host);
     put_profile(row, out);
 }
