@@ -119,8 +119,8 @@ static void stage(const struct chunk *chunk, const struct block *block, uint32_t
             const uint32_t left = n < block->outputs ? block->inputs - s * STEP : 0;
             const __mmask32 mask = left >= STEP ? 0xFFFFFFFFu : (1u << left) - 1u;
             _mm512_store_si512(line, _mm512_maskz_loadu_epi16(mask, from));
-            prefetch(ahead, s % 8 < share);
         }
+        prefetch(ahead, steps * share / 8);
     }
 }
 

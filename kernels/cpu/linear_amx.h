@@ -121,17 +121,22 @@ static inline struct ahead ahead_of(const uint8_t *run, size_t stride, size_t ru
     };
 }
 
-/* Into the second-level cache. */
+/* Into the second-level cache. Works on a copy, which stays in registers. */
 static inline __attribute__((always_inline)) void prefetch(struct ahead *ahead, uint32_t lines)
 {
-    for (; lines > 0 && ahead->lines > 0; lines--, ahead->lines--) {
-        _mm_prefetch((const char *)ahead->run + ahead->at, _MM_HINT_T1);
-        ahead->at += KVA_CACHE_LINE;
-        if (ahead->at >= ahead->run_bytes) {
-            ahead->at = 0;
-            ahead->run += ahead->stride;
+    struct ahead a = *ahead;
+    lines = kva_min_u32(lines, a.lines);
+    for (uint32_t i = 0; i < lines; i++) {
+        _mm_prefetch((const char *)a.run + a.at, _MM_HINT_T1);
+        a.at += KVA_CACHE_LINE;
+        if (a.at >= a.run_bytes) {
+            a.at = 0;
+            a.run += a.stride;
         }
     }
+    ahead->run = a.run;
+    ahead->at = a.at;
+    ahead->lines -= lines;
 }
 
 #endif

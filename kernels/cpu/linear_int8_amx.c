@@ -90,33 +90,32 @@ INLINE void multiply_group(const int panels, const int blocks, const struct prod
         KVA_TILE_STORE(3, sums + 3 * TILE, KVA_TILE_BYTES);
 }
 
-/* totals += scales (sums + offset), group g, one tile. */
-INLINE void fold_tile(const struct product *product, uint32_t g, int panel, int block,
-                      const uint8_t *sums)
-{
-    const __m512 scale = _mm512_load_ps(product->w[panel] + g * GROUP_BYTES);
-    const char *x_group = (const char *)(product->x_groups[block] + g);
-    uint8_t *totals = product->totals + (size_t)(panel * 2 + block) * TILE;
-    const bool first = product->begins && g == 0;
-    for (uint32_t i = 0; i < product->rows[block]; i++) {
-        const struct kva_int8_x_group *x = (const void *)(x_group + i * product->x_stride);
-        __m512i sum = _mm512_add_epi32(_mm512_load_si512(sums + (size_t)i * KVA_TILE_BYTES),
-                                       _mm512_set1_epi32(x->offset));
-        float *at = (float *)(void *)(totals + (size_t)i * KVA_TILE_BYTES);
-        __m512 total = first ? _mm512_setzero_ps() : _mm512_load_ps(at);
-        total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum),
-                                _mm512_mul_ps(scale, _mm512_set1_ps(x->scale)), total);
-        _mm512_store_ps(at, total);
-    }
-}
-
+/* totals += scales (sums + offset), group g. What belongs to a row is loaded once for both panels:
+ * loads are what binds here. */
 INLINE void fold_group(const int panels, const int blocks, const struct product *product,
                        uint32_t g)
 {
-    const uint8_t *sums = product->sums + g % 2 * 4 * TILE;
-    for (int p = 0; p < panels; p++) {
-        for (int b = 0; b < blocks; b++)
-            fold_tile(product, g, p, b, sums + (size_t)(p * 2 + b) * TILE);
+    const bool first = product->begins && g == 0;
+    __m512 scales[2];
+    for (int p = 0; p < panels; p++)
+        scales[p] = _mm512_load_ps(product->w[p] + g * GROUP_BYTES);
+    for (int b = 0; b < blocks; b++) {
+        const char *x_group = (const char *)(product->x_groups[b] + g);
+        const uint8_t *sums = product->sums + (g % 2 * 4 + (size_t)b) * TILE;
+        uint8_t *totals = product->totals + (size_t)b * TILE;
+        for (uint32_t i = 0; i < product->rows[b]; i++) {
+            const struct kva_int8_x_group *x = (const void *)(x_group + i * product->x_stride);
+            const __m512i offset = _mm512_set1_epi32(x->offset);
+            const __m512 x_scale = _mm512_set1_ps(x->scale);
+            for (int p = 0; p < panels; p++) {
+                const size_t at = (size_t)p * 2 * TILE + (size_t)i * KVA_TILE_BYTES;
+                __m512i sum = _mm512_add_epi32(_mm512_load_si512(sums + at), offset);
+                __m512 total = first ? _mm512_setzero_ps() : _mm512_load_ps(totals + at);
+                total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(scales[p], x_scale),
+                                        total);
+                _mm512_store_ps(totals + at, total);
+            }
+        }
     }
 }
 

@@ -73,6 +73,31 @@ static void test_device__level_mask_is_obeyed(void **state KVA_UNUSED)
     kva_device_close(device);
 }
 
+static void test_device__amx_is_there_or_refused_or_emulated(void **state KVA_UNUSED)
+{
+    struct kva_device *device = open_device(1, 0);
+    const uint32_t native = kva_device_get_info(device)->cpu_levels;
+    kva_device_close(device);
+    struct kva_err err = {0};
+    struct kva_device_params params = {.threads = 1, .cpu_level_mask = KVA_CPU_REF | KVA_CPU_AMX};
+    if (native & KVA_CPU_AMX) {
+        assert_int_equal(kva_device_open_cpu(&params, &device, &err), KVA_OK);
+        assert_non_null(strstr(kva_device_get_info(device)->name, ", amx"));
+        kva_device_close(device);
+        return;
+    }
+    assert_int_equal(kva_device_open_cpu(&params, &device, &err), KVA_EINVAL);
+    assert_non_null(strstr(err.message, "'amx'"));
+    if (!(native & KVA_CPU_AVX512))
+        return;
+    /* Something below has said that it executes the instructions: none is executed here. */
+    params.cpu_levels_emulated = KVA_CPU_AMX;
+    assert_int_equal(kva_device_open_cpu(&params, &device, &err), KVA_OK);
+    assert_int_equal(kva_device_get_info(device)->cpu_levels, KVA_CPU_REF | KVA_CPU_AMX);
+    assert_non_null(strstr(kva_device_get_info(device)->name, ", amx"));
+    kva_device_close(device);
+}
+
 static void test_device__memory_is_zeroed_and_aligned(void **state KVA_UNUSED)
 {
     struct kva_device *device = open_device(1, 0);
@@ -371,6 +396,7 @@ int main(void)
         cmocka_unit_test(test_device__info_says_what_runs),
         cmocka_unit_test(test_device__open_refuses_what_is_not_there),
         cmocka_unit_test(test_device__level_mask_is_obeyed),
+        cmocka_unit_test(test_device__amx_is_there_or_refused_or_emulated),
         cmocka_unit_test(test_device__memory_is_zeroed_and_aligned),
         cmocka_unit_test(test_device__large_memory_is_taken_when_touched),
         cmocka_unit_test(test_device__alloc_reports_tier_and_bytes),
