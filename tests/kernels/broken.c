@@ -549,7 +549,7 @@ static int run_list(struct check *check, const struct kva_ops *sound, const stru
 }
 
 /* Operators that level amx has kernels for. */
-#define AMX_OPS (1u << OP_LINEAR | 1u << OP_LINEAR_INT8)
+#define AMX_OPS (1u << OP_LINEAR | 1u << OP_LINEAR_INT8 | 1u << OP_ATTEND | 1u << OP_ATTEND_LOWBIT)
 
 int check_broken(struct check *check, bool emulated)
 {
