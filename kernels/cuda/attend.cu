@@ -5,7 +5,7 @@
  *
  * What is not a number in V spreads to the rows of the same sequence that do not see the token, if
  * it lies in a tile of theirs: a product by zero does not remove it. */
-#include "kernels/cuda/attend_tile.cuh"
+#include "kernels/cuda/attend_plan.cuh"
 
 #include <string.h>
 
@@ -120,14 +120,12 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) attend_kernel(attend_pa
         const uint64_t mask = tile_mask(p, current);
         const stage<KV, D> &here = stages[(t - work.tile_first) % STAGES];
         if (busy && mask) {
-            float s[TILE / 8][4];
-            multiply_keys<KV, D>(s, q + warp_pair, here.k, lane);
-            soften(split, s, shape.scale, lane, [&](uint32_t slot, int i, float x) {
+            auto look = [&](uint32_t slot, int i, float x) {
                 uint32_t token = t * TILE + slot;
                 bool seen = (mask >> slot & 1) && token <= position[i] && token >= seen_first[i];
                 return seen ? x : -INFINITY;
-            });
-            multiply_values<KV, D>(split, s, here.v, lane);
+            };
+            meet_tile<KV, D>(split, q + warp_pair, here, shape.scale, lane, look);
         }
         if ((t + 1) % SPLIT_TILES == 0 || t + 1 == work.tile_end) {
             fold_split(total, split);
@@ -141,15 +139,9 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) attend_kernel(attend_pa
 
 /* --- the plan --------------------------------------------------------------------------------- */
 
-/* A call, cut into items; all arrays lie in one piece of the descriptor ring. */
-struct plan {
+struct plan : attend_plan {
     const struct kva_attend_args *args;
-    uint32_t group;
-    uint32_t pairs; /* of a block of threads */
-    bool wide;      /* splits side by side */
-    uint32_t item_count, fold_count, tile_count, overflow_count, partial_count;
-    item *items;
-    item *folds;
+    uint32_t tile_count, overflow_count;
     tile *tiles;
     tile *overflow;
 };
@@ -183,12 +175,12 @@ static struct tile_span rows_tiles(const struct kva_attend_args *args,
     return span;
 }
 
-/* The sequence's tile table; with plan->tiles NULL only counted. */
+/* The sequence's tile table. */
 static void add_tiles(struct plan *plan, const struct kva_attend_seq *seq)
 {
     const struct kva_attend_args *args = plan->args;
     struct tile_span span = seq_tiles(args, seq);
-    tile *tiles = plan->tiles ? plan->tiles + plan->tile_count : nullptr;
+    tile *tiles = plan->items ? plan->tiles + plan->tile_count : nullptr;
     if (tiles)
         memset(tiles, 0, (span.end - span.first) * sizeof *tiles);
     uint32_t last_end = span.first; /* tiles before it have a token already */
@@ -216,7 +208,7 @@ static void add_tiles(struct plan *plan, const struct kva_attend_seq *seq)
     plan->tile_count += span.end - span.first;
 }
 
-/* The items of one sequence; with plan->items NULL only counted. */
+/* The items of one sequence. */
 static void add_items(struct plan *plan, const struct kva_attend_seq *seq)
 {
     const struct kva_attend_args *args = plan->args;
@@ -232,25 +224,14 @@ static void add_items(struct plan *plan, const struct kva_attend_seq *seq)
         uint32_t split_first = span.first / SPLIT_TILES;
         uint32_t split_end = kva_blocks(span.end, SPLIT_TILES);
         if (!plan->wide || split_end - split_first < 2) {
-            if (plan->items)
-                plan->items[plan->item_count] = work;
-            plan->item_count++;
+            plan_item(plan, work);
             continue;
         }
-        if (plan->folds) {
-            plan->folds[plan->fold_count] = work;
-            plan->folds[plan->fold_count].partial = plan->partial_count;
-            plan->folds[plan->fold_count].tile_first = split_first;
-            plan->folds[plan->fold_count].tile_end = split_end;
-        }
-        plan->fold_count++;
+        plan_fold(plan, work, split_end - split_first);
         for (uint32_t split = split_first; split < split_end; split++) {
             work.tile_first = kva_max_u32(span.first, split * SPLIT_TILES);
             work.tile_end = kva_min_u32(span.end, (split + 1) * SPLIT_TILES);
-            work.partial = plan->partial_count++;
-            if (plan->items)
-                plan->items[plan->item_count] = work;
-            plan->item_count++;
+            plan_part(plan, work);
         }
     }
 }
@@ -265,56 +246,14 @@ static void walk(struct plan *plan)
     }
 }
 
-static size_t partial_bytes(const struct plan *plan)
+static size_t lay_out(struct plan *plan, const void *base)
 {
-    const struct kva_attend_args *args = plan->args;
-    return static_cast<size_t>(plan->partial_count) * args->kv_heads * plan->pairs *
-           (args->head_dim + 2) * sizeof(float);
-}
-
-/* Splits go side by side where whole items would leave a part of the GPU idle, and scratch holds
- * the partial results. Neither changes a bit. */
-static void choose_width(struct plan *plan, const struct kva_device *device)
-{
-    walk(plan);
-    if (plan->item_count * plan->args->kv_heads >= 4u * static_cast<uint32_t>(device->sm_count))
-        return;
-    plan->wide = true;
-    walk(plan);
-    if (partial_bytes(plan) <= KVA_CUDA_SCRATCH_BYTES)
-        return;
-    plan->wide = false;
-    walk(plan);
-}
-
-/* Where a plan's arrays lie, from its beginning on. */
-static void place(struct plan *plan, const void *base)
-{
-    unsigned char *at = static_cast<unsigned char *>(const_cast<void *>(base));
-    plan->tiles = reinterpret_cast<tile *>(at);
-    at += kva_cuda_room(plan->tile_count * sizeof(tile));
-    plan->overflow = reinterpret_cast<tile *>(at);
-    at += kva_cuda_room(plan->overflow_count * sizeof(tile));
-    plan->items = reinterpret_cast<item *>(at);
-    at += kva_cuda_room(plan->item_count * sizeof(item));
-    plan->folds = reinterpret_cast<item *>(at);
-}
-
-/* Fill the plan in the ring and send it; the addresses become the device's. */
-static bool send_plan(struct kva_device *device, struct plan *plan)
-{
-    size_t bytes = kva_cuda_room(plan->tile_count * sizeof(tile)) +
-                   kva_cuda_room(plan->overflow_count * sizeof(tile)) +
-                   kva_cuda_room(plan->item_count * sizeof(item)) +
-                   plan->fold_count * sizeof(item);
-    void *staged = kva_cuda_stage(device, bytes);
-    if (!staged)
-        return false;
-    place(plan, staged);
-    walk(plan);
-    const void *sent = kva_cuda_send(device, staged, bytes);
-    place(plan, sent);
-    return sent != nullptr;
+    size_t bytes = 0;
+    plan->tiles = plan_array<tile>(base, &bytes, plan->tile_count);
+    plan->overflow = plan_array<tile>(base, &bytes, plan->overflow_count);
+    plan->items = plan_array<item>(base, &bytes, plan->item_count);
+    plan->folds = plan_array<item>(base, &bytes, plan->fold_count);
+    return bytes;
 }
 
 /* --- the operator ----------------------------------------------------------------------------- */
@@ -358,30 +297,17 @@ void kva_cuda_attend(struct kva_device *device, const struct kva_attend_args *ar
     if (args->seq_count == 0 || !kva_cuda_enter(device) || !check_args(device, args))
         return;
     struct plan plan = {};
-    plan.args = args;
-    plan.group = args->heads / args->kv_heads;
     uint32_t rows_max = 0;
     for (uint32_t i = 0; i < args->seq_count; i++)
         rows_max = kva_max_u32(rows_max, args->seqs[i].row_count);
-    plan.pairs = static_cast<size_t>(rows_max) * plan.group <= 64 ? 64 : WARPS_MAX * 16;
-    choose_width(&plan, device);
+    plan.args = args;
+    plan_begin(&plan, args->heads, args->kv_heads, rows_max);
+    choose_width(&plan, device, args);
     if (plan.item_count == 0 || !send_plan(device, &plan))
         return;
     attend_params params = {};
-    params.shape = {
-        .out = args->out,
-        .partials = static_cast<float *>(device->scratch),
-        .heads = args->heads,
-        .kv_heads = args->kv_heads,
-        .group = plan.group,
-        .dim = args->head_dim,
-        .window = args->window,
-        .scale = args->scale,
-        .accumulate = args->accumulate,
-        .q = args->q,
-        .q_dtype = device->base.info.act,
-        .q_stride = args->q_stride,
-    };
+    params.shape = shape_of(device, args);
+    params.shape.accumulate = args->accumulate;
     params.tiles = plan.tiles;
     params.overflow = plan.overflow;
     params.items = plan.items;
@@ -389,8 +315,5 @@ void kva_cuda_attend(struct kva_device *device, const struct kva_attend_args *ar
         launch_dim<kva_f16>(device, &plan, params);
     else
         launch_dim<kva_bf16>(device, &plan, params);
-    if (plan.fold_count > 0 && !kva_cuda_failed(device))
-        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend's folds",
-                     {dim3(plan.fold_count, args->kv_heads, plan.pairs / 4), dim3(KVA_WARP, 4)},
-                     fold_kernel, params.shape, plan.folds, plan.pairs);
+    run_folds(device, &plan, params.shape, "attend's folds");
 }

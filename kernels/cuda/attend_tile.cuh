@@ -115,20 +115,20 @@ template <int D> struct state {
     }
 };
 
-/* s = q k^T for the tile's 64 tokens. */
-template <typename KV, int D>
-static __device__ void multiply_keys(float (&s)[TILE / 8][4], const KV (*q)[D + PAD],
+/* s = q k^T for the N tokens that begin at k. */
+template <typename KV, int D, int N>
+static __device__ void multiply_keys(float (&s)[N / 8][4], const KV (*q)[D + PAD],
                                      const KV (*k)[D + PAD], uint32_t lane)
 {
 #pragma unroll
-    for (int j = 0; j < static_cast<int>(TILE / 8); j++)
+    for (int j = 0; j < N / 8; j++)
         s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.0f;
 #pragma unroll
     for (int d = 0; d < D; d += 16) {
         uint32_t a[4], b[4];
         kva_load_matrices(a, &q[lane % 16][d + lane / 16 * 8]);
 #pragma unroll
-        for (int j = 0; j < static_cast<int>(TILE / 8); j += 2) {
+        for (int j = 0; j < N / 8; j += 2) {
             kva_load_matrices(b, &k[j * 8 + lane % 8 + lane / 16 * 8][d + lane / 8 % 2 * 8]);
             kva_mma<KV>(s[j], a, b[0], b[1]);
             kva_mma<KV>(s[j + 1], a, b[2], b[3]);
@@ -136,13 +136,13 @@ static __device__ void multiply_keys(float (&s)[TILE / 8][4], const KV (*q)[D + 
     }
 }
 
-/* a += p v for the tile's 64 tokens. */
-template <typename KV, int D>
-static __device__ void multiply_values(state<D> &to, const float (&p)[TILE / 8][4],
+/* a += p v for the N tokens that begin at v. */
+template <typename KV, int D, int N>
+static __device__ void multiply_values(state<D> &to, const float (&p)[N / 8][4],
                                        const KV (*v)[D + PAD], uint32_t lane)
 {
 #pragma unroll
-    for (int j = 0; j < static_cast<int>(TILE / 8); j += 2) {
+    for (int j = 0; j < N / 8; j += 2) {
         uint32_t a[4] = {kva_pack<KV>(p[j][0], p[j][1]), kva_pack<KV>(p[j][2], p[j][3]),
                          kva_pack<KV>(p[j + 1][0], p[j + 1][1]),
                          kva_pack<KV>(p[j + 1][2], p[j + 1][3])};
@@ -158,15 +158,15 @@ static __device__ void multiply_values(state<D> &to, const float (&p)[TILE / 8][
 
 /* Scores become probabilities relative to the running maximum; `to` is rescaled to it. look(slot, i,
  * score) gives the score of a slot of the tile for the lane's row g + 8 i, -inf if it is not seen. */
-template <int D, typename Look>
-static __device__ __forceinline__ void soften(state<D> &to, float (&s)[TILE / 8][4], float scale,
+template <int D, int N, typename Look>
+static __device__ __forceinline__ void soften(state<D> &to, float (&s)[N / 8][4], float scale,
                                               uint32_t lane, Look look)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float top = to.m[i];
 #pragma unroll
-        for (int j = 0; j < static_cast<int>(TILE / 4); j++) {
+        for (int j = 0; j < N / 4; j++) {
             float &x = s[j / 2][2 * i + j % 2];
             x = look(j / 2 * 8 + lane % 4 * 2 + j % 2, i, x * scale);
             top = greater(top, x);
@@ -175,7 +175,7 @@ static __device__ __forceinline__ void soften(state<D> &to, float (&s)[TILE / 8]
         top = greater(top, __shfl_xor_sync(KVA_ALL, top, 2));
         float keep = to.m[i] == -INFINITY ? 0.0f : __expf(to.m[i] - top), sum = 0.0f;
 #pragma unroll
-        for (int j = 0; j < static_cast<int>(TILE / 4); j++) {
+        for (int j = 0; j < N / 4; j++) {
             float &x = s[j / 2][2 * i + j % 2];
             x = x == -INFINITY ? 0.0f : __expf(x - top);
             sum += x;
@@ -189,6 +189,25 @@ static __device__ __forceinline__ void soften(state<D> &to, float (&s)[TILE / 8]
             to.a[j][2 * i] *= keep;
             to.a[j][2 * i + 1] *= keep;
         }
+    }
+}
+
+/* The warp's pairs meet a tile, so many tokens at a time as the scores have registers for. look: see
+ * soften. */
+template <typename KV, int D, typename Look>
+static __device__ __forceinline__ void meet_tile(state<D> &to, const KV (*q)[D + PAD],
+                                                 const stage<KV, D> &tile, float scale,
+                                                 uint32_t lane, Look look)
+{
+    constexpr int N = D <= 64 ? TILE : D <= 128 ? TILE / 2 : TILE / 4;
+#pragma unroll 1
+    for (uint32_t first = 0; first < TILE; first += N) {
+        float s[N / 8][4];
+        multiply_keys<KV, D, N>(s, q, tile.k + first, lane);
+        soften<D, N>(to, s, scale, lane, [&](uint32_t slot, int i, float x) {
+            return look(first + slot, i, x);
+        });
+        multiply_values<KV, D, N>(to, s, tile.v + first, lane);
     }
 }
 

@@ -5,7 +5,7 @@
  * ascending position. The scores of selecting rows go to the caller's scratch memory, where
  * select.cu reads them: [head][position] per selecting sequence, each position written by the pass
  * that saw it. */
-#include "kernels/cuda/attend_tile.cuh"
+#include "kernels/cuda/attend_plan.cuh"
 #include "kernels/cuda/lowbit_block.cuh"
 #include "kernels/cuda/select.cuh"
 
@@ -180,17 +180,15 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) lowbit_kernel(lowbit_pa
         __syncthreads(); /* the tile is decoded */
         const uint64_t mask = masks[t % SPLIT_TILES];
         if (busy && mask) {
-            float s[TILE / 8][4];
-            multiply_keys<kva_f16, D>(s, q + warp_pair, here.k, lane);
-            soften(split, s, shape.scale, lane, [&](uint32_t slot, int i, float x) {
+            auto look = [&](uint32_t slot, int i, float x) {
                 uint32_t token = t * TILE + slot;
                 if (!(mask >> slot & 1))
                     return -INFINITY;
                 if (scores[i])
                     scores[i][token] = x;
                 return token >= seen_first[i] ? x : -INFINITY;
-            });
-            multiply_values<kva_f16, D>(split, s, here.v, lane);
+            };
+            meet_tile<kva_f16, D>(split, q + warp_pair, here, shape.scale, lane, look);
         }
         if ((t + 1) % SPLIT_TILES == 0 || t + 1 == work.tile_end) {
             fold_split(total, split);
@@ -203,17 +201,15 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) lowbit_kernel(lowbit_pa
         gather_hot<D>(here, positions, p, seq.hot, kv_head, t * TILE, hot_count);
         __syncthreads();
         if (busy) {
-            float s[TILE / 8][4];
-            multiply_keys<kva_f16, D>(s, q + warp_pair, here.k, lane);
-            soften(split, s, shape.scale, lane, [&](uint32_t slot, int i, float x) {
+            auto look = [&](uint32_t slot, int i, float x) {
                 if (t * TILE + slot >= hot_count)
                     return -INFINITY;
                 uint32_t token = positions[slot];
                 if (scores[i] && token < seq.page_count * TILE)
                     scores[i][token] = x;
                 return token >= seen_first[i] ? x : -INFINITY;
-            });
-            multiply_values<kva_f16, D>(split, s, here.v, lane);
+            };
+            meet_tile<kva_f16, D>(split, q + warp_pair, here, shape.scale, lane, look);
         }
         if ((t + 1) % SPLIT_TILES == 0 || t + 1 == work.hot_end || (t + 1) * TILE >= hot_count) {
             fold_split(total, split);
@@ -227,15 +223,10 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) lowbit_kernel(lowbit_pa
 
 /* --- the plan --------------------------------------------------------------------------------- */
 
-struct plan {
+struct plan : attend_plan {
     const struct kva_attend_lowbit_args *args;
     uint32_t seq_first, seq_end; /* whose turn it is */
-    uint32_t group;
-    uint32_t pairs;
-    bool wide;
-    uint32_t item_count, fold_count, partial_count, select_count;
-    item *items; /* NULL: only counted */
-    item *folds;
+    uint32_t select_count;
     lowbit_seq *seqs;
     uint32_t *selecting; /* indices of the sequences that select */
 };
@@ -248,13 +239,6 @@ static bool selects(const struct kva_lowbit_seq *seq)
 static size_t score_floats(const struct plan *plan, const struct kva_lowbit_seq *seq)
 {
     return selects(seq) ? static_cast<size_t>(plan->args->heads) * seq->page_count * TILE : 0;
-}
-
-static void add_item(struct plan *plan, const item &work)
-{
-    if (plan->items)
-        plan->items[plan->item_count] = work;
-    plan->item_count++;
 }
 
 /* The pairs [pair, pair_end) of a sequence: one item, or one for each split. */
@@ -271,31 +255,22 @@ static void add_pairs(struct plan *plan, const struct kva_lowbit_seq *seq, item 
     uint32_t split_end = kva_blocks(work.tile_end, SPLIT_TILES);
     uint32_t hot_splits = kva_blocks(slots, KVA_ATTEND_SPLIT_TOKENS);
     if (!plan->wide || split_end - split_first + hot_splits < 2) {
-        add_item(plan, work);
+        plan_item(plan, work);
         return;
     }
-    if (plan->folds) {
-        item &fold = plan->folds[plan->fold_count];
-        fold = work;
-        fold.partial = plan->partial_count;
-        fold.tile_first = 0;
-        fold.tile_end = split_end - split_first + hot_splits;
-    }
-    plan->fold_count++;
+    plan_fold(plan, work, split_end - split_first + hot_splits);
     item part = work;
     part.hot_end = 0;
     for (uint32_t split = split_first; split < split_end; split++) {
         part.tile_first = kva_max_u32(work.tile_first, split * SPLIT_TILES);
         part.tile_end = kva_min_u32(work.tile_end, (split + 1) * SPLIT_TILES);
-        part.partial = plan->partial_count++;
-        add_item(plan, part);
+        plan_part(plan, part);
     }
     part.tile_first = part.tile_end = 0;
     for (uint32_t split = 0; split < hot_splits; split++) {
         part.hot_first = split * SPLIT_TILES;
         part.hot_end = kva_min_u32(work.hot_end, (split + 1) * SPLIT_TILES);
-        part.partial = plan->partial_count++;
-        add_item(plan, part);
+        plan_part(plan, part);
     }
 }
 
@@ -307,7 +282,7 @@ static void walk(struct plan *plan)
     for (uint32_t s = plan->seq_first; s < plan->seq_end; s++) {
         const struct kva_lowbit_seq *seq = &args->seqs[s];
         uint32_t pair_count = seq->row_count * plan->group;
-        if (plan->seqs) {
+        if (plan->items) {
             lowbit_seq &to = plan->seqs[s - plan->seq_first];
             to = {};
             to.block_first = seq->block_first;
@@ -320,7 +295,7 @@ static void walk(struct plan *plan)
             if (seq->hot)
                 to.hot = *seq->hot;
         }
-        if (selects(seq) && plan->selecting)
+        if (selects(seq) && plan->items)
             plan->selecting[plan->select_count] = s - plan->seq_first;
         plan->select_count += selects(seq);
         scores += score_floats(plan, seq);
@@ -337,24 +312,6 @@ static void walk(struct plan *plan)
     }
 }
 
-/* As in attend.cu: side by side where whole items would leave a part of the GPU idle. */
-static void choose_width(struct plan *plan, const struct kva_device *device)
-{
-    const struct kva_attend_lowbit_args *args = plan->args;
-    plan->wide = false;
-    walk(plan);
-    if (plan->item_count * args->kv_heads >= 4u * static_cast<uint32_t>(device->sm_count))
-        return;
-    plan->wide = true;
-    walk(plan);
-    size_t bytes = static_cast<size_t>(plan->partial_count) * args->kv_heads * plan->pairs *
-                   (args->head_dim + 2) * sizeof(float);
-    if (bytes <= KVA_CUDA_SCRATCH_BYTES)
-        return;
-    plan->wide = false;
-    walk(plan);
-}
-
 /* Sequences from plan->seq_first on whose scores fit into the caller's scratch memory together. */
 static void take_seqs(struct plan *plan)
 {
@@ -367,34 +324,14 @@ static void take_seqs(struct plan *plan)
     }
 }
 
-/* Where a plan's arrays lie, from its beginning on. */
-static void place(struct plan *plan, const void *base)
+static size_t lay_out(struct plan *plan, const void *base)
 {
-    unsigned char *at = static_cast<unsigned char *>(const_cast<void *>(base));
-    plan->seqs = reinterpret_cast<lowbit_seq *>(at);
-    at += kva_cuda_room((plan->seq_end - plan->seq_first) * sizeof(lowbit_seq));
-    plan->items = reinterpret_cast<item *>(at);
-    at += kva_cuda_room(plan->item_count * sizeof(item));
-    plan->folds = reinterpret_cast<item *>(at);
-    at += kva_cuda_room(plan->fold_count * sizeof(item));
-    plan->selecting = reinterpret_cast<uint32_t *>(at);
-}
-
-/* Fill the plan in the ring and send it; the addresses become the device's. */
-static bool send_plan(struct kva_device *device, struct plan *plan)
-{
-    size_t bytes = kva_cuda_room((plan->seq_end - plan->seq_first) * sizeof(lowbit_seq)) +
-                   kva_cuda_room(plan->item_count * sizeof(item)) +
-                   kva_cuda_room(plan->fold_count * sizeof(item)) +
-                   plan->select_count * sizeof(uint32_t);
-    void *staged = kva_cuda_stage(device, bytes);
-    if (!staged)
-        return false;
-    place(plan, staged);
-    walk(plan);
-    const void *sent = kva_cuda_send(device, staged, bytes);
-    place(plan, sent);
-    return sent != nullptr;
+    size_t bytes = 0;
+    plan->seqs = plan_array<lowbit_seq>(base, &bytes, plan->seq_end - plan->seq_first);
+    plan->items = plan_array<item>(base, &bytes, plan->item_count);
+    plan->folds = plan_array<item>(base, &bytes, plan->fold_count);
+    plan->selecting = plan_array<uint32_t>(base, &bytes, plan->select_count);
+    return bytes;
 }
 
 /* --- the operator ----------------------------------------------------------------------------- */
@@ -436,10 +373,7 @@ static void launch(struct kva_device *device, const struct plan *plan, const low
 static void run_turn(struct kva_device *device, struct plan *plan, lowbit_params params)
 {
     const struct kva_attend_lowbit_args *args = plan->args;
-    plan->items = plan->folds = nullptr;
-    plan->seqs = nullptr;
-    plan->selecting = nullptr;
-    choose_width(plan, device);
+    choose_width(plan, device, args);
     if (plan->item_count == 0 || !send_plan(device, plan))
         return;
     params.items = plan->items;
@@ -450,10 +384,7 @@ static void run_turn(struct kva_device *device, struct plan *plan, lowbit_params
         launch<128>(device, plan, params);
     else
         launch<256>(device, plan, params);
-    if (plan->fold_count > 0 && !kva_cuda_failed(device))
-        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend_lowbit's folds",
-                     {dim3(plan->fold_count, args->kv_heads, plan->pairs / 4), dim3(KVA_WARP, 4)},
-                     fold_kernel, params.shape, plan->folds, plan->pairs);
+    run_folds(device, plan, params.shape, "attend_lowbit's folds");
     if (plan->select_count > 0 && !kva_cuda_failed(device))
         kva_cuda_select(device, args, plan->seqs, plan->selecting, plan->select_count);
 }
@@ -465,28 +396,14 @@ void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_l
     struct plan plan = {};
     uint32_t rows_max = 0, block_count = 0;
     plan.args = args;
-    plan.group = args->heads / args->kv_heads;
     for (uint32_t i = 0; i < args->seq_count; i++) {
         const struct kva_lowbit_seq *seq = &args->seqs[i];
         rows_max = kva_max_u32(rows_max, seq->row_count);
         block_count = kva_max_u32(block_count, seq->block_first + seq->page_count);
     }
-    plan.pairs = static_cast<size_t>(rows_max) * plan.group <= 64 ? 64 : WARPS_MAX * 16;
+    plan_begin(&plan, args->heads, args->kv_heads, rows_max);
     lowbit_params params = {};
-    params.shape = {
-        .out = args->out,
-        .partials = static_cast<float *>(device->scratch),
-        .heads = args->heads,
-        .kv_heads = args->kv_heads,
-        .group = plan.group,
-        .dim = args->head_dim,
-        .window = args->window,
-        .scale = args->scale,
-        .accumulate = false,
-        .q = args->q,
-        .q_dtype = device->base.info.act,
-        .q_stride = args->q_stride,
-    };
+    params.shape = shape_of(device, args);
     params.blocks = kva_cuda_upload_array(device, args->blocks, block_count);
     params.block_offset = args->block_offset_bytes;
     params.kv_dtype = args->kv_dtype;
