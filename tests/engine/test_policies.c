@@ -3,6 +3,7 @@
 #include "tests/cmocka.h"
 
 #include "tests/engine/trace.h"
+#include "tests/kernels/amx_emulator.h"
 
 #include <math.h>
 #include <string.h>
@@ -189,6 +190,44 @@ static void test_policies__more_bits_and_more_rows_are_closer_to_full(void **sta
 }
 
 /* The settings that a request names reach the cache, and what is told of it is what it took. */
+/* Level amx: the roundings of the levels below it, in another order of additions, and as little
+ * as there does it matter how a prompt is cut. */
+static void test_policies__tiles_say_what_registers_say(void **state KVA_UNUSED)
+{
+    static const enum variant variants[] = {FULL, KIVI, SPEC, SYNC};
+    const uint32_t emulated = amx_emulated_levels(), quotas[] = {0, 37};
+    struct kva_device *device;
+    const struct kva_device_params probe = {.threads = 1, .cpu_levels_emulated = emulated};
+    assert_int_equal(kva_device_open_cpu(&probe, &device, NULL), KVA_OK);
+    const uint32_t levels = kva_device_get_info(device)->cpu_levels;
+    kva_device_close(device);
+    if (!(levels & KVA_CPU_AMX))
+        skip();
+    struct fixture below, tiles;
+    fixture_open(&below,
+                 &(struct fixture_params){.model_path = LLAMA,
+                                          .cpu_level_mask = levels & ~(uint32_t)KVA_CPU_AMX});
+    fixture_open(&tiles, &(struct fixture_params){.model_path = LLAMA,
+                                                  .cpu_level_mask = levels,
+                                                  .cpu_levels_emulated = emulated});
+    for (size_t i = 0; i < KVA_COUNT_OF(variants); i++) {
+        struct trace want = run_under(&below, 195, trace_variant(variants[i])), got[2];
+        for (size_t j = 0; j < KVA_COUNT_OF(quotas); j++)
+            got[j] = trace_run(&tiles, &(struct run){.prompt_tokens = 195,
+                                                     .prompt_seed = 7,
+                                                     .quota = quotas[j],
+                                                     .kv = trace_variant(variants[i])});
+        trace_expect_same(&got[0], &got[1], "chunks at level amx");
+        uint32_t same;
+        double worst = distance(&got[0], &want, &same);
+        print_message("variant %d: %u tokens are the same, log-probabilities differ by %.2g\n",
+                      (int)variants[i], same, worst);
+        assert_true(same > 0 && worst < 0.05);
+    }
+    fixture_close(&tiles);
+    fixture_close(&below);
+}
+
 static void test_policies__bytes_told_are_bytes_taken(void **state KVA_UNUSED)
 {
     for (uint32_t v = KIVI; v < VARIANTS; v++) {
@@ -299,6 +338,7 @@ int main(void)
         cmocka_unit_test(test_policies__rows_by_layer_are_the_rows_of_each_layer),
         cmocka_unit_test(test_policies__fetching_the_difference_is_fetching_all),
         cmocka_unit_test(test_policies__more_bits_and_more_rows_are_closer_to_full),
+        cmocka_unit_test(test_policies__tiles_say_what_registers_say),
         cmocka_unit_test(test_policies__bytes_told_are_bytes_taken),
         cmocka_unit_test(test_policies__settings_that_cannot_be_are_named),
     };
