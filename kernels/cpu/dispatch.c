@@ -33,31 +33,33 @@ static bool has_bits(uint64_t value, uint64_t bits)
     return (value & bits) == bits;
 }
 
-/* Tiles of the shape that the kernels are made for, their products, and a system that saves them
- * (XCR0: TILECFG, TILEDATA). */
-static bool has_amx(uint64_t state)
+/* Tiles of the shape that the kernels are made for, and their products. */
+static bool has_amx(void)
 {
     const uint32_t bf16 = 1u << 22, tile = 1u << 24, int8 = 1u << 25;
     uint32_t a, b, c, d;
-    if (!has_bits(state, 3u << 17) || !__get_cpuid_count(7, 0, &a, &b, &c, &d) ||
-        !has_bits(d, bf16 | tile | int8))
-        return false;
-    if (!__get_cpuid_count(0x1D, 1, &a, &b, &c, &d))
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !has_bits(d, bf16 | tile | int8) ||
+        !__get_cpuid_count(0x1D, 1, &a, &b, &c, &d))
         return false;
     uint32_t row_bytes = b & 0xFFFF, tiles = b >> 16, rows = c & 0xFFFF;
     return row_bytes == 64 && tiles >= 8 && rows == 16;
 }
 
-/* Linux gives a process room for tiles only when it asks for it. Once given, every thread has it,
- * and asking again is no error. */
-static bool may_use_tiles(void)
+/* Whether the system saves tiles (XCR0: TILECFG, TILEDATA) and gives this process room for them,
+ * which Linux does only when it is asked. Once given, every thread has it, and asking again is no
+ * error. */
+static bool may_use_tiles(uint64_t state)
 {
-    if (syscall(SYS_arch_prctl, REQUEST_STATE, TILE_DATA) == 0)
-        return true;
+    const char *why = "it does not save them";
+    if (has_bits(state, 3u << 17)) {
+        if (syscall(SYS_arch_prctl, REQUEST_STATE, TILE_DATA) == 0)
+            return true;
+        why = strerror(errno);
+    }
     kva_log(KVA_LOG_WARN,
-            "this processor has AMX, but the system does not let this process use it (arch_prctl: "
-            "%s): level avx512bf16 is used instead",
-            strerror(errno));
+            "this processor has AMX, but the system does not let this process use its tiles (%s): "
+            "level avx512bf16 is the highest",
+            why);
     return false;
 }
 
@@ -86,7 +88,7 @@ static uint32_t detect(void)
     if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !has_bits(a, 1u << 5))
         return levels;
     levels |= KVA_CPU_AVX512BF16;
-    if (has_amx(state) && may_use_tiles())
+    if (has_amx() && may_use_tiles(state))
         levels |= KVA_CPU_AMX;
     return levels;
 }
