@@ -505,6 +505,56 @@ static void run_glu(struct bench *bench, const void *opaque, uint32_t call KVA_U
                                                           .activation = KVA_ACT_SILU});
 }
 
+/* Logits of a large vocabulary, and lists of them. */
+struct lists {
+    struct kva_shortlist_args args;
+    struct kva_shortlist_want wants[64];
+};
+
+static void run_lists(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
+{
+    const struct lists *l = opaque;
+    bench->ops->shortlist(bench->device, &l->args);
+}
+
+/* Lists of the best alone, of what sampling wants, and, beside them, all logits brought home. */
+static void bench_lists(struct bench *bench)
+{
+    static const uint32_t rows[] = {1, 36, 64};
+    const uint32_t vocab = bench->small ? 3000 : 128256;
+    printf("logits of %u tokens, us    the best  1024 and sums  all to the host\n", vocab);
+    for (size_t i = 0; i < KVA_COUNT_OF(rows); i++) {
+        uint32_t count = bench->small ? 1 : rows[i];
+        size_t bytes = (size_t)count * vocab * sizeof(float);
+        size_t out_bytes = count * sizeof(struct kva_shortlist);
+        size_t listed_bytes = count * KVA_SHORTLIST_MAX * sizeof(struct kva_candidate);
+        /* Pairs of random bf16 numbers are as good as random fp32. */
+        void *logits = take_random(bench, bytes), *host = take(bench, KVA_MEM_HOST, bytes);
+        struct lists l = {.args = {.out = take(bench, KVA_MEM_HOST, out_bytes),
+                                   .listed = take(bench, KVA_MEM_HOST, listed_bytes),
+                                   .logits = logits,
+                                   .wants = NULL,
+                                   .count = count,
+                                   .vocab = vocab}};
+        l.args.wants = l.wants;
+        for (uint32_t j = 0; j < count; j++)
+            l.wants[j] = (struct kva_shortlist_want){.row = j, .best = 1};
+        double best = seconds_of(bench, KVA_QUEUE_COMPUTE, run_lists, &l);
+        for (uint32_t j = 0; j < count; j++)
+            l.wants[j] = (struct kva_shortlist_want){
+                .row = j, .best = KVA_SHORTLIST_MAX, .temperature = 1, .log_sum = true};
+        double listed = seconds_of(bench, KVA_QUEUE_COMPUTE, run_lists, &l);
+        const struct copy copy = {KVA_QUEUE_COMPUTE, host, logits, bytes};
+        double all = seconds_of(bench, KVA_QUEUE_COMPUTE, run_copy, &copy);
+        printf("  %4u rows               %9.1f      %9.1f        %9.1f\n", count, best * 1e6,
+               listed * 1e6, all * 1e6);
+        give(bench, KVA_MEM_HOST, l.args.out, out_bytes);
+        give(bench, KVA_MEM_HOST, l.args.listed, listed_bytes);
+        give(bench, KVA_MEM_HOST, host, bytes);
+        give(bench, KVA_MEM_DEVICE, logits, bytes);
+    }
+}
+
 static void bench_small(struct bench *bench)
 {
     static const uint32_t rows[] = {1, 36, 2048};
@@ -594,6 +644,7 @@ int main(int argc, char **argv)
     bench_attend(&bench);
     bench_lowbit(&bench);
     bench_small(&bench);
+    bench_lists(&bench);
     bench_steps(&bench);
     kva_device_close(bench.device);
     return 0;
