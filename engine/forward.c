@@ -71,6 +71,7 @@ struct kva_forward {
     struct kva_attend_range *attend_ranges; /* [sequences_max] */
     const void **low_blocks;                /* [blocks_max] */
     struct kva_lowbit_seq *low_seqs;        /* [sequences_max] */
+    struct kva_hot_now *low_now;            /* [sequences_max] */
     struct kva_kv_rows *kv_rows;            /* [sequences_max] */
 };
 
@@ -143,13 +144,16 @@ static enum kva_status load_weights(struct kva_forward *fw, struct kva_err *err)
     return status;
 }
 
-/* A GPU selects for many sequences side by side; a CPU's caches want them one by one. */
+/* A GPU selects for many sequences side by side; a CPU's caches want a KV head per thread. */
 static size_t select_bytes(const struct kva_forward *fw)
 {
-    size_t one =
-        kva_attend_lowbit_scratch_bytes(fw->config->heads, kva_kv_pages(fw->params.context_max));
-    if (kva_device_get_info(fw->device)->host_readable)
-        return one;
+    const struct kva_device_info *info = kva_device_get_info(fw->device);
+    const struct kva_model_config *c = fw->config;
+    uint32_t pages = kva_kv_pages(fw->params.context_max);
+    if (info->host_readable)
+        return kva_max_u32(c->kv_heads, info->threads) *
+               kva_attend_lowbit_now_bytes(c->heads / c->kv_heads, c->head_dim, pages);
+    size_t one = kva_attend_lowbit_scratch_bytes(c->heads, pages);
     size_t all = one * fw->params.sequences_max;
     return kva_max_size(one, kva_min_size(all, SELECT_BYTES_MAX));
 }
@@ -224,10 +228,11 @@ static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err 
     fw->attend_ranges = calloc(p->sequences_max, sizeof(*fw->attend_ranges));
     fw->low_blocks = calloc(fw->blocks_max, sizeof(*fw->low_blocks));
     fw->low_seqs = calloc(p->sequences_max, sizeof(*fw->low_seqs));
+    fw->low_now = calloc(p->sequences_max, sizeof(*fw->low_now));
     fw->kv_rows = calloc(p->sequences_max, sizeof(*fw->kv_rows));
     if (!fw->ids || !fw->positions || !fw->brought || !fw->wants || !fw->row_blocks ||
         !fw->blocks || !fw->attend_seqs || !fw->attend_ranges || !fw->low_blocks || !fw->low_seqs ||
-        !fw->kv_rows)
+        !fw->low_now || !fw->kv_rows)
         return kva_fail(err, KVA_ENOMEM, "out of memory for %u rows of %u sequences", p->rows_max,
                         p->sequences_max);
     return KVA_OK;
@@ -280,6 +285,7 @@ void kva_forward_destroy(struct kva_forward *fw)
     free(fw->attend_ranges);
     free(fw->low_blocks);
     free(fw->low_seqs);
+    free(fw->low_now);
     free(fw->kv_rows);
     free(fw);
 }
@@ -491,7 +497,17 @@ static bool fetches_rows(const struct kva_kv_rows *rows)
 
 static bool takes_part(const struct kva_kv_rows *rows, enum lowbit_time time)
 {
-    return rows->low && (time == TO_ATTEND || (rows->choose_now && fetches_rows(rows)));
+    return rows->low &&
+           (time == TO_ATTEND || (rows->choose_now && !rows->at_once && fetches_rows(rows)));
+}
+
+/* Whether choosing, fetching and attending are one for these rows: where the device reaches the
+ * host tier by itself, and nothing is wanted in between. */
+static bool acts_at_once(const struct kva_forward *fw, const struct kva_kv_rows *rows,
+                         const struct kva_forward_observer *observer)
+{
+    return kva_device_get_info(fw->device)->host_readable && !observer && rows->choose_now &&
+           !rows->choose_next && fetches_rows(rows);
 }
 
 /* Whether an entry before `index` has low-bit pages of the same format. */
@@ -507,18 +523,20 @@ static bool format_seen(const struct kva_kv_pass *pass, uint32_t index, enum low
 
 /* Describe the sequences whose low-bit pages have the format of entry `like`; with `others`, those
  * without low-bit pages too. Returns their number. */
-static uint32_t list_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t like,
-                            bool others, enum lowbit_time time)
+static uint32_t list_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer,
+                            uint32_t like, bool others, enum lowbit_time time)
 {
     uint32_t count = 0, block = 0;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];
-        bool chooses = time == TO_CHOOSE ? rows->choose_now : rows->choose_next;
+        bool chooses = time == TO_CHOOSE ? rows->choose_now : rows->choose_next || rows->at_once;
         bool listed = takes_part(rows, time) &&
                       same_format(&rows->seq->choice, &pass->rows[like].seq->choice);
         if (!listed && (rows->low || !others))
             continue;
-        fw->low_seqs[count++] = (struct kva_lowbit_seq){
+        if (rows->at_once)
+            fw->low_now[count] = kva_kv_layer_now(fw->params.kv, rows, layer);
+        fw->low_seqs[count] = (struct kva_lowbit_seq){
             .row_first = fw->attend_seqs[i].row_first,
             .row_count = rows->row_count,
             .position_first = rows->position_first,
@@ -526,7 +544,9 @@ static uint32_t list_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pa
             .page_count = rows->page_first,
             .hot = rows->hot,
             .select_row = chooses && fetches_rows(rows) ? rows->select_row : KVA_NO_ROW,
+            .now = rows->at_once ? &fw->low_now[count] : NULL,
         };
+        count++;
         for (uint32_t j = 0; j < rows->page_first; j++)
             fw->low_blocks[block++] = rows->low[j];
     }
@@ -571,7 +591,7 @@ static bool attend_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         if (!takes_part(&pass->rows[i], time) || format_seen(pass, i, time))
             continue;
-        uint32_t count = list_lowbit(fw, pass, i, time == TO_ATTEND && !any, time);
+        uint32_t count = list_lowbit(fw, pass, layer, i, time == TO_ATTEND && !any, time);
         any = true;
         call_lowbit(fw, &pass->rows[i].seq->choice, count, layer);
     }
@@ -630,6 +650,8 @@ static void attend(struct kva_forward *fw, struct kva_kv_pass *pass,
     const struct kva_model_config *c = fw->config;
     attend_blocks(fw, pass, layer);
     kva_kv_layer_correct(fw->params.kv, pass, layer, fw->scratch[SCRATCH_Q].data);
+    for (uint32_t i = 0; i < pass->rows_count; i++)
+        pass->rows[i].at_once = acts_at_once(fw, &pass->rows[i], observer);
     if (attend_lowbit(fw, pass, layer, TO_CHOOSE))
         kva_kv_layer_choose(fw->params.kv, pass, layer);
     if (observer)

@@ -58,11 +58,15 @@ static enum kva_status engine_check(void *self, const struct kva_sequence_params
     return kva_kv_check_fits(e->kv, &plan, err);
 }
 
-/* What AUTO stands for. A second row per sequence is nearly free while the weights' bytes, and not
- * the products, decide how long a full step takes. Measured once, for as many sequences as may run:
- * a request's tokens must not depend on how many others there happen to be. */
+/* What AUTO stands for. Where the host's memory is the device's there is nothing to wait for, and a
+ * token's own query chooses best. Elsewhere: a second row per sequence is nearly free while the
+ * weights' bytes, and not the products, decide how long a full step takes. Measured once, for as
+ * many sequences as may run: a request's tokens must not depend on how many others there happen to
+ * be. */
 static enum kva_kv_predictor auto_predictor(struct model_engine *e)
 {
+    if (kva_device_get_info(e->device)->host_readable)
+        return KVA_PREDICT_SYNC;
     if (e->auto_predictor == KVA_PREDICT_AUTO) {
         uint32_t rows = e->params.sequences_max;
         uint64_t one = kva_forward_time_rows(e->forward, rows);

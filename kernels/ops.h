@@ -168,6 +168,17 @@ static inline size_t kva_attend_lowbit_scratch_bytes(uint32_t heads, uint32_t pa
     return heads * (positions + splits) * sizeof(float);
 }
 
+/* Scratch memory with which one sequence of `page_count` low-bit pages can select and act upon its
+ * choice at once (kva_lowbit_seq.now). */
+static inline size_t kva_attend_lowbit_now_bytes(uint32_t heads, uint32_t head_dim,
+                                                 uint32_t page_count)
+{
+    size_t positions = (size_t)page_count * KVA_PAGE_TOKENS;
+    size_t splits = (positions + KVA_ATTEND_SPLIT_TOKENS - 1) / KVA_ATTEND_SPLIT_TOKENS;
+    return kva_attend_lowbit_scratch_bytes(heads, page_count) +
+           heads * splits * (head_dim + 3) * sizeof(float);
+}
+
 /* out = partial attention of every row over its sequence's ranges. Each KV head is read once for
  * all the query heads that share it. With `accumulate`, the ranges are folded into what `out`
  * already holds; folding pieces that meet at multiples of KVA_ATTEND_SPLIT_TOKENS gives the same
@@ -272,6 +283,21 @@ struct kva_hot {
     uint32_t k;
 };
 
+enum kva_hot_mode {
+    KVA_HOT_PAPER,    /* exactly the chosen rows attend */
+    KVA_HOT_RESIDENT, /* all rows that happen to be there attend: free accuracy */
+};
+
+/* How a choice is acted upon within the call that makes it: as resolve (`stamp`, `mode`, `keep`)
+ * and kva_device_fetch_hot (`pages`, `page_offset_bytes`) would. */
+struct kva_hot_now {
+    const void *const *pages; /* host tier: of the sequence, from position 0 on */
+    size_t page_offset_bytes;
+    uint32_t stamp;
+    enum kva_hot_mode mode;
+    bool keep;
+};
+
 /* A sequence's rows before its low-bit pages: positions [0, page_count * KVA_PAGE_TOKENS) minus
  * those of its hot rows, which attend in 16 bits instead. */
 struct kva_lowbit_seq {
@@ -284,6 +310,9 @@ struct kva_lowbit_seq {
     const struct kva_hot *hot; /* host pointer; NULL: nothing is replaced and nothing chosen */
     uint32_t select_row;       /* its row (< row_count) whose scores choose hot->chosen; else none
                                   does */
+    const struct kva_hot_now *now; /* of a sequence of one row, which selects: what it chooses is
+                                      fetched and attends in this very call. NULL: the choice is
+                                      for a later one */
 };
 
 /* out = partial attention of every row over its sequence's low-bit pages and hot rows (SpeCache
@@ -295,7 +324,11 @@ struct kva_lowbit_seq {
  * A selecting row writes hot->chosen: the k positions of the pages with the largest mean, over the
  * query heads of a KV head, of the row's attention probability; it is normalised over `out` and
  * `rest` together. Scores of hot rows come from their 16 bits. Ties go to the lower position.
- * Positions outside the sliding window, and pinned ones, are not chosen. */
+ * Positions outside the sliding window, and pinned ones, are not chosen.
+ *
+ * A row that acts `now` gets the bits of four calls: this one to choose, resolve, fetch, and this
+ * one again; but what the choice does not change is computed once. Only devices that reach the host
+ * tier as they do their own (kva_device_info.host_readable) can. */
 struct kva_attend_lowbit_args {
     const void *q; /* act [rows, heads, head_dim], row stride q_stride elements */
     struct kva_partial out;
@@ -306,7 +339,8 @@ struct kva_attend_lowbit_args {
     size_t block_offset_bytes;         /* added to every block address: layer * block bytes */
     void *scratch;                     /* device, for selection: kva_attend_lowbit_scratch_bytes
                                           of the longest selecting sequence at least; with the sum
-                                          over all of them they are done side by side */
+                                          over all of them they are done side by side. Of those
+                                          that act at once: kva_attend_lowbit_now_bytes */
     size_t scratch_bytes;
     uint32_t seq_count;
     uint32_t q_stride;
@@ -317,11 +351,6 @@ struct kva_attend_lowbit_args {
     enum kva_dtype kv_dtype; /* of hot rows */
     struct kva_lowbit_format format;
     float scale;
-};
-
-enum kva_hot_mode {
-    KVA_HOT_PAPER,    /* exactly the chosen rows attend */
-    KVA_HOT_RESIDENT, /* all rows that happen to be there attend: free accuracy */
 };
 
 /* Make room for hot->chosen: rows that are in a slot stay, the others take the slots that were

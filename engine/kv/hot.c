@@ -306,7 +306,12 @@ void kva_kv_hot_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 static bool chose(const struct kva_kv_rows *rows, bool now)
 {
     return rows->hot && rows->hot->k > 0 && rows->select_row < rows->row_count &&
-           (now ? rows->choose_now : rows->choose_next);
+           (now ? rows->choose_now && !rows->at_once : rows->choose_next);
+}
+
+static enum kva_hot_mode mode_of(enum kva_kv_fetch fetch)
+{
+    return fetch == KVA_FETCH_RESIDENT ? KVA_HOT_RESIDENT : KVA_HOT_PAPER;
 }
 
 bool kva_kv_hot_chosen(const struct kva_kv_pass *pass, bool now)
@@ -330,15 +335,14 @@ static void resolve(struct kva_kv *kv, const struct kva_kv_pass *pass, uint32_t 
     if (count == 0)
         return;
     kva_device_ops(kv->device)
-        ->resolve(kv->device,
-                  &(struct kva_resolve_args){
-                      .hots = kv->hot_list,
-                      .count = count,
-                      .kv_heads = kv->shape.kv_heads,
-                      .stamp = kv->resolve_stamp,
-                      .mode = fetch == KVA_FETCH_RESIDENT ? KVA_HOT_RESIDENT : KVA_HOT_PAPER,
-                      .keep = fetch != KVA_FETCH_ALL,
-                  });
+        ->resolve(kv->device, &(struct kva_resolve_args){
+                                  .hots = kv->hot_list,
+                                  .count = count,
+                                  .kv_heads = kv->shape.kv_heads,
+                                  .stamp = kv->resolve_stamp,
+                                  .mode = mode_of(fetch),
+                                  .keep = fetch != KVA_FETCH_ALL,
+                              });
 }
 
 void kva_kv_hot_resolve(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, bool now)
@@ -356,6 +360,18 @@ void kva_kv_hot_resolve(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
     }
     fetch_layer(kv, count, layer);
     kva_event_record(kv->hot_events[layer], KVA_QUEUE_COPY);
+}
+
+struct kva_hot_now kva_kv_hot_now(const struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer)
+{
+    list_homes(seq);
+    return (struct kva_hot_now){
+        .pages = seq->host_blocks,
+        .page_offset_bytes = layer * kv->shape.block_bytes,
+        .stamp = kv->resolve_stamp,
+        .mode = mode_of(seq->choice.fetch),
+        .keep = seq->choice.fetch != KVA_FETCH_ALL,
+    };
 }
 
 /* Whether the rows' query is held against the one that chose for this layer. */

@@ -38,8 +38,11 @@ void kva_kv_hot_start(struct kva_kv *kv, struct kva_kv_seq *seq);
 void kva_kv_hot_restore(struct kva_kv *kv, struct kva_kv_seq *seq);
 
 /* Rows of one layer were chosen by the sequences of the pass that choose before they attend (`now`)
- * or that do not: queue their fetch. */
+ * or that do not: queue their fetch. Those that choose at once have theirs. */
 void kva_kv_hot_resolve(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, bool now);
+
+/* The same as one description, for attention that fetches what it chooses. */
+struct kva_hot_now kva_kv_hot_now(const struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer);
 
 /* Whether there are such sequences. */
 bool kva_kv_hot_chosen(const struct kva_kv_pass *pass, bool now);

@@ -57,6 +57,12 @@ void kva_kv_layer_correct(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t 
     kva_kv_hot_correct(kv, pass, layer, q);
 }
 
+struct kva_hot_now kva_kv_layer_now(const struct kva_kv *kv, const struct kva_kv_rows *rows,
+                                    uint32_t layer)
+{
+    return kva_kv_hot_now(kv, rows->seq, layer);
+}
+
 void kva_kv_layer_choose(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer)
 {
     if (!kva_kv_hot_chosen(pass, true))

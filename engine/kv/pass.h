@@ -21,6 +21,8 @@ struct kva_kv_rows {
     uint32_t select_row; /* whose attention chooses rows, if any does ... */
     bool choose_now;     /* ... for itself, before it attends */
     bool choose_next;    /* ... for the next step, while it attends */
+    bool at_once;        /* what it chooses for itself is fetched by the attention that chooses
+                            (kva_lowbit_seq.now), not by the copy queue */
     const void **blocks; /* [pages up to the last row's]: layer_begin writes this layer's 16-bit
                             block addresses, from page_first on */
 
@@ -49,6 +51,10 @@ void kva_kv_layer_begin(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
  * choose_now for this layer. q: act [rows, heads, head_dim]. */
 void kva_kv_layer_correct(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer,
                           const void *q);
+
+/* How the attention of rows that choose `at_once` acts upon their choice. */
+struct kva_hot_now kva_kv_layer_now(const struct kva_kv *kv, const struct kva_kv_rows *rows,
+                                    uint32_t layer);
 
 /* The rows have chosen: their hot rows change before the layer goes on. For predictors that choose
  * with the very query that is about to attend. */

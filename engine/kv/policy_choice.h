@@ -24,8 +24,9 @@ enum kva_kv_predictor {
     KVA_PREDICT_PREV_QUERY, /* this step's own token: no second row; where the next query has
                                moved away from it, the choice is made again, with a wait (FreeKV) */
     KVA_PREDICT_SYNC,       /* the next token itself, which then waits for the rows: the oracle */
-    KVA_PREDICT_AUTO,       /* spec-token where a second row is measured to be nearly free on this
-                               machine with this model, else prev-query */
+    KVA_PREDICT_AUTO,       /* sync on a CPU, where rows are fetched by the attention that chose
+                               them; on a GPU spec-token where a second row is measured to be nearly free
+                               on this       machine with this model, else prev-query */
     KVA_PREDICTOR_COUNT,
 };
 

@@ -31,6 +31,13 @@ static inline void *kva_cpu_scratch(const struct kva_device *device, uint32_t wo
 /* Fail the device for good; operators do nothing from then on. Engine thread only. */
 void kva_cpu_fail(struct kva_device *device, const char *format, ...) KVA_PRINTF(2, 3);
 
+/* Slots of a KV head at most: they bound the scratch of resolve. */
+#define KVA_CPU_HOT_SLOTS_MAX (KVA_CPU_SCRATCH_BYTES / (2 * sizeof(uint64_t)) - 64)
+
+/* Resolve, then fetch, for one KV head. scratch: KVA_CPU_SCRATCH_BYTES / 2. */
+void kva_cpu_hot_act(const struct kva_hot *hot, const struct kva_hot_now *now, uint32_t kv_head,
+                     uint32_t head_dim, void *scratch);
+
 /* See struct kva_device_roofs. */
 KVA_MUST_CHECK enum kva_status kva_cpu_roofs(struct kva_device *device,
                                              struct kva_device_roofs *ret, struct kva_err *err);

@@ -26,8 +26,10 @@ struct kva_lowbit_plan {
 /* --- the caller's scratch memory ---------------------------------------------------------------
  *
  * A part per selecting sequence and KV head: weights [group][positions], relative to the largest
- * score of their split, and these largest scores [group][splits]. Parts lie one behind the other,
- * in the order of sequences and KV heads; or, where tasks select on their own, one per thread. */
+ * score of their split, and these largest scores [group][splits]. Where the choice is acted upon at
+ * once, also the splits' partial results: a [splits][group][head_dim], m and e [splits][group], and
+ * which of them the choice has outdated [splits][group]. Parts lie one behind the other, in the
+ * order of sequences and KV heads; or, where tasks select on their own, one per thread. */
 
 static inline bool kva_lowbit_selects(const struct kva_lowbit_seq *seq)
 {
@@ -40,8 +42,10 @@ static inline size_t kva_lowbit_part_floats(const struct kva_attend_lowbit_args 
 {
     if (!kva_lowbit_selects(seq))
         return 0;
-    return kva_attend_lowbit_scratch_bytes(args->heads / args->kv_heads, seq->page_count) /
-           sizeof(float);
+    uint32_t group = args->heads / args->kv_heads;
+    size_t bytes = seq->now ? kva_attend_lowbit_now_bytes(group, args->head_dim, seq->page_count)
+                            : kva_attend_lowbit_scratch_bytes(group, seq->page_count);
+    return bytes / sizeof(float);
 }
 
 static inline size_t kva_lowbit_weight_floats(const struct kva_attend_lowbit_args *args,
@@ -57,16 +61,40 @@ static inline size_t kva_lowbit_weight_at(const struct kva_lowbit_seq *seq, size
     return head * seq->page_count * KVA_PAGE_TOKENS;
 }
 
+static inline size_t kva_lowbit_splits(const struct kva_lowbit_seq *seq)
+{
+    return kva_div_up((size_t)seq->page_count * KVA_PAGE_TOKENS, KVA_ATTEND_SPLIT_TOKENS);
+}
+
 static inline size_t kva_lowbit_top_at(const struct kva_lowbit_plan *plan,
                                        const struct kva_lowbit_seq *seq, size_t head)
 {
-    size_t splits = kva_div_up((size_t)seq->page_count * KVA_PAGE_TOKENS, KVA_ATTEND_SPLIT_TOKENS);
-    return kva_lowbit_weight_at(seq, plan->group) + head * splits;
+    return kva_lowbit_weight_at(seq, plan->group) + head * kva_lowbit_splits(seq);
 }
 
-/* Choose the hot rows of one KV head, whose weights are in `part`. */
+/* The partial result of query heads `head` on over split `split`. */
+static inline struct kva_partial kva_lowbit_partial_at(const struct kva_lowbit_plan *plan,
+                                                       const struct kva_lowbit_seq *seq,
+                                                       float *part, uint32_t split, uint32_t head)
+{
+    size_t pairs = kva_lowbit_splits(seq) * plan->group, pair = (size_t)split * plan->group + head;
+    float *a = part + kva_lowbit_top_at(plan, seq, plan->group);
+    float *m = a + pairs * plan->args->head_dim;
+    return (struct kva_partial){a + pair * plan->args->head_dim, m + pair, m + pairs + pair};
+}
+
+/* [splits]: not 0: the choice has changed which tokens of the split attend in 16 bits. */
+static inline float *kva_lowbit_outdated_at(const struct kva_lowbit_plan *plan,
+                                            const struct kva_lowbit_seq *seq, float *part)
+{
+    size_t pairs = kva_lowbit_splits(seq) * plan->group;
+    return part + kva_lowbit_top_at(plan, seq, plan->group) + pairs * (plan->args->head_dim + 2);
+}
+
+/* Choose the hot rows of one KV head, whose weights are in `part`, and act upon the choice where
+ * that is to be done now. */
 void kva_lowbit_choose(const struct kva_lowbit_plan *plan, const struct kva_lowbit_seq *seq,
-                       uint32_t kv_head, const float *part, uint32_t worker);
+                       uint32_t kv_head, float *part, uint32_t worker);
 
 /* Choose those of all the plan's selecting sequences. */
 void kva_lowbit_select(struct kva_lowbit_plan *plan);

@@ -10,8 +10,7 @@
  * Packed numbers stand for (position, slot) and (stamp, slot): sorting them sorts by the first and
  * then by the slot. */
 
-/* Slots of a KV head at most: they bound the scratch. */
-#define SLOTS_MAX (KVA_CPU_SCRATCH_BYTES / (2 * sizeof(uint64_t)) - 64)
+#define SLOTS_MAX KVA_CPU_HOT_SLOTS_MAX
 
 struct resolve_job {
     struct kva_device *device;
@@ -126,27 +125,32 @@ static void put_in_order(struct head *head, bool all, uint32_t stamp, uint64_t *
     *head->count = count;
 }
 
-static void resolve_head(void *opaque, uint32_t index, uint32_t worker)
+static void resolve_head(const struct kva_hot *hot, uint32_t kv_head, uint32_t stamp,
+                         enum kva_hot_mode mode, bool keep, uint64_t *keys)
 {
-    const struct resolve_job *job = opaque;
-    const struct kva_resolve_args *args = job->args;
-    uint64_t *keys = kva_cpu_scratch(job->device, worker);
-    struct head head = head_of(args->hots[index / args->kv_heads], index % args->kv_heads);
+    struct head head = head_of(hot, kv_head);
     uint32_t missing;
     for (uint32_t slot = 0; slot < head.pinned; slot++)
         head.tokens[slot] = slot;
-    if (args->keep) {
-        missing = find_present(&head, args->stamp, keys);
-        take_slots(&head, missing, args->stamp, keys);
+    if (keep) {
+        missing = find_present(&head, stamp, keys);
+        take_slots(&head, missing, stamp, keys);
     } else {
-        missing = take_all(&head, args->stamp);
+        missing = take_all(&head, stamp);
     }
     for (uint32_t i = missing; i < head.slots; i++)
         head.missing[i] = KVA_NO_TOKEN;
-    put_in_order(&head, args->mode == KVA_HOT_RESIDENT, args->stamp, keys);
-    uint64_t *hits = args->hots[index / args->kv_heads]->hits;
-    __atomic_fetch_add(&hits[0], chosen_count(&head) - missing, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&hits[1], missing, __ATOMIC_RELAXED);
+    put_in_order(&head, mode == KVA_HOT_RESIDENT, stamp, keys);
+    __atomic_fetch_add(&hot->hits[0], chosen_count(&head) - missing, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&hot->hits[1], missing, __ATOMIC_RELAXED);
+}
+
+static void resolve_item(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct resolve_job *job = opaque;
+    const struct kva_resolve_args *args = job->args;
+    resolve_head(args->hots[index / args->kv_heads], index % args->kv_heads, args->stamp,
+                 args->mode, args->keep, kva_cpu_scratch(job->device, worker));
 }
 
 void kva_cpu_resolve(struct kva_device *device, const struct kva_resolve_args *args)
@@ -162,7 +166,7 @@ void kva_cpu_resolve(struct kva_device *device, const struct kva_resolve_args *a
     if (atomic_load_explicit(&device->failed, memory_order_relaxed))
         return;
     struct resolve_job job = {.device = device, .args = args};
-    kva_pool_run(device->pool, args->count * args->kv_heads, resolve_head, &job);
+    kva_pool_run(device->pool, args->count * args->kv_heads, resolve_item, &job);
 }
 
 /* --- fetch ------------------------------------------------------------------------------------ */
@@ -219,6 +223,17 @@ void kva_cpu_fetch_hot(struct kva_device *device, enum kva_queue queue,
         else
             kva_pool_run(device->pool, kv_heads, fetch_item, &fetch);
     }
+}
+
+void kva_cpu_hot_act(const struct kva_hot *hot, const struct kva_hot_now *now, uint32_t kv_head,
+                     uint32_t head_dim, void *scratch)
+{
+    const struct fetch fetch = {.hot = *hot,
+                                .pages = now->pages,
+                                .page_offset_bytes = now->page_offset_bytes,
+                                .head_dim = head_dim};
+    resolve_head(hot, kv_head, now->stamp, now->mode, now->keep, scratch);
+    fetch_head(&fetch, kv_head);
 }
 
 /* --- drift ------------------------------------------------------------------------------------ */

@@ -80,7 +80,7 @@ struct task {
 
 /* A thread's scratch. */
 struct scratch {
-    const void *pages[2][SPLIT_PAGES]; /* of split i in pages[i % 2] */
+    const void *pages[2][SPLIT_PAGES]; /* of the split at hand, and of the next one, in turns */
     uint64_t present[SPLIT_PAGES];
     const void *tokens[KVA_ATTEND_SPLIT_TOKENS];
     uint32_t slot_first[KVA_CPU_ATTEND_QUERIES];
@@ -220,34 +220,40 @@ static void keep_weights(const struct kva_lowbit_plan *plan, const struct task *
     }
 }
 
-/* Attention of the task's queries, already in scratch->q, to split `index`, whose `count` pages are
+/* The pages that run_split reads, and those that it prefetches. */
+struct turn {
+    uint32_t side; /* of scratch->pages; the next split's are on the other one */
+    uint32_t count;
+    uint32_t next_count;
+};
+
+/* to = attention of the task's queries, already in scratch->q, to split `index`, whose pages are
  * already found. */
 static void run_split(const struct kva_lowbit_plan *plan, const struct task *task, uint32_t index,
-                      uint32_t count, uint32_t next_count, struct scratch *scratch, float *a,
-                      float *m, float *e)
+                      struct turn turn, struct scratch *scratch, struct kva_partial to)
 {
     uint32_t base = index * KVA_ATTEND_SPLIT_TOKENS;
     find_visible(task, base, KVA_ATTEND_SPLIT_TOKENS, scratch);
-    kva_lowbit_present(task->seq, task->kv_head, index * SPLIT_PAGES, count, scratch->present);
+    kva_lowbit_present(task->seq, task->kv_head, index * SPLIT_PAGES, turn.count, scratch->present);
     struct kva_cpu_lowbit_split split = {
         .q = scratch->q,
-        .pages = scratch->pages[index % 2],
-        .next = scratch->pages[(index + 1) % 2],
+        .pages = scratch->pages[turn.side],
+        .next = scratch->pages[1 - turn.side],
         .present = scratch->present,
         .slot_first = scratch->slot_first,
-        .page_count = count,
-        .next_count = next_count,
+        .page_count = turn.count,
+        .next_count = turn.next_count,
         .q_count = task->row_count * task->head_count,
         .head_dim = task->args->head_dim,
         .format = task->args->format,
-        .a = a,
-        .m = m,
-        .e = e,
+        .a = to.a,
+        .m = to.m,
+        .e = to.e,
         .weights = scratch->weights,
         .scratch = scratch->kernel.lowbit,
     };
     plan->device->kernels.lowbit_split(&split);
-    keep_weights(plan, task, index, count * KVA_PAGE_TOKENS, scratch->weights, m);
+    keep_weights(plan, task, index, turn.count * KVA_PAGE_TOKENS, scratch->weights, to.m);
 }
 
 static void fold_query(const struct kva_device *device, const struct task *task, uint32_t query,
@@ -315,32 +321,96 @@ static void fold_hot(const struct kva_device *device, const struct task *task,
 
 /* --- tasks side by side ----------------------------------------------------------------------- */
 
+/* Whether the task acts upon its choice at once. */
+static bool acts_now(const struct task *task)
+{
+    return task->weights && task->seq->now;
+}
+
+/* Where the partial result of a split goes: what may be outdated by the choice is kept until then.
+ */
+static struct kva_partial partial_of(const struct kva_lowbit_plan *plan, const struct task *task,
+                                     uint32_t split, struct kva_partial otherwise)
+{
+    return acts_now(task)
+               ? kva_lowbit_partial_at(plan, task->seq, task->weights, split, task->head_first)
+               : otherwise;
+}
+
+static struct kva_partial in_scratch(struct scratch *scratch)
+{
+    return (struct kva_partial){scratch->a, scratch->m, scratch->e};
+}
+
+static void fold_split(const struct kva_device *device, const struct task *task,
+                       struct kva_partial from)
+{
+    for (uint32_t j = 0; j < task->row_count * task->head_count; j++)
+        fold_query(device, task, j, from.a + (size_t)j * task->args->head_dim, from.m[j],
+                   from.e[j]);
+}
+
+/* First split from `from` on that is to be run; `end`: none is. outdated NULL: all are. */
+static uint32_t next_split(const float *outdated, uint32_t from, uint32_t end)
+{
+    while (outdated && from < end && outdated[from] == 0.0f)
+        from++;
+    return from;
+}
+
+/* Run splits [first, end), or those of them that are outdated, and fold all of them. */
+static void run_splits(const struct kva_lowbit_plan *plan, const struct task *task,
+                       const float *outdated, struct scratch *scratch)
+{
+    uint32_t first, end, at;
+    struct turn turn = {0};
+    task_splits(task, &first, &end);
+    clear_out(task);
+    load_queries(task, scratch->q);
+    at = next_split(outdated, first, end);
+    if (at < end)
+        turn.count = find_pages(task, at, scratch->pages[turn.side]);
+    for (uint32_t split = first; split < end; split++) {
+        struct kva_partial to = partial_of(plan, task, split, in_scratch(scratch));
+        if (split == at) {
+            at = next_split(outdated, at + 1, end);
+            turn.next_count = at < end ? find_pages(task, at, scratch->pages[1 - turn.side]) : 0;
+            run_split(plan, task, split, turn, scratch, to);
+            turn = (struct turn){.side = 1 - turn.side, .count = turn.next_count};
+        }
+        fold_split(plan->device, task, to);
+    }
+    fold_hot(plan->device, task, scratch);
+}
+
+/* The task's choice has been acted upon. */
+static void run_again(const struct kva_lowbit_plan *plan, const struct task *task, uint32_t worker)
+{
+    run_splits(plan, task, kva_lowbit_outdated_at(plan, task->seq, task->weights),
+               kva_cpu_scratch(plan->device, worker));
+}
+
 static void run_task(void *opaque, uint32_t index, uint32_t worker)
 {
     const struct kva_lowbit_plan *plan = opaque;
     struct task task = task_at(plan, index);
-    struct scratch *scratch = kva_cpu_scratch(plan->device, worker);
-    uint32_t first, end, count = 0;
-    if (task.weights && plan->own_floats > 0)
+    bool own = task.weights && plan->own_floats > 0;
+    if (own)
         task.weights = (float *)plan->args->scratch + worker * plan->own_floats;
-    task_splits(&task, &first, &end);
-    clear_out(&task);
-    load_queries(&task, scratch->q);
-    if (first < end)
-        count = find_pages(&task, first, scratch->pages[first % 2]);
-    for (uint32_t split = first; split < end; split++) {
-        uint32_t next = 0;
-        if (split + 1 < end)
-            next = find_pages(&task, split + 1, scratch->pages[(split + 1) % 2]);
-        run_split(plan, &task, split, count, next, scratch, scratch->a, scratch->m, scratch->e);
-        for (uint32_t j = 0; j < task.row_count * task.head_count; j++)
-            fold_query(plan->device, &task, j, scratch->a + (size_t)j * task.args->head_dim,
-                       scratch->m[j], scratch->e[j]);
-        count = next;
-    }
-    fold_hot(plan->device, &task, scratch);
-    if (task.weights && plan->own_floats > 0)
-        kva_lowbit_choose(plan, task.seq, task.kv_head, task.weights, worker);
+    run_splits(plan, &task, NULL, kva_cpu_scratch(plan->device, worker));
+    if (!own)
+        return;
+    kva_lowbit_choose(plan, task.seq, task.kv_head, task.weights, worker);
+    if (task.seq->now)
+        run_again(plan, &task, worker);
+}
+
+static void run_task_again(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct kva_lowbit_plan *plan = opaque;
+    const struct task task = task_at(plan, index);
+    if (acts_now(&task))
+        run_again(plan, &task, worker);
 }
 
 /* --- the splits of a task side by side -------------------------------------------------------- */
@@ -356,28 +426,33 @@ struct wave {
     size_t partial_floats;
 };
 
+static struct kva_partial wave_partial(const struct wave *wave, uint32_t index)
+{
+    size_t q_count = (size_t)wave->task.row_count * wave->task.head_count;
+    float *a = wave->device->partials + index * wave->partial_floats;
+    float *m = a + q_count * wave->task.args->head_dim;
+    return partial_of(wave->plan, &wave->task, wave->first + index,
+                      (struct kva_partial){a, m, m + q_count});
+}
+
 static void run_wave_split(void *opaque, uint32_t index, uint32_t worker)
 {
     const struct wave *wave = opaque;
     struct scratch *scratch = kva_cpu_scratch(wave->device, worker);
-    size_t q_count = (size_t)wave->task.row_count * wave->task.head_count;
-    float *a = wave->device->partials + index * wave->partial_floats;
-    float *m = a + q_count * wave->task.args->head_dim;
     uint32_t split = wave->first + index;
     load_queries(&wave->task, scratch->q);
-    uint32_t count = find_pages(&wave->task, split, scratch->pages[split % 2]);
-    run_split(wave->plan, &wave->task, split, count, 0, scratch, a, m, m + q_count);
+    const struct turn turn = {.count = find_pages(&wave->task, split, scratch->pages[0])};
+    run_split(wave->plan, &wave->task, split, turn, scratch, wave_partial(wave, index));
 }
 
 static void fold_wave_query(void *opaque, uint32_t query, uint32_t worker KVA_UNUSED)
 {
     const struct wave *wave = opaque;
     size_t dim = wave->task.args->head_dim;
-    size_t q_count = (size_t)wave->task.row_count * wave->task.head_count;
     for (uint32_t i = 0; i < wave->count; i++) {
-        const float *a = wave->device->partials + i * wave->partial_floats;
-        const float *m = a + q_count * dim;
-        fold_query(wave->device, &wave->task, query, a + query * dim, m[query], m[q_count + query]);
+        const struct kva_partial from = wave_partial(wave, i);
+        fold_query(wave->device, &wave->task, query, from.a + query * dim, from.m[query],
+                   from.e[query]);
     }
 }
 
@@ -421,6 +496,12 @@ static bool check_args(struct kva_device *device, const struct kva_attend_lowbit
         if (kva_lowbit_selects(seq) && args->heads / args->kv_heads > KVA_CPU_SELECT_HEADS_MAX)
             kva_cpu_fail(device, "attend_lowbit: %u heads share a KV head, at most %u may select",
                          args->heads / args->kv_heads, KVA_CPU_SELECT_HEADS_MAX);
+        if (seq->now && (!kva_lowbit_selects(seq) || seq->row_count != 1))
+            kva_cpu_fail(device, "attend_lowbit: a choice that is acted upon at once is that of a "
+                                 "sequence's only row");
+        else if (seq->now && seq->hot->slots > KVA_CPU_HOT_SLOTS_MAX)
+            kva_cpu_fail(device, "attend_lowbit: %u slots, at most %zu can be resolved at once",
+                         seq->hot->slots, KVA_CPU_HOT_SLOTS_MAX);
         if (seq->hot && seq->hot->k > KVA_CPU_SELECT_MAX)
             kva_cpu_fail(device, "attend_lowbit: %u rows to choose, at most %u", seq->hot->k,
                          KVA_CPU_SELECT_MAX);
@@ -470,6 +551,15 @@ static void plan_own(struct kva_lowbit_plan *plan)
         plan->own_floats = floats;
 }
 
+static bool any_acts_now(const struct kva_lowbit_plan *plan)
+{
+    for (uint32_t i = plan->seq_first; i < plan->seq_end; i++) {
+        if (plan->args->seqs[i].now)
+            return true;
+    }
+    return false;
+}
+
 void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args)
 {
     if (!check_args(device, args))
@@ -494,7 +584,10 @@ void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lo
         } else {
             kva_pool_run(device->pool, (uint32_t)tasks, run_task, &plan);
         }
-        if (plan.own_floats == 0)
+        if (plan.own_floats == 0) {
             kva_lowbit_select(&plan);
+            if (any_acts_now(&plan))
+                kva_pool_run(device->pool, (uint32_t)tasks, run_task_again, &plan);
+        }
     }
 }

@@ -8,6 +8,8 @@
 #include "kernels/cpu/order.h"
 #include "kernels/cpu/scalar.h"
 
+#include <string.h>
+
 #define HEADS_MAX KVA_CPU_SELECT_HEADS_MAX
 #define HOT_PIECE 256u
 
@@ -210,8 +212,39 @@ static void choose(struct choice *choice)
     write_chosen(choice);
 }
 
+/* --- acting upon it --------------------------------------------------------------------------- */
+
+/* positions = those of the hot rows, ascending; returns their number. */
+static uint32_t list_hot(const struct kva_hot *hot, uint32_t kv_head, uint32_t *positions)
+{
+    for (uint32_t i = 0; i < hot->count[kv_head]; i++)
+        positions[i] = kva_lowbit_hot_position(hot, kv_head, i);
+    return hot->count[kv_head];
+}
+
+/* Fetch what was chosen, and find out in which splits other tokens are hot than before. */
+static void act(const struct kva_lowbit_plan *plan, const struct kva_lowbit_seq *seq,
+                uint32_t kv_head, float *part, void *scratch)
+{
+    const struct kva_hot *hot = seq->hot;
+    float *outdated = kva_lowbit_outdated_at(plan, seq, part);
+    uint32_t *before = (void *)((unsigned char *)scratch + KVA_CPU_SCRATCH_BYTES / 2);
+    uint32_t before_count = list_hot(hot, kv_head, before), i = 0, j = 0;
+    kva_cpu_hot_act(hot, seq->now, kv_head, plan->args->head_dim, scratch);
+    memset(outdated, 0, kva_lowbit_splits(seq) * sizeof *outdated);
+    while (i < before_count || j < hot->count[kv_head]) {
+        uint32_t was = i < before_count ? before[i] : KVA_NO_TOKEN;
+        uint32_t is =
+            j < hot->count[kv_head] ? kva_lowbit_hot_position(hot, kv_head, j) : KVA_NO_TOKEN;
+        i += was <= is;
+        j += is <= was;
+        if (was != is)
+            outdated[kva_min_u32(was, is) / KVA_ATTEND_SPLIT_TOKENS] = 1.0f;
+    }
+}
+
 void kva_lowbit_choose(const struct kva_lowbit_plan *plan, const struct kva_lowbit_seq *seq,
-                       uint32_t kv_head, const float *part, uint32_t worker)
+                       uint32_t kv_head, float *part, uint32_t worker)
 {
     struct choice choice = {.plan = plan,
                             .seq = seq,
@@ -219,6 +252,8 @@ void kva_lowbit_choose(const struct kva_lowbit_plan *plan, const struct kva_lowb
                             .scratch = kva_cpu_scratch(plan->device, worker),
                             .kv_head = kv_head};
     choose(&choice);
+    if (seq->now)
+        act(plan, seq, kv_head, part, choice.scratch);
 }
 
 static void choose_item(void *opaque, uint32_t index, uint32_t worker)
@@ -226,7 +261,7 @@ static void choose_item(void *opaque, uint32_t index, uint32_t worker)
     const struct kva_lowbit_plan *plan = opaque;
     const struct kva_attend_lowbit_args *args = plan->args;
     const struct kva_lowbit_seq *seq = args->seqs + plan->seq_first;
-    const float *weights = args->scratch;
+    float *weights = args->scratch;
     uint32_t kv_head = index % args->kv_heads;
     for (uint32_t left = index / args->kv_heads; left > 0 || !kva_lowbit_selects(seq); seq++) {
         left -= kva_lowbit_selects(seq);
