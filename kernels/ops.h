@@ -160,12 +160,13 @@ struct kva_partial {
     float *e; /* [rows, heads] */
 };
 
-/* Scratch memory with which one sequence of `page_count` low-bit pages can select. */
+/* Scratch memory with which one sequence of `page_count` low-bit pages can select. Per head and
+ * split, in whole lines of the cache. */
 static inline size_t kva_attend_lowbit_scratch_bytes(uint32_t heads, uint32_t page_count)
 {
     size_t positions = (size_t)page_count * KVA_PAGE_TOKENS;
     size_t splits = (positions + KVA_ATTEND_SPLIT_TOKENS - 1) / KVA_ATTEND_SPLIT_TOKENS;
-    return heads * (positions + splits) * sizeof(float);
+    return heads * splits * (KVA_ATTEND_SPLIT_TOKENS + 16) * sizeof(float);
 }
 
 /* Scratch memory with which one sequence of `page_count` low-bit pages can select and act upon its
@@ -176,7 +177,7 @@ static inline size_t kva_attend_lowbit_now_bytes(uint32_t heads, uint32_t head_d
     size_t positions = (size_t)page_count * KVA_PAGE_TOKENS;
     size_t splits = (positions + KVA_ATTEND_SPLIT_TOKENS - 1) / KVA_ATTEND_SPLIT_TOKENS;
     return kva_attend_lowbit_scratch_bytes(heads, page_count) +
-           heads * splits * (head_dim + 3) * sizeof(float);
+           heads * splits * (kva_align_up(head_dim, 16) + 16) * sizeof(float);
 }
 
 /* out = partial attention of every row over its sequence's ranges. Each KV head is read once for

@@ -25,11 +25,12 @@ struct kva_lowbit_plan {
 
 /* --- the caller's scratch memory ---------------------------------------------------------------
  *
- * A part per selecting sequence and KV head: weights [group][positions], relative to the largest
- * score of their split, and these largest scores [group][splits]. Where the choice is acted upon at
- * once, also the splits' partial results: a [splits][group][head_dim], m and e [splits][group], and
- * which of them the choice has outdated [splits][group]. Parts lie one behind the other, in the
- * order of sequences and KV heads; or, where tasks select on their own, one per thread. */
+ * A part per selecting sequence and KV head: weights [splits][group][KVA_ATTEND_SPLIT_TOKENS],
+ * relative to the largest score of their split, and these largest scores [splits][group]. Where the
+ * choice is acted upon at once, also the splits' partial results: a [splits][group][head_dim], m
+ * and e [splits][group], and which of them the choice has outdated [splits][group]. Parts lie one
+ * behind the other, in the order of sequences and KV heads; or, where tasks select on their own,
+ * one per thread. */
 
 static inline bool kva_lowbit_selects(const struct kva_lowbit_seq *seq)
 {
@@ -54,22 +55,23 @@ static inline size_t kva_lowbit_weight_floats(const struct kva_attend_lowbit_arg
     return kva_lowbit_part_floats(args, seq) * args->kv_heads;
 }
 
-/* Index in a part of the first weight of query head `head` of the KV head, and of its first
- * split's largest score. */
-static inline size_t kva_lowbit_weight_at(const struct kva_lowbit_seq *seq, size_t head)
-{
-    return head * seq->page_count * KVA_PAGE_TOKENS;
-}
-
 static inline size_t kva_lowbit_splits(const struct kva_lowbit_seq *seq)
 {
     return kva_div_up((size_t)seq->page_count * KVA_PAGE_TOKENS, KVA_ATTEND_SPLIT_TOKENS);
 }
 
-static inline size_t kva_lowbit_top_at(const struct kva_lowbit_plan *plan,
-                                       const struct kva_lowbit_seq *seq, size_t head)
+/* Index in a part of the first weight of query head `head` of the KV head in a split, and of its
+ * largest score there. */
+static inline size_t kva_lowbit_weight_at(const struct kva_lowbit_plan *plan, size_t split,
+                                          size_t head)
 {
-    return kva_lowbit_weight_at(seq, plan->group) + head * kva_lowbit_splits(seq);
+    return (split * plan->group + head) * KVA_ATTEND_SPLIT_TOKENS;
+}
+
+static inline size_t kva_lowbit_top_at(const struct kva_lowbit_plan *plan,
+                                       const struct kva_lowbit_seq *seq, size_t split, size_t head)
+{
+    return kva_lowbit_weight_at(plan, kva_lowbit_splits(seq), 0) + split * plan->group + head;
 }
 
 /* The partial result of query heads `head` on over split `split`. */
@@ -78,7 +80,7 @@ static inline struct kva_partial kva_lowbit_partial_at(const struct kva_lowbit_p
                                                        float *part, uint32_t split, uint32_t head)
 {
     size_t pairs = kva_lowbit_splits(seq) * plan->group, pair = (size_t)split * plan->group + head;
-    float *a = part + kva_lowbit_top_at(plan, seq, plan->group);
+    float *a = part + kva_lowbit_top_at(plan, seq, kva_lowbit_splits(seq), 0);
     float *m = a + pairs * plan->args->head_dim;
     return (struct kva_partial){a + pair * plan->args->head_dim, m + pair, m + pairs + pair};
 }
@@ -88,7 +90,8 @@ static inline float *kva_lowbit_outdated_at(const struct kva_lowbit_plan *plan,
                                             const struct kva_lowbit_seq *seq, float *part)
 {
     size_t pairs = kva_lowbit_splits(seq) * plan->group;
-    return part + kva_lowbit_top_at(plan, seq, plan->group) + pairs * (plan->args->head_dim + 2);
+    return part + kva_lowbit_top_at(plan, seq, kva_lowbit_splits(seq), 0) +
+           pairs * (plan->args->head_dim + 2);
 }
 
 /* Choose the hot rows of one KV head, whose weights are in `part`, and act upon the choice where

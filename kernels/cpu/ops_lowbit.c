@@ -74,6 +74,7 @@ struct task {
     uint32_t kv_head;
     uint32_t head_first; /* of the query heads of this KV head */
     uint32_t head_count;
+    uint32_t fold_dim; /* of `a`: head_dim; 0 while the result is only wanted for the choice */
 };
 
 #define SPLIT_PAGES (KVA_ATTEND_SPLIT_TOKENS / KVA_PAGE_TOKENS)
@@ -126,7 +127,7 @@ static struct task task_at(const struct kva_lowbit_plan *plan, uint32_t index)
         weights += kva_lowbit_weight_floats(args, seq);
     }
     uint32_t per_tile = args->kv_heads * plan->head_pieces;
-    struct task task = {.args = args, .seq = seq};
+    struct task task = {.args = args, .seq = seq, .fold_dim = args->head_dim};
     task.row_first = index / per_tile * plan->task_rows;
     task.row_count = kva_min_u32(plan->task_rows, seq->row_count - task.row_first);
     task.kv_head = index % per_tile / plan->head_pieces;
@@ -136,6 +137,8 @@ static struct task task_at(const struct kva_lowbit_plan *plan, uint32_t index)
                    seq->select_row < task.row_first + task.row_count;
     if (selects)
         task.weights = weights + task.kv_head * kva_lowbit_part_floats(args, seq);
+    if (selects && seq->now)
+        task.fold_dim = 0;
     return task;
 }
 
@@ -206,18 +209,29 @@ static void find_visible(const struct task *task, uint32_t base, uint32_t slots,
     }
 }
 
+/* Where the weights of split `index` go: those of a selecting row alone, straight to the selection.
+ */
+static float *weights_of(const struct kva_lowbit_plan *plan, const struct task *task,
+                         uint32_t index, struct scratch *scratch)
+{
+    if (!task->weights || task->row_count > 1)
+        return scratch->weights;
+    return task->weights + kva_lowbit_weight_at(plan, index, task->head_first);
+}
+
 /* Leave the weights of the selecting row's queries, and their m, for the selection. */
 static void keep_weights(const struct kva_lowbit_plan *plan, const struct task *task,
-                         uint32_t index, uint32_t slots, const float *weights, const float *m)
+                         uint32_t index, const float *weights, const float *m)
 {
-    for (uint32_t head = 0; task->weights && head < task->head_count; head++) {
-        uint32_t j = (task->seq->select_row - task->row_first) * task->head_count + head;
-        size_t to = task->head_first + head;
-        memcpy(task->weights + kva_lowbit_weight_at(task->seq, to) +
-                   (size_t)index * KVA_ATTEND_SPLIT_TOKENS,
-               weights + (size_t)j * KVA_ATTEND_SPLIT_TOKENS, slots * sizeof *weights);
-        task->weights[kva_lowbit_top_at(plan, task->seq, to) + index] = m[j];
-    }
+    if (!task->weights)
+        return;
+    size_t j = (size_t)(task->seq->select_row - task->row_first) * task->head_count;
+    float *to = task->weights + kva_lowbit_weight_at(plan, index, task->head_first);
+    if (weights != to)
+        memcpy(to, weights + j * KVA_ATTEND_SPLIT_TOKENS,
+               task->head_count * KVA_ATTEND_SPLIT_TOKENS * sizeof *weights);
+    memcpy(task->weights + kva_lowbit_top_at(plan, task->seq, index, task->head_first), m + j,
+           task->head_count * sizeof *m);
 }
 
 /* The pages that run_split reads, and those that it prefetches. */
@@ -249,18 +263,18 @@ static void run_split(const struct kva_lowbit_plan *plan, const struct task *tas
         .a = to.a,
         .m = to.m,
         .e = to.e,
-        .weights = scratch->weights,
+        .weights = weights_of(plan, task, index, scratch),
         .scratch = scratch->kernel.lowbit,
     };
     plan->device->kernels.lowbit_split(&split);
-    keep_weights(plan, task, index, turn.count * KVA_PAGE_TOKENS, scratch->weights, to.m);
+    keep_weights(plan, task, index, split.weights, to.m);
 }
 
 static void fold_query(const struct kva_device *device, const struct task *task, uint32_t query,
                        const float *a, float m, float e)
 {
     const struct kva_attend_lowbit_args *args = task->args;
-    kva_cpu_partial_fold(&device->kernels, &args->out, pair_of_query(task, query), args->head_dim,
+    kva_cpu_partial_fold(&device->kernels, &args->out, pair_of_query(task, query), task->fold_dim,
                          a, m, e);
 }
 
@@ -268,7 +282,7 @@ static void clear_out(const struct task *task)
 {
     const struct kva_attend_lowbit_args *args = task->args;
     for (uint32_t j = 0; j < task->row_count * task->head_count; j++)
-        kva_cpu_partial_clear(&args->out, pair_of_query(task, j), args->head_dim);
+        kva_cpu_partial_clear(&args->out, pair_of_query(task, j), task->fold_dim);
 }
 
 /* --- hot rows --------------------------------------------------------------------------------- */
@@ -384,9 +398,10 @@ static void run_splits(const struct kva_lowbit_plan *plan, const struct task *ta
 }
 
 /* The task's choice has been acted upon. */
-static void run_again(const struct kva_lowbit_plan *plan, const struct task *task, uint32_t worker)
+static void run_again(const struct kva_lowbit_plan *plan, struct task task, uint32_t worker)
 {
-    run_splits(plan, task, kva_lowbit_outdated_at(plan, task->seq, task->weights),
+    task.fold_dim = plan->args->head_dim;
+    run_splits(plan, &task, kva_lowbit_outdated_at(plan, task.seq, task.weights),
                kva_cpu_scratch(plan->device, worker));
 }
 
@@ -402,7 +417,7 @@ static void run_task(void *opaque, uint32_t index, uint32_t worker)
         return;
     kva_lowbit_choose(plan, task.seq, task.kv_head, task.weights, worker);
     if (task.seq->now)
-        run_again(plan, &task, worker);
+        run_again(plan, task, worker);
 }
 
 static void run_task_again(void *opaque, uint32_t index, uint32_t worker)
@@ -410,7 +425,7 @@ static void run_task_again(void *opaque, uint32_t index, uint32_t worker)
     const struct kva_lowbit_plan *plan = opaque;
     const struct task task = task_at(plan, index);
     if (acts_now(&task))
-        run_again(plan, &task, worker);
+        run_again(plan, task, worker);
 }
 
 /* --- the splits of a task side by side -------------------------------------------------------- */

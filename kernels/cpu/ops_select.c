@@ -135,7 +135,7 @@ static void find_factors(struct choice *choice, uint32_t split)
 {
     struct scratch *scratch = choice->scratch;
     for (uint32_t h = 0; h < choice->plan->group; h++) {
-        float top = choice->weights[kva_lowbit_top_at(choice->plan, choice->seq, h) + split];
+        float top = choice->weights[kva_lowbit_top_at(choice->plan, choice->seq, split, h)];
         scratch->factors[h] = relative(top, scratch->top[h]) * scratch->inverse[h];
     }
 }
@@ -160,9 +160,10 @@ static void add_page(struct choice *choice, uint32_t page)
     uint64_t present;
     kva_lowbit_present(choice->seq, choice->kv_head, page, 1, &present);
     struct kva_cpu_lowbit_filter filter = {
-        .weights = choice->weights + base,
+        .weights = choice->weights + kva_lowbit_weight_at(plan, base / KVA_ATTEND_SPLIT_TOKENS, 0) +
+                   base % KVA_ATTEND_SPLIT_TOKENS,
         .factors = scratch->factors,
-        .stride = (size_t)choice->seq->page_count * KVA_PAGE_TOKENS,
+        .stride = KVA_ATTEND_SPLIT_TOKENS,
         .heads = plan->group,
         .threshold = choice->threshold,
         .candidates = present & tokens_between(base, choice->first, choice->end),
