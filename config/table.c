@@ -92,8 +92,8 @@ static const struct kva_option table[] = {
     {"kv-predictor", KVA_OPTION_CHOICE, ENGINE, AT(kv_predictor), 0, 0, "default", kv_predictors,
      "KV cache",
      "specache: whose query chooses the rows: a speculative token's, the current token's, or the "
-     "next token's own, which then waits for them; auto: the first where a second row costs little "
-     "on this machine, else the second."},
+     "next token's own, which then waits for them; auto: on a CPU, where there is nothing to wait "
+     "for, the third; on a GPU the first where a second row costs little, else the second."},
     {"kv-correct", KVA_OPTION_INT, ENGINE, AT(kv_correct), -1, 100, "-1", NULL, "KV cache",
      "specache with prev-query: percent of cosine between a layer's successive queries under which "
      "it chooses again, and waits; 0: never; -1: the policy's default."},

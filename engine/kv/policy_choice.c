@@ -77,7 +77,7 @@ struct kva_kv_choice kva_kv_choice_default(enum kva_kv_policy_id policy)
         .sinks = 4,
         .plain = 1024,
         .k = 64,
-        .predictor = KVA_PREDICT_SPEC_TOKEN,
+        .predictor = KVA_PREDICT_AUTO,
         .correct = 85,
         .fetch = KVA_FETCH_RESIDENT,
         .miss = KVA_MISS_PREDECODE,

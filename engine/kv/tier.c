@@ -8,18 +8,26 @@
 #define CLASSES_MAX 64
 #define NONE        UINT32_MAX
 
+/* Neighbouring chunks of one class form a run, whose items lie one behind the other from the run's
+ * first chunk on, across the chunks' borders. An item belongs to the chunk in which it begins; one
+ * that ends in the next chunk bridges them, and can be taken while both are of the same run. */
 struct chunk {
-    uint32_t next, prev; /* in its class' list of chunks with room, or in the free list */
-    uint32_t taken;
+    uint32_t next, prev; /* in its class' list of chunks with room */
+    uint32_t taken;      /* items that overlap it; 0: the chunk is free */
     uint32_t class_index;
-    uint32_t free_items; /* head of the list threaded through `links` */
+    uint32_t run;        /* the run's first chunk, be it still of the run or not */
+    uint32_t free_items; /* head of the list threaded through `links`, of items within the chunk */
+    bool has_room;       /* is in the list */
+    bool bridged;        /* its last item is taken and ends in the next chunk */
 };
 
 struct item_class {
     size_t item_bytes;  /* 0: unused */
     uint32_t per_chunk; /* 0: an item takes several chunks */
-    uint32_t with_room; /* head of the list of partly taken chunks */
+    bool bridges;       /* chunks are no multiple of it */
+    uint32_t with_room; /* head of the list */
     uint32_t chunks;    /* that belong to it */
+    uint32_t opened;    /* the chunk that was opened last */
 };
 
 struct kva_tier {
@@ -28,7 +36,7 @@ struct kva_tier {
     size_t chunk_bytes;
     uint32_t chunk_count;
     uint32_t used_chunks;
-    uint32_t free_chunks; /* list head */
+    uint32_t free_first, free_last; /* no chunk outside [free_first, free_last] is free */
     uint32_t links_per_chunk;
     struct chunk *chunks;
     uint32_t *links; /* [chunk_count][links_per_chunk]: next free item within a chunk; never in the
@@ -39,6 +47,13 @@ struct kva_tier {
 /* Items are never smaller than this fraction of a chunk (a layer block of a model with many layers,
  * quantised). */
 #define ITEMS_PER_CHUNK_MAX 4096u
+
+static bool is_free(const struct kva_tier *tier, uint32_t index)
+{
+    return tier->chunks[index].taken == 0;
+}
+
+/* --- chunks with room ------------------------------------------------------------------------ */
 
 static void list_push(struct kva_tier *tier, uint32_t *head, uint32_t index)
 {
@@ -60,19 +75,122 @@ static void list_remove(struct kva_tier *tier, uint32_t *head, uint32_t index)
         tier->chunks[chunk->next].prev = chunk->prev;
 }
 
+/* Where the items that begin in a chunk lie. */
+struct slots {
+    size_t first; /* bytes from the tier's base */
+    uint32_t within;
+    bool bridge; /* one more, which ends in the next chunk */
+};
+
+static struct slots slots_of(const struct kva_tier *tier, uint32_t index)
+{
+    const struct chunk *chunk = &tier->chunks[index];
+    const struct item_class *class = &tier->classes[chunk->class_index];
+    size_t begin = (size_t)index * tier->chunk_bytes;
+    if (!class->bridges)
+        return (struct slots){begin, class->per_chunk, false};
+    size_t run = (size_t)chunk->run * tier->chunk_bytes;
+    size_t first = kva_div_up(begin - run, class->item_bytes) * class->item_bytes + run;
+    size_t left = begin + tier->chunk_bytes > first ? begin + tier->chunk_bytes - first : 0;
+    return (struct slots){first, (uint32_t)(left / class->item_bytes),
+                          left % class->item_bytes != 0};
+}
+
+/* Whether the item that would end in the next chunk can be taken. */
+static bool bridge_is_free(const struct kva_tier *tier, uint32_t index)
+{
+    const struct chunk *chunk = &tier->chunks[index], *next = chunk + 1;
+    return !chunk->bridged && index + 1 < tier->chunk_count && !is_free(tier, index + 1) &&
+           next->class_index == chunk->class_index && next->run == chunk->run &&
+           slots_of(tier, index).bridge;
+}
+
+/* Put the chunk into its class' list, or take it out, as its state has changed. */
+static void update_room(struct kva_tier *tier, uint32_t index)
+{
+    struct chunk *chunk = &tier->chunks[index];
+    struct item_class *class = &tier->classes[chunk->class_index];
+    bool room = !is_free(tier, index) && class->per_chunk > 0 &&
+                (chunk->free_items != NONE || bridge_is_free(tier, index));
+    if (room && !chunk->has_room)
+        list_push(tier, &class->with_room, index);
+    else if (!room && chunk->has_room)
+        list_remove(tier, &class->with_room, index);
+    chunk->has_room = room;
+}
+
+/* The chunk's state has changed, which its lower neighbour may notice. */
+static void update_rooms(struct kva_tier *tier, uint32_t index)
+{
+    update_room(tier, index);
+    if (index > 0 && !is_free(tier, index - 1))
+        update_room(tier, index - 1);
+}
+
+/* --- free chunks ----------------------------------------------------------------------------- */
+
 static void free_chunk(struct kva_tier *tier, uint32_t index)
 {
-    tier->chunks[index].taken = 0;
-    list_push(tier, &tier->free_chunks, index);
+    tier->classes[tier->chunks[index].class_index].chunks--;
+    tier->used_chunks--;
+    tier->free_first = kva_min_u32(tier->free_first, index);
+    tier->free_last = kva_max_u32(tier->free_last, index);
+    update_rooms(tier, index);
+}
+
+/* One item less overlaps the chunk. */
+static void drop_item(struct kva_tier *tier, uint32_t index)
+{
+    if (--tier->chunks[index].taken == 0)
+        free_chunk(tier, index);
+    else
+        update_rooms(tier, index);
 }
 
 static void unfree_chunk(struct kva_tier *tier, uint32_t index, uint32_t class_index)
 {
-    list_remove(tier, &tier->free_chunks, index);
     tier->chunks[index].class_index = class_index;
     tier->chunks[index].taken = 1;
+    tier->chunks[index].bridged = false;
     tier->used_chunks++;
     tier->classes[class_index].chunks++;
+}
+
+static uint32_t lowest_free(struct kva_tier *tier)
+{
+    while (tier->free_first < tier->chunk_count && !is_free(tier, tier->free_first))
+        tier->free_first++;
+    return tier->free_first < tier->chunk_count ? tier->free_first : NONE;
+}
+
+static uint32_t highest_free(struct kva_tier *tier)
+{
+    while (tier->free_last > 0 && !is_free(tier, tier->free_last))
+        tier->free_last--;
+    return is_free(tier, tier->free_last) ? tier->free_last : NONE;
+}
+
+static bool can_follow(const struct kva_tier *tier, uint32_t class_index, uint32_t index)
+{
+    return index < tier->chunk_count && is_free(tier, index) && !is_free(tier, index - 1) &&
+           tier->chunks[index - 1].class_index == class_index;
+}
+
+/* A free chunk for a class: items that bridge chunks want the one behind another of theirs; they
+ * grow from the near end, all others from the far one. NONE: none is free. */
+static uint32_t choose_chunk(struct kva_tier *tier, uint32_t class_index)
+{
+    const struct item_class *class = &tier->classes[class_index];
+    if (!class->bridges)
+        return highest_free(tier);
+    if (class->chunks > 0 && can_follow(tier, class_index, class->opened + 1))
+        return class->opened + 1;
+    uint32_t lowest = lowest_free(tier);
+    for (uint32_t i = kva_max_u32(lowest, 1); class->chunks > 0 && i <= tier->free_last; i++) {
+        if (can_follow(tier, class_index, i))
+            return i;
+    }
+    return lowest;
 }
 
 enum kva_status kva_tier_create(struct kva_device *device, uint64_t budget_bytes,
@@ -92,14 +210,12 @@ enum kva_status kva_tier_create(struct kva_device *device, uint64_t budget_bytes
     tier->chunk_bytes = chunk_bytes;
     tier->chunk_count = (uint32_t)count;
     tier->chunks = calloc(count, sizeof(*tier->chunks));
-    tier->free_chunks = NONE;
+    tier->free_last = tier->chunk_count - 1;
     if (!tier->chunks) {
         kva_tier_destroy(tier);
         return kva_fail(err, KVA_ENOMEM, "out of memory for %llu KV chunks",
                         (unsigned long long)count);
     }
-    for (uint32_t i = tier->chunk_count; i-- > 0;)
-        free_chunk(tier, i);
     void *base;
     enum kva_status status =
         kva_device_alloc(device, KVA_MEM_DEVICE, (size_t)count * chunk_bytes, &base, err);
@@ -142,7 +258,7 @@ static bool make_links(struct kva_tier *tier, uint32_t per_chunk)
     return true;
 }
 
-/* 0: an item is larger than a chunk. */
+/* Within a chunk, bridging none; 0: an item is larger than a chunk. */
 static uint32_t items_per_chunk(const struct kva_tier *tier, size_t item_bytes)
 {
     return (uint32_t)kva_min_size(tier->chunk_bytes / item_bytes, ITEMS_PER_CHUNK_MAX);
@@ -159,9 +275,12 @@ static uint32_t find_class(struct kva_tier *tier, size_t item_bytes)
             vacant = i;
     }
     uint32_t per_chunk = items_per_chunk(tier, item_bytes);
-    if (vacant == NONE || !make_links(tier, per_chunk))
+    if (vacant == NONE || !make_links(tier, per_chunk + 1))
         return NONE;
-    tier->classes[vacant] = (struct item_class){item_bytes, per_chunk, NONE, 0};
+    bool bridges =
+        per_chunk > 0 && per_chunk < ITEMS_PER_CHUNK_MAX && tier->chunk_bytes % item_bytes != 0;
+    tier->classes[vacant] = (struct item_class){
+        .item_bytes = item_bytes, .per_chunk = per_chunk, .bridges = bridges, .with_room = NONE};
     return vacant;
 }
 
@@ -170,21 +289,25 @@ bool kva_tier_prepare(struct kva_tier *tier, size_t item_bytes)
     return find_class(tier, item_bytes) != NONE;
 }
 
-static bool open_chunk(struct kva_tier *tier, uint32_t class_index)
+/* A chunk in which nothing is taken yet; it is not free all the same. */
+static uint32_t open_chunk(struct kva_tier *tier, uint32_t class_index)
 {
-    uint32_t index = tier->free_chunks;
+    uint32_t index = choose_chunk(tier, class_index);
     if (index == NONE)
-        return false;
+        return NONE;
     struct chunk *chunk = &tier->chunks[index];
     struct item_class *class = &tier->classes[class_index];
+    bool follows = class->bridges && index > 0 && can_follow(tier, class_index, index);
+    chunk->run = follows ? chunk[-1].run : index;
     unfree_chunk(tier, index, class_index);
-    chunk->taken = 0;
-    chunk->free_items = 0;
+    class->opened = index;
     uint32_t *links = tier->links + (size_t)index * tier->links_per_chunk;
-    for (uint32_t i = 0; i < class->per_chunk; i++)
-        links[i] = i + 1 < class->per_chunk ? i + 1 : NONE;
-    list_push(tier, &class->with_room, index);
-    return true;
+    uint32_t within = slots_of(tier, index).within;
+    for (uint32_t i = 0; i < within; i++)
+        links[i] = i + 1 < within ? i + 1 : NONE;
+    chunk->free_items = within > 0 ? 0 : NONE;
+    update_rooms(tier, index);
+    return index;
 }
 
 /* Chunks that one item takes. */
@@ -210,12 +333,27 @@ static void *take_span(struct kva_tier *tier, uint32_t class_index)
 
 static void give_span(struct kva_tier *tier, uint32_t first)
 {
-    struct item_class *class = &tier->classes[tier->chunks[first].class_index];
-    uint32_t span = span_of(tier, class->item_bytes);
+    uint32_t span = span_of(tier, tier->classes[tier->chunks[first].class_index].item_bytes);
     for (uint32_t i = first; i < first + span; i++)
-        free_chunk(tier, i);
-    tier->used_chunks -= span;
-    class->chunks -= span;
+        drop_item(tier, i);
+}
+
+/* An item that begins in a chunk with room. */
+static void *take_from(struct kva_tier *tier, uint32_t index)
+{
+    struct chunk *chunk = &tier->chunks[index];
+    const struct slots slots = slots_of(tier, index);
+    uint32_t item = chunk->free_items;
+    chunk->taken++;
+    if (item != NONE) {
+        chunk->free_items = tier->links[(size_t)index * tier->links_per_chunk + item];
+    } else {
+        item = slots.within;
+        chunk->bridged = true;
+        chunk[1].taken++;
+    }
+    update_room(tier, index);
+    return tier->base + slots.first + (size_t)item * tier->classes[chunk->class_index].item_bytes;
 }
 
 void *kva_tier_take(struct kva_tier *tier, size_t item_bytes)
@@ -226,16 +364,15 @@ void *kva_tier_take(struct kva_tier *tier, size_t item_bytes)
     struct item_class *class = &tier->classes[class_index];
     if (class->per_chunk == 0)
         return take_span(tier, class_index);
-    if (class->with_room == NONE && !open_chunk(tier, class_index))
+    if (class->with_room != NONE)
+        return take_from(tier, class->with_room);
+    uint32_t opened = open_chunk(tier, class_index);
+    if (opened == NONE)
         return NULL;
-    uint32_t index = class->with_room;
-    struct chunk *chunk = &tier->chunks[index];
-    uint32_t item = chunk->free_items;
-    chunk->free_items = tier->links[(size_t)index * tier->links_per_chunk + item];
-    chunk->taken++;
-    if (chunk->free_items == NONE)
-        list_remove(tier, &class->with_room, index);
-    return tier->base + (size_t)index * tier->chunk_bytes + (size_t)item * item_bytes;
+    /* The new chunk may have made room in the one before it. */
+    void *item = take_from(tier, class->with_room);
+    drop_item(tier, opened);
+    return item;
 }
 
 void kva_tier_give(struct kva_tier *tier, void *item, size_t item_bytes)
@@ -245,23 +382,20 @@ void kva_tier_give(struct kva_tier *tier, void *item, size_t item_bytes)
     size_t offset = (size_t)((unsigned char *)item - tier->base);
     uint32_t index = (uint32_t)(offset / tier->chunk_bytes);
     struct chunk *chunk = &tier->chunks[index];
-    struct item_class *class = &tier->classes[chunk->class_index];
-    if (class->per_chunk == 0) {
+    if (tier->classes[chunk->class_index].per_chunk == 0) {
         give_span(tier, index);
         return;
     }
-    uint32_t number = (uint32_t)(offset % tier->chunk_bytes / item_bytes);
-    bool was_full = chunk->free_items == NONE;
-    tier->links[(size_t)index * tier->links_per_chunk + number] = chunk->free_items;
-    chunk->free_items = number;
-    if (was_full)
-        list_push(tier, &class->with_room, index);
-    if (--chunk->taken > 0)
-        return;
-    list_remove(tier, &class->with_room, index);
-    class->chunks--;
-    tier->used_chunks--;
-    free_chunk(tier, index);
+    const struct slots slots = slots_of(tier, index);
+    uint32_t number = (uint32_t)((offset - slots.first) / item_bytes);
+    if (number == slots.within) {
+        chunk->bridged = false;
+        drop_item(tier, index + 1);
+    } else {
+        tier->links[(size_t)index * tier->links_per_chunk + number] = chunk->free_items;
+        chunk->free_items = number;
+    }
+    drop_item(tier, index);
 }
 
 uint64_t kva_tier_footprint(const struct kva_tier *tier, size_t item_bytes, uint64_t count)

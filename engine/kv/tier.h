@@ -4,9 +4,11 @@
  *     |  chunk 0: one page of all layers  |  chunk 1: layer blocks  |  chunk 2: free  | ...
  *                                          [ ][ ][ ][ ]
  *
- * An item larger than a chunk takes neighbouring chunks. A chunk belongs to one item size while any
- * item of it is taken, and to nobody afterwards. Taking is allocation and reservation in one: what
- * was taken cannot be lost to somebody else's growth.
+ * A chunk belongs to one item size while any item of it is taken, and to nobody afterwards. Items
+ * of a size that chunks are no multiple of also lie across the borders of neighbouring chunks, so
+ * that no more is lost than an item per run of chunks; one larger than a chunk has some to itself.
+ * Taking is allocation and reservation in one: what was taken cannot be lost to somebody else's
+ * growth.
  *
  * Thread rule: engine thread. Invariant: taken chunks * chunk_bytes <= budget. */
 #ifndef KVA_ENGINE_KV_TIER_H
@@ -33,7 +35,8 @@ void *kva_tier_take(struct kva_tier *tier, size_t item_bytes);
 /* Give an item back; `item_bytes` as taken. NULL is allowed. */
 void kva_tier_give(struct kva_tier *tier, void *item, size_t item_bytes);
 
-/* Bytes that `count` items of `item_bytes` take of an empty tier: whole chunks. */
+/* Bytes that `count` items of `item_bytes` take of an empty tier at most: whole chunks, as if no
+ * item lay across a border. */
 uint64_t kva_tier_footprint(const struct kva_tier *tier, size_t item_bytes, uint64_t count);
 
 uint64_t kva_tier_budget_bytes(const struct kva_tier *tier);

@@ -42,6 +42,7 @@ POLICIES = (
     {"policy": "offload"},
     {"policy": "kivi", "bits": 1, "plain": 0},
     {"policy": "specache", "plain": 128},
+    {"policy": "specache", "bits": 1, "topk": 32, "plain": 0, "predictor": "spec-token"},
     {"policy": "specache", "bits": 1, "topk": 16, "plain": 0, "predictor": "prev-query"},
 )
 BAD = (

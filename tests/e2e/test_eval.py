@@ -41,7 +41,7 @@ def flat(matrix: list[list[float]]) -> list[float]:
 @pytest.fixture(scope="module")
 def result(tmp_path_factory) -> dict:
     specs = (
-        "full,offload,kivi:1,kivi:2,kivi:4,specache:2:32,"
+        "full,offload,kivi:1,kivi:2,kivi:4,specache:2:32:predictor=spec-token,"
         "specache:2:32:predictor=prev-query:correct=0,specache:2:32:predictor=sync"
     )
     folder = tmp_path_factory.mktemp("eval")
@@ -65,7 +65,7 @@ def test_eval__what_is_true_by_definition(result):
     previous = policies["specache:2:32:predictor=prev-query:correct=0"]
     assert set(flat(previous["waited"])) == {0}
     assert previous["spec_tokens"] == 0
-    spec = policies["specache:2:32"]
+    spec = policies["specache:2:32:predictor=spec-token"]
     assert spec["spec_tokens"] == spec["steps"] == result["steps"] == 48
     for policy in policies.values():
         covered, best = flat(policy["mass_covered"]), flat(policy["mass_best"])
@@ -94,7 +94,7 @@ def test_eval__json_says_how_to_repeat_it(result):
     arguments = result["arguments"]
     assert arguments["from"] == 1088 and arguments["tokens"] == 24 and arguments["windows"] == 2
     assert result["prompt_tokens"] == [1088, 1088]
-    model, settings = result["model"], by_name(result)["specache:2:32"]["settings"]
+    model, settings = result["model"], by_name(result)["specache:2:32:predictor=spec-token"]["settings"]
     assert (model["layers"], model["kv_heads"], model["kv_dtype"]) == (LAYERS, HEADS, "bf16")
     assert settings["bits"] == 2 and settings["topk"] == 32
     assert {"group", "levels", "window", "sinks", "plain", "predictor", "fetch"} <= set(settings)
@@ -167,7 +167,6 @@ REFUSALS = [
     (["--text", "{text}", *WINDOW, "--policies", "full,full"], "'full' is given twice"),
     (["--text", "{text}", *WINDOW, "--policies", "kivi:3"], "must be 1, 2 or 4"),
     (["--text", "{text}", *WINDOW, "--policies", "specache:2:9000"], "topk is 9000"),
-    (["--text", "{text}", *WINDOW, "--policies", "specache:predictor=auto"], "predictor is auto"),
     (["--text", "{text}", *WINDOW, "--json", "{folder}/no/where"], "No such file"),
     (["--text", "{text}", *WINDOW, "--device-memory", "1M"], "full KV"),
     (["--prompts", "{text}"], ": no JSON"),

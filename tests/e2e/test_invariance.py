@@ -115,7 +115,7 @@ def test_preemptions(servers, references, policy, cache):
 # Policies whose answers are their own: what must hold is that they too depend on the request alone.
 APPROXIMATING = {
     "kivi": {"policy": "kivi", "bits": 1, "plain": 0},
-    "spec-token": {"policy": "specache", "bits": 1, "topk": 24, "plain": 0},
+    "spec-token": {"policy": "specache", "bits": 1, "topk": 24, "plain": 0, "predictor": "spec-token"},
     "paper": {"policy": "specache", "paper": True, "topk": 16},
     "prev-query": {"policy": "specache", "bits": 2, "predictor": "prev-query", "plain": 128},
     "sync": {"policy": "specache", "bits": 1, "topk": 8, "predictor": "sync", "plain": 0},
@@ -161,7 +161,7 @@ def test_approximating__preemptions(servers, own_references, name):
     assert device <= metrics['kvahead_kv_budget_bytes{tier="device"}'] == 3 << 20
     if kv["policy"] == "specache":
         assert metrics["kvahead_fetch_rows_hit_total"] + metrics["kvahead_fetch_rows_missed_total"]
-    if kv["policy"] == "specache" and "predictor" not in kv:
+    if kv.get("predictor") == "spec-token" or kv.get("paper"):
         assert metrics["kvahead_speculative_tokens_total"] > 0
 
 

@@ -24,7 +24,7 @@ def test_device_bytes_by_policy(server: Server):
 
 
 def test_speculation_is_told(server: Server):
-    told = account(server, policy="specache", topk=16)
+    told = account(server, policy="specache", topk=16, predictor="spec-token")
     assert told["policy"] == "specache"
     # The first token comes from the prefill, and the last one is not run.
     assert told["speculative_tokens"] == 18
@@ -32,6 +32,7 @@ def test_speculation_is_told(server: Server):
     assert told["prefetch_rows_missed"] > 0
     assert told["fetched_bytes"] >= told["prefetch_rows_missed"] * 4 * 64
     assert account(server, policy="specache", predictor="sync")["speculative_tokens"] == 0
+    assert account(server, policy="specache")["speculative_tokens"] == 0  # auto, on a CPU
 
 
 def test_rows_by_layer(server: Server):

@@ -224,13 +224,13 @@ static void test_coverage__equals_a_second_computation(void **state KVA_UNUSED)
         "full",
         "kivi:2:plain=0",
         "kivi:1:plain=0:sinks=0",
-        "specache:1:16:plain=0",
-        "specache:1:16:plain=0:fetch=all:sinks=0:levels=paper",
+        "specache:1:16:plain=0:predictor=spec-token",
+        "specache:1:16:plain=0:predictor=spec-token:fetch=all:sinks=0:levels=paper",
         "specache:2:5:plain=0:predictor=prev-query:fetch=delta",
         "specache:2:5:plain=0:predictor=prev-query:correct=0",
         "specache:2:16:plain=0:predictor=sync",
         "specache:2:16:plain=0:predictor=sync:fetch=all",
-        "specache:1:16:plain=0:exempt=1",
+        "specache:1:16:plain=0:predictor=spec-token:exempt=1",
     };
     for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
         for (size_t i = 0; i < KVA_COUNT_OF(specs); i++)

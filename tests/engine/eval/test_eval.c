@@ -139,8 +139,8 @@ static void test_eval__a_wrong_speculative_token_need_not_breed(void **state KVA
     struct setup s;
     open(&s, true);
     s.sample_count = 1;
-    add(&s, "specache:4:220:plain=0:miss=chain");
-    add(&s, "specache:4:220:plain=0:miss=predecode");
+    add(&s, "specache:4:220:plain=0:predictor=spec-token:miss=chain");
+    add(&s, "specache:4:220:plain=0:predictor=spec-token:miss=predecode");
     struct kva_eval *eval = run(&s);
     const struct kva_eval_policy *chain = &eval->policies[0], *predecode = &eval->policies[1];
     assert_int_equal(chain->spec_tokens, eval->steps);
@@ -171,7 +171,8 @@ static void test_eval__repeats(void **state KVA_UNUSED)
     struct setup s, t;
     open(&s, true);
     open(&t, false);
-    const char *const specs[] = {"specache:1:16:plain=0", "kivi:2:plain=0:levels=fit"};
+    const char *const specs[] = {"specache:1:16:plain=0:predictor=sync",
+                                 "kivi:2:plain=0:levels=fit"};
     for (size_t i = 0; i < KVA_COUNT_OF(specs); i++) {
         add(&s, specs[i]);
         add(&t, specs[i]);
