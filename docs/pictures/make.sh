@@ -5,8 +5,8 @@
 #     docs/pictures/make.sh OUT        from the root of the source; OUT: a folder for the results
 #
 # Environment: KVAHEAD (build/kvahead), QUALITY (kvahead-quality), PORT (18330), SAMPLES (30),
-# THREADS (0: one per core). Run again, it goes on where it stopped. Tables: OUT/*/report.md and
-# OUT/eval.txt.
+# THREADS (0: one per core). On a CPU specache without a predictor is that of sync. Run again, it
+# goes on where it stopped. Tables: OUT/*/report.md and OUT/eval.txt.
 set -eu
 
 out=$1
@@ -38,8 +38,10 @@ run() {
 
 # Tables 1 and 4 of the paper: bits, with and without fetched rows, by predictor.
 run ruler policies --lengths 4k,8k --tasks $all --samples "$samples" --policies \
-full,kivi:1,kivi:2,specache:1:64,specache:1:256,specache:2:64,specache:1:64:predictor=sync,\
-specache:2:64:predictor=sync,specache:1:64:miss=chain,specache:2:64:miss=chain,\
+full,kivi:1,kivi:2,specache:1:64,specache:1:256,specache:2:64,\
+specache:1:64:predictor=spec-token,specache:2:64:predictor=spec-token,\
+specache:1:64:predictor=spec-token:miss=chain,\
+specache:2:64:predictor=spec-token:miss=chain,\
 specache:1:64:predictor=prev-query:correct=0,specache:1:64:paper=true
 
 # Figure 5: k. Table 5: levels.
@@ -66,10 +68,11 @@ run needle needle --lengths 2k,4k,8k --depths 6 --samples 3 \
 $quality prompts --tasks niah_multikey_2,vt --lengths 4k --samples 10 --seed $seed \
     --tokenizer $model/tokenizer.json > "$out/prompts.jsonl"
 "$kvahead" eval --model $model --prompts "$out/prompts.jsonl" --tokens 40 --policies \
-kivi:1,kivi:2,specache:1:64,specache:2:64:miss=chain,specache:2:64,specache:2:64:predictor=sync,\
+kivi:1,kivi:2,specache:1:64,specache:1:64:predictor=spec-token,specache:2:64,\
+specache:2:64:predictor=spec-token,specache:2:64:predictor=spec-token:miss=chain,\
 specache:2:64:predictor=prev-query,specache:2:64:predictor=prev-query:correct=0 \
     --json "$out/eval.json" > "$out/eval.txt"
 "$kvahead" eval --model $model --prompts "$out/prompts.jsonl" --tokens 40 \
-    --policies kivi:2,specache:2:64:miss=chain,specache:2:64 --svg docs/pictures/attended.svg \
+    --policies kivi:2,specache:2:64,specache:2:64:predictor=spec-token --svg docs/pictures/attended.svg \
     > "$out/attended.txt"
 cp "$out/topk/score_by_topk.svg" "$out/needle/needle.svg" docs/pictures/
