@@ -13,7 +13,8 @@
  *   attend   A row is a fold over splits of KVA_ATTEND_SPLIT_TOKENS positions, ascending. Within a
  *            split a score is one chain over head_dim, the sum of exponentials goes by lanes of
  *            (position % lanes), and each element of `a` is one chain over the tokens. Kernels of
- *            16-bit products take dimensions and tokens by pairs, from even positions on.
+ *            16-bit products take dimensions and tokens by pairs, from even positions on. Level amx
+ *            sums bf16 by tiles: attend_amx.c.
  *   lowbit   A row is the same fold over splits of low-bit pages, then over its hot rows, which are
  *            taken for a split of their own per KVA_ATTEND_SPLIT_TOKENS of them in ascending
  *            position. Quantised blocks have the same bits at every level. */
