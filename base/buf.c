@@ -21,7 +21,7 @@ void kva_buf_finish(struct kva_buf *buf)
 void kva_buf_clear(struct kva_buf *buf)
 {
     buf->length = 0;
-    buf->failed = false;
+    buf->failed = buf->no_memory = false;
     if (buf->data)
         buf->data[0] = '\0';
 }
@@ -41,7 +41,7 @@ bool kva_buf_reserve(struct kva_buf *buf, size_t extra)
     capacity = kva_max_size(capacity, 64);
     char *data = realloc(buf->data, capacity);
     if (!data) {
-        buf->failed = true;
+        buf->failed = buf->no_memory = true;
         return false;
     }
     buf->data = data;

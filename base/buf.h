@@ -16,6 +16,7 @@ struct kva_buf {
     size_t capacity;
     size_t max_bytes;
     bool failed;
+    bool no_memory; /* failed, and not for want of room under max_bytes */
 };
 
 void kva_buf_init(struct kva_buf *buf, size_t max_bytes);

@@ -107,7 +107,8 @@ void kva_call_fail(struct kva_call *call, enum kva_status status, const struct k
         kva_buf_puts(&frame, "data: ");
         kva_error_json(&frame, status, err);
         kva_buf_puts(&frame, "\n\n");
-        kva_exchange_stream_write(exchange, frame.data, frame.length);
+        if (!frame.failed)
+            kva_exchange_stream_write(exchange, frame.data, frame.length);
         kva_buf_finish(&frame);
         kva_exchange_stream_end(exchange, true);
     } else if (exchange) {

@@ -190,7 +190,8 @@ void kva_call_flush(struct kva_call *call)
         call->failed = true;
         call->status = kva_fail(&call->err, KVA_ENOMEM, "The stream ran out of memory.");
     }
-    if (call->api->stream && !call->paused)
+    /* A buffer that failed ends within a frame. */
+    if (call->api->stream && !call->paused && !call->out.failed)
         write_out(call);
     if (call->failed) {
         kva_call_fail(call, call->status, &call->err);

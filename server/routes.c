@@ -118,7 +118,7 @@ void kva_server_reply_error(struct kva_server *server, struct kva_exchange *exch
         kva_exchange_add_header(exchange, "Retry-After", seconds);
     }
     kva_server_count_rejection(server, status);
-    kva_exchange_reply(exchange, code, "application/json", body.data, body.length);
+    kva_exchange_reply_buf(exchange, code, "application/json", &body);
     kva_buf_finish(&body);
 }
 

@@ -10,7 +10,7 @@
 
 static void reply_json(struct kva_exchange *exchange, int code, struct kva_buf *body)
 {
-    kva_exchange_reply(exchange, code, "application/json", body->data, body->length);
+    kva_exchange_reply_buf(exchange, code, "application/json", body);
     kva_buf_finish(body);
 }
 
@@ -120,8 +120,7 @@ void kva_view_metrics(struct kva_server *server, struct kva_exchange *exchange)
     struct kva_buf body;
     kva_buf_init(&body, (size_t)4 << 20);
     kva_metrics_text(&body, &view);
-    kva_exchange_reply(exchange, 200, "text/plain; version=0.0.4; charset=utf-8", body.data,
-                       body.length);
+    kva_exchange_reply_buf(exchange, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
     kva_buf_finish(&body);
 }
 

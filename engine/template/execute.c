@@ -122,13 +122,14 @@ static enum kva_status check_output(struct kva_tpl_run *run)
 {
     if (run->capture_depth > 0) {
         if (run->capture.failed)
-            return kva_tpl_fail(run, "more than %zu bytes of captured text (limit heap_bytes_max)",
-                                run->limits->heap_bytes_max);
+            return kva_tpl_buf_fail(run, &run->capture, run->limits->heap_bytes_max,
+                                    "captured text (limit heap_bytes_max)");
         return KVA_OK;
     }
     if (run->out->failed || run->out->length - run->out_start > run->limits->output_bytes_max)
-        return kva_tpl_fail(run, "more than %zu bytes of output (limit output_bytes_max)",
-                            kva_min_size(run->limits->output_bytes_max, run->out->max_bytes));
+        return kva_tpl_buf_fail(run, run->out,
+                                kva_min_size(run->limits->output_bytes_max, run->out->max_bytes),
+                                "output (limit output_bytes_max)");
     return KVA_OK;
 }
 

@@ -140,7 +140,7 @@ static enum kva_status put_string(struct kva_tpl_run *run, struct kva_buf *buf,
         put_padded(buf, spec, spec->align ? spec->align : align, text.data ? text.data : "", length,
                    0);
     if (!status && text.failed)
-        status = kva_tpl_fail(run, "more than %zu bytes of text", text.max_bytes);
+        status = kva_tpl_buf_fail(run, &text, text.max_bytes, "text");
     kva_buf_finish(&text);
     return status;
 }

@@ -245,7 +245,7 @@ static enum kva_status put_value(struct writer *writer, const struct kva_tpl_val
             KVA_TPL_TRY(put_array(writer, value->as.list, level));
         kva_tpl_leave(run);
         return writer->buf->failed
-                   ? kva_tpl_fail(run, "more than %zu bytes of text", writer->buf->max_bytes)
+                   ? kva_tpl_buf_fail(run, writer->buf, writer->buf->max_bytes, "text")
                    : KVA_OK;
     default:
         return kva_tpl_fail(run, "Object of type %s is not JSON serializable",

@@ -172,8 +172,7 @@ enum kva_status kva_tpl_put_repr(struct kva_tpl_run *run, struct kva_buf *buf,
         KVA_TPL_TRY(kva_tpl_enter(run));
         KVA_TPL_TRY(put_nested(run, buf, value));
         kva_tpl_leave(run);
-        return buf->failed ? kva_tpl_fail(run, "more than %zu bytes of text", buf->max_bytes)
-                           : KVA_OK;
+        return buf->failed ? kva_tpl_buf_fail(run, buf, buf->max_bytes, "text") : KVA_OK;
     case KVA_TPL_RANGE:
         put_range(buf, value->as.range);
         return KVA_OK;

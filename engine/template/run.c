@@ -15,6 +15,19 @@ enum kva_status kva_tpl_fail(struct kva_tpl_run *run, const char *format, ...)
     return kva_fail(run->err, KVA_EINVAL, "chat template, line %u: %s", run->line, what);
 }
 
+static enum kva_status no_memory(struct kva_tpl_run *run)
+{
+    return kva_fail(run->err, KVA_ENOMEM, "out of memory rendering a chat template");
+}
+
+enum kva_status kva_tpl_buf_fail(struct kva_tpl_run *run, const struct kva_buf *buf,
+                                 size_t limit_bytes, const char *what)
+{
+    if (buf->no_memory)
+        return no_memory(run);
+    return kva_tpl_fail(run, "more than %zu bytes of %s", limit_bytes, what);
+}
+
 enum kva_status kva_tpl_fail_undefined(struct kva_tpl_run *run, const struct kva_tpl_value *value)
 {
     const struct kva_tpl_undefined *undefined = value->as.undefined;
@@ -66,7 +79,7 @@ void *kva_tpl_alloc(struct kva_tpl_run *run, size_t count, size_t size)
         run->heap.total_bytes > limit - bytes || limit - bytes - run->heap.total_bytes < 4096)
         (void)kva_tpl_fail(run, "more than %zu bytes of values (limit heap_bytes_max)", limit);
     else
-        (void)kva_fail(run->err, KVA_ENOMEM, "out of memory rendering a chat template");
+        (void)no_memory(run);
     return NULL;
 }
 
@@ -104,8 +117,8 @@ enum kva_status kva_tpl_buf_take(struct kva_tpl_run *run, struct kva_buf *buf,
 {
     enum kva_status status;
     if (buf->failed)
-        status = kva_tpl_fail(run, "more than %zu bytes of values (limit heap_bytes_max)",
-                              run->limits->heap_bytes_max);
+        status = kva_tpl_buf_fail(run, buf, run->limits->heap_bytes_max,
+                                  "values (limit heap_bytes_max)");
     else
         status = kva_tpl_copy(run, buf->data, buf->length, ret);
     kva_buf_finish(buf);

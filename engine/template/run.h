@@ -85,6 +85,10 @@ struct kva_tpl_call {
 /* "chat template, line N: <message>", KVA_EINVAL. */
 enum kva_status kva_tpl_fail(struct kva_tpl_run *run, const char *format, ...) KVA_PRINTF(2, 3);
 
+/* A buffer that failed: KVA_ENOMEM, or "more than LIMIT bytes of WHAT". */
+enum kva_status kva_tpl_buf_fail(struct kva_tpl_run *run, const struct kva_buf *buf,
+                                 size_t limit_bytes, const char *what);
+
 /* What using an undefined value says. */
 enum kva_status kva_tpl_fail_undefined(struct kva_tpl_run *run, const struct kva_tpl_value *value);
 

@@ -279,6 +279,12 @@ void kva_conn_serving(struct kva_conn *conn, struct kva_exchange *exchange)
     arm(conn, 0);
 }
 
+void kva_conn_close(struct kva_conn *conn)
+{
+    conn->phase = CONN_CLOSING;
+    arm(conn, CLOSING_NS);
+}
+
 void kva_conn_served(struct kva_conn *conn)
 {
     const struct kva_http_params *params = &conn->http->params;

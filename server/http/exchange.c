@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
 
 static const char *method_name(enum evhttp_cmd_type method)
 {
@@ -125,7 +127,14 @@ void kva_exchange_dispatch(struct evhttp_request *req, void *opaque)
     struct kva_conn *conn = kva_conn_find(http, evcon);
     struct kva_exchange *exchange = conn ? calloc(1, sizeof(*exchange)) : NULL;
     if (!exchange) {
-        evhttp_send_error(req, 503, NULL);
+        /* No memory. A page in words would be evhttp's, in HTML. */
+        if (conn)
+            kva_conn_close(conn);
+        struct evkeyvalq *headers = evhttp_request_get_output_headers(req);
+        (void)evhttp_add_header(headers, "Retry-After", "1");
+        (void)evhttp_add_header(headers, "Content-Length", "0");
+        (void)evhttp_add_header(headers, "Connection", "close");
+        evhttp_send_reply(req, 503, NULL, NULL);
         return;
     }
     exchange->conn = conn;
@@ -214,6 +223,12 @@ void kva_exchange_reply(struct kva_exchange *exchange, int code, const char *con
     struct evhttp_request *req = exchange->req;
     struct evbuffer *output = evhttp_request_get_output_buffer(req);
     char text[24];
+    bool head = evhttp_request_get_command(req) == EVHTTP_REQ_HEAD;
+    /* The length is told first, so a body that cannot be had is none at all. */
+    if (length > 0 && (!body || (!head && evbuffer_add(output, body, length) != 0))) {
+        code = 503;
+        length = 0;
+    }
     exchange->info.status = code;
     exchange->info.sent_bytes = length;
     forget_owner(exchange);
@@ -222,9 +237,16 @@ void kva_exchange_reply(struct kva_exchange *exchange, int code, const char *con
     snprintf(text, sizeof(text), "%zu", length);
     if (code != 204)
         kva_exchange_add_header(exchange, "Content-Length", text);
-    if (evhttp_request_get_command(req) != EVHTTP_REQ_HEAD && length > 0)
-        evbuffer_add(output, body, length);
     evhttp_send_reply(req, code, NULL, NULL);
+}
+
+void kva_exchange_reply_buf(struct kva_exchange *exchange, int code, const char *content_type,
+                            const struct kva_buf *body)
+{
+    if (body->failed)
+        kva_exchange_reply(exchange, 503, content_type, NULL, 0);
+    else
+        kva_exchange_reply(exchange, code, content_type, body->data, body->length);
 }
 
 void kva_exchange_stream_begin(struct kva_exchange *exchange, int code, const char *content_type)
@@ -241,36 +263,63 @@ void kva_exchange_stream_begin(struct kva_exchange *exchange, int code, const ch
     evhttp_send_reply_start(exchange->req, code, NULL);
 }
 
+/* Without memory for all of it the stream must not look whole: the peer sees its connection close,
+ * and so does the event loop, which then lets everything go. */
+static void break_stream(struct kva_exchange *exchange)
+{
+    exchange->broken = true;
+    shutdown(bufferevent_getfd(exchange->conn->bev), SHUT_RDWR);
+}
+
 /* Straight to the socket: nothing waits before it, and arming and disarming EPOLLOUT for every
  * token would cost more than the write. What the socket does not take goes the usual way, errors
  * too: the bufferevent meets them again. */
 static void write_now(struct kva_exchange *exchange, const void *data, size_t length)
 {
-    struct evbuffer *frame = exchange->http->frame;
     struct bufferevent *bev = exchange->conn->bev;
-    if (exchange->req->chunked)
-        evbuffer_add_printf(frame, "%zx\r\n", length);
-    evbuffer_add(frame, data, length);
-    if (exchange->req->chunked)
-        evbuffer_add(frame, "\r\n", 2);
-    if (evbuffer_write(frame, bufferevent_getfd(bev)) > 0)
+    bool chunked = exchange->req->chunked;
+    char head[24];
+    int head_bytes = chunked ? snprintf(head, sizeof(head), "%zx\r\n", length) : 0;
+    struct iovec parts[] = {
+        {head, (size_t)head_bytes},
+        {(void *)(uintptr_t)data, length},
+        {(void *)(uintptr_t) "\r\n", chunked ? 2 : 0},
+    };
+    ssize_t written = writev(bufferevent_getfd(bev), parts, KVA_COUNT_OF(parts));
+    size_t taken = written > 0 ? (size_t)written : 0;
+    if (taken > 0)
         exchange->progress_ns = kva_time_ns();
-    if (evbuffer_get_length(frame) > 0)
-        bufferevent_write_buffer(bev, frame);
+    for (size_t i = 0; i < KVA_COUNT_OF(parts); i++) {
+        size_t skip = kva_min_size(taken, parts[i].iov_len);
+        taken -= skip;
+        if (skip == parts[i].iov_len)
+            continue;
+        if (bufferevent_write(bev, (char *)parts[i].iov_base + skip, parts[i].iov_len - skip) == 0)
+            continue;
+        break_stream(exchange);
+        return;
+    }
+}
+
+/* The usual way; TLS knows no other. */
+static void write_later(struct kva_exchange *exchange, const void *data, size_t length)
+{
+    struct evbuffer *output = evhttp_request_get_output_buffer(exchange->req);
+    if (evbuffer_add(output, data, length) == 0)
+        evhttp_send_reply_chunk(exchange->req, output);
+    else
+        break_stream(exchange);
 }
 
 void kva_exchange_stream_write(struct kva_exchange *exchange, const void *data, size_t length)
 {
-    if (length == 0)
+    if (length == 0 || exchange->broken)
         return;
     exchange->info.sent_bytes += length;
-    if (!exchange->http->tls && kva_exchange_unsent(exchange) == 0) {
+    if (!exchange->http->tls && kva_exchange_unsent(exchange) == 0)
         write_now(exchange, data, length);
-    } else {
-        struct evbuffer *output = evhttp_request_get_output_buffer(exchange->req);
-        evbuffer_add(output, data, length);
-        evhttp_send_reply_chunk(exchange->req, output);
-    }
+    else
+        write_later(exchange, data, length);
     if (kva_exchange_unsent(exchange) > exchange->http->params.unsent_resume_bytes)
         exchange->writable_wanted = true;
 }

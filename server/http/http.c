@@ -131,8 +131,7 @@ enum kva_status kva_http_create(const struct kva_http_params *params, struct kva
     http->accepting = true;
     http->evhttp = evhttp_new(params->base);
     http->retry = evtimer_new(params->base, on_retry, http);
-    http->frame = evbuffer_new();
-    if (!http->evhttp || !http->retry || !http->frame)
+    if (!http->evhttp || !http->retry)
         status = kva_fail(err, KVA_ENOMEM, "Out of memory for the HTTP server.");
     if (status == KVA_OK && params->tls_cert_path)
         status = kva_tls_create(params->tls_cert_path, params->tls_key_path, &http->tls, err);
@@ -158,8 +157,6 @@ void kva_http_destroy(struct kva_http *http)
         evhttp_free(http->evhttp);
     if (http->retry)
         event_free(http->retry);
-    if (http->frame)
-        evbuffer_free(http->frame);
     SSL_CTX_free(http->tls);
     free(http);
 }

@@ -116,7 +116,11 @@ void kva_exchange_keep(struct kva_exchange *exchange, const struct kva_exchange_
 void kva_exchange_reply(struct kva_exchange *exchange, int code, const char *content_type,
                         const void *body, size_t length);
 
-/* A body in pieces. */
+/* The same with what was gathered in a buffer; 503 without a body if that ran out of memory. */
+void kva_exchange_reply_buf(struct kva_exchange *exchange, int code, const char *content_type,
+                            const struct kva_buf *body);
+
+/* A body in pieces. A stream of which a piece cannot be had is cut. */
 void kva_exchange_stream_begin(struct kva_exchange *exchange, int code, const char *content_type);
 void kva_exchange_stream_write(struct kva_exchange *exchange, const void *data, size_t length);
 void kva_exchange_stream_end(struct kva_exchange *exchange, bool close_connection);

@@ -21,7 +21,6 @@ struct kva_http {
     struct evconnlistener *listeners[KVA_HTTP_LISTENERS_MAX];
     uint32_t listener_count;
     SSL_CTX *tls;
-    struct evbuffer *frame;                     /* one chunk on its way out; empty between writes */
     struct kva_conn *buckets[KVA_HTTP_BUCKETS]; /* connections by their bufferevent */
     struct event *retry; /* accept again after the process ran out of descriptors */
     uint32_t conn_count;
@@ -64,6 +63,7 @@ struct kva_exchange {
     bool kept;
     bool closed_added;
     bool streaming;
+    bool broken;          /* a part of the stream was lost, the socket is shut */
     bool replied;         /* nothing more comes from us */
     bool writable_wanted; /* unsent bytes were above the mark */
 };
@@ -72,6 +72,8 @@ struct kva_exchange {
 struct bufferevent *kva_conn_open(struct event_base *base, void *http);
 void kva_conn_serving(struct kva_conn *conn, struct kva_exchange *exchange);
 void kva_conn_served(struct kva_conn *conn);
+/* What is written now is the last; the connection goes when it has left. */
+void kva_conn_close(struct kva_conn *conn);
 /* The connection that `evcon` belongs to; NULL: unknown. */
 struct kva_conn *kva_conn_find(struct kva_http *http, struct evhttp_connection *evcon);
 void kva_http_update_accepting(struct kva_http *http);

@@ -131,10 +131,19 @@ static bool is_stop_id(const struct kva_answer *answer, const struct kva_choice_
     return false;
 }
 
+/* A buffer of this choice that ran full is the end of the call: nothing is left out silently. It
+ * makes no more frames, as those empty the buffers. */
+static bool overflowed(const struct kva_choice_out *choice)
+{
+    return choice->text.failed || choice->stops.held.failed || choice->token_ids.failed ||
+           choice->logprobs.tokens.failed || choice->logprobs.top.failed;
+}
+
 /* Text of one more token through the stop strings; true: one of them is complete. */
 static bool push_text(struct kva_answer *answer, struct kva_choice_out *choice)
 {
     const struct kva_buf *text = &answer->scratch;
+    choice->text.failed = choice->text.failed || text->failed;
     choice->characters += kva_count_characters(text->data, text->length);
     if (choice->tokens <= answer->call->sampling.min_tokens) {
         /* Nothing may stop the text yet, so nothing needs to be held back. */
@@ -160,7 +169,7 @@ static void finish_choice(struct kva_answer *answer, uint32_t prompt_index,
 {
     choice->finished = true;
     choice->finish_reason = reason;
-    if (answer->call->stream && !answer->paused)
+    if (answer->call->stream && !answer->paused && !overflowed(choice))
         kva_frame_json(out, answer, prompt_index, choice, true);
 }
 
@@ -203,7 +212,8 @@ static enum kva_answer_event push_token(struct kva_answer *answer, uint32_t prom
         return KVA_ANSWER_STOP_CHOICE;
     }
     bool opens = !choice->begun && (answer->call->route == KVA_API_CHAT || answer->call->echo);
-    if (answer->call->stream && !answer->paused && (choice->text.length > 0 || opens))
+    if (answer->call->stream && !answer->paused && !overflowed(choice) &&
+        (choice->text.length > 0 || opens))
         kva_frame_json(out, answer, prompt_index, choice, false);
     return KVA_ANSWER_NONE;
 }
@@ -294,13 +304,6 @@ static void push_prompt_logprobs(struct kva_answer *answer, uint32_t prompt_inde
         kva_echo_logprobs(answer, prompt_index, entries, count);
     if (prompt->prompt_logprobs.length == 0 && answer->call->prompt_logprobs_asked >= 0)
         kva_prompt_logprobs_json(&prompt->prompt_logprobs, answer, prompt_index, entries, count);
-}
-
-/* A buffer of this choice that ran full is the end of the call: nothing is left out silently. */
-static bool overflowed(const struct kva_choice_out *choice)
-{
-    return choice->text.failed || choice->stops.held.failed || choice->token_ids.failed ||
-           choice->logprobs.tokens.failed || choice->logprobs.top.failed;
 }
 
 enum kva_answer_event kva_answer_push(struct kva_answer *answer, uint32_t prompt_index,

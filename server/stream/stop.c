@@ -119,6 +119,7 @@ bool kva_stop_matcher_push(struct kva_stop_matcher *matcher, const char *text, s
 
 void kva_stop_matcher_flush(struct kva_stop_matcher *matcher, struct kva_buf *out)
 {
+    out->failed = out->failed || matcher->held.failed;
     kva_buf_append(out, matcher->held.data, matcher->held.length);
     kva_buf_clear(&matcher->held);
     memset(matcher->state, 0, sizeof(matcher->state));
