@@ -130,38 +130,67 @@ static void cuda_sync(struct kva_device *device, enum kva_queue queue)
                        "work that ran earlier");
 }
 
-static enum kva_status cuda_alloc(struct kva_device *device, enum kva_mem mem, size_t bytes,
-                                  void **ret, struct kva_err *err)
-{
-    kva_cuda_step_break(device);
-    if (mem == KVA_MEM_HOST)
-        return kva_cuda_alloc_host(device, bytes, ret, err);
-    void *data;
-    enum kva_status status = kva_cuda_alloc_device(device, bytes, &data, err);
-    if (status)
-        return status;
-    cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
-    if (kva_cuda_check(device, cudaMemsetAsync(data, 0, bytes, stream), "cudaMemset"))
-        cuda_sync(device, KVA_QUEUE_COMPUTE); /* the copy queue may use it, too */
-    if (kva_cuda_failed(device)) {
-        kva_cuda_free_device(device, data, bytes);
-        return kva_cuda_error(device, err);
-    }
-    *ret = data;
-    return KVA_OK;
-}
-
 static void cuda_free(struct kva_device *device, enum kva_mem mem, void *data, size_t bytes)
 {
     kva_cuda_step_break(device);
     (void)kva_cuda_enter(device);
-    if (mem == KVA_MEM_DEVICE) {
-        kva_cuda_free_device(device, data, bytes); /* waits for what still uses it */
+    if (!data || kva_cuda_spare_give(device, data))
         return;
-    }
+    kva_cuda_wait_all(device);
+    if (mem == KVA_MEM_DEVICE)
+        kva_cuda_free_device(device, data, bytes);
+    else
+        kva_cuda_free_host(data, bytes);
+}
+
+void kva_cuda_wait_all(struct kva_device *device)
+{
     for (int queue = 0; queue < KVA_QUEUE_COUNT; queue++)
         cuda_sync(device, static_cast<enum kva_queue>(queue));
-    kva_cuda_free_host(data, bytes);
+}
+
+/* From the driver; where that has no more, it gets back first what is spare. */
+static enum kva_status take_memory(struct kva_device *device, enum kva_mem mem, size_t bytes,
+                                   void **ret, struct kva_err *err)
+{
+    for (;;) {
+        enum kva_status status = mem == KVA_MEM_HOST
+                                     ? kva_cuda_alloc_host(device, bytes, ret, err)
+                                     : kva_cuda_alloc_device(device, bytes, ret, err);
+        if (status == KVA_OK)
+            kva_cuda_spare_note(device, mem, *ret, bytes);
+        if (status != KVA_ENOMEM || !kva_cuda_spare_drop(device))
+            return status;
+    }
+}
+
+static enum kva_status cuda_alloc(struct kva_device *device, enum kva_mem mem, size_t bytes,
+                                  void **ret, struct kva_err *err)
+{
+    kva_cuda_step_break(device);
+    void *data = kva_cuda_spare_take(device, mem, bytes);
+    bool fresh = !data;
+    if (fresh) {
+        enum kva_status status = take_memory(device, mem, bytes, &data, err);
+        if (status)
+            return status;
+    } else {
+        kva_cuda_wait_all(device); /* for whoever had it before */
+    }
+    cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
+    if (mem == KVA_MEM_HOST) {
+        if (!fresh)
+            memset(data, 0, bytes);
+    } else if (kva_cuda_enter(device) &&
+               kva_cuda_check(device, cudaMemsetAsync(data, 0, bytes, stream), "cudaMemset")) {
+        cuda_sync(device, KVA_QUEUE_COMPUTE); /* the copy queue may use it, too */
+    }
+    if (kva_cuda_failed(device)) {
+        cuda_free(device, mem, data, bytes);
+        return kva_cuda_error(device, err);
+    }
+    *ret = data;
+    return KVA_OK;
 }
 
 static void cuda_copy(struct kva_device *device, enum kva_queue queue, void *to, const void *from,
@@ -449,6 +478,7 @@ static void cuda_close(struct kva_device *device)
         if (device->streams[queue])
             cuda_sync(device, static_cast<enum kva_queue>(queue));
     }
+    (void)kva_cuda_spare_drop(device);
     if (device->blas)
         (void)cublasDestroy(device->blas);
     kva_cuda_free_device(device, device->blas_workspace, BLAS_WORKSPACE_BYTES);

@@ -317,6 +317,8 @@ static bool notices(struct check *check, int mutation, uint64_t seed)
         if (strncmp(of, "hot", 3) == 0 || strncmp(of, "quantise", 8) == 0 ||
             strncmp(of, "select", 6) == 0)
             of = "lowbit";
+        if (strncmp(of, "spare", 5) == 0)
+            of = "device";
         if (strncmp(of, "radix", 5) == 0)
             of = "shortlist";
         check->simt->set_mutation(mutation);

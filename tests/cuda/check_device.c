@@ -91,6 +91,9 @@ static void check_memory(struct check *check)
         kva_device_sync(check->gpu, KVA_QUEUE_COPY);
         for (size_t at = 0; at < bytes; at += sizeof zero)
             good &= memcmp(host + at, zero, sizeof zero) == 0;
+        memset(host, 1, bytes);
+        kva_device_copy(check->gpu, KVA_QUEUE_COMPUTE, device, host, bytes);
+        kva_device_sync(check->gpu, KVA_QUEUE_COMPUTE);
         kva_device_free(check->gpu, KVA_MEM_HOST, host, bytes);
         kva_device_free(check->gpu, KVA_MEM_DEVICE, device, bytes);
     }
@@ -118,6 +121,48 @@ static void check_memory(struct check *check)
                    kva_device_alloc(small, KVA_MEM_DEVICE, 1000, &data, &err) == KVA_OK);
     kva_device_free(small, KVA_MEM_DEVICE, data, 1000);
     kva_device_close(small);
+}
+
+/* Memory goes from one owner to the next while the queues still work for the one before. */
+static void check_spare(struct check *check)
+{
+    enum { BYTES = 70000 };
+    struct kva_err err;
+    unsigned char *source = NULL, *back = NULL, *device = NULL, *host = NULL, *other = NULL;
+    static const unsigned char zero[BYTES];
+    bool good = !kva_device_alloc(check->gpu, KVA_MEM_HOST, BYTES, (void **)&source, &err) &&
+                !kva_device_alloc(check->gpu, KVA_MEM_HOST, BYTES, (void **)&back, &err);
+    for (int i = 0; i < 6 && good; i++) {
+        size_t bytes = BYTES - (size_t)i * 1000;
+        memset(source, i + 1, BYTES);
+        good = !kva_device_alloc(check->gpu, KVA_MEM_DEVICE, bytes, (void **)&device, &err) &&
+               !kva_device_alloc(check->gpu, KVA_MEM_HOST, bytes, (void **)&host, &err) &&
+               !kva_device_alloc(check->gpu, KVA_MEM_HOST, bytes, (void **)&other, &err);
+        if (!good)
+            break;
+        check_that(check, "memory has one owner", host != other);
+        check_that(check, "memory that is handed on is zero", memcmp(host, zero, bytes) == 0);
+        kva_device_copy(check->gpu, KVA_QUEUE_COPY, host, device, bytes);
+        kva_device_copy(check->gpu, KVA_QUEUE_COPY, device, source, bytes);
+        kva_device_copy(check->gpu, KVA_QUEUE_COPY, back, device, bytes);
+        kva_device_sync(check->gpu, i % 2 ? KVA_QUEUE_COPY : KVA_QUEUE_COMPUTE);
+        memset(other, 7, bytes);
+        kva_device_free(check->gpu, KVA_MEM_DEVICE, device, bytes);
+        kva_device_free(check->gpu, KVA_MEM_HOST, other, bytes);
+        void *again;
+        good = !kva_device_alloc(check->gpu, KVA_MEM_DEVICE, bytes, &again, &err);
+        kva_device_sync(check->gpu, KVA_QUEUE_COPY);
+        check_that(check, "device memory that is handed on is zero",
+                   memcmp(host, zero, bytes) == 0);
+        check_that(check, "and was its owner's until then",
+                   back[0] == i + 1 && back[bytes - 1] == i + 1);
+        memset(host, 9, bytes);
+        kva_device_free(check->gpu, KVA_MEM_HOST, host, bytes);
+        kva_device_free(check->gpu, KVA_MEM_DEVICE, again, bytes);
+    }
+    check_that(check, "memory for handing on", good);
+    kva_device_free(check->gpu, KVA_MEM_HOST, source, BYTES);
+    kva_device_free(check->gpu, KVA_MEM_HOST, back, BYTES);
 }
 
 /* Weights larger than the descriptor ring, which is written again and again. */
@@ -212,6 +257,7 @@ void check_device(struct check *check)
 {
     check->op = "device";
     check_memory(check);
+    check_spare(check);
     for (int i = 0; i < 4; i++)
         check_pipeline(check);
     if (check->act == KVA_BF16)
