@@ -5,6 +5,7 @@ Drawn from records and summaries only, without a display.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from . import metrics
 from .client import Record
@@ -45,6 +46,11 @@ LATENCIES = (("ttft_s", "time to first token (TTFT)"), ("itl_s", "time between p
              ("e2e_s", "time of a request (E2E)"))  # fmt: skip
 
 
+def _slim(svg: str) -> str:
+    """A third less: no indentation, and hundredths of a point are exact enough."""
+    return re.sub(r"(\d\.\d\d)\d+", r"\1", re.sub(r"\n\s+", "\n", svg))
+
+
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write NAME.png and NAME.svg and close the figure."""
     paths = []
@@ -52,6 +58,8 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
         path = folder / f"{name}.{kind}"
         metadata = {"Date": None} if kind == "svg" else None
         figure.savefig(path, dpi=DPI, bbox_inches="tight", facecolor="white", metadata=metadata)
+        if kind == "svg":
+            path.write_text(_slim(path.read_text("utf-8")), "utf-8")
         paths.append(path)
     plt.close(figure)
     return paths
@@ -71,7 +79,7 @@ def _log_axis(axis: Any) -> None:
     subs = (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0) if decades > 0.7 else tuple(range(1, 10))
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def _load_axis(ax: Axes, loads: list[float], what: str) -> None:
