@@ -461,6 +461,7 @@ static void attend_leak(struct kva_device *device, const struct kva_attend_args 
 static const struct broken list[] = {
     BREAKS(linear_tail, OP_LINEAR, linear),
     BREAKS(linear_last_output, OP_LINEAR, linear),
+    BREAKS(linear_last_output, OP_LINEAR_INT8, linear),
     BREAKS(linear_no_bias, OP_LINEAR, linear),
     BREAKS(linear_no_accumulate, OP_LINEAR, linear),
     BREAKS(linear_unguarded_write, OP_LINEAR, linear),

@@ -39,10 +39,28 @@ static void amx_no_release(struct kva_device *device, const struct kva_linear_ar
     kva_tiles_configure(&config);
 }
 
+/* A decoding row alone is attended by vdpbf16ps. */
+static void amx_attend_alone(struct kva_device *device, const struct kva_attend_args *args)
+{
+    if (args->seq_count == 1 && args->seqs[0].row_count == 1)
+        kva_device_ops(other)->attend(other, args);
+    else
+        good->attend(device, args);
+}
+
+static void amx_attend_no_release(struct kva_device *device, const struct kva_attend_args *args)
+{
+    static const struct kva_tile_config config = {.palette = 1, .row_bytes = {64}, .rows = {16}};
+    good->attend(device, args);
+    kva_tiles_configure(&config);
+}
+
 static const struct broken list[] = {
     BREAKS(amx_row_by_vectors, OP_LINEAR, linear),
     BREAKS(amx_rest_by_vectors, OP_LINEAR, linear),
     BREAKS(amx_no_release, OP_LINEAR, linear),
+    BREAKS(amx_attend_alone, OP_ATTEND, attend),
+    BREAKS(amx_attend_no_release, OP_ATTEND, attend),
 };
 
 const struct broken *broken_amx(const struct kva_ops *sound, struct kva_device *lower,

@@ -113,14 +113,6 @@ static void int8_plain_rows(struct kva_device *device, const struct kva_linear_a
     }
 }
 
-static void int8_last_output(struct kva_device *device, const struct kva_linear_args *args)
-{
-    struct kva_linear_args wrong = *args;
-    wrong.weight.rows--;
-    if (wrong.weight.rows > 0)
-        good->linear(device, &wrong);
-}
-
 static void int8_panel_write(struct kva_device *device, const struct kva_linear_args *args)
 {
     /* A whole panel is written where the last has fewer outputs. */
@@ -145,7 +137,6 @@ static const struct broken list[] = {
     BREAKS(int8_row_scale, OP_LINEAR_INT8, linear),
     BREAKS(int8_cut_codes, OP_LINEAR_INT8, linear),
     BREAKS(int8_plain_rows, OP_LINEAR_INT8, linear),
-    BREAKS(int8_last_output, OP_LINEAR_INT8, linear),
     BREAKS(int8_panel_write, OP_LINEAR_INT8, linear),
     BREAKS(int8_over_read, OP_LINEAR_INT8, linear),
 };
