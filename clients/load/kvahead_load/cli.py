@@ -221,8 +221,12 @@ async def _calibrate(client: Client, shape: workload.Shape) -> workload.Shape:
 
 
 def _source(
-    args: argparse.Namespace, shape: workload.Shape, rows: list[workload.TraceRow]
+    args: argparse.Namespace, shape: workload.Shape, rows: list[workload.TraceRow], number: int
 ) -> Iterator[workload.Request]:
+    # Each load of a sweep asks for something else, or servers would find the prompts of the one
+    # before in their prefix caches.
+    if number:
+        shape = replace(shape, seed=f"{shape.seed}/{number}")
     return workload.from_trace(rows, shape, args.speed) if rows else workload.synthetic(shape)
 
 
@@ -320,7 +324,7 @@ async def _run_all(
                 def tell(_record: Record, bar: Any = bar) -> None:
                     progress.advance(bar)
 
-                source = _source(args, shape, rows)
+                source = _source(args, shape, rows, len(outcomes))
                 outcome = await _run_point(args, client, source, point, tell, stop)
                 outcomes.append(outcome)
                 sent = len(outcome.records)

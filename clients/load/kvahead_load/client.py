@@ -173,10 +173,15 @@ class Client:
         return {"model": self.model, "models": names, "version": version}
 
     async def count_tokens(self, text: str) -> int | None:
-        """Count with the server's /tokenize, as vLLM and kvahead have it; None: it has none."""
+        """Count with the server's /tokenize; None: it has none. vLLM and kvahead take a `prompt`
+        and count, llama.cpp takes `content` and lists."""
         url = f"{self.base_url.removesuffix('/v1')}/tokenize"
-        answer, _ = await self._get_json(url, {"model": self.model, "prompt": text})
-        count = answer.get("count") if isinstance(answer, dict) else None
+        body = {"model": self.model, "prompt": text, "content": text}
+        answer, _ = await self._get_json(url, body)
+        if not isinstance(answer, dict):
+            return None
+        tokens = answer.get("tokens")
+        count = answer.get("count", len(tokens) if isinstance(tokens, list) else None)
         return count if isinstance(count, int) and count > 0 else None
 
     async def read_metrics(self) -> str | None:

@@ -63,7 +63,7 @@ class Shape:
     cancel_share: float = 0.0
     vocab: int | None = None  # prompts of token ids below this; None: of words
     tokens_per_word: float = TOKENS_PER_WORD
-    seed: int = 1
+    seed: int | str = 1
 
 
 class Texts:

@@ -64,6 +64,7 @@ class Scripted:
     script: Script = lambda number, body: words(3)
     usage: bool = True
     tokenize: bool = True
+    tokenize_lists: bool = False  # as llama.cpp, without a count
     in_step: bool = True  # wait for a client of `client` after each piece
     metrics: Callable[[Scripted], str] | None = None  # what /metrics says; None: there is none
     models: list[str] = field(default_factory=lambda: ["scripted"])
@@ -113,7 +114,10 @@ class Scripted:
         if not self.tokenize:
             raise web.HTTPNotFound
         body = await request.json()
-        return web.json_response({"count": 2 * len(body["prompt"].split())})
+        count = 2 * len(body["prompt"].split())
+        if self.tokenize_lists:
+            return web.json_response({"tokens": [7] * count})
+        return web.json_response({"count": count})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -59,6 +59,8 @@ def test_cli__a_sweep_gives_results_and_pictures(tmp_path, capsys):
     assert all(body["kv"] == {"policy": "full"} for body in server.bodies)
     # /tokenize says 2 tokens a word: prompts are of 10 to 20 words.
     assert all(9 <= len(body["prompt"].split()) <= 21 for body in server.bodies[1:])
+    # No load repeats a prompt of another: a prefix cache would have it.
+    assert len({body["prompt"] for body in server.bodies}) == len(server.bodies)
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [point["load"] for point in results["points"]] == ["1 at a time", "4 at a time"]
     for point in results["points"]:

@@ -161,6 +161,9 @@ def test_client__a_server_that_is_no_use():
         server.models = []
         with pytest.raises(UsageError, match="lists no model"):
             await client.discover()
+        assert await client.count_tokens("a b c") == 6
+        server.tokenize_lists = True
+        assert await client.count_tokens("a b c") == 6
         server.tokenize = False
         assert await client.count_tokens("a b c") is None
 
