@@ -93,7 +93,7 @@ struct kva_device {
     struct kva_cuda_block *weights;
     struct kva_cuda_piece *pieces; /* of both tiers, in use and spare: spare.cu */
     size_t spare_bytes[2];         /* by enum kva_mem */
-    uint64_t bytes; /* allocated on the device */
+    uint64_t bytes;                /* allocated on the device */
     uint64_t bytes_max;
     bool failed; /* read by any thread; set with release after `error` was written */
     struct kva_err error;
@@ -132,9 +132,9 @@ void kva_cuda_free_host(void *data, size_t bytes);
 void kva_cuda_wait_all(struct kva_device *device);
 
 /* Remember memory that was taken from the driver; take some that is spare, at least so much, with
- * anything in it, and perhaps in use by what is still in the queues (NULL: there is none); give such
- * memory back (false: it is not remembered); give what is spare back to the driver (false: there
- * was none). */
+ * anything in it, and perhaps in use by what is still in the queues (NULL: there is none); give
+ * such memory back (false: it is not remembered); give what is spare back to the driver (false:
+ * there was none). */
 void kva_cuda_spare_note(struct kva_device *device, enum kva_mem mem, void *data, size_t bytes);
 void *kva_cuda_spare_take(struct kva_device *device, enum kva_mem mem, size_t bytes);
 bool kva_cuda_spare_give(struct kva_device *device, void *data);
