@@ -136,13 +136,14 @@ static void linear_case(struct check *check, struct shape shape, enum kva_dtype 
 
 void check_linear(struct check *check)
 {
-    /* stories260K whole, pieces of TinyLlama and of Llama 8B, heads of both. */
+    /* stories260K whole, rows that fill a tile and a part of the next, pieces of TinyLlama and of
+     * Llama 8B, heads of both. */
     const struct shape real[] = {
-        {1, 64, 64},    {7, 32, 64},      {5, 172, 64},     {3, 64, 172},   {9, 512, 64},
-        {1, 256, 2048}, {100, 256, 2048}, {16, 2048, 2048}, {1, 64, 5632},  {33, 96, 5632},
-        {1, 128, 4096}, {64, 40, 4096},   {2, 24, 14336},   {13, 7, 14336},
+        {1, 64, 64},    {7, 32, 64},    {5, 172, 64},     {3, 64, 172},     {9, 512, 64},
+        {1, 256, 2048}, {19, 48, 320},  {100, 256, 2048}, {16, 2048, 2048}, {1, 64, 5632},
+        {33, 96, 5632}, {1, 128, 4096}, {64, 40, 4096},   {2, 24, 14336},   {13, 7, 14336},
     };
-    size_t real_count = check->quick ? 6 : KVA_COUNT_OF(real);
+    size_t real_count = check->quick ? 7 : KVA_COUNT_OF(real);
     for (size_t i = 0; i < real_count; i++) {
         for (int dtype = 0; dtype < KVA_DTYPE_COUNT; dtype++)
             linear_case(check, real[i], (enum kva_dtype)dtype, FILL_NORMAL, check_below(check, 2),
