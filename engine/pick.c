@@ -48,6 +48,20 @@ void kva_pick_best(struct model_engine *e, uint32_t row)
     add_row(&e->pick, row)->best = 1;
 }
 
+/* Where the host reads the logits anyway, falling back to them costs no copy, and making the list
+ * is what costs: the best few nearly always hold what is drawn. */
+#define LISTED_ON_HOST 128u
+
+static uint32_t list_length(const struct model_engine *e, const struct kva_sampling_params *p,
+                            uint32_t length)
+{
+    if (!kva_device_get_info(e->device)->host_readable)
+        return length;
+    uint32_t needed = p->logprobs > 0 ? (uint32_t)p->logprobs : 0;
+    needed = kva_max_u32(needed, p->top_k > 0 ? (uint32_t)p->top_k : 0);
+    return kva_min_u32(length, kva_max_u32(needed, LISTED_ON_HOST));
+}
+
 void kva_pick_item(struct model_engine *e, uint32_t row, const struct kva_step_item *item)
 {
     struct kva_pick *pick = &e->pick;
@@ -61,6 +75,7 @@ void kva_pick_item(struct model_engine *e, uint32_t row, const struct kva_step_i
     }
     const struct kva_sampler_context context = sampling_of(item->seq);
     kva_sampler_want(e->sampler, &context, pick->watched + first, want);
+    want->best = list_length(e, context.params, want->best);
     want->watch_first = first;
     pick->watched_count += want->watch_count;
 }
