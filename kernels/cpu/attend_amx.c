@@ -130,7 +130,7 @@ static void transpose_queries(const struct kva_cpu_attend_split *split, const st
             rows[j] = j < split->q_count
                           ? _mm512_loadu_si512(pairs->q + (size_t)j * pairs->dims + i)
                           : _mm512_setzero_si512();
-        transpose(rows);
+        kva_transpose_512(rows);
         for (uint32_t n = 0; n < STEP; n++)
             _mm512_storeu_si512(few.q + (size_t)(i + n) * KVA_TILE_ROWS, rows[n]);
     }
@@ -173,7 +173,7 @@ INLINE void turn_scores(const float *from, const uint32_t queries, float *scores
     __m512i rows[16];
     for (uint32_t t = 0; t < 16; t++)
         rows[t] = _mm512_loadu_si512(from + (size_t)t * KVA_TILE_ROWS);
-    transpose(rows);
+    kva_transpose_512(rows);
     for (uint32_t j = 0; j < queries; j++)
         _mm512_storeu_si512(scores + (size_t)j * KVA_ATTEND_SPLIT_TOKENS, rows[j]);
 }

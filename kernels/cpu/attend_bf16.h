@@ -132,7 +132,7 @@ INLINE void transpose_keys(const void *const *tokens, uint32_t i, const uint32_t
     __m512i rows[16];
     for (int t = 0; t < 16; t++)
         rows[t] = load_row(tokens[t], i, count);
-    transpose(rows);
+    kva_transpose_512(rows);
     if (count == CHUNK_DIM) {
         for (int n = 0; n < 16; n++)
             _mm512_storeu_si512(k + (size_t)n * KVA_PAGE_TOKENS, rows[n]);

@@ -21,7 +21,6 @@
  * are read in runs of 1 KiB, once, and what is missing of the last tiles is filled with zeros. The
  * block that comes next is prefetched into the second-level cache in the same order meanwhile. */
 #include "kernels/cpu/linear_amx.h"
-#include "kernels/cpu/convert.h"
 #include "kernels/cpu/kernels_avx512.h"
 #include "kernels/cpu/transpose_512.h"
 
@@ -138,27 +137,19 @@ struct product {
     struct ahead *ahead;
 };
 
-#define SUM(panel, rows) (totals + ((panel)*2 + (rows)) * (size_t)TILE)
-
 INLINE void multiply(const int panels, const int blocks, const struct product *product)
 {
     uint8_t *totals = product->totals;
     if (product->begins) {
-        KVA_TILE_ZERO(0);
-        if (blocks > 1)
-            KVA_TILE_ZERO(1);
-        if (panels > 1)
-            KVA_TILE_ZERO(2);
-        if (panels > 1 && blocks > 1)
-            KVA_TILE_ZERO(3);
+        zero_sums(panels, blocks);
     } else {
-        KVA_TILE_LOAD(0, SUM(0, 0), KVA_TILE_BYTES);
+        KVA_TILE_LOAD(0, totals + sum_at(0, 0), KVA_TILE_BYTES);
         if (blocks > 1)
-            KVA_TILE_LOAD(1, SUM(0, 1), KVA_TILE_BYTES);
+            KVA_TILE_LOAD(1, totals + sum_at(0, 1), KVA_TILE_BYTES);
         if (panels > 1)
-            KVA_TILE_LOAD(2, SUM(1, 0), KVA_TILE_BYTES);
+            KVA_TILE_LOAD(2, totals + sum_at(1, 0), KVA_TILE_BYTES);
         if (panels > 1 && blocks > 1)
-            KVA_TILE_LOAD(3, SUM(1, 1), KVA_TILE_BYTES);
+            KVA_TILE_LOAD(3, totals + sum_at(1, 1), KVA_TILE_BYTES);
     }
     const uint8_t *w = product->w, *x0 = product->x[0], *x1 = product->x[1];
     for (uint32_t s = 0; s < product->steps; s++) {
@@ -180,37 +171,10 @@ INLINE void multiply(const int panels, const int blocks, const struct product *p
         w += (size_t)panels * TILE;
         x0 += STEP / 2 * product->x_bytes[0];
     }
-    KVA_TILE_STORE(0, SUM(0, 0), KVA_TILE_BYTES);
-    if (blocks > 1)
-        KVA_TILE_STORE(1, SUM(0, 1), KVA_TILE_BYTES);
-    if (panels > 1)
-        KVA_TILE_STORE(2, SUM(1, 0), KVA_TILE_BYTES);
-    if (panels > 1 && blocks > 1)
-        KVA_TILE_STORE(3, SUM(1, 1), KVA_TILE_BYTES);
+    store_sums(panels, blocks, totals);
 }
 
-static void multiply_1_1(const struct product *product)
-{
-    multiply(1, 1, product);
-}
-
-static void multiply_1_2(const struct product *product)
-{
-    multiply(1, 2, product);
-}
-
-static void multiply_2_1(const struct product *product)
-{
-    multiply(2, 1, product);
-}
-
-static void multiply_2_2(const struct product *product)
-{
-    multiply(2, 2, product);
-}
-
-static void (*const multiplies[2][2])(const struct product *) = {{multiply_1_1, multiply_1_2},
-                                                                 {multiply_2_1, multiply_2_2}};
+MULTIPLIES
 
 /* Shapes for blocks of so many rows; missing outputs are zeros. */
 static void configure(struct chunk *chunk, const uint32_t rows[2])
@@ -233,47 +197,22 @@ static void configure(struct chunk *chunk, const uint32_t rows[2])
 
 /* --- outputs ---------------------------------------------------------------------------------- */
 
-/* out = totals (+ bias) (+ out), for the tile of `rows` rows and `outputs` outputs. */
-static void write_tile(const struct kva_linear_args *args, const uint8_t *totals, uint32_t row,
+static void write_tile(const struct kva_linear_args *args, const uint8_t *sums, uint32_t row,
                        uint32_t rows, uint32_t output, uint32_t outputs)
 {
-    __m512i lines[16];
+    __m512i lines[KVA_AMX_ROWS];
     const __mmask16 row_mask = (__mmask16)((1u << rows) - 1u);
-    const __mmask16 mask = (__mmask16)((1u << outputs) - 1u);
     for (int i = 0; i < 16; i++)
-        lines[i] = _mm512_maskz_load_epi32(row_mask, totals + (size_t)i * KVA_TILE_BYTES);
+        lines[i] = _mm512_maskz_load_epi32(row_mask, sums + (size_t)i * KVA_TILE_BYTES);
     kva_transpose_512(lines);
-    float bias[16] = {0};
-    for (uint32_t n = 0; args->bias.data && n < outputs; n++)
-        bias[n] = kva_f32_at(args->bias.data, args->bias.dtype, output + n);
-    for (uint32_t i = 0; i < rows; i++) {
-        float *out = (float *)args->out + (size_t)(row + i) * args->out_stride + output;
-        __m512 value = _mm512_castsi512_ps(lines[i]);
-        if (args->bias.data)
-            value = _mm512_add_ps(value, _mm512_loadu_ps(bias));
-        if (args->accumulate)
-            value = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), value);
-        _mm512_mask_storeu_ps(out, mask, value);
-    }
-}
-
-/* The sums of one block of weights and one pair of rows, complete. */
-static void write_pair(const struct chunk *chunk, const struct block *block, uint32_t pair,
-                       const uint8_t *totals)
-{
-    const struct kva_cpu_linear *item = chunk->item;
-    for (uint32_t r = 0; r < 2; r++) {
-        const uint32_t row = pair * PAIR_ROWS + r * KVA_AMX_ROWS;
-        for (uint32_t n = 0; n < block->outputs && row < chunk->rows; n += KVA_AMX_OUTPUTS)
-            write_tile(item->args, SUM(n / KVA_AMX_OUTPUTS, r), chunk->row_first + row,
-                       kva_min_u32(KVA_AMX_ROWS, chunk->rows - row), block->out_first + n,
-                       kva_min_u32(KVA_AMX_OUTPUTS, block->outputs - n));
-    }
+    float bias[KVA_AMX_OUTPUTS];
+    load_bias(args, output, outputs, bias);
+    for (uint32_t i = 0; i < rows; i++)
+        write_line(args, row + i, output, outputs, bias, _mm512_castsi512_ps(lines[i]));
 }
 
 /* --- items ------------------------------------------------------------------------------------ */
 
-/* All rows of the chunk against one block, and what comes after it prefetched. */
 static void run_block(struct chunk *chunk, const struct block *block, struct ahead *ahead)
 {
     const struct kva_cpu_linear *item = chunk->item;
@@ -301,31 +240,22 @@ static void run_block(struct chunk *chunk, const struct block *block, struct ahe
         configure(chunk, rows);
         multiplies[panels - 1][rows[1] ? 1 : 0](&product);
         if (block->depth + 1 == chunk->depths)
-            write_pair(chunk, block, pair, product.totals);
+            write_pair(chunk, block, pair, write_tile);
     }
+}
+
+static struct ahead ahead_of_block(const struct chunk *chunk, const struct block *block)
+{
+    return ahead_of(block_data(chunk, block), block_stride(chunk), block->inputs * sizeof(uint16_t),
+                    block->outputs);
 }
 
 void kva_linear_amx(const struct kva_cpu_linear *item)
 {
-    if (item->args->weight.dtype != KVA_BF16) {
+    if (item->args->weight.dtype == KVA_BF16)
+        run_item(item, run_block, ahead_of_block);
+    else
         kva_linear_avx512(item);
-        return;
-    }
-    for (uint32_t row = item->row_first; row < item->row_end; row += CHUNK_ROWS) {
-        struct chunk chunk = chunk_of(item, row);
-        const uint32_t count = chunk.groups * chunk.depths;
-        for (uint32_t i = 0; i < count; i++) {
-            const struct block block = block_at(&chunk, i);
-            struct ahead ahead = {0};
-            if (i + 1 < count) {
-                const struct block next = block_at(&chunk, i + 1);
-                ahead = ahead_of(block_data(&chunk, &next), block_stride(&chunk),
-                                 next.inputs * sizeof(uint16_t), next.outputs);
-            }
-            run_block(&chunk, &block, &ahead);
-        }
-    }
-    kva_tiles_release();
 }
 
 void kva_cpu_kernels_amx(struct kva_cpu_kernels *kernels)

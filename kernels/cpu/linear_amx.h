@@ -1,5 +1,5 @@
 /* linear_amx.h - what linear_amx.c and linear_int8_amx.c share: how a chunk of rows meets the
- * blocks of an item's weights, and what is prefetched meanwhile.
+ * blocks of an item's weights, what is prefetched meanwhile, and how sums become outputs.
  *
  * Few rows wait for memory: they take the outputs one group after the other, so that pages are
  * read through. Many rows want their own inputs from the second-level cache: they take one depth of
@@ -8,11 +8,13 @@
 #define KVA_KERNELS_CPU_LINEAR_AMX_H
 
 #include "kernels/cpu/amx.h"
+#include "kernels/cpu/convert.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/kernels_amx.h"
 
 #include <immintrin.h>
 #include <stdbool.h>
+#include <string.h>
 
 #define TILE ((size_t)KVA_TILE_ROWS * KVA_TILE_BYTES)
 
@@ -137,6 +139,124 @@ static inline __attribute__((always_inline)) void prefetch(struct ahead *ahead, 
     ahead->run = a.run;
     ahead->at = a.at;
     ahead->lines -= lines;
+}
+
+/* --- tiles of sums: 2 panels of outputs by 2 blocks of rows -------------------------------------
+ */
+
+/* Where the sums of a panel and a block of rows lie, from those of the pair on. */
+static inline size_t sum_at(uint32_t panel, uint32_t block)
+{
+    return (panel * 2 + block) * TILE;
+}
+
+static inline __attribute__((always_inline)) void zero_sums(const int panels, const int blocks)
+{
+    KVA_TILE_ZERO(0);
+    if (blocks > 1)
+        KVA_TILE_ZERO(1);
+    if (panels > 1)
+        KVA_TILE_ZERO(2);
+    if (panels > 1 && blocks > 1)
+        KVA_TILE_ZERO(3);
+}
+
+static inline __attribute__((always_inline)) void store_sums(const int panels, const int blocks,
+                                                             uint8_t *sums)
+{
+    KVA_TILE_STORE(0, sums + sum_at(0, 0), KVA_TILE_BYTES);
+    if (blocks > 1)
+        KVA_TILE_STORE(1, sums + sum_at(0, 1), KVA_TILE_BYTES);
+    if (panels > 1)
+        KVA_TILE_STORE(2, sums + sum_at(1, 0), KVA_TILE_BYTES);
+    if (panels > 1 && blocks > 1)
+        KVA_TILE_STORE(3, sums + sum_at(1, 1), KVA_TILE_BYTES);
+}
+
+/* multiplies[panels - 1][blocks - 1]: a file's multiply(panels, blocks, product), each shape a
+ * function. */
+#define MULTIPLY(panels, blocks)                                                                   \
+    static void multiply_##panels##_##blocks(const struct product *product)                        \
+    {                                                                                              \
+        multiply(panels, blocks, product);                                                         \
+    }
+#define MULTIPLIES                                                                                 \
+    MULTIPLY(1, 1)                                                                                 \
+    MULTIPLY(1, 2)                                                                                 \
+    MULTIPLY(2, 1)                                                                                 \
+    MULTIPLY(2, 2)                                                                                 \
+    static void (*const multiplies[2][2])(const struct product *) = {                              \
+        {multiply_1_1, multiply_1_2}, {multiply_2_1, multiply_2_2}};
+
+/* --- outputs ------------------------------------------------------------------------------------
+ */
+
+/* bias of 16 outputs, as many as there are. */
+static inline void load_bias(const struct kva_linear_args *args, uint32_t output, uint32_t outputs,
+                             float bias[KVA_AMX_OUTPUTS])
+{
+    memset(bias, 0, KVA_AMX_OUTPUTS * sizeof *bias);
+    for (uint32_t n = 0; args->bias.data && n < outputs; n++)
+        bias[n] = kva_f32_at(args->bias.data, args->bias.dtype, output + n);
+}
+
+/* out = value (+ bias) (+ out), for the first `outputs` of 16 outputs of a row. */
+static inline void write_line(const struct kva_linear_args *args, uint32_t row, uint32_t output,
+                              uint32_t outputs, const float bias[KVA_AMX_OUTPUTS], __m512 value)
+{
+    const __mmask16 mask = (__mmask16)((1u << outputs) - 1u);
+    float *out = (float *)args->out + (size_t)row * args->out_stride + output;
+    if (args->bias.data)
+        value = _mm512_add_ps(value, _mm512_loadu_ps(bias));
+    if (args->accumulate)
+        value = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), value);
+    _mm512_mask_storeu_ps(out, mask, value);
+}
+
+/* The complete sums of `rows` rows and `outputs` outputs, one tile, become outputs. */
+typedef void write_tile_fn(const struct kva_linear_args *args, const uint8_t *sums, uint32_t row,
+                           uint32_t rows, uint32_t output, uint32_t outputs);
+
+static inline void write_pair(const struct chunk *chunk, const struct block *block, uint32_t pair,
+                              write_tile_fn *write_tile)
+{
+    const uint8_t *sums = pair_totals(chunk, block, pair);
+    uint32_t rows[2];
+    pair_rows(chunk, pair, rows);
+    for (uint32_t r = 0; r < 2; r++) {
+        const uint32_t row = chunk->row_first + pair * PAIR_ROWS + r * KVA_AMX_ROWS;
+        for (uint32_t n = 0; n < block->outputs && rows[r] > 0; n += KVA_AMX_OUTPUTS)
+            write_tile(chunk->item->args, sums + sum_at(n / KVA_AMX_OUTPUTS, r), row, rows[r],
+                       block->out_first + n, kva_min_u32(KVA_AMX_OUTPUTS, block->outputs - n));
+    }
+}
+
+/* --- items --------------------------------------------------------------------------------------
+ */
+
+/* All rows of the chunk against one block, and what comes after it prefetched. */
+typedef void run_block_fn(struct chunk *chunk, const struct block *block, struct ahead *ahead);
+
+/* The weights of a block, to be prefetched. */
+typedef struct ahead ahead_fn(const struct chunk *chunk, const struct block *block);
+
+static inline void run_item(const struct kva_cpu_linear *item, run_block_fn *run_block,
+                            ahead_fn *ahead_of_block)
+{
+    for (uint32_t row = item->row_first; row < item->row_end; row += CHUNK_ROWS) {
+        struct chunk chunk = chunk_of(item, row);
+        const uint32_t count = chunk.groups * chunk.depths;
+        for (uint32_t i = 0; i < count; i++) {
+            const struct block block = block_at(&chunk, i);
+            struct ahead ahead = {0};
+            if (i + 1 < count) {
+                const struct block next = block_at(&chunk, i + 1);
+                ahead = ahead_of_block(&chunk, &next);
+            }
+            run_block(&chunk, &block, &ahead);
+        }
+    }
+    kva_tiles_release();
 }
 
 #endif

@@ -58,13 +58,7 @@ INLINE void multiply_group(const int panels, const int blocks, const struct prod
     for (int p = 0; p < panels; p++)
         w[p] = g < product->whole ? product->w[p] + g * GROUP_BYTES + KVA_INT8_LINE_BYTES
                                   : product->last[p];
-    KVA_TILE_ZERO(0);
-    if (blocks > 1)
-        KVA_TILE_ZERO(1);
-    if (panels > 1)
-        KVA_TILE_ZERO(2);
-    if (panels > 1 && blocks > 1)
-        KVA_TILE_ZERO(3);
+    zero_sums(panels, blocks);
     for (uint32_t half = 0; half < 2; half++) {
         const size_t x = (size_t)g * KVA_INT8_GROUP + half * HALF;
         KVA_TILE_LOAD(4, product->x[0] + x, product->x_stride);
@@ -81,13 +75,7 @@ INLINE void multiply_group(const int panels, const int blocks, const struct prod
         if (panels > 1 && blocks > 1)
             KVA_TILE_DOT_SU(3, 5, 7);
     }
-    KVA_TILE_STORE(0, sums, KVA_TILE_BYTES);
-    if (blocks > 1)
-        KVA_TILE_STORE(1, sums + TILE, KVA_TILE_BYTES);
-    if (panels > 1)
-        KVA_TILE_STORE(2, sums + 2 * TILE, KVA_TILE_BYTES);
-    if (panels > 1 && blocks > 1)
-        KVA_TILE_STORE(3, sums + 3 * TILE, KVA_TILE_BYTES);
+    store_sums(panels, blocks, sums);
 }
 
 /* totals += scales (sums + offset), group g. What belongs to a row is loaded once for both panels:
@@ -130,28 +118,7 @@ INLINE void multiply(const int panels, const int blocks, const struct product *p
     fold_group(panels, blocks, product, product->groups - 1);
 }
 
-static void multiply_1_1(const struct product *product)
-{
-    multiply(1, 1, product);
-}
-
-static void multiply_1_2(const struct product *product)
-{
-    multiply(1, 2, product);
-}
-
-static void multiply_2_1(const struct product *product)
-{
-    multiply(2, 1, product);
-}
-
-static void multiply_2_2(const struct product *product)
-{
-    multiply(2, 2, product);
-}
-
-static void (*const multiplies[2][2])(const struct product *) = {{multiply_1_1, multiply_1_2},
-                                                                 {multiply_2_1, multiply_2_2}};
+MULTIPLIES
 
 /* Shapes for blocks of so many rows. */
 static void configure(struct chunk *chunk, const uint32_t rows[2])
@@ -171,35 +138,14 @@ static void configure(struct chunk *chunk, const uint32_t rows[2])
     memcpy(chunk->shape, rows, sizeof chunk->shape);
 }
 
-/* out = totals (+ bias) (+ out), for the tile of `rows` rows and `outputs` outputs. */
-static void write_tile(const struct kva_linear_args *args, const uint8_t *totals, uint32_t row,
+static void write_tile(const struct kva_linear_args *args, const uint8_t *sums, uint32_t row,
                        uint32_t rows, uint32_t output, uint32_t outputs)
 {
-    const __mmask16 mask = (__mmask16)((1u << outputs) - 1u);
-    float bias[KVA_AMX_OUTPUTS] = {0};
-    for (uint32_t n = 0; args->bias.data && n < outputs; n++)
-        bias[n] = kva_f32_at(args->bias.data, args->bias.dtype, output + n);
-    for (uint32_t i = 0; i < rows; i++) {
-        float *out = (float *)args->out + (size_t)(row + i) * args->out_stride + output;
-        __m512 value = _mm512_load_ps(totals + (size_t)i * KVA_TILE_BYTES);
-        if (args->bias.data)
-            value = _mm512_add_ps(value, _mm512_loadu_ps(bias));
-        if (args->accumulate)
-            value = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), value);
-        _mm512_mask_storeu_ps(out, mask, value);
-    }
-}
-
-static void write_pair(const struct chunk *chunk, const struct block *block, uint32_t pair,
-                       const struct product *product)
-{
-    for (uint32_t r = 0; r < 2; r++) {
-        const uint32_t row = chunk->row_first + pair * PAIR_ROWS + r * KVA_AMX_ROWS;
-        for (uint32_t n = 0; n < block->outputs && product->rows[r]; n += KVA_AMX_OUTPUTS)
-            write_tile(chunk->item->args, product->totals + (n / KVA_AMX_OUTPUTS * 2 + r) * TILE,
-                       row, product->rows[r], block->out_first + n,
-                       kva_min_u32(KVA_AMX_OUTPUTS, block->outputs - n));
-    }
+    float bias[KVA_AMX_OUTPUTS];
+    load_bias(args, output, outputs, bias);
+    for (uint32_t i = 0; i < rows; i++)
+        write_line(args, row + i, output, outputs, bias,
+                   _mm512_load_ps(sums + (size_t)i * KVA_TILE_BYTES));
 }
 
 static const uint8_t *block_data(const struct chunk *chunk, const struct block *block)
@@ -227,7 +173,6 @@ static void copy_last(const uint8_t *panel, const struct block *block, uint8_t *
     memset(to + bytes, 0, 2 * TILE - bytes);
 }
 
-/* All rows of the chunk against one block, and what comes after it prefetched. */
 static void run_block(struct chunk *chunk, const struct block *block, struct ahead *ahead)
 {
     const struct kva_cpu_linear *item = chunk->item;
@@ -261,26 +206,17 @@ static void run_block(struct chunk *chunk, const struct block *block, struct ahe
         configure(chunk, product.rows);
         multiplies[panels - 1][product.rows[1] ? 1 : 0](&product);
         if (block->depth + 1 == chunk->depths)
-            write_pair(chunk, block, pair, &product);
+            write_pair(chunk, block, pair, write_tile);
     }
+}
+
+static struct ahead ahead_of_block(const struct chunk *chunk, const struct block *block)
+{
+    return ahead_of(block_data(chunk, block), kva_int8_panel_bytes(chunk->item->args->weight.cols),
+                    block_panel_bytes(block), block->outputs > KVA_AMX_OUTPUTS ? 2 : 1);
 }
 
 void kva_linear_int8_amx(const struct kva_cpu_linear *item)
 {
-    for (uint32_t row = item->row_first; row < item->row_end; row += CHUNK_ROWS) {
-        struct chunk chunk = chunk_of(item, row);
-        const uint32_t count = chunk.groups * chunk.depths;
-        for (uint32_t i = 0; i < count; i++) {
-            const struct block block = block_at(&chunk, i);
-            struct ahead ahead = {0};
-            if (i + 1 < count) {
-                const struct block next = block_at(&chunk, i + 1);
-                ahead = ahead_of(block_data(&chunk, &next),
-                                 kva_int8_panel_bytes(item->args->weight.cols),
-                                 block_panel_bytes(&next), next.outputs > KVA_AMX_OUTPUTS ? 2 : 1);
-            }
-            run_block(&chunk, &block, &ahead);
-        }
-    }
-    kva_tiles_release();
+    run_item(item, run_block, ahead_of_block);
 }

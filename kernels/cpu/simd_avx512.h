@@ -6,6 +6,7 @@
 #define KVA_KERNELS_CPU_SIMD_AVX512_H
 
 #include "kernels/cpu/scalar.h"
+#include "kernels/cpu/transpose_512.h"
 
 #include <immintrin.h>
 
@@ -217,35 +218,6 @@ INLINE void v_store_16_n(uint16_t *to, vf x, enum kva_dtype dtype, uint32_t n)
 
 /* --- keys, transposed ------------------------------------------------------------------------- */
 
-/* rows[i] <- column i of the 16 x 16 matrix of dwords. */
-INLINE void transpose(__m512i rows[16])
-{
-    __m512i t[16];
-    for (int i = 0; i < 16; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {
-        rows[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-        rows[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-        rows[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-        rows[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-    }
-    /* rows[4 g + j], lane group l = rows 4 g .. 4 g + 3 of column 4 l + j. */
-    for (int i = 0; i < 4; i++) {
-        t[i] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
-        t[i + 4] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xDD);
-        t[i + 8] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0x88);
-        t[i + 12] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0xDD);
-    }
-    for (int i = 0; i < 4; i++) {
-        rows[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-        rows[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-        rows[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xDD);
-        rows[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xDD);
-    }
-}
-
 INLINE vf v_low_half(__m512i pairs, enum kva_dtype dtype)
 {
     if (dtype == KVA_BF16)
@@ -270,7 +242,7 @@ INLINE void v_transpose_16(const void *const *tokens, uint32_t first, uint32_t c
         const uint16_t *from = tokens[t];
         rows[t] = from ? _mm512_maskz_loadu_epi16(mask, from + first) : _mm512_setzero_si512();
     }
-    transpose(rows);
+    kva_transpose_512(rows);
     if (count == 32) {
         for (int i = 0; i < 16; i++) {
             v_store(to + (size_t)(2 * i) * stride, v_low_half(rows[i], dtype));

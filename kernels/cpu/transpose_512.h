@@ -8,7 +8,6 @@
 static inline __attribute__((always_inline)) void kva_transpose_512(__m512i rows[16])
 {
     __m512i t[16];
-    /* Pairs of rows, then quads: each 128-bit lane then holds 4 rows' elements of one column. */
     for (int i = 0; i < 16; i += 2) {
         t[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
         t[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
@@ -19,20 +18,19 @@ static inline __attribute__((always_inline)) void kva_transpose_512(__m512i rows
         rows[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
         rows[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
     }
-    /* Lane l of rows[4 q + c] has column 4 l + c of rows 4 q .. 4 q + 3: the 4 x 4 lanes of each c
-     * change places. */
-    for (int c = 0; c < 4; c++) {
-        __m512i a = _mm512_shuffle_i32x4(rows[c], rows[4 + c], 0x88);
-        __m512i b = _mm512_shuffle_i32x4(rows[8 + c], rows[12 + c], 0x88);
-        __m512i d = _mm512_shuffle_i32x4(rows[c], rows[4 + c], 0xDD);
-        __m512i e = _mm512_shuffle_i32x4(rows[8 + c], rows[12 + c], 0xDD);
-        t[c] = _mm512_shuffle_i32x4(a, b, 0x88);
-        t[8 + c] = _mm512_shuffle_i32x4(a, b, 0xDD);
-        t[4 + c] = _mm512_shuffle_i32x4(d, e, 0x88);
-        t[12 + c] = _mm512_shuffle_i32x4(d, e, 0xDD);
+    /* rows[4 g + j], lane group l = rows 4 g .. 4 g + 3 of column 4 l + j. */
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xDD);
+        t[i + 8] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0xDD);
     }
-    for (int i = 0; i < 16; i++)
-        rows[i] = t[i];
+    for (int i = 0; i < 4; i++) {
+        rows[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        rows[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        rows[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xDD);
+        rows[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xDD);
+    }
 }
 
 #endif
