@@ -25,8 +25,8 @@ enum kva_kv_predictor {
                                moved away from it, the choice is made again, with a wait (FreeKV) */
     KVA_PREDICT_SYNC,       /* the next token itself, which then waits for the rows: the oracle */
     KVA_PREDICT_AUTO,       /* sync on a CPU, where rows are fetched by the attention that chose
-                               them; on a GPU spec-token where a second row is measured to be nearly free
-                               on this       machine with this model, else prev-query */
+                               them; on a GPU spec-token where a second row is measured to be
+                               nearly free on this machine with this model, else prev-query */
     KVA_PREDICTOR_COUNT,
 };
 
