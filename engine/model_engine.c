@@ -58,15 +58,12 @@ static enum kva_status engine_check(void *self, const struct kva_sequence_params
     return kva_kv_check_fits(e->kv, &plan, err);
 }
 
-/* What AUTO stands for. Where the host's memory is the device's there is nothing to wait for, and a
- * token's own query chooses best. Elsewhere: a second row per sequence is nearly free while the
- * weights' bytes, and not the products, decide how long a full step takes. Measured once, for as
- * many sequences as may run: a request's tokens must not depend on how many others there happen to
- * be. */
-static enum kva_kv_predictor auto_predictor(struct model_engine *e)
+/* What AUTO stands for where the host does not read the device's memory: a second row per sequence
+ * is nearly free while the weights' bytes, and not the products, decide how long a full step takes.
+ * Measured once, for as many sequences as may run: a request's tokens must not depend on how many
+ * others there happen to be. */
+static enum kva_kv_predictor measured_predictor(struct model_engine *e)
 {
-    if (kva_device_get_info(e->device)->host_readable)
-        return KVA_PREDICT_SYNC;
     if (e->auto_predictor == KVA_PREDICT_AUTO) {
         uint32_t rows = e->params.sequences_max;
         uint64_t one = kva_forward_time_rows(e->forward, rows);
@@ -81,6 +78,14 @@ static enum kva_kv_predictor auto_predictor(struct model_engine *e)
     return e->auto_predictor;
 }
 
+static enum kva_kv_predictor predictor_of(struct model_engine *e,
+                                          const struct kva_kv_choice *choice)
+{
+    bool host_readable = kva_device_get_info(e->device)->host_readable;
+    enum kva_kv_predictor predictor = kva_kv_predictor_of(choice, host_readable);
+    return predictor == KVA_PREDICT_AUTO ? measured_predictor(e) : predictor;
+}
+
 static enum kva_status engine_create(void *self, const struct kva_sequence_params *params,
                                      struct kva_sequence **ret, struct kva_err *err)
 {
@@ -92,8 +97,8 @@ static enum kva_status engine_create(void *self, const struct kva_sequence_param
     if (!seq)
         return kva_fail(err, KVA_ENOMEM, "out of memory for a sequence");
     seq->params = *params;
-    if (seq->params.kv.policy == KVA_KV_SPECACHE && seq->params.kv.predictor == KVA_PREDICT_AUTO)
-        seq->params.kv.predictor = auto_predictor(e);
+    if (seq->params.kv.policy == KVA_KV_SPECACHE)
+        seq->params.kv.predictor = predictor_of(e, &params->kv);
     const struct kva_kv_plan plan = {&seq->params.kv, params->prompt_tokens, params->tokens_max};
     status = kva_kv_seq_init(e->kv, &seq->kv, &plan, err);
     if (status) {

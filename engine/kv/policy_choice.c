@@ -66,6 +66,12 @@ bool kva_kv_policy_exact(enum kva_kv_policy_id policy)
     return policy == KVA_KV_FULL || policy == KVA_KV_OFFLOAD;
 }
 
+enum kva_kv_predictor kva_kv_predictor_of(const struct kva_kv_choice *choice, bool host_readable)
+{
+    return choice->predictor == KVA_PREDICT_AUTO && host_readable ? KVA_PREDICT_SYNC
+                                                                  : choice->predictor;
+}
+
 struct kva_kv_choice kva_kv_choice_default(enum kva_kv_policy_id policy)
 {
     return (struct kva_kv_choice){

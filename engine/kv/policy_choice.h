@@ -102,6 +102,11 @@ KVA_MUST_CHECK enum kva_status kva_kv_choice_read_k(const char *text, size_t len
 /* The same backwards; `text` holds KVA_KV_K_TEXT_MAX bytes. */
 void kva_kv_choice_write_k(const struct kva_kv_choice *choice, char *text);
 
+/* Whose query predicts, where AUTO does not need to be measured: sync where the host reads the
+ * device's memory (kva_device_info.host_readable), since there is nothing to wait for and a token's
+ * own query chooses best. Elsewhere AUTO stays what it is. */
+enum kva_kv_predictor kva_kv_predictor_of(const struct kva_kv_choice *choice, bool host_readable);
+
 /* A setting by name, as requests (kv.NAME) and options (--kv-NAME) have it. */
 struct kva_kv_setting {
     const char *name;

@@ -124,10 +124,8 @@ static enum kva_status open_and_run(struct kva_cli_eval *eval, struct kva_err *e
                               "--device cpu",
                               info->name);
     status = kva_cli_eval_read(eval, err);
-    for (uint32_t i = 0; !status && info->host_readable && i < eval->choice_count; i++) {
-        if (eval->choices[i].predictor == KVA_PREDICT_AUTO)
-            eval->choices[i].predictor = KVA_PREDICT_SYNC;
-    }
+    for (uint32_t i = 0; !status && i < eval->choice_count; i++)
+        eval->choices[i].predictor = kva_kv_predictor_of(&eval->choices[i], info->host_readable);
     if (!status && config.weights != 0) {
         config.weights = 0;
         status = kva_instance_open_ids(&eval->reference, &config, err);

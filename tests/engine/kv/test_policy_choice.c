@@ -174,6 +174,17 @@ static void test_parse__refuses(void **state KVA_UNUSED)
     assert_int_equal(kva_kv_choice_parse("none", &(struct kva_kv_choice){0}, NULL), KVA_EINVAL);
 }
 
+static void test_predictor__auto_is_sync_where_the_host_reads(void **state KVA_UNUSED)
+{
+    for (uint32_t i = 0; i < KVA_PREDICTOR_COUNT; i++) {
+        const struct kva_kv_choice choice = {.policy = KVA_KV_SPECACHE,
+                                             .predictor = (enum kva_kv_predictor)i};
+        assert_int_equal(kva_kv_predictor_of(&choice, false), i);
+        assert_int_equal(kva_kv_predictor_of(&choice, true),
+                         i == KVA_PREDICT_AUTO ? KVA_PREDICT_SYNC : i);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -184,6 +195,7 @@ int main(void)
         cmocka_unit_test(test_read_k__refuses_and_leaves_the_choice),
         cmocka_unit_test(test_parse__paper),
         cmocka_unit_test(test_parse__refuses),
+        cmocka_unit_test(test_predictor__auto_is_sync_where_the_host_reads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
