@@ -1,5 +1,7 @@
 #include "engine/sampler.h"
 
+#include "kernels/logits.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,13 +62,6 @@ double kva_sampler_uniform(uint64_t seed, uint64_t index)
 
 /* --- order of candidates --------------------------------------------------------------------- */
 
-/* Larger logit first; equal logits by token id, so that results do not depend on the method of
- * selection. */
-static bool comes_before(struct kva_candidate a, struct kva_candidate b)
-{
-    return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
-}
-
 static void sift_down(struct kva_candidate *heap, uint32_t count, uint32_t at)
 {
     struct kva_candidate moving = heap[at];
@@ -74,9 +69,9 @@ static void sift_down(struct kva_candidate *heap, uint32_t count, uint32_t at)
         uint32_t child = 2 * at + 1;
         if (child >= count)
             break;
-        if (child + 1 < count && comes_before(heap[child + 1], heap[child]))
+        if (child + 1 < count && kva_candidate_is_better(heap[child + 1], heap[child]))
             child++;
-        if (!comes_before(heap[child], moving))
+        if (!kva_candidate_is_better(heap[child], moving))
             break;
         heap[at] = heap[child];
         at = child;
@@ -102,18 +97,6 @@ static struct kva_candidate pop(struct kva_candidate *heap, uint32_t count)
 
 /* --- log-probabilities ----------------------------------------------------------------------- */
 
-static double log_sum_exp(const float *logits, uint32_t count, float *ret_max)
-{
-    float max = -INFINITY;
-    for (uint32_t i = 0; i < count; i++)
-        max = logits[i] > max ? logits[i] : max;
-    double sum = 0;
-    for (uint32_t i = 0; i < count; i++)
-        sum += logits[i] > -INFINITY ? (double)expf(logits[i] - max) : 0;
-    *ret_max = max;
-    return (double)max + log(sum);
-}
-
 /* Logits to be ranked: all of them, or a list. */
 struct source {
     const float *all; /* [count], or NULL */
@@ -130,7 +113,7 @@ static uint32_t rank_of(const struct source *source, struct kva_candidate own)
 {
     uint32_t rank = 1;
     for (uint32_t i = 0; i < source->count; i++)
-        rank += comes_before(source_at(source, i), own);
+        rank += kva_candidate_is_better(source_at(source, i), own);
     return rank;
 }
 
@@ -142,10 +125,10 @@ static void find_top(const struct source *source, uint32_t top_count, double lse
     uint32_t filled = 0;
     for (uint32_t i = 0; i < source->count; i++) {
         struct kva_candidate c = source_at(source, i);
-        if (filled == top_count && !comes_before(c, best[filled - 1]))
+        if (filled == top_count && !kva_candidate_is_better(c, best[filled - 1]))
             continue;
         uint32_t at = filled < top_count ? filled++ : filled - 1;
-        for (; at > 0 && comes_before(c, best[at - 1]); at--)
+        for (; at > 0 && kva_candidate_is_better(c, best[at - 1]); at--)
             best[at] = best[at - 1];
         best[at] = c;
     }
@@ -158,8 +141,7 @@ void kva_sampler_logprobs(struct kva_sampler *sampler, const float *logits, uint
                           struct kva_logprob *ret_top)
 {
     const struct source source = {.all = logits, .count = sampler->vocab_size};
-    float max;
-    double lse = log_sum_exp(logits, sampler->vocab_size, &max);
+    double lse = kva_log_sum_exp(logits, sampler->vocab_size);
     *ret_chosen = (struct kva_logprob){token, (float)((double)logits[token] - lse),
                                        rank_of(&source, source_at(&source, token))};
     if (top_count > 0)
@@ -316,7 +298,7 @@ static struct kva_candidate last_of(const struct kva_sampler_list *list)
 {
     struct kva_candidate last = list->listed[0];
     for (uint32_t i = 1; i < list->summary->count; i++)
-        last = comes_before(last, list->listed[i]) ? list->listed[i] : last;
+        last = kva_candidate_is_better(last, list->listed[i]) ? list->listed[i] : last;
     return last;
 }
 
@@ -339,7 +321,7 @@ static struct known know_listed(struct kva_sampler *s, const struct kva_sampler_
     /* The rest has the watched tokens that are not in the list, as the model had them. */
     for (uint32_t i = 0; i < watched_count && known.rest > 0; i++) {
         struct kva_candidate x = {s->listed[list->watched[i]], list->watched[i]};
-        if (x.logit > -INFINITY && comes_before(known.last, x))
+        if (x.logit > -INFINITY && kva_candidate_is_better(known.last, x))
             known.rest -=
                 exp(((double)x.logit - (double)known.last.logit) / (double)p->temperature);
     }
@@ -389,7 +371,7 @@ static double cut_off(struct kva_sampler *s, struct known *known, float max,
 static bool pop_next(struct kva_sampler *s, const struct known *known, uint32_t kept)
 {
     struct kva_candidate best = pop(s->candidates, known->count - kept);
-    return known->all || !comes_before(known->last, best);
+    return known->all || !kva_candidate_is_better(known->last, best);
 }
 
 /* Draw among the candidates that survive min_p, top_k and top_p. Candidates are taken best first
@@ -451,8 +433,8 @@ static enum kva_status choose(struct kva_sampler *s, struct known *known,
         return known->all ? KVA_EINTERNAL : KVA_OK;
     struct kva_candidate best = s->candidates[0];
     for (uint32_t i = 1; i < known->count; i++)
-        best = comes_before(s->candidates[i], best) ? s->candidates[i] : best;
-    if (!known->all && comes_before(known->last, best))
+        best = kva_candidate_is_better(s->candidates[i], best) ? s->candidates[i] : best;
+    if (!known->all && kva_candidate_is_better(known->last, best))
         return KVA_OK;
     *ret_enough = true;
     if (!isfinite(best.logit))

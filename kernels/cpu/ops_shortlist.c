@@ -1,13 +1,7 @@
 /* shortlist: the best of a row of logits, and the sums that choosing among them needs. A row is an
  * item of work. */
 #include "kernels/cpu/device_cpu.h"
-
-#include <math.h>
-
-static bool is_better(struct kva_candidate a, struct kva_candidate b)
-{
-    return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
-}
+#include "kernels/logits.h"
 
 /* --- the best -------------------------------------------------------------------------------- */
 
@@ -17,9 +11,9 @@ static void sink(struct kva_candidate *heap, uint32_t count)
     struct kva_candidate moving = heap[0];
     uint32_t at = 0;
     for (uint32_t child; (child = 2 * at + 1) < count; at = child) {
-        if (child + 1 < count && is_better(heap[child], heap[child + 1]))
+        if (child + 1 < count && kva_candidate_is_better(heap[child], heap[child + 1]))
             child++;
-        if (is_better(heap[child], moving))
+        if (kva_candidate_is_better(heap[child], moving))
             break;
         heap[at] = heap[child];
     }
@@ -29,7 +23,7 @@ static void sink(struct kva_candidate *heap, uint32_t count)
 static void rise(struct kva_candidate *heap, uint32_t at)
 {
     struct kva_candidate moving = heap[at];
-    for (; at > 0 && is_better(heap[(at - 1) / 2], moving); at = (at - 1) / 2)
+    for (; at > 0 && kva_candidate_is_better(heap[(at - 1) / 2], moving); at = (at - 1) / 2)
         heap[at] = heap[(at - 1) / 2];
     heap[at] = moving;
 }
@@ -59,7 +53,7 @@ static uint32_t find_best(struct kva_candidate *heap, uint32_t wanted, const flo
 
 static bool is_listed(struct kva_candidate x, const struct kva_candidate *last)
 {
-    return x.logit > -INFINITY && !is_better(*last, x);
+    return x.logit > -INFINITY && !kva_candidate_is_better(*last, x);
 }
 
 static void list_best(struct kva_candidate *listed, const struct kva_candidate *last,
@@ -86,23 +80,13 @@ static double rest_of(const struct kva_candidate *last, float temperature, const
     return sum;
 }
 
-static double log_sum_of(const float *logits, uint32_t vocab)
-{
-    float max = -INFINITY;
-    for (uint32_t i = 0; i < vocab; i++)
-        max = logits[i] > max ? logits[i] : max;
-    double sum = 0;
-    for (uint32_t i = 0; i < vocab; i++)
-        sum += logits[i] > -INFINITY ? (double)expf(logits[i] - max) : 0;
-    return (double)max + log(sum);
-}
-
 static uint32_t rank_of(uint32_t token, const float *logits, uint32_t vocab)
 {
     struct kva_candidate own = {isnan(logits[token]) ? -INFINITY : logits[token], token};
     uint32_t rank = 1;
     for (uint32_t i = 0; i < vocab; i++)
-        rank += is_better((struct kva_candidate){isnan(logits[i]) ? -INFINITY : logits[i], i}, own);
+        rank += kva_candidate_is_better(
+            (struct kva_candidate){isnan(logits[i]) ? -INFINITY : logits[i], i}, own);
     return rank;
 }
 
@@ -129,7 +113,7 @@ static void run_row(void *opaque, uint32_t index, uint32_t worker)
     if (want->temperature > 0 && out->count == want->best)
         out->rest = rest_of(heap, want->temperature, logits, args->vocab);
     if (want->log_sum)
-        out->log_sum = log_sum_of(logits, args->vocab);
+        out->log_sum = kva_log_sum_exp(logits, args->vocab);
     if (want->rank)
         out->rank = rank_of(args->watched[want->watch_first], logits, args->vocab);
 }
