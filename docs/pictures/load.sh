@@ -7,23 +7,16 @@
 # a rate is held), URL (another server, which then is asked instead of one of ours).
 # Tables: OUT/*.txt; pictures: OUT/*/load.svg, latency.svg.
 set -eu
+. docs/pictures/serve.sh
 
 out=$1
-kvahead=${KVAHEAD:-build/kvahead}
 load=${LOAD:-kvahead-load}
 url=${URL:-}
 mkdir -p "$out"
 
 if [ -z "$url" ]; then
     url=http://127.0.0.1:${PORT:-18331}
-    "$kvahead" serve --model models/demo --port "${PORT:-18331}" --log-level warn \
-        > "$out/serve.log" 2>&1 &
-    server=$!
-    trap 'kill $server' EXIT
-    until curl -sf "$url/ready" > "$out/ready"; do
-        kill -0 $server
-        sleep 0.2
-    done
+    serve "$out" "${PORT:-18331}" --log-level warn
 fi
 
 run() {

@@ -8,6 +8,7 @@
 # THREADS (0: one per core). On a CPU specache without a predictor is that of sync. Run again, it
 # goes on where it stopped. Tables: OUT/*/report.md and OUT/eval.txt.
 set -eu
+. docs/pictures/serve.sh
 
 out=$1
 kvahead=${KVAHEAD:-build/kvahead}
@@ -20,14 +21,7 @@ all=niah_single_1,niah_multikey_2,niah_multikey_3,vt,niah_multivalue,niah_multiq
 mkdir -p "$out"
 
 # No sequence stays in 16 bits because it is short.
-"$kvahead" serve --model $model --port "$port" --kv-plain 0 --threads "${THREADS:-0}" \
-    > "$out/serve.log" 2>&1 &
-server=$!
-trap 'kill $server' EXIT
-until curl -sf "http://127.0.0.1:$port/ready" > "$out/ready"; do
-    kill -0 $server
-    sleep 0.2
-done
+serve "$out" "$port" --kv-plain 0 --threads "${THREADS:-0}"
 
 run() {
     kind=$1 name=$2
