@@ -1,12 +1,16 @@
 #include "tests/alloc_guard.h"
 
 #include <stdatomic.h>
-#include <stddef.h>
+#include <string.h>
+
+enum failing { NONE, ONE, ALL };
 
 static atomic_bool armed;
 static atomic_uint_fast64_t count;
-static atomic_uint_fast64_t countdown = UINT64_MAX;
-static atomic_bool failed;
+static atomic_int failing = NONE;
+static atomic_int_fast64_t left; /* allocations until one fails */
+static atomic_uint_fast64_t failed;
+static bool (*concerns_thread)(void);
 
 void *__real_malloc(size_t size);
 void *__real_calloc(size_t n, size_t size);
@@ -14,33 +18,50 @@ void *__real_realloc(void *data, size_t size);
 void *__wrap_malloc(size_t size);
 void *__wrap_calloc(size_t n, size_t size);
 void *__wrap_realloc(void *data, size_t size);
+char *__wrap_strdup(const char *text);
 
-static bool refuse(void)
+bool alloc_guard_refuse(void)
 {
-    if (atomic_load(&armed))
-        atomic_fetch_add(&count, 1);
-    uint64_t left = atomic_load(&countdown);
-    if (left == UINT64_MAX)
+    bool counts = atomic_load(&armed);
+    int mode = atomic_load(&failing);
+    if ((!counts && mode == NONE) || (concerns_thread && !concerns_thread()))
         return false;
-    atomic_store(&countdown, left == 0 ? UINT64_MAX : left - 1);
-    if (left == 0)
-        atomic_store(&failed, true);
-    return left == 0;
+    if (counts)
+        atomic_fetch_add(&count, 1);
+    if (mode == NONE)
+        return false;
+    int_fast64_t before = atomic_fetch_sub(&left, 1);
+    bool fails = before == 0 || (before < 0 && mode == ALL);
+    if (fails)
+        atomic_fetch_add(&failed, 1);
+    return fails;
 }
 
 void *__wrap_malloc(size_t size)
 {
-    return refuse() ? NULL : __real_malloc(size);
+    return alloc_guard_refuse() ? NULL : __real_malloc(size);
 }
 
 void *__wrap_calloc(size_t n, size_t size)
 {
-    return refuse() ? NULL : __real_calloc(n, size);
+    return alloc_guard_refuse() ? NULL : __real_calloc(n, size);
 }
 
 void *__wrap_realloc(void *data, size_t size)
 {
-    return refuse() ? NULL : __real_realloc(data, size);
+    return alloc_guard_refuse() ? NULL : __real_realloc(data, size);
+}
+
+char *__wrap_strdup(const char *text)
+{
+    size_t size = strlen(text) + 1;
+    char *copy = __wrap_malloc(size);
+    return copy ? memcpy(copy, text, size) : NULL;
+}
+
+void *alloc_guard_malloc(size_t size)
+{
+    return __wrap_malloc(size);
 }
 
 void alloc_guard_arm(void)
@@ -55,13 +76,30 @@ uint64_t alloc_guard_disarm(void)
     return atomic_load(&count);
 }
 
-void alloc_guard_fail_at(uint64_t n)
+static void fail(uint64_t n, enum failing mode)
 {
-    atomic_store(&failed, false);
-    atomic_store(&countdown, n);
+    atomic_store(&failed, 0);
+    atomic_store(&left, (int_fast64_t)n);
+    atomic_store(&failing, mode);
 }
 
-bool alloc_guard_failed(void)
+void alloc_guard_fail_at(uint64_t n)
 {
+    fail(n, ONE);
+}
+
+void alloc_guard_fail_from(uint64_t n)
+{
+    fail(n, ALL);
+}
+
+uint64_t alloc_guard_fail_none(void)
+{
+    atomic_store(&failing, NONE);
     return atomic_load(&failed);
+}
+
+void alloc_guard_only(bool (*concerns)(void))
+{
+    concerns_thread = concerns;
 }

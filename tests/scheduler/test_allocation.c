@@ -1,6 +1,5 @@
-/* Every allocation of the scheduler and the service fails once; and a step makes none.
- *
- * Linked with --wrap for malloc and calloc, so that only this program's own objects see it. */
+/* Memory runs out at every allocation of the scheduler and the service; and a step makes none. */
+#include "tests/alloc_guard.h"
 #include "tests/scheduler/fixture.h"
 
 #include "scheduler/outbox.h"
@@ -11,49 +10,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-void *__real_malloc(size_t bytes);
-void *__real_calloc(size_t count, size_t size);
-void *__wrap_malloc(size_t bytes);
-void *__wrap_calloc(size_t count, size_t size);
-
-/* Allocations that still succeed; negative: all do. */
-static atomic_long allowed = -1;
-static atomic_long allocations;
-
-static bool refuse(void)
-{
-    atomic_fetch_add(&allocations, 1);
-    if (atomic_load(&allowed) < 0)
-        return false;
-    if (atomic_load(&allowed) == 0)
-        return true;
-    atomic_fetch_sub(&allowed, 1);
-    return false;
-}
-
-void *__wrap_malloc(size_t bytes)
-{
-    return refuse() ? NULL : __real_malloc(bytes);
-}
-
-void *__wrap_calloc(size_t count, size_t size)
-{
-    return refuse() ? NULL : __real_calloc(count, size);
-}
-
 static void test_allocation__scheduler_create_fails_cleanly(void **state KVA_UNUSED)
 {
     struct fixture f;
     fixture_init(&f);
     fixture_begin(&f);
     enum kva_status status = KVA_ENOMEM;
-    long count = 0;
+    uint64_t count = 0;
     for (; status != KVA_OK; count++) {
         struct kva_scheduler *scheduler = NULL;
         struct kva_err err = {.message = ""};
-        atomic_store(&allowed, count);
+        alloc_guard_fail_from(count);
         status = kva_scheduler_create(&f.scheduling, &scheduler, &err);
-        atomic_store(&allowed, -1);
+        alloc_guard_fail_none();
         assert_true(status == KVA_OK || (status == KVA_ENOMEM && !scheduler && err.message[0]));
         kva_scheduler_destroy(scheduler);
     }
@@ -71,11 +40,11 @@ static void test_allocation__submit_fails_cleanly(void **state KVA_UNUSED)
     spec.prompt_logprobs = 2;
     struct kva_request *request = tracker_request(&f.tracker, &spec);
     enum kva_status status = KVA_ENOMEM;
-    long count = 0;
+    uint64_t count = 0;
     for (; status != KVA_OK; count++) {
-        atomic_store(&allowed, count);
+        alloc_guard_fail_from(count);
         status = kva_scheduler_submit(f.scheduler, request, NULL);
-        atomic_store(&allowed, -1);
+        alloc_guard_fail_none();
         assert_true(status == KVA_OK || status == KVA_ENOMEM);
         assert_int_equal(fixture_report(&f).live_sequences, status == KVA_OK ? 3 : 0);
         assert_int_equal(fixture_stats(&f).waiting, status == KVA_OK ? 3 : 0);
@@ -84,9 +53,9 @@ static void test_allocation__submit_fails_cleanly(void **state KVA_UNUSED)
     tracker_accept(&f.tracker, 1);
     fixture_run(&f);
     fixture_end(&f);
-    atomic_store(&allowed, 0);
+    alloc_guard_fail_from(0);
     assert_null(kva_request_create(1 << 20));
-    atomic_store(&allowed, -1);
+    alloc_guard_fail_none();
     assert_null(kva_request_create(16)); /* over its own limit */
     kva_request_destroy(NULL);
 }
@@ -107,9 +76,9 @@ static void test_allocation__a_step_allocates_nothing(void **state KVA_UNUSED)
         spec.deadline_ns = id % 7 == 0 ? f.clock.now_ns + 100 * KVA_NS_PER_MS : 0;
         assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
     }
-    long before = atomic_load(&allocations);
+    alloc_guard_arm();
     fixture_run(&f);
-    assert_int_equal(atomic_load(&allocations), before);
+    assert_int_equal(alloc_guard_disarm(), 0);
     assert_true(fixture_stats(&f).preemptions > 0);
     fixture_end(&f);
 }
@@ -137,11 +106,11 @@ static void test_allocation__service_start_and_submit_fail_cleanly(void **state 
     service_params(&f, &params);
     struct kva_service *service = NULL;
     enum kva_status status = KVA_ENOMEM;
-    long count = 0;
+    uint64_t count = 0;
     for (; status != KVA_OK; count++) {
-        atomic_store(&allowed, count);
+        alloc_guard_fail_from(count);
         status = kva_service_start(&params, &service, NULL);
-        atomic_store(&allowed, -1);
+        alloc_guard_fail_none();
         assert_true(status == KVA_OK || (status == KVA_ENOMEM && !service));
     }
     assert_true(count > 8);
@@ -153,9 +122,9 @@ static void test_allocation__service_start_and_submit_fail_cleanly(void **state 
         requests[i] = tracker_request(&f.tracker, &spec);
     }
     for (count = 0; count < 7; count++) {
-        atomic_store(&allowed, count);
+        alloc_guard_fail_from(count);
         status = kva_service_submit(service, requests, 2, NULL);
-        atomic_store(&allowed, -1);
+        alloc_guard_fail_none();
         assert_int_equal(status, KVA_ENOMEM);
         assert_true(kva_service_idle(service));
     }
@@ -172,11 +141,15 @@ static void test_allocation__service_start_and_submit_fail_cleanly(void **state 
 }
 
 /* Memory runs out while requests run: their streams end with an error, never without an END. */
+static atomic_bool ran_out;
+
 static uint32_t failing_token(void *opaque, const struct kva_sequence_params *params,
                               uint32_t index)
 {
-    if (index == 4)
-        atomic_store(&allowed, 0);
+    if (index == 4) {
+        alloc_guard_fail_from(0);
+        atomic_store(&ran_out, true);
+    }
     const struct fixture *f = opaque;
     return kva_scripted_token(kva_scripted_hash(params->prompt, params->prompt_tokens),
                               params->sampling, params->choice, index, f->engine.vocab);
@@ -203,12 +176,12 @@ static void test_allocation__no_end_is_lost_when_memory_runs_out(void **state KV
         tracker_accept(&f.tracker, i + 1);
     }
     assert_int_equal(kva_service_submit(service, requests, 10, NULL), KVA_OK);
-    while (atomic_load(&allowed) < 0)
+    while (!atomic_load(&ran_out))
         sched_yield(); /* nothing is polled until then: no block is free */
     while (!kva_service_idle(service))
         if (kva_service_poll(service, tracker_output, &f.tracker) == 0)
             sched_yield();
-    atomic_store(&allowed, -1);
+    alloc_guard_fail_none();
     assert_int_equal(f.tracker.ends, 15);
     assert_true(f.tracker.by_reason[KVA_FINISH_ERROR] > 0);
     for (uint64_t i = 0; i < 10; i++) {

@@ -2,31 +2,23 @@
  * the whole answer, an error that says so, or a closed connection, never a part that looks like the
  * whole; the next request is served, and nothing is held. Leaks are the sanitizer's to report.
  *
- * The linker sends our objects' malloc, calloc and realloc here (--wrap), and what they put into
- * libevent's buffers; cJSON, a shared library, gets the same through its hooks. libevent itself is
+ * The linker sends what our objects put into libevent's buffers here (--wrap). libevent itself is
  * spared: 2.1 crashes where its own small allocations fail (bufferevent_setwatermark). Only the
- * server's own threads are refused, and only one allocation a round: code that goes on after a
- * failure must not be saved by a second one. */
+ * server's own threads are refused. */
 #include "tests/cmocka.h"
 
+#include "tests/alloc_guard.h"
 #include "tests/server/client.h"
 #include "tests/server/fixture.h"
 
 #include <event2/buffer.h>
 #include <event2/bufferevent.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t count, size_t size);
-void *__real_realloc(void *old, size_t size);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t count, size_t size);
-void *__wrap_realloc(void *old, size_t size);
 /* Visible, since ld takes libevent's own use of them for one of the wrappers'. */
 #define VISIBLE __attribute__((visibility("default")))
 int __real_evbuffer_add(struct evbuffer *buffer, const void *data, size_t bytes);
@@ -35,9 +27,6 @@ int __real_bufferevent_write(struct bufferevent *bev, const void *data, size_t b
 VISIBLE int __wrap_bufferevent_write(struct bufferevent *bev, const void *data, size_t bytes);
 
 static struct server_fixture f;
-static atomic_long allowed = -1; /* allocations until one fails; negative: none does */
-static atomic_long refused;
-
 enum whose { UNKNOWN, SERVER, OTHER };
 static _Thread_local enum whose whose;
 
@@ -49,48 +38,29 @@ static enum whose find_whose(void)
     return getpid() == gettid() || strcmp(name, "kva-engine") == 0 ? OTHER : SERVER;
 }
 
-static bool refuse(void)
+static bool is_servers(void)
 {
-    if (atomic_load(&allowed) < 0)
-        return false;
     if (whose == UNKNOWN)
         whose = find_whose();
-    if (whose == OTHER || atomic_fetch_sub(&allowed, 1) != 0)
-        return false;
-    atomic_fetch_add(&refused, 1);
-    return true;
-}
-
-void *__wrap_malloc(size_t size)
-{
-    return refuse() ? NULL : __real_malloc(size);
-}
-
-void *__wrap_calloc(size_t count, size_t size)
-{
-    return refuse() ? NULL : __real_calloc(count, size);
-}
-
-void *__wrap_realloc(void *old, size_t size)
-{
-    return refuse() ? NULL : __real_realloc(old, size);
+    return whose == SERVER;
 }
 
 int __wrap_evbuffer_add(struct evbuffer *buffer, const void *data, size_t bytes)
 {
-    return refuse() ? -1 : __real_evbuffer_add(buffer, data, bytes);
+    return alloc_guard_refuse() ? -1 : __real_evbuffer_add(buffer, data, bytes);
 }
 
 int __wrap_bufferevent_write(struct bufferevent *bev, const void *data, size_t bytes)
 {
-    return refuse() ? -1 : __real_bufferevent_write(bev, data, bytes);
+    return alloc_guard_refuse() ? -1 : __real_bufferevent_write(bev, data, bytes);
 }
 
 static int start(void **state)
 {
     (void)state;
-    cJSON_Hooks hooks = {__wrap_malloc, free};
+    cJSON_Hooks hooks = {alloc_guard_malloc, free};
     cJSON_InitHooks(&hooks);
+    alloc_guard_only(is_servers);
     fixture_init(&f);
     fixture_start(&f);
     return 0;
@@ -183,23 +153,22 @@ static void expect_alive(void)
 }
 
 static void sweep(const char *path, const char *body, bool streams, const char *text,
-                  long failures_min)
+                  unsigned failures_min)
 {
     struct outcome outcome = {0};
-    long rounds = 0;
+    unsigned rounds = 0;
     for (;; rounds++) {
         struct reply reply;
-        atomic_store(&refused, 0);
-        atomic_store(&allowed, rounds);
+        alloc_guard_fail_at(rounds);
         client_post(f.port, path, body, &reply);
-        atomic_store(&allowed, -1);
+        uint64_t refused = alloc_guard_fail_none();
         check_reply(&reply, streams, text, &outcome);
         reply_finish(&reply);
         expect_alive();
-        if (atomic_load(&refused) == 0)
+        if (refused == 0)
             break;
     }
-    print_message("%s: %ld allocations: %u whole, %u refused, %u broken off, %u without a word\n",
+    print_message("%s: %u allocations: %u whole, %u refused, %u broken off, %u without a word\n",
                   path, rounds, outcome.whole, outcome.refusals, outcome.broken, outcome.silent);
     assert_true(rounds >= failures_min);
     assert_true(outcome.whole > 0 && outcome.refusals > 0);

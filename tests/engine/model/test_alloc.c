@@ -1,9 +1,9 @@
 /* test_alloc.c - opening a model with every single allocation failing in turn.
  *
- * The linker sends the library's malloc, calloc and realloc here (--wrap); cJSON, a shared library,
- * gets the same through its hooks. Each round lets one more allocation succeed, until the open
- * does. Leaks are the sanitizer's to report; file descriptors and mappings are counted. */
+ * Each round lets one more allocation succeed, until the open does. Leaks are the sanitizer's to
+ * report; file descriptors and mappings are counted. */
 #include "engine/model/int8.h"
+#include "tests/alloc_guard.h"
 #include "tests/engine/model/checkpoint.h"
 
 #include "tests/cmocka.h"
@@ -14,46 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t count, size_t size);
-void *__real_realloc(void *old, size_t size);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t count, size_t size);
-void *__wrap_realloc(void *old, size_t size);
-
-static bool armed;
-static unsigned long allowed; /* allocations until one fails */
-static unsigned long refused;
-
-static bool refuse(void)
-{
-    if (!armed)
-        return false;
-    if (allowed > 0) {
-        allowed--;
-        return false;
-    }
-    /* Only one: code that goes on after a failure must not be saved by a second one. */
-    armed = false;
-    refused++;
-    return true;
-}
-
-void *__wrap_malloc(size_t size)
-{
-    return refuse() ? NULL : __real_malloc(size);
-}
-
-void *__wrap_calloc(size_t count, size_t size)
-{
-    return refuse() ? NULL : __real_calloc(count, size);
-}
-
-void *__wrap_realloc(void *old, size_t size)
-{
-    return refuse() ? NULL : __real_realloc(old, size);
-}
 
 static unsigned count_descriptors(void)
 {
@@ -85,19 +45,18 @@ static void sweep(const char *family)
         .dir_path = kva_golden_path(family, NULL, path, sizeof(path)), .prefetch = true};
     unsigned descriptors = count_descriptors();
     enum kva_status status = KVA_ENOMEM;
-    unsigned long round = 0;
+    uint64_t round = 0, refused = 0;
     for (; status == KVA_ENOMEM; round++) {
         struct kva_model *model = NULL;
         struct kva_err err = {0};
-        allowed = round;
-        armed = true;
+        alloc_guard_fail_at(round);
         status = kva_model_open(&params, &model, &err);
-        armed = false;
+        refused += alloc_guard_fail_none();
         if (status == KVA_OK) {
             kva_model_close(model);
         } else {
             if (status != KVA_ENOMEM)
-                fail_msg("allocation %lu: status %d, '%s'", round, status, err.message);
+                fail_msg("allocation %u: status %d, '%s'", (unsigned)round, status, err.message);
             assert_null(model);
             expect_message(&err, "out of memory");
         }
@@ -108,7 +67,6 @@ static void sweep(const char *family)
     /* The last round had nothing left to refuse; every one before it had. */
     assert_int_equal(refused, round - 1);
     assert_true(refused > 100);
-    refused = 0;
 }
 
 /* The same of putting the matrices into int8, which leaves the model as it was. */
@@ -123,25 +81,24 @@ static void test_alloc__int8_survives_every_failure(void **state KVA_UNUSED)
     assert_int_equal(checkpoint_open(&checkpoint, &model, &err), KVA_OK);
     unsigned descriptors = count_descriptors();
     enum kva_status status = KVA_ENOMEM;
-    for (unsigned long round = 0; status == KVA_ENOMEM; round++) {
+    uint64_t refused = 0;
+    for (uint64_t round = 0; status == KVA_ENOMEM; round++) {
         assert_null(model->int8);
         assert_int_equal(model->lm_head.dtype, KVA_F32);
-        allowed = round;
-        armed = true;
+        alloc_guard_fail_at(round);
         status = kva_model_quantise(model, &params, &err);
-        armed = false;
+        refused += alloc_guard_fail_none();
         assert_int_equal(count_descriptors(), descriptors);
     }
     assert_int_equal(status, KVA_OK);
     assert_true(refused >= 3);
-    refused = 0;
     kva_model_close(model);
     checkpoint_finish(&checkpoint);
 }
 
 static void test_alloc__open_survives_every_failure(void **state KVA_UNUSED)
 {
-    cJSON_Hooks hooks = {__wrap_malloc, free};
+    cJSON_Hooks hooks = {alloc_guard_malloc, free};
     cJSON_InitHooks(&hooks);
     sweep("qwen3_qk_norm");
     sweep("llama_bias_sharded");

@@ -1,45 +1,6 @@
-/* Every allocation fails once: an error comes back, nothing leaks and nothing else happens. The
- * linker sends the allocations of the tokenizer here (--wrap); cJSON is told by its hooks. */
+/* Every allocation fails once: an error comes back, nothing leaks and nothing else happens. */
+#include "tests/alloc_guard.h"
 #include "tests/engine/tokenizer/fixtures.h"
-
-static long countdown = -1; /* allocations until one fails; negative: none does */
-
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t count, size_t size);
-void *__real_realloc(void *old, size_t size);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t count, size_t size);
-void *__wrap_realloc(void *old, size_t size);
-char *__wrap_strdup(const char *text);
-
-static bool fails(void)
-{
-    if (countdown < 0)
-        return false;
-    return countdown-- == 0;
-}
-
-void *__wrap_malloc(size_t size)
-{
-    return fails() ? NULL : __real_malloc(size);
-}
-
-void *__wrap_calloc(size_t count, size_t size)
-{
-    return fails() ? NULL : __real_calloc(count, size);
-}
-
-void *__wrap_realloc(void *old, size_t size)
-{
-    return fails() ? NULL : __real_realloc(old, size);
-}
-
-char *__wrap_strdup(const char *text)
-{
-    size_t size = strlen(text) + 1;
-    char *copy = fails() ? NULL : __real_malloc(size);
-    return copy ? memcpy(copy, text, size) : NULL;
-}
 
 static enum kva_status load_and_use(const char *json, const char *config)
 {
@@ -85,15 +46,14 @@ static void sweep(const cJSON *synthetic, const char *name)
     cJSON_Delete(small);
     const char *config = "{\"eos_token\":\"<|end|>\",\"add_eos_token\":true}";
     assert_int_equal(load_and_use(json, config), KVA_OK);
-    cJSON_Hooks hooks = {.malloc_fn = __wrap_malloc, .free_fn = free};
+    cJSON_Hooks hooks = {.malloc_fn = alloc_guard_malloc, .free_fn = free};
     cJSON_InitHooks(&hooks);
     long failed = 0;
     bool done = false;
-    for (long at = 0; !done; at++) {
-        countdown = at;
+    for (uint64_t at = 0; !done; at++) {
+        alloc_guard_fail_at(at);
         enum kva_status status = load_and_use(json, config);
-        done = countdown >= 0;
-        countdown = -1;
+        done = alloc_guard_fail_none() == 0;
         /* Losing the cache only costs time; everything else is reported. */
         assert_true(!done || status == KVA_OK);
         failed += status != KVA_OK;
