@@ -1,9 +1,8 @@
 /* forward.h - the transformer: rows of tokens through the layers of any supported family.
  *
  * One forward pass for all families: what differs is data in kva_model_config, and whether a
- * tensor is there. Activations live in
- * the hidden buffer of the caller (the residual stream) and in scratch of a fixed number of rows;
- * nothing is allocated after creation.
+ * tensor is there. Activations live in the hidden buffer of the caller (the residual stream) and in
+ * scratch of a fixed number of rows; nothing is allocated after creation.
  *
  *     embed (+ positions) -> [ norm, QKV, (QK norm), (RoPE), append K V, attend, merge,
  *                              output projection, norm, MLP ] x layers -> norm, logits

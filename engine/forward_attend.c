@@ -1,0 +1,238 @@
+/* forward_attend.c - a layer's attention. What is in 16-bit blocks and what is in low-bit pages
+ * with the rows fetched beside them give a partial result each; one merge adds them up. */
+#include "engine/forward_internal.h"
+
+#include "engine/kv/lowbit.h"
+
+/* The partial result of some rows, from the named pieces of scratch. */
+static struct kva_partial partial_at(const struct kva_forward *fw, enum kva_scratch_name a)
+{
+    return (struct kva_partial){
+        .a = fw->scratch[a].data,
+        .m = fw->scratch[a + 1].data,
+        .e = fw->scratch[a + 2].data,
+    };
+}
+
+/* Attention over what is in 16-bit blocks. */
+static void attend_blocks(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer)
+{
+    const struct kva_model_config *c = fw->config;
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        const struct kva_kv_rows *rows = &pass->rows[i];
+        uint32_t first = rows->page_first * KVA_PAGE_TOKENS;
+        fw->attend_ranges[i] = (struct kva_attend_range){
+            .format = KVA_KV_16BIT,
+            .token_first = first,
+            .token_count = rows->position_first + rows->row_count - first,
+            .block_first = (uint32_t)(rows->blocks - fw->blocks) + rows->page_first,
+        };
+    }
+    fw->ops->attend(fw->device, &(struct kva_attend_args){
+                                    .q = fw->scratch[KVA_SCRATCH_Q].data,
+                                    .out = partial_at(fw, KVA_SCRATCH_PARTIAL_A),
+                                    .seqs = fw->attend_seqs,
+                                    .ranges = fw->attend_ranges,
+                                    .blocks = fw->blocks,
+                                    .seq_count = pass->rows_count,
+                                    .q_stride = c->heads * c->head_dim,
+                                    .heads = c->heads,
+                                    .kv_heads = c->kv_heads,
+                                    .head_dim = c->head_dim,
+                                    .window = c->layer_window[layer],
+                                    .kv_dtype = fw->params.kv->shape.dtype,
+                                    .scale = c->attend_scale,
+                                });
+}
+
+/* Whether low-bit pages under both choices can be read by one call. */
+static bool same_format(const struct kva_kv_choice *a, const struct kva_kv_choice *b)
+{
+    return a->bits == b->bits && a->group == b->group && a->exempt == b->exempt;
+}
+
+/* The two times at which low-bit pages are read in a layer. */
+enum lowbit_time {
+    TO_CHOOSE, /* by rows that choose before they attend: only the choice is wanted */
+    TO_ATTEND, /* by all rows; some choose for the next step along the way */
+};
+
+/* Whether the rows' sequence has rows fetched for this layer. */
+static bool fetches_rows(const struct kva_kv_rows *rows)
+{
+    return rows->hot && rows->hot->k > 0;
+}
+
+static bool takes_part(const struct kva_kv_rows *rows, enum lowbit_time time)
+{
+    return rows->low &&
+           (time == TO_ATTEND || (rows->choose_now && !rows->at_once && fetches_rows(rows)));
+}
+
+/* Whether choosing, fetching and attending are one for these rows: where the device reaches the
+ * host tier by itself, and nothing is wanted in between. */
+static bool acts_at_once(const struct kva_forward *fw, const struct kva_kv_rows *rows,
+                         const struct kva_forward_observer *observer)
+{
+    return kva_device_get_info(fw->device)->host_readable && !observer && rows->choose_now &&
+           !rows->choose_next && fetches_rows(rows);
+}
+
+/* Whether an entry before `index` has low-bit pages of the same format. */
+static bool format_seen(const struct kva_kv_pass *pass, uint32_t index, enum lowbit_time time)
+{
+    for (uint32_t i = 0; i < index; i++) {
+        if (takes_part(&pass->rows[i], time) &&
+            same_format(&pass->rows[i].seq->choice, &pass->rows[index].seq->choice))
+            return true;
+    }
+    return false;
+}
+
+/* Describe the sequences whose low-bit pages have the format of entry `like`; with `others`, those
+ * without low-bit pages too. Returns their number. */
+static uint32_t list_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer,
+                            uint32_t like, bool others, enum lowbit_time time)
+{
+    uint32_t count = 0, block = 0;
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        const struct kva_kv_rows *rows = &pass->rows[i];
+        bool chooses = time == TO_CHOOSE ? rows->choose_now : rows->choose_next || rows->at_once;
+        bool listed = takes_part(rows, time) &&
+                      same_format(&rows->seq->choice, &pass->rows[like].seq->choice);
+        if (!listed && (rows->low || !others))
+            continue;
+        if (rows->at_once)
+            fw->low_now[count] = kva_kv_layer_now(fw->params.kv, rows, layer);
+        fw->low_seqs[count] = (struct kva_lowbit_seq){
+            .row_first = fw->attend_seqs[i].row_first,
+            .row_count = rows->row_count,
+            .position_first = rows->position_first,
+            .block_first = block,
+            .page_count = rows->page_first,
+            .hot = rows->hot,
+            .select_row = chooses && fetches_rows(rows) ? rows->select_row : KVA_NO_ROW,
+            .now = rows->at_once ? &fw->low_now[count] : NULL,
+        };
+        count++;
+        for (uint32_t j = 0; j < rows->page_first; j++)
+            fw->low_blocks[block++] = rows->low[j];
+    }
+    return count;
+}
+
+/* Attention of the first `count` of low_seqs, all in the format of `choice`. */
+static void call_lowbit(struct kva_forward *fw, const struct kva_kv_choice *choice, uint32_t count,
+                        uint32_t layer)
+{
+    const struct kva_model_config *c = fw->config;
+    const struct kva_kv *kv = fw->params.kv;
+    const struct kva_partial rest = partial_at(fw, KVA_SCRATCH_PARTIAL_A);
+    fw->ops->attend_lowbit(fw->device,
+                           &(struct kva_attend_lowbit_args){
+                               .q = fw->scratch[KVA_SCRATCH_Q].data,
+                               .out = partial_at(fw, KVA_SCRATCH_LOWBIT_A),
+                               .rest = &rest,
+                               .seqs = fw->low_seqs,
+                               .blocks = fw->low_blocks,
+                               .block_offset_bytes = kva_kv_lowbit_offset(kv, choice, layer),
+                               .scratch = fw->scratch[KVA_SCRATCH_SELECT].data,
+                               .scratch_bytes = fw->scratch[KVA_SCRATCH_SELECT].bytes,
+                               .seq_count = count,
+                               .q_stride = c->heads * c->head_dim,
+                               .heads = c->heads,
+                               .kv_heads = c->kv_heads,
+                               .head_dim = c->head_dim,
+                               .window = c->layer_window[layer],
+                               .kv_dtype = kv->shape.dtype,
+                               .format = kva_kv_lowbit_format(choice),
+                               .scale = c->attend_scale,
+                           });
+}
+
+/* Attention over low-bit pages and hot rows, one call per format. TO_ATTEND gives every row of the
+ * pass a result. False: no sequence takes part. */
+static bool attend_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer,
+                          enum lowbit_time time)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        if (!takes_part(&pass->rows[i], time) || format_seen(pass, i, time))
+            continue;
+        uint32_t count = list_lowbit(fw, pass, layer, i, time == TO_ATTEND && !any, time);
+        any = true;
+        call_lowbit(fw, &pass->rows[i].seq->choice, count, layer);
+    }
+    return any;
+}
+
+/* The rows that a sequence's own query chooses, into the observer's memory. What attention writes
+ * on the way is overwritten by TO_ATTEND. */
+static const uint32_t *observe_choice(struct kva_forward *fw, uint32_t index,
+                                      const struct kva_kv_rows *rows, uint32_t *into,
+                                      uint32_t layer)
+{
+    if (!fetches_rows(rows))
+        return NULL;
+    if (rows->choose_now) /* it has just done so */
+        return rows->hot->chosen;
+    struct kva_hot hot = *rows->hot;
+    hot.chosen = into;
+    fw->low_seqs[0] = (struct kva_lowbit_seq){
+        .row_first = fw->attend_seqs[index].row_first,
+        .row_count = 1,
+        .position_first = rows->position_first,
+        .page_count = rows->page_first,
+        .hot = &hot,
+        .select_row = 0,
+    };
+    for (uint32_t i = 0; i < rows->page_first; i++)
+        fw->low_blocks[i] = rows->low[i];
+    call_lowbit(fw, &rows->seq->choice, 1, layer);
+    return into;
+}
+
+static void observe(struct kva_forward *fw, const struct kva_forward_observer *observer,
+                    const struct kva_kv_pass *pass, uint32_t layer)
+{
+    const struct kva_model_config *c = fw->config;
+    size_t row_bytes = (size_t)c->heads * c->head_dim * fw->act_bytes;
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        const struct kva_kv_rows *rows = &pass->rows[i];
+        if (!rows->seq->prefilled)
+            continue;
+        const struct kva_forward_view view = {
+            .layer = layer,
+            .rows = rows,
+            .q = (const unsigned char *)fw->scratch[KVA_SCRATCH_Q].data +
+                 fw->attend_seqs[i].row_first * row_bytes,
+            .choice = observe_choice(fw, i, rows, observer->choice, layer),
+        };
+        observer->attends(observer->opaque, &view);
+    }
+}
+
+void kva_forward_attend(struct kva_forward *fw, struct kva_kv_pass *pass,
+                        const struct kva_forward_observer *observer, uint32_t layer, uint32_t rows)
+{
+    const struct kva_model_config *c = fw->config;
+    attend_blocks(fw, pass, layer);
+    kva_kv_layer_correct(fw->params.kv, pass, layer, fw->scratch[KVA_SCRATCH_Q].data);
+    for (uint32_t i = 0; i < pass->rows_count; i++)
+        pass->rows[i].at_once = acts_at_once(fw, &pass->rows[i], observer);
+    if (attend_lowbit(fw, pass, layer, TO_CHOOSE))
+        kva_kv_layer_choose(fw->params.kv, pass, layer);
+    if (observer)
+        observe(fw, observer, pass, layer);
+    bool lowbit = attend_lowbit(fw, pass, layer, TO_ATTEND);
+    const struct kva_partial partials[2] = {partial_at(fw, KVA_SCRATCH_PARTIAL_A),
+                                            partial_at(fw, KVA_SCRATCH_LOWBIT_A)};
+    fw->ops->merge(fw->device, &(struct kva_merge_args){
+                                   .out = fw->scratch[KVA_SCRATCH_ATTN].data,
+                                   .partials = partials,
+                                   .partial_count = lowbit ? 2 : 1,
+                                   .rows = rows,
+                                   .heads = c->heads,
+                                   .head_dim = c->head_dim,
+                               });
+}
