@@ -28,9 +28,9 @@ struct kva_lowbit_plan {
  * A part per selecting sequence and KV head: weights [splits][group][KVA_ATTEND_SPLIT_TOKENS],
  * relative to the largest score of their split, and these largest scores [splits][group]. Where the
  * choice is acted upon at once, also the splits' partial results: a [splits][group][head_dim], m
- * and e [splits][group], and which of them the choice has outdated [splits][group]. Parts lie one
- * behind the other, in the order of sequences and KV heads; or, where tasks select on their own,
- * one per thread. */
+ * and e [splits][group], and, as bool, which of them the choice has outdated [splits]. Parts lie
+ * one behind the other, in the order of sequences and KV heads; or, where tasks select on their
+ * own, one per thread. */
 
 static inline bool kva_lowbit_selects(const struct kva_lowbit_seq *seq)
 {
@@ -85,13 +85,13 @@ static inline struct kva_partial kva_lowbit_partial_at(const struct kva_lowbit_p
     return (struct kva_partial){a + pair * plan->args->head_dim, m + pair, m + pairs + pair};
 }
 
-/* [splits]: not 0: the choice has changed which tokens of the split attend in 16 bits. */
-static inline float *kva_lowbit_outdated_at(const struct kva_lowbit_plan *plan,
-                                            const struct kva_lowbit_seq *seq, float *part)
+/* [splits]: whether the choice has changed which tokens of the split attend in 16 bits. */
+static inline bool *kva_lowbit_outdated_at(const struct kva_lowbit_plan *plan,
+                                           const struct kva_lowbit_seq *seq, float *part)
 {
     size_t pairs = kva_lowbit_splits(seq) * plan->group;
-    return part + kva_lowbit_top_at(plan, seq, kva_lowbit_splits(seq), 0) +
-           pairs * (plan->args->head_dim + 2);
+    return (bool *)(part + kva_lowbit_top_at(plan, seq, kva_lowbit_splits(seq), 0) +
+                    pairs * (plan->args->head_dim + 2));
 }
 
 /* Choose the hot rows of one KV head, whose weights are in `part`, and act upon the choice where

@@ -365,16 +365,16 @@ static void fold_split(const struct kva_device *device, const struct task *task,
 }
 
 /* First split from `from` on that is to be run; `end`: none is. outdated NULL: all are. */
-static uint32_t next_split(const float *outdated, uint32_t from, uint32_t end)
+static uint32_t next_split(const bool *outdated, uint32_t from, uint32_t end)
 {
-    while (outdated && from < end && outdated[from] == 0.0f)
+    while (outdated && from < end && !outdated[from])
         from++;
     return from;
 }
 
 /* Run splits [first, end), or those of them that are outdated, and fold all of them. */
 static void run_splits(const struct kva_lowbit_plan *plan, const struct task *task,
-                       const float *outdated, struct scratch *scratch)
+                       const bool *outdated, struct scratch *scratch)
 {
     uint32_t first, end, at;
     struct turn turn = {0};

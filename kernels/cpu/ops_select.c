@@ -228,7 +228,7 @@ static void act(const struct kva_lowbit_plan *plan, const struct kva_lowbit_seq 
                 uint32_t kv_head, float *part, void *scratch)
 {
     const struct kva_hot *hot = seq->hot;
-    float *outdated = kva_lowbit_outdated_at(plan, seq, part);
+    bool *outdated = kva_lowbit_outdated_at(plan, seq, part);
     uint32_t *before = (void *)((unsigned char *)scratch + KVA_CPU_SCRATCH_BYTES / 2);
     uint32_t before_count = list_hot(hot, kv_head, before), i = 0, j = 0;
     kva_cpu_hot_act(hot, seq->now, kv_head, plan->args->head_dim, scratch);
@@ -240,7 +240,7 @@ static void act(const struct kva_lowbit_plan *plan, const struct kva_lowbit_seq 
         i += was <= is;
         j += is <= was;
         if (was != is)
-            outdated[kva_min_u32(was, is) / KVA_ATTEND_SPLIT_TOKENS] = 1.0f;
+            outdated[kva_min_u32(was, is) / KVA_ATTEND_SPLIT_TOKENS] = true;
     }
 }
 
