@@ -22,6 +22,21 @@ static struct truth truth_new(size_t count)
     return (struct truth){.expect = both, .bound = both + count};
 }
 
+/* A case of rows that lie one behind the other. */
+static struct check_case case_of(enum check_op op, check_run *run, const void *args, uint32_t rows,
+                                 uint32_t dim, struct truth truth)
+{
+    return (struct check_case){.op = op,
+                               .run = run,
+                               .opaque = args,
+                               .rows = rows,
+                               .cols = dim,
+                               .stride = dim,
+                               .expect = truth.expect,
+                               .bound = truth.bound,
+                               .norm_share = 1};
+}
+
 /* --- embed ------------------------------------------------------------------------------------ */
 
 static bool run_embed(struct check *check KVA_UNUSED, const struct check_variant *variant,
@@ -60,21 +75,14 @@ static void embed_case(struct check *check, uint32_t rows, uint32_t dim, enum kv
         truth.expect[i] = x + p;
         truth.bound[i] = UNIT * (fabs(x) + fabs(x + p)) + 0x1p-149;
     }
-    /* One rounding for the product and one for the sum; the norm: roundings are spread evenly, so
-     * their square mean is under two thirds of the largest. */
-    struct check_case test = {.op = OP_EMBED,
-                              .run = run_embed,
-                              .opaque = &args,
-                              .rows = rows,
-                              .cols = dim,
-                              .stride = dim,
-                              .expect = truth.expect,
-                              .bound = truth.bound,
-                              .norm_share = 0.8};
+    struct check_case test = case_of(OP_EMBED, run_embed, &args, rows, dim, truth);
     snprintf(test.name, sizeof test.name, "rows %u dim %u %s%s %s", rows, dim, dtype_name(dtype),
              positions ? " positions" : "", check_fill_name(fill));
-    if (fill == FILL_DENORMAL || (size_t)rows * dim < 64)
-        test.norm_share = 1; /* too few, or too coarse, to average out */
+    /* One rounding for the product and one for the sum; the norm: roundings are spread evenly, so
+     * their square mean is under two thirds of the largest. Few, or coarse ones, do not average
+     * out. */
+    if (fill != FILL_DENORMAL && (size_t)rows * dim >= 64)
+        test.norm_share = 0.8;
     check_case(check, &test);
     free(truth.expect);
     check_buf_free(&ids);
@@ -158,18 +166,10 @@ static void norm_case(struct check *check, uint32_t rows, uint32_t dim, enum kva
         args.bias = b;
     struct truth truth = truth_new((size_t)rows * dim);
     norm_truth(&args, truth);
-    struct check_case test = {.op = OP_NORM,
-                              .run = run_norm,
-                              .opaque = &args,
-                              .rows = rows,
-                              .cols = dim,
-                              .stride = dim,
-                              .expect = truth.expect,
-                              .bound = truth.bound,
-                              .initial = in_place ? x.data : NULL,
-                              .norm_share = dim > 1000 ? 0.2 : 0.7};
-    if ((size_t)rows * dim < 64)
-        test.norm_share = 1;
+    struct check_case test = case_of(OP_NORM, run_norm, &args, rows, dim, truth);
+    test.initial = in_place ? x.data : NULL;
+    if ((size_t)rows * dim >= 64)
+        test.norm_share = dim > 1000 ? 0.2 : 0.7;
     snprintf(test.name, sizeof test.name, "%s rows %u dim %u %s%s %s",
              kind == KVA_NORM_RMS ? "rms" : "layer", rows, dim, dtype_name(dtype),
              in_place ? " in place" : "", check_fill_name(fill));
@@ -269,16 +269,10 @@ static void glu_case(struct check *check, uint32_t rows, uint32_t dim, enum kva_
         truth.bound[i] = fabs(y * u) * (activation_error(x[i], kind) + (with_up ? UNIT : 0)) +
                          fabs(u) * (fabs((double)x[i]) + 1) * 0x1p-125 + 0x1p-149;
     }
-    struct check_case test = {.op = OP_GLU,
-                              .run = run_glu,
-                              .opaque = &args,
-                              .rows = rows,
-                              .cols = dim,
-                              .stride = dim,
-                              .expect = truth.expect,
-                              .bound = truth.bound,
-                              .initial = in_place ? x : NULL,
-                              .norm_share = count < 64 || fill != FILL_NORMAL ? 1 : 0.6};
+    struct check_case test = case_of(OP_GLU, run_glu, &args, rows, dim, truth);
+    test.initial = in_place ? x : NULL;
+    if (count >= 64 && fill == FILL_NORMAL)
+        test.norm_share = 0.6;
     const char *names[] = {"silu", "gelu", "gelu_tanh", "relu"};
     snprintf(test.name, sizeof test.name, "%s rows %u dim %u%s%s %s", names[kind], rows, dim,
              with_up ? " up" : "", in_place ? " in place" : "", check_fill_name(fill));
@@ -331,15 +325,7 @@ void check_gather(struct check *check)
         }
         memset(truth.bound, 0, (size_t)count * dim * sizeof(double));
         struct kva_gather_args args = {.x = x.data, .rows = rows.data, .count = count, .dim = dim};
-        struct check_case test = {.op = OP_GATHER,
-                                  .run = run_gather,
-                                  .opaque = &args,
-                                  .rows = count,
-                                  .cols = dim,
-                                  .stride = dim,
-                                  .expect = truth.expect,
-                                  .bound = truth.bound,
-                                  .norm_share = 1};
+        struct check_case test = case_of(OP_GATHER, run_gather, &args, count, dim, truth);
         snprintf(test.name, sizeof test.name, "rows %u dim %u", count, dim);
         check_case(check, &test);
         free(truth.expect);

@@ -303,6 +303,7 @@ static const struct kva_tile_config good = {
 
 static uint8_t bytes_of_tile[16 * 64];
 
+/* The good one but for a byte. */
 static void configure_with(size_t offset, uint8_t byte)
 {
     struct kva_tile_config config = good;
@@ -360,31 +361,25 @@ static void bad_tile_number(void)
 
 static void bad_inner_size(void)
 {
-    struct kva_tile_config config = shapes(16, 16, 8);
-    config.row_bytes[1] = 64;
-    kva_tiles_configure(&config);
+    configure_with(offsetof(struct kva_tile_config, rows) + 2, 8);
     KVA_TILE_DOT_BF16(0, 1, 2);
 }
 
 static void bad_outer_rows(void)
 {
-    struct kva_tile_config config = shapes(16, 16, 16);
-    config.rows[0] = 8;
-    kva_tiles_configure(&config);
+    configure_with(offsetof(struct kva_tile_config, rows), 8);
     KVA_TILE_DOT_SS(0, 1, 2);
 }
 
 static void bad_outer_columns(void)
 {
-    struct kva_tile_config config = shapes(16, 16, 16);
-    config.row_bytes[0] = 32;
-    kva_tiles_configure(&config);
+    configure_with(offsetof(struct kva_tile_config, row_bytes), 32);
     KVA_TILE_DOT_BF16(0, 1, 2);
 }
 
 static void bad_odd_bytes(void)
 {
-    struct kva_tile_config config = shapes(16, 16, 16);
+    struct kva_tile_config config = good;
     config.row_bytes[0] = config.row_bytes[2] = 62;
     kva_tiles_configure(&config);
     KVA_TILE_DOT_BF16(0, 1, 2);
