@@ -90,40 +90,72 @@ static enum kva_status unknown_flag(const char *flag, struct kva_err *err)
     return kva_fail(err, KVA_EINVAL, "unknown option '%.100s'; --help lists the options", flag);
 }
 
+/* What an argument that begins with "--" says. */
+struct flag {
+    int option;        /* its index; -1: none of this command */
+    bool is_file;      /* --config */
+    const char *value; /* in the same argument, or told by the option alone; NULL: in the next */
+};
+
+static struct flag parse_flag(const struct loader *loader, const char *argument)
+{
+    const char *name = argument + 2;
+    const char *equals = strchr(name, '=');
+    size_t length = equals ? (size_t)(equals - name) : strlen(name);
+    struct flag flag = {.option = find_option(loader, name, length),
+                        .is_file = length == 6 && strncmp(name, "config", 6) == 0,
+                        .value = equals ? equals + 1 : NULL};
+    if (flag.option >= 0 && loader->options[flag.option].kind == KVA_OPTION_BOOL && !equals)
+        flag.value = "true";
+    if (flag.option >= 0 || equals || strncmp(name, "no-", 3) != 0)
+        return flag;
+    int negated = find_option(loader, name + 3, length - 3);
+    if (negated >= 0 && loader->options[negated].kind == KVA_OPTION_BOOL)
+        flag = (struct flag){.option = negated, .value = "false"};
+    return flag;
+}
+
+/* The value of `flag` in the argument behind it. What is an option is taken for one: otherwise a
+ * forgotten value goes unnoticed, and a file gets the option's name. */
+static enum kva_status next_value(const struct loader *loader, const char *flag, int *index,
+                                  const char **ret, struct kva_err *err)
+{
+    if (*index + 1 >= loader->sources->argc)
+        return kva_fail(err, KVA_EINVAL, "%s wants a value", flag);
+    const char *value = loader->sources->argv[*index + 1];
+    struct flag other = {.option = -1};
+    if (strncmp(value, "--", 2) == 0)
+        other = parse_flag(loader, value);
+    if (other.option >= 0 || other.is_file)
+        return kva_fail(err, KVA_EINVAL,
+                        "%s wants a value, '%.100s' is an option (%s=%.100s if it is meant)", flag,
+                        value, flag, value);
+    ++*index;
+    *ret = value;
+    return KVA_OK;
+}
+
 /* One flag, its value in the same or in the next argument. */
 static enum kva_status read_flag(struct loader *loader, int *index, char **ret_file,
                                  struct kva_err *err)
 {
-    char **argv = loader->sources->argv;
-    const char *flag = argv[*index];
-    const char *name = flag + 2;
-    const char *equals = strchr(name, '=');
-    size_t length = equals ? (size_t)(equals - name) : strlen(name);
-    bool negated = false;
-    int found = find_option(loader, name, length);
-    if (found < 0 && strncmp(name, "no-", 3) == 0 && !equals) {
-        found = find_option(loader, name + 3, length - 3);
-        negated = found >= 0 && loader->options[found].kind == KVA_OPTION_BOOL;
-        found = negated ? found : -1;
-    }
-    bool is_file = length == 6 && strncmp(name, "config", 6) == 0;
-    if (found < 0 && !is_file)
-        return unknown_flag(flag, err);
-    bool is_bool = found >= 0 && loader->options[found].kind == KVA_OPTION_BOOL;
-    const char *value = equals ? equals + 1 : is_bool ? (negated ? "false" : "true") : NULL;
-    if (!value) {
-        if (*index + 1 >= loader->sources->argc)
-            return kva_fail(err, KVA_EINVAL, "%s wants a value", flag);
-        value = argv[++*index];
-    }
-    if (is_file) {
-        *ret_file = (char *)(uintptr_t)value;
+    const char *argument = loader->sources->argv[*index];
+    struct flag flag = parse_flag(loader, argument);
+    if (flag.option < 0 && !flag.is_file)
+        return unknown_flag(argument, err);
+    enum kva_status status = KVA_OK;
+    if (!flag.value)
+        status = next_value(loader, argument, index, &flag.value, err);
+    if (status)
+        return status;
+    if (flag.is_file) {
+        *ret_file = (char *)(uintptr_t)flag.value;
         return KVA_OK;
     }
     char origin[80];
-    snprintf(origin, sizeof(origin), "--%s", loader->options[found].name);
-    loader->set[found] = true;
-    return kva_config_set(loader->config, &loader->options[found], value, origin, err);
+    snprintf(origin, sizeof(origin), "--%s", loader->options[flag.option].name);
+    loader->set[flag.option] = true;
+    return kva_config_set(loader->config, &loader->options[flag.option], flag.value, origin, err);
 }
 
 static enum kva_status read_arguments(struct loader *loader, struct kva_string_list *ret_rest,

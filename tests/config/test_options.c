@@ -117,6 +117,27 @@ static void test_options__errors_name_option_value_and_range(void **state KVA_UN
     }
 }
 
+static void test_options__an_option_is_no_value(void **state KVA_UNUSED)
+{
+    static const char *const others[] = {"--port", "--port=81", "--prefix-cache",
+                                         "--no-prefix-cache", "--config"};
+    struct kva_config config;
+    struct kva_string_list rest;
+    struct kva_err err;
+    for (size_t i = 0; i < KVA_COUNT_OF(others); i++) {
+        assert_int_equal(LOAD(&config, &rest, &err, "--host", others[i], "1"), KVA_EINVAL);
+        assert_non_null(strstr(err.message, "--host wants a value"));
+        assert_non_null(strstr(err.message, others[i]));
+        kva_config_finish(&config);
+    }
+    assert_int_equal(LOAD(&config, &rest, &err, "--host=--port", "--port", "81"), KVA_OK);
+    assert_string_equal(config.host, "--port");
+    kva_config_finish(&config);
+    assert_int_equal(LOAD(&config, &rest, &err, "--host", "--other"), KVA_OK);
+    assert_string_equal(config.host, "--other");
+    kva_config_finish(&config);
+}
+
 static void write_file(char *path, const char *text)
 {
     strcpy(path, "kvahead-options-XXXXXX");
@@ -193,6 +214,7 @@ int main(void)
         cmocka_unit_test(test_options__defaults_are_valid_and_documented),
         cmocka_unit_test(test_options__flags_of_every_kind),
         cmocka_unit_test(test_options__errors_name_option_value_and_range),
+        cmocka_unit_test(test_options__an_option_is_no_value),
         cmocka_unit_test(test_options__precedence),
         cmocka_unit_test(test_options__bad_files),
     };
