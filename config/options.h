@@ -111,7 +111,6 @@ struct kva_config {
     struct kva_string_list bench_compare;
     bool bench_profile;
     bool bench_cpu_time;
-    bool json;
     /* eval */
     char *eval_text;
     char *eval_prompts;
@@ -120,8 +119,9 @@ struct kva_config {
     uint64_t eval_windows;
     char *eval_policies;
     uint64_t eval_look;
-    char *eval_json;
     char *eval_svg;
+    /* bench and eval */
+    char *json;
     /* make-model */
     char *shape;
     uint64_t layers;

@@ -222,8 +222,6 @@ static const struct kva_option table[] = {
     {"cpu-time", KVA_OPTION_BOOL, BENCH, AT(bench_cpu_time), 0, 0, "false", NULL, "Bench",
      "Measure processor time, of compute and copies together, for machines with other work; with "
      "--threads 1 only."},
-    {"json", KVA_OPTION_BOOL, BENCH, AT(json), 0, 0, "false", NULL, "Bench",
-     "Print one JSON document instead of tables."},
 
     {"text", KVA_OPTION_STRING, EVAL, AT(eval_text), 0, 0, NULL, NULL, "Eval",
      "File of text to compare the policies on, in windows."},
@@ -243,10 +241,12 @@ static const struct kva_option table[] = {
      "Windows of the text, one behind the other."},
     {"look", KVA_OPTION_UINT, EVAL, AT(eval_look), 0, 1e6, "1", NULL, "Eval",
      "Steps from one look at attention by layer and head to the next; 0: none."},
-    {"json", KVA_OPTION_STRING, EVAL, AT(eval_json), 0, 0, NULL, NULL, "Eval",
-     "File for the result with all matrices and what it takes to repeat it."},
-    {"svg", KVA_OPTION_STRING, EVAL, AT(eval_svg), 0, 0, NULL, NULL, "Eval",
-     "File for heat maps by layer and head."},
+
+    {"json", KVA_OPTION_STRING, BENCH | EVAL, AT(json), 0, 0, NULL, NULL, "Result",
+     "File for the whole result, of which tables show a part, as one JSON document; -: standard "
+     "output, instead of the tables."},
+    {"svg", KVA_OPTION_STRING, EVAL, AT(eval_svg), 0, 0, NULL, NULL, "Result",
+     "File for heat maps by layer and head; -: standard output, instead of the tables."},
 
     {"shape", KVA_OPTION_STRING, MAKE, AT(shape), 0, 0, NULL, NULL, "Make-model",
      "Name of a published model's shape, such as llama3-8b, or the path of a config.json."},

@@ -22,7 +22,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory):
 
 
 def bench(*arguments):
-    done = command("bench", *arguments, "--json", *SHORT)
+    done = command("bench", *arguments, "--json", "-", *SHORT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -196,10 +196,13 @@ def test_bench__processor_time_adds_up(tiny):
         )
 
 
-def test_bench__tables(tiny):
+def test_bench__tables_and_a_file(tiny, tmp_path):
+    path = tmp_path / "result.json"
     done = command("bench", tiny, "--prefill", "64", "--batch", "2", "--depth", "100", "--profile",
-                   *SHORT)  # fmt: skip
+                   "--json", path, *SHORT)  # fmt: skip
     assert done.returncode == 0, done.stderr
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["what"] for row in rows] == ["prefill", "decode", "mixed"]
     lines = done.stdout.splitlines()
     for word, count in [("prefill", 1), ("decode", 1), ("mixed", 1)]:
         rows = [line for line in lines if line.startswith(f"{word} ")]
@@ -225,6 +228,7 @@ def test_bench__refusals(tiny, tmp_path):
         ((tiny, "--depth", ""), 2, "--depth is ''"),
         ((tiny, "--prefill", "99999999"), 2, "--prefill is '99999999'"),
         ((tiny, "--repetitions", "0"), 2, "--repetitions is '0'"),
+        ((tiny, "--json", tmp_path / "no" / "where"), 1, "No such file"),
         ((tiny, "--cpu-time", "--threads", "2"), 2, "--cpu-time wants --threads 1"),
         ((tiny, "--port", "80"), 2, "unknown option '--port'"),
     ]:

@@ -117,6 +117,14 @@ def test_eval__repeats_to_the_byte(tmp_path):
     assert outputs[0] == outputs[1] == outputs[2]
 
 
+def test_eval__a_document_instead_of_the_table(tmp_path):
+    arguments = ("--text", TEXT, *WINDOW, "--policies", "kivi:1")
+    json_there, svg_there = evaluate(*arguments, "--json", "-"), evaluate(*arguments, "--svg", "-")
+    assert json_there.returncode == svg_there.returncode == 0
+    assert json.loads(json_there.stdout) == measure(tmp_path, *arguments)
+    assert ET.fromstring(svg_there.stdout).tag.endswith("svg")
+
+
 def test_eval__table_and_pictures(tmp_path):
     svg = tmp_path / "heads.svg"
     done = evaluate(

@@ -33,7 +33,7 @@ def kvahead(options, weights):
     for batch in sorted({batch for batch, _ in DECODES}):
         depths = ",".join(str(d) for b, d in DECODES if b == batch)
         prefills = ",".join(map(str, PREFILLS)) if batch == 1 else "0"
-        command = [options.kvahead, "bench", options.model, "--weights", weights, "--json", "--no-mixed"]
+        command = [options.kvahead, "bench", options.model, "--weights", weights, "--json", "-", "--no-mixed"]
         command += ["--threads", str(options.threads), "--batch", str(batch), "--depth", depths]
         command += ["--prefill", prefills, "--repetitions", "200", "--row-time", f"{options.seconds}s"]
         out = subprocess.run(command, capture_output=True, text=True, check=True).stdout

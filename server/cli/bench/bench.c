@@ -10,13 +10,11 @@
 #include <string.h>
 
 /* Memory left to the rest of the machine: a part of what is free, and at least so much. */
-#define SPARE_SHARE    10
-#define SPARE_BYTES    (512ull << 20)
+#define SPARE_SHARE 10
+#define SPARE_BYTES (512ull << 20)
 
-#define JSON_BYTES_MAX ((size_t)64 << 20)
-
-#define BATCH_MAX      4096u
-#define TOKENS_MAX     (1u << 24)
+#define BATCH_MAX   4096u
+#define TOKENS_MAX  (1u << 24)
 
 /* --- what to measure ------------------------------------------------------------------------- */
 
@@ -158,9 +156,20 @@ static enum kva_status measure_policy(struct kva_bench *bench, struct kva_config
     return status ? status : kva_bench_measure(bench, choice, done, err);
 }
 
+static enum kva_status write_json(const struct kva_bench *bench, const char *path,
+                                  struct kva_err *err)
+{
+    struct kva_buf text;
+    kva_buf_init(&text, KVA_CLI_OUTPUT_BYTES);
+    kva_bench_json(bench, &text);
+    enum kva_status status = kva_cli_write(path, &text, err);
+    kva_buf_finish(&text);
+    return status;
+}
+
 static enum kva_status run(struct kva_bench *bench, struct kva_config *config, struct kva_err *err)
 {
-    bool tables = !config->json;
+    bool tables = !kva_cli_is_stdout(config->json);
     limit_memory(bench);
     enum kva_status status = kva_device_measure(bench->instance.device, &bench->roofs, err);
     if (status && status != KVA_EUNSUPPORTED)
@@ -179,19 +188,9 @@ static enum kva_status run(struct kva_bench *bench, struct kva_config *config, s
         status = kva_device_measure(bench->instance.device, &bench->roofs_end, err);
     if (status)
         return status;
-    if (tables) {
+    if (tables)
         kva_bench_print_end(bench);
-        return KVA_OK;
-    }
-    struct kva_buf text;
-    kva_buf_init(&text, JSON_BYTES_MAX);
-    kva_bench_json(bench, &text);
-    if (text.failed)
-        status = kva_fail(err, KVA_ENOMEM, "out of memory for the report");
-    else
-        fwrite(text.data, 1, text.length, stdout);
-    kva_buf_finish(&text);
-    return status;
+    return config->json ? write_json(bench, config->json, err) : KVA_OK;
 }
 
 /* The engine as the server has it, but with room for the largest batch and a prompt. */
@@ -221,7 +220,9 @@ int kva_cli_bench(const struct kva_config *config, const struct kva_string_list 
         kva_cli_fail(&err);
         return KVA_EXIT_USAGE;
     }
-    enum kva_status status = open_instance(&bench, &own, &err);
+    enum kva_status status = kva_cli_check_writable(own.json, &err);
+    if (!status)
+        status = open_instance(&bench, &own, &err);
     if (!status)
         status = run(&bench, &own, &err);
     kva_instance_close(&bench.instance);

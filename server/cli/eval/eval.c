@@ -4,13 +4,10 @@
 #include "base/clock.h"
 #include "server/cli/cli.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define OUTPUT_BYTES_MAX ((size_t)64 << 20)
 
 /* --- progress -------------------------------------------------------------------------------- */
 
@@ -137,33 +134,13 @@ static enum kva_status open_and_run(struct kva_cli_eval *eval, struct kva_err *e
 
 typedef void (*write_fn)(const struct kva_cli_eval *eval, struct kva_buf *out);
 
-/* A path that cannot be written is told before the work, not after it. */
-static enum kva_status check_writable(const char *path, struct kva_err *err)
-{
-    FILE *file = path ? fopen(path, "ab") : NULL;
-    if (path && !file)
-        return kva_fail(err, KVA_EIO, "'%s': %s", path, strerror(errno));
-    if (file)
-        fclose(file);
-    return KVA_OK;
-}
-
 static enum kva_status write_to(const struct kva_cli_eval *eval, const char *path, write_fn write,
                                 struct kva_err *err)
 {
     struct kva_buf out;
-    kva_buf_init(&out, OUTPUT_BYTES_MAX);
+    kva_buf_init(&out, KVA_CLI_OUTPUT_BYTES);
     write(eval, &out);
-    FILE *file = path ? fopen(path, "wb") : stdout;
-    bool ok = file && !out.failed && fwrite(out.data, 1, out.length, file) == out.length;
-    if (path && file)
-        ok = fclose(file) == 0 && ok;
-    else
-        ok = ok && fflush(file) == 0;
-    enum kva_status status = KVA_OK;
-    if (!ok)
-        status = kva_fail(err, KVA_EIO, "'%s': %s", path ? path : "standard output",
-                          out.failed ? "too large" : strerror(errno));
+    enum kva_status status = kva_cli_write(path, &out, err);
     kva_buf_finish(&out);
     return status;
 }
@@ -171,9 +148,12 @@ static enum kva_status write_to(const struct kva_cli_eval *eval, const char *pat
 static enum kva_status write_all(const struct kva_cli_eval *eval, struct kva_err *err)
 {
     const struct kva_config *config = eval->config;
-    enum kva_status status = write_to(eval, NULL, kva_cli_eval_table, err);
-    if (!status && config->eval_json)
-        status = write_to(eval, config->eval_json, kva_cli_eval_json, err);
+    bool tables = !kva_cli_is_stdout(config->json) && !kva_cli_is_stdout(config->eval_svg);
+    enum kva_status status = KVA_OK;
+    if (tables)
+        status = write_to(eval, KVA_CLI_STDOUT, kva_cli_eval_table, err);
+    if (!status && config->json)
+        status = write_to(eval, config->json, kva_cli_eval_json, err);
     if (!status && config->eval_svg)
         status = write_to(eval, config->eval_svg, kva_cli_eval_svg, err);
     return status;
@@ -191,9 +171,9 @@ int kva_cli_eval(const struct kva_config *config, const struct kva_string_list *
     }
     enum kva_status status = read_policies(&eval, &err);
     if (!status)
-        status = check_writable(config->eval_json, &err);
+        status = kva_cli_check_writable(config->json, &err);
     if (!status)
-        status = check_writable(config->eval_svg, &err);
+        status = kva_cli_check_writable(config->eval_svg, &err);
     if (!status)
         status = open_and_run(&eval, &err);
     if (!status)
