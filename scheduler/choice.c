@@ -134,14 +134,21 @@ static void close_group(struct kva_scheduler *s, struct kva_group *group)
     kva_group_free(s, group);
 }
 
+/* All of an output but what its kind has. */
+static void address(struct kva_output *output, const struct kva_choice *c,
+                    enum kva_output_kind kind, uint64_t now_ns)
+{
+    output->request_id = c->request_id;
+    output->choice = c->index;
+    output->kind = kind;
+    output->time_ns = now_ns;
+}
+
 void kva_choice_end(struct kva_scheduler *s, struct kva_choice *c, enum kva_finish_reason reason,
                     enum kva_status status, uint32_t stop_token, uint64_t now_ns)
 {
     struct kva_output output;
-    output.request_id = c->request_id;
-    output.choice = c->index;
-    output.kind = KVA_OUTPUT_END;
-    output.time_ns = now_ns;
+    address(&output, c, KVA_OUTPUT_END, now_ns);
     memset(&output.end, 0, sizeof(output.end));
     output.end.reason = reason;
     output.end.status = status;
@@ -196,10 +203,7 @@ void kva_choice_emit_token(struct kva_scheduler *s, struct kva_choice *c,
 {
     /* Only the entries of `top` that are there are copied: most requests want none. */
     struct kva_output output;
-    output.request_id = c->request_id;
-    output.choice = c->index;
-    output.kind = KVA_OUTPUT_TOKEN;
-    output.time_ns = now_ns;
+    address(&output, c, KVA_OUTPUT_TOKEN, now_ns);
     uint32_t top_count = kva_min_u32(token->top_count, KVA_LOGPROBS_MAX);
     output.token.token = token->token;
     output.token.top_count = top_count;
@@ -211,10 +215,7 @@ void kva_choice_emit_token(struct kva_scheduler *s, struct kva_choice *c,
 void kva_choice_emit_progress(struct kva_scheduler *s, struct kva_choice *c, uint64_t now_ns)
 {
     struct kva_output output;
-    output.request_id = c->request_id;
-    output.choice = c->index;
-    output.kind = KVA_OUTPUT_PROGRESS;
-    output.time_ns = now_ns;
+    address(&output, c, KVA_OUTPUT_PROGRESS, now_ns);
     output.progress.done_tokens = kva_min_u32(c->cached_tokens + c->prefill_done, c->prompt_tokens);
     output.progress.total_tokens = c->prompt_tokens;
     c->progress_sent = true;
@@ -224,10 +225,7 @@ void kva_choice_emit_progress(struct kva_scheduler *s, struct kva_choice *c, uin
 void kva_choice_emit_prompt_logprobs(struct kva_scheduler *s, struct kva_choice *c, uint64_t now_ns)
 {
     struct kva_output output;
-    output.request_id = c->request_id;
-    output.choice = c->index;
-    output.kind = KVA_OUTPUT_PROMPT_LOGPROBS;
-    output.time_ns = now_ns;
+    address(&output, c, KVA_OUTPUT_PROMPT_LOGPROBS, now_ns);
     output.prompt_logprobs.entries = s->ops->prompt_logprobs(s->engine_self, c->seq);
     output.prompt_logprobs.count =
         output.prompt_logprobs.entries != NULL ? c->prompt_tokens - 1 : 0;
