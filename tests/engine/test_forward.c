@@ -15,12 +15,8 @@
 
 static cJSON *read_json(const char *path)
 {
-    FILE *file = fopen(path, "rb");
-    assert_non_null(file);
-    char *text = malloc(1 << 20);
-    size_t length = fread(text, 1, (1 << 20) - 1, file);
-    fclose(file);
-    text[length] = '\0';
+    char *text = kva_test_read(path, NULL);
+    assert_non_null(text);
     cJSON *json = cJSON_Parse(text);
     free(text);
     assert_non_null(json);

@@ -23,22 +23,6 @@ const char *kva_golden_path(const char *family, const char *file, char *out, siz
     return kva_test_source(name, out, size);
 }
 
-static char *read_text(const char *path)
-{
-    FILE *file = fopen(path, "rb");
-    if (!file)
-        return NULL;
-    long size = fseek(file, 0, SEEK_END) == 0 ? ftell(file) : -1;
-    char *text = size >= 0 ? calloc(1, (size_t)size + 1) : NULL;
-    rewind(file);
-    if (text && fread(text, 1, (size_t)size, file) != (size_t)size) {
-        free(text);
-        text = NULL;
-    }
-    fclose(file);
-    return text;
-}
-
 /* A list of numbers as doubles; NULL if it is empty or none. */
 static double *read_numbers(const cJSON *root, const char *name, uint32_t *ret_count)
 {
@@ -134,7 +118,7 @@ bool kva_golden_load(const char *family, struct kva_golden *ret)
 {
     char path[4096];
     struct kva_golden golden = {0};
-    char *text = read_text(kva_golden_path(family, "expected.json", path, sizeof(path)));
+    char *text = kva_test_read(kva_golden_path(family, "expected.json", path, sizeof(path)), NULL);
     cJSON *root = text ? cJSON_Parse(text) : NULL;
     bool good = root && read_golden(root, &golden);
     cJSON_Delete(root);

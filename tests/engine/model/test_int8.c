@@ -2,6 +2,7 @@
 #include "engine/model/checksum.h"
 #include "engine/model/int8.h"
 #include "kernels/int8.h"
+#include "tests/data.h"
 #include "tests/engine/model/checkpoint.h"
 
 #include "tests/cmocka.h"
@@ -88,16 +89,9 @@ static bool made(const struct checkpoint *checkpoint)
 static unsigned char *slurp(const struct checkpoint *checkpoint, const char *name, size_t *ret_size)
 {
     char path[600];
-    struct stat info;
-    FILE *file = fopen(checkpoint_path(checkpoint, name, path, sizeof(path)), "rb");
-    assert_non_null(file);
-    assert_int_equal(fstat(fileno(file), &info), 0);
-    *ret_size = (size_t)info.st_size;
-    unsigned char *data = malloc(*ret_size);
+    char *data = kva_test_read(checkpoint_path(checkpoint, name, path, sizeof(path)), ret_size);
     assert_non_null(data);
-    assert_int_equal(fread(data, 1, *ret_size, file), *ret_size);
-    fclose(file);
-    return data;
+    return (unsigned char *)data;
 }
 
 static bool exists(const struct checkpoint *checkpoint, const char *name)

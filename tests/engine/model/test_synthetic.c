@@ -3,6 +3,7 @@
 
 #include "engine/model/config.h"
 #include "tests/cmocka.h"
+#include "tests/data.h"
 
 #include <fcntl.h>
 #include <math.h>
@@ -51,20 +52,6 @@ static struct kva_model *open_model(const char *path)
     if (kva_model_open(&params, &model, &err))
         fail_msg("%s", err.message);
     return model;
-}
-
-static char *read_file(const char *path, size_t *ret_length)
-{
-    FILE *file = fopen(path, "rb");
-    assert_non_null(file);
-    fseek(file, 0, SEEK_END);
-    *ret_length = (size_t)ftell(file);
-    rewind(file);
-    char *data = malloc(*ret_length + 1);
-    assert_non_null(data);
-    assert_int_equal(fread(data, 1, *ret_length, file), *ret_length);
-    fclose(file);
-    return data;
 }
 
 static double deviation_of(const struct kva_tensor *tensor)
@@ -163,7 +150,7 @@ static void test_synthetic__files_depend_on_the_seed_alone(void **state KVA_UNUS
             .seed = cases[i].seed,
             .threads = cases[i].threads});
         snprintf(file, sizeof(file), "%s/model.safetensors", cases[i].name);
-        data[i] = read_file(path_of(file), &length[i]);
+        data[i] = kva_test_read(path_of(file), &length[i]);
     }
     assert_int_equal(length[0], length[1]);
     assert_memory_equal(data[0], data[1], length[0]);

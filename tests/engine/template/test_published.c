@@ -9,28 +9,12 @@
 /* 2025-02-03 04:05:06 UTC, the moment of the expected renderings. */
 #define NOW 1738555506
 
-static char *read_file(const char *path)
-{
-    FILE *file = fopen(path, "rb");
-    if (!file)
-        return NULL;
-    struct kva_buf buf;
-    kva_buf_init(&buf, 16u << 20);
-    char chunk[4096];
-    size_t count;
-    while ((count = fread(chunk, 1, sizeof(chunk), file)) > 0)
-        kva_buf_append(&buf, chunk, count);
-    kva_buf_putc(&buf, '\0');
-    fclose(file);
-    return kva_buf_take(&buf, NULL);
-}
-
 static cJSON *read_json(const char *name)
 {
     char path[4096];
     if (!kva_test_data(name, path, sizeof(path)))
         return NULL;
-    char *text = read_file(path);
+    char *text = kva_test_read(path, NULL);
     cJSON *json = cJSON_Parse(text);
     free(text);
     assert_non_null(json);
@@ -84,7 +68,7 @@ static void check_template(struct score *score, const char *name, const cJSON *e
     char path[4096], file[512];
     snprintf(file, sizeof(file), "templates/%s", name);
     assert_non_null(kva_test_data(file, path, sizeof(path)));
-    char *source = read_file(path);
+    char *source = kva_test_read(path, NULL);
     struct kva_template *tmpl;
     struct kva_err err;
     if (kva_template_compile(source, strlen(source), &tmpl, &err))
@@ -182,7 +166,7 @@ static void test_template__compiles_the_other_published_templates(void **state K
         snprintf(file, sizeof(file), "templates/mistral-common/%s.jinja", names[i]);
         if (!kva_test_data(file, path, sizeof(path)))
             skip();
-        char *source = read_file(path);
+        char *source = kva_test_read(path, NULL);
         struct kva_template *tmpl;
         struct kva_err err;
         if (kva_template_compile(source, strlen(source), &tmpl, &err))

@@ -14,18 +14,10 @@ static cJSON *read_reference(void)
 {
     char path[4096];
     kva_test_source("tests/engine/template/reference.json", path, sizeof(path));
-    FILE *file = fopen(path, "rb");
-    if (!file)
-        fail_msg("cannot read %s", path);
-    struct kva_buf buf;
-    kva_buf_init(&buf, 16u << 20);
-    char chunk[4096];
-    size_t count;
-    while ((count = fread(chunk, 1, sizeof(chunk), file)) > 0)
-        kva_buf_append(&buf, chunk, count);
-    fclose(file);
-    cJSON *json = cJSON_ParseWithLength(buf.data, buf.length);
-    kva_buf_finish(&buf);
+    char *text = kva_test_read(path, NULL);
+    assert_non_null(text);
+    cJSON *json = cJSON_Parse(text);
+    free(text);
     assert_non_null(json);
     return json;
 }

@@ -17,19 +17,10 @@
 
 static inline cJSON *fixture_json(const char *path)
 {
-    FILE *file = fopen(path, "rb");
-    if (!file)
-        fail_msg("cannot read %s", path);
-    struct kva_buf data;
-    char chunk[16384];
-    size_t count;
-    kva_buf_init(&data, (size_t)64 << 20);
-    while ((count = fread(chunk, 1, sizeof(chunk), file)) > 0)
-        kva_buf_append(&data, chunk, count);
-    fclose(file);
-    assert_false(data.failed);
-    cJSON *root = cJSON_ParseWithLength(data.data, data.length);
-    kva_buf_finish(&data);
+    char *text = kva_test_read(path, NULL);
+    assert_non_null(text);
+    cJSON *root = cJSON_Parse(text);
+    free(text);
     assert_non_null(root);
     return root;
 }
