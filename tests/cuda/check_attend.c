@@ -1,5 +1,6 @@
 /* Cases of attend. */
 #include "tests/cuda/check.h"
+#include "tests/kernels/ranges.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -151,25 +152,10 @@ static struct result run_gpu(struct check *check, const struct attend_case *test
     args.blocks = test->gpu_blocks;
     args.out = (struct kva_partial){to, to + pairs * dim, to + pairs * (dim + 1)};
     for (int half = cut ? 0 : 1; half < 2; half++) {
-        uint32_t low = half == 0 ? 0 : cut, high = half == 0 ? cut : UINT32_MAX, count = 0;
-        for (uint32_t s = 0; s < seq_count; s++) {
-            part[s] = seqs[s];
-            part[s].range_first = count;
-            for (uint32_t j = 0; j < seqs[s].range_count; j++) {
-                struct kva_attend_range r = test->ranges[seqs[s].range_first + j];
-                uint32_t first = kva_max_u32(r.token_first, low);
-                uint32_t end = kva_min_u32(r.token_first + r.token_count, high);
-                if (first >= end)
-                    continue;
-                r.block_first += first / KVA_PAGE_TOKENS - r.token_first / KVA_PAGE_TOKENS;
-                r.token_first = first;
-                r.token_count = end - first;
-                ranges[half][count++] = r;
-            }
-            part[s].range_count = count - part[s].range_first;
-        }
-        args.seqs = part;
-        args.ranges = ranges[half];
+        uint32_t low = half == 0 ? 0 : cut, high = half == 0 ? cut : UINT32_MAX;
+        args.seqs = seqs;
+        args.ranges = test->ranges;
+        ranges_within(&args, low, high, part, ranges[half]);
         args.accumulate = cut && half == 1;
         kva_device_ops(check->gpu)->attend(check->gpu, &args);
     }

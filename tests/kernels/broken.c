@@ -3,6 +3,7 @@
 #include "tests/kernels/broken.h"
 
 #include "tests/kernels/amx_emulator.h"
+#include "tests/kernels/ranges.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -377,26 +378,9 @@ static void attend_pieces(struct kva_device *device, const struct kva_attend_arg
         uint32_t low = (descending ? pieces - 1 - piece : piece) * step;
         struct kva_attend_seq seqs[8];
         struct kva_attend_range ranges[64];
-        uint32_t count = 0;
-        for (uint32_t i = 0; i < args->seq_count; i++) {
-            seqs[i] = args->seqs[i];
-            seqs[i].range_first = count;
-            seqs[i].range_count = 0;
-            for (uint32_t j = 0; j < args->seqs[i].range_count; j++) {
-                struct kva_attend_range range = args->ranges[args->seqs[i].range_first + j];
-                uint32_t first = kva_max_u32(range.token_first, low);
-                uint32_t end = kva_min_u32(range.token_first + range.token_count, low + step);
-                if (first >= end)
-                    continue;
-                range.block_first += first / KVA_PAGE_TOKENS - range.token_first / KVA_PAGE_TOKENS;
-                range.token_first = first;
-                range.token_count = end - first;
-                ranges[count++] = range;
-                seqs[i].range_count++;
-            }
-        }
-        wrong.seqs = seqs;
-        wrong.ranges = ranges;
+        wrong.seqs = args->seqs;
+        wrong.ranges = args->ranges;
+        ranges_within(&wrong, low, low + step, seqs, ranges);
         good->attend(device, &wrong);
         wrong.accumulate = true;
     }

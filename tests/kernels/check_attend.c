@@ -1,5 +1,6 @@
 /* Cases of attend. */
 #include "tests/kernels/checkasm.h"
+#include "tests/kernels/ranges.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -118,26 +119,7 @@ static void run_tokens(const struct check_variant *variant, struct kva_device *d
 {
     struct kva_attend_seq seqs[SEQS_MAX];
     struct kva_attend_range ranges[RANGES_MAX];
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < args.seq_count; i++) {
-        seqs[i] = args.seqs[i];
-        seqs[i].range_first = count;
-        seqs[i].range_count = 0;
-        for (uint32_t j = 0; j < args.seqs[i].range_count; j++) {
-            struct kva_attend_range range = args.ranges[args.seqs[i].range_first + j];
-            uint32_t first = kva_max_u32(range.token_first, low);
-            uint32_t end = kva_min_u32(range.token_first + range.token_count, high);
-            if (first >= end)
-                continue;
-            range.block_first += first / KVA_PAGE_TOKENS - range.token_first / KVA_PAGE_TOKENS;
-            range.token_first = first;
-            range.token_count = end - first;
-            ranges[count++] = range;
-            seqs[i].range_count++;
-        }
-    }
-    args.seqs = seqs;
-    args.ranges = ranges;
+    ranges_within(&args, low, high, seqs, ranges);
     variant->ops.attend(device, &args);
 }
 
