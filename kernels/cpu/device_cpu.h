@@ -38,6 +38,12 @@ void kva_cpu_fail(struct kva_device *device, const char *format, ...) KVA_PRINTF
 void kva_cpu_hot_act(const struct kva_hot *hot, const struct kva_hot_now *now, uint32_t kv_head,
                      uint32_t head_dim, void *scratch);
 
+/* Whether low-bit pages of such a format can be made and read; fails the device, by the operator's
+ * name, where they cannot. */
+bool kva_cpu_check_lowbit(struct kva_device *device, const char *op,
+                          struct kva_lowbit_format format, uint32_t head_dim,
+                          enum kva_dtype kv_dtype);
+
 /* See struct kva_device_roofs. */
 KVA_MUST_CHECK enum kva_status kva_cpu_roofs(struct kva_device *device,
                                              struct kva_device_roofs *ret, struct kva_err *err);
