@@ -2,7 +2,7 @@
 #ifndef KVA_KERNELS_CPU_LOWBIT_PLAN_H
 #define KVA_KERNELS_CPU_LOWBIT_PLAN_H
 
-#include "kernels/cpu/device_cpu.h"
+#include "kernels/cpu/query_task.h"
 
 /* Rows that a KV head may choose at most: they bound the scratch. */
 #define KVA_CPU_SELECT_MAX 16384u
@@ -16,11 +16,8 @@ struct kva_lowbit_plan {
     const struct kva_attend_lowbit_args *args;
     uint32_t seq_first; /* sequences whose turn it is */
     uint32_t seq_end;
-    uint32_t group;       /* query heads of a KV head */
-    uint32_t task_heads;  /* of them in one task, at most */
-    uint32_t task_rows;   /* rows of one task, at most */
-    uint32_t head_pieces; /* tasks that share the heads of one KV head */
-    size_t own_floats;    /* of a thread's part of the scratch, where tasks select; else 0 */
+    struct kva_query_cut cut;
+    size_t own_floats; /* of a thread's part of the scratch, where tasks select; else 0 */
 };
 
 /* --- the caller's scratch memory ---------------------------------------------------------------
@@ -65,13 +62,13 @@ static inline size_t kva_lowbit_splits(const struct kva_lowbit_seq *seq)
 static inline size_t kva_lowbit_weight_at(const struct kva_lowbit_plan *plan, size_t split,
                                           size_t head)
 {
-    return (split * plan->group + head) * KVA_ATTEND_SPLIT_TOKENS;
+    return (split * plan->cut.group + head) * KVA_ATTEND_SPLIT_TOKENS;
 }
 
 static inline size_t kva_lowbit_top_at(const struct kva_lowbit_plan *plan,
                                        const struct kva_lowbit_seq *seq, size_t split, size_t head)
 {
-    return kva_lowbit_weight_at(plan, kva_lowbit_splits(seq), 0) + split * plan->group + head;
+    return kva_lowbit_weight_at(plan, kva_lowbit_splits(seq), 0) + split * plan->cut.group + head;
 }
 
 /* The partial result of query heads `head` on over split `split`. */
@@ -79,7 +76,8 @@ static inline struct kva_partial kva_lowbit_partial_at(const struct kva_lowbit_p
                                                        const struct kva_lowbit_seq *seq,
                                                        float *part, uint32_t split, uint32_t head)
 {
-    size_t pairs = kva_lowbit_splits(seq) * plan->group, pair = (size_t)split * plan->group + head;
+    size_t pairs = kva_lowbit_splits(seq) * plan->cut.group;
+    size_t pair = (size_t)split * plan->cut.group + head;
     float *a = part + kva_lowbit_top_at(plan, seq, kva_lowbit_splits(seq), 0);
     float *m = a + pairs * plan->args->head_dim;
     return (struct kva_partial){a + pair * plan->args->head_dim, m + pair, m + pairs + pair};
@@ -89,7 +87,7 @@ static inline struct kva_partial kva_lowbit_partial_at(const struct kva_lowbit_p
 static inline bool *kva_lowbit_outdated_at(const struct kva_lowbit_plan *plan,
                                            const struct kva_lowbit_seq *seq, float *part)
 {
-    size_t pairs = kva_lowbit_splits(seq) * plan->group;
+    size_t pairs = kva_lowbit_splits(seq) * plan->cut.group;
     return (bool *)(part + kva_lowbit_top_at(plan, seq, kva_lowbit_splits(seq), 0) +
                     pairs * (plan->args->head_dim + 2));
 }
@@ -108,7 +106,7 @@ void kva_lowbit_select(struct kva_lowbit_plan *plan);
 static inline uint32_t kva_lowbit_first_visible(const struct kva_attend_lowbit_args *args,
                                                 uint32_t position)
 {
-    return args->window > 0 && position >= args->window ? position - args->window + 1 : 0;
+    return kva_query_first_visible(args->window, position);
 }
 
 /* Position of hot row `index` in ascending position, and its K row, V right behind it. */

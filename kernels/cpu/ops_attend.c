@@ -1,12 +1,10 @@
 /* Driver of attention.
  *
- * A task is some rows of one sequence times the query heads that share one KV head: its keys and
- * values are read once for all of them. Tasks run side by side, each folding its splits in
- * ascending order. Where there are too few tasks for the threads (one long sequence), the splits of
- * a task run side by side instead, into partial results that are then folded in the same order: the
- * same additions, so the same bits. */
-#include "kernels/cpu/device_cpu.h"
-#include "kernels/cpu/partial.h"
+ * Tasks (query_task.h) run side by side, each folding its splits in ascending order. Where there
+ * are too few tasks for the threads (one long sequence), the splits of a task run side by side
+ * instead, into partial results that are then folded in the same order: the same additions, so the
+ * same bits. */
+#include "kernels/cpu/query_task.h"
 
 #include <math.h>
 #include <string.h>
@@ -14,21 +12,13 @@
 struct task {
     const struct kva_attend_args *args;
     const struct kva_attend_seq *seq;
-    uint32_t row_first; /* of the sequence's rows */
-    uint32_t row_count;
-    uint32_t kv_head;
-    uint32_t head_first; /* of the query heads of this KV head */
-    uint32_t head_count;
+    struct kva_query_task at;
 };
 
-/* How a call is cut into tasks. */
 struct plan {
     struct kva_device *device;
     const struct kva_attend_args *args;
-    uint32_t group;       /* query heads of a KV head */
-    uint32_t task_heads;  /* of them in one task, at most */
-    uint32_t task_rows;   /* rows of one task, at most */
-    uint32_t head_pieces; /* tasks that share the heads of one KV head */
+    struct kva_query_cut cut;
 };
 
 /* A thread's scratch. */
@@ -49,44 +39,31 @@ _Static_assert(sizeof(struct scratch) <= KVA_CPU_SCRATCH_BYTES, "attention outgr
 
 /* --- tasks ------------------------------------------------------------------------------------ */
 
-static uint32_t tasks_of_seq(const struct plan *plan, const struct kva_attend_seq *seq)
-{
-    return (uint32_t)kva_div_up(seq->row_count, plan->task_rows) * plan->args->kv_heads *
-           plan->head_pieces;
-}
-
 static size_t tasks_of_plan(const struct plan *plan)
 {
     size_t count = 0;
     for (uint32_t i = 0; i < plan->args->seq_count; i++)
-        count += tasks_of_seq(plan, &plan->args->seqs[i]);
+        count += kva_query_tasks(&plan->cut, plan->args->seqs[i].row_count);
     return count;
 }
 
 static struct task task_at(const struct plan *plan, uint32_t index)
 {
     const struct kva_attend_seq *seq = plan->args->seqs;
-    for (uint32_t count; index >= (count = tasks_of_seq(plan, seq)); seq++)
+    for (uint32_t count; index >= (count = kva_query_tasks(&plan->cut, seq->row_count)); seq++)
         index -= count;
-    uint32_t per_tile = plan->args->kv_heads * plan->head_pieces;
-    struct task task = {.args = plan->args, .seq = seq};
-    task.row_first = index / per_tile * plan->task_rows;
-    task.row_count = kva_min_u32(plan->task_rows, seq->row_count - task.row_first);
-    task.kv_head = index % per_tile / plan->head_pieces;
-    task.head_first = index % plan->head_pieces * plan->task_heads;
-    task.head_count = kva_min_u32(plan->task_heads, plan->group - task.head_first);
-    return task;
+    return (struct task){plan->args, seq,
+                         kva_query_task_at(&plan->cut, seq->row_first, seq->row_count, index)};
 }
 
-/* First position that the row at `position` may see. */
-static uint32_t first_visible(const struct kva_attend_args *args, uint32_t position)
+static uint32_t first_visible(const struct task *task, uint32_t position)
 {
-    return args->window > 0 && position >= args->window ? position - args->window + 1 : 0;
+    return kva_query_first_visible(task->args->window, position);
 }
 
 static uint32_t first_position(const struct task *task)
 {
-    return task->seq->position_first + task->row_first;
+    return task->seq->position_first + task->at.row_first;
 }
 
 /* Splits [*ret_first, *ret_end) hold everything that the task's rows may see. */
@@ -97,23 +74,13 @@ static void task_splits(const struct task *task, uint32_t *ret_first, uint32_t *
         return;
     const struct kva_attend_range *ranges = task->args->ranges + task->seq->range_first;
     const struct kva_attend_range *last = &ranges[task->seq->range_count - 1];
-    uint32_t first =
-        kva_max_u32(first_visible(task->args, first_position(task)), ranges[0].token_first);
-    uint32_t end =
-        kva_min_u32(first_position(task) + task->row_count, last->token_first + last->token_count);
+    uint32_t first = kva_max_u32(first_visible(task, first_position(task)), ranges[0].token_first);
+    uint32_t end = kva_min_u32(first_position(task) + task->at.row_count,
+                               last->token_first + last->token_count);
     if (first >= end)
         return;
     *ret_first = first / KVA_ATTEND_SPLIT_TOKENS;
     *ret_end = (uint32_t)kva_div_up(end, KVA_ATTEND_SPLIT_TOKENS);
-}
-
-/* (row, head) pair of the task's query `index` in the partial result. */
-static size_t pair_of_query(const struct task *task, uint32_t index)
-{
-    size_t row = (size_t)task->seq->row_first + task->row_first + index / task->head_count;
-    size_t head = (size_t)task->kv_head * (task->args->heads / task->args->kv_heads) +
-                  task->head_first + index % task->head_count;
-    return row * task->args->heads + head;
 }
 
 /* --- one split -------------------------------------------------------------------------------- */
@@ -137,8 +104,8 @@ static uint32_t find_range(const struct kva_attend_range *ranges, uint32_t count
 static void task_slots(const struct task *task, uint32_t base, uint32_t *ret_first,
                        uint32_t *ret_end)
 {
-    uint32_t first = first_visible(task->args, first_position(task));
-    uint32_t end = first_position(task) + task->row_count;
+    uint32_t first = first_visible(task, first_position(task));
+    uint32_t end = first_position(task) + task->at.row_count;
     *ret_first = kva_min_u32(kva_max_u32(first, base) - base, KVA_ATTEND_SPLIT_TOKENS);
     *ret_end = kva_min_u32(kva_max_u32(end, base) - base, KVA_ATTEND_SPLIT_TOKENS);
 }
@@ -161,7 +128,7 @@ static void find_tokens(const struct task *task, uint32_t index, const void **to
         for (; position < stop; position++) {
             uint32_t block = range->block_first + position / KVA_PAGE_TOKENS -
                              range->token_first / KVA_PAGE_TOKENS;
-            size_t row = (size_t)task->kv_head * KVA_PAGE_TOKENS + position % KVA_PAGE_TOKENS;
+            size_t row = (size_t)task->at.kv_head * KVA_PAGE_TOKENS + position % KVA_PAGE_TOKENS;
             tokens[position - base] = (const unsigned char *)args->blocks[block] +
                                       args->block_offset_bytes + row * token_bytes;
         }
@@ -171,15 +138,15 @@ static void find_tokens(const struct task *task, uint32_t index, const void **to
 /* Which slots of the split each query sees. */
 static void find_visible(const struct task *task, uint32_t base, struct scratch *scratch)
 {
-    for (uint32_t row = 0; row < task->row_count; row++) {
+    for (uint32_t row = 0; row < task->at.row_count; row++) {
         uint32_t position = first_position(task) + row;
-        uint32_t first = first_visible(task->args, position);
+        uint32_t first = first_visible(task, position);
         first = first > base ? kva_min_u32(first - base, KVA_ATTEND_SPLIT_TOKENS) : 0;
         uint32_t end = position >= base ? position - base + 1 : 0;
         end = kva_max_u32(first, kva_min_u32(end, KVA_ATTEND_SPLIT_TOKENS));
-        for (uint32_t head = 0; head < task->head_count; head++) {
-            scratch->slot_first[row * task->head_count + head] = first;
-            scratch->slot_end[row * task->head_count + head] = end;
+        for (uint32_t head = 0; head < task->at.head_count; head++) {
+            scratch->slot_first[row * task->at.head_count + head] = first;
+            scratch->slot_end[row * task->at.head_count + head] = end;
         }
     }
 }
@@ -188,25 +155,18 @@ static void find_visible(const struct task *task, uint32_t base, struct scratch 
 static void load_queries(const struct task *task, struct scratch *scratch)
 {
     const struct kva_attend_args *args = task->args;
-    size_t dim = args->head_dim;
-    size_t head = (size_t)task->kv_head * (args->heads / args->kv_heads) + task->head_first;
-    float *to = scratch->q;
-    for (uint32_t row = 0; row < task->row_count; row++) {
-        size_t index = (size_t)task->seq->row_first + task->row_first + row;
-        const float *q = (const float *)args->q + index * args->q_stride + head * dim;
-        for (size_t i = 0; i < task->head_count * dim; i++)
-            *to++ = q[i] * args->scale;
-    }
+    kva_query_load(&task->at,
+                   (struct kva_query_rows){args->q, args->q_stride, args->head_dim, args->scale},
+                   scratch->q);
 }
 
-/* Attention of the task's queries, already in scratch->q, to split `index`, whose tokens are
+/* to = attention of the task's queries, already in scratch->q, to split `index`, whose tokens are
  * already in scratch->tokens; `cold` and `next` as in struct kva_cpu_attend_split. */
 static void run_split(const struct kva_device *device, const struct task *task, uint32_t index,
-                      bool cold, const void *const *next, struct scratch *scratch, float *a,
-                      float *m, float *e)
+                      bool cold, const void *const *next, struct scratch *scratch,
+                      struct kva_partial to)
 {
     find_visible(task, index * KVA_ATTEND_SPLIT_TOKENS, scratch);
-    uint32_t q_count = task->row_count * task->head_count;
     struct kva_cpu_attend_split split = {
         .q = scratch->q,
         .tokens = scratch->tokens[index % 2],
@@ -214,12 +174,12 @@ static void run_split(const struct kva_device *device, const struct task *task, 
         .cold = cold,
         .slot_first = scratch->slot_first,
         .slot_end = scratch->slot_end,
-        .q_count = q_count,
+        .q_count = kva_query_count(&task->at),
         .head_dim = task->args->head_dim,
         .kv_dtype = task->args->kv_dtype,
-        .a = a,
-        .m = m,
-        .e = e,
+        .a = to.a,
+        .m = to.m,
+        .e = to.e,
         .scores = scratch->scores,
         .k = scratch->k,
         .v = scratch->v,
@@ -231,15 +191,8 @@ static void fold_query(const struct kva_device *device, const struct task *task,
                        const float *a, float m, float e)
 {
     const struct kva_attend_args *args = task->args;
-    kva_cpu_partial_fold(&device->kernels, &args->out, pair_of_query(task, query), args->head_dim,
-                         a, m, e);
-}
-
-static void clear_out(const struct task *task)
-{
-    const struct kva_attend_args *args = task->args;
-    for (uint32_t j = 0; j < task->row_count * task->head_count; j++)
-        kva_cpu_partial_clear(&args->out, pair_of_query(task, j), args->head_dim);
+    kva_cpu_partial_fold(&device->kernels, &args->out, kva_query_pair(&task->at, query),
+                         args->head_dim, a, m, e);
 }
 
 /* --- tasks side by side ----------------------------------------------------------------------- */
@@ -249,10 +202,11 @@ static void run_task(void *opaque, uint32_t index, uint32_t worker)
     const struct plan *plan = opaque;
     struct task task = task_at(plan, index);
     struct scratch *scratch = kva_cpu_scratch(plan->device, worker);
+    const struct kva_partial to = {scratch->a, scratch->m, scratch->e};
     uint32_t first, end;
     task_splits(&task, &first, &end);
     if (!task.args->accumulate)
-        clear_out(&task);
+        kva_query_clear(&task.at, &task.args->out, task.args->head_dim);
     if (first < end) {
         load_queries(&task, scratch);
         find_tokens(&task, first, scratch->tokens[first % 2]);
@@ -264,17 +218,17 @@ static void run_task(void *opaque, uint32_t index, uint32_t worker)
             find_tokens(&task, split + 1, next);
         }
         run_split(plan->device, &task, split, split == first, (const void *const *)next, scratch,
-                  scratch->a, scratch->m, scratch->e);
-        for (uint32_t j = 0; j < task.row_count * task.head_count; j++)
-            fold_query(plan->device, &task, j, scratch->a + (size_t)j * task.args->head_dim,
-                       scratch->m[j], scratch->e[j]);
+                  to);
+        for (uint32_t j = 0; j < kva_query_count(&task.at); j++)
+            fold_query(plan->device, &task, j, to.a + (size_t)j * task.args->head_dim, to.m[j],
+                       to.e[j]);
     }
 }
 
 /* --- the splits of a task side by side -------------------------------------------------------- */
 
-/* Splits [first, first + count) of one task; partial i is at device->partials + i * partial_floats:
- * a [q_count, head_dim], m [q_count], e [q_count]. */
+/* Splits [first, first + count) of one task; partial i is at device->partials + i * partial_floats.
+ */
 struct wave {
     struct kva_device *device;
     struct task task;
@@ -283,34 +237,31 @@ struct wave {
     size_t partial_floats;
 };
 
-static size_t partial_floats(const struct task *task)
+static struct kva_partial wave_partial(const struct wave *wave, uint32_t index)
 {
-    size_t q_count = (size_t)task->row_count * task->head_count;
-    return kva_align_up(q_count * (task->args->head_dim + 2), KVA_CACHE_LINE / sizeof(float));
+    return kva_query_partial_at(&wave->task.at, wave->task.args->head_dim,
+                                wave->device->partials + index * wave->partial_floats);
 }
 
 static void run_wave_split(void *opaque, uint32_t index, uint32_t worker)
 {
     const struct wave *wave = opaque;
     struct scratch *scratch = kva_cpu_scratch(wave->device, worker);
-    size_t q_count = (size_t)wave->task.row_count * wave->task.head_count;
-    float *a = wave->device->partials + index * wave->partial_floats;
-    float *m = a + q_count * wave->task.args->head_dim;
+    const struct kva_partial to = wave_partial(wave, index);
     uint32_t split = wave->first + index;
     load_queries(&wave->task, scratch);
     find_tokens(&wave->task, split, scratch->tokens[split % 2]);
-    run_split(wave->device, &wave->task, split, true, NULL, scratch, a, m, m + q_count);
+    run_split(wave->device, &wave->task, split, true, NULL, scratch, to);
 }
 
 static void fold_wave_query(void *opaque, uint32_t query, uint32_t worker KVA_UNUSED)
 {
     const struct wave *wave = opaque;
     size_t dim = wave->task.args->head_dim;
-    size_t q_count = (size_t)wave->task.row_count * wave->task.head_count;
     for (uint32_t i = 0; i < wave->count; i++) {
-        const float *a = wave->device->partials + i * wave->partial_floats;
-        const float *m = a + q_count * dim;
-        fold_query(wave->device, &wave->task, query, a + query * dim, m[query], m[q_count + query]);
+        const struct kva_partial from = wave_partial(wave, i);
+        fold_query(wave->device, &wave->task, query, from.a + query * dim, from.m[query],
+                   from.e[query]);
     }
 }
 
@@ -320,14 +271,13 @@ static void run_task_wide(const struct plan *plan, uint32_t index)
     uint32_t end;
     task_splits(&wave.task, &wave.first, &end);
     if (!plan->args->accumulate)
-        clear_out(&wave.task);
-    wave.partial_floats = partial_floats(&wave.task);
+        kva_query_clear(&wave.task.at, &plan->args->out, plan->args->head_dim);
+    wave.partial_floats = kva_query_partial_floats(&wave.task.at, plan->args->head_dim);
     size_t fit = KVA_CPU_PARTIAL_BYTES / (wave.partial_floats * sizeof(float));
     for (; wave.first < end; wave.first += wave.count) {
         wave.count = (uint32_t)kva_min_size(fit, end - wave.first);
         kva_pool_run(plan->device->pool, wave.count, run_wave_split, &wave);
-        kva_pool_run(plan->device->pool, wave.task.row_count * wave.task.head_count,
-                     fold_wave_query, &wave);
+        kva_pool_run(plan->device->pool, kva_query_count(&wave.task.at), fold_wave_query, &wave);
     }
 }
 
@@ -355,37 +305,25 @@ static bool check_args(struct kva_device *device, const struct kva_attend_args *
     return !atomic_load_explicit(&device->failed, memory_order_relaxed);
 }
 
-/* Whether the threads would be short of tasks while a task has splits enough for all of them. */
-static bool better_wide(const struct plan *plan, uint32_t tasks)
+static uint32_t splits_of_task(const void *opaque, uint32_t index)
 {
-    uint32_t threads = kva_pool_threads(plan->device->pool);
-    if (threads == 1 || tasks >= 2 * threads)
-        return false;
-    uint32_t longest = 0;
-    for (uint32_t i = 0; i < tasks; i++) {
-        struct task task = task_at(plan, i);
-        uint32_t first, end;
-        task_splits(&task, &first, &end);
-        longest = kva_max_u32(longest, end - first);
-    }
-    return longest >= 2 * threads;
+    const struct task task = task_at(opaque, index);
+    uint32_t first, end;
+    task_splits(&task, &first, &end);
+    return end - first;
 }
 
 void kva_cpu_attend(struct kva_device *device, const struct kva_attend_args *args)
 {
     if (!check_args(device, args))
         return;
-    struct plan plan = {.device = device, .args = args};
-    plan.group = args->heads / args->kv_heads;
-    plan.task_heads = kva_min_u32(plan.group, KVA_CPU_ATTEND_QUERIES);
-    plan.task_rows = KVA_CPU_ATTEND_QUERIES / plan.task_heads;
-    plan.head_pieces = (uint32_t)kva_div_up(plan.group, plan.task_heads);
+    struct plan plan = {device, args, kva_query_cut_of(args->heads, args->kv_heads)};
     size_t tasks = tasks_of_plan(&plan);
     if (tasks > UINT32_MAX) {
         kva_cpu_fail(device, "attend: %zu work items in one call", tasks);
         return;
     }
-    if (!better_wide(&plan, (uint32_t)tasks)) {
+    if (!kva_query_better_wide(device, (uint32_t)tasks, splits_of_task, &plan)) {
         kva_pool_run(device->pool, (uint32_t)tasks, run_task, &plan);
         return;
     }

@@ -1,13 +1,11 @@
 /* Driver of attention over low-bit pages and hot rows.
  *
- * Tasks are those of attention (ops_attend.c): some rows of one sequence times the query heads that
- * share one KV head. A task folds its splits of low-bit pages in ascending order, then its hot
- * rows. Where there are too few tasks for the threads, the splits of a task run side by side into
- * partial results that are then folded in the same order. Selecting rows leave the weights of their
- * tokens in the caller's scratch memory, where ops_select.c reads them: a task that has all it
- * takes selects at once; otherwise sequences whose weights do not fit there together take turns. */
+ * A task (query_task.h) folds its splits of low-bit pages in ascending order, then its hot rows.
+ * Where there are too few tasks for the threads, the splits of a task run side by side into partial
+ * results that are then folded in the same order. Selecting rows leave the weights of their tokens
+ * in the caller's scratch memory, where ops_select.c reads them: a task that has all it takes
+ * selects at once; otherwise sequences whose weights do not fit there together take turns. */
 #include "kernels/cpu/lowbit_plan.h"
-#include "kernels/cpu/partial.h"
 
 #include <math.h>
 #include <string.h>
@@ -17,12 +15,8 @@
 struct task {
     const struct kva_attend_lowbit_args *args;
     const struct kva_lowbit_seq *seq;
-    float *weights;     /* where those of the selecting row go; NULL: none of its rows selects */
-    uint32_t row_first; /* of the sequence's rows */
-    uint32_t row_count;
-    uint32_t kv_head;
-    uint32_t head_first; /* of the query heads of this KV head */
-    uint32_t head_count;
+    struct kva_query_task at;
+    float *weights;    /* where those of the selecting row go; NULL: none of its rows selects */
     uint32_t fold_dim; /* of `a`: head_dim; 0 while the result is only wanted for the choice */
 };
 
@@ -52,17 +46,11 @@ struct scratch {
 _Static_assert(sizeof(struct scratch) <= KVA_CPU_SCRATCH_BYTES,
                "low-bit attention outgrew the scratch");
 
-static uint32_t tasks_of_seq(const struct kva_lowbit_plan *plan, const struct kva_lowbit_seq *seq)
-{
-    return (uint32_t)kva_div_up(seq->row_count, plan->task_rows) * plan->args->kv_heads *
-           plan->head_pieces;
-}
-
 static size_t tasks_of_plan(const struct kva_lowbit_plan *plan)
 {
     size_t count = 0;
     for (uint32_t i = plan->seq_first; i < plan->seq_end; i++)
-        count += tasks_of_seq(plan, &plan->args->seqs[i]);
+        count += kva_query_tasks(&plan->cut, plan->args->seqs[i].row_count);
     return count;
 }
 
@@ -71,21 +59,16 @@ static struct task task_at(const struct kva_lowbit_plan *plan, uint32_t index)
     const struct kva_attend_lowbit_args *args = plan->args;
     const struct kva_lowbit_seq *seq = args->seqs + plan->seq_first;
     float *weights = args->scratch;
-    for (uint32_t count; index >= (count = tasks_of_seq(plan, seq)); seq++) {
+    for (uint32_t count; index >= (count = kva_query_tasks(&plan->cut, seq->row_count)); seq++) {
         index -= count;
         weights += kva_lowbit_weight_floats(args, seq);
     }
-    uint32_t per_tile = args->kv_heads * plan->head_pieces;
     struct task task = {.args = args, .seq = seq, .fold_dim = args->head_dim};
-    task.row_first = index / per_tile * plan->task_rows;
-    task.row_count = kva_min_u32(plan->task_rows, seq->row_count - task.row_first);
-    task.kv_head = index % per_tile / plan->head_pieces;
-    task.head_first = index % plan->head_pieces * plan->task_heads;
-    task.head_count = kva_min_u32(plan->task_heads, plan->group - task.head_first);
-    bool selects = kva_lowbit_selects(seq) && seq->select_row >= task.row_first &&
-                   seq->select_row < task.row_first + task.row_count;
+    task.at = kva_query_task_at(&plan->cut, seq->row_first, seq->row_count, index);
+    bool selects = kva_lowbit_selects(seq) && seq->select_row >= task.at.row_first &&
+                   seq->select_row < task.at.row_first + task.at.row_count;
     if (selects)
-        task.weights = weights + task.kv_head * kva_lowbit_part_floats(args, seq);
+        task.weights = weights + task.at.kv_head * kva_lowbit_part_floats(args, seq);
     if (selects && seq->now)
         task.fold_dim = 0;
     return task;
@@ -93,7 +76,7 @@ static struct task task_at(const struct kva_lowbit_plan *plan, uint32_t index)
 
 static uint32_t first_position(const struct task *task)
 {
-    return task->seq->position_first + task->row_first;
+    return task->seq->position_first + task->at.row_first;
 }
 
 /* Splits [*ret_first, *ret_end) hold all low-bit tokens that the task's rows may see. */
@@ -105,30 +88,13 @@ static void task_splits(const struct task *task, uint32_t *ret_first, uint32_t *
     *ret_first = first < end ? first / KVA_ATTEND_SPLIT_TOKENS : *ret_end;
 }
 
-/* Query head of the model, and (row, head) pair in the partial result, of the task's query. */
-static size_t head_of_query(const struct task *task, uint32_t index)
-{
-    return (size_t)task->kv_head * (task->args->heads / task->args->kv_heads) + task->head_first +
-           index % task->head_count;
-}
-
-static size_t pair_of_query(const struct task *task, uint32_t index)
-{
-    size_t row = (size_t)task->seq->row_first + task->row_first + index / task->head_count;
-    return row * task->args->heads + head_of_query(task, index);
-}
-
 /* q = the task's queries, scaled. */
 static void load_queries(const struct task *task, float *q)
 {
-    size_t dim = task->args->head_dim;
-    for (uint32_t j = 0; j < task->row_count * task->head_count; j++) {
-        size_t row = (size_t)task->seq->row_first + task->row_first + j / task->head_count;
-        const float *from = (const float *)task->args->q + row * task->args->q_stride +
-                            head_of_query(task, j) * dim;
-        for (size_t i = 0; i < dim; i++)
-            q[j * dim + i] = from[i] * task->args->scale;
-    }
+    const struct kva_attend_lowbit_args *args = task->args;
+    kva_query_load(&task->at,
+                   (struct kva_query_rows){args->q, args->q_stride, args->head_dim, args->scale},
+                   q);
 }
 
 /* --- one split -------------------------------------------------------------------------------- */
@@ -142,7 +108,7 @@ static uint32_t find_pages(const struct task *task, uint32_t index, const void *
     uint32_t count = kva_min_u32(SPLIT_PAGES, task->seq->page_count - first);
     for (uint32_t i = 0; i < count; i++)
         pages[i] = (const unsigned char *)args->blocks[task->seq->block_first + first + i] +
-                   args->block_offset_bytes + task->kv_head * head_bytes;
+                   args->block_offset_bytes + task->at.kv_head * head_bytes;
     return count;
 }
 
@@ -150,11 +116,11 @@ static uint32_t find_pages(const struct task *task, uint32_t index, const void *
 static void find_visible(const struct task *task, uint32_t base, uint32_t slots,
                          struct scratch *scratch)
 {
-    for (uint32_t row = 0; row < task->row_count; row++) {
+    for (uint32_t row = 0; row < task->at.row_count; row++) {
         uint32_t first = kva_lowbit_first_visible(task->args, first_position(task) + row);
         first = first > base ? kva_min_u32(first - base, slots) : 0;
-        for (uint32_t head = 0; head < task->head_count; head++)
-            scratch->slot_first[row * task->head_count + head] = first;
+        for (uint32_t head = 0; head < task->at.head_count; head++)
+            scratch->slot_first[row * task->at.head_count + head] = first;
     }
 }
 
@@ -163,9 +129,9 @@ static void find_visible(const struct task *task, uint32_t base, uint32_t slots,
 static float *weights_of(const struct kva_lowbit_plan *plan, const struct task *task,
                          uint32_t index, struct scratch *scratch)
 {
-    if (!task->weights || task->row_count > 1)
+    if (!task->weights || task->at.row_count > 1)
         return scratch->weights;
-    return task->weights + kva_lowbit_weight_at(plan, index, task->head_first);
+    return task->weights + kva_lowbit_weight_at(plan, index, task->at.head_first);
 }
 
 /* Leave the weights of the selecting row's queries, and their m, for the selection. */
@@ -174,13 +140,13 @@ static void keep_weights(const struct kva_lowbit_plan *plan, const struct task *
 {
     if (!task->weights)
         return;
-    size_t j = (size_t)(task->seq->select_row - task->row_first) * task->head_count;
-    float *to = task->weights + kva_lowbit_weight_at(plan, index, task->head_first);
+    size_t j = (size_t)(task->seq->select_row - task->at.row_first) * task->at.head_count;
+    float *to = task->weights + kva_lowbit_weight_at(plan, index, task->at.head_first);
     if (weights != to)
         memcpy(to, weights + j * KVA_ATTEND_SPLIT_TOKENS,
-               task->head_count * KVA_ATTEND_SPLIT_TOKENS * sizeof *weights);
-    memcpy(task->weights + kva_lowbit_top_at(plan, task->seq, index, task->head_first), m + j,
-           task->head_count * sizeof *m);
+               task->at.head_count * KVA_ATTEND_SPLIT_TOKENS * sizeof *weights);
+    memcpy(task->weights + kva_lowbit_top_at(plan, task->seq, index, task->at.head_first), m + j,
+           task->at.head_count * sizeof *m);
 }
 
 /* The pages that run_split reads, and those that it prefetches. */
@@ -197,7 +163,8 @@ static void run_split(const struct kva_lowbit_plan *plan, const struct task *tas
 {
     uint32_t base = index * KVA_ATTEND_SPLIT_TOKENS;
     find_visible(task, base, KVA_ATTEND_SPLIT_TOKENS, scratch);
-    kva_lowbit_present(task->seq, task->kv_head, index * SPLIT_PAGES, turn.count, scratch->present);
+    kva_lowbit_present(task->seq, task->at.kv_head, index * SPLIT_PAGES, turn.count,
+                       scratch->present);
     struct kva_cpu_lowbit_split split = {
         .q = scratch->q,
         .pages = scratch->pages[turn.side],
@@ -206,7 +173,7 @@ static void run_split(const struct kva_lowbit_plan *plan, const struct task *tas
         .slot_first = scratch->slot_first,
         .page_count = turn.count,
         .next_count = turn.next_count,
-        .q_count = task->row_count * task->head_count,
+        .q_count = kva_query_count(&task->at),
         .head_dim = task->args->head_dim,
         .format = task->args->format,
         .a = to.a,
@@ -223,15 +190,13 @@ static void fold_query(const struct kva_device *device, const struct task *task,
                        const float *a, float m, float e)
 {
     const struct kva_attend_lowbit_args *args = task->args;
-    kva_cpu_partial_fold(&device->kernels, &args->out, pair_of_query(task, query), task->fold_dim,
-                         a, m, e);
+    kva_cpu_partial_fold(&device->kernels, &args->out, kva_query_pair(&task->at, query),
+                         task->fold_dim, a, m, e);
 }
 
 static void clear_out(const struct task *task)
 {
-    const struct kva_attend_lowbit_args *args = task->args;
-    for (uint32_t j = 0; j < task->row_count * task->head_count; j++)
-        kva_cpu_partial_clear(&args->out, pair_of_query(task, j), task->fold_dim);
+    kva_query_clear(&task->at, &task->args->out, task->fold_dim);
 }
 
 /* --- hot rows --------------------------------------------------------------------------------- */
@@ -241,14 +206,14 @@ static void run_hot(const struct kva_device *device, const struct task *task, ui
                     uint32_t count, struct scratch *scratch)
 {
     const struct kva_hot *hot = task->seq->hot;
-    uint32_t q_count = task->row_count * task->head_count;
+    uint32_t q_count = kva_query_count(&task->at);
     for (uint32_t i = 0; i < KVA_ATTEND_SPLIT_TOKENS; i++)
         scratch->tokens[i] =
-            i < count ? kva_lowbit_hot_row(task->args, hot, task->kv_head, first + i) : NULL;
+            i < count ? kva_lowbit_hot_row(task->args, hot, task->at.kv_head, first + i) : NULL;
     for (uint32_t j = 0; j < q_count; j++) {
-        uint32_t row = j / task->head_count;
+        uint32_t row = j / task->at.head_count;
         uint32_t from = kva_lowbit_first_visible(task->args, first_position(task) + row);
-        uint32_t hidden = kva_lowbit_hot_before(hot, task->kv_head, from);
+        uint32_t hidden = kva_lowbit_hot_before(hot, task->at.kv_head, from);
         scratch->slot_first[j] = hidden > first ? kva_min_u32(hidden - first, count) : 0;
         scratch->slot_end[j] = count;
     }
@@ -277,7 +242,7 @@ static void run_hot(const struct kva_device *device, const struct task *task, ui
 static void fold_hot(const struct kva_device *device, const struct task *task,
                      struct scratch *scratch)
 {
-    uint32_t count = task->seq->hot ? task->seq->hot->count[task->kv_head] : 0;
+    uint32_t count = task->seq->hot ? task->seq->hot->count[task->at.kv_head] : 0;
     for (uint32_t first = 0; first < count; first += KVA_ATTEND_SPLIT_TOKENS)
         run_hot(device, task, first, kva_min_u32(KVA_ATTEND_SPLIT_TOKENS, count - first), scratch);
 }
@@ -296,7 +261,7 @@ static struct kva_partial partial_of(const struct kva_lowbit_plan *plan, const s
                                      uint32_t split, struct kva_partial otherwise)
 {
     return acts_now(task)
-               ? kva_lowbit_partial_at(plan, task->seq, task->weights, split, task->head_first)
+               ? kva_lowbit_partial_at(plan, task->seq, task->weights, split, task->at.head_first)
                : otherwise;
 }
 
@@ -308,7 +273,7 @@ static struct kva_partial in_scratch(struct scratch *scratch)
 static void fold_split(const struct kva_device *device, const struct task *task,
                        struct kva_partial from)
 {
-    for (uint32_t j = 0; j < task->row_count * task->head_count; j++)
+    for (uint32_t j = 0; j < kva_query_count(&task->at); j++)
         fold_query(device, task, j, from.a + (size_t)j * task->args->head_dim, from.m[j],
                    from.e[j]);
 }
@@ -364,7 +329,7 @@ static void run_task(void *opaque, uint32_t index, uint32_t worker)
     run_splits(plan, &task, NULL, kva_cpu_scratch(plan->device, worker));
     if (!own)
         return;
-    kva_lowbit_choose(plan, task.seq, task.kv_head, task.weights, worker);
+    kva_lowbit_choose(plan, task.seq, task.at.kv_head, task.weights, worker);
     if (task.seq->now)
         run_again(plan, task, worker);
 }
@@ -379,8 +344,8 @@ static void run_task_again(void *opaque, uint32_t index, uint32_t worker)
 
 /* --- the splits of a task side by side -------------------------------------------------------- */
 
-/* Splits [first, first + count) of one task; partial i is at device->partials + i * partial_floats:
- * a [q_count, head_dim], m [q_count], e [q_count]. */
+/* Splits [first, first + count) of one task; partial i is at device->partials + i * partial_floats.
+ */
 struct wave {
     const struct kva_lowbit_plan *plan;
     struct kva_device *device;
@@ -392,11 +357,9 @@ struct wave {
 
 static struct kva_partial wave_partial(const struct wave *wave, uint32_t index)
 {
-    size_t q_count = (size_t)wave->task.row_count * wave->task.head_count;
-    float *a = wave->device->partials + index * wave->partial_floats;
-    float *m = a + q_count * wave->task.args->head_dim;
     return partial_of(wave->plan, &wave->task, wave->first + index,
-                      (struct kva_partial){a, m, m + q_count});
+                      kva_query_partial_at(&wave->task.at, wave->task.args->head_dim,
+                                           wave->device->partials + index * wave->partial_floats));
 }
 
 static void run_wave_split(void *opaque, uint32_t index, uint32_t worker)
@@ -424,16 +387,15 @@ static void run_task_wide(const struct kva_lowbit_plan *plan, uint32_t index)
 {
     struct wave wave = {.plan = plan, .device = plan->device, .task = task_at(plan, index)};
     struct scratch *scratch = kva_cpu_scratch(plan->device, 0);
-    uint32_t end, q_count = wave.task.row_count * wave.task.head_count;
+    uint32_t end;
     task_splits(&wave.task, &wave.first, &end);
     clear_out(&wave.task);
-    wave.partial_floats =
-        kva_align_up((size_t)q_count * (plan->args->head_dim + 2), KVA_CACHE_LINE / sizeof(float));
+    wave.partial_floats = kva_query_partial_floats(&wave.task.at, plan->args->head_dim);
     size_t fit = KVA_CPU_PARTIAL_BYTES / (wave.partial_floats * sizeof(float));
     for (; wave.first < end; wave.first += wave.count) {
         wave.count = (uint32_t)kva_min_size(fit, end - wave.first);
         kva_pool_run(plan->device->pool, wave.count, run_wave_split, &wave);
-        kva_pool_run(plan->device->pool, q_count, fold_wave_query, &wave);
+        kva_pool_run(plan->device->pool, kva_query_count(&wave.task.at), fold_wave_query, &wave);
     }
     load_queries(&wave.task, scratch->q);
     fold_hot(plan->device, &wave.task, scratch);
@@ -474,19 +436,17 @@ static bool check_args(struct kva_device *device, const struct kva_attend_lowbit
     return !atomic_load_explicit(&device->failed, memory_order_relaxed);
 }
 
-/* Whether the threads would be short of tasks while a task has splits enough for all of them. */
-static bool better_wide(const struct kva_lowbit_plan *plan, uint32_t tasks)
+static uint32_t splits_of_task(const void *opaque, uint32_t index)
 {
-    uint32_t threads = kva_pool_threads(plan->device->pool), longest = 0;
-    if (threads == 1 || tasks >= 2 * threads)
-        return false;
-    for (uint32_t i = 0; i < tasks; i++) {
-        struct task task = task_at(plan, i);
-        uint32_t first, end;
-        task_splits(&task, &first, &end);
-        longest = kva_max_u32(longest, end - first);
-    }
-    return longest >= 2 * threads;
+    const struct task task = task_at(opaque, index);
+    uint32_t first, end;
+    task_splits(&task, &first, &end);
+    return end - first;
+}
+
+static bool better_wide(const struct kva_lowbit_plan *plan, size_t tasks)
+{
+    return kva_query_better_wide(plan->device, (uint32_t)tasks, splits_of_task, plan);
 }
 
 /* Sequences from plan->seq_first on whose weights fit into the scratch memory together. */
@@ -511,8 +471,9 @@ static void plan_own(struct kva_lowbit_plan *plan)
     for (uint32_t i = 0; i < args->seq_count; i++)
         floats = kva_max_size(floats, kva_lowbit_part_floats(args, &args->seqs[i]));
     size_t threads = kva_pool_threads(plan->device->pool), tasks = tasks_of_plan(plan);
-    bool fits = floats * threads * sizeof(float) <= args->scratch_bytes && plan->head_pieces == 1;
-    if (fits && tasks <= UINT32_MAX && !better_wide(plan, (uint32_t)tasks))
+    bool fits =
+        floats * threads * sizeof(float) <= args->scratch_bytes && plan->cut.head_pieces == 1;
+    if (fits && tasks <= UINT32_MAX && !better_wide(plan, tasks))
         plan->own_floats = floats;
 }
 
@@ -529,11 +490,8 @@ void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lo
 {
     if (!check_args(device, args))
         return;
-    struct kva_lowbit_plan plan = {.device = device, .args = args};
-    plan.group = args->heads / args->kv_heads;
-    plan.task_heads = kva_min_u32(plan.group, KVA_CPU_ATTEND_QUERIES);
-    plan.task_rows = KVA_CPU_ATTEND_QUERIES / plan.task_heads;
-    plan.head_pieces = (uint32_t)kva_div_up(plan.group, plan.task_heads);
+    struct kva_lowbit_plan plan = {
+        .device = device, .args = args, .cut = kva_query_cut_of(args->heads, args->kv_heads)};
     plan_own(&plan);
     for (; plan.seq_first < args->seq_count; plan.seq_first = plan.seq_end) {
         if (plan.own_floats == 0)
@@ -543,7 +501,7 @@ void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lo
             kva_cpu_fail(device, "attend_lowbit: %zu work items in one call", tasks);
             return;
         }
-        if (plan.own_floats == 0 && better_wide(&plan, (uint32_t)tasks)) {
+        if (plan.own_floats == 0 && better_wide(&plan, tasks)) {
             for (uint32_t i = 0; i < tasks; i++)
                 run_task_wide(&plan, i);
         } else {

@@ -79,9 +79,9 @@ static void find_totals(struct choice *choice)
 {
     const struct kva_attend_lowbit_args *args = choice->plan->args;
     struct scratch *scratch = choice->scratch;
-    for (uint32_t h = 0; h < choice->plan->group; h++) {
-        size_t pair =
-            (size_t)choice->row * args->heads + (size_t)choice->kv_head * choice->plan->group + h;
+    for (uint32_t h = 0; h < choice->plan->cut.group; h++) {
+        size_t pair = (size_t)choice->row * args->heads +
+                      (size_t)choice->kv_head * choice->plan->cut.group + h;
         float m = args->out.m[pair], e = args->out.e[pair];
         if (args->rest) {
             float rest_m = args->rest->m[pair], top = rest_m > m ? rest_m : m;
@@ -110,8 +110,8 @@ static void add_hot(struct choice *choice, uint32_t first, uint32_t count)
         scratch->rows[i] = kva_lowbit_hot_row(args, choice->seq->hot, choice->kv_head, first + i);
         scratch->sums[i] = 0.0f;
     }
-    for (uint32_t h = 0; h < choice->plan->group; h++) {
-        size_t head = (size_t)choice->kv_head * choice->plan->group + h;
+    for (uint32_t h = 0; h < choice->plan->cut.group; h++) {
+        size_t head = (size_t)choice->kv_head * choice->plan->cut.group + h;
         const float *q =
             (const float *)args->q + (size_t)choice->row * args->q_stride + head * args->head_dim;
         for (uint32_t i = 0; i < args->head_dim; i++)
@@ -134,7 +134,7 @@ static void add_hot(struct choice *choice, uint32_t first, uint32_t count)
 static void find_factors(struct choice *choice, uint32_t split)
 {
     struct scratch *scratch = choice->scratch;
-    for (uint32_t h = 0; h < choice->plan->group; h++) {
+    for (uint32_t h = 0; h < choice->plan->cut.group; h++) {
         float top = choice->weights[kva_lowbit_top_at(choice->plan, choice->seq, split, h)];
         scratch->factors[h] = relative(top, scratch->top[h]) * scratch->inverse[h];
     }
@@ -164,7 +164,7 @@ static void add_page(struct choice *choice, uint32_t page)
                    base % KVA_ATTEND_SPLIT_TOKENS,
         .factors = scratch->factors,
         .stride = KVA_ATTEND_SPLIT_TOKENS,
-        .heads = plan->group,
+        .heads = plan->cut.group,
         .threshold = choice->threshold,
         .candidates = present & tokens_between(base, choice->first, choice->end),
         .found = scratch->found,
