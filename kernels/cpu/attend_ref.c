@@ -107,5 +107,6 @@ void kva_cpu_kernels_ref(struct kva_cpu_kernels *kernels)
         .lowbit_filter = kva_lowbit_filter_ref,
         .lowbit_score = kva_lowbit_score_ref,
         .merge = kva_merge_ref,
+        .exp_sum = kva_exp_sum_ref,
     };
 }

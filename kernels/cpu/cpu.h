@@ -173,6 +173,9 @@ struct kva_cpu_kernels {
                          uint32_t head_dim, enum kva_dtype kv_dtype);
     /* (row, head) pairs [first, end); scratch: partial_count floats. */
     void (*merge)(const struct kva_merge_args *args, uint32_t first, uint32_t end, float *scratch);
+    /* The sum of exp((logit - limit) / temperature) over those of logits [count] that are less than
+     * `limit`, in double precision. What is not a number is not less. */
+    double (*exp_sum)(const float *logits, uint32_t count, float limit, float temperature);
 };
 
 /* Put a level's kernels into the table, over those of the levels below it. */

@@ -11,6 +11,7 @@ void kva_glu_avx2(const struct kva_glu_args *args, size_t first, size_t end);
 void kva_kv_append_avx2(const struct kva_kv_append_args *args, uint32_t first, uint32_t end);
 void kva_merge_avx2(const struct kva_merge_args *args, uint32_t first, uint32_t end,
                     float *scratch);
+double kva_exp_sum_avx2(const float *logits, uint32_t count, float limit, float temperature);
 void kva_linear_avx2(const struct kva_cpu_linear *item);
 void kva_linear_int8_prepare_avx2(const struct kva_linear_args *args, uint32_t first, uint32_t end,
                                   void *prepared);

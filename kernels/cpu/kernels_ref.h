@@ -10,6 +10,7 @@ void kva_rope_ref(const struct kva_rope_args *args, uint32_t first, uint32_t end
 void kva_glu_ref(const struct kva_glu_args *args, size_t first, size_t end);
 void kva_kv_append_ref(const struct kva_kv_append_args *args, uint32_t first, uint32_t end);
 void kva_merge_ref(const struct kva_merge_args *args, uint32_t first, uint32_t end, float *scratch);
+double kva_exp_sum_ref(const float *logits, uint32_t count, float limit, float temperature);
 size_t kva_linear_row_bytes_ref(const struct kva_linear_args *args);
 void kva_linear_ref(const struct kva_cpu_linear *item);
 void kva_linear_int8_prepare_ref(const struct kva_linear_args *args, uint32_t first, uint32_t end,

@@ -1,5 +1,6 @@
 /* The operators on single rows, and the table, of level avx2. */
 #include "kernels/cpu/angles.h"
+#include "kernels/cpu/exp_sum.h"
 #include "kernels/cpu/kernels_avx2.h"
 #include "kernels/cpu/simd_avx2.h"
 
@@ -22,4 +23,5 @@ void kva_cpu_kernels_avx2(struct kva_cpu_kernels *kernels)
     kernels->lowbit_filter = kva_lowbit_filter_avx2;
     kernels->lowbit_score = kva_lowbit_score_avx2;
     kernels->merge = kva_merge_avx2;
+    kernels->exp_sum = kva_exp_sum_avx2;
 }

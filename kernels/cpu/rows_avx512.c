@@ -1,5 +1,6 @@
 /* The operators on single rows, and the table, of level avx512. */
 #include "kernels/cpu/angles.h"
+#include "kernels/cpu/exp_sum.h"
 #include "kernels/cpu/kernels_avx512.h"
 #include "kernels/cpu/simd_avx512.h"
 
@@ -22,4 +23,5 @@ void kva_cpu_kernels_avx512(struct kva_cpu_kernels *kernels)
     kernels->lowbit_filter = kva_lowbit_filter_avx512;
     kernels->lowbit_score = kva_lowbit_score_avx512;
     kernels->merge = kva_merge_avx512;
+    kernels->exp_sum = kva_exp_sum_avx512;
 }

@@ -220,3 +220,8 @@ void LEVEL(kva_merge)(const struct kva_merge_args *args, uint32_t first, uint32_
         }
     }
 }
+
+double LEVEL(kva_exp_sum)(const float *logits, uint32_t count, float limit, float temperature)
+{
+    return exp_sum(logits, count, limit, temperature);
+}

@@ -2,6 +2,7 @@
 #include "kernels/cpu/kernels_ref.h"
 
 #include "kernels/cpu/angles.h"
+#include "kernels/cpu/exp_sum.h"
 #include "kernels/cpu/scalar.h"
 
 /* Sums go by this many lanes, then by a tree: it vectorises without changing the order. */
@@ -178,4 +179,9 @@ void kva_merge_ref(const struct kva_merge_args *args, uint32_t first, uint32_t e
         for (size_t i = 0; i < dim; i++)
             out[i] /= e;
     }
+}
+
+double kva_exp_sum_ref(const float *logits, uint32_t count, float limit, float temperature)
+{
+    return exp_sum(logits, count, limit, temperature);
 }
