@@ -230,17 +230,24 @@ static struct cut cut_even(size_t total, size_t unit_count)
 }
 
 /* Outputs of an item whose rows are prepared: some items for each thread, so that a late one holds
- * up little, unless they would be too short to be read at full speed. */
+ * up little, unless they would be much too short to be read at full speed. */
 static size_t item_outputs(const struct kva_device *device, const struct kva_weight *weight)
 {
     bool panels = weight->dtype == KVA_INT8;
     size_t output_bytes = panels ? kva_int8_panel_bytes(weight->cols) / KVA_INT8_PANEL
                                  : weight->cols * kva_dtype_bytes(weight->dtype);
     size_t least = LINEAR_ITEM_BYTES_MIN / output_bytes + 1;
-    size_t even = kva_div_up(weight->rows, (size_t)kva_pool_threads(device->pool) * 16);
-    size_t outputs = kva_align_up(kva_max_size(even, least),
-                                  panels ? KVA_INT8_PANEL : device->kernels.linear_outputs);
-    return kva_min_size(outputs, KVA_CPU_LINEAR_OUTPUTS);
+    size_t threads = kva_pool_threads(device->pool);
+    size_t even = kva_div_up(weight->rows, threads * 16);
+    size_t align = panels ? KVA_INT8_PANEL : device->kernels.linear_outputs;
+    size_t outputs =
+        kva_min_size(kva_align_up(kva_max_size(even, least), align), KVA_CPU_LINEAR_OUTPUTS);
+    /* As many for one thread as for another: of a small matrix they are few. */
+    size_t items = kva_div_up(weight->rows, outputs);
+    if (items > threads)
+        items = kva_align_up(items, threads);
+    return kva_min_size(kva_align_up(kva_div_up(weight->rows, items), align),
+                        KVA_CPU_LINEAR_OUTPUTS);
 }
 
 static void run_linear(struct kva_device *device, const struct kva_linear_args *args,
