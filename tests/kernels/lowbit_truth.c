@@ -1,0 +1,224 @@
+/* What attention over low-bit pages and hot rows should be, in doubles, and its errors' bounds. */
+#include "tests/kernels/lowbit_case.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The low-bit number of a token's channel, read as ops.h draws the block. */
+static double decode(const struct lowbit_test *test, const unsigned char *head, bool value,
+                     uint32_t token, uint32_t c)
+{
+    uint32_t dim = test->args.head_dim, group = test->args.format.group;
+    uint32_t bits = test->args.format.bits;
+    size_t k = (size_t)64 / group * dim, v = ((size_t)dim + group - 1) / group * 64;
+    size_t at = value ? c / group * 64 + token : token / group * dim + c;
+    const uint16_t *levels = (const uint16_t *)(const void *)head + (value ? 2 * k : 0);
+    double scale = check_widen(levels[at], KVA_F16);
+    double zero = check_widen(levels[at + (value ? v : k)], KVA_F16);
+    const unsigned char *codes = head + (k + v) * 4;
+    size_t nibble = value ? (size_t)bits * dim / 4 * 64 + (size_t)(token / 4) * dim + c
+                          : (size_t)(c / 4) * 64 + token;
+    uint32_t bit = value ? token % 4 : c % 4, code = 0;
+    for (uint32_t plane = 0; plane < bits; plane++, nibble += (size_t)dim / 4 * 64)
+        code |= ((uint32_t)codes[nibble / 2] >> (nibble % 2 * 4 + bit) & 1u) << plane;
+    return zero + scale * code;
+}
+
+double *lowbit_widen(const struct lowbit_test *test, uint32_t seq, uint32_t kv_head)
+{
+    const struct kva_attend_lowbit_args *args = &test->args;
+    const struct lowbit_seq_data *data = &test->data[seq];
+    size_t dim = args->head_dim, tokens = (size_t)test->seqs[seq].page_count * 64;
+    size_t head_bytes = kva_lowbit_head_bytes(args->format, args->head_dim);
+    double *wide = malloc(kva_max_size(tokens, 1) * 2 * dim * sizeof *wide);
+    for (uint32_t t = 0; t < tokens; t++) {
+        const unsigned char *head = (const unsigned char *)data->pages[t / 64].data +
+                                    args->block_offset_bytes + kv_head * head_bytes;
+        for (uint32_t i = 0; i < 2 * dim; i++)
+            wide[t * 2 * dim + i] = decode(test, head, i >= dim, t % 64, i % (uint32_t)dim);
+    }
+    for (uint32_t i = 0; data->hot && i < data->counts[kv_head]; i++) {
+        size_t t = data->positions[kv_head * LOWBIT_HOT_MAX + i];
+        const uint16_t *row = data->rows + ((size_t)kv_head * LOWBIT_HOT_MAX + i) * 2 * dim;
+        for (size_t j = 0; j < 2 * dim; j++)
+            wide[t * 2 * dim + j] = check_widen(row[j], args->kv_dtype);
+    }
+    return wide;
+}
+
+/* The scales of keys [positions, head_dim], then of values. */
+static double *widen_scales(const struct lowbit_test *test, uint32_t seq, uint32_t kv_head)
+{
+    const struct kva_attend_lowbit_args *args = &test->args;
+    size_t dim = args->head_dim, tokens = (size_t)test->seqs[seq].page_count * 64;
+    size_t k = (size_t)64 / args->format.group * dim;
+    double *wide = malloc(kva_max_size(tokens * 2 * dim, 1) * sizeof *wide);
+    for (size_t t = 0; t < tokens; t++) {
+        const unsigned char *head = (const unsigned char *)test->data[seq].pages[t / 64].data +
+                                    args->block_offset_bytes +
+                                    kv_head * kva_lowbit_head_bytes(args->format, args->head_dim);
+        const uint16_t *levels = (const uint16_t *)(const void *)head;
+        for (size_t c = 0; c < dim; c++) {
+            wide[t * dim + c] = check_widen(levels[t % 64 / args->format.group * dim + c], KVA_F16);
+            wide[(tokens + t) * dim + c] =
+                check_widen(levels[2 * k + c / args->format.group * 64 + t % 64], KVA_F16);
+        }
+    }
+    return wide;
+}
+
+uint32_t lowbit_first_seen(const struct lowbit_test *test, uint32_t position)
+{
+    uint32_t window = test->args.window;
+    return window && position >= window ? position - window + 1 : 0;
+}
+
+/* What a pair should be, and how far it may be off. */
+struct truth {
+    double *a, *a_bound;
+    double m, e, m_bound, e_bound;
+};
+
+uint32_t lowbit_rounding_levels(enum kva_dtype kv_dtype)
+{
+    return KVA_CPU_AVX512VNNI | KVA_CPU_AMX | (kv_dtype == KVA_BF16 ? KVA_CPU_AVX512BF16 : 0);
+}
+
+/* What rounding to 8 bits may add, where codes meet integers (avx512vnni, amx): a factor is off by
+ * half a step (a query's) or by one (a weight's, see the kernel), a step being the 127th part of
+ * the largest factor, and counts once per unit of code. With 4 bits the steps are 128 times finer.
+ * Where bf16 rows meet bf16 products (avx512bf16, amx), a hot row's query and weight are off by
+ * 2^-8. One bound serves the levels of either kind and of both. */
+struct rounding {
+    const double *k_scale; /* [positions, head_dim]; 0 for hot rows */
+    const double *v_scale;
+    bool on;
+};
+
+static double steps_of(const struct lowbit_test *test)
+{
+    return test->args.format.bits == 4 ? 127.0 * 128 : 127.0;
+}
+
+/* Largest error of a score of `token`. */
+static double score_rounding(const struct lowbit_test *test, const struct rounding *rounding,
+                             const float *q, uint32_t token)
+{
+    size_t dim = test->args.head_dim;
+    double top = 0, code_max = (1 << test->args.format.bits) - 1;
+    for (size_t i = 0; rounding->on && i < dim; i++)
+        top = fmax(top, fabs((double)q[i] * (double)test->args.scale *
+                             rounding->k_scale[token * dim + i]));
+    return (top / steps_of(test) * 0.5 + 0x1p-100) * code_max * (double)dim;
+}
+
+static void pair_truth(const struct lowbit_test *test, uint32_t first, uint32_t tokens,
+                       const float *q, const double *kv, const struct rounding *rounding,
+                       double *scores, struct truth *truth)
+{
+    size_t dim = test->args.head_dim;
+    double lowest = INFINITY, largest = 0, rounded = 0, v_step = 0;
+    truth->m = -INFINITY;
+    truth->e = 0;
+    for (uint32_t t = first; t < tokens; t++) {
+        double sum = 0, size = 0;
+        for (size_t i = 0; i < dim; i++) {
+            double product = (double)q[i] * (double)test->args.scale * kv[t * 2 * dim + i];
+            sum += product;
+            size += fabs(product);
+        }
+        scores[t] = sum;
+        truth->m = fmax(truth->m, sum);
+        lowest = fmin(lowest, sum);
+        largest = fmax(largest, size);
+        rounded = fmax(rounded, score_rounding(test, rounding, q, t));
+        for (size_t i = 0; rounding->on && i < dim; i++)
+            v_step = fmax(v_step, rounding->v_scale[t * dim + i] / steps_of(test));
+    }
+    bool halves = rounding->on && test->args.kv_dtype == KVA_BF16;
+    rounded += halves ? 0x1p-8 * largest : 0;
+    /* As in check_attend.c, with a rounding for the product of code and scale and one for the sum
+     * with zero, which may be larger than the sum. */
+    double score_error = ((double)dim + 8) * UNIT * 3 * largest + (double)dim * 0x1p-145 + rounded;
+    double folds = tokens / KVA_ATTEND_SPLIT_TOKENS + 4.0;
+    double range = fmin(truth->m > -INFINITY ? truth->m - lowest : 0, 110);
+    double relative = 2 * score_error + UNIT * (16 + range + 8 * folds);
+    if (rounding->on) /* exponentials are off by 7e-6 as well, and errors are no longer small */
+        relative = exp(relative + 1e-5 + (halves ? 0x1p-8 : 0)) - 1;
+    memset(truth->a, 0, dim * sizeof(double));
+    memset(truth->a_bound, 0, dim * sizeof(double));
+    for (uint32_t t = first; t < tokens; t++) {
+        double p = exp(scores[t] - truth->m);
+        truth->e += p;
+        for (size_t i = 0; i < dim; i++) {
+            double v = kv[t * 2 * dim + dim + i];
+            truth->a[i] += p * v;
+            truth->a_bound[i] +=
+                (fabs(v) + 1) * (p * (relative + UNIT * KVA_ATTEND_SPLIT_TOKENS) + 0x1p-125);
+        }
+    }
+    /* A weight's step is that of the largest of its split, which is 1 at most. */
+    double code_max = (1 << test->args.format.bits) - 1;
+    for (uint32_t split = first / KVA_ATTEND_SPLIT_TOKENS;
+         rounding->on && split * KVA_ATTEND_SPLIT_TOKENS < tokens; split++) {
+        uint32_t low = kva_max_u32(first, split * KVA_ATTEND_SPLIT_TOKENS);
+        uint32_t high = kva_min_u32(tokens, (split + 1) * KVA_ATTEND_SPLIT_TOKENS);
+        double most = 0;
+        for (uint32_t t = low; t < high; t++)
+            most = fmax(most, exp(scores[t] - truth->m));
+        for (size_t i = 0; i < dim; i++)
+            truth->a_bound[i] += (high - low) * most * (1 + relative) * v_step * code_max;
+    }
+    truth->m_bound = score_error + UNIT * fabs(truth->m > -INFINITY ? truth->m : 0);
+    truth->e_bound = truth->e * (relative + UNIT * 64) + 0x1p-115;
+}
+
+void lowbit_truth(const struct lowbit_test *test, bool rounds, double *expect, double *bound)
+{
+    const struct kva_attend_lowbit_args *args = &test->args;
+    size_t dim = args->head_dim, heads = args->heads, cols = heads * (dim + 2);
+    uint32_t group = args->heads / args->kv_heads;
+    double *scores = malloc((LOWBIT_PAGES_MAX * 64 + 1) * sizeof *scores);
+    for (uint32_t s = 0; s < args->seq_count; s++) {
+        const struct kva_lowbit_seq *seq = &test->seqs[s];
+        for (uint32_t kv_head = 0; kv_head < args->kv_heads; kv_head++) {
+            double *kv = lowbit_widen(test, s, kv_head), *scales = widen_scales(test, s, kv_head);
+            struct rounding rounding = {.k_scale = scales, .on = rounds};
+            rounding.v_scale = scales + (size_t)seq->page_count * 64 * dim;
+            for (uint32_t i = 0; i < seq->row_count * group; i++) {
+                size_t row = seq->row_first + i / group, head = kv_head * group + i % group;
+                double *e = expect + row * cols, *b = bound + row * cols;
+                struct truth truth = {.a = e + head * dim, .a_bound = b + head * dim};
+                pair_truth(test, lowbit_first_seen(test, seq->position_first + i / group),
+                           seq->page_count * 64,
+                           (const float *)args->q + row * args->q_stride + head * dim, kv,
+                           &rounding, scores, &truth);
+                e[heads * dim + head] = truth.m;
+                e[heads * (dim + 1) + head] = truth.e;
+                b[heads * dim + head] = truth.m_bound;
+                b[heads * (dim + 1) + head] = truth.e_bound;
+            }
+            free(scales);
+            free(kv);
+        }
+    }
+    free(scores);
+}
+
+void lowbit_adjust(const struct check_case *test, const float *out, double *expect, double *bound)
+{
+    const struct lowbit_test *lowbit = test->opaque;
+    size_t dim = lowbit->args.head_dim, heads = lowbit->args.heads, cols = test->cols;
+    for (size_t i = 0; i < test->rows * heads; i++) {
+        size_t at = i / heads * cols, head = i % heads, m_at = at + heads * dim + head;
+        if (!(expect[m_at] > -INFINITY) || !(fabs(out[m_at] - expect[m_at]) <= bound[m_at]))
+            continue;
+        double factor = exp(expect[m_at] - out[m_at]);
+        for (size_t j = 0; j < dim; j++) {
+            expect[at + head * dim + j] *= factor;
+            bound[at + head * dim + j] *= factor;
+        }
+        expect[m_at + heads] *= factor;
+        bound[m_at + heads] *= factor;
+    }
+}
