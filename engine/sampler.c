@@ -1,18 +1,11 @@
-#include "engine/sampler.h"
+/* sampler.c - the draw: by all logits, or by a list where it decides. */
+#include "engine/sampler_internal.h"
 
 #include "kernels/logits.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-struct kva_sampler {
-    uint32_t vocab_size;
-    struct kva_candidate *candidates; /* [vocab_size] */
-    uint32_t *counts;                 /* [vocab_size], zero between draws */
-    float *saved;  /* [vocab_size] the model's logits, while a request's wishes are applied */
-    float *listed; /* [vocab_size] those of a list, at their tokens; the others mean nothing */
-};
 
 enum kva_status kva_sampler_create(uint32_t vocab_size, struct kva_sampler **ret,
                                    struct kva_err *err)
@@ -95,156 +88,6 @@ static struct kva_candidate pop(struct kva_candidate *heap, uint32_t count)
     return best;
 }
 
-/* --- log-probabilities ----------------------------------------------------------------------- */
-
-/* Logits to be ranked: all of them, or a list. */
-struct source {
-    const float *all; /* [count], or NULL */
-    const struct kva_candidate *list;
-    uint32_t count;
-};
-
-static struct kva_candidate source_at(const struct source *source, uint32_t i)
-{
-    return source->all ? (struct kva_candidate){source->all[i], i} : source->list[i];
-}
-
-static uint32_t rank_of(const struct source *source, struct kva_candidate own)
-{
-    uint32_t rank = 1;
-    for (uint32_t i = 0; i < source->count; i++)
-        rank += kva_candidate_is_better(source_at(source, i), own);
-    return rank;
-}
-
-/* The top_count best, best first, by insertion: top_count is small. */
-static void find_top(const struct source *source, uint32_t top_count, double lse,
-                     struct kva_logprob *top)
-{
-    struct kva_candidate best[KVA_LOGPROBS_MAX];
-    uint32_t filled = 0;
-    for (uint32_t i = 0; i < source->count; i++) {
-        struct kva_candidate c = source_at(source, i);
-        if (filled == top_count && !kva_candidate_is_better(c, best[filled - 1]))
-            continue;
-        uint32_t at = filled < top_count ? filled++ : filled - 1;
-        for (; at > 0 && kva_candidate_is_better(c, best[at - 1]); at--)
-            best[at] = best[at - 1];
-        best[at] = c;
-    }
-    for (uint32_t i = 0; i < filled; i++)
-        top[i] = (struct kva_logprob){best[i].token, (float)((double)best[i].logit - lse), i + 1};
-}
-
-void kva_sampler_logprobs(struct kva_sampler *sampler, const float *logits, uint32_t token,
-                          uint32_t top_count, struct kva_logprob *ret_chosen,
-                          struct kva_logprob *ret_top)
-{
-    const struct source source = {.all = logits, .count = sampler->vocab_size};
-    double lse = kva_log_sum_exp(logits, sampler->vocab_size);
-    *ret_chosen = (struct kva_logprob){token, (float)((double)logits[token] - lse),
-                                       rank_of(&source, source_at(&source, token))};
-    if (top_count > 0)
-        find_top(&source, top_count, lse, ret_top);
-}
-
-bool kva_sampler_listed_logprobs(const struct kva_sampler_list *list, uint32_t token,
-                                 uint32_t top_count, struct kva_logprob *ret_chosen,
-                                 struct kva_logprob *ret_top)
-{
-    const struct kva_shortlist *summary = list->summary;
-    const struct source source = {.list = list->listed, .count = summary->count};
-    uint32_t at = 0;
-    while (at < source.count && list->listed[at].token != token)
-        at++;
-    struct kva_candidate own = {.token = token};
-    uint32_t rank = 0;
-    if (at < source.count) {
-        own = list->listed[at];
-        rank = rank_of(&source, own);
-    } else if (list->want->rank && list->watched[0] == token) {
-        own.logit = list->watched_logits[0];
-        rank = summary->rank;
-    }
-    if (rank == 0 || top_count > source.count)
-        return false;
-    *ret_chosen = (struct kva_logprob){token, (float)((double)own.logit - summary->log_sum), rank};
-    if (top_count > 0)
-        find_top(&source, top_count, summary->log_sum, ret_top);
-    return true;
-}
-
-/* --- what a request forbids or prefers ------------------------------------------------------- */
-
-/* The last token of a bad word is forbidden where the output ends with the others. */
-static void forbid_bad_words(float *logits, const struct kva_sampler_context *context)
-{
-    const struct kva_sampling_params *p = context->params;
-    uint32_t output = context->token_count - context->prompt_tokens;
-    for (uint32_t i = 0; i < p->bad_word_count; i++) {
-        const struct kva_bad_word *word = &p->bad_words[i];
-        uint32_t head = word->count - 1;
-        if (head > output)
-            continue;
-        const uint32_t *end = context->ids + context->token_count - head;
-        if (memcmp(end, word->tokens, head * sizeof(*end)) == 0)
-            logits[word->tokens[head]] = -INFINITY;
-    }
-}
-
-static void forbid_early_stop(float *logits, const struct kva_sampler_context *context)
-{
-    const struct kva_sampling_params *p = context->params;
-    if (context->token_count - context->prompt_tokens >= p->min_tokens)
-        return;
-    for (uint32_t i = 0; i < p->stop_id_count; i++)
-        logits[p->stop_ids[i]] = -INFINITY;
-}
-
-static void add_bias(float *logits, const struct kva_sampling_params *p)
-{
-    for (uint32_t i = 0; i < p->logit_bias_count; i++)
-        logits[p->logit_bias[i].token] += p->logit_bias[i].bias;
-}
-
-static void penalise(struct kva_sampler *s, float *logits,
-                     const struct kva_sampler_context *context)
-{
-    const struct kva_sampling_params *p = context->params;
-    if (p->repetition_penalty == 1 && p->presence_penalty == 0 && p->frequency_penalty == 0)
-        return;
-    const uint32_t *ids = context->ids;
-    for (uint32_t i = context->prompt_tokens; i < context->token_count; i++)
-        s->counts[ids[i]]++;
-    for (uint32_t i = context->prompt_tokens; i < context->token_count; i++) {
-        uint32_t count = s->counts[ids[i]];
-        if (count == 0)
-            continue;
-        s->counts[ids[i]] = 0;
-        logits[ids[i]] -= p->presence_penalty + p->frequency_penalty * (float)count;
-    }
-    if (p->repetition_penalty == 1)
-        return;
-    /* Repetition is over prompt and output, each token once. */
-    for (uint32_t i = 0; i < context->token_count; i++) {
-        float *logit = &logits[ids[i]];
-        if (s->counts[ids[i]]++ == 0)
-            *logit = *logit > 0 ? *logit / p->repetition_penalty : *logit * p->repetition_penalty;
-    }
-    for (uint32_t i = 0; i < context->token_count; i++)
-        s->counts[ids[i]] = 0;
-}
-
-/* In this order; nothing but the watched tokens of kva_sampler_want is touched. */
-static void apply_wishes(struct kva_sampler *s, float *logits,
-                         const struct kva_sampler_context *context)
-{
-    forbid_bad_words(logits, context);
-    forbid_early_stop(logits, context);
-    add_bias(logits, context->params);
-    penalise(s, logits, context);
-}
-
 /* --- what is known of a row ------------------------------------------------------------------ */
 
 /* s->candidates, after the request's wishes, and what is known of the other tokens. */
@@ -272,12 +115,6 @@ static void add_once(struct kva_sampler *s, struct known *known, const float *lo
     }
 }
 
-static void forget(struct kva_sampler *s, const uint32_t *tokens, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++)
-        s->counts[tokens[i]] = 0;
-}
-
 /* Of all logits. */
 static struct known know_all(struct kva_sampler *s, const float *logits,
                              const struct kva_sampling_params *p)
@@ -285,7 +122,7 @@ static struct known know_all(struct kva_sampler *s, const float *logits,
     struct known known = {.all = true};
     if (p->allowed_id_count > 0) {
         add_once(s, &known, logits, p->allowed_ids, p->allowed_id_count);
-        forget(s, p->allowed_ids, p->allowed_id_count);
+        kva_sampler_forget(s, p->allowed_ids, p->allowed_id_count);
         return known;
     }
     for (uint32_t i = 0; i < s->vocab_size; i++)
@@ -326,10 +163,10 @@ static struct known know_listed(struct kva_sampler *s, const struct kva_sampler_
                 exp(((double)x.logit - (double)known.last.logit) / (double)p->temperature);
     }
     known.rest = known.rest > 0 ? known.rest : 0;
-    apply_wishes(s, s->listed, context);
+    kva_sampler_apply_wishes(s, s->listed, context);
     if (p->allowed_id_count > 0) {
         add_once(s, &known, s->listed, p->allowed_ids, p->allowed_id_count);
-        forget(s, p->allowed_ids, p->allowed_id_count);
+        kva_sampler_forget(s, p->allowed_ids, p->allowed_id_count);
         return known;
     }
     add_once(s, &known, s->listed, list->watched, watched_count);
@@ -337,7 +174,7 @@ static struct known know_listed(struct kva_sampler *s, const struct kva_sampler_
         if (s->counts[list->listed[i].token] == 0)
             add_candidate(s, &known, s->listed, list->listed[i].token);
     }
-    forget(s, list->watched, watched_count);
+    kva_sampler_forget(s, list->watched, watched_count);
     return known;
 }
 
@@ -466,7 +303,7 @@ enum kva_status kva_sampler_draw(struct kva_sampler *s, float *logits,
     drop_nan(logits, s->vocab_size);
     if (p->logprobs >= 0)
         memcpy(s->saved, logits, s->vocab_size * sizeof(*logits));
-    apply_wishes(s, logits, context);
+    kva_sampler_apply_wishes(s, logits, context);
     struct known known = know_all(s, logits, p);
     enum kva_status status = choose(s, &known, context, &enough, &ret->token);
     if (status)
@@ -481,61 +318,17 @@ enum kva_status kva_sampler_draw(struct kva_sampler *s, float *logits,
 
 /* --- by a list ------------------------------------------------------------------------------- */
 
-/* The tokens to be watched, each once; more than there is room for are counted only up to that. */
-struct watch {
-    struct kva_sampler *s;
-    uint32_t *tokens; /* [KVA_SAMPLER_WATCHED_MAX] */
-    uint32_t count;
-    bool full;
-};
-
-static void watch_token(struct watch *watch, uint32_t token)
-{
-    if (watch->s->counts[token] > 0)
-        return;
-    watch->full = watch->full || watch->count == KVA_SAMPLER_WATCHED_MAX;
-    if (watch->full)
-        return;
-    watch->s->counts[token] = 1;
-    watch->tokens[watch->count++] = token;
-}
-
-static void watch_tokens(struct watch *watch, const uint32_t *tokens, uint32_t count)
-{
-    for (uint32_t i = 0; i < count && !watch->full; i++)
-        watch_token(watch, tokens[i]);
-}
-
-/* All that apply_wishes may touch, and what alone is allowed. */
-static void watch_wishes(struct watch *watch, const struct kva_sampler_context *context)
-{
-    const struct kva_sampling_params *p = context->params;
-    uint32_t output = context->token_count - context->prompt_tokens;
-    watch_tokens(watch, p->allowed_ids, p->allowed_id_count);
-    for (uint32_t i = 0; i < p->bad_word_count; i++)
-        watch_token(watch, p->bad_words[i].tokens[p->bad_words[i].count - 1]);
-    if (output < p->min_tokens)
-        watch_tokens(watch, p->stop_ids, p->stop_id_count);
-    for (uint32_t i = 0; i < p->logit_bias_count; i++)
-        watch_token(watch, p->logit_bias[i].token);
-    if (p->repetition_penalty != 1)
-        watch_tokens(watch, context->ids, context->token_count);
-    else if (p->presence_penalty != 0 || p->frequency_penalty != 0)
-        watch_tokens(watch, context->ids + context->prompt_tokens, output);
-    forget(watch->s, watch->tokens, watch->count);
-}
-
 void kva_sampler_want(struct kva_sampler *s, const struct kva_sampler_context *context,
                       uint32_t *watched, struct kva_shortlist_want *want)
 {
     const struct kva_sampling_params *p = context->params;
-    struct watch watch = {.s = s, .tokens = watched};
-    watch_wishes(&watch, context);
+    uint32_t count = 0;
+    bool enough = kva_sampler_watch_wishes(s, context, watched, &count);
     *want = (struct kva_shortlist_want){.log_sum = p->logprobs >= 0};
-    if (watch.full || p->top_k > KVA_SHORTLIST_MAX)
+    if (!enough || p->top_k > KVA_SHORTLIST_MAX)
         return;
-    want->watch_count = watch.count;
-    bool best_only = watch.count == 0 && p->temperature <= 0 && p->logprobs < 0;
+    want->watch_count = count;
+    bool best_only = count == 0 && p->temperature <= 0 && p->logprobs < 0;
     want->best = best_only ? 1 : KVA_SHORTLIST_MAX;
     if (p->temperature > 0 && p->top_k == 0 && p->min_p <= 0 && p->allowed_id_count == 0)
         want->temperature = p->temperature;

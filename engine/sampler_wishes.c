@@ -1,0 +1,122 @@
+/* sampler_wishes.c - what a request forbids, prefers and penalises, and which tokens that are. */
+#include "engine/sampler_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+/* The last token of a bad word is forbidden where the output ends with the others. */
+static void forbid_bad_words(float *logits, const struct kva_sampler_context *context)
+{
+    const struct kva_sampling_params *p = context->params;
+    uint32_t output = context->token_count - context->prompt_tokens;
+    for (uint32_t i = 0; i < p->bad_word_count; i++) {
+        const struct kva_bad_word *word = &p->bad_words[i];
+        uint32_t head = word->count - 1;
+        if (head > output)
+            continue;
+        const uint32_t *end = context->ids + context->token_count - head;
+        if (memcmp(end, word->tokens, head * sizeof(*end)) == 0)
+            logits[word->tokens[head]] = -INFINITY;
+    }
+}
+
+static void forbid_early_stop(float *logits, const struct kva_sampler_context *context)
+{
+    const struct kva_sampling_params *p = context->params;
+    if (context->token_count - context->prompt_tokens >= p->min_tokens)
+        return;
+    for (uint32_t i = 0; i < p->stop_id_count; i++)
+        logits[p->stop_ids[i]] = -INFINITY;
+}
+
+static void add_bias(float *logits, const struct kva_sampling_params *p)
+{
+    for (uint32_t i = 0; i < p->logit_bias_count; i++)
+        logits[p->logit_bias[i].token] += p->logit_bias[i].bias;
+}
+
+static void penalise(struct kva_sampler *s, float *logits,
+                     const struct kva_sampler_context *context)
+{
+    const struct kva_sampling_params *p = context->params;
+    if (p->repetition_penalty == 1 && p->presence_penalty == 0 && p->frequency_penalty == 0)
+        return;
+    const uint32_t *ids = context->ids;
+    for (uint32_t i = context->prompt_tokens; i < context->token_count; i++)
+        s->counts[ids[i]]++;
+    for (uint32_t i = context->prompt_tokens; i < context->token_count; i++) {
+        uint32_t count = s->counts[ids[i]];
+        if (count == 0)
+            continue;
+        s->counts[ids[i]] = 0;
+        logits[ids[i]] -= p->presence_penalty + p->frequency_penalty * (float)count;
+    }
+    if (p->repetition_penalty == 1)
+        return;
+    /* Repetition is over prompt and output, each token once. */
+    for (uint32_t i = 0; i < context->token_count; i++) {
+        float *logit = &logits[ids[i]];
+        if (s->counts[ids[i]]++ == 0)
+            *logit = *logit > 0 ? *logit / p->repetition_penalty : *logit * p->repetition_penalty;
+    }
+    for (uint32_t i = 0; i < context->token_count; i++)
+        s->counts[ids[i]] = 0;
+}
+
+void kva_sampler_apply_wishes(struct kva_sampler *s, float *logits,
+                              const struct kva_sampler_context *context)
+{
+    forbid_bad_words(logits, context);
+    forbid_early_stop(logits, context);
+    add_bias(logits, context->params);
+    penalise(s, logits, context);
+}
+
+/* --- which tokens that are ------------------------------------------------------------------- */
+
+/* The tokens to be watched, each once; more than there is room for are counted only up to that. */
+struct watch {
+    struct kva_sampler *s;
+    uint32_t *tokens; /* [KVA_SAMPLER_WATCHED_MAX] */
+    uint32_t count;
+    bool full;
+};
+
+static void watch_token(struct watch *watch, uint32_t token)
+{
+    if (watch->s->counts[token] > 0)
+        return;
+    watch->full = watch->full || watch->count == KVA_SAMPLER_WATCHED_MAX;
+    if (watch->full)
+        return;
+    watch->s->counts[token] = 1;
+    watch->tokens[watch->count++] = token;
+}
+
+static void watch_tokens(struct watch *watch, const uint32_t *tokens, uint32_t count)
+{
+    for (uint32_t i = 0; i < count && !watch->full; i++)
+        watch_token(watch, tokens[i]);
+}
+
+bool kva_sampler_watch_wishes(struct kva_sampler *s, const struct kva_sampler_context *context,
+                              uint32_t *watched, uint32_t *ret_count)
+{
+    struct watch watch = {.s = s, .tokens = watched};
+    const struct kva_sampling_params *p = context->params;
+    uint32_t output = context->token_count - context->prompt_tokens;
+    watch_tokens(&watch, p->allowed_ids, p->allowed_id_count);
+    for (uint32_t i = 0; i < p->bad_word_count; i++)
+        watch_token(&watch, p->bad_words[i].tokens[p->bad_words[i].count - 1]);
+    if (output < p->min_tokens)
+        watch_tokens(&watch, p->stop_ids, p->stop_id_count);
+    for (uint32_t i = 0; i < p->logit_bias_count; i++)
+        watch_token(&watch, p->logit_bias[i].token);
+    if (p->repetition_penalty != 1)
+        watch_tokens(&watch, context->ids, context->token_count);
+    else if (p->presence_penalty != 0 || p->frequency_penalty != 0)
+        watch_tokens(&watch, context->ids + context->prompt_tokens, output);
+    kva_sampler_forget(s, watched, watch.count);
+    *ret_count = watch.count;
+    return !watch.full;
+}
