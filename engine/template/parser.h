@@ -1,5 +1,5 @@
-/* parser.h - what the two halves of the parser share: parser.c reads statements, parse_expr.c
- * expressions.
+/* parser.h - what the parts of the parser share: parser.c reads statements, parse_expr.c
+ * expressions, of what parse_primary.c and parse_postfix.c read.
  *
  * Recursive descent over the lexer's tokens with one token of lookahead. Every recursion counts in
  * `depth`, so a hostile source ends with an error and not with the stack. Internal to
@@ -56,11 +56,33 @@ enum kva_status kva_tpl_parse_string(struct kva_tpl_parser *parser, const char *
 enum kva_status kva_tpl_parse_grow(struct kva_tpl_parser *parser, void **items, size_t size,
                                    uint32_t count) KVA_MUST_CHECK;
 
-struct kva_tpl_expr *kva_tpl_new_expr(struct kva_tpl_parser *parser, enum kva_tpl_expr_kind kind);
+/* A new expression of that kind, in the line of the current token. */
+enum kva_status kva_tpl_make_expr(struct kva_tpl_parser *parser, enum kva_tpl_expr_kind kind,
+                                  struct kva_tpl_expr **ret) KVA_MUST_CHECK;
+
+/* One more of expr->items. */
+enum kva_status kva_tpl_add_item(struct kva_tpl_parser *parser, struct kva_tpl_expr *expr,
+                                 struct kva_tpl_expr *item) KVA_MUST_CHECK;
+
+/* expr->value = a string of the template. */
+enum kva_status kva_tpl_set_string(struct kva_tpl_parser *parser, struct kva_tpl_expr *expr,
+                                   const char *text, size_t length) KVA_MUST_CHECK;
 
 /* One expression; `with_condition`: "a if b else c" belongs to it. */
 enum kva_status kva_tpl_parse_expr(struct kva_tpl_parser *parser, bool with_condition,
                                    struct kva_tpl_expr **ret) KVA_MUST_CHECK;
+
+/* A name, a constant, or something in brackets; with_namespace: name.attribute is a name. */
+enum kva_status kva_tpl_parse_primary(struct kva_tpl_parser *parser, bool with_namespace,
+                                      struct kva_tpl_expr **ret) KVA_MUST_CHECK;
+
+/* Attributes, subscripts and calls of *expr, which then is the whole. */
+enum kva_status kva_tpl_parse_postfix(struct kva_tpl_parser *parser,
+                                      struct kva_tpl_expr **expr) KVA_MUST_CHECK;
+
+/* Filters and tests of *expr, and calls of what they give. */
+enum kva_status kva_tpl_parse_suffix(struct kva_tpl_parser *parser,
+                                     struct kva_tpl_expr **expr) KVA_MUST_CHECK;
 
 /* Expressions with commas between them make a tuple; one without a comma is itself. `end_name`
  * (may be NULL) is a name that ends a tuple behind a comma. */
