@@ -66,6 +66,7 @@ struct kva_config {
     uint64_t waiting;
     uint64_t prefill_share;
     uint64_t step_time_ms;
+    uint64_t waiting_time_ms;
     uint64_t aging_ms;
     /* server */
     char *host;

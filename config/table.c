@@ -120,6 +120,10 @@ static const struct kva_option table[] = {
      "Tokens of a step, decoded and prefilled together; at least as many as sequences."},
     {"waiting", KVA_OPTION_UINT, SERVE, AT(waiting), 1, 1000000, "1024", NULL, "Scheduling",
      "Choices that may wait for admission; more are refused with 503 and Retry-After."},
+    {"waiting-time", KVA_OPTION_DURATION, SERVE, AT(waiting_time_ms), 0, HOUR, "0", NULL,
+     "Scheduling",
+     "Time that a request may wait for admission; then it is refused with 503 and Retry-After, "
+     "so that under too much load those that are served are served in time. 0: no limit."},
     {"prefill-share", KVA_OPTION_UINT, SERVE | BENCH, AT(prefill_share), 1, 100, "50", NULL,
      "Scheduling", "Percent of a step that prompts may take while others stream."},
     {"step-time", KVA_OPTION_DURATION, SERVE, AT(step_time_ms), 0, HOUR, "100ms", NULL,

@@ -148,6 +148,7 @@ static enum verdict try_admit(struct kva_scheduler *s, struct kva_step_plan *pla
     kva_heap_remove(&s->waiting, &c->order);
     c->cached_tokens = kva_min_u32(cached_tokens, c->prompt_tokens);
     c->times.admitted_ns = now_ns;
+    c->group->admitted = true;
     s->stats.prompt_tokens_cached += c->cached_tokens;
     kva_choice_enter_running(s, c, false);
     refresh_usage(s);

@@ -73,6 +73,7 @@ struct kva_group {
     uint32_t live;                               /* choices that have not ended */
     uint32_t siblings;                           /* of them: in state SIBLING */
     bool has_deadline;
+    bool admitted; /* one of its choices was, once */
     struct kva_choice choices[];
 };
 
@@ -156,6 +157,13 @@ void kva_choice_emit_prompt_logprobs(struct kva_scheduler *s, struct kva_choice 
 KVA_MUST_CHECK enum kva_status kva_request_check(const struct kva_scheduler_params *params,
                                                  const struct kva_request *request,
                                                  struct kva_err *err);
+
+/* When the group ends unless something happens before; 0: never. That is its deadline, or, as long
+ * as none of its choices was admitted, the end of the time that it may wait. */
+uint64_t kva_group_due(const struct kva_scheduler *s, const struct kva_group *group);
+
+/* Put the group where it is found when it is due. */
+void kva_group_await(struct kva_scheduler *s, struct kva_group *group);
 
 /* --- admit.c ------------------------------------------------------------------------------- */
 

@@ -112,6 +112,10 @@ struct kva_scheduler_params {
      * by what steps have cost so far, and at least KVA_PREFILL_TOKENS_MIN tokens. 0: no such aim.
      */
     uint64_t step_time_ns;
+    /* A request none of whose choices has been admitted so long after it was submitted ends with
+     * KVA_FINISH_ERROR and KVA_EWAITED: under more load than there is capacity for, those that are
+     * served are served in time. 0: they wait as long as it takes. */
+    uint64_t waiting_time_ns;
     uint64_t aging_ns;       /* one priority level is gained per this long in the queue; 0: none,
                                 strict priorities */
     kva_output_fn on_output; /* called within cancel and step; must not call the scheduler */
@@ -135,6 +139,7 @@ struct kva_scheduler_stats {
     uint64_t preemptions;                              /* counters since start */
     uint64_t rejected_queue_full;
     uint64_t rejected_budget;
+    uint64_t rejected_waited; /* requests that waited longer than they may */
     uint64_t finished[KVA_FINISH_COUNT];
     uint64_t prompt_tokens_computed;
     uint64_t prompt_tokens_cached;

@@ -251,7 +251,17 @@ static void expire(struct kva_scheduler *s, uint64_t now_ns)
     struct kva_heap_node *first;
     while ((first = kva_heap_peek(&s->deadlines)) && (uint64_t)first->key <= now_ns) {
         struct kva_group *group = KVA_CONTAINER_OF(first, struct kva_group, deadline);
-        kva_group_end(s, group, KVA_FINISH_DEADLINE, KVA_ETIMEOUT, now_ns);
+        uint64_t due_ns = kva_group_due(s, group), deadline_ns = group->request->deadline_ns;
+        if (due_ns == 0 || due_ns > now_ns) {
+            /* It was admitted while it waited: its deadline is another one, or none. */
+            kva_heap_remove(&s->deadlines, first);
+            kva_group_await(s, group);
+        } else if (due_ns == deadline_ns) {
+            kva_group_end(s, group, KVA_FINISH_DEADLINE, KVA_ETIMEOUT, now_ns);
+        } else {
+            s->stats.rejected_waited++;
+            kva_group_end(s, group, KVA_FINISH_ERROR, KVA_EWAITED, now_ns);
+        }
     }
 }
 

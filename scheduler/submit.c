@@ -123,6 +123,26 @@ static enum kva_status check_queue(struct kva_scheduler *s, const struct kva_req
     return KVA_OK;
 }
 
+uint64_t kva_group_due(const struct kva_scheduler *s, const struct kva_group *group)
+{
+    uint64_t deadline_ns = group->request->deadline_ns;
+    if (group->admitted || s->params.waiting_time_ns == 0)
+        return deadline_ns;
+    uint64_t waited_ns = group->request->submitted_ns + s->params.waiting_time_ns;
+    return deadline_ns != 0 && deadline_ns <= waited_ns ? deadline_ns : waited_ns;
+}
+
+void kva_group_await(struct kva_scheduler *s, struct kva_group *group)
+{
+    uint64_t due_ns = kva_group_due(s, group);
+    group->has_deadline = due_ns != 0;
+    if (!group->has_deadline)
+        return;
+    group->deadline.key = (int64_t)(due_ns & INT64_MAX);
+    group->deadline.seq = group->choices[0].arrival;
+    kva_heap_push(&s->deadlines, &group->deadline);
+}
+
 enum kva_status kva_scheduler_submit(struct kva_scheduler *s, struct kva_request *request,
                                      struct kva_err *err)
 {
@@ -163,12 +183,7 @@ enum kva_status kva_scheduler_submit(struct kva_scheduler *s, struct kva_request
     for (uint32_t i = 0; i < request->choices; i++)
         queue_choice(s, group, i, key);
     kva_id_table_insert(&s->groups, &group->id_node, request->id);
-    if (request->deadline_ns != 0) {
-        group->has_deadline = true;
-        group->deadline.key = (int64_t)(request->deadline_ns & INT64_MAX);
-        group->deadline.seq = group->choices[0].arrival;
-        kva_heap_push(&s->deadlines, &group->deadline);
-    }
+    kva_group_await(s, group);
     return KVA_OK;
 }
 

@@ -111,6 +111,9 @@ void kva_call_fail(struct kva_call *call, enum kva_status status, const struct k
             kva_exchange_stream_write(exchange, frame.data, frame.length);
         kva_buf_finish(&frame);
         kva_exchange_stream_end(exchange, true);
+        /* A keep-alive was all that it got. */
+        if (status == KVA_EWAITED)
+            kva_server_count_rejection(server, status);
     } else if (exchange) {
         kva_server_reply_error(server, exchange, status, err);
     }

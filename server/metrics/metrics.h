@@ -15,6 +15,7 @@
 /* Why a request was not taken. */
 enum kva_reject_reason {
     KVA_REJECT_QUEUE_FULL,
+    KVA_REJECT_WAITED,
     KVA_REJECT_BUDGET,
     KVA_REJECT_LOADING,
     KVA_REJECT_DRAINING,

@@ -112,8 +112,8 @@ static void put_ends(struct kva_buf *out, const struct kva_metrics *metrics, con
 {
     static const char *const ends[KVA_END_REASON_COUNT] = {"stop", "length", "abort", "error"};
     static const char *const rejects[KVA_REJECT_REASON_COUNT] = {
-        "queue_full", "budget",  "loading", "draining", "rate",
-        "key",        "invalid", "context", "device",
+        "queue_full", "waiting_time", "budget",  "loading", "draining",
+        "rate",       "key",          "invalid", "context", "device",
     };
     kva_metrics_head(out, "kvahead_requests_finished_total", "counter",
                      "Choices that ended, by reason.");

@@ -232,8 +232,10 @@ static enum kva_answer_event fail(struct kva_answer *answer, const struct kva_ou
     } else if (output->end.reason == KVA_FINISH_ERROR) {
         if (output->end.status != KVA_OK)
             status = output->end.status;
-        message = status == KVA_EDEVICE ? "The server has failed and is shutting down."
-                                        : "The engine could not continue this request.";
+        message = status == KVA_EDEVICE   ? "The server has failed and is shutting down."
+                  : status == KVA_EWAITED ? "The server has more to do than it can: the request "
+                                            "waited as long as it may; retry later."
+                                          : "The engine could not continue this request.";
     }
     if (answer->status == KVA_OK)
         answer->status = kva_fail(&answer->err, status, "%s", message);

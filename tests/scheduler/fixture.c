@@ -20,6 +20,7 @@ void fixture_begin(struct fixture *f)
     f->engine.clock = &f->clock;
     f->scripted = kva_scripted_create(&f->engine);
     tracker_init(&f->tracker, f->engine.vocab);
+    f->tracker.waiting_time_ns = f->scheduling.waiting_time_ns;
     f->scheduling.engine = kva_scripted_engine(f->scripted);
     f->scheduling.clock = &f->clock.clock;
     f->scheduling.on_output = tracker_output;

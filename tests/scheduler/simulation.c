@@ -54,6 +54,7 @@ void simulation_begin(struct simulation *sim)
     sim->engine.clock = &sim->clock;
     sim->scripted = kva_scripted_create(&sim->engine);
     tracker_init(&sim->tracker, sim->engine.vocab);
+    sim->tracker.waiting_time_ns = sim->scheduling.waiting_time_ns;
     sim->scheduling.engine = kva_scripted_engine(sim->scripted);
     sim->scheduling.clock = &sim->clock.clock;
     sim->scheduling.on_output = take_output;

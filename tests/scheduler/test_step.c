@@ -336,6 +336,67 @@ static void test_step__deadlines_end_waiting_and_running_requests(void **state K
     fixture_end(&f);
 }
 
+static void test_step__nobody_waits_longer_than_it_may(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.scheduling.running_max = 1;
+    f.scheduling.waiting_time_ns = 30 * KVA_NS_PER_MS;
+    fixture_begin(&f);
+    for (uint64_t id = 1; id <= 5; id++) {
+        struct request_spec spec = tracker_spec(id);
+        spec.output_tokens_max = id == 1 ? 20 : 100;
+        spec.choices = id == 3 ? 3 : 1;
+        spec.deadline_ns = id == 4   ? f.clock.now_ns + 25 * KVA_NS_PER_MS
+                           : id == 5 ? f.clock.now_ns + KVA_NS_PER_S
+                                     : 0;
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    }
+    fixture_run(&f);
+    /* The second is admitted in time and ends long after; those behind it are not. */
+    for (uint64_t id = 1; id <= 2; id++)
+        assert_int_equal(tracker_choice(&f.tracker, id, 0)->end.end.reason, KVA_FINISH_LENGTH);
+    assert_int_equal(tracker_choice(&f.tracker, 2, 0)->tokens, 100);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(tracker_choice(&f.tracker, 3, i)->end.end.status, KVA_EWAITED);
+    assert_int_equal(tracker_choice(&f.tracker, 4, 0)->end.end.reason, KVA_FINISH_DEADLINE);
+    const struct tracked_choice *fifth = tracker_choice(&f.tracker, 5, 0);
+    assert_int_equal(fifth->end.end.status, KVA_EWAITED);
+    uint64_t waited_ns = fifth->end.time_ns - fifth->end.end.times.submitted_ns;
+    assert_in_range(waited_ns, 30 * KVA_NS_PER_MS, 32 * KVA_NS_PER_MS);
+    assert_int_equal(fixture_stats(&f).rejected_waited, 2);
+    fixture_end(&f);
+}
+
+/* Once one choice was begun, its siblings wait for their turn; and the request's own deadline holds
+ * as before. */
+static void test_step__waiting_ends_with_the_first_admission(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.scheduling.running_max = 1;
+    f.scheduling.waiting_time_ns = 10 * KVA_NS_PER_MS;
+    fixture_begin(&f);
+    for (uint64_t id = 1; id <= 2; id++) {
+        struct request_spec spec = tracker_spec(id);
+        spec.output_tokens_max = 50;
+        spec.choices = 3;
+        spec.deadline_ns = id == 2 ? f.clock.now_ns + 120 * KVA_NS_PER_MS : 0;
+        spec.submitted_ns = f.clock.now_ns;
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+        if (id == 1)
+            fixture_run(&f);
+    }
+    fixture_run(&f);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(tracker_choice(&f.tracker, 1, i)->tokens, 50);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(tracker_choice(&f.tracker, 2, i)->end.end.reason,
+                         i < 2 ? KVA_FINISH_LENGTH : KVA_FINISH_DEADLINE);
+    assert_int_equal(fixture_stats(&f).rejected_waited, 0);
+    fixture_end(&f);
+}
+
 static void test_step__says_when_to_come_back(void **state KVA_UNUSED)
 {
     struct fixture f;
@@ -427,6 +488,8 @@ int main(void)
         cmocka_unit_test(test_step__an_items_failure_is_its_own),
         cmocka_unit_test(test_step__a_device_failure_is_for_good),
         cmocka_unit_test(test_step__deadlines_end_waiting_and_running_requests),
+        cmocka_unit_test(test_step__nobody_waits_longer_than_it_may),
+        cmocka_unit_test(test_step__waiting_ends_with_the_first_admission),
         cmocka_unit_test(test_step__says_when_to_come_back),
         cmocka_unit_test(test_step__reports_prefill_progress_once_per_step),
         cmocka_unit_test(test_step__prompt_logprobs_come_once_before_the_first_token),

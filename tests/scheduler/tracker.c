@@ -206,6 +206,18 @@ static void check_logprobs(const struct tracked_request *tracked, struct tracked
     choice->logprob_events++;
 }
 
+/* It waited as long as it may, and nothing of its request was begun. */
+static void check_waited(const struct tracker *tracker, const struct tracked_request *tracked,
+                         const struct kva_output *output)
+{
+    const struct kva_choice_times *times = &output->end.times;
+    assert_int_not_equal(tracker->waiting_time_ns, 0);
+    assert_true(output->time_ns - times->submitted_ns >= tracker->waiting_time_ns);
+    assert_int_equal(times->admitted_ns, 0);
+    for (uint32_t i = 0; i < tracked->choices; i++)
+        assert_int_equal(tracked->choice[i].tokens, 0);
+}
+
 static void check_end(struct tracker *tracker, struct tracked_request *tracked,
                       struct tracked_choice *choice, const struct kva_output *output)
 {
@@ -240,6 +252,10 @@ static void check_end(struct tracker *tracker, struct tracked_request *tracked,
         assert_true(tracked->deadline_ns != 0 && output->time_ns >= tracked->deadline_ns);
         break;
     case KVA_FINISH_ERROR:
+        if (output->end.status == KVA_EWAITED) {
+            check_waited(tracker, tracked, output);
+            break;
+        }
         assert_true(tracker->expect_errors);
         assert_int_not_equal(output->end.status, KVA_OK);
         break;

@@ -39,8 +39,9 @@ struct tracked_request {
 struct tracker {
     struct kva_id_table requests;
     uint32_t vocab;
-    bool expect_errors;  /* failures are injected: KVA_FINISH_ERROR is in order */
-    bool foreign_tokens; /* the engine has another token source: only counts are checked */
+    bool expect_errors;       /* failures are injected: KVA_FINISH_ERROR is in order */
+    uint64_t waiting_time_ns; /* the scheduler's */
+    bool foreign_tokens;      /* the engine has another token source: only counts are checked */
     uint64_t outputs;
     uint64_t tokens;
     uint64_t ends;

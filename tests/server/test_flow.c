@@ -169,6 +169,48 @@ static void test_serving__06_full_queue_refuses_with_retry_after(void **state)
     fixture_stop(&f);
 }
 
+/* What waited too long is refused as a full queue's is: with 503 where nothing was sent, with an
+ * error event behind a keep-alive. What runs goes on. */
+static void test_serving__06_waiting_too_long_refuses_with_retry_after(void **state)
+{
+    (void)state;
+    fixture_init(&f);
+    f.engine.sleep_ns = KVA_NS_PER_MS;
+    f.engine.next_token = endless;
+    f.scheduling.running_max = 1;
+    f.scheduling.waiting_time_ns = 100 * KVA_NS_PER_MS;
+    f.params.keep_alive_ns = 20 * KVA_NS_PER_MS;
+    fixture_start(&f);
+    int first =
+        client_post_open(f.port, "/v1/completions", "{\"prompt\":\"x\",\"max_tokens\":1000}");
+    wait_metric("kvahead_requests_running", NULL, 1);
+    int streamed = client_post_open(f.port, "/v1/completions",
+                                    "{\"prompt\":\"x\",\"max_tokens\":5,\"stream\":true}");
+    struct reply reply;
+    client_post(f.port, "/v1/completions", "{\"prompt\":\"x\",\"n\":2}", &reply);
+    assert_int_equal(reply.status, 503);
+    assert_string_equal(reply_header(&reply, "Retry-After"), "2");
+    cJSON *json = cJSON_Parse(reply.body);
+    assert_string_equal(json_text(json, "error.code"), "overloaded");
+    assert_non_null(strstr(json_text(json, "error.message"), "waited"));
+    cJSON_Delete(json);
+    reply_finish(&reply);
+    client_read(streamed, false, &reply);
+    assert_int_equal(reply.status, 200);
+    assert_non_null(strstr(reply.body, ": keep-alive queued"));
+    assert_non_null(strstr(reply.body, "\"overloaded\""));
+    reply_finish(&reply);
+    close(streamed);
+    client_read(first, false, &reply);
+    assert_int_equal(reply.status, 200);
+    reply_finish(&reply);
+    close(first);
+    assert_true(client_metric(f.port, "kvahead_requests_rejected_total", "waiting_time") == 2);
+    assert_true(client_metric(f.port, "kvahead_requests_rejected_total", "queue_full") == 0);
+    assert_true(client_metric(f.port, "kvahead_generation_tokens_total", NULL) == 1000);
+    fixture_stop(&f);
+}
+
 static void test_serving__07_keep_alives_in_queue_and_prefill(void **state)
 {
     (void)state;
@@ -338,6 +380,7 @@ int main(void)
         cmocka_unit_test(test_serving__05_disconnect_in_prefill_frees),
         cmocka_unit_test(test_serving__05_disconnect_in_queue_frees),
         cmocka_unit_test(test_serving__06_full_queue_refuses_with_retry_after),
+        cmocka_unit_test(test_serving__06_waiting_too_long_refuses_with_retry_after),
         cmocka_unit_test(test_serving__07_keep_alives_in_queue_and_prefill),
         cmocka_unit_test(test_serving__08_over_long_prompt_says_both_counts),
         cmocka_unit_test(test_serving__slow_reader_is_paused_and_loses_nothing),
