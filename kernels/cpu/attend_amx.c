@@ -25,9 +25,11 @@
 #define TILE_TOKENS KVA_TILE_ROWS
 #define PAGE_TILES  (KVA_PAGE_TOKENS / TILE_TOKENS)
 
-/* Pairs of inputs that one product takes, and about how many cycles it does. */
-#define STEP         (KVA_TILE_BYTES / 4)
-#define COST_PRODUCT 16u
+/* Pairs of inputs that one product takes. */
+#define STEP (KVA_TILE_BYTES / 4)
+
+/* Cache lines prefetched by four products. */
+#define STEP_LINES 8
 
 /* Queries of a tile: as even a division as there is. Rows behind the last query hold anything. */
 static uint32_t tile_queries(uint32_t q_count)
@@ -97,7 +99,7 @@ static void score_tile(const struct tile *tile)
         KVA_TILE_DOT_BF16(2, 4, 7);
         KVA_TILE_LOAD(5, k + 3 * VL, k_stride);
         KVA_TILE_DOT_BF16(3, 4, 5);
-        prefetch(tile->ahead, 4 * COST_PRODUCT);
+        prefetch(tile->ahead, STEP_LINES);
     }
     KVA_TILE_STORE(0, scores, stride);
     KVA_TILE_STORE(1, scores + VL, stride);
@@ -203,7 +205,7 @@ static void score_few(const struct tile *tile)
         KVA_TILE_DOT_BF16(2, 7, 4);
         KVA_TILE_LOAD(5, k[3] + (size_t)i * 4, strides[3]);
         KVA_TILE_DOT_BF16(3, 5, 4);
-        prefetch(tile->ahead, PAGE_TILES * COST_PRODUCT);
+        prefetch(tile->ahead, STEP_LINES);
     }
     const size_t step = (size_t)TILE_TOKENS * KVA_TILE_ROWS;
     KVA_TILE_STORE(0, few.scores, KVA_TILE_BYTES);
@@ -216,7 +218,7 @@ static void score_few(const struct tile *tile)
             turn_scores(few.scores + n * step, 8, scores);
         else
             turn_scores(few.scores + n * step, 16, scores);
-        prefetch(tile->ahead, COST_TRANSPOSE);
+        prefetch(tile->ahead, STEP_LINES);
     }
 }
 
@@ -274,7 +276,7 @@ INLINE void value_tiles(const int vectors, const struct tile *tile, uint32_t i)
             KVA_TILE_LOAD(5, v + VL, v_stride);
             KVA_TILE_DOT_BF16(3, 4, 5);
         }
-        prefetch(tile->ahead, (uint32_t)vectors * COST_PRODUCT);
+        prefetch(tile->ahead, STEP_LINES);
     }
     KVA_TILE_STORE(0, sums, stride);
     KVA_TILE_STORE(1, sums + VL, stride);
@@ -325,56 +327,54 @@ static void add_bad_values(const struct kva_cpu_attend_split *split, const struc
 
 /* --- the split -------------------------------------------------------------------------------- */
 
-/* About how many cycles a page takes. */
-static uint32_t page_cycles(const struct kva_cpu_attend_split *split)
+/* Scores of all queries with the page of `tile`. */
+static void score_page(struct tile tile)
 {
-    const uint32_t chunks = (uint32_t)kva_div_up(split->head_dim, CHUNK_DIM);
-    uint32_t products = (uint32_t)kva_div_up(split->q_count, KVA_TILE_ROWS) * chunks * 8;
-    uint32_t transposes = few_queries(split) ? 1 : chunks;
-    uint32_t cycles = PAGE_TILES * (transposes * COST_TRANSPOSE + split->q_count * COST_SOFTEN);
-    return cycles + PAGE_PAIRS * chunks * COST_UNPACK + products * COST_PRODUCT;
+    const uint32_t queries = tile_queries(tile.split->q_count);
+    if (few_queries(tile.split)) {
+        score_few(&tile);
+        return;
+    }
+    pair_keys(tile.split, tile.pairs, tile.base, tile.ahead);
+    for (; tile.query < tile.split->q_count; tile.query += queries) {
+        if (sees_page(&tile, queries))
+            score_tile(&tile);
+    }
 }
 
-/* `clean`: values that are not finite are kept out of the tiles. */
-static void fold_page(const struct kva_cpu_attend_split *split, const struct pairs *pairs,
-                      uint32_t base, bool holes, bool clean)
+/* sums += the values of the page of `tile`. `clean`: those that are not finite are kept out of the
+ * tiles. */
+static void add_values(struct tile tile, bool clean)
 {
-    const uint32_t queries = tile_queries(split->q_count);
-    struct ahead ahead = plan_ahead(split, base, page_cycles(split));
-    struct tile tile = {.split = split, .pairs = pairs, .base = base, .ahead = &ahead};
-    if (few_queries(split)) {
-        score_few(&tile);
-    } else {
-        pair_keys(split, pairs, base, &ahead);
-        for (; tile.query < split->q_count; tile.query += queries) {
-            if (sees_page(&tile, queries))
-                score_tile(&tile);
-        }
-    }
-    for (uint32_t j = 0; j < split->q_count; j++)
-        soften(split, pairs, j, base, holes, &ahead);
-    pair_values(split, pairs, base, &ahead);
-    uint64_t bad = clean ? clean_values(split, pairs) : 0;
-    for (tile.query = 0; tile.query < split->q_count; tile.query += queries) {
+    const uint32_t queries = tile_queries(tile.split->q_count);
+    pair_values(tile.split, tile.pairs, tile.base, tile.ahead);
+    uint64_t bad = clean ? clean_values(tile.split, tile.pairs) : 0;
+    for (; tile.query < tile.split->q_count; tile.query += queries) {
         if (sees_page(&tile, queries))
             value_tile(&tile);
     }
     for (; bad; bad &= bad - 1)
-        add_bad_values(split, pairs, base + (uint32_t)__builtin_ctzll(bad));
+        add_bad_values(tile.split, tile.pairs, tile.base + (uint32_t)__builtin_ctzll(bad));
 }
 
-static void fold_pages(const struct kva_cpu_attend_split *split, const struct pairs *pairs,
-                       bool clean)
+static void attend(const struct kva_cpu_attend_split *split, const struct pairs *pairs, bool clean)
 {
     const uint32_t first = split->slot_first[0], end = split->slot_end[split->q_count - 1];
+    const uint32_t base = first / KVA_PAGE_TOKENS * KVA_PAGE_TOKENS;
+    const uint32_t stop = (uint32_t)kva_align_up(end, KVA_PAGE_TOKENS);
     const bool holes = has_holes(split, first, end);
+    struct ahead ahead = plan_ahead(split);
+    struct tile tile = {.split = split, .pairs = pairs, .ahead = &ahead};
     begin(split, pairs);
     if (few_queries(split))
         transpose_queries(split, pairs);
     configure(split);
-    for (uint32_t base = first / KVA_PAGE_TOKENS * KVA_PAGE_TOKENS; base < end;
-         base += KVA_PAGE_TOKENS)
-        fold_page(split, pairs, base, holes, clean);
+    for (tile.base = base; tile.base < stop; tile.base += KVA_PAGE_TOKENS)
+        score_page(tile);
+    for (uint32_t j = 0; j < split->q_count; j++)
+        soften(split, pairs, j, base, stop, holes, &ahead);
+    for (tile.base = base; tile.base < stop; tile.base += KVA_PAGE_TOKENS)
+        add_values(tile, clean);
     kva_tiles_release();
 }
 
@@ -398,9 +398,9 @@ void kva_attend_split_amx(const struct kva_cpu_attend_split *split)
     }
     const uint32_t dims = (uint32_t)kva_align_up(split->head_dim, CHUNK_DIM) / 2;
     const struct pairs pairs = pairs_of(split, dims);
-    fold_pages(split, &pairs, false);
+    attend(split, &pairs, false);
     if (!sums_finite(split, &pairs))
-        fold_pages(split, &pairs, true);
+        attend(split, &pairs, true);
     for (uint32_t j = 0; j < split->q_count; j++)
         finish_query(split, &pairs, j);
 }

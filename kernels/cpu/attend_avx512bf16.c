@@ -17,9 +17,6 @@
 
 #define TILE_TOKENS  (TILE_VECTORS * VL)
 
-/* About how many cycles products of n queries with TILE_VECTORS vectors take. */
-#define COST_PRODUCTS(n) (n)
-
 INLINE __m512bh broadcast(const void *pair)
 {
     int bits;
@@ -39,7 +36,7 @@ INLINE void score_tile(const int queries, const uint32_t *q, uint32_t dims, cons
             sums[j][n] = v_zero();
     }
     for (uint32_t i = 0; i < dims; i++) {
-        prefetch(&next, COST_PRODUCTS((uint32_t)queries));
+        prefetch(&next, 1);
         __m512bh keys[TILE_VECTORS];
         for (uint32_t n = 0; n < TILE_VECTORS; n++)
             keys[n] = (__m512bh)_mm512_loadu_si512(k + (size_t)i * KVA_PAGE_TOKENS + n * VL);
@@ -129,7 +126,7 @@ INLINE void value_tile(const int queries, const bool direct, const uint32_t coun
             sums[j][n] = v_load(values->sums + (size_t)j * values->stride + n * VL);
     }
     for (uint32_t pair = values->first; pair < values->end; pair++) {
-        prefetch(&next, COST_PRODUCTS((uint32_t)queries) + (direct ? COST_UNPACK : 0));
+        prefetch(&next, 2);
         __m512i v[TILE_VECTORS];
         if (direct) {
             load_values(split, pair, values->i, count, &v[0], &v[1]);
@@ -205,17 +202,17 @@ static void value_edges(const struct values *values, uint32_t queries, bool befo
     }
 }
 
-/* sums += the values of the page from slot `base` on. What all queries of a tile see whole is done
- * at once; what only some see, at either end of it, one by one. */
-static void value_page(const struct kva_cpu_attend_split *split, const struct pairs *pairs,
-                       uint32_t base, struct ahead *ahead)
+/* sums += the values of the slots [base, stop), whole pages; of one page if they are not `direct`,
+ * straight from their rows. What all queries of a tile see whole is done at once; what only some
+ * see, at either end of it, one by one. */
+static void add_values(const struct kva_cpu_attend_split *split, const struct pairs *pairs,
+                       uint32_t base, uint32_t stop, bool direct, struct ahead *ahead)
 {
     const uint32_t group = group_queries(split->q_count), dim = split->head_dim;
     const uint32_t stride = (uint32_t)kva_align_up(dim, CHUNK_DIM);
-    const uint32_t first = base / 2, end = first + PAGE_PAIRS;
-    const bool direct = split->q_count <= TILE_QUERIES;
+    const uint32_t first = base / 2, end = stop / 2;
     if (!direct)
-        pair_values(split, pairs, base, NULL);
+        pair_values(split, pairs, base, ahead);
     for (uint32_t j = 0; j < split->q_count; j += group) {
         const uint32_t queries = kva_min_u32(group, split->q_count - j);
         struct values values = {
@@ -243,16 +240,6 @@ static void value_page(const struct kva_cpu_attend_split *split, const struct pa
 /* --- the split ----------------------------------------------------------------------------------
  */
 
-/* About how many cycles a page takes. */
-static uint32_t page_cycles(const struct kva_cpu_attend_split *split)
-{
-    const uint32_t chunks = (uint32_t)kva_div_up(split->head_dim, CHUNK_DIM);
-    uint32_t cycles =
-        KVA_PAGE_TOKENS / VL * (chunks * COST_TRANSPOSE + split->q_count * COST_SOFTEN);
-    cycles += PAGE_PAIRS * chunks * (COST_UNPACK + split->q_count);
-    return cycles + split->q_count * (KVA_PAGE_TOKENS / TILE_TOKENS) * chunks * CHUNK_DIM / 2;
-}
-
 void kva_attend_split_avx512bf16(const struct kva_cpu_attend_split *split)
 {
     if (split->kv_dtype != KVA_BF16) {
@@ -262,16 +249,21 @@ void kva_attend_split_avx512bf16(const struct kva_cpu_attend_split *split)
     const struct pairs pairs = pairs_of(split, (split->head_dim + 1) / 2);
     const uint32_t first = split->slot_first[0], end = split->slot_end[split->q_count - 1];
     const bool holes = has_holes(split, first, end);
+    const uint32_t base = first / KVA_PAGE_TOKENS * KVA_PAGE_TOKENS;
+    const uint32_t stop = (uint32_t)kva_align_up(end, KVA_PAGE_TOKENS);
+    struct ahead ahead = plan_ahead(split);
     begin(split, &pairs);
-    for (uint32_t base = first / KVA_PAGE_TOKENS * KVA_PAGE_TOKENS; base < end;
-         base += KVA_PAGE_TOKENS) {
-        struct ahead ahead = plan_ahead(split, base, page_cycles(split));
-        pair_keys(split, &pairs, base, &ahead);
-        score_page(split, &pairs, base, &ahead);
-        for (uint32_t j = 0; j < split->q_count; j++)
-            soften(split, &pairs, j, base, holes, &ahead);
-        value_page(split, &pairs, base, &ahead);
+    for (uint32_t page = base; page < stop; page += KVA_PAGE_TOKENS) {
+        pair_keys(split, &pairs, page, &ahead);
+        score_page(split, &pairs, page, &ahead);
     }
+    for (uint32_t j = 0; j < split->q_count; j++)
+        soften(split, &pairs, j, base, stop, holes, &ahead);
+    if (split->q_count <= TILE_QUERIES)
+        add_values(split, &pairs, base, stop, true, &ahead);
+    for (uint32_t page = base; split->q_count > TILE_QUERIES && page < stop;
+         page += KVA_PAGE_TOKENS)
+        add_values(split, &pairs, page, page + KVA_PAGE_TOKENS, false, &ahead);
     for (uint32_t j = 0; j < split->q_count; j++)
         finish_query(split, &pairs, j);
 }

@@ -1,12 +1,11 @@
 /* attend_bf16.h - attention over one split in products of bf16 with sums in fp32: what levels
  * avx512bf16 and amx share.
  *
- * A split is folded page by page, so that a page's keys and values are in a cache together: the
- * sums are scaled down when a page has a new maximum. A page's keys are transposed to dwords of two
- * dimensions [head_dim / 2][64 tokens]: a vector holds one pair of dimensions of 16 tokens. Values
- * of two neighbouring tokens, at an even slot and the odd one behind it, are laid side by side.
- * Weights are rounded to bf16 before they are summed, so that what is divided by fits what is
- * divided. */
+ * A split is worked on in three passes: scores of all its tokens, page by page; the softmax of each
+ * query; the values. A page's keys are transposed to dwords of two dimensions
+ * [head_dim / 2][64 tokens]: a vector holds one pair of dimensions of 16 tokens. Values of two
+ * neighbouring tokens, at an even slot and the odd one behind it, are laid side by side. Weights
+ * are rounded to bf16 before they are summed, so that what is divided by fits what is divided. */
 #ifndef KVA_KERNELS_CPU_ATTEND_BF16_H
 #define KVA_KERNELS_CPU_ATTEND_BF16_H
 
@@ -21,56 +20,69 @@
 
 /* --- prefetching ------------------------------------------------------------------------------ */
 
-/* About how many cycles things take, for the pace of prefetching alone. */
-#define COST_TRANSPOSE 60u /* CHUNK_DIM dimensions of 16 keys */
-#define COST_UNPACK    3u  /* CHUNK_DIM dimensions of a pair of values */
-#define COST_SOFTEN    10u /* a vector of exponentials */
+/* A line is asked for twice, the second time when so many bytes behind it are: memory that has too
+ * much under way drops what it is asked for, and a line that nobody fetched costs more than many
+ * that are asked for in vain. */
+#define AHEAD_AGAIN 2048
 
-/* Cache lines of tokens' rows to be prefetched in the order in which they lie, one every `pace`
- * cycles: sooner than memory gives them, prefetches are dropped; in the order of addresses, the
- * hardware's own prefetching helps. */
+#define AHEAD_PAGES (KVA_ATTEND_SPLIT_TOKENS / KVA_PAGE_TOKENS)
+
+/* Cache lines of the split that comes next, to be prefetched in the order of their addresses, a few
+ * at a time all through the work on this one: in bursts they would be dropped. */
 struct ahead {
-    const void *const *tokens;
-    uint32_t count; /* tokens left */
-    uint32_t at;    /* bytes of the first that are done */
-    uint32_t row_bytes;
-    uint32_t pace;
-    uint32_t waited;
+    const char *at;  /* the next line */
+    const char *end; /* behind the last of its page */
+    size_t step;     /* bytes of a line; 0: nothing is left */
+    uint32_t page;
+    uint32_t page_count;
+    struct {
+        const char *first;
+        const char *end;
+    } pages[AHEAD_PAGES];
 };
 
-/* `cycles` go by. */
-INLINE void prefetch(struct ahead *ahead, uint32_t cycles)
+static struct ahead plan_ahead(const struct kva_cpu_attend_split *split)
 {
-    if (ahead->count == 0)
-        return;
-    for (ahead->waited += cycles; ahead->waited >= ahead->pace; ahead->waited -= ahead->pace) {
-        if (*ahead->tokens)
-            _mm_prefetch((const char *)*ahead->tokens + ahead->at, _MM_HINT_T0);
-        ahead->at += KVA_CACHE_LINE;
-        if (ahead->at < ahead->row_bytes)
+    struct ahead ahead = {.at = (const char *)split->scores};
+    for (uint32_t i = 0; split->next && i < AHEAD_PAGES; i++) {
+        const void *const *tokens = split->next + (size_t)i * KVA_PAGE_TOKENS;
+        uint32_t first = 0, end = KVA_PAGE_TOKENS;
+        while (first < end && !tokens[first])
+            first++;
+        while (first < end && !tokens[end - 1])
+            end--;
+        if (first == end)
             continue;
-        ahead->at = 0;
-        ahead->tokens++;
-        if (--ahead->count == 0)
-            return;
+        size_t bytes = kva_align_up((size_t)(end - first) * split->head_dim * 4, KVA_CACHE_LINE);
+        ahead.pages[ahead.page_count].first = tokens[first];
+        ahead.pages[ahead.page_count++].end = (const char *)tokens[first] + bytes;
     }
+    if (ahead.page_count > 0) {
+        ahead.at = ahead.pages[0].first;
+        ahead.end = ahead.pages[0].end;
+        ahead.step = KVA_CACHE_LINE;
+    }
+    return ahead;
 }
 
-/* The page behind the one from `base` on, in the `cycles` that this one will take. */
-static struct ahead plan_ahead(const struct kva_cpu_attend_split *split, uint32_t base,
-                               uint32_t cycles)
+/* The next `lines` of them, if there are so many. */
+INLINE void prefetch(struct ahead *ahead, const int lines)
 {
-    struct ahead ahead = {.row_bytes = split->head_dim * 4, .pace = 1u << 16};
-    if (base + KVA_PAGE_TOKENS < KVA_ATTEND_SPLIT_TOKENS)
-        ahead.tokens = split->tokens + base + KVA_PAGE_TOKENS;
-    else
-        ahead.tokens = split->next;
-    if (!ahead.tokens)
-        return ahead;
-    ahead.count = KVA_PAGE_TOKENS;
-    ahead.pace = cycles / (KVA_PAGE_TOKENS * (uint32_t)kva_div_up(ahead.row_bytes, KVA_CACHE_LINE));
-    ahead.pace = kva_max_u32(1, ahead.pace);
-    return ahead;
+    for (int i = 0; i < lines; i++) {
+        _mm_prefetch(ahead->at, _MM_HINT_T0);
+        _mm_prefetch((const char *)((uintptr_t)ahead->at - AHEAD_AGAIN), _MM_HINT_T0);
+        ahead->at += ahead->step;
+        if (__builtin_expect(ahead->at != ahead->end, 1))
+            continue;
+        ahead->page++;
+        if (ahead->page < ahead->page_count) {
+            ahead->at = ahead->pages[ahead->page].first;
+            ahead->end = ahead->pages[ahead->page].end;
+        } else {
+            ahead->at -= ahead->step;
+            ahead->step = 0;
+        }
+    }
 }
 
 /* --- keys and values as pairs ----------------------------------------------------------------- */
@@ -127,11 +139,14 @@ INLINE __m512i load_row(const uint16_t *row, uint32_t first, uint32_t count)
 
 /* `count` dimensions of 16 tokens from `i` on, to k [dims][KVA_PAGE_TOKENS]. */
 INLINE void transpose_keys(const void *const *tokens, uint32_t i, const uint32_t count,
-                           uint32_t dims, uint32_t *k)
+                           uint32_t dims, uint32_t *k, struct ahead *ahead)
 {
     __m512i rows[16];
-    for (int t = 0; t < 16; t++)
+    for (int t = 0; t < 16; t++) {
         rows[t] = load_row(tokens[t], i, count);
+        if (t % 2 == 0)
+            prefetch(ahead, 1);
+    }
     kva_transpose_512(rows);
     if (count == CHUNK_DIM) {
         for (int n = 0; n < 16; n++)
@@ -153,10 +168,9 @@ static void pair_keys(const struct kva_cpu_attend_split *split, const struct pai
             uint32_t count = kva_min_u32(CHUNK_DIM, split->head_dim - i);
             uint32_t *k = pairs->k + (size_t)i / 2 * KVA_PAGE_TOKENS + t;
             if (count == CHUNK_DIM)
-                transpose_keys(tokens, i, CHUNK_DIM, CHUNK_DIM / 2, k);
+                transpose_keys(tokens, i, CHUNK_DIM, CHUNK_DIM / 2, k, &next);
             else
-                transpose_keys(tokens, i, count, pairs->dims - i / 2, k);
-            prefetch(&next, COST_TRANSPOSE);
+                transpose_keys(tokens, i, count, pairs->dims - i / 2, k, &next);
         }
     }
     *ahead = next;
@@ -177,6 +191,7 @@ INLINE void load_values(const struct kva_cpu_attend_split *split, uint32_t pair,
 INLINE void pair_values(const struct kva_cpu_attend_split *split, const struct pairs *pairs,
                         uint32_t base, struct ahead *ahead)
 {
+    struct ahead next = *ahead;
     uint32_t *v = pairs->v;
     for (uint32_t i = 0; i < split->head_dim; i += CHUNK_DIM) {
         uint32_t count = kva_min_u32(CHUNK_DIM, split->head_dim - i);
@@ -185,10 +200,10 @@ INLINE void pair_values(const struct kva_cpu_attend_split *split, const struct p
             load_values(split, pair, i, count, &low, &high);
             _mm512_storeu_si512(v, low);
             _mm512_storeu_si512(v + VL, high);
-            if (ahead && pair % 4 == 0)
-                prefetch(ahead, 4 * COST_UNPACK);
+            prefetch(&next, 2);
         }
     }
+    *ahead = next;
 }
 
 /* --- weights of the tokens -------------------------------------------------------------------- */
@@ -199,96 +214,96 @@ static uint16_t *weights_of(const struct kva_cpu_attend_split *split, uint32_t q
     return (uint16_t *)(void *)(split->scores + (size_t)query * KVA_ATTEND_SPLIT_TOKENS);
 }
 
-/* Weights = exp(score - m) of a page, rounded; `nothing`: 0. Returns what lanes sum to beyond
- * `sum`. */
-INLINE vf weigh(const float *scores, float m, const bool nothing, vf sum, uint16_t *weights)
+/* Scores of the first or the last vector of what a query sees become -inf where it does not see;
+ * scores of holes do, too. */
+static void hide(const struct kva_cpu_attend_split *split, uint32_t query, bool holes,
+                 float *scores)
 {
-    const vf offset = v_set(-m * KVA_LOG2E);
-    for (uint32_t slot = 0; slot < KVA_PAGE_TOKENS; slot += VL) {
-        vf p = nothing ? v_zero() : v_exp2(v_fma(v_load(scores + slot), v_set(KVA_LOG2E), offset));
-        __m256i rounded = (__m256i)_mm512_cvtneps_pbh(p);
-        _mm256_storeu_si256((__m256i *)(void *)(weights + slot), rounded);
-        sum = v_add(sum, v_of_bf16(rounded));
+    const uint32_t first = split->slot_first[query], end = split->slot_end[query];
+    const vf hidden = v_set(-INFINITY);
+    if (first % VL != 0) {
+        float *at = scores + first / VL * VL;
+        v_store(at, _mm512_mask_mov_ps(v_load(at), v_mask(first % VL), hidden));
     }
-    return sum;
-}
-
-/* The greatest score of a page. */
-INLINE float greatest(const float *scores)
-{
-    vf top = v_set(-INFINITY);
-    for (uint32_t slot = 0; slot < KVA_PAGE_TOKENS; slot += VL)
-        top = v_max(top, v_load(scores + slot));
-    return v_largest(top);
-}
-
-/* Scores of a page that a query does not see become -inf; it sees [first, end), and no holes. */
-static void hide(const void *const *tokens, uint32_t first, uint32_t end, bool holes, float *scores)
-{
-    for (uint32_t slot = 0; slot < KVA_PAGE_TOKENS; slot += VL) {
-        uint32_t before = first > slot ? kva_min_u32(first - slot, VL) : 0;
-        uint32_t seen = end > slot ? kva_min_u32(end - slot, VL) : 0;
-        __mmask16 keep = (__mmask16)(v_mask(seen) & ~v_mask(before));
-        v_store(scores + slot, _mm512_mask_mov_ps(v_set(-INFINITY), keep, v_load(scores + slot)));
+    if (end % VL != 0) {
+        float *at = scores + end / VL * VL;
+        v_store(at, _mm512_mask_mov_ps(hidden, v_mask(end % VL), v_load(at)));
     }
     for (uint32_t slot = first; holes && slot < end; slot++) {
-        if (!tokens[slot])
+        if (!split->tokens[slot])
             scores[slot] = -INFINITY;
     }
 }
 
-/* A query's weights of the page from slot `base` on, 0 where it sees nothing. m, e and the sums go
- * on from the pages before. Lane i of e takes the slots i, i + VL, ... whatever the query sees. */
-static void soften(const struct kva_cpu_attend_split *split, const struct pairs *pairs,
-                   uint32_t query, uint32_t base, bool holes, struct ahead *ahead)
+/* The greatest score of slots [from, to), whole vectors. */
+INLINE float greatest(const float *scores, uint32_t from, uint32_t to)
 {
-    float *scores = split->scores + (size_t)query * KVA_ATTEND_SPLIT_TOKENS + base;
-    uint16_t *weights = weights_of(split, query) + base;
-    uint32_t first = kva_max_u32(split->slot_first[query], base) - base;
-    uint32_t end = kva_max_u32(split->slot_end[query], base) - base;
-    end = kva_min_u32(end, KVA_PAGE_TOKENS);
+    vf even = v_set(-INFINITY), odd = even;
+    uint32_t slot = from;
+    for (; slot + 2 * VL <= to; slot += 2 * VL) {
+        even = v_max(even, v_load(scores + slot));
+        odd = v_max(odd, v_load(scores + slot + VL));
+    }
+    if (slot < to)
+        even = v_max(even, v_load(scores + slot));
+    return v_largest(v_max(even, odd));
+}
+
+static void clear_weights(uint16_t *weights, uint32_t from, uint32_t to)
+{
+    for (uint32_t slot = from; slot < to; slot += VL)
+        _mm256_storeu_si256((__m256i *)(void *)(weights + slot), _mm256_setzero_si256());
+}
+
+/* A query's weights exp(score - m), rounded, of the slots [base, stop), whole pages, 0 where it
+ * sees nothing; its m, and what they sum to by lanes: lane i of e takes the slots i, i + VL, ...
+ * whatever the query sees. */
+static void soften(const struct kva_cpu_attend_split *split, const struct pairs *pairs,
+                   uint32_t query, uint32_t base, uint32_t stop, bool holes, struct ahead *ahead)
+{
+    float *scores = split->scores + (size_t)query * KVA_ATTEND_SPLIT_TOKENS;
+    uint16_t *weights = weights_of(split, query);
+    const uint32_t first = split->slot_first[query], end = split->slot_end[query];
     if (first >= end) {
-        memset(weights, 0, KVA_PAGE_TOKENS * sizeof *weights);
+        clear_weights(weights, base, stop);
+        v_store(pairs->e + (size_t)query * VL, v_zero());
+        split->m[query] = -INFINITY;
         return;
     }
-    if (holes || end - first < KVA_PAGE_TOKENS)
-        hide(split->tokens + base, first, end, holes, scores);
-    float before = split->m[query];
-    float m = greatest(scores);
+    const uint32_t from = first / VL * VL, to = (uint32_t)kva_align_up(end, VL);
+    hide(split, query, holes, scores);
+    float m = greatest(scores, from, to);
     /* A maximum may pass over what is not a number. Where that is all there is, it must not be
      * taken for nothing. */
     for (uint32_t slot = first; m == -INFINITY && slot < end; slot++)
         m = scores[slot] != scores[slot] ? scores[slot] : m;
-    m = before > m ? before : m;
-    vf sum = v_load(pairs->e + (size_t)query * VL);
-    if (m != before && before != -INFINITY) {
-        uint32_t stride = (uint32_t)kva_align_up(split->head_dim, CHUNK_DIM);
-        float *sums = pairs->sums + (size_t)query * stride;
-        vf scale = v_exp2(v_set((before - m) * KVA_LOG2E));
-        sum = v_mul(sum, scale);
-        for (uint32_t i = 0; i < stride; i += VL)
-            v_store(sums + i, v_mul(v_load(sums + i), scale));
+    const vf offset = v_set(m == -INFINITY ? m : -m * KVA_LOG2E);
+    struct ahead next = *ahead;
+    vf sum = v_zero();
+    /* Weights replace scores that have been read: they are half as long. */
+    for (uint32_t slot = from; slot < to; slot += VL) {
+        vf p = v_exp2(v_fma(v_load(scores + slot), v_set(KVA_LOG2E), offset));
+        __m256i rounded = (__m256i)_mm512_cvtneps_pbh(p);
+        _mm256_storeu_si256((__m256i *)(void *)(weights + slot), rounded);
+        sum = v_add(sum, v_of_bf16(rounded));
+        prefetch(&next, 1);
     }
-    if (m != -INFINITY)
-        sum = weigh(scores, m, false, sum, weights);
-    else
-        sum = weigh(scores, m, true, sum, weights);
+    *ahead = next;
+    clear_weights(weights, base, from);
+    clear_weights(weights, to, stop);
     v_store(pairs->e + (size_t)query * VL, sum);
     split->m[query] = m;
-    prefetch(ahead, KVA_PAGE_TOKENS / VL * COST_SOFTEN);
 }
 
 /* --- the split ----------------------------------------------------------------------------------
  */
 
-/* Everything before the first page. */
+/* Everything before the first pass. */
 static void begin(const struct kva_cpu_attend_split *split, const struct pairs *pairs)
 {
     size_t width = kva_align_up(split->head_dim, CHUNK_DIM);
     pair_queries(split, pairs);
-    memset(pairs->e, 0, split->q_count * (VL + width) * sizeof *pairs->e);
-    for (uint32_t j = 0; j < split->q_count; j++)
-        split->m[j] = -INFINITY;
+    memset(pairs->sums, 0, split->q_count * width * sizeof *pairs->sums);
 }
 
 /* a = a query's sums in the order of the dimensions, none of them -0; e. */

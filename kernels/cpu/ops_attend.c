@@ -1,35 +1,57 @@
 /* Driver of attention.
  *
- * Tasks (query_task.h) run side by side, each folding its splits in ascending order. Where there
- * are too few tasks for the threads (one long sequence), the splits of a task run side by side
- * instead, into partial results that are then folded in the same order: the same additions, so the
- * same bits. */
-#include "kernels/cpu/query_task.h"
+ * A task is some rows of one sequence times the query heads that share one KV head: its keys and
+ * values are read once for all of them. Where rows are few, and reading is what takes time, a task
+ * has all the KV heads of its rows, split by split: heads lie side by side in a block, so that what
+ * the hardware fetches beyond one is the beginning of the next.
+ *
+ * Tasks run side by side, each folding its splits in ascending order. Of a task too long for that,
+ * the splits run side by side instead, into partial results that are then folded in the same
+ * order: the same additions, so the same bits. */
+#include "kernels/cpu/device_cpu.h"
+#include "kernels/cpu/partial.h"
 
 #include <math.h>
 #include <string.h>
 
+/* A task has several KV heads if one of them has so many queries at most. */
+#define FEW_QUERIES 16u
+
+/* A task longer than 1/SHARES of what a thread has to do is done by all of them. */
+#define SHARES 4u
+
 struct task {
     const struct kva_attend_args *args;
     const struct kva_attend_seq *seq;
-    struct kva_query_task at;
+    uint32_t row_first; /* of the sequence's rows */
+    uint32_t row_count;
+    uint32_t kv_first; /* KV heads */
+    uint32_t kv_count;
+    uint32_t head_first; /* of the query heads of each of them */
+    uint32_t head_count;
 };
 
 struct plan {
     struct kva_device *device;
     const struct kva_attend_args *args;
-    struct kva_query_cut cut;
+    uint32_t group;       /* query heads of a KV head */
+    uint32_t task_heads;  /* of them in one task, at most */
+    uint32_t task_rows;   /* rows of one task, at most */
+    uint32_t head_pieces; /* tasks that share the heads of one KV head */
+    uint64_t longest;     /* cost of a task beyond which it is done by all threads */
 };
+
+#define Q_FLOATS (KVA_CPU_ATTEND_QUERIES * KVA_CPU_HEAD_DIM_MAX)
 
 /* A thread's scratch. */
 struct scratch {
-    const void *tokens[2][KVA_ATTEND_SPLIT_TOKENS]; /* split i in tokens[i % 2] */
+    const void *tokens[2][KVA_ATTEND_SPLIT_TOKENS]; /* of a split, and of the one that comes next */
     uint32_t slot_first[KVA_CPU_ATTEND_QUERIES];
     uint32_t slot_end[KVA_CPU_ATTEND_QUERIES];
     float m[KVA_CPU_ATTEND_QUERIES];
     float e[KVA_CPU_ATTEND_QUERIES];
     _Alignas(64) float scores[KVA_CPU_ATTEND_QUERIES * KVA_ATTEND_SPLIT_TOKENS];
-    _Alignas(64) float q[KVA_CPU_ATTEND_QUERIES * KVA_CPU_HEAD_DIM_MAX];
+    _Alignas(64) float q[Q_FLOATS]; /* [kv_count][row_count][head_count][head_dim], scaled */
     _Alignas(64) float a[KVA_CPU_ATTEND_QUERIES * KVA_CPU_HEAD_DIM_MAX];
     _Alignas(64) float k[KVA_CPU_ATTEND_K_FLOATS];
     _Alignas(64) float v[KVA_CPU_ATTEND_V_FLOATS];
@@ -39,6 +61,36 @@ _Static_assert(sizeof(struct scratch) <= KVA_CPU_SCRATCH_BYTES, "attention outgr
 
 /* --- tasks ------------------------------------------------------------------------------------ */
 
+/* Queries of each KV head in a task. */
+static uint32_t task_queries(const struct task *task)
+{
+    return task->row_count * task->head_count;
+}
+
+/* KV heads of one task of a sequence: several only if there are splits enough to share. */
+static uint32_t task_kv_heads(const struct plan *plan, const struct kva_attend_seq *seq)
+{
+    const uint32_t queries = kva_min_u32(seq->row_count, plan->task_rows) * plan->task_heads;
+    const uint32_t threads = kva_pool_threads(plan->device->pool);
+    const uint32_t tokens = seq->position_first + seq->row_count;
+    if (plan->head_pieces > 1 || queries == 0 || queries > FEW_QUERIES)
+        return 1;
+    if (threads > 1 && tokens < SHARES * threads * KVA_ATTEND_SPLIT_TOKENS)
+        return 1;
+    return kva_min_u32(plan->args->kv_heads, Q_FLOATS / (queries * plan->args->head_dim));
+}
+
+static uint32_t kv_pieces(const struct plan *plan, const struct kva_attend_seq *seq)
+{
+    return (uint32_t)kva_div_up(plan->args->kv_heads, task_kv_heads(plan, seq));
+}
+
+static uint32_t tasks_of_seq(const struct plan *plan, const struct kva_attend_seq *seq)
+{
+    return (uint32_t)kva_div_up(seq->row_count, plan->task_rows) * kv_pieces(plan, seq) *
+           plan->head_pieces;
+}
+
 static size_t tasks_of_plan(const struct plan *plan)
 {
     size_t count = 0;
@@ -47,13 +99,28 @@ static size_t tasks_of_plan(const struct plan *plan)
     return count;
 }
 
+/* Task `index` of a sequence. */
+static struct task task_of_seq(const struct plan *plan, const struct kva_attend_seq *seq,
+                               uint32_t index)
+{
+    const uint32_t kv_heads = task_kv_heads(plan, seq);
+    const uint32_t per_tile = kv_pieces(plan, seq) * plan->head_pieces;
+    struct task task = {.args = plan->args, .seq = seq};
+    task.row_first = index / per_tile * plan->task_rows;
+    task.row_count = kva_min_u32(plan->task_rows, seq->row_count - task.row_first);
+    task.kv_first = index % per_tile / plan->head_pieces * kv_heads;
+    task.kv_count = kva_min_u32(kv_heads, plan->args->kv_heads - task.kv_first);
+    task.head_first = index % plan->head_pieces * plan->task_heads;
+    task.head_count = kva_min_u32(plan->task_heads, plan->group - task.head_first);
+    return task;
+}
+
 static struct task task_at(const struct plan *plan, uint32_t index)
 {
     const struct kva_attend_seq *seq = plan->args->seqs;
     for (uint32_t count; index >= (count = kva_query_tasks(&plan->cut, seq->row_count)); seq++)
         index -= count;
-    return (struct task){plan->args, seq,
-                         kva_query_task_at(&plan->cut, seq->row_first, seq->row_count, index)};
+    return task_of_seq(plan, seq, index);
 }
 
 static uint32_t first_visible(const struct task *task, uint32_t position)
@@ -83,6 +150,15 @@ static void task_splits(const struct task *task, uint32_t *ret_first, uint32_t *
     *ret_end = (uint32_t)kva_div_up(end, KVA_ATTEND_SPLIT_TOKENS);
 }
 
+/* (row, head) pair of query `index` of the task's KV head `kv` in the partial result. */
+static size_t pair_of_query(const struct task *task, uint32_t kv, uint32_t index)
+{
+    size_t row = (size_t)task->seq->row_first + task->row_first + index / task->head_count;
+    size_t head = (size_t)(task->kv_first + kv) * (task->args->heads / task->args->kv_heads) +
+                  task->head_first + index % task->head_count;
+    return row * task->args->heads + head;
+}
+
 /* --- one split -------------------------------------------------------------------------------- */
 
 /* The index of the first range that ends after `position`, or range_count. */
@@ -110,13 +186,15 @@ static void task_slots(const struct task *task, uint32_t base, uint32_t *ret_fir
     *ret_end = kva_min_u32(kva_max_u32(end, base) - base, KVA_ATTEND_SPLIT_TOKENS);
 }
 
-/* tokens[slot] = the K row of position base + slot, for the slots of split `index` that the task
- * may see and the ranges hold; NULL for all others. */
-static void find_tokens(const struct task *task, uint32_t index, const void **tokens)
+/* tokens[slot] = the K row of position base + slot in the task's KV head `kv`, for the slots of
+ * split `index` that the task may see and the ranges hold; NULL for all others. */
+static void find_tokens(const struct task *task, uint32_t index, uint32_t kv, const void **tokens)
 {
     const struct kva_attend_args *args = task->args;
     const struct kva_attend_range *ranges = args->ranges + task->seq->range_first;
-    size_t token_bytes = (size_t)args->head_dim * 2 * sizeof(uint16_t);
+    const size_t token_bytes = (size_t)args->head_dim * 2 * sizeof(uint16_t);
+    const size_t head_at =
+        args->block_offset_bytes + (size_t)(task->kv_first + kv) * KVA_PAGE_TOKENS * token_bytes;
     uint32_t base = index * KVA_ATTEND_SPLIT_TOKENS, first, end;
     task_slots(task, base, &first, &end);
     memset(tokens, 0, KVA_ATTEND_SPLIT_TOKENS * sizeof *tokens);
@@ -125,12 +203,15 @@ static void find_tokens(const struct task *task, uint32_t index, const void **to
         const struct kva_attend_range *range = &ranges[i];
         uint32_t position = kva_max_u32(base + first, range->token_first);
         uint32_t stop = kva_min_u32(base + end, range->token_first + range->token_count);
-        for (; position < stop; position++) {
+        while (position < stop) {
             uint32_t block = range->block_first + position / KVA_PAGE_TOKENS -
                              range->token_first / KVA_PAGE_TOKENS;
-            size_t row = (size_t)task->at.kv_head * KVA_PAGE_TOKENS + position % KVA_PAGE_TOKENS;
-            tokens[position - base] = (const unsigned char *)args->blocks[block] +
-                                      args->block_offset_bytes + row * token_bytes;
+            const unsigned char *rows = (const unsigned char *)args->blocks[block] + head_at;
+            uint32_t in_block = position % KVA_PAGE_TOKENS;
+            uint32_t count = kva_min_u32(KVA_PAGE_TOKENS - in_block, stop - position);
+            for (uint32_t t = 0; t < count; t++)
+                tokens[position - base + t] = rows + (in_block + t) * token_bytes;
+            position += count;
         }
     }
 }
@@ -151,35 +232,89 @@ static void find_visible(const struct task *task, uint32_t base, struct scratch 
     }
 }
 
+static const float *queries_of(const struct task *task, const struct scratch *scratch, uint32_t kv)
+{
+    return scratch->q + (size_t)kv * task_queries(task) * task->args->head_dim;
+}
+
 /* scratch->q = the task's queries, scaled. */
 static void load_queries(const struct task *task, struct scratch *scratch)
 {
     const struct kva_attend_args *args = task->args;
-    kva_query_load(&task->at,
-                   (struct kva_query_rows){args->q, args->q_stride, args->head_dim, args->scale},
-                   scratch->q);
+    const size_t dim = args->head_dim, group = args->heads / args->kv_heads;
+    float *to = scratch->q;
+    for (uint32_t kv = 0; kv < task->kv_count; kv++) {
+        size_t head = (task->kv_first + kv) * group + task->head_first;
+        for (uint32_t row = 0; row < task->row_count; row++) {
+            size_t index = (size_t)task->seq->row_first + task->row_first + row;
+            const float *q = (const float *)args->q + index * args->q_stride + head * dim;
+            for (size_t i = 0; i < task->head_count * dim; i++)
+                *to++ = q[i] * args->scale;
+        }
+    }
 }
 
-/* to = attention of the task's queries, already in scratch->q, to split `index`, whose tokens are
- * already in scratch->tokens; `cold` and `next` as in struct kva_cpu_attend_split. */
-static void run_split(const struct kva_device *device, const struct task *task, uint32_t index,
-                      bool cold, const void *const *next, struct scratch *scratch,
-                      struct kva_partial to)
+/* Results of a split: of all the KV heads of a task [kv_count][q_count], `a` with head_dim each. */
+struct results {
+    float *a;
+    float *m;
+    float *e;
+};
+
+static struct results results_of(const struct task *task, uint32_t kv, const struct results *all)
 {
-    find_visible(task, index * KVA_ATTEND_SPLIT_TOKENS, scratch);
+    size_t first = (size_t)kv * task_queries(task);
+    return (struct results){
+        .a = all->a + first * task->args->head_dim, .m = all->m + first, .e = all->e + first};
+}
+
+/* Splits [first, first + count) of a task, one KV head of a split after the other, one by one. */
+struct walk {
+    uint32_t split;
+    uint32_t end;
+    uint32_t kv;
+    uint32_t turn; /* how many have been */
+};
+
+/* scratch->tokens is filled for where `walk` stands. */
+static void begin_walk(const struct task *task, const struct walk *walk, struct scratch *scratch)
+{
+    load_queries(task, scratch);
+    find_tokens(task, walk->split, walk->kv, scratch->tokens[0]);
+}
+
+/* Attention of the task's queries of one KV head to one split, where `walk` stands; then it goes
+ * on.
+ */
+static void walk_on(const struct kva_device *device, const struct task *task, struct walk *walk,
+                    struct scratch *scratch, const struct results *to)
+{
+    const struct walk at = *walk;
+    const void **next = NULL;
+    walk->turn++;
+    if (++walk->kv == task->kv_count) {
+        walk->kv = 0;
+        walk->split++;
+    }
+    if (walk->split < walk->end) {
+        next = scratch->tokens[walk->turn % 2];
+        find_tokens(task, walk->split, walk->kv, next);
+    }
+    if (at.kv == 0)
+        find_visible(task, at.split * KVA_ATTEND_SPLIT_TOKENS, scratch);
     struct kva_cpu_attend_split split = {
-        .q = scratch->q,
-        .tokens = scratch->tokens[index % 2],
-        .next = next,
-        .cold = cold,
+        .q = queries_of(task, scratch, at.kv),
+        .tokens = scratch->tokens[at.turn % 2],
+        .next = (const void *const *)next,
+        .cold = at.turn == 0,
         .slot_first = scratch->slot_first,
         .slot_end = scratch->slot_end,
-        .q_count = kva_query_count(&task->at),
+        .q_count = task_queries(task),
         .head_dim = task->args->head_dim,
         .kv_dtype = task->args->kv_dtype,
-        .a = to.a,
-        .m = to.m,
-        .e = to.e,
+        .a = to->a,
+        .m = to->m,
+        .e = to->e,
         .scores = scratch->scores,
         .k = scratch->k,
         .v = scratch->v,
@@ -187,97 +322,135 @@ static void run_split(const struct kva_device *device, const struct task *task, 
     device->kernels.attend_split(&split);
 }
 
-static void fold_query(const struct kva_device *device, const struct task *task, uint32_t query,
-                       const float *a, float m, float e)
+static void fold_query(const struct kva_device *device, const struct task *task, uint32_t kv,
+                       uint32_t query, const struct results *from)
 {
     const struct kva_attend_args *args = task->args;
-    kva_cpu_partial_fold(&device->kernels, &args->out, kva_query_pair(&task->at, query),
-                         args->head_dim, a, m, e);
+    kva_cpu_partial_fold(&device->kernels, &args->out, pair_of_query(task, kv, query),
+                         args->head_dim, from->a + (size_t)query * args->head_dim, from->m[query],
+                         from->e[query]);
+}
+
+static void clear_out(const struct task *task)
+{
+    const struct kva_attend_args *args = task->args;
+    for (uint32_t kv = 0; kv < task->kv_count; kv++) {
+        for (uint32_t j = 0; j < task_queries(task); j++)
+            kva_cpu_partial_clear(&args->out, pair_of_query(task, kv, j), args->head_dim);
+    }
 }
 
 /* --- tasks side by side ----------------------------------------------------------------------- */
+
+static uint64_t cost_per_split(const struct task *task)
+{
+    return (uint64_t)task->kv_count * kva_max_u32(task_queries(task), FEW_QUERIES);
+}
+
+static uint64_t cost_of(const struct task *task)
+{
+    uint32_t first, end;
+    task_splits(task, &first, &end);
+    return (end - first) * cost_per_split(task);
+}
+
+/* Whether a task is one for all threads, of which each finds splits of it to do. */
+static bool is_long(const struct plan *plan, const struct task *task)
+{
+    return cost_of(task) > plan->longest &&
+           cost_of(task) / cost_per_split(task) >= 2 * kva_pool_threads(plan->device->pool);
+}
 
 static void run_task(void *opaque, uint32_t index, uint32_t worker)
 {
     const struct plan *plan = opaque;
     struct task task = task_at(plan, index);
     struct scratch *scratch = kva_cpu_scratch(plan->device, worker);
-    const struct kva_partial to = {scratch->a, scratch->m, scratch->e};
-    uint32_t first, end;
-    task_splits(&task, &first, &end);
+    struct walk walk = {0};
+    if (is_long(plan, &task))
+        return;
+    task_splits(&task, &walk.split, &walk.end);
     if (!task.args->accumulate)
-        kva_query_clear(&task.at, &task.args->out, task.args->head_dim);
-    if (first < end) {
-        load_queries(&task, scratch);
-        find_tokens(&task, first, scratch->tokens[first % 2]);
-    }
-    for (uint32_t split = first; split < end; split++) {
-        const void **next = NULL;
-        if (split + 1 < end) {
-            next = scratch->tokens[(split + 1) % 2];
-            find_tokens(&task, split + 1, next);
-        }
-        run_split(plan->device, &task, split, split == first, (const void *const *)next, scratch,
-                  to);
-        for (uint32_t j = 0; j < kva_query_count(&task.at); j++)
-            fold_query(plan->device, &task, j, to.a + (size_t)j * task.args->head_dim, to.m[j],
-                       to.e[j]);
+        clear_out(&task);
+    if (walk.split < walk.end)
+        begin_walk(&task, &walk, scratch);
+    const struct results to = {scratch->a, scratch->m, scratch->e};
+    while (walk.split < walk.end) {
+        const uint32_t kv = walk.kv;
+        walk_on(plan->device, &task, &walk, scratch, &to);
+        for (uint32_t j = 0; j < task_queries(&task); j++)
+            fold_query(plan->device, &task, kv, j, &to);
     }
 }
 
 /* --- the splits of a task side by side -------------------------------------------------------- */
 
-/* Splits [first, first + count) of one task; partial i is at device->partials + i * partial_floats.
- */
+/* Splits [first, first + count) of one task, `step` of them in an item; the results of split i are
+ * at device->partials + i * partial_floats. */
 struct wave {
     struct kva_device *device;
     struct task task;
     uint32_t first;
     uint32_t count;
+    uint32_t step;
     size_t partial_floats;
 };
 
 static struct kva_partial wave_partial(const struct wave *wave, uint32_t index)
 {
-    return kva_query_partial_at(&wave->task.at, wave->task.args->head_dim,
-                                wave->device->partials + index * wave->partial_floats);
+    size_t q_count = (size_t)task->kv_count * task_queries(task);
+    return kva_align_up(q_count * (task->args->head_dim + 2), KVA_CACHE_LINE / sizeof(float));
 }
 
-static void run_wave_split(void *opaque, uint32_t index, uint32_t worker)
+static struct results partial_at(const struct wave *wave, uint32_t index)
+{
+    const size_t q_count = (size_t)wave->task.kv_count * task_queries(&wave->task);
+    float *a = wave->device->partials + index * wave->partial_floats;
+    float *m = a + q_count * wave->task.args->head_dim;
+    return (struct results){.a = a, .m = m, .e = m + q_count};
+}
+
+static void run_wave_splits(void *opaque, uint32_t index, uint32_t worker)
 {
     const struct wave *wave = opaque;
     struct scratch *scratch = kva_cpu_scratch(wave->device, worker);
-    const struct kva_partial to = wave_partial(wave, index);
-    uint32_t split = wave->first + index;
-    load_queries(&wave->task, scratch);
-    find_tokens(&wave->task, split, scratch->tokens[split % 2]);
-    run_split(wave->device, &wave->task, split, true, NULL, scratch, to);
-}
-
-static void fold_wave_query(void *opaque, uint32_t query, uint32_t worker KVA_UNUSED)
-{
-    const struct wave *wave = opaque;
-    size_t dim = wave->task.args->head_dim;
-    for (uint32_t i = 0; i < wave->count; i++) {
-        const struct kva_partial from = wave_partial(wave, i);
-        fold_query(wave->device, &wave->task, query, from.a + query * dim, from.m[query],
-                   from.e[query]);
+    const uint32_t from = index * wave->step;
+    struct walk walk = {.split = wave->first + from};
+    walk.end = walk.split + kva_min_u32(wave->step, wave->count - from);
+    begin_walk(&wave->task, &walk, scratch);
+    while (walk.split < walk.end) {
+        const struct results all = partial_at(wave, walk.split - wave->first);
+        const struct results to = results_of(&wave->task, walk.kv, &all);
+        walk_on(wave->device, &wave->task, &walk, scratch, &to);
     }
 }
 
-static void run_task_wide(const struct plan *plan, uint32_t index)
+static void fold_wave_query(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
 {
-    struct wave wave = {.device = plan->device, .task = task_at(plan, index)};
+    const struct wave *wave = opaque;
+    const uint32_t kv = index / task_queries(&wave->task);
+    for (uint32_t i = 0; i < wave->count; i++) {
+        const struct results all = partial_at(wave, i);
+        const struct results from = results_of(&wave->task, kv, &all);
+        fold_query(wave->device, &wave->task, kv, index % task_queries(&wave->task), &from);
+    }
+}
+
+static void run_long_task(const struct plan *plan, const struct task *task)
+{
+    struct kva_pool *pool = plan->device->pool;
+    struct wave wave = {.device = plan->device, .task = *task};
     uint32_t end;
-    task_splits(&wave.task, &wave.first, &end);
+    task_splits(task, &wave.first, &end);
     if (!plan->args->accumulate)
-        kva_query_clear(&wave.task.at, &plan->args->out, plan->args->head_dim);
-    wave.partial_floats = kva_query_partial_floats(&wave.task.at, plan->args->head_dim);
-    size_t fit = KVA_CPU_PARTIAL_BYTES / (wave.partial_floats * sizeof(float));
+        clear_out(task);
+    wave.partial_floats = partial_floats(task);
+    const size_t fit = KVA_CPU_PARTIAL_BYTES / (wave.partial_floats * sizeof(float));
     for (; wave.first < end; wave.first += wave.count) {
         wave.count = (uint32_t)kva_min_size(fit, end - wave.first);
-        kva_pool_run(plan->device->pool, wave.count, run_wave_split, &wave);
-        kva_pool_run(plan->device->pool, kva_query_count(&wave.task.at), fold_wave_query, &wave);
+        wave.step = (uint32_t)kva_div_up(wave.count, (size_t)SHARES * kva_pool_threads(pool));
+        kva_pool_run(pool, (uint32_t)kva_div_up(wave.count, wave.step), run_wave_splits, &wave);
+        kva_pool_run(pool, task->kv_count * task_queries(task), fold_wave_query, &wave);
     }
 }
 
@@ -305,12 +478,41 @@ static bool check_args(struct kva_device *device, const struct kva_attend_args *
     return !atomic_load_explicit(&device->failed, memory_order_relaxed);
 }
 
-static uint32_t splits_of_task(const void *opaque, uint32_t index)
+/* What a task of the sequence costs at most: its last rows see furthest, its first tile is full. */
+static uint64_t most_of_seq(const struct plan *plan, const struct kva_attend_seq *seq)
 {
-    const struct task task = task_at(opaque, index);
-    uint32_t first, end;
-    task_splits(&task, &first, &end);
-    return end - first;
+    struct task task = task_of_seq(plan, seq, tasks_of_seq(plan, seq) - 1);
+    uint64_t cost = cost_of(&task) / cost_per_split(&task);
+    task.row_count = kva_min_u32(seq->row_count, plan->task_rows);
+    return cost * cost_per_split(&task);
+}
+
+static uint64_t longest_allowed(const struct plan *plan)
+{
+    const uint32_t threads = kva_pool_threads(plan->device->pool);
+    uint64_t total = 0;
+    if (threads == 1)
+        return UINT64_MAX;
+    for (uint32_t i = 0; i < plan->args->seq_count; i++) {
+        const struct kva_attend_seq *seq = &plan->args->seqs[i];
+        if (seq->row_count > 0)
+            total += most_of_seq(plan, seq) * tasks_of_seq(plan, seq);
+    }
+    return total / ((uint64_t)SHARES * threads);
+}
+
+static void run_long_tasks(const struct plan *plan)
+{
+    for (uint32_t i = 0; i < plan->args->seq_count; i++) {
+        const struct kva_attend_seq *seq = &plan->args->seqs[i];
+        if (seq->row_count == 0 || most_of_seq(plan, seq) <= plan->longest)
+            continue;
+        for (uint32_t j = 0; j < tasks_of_seq(plan, seq); j++) {
+            struct task task = task_of_seq(plan, seq, j);
+            if (is_long(plan, &task))
+                run_long_task(plan, &task);
+        }
+    }
 }
 
 void kva_cpu_attend(struct kva_device *device, const struct kva_attend_args *args)
@@ -323,10 +525,7 @@ void kva_cpu_attend(struct kva_device *device, const struct kva_attend_args *arg
         kva_cpu_fail(device, "attend: %zu work items in one call", tasks);
         return;
     }
-    if (!kva_query_better_wide(device, (uint32_t)tasks, splits_of_task, &plan)) {
-        kva_pool_run(device->pool, (uint32_t)tasks, run_task, &plan);
-        return;
-    }
-    for (uint32_t i = 0; i < tasks; i++)
-        run_task_wide(&plan, i);
+    plan.longest = longest_allowed(&plan);
+    run_long_tasks(&plan);
+    kva_pool_run(device->pool, (uint32_t)tasks, run_task, &plan);
 }
