@@ -26,8 +26,10 @@ INLINE __m512bh broadcast(const void *pair)
 
 /* --- scores ----------------------------------------------------------------------------------- */
 
-INLINE void score_tile(const int queries, const uint32_t *q, uint32_t dims, const uint32_t *k,
-                       struct ahead *ahead, float *scores)
+/* `few`: these are all queries there are, so that reading takes time and what comes next is
+ * prefetched; with many queries, only where rows are rearranged. */
+INLINE void score_tile(const int queries, const bool few, const uint32_t *q, uint32_t dims,
+                       const uint32_t *k, struct ahead *ahead, float *scores)
 {
     struct ahead next = *ahead;
     vf sums[TILE_QUERIES][TILE_VECTORS];
@@ -36,7 +38,8 @@ INLINE void score_tile(const int queries, const uint32_t *q, uint32_t dims, cons
             sums[j][n] = v_zero();
     }
     for (uint32_t i = 0; i < dims; i++) {
-        prefetch(&next, 1);
+        if (few)
+            prefetch(&next, 1);
         __m512bh keys[TILE_VECTORS];
         for (uint32_t n = 0; n < TILE_VECTORS; n++)
             keys[n] = (__m512bh)_mm512_loadu_si512(k + (size_t)i * KVA_PAGE_TOKENS + n * VL);
@@ -60,15 +63,27 @@ typedef void score_fn(const uint32_t *q, uint32_t dims, const uint32_t *k, struc
                       float *scores);
 
 #define SCORE(n)                                                                                   \
-    static void score_##n(const uint32_t *q, uint32_t dims, const uint32_t *k,                     \
-                          struct ahead *ahead, float *scores)                                      \
+    static void score_few_##n(const uint32_t *q, uint32_t dims, const uint32_t *k,                 \
+                              struct ahead *ahead, float *scores)                                  \
     {                                                                                              \
-        score_tile(n, q, dims, k, ahead, scores);                                                  \
+        score_tile(n, true, q, dims, k, ahead, scores);                                            \
+    }                                                                                              \
+    static void score_many_##n(const uint32_t *q, uint32_t dims, const uint32_t *k,                \
+                               struct ahead *ahead, float *scores)                                 \
+    {                                                                                              \
+        score_tile(n, false, q, dims, k, ahead, scores);                                           \
     }
 FOR_QUERIES(SCORE)
 
-static score_fn *const score_tiles[TILE_QUERIES] = {score_1, score_2, score_3, score_4,
-                                                    score_5, score_6, score_7, score_8};
+#define SCORE_FEW(n)  score_few_##n,
+#define SCORE_MANY(n) score_many_##n,
+static score_fn *const score_tiles[2][TILE_QUERIES] = {{FOR_QUERIES(SCORE_MANY)},
+                                                       {FOR_QUERIES(SCORE_FEW)}};
+
+static bool few_queries(const struct kva_cpu_attend_split *split)
+{
+    return split->q_count <= TILE_QUERIES;
+}
 
 /* Queries of a tile: as even a division as there is, since a small tile is a slow one. */
 static uint32_t group_queries(uint32_t q_count)
@@ -89,7 +104,7 @@ static void score_page(const struct kva_cpu_attend_split *split, const struct pa
         for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t += TILE_TOKENS) {
             if (base + t >= end || base + t + TILE_TOKENS <= first)
                 continue;
-            score_tiles[queries - 1](
+            score_tiles[few_queries(split)][queries - 1](
                 pairs->q + (size_t)j * pairs->dims, pairs->dims, pairs->k + t, ahead,
                 split->scores + (size_t)j * KVA_ATTEND_SPLIT_TOKENS + base + t);
         }
@@ -126,7 +141,8 @@ INLINE void value_tile(const int queries, const bool direct, const uint32_t coun
             sums[j][n] = v_load(values->sums + (size_t)j * values->stride + n * VL);
     }
     for (uint32_t pair = values->first; pair < values->end; pair++) {
-        prefetch(&next, 2);
+        if (direct)
+            prefetch(&next, 2);
         __m512i v[TILE_VECTORS];
         if (direct) {
             load_values(split, pair, values->i, count, &v[0], &v[1]);
@@ -258,11 +274,10 @@ void kva_attend_split_avx512bf16(const struct kva_cpu_attend_split *split)
         score_page(split, &pairs, page, &ahead);
     }
     for (uint32_t j = 0; j < split->q_count; j++)
-        soften(split, &pairs, j, base, stop, holes, &ahead);
-    if (split->q_count <= TILE_QUERIES)
+        soften(split, &pairs, j, base, stop, holes, few_queries(split) ? &ahead : NULL);
+    if (few_queries(split))
         add_values(split, &pairs, base, stop, true, &ahead);
-    for (uint32_t page = base; split->q_count > TILE_QUERIES && page < stop;
-         page += KVA_PAGE_TOKENS)
+    for (uint32_t page = base; !few_queries(split) && page < stop; page += KVA_PAGE_TOKENS)
         add_values(split, &pairs, page, page + KVA_PAGE_TOKENS, false, &ahead);
     for (uint32_t j = 0; j < split->q_count; j++)
         finish_query(split, &pairs, j);

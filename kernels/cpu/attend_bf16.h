@@ -200,7 +200,7 @@ INLINE void pair_values(const struct kva_cpu_attend_split *split, const struct p
             load_values(split, pair, i, count, &low, &high);
             _mm512_storeu_si512(v, low);
             _mm512_storeu_si512(v + VL, high);
-            prefetch(&next, 2);
+            prefetch(&next, 3);
         }
     }
     *ahead = next;
@@ -214,50 +214,88 @@ static uint16_t *weights_of(const struct kva_cpu_attend_split *split, uint32_t q
     return (uint16_t *)(void *)(split->scores + (size_t)query * KVA_ATTEND_SPLIT_TOKENS);
 }
 
-/* Scores of the first or the last vector of what a query sees become -inf where it does not see;
- * scores of holes do, too. */
-static void hide(const struct kva_cpu_attend_split *split, uint32_t query, bool holes,
-                 float *scores)
+/* Slots whose weights are made at once: two vectors of scores become one of pairs. */
+#define SOFTEN_SLOTS (2 * VL)
+
+/* 2^x for x <= 0, relative error 9e-5, for what is rounded to bf16; -inf gives 0, what is not a
+ * number stays so. */
+INLINE vf v_exp2_bf16(vf x)
+{
+    vf r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    vf p = v_fma(v_set(0.07706704200f), r, v_set(0.2276449912f));
+    p = v_fma(p, r, v_set(0.6951167864f));
+    p = v_fma(p, r, v_set(1.0f));
+    return _mm512_scalef_ps(p, x);
+}
+
+/* Scores of the vector from `slot` on become -inf outside [first, end). */
+INLINE void hide_vector(float *scores, uint32_t slot, uint32_t first, uint32_t end)
+{
+    uint32_t before = first > slot ? kva_min_u32(first - slot, VL) : 0;
+    uint32_t seen = end > slot ? kva_min_u32(end - slot, VL) : 0;
+    __mmask16 keep = (__mmask16)(v_mask(seen) & ~v_mask(before));
+    v_store(scores + slot, _mm512_mask_mov_ps(v_set(-INFINITY), keep, v_load(scores + slot)));
+}
+
+/* Scores of [from, to) that a query does not see become -inf. */
+static void hide(const struct kva_cpu_attend_split *split, uint32_t query, uint32_t from,
+                 uint32_t to, bool holes, float *scores)
 {
     const uint32_t first = split->slot_first[query], end = split->slot_end[query];
-    const vf hidden = v_set(-INFINITY);
-    if (first % VL != 0) {
-        float *at = scores + first / VL * VL;
-        v_store(at, _mm512_mask_mov_ps(v_load(at), v_mask(first % VL), hidden));
-    }
-    if (end % VL != 0) {
-        float *at = scores + end / VL * VL;
-        v_store(at, _mm512_mask_mov_ps(hidden, v_mask(end % VL), v_load(at)));
-    }
+    for (uint32_t slot = from; slot < first; slot += VL)
+        hide_vector(scores, slot, first, end);
+    for (uint32_t slot = to; slot > end; slot -= VL)
+        hide_vector(scores, slot - VL, first, end);
     for (uint32_t slot = first; holes && slot < end; slot++) {
         if (!split->tokens[slot])
             scores[slot] = -INFINITY;
     }
 }
 
-/* The greatest score of slots [from, to), whole vectors. */
+/* The greatest score of slots [from, to). */
 INLINE float greatest(const float *scores, uint32_t from, uint32_t to)
 {
     vf even = v_set(-INFINITY), odd = even;
-    uint32_t slot = from;
-    for (; slot + 2 * VL <= to; slot += 2 * VL) {
+    for (uint32_t slot = from; slot < to; slot += SOFTEN_SLOTS) {
         even = v_max(even, v_load(scores + slot));
         odd = v_max(odd, v_load(scores + slot + VL));
     }
-    if (slot < to)
-        even = v_max(even, v_load(scores + slot));
     return v_largest(v_max(even, odd));
 }
 
 static void clear_weights(uint16_t *weights, uint32_t from, uint32_t to)
 {
-    for (uint32_t slot = from; slot < to; slot += VL)
-        _mm256_storeu_si256((__m256i *)(void *)(weights + slot), _mm256_setzero_si256());
+    for (uint32_t slot = from; slot < to; slot += SOFTEN_SLOTS)
+        _mm512_storeu_si512(weights + slot, _mm512_setzero_si512());
+}
+
+/* Weights of the slots [from, to): 2^(score * log2(e) + offset), rounded. Returns their sum by
+ * lanes. They replace scores that have been read: they are half as long. */
+INLINE vf weigh(const float *scores, uint32_t from, uint32_t to, vf offset, struct ahead *ahead,
+                uint16_t *weights)
+{
+    const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3F80);
+    struct ahead next;
+    vf sum = v_zero();
+    if (ahead)
+        next = *ahead;
+    for (uint32_t slot = from; slot < to; slot += SOFTEN_SLOTS) {
+        vf x = v_fma(v_load(scores + slot), v_set(KVA_LOG2E), offset);
+        vf y = v_fma(v_load(scores + slot + VL), v_set(KVA_LOG2E), offset);
+        __m512bh rounded = _mm512_cvtne2ps_pbh(v_exp2_bf16(y), v_exp2_bf16(x));
+        _mm512_storeu_si512(weights + slot, (__m512i)rounded);
+        sum = _mm512_dpbf16_ps(sum, rounded, ones);
+        if (ahead)
+            prefetch(&next, 1);
+    }
+    if (ahead)
+        *ahead = next;
+    return sum;
 }
 
 /* A query's weights exp(score - m), rounded, of the slots [base, stop), whole pages, 0 where it
- * sees nothing; its m, and what they sum to by lanes: lane i of e takes the slots i, i + VL, ...
- * whatever the query sees. */
+ * sees nothing; its m, and what they sum to by lanes: lane i of e takes the pairs i, i + VL, ... of
+ * slots, whatever the query sees. */
 static void soften(const struct kva_cpu_attend_split *split, const struct pairs *pairs,
                    uint32_t query, uint32_t base, uint32_t stop, bool holes, struct ahead *ahead)
 {
@@ -270,25 +308,20 @@ static void soften(const struct kva_cpu_attend_split *split, const struct pairs 
         split->m[query] = -INFINITY;
         return;
     }
-    const uint32_t from = first / VL * VL, to = (uint32_t)kva_align_up(end, VL);
-    hide(split, query, holes, scores);
+    const uint32_t from = first / SOFTEN_SLOTS * SOFTEN_SLOTS;
+    const uint32_t to = (uint32_t)kva_align_up(end, SOFTEN_SLOTS);
+    hide(split, query, from, to, holes, scores);
     float m = greatest(scores, from, to);
     /* A maximum may pass over what is not a number. Where that is all there is, it must not be
      * taken for nothing. */
     for (uint32_t slot = first; m == -INFINITY && slot < end; slot++)
         m = scores[slot] != scores[slot] ? scores[slot] : m;
     const vf offset = v_set(m == -INFINITY ? m : -m * KVA_LOG2E);
-    struct ahead next = *ahead;
-    vf sum = v_zero();
-    /* Weights replace scores that have been read: they are half as long. */
-    for (uint32_t slot = from; slot < to; slot += VL) {
-        vf p = v_exp2(v_fma(v_load(scores + slot), v_set(KVA_LOG2E), offset));
-        __m256i rounded = (__m256i)_mm512_cvtneps_pbh(p);
-        _mm256_storeu_si256((__m256i *)(void *)(weights + slot), rounded);
-        sum = v_add(sum, v_of_bf16(rounded));
-        prefetch(&next, 1);
-    }
-    *ahead = next;
+    vf sum;
+    if (ahead)
+        sum = weigh(scores, from, to, offset, ahead, weights);
+    else
+        sum = weigh(scores, from, to, offset, NULL, weights);
     clear_weights(weights, base, from);
     clear_weights(weights, to, stop);
     v_store(pairs->e + (size_t)query * VL, sum);
