@@ -1,15 +1,13 @@
 /* Driver of attention.
  *
- * A task is some rows of one sequence times the query heads that share one KV head: its keys and
- * values are read once for all of them. Where rows are few, and reading is what takes time, a task
- * has all the KV heads of its rows, split by split: heads lie side by side in a block, so that what
- * the hardware fetches beyond one is the beginning of the next.
+ * Where rows are few, and reading is what takes time, a task has all the KV heads (query_task.h) of
+ * its rows, split by split: heads lie side by side in a block, so that what the hardware fetches
+ * beyond one is the beginning of the next.
  *
  * Tasks run side by side, each folding its splits in ascending order. Of a task too long for that,
- * the splits run side by side instead, into partial results that are then folded in the same
- * order: the same additions, so the same bits. */
-#include "kernels/cpu/device_cpu.h"
-#include "kernels/cpu/partial.h"
+ * the splits run side by side instead, into partial results that are then folded in the same order:
+ * the same additions, so the same bits. */
+#include "kernels/cpu/query_task.h"
 
 #include <math.h>
 #include <string.h>
@@ -23,22 +21,15 @@
 struct task {
     const struct kva_attend_args *args;
     const struct kva_attend_seq *seq;
-    uint32_t row_first; /* of the sequence's rows */
-    uint32_t row_count;
-    uint32_t kv_first; /* KV heads */
+    struct kva_query_task at; /* of the first KV head */
     uint32_t kv_count;
-    uint32_t head_first; /* of the query heads of each of them */
-    uint32_t head_count;
 };
 
 struct plan {
     struct kva_device *device;
     const struct kva_attend_args *args;
-    uint32_t group;       /* query heads of a KV head */
-    uint32_t task_heads;  /* of them in one task, at most */
-    uint32_t task_rows;   /* rows of one task, at most */
-    uint32_t head_pieces; /* tasks that share the heads of one KV head */
-    uint64_t longest;     /* cost of a task beyond which it is done by all threads */
+    struct kva_query_cut cut;
+    uint64_t longest; /* cost of a task beyond which it is done by all threads */
 };
 
 #define Q_FLOATS (KVA_CPU_ATTEND_QUERIES * KVA_CPU_HEAD_DIM_MAX)
@@ -51,7 +42,7 @@ struct scratch {
     float m[KVA_CPU_ATTEND_QUERIES];
     float e[KVA_CPU_ATTEND_QUERIES];
     _Alignas(64) float scores[KVA_CPU_ATTEND_QUERIES * KVA_ATTEND_SPLIT_TOKENS];
-    _Alignas(64) float q[Q_FLOATS]; /* [kv_count][row_count][head_count][head_dim], scaled */
+    _Alignas(64) float q[Q_FLOATS]; /* [kv_count][queries][head_dim], scaled */
     _Alignas(64) float a[KVA_CPU_ATTEND_QUERIES * KVA_CPU_HEAD_DIM_MAX];
     _Alignas(64) float k[KVA_CPU_ATTEND_K_FLOATS];
     _Alignas(64) float v[KVA_CPU_ATTEND_V_FLOATS];
@@ -61,66 +52,65 @@ _Static_assert(sizeof(struct scratch) <= KVA_CPU_SCRATCH_BYTES, "attention outgr
 
 /* --- tasks ------------------------------------------------------------------------------------ */
 
-/* Queries of each KV head in a task. */
-static uint32_t task_queries(const struct task *task)
-{
-    return task->row_count * task->head_count;
-}
-
 /* KV heads of one task of a sequence: several only if there are splits enough to share. */
-static uint32_t task_kv_heads(const struct plan *plan, const struct kva_attend_seq *seq)
+static uint32_t kv_heads_of_task(const struct plan *plan, const struct kva_attend_seq *seq)
 {
-    const uint32_t queries = kva_min_u32(seq->row_count, plan->task_rows) * plan->task_heads;
+    const uint32_t queries = kva_min_u32(seq->row_count, plan->cut.task_rows) * plan->cut.group;
     const uint32_t threads = kva_pool_threads(plan->device->pool);
     const uint32_t tokens = seq->position_first + seq->row_count;
-    if (plan->head_pieces > 1 || queries == 0 || queries > FEW_QUERIES)
+    if (queries == 0 || queries > FEW_QUERIES)
         return 1;
     if (threads > 1 && tokens < SHARES * threads * KVA_ATTEND_SPLIT_TOKENS)
         return 1;
-    return kva_min_u32(plan->args->kv_heads, Q_FLOATS / (queries * plan->args->head_dim));
+    return kva_min_u32(plan->cut.kv_heads, Q_FLOATS / (queries * plan->args->head_dim));
 }
 
-static uint32_t kv_pieces(const struct plan *plan, const struct kva_attend_seq *seq)
-{
-    return (uint32_t)kva_div_up(plan->args->kv_heads, task_kv_heads(plan, seq));
-}
-
+/* Tasks of a sequence, and how many of query_task.h's each of its rows' tiles has in one. */
 static uint32_t tasks_of_seq(const struct plan *plan, const struct kva_attend_seq *seq)
 {
-    return (uint32_t)kva_div_up(seq->row_count, plan->task_rows) * kv_pieces(plan, seq) *
-           plan->head_pieces;
+    const uint32_t kv_heads = kv_heads_of_task(plan, seq), all = plan->cut.kv_heads;
+    if (kv_heads == 1)
+        return kva_query_tasks(&plan->cut, seq->row_count);
+    return kva_query_tasks(&plan->cut, seq->row_count) / all * (uint32_t)kva_div_up(all, kv_heads);
+}
+
+static struct task task_of_seq(const struct plan *plan, const struct kva_attend_seq *seq,
+                               uint32_t index)
+{
+    const uint32_t kv_heads = kv_heads_of_task(plan, seq), all = plan->cut.kv_heads;
+    struct task task = {.args = plan->args, .seq = seq, .kv_count = 1};
+    if (kv_heads > 1) {
+        const uint32_t pieces = (uint32_t)kva_div_up(all, kv_heads);
+        const uint32_t kv_first = index % pieces * kv_heads;
+        task.kv_count = kva_min_u32(kv_heads, all - kv_first);
+        index = index / pieces * all + kv_first;
+    }
+    task.at = kva_query_task_at(&plan->cut, seq->row_first, seq->row_count, index);
+    return task;
 }
 
 static size_t tasks_of_plan(const struct plan *plan)
 {
     size_t count = 0;
     for (uint32_t i = 0; i < plan->args->seq_count; i++)
-        count += kva_query_tasks(&plan->cut, plan->args->seqs[i].row_count);
+        count += tasks_of_seq(plan, &plan->args->seqs[i]);
     return count;
-}
-
-/* Task `index` of a sequence. */
-static struct task task_of_seq(const struct plan *plan, const struct kva_attend_seq *seq,
-                               uint32_t index)
-{
-    const uint32_t kv_heads = task_kv_heads(plan, seq);
-    const uint32_t per_tile = kv_pieces(plan, seq) * plan->head_pieces;
-    struct task task = {.args = plan->args, .seq = seq};
-    task.row_first = index / per_tile * plan->task_rows;
-    task.row_count = kva_min_u32(plan->task_rows, seq->row_count - task.row_first);
-    task.kv_first = index % per_tile / plan->head_pieces * kv_heads;
-    task.kv_count = kva_min_u32(kv_heads, plan->args->kv_heads - task.kv_first);
-    task.head_first = index % plan->head_pieces * plan->task_heads;
-    task.head_count = kva_min_u32(plan->task_heads, plan->group - task.head_first);
-    return task;
 }
 
 static struct task task_at(const struct plan *plan, uint32_t index)
 {
     const struct kva_attend_seq *seq = plan->args->seqs;
-    for (uint32_t count; index >= (count = kva_query_tasks(&plan->cut, seq->row_count)); seq++)
+    for (uint32_t count; index >= (count = tasks_of_seq(plan, seq)); seq++)
         index -= count;
     return task_of_seq(plan, seq, index);
+}
+
+/* What one of the task's KV heads has to do. */
+static struct kva_query_task of_head(const struct task *task, uint32_t kv)
+{
+    struct kva_query_task at = task->at;
+    at.kv_head += kv;
+    return at;
 }
 
 static uint32_t first_visible(const struct task *task, uint32_t position)
@@ -148,15 +138,6 @@ static void task_splits(const struct task *task, uint32_t *ret_first, uint32_t *
         return;
     *ret_first = first / KVA_ATTEND_SPLIT_TOKENS;
     *ret_end = (uint32_t)kva_div_up(end, KVA_ATTEND_SPLIT_TOKENS);
-}
-
-/* (row, head) pair of query `index` of the task's KV head `kv` in the partial result. */
-static size_t pair_of_query(const struct task *task, uint32_t kv, uint32_t index)
-{
-    size_t row = (size_t)task->seq->row_first + task->row_first + index / task->head_count;
-    size_t head = (size_t)(task->kv_first + kv) * (task->args->heads / task->args->kv_heads) +
-                  task->head_first + index % task->head_count;
-    return row * task->args->heads + head;
 }
 
 /* --- one split -------------------------------------------------------------------------------- */
@@ -194,7 +175,7 @@ static void find_tokens(const struct task *task, uint32_t index, uint32_t kv, co
     const struct kva_attend_range *ranges = args->ranges + task->seq->range_first;
     const size_t token_bytes = (size_t)args->head_dim * 2 * sizeof(uint16_t);
     const size_t head_at =
-        args->block_offset_bytes + (size_t)(task->kv_first + kv) * KVA_PAGE_TOKENS * token_bytes;
+        args->block_offset_bytes + (size_t)(task->at.kv_head + kv) * KVA_PAGE_TOKENS * token_bytes;
     uint32_t base = index * KVA_ATTEND_SPLIT_TOKENS, first, end;
     task_slots(task, base, &first, &end);
     memset(tokens, 0, KVA_ATTEND_SPLIT_TOKENS * sizeof *tokens);
@@ -232,62 +213,43 @@ static void find_visible(const struct task *task, uint32_t base, struct scratch 
     }
 }
 
-static const float *queries_of(const struct task *task, const struct scratch *scratch, uint32_t kv)
+static float *queries_of(const struct task *task, struct scratch *scratch, uint32_t kv)
 {
-    return scratch->q + (size_t)kv * task_queries(task) * task->args->head_dim;
+    return scratch->q + (size_t)kv * kva_query_count(&task->at) * task->args->head_dim;
 }
 
 /* scratch->q = the task's queries, scaled. */
 static void load_queries(const struct task *task, struct scratch *scratch)
 {
     const struct kva_attend_args *args = task->args;
-    const size_t dim = args->head_dim, group = args->heads / args->kv_heads;
-    float *to = scratch->q;
     for (uint32_t kv = 0; kv < task->kv_count; kv++) {
-        size_t head = (task->kv_first + kv) * group + task->head_first;
-        for (uint32_t row = 0; row < task->row_count; row++) {
-            size_t index = (size_t)task->seq->row_first + task->row_first + row;
-            const float *q = (const float *)args->q + index * args->q_stride + head * dim;
-            for (size_t i = 0; i < task->head_count * dim; i++)
-                *to++ = q[i] * args->scale;
-        }
+        const struct kva_query_task at = of_head(task, kv);
+        kva_query_load(
+            &at, (struct kva_query_rows){args->q, args->q_stride, args->head_dim, args->scale},
+            queries_of(task, scratch, kv));
     }
 }
 
-/* Results of a split: of all the KV heads of a task [kv_count][q_count], `a` with head_dim each. */
-struct results {
-    float *a;
-    float *m;
-    float *e;
-};
-
-static struct results results_of(const struct task *task, uint32_t kv, const struct results *all)
-{
-    size_t first = (size_t)kv * task_queries(task);
-    return (struct results){
-        .a = all->a + first * task->args->head_dim, .m = all->m + first, .e = all->e + first};
-}
-
-/* Splits [first, first + count) of a task, one KV head of a split after the other, one by one. */
+/* Through splits [split, end) of a task, one KV head of each after the other. */
 struct walk {
     uint32_t split;
     uint32_t end;
     uint32_t kv;
-    uint32_t turn; /* how many have been */
+    uint32_t turn; /* pairs of the two that have been */
 };
 
-/* scratch->tokens is filled for where `walk` stands. */
+/* Everything before the first turn. */
 static void begin_walk(const struct task *task, const struct walk *walk, struct scratch *scratch)
 {
     load_queries(task, scratch);
     find_tokens(task, walk->split, walk->kv, scratch->tokens[0]);
 }
 
-/* Attention of the task's queries of one KV head to one split, where `walk` stands; then it goes
+/* to = attention of the task's queries of one KV head to one split, where `walk` stands; it goes
  * on.
  */
 static void walk_on(const struct kva_device *device, const struct task *task, struct walk *walk,
-                    struct scratch *scratch, const struct results *to)
+                    struct scratch *scratch, struct kva_partial to)
 {
     const struct walk at = *walk;
     const void **next = NULL;
@@ -309,12 +271,12 @@ static void walk_on(const struct kva_device *device, const struct task *task, st
         .cold = at.turn == 0,
         .slot_first = scratch->slot_first,
         .slot_end = scratch->slot_end,
-        .q_count = task_queries(task),
+        .q_count = kva_query_count(&task->at),
         .head_dim = task->args->head_dim,
         .kv_dtype = task->args->kv_dtype,
-        .a = to->a,
-        .m = to->m,
-        .e = to->e,
+        .a = to.a,
+        .m = to.m,
+        .e = to.e,
         .scores = scratch->scores,
         .k = scratch->k,
         .v = scratch->v,
@@ -323,20 +285,19 @@ static void walk_on(const struct kva_device *device, const struct task *task, st
 }
 
 static void fold_query(const struct kva_device *device, const struct task *task, uint32_t kv,
-                       uint32_t query, const struct results *from)
+                       uint32_t query, struct kva_partial from)
 {
     const struct kva_attend_args *args = task->args;
-    kva_cpu_partial_fold(&device->kernels, &args->out, pair_of_query(task, kv, query),
-                         args->head_dim, from->a + (size_t)query * args->head_dim, from->m[query],
-                         from->e[query]);
+    const struct kva_query_task at = of_head(task, kv);
+    kva_cpu_partial_fold(&device->kernels, &args->out, kva_query_pair(&at, query), args->head_dim,
+                         from.a + (size_t)query * args->head_dim, from.m[query], from.e[query]);
 }
 
 static void clear_out(const struct task *task)
 {
-    const struct kva_attend_args *args = task->args;
     for (uint32_t kv = 0; kv < task->kv_count; kv++) {
-        for (uint32_t j = 0; j < task_queries(task); j++)
-            kva_cpu_partial_clear(&args->out, pair_of_query(task, kv, j), args->head_dim);
+        const struct kva_query_task at = of_head(task, kv);
+        kva_query_clear(&at, &task->args->out, task->args->head_dim);
     }
 }
 
@@ -344,7 +305,7 @@ static void clear_out(const struct task *task)
 
 static uint64_t cost_per_split(const struct task *task)
 {
-    return (uint64_t)task->kv_count * kva_max_u32(task_queries(task), FEW_QUERIES);
+    return (uint64_t)task->kv_count * kva_max_u32(kva_query_count(&task->at), FEW_QUERIES);
 }
 
 static uint64_t cost_of(const struct task *task)
@@ -366,6 +327,7 @@ static void run_task(void *opaque, uint32_t index, uint32_t worker)
     const struct plan *plan = opaque;
     struct task task = task_at(plan, index);
     struct scratch *scratch = kva_cpu_scratch(plan->device, worker);
+    const struct kva_partial to = {scratch->a, scratch->m, scratch->e};
     struct walk walk = {0};
     if (is_long(plan, &task))
         return;
@@ -374,40 +336,34 @@ static void run_task(void *opaque, uint32_t index, uint32_t worker)
         clear_out(&task);
     if (walk.split < walk.end)
         begin_walk(&task, &walk, scratch);
-    const struct results to = {scratch->a, scratch->m, scratch->e};
     while (walk.split < walk.end) {
         const uint32_t kv = walk.kv;
-        walk_on(plan->device, &task, &walk, scratch, &to);
-        for (uint32_t j = 0; j < task_queries(&task); j++)
-            fold_query(plan->device, &task, kv, j, &to);
+        walk_on(plan->device, &task, &walk, scratch, to);
+        for (uint32_t j = 0; j < kva_query_count(&task.at); j++)
+            fold_query(plan->device, &task, kv, j, to);
     }
 }
 
 /* --- the splits of a task side by side -------------------------------------------------------- */
 
-/* Splits [first, first + count) of one task, `step` of them in an item; the results of split i are
- * at device->partials + i * partial_floats. */
+/* Splits [first, first + count) of one task, `step` of them in an item; the partial results of
+ * split i are at device->partials + i * split_floats, one per KV head. */
 struct wave {
     struct kva_device *device;
     struct task task;
     uint32_t first;
     uint32_t count;
     uint32_t step;
-    size_t partial_floats;
+    size_t split_floats;
 };
 
-static struct kva_partial wave_partial(const struct wave *wave, uint32_t index)
+static struct kva_partial wave_partial(const struct wave *wave, uint32_t index, uint32_t kv)
 {
-    size_t q_count = (size_t)task->kv_count * task_queries(task);
-    return kva_align_up(q_count * (task->args->head_dim + 2), KVA_CACHE_LINE / sizeof(float));
-}
-
-static struct results partial_at(const struct wave *wave, uint32_t index)
-{
-    const size_t q_count = (size_t)wave->task.kv_count * task_queries(&wave->task);
-    float *a = wave->device->partials + index * wave->partial_floats;
-    float *m = a + q_count * wave->task.args->head_dim;
-    return (struct results){.a = a, .m = m, .e = m + q_count};
+    const struct task *task = &wave->task;
+    const uint32_t dim = task->args->head_dim;
+    return kva_query_partial_at(&task->at, dim,
+                                wave->device->partials + index * wave->split_floats +
+                                    kv * kva_query_partial_floats(&task->at, dim));
 }
 
 static void run_wave_splits(void *opaque, uint32_t index, uint32_t worker)
@@ -418,22 +374,17 @@ static void run_wave_splits(void *opaque, uint32_t index, uint32_t worker)
     struct walk walk = {.split = wave->first + from};
     walk.end = walk.split + kva_min_u32(wave->step, wave->count - from);
     begin_walk(&wave->task, &walk, scratch);
-    while (walk.split < walk.end) {
-        const struct results all = partial_at(wave, walk.split - wave->first);
-        const struct results to = results_of(&wave->task, walk.kv, &all);
-        walk_on(wave->device, &wave->task, &walk, scratch, &to);
-    }
+    while (walk.split < walk.end)
+        walk_on(wave->device, &wave->task, &walk, scratch,
+                wave_partial(wave, walk.split - wave->first, walk.kv));
 }
 
 static void fold_wave_query(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
 {
     const struct wave *wave = opaque;
-    const uint32_t kv = index / task_queries(&wave->task);
-    for (uint32_t i = 0; i < wave->count; i++) {
-        const struct results all = partial_at(wave, i);
-        const struct results from = results_of(&wave->task, kv, &all);
-        fold_query(wave->device, &wave->task, kv, index % task_queries(&wave->task), &from);
-    }
+    const uint32_t queries = kva_query_count(&wave->task.at), kv = index / queries;
+    for (uint32_t i = 0; i < wave->count; i++)
+        fold_query(wave->device, &wave->task, kv, index % queries, wave_partial(wave, i, kv));
 }
 
 static void run_long_task(const struct plan *plan, const struct task *task)
@@ -444,13 +395,13 @@ static void run_long_task(const struct plan *plan, const struct task *task)
     task_splits(task, &wave.first, &end);
     if (!plan->args->accumulate)
         clear_out(task);
-    wave.partial_floats = partial_floats(task);
-    const size_t fit = KVA_CPU_PARTIAL_BYTES / (wave.partial_floats * sizeof(float));
+    wave.split_floats = task->kv_count * kva_query_partial_floats(&task->at, plan->args->head_dim);
+    const size_t fit = KVA_CPU_PARTIAL_BYTES / (wave.split_floats * sizeof(float));
     for (; wave.first < end; wave.first += wave.count) {
         wave.count = (uint32_t)kva_min_size(fit, end - wave.first);
         wave.step = (uint32_t)kva_div_up(wave.count, (size_t)SHARES * kva_pool_threads(pool));
         kva_pool_run(pool, (uint32_t)kva_div_up(wave.count, wave.step), run_wave_splits, &wave);
-        kva_pool_run(pool, task->kv_count * task_queries(task), fold_wave_query, &wave);
+        kva_pool_run(pool, task->kv_count * kva_query_count(&task->at), fold_wave_query, &wave);
     }
 }
 
@@ -482,9 +433,9 @@ static bool check_args(struct kva_device *device, const struct kva_attend_args *
 static uint64_t most_of_seq(const struct plan *plan, const struct kva_attend_seq *seq)
 {
     struct task task = task_of_seq(plan, seq, tasks_of_seq(plan, seq) - 1);
-    uint64_t cost = cost_of(&task) / cost_per_split(&task);
-    task.row_count = kva_min_u32(seq->row_count, plan->task_rows);
-    return cost * cost_per_split(&task);
+    uint64_t splits = cost_of(&task) / cost_per_split(&task);
+    task.at.row_count = kva_min_u32(seq->row_count, plan->cut.task_rows);
+    return splits * cost_per_split(&task);
 }
 
 static uint64_t longest_allowed(const struct plan *plan)
@@ -508,7 +459,7 @@ static void run_long_tasks(const struct plan *plan)
         if (seq->row_count == 0 || most_of_seq(plan, seq) <= plan->longest)
             continue;
         for (uint32_t j = 0; j < tasks_of_seq(plan, seq); j++) {
-            struct task task = task_of_seq(plan, seq, j);
+            const struct task task = task_of_seq(plan, seq, j);
             if (is_long(plan, &task))
                 run_long_task(plan, &task);
         }
@@ -519,7 +470,7 @@ void kva_cpu_attend(struct kva_device *device, const struct kva_attend_args *arg
 {
     if (!check_args(device, args))
         return;
-    struct plan plan = {device, args, kva_query_cut_of(args->heads, args->kv_heads)};
+    struct plan plan = {device, args, kva_query_cut_of(args->heads, args->kv_heads), 0};
     size_t tasks = tasks_of_plan(&plan);
     if (tasks > UINT32_MAX) {
         kva_cpu_fail(device, "attend: %zu work items in one call", tasks);

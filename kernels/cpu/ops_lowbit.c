@@ -436,17 +436,20 @@ static bool check_args(struct kva_device *device, const struct kva_attend_lowbit
     return !atomic_load_explicit(&device->failed, memory_order_relaxed);
 }
 
-static uint32_t splits_of_task(const void *opaque, uint32_t index)
-{
-    const struct task task = task_at(opaque, index);
-    uint32_t first, end;
-    task_splits(&task, &first, &end);
-    return end - first;
-}
-
+/* Whether the threads would be short of tasks while a task has splits enough for all of them. */
 static bool better_wide(const struct kva_lowbit_plan *plan, size_t tasks)
 {
-    return kva_query_better_wide(plan->device, (uint32_t)tasks, splits_of_task, plan);
+    const uint32_t threads = kva_pool_threads(plan->device->pool);
+    uint32_t longest = 0;
+    if (threads == 1 || tasks >= 2 * (size_t)threads)
+        return false;
+    for (uint32_t i = 0; i < tasks; i++) {
+        const struct task task = task_at(plan, i);
+        uint32_t first, end;
+        task_splits(&task, &first, &end);
+        longest = kva_max_u32(longest, end - first);
+    }
+    return longest >= 2 * threads;
 }
 
 /* Sequences from plan->seq_first on whose weights fit into the scratch memory together. */

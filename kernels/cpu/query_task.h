@@ -129,19 +129,4 @@ static inline struct kva_partial kva_query_partial_at(const struct kva_query_tas
     return (struct kva_partial){part, m, m + count};
 }
 
-/* Splits of task `index` of a plan. */
-typedef uint32_t kva_query_splits_fn(const void *plan, uint32_t index);
-
-/* Whether the threads would be short of tasks while a task has splits enough for all of them. */
-static inline bool kva_query_better_wide(const struct kva_device *device, uint32_t tasks,
-                                         kva_query_splits_fn *splits, const void *plan)
-{
-    uint32_t threads = kva_pool_threads(device->pool), longest = 0;
-    if (threads == 1 || tasks >= 2 * threads)
-        return false;
-    for (uint32_t i = 0; i < tasks; i++)
-        longest = kva_max_u32(longest, splits(plan, i));
-    return longest >= 2 * threads;
-}
-
 #endif
