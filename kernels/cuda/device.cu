@@ -1,4 +1,4 @@
-/* The CUDA device: memory, weights, descriptors, queues and events. */
+/* The CUDA device: its life, memory, queues, events and errors. */
 #include "kernels/cuda/device_cuda.h"
 
 #include <stdarg.h>
@@ -76,8 +76,7 @@ enum kva_status kva_cuda_error(const struct kva_device *device, struct kva_err *
     return device->error.status;
 }
 
-/* What went wrong outside the queues, as the caller's error. */
-static enum kva_status fail_with(struct kva_err *err, cudaError_t status, const char *what)
+enum kva_status kva_cuda_fail_with(struct kva_err *err, cudaError_t status, const char *what)
 {
     return kva_fail(err, KVA_EDEVICE, "%s: %s (%s)", what, cudaGetErrorString(status),
                     cudaGetErrorName(status));
@@ -106,7 +105,7 @@ enum kva_status kva_cuda_alloc_device(struct kva_device *device, size_t bytes, v
                         bytes, free_bytes, total_bytes);
     }
     if (status != cudaSuccess)
-        return fail_with(err, status, "cudaMalloc");
+        return kva_cuda_fail_with(err, status, "cudaMalloc");
     device->bytes += bytes;
     *ret = data;
     return KVA_OK;
@@ -122,7 +121,7 @@ void kva_cuda_free_device(struct kva_device *device, void *data, size_t bytes)
 
 /* --- both tiers ------------------------------------------------------------------------------- */
 
-static void cuda_sync(struct kva_device *device, enum kva_queue queue)
+void kva_cuda_sync(struct kva_device *device, enum kva_queue queue)
 {
     kva_cuda_step_break(device);
     if (kva_cuda_enter(device))
@@ -146,7 +145,7 @@ static void cuda_free(struct kva_device *device, enum kva_mem mem, void *data, s
 void kva_cuda_wait_all(struct kva_device *device)
 {
     for (int queue = 0; queue < KVA_QUEUE_COUNT; queue++)
-        cuda_sync(device, static_cast<enum kva_queue>(queue));
+        kva_cuda_sync(device, static_cast<enum kva_queue>(queue));
 }
 
 /* From the driver; where that has no more, it gets back first what is spare. */
@@ -183,7 +182,7 @@ static enum kva_status cuda_alloc(struct kva_device *device, enum kva_mem mem, s
             memset(data, 0, bytes);
     } else if (kva_cuda_enter(device) &&
                kva_cuda_check(device, cudaMemsetAsync(data, 0, bytes, stream), "cudaMemset")) {
-        cuda_sync(device, KVA_QUEUE_COMPUTE); /* the copy queue may use it, too */
+        kva_cuda_sync(device, KVA_QUEUE_COMPUTE); /* the copy queue may use it, too */
     }
     if (kva_cuda_failed(device)) {
         cuda_free(device, mem, data, bytes);
@@ -193,211 +192,14 @@ static enum kva_status cuda_alloc(struct kva_device *device, enum kva_mem mem, s
     return KVA_OK;
 }
 
-static void cuda_copy(struct kva_device *device, enum kva_queue queue, void *to, const void *from,
-                      size_t bytes)
+void kva_cuda_copy(struct kva_device *device, enum kva_queue queue, void *to, const void *from,
+                   size_t bytes)
 {
     kva_cuda_step_break(device);
     if (bytes > 0 && kva_cuda_enter(device))
         kva_cuda_check(device,
                        cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, device->streams[queue]),
                        "a copy");
-}
-
-/* --- weights ---------------------------------------------------------------------------------- */
-
-static enum kva_status add_weight(struct kva_device *device, size_t bytes,
-                                  struct kva_cuda_block **ret, struct kva_err *err)
-{
-    struct kva_cuda_block *block = static_cast<kva_cuda_block *>(calloc(1, sizeof *block));
-    if (!block)
-        return kva_fail(err, KVA_ENOMEM, "no memory to note a weight");
-    enum kva_status status = kva_cuda_alloc_device(device, bytes, &block->data, err);
-    if (status) {
-        free(block);
-        return status;
-    }
-    block->bytes = bytes;
-    block->next = device->weights;
-    device->weights = block;
-    *ret = block;
-    return KVA_OK;
-}
-
-/* What was made of the same memory before, for another engine, or as an embedding that is also the
- * head: that memory does not change as long as the device is open. */
-static const struct kva_cuda_block *find_weight(const struct kva_device *device, const void *data,
-                                                enum kva_dtype dtype, uint32_t rows, uint32_t cols)
-{
-    const struct kva_cuda_block *block = device->weights;
-    while (block && (block->from != data || block->from_dtype != dtype ||
-                     block->weight.rows != rows || block->weight.cols != cols))
-        block = block->next;
-    return block;
-}
-
-/* From memory that is not pinned (a mapped file) through the ring, piece by piece. */
-static void send_bytes(struct kva_device *device, void *to, const void *from, size_t bytes)
-{
-    const unsigned char *source = static_cast<const unsigned char *>(from);
-    for (size_t at = 0; at < bytes && !kva_cuda_failed(device);) {
-        size_t piece = kva_min_size(bytes - at, KVA_CUDA_RING_SEGMENT_BYTES);
-        void *staged = kva_cuda_stage(device, piece);
-        if (!staged)
-            return;
-        memcpy(staged, source + at, piece);
-        cuda_copy(device, KVA_QUEUE_COMPUTE, static_cast<unsigned char *>(to) + at, staged, piece);
-        at += piece;
-    }
-}
-
-/* Matrices take the activations' format, as cuBLAS wants; vectors keep theirs. */
-static enum kva_status cuda_weight(struct kva_device *device, const void *data,
-                                   enum kva_dtype dtype, uint32_t rows, uint32_t cols,
-                                   struct kva_weight *ret, struct kva_err *err)
-{
-    if (dtype == KVA_INT8)
-        return kva_fail(err, KVA_EUNSUPPORTED, "a GPU takes weights in 16 bits only, not in int8");
-    const struct kva_cuda_block *there = find_weight(device, data, dtype, rows, cols);
-    if (there) {
-        *ret = there->weight;
-        return KVA_OK;
-    }
-    size_t count = static_cast<size_t>(rows) * cols;
-    enum kva_dtype kept = rows > 1 ? device->base.info.act : dtype;
-    void *raw = nullptr;
-    struct kva_cuda_block *block = nullptr;
-    enum kva_status status = add_weight(device, count * kva_dtype_bytes(kept), &block, err);
-    if (status)
-        return status;
-    if (kept == dtype) {
-        send_bytes(device, block->data, data, count * kva_dtype_bytes(dtype));
-    } else {
-        status = kva_cuda_alloc_device(device, count * kva_dtype_bytes(dtype), &raw, err);
-        if (status)
-            return status;
-        send_bytes(device, raw, data, count * kva_dtype_bytes(dtype));
-        kva_cuda_convert(device, block->data, kept, raw, dtype, count);
-    }
-    cuda_sync(device, KVA_QUEUE_COMPUTE);
-    kva_cuda_free_device(device, raw, count * kva_dtype_bytes(dtype));
-    if (kva_cuda_failed(device))
-        return kva_cuda_error(device, err);
-    block->from = data;
-    block->from_dtype = dtype;
-    *ret = block->weight = {block->data, kept, rows, cols};
-    return KVA_OK;
-}
-
-/* --- descriptors ------------------------------------------------------------------------------ */
-
-#define RING_BYTES (KVA_CUDA_RING_SEGMENTS * KVA_CUDA_RING_SEGMENT_BYTES)
-
-/* Leave the current segment and take the next, of which everything must have been sent. The copy on
- * the device needs no such care: it is overwritten in the stream's order. */
-static bool next_segment(struct kva_device *device)
-{
-    struct kva_cuda_ring *ring = &device->ring;
-    cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
-    if (!kva_cuda_check(device, cudaEventRecord(ring->sent[ring->segment], stream),
-                        "cudaEventRecord"))
-        return false;
-    ring->segment = (ring->segment + 1) % KVA_CUDA_RING_SEGMENTS;
-    ring->used = 0;
-    for (uint32_t i = 0; i < KVA_CUDA_RING_RECENT; i++) {
-        if (ring->recent[i].offset / KVA_CUDA_RING_SEGMENT_BYTES == ring->segment)
-            ring->recent[i].bytes = 0;
-    }
-    return kva_cuda_check(device, cudaEventSynchronize(ring->sent[ring->segment]),
-                          "work that ran earlier");
-}
-
-void *kva_cuda_stage(struct kva_device *device, size_t bytes)
-{
-    struct kva_cuda_ring *ring = &device->ring;
-    if (!kva_cuda_enter(device))
-        return nullptr;
-    void *held = kva_cuda_step_stage(device, bytes);
-    if (held)
-        return held;
-    if (bytes > KVA_CUDA_RING_SEGMENT_BYTES) {
-        kva_cuda_fail(device, "the descriptors of one call take %zu bytes, %zu at most", bytes,
-                      KVA_CUDA_RING_SEGMENT_BYTES);
-        return nullptr;
-    }
-    if (ring->used + bytes > KVA_CUDA_RING_SEGMENT_BYTES && !next_segment(device))
-        return nullptr;
-    void *staged = ring->host + ring->segment * KVA_CUDA_RING_SEGMENT_BYTES + ring->used;
-    ring->used += kva_align_up(bytes, 256);
-    return staged;
-}
-
-const void *kva_cuda_send(struct kva_device *device, const void *staged, size_t bytes)
-{
-    struct kva_cuda_ring *ring = &device->ring;
-    const void *held = kva_cuda_step_address(device, staged);
-    if (held)
-        return held;
-    size_t offset = static_cast<size_t>(static_cast<const unsigned char *>(staged) - ring->host);
-    cuda_copy(device, KVA_QUEUE_COMPUTE, ring->device + offset, staged, bytes);
-    return kva_cuda_failed(device) ? nullptr : ring->device + offset;
-}
-
-const void *kva_cuda_upload(struct kva_device *device, const void *data, size_t bytes)
-{
-    struct kva_cuda_ring *ring = &device->ring;
-    if (bytes == 0 || kva_cuda_failed(device))
-        return nullptr;
-    const void *held = kva_cuda_step_upload(device, data, bytes);
-    if (held)
-        return held;
-    /* What lies in the segment that comes next might be overwritten by this call's next upload. */
-    size_t doomed = (ring->segment + 1) % KVA_CUDA_RING_SEGMENTS;
-    for (uint32_t i = 0; i < KVA_CUDA_RING_RECENT; i++) {
-        if (ring->recent[i].bytes == bytes &&
-            ring->recent[i].offset / KVA_CUDA_RING_SEGMENT_BYTES != doomed &&
-            memcmp(ring->host + ring->recent[i].offset, data, bytes) == 0)
-            return ring->device + ring->recent[i].offset;
-    }
-    void *staged = kva_cuda_stage(device, bytes);
-    if (!staged)
-        return nullptr;
-    memcpy(staged, data, bytes);
-    uint32_t slot = ring->recent_next++ % KVA_CUDA_RING_RECENT;
-    ring->recent[slot].offset =
-        static_cast<size_t>(static_cast<unsigned char *>(staged) - ring->host);
-    ring->recent[slot].bytes = bytes;
-    return kva_cuda_send(device, staged, bytes);
-}
-
-static enum kva_status create_ring(struct kva_device *device, struct kva_err *err)
-{
-    struct kva_cuda_ring *ring = &device->ring;
-    void *host, *mirror;
-    enum kva_status status = kva_cuda_alloc_host(device, RING_BYTES, &host, err);
-    if (status)
-        return status;
-    ring->host = static_cast<unsigned char *>(host);
-    status = kva_cuda_alloc_device(device, RING_BYTES, &mirror, err);
-    if (status)
-        return status;
-    ring->device = static_cast<unsigned char *>(mirror);
-    for (uint32_t i = 0; i < KVA_CUDA_RING_SEGMENTS; i++) {
-        cudaError_t error = cudaEventCreateWithFlags(&ring->sent[i], cudaEventDisableTiming);
-        if (error != cudaSuccess)
-            return fail_with(err, error, "cudaEventCreate");
-    }
-    return KVA_OK;
-}
-
-static void destroy_ring(struct kva_device *device)
-{
-    struct kva_cuda_ring *ring = &device->ring;
-    for (uint32_t i = 0; i < KVA_CUDA_RING_SEGMENTS; i++) {
-        if (ring->sent[i])
-            (void)cudaEventDestroy(ring->sent[i]);
-    }
-    kva_cuda_free_device(device, ring->device, RING_BYTES);
-    kva_cuda_free_host(ring->host, RING_BYTES);
 }
 
 /* --- events ----------------------------------------------------------------------------------- */
@@ -413,7 +215,7 @@ static enum kva_status cuda_event_create(struct kva_device *device, struct kva_e
     cudaError_t status = cudaEventCreateWithFlags(&event->event, cudaEventDisableTiming);
     if (status != cudaSuccess) {
         free(event);
-        return fail_with(err, status, "cudaEventCreate");
+        return kva_cuda_fail_with(err, status, "cudaEventCreate");
     }
     event->base.backend = device->base.backend;
     event->device = device;
@@ -476,7 +278,7 @@ static void cuda_close(struct kva_device *device)
 {
     for (int queue = 0; queue < KVA_QUEUE_COUNT; queue++) {
         if (device->streams[queue])
-            cuda_sync(device, static_cast<enum kva_queue>(queue));
+            kva_cuda_sync(device, static_cast<enum kva_queue>(queue));
     }
     (void)kva_cuda_spare_drop(device);
     if (device->blas)
@@ -484,12 +286,8 @@ static void cuda_close(struct kva_device *device)
     kva_cuda_free_device(device, device->blas_workspace, BLAS_WORKSPACE_BYTES);
     kva_cuda_free_device(device, device->scratch, KVA_CUDA_SCRATCH_BYTES);
     kva_cuda_step_destroy(device);
-    destroy_ring(device);
-    for (struct kva_cuda_block *block = device->weights, *next; block; block = next) {
-        next = block->next;
-        kva_cuda_free_device(device, block->data, block->bytes);
-        free(block);
-    }
+    kva_cuda_ring_destroy(device);
+    kva_cuda_weights_free(device);
     for (int queue = 0; queue < KVA_QUEUE_COUNT; queue++) {
         if (device->streams[queue])
             (void)cudaStreamDestroy(device->streams[queue]);
@@ -502,10 +300,10 @@ static const struct kva_backend backend = {
     .error = kva_cuda_error,
     .alloc = cuda_alloc,
     .free = cuda_free,
-    .weight = cuda_weight,
-    .copy = cuda_copy,
+    .weight = kva_cuda_weight,
+    .copy = kva_cuda_copy,
     .fetch_hot = kva_cuda_fetch_hot,
-    .sync = cuda_sync,
+    .sync = kva_cuda_sync,
     .event_create = cuda_event_create,
     .event_destroy = cuda_event_destroy,
     .event_record = cuda_event_record,
@@ -534,7 +332,7 @@ static enum kva_status find_gpu(const struct kva_device_params *params, cudaDevi
         return kva_fail(err, KVA_ENOTFOUND, "no GPU %u: there are %d", params->gpu_index, count);
     status = cudaGetDeviceProperties(prop, static_cast<int>(params->gpu_index));
     if (status != cudaSuccess)
-        return fail_with(err, status, "cudaGetDeviceProperties");
+        return kva_cuda_fail_with(err, status, "cudaGetDeviceProperties");
     if (prop->major < COMPUTE_MAJOR_MIN)
         return kva_fail(err, KVA_EUNSUPPORTED,
                         "GPU %u is a %s of compute capability %d.%d; %d.0 is the least",
@@ -548,14 +346,14 @@ static enum kva_status create_queues(struct kva_device *device, struct kva_err *
         cudaError_t error =
             cudaStreamCreateWithFlags(&device->streams[queue], cudaStreamNonBlocking);
         if (error != cudaSuccess)
-            return fail_with(err, error, "cudaStreamCreate");
+            return kva_cuda_fail_with(err, error, "cudaStreamCreate");
     }
     enum kva_status status =
         kva_cuda_alloc_device(device, BLAS_WORKSPACE_BYTES, &device->blas_workspace, err);
     if (!status)
         status = kva_cuda_alloc_device(device, KVA_CUDA_SCRATCH_BYTES, &device->scratch, err);
     if (!status)
-        status = create_ring(device, err);
+        status = kva_cuda_ring_create(device, err);
     if (!status)
         status = kva_cuda_step_create(device, err);
     if (status)

@@ -113,6 +113,9 @@ void kva_cuda_fail(struct kva_device *device, const char *format, ...) KVA_PRINT
 /* False, with the device failed, if `status` is an error. */
 bool kva_cuda_check(struct kva_device *device, cudaError_t status, const char *what);
 
+/* What went wrong outside the queues, as the caller's error. */
+enum kva_status kva_cuda_fail_with(struct kva_err *err, cudaError_t status, const char *what);
+
 /* KVA_OK, or what failed the device. */
 enum kva_status kva_cuda_error(const struct kva_device *device, struct kva_err *err);
 
@@ -128,8 +131,18 @@ enum kva_status kva_cuda_alloc_host(struct kva_device *device, size_t bytes, voi
                                     struct kva_err *err);
 void kva_cuda_free_host(void *data, size_t bytes);
 
+/* The backend's own (backend.h). */
+void kva_cuda_copy(struct kva_device *device, enum kva_queue queue, void *to, const void *from,
+                   size_t bytes);
+void kva_cuda_sync(struct kva_device *device, enum kva_queue queue);
+enum kva_status kva_cuda_weight(struct kva_device *device, const void *data, enum kva_dtype dtype,
+                                uint32_t rows, uint32_t cols, struct kva_weight *ret,
+                                struct kva_err *err);
+
 /* Wait for both queues. */
 void kva_cuda_wait_all(struct kva_device *device);
+
+void kva_cuda_weights_free(struct kva_device *device);
 
 /* Remember memory that was taken from the driver; take some that is spare, at least so much, with
  * anything in it, and perhaps in use by what is still in the queues (NULL: there is none); give
@@ -144,6 +157,10 @@ bool kva_cuda_spare_drop(struct kva_device *device);
 int kva_cuda_numa_node(int index);
 
 /* --- descriptors ----------------------------------------------------------------------------- */
+
+/* On failure the ring is half-built, which destroy accepts. */
+enum kva_status kva_cuda_ring_create(struct kva_device *device, struct kva_err *err);
+void kva_cuda_ring_destroy(struct kva_device *device);
 
 /* Room for `bytes` in the ring, to be filled at once and sent before anything else is staged. NULL:
  * the device has failed. */

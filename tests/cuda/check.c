@@ -300,11 +300,28 @@ static void run_parts(struct check *check, const char *only, uint64_t seed)
     }
 }
 
+/* The part for a mutation: "rows.cu: ..." is for "rows", what has no part of its own for one that
+ * depends on it. */
+static const char *part_of(const char *mutation)
+{
+    static const struct {
+        const char *file, *part;
+    } others[] = {
+        {"hot.", "lowbit"},  {"quantise.", "lowbit"}, {"select.", "lowbit"},
+        {"ring.", "device"}, {"spare.", "device"},    {"radix.", "shortlist"},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(others); i++) {
+        if (strncmp(mutation, others[i].file, strlen(others[i].file)) == 0)
+            return others[i].part;
+    }
+    return mutation;
+}
+
 /* Run the part of the checks that is about the mutated file, in a process of its own: a defect may
  * end it. */
 static bool notices(struct check *check, int mutation, uint64_t seed)
 {
-    const char *of = check->simt->mutation_names[mutation];
+    const char *of = part_of(check->simt->mutation_names[mutation]);
     int code = 0;
     fflush(NULL);
     pid_t child = fork();
@@ -313,14 +330,6 @@ static bool notices(struct check *check, int mutation, uint64_t seed)
         (void)!freopen("/dev/null", "w", stderr);
         if (!open_devices(check, KVA_BF16))
             _exit(0);
-        /* "rows.cu: ..." is for the part "rows"; files of no part are low-bit's. */
-        if (strncmp(of, "hot", 3) == 0 || strncmp(of, "quantise", 8) == 0 ||
-            strncmp(of, "select", 6) == 0)
-            of = "lowbit";
-        if (strncmp(of, "spare", 5) == 0)
-            of = "device";
-        if (strncmp(of, "radix", 5) == 0)
-            of = "shortlist";
         check->simt->set_mutation(mutation);
         for (uint64_t round = 0; round < 4; round++) {
             check->simt->set_seed(seed + round);
