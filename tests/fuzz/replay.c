@@ -3,6 +3,7 @@
  * Usage: fuzz_<parser> CORPUS_DIR [mutations per file]. Prints what it ran; a crash or a sanitizer
  * report fails. */
 #include "tests/fuzz/fuzz.h"
+#include "tests/random.h"
 
 #include <dirent.h>
 #include <stdio.h>
@@ -13,18 +14,9 @@
 
 static uint64_t rng_state;
 
-static uint64_t rng_next(void)
-{
-    /* SplitMix64: any seed is a good one. */
-    uint64_t z = (rng_state += 0x9E3779B97F4A7C15ull);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-    return z ^ (z >> 31);
-}
-
 static size_t rng_below(size_t bound)
 {
-    return bound ? (size_t)(rng_next() % bound) : 0;
+    return bound ? (size_t)(kva_test_random(&rng_state) % bound) : 0;
 }
 
 static uint8_t *read_file(const char *path, size_t *ret_size)
@@ -54,7 +46,7 @@ static size_t mutate(uint8_t *data, size_t size, size_t capacity)
             data[at] ^= (uint8_t)(1u << rng_below(8));
             break;
         case 1:
-            data[at] = (uint8_t)rng_next();
+            data[at] = (uint8_t)kva_test_random(&rng_state);
             break;
         case 2:
             memmove(data + at, data + at + length, size - at - length);

@@ -1,6 +1,7 @@
 #include "tests/kernels/checkasm.h"
 
 #include "tests/kernels/amx_emulator.h"
+#include "tests/random.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -17,15 +18,12 @@
 
 uint64_t check_random(struct check *check)
 {
-    uint64_t x = check->state += 0x9E3779B97F4A7C15ull;
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBull;
-    return x ^ x >> 31;
+    return kva_test_random(&check->state);
 }
 
 uint32_t check_below(struct check *check, uint32_t limit)
 {
-    return (uint32_t)((check_random(check) >> 32) * limit >> 32);
+    return kva_test_below(&check->state, limit);
 }
 
 uint32_t check_between(struct check *check, uint32_t low, uint32_t high)
@@ -35,12 +33,7 @@ uint32_t check_between(struct check *check, uint32_t low, uint32_t high)
 
 float check_normal(struct check *check)
 {
-    /* The sum of four uniform numbers, scaled to a variance of 1: near enough. */
-    uint64_t bits = check_random(check);
-    int32_t sum = 0;
-    for (int i = 0; i < 4; i++, bits >>= 16)
-        sum += (int32_t)(bits & 0xFFFF) - 32768;
-    return (float)sum * (1.0f / 37837.0f);
+    return kva_test_normal(&check->state);
 }
 
 void check_fill(struct check *check, enum check_fill fill, float *to, size_t count)

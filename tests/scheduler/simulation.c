@@ -1,5 +1,7 @@
 #include "tests/scheduler/simulation.h"
 
+#include "tests/random.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,11 +10,7 @@
 
 static uint64_t rng_next(struct rng *rng)
 {
-    rng->state += 0x9E3779B97F4A7C15ull;
-    uint64_t x = rng->state;
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-    return x ^ (x >> 31);
+    return kva_test_random(&rng->state);
 }
 
 static double rng_unit(struct rng *rng)

@@ -1,5 +1,6 @@
 /* The incremental decoder against the whole one, at every prefix and on any sequence of ids. */
 #include "tests/engine/tokenizer/fixtures.h"
+#include "tests/random.h"
 
 #include "base/utf8.h"
 
@@ -8,13 +9,6 @@ static const char multilingual[] =
     "\xEC\x95\x88\xEB\x85\x95 "
     "\xE4\xBB\x8A\xE5\xA4\xA9\xF0\xA0\x80\x80 \xD0\x9F\xD1\x80\xD0\xB8 e\xCC\x81\xCC\xA3  \n\t end "
     "  ";
-
-static uint64_t rng_next(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9E3779B97F4A7C15ull);
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-    return z ^ (z >> 29);
-}
 
 /* Pushes + flush of every prefix are what decoding that prefix gives, and every push appends whole
  * characters. */
@@ -59,7 +53,8 @@ static void check_tokenizer(const struct kva_tokenizer *tokenizer)
     for (int round = 0; round < 40; round++) {
         int32_t ids[24];
         for (size_t i = 0; i < KVA_COUNT_OF(ids); i++)
-            ids[i] = (int32_t)(rng_next(&state) % (kva_tokenizer_vocab_size(tokenizer) + 3)) - 1;
+            ids[i] =
+                (int32_t)(kva_test_random(&state) % (kva_tokenizer_vocab_size(tokenizer) + 3)) - 1;
         check_prefixes(tokenizer, ids, KVA_COUNT_OF(ids));
     }
 }
