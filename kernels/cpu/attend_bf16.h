@@ -217,17 +217,6 @@ static uint16_t *weights_of(const struct kva_cpu_attend_split *split, uint32_t q
 /* Slots whose weights are made at once: two vectors of scores become one of pairs. */
 #define SOFTEN_SLOTS (2 * VL)
 
-/* 2^x for x <= 0, relative error 9e-5, for what is rounded to bf16; -inf gives 0, what is not a
- * number stays so. */
-INLINE vf v_exp2_bf16(vf x)
-{
-    vf r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-    vf p = v_fma(v_set(0.07706704200f), r, v_set(0.2276449912f));
-    p = v_fma(p, r, v_set(0.6951167864f));
-    p = v_fma(p, r, v_set(1.0f));
-    return _mm512_scalef_ps(p, x);
-}
-
 /* Scores of the vector from `slot` on become -inf outside [first, end). */
 INLINE void hide_vector(float *scores, uint32_t slot, uint32_t first, uint32_t end)
 {
@@ -282,7 +271,7 @@ INLINE vf weigh(const float *scores, uint32_t from, uint32_t to, vf offset, stru
     for (uint32_t slot = from; slot < to; slot += SOFTEN_SLOTS) {
         vf x = v_fma(v_load(scores + slot), v_set(KVA_LOG2E), offset);
         vf y = v_fma(v_load(scores + slot + VL), v_set(KVA_LOG2E), offset);
-        __m512bh rounded = _mm512_cvtne2ps_pbh(v_exp2_bf16(y), v_exp2_bf16(x));
+        __m512bh rounded = _mm512_cvtne2ps_pbh(v_exp2(y), v_exp2(x));
         _mm512_storeu_si512(weights + slot, (__m512i)rounded);
         sum = _mm512_dpbf16_ps(sum, rounded, ones);
         if (ahead)

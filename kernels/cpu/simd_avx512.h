@@ -142,25 +142,15 @@ INLINE vf v_exp(vf x)
     return _mm512_mask_mov_ps(_mm512_scalef_ps(p, n), gone, v_zero());
 }
 
-/* The bits of whole numbers from here on count them. */
-#define EXP2_WHOLE 0x1.8p23f
-
-/* Powers of 2 under this one are taken for 0. */
-#define EXP2_MIN (-125.0f)
-
-/* 2^x for x <= 0, relative error 7e-6; -inf gives 0, what is not a number stays so. */
+/* 2^x for x <= 0, relative error 9e-5, for what is rounded to bf16 or to bytes; -inf gives 0, what
+ * is not a number stays so. */
 INLINE vf v_exp2(vf x)
 {
-    vf whole = v_add(x, v_set(EXP2_WHOLE));
-    vf r = v_sub(x, v_sub(whole, v_set(EXP2_WHOLE)));
-    vf p = v_fma(v_set(0.009656710288f), r, v_set(0.05583828295f));
-    p = v_fma(p, r, v_set(0.2402253010f));
-    p = v_fma(p, r, v_set(0.6931367339f));
+    vf r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    vf p = v_fma(v_set(0.07706704200f), r, v_set(0.2276449912f));
+    p = v_fma(p, r, v_set(0.6951167864f));
     p = v_fma(p, r, v_set(1.0f));
-    __m512i bits = _mm512_maskz_add_epi32(_mm512_cmp_ps_mask(x, v_set(EXP2_MIN), _CMP_NLT_UQ),
-                                          _mm512_castps_si512(p),
-                                          _mm512_slli_epi32(_mm512_castps_si512(whole), 23));
-    return _mm512_castsi512_ps(bits);
+    return _mm512_scalef_ps(p, x);
 }
 
 /* --- 16-bit formats --------------------------------------------------------------------------- */
