@@ -6,22 +6,13 @@
 #include "tests/data.h"
 #include "tests/engine/fixture.h"
 #include "tests/golden/golden.h"
+#include "tests/json.h"
 #include "tests/kernels/amx_emulator.h"
 
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-static cJSON *read_json(const char *path)
-{
-    char *text = kva_test_read(path, NULL);
-    assert_non_null(text);
-    cJSON *json = cJSON_Parse(text);
-    free(text);
-    assert_non_null(json);
-    return json;
-}
 
 /* Logits of every position, [count, vocab]; the caller frees. */
 static float *all_logits(struct fixture *f, const uint32_t *ids, uint32_t count, uint32_t chunk,
@@ -104,7 +95,7 @@ static void test_forward__matches_a_float64_run_of_stories260K(void **state KVA_
         skip();
     struct fixture f;
     fixture_open(&f, &(struct fixture_params){.model_path = model_path});
-    cJSON *ref = read_json(ref_path);
+    cJSON *ref = kva_test_json(ref_path);
     uint32_t ids[512];
     uint32_t count = 0;
     for (const cJSON *id = cJSON_GetObjectItem(ref, "ids")->child; id && count < 512; id = id->next)

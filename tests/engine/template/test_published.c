@@ -2,7 +2,7 @@
 #include "tests/cmocka.h"
 
 #include "engine/template/template.h"
-#include "tests/data.h"
+#include "tests/json.h"
 
 #include <string.h>
 
@@ -14,16 +14,7 @@ static cJSON *read_json(const char *name)
     char path[4096];
     if (!kva_test_data(name, path, sizeof(path)))
         return NULL;
-    char *text = kva_test_read(path, NULL);
-    cJSON *json = cJSON_Parse(text);
-    free(text);
-    assert_non_null(json);
-    return json;
-}
-
-static const char *text_of(const cJSON *object, const char *key)
-{
-    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, key));
+    return kva_test_json(path);
 }
 
 struct score {
@@ -82,14 +73,14 @@ static void check_template(struct score *score, const char *name, const cJSON *e
         const cJSON *given = cJSON_GetObjectItemCaseSensitive(inputs, want->string);
         struct kva_template_input input = {
             .extra = given,
-            .bos_token = text_of(expected, "bos_token"),
-            .eos_token = text_of(expected, "eos_token"),
+            .bos_token = kva_test_text(expected, "bos_token"),
+            .eos_token = kva_test_text(expected, "eos_token"),
             .now_unix_s = NOW,
         };
         char what[1024];
         snprintf(what, sizeof(what), "%s: %s", name, want->string);
         check(score, what, tmpl, &input, cJSON_GetStringValue(want),
-              cJSON_IsNull(want) ? text_of(errors, want->string) : NULL);
+              cJSON_IsNull(want) ? kva_test_text(errors, want->string) : NULL);
     }
     kva_template_destroy(tmpl);
 }
@@ -125,26 +116,27 @@ static void test_template__renders_embedded_templates_as_jinja2(void **state KVA
     const cJSON *item;
     cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(expected, "cases"))
     {
-        const char *source = text_of(item, "template");
+        const char *source = kva_test_text(item, "template");
         struct kva_template *tmpl;
         struct kva_err err;
         if (kva_template_compile(source, strlen(source), &tmpl, &err))
-            fail_msg("%s: %s", text_of(item, "name"), err.message);
+            fail_msg("%s: %s", kva_test_text(item, "name"), err.message);
         score.templates++;
         struct kva_template_input input = {
             .messages = cJSON_GetObjectItemCaseSensitive(expected, "messages"),
             .add_generation_prompt = true,
-            .bos_token = text_of(item, "bos_token"),
-            .eos_token = text_of(item, "eos_token"),
+            .bos_token = kva_test_text(item, "bos_token"),
+            .eos_token = kva_test_text(item, "eos_token"),
             .now_unix_s = NOW,
         };
-        const char *error = text_of(item, "jinja2_error");
+        const char *error = kva_test_text(item, "jinja2_error");
         if (!error || strstr(error, "is undefined") == NULL) {
-            check(&score, text_of(item, "name"), tmpl, &input, text_of(item, "jinja2"), error);
+            check(&score, kva_test_text(item, "name"), tmpl, &input, kva_test_text(item, "jinja2"),
+                  error);
         } else {
             char classed[512];
             snprintf(classed, sizeof(classed), "UndefinedError: %s", error);
-            check(&score, text_of(item, "name"), tmpl, &input, NULL, classed);
+            check(&score, kva_test_text(item, "name"), tmpl, &input, NULL, classed);
         }
         kva_template_destroy(tmpl);
     }

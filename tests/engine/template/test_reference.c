@@ -3,7 +3,7 @@
 #include "tests/cmocka.h"
 
 #include "engine/template/template.h"
-#include "tests/data.h"
+#include "tests/json.h"
 
 #include <string.h>
 
@@ -13,18 +13,8 @@
 static cJSON *read_reference(void)
 {
     char path[4096];
-    kva_test_source("tests/engine/template/reference.json", path, sizeof(path));
-    char *text = kva_test_read(path, NULL);
-    assert_non_null(text);
-    cJSON *json = cJSON_Parse(text);
-    free(text);
-    assert_non_null(json);
-    return json;
-}
-
-static const char *text_of(const cJSON *object, const char *key)
-{
-    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, key));
+    return kva_test_json(
+        kva_test_source("tests/engine/template/reference.json", path, sizeof(path)));
 }
 
 /* Jinja2's own exceptions are part of the contract word by word. */
@@ -37,8 +27,8 @@ static bool is_exact(const char *class_name)
 
 static bool check_error(const cJSON *item, enum kva_status status, const struct kva_err *err)
 {
-    const char *want = text_of(item, "error");
-    const char *class_name = text_of(item, "class");
+    const char *want = kva_test_text(item, "error");
+    const char *class_name = kva_test_text(item, "class");
     if (status != KVA_EINVAL)
         return false;
     if (!is_exact(class_name))
@@ -51,9 +41,9 @@ static bool check_error(const cJSON *item, enum kva_status status, const struct 
 
 static bool check_case(const cJSON *item, const cJSON *context)
 {
-    const char *source = text_of(item, "template");
-    const char *want = text_of(item, "output");
-    const char *compile_error = text_of(item, "compile_error");
+    const char *source = kva_test_text(item, "template");
+    const char *want = kva_test_text(item, "output");
+    const char *compile_error = kva_test_text(item, "compile_error");
     struct kva_template *tmpl = NULL;
     struct kva_err err = {0};
     struct kva_buf out;
@@ -69,11 +59,11 @@ static bool check_case(const cJSON *item, const cJSON *context)
                     : check_error(item, status, &err) && out.length == 0;
     }
     if (!same)
-        printf("DIFFERENT: %s: %s\n  want: %s %s\n  got:  %s\n", text_of(item, "name"), source,
-               want ? "" : "error",
+        printf("DIFFERENT: %s: %s\n  want: %s %s\n  got:  %s\n", kva_test_text(item, "name"),
+               source, want ? "" : "error",
                want            ? want
                : compile_error ? compile_error
-                               : text_of(item, "error"),
+                               : kva_test_text(item, "error"),
                status     ? err.message
                : out.data ? out.data
                           : "");

@@ -8,27 +8,17 @@
 #include "tests/cmocka.h"
 
 #include "engine/tokenizer/tokenizer.h"
-#include "tests/data.h"
+#include "tests/json.h"
 
 #include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static inline cJSON *fixture_json(const char *path)
-{
-    char *text = kva_test_read(path, NULL);
-    assert_non_null(text);
-    cJSON *root = cJSON_Parse(text);
-    free(text);
-    assert_non_null(root);
-    return root;
-}
-
 static inline cJSON *fixture_source(const char *name)
 {
     char path[1024];
-    return fixture_json(kva_test_source(name, path, sizeof(path)));
+    return kva_test_json(kva_test_source(name, path, sizeof(path)));
 }
 
 #define FIXTURE_SYNTHETIC "tests/engine/tokenizer/data/synthetic.json"

@@ -129,7 +129,7 @@ static void check_vectors(const char *file, const char *tokenizer_name, bool add
     struct kva_tokenizer *tokenizer = fixture_published(tokenizer_name);
     if (!tokenizer)
         return;
-    cJSON *root = fixture_json(path);
+    cJSON *root = kva_test_json(path);
     unsigned count = 0;
     const cJSON *item;
     cJSON_ArrayForEach(item, cJSON_GetObjectItem(root, "cases"))
@@ -185,7 +185,7 @@ static void test_reference__mistral_sample(void **state KVA_UNUSED)
         used--;
     snprintf(name, sizeof(name), "%s/tokens_v1.json", dir);
     assert_non_null(kva_test_data(name, path, sizeof(path)));
-    cJSON *root = fixture_json(path);
+    cJSON *root = kva_test_json(path);
     const cJSON *want = cJSON_GetObjectItem(root, "tokens");
     struct kva_tokenizer *tokenizer = fixture_published("mistral");
     assert_non_null(tokenizer);
