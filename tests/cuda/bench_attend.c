@@ -1,0 +1,282 @@
+/* bench_attend.c - attention over 16-bit pages and over low bits, and what low bits take besides.
+ */
+#include "tests/cuda/bench.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define HEADS    32u
+#define KV_HEADS 8u
+#define DIM      128u
+
+struct attention {
+    uint32_t sequences, rows, tokens; /* rows of each, the last of its tokens */
+    void *q, *pages;
+    float *partial;
+    struct kva_attend_seq *seqs;
+    struct kva_attend_range *ranges;
+    const void **blocks;
+    size_t q_bytes, page_bytes, partial_floats;
+};
+
+static struct attention attention_new(struct bench *bench, uint32_t sequences, uint32_t rows,
+                                      uint32_t tokens)
+{
+    struct attention a = {.sequences = sequences, .rows = rows, .tokens = tokens};
+    size_t block = kva_kv_block_bytes(KV_HEADS, DIM);
+    uint32_t pages = (uint32_t)kva_div_up(tokens, KVA_PAGE_TOKENS);
+    size_t pairs = (size_t)sequences * rows * HEADS;
+    a.q_bytes = pairs * DIM * 2;
+    a.page_bytes = sequences * pages * block;
+    a.partial_floats = pairs * (DIM + 2);
+    a.q = bench_take_random(bench, a.q_bytes);
+    a.pages = bench_take_random(bench, a.page_bytes);
+    a.partial = bench_take(bench, KVA_MEM_DEVICE, a.partial_floats * sizeof(float));
+    a.seqs = calloc(sequences, sizeof *a.seqs);
+    a.ranges = calloc(sequences, sizeof *a.ranges);
+    a.blocks = calloc((size_t)sequences * pages, sizeof *a.blocks);
+    for (uint32_t s = 0; s < sequences; s++) {
+        a.seqs[s] = (struct kva_attend_seq){.row_first = s * rows,
+                                            .row_count = rows,
+                                            .position_first = tokens - rows,
+                                            .range_first = s,
+                                            .range_count = 1};
+        a.ranges[s] = (struct kva_attend_range){.token_count = tokens, .block_first = s * pages};
+        for (size_t i = 0; i < pages; i++)
+            a.blocks[s * pages + i] = (unsigned char *)a.pages + (s * pages + i) * block;
+    }
+    return a;
+}
+
+static void attention_free(struct bench *bench, struct attention *a)
+{
+    bench_give(bench, KVA_MEM_DEVICE, a->q, a->q_bytes);
+    bench_give(bench, KVA_MEM_DEVICE, a->pages, a->page_bytes);
+    bench_give(bench, KVA_MEM_DEVICE, a->partial, a->partial_floats * sizeof(float));
+    free(a->seqs);
+    free(a->ranges);
+    free(a->blocks);
+}
+
+static struct kva_partial partial_of(const struct attention *a)
+{
+    size_t pairs = (size_t)a->sequences * a->rows * HEADS;
+    return (struct kva_partial){a->partial, a->partial + pairs * DIM,
+                                a->partial + pairs * (DIM + 1)};
+}
+
+static void run_attend(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
+{
+    const struct attention *a = opaque;
+    bench->ops->attend(bench->device, &(struct kva_attend_args){.q = a->q,
+                                                                .out = partial_of(a),
+                                                                .seqs = a->seqs,
+                                                                .ranges = a->ranges,
+                                                                .blocks = a->blocks,
+                                                                .seq_count = a->sequences,
+                                                                .q_stride = HEADS * DIM,
+                                                                .heads = HEADS,
+                                                                .kv_heads = KV_HEADS,
+                                                                .head_dim = DIM,
+                                                                .kv_dtype = KVA_BF16,
+                                                                .scale = 0.088f});
+}
+
+void bench_attend(struct bench *bench)
+{
+    static const uint32_t decode[][2] = {{1, 8192}, {1, 32768},  {1, 131072},
+                                         {8, 8192}, {16, 32768}, {36, 32768}};
+    static const uint32_t prefill[][2] = {{2048, 2048}, {2048, 16384}, {512, 32768}};
+    printf("decode attention, 16 bit, 32/8 heads of 128     us      GB/s  %% roof\n");
+    for (size_t i = 0; i < KVA_COUNT_OF(decode); i++) {
+        uint32_t sequences = bench->small ? 2 : decode[i][0];
+        struct attention a = attention_new(bench, sequences, 1, bench->small ? 300 : decode[i][1]);
+        double seconds = bench_seconds(bench, KVA_QUEUE_COMPUTE, run_attend, &a);
+        double bytes = (double)a.page_bytes;
+        printf("  %2u sequences of %6u tokens           %9.1f %9.0f %7.0f\n", sequences, a.tokens,
+               seconds * 1e6, bytes / seconds * 1e-9,
+               100 * bytes / seconds / bench->copy_bytes_per_s);
+        attention_free(bench, &a);
+    }
+    printf("prefill attention                               us   TFLOP/s  %% roof\n");
+    for (size_t i = 0; i < KVA_COUNT_OF(prefill); i++) {
+        uint32_t rows = bench->small ? 20 : prefill[i][0];
+        struct attention a = attention_new(bench, 1, rows, bench->small ? 100 : prefill[i][1]);
+        double seconds = bench_seconds(bench, KVA_QUEUE_COMPUTE, run_attend, &a);
+        double pairs = (double)rows * (a.tokens - rows) + 0.5 * rows * (rows + 1.0);
+        double flops = 4.0 * pairs * HEADS * DIM;
+        printf("  %4u rows ending at %6u               %9.1f %9.1f %7.0f\n", rows, a.tokens,
+               seconds * 1e6, flops / seconds * 1e-12, 100 * flops / seconds / bench->flops_per_s);
+        attention_free(bench, &a);
+    }
+}
+
+/* --- low bits --------------------------------------------------------------------------------- */
+
+struct lowbit {
+    const struct attention *a;
+    struct kva_lowbit_format format;
+    struct kva_lowbit_seq *seqs;
+    const void **blocks;
+    struct kva_hot hot;
+    void *low, *scratch, *state;
+    void **to; /* quantise: where each page of the first sequence goes */
+    const void **from;
+    const void **host_from; /* the same pages in the host tier */
+    void *host;
+    size_t low_bytes, scratch_bytes, state_bytes, hot_row_bytes;
+    uint32_t pages, stamp;
+};
+
+#define HOT_K     64u
+#define HOT_SLOTS 132u
+#define HOT_SINKS 4u
+
+static void run_lowbit(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
+{
+    const struct lowbit *l = opaque;
+    bench->ops->attend_lowbit(bench->device,
+                              &(struct kva_attend_lowbit_args){.q = l->a->q,
+                                                               .out = partial_of(l->a),
+                                                               .seqs = l->seqs,
+                                                               .blocks = l->blocks,
+                                                               .scratch = l->scratch,
+                                                               .scratch_bytes = l->scratch_bytes,
+                                                               .seq_count = l->a->sequences,
+                                                               .q_stride = HEADS * DIM,
+                                                               .heads = HEADS,
+                                                               .kv_heads = KV_HEADS,
+                                                               .head_dim = DIM,
+                                                               .kv_dtype = KVA_BF16,
+                                                               .format = l->format,
+                                                               .scale = 0.088f});
+}
+
+static void run_quantise(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
+{
+    const struct lowbit *l = opaque;
+    bench->ops->quantise(bench->device, &(struct kva_quantise_args){.from = l->from,
+                                                                    .to = l->to,
+                                                                    .count = l->pages,
+                                                                    .kv_heads = KV_HEADS,
+                                                                    .head_dim = DIM,
+                                                                    .kv_dtype = KVA_BF16,
+                                                                    .format = l->format});
+}
+
+static void run_resolve(struct bench *bench, const void *opaque, uint32_t call)
+{
+    const struct lowbit *l = opaque;
+    const struct kva_hot *hot = &l->hot;
+    bench->ops->resolve(bench->device,
+                        &(struct kva_resolve_args){
+                            .hots = &hot, .count = 1, .kv_heads = KV_HEADS, .stamp = call + 1});
+}
+
+static void run_fetch(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
+{
+    const struct lowbit *l = opaque;
+    const struct kva_hot_fetch fetch = {&l->hot, l->host_from};
+    kva_device_fetch_hot(bench->device, KVA_QUEUE_COPY, &fetch, 1, 0, KV_HEADS, DIM);
+}
+
+static void lowbit_new(struct bench *bench, struct lowbit *l, const struct attention *a,
+                       uint32_t bits)
+{
+    *l = (struct lowbit){.a = a, .format = {bits, 64, KVA_LEVELS_FIT}};
+    size_t block = kva_lowbit_block_bytes(l->format, KV_HEADS, DIM);
+    l->pages = (uint32_t)kva_div_up(a->tokens, KVA_PAGE_TOKENS);
+    l->low_bytes = (size_t)a->sequences * l->pages * block;
+    l->low = bench_take_random(bench, l->low_bytes);
+    l->scratch_bytes = a->sequences * kva_attend_lowbit_scratch_bytes(HEADS, l->pages);
+    l->scratch = bench_take(bench, KVA_MEM_DEVICE, l->scratch_bytes);
+    l->seqs = calloc(a->sequences, sizeof *l->seqs);
+    l->blocks = calloc((size_t)a->sequences * l->pages, sizeof *l->blocks);
+    l->to = calloc(l->pages, sizeof *l->to);
+    l->from = calloc(l->pages, sizeof *l->from);
+    l->host_from = bench_take(bench, KVA_MEM_HOST, l->pages * sizeof *l->host_from);
+    l->host = bench_take(bench, KVA_MEM_HOST, l->pages * kva_kv_block_bytes(KV_HEADS, DIM));
+    for (size_t i = 0; i < (size_t)a->sequences * l->pages; i++)
+        l->blocks[i] = (unsigned char *)l->low + i * block;
+    for (uint32_t i = 0; i < l->pages; i++) {
+        l->to[i] = (unsigned char *)l->low + i * block;
+        l->from[i] = a->blocks[i];
+        l->host_from[i] = (unsigned char *)l->host + i * kva_kv_block_bytes(KV_HEADS, DIM);
+    }
+    /* One set of hot rows, for all sequences: what they are does not change the work. */
+    size_t slots = (size_t)KV_HEADS * HOT_SLOTS;
+    l->hot_row_bytes = slots * 2 * DIM * 2;
+    l->state_bytes = (4 * slots + KV_HEADS + KV_HEADS * HOT_K) * sizeof(uint32_t) + 64;
+    unsigned char *state = bench_take(bench, KVA_MEM_DEVICE, l->state_bytes);
+    uint32_t *at = (uint32_t *)(void *)(state + 64);
+    l->state = state;
+    l->hot = (struct kva_hot){.rows = bench_take_random(bench, l->hot_row_bytes),
+                              .tokens = at,
+                              .used = at + slots,
+                              .order = at + 2 * slots,
+                              .missing = at + 3 * slots,
+                              .count = at + 4 * slots,
+                              .chosen = at + 4 * slots + KV_HEADS,
+                              .hits = (uint64_t *)(void *)state,
+                              .slots = HOT_SLOTS,
+                              .pinned = HOT_SINKS,
+                              .k = HOT_K};
+    for (uint32_t s = 0; s < a->sequences; s++)
+        l->seqs[s] = (struct kva_lowbit_seq){.row_first = s * a->rows,
+                                             .row_count = a->rows,
+                                             .position_first = a->tokens,
+                                             .block_first = s * l->pages,
+                                             .page_count = l->pages,
+                                             .hot = s == 0 ? &l->hot : NULL,
+                                             .select_row = s == 0 ? a->rows - 1 : UINT32_MAX};
+}
+
+static void lowbit_free(struct bench *bench, struct lowbit *l)
+{
+    bench_give(bench, KVA_MEM_DEVICE, l->low, l->low_bytes);
+    bench_give(bench, KVA_MEM_DEVICE, l->scratch, l->scratch_bytes);
+    bench_give(bench, KVA_MEM_DEVICE, l->state, l->state_bytes);
+    bench_give(bench, KVA_MEM_DEVICE, l->hot.rows, l->hot_row_bytes);
+    bench_give(bench, KVA_MEM_HOST, (void *)l->host_from, l->pages * sizeof *l->host_from);
+    bench_give(bench, KVA_MEM_HOST, l->host, l->pages * kva_kv_block_bytes(KV_HEADS, DIM));
+    free(l->from);
+    free(l->seqs);
+    free(l->blocks);
+    free(l->to);
+}
+
+/* Two rows a sequence, as SpeCache has them; the first sequence chooses its hot rows. */
+void bench_lowbit(struct bench *bench)
+{
+    static const uint32_t shapes[][2] = {{1, 32768}, {16, 32768}, {36, 32768}};
+    printf(
+        "low bits, 2 rows a sequence                     us      GB/s  %% roof  of 16-bit bytes, "
+        "GB/s\n");
+    for (size_t i = 0; i < KVA_COUNT_OF(shapes); i++) {
+        uint32_t sequences = bench->small ? 2 : shapes[i][0];
+        struct attention a = attention_new(bench, sequences, 2, bench->small ? 300 : shapes[i][1]);
+        for (uint32_t bits = 1; bits <= 2; bits++) {
+            struct lowbit l;
+            lowbit_new(bench, &l, &a, bits);
+            run_quantise(bench, &l, 0);
+            double seconds = bench_seconds(bench, KVA_QUEUE_COMPUTE, run_lowbit, &l);
+            printf("  %u bit, %2u sequences of %6u tokens    %9.1f %9.0f %7.0f %9.0f\n", bits,
+                   sequences, a.tokens, seconds * 1e6, (double)l.low_bytes / seconds * 1e-9,
+                   100 * (double)l.low_bytes / seconds / bench->copy_bytes_per_s,
+                   (double)a.page_bytes / seconds * 1e-9);
+            if (i == 0) {
+                double from = (double)l.pages * (double)kva_kv_block_bytes(KV_HEADS, DIM);
+                double quantise = bench_seconds(bench, KVA_QUEUE_COMPUTE, run_quantise, &l);
+                double resolve = bench_seconds(bench, KVA_QUEUE_COMPUTE, run_resolve, &l);
+                double fetch = bench_seconds(bench, KVA_QUEUE_COPY, run_fetch, &l);
+                double rows = (double)KV_HEADS * HOT_K;
+                printf("  quantise %.0f GB/s read, resolve %.1f us, fetch of %.0f rows %.1f us, "
+                       "%.1f GB/s\n",
+                       from / quantise * 1e-9, resolve * 1e6, rows, fetch * 1e6,
+                       rows * 2 * DIM * 2 / fetch * 1e-9);
+            }
+            lowbit_free(bench, &l);
+        }
+        attention_free(bench, &a);
+    }
+}
