@@ -40,6 +40,7 @@ struct kva_config {
     uint64_t gpu_memory;
     uint64_t device_memory;
     uint64_t host_memory;
+    bool prefault;
     /* KV */
     uint32_t kv_policy;
     struct kva_string_list kv_allow;

@@ -60,6 +60,9 @@ static const struct kva_option table[] = {
      "weights and scratch leave."},
     {"host-memory", KVA_OPTION_BYTES, ENGINE | EVAL, AT(host_memory), 0, 64 * TIB, "0", NULL,
      "Device", "Budget of the host tier of the KV cache; 0: a quarter of free memory."},
+    {"prefault", KVA_OPTION_BOOL, SERVE, AT(prefault), 0, 0, "false", NULL, "Device",
+     "CPU: take all memory of both tiers at start. Else it comes page by page as it is used, which "
+     "requests wait for: for long in a virtual machine whose host has to find it first."},
 
     {"kv-policy", KVA_OPTION_CHOICE, ENGINE, AT(kv_policy), 0, 0, "full", policies, "KV cache",
      "Policy of requests that do not choose one."},

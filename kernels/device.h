@@ -55,6 +55,8 @@ enum kva_cpu_level {
 struct kva_device_params {
     uint32_t threads;        /* compute threads; 0: one per usable core */
     uint32_t cpu_level_mask; /* 0: everything the machine has */
+    bool prefault;           /* CPU: large allocations are physical memory from the start, not page
+                                by page as they are used */
     uint32_t gpu_index;      /* CUDA: which GPU */
     enum kva_dtype act;      /* CUDA: activations, the model's own format */
     uint64_t gpu_bytes_max;  /* CUDA: all that may be allocated there; 0: no limit but the GPU's */

@@ -1,6 +1,7 @@
 /* The CPU device: memory, weights, events, and the compute queue, which runs inline. */
 #include "kernels/cpu/device_cpu.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,9 @@
  * where the page walks of 4 KiB pages show. */
 #define HUGE_PAGES_FROM_BYTES (4u * 1024u * 1024u)
 #define HUGE_PAGE_BYTES       (2u * 1024u * 1024u)
+
+/* What one thread makes physical at a time. */
+#define PREFAULT_PIECE_BYTES (64u * 1024u * 1024u)
 
 /* Copies on the compute queue from this size on are shared between threads. */
 #define COPY_PIECE_BYTES (256u * 1024u)
@@ -77,13 +81,50 @@ static void unmap_memory(void *data, size_t bytes)
         munmap(data, mapping_bytes(bytes));
 }
 
-static enum kva_status cpu_alloc(struct kva_device *device KVA_UNUSED, enum kva_mem mem,
-                                 size_t bytes, void **ret, struct kva_err *err)
+/* Memory that is to become physical. */
+struct prefault {
+    unsigned char *data;
+    size_t bytes;
+    _Atomic bool failed;
+};
+
+/* MADV_POPULATE_WRITE (Linux 5.14) says when there is no memory; touching finds out too late. */
+static void prefault_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
 {
+    struct prefault *prefault = opaque;
+    size_t first = (size_t)index * PREFAULT_PIECE_BYTES;
+    unsigned char *piece = prefault->data + first;
+    size_t bytes = kva_min_size(PREFAULT_PIECE_BYTES, prefault->bytes - first);
+    int problem = EINVAL;
+#ifdef MADV_POPULATE_WRITE
+    do
+        problem = madvise(piece, mapping_bytes(bytes), MADV_POPULATE_WRITE) == 0 ? 0 : errno;
+    while (problem == EINTR);
+#endif
+    /* An older kernel: nobody has the memory yet, and it is zero. */
+    for (size_t i = 0; problem == EINVAL && i < bytes; i += 4096)
+        ((volatile unsigned char *)piece)[i] = 0;
+    if (problem != 0 && problem != EINVAL)
+        atomic_store(&prefault->failed, true);
+}
+
+static enum kva_status cpu_alloc(struct kva_device *device, enum kva_mem mem, size_t bytes,
+                                 void **ret, struct kva_err *err)
+{
+    const char *tier = mem == KVA_MEM_DEVICE ? "device" : "host";
     void *data = map_memory(bytes);
     if (!data)
-        return kva_fail(err, KVA_ENOMEM, "the %s tier cannot give %zu bytes",
-                        mem == KVA_MEM_DEVICE ? "device" : "host", bytes);
+        return kva_fail(err, KVA_ENOMEM, "the %s tier cannot give %zu bytes", tier, bytes);
+    if (device->prefault && bytes >= HUGE_PAGES_FROM_BYTES) {
+        struct prefault prefault = {.data = data, .bytes = bytes};
+        kva_pool_run(device->pool, (uint32_t)kva_div_up(bytes, PREFAULT_PIECE_BYTES),
+                     prefault_piece, &prefault);
+        if (atomic_load(&prefault.failed)) {
+            unmap_memory(data, bytes);
+            return kva_fail(err, KVA_ENOMEM, "there is no memory behind the %s tier's %zu bytes",
+                            tier, bytes);
+        }
+    }
     *ret = data;
     return KVA_OK;
 }
@@ -280,6 +321,7 @@ enum kva_status kva_device_open_cpu(const struct kva_device_params *params, stru
                                    &device->copies, err);
     if (status != KVA_OK)
         goto fail;
+    device->prefault = params->prefault;
     describe(device, threads, levels);
     device->scratch = map_memory((size_t)threads * KVA_CPU_SCRATCH_BYTES);
     device->partials = map_memory(KVA_CPU_PARTIAL_BYTES);

@@ -19,6 +19,7 @@ struct kva_device {
     unsigned char *scratch; /* [threads][KVA_CPU_SCRATCH_BYTES] */
     float *partials;        /* KVA_CPU_PARTIAL_BYTES */
     void *prepared;         /* KVA_CPU_PREPARED_BYTES: rows for linear */
+    bool prefault;          /* memory is made physical when it is taken */
     _Atomic bool failed;    /* set once, after `error` was written */
     struct kva_err error;
 };

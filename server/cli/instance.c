@@ -137,6 +137,7 @@ static enum kva_status open_cpu(struct kva_instance *instance, const struct kva_
     const struct kva_device_params device = {
         .threads = (uint32_t)config->threads,
         .cpu_level_mask = cpu_level_mask(config->cpu_levels),
+        .prefault = config->prefault,
     };
     return kva_device_open_cpu(&device, &instance->device, err);
 }

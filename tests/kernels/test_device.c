@@ -4,7 +4,9 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 static struct kva_device *open_device(uint32_t threads, uint32_t delay_max_us)
@@ -96,6 +98,41 @@ static void test_device__amx_is_there_or_refused_or_emulated(void **state KVA_UN
     assert_int_equal(kva_device_get_info(device)->cpu_levels, KVA_CPU_REF | KVA_CPU_AMX);
     assert_non_null(strstr(kva_device_get_info(device)->name, ", amx"));
     kva_device_close(device);
+}
+
+/* Pages of an allocation that are physical. */
+static size_t resident(void *data, size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), count = kva_div_up(bytes, page), found = 0;
+    unsigned char *there = calloc(count, 1);
+    assert_non_null(there);
+    assert_int_equal(mincore(data, bytes, there), 0);
+    for (size_t i = 0; i < count; i++)
+        found += there[i] & 1;
+    free(there);
+    return found;
+}
+
+static void
+test_device__memory_is_physical_from_the_start_where_it_is_wanted(void **state KVA_UNUSED)
+{
+    const size_t bytes = (150u << 20) + 4097, pages = kva_div_up(bytes, 4096);
+    for (uint32_t threads = 1; threads <= 2; threads++) {
+        struct kva_device_params params = {.threads = threads};
+        struct kva_device *device;
+        assert_int_equal(kva_device_open_cpu(&params, &device, NULL), KVA_OK);
+        void *data = alloc(device, KVA_MEM_HOST, bytes);
+        assert_int_equal(resident(data, bytes), 0);
+        kva_device_free(device, KVA_MEM_HOST, data, bytes);
+        kva_device_close(device);
+        params.prefault = true;
+        assert_int_equal(kva_device_open_cpu(&params, &device, NULL), KVA_OK);
+        unsigned char *taken = alloc(device, KVA_MEM_HOST, bytes);
+        assert_int_equal(resident(taken, bytes), pages);
+        assert_int_equal(taken[0] | taken[bytes / 2] | taken[bytes - 1], 0);
+        kva_device_free(device, KVA_MEM_HOST, taken, bytes);
+        kva_device_close(device);
+    }
 }
 
 static void test_device__memory_is_zeroed_and_aligned(void **state KVA_UNUSED)
@@ -397,6 +434,7 @@ int main(void)
         cmocka_unit_test(test_device__open_refuses_what_is_not_there),
         cmocka_unit_test(test_device__level_mask_is_obeyed),
         cmocka_unit_test(test_device__amx_is_there_or_refused_or_emulated),
+        cmocka_unit_test(test_device__memory_is_physical_from_the_start_where_it_is_wanted),
         cmocka_unit_test(test_device__memory_is_zeroed_and_aligned),
         cmocka_unit_test(test_device__large_memory_is_taken_when_touched),
         cmocka_unit_test(test_device__alloc_reports_tier_and_bytes),
