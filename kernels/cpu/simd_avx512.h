@@ -142,13 +142,14 @@ INLINE vf v_exp(vf x)
     return _mm512_mask_mov_ps(_mm512_scalef_ps(p, n), gone, v_zero());
 }
 
-/* 2^x for x <= 0, relative error 9e-5, for what is rounded to bf16 or to bytes; -inf gives 0, what
+/* 2^x for x <= 0, relative error 4e-6, for what is rounded to bf16 or to bytes; -inf gives 0, what
  * is not a number stays so. */
 INLINE vf v_exp2(vf x)
 {
     vf r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-    vf p = v_fma(v_set(0.07706704200f), r, v_set(0.2276449912f));
-    p = v_fma(p, r, v_set(0.6951167864f));
+    vf p = v_fma(v_set(0.01342668429f), r, v_set(0.05224247419f));
+    p = v_fma(p, r, v_set(0.2412802048f));
+    p = v_fma(p, r, v_set(0.6930448449f));
     p = v_fma(p, r, v_set(1.0f));
     return _mm512_scalef_ps(p, x);
 }
