@@ -8,48 +8,34 @@
  * With few queries the values are widened in registers, with many once per page into scratch.
  * A query touches only values of tokens that it sees: what lies in other slots never matters. */
 
+#include "kernels/cpu/attend_ahead.h"
+
 /* Queries up to which values are widened anew for each tile instead of once into scratch. */
 #define DIRECT_QUERIES_MAX (2u * ATTEND_TILE_QUERIES)
 
 #define TILE_TOKENS        (ATTEND_TILE_VECTORS * VL)
 
+/* Half of the lines of the split that comes next are prefetched as keys are transposed: so many
+ * with VL tokens by 2 VL dimensions. The other half as the first queries meet the values: two with
+ * so many tokens of a whole tile of dimensions. */
+#define TRANSPOSE_LINES (VL * VL / 16)
+#define TOKENS_A_TURN   (64u / (ATTEND_TILE_VECTORS * VL))
+
 /* --- scores ----------------------------------------------------------------------------------- */
 
-/* Prefetch the row of a token: K and V are one run of memory. Into the second-level cache: a split
- * is larger than the first. */
-INLINE void prefetch_token(const char *token, uint32_t bytes)
-{
-    for (uint32_t i = 0; token && i < bytes; i += KVA_CACHE_LINE)
-        _mm_prefetch(token + i, _MM_HINT_T1);
-}
-
-/* Tokens to prefetch while something else is done, a few at a time and in the order in which they
- * lie in memory: that is what the hardware's own prefetching takes up. */
-struct ahead {
-    const void *const *tokens;
-    uint32_t count; /* 0: none */
-    uint32_t row_bytes;
-};
-
-INLINE void prefetch_some(struct ahead *ahead, uint32_t count)
-{
-    for (; count > 0 && ahead->count > 0; count--, ahead->count--)
-        prefetch_token(*ahead->tokens++, ahead->row_bytes);
-}
-
 /* k = the keys of a page's tokens as floats [head_dim, KVA_PAGE_TOKENS]. */
-INLINE void transpose_page(const void *const *tokens, struct ahead ahead, uint32_t head_dim,
+INLINE void transpose_page(const void *const *tokens, struct ahead *ahead, uint32_t head_dim,
                            enum kva_dtype dtype, float *k)
 {
-    uint32_t chunks = (uint32_t)kva_div_up(head_dim, 2 * VL) * (KVA_PAGE_TOKENS / VL);
-    uint32_t step = (uint32_t)kva_div_up(ahead.count, chunks);
+    struct ahead next = *ahead;
     for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t += VL) {
         for (uint32_t i = 0; i < head_dim; i += 2 * VL) {
-            prefetch_some(&ahead, step);
+            prefetch(&next, TRANSPOSE_LINES);
             v_transpose_16(tokens + t, i, kva_min_u32(2 * VL, head_dim - i), dtype,
                            k + (size_t)i * KVA_PAGE_TOKENS + t, KVA_PAGE_TOKENS);
         }
     }
+    *ahead = next;
 }
 
 INLINE void score_tile(const int queries, const float *q, uint32_t head_dim, const float *k,
@@ -180,9 +166,9 @@ struct values {
     const float *wide;
     uint32_t stride;
     uint32_t head_dim;
-    const float *p; /* [queries, KVA_ATTEND_SPLIT_TOKENS], from the page's first slot on */
-    float *a;       /* [queries, head_dim] */
-    struct ahead ahead;
+    const float *p;      /* [queries, KVA_ATTEND_SPLIT_TOKENS], from the page's first slot on */
+    float *a;            /* [queries, head_dim] */
+    struct ahead *ahead; /* NULL: nothing is to be prefetched */
 };
 
 #define FORMAT_WIDE KVA_F32
@@ -193,9 +179,10 @@ INLINE void value_tile(const int queries, const int vectors, enum kva_dtype form
                        const struct values *values, uint32_t i, uint32_t rest, uint32_t first,
                        uint32_t end)
 {
-    struct ahead ahead = values->ahead;
-    if (i > 0) /* only once */
-        ahead.count = 0;
+    const bool fetch = values->ahead && vectors == ATTEND_TILE_VECTORS;
+    struct ahead next = {0};
+    if (fetch)
+        next = *values->ahead;
     vf sums[ATTEND_TILE_QUERIES][ATTEND_TILE_VECTORS];
     for (int j = 0; j < queries; j++) {
         const float *a = values->a + (size_t)j * values->head_dim + i;
@@ -203,8 +190,8 @@ INLINE void value_tile(const int queries, const int vectors, enum kva_dtype form
             sums[j][n] = rest ? v_load_n(a, rest) : v_load(a + (uint32_t)n * VL);
     }
     for (uint32_t t = first; t < end; t++) {
-        if (t % 2 == 0)
-            prefetch_some(&ahead, 1);
+        if (fetch && t % TOKENS_A_TURN == 0)
+            prefetch(&next, 2);
         if (!values->tokens[t])
             continue;
         vf v[ATTEND_TILE_VECTORS];
@@ -223,6 +210,8 @@ INLINE void value_tile(const int queries, const int vectors, enum kva_dtype form
                 sums[j][n] = v_fma(p, v[n], sums[j][n]);
         }
     }
+    if (fetch)
+        *values->ahead = next;
     for (int j = 0; j < queries; j++) {
         float *a = values->a + (size_t)j * values->head_dim + i;
         for (int n = 0; n < vectors; n++) {
@@ -353,34 +342,17 @@ static bool has_holes(const struct kva_cpu_attend_split *split, uint32_t first, 
     return false;
 }
 
-/* What to prefetch while the keys (or the values) of the page from `base` on are worked on. A cold
- * split's next page comes first of all. Otherwise the next split is brought in bit by bit: its
- * first half with the keys, its second half with the values, so that memory is never idle. */
-static struct ahead plan_ahead(const struct kva_cpu_attend_split *split, uint32_t base, bool keys)
-{
-    const uint32_t piece = KVA_PAGE_TOKENS / 2;
-    struct ahead ahead = {.row_bytes = split->head_dim * 4};
-    if (split->cold && keys && base + KVA_PAGE_TOKENS < KVA_ATTEND_SPLIT_TOKENS) {
-        ahead.tokens = split->tokens + base + KVA_PAGE_TOKENS;
-        ahead.count = KVA_PAGE_TOKENS;
-    } else if (split->next) {
-        ahead.tokens = split->next + base / 2 + (keys ? 0 : KVA_ATTEND_SPLIT_TOKENS / 2);
-        ahead.count = piece;
-    }
-    return ahead;
-}
-
 void LEVEL(kva_attend_split)(const struct kva_cpu_attend_split *split)
 {
     uint32_t first = split->slot_first[0], end = split->slot_end[split->q_count - 1];
     uint32_t page_first = first / KVA_PAGE_TOKENS * KVA_PAGE_TOKENS;
     memset(split->a, 0, (size_t)split->q_count * split->head_dim * sizeof *split->a);
+    struct ahead ahead = plan_ahead(split);
     for (uint32_t base = page_first; base < end; base += KVA_PAGE_TOKENS) {
-        struct ahead ahead = plan_ahead(split, base, true);
         if (split->kv_dtype == KVA_BF16)
-            transpose_page(split->tokens + base, ahead, split->head_dim, KVA_BF16, split->k);
+            transpose_page(split->tokens + base, &ahead, split->head_dim, KVA_BF16, split->k);
         else
-            transpose_page(split->tokens + base, ahead, split->head_dim, KVA_F16, split->k);
+            transpose_page(split->tokens + base, &ahead, split->head_dim, KVA_F16, split->k);
         score_page(split, base);
     }
     bool holes = has_holes(split, first, end);
@@ -393,12 +365,12 @@ void LEVEL(kva_attend_split)(const struct kva_cpu_attend_split *split)
                           .head_dim = split->head_dim};
     for (uint32_t base = page_first; base < end; base += KVA_PAGE_TOKENS) {
         page.tokens = split->tokens + base;
-        page.ahead = plan_ahead(split, base, false);
+        page.ahead = &ahead;
         if (wide)
             widen_page(split, page.tokens, page.stride);
         for (uint32_t j = 0; j < split->q_count; j += group) {
             value_group(split, base, j, kva_min_u32(group, split->q_count - j), &page);
-            page.ahead.count = 0;
+            page.ahead = NULL;
         }
     }
 }

@@ -60,7 +60,6 @@ struct kva_cpu_attend_split {
                                    NULL: not in any range */
     const void *const *next;    /* the tokens of the split that comes next, to be prefetched; NULL:
                                    none comes */
-    bool cold;                  /* nobody has prefetched this split's tokens */
     const uint32_t *slot_first; /* [q_count] */
     const uint32_t *slot_end;   /* [q_count] */
     uint32_t q_count;

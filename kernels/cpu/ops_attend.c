@@ -268,7 +268,6 @@ static void walk_on(const struct kva_device *device, const struct task *task, st
         .q = queries_of(task, scratch, at.kv),
         .tokens = scratch->tokens[at.turn % 2],
         .next = (const void *const *)next,
-        .cold = at.turn == 0,
         .slot_first = scratch->slot_first,
         .slot_end = scratch->slot_end,
         .q_count = kva_query_count(&task->at),

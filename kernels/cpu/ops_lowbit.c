@@ -220,7 +220,6 @@ static void run_hot(const struct kva_device *device, const struct task *task, ui
     struct kva_cpu_attend_split split = {
         .q = scratch->q,
         .tokens = scratch->tokens,
-        .cold = true,
         .slot_first = scratch->slot_first,
         .slot_end = scratch->slot_end,
         .q_count = q_count,
