@@ -7,9 +7,9 @@
 
 #include <immintrin.h>
 
-/* A line is asked for twice, the second time when so many bytes behind it are: memory that has too
- * much under way drops what it is asked for, and a line that nobody fetched costs more than many
- * that are asked for in vain. */
+/* A line is asked for twice, the second time when so many bytes behind it have been: memory that
+ * has too much under way drops what it is asked for, and a line that nobody fetched costs more than
+ * many that are asked for in vain. */
 #define AHEAD_AGAIN 2048
 
 #define AHEAD_PAGES (KVA_ATTEND_SPLIT_TOKENS / KVA_PAGE_TOKENS)
