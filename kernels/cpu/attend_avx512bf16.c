@@ -218,12 +218,13 @@ static void value_edges(const struct values *values, uint32_t queries, bool befo
     }
 }
 
-/* sums += the values of the slots [base, stop), whole pages; of one page if they are not `direct`,
- * straight from their rows. What all queries of a tile see whole is done at once; what only some
- * see, at either end of it, one by one. */
+/* sums += the values of the slots [base, stop): with few queries of any pages, straight from their
+ * rows, with many of one page, in scratch. What all queries of a tile see whole is done at once;
+ * what only some see, at either end of it, one by one. */
 static void add_values(const struct kva_cpu_attend_split *split, const struct pairs *pairs,
-                       uint32_t base, uint32_t stop, bool direct, struct ahead *ahead)
+                       uint32_t base, uint32_t stop, struct ahead *ahead)
 {
+    const bool direct = few_queries(split);
     const uint32_t group = group_queries(split->q_count), dim = split->head_dim;
     const uint32_t stride = (uint32_t)kva_align_up(dim, CHUNK_DIM);
     const uint32_t first = base / 2, end = stop / 2;
@@ -275,10 +276,9 @@ void kva_attend_split_avx512bf16(const struct kva_cpu_attend_split *split)
     }
     for (uint32_t j = 0; j < split->q_count; j++)
         soften(split, &pairs, j, base, stop, holes, few_queries(split) ? &ahead : NULL);
-    if (few_queries(split))
-        add_values(split, &pairs, base, stop, true, &ahead);
-    for (uint32_t page = base; !few_queries(split) && page < stop; page += KVA_PAGE_TOKENS)
-        add_values(split, &pairs, page, page + KVA_PAGE_TOKENS, false, &ahead);
+    const uint32_t step = few_queries(split) ? stop - base : KVA_PAGE_TOKENS;
+    for (uint32_t page = base; page < stop; page += step)
+        add_values(split, &pairs, page, page + step, &ahead);
     for (uint32_t j = 0; j < split->q_count; j++)
         finish_query(split, &pairs, j);
 }

@@ -65,7 +65,8 @@ static uint32_t kv_heads_of_task(const struct plan *plan, const struct kva_atten
     return kva_min_u32(plan->cut.kv_heads, Q_FLOATS / (queries * plan->args->head_dim));
 }
 
-/* Tasks of a sequence, and how many of query_task.h's each of its rows' tiles has in one. */
+/* Tasks of a sequence: those of query_task.h, or runs of them over the KV heads of the same rows.
+ */
 static uint32_t tasks_of_seq(const struct plan *plan, const struct kva_attend_seq *seq)
 {
     const uint32_t kv_heads = kv_heads_of_task(plan, seq), all = plan->cut.kv_heads;
@@ -245,9 +246,8 @@ static void begin_walk(const struct task *task, const struct walk *walk, struct 
     find_tokens(task, walk->split, walk->kv, scratch->tokens[0]);
 }
 
-/* to = attention of the task's queries of one KV head to one split, where `walk` stands; it goes
- * on.
- */
+/* to = attention of the task's queries of one KV head to one split, where `walk` stands, which then
+ * goes on. */
 static void walk_on(const struct kva_device *device, const struct task *task, struct walk *walk,
                     struct scratch *scratch, struct kva_partial to)
 {
@@ -302,23 +302,26 @@ static void clear_out(const struct task *task)
 
 /* --- tasks side by side ----------------------------------------------------------------------- */
 
-static uint64_t cost_per_split(const struct task *task)
-{
-    return (uint64_t)task->kv_count * kva_max_u32(kva_query_count(&task->at), FEW_QUERIES);
-}
-
-static uint64_t cost_of(const struct task *task)
+static uint32_t count_splits(const struct task *task)
 {
     uint32_t first, end;
     task_splits(task, &first, &end);
-    return (end - first) * cost_per_split(task);
+    return end - first;
+}
+
+/* What it takes to have a task meet so many splits, in units of its own. */
+static uint64_t cost_of(const struct task *task, uint32_t splits)
+{
+    uint32_t queries = kva_max_u32(kva_query_count(&task->at), FEW_QUERIES);
+    return (uint64_t)splits * task->kv_count * queries;
 }
 
 /* Whether a task is one for all threads, of which each finds splits of it to do. */
 static bool is_long(const struct plan *plan, const struct task *task)
 {
-    return cost_of(task) > plan->longest &&
-           cost_of(task) / cost_per_split(task) >= 2 * kva_pool_threads(plan->device->pool);
+    const uint32_t splits = count_splits(task);
+    return cost_of(task, splits) > plan->longest &&
+           splits >= 2 * kva_pool_threads(plan->device->pool);
 }
 
 static void run_task(void *opaque, uint32_t index, uint32_t worker)
@@ -432,9 +435,9 @@ static bool check_args(struct kva_device *device, const struct kva_attend_args *
 static uint64_t most_of_seq(const struct plan *plan, const struct kva_attend_seq *seq)
 {
     struct task task = task_of_seq(plan, seq, tasks_of_seq(plan, seq) - 1);
-    uint64_t splits = cost_of(&task) / cost_per_split(&task);
+    const uint32_t splits = count_splits(&task);
     task.at.row_count = kva_min_u32(seq->row_count, plan->cut.task_rows);
-    return splits * cost_per_split(&task);
+    return cost_of(&task, splits);
 }
 
 static uint64_t longest_allowed(const struct plan *plan)
