@@ -322,29 +322,34 @@ static void attend_truth(const struct attend_test *test, bool rounded, double *e
     free(scores);
 }
 
-/* `a` and `e` are relative to the m that was found. */
+void check_adjust_partial(const struct check_case *test, size_t heads, size_t dim, const float *out,
+                          double *expect, double *bound)
+{
+    for (size_t i = 0; i < test->rows * heads; i++) {
+        size_t at = i / heads * test->cols, head = i % heads, m_at = at + heads * dim + head;
+        if (!(expect[m_at] > -INFINITY) || !(fabs(out[m_at] - expect[m_at]) <= bound[m_at]))
+            continue;
+        double factor = exp(expect[m_at] - out[m_at]);
+        for (size_t j = 0; j < dim; j++) {
+            expect[at + head * dim + j] *= factor;
+            bound[at + head * dim + j] *= factor;
+        }
+        expect[m_at + heads] *= factor;
+        bound[m_at + heads] *= factor;
+    }
+}
+
 static void adjust_attend(const struct check_case *test, const float *out, double *expect,
                           double *bound)
 {
     const struct attend_test *attend = test->opaque;
-    size_t dim = attend->args.head_dim, heads = attend->args.heads, cols = test->cols;
-    for (size_t row = 0; row < test->rows; row++) {
-        for (size_t head = 0; head < heads; head++) {
-            size_t at = row * cols, m_at = at + heads * dim + head;
-            if (isnan(expect[m_at])) /* then `a` and `e` are not numbers, and m may be any */
-                expect[m_at] = out[m_at];
-            if (!(expect[m_at] > -INFINITY) || isnan(expect[m_at + heads]) ||
-                !(fabs(out[m_at] - expect[m_at]) <= bound[m_at]))
-                continue;
-            double factor = exp(expect[m_at] - out[m_at]);
-            for (size_t i = 0; i < dim; i++) {
-                expect[at + head * dim + i] *= factor;
-                bound[at + head * dim + i] *= factor;
-            }
-            expect[m_at + heads] *= factor;
-            bound[m_at + heads] *= factor;
-        }
+    size_t dim = attend->args.head_dim, heads = attend->args.heads;
+    for (size_t i = 0; i < test->rows * heads; i++) {
+        size_t m_at = i / heads * test->cols + heads * dim + i % heads;
+        if (isnan(expect[m_at])) /* then `a` and `e` are not numbers, and m may be any */
+            expect[m_at] = out[m_at];
     }
+    check_adjust_partial(test, heads, dim, out, expect, bound);
 }
 
 /* The case's merged form: rows of a / e. */

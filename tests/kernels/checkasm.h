@@ -184,6 +184,11 @@ void check_variant_close(struct check_variant *variant);
  * this machine. */
 int check_broken(struct check *check, bool emulated);
 
+/* An operator's `adjust` where rows are partial results, a [heads][dim], m [heads], e [heads]: `a`
+ * and `e` are relative to the m that was found. */
+void check_adjust_partial(const struct check_case *test, size_t heads, size_t dim, const float *out,
+                          double *expect, double *bound);
+
 /* Measure `only` ("linear", "attend", "rows"), or everything: NULL. */
 void check_bench(struct check *check, const char *only);
 

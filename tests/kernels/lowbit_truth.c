@@ -208,17 +208,5 @@ void lowbit_truth(const struct lowbit_test *test, bool rounds, double *expect, d
 void lowbit_adjust(const struct check_case *test, const float *out, double *expect, double *bound)
 {
     const struct lowbit_test *lowbit = test->opaque;
-    size_t dim = lowbit->args.head_dim, heads = lowbit->args.heads, cols = test->cols;
-    for (size_t i = 0; i < test->rows * heads; i++) {
-        size_t at = i / heads * cols, head = i % heads, m_at = at + heads * dim + head;
-        if (!(expect[m_at] > -INFINITY) || !(fabs(out[m_at] - expect[m_at]) <= bound[m_at]))
-            continue;
-        double factor = exp(expect[m_at] - out[m_at]);
-        for (size_t j = 0; j < dim; j++) {
-            expect[at + head * dim + j] *= factor;
-            bound[at + head * dim + j] *= factor;
-        }
-        expect[m_at + heads] *= factor;
-        bound[m_at + heads] *= factor;
-    }
+    check_adjust_partial(test, lowbit->args.heads, lowbit->args.head_dim, out, expect, bound);
 }
