@@ -16,9 +16,9 @@
 #ifndef KVA_SCHEDULER_INTERNAL_H
 #define KVA_SCHEDULER_INTERNAL_H
 
-#include "scheduler/heap.h"
-#include "scheduler/id_table.h"
-#include "scheduler/list.h"
+#include "base/heap.h"
+#include "base/id_table.h"
+#include "base/list.h"
 #include "scheduler/scheduler.h"
 
 #define KVA_SCHEDULER_QUEUE_MAX (1u << 20) /* of waiting_max and sequences_max */

@@ -7,9 +7,9 @@
 #ifndef KVA_SCHEDULER_SERVICE_INTERNAL_H
 #define KVA_SCHEDULER_SERVICE_INTERNAL_H
 
-#include "scheduler/id_table.h"
+#include "base/id_table.h"
+#include "base/list.h"
 #include "scheduler/internal.h"
-#include "scheduler/list.h"
 #include "scheduler/outbox.h"
 #include "scheduler/service.h"
 

@@ -67,8 +67,8 @@ static enum kva_status amend_config(struct plan *plan, cJSON *config)
     cJSON_DeleteItemFromObjectCaseSensitive(config, "dtype");
     cJSON_DeleteItemFromObjectCaseSensitive(config, "quantization_config");
     bool ok = cJSON_AddStringToObject(config, "torch_dtype", "bfloat16") &&
-              put_number(config, "bos_token_id", vocab - KVA_SYNTHETIC_BOS) &&
-              put_number(config, "eos_token_id", vocab - KVA_SYNTHETIC_EOS);
+              put_number(config, "bos_token_id", vocab - KVA_SYNTHETIC_BOS_FROM_END) &&
+              put_number(config, "eos_token_id", vocab - KVA_SYNTHETIC_EOS_FROM_END);
     if (ok && params->layer_count)
         ok = put_number(config, names->layer_count, params->layer_count);
     if (ok && context)
@@ -82,11 +82,11 @@ static enum kva_status parse_config(struct plan *plan, cJSON *config)
     enum kva_status status = kva_model_spec_parse(config, NULL, &plan->spec, plan->err);
     if (status)
         return status;
-    if (plan->spec.config.vocab_size < 256 + KVA_SYNTHETIC_BOS)
+    if (plan->spec.config.vocab_size < 256 + KVA_SYNTHETIC_BOS_FROM_END)
         return kva_fail(plan->err, KVA_EUNSUPPORTED,
                         "config.json: a vocabulary of %u has no room for the 256 bytes and %u "
                         "special tokens",
-                        plan->spec.config.vocab_size, KVA_SYNTHETIC_BOS);
+                        plan->spec.config.vocab_size, KVA_SYNTHETIC_BOS_FROM_END);
     status = amend_config(plan, config);
     kva_model_config_finish(&plan->spec.config);
     return status ? status : kva_model_spec_parse(config, NULL, &plan->spec, plan->err);

@@ -11,7 +11,11 @@
 #define KVA_ENGINE_MODEL_SYNTHETIC_H
 
 #include "engine/model/model.h"
-#include "engine/tokenizer/synthetic.h"
+
+/* Where config.json puts the special tokens, counted from the end of the vocabulary: as the
+ * synthetic tokenizer (text/tokenizer/synthetic.h) has them; cli/make_model.c checks that. */
+#define KVA_SYNTHETIC_BOS_FROM_END 4u
+#define KVA_SYNTHETIC_EOS_FROM_END 3u
 
 /* config.json of a published model's shape ("llama3-8b"); NULL: none of that name. */
 const char *kva_shape_config(const char *name);

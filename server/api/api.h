@@ -15,10 +15,10 @@
 #define KVA_SERVER_API_API_H
 
 #include "base/arena.h"
-#include "engine/template/template.h"
-#include "engine/tokenizer/tokenizer.h"
 #include "scheduler/scheduler.h"
 #include "server/api/json.h"
+#include "text/template/template.h"
+#include "text/tokenizer/tokenizer.h"
 
 #define KVA_API_MODEL_IDS_MAX 16u
 #define KVA_API_STOPS_MAX     4u

@@ -2,7 +2,7 @@
  * line "----" the variables as JSON. */
 #include "tests/fuzz/fuzz.h"
 
-#include "engine/template/template.h"
+#include "text/template/template.h"
 
 #include <stdlib.h>
 #include <string.h>

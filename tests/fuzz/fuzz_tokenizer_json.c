@@ -1,6 +1,6 @@
 /* Any bytes as tokenizer.json, or up to a NUL as that and beyond as tokenizer_config.json. */
-#include "engine/tokenizer/tokenizer.h"
 #include "tests/fuzz/fuzz.h"
+#include "text/tokenizer/tokenizer.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* Any bytes as text, and as ids: a stream decodes to what the whole decodes to, always UTF-8. */
 #include "base/utf8.h"
-#include "engine/tokenizer/tokenizer.h"
 #include "tests/fuzz/fuzz.h"
+#include "text/tokenizer/tokenizer.h"
 
 #include <stdlib.h>
 #include <string.h>

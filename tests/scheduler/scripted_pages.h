@@ -9,9 +9,9 @@
 #ifndef KVA_TESTS_SCHEDULER_SCRIPTED_PAGES_H
 #define KVA_TESTS_SCHEDULER_SCRIPTED_PAGES_H
 
+#include "base/id_table.h"
+#include "base/list.h"
 #include "engine/engine.h"
-#include "scheduler/id_table.h"
-#include "scheduler/list.h"
 
 #include <stdio.h>
 #include <stdlib.h>

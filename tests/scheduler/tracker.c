@@ -2,7 +2,7 @@
 
 #include "tests/cmocka.h"
 
-#include "scheduler/list.h"
+#include "base/list.h"
 
 #include <stdlib.h>
 #include <string.h>

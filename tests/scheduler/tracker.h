@@ -5,7 +5,7 @@
 #ifndef KVA_TESTS_SCHEDULER_TRACKER_H
 #define KVA_TESTS_SCHEDULER_TRACKER_H
 
-#include "scheduler/id_table.h"
+#include "base/id_table.h"
 #include "scheduler/scheduler.h"
 #include "tests/scheduler/scripted_engine.h"
 

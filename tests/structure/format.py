@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import sys
 
-FOLDERS = ["base", "config", "kernels", "engine", "scheduler", "server", "clients", "tests"]
+FOLDERS = ["base", "config", "kernels", "engine", "text", "scheduler", "server", "cli",
+           "clients", "tests"]
 
 
 def main():

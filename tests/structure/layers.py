@@ -2,7 +2,8 @@
 
     python3 layers.py SOURCE_ROOT
 
-Arrows point down only (docs/architecture.md): server -> scheduler -> engine -> kernels -> base, config beside them.
+Arrows point down only (docs/architecture.md): cli -> server -> scheduler -> engine -> kernels -> base; text and config
+beside them.
 """
 
 import pathlib
@@ -14,14 +15,13 @@ ALLOWED = {
     "base": set(),
     "config": {"base"},
     "kernels": {"base"},
-    "engine/tokenizer": {"base"},
-    "engine/template": {"base"},
+    "text": {"base"},
     "engine/model": {"base", "kernels"},
     "engine": {"base", "kernels"},
     "scheduler": {"base", "engine"},
-    "server": {"base", "engine", "scheduler"},
-    "server/cli": {"base", "config", "engine", "scheduler", "server", "clients", "kernels"},
-    "server/main.c": {"base", "config", "server"},
+    "server": {"base", "text", "engine", "scheduler"},
+    "cli": {"base", "text", "config", "engine", "scheduler", "server", "clients", "kernels"},
+    "cli/main.c": {"base", "config", "server"},
     "clients": {"base"},
 }
 
@@ -61,7 +61,7 @@ def check(root):
                     problems.append(f"{path}: may not include '{include}'")
                 elif rule == "scheduler" and folder == "engine" and include not in SCHEDULER_MAY_INCLUDE:
                     problems.append(f"{path}: the scheduler may not include '{include}'")
-            if path != "server/main.c":
+            if path != "cli/main.c":
                 for call in FORBIDDEN_CALLS.findall(strip_comments(text)):
                     problems.append(f"{path}: calls {call}()")
     return count, problems

@@ -79,8 +79,8 @@ static void test_synthetic__weights_are_of_the_shape_and_scale(void **state KVA_
     assert_int_equal(info.weight_bytes, model->weight_bytes);
     assert_int_equal(info.parameter_count, model->parameter_count);
     assert_int_equal(model->config.context_max, 65536);
-    assert_int_equal(model->config.eos_ids[0], 512 - KVA_SYNTHETIC_EOS);
-    assert_int_equal(model->config.bos_id, 512 - KVA_SYNTHETIC_BOS);
+    assert_int_equal(model->config.eos_ids[0], 512 - KVA_SYNTHETIC_EOS_FROM_END);
+    assert_int_equal(model->config.bos_id, 512 - KVA_SYNTHETIC_BOS_FROM_END);
     assert_true(fabs(deviation_of(&model->lm_head) * 8 - 1) < 0.05);
     for (uint32_t i = 0; i < model->config.layer_count; i++) {
         const struct kva_layer_tensors *layer = &model->layers[i];

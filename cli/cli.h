@@ -1,0 +1,58 @@
+/* cli.h - the commands of the kvahead binary.
+ *
+ * main.c reads the options and hands each command the one config; a command opens what it needs
+ * (instance.h), runs, and returns the process's exit code: 0 success, 1 failure, 2 wrong usage.
+ *
+ * Thread rule: main thread. */
+#ifndef KVA_CLI_H
+#define KVA_CLI_H
+
+#include "base/buf.h"
+#include "config/options.h"
+
+enum kva_exit {
+    KVA_EXIT_OK = 0,
+    KVA_EXIT_FAILURE = 1,
+    KVA_EXIT_USAGE = 2,
+};
+
+/* A command's arguments that are no options. */
+typedef int (*kva_cli_fn)(const struct kva_config *config, const struct kva_string_list *rest);
+
+int kva_cli_serve(const struct kva_config *config, const struct kva_string_list *rest);
+int kva_cli_generate(const struct kva_config *config, const struct kva_string_list *rest);
+int kva_cli_chat(const struct kva_config *config, const struct kva_string_list *rest);
+int kva_cli_tokenize(const struct kva_config *config, const struct kva_string_list *rest);
+int kva_cli_info(const struct kva_config *config, const struct kva_string_list *rest);
+int kva_cli_bench(const struct kva_config *config, const struct kva_string_list *rest);
+int kva_cli_eval(const struct kva_config *config, const struct kva_string_list *rest);
+int kva_cli_make_model(const struct kva_config *config, const struct kva_string_list *rest);
+
+/* "kvahead: message" on standard error; returns KVA_EXIT_FAILURE. */
+int kva_cli_fail(const struct kva_err *err);
+
+/* The arguments joined by spaces, or else standard input up to a limit; the caller frees. NULL,
+ * with a message printed: none, or too long. */
+char *kva_cli_text(const struct kva_string_list *rest, size_t *ret_length);
+
+/* --- output (output.c) ----------------------------------------------------------------------- */
+
+/* The path that stands for standard output. */
+#define KVA_CLI_STDOUT "-"
+
+/* The largest result. */
+#define KVA_CLI_OUTPUT_BYTES ((size_t)64 << 20)
+
+/* Whether a document goes to standard output, which then has nothing else. NULL: none is wanted. */
+bool kva_cli_is_stdout(const char *path);
+
+/* A path that cannot be written is told before the work, not after it. NULL: nothing is to be
+ * written. Fails: KVA_EIO. */
+KVA_MUST_CHECK enum kva_status kva_cli_check_writable(const char *path, struct kva_err *err);
+
+/* All of the text, and what went to standard output before it. Fails: KVA_EIO, also where the text
+ * itself has failed. */
+KVA_MUST_CHECK enum kva_status kva_cli_write(const char *path, const struct kva_buf *text,
+                                             struct kva_err *err);
+
+#endif

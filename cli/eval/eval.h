@@ -1,0 +1,52 @@
+/* eval.h - the command `eval`: what KV policies cost on the user's own text, in parts that do one
+ * thing each.
+ *
+ *     input.c   a file of text or of prompts -> samples of token ids
+ *     eval.c    options -> a run (engine/eval/eval.h), with a bar on standard error
+ *     table.c   the result for people; json.c for programs; svg.c as heat maps
+ *
+ * Nothing that is written depends on time or on the number of threads: the same options on the same
+ * files give the same bytes at one capability level of the processor.
+ *
+ * Thread rule: main thread. */
+#ifndef KVA_CLI_EVAL_EVAL_H
+#define KVA_CLI_EVAL_EVAL_H
+
+#include "cli/instance.h"
+#include "engine/eval/eval.h"
+
+#define KVA_EVAL_POLICIES_MAX 64u
+#define KVA_EVAL_SAMPLES_MAX  65536u
+
+struct kva_cli_eval {
+    const struct kva_config *config;
+    struct kva_instance instance;
+    struct kva_instance reference; /* with the weights of the files, where the other's are int8 */
+    enum kva_dtype kv_dtype;
+
+    char *specs; /* --policies, cut at the commas */
+    const char *names[KVA_EVAL_POLICIES_MAX];
+    struct kva_kv_choice choices[KVA_EVAL_POLICIES_MAX];
+    uint32_t choice_count;
+
+    const char *file_path; /* of the text or the prompts */
+    size_t file_bytes;
+    char file_sha256[65];
+    uint32_t from; /* prompt tokens of a window of the text */
+    struct kva_eval_sample *samples;
+    uint32_t sample_count;
+
+    struct kva_eval *result;
+};
+
+/* Reads --text or --prompts into samples. Fails: KVA_EINVAL, KVA_ENOTFOUND, KVA_EIO, KVA_ETOOBIG,
+ * KVA_EFORMAT, KVA_ECONTEXT, KVA_ENOMEM; err names the file, and the line of prompts. */
+KVA_MUST_CHECK enum kva_status kva_cli_eval_read(struct kva_cli_eval *eval, struct kva_err *err);
+void kva_cli_eval_drop_samples(struct kva_cli_eval *eval);
+
+/* The result in the three forms. */
+void kva_cli_eval_table(const struct kva_cli_eval *eval, struct kva_buf *out);
+void kva_cli_eval_json(const struct kva_cli_eval *eval, struct kva_buf *out);
+void kva_cli_eval_svg(const struct kva_cli_eval *eval, struct kva_buf *out);
+
+#endif

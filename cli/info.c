@@ -1,0 +1,24 @@
+#include "cli/cli.h"
+#include "cli/instance.h"
+
+#include <stdio.h>
+
+int kva_cli_info(const struct kva_config *config, const struct kva_string_list *rest KVA_UNUSED)
+{
+    struct kva_instance instance;
+    struct kva_err err;
+    if (kva_instance_open(&instance, config, &err))
+        return kva_cli_fail(&err);
+    struct kva_buf text;
+    kva_buf_init(&text, 1 << 16);
+    kva_buf_printf(&text, "model         %s\n", instance.name);
+    kva_model_describe(instance.model, &text);
+    kva_buf_printf(&text, "device        %s%s%s\n", kva_device_get_info(instance.device)->name,
+                   instance.device_why[0] ? "; " : "", instance.device_why);
+    kva_buf_printf(&text, "chat template %s\n", instance.chat_template ? "yes" : "none");
+    kva_model_engine_describe(instance.engine, &text);
+    fputs(text.data ? text.data : "", stdout);
+    kva_buf_finish(&text);
+    kva_instance_close(&instance);
+    return KVA_EXIT_OK;
+}

@@ -1,0 +1,260 @@
+#include "cli/instance.h"
+
+#include "cli/kv_choice.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mapped.h"
+#include "cli/progress.h"
+#include "engine/model/int8.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Of what weights leave of a GPU: for the scratch of the layers, of attention and of selection. */
+#define SCRATCH_BYTES ((uint64_t)1 << 30)
+#define SCRATCH_SHARE 32u
+
+/* Tiers by default: enough for real use, small enough to leave the machine to its other tenants. */
+#define AUTO_BUDGET_SHARE 4
+
+/* --- parts ----------------------------------------------------------------------------------- */
+
+static uint32_t cpu_level_mask(uint32_t choice)
+{
+    /* Choice 0 is "auto"; the others name the highest level, and every lower one stays in use. */
+    return choice == 0 ? 0 : (1u << choice) - 1;
+}
+
+static void set_name(struct kva_instance *instance, const struct kva_config *config)
+{
+    const char *name = config->model_name;
+    size_t length = strlen(config->model);
+    while (!name && length > 1 && config->model[length - 1] == '/')
+        length--;
+    size_t start = length;
+    while (!name && start > 0 && config->model[start - 1] != '/')
+        start--;
+    if (name)
+        snprintf(instance->name, sizeof(instance->name), "%s", name);
+    else
+        snprintf(instance->name, sizeof(instance->name), "%.*s", (int)(length - start),
+                 config->model + start);
+}
+
+static enum kva_status open_model(struct kva_instance *instance, const struct kva_config *config,
+                                  struct kva_err *err)
+{
+    struct kva_cli_progress progress = {.what = "loading", .last_ns = kva_time_ns()};
+    const struct kva_model_open_params params = {
+        .dir_path = config->model,
+        .progress = kva_cli_progress_show,
+        .progress_opaque = &progress,
+        .prefetch = config->weights == 0,
+    };
+    /* A model's file that is cut while it is in use is an error like others. */
+    enum kva_status status = kva_mapped_catch(err);
+    return status ? status : kva_model_open(&params, &instance->model, err);
+}
+
+/* Matrices in int8, where they are wanted. */
+static enum kva_status quantise(struct kva_instance *instance, const struct kva_config *config,
+                                struct kva_err *err)
+{
+    struct kva_cli_progress progress = {.what = "int8", .last_ns = kva_time_ns()};
+    const struct kva_model_int8_params params = {
+        .dir_path = config->model,
+        .cache_path = config->weights_cache,
+        .threads = (uint32_t)config->threads,
+        .progress = kva_cli_progress_show,
+        .progress_opaque = &progress,
+    };
+    if (config->weights == 0)
+        return KVA_OK;
+    if (!kva_device_get_info(instance->device)->host_readable)
+        return kva_fail_param(err, KVA_EUNSUPPORTED, "weights",
+                              "weights are to be int8, which only the CPU takes, and the device is "
+                              "%s: leave --weights out, or give --device cpu",
+                              kva_device_get_info(instance->device)->name);
+    return kva_model_quantise(instance->model, &params, err);
+}
+
+static enum kva_status open_texts(struct kva_instance *instance, const struct kva_config *config,
+                                  struct kva_err *err)
+{
+    enum kva_status status = kva_tokenizer_load(config->model, &instance->tokenizer, err);
+    if (status)
+        return status;
+    uint32_t vocab = kva_tokenizer_vocab_size(instance->tokenizer);
+    if (vocab > instance->model->config.vocab_size)
+        return kva_fail(err, KVA_EFORMAT,
+                        "'%s': the tokenizer has ids up to %u, the model only %u embeddings",
+                        config->model, vocab - 1, instance->model->config.vocab_size);
+    status = kva_template_load(config->model, NULL, &instance->chat_template, err);
+    return status == KVA_ENOTFOUND ? KVA_OK : status;
+}
+
+/* Where the CUDA module may be: installed, beside the program, or in the build folder. The first
+ * that is there, else the first. */
+static void find_cuda_module(char *path, size_t size)
+{
+    static const char *const places[] = {"kvahead-cuda.so", "kernels/cuda/kvahead-cuda.so",
+                                         "../lib/kvahead/kvahead-cuda.so",
+                                         "../lib/x86_64-linux-gnu/kvahead/kvahead-cuda.so"};
+    char program[2048];
+    ssize_t length = readlink("/proc/self/exe", program, sizeof(program) - 1);
+    program[length > 0 ? length : 0] = '\0';
+    char *slash = strrchr(program, '/');
+    if (slash)
+        *slash = '\0';
+    for (size_t i = KVA_COUNT_OF(places); i-- > 0;) {
+        snprintf(path, size, "%s/%s", program, places[i]);
+        if (access(path, R_OK) == 0)
+            return;
+    }
+}
+
+static enum kva_status open_cuda(struct kva_instance *instance, const struct kva_config *config,
+                                 uint32_t index, struct kva_err *err)
+{
+    char path[4096];
+    const struct kva_device_params device = {
+        .gpu_index = index,
+        .act = instance->model->config.dtype,
+        .gpu_bytes_max = config->gpu_memory,
+    };
+    find_cuda_module(path, sizeof(path));
+    if (access(path, R_OK) != 0)
+        return kva_fail(err, KVA_ENOTFOUND, "no GPU: this program was built without CUDA");
+    return kva_device_open_cuda(path, &device, &instance->device, err);
+}
+
+static enum kva_status open_cpu(struct kva_instance *instance, const struct kva_config *config,
+                                struct kva_err *err)
+{
+    const struct kva_device_params device = {
+        .threads = (uint32_t)config->threads,
+        .cpu_level_mask = cpu_level_mask(config->cpu_levels),
+        .prefault = config->prefault,
+    };
+    return kva_device_open_cpu(&device, &instance->device, err);
+}
+
+static enum kva_status open_device(struct kva_instance *instance, const struct kva_config *config,
+                                   struct kva_err *err)
+{
+    const char *wanted = config->device ? config->device : "auto";
+    char *end = NULL;
+    if (strcmp(wanted, "cpu") == 0)
+        return open_cpu(instance, config, err);
+    if (strcmp(wanted, "auto") == 0) {
+        struct kva_err why;
+        enum kva_status status = open_cuda(instance, config, 0, &why);
+        if (status == KVA_OK)
+            return KVA_OK;
+        snprintf(instance->device_why, sizeof(instance->device_why), "%s", why.message);
+        return open_cpu(instance, config, err);
+    }
+    unsigned long index = strncmp(wanted, "cuda:", 5) == 0 ? strtoul(wanted + 5, &end, 10) : 0;
+    if (strcmp(wanted, "cuda") != 0 && (!end || end == wanted + 5 || *end || index > 1024))
+        return kva_fail_param(err, KVA_EINVAL, "device",
+                              "device is '%s', it must be auto, cpu or cuda:N", wanted);
+    return open_cuda(instance, config, (uint32_t)index, err);
+}
+
+uint64_t kva_instance_gpu_room(const struct kva_instance *instance)
+{
+    uint64_t there = kva_device_get_info(instance->device)->free_bytes;
+    uint64_t weights = instance->model->weight_bytes;
+    uint64_t left = there > weights ? there - weights : 0;
+    uint64_t scratch = SCRATCH_BYTES + left / SCRATCH_SHARE;
+    return left > 2 * scratch ? left - scratch : left / 2;
+}
+
+/* A share of free memory, or what a GPU has. */
+static uint64_t device_budget(const struct kva_instance *instance, uint64_t share)
+{
+    return kva_device_get_info(instance->device)->free_bytes ? kva_instance_gpu_room(instance)
+                                                             : share;
+}
+
+static enum kva_status open_engine(struct kva_instance *instance, const struct kva_config *config,
+                                   struct kva_err *err)
+{
+    uint64_t share = kva_memory_available() / AUTO_BUDGET_SHARE;
+    const struct kva_model_engine_params params = {
+        .device = instance->device,
+        .model = instance->model,
+        .budget = {config->device_memory ? config->device_memory : device_budget(instance, share),
+                   config->host_memory ? config->host_memory : share},
+        .context_max = (uint32_t)config->context,
+        .sequences_max = (uint32_t)config->sequences,
+        .step_tokens_max = (uint32_t)config->step_tokens,
+        .prefix_cache = config->prefix_cache,
+        .kv_dtype = (enum kva_dtype)config->kv_dtype,
+    };
+    return kva_model_engine_create(&params, &instance->engine, err);
+}
+
+static enum kva_status open_parts(struct kva_instance *instance, const struct kva_config *config,
+                                  bool texts, struct kva_err *err)
+{
+    *instance = (struct kva_instance){0};
+    for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++) {
+        struct kva_kv_choice choice;
+        enum kva_status bad = kva_cli_kv_choice(config, (enum kva_kv_policy_id)id, &choice, err);
+        if (bad)
+            return bad;
+    }
+    if (!config->model)
+        return kva_fail_param(err, KVA_EINVAL, "model",
+                              "no model: give --model a directory with config.json and "
+                              "safetensors files");
+    set_name(instance, config);
+    enum kva_status status = open_model(instance, config, err);
+    if (!status)
+        status = open_texts(instance, config, err);
+    if (status == KVA_ENOTFOUND && !texts && !instance->tokenizer && instance->model)
+        status = KVA_OK;
+    if (!status)
+        status = open_device(instance, config, err);
+    if (!status)
+        status = quantise(instance, config, err);
+    if (!status)
+        status = open_engine(instance, config, err);
+    if (status)
+        kva_instance_close(instance);
+    return status;
+}
+
+enum kva_status kva_instance_open(struct kva_instance *instance, const struct kva_config *config,
+                                  struct kva_err *err)
+{
+    return open_parts(instance, config, true, err);
+}
+
+enum kva_status kva_instance_open_ids(struct kva_instance *instance,
+                                      const struct kva_config *config, struct kva_err *err)
+{
+    return open_parts(instance, config, false, err);
+}
+
+enum kva_status kva_instance_renew_engine(struct kva_instance *instance,
+                                          const struct kva_config *config, struct kva_err *err)
+{
+    kva_model_engine_destroy(instance->engine);
+    instance->engine = NULL;
+    return open_engine(instance, config, err);
+}
+
+void kva_instance_close(struct kva_instance *instance)
+{
+    kva_model_engine_destroy(instance->engine);
+    kva_template_destroy(instance->chat_template);
+    kva_tokenizer_destroy(instance->tokenizer);
+    kva_model_close(instance->model);
+    kva_device_close(instance->device);
+    *instance = (struct kva_instance){0};
+}

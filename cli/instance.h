@@ -1,0 +1,47 @@
+/* instance.h - a model made ready from the options: files, tokenizer, template, device, engine.
+ *
+ * Thread rule: main thread opens and closes; the parts follow their own rules in between. */
+#ifndef KVA_CLI_INSTANCE_H
+#define KVA_CLI_INSTANCE_H
+
+#include "config/options.h"
+#include "engine/model_engine.h"
+#include "text/template/template.h"
+#include "text/tokenizer/tokenizer.h"
+
+struct kva_instance {
+    struct kva_device *device;
+    char device_why[512]; /* why not a GPU, where `auto` chose the CPU; else "" */
+    struct kva_model *model;
+    struct kva_tokenizer *tokenizer;
+    struct kva_template *chat_template; /* NULL: the model has none */
+    struct kva_engine *engine;
+    char name[128]; /* what clients call it */
+};
+
+/* Opens everything, with a progress bar on a terminal. Fails with an err that names the file or
+ * option at fault; the instance is then empty. */
+KVA_MUST_CHECK enum kva_status kva_instance_open(struct kva_instance *instance,
+                                                 const struct kva_config *config,
+                                                 struct kva_err *err);
+
+/* The same for work on token ids: without tokenizer and template where the model has none. */
+KVA_MUST_CHECK enum kva_status kva_instance_open_ids(struct kva_instance *instance,
+                                                     const struct kva_config *config,
+                                                     struct kva_err *err);
+
+/* An engine by other options, on the same device and model; all sequences must have been destroyed.
+ * On failure the instance has no engine. */
+KVA_MUST_CHECK enum kva_status kva_instance_renew_engine(struct kva_instance *instance,
+                                                         const struct kva_config *config,
+                                                         struct kva_err *err);
+
+void kva_instance_close(struct kva_instance *instance);
+
+/* Of a GPU's memory, what the model's weights and scratch leave for the device tier; 0 on a CPU. */
+uint64_t kva_instance_gpu_room(const struct kva_instance *instance);
+
+/* Bytes of memory that this process could still take: the machine's and the cgroup's limits. */
+uint64_t kva_memory_available(void);
+
+#endif

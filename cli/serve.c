@@ -1,0 +1,310 @@
+/* serve.c - the server process: listen at once, load on another thread, serve, drain on SIGTERM.
+ *
+ * Threads: main runs the event loop; the loader opens the model and starts the service; the signal
+ * thread waits for SIGTERM and SIGINT (drain, then stop) and SIGHUP (certificate and keys read
+ * again). Signals are blocked everywhere else, so that no handler ever interrupts anything. */
+#include "base/clock.h"
+#include "base/log.h"
+#include "cli/cli.h"
+#include "cli/instance.h"
+#include "cli/kv_choice.h"
+#include "server/server.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+/* max_tokens of /v1/completions where a request says nothing, as OpenAI has it. */
+#define COMPLETION_TOKENS_DEFAULT 16u
+
+struct serve {
+    const struct kva_config *config;
+    struct kva_server *server;
+    struct kva_instance instance;
+    struct kva_service *service;
+    uint64_t started_ns;
+    enum kva_status load_status;
+    struct kva_err load_err;
+};
+
+/* --- what is served -------------------------------------------------------------------------- */
+
+static float given_or(double value, float otherwise)
+{
+    return isnan(value) ? otherwise : (float)value;
+}
+
+static enum kva_status unknown_policy(const char *name, struct kva_err *err)
+{
+    struct kva_buf known;
+    kva_buf_init(&known, 1024);
+    for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)
+        kva_buf_printf(&known, "%s%s", id ? ", " : "",
+                       kva_kv_policy_name((enum kva_kv_policy_id)id));
+    enum kva_status status =
+        kva_fail_param(err, KVA_EINVAL, "kv-allow", "--kv-allow is '%.100s', expected one of %s",
+                       name, known.data ? known.data : "the KV policies");
+    kva_buf_finish(&known);
+    return status;
+}
+
+static enum kva_status allowed_policies(const struct kva_config *config, uint32_t *ret_mask,
+                                        struct kva_err *err)
+{
+    uint32_t all = (1u << KVA_KV_POLICY_COUNT) - 1;
+    uint32_t mask = config->kv_allow.count ? 1u << config->kv_policy : all;
+    for (uint32_t i = 0; i < config->kv_allow.count; i++) {
+        enum kva_kv_policy_id id = kva_kv_policy_find(config->kv_allow.items[i]);
+        if (id == KVA_KV_POLICY_COUNT)
+            return unknown_policy(config->kv_allow.items[i], err);
+        mask |= 1u << id;
+    }
+    *ret_mask = mask;
+    return KVA_OK;
+}
+
+/* What this model cannot do under the default policy is told now, not with every request. */
+static enum kva_status check_default(const struct serve *serve, const struct kva_kv_choice *choice,
+                                     struct kva_err *err)
+{
+    const struct kva_engine *engine = serve->instance.engine;
+    const uint32_t token = 0;
+    const struct kva_sequence_params params = {
+        .prompt = &token, .prompt_tokens = 1, .tokens_max = 2, .kv = *choice};
+    enum kva_status status = engine->ops->check(engine->self, &params, err);
+    return status
+               ? kva_err_prefix(err, status, "--kv-policy %s", kva_kv_policy_name(choice->policy))
+               : KVA_OK;
+}
+
+static enum kva_status describe_api(const struct serve *serve, struct kva_api_config *api,
+                                    struct kva_err *err)
+{
+    const struct kva_instance *instance = &serve->instance;
+    const struct kva_generation_defaults *generation = &instance->model->generation;
+    *api = (struct kva_api_config){
+        .model_ids = {instance->name},
+        .model_id_count = 1,
+        .tokenizer = instance->tokenizer,
+        .chat_template = instance->chat_template,
+        .context_max = instance->engine->limits.context_max,
+        .vocab_size = instance->model->config.vocab_size,
+        .eos_ids = instance->model->config.eos_ids,
+        .eos_count = instance->model->config.eos_count,
+        .temperature = given_or(generation->temperature, 1),
+        .top_p = given_or(generation->top_p, 1),
+        .min_p = given_or(generation->min_p, 0),
+        .repetition_penalty = given_or(generation->repetition_penalty, 1),
+        .top_k = generation->top_k > 0 ? (uint32_t)generation->top_k : 0,
+        .completion_tokens_default = COMPLETION_TOKENS_DEFAULT,
+        .kv_default = (enum kva_kv_policy_id)serve->config->kv_policy,
+    };
+    kva_api_limits_default(&api->limits);
+    api->kv_topk_max = (uint32_t)serve->config->kv_topk_max;
+    for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++) {
+        enum kva_status status =
+            kva_cli_kv_choice(serve->config, (enum kva_kv_policy_id)id, &api->kv_choices[id], err);
+        if (status)
+            return status;
+    }
+    enum kva_status status = check_default(serve, &api->kv_choices[api->kv_default], err);
+    return status ? status : allowed_policies(serve->config, &api->kv_allowed_mask, err);
+}
+
+static enum kva_status start_service(struct serve *serve, struct kva_err *err)
+{
+    const struct kva_config *config = serve->config;
+    const struct kva_service_params params = {
+        .scheduler =
+            {
+                .engine = serve->instance.engine,
+                .clock = kva_clock_real(),
+                .running_max = (uint32_t)config->sequences,
+                .waiting_max = (uint32_t)config->waiting,
+                .step_tokens_max = (uint32_t)config->step_tokens,
+                .prefill_share_pct = (uint32_t)config->prefill_share,
+                .waiting_time_ns = config->waiting_time_ms * KVA_NS_PER_MS,
+                .step_time_ns = config->step_time_ms * KVA_NS_PER_MS,
+                .aging_ns = config->aging_ms * KVA_NS_PER_MS,
+            },
+        .wake = kva_server_wake,
+        .wake_opaque = serve->server,
+    };
+    return kva_service_start(&params, &serve->service, err);
+}
+
+/* --- loading --------------------------------------------------------------------------------- */
+
+static void log_plan(const struct kva_engine *engine)
+{
+    struct kva_buf plan;
+    kva_buf_init(&plan, 1 << 16);
+    kva_model_engine_describe(engine, &plan);
+    char *line = plan.data;
+    while (line && *line) {
+        char *end = strchr(line, '\n');
+        if (end)
+            *end = '\0';
+        kva_log(KVA_LOG_INFO, "%s", line);
+        line = end ? end + 1 : NULL;
+    }
+    kva_buf_finish(&plan);
+}
+
+static enum kva_status load(struct serve *serve, struct kva_err *err)
+{
+    const struct kva_config *config = serve->config;
+    enum kva_status status = kva_instance_open(&serve->instance, config, err);
+    if (status)
+        return status;
+    const char *why = serve->instance.device_why;
+    kva_log(KVA_LOG_INFO, "device        %s%s%s", kva_device_get_info(serve->instance.device)->name,
+            why[0] ? "; " : "", why);
+    log_plan(serve->instance.engine);
+    if (!serve->instance.chat_template)
+        kva_log(KVA_LOG_WARN, "the model has no chat template: chat requests will be refused");
+    struct kva_server_backend backend = {0};
+    status = describe_api(serve, &backend.api, err);
+    if (!status)
+        status = start_service(serve, err);
+    if (status)
+        return status;
+    backend.service = serve->service;
+    status = kva_server_attach(serve->server, &backend, err);
+    if (status)
+        return status;
+    const char *scheme = config->tls_cert ? "https" : "http";
+    bool v6 = strchr(config->host, ':') != NULL;
+    kva_log(KVA_LOG_INFO, "serving %s at %s://%s%s%s:%u after %.2f s", serve->instance.name, scheme,
+            v6 ? "[" : "", config->host, v6 ? "]" : "", kva_server_port(serve->server),
+            (double)(kva_time_ns() - serve->started_ns) / 1e9);
+    return KVA_OK;
+}
+
+static void *load_thread(void *opaque)
+{
+    struct serve *serve = opaque;
+    serve->load_status = load(serve, &serve->load_err);
+    if (serve->load_status) {
+        kva_server_fail(serve->server, "loading failed");
+        kva_server_stop(serve->server);
+    }
+    return NULL;
+}
+
+/* --- signals --------------------------------------------------------------------------------- */
+
+static void block_signals(sigset_t *set)
+{
+    sigemptyset(set);
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGINT);
+    sigaddset(set, SIGHUP);
+    /* Ends the signal thread. */
+    sigaddset(set, SIGUSR2);
+    pthread_sigmask(SIG_BLOCK, set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+static void *signal_thread(void *opaque)
+{
+    struct serve *serve = opaque;
+    sigset_t set;
+    block_signals(&set);
+    bool draining = false;
+    int number;
+    while (sigwait(&set, &number) == 0 && number != SIGUSR2) {
+        if (number == SIGHUP) {
+            kva_server_reload(serve->server);
+        } else if (!draining) {
+            kva_log(KVA_LOG_INFO, "draining: running requests get up to %.0f s; again to stop now",
+                    (double)serve->config->drain_timeout_ms / 1000);
+            kva_server_drain(serve->server);
+            draining = true;
+        } else {
+            kva_server_stop(serve->server);
+        }
+    }
+    return NULL;
+}
+
+/* --- the process ----------------------------------------------------------------------------- */
+
+static enum kva_status create_server(struct serve *serve, struct kva_err *err)
+{
+    const struct kva_config *config = serve->config;
+    struct kva_server_params params;
+    kva_server_params_default(&params);
+    params.host = config->host;
+    params.port = (uint16_t)config->port;
+    params.tls_cert_path = config->tls_cert;
+    params.tls_key_path = config->tls_key;
+    params.api_keys = (const char *const *)config->api_keys.items;
+    params.api_key_count = config->api_keys.count;
+    params.api_key_file = config->api_key_file;
+    params.key_requests_per_minute = (uint32_t)config->key_rate;
+    params.cors_origins = (const char *const *)config->cors_origins.items;
+    params.cors_origin_count = config->cors_origins.count;
+    params.cache_shared_between_keys = config->prefix_share_keys;
+    params.connections_max = (uint32_t)config->connections;
+    params.header_bytes_max = config->header_bytes;
+    params.body_bytes_max = config->body_bytes;
+    params.receive_timeout_ns = config->read_timeout_ms * KVA_NS_PER_MS;
+    params.write_timeout_ns = config->write_stall_ms * KVA_NS_PER_MS;
+    params.request_timeout_ns = config->request_timeout_ms * KVA_NS_PER_MS;
+    params.keep_alive_ns = config->keepalive_ms * KVA_NS_PER_MS;
+    params.drain_timeout_ns = config->drain_timeout_ms * KVA_NS_PER_MS;
+    params.workers = (uint32_t)config->workers;
+    params.metrics_vllm = config->metrics_vllm;
+    return kva_server_create(&params, &serve->server, err);
+}
+
+static enum kva_status run(struct serve *serve, struct kva_err *err)
+{
+    pthread_t loader, signals;
+    if (pthread_create(&signals, NULL, signal_thread, serve))
+        return kva_fail(err, KVA_ENOMEM, "the system refuses a thread for signals");
+    enum kva_status status = KVA_OK;
+    if (pthread_create(&loader, NULL, load_thread, serve)) {
+        status = kva_fail(err, KVA_ENOMEM, "the system refuses a thread for loading");
+    } else {
+        status = kva_server_run(serve->server, err);
+        pthread_join(loader, NULL);
+    }
+    pthread_kill(signals, SIGUSR2);
+    pthread_join(signals, NULL);
+    if (serve->load_status) {
+        *err = serve->load_err;
+        status = serve->load_status;
+    }
+    return status;
+}
+
+int kva_cli_serve(const struct kva_config *config, const struct kva_string_list *rest)
+{
+    struct serve serve = {.config = config, .started_ns = kva_time_ns()};
+    struct kva_err err = {0};
+    sigset_t set;
+    if (rest->count > 0) {
+        fprintf(stderr, "kvahead: serve takes options only, not '%s'\n", rest->items[0]);
+        return KVA_EXIT_USAGE;
+    }
+    block_signals(&set);
+    enum kva_status status = create_server(&serve, &err);
+    if (!status)
+        status = run(&serve, &err);
+    /* The engine thread wakes the server to the last, so the server goes after it. */
+    kva_service_stop(serve.service);
+    kva_server_destroy(serve.server);
+    kva_instance_close(&serve.instance);
+    /* Stopped by a second signal: the operator's wish, but requests were cut. */
+    if (status == KVA_ECANCELLED)
+        return KVA_EXIT_FAILURE;
+    if (status == KVA_ETIMEOUT) {
+        kva_log(KVA_LOG_WARN, "%s", err.message);
+        return KVA_EXIT_OK;
+    }
+    return status ? kva_cli_fail(&err) : KVA_EXIT_OK;
+}

@@ -1,0 +1,83 @@
+/* Every allocation fails once: an error comes back, nothing leaks and nothing else happens. */
+#include "tests/alloc_guard.h"
+#include "tests/text/tokenizer/fixtures.h"
+
+static enum kva_status load_and_use(const char *json, const char *config)
+{
+    static const char text[] =
+        "  the \xE4\xBB\x8A e\xCC\xA3\xCC\x81 <|end|> aaaaaaaaaaaaaaaaaaaaaaaaaa"
+        "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa \xFF";
+    struct kva_tokenizer *tokenizer = NULL;
+    struct kva_err err = {.message = ""};
+    struct kva_encode_params params = {.add_special = true, .parse_special = true};
+    struct kva_token_list list;
+    struct kva_buf out;
+    enum kva_status status =
+        kva_tokenizer_load_buffers(json, strlen(json), config, strlen(config), &tokenizer, &err);
+    if (status) {
+        assert_true(err.message[0] != '\0');
+        return status;
+    }
+    kva_token_list_init(&list, 4096);
+    kva_buf_init(&out, 4096);
+    status = kva_tokenizer_encode(tokenizer, text, sizeof(text) - 1, &params, &list, &err);
+    assert_true(status == KVA_OK || list.count == 0);
+    if (!status)
+        status = kva_tokenizer_decode(tokenizer, list.ids, list.count, false, &out);
+    kva_buf_finish(&out);
+    kva_token_list_finish(&list);
+    kva_tokenizer_destroy(tokenizer);
+    return status;
+}
+
+static void sweep(const cJSON *synthetic, const char *name)
+{
+    const cJSON *item = cJSON_GetObjectItem(cJSON_GetObjectItem(synthetic, "cases"), name);
+    /* The vocabulary is cut to a few tokens: each of them is an allocation of cJSON. */
+    cJSON *small = cJSON_Duplicate(item, true);
+    cJSON_ReplaceItemInObject(
+        small, "model",
+        cJSON_Parse("{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"aa\":1,\"e\":2,\"<0xE4>\":3},"
+                    "\"merges\":[\"a a\"],\"ignore_merges\":true}"));
+    cJSON_ReplaceItemInObject(small, "added_tokens",
+                              cJSON_Parse("[{\"id\":9,\"content\":\"<|end|>\",\"special\":true}]"));
+    cJSON_ReplaceItemInObject(small, "post_processor", cJSON_CreateNull());
+    char *json = cJSON_PrintUnformatted(small);
+    cJSON_Delete(small);
+    const char *config = "{\"eos_token\":\"<|end|>\",\"add_eos_token\":true}";
+    assert_int_equal(load_and_use(json, config), KVA_OK);
+    cJSON_Hooks hooks = {.malloc_fn = alloc_guard_malloc, .free_fn = free};
+    cJSON_InitHooks(&hooks);
+    long failed = 0;
+    bool done = false;
+    for (uint64_t at = 0; !done; at++) {
+        alloc_guard_fail_at(at);
+        enum kva_status status = load_and_use(json, config);
+        done = alloc_guard_fail_none() == 0;
+        /* Losing the cache only costs time; everything else is reported. */
+        assert_true(!done || status == KVA_OK);
+        failed += status != KVA_OK;
+    }
+    cJSON_InitHooks(NULL);
+    assert_true(failed > 30);
+    free(json);
+}
+
+static void test_alloc__sweep(void **state KVA_UNUSED)
+{
+    static const char *const names[] = {
+        "byte_level_ignore_merges", "normalizer_strip", "spm",
+        "metaspace_first_1",        "strip_tokens",     "normalizer_replace"};
+    cJSON *synthetic = fixture_source(FIXTURE_SYNTHETIC);
+    for (size_t i = 0; i < KVA_COUNT_OF(names); i++)
+        sweep(synthetic, names[i]);
+    cJSON_Delete(synthetic);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_alloc__sweep),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

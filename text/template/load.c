@@ -1,0 +1,127 @@
+/* Finding the template of a model directory. */
+#include "text/template/template.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* tokenizer_config.json of models with thousands of added tokens is the largest of these. */
+#define JSON_BYTES_MAX (16u << 20)
+#define PATH_BYTES_MAX 4096
+
+/* The content of dir_path/file; KVA_ENOTFOUND without a message if there is no such file. */
+static enum kva_status read_file(const char *dir_path, const char *file, size_t bytes_max,
+                                 struct kva_buf *buf, struct kva_err *err)
+{
+    char path[PATH_BYTES_MAX];
+    int length = snprintf(path, sizeof(path), "%s/%s", dir_path, file);
+    if (length < 0 || (size_t)length >= sizeof(path))
+        return kva_fail(err, KVA_EINVAL, "%s: the path is longer than %d bytes", dir_path,
+                        PATH_BYTES_MAX);
+    FILE *stream = fopen(path, "rb");
+    if (!stream && (errno == ENOENT || errno == ENOTDIR))
+        return KVA_ENOTFOUND;
+    if (!stream)
+        return kva_fail(err, KVA_EIO, "%s: %s", path, strerror(errno));
+    kva_buf_init(buf, bytes_max);
+    char chunk[4096];
+    size_t count;
+    while (!buf->failed && (count = fread(chunk, 1, sizeof(chunk), stream)) > 0)
+        kva_buf_append(buf, chunk, count);
+    enum kva_status status = KVA_OK;
+    if (ferror(stream))
+        status = kva_fail(err, KVA_EIO, "%s: cannot be read", path);
+    else if (buf->failed)
+        status = kva_fail(err, KVA_EFORMAT, "%s: more than %zu bytes", path, bytes_max);
+    fclose(stream);
+    if (status)
+        kva_buf_finish(buf);
+    return status;
+}
+
+static enum kva_status compile_in(const char *dir_path, const char *file, const char *source,
+                                  size_t length, struct kva_template **ret, struct kva_err *err)
+{
+    enum kva_status status = kva_template_compile(source, length, ret, err);
+    return status ? kva_err_prefix(err, status, "%s/%s", dir_path, file) : KVA_OK;
+}
+
+static enum kva_status load_source(const char *dir_path, const char *file,
+                                   struct kva_template **ret, struct kva_err *err)
+{
+    struct kva_buf buf;
+    enum kva_status status = read_file(dir_path, file, KVA_TEMPLATE_SOURCE_BYTES_MAX, &buf, err);
+    if (status)
+        return status;
+    status = compile_in(dir_path, file, buf.data ? buf.data : "", buf.length, ret, err);
+    kva_buf_finish(&buf);
+    return status;
+}
+
+/* The source in "chat_template": a string is the default, a list has names. NULL: not there. */
+static const char *find_source(const cJSON *config, const char *name)
+{
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(config, "chat_template");
+    if (cJSON_IsString(value))
+        return strcmp(name, "default") == 0 ? value->valuestring : NULL;
+    if (!cJSON_IsArray(value))
+        return NULL;
+    const cJSON *item;
+    cJSON_ArrayForEach(item, value)
+    {
+        const cJSON *item_name = cJSON_GetObjectItemCaseSensitive(item, "name");
+        const cJSON *source = cJSON_GetObjectItemCaseSensitive(item, "template");
+        if (cJSON_IsString(item_name) && cJSON_IsString(source) &&
+            strcmp(item_name->valuestring, name) == 0)
+            return source->valuestring;
+    }
+    return NULL;
+}
+
+static enum kva_status load_json(const char *dir_path, const char *file, const char *name,
+                                 struct kva_template **ret, struct kva_err *err)
+{
+    struct kva_buf buf;
+    enum kva_status status = read_file(dir_path, file, JSON_BYTES_MAX, &buf, err);
+    if (status)
+        return status;
+    cJSON *config = cJSON_ParseWithLength(buf.data ? buf.data : "", buf.length);
+    kva_buf_finish(&buf);
+    if (!cJSON_IsObject(config)) {
+        cJSON_Delete(config);
+        return kva_fail(err, KVA_EFORMAT, "%s/%s: not a JSON object", dir_path, file);
+    }
+    const char *source = find_source(config, name);
+    status = source ? compile_in(dir_path, file, source, strlen(source), ret, err) : KVA_ENOTFOUND;
+    cJSON_Delete(config);
+    return status;
+}
+
+enum kva_status kva_template_load(const char *dir_path, const char *name, struct kva_template **ret,
+                                  struct kva_err *err)
+{
+    char named_file[256];
+    const char *wanted = name ? name : "default";
+    const char *source_file = "chat_template.jinja";
+    if (strcmp(wanted, "default") != 0) {
+        /* A name is part of a path: it must stay inside the directory. */
+        int length =
+            snprintf(named_file, sizeof(named_file), "additional_chat_templates/%s.jinja", wanted);
+        if (strchr(wanted, '/') || length < 0 || (size_t)length >= sizeof(named_file))
+            return kva_fail(err, KVA_EINVAL, "the chat template's name '%.64s' is not allowed",
+                            wanted);
+        source_file = named_file;
+    }
+    enum kva_status status = load_source(dir_path, source_file, ret, err);
+    if (status == KVA_ENOTFOUND)
+        status = load_json(dir_path, "tokenizer_config.json", wanted, ret, err);
+    if (status == KVA_ENOTFOUND)
+        status = load_json(dir_path, "chat_template.json", wanted, ret, err);
+    if (status == KVA_ENOTFOUND)
+        return kva_fail(err, KVA_ENOTFOUND,
+                        "%s: no chat template '%s' in %s, tokenizer_config.json or "
+                        "chat_template.json",
+                        dir_path, wanted, source_file);
+    return status;
+}

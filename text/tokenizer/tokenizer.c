@@ -1,0 +1,304 @@
+#include "text/tokenizer/internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define JSON_NAME   "tokenizer.json"
+#define CONFIG_NAME "tokenizer_config.json"
+
+/* ---- what tokenizer_config.json adds ----------------------------------------------------------
+ */
+
+/* "bos_token": "<s>" or {"content": "<s>", ...}. A name that is not in the vocabulary is an error
+ * where it would be missed, and no token where it would not (pad_token is often invented). */
+static enum kva_status config_token(const struct kva_tokenizer *tokenizer,
+                                    const struct kva_tok_place *place, const cJSON *config,
+                                    const char *name, bool required, int32_t *ret_id)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(config, name);
+    struct kva_tok_place inner = kva_tok_place_member(place, name);
+    const char *text = NULL;
+    enum kva_status status = KVA_OK;
+    if (cJSON_IsObject(item))
+        status = kva_tok_json_string(&inner, item, "content", &text);
+    else
+        status = kva_tok_json_string_optional(place, config, name, &text);
+    if (status || !text)
+        return status;
+    int32_t id = kva_vocab_find(&tokenizer->vocab, text, strlen(text));
+    if (id < 0 && required)
+        return kva_tok_complain(&inner, KVA_EFORMAT, "'%.60s' is not in the vocabulary", text);
+    if (id >= 0)
+        *ret_id = id;
+    return KVA_OK;
+}
+
+/* A configuration that says whether BOS and EOS are added overrides the post-processor. */
+static enum kva_status config_post(struct kva_tokenizer *tokenizer,
+                                   const struct kva_tok_place *place, const cJSON *config)
+{
+    bool bos, eos;
+    enum kva_status status = kva_tok_json_bool(place, config, "add_bos_token", false, &bos);
+    if (!status)
+        status = kva_tok_json_bool(place, config, "add_eos_token", false, &eos);
+    if (status || (kva_tok_json_missing(config, "add_bos_token") &&
+                   kva_tok_json_missing(config, "add_eos_token")))
+        return status;
+    tokenizer->post = (struct kva_post){.before_count = 0};
+    if (bos && tokenizer->bos >= 0)
+        tokenizer->post.before[tokenizer->post.before_count++] = tokenizer->bos;
+    if (eos && tokenizer->eos >= 0)
+        tokenizer->post.after[tokenizer->post.after_count++] = tokenizer->eos;
+    return KVA_OK;
+}
+
+static enum kva_status load_config(struct kva_tokenizer *tokenizer, const char *json, size_t length,
+                                   struct kva_err *err)
+{
+    struct kva_tok_place place = kva_tok_place_root(CONFIG_NAME, err);
+    cJSON *config;
+    enum kva_status status =
+        kva_tok_json_parse(&place, json, length, KVA_TOKENIZER_CONFIG_BYTES_MAX, &config);
+    if (status)
+        return status;
+    status = config_token(tokenizer, &place, config, "bos_token", true, &tokenizer->bos);
+    if (!status)
+        status = config_token(tokenizer, &place, config, "eos_token", true, &tokenizer->eos);
+    if (!status)
+        status = config_token(tokenizer, &place, config, "pad_token", false, &tokenizer->pad);
+    if (!status)
+        status = config_token(tokenizer, &place, config, "unk_token", false, &tokenizer->unk);
+    if (!status)
+        status = config_post(tokenizer, &place, config);
+    cJSON_Delete(config);
+    return status;
+}
+
+/* ---- tokenizer.json ------------------------------------------------------------------------- */
+
+static const cJSON *component(const cJSON *root, const char *name)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, name);
+    return item && !cJSON_IsNull(item) ? item : NULL;
+}
+
+static enum kva_status load_vocabulary(struct kva_tokenizer *tokenizer,
+                                       const struct kva_tok_place *root_place, const cJSON *root)
+{
+    const cJSON *model = component(root, "model");
+    const cJSON *added = component(root, "added_tokens");
+    struct kva_tok_place model_place = kva_tok_place_member(root_place, "model");
+    struct kva_tok_place added_place = kva_tok_place_member(root_place, "added_tokens");
+    if (added && !cJSON_IsArray(added))
+        return kva_tok_complain(&added_place, KVA_EFORMAT, "not an array");
+    const cJSON *vocab = model ? cJSON_GetObjectItemCaseSensitive(model, "vocab") : NULL;
+    size_t count = (vocab ? (size_t)cJSON_GetArraySize(vocab) : 0) +
+                   (added ? (size_t)cJSON_GetArraySize(added) : 0);
+    if (count > KVA_TOKENIZER_VOCAB_MAX)
+        return kva_tok_complain(&model_place, KVA_ETOOBIG, "%zu tokens, limit is %d", count,
+                                KVA_TOKENIZER_VOCAB_MAX);
+    if (kva_vocab_init(&tokenizer->vocab, count))
+        return kva_tok_complain(&model_place, KVA_ENOMEM, "no memory for %zu tokens", count);
+    enum kva_status status = kva_bpe_load(tokenizer, &model_place, model);
+    return status ? status : kva_added_load(tokenizer, &added_place, added);
+}
+
+/* The normalizer comes before the added tokens, which are normalized; the pre-tokenizer before the
+ * model, which asks whether pieces are bytes. */
+static enum kva_status load_components(struct kva_tokenizer *tokenizer,
+                                       const struct kva_tok_place *place, const cJSON *root)
+{
+    const cJSON *item = component(root, "normalizer");
+    struct kva_tok_place inner = kva_tok_place_member(place, "normalizer");
+    enum kva_status status = KVA_OK;
+    if (item)
+        status = kva_normalizer_load(&tokenizer->normalizer, &inner, item);
+    item = component(root, "pre_tokenizer");
+    inner = kva_tok_place_member(place, "pre_tokenizer");
+    if (!status && item)
+        status = kva_pretokenizer_load(&tokenizer->pretokenizer, &tokenizer->bpe.bytes_mode, &inner,
+                                       item);
+    if (!status)
+        status = load_vocabulary(tokenizer, place, root);
+    item = component(root, "post_processor");
+    inner = kva_tok_place_member(place, "post_processor");
+    if (!status && item)
+        status = kva_post_load(tokenizer, &inner, item);
+    inner = kva_tok_place_member(place, "decoder");
+    if (!status)
+        status = kva_decoder_load(tokenizer, &inner, component(root, "decoder"));
+    return status;
+}
+
+enum kva_status kva_tokenizer_load_buffers(const char *json, size_t json_length,
+                                           const char *config_json, size_t config_length,
+                                           struct kva_tokenizer **ret_tokenizer,
+                                           struct kva_err *err)
+{
+    struct kva_err ignored;
+    struct kva_tok_place place = kva_tok_place_root(JSON_NAME, err ? err : &ignored);
+    cJSON *root = NULL;
+    enum kva_status status =
+        kva_tok_json_parse(&place, json, json_length, KVA_TOKENIZER_FILE_BYTES_MAX, &root);
+    if (status)
+        return status;
+    struct kva_tokenizer *tokenizer = calloc(1, sizeof(*tokenizer));
+    if (!tokenizer) {
+        status = kva_tok_complain(&place, KVA_ENOMEM, "no memory");
+    } else {
+        tokenizer->bos = tokenizer->eos = tokenizer->pad = -1;
+        status = load_components(tokenizer, &place, root);
+    }
+    cJSON_Delete(root);
+    if (!status) {
+        tokenizer->unk = tokenizer->bpe.unk;
+        if (config_json)
+            status = load_config(tokenizer, config_json, config_length, place.err);
+    }
+    if (status) {
+        kva_tokenizer_destroy(tokenizer);
+        return status;
+    }
+    *ret_tokenizer = tokenizer;
+    return KVA_OK;
+}
+
+/* *ret_data is NULL, with KVA_OK, if there is no such file. */
+static enum kva_status read_file(const char *dir_path, const char *name, size_t bytes_max,
+                                 char **ret_data, size_t *ret_length, struct kva_err *err)
+{
+    struct kva_buf path;
+    kva_buf_init(&path, 4096);
+    kva_buf_printf(&path, "%s/%s", dir_path, name);
+    if (path.failed)
+        return kva_fail(err, KVA_EINVAL, "the path of the model directory is too long");
+    FILE *file = fopen(path.data, "rb");
+    kva_buf_finish(&path);
+    *ret_data = NULL;
+    if (!file)
+        return errno == ENOENT || errno == ENOTDIR
+                   ? KVA_OK
+                   : kva_fail(err, KVA_EIO, "%s: %s", name, strerror(errno));
+    struct kva_buf data;
+    char chunk[64 << 10];
+    size_t count;
+    kva_buf_init(&data, bytes_max);
+    while (!data.failed && (count = fread(chunk, 1, sizeof(chunk), file)) > 0)
+        kva_buf_append(&data, chunk, count);
+    enum kva_status status = KVA_OK;
+    if (ferror(file))
+        status = kva_fail(err, KVA_EIO, "%s: cannot be read: %s", name, strerror(errno));
+    else if (data.failed)
+        status = kva_fail(err, KVA_ETOOBIG, "%s: more than %zu bytes, or no memory for them", name,
+                          bytes_max);
+    else if (data.length == 0)
+        status = kva_fail(err, KVA_EFORMAT, "%s: the file is empty", name);
+    else
+        *ret_data = kva_buf_take(&data, ret_length);
+    fclose(file);
+    kva_buf_finish(&data);
+    return status;
+}
+
+enum kva_status kva_tokenizer_load(const char *dir_path, struct kva_tokenizer **ret_tokenizer,
+                                   struct kva_err *err)
+{
+    char *json = NULL, *config = NULL;
+    size_t json_length = 0, config_length = 0;
+    enum kva_status status =
+        read_file(dir_path, JSON_NAME, KVA_TOKENIZER_FILE_BYTES_MAX, &json, &json_length, err);
+    if (!status && !json)
+        status = kva_fail(err, KVA_ENOTFOUND, "the model directory has no %s", JSON_NAME);
+    if (!status)
+        status = read_file(dir_path, CONFIG_NAME, KVA_TOKENIZER_CONFIG_BYTES_MAX, &config,
+                           &config_length, err);
+    if (!status)
+        status = kva_tokenizer_load_buffers(json, json_length, config, config_length, ret_tokenizer,
+                                            err);
+    free(json);
+    free(config);
+    return status;
+}
+
+void kva_tokenizer_destroy(struct kva_tokenizer *tokenizer)
+{
+    if (!tokenizer)
+        return;
+    kva_vocab_finish(&tokenizer->vocab);
+    kva_tok_ops_finish(&tokenizer->normalizer);
+    kva_tok_ops_finish(&tokenizer->pretokenizer);
+    kva_added_finish(&tokenizer->added);
+    kva_bpe_finish(&tokenizer->bpe);
+    kva_decoder_finish(&tokenizer->decoder);
+    free(tokenizer);
+}
+
+/* ---- the vocabulary ------------------------------------------------------------------------- */
+
+uint32_t kva_tokenizer_vocab_size(const struct kva_tokenizer *tokenizer)
+{
+    return tokenizer->vocab.size;
+}
+
+int32_t kva_tokenizer_lookup(const struct kva_tokenizer *tokenizer, const char *token,
+                             size_t length)
+{
+    return kva_vocab_find(&tokenizer->vocab, token, length);
+}
+
+static const struct kva_vocab_entry *find_entry(const struct kva_tokenizer *tokenizer, int32_t id)
+{
+    if (id < 0 || (uint32_t)id >= tokenizer->vocab.size || !tokenizer->vocab.entries[id].flags)
+        return NULL;
+    return &tokenizer->vocab.entries[id];
+}
+
+const char *kva_tokenizer_token_string(const struct kva_tokenizer *tokenizer, int32_t id,
+                                       size_t *ret_length)
+{
+    const struct kva_vocab_entry *entry = find_entry(tokenizer, id);
+    if (!entry)
+        return NULL;
+    if (ret_length)
+        *ret_length = entry->length;
+    return tokenizer->vocab.pool.data + entry->offset;
+}
+
+const char *kva_tokenizer_token_bytes(const struct kva_tokenizer *tokenizer, int32_t id,
+                                      size_t *ret_length)
+{
+    const struct kva_vocab_entry *entry = find_entry(tokenizer, id);
+    if (!entry)
+        return NULL;
+    if (ret_length)
+        *ret_length = entry->bytes_length;
+    return tokenizer->vocab.bytes_pool.data + entry->bytes_offset;
+}
+
+bool kva_tokenizer_is_special(const struct kva_tokenizer *tokenizer, int32_t id)
+{
+    const struct kva_vocab_entry *entry = find_entry(tokenizer, id);
+    return entry && (entry->flags & KVA_TOK_SPECIAL);
+}
+
+int32_t kva_tokenizer_bos(const struct kva_tokenizer *tokenizer)
+{
+    return tokenizer->bos;
+}
+
+int32_t kva_tokenizer_eos(const struct kva_tokenizer *tokenizer)
+{
+    return tokenizer->eos;
+}
+
+int32_t kva_tokenizer_pad(const struct kva_tokenizer *tokenizer)
+{
+    return tokenizer->pad;
+}
+
+int32_t kva_tokenizer_unk(const struct kva_tokenizer *tokenizer)
+{
+    return tokenizer->unk;
+}
