@@ -1,6 +1,6 @@
 #include "kernels/int8.h"
 
-#include "kernels/cpu/convert.h"
+#include "kernels/convert.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 #include "engine/eval/coverage.h"
 
 #include "engine/model/limits.h"
-#include "kernels/cpu/convert.h"
+#include "kernels/convert.h"
 
 #include <math.h>
 #include <stdlib.h>

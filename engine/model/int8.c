@@ -2,10 +2,10 @@
 
 #include "base/log.h"
 #include "base/mapped.h"
+#include "base/pool.h"
 #include "engine/model/checksum.h"
 #include "engine/model/files.h"
 #include "engine/model/int8_file.h"
-#include "kernels/cpu/pool.h"
 #include "kernels/int8.h"
 
 #include <errno.h>

@@ -1,8 +1,8 @@
 #include "engine/model/synthetic.h"
 
 #include "base/noise.h"
+#include "base/pool.h"
 #include "engine/model/bind.h"
-#include "kernels/cpu/pool.h"
 
 #include <errno.h>
 #include <fcntl.h>

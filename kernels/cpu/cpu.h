@@ -1,23 +1,27 @@
 /* cpu.h - what the operators' drivers ask of the kernels of one capability level.
  *
- * An operator of ops.h is a driver (ops_dense.c, ops_attend.c), the same for every level: it cuts
- * the work into items, hands them to the pool, and calls the kernel that the device's table holds.
+ * An operator of ops.h is a driver, the same for every level: it cuts the work into items, hands
+ * them to the pool, and calls the kernel that the device's table (device/table.c) holds.
  * Kernels are pure functions of their arguments. Whatever the items are, a kernel must give each
  * element the same bits: the order of its additions is a property of the element alone.
  *
  *   linear   An output is a sum over blocks of inputs, ascending: of KVA_CPU_LINEAR_INNER, or, in
  *            kernels of 16-bit products, KVA_CPU_LINEAR_DEPTH. A block is summed by lanes and the
  *            lanes by a fixed tree. What activations are rounded to depends on the level and the
- *            weight's format alone. Level amx sums bf16 by tiles: linear_amx.c.
+ *            weight's format alone. Level amx sums bf16 by tiles: linear/amx.c.
  *            With int8 weights every level gives the bits that int8.h says.
  *   attend   A row is a fold over splits of KVA_ATTEND_SPLIT_TOKENS positions, ascending. Within a
  *            split a score is one chain over head_dim, the sum of exponentials goes by lanes of
  *            (position % lanes), and each element of `a` is one chain over the tokens. Kernels of
  *            16-bit products take dimensions and tokens by pairs, from even positions on. Level amx
- *            sums bf16 by tiles: attend_amx.c.
+ *            sums bf16 by tiles: attend/amx.c.
  *   lowbit   A row is the same fold over splits of low-bit pages, then over its hot rows, which are
  *            taken for a split of their own per KVA_ATTEND_SPLIT_TOKENS of them in ascending
- *            position. Quantised blocks have the same bits at every level. */
+ *            position. Quantised blocks have the same bits at every level.
+ *
+ * Folders: attend, linear, lowbit, rows and select hold the operators: driver.c, then ref.c, avx2.c
+ * and so on, one file a level, body.h where levels share a text that is compiled once for each,
+ * over the vectors of simd. device holds the device itself. */
 #ifndef KVA_KERNELS_CPU_CPU_H
 #define KVA_KERNELS_CPU_CPU_H
 
@@ -33,6 +37,10 @@
 /* Outputs of one linear work item at most; rows, where the kernel does not prepare them. */
 #define KVA_CPU_LINEAR_OUTPUTS 96u
 #define KVA_CPU_LINEAR_ROWS    96u
+
+/* Outputs and rows of one tile of level amx. */
+#define KVA_AMX_OUTPUTS 16u
+#define KVA_AMX_ROWS    16u
 
 /* (row, head) pairs of one attention work item at most. */
 #define KVA_CPU_ATTEND_QUERIES 64u
@@ -177,13 +185,42 @@ struct kva_cpu_kernels {
     double (*exp_sum)(const float *logits, uint32_t count, float limit, float temperature);
 };
 
-/* Put a level's kernels into the table, over those of the levels below it. */
-void kva_cpu_kernels_ref(struct kva_cpu_kernels *kernels);
-void kva_cpu_kernels_avx2(struct kva_cpu_kernels *kernels);
-void kva_cpu_kernels_avx512(struct kva_cpu_kernels *kernels);
-void kva_cpu_kernels_avx512bf16(struct kva_cpu_kernels *kernels);
-void kva_cpu_kernels_avx512vnni(struct kva_cpu_kernels *kernels);
-void kva_cpu_kernels_amx(struct kva_cpu_kernels *kernels);
+/* The kernels of one level. A level need not have all of them: table.c says which it has, and the
+ * device takes the others from the levels below. */
+#define KVA_CPU_KERNELS_DECLARE(level)                                                             \
+    void kva_embed_##level(const struct kva_embed_args *args, uint32_t first, uint32_t end);       \
+    void kva_norm_##level(const struct kva_norm_args *args, uint32_t first, uint32_t end);         \
+    void kva_rope_##level(const struct kva_rope_args *args, uint32_t first, uint32_t end,          \
+                          float *scratch);                                                         \
+    void kva_glu_##level(const struct kva_glu_args *args, size_t first, size_t end);               \
+    void kva_kv_append_##level(const struct kva_kv_append_args *args, uint32_t first,              \
+                               uint32_t end);                                                      \
+    void kva_merge_##level(const struct kva_merge_args *args, uint32_t first, uint32_t end,        \
+                           float *scratch);                                                        \
+    double kva_exp_sum_##level(const float *logits, uint32_t count, float limit,                   \
+                               float temperature);                                                 \
+    size_t kva_linear_row_bytes_##level(const struct kva_linear_args *args);                       \
+    void kva_linear_prepare_##level(const struct kva_linear_args *args, uint32_t first,            \
+                                    uint32_t end, void *prepared);                                 \
+    void kva_linear_##level(const struct kva_cpu_linear *item);                                    \
+    void kva_linear_int8_prepare_##level(const struct kva_linear_args *args, uint32_t first,       \
+                                         uint32_t end, void *prepared);                            \
+    void kva_linear_int8_##level(const struct kva_cpu_linear *item);                               \
+    void kva_attend_split_##level(const struct kva_cpu_attend_split *split);                       \
+    void kva_attend_fold_##level(float *a, float *m, float *e, const float *split_a,               \
+                                 float split_m, float split_e, uint32_t head_dim);                 \
+    void kva_quantise_##level(const struct kva_cpu_quantise *args);                                \
+    void kva_lowbit_split_##level(const struct kva_cpu_lowbit_split *split);                       \
+    uint32_t kva_lowbit_filter_##level(const struct kva_cpu_lowbit_filter *args);                  \
+    void kva_lowbit_score_##level(float *out, const float *q, const void *const *rows,             \
+                                  uint32_t count, uint32_t head_dim, enum kva_dtype kv_dtype);
+
+KVA_CPU_KERNELS_DECLARE(ref)
+KVA_CPU_KERNELS_DECLARE(avx2)
+KVA_CPU_KERNELS_DECLARE(avx512)
+KVA_CPU_KERNELS_DECLARE(avx512vnni)
+KVA_CPU_KERNELS_DECLARE(avx512bf16)
+KVA_CPU_KERNELS_DECLARE(amx)
 
 /* Levels that both this build and this machine have. AMX is among them if the operating system
  * lets this process use its tiles, which is asked for here. */

@@ -17,7 +17,7 @@ enum amx_source amx_source_of(uint32_t levels)
 }
 
 #ifdef __x86_64__
-#include "kernels/cpu/amx.h"
+#include "kernels/cpu/simd/amx.h"
 
 #include <immintrin.h>
 #include <signal.h>

@@ -3,7 +3,7 @@
 #include "tests/kernels/broken.h"
 
 #ifdef __x86_64__
-#include "kernels/cpu/amx.h"
+#include "kernels/cpu/simd/amx.h"
 
 static const struct kva_ops *good;
 static struct kva_device *other; /* of level avx512bf16 */

@@ -5,7 +5,7 @@
 #include "tests/cmocka.h"
 
 #ifdef __x86_64__
-#include "kernels/cpu/amx.h"
+#include "kernels/cpu/simd/amx.h"
 
 #include <math.h>
 #include <pthread.h>

@@ -1,0 +1,73 @@
+/* device_cpu.h - the inside of the CPU device, shared by device.c and the operators' drivers. */
+#ifndef KVA_KERNELS_CPU_DEVICE_DEVICE_CPU_H
+#define KVA_KERNELS_CPU_DEVICE_DEVICE_CPU_H
+
+#include "base/pool.h"
+#include "kernels/backend.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/device/queue.h"
+
+/* Memory for the partial results of attention splits that are computed side by side. More splits
+ * than fit are done in waves. Taken when touched. */
+#define KVA_CPU_PARTIAL_BYTES (16u * 1024u * 1024u)
+
+struct kva_device {
+    struct kva_device_base base;
+    struct kva_cpu_kernels kernels;
+    struct kva_pool *pool;
+    struct kva_copy_queue *copies;
+    unsigned char *scratch; /* [threads][KVA_CPU_SCRATCH_BYTES] */
+    float *partials;        /* KVA_CPU_PARTIAL_BYTES */
+    void *prepared;         /* KVA_CPU_PREPARED_BYTES: rows for linear */
+    bool prefault;          /* memory is made physical when it is taken */
+    _Atomic bool failed;    /* set once, after `error` was written */
+    struct kva_err error;
+};
+
+static inline void *kva_cpu_scratch(const struct kva_device *device, uint32_t worker)
+{
+    return device->scratch + (size_t)worker * KVA_CPU_SCRATCH_BYTES;
+}
+
+/* Fail the device for good; operators do nothing from then on. Engine thread only. */
+void kva_cpu_fail(struct kva_device *device, const char *format, ...) KVA_PRINTF(2, 3);
+
+/* Slots of a KV head at most: they bound the scratch of resolve. */
+#define KVA_CPU_HOT_SLOTS_MAX (KVA_CPU_SCRATCH_BYTES / (2 * sizeof(uint64_t)) - 64)
+
+/* Resolve, then fetch, for one KV head. scratch: KVA_CPU_SCRATCH_BYTES / 2. */
+void kva_cpu_hot_act(const struct kva_hot *hot, const struct kva_hot_now *now, uint32_t kv_head,
+                     uint32_t head_dim, void *scratch);
+
+/* Whether low-bit pages of such a format can be made and read; fails the device, by the operator's
+ * name, where they cannot. */
+bool kva_cpu_check_lowbit(struct kva_device *device, const char *op,
+                          struct kva_lowbit_format format, uint32_t head_dim,
+                          enum kva_dtype kv_dtype);
+
+/* See struct kva_device_roofs. */
+KVA_MUST_CHECK enum kva_status kva_cpu_roofs(struct kva_device *device,
+                                             struct kva_device_roofs *ret, struct kva_err *err);
+
+extern const struct kva_ops kva_cpu_ops;
+
+void kva_cpu_embed(struct kva_device *device, const struct kva_embed_args *args);
+void kva_cpu_norm(struct kva_device *device, const struct kva_norm_args *args);
+void kva_cpu_linear(struct kva_device *device, const struct kva_linear_args *args);
+void kva_cpu_rope(struct kva_device *device, const struct kva_rope_args *args);
+void kva_cpu_glu(struct kva_device *device, const struct kva_glu_args *args);
+void kva_cpu_kv_append(struct kva_device *device, const struct kva_kv_append_args *args);
+void kva_cpu_attend(struct kva_device *device, const struct kva_attend_args *args);
+void kva_cpu_quantise(struct kva_device *device, const struct kva_quantise_args *args);
+void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args);
+void kva_cpu_resolve(struct kva_device *device, const struct kva_resolve_args *args);
+void kva_cpu_drift(struct kva_device *device, const struct kva_drift_args *args);
+void kva_cpu_merge(struct kva_device *device, const struct kva_merge_args *args);
+void kva_cpu_gather(struct kva_device *device, const struct kva_gather_args *args);
+void kva_cpu_shortlist(struct kva_device *device, const struct kva_shortlist_args *args);
+
+void kva_cpu_fetch_hot(struct kva_device *device, enum kva_queue queue,
+                       const struct kva_hot_fetch *fetches, uint32_t count,
+                       size_t page_offset_bytes, uint32_t kv_heads, uint32_t head_dim);
+
+#endif

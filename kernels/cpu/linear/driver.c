@@ -1,0 +1,132 @@
+/* Driver of linear: rows are prepared where the kernel wants that, then pieces of outputs times
+ * pieces of rows are items of work. */
+#include "kernels/cpu/device/pieces.h"
+#include "kernels/cpu/linear/int8_row.h"
+
+/* Work under this many multiplications is not worth waking a thread for. */
+#define SERIAL_PRODUCTS_MAX 65536u
+
+/* Weights of one item whose rows are prepared, at least: memory is not read in crumbs. */
+#define ITEM_BYTES_MIN (64u * 1024u)
+
+struct linear_job {
+    struct kva_device *device;
+    const struct kva_linear_args *args;
+    struct kva_cut rows;
+    struct kva_cut outputs;
+    size_t row_bytes; /* of a prepared row */
+};
+
+static bool is_int8(const struct kva_linear_args *args)
+{
+    return args->weight.dtype == KVA_INT8;
+}
+
+static void prepare_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
+{
+    const struct kva_piece_job *job = opaque;
+    const struct kva_cpu_kernels *kernels = &job->device->kernels;
+    (is_int8(job->args) ? kernels->linear_int8_prepare : kernels->linear_prepare)(
+        job->args, (uint32_t)kva_cut_first(&job->cut, index),
+        (uint32_t)kva_cut_end(&job->cut, index), job->device->prepared);
+}
+
+/* Outputs of a piece come before its rows: the rows that follow find its weights in a cache. */
+static void linear_piece(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct linear_job *job = opaque;
+    uint32_t row_piece = index % job->rows.count, out_piece = index / job->rows.count;
+    struct kva_cpu_linear item = {
+        .args = job->args,
+        .prepared = job->row_bytes ? job->device->prepared : NULL,
+        .row_first = (uint32_t)kva_cut_first(&job->rows, row_piece),
+        .row_end = (uint32_t)kva_cut_end(&job->rows, row_piece),
+        .out_first = (uint32_t)kva_cut_first(&job->outputs, out_piece),
+        .out_end = (uint32_t)kva_cut_end(&job->outputs, out_piece),
+        .scratch = kva_cpu_scratch(job->device, worker),
+    };
+    const struct kva_cpu_kernels *kernels = &job->device->kernels;
+    (is_int8(job->args) ? kernels->linear_int8 : kernels->linear)(&item);
+}
+
+/* Pieces of `total` units, `unit_count` each. */
+static struct kva_cut cut_even(size_t total, size_t unit_count)
+{
+    return (struct kva_cut){
+        .total = total, .unit_count = unit_count, .count = (uint32_t)kva_div_up(total, unit_count)};
+}
+
+/* Outputs of an item whose rows are prepared: some items for each thread, so that a late one holds
+ * up little, unless they would be much too short to be read at full speed. */
+static size_t item_outputs(const struct kva_device *device, const struct kva_weight *weight)
+{
+    bool panels = weight->dtype == KVA_INT8;
+    size_t output_bytes = panels ? kva_int8_panel_bytes(weight->cols) / KVA_INT8_PANEL
+                                 : weight->cols * kva_dtype_bytes(weight->dtype);
+    size_t least = ITEM_BYTES_MIN / output_bytes + 1;
+    size_t threads = kva_pool_threads(device->pool);
+    size_t even = kva_div_up(weight->rows, threads * 16);
+    size_t align = panels ? KVA_INT8_PANEL : device->kernels.linear_outputs;
+    size_t outputs =
+        kva_min_size(kva_align_up(kva_max_size(even, least), align), KVA_CPU_LINEAR_OUTPUTS);
+    /* As many for one thread as for another: of a small matrix they are few. */
+    size_t items = kva_div_up(weight->rows, outputs);
+    if (items > threads)
+        items = kva_align_up(items, threads);
+    return kva_min_size(kva_align_up(kva_div_up(weight->rows, items), align),
+                        KVA_CPU_LINEAR_OUTPUTS);
+}
+
+static void run_linear(struct kva_device *device, const struct kva_linear_args *args,
+                       size_t row_bytes)
+{
+    struct linear_job job = {.device = device, .args = args, .row_bytes = row_bytes};
+    if (row_bytes) {
+        struct kva_piece_job prepare = {.device = device, .args = args};
+        prepare.cut = kva_cut_units(device, args->rows, args->weight.cols,
+                                    is_int8(args) ? 1 : device->kernels.linear_rows);
+        kva_pool_run(device->pool, prepare.cut.count, prepare_piece, &prepare);
+        job.rows = cut_even(args->rows, args->rows);
+        job.outputs = cut_even(args->weight.rows, item_outputs(device, &args->weight));
+    } else {
+        job.rows = cut_even(args->rows, KVA_CPU_LINEAR_ROWS);
+        job.outputs = cut_even(args->weight.rows, KVA_CPU_LINEAR_OUTPUTS);
+    }
+    size_t pieces = (size_t)job.rows.count * job.outputs.count;
+    if (pieces > UINT32_MAX) {
+        kva_cpu_fail(device, "linear: %u rows of %u outputs in one call", args->rows,
+                     args->weight.rows);
+        return;
+    }
+    size_t products = (size_t)args->rows * args->weight.rows * args->weight.cols;
+    if (products > SERIAL_PRODUCTS_MAX) {
+        kva_pool_run(device->pool, (uint32_t)pieces, linear_piece, &job);
+        return;
+    }
+    for (uint32_t i = 0; i < pieces; i++)
+        linear_piece(&job, i, 0);
+}
+
+void kva_cpu_linear(struct kva_device *device, const struct kva_linear_args *args)
+{
+    if (kva_cpu_failed(device) || args->rows == 0)
+        return;
+    size_t row_bytes = is_int8(args) ? kva_int8_x_bytes(args->weight.cols)
+                                     : device->kernels.linear_row_bytes(args);
+    if (row_bytes > KVA_CPU_PREPARED_BYTES) {
+        kva_cpu_fail(device, "linear: a row of %u inputs is larger than %u bytes",
+                     args->weight.cols, KVA_CPU_PREPARED_BYTES);
+        return;
+    }
+    /* As many rows in one turn as there is memory to prepare them in. */
+    uint32_t fit = args->rows;
+    if (row_bytes)
+        fit = (uint32_t)kva_min_size(fit, KVA_CPU_PREPARED_BYTES / row_bytes);
+    struct kva_linear_args turn = *args;
+    for (uint32_t row = 0; row < args->rows; row += turn.rows) {
+        turn.rows = kva_min_u32(fit, args->rows - row);
+        turn.x = (const float *)args->x + (size_t)row * args->x_stride;
+        turn.out = (float *)args->out + (size_t)row * args->out_stride;
+        run_linear(device, &turn, row_bytes);
+    }
+}

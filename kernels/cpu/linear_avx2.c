@@ -1,5 +1,0 @@
-/* linear of level avx2. */
-#include "kernels/cpu/kernels_avx2.h"
-#include "kernels/cpu/simd_avx2.h"
-
-#include "kernels/cpu/linear_body.h"

@@ -1,0 +1,289 @@
+/* body.h - attention over low-bit pages and selection for the vector levels; included by
+ * avx2.c and avx512.c after their simd header.
+ *
+ * A page is expanded to floats once for all queries: keys [head_dim, 64], values [64, head_dim]. */
+#include "kernels/cpu/lowbit/block.h"
+#include "kernels/cpu/lowbit/lanes.h"
+
+#include <string.h>
+
+#define PAGE_FLOATS (KVA_CPU_HEAD_DIM_MAX * KVA_PAGE_TOKENS)
+
+_Static_assert(PAGE_FLOATS * sizeof(float) <= KVA_CPU_LOWBIT_SCRATCH_BYTES,
+               "a page of floats outgrew the scratch");
+
+/* --- a page as floats ------------------------------------------------------------------------- */
+
+/* Codes of 16 numbers that are bit `j` of 16 nibbles, times scale plus zero. */
+INLINE void decode_16(const uint32_t bits, const unsigned char *from, size_t plane_bytes,
+                      size_t bytes, uint32_t j, const vf *scale, const vf *zero, float *to)
+{
+    uint32_t masks[4];
+    for (uint32_t b = 0; b < bits; b++) {
+        uint64_t nibbles = 0;
+        if (bytes == 8)
+            memcpy(&nibbles, from + b * plane_bytes, 8);
+        else
+            memcpy(&nibbles, from + b * plane_bytes, bytes);
+        masks[b] = (uint32_t)_pext_u64(nibbles, 0x1111111111111111ull << j);
+    }
+    for (uint32_t i = 0; i < 16 / VL; i++) {
+        vf code = v_zero();
+        for (uint32_t b = 0; b < bits; b++)
+            code = v_add(code, v_where(masks[b] >> i * VL & ALL_LANES, v_set((float)(1u << b))));
+        v_store(to + i * VL, v_fma(code, scale[i], zero[i]));
+    }
+}
+
+/* Keys of a page as floats [head_dim, 64]. */
+INLINE void decode_keys(const uint32_t bits, const struct kva_cpu_lowbit_split *split,
+                        const struct kva_lowbit_layout *layout, const unsigned char *head,
+                        float *to)
+{
+    uint32_t dim = split->head_dim;
+    for (uint32_t c = 0; c < dim; c++) {
+        const unsigned char *row = head + layout->k_codes + (size_t)(c / 4) * KVA_PAGE_TOKENS / 2;
+        for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t += 16) {
+            size_t level = ((size_t)(t / split->format.group) * dim + c) * 2;
+            uint16_t halves[2];
+            memcpy(&halves[0], head + layout->k_scale + level, 2);
+            memcpy(&halves[1], head + layout->k_zero + level, 2);
+            vf scale[2], zero[2];
+            scale[0] = scale[1] = v_set(kva_f32_of_f16(halves[0]));
+            zero[0] = zero[1] = v_set(kva_f32_of_f16(halves[1]));
+            decode_16(bits, row + t / 2, layout->plane_bytes, 8, c % 4, scale, zero,
+                      to + (size_t)c * KVA_PAGE_TOKENS + t);
+        }
+    }
+}
+
+/* Values of a page as floats [64, stride]. */
+INLINE void decode_values(const uint32_t bits, const struct kva_cpu_lowbit_split *split,
+                          const struct kva_lowbit_layout *layout, const unsigned char *head,
+                          uint32_t stride, float *to)
+{
+    uint32_t dim = split->head_dim;
+    for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t++) {
+        const unsigned char *row = head + layout->v_codes + (size_t)(t / 4) * dim / 2;
+        for (uint32_t c = 0; c < dim; c += 16) {
+            size_t level = (size_t)(c / split->format.group * KVA_PAGE_TOKENS + t) * 2;
+            uint16_t halves[2];
+            memcpy(&halves[0], head + layout->v_scale + level, 2);
+            memcpy(&halves[1], head + layout->v_zero + level, 2);
+            vf scale[2], zero[2];
+            scale[0] = scale[1] = v_set(kva_f32_of_f16(halves[0]));
+            zero[0] = zero[1] = v_set(kva_f32_of_f16(halves[1]));
+            decode_16(bits, row + c / 2, layout->plane_bytes, kva_min_size(8, (dim - c) / 2), t % 4,
+                      scale, zero, to + (size_t)t * stride + c);
+        }
+    }
+}
+
+/* --- tiles ------------------------------------------------------------------------------------ */
+
+#define TILE_QUERIES ATTEND_TILE_QUERIES
+#define TILE_VECTORS ATTEND_TILE_VECTORS
+
+/* sums[j][n] (+)= sum over i < count of x[j][i] y[i][n], in order. */
+INLINE void float_tile(const int queries, const int vectors, const float *x, size_t x_stride,
+                       const float *y, size_t y_stride, uint32_t count, bool add, float *sums,
+                       size_t sums_stride)
+{
+    vf acc[TILE_QUERIES][TILE_VECTORS];
+    for (int j = 0; j < queries; j++) {
+        for (int n = 0; n < vectors; n++)
+            acc[j][n] = add ? v_load(sums + (size_t)j * sums_stride + (uint32_t)n * VL) : v_zero();
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        vf rows[TILE_VECTORS];
+        for (int n = 0; n < vectors; n++)
+            rows[n] = v_load(y + (size_t)i * y_stride + (uint32_t)n * VL);
+        for (int j = 0; j < queries; j++) {
+            vf factor = v_set(x[(size_t)j * x_stride + i]);
+            for (int n = 0; n < vectors; n++)
+                acc[j][n] = v_fma(factor, rows[n], acc[j][n]);
+        }
+    }
+    for (int j = 0; j < queries; j++) {
+        for (int n = 0; n < vectors; n++)
+            v_store(sums + (size_t)j * sums_stride + (uint32_t)n * VL, acc[j][n]);
+    }
+}
+
+/* Any number of queries, in tiles as even as can be, each one of three sizes. */
+INLINE void float_tiles(const int vectors, uint32_t queries, const float *x, size_t x_stride,
+                        const float *y, size_t y_stride, uint32_t count, bool add, float *sums,
+                        size_t sums_stride)
+{
+    uint32_t j = 0;
+    for (; j + TILE_QUERIES <= queries; j += TILE_QUERIES)
+        float_tile(TILE_QUERIES, vectors, x + j * x_stride, x_stride, y, y_stride, count, add,
+                   sums + j * sums_stride, sums_stride);
+    for (; j + 2 <= queries; j += 2)
+        float_tile(2, vectors, x + j * x_stride, x_stride, y, y_stride, count, add,
+                   sums + j * sums_stride, sums_stride);
+    for (; j < queries; j++)
+        float_tile(1, vectors, x + j * x_stride, x_stride, y, y_stride, count, add,
+                   sums + j * sums_stride, sums_stride);
+}
+
+/* --- attention -------------------------------------------------------------------------------- */
+
+static bool sees(const struct kva_cpu_lowbit_split *split, uint32_t query, uint32_t slot)
+{
+    return slot >= split->slot_first[query] &&
+           (split->present[slot / KVA_PAGE_TOKENS] >> slot % KVA_PAGE_TOKENS & 1u);
+}
+
+/* Scores that are not seen become -inf. */
+static void hide(const struct kva_cpu_lowbit_split *split, uint32_t query, float *scores,
+                 uint32_t slots)
+{
+    uint64_t all = UINT64_MAX;
+    for (uint32_t page = 0; page < split->page_count; page++)
+        all &= split->present[page];
+    if (all == UINT64_MAX && split->slot_first[query] == 0)
+        return;
+    for (uint32_t slot = 0; slot < slots; slot++)
+        scores[slot] = sees(split, query, slot) ? scores[slot] : -INFINITY;
+}
+
+/* m and e of a query; its scores become weights. */
+static void soften(const struct kva_cpu_lowbit_split *split, uint32_t query)
+{
+    float *scores = split->weights + (size_t)query * KVA_ATTEND_SPLIT_TOKENS;
+    uint32_t slots = split->page_count * KVA_PAGE_TOKENS;
+    hide(split, query, scores, slots);
+    vf top = v_set(-INFINITY), sum = v_zero();
+    for (uint32_t slot = 0; slot < slots; slot += VL)
+        top = v_max(top, v_load(scores + slot));
+    float m = v_largest(top);
+    split->m[query] = m;
+    split->e[query] = 0.0f;
+    if (m == -INFINITY) {
+        memset(scores, 0, slots * sizeof *scores);
+        return;
+    }
+    for (uint32_t slot = 0; slot < slots; slot += VL) {
+        vf p = v_exp(v_sub(v_load(scores + slot), v_set(m)));
+        v_store(scores + slot, p);
+        sum = v_add(sum, p);
+    }
+    split->e[query] = v_sum(sum);
+}
+
+INLINE void prefetch_pages(const struct kva_cpu_lowbit_split *split)
+{
+    size_t bytes = kva_lowbit_head_bytes(split->format, split->head_dim);
+    for (uint32_t page = 0; page < split->next_count; page++) {
+        for (size_t i = 0; i < bytes; i += KVA_CACHE_LINE)
+            _mm_prefetch((const char *)split->next[page] + i, _MM_HINT_T1);
+    }
+}
+
+/* a += weights times the values of page `page`, which are in `values`. */
+INLINE void add_values(const struct kva_cpu_lowbit_split *split, uint32_t page, const float *values,
+                       uint32_t stride)
+{
+    const float *weights = split->weights + page * KVA_PAGE_TOKENS;
+    uint32_t dim = split->head_dim, c = 0;
+    for (; c + TILE_VECTORS * VL <= dim; c += TILE_VECTORS * VL)
+        float_tiles(TILE_VECTORS, split->q_count, weights, KVA_ATTEND_SPLIT_TOKENS, values + c,
+                    stride, KVA_PAGE_TOKENS, true, split->a + c, dim);
+    for (; c + VL <= dim; c += VL)
+        float_tiles(1, split->q_count, weights, KVA_ATTEND_SPLIT_TOKENS, values + c, stride,
+                    KVA_PAGE_TOKENS, true, split->a + c, dim);
+    for (uint32_t j = 0; c < dim && j < split->q_count; j++) {
+        float *a = split->a + (size_t)j * dim + c;
+        vf sum = v_load_n(a, dim - c);
+        for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t++)
+            sum = v_fma(v_set(weights[(size_t)j * KVA_ATTEND_SPLIT_TOKENS + t]),
+                        v_load(values + (size_t)t * stride + c), sum);
+        v_store_n(a, sum, dim - c);
+    }
+}
+
+INLINE void attend(const uint32_t bits, const struct kva_cpu_lowbit_split *split)
+{
+    const struct kva_lowbit_layout layout = kva_lowbit_layout(split->format, split->head_dim);
+    uint32_t dim = split->head_dim, stride = (uint32_t)kva_align_up(dim, 16);
+    float *floats = split->scratch;
+    prefetch_pages(split);
+    for (uint32_t page = 0; page < split->page_count; page++) {
+        decode_keys(bits, split, &layout, split->pages[page], floats);
+        for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t += TILE_VECTORS * VL)
+            float_tiles(TILE_VECTORS, split->q_count, split->q, dim, floats + t, KVA_PAGE_TOKENS,
+                        dim, false, split->weights + page * KVA_PAGE_TOKENS + t,
+                        KVA_ATTEND_SPLIT_TOKENS);
+    }
+    for (uint32_t j = 0; j < split->q_count; j++)
+        soften(split, j);
+    memset(split->a, 0, (size_t)split->q_count * dim * sizeof *split->a);
+    for (uint32_t page = 0; page < split->page_count; page++) {
+        decode_values(bits, split, &layout, split->pages[page], stride, floats);
+        add_values(split, page, floats, stride);
+    }
+}
+
+void LEVEL(kva_lowbit_split)(const struct kva_cpu_lowbit_split *split)
+{
+    switch (split->format.bits) {
+    case 1:
+        attend(1, split);
+        break;
+    case 2:
+        attend(2, split);
+        break;
+    default:
+        attend(4, split);
+        break;
+    }
+}
+
+/* --- selection -------------------------------------------------------------------------------- */
+
+uint32_t LEVEL(kva_lowbit_filter)(const struct kva_cpu_lowbit_filter *args)
+{
+    vf sums[KVA_PAGE_TOKENS / VL];
+    for (uint32_t i = 0; i < KVA_PAGE_TOKENS / VL; i++)
+        sums[i] = v_zero();
+    for (uint32_t h = 0; h < args->heads; h++) {
+        vf factor = v_set(args->factors[h]);
+        for (uint32_t i = 0; i < KVA_PAGE_TOKENS / VL; i++)
+            sums[i] = v_fma(v_load(args->weights + h * args->stride + i * VL), factor, sums[i]);
+    }
+    uint64_t bits = 0;
+    for (uint32_t i = 0; i < KVA_PAGE_TOKENS / VL; i++)
+        bits |= (uint64_t)v_not_less(sums[i], v_set(args->threshold)) << i * VL;
+    bits &= args->candidates;
+    if (bits == 0)
+        return 0;
+    float means[KVA_PAGE_TOKENS];
+    for (uint32_t i = 0; i < KVA_PAGE_TOKENS / VL; i++)
+        v_store(means + i * VL, sums[i]);
+    uint32_t count = 0;
+    for (; bits; bits &= bits - 1, count++) {
+        args->tokens[count] = (uint32_t)__builtin_ctzll(bits);
+        args->found[count] = means[args->tokens[count]];
+    }
+    return count;
+}
+
+void LEVEL(kva_lowbit_score)(float *out, const float *q, const void *const *rows, uint32_t count,
+                             uint32_t head_dim, enum kva_dtype kv_dtype)
+{
+    for (uint32_t j = 0; j < count; j++) {
+        const uint16_t *row = rows[j];
+        vf sums[2] = {v_zero(), v_zero()};
+        uint32_t i = 0;
+        for (; i + 2 * VL <= head_dim; i += 2 * VL) {
+            sums[0] = v_fma(v_load(q + i), v_load_16(row + i, kv_dtype), sums[0]);
+            sums[1] = v_fma(v_load(q + i + VL), v_load_16(row + i + VL, kv_dtype), sums[1]);
+        }
+        for (; i < head_dim; i += VL) {
+            uint32_t n = kva_min_u32(VL, head_dim - i);
+            sums[0] = v_fma(v_load_n(q + i, n), v_load_16_n(row + i, kv_dtype, n), sums[0]);
+        }
+        out[j] = v_sum(v_add(sums[0], sums[1]));
+    }
+}

@@ -1,0 +1,518 @@
+/* Driver of attention over low-bit pages and hot rows.
+ *
+ * A task (query_task.h) folds its splits of low-bit pages in ascending order, then its hot rows.
+ * Where there are too few tasks for the threads, the splits of a task run side by side into partial
+ * results that are then folded in the same order. Selecting rows leave the weights of their tokens
+ * in the caller's scratch memory, where select/choose.c reads them: a task that has all it takes
+ * selects at once; otherwise sequences whose weights do not fit there together take turns. */
+#include "kernels/cpu/lowbit/plan.h"
+
+#include <math.h>
+#include <string.h>
+
+/* --- tasks ------------------------------------------------------------------------------------ */
+
+struct task {
+    const struct kva_attend_lowbit_args *args;
+    const struct kva_lowbit_seq *seq;
+    struct kva_query_task at;
+    float *weights;    /* where those of the selecting row go; NULL: none of its rows selects */
+    uint32_t fold_dim; /* of `a`: head_dim; 0 while the result is only wanted for the choice */
+};
+
+#define SPLIT_PAGES (KVA_ATTEND_SPLIT_TOKENS / KVA_PAGE_TOKENS)
+
+/* A thread's scratch. */
+struct scratch {
+    const void *pages[2][SPLIT_PAGES]; /* of the split at hand, and of the next one, in turns */
+    uint64_t present[SPLIT_PAGES];
+    const void *tokens[KVA_ATTEND_SPLIT_TOKENS];
+    uint32_t slot_first[KVA_CPU_ATTEND_QUERIES];
+    uint32_t slot_end[KVA_CPU_ATTEND_QUERIES];
+    float m[KVA_CPU_ATTEND_QUERIES];
+    float e[KVA_CPU_ATTEND_QUERIES];
+    _Alignas(64) float weights[KVA_CPU_ATTEND_QUERIES * KVA_ATTEND_SPLIT_TOKENS];
+    _Alignas(64) float q[KVA_CPU_ATTEND_QUERIES * KVA_CPU_HEAD_DIM_MAX];
+    _Alignas(64) float a[KVA_CPU_ATTEND_QUERIES * KVA_CPU_HEAD_DIM_MAX];
+    union {
+        _Alignas(64) unsigned char lowbit[KVA_CPU_LOWBIT_SCRATCH_BYTES];
+        struct {
+            _Alignas(64) float k[KVA_CPU_ATTEND_K_FLOATS];
+            _Alignas(64) float v[KVA_CPU_ATTEND_V_FLOATS];
+        } hot;
+    } kernel;
+};
+
+_Static_assert(sizeof(struct scratch) <= KVA_CPU_SCRATCH_BYTES,
+               "low-bit attention outgrew the scratch");
+
+static size_t tasks_of_plan(const struct kva_lowbit_plan *plan)
+{
+    size_t count = 0;
+    for (uint32_t i = plan->seq_first; i < plan->seq_end; i++)
+        count += kva_query_tasks(&plan->cut, plan->args->seqs[i].row_count);
+    return count;
+}
+
+static struct task task_at(const struct kva_lowbit_plan *plan, uint32_t index)
+{
+    const struct kva_attend_lowbit_args *args = plan->args;
+    const struct kva_lowbit_seq *seq = args->seqs + plan->seq_first;
+    float *weights = args->scratch;
+    for (uint32_t count; index >= (count = kva_query_tasks(&plan->cut, seq->row_count)); seq++) {
+        index -= count;
+        weights += kva_lowbit_weight_floats(args, seq);
+    }
+    struct task task = {.args = args, .seq = seq, .fold_dim = args->head_dim};
+    task.at = kva_query_task_at(&plan->cut, seq->row_first, seq->row_count, index);
+    bool selects = kva_lowbit_selects(seq) && seq->select_row >= task.at.row_first &&
+                   seq->select_row < task.at.row_first + task.at.row_count;
+    if (selects)
+        task.weights = weights + task.at.kv_head * kva_lowbit_part_floats(args, seq);
+    if (selects && seq->now)
+        task.fold_dim = 0;
+    return task;
+}
+
+static uint32_t first_position(const struct task *task)
+{
+    return task->seq->position_first + task->at.row_first;
+}
+
+/* Splits [*ret_first, *ret_end) hold all low-bit tokens that the task's rows may see. */
+static void task_splits(const struct task *task, uint32_t *ret_first, uint32_t *ret_end)
+{
+    uint32_t first = kva_lowbit_first_visible(task->args, first_position(task));
+    uint32_t end = task->seq->page_count * KVA_PAGE_TOKENS;
+    *ret_end = (uint32_t)kva_div_up(end, KVA_ATTEND_SPLIT_TOKENS);
+    *ret_first = first < end ? first / KVA_ATTEND_SPLIT_TOKENS : *ret_end;
+}
+
+/* q = the task's queries, scaled. */
+static void load_queries(const struct task *task, float *q)
+{
+    const struct kva_attend_lowbit_args *args = task->args;
+    kva_query_load(&task->at,
+                   (struct kva_query_rows){args->q, args->q_stride, args->head_dim, args->scale},
+                   q);
+}
+
+/* --- one split -------------------------------------------------------------------------------- */
+
+/* The pages of split `index`; returns their number. */
+static uint32_t find_pages(const struct task *task, uint32_t index, const void **pages)
+{
+    const struct kva_attend_lowbit_args *args = task->args;
+    size_t head_bytes = kva_lowbit_head_bytes(args->format, args->head_dim);
+    uint32_t first = index * SPLIT_PAGES;
+    uint32_t count = kva_min_u32(SPLIT_PAGES, task->seq->page_count - first);
+    for (uint32_t i = 0; i < count; i++)
+        pages[i] = (const unsigned char *)args->blocks[task->seq->block_first + first + i] +
+                   args->block_offset_bytes + task->at.kv_head * head_bytes;
+    return count;
+}
+
+/* Where the row's view begins, as a slot of the split from `base` on that has `slots` slots. */
+static void find_visible(const struct task *task, uint32_t base, uint32_t slots,
+                         struct scratch *scratch)
+{
+    for (uint32_t row = 0; row < task->at.row_count; row++) {
+        uint32_t first = kva_lowbit_first_visible(task->args, first_position(task) + row);
+        first = first > base ? kva_min_u32(first - base, slots) : 0;
+        for (uint32_t head = 0; head < task->at.head_count; head++)
+            scratch->slot_first[row * task->at.head_count + head] = first;
+    }
+}
+
+/* Where the weights of split `index` go: those of a selecting row alone, straight to the selection.
+ */
+static float *weights_of(const struct kva_lowbit_plan *plan, const struct task *task,
+                         uint32_t index, struct scratch *scratch)
+{
+    if (!task->weights || task->at.row_count > 1)
+        return scratch->weights;
+    return task->weights + kva_lowbit_weight_at(plan, index, task->at.head_first);
+}
+
+/* Leave the weights of the selecting row's queries, and their m, for the selection. */
+static void keep_weights(const struct kva_lowbit_plan *plan, const struct task *task,
+                         uint32_t index, const float *weights, const float *m)
+{
+    if (!task->weights)
+        return;
+    size_t j = (size_t)(task->seq->select_row - task->at.row_first) * task->at.head_count;
+    float *to = task->weights + kva_lowbit_weight_at(plan, index, task->at.head_first);
+    if (weights != to)
+        memcpy(to, weights + j * KVA_ATTEND_SPLIT_TOKENS,
+               task->at.head_count * KVA_ATTEND_SPLIT_TOKENS * sizeof *weights);
+    memcpy(task->weights + kva_lowbit_top_at(plan, task->seq, index, task->at.head_first), m + j,
+           task->at.head_count * sizeof *m);
+}
+
+/* The pages that run_split reads, and those that it prefetches. */
+struct turn {
+    uint32_t side; /* of scratch->pages; the next split's are on the other one */
+    uint32_t count;
+    uint32_t next_count;
+};
+
+/* to = attention of the task's queries, already in scratch->q, to split `index`, whose pages are
+ * already found. */
+static void run_split(const struct kva_lowbit_plan *plan, const struct task *task, uint32_t index,
+                      struct turn turn, struct scratch *scratch, struct kva_partial to)
+{
+    uint32_t base = index * KVA_ATTEND_SPLIT_TOKENS;
+    find_visible(task, base, KVA_ATTEND_SPLIT_TOKENS, scratch);
+    kva_lowbit_present(task->seq, task->at.kv_head, index * SPLIT_PAGES, turn.count,
+                       scratch->present);
+    struct kva_cpu_lowbit_split split = {
+        .q = scratch->q,
+        .pages = scratch->pages[turn.side],
+        .next = scratch->pages[1 - turn.side],
+        .present = scratch->present,
+        .slot_first = scratch->slot_first,
+        .page_count = turn.count,
+        .next_count = turn.next_count,
+        .q_count = kva_query_count(&task->at),
+        .head_dim = task->args->head_dim,
+        .format = task->args->format,
+        .a = to.a,
+        .m = to.m,
+        .e = to.e,
+        .weights = weights_of(plan, task, index, scratch),
+        .scratch = scratch->kernel.lowbit,
+    };
+    plan->device->kernels.lowbit_split(&split);
+    keep_weights(plan, task, index, split.weights, to.m);
+}
+
+static void fold_query(const struct kva_device *device, const struct task *task, uint32_t query,
+                       const float *a, float m, float e)
+{
+    const struct kva_attend_lowbit_args *args = task->args;
+    kva_cpu_partial_fold(&device->kernels, &args->out, kva_query_pair(&task->at, query),
+                         task->fold_dim, a, m, e);
+}
+
+static void clear_out(const struct task *task)
+{
+    kva_query_clear(&task->at, &task->args->out, task->fold_dim);
+}
+
+/* --- hot rows --------------------------------------------------------------------------------- */
+
+/* Hot rows [first, first + count) in ascending position, as a split of attention. */
+static void run_hot(const struct kva_device *device, const struct task *task, uint32_t first,
+                    uint32_t count, struct scratch *scratch)
+{
+    const struct kva_hot *hot = task->seq->hot;
+    uint32_t q_count = kva_query_count(&task->at);
+    for (uint32_t i = 0; i < KVA_ATTEND_SPLIT_TOKENS; i++)
+        scratch->tokens[i] =
+            i < count ? kva_lowbit_hot_row(task->args, hot, task->at.kv_head, first + i) : NULL;
+    for (uint32_t j = 0; j < q_count; j++) {
+        uint32_t row = j / task->at.head_count;
+        uint32_t from = kva_lowbit_first_visible(task->args, first_position(task) + row);
+        uint32_t hidden = kva_lowbit_hot_before(hot, task->at.kv_head, from);
+        scratch->slot_first[j] = hidden > first ? kva_min_u32(hidden - first, count) : 0;
+        scratch->slot_end[j] = count;
+    }
+    struct kva_cpu_attend_split split = {
+        .q = scratch->q,
+        .tokens = scratch->tokens,
+        .slot_first = scratch->slot_first,
+        .slot_end = scratch->slot_end,
+        .q_count = q_count,
+        .head_dim = task->args->head_dim,
+        .kv_dtype = task->args->kv_dtype,
+        .a = scratch->a,
+        .m = scratch->m,
+        .e = scratch->e,
+        .scores = scratch->weights,
+        .k = scratch->kernel.hot.k,
+        .v = scratch->kernel.hot.v,
+    };
+    device->kernels.attend_split(&split);
+    for (uint32_t j = 0; j < q_count; j++)
+        fold_query(device, task, j, scratch->a + (size_t)j * task->args->head_dim, scratch->m[j],
+                   scratch->e[j]);
+}
+
+static void fold_hot(const struct kva_device *device, const struct task *task,
+                     struct scratch *scratch)
+{
+    uint32_t count = task->seq->hot ? task->seq->hot->count[task->at.kv_head] : 0;
+    for (uint32_t first = 0; first < count; first += KVA_ATTEND_SPLIT_TOKENS)
+        run_hot(device, task, first, kva_min_u32(KVA_ATTEND_SPLIT_TOKENS, count - first), scratch);
+}
+
+/* --- tasks side by side ----------------------------------------------------------------------- */
+
+/* Whether the task acts upon its choice at once. */
+static bool acts_now(const struct task *task)
+{
+    return task->weights && task->seq->now;
+}
+
+/* Where the partial result of a split goes: what may be outdated by the choice is kept until then.
+ */
+static struct kva_partial partial_of(const struct kva_lowbit_plan *plan, const struct task *task,
+                                     uint32_t split, struct kva_partial otherwise)
+{
+    return acts_now(task)
+               ? kva_lowbit_partial_at(plan, task->seq, task->weights, split, task->at.head_first)
+               : otherwise;
+}
+
+static struct kva_partial in_scratch(struct scratch *scratch)
+{
+    return (struct kva_partial){scratch->a, scratch->m, scratch->e};
+}
+
+static void fold_split(const struct kva_device *device, const struct task *task,
+                       struct kva_partial from)
+{
+    for (uint32_t j = 0; j < kva_query_count(&task->at); j++)
+        fold_query(device, task, j, from.a + (size_t)j * task->args->head_dim, from.m[j],
+                   from.e[j]);
+}
+
+/* First split from `from` on that is to be run; `end`: none is. outdated NULL: all are. */
+static uint32_t next_split(const bool *outdated, uint32_t from, uint32_t end)
+{
+    while (outdated && from < end && !outdated[from])
+        from++;
+    return from;
+}
+
+/* Run splits [first, end), or those of them that are outdated, and fold all of them. */
+static void run_splits(const struct kva_lowbit_plan *plan, const struct task *task,
+                       const bool *outdated, struct scratch *scratch)
+{
+    uint32_t first, end, at;
+    struct turn turn = {0};
+    task_splits(task, &first, &end);
+    clear_out(task);
+    load_queries(task, scratch->q);
+    at = next_split(outdated, first, end);
+    if (at < end)
+        turn.count = find_pages(task, at, scratch->pages[turn.side]);
+    for (uint32_t split = first; split < end; split++) {
+        struct kva_partial to = partial_of(plan, task, split, in_scratch(scratch));
+        if (split == at) {
+            at = next_split(outdated, at + 1, end);
+            turn.next_count = at < end ? find_pages(task, at, scratch->pages[1 - turn.side]) : 0;
+            run_split(plan, task, split, turn, scratch, to);
+            turn = (struct turn){.side = 1 - turn.side, .count = turn.next_count};
+        }
+        fold_split(plan->device, task, to);
+    }
+    fold_hot(plan->device, task, scratch);
+}
+
+/* The task's choice has been acted upon. */
+static void run_again(const struct kva_lowbit_plan *plan, struct task task, uint32_t worker)
+{
+    task.fold_dim = plan->args->head_dim;
+    run_splits(plan, &task, kva_lowbit_outdated_at(plan, task.seq, task.weights),
+               kva_cpu_scratch(plan->device, worker));
+}
+
+static void run_task(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct kva_lowbit_plan *plan = opaque;
+    struct task task = task_at(plan, index);
+    bool own = task.weights && plan->own_floats > 0;
+    if (own)
+        task.weights = (float *)plan->args->scratch + worker * plan->own_floats;
+    run_splits(plan, &task, NULL, kva_cpu_scratch(plan->device, worker));
+    if (!own)
+        return;
+    kva_lowbit_choose(plan, task.seq, task.at.kv_head, task.weights, worker);
+    if (task.seq->now)
+        run_again(plan, task, worker);
+}
+
+static void run_task_again(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct kva_lowbit_plan *plan = opaque;
+    const struct task task = task_at(plan, index);
+    if (acts_now(&task))
+        run_again(plan, task, worker);
+}
+
+/* --- the splits of a task side by side -------------------------------------------------------- */
+
+/* Splits [first, first + count) of one task; partial i is at device->partials + i * partial_floats.
+ */
+struct wave {
+    const struct kva_lowbit_plan *plan;
+    struct kva_device *device;
+    struct task task;
+    uint32_t first;
+    uint32_t count;
+    size_t partial_floats;
+};
+
+static struct kva_partial wave_partial(const struct wave *wave, uint32_t index)
+{
+    return partial_of(wave->plan, &wave->task, wave->first + index,
+                      kva_query_partial_at(&wave->task.at, wave->task.args->head_dim,
+                                           wave->device->partials + index * wave->partial_floats));
+}
+
+static void run_wave_split(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct wave *wave = opaque;
+    struct scratch *scratch = kva_cpu_scratch(wave->device, worker);
+    uint32_t split = wave->first + index;
+    load_queries(&wave->task, scratch->q);
+    const struct turn turn = {.count = find_pages(&wave->task, split, scratch->pages[0])};
+    run_split(wave->plan, &wave->task, split, turn, scratch, wave_partial(wave, index));
+}
+
+static void fold_wave_query(void *opaque, uint32_t query, uint32_t worker KVA_UNUSED)
+{
+    const struct wave *wave = opaque;
+    size_t dim = wave->task.args->head_dim;
+    for (uint32_t i = 0; i < wave->count; i++) {
+        const struct kva_partial from = wave_partial(wave, i);
+        fold_query(wave->device, &wave->task, query, from.a + query * dim, from.m[query],
+                   from.e[query]);
+    }
+}
+
+static void run_task_wide(const struct kva_lowbit_plan *plan, uint32_t index)
+{
+    struct wave wave = {.plan = plan, .device = plan->device, .task = task_at(plan, index)};
+    struct scratch *scratch = kva_cpu_scratch(plan->device, 0);
+    uint32_t end;
+    task_splits(&wave.task, &wave.first, &end);
+    clear_out(&wave.task);
+    wave.partial_floats = kva_query_partial_floats(&wave.task.at, plan->args->head_dim);
+    size_t fit = KVA_CPU_PARTIAL_BYTES / (wave.partial_floats * sizeof(float));
+    for (; wave.first < end; wave.first += wave.count) {
+        wave.count = (uint32_t)kva_min_size(fit, end - wave.first);
+        kva_pool_run(plan->device->pool, wave.count, run_wave_split, &wave);
+        kva_pool_run(plan->device->pool, kva_query_count(&wave.task.at), fold_wave_query, &wave);
+    }
+    load_queries(&wave.task, scratch->q);
+    fold_hot(plan->device, &wave.task, scratch);
+}
+
+/* --- the operator ----------------------------------------------------------------------------- */
+
+static bool check_args(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    if (args->kv_heads == 0 || args->heads % args->kv_heads != 0)
+        kva_cpu_fail(device, "attend_lowbit: %u heads cannot share %u KV heads", args->heads,
+                     args->kv_heads);
+    else if (!kva_cpu_check_lowbit(device, "attend_lowbit", args->format, args->head_dim,
+                                   args->kv_dtype))
+        return false;
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_lowbit_seq *seq = &args->seqs[i];
+        size_t need = kva_lowbit_weight_floats(args, seq) * sizeof(float);
+        if (need > args->scratch_bytes)
+            kva_cpu_fail(device, "attend_lowbit: selection over %u pages needs %zu bytes, has %zu",
+                         seq->page_count, need, args->scratch_bytes);
+        if (seq->hot && seq->hot->slots < (size_t)seq->hot->pinned + seq->hot->k)
+            kva_cpu_fail(device, "attend_lowbit: %u slots cannot hold %u pinned and %u chosen rows",
+                         seq->hot->slots, seq->hot->pinned, seq->hot->k);
+        if (kva_lowbit_selects(seq) && args->heads / args->kv_heads > KVA_CPU_SELECT_HEADS_MAX)
+            kva_cpu_fail(device, "attend_lowbit: %u heads share a KV head, at most %u may select",
+                         args->heads / args->kv_heads, KVA_CPU_SELECT_HEADS_MAX);
+        if (seq->now && (!kva_lowbit_selects(seq) || seq->row_count != 1))
+            kva_cpu_fail(device, "attend_lowbit: a choice that is acted upon at once is that of a "
+                                 "sequence's only row");
+        else if (seq->now && seq->hot->slots > KVA_CPU_HOT_SLOTS_MAX)
+            kva_cpu_fail(device, "attend_lowbit: %u slots, at most %zu can be resolved at once",
+                         seq->hot->slots, KVA_CPU_HOT_SLOTS_MAX);
+        if (seq->hot && seq->hot->k > KVA_CPU_SELECT_MAX)
+            kva_cpu_fail(device, "attend_lowbit: %u rows to choose, at most %u", seq->hot->k,
+                         KVA_CPU_SELECT_MAX);
+    }
+    return !atomic_load_explicit(&device->failed, memory_order_relaxed);
+}
+
+/* Whether the threads would be short of tasks while a task has splits enough for all of them. */
+static bool better_wide(const struct kva_lowbit_plan *plan, size_t tasks)
+{
+    const uint32_t threads = kva_pool_threads(plan->device->pool);
+    uint32_t longest = 0;
+    if (threads == 1 || tasks >= 2 * (size_t)threads)
+        return false;
+    for (uint32_t i = 0; i < tasks; i++) {
+        const struct task task = task_at(plan, i);
+        uint32_t first, end;
+        task_splits(&task, &first, &end);
+        longest = kva_max_u32(longest, end - first);
+    }
+    return longest >= 2 * threads;
+}
+
+/* Sequences from plan->seq_first on whose weights fit into the scratch memory together. */
+static void take_seqs(struct kva_lowbit_plan *plan)
+{
+    size_t fit = plan->args->scratch_bytes / sizeof(float);
+    for (plan->seq_end = plan->seq_first; plan->seq_end < plan->args->seq_count; plan->seq_end++) {
+        size_t need = kva_lowbit_weight_floats(plan->args, &plan->args->seqs[plan->seq_end]);
+        if (need > fit)
+            return;
+        fit -= need;
+    }
+}
+
+/* Let tasks select on their own, each thread in memory of its own that stays in its cache: where a
+ * task has all the heads of its KV head and the scratch memory is enough. */
+static void plan_own(struct kva_lowbit_plan *plan)
+{
+    const struct kva_attend_lowbit_args *args = plan->args;
+    size_t floats = 0;
+    plan->seq_end = args->seq_count;
+    for (uint32_t i = 0; i < args->seq_count; i++)
+        floats = kva_max_size(floats, kva_lowbit_part_floats(args, &args->seqs[i]));
+    size_t threads = kva_pool_threads(plan->device->pool), tasks = tasks_of_plan(plan);
+    bool fits =
+        floats * threads * sizeof(float) <= args->scratch_bytes && plan->cut.head_pieces == 1;
+    if (fits && tasks <= UINT32_MAX && !better_wide(plan, tasks))
+        plan->own_floats = floats;
+}
+
+static bool any_acts_now(const struct kva_lowbit_plan *plan)
+{
+    for (uint32_t i = plan->seq_first; i < plan->seq_end; i++) {
+        if (plan->args->seqs[i].now)
+            return true;
+    }
+    return false;
+}
+
+void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    if (!check_args(device, args))
+        return;
+    struct kva_lowbit_plan plan = {
+        .device = device, .args = args, .cut = kva_query_cut_of(args->heads, args->kv_heads)};
+    plan_own(&plan);
+    for (; plan.seq_first < args->seq_count; plan.seq_first = plan.seq_end) {
+        if (plan.own_floats == 0)
+            take_seqs(&plan);
+        size_t tasks = tasks_of_plan(&plan);
+        if (tasks > UINT32_MAX) {
+            kva_cpu_fail(device, "attend_lowbit: %zu work items in one call", tasks);
+            return;
+        }
+        if (plan.own_floats == 0 && better_wide(&plan, tasks)) {
+            for (uint32_t i = 0; i < tasks; i++)
+                run_task_wide(&plan, i);
+        } else {
+            kva_pool_run(device->pool, (uint32_t)tasks, run_task, &plan);
+        }
+        if (plan.own_floats == 0) {
+            kva_lowbit_select(&plan);
+            if (any_acts_now(&plan))
+                kva_pool_run(device->pool, (uint32_t)tasks, run_task_again, &plan);
+        }
+    }
+}

@@ -1,0 +1,5 @@
+/* Quantisation of level avx2. */
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/simd/avx2.h"
+
+#include "kernels/cpu/lowbit/quantise_body.h"

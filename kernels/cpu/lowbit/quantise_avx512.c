@@ -1,0 +1,5 @@
+/* Quantisation of level avx512. */
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/simd/avx512.h"
+
+#include "kernels/cpu/lowbit/quantise_body.h"

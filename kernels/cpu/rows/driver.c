@@ -1,0 +1,118 @@
+/* Drivers of the operators that treat rows alone: they cut the work into pieces and run them. */
+#include "kernels/cpu/device/pieces.h"
+
+#include <string.h>
+
+#define SCRATCH_FLOATS (KVA_CPU_SCRATCH_BYTES / sizeof(float))
+
+static void embed_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
+{
+    const struct kva_piece_job *job = opaque;
+    job->device->kernels.embed(job->args, (uint32_t)kva_cut_first(&job->cut, index),
+                               (uint32_t)kva_cut_end(&job->cut, index));
+}
+
+void kva_cpu_embed(struct kva_device *device, const struct kva_embed_args *args)
+{
+    kva_pieces_run(device, args, kva_cut_units(device, args->rows, args->table.cols, 1),
+                   embed_piece);
+}
+
+static void norm_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
+{
+    const struct kva_piece_job *job = opaque;
+    job->device->kernels.norm(job->args, (uint32_t)kva_cut_first(&job->cut, index),
+                              (uint32_t)kva_cut_end(&job->cut, index));
+}
+
+void kva_cpu_norm(struct kva_device *device, const struct kva_norm_args *args)
+{
+    kva_pieces_run(device, args, kva_cut_units(device, args->rows, args->dim, 1), norm_piece);
+}
+
+static void rope_piece(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct kva_piece_job *job = opaque;
+    job->device->kernels.rope(job->args, (uint32_t)kva_cut_first(&job->cut, index),
+                              (uint32_t)kva_cut_end(&job->cut, index),
+                              kva_cpu_scratch(job->device, worker));
+}
+
+void kva_cpu_rope(struct kva_device *device, const struct kva_rope_args *args)
+{
+    if (args->rotary_dim > SCRATCH_FLOATS / 2 || args->rotary_dim > args->head_dim) {
+        kva_cpu_fail(device, "rope: rotary_dim %u with head_dim %u (at most %zu)", args->rotary_dim,
+                     args->head_dim, SCRATCH_FLOATS / 2);
+        return;
+    }
+    /* The angles of a row cost about as much as ten rotations of it. */
+    size_t cost = (size_t)args->heads * args->rotary_dim + 10 * args->rotary_dim;
+    kva_pieces_run(device, args, kva_cut_units(device, args->rows, cost, 1), rope_piece);
+}
+
+static void glu_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
+{
+    const struct kva_piece_job *job = opaque;
+    job->device->kernels.glu(job->args, kva_cut_first(&job->cut, index),
+                             kva_cut_end(&job->cut, index));
+}
+
+void kva_cpu_glu(struct kva_device *device, const struct kva_glu_args *args)
+{
+    /* An exponential and a division: about eight plain elements. */
+    kva_pieces_run(device, args, kva_cut_units(device, (size_t)args->rows * args->dim, 8, 64),
+                   glu_piece);
+}
+
+static void gather_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
+{
+    const struct kva_piece_job *job = opaque;
+    const struct kva_gather_args *args = job->args;
+    size_t dim = args->dim;
+    for (size_t i = kva_cut_first(&job->cut, index); i < kva_cut_end(&job->cut, index); i++)
+        memcpy((float *)args->out + i * dim, (const float *)args->x + args->rows[i] * dim,
+               dim * sizeof(float));
+}
+
+void kva_cpu_gather(struct kva_device *device, const struct kva_gather_args *args)
+{
+    kva_pieces_run(device, args, kva_cut_units(device, args->count, args->dim, 1), gather_piece);
+}
+
+static void kv_append_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
+{
+    const struct kva_piece_job *job = opaque;
+    job->device->kernels.kv_append(job->args, (uint32_t)kva_cut_first(&job->cut, index),
+                                   (uint32_t)kva_cut_end(&job->cut, index));
+}
+
+void kva_cpu_kv_append(struct kva_device *device, const struct kva_kv_append_args *args)
+{
+    if (args->kv_dtype != KVA_F16 && args->kv_dtype != KVA_BF16) {
+        kva_cpu_fail(device, "kv_append: KV blocks hold f16 or bf16, not data type %d",
+                     (int)args->kv_dtype);
+        return;
+    }
+    size_t cost = (size_t)args->kv_heads * args->head_dim * 2;
+    kva_pieces_run(device, args, kva_cut_units(device, args->rows, cost, 1), kv_append_piece);
+}
+
+static void merge_piece(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct kva_piece_job *job = opaque;
+    job->device->kernels.merge(job->args, (uint32_t)kva_cut_first(&job->cut, index),
+                               (uint32_t)kva_cut_end(&job->cut, index),
+                               kva_cpu_scratch(job->device, worker));
+}
+
+void kva_cpu_merge(struct kva_device *device, const struct kva_merge_args *args)
+{
+    if (args->partial_count > SCRATCH_FLOATS) {
+        kva_cpu_fail(device, "merge: %u partial results (at most %zu)", args->partial_count,
+                     SCRATCH_FLOATS);
+        return;
+    }
+    size_t pairs = (size_t)args->rows * args->heads;
+    size_t cost = (size_t)args->head_dim * args->partial_count;
+    kva_pieces_run(device, args, kva_cut_units(device, pairs, cost, 1), merge_piece);
+}

@@ -1,0 +1,265 @@
+/* Drivers of the hot rows: which slots the chosen rows take, and how they get there. */
+#include "kernels/cpu/device/device_cpu.h"
+#include "kernels/cpu/select/order.h"
+
+#include <math.h>
+#include <string.h>
+
+/* --- resolve ----------------------------------------------------------------------------------
+ *
+ * Packed numbers stand for (position, slot) and (stamp, slot): sorting them sorts by the first and
+ * then by the slot. */
+
+#define SLOTS_MAX KVA_CPU_HOT_SLOTS_MAX
+
+struct resolve_job {
+    struct kva_device *device;
+    const struct kva_resolve_args *args;
+};
+
+/* One KV head's part of a kva_hot. */
+struct head {
+    uint32_t *tokens;
+    uint32_t *used;
+    uint32_t *order;
+    uint32_t *count;
+    const uint32_t *chosen;
+    uint32_t *missing;
+    uint32_t slots;
+    uint32_t pinned;
+    uint32_t k;
+};
+
+static struct head head_of(const struct kva_hot *hot, uint32_t kv_head)
+{
+    size_t slot = (size_t)kv_head * hot->slots;
+    return (struct head){.tokens = hot->tokens + slot,
+                         .used = hot->used + slot,
+                         .order = hot->order + slot,
+                         .count = hot->count + kv_head,
+                         .chosen = hot->chosen + (size_t)kv_head * hot->k,
+                         .missing = hot->missing + slot,
+                         .slots = hot->slots,
+                         .pinned = hot->pinned,
+                         .k = hot->k};
+}
+
+static uint64_t pack(uint32_t high, uint32_t low)
+{
+    return (uint64_t)high << 32 | low;
+}
+
+static uint32_t chosen_count(const struct head *head)
+{
+    uint32_t count = 0;
+    while (count < head->k && head->chosen[count] != KVA_NO_TOKEN)
+        count++;
+    return count;
+}
+
+/* Mark the slots of chosen rows that are there. missing[0 .. return) = the positions of the others,
+ * ascending. */
+static uint32_t find_present(struct head *head, uint32_t stamp, uint64_t *keys)
+{
+    uint32_t residents = 0, absent = 0, chosen = chosen_count(head);
+    for (uint32_t slot = head->pinned; slot < head->slots; slot++) {
+        if (head->tokens[slot] != KVA_NO_TOKEN)
+            keys[residents++] = pack(head->tokens[slot], slot);
+    }
+    kva_order_sort(keys, residents);
+    for (uint32_t i = 0, at = 0; i < chosen; i++) {
+        while (at < residents && keys[at] >> 32 < head->chosen[i])
+            at++;
+        if (at < residents && keys[at] >> 32 == head->chosen[i])
+            head->used[(uint32_t)keys[at]] = stamp;
+        else
+            head->missing[absent++] = head->chosen[i];
+    }
+    return absent;
+}
+
+/* Give the positions missing[0 .. count) the slots that were wanted longest ago; missing becomes
+ * these slots. */
+static void take_slots(struct head *head, uint32_t count, uint32_t stamp, uint64_t *keys)
+{
+    uint32_t free = 0;
+    for (uint32_t slot = head->pinned; slot < head->slots; slot++) {
+        if (head->used[slot] != stamp)
+            keys[free++] = pack(head->tokens[slot] == KVA_NO_TOKEN ? 0 : head->used[slot], slot);
+    }
+    kva_order_sort(keys, free);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t slot = (uint32_t)keys[i];
+        head->tokens[slot] = head->missing[i];
+        head->used[slot] = stamp;
+        head->missing[i] = slot;
+    }
+}
+
+/* All chosen rows anew, in the first slots; nothing else stays. */
+static uint32_t take_all(struct head *head, uint32_t stamp)
+{
+    uint32_t chosen = chosen_count(head);
+    for (uint32_t slot = head->pinned; slot < head->slots; slot++) {
+        uint32_t i = slot - head->pinned;
+        head->tokens[slot] = i < chosen ? head->chosen[i] : KVA_NO_TOKEN;
+        head->used[slot] = i < chosen ? stamp : 0;
+        if (i < chosen)
+            head->missing[i] = slot;
+    }
+    return chosen;
+}
+
+/* order and count: the pinned rows, then those that attend, by position. */
+static void put_in_order(struct head *head, bool all, uint32_t stamp, uint64_t *keys)
+{
+    uint32_t count = 0;
+    for (uint32_t slot = 0; slot < head->slots; slot++) {
+        bool attends = slot < head->pinned || all || head->used[slot] == stamp;
+        if (attends && head->tokens[slot] != KVA_NO_TOKEN)
+            keys[count++] = pack(head->tokens[slot], slot);
+    }
+    kva_order_sort(keys, count);
+    for (uint32_t i = 0; i < count; i++)
+        head->order[i] = (uint32_t)keys[i];
+    *head->count = count;
+}
+
+static void resolve_head(const struct kva_hot *hot, uint32_t kv_head, uint32_t stamp,
+                         enum kva_hot_mode mode, bool keep, uint64_t *keys)
+{
+    struct head head = head_of(hot, kv_head);
+    uint32_t missing;
+    for (uint32_t slot = 0; slot < head.pinned; slot++)
+        head.tokens[slot] = slot;
+    if (keep) {
+        missing = find_present(&head, stamp, keys);
+        take_slots(&head, missing, stamp, keys);
+    } else {
+        missing = take_all(&head, stamp);
+    }
+    for (uint32_t i = missing; i < head.slots; i++)
+        head.missing[i] = KVA_NO_TOKEN;
+    put_in_order(&head, mode == KVA_HOT_RESIDENT, stamp, keys);
+    __atomic_fetch_add(&hot->hits[0], chosen_count(&head) - missing, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&hot->hits[1], missing, __ATOMIC_RELAXED);
+}
+
+static void resolve_item(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct resolve_job *job = opaque;
+    const struct kva_resolve_args *args = job->args;
+    resolve_head(args->hots[index / args->kv_heads], index % args->kv_heads, args->stamp,
+                 args->mode, args->keep, kva_cpu_scratch(job->device, worker));
+}
+
+void kva_cpu_resolve(struct kva_device *device, const struct kva_resolve_args *args)
+{
+    for (uint32_t i = 0; i < args->count; i++) {
+        const struct kva_hot *hot = args->hots[i];
+        if (hot->slots < (size_t)hot->pinned + hot->k || hot->slots > SLOTS_MAX)
+            kva_cpu_fail(device, "resolve: %u slots, must be %u pinned + %u chosen to %zu",
+                         hot->slots, hot->pinned, hot->k, SLOTS_MAX);
+    }
+    if (args->stamp == 0)
+        kva_cpu_fail(device, "resolve: the stamp must be greater than 0");
+    if (atomic_load_explicit(&device->failed, memory_order_relaxed))
+        return;
+    struct resolve_job job = {.device = device, .args = args};
+    kva_pool_run(device->pool, args->count * args->kv_heads, resolve_item, &job);
+}
+
+/* --- fetch ------------------------------------------------------------------------------------ */
+
+struct fetch {
+    struct kva_hot hot;
+    const void *const *pages;
+    size_t page_offset_bytes;
+    uint32_t kv_heads;
+    uint32_t head_dim;
+};
+
+_Static_assert(sizeof(struct fetch) <= KVA_COPY_QUEUE_ARGS_BYTES, "a fetch outgrew its entry");
+
+static void fetch_head(const struct fetch *fetch, uint32_t kv_head)
+{
+    const struct head head = head_of(&fetch->hot, kv_head);
+    size_t row_bytes = (size_t)fetch->head_dim * 2 * sizeof(uint16_t);
+    unsigned char *rows =
+        (unsigned char *)fetch->hot.rows + (size_t)kv_head * head.slots * row_bytes;
+    for (uint32_t i = 0; i < head.slots && head.missing[i] != KVA_NO_TOKEN; i++) {
+        uint32_t slot = head.missing[i], token = head.tokens[slot];
+        size_t row = (size_t)kv_head * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS;
+        const unsigned char *page = fetch->pages[token / KVA_PAGE_TOKENS];
+        memcpy(rows + slot * row_bytes, page + fetch->page_offset_bytes + row * row_bytes,
+               row_bytes);
+    }
+}
+
+static void run_fetch(const void *opaque)
+{
+    const struct fetch *fetch = opaque;
+    for (uint32_t kv_head = 0; kv_head < fetch->kv_heads; kv_head++)
+        fetch_head(fetch, kv_head);
+}
+
+static void fetch_item(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
+{
+    fetch_head(opaque, index);
+}
+
+void kva_cpu_fetch_hot(struct kva_device *device, enum kva_queue queue,
+                       const struct kva_hot_fetch *fetches, uint32_t count,
+                       size_t page_offset_bytes, uint32_t kv_heads, uint32_t head_dim)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        struct fetch fetch = {.hot = *fetches[i].hot,
+                              .pages = fetches[i].pages,
+                              .page_offset_bytes = page_offset_bytes,
+                              .kv_heads = kv_heads,
+                              .head_dim = head_dim};
+        if (queue == KVA_QUEUE_COPY)
+            kva_copy_queue_call(device->copies, run_fetch, &fetch, sizeof fetch);
+        else
+            kva_pool_run(device->pool, kv_heads, fetch_item, &fetch);
+    }
+}
+
+void kva_cpu_hot_act(const struct kva_hot *hot, const struct kva_hot_now *now, uint32_t kv_head,
+                     uint32_t head_dim, void *scratch)
+{
+    const struct fetch fetch = {.hot = *hot,
+                                .pages = now->pages,
+                                .page_offset_bytes = now->page_offset_bytes,
+                                .head_dim = head_dim};
+    resolve_head(hot, kv_head, now->stamp, now->mode, now->keep, scratch);
+    fetch_head(&fetch, kv_head);
+}
+
+/* --- drift ------------------------------------------------------------------------------------ */
+
+/* A handful of rows per step, each read once: plain loops, one chain of additions per head. */
+void kva_cpu_drift(struct kva_device *device, const struct kva_drift_args *args)
+{
+    if (atomic_load_explicit(&device->failed, memory_order_relaxed))
+        return;
+    for (uint32_t i = 0; i < args->count; i++) {
+        const float *q = (const float *)args->q + (size_t)args->rows[i] * args->q_stride;
+        float *before = args->before[i];
+        double sum = 0;
+        for (uint32_t head = 0; head < args->heads; head++) {
+            double dot = 0, now = 0, then = 0;
+            for (uint32_t j = 0; j < args->head_dim; j++) {
+                double a = q[(size_t)head * args->head_dim + j];
+                double b = before[(size_t)head * args->head_dim + j];
+                dot += a * b;
+                now += a * a;
+                then += b * b;
+            }
+            double norms = sqrt(now) * sqrt(then);
+            sum += norms > 0 ? dot / norms : 0;
+        }
+        args->cosine[i] = (float)(sum / args->heads);
+        memcpy(before, q, (size_t)args->heads * args->head_dim * sizeof(float));
+    }
+}
