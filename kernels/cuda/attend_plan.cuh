@@ -116,8 +116,8 @@ static attend_shape shape_of(const struct kva_device *device, const Args *args)
 }
 
 /* After a plan's items: fold the splits that went side by side. */
-static void run_folds(struct kva_device *device, const attend_plan *plan,
-                      const attend_shape &shape, const char *name)
+static void run_folds(struct kva_device *device, const attend_plan *plan, const attend_shape &shape,
+                      const char *name)
 {
     if (plan->fold_count > 0 && !kva_cuda_failed(device))
         kva_cuda_run(device, KVA_QUEUE_COMPUTE, name,

@@ -22,7 +22,7 @@
 #define WARPS_MAX   8u /* of 16 pairs each */
 
 /* Elements by which rows in shared memory are longer, so that matrix loads meet no bank twice. */
-#define PAD 8u
+#define PAD      8u
 
 #define KVA_NONE UINT32_MAX
 
@@ -204,9 +204,8 @@ static __device__ __forceinline__ void meet_tile(state<D> &to, const KV (*q)[D +
     for (uint32_t first = 0; first < TILE; first += N) {
         float s[N / 8][4];
         multiply_keys<KV, D, N>(s, q, tile.k + first, lane);
-        soften<D, N>(to, s, scale, lane, [&](uint32_t slot, int i, float x) {
-            return look(first + slot, i, x);
-        });
+        soften<D, N>(to, s, scale, lane,
+                     [&](uint32_t slot, int i, float x) { return look(first + slot, i, x); });
         multiply_values<KV, D, N>(to, s, tile.v + first, lane);
     }
 }

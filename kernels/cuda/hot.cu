@@ -17,11 +17,15 @@ struct head {
 static __device__ head head_of(const struct kva_hot &hot, uint32_t kv_head)
 {
     size_t slot = static_cast<size_t>(kv_head) * hot.slots;
-    return {hot.tokens + slot,  hot.used + slot,
-            hot.order + slot,   hot.count + kv_head,
+    return {hot.tokens + slot,
+            hot.used + slot,
+            hot.order + slot,
+            hot.count + kv_head,
             hot.chosen + static_cast<size_t>(kv_head) * hot.k,
-            hot.missing + slot, hot.slots,
-            hot.pinned,         hot.k};
+            hot.missing + slot,
+            hot.slots,
+            hot.pinned,
+            hot.k};
 }
 
 /* The first of chosen[0 .. count), which ascend, that is not below `token`. */

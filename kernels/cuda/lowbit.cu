@@ -171,8 +171,9 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) lowbit_kernel(lowbit_pa
     clear_padding(&here, 1, shape.dim);
     load_queries<kva_f16, D>(q, shape, work, kv_head, pairs);
     for (uint32_t t = work.tile_first; t < work.tile_end; t++) {
-        const unsigned char *page = static_cast<const unsigned char *>(p.blocks[seq.block_first + t]) +
-                                    p.block_offset + kv_head * p.layout.head_bytes;
+        const unsigned char *page =
+            static_cast<const unsigned char *>(p.blocks[seq.block_first + t]) + p.block_offset +
+            kv_head * p.layout.head_bytes;
         if (t == work.tile_first || t % SPLIT_TILES == 0)
             find_present(masks, seq, kv_head, t / SPLIT_TILES);
         decode_keys<D>(here.k, p, page);
@@ -346,15 +347,13 @@ static bool check_args(struct kva_device *device, const struct kva_attend_lowbit
         return false;
     for (uint32_t i = 0; i < args->seq_count; i++) {
         const struct kva_lowbit_seq *seq = &args->seqs[i];
-        size_t need = selects(seq)
-                          ? kva_attend_lowbit_scratch_bytes(args->heads, seq->page_count)
-                          : 0;
+        size_t need =
+            selects(seq) ? kva_attend_lowbit_scratch_bytes(args->heads, seq->page_count) : 0;
         if (need > args->scratch_bytes)
             kva_cuda_fail(device, "attend_lowbit: selection over %u pages needs %zu bytes, has %zu",
                           seq->page_count, need, args->scratch_bytes);
         if (selects(seq) && args->heads / args->kv_heads > KVA_SELECT_HEADS_MAX)
-            kva_cuda_fail(device,
-                          "attend_lowbit: %u heads share a KV head, at most %u may select",
+            kva_cuda_fail(device, "attend_lowbit: %u heads share a KV head, at most %u may select",
                           args->heads / args->kv_heads, KVA_SELECT_HEADS_MAX);
     }
     return !kva_cuda_failed(device);
@@ -363,8 +362,7 @@ static bool check_args(struct kva_device *device, const struct kva_attend_lowbit
 template <int D>
 static void launch(struct kva_device *device, const struct plan *plan, const lowbit_params &params)
 {
-    size_t shared_bytes =
-        sizeof(stage<kva_f16, D>) + plan->pairs * (D + PAD) * sizeof(kva_f16);
+    size_t shared_bytes = sizeof(stage<kva_f16, D>) + plan->pairs * (D + PAD) * sizeof(kva_f16);
     kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend_lowbit",
                  {dim3(plan->item_count, params.shape.kv_heads), plan->pairs * 2, shared_bytes},
                  lowbit_kernel<D>, params);

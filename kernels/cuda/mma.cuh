@@ -84,7 +84,7 @@ template <int N> static __device__ __forceinline__ void kva_copy_wait()
 }
 
 #else
-#include "tests/cuda/simt/simt_mma.h"
+#include <simt_mma.h>
 #endif
 
 #endif

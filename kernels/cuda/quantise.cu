@@ -1,7 +1,7 @@
 /* quantise: low-bit blocks from 16-bit ones, one KV head of a block by one block of threads.
  *
  * The numbers, and the order in which they are added, are those of the CPU's reference
- * (kernels/cpu/lowbit_ref.c): no product is fused with a sum, so the blocks are the same bits. */
+ * (kernels/cpu/lowbit/ref.c): no product is fused with a sum, so the blocks are the same bits. */
 #include "kernels/cuda/lowbit_block.cuh"
 
 #include <math.h>
@@ -123,8 +123,7 @@ static __device__ void quantise_group(group<KV> &g, uint32_t bits, enum kva_lowb
     uint32_t code_max = (1u << bits) - 1;
     if (bits == 1) {
         bool paper = levels == KVA_LEVELS_PAPER;
-        float threshold =
-            paper ? __fadd_rn(__fmul_rn(0.5f, low), __fmul_rn(0.5f, high)) : mean;
+        float threshold = paper ? __fadd_rn(__fmul_rn(0.5f, low), __fmul_rn(0.5f, high)) : mean;
         g.zero = as_f16(__fadd_rn(__fmul_rn(0.75f, low), __fmul_rn(0.25f, high)));
         g.scale = as_f16(__fsub_rn(__fmul_rn(0.5f, high), __fmul_rn(0.5f, low)));
         for (uint32_t i = 0; i < g.count; i++) {
@@ -172,13 +171,13 @@ static __global__ void __launch_bounds__(THREADS) quantise_kernel(quantise_param
 {
     const uint32_t dim = p.dim, block = blockIdx.x, head = blockIdx.y;
     const size_t rows = static_cast<size_t>(KVA_PAGE_TOKENS) * 2 * dim;
-    const KV *from = reinterpret_cast<const KV *>(static_cast<const unsigned char *>(p.from[block]) +
-                                                  p.from_offset) +
+    const KV *from = reinterpret_cast<const KV *>(
+                         static_cast<const unsigned char *>(p.from[block]) + p.from_offset) +
                      head * rows;
     unsigned char *to =
         static_cast<unsigned char *>(p.to[block]) + p.to_offset + head * p.layout.head_bytes;
     KVA_DYNAMIC_SHARED(unsigned char, shared_bytes);
-    KV *x = reinterpret_cast<KV *>(shared_bytes); /* [token][row] */
+    KV *x = reinterpret_cast<KV *>(shared_bytes);                                 /* [token][row] */
     unsigned char *k_codes = shared_bytes + KVA_PAGE_TOKENS * p.row * sizeof(KV); /* [token][dim] */
     unsigned char *v_codes = k_codes + KVA_PAGE_TOKENS * dim;
     for (uint32_t i = threadIdx.x; i < rows; i += blockDim.x)
@@ -188,16 +187,28 @@ static __global__ void __launch_bounds__(THREADS) quantise_kernel(quantise_param
         uint32_t first = i / dim * p.group, channel = i % dim;
         uint32_t exempt = p.exempt ? p.exempt[block] : 0;
         uint32_t counted = exempt > first ? min(exempt - first, p.group) : 0;
-        group<KV> g = {x + first * p.row + channel, k_codes + first * dim + channel,
-                       p.row, dim, p.group, counted, 0.0f, 0.0f};
+        group<KV> g = {x + first * p.row + channel,
+                       k_codes + first * dim + channel,
+                       p.row,
+                       dim,
+                       p.group,
+                       counted,
+                       0.0f,
+                       0.0f};
         quantise_group(g, p.bits, p.levels);
         store_f16(to + p.layout.k_scale, i, g.scale);
         store_f16(to + p.layout.k_zero, i, g.zero);
     }
     for (uint32_t i = threadIdx.x; i < p.layout.v_groups * KVA_PAGE_TOKENS; i += blockDim.x) {
         uint32_t first = i / KVA_PAGE_TOKENS * p.group, token = i % KVA_PAGE_TOKENS;
-        group<KV> g = {x + token * p.row + dim + first, v_codes + token * dim + first, 1, 1,
-                       min(p.group, dim - first), 0, 0.0f, 0.0f};
+        group<KV> g = {x + token * p.row + dim + first,
+                       v_codes + token * dim + first,
+                       1,
+                       1,
+                       min(p.group, dim - first),
+                       0,
+                       0.0f,
+                       0.0f};
         quantise_group(g, p.bits, p.levels);
         store_f16(to + p.layout.v_scale, i, g.scale);
         store_f16(to + p.layout.v_zero, i, g.zero);

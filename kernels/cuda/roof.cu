@@ -34,8 +34,9 @@ template <typename T> static __global__ void noise_kernel(T *out, size_t count)
 
 template <typename T> static bool make_noise(struct kva_device *device, size_t count)
 {
-    return kva_cuda_run(device, KVA_QUEUE_COMPUTE, "noise", {kva_blocks(count, 64 * THREADS), THREADS},
-                        noise_kernel<T>, static_cast<T *>(device->scratch), count);
+    return kva_cuda_run(device, KVA_QUEUE_COMPUTE, "noise",
+                        {kva_blocks(count, 64 * THREADS), THREADS}, noise_kernel<T>,
+                        static_cast<T *>(device->scratch), count);
 }
 
 struct piece {
@@ -56,7 +57,8 @@ static void run_piece(struct kva_device *device, const struct piece *piece)
         return;
     }
     unsigned char *at = static_cast<unsigned char *>(device->scratch);
-    size_t square = static_cast<size_t>(piece->n) * piece->n * kva_dtype_bytes(device->base.info.act);
+    size_t square =
+        static_cast<size_t>(piece->n) * piece->n * kva_dtype_bytes(device->base.info.act);
     struct kva_linear_args args = {};
     args.weight = {at, device->base.info.act, 2 * piece->n, piece->n};
     args.x = at + 2 * square;

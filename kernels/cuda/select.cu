@@ -46,8 +46,7 @@ static __global__ void __launch_bounds__(THREADS) select_kernel(select_params p)
     __shared__ uint32_t parts[THREADS / KVA_WARP];
     const lowbit_seq &seq = p.seqs[p.selecting[blockIdx.x]];
     const uint32_t kv_head = blockIdx.y, end = seq.page_count * KVA_PAGE_TOKENS;
-    const uint32_t cut =
-        p.window && seq.position >= p.window ? seq.position - p.window + 1 : 0;
+    const uint32_t cut = p.window && seq.position >= p.window ? seq.position - p.window + 1 : 0;
     const uint32_t first = min(max(cut, seq.hot.pinned), end), k = seq.hot.k;
     float *scores = seq.scores + static_cast<size_t>(kv_head) * p.group * end;
     uint32_t *keys = reinterpret_cast<uint32_t *>(scores); /* of the first head, over its scores */

@@ -204,8 +204,8 @@ static __global__ void __launch_bounds__(THREADS) shortlist_kernel(shortlist_par
         out.count = list_one(row, p.vocab, listed);
     } else {
         uint32_t equal, same;
-        uint32_t least = find_least([&](uint32_t i) { return key_of(row[i]); }, 0, p.vocab,
-                                    want.best, &equal);
+        uint32_t least =
+            find_least([&](uint32_t i) { return key_of(row[i]); }, 0, p.vocab, want.best, &equal);
         out.count = list_best(row, p.vocab, least, equal, listed, &same);
         if (want.temperature > 0.0f && least)
             out.rest = rest_of(row, p.vocab, least, same - equal, want.temperature);

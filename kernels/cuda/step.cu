@@ -284,14 +284,14 @@ static bool launch(struct kva_device *device, struct graph *graph)
     cudaEvent_t done = step->done[step->side];
     graph->used = step->serial;
     step->counts.launched++;
-    if (graph->log.copies && !kva_cuda_check(device, cudaEventRecord(step->copied, copies),
-                                             "cudaEventRecord"))
+    if (graph->log.copies &&
+        !kva_cuda_check(device, cudaEventRecord(step->copied, copies), "cudaEventRecord"))
         return false;
     if (!kva_cuda_check(device, cudaGraphLaunch(graph->exec, compute), "cudaGraphLaunch") ||
         !kva_cuda_check(device, cudaEventRecord(done, compute), "cudaEventRecord"))
         return false;
-    if (graph->log.copies && !kva_cuda_check(device, cudaStreamWaitEvent(copies, done, 0),
-                                             "cudaStreamWaitEvent"))
+    if (graph->log.copies &&
+        !kva_cuda_check(device, cudaStreamWaitEvent(copies, done, 0), "cudaStreamWaitEvent"))
         return false;
     settle_events(&graph->log, done);
     return true;

@@ -36,8 +36,8 @@ struct call {
 };
 
 struct log {
-    struct call *calls;      /* [CALLS_MAX] */
-    unsigned char *args;     /* [ARGS_BYTES]: kernels' arguments, each at a multiple of 16 */
+    struct call *calls;  /* [CALLS_MAX] */
+    unsigned char *args; /* [ARGS_BYTES]: kernels' arguments, each at a multiple of 16 */
     uint32_t count, records;
     size_t args_used;
     uint64_t hash; /* of what a graph cannot change */

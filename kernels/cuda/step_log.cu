@@ -165,7 +165,6 @@ bool kva_cuda_hold_wait(struct kva_event *event, enum kva_queue queue)
         return false;
     call->event = event;
     call->record = event->held_record;
-    device->step->log.hash =
-        hash_bytes(device->step->log.hash, &call->record, sizeof call->record);
+    device->step->log.hash = hash_bytes(device->step->log.hash, &call->record, sizeof call->record);
     return true;
 }

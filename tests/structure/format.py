@@ -1,4 +1,4 @@
-"""Checks that all C files are as clang-format writes them; skipped, with exit code 77, where it is not installed.
+"""Checks that all C and CUDA files are as clang-format writes them; skipped, with exit code 77, where it is not installed.
 
     python3 format.py SOURCE_ROOT
 """
@@ -10,6 +10,7 @@ import sys
 
 FOLDERS = ["base", "config", "kernels", "engine", "text", "scheduler", "server", "cli",
            "clients", "tests"]
+SOURCES = {".c", ".h", ".cu", ".cuh"}
 
 
 def main():
@@ -18,7 +19,7 @@ def main():
     if not tool:
         print("SKIPPED: clang-format is not installed")
         return 77
-    files = [str(f) for folder in FOLDERS for f in sorted((root / folder).rglob("*.[ch]"))]
+    files = [str(f) for folder in FOLDERS for f in sorted((root / folder).rglob("*")) if f.suffix in SOURCES]
     result = subprocess.run([tool, "--dry-run", "-Werror", *files], capture_output=True, text=True)
     bad = sorted({line.split(":")[0] for line in result.stderr.splitlines() if ": error:" in line})
     for file in bad:

@@ -28,6 +28,10 @@ ALLOWED = {
 # The scheduler knows the engine by its contract alone.
 SCHEDULER_MAY_INCLUDE = {"engine/engine.h", "engine/sampling.h", "engine/kv/policy_choice.h"}
 
+# The inside of a device, for itself alone; everybody else sees device.h and the operators.
+CLOSED = ("kernels/cpu/", "kernels/cuda/")
+
+SOURCES = {".c", ".h", ".cu", ".cuh"}
 FORBIDDEN_CALLS = re.compile(r"\b(exit|abort|_exit|getenv|strtok|gets|sprintf|strcpy|strcat)\s*\(")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 
@@ -36,6 +40,11 @@ def rule_for(path):
     """The longest entry of ALLOWED that the path is under."""
     matches = [key for key in ALLOWED if path == key or path.startswith(key + "/")]
     return max(matches, key=len) if matches else None
+
+
+def is_closed(path, include):
+    """Whether the file is outside of the device that the header belongs to."""
+    return any(include.startswith(closed) and not path.startswith(closed) for closed in CLOSED)
 
 
 def strip_comments(text):
@@ -48,7 +57,7 @@ def check(root):
     problems = []
     count = 0
     for top in sorted({key.split("/")[0] for key in ALLOWED}):
-        for file in sorted((root / top).rglob("*.[ch]")):
+        for file in sorted(f for f in (root / top).rglob("*") if f.suffix in SOURCES):
             path = file.relative_to(root).as_posix()
             rule = rule_for(path)
             count += 1
@@ -57,6 +66,8 @@ def check(root):
                 folder = include.split("/")[0]
                 if "/" not in include:
                     problems.append(f"{path}: include '{include}' is not from the source root")
+                elif is_closed(path, include):
+                    problems.append(f"{path}: may not include '{include}', the inside of a device")
                 elif folder != rule.split("/")[0] and folder not in ALLOWED[rule]:
                     problems.append(f"{path}: may not include '{include}'")
                 elif rule == "scheduler" and folder == "engine" and include not in SCHEDULER_MAY_INCLUDE:
