@@ -131,6 +131,7 @@ static void on_gone(void *opaque)
     call->exchange = NULL;
     if (call->state == KVA_CALL_PREPARING) {
         /* A worker holds it; it is destroyed when it comes back. */
+        atomic_store(&call->abandoned, true);
         call->state = KVA_CALL_OVER;
         return;
     }
@@ -158,7 +159,7 @@ static const struct kva_api_config *config_of(const struct kva_call *call)
     return &call->server->backend.api;
 }
 
-/* On a worker, or on the event loop for small bodies. */
+/* On a worker; on the event loop for small completions, whose work is linear in the body. */
 static void prepare(struct kva_job *job)
 {
     struct kva_call *call =
@@ -167,8 +168,10 @@ static void prepare(struct kva_job *job)
                                  &call->api, &call->err);
     free(call->body);
     call->body = NULL;
-    if (call->status == KVA_OK)
-        call->status = kva_api_prepare(config_of(call), call->api, &call->identity, &call->err);
+    if (call->status != KVA_OK)
+        return;
+    call->api->abandoned = &call->abandoned;
+    call->status = kva_api_prepare(config_of(call), call->api, &call->identity, &call->err);
 }
 
 static enum kva_status create_answer(struct kva_call *call)
@@ -322,7 +325,7 @@ void kva_call_begin(struct kva_server *server, struct kva_exchange *exchange,
     }
     struct kva_exchange_owner owner = {on_gone, on_writable, call};
     kva_exchange_keep(exchange, &owner);
-    if (call->body_bytes <= server->params.inline_bytes_max) {
+    if (call->route != KVA_API_CHAT && call->body_bytes <= server->params.inline_bytes_max) {
         prepare(&call->job);
         prepared(&call->job);
         return;

@@ -255,6 +255,7 @@ void kva_calls_cut_all(struct kva_server *server)
 {
     for (struct kva_call *call = server->calls, *next; call; call = next) {
         next = call->next;
+        atomic_store(&call->abandoned, true); /* what a worker still prepares */
         if (call->state == KVA_CALL_RUNNING)
             cut(call, "stopped");
     }

@@ -94,6 +94,7 @@ struct kva_call {
     enum kva_call_state state;
 
     struct kva_job job;
+    atomic_bool abandoned; /* read by the worker: nobody waits for the answer any more */
     char *body;
     size_t body_bytes;
     struct kva_api_identity identity;

@@ -52,7 +52,7 @@ struct kva_server_params {
     /* --- work --- */
     uint32_t workers; /* tokenisation and templates */
     uint32_t worker_jobs_max;
-    size_t inline_bytes_max; /* bodies up to this are prepared on the event loop */
+    size_t inline_bytes_max; /* completions up to this are prepared on the event loop; no chats */
 
     bool metrics_vllm; /* --metrics-compat vllm */
     bool log_requests; /* one line per request */

@@ -10,6 +10,7 @@ struct token_job {
     struct kva_server *server;
     struct kva_exchange *exchange; /* NULL: the client has left */
     enum kva_api_route route;
+    atomic_bool abandoned;
     char *body;
     size_t body_bytes;
     struct kva_buf out;
@@ -69,6 +70,7 @@ static void run(struct kva_job *base)
     if (job->status == KVA_OK && job->route == KVA_API_DETOKENIZE) {
         job->status = put_text(&job->out, config, call, &job->err);
     } else if (job->status == KVA_OK) {
+        call->abandoned = &job->abandoned;
         job->status = kva_api_tokenize(config, call, &job->err);
         if (job->status == KVA_OK)
             put_tokens(&job->out, config, call);
@@ -97,6 +99,7 @@ static void on_gone(void *opaque)
 {
     struct token_job *job = opaque;
     job->exchange = NULL;
+    atomic_store(&job->abandoned, true);
 }
 
 static struct token_job *create(struct kva_server *server, struct kva_exchange *exchange,
@@ -136,7 +139,8 @@ static void begin(struct kva_server *server, struct kva_exchange *exchange,
         kva_server_reply_error(server, exchange, status, &err);
         return;
     }
-    if (job->body_bytes <= server->params.inline_bytes_max) {
+    /* A body to tokenise may be a chat, whose template runs on workers only. */
+    if (route == KVA_API_DETOKENIZE && job->body_bytes <= server->params.inline_bytes_max) {
         run(&job->job);
         done(&job->job);
         return;

@@ -48,9 +48,10 @@ struct kva_api_config {
     const char *model_ids[KVA_API_MODEL_IDS_MAX]; /* the first is the one that answers name */
     uint32_t model_id_count;
     const struct kva_tokenizer *tokenizer;
-    const struct kva_template *chat_template; /* NULL: no chat */
-    uint32_t context_max;                     /* prompt + output tokens */
-    uint32_t vocab_size;                      /* ids below this exist */
+    const struct kva_template *chat_template;          /* NULL: no chat */
+    const struct kva_template_limits *template_limits; /* NULL: the defaults */
+    uint32_t context_max;                              /* prompt + output tokens */
+    uint32_t vocab_size;                               /* ids below this exist */
     const uint32_t *eos_ids;
     uint32_t eos_count;
     /* Used where a request says nothing. */
@@ -136,6 +137,8 @@ struct kva_api_call {
     bool has_seed;
     bool return_token_strings; /* tokenize */
 
+    const atomic_bool *abandoned; /* by whoever prepares it: true ends that; or NULL */
+
     uint32_t unknown_fields; /* accepted and counted */
 
     /* --- after kva_api_prepare --- */
@@ -159,7 +162,9 @@ struct kva_api_identity {
 
 /* Render, tokenise and build one kva_request per prompt, complete but for id, submitted_ns and
  * deadline_ns, which are the submitter's. The JSON tree is freed. Time grows with the prompt: large
- * ones belong on a worker. Fails: KVA_ECONTEXT (err has both counts), KVA_EINVAL, KVA_ENOMEM. */
+ * ones belong on a worker, and so do chats of any size, whose template may take long over little.
+ * Fails: KVA_ECONTEXT (err has both counts), KVA_EINVAL, KVA_ECANCELLED (call->abandoned),
+ * KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_api_prepare(const struct kva_api_config *config,
                                                struct kva_api_call *call,
                                                const struct kva_api_identity *identity,

@@ -23,6 +23,7 @@ static enum kva_status render_chat(const struct kva_api_config *config, struct k
                                    struct kva_buf *text, struct kva_err *err)
 {
     const struct kva_tokenizer *tokenizer = config->tokenizer;
+    struct kva_template_control control = {.cancelled = call->abandoned};
     struct kva_template_input input = {
         .messages = call->messages,
         .documents = call->documents,
@@ -34,8 +35,10 @@ static enum kva_status render_chat(const struct kva_api_config *config, struct k
         .pad_token = special_token(tokenizer, kva_tokenizer_pad(tokenizer)),
         .unk_token = special_token(tokenizer, kva_tokenizer_unk(tokenizer)),
         .now_unix_s = kva_time_unix_s(),
+        .control = &control,
     };
-    enum kva_status status = kva_template_render(config->chat_template, &input, NULL, text, err);
+    enum kva_status status =
+        kva_template_render(config->chat_template, &input, config->template_limits, text, err);
     if (status == KVA_EINVAL && err) {
         kva_err_prefix(err, status, "The chat template refused the messages");
         snprintf(err->param, sizeof(err->param), "messages");

@@ -52,6 +52,8 @@ enum kva_status kva_tpl_fail_undefined(struct kva_tpl_run *run, const struct kva
 enum kva_status kva_tpl_charge(struct kva_tpl_run *run, size_t steps)
 {
     run->steps += steps;
+    if (run->cancelled && atomic_load_explicit(run->cancelled, memory_order_relaxed))
+        return kva_fail(run->err, KVA_ECANCELLED, "the rendering of a chat template was cancelled");
     if (run->steps > run->limits->steps_max)
         return kva_tpl_fail(run, "more than %llu steps of work (limit steps_max)",
                             (unsigned long long)run->limits->steps_max);

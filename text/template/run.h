@@ -33,7 +33,8 @@ enum kva_tpl_flow {
 struct kva_tpl_run {
     const struct kva_template *tmpl;
     const struct kva_template_limits *limits;
-    struct kva_err *err; /* never NULL */
+    const atomic_bool *cancelled; /* NULL: nobody can */
+    struct kva_err *err;          /* never NULL */
     struct kva_arena heap;
     struct kva_buf *out;
     size_t out_start;

@@ -136,6 +136,7 @@ enum kva_status kva_template_render(const struct kva_template *tmpl,
         .out_start = out->length,
         .filter_input = kva_tpl_none(),
         .now_unix_s = input->now_unix_s,
+        .cancelled = input->control ? input->control->cancelled : NULL,
         .line = 1,
     };
     bool failed_before = out->failed;
@@ -150,6 +151,8 @@ enum kva_status kva_template_render(const struct kva_template *tmpl,
         if (out->data)
             out->data[out->length] = '\0';
     }
+    if (input->control)
+        input->control->steps = run.steps;
     kva_buf_finish(&run.capture);
     kva_arena_finish(&run.heap);
     return status;

@@ -22,6 +22,7 @@
 #include "base/err.h"
 
 #include <cjson/cJSON.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 struct kva_template;
@@ -50,6 +51,12 @@ struct kva_template_limits {
     uint32_t range_max;      /* items of one range() */
 };
 
+/* What another thread may tell a rendering, and what the rendering tells of itself. */
+struct kva_template_control {
+    const atomic_bool *cancelled; /* read while work is charged: true ends the rendering; or NULL */
+    uint64_t steps;               /* afterwards: the work that was done, also on failure */
+};
+
 struct kva_template_input {
     const cJSON *messages;  /* array; NULL: undefined */
     const cJSON *tools;     /* array; NULL: see absent_is_none */
@@ -65,6 +72,7 @@ struct kva_template_input {
     const char *unk_token;
     int64_t
         now_unix_s; /* for strftime_now, which shows it as UTC: add the offset of another zone */
+    struct kva_template_control *control; /* or NULL */
 };
 
 /* The limits above. */
@@ -82,7 +90,8 @@ void kva_template_destroy(struct kva_template *tmpl);
  * failure `out` keeps what it had. Keys of JSON objects keep their order; the last of two equal
  * keys wins. The JSON must not change meanwhile. Fails: KVA_EINVAL (the template called
  * raise_exception: err is exactly its message; an error in the template with these values: err
- * has the line and Jinja2's words; a limit: err names it), KVA_ENOMEM. */
+ * has the line and Jinja2's words; a limit: err names it), KVA_ECANCELLED (input->control),
+ * KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_template_render(const struct kva_template *tmpl,
                                                    const struct kva_template_input *input,
                                                    const struct kva_template_limits *limits,
