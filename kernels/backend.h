@@ -11,9 +11,23 @@
 
 struct kva_profile;
 
+/* What operators cannot be asked of such a device beyond (check.h). */
+struct kva_op_limits {
+    uint32_t head_dim_max;     /* of attention */
+    uint32_t rotary_dim_max;   /* of rope */
+    uint32_t partials_max;     /* that merge adds up */
+    uint32_t select_heads_max; /* query heads of a KV head that choose rows together */
+    uint32_t select_max;       /* rows that a KV head chooses */
+    uint32_t slots_max;        /* per KV head of rows that are fetched */
+    bool weights_as_act;       /* matrices are of the activations' format */
+};
+
 struct kva_backend {
+    struct kva_op_limits limits;
     void (*close)(struct kva_device *device); /* never NULL */
     enum kva_status (*error)(const struct kva_device *device, struct kva_err *err);
+    /* Fail for good, unless it has failed before. */
+    void (*fail)(struct kva_device *device, const char *message);
     enum kva_status (*alloc)(struct kva_device *device, enum kva_mem mem, size_t bytes, void **ret,
                              struct kva_err *err);
     void (*free)(struct kva_device *device, enum kva_mem mem, void *data, size_t bytes);
@@ -45,7 +59,7 @@ struct kva_backend {
 
 struct kva_device_base {
     const struct kva_backend *backend;
-    const struct kva_ops *ops;
+    const struct kva_ops *ops;   /* its own, which assume arguments that check.h lets pass */
     struct kva_profile *profile; /* profile.h's; NULL: none */
     struct kva_device_info info;
 };

@@ -1,5 +1,6 @@
 /* Hands the calls of device.h on to the device that they are about, and finds the CUDA module. */
 #include "kernels/backend.h"
+#include "kernels/check.h"
 #include "kernels/int8.h"
 #include "kernels/ops.h"
 
@@ -36,7 +37,8 @@ const struct kva_device_info *kva_device_get_info(const struct kva_device *devic
 
 const struct kva_ops *kva_device_ops(const struct kva_device *device)
 {
-    return ((const struct kva_device_base *)device)->ops;
+    (void)device;
+    return &kva_checked_ops;
 }
 
 enum kva_status kva_device_error(const struct kva_device *device, struct kva_err *err)

@@ -15,10 +15,7 @@
 #define KVA_KERNELS_OPS_H
 
 #include "kernels/device.h"
-
-/* Tokens in a KV block and in a page: the quantisation group, the prefix-cache unit and the unit
- * that moves. */
-#define KVA_PAGE_TOKENS 64u
+#include "kernels/kv_layout.h"
 
 /* Attention folds a range in pieces that end at multiples of this position, whatever the caller's
  * ranges and chunks are, so that the order of additions is a property of the sequence alone. A
@@ -99,19 +96,6 @@ struct kva_glu_args {
     uint32_t dim;
     enum kva_activation activation;
 };
-
-/* A 16-bit KV block: one layer of one page.
- *
- *      kv_head 0                                 kv_head 1 ...
- *      token 0          token 1       token 63
- *     [K d | V d]      [K d | V d]...[K d | V d]  [K d | V d] ...      16 bits an element
- *
- * element(head, token, i) = ((head * KVA_PAGE_TOKENS + token) * 2 + (0: K, 1: V)) * head_dim + i
- * The slot of a token in its block is its position % KVA_PAGE_TOKENS. */
-static inline size_t kva_kv_block_bytes(uint32_t kv_heads, uint32_t head_dim)
-{
-    return (size_t)kv_heads * KVA_PAGE_TOKENS * 2 * head_dim * 2;
-}
 
 /* Round K and V rows to 16 bits and store them in their blocks. */
 struct kva_kv_append_args {
@@ -203,48 +187,6 @@ struct kva_attend_args {
 };
 
 /* --- low-bit KV ------------------------------------------------------------------------------ */
-
-/* KIVI quantisation of one page: x = zero + scale * code, keys per channel over `group` tokens,
- * values per token over `group` channels, after RoPE. */
-enum kva_lowbit_levels {
-    /* The papers' levels. 2 and 4 bits: zero = min, scale = (max - min) / (2^bits - 1). 1 bit
-     * (SpeCache eq. 3 and 4): levels (3 min + max) / 4 and (min + 3 max) / 4, code = x >=
-     * (min + max) / 2. */
-    KVA_LEVELS_PAPER,
-    /* The same codes (1 bit: code = x >= mean), then zero and scale by least squares: at 1 bit the
-     * conditional means. The same bytes, less error. */
-    KVA_LEVELS_FIT,
-};
-
-struct kva_lowbit_format {
-    uint32_t bits;  /* 1, 2 or 4 */
-    uint32_t group; /* 32 or 64 */
-    enum kva_lowbit_levels levels;
-};
-
-/* A low-bit KV block: one layer of one page, KVA_PAGE_TOKENS tokens. Per KV head, one behind the
- * other, d = head_dim (a multiple of 4), g = group:
- *
- *   K scale  f16 [64 / g][d]          K zero  f16 [64 / g][d]
- *   V scale  f16 [ceil(d / g)][64]    V zero  f16 [ceil(d / g)][64]
- *   K codes  [bits][d / 4][64]  nibbles: of plane b, channels 4 i .. 4 i + 3 of a token
- *   V codes  [bits][64 / 4][d]  nibbles: of plane b, tokens 4 i .. 4 i + 3 of a channel
- *
- * Bit j of a nibble belongs to channel (token) 4 i + j; even nibbles are the low halves of their
- * bytes. Plane b holds bit b of the code. Both matrices thus lie as four-wide integer dot products
- * want them: 64 consecutive bits expand to 16 lanes of 4 bytes. */
-static inline size_t kva_lowbit_head_bytes(struct kva_lowbit_format format, uint32_t head_dim)
-{
-    size_t k_params = (size_t)(KVA_PAGE_TOKENS / format.group) * head_dim * 2 * 2;
-    size_t v_params = (size_t)((head_dim + format.group - 1) / format.group) * KVA_PAGE_TOKENS * 4;
-    return k_params + v_params + (size_t)format.bits * 2 * (KVA_PAGE_TOKENS * head_dim / 8);
-}
-
-static inline size_t kva_lowbit_block_bytes(struct kva_lowbit_format format, uint32_t kv_heads,
-                                            uint32_t head_dim)
-{
-    return kva_lowbit_head_bytes(format, head_dim) * kv_heads;
-}
 
 /* Low-bit blocks from 16-bit ones. Scale and zero are computed in fp32 and rounded to f16 before
  * coding, so that encoder and decoder agree; codes are clamped. A constant group has scale 0 and

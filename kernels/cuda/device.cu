@@ -1,5 +1,6 @@
 /* The CUDA device: its life, memory, queues, events and errors. */
 #include "kernels/cuda/device_cuda.h"
+#include "kernels/cuda/select.cuh"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -295,9 +296,22 @@ static void cuda_close(struct kva_device *device)
     free(device);
 }
 
+static void cuda_fail(struct kva_device *device, const char *message)
+{
+    kva_cuda_fail(device, "%s", message);
+}
+
 static const struct kva_backend backend = {
+    .limits = {.head_dim_max = 256,
+               .rotary_dim_max = 4096,
+               .partials_max = UINT32_MAX,
+               .select_heads_max = KVA_SELECT_HEADS_MAX,
+               .select_max = UINT32_MAX,
+               .slots_max = UINT32_MAX,
+               .weights_as_act = true},
     .close = cuda_close,
     .error = kva_cuda_error,
+    .fail = cuda_fail,
     .alloc = cuda_alloc,
     .free = cuda_free,
     .weight = kva_cuda_weight,

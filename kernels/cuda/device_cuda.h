@@ -306,11 +306,6 @@ void kva_cuda_shortlist(struct kva_device *device, const struct kva_shortlist_ar
 enum kva_status kva_cuda_roofs(struct kva_device *device, struct kva_device_roofs *ret,
                                struct kva_err *err);
 
-/* Whether `op` can be run on such a format; fails the device where it cannot. */
-bool kva_cuda_check_lowbit(struct kva_device *device, const char *op,
-                           struct kva_lowbit_format format, uint32_t head_dim,
-                           enum kva_dtype kv_dtype);
-
 /* to[i] = from[i], between any two formats. */
 void kva_cuda_convert(struct kva_device *device, void *to, enum kva_dtype to_dtype,
                       const void *from, enum kva_dtype from_dtype, size_t count);

@@ -168,16 +168,10 @@ void kva_cuda_resolve(struct kva_device *device, const struct kva_resolve_args *
     /* The stamp lies behind the hots: it differs from step to step, and no argument should. */
     size_t bytes = args->count * sizeof(struct kva_hot) + sizeof(uint32_t);
     struct kva_hot *hots = static_cast<kva_hot *>(kva_cuda_stage(device, bytes));
-    for (uint32_t i = 0; i < args->count && hots; i++) {
-        hots[i] = *args->hots[i];
-        if (hots[i].slots < static_cast<size_t>(hots[i].pinned) + hots[i].k)
-            kva_cuda_fail(device, "resolve: %u slots cannot hold %u pinned and %u chosen rows",
-                          hots[i].slots, hots[i].pinned, hots[i].k);
-    }
-    if (args->stamp == 0)
-        kva_cuda_fail(device, "resolve: the stamp must be greater than 0");
-    if (!hots || kva_cuda_failed(device))
+    if (!hots)
         return;
+    for (uint32_t i = 0; i < args->count; i++)
+        hots[i] = *args->hots[i];
     memcpy(static_cast<void *>(hots + args->count), &args->stamp, sizeof args->stamp);
     const struct kva_hot *sent = static_cast<const kva_hot *>(kva_cuda_send(device, hots, bytes));
     if (sent)

@@ -59,11 +59,6 @@ void kva_cuda_linear(struct kva_device *device, const struct kva_linear_args *ar
     const struct kva_weight *w = &args->weight;
     if (args->rows == 0 || !kva_cuda_enter(device))
         return;
-    if (w->dtype != device->base.info.act) {
-        kva_cuda_fail(device, "linear: a %s matrix with %s activations", kva_dtype_name(w->dtype),
-                      kva_dtype_name(device->base.info.act));
-        return;
-    }
     if (kva_cuda_hold_linear(device, args))
         return;
     cublasStatus_t status = multiply(device, args);

@@ -6,7 +6,6 @@
  * select.cu reads them: [head][position] per selecting sequence, each position written by the pass
  * that saw it. */
 #include "kernels/cuda/attend_plan.cuh"
-#include "kernels/cuda/lowbit_block.cuh"
 #include "kernels/cuda/select.cuh"
 
 struct lowbit_params {
@@ -18,7 +17,7 @@ struct lowbit_params {
     enum kva_dtype kv_dtype; /* of hot rows */
     uint32_t bits;
     uint32_t group_tokens; /* tokens, or channels, of a quantisation group */
-    lowbit_layout layout;
+    struct kva_lowbit_layout layout;
 };
 
 /* --- tiles ------------------------------------------------------------------------------------ */
@@ -337,28 +336,6 @@ static size_t lay_out(struct plan *plan, const void *base)
 
 /* --- the operator ----------------------------------------------------------------------------- */
 
-static bool check_args(struct kva_device *device, const struct kva_attend_lowbit_args *args)
-{
-    if (args->kv_heads == 0 || args->heads % args->kv_heads != 0)
-        kva_cuda_fail(device, "attend_lowbit: %u heads cannot share %u KV heads", args->heads,
-                      args->kv_heads);
-    else if (!kva_cuda_check_lowbit(device, "attend_lowbit", args->format, args->head_dim,
-                                    args->kv_dtype))
-        return false;
-    for (uint32_t i = 0; i < args->seq_count; i++) {
-        const struct kva_lowbit_seq *seq = &args->seqs[i];
-        size_t need =
-            selects(seq) ? kva_attend_lowbit_scratch_bytes(args->heads, seq->page_count) : 0;
-        if (need > args->scratch_bytes)
-            kva_cuda_fail(device, "attend_lowbit: selection over %u pages needs %zu bytes, has %zu",
-                          seq->page_count, need, args->scratch_bytes);
-        if (selects(seq) && args->heads / args->kv_heads > KVA_SELECT_HEADS_MAX)
-            kva_cuda_fail(device, "attend_lowbit: %u heads share a KV head, at most %u may select",
-                          args->heads / args->kv_heads, KVA_SELECT_HEADS_MAX);
-    }
-    return !kva_cuda_failed(device);
-}
-
 template <int D>
 static void launch(struct kva_device *device, const struct plan *plan, const lowbit_params &params)
 {
@@ -389,7 +366,7 @@ static void run_turn(struct kva_device *device, struct plan *plan, lowbit_params
 
 void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args)
 {
-    if (args->seq_count == 0 || !kva_cuda_enter(device) || !check_args(device, args))
+    if (args->seq_count == 0 || !kva_cuda_enter(device))
         return;
     struct plan plan = {};
     uint32_t rows_max = 0, block_count = 0;
@@ -407,7 +384,7 @@ void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_l
     params.kv_dtype = args->kv_dtype;
     params.bits = args->format.bits;
     params.group_tokens = args->format.group;
-    params.layout = lowbit_layout_of(args->format, args->head_dim);
+    params.layout = kva_lowbit_layout_of(args->format, args->head_dim);
     for (; plan.seq_first < args->seq_count && !kva_cuda_failed(device);
          plan.seq_first = plan.seq_end) {
         take_seqs(&plan);

@@ -2,7 +2,7 @@
  *
  * The numbers, and the order in which they are added, are those of the CPU's reference
  * (kernels/cpu/lowbit/ref.c): no product is fused with a sum, so the blocks are the same bits. */
-#include "kernels/cuda/lowbit_block.cuh"
+#include "kernels/cuda/number.cuh"
 
 #include <math.h>
 
@@ -19,7 +19,7 @@ struct quantise_params {
     uint32_t group;
     uint32_t bits;
     enum kva_lowbit_levels levels;
-    lowbit_layout layout;
+    struct kva_lowbit_layout layout;
 };
 
 /* One group: `count` elements `step` apart; those before `counted` do not count for its levels. */
@@ -221,26 +221,9 @@ static __global__ void __launch_bounds__(THREADS) quantise_kernel(quantise_param
     }
 }
 
-bool kva_cuda_check_lowbit(struct kva_device *device, const char *op,
-                           struct kva_lowbit_format format, uint32_t head_dim,
-                           enum kva_dtype kv_dtype)
-{
-    if (head_dim == 0 || head_dim % 4 != 0 || head_dim > 256)
-        kva_cuda_fail(device, "%s: head_dim %u, must be a multiple of 4 up to 256", op, head_dim);
-    else if (format.bits != 1 && format.bits != 2 && format.bits != 4)
-        kva_cuda_fail(device, "%s: %u bits, must be 1, 2 or 4", op, format.bits);
-    else if (format.group != 32 && format.group != 64)
-        kva_cuda_fail(device, "%s: groups of %u, must be 32 or 64", op, format.group);
-    else if (kv_dtype != KVA_F16 && kv_dtype != KVA_BF16)
-        kva_cuda_fail(device, "%s: KV rows are f16 or bf16, not data type %d", op,
-                      static_cast<int>(kv_dtype));
-    return !kva_cuda_failed(device);
-}
-
 void kva_cuda_quantise(struct kva_device *device, const struct kva_quantise_args *args)
 {
-    if (args->count == 0 || !kva_cuda_enter(device) ||
-        !kva_cuda_check_lowbit(device, "quantise", args->format, args->head_dim, args->kv_dtype))
+    if (args->count == 0 || !kva_cuda_enter(device))
         return;
     quantise_params p = {};
     p.from = kva_cuda_upload_array(device, args->from, args->count);
@@ -256,7 +239,7 @@ void kva_cuda_quantise(struct kva_device *device, const struct kva_quantise_args
     p.group = args->format.group;
     p.bits = args->format.bits;
     p.levels = args->format.levels;
-    p.layout = lowbit_layout_of(args->format, args->head_dim);
+    p.layout = kva_lowbit_layout_of(args->format, args->head_dim);
     size_t shared_bytes = KVA_PAGE_TOKENS * (p.row * 2 + 2 * p.dim);
     kva_cuda_run(device, KVA_QUEUE_COMPUTE, "quantise",
                  {dim3(args->count, args->kv_heads), THREADS, shared_bytes},

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The low-bit number of a token's channel, read as ops.h draws the block. */
+/* The low-bit number of a token's channel, read as kv_layout.h draws the block. */
 static double decode(const struct lowbit_test *test, const unsigned char *head, bool value,
                      uint32_t token, uint32_t c)
 {

@@ -409,28 +409,6 @@ static void run_long_task(const struct plan *plan, const struct task *task)
 
 /* --- the operator ----------------------------------------------------------------------------- */
 
-static bool check_args(struct kva_device *device, const struct kva_attend_args *args)
-{
-    if (args->head_dim == 0 || args->head_dim > KVA_CPU_HEAD_DIM_MAX)
-        kva_cpu_fail(device, "attend: head_dim %u, must be 1 to %u", args->head_dim,
-                     KVA_CPU_HEAD_DIM_MAX);
-    else if (args->kv_heads == 0 || args->heads % args->kv_heads != 0)
-        kva_cpu_fail(device, "attend: %u heads cannot share %u KV heads", args->heads,
-                     args->kv_heads);
-    else if (args->kv_dtype != KVA_F16 && args->kv_dtype != KVA_BF16)
-        kva_cpu_fail(device, "attend: KV blocks hold f16 or bf16, not data type %d",
-                     (int)args->kv_dtype);
-    for (uint32_t i = 0; i < args->seq_count; i++) {
-        const struct kva_attend_seq *seq = &args->seqs[i];
-        for (uint32_t j = 0; j < seq->range_count; j++) {
-            enum kva_kv_format format = args->ranges[seq->range_first + j].format;
-            if (format != KVA_KV_16BIT)
-                kva_cpu_fail(device, "attend: no kernel for KV format %d", (int)format);
-        }
-    }
-    return !atomic_load_explicit(&device->failed, memory_order_relaxed);
-}
-
 /* What a task of the sequence costs at most: its last rows see furthest, its first tile is full. */
 static uint64_t most_of_seq(const struct plan *plan, const struct kva_attend_seq *seq)
 {
@@ -470,7 +448,7 @@ static void run_long_tasks(const struct plan *plan)
 
 void kva_cpu_attend(struct kva_device *device, const struct kva_attend_args *args)
 {
-    if (!check_args(device, args))
+    if (kva_cpu_failed(device))
         return;
     struct plan plan = {device, args, kva_query_cut_of(args->heads, args->kv_heads), 0};
     size_t tasks = tasks_of_plan(&plan);

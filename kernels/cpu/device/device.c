@@ -281,9 +281,24 @@ static enum kva_status cpu_error(const struct kva_device *device, struct kva_err
     return device->error.status;
 }
 
+static void cpu_fail(struct kva_device *device, const char *message)
+{
+    kva_cpu_fail(device, "%s", message);
+}
+
 static const struct kva_backend backend = {
+    .limits =
+        {
+            .head_dim_max = KVA_CPU_HEAD_DIM_MAX,
+            .rotary_dim_max = KVA_CPU_SCRATCH_BYTES / (2 * sizeof(float)),
+            .partials_max = KVA_CPU_SCRATCH_BYTES / sizeof(float),
+            .select_heads_max = KVA_CPU_SELECT_HEADS_MAX,
+            .select_max = KVA_CPU_SELECT_MAX,
+            .slots_max = KVA_CPU_HOT_SLOTS_MAX,
+        },
     .close = cpu_close,
     .error = cpu_error,
+    .fail = cpu_fail,
     .alloc = cpu_alloc,
     .free = cpu_free,
     .weight = cpu_weight,

@@ -32,18 +32,23 @@ static inline void *kva_cpu_scratch(const struct kva_device *device, uint32_t wo
 /* Fail the device for good; operators do nothing from then on. Engine thread only. */
 void kva_cpu_fail(struct kva_device *device, const char *format, ...) KVA_PRINTF(2, 3);
 
+static inline bool kva_cpu_failed(const struct kva_device *device)
+{
+    return atomic_load_explicit(&device->failed, memory_order_relaxed);
+}
+
+/* Rows that a KV head may choose at most: they bound the scratch. */
+#define KVA_CPU_SELECT_MAX 16384u
+
+/* Query heads of a KV head that may select together at most. */
+#define KVA_CPU_SELECT_HEADS_MAX 4096u
+
 /* Slots of a KV head at most: they bound the scratch of resolve. */
 #define KVA_CPU_HOT_SLOTS_MAX (KVA_CPU_SCRATCH_BYTES / (2 * sizeof(uint64_t)) - 64)
 
 /* Resolve, then fetch, for one KV head. scratch: KVA_CPU_SCRATCH_BYTES / 2. */
 void kva_cpu_hot_act(const struct kva_hot *hot, const struct kva_hot_now *now, uint32_t kv_head,
                      uint32_t head_dim, void *scratch);
-
-/* Whether low-bit pages of such a format can be made and read; fails the device, by the operator's
- * name, where they cannot. */
-bool kva_cpu_check_lowbit(struct kva_device *device, const char *op,
-                          struct kva_lowbit_format format, uint32_t head_dim,
-                          enum kva_dtype kv_dtype);
 
 /* See struct kva_device_roofs. */
 KVA_MUST_CHECK enum kva_status kva_cpu_roofs(struct kva_device *device,

@@ -47,11 +47,6 @@ struct kva_piece_job {
     struct kva_cut cut;
 };
 
-static inline bool kva_cpu_failed(const struct kva_device *device)
-{
-    return atomic_load_explicit(&device->failed, memory_order_relaxed);
-}
-
 static inline void kva_pieces_run(struct kva_device *device, const void *args, struct kva_cut cut,
                                   kva_pool_fn *fn)
 {

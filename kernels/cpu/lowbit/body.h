@@ -2,7 +2,7 @@
  * avx2.c and avx512.c after their simd header.
  *
  * A page is expanded to floats once for all queries: keys [head_dim, 64], values [64, head_dim]. */
-#include "kernels/cpu/lowbit/block.h"
+#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/lowbit/lanes.h"
 
 #include <string.h>
@@ -205,7 +205,7 @@ INLINE void add_values(const struct kva_cpu_lowbit_split *split, uint32_t page, 
 
 INLINE void attend(const uint32_t bits, const struct kva_cpu_lowbit_split *split)
 {
-    const struct kva_lowbit_layout layout = kva_lowbit_layout(split->format, split->head_dim);
+    const struct kva_lowbit_layout layout = kva_lowbit_layout_of(split->format, split->head_dim);
     uint32_t dim = split->head_dim, stride = (uint32_t)kva_align_up(dim, 16);
     float *floats = split->scratch;
     prefetch_pages(split);

@@ -6,7 +6,7 @@
 #ifndef KVA_KERNELS_CPU_LOWBIT_BYTES_H
 #define KVA_KERNELS_CPU_LOWBIT_BYTES_H
 
-#include "kernels/cpu/lowbit/block.h"
+#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/avx512.h"
 
 #include <string.h>

@@ -358,7 +358,7 @@ INLINE void prefetch_part(const struct kva_cpu_lowbit_split *split, uint32_t par
 INLINE void attend_bits(const uint32_t bits, const struct kva_cpu_lowbit_split *split)
 {
     const uint32_t digits = bits == 4 ? 2 : 1, pages = split->page_count, dim = split->head_dim;
-    const struct kva_lowbit_layout layout = kva_lowbit_layout(split->format, dim);
+    const struct kva_lowbit_layout layout = kva_lowbit_layout_of(split->format, dim);
     struct work *work = split->scratch;
     const uint32_t stride = (uint32_t)kva_align_up(dim, VL);
     work->dim = dim;

@@ -402,39 +402,6 @@ static void run_task_wide(const struct kva_lowbit_plan *plan, uint32_t index)
 
 /* --- the operator ----------------------------------------------------------------------------- */
 
-static bool check_args(struct kva_device *device, const struct kva_attend_lowbit_args *args)
-{
-    if (args->kv_heads == 0 || args->heads % args->kv_heads != 0)
-        kva_cpu_fail(device, "attend_lowbit: %u heads cannot share %u KV heads", args->heads,
-                     args->kv_heads);
-    else if (!kva_cpu_check_lowbit(device, "attend_lowbit", args->format, args->head_dim,
-                                   args->kv_dtype))
-        return false;
-    for (uint32_t i = 0; i < args->seq_count; i++) {
-        const struct kva_lowbit_seq *seq = &args->seqs[i];
-        size_t need = kva_lowbit_weight_floats(args, seq) * sizeof(float);
-        if (need > args->scratch_bytes)
-            kva_cpu_fail(device, "attend_lowbit: selection over %u pages needs %zu bytes, has %zu",
-                         seq->page_count, need, args->scratch_bytes);
-        if (seq->hot && seq->hot->slots < (size_t)seq->hot->pinned + seq->hot->k)
-            kva_cpu_fail(device, "attend_lowbit: %u slots cannot hold %u pinned and %u chosen rows",
-                         seq->hot->slots, seq->hot->pinned, seq->hot->k);
-        if (kva_lowbit_selects(seq) && args->heads / args->kv_heads > KVA_CPU_SELECT_HEADS_MAX)
-            kva_cpu_fail(device, "attend_lowbit: %u heads share a KV head, at most %u may select",
-                         args->heads / args->kv_heads, KVA_CPU_SELECT_HEADS_MAX);
-        if (seq->now && (!kva_lowbit_selects(seq) || seq->row_count != 1))
-            kva_cpu_fail(device, "attend_lowbit: a choice that is acted upon at once is that of a "
-                                 "sequence's only row");
-        else if (seq->now && seq->hot->slots > KVA_CPU_HOT_SLOTS_MAX)
-            kva_cpu_fail(device, "attend_lowbit: %u slots, at most %zu can be resolved at once",
-                         seq->hot->slots, KVA_CPU_HOT_SLOTS_MAX);
-        if (seq->hot && seq->hot->k > KVA_CPU_SELECT_MAX)
-            kva_cpu_fail(device, "attend_lowbit: %u rows to choose, at most %u", seq->hot->k,
-                         KVA_CPU_SELECT_MAX);
-    }
-    return !atomic_load_explicit(&device->failed, memory_order_relaxed);
-}
-
 /* Whether the threads would be short of tasks while a task has splits enough for all of them. */
 static bool better_wide(const struct kva_lowbit_plan *plan, size_t tasks)
 {
@@ -490,7 +457,7 @@ static bool any_acts_now(const struct kva_lowbit_plan *plan)
 
 void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args)
 {
-    if (!check_args(device, args))
+    if (kva_cpu_failed(device))
         return;
     struct kva_lowbit_plan plan = {
         .device = device, .args = args, .cut = kva_query_cut_of(args->heads, args->kv_heads)};

@@ -3,7 +3,7 @@
 #ifndef KVA_KERNELS_CPU_LOWBIT_GROUP_H
 #define KVA_KERNELS_CPU_LOWBIT_GROUP_H
 
-#include "kernels/cpu/lowbit/block.h"
+#include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/scalar.h"
 
 #include <string.h>

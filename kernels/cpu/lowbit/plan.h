@@ -4,12 +4,6 @@
 
 #include "kernels/cpu/attend/query_task.h"
 
-/* Rows that a KV head may choose at most: they bound the scratch. */
-#define KVA_CPU_SELECT_MAX 16384u
-
-/* Query heads of a KV head that may select together at most. */
-#define KVA_CPU_SELECT_HEADS_MAX 4096u
-
 /* How a call is cut into tasks. */
 struct kva_lowbit_plan {
     struct kva_device *device;

@@ -299,7 +299,7 @@ INLINE void quantise_values(const struct kva_cpu_quantise *args,
 
 INLINE void quantise(const struct kva_cpu_quantise *args, const uint32_t bits, const bool fit)
 {
-    const struct kva_lowbit_layout layout = kva_lowbit_layout(args->format, args->head_dim);
+    const struct kva_lowbit_layout layout = kva_lowbit_layout_of(args->format, args->head_dim);
     uint32_t dim = args->head_dim;
     unsigned char *to = args->to;
     if (args->exempt > 0) {

@@ -9,7 +9,7 @@
 
 void kva_quantise_ref(const struct kva_cpu_quantise *args)
 {
-    const struct kva_lowbit_layout layout = kva_lowbit_layout(args->format, args->head_dim);
+    const struct kva_lowbit_layout layout = kva_lowbit_layout_of(args->format, args->head_dim);
     memset((unsigned char *)args->to + layout.k_codes, 0,
            2 * args->format.bits * layout.plane_bytes);
     for (uint32_t g = 0; g < layout.k_groups; g++) {
@@ -92,7 +92,7 @@ static void soften(const struct kva_cpu_lowbit_split *split, uint32_t query, uin
 
 void kva_lowbit_split_ref(const struct kva_cpu_lowbit_split *split)
 {
-    const struct kva_lowbit_layout layout = kva_lowbit_layout(split->format, split->head_dim);
+    const struct kva_lowbit_layout layout = kva_lowbit_layout_of(split->format, split->head_dim);
     uint32_t dim = split->head_dim, slots = split->page_count * KVA_PAGE_TOKENS;
     float *row = split->scratch;
     for (uint32_t slot = 0; slot < slots; slot++) {

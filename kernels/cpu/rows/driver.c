@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-#define SCRATCH_FLOATS (KVA_CPU_SCRATCH_BYTES / sizeof(float))
-
 static void embed_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
 {
     const struct kva_piece_job *job = opaque;
@@ -40,11 +38,6 @@ static void rope_piece(void *opaque, uint32_t index, uint32_t worker)
 
 void kva_cpu_rope(struct kva_device *device, const struct kva_rope_args *args)
 {
-    if (args->rotary_dim > SCRATCH_FLOATS / 2 || args->rotary_dim > args->head_dim) {
-        kva_cpu_fail(device, "rope: rotary_dim %u with head_dim %u (at most %zu)", args->rotary_dim,
-                     args->head_dim, SCRATCH_FLOATS / 2);
-        return;
-    }
     /* The angles of a row cost about as much as ten rotations of it. */
     size_t cost = (size_t)args->heads * args->rotary_dim + 10 * args->rotary_dim;
     kva_pieces_run(device, args, kva_cut_units(device, args->rows, cost, 1), rope_piece);
@@ -88,11 +81,6 @@ static void kv_append_piece(void *opaque, uint32_t index, uint32_t worker KVA_UN
 
 void kva_cpu_kv_append(struct kva_device *device, const struct kva_kv_append_args *args)
 {
-    if (args->kv_dtype != KVA_F16 && args->kv_dtype != KVA_BF16) {
-        kva_cpu_fail(device, "kv_append: KV blocks hold f16 or bf16, not data type %d",
-                     (int)args->kv_dtype);
-        return;
-    }
     size_t cost = (size_t)args->kv_heads * args->head_dim * 2;
     kva_pieces_run(device, args, kva_cut_units(device, args->rows, cost, 1), kv_append_piece);
 }
@@ -107,11 +95,6 @@ static void merge_piece(void *opaque, uint32_t index, uint32_t worker)
 
 void kva_cpu_merge(struct kva_device *device, const struct kva_merge_args *args)
 {
-    if (args->partial_count > SCRATCH_FLOATS) {
-        kva_cpu_fail(device, "merge: %u partial results (at most %zu)", args->partial_count,
-                     SCRATCH_FLOATS);
-        return;
-    }
     size_t pairs = (size_t)args->rows * args->heads;
     size_t cost = (size_t)args->head_dim * args->partial_count;
     kva_pieces_run(device, args, kva_cut_units(device, pairs, cost, 1), merge_piece);

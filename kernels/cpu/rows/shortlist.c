@@ -197,6 +197,6 @@ static void run_row(void *opaque, uint32_t index, uint32_t worker)
 void kva_cpu_shortlist(struct kva_device *device, const struct kva_shortlist_args *args)
 {
     struct shortlist_job job = {device, args};
-    if (!atomic_load_explicit(&device->failed, memory_order_relaxed))
+    if (!kva_cpu_failed(device))
         kva_pool_run(device->pool, args->count, run_row, &job);
 }

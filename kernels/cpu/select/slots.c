@@ -10,8 +10,6 @@
  * Packed numbers stand for (position, slot) and (stamp, slot): sorting them sorts by the first and
  * then by the slot. */
 
-#define SLOTS_MAX KVA_CPU_HOT_SLOTS_MAX
-
 struct resolve_job {
     struct kva_device *device;
     const struct kva_resolve_args *args;
@@ -155,15 +153,7 @@ static void resolve_item(void *opaque, uint32_t index, uint32_t worker)
 
 void kva_cpu_resolve(struct kva_device *device, const struct kva_resolve_args *args)
 {
-    for (uint32_t i = 0; i < args->count; i++) {
-        const struct kva_hot *hot = args->hots[i];
-        if (hot->slots < (size_t)hot->pinned + hot->k || hot->slots > SLOTS_MAX)
-            kva_cpu_fail(device, "resolve: %u slots, must be %u pinned + %u chosen to %zu",
-                         hot->slots, hot->pinned, hot->k, SLOTS_MAX);
-    }
-    if (args->stamp == 0)
-        kva_cpu_fail(device, "resolve: the stamp must be greater than 0");
-    if (atomic_load_explicit(&device->failed, memory_order_relaxed))
+    if (kva_cpu_failed(device))
         return;
     struct resolve_job job = {.device = device, .args = args};
     kva_pool_run(device->pool, args->count * args->kv_heads, resolve_item, &job);
@@ -241,7 +231,7 @@ void kva_cpu_hot_act(const struct kva_hot *hot, const struct kva_hot_now *now, u
 /* A handful of rows per step, each read once: plain loops, one chain of additions per head. */
 void kva_cpu_drift(struct kva_device *device, const struct kva_drift_args *args)
 {
-    if (atomic_load_explicit(&device->failed, memory_order_relaxed))
+    if (kva_cpu_failed(device))
         return;
     for (uint32_t i = 0; i < args->count; i++) {
         const float *q = (const float *)args->q + (size_t)args->rows[i] * args->q_stride;

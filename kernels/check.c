@@ -1,0 +1,298 @@
+/* The checks in front of the operators. Every operator has one function here, so that a new one
+ * cannot be reached without somebody having thought of its arguments. */
+#include "kernels/check.h"
+
+#include "kernels/backend.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+static const struct kva_device_base *base_of(const struct kva_device *device)
+{
+    return (const struct kva_device_base *)device;
+}
+
+static const struct kva_op_limits *limits_of(const struct kva_device *device)
+{
+    return &base_of(device)->backend->limits;
+}
+
+/* Fails the device; false. */
+static bool refuse(struct kva_device *device, const char *format, ...) KVA_PRINTF(2, 3);
+
+static bool refuse(struct kva_device *device, const char *format, ...)
+{
+    char message[KVA_ERR_MESSAGE_MAX];
+    va_list list;
+    va_start(list, format);
+    vsnprintf(message, sizeof message, format, list);
+    va_end(list);
+    base_of(device)->backend->fail(device, message);
+    return false;
+}
+
+/* --- what operators have in common ------------------------------------------------------------ */
+
+static bool check_kv_dtype(struct kva_device *device, const char *op, enum kva_dtype kv_dtype)
+{
+    if (kv_dtype == KVA_F16 || kv_dtype == KVA_BF16)
+        return true;
+    return refuse(device, "%s: KV blocks hold f16 or bf16, not data type %d", op, (int)kv_dtype);
+}
+
+static bool check_heads(struct kva_device *device, const char *op, uint32_t heads,
+                        uint32_t kv_heads)
+{
+    if (kv_heads > 0 && heads % kv_heads == 0)
+        return true;
+    return refuse(device, "%s: %u heads cannot share %u KV heads", op, heads, kv_heads);
+}
+
+static bool check_head_dim(struct kva_device *device, const char *op, uint32_t head_dim)
+{
+    uint32_t most = limits_of(device)->head_dim_max;
+    if (head_dim > 0 && head_dim <= most)
+        return true;
+    return refuse(device, "%s: head_dim %u, must be 1 to %u", op, head_dim, most);
+}
+
+/* Low-bit pages can be made and read. */
+static bool check_lowbit(struct kva_device *device, const char *op, struct kva_lowbit_format format,
+                         uint32_t head_dim, enum kva_dtype kv_dtype)
+{
+    uint32_t most = limits_of(device)->head_dim_max;
+    if (head_dim == 0 || head_dim % 4 != 0 || head_dim > most)
+        return refuse(device, "%s: head_dim %u, must be a multiple of 4 up to %u", op, head_dim,
+                      most);
+    if (format.bits != 1 && format.bits != 2 && format.bits != 4)
+        return refuse(device, "%s: %u bits, must be 1, 2 or 4", op, format.bits);
+    if (format.group != 32 && format.group != 64)
+        return refuse(device, "%s: groups of %u, must be 32 or 64", op, format.group);
+    return check_kv_dtype(device, op, kv_dtype);
+}
+
+/* The slots hold what may be chosen, and are as many as the device can put in order. */
+static bool check_slots(struct kva_device *device, const char *op, const struct kva_hot *hot)
+{
+    uint32_t most = limits_of(device)->slots_max;
+    if (hot->slots < (size_t)hot->pinned + hot->k)
+        return refuse(device, "%s: %u slots cannot hold %u pinned and %u chosen rows", op,
+                      hot->slots, hot->pinned, hot->k);
+    if (hot->slots > most)
+        return refuse(device, "%s: %u slots, at most %u", op, hot->slots, most);
+    return true;
+}
+
+/* --- dense ------------------------------------------------------------------------------------ */
+
+static bool check_embed(struct kva_device *device, const struct kva_embed_args *args)
+{
+    (void)device;
+    (void)args;
+    return true;
+}
+
+static bool check_norm(struct kva_device *device, const struct kva_norm_args *args)
+{
+    (void)device;
+    (void)args;
+    return true;
+}
+
+static bool check_linear(struct kva_device *device, const struct kva_linear_args *args)
+{
+    enum kva_dtype act = base_of(device)->info.act;
+    if (limits_of(device)->weights_as_act && args->weight.dtype != act)
+        return refuse(device, "linear: a %s matrix with %s activations",
+                      kva_dtype_name(args->weight.dtype), kva_dtype_name(act));
+    return true;
+}
+
+static bool check_rope(struct kva_device *device, const struct kva_rope_args *args)
+{
+    uint32_t most = limits_of(device)->rotary_dim_max;
+    if (args->rotary_dim <= args->head_dim && args->rotary_dim <= most)
+        return true;
+    return refuse(device, "rope: rotary_dim %u with head_dim %u (at most %u)", args->rotary_dim,
+                  args->head_dim, most);
+}
+
+static bool check_glu(struct kva_device *device, const struct kva_glu_args *args)
+{
+    (void)device;
+    (void)args;
+    return true;
+}
+
+static bool check_gather(struct kva_device *device, const struct kva_gather_args *args)
+{
+    (void)device;
+    (void)args;
+    return true;
+}
+
+/* --- attention -------------------------------------------------------------------------------- */
+
+static bool check_kv_append(struct kva_device *device, const struct kva_kv_append_args *args)
+{
+    return check_kv_dtype(device, "kv_append", args->kv_dtype);
+}
+
+static bool check_attend(struct kva_device *device, const struct kva_attend_args *args)
+{
+    if (!check_head_dim(device, "attend", args->head_dim) ||
+        !check_heads(device, "attend", args->heads, args->kv_heads) ||
+        !check_kv_dtype(device, "attend", args->kv_dtype))
+        return false;
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_attend_range *ranges = args->ranges + args->seqs[i].range_first;
+        for (uint32_t j = 0; j < args->seqs[i].range_count; j++) {
+            if (ranges[j].format != KVA_KV_16BIT)
+                return refuse(device, "attend: no kernel for KV format %d", (int)ranges[j].format);
+        }
+    }
+    return true;
+}
+
+static bool check_quantise(struct kva_device *device, const struct kva_quantise_args *args)
+{
+    return check_lowbit(device, "quantise", args->format, args->head_dim, args->kv_dtype);
+}
+
+/* A row of the sequence chooses. */
+static bool check_selection(struct kva_device *device, const struct kva_attend_lowbit_args *args,
+                            const struct kva_lowbit_seq *seq)
+{
+    const struct kva_op_limits *limits = limits_of(device);
+    uint32_t group = args->heads / args->kv_heads;
+    size_t need = (seq->now ? kva_attend_lowbit_now_bytes(group, args->head_dim, seq->page_count)
+                            : kva_attend_lowbit_scratch_bytes(group, seq->page_count)) *
+                  args->kv_heads;
+    if (need > args->scratch_bytes)
+        return refuse(device, "attend_lowbit: selection over %u pages needs %zu bytes, has %zu",
+                      seq->page_count, need, args->scratch_bytes);
+    if (group > limits->select_heads_max)
+        return refuse(device, "attend_lowbit: %u heads share a KV head, at most %u may select",
+                      group, limits->select_heads_max);
+    if (seq->hot->k > limits->select_max)
+        return refuse(device, "attend_lowbit: %u rows to choose, at most %u", seq->hot->k,
+                      limits->select_max);
+    return true;
+}
+
+static bool check_lowbit_seq(struct kva_device *device, const struct kva_attend_lowbit_args *args,
+                             const struct kva_lowbit_seq *seq)
+{
+    bool selects = seq->hot && seq->select_row < seq->row_count;
+    if (seq->hot && !check_slots(device, "attend_lowbit", seq->hot))
+        return false;
+    if (seq->now && (!selects || seq->row_count != 1))
+        return refuse(device, "attend_lowbit: a choice that is acted upon at once is that of a "
+                              "sequence's only row");
+    if (seq->now && !base_of(device)->info.host_readable)
+        return refuse(device, "attend_lowbit: a choice cannot be acted upon at once by a device "
+                              "that does not reach the host tier as its own");
+    return !selects || check_selection(device, args, seq);
+}
+
+static bool check_attend_lowbit(struct kva_device *device,
+                                const struct kva_attend_lowbit_args *args)
+{
+    if (!check_heads(device, "attend_lowbit", args->heads, args->kv_heads) ||
+        !check_lowbit(device, "attend_lowbit", args->format, args->head_dim, args->kv_dtype))
+        return false;
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        if (!check_lowbit_seq(device, args, &args->seqs[i]))
+            return false;
+    }
+    return true;
+}
+
+static bool check_merge(struct kva_device *device, const struct kva_merge_args *args)
+{
+    uint32_t most = limits_of(device)->partials_max;
+    if (args->partial_count <= most)
+        return true;
+    return refuse(device, "merge: %u partial results (at most %u)", args->partial_count, most);
+}
+
+/* --- rows that are fetched -------------------------------------------------------------------- */
+
+static bool check_resolve(struct kva_device *device, const struct kva_resolve_args *args)
+{
+    if (args->stamp == 0)
+        return refuse(device, "resolve: the stamp must be greater than 0");
+    for (uint32_t i = 0; i < args->count; i++) {
+        if (!check_slots(device, "resolve", args->hots[i]))
+            return false;
+    }
+    return true;
+}
+
+static bool check_drift(struct kva_device *device, const struct kva_drift_args *args)
+{
+    (void)device;
+    (void)args;
+    return true;
+}
+
+/* --- logits ----------------------------------------------------------------------------------- */
+
+static bool check_shortlist(struct kva_device *device, const struct kva_shortlist_args *args)
+{
+    for (uint32_t i = 0; i < args->count; i++) {
+        const struct kva_shortlist_want *want = &args->wants[i];
+        if (want->best == 0 || want->best > KVA_SHORTLIST_MAX)
+            return refuse(device, "shortlist: %u tokens are to be listed, must be 1 to %u",
+                          want->best, KVA_SHORTLIST_MAX);
+        if (want->watch_count > args->watched_count ||
+            want->watch_first > args->watched_count - want->watch_count)
+            return refuse(device, "shortlist: watched tokens %u to %u, there are %u",
+                          want->watch_first, want->watch_first + want->watch_count,
+                          args->watched_count);
+        if (want->rank && want->watch_count == 0)
+            return refuse(device, "shortlist: the rank of a watched token, and none is watched");
+    }
+    return true;
+}
+
+/* --- the table -------------------------------------------------------------------------------- */
+
+#define CHECKED(name)                                                                              \
+    static void checked_##name(struct kva_device *device, const struct kva_##name##_args *args)    \
+    {                                                                                              \
+        if (check_##name(device, args))                                                            \
+            base_of(device)->ops->name(device, args);                                              \
+    }
+
+CHECKED(embed)
+CHECKED(norm)
+CHECKED(linear)
+CHECKED(rope)
+CHECKED(glu)
+CHECKED(kv_append)
+CHECKED(attend)
+CHECKED(quantise)
+CHECKED(attend_lowbit)
+CHECKED(resolve)
+CHECKED(drift)
+CHECKED(merge)
+CHECKED(gather)
+CHECKED(shortlist)
+
+const struct kva_ops kva_checked_ops = {
+    .embed = checked_embed,
+    .norm = checked_norm,
+    .linear = checked_linear,
+    .rope = checked_rope,
+    .glu = checked_glu,
+    .kv_append = checked_kv_append,
+    .attend = checked_attend,
+    .quantise = checked_quantise,
+    .attend_lowbit = checked_attend_lowbit,
+    .resolve = checked_resolve,
+    .drift = checked_drift,
+    .merge = checked_merge,
+    .gather = checked_gather,
+    .shortlist = checked_shortlist,
+};

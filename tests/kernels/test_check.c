@@ -1,0 +1,465 @@
+/* Bad arguments, each in an otherwise good call: the device fails, by the operator's name, and
+ * nothing is written. With the path of a CUDA module, for that device too. */
+#include "kernels/backend.h"
+#include "kernels/ops.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static const char *module_path;
+
+static struct kva_device *open_device(void)
+{
+    struct kva_device_params params = {.threads = 1, .act = KVA_F32};
+    struct kva_device *device = NULL;
+    struct kva_err err = {0};
+    enum kva_status status = module_path ? kva_device_open_cuda(module_path, &params, &device, &err)
+                                         : kva_device_open_cpu(&params, &device, &err);
+    if (status != KVA_OK)
+        fail_msg("%s", err.message);
+    return device;
+}
+
+static const struct kva_op_limits *limits_of(const struct kva_device *device)
+{
+    return &((const struct kva_device_base *)device)->backend->limits;
+}
+
+/* The call in `call` fails a new device with a message that begins with `op` and contains `why`. */
+static void refused(const char *op, const char *why, void (*call)(struct kva_device *device))
+{
+    struct kva_device *device = open_device();
+    struct kva_err err = {0};
+    assert_int_equal(kva_device_error(device, &err), KVA_OK);
+    call(device);
+    assert_int_equal(kva_device_error(device, &err), KVA_EDEVICE);
+    if (strncmp(err.message, op, strlen(op)) != 0 || !strstr(err.message, why))
+        fail_msg("wanted '%s ... %s', got '%s'", op, why, err.message);
+    kva_device_close(device);
+}
+
+/* --- good calls ------------------------------------------------------------------------------- */
+
+/* Calls without rows or sequences: what is wrong with them is found all the same, and where nothing
+ * is, nothing is done. */
+static struct kva_linear_args good_linear(void)
+{
+    return (struct kva_linear_args){.weight = {.dtype = KVA_F32, .rows = 8, .cols = 8}};
+}
+
+static struct kva_rope_args good_rope(void)
+{
+    return (struct kva_rope_args){.head_dim = 64, .rotary_dim = 64};
+}
+
+static struct kva_kv_append_args good_append(void)
+{
+    return (struct kva_kv_append_args){.head_dim = 64, .kv_heads = 2, .kv_dtype = KVA_BF16};
+}
+
+static struct kva_attend_args good_attend(void)
+{
+    return (struct kva_attend_args){
+        .heads = 4, .kv_heads = 2, .head_dim = 64, .kv_dtype = KVA_BF16};
+}
+
+static struct kva_quantise_args good_quantise(void)
+{
+    return (struct kva_quantise_args){
+        .kv_heads = 2, .head_dim = 64, .kv_dtype = KVA_BF16, .format = {.bits = 2, .group = 64}};
+}
+
+static struct kva_attend_lowbit_args good_lowbit(void)
+{
+    return (struct kva_attend_lowbit_args){.heads = 4,
+                                           .kv_heads = 2,
+                                           .head_dim = 64,
+                                           .kv_dtype = KVA_BF16,
+                                           .format = {.bits = 2, .group = 64}};
+}
+
+/* Four of eight slots are pinned, and four rows are chosen; the row at 0 selects. */
+static struct kva_hot good_slots(void)
+{
+    return (struct kva_hot){.slots = 8, .pinned = 4, .k = 4};
+}
+
+/* A call with one sequence of one row and ten pages, which selects among them. */
+static void call_selecting(struct kva_device *device, struct kva_attend_lowbit_args args,
+                           const struct kva_hot *slots, struct kva_lowbit_seq seq)
+{
+    seq.row_count = seq.row_count ? seq.row_count : 1;
+    seq.page_count = 10;
+    seq.hot = slots;
+    args.seqs = &seq;
+    args.seq_count = 1;
+    kva_device_ops(device)->attend_lowbit(device, &args);
+}
+
+/* --- linear, rope, kv_append ------------------------------------------------------------------ */
+
+static void linear_format(struct kva_device *device)
+{
+    struct kva_linear_args args = good_linear();
+    args.weight.dtype = KVA_F16;
+    kva_device_ops(device)->linear(device, &args);
+}
+
+static void rope_wide(struct kva_device *device)
+{
+    struct kva_rope_args args = good_rope();
+    args.rotary_dim = 66;
+    kva_device_ops(device)->rope(device, &args);
+}
+
+static void rope_huge(struct kva_device *device)
+{
+    struct kva_rope_args args = good_rope();
+    args.rotary_dim = limits_of(device)->rotary_dim_max + 2;
+    args.head_dim = args.rotary_dim;
+    kva_device_ops(device)->rope(device, &args);
+}
+
+static void append_f32(struct kva_device *device)
+{
+    struct kva_kv_append_args args = good_append();
+    args.kv_dtype = KVA_F32;
+    kva_device_ops(device)->kv_append(device, &args);
+}
+
+static void test_check__dense(void **state KVA_UNUSED)
+{
+    struct kva_device *device = open_device();
+    if (limits_of(device)->weights_as_act)
+        refused("linear: ", "f16 matrix with f32 activations", linear_format);
+    kva_device_close(device);
+    refused("rope: ", "rotary_dim 66 with head_dim 64", rope_wide);
+    refused("rope: ", "at most", rope_huge);
+    refused("kv_append: ", "f16 or bf16", append_f32);
+}
+
+/* --- attend ----------------------------------------------------------------------------------- */
+
+static void attend_no_dim(struct kva_device *device)
+{
+    struct kva_attend_args args = good_attend();
+    args.head_dim = 0;
+    kva_device_ops(device)->attend(device, &args);
+}
+
+static void attend_wide(struct kva_device *device)
+{
+    struct kva_attend_args args = good_attend();
+    args.head_dim = limits_of(device)->head_dim_max + 1;
+    kva_device_ops(device)->attend(device, &args);
+}
+
+static void attend_odd_heads(struct kva_device *device)
+{
+    struct kva_attend_args args = good_attend();
+    args.kv_heads = 3;
+    kva_device_ops(device)->attend(device, &args);
+}
+
+static void attend_no_kv_heads(struct kva_device *device)
+{
+    struct kva_attend_args args = good_attend();
+    args.kv_heads = 0;
+    kva_device_ops(device)->attend(device, &args);
+}
+
+static void attend_f32(struct kva_device *device)
+{
+    struct kva_attend_args args = good_attend();
+    args.kv_dtype = KVA_F32;
+    kva_device_ops(device)->attend(device, &args);
+}
+
+static void attend_format(struct kva_device *device)
+{
+    struct kva_attend_args args = good_attend();
+    const struct kva_attend_seq seq = {.row_count = 1, .range_first = 1, .range_count = 1};
+    const struct kva_attend_range ranges[2] = {{.format = KVA_KV_16BIT},
+                                               {.format = (enum kva_kv_format)77}};
+    args.seqs = &seq;
+    args.ranges = ranges;
+    args.seq_count = 1;
+    kva_device_ops(device)->attend(device, &args);
+}
+
+static void test_check__attend(void **state KVA_UNUSED)
+{
+    refused("attend: ", "head_dim 0", attend_no_dim);
+    refused("attend: ", "head_dim", attend_wide);
+    refused("attend: ", "4 heads cannot share 3 KV heads", attend_odd_heads);
+    refused("attend: ", "4 heads cannot share 0 KV heads", attend_no_kv_heads);
+    refused("attend: ", "f16 or bf16", attend_f32);
+    refused("attend: ", "KV format 77", attend_format);
+}
+
+/* --- low-bit pages ---------------------------------------------------------------------------- */
+
+static void quantise_dim(struct kva_device *device)
+{
+    struct kva_quantise_args args = good_quantise();
+    args.head_dim = 66;
+    kva_device_ops(device)->quantise(device, &args);
+}
+
+static void quantise_wide(struct kva_device *device)
+{
+    struct kva_quantise_args args = good_quantise();
+    args.head_dim = limits_of(device)->head_dim_max + 4;
+    kva_device_ops(device)->quantise(device, &args);
+}
+
+static void quantise_bits(struct kva_device *device)
+{
+    struct kva_quantise_args args = good_quantise();
+    args.format.bits = 3;
+    kva_device_ops(device)->quantise(device, &args);
+}
+
+static void quantise_group(struct kva_device *device)
+{
+    struct kva_quantise_args args = good_quantise();
+    args.format.group = 0;
+    kva_device_ops(device)->quantise(device, &args);
+}
+
+static void quantise_f32(struct kva_device *device)
+{
+    struct kva_quantise_args args = good_quantise();
+    args.kv_dtype = KVA_F32;
+    kva_device_ops(device)->quantise(device, &args);
+}
+
+static void lowbit_heads(struct kva_device *device)
+{
+    struct kva_attend_lowbit_args args = good_lowbit();
+    args.kv_heads = 3;
+    kva_device_ops(device)->attend_lowbit(device, &args);
+}
+
+static void lowbit_dim(struct kva_device *device)
+{
+    struct kva_attend_lowbit_args args = good_lowbit();
+    args.head_dim = 0;
+    kva_device_ops(device)->attend_lowbit(device, &args);
+}
+
+static void lowbit_bits(struct kva_device *device)
+{
+    struct kva_attend_lowbit_args args = good_lowbit();
+    args.format.bits = 8;
+    kva_device_ops(device)->attend_lowbit(device, &args);
+}
+
+static void lowbit_group(struct kva_device *device)
+{
+    struct kva_attend_lowbit_args args = good_lowbit();
+    args.format.group = 128;
+    kva_device_ops(device)->attend_lowbit(device, &args);
+}
+
+static void test_check__lowbit(void **state KVA_UNUSED)
+{
+    refused("quantise: ", "head_dim 66", quantise_dim);
+    refused("quantise: ", "multiple of 4 up to", quantise_wide);
+    refused("quantise: ", "3 bits", quantise_bits);
+    refused("quantise: ", "groups of 0", quantise_group);
+    refused("quantise: ", "f16 or bf16", quantise_f32);
+    refused("attend_lowbit: ", "cannot share", lowbit_heads);
+    refused("attend_lowbit: ", "head_dim 0", lowbit_dim);
+    refused("attend_lowbit: ", "8 bits", lowbit_bits);
+    refused("attend_lowbit: ", "groups of 128", lowbit_group);
+}
+
+/* --- selection -------------------------------------------------------------------------------- */
+
+static void select_scratch(struct kva_device *device)
+{
+    struct kva_attend_lowbit_args args = good_lowbit();
+    struct kva_hot slots = good_slots();
+    args.scratch_bytes = kva_attend_lowbit_scratch_bytes(args.heads, 10) - 1;
+    call_selecting(device, args, &slots, (struct kva_lowbit_seq){0});
+}
+
+static void select_slots(struct kva_device *device)
+{
+    struct kva_hot slots = good_slots();
+    slots.slots = 7;
+    call_selecting(device, good_lowbit(), &slots, (struct kva_lowbit_seq){.select_row = 9});
+}
+
+static void select_heads(struct kva_device *device)
+{
+    struct kva_attend_lowbit_args args = good_lowbit();
+    struct kva_hot slots = good_slots();
+    args.kv_heads = 1;
+    args.heads = limits_of(device)->select_heads_max + 1;
+    args.scratch_bytes = SIZE_MAX;
+    call_selecting(device, args, &slots, (struct kva_lowbit_seq){0});
+}
+
+static void select_k(struct kva_device *device)
+{
+    struct kva_attend_lowbit_args args = good_lowbit();
+    struct kva_hot slots = good_slots();
+    slots.k = limits_of(device)->select_max + 1;
+    slots.slots = slots.k + 4;
+    args.scratch_bytes = SIZE_MAX;
+    call_selecting(device, args, &slots, (struct kva_lowbit_seq){0});
+}
+
+static void now_unselected(struct kva_device *device)
+{
+    struct kva_hot slots = good_slots();
+    struct kva_hot_now now = {.stamp = 1};
+    call_selecting(device, good_lowbit(), &slots,
+                   (struct kva_lowbit_seq){.select_row = 9, .now = &now});
+}
+
+static void now_two_rows(struct kva_device *device)
+{
+    struct kva_hot slots = good_slots();
+    struct kva_hot_now now = {.stamp = 1};
+    call_selecting(device, good_lowbit(), &slots,
+                   (struct kva_lowbit_seq){.row_count = 2, .now = &now});
+}
+
+static void resolve_slots(struct kva_device *device)
+{
+    struct kva_hot slots = good_slots();
+    const struct kva_hot *hots[1] = {&slots};
+    slots.pinned = 5;
+    kva_device_ops(device)->resolve(
+        device, &(struct kva_resolve_args){.hots = hots, .count = 1, .kv_heads = 1, .stamp = 1});
+}
+
+static void resolve_stamp(struct kva_device *device)
+{
+    struct kva_hot slots = good_slots();
+    const struct kva_hot *hots[1] = {&slots};
+    kva_device_ops(device)->resolve(
+        device, &(struct kva_resolve_args){.hots = hots, .count = 1, .kv_heads = 1});
+}
+
+static void resolve_many(struct kva_device *device)
+{
+    struct kva_hot slots = {.slots = limits_of(device)->slots_max + 1};
+    const struct kva_hot *hots[1] = {&slots};
+    kva_device_ops(device)->resolve(
+        device, &(struct kva_resolve_args){.hots = hots, .count = 1, .kv_heads = 1, .stamp = 1});
+}
+
+static void test_check__selection(void **state KVA_UNUSED)
+{
+    struct kva_device *device = open_device();
+    const struct kva_op_limits limits = *limits_of(device);
+    kva_device_close(device);
+    refused("attend_lowbit: ", "selection over 10 pages needs", select_scratch);
+    refused("attend_lowbit: ", "7 slots cannot hold 4 pinned and 4 chosen", select_slots);
+    refused("attend_lowbit: ", "share a KV head", select_heads);
+    refused("attend_lowbit: ", "sequence's only row", now_unselected);
+    refused("attend_lowbit: ", "sequence's only row", now_two_rows);
+    refused("resolve: ", "8 slots cannot hold 5 pinned", resolve_slots);
+    refused("resolve: ", "greater than 0", resolve_stamp);
+    if (limits.select_max < UINT32_MAX)
+        refused("attend_lowbit: ", "rows to choose", select_k);
+    if (limits.slots_max < UINT32_MAX)
+        refused("resolve: ", "at most", resolve_many);
+}
+
+/* --- merge, shortlist ------------------------------------------------------------------------- */
+
+static void merge_many(struct kva_device *device)
+{
+    const struct kva_merge_args args = {.partial_count = limits_of(device)->partials_max + 1};
+    kva_device_ops(device)->merge(device, &args);
+}
+
+static void call_shortlist(struct kva_device *device, struct kva_shortlist_want want)
+{
+    const struct kva_shortlist_args args = {
+        .wants = &want, .count = 1, .watched_count = 2, .vocab = 8};
+    kva_device_ops(device)->shortlist(device, &args);
+}
+
+static void shortlist_none(struct kva_device *device)
+{
+    call_shortlist(device, (struct kva_shortlist_want){.best = 0});
+}
+
+static void shortlist_many(struct kva_device *device)
+{
+    call_shortlist(device, (struct kva_shortlist_want){.best = KVA_SHORTLIST_MAX + 1});
+}
+
+static void shortlist_watch(struct kva_device *device)
+{
+    call_shortlist(device, (struct kva_shortlist_want){
+                               .best = 1, .watch_first = UINT32_MAX, .watch_count = 2});
+}
+
+static void shortlist_rank(struct kva_device *device)
+{
+    call_shortlist(device, (struct kva_shortlist_want){.best = 1, .rank = true});
+}
+
+static void test_check__merge_and_shortlist(void **state KVA_UNUSED)
+{
+    struct kva_device *device = open_device();
+    bool bounded = limits_of(device)->partials_max < UINT32_MAX;
+    kva_device_close(device);
+    if (bounded)
+        refused("merge: ", "partial results", merge_many);
+    refused("shortlist: ", "0 tokens", shortlist_none);
+    refused("shortlist: ", "1025 tokens", shortlist_many);
+    refused("shortlist: ", "watched tokens", shortlist_watch);
+    refused("shortlist: ", "none is watched", shortlist_rank);
+}
+
+/* --- what is good passes ---------------------------------------------------------------------- */
+
+static void test_check__good_calls_pass(void **state KVA_UNUSED)
+{
+    struct kva_device *device = open_device();
+    const struct kva_ops *ops = kva_device_ops(device);
+    struct kva_err err = {0};
+    const struct kva_linear_args linear = good_linear();
+    const struct kva_rope_args rope = good_rope();
+    const struct kva_kv_append_args append = good_append();
+    const struct kva_attend_args attend = good_attend();
+    const struct kva_quantise_args quantise = good_quantise();
+    const struct kva_attend_lowbit_args lowbit = good_lowbit();
+    ops->linear(device, &linear);
+    ops->rope(device, &rope);
+    ops->kv_append(device, &append);
+    ops->attend(device, &attend);
+    ops->quantise(device, &quantise);
+    ops->attend_lowbit(device, &lowbit);
+    ops->resolve(device, &(struct kva_resolve_args){.stamp = 1});
+    ops->merge(device, &(struct kva_merge_args){.partial_count = 2});
+    ops->shortlist(device, &(struct kva_shortlist_args){0});
+    if (kva_device_error(device, &err) != KVA_OK)
+        fail_msg("%s", err.message);
+    kva_device_close(device);
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_check__dense),
+        cmocka_unit_test(test_check__attend),
+        cmocka_unit_test(test_check__lowbit),
+        cmocka_unit_test(test_check__selection),
+        cmocka_unit_test(test_check__merge_and_shortlist),
+        cmocka_unit_test(test_check__good_calls_pass),
+    };
+    module_path = argc > 1 ? argv[1] : NULL;
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
