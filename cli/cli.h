@@ -28,6 +28,12 @@ int kva_cli_bench(const struct kva_config *config, const struct kva_string_list 
 int kva_cli_eval(const struct kva_config *config, const struct kva_string_list *rest);
 int kva_cli_make_model(const struct kva_config *config, const struct kva_string_list *rest);
 
+/* What the table of options cannot check. Fails: KVA_EINVAL. */
+KVA_MUST_CHECK enum kva_status kva_cli_check(const struct kva_config *config, struct kva_err *err);
+
+/* `kvahead options`: what the tables of options and KV settings say. No config is read. */
+int kva_cli_options(int argc, char **argv);
+
 /* "kvahead: message" on standard error; returns KVA_EXIT_FAILURE. */
 int kva_cli_fail(const struct kva_err *err);
 

@@ -3,7 +3,6 @@
 #include "base/clock.h"
 #include "cli/cli.h"
 #include "cli/instance.h"
-#include "cli/kv_choice.h"
 #include "scheduler/scheduler.h"
 
 #include <stdio.h>
@@ -91,11 +90,7 @@ static enum kva_status make_request(const struct kva_instance *instance,
     request->id = 1;
     set_sampling(&request->sampling, config, instance->model);
     kva_token_list_finish(&list);
-    status = kva_cli_kv_choice(config, (enum kva_kv_policy_id)config->kv_policy, &request->kv, err);
-    if (status) {
-        kva_request_destroy(request);
-        return status;
-    }
+    request->kv = instance->kv.specs[instance->kv.policy];
     *ret = request;
     return KVA_OK;
 }

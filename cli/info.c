@@ -16,7 +16,7 @@ int kva_cli_info(const struct kva_config *config, const struct kva_string_list *
     kva_buf_printf(&text, "device        %s%s%s\n", kva_device_get_info(instance.device)->name,
                    instance.device_why[0] ? "; " : "", instance.device_why);
     kva_buf_printf(&text, "chat template %s\n", instance.chat_template ? "yes" : "none");
-    kva_model_engine_describe(instance.engine, &text);
+    kva_model_engine_describe(instance.engine, instance.kv.specs, &text);
     fputs(text.data ? text.data : "", stdout);
     kva_buf_finish(&text);
     kva_instance_close(&instance);

@@ -1,7 +1,5 @@
 #include "cli/instance.h"
 
-#include "cli/kv_choice.h"
-
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mapped.h"
@@ -202,18 +200,16 @@ static enum kva_status open_parts(struct kva_instance *instance, const struct kv
                                   bool texts, struct kva_err *err)
 {
     *instance = (struct kva_instance){0};
-    for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++) {
-        struct kva_kv_choice choice;
-        enum kva_status bad = kva_cli_kv_choice(config, (enum kva_kv_policy_id)id, &choice, err);
-        if (bad)
-            return bad;
-    }
+    kva_cli_kv_init(&instance->kv);
+    enum kva_status status = kva_cli_kv_read(&instance->kv, config, err);
+    if (status)
+        return status;
     if (!config->model)
         return kva_fail_param(err, KVA_EINVAL, "model",
                               "no model: give --model a directory with config.json and "
                               "safetensors files");
     set_name(instance, config);
-    enum kva_status status = open_model(instance, config, err);
+    status = open_model(instance, config, err);
     if (!status)
         status = open_texts(instance, config, err);
     if (status == KVA_ENOTFOUND && !texts && !instance->tokenizer && instance->model)

@@ -4,12 +4,14 @@
 #ifndef KVA_CLI_INSTANCE_H
 #define KVA_CLI_INSTANCE_H
 
+#include "cli/kv.h"
 #include "config/options.h"
 #include "engine/model_engine.h"
 #include "text/template/template.h"
 #include "text/tokenizer/tokenizer.h"
 
 struct kva_instance {
+    struct kva_cli_kv kv; /* what the options say of KV policies */
     struct kva_device *device;
     char device_why[512]; /* why not a GPU, where `auto` chose the CPU; else "" */
     struct kva_model *model;

@@ -44,7 +44,7 @@ static void print_overview(FILE *to)
     for (size_t i = 0; i < KVA_COUNT_OF(commands); i++)
         fprintf(to, "  kvahead %-44s %s\n", commands[i].usage, commands[i].help);
     fputs("\n  kvahead COMMAND --help                               The command's options.\n"
-          "  kvahead options                                      All options, as Markdown.\n"
+          "  kvahead options [--json]                             All options, as Markdown.\n"
           "  kvahead --version\n",
           to);
 }
@@ -65,15 +65,6 @@ static int print_help(size_t index)
     return KVA_EXIT_OK;
 }
 
-static int print_options(void)
-{
-    struct kva_buf text;
-    kva_buf_init(&text, 1 << 20);
-    kva_options_markdown(&text);
-    print_buf(&text);
-    return KVA_EXIT_OK;
-}
-
 static int run_command(size_t index, int argc, char **argv)
 {
     struct kva_config config;
@@ -89,6 +80,8 @@ static int run_command(size_t index, int argc, char **argv)
     config.color = config.color && !(no_color && *no_color);
     if (!status)
         status = kva_config_load(&config, &sources, &rest, &err);
+    if (!status)
+        status = kva_cli_check(&config, &err);
     int code = KVA_EXIT_USAGE;
     if (status) {
         kva_cli_fail(&err);
@@ -113,7 +106,7 @@ int main(int argc, char **argv)
         return argc > 1 ? KVA_EXIT_OK : KVA_EXIT_USAGE;
     }
     if (strcmp(name, "options") == 0)
-        return print_options();
+        return kva_cli_options(argc - 2, argv + 2);
     for (size_t i = 0; i < KVA_COUNT_OF(commands); i++) {
         if (strcmp(commands[i].name, name) == 0)
             return run_command(i, argc - 2, argv + 2);

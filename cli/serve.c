@@ -7,7 +7,6 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/instance.h"
-#include "cli/kv_choice.h"
 #include "server/server.h"
 
 #include <math.h>
@@ -50,11 +49,12 @@ static enum kva_status unknown_policy(const char *name, struct kva_err *err)
     return status;
 }
 
-static enum kva_status allowed_policies(const struct kva_config *config, uint32_t *ret_mask,
+static enum kva_status allowed_policies(const struct kva_config *config,
+                                        enum kva_kv_policy_id policy, uint32_t *ret_mask,
                                         struct kva_err *err)
 {
     uint32_t all = (1u << KVA_KV_POLICY_COUNT) - 1;
-    uint32_t mask = config->kv_allow.count ? 1u << config->kv_policy : all;
+    uint32_t mask = config->kv_allow.count ? 1u << policy : all;
     for (uint32_t i = 0; i < config->kv_allow.count; i++) {
         enum kva_kv_policy_id id = kva_kv_policy_find(config->kv_allow.items[i]);
         if (id == KVA_KV_POLICY_COUNT)
@@ -66,17 +66,16 @@ static enum kva_status allowed_policies(const struct kva_config *config, uint32_
 }
 
 /* What this model cannot do under the default policy is told now, not with every request. */
-static enum kva_status check_default(const struct serve *serve, const struct kva_kv_choice *choice,
+static enum kva_status check_default(const struct serve *serve, const struct kva_kv_spec *spec,
                                      struct kva_err *err)
 {
     const struct kva_engine *engine = serve->instance.engine;
     const uint32_t token = 0;
     const struct kva_sequence_params params = {
-        .prompt = &token, .prompt_tokens = 1, .tokens_max = 2, .kv = *choice};
+        .prompt = &token, .prompt_tokens = 1, .tokens_max = 2, .kv = *spec};
     enum kva_status status = engine->ops->check(engine->self, &params, err);
-    return status
-               ? kva_err_prefix(err, status, "--kv-policy %s", kva_kv_policy_name(choice->policy))
-               : KVA_OK;
+    return status ? kva_err_prefix(err, status, "--kv %s", kva_kv_policy_name(spec->policy))
+                  : KVA_OK;
 }
 
 static enum kva_status describe_api(const struct serve *serve, struct kva_api_config *api,
@@ -99,18 +98,15 @@ static enum kva_status describe_api(const struct serve *serve, struct kva_api_co
         .repetition_penalty = given_or(generation->repetition_penalty, 1),
         .top_k = generation->top_k > 0 ? (uint32_t)generation->top_k : 0,
         .completion_tokens_default = COMPLETION_TOKENS_DEFAULT,
-        .kv_default = (enum kva_kv_policy_id)serve->config->kv_policy,
+        .kv_default = instance->kv.policy,
     };
     kva_api_limits_default(&api->limits);
     api->kv_topk_max = (uint32_t)serve->config->kv_topk_max;
-    for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++) {
-        enum kva_status status =
-            kva_cli_kv_choice(serve->config, (enum kva_kv_policy_id)id, &api->kv_choices[id], err);
-        if (status)
-            return status;
-    }
-    enum kva_status status = check_default(serve, &api->kv_choices[api->kv_default], err);
-    return status ? status : allowed_policies(serve->config, &api->kv_allowed_mask, err);
+    for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)
+        api->kv_specs[id] = instance->kv.specs[id];
+    enum kva_status status = check_default(serve, &api->kv_specs[api->kv_default], err);
+    return status ? status
+                  : allowed_policies(serve->config, api->kv_default, &api->kv_allowed_mask, err);
 }
 
 static enum kva_status start_service(struct serve *serve, struct kva_err *err)
@@ -137,11 +133,11 @@ static enum kva_status start_service(struct serve *serve, struct kva_err *err)
 
 /* --- loading --------------------------------------------------------------------------------- */
 
-static void log_plan(const struct kva_engine *engine)
+static void log_plan(const struct kva_instance *instance)
 {
     struct kva_buf plan;
     kva_buf_init(&plan, 1 << 16);
-    kva_model_engine_describe(engine, &plan);
+    kva_model_engine_describe(instance->engine, instance->kv.specs, &plan);
     char *line = plan.data;
     while (line && *line) {
         char *end = strchr(line, '\n');
@@ -162,7 +158,7 @@ static enum kva_status load(struct serve *serve, struct kva_err *err)
     const char *why = serve->instance.device_why;
     kva_log(KVA_LOG_INFO, "device        %s%s%s", kva_device_get_info(serve->instance.device)->name,
             why[0] ? "; " : "", why);
-    log_plan(serve->instance.engine);
+    log_plan(&serve->instance);
     if (!serve->instance.chat_template)
         kva_log(KVA_LOG_WARN, "the model has no chat template: chat requests will be refused");
     struct kva_server_backend backend = {0};

@@ -85,8 +85,38 @@ static bool known_elsewhere(const struct loader *loader, const char *name)
 
 /* --- command line ---------------------------------------------------------------------------- */
 
+/* Options that --kv has replaced. */
+static const char *const retired[] = {
+    "kv-policy", "kv-paper",  "kv-bits", "kv-group",     "kv-levels",  "kv-window", "kv-sinks",
+    "kv-plain",  "kv-exempt", "kv-topk", "kv-predictor", "kv-correct", "kv-fetch",  "kv-miss",
+};
+
+/* Whether `name` (length `length`, '_' is '-') is one of them. */
+static bool is_retired(const char *name, size_t length)
+{
+    for (size_t i = 0; i < KVA_COUNT_OF(retired); i++) {
+        size_t j = 0;
+        while (j < length && retired[i][j] &&
+               (retired[i][j] == name[j] || (retired[i][j] == '-' && name[j] == '_')))
+            j++;
+        if (j == length && !retired[i][j])
+            return true;
+    }
+    return false;
+}
+
+static enum kva_status retired_option(const char *origin, struct kva_err *err)
+{
+    return kva_fail_param(err, KVA_EINVAL, "kv",
+                          "%.100s: KV settings are now given as kv POLICY:SETTING=VALUE, such as "
+                          "--kv specache:bits=1:topk=64",
+                          origin);
+}
+
 static enum kva_status unknown_flag(const char *flag, struct kva_err *err)
 {
+    if (strncmp(flag, "--", 2) == 0 && is_retired(flag + 2, strcspn(flag + 2, "=")))
+        return retired_option(flag, err);
     return kva_fail(err, KVA_EINVAL, "unknown option '%.100s'; --help lists the options", flag);
 }
 
@@ -183,16 +213,27 @@ static enum kva_status read_arguments(struct loader *loader, struct kva_string_l
 
 /* --- environment ----------------------------------------------------------------------------- */
 
+/* "KVAHEAD_DEVICE_MEMORY" of "device-memory". */
+static void write_env_name(const char *option, char *name, size_t size)
+{
+    int length = snprintf(name, size, "KVAHEAD_%s", option);
+    for (int i = 8; i < length; i++)
+        name[i] = name[i] == '-' ? '_' : (char)toupper((unsigned char)name[i]);
+}
+
 static enum kva_status read_environment(struct loader *loader, struct kva_err *err)
 {
+    char name[80];
+    for (size_t i = 0; i < KVA_COUNT_OF(retired); i++) {
+        write_env_name(retired[i], name, sizeof(name));
+        if (loader->sources->env(name))
+            return retired_option(name, err);
+    }
     for (size_t i = 0; i < loader->count; i++) {
         const struct kva_option *option = &loader->options[i];
-        char name[80];
         if (loader->set[i] || !(option->commands & loader->sources->command))
             continue;
-        int length = snprintf(name, sizeof(name), "KVAHEAD_%s", option->name);
-        for (int j = 8; j < length; j++)
-            name[j] = name[j] == '-' ? '_' : (char)toupper((unsigned char)name[j]);
+        write_env_name(option->name, name, sizeof(name));
         const char *value = loader->sources->env(name);
         if (!value)
             continue;
@@ -246,6 +287,8 @@ static enum kva_status read_entry(struct loader *loader, const char *path, const
     int found = find_option(loader, entry->string, strlen(entry->string));
     if (found < 0 && known_elsewhere(loader, entry->string))
         return KVA_OK;
+    if (found < 0 && is_retired(entry->string, strlen(entry->string)))
+        return retired_option(entry->string, err);
     if (found < 0)
         return kva_fail(err, KVA_EINVAL, "configuration file '%s': unknown option '%.100s'", path,
                         entry->string);

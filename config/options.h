@@ -42,22 +42,9 @@ struct kva_config {
     uint64_t host_memory;
     bool prefault;
     /* KV */
-    uint32_t kv_policy;
+    struct kva_string_list kv;
     struct kva_string_list kv_allow;
-    bool kv_paper;
-    int64_t kv_bits; /* -1 here and below: the policy's default */
-    int64_t kv_group;
-    uint32_t kv_levels; /* 0 here and below: the policy's default */
-    int64_t kv_window;
-    int64_t kv_sinks;
-    int64_t kv_plain;
-    int64_t kv_exempt;
-    char *kv_topk; /* NULL: the policy's default */
     uint64_t kv_topk_max;
-    uint32_t kv_predictor;
-    int64_t kv_correct;
-    uint32_t kv_fetch;
-    uint32_t kv_miss;
     uint32_t kv_dtype;
     bool prefix_cache;
     bool prefix_share_keys;

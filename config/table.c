@@ -17,13 +17,6 @@
 
 static const char *const levels[] = {"debug", "info", "warn", "error", "off", NULL};
 static const char *const formats[] = {"auto", "text", "json", NULL};
-static const char *const policies[] = {"full", "offload", "kivi", "specache", NULL};
-/* The policy's own setting, or one of the words of engine/kv/policy_choice.h in their order. */
-static const char *const kv_levels[] = {"default", "paper", "fit", "auto", NULL};
-static const char *const kv_predictors[] = {"default", "spec-token", "prev-query",
-                                            "sync",    "auto",       NULL};
-static const char *const kv_fetches[] = {"default", "all", "delta", "resident", NULL};
-static const char *const kv_misses[] = {"default", "chain", "predecode", NULL};
 /* Order of enum kva_dtype with F32 standing for "choose". */
 static const char *const kv_dtypes[] = {"auto", "f16", "bf16", NULL};
 static const char *const weights[] = {"file", "int8", NULL};
@@ -64,49 +57,15 @@ static const struct kva_option table[] = {
      "CPU: take all memory of both tiers at start. Else it comes page by page as it is used, which "
      "requests wait for: for long in a virtual machine whose host has to find it first."},
 
-    {"kv-policy", KVA_OPTION_CHOICE, ENGINE, AT(kv_policy), 0, 0, "full", policies, "KV cache",
-     "Policy of requests that do not choose one."},
+    {"kv", KVA_OPTION_LIST, ENGINE | EVAL, AT(kv), 0, 0, NULL, NULL, "KV cache",
+     "KV policy and its settings, NAME[:BITS[:TOPK]][:SETTING=VALUE...], as in kivi:1 or "
+     "specache:bits=1:topk=128; paper=true starts from its paper's settings. Repeat to say the "
+     "settings of further policies; the first one is of requests that name none. Default: full. "
+     "Policies and settings: docs/kv.md."},
     {"kv-allow", KVA_OPTION_LIST, SERVE, AT(kv_allow), 0, 0, NULL, NULL, "KV cache",
      "Policy that requests may choose; repeat for several; default: all."},
-    {"kv-paper", KVA_OPTION_BOOL, ENGINE, AT(kv_paper), 0, 0, "false", NULL, "KV cache",
-     "Start from the settings of the policy's paper instead of our defaults."},
-    {"kv-bits", KVA_OPTION_INT, ENGINE, AT(kv_bits), -1, 4, "-1", NULL, "KV cache",
-     "kivi, specache: bits of the copy on the device: 1, 2 or 4; -1: the policy's default."},
-    {"kv-group", KVA_OPTION_INT, ENGINE, AT(kv_group), -1, 64, "-1", NULL, "KV cache",
-     "kivi, specache: tokens (keys) and channels (values) that share a scale: 32 or 64; -1: the "
-     "policy's default."},
-    {"kv-levels", KVA_OPTION_CHOICE, ENGINE, AT(kv_levels), 0, 0, "default", kv_levels, "KV cache",
-     "kivi, specache: quantisation levels from minimum and maximum, as in the papers, or fitted; "
-     "auto: paper at 1 bit, else fit."},
-    {"kv-window", KVA_OPTION_INT, ENGINE, AT(kv_window), -1, 1 << 20, "-1", NULL, "KV cache",
-     "kivi, specache: newest tokens kept in 16 bits, a multiple of 64; -1: the policy's default."},
-    {"kv-sinks", KVA_OPTION_INT, ENGINE, AT(kv_sinks), -1, 32, "-1", NULL, "KV cache",
-     "kivi, specache: first tokens kept in 16 bits; -1: the policy's default."},
-    {"kv-plain", KVA_OPTION_INT, ENGINE, AT(kv_plain), -1, 1 << 24, "-1", NULL, "KV cache",
-     "kivi, specache: shorter sequences stay in 16 bits, in tokens, a multiple of 64; -1: the "
-     "policy's default."},
-    {"kv-exempt", KVA_OPTION_INT, ENGINE, AT(kv_exempt), -1, 65536, "-1", NULL, "KV cache",
-     "kivi, specache: first layers that stay in 16 bits; -1: the policy's default."},
-    {"kv-topk", KVA_OPTION_STRING, ENGINE, AT(kv_topk), 0, 0, NULL, NULL, "KV cache",
-     "specache: rows fetched per KV head for the next step, and for layers with another number "
-     "+N@LAYER or +N@FIRST-LAST: 64+256@0-1; default: the policy's."},
     {"kv-topk-max", KVA_OPTION_UINT, SERVE, AT(kv_topk_max), 0, 65536, "1024", NULL, "KV cache",
-     "specache: rows that a request may ask for."},
-    {"kv-predictor", KVA_OPTION_CHOICE, ENGINE, AT(kv_predictor), 0, 0, "default", kv_predictors,
-     "KV cache",
-     "specache: whose query chooses the rows: a speculative token's, the current token's, or the "
-     "next token's own, which then waits for them; auto: on a CPU, where there is nothing to wait "
-     "for, the third; on a GPU the first where a second row costs little, else the second."},
-    {"kv-correct", KVA_OPTION_INT, ENGINE, AT(kv_correct), -1, 100, "-1", NULL, "KV cache",
-     "specache with prev-query: percent of cosine between a layer's successive queries under which "
-     "it chooses again, and waits; 0: never; -1: the policy's default."},
-    {"kv-fetch", KVA_OPTION_CHOICE, ENGINE, AT(kv_fetch), 0, 0, "default", kv_fetches, "KV cache",
-     "specache: fetch all chosen rows every step, or only those that are not there yet (delta), "
-     "also attending to rows of earlier choices (resident)."},
-    {"kv-miss", KVA_OPTION_CHOICE, ENGINE, AT(kv_miss), 0, 0, "default", kv_misses, "KV cache",
-     "specache with spec-token: behind a wrong speculative token the next one follows it (chain, "
-     "as "
-     "in the paper), or the token that came instead runs once more first (predecode)."},
+     "Rows per KV head and layer (topk) that a request may ask for."},
     {"kv-dtype", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(kv_dtype), 0, 0, "auto", kv_dtypes,
      "KV cache", "16-bit format of keys and values; auto: bf16 for bf16 models, else f16."},
     {"prefix-cache", KVA_OPTION_BOOL, ENGINE | EVAL, AT(prefix_cache), 0, 0, "true", NULL,
@@ -221,9 +180,7 @@ static const struct kva_option table[] = {
     {"row-time", KVA_OPTION_DURATION, BENCH, AT(bench_row_time_ms), 0, HOUR, "20s", NULL, "Bench",
      "Time after which a row gets no further repetition."},
     {"compare", KVA_OPTION_LIST, BENCH, AT(bench_compare), 0, 0, NULL, NULL, "Bench",
-     "KV policy to measure beside --kv-policy, by name (with the options' settings) or with "
-     "settings of its "
-     "own, as in specache:1:64; repeat for several."},
+     "KV policy to measure beside --kv's first, written like it; repeat for several."},
     {"profile", KVA_OPTION_BOOL, BENCH, AT(bench_profile), 0, 0, "false", NULL, "Bench",
      "Show each row's time by kind of operator."},
     {"cpu-time", KVA_OPTION_BOOL, BENCH, AT(bench_cpu_time), 0, 0, "false", NULL, "Bench",
@@ -236,9 +193,7 @@ static const struct kva_option table[] = {
      "File of prompts instead: a JSON object a line with 'prompt' and, if the tokens behind it are "
      "given, 'completion'; each a string or a list of token ids."},
     {"policies", KVA_OPTION_STRING, EVAL, AT(eval_policies), 0, 0, "kivi:2,specache:2,specache:1",
-     NULL, "Eval",
-     "KV policies with commas between: NAME[:BITS[:TOPK]][:SETTING=VALUE...], the settings as "
-     "kv-SETTING here, or paper=true."},
+     NULL, "Eval", "KV policies with commas between, each written like --kv's."},
     {"tokens", KVA_OPTION_UINT, EVAL, AT(eval_tokens), 1, 1e6, "64", NULL, "Eval",
      "Decode steps behind a window, or behind a prompt without completion, where full KV's own "
      "choice is followed up to an end token."},

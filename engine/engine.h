@@ -17,7 +17,7 @@
 #define KVA_ENGINE_ENGINE_H
 
 #include "base/err.h"
-#include "engine/kv/policy_choice.h"
+#include "engine/kv/spec.h"
 #include "engine/sampling.h"
 
 #include <stdbool.h>
@@ -62,7 +62,7 @@ struct kva_sequence_params {
     uint32_t tokens_max; /* prompt + output, at most context_max */
     uint32_t choice;     /* index among the request's choices: offsets the seed */
     const struct kva_sampling_params *sampling; /* borrowed until destroy */
-    struct kva_kv_choice kv;
+    struct kva_kv_spec kv;
     uint64_t cache_scope[2]; /* prefixes are shared only within one scope (key and salt) */
     bool cache_disabled;
 };

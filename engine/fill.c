@@ -12,31 +12,31 @@
 /* --- memory ---------------------------------------------------------------------------------- */
 
 struct kva_tier_bytes kva_model_engine_footprint(const struct kva_engine *engine,
-                                                 const struct kva_kv_choice *choice,
-                                                 uint32_t prompt, uint32_t tokens)
+                                                 const struct kva_kv_spec *spec, uint32_t prompt,
+                                                 uint32_t tokens)
 {
     const struct model_engine *e = engine->self;
     return (struct kva_tier_bytes){
-        .device = kva_kv_footprint(e->kv, choice, prompt, tokens),
+        .device = kva_kv_footprint(e->kv, spec, prompt, tokens),
         .host = kva_kv_pages(tokens) * (uint64_t)e->kv->shape.page_bytes,
     };
 }
 
 struct kva_tier_bytes kva_model_engine_footprint_shared(const struct kva_engine *engine,
-                                                        const struct kva_kv_choice *choice,
+                                                        const struct kva_kv_spec *spec,
                                                         uint32_t prompt, uint32_t tokens)
 {
     const struct model_engine *e = engine->self;
-    const struct kva_kv_policy *policy = kva_kv_policy_get(choice->policy);
-    struct kva_tier_bytes bytes = kva_model_engine_footprint(engine, choice, prompt, tokens);
+    const struct kva_kv_policy *policy = kva_kv_policy_get(spec->policy);
+    struct kva_tier_bytes bytes = kva_model_engine_footprint(engine, spec, prompt, tokens);
     /* The page of the last prompt token is never shared: that token must be computed. */
     uint32_t pages = e->params.prefix_cache ? (prompt - 1) / KVA_PAGE_TOKENS : 0;
-    uint32_t away = kva_min_u32(pages, policy->away(choice, prompt));
+    uint32_t away = kva_min_u32(pages, policy->away(spec, prompt));
     bytes.host -= (uint64_t)pages * e->kv->shape.page_bytes;
-    if (choice->policy == KVA_KV_FULL)
+    if (spec->policy == KVA_KV_FULL)
         bytes.device -= (uint64_t)pages * e->kv->shape.page_bytes;
     else if (policy->coded)
-        bytes.device -= (uint64_t)away * kva_kv_lowbit_page_bytes(e->kv, choice);
+        bytes.device -= (uint64_t)away * kva_kv_lowbit_page_bytes(e->kv, spec);
     return bytes;
 }
 

@@ -50,14 +50,15 @@ struct kva_forward_view {
     const void *q;                  /* act [heads, head_dim] of the first of the rows */
     /* [kv_heads][k] positions, ascending, the rest KVA_NO_TOKEN: the rows that this query itself
      * chooses (KVA_PREDICT_SYNC) with what the device has. NULL: the policy fetches none. */
-    const uint32_t *choice;
+    const uint32_t *selection;
 };
 
 /* Only for looking: it changes no result. The call costs time, its absence none. */
 struct kva_forward_observer {
     void (*attends)(void *opaque, const struct kva_forward_view *view);
     void *opaque;
-    uint32_t *choice; /* device memory for view->choice: [kv_heads][k], k the largest of all */
+    uint32_t
+        *selection; /* device memory for view->selection: [kv_heads][k], k the largest of all */
 };
 
 struct kva_forward_call {

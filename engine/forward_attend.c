@@ -45,15 +45,15 @@ static void attend_blocks(struct kva_forward *fw, const struct kva_kv_pass *pass
                                 });
 }
 
-/* Whether low-bit pages under both choices can be read by one call. */
-static bool same_format(const struct kva_kv_choice *a, const struct kva_kv_choice *b)
+/* Whether low-bit pages under both specs can be read by one call. */
+static bool same_format(const struct kva_kv_spec *a, const struct kva_kv_spec *b)
 {
-    return a->bits == b->bits && a->group == b->group && a->exempt == b->exempt;
+    return a->bits == b->bits && a->group == b->group && a->skip_layers == b->skip_layers;
 }
 
 /* The two times at which low-bit pages are read in a layer. */
 enum lowbit_time {
-    TO_CHOOSE, /* by rows that choose before they attend: only the choice is wanted */
+    TO_CHOOSE, /* by rows that choose before they attend: only the selection is wanted */
     TO_ATTEND, /* by all rows; some choose for the next step along the way */
 };
 
@@ -83,7 +83,7 @@ static bool format_seen(const struct kva_kv_pass *pass, uint32_t index, enum low
 {
     for (uint32_t i = 0; i < index; i++) {
         if (takes_part(&pass->rows[i], time) &&
-            same_format(&pass->rows[i].seq->choice, &pass->rows[index].seq->choice))
+            same_format(&pass->rows[i].seq->spec, &pass->rows[index].seq->spec))
             return true;
     }
     return false;
@@ -98,8 +98,8 @@ static uint32_t list_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pa
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];
         bool chooses = time == TO_CHOOSE ? rows->choose_now : rows->choose_next || rows->at_once;
-        bool listed = takes_part(rows, time) &&
-                      same_format(&rows->seq->choice, &pass->rows[like].seq->choice);
+        bool listed =
+            takes_part(rows, time) && same_format(&rows->seq->spec, &pass->rows[like].seq->spec);
         if (!listed && (rows->low || !others))
             continue;
         if (rows->at_once)
@@ -121,8 +121,8 @@ static uint32_t list_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pa
     return count;
 }
 
-/* Attention of the first `count` of low_seqs, all in the format of `choice`. */
-static void call_lowbit(struct kva_forward *fw, const struct kva_kv_choice *choice, uint32_t count,
+/* Attention of the first `count` of low_seqs, all in the format of `spec`. */
+static void call_lowbit(struct kva_forward *fw, const struct kva_kv_spec *spec, uint32_t count,
                         uint32_t layer)
 {
     const struct kva_model_config *c = fw->config;
@@ -135,7 +135,7 @@ static void call_lowbit(struct kva_forward *fw, const struct kva_kv_choice *choi
                                .rest = &rest,
                                .seqs = fw->low_seqs,
                                .blocks = fw->low_blocks,
-                               .block_offset_bytes = kva_kv_lowbit_offset(kv, choice, layer),
+                               .block_offset_bytes = kva_kv_lowbit_offset(kv, spec, layer),
                                .scratch = fw->scratch[KVA_SCRATCH_SELECT].data,
                                .scratch_bytes = fw->scratch[KVA_SCRATCH_SELECT].bytes,
                                .seq_count = count,
@@ -145,7 +145,7 @@ static void call_lowbit(struct kva_forward *fw, const struct kva_kv_choice *choi
                                .head_dim = c->head_dim,
                                .window = c->layer_window[layer],
                                .kv_dtype = kv->shape.dtype,
-                               .format = kva_kv_lowbit_format(choice),
+                               .format = kva_kv_lowbit_format(spec),
                                .scale = c->attend_scale,
                            });
 }
@@ -161,16 +161,16 @@ static bool attend_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass
             continue;
         uint32_t count = list_lowbit(fw, pass, layer, i, time == TO_ATTEND && !any, time);
         any = true;
-        call_lowbit(fw, &pass->rows[i].seq->choice, count, layer);
+        call_lowbit(fw, &pass->rows[i].seq->spec, count, layer);
     }
     return any;
 }
 
 /* The rows that a sequence's own query chooses, into the observer's memory. What attention writes
  * on the way is overwritten by TO_ATTEND. */
-static const uint32_t *observe_choice(struct kva_forward *fw, uint32_t index,
-                                      const struct kva_kv_rows *rows, uint32_t *into,
-                                      uint32_t layer)
+static const uint32_t *observe_selection(struct kva_forward *fw, uint32_t index,
+                                         const struct kva_kv_rows *rows, uint32_t *into,
+                                         uint32_t layer)
 {
     if (!fetches_rows(rows))
         return NULL;
@@ -188,7 +188,7 @@ static const uint32_t *observe_choice(struct kva_forward *fw, uint32_t index,
     };
     for (uint32_t i = 0; i < rows->page_first; i++)
         fw->low_blocks[i] = rows->low[i];
-    call_lowbit(fw, &rows->seq->choice, 1, layer);
+    call_lowbit(fw, &rows->seq->spec, 1, layer);
     return into;
 }
 
@@ -206,7 +206,7 @@ static void observe(struct kva_forward *fw, const struct kva_forward_observer *o
             .rows = rows,
             .q = (const unsigned char *)fw->scratch[KVA_SCRATCH_Q].data +
                  fw->attend_seqs[i].row_first * row_bytes,
-            .choice = observe_choice(fw, i, rows, observer->choice, layer),
+            .selection = observe_selection(fw, i, rows, observer->selection, layer),
         };
         observer->attends(observer->opaque, &view);
     }

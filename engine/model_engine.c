@@ -14,7 +14,7 @@
 #define PARTIAL_PREFILLS_MAX 2u
 
 /* Cost of a step with a second row per sequence, relative to one without, up to which speculative
- * tokens pay: their choices are better than the previous query's. */
+ * tokens pay: their specs are better than the previous query's. */
 #define SPECULATION_COST_MAX 1.15
 
 /* --- sequences ------------------------------------------------------------------------------- */
@@ -72,17 +72,16 @@ static enum kva_kv_predictor measured_predictor(struct model_engine *e)
                                 ? KVA_PREDICT_SPEC_TOKEN
                                 : KVA_PREDICT_PREV_QUERY;
         kva_log(KVA_LOG_INFO, "predictor auto: %s (%u rows take %.2f of the time of %u)",
-                kva_kv_setting_word("predictor", e->auto_predictor), 2 * rows,
+                kva_kv_setting_at(KVA_SETTING_PREDICTOR)->words[e->auto_predictor], 2 * rows,
                 (double)two / (double)one, rows);
     }
     return e->auto_predictor;
 }
 
-static enum kva_kv_predictor predictor_of(struct model_engine *e,
-                                          const struct kva_kv_choice *choice)
+static enum kva_kv_predictor predictor_of(struct model_engine *e, const struct kva_kv_spec *spec)
 {
     bool host_readable = kva_device_get_info(e->device)->host_readable;
-    enum kva_kv_predictor predictor = kva_kv_predictor_of(choice, host_readable);
+    enum kva_kv_predictor predictor = kva_kv_predictor_of(spec, host_readable);
     return predictor == KVA_PREDICT_AUTO ? measured_predictor(e) : predictor;
 }
 
@@ -356,16 +355,17 @@ static double mib(uint64_t bytes)
 }
 
 /* Sequences of `tokens` tokens that both tiers hold under a policy. */
-static uint64_t sequences_that_fit(const struct model_engine *e, const struct kva_kv_choice *choice,
+static uint64_t sequences_that_fit(const struct model_engine *e, const struct kva_kv_spec *spec,
                                    uint32_t tokens)
 {
     uint64_t device =
-        e->engine.limits.budget.device / kva_kv_footprint(e->kv, choice, tokens, tokens);
+        e->engine.limits.budget.device / kva_kv_footprint(e->kv, spec, tokens, tokens);
     uint64_t host = e->engine.limits.budget.host / e->kv->shape.page_bytes / kva_kv_pages(tokens);
     return device < host ? device : host;
 }
 
-void kva_model_engine_describe(const struct kva_engine *engine, struct kva_buf *out)
+void kva_model_engine_describe(const struct kva_engine *engine, const struct kva_kv_spec *specs,
+                               struct kva_buf *out)
 {
     const struct model_engine *e = engine->self;
     const struct kva_kv_shape *shape = &e->kv->shape;
@@ -382,12 +382,11 @@ void kva_model_engine_describe(const struct kva_engine *engine, struct kva_buf *
                    shape->layers, shape->kv_heads, shape->head_dim);
     kva_buf_puts(out, "sequences that fit, by length in tokens:\n");
     for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++) {
-        struct kva_kv_choice choice = kva_kv_choice_default((enum kva_kv_policy_id)id);
-        kva_buf_printf(out, "  %-8s", kva_kv_policy_name(choice.policy));
+        kva_buf_printf(out, "  %-8s", kva_kv_policy_name((enum kva_kv_policy_id)id));
         for (uint32_t tokens = engine->limits.context_max, i = 0; i < 4 && tokens >= 64;
              i++, tokens /= 4)
             kva_buf_printf(out, "  %u: %llu", tokens,
-                           (unsigned long long)sequences_that_fit(e, &choice, tokens));
+                           (unsigned long long)sequences_that_fit(e, &specs[id], tokens));
         kva_buf_putc(out, '\n');
     }
 }

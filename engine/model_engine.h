@@ -36,12 +36,12 @@ KVA_MUST_CHECK enum kva_status kva_model_engine_create(const struct kva_model_en
 /* Memory that a sequence with a prompt of `prompt` tokens takes at most in each tier until it has
  * `tokens` tokens, when it shares nothing; any thread. */
 struct kva_tier_bytes kva_model_engine_footprint(const struct kva_engine *engine,
-                                                 const struct kva_kv_choice *choice,
-                                                 uint32_t prompt, uint32_t tokens);
+                                                 const struct kva_kv_spec *spec, uint32_t prompt,
+                                                 uint32_t tokens);
 
 /* The same beside a running sequence with an equal prompt, as far as the prefix cache helps. */
 struct kva_tier_bytes kva_model_engine_footprint_shared(const struct kva_engine *engine,
-                                                        const struct kva_kv_choice *choice,
+                                                        const struct kva_kv_spec *spec,
                                                         uint32_t prompt, uint32_t tokens);
 
 /* Ends an admitted sequence's prefill without running the model: noise stands for the keys and
@@ -63,8 +63,9 @@ void kva_model_engine_observe(struct kva_engine *engine,
                               const struct kva_forward_observer *observer);
 
 /* What memory is for, in lines for people: weights, scratch, tiers, and how many sequences of which
- * length fit under each policy. */
+ * length fit under each policy with the settings of specs [KVA_KV_POLICY_COUNT]. */
 struct kva_buf;
-void kva_model_engine_describe(const struct kva_engine *engine, struct kva_buf *out);
+void kva_model_engine_describe(const struct kva_engine *engine, const struct kva_kv_spec *specs,
+                               struct kva_buf *out);
 
 #endif

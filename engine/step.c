@@ -29,7 +29,7 @@ static void finish_prefill(struct model_engine *e, struct kva_step_item *item)
 /* Whether rows are chosen for the sequence once it is long enough. */
 static bool will_choose(const struct kva_sequence *seq)
 {
-    return seq->kv.policy->fetched && kva_kv_choice_k_max(&seq->kv.choice) > 0;
+    return seq->kv.policy->fetched && kva_kv_spec_k_max(&seq->kv.spec) > 0;
 }
 
 /* Whether its next step needs rows to be chosen. */
@@ -47,7 +47,7 @@ static bool goes_on(const struct kva_sequence *seq)
 
 static bool speculates(const struct kva_sequence *seq)
 {
-    return will_choose(seq) && seq->kv.choice.predictor == KVA_PREDICT_SPEC_TOKEN && goes_on(seq);
+    return will_choose(seq) && seq->kv.spec.predictor == KVA_PREDICT_SPEC_TOKEN && goes_on(seq);
 }
 
 uint32_t kva_model_engine_rows(const struct kva_sequence *seq)
@@ -66,7 +66,7 @@ static struct kva_forward_rows decode_rows(struct kva_sequence *seq)
     };
     if (!chooses(seq))
         return rows;
-    rows.choose_now = seq->kv.choice.predictor == KVA_PREDICT_SYNC;
+    rows.choose_now = seq->kv.spec.predictor == KVA_PREDICT_SYNC;
     rows.choose_next = !rows.choose_now && goes_on(seq);
     if (rows.choose_now || rows.choose_next)
         rows.select_row = 0;
@@ -151,7 +151,7 @@ static void look_ahead(struct model_engine *e, struct kva_step_item *items, uint
     for (uint32_t i = 0; i < count; i++) {
         struct kva_sequence *seq = items[i].seq;
         if (!seq->prefilled || seq->looked_ahead || !chooses(seq) ||
-            seq->kv.choice.predictor == KVA_PREDICT_SYNC)
+            seq->kv.spec.predictor == KVA_PREDICT_SYNC)
             continue;
         e->batch_rows[batch] = (struct kva_forward_rows){
             .seq = &seq->kv,
@@ -186,7 +186,7 @@ static void score_speculation(struct model_engine *e, struct kva_sequence *seq, 
     seq->spec_tokens_matched += matched;
     e->spec_tokens++;
     e->spec_tokens_matched += matched;
-    if (!matched && seq->kv.choice.miss == KVA_MISS_PREDECODE)
+    if (!matched && seq->kv.spec.on_mispredict == KVA_MISPREDICT_PREDECODE)
         seq->looked_ahead = false;
 }
 

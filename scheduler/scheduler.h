@@ -35,7 +35,7 @@ struct kva_request {
     uint64_t cache_scope[2];
     bool cache_disabled;
     struct kva_sampling_params sampling;
-    struct kva_kv_choice kv;
+    struct kva_kv_spec kv;
 };
 
 /* A zeroed request in an arena of its own with this limit; NULL: out of memory. */

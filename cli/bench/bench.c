@@ -3,7 +3,6 @@
 
 #include "base/clock.h"
 #include "cli/cli.h"
-#include "cli/kv_choice.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,47 +17,41 @@
 
 /* --- what to measure ------------------------------------------------------------------------- */
 
-/* "specache" takes its settings from the options, "specache:1:64" has its own. */
-static enum kva_status read_choice(const struct kva_bench *bench, const char *label,
-                                   struct kva_kv_choice *choice, struct kva_err *err)
+static enum kva_status add_policy(struct kva_bench *bench, const struct kva_cli_kv *kv,
+                                  const char *label, struct kva_err *err)
 {
-    enum kva_kv_policy_id id = kva_kv_policy_find(label);
-    bool by_options = id != KVA_KV_POLICY_COUNT;
-    struct kva_err why;
-    enum kva_status status = by_options ? kva_cli_kv_choice(bench->config, id, choice, err)
-                                        : kva_kv_choice_parse(label, choice, &why);
-    if (status && !by_options)
-        return kva_fail_param(err, status, "compare", "--compare: %s", why.message);
-    /* With random weights a speculative token is hardly ever right, and its every miss would be
-     * paid for: that is measured if asked for. */
-    if (!status && (by_options ? bench->config->kv_miss == 0 : !strstr(label, ":miss=")))
-        choice->miss = KVA_MISS_CHAIN;
-    return status;
-}
-
-static enum kva_status add_policy(struct kva_bench *bench, const char *label, struct kva_err *err)
-{
-    for (uint32_t i = 0; i < bench->choice_count; i++) {
+    for (uint32_t i = 0; i < bench->spec_count; i++) {
         if (strcmp(bench->labels[i], label) == 0)
             return kva_fail_param(err, KVA_EINVAL, "compare",
                                   "--compare '%.100s': each policy is measured once", label);
     }
-    if (bench->choice_count == KVA_BENCH_CHOICES_MAX)
+    if (bench->spec_count == KVA_BENCH_SPECS_MAX)
         return kva_fail_param(err, KVA_EINVAL, "compare", "--compare: at most %u policies",
-                              KVA_BENCH_CHOICES_MAX);
-    enum kva_status status = read_choice(bench, label, &bench->choices[bench->choice_count], err);
-    if (!status)
-        bench->labels[bench->choice_count++] = label;
-    return status;
+                              KVA_BENCH_SPECS_MAX);
+    struct kva_err why;
+    enum kva_status status =
+        kva_kv_spec_parse(label, kv->specs, &bench->specs[bench->spec_count], &why);
+    if (status)
+        return kva_fail_param(err, status, "compare", "--compare: %s", why.message);
+    bench->labels[bench->spec_count++] = label;
+    return KVA_OK;
 }
 
 static enum kva_status read_policies(struct kva_bench *bench, struct kva_err *err)
 {
     const struct kva_config *config = bench->config;
-    enum kva_status status =
-        add_policy(bench, kva_kv_policy_name((enum kva_kv_policy_id)config->kv_policy), err);
+    struct kva_cli_kv kv;
+    kva_cli_kv_init(&kv);
+    /* With random weights a speculative token is hardly ever right, and its every miss would be
+     * paid for: that is measured if asked for. */
+    kv.specs[KVA_KV_SPECACHE].on_mispredict = KVA_MISPREDICT_CHAIN;
+    enum kva_status status = kva_cli_kv_read(&kv, config, err);
+    if (status)
+        return status;
+    bench->labels[0] = config->kv.count ? config->kv.items[0] : kva_kv_policy_name(kv.policy);
+    bench->specs[bench->spec_count++] = kv.specs[kv.policy];
     for (uint32_t i = 0; !status && i < config->bench_compare.count; i++)
-        status = add_policy(bench, config->bench_compare.items[i], err);
+        status = add_policy(bench, &kv, config->bench_compare.items[i], err);
     return status;
 }
 
@@ -110,12 +103,12 @@ static uint64_t larger(uint64_t a, uint64_t b)
 /* Budgets for a policy's groups of all depths and for the prompts beside them: tiers that are
  * larger than that would only be filled with what the prefix cache keeps. */
 static struct kva_tier_bytes budget_for(const struct kva_bench *bench,
-                                        const struct kva_kv_choice *choice)
+                                        const struct kva_kv_spec *spec)
 {
     const struct kva_engine *engine = bench->instance.engine;
     struct kva_tier_bytes most = {0}, prompt = {0};
     for (uint32_t i = 0; i < bench->depth.count; i++) {
-        const struct kva_bench_need need = kva_bench_need(bench, choice, bench->depth.values[i]);
+        const struct kva_bench_need need = kva_bench_need(bench, spec, bench->depth.values[i]);
         struct kva_bench_group group =
             kva_bench_plan(&bench->memory, &need, kva_bench_sequences(bench));
         most.device = larger(most.device, group.bytes.device);
@@ -123,13 +116,12 @@ static struct kva_tier_bytes budget_for(const struct kva_bench *bench,
     }
     for (uint32_t i = 0; i < bench->prefill.count; i++) {
         uint32_t tokens = bench->prefill.values[i];
-        struct kva_tier_bytes bytes =
-            kva_model_engine_footprint(engine, choice, tokens, tokens + 1);
+        struct kva_tier_bytes bytes = kva_model_engine_footprint(engine, spec, tokens, tokens + 1);
         prompt.device = larger(prompt.device, bytes.device);
         prompt.host = larger(prompt.host, bytes.host);
     }
     /* A page more: budgets are cut to whole pages. */
-    struct kva_tier_bytes page = kva_model_engine_footprint(engine, choice, 1, 2);
+    struct kva_tier_bytes page = kva_model_engine_footprint(engine, spec, 1, 2);
     most.device += prompt.device + page.device;
     most.host += prompt.host + page.host;
     return (struct kva_tier_bytes){
@@ -146,14 +138,14 @@ static void print_nothing(const struct kva_bench *bench KVA_UNUSED,
 }
 
 static enum kva_status measure_policy(struct kva_bench *bench, struct kva_config *config,
-                                      const struct kva_kv_choice *choice, kva_bench_row_fn done,
+                                      const struct kva_kv_spec *spec, kva_bench_row_fn done,
                                       struct kva_err *err)
 {
-    struct kva_tier_bytes budget = budget_for(bench, choice);
+    struct kva_tier_bytes budget = budget_for(bench, spec);
     config->device_memory = budget.device;
     config->host_memory = budget.host;
     enum kva_status status = kva_instance_renew_engine(&bench->instance, config, err);
-    return status ? status : kva_bench_measure(bench, choice, done, err);
+    return status ? status : kva_bench_measure(bench, spec, done, err);
 }
 
 static enum kva_status write_json(const struct kva_bench *bench, const char *path,
@@ -181,8 +173,8 @@ static enum kva_status run(struct kva_bench *bench, struct kva_config *config, s
     if (tables)
         kva_bench_print_head(bench);
     status = KVA_OK;
-    for (uint32_t i = 0; !status && i < bench->choice_count; i++)
-        status = measure_policy(bench, config, &bench->choices[i],
+    for (uint32_t i = 0; !status && i < bench->spec_count; i++)
+        status = measure_policy(bench, config, &bench->specs[i],
                                 tables ? kva_bench_print_row : print_nothing, err);
     if (!status && bench->roofs.read_bytes_per_s > 0)
         status = kva_device_measure(bench->instance.device, &bench->roofs_end, err);

@@ -59,7 +59,7 @@ struct kva_bench_group kva_bench_plan(const struct kva_bench_memory *memory,
 /* --- rows ------------------------------------------------------------------------------------ */
 
 /* Policies of one run. */
-#define KVA_BENCH_CHOICES_MAX 16u
+#define KVA_BENCH_SPECS_MAX 16u
 
 enum kva_bench_kind {
     KVA_BENCH_PREFILL, /* one prompt, nothing else */
@@ -96,9 +96,9 @@ struct kva_bench {
     struct kva_instance instance;
     struct kva_profile profile;
     struct kva_bench_list prefill, batch, depth;
-    struct kva_kv_choice choices[KVA_BENCH_CHOICES_MAX]; /* the policies to be measured */
-    const char *labels[KVA_BENCH_CHOICES_MAX];           /* as they were asked for */
-    uint32_t choice_count;
+    struct kva_kv_spec specs[KVA_BENCH_SPECS_MAX]; /* the policies to be measured */
+    const char *labels[KVA_BENCH_SPECS_MAX];       /* as they were asked for */
+    uint32_t spec_count;
     struct kva_bench_memory memory;
     uint64_t available_bytes;          /* of memory when the plan was made */
     struct kva_device_roofs roofs;     /* before the rows */
@@ -113,7 +113,7 @@ typedef void (*kva_bench_row_fn)(const struct kva_bench *bench, const struct kva
 /* Measures one policy's rows with the engine as it is open. Fails only where the engine does;
  * what does not fit is a row that says so. */
 KVA_MUST_CHECK enum kva_status kva_bench_measure(struct kva_bench *bench,
-                                                 const struct kva_kv_choice *choice,
+                                                 const struct kva_kv_spec *spec,
                                                  kva_bench_row_fn done, struct kva_err *err);
 
 /* Sequences of the deepest batch and the steps that one sequence lives through. */
@@ -121,8 +121,8 @@ uint32_t kva_bench_sequences(const struct kva_bench *bench);
 uint32_t kva_bench_steps(const struct kva_bench *bench);
 
 /* What a sequence of this depth needs, all steps included. */
-struct kva_bench_need kva_bench_need(const struct kva_bench *bench,
-                                     const struct kva_kv_choice *choice, uint32_t depth);
+struct kva_bench_need kva_bench_need(const struct kva_bench *bench, const struct kva_kv_spec *spec,
+                                     uint32_t depth);
 
 /* --- what people and programs read ----------------------------------------------------------- */
 

@@ -18,7 +18,7 @@
 /* Sequences that decode together. */
 struct group {
     struct kva_bench *bench;
-    const struct kva_kv_choice *choice;
+    const struct kva_kv_spec *spec;
     struct kva_sampling_params sampling;
     uint32_t depth;
     uint32_t distinct;
@@ -38,9 +38,9 @@ static void *self_of(const struct kva_bench *bench)
     return bench->instance.engine->self;
 }
 
-static const char *label_of(const struct kva_bench *bench, const struct kva_kv_choice *choice)
+static const char *label_of(const struct kva_bench *bench, const struct kva_kv_spec *spec)
 {
-    return bench->labels[choice - bench->choices];
+    return bench->labels[spec - bench->specs];
 }
 
 uint32_t kva_bench_sequences(const struct kva_bench *bench)
@@ -63,14 +63,14 @@ static uint32_t tokens_of(const struct kva_bench *bench, uint32_t depth)
     return kva_max_u32(depth, 1) + kva_bench_steps(bench) + 1;
 }
 
-struct kva_bench_need kva_bench_need(const struct kva_bench *bench,
-                                     const struct kva_kv_choice *choice, uint32_t depth)
+struct kva_bench_need kva_bench_need(const struct kva_bench *bench, const struct kva_kv_spec *spec,
+                                     uint32_t depth)
 {
     const struct kva_engine *engine = bench->instance.engine;
     uint32_t prompt = kva_max_u32(depth, 1), tokens = tokens_of(bench, depth);
     return (struct kva_bench_need){
-        .own = kva_model_engine_footprint(engine, choice, prompt, tokens),
-        .shared = kva_model_engine_footprint_shared(engine, choice, prompt, tokens),
+        .own = kva_model_engine_footprint(engine, spec, prompt, tokens),
+        .shared = kva_model_engine_footprint_shared(engine, spec, prompt, tokens),
     };
 }
 
@@ -221,7 +221,7 @@ static enum kva_status group_add(struct group *group, uint32_t index, struct kva
         .prompt_tokens = tokens,
         .tokens_max = tokens_of(bench, group->depth),
         .sampling = &group->sampling,
-        .kv = *group->choice,
+        .kv = *group->spec,
     };
     struct kva_sequence *seq;
     enum kva_status status = start(bench, &params, &seq, err);
@@ -302,7 +302,7 @@ static enum kva_status start_prompt(const struct group *group, const uint32_t *p
         .prompt_tokens = tokens,
         .tokens_max = tokens + 1,
         .sampling = &group->sampling,
-        .kv = *group->choice,
+        .kv = *group->spec,
         .cache_disabled = true,
     };
     return start(group->bench, &params, ret, err);
@@ -383,16 +383,16 @@ static enum kva_status close_row(struct kva_bench *bench, struct kva_bench_row *
     return status;
 }
 
-static enum kva_status run_prefills(struct kva_bench *bench, const struct kva_kv_choice *choice,
+static enum kva_status run_prefills(struct kva_bench *bench, const struct kva_kv_spec *spec,
                                     kva_bench_row_fn done, struct kva_err *err)
 {
     struct kva_step_item items[1] = {{0}};
-    struct group group = {.bench = bench, .choice = choice, .sampling = greedy(), .items = items};
+    struct group group = {.bench = bench, .spec = spec, .sampling = greedy(), .items = items};
     enum kva_status status = KVA_OK;
     for (uint32_t i = 0; !status && i < bench->prefill.count; i++) {
         uint32_t tokens = bench->prefill.values[i];
         const struct kva_bench_row blank = {
-            .kind = KVA_BENCH_PREFILL, .policy = label_of(bench, choice), .prompt_tokens = tokens};
+            .kind = KVA_BENCH_PREFILL, .policy = label_of(bench, spec), .prompt_tokens = tokens};
         struct kva_bench_row *row = add_row(bench, &blank);
         uint32_t *prompt = make_prompt(bench, tokens, 1);
         if (!row || !prompt)
@@ -410,7 +410,7 @@ static enum kva_status run_mixed(struct group *group, kva_bench_row_fn done, str
     uint32_t tokens = bench->prefill.values[bench->prefill.count - 1];
     const struct kva_bench_row blank = {
         .kind = KVA_BENCH_MIXED,
-        .policy = label_of(bench, group->choice),
+        .policy = label_of(bench, group->spec),
         .prompt_tokens = tokens,
         .batch = kva_min_u32(MIXED_BATCH, group->seq_count),
         .depth = group->depth,
@@ -429,7 +429,7 @@ static enum kva_status run_mixed(struct group *group, kva_bench_row_fn done, str
 static void explain(const struct kva_bench *bench, const struct group *group, uint32_t batch,
                     char *text, size_t size)
 {
-    const struct kva_bench_need need = kva_bench_need(bench, group->choice, group->depth);
+    const struct kva_bench_need need = kva_bench_need(bench, group->spec, group->depth);
     const double mib = 1 << 20;
     uint32_t tokens = tokens_of(bench, group->depth);
     uint32_t context = bench->instance.engine->limits.context_max;
@@ -454,7 +454,7 @@ static enum kva_status run_batches(struct group *group, kva_bench_row_fn done, s
         uint32_t batch = bench->batch.values[i];
         const struct kva_bench_row blank = {
             .kind = KVA_BENCH_DECODE,
-            .policy = label_of(bench, group->choice),
+            .policy = label_of(bench, group->spec),
             .batch = batch,
             .depth = group->depth,
             .distinct = kva_min_u32(batch, group->distinct),
@@ -472,12 +472,12 @@ static enum kva_status run_batches(struct group *group, kva_bench_row_fn done, s
     return status;
 }
 
-static enum kva_status run_depth(struct kva_bench *bench, const struct kva_kv_choice *choice,
+static enum kva_status run_depth(struct kva_bench *bench, const struct kva_kv_spec *spec,
                                  uint32_t depth, bool mixed, kva_bench_row_fn done,
                                  struct kva_err *err)
 {
-    struct group group = {.bench = bench, .choice = choice, .depth = depth};
-    const struct kva_bench_need need = kva_bench_need(bench, choice, depth);
+    struct group group = {.bench = bench, .spec = spec, .depth = depth};
+    const struct kva_bench_need need = kva_bench_need(bench, spec, depth);
     struct kva_bench_group plan = kva_bench_plan(&bench->memory, &need, kva_bench_sequences(bench));
     /* Nothing is admitted of what does not fit; the rows say so. */
     if (tokens_of(bench, depth) > bench->instance.engine->limits.context_max)
@@ -502,13 +502,13 @@ static uint32_t mixed_depth(const struct kva_bench *bench)
     return 0;
 }
 
-enum kva_status kva_bench_measure(struct kva_bench *bench, const struct kva_kv_choice *choice,
+enum kva_status kva_bench_measure(struct kva_bench *bench, const struct kva_kv_spec *spec,
                                   kva_bench_row_fn done, struct kva_err *err)
 {
     bool mixed = bench->config->bench_mixed && bench->prefill.count > 0;
-    enum kva_status status = run_prefills(bench, choice, done, err);
+    enum kva_status status = run_prefills(bench, spec, done, err);
     for (uint32_t i = 0; !status && bench->batch.count > 0 && i < bench->depth.count; i++)
-        status = run_depth(bench, choice, bench->depth.values[i], mixed && i == mixed_depth(bench),
+        status = run_depth(bench, spec, bench->depth.values[i], mixed && i == mixed_depth(bench),
                            done, err);
     return status;
 }

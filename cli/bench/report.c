@@ -54,7 +54,7 @@ static void print_roofs(const char *when, const struct kva_device_roofs *roofs)
 static int label_width(const struct kva_bench *bench)
 {
     uint32_t width = 8;
-    for (uint32_t i = 0; i < bench->choice_count; i++)
+    for (uint32_t i = 0; i < bench->spec_count; i++)
         width = kva_max_u32(width, (uint32_t)strlen(bench->labels[i]));
     return (int)width;
 }

@@ -47,28 +47,32 @@ static void wipe_bar(const struct bar *bar)
 
 static enum kva_status add_policy(struct kva_cli_eval *eval, const char *spec, struct kva_err *err)
 {
-    if (eval->choice_count == KVA_EVAL_POLICIES_MAX)
+    if (eval->spec_count == KVA_EVAL_POLICIES_MAX)
         return kva_fail_param(err, KVA_EINVAL, "policies", "--policies: more than %u",
                               KVA_EVAL_POLICIES_MAX);
-    for (uint32_t i = 0; i < eval->choice_count; i++) {
+    for (uint32_t i = 0; i < eval->spec_count; i++) {
         if (strcmp(eval->names[i], spec) == 0)
             return kva_fail_param(err, KVA_EINVAL, "policies", "--policies: '%s' is given twice",
                                   spec);
     }
-    enum kva_status status = kva_kv_choice_parse(spec, &eval->choices[eval->choice_count], err);
+    enum kva_status status =
+        kva_kv_spec_parse(spec, eval->kv.specs, &eval->specs[eval->spec_count], err);
     if (status)
         return kva_err_prefix(err, status, "--policies");
-    eval->names[eval->choice_count++] = spec;
+    eval->names[eval->spec_count++] = spec;
     return KVA_OK;
 }
 
 static enum kva_status read_policies(struct kva_cli_eval *eval, struct kva_err *err)
 {
-    eval->specs = strdup(eval->config->eval_policies);
-    if (!eval->specs)
+    kva_cli_kv_init(&eval->kv);
+    enum kva_status status = kva_cli_kv_read(&eval->kv, eval->config, err);
+    if (status)
+        return status;
+    eval->texts = strdup(eval->config->eval_policies);
+    if (!eval->texts)
         return kva_fail(err, KVA_ENOMEM, "out of memory");
-    enum kva_status status = KVA_OK;
-    for (char *at = eval->specs; at && !status;) {
+    for (char *at = eval->texts; at && !status;) {
         char *comma = strchr(at, ',');
         if (comma)
             *comma = '\0';
@@ -92,8 +96,8 @@ static enum kva_status run(struct kva_cli_eval *eval, struct kva_err *err)
         .kv_dtype = eval->kv_dtype,
         .samples = eval->samples,
         .sample_count = eval->sample_count,
-        .choices = eval->choices,
-        .choice_count = eval->choice_count,
+        .specs = eval->specs,
+        .spec_count = eval->spec_count,
         .look_every = (uint32_t)eval->config->eval_look,
         .progress = draw_bar,
         .opaque = &bar,
@@ -121,8 +125,8 @@ static enum kva_status open_and_run(struct kva_cli_eval *eval, struct kva_err *e
                               "--device cpu",
                               info->name);
     status = kva_cli_eval_read(eval, err);
-    for (uint32_t i = 0; !status && i < eval->choice_count; i++)
-        eval->choices[i].predictor = kva_kv_predictor_of(&eval->choices[i], info->host_readable);
+    for (uint32_t i = 0; !status && i < eval->spec_count; i++)
+        eval->specs[i].predictor = kva_kv_predictor_of(&eval->specs[i], info->host_readable);
     if (!status && config.weights != 0) {
         config.weights = 0;
         status = kva_instance_open_ids(&eval->reference, &config, err);
@@ -182,6 +186,6 @@ int kva_cli_eval(const struct kva_config *config, const struct kva_string_list *
     kva_cli_eval_drop_samples(&eval);
     kva_instance_close(&eval.reference);
     kva_instance_close(&eval.instance);
-    free(eval.specs);
+    free(eval.texts);
     return status ? kva_cli_fail(&err) : KVA_EXIT_OK;
 }

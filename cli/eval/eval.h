@@ -24,10 +24,11 @@ struct kva_cli_eval {
     struct kva_instance reference; /* with the weights of the files, where the other's are int8 */
     enum kva_dtype kv_dtype;
 
-    char *specs; /* --policies, cut at the commas */
+    struct kva_cli_kv kv;
+    char *texts; /* --policies, cut at the commas */
     const char *names[KVA_EVAL_POLICIES_MAX];
-    struct kva_kv_choice choices[KVA_EVAL_POLICIES_MAX];
-    uint32_t choice_count;
+    struct kva_kv_spec specs[KVA_EVAL_POLICIES_MAX];
+    uint32_t spec_count;
 
     const char *file_path; /* of the text or the prompts */
     size_t file_bytes;

@@ -71,26 +71,27 @@ static void put_samples(const struct kva_cli_eval *eval, struct kva_buf *out)
     kva_buf_printf(out, "],\n  \"steps\": %llu,\n", LL(eval->result->steps));
 }
 
-static void put_topk(const struct kva_kv_choice *choice, struct kva_buf *out)
+static void put_topk(const struct kva_kv_spec *spec, struct kva_buf *out)
 {
     char text[KVA_KV_K_TEXT_MAX];
-    kva_kv_choice_write_k(choice, text);
+    kva_kv_spec_write_k(spec, text);
     put_string(out, text);
 }
 
-static void put_settings(const struct kva_kv_choice *choice, struct kva_buf *out)
+static void put_settings(const struct kva_kv_spec *spec, struct kva_buf *out)
 {
     size_t count;
-    const struct kva_kv_setting *settings = kva_kv_settings(&count);
-    struct kva_kv_choice copy = *choice;
-    kva_buf_printf(out, "\"settings\": {\"policy\": \"%s\"", kva_kv_policy_name(choice->policy));
-    for (size_t i = 0; i < count && !kva_kv_policy_exact(choice->policy); i++) {
-        uint32_t value = *kva_kv_setting_value(&settings[i], &copy);
-        kva_buf_printf(out, ", \"%s\": ", settings[i].name);
-        if (settings[i].by_layer && choice->k_range_count > 0)
-            put_topk(choice, out);
-        else if (settings[i].words)
-            put_string(out, settings[i].words[value]);
+    const struct kva_kv_policy_setting *own = kva_kv_policy_settings(spec->policy, &count);
+    struct kva_kv_spec copy = *spec;
+    kva_buf_printf(out, "\"settings\": {\"policy\": \"%s\"", kva_kv_policy_name(spec->policy));
+    for (size_t i = 0; i < count; i++) {
+        const struct kva_kv_setting *setting = kva_kv_setting_at(own[i].id);
+        uint32_t value = *kva_kv_setting_value(setting, &copy);
+        kva_buf_printf(out, ", \"%s\": ", setting->name);
+        if (setting->kind == KVA_SETTING_BY_LAYER && spec->k_range_count > 0)
+            put_topk(spec, out);
+        else if (setting->words)
+            put_string(out, setting->words[value]);
         else
             kva_buf_printf(out, "%u", value);
     }
@@ -145,7 +146,7 @@ static void put_policy(const struct kva_cli_eval *eval, uint32_t index, struct k
     kva_buf_puts(out, "    {\"policy\": ");
     put_string(out, eval->names[index]);
     kva_buf_puts(out, ", ");
-    put_settings(&p->choice, out);
+    put_settings(&p->spec, out);
     kva_buf_printf(out, ",\n     \"steps\": %llu", LL(p->steps));
     put_field(out, "kl_mean", p->kl_mean);
     put_field(out, "kl_p99", p->kl_p99);

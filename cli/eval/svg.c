@@ -143,12 +143,12 @@ static void draw_panel(const struct drawing *d, const struct kva_eval_policy *po
 static bool has_panel(const struct kva_eval_policy *policy, enum panel panel)
 {
     return panel == COVERED ||
-           (policy->choice.policy == KVA_KV_SPECACHE && kva_kv_choice_k_max(&policy->choice) > 0);
+           (policy->spec.policy == KVA_KV_SPECACHE && kva_kv_spec_k_max(&policy->spec) > 0);
 }
 
 static bool is_drawn(const struct kva_eval_policy *policy)
 {
-    return policy->heads && !kva_kv_policy_exact(policy->choice.policy);
+    return policy->heads && !kva_kv_policy_exact(policy->spec.policy);
 }
 
 static uint32_t panel_width(const struct drawing *d)

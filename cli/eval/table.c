@@ -42,7 +42,7 @@ static const char *bytes(double value, char cell[CELL_MAX])
 static int name_width(const struct kva_cli_eval *eval)
 {
     size_t width = strlen("mass by layer");
-    for (uint32_t i = 0; i < eval->choice_count; i++)
+    for (uint32_t i = 0; i < eval->spec_count; i++)
         width = strlen(eval->names[i]) > width ? strlen(eval->names[i]) : width;
     return (int)width;
 }
@@ -81,8 +81,8 @@ static void put_policy(const struct kva_cli_eval *eval, uint32_t index, int widt
         p->kl_mean, p->kl_p99, percent(p->agreement, cell[0]), exp(p->nll),
         percent(share((double)sum.hit, (double)sum.wanted), cell[1]),
         percent(share(sum.covered, steps), cell[2]),
-        percent(p->choice.policy == KVA_KV_SPECACHE ? share(sum.ceiling, steps) : NAN, cell[3]),
-        percent(p->choice.policy == KVA_KV_SPECACHE ? share((double)sum.waited, steps) : NAN,
+        percent(p->spec.policy == KVA_KV_SPECACHE ? share(sum.ceiling, steps) : NAN, cell[3]),
+        percent(p->spec.policy == KVA_KV_SPECACHE ? share((double)sum.waited, steps) : NAN,
                 cell[4]),
         percent(share((double)p->spec_as_full, spec), cell[5]),
         percent(share((double)p->spec_as_followed, spec), cell[6]));
@@ -103,7 +103,7 @@ static void put_layers(const struct kva_cli_eval *eval, int width, bool hits, st
     kva_buf_putc(out, '\n');
     for (uint32_t i = 0; i < r->policy_count; i++) {
         const struct kva_eval_policy *p = &r->policies[i];
-        if (hits ? p->choice.policy != KVA_KV_SPECACHE : kva_kv_policy_exact(p->choice.policy))
+        if (hits ? p->spec.policy != KVA_KV_SPECACHE : kva_kv_policy_exact(p->spec.policy))
             continue;
         kva_buf_printf(out, "%-*s", width, eval->names[i]);
         for (uint32_t layer = 0; layer < r->layers; layer++) {
@@ -119,8 +119,8 @@ static void put_layers(const struct kva_cli_eval *eval, int width, bool hits, st
 
 static bool any(const struct kva_cli_eval *eval, bool fetched)
 {
-    for (uint32_t i = 0; i < eval->choice_count; i++) {
-        enum kva_kv_policy_id policy = eval->choices[i].policy;
+    for (uint32_t i = 0; i < eval->spec_count; i++) {
+        enum kva_kv_policy_id policy = eval->specs[i].policy;
         if (fetched ? policy == KVA_KV_SPECACHE : !kva_kv_policy_exact(policy))
             return true;
     }

@@ -21,7 +21,7 @@ all=niah_single_1,niah_multikey_2,niah_multikey_3,vt,niah_multivalue,niah_multiq
 mkdir -p "$out"
 
 # No sequence stays in 16 bits because it is short.
-serve "$out" "$port" --kv-plain 0 --threads "${THREADS:-0}"
+serve "$out" "$port" --kv full --kv kivi:min_tokens=0 --kv specache:min_tokens=0 --threads "${THREADS:-0}"
 
 run() {
     kind=$1 name=$2
@@ -34,9 +34,9 @@ run() {
 run ruler policies --lengths 4k,8k --tasks $all --samples "$samples" --policies \
 full,kivi:1,kivi:2,specache:1:64,specache:1:256,specache:2:64,\
 specache:1:64:predictor=spec-token,specache:2:64:predictor=spec-token,\
-specache:1:64:predictor=spec-token:miss=chain,\
-specache:2:64:predictor=spec-token:miss=chain,\
-specache:1:64:predictor=prev-query:correct=0,specache:1:64:paper=true
+specache:1:64:predictor=spec-token:on_mispredict=chain,\
+specache:2:64:predictor=spec-token:on_mispredict=chain,\
+specache:1:64:predictor=prev-query:reselect_below=0,specache:1:64:paper=true
 
 # Figure 5: k. Table 5: levels.
 sweep=full
@@ -50,9 +50,9 @@ four=niah_single_1,niah_multikey_2,niah_multikey_3,vt
 half=$((samples / 2))
 run ruler topk --lengths 4k,8k --tasks $four --samples $half --policies $sweep
 run ruler levels --lengths 4k,8k --tasks $four --samples $half --policies \
-full,kivi:1:levels=paper,kivi:1:levels=fit,kivi:2:levels=paper,kivi:2:levels=fit,\
-specache:1:64:levels=paper,specache:1:64:levels=fit,specache:2:64:levels=paper,\
-specache:2:64:levels=fit
+full,kivi:1:levels=minmax,kivi:1:levels=mse,kivi:2:levels=minmax,kivi:2:levels=mse,\
+specache:1:64:levels=minmax,specache:1:64:levels=mse,specache:2:64:levels=minmax,\
+specache:2:64:levels=mse
 
 # Figure 4: the needle, by depth and length.
 run needle needle --lengths 2k,4k,8k --depths 6 --samples 3 \
@@ -63,8 +63,8 @@ $quality prompts --tasks niah_multikey_2,vt --lengths 4k --samples 10 --seed $se
     --tokenizer $model/tokenizer.json > "$out/prompts.jsonl"
 "$kvahead" eval --model $model --prompts "$out/prompts.jsonl" --tokens 40 --policies \
 kivi:1,kivi:2,specache:1:64,specache:1:64:predictor=spec-token,specache:2:64,\
-specache:2:64:predictor=spec-token,specache:2:64:predictor=spec-token:miss=chain,\
-specache:2:64:predictor=prev-query,specache:2:64:predictor=prev-query:correct=0 \
+specache:2:64:predictor=spec-token,specache:2:64:predictor=spec-token:on_mispredict=chain,\
+specache:2:64:predictor=prev-query,specache:2:64:predictor=prev-query:reselect_below=0 \
     --json "$out/eval.json" > "$out/eval.txt"
 "$kvahead" eval --model $model --prompts "$out/prompts.jsonl" --tokens 40 \
     --policies kivi:2,specache:2:64,specache:2:64:predictor=spec-token --svg docs/pictures/attended.svg \

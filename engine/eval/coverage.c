@@ -149,10 +149,10 @@ static void count_rows(struct kva_coverage *c, const struct kva_forward_view *vi
         sums->best_hit += c->attended[token];
         sums->ceiling += c->weights[token];
     }
-    const uint32_t *choice = view->choice + (size_t)head * hot->k;
-    for (uint32_t i = 0; i < hot->k && choice[i] != KVA_NO_TOKEN; i++) {
+    const uint32_t *selection = view->selection + (size_t)head * hot->k;
+    for (uint32_t i = 0; i < hot->k && selection[i] != KVA_NO_TOKEN; i++) {
         sums->wanted++;
-        sums->hit += c->attended[choice[i]];
+        sums->hit += c->attended[selection[i]];
     }
 }
 
@@ -163,7 +163,7 @@ static void look_at_head(struct kva_coverage *c, const struct kva_forward_view *
     uint32_t end = rows->position_first + 1, window = c->config->layer_window[view->layer];
     uint32_t first = window > 0 && end > window ? end - window : 0;
     sums->steps++;
-    sums->waited += view->choice && rows->choose_now;
+    sums->waited += view->selection && rows->choose_now;
     if (rows->page_first == 0) {
         sums->covered += 1;
         sums->ceiling += 1;
@@ -177,7 +177,7 @@ static void look_at_head(struct kva_coverage *c, const struct kva_forward_view *
         if (t < pinned || t >= rows->page_first * KVA_PAGE_TOKENS)
             sums->ceiling += c->weights[t];
     }
-    if (view->choice)
+    if (view->selection)
         count_rows(c, view, head, first, sums);
 }
 
@@ -214,8 +214,8 @@ void kva_coverage_clear(struct kva_coverage *c)
 
 void kva_coverage_finish(struct kva_coverage *c)
 {
-    if (c->observer.choice)
-        kva_device_free(c->device, KVA_MEM_DEVICE, c->observer.choice, c->choice_bytes);
+    if (c->observer.selection)
+        kva_device_free(c->device, KVA_MEM_DEVICE, c->observer.selection, c->selection_bytes);
     free(c->heads);
     free(c->scores);
     free(c->weights);
@@ -237,7 +237,7 @@ enum kva_status kva_coverage_init(struct kva_coverage *ret, const struct kva_cov
         .config = config,
         .kv_dtype = p->kv_dtype,
         .context_max = p->context_max,
-        .choice_bytes = (size_t)config->kv_heads * p->k_max * sizeof(uint32_t),
+        .selection_bytes = (size_t)config->kv_heads * p->k_max * sizeof(uint32_t),
     };
     size_t context = p->context_max, group = config->heads / config->kv_heads;
     c.heads = calloc((size_t)config->layer_count * config->kv_heads, sizeof(*c.heads));
@@ -249,10 +249,10 @@ enum kva_status kva_coverage_init(struct kva_coverage *ret, const struct kva_cov
     if (!c.heads || !c.scores || !c.weights || !c.attended || !c.order)
         status =
             kva_fail(err, KVA_ENOMEM, "out of memory for attention over %u tokens", p->context_max);
-    void *choice = NULL;
-    if (!status && c.choice_bytes > 0)
-        status = kva_device_alloc(p->device, KVA_MEM_DEVICE, c.choice_bytes, &choice, err);
-    c.observer.choice = choice;
+    void *selection = NULL;
+    if (!status && c.selection_bytes > 0)
+        status = kva_device_alloc(p->device, KVA_MEM_DEVICE, c.selection_bytes, &selection, err);
+    c.observer.selection = selection;
     if (status) {
         kva_coverage_finish(&c);
         return status;

@@ -44,7 +44,7 @@ struct kva_coverage {
     struct kva_device *device;
     const struct kva_model_config *config;
     enum kva_dtype kv_dtype;
-    size_t choice_bytes;
+    size_t selection_bytes;
     float *scores;   /* [heads / kv_heads][context_max] */
     double *weights; /* [context_max] */
     bool *attended;  /* [context_max]: in 16 bits */
@@ -57,7 +57,7 @@ struct kva_coverage_params {
     const struct kva_model_config *config; /* outlives the coverage */
     enum kva_dtype kv_dtype;               /* of 16-bit pages */
     uint32_t context_max;
-    uint32_t k_max; /* the largest k of all choices */
+    uint32_t k_max; /* the largest k of all specs */
 };
 
 /* Fails: KVA_EUNSUPPORTED (the host cannot read this device's memory), KVA_ENOMEM. */

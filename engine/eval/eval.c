@@ -71,15 +71,15 @@ static enum kva_status check(const struct kva_eval_params *p, struct kva_err *er
 {
     uint32_t context = p->engine->limits.context_max;
     enum kva_status status = KVA_OK;
-    if (p->sample_count == 0 || p->choice_count == 0)
+    if (p->sample_count == 0 || p->spec_count == 0)
         return kva_fail(err, KVA_EINVAL, "there is nothing to compare");
-    for (uint32_t i = 0; i < p->choice_count && !status; i++) {
-        const struct kva_kv_choice *c = &p->choices[i];
-        status = kva_kv_choice_check(c, err);
-        if (!status && c->policy == KVA_KV_SPECACHE && kva_kv_choice_k_max(c) >= context)
+    for (uint32_t i = 0; i < p->spec_count && !status; i++) {
+        const struct kva_kv_spec *c = &p->specs[i];
+        status = kva_kv_spec_check(c, err);
+        if (!status && c->policy == KVA_KV_SPECACHE && kva_kv_spec_k_max(c) >= context)
             status = kva_fail_param(err, KVA_EINVAL, "topk",
                                     "topk is %u, the model's context only has %u tokens",
-                                    kva_kv_choice_k_max(c), context);
+                                    kva_kv_spec_k_max(c), context);
         /* It would make the result depend on a measurement of time. */
         if (!status && c->policy == KVA_KV_SPECACHE && c->predictor == KVA_PREDICT_AUTO)
             status = kva_fail_param(err, KVA_EINVAL, "predictor",
@@ -100,7 +100,7 @@ static void advance(struct run *run, uint64_t units)
         run->params->progress(run->params->opaque, run->done, run->total);
 }
 
-static enum kva_status start(struct run *run, const struct kva_kv_choice *choice, uint32_t prompt,
+static enum kva_status start(struct run *run, const struct kva_kv_spec *spec, uint32_t prompt,
                              uint32_t tokens, struct kva_sequence **ret, struct kva_err *err)
 {
     const struct kva_engine *engine = run->engine;
@@ -110,7 +110,7 @@ static enum kva_status start(struct run *run, const struct kva_kv_choice *choice
         /* Room for one more, so that the last step looks ahead as the others do. */
         .tokens_max = kva_min_u32(tokens + 1, engine->limits.context_max),
         .sampling = &run->sampling,
-        .kv = *choice,
+        .kv = *spec,
     };
     uint32_t cached;
     struct kva_sequence *seq;
@@ -210,7 +210,7 @@ static enum kva_status make_reference(struct run *run, const struct kva_eval_sam
         return kva_fail(err, KVA_ENOMEM, "out of memory for %u distributions over %zu tokens",
                         steps_max, vocab);
     memcpy(r->ids, sample->ids, sample->count * sizeof(*r->ids));
-    const struct kva_kv_choice full = kva_kv_choice_default(KVA_KV_FULL);
+    const struct kva_kv_spec full = kva_kv_spec_default(KVA_KV_FULL);
     struct kva_step_item item = {0};
     enum kva_status status = start(run, &full, sample->prompt, tokens, &item.seq, err);
     if (status)
@@ -290,9 +290,9 @@ static enum kva_status run_policy(struct run *run, const struct kva_eval_sample 
     const struct kva_engine *engine = run->engine = run->params->engine;
     uint32_t tokens = sample->prompt + 1 + r->steps;
     struct kva_step_item item = {.forced = true, .forced_token = r->ids[sample->prompt]};
-    enum kva_status status = start(run, &policy->choice, sample->prompt, tokens, &item.seq, err);
+    enum kva_status status = start(run, &policy->spec, sample->prompt, tokens, &item.seq, err);
     if (status)
-        return kva_err_prefix(err, status, "%s", kva_kv_policy_name(policy->choice.policy));
+        return kva_err_prefix(err, status, "%s", kva_kv_policy_name(policy->spec.policy));
     struct kva_sequence_info before = {0}, after;
     if (policy->heads)
         kva_coverage_clear(&run->coverage);
@@ -371,24 +371,24 @@ static enum kva_status init(struct run *run, struct kva_err *err)
         run->steps_max += sample_steps_max(&p->samples[i]);
         prompts += p->samples[i].prompt;
     }
-    run->total = prompts / PREFILL_SPEED + run->steps_max * (p->choice_count + 1);
-    eval->policies = calloc(p->choice_count, sizeof(*eval->policies));
-    run->kl = calloc(run->steps_max, p->choice_count * sizeof(*run->kl));
+    run->total = prompts / PREFILL_SPEED + run->steps_max * (p->spec_count + 1);
+    eval->policies = calloc(p->spec_count, sizeof(*eval->policies));
+    run->kl = calloc(run->steps_max, p->spec_count * sizeof(*run->kl));
     run->logits = calloc(run->config->vocab_size, sizeof(*run->logits));
-    run->logit_squares = calloc(p->choice_count, sizeof(*run->logit_squares));
+    run->logit_squares = calloc(p->spec_count, sizeof(*run->logit_squares));
     bool ok = eval->policies && run->kl && run->logits && run->logit_squares;
-    for (uint32_t i = 0; i < p->choice_count && ok; i++) {
+    for (uint32_t i = 0; i < p->spec_count && ok; i++) {
         struct kva_eval_policy *policy = &eval->policies[eval->policy_count++];
-        policy->choice = p->choices[i];
-        if (policy->choice.policy == KVA_KV_SPECACHE)
-            k_max = kva_max_u32(k_max, kva_kv_choice_k_max(&policy->choice));
+        policy->spec = p->specs[i];
+        if (policy->spec.policy == KVA_KV_SPECACHE)
+            k_max = kva_max_u32(k_max, kva_kv_spec_k_max(&policy->spec));
         if (p->look_every > 0)
             policy->heads = calloc(heads, sizeof(*policy->heads));
         ok = p->look_every == 0 || policy->heads;
     }
     if (!ok)
         return kva_fail(err, KVA_ENOMEM, "out of memory for %u policies and %llu steps",
-                        p->choice_count, (unsigned long long)run->steps_max);
+                        p->spec_count, (unsigned long long)run->steps_max);
     const struct kva_coverage_params coverage = {
         .device = p->device,
         .config = run->config,

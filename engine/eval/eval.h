@@ -6,7 +6,7 @@
  * `full` (the reference) gives at the same place. The distribution at the end of the prompt is
  * equal by construction and does not count.
  *
- * The result depends on model, tokens and choices alone: not on threads, nor on the prefix cache,
+ * The result depends on model, tokens and specs alone: not on threads, nor on the prefix cache,
  * which saves the prefills of one prompt under several policies.
  *
  * Thread rule: engine thread; nothing else uses the engine meanwhile. */
@@ -35,8 +35,8 @@ struct kva_eval_params {
     enum kva_dtype kv_dtype; /* F16 or BF16 */
     const struct kva_eval_sample *samples;
     uint32_t sample_count;
-    const struct kva_kv_choice *choices;
-    uint32_t choice_count;
+    const struct kva_kv_spec *specs;
+    uint32_t spec_count;
     uint32_t look_every; /* steps from one look at attention (coverage.h) to the next; 0: none */
     /* Work done so far, in units that take about the same time; or NULL. */
     void (*progress)(void *opaque, uint64_t done, uint64_t total);
@@ -45,7 +45,7 @@ struct kva_eval_params {
 
 /* What one policy did, over all samples. */
 struct kva_eval_policy {
-    struct kva_kv_choice choice;
+    struct kva_kv_spec spec;
     uint64_t steps;
     double kl_mean; /* nats, KL(full || policy) of the next-token distributions */
     double kl_p99;  /* the 99th percentile over the steps */
@@ -73,7 +73,7 @@ struct kva_eval {
     uint32_t layers;
     uint32_t kv_heads;
     uint64_t steps;                   /* of each policy */
-    struct kva_eval_policy *policies; /* [policy_count], as the choices */
+    struct kva_eval_policy *policies; /* [policy_count], as the specs */
     uint32_t policy_count;
 };
 
@@ -81,7 +81,7 @@ struct kva_eval {
 struct kva_coverage_head kva_eval_sum(const struct kva_eval *eval,
                                       const struct kva_eval_policy *policy, uint32_t layer);
 
-/* Fails: KVA_EINVAL (a sample or choice; the choice's setting is err->param), KVA_ELIMIT (a sample
+/* Fails: KVA_EINVAL (a sample or spec; the spec's setting is err->param), KVA_ELIMIT (a sample
  * does not fit the budgets under some policy; err names the tier), KVA_EUNSUPPORTED, KVA_ENOMEM,
  * KVA_EDEVICE. */
 KVA_MUST_CHECK enum kva_status kva_eval_run(const struct kva_eval_params *params,

@@ -24,31 +24,31 @@ static size_t piece(size_t *at, size_t bytes)
     return offset;
 }
 
-/* Rows that a choice consists of. */
-static uint32_t rows_chosen(const struct kva_kv_choice *choice, uint32_t layer)
+/* Rows that a selection consists of. */
+static uint32_t rows_chosen(const struct kva_kv_spec *spec, uint32_t layer)
 {
-    return kva_kv_policy_get(choice->policy)->fetched ? kva_kv_choice_k(choice, layer) : 0;
+    return kva_kv_policy_get(spec->policy)->fetched ? kva_kv_spec_k(spec, layer) : 0;
 }
 
 /* Slots per KV head. */
-static uint32_t slots_of(const struct kva_kv_choice *choice, uint32_t layer)
+static uint32_t slots_of(const struct kva_kv_spec *spec, uint32_t layer)
 {
-    uint32_t k = rows_chosen(choice, layer);
-    return choice->sinks + (choice->fetch == KVA_FETCH_ALL ? k : 2 * k);
+    uint32_t k = rows_chosen(spec, layer);
+    return spec->sinks + (spec->fetch == KVA_FETCH_ALL ? k : 2 * k);
 }
 
-static bool corrects(const struct kva_kv_choice *choice)
+static bool corrects(const struct kva_kv_spec *spec)
 {
-    return choice->correct > 0 &&
-           (choice->predictor == KVA_PREDICT_PREV_QUERY || choice->predictor == KVA_PREDICT_AUTO);
+    return spec->reselect_below > 0 &&
+           (spec->predictor == KVA_PREDICT_PREV_QUERY || spec->predictor == KVA_PREDICT_AUTO);
 }
 
-static struct layout layout_of(const struct kva_kv *kv, const struct kva_kv_choice *choice,
+static struct layout layout_of(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                                uint32_t layer)
 {
     const struct kva_kv_shape *shape = &kv->shape;
-    uint32_t k = rows_chosen(choice, layer);
-    size_t slots = (size_t)slots_of(choice, layer) * shape->kv_heads;
+    uint32_t k = rows_chosen(spec, layer);
+    size_t slots = (size_t)slots_of(spec, layer) * shape->kv_heads;
     struct layout l = {.rows_bytes = kva_align_up(slots * 4 * shape->head_dim, 64)};
     l.tokens = piece(&l.state_bytes, slots * sizeof(uint32_t));
     l.used = piece(&l.state_bytes, slots * sizeof(uint32_t));
@@ -56,61 +56,61 @@ static struct layout layout_of(const struct kva_kv *kv, const struct kva_kv_choi
     l.missing = piece(&l.state_bytes, slots * sizeof(uint32_t));
     l.chosen = piece(&l.state_bytes, (size_t)k * shape->kv_heads * sizeof(uint32_t));
     l.count = piece(&l.state_bytes, slots > 0 ? shape->kv_heads * sizeof(uint32_t) : 0);
-    l.query = piece(&l.state_bytes, k > 0 && corrects(choice) ? kv->query_bytes : 0);
+    l.query = piece(&l.state_bytes, k > 0 && corrects(spec) ? kv->query_bytes : 0);
     return l;
 }
 
-size_t kva_kv_hot_layer_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice,
+size_t kva_kv_hot_layer_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                               uint32_t layer)
 {
-    if (layer < kva_kv_lowbit_exempt(kv, choice))
+    if (layer < kva_kv_lowbit_skip_layers(kv, spec))
         return 0;
-    struct layout l = layout_of(kv, choice, layer);
+    struct layout l = layout_of(kv, spec, layer);
     return l.rows_bytes + l.state_bytes;
 }
 
 /* Whether an earlier layer has items of the same size. */
-static bool size_seen(const struct kva_kv *kv, const struct kva_kv_choice *choice, uint32_t layer)
+static bool size_seen(const struct kva_kv *kv, const struct kva_kv_spec *spec, uint32_t layer)
 {
-    size_t bytes = kva_kv_hot_layer_bytes(kv, choice, layer);
+    size_t bytes = kva_kv_hot_layer_bytes(kv, spec, layer);
     for (uint32_t i = 0; i < layer; i++) {
-        if (kva_kv_hot_layer_bytes(kv, choice, i) == bytes)
+        if (kva_kv_hot_layer_bytes(kv, spec, i) == bytes)
             return true;
     }
     return false;
 }
 
-uint64_t kva_kv_hot_footprint(const struct kva_kv *kv, const struct kva_kv_choice *choice)
+uint64_t kva_kv_hot_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec)
 {
     uint64_t sum = 0;
     for (uint32_t layer = 0; layer < kv->shape.layers; layer++) {
-        size_t bytes = kva_kv_hot_layer_bytes(kv, choice, layer);
+        size_t bytes = kva_kv_hot_layer_bytes(kv, spec, layer);
         uint32_t count = 0;
-        if (bytes == 0 || size_seen(kv, choice, layer))
+        if (bytes == 0 || size_seen(kv, spec, layer))
             continue;
         for (uint32_t i = layer; i < kv->shape.layers; i++)
-            count += kva_kv_hot_layer_bytes(kv, choice, i) == bytes;
+            count += kva_kv_hot_layer_bytes(kv, spec, i) == bytes;
         sum += kva_tier_footprint(kv->tier, bytes, count);
     }
     return sum;
 }
 
-bool kva_kv_hot_prepare(struct kva_kv *kv, const struct kva_kv_choice *choice)
+bool kva_kv_hot_prepare(struct kva_kv *kv, const struct kva_kv_spec *spec)
 {
     bool ready = true;
     for (uint32_t layer = 0; layer < kv->shape.layers && ready; layer++) {
-        size_t bytes = kva_kv_hot_layer_bytes(kv, choice, layer);
+        size_t bytes = kva_kv_hot_layer_bytes(kv, spec, layer);
         ready = bytes == 0 || kva_tier_prepare(kv->tier, bytes);
     }
     return ready;
 }
 
 /* Where a layer's state is saved. */
-static size_t saved_at(const struct kva_kv *kv, const struct kva_kv_choice *choice, uint32_t layer)
+static size_t saved_at(const struct kva_kv *kv, const struct kva_kv_spec *spec, uint32_t layer)
 {
     size_t at = 0;
     for (uint32_t i = 0; i < layer; i++)
-        at += layout_of(kv, choice, i).state_bytes;
+        at += layout_of(kv, spec, i).state_bytes;
     return at;
 }
 
@@ -118,7 +118,7 @@ static size_t saved_at(const struct kva_kv *kv, const struct kva_kv_choice *choi
 
 static size_t saved_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq)
 {
-    return saved_at(kv, &seq->choice, kv->shape.layers);
+    return saved_at(kv, &seq->spec, kv->shape.layers);
 }
 
 enum kva_status kva_kv_hot_init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
@@ -163,7 +163,7 @@ void kva_kv_hot_finish(struct kva_kv *kv, struct kva_kv_seq *seq)
 static void give_layers(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t end)
 {
     for (uint32_t i = 0; i < end; i++) {
-        size_t bytes = kva_kv_hot_layer_bytes(kv, &seq->choice, i);
+        size_t bytes = kva_kv_hot_layer_bytes(kv, &seq->spec, i);
         if (bytes > 0)
             kva_kv_give_device(kv, seq->hots[i].rows, bytes);
         seq->device_bytes -= bytes;
@@ -175,9 +175,9 @@ bool kva_kv_hot_take(struct kva_kv *kv, struct kva_kv_seq *seq)
     if (seq->hot_taken || !seq->hots)
         return true;
     for (uint32_t i = 0; i < kv->shape.layers; i++) {
-        if (kva_kv_hot_layer_bytes(kv, &seq->choice, i) == 0)
+        if (kva_kv_hot_layer_bytes(kv, &seq->spec, i) == 0)
             continue;
-        struct layout l = layout_of(kv, &seq->choice, i);
+        struct layout l = layout_of(kv, &seq->spec, i);
         unsigned char *item = kva_kv_take_device(kv, l.rows_bytes + l.state_bytes);
         if (!item) {
             give_layers(kv, seq, i);
@@ -194,9 +194,9 @@ bool kva_kv_hot_take(struct kva_kv *kv, struct kva_kv_seq *seq)
             .chosen = (void *)(state + l.chosen),
             .missing = (void *)(state + l.missing),
             .hits = seq->hot_hits,
-            .slots = slots_of(&seq->choice, i),
-            .pinned = seq->choice.sinks,
-            .k = rows_chosen(&seq->choice, i),
+            .slots = slots_of(&seq->spec, i),
+            .pinned = seq->spec.sinks,
+            .k = rows_chosen(&seq->spec, i),
         };
     }
     seq->hot_taken = true;
@@ -210,9 +210,9 @@ void kva_kv_hot_give(struct kva_kv *kv, struct kva_kv_seq *seq, bool save)
     if (save && seq->hot_started) {
         kva_kv_order_copies(kv);
         for (uint32_t i = 0; i < kv->shape.layers; i++) {
-            if (kva_kv_hot_layer_bytes(kv, &seq->choice, i) > 0)
-                kva_kv_offload(kv, seq->hot_saved + saved_at(kv, &seq->choice, i),
-                               seq->hots[i].tokens, layout_of(kv, &seq->choice, i).state_bytes);
+            if (kva_kv_hot_layer_bytes(kv, &seq->spec, i) > 0)
+                kva_kv_offload(kv, seq->hot_saved + saved_at(kv, &seq->spec, i),
+                               seq->hots[i].tokens, layout_of(kv, &seq->spec, i).state_bytes);
         }
     }
     give_layers(kv, seq, kv->shape.layers);
@@ -242,10 +242,10 @@ static void upload(struct kva_kv *kv, struct kva_kv_seq *seq)
     list_homes(seq);
     kva_kv_order_copies(kv);
     for (uint32_t i = 0; i < kv->shape.layers; i++) {
-        if (kva_kv_hot_layer_bytes(kv, &seq->choice, i) == 0)
+        if (kva_kv_hot_layer_bytes(kv, &seq->spec, i) == 0)
             continue;
-        kva_kv_fetch(kv, seq, seq->hots[i].tokens, seq->hot_saved + saved_at(kv, &seq->choice, i),
-                     layout_of(kv, &seq->choice, i).state_bytes);
+        kva_kv_fetch(kv, seq, seq->hots[i].tokens, seq->hot_saved + saved_at(kv, &seq->spec, i),
+                     layout_of(kv, &seq->spec, i).state_bytes);
         kv->fetch_list[0] = (struct kva_hot_fetch){&seq->hots[i], seq->host_blocks};
         fetch_layer(kv, 1, i);
     }
@@ -255,12 +255,12 @@ void kva_kv_hot_start(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     if (!seq->hot_taken || seq->hot_started)
         return;
-    uint32_t sinks = seq->choice.sinks;
+    uint32_t sinks = seq->spec.sinks;
     memset(seq->hot_saved, 0xff, saved_bytes(kv, seq));
     for (uint32_t layer = 0; layer < kv->shape.layers; layer++) {
-        struct layout l = layout_of(kv, &seq->choice, layer);
-        uint32_t slots = slots_of(&seq->choice, layer);
-        unsigned char *state = seq->hot_saved + saved_at(kv, &seq->choice, layer);
+        struct layout l = layout_of(kv, &seq->spec, layer);
+        uint32_t slots = slots_of(&seq->spec, layer);
+        unsigned char *state = seq->hot_saved + saved_at(kv, &seq->spec, layer);
         if (slots == 0)
             continue;
         memset(state + l.used, 0, l.order - l.used);
@@ -285,9 +285,9 @@ void kva_kv_hot_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
         return;
     kva_device_sync(kv->device, KVA_QUEUE_COPY);
     for (uint32_t layer = 0; layer < kv->shape.layers; layer++) {
-        struct layout l = layout_of(kv, &seq->choice, layer);
-        size_t slots = slots_of(&seq->choice, layer);
-        unsigned char *state = seq->hot_saved + saved_at(kv, &seq->choice, layer);
+        struct layout l = layout_of(kv, &seq->spec, layer);
+        size_t slots = slots_of(&seq->spec, layer);
+        unsigned char *state = seq->hot_saved + saved_at(kv, &seq->spec, layer);
         const uint32_t *tokens = (const void *)(state + l.tokens);
         uint32_t *missing = (void *)(state + l.missing);
         for (size_t head = 0; head < kv->shape.kv_heads; head++) {
@@ -329,7 +329,7 @@ static void resolve(struct kva_kv *kv, const struct kva_kv_pass *pass, uint32_t 
     uint32_t count = 0;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];
-        if (chose(rows, now) && rows->seq->choice.fetch == fetch)
+        if (chose(rows, now) && rows->seq->spec.fetch == fetch)
             kv->hot_list[count++] = &rows->seq->hots[layer];
     }
     if (count == 0)
@@ -369,15 +369,15 @@ struct kva_hot_now kva_kv_hot_now(const struct kva_kv *kv, struct kva_kv_seq *se
         .pages = seq->host_blocks,
         .page_offset_bytes = layer * kv->shape.block_bytes,
         .stamp = kv->resolve_stamp,
-        .mode = mode_of(seq->choice.fetch),
-        .keep = seq->choice.fetch != KVA_FETCH_ALL,
+        .mode = mode_of(seq->spec.fetch),
+        .keep = seq->spec.fetch != KVA_FETCH_ALL,
     };
 }
 
 /* Whether the rows' query is held against the one that chose for this layer. */
 static bool is_corrected(const struct kva_kv_rows *rows)
 {
-    return rows->hot && rows->hot->k > 0 && rows->choose_next && corrects(&rows->seq->choice);
+    return rows->hot && rows->hot->k > 0 && rows->choose_next && corrects(&rows->seq->spec);
 }
 
 void kva_kv_hot_correct(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, const void *q)
@@ -389,7 +389,7 @@ void kva_kv_hot_correct(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
             continue;
         kv->drift_rows[count] = row + rows->select_row;
         kv->drift_before[count++] =
-            (unsigned char *)rows->hot->tokens + layout_of(kv, &rows->seq->choice, layer).query;
+            (unsigned char *)rows->hot->tokens + layout_of(kv, &rows->seq->spec, layer).query;
     }
     if (count == 0)
         return;
@@ -409,7 +409,8 @@ void kva_kv_hot_correct(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         struct kva_kv_rows *rows = &pass->rows[i];
         if (is_corrected(rows))
-            rows->choose_now = kv->drift_cosine[count++] * 100 < (float)rows->seq->choice.correct;
+            rows->choose_now =
+                kv->drift_cosine[count++] * 100 < (float)rows->seq->spec.reselect_below;
     }
 }
 

@@ -11,14 +11,14 @@
 #include "engine/kv/pass.h"
 
 /* One layer: the item that is taken from the tier; 0: the layer needs none. */
-size_t kva_kv_hot_layer_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice,
+size_t kva_kv_hot_layer_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                               uint32_t layer);
 
 /* All layers in an empty tier. */
-uint64_t kva_kv_hot_footprint(const struct kva_kv *kv, const struct kva_kv_choice *choice);
+uint64_t kva_kv_hot_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec);
 
 /* Make the tier ready for the items (kva_tier_prepare). */
-bool kva_kv_hot_prepare(struct kva_kv *kv, const struct kva_kv_choice *choice);
+bool kva_kv_hot_prepare(struct kva_kv *kv, const struct kva_kv_spec *spec);
 
 /* Host memory for a sequence's life. Fails: KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_kv_hot_init(struct kva_kv *kv, struct kva_kv_seq *seq,

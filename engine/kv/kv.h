@@ -24,7 +24,7 @@
 
 #include "engine/engine.h"
 #include "engine/kv/page_pool.h"
-#include "engine/kv/policy_choice.h"
+#include "engine/kv/spec.h"
 #include "engine/kv/tier.h"
 #include "kernels/ops.h"
 
@@ -104,7 +104,7 @@ struct kva_kv {
 /* The pages of one sequence. */
 struct kva_kv_seq {
     const struct kva_kv_policy *policy;
-    struct kva_kv_choice choice;
+    struct kva_kv_spec spec;
     struct kva_page **pages; /* [pages_max] */
     uint32_t pages_max;
     uint32_t page_count;     /* pages that exist */
@@ -151,13 +151,13 @@ void kva_kv_destroy(struct kva_kv *kv);
 
 /* What a sequence will need at most. */
 struct kva_kv_plan {
-    const struct kva_kv_choice *choice;
+    const struct kva_kv_spec *spec;
     uint32_t prompt_tokens;
     uint32_t tokens_max;
 };
 
 /* Whether a sequence fits the budgets alone. Reads constants only: any thread. Fails: KVA_EINVAL
- * (a setting of the choice; err->param names it), KVA_EUNSUPPORTED (the model's shape with this
+ * (a setting of the spec; err->param names it), KVA_EUNSUPPORTED (the model's shape with this
  * policy), KVA_ELIMIT (err names the tier, in words and as its param, and both byte counts). */
 KVA_MUST_CHECK enum kva_status
 kva_kv_check_fits(const struct kva_kv *kv, const struct kva_kv_plan *plan, struct kva_err *err);

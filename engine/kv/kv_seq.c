@@ -6,20 +6,20 @@
 #include <stdlib.h>
 
 /* What the policy asks of the model's shape. */
-static enum kva_status check_shape(const struct kva_kv *kv, const struct kva_kv_choice *choice,
+static enum kva_status check_shape(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                                    struct kva_err *err)
 {
-    if (!kva_kv_policy_get(choice->policy)->coded)
+    if (!kva_kv_policy_get(spec->policy)->coded)
         return KVA_OK;
     if (kv->shape.head_dim % 4 != 0)
         return kva_fail_param(err, KVA_EUNSUPPORTED, "policy",
                               "policy '%s' needs heads of a multiple of 4, the model's are of %u",
-                              kva_kv_policy_name(choice->policy), kv->shape.head_dim);
-    for (uint32_t i = 0; i < choice->k_range_count; i++) {
-        if (choice->k_ranges[i].end > kv->shape.layers)
+                              kva_kv_policy_name(spec->policy), kv->shape.head_dim);
+    for (uint32_t i = 0; i < spec->k_range_count; i++) {
+        if (spec->k_ranges[i].end > kv->shape.layers)
             return kva_fail_param(err, KVA_EINVAL, "topk",
                                   "topk names layer %u, the model's last one is %u",
-                                  choice->k_ranges[i].end - 1, kv->shape.layers - 1);
+                                  spec->k_ranges[i].end - 1, kv->shape.layers - 1);
     }
     return KVA_OK;
 }
@@ -27,19 +27,19 @@ static enum kva_status check_shape(const struct kva_kv *kv, const struct kva_kv_
 enum kva_status kva_kv_check_fits(const struct kva_kv *kv, const struct kva_kv_plan *plan,
                                   struct kva_err *err)
 {
-    enum kva_status status = kva_kv_choice_check(plan->choice, err);
+    enum kva_status status = kva_kv_spec_check(plan->spec, err);
     if (!status)
-        status = check_shape(kv, plan->choice, err);
+        status = check_shape(kv, plan->spec, err);
     if (status)
         return status;
-    uint64_t device = kva_kv_footprint(kv, plan->choice, plan->prompt_tokens, plan->tokens_max);
+    uint64_t device = kva_kv_footprint(kv, plan->spec, plan->prompt_tokens, plan->tokens_max);
     uint64_t device_budget = kva_tier_budget_bytes(kv->tier);
     if (device > device_budget)
         return kva_fail_param(err, KVA_ELIMIT, "device",
                               "%u tokens need %llu bytes of the device tier under policy '%s', its "
                               "budget is %llu bytes",
                               plan->tokens_max, (unsigned long long)device,
-                              kva_kv_policy_name(plan->choice->policy),
+                              kva_kv_policy_name(plan->spec->policy),
                               (unsigned long long)device_budget);
     uint64_t host = kva_kv_pages(plan->tokens_max) * (uint64_t)kv->shape.page_bytes;
     uint64_t host_budget = kva_page_pool_total(kv->pages) * (uint64_t)kv->shape.page_bytes;
@@ -63,9 +63,9 @@ static enum kva_status init_tables(struct kva_kv *kv, struct kva_kv_seq *seq, st
                         seq->tokens_max);
     bool ready = kva_tier_prepare(kv->tier, kv->shape.block_bytes);
     if (ready && coded)
-        ready = kva_tier_prepare(kv->tier, kva_kv_lowbit_page_bytes(kv, &seq->choice));
+        ready = kva_tier_prepare(kv->tier, kva_kv_lowbit_page_bytes(kv, &seq->spec));
     if (ready && coded)
-        ready = kva_kv_hot_prepare(kv, &seq->choice);
+        ready = kva_kv_hot_prepare(kv, &seq->spec);
     if (!ready)
         return kva_fail(err, KVA_ENOMEM, "out of memory for one more kind of device memory");
     return coded ? kva_kv_hot_init(kv, seq, err) : KVA_OK;
@@ -78,8 +78,8 @@ enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
     if (status)
         return status;
     *seq = (struct kva_kv_seq){
-        .policy = kva_kv_policy_get(plan->choice->policy),
-        .choice = *plan->choice,
+        .policy = kva_kv_policy_get(plan->spec->policy),
+        .spec = *plan->spec,
         .pages_max = kva_kv_pages(plan->tokens_max),
         .tokens_max = plan->tokens_max,
         .prompt_tokens = plan->prompt_tokens,
@@ -150,7 +150,7 @@ struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const stru
 {
     uint32_t prompt_tokens = seq->prompt_tokens;
     struct kva_tier_bytes bytes = {
-        .device = kva_kv_footprint(kv, &seq->choice, prompt_tokens, prompt_tokens),
+        .device = kva_kv_footprint(kv, &seq->spec, prompt_tokens, prompt_tokens),
         .host = kva_kv_pages(seq->tokens_max) * (uint64_t)kv->shape.page_bytes,
     };
     const struct kva_page *page = NULL;
@@ -159,7 +159,7 @@ struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const stru
         if (!page || page->refs == 0)
             break;
         bytes.host -= kv->shape.page_bytes;
-        bytes.device -= kva_kv_shared_bytes(kv, &seq->choice, page);
+        bytes.device -= kva_kv_shared_bytes(kv, &seq->spec, page);
     }
     return bytes;
 }
@@ -188,7 +188,7 @@ enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq, cons
     }
     seq->promised_pages = missing;
     take_pages(kv, seq, kva_kv_pages(prompt_tokens));
-    seq->away = seq->resident_end = seq->policy->away(&seq->choice, prompt_tokens);
+    seq->away = seq->resident_end = seq->policy->away(&seq->spec, prompt_tokens);
     if (!kva_kv_reserve(kv, seq, prompt_tokens)) {
         release_pages(kv, seq);
         return kva_fail_param(err, KVA_ELIMIT, "device",
@@ -237,7 +237,7 @@ void kva_kv_seq_commit(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_t
         uint32_t index = seq->closed_count++;
         struct kva_page *page = seq->pages[index];
         /* What an approximating policy computes after the prompt is for nobody else. */
-        bool exact = kva_kv_policy_exact(seq->choice.policy) ||
+        bool exact = kva_kv_policy_exact(seq->spec.policy) ||
                      seq->closed_count * KVA_PAGE_TOKENS <= seq->prompt_tokens;
         kva_kv_send_closed(kv, seq, index);
         page->on_host = true;

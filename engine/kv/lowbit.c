@@ -1,51 +1,50 @@
 #include "engine/kv/lowbit.h"
 
-static bool fitted(const struct kva_kv_choice *choice)
+static bool fitted(const struct kva_kv_spec *spec)
 {
-    if (choice->levels == KVA_KV_LEVELS_AUTO)
-        return choice->bits > 1;
-    return choice->levels == KVA_KV_LEVELS_FIT;
+    if (spec->levels == KVA_KV_LEVELS_AUTO)
+        return spec->bits > 1;
+    return spec->levels == KVA_KV_LEVELS_MSE;
 }
 
-struct kva_lowbit_format kva_kv_lowbit_format(const struct kva_kv_choice *choice)
+struct kva_lowbit_format kva_kv_lowbit_format(const struct kva_kv_spec *spec)
 {
     return (struct kva_lowbit_format){
-        .bits = choice->bits,
-        .group = choice->group,
-        .levels = fitted(choice) ? KVA_LEVELS_FIT : KVA_LEVELS_PAPER,
+        .bits = spec->bits,
+        .group = spec->group,
+        .levels = fitted(spec) ? KVA_LEVELS_FIT : KVA_LEVELS_PAPER,
     };
 }
 
-uint32_t kva_kv_lowbit_exempt(const struct kva_kv *kv, const struct kva_kv_choice *choice)
+uint32_t kva_kv_lowbit_skip_layers(const struct kva_kv *kv, const struct kva_kv_spec *spec)
 {
-    return kva_min_u32(choice->exempt, kv->shape.layers);
+    return kva_min_u32(spec->skip_layers, kv->shape.layers);
 }
 
-size_t kva_kv_lowbit_offset(const struct kva_kv *kv, const struct kva_kv_choice *choice,
-                            uint32_t layer)
+size_t kva_kv_lowbit_offset(const struct kva_kv *kv, const struct kva_kv_spec *spec, uint32_t layer)
 {
-    uint32_t exempt = kva_min_u32(kva_kv_lowbit_exempt(kv, choice), layer);
+    uint32_t exempt = kva_min_u32(kva_kv_lowbit_skip_layers(kv, spec), layer);
     return exempt * kv->shape.block_bytes +
-           (layer - exempt) * kva_lowbit_block_bytes(kva_kv_lowbit_format(choice),
-                                                     kv->shape.kv_heads, kv->shape.head_dim);
+           (layer - exempt) * kva_lowbit_block_bytes(kva_kv_lowbit_format(spec), kv->shape.kv_heads,
+                                                     kv->shape.head_dim);
 }
 
-size_t kva_kv_lowbit_page_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice)
+size_t kva_kv_lowbit_page_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec)
 {
-    return kva_kv_lowbit_offset(kv, choice, kv->shape.layers);
+    return kva_kv_lowbit_offset(kv, spec, kv->shape.layers);
 }
 
 /* What must be equal for two sequences to share a copy; 0: no copy. */
-static uint32_t copy_key(const struct kva_kv_choice *choice)
+static uint32_t copy_key(const struct kva_kv_spec *spec)
 {
-    uint32_t exempt = kva_min_u32(choice->exempt, 4095);
-    return exempt << 20 | choice->bits << 16 | choice->group << 8 | choice->sinks << 1 |
-           (uint32_t)fitted(choice);
+    uint32_t exempt = kva_min_u32(spec->skip_layers, 4095);
+    return exempt << 20 | spec->bits << 16 | spec->group << 8 | spec->sinks << 1 |
+           (uint32_t)fitted(spec);
 }
 
-bool kva_kv_lowbit_shared(const struct kva_page *page, const struct kva_kv_choice *choice)
+bool kva_kv_lowbit_shared(const struct kva_page *page, const struct kva_kv_spec *spec)
 {
-    return page->low && page->low_key == copy_key(choice);
+    return page->low && page->low_key == copy_key(spec);
 }
 
 /* --- memory ---------------------------------------------------------------------------------- */
@@ -59,8 +58,8 @@ static bool take_next(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     uint32_t index = seq->low_count;
     struct kva_page *page = seq->pages[index];
-    size_t bytes = kva_kv_lowbit_page_bytes(kv, &seq->choice);
-    if (kva_kv_lowbit_shared(page, &seq->choice)) {
+    size_t bytes = kva_kv_lowbit_page_bytes(kv, &seq->spec);
+    if (kva_kv_lowbit_shared(page, &seq->spec)) {
         page->low_users++;
         seq->low[index] = page->low;
     } else {
@@ -88,7 +87,7 @@ bool kva_kv_lowbit_take(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t coun
 void kva_kv_lowbit_give(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)
 {
     while (seq->low_count > count) {
-        size_t bytes = kva_kv_lowbit_page_bytes(kv, &seq->choice);
+        size_t bytes = kva_kv_lowbit_page_bytes(kv, &seq->spec);
         uint32_t index = --seq->low_count;
         struct kva_page *page = seq->pages[index];
         void *low = seq->low[index];
@@ -112,7 +111,7 @@ void kva_kv_lowbit_publish(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
         if (page->low)
             continue;
         page->low = seq->low[i];
-        page->low_key = copy_key(&seq->choice);
+        page->low_key = copy_key(&seq->spec);
         page->low_users = 1;
     }
 }
@@ -152,8 +151,8 @@ static void code_listed(struct kva_kv *kv, const struct kva_kv_seq *seq, enum so
                         uint32_t layer, uint32_t count)
 {
     size_t from_offset = source == FROM_STAGE ? 0 : layer * kv->shape.block_bytes;
-    size_t to_offset = kva_kv_lowbit_offset(kv, &seq->choice, layer);
-    if (layer < kva_kv_lowbit_exempt(kv, &seq->choice)) {
+    size_t to_offset = kva_kv_lowbit_offset(kv, &seq->spec, layer);
+    if (layer < kva_kv_lowbit_skip_layers(kv, &seq->spec)) {
         copy_listed(kv, from_offset, to_offset, count);
         return;
     }
@@ -170,7 +169,7 @@ static void code_listed(struct kva_kv *kv, const struct kva_kv_seq *seq, enum so
                                    .kv_heads = kv->shape.kv_heads,
                                    .head_dim = kv->shape.head_dim,
                                    .kv_dtype = kv->shape.dtype,
-                                   .format = kva_kv_lowbit_format(&seq->choice),
+                                   .format = kva_kv_lowbit_format(&seq->spec),
                                });
 }
 
@@ -184,7 +183,7 @@ static void code(struct kva_kv *kv, struct kva_kv_seq *seq, enum source source, 
             continue;
         kv->from_list[count] = source_of(seq, source, i, layer);
         kv->to_list[count] = seq->low[i];
-        kv->exempt_list[count] = i == 0 ? seq->choice.sinks : 0;
+        kv->exempt_list[count] = i == 0 ? seq->spec.sinks : 0;
         if (++count == KVA_KV_LIST_MAX) {
             code_listed(kv, seq, source, layer, count);
             count = 0;

@@ -13,20 +13,20 @@
 
 #include "engine/kv/policy.h"
 
-struct kva_lowbit_format kva_kv_lowbit_format(const struct kva_kv_choice *choice);
+struct kva_lowbit_format kva_kv_lowbit_format(const struct kva_kv_spec *spec);
 
 /* Layers that stay in 16 bits. */
-uint32_t kva_kv_lowbit_exempt(const struct kva_kv *kv, const struct kva_kv_choice *choice);
+uint32_t kva_kv_lowbit_skip_layers(const struct kva_kv *kv, const struct kva_kv_spec *spec);
 
 /* Where a layer lies in a copy. */
-size_t kva_kv_lowbit_offset(const struct kva_kv *kv, const struct kva_kv_choice *choice,
+size_t kva_kv_lowbit_offset(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                             uint32_t layer);
 
 /* One page in all layers: the item that is taken from the tier. */
-size_t kva_kv_lowbit_page_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice);
+size_t kva_kv_lowbit_page_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec);
 
-/* Whether a running sequence has a copy of the page that a sequence under `choice` could use. */
-bool kva_kv_lowbit_shared(const struct kva_page *page, const struct kva_kv_choice *choice);
+/* Whether a running sequence has a copy of the page that a sequence under `spec` could use. */
+bool kva_kv_lowbit_shared(const struct kva_page *page, const struct kva_kv_spec *spec);
 
 /* Memory for the copies of pages [0, count), using what others have made. All or nothing; false:
  * the tier is full. */

@@ -22,7 +22,7 @@ static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t l
 {
     const struct kva_kv_seq *seq = rows->seq;
     bool copied = seq->prefilled && seq->policy->coded && seq->away > 0;
-    bool coded = copied && layer >= kva_kv_lowbit_exempt(kv, &seq->choice);
+    bool coded = copied && layer >= kva_kv_lowbit_skip_layers(kv, &seq->spec);
     rows->page_first = coded ? seq->away : 0;
     rows->low = coded ? seq->low : NULL;
     rows->hot = coded && seq->hots && seq->hots[layer].slots > 0 ? &seq->hots[layer] : NULL;

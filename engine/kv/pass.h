@@ -52,7 +52,7 @@ void kva_kv_layer_begin(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
 void kva_kv_layer_correct(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer,
                           const void *q);
 
-/* How the attention of rows that choose `at_once` acts upon their choice. */
+/* How the attention of rows that choose `at_once` acts upon their selection. */
 struct kva_hot_now kva_kv_layer_now(const struct kva_kv *kv, const struct kva_kv_rows *rows,
                                     uint32_t layer);
 

@@ -13,51 +13,51 @@ static bool stages(const struct kva_kv_policy *policy, bool prefilled)
 
 /* --- how much -------------------------------------------------------------------------------- */
 
-static uint64_t bytes_with(const struct kva_kv *kv, const struct kva_kv_choice *choice,
-                           uint32_t away, uint32_t resident, bool prefilled)
+static uint64_t bytes_with(const struct kva_kv *kv, const struct kva_kv_spec *spec, uint32_t away,
+                           uint32_t resident, bool prefilled)
 {
-    const struct kva_kv_policy *policy = kva_kv_policy_get(choice->policy);
+    const struct kva_kv_policy *policy = kva_kv_policy_get(spec->policy);
     uint64_t bytes = kva_tier_footprint(kv->tier, kv->shape.page_bytes, resident);
     if (away > 0 && stages(policy, prefilled))
         bytes += kva_tier_footprint(kv->tier, kv->shape.block_bytes, 2ull * away);
     if (away == 0 || !policy->coded)
         return bytes;
-    bytes += kva_tier_footprint(kv->tier, kva_kv_lowbit_page_bytes(kv, choice), away);
-    return bytes + kva_kv_hot_footprint(kv, choice);
+    bytes += kva_tier_footprint(kv->tier, kva_kv_lowbit_page_bytes(kv, spec), away);
+    return bytes + kva_kv_hot_footprint(kv, spec);
 }
 
-uint64_t kva_kv_footprint(const struct kva_kv *kv, const struct kva_kv_choice *choice,
-                          uint32_t prompt, uint32_t tokens)
+uint64_t kva_kv_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec, uint32_t prompt,
+                          uint32_t tokens)
 {
-    const struct kva_kv_policy *policy = kva_kv_policy_get(choice->policy);
-    uint32_t away = policy->away(choice, prompt);
-    uint64_t bytes = bytes_with(kv, choice, away, kva_kv_pages(prompt) - away, false);
+    const struct kva_kv_policy *policy = kva_kv_policy_get(spec->policy);
+    uint32_t away = policy->away(spec, prompt);
+    uint64_t bytes = bytes_with(kv, spec, away, kva_kv_pages(prompt) - away, false);
     if (tokens <= prompt)
         return bytes;
     /* A page is taken before another one leaves, and a speculative row may want one early. */
-    away = policy->away(choice, tokens);
+    away = policy->away(spec, tokens);
     uint32_t resident = kva_kv_pages(tokens) - away + 1;
     if (away > 0)
-        resident = kva_max_u32(resident, kva_kv_pages(choice->window) + 2);
+        resident = kva_max_u32(resident, kva_kv_pages(spec->window) + 2);
     resident = kva_min_u32(resident, kva_kv_pages(tokens));
-    uint64_t later = bytes_with(kv, choice, away, resident, true);
+    uint64_t later = bytes_with(kv, spec, away, resident, true);
     bytes = later > bytes ? later : bytes;
-    if (!policy->coded || prompt >= choice->plain || tokens < choice->plain)
+    if (!policy->coded || prompt >= spec->min_tokens || tokens < spec->min_tokens)
         return bytes;
     /* The step that turns a short sequence into a long one has both forms of it. */
-    uint32_t pages = kva_kv_pages(kva_min_u32(choice->plain + 1, tokens));
-    later = bytes_with(kv, choice, policy->away(choice, choice->plain + 1), pages, true);
+    uint32_t pages = kva_kv_pages(kva_min_u32(spec->min_tokens + 1, tokens));
+    later = bytes_with(kv, spec, policy->away(spec, spec->min_tokens + 1), pages, true);
     return later > bytes ? later : bytes;
 }
 
-uint64_t kva_kv_shared_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice,
+uint64_t kva_kv_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                              const struct kva_page *page)
 {
-    if (choice->policy == KVA_KV_FULL)
+    if (spec->policy == KVA_KV_FULL)
         return page->device_users > 0 ? kv->shape.page_bytes : 0;
-    if (!kva_kv_policy_get(choice->policy)->coded)
+    if (!kva_kv_policy_get(spec->policy)->coded)
         return 0;
-    return kva_kv_lowbit_shared(page, choice) ? kva_kv_lowbit_page_bytes(kv, choice) : 0;
+    return kva_kv_lowbit_shared(page, spec) ? kva_kv_lowbit_page_bytes(kv, spec) : 0;
 }
 
 /* --- taking and giving ----------------------------------------------------------------------- */
@@ -84,7 +84,7 @@ bool kva_kv_reserve(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t tokens)
 {
     if (!seq->prefilled)
         return take(kv, seq, seq->away, kva_kv_pages(tokens));
-    return take(kv, seq, seq->policy->away(&seq->choice, tokens), kva_kv_pages(tokens));
+    return take(kv, seq, seq->policy->away(&seq->spec, tokens), kva_kv_pages(tokens));
 }
 
 void kva_kv_release(struct kva_kv *kv, struct kva_kv_seq *seq, bool save)
@@ -135,7 +135,7 @@ void kva_kv_settle(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     if (!seq->prefilled && seq->tokens >= seq->prompt_tokens)
         end_prefill(kv, seq);
-    uint32_t away = seq->policy->away(&seq->choice, seq->tokens);
+    uint32_t away = seq->policy->away(&seq->spec, seq->tokens);
     if (!seq->prefilled || away <= seq->away)
         return;
     if (seq->policy->coded)

@@ -12,12 +12,12 @@
 
 /* Device bytes, at most, of a sequence with a prompt of `prompt` tokens until it has `tokens`
  * tokens, in an empty tier. */
-uint64_t kva_kv_footprint(const struct kva_kv *kv, const struct kva_kv_choice *choice,
-                          uint32_t prompt, uint32_t tokens);
+uint64_t kva_kv_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec, uint32_t prompt,
+                          uint32_t tokens);
 
 /* Of it: what a sequence need not take for a page of its beginning, because a running one has it.
  */
-uint64_t kva_kv_shared_bytes(const struct kva_kv *kv, const struct kva_kv_choice *choice,
+uint64_t kva_kv_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                              const struct kva_page *page);
 
 /* Device memory for the step that brings the sequence to `tokens` tokens; its pages exist. All or

@@ -18,8 +18,13 @@
 #include "engine/kv/kv.h"
 
 struct kva_kv_policy {
+    const char *name;
+    bool exact; /* tokens are those of full KV */
+    const struct kva_kv_policy_setting *settings;
+    size_t setting_count;
+
     /* How many pages of a sequence of `tokens` tokens are away. Never falls as tokens grow. */
-    uint32_t (*away)(const struct kva_kv_choice *choice, uint32_t tokens);
+    uint32_t (*away)(const struct kva_kv_spec *spec, uint32_t tokens);
 
     bool coded;   /* pages that are away have a low-bit copy on the device */
     bool fetched; /* and some of their rows are fetched ahead */

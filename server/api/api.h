@@ -64,8 +64,8 @@ struct kva_api_config {
     /* KV policies. */
     uint32_t kv_allowed_mask; /* bit (1 << enum kva_kv_policy_id) */
     enum kva_kv_policy_id kv_default;
-    struct kva_kv_choice kv_choices[KVA_KV_POLICY_COUNT]; /* what requests start from */
-    uint32_t kv_topk_max;                                 /* rows that a request may have fetched */
+    struct kva_kv_spec kv_specs[KVA_KV_POLICY_COUNT]; /* what requests start from */
+    uint32_t kv_topk_max;                             /* rows that a request may have fetched */
     struct kva_api_limits limits;
 };
 
@@ -131,7 +131,7 @@ struct kva_api_call {
     uint32_t stop_id_count;
     struct kva_api_text cache_salt;
     int32_t priority;
-    struct kva_kv_choice kv;
+    struct kva_kv_spec kv;
     /* Arrays stop_ids and bad_words of it are filled in while preparing. */
     struct kva_sampling_params sampling;
     bool has_seed;

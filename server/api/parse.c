@@ -360,7 +360,7 @@ static void set_defaults(struct kva_api_call *call, const struct kva_api_config 
     call->n = 1;
     call->max_tokens = config->completion_tokens_default;
     call->prompt_logprobs_asked = -1;
-    call->kv = config->kv_choices[config->kv_default];
+    call->kv = config->kv_specs[config->kv_default];
     call->sampling = (struct kva_sampling_params){
         .temperature = config->temperature,
         .top_p = config->top_p,

@@ -64,94 +64,58 @@ static enum kva_status parse_base(struct kva_api_parser *p, const cJSON *object)
                                   "'kv.exact' is not possible: this server allows only policies "
                                   "that approximate.");
     }
-    p->call->kv = paper ? kva_kv_choice_paper(policy) : p->config->kv_choices[policy];
+    p->call->kv = paper ? kva_kv_spec_paper(policy) : p->config->kv_specs[policy];
     return KVA_OK;
 }
 
-static uint32_t most_rows(const struct kva_api_parser *p, const struct kva_kv_setting *setting)
+/* A number, a word, or topk by layer as text, as specs have it. */
+static enum kva_status read_value(struct kva_api_parser *p, const struct kva_kv_setting *setting,
+                                  const char *place, const cJSON *value, char *text, size_t size)
 {
-    return kva_min_u32(p->config->kv_topk_max, setting->max);
-}
-
-/* A number, or text where layers differ. */
-static enum kva_status parse_topk(struct kva_api_parser *p, const struct kva_kv_setting *setting,
-                                  const char *place, const cJSON *value)
-{
-    struct kva_err err;
-    struct kva_api_text text;
-    char number[24];
-    int64_t rows = 0;
-    enum kva_status status;
-    if (cJSON_IsString(value)) {
-        status = kva_api_read_text(p, place, value, KVA_KV_K_TEXT_MAX - 1, &text);
-    } else {
-        status = kva_api_read_whole(p, place, value, 0, most_rows(p, setting), &rows);
-        snprintf(number, sizeof(number), "%lld", (long long)rows);
-        text = (struct kva_api_text){number, strlen(number)};
-    }
-    if (status)
-        return status;
-    status =
-        kva_kv_choice_read_k(text.data, text.length, most_rows(p, setting), &p->call->kv, &err);
-    return status ? kva_fail_param(p->err, status, place, "'kv': %s.", err.message) : KVA_OK;
-}
-
-static enum kva_status parse_setting(struct kva_api_parser *p, const struct kva_kv_setting *setting,
-                                     const char *place, const cJSON *value)
-{
-    uint32_t *target = kva_kv_setting_value(setting, &p->call->kv);
-    if (setting->by_layer)
-        return parse_topk(p, setting, place, value);
-    if (!setting->words) {
-        int64_t number;
-        enum kva_status status =
-            kva_api_read_whole(p, place, value, setting->min, setting->max, &number);
+    bool is_text = setting->kind == KVA_SETTING_WORD ||
+                   (setting->kind == KVA_SETTING_BY_LAYER && cJSON_IsString(value));
+    if (is_text) {
+        struct kva_api_text read;
+        enum kva_status status = kva_api_read_text(p, place, value, (uint32_t)size - 1, &read);
         if (!status)
-            *target = (uint32_t)number;
+            snprintf(text, size, "%.*s", (int)read.length, read.data);
         return status;
     }
-    struct kva_api_text text;
-    enum kva_status status = kva_api_read_text(p, place, value, 64, &text);
-    if (status)
-        return status;
-    char known[128] = "";
-    size_t used = 0;
-    for (uint32_t i = 0; setting->words[i]; i++) {
-        if (strcmp(setting->words[i], text.data) == 0) {
-            *target = i;
-            return KVA_OK;
-        }
-        int wrote = snprintf(known + used, sizeof(known) - used, "%s%s", used ? ", " : "",
-                             setting->words[i]);
-        used += wrote > 0 ? (size_t)wrote : 0;
-    }
-    return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' is '%.64s', expected one of: %s.", place,
-                          text.data, known);
+    int64_t number;
+    enum kva_status status = kva_api_read_whole(p, place, value, 0, UINT32_MAX, &number);
+    if (!status)
+        snprintf(text, size, "%lld", (long long)number);
+    return status;
 }
 
-static const struct kva_kv_setting *find_setting(const char *name)
+static enum kva_status check_rows(struct kva_api_parser *p, const struct kva_kv_setting *setting,
+                                  const char *place)
 {
-    size_t count;
-    const struct kva_kv_setting *settings = kva_kv_settings(&count);
-    for (size_t i = 0; i < count; i++) {
-        if (strcmp(settings[i].name, name) == 0)
-            return &settings[i];
-    }
-    return NULL;
+    uint32_t most = kva_kv_spec_k_max(&p->call->kv);
+    if (setting->kind != KVA_SETTING_BY_LAYER || most <= p->config->kv_topk_max)
+        return KVA_OK;
+    return kva_fail_param(p->err, KVA_EINVAL, place,
+                          "'%s' asks for %u rows, this server fetches at most %u.", place, most,
+                          p->config->kv_topk_max);
 }
 
 /* Silence about precision or selection would change answers: no unknown keys here. */
-static enum kva_status unknown_key(struct kva_api_parser *p, const char *place)
+static enum kva_status parse_setting(struct kva_api_parser *p, const char *name, const char *place,
+                                     const cJSON *value)
 {
-    char known[256] = "policy, paper, exact, report";
-    size_t used = strlen(known), count;
-    const struct kva_kv_setting *settings = kva_kv_settings(&count);
-    for (size_t i = 0; i < count && used < sizeof(known); i++) {
-        int wrote = snprintf(known + used, sizeof(known) - used, ", %s", settings[i].name);
-        used += wrote > 0 ? (size_t)wrote : 0;
-    }
-    return kva_fail_param(p->err, KVA_EUNSUPPORTED, place,
-                          "'%s' is not supported by this server; 'kv' may have: %s.", place, known);
+    char text[KVA_KV_K_TEXT_MAX] = "";
+    const struct kva_kv_setting *setting = kva_kv_setting_find(name);
+    enum kva_status status = KVA_OK;
+    if (setting)
+        status = read_value(p, setting, place, value, text, sizeof(text));
+    if (status)
+        return status;
+    struct kva_err why;
+    status = kva_kv_spec_set(&p->call->kv, name, text, &why);
+    if (status)
+        return kva_fail_param(p->err, setting ? status : KVA_EUNSUPPORTED, place, "'%s': %s.",
+                              place, why.message);
+    return check_rows(p, setting, place);
 }
 
 static bool is_base(const char *name)
@@ -167,8 +131,7 @@ static enum kva_status parse_item(struct kva_api_parser *p, const cJSON *item)
         return KVA_OK;
     if (strcmp(item->string, "report") == 0)
         return kva_api_read_bool(p, place, item, &p->call->report);
-    const struct kva_kv_setting *setting = find_setting(item->string);
-    return setting ? parse_setting(p, setting, place, item) : unknown_key(p, place);
+    return parse_setting(p, item->string, place, item);
 }
 
 enum kva_status kva_api_parse_kv(struct kva_api_parser *p, const char *name, const cJSON *value)
@@ -182,7 +145,7 @@ enum kva_status kva_api_parse_kv(struct kva_api_parser *p, const char *name, con
     if (status)
         return status;
     struct kva_err err;
-    status = kva_kv_choice_check(&p->call->kv, &err);
+    status = kva_kv_spec_check(&p->call->kv, &err);
     if (status)
         return kva_fail_param(p->err, status, name, "'kv': %s.", err.message);
     return KVA_OK;

@@ -111,14 +111,14 @@ static void close_engine(struct bench *bench)
     kva_model_close(bench->model);
 }
 
-static struct kva_kv_choice choice_of(const struct case_of_kv *kv)
+static struct kva_kv_spec spec_of(const struct case_of_kv *kv)
 {
     static const enum kva_kv_policy_id policies[] = {
         [KV_FULL] = KVA_KV_FULL, [KV_KIVI] = KVA_KV_KIVI, [KV_SPECACHE] = KVA_KV_SPECACHE};
-    struct kva_kv_choice choice = kva_kv_choice_default(policies[kv->kind]);
-    choice.bits = kv->kind == KV_FULL ? choice.bits : kv->bits;
-    choice.plain = 0; /* low bits, however short */
-    return choice;
+    struct kva_kv_spec spec = kva_kv_spec_default(policies[kv->kind]);
+    spec.bits = kv->kind == KV_FULL ? spec.bits : kv->bits;
+    spec.min_tokens = 0; /* low bits, however short */
+    return spec;
 }
 
 static const struct kva_sampling_params greedy = {
@@ -137,7 +137,7 @@ static struct kva_sequence *start(struct bench *bench, const struct case_of_kv *
         .prompt_tokens = tokens,
         .tokens_max = tokens + (fill ? WARM_STEPS + STEPS_MAX + 1 : 1),
         .sampling = &greedy,
-        .kv = choice_of(kv),
+        .kv = spec_of(kv),
         .cache_disabled = true,
     };
     expect_ok(ops->create(bench->engine->self, &params, &seq, &err), &err);

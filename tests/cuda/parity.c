@@ -28,7 +28,7 @@ struct setup {
 struct run {
     uint32_t prompt[TOKENS_MAX];
     uint32_t prompt_tokens, output_tokens;
-    struct kva_kv_choice kv;
+    struct kva_kv_spec kv;
     bool tokens_only; /* no log-probabilities: nothing but the best token leaves the device */
     bool sampled;     /* with temperature and penalties */
     bool all_logits;  /* come to the host, and are what tokens are drawn by */
@@ -261,7 +261,7 @@ static void check_sampling(struct setup *setup, const struct run *greedy, const 
     struct run run = *greedy;
     char name[200];
     run.sampled = true;
-    run.kv = kva_kv_choice_default(KVA_KV_FULL);
+    run.kv = kva_kv_spec_default(KVA_KV_FULL);
     struct trace *listed = run_one(setup, &run);
     run.all_logits = true;
     struct trace *all = run_one(setup, &run);
@@ -310,9 +310,9 @@ static void check_model(const char *module, const char *path, enum kva_dtype act
     for (size_t i = 0; i < KVA_COUNT_OF(variants); i++) {
         const struct variant *variant = &variants[i];
         const char *what = variant->name ? variant->name : kva_kv_policy_name(variant->policy);
-        run->kv = kva_kv_choice_default(variant->policy);
+        run->kv = kva_kv_spec_default(variant->policy);
         run->kv.predictor = variant->predictor;
-        run->kv.plain = 0; /* low bits from the first page on */
+        run->kv.min_tokens = 0; /* low bits from the first page on */
         run->kv.window = kva_min_u32(run->kv.window, 64);
         run->kv.k = 16; /* a choice, also where a prompt has a page or two */
         snprintf(name, sizeof name, "%.40s, %s, %s", tail, what, kva_dtype_name(act));

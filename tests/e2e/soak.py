@@ -40,10 +40,10 @@ ROUTES = ("/v1/completions", "/v1/chat/completions")
 POLICIES = (
     {"policy": "full"},
     {"policy": "offload"},
-    {"policy": "kivi", "bits": 1, "plain": 0},
-    {"policy": "specache", "plain": 128},
-    {"policy": "specache", "bits": 1, "topk": 32, "plain": 0, "predictor": "spec-token"},
-    {"policy": "specache", "bits": 1, "topk": 16, "plain": 0, "predictor": "prev-query"},
+    {"policy": "kivi", "bits": 1, "min_tokens": 0},
+    {"policy": "specache", "min_tokens": 128},
+    {"policy": "specache", "bits": 1, "topk": 32, "min_tokens": 0, "predictor": "spec-token"},
+    {"policy": "specache", "bits": 1, "topk": 16, "min_tokens": 0, "predictor": "prev-query"},
 )
 BAD = (
     (400, {"prompt": 5}),

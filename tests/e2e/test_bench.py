@@ -100,7 +100,7 @@ def test_make_model__refusals(tmp_path, tiny):
 
 def test_bench__compares_settings_of_one_policy(tiny):
     """By its settings: one low-bit copy is half of the other."""
-    specs = ["kivi:1:group=32:plain=0", "kivi:2:group=32:plain=0"]
+    specs = ["kivi:1:group=32:min_tokens=0", "kivi:2:group=32:min_tokens=0"]
     compare = [word for spec in specs for word in ("--compare", spec)]
     report = bench(tiny, "--prefill", "0", "--batch", "2", "--depth", "1024", "--no-mixed", *compare)
     assert [row["policy"] for row in report["rows"]] == ["full", *specs]
@@ -162,7 +162,7 @@ def test_bench__json_has_all_rows_and_true_bytes(tiny):
 
 
 def test_bench__offload_costs_what_it_fetches(tiny):
-    rows = bench(tiny, "--prefill", "0", "--batch", "2", "--depth", "6400", "--kv-policy", "offload",
+    rows = bench(tiny, "--prefill", "0", "--batch", "2", "--depth", "6400", "--kv", "offload",
                  "--no-mixed")["rows"]  # fmt: skip
     assert [row["what"] for row in rows] == ["decode"]
     assert rows[0]["fetched_bytes"] == pytest.approx(rows[0]["kv_bytes"], rel=0.01)
@@ -220,9 +220,9 @@ def test_bench__refusals(tiny, tmp_path):
         ((), 1, "no model"),
         ((tmp_path / "none",), 1, "none"),
         ((tiny, tiny), 2, "one model's directory"),
-        ((tiny, "--kv-policy", "lru"), 2, "--kv-policy is 'lru', expected one of full"),
+        ((tiny, "--kv", "lru"), 2, "--kv 'lru': there is no such policy; there are full"),
         ((tiny, "--compare", "lru"), 2, "--compare: 'lru'"),
-        ((tiny, "--compare", "specache:3"), 2, "--compare: 'specache:3': bits is 3"),
+        ((tiny, "--compare", "specache:3"), 2, "--compare: 'specache:3': bits is '3'"),
         ((tiny, "--compare", "full"), 2, "each policy is measured once"),
         ((tiny, "--batch", "1,x"), 2, "--batch is '1,x'"),
         ((tiny, "--depth", ""), 2, "--depth is ''"),

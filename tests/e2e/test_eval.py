@@ -42,7 +42,7 @@ def flat(matrix: list[list[float]]) -> list[float]:
 def result(tmp_path_factory) -> dict:
     specs = (
         "full,offload,kivi:1,kivi:2,kivi:4,specache:2:32:predictor=spec-token,"
-        "specache:2:32:predictor=prev-query:correct=0,specache:2:32:predictor=sync"
+        "specache:2:32:predictor=prev-query:reselect_below=0,specache:2:32:predictor=sync"
     )
     folder = tmp_path_factory.mktemp("eval")
     return measure(folder, "--text", TEXT, *WINDOW, "--windows", "2", "--policies", specs)
@@ -62,7 +62,7 @@ def test_eval__what_is_true_by_definition(result):
     sync = policies["specache:2:32:predictor=sync"]
     assert set(flat(sync["hit_rate"])) == {1}
     assert set(flat(sync["waited"])) == {1}
-    previous = policies["specache:2:32:predictor=prev-query:correct=0"]
+    previous = policies["specache:2:32:predictor=prev-query:reselect_below=0"]
     assert set(flat(previous["waited"])) == {0}
     assert previous["spec_tokens"] == 0
     spec = policies["specache:2:32:predictor=spec-token"]
@@ -97,7 +97,7 @@ def test_eval__json_says_how_to_repeat_it(result):
     model, settings = result["model"], by_name(result)["specache:2:32:predictor=spec-token"]["settings"]
     assert (model["layers"], model["kv_heads"], model["kv_dtype"]) == (LAYERS, HEADS, "bf16")
     assert settings["bits"] == 2 and settings["topk"] == 32
-    assert {"group", "levels", "window", "sinks", "plain", "predictor", "fetch"} <= set(settings)
+    assert {"group", "levels", "window", "sinks", "min_tokens", "predictor", "fetch"} <= set(settings)
     assert len(result["input"]["sha256"]) == 64
     for policy in result["policies"]:
         for name in ("mass_covered", "mass_best", "hit_rate", "best_hit_rate", "waited"):
@@ -128,7 +128,7 @@ def test_eval__a_document_instead_of_the_table(tmp_path):
 def test_eval__table_and_pictures(tmp_path):
     svg = tmp_path / "heads.svg"
     done = evaluate(
-        *("--text", TEXT, *WINDOW, "--policies", "full,specache:2:16:levels=fit", "--svg", svg)
+        *("--text", TEXT, *WINDOW, "--policies", "full,specache:2:16:levels=mse", "--svg", svg)
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -137,7 +137,7 @@ def test_eval__table_and_pictures(tmp_path):
     assert any(line.startswith("hit by layer") for line in lines)
     picture = ET.parse(svg).getroot()
     words = [node.text for node in picture.iter("{http://www.w3.org/2000/svg}text")]
-    assert "specache:2:16:levels=fit" in words and "full" not in words
+    assert "specache:2:16:levels=mse" in words and "full" not in words
     # Layers times heads cells in three panels, every one with its number.
     assert (
         sum(word.replace(".", "").isdigit() and "." in word for word in words) == 3 * LAYERS * HEADS
@@ -153,7 +153,7 @@ def test_eval__prompts(tmp_path):
     ]
     prompts.write_text("\n\n".join(map(json.dumps, lines)) + "\n")
     found = measure(
-        tmp_path, "--prompts", prompts, "--tokens", "5", "--policies", "full,kivi:4:plain=0"
+        tmp_path, "--prompts", prompts, "--tokens", "5", "--policies", "full,kivi:4:min_tokens=0"
     )
     assert found["prompt_tokens"][1:] == [1200, 1200]
     # The second follows full KV's own choice; the third has two steps.
@@ -212,7 +212,7 @@ def test_eval__a_real_model_without_tokenizer(tmp_path):
     ids = json.loads((model / "ref" / "ref.json").read_text())["ids"]
     prompts = tmp_path / "story.jsonl"
     prompts.write_text(json.dumps({"prompt": ids[:384], "completion": ids[384:]}))
-    specs = "full,kivi:1:plain=0,kivi:4:plain=0,specache:1:32:plain=0:predictor=sync"
+    specs = "full,kivi:1:min_tokens=0,kivi:4:min_tokens=0,specache:1:32:min_tokens=0:predictor=sync"
     path = tmp_path / "result.json"
     done = command(
         *("eval", "--model", model / "derived-hf", "--prompts", prompts),

@@ -102,7 +102,7 @@ def test_alone_under_each_policy(server, references, policy):
 def test_preemptions(servers, references, policy, cache):
     """A device budget that holds a fraction of what is running: choices are thrown out and come
     back, and nobody can tell from the tokens."""
-    tiny = servers.start(*TINY, cache, "--kv-policy", policy)
+    tiny = servers.start(*TINY, cache, "--kv", policy)
     for seed in (4, 5):
         assert ask_in_company(tiny, seed, growing_crowd(40, seed)) == references
     metrics = tiny.metrics()
@@ -114,11 +114,11 @@ def test_preemptions(servers, references, policy, cache):
 
 # Policies whose answers are their own: what must hold is that they too depend on the request alone.
 APPROXIMATING = {
-    "kivi": {"policy": "kivi", "bits": 1, "plain": 0},
-    "spec-token": {"policy": "specache", "bits": 1, "topk": 24, "plain": 0, "predictor": "spec-token"},
+    "kivi": {"policy": "kivi", "bits": 1, "min_tokens": 0},
+    "spec-token": {"policy": "specache", "bits": 1, "topk": 24, "min_tokens": 0, "predictor": "spec-token"},
     "paper": {"policy": "specache", "paper": True, "topk": 16},
-    "prev-query": {"policy": "specache", "bits": 2, "predictor": "prev-query", "plain": 128},
-    "sync": {"policy": "specache", "bits": 1, "topk": 8, "predictor": "sync", "plain": 0},
+    "prev-query": {"policy": "specache", "bits": 2, "predictor": "prev-query", "min_tokens": 128},
+    "sync": {"policy": "specache", "bits": 1, "topk": 8, "predictor": "sync", "min_tokens": 0},
 }
 
 

@@ -20,7 +20,7 @@ def test_device_bytes_by_policy(server: Server):
     assert full > 2 * bits[0] > 2 * bits[1] > 2 * bits[2]
     rows = [account(server, policy="specache", topk=k)["device_bytes"] for k in (0, 16, 64)]
     assert rows[0] == bits[1] < rows[1] < rows[2] < full
-    assert account(server, policy="specache", plain=4096)["device_bytes"] == full
+    assert account(server, policy="specache", min_tokens=4096)["device_bytes"] == full
 
 
 def test_speculation_is_told(server: Server):
@@ -56,7 +56,7 @@ def test_fetching_the_difference_fetches_less(server: Server):
 
 
 def test_exact_is_exact(servers, server: Server):
-    lossy = servers.start("--kv-policy", "kivi", "--kv-bits", "1", "--kv-plain", "0")
+    lossy = servers.start("--kv", "kivi:1:min_tokens=0")
     want = server.tokens(PROMPT, max_tokens=30, ignore_eos=True)
     got = lossy.complete(
         PROMPT, max_tokens=30, ignore_eos=True, return_token_ids=True, kv={"exact": True, "report": True}
@@ -70,12 +70,15 @@ def test_exact_is_exact(servers, server: Server):
     ("kv", "param"),
     [
         ({"policy": "kivi", "exact": True}, "kv.exact"),
-        ({"policy": "kivi", "bits": 3}, "kv"),
+        ({"policy": "kivi", "bits": 3}, "kv.bits"),
+        ({"policy": "kivi", "topk": 8}, "kv.topk"),
+        ({"policy": "full", "window": 64}, "kv.window"),
+        ({"policy": "kivi", "plain": 0}, "kv.plain"),
         ({"policy": "specache", "topk": 5000}, "kv.topk"),
         ({"policy": "specache", "topk": "16+5000@0"}, "kv.topk"),
         ({"policy": "specache", "topk": "16+16@9"}, "topk"),
         ({"policy": "specache", "topk": [16, 16]}, "kv.topk"),
-        ({"policy": "specache", "window": 100}, "kv"),
+        ({"policy": "specache", "window": 100}, "kv.window"),
     ],
 )
 def test_contradictions_are_named(server: Server, kv: dict, param: str):
@@ -85,15 +88,41 @@ def test_contradictions_are_named(server: Server, kv: dict, param: str):
 
 
 def test_options_are_checked():
-    done = command("serve", "--model", ROOT / "models/demo", "--kv-bits", "3")
-    assert done.returncode == 1
+    done = command("serve", "--model", ROOT / "models/demo", "--kv", "kivi:3")
+    assert done.returncode == 2
     assert "weights" not in done.stderr  # before anything was loaded
-    assert "--kv-bits is 3, it must be 1, 2 or 4" in done.stderr
+    assert "--kv 'kivi:3': bits is '3', it must be one of: 1, 2, 4" in done.stderr
 
 
 def test_a_default_that_the_model_cannot_do_is_told_at_the_start():
     done = command(
-        "serve", "--model", ROOT / "models/demo", "--port", 0, "--kv-policy", "specache", "--kv-topk", "8+16@9"
+        "serve", "--model", ROOT / "models/demo", "--port", 0, "--kv", "specache:topk=8+16@9"
     )
     assert done.returncode == 1
-    assert "--kv-policy specache: topk names layer 9, the model's last one is 3" in done.stderr
+    assert "--kv specache: topk names layer 9, the model's last one is 3" in done.stderr
+
+
+def test_each_policy_has_its_own_settings(servers):
+    """The first --kv is the default, further ones say what requests under their policy start from."""
+    own = servers.start("--kv", "specache:1:8:min_tokens=0", "--kv", "kivi:4:min_tokens=0")
+    rows = own.complete(PROMPT, max_tokens=2, kv={"report": True})["usage"]["kvahead"]
+    assert rows["policy"] == "specache"
+    four, two = (
+        own.complete(PROMPT, max_tokens=2, kv={"policy": "kivi", "report": True} | kv)["usage"]["kvahead"]
+        for kv in ({}, {"bits": 2})
+    )
+    assert four["policy"] == "kivi" and four["device_bytes"] > two["device_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--kv-policy", "specache"), "--kv specache:bits=1:topk=64"),
+        (("--kv", "specache:plain=0"), "'plain' is called 'min_tokens' now"),
+        (("--kv", "full:bits=1"), "policies that have it: kivi, specache"),
+        (("--kv", "kivi:1", "--kv", "kivi:2"), "policy kivi is given twice"),
+    ],
+)
+def test_what_was_and_what_cannot_be_is_told(arguments: tuple, words: str):
+    done = command("serve", "--model", ROOT / "models/demo", *arguments)
+    assert done.returncode == 2 and words in done.stderr

@@ -329,7 +329,7 @@ def test_start__bad_options():
     assert "--prot" in serve("--prot", "1", code=2)
     line = serve("--port", "70000", code=2)
     assert "--port" in line and "70000" in line and "65535" in line
-    assert "offload" in serve("--kv-policy", "magic", code=2)
+    assert "offload" in serve("--kv", "magic", code=2)
     line = serve("--device-memory", "lots", code=2)
     assert "device-memory" in line and "lots" in line
     line = serve(env=clean_environment(KVAHEAD_SEQUENCES="0"), code=2)
@@ -433,7 +433,7 @@ def test_commands__generate_as_the_server_does(server):
     done = command(*asked, "Once upon a time")
     assert done.returncode == 0, done
     assert document["choices"][0]["text"].strip() in done.stdout
-    assert command(*asked, "--kv-policy", "offload", "Once upon a time").stdout == done.stdout
+    assert command(*asked, "--kv", "offload", "Once upon a time").stdout == done.stdout
     seeded = [command(*asked, "--temperature", "1", "--seed", "7", "Once").stdout for _ in (1, 2)]
     assert seeded[0] == seeded[1]
 

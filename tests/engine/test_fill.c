@@ -19,14 +19,14 @@ struct fill_run {
     bool all_coded; /* also of short sequences */
 };
 
-static struct kva_kv_choice choice_of(const struct fill_run *run)
+static struct kva_kv_spec spec_of(const struct fill_run *run)
 {
-    struct kva_kv_choice choice = kva_kv_choice_default(run->policy);
+    struct kva_kv_spec spec = kva_kv_spec_default(run->policy);
     if (run->all_coded) {
-        choice.plain = 0;
-        choice.window = 64;
+        spec.min_tokens = 0;
+        spec.window = 64;
     }
-    return choice;
+    return spec;
 }
 
 static struct kva_sequence *start(struct fixture *f, const struct fill_run *run,
@@ -39,7 +39,7 @@ static struct kva_sequence *start(struct fixture *f, const struct fill_run *run,
                                                        .prompt_tokens = run->prompt_tokens,
                                                        .tokens_max = run->prompt_tokens + OUTPUT,
                                                        .sampling = sampling,
-                                                       .kv = kva_kv_choice_default(run->policy)});
+                                                       .kv = kva_kv_spec_default(run->policy)});
     if (kva_model_engine_fill(f->engine, seq, run->seed, &err))
         fail_msg("%s", err.message);
     return seq;
@@ -106,17 +106,17 @@ static void test_fill__pages_are_shared_and_accounted(void **state KVA_UNUSED)
         open_llama(&f, true);
         struct kva_sequence *a = start(&f, &run, &sampling, prompt);
         f.engine->ops->usage(f.engine->self, &one);
-        const struct kva_kv_choice choice = kva_kv_choice_default(policies[i]);
-        struct kva_tier_bytes own = kva_model_engine_footprint(f.engine, &choice, 200, 200);
+        const struct kva_kv_spec spec = kva_kv_spec_default(policies[i]);
+        struct kva_tier_bytes own = kva_model_engine_footprint(f.engine, &spec, 200, 200);
         assert_int_equal(one.used.device, own.device);
         /* Promised for the output too. */
-        own = kva_model_engine_footprint(f.engine, &choice, 200, 200 + OUTPUT);
+        own = kva_model_engine_footprint(f.engine, &spec, 200, 200 + OUTPUT);
         assert_int_equal(one.used.host, own.host);
         struct kva_sequence *b = start(&f, &run, &sampling, prompt);
         f.engine->ops->usage(f.engine->self, &two);
-        own = kva_model_engine_footprint_shared(f.engine, &choice, 200, 200 + OUTPUT);
+        own = kva_model_engine_footprint_shared(f.engine, &spec, 200, 200 + OUTPUT);
         assert_int_equal(two.used.host - one.used.host, own.host);
-        own = kva_model_engine_footprint_shared(f.engine, &choice, 200, 200);
+        own = kva_model_engine_footprint_shared(f.engine, &spec, 200, 200);
         assert_int_equal(two.used.device - one.used.device, own.device);
         struct kva_sequence_info info;
         f.engine->ops->sequence_info(f.engine->self, b, &info);
@@ -138,10 +138,10 @@ static void test_fill__coded_policies_stay_within_their_footprint(void **state K
         const struct kva_sampling_params sampling = fixture_greedy();
         const struct fill_run run = {
             .prompt_tokens = 200, .seed = 5, .policy = policies[i], .all_coded = true};
-        const struct kva_kv_choice choice = choice_of(&run);
+        const struct kva_kv_spec spec = spec_of(&run);
         open_llama(&f, false);
         struct kva_sequence *seq = start(&f, &run, &sampling, prompt);
-        uint64_t most = kva_model_engine_footprint(f.engine, &choice, 200, 200 + OUTPUT).device;
+        uint64_t most = kva_model_engine_footprint(f.engine, &spec, 200, 200 + OUTPUT).device;
         for (uint32_t step = 0; step < OUTPUT - 1; step++) {
             f.engine->ops->usage(f.engine->self, &usage);
             assert_in_range(usage.used.device, 1, most);

@@ -32,8 +32,8 @@ static float *all_logits(struct fixture *f, const uint32_t *ids, uint32_t count,
         .budget = {64 << 20, 64 << 20},
         .sequences_max = 1,
     };
-    const struct kva_kv_choice choice = {.policy = KVA_KV_FULL};
-    const struct kva_kv_plan plan = {&choice, count, count + 1};
+    const struct kva_kv_spec spec = {.policy = KVA_KV_FULL};
+    const struct kva_kv_plan plan = {&spec, count, count + 1};
     assert_int_equal(kva_kv_create(&kv_params, &kv, &err), KVA_OK);
     assert_int_equal(kva_kv_seq_init(kv, &seq, &plan, &err), KVA_OK);
     uint32_t cached;

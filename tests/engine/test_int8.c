@@ -27,7 +27,7 @@ static void say(const struct fixture_params *params, bool together,
             .prompt_tokens = PROMPT - i,
             .tokens_max = PROMPT + STEPS + 1,
             .sampling = &sampling,
-            .kv = kva_kv_choice_default(KVA_KV_FULL),
+            .kv = kva_kv_spec_default(KVA_KV_FULL),
         };
         seqs[i] = fixture_start(&fixture, &sequence);
         tokens[i][0] = fixture_prefill(&fixture, seqs[i], together ? 64 : 17);
@@ -64,10 +64,13 @@ static void test_int8__the_plan_says_so(void **state KVA_UNUSED)
 {
     struct fixture fixture;
     struct kva_buf text;
+    struct kva_kv_spec specs[KVA_KV_POLICY_COUNT];
+    for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)
+        specs[id] = kva_kv_spec_default((enum kva_kv_policy_id)id);
     fixture_open(&fixture,
                  &(struct fixture_params){.model_path = DEMO, .threads = 1, .int8 = true});
     kva_buf_init(&text, 1 << 16);
-    kva_model_engine_describe(fixture.engine, &text);
+    kva_model_engine_describe(fixture.engine, specs, &text);
     assert_non_null(strstr(text.data, "matrices in int8, in memory of this process"));
     kva_buf_finish(&text);
     fixture_close(&fixture);

@@ -131,7 +131,7 @@ static void check_batch(const char *model_path, uint32_t shift)
     struct kva_err err;
     const struct kva_sampling_params sampling = trace_sampling();
     for (uint32_t i = 0; i < COUNT; i++) {
-        struct kva_kv_choice kv = trace_variant((enum variant)((i + shift) % VARIANTS));
+        struct kva_kv_spec kv = trace_variant((enum variant)((i + shift) % VARIANTS));
         want[i] = trace_run(
             &f, &(struct run){.prompt_tokens = lengths[i], .prompt_seed = 60 + i, .kv = kv});
         fixture_prompt(prompts[i], lengths[i], VOCAB, 60 + i);
@@ -242,7 +242,7 @@ static void test_model_engine__a_full_tier_changes_nothing(void **state KVA_UNUS
         const struct kva_sampling_params sampling = trace_sampling();
         struct kva_err err;
         for (uint32_t i = 0; i < COUNT; i++) {
-            struct kva_kv_choice kv = trace_variant((enum variant)((i + round / 2) % VARIANTS));
+            struct kva_kv_spec kv = trace_variant((enum variant)((i + round / 2) % VARIANTS));
             members[i].want = trace_run(&f, &(struct run){.prompt_tokens = prompts_tokens[i],
                                                           .prompt_seed = 300 + i,
                                                           .kv = kv});

@@ -19,7 +19,7 @@ static const char *const models[] = {LLAMA, MHA, MISTRAL, NEOX, OPT};
 /* Prompts of which one page, and two, are away from the first output token on. */
 static const uint32_t lengths[] = {130, 195};
 
-static struct trace run_under(struct fixture *f, uint32_t prompt_tokens, struct kva_kv_choice kv)
+static struct trace run_under(struct fixture *f, uint32_t prompt_tokens, struct kva_kv_spec kv)
 {
     return trace_run(f, &(struct run){.prompt_tokens = prompt_tokens, .prompt_seed = 7, .kv = kv});
 }
@@ -38,9 +38,9 @@ static double distance(const struct trace *a, const struct trace *b, uint32_t *r
 static void test_policies__fetching_every_row_is_full_attention(void **state KVA_UNUSED)
 {
     /* 64 rows of one page, none of the prompt's sinks apart: the low-bit pass has nothing left. */
-    struct kva_kv_choice all = trace_variant(SPEC_ALL);
+    struct kva_kv_spec all = trace_variant(SPEC_ALL);
     all.k = 64;
-    all.plain = 0;
+    all.min_tokens = 0;
     for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
         struct fixture f;
         fixture_open(&f, &(struct fixture_params){.model_path = models[m],
@@ -65,8 +65,8 @@ static void test_policies__exempting_every_layer_is_full_attention(void **state 
         struct fixture f;
         fixture_open(&f, &(struct fixture_params){.model_path = models[m]});
         for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
-            struct kva_kv_choice all = trace_variant(SPEC);
-            all.exempt = 99;
+            struct kva_kv_spec all = trace_variant(SPEC);
+            all.skip_layers = 99;
             struct trace want = run_under(&f, lengths[i], trace_variant(FULL));
             struct trace got = run_under(&f, lengths[i], all);
             trace_expect_same(&got, &want, models[m]);
@@ -81,7 +81,7 @@ static void test_policies__fetching_no_row_is_kivi(void **state KVA_UNUSED)
         struct fixture f;
         fixture_open(&f, &(struct fixture_params){.model_path = models[m]});
         for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
-            struct kva_kv_choice kivi = trace_variant(KIVI), none = kivi;
+            struct kva_kv_spec kivi = trace_variant(KIVI), none = kivi;
             none.policy = KVA_KV_SPECACHE;
             struct trace want = run_under(&f, lengths[i], kivi);
             struct trace got = run_under(&f, lengths[i], none);
@@ -100,7 +100,7 @@ static void test_policies__rows_by_layer_are_the_rows_of_each_layer(void **state
         uint32_t layers = f.model->config.layer_count, same;
         for (enum variant v = SPEC; v <= SYNC; v++) {
             /* The same number in other words. */
-            struct kva_kv_choice plain = trace_variant(v), named = plain;
+            struct kva_kv_spec plain = trace_variant(v), named = plain;
             if (v == AUTO)
                 continue;
             named.k = 3;
@@ -113,13 +113,13 @@ static void test_policies__rows_by_layer_are_the_rows_of_each_layer(void **state
         }
         /* Every row of the first layer: as if only it were exempt. To rounding, which may move a
          * code of the layers behind it. */
-        struct kva_kv_choice first = trace_variant(SPEC_ALL), exempt = trace_variant(KIVI_PAPER);
+        struct kva_kv_spec first = trace_variant(SPEC_ALL), exempt = trace_variant(KIVI_PAPER);
         first.bits = exempt.bits;
         first.group = exempt.group;
         first.k = 0;
         first.k_ranges[0] = (struct kva_kv_k_range){0, 1, 64};
         first.k_range_count = 1;
-        exempt.exempt = 1;
+        exempt.skip_layers = 1;
         struct trace want = run_under(&f, 130, exempt);
         struct trace got = run_under(&f, 130, first);
         double worst = distance(&got, &want, &same);
@@ -137,7 +137,7 @@ static void test_policies__fetching_the_difference_is_fetching_all(void **state 
         fixture_open(&f, &(struct fixture_params){
                              .model_path = models[m], .copy_delay_max_us = 30, .seed = m});
         for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
-            struct kva_kv_choice delta = trace_variant(SPEC_DELTA), all = delta;
+            struct kva_kv_spec delta = trace_variant(SPEC_DELTA), all = delta;
             all.fetch = KVA_FETCH_ALL;
             struct trace want = run_under(&f, lengths[i], all);
             struct trace got = run_under(&f, lengths[i], delta);
@@ -148,7 +148,7 @@ static void test_policies__fetching_the_difference_is_fetching_all(void **state 
 }
 
 /* Mean squared error of the log-probabilities while the tokens are the same, over some prompts. */
-static double error_of(struct fixture *f, struct kva_kv_choice kv)
+static double error_of(struct fixture *f, struct kva_kv_spec kv)
 {
     double sum = 0;
     uint32_t count = 0;
@@ -170,7 +170,7 @@ static void test_policies__more_bits_and_more_rows_are_closer_to_full(void **sta
 {
     struct fixture f;
     fixture_open(&f, &(struct fixture_params){.model_path = LLAMA});
-    struct kva_kv_choice kv = trace_variant(KIVI);
+    struct kva_kv_spec kv = trace_variant(KIVI);
     double by_bits[3];
     for (uint32_t i = 0; i < 3; i++) {
         kv.bits = 1u << i;
@@ -234,7 +234,7 @@ static void test_policies__bytes_told_are_bytes_taken(void **state KVA_UNUSED)
         struct fixture f;
         uint32_t prompt[CONTEXT], token;
         const struct kva_sampling_params sampling = trace_sampling();
-        struct kva_kv_choice kv = trace_variant((enum variant)v);
+        struct kva_kv_spec kv = trace_variant((enum variant)v);
         fixture_open(&f, &(struct fixture_params){.model_path = LLAMA});
         fixture_prompt(prompt, CONTEXT, 300, 3);
         struct kva_sequence *seq =
@@ -251,13 +251,13 @@ static void test_policies__bytes_told_are_bytes_taken(void **state KVA_UNUSED)
         f.engine->ops->usage(f.engine->self, &usage);
         /* Two of four pages are away: two layers of two heads of 16. */
         struct kva_lowbit_format format = {kv.bits, kv.group, KVA_LEVELS_FIT};
-        uint32_t coded = 2 - kv.exempt; /* layers */
+        uint32_t coded = 2 - kv.skip_layers; /* layers */
         uint64_t low = 2 * (coded * kva_lowbit_block_bytes(format, 2, 16) +
-                            kv.exempt * kva_kv_block_bytes(2, 16));
+                            kv.skip_layers * kva_kv_block_bytes(2, 16));
         uint64_t window = 2 * 2 * kva_kv_block_bytes(2, 16);
         uint64_t slots = 0;
-        for (uint32_t layer = kv.exempt; layer < 2; layer++) {
-            uint32_t k = kv.policy == KVA_KV_KIVI ? 0 : kva_kv_choice_k(&kv, layer);
+        for (uint32_t layer = kv.skip_layers; layer < 2; layer++) {
+            uint32_t k = kv.policy == KVA_KV_KIVI ? 0 : kva_kv_spec_k(&kv, layer);
             slots += kv.sinks + (kv.fetch == KVA_FETCH_ALL ? k : 2 * k);
         }
         uint64_t rows = slots * 2 * 2 * 16 * 2;
@@ -279,21 +279,22 @@ static void test_policies__bytes_told_are_bytes_taken(void **state KVA_UNUSED)
 static void test_policies__settings_that_cannot_be_are_named(void **state KVA_UNUSED)
 {
     static const struct {
-        struct kva_kv_choice choice;
+        struct kva_kv_spec spec;
         const char *param;
     } cases[] = {
-        {{KVA_KV_KIVI, 3, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0, 0, 0, 0, {{0}}, 0}, "bits"},
-        {{KVA_KV_KIVI, 2, 48, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0, 0, 0, 0, {{0}}, 0}, "group"},
-        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 0, 4, 0, 0, 0, 0, 0, 0, 0, {{0}}, 0}, "window"},
-        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 65, 4, 0, 0, 0, 0, 0, 0, 0, {{0}}, 0}, "window"},
-        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 33, 0, 0, 0, 0, 0, 0, 0, {{0}}, 0}, "sinks"},
-        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 1, 0, 0, 0, 0, 0, 0, {{0}}, 0}, "plain"},
-        {{KVA_KV_SPECACHE, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 65537, 0, 0, 0, 0, {{0}}, 0},
+        {{KVA_KV_KIVI, 3, 64, KVA_KV_LEVELS_MSE, 64, 4, 0, 0, 0, 0, 0, 0, 0, {{0}}, 0}, "bits"},
+        {{KVA_KV_KIVI, 2, 48, KVA_KV_LEVELS_MSE, 64, 4, 0, 0, 0, 0, 0, 0, 0, {{0}}, 0}, "group"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_MSE, 0, 4, 0, 0, 0, 0, 0, 0, 0, {{0}}, 0}, "window"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_MSE, 65, 4, 0, 0, 0, 0, 0, 0, 0, {{0}}, 0}, "window"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_MSE, 64, 33, 0, 0, 0, 0, 0, 0, 0, {{0}}, 0}, "sinks"},
+        {{KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_MSE, 64, 4, 1, 0, 0, 0, 0, 0, 0, {{0}}, 0},
+         "min_tokens"},
+        {{KVA_KV_SPECACHE, 2, 64, KVA_KV_LEVELS_MSE, 64, 4, 0, 0, 65537, 0, 0, 0, 0, {{0}}, 0},
          "topk"},
         {{KVA_KV_SPECACHE,
           2,
           64,
-          KVA_KV_LEVELS_FIT,
+          KVA_KV_LEVELS_MSE,
           64,
           4,
           0,
@@ -306,7 +307,7 @@ static void test_policies__settings_that_cannot_be_are_named(void **state KVA_UN
           {{0, 1, 65537}},
           1},
          "topk"},
-        {{KVA_KV_SPECACHE, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 1, 0, 0, 0, 0, {{2, 3, 1}}, 1},
+        {{KVA_KV_SPECACHE, 2, 64, KVA_KV_LEVELS_MSE, 64, 4, 0, 0, 1, 0, 0, 0, 0, {{2, 3, 1}}, 1},
          "topk"},
     };
     struct fixture f;
@@ -320,7 +321,7 @@ static void test_policies__settings_that_cannot_be_are_named(void **state KVA_UN
                                                    .prompt_tokens = 200,
                                                    .tokens_max = 256,
                                                    .sampling = &sampling,
-                                                   .kv = cases[i].choice};
+                                                   .kv = cases[i].spec};
         struct kva_sequence *seq;
         assert_int_equal(f.engine->ops->create(f.engine->self, &params, &seq, &err), KVA_EINVAL);
         assert_string_equal(err.param, cases[i].param);

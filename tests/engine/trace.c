@@ -4,28 +4,28 @@
 
 #include <string.h>
 
-struct kva_kv_choice trace_variant(enum variant which)
+struct kva_kv_spec trace_variant(enum variant which)
 {
-    static const struct kva_kv_choice choices[VARIANTS] = {
+    static const struct kva_kv_spec specs[VARIANTS] = {
         [FULL] = {KVA_KV_FULL},
         [OFFLOAD] = {KVA_KV_OFFLOAD},
-        [KIVI] = {KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 0, 0, 0, 0},
-        [KIVI_PAPER] = {KVA_KV_KIVI, 1, 32, KVA_KV_LEVELS_PAPER, 64, 0, 128, 0, 0, 0, 0, 0},
-        [SPEC] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 8, KVA_PREDICT_SPEC_TOKEN,
-                  0, KVA_FETCH_RESIDENT, KVA_MISS_PREDECODE},
-        [SPEC_DELTA] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 8,
-                        KVA_PREDICT_SPEC_TOKEN, 0, KVA_FETCH_DELTA, KVA_MISS_PREDECODE},
-        [SPEC_ALL] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_PAPER, 64, 0, 128, 0, 8,
+        [KIVI] = {KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_MSE, 64, 4, 0, 0, 0, 0, 0, 0},
+        [KIVI_PAPER] = {KVA_KV_KIVI, 1, 32, KVA_KV_LEVELS_MINMAX, 64, 0, 128, 0, 0, 0, 0, 0},
+        [SPEC] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_MSE, 64, 4, 0, 0, 8, KVA_PREDICT_SPEC_TOKEN,
+                  0, KVA_FETCH_RESIDENT, KVA_MISPREDICT_PREDECODE},
+        [SPEC_DELTA] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_MSE, 64, 4, 0, 0, 8,
+                        KVA_PREDICT_SPEC_TOKEN, 0, KVA_FETCH_DELTA, KVA_MISPREDICT_PREDECODE},
+        [SPEC_ALL] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_MINMAX, 64, 0, 128, 0, 8,
                       KVA_PREDICT_SPEC_TOKEN, 0, KVA_FETCH_ALL},
-        [PREVIOUS] = {KVA_KV_SPECACHE, 2, 32, KVA_KV_LEVELS_FIT, 64, 1, 0, 0, 5,
+        [PREVIOUS] = {KVA_KV_SPECACHE, 2, 32, KVA_KV_LEVELS_MSE, 64, 1, 0, 0, 5,
                       KVA_PREDICT_PREV_QUERY, 0, KVA_FETCH_RESIDENT},
-        [CORRECTED] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 8,
+        [CORRECTED] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_MSE, 64, 4, 0, 0, 8,
                        KVA_PREDICT_PREV_QUERY, 90, KVA_FETCH_RESIDENT},
-        [AUTO] = {KVA_KV_SPECACHE, 2, 64, KVA_KV_LEVELS_PAPER, 64, 4, 0, 0, 6, KVA_PREDICT_AUTO, 50,
-                  KVA_FETCH_DELTA},
-        [EXEMPT] = {KVA_KV_SPECACHE, 2, 64, KVA_KV_LEVELS_PAPER, 64, 4, 0, 1, 6,
-                    KVA_PREDICT_SPEC_TOKEN, 0, KVA_FETCH_RESIDENT, KVA_MISS_PREDECODE},
-        [SYNC] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_FIT, 64, 4, 0, 0, 8, KVA_PREDICT_SYNC, 0,
+        [AUTO] = {KVA_KV_SPECACHE, 2, 64, KVA_KV_LEVELS_MINMAX, 64, 4, 0, 0, 6, KVA_PREDICT_AUTO,
+                  50, KVA_FETCH_DELTA},
+        [EXEMPT] = {KVA_KV_SPECACHE, 2, 64, KVA_KV_LEVELS_MINMAX, 64, 4, 0, 1, 6,
+                    KVA_PREDICT_SPEC_TOKEN, 0, KVA_FETCH_RESIDENT, KVA_MISPREDICT_PREDECODE},
+        [SYNC] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_MSE, 64, 4, 0, 0, 8, KVA_PREDICT_SYNC, 0,
                   KVA_FETCH_DELTA},
         /* Layers after the first have nothing at all in 16 bits but the window. */
         [BY_LAYER] = {.policy = KVA_KV_SPECACHE,
@@ -33,12 +33,12 @@ struct kva_kv_choice trace_variant(enum variant which)
                       .group = 64,
                       .window = 64,
                       .predictor = KVA_PREDICT_PREV_QUERY,
-                      .correct = 90,
+                      .reselect_below = 90,
                       .fetch = KVA_FETCH_RESIDENT,
                       .k_ranges = {{0, 1, 8}},
                       .k_range_count = 1},
     };
-    return choices[which];
+    return specs[which];
 }
 
 struct kva_sampling_params trace_sampling(void)

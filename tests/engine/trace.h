@@ -24,7 +24,7 @@ struct run {
     uint32_t prompt_tokens;
     uint64_t prompt_seed;
     uint32_t quota; /* of a prefill step; 0: all at once */
-    struct kva_kv_choice kv;
+    struct kva_kv_spec kv;
     uint32_t suspend_every; /* steps; 0: never */
     uint64_t scope;
 };
@@ -48,7 +48,7 @@ enum variant {
     VARIANTS
 };
 
-struct kva_kv_choice trace_variant(enum variant which);
+struct kva_kv_spec trace_variant(enum variant which);
 
 /* Greedy, with the log-probability of each token. */
 struct kva_sampling_params trace_sampling(void);

@@ -106,13 +106,13 @@ void fixture_api_config(struct kva_api_config *config, struct kva_tokenizer *tok
         .top_p = 1,
         .repetition_penalty = 1,
         .completion_tokens_default = 16,
-        .kv_allowed_mask = 1u << KVA_KV_FULL | 1u << KVA_KV_OFFLOAD,
+        .kv_allowed_mask = 1u << KVA_KV_FULL | 1u << KVA_KV_OFFLOAD | 1u << KVA_KV_SPECACHE,
         .kv_default = KVA_KV_FULL,
     };
     kva_api_limits_default(&config->limits);
     config->kv_topk_max = 256;
     for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)
-        config->kv_choices[id] = kva_kv_choice_default((enum kva_kv_policy_id)id);
+        config->kv_specs[id] = kva_kv_spec_default((enum kva_kv_policy_id)id);
 }
 
 uint32_t fixture_echo(void *opaque, const struct kva_sequence_params *params, uint32_t index)

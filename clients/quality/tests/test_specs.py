@@ -18,19 +18,19 @@ from kvahead_quality.errors import UsageError
         ("specache:bits=2:topk=128", {"policy": "specache", "bits": 2, "topk": 128}),
         ("specache:2:topk=128", {"policy": "specache", "bits": 2, "topk": 128}),
         (
-            "specache:1:0:levels=paper:predictor=prev-query:paper=true:window=128",
+            "specache:1:0:levels=minmax:predictor=prev-query:paper=true:window=128",
             {
                 "policy": "specache",
                 "bits": 1,
                 "topk": 0,
-                "levels": "paper",
+                "levels": "minmax",
                 "predictor": "prev-query",
                 "paper": True,
                 "window": 128,
             },
         ),
         ("specache:1:64+256@0-1", {"policy": "specache", "bits": 1, "topk": "64+256@0-1"}),
-        ("specache:topk=64+9@3:miss=chain", {"policy": "specache", "topk": "64+9@3", "miss": "chain"}),
+        ("specache:topk=64+9@3:on_mispredict=chain", {"policy": "specache", "topk": "64+9@3", "on_mispredict": "chain"}),
         ("specache:2:exact=true", {"policy": "specache", "bits": 2, "exact": True}),
         ("q-hitter", {"policy": "q-hitter"}),
         ("default", None),
@@ -48,22 +48,18 @@ def test_parse_policy__accepts(spec: str, kv: dict[str, object] | None) -> None:
         ("", "expected NAME"),
         (":1", "expected NAME"),
         ("Full", "expected NAME"),
-        ("kivi:", "bits must be"),
-        ("kivi:x", "bits must be a whole number in 1..16, not 'x'"),
-        ("kivi:0", "bits must be"),
+        ("kivi:", "bits must be a number or a word, not ''"),
         ("kivi:-1", "bits must be"),
         ("kivi:1.5", "bits must be"),
         ("kivi:٣", "bits must be"),
-        ("specache:1:x", "topk must be"),
-        ("specache:1:64+256", "topk must be"),
-        ("specache:1:64+256@", "topk must be"),
-        ("specache:levels=2", "levels must be a word"),
+        ("specache:1:64 9", "topk must be"),
+        ("specache:levels=", "levels must be a number or a word"),
+        ("specache:=3", "'' is no name"),
+        ("specache:Depth=3", "'Depth' is no name"),
         ("specache:1:64:9", "too many numbers"),
-        ("specache:depth=3", "unknown key 'depth'"),
         ("specache:bits=1:bits=2", "'bits' is given twice"),
         ("specache:bits=1:64", "too many numbers"),
         ("specache:policy=full", "'policy' is given twice"),
-        ("specache:exact=yes", "exact is true or false"),
         ("default:1", "takes no parameters"),
     ],
 )
@@ -128,17 +124,17 @@ def test_length_label__is_what_people_write() -> None:
 
 
 def test_topk_families__policies_that_differ_in_rows_only() -> None:
-    labels = ["full", "kivi:1", "kivi:2:levels=fit", "specache:1:64", "specache:1:16"]
+    labels = ["full", "kivi:1", "kivi:2:levels=mse", "specache:1:64", "specache:1:16"]
     assert specs.topk_families(labels) == [
         specs.TopkFamily("specache:1", {64: "specache:1:64", 16: "specache:1:16", 0: "kivi:1"})
     ]
     # Two values are no sweep, rows by layer are not one number, other settings are another family.
-    labels = ["kivi:2", "specache:2:64", "specache:2:1+2@0", "specache:2:16:miss=chain", "default"]
+    labels = ["kivi:2", "specache:2:64", "specache:2:1+2@0", "specache:2:16:on_mispredict=chain", "default"]
     assert specs.topk_families(labels) == []
-    labels = [f"specache:{k}:levels=fit:bits=2".replace(":", ":topk=", 1) for k in (1, 2, 3)]
-    assert specs.topk_families([*labels, "kivi:levels=fit:2".replace(":2", ":bits=2")]) == [
+    labels = [f"specache:{k}:levels=mse:bits=2".replace(":", ":topk=", 1) for k in (1, 2, 3)]
+    assert specs.topk_families([*labels, "kivi:levels=mse:2".replace(":2", ":bits=2")]) == [
         specs.TopkFamily(
-            "specache:2:levels=fit",
-            {1: labels[0], 2: labels[1], 3: labels[2], 0: "kivi:levels=fit:bits=2"},
+            "specache:2:levels=mse",
+            {1: labels[0], 2: labels[1], 3: labels[2], 0: "kivi:levels=mse:bits=2"},
         )
     ]

@@ -108,8 +108,8 @@ static void second_opinion(const struct probe *p, const struct kva_forward_view 
         tokens[t] = (struct token){0, t, t >= away || in_hot(hot, head, t),
                                    t >= pinned && t < away && (window == 0 || count - t <= window)};
     add_weights(p, view, head, tokens, count);
-    for (uint32_t i = 0; view->choice && i < hot->k; i++) {
-        uint32_t wanted = view->choice[(size_t)head * hot->k + i];
+    for (uint32_t i = 0; view->selection && i < hot->k; i++) {
+        uint32_t wanted = view->selection[(size_t)head * hot->k + i];
         if (wanted == KVA_NO_TOKEN)
             continue;
         assert_true(tokens[wanted].fetchable);
@@ -141,7 +141,7 @@ static void look_twice(void *opaque, const struct kva_forward_view *view)
         second_opinion(p, view, head);
 }
 
-static void decode(struct fixture *f, const struct kva_kv_choice *choice, uint32_t *ret_tokens,
+static void decode(struct fixture *f, const struct kva_kv_spec *spec, uint32_t *ret_tokens,
                    const struct kva_forward_observer *observer)
 {
     uint32_t prompt[PROMPT];
@@ -152,7 +152,7 @@ static void decode(struct fixture *f, const struct kva_kv_choice *choice, uint32
                                                        .prompt_tokens = PROMPT,
                                                        .tokens_max = PROMPT + STEPS + 1,
                                                        .sampling = &sampling,
-                                                       .kv = *choice});
+                                                       .kv = *spec});
     fixture_prefill(f, seq, PROMPT);
     kva_model_engine_observe(f->engine, observer);
     for (uint32_t i = 0; i < STEPS; i++)
@@ -174,19 +174,19 @@ static void compare(const struct kva_coverage_head *got, const struct kva_covera
     assert_true(fabs(got->ceiling - want->ceiling) < 1e-4 * STEPS);
 }
 
-static void check_choice(const char *model, const char *spec)
+static void check_choice(const char *model, const char *text)
 {
     struct fixture f;
     struct kva_err err = {0};
-    struct kva_kv_choice choice;
+    struct kva_kv_spec spec;
     struct kva_coverage coverage;
     uint32_t plain[STEPS], observed[STEPS];
     fixture_open(&f, &(struct fixture_params){
                          .model_path = model, .context_max = CONTEXT, .copy_delay_max_us = 200});
-    assert_int_equal(kva_kv_choice_parse(spec, &choice, &err), KVA_OK);
+    assert_int_equal(kva_kv_spec_parse(text, NULL, &spec, &err), KVA_OK);
     const struct kva_model_config *config = &f.model->config;
     enum kva_dtype dtype = kva_model_engine_kv_dtype(f.model);
-    const struct kva_coverage_params params = {f.device, config, dtype, CONTEXT, choice.k};
+    const struct kva_coverage_params params = {f.device, config, dtype, CONTEXT, spec.k};
     assert_int_equal(kva_coverage_init(&coverage, &params, &err), KVA_OK);
     uint32_t heads = config->layer_count * config->kv_heads;
     struct probe probe = {
@@ -195,20 +195,20 @@ static void check_choice(const char *model, const char *spec)
         .dtype = dtype,
         .heads = calloc(heads, sizeof(*probe.heads)),
     };
-    probe.observer = (struct kva_forward_observer){look_twice, &probe, coverage.observer.choice};
-    decode(&f, &choice, plain, NULL);
-    decode(&f, &choice, observed, &probe.observer);
+    probe.observer = (struct kva_forward_observer){look_twice, &probe, coverage.observer.selection};
+    decode(&f, &spec, plain, NULL);
+    decode(&f, &spec, observed, &probe.observer);
     assert_memory_equal(plain, observed, sizeof(plain)); /* looking changes nothing */
     assert_int_equal(probe.views, STEPS * config->layer_count);
     assert_int_equal(coverage.steps, STEPS);
     for (uint32_t i = 0; i < heads; i++) {
         compare(&coverage.heads[i], &probe.heads[i]);
         assert_int_equal(coverage.heads[i].steps, STEPS);
-        if (choice.predictor == KVA_PREDICT_SYNC && choice.policy == KVA_KV_SPECACHE) {
+        if (spec.predictor == KVA_PREDICT_SYNC && spec.policy == KVA_KV_SPECACHE) {
             assert_int_equal(coverage.heads[i].hit, coverage.heads[i].wanted);
             assert_int_equal(coverage.heads[i].waited, STEPS);
         }
-        if (choice.policy == KVA_KV_FULL)
+        if (spec.policy == KVA_KV_FULL)
             assert_true(coverage.heads[i].covered == STEPS);
     }
     kva_coverage_clear(&coverage);
@@ -222,15 +222,15 @@ static void test_coverage__equals_a_second_computation(void **state KVA_UNUSED)
 {
     static const char *const specs[] = {
         "full",
-        "kivi:2:plain=0",
-        "kivi:1:plain=0:sinks=0",
-        "specache:1:16:plain=0:predictor=spec-token",
-        "specache:1:16:plain=0:predictor=spec-token:fetch=all:sinks=0:levels=paper",
-        "specache:2:5:plain=0:predictor=prev-query:fetch=delta",
-        "specache:2:5:plain=0:predictor=prev-query:correct=0",
-        "specache:2:16:plain=0:predictor=sync",
-        "specache:2:16:plain=0:predictor=sync:fetch=all",
-        "specache:1:16:plain=0:predictor=spec-token:exempt=1",
+        "kivi:2:min_tokens=0",
+        "kivi:1:min_tokens=0:sinks=0",
+        "specache:1:16:min_tokens=0:predictor=spec-token",
+        "specache:1:16:min_tokens=0:predictor=spec-token:fetch=all:sinks=0:levels=minmax",
+        "specache:2:5:min_tokens=0:predictor=prev-query:fetch=delta",
+        "specache:2:5:min_tokens=0:predictor=prev-query:reselect_below=0",
+        "specache:2:16:min_tokens=0:predictor=sync",
+        "specache:2:16:min_tokens=0:predictor=sync:fetch=all",
+        "specache:1:16:min_tokens=0:predictor=spec-token:skip_layers=1",
     };
     for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
         for (size_t i = 0; i < KVA_COUNT_OF(specs); i++)

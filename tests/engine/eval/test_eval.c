@@ -15,16 +15,16 @@ enum { VOCAB = 300, POLICIES_MAX = 8, IDS = 480 };
 struct setup {
     struct fixture fixture;
     uint32_t ids[IDS];
-    struct kva_kv_choice choices[POLICIES_MAX];
-    uint32_t choice_count;
+    struct kva_kv_spec specs[POLICIES_MAX];
+    uint32_t spec_count;
     struct kva_eval_sample samples[2];
     uint32_t sample_count;
 };
 
-static void add(struct setup *s, const char *spec)
+static void add(struct setup *s, const char *text)
 {
     struct kva_err err = {0};
-    if (kva_kv_choice_parse(spec, &s->choices[s->choice_count++], &err))
+    if (kva_kv_spec_parse(text, NULL, &s->specs[s->spec_count++], &err))
         fail_msg("%s", err.message);
 }
 
@@ -49,8 +49,8 @@ static struct kva_eval_params params_of(const struct setup *s)
         .kv_dtype = kva_model_engine_kv_dtype(s->fixture.model),
         .samples = s->samples,
         .sample_count = s->sample_count,
-        .choices = s->choices,
-        .choice_count = s->choice_count,
+        .specs = s->specs,
+        .spec_count = s->spec_count,
         .look_every = 1,
     };
 }
@@ -97,13 +97,13 @@ static void test_eval__order_of_policies(void **state KVA_UNUSED)
     enum { KIVI1, KIVI2, KIVI4, ALL_ROWS, SYNC, SPEC, PREVIOUS };
     struct setup s;
     open(&s, true);
-    add(&s, "kivi:1:plain=0");
-    add(&s, "kivi:2:plain=0");
-    add(&s, "kivi:4:plain=0");
-    add(&s, "specache:1:220:plain=0:predictor=sync");
-    add(&s, "specache:1:16:plain=0:predictor=sync:fetch=all");
-    add(&s, "specache:1:16:plain=0:predictor=spec-token");
-    add(&s, "specache:1:16:plain=0:predictor=prev-query:correct=0");
+    add(&s, "kivi:1:min_tokens=0");
+    add(&s, "kivi:2:min_tokens=0");
+    add(&s, "kivi:4:min_tokens=0");
+    add(&s, "specache:1:220:min_tokens=0:predictor=sync");
+    add(&s, "specache:1:16:min_tokens=0:predictor=sync:fetch=all");
+    add(&s, "specache:1:16:min_tokens=0:predictor=spec-token");
+    add(&s, "specache:1:16:min_tokens=0:predictor=prev-query:reselect_below=0");
     struct kva_eval *eval = run(&s);
     const struct kva_eval_policy *p = eval->policies;
     assert_true(p[KIVI1].kl_mean > p[KIVI2].kl_mean && p[KIVI2].kl_mean > p[KIVI4].kl_mean);
@@ -139,8 +139,8 @@ static void test_eval__a_wrong_speculative_token_need_not_breed(void **state KVA
     struct setup s;
     open(&s, true);
     s.sample_count = 1;
-    add(&s, "specache:4:220:plain=0:predictor=spec-token:miss=chain");
-    add(&s, "specache:4:220:plain=0:predictor=spec-token:miss=predecode");
+    add(&s, "specache:4:220:min_tokens=0:predictor=spec-token:on_mispredict=chain");
+    add(&s, "specache:4:220:min_tokens=0:predictor=spec-token:on_mispredict=predecode");
     struct kva_eval *eval = run(&s);
     const struct kva_eval_policy *chain = &eval->policies[0], *predecode = &eval->policies[1];
     assert_int_equal(chain->spec_tokens, eval->steps);
@@ -171,8 +171,8 @@ static void test_eval__repeats(void **state KVA_UNUSED)
     struct setup s, t;
     open(&s, true);
     open(&t, false);
-    const char *const specs[] = {"specache:1:16:plain=0:predictor=sync",
-                                 "kivi:2:plain=0:levels=fit"};
+    const char *const specs[] = {"specache:1:16:min_tokens=0:predictor=sync",
+                                 "kivi:2:min_tokens=0:levels=mse"};
     for (size_t i = 0; i < KVA_COUNT_OF(specs); i++) {
         add(&s, specs[i]);
         add(&t, specs[i]);
@@ -187,8 +187,8 @@ static void test_eval__repeats(void **state KVA_UNUSED)
     assert_int_equal(kva_eval_run(&params, &unseen, &err), KVA_OK);
     assert_null(unseen->policies[0].heads);
     assert_true(unseen->policies[0].kl_mean == first->policies[0].kl_mean);
-    params.choices++;
-    params.choice_count--;
+    params.specs++;
+    params.spec_count--;
     assert_int_equal(kva_eval_run(&params, &alone, &err), KVA_OK);
     assert_true(alone->policies[0].kl_mean == first->policies[1].kl_mean);
     kva_eval_destroy(first);
@@ -249,7 +249,7 @@ static void test_eval__progress_reaches_its_end(void **state KVA_UNUSED)
     struct kva_eval *eval;
     struct seen seen = {0};
     open(&s, true);
-    add(&s, "kivi:2:plain=0");
+    add(&s, "kivi:2:min_tokens=0");
     struct kva_eval_params params = params_of(&s);
     params.progress = on_progress;
     params.opaque = &seen;
@@ -278,13 +278,13 @@ static void test_eval__refuses(void **state KVA_UNUSED)
     expect_failure(&s, KVA_EINVAL, "nothing to compare");
     add(&s, "specache:1:60000");
     expect_failure(&s, KVA_EINVAL, "topk is 60000");
-    s.choices[0].k = 16;
-    s.choices[0].bits = 3;
-    expect_failure(&s, KVA_EINVAL, "bits is 3");
-    s.choices[0].bits = 1;
-    s.choices[0].predictor = KVA_PREDICT_AUTO;
+    s.specs[0].k = 16;
+    s.specs[0].bits = 3;
+    expect_failure(&s, KVA_EINVAL, "bits is '3'");
+    s.specs[0].bits = 1;
+    s.specs[0].predictor = KVA_PREDICT_AUTO;
     expect_failure(&s, KVA_EINVAL, "predictor is auto");
-    s.choices[0].predictor = KVA_PREDICT_SYNC;
+    s.specs[0].predictor = KVA_PREDICT_SYNC;
     s.samples[0].prompt = 0;
     expect_failure(&s, KVA_EINVAL, "sample 1: 0 tokens of prompt");
     s.samples[0].prompt = 229; /* one token is left, which full prefills exactly */

@@ -158,7 +158,7 @@ static void touch_memory(struct run *run)
         run->memory_mib * 1024ull * 1024 / kva_model_kv_bytes_per_token(&run->model->config);
     const struct kva_sampling_params sampling = {
         .top_p = 1, .repetition_penalty = 1, .logprobs = -1, .prompt_logprobs = -1};
-    const struct kva_kv_choice kv = {.policy = KVA_KV_FULL};
+    const struct kva_kv_spec kv = {.policy = KVA_KV_FULL};
     uint32_t *prompt = calloc(context, sizeof(*prompt));
     for (uint64_t done = 0; prompt && done < tokens; done += context - 2) {
         prompt[0] = (uint32_t)(done / context); /* no two of them share pages */

@@ -1,0 +1,563 @@
+/* spec.c - the table of settings, and specs from text. */
+#include "engine/kv/spec.h"
+
+#include "engine/kv/policy.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* In the order of the enumerations. */
+static const char *const levels[] = {"minmax", "mse", "auto", NULL};
+static const char *const predictors[] = {"spec-token", "prev-query", "sync", "auto", NULL};
+static const char *const fetches[] = {"all", "delta", "resident", NULL};
+static const char *const mispredicts[] = {"chain", "predecode", NULL};
+
+static const uint32_t bit_widths[] = {1, 2, 4, 0};
+static const uint32_t groups[] = {32, 64, 0};
+
+#define AT(field) .offset = offsetof(struct kva_kv_spec, field)
+#define NUMBER    .kind = KVA_SETTING_NUMBER
+#define WORD      .kind = KVA_SETTING_WORD
+
+static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
+    [KVA_SETTING_BITS] = {"bits", NUMBER, .min = 1, .max = 4, .among = bit_widths, AT(bits),
+                          .help = "bits per element of the device copy"},
+    [KVA_SETTING_GROUP] = {"group", NUMBER, .min = 32, .max = 64, .among = groups, AT(group),
+                           .help =
+                               "tokens (keys, per channel) or channels (values, per token) that "
+                               "share a scale and a zero"},
+    [KVA_SETTING_LEVELS] = {"levels", WORD, .words = levels, AT(levels),
+                            .help =
+                                "quantisation levels. `minmax`: from a group's minimum and maximum "
+                                "(1 bit: a quarter of the range inwards, SpeCache eq. 3); `mse`: "
+                                "least squares for the same codes (1 bit: the conditional means); "
+                                "`auto`: `minmax` at 1 bit, else `mse`"},
+    [KVA_SETTING_WINDOW] = {"window", NUMBER, .min = 64, .max = 1u << 20, .multiple_of = 64,
+                            AT(window),
+                            .help = "newest tokens in 16 bits: between this many and 63 more"},
+    [KVA_SETTING_SINKS] = {"sinks", NUMBER, .max = KVA_KV_SINKS_MAX, AT(sinks),
+                           .help =
+                               "first tokens in 16 bits, and outside the statistics of the keys' "
+                               "groups"},
+    [KVA_SETTING_MIN_TOKENS] = {"min_tokens", NUMBER, .max = 1u << 24, .multiple_of = 64,
+                                AT(min_tokens),
+                                .help = "sequences of fewer tokens stay in 16 bits"},
+    [KVA_SETTING_SKIP_LAYERS] = {"skip_layers", NUMBER, .max = 65536, AT(skip_layers),
+                                 .help = "first layers that stay in 16 bits"},
+    [KVA_SETTING_TOPK] = {"topk", .kind = KVA_SETTING_BY_LAYER, .max = KVA_KV_K_MAX, AT(k),
+                          .help =
+                              "rows fetched per KV head and layer; `64+256@0-1`: 64, but 256 in "
+                              "layers 0 and 1 (up to four such parts, the last that names a layer "
+                              "holds)"},
+    [KVA_SETTING_PREDICTOR] = {"predictor", WORD, .words = predictors, AT(predictor),
+                               .help =
+                                   "whose query selects the rows: a speculative token's, the "
+                                   "current token's, or the next token's own, which then waits for "
+                                   "them; `auto`: on a CPU `sync`; on a GPU `spec-token` where a "
+                                   "second row costs little, else `prev-query`"},
+    [KVA_SETTING_RESELECT_BELOW] = {"reselect_below", NUMBER, .max = 100, AT(reselect_below),
+                                    .help = "`prev-query`: percent of cosine between successive "
+                                            "queries under which a layer selects again, and waits; "
+                                            "0: never"},
+    [KVA_SETTING_FETCH] = {"fetch", WORD, .words = fetches, AT(fetch),
+                           .help =
+                               "`all` selected rows every step; `delta`: those that are not there; "
+                               "`resident`: the same, and rows of earlier selections attend too"},
+    [KVA_SETTING_ON_MISPREDICT] = {"on_mispredict", WORD, .words = mispredicts, AT(on_mispredict),
+                                   .help =
+                                       "`spec-token`: after a wrong speculative token the next one "
+                                       "follows it (`chain`), or the token that came instead runs "
+                                       "once more first (`predecode`)"},
+};
+
+/* Names that clients learned before 0.2. */
+static const struct {
+    const char *old, *name;
+} renamed[] = {{"plain", "min_tokens"},
+               {"exempt", "skip_layers"},
+               {"correct", "reselect_below"},
+               {"miss", "on_mispredict"}};
+
+static const struct {
+    const char *setting, *old, *word;
+} renamed_words[] = {{"levels", "paper", "minmax"}, {"levels", "fit", "mse"}};
+
+const struct kva_kv_setting *kva_kv_setting_at(enum kva_kv_setting_id id)
+{
+    return &settings[id];
+}
+
+const struct kva_kv_setting *kva_kv_setting_find(const char *name)
+{
+    for (size_t i = 0; i < KVA_SETTING_COUNT; i++) {
+        if (strcmp(settings[i].name, name) == 0)
+            return &settings[i];
+    }
+    return NULL;
+}
+
+const struct kva_kv_policy_setting *kva_kv_policy_settings(enum kva_kv_policy_id policy,
+                                                           size_t *ret_count)
+{
+    const struct kva_kv_policy *p = kva_kv_policy_get(policy);
+    *ret_count = p->setting_count;
+    return p->settings;
+}
+
+static bool has_setting(const struct kva_kv_policy *policy, const struct kva_kv_setting *setting)
+{
+    for (size_t i = 0; i < policy->setting_count; i++) {
+        if (&settings[policy->settings[i].id] == setting)
+            return true;
+    }
+    return false;
+}
+
+const char *kva_kv_policy_name(enum kva_kv_policy_id policy)
+{
+    return kva_kv_policy_get(policy)->name;
+}
+
+bool kva_kv_policy_exact(enum kva_kv_policy_id policy)
+{
+    return kva_kv_policy_get(policy)->exact;
+}
+
+static enum kva_kv_policy_id find_policy(const char *name, size_t length)
+{
+    uint32_t id = 0;
+    for (; id < KVA_KV_POLICY_COUNT; id++) {
+        const char *known = kva_kv_policy_name((enum kva_kv_policy_id)id);
+        if (strlen(known) == length && memcmp(known, name, length) == 0)
+            break;
+    }
+    return (enum kva_kv_policy_id)id;
+}
+
+enum kva_kv_policy_id kva_kv_policy_find(const char *name)
+{
+    return find_policy(name, strlen(name));
+}
+
+enum kva_kv_predictor kva_kv_predictor_of(const struct kva_kv_spec *spec, bool host_readable)
+{
+    return spec->predictor == KVA_PREDICT_AUTO && host_readable ? KVA_PREDICT_SYNC
+                                                                : spec->predictor;
+}
+
+static struct kva_kv_spec make(enum kva_kv_policy_id id, bool paper)
+{
+    const struct kva_kv_policy *policy = kva_kv_policy_get(id);
+    struct kva_kv_spec spec = {.policy = id};
+    for (size_t i = 0; i < policy->setting_count; i++) {
+        const struct kva_kv_policy_setting *own = &policy->settings[i];
+        *kva_kv_setting_value(&settings[own->id], &spec) = paper ? own->paper : own->fallback;
+    }
+    return spec;
+}
+
+struct kva_kv_spec kva_kv_spec_default(enum kva_kv_policy_id policy)
+{
+    return make(policy, false);
+}
+
+struct kva_kv_spec kva_kv_spec_paper(enum kva_kv_policy_id policy)
+{
+    return make(policy, true);
+}
+
+/* --- k by layer ------------------------------------------------------------------------------ */
+
+uint32_t kva_kv_spec_k(const struct kva_kv_spec *spec, uint32_t layer)
+{
+    for (uint32_t i = spec->k_range_count; i-- > 0;) {
+        const struct kva_kv_k_range *range = &spec->k_ranges[i];
+        if (layer >= range->first && layer < range->end)
+            return range->k;
+    }
+    return spec->k;
+}
+
+uint32_t kva_kv_spec_k_max(const struct kva_kv_spec *spec)
+{
+    uint32_t most = spec->k;
+    for (uint32_t i = 0; i < spec->k_range_count; i++)
+        most = kva_max_u32(most, spec->k_ranges[i].k);
+    return most;
+}
+
+/* A number at *at, which then stands behind it. */
+static bool take_number(const char **at, const char *end, uint32_t max, uint32_t *ret)
+{
+    const char *text = *at;
+    uint64_t number = 0;
+    for (; *at < end && **at >= '0' && **at <= '9' && number <= max; ++*at)
+        number = number * 10 + (uint64_t)(**at - '0');
+    *ret = (uint32_t)number;
+    return *at > text && number <= max;
+}
+
+static bool take_char(const char **at, const char *end, char wanted)
+{
+    bool there = *at < end && **at == wanted;
+    *at += there;
+    return there;
+}
+
+/* N@FIRST or N@FIRST-LAST. */
+static bool take_range(const char **at, const char *end, uint32_t max, struct kva_kv_k_range *ret)
+{
+    if (!take_number(at, end, max, &ret->k) || !take_char(at, end, '@') ||
+        !take_number(at, end, KVA_KV_LAYER_MAX, &ret->first))
+        return false;
+    uint32_t last = ret->first;
+    if (take_char(at, end, '-') && !take_number(at, end, KVA_KV_LAYER_MAX, &last))
+        return false;
+    ret->end = last + 1;
+    return last >= ret->first;
+}
+
+enum kva_status kva_kv_spec_read_k(const char *text, size_t length, uint32_t max,
+                                   struct kva_kv_spec *spec, struct kva_err *err)
+{
+    struct kva_kv_spec read = *spec;
+    const char *at = text, *end = text + length;
+    memset(read.k_ranges, 0, sizeof(read.k_ranges));
+    read.k_range_count = 0;
+    bool ok = take_number(&at, end, max, &read.k);
+    while (ok && at < end && read.k_range_count < KVA_KV_K_RANGES_MAX)
+        ok = take_char(&at, end, '+') &&
+             take_range(&at, end, max, &read.k_ranges[read.k_range_count++]);
+    if (!ok || at < end)
+        return kva_fail_param(err, KVA_EINVAL, "topk",
+                              "topk is '%.*s', it must be a whole number from 0 to %u, and for "
+                              "layers with another one +N@LAYER or +N@FIRST-LAST, %u times at most",
+                              (int)kva_min_size(length, 100), text, max, KVA_KV_K_RANGES_MAX);
+    *spec = read;
+    return KVA_OK;
+}
+
+void kva_kv_spec_write_k(const struct kva_kv_spec *spec, char *text)
+{
+    int used = snprintf(text, KVA_KV_K_TEXT_MAX, "%u", spec->k);
+    for (uint32_t i = 0; i < spec->k_range_count; i++) {
+        const struct kva_kv_k_range *range = &spec->k_ranges[i];
+        used += snprintf(text + used, KVA_KV_K_TEXT_MAX - (size_t)used, "+%u@%u", range->k,
+                         range->first);
+        if (range->end > range->first + 1)
+            used += snprintf(text + used, KVA_KV_K_TEXT_MAX - (size_t)used, "-%u", range->end - 1);
+    }
+}
+
+/* --- values ---------------------------------------------------------------------------------- */
+
+/* "a, b or c": further words are dropped where the text is full. */
+struct words {
+    char text[256];
+    size_t used;
+};
+
+static void add_word(struct words *words, const char *word)
+{
+    int wrote = snprintf(words->text + words->used, sizeof(words->text) - words->used, "%s%s",
+                         words->used ? ", " : "", word);
+    if (wrote > 0)
+        words->used = kva_min_size(words->used + (size_t)wrote, sizeof(words->text) - 1);
+}
+
+static bool is_among(const uint32_t *among, uint32_t value)
+{
+    while (*among && *among != value)
+        among++;
+    return *among != 0;
+}
+
+static bool number_fits(const struct kva_kv_setting *setting, uint64_t value)
+{
+    return value >= setting->min && value <= setting->max &&
+           (setting->multiple_of == 0 || value % setting->multiple_of == 0) &&
+           (!setting->among || is_among(setting->among, (uint32_t)value));
+}
+
+/* "1, 2, 4", or "a whole number from 0 to 32", or the words. */
+static struct words describe(const struct kva_kv_setting *setting)
+{
+    struct words words = {.used = 0};
+    char text[96];
+    for (size_t i = 0; setting->words && setting->words[i]; i++)
+        add_word(&words, setting->words[i]);
+    for (size_t i = 0; setting->among && setting->among[i]; i++) {
+        snprintf(text, sizeof(text), "%u", setting->among[i]);
+        add_word(&words, text);
+    }
+    if (words.used > 0)
+        return words;
+    int wrote =
+        snprintf(text, sizeof(text), "a whole number from %u to %u", setting->min, setting->max);
+    if (setting->multiple_of > 0)
+        snprintf(text + wrote, sizeof(text) - (size_t)wrote, " that is a multiple of %u",
+                 setting->multiple_of);
+    add_word(&words, text);
+    return words;
+}
+
+static enum kva_status bad_value(const struct kva_kv_setting *setting, const char *value,
+                                 struct kva_err *err)
+{
+    for (size_t i = 0; i < KVA_COUNT_OF(renamed_words); i++) {
+        if (strcmp(renamed_words[i].setting, setting->name) == 0 &&
+            strcmp(renamed_words[i].old, value) == 0)
+            return kva_fail_param(err, KVA_EINVAL, setting->name, "%s '%s' is called '%s' now",
+                                  setting->name, value, renamed_words[i].word);
+    }
+    struct words words = describe(setting);
+    bool listed = setting->words || setting->among;
+    return kva_fail_param(err, KVA_EINVAL, setting->name, "%s is '%.100s', it must be %s%s",
+                          setting->name, value, listed ? "one of: " : "", words.text);
+}
+
+static enum kva_status read_number(const struct kva_kv_setting *setting, const char *value,
+                                   uint32_t *ret, struct kva_err *err)
+{
+    uint64_t number = 0;
+    size_t digits = strspn(value, "0123456789");
+    for (size_t i = 0; i < digits && number <= setting->max; i++)
+        number = number * 10 + (uint64_t)(value[i] - '0');
+    if (digits == 0 || value[digits] || !number_fits(setting, number))
+        return bad_value(setting, value, err);
+    *ret = (uint32_t)number;
+    return KVA_OK;
+}
+
+static enum kva_status read_word(const struct kva_kv_setting *setting, const char *value,
+                                 uint32_t *ret, struct kva_err *err)
+{
+    for (uint32_t i = 0; setting->words[i]; i++) {
+        if (strcmp(setting->words[i], value) == 0) {
+            *ret = i;
+            return KVA_OK;
+        }
+    }
+    return bad_value(setting, value, err);
+}
+
+enum kva_status kva_kv_spec_check(const struct kva_kv_spec *spec, struct kva_err *err)
+{
+    const struct kva_kv_policy *policy = kva_kv_policy_get(spec->policy);
+    struct kva_kv_spec copy = *spec;
+    for (size_t i = 0; i < policy->setting_count; i++) {
+        const struct kva_kv_setting *setting = &settings[policy->settings[i].id];
+        uint32_t value = *kva_kv_setting_value(setting, &copy);
+        if (setting->kind == KVA_SETTING_BY_LAYER)
+            value = kva_kv_spec_k_max(spec);
+        uint32_t words = 0;
+        while (setting->words && setting->words[words])
+            words++;
+        if (setting->words ? value < words : number_fits(setting, value))
+            continue;
+        char text[16];
+        snprintf(text, sizeof(text), "%u", value);
+        return bad_value(setting, text, err);
+    }
+    return KVA_OK;
+}
+
+/* --- settings by name ------------------------------------------------------------------------ */
+
+#define PAPER "paper"
+
+static enum kva_status no_setting(const struct kva_kv_policy *policy, const char *name,
+                                  struct kva_err *err)
+{
+    for (size_t i = 0; i < KVA_COUNT_OF(renamed); i++) {
+        if (strcmp(renamed[i].old, name) == 0)
+            return kva_fail_param(err, KVA_EINVAL, name, "'%s' is called '%s' now", name,
+                                  renamed[i].name);
+    }
+    struct words words = {.used = 0};
+    const struct kva_kv_setting *setting = kva_kv_setting_find(name);
+    for (uint32_t id = 0; setting && id < KVA_KV_POLICY_COUNT; id++) {
+        const struct kva_kv_policy *other = kva_kv_policy_get((enum kva_kv_policy_id)id);
+        if (has_setting(other, setting))
+            add_word(&words, other->name);
+    }
+    if (setting)
+        return kva_fail_param(err, KVA_EINVAL, name,
+                              "policy '%s' has no setting '%s'; policies that have it: %s",
+                              policy->name, name, words.text);
+    for (size_t i = 0; i < policy->setting_count; i++)
+        add_word(&words, settings[policy->settings[i].id].name);
+    return kva_fail_param(err, KVA_EINVAL, "policy",
+                          "'%.60s' is no setting; policy '%s' has: %s%s%s", name, policy->name,
+                          PAPER, words.used ? ", " : "", words.text);
+}
+
+enum kva_status kva_kv_spec_set(struct kva_kv_spec *spec, const char *name, const char *value,
+                                struct kva_err *err)
+{
+    const struct kva_kv_policy *policy = kva_kv_policy_get(spec->policy);
+    const struct kva_kv_setting *setting = kva_kv_setting_find(name);
+    if (!setting || !has_setting(policy, setting))
+        return no_setting(policy, name, err);
+    uint32_t *at = kva_kv_setting_value(setting, spec);
+    switch (setting->kind) {
+    case KVA_SETTING_NUMBER:
+        return read_number(setting, value, at, err);
+    case KVA_SETTING_WORD:
+        return read_word(setting, value, at, err);
+    case KVA_SETTING_BY_LAYER:
+        return kva_kv_spec_read_k(value, strlen(value), setting->max, spec, err);
+    }
+    return KVA_OK;
+}
+
+/* --- a spec from one line -------------------------------------------------------------------- */
+
+#define PART_MAX 160u
+
+/* One part of a line, between colons. */
+struct part {
+    bool bare; /* a value without a name */
+    char name[PART_MAX];
+    char value[PART_MAX];
+};
+
+/* The part that begins at *at, which then stands at the next one or at the end. False: too long. */
+static bool next_part(const char **at, struct part *ret)
+{
+    const char *text = *at;
+    size_t length = strcspn(text, ":"), name = strcspn(text, ":=");
+    size_t value = name < length ? name + 1 : 0;
+    *at = text + length + (text[length] == ':');
+    if (length >= PART_MAX)
+        return false;
+    ret->bare = name == length;
+    snprintf(ret->name, sizeof(ret->name), "%.*s", name < length ? (int)name : 0, text);
+    snprintf(ret->value, sizeof(ret->value), "%.*s", (int)(length - value), text + value);
+    return true;
+}
+
+static enum kva_status read_paper(const char *value, bool *ret, struct kva_err *err)
+{
+    *ret = strcmp(value, "true") == 0;
+    if (!*ret && strcmp(value, "false") != 0)
+        return kva_fail_param(err, KVA_EINVAL, PAPER,
+                              PAPER " is '%.100s', it must be true or false", value);
+    return KVA_OK;
+}
+
+/* The first two settings need no names, as long as none before them has one. */
+static const char *const bare[] = {"bits", "topk"};
+
+struct line {
+    struct kva_kv_spec spec;
+    bool paper;
+    char seen[KVA_SETTING_COUNT + 2][32];
+    uint32_t seen_count;
+    bool named; /* a part had a name */
+};
+
+static enum kva_status note_seen(struct line *line, const char *name, struct kva_err *err)
+{
+    for (uint32_t i = 0; i < line->seen_count; i++) {
+        if (strcmp(line->seen[i], name) == 0)
+            return kva_fail_param(err, KVA_EINVAL, "policy", "%s is given twice", name);
+    }
+    snprintf(line->seen[line->seen_count++], sizeof(line->seen[0]), "%.31s", name);
+    return KVA_OK;
+}
+
+static enum kva_status read_part(struct line *line, struct part *part, uint32_t index,
+                                 struct kva_err *err)
+{
+    if (part->bare && (line->named || index >= KVA_COUNT_OF(bare)))
+        return kva_fail_param(err, KVA_EINVAL, "policy",
+                              "'%.100s' has no name: only bits and topk may stand without theirs, "
+                              "before all others, which are NAME=VALUE",
+                              part->value);
+    line->named |= !part->bare;
+    const char *name = part->bare ? bare[index] : part->name;
+    enum kva_status status = KVA_OK;
+    if (strcmp(name, PAPER) == 0)
+        status = read_paper(part->value, &line->paper, err);
+    else
+        status = kva_kv_spec_set(&line->spec, name, part->value, err);
+    return status ? status : note_seen(line, name, err);
+}
+
+static enum kva_status read_parts(const char *at, struct line *line, struct kva_err *err)
+{
+    enum kva_status status = KVA_OK;
+    for (uint32_t i = 0; *at && !status; i++) {
+        struct part part;
+        if (!next_part(&at, &part))
+            return kva_fail_param(err, KVA_EINVAL, "policy", "a setting is longer than %u bytes",
+                                  PART_MAX - 1);
+        status = read_part(line, &part, i, err);
+    }
+    return status;
+}
+
+static enum kva_status unknown_policy(struct kva_err *err)
+{
+    struct words words = {.used = 0};
+    for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)
+        add_word(&words, kva_kv_policy_name((enum kva_kv_policy_id)id));
+    return kva_fail_param(err, KVA_EINVAL, "policy", "there is no such policy; there are %s",
+                          words.text);
+}
+
+static enum kva_status parse(const char *text, const struct kva_kv_spec *bases,
+                             struct kva_kv_spec *ret, struct kva_err *err)
+{
+    size_t length = strcspn(text, ":");
+    enum kva_kv_policy_id id = find_policy(text, length);
+    if (id == KVA_KV_POLICY_COUNT)
+        return unknown_policy(err);
+    if (text[strlen(text) - 1] == ':')
+        return kva_fail_param(err, KVA_EINVAL, "policy", "nothing follows the last colon");
+    /* What the settings start from may be said behind them: they are read twice. */
+    const char *at = text + length + (text[length] == ':');
+    struct line line = {.spec = bases ? bases[id] : kva_kv_spec_default(id)};
+    enum kva_status status = read_parts(at, &line, err);
+    if (!status && line.paper) {
+        line = (struct line){.spec = kva_kv_spec_paper(id)};
+        status = read_parts(at, &line, err);
+    }
+    if (!status)
+        status = kva_kv_spec_check(&line.spec, err);
+    if (!status)
+        *ret = line.spec;
+    return status;
+}
+
+enum kva_status kva_kv_spec_parse(const char *text, const struct kva_kv_spec *bases,
+                                  struct kva_kv_spec *ret, struct kva_err *err)
+{
+    struct kva_err why;
+    enum kva_status status = parse(text, bases, ret, &why);
+    if (!status)
+        return KVA_OK;
+    return kva_fail_param(err, status, why.param, "'%.200s': %s", text, why.message);
+}
+
+enum kva_status kva_kv_spec_parse_list(char *const *lines, uint32_t count,
+                                       struct kva_kv_spec *specs,
+                                       enum kva_kv_policy_id *ret_default, struct kva_err *err)
+{
+    uint32_t named = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        struct kva_kv_spec spec;
+        enum kva_status status = kva_kv_spec_parse(lines[i], specs, &spec, err);
+        if (status)
+            return status;
+        if (named & 1u << spec.policy)
+            return kva_fail_param(err, KVA_EINVAL, "policy", "'%.200s': policy %s is given twice",
+                                  lines[i], kva_kv_policy_name(spec.policy));
+        named |= 1u << spec.policy;
+        specs[spec.policy] = spec;
+        if (i == 0)
+            *ret_default = spec.policy;
+    }
+    return KVA_OK;
+}

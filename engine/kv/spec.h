@@ -1,0 +1,219 @@
+/* spec.h - a KV spec: which policy a sequence runs under and with which settings, as a request, an
+ * option or a program names them.
+ *
+ *     NAME[:BITS[:TOPK]][:SETTING=VALUE...]       full    kivi:1    specache:1:64:levels=mse
+ *
+ * One table (kva_kv_setting_at) describes every setting that any policy has: name, values, help. A
+ * policy lists those it has, with their defaults and its paper's values (policy.h). Options,
+ * requests, `kvahead options` and the documentation are read from there. A setting that the policy
+ * does not have is an error, never ignored.
+ *
+ * Thread rule: reads constants only: any thread. */
+#ifndef KVA_ENGINE_KV_SPEC_H
+#define KVA_ENGINE_KV_SPEC_H
+
+#include "base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+
+enum kva_kv_policy_id {
+    KVA_KV_FULL,     /* 16-bit pages on the device */
+    KVA_KV_OFFLOAD,  /* 16-bit pages on the host, all staged every step (FlexGen-like baseline) */
+    KVA_KV_KIVI,     /* 1, 2 or 4 bits on the device, the newest tokens in 16 (KIVI) */
+    KVA_KV_SPECACHE, /* the same, and the 16-bit rows that the next step will need, fetched ahead */
+    KVA_KV_POLICY_COUNT,
+};
+
+/* Whose query selects the rows that the next step will need. */
+enum kva_kv_predictor {
+    KVA_PREDICT_SPEC_TOKEN, /* a speculative token, decoded along (SpeCache 3.3) */
+    KVA_PREDICT_PREV_QUERY, /* this step's own token: no second row; where the next query has
+                               moved away from it, rows are selected again, with a wait (FreeKV) */
+    KVA_PREDICT_SYNC,       /* the next token itself, which then waits for the rows: the oracle */
+    KVA_PREDICT_AUTO,       /* sync on a CPU, where rows are fetched by the attention that selected
+                               them; on a GPU spec-token where a second row is measured to be
+                               nearly free on this machine with this model, else prev-query */
+    KVA_PREDICTOR_COUNT,
+};
+
+/* What the speculative token behind a wrong one is made from. */
+enum kva_kv_mispredict {
+    KVA_MISPREDICT_CHAIN,     /* from the wrong one: the paper; mispredictions propagate */
+    KVA_MISPREDICT_PREDECODE, /* from the token that came instead, which runs once more before its
+                                 step, as in the pre-decoding (SpeCache 3.3), and selects that
+                                 step's rows */
+    KVA_MISPREDICT_COUNT,
+};
+
+enum kva_kv_fetch {
+    KVA_FETCH_ALL,      /* every selected row, every step: the paper */
+    KVA_FETCH_DELTA,    /* only rows that are not there already; the same tokens as ALL */
+    KVA_FETCH_RESIDENT, /* the same traffic; rows of earlier selections attend while they are there
+                         */
+    KVA_FETCH_COUNT,
+};
+
+enum kva_kv_levels {
+    KVA_KV_LEVELS_MINMAX, /* from minimum and maximum of a group, as in the papers */
+    KVA_KV_LEVELS_MSE,    /* least squares: the same bytes, less error */
+    KVA_KV_LEVELS_AUTO,   /* minmax at 1 bit, mse at more: what was measured to be closer to full KV
+                           */
+    KVA_KV_LEVELS_COUNT,
+};
+
+/* Layers [first, end) with a k of their own. */
+struct kva_kv_k_range {
+    uint32_t first, end;
+    uint32_t k;
+};
+
+#define KVA_KV_K_RANGES_MAX 4u
+
+/* Settings that the policy does not have are 0 in what is parsed, and not read. */
+struct kva_kv_spec {
+    enum kva_kv_policy_id policy;
+
+    uint32_t bits;  /* 1, 2 or 4 */
+    uint32_t group; /* 32 or 64 */
+    enum kva_kv_levels levels;
+    uint32_t window;      /* newest tokens in 16 bits, at least */
+    uint32_t sinks;       /* first tokens in 16 bits, at most KVA_KV_SINKS_MAX */
+    uint32_t min_tokens;  /* shorter sequences stay in 16 bits */
+    uint32_t skip_layers; /* so many first layers stay in 16 bits */
+    uint32_t k;           /* "topk": rows fetched per KV head; of layers without a range below */
+    enum kva_kv_predictor predictor;
+    uint32_t reselect_below; /* prev-query: percent of cosine between successive queries of a layer,
+                                mean over its heads, under which it selects again; 0: never */
+    enum kva_kv_fetch fetch;
+    enum kva_kv_mispredict on_mispredict;                /* spec-token */
+    struct kva_kv_k_range k_ranges[KVA_KV_K_RANGES_MAX]; /* the last that has a layer holds */
+    uint32_t k_range_count;
+};
+
+/* --- the table of settings ------------------------------------------------------------------- */
+
+enum kva_kv_setting_id {
+    KVA_SETTING_BITS,
+    KVA_SETTING_GROUP,
+    KVA_SETTING_LEVELS,
+    KVA_SETTING_WINDOW,
+    KVA_SETTING_SINKS,
+    KVA_SETTING_MIN_TOKENS,
+    KVA_SETTING_SKIP_LAYERS,
+    KVA_SETTING_TOPK,
+    KVA_SETTING_PREDICTOR,
+    KVA_SETTING_RESELECT_BELOW,
+    KVA_SETTING_FETCH,
+    KVA_SETTING_ON_MISPREDICT,
+    KVA_SETTING_COUNT,
+};
+
+enum kva_kv_setting_kind {
+    KVA_SETTING_NUMBER,   /* whole */
+    KVA_SETTING_WORD,     /* one of some words; the value is the index */
+    KVA_SETTING_BY_LAYER, /* topk: a whole number, and others for some layers (kva_kv_spec_read_k)
+                           */
+};
+
+struct kva_kv_setting {
+    const char *name;
+    enum kva_kv_setting_kind kind;
+    uint32_t min, max;        /* of a number */
+    uint32_t multiple_of;     /* a number is a multiple of it; 0: any */
+    const uint32_t *among;    /* or one of these, 0-terminated */
+    const char *const *words; /* NULL-terminated */
+    size_t offset;            /* of the 32-bit value in struct kva_kv_spec */
+    const char *help;         /* Markdown, half a sentence */
+};
+
+/* A setting that a policy has. */
+struct kva_kv_policy_setting {
+    enum kva_kv_setting_id id;
+    uint32_t fallback; /* what was measured to be best (docs/kv.md) */
+    uint32_t paper;    /* what the policy's paper has */
+};
+
+const struct kva_kv_setting *kva_kv_setting_at(enum kva_kv_setting_id id);
+
+/* NULL: no policy has one of that name. */
+const struct kva_kv_setting *kva_kv_setting_find(const char *name);
+
+/* Those of a policy; *ret_count entries. */
+const struct kva_kv_policy_setting *kva_kv_policy_settings(enum kva_kv_policy_id policy,
+                                                           size_t *ret_count);
+
+static inline uint32_t *kva_kv_setting_value(const struct kva_kv_setting *setting,
+                                             struct kva_kv_spec *spec)
+{
+    return (uint32_t *)(void *)((unsigned char *)spec + setting->offset);
+}
+
+#define KVA_KV_SINKS_MAX 32u
+#define KVA_KV_K_MAX     65536u
+#define KVA_KV_LAYER_MAX 65535u
+
+/* --- specs ----------------------------------------------------------------------------------- */
+
+/* Every setting at its default, and as in the policy's paper. */
+struct kva_kv_spec kva_kv_spec_default(enum kva_kv_policy_id policy);
+struct kva_kv_spec kva_kv_spec_paper(enum kva_kv_policy_id policy);
+
+/* Fails: KVA_EINVAL, err->param is the setting ("bits", "topk", ...). */
+KVA_MUST_CHECK enum kva_status kva_kv_spec_check(const struct kva_kv_spec *spec,
+                                                 struct kva_err *err);
+
+/* Set one setting of spec->policy from text. Fails: KVA_EINVAL: no such setting, a setting of
+ * another policy (err names those that have it), a former name (err says the new one), or a value
+ * that it cannot have; err->param is the setting; the spec is as it was. */
+KVA_MUST_CHECK enum kva_status kva_kv_spec_set(struct kva_kv_spec *spec, const char *name,
+                                               const char *value, struct kva_err *err);
+
+/* A spec from one line. Settings that it does not name are those of bases[policy]; bases NULL: the
+ * defaults; with paper=true, the paper's. Fails: KVA_EINVAL, err->param is the setting, or
+ * "policy". */
+KVA_MUST_CHECK enum kva_status kva_kv_spec_parse(const char *text, const struct kva_kv_spec *bases,
+                                                 struct kva_kv_spec *ret, struct kva_err *err);
+
+/* What an operator gives: lines of which the first one is the default policy, and each one says the
+ * settings that requests under its policy start from. On entry `specs` [KVA_KV_POLICY_COUNT] are
+ * the settings that the lines start from. No line: *ret_default is left alone. Fails: KVA_EINVAL,
+ * as above, or a policy is named twice. */
+KVA_MUST_CHECK enum kva_status kva_kv_spec_parse_list(char *const *lines, uint32_t count,
+                                                      struct kva_kv_spec *specs,
+                                                      enum kva_kv_policy_id *ret_default,
+                                                      struct kva_err *err);
+
+/* Rows fetched per KV head in a layer, and the largest of them. */
+uint32_t kva_kv_spec_k(const struct kva_kv_spec *spec, uint32_t layer);
+uint32_t kva_kv_spec_k_max(const struct kva_kv_spec *spec);
+
+/* k of all layers: N, then +N@LAYER or +N@FIRST-LAST for layers that have another one: "64",
+ * "64+256@0-1". No number exceeds `max`. Fails: KVA_EINVAL (err->param is "topk"), the spec is as
+ * it was. */
+KVA_MUST_CHECK enum kva_status kva_kv_spec_read_k(const char *text, size_t length, uint32_t max,
+                                                  struct kva_kv_spec *spec, struct kva_err *err);
+
+#define KVA_KV_K_TEXT_MAX 128u
+
+/* The same backwards; `text` holds KVA_KV_K_TEXT_MAX bytes. */
+void kva_kv_spec_write_k(const struct kva_kv_spec *spec, char *text);
+
+/* Whose query predicts, where AUTO does not need to be measured: sync where the host reads the
+ * device's memory (kva_device_info.host_readable), since there is nothing to wait for and a token's
+ * own query selects best. Elsewhere AUTO stays what it is. */
+enum kva_kv_predictor kva_kv_predictor_of(const struct kva_kv_spec *spec, bool host_readable);
+
+/* --- policies by name ------------------------------------------------------------------------ */
+
+/* "full", "offload", "kivi", "specache". */
+const char *kva_kv_policy_name(enum kva_kv_policy_id policy);
+
+/* Policy of that name; KVA_KV_POLICY_COUNT if there is none. */
+enum kva_kv_policy_id kva_kv_policy_find(const char *name);
+
+/* Whether tokens are those of full KV. Where they are not, pages that were computed after a prompt
+ * are not what `full` would have computed. */
+bool kva_kv_policy_exact(enum kva_kv_policy_id policy);
+
+#endif

@@ -1,0 +1,272 @@
+/* The settings of KV policies, and specs written in one line. */
+#include "tests/cmocka.h"
+
+#include "engine/kv/spec.h"
+
+#include <string.h>
+
+static struct kva_kv_spec parsed(const char *text)
+{
+    struct kva_err err = {0};
+    struct kva_kv_spec spec;
+    if (kva_kv_spec_parse(text, NULL, &spec, &err))
+        fail_msg("%s: %s", text, err.message);
+    return spec;
+}
+
+static void test_parse__names_and_defaults(void **state KVA_UNUSED)
+{
+    for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++) {
+        const char *name = kva_kv_policy_name((enum kva_kv_policy_id)id);
+        struct kva_kv_spec expected = kva_kv_spec_default((enum kva_kv_policy_id)id);
+        struct kva_kv_spec spec = parsed(name);
+        assert_memory_equal(&spec, &expected, sizeof(spec));
+    }
+}
+
+static void test_parse__bare_numbers(void **state KVA_UNUSED)
+{
+    struct kva_kv_spec spec = parsed("specache:1:128");
+    assert_int_equal(spec.policy, KVA_KV_SPECACHE);
+    assert_int_equal(spec.bits, 1);
+    assert_int_equal(spec.k, 128);
+    assert_int_equal(parsed("kivi:4").bits, 4);
+    spec = parsed("specache:1:predictor=sync");
+    assert_int_equal(spec.bits, 1);
+    assert_int_equal(spec.predictor, KVA_PREDICT_SYNC);
+}
+
+static void test_parse__every_setting(void **state KVA_UNUSED)
+{
+    struct kva_kv_spec spec =
+        parsed("specache:bits=4:group=32:levels=minmax:window=128:sinks=8:min_tokens=64:skip_"
+               "layers=3:topk=32:"
+               "predictor=prev-query:reselect_below=70:fetch=delta:on_mispredict=predecode");
+    const struct kva_kv_spec expected = {.policy = KVA_KV_SPECACHE,
+                                         .bits = 4,
+                                         .group = 32,
+                                         .levels = KVA_KV_LEVELS_MINMAX,
+                                         .window = 128,
+                                         .sinks = 8,
+                                         .min_tokens = 64,
+                                         .skip_layers = 3,
+                                         .k = 32,
+                                         .predictor = KVA_PREDICT_PREV_QUERY,
+                                         .reselect_below = 70,
+                                         .fetch = KVA_FETCH_DELTA,
+                                         .on_mispredict = KVA_MISPREDICT_PREDECODE};
+    assert_memory_equal(&spec, &expected, sizeof(spec));
+}
+
+static void test_parse__rows_by_layer(void **state KVA_UNUSED)
+{
+    struct kva_kv_spec spec = parsed("specache:1:64+256@0-1+0@3+9@1");
+    const uint32_t k[] = {256, 9, 64, 0, 64};
+    for (uint32_t layer = 0; layer < KVA_COUNT_OF(k); layer++)
+        assert_int_equal(kva_kv_spec_k(&spec, layer), k[layer]);
+    assert_int_equal(kva_kv_spec_k_max(&spec), 256);
+    char text[KVA_KV_K_TEXT_MAX];
+    kva_kv_spec_write_k(&spec, text);
+    assert_string_equal(text, "64+256@0-1+0@3+9@1");
+    spec = parsed("specache:topk=7+65536@65535+65536@65534-65535+65536@0-65535+65536@65535");
+    kva_kv_spec_write_k(&spec, text);
+    assert_string_equal(text, "7+65536@65535+65536@65534-65535+65536@0-65535+65536@65535");
+    assert_int_equal(kva_kv_spec_k(&spec, 65535), 65536);
+    /* A number alone forgets what was there before. */
+    assert_int_equal(kva_kv_spec_read_k("5", 1, 10, &spec, NULL), KVA_OK);
+    struct kva_kv_spec expected = kva_kv_spec_default(KVA_KV_SPECACHE);
+    expected.k = 5;
+    assert_memory_equal(&spec, &expected, sizeof(spec));
+}
+
+static void test_read_k__refuses_and_leaves_the_choice(void **state KVA_UNUSED)
+{
+    static const char *const cases[] = {
+        "",
+        "+",
+        "64+",
+        "64+1",
+        "64+1@",
+        "64+@1",
+        "64+1@-",
+        "64+1@2-",
+        "64+1@2-1",
+        "64@1",
+        "64+1@65536",
+        "64+101@1",
+        "101",
+        "64 ",
+        "64+1@1 +2@2",
+        "-1",
+        "64+1@1+1@2+1@3+1@4+1@5",
+        "6.5",
+    };
+    const struct kva_kv_spec before = kva_kv_spec_default(KVA_KV_SPECACHE);
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct kva_kv_spec spec = before;
+        struct kva_err err = {0};
+        enum kva_status status = kva_kv_spec_read_k(cases[i], strlen(cases[i]), 100, &spec, &err);
+        if (status != KVA_EINVAL)
+            fail_msg("'%s' is read", cases[i]);
+        assert_string_equal(err.param, "topk");
+        assert_non_null(strstr(err.message, "from 0 to 100"));
+        assert_memory_equal(&spec, &before, sizeof(spec));
+    }
+}
+
+/* Wherever it stands, paper=true is what the other settings start from. */
+static void test_parse__paper(void **state KVA_UNUSED)
+{
+    struct kva_kv_spec expected = kva_kv_spec_paper(KVA_KV_SPECACHE);
+    expected.bits = 1;
+    expected.sinks = 4;
+    struct kva_kv_spec before = parsed("specache:paper=true:bits=1:sinks=4");
+    struct kva_kv_spec behind = parsed("specache:1:sinks=4:paper=true");
+    assert_memory_equal(&before, &expected, sizeof(expected));
+    assert_memory_equal(&behind, &expected, sizeof(expected));
+    expected = kva_kv_spec_default(KVA_KV_SPECACHE);
+    before = parsed("specache:paper=false");
+    assert_memory_equal(&before, &expected, sizeof(expected));
+    assert_int_equal(parsed("kivi:paper=true").window, 128);
+}
+
+static void test_parse__refuses(void **state KVA_UNUSED)
+{
+    static const struct {
+        const char *text, *param, *says;
+    } cases[] = {
+        {"", "policy", "no such policy"},
+        {"fulll", "policy", "no such policy"},
+        {"Full", "policy", "no such policy"},
+        {":1", "policy", "no such policy"},
+        {"kivi:", "policy", "nothing follows"},
+        {"kivi:1:", "policy", "nothing follows"},
+        {"kivi::1", "bits", "''"},
+        {"specache:1:64:4", "policy", "'4' has no name"},
+        {"specache:bits=1:64", "policy", "'64' has no name"},
+        {"specache:1:bits=2", "policy", "bits is given twice"},
+        {"specache:paper=true:paper=true", "policy", "paper is given twice"},
+        {"specache:paper=yes", "paper", "true or false"},
+        {"kivi:3", "bits", "one of: 1, 2, 4"},
+        {"kivi:5", "bits", "one of: 1, 2, 4"},
+        {"kivi:-1", "bits", "one of: 1, 2, 4"},
+        {"kivi:2x", "bits", "'2x'"},
+        {"kivi:bits=", "bits", "''"},
+        {"specache:topk=99999999999999999999999", "topk", "from 0 to 65536"},
+        {"specache:window=100", "window", "multiple of 64"},
+        {"specache:predictor=oracle", "predictor", "spec-token, prev-query, sync, auto"},
+        {"specache:predictor=syn", "predictor", "spec-token, prev-query, sync, auto"},
+        {"specache:on_mispredict=again", "on_mispredict", "chain, predecode"},
+        {"specache:levels=paper", "levels", "'paper' is called 'minmax' now"},
+        {"kivi:levels=fit", "levels", "'fit' is called 'mse' now"},
+        {"specache:plain=0", "plain", "'plain' is called 'min_tokens' now"},
+        {"specache:exempt=1", "exempt", "'exempt' is called 'skip_layers' now"},
+        {"specache:correct=1", "correct", "'correct' is called 'reselect_below' now"},
+        {"specache:miss=chain", "miss", "'miss' is called 'on_mispredict' now"},
+        {"full:1", "bits", "'full' has no setting 'bits'; policies that have it: kivi, specache"},
+        {"kivi:2:64", "topk", "'kivi' has no setting 'topk'; policies that have it: specache"},
+        {"offload:window=64", "window", "policies that have it: kivi, specache"},
+        {"specache:color=red", "policy", "'color' is no setting"},
+        {"specache:=red", "policy", "'' is no setting"},
+        {"specache:exact=true", "policy", "'exact' is no setting"},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct kva_err err = {0};
+        struct kva_kv_spec spec, untouched;
+        memset(&spec, 0x5a, sizeof(spec));
+        untouched = spec;
+        assert_int_equal(kva_kv_spec_parse(cases[i].text, NULL, &spec, &err), KVA_EINVAL);
+        if (strcmp(err.param, cases[i].param) != 0 || !strstr(err.message, cases[i].says))
+            fail_msg("%s: param '%s', message '%s'", cases[i].text, err.param, err.message);
+        assert_memory_equal(&spec, &untouched, sizeof(spec));
+    }
+    assert_int_equal(kva_kv_spec_parse("none", NULL, &(struct kva_kv_spec){0}, NULL), KVA_EINVAL);
+}
+
+static void test_predictor__auto_is_sync_where_the_host_reads(void **state KVA_UNUSED)
+{
+    for (uint32_t i = 0; i < KVA_PREDICTOR_COUNT; i++) {
+        const struct kva_kv_spec spec = {.policy = KVA_KV_SPECACHE,
+                                         .predictor = (enum kva_kv_predictor)i};
+        assert_int_equal(kva_kv_predictor_of(&spec, false), i);
+        assert_int_equal(kva_kv_predictor_of(&spec, true),
+                         i == KVA_PREDICT_AUTO ? KVA_PREDICT_SYNC : i);
+    }
+}
+
+/* Settings that a line does not name are those of the base; paper=true leaves the base. */
+static void test_parse__goes_over_bases(void **state KVA_UNUSED)
+{
+    struct kva_err err;
+    struct kva_kv_spec bases[KVA_KV_POLICY_COUNT], spec, expected;
+    for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)
+        bases[id] = kva_kv_spec_default((enum kva_kv_policy_id)id);
+    bases[KVA_KV_SPECACHE].bits = 4;
+    bases[KVA_KV_SPECACHE].sinks = 9;
+    assert_int_equal(kva_kv_spec_parse("specache:sinks=1", bases, &spec, &err), KVA_OK);
+    expected = bases[KVA_KV_SPECACHE];
+    expected.sinks = 1;
+    assert_memory_equal(&spec, &expected, sizeof(spec));
+    assert_int_equal(kva_kv_spec_parse("specache:paper=true", bases, &spec, &err), KVA_OK);
+    expected = kva_kv_spec_paper(KVA_KV_SPECACHE);
+    assert_memory_equal(&spec, &expected, sizeof(spec));
+}
+
+static void test_parse_list__first_is_the_default(void **state KVA_UNUSED)
+{
+    struct kva_err err;
+    struct kva_kv_spec specs[KVA_KV_POLICY_COUNT];
+    for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)
+        specs[id] = kva_kv_spec_default((enum kva_kv_policy_id)id);
+    enum kva_kv_policy_id policy = KVA_KV_OFFLOAD;
+    assert_int_equal(kva_kv_spec_parse_list(NULL, 0, specs, &policy, &err), KVA_OK);
+    assert_int_equal(policy, KVA_KV_OFFLOAD);
+    char first[] = "specache:1:16", second[] = "kivi:4", again[] = "kivi:2";
+    char *lines[] = {first, second, again};
+    assert_int_equal(kva_kv_spec_parse_list(lines, 2, specs, &policy, &err), KVA_OK);
+    assert_int_equal(policy, KVA_KV_SPECACHE);
+    assert_int_equal(specs[KVA_KV_SPECACHE].k, 16);
+    assert_int_equal(specs[KVA_KV_KIVI].bits, 4);
+    assert_int_equal(kva_kv_spec_parse_list(lines, 3, specs, &policy, &err), KVA_EINVAL);
+    assert_non_null(strstr(err.message, "'kivi:2': policy kivi is given twice"));
+}
+
+/* A setting's default and paper value are values that it may have, and each is in one policy at
+ * least: what the documentation lists can be given. */
+static void test_settings__are_all_reachable(void **state KVA_UNUSED)
+{
+    bool used[KVA_SETTING_COUNT] = {false};
+    for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++) {
+        enum kva_kv_policy_id policy = (enum kva_kv_policy_id)id;
+        const struct kva_kv_spec specs[] = {kva_kv_spec_default(policy), kva_kv_spec_paper(policy)};
+        size_t count;
+        const struct kva_kv_policy_setting *own = kva_kv_policy_settings(policy, &count);
+        for (size_t i = 0; i < count; i++)
+            used[own[i].id] = true;
+        for (size_t i = 0; i < KVA_COUNT_OF(specs); i++)
+            assert_int_equal(kva_kv_spec_check(&specs[i], NULL), KVA_OK);
+    }
+    for (uint32_t id = 0; id < KVA_SETTING_COUNT; id++) {
+        const struct kva_kv_setting *setting = kva_kv_setting_at((enum kva_kv_setting_id)id);
+        assert_true(used[id]);
+        assert_ptr_equal(kva_kv_setting_find(setting->name), setting);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_parse__names_and_defaults),
+        cmocka_unit_test(test_parse__bare_numbers),
+        cmocka_unit_test(test_parse__every_setting),
+        cmocka_unit_test(test_parse__rows_by_layer),
+        cmocka_unit_test(test_read_k__refuses_and_leaves_the_choice),
+        cmocka_unit_test(test_parse__paper),
+        cmocka_unit_test(test_parse__goes_over_bases),
+        cmocka_unit_test(test_parse_list__first_is_the_default),
+        cmocka_unit_test(test_settings__are_all_reachable),
+        cmocka_unit_test(test_parse__refuses),
+        cmocka_unit_test(test_predictor__auto_is_sync_where_the_host_reads),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
