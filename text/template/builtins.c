@@ -126,7 +126,7 @@ enum kva_status kva_tpl_apply(struct kva_tpl_run *run, bool is_test,
                             is_test ? "test" : "filter", kva_tpl_type_name(name));
     }
     /* Filters can call filters: map('map', 'map', ...). */
-    KVA_TPL_TRY(kva_tpl_charge(run, 1));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, 4));
     KVA_TPL_TRY(kva_tpl_enter(run));
     KVA_TPL_TRY(kva_tpl_invoke(run, builtin, self, call, ret));
     kva_tpl_leave(run);
@@ -207,6 +207,7 @@ static enum kva_status fill_dict(struct kva_tpl_run *run, const struct kva_tpl_c
         return kva_tpl_fail(run, "dict expected at most 1 argument, got %u", call->count);
     if (call->count == 1 && call->args[0].type == KVA_TPL_DICT) {
         const struct kva_tpl_dict *from = call->args[0].as.dict;
+        KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, from->count));
         for (uint32_t i = 0; i < from->count; i++)
             KVA_TPL_TRY(
                 kva_tpl_dict_set(run, dict, &from->entries[i].key, &from->entries[i].value));
@@ -267,6 +268,7 @@ static enum kva_status function_strftime(struct kva_tpl_run *run,
     /* A last character tells an empty result from one that does not fit. */
     memcpy(text, format->data, format->length);
     memcpy(text + format->length, ".", 2);
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, sizeof(text)));
     time_t now = (time_t)run->now_unix_s;
     struct tm fields;
     if (strlen(text) != format->length + 1 || !gmtime_r(&now, &fields))
@@ -284,6 +286,8 @@ static const struct kva_tpl_builtin functions[] = {
     {"raise_exception", function_raise, "message", 1},
     {"strftime_now", function_strftime, "format", 1},
 };
+
+const struct kva_tpl_table kva_tpl_functions = {functions, KVA_COUNT_OF(functions)};
 
 void kva_tpl_set_functions(struct kva_tpl_run *run)
 {

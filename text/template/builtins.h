@@ -5,6 +5,7 @@
 #ifndef KVA_TEXT_TEMPLATE_BUILTINS_H
 #define KVA_TEXT_TEMPLATE_BUILTINS_H
 
+#include "base/buf.h"
 #include "text/template/run.h"
 
 #define KVA_TPL_PARAMS_MAX 6
@@ -76,6 +77,10 @@ extern const struct kva_tpl_table kva_tpl_number_filters;   /* filters_number.c 
 extern const struct kva_tpl_table kva_tpl_json_filters;     /* json.c */
 extern const struct kva_tpl_table kva_tpl_tests;            /* tests.c */
 extern const struct kva_tpl_table kva_tpl_string_methods;   /* methods_string.c */
+extern const struct kva_tpl_table kva_tpl_search_methods;   /* methods_search.c, of strings too */
+extern const struct kva_tpl_table kva_tpl_dict_methods;     /* methods.c */
+extern const struct kva_tpl_table kva_tpl_list_methods;     /* methods.c */
+extern const struct kva_tpl_table kva_tpl_functions;        /* builtins.c */
 
 /* Argument `index` as an int, a truth value or a string; `fallback` if it is absent. Fails with
  * TypeError's words if it is of another type. */
@@ -98,6 +103,28 @@ enum kva_status kva_tpl_get_path(struct kva_tpl_run *run, const struct kva_tpl_v
 /* A string in lower case, anything else as it is. */
 enum kva_status kva_tpl_ignore_case(struct kva_tpl_run *run, const struct kva_tpl_value *value,
                                     struct kva_tpl_value *ret) KVA_MUST_CHECK;
+
+/* Pay for finding all occurrences of a needle in a text that do not overlap. */
+enum kva_status kva_tpl_charge_search(struct kva_tpl_run *run, size_t length,
+                                      size_t needle_length) KVA_MUST_CHECK;
+
+/* *ret = position of the first or last occurrence, SIZE_MAX: none. Linear, and charged. */
+enum kva_status kva_tpl_search(struct kva_tpl_run *run, const char *text, size_t length,
+                               const struct kva_tpl_str *needle, bool last,
+                               size_t *ret) KVA_MUST_CHECK;
+
+/* Occurrences from the last to the first, which do not overlap: forward in reversed copies, since
+ * the C library has no linear search backwards. The needle is not empty. */
+struct kva_tpl_backward {
+    struct kva_buf text, needle; /* reversed */
+    size_t from;
+};
+enum kva_status kva_tpl_backward_init(struct kva_tpl_run *run, const char *text, size_t length,
+                                      const struct kva_tpl_str *needle,
+                                      struct kva_tpl_backward *search) KVA_MUST_CHECK;
+/* Position of the next one, SIZE_MAX: none. */
+size_t kva_tpl_backward_next(struct kva_tpl_backward *search);
+void kva_tpl_backward_finish(struct kva_tpl_backward *search);
 
 /* A string in another case; keeps its mark. */
 enum kva_status kva_tpl_change_case(struct kva_tpl_run *run, const struct kva_tpl_value *string,

@@ -1,7 +1,5 @@
 /* Truth, equality, order, containment and sorting, as Python has them. */
-#include "text/template/run.h"
-
-#include "text/template/text.h"
+#include "text/template/builtins.h"
 
 #include <string.h>
 
@@ -21,7 +19,7 @@ bool kva_tpl_truth(const struct kva_tpl_value *value)
         return value->as.string->length != 0;
     default:
         /* Objects without a length are true, generators among them. */
-        return kva_tpl_length(value) != 0;
+        return kva_tpl_item_count(value) != 0;
     }
 }
 
@@ -93,7 +91,7 @@ static enum kva_status equal_nested(struct kva_tpl_run *run, const struct kva_tp
 enum kva_status kva_tpl_equal(struct kva_tpl_run *run, const struct kva_tpl_value *a,
                               const struct kva_tpl_value *b, bool *ret)
 {
-    KVA_TPL_TRY(kva_tpl_charge(run, 1));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, 1));
     if (kva_tpl_is_number(a) && kva_tpl_is_number(b)) {
         *ret = order_numbers(a, b) == 0;
         return KVA_OK;
@@ -108,7 +106,7 @@ enum kva_status kva_tpl_equal(struct kva_tpl_run *run, const struct kva_tpl_valu
         return KVA_OK;
     case KVA_TPL_STRING:
         if (a->as.string->length == b->as.string->length) {
-            KVA_TPL_TRY(kva_tpl_charge(run, a->as.string->length / 64));
+            KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_BYTES, a->as.string->length));
             *ret = order_strings(a->as.string, b->as.string) == 0;
         }
         return KVA_OK;
@@ -146,14 +144,16 @@ static enum kva_status order_lists(struct kva_tpl_run *run, const struct kva_tpl
 enum kva_status kva_tpl_order(struct kva_tpl_run *run, const struct kva_tpl_value *a,
                               const struct kva_tpl_value *b, const char *sign, int *ret)
 {
-    KVA_TPL_TRY(kva_tpl_charge(run, 1));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, 1));
     if (kva_tpl_is_number(a) && kva_tpl_is_number(b)) {
         *ret = order_numbers(a, b);
         return KVA_OK;
     }
     if (a->type == KVA_TPL_STRING && b->type == KVA_TPL_STRING) {
+        KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_BYTES,
+                                   kva_min_size(a->as.string->length, b->as.string->length)));
         *ret = order_strings(a->as.string, b->as.string);
-        return kva_tpl_charge(run, kva_min_size(a->as.string->length, b->as.string->length) / 64);
+        return KVA_OK;
     }
     if (a->type == b->type && kva_tpl_is_sequence(a)) {
         KVA_TPL_TRY(kva_tpl_enter(run));
@@ -176,9 +176,10 @@ enum kva_status kva_tpl_contains(struct kva_tpl_run *run, const struct kva_tpl_v
         if (item->type != KVA_TPL_STRING)
             return kva_tpl_fail(run, "'in <string>' requires string as left operand, not %s",
                                 kva_tpl_type_name(item));
-        KVA_TPL_TRY(kva_tpl_charge(run, container->as.string->length / 64));
-        *ret = kva_tpl_find(container->as.string->data, container->as.string->length, 0,
-                            item->as.string->data, item->as.string->length) != SIZE_MAX;
+        size_t at;
+        KVA_TPL_TRY(kva_tpl_search(run, container->as.string->data, container->as.string->length,
+                                   item->as.string, false, &at));
+        *ret = at != SIZE_MAX;
         return KVA_OK;
     }
     if (container->type == KVA_TPL_DICT ||
@@ -224,6 +225,7 @@ static enum kva_status merge_runs(struct kva_tpl_run *run, const struct merge *m
 {
     size_t left = low;
     size_t right = middle;
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, high - low));
     for (size_t at = low; at < high; at++) {
         bool take_right = left == middle;
         if (!take_right && right < high)

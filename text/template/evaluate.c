@@ -19,6 +19,7 @@ static enum kva_status eval_name(struct kva_tpl_run *run, const struct kva_tpl_e
                                  struct kva_tpl_value *ret)
 {
     for (const struct kva_tpl_scope *scope = run->scope; scope; scope = scope->parent) {
+        KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, scope->count));
         for (uint32_t i = 0; i < scope->count; i++) {
             if (scope->bindings[i].name == expr->name) {
                 *ret = scope->bindings[i].value;
@@ -353,7 +354,7 @@ enum kva_status kva_tpl_eval(struct kva_tpl_run *run, const struct kva_tpl_expr 
                              struct kva_tpl_value *ret)
 {
     run->line = expr->line;
-    KVA_TPL_TRY(kva_tpl_charge(run, 1));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, 1));
     KVA_TPL_TRY(kva_tpl_enter(run));
     KVA_TPL_TRY(evaluators[expr->kind](run, expr, ret));
     kva_tpl_leave(run);

@@ -51,6 +51,7 @@ static enum kva_status bind(struct kva_tpl_run *run, uint32_t name,
         run->globals[name] = *value;
         return KVA_OK;
     }
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, scope->count));
     for (uint32_t i = 0; i < scope->count; i++) {
         if (scope->bindings[i].name == name) {
             scope->bindings[i].value = *value;
@@ -154,8 +155,8 @@ static enum kva_status capture(struct kva_tpl_run *run, const struct kva_tpl_stm
 
 static enum kva_status exec_text(struct kva_tpl_run *run, const struct kva_tpl_stmt *stmt)
 {
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_BYTES, stmt->text->length));
     kva_buf_append(output(run), stmt->text->data, stmt->text->length);
-    KVA_TPL_TRY(kva_tpl_charge(run, stmt->text->length / 64));
     return check_output(run);
 }
 
@@ -290,7 +291,7 @@ static enum kva_status run_loop(struct kva_tpl_run *run, struct kva_tpl_loop *lo
             KVA_TPL_TRY(push_scope(run, outer));
         }
         run->scope->count = 0;
-        KVA_TPL_TRY(kva_tpl_charge(run, 1));
+        KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, 1));
         KVA_TPL_TRY(bind(run, KVA_TPL_NAME_LOOP, &variable));
         KVA_TPL_TRY(assign(run, stmt->target, &loop->items->items[loop->index]));
         KVA_TPL_TRY(kva_tpl_execute(run, stmt->body));
@@ -402,9 +403,14 @@ static enum kva_status exec_call(struct kva_tpl_run *run, const struct kva_tpl_s
     return check_output(run);
 }
 
-static bool same_name(const struct kva_tpl_str *a, const struct kva_tpl_str *b)
+static enum kva_status same_name(struct kva_tpl_run *run, const struct kva_tpl_str *a,
+                                 const struct kva_tpl_str *b, bool *ret)
 {
-    return a->length == b->length && memcmp(a->data, b->data, a->length) == 0;
+    *ret = a->length == b->length;
+    if (*ret)
+        KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_BYTES, a->length));
+    *ret = *ret && memcmp(a->data, b->data, a->length) == 0;
+    return KVA_OK;
 }
 
 static bool is_parameter(const struct kva_tpl_signature *signature, uint32_t name)
@@ -427,12 +433,17 @@ static enum kva_status bind_rest(struct kva_tpl_run *run, const struct kva_tpl_m
     struct kva_tpl_value rest, caller;
     KVA_TPL_TRY(kva_tpl_undefined_new(run, "No caller defined", NULL, NULL, &caller));
     KVA_TPL_TRY(kva_tpl_dict_new(run, KVA_TPL_DICT, &rest));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, call->named_count));
     for (uint32_t i = 0; i < call->named_count; i++) {
         const struct kva_tpl_named *named = &call->named[i];
+        bool is_caller = false;
         if (used[i])
             continue;
         struct kva_tpl_value key = {.type = KVA_TPL_STRING, .as.string = named->name};
-        if (wants_caller && same_name(named->name, run->tmpl->names[KVA_TPL_NAME_CALLER]))
+        if (wants_caller)
+            KVA_TPL_TRY(
+                same_name(run, named->name, run->tmpl->names[KVA_TPL_NAME_CALLER], &is_caller));
+        if (is_caller)
             caller = named->value;
         else if (signature->wants_kwargs)
             KVA_TPL_TRY(kva_tpl_dict_set(run, rest.as.dict, &key, &named->value));
@@ -467,8 +478,12 @@ static enum kva_status bind_parameter(struct kva_tpl_run *run, const struct kva_
     struct kva_tpl_value value;
     if (index < call->count)
         return bind(run, signature->names[index], &call->args[index]);
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, call->named_count));
     for (uint32_t i = 0; i < call->named_count; i++) {
-        if (!used[i] && same_name(call->named[i].name, name)) {
+        bool same = false;
+        if (!used[i])
+            KVA_TPL_TRY(same_name(run, call->named[i].name, name, &same));
+        if (same) {
             used[i] = true;
             return bind(run, signature->names[index], &call->named[i].value);
         }
@@ -534,7 +549,7 @@ enum kva_status kva_tpl_execute(struct kva_tpl_run *run, const struct kva_tpl_st
     KVA_TPL_TRY(kva_tpl_enter(run));
     for (; stmt && run->flow == KVA_TPL_FLOW_NORMAL; stmt = stmt->next) {
         run->line = stmt->line;
-        KVA_TPL_TRY(kva_tpl_charge(run, 1));
+        KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, 1));
         KVA_TPL_TRY(executors[stmt->kind](run, stmt));
     }
     kva_tpl_leave(run);

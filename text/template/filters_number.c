@@ -97,6 +97,16 @@ static bool truncate_float(double number, int64_t *ret)
     return true;
 }
 
+/* Pay for reading a text as a number, twice. */
+static enum kva_status charge_text(struct kva_tpl_run *run, const struct kva_tpl_value *value)
+{
+    if (value->type != KVA_TPL_STRING)
+        return KVA_OK;
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, KVA_TPL_NUMBER_STEPS));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_CHARS, value->as.string->length));
+    return kva_tpl_charge(run, KVA_TPL_CHARS, value->as.string->length);
+}
+
 FILTER(int)
 {
     const struct kva_tpl_value *value = in->self;
@@ -104,6 +114,7 @@ FILTER(int)
     int64_t base, integer;
     double number;
     bool big;
+    KVA_TPL_TRY(charge_text(run, value));
     KVA_TPL_TRY(kva_tpl_arg_int(run, in, 1, 10, &base));
     if (value->type == KVA_TPL_UNDEFINED)
         return kva_tpl_fail_undefined(run, value);
@@ -128,6 +139,7 @@ FILTER(float)
 {
     const struct kva_tpl_value *value = in->self;
     double number;
+    KVA_TPL_TRY(charge_text(run, value));
     if (value->type == KVA_TPL_UNDEFINED)
         return kva_tpl_fail_undefined(run, value);
     if (kva_tpl_is_number(value))
@@ -200,6 +212,7 @@ FILTER(round)
         return KVA_OK;
     }
     double number = kva_tpl_as_number(value);
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, KVA_TPL_NUMBER_STEPS));
     if (common) {
         number = round_common(number, precision);
         *ret = value->type == KVA_TPL_FLOAT ? kva_tpl_float(number) : kva_tpl_int((int64_t)number);
@@ -220,7 +233,7 @@ FILTER(sum)
     for (size_t i = 0; i < items->count; i++) {
         struct kva_tpl_value item = items->items[i];
         struct kva_tpl_value total = *ret;
-        KVA_TPL_TRY(kva_tpl_charge(run, 1));
+        KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, 1));
         if (by_path)
             KVA_TPL_TRY(kva_tpl_get_path(run, &items->items[i], &in->args[0], &nothing, &item));
         KVA_TPL_TRY(kva_tpl_binary(run, KVA_TPL_OP_ADD, &total, &item, ret));

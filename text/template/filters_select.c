@@ -10,7 +10,7 @@
 
 static bool is_digits(const char *text, size_t length)
 {
-    for (size_t i = 0; i < length; i++) {
+    for (size_t i = 0; i < length && length < 19; i++) {
         if (text[i] < '0' || text[i] > '9')
             return false;
     }
@@ -35,7 +35,7 @@ enum kva_status kva_tpl_get_path(struct kva_tpl_run *run, const struct kva_tpl_v
                                  const struct kva_tpl_value *fallback, struct kva_tpl_value *ret)
 {
     struct kva_tpl_value value = *item;
-    KVA_TPL_TRY(kva_tpl_charge(run, 1));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, 1));
     if (path->type != KVA_TPL_STRING) {
         if (path->type != KVA_TPL_NONE)
             KVA_TPL_TRY(kva_tpl_get_item(run, item, path, &value));
@@ -44,9 +44,11 @@ enum kva_status kva_tpl_get_path(struct kva_tpl_run *run, const struct kva_tpl_v
         *ret = value;
         return KVA_OK;
     }
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_CHARS, path->as.string->length));
     const char *at = path->as.string->data;
     const char *end = at + path->as.string->length;
     for (;;) {
+        KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, 1));
         const char *dot = at < end ? memchr(at, '.', (size_t)(end - at)) : NULL;
         const char *stop = dot ? dot : end;
         struct kva_tpl_value key;
@@ -114,6 +116,8 @@ FILTER(map)
     struct kva_tpl_value made;
     KVA_TPL_TRY(operand_items(run, in->self, &items));
     KVA_TPL_TRY(kva_tpl_list_new(run, KVA_TPL_LIST, 0, &made));
+    /* Looking for names among the named arguments. */
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, in->call->named_count));
     if (in->call->count == 0 && find_named(in->call, "attribute")) {
         KVA_TPL_TRY(map_attribute(run, in, items, made.as.list));
     } else {

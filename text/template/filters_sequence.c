@@ -12,11 +12,10 @@
 
 FILTER(length)
 {
-    int64_t length = kva_tpl_length(in->self);
+    int64_t length;
+    KVA_TPL_TRY(kva_tpl_length(run, in->self, &length));
     if (length < 0)
         return kva_tpl_fail(run, "object of type '%s' has no len()", kva_tpl_type_name(in->self));
-    if (in->self->type == KVA_TPL_STRING)
-        KVA_TPL_TRY(kva_tpl_charge(run, in->self->as.string->length / 64));
     *ret = kva_tpl_int(length);
     return KVA_OK;
 }
@@ -75,12 +74,14 @@ FILTER(reverse)
     KVA_TPL_TRY(as_list(run, in->self, &list));
     struct kva_tpl_value *items = list.as.list->items;
     size_t count = list.as.list->count;
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, count));
     for (size_t i = 0; i < count / 2; i++) {
         struct kva_tpl_value swap = items[i];
         items[i] = items[count - 1 - i];
         items[count - 1 - i] = swap;
     }
     if (in->self->type == KVA_TPL_STRING) {
+        KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, count));
         struct kva_buf buf;
         kva_tpl_buf_init(run, &buf);
         for (size_t i = 0; i < count; i++)
@@ -115,7 +116,8 @@ FILTER(join)
     enum kva_status status = KVA_OK;
     for (size_t i = 0; i < items->count && !status && !buf.failed; i++) {
         struct kva_tpl_value item = items->items[i];
-        if (i > 0)
+        status = kva_tpl_charge(run, KVA_TPL_NODES, 1);
+        if (!status && i > 0)
             status = kva_tpl_put_str(run, &buf, &mark);
         if (!status && by_path)
             status = kva_tpl_get_path(run, &items->items[i], &in->args[1], &nothing, &item);
@@ -284,10 +286,11 @@ FILTER(batch)
     for (size_t i = 0; i < items->count;) {
         struct kva_tpl_value batch;
         KVA_TPL_TRY(kva_tpl_list_new(run, KVA_TPL_LIST, 0, &batch));
+        KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, 1));
         for (int64_t j = 0; j < size && i < items->count; j++)
             KVA_TPL_TRY(kva_tpl_list_add(run, batch.as.list, &items->items[i++]));
         while (fill && (int64_t)batch.as.list->count < size) {
-            KVA_TPL_TRY(kva_tpl_charge(run, 1));
+            KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, 1));
             KVA_TPL_TRY(kva_tpl_list_add(run, batch.as.list, &in->args[1]));
         }
         KVA_TPL_TRY(kva_tpl_list_add(run, batches.as.list, &batch));
@@ -313,7 +316,7 @@ FILTER(slice)
     size_t at = 0;
     for (size_t i = 0; i < (size_t)slices; i++) {
         struct kva_tpl_value column;
-        KVA_TPL_TRY(kva_tpl_charge(run, 1));
+        KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, 1));
         KVA_TPL_TRY(kva_tpl_list_new(run, KVA_TPL_LIST, 0, &column));
         for (size_t j = 0; j < each + (i < longer); j++)
             KVA_TPL_TRY(kva_tpl_list_add(run, column.as.list, &items->items[at++]));

@@ -50,7 +50,7 @@ FILTER(title)
     struct kva_tpl_value value;
     KVA_TPL_TRY(operand(run, in, &value));
     const struct kva_tpl_str *text = value.as.string;
-    KVA_TPL_TRY(kva_tpl_charge(run, text->length / 8));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, text->length));
     struct kva_buf buf;
     kva_tpl_buf_init(run, &buf);
     bool first = true;
@@ -184,17 +184,24 @@ FILTER(indent)
         count++;
     struct kva_buf buf;
     kva_tpl_buf_init(run, &buf);
-    for (size_t i = 0; i < count && !buf.failed; i++) {
+    enum kva_status status = KVA_OK;
+    for (size_t i = 0; i < count && !buf.failed && !status; i++) {
         static const struct kva_tpl_str nothing = {.data = ""};
         const struct kva_tpl_str *line =
             i < lines.as.list->count ? lines.as.list->items[i].as.string : &nothing;
+        status = kva_tpl_charge(run, KVA_TPL_BYTES, 1 + with->length + line->length);
+        if (status)
+            break;
         if (i > 0)
             kva_buf_putc(&buf, '\n');
         if (i == 0 ? first : blank || line->length > 0)
             kva_buf_append(&buf, with->data, with->length);
         kva_buf_append(&buf, line->data, line->length);
     }
-    KVA_TPL_TRY(kva_tpl_charge(run, buf.length / 64));
+    if (status) {
+        kva_buf_finish(&buf);
+        return status;
+    }
     KVA_TPL_TRY(kva_tpl_buf_take(run, &buf, ret));
     ret->safe = in->self->safe;
     return KVA_OK;
@@ -212,19 +219,24 @@ FILTER(truncate)
         KVA_TPL_TRY(kva_tpl_arg_string(run, in, 2, &end));
     if (kva_tpl_arg_given(in, 3) && in->args[3].type != KVA_TPL_NONE)
         KVA_TPL_TRY(kva_tpl_arg_int(run, in, 3, 5, &leeway));
-    int64_t end_length = (int64_t)kva_tpl_char_count(end->data, end->length);
+    struct kva_tpl_value end_value = {.type = KVA_TPL_STRING, .as.string = end};
+    int64_t end_length, text_length;
+    KVA_TPL_TRY(kva_tpl_length(run, &end_value, &end_length));
     if (length < end_length || leeway < 0)
         return kva_tpl_fail(run, "truncate: expected length >= %lld and leeway >= 0",
                             (long long)end_length);
     const struct kva_tpl_str *text = in->self->as.string;
-    KVA_TPL_TRY(kva_tpl_charge(run, text->length / 64));
-    if (kva_tpl_length(in->self) - leeway <= length) {
+    KVA_TPL_TRY(kva_tpl_length(run, in->self, &text_length));
+    if (text_length - leeway <= length) {
         *ret = *in->self;
         return KVA_OK;
     }
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_CHARS, text->length));
     size_t keep = kva_tpl_char_offset(text->data, text->length, (size_t)(length - end_length));
     if (!kva_tpl_arg_truth(in, 1, false)) {
-        size_t space = kva_tpl_find_last(text->data, keep, " ", 1);
+        static const struct kva_tpl_str blank = {.data = " ", .length = 1};
+        size_t space;
+        KVA_TPL_TRY(kva_tpl_search(run, text->data, keep, &blank, true, &space));
         keep = space == SIZE_MAX ? keep : space;
     }
     struct kva_tpl_str head = {.data = text->data, .length = keep};
@@ -238,7 +250,7 @@ FILTER(wordcount)
     struct kva_tpl_value value;
     KVA_TPL_TRY(operand(run, in, &value));
     const struct kva_tpl_str *text = value.as.string;
-    KVA_TPL_TRY(kva_tpl_charge(run, text->length / 16));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_CHARS, text->length));
     int64_t count = 0;
     bool inside = false;
     for (size_t at = 0; at < text->length;) {

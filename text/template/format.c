@@ -125,6 +125,14 @@ static void put_real(struct kva_buf *buf, const struct spec *spec, double number
     put_number(buf, spec, text);
 }
 
+/* Pay for a number's digits, and for what fills it up. */
+static enum kva_status charge_number(struct kva_tpl_run *run, const struct spec *spec)
+{
+    size_t digits = (size_t)spec->width + (spec->precision > 0 ? (size_t)spec->precision : 0);
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, KVA_TPL_NUMBER_STEPS));
+    return kva_tpl_charge(run, KVA_TPL_ITEMS, digits);
+}
+
 static enum kva_status put_string(struct kva_tpl_run *run, struct kva_buf *buf,
                                   const struct spec *spec, const struct kva_tpl_value *value,
                                   bool as_repr, char align)
@@ -134,6 +142,8 @@ static enum kva_status put_string(struct kva_tpl_run *run, struct kva_buf *buf,
     enum kva_status status =
         as_repr ? kva_tpl_put_repr(run, &text, value) : kva_tpl_put_str(run, &text, value);
     size_t length = text.length;
+    if (!status)
+        status = kva_tpl_charge(run, KVA_TPL_CHARS, 2 * length + (size_t)spec->width);
     if (!status && spec->precision >= 0)
         length = kva_tpl_char_offset(text.data ? text.data : "", length, (size_t)spec->precision);
     if (!status)
@@ -215,6 +225,7 @@ static enum kva_status put_percent_value(struct percent *percent, const struct s
     case 'x':
     case 'X':
     case 'o':
+        KVA_TPL_TRY(charge_number(run, spec));
         if (value->type == KVA_TPL_UNDEFINED)
             return kva_tpl_fail_undefined(run, value);
         if (value->type == KVA_TPL_FLOAT && spec->type != 'x' && spec->type != 'X' &&
@@ -233,6 +244,7 @@ static enum kva_status put_percent_value(struct percent *percent, const struct s
     case 'F':
     case 'g':
     case 'G':
+        KVA_TPL_TRY(charge_number(run, spec));
         if (value->type == KVA_TPL_UNDEFINED)
             return kva_tpl_fail_undefined(run, value);
         if (!kva_tpl_is_number(value))
@@ -297,7 +309,7 @@ static enum kva_status put_percent(struct percent *percent, const struct kva_tpl
         if (!mark)
             break;
         at++;
-        KVA_TPL_TRY(kva_tpl_charge(percent->run, 1));
+        KVA_TPL_TRY(kva_tpl_charge(percent->run, KVA_TPL_NODES, 1));
         KVA_TPL_TRY(put_percent_field(percent, &at, end));
     }
     const struct kva_tpl_value *values = percent->values;
@@ -315,7 +327,7 @@ enum kva_status kva_tpl_percent(struct kva_tpl_run *run, const struct kva_tpl_st
     struct kva_buf buf;
     kva_tpl_buf_init(run, &buf);
     struct percent percent = {.run = run, .buf = &buf, .values = values};
-    enum kva_status status = kva_tpl_charge(run, format->length / 64);
+    enum kva_status status = kva_tpl_charge(run, KVA_TPL_CHARS, format->length);
     if (!status)
         status = put_percent(&percent, format);
     if (status) {
@@ -388,11 +400,13 @@ static enum kva_status put_formatted(struct fields *fields, const struct spec *s
         (value->type == KVA_TPL_BOOL && type != '\0' && !real && type != 's')) {
         if (type != '\0' && !strchr("bdoxXn", type))
             return kva_tpl_fail(run, "Unknown format code '%c' for object of type 'int'", type);
+        KVA_TPL_TRY(charge_number(run, spec));
         put_integer(fields->buf, spec, kva_tpl_as_integer(value));
         return KVA_OK;
     }
     if (kva_tpl_is_number(value) &&
         (real || (value->type == KVA_TPL_FLOAT && type == '\0' && spec->precision >= 0))) {
+        KVA_TPL_TRY(charge_number(run, spec));
         put_real(fields->buf, spec, kva_tpl_as_number(value));
         return KVA_OK;
     }
@@ -414,9 +428,12 @@ static enum kva_status find_argument(struct fields *fields, const char *text, si
         index = (int)kva_min_u32(fields->next, WIDTH_MAX);
         fields->next++;
     } else if (!take_number(&at, text + length, &index) || at != text + length) {
+        KVA_TPL_TRY(kva_tpl_charge(fields->run, KVA_TPL_ITEMS, call->named_count));
         for (uint32_t i = 0; i < call->named_count; i++) {
-            if (call->named[i].name->length == length &&
-                memcmp(call->named[i].name->data, text, length) == 0) {
+            if (call->named[i].name->length != length)
+                continue;
+            KVA_TPL_TRY(kva_tpl_charge(fields->run, KVA_TPL_BYTES, length));
+            if (memcmp(call->named[i].name->data, text, length) == 0) {
                 *ret = call->named[i].value;
                 return KVA_OK;
             }
@@ -498,7 +515,7 @@ static enum kva_status put_fields(struct fields *fields, const struct kva_tpl_st
         } else if (c == '}') {
             return kva_tpl_fail(fields->run, "Single '}' encountered in format string");
         } else if (c == '{') {
-            KVA_TPL_TRY(kva_tpl_charge(fields->run, 1));
+            KVA_TPL_TRY(kva_tpl_charge(fields->run, KVA_TPL_NODES, 1));
             KVA_TPL_TRY(put_field(fields, &at, end));
         } else {
             kva_buf_putc(fields->buf, c);
@@ -513,7 +530,7 @@ enum kva_status kva_tpl_format(struct kva_tpl_run *run, const struct kva_tpl_str
     struct kva_buf buf;
     kva_tpl_buf_init(run, &buf);
     struct fields fields = {.run = run, .buf = &buf, .call = call};
-    enum kva_status status = kva_tpl_charge(run, format->length / 16);
+    enum kva_status status = kva_tpl_charge(run, KVA_TPL_ITEMS, format->length);
     if (!status)
         status = put_fields(&fields, format);
     if (status) {

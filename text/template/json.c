@@ -15,7 +15,7 @@ static enum kva_status text_from_json(struct kva_tpl_run *run, const char *text,
                                       struct kva_tpl_value *ret)
 {
     size_t length = text ? strlen(text) : 0;
-    KVA_TPL_TRY(kva_tpl_charge(run, length / 64));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_CHARS, length));
     if (!kva_utf8_valid(text, length))
         return kva_fail_param(run->err, KVA_EINVAL, what, "%s: a string is not valid UTF-8", what);
     return kva_tpl_borrow(run, text ? text : "", length, ret);
@@ -46,7 +46,7 @@ static enum kva_status nested_from_json(struct kva_tpl_run *run, const cJSON *js
 enum kva_status kva_tpl_from_json(struct kva_tpl_run *run, const cJSON *json, const char *what,
                                   struct kva_tpl_value *ret)
 {
-    KVA_TPL_TRY(kva_tpl_charge(run, 1));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, 1));
     if (cJSON_IsNull(json)) {
         *ret = kva_tpl_none();
     } else if (cJSON_IsBool(json)) {
@@ -79,11 +79,12 @@ struct writer {
     bool sort_keys;
 };
 
-static void put_string(struct writer *writer, const struct kva_tpl_str *string)
+static enum kva_status put_string(struct writer *writer, const struct kva_tpl_str *string)
 {
+    KVA_TPL_TRY(kva_tpl_charge(writer->run, KVA_TPL_ITEMS, string->length));
     if (!writer->ascii) {
         kva_buf_json_string(writer->buf, string->data, string->length);
-        return;
+        return KVA_OK;
     }
     kva_buf_putc(writer->buf, '"');
     for (size_t at = 0; at < string->length;) {
@@ -107,20 +108,26 @@ static void put_string(struct writer *writer, const struct kva_tpl_str *string)
         at += (size_t)bytes;
     }
     kva_buf_putc(writer->buf, '"');
+    return KVA_OK;
 }
 
-static void put_line(struct writer *writer, uint32_t level)
+static enum kva_status put_line(struct writer *writer, uint32_t level)
 {
     if (!writer->indent)
-        return;
+        return KVA_OK;
+    KVA_TPL_TRY(kva_tpl_charge(writer->run, KVA_TPL_ITEMS, level));
+    KVA_TPL_TRY(kva_tpl_charge(writer->run, KVA_TPL_BYTES, level * writer->indent->length));
     kva_buf_putc(writer->buf, '\n');
     for (uint32_t i = 0; i < level; i++)
         kva_buf_append(writer->buf, writer->indent->data, writer->indent->length);
+    return KVA_OK;
 }
 
-static void put_separator(struct writer *writer, const struct kva_tpl_str *separator)
+static enum kva_status put_separator(struct writer *writer, const struct kva_tpl_str *separator)
 {
+    KVA_TPL_TRY(kva_tpl_charge(writer->run, KVA_TPL_BYTES, separator->length));
     kva_buf_append(writer->buf, separator->data, separator->length);
+    return KVA_OK;
 }
 
 static void put_number(struct writer *writer, const struct kva_tpl_value *value)
@@ -148,11 +155,11 @@ static enum kva_status put_array(struct writer *writer, const struct kva_tpl_lis
     kva_buf_putc(writer->buf, '[');
     for (size_t i = 0; i < list->count; i++) {
         if (i > 0)
-            put_separator(writer, writer->item_separator);
-        put_line(writer, level + 1);
+            KVA_TPL_TRY(put_separator(writer, writer->item_separator));
+        KVA_TPL_TRY(put_line(writer, level + 1));
         KVA_TPL_TRY(put_value(writer, &list->items[i], level + 1));
     }
-    put_line(writer, level);
+    KVA_TPL_TRY(put_line(writer, level));
     kva_buf_putc(writer->buf, ']');
     return KVA_OK;
 }
@@ -161,8 +168,7 @@ static enum kva_status put_array(struct writer *writer, const struct kva_tpl_lis
 static enum kva_status put_key(struct writer *writer, const struct kva_tpl_value *key)
 {
     if (key->type == KVA_TPL_STRING) {
-        put_string(writer, key->as.string);
-        return KVA_OK;
+        return put_string(writer, key->as.string);
     }
     if (key->type != KVA_TPL_NONE && !kva_tpl_is_number(key))
         return kva_tpl_fail(writer->run, "keys must be str, int, float, bool or None, not %s",
@@ -205,13 +211,13 @@ static enum kva_status put_object(struct writer *writer, const struct kva_tpl_di
     for (uint32_t i = 0; i < dict->count; i++) {
         const struct kva_tpl_entry *entry = &dict->entries[order ? order[i].as.integer : i];
         if (i > 0)
-            put_separator(writer, writer->item_separator);
-        put_line(writer, level + 1);
+            KVA_TPL_TRY(put_separator(writer, writer->item_separator));
+        KVA_TPL_TRY(put_line(writer, level + 1));
         KVA_TPL_TRY(put_key(writer, &entry->key));
-        put_separator(writer, writer->key_separator);
+        KVA_TPL_TRY(put_separator(writer, writer->key_separator));
         KVA_TPL_TRY(put_value(writer, &entry->value, level + 1));
     }
-    put_line(writer, level);
+    KVA_TPL_TRY(put_line(writer, level));
     kva_buf_putc(writer->buf, '}');
     return KVA_OK;
 }
@@ -220,7 +226,7 @@ static enum kva_status put_value(struct writer *writer, const struct kva_tpl_val
                                  uint32_t level)
 {
     struct kva_tpl_run *run = writer->run;
-    KVA_TPL_TRY(kva_tpl_charge(run, 1));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, 1));
     switch (value->type) {
     case KVA_TPL_NONE:
         kva_buf_puts(writer->buf, "null");
@@ -230,11 +236,11 @@ static enum kva_status put_value(struct writer *writer, const struct kva_tpl_val
         return KVA_OK;
     case KVA_TPL_INT:
     case KVA_TPL_FLOAT:
+        KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, KVA_TPL_NUMBER_STEPS));
         put_number(writer, value);
         return KVA_OK;
     case KVA_TPL_STRING:
-        put_string(writer, value->as.string);
-        return kva_tpl_charge(run, value->as.string->length / 64);
+        return put_string(writer, value->as.string);
     case KVA_TPL_LIST:
     case KVA_TPL_TUPLE:
     case KVA_TPL_DICT:

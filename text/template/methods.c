@@ -99,6 +99,9 @@ static const struct kva_tpl_builtin list_methods[] = {
     {"copy", copy_self, "", 0},
 };
 
+const struct kva_tpl_table kva_tpl_dict_methods = {dict_methods, KVA_COUNT_OF(dict_methods)};
+const struct kva_tpl_table kva_tpl_list_methods = {list_methods, KVA_COUNT_OF(list_methods)};
+
 /* What would change the object. */
 static const char *const dict_unsafe[] = {"clear", "pop", "popitem", "setdefault", "update"};
 static const char *const list_unsafe[] = {"append", "clear", "pop",    "reverse",
@@ -113,34 +116,36 @@ static bool is_one_of(const char *const *names, size_t count, const struct kva_t
     return false;
 }
 
+static const struct kva_tpl_builtin *find(const struct kva_tpl_table *table, size_t count,
+                                          const struct kva_tpl_str *name)
+{
+    for (size_t i = 0; i < count; i++) {
+        const char *known = table->items[i].name;
+        if (strlen(known) == name->length && memcmp(known, name->data, name->length) == 0)
+            return &table->items[i];
+    }
+    return NULL;
+}
+
 const struct kva_tpl_builtin *kva_tpl_find_method(const struct kva_tpl_value *object,
                                                   const struct kva_tpl_str *name, bool *ret_unsafe)
 {
-    struct kva_tpl_table table = {NULL, 0};
+    const struct kva_tpl_builtin *found = NULL;
     *ret_unsafe = false;
     switch (object->type) {
     case KVA_TPL_STRING:
-        table = kva_tpl_string_methods;
-        break;
+        found = find(&kva_tpl_search_methods, kva_tpl_search_methods.count, name);
+        return found ? found : find(&kva_tpl_string_methods, kva_tpl_string_methods.count, name);
     case KVA_TPL_DICT:
-        table = (struct kva_tpl_table){dict_methods, KVA_COUNT_OF(dict_methods)};
         *ret_unsafe = is_one_of(dict_unsafe, KVA_COUNT_OF(dict_unsafe), name);
-        break;
+        return find(&kva_tpl_dict_methods, kva_tpl_dict_methods.count, name);
     case KVA_TPL_LIST:
-        table = (struct kva_tpl_table){list_methods, KVA_COUNT_OF(list_methods)};
         *ret_unsafe = is_one_of(list_unsafe, KVA_COUNT_OF(list_unsafe), name);
-        break;
+        return find(&kva_tpl_list_methods, kva_tpl_list_methods.count, name);
     case KVA_TPL_TUPLE:
         /* All but `copy`. */
-        table = (struct kva_tpl_table){list_methods, KVA_COUNT_OF(list_methods) - 1};
-        break;
+        return find(&kva_tpl_list_methods, kva_tpl_list_methods.count - 1, name);
     default:
-        break;
+        return NULL;
     }
-    for (size_t i = 0; i < table.count; i++) {
-        const char *known = table.items[i].name;
-        if (strlen(known) == name->length && memcmp(known, name->data, name->length) == 0)
-            return &table.items[i];
-    }
-    return NULL;
 }

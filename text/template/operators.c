@@ -160,7 +160,7 @@ static enum kva_status add_lists(struct kva_tpl_run *run, const struct kva_tpl_v
 {
     const struct kva_tpl_list *left = a->as.list;
     const struct kva_tpl_list *right = b->as.list;
-    KVA_TPL_TRY(kva_tpl_charge(run, (left->count + right->count) / 4));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, left->count + right->count));
     KVA_TPL_TRY(kva_tpl_list_new(run, a->type, left->count + right->count, ret));
     struct kva_tpl_list *list = ret->as.list;
     if (left->count > 0)
@@ -171,6 +171,16 @@ static enum kva_status add_lists(struct kva_tpl_run *run, const struct kva_tpl_v
     return KVA_OK;
 }
 
+/* Fill `bytes` with the `unit` bytes that they begin with, in few large copies. */
+static void fill(char *data, size_t unit, size_t bytes)
+{
+    for (size_t done = unit; done < bytes;) {
+        size_t more = kva_min_size(done, bytes - done);
+        memcpy(data + done, data, more);
+        done += more;
+    }
+}
+
 static enum kva_status repeat_string(struct kva_tpl_run *run, const struct kva_tpl_value *string,
                                      size_t times, struct kva_tpl_value *ret)
 {
@@ -179,12 +189,14 @@ static enum kva_status repeat_string(struct kva_tpl_run *run, const struct kva_t
     size_t bytes;
     if (!kva_mul_size(text->length, times, &bytes))
         return kva_tpl_fail(run, "a string longer than memory");
-    KVA_TPL_TRY(kva_tpl_charge(run, bytes / 16));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_BYTES, bytes));
     char *data = kva_tpl_alloc(run, bytes, 1);
     if (!data)
         return run->err->status;
-    for (size_t i = 0; text->length > 0 && i < times; i++)
-        memcpy(data + i * text->length, text->data, text->length);
+    if (bytes > 0) {
+        memcpy(data, text->data, text->length);
+        fill(data, text->length, bytes);
+    }
     KVA_TPL_TRY(kva_tpl_borrow(run, data, bytes, ret));
     ret->safe = safe;
     return KVA_OK;
@@ -197,11 +209,13 @@ static enum kva_status repeat_list(struct kva_tpl_run *run, const struct kva_tpl
     size_t count;
     if (!kva_mul_size(list->count, times, &count))
         return kva_tpl_fail(run, "a list longer than memory");
-    KVA_TPL_TRY(kva_tpl_charge(run, count / 4));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, count));
     KVA_TPL_TRY(kva_tpl_list_new(run, value->type, count, ret));
-    for (size_t i = 0; list->count > 0 && i < times; i++)
-        memcpy(ret->as.list->items + i * list->count, list->items,
-               list->count * sizeof(*list->items));
+    if (count > 0) {
+        memcpy(ret->as.list->items, list->items, list->count * sizeof(*list->items));
+        fill((char *)ret->as.list->items, list->count * sizeof(*list->items),
+             count * sizeof(*list->items));
+    }
     ret->as.list->count = count;
     return KVA_OK;
 }

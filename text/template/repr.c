@@ -139,7 +139,7 @@ static enum kva_status put_nested(struct kva_tpl_run *run, struct kva_buf *buf,
 enum kva_status kva_tpl_put_repr(struct kva_tpl_run *run, struct kva_buf *buf,
                                  const struct kva_tpl_value *value)
 {
-    KVA_TPL_TRY(kva_tpl_charge(run, 1));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, 1));
     switch (value->type) {
     case KVA_TPL_UNDEFINED:
         kva_buf_puts(buf, "Undefined");
@@ -154,10 +154,11 @@ enum kva_status kva_tpl_put_repr(struct kva_tpl_run *run, struct kva_buf *buf,
         kva_buf_printf(buf, "%" PRId64, value->as.integer);
         return KVA_OK;
     case KVA_TPL_FLOAT:
+        KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, KVA_TPL_NUMBER_STEPS));
         kva_tpl_put_float(buf, value->as.number);
         return KVA_OK;
     case KVA_TPL_STRING:
-        KVA_TPL_TRY(kva_tpl_charge(run, value->as.string->length / 16));
+        KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, value->as.string->length));
         if (value->safe)
             kva_buf_puts(buf, "Markup(");
         put_string_repr(buf, value->as.string);
@@ -177,6 +178,8 @@ enum kva_status kva_tpl_put_repr(struct kva_tpl_run *run, struct kva_buf *buf,
         put_range(buf, value->as.range);
         return KVA_OK;
     case KVA_TPL_MACRO:
+        if (value->as.macro->name)
+            KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, value->as.macro->name->length));
         kva_buf_puts(buf, "<Macro ");
         if (value->as.macro->name)
             put_string_repr(buf, value->as.macro->name);
@@ -195,8 +198,9 @@ enum kva_status kva_tpl_put_str(struct kva_tpl_run *run, struct kva_buf *buf,
                                 const struct kva_tpl_value *value)
 {
     if (value->type == KVA_TPL_STRING) {
+        KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_BYTES, value->as.string->length));
         kva_buf_append(buf, value->as.string->data, value->as.string->length);
-        return kva_tpl_charge(run, value->as.string->length / 64);
+        return KVA_OK;
     }
     if (value->type == KVA_TPL_UNDEFINED)
         return KVA_OK;
@@ -232,7 +236,7 @@ enum kva_status kva_tpl_escape(struct kva_tpl_run *run, const struct kva_tpl_val
     struct kva_tpl_value plain;
     KVA_TPL_TRY(kva_tpl_to_str(run, value, false, &plain));
     const struct kva_tpl_str *text = plain.as.string;
-    KVA_TPL_TRY(kva_tpl_charge(run, text->length / 16));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_CHARS, text->length));
     struct kva_buf buf;
     kva_tpl_buf_init(run, &buf);
     for (size_t i = 0; i < text->length; i++) {

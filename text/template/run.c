@@ -49,12 +49,13 @@ enum kva_status kva_tpl_fail_undefined(struct kva_tpl_run *run, const struct kva
     return status;
 }
 
-enum kva_status kva_tpl_charge(struct kva_tpl_run *run, size_t steps)
+enum kva_status kva_tpl_charge_steps(struct kva_tpl_run *run, uint64_t steps)
 {
-    run->steps += steps;
+    uint64_t left = run->limits->steps_max - run->steps;
     if (run->cancelled && atomic_load_explicit(run->cancelled, memory_order_relaxed))
         return kva_fail(run->err, KVA_ECANCELLED, "the rendering of a chat template was cancelled");
-    if (run->steps > run->limits->steps_max)
+    run->steps += steps < left ? steps : left;
+    if (steps > left)
         return kva_tpl_fail(run, "more than %llu steps of work (limit steps_max)",
                             (unsigned long long)run->limits->steps_max);
     return KVA_OK;
@@ -71,14 +72,18 @@ enum kva_status kva_tpl_enter(struct kva_tpl_run *run)
 
 void *kva_tpl_alloc(struct kva_tpl_run *run, size_t count, size_t size)
 {
+    size_t bytes;
+    size_t limit = run->limits->heap_bytes_max;
+    if (!kva_mul_size(count, size, &bytes))
+        bytes = SIZE_MAX;
+    if (bytes <= limit && kva_tpl_charge(run, KVA_TPL_BYTES, bytes))
+        return NULL;
     void *data = kva_arena_calloc(&run->heap, count, size);
     if (data)
         return data;
-    size_t bytes;
-    size_t limit = run->limits->heap_bytes_max;
     /* The arena refuses at its limit, or a little before it when blocks do not fit. */
-    if (!kva_mul_size(count, size, &bytes) || bytes > limit ||
-        run->heap.total_bytes > limit - bytes || limit - bytes - run->heap.total_bytes < 4096)
+    if (bytes > limit || run->heap.total_bytes > limit - bytes ||
+        limit - bytes - run->heap.total_bytes < 4096)
         (void)kva_tpl_fail(run, "more than %zu bytes of values (limit heap_bytes_max)", limit);
     else
         (void)no_memory(run);
@@ -100,7 +105,6 @@ enum kva_status kva_tpl_borrow(struct kva_tpl_run *run, const char *data, size_t
 enum kva_status kva_tpl_copy(struct kva_tpl_run *run, const char *data, size_t length,
                              struct kva_tpl_value *ret)
 {
-    KVA_TPL_TRY(kva_tpl_charge(run, length / 64));
     char *copy = kva_tpl_alloc(run, length, 1);
     if (!copy)
         return run->err->status;
@@ -138,11 +142,10 @@ enum kva_status kva_tpl_join(struct kva_tpl_run *run, const struct kva_tpl_str *
     const char *end = left->data + left->length;
     /* Room that is not shared beyond our end may be written. */
     if (room && end == room->data + room->used && room->capacity - room->used >= right->length) {
-        KVA_TPL_TRY(kva_tpl_charge(run, right->length / 64));
+        KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_BYTES, right->length));
         memcpy(room->data + room->used, right->data, right->length);
         room->used += right->length;
     } else {
-        KVA_TPL_TRY(kva_tpl_charge(run, length / 64));
         /* A string that has grown once before will grow again. */
         size_t capacity = room ? length + length / 2 + 64 : length;
         room = kva_tpl_alloc(run, 1, sizeof(*room) + capacity);
@@ -192,7 +195,6 @@ enum kva_status kva_tpl_list_add(struct kva_tpl_run *run, struct kva_tpl_list *l
 {
     if (list->count == list->capacity) {
         size_t capacity = list->capacity ? list->capacity * 2 : 4;
-        KVA_TPL_TRY(kva_tpl_charge(run, list->count / 4));
         struct kva_tpl_value *items = kva_tpl_alloc(run, capacity, sizeof(*items));
         if (!items)
             return run->err->status;

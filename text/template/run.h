@@ -2,9 +2,16 @@
  * and the built-in functions share.
  *
  * Every function here that can fail leaves the reason in run->err and returns KVA_EINVAL (the
- * template is wrong for these values, or a limit), or KVA_ENOMEM. Everything that recurses takes
- * a level with kva_tpl_enter, everything that works on many bytes or items pays with
- * kva_tpl_charge. Internal to text/template. Thread rule: a run belongs to one thread. */
+ * template is wrong for these values, or a limit), KVA_ECANCELLED, or KVA_ENOMEM. Everything that
+ * recurses takes a level with kva_tpl_enter.
+ *
+ * Work is charged before it is done: whatever costs more than a constant calls kva_tpl_charge
+ * first, with the size of its operands and, where those multiply, with the product. Storage is
+ * charged by kva_tpl_alloc, so that copies need no charge of their own; reading, comparing,
+ * hashing, searching and appending to buffers do. tests/text/template/test_work.c counts what every
+ * builtin and operator really does against what it was charged.
+ *
+ * Internal to text/template. Thread rule: a run belongs to one thread. */
 #ifndef KVA_TEXT_TEMPLATE_RUN_H
 #define KVA_TEXT_TEMPLATE_RUN_H
 
@@ -93,8 +100,27 @@ enum kva_status kva_tpl_buf_fail(struct kva_tpl_run *run, const struct kva_buf *
 /* What using an undefined value says. */
 enum kva_status kva_tpl_fail_undefined(struct kva_tpl_run *run, const struct kva_tpl_value *value);
 
-/* Pay for work: one step is one node, 64 bytes or 4 items. */
-enum kva_status kva_tpl_charge(struct kva_tpl_run *run, size_t steps) KVA_MUST_CHECK;
+/* What one step of work buys. */
+enum kva_tpl_work {
+    KVA_TPL_NODES = 1,  /* expressions, statements, calls, numbers shown or read */
+    KVA_TPL_ITEMS = 4,  /* items of a container visited; characters rewritten */
+    KVA_TPL_CHARS = 16, /* bytes looked at character by character */
+    KVA_TPL_BYTES = 64, /* bytes that the C library copies, compares or searches */
+};
+
+/* Nodes for showing or reading a number, which takes the C library some tries. */
+#define KVA_TPL_NUMBER_STEPS 16
+
+/* Take `steps` from what is left; nothing is left once that has failed. */
+enum kva_status kva_tpl_charge_steps(struct kva_tpl_run *run, uint64_t steps) KVA_MUST_CHECK;
+
+/* Pay for work that comes next, rounded up to steps. The one way to pay. */
+static inline KVA_MUST_CHECK enum kva_status kva_tpl_charge(struct kva_tpl_run *run,
+                                                            enum kva_tpl_work kind, size_t amount)
+{
+    size_t unit = (size_t)kind;
+    return kva_tpl_charge_steps(run, amount / unit + (amount % unit != 0));
+}
 
 /* One more level of recursion; kva_tpl_leave takes it back. */
 enum kva_status kva_tpl_enter(struct kva_tpl_run *run) KVA_MUST_CHECK;
@@ -103,7 +129,8 @@ static inline void kva_tpl_leave(struct kva_tpl_run *run)
     run->depth--;
 }
 
-/* Zeroed storage of the run. NULL: the error is set, and run->err->status is what to return. */
+/* Zeroed storage of the run, charged. NULL: the error is set, and run->err->status is what to
+ * return. */
 void *kva_tpl_alloc(struct kva_tpl_run *run, size_t count, size_t size);
 
 /* --- run.c: making values ----------------------------------------------------------------------*/
@@ -169,7 +196,8 @@ enum kva_status kva_tpl_dict_get(struct kva_tpl_run *run, const struct kva_tpl_d
                                  const struct kva_tpl_value **ret) KVA_MUST_CHECK;
 
 /* Whether a value can be a key. */
-bool kva_tpl_has_hash(const struct kva_tpl_value *value);
+enum kva_status kva_tpl_has_hash(struct kva_tpl_run *run, const struct kva_tpl_value *value,
+                                 bool *ret) KVA_MUST_CHECK;
 
 /* --- compare.c ---------------------------------------------------------------------------------*/
 
@@ -194,8 +222,12 @@ enum kva_status kva_tpl_sort(struct kva_tpl_run *run, struct kva_tpl_value *item
 
 /* --- sequence.c --------------------------------------------------------------------------------*/
 
+/* len(value) of anything but a string; -1 if it has none. */
+int64_t kva_tpl_item_count(const struct kva_tpl_value *value);
+
 /* len(value); -1 if it has none. */
-int64_t kva_tpl_length(const struct kva_tpl_value *value);
+enum kva_status kva_tpl_length(struct kva_tpl_run *run, const struct kva_tpl_value *value,
+                               int64_t *ret) KVA_MUST_CHECK;
 
 /* Everything that iterating gives, as a list that may be the value's own: read only. An iterator
  * is used up by it. */

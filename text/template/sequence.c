@@ -7,13 +7,11 @@
 #include <stdio.h>
 #include <string.h>
 
-int64_t kva_tpl_length(const struct kva_tpl_value *value)
+int64_t kva_tpl_item_count(const struct kva_tpl_value *value)
 {
     switch (value->type) {
     case KVA_TPL_UNDEFINED:
         return 0;
-    case KVA_TPL_STRING:
-        return (int64_t)kva_tpl_char_count(value->as.string->data, value->as.string->length);
     case KVA_TPL_LIST:
     case KVA_TPL_TUPLE:
         return (int64_t)value->as.list->count;
@@ -28,6 +26,19 @@ int64_t kva_tpl_length(const struct kva_tpl_value *value)
     default:
         return -1;
     }
+}
+
+enum kva_status kva_tpl_length(struct kva_tpl_run *run, const struct kva_tpl_value *value,
+                               int64_t *ret)
+{
+    if (value->type != KVA_TPL_STRING) {
+        *ret = kva_tpl_item_count(value);
+        return KVA_OK;
+    }
+    const struct kva_tpl_str *string = value->as.string;
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_CHARS, string->length));
+    *ret = (int64_t)kva_tpl_char_count(string->data, string->length);
+    return KVA_OK;
 }
 
 bool kva_tpl_is_iterable(const struct kva_tpl_value *value)
@@ -79,14 +90,17 @@ enum kva_status kva_tpl_iterate(struct kva_tpl_run *run, const struct kva_tpl_va
 {
     if (kva_tpl_is_sequence(value)) {
         *ret = value->as.list;
-        return kva_tpl_charge(run, value->as.list->count / 4);
+        return kva_tpl_charge(run, KVA_TPL_ITEMS, value->as.list->count);
     }
     if (!kva_tpl_is_iterable(value))
         return kva_tpl_fail(run, "'%s' object is not iterable", kva_tpl_type_name(value));
-    size_t count = value->type == KVA_TPL_ITERATOR
-                       ? value->as.iterator->list->count - value->as.iterator->position
-                       : (size_t)kva_tpl_length(value);
-    KVA_TPL_TRY(kva_tpl_charge(run, count / 4));
+    int64_t length = 0;
+    if (value->type == KVA_TPL_ITERATOR)
+        length = (int64_t)(value->as.iterator->list->count - value->as.iterator->position);
+    else
+        KVA_TPL_TRY(kva_tpl_length(run, value, &length));
+    size_t count = (size_t)length;
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, count));
     struct kva_tpl_value made;
     KVA_TPL_TRY(kva_tpl_list_new(run, KVA_TPL_LIST, count, &made));
     struct kva_tpl_list *list = made.as.list;
@@ -180,7 +194,7 @@ static enum kva_status string_at(struct kva_tpl_run *run, const struct kva_tpl_v
                                  int64_t index, struct kva_tpl_value *ret)
 {
     const struct kva_tpl_str *text = string->as.string;
-    KVA_TPL_TRY(kva_tpl_charge(run, text->length / 64));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_CHARS, text->length));
     size_t at = kva_tpl_char_offset(text->data, text->length, (size_t)index);
     return kva_tpl_piece(run, string, at, (size_t)kva_tpl_char_bytes(text->data + at), ret);
 }
@@ -193,7 +207,9 @@ static enum kva_status own_item(struct kva_tpl_run *run, const struct kva_tpl_va
     *ret_found = false;
     if (object->type == KVA_TPL_DICT) {
         const struct kva_tpl_value *value = NULL;
-        if (kva_tpl_has_hash(key))
+        bool has_hash;
+        KVA_TPL_TRY(kva_tpl_has_hash(run, key, &has_hash));
+        if (has_hash)
             KVA_TPL_TRY(kva_tpl_dict_get(run, object->as.dict, key, &value));
         *ret_found = value != NULL;
         if (value)
@@ -205,7 +221,9 @@ static enum kva_status own_item(struct kva_tpl_run *run, const struct kva_tpl_va
     if (object->type != KVA_TPL_STRING && !kva_tpl_is_sequence(object) &&
         object->type != KVA_TPL_RANGE)
         return KVA_OK;
-    int64_t index = real_index(kva_tpl_as_integer(key), kva_tpl_length(object));
+    int64_t length;
+    KVA_TPL_TRY(kva_tpl_length(run, object, &length));
+    int64_t index = real_index(kva_tpl_as_integer(key), length);
     if (index < 0)
         return KVA_OK;
     *ret_found = true;
@@ -292,7 +310,7 @@ static enum kva_status slice_string(struct kva_tpl_run *run, const struct kva_tp
                                     const struct slice *slice, struct kva_tpl_value *ret)
 {
     const struct kva_tpl_str *text = string->as.string;
-    KVA_TPL_TRY(kva_tpl_charge(run, text->length / 64));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_CHARS, text->length));
     if (slice->count == 0)
         return kva_tpl_piece(run, string, 0, 0, ret);
     if (slice->step == 1) {
@@ -303,6 +321,7 @@ static enum kva_status slice_string(struct kva_tpl_run *run, const struct kva_tp
     }
     const struct kva_tpl_list *characters;
     KVA_TPL_TRY(kva_tpl_iterate(run, string, &characters));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, (size_t)slice->count));
     struct kva_buf buf;
     kva_tpl_buf_init(run, &buf);
     for (int64_t i = 0; i < slice->count; i++) {
@@ -319,7 +338,7 @@ static enum kva_status slice_list(struct kva_tpl_run *run, const struct kva_tpl_
                                   const struct slice *slice, struct kva_tpl_value *ret)
 {
     const struct kva_tpl_value *items = list->as.list->items;
-    KVA_TPL_TRY(kva_tpl_charge(run, (size_t)slice->count / 4));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, (size_t)slice->count));
     KVA_TPL_TRY(kva_tpl_list_new(run, list->type, (size_t)slice->count, ret));
     for (int64_t i = 0; i < slice->count; i++)
         ret->as.list->items[i] = items[slice->start + i * slice->step];
@@ -369,7 +388,9 @@ enum kva_status kva_tpl_get_slice(struct kva_tpl_run *run, const struct kva_tpl_
     if (owner.type != KVA_TPL_STRING && !kva_tpl_is_sequence(&owner) && owner.type != KVA_TPL_RANGE)
         return kva_tpl_fail(run, "'%s' object is not subscriptable", kva_tpl_type_name(&owner));
     struct slice slice = {0, 1, 0};
-    KVA_TPL_TRY(slice_bounds(run, bounds, kva_tpl_length(&owner), &slice));
+    int64_t length;
+    KVA_TPL_TRY(kva_tpl_length(run, &owner, &length));
+    KVA_TPL_TRY(slice_bounds(run, bounds, length, &slice));
     if (owner.type == KVA_TPL_STRING)
         return slice_string(run, &owner, &slice, ret);
     if (owner.type == KVA_TPL_RANGE)

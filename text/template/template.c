@@ -64,6 +64,8 @@ static enum kva_status set_json(struct kva_tpl_run *run, const char *name, const
                                 bool absent_is_none)
 {
     struct kva_tpl_value value = kva_tpl_none();
+    /* Names are looked for one by one. */
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, run->tmpl->name_count));
     if (!mentions(run, name) || (!json && !absent_is_none))
         return KVA_OK;
     if (json)

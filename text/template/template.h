@@ -44,7 +44,7 @@ struct kva_template;
 #define KVA_TEMPLATE_STACK_BYTES (1u << 20)
 
 struct kva_template_limits {
-    uint64_t steps_max;      /* nodes evaluated, plus one per 64 bytes or 4 items touched */
+    uint64_t steps_max;      /* nodes evaluated, 4 items, 16 characters or 64 bytes touched */
     uint32_t eval_depth_max; /* nested evaluation, macro calls and values included */
     size_t heap_bytes_max;   /* values made while rendering, and text being captured */
     size_t output_bytes_max; /* rendered text */

@@ -148,7 +148,7 @@ static enum kva_status has_case(struct kva_tpl_run *run, const struct kva_tpl_va
     struct kva_tpl_value text;
     KVA_TPL_TRY(kva_tpl_to_str(run, value, false, &text));
     const struct kva_tpl_str *string = text.as.string;
-    KVA_TPL_TRY(kva_tpl_charge(run, string->length / 16));
+    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_CHARS, string->length));
     bool any = false;
     for (size_t at = 0; at < string->length;) {
         int bytes;

@@ -234,14 +234,3 @@ size_t kva_tpl_find(const char *text, size_t length, size_t from, const char *ne
     const char *found = memmem(text + from, length - from, needle, needle_length);
     return found ? (size_t)(found - text) : SIZE_MAX;
 }
-
-size_t kva_tpl_find_last(const char *text, size_t length, const char *needle, size_t needle_length)
-{
-    if (needle_length > length)
-        return SIZE_MAX;
-    for (size_t at = length - needle_length + 1; at-- > 0;) {
-        if (memcmp(text + at, needle, needle_length) == 0)
-            return at;
-    }
-    return SIZE_MAX;
-}

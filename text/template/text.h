@@ -55,11 +55,9 @@ enum kva_tpl_case {
  * ligatures; a final sigma is not told apart. */
 void kva_tpl_put_case(struct kva_buf *buf, const char *text, size_t length, enum kva_tpl_case mode);
 
-/* First position of `needle` at or after `from`, SIZE_MAX if none. */
+/* First position of `needle` at or after `from`, SIZE_MAX if none: for searches that have been paid
+ * for with kva_tpl_charge_search. */
 size_t kva_tpl_find(const char *text, size_t length, size_t from, const char *needle,
                     size_t needle_length);
-
-/* Last position, SIZE_MAX if none. */
-size_t kva_tpl_find_last(const char *text, size_t length, const char *needle, size_t needle_length);
 
 #endif

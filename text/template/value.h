@@ -80,6 +80,7 @@ struct kva_tpl_list {
 struct kva_tpl_entry {
     struct kva_tpl_value key;
     struct kva_tpl_value value;
+    uint32_t hash; /* of the key */
 };
 
 /* Keeps insertion order. Small ones are searched linearly, larger ones through `slots`: open

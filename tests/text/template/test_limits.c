@@ -86,6 +86,27 @@ static void test_template__steps_are_bounded(void **state KVA_UNUSED)
           "limit ");
 }
 
+/* Each of these took minutes to hours, or for ever, under the default limits. */
+static void test_template__products_of_sizes_are_bounded(void **state KVA_UNUSED)
+{
+    const char *nested = "{% set n = namespace(t=(1, 2, 3, 4, 5, 6, 7, 8)) %}"
+                         "{% for i in range(12) %}"
+                         "{% set n.t = (n.t, n.t, n.t, n.t, n.t, n.t, n.t, n.t) %}{% endfor %}"
+                         "{{ n.t in {1: 2} }}";
+    check("{{ ('a' * 20000000).rfind('a' * 10000000 ~ 'b') }}", NULL, NULL);
+    check("{{ ('a' * 20000000).rsplit('a' * 10000000 ~ 'b')|length }}", NULL, NULL);
+    check("{{ ('a' * 10000000).strip('b' * 10000000 ~ 'a')|length }}", NULL, NULL);
+    check("{{ ('\xC3\xA9' * 5000000).strip('b' * 10000000 ~ '\xC3\xA9')|length }}", NULL,
+          "steps_max");
+    check(nested, NULL, "steps_max");
+    check("{% set k = 'a' * 20000000 %}{% set d = {k: 1} %}"
+          "{% for i in range(100000) %}{{ d[k] }}{% endfor %}",
+          NULL, "steps_max");
+    check("{% set k = 'a' * 20000000 %}"
+          "{% for i in range(100000) %}{{ k.startswith((k,) * 100) }}{% endfor %}",
+          NULL, "steps_max");
+}
+
 static void test_template__depth_is_bounded(void **state KVA_UNUSED)
 {
     const char *const deep[] = {
@@ -371,6 +392,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_template__steps_are_bounded),
+        cmocka_unit_test(test_template__products_of_sizes_are_bounded),
         cmocka_unit_test(test_template__depth_is_bounded),
         cmocka_unit_test(test_template__heap_is_bounded),
         cmocka_unit_test(test_template__accumulating_is_linear),
