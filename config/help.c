@@ -21,6 +21,7 @@ static const char *placeholder(const struct kva_option *option)
     switch (option->kind) {
     case KVA_OPTION_STRING:
     case KVA_OPTION_LIST:
+    case KVA_OPTION_SECRETS:
         return "TEXT";
     case KVA_OPTION_BYTES:
         return "BYTES";
@@ -77,8 +78,9 @@ void kva_options_help(enum kva_command command, struct kva_buf *out)
         group = option->group;
         char flag[80];
         const char *value = placeholder(option);
-        int length = snprintf(flag, sizeof(flag), "  --%s%s%s", option->name, value ? " " : "",
-                              value ? value : "");
+        bool secret = option->kind == KVA_OPTION_SECRETS;
+        int length = snprintf(flag, sizeof(flag), "  %s%s%s%s", secret ? "" : "--", option->name,
+                              value ? " " : "", value ? value : "");
         kva_buf_printf(out, "%-*s", HELP_COLUMN, flag);
         if (length >= HELP_COLUMN)
             kva_buf_printf(out, "\n%*s", HELP_COLUMN, "");
@@ -105,6 +107,8 @@ static void put_range(const struct kva_option *option, struct kva_buf *out)
         kva_buf_puts(out, "true, false");
     else if (option->kind == KVA_OPTION_LIST)
         kva_buf_puts(out, "text, repeatable");
+    else if (option->kind == KVA_OPTION_SECRETS)
+        kva_buf_puts(out, "text, no flag");
     else if (option->kind == KVA_OPTION_STRING)
         kva_buf_puts(out, "text");
     for (uint32_t i = 0; option->choices && option->choices[i]; i++)

@@ -45,7 +45,7 @@ void kva_config_finish(struct kva_config *config)
             char **text = (char **)(void *)at;
             free(*text);
             *text = NULL;
-        } else if (options[i].kind == KVA_OPTION_LIST) {
+        } else if (options[i].kind == KVA_OPTION_LIST || options[i].kind == KVA_OPTION_SECRETS) {
             struct kva_string_list *list = (struct kva_string_list *)(void *)at;
             while (list->count > 0)
                 free(list->items[--list->count]);
@@ -165,6 +165,28 @@ static enum kva_status next_value(const struct loader *loader, const char *flag,
     return KVA_OK;
 }
 
+/* "KVAHEAD_DEVICE_MEMORY" of "device-memory". */
+static void write_env_name(const char *option, char *name, size_t size)
+{
+    int length = snprintf(name, size, "KVAHEAD_%s", option);
+    for (int i = 8; i < length; i++)
+        name[i] = name[i] == '-' ? '_' : (char)toupper((unsigned char)name[i]);
+}
+
+static enum kva_status no_flag(const struct loader *loader, const struct kva_option *option,
+                               struct kva_err *err)
+{
+    char variable[80], file[80];
+    write_env_name(option->name, variable, sizeof(variable));
+    int length = snprintf(file, sizeof(file), "%s-file", option->name);
+    bool has_file = find_option(loader, file, (size_t)length) >= 0;
+    return kva_fail_param(err, KVA_EINVAL, option->name,
+                          "--%s is no flag: everybody on this machine could read it in the list "
+                          "of processes; use %s%s%sthe environment variable %s",
+                          option->name, has_file ? "--" : "", has_file ? file : "",
+                          has_file ? " FILE or " : "", variable);
+}
+
 /* One flag, its value in the same or in the next argument. */
 static enum kva_status read_flag(struct loader *loader, int *index, char **ret_file,
                                  struct kva_err *err)
@@ -173,6 +195,8 @@ static enum kva_status read_flag(struct loader *loader, int *index, char **ret_f
     struct flag flag = parse_flag(loader, argument);
     if (flag.option < 0 && !flag.is_file)
         return unknown_flag(argument, err);
+    if (flag.option >= 0 && loader->options[flag.option].kind == KVA_OPTION_SECRETS)
+        return no_flag(loader, &loader->options[flag.option], err);
     enum kva_status status = KVA_OK;
     if (!flag.value)
         status = next_value(loader, argument, index, &flag.value, err);
@@ -213,12 +237,20 @@ static enum kva_status read_arguments(struct loader *loader, struct kva_string_l
 
 /* --- environment ----------------------------------------------------------------------------- */
 
-/* "KVAHEAD_DEVICE_MEMORY" of "device-memory". */
-static void write_env_name(const char *option, char *name, size_t size)
+/* Values with commas between; empty ones, as behind a last comma, are none. */
+static enum kva_status set_several(struct kva_config *config, const struct kva_option *option,
+                                   const char *value, const char *name, struct kva_err *err)
 {
-    int length = snprintf(name, size, "KVAHEAD_%s", option);
-    for (int i = 8; i < length; i++)
-        name[i] = name[i] == '-' ? '_' : (char)toupper((unsigned char)name[i]);
+    char *copy = strdup(value);
+    char *save = NULL;
+    if (!copy)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for options");
+    enum kva_status status = KVA_OK;
+    for (char *one = strtok_r(copy, ",", &save); one && !status; one = strtok_r(NULL, ",", &save))
+        status = kva_config_set(config, option, one, name, err);
+    memset(copy, 0, strlen(value));
+    free(copy);
+    return status;
 }
 
 static enum kva_status read_environment(struct loader *loader, struct kva_err *err)
@@ -238,7 +270,9 @@ static enum kva_status read_environment(struct loader *loader, struct kva_err *e
         if (!value)
             continue;
         loader->set[i] = true;
-        enum kva_status status = kva_config_set(loader->config, option, value, name, err);
+        enum kva_status status = option->kind == KVA_OPTION_SECRETS
+                                     ? set_several(loader->config, option, value, name, err)
+                                     : kva_config_set(loader->config, option, value, name, err);
         if (status)
             return status;
     }
@@ -295,7 +329,8 @@ static enum kva_status read_entry(struct loader *loader, const char *path, const
     if (loader->set[found])
         return KVA_OK;
     const struct kva_option *option = &loader->options[found];
-    bool many = cJSON_IsArray(entry) && option->kind == KVA_OPTION_LIST;
+    bool many = cJSON_IsArray(entry) &&
+                (option->kind == KVA_OPTION_LIST || option->kind == KVA_OPTION_SECRETS);
     for (const cJSON *value = many ? entry->child : entry; value;
          value = many ? value->next : NULL) {
         char scratch[40], origin[256];

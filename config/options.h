@@ -62,6 +62,9 @@ struct kva_config {
     struct kva_string_list api_keys;
     char *api_key_file;
     uint64_t key_rate;
+    uint64_t key_tokens;
+    uint64_t key_running;
+    uint64_t key_waiting;
     char *tls_cert;
     char *tls_key;
     struct kva_string_list cors_origins;
@@ -75,6 +78,7 @@ struct kva_config {
     uint64_t drain_timeout_ms;
     uint64_t workers;
     bool metrics_vllm;
+    bool live_view;
     /* log */
     uint32_t log_level;
     uint32_t log_format;
@@ -134,6 +138,8 @@ enum kva_command {
 enum kva_option_kind {
     KVA_OPTION_STRING,
     KVA_OPTION_LIST,     /* may be repeated */
+    KVA_OPTION_SECRETS,  /* a list without a flag, which everybody on the machine could read; its
+                            environment variable may be several with commas between */
     KVA_OPTION_BOOL,     /* --name, --no-name, --name=true|false */
     KVA_OPTION_UINT,     /* whole number */
     KVA_OPTION_INT,      /* whole number, sign allowed */

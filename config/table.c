@@ -99,13 +99,23 @@ static const struct kva_option table[] = {
      "Address to listen on; 0.0.0.0 or :: for all."},
     {"port", KVA_OPTION_UINT, SERVE, AT(port), 0, 65535, "8000", NULL, "Server",
      "TCP port; 0: any free one, printed at start."},
-    {"api-key", KVA_OPTION_LIST, SERVE, AT(api_keys), 0, 0, NULL, NULL, "Server",
-     "Key that clients must present; repeat for several. Others see it in the process list: prefer "
-     "the file or the environment."},
+    {"api-key", KVA_OPTION_SECRETS, SERVE, AT(api_keys), 0, 0, NULL, NULL, "Server",
+     "Key that clients must present, several with commas between. No flag: everybody on the "
+     "machine "
+     "could read it."},
     {"api-key-file", KVA_OPTION_STRING, SERVE, AT(api_key_file), 0, 0, NULL, NULL, "Server",
-     "File of keys, one a line; empty lines and lines that begin with # are ignored."},
+     "File of keys, one a line, each with what it may use (docs/api.md). Read again on SIGHUP."},
     {"key-rate", KVA_OPTION_UINT, SERVE, AT(key_rate), 0, 1e6, "0", NULL, "Server",
-     "Requests per minute that one key may make; 0: no limit."},
+     "Requests per minute that one key may make, where its line does not say; 0: no limit."},
+    {"key-tokens", KVA_OPTION_UINT, SERVE, AT(key_tokens), 0, 2e9, "0", NULL, "Server",
+     "Tokens per minute, of prompts and answers, that one key may use, where its line does not "
+     "say; 0: no limit."},
+    {"key-running", KVA_OPTION_UINT, SERVE, AT(key_running), 0, 1e6, "0", NULL, "Server",
+     "Choices of one key that may run at once, where its line does not say; more wait; 0: no "
+     "limit."},
+    {"key-waiting", KVA_OPTION_UINT, SERVE, AT(key_waiting), 0, 1e6, "0", NULL, "Server",
+     "Choices of one key that may wait at once, where its line does not say; more are refused with "
+     "429; 0: its share of the queue."},
     {"tls-cert", KVA_OPTION_STRING, SERVE, AT(tls_cert), 0, 0, NULL, NULL, "Server",
      "Certificate chain (PEM); with --tls-key: serve HTTPS. Read again on SIGHUP."},
     {"tls-key", KVA_OPTION_STRING, SERVE, AT(tls_key), 0, 0, NULL, NULL, "Server",
@@ -132,6 +142,8 @@ static const struct kva_option table[] = {
      "Threads for tokenising and templates of long inputs."},
     {"metrics-vllm", KVA_OPTION_BOOL, SERVE, AT(metrics_vllm), 0, 0, "false", NULL, "Server",
      "Expose the common metrics under vllm: names too."},
+    {"live-view", KVA_OPTION_BOOL, SERVE, AT(live_view), 0, 0, "true", NULL, "Server",
+     "Answer /v1/kvahead/requests, where a key sees its own requests."},
 
     {"log-level", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(log_level), 0, 0, "info", levels, "Log",
      "Least important lines to write."},
@@ -140,8 +152,8 @@ static const struct kva_option table[] = {
 
     {"url", KVA_OPTION_STRING, KVA_CMD_CHAT, AT(url), 0, 0, "http://127.0.0.1:8000/v1", NULL,
      "Chat", "Base URL of the server; any OpenAI-compatible one."},
-    {"api-key", KVA_OPTION_LIST, KVA_CMD_CHAT, AT(api_keys), 0, 0, NULL, NULL, "Chat",
-     "Key to present."},
+    {"api-key", KVA_OPTION_SECRETS, KVA_CMD_CHAT, AT(api_keys), 0, 0, NULL, NULL, "Chat",
+     "Key to present. No flag: everybody on the machine could read it."},
     {"model-name", KVA_OPTION_STRING, KVA_CMD_CHAT, AT(model_name), 0, 0, NULL, NULL, "Chat",
      "Model to ask; default: the first that the server lists."},
     {"system", KVA_OPTION_STRING, KVA_CMD_CHAT, AT(system), 0, 0, NULL, NULL, "Chat",

@@ -149,6 +149,7 @@ enum kva_status kva_config_set(struct kva_config *config, const struct kva_optio
     case KVA_OPTION_STRING:
         return set_string(at, value, err);
     case KVA_OPTION_LIST:
+    case KVA_OPTION_SECRETS:
         return set_list(at, option, value, origin, err);
     case KVA_OPTION_BOOL:
         return set_bool(at, option, value, origin, err);

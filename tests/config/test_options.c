@@ -9,6 +9,7 @@
 
 static const char *env_port;
 static const char *env_config;
+static const char *env_api_key;
 
 static const char *test_env(const char *name)
 {
@@ -16,6 +17,8 @@ static const char *test_env(const char *name)
         return env_port;
     if (strcmp(name, "KVAHEAD_CONFIG") == 0)
         return env_config;
+    if (strcmp(name, "KVAHEAD_API_KEY") == 0)
+        return env_api_key;
     return NULL;
 }
 
@@ -63,7 +66,7 @@ static void test_options__flags_of_every_kind(void **state KVA_UNUSED)
     struct kva_err err;
     assert_int_equal(LOAD(&config, &rest, &err, "--port=81", "--host", "::1", "--device-memory",
                           "1.5G", "--gpu-memory=24G", "--keepalive", "250ms", "--no-prefix-cache",
-                          "--metrics-vllm", "--api-key", "a", "--api-key=b", "more", "--",
+                          "--metrics-vllm", "--kv-allow", "a", "--kv-allow=b", "more", "--",
                           "--port"),
                      KVA_OK);
     assert_int_equal(config.port, 81);
@@ -73,8 +76,8 @@ static void test_options__flags_of_every_kind(void **state KVA_UNUSED)
     assert_int_equal(config.keepalive_ms, 250);
     assert_false(config.prefix_cache);
     assert_true(config.metrics_vllm);
-    assert_int_equal(config.api_keys.count, 2);
-    assert_string_equal(config.api_keys.items[1], "b");
+    assert_int_equal(config.kv_allow.count, 2);
+    assert_string_equal(config.kv_allow.items[1], "b");
     assert_int_equal(rest.count, 2);
     assert_string_equal(rest.items[1], "--port");
     kva_config_finish(&config);
@@ -180,6 +183,29 @@ static void test_options__precedence(void **state KVA_UNUSED)
     unlink(path);
 }
 
+/* The command line can be read by everybody on the machine. */
+static void test_options__a_secret_is_no_flag(void **state KVA_UNUSED)
+{
+    struct kva_config config;
+    struct kva_string_list rest;
+    struct kva_err err;
+    static const char *const flags[][2] = {{"--api-key", "hush"}, {"--api-key=hush", "x"}};
+    for (size_t i = 0; i < KVA_COUNT_OF(flags); i++) {
+        assert_int_equal(LOAD(&config, &rest, &err, flags[i][0], flags[i][1]), KVA_EINVAL);
+        assert_non_null(strstr(err.message, "--api-key-file FILE"));
+        assert_non_null(strstr(err.message, "KVAHEAD_API_KEY"));
+        assert_null(strstr(err.message, "hush"));
+        kva_config_finish(&config);
+    }
+    env_api_key = "one,two,";
+    assert_int_equal(LOAD(&config, &rest, &err, "--port", "3"), KVA_OK);
+    assert_int_equal(config.api_keys.count, 2);
+    assert_string_equal(config.api_keys.items[0], "one");
+    assert_string_equal(config.api_keys.items[1], "two");
+    kva_config_finish(&config);
+    env_api_key = NULL;
+}
+
 static void test_options__bad_files(void **state KVA_UNUSED)
 {
     static const struct {
@@ -218,6 +244,7 @@ int main(void)
         cmocka_unit_test(test_options__errors_name_option_value_and_range),
         cmocka_unit_test(test_options__an_option_is_no_value),
         cmocka_unit_test(test_options__precedence),
+        cmocka_unit_test(test_options__a_secret_is_no_flag),
         cmocka_unit_test(test_options__bad_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
