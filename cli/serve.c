@@ -240,7 +240,10 @@ static enum kva_status create_server(struct serve *serve, struct kva_err *err)
     params.api_keys = (const char *const *)config->api_keys.items;
     params.api_key_count = config->api_keys.count;
     params.api_key_file = config->api_key_file;
-    params.key_requests_per_minute = (uint32_t)config->key_rate;
+    params.key_limits.requests_per_minute = (uint32_t)config->key_rate;
+    params.key_limits.tokens_per_minute = (uint32_t)config->key_tokens;
+    params.key_limits.running = (uint32_t)config->key_running;
+    params.key_limits.waiting = (uint32_t)config->key_waiting;
     params.cors_origins = (const char *const *)config->cors_origins.items;
     params.cors_origin_count = config->cors_origins.count;
     params.cache_shared_between_keys = config->prefix_share_keys;
@@ -254,6 +257,7 @@ static enum kva_status create_server(struct serve *serve, struct kva_err *err)
     params.drain_timeout_ns = config->drain_timeout_ms * KVA_NS_PER_MS;
     params.workers = (uint32_t)config->workers;
     params.metrics_vllm = config->metrics_vllm;
+    params.debug_view = config->live_view;
     return kva_server_create(&params, &serve->server, err);
 }
 

@@ -304,6 +304,11 @@ size_t kva_service_poll(struct kva_service *service, kva_output_fn fn, void *opa
     return count;
 }
 
+uint32_t kva_service_waiting_max(const struct kva_service *service)
+{
+    return service->params.scheduler.waiting_max;
+}
+
 void kva_service_get_stats(struct kva_service *service, struct kva_scheduler_stats *ret)
 {
     pthread_mutex_lock(&service->lock);

@@ -51,6 +51,7 @@ size_t kva_service_poll(struct kva_service *service, kva_output_fn fn, void *opa
  * is as of some step of the last KVA_SERVICE_VIEW_NS, or the last one if nothing runs; at most
  * KVA_SERVICE_VIEWS_MAX choices. */
 #define KVA_SERVICE_VIEW_NS (100u * 1000 * 1000)
+uint32_t kva_service_waiting_max(const struct kva_service *service); /* constant */
 void kva_service_get_stats(struct kva_service *service, struct kva_scheduler_stats *ret);
 uint32_t kva_service_get_view(struct kva_service *service, struct kva_choice_view *views,
                               uint32_t max);

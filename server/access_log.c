@@ -64,6 +64,8 @@ void kva_server_done(void *opaque, struct kva_exchange *exchange)
     /* Probes and scrapes would fill the log. */
     bool probe = !info->route || route[1] != 'v' || strcmp(route, "/version") == 0;
     enum kva_log_level level = probe && info->status < 400 ? KVA_LOG_DEBUG : KVA_LOG_INFO;
-    if (server->params.log_requests && kva_log_enabled(level))
+    /* Guesses at keys beyond the brake's bound: one line tells of all of them (auth.h). */
+    bool braked = info->status == 429 && info->key_index < 0;
+    if (server->params.log_requests && !braked && kva_log_enabled(level))
         write_line(info, level);
 }

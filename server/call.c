@@ -34,12 +34,25 @@ static void release_requests(struct kva_call *call, bool cancel)
     }
 }
 
+/* Its key is charged with what was used. */
+static void leave_key(struct kva_call *call)
+{
+    if (call->choices_entered == 0)
+        return;
+    uint64_t used = 0;
+    if (call->answer && call->choices_waiting < call->choices_entered)
+        used = call->api->prompt_tokens + kva_answer_output_tokens(call->answer);
+    kva_auth_begun(call->server->auth, call->key_index, call->choices_waiting);
+    kva_auth_settle(call->server->auth, call->key_index, call->tokens_entered, used);
+}
+
 void kva_call_destroy(struct kva_call *call)
 {
     struct kva_server *server = call->server;
     if (call->is_touched)
         unlink_touched(call);
     release_requests(call, !call->is_done);
+    leave_key(call);
     if (call->prev)
         call->prev->next = call->next;
     else
@@ -52,6 +65,7 @@ void kva_call_destroy(struct kva_call *call)
     kva_buf_finish(&call->out);
     free(call->request_ids);
     free(call->last_token_ns);
+    free(call->begun);
     free(call->body);
     free(call);
 }
@@ -194,7 +208,8 @@ static enum kva_status create_answer(struct kva_call *call)
     call->request_ids = calloc(api->prompt_count, sizeof(*call->request_ids));
     call->last_token_ns =
         calloc((size_t)api->prompt_count * api->best_of, sizeof(*call->last_token_ns));
-    if (!call->request_ids || !call->last_token_ns)
+    call->begun = calloc((size_t)api->prompt_count * api->best_of, sizeof(*call->begun));
+    if (!call->request_ids || !call->last_token_ns || !call->begun)
         return kva_fail(&call->err, KVA_ENOMEM, "Out of memory for a request.");
     return kva_answer_create(&params, &call->answer, &call->err);
 }
@@ -219,11 +234,44 @@ static enum kva_status assign_ids(struct kva_call *call)
     return KVA_OK;
 }
 
+/* What the call's key allows it. */
+static enum kva_status enter_key(struct kva_call *call)
+{
+    struct kva_server *server = call->server;
+    const struct kva_api_call *api = call->api;
+    struct kva_key_limits limits = kva_auth_limits(server->auth, call->key_index);
+    if (api->priority < limits.priority_min || api->priority > limits.priority_max)
+        return kva_fail_param(&call->err, KVA_EINVAL, "priority",
+                              "'priority' is %d, this key may use %d to %d; smaller runs first.",
+                              api->priority, limits.priority_min,
+                              limits.priority_max == INT32_MAX
+                                  ? server->backend.api.limits.priority_max
+                                  : limits.priority_max);
+    struct kva_auth_work work = {
+        .tokens = api->prompt_tokens,
+        .choices = api->prompt_count * api->best_of,
+        .waiting_max = kva_service_waiting_max(server->backend.service),
+    };
+    /* A chat that does not say how long its answer may be is charged when it is there. */
+    bool asked = api->has_max_tokens || api->route == KVA_API_COMPLETION;
+    for (uint32_t i = 0; i < api->prompt_count && asked; i++)
+        work.tokens += (uint64_t)api->requests[i]->output_tokens_max * api->best_of;
+    enum kva_status status = kva_auth_enter(server->auth, call->key_index, &work, kva_time_ns(),
+                                            &call->retry_s, &call->err);
+    if (status != KVA_OK)
+        return status;
+    call->tokens_entered = work.tokens;
+    call->choices_entered = call->choices_waiting = work.choices;
+    return KVA_OK;
+}
+
 static enum kva_status submit(struct kva_call *call)
 {
     struct kva_server *server = call->server;
     struct kva_api_call *api = call->api;
     enum kva_status status = kva_server_check_open(server, &call->err);
+    if (status == KVA_OK)
+        status = enter_key(call);
     if (status == KVA_OK)
         status = create_answer(call);
     if (status == KVA_OK)
@@ -260,6 +308,11 @@ static void prepared(struct kva_job *job)
         status = submit(call);
     if (status != KVA_OK) {
         call->is_done = true; /* nothing to cancel */
+        if (call->retry_s > 0) {
+            char seconds[16];
+            snprintf(seconds, sizeof(seconds), "%u", call->retry_s);
+            kva_exchange_add_header(call->exchange, "Retry-After", seconds);
+        }
         kva_call_fail(call, status, &call->err);
         return;
     }
@@ -293,9 +346,9 @@ static struct kva_call *create(struct kva_server *server, struct kva_exchange *e
     call->received_ns = kva_clock_now(server->clock);
     call->written_ns = kva_time_ns();
     call->job = (struct kva_job){.run = prepare, .done = prepared};
+    call->key_index = kva_exchange_info(exchange)->key_index;
     if (!server->params.cache_shared_between_keys)
-        kva_auth_scope(server->auth, kva_exchange_info(exchange)->key_index,
-                       call->identity.cache_scope);
+        kva_auth_scope(server->auth, call->key_index, call->identity.cache_scope);
     if (RAND_bytes((unsigned char *)&call->identity.seed, sizeof(call->identity.seed)) != 1)
         call->identity.seed = kva_time_ns();
     call->next = server->calls;

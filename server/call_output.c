@@ -69,6 +69,17 @@ static void note_end(struct kva_call *call, uint32_t prompt_index, const struct 
                               decode_s / (output->end.output_tokens - 1));
 }
 
+/* The first that is heard of a choice: it waits no more. */
+static void note_begun(struct kva_call *call, uint32_t prompt_index, uint32_t choice)
+{
+    bool *begun = &call->begun[(size_t)prompt_index * call->api->best_of + choice];
+    if (*begun)
+        return;
+    *begun = true;
+    call->choices_waiting--;
+    kva_auth_begun(call->server->auth, call->key_index, 1);
+}
+
 static void on_output(void *opaque, const struct kva_output *output)
 {
     struct kva_server *server = opaque;
@@ -77,6 +88,7 @@ static void on_output(void *opaque, const struct kva_output *output)
         return;
     struct kva_call *call = slot->call;
     uint32_t prompt_index = slot->prompt_index;
+    note_begun(call, prompt_index, output->choice);
     if (output->kind == KVA_OUTPUT_PROGRESS) {
         call->prefill_done = output->progress.done_tokens;
         call->prefill_total = output->progress.total_tokens;

@@ -98,11 +98,17 @@ struct kva_call {
     char *body;
     size_t body_bytes;
     struct kva_api_identity identity;
-    enum kva_status status; /* of preparing, or why it failed */
+    int key_index;           /* -1: no key */
+    uint64_t tokens_entered; /* what its key was charged with at first */
+    uint32_t choices_entered;
+    uint32_t choices_waiting; /* of them: not begun */
+    uint32_t retry_s;         /* Retry-After of a refusal; 0: none of its own */
+    enum kva_status status;   /* of preparing, or why it failed */
     struct kva_err err;
 
     uint64_t *request_ids;   /* [prompt_count], 0: not submitted */
     uint64_t *last_token_ns; /* [prompt_count * best_of], 0: no token yet */
+    bool *begun;             /* [prompt_count * best_of], it has been heard of */
     uint64_t counted_tokens; /* of the answer, that the metrics have */
     const char *finish;      /* of the choice that ended last */
     struct kva_buf out;      /* frames since the last write */

@@ -7,6 +7,7 @@ void kva_server_params_default(struct kva_server_params *params)
     *params = (struct kva_server_params){
         .host = "127.0.0.1",
         .port = 8000,
+        .key_limits = kva_key_limits_default(),
         .connections_max = 16384,
         .backlog = 1024,
         .header_bytes_max = (size_t)32 << 10,

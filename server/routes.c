@@ -164,17 +164,19 @@ static enum kva_status check_key(struct kva_server *server, struct kva_exchange 
                                  struct kva_err *err)
 {
     struct kva_exchange_info *info = kva_exchange_info(exchange);
+    const struct kva_auth_request request = {
+        .authorization = kva_exchange_header(exchange, "Authorization"),
+        .api_key_header = kva_exchange_header(exchange, "X-API-Key"),
+        .peer = info->peer,
+        .now_ns = info->received_ns,
+    };
+    uint32_t retry_s = 0;
     enum kva_status status =
-        kva_auth_check(server->auth, kva_exchange_header(exchange, "Authorization"),
-                       kva_exchange_header(exchange, "X-API-Key"), &info->key_index, err);
+        kva_auth_check(server->auth, &request, &info->key_index, &retry_s, err);
     if (status == KVA_EAUTH)
         kva_exchange_add_header(exchange, "WWW-Authenticate", "Bearer");
-    if (status != KVA_OK)
-        return status;
-    uint32_t retry_s = 0;
-    if (kva_exchange_method(exchange) != EVHTTP_REQ_POST)
-        return KVA_OK;
-    status = kva_auth_take(server->auth, info->key_index, info->received_ns, &retry_s, err);
+    if (status == KVA_OK && kva_exchange_method(exchange) == EVHTTP_REQ_POST)
+        status = kva_auth_take(server->auth, info->key_index, info->received_ns, &retry_s, err);
     if (status == KVA_ERATE) {
         char seconds[16];
         snprintf(seconds, sizeof(seconds), "%u", retry_s);

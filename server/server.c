@@ -185,6 +185,7 @@ static void on_tick(evutil_socket_t fd, short what, void *opaque)
     struct kva_server *server = opaque;
     uint64_t now_ns = kva_time_ns();
     kva_calls_tick(server, now_ns);
+    kva_auth_report(server->auth, now_ns);
     check_device(server);
     check_drained(server, now_ns);
 }
@@ -250,7 +251,7 @@ static enum kva_status create_parts(struct kva_server *server, struct kva_err *e
         .keys = params->api_keys,
         .key_count = params->api_key_count,
         .key_file = params->api_key_file,
-        .requests_per_minute = params->key_requests_per_minute,
+        .defaults = params->key_limits,
     };
     struct kva_workers_params pool = {
         .threads = params->workers,

@@ -13,6 +13,7 @@
 
 #include "scheduler/service.h"
 #include "server/api/api.h"
+#include "server/auth/auth.h"
 
 struct kva_server;
 
@@ -24,10 +25,10 @@ struct kva_server_params {
     const char *tls_key_path;  /* NULL: in the certificate's file */
 
     /* --- who --- */
-    const char *const *api_keys;
+    const char *const *api_keys; /* each may be several with commas between */
     uint32_t api_key_count;
     const char *api_key_file;         /* one key per line; read again by kva_server_reload */
-    uint32_t key_requests_per_minute; /* 0: unbounded */
+    struct kva_key_limits key_limits; /* where a line of the file says nothing else */
     const char *const *cors_origins;  /* "https://chat.example.org", or "*"; none: no CORS */
     uint32_t cors_origin_count;
     bool cache_shared_between_keys; /* the prefix cache is then a timing channel between clients */

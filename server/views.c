@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 
+#include <assert.h>
 #include <event2/http.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -108,6 +109,7 @@ void kva_view_metrics(struct kva_server *server, struct kva_exchange *exchange)
     struct kva_metrics_view view = {
         .metrics = &server->metrics,
         .stats = &stats,
+        .key_refused = kva_auth_refused(server->auth),
         .model = server->has_backend ? server->backend.api.model_ids[0] : "",
         .version = server->params.version,
         .connections = kva_http_connections(server->http),
@@ -123,6 +125,8 @@ void kva_view_metrics(struct kva_server *server, struct kva_exchange *exchange)
     kva_exchange_reply_buf(exchange, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
     kva_buf_finish(&body);
 }
+
+static_assert(KVA_METRICS_KEY_LIMITS == KVA_AUTH_LIMIT_COUNT, "metrics.h, auth.h");
 
 static void choice_json(struct kva_buf *out, struct kva_server *server,
                         const struct kva_choice_view *view)
@@ -177,8 +181,13 @@ void kva_view_requests(struct kva_server *server, struct kva_exchange *exchange)
         count = kva_service_get_view(server->backend.service, views, KVA_SERVICE_VIEWS_MAX);
     kva_buf_init(&body, (size_t)4 << 20);
     kva_buf_puts(&body, "{\"object\":\"list\",\"data\":[");
-    for (uint32_t i = 0; i < count; i++) {
-        kva_buf_puts(&body, i ? "," : "");
+    int key = kva_exchange_info(exchange)->key_index;
+    bool all = kva_auth_limits(server->auth, key).admin;
+    for (uint32_t i = 0, shown = 0; i < count; i++) {
+        const struct kva_slot *slot = kva_slots_find(&server->slots, views[i].request_id);
+        if (!all && (!slot || slot->call->key_index != key))
+            continue;
+        kva_buf_puts(&body, shown++ ? "," : "");
         choice_json(&body, server, &views[i]);
     }
     kva_buf_puts(&body, "]}");

@@ -19,7 +19,7 @@ enum kva_reject_reason {
     KVA_REJECT_BUDGET,
     KVA_REJECT_LOADING,
     KVA_REJECT_DRAINING,
-    KVA_REJECT_RATE,
+    KVA_REJECT_RATE, /* exposed by limit, see struct kva_metrics_view */
     KVA_REJECT_KEY,
     KVA_REJECT_INVALID,
     KVA_REJECT_CONTEXT,
@@ -70,10 +70,14 @@ void kva_metrics_count_http(struct kva_metrics *metrics, const char *route, int 
 /* The code that a column of kva_metrics.http counts; -1: all others. */
 int kva_metrics_http_code(uint32_t column);
 
+/* Limits of keys, in the order of enum kva_auth_limit. */
+#define KVA_METRICS_KEY_LIMITS 4u
+
 /* Everything that is exposed, at one moment. */
 struct kva_metrics_view {
     const struct kva_metrics *metrics;
     const struct kva_scheduler_stats *stats;
+    const uint64_t *key_refused; /* [KVA_METRICS_KEY_LIMITS], what KVA_REJECT_RATE is made of */
     const char *model;
     const char *version;
     uint32_t connections;

@@ -108,13 +108,16 @@ static void put_engine(struct kva_buf *out, const struct kva_engine_usage *use, 
                counters[i].help);
 }
 
-static void put_ends(struct kva_buf *out, const struct kva_metrics *metrics, const char *labels)
+static void put_ends(struct kva_buf *out, const struct kva_metrics_view *view, const char *labels)
 {
+    const struct kva_metrics *metrics = view->metrics;
     static const char *const ends[KVA_END_REASON_COUNT] = {"stop", "length", "abort", "error"};
     static const char *const rejects[KVA_REJECT_REASON_COUNT] = {
         "queue_full", "waiting_time", "budget",  "loading", "draining",
-        "rate",       "key",          "invalid", "context", "device",
+        NULL,         "key",          "invalid", "context", "device",
     };
+    static const char *const limits[KVA_METRICS_KEY_LIMITS] = {"key_guesses", "key_requests",
+                                                               "key_tokens", "key_waiting"};
     kva_metrics_head(out, "kvahead_requests_finished_total", "counter",
                      "Choices that ended, by reason.");
     for (int i = 0; i < KVA_END_REASON_COUNT; i++)
@@ -123,8 +126,12 @@ static void put_ends(struct kva_buf *out, const struct kva_metrics *metrics, con
     kva_metrics_head(out, "kvahead_requests_rejected_total", "counter",
                      "Requests that were not taken, by reason.");
     for (int i = 0; i < KVA_REJECT_REASON_COUNT; i++)
-        labelled(out, "kvahead_requests_rejected_total", labels, "reason", rejects[i],
-                 (double)metrics->rejected[i]);
+        if (rejects[i])
+            labelled(out, "kvahead_requests_rejected_total", labels, "reason", rejects[i],
+                     (double)metrics->rejected[i]);
+    for (uint32_t i = 0; i < KVA_METRICS_KEY_LIMITS && view->key_refused; i++)
+        labelled(out, "kvahead_requests_rejected_total", labels, "reason", limits[i],
+                 (double)view->key_refused[i]);
 }
 
 static void put_http(struct kva_buf *out, const struct kva_metrics *metrics, const char *labels)
@@ -181,7 +188,7 @@ void kva_metrics_text(struct kva_buf *out, const struct kva_metrics_view *view)
     put_server(out, view, labels);
     put_scheduler(out, view->stats, labels);
     put_engine(out, &view->stats->engine, labels);
-    put_ends(out, metrics, labels);
+    put_ends(out, view, labels);
     put_http(out, metrics, labels);
     const struct {
         const char *name;

@@ -153,12 +153,12 @@ def test_keys__on_every_route_but_liveness(servers, tmp_path):
     path = tmp_path / "keys"
     path.write_text("# two of them\n\nfile-one\n  file-two  \n")
     own = servers.start(
-        "--api-key", "flag-key", "--api-key-file", str(path), env={}, key="flag-key"
+        "--api-key-file", str(path), env={"KVAHEAD_API_KEY": "env-key"}, key="env-key"
     )
-    for key in ("flag-key", "file-one", "file-two"):
+    for key in ("env-key", "file-one", "file-two"):
         with openai.OpenAI(base_url=f"{own.url}/v1", api_key=key, max_retries=0) as client:
             assert client.models.list().data
-    for key in ("flag-ke", "flag-keyx", "FLAG-KEY", "# two of them"):
+    for key in ("env-ke", "env-keyx", "ENV-KEY", "# two of them"):
         with openai.OpenAI(base_url=f"{own.url}/v1", api_key=key, max_retries=0) as client:
             with pytest.raises(openai.AuthenticationError) as caught:
                 client.models.list()
@@ -173,14 +173,14 @@ def test_keys__on_every_route_but_liveness(servers, tmp_path):
         assert own.post(path_, SMALL).status == 401, path_
     assert own.request("GET", "/health").status == 200
     assert own.request("GET", "/metrics", None, {"X-API-Key": "file-one"}).status == 200
-    # The file is read again on SIGHUP; keys of the command line stay.
+    # The file is read again on SIGHUP; keys of the environment stay.
     path.write_text("file-three\n")
     own.process.send_signal(signal.SIGHUP)
     header = {"Authorization": "Bearer file-three"}
     wait_until("the new key", lambda: own.request("GET", "/ready", None, header).status == 200)
     assert own.request("GET", "/ready", None, {"Authorization": "Bearer file-one"}).status == 401
-    assert own.request("GET", "/ready", None, {"Authorization": "Bearer flag-key"}).status == 200
-    assert "file-" not in own.log().replace(str(path), "") and "flag-key" not in own.log()
+    assert own.request("GET", "/ready", None, {"Authorization": "Bearer env-key"}).status == 200
+    assert "file-" not in own.log().replace(str(path), "") and "env-key" not in own.log()
 
 
 def test_keys__from_the_environment(servers):
@@ -192,7 +192,7 @@ def test_keys__from_the_environment(servers):
 
 
 def test_keys__rate_limit_of_one_key(servers):
-    own = servers.start("--api-key", "a", "--api-key", "b", "--key-rate", "3", key="a")
+    own = servers.start("--key-rate", "3", env={"KVAHEAD_API_KEY": "a,b"}, key="a")
     statuses = [own.post(COMPLETIONS, SMALL).status for _ in range(5)]
     assert statuses[:3] == [200, 200, 200] and 429 in statuses[3:]
     with own.client() as client, pytest.raises(openai.RateLimitError) as caught:
@@ -202,9 +202,14 @@ def test_keys__rate_limit_of_one_key(servers):
     assert own.post(COMPLETIONS, SMALL).status == 200, "another key has its own allowance"
 
 
+def test_keys__are_no_flag():
+    line = serve("--api-key", "secret", code=2)
+    assert "--api-key-file" in line and "KVAHEAD_API_KEY" in line and "secret" not in line
+
+
 def test_keys__do_not_share_prefixes(servers):
     """A prefix that another key has made is not found: its time would tell."""
-    own = servers.start("--api-key", "a", "--api-key", "b", key="a")
+    own = servers.start(env={"KVAHEAD_API_KEY": "a,b"}, key="a")
     ids = [300 + i for i in range(400)]
 
     def cached() -> int:

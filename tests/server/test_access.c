@@ -138,7 +138,7 @@ static void test_serving__10_rate_of_one_key(void **state)
     fixture_init(&f);
     f.params.api_keys = two_keys;
     f.params.api_key_count = 2;
-    f.params.key_requests_per_minute = 3;
+    f.params.key_limits.requests_per_minute = 3;
     fixture_start(&f);
     for (int i = 0; i < 3; i++)
         assert_int_equal(
