@@ -18,17 +18,12 @@
 
 #include "base/err.h"
 #include "engine/kv/spec.h"
+#include "engine/kv/usage.h"
 #include "engine/sampling.h"
 
 #include <stdbool.h>
 
 struct kva_sequence; /* the engine's own */
-
-/* Bytes per memory tier. */
-struct kva_tier_bytes {
-    uint64_t device;
-    uint64_t host;
-};
 
 /* Constant properties that the scheduler plans with. */
 struct kva_engine_limits {

@@ -1,6 +1,5 @@
 /* fill.c - sequences of any length in no time, and what they take: for measurements. */
 #include "base/noise.h"
-#include "engine/kv/lowbit.h"
 #include "engine/kv/placement.h"
 #include "engine/model_engine_internal.h"
 
@@ -31,12 +30,10 @@ struct kva_tier_bytes kva_model_engine_footprint_shared(const struct kva_engine 
     struct kva_tier_bytes bytes = kva_model_engine_footprint(engine, spec, prompt, tokens);
     /* The page of the last prompt token is never shared: that token must be computed. */
     uint32_t pages = e->params.prefix_cache ? (prompt - 1) / KVA_PAGE_TOKENS : 0;
-    uint32_t away = kva_min_u32(pages, policy->away(spec, prompt));
+    bool offloads = policy->offloaded(spec, UINT32_MAX) > 0;
+    uint32_t shared = offloads ? kva_min_u32(pages, policy->offloaded(spec, prompt)) : pages;
     bytes.host -= (uint64_t)pages * e->kv->shape.page_bytes;
-    if (spec->policy == KVA_KV_FULL)
-        bytes.device -= (uint64_t)pages * e->kv->shape.page_bytes;
-    else if (policy->coded)
-        bytes.device -= (uint64_t)away * kva_kv_lowbit_page_bytes(e->kv, spec);
+    bytes.device -= shared * kva_kv_shared_bytes(e->kv, spec, NULL);
     return bytes;
 }
 

@@ -16,16 +16,14 @@ static uint32_t describe_rows(struct kva_forward *fw, const struct kva_forward_c
             .row_first = row,
             .row_count = rows->row_count,
             .position_first = rows->position_first,
-            .range_first = i,
-            .range_count = 1,
         };
         fw->kv_rows[i] = (struct kva_kv_rows){
             .seq = rows->seq,
             .position_first = rows->position_first,
             .row_count = rows->row_count,
             .select_row = rows->select_row,
-            .choose_now = rows->choose_now,
-            .choose_next = rows->choose_next,
+            .select_now = rows->select_now,
+            .select_next = rows->select_next,
             .blocks = fw->blocks + block,
         };
         block += kva_kv_pages(end);

@@ -37,9 +37,10 @@ struct kva_forward_rows {
     const uint32_t *ids; /* host [row_count] */
     uint32_t position_first;
     uint32_t row_count;
+    bool draft;          /* the last row's token is a guess, never part of the sequence */
     uint32_t select_row; /* these three: see struct kva_kv_rows */
-    bool choose_now;
-    bool choose_next;
+    bool select_now;
+    bool select_next;
 };
 
 /* What one sequence attends to in one layer: shown to an observer before it happens, and before

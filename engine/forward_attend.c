@@ -1,8 +1,9 @@
-/* forward_attend.c - a layer's attention. What is in 16-bit blocks and what is in low-bit pages
- * with the rows fetched beside them give a partial result each; one merge adds them up. */
+/* forward_attend.c - a layer's attention: the ranges in which the sequences' tokens lie
+ * (engine/kv/range.h), grouped by the operator and format that attend to them. Each operator gives
+ * one partial result of all rows; one merge adds them up. */
 #include "engine/forward_internal.h"
 
-#include "engine/kv/lowbit.h"
+#include "engine/kv/parts/lowbit.h"
 
 /* The partial result of some rows, from the named pieces of scratch. */
 static struct kva_partial partial_at(const struct kva_forward *fw, enum kva_scratch_name a)
@@ -18,15 +19,24 @@ static struct kva_partial partial_at(const struct kva_forward *fw, enum kva_scra
 static void attend_blocks(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer)
 {
     const struct kva_model_config *c = fw->config;
+    uint32_t count = 0;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];
-        uint32_t first = rows->page_first * KVA_PAGE_TOKENS;
-        fw->attend_ranges[i] = (struct kva_attend_range){
-            .format = KVA_KV_16BIT,
-            .token_first = first,
-            .token_count = rows->position_first + rows->row_count - first,
-            .block_first = (uint32_t)(rows->blocks - fw->blocks) + rows->page_first,
-        };
+        uint32_t end = rows->position_first + rows->row_count;
+        fw->attend_seqs[i].range_first = count;
+        for (uint32_t j = 0; j < rows->range_count; j++) {
+            const struct kva_kv_range *range = &rows->ranges[j];
+            uint32_t first = range->page_first * KVA_PAGE_TOKENS;
+            if (range->kind != KVA_RANGE_BLOCKS)
+                continue;
+            fw->attend_ranges[count++] = (struct kva_attend_range){
+                .format = KVA_KV_16BIT,
+                .token_first = first,
+                .token_count = kva_min_u32(range->page_end * KVA_PAGE_TOKENS, end) - first,
+                .block_first = (uint32_t)(rows->blocks - fw->blocks) + range->page_first,
+            };
+        }
+        fw->attend_seqs[i].range_count = count - fw->attend_seqs[i].range_first;
     }
     fw->ops->attend(fw->device, &(struct kva_attend_args){
                                     .q = fw->scratch[KVA_SCRATCH_Q].data,
@@ -45,45 +55,63 @@ static void attend_blocks(struct kva_forward *fw, const struct kva_kv_pass *pass
                                 });
 }
 
-/* Whether low-bit pages under both specs can be read by one call. */
-static bool same_format(const struct kva_kv_spec *a, const struct kva_kv_spec *b)
+/* What attend_lowbit attends to: low-bit pages with the rows that replace some of their tokens, or
+ * rows alone. NULL: neither. */
+static const struct kva_kv_range *lowbit_range(const struct kva_kv_rows *rows)
 {
-    return a->bits == b->bits && a->group == b->group && a->skip_layers == b->skip_layers;
+    const struct kva_kv_range *range = kva_kv_find_range(rows, KVA_RANGE_LOWBIT);
+    return range ? range : kva_kv_find_range(rows, KVA_RANGE_ROWS);
+}
+
+/* Rows alone are read by a call of any format. */
+static struct kva_lowbit_format format_of(const struct kva_kv_rows *rows)
+{
+    return kva_kv_find_range(rows, KVA_RANGE_LOWBIT)
+               ? kva_kv_lowbit_format(&rows->seq->spec)
+               : (struct kva_lowbit_format){.bits = 2, .group = KVA_PAGE_TOKENS};
+}
+
+/* Whether the low-bit ranges of both can be attended to by one call. */
+static bool same_format(const struct kva_kv_rows *a, const struct kva_kv_rows *b)
+{
+    struct kva_lowbit_format x = format_of(a), y = format_of(b);
+    return x.bits == y.bits && x.group == y.group &&
+           a->seq->spec.skip_layers == b->seq->spec.skip_layers;
 }
 
 /* The two times at which low-bit pages are read in a layer. */
 enum lowbit_time {
-    TO_CHOOSE, /* by rows that choose before they attend: only the selection is wanted */
-    TO_ATTEND, /* by all rows; some choose for the next step along the way */
+    TO_SELECT, /* by rows that select before they attend: only the selection is wanted */
+    TO_ATTEND, /* by all rows; some select for the next step along the way */
 };
 
 /* Whether the rows' sequence has rows fetched for this layer. */
 static bool fetches_rows(const struct kva_kv_rows *rows)
 {
-    return rows->hot && rows->hot->k > 0;
+    const struct kva_hot *cache = kva_kv_find_rows(rows);
+    return cache && cache->k > 0;
 }
 
 static bool takes_part(const struct kva_kv_rows *rows, enum lowbit_time time)
 {
-    return rows->low &&
-           (time == TO_ATTEND || (rows->choose_now && !rows->at_once && fetches_rows(rows)));
+    return lowbit_range(rows) &&
+           (time == TO_ATTEND || (rows->select_now && !rows->fused && fetches_rows(rows)));
 }
 
-/* Whether choosing, fetching and attending are one for these rows: where the device reaches the
+/* Whether selecting, fetching and attending are one for these rows: where the device reaches the
  * host tier by itself, and nothing is wanted in between. */
-static bool acts_at_once(const struct kva_forward *fw, const struct kva_kv_rows *rows,
-                         const struct kva_forward_observer *observer)
+static bool is_fused(const struct kva_forward *fw, const struct kva_kv_rows *rows,
+                     const struct kva_forward_observer *observer)
 {
-    return kva_device_get_info(fw->device)->host_readable && !observer && rows->choose_now &&
-           !rows->choose_next && fetches_rows(rows);
+    return kva_device_get_info(fw->device)->host_readable && !observer && rows->select_now &&
+           !rows->select_next && fetches_rows(rows);
 }
 
 /* Whether an entry before `index` has low-bit pages of the same format. */
 static bool format_seen(const struct kva_kv_pass *pass, uint32_t index, enum lowbit_time time)
 {
     for (uint32_t i = 0; i < index; i++) {
-        if (takes_part(&pass->rows[i], time) &&
-            same_format(&pass->rows[i].seq->spec, &pass->rows[index].seq->spec))
+        if (takes_part(&pass->rows[i], time) && same_format(&pass->rows[i], &pass->rows[index]))
             return true;
     }
     return false;
@@ -97,57 +125,61 @@ static uint32_t list_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pa
     uint32_t count = 0, block = 0;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];
-        bool chooses = time == TO_CHOOSE ? rows->choose_now : rows->choose_next || rows->at_once;
-        bool listed =
-            takes_part(rows, time) && same_format(&rows->seq->spec, &pass->rows[like].seq->spec);
-        if (!listed && (rows->low || !others))
+        const struct kva_kv_range *range = lowbit_range(rows);
+        bool selects = time == TO_SELECT ? rows->select_now : rows->select_next || rows->fused;
+        bool listed = takes_part(rows, time) && same_format(rows, &pass->rows[like]);
+        if (!listed && (range || !others))
             continue;
-        if (rows->at_once)
+        uint32_t pages = range ? range->page_end : 0;
+        if (rows->fused)
             fw->low_now[count] = kva_kv_layer_now(fw->params.kv, rows, layer);
         fw->low_seqs[count] = (struct kva_lowbit_seq){
             .row_first = fw->attend_seqs[i].row_first,
             .row_count = rows->row_count,
             .position_first = rows->position_first,
             .block_first = block,
-            .page_count = rows->page_first,
-            .hot = rows->hot,
-            .select_row = chooses && fetches_rows(rows) ? rows->select_row : KVA_NO_ROW,
-            .now = rows->at_once ? &fw->low_now[count] : NULL,
+            .page_count = pages,
+            .hot = range ? range->rows : NULL,
+            .select_row = selects && fetches_rows(rows) ? rows->select_row : KVA_NO_ROW,
+            .now = rows->fused ? &fw->low_now[count] : NULL,
         };
         count++;
-        for (uint32_t j = 0; j < rows->page_first; j++)
-            fw->low_blocks[block++] = rows->low[j];
+        for (uint32_t j = 0; j < pages; j++)
+            fw->low_blocks[block++] = range->low[j];
     }
     return count;
 }
 
-/* Attention of the first `count` of low_seqs, all in the format of `spec`. */
-static void call_lowbit(struct kva_forward *fw, const struct kva_kv_spec *spec, uint32_t count,
+/* Attention of the first `count` of low_seqs, all in the format of `like`. */
+static void call_lowbit(struct kva_forward *fw, const struct kva_kv_rows *like, uint32_t count,
                         uint32_t layer)
 {
     const struct kva_model_config *c = fw->config;
     const struct kva_kv *kv = fw->params.kv;
     const struct kva_partial rest = partial_at(fw, KVA_SCRATCH_PARTIAL_A);
-    fw->ops->attend_lowbit(fw->device,
-                           &(struct kva_attend_lowbit_args){
-                               .q = fw->scratch[KVA_SCRATCH_Q].data,
-                               .out = partial_at(fw, KVA_SCRATCH_LOWBIT_A),
-                               .rest = &rest,
-                               .seqs = fw->low_seqs,
-                               .blocks = fw->low_blocks,
-                               .block_offset_bytes = kva_kv_lowbit_offset(kv, spec, layer),
-                               .scratch = fw->scratch[KVA_SCRATCH_SELECT].data,
-                               .scratch_bytes = fw->scratch[KVA_SCRATCH_SELECT].bytes,
-                               .seq_count = count,
-                               .q_stride = c->heads * c->head_dim,
-                               .heads = c->heads,
-                               .kv_heads = c->kv_heads,
-                               .head_dim = c->head_dim,
-                               .window = c->layer_window[layer],
-                               .kv_dtype = kv->shape.dtype,
-                               .format = kva_kv_lowbit_format(spec),
-                               .scale = c->attend_scale,
-                           });
+    fw->ops->attend_lowbit(
+        fw->device,
+        &(struct kva_attend_lowbit_args){
+            .q = fw->scratch[KVA_SCRATCH_Q].data,
+            .out = partial_at(fw, KVA_SCRATCH_LOWBIT_A),
+            .rest = &rest,
+            .seqs = fw->low_seqs,
+            .blocks = fw->low_blocks,
+            .block_offset_bytes = kva_kv_find_range(like, KVA_RANGE_LOWBIT)
+                                      ? kva_kv_lowbit_offset(kv, &like->seq->spec, layer)
+                                      : 0,
+            .scratch = fw->scratch[KVA_SCRATCH_SELECT].data,
+            .scratch_bytes = fw->scratch[KVA_SCRATCH_SELECT].bytes,
+            .seq_count = count,
+            .q_stride = c->heads * c->head_dim,
+            .heads = c->heads,
+            .kv_heads = c->kv_heads,
+            .head_dim = c->head_dim,
+            .window = c->layer_window[layer],
+            .kv_dtype = kv->shape.dtype,
+            .format = format_of(like),
+            .scale = c->attend_scale,
+        });
 }
 
 /* Attention over low-bit pages and hot rows, one call per format. TO_ATTEND gives every row of the
@@ -161,7 +193,7 @@ static bool attend_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass
             continue;
         uint32_t count = list_lowbit(fw, pass, layer, i, time == TO_ATTEND && !any, time);
         any = true;
-        call_lowbit(fw, &pass->rows[i].seq->spec, count, layer);
+        call_lowbit(fw, &pass->rows[i], count, layer);
     }
     return any;
 }
@@ -174,21 +206,22 @@ static const uint32_t *observe_selection(struct kva_forward *fw, uint32_t index,
 {
     if (!fetches_rows(rows))
         return NULL;
-    if (rows->choose_now) /* it has just done so */
-        return rows->hot->chosen;
-    struct kva_hot hot = *rows->hot;
+    if (rows->select_now) /* it has just done so */
+        return kva_kv_find_rows(rows)->chosen;
+    const struct kva_kv_range *range = lowbit_range(rows);
+    struct kva_hot hot = *range->rows;
     hot.chosen = into;
     fw->low_seqs[0] = (struct kva_lowbit_seq){
         .row_first = fw->attend_seqs[index].row_first,
         .row_count = 1,
         .position_first = rows->position_first,
-        .page_count = rows->page_first,
+        .page_count = range->page_end,
         .hot = &hot,
         .select_row = 0,
     };
-    for (uint32_t i = 0; i < rows->page_first; i++)
-        fw->low_blocks[i] = rows->low[i];
-    call_lowbit(fw, &rows->seq->spec, 1, layer);
+    for (uint32_t i = 0; i < range->page_end; i++)
+        fw->low_blocks[i] = range->low[i];
+    call_lowbit(fw, rows, 1, layer);
     return into;
 }
 
@@ -217,20 +250,21 @@ void kva_forward_attend(struct kva_forward *fw, struct kva_kv_pass *pass,
 {
     const struct kva_model_config *c = fw->config;
     attend_blocks(fw, pass, layer);
-    kva_kv_layer_correct(fw->params.kv, pass, layer, fw->scratch[KVA_SCRATCH_Q].data);
+    kva_kv_layer_query(fw->params.kv, pass, layer, fw->scratch[KVA_SCRATCH_Q].data);
     for (uint32_t i = 0; i < pass->rows_count; i++)
-        pass->rows[i].at_once = acts_at_once(fw, &pass->rows[i], observer);
-    if (attend_lowbit(fw, pass, layer, TO_CHOOSE))
+        pass->rows[i].fused = is_fused(fw, &pass->rows[i], observer);
+    if (attend_lowbit(fw, pass, layer, TO_SELECT))
         kva_kv_layer_choose(fw->params.kv, pass, layer);
     if (observer)
         observe(fw, observer, pass, layer);
-    bool lowbit = attend_lowbit(fw, pass, layer, TO_ATTEND);
-    const struct kva_partial partials[2] = {partial_at(fw, KVA_SCRATCH_PARTIAL_A),
-                                            partial_at(fw, KVA_SCRATCH_LOWBIT_A)};
+    struct kva_partial partials[2] = {partial_at(fw, KVA_SCRATCH_PARTIAL_A)};
+    uint32_t partial_count = 1;
+    if (attend_lowbit(fw, pass, layer, TO_ATTEND))
+        partials[partial_count++] = partial_at(fw, KVA_SCRATCH_LOWBIT_A);
     fw->ops->merge(fw->device, &(struct kva_merge_args){
                                    .out = fw->scratch[KVA_SCRATCH_ATTN].data,
                                    .partials = partials,
-                                   .partial_count = lowbit ? 2 : 1,
+                                   .partial_count = partial_count,
                                    .rows = rows,
                                    .heads = c->heads,
                                    .head_dim = c->head_dim,

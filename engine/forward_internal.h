@@ -71,7 +71,7 @@ struct kva_forward {
     const void **blocks; /* [blocks_max]: the sequences' tables, one after the other */
     size_t blocks_max;
     struct kva_attend_seq *attend_seqs;     /* [sequences_max] */
-    struct kva_attend_range *attend_ranges; /* [sequences_max] */
+    struct kva_attend_range *attend_ranges; /* [sequences_max * KVA_KV_RANGES_MAX] */
     const void **low_blocks;                /* [blocks_max] */
     struct kva_lowbit_seq *low_seqs;        /* [sequences_max] */
     struct kva_hot_now *low_now;            /* [sequences_max] */

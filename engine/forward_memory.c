@@ -159,7 +159,8 @@ static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err 
     fw->row_blocks = calloc(p->rows_max, sizeof(*fw->row_blocks));
     fw->blocks = calloc(fw->blocks_max, sizeof(*fw->blocks));
     fw->attend_seqs = calloc(p->sequences_max, sizeof(*fw->attend_seqs));
-    fw->attend_ranges = calloc(p->sequences_max, sizeof(*fw->attend_ranges));
+    fw->attend_ranges =
+        calloc((size_t)p->sequences_max * KVA_KV_RANGES_MAX, sizeof(*fw->attend_ranges));
     fw->low_blocks = calloc(fw->blocks_max, sizeof(*fw->low_blocks));
     fw->low_seqs = calloc(p->sequences_max, sizeof(*fw->low_seqs));
     fw->low_now = calloc(p->sequences_max, sizeof(*fw->low_now));

@@ -14,7 +14,7 @@
 #define PARTIAL_PREFILLS_MAX 2u
 
 /* Cost of a step with a second row per sequence, relative to one without, up to which speculative
- * tokens pay: their specs are better than the previous query's. */
+ * tokens pay: their selections are better than the previous query's. */
 #define SPECULATION_COST_MAX 1.15
 
 /* --- sequences ------------------------------------------------------------------------------- */
@@ -96,7 +96,7 @@ static enum kva_status engine_create(void *self, const struct kva_sequence_param
     if (!seq)
         return kva_fail(err, KVA_ENOMEM, "out of memory for a sequence");
     seq->params = *params;
-    if (seq->params.kv.policy == KVA_KV_SPECACHE)
+    if (kva_kv_has_setting(params->kv.policy, KVA_SETTING_PREDICTOR))
         seq->params.kv.predictor = predictor_of(e, &params->kv);
     const struct kva_kv_plan plan = {&seq->params.kv, params->prompt_tokens, params->tokens_max};
     status = kva_kv_seq_init(e->kv, &seq->kv, &plan, err);
@@ -141,7 +141,7 @@ static enum kva_status engine_admit(void *self, struct kva_sequence *seq, uint32
     size_t bytes = (size_t)(p->prompt_tokens - cached) * e->config->hidden_size * e->act_bytes;
     status = kva_device_alloc(e->device, KVA_MEM_DEVICE, bytes, &seq->stream, err);
     if (status) {
-        kva_kv_seq_retreat(e->kv, &seq->kv);
+        kva_kv_seq_unadmit(e->kv, &seq->kv);
         return status;
     }
     seq->stream_bytes = bytes;
@@ -184,11 +184,11 @@ static void engine_sequence_info(void *self, const struct kva_sequence *seq,
         .policy = kva_kv_policy_name(seq->params.kv.policy),
         .bytes = kva_kv_seq_bytes(e->kv, &seq->kv),
         .cached_tokens = seq->prefill_first,
-        .fetched_bytes = seq->kv.fetched_bytes,
-        .fetch_rows_hit = seq->kv.hot_counted[0],
-        .fetch_rows_missed = seq->kv.hot_counted[1],
-        .spec_tokens = seq->spec_tokens,
-        .spec_tokens_matched = seq->spec_tokens_matched,
+        .fetched_bytes = seq->kv.counters.fetched_bytes,
+        .fetch_rows_hit = seq->kv.counters.fetch_rows_hit,
+        .fetch_rows_missed = seq->kv.counters.fetch_rows_missed,
+        .spec_tokens = seq->kv.counters.spec_tokens,
+        .spec_tokens_matched = seq->kv.counters.spec_tokens_matched,
     };
 }
 
@@ -201,12 +201,23 @@ static const struct kva_prompt_logprob *engine_prompt_logprobs(void *self KVA_UN
 static void engine_usage(void *self, struct kva_engine_usage *ret)
 {
     struct model_engine *e = self;
+    struct kva_kv_usage kv;
+    kva_kv_usage(e->kv, &kv);
     *ret = (struct kva_engine_usage){
+        .used = kv.used,
+        .cached = kv.cached,
+        .budget = kv.budget,
+        .prefix_lookup_tokens = kv.prefix_lookup_tokens,
+        .prefix_hit_tokens = kv.prefix_hit_tokens,
+        .fetched_bytes = kv.policies.fetched_bytes,
+        .offloaded_bytes = kv.offloaded_bytes,
+        .fetch_rows_hit = kv.policies.fetch_rows_hit,
+        .fetch_rows_missed = kv.policies.fetch_rows_missed,
+        .fetch_late_count = kv.fetch_late_count,
+        .spec_tokens = kv.policies.spec_tokens,
+        .spec_tokens_matched = kv.policies.spec_tokens_matched,
         .steps = e->steps,
-        .spec_tokens = e->spec_tokens,
-        .spec_tokens_matched = e->spec_tokens_matched,
     };
-    kva_kv_usage(e->kv, ret);
 }
 
 static const struct kva_engine_ops engine_ops = {
@@ -234,7 +245,7 @@ enum kva_dtype kva_model_engine_kv_dtype(const struct kva_model *model)
 static void set_limits(struct model_engine *e)
 {
     const struct kva_model_engine_params *p = &e->params;
-    struct kva_engine_usage usage;
+    struct kva_kv_usage usage;
     kva_kv_usage(e->kv, &usage);
     e->engine.limits = (struct kva_engine_limits){
         .context_max = p->context_max,

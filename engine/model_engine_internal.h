@@ -28,13 +28,6 @@ struct kva_sequence {
         stream; /* act [prompt_tokens - prefill_first, hidden]: the residual stream between steps */
     size_t stream_bytes;
 
-    /* Speculation: the token that is expected after the last one, and whether rows have been chosen
-     * for the next step. */
-    uint32_t spec_token;
-    bool looked_ahead;
-    uint64_t spec_tokens;
-    uint64_t spec_tokens_matched;
-
     struct kva_prompt_logprob *prompt_logprobs; /* [prompt_tokens - 1], or NULL */
 };
 
@@ -58,8 +51,6 @@ struct model_engine {
     struct kva_forward *forward;
     struct kva_sampler *sampler;
     uint64_t steps;
-    uint64_t spec_tokens;
-    uint64_t spec_tokens_matched;
     enum kva_kv_predictor auto_predictor; /* AUTO: not measured yet */
     size_t act_bytes;
     const struct kva_forward_observer *observer; /* of decoding rows; NULL: nobody looks */
@@ -70,7 +61,7 @@ struct model_engine {
     struct kva_pick pick;
 };
 
-/* Rows of the sequence's next decode: a speculative one may come behind its own. */
+/* Rows of the sequence's next decode: a draft one may come behind its own. */
 uint32_t kva_model_engine_rows(const struct kva_sequence *seq);
 
 /* --- pick.c ---------------------------------------------------------------------------------- */

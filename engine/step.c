@@ -26,56 +26,38 @@ static void finish_prefill(struct model_engine *e, struct kva_step_item *item)
     seq->stream_bytes = 0;
 }
 
-/* Whether rows are chosen for the sequence once it is long enough. */
-static bool will_choose(const struct kva_sequence *seq)
+/* What the sequence's policy wants of its next decoding step. */
+static struct kva_kv_step_plan plan_of(const struct kva_sequence *seq)
 {
-    return seq->kv.policy->fetched && kva_kv_spec_k_max(&seq->kv.spec) > 0;
-}
-
-/* Whether its next step needs rows to be chosen. */
-static bool chooses(const struct kva_sequence *seq)
-{
-    return will_choose(seq) && seq->kv.hot_started;
-}
-
-/* A step after this one is possible: the token that this one gives is not the last, which nobody
- * runs. */
-static bool goes_on(const struct kva_sequence *seq)
-{
-    return seq->kv.tokens + 3 <= seq->params.tokens_max;
-}
-
-static bool speculates(const struct kva_sequence *seq)
-{
-    return will_choose(seq) && seq->kv.spec.predictor == KVA_PREDICT_SPEC_TOKEN && goes_on(seq);
+    struct kva_kv_step_plan plan = {.select_row = KVA_NO_ROW};
+    if (seq->kv.policy->plan)
+        seq->kv.policy->plan(&seq->kv, &plan);
+    return plan;
 }
 
 uint32_t kva_model_engine_rows(const struct kva_sequence *seq)
 {
-    return speculates(seq) ? 2 : 1;
+    return plan_of(seq).draft ? 2 : 1;
 }
 
-static struct kva_forward_rows decode_rows(struct kva_sequence *seq)
+static struct kva_forward_rows decode_rows(struct kva_step_item *item)
 {
-    struct kva_forward_rows rows = {
+    struct kva_sequence *seq = item->seq;
+    const struct kva_kv_step_plan plan = plan_of(seq);
+    if (plan.draft) {
+        item->spec_token = plan.draft_token;
+        seq->ids[seq->kv.tokens + 1] = plan.draft_token;
+    }
+    return (struct kva_forward_rows){
         .seq = &seq->kv,
         .ids = seq->ids + seq->kv.tokens,
         .position_first = seq->kv.tokens,
-        .row_count = 1,
-        .select_row = KVA_NO_ROW,
+        .row_count = plan.draft ? 2 : 1,
+        .draft = plan.draft,
+        .select_row = plan.select_row,
+        .select_now = plan.select_now,
+        .select_next = plan.select_next,
     };
-    if (!chooses(seq))
-        return rows;
-    rows.choose_now = seq->kv.spec.predictor == KVA_PREDICT_SYNC;
-    rows.choose_next = !rows.choose_now && goes_on(seq);
-    if (rows.choose_now || rows.choose_next)
-        rows.select_row = 0;
-    if (speculates(seq)) {
-        seq->ids[seq->kv.tokens + 1] = seq->spec_token;
-        rows.row_count = 2;
-        rows.select_row = 1;
-    }
-    return rows;
 }
 
 static struct kva_forward_rows prompt_rows(struct kva_sequence *seq)
@@ -101,7 +83,7 @@ static uint32_t gather_batch(struct model_engine *e, struct kva_step_item *items
         if (!seq->prefilled && !fits_whole(&items[i], rows_left))
             continue;
         rows_left -= seq->prefilled ? 0 : prefill_left(seq);
-        e->batch_rows[batch] = seq->prefilled ? decode_rows(seq) : prompt_rows(seq);
+        e->batch_rows[batch] = seq->prefilled ? decode_rows(&items[i]) : prompt_rows(seq);
         e->batch_items[batch++] = &items[i];
     }
     return batch;
@@ -140,28 +122,26 @@ static void *run_rows(struct model_engine *e, uint32_t batch,
     return hidden;
 }
 
-/* --- looking ahead (SpeCache 3.3: pre-decoding) ---------------------------------------------- */
+/* --- pre-decoding (SpeCache 3.3) ------------------------------------------------------------- */
 
-/* Sequences that have just come to choose rows, or whose speculative token was wrong, run their
- * last token once against what the device has: that gives a speculative token and the rows for the
- * step that follows now. Its K and V are superseded there. */
-static void look_ahead(struct model_engine *e, struct kva_step_item *items, uint32_t count)
+/* Sequences whose policy wants it run their last token once, alone, against what the device has:
+ * that gives its likely successor and selects rows for the step that follows now. Its K and V are
+ * superseded there. */
+static void predecode(struct model_engine *e, struct kva_step_item *items, uint32_t count)
 {
     uint32_t batch = 0;
     for (uint32_t i = 0; i < count; i++) {
         struct kva_sequence *seq = items[i].seq;
-        if (!seq->prefilled || seq->looked_ahead || !chooses(seq) ||
-            seq->kv.spec.predictor == KVA_PREDICT_SYNC)
+        if (!seq->prefilled || !plan_of(seq).predecode)
             continue;
         e->batch_rows[batch] = (struct kva_forward_rows){
             .seq = &seq->kv,
             .ids = seq->ids + seq->kv.tokens,
             .position_first = seq->kv.tokens,
             .row_count = 1,
-            .choose_next = true,
+            .select_next = true,
         };
         e->batch_items[batch++] = &items[i];
-        seq->looked_ahead = true;
     }
     if (batch == 0)
         return;
@@ -171,44 +151,28 @@ static void look_ahead(struct model_engine *e, struct kva_step_item *items, uint
         for (uint32_t i = at; i < batch && e->pick.count < KVA_LOGIT_ROWS_MAX; i++)
             kva_pick_best(e, i);
         kva_pick_run(e, hidden);
-        for (uint32_t i = 0; i < e->pick.count; i++)
-            e->batch_items[at + i]->seq->spec_token = kva_pick_best_token(e, i);
+        for (uint32_t i = 0; i < e->pick.count; i++) {
+            struct kva_kv_seq *seq = &e->batch_items[at + i]->seq->kv;
+            seq->policy->predecoded(seq, kva_pick_best_token(e, i));
+        }
     }
 }
 
 /* --- what the batch gives -------------------------------------------------------------------- */
 
-/* The token came out that had been expected, or another one. */
-static void score_speculation(struct model_engine *e, struct kva_sequence *seq, uint32_t token)
-{
-    bool matched = token == seq->spec_token;
-    seq->spec_tokens++;
-    seq->spec_tokens_matched += matched;
-    e->spec_tokens++;
-    e->spec_tokens_matched += matched;
-    if (!matched && seq->kv.spec.on_mispredict == KVA_MISPREDICT_PREDECODE)
-        seq->looked_ahead = false;
-}
-
-static bool has_speculative_row(const struct kva_forward_rows *rows)
-{
-    return rows->row_count == 2 && rows->select_row == 1;
-}
-
 /* What the rows of the batch's entry `index` gave, which begin at number `at` of the pick: the
- * item's token, and its next speculative one. */
+ * item's token, and what follows its draft token. */
 static void take_entry(struct model_engine *e, uint32_t index, uint32_t at)
 {
     struct kva_step_item *item = e->batch_items[index];
-    bool two = has_speculative_row(&e->batch_rows[index]);
+    struct kva_kv_seq *seq = &item->seq->kv;
+    bool draft = e->batch_rows[index].draft;
     kva_pick_emit(e, at, item);
-    if (two && item->emitted) {
-        item->speculated = true;
-        item->spec_token = item->seq->spec_token;
-        score_speculation(e, item->seq, item->token.token);
-    }
-    if (two)
-        item->seq->spec_token = kva_pick_best_token(e, at + 1);
+    item->speculated = draft && item->emitted;
+    if (item->speculated && seq->policy->emitted)
+        seq->policy->emitted(e->kv, seq, item->token.token);
+    if (draft && seq->policy->drafted)
+        seq->policy->drafted(seq, kva_pick_best_token(e, at + 1));
 }
 
 static void emit_batch(struct model_engine *e, const void *hidden, uint32_t batch)
@@ -217,7 +181,7 @@ static void emit_batch(struct model_engine *e, const void *hidden, uint32_t batc
     kva_pick_begin(e);
     for (uint32_t i = 0; i < batch; i++) {
         const struct kva_forward_rows *rows = &e->batch_rows[i];
-        bool two = has_speculative_row(rows);
+        bool two = rows->draft;
         end += rows->row_count;
         kva_pick_item(e, end - 1 - two, e->batch_items[i]);
         if (two)
@@ -227,7 +191,7 @@ static void emit_batch(struct model_engine *e, const void *hidden, uint32_t batc
         kva_pick_run(e, hidden);
         for (uint32_t at = 0; first <= i; first++) {
             take_entry(e, first, at);
-            at += 1 + has_speculative_row(&e->batch_rows[first]);
+            at += 1 + e->batch_rows[first].draft;
         }
         kva_pick_begin(e);
     }
@@ -243,8 +207,8 @@ static void run_batch(struct model_engine *e, uint32_t batch)
         const struct kva_forward_rows *rows = &e->batch_rows[i];
         struct kva_step_item *item = e->batch_items[i];
         struct kva_sequence *seq = item->seq;
-        /* The speculative token's K and V are never part of the sequence. */
-        uint32_t kept = rows->row_count - has_speculative_row(rows);
+        /* A draft token's K and V are never part of the sequence. */
+        uint32_t kept = rows->row_count - rows->draft;
         kva_kv_seq_commit(e->kv, &seq->kv, seq->ids, rows->position_first + kept);
         if (!seq->prefilled) {
             const struct kva_pick_prompt prompt = {hidden, row, rows->position_first,
@@ -330,7 +294,7 @@ enum kva_status kva_model_engine_step(void *self, struct kva_step_item *items, u
         items[i].prefill_done = 0;
     }
     kva_kv_step_begin(e->kv);
-    look_ahead(e, items, count);
+    predecode(e, items, count);
     uint32_t batch = gather_batch(e, items, count);
     run_batch(e, batch);
     for (uint32_t i = 0; i < count; i++) {

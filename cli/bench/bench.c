@@ -44,7 +44,10 @@ static enum kva_status read_policies(struct kva_bench *bench, struct kva_err *er
     kva_cli_kv_init(&kv);
     /* With random weights a speculative token is hardly ever right, and its every miss would be
      * paid for: that is measured if asked for. */
-    kv.specs[KVA_KV_SPECACHE].on_mispredict = KVA_MISPREDICT_CHAIN;
+    for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++) {
+        if (kva_kv_has_setting((enum kva_kv_policy_id)id, KVA_SETTING_ON_MISPREDICT))
+            kv.specs[id].on_mispredict = KVA_MISPREDICT_CHAIN;
+    }
     enum kva_status status = kva_cli_kv_read(&kv, config, err);
     if (status)
         return status;

@@ -142,8 +142,7 @@ static void draw_panel(const struct drawing *d, const struct kva_eval_policy *po
 
 static bool has_panel(const struct kva_eval_policy *policy, enum panel panel)
 {
-    return panel == COVERED ||
-           (policy->spec.policy == KVA_KV_SPECACHE && kva_kv_spec_k_max(&policy->spec) > 0);
+    return panel == COVERED || kva_kv_spec_k_max(&policy->spec) > 0;
 }
 
 static bool is_drawn(const struct kva_eval_policy *policy)

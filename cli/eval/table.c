@@ -76,16 +76,20 @@ static void put_policy(const struct kva_cli_eval *eval, uint32_t index, int widt
     struct kva_coverage_head sum = kva_eval_sum(eval->result, p, KVA_NO_LAYER);
     char cell[8][CELL_MAX];
     double steps = (double)sum.steps, spec = (double)p->spec_tokens;
-    kva_buf_printf(
-        out, "%-*s %8.5f %8.5f %7s %9.4f %7s %7s %7s %7s %7s %7s", width, eval->names[index],
-        p->kl_mean, p->kl_p99, percent(p->agreement, cell[0]), exp(p->nll),
-        percent(share((double)sum.hit, (double)sum.wanted), cell[1]),
-        percent(share(sum.covered, steps), cell[2]),
-        percent(p->spec.policy == KVA_KV_SPECACHE ? share(sum.ceiling, steps) : NAN, cell[3]),
-        percent(p->spec.policy == KVA_KV_SPECACHE ? share((double)sum.waited, steps) : NAN,
-                cell[4]),
-        percent(share((double)p->spec_as_full, spec), cell[5]),
-        percent(share((double)p->spec_as_followed, spec), cell[6]));
+    kva_buf_printf(out, "%-*s %8.5f %8.5f %7s %9.4f %7s %7s %7s %7s %7s %7s", width,
+                   eval->names[index], p->kl_mean, p->kl_p99, percent(p->agreement, cell[0]),
+                   exp(p->nll), percent(share((double)sum.hit, (double)sum.wanted), cell[1]),
+                   percent(share(sum.covered, steps), cell[2]),
+                   percent(kva_kv_has_setting(p->spec.policy, KVA_SETTING_TOPK)
+                               ? share(sum.ceiling, steps)
+                               : NAN,
+                           cell[3]),
+                   percent(kva_kv_has_setting(p->spec.policy, KVA_SETTING_TOPK)
+                               ? share((double)sum.waited, steps)
+                               : NAN,
+                           cell[4]),
+                   percent(share((double)p->spec_as_full, spec), cell[5]),
+                   percent(share((double)p->spec_as_followed, spec), cell[6]));
     double fetched = (double)p->fetched_bytes / (double)p->steps;
     kva_buf_printf(
         out, " %9s %7s %9s %8.5f\n", bytes((double)p->bytes.device, cell[0]),
@@ -103,7 +107,8 @@ static void put_layers(const struct kva_cli_eval *eval, int width, bool hits, st
     kva_buf_putc(out, '\n');
     for (uint32_t i = 0; i < r->policy_count; i++) {
         const struct kva_eval_policy *p = &r->policies[i];
-        if (hits ? p->spec.policy != KVA_KV_SPECACHE : kva_kv_policy_exact(p->spec.policy))
+        if (hits ? !kva_kv_has_setting(p->spec.policy, KVA_SETTING_TOPK)
+                 : kva_kv_policy_exact(p->spec.policy))
             continue;
         kva_buf_printf(out, "%-*s", width, eval->names[i]);
         for (uint32_t layer = 0; layer < r->layers; layer++) {
@@ -121,7 +126,7 @@ static bool any(const struct kva_cli_eval *eval, bool fetched)
 {
     for (uint32_t i = 0; i < eval->spec_count; i++) {
         enum kva_kv_policy_id policy = eval->specs[i].policy;
-        if (fetched ? policy == KVA_KV_SPECACHE : !kva_kv_policy_exact(policy))
+        if (fetched ? kva_kv_has_setting(policy, KVA_SETTING_TOPK) : !kva_kv_policy_exact(policy))
             return true;
     }
     return false;

@@ -9,7 +9,7 @@
 
 /* --- exact attention ------------------------------------------------------------------------- */
 
-/* The head's 16-bit K row of a token: at home if its page is away, else on the device. */
+/* The head's 16-bit K row of a token: at home if its page is offloaded, else on the device. */
 static const uint16_t *key_of(const struct kva_coverage *c, const struct kva_forward_view *view,
                               uint32_t head, uint32_t token)
 {
@@ -17,7 +17,7 @@ static const uint16_t *key_of(const struct kva_coverage *c, const struct kva_for
     uint32_t page = token / KVA_PAGE_TOKENS, d = c->config->head_dim;
     size_t block_bytes = kva_kv_block_bytes(c->config->kv_heads, d);
     const unsigned char *block =
-        page < rows->page_first
+        page < kva_kv_lowbit_pages(rows)
             ? (const unsigned char *)rows->seq->pages[page]->host + view->layer * block_bytes
             : rows->blocks[page];
     size_t row = (size_t)head * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS;
@@ -90,14 +90,14 @@ static void weigh(struct kva_coverage *c, const struct kva_forward_view *view, u
 static void mark_attended(const struct kva_coverage *c, const struct kva_kv_rows *rows,
                           uint32_t head, uint32_t end)
 {
-    uint32_t away = kva_min_u32(rows->page_first * KVA_PAGE_TOKENS, end);
-    const struct kva_hot *hot = rows->hot;
-    memset(c->attended, 0, away * sizeof(*c->attended));
-    memset(c->attended + away, 1, (end - away) * sizeof(*c->attended));
+    uint32_t offloaded = kva_min_u32(kva_kv_lowbit_pages(rows) * KVA_PAGE_TOKENS, end);
+    const struct kva_hot *hot = kva_kv_find_rows(rows);
+    memset(c->attended, 0, offloaded * sizeof(*c->attended));
+    memset(c->attended + offloaded, 1, (end - offloaded) * sizeof(*c->attended));
     for (uint32_t i = 0; hot && i < hot->count[head]; i++) {
         uint32_t slot = hot->order[(size_t)head * hot->slots + i];
         uint32_t token = hot->tokens[(size_t)head * hot->slots + slot];
-        if (token < away)
+        if (token < offloaded)
             c->attended[token] = true;
     }
 }
@@ -133,13 +133,13 @@ static void select_best(const double *weights, uint32_t *order, uint32_t count, 
     }
 }
 
-/* The part of a head that rows can be fetched for: pages that are away, without the sinks. */
+/* The part of a head that rows can be fetched for: pages that are offloaded, without the sinks. */
 static void count_rows(struct kva_coverage *c, const struct kva_forward_view *view, uint32_t head,
                        uint32_t first, struct kva_coverage_head *sums)
 {
-    const struct kva_hot *hot = view->rows->hot;
-    uint32_t away = view->rows->page_first * KVA_PAGE_TOKENS, count = 0;
-    for (uint32_t t = kva_max_u32(first, hot->pinned); t < away; t++)
+    const struct kva_hot *hot = kva_kv_find_rows(view->rows);
+    uint32_t offloaded = kva_kv_lowbit_pages(view->rows) * KVA_PAGE_TOKENS, count = 0;
+    for (uint32_t t = kva_max_u32(first, hot->pinned); t < offloaded; t++)
         c->order[count++] = t;
     uint32_t k = kva_min_u32(hot->k, count);
     select_best(c->weights, c->order, count, k);
@@ -163,18 +163,19 @@ static void look_at_head(struct kva_coverage *c, const struct kva_forward_view *
     uint32_t end = rows->position_first + 1, window = c->config->layer_window[view->layer];
     uint32_t first = window > 0 && end > window ? end - window : 0;
     sums->steps++;
-    sums->waited += view->selection && rows->choose_now;
-    if (rows->page_first == 0) {
+    sums->waited += view->selection && rows->select_now;
+    if (kva_kv_lowbit_pages(rows) == 0) {
         sums->covered += 1;
         sums->ceiling += 1;
         return;
     }
     weigh(c, view, head, first, end);
     mark_attended(c, rows, head, end);
-    uint32_t pinned = rows->hot ? rows->hot->pinned : 0;
+    const struct kva_hot *hot = kva_kv_find_rows(rows);
+    uint32_t pinned = hot ? hot->pinned : 0;
     for (uint32_t t = first; t < end; t++) {
         sums->covered += c->attended[t] ? c->weights[t] : 0;
-        if (t < pinned || t >= rows->page_first * KVA_PAGE_TOKENS)
+        if (t < pinned || t >= kva_kv_lowbit_pages(rows) * KVA_PAGE_TOKENS)
             sums->ceiling += c->weights[t];
     }
     if (view->selection)

@@ -2,9 +2,9 @@
  * the exact attention of the same query.
  *
  * An observer of the forward pass (engine/forward.h). In every layer of a step, for every KV head,
- * it takes the step's own query and all keys in their 16 bits, those of pages that are away from
- * the host tier, and computes the exact attention probability of each token, as the mean over the
- * query heads that share the KV head. Then
+ * it takes the step's own query and all keys in their 16 bits, those of pages that are offloaded
+ * from the host tier, and computes the exact attention probability of each token, as the mean over
+ * the query heads that share the KV head. Then
  *
  *     covered   probability of the tokens that attend in 16 bits: sinks, fetched rows, window
  *     ceiling   the same if the fetched rows were the k of the largest probability

@@ -76,12 +76,13 @@ static enum kva_status check(const struct kva_eval_params *p, struct kva_err *er
     for (uint32_t i = 0; i < p->spec_count && !status; i++) {
         const struct kva_kv_spec *c = &p->specs[i];
         status = kva_kv_spec_check(c, err);
-        if (!status && c->policy == KVA_KV_SPECACHE && kva_kv_spec_k_max(c) >= context)
+        if (!status && kva_kv_spec_k_max(c) >= context)
             status = kva_fail_param(err, KVA_EINVAL, "topk",
                                     "topk is %u, the model's context only has %u tokens",
                                     kva_kv_spec_k_max(c), context);
         /* It would make the result depend on a measurement of time. */
-        if (!status && c->policy == KVA_KV_SPECACHE && c->predictor == KVA_PREDICT_AUTO)
+        if (!status && kva_kv_has_setting(c->policy, KVA_SETTING_PREDICTOR) &&
+            c->predictor == KVA_PREDICT_AUTO)
             status = kva_fail_param(err, KVA_EINVAL, "predictor",
                                     "predictor is auto, which is another one on another machine: "
                                     "name the one to be compared");
@@ -380,8 +381,7 @@ static enum kva_status init(struct run *run, struct kva_err *err)
     for (uint32_t i = 0; i < p->spec_count && ok; i++) {
         struct kva_eval_policy *policy = &eval->policies[eval->policy_count++];
         policy->spec = p->specs[i];
-        if (policy->spec.policy == KVA_KV_SPECACHE)
-            k_max = kva_max_u32(k_max, kva_kv_spec_k_max(&policy->spec));
+        k_max = kva_max_u32(k_max, kva_kv_spec_k_max(&policy->spec));
         if (p->look_every > 0)
             policy->heads = calloc(heads, sizeof(*policy->heads));
         ok = p->look_every == 0 || policy->heads;

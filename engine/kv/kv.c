@@ -1,3 +1,4 @@
+/* kv.c - the cache of a model instance: its two tiers, and copies between them. */
 #include "engine/kv/kv.h"
 
 #include <stdlib.h>
@@ -115,7 +116,7 @@ static void droppable_remove(struct kva_kv *kv, struct kva_page *page)
 void kva_kv_page_drop(struct kva_kv *kv, struct kva_page *page)
 {
     droppable_remove(kv, page);
-    kva_kv_give_device(kv, page->device, kv->shape.page_bytes);
+    kva_kv_free_device(kv, page->device, kv->shape.page_bytes);
     page->device = NULL;
 }
 
@@ -144,19 +145,19 @@ void kva_kv_page_unuse(struct kva_kv *kv, struct kva_page *page)
     kv->droppable_tail = page;
 }
 
-void *kva_kv_take_device(struct kva_kv *kv, size_t bytes)
+void *kva_kv_alloc_device(struct kva_kv *kv, size_t bytes)
 {
     for (;;) {
-        void *data = kva_tier_take(kv->tier, bytes);
+        void *data = kva_tier_alloc(kv->tier, bytes);
         if (data || !kv->droppable_head)
             return data;
         kva_kv_page_drop(kv, kv->droppable_head);
     }
 }
 
-void kva_kv_give_device(struct kva_kv *kv, void *data, size_t bytes)
+void kva_kv_free_device(struct kva_kv *kv, void *data, size_t bytes)
 {
-    kva_tier_give(kv->tier, data, bytes);
+    kva_tier_free(kv->tier, data, bytes);
 }
 
 /* --- copies ---------------------------------------------------------------------------------- */
@@ -177,8 +178,8 @@ void kva_kv_fetch(struct kva_kv *kv, struct kva_kv_seq *seq, void *to, const voi
                   size_t bytes)
 {
     kva_device_copy(kv->device, KVA_QUEUE_COPY, to, from, bytes);
-    kv->counters.fetched_bytes += bytes;
-    seq->fetched_bytes += bytes;
+    kv->counters.policies.fetched_bytes += bytes;
+    seq->counters.fetched_bytes += bytes;
     kv->copies_pending = true;
 }
 
@@ -191,7 +192,7 @@ void kva_kv_offload(struct kva_kv *kv, void *to, const void *from, size_t bytes)
 
 void kva_kv_step_begin(struct kva_kv *kv)
 {
-    kv->counters.late_steps += kv->late;
+    kv->counters.fetch_late_count += kv->late;
     kv->late = false;
     if (kv->copies_pending)
         kva_kv_order_compute(kv);
@@ -208,20 +209,14 @@ struct kva_tier_bytes kva_kv_seq_bytes(const struct kva_kv *kv, const struct kva
     };
 }
 
-void kva_kv_usage(const struct kva_kv *kv, struct kva_engine_usage *ret)
+void kva_kv_usage(const struct kva_kv *kv, struct kva_kv_usage *ret)
 {
     uint64_t page_bytes = kv->shape.page_bytes;
+    *ret = kv->counters;
     ret->budget.host = kva_page_pool_total(kv->pages) * page_bytes;
     ret->used.host = kva_page_pool_used(kv->pages) * page_bytes;
     ret->cached.host = kva_page_pool_evictable(kv->pages) * page_bytes;
     ret->budget.device = kva_tier_budget_bytes(kv->tier);
     ret->used.device = kva_tier_used_bytes(kv->tier);
     ret->cached.device = kv->droppable_count * page_bytes;
-    ret->prefix_lookup_tokens = kv->counters.prefix_lookup_tokens;
-    ret->prefix_hit_tokens = kv->counters.prefix_hit_tokens;
-    ret->fetched_bytes = kv->counters.fetched_bytes;
-    ret->offloaded_bytes = kv->counters.offloaded_bytes;
-    ret->fetch_rows_hit = kv->counters.hot_hits;
-    ret->fetch_rows_missed = kv->counters.hot_misses;
-    ret->fetch_late_count = kv->counters.late_steps;
 }

@@ -3,17 +3,16 @@
  *
  *     kva_kv            host pages (page_pool.h) + device memory (tier.h) + copies in flight
  *     kva_kv_seq        the pages of one sequence, in order, under one policy
- *     kva_kv_policy     which pages leave the device, and what stands for them (policy.h)
+ *     kva_kv_policy     which pages are offloaded, in which forms (policy.h)
  *
  * The pages of a sequence, each with its home in the host tier:
  *
- *     0 ........ away       away .... page_count
+ *     0 ........ offloaded       offloaded .... page_count
  *     | not whole on the    | whole on the device:
  *     | device              | resident.h
  *
- * What stands on the device for a page that is away: nothing but two layers of it at a time, staged
- * while they are computed or attended to (stage.h), or a low-bit copy (lowbit.h) and the rows that
- * were fetched for the next step (hot.h).
+ * What is on the device instead of an offloaded page is its policy's business: parts (part.h), whose
+ * fields below are their own. A layer finds its tokens in ranges (range.h).
  *
  * Memory changes hands only between steps. kva_kv_step_begin orders the queues: what compute is
  * about to overwrite has been copied out, what it is about to read has been copied in.
@@ -22,10 +21,10 @@
 #ifndef KVA_ENGINE_KV_KV_H
 #define KVA_ENGINE_KV_KV_H
 
-#include "engine/engine.h"
-#include "engine/kv/page_pool.h"
 #include "engine/kv/spec.h"
-#include "engine/kv/tier.h"
+#include "engine/kv/store/page_pool.h"
+#include "engine/kv/store/tier.h"
+#include "engine/kv/usage.h"
 #include "kernels/ops.h"
 
 #define KVA_NO_LAYER UINT32_MAX
@@ -56,25 +55,14 @@ struct kva_kv_params {
     uint32_t heads;         /* query heads: for queries that are kept */
 };
 
-/* Counters since start. */
-struct kva_kv_counters {
-    uint64_t prefix_lookup_tokens;
-    uint64_t prefix_hit_tokens;
-    uint64_t fetched_bytes;
-    uint64_t offloaded_bytes;
-    uint64_t hot_hits;   /* chosen rows that were on the device already */
-    uint64_t hot_misses; /* and that had to be fetched */
-    uint64_t late_steps; /* steps that waited for a fetch */
-};
-
 struct kva_kv {
     struct kva_device *device;
     struct kva_kv_shape shape;
     struct kva_page_pool *pages;
     struct kva_tier *tier;
-    struct kva_kv_counters counters;
-    uint32_t heads;     /* query heads */
-    size_t query_bytes; /* of a row of queries */
+    struct kva_kv_usage counters; /* since start; its bytes are not kept here */
+    uint32_t heads;               /* query heads */
+    size_t query_bytes;           /* of a row of queries */
 
     /* Pages whose device copy nobody uses now, longest unused first: dropped when the tier is full.
      */
@@ -116,33 +104,33 @@ struct kva_kv_seq {
     uint64_t scope[2];
     bool share;     /* look up and feed the prefix cache */
     bool resident;  /* holds its device memory */
-    bool prefilled; /* the prompt is in; what is away is attended to as the policy says */
+    bool prefilled; /* the prompt is in; what is offloaded is attended to as the policy says */
     uint64_t device_bytes;
-    uint64_t fetched_bytes;
+    struct kva_kv_policy_counters counters;
+    void *policy_state; /* the policy's own (policy.h) */
 
-    uint32_t away;         /* pages [0, away) are not whole on the device */
-    uint32_t resident_end; /* pages [away, resident_end) are in use there */
+    uint32_t offloaded;    /* pages [0, offloaded) are not whole on the device */
+    uint32_t resident_end; /* pages [offloaded, resident_end) are in use there */
 
-    /* --- stage.h --- */
+    /* --- parts/stage.h --- */
     void **stage[2]; /* [pages_max]: device block of page i for even and odd layers */
     uint32_t stage_count;
     uint32_t staged_layer[2]; /* which layer those hold; KVA_NO_LAYER: none */
 
-    /* --- lowbit.h --- */
+    /* --- parts/lowbit.h --- */
     void **low; /* [pages_max]: low-bit copy of page i in all layers */
     uint32_t low_count;
     uint32_t low_layers; /* during the prefill: the first so many layers have been coded ... */
     uint32_t low_stale;  /* ... of which the first so many were lost */
 
-    /* --- hot.h --- */
+    /* --- parts/rows.h --- */
     struct kva_hot *hots;      /* [layers] */
-    bool hot_taken;            /* they have device memory */
+    bool hot_allocated;        /* they have device memory */
     bool hot_started;          /* and content */
     unsigned char *hot_saved;  /* host tier: what resolve keeps of all layers, while suspended */
     const void **host_blocks;  /* host tier [pages_max]: the pages' homes */
     uint32_t host_block_count; /* of them filled in */
     uint64_t *hot_hits;        /* host tier [2]: chosen rows that were there, and that were not */
-    uint64_t hot_counted[2];   /* of them in the counters of kva_kv */
 };
 
 KVA_MUST_CHECK enum kva_status kva_kv_create(const struct kva_kv_params *params,
@@ -182,7 +170,7 @@ struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const stru
                                              const uint32_t *prompt);
 
 /* Undo an admission. */
-void kva_kv_seq_retreat(struct kva_kv *kv, struct kva_kv_seq *seq);
+void kva_kv_seq_unadmit(struct kva_kv *kv, struct kva_kv_seq *seq);
 
 /* Pages and device memory for `tokens` tokens in all. Fails: KVA_ELIMIT, nothing lost. */
 KVA_MUST_CHECK enum kva_status kva_kv_seq_grow(struct kva_kv *kv, struct kva_kv_seq *seq,
@@ -204,15 +192,15 @@ void kva_kv_seq_commit(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_t
 void kva_kv_step_begin(struct kva_kv *kv);
 
 struct kva_tier_bytes kva_kv_seq_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq);
-void kva_kv_usage(const struct kva_kv *kv, struct kva_engine_usage *ret);
+void kva_kv_usage(const struct kva_kv *kv, struct kva_kv_usage *ret);
 
 /* --- for the parts of the cache -------------------------------------------------------------- */
 
 /* Device memory, dropping unused device copies of pages if need be; NULL: full. */
-void *kva_kv_take_device(struct kva_kv *kv, size_t bytes);
+void *kva_kv_alloc_device(struct kva_kv *kv, size_t bytes);
 
 /* Give device memory back; queued copies may still read it until the next step begins. */
-void kva_kv_give_device(struct kva_kv *kv, void *data, size_t bytes);
+void kva_kv_free_device(struct kva_kv *kv, void *data, size_t bytes);
 
 /* A running sequence starts and stops relying on a page's device copy. */
 void kva_kv_page_use(struct kva_kv *kv, struct kva_page *page);

@@ -1,27 +1,20 @@
-#include "engine/kv/hot.h"
+/* kv_seq.c - the life of a sequence in the cache. */
 #include "engine/kv/kv.h"
-#include "engine/kv/lowbit.h"
+#include "engine/kv/part.h"
+#include "engine/kv/parts/rows.h"
 #include "engine/kv/placement.h"
 
 #include <stdlib.h>
 
-/* What the policy asks of the model's shape. */
+/* What the policy's parts ask of the model's shape. */
 static enum kva_status check_shape(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                                    struct kva_err *err)
 {
-    if (!kva_kv_policy_get(spec->policy)->coded)
-        return KVA_OK;
-    if (kv->shape.head_dim % 4 != 0)
-        return kva_fail_param(err, KVA_EUNSUPPORTED, "policy",
-                              "policy '%s' needs heads of a multiple of 4, the model's are of %u",
-                              kva_kv_policy_name(spec->policy), kv->shape.head_dim);
-    for (uint32_t i = 0; i < spec->k_range_count; i++) {
-        if (spec->k_ranges[i].end > kv->shape.layers)
-            return kva_fail_param(err, KVA_EINVAL, "topk",
-                                  "topk names layer %u, the model's last one is %u",
-                                  spec->k_ranges[i].end - 1, kv->shape.layers - 1);
-    }
-    return KVA_OK;
+    enum kva_status status = KVA_OK;
+    for (const struct kva_kv_part *const *part = kva_kv_policy_get(spec->policy)->parts;
+         *part && !status; part++)
+        status = (*part)->check ? (*part)->check(kv, spec, err) : KVA_OK;
+    return status;
 }
 
 enum kva_status kva_kv_check_fits(const struct kva_kv *kv, const struct kva_kv_plan *plan,
@@ -53,22 +46,16 @@ enum kva_status kva_kv_check_fits(const struct kva_kv *kv, const struct kva_kv_p
 
 static enum kva_status init_tables(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
 {
-    bool coded = seq->policy->coded;
+    size_t state_bytes = seq->policy->state_bytes;
     seq->pages = calloc(seq->pages_max, sizeof(struct kva_page *));
-    seq->stage[0] = calloc(seq->pages_max, sizeof(void *));
-    seq->stage[1] = calloc(seq->pages_max, sizeof(void *));
-    seq->low = coded ? calloc(seq->pages_max, sizeof(void *)) : NULL;
-    if (!seq->pages || !seq->stage[0] || !seq->stage[1] || (coded && !seq->low))
+    seq->policy_state = calloc(1, state_bytes);
+    if (!seq->pages || (state_bytes > 0 && !seq->policy_state))
         return kva_fail(err, KVA_ENOMEM, "out of memory for the page table of %u tokens",
                         seq->tokens_max);
-    bool ready = kva_tier_prepare(kv->tier, kv->shape.block_bytes);
-    if (ready && coded)
-        ready = kva_tier_prepare(kv->tier, kva_kv_lowbit_page_bytes(kv, &seq->spec));
-    if (ready && coded)
-        ready = kva_kv_hot_prepare(kv, &seq->spec);
-    if (!ready)
-        return kva_fail(err, KVA_ENOMEM, "out of memory for one more kind of device memory");
-    return coded ? kva_kv_hot_init(kv, seq, err) : KVA_OK;
+    enum kva_status status = KVA_OK;
+    for (const struct kva_kv_part *const *part = seq->policy->parts; *part && !status; part++)
+        status = (*part)->init ? (*part)->init(kv, seq, err) : KVA_OK;
+    return status;
 }
 
 enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
@@ -101,13 +88,13 @@ static void release_pages(struct kva_kv *kv, struct kva_kv_seq *seq)
     seq->closed_count = 0;
     seq->tokens = 0;
     seq->prefilled = false;
-    seq->away = seq->resident_end = 0;
+    seq->offloaded = seq->resident_end = 0;
     seq->low_layers = seq->low_stale = 0;
     seq->hot_started = false;
     seq->host_block_count = 0;
 }
 
-void kva_kv_seq_retreat(struct kva_kv *kv, struct kva_kv_seq *seq)
+void kva_kv_seq_unadmit(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     if (seq->resident)
         kva_kv_release(kv, seq, false);
@@ -117,12 +104,13 @@ void kva_kv_seq_retreat(struct kva_kv *kv, struct kva_kv_seq *seq)
 
 void kva_kv_seq_finish(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    kva_kv_seq_retreat(kv, seq);
+    kva_kv_seq_unadmit(kv, seq);
     free(seq->pages);
-    free(seq->stage[0]);
-    free(seq->stage[1]);
-    free(seq->low);
-    kva_kv_hot_finish(kv, seq);
+    free(seq->policy_state);
+    for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
+        if ((*part)->finish)
+            (*part)->finish(kv, seq);
+    }
     *seq = (struct kva_kv_seq){0};
 }
 
@@ -188,7 +176,7 @@ enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq, cons
     }
     seq->promised_pages = missing;
     take_pages(kv, seq, kva_kv_pages(prompt_tokens));
-    seq->away = seq->resident_end = seq->policy->away(&seq->spec, prompt_tokens);
+    seq->offloaded = seq->resident_end = seq->policy->offloaded(&seq->spec, prompt_tokens);
     if (!kva_kv_reserve(kv, seq, prompt_tokens)) {
         release_pages(kv, seq);
         return kva_fail_param(err, KVA_ELIMIT, "device",
@@ -237,13 +225,15 @@ void kva_kv_seq_commit(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_t
         uint32_t index = seq->closed_count++;
         struct kva_page *page = seq->pages[index];
         /* What an approximating policy computes after the prompt is for nobody else. */
-        bool exact = kva_kv_policy_exact(seq->spec.policy) ||
-                     seq->closed_count * KVA_PAGE_TOKENS <= seq->prompt_tokens;
+        enum kva_kv_exactness exactness = seq->policy->exactness;
+        bool exact = exactness == KVA_KV_EXACT ||
+                     (exactness == KVA_KV_EXACT_PROMPT &&
+                      seq->closed_count * KVA_PAGE_TOKENS <= seq->prompt_tokens);
         kva_kv_send_closed(kv, seq, index);
         page->on_host = true;
         kva_page_pool_close(kv->pages, page, index ? seq->pages[index - 1] : NULL, seq->scope,
                             ids + index * KVA_PAGE_TOKENS, seq->share && exact);
     }
-    kva_kv_settle(kv, seq);
-    kva_kv_hot_count(kv, seq);
+    kva_kv_apply_policy(kv, seq);
+    kva_kv_rowcache_count(kv, seq);
 }

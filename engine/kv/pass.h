@@ -1,16 +1,14 @@
-/* pass.h - the KV cache during a forward pass: where the rows of each layer find their tokens.
- *
- * Before a layer attends, each sequence's tokens lie in at most three places, which add up to all
- * of them: low-bit pages [0, page_first), hot rows that replace some of those, and 16-bit blocks
- * from page_first on. The operators do the rest (kernels/ops.h).
+/* pass.h - the KV cache during a forward pass: where the rows of each layer find their tokens
+ * (range.h), and what is told to the parts and policies along the way.
  *
  * Thread rule: engine thread. */
 #ifndef KVA_ENGINE_KV_PASS_H
 #define KVA_ENGINE_KV_PASS_H
 
 #include "engine/kv/policy.h"
+#include "engine/kv/range.h"
 
-/* select_row of sequences of which no row chooses. */
+/* select_row of sequences of which no row selects. */
 #define KVA_NO_ROW UINT32_MAX
 
 /* One sequence's rows in a pass through some layers. */
@@ -18,19 +16,51 @@ struct kva_kv_rows {
     struct kva_kv_seq *seq;
     uint32_t position_first; /* of its first row */
     uint32_t row_count;
-    uint32_t select_row; /* whose attention chooses rows, if any does ... */
-    bool choose_now;     /* ... for itself, before it attends */
-    bool choose_next;    /* ... for the next step, while it attends */
-    bool at_once;        /* what it chooses for itself is fetched by the attention that chooses
+    uint32_t select_row; /* whose attention selects rows, if any does ... */
+    bool select_now;     /* ... for itself, before it attends */
+    bool select_next;    /* ... for the next step, while it attends */
+    bool fused;          /* what it selects for itself is fetched by the attention that selects
                             (kva_lowbit_seq.now), not by the copy queue */
     const void **blocks; /* [pages up to the last row's]: layer_begin writes this layer's 16-bit
-                            block addresses, from page_first on */
+                            block addresses, of pages in ranges of blocks */
 
     /* --- from layer_begin --- */
-    uint32_t page_first;
-    void *const *low; /* [page_first] low-bit pages of all layers; NULL if page_first is 0 */
-    const struct kva_hot *hot; /* or NULL */
+    struct kva_kv_range ranges[KVA_KV_RANGES_MAX];
+    uint32_t range_count;
 };
+
+/* The range of that kind; NULL: there is none. A sequence has one of low-bit pages or rows at most.
+ */
+static inline const struct kva_kv_range *kva_kv_find_range(const struct kva_kv_rows *rows,
+                                                           enum kva_kv_range_kind kind)
+{
+    for (uint32_t i = 0; i < rows->range_count; i++) {
+        if (rows->ranges[i].kind == kind)
+            return &rows->ranges[i];
+    }
+    return NULL;
+}
+
+/* Pages [0, so many) that attend in low bits. */
+static inline uint32_t kva_kv_lowbit_pages(const struct kva_kv_rows *rows)
+{
+    const struct kva_kv_range *range = kva_kv_find_range(rows, KVA_RANGE_LOWBIT);
+    return range ? range->page_end : 0;
+}
+
+/* The 16-bit rows that attend in this layer, beside low-bit pages or alone; NULL: none. */
+static inline const struct kva_hot *kva_kv_find_rows(const struct kva_kv_rows *rows)
+{
+    for (uint32_t i = 0; i < rows->range_count; i++) {
+        if (rows->ranges[i].rows)
+            return rows->ranges[i].rows;
+    }
+    return NULL;
+}
+
+/* For parts: one more range; whole pages go on from a range of whole pages that ends where they
+ * begin. */
+void kva_kv_add_range(struct kva_kv_rows *rows, struct kva_kv_range range);
 
 /* Layers [layer_first, layer_first + layer_count) for the rows of some sequences. */
 struct kva_kv_pass {
@@ -47,12 +77,10 @@ struct kva_kv_pass {
 void kva_kv_pass_begin(struct kva_kv *kv, struct kva_kv_pass *pass);
 void kva_kv_layer_begin(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer);
 
-/* Rows of which the query is known now may find that what was chosen for them will not do: they set
- * choose_now for this layer. q: act [rows, heads, head_dim]. */
-void kva_kv_layer_correct(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer,
-                          const void *q);
+/* The rows' queries, act [rows, heads, head_dim], are known: policies may have rows select now. */
+void kva_kv_layer_query(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, const void *q);
 
-/* How the attention of rows that choose `at_once` acts upon their selection. */
+/* How the attention of rows that choose `fused` acts upon their selection. */
 struct kva_hot_now kva_kv_layer_now(const struct kva_kv *kv, const struct kva_kv_rows *rows,
                                     uint32_t layer);
 

@@ -1,5 +1,5 @@
 /* placement.h - the device memory of a sequence between steps: who holds what, taken and given as
- * the policy's words (policy.h) have it.
+ * the policy (policy.h) prescribes.
  *
  * Device memory is taken in reserve and restore, all or nothing, and given back in commit and
  * release; within a pass data only moves.
@@ -16,7 +16,7 @@ uint64_t kva_kv_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spe
                           uint32_t tokens);
 
 /* Of it: what a sequence need not take for a page of its beginning, because a running one has it.
- */
+ * NULL: for a page that a running sequence of the same settings has. */
 uint64_t kva_kv_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                              const struct kva_page *page);
 
@@ -35,7 +35,7 @@ bool kva_kv_restore(struct kva_kv *kv, struct kva_kv_seq *seq);
 /* Page `index` has just become full in all layers: see that the host gets it. */
 void kva_kv_send_closed(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t index);
 
-/* seq->tokens has grown and full pages are closed: pages go away as they should. */
-void kva_kv_settle(struct kva_kv *kv, struct kva_kv_seq *seq);
+/* seq->tokens has grown and full pages are closed: pages are offloaded as it says. */
+void kva_kv_apply_policy(struct kva_kv *kv, struct kva_kv_seq *seq);
 
 #endif

@@ -1,42 +1,97 @@
-/* policy.h - a KV policy as data: which pages of a sequence leave the device, and what stands for
- * them there.
+/* policy.h - what a KV policy is: the parts that a sequence is made of, and answers.
  *
- * A policy has no code of its own beyond that. What its words mean is in placement.h (memory: who
- * holds what between steps) and pass.h (the layers of one forward pass); attention is the
- * operators' business.
+ * A policy says which pages are offloaded and in which forms their tokens are there instead
+ * (part.h), and it answers what a decoding step should do: whether a draft row runs along, who
+ * selects rows, and when. It runs nothing: engine/step.c asks and acts, operators attend. All that
+ * is particular to a policy is in its file in policies/; docs/policies.md says how to write one.
  *
- *             prefill: pages [0, away)       decode: pages [0, away)            pages [away, ..)
- *   full      none are away                                                     whole
- *   offload   staged, layer by layer         the same                           whole: the last one
- *   kivi      staged; coded on the way       low-bit copies, sinks in 16 bits   whole: the window
- *   specache  the same                       the same, and fetched rows         the same
+ *             exact     parts                                  while decoding
+ *   full      yes       resident                               all pages are whole
+ *   offload   yes       stage, resident                        all but the last page are staged
+ *   kivi      prompts   prompt_stage, lowbit, rows, resident   low-bit pages; sinks and window
+ * whole specache  prompts   the same                               and rows are fetched ahead
  *
- * Thread rule: constants. */
+ * Thread rule: constants; functions on the engine thread, those that get no sequence on any. */
 #ifndef KVA_ENGINE_KV_POLICY_H
 #define KVA_ENGINE_KV_POLICY_H
 
 #include "engine/kv/kv.h"
 
+struct kva_kv_part;
+struct kva_kv_pass;
+
+/* Whose tokens are those of full KV: everybody's, only prompts', or nobody's. Pages that are not
+ * are never in the prefix cache. */
+enum kva_kv_exactness {
+    KVA_KV_EXACT,
+    KVA_KV_EXACT_PROMPT,
+    KVA_KV_INEXACT,
+};
+
+/* What the next decoding step of a sequence should do. */
+struct kva_kv_step_plan {
+    bool predecode;       /* first, the last token runs once alone against what the device has: its
+                             K and V are superseded, it selects, and its best successor is told */
+    bool draft;           /* a row of draft_token runs behind the sequence's own */
+    uint32_t draft_token; /* never part of the sequence */
+    uint32_t select_row;  /* of the step's rows; KVA_NO_ROW: none selects */
+    bool select_now;      /* for this step, before it attends */
+    bool select_next;     /* for the next one, while it attends */
+};
+
 struct kva_kv_policy {
     const char *name;
-    bool exact; /* tokens are those of full KV */
+    enum kva_kv_exactness exactness;
     const struct kva_kv_policy_setting *settings;
     size_t setting_count;
+    const struct kva_kv_part *const *parts; /* NULL-terminated */
+    size_t state_bytes;                     /* of a sequence's state (seq->policy_state), zeroed */
 
-    /* How many pages of a sequence of `tokens` tokens are away. Never falls as tokens grow. */
-    uint32_t (*away)(const struct kva_kv_spec *spec, uint32_t tokens);
+    /* How many pages of a sequence of `tokens` tokens are offloaded. Never falls as tokens grow. */
+    uint32_t (*offloaded)(const struct kva_kv_spec *spec, uint32_t tokens);
 
-    bool coded;   /* pages that are away have a low-bit copy on the device */
-    bool fetched; /* and some of their rows are fetched ahead */
+    /* --- NULL: nothing ----------------------------------------------------------------------- */
+
+    /* On entry: one row, which selects nothing. */
+    void (*plan)(const struct kva_kv_seq *seq, struct kva_kv_step_plan *ret);
+
+    /* The most likely token behind the last one, from a pre-decoding or from a draft row. */
+    void (*predecoded)(struct kva_kv_seq *seq, uint32_t token);
+    void (*drafted)(struct kva_kv_seq *seq, uint32_t token);
+
+    /* A token came out of a step with a draft row. */
+    void (*emitted)(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t token);
+
+    /* The rows' queries are known, act [rows, heads, head_dim]: rows may set select_now. */
+    void (*layer_query)(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, const void *q);
 };
+
+#define KVA_KV_POLICIES_MAX 16u
 
 /* Never NULL for a valid id. */
 const struct kva_kv_policy *kva_kv_policy_get(enum kva_kv_policy_id id);
+
+/* One more policy, for as long as the process runs: before the first engine is made, on one thread.
+ * Returns its id; KVA_KV_POLICIES_MAX: there is no room. Served requests cannot name it. */
+enum kva_kv_policy_id kva_kv_policy_register(const struct kva_kv_policy *policy);
+
+bool kva_kv_policy_has_setting(const struct kva_kv_policy *policy, enum kva_kv_setting_id id);
+
+/* All but a window of the newest tokens, between `window` and window + 63, leave sequences of at
+ * least min_tokens. */
+uint32_t kva_kv_offload_behind_window(const struct kva_kv_spec *spec, uint32_t tokens);
 
 /* Pages that hold `tokens` tokens. */
 static inline uint32_t kva_kv_pages(uint32_t tokens)
 {
     return tokens / KVA_PAGE_TOKENS + (tokens % KVA_PAGE_TOKENS != 0);
 }
+
+/* --- the policies ---------------------------------------------------------------------------- */
+
+extern const struct kva_kv_policy kva_kv_policy_full;
+extern const struct kva_kv_policy kva_kv_policy_offload;
+extern const struct kva_kv_policy kva_kv_policy_kivi;
+extern const struct kva_kv_policy kva_kv_policy_specache;
 
 #endif

@@ -104,13 +104,9 @@ const struct kva_kv_policy_setting *kva_kv_policy_settings(enum kva_kv_policy_id
     return p->settings;
 }
 
-static bool has_setting(const struct kva_kv_policy *policy, const struct kva_kv_setting *setting)
+bool kva_kv_has_setting(enum kva_kv_policy_id policy, enum kva_kv_setting_id id)
 {
-    for (size_t i = 0; i < policy->setting_count; i++) {
-        if (&settings[policy->settings[i].id] == setting)
-            return true;
-    }
-    return false;
+    return kva_kv_policy_has_setting(kva_kv_policy_get(policy), id);
 }
 
 const char *kva_kv_policy_name(enum kva_kv_policy_id policy)
@@ -120,7 +116,7 @@ const char *kva_kv_policy_name(enum kva_kv_policy_id policy)
 
 bool kva_kv_policy_exact(enum kva_kv_policy_id policy)
 {
-    return kva_kv_policy_get(policy)->exact;
+    return kva_kv_policy_get(policy)->exactness == KVA_KV_EXACT;
 }
 
 static enum kva_kv_policy_id find_policy(const char *name, size_t length)
@@ -168,8 +164,15 @@ struct kva_kv_spec kva_kv_spec_paper(enum kva_kv_policy_id policy)
 
 /* --- k by layer ------------------------------------------------------------------------------ */
 
+static bool fetches_rows(const struct kva_kv_spec *spec)
+{
+    return kva_kv_has_setting(spec->policy, KVA_SETTING_TOPK);
+}
+
 uint32_t kva_kv_spec_k(const struct kva_kv_spec *spec, uint32_t layer)
 {
+    if (!fetches_rows(spec))
+        return 0;
     for (uint32_t i = spec->k_range_count; i-- > 0;) {
         const struct kva_kv_k_range *range = &spec->k_ranges[i];
         if (layer >= range->first && layer < range->end)
@@ -180,6 +183,8 @@ uint32_t kva_kv_spec_k(const struct kva_kv_spec *spec, uint32_t layer)
 
 uint32_t kva_kv_spec_k_max(const struct kva_kv_spec *spec)
 {
+    if (!fetches_rows(spec))
+        return 0;
     uint32_t most = spec->k;
     for (uint32_t i = 0; i < spec->k_range_count; i++)
         most = kva_max_u32(most, spec->k_ranges[i].k);
@@ -378,7 +383,7 @@ static enum kva_status no_setting(const struct kva_kv_policy *policy, const char
     const struct kva_kv_setting *setting = kva_kv_setting_find(name);
     for (uint32_t id = 0; setting && id < KVA_KV_POLICY_COUNT; id++) {
         const struct kva_kv_policy *other = kva_kv_policy_get((enum kva_kv_policy_id)id);
-        if (has_setting(other, setting))
+        if (kva_kv_policy_has_setting(other, (enum kva_kv_setting_id)(setting - settings)))
             add_word(&words, other->name);
     }
     if (setting)
@@ -397,7 +402,8 @@ enum kva_status kva_kv_spec_set(struct kva_kv_spec *spec, const char *name, cons
 {
     const struct kva_kv_policy *policy = kva_kv_policy_get(spec->policy);
     const struct kva_kv_setting *setting = kva_kv_setting_find(name);
-    if (!setting || !has_setting(policy, setting))
+    if (!setting ||
+        !kva_kv_policy_has_setting(policy, (enum kva_kv_setting_id)(setting - settings)))
         return no_setting(policy, name, err);
     uint32_t *at = kva_kv_setting_value(setting, spec);
     switch (setting->kind) {

@@ -143,6 +143,8 @@ const struct kva_kv_setting *kva_kv_setting_find(const char *name);
 const struct kva_kv_policy_setting *kva_kv_policy_settings(enum kva_kv_policy_id policy,
                                                            size_t *ret_count);
 
+bool kva_kv_has_setting(enum kva_kv_policy_id policy, enum kva_kv_setting_id id);
+
 static inline uint32_t *kva_kv_setting_value(const struct kva_kv_setting *setting,
                                              struct kva_kv_spec *spec)
 {
@@ -184,7 +186,7 @@ KVA_MUST_CHECK enum kva_status kva_kv_spec_parse_list(char *const *lines, uint32
                                                       enum kva_kv_policy_id *ret_default,
                                                       struct kva_err *err);
 
-/* Rows fetched per KV head in a layer, and the largest of them. */
+/* Rows fetched per KV head in a layer, and the largest of them; 0 if the policy fetches none. */
 uint32_t kva_kv_spec_k(const struct kva_kv_spec *spec, uint32_t layer);
 uint32_t kva_kv_spec_k_max(const struct kva_kv_spec *spec);
 

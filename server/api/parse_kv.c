@@ -32,6 +32,17 @@ static enum kva_status read_flag(struct kva_api_parser *p, const cJSON *object, 
     return value && !cJSON_IsNull(value) ? kva_api_read_bool(p, place, value, ret) : KVA_OK;
 }
 
+/* The last exact policy is the one that takes the least of the device. */
+static enum kva_kv_policy_id find_exact(const struct kva_api_parser *p)
+{
+    for (uint32_t id = KVA_KV_POLICY_COUNT; id-- > 0;) {
+        enum kva_kv_policy_id policy = (enum kva_kv_policy_id)id;
+        if (allowed(p, policy) && kva_kv_policy_exact(policy))
+            return policy;
+    }
+    return KVA_KV_POLICY_COUNT;
+}
+
 /* policy, exact and paper say what the settings start from. */
 static enum kva_status parse_base(struct kva_api_parser *p, const cJSON *object)
 {
@@ -58,8 +69,8 @@ static enum kva_status parse_base(struct kva_api_parser *p, const cJSON *object)
             return kva_fail_param(p->err, KVA_EINVAL, "kv.exact",
                                   "'kv.exact' contradicts 'kv.policy' '%s', which approximates.",
                                   kva_kv_policy_name(policy));
-        policy = allowed(p, KVA_KV_OFFLOAD) ? KVA_KV_OFFLOAD : KVA_KV_FULL;
-        if (!allowed(p, policy))
+        policy = find_exact(p);
+        if (policy == KVA_KV_POLICY_COUNT)
             return kva_fail_param(p->err, KVA_EINVAL, "kv.exact",
                                   "'kv.exact' is not possible: this server allows only policies "
                                   "that approximate.");

@@ -56,8 +56,8 @@ static float *all_logits(struct fixture *f, const uint32_t *ids, uint32_t count,
         rows[i] = i;
     for (uint32_t at = 0; at < count; at += chunk) {
         uint32_t size = kva_min_u32(chunk, count - at);
-        const struct kva_forward_rows forward_rows = {&seq,       ids + at, at,   size,
-                                                      KVA_NO_ROW, false,    false};
+        const struct kva_forward_rows forward_rows = {&seq,  ids + at,   at,    size,
+                                                      false, KVA_NO_ROW, false, false};
         const struct kva_forward_call call = {
             .rows = &forward_rows,
             .rows_count = 1,

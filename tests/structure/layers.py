@@ -17,6 +17,7 @@ ALLOWED = {
     "kernels": {"base"},
     "text": {"base"},
     "engine/model": {"base", "kernels"},
+    "engine/kv": {"base", "kernels"},
     "engine": {"base", "kernels"},
     "scheduler": {"base", "engine"},
     "server": {"base", "text", "engine", "scheduler"},
@@ -32,6 +33,12 @@ SCHEDULER_MAY_INCLUDE = {"engine/engine.h", "engine/sampling.h", "engine/kv/spec
 CLOSED = ("kernels/cpu/", "kernels/cuda/")
 
 SOURCES = {".c", ".h", ".cu", ".cuh"}
+# What is particular to a KV policy is in its own file: nobody else asks which one it is.
+POLICY_BRANCH = re.compile(
+    r"[=!]=\s*&?(KVA_KV_(FULL|OFFLOAD|KIVI|SPECACHE)\b|kva_kv_policy_(full|offload|kivi|specache)\b)"
+    r"|\bcase\s+KVA_KV_(FULL|OFFLOAD|KIVI|SPECACHE)\b|(->|\.)(coded|fetched)\b"
+)
+
 FORBIDDEN_CALLS = re.compile(r"\b(exit|abort|_exit|getenv|strtok|gets|sprintf|strcpy|strcat)\s*\(")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 
@@ -70,8 +77,13 @@ def check(root):
                     problems.append(f"{path}: may not include '{include}', the inside of a device")
                 elif folder != rule.split("/")[0] and folder not in ALLOWED[rule]:
                     problems.append(f"{path}: may not include '{include}'")
+                elif rule == "engine/kv" and folder == "engine" and not include.startswith("engine/kv/"):
+                    problems.append(f"{path}: the KV cache may not include '{include}'")
                 elif rule == "scheduler" and folder == "engine" and include not in SCHEDULER_MAY_INCLUDE:
                     problems.append(f"{path}: the scheduler may not include '{include}'")
+            if not path.startswith("engine/kv/policies/"):
+                for match in POLICY_BRANCH.finditer(strip_comments(text)):
+                    problems.append(f"{path}: asks for a policy: {match[0]}")
             if path != "cli/main.c":
                 for call in FORBIDDEN_CALLS.findall(strip_comments(text)):
                     problems.append(f"{path}: calls {call}()")

@@ -57,7 +57,7 @@ static double score_of(const struct probe *p, const struct kva_forward_view *vie
     const struct kva_kv_rows *rows = view->rows;
     uint32_t d = p->config->head_dim, page = token / 64;
     const uint16_t *block = (const void *)rows->blocks[page];
-    if (page < rows->page_first)
+    if (page < kva_kv_lowbit_pages(rows))
         block = (const void *)(rows->seq->pages[page]->host +
                                view->layer * (size_t)p->config->kv_heads * 64 * 2 * d * 2);
     const float *q = (const float *)view->q + (size_t)query * d;
@@ -100,9 +100,9 @@ static void second_opinion(const struct probe *p, const struct kva_forward_view 
 {
     static struct token tokens[CONTEXT];
     const struct kva_kv_rows *rows = view->rows;
-    const struct kva_hot *hot = rows->hot;
+    const struct kva_hot *hot = kva_kv_find_rows(rows);
     struct kva_coverage_head *sums = &p->heads[view->layer * p->config->kv_heads + head];
-    uint32_t count = rows->position_first + 1, away = rows->page_first * 64;
+    uint32_t count = rows->position_first + 1, away = kva_kv_lowbit_pages(rows) * 64;
     uint32_t window = p->config->layer_window[view->layer], pinned = hot ? hot->pinned : 0;
     for (uint32_t t = 0; t < count; t++)
         tokens[t] = (struct token){0, t, t >= away || in_hot(hot, head, t),
@@ -119,7 +119,7 @@ static void second_opinion(const struct probe *p, const struct kva_forward_view 
     qsort(tokens, count, sizeof(*tokens), by_weight);
     uint32_t k = hot ? hot->k : 0;
     sums->steps++;
-    sums->waited += rows->choose_now;
+    sums->waited += rows->select_now;
     for (uint32_t t = 0; t < count; t++) {
         bool best = tokens[t].fetchable && k > 0;
         k -= best;

@@ -1,6 +1,6 @@
 #include "tests/cmocka.h"
 
-#include "engine/kv/page_pool.h"
+#include "engine/kv/store/page_pool.h"
 
 #include <string.h>
 

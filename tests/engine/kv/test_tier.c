@@ -1,6 +1,6 @@
 #include "tests/cmocka.h"
 
-#include "engine/kv/tier.h"
+#include "engine/kv/store/tier.h"
 
 #include <string.h>
 
@@ -30,15 +30,15 @@ static void test_tier__items_never_overlap_and_all_come_back(void **state KVA_UN
     uint32_t count = 0;
     uint32_t refused = 0;
     uint64_t rng = 12345;
-    unsigned char *base = kva_tier_take(tier, CHUNK * CHUNKS);
+    unsigned char *base = kva_tier_alloc(tier, CHUNK * CHUNKS);
     assert_non_null(base);
-    kva_tier_give(tier, base, CHUNK * CHUNKS);
+    kva_tier_free(tier, base, CHUNK * CHUNKS);
     for (int round = 0; round < ROUNDS; round++) {
         rng = rng * 6364136223846793005ull + 1442695040888963407ull;
         uint32_t dice = (uint32_t)(rng >> 33);
         if (dice % 2 && count < LIVE_MAX) {
             size_t size = sizes[dice / 2 % SIZES];
-            unsigned char *data = kva_tier_take(tier, size);
+            unsigned char *data = kva_tier_alloc(tier, size);
             if (!data) {
                 refused++;
                 continue;
@@ -54,7 +54,7 @@ static void test_tier__items_never_overlap_and_all_come_back(void **state KVA_UN
                 if (live[at].data[i] != live[at].mark)
                     fail_msg("round %d: byte %zu of an item was overwritten", round, i);
             }
-            kva_tier_give(tier, live[at].data, live[at].size);
+            kva_tier_free(tier, live[at].data, live[at].size);
             live[at] = live[--count];
         }
         assert_true(kva_tier_used_bytes(tier) <= kva_tier_budget_bytes(tier));
@@ -72,7 +72,7 @@ static void test_tier__items_never_overlap_and_all_come_back(void **state KVA_UN
     assert_true(refused > 0);
     while (count > 0) {
         count--;
-        kva_tier_give(tier, live[count].data, live[count].size);
+        kva_tier_free(tier, live[count].data, live[count].size);
     }
     assert_int_equal(kva_tier_used_bytes(tier), 0);
     kva_tier_destroy(tier);
@@ -92,13 +92,13 @@ static void test_tier__footprint_is_what_an_empty_tier_takes(void **state KVA_UN
         uint32_t count = 1 + round / 4 * (size > 4096 ? 1 : 6);
         uint64_t want = kva_tier_footprint(tier, size, count);
         for (uint32_t i = 0; i < count; i++)
-            assert_non_null(items[i] = kva_tier_take(tier, size));
+            assert_non_null(items[i] = kva_tier_alloc(tier, size));
         uint64_t bytes = kva_tier_used_bytes(tier);
         assert_true(bytes <= want);
         if (size <= 4096) /* without a gap */
             assert_int_equal(bytes, kva_align_up(count * size, 4096));
         for (uint32_t i = 0; i < count; i++)
-            kva_tier_give(tier, items[i], size);
+            kva_tier_free(tier, items[i], size);
         assert_int_equal(kva_tier_used_bytes(tier), 0);
     }
     kva_tier_destroy(tier);
@@ -117,13 +117,13 @@ static void test_tier__sizes_that_grow_together_lose_little(void **state KVA_UNU
     uint64_t bytes = 0;
     for (int round = 0; round < ROUNDS; round++) {
         for (int i = 0; i < 5; i++, bytes += LOW)
-            assert_non_null(kva_tier_take(tier, LOW));
+            assert_non_null(kva_tier_alloc(tier, LOW));
         if (round % 100 == 0) {
-            assert_non_null(kva_tier_take(tier, CHUNK));
+            assert_non_null(kva_tier_alloc(tier, CHUNK));
             bytes += CHUNK;
         }
         if (round % 50 == 0) {
-            assert_non_null(kva_tier_take(tier, HOT));
+            assert_non_null(kva_tier_alloc(tier, HOT));
             bytes += HOT;
         }
     }
@@ -138,16 +138,16 @@ static void test_tier__any_number_of_sizes_can_follow_each_other(void **state KV
     struct kva_tier *tier;
     struct kva_err err;
     assert_int_equal(kva_tier_create(device, 8 * 4096, 4096, &tier, &err), KVA_OK);
-    void *kept = kva_tier_take(tier, 640);
+    void *kept = kva_tier_alloc(tier, 640);
     memset(kept, 7, 640);
     for (size_t size = 1; size < 8192; size += 13) {
-        void *item = kva_tier_take(tier, size);
+        void *item = kva_tier_alloc(tier, size);
         assert_non_null(item);
         memset(item, 1, size);
-        kva_tier_give(tier, item, size);
+        kva_tier_free(tier, item, size);
     }
     assert_int_equal(((unsigned char *)kept)[639], 7);
-    kva_tier_give(tier, kept, 640);
+    kva_tier_free(tier, kept, 640);
     assert_int_equal(kva_tier_used_bytes(tier), 0);
     kva_tier_destroy(tier);
     kva_device_close(device);

@@ -1,4 +1,5 @@
-/* resident.h - whole pages on the device: pages [away, resident_end) of a sequence, in all layers.
+/* resident.h - whole pages on the device: pages [offloaded, resident_end) of a sequence, in all
+ * layers.
  *
  * Device copies of pages belong to the page and are shared by all running sequences that hold it.
  * Closed pages are also in their host slots, so that a copy which nobody uses may be dropped at any
@@ -17,7 +18,7 @@ bool kva_kv_resident_extend(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t 
  * device has. */
 void kva_kv_resident_retract(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t end, bool save);
 
-/* Pages [away, first) leave; they are closed. */
+/* Pages [offloaded, first) leave; they are closed. */
 void kva_kv_resident_leave(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first);
 
 #endif

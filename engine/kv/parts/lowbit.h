@@ -1,4 +1,4 @@
-/* lowbit.h - low-bit copies of pages that are away, in all layers (kernels/ops.h: low-bit KV
+/* lowbit.h - low-bit copies of pages that are offloaded, in all layers (kernels/ops.h: low-bit KV
  * block); exempt layers are in 16 bits there too:
  *
  *     copy of a page:  [16-bit block] x exempt  [low-bit block] x (layers - exempt)
@@ -30,22 +30,22 @@ bool kva_kv_lowbit_shared(const struct kva_page *page, const struct kva_kv_spec 
 
 /* Memory for the copies of pages [0, count), using what others have made. All or nothing; false:
  * the tier is full. */
-bool kva_kv_lowbit_take(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count);
+bool kva_kv_lowbit_alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count);
 
 /* Give back those from `count` on. */
-void kva_kv_lowbit_give(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count);
+void kva_kv_lowbit_free(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count);
 
-/* Code one layer of the pages that are away from their staged 16 bits. */
+/* Code one layer of the pages that are offloaded from their staged 16 bits. */
 void kva_kv_lowbit_code_staged(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer);
 
 /* Code all layers of the resident pages [first, end). */
 void kva_kv_lowbit_code_resident(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first,
                                  uint32_t end);
 
-/* Code layers [0, layer_end) of the pages that are away from their homes on the host. */
+/* Code layers [0, layer_end) of the pages that are offloaded from their homes on the host. */
 void kva_kv_lowbit_code_host(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer_end);
 
-/* The copies of pages [0, away) are complete and the pages closed: others may use them. */
+/* The copies of pages [0, offloaded) are complete and the pages closed: others may use them. */
 void kva_kv_lowbit_publish(struct kva_kv *kv, struct kva_kv_seq *seq);
 
 #endif

@@ -30,10 +30,10 @@ void kva_tier_destroy(struct kva_tier *tier);
 bool kva_tier_prepare(struct kva_tier *tier, size_t item_bytes);
 
 /* An item of `item_bytes`; NULL: the tier is full. Content is undefined. */
-void *kva_tier_take(struct kva_tier *tier, size_t item_bytes);
+void *kva_tier_alloc(struct kva_tier *tier, size_t item_bytes);
 
 /* Give an item back; `item_bytes` as taken. NULL is allowed. */
-void kva_tier_give(struct kva_tier *tier, void *item, size_t item_bytes);
+void kva_tier_free(struct kva_tier *tier, void *item, size_t item_bytes);
 
 /* Bytes that `count` items of `item_bytes` take of an empty tier at most: whole chunks, as if no
  * item lay across a border. */

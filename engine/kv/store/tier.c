@@ -1,4 +1,4 @@
-#include "engine/kv/tier.h"
+#include "engine/kv/store/tier.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -356,7 +356,7 @@ static void *take_from(struct kva_tier *tier, uint32_t index)
     return tier->base + slots.first + (size_t)item * tier->classes[chunk->class_index].item_bytes;
 }
 
-void *kva_tier_take(struct kva_tier *tier, size_t item_bytes)
+void *kva_tier_alloc(struct kva_tier *tier, size_t item_bytes)
 {
     uint32_t class_index = find_class(tier, item_bytes);
     if (class_index == NONE)
@@ -375,7 +375,7 @@ void *kva_tier_take(struct kva_tier *tier, size_t item_bytes)
     return item;
 }
 
-void kva_tier_give(struct kva_tier *tier, void *item, size_t item_bytes)
+void kva_tier_free(struct kva_tier *tier, void *item, size_t item_bytes)
 {
     if (!item)
         return;

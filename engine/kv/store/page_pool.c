@@ -1,4 +1,4 @@
-#include "engine/kv/page_pool.h"
+#include "engine/kv/store/page_pool.h"
 
 #include <stdlib.h>
 #include <string.h>

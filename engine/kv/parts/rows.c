@@ -1,6 +1,9 @@
-#include "engine/kv/hot.h"
+/* rows.c - 16-bit rows of offloaded pages. */
+#include "engine/kv/parts/rows.h"
 
-#include "engine/kv/lowbit.h"
+#include "engine/kv/part.h"
+
+#include "engine/kv/parts/lowbit.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -24,16 +27,10 @@ static size_t piece(size_t *at, size_t bytes)
     return offset;
 }
 
-/* Rows that a selection consists of. */
-static uint32_t rows_chosen(const struct kva_kv_spec *spec, uint32_t layer)
-{
-    return kva_kv_policy_get(spec->policy)->fetched ? kva_kv_spec_k(spec, layer) : 0;
-}
-
 /* Slots per KV head. */
 static uint32_t slots_of(const struct kva_kv_spec *spec, uint32_t layer)
 {
-    uint32_t k = rows_chosen(spec, layer);
+    uint32_t k = kva_kv_spec_k(spec, layer);
     return spec->sinks + (spec->fetch == KVA_FETCH_ALL ? k : 2 * k);
 }
 
@@ -47,7 +44,7 @@ static struct layout layout_of(const struct kva_kv *kv, const struct kva_kv_spec
                                uint32_t layer)
 {
     const struct kva_kv_shape *shape = &kv->shape;
-    uint32_t k = rows_chosen(spec, layer);
+    uint32_t k = kva_kv_spec_k(spec, layer);
     size_t slots = (size_t)slots_of(spec, layer) * shape->kv_heads;
     struct layout l = {.rows_bytes = kva_align_up(slots * 4 * shape->head_dim, 64)};
     l.tokens = piece(&l.state_bytes, slots * sizeof(uint32_t));
@@ -60,8 +57,8 @@ static struct layout layout_of(const struct kva_kv *kv, const struct kva_kv_spec
     return l;
 }
 
-size_t kva_kv_hot_layer_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
-                              uint32_t layer)
+size_t kva_kv_rowcache_layer_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                                   uint32_t layer)
 {
     if (layer < kva_kv_lowbit_skip_layers(kv, spec))
         return 0;
@@ -72,34 +69,34 @@ size_t kva_kv_hot_layer_bytes(const struct kva_kv *kv, const struct kva_kv_spec 
 /* Whether an earlier layer has items of the same size. */
 static bool size_seen(const struct kva_kv *kv, const struct kva_kv_spec *spec, uint32_t layer)
 {
-    size_t bytes = kva_kv_hot_layer_bytes(kv, spec, layer);
+    size_t bytes = kva_kv_rowcache_layer_bytes(kv, spec, layer);
     for (uint32_t i = 0; i < layer; i++) {
-        if (kva_kv_hot_layer_bytes(kv, spec, i) == bytes)
+        if (kva_kv_rowcache_layer_bytes(kv, spec, i) == bytes)
             return true;
     }
     return false;
 }
 
-uint64_t kva_kv_hot_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec)
+uint64_t kva_kv_rowcache_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec)
 {
     uint64_t sum = 0;
     for (uint32_t layer = 0; layer < kv->shape.layers; layer++) {
-        size_t bytes = kva_kv_hot_layer_bytes(kv, spec, layer);
+        size_t bytes = kva_kv_rowcache_layer_bytes(kv, spec, layer);
         uint32_t count = 0;
         if (bytes == 0 || size_seen(kv, spec, layer))
             continue;
         for (uint32_t i = layer; i < kv->shape.layers; i++)
-            count += kva_kv_hot_layer_bytes(kv, spec, i) == bytes;
+            count += kva_kv_rowcache_layer_bytes(kv, spec, i) == bytes;
         sum += kva_tier_footprint(kv->tier, bytes, count);
     }
     return sum;
 }
 
-bool kva_kv_hot_prepare(struct kva_kv *kv, const struct kva_kv_spec *spec)
+bool kva_kv_rowcache_prepare(struct kva_kv *kv, const struct kva_kv_spec *spec)
 {
     bool ready = true;
     for (uint32_t layer = 0; layer < kv->shape.layers && ready; layer++) {
-        size_t bytes = kva_kv_hot_layer_bytes(kv, spec, layer);
+        size_t bytes = kva_kv_rowcache_layer_bytes(kv, spec, layer);
         ready = bytes == 0 || kva_tier_prepare(kv->tier, bytes);
     }
     return ready;
@@ -121,7 +118,7 @@ static size_t saved_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq)
     return saved_at(kv, &seq->spec, kv->shape.layers);
 }
 
-enum kva_status kva_kv_hot_init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
+enum kva_status kva_kv_rowcache_init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
 {
     if (saved_bytes(kv, seq) == 0)
         return KVA_OK;
@@ -147,7 +144,7 @@ enum kva_status kva_kv_hot_init(struct kva_kv *kv, struct kva_kv_seq *seq, struc
     return KVA_OK;
 }
 
-void kva_kv_hot_finish(struct kva_kv *kv, struct kva_kv_seq *seq)
+void kva_kv_rowcache_finish(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     if (!seq->hots)
         return;
@@ -163,22 +160,22 @@ void kva_kv_hot_finish(struct kva_kv *kv, struct kva_kv_seq *seq)
 static void give_layers(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t end)
 {
     for (uint32_t i = 0; i < end; i++) {
-        size_t bytes = kva_kv_hot_layer_bytes(kv, &seq->spec, i);
+        size_t bytes = kva_kv_rowcache_layer_bytes(kv, &seq->spec, i);
         if (bytes > 0)
-            kva_kv_give_device(kv, seq->hots[i].rows, bytes);
+            kva_kv_free_device(kv, seq->hots[i].rows, bytes);
         seq->device_bytes -= bytes;
     }
 }
 
-bool kva_kv_hot_take(struct kva_kv *kv, struct kva_kv_seq *seq)
+bool kva_kv_rowcache_alloc(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    if (seq->hot_taken || !seq->hots)
+    if (seq->hot_allocated || !seq->hots)
         return true;
     for (uint32_t i = 0; i < kv->shape.layers; i++) {
-        if (kva_kv_hot_layer_bytes(kv, &seq->spec, i) == 0)
+        if (kva_kv_rowcache_layer_bytes(kv, &seq->spec, i) == 0)
             continue;
         struct layout l = layout_of(kv, &seq->spec, i);
-        unsigned char *item = kva_kv_take_device(kv, l.rows_bytes + l.state_bytes);
+        unsigned char *item = kva_kv_alloc_device(kv, l.rows_bytes + l.state_bytes);
         if (!item) {
             give_layers(kv, seq, i);
             return false;
@@ -196,36 +193,36 @@ bool kva_kv_hot_take(struct kva_kv *kv, struct kva_kv_seq *seq)
             .hits = seq->hot_hits,
             .slots = slots_of(&seq->spec, i),
             .pinned = seq->spec.sinks,
-            .k = rows_chosen(&seq->spec, i),
+            .k = kva_kv_spec_k(&seq->spec, i),
         };
     }
-    seq->hot_taken = true;
+    seq->hot_allocated = true;
     return true;
 }
 
-void kva_kv_hot_give(struct kva_kv *kv, struct kva_kv_seq *seq, bool save)
+void kva_kv_rowcache_free(struct kva_kv *kv, struct kva_kv_seq *seq, bool save)
 {
-    if (!seq->hot_taken)
+    if (!seq->hot_allocated)
         return;
     if (save && seq->hot_started) {
         kva_kv_order_copies(kv);
         for (uint32_t i = 0; i < kv->shape.layers; i++) {
-            if (kva_kv_hot_layer_bytes(kv, &seq->spec, i) > 0)
+            if (kva_kv_rowcache_layer_bytes(kv, &seq->spec, i) > 0)
                 kva_kv_offload(kv, seq->hot_saved + saved_at(kv, &seq->spec, i),
                                seq->hots[i].tokens, layout_of(kv, &seq->spec, i).state_bytes);
         }
     }
     give_layers(kv, seq, kv->shape.layers);
-    seq->hot_taken = false;
+    seq->hot_allocated = false;
     /* Fetches may still be on their way there. */
     kv->copies_pending = true;
 }
 
 /* --- content --------------------------------------------------------------------------------- */
 
-static void list_homes(struct kva_kv_seq *seq)
+static void list_host_blocks(struct kva_kv_seq *seq)
 {
-    for (; seq->host_block_count < seq->away; seq->host_block_count++)
+    for (; seq->host_block_count < seq->offloaded; seq->host_block_count++)
         seq->host_blocks[seq->host_block_count] = seq->pages[seq->host_block_count]->host;
 }
 
@@ -239,10 +236,10 @@ static void fetch_layer(struct kva_kv *kv, uint32_t count, uint32_t layer)
 /* The saved state, with the rows of all its tokens missing, becomes the state on the device. */
 static void upload(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    list_homes(seq);
+    list_host_blocks(seq);
     kva_kv_order_copies(kv);
     for (uint32_t i = 0; i < kv->shape.layers; i++) {
-        if (kva_kv_hot_layer_bytes(kv, &seq->spec, i) == 0)
+        if (kva_kv_rowcache_layer_bytes(kv, &seq->spec, i) == 0)
             continue;
         kva_kv_fetch(kv, seq, seq->hots[i].tokens, seq->hot_saved + saved_at(kv, &seq->spec, i),
                      layout_of(kv, &seq->spec, i).state_bytes);
@@ -251,9 +248,9 @@ static void upload(struct kva_kv *kv, struct kva_kv_seq *seq)
     }
 }
 
-void kva_kv_hot_start(struct kva_kv *kv, struct kva_kv_seq *seq)
+void kva_kv_rowcache_start(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    if (!seq->hot_taken || seq->hot_started)
+    if (!seq->hot_allocated || seq->hot_started)
         return;
     uint32_t sinks = seq->spec.sinks;
     memset(seq->hot_saved, 0xff, saved_bytes(kv, seq));
@@ -279,9 +276,9 @@ void kva_kv_hot_start(struct kva_kv *kv, struct kva_kv_seq *seq)
     upload(kv, seq);
 }
 
-void kva_kv_hot_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
+void kva_kv_rowcache_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    if (!seq->hot_taken || !seq->hot_started)
+    if (!seq->hot_allocated || !seq->hot_started)
         return;
     kva_device_sync(kv->device, KVA_QUEUE_COPY);
     for (uint32_t layer = 0; layer < kv->shape.layers; layer++) {
@@ -303,10 +300,17 @@ void kva_kv_hot_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 
 /* --- within a pass --------------------------------------------------------------------------- */
 
-static bool chose(const struct kva_kv_rows *rows, bool now)
+/* Whether the rows' sequence has rows fetched for this layer. */
+static bool fetches(const struct kva_kv_rows *rows)
 {
-    return rows->hot && rows->hot->k > 0 && rows->select_row < rows->row_count &&
-           (now ? rows->choose_now && !rows->at_once : rows->choose_next);
+    const struct kva_hot *cache = kva_kv_find_rows(rows);
+    return cache && cache->k > 0;
+}
+
+static bool selected(const struct kva_kv_rows *rows, bool now)
+{
+    return fetches(rows) && rows->select_row < rows->row_count &&
+           (now ? rows->select_now && !rows->fused : rows->select_next);
 }
 
 static enum kva_hot_mode mode_of(enum kva_kv_fetch fetch)
@@ -314,10 +318,10 @@ static enum kva_hot_mode mode_of(enum kva_kv_fetch fetch)
     return fetch == KVA_FETCH_RESIDENT ? KVA_HOT_RESIDENT : KVA_HOT_PAPER;
 }
 
-bool kva_kv_hot_chosen(const struct kva_kv_pass *pass, bool now)
+bool kva_kv_rowcache_chosen(const struct kva_kv_pass *pass, bool now)
 {
     for (uint32_t i = 0; i < pass->rows_count; i++) {
-        if (chose(&pass->rows[i], now))
+        if (selected(&pass->rows[i], now))
             return true;
     }
     return false;
@@ -329,7 +333,7 @@ static void resolve(struct kva_kv *kv, const struct kva_kv_pass *pass, uint32_t 
     uint32_t count = 0;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];
-        if (chose(rows, now) && rows->seq->spec.fetch == fetch)
+        if (selected(rows, now) && rows->seq->spec.fetch == fetch)
             kv->hot_list[count++] = &rows->seq->hots[layer];
     }
     if (count == 0)
@@ -345,7 +349,7 @@ static void resolve(struct kva_kv *kv, const struct kva_kv_pass *pass, uint32_t 
                               });
 }
 
-void kva_kv_hot_resolve(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, bool now)
+void kva_kv_rowcache_resolve(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, bool now)
 {
     for (uint32_t fetch = 0; fetch < KVA_FETCH_COUNT; fetch++)
         resolve(kv, pass, layer, now, (enum kva_kv_fetch)fetch);
@@ -353,18 +357,19 @@ void kva_kv_hot_resolve(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
     uint32_t count = 0;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         struct kva_kv_seq *seq = pass->rows[i].seq;
-        if (!chose(&pass->rows[i], now))
+        if (!selected(&pass->rows[i], now))
             continue;
-        list_homes(seq);
+        list_host_blocks(seq);
         kv->fetch_list[count++] = (struct kva_hot_fetch){&seq->hots[layer], seq->host_blocks};
     }
     fetch_layer(kv, count, layer);
     kva_event_record(kv->hot_events[layer], KVA_QUEUE_COPY);
 }
 
-struct kva_hot_now kva_kv_hot_now(const struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer)
+struct kva_hot_now kva_kv_rowcache_now(const struct kva_kv *kv, struct kva_kv_seq *seq,
+                                       uint32_t layer)
 {
-    list_homes(seq);
+    list_host_blocks(seq);
     return (struct kva_hot_now){
         .pages = seq->host_blocks,
         .page_offset_bytes = layer * kv->shape.block_bytes,
@@ -374,13 +379,14 @@ struct kva_hot_now kva_kv_hot_now(const struct kva_kv *kv, struct kva_kv_seq *se
     };
 }
 
-/* Whether the rows' query is held against the one that chose for this layer. */
+/* Whether the rows' query is held against the one that selected for this layer. */
 static bool is_corrected(const struct kva_kv_rows *rows)
 {
-    return rows->hot && rows->hot->k > 0 && rows->choose_next && corrects(&rows->seq->spec);
+    return fetches(rows) && rows->select_next && corrects(&rows->seq->spec);
 }
 
-void kva_kv_hot_correct(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, const void *q)
+void kva_kv_rowcache_reselect(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer,
+                              const void *q)
 {
     uint32_t count = 0, row = 0;
     for (uint32_t i = 0; i < pass->rows_count; row += pass->rows[i++].row_count) {
@@ -388,8 +394,8 @@ void kva_kv_hot_correct(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
         if (!is_corrected(rows))
             continue;
         kv->drift_rows[count] = row + rows->select_row;
-        kv->drift_before[count++] =
-            (unsigned char *)rows->hot->tokens + layout_of(kv, &rows->seq->spec, layer).query;
+        kv->drift_before[count++] = (unsigned char *)rows->seq->hots[layer].tokens +
+                                    layout_of(kv, &rows->seq->spec, layer).query;
     }
     if (count == 0)
         return;
@@ -409,29 +415,103 @@ void kva_kv_hot_correct(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         struct kva_kv_rows *rows = &pass->rows[i];
         if (is_corrected(rows))
-            rows->choose_now =
+            rows->select_now =
                 kv->drift_cosine[count++] * 100 < (float)rows->seq->spec.reselect_below;
     }
 }
 
-void kva_kv_hot_count(struct kva_kv *kv, struct kva_kv_seq *seq)
+void kva_kv_rowcache_count(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     if (!seq->hot_hits)
         return;
-    uint64_t hits = seq->hot_hits[0] - seq->hot_counted[0];
-    uint64_t misses = seq->hot_hits[1] - seq->hot_counted[1];
+    struct kva_kv_policy_counters *own = &seq->counters, *all = &kv->counters.policies;
+    uint64_t hits = seq->hot_hits[0] - own->fetch_rows_hit;
+    uint64_t misses = seq->hot_hits[1] - own->fetch_rows_missed;
     uint64_t bytes = misses * 2 * kv->shape.head_dim * sizeof(uint16_t);
-    seq->hot_counted[0] += hits;
-    seq->hot_counted[1] += misses;
-    seq->fetched_bytes += bytes;
-    kv->counters.hot_hits += hits;
-    kv->counters.hot_misses += misses;
-    kv->counters.fetched_bytes += bytes;
+    own->fetch_rows_hit += hits;
+    own->fetch_rows_missed += misses;
+    own->fetched_bytes += bytes;
+    all->fetch_rows_hit += hits;
+    all->fetch_rows_missed += misses;
+    all->fetched_bytes += bytes;
 }
 
-void kva_kv_hot_await(struct kva_kv *kv, uint32_t layer)
+void kva_kv_rowcache_await(struct kva_kv *kv, uint32_t layer)
 {
     if (!kva_event_done(kv->hot_events[layer]))
         kv->late = true;
     kva_event_wait(kv->hot_events[layer], KVA_QUEUE_COMPUTE);
 }
+
+/* --- the part -------------------------------------------------------------------------------- */
+
+static enum kva_status check(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                             struct kva_err *err)
+{
+    for (uint32_t i = 0; i < spec->k_range_count; i++) {
+        if (spec->k_ranges[i].end > kv->shape.layers)
+            return kva_fail_param(err, KVA_EINVAL, "topk",
+                                  "topk names layer %u, the model's last one is %u",
+                                  spec->k_ranges[i].end - 1, kv->shape.layers - 1);
+    }
+    return KVA_OK;
+}
+
+static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
+{
+    if (!kva_kv_rowcache_prepare(kv, &seq->spec))
+        return kva_fail(err, KVA_ENOMEM, "out of memory for one more kind of device memory");
+    return kva_kv_rowcache_init(kv, seq, err);
+}
+
+static uint64_t footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                          const struct kva_kv_extent *extent)
+{
+    return extent->offloaded > 0 ? kva_kv_rowcache_footprint(kv, spec) : 0;
+}
+
+static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
+                  uint32_t end KVA_UNUSED)
+{
+    return offloaded == 0 || kva_kv_rowcache_alloc(kv, seq);
+}
+
+static uint32_t held(const struct kva_kv_seq *seq)
+{
+    return seq->hot_allocated;
+}
+
+static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool save)
+{
+    if (count == 0)
+        kva_kv_rowcache_free(kv, seq, save);
+}
+
+/* In place of low-bit ones, if the layer has such a range. */
+static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
+{
+    struct kva_kv_seq *seq = rows->seq;
+    if (!seq->prefilled || seq->offloaded == 0 || !seq->hots || seq->hots[layer].slots == 0 ||
+        layer < kva_kv_lowbit_skip_layers(kv, &seq->spec))
+        return;
+    struct kva_kv_range *last = rows->range_count ? &rows->ranges[rows->range_count - 1] : NULL;
+    if (last && last->kind == KVA_RANGE_LOWBIT)
+        last->rows = &seq->hots[layer];
+    else
+        kva_kv_add_range(rows,
+                         (struct kva_kv_range){.kind = KVA_RANGE_ROWS, .rows = &seq->hots[layer]});
+}
+
+const struct kva_kv_part kva_kv_part_rows = {
+    .check = check,
+    .init = init,
+    .finish = kva_kv_rowcache_finish,
+    .footprint = footprint,
+    .alloc = alloc,
+    .held = held,
+    .cut = cut,
+    .restore = kva_kv_rowcache_restore,
+    .prompt_end = kva_kv_rowcache_start,
+    .left = kva_kv_rowcache_start,
+    .locate = locate,
+};

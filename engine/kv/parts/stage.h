@@ -1,4 +1,4 @@
-/* stage.h - pages that are away, brought to the device two layers at a time, by parity of the
+/* stage.h - pages that are offloaded, brought to the device two layers at a time, by parity of the
  * layer:
  *
  *     stage[0]  layer 0, 2, 4, ...    the copy queue fills stage[(l + 1) % 2]
@@ -14,11 +14,11 @@
 #include "engine/kv/pass.h"
 
 /* Buffers for pages [0, count). All or nothing; false: the tier is full. */
-bool kva_kv_stage_take(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count);
+bool kva_kv_stage_alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count);
 
 /* Give back those from `count` on. With `save`, first queue copies to the host of what only the
  * buffers hold: pages of an unfinished prefill. */
-void kva_kv_stage_give(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool save);
+void kva_kv_stage_free(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool save);
 
 /* Whether any sequence of the pass has pages staged. */
 bool kva_kv_stage_wanted(const struct kva_kv_pass *pass);

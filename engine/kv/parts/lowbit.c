@@ -1,4 +1,9 @@
-#include "engine/kv/lowbit.h"
+/* lowbit.c - low-bit copies of offloaded pages. */
+#include "engine/kv/parts/lowbit.h"
+
+#include "engine/kv/part.h"
+
+#include <stdlib.h>
 
 static bool fitted(const struct kva_kv_spec *spec)
 {
@@ -63,7 +68,7 @@ static bool take_next(struct kva_kv *kv, struct kva_kv_seq *seq)
         page->low_users++;
         seq->low[index] = page->low;
     } else {
-        seq->low[index] = kva_kv_take_device(kv, bytes);
+        seq->low[index] = kva_kv_alloc_device(kv, bytes);
         if (!seq->low[index])
             return false;
     }
@@ -72,19 +77,19 @@ static bool take_next(struct kva_kv *kv, struct kva_kv_seq *seq)
     return true;
 }
 
-bool kva_kv_lowbit_take(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)
+bool kva_kv_lowbit_alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)
 {
     uint32_t before = seq->low_count;
     while (seq->low_count < count) {
         if (take_next(kv, seq))
             continue;
-        kva_kv_lowbit_give(kv, seq, before);
+        kva_kv_lowbit_free(kv, seq, before);
         return false;
     }
     return true;
 }
 
-void kva_kv_lowbit_give(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)
+void kva_kv_lowbit_free(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)
 {
     while (seq->low_count > count) {
         size_t bytes = kva_kv_lowbit_page_bytes(kv, &seq->spec);
@@ -98,7 +103,7 @@ void kva_kv_lowbit_give(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t coun
                 page->low = NULL;
         }
         if (last)
-            kva_kv_give_device(kv, low, bytes);
+            kva_kv_free_device(kv, low, bytes);
         seq->low[index] = NULL;
         seq->device_bytes -= bytes;
     }
@@ -106,7 +111,7 @@ void kva_kv_lowbit_give(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t coun
 
 void kva_kv_lowbit_publish(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 {
-    for (uint32_t i = 0; i < seq->away; i++) {
+    for (uint32_t i = 0; i < seq->offloaded; i++) {
         struct kva_page *page = seq->pages[i];
         if (page->low)
             continue;
@@ -194,7 +199,7 @@ static void code(struct kva_kv *kv, struct kva_kv_seq *seq, enum source source, 
 
 void kva_kv_lowbit_code_staged(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer)
 {
-    code(kv, seq, FROM_STAGE, layer, 0, seq->away);
+    code(kv, seq, FROM_STAGE, layer, 0, seq->offloaded);
 }
 
 void kva_kv_lowbit_code_resident(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first,
@@ -210,5 +215,118 @@ void kva_kv_lowbit_code_host(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t
         return;
     kva_kv_order_compute(kv);
     for (uint32_t layer = 0; layer < layer_end; layer++)
-        code(kv, seq, FROM_HOST, layer, 0, seq->away);
+        code(kv, seq, FROM_HOST, layer, 0, seq->offloaded);
 }
+
+/* --- the part -------------------------------------------------------------------------------- */
+
+static enum kva_status check(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                             struct kva_err *err)
+{
+    if (kv->shape.head_dim % 4 == 0)
+        return KVA_OK;
+    return kva_fail_param(err, KVA_EUNSUPPORTED, "policy",
+                          "policy '%s' needs heads of a multiple of 4, the model's are of %u",
+                          kva_kv_policy_name(spec->policy), kv->shape.head_dim);
+}
+
+static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
+{
+    seq->low = calloc(seq->pages_max, sizeof(void *));
+    if (!seq->low || !kva_tier_prepare(kv->tier, kva_kv_lowbit_page_bytes(kv, &seq->spec)))
+        return kva_fail(err, KVA_ENOMEM, "out of memory for the page table of %u tokens",
+                        seq->tokens_max);
+    return KVA_OK;
+}
+
+static void finish(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
+{
+    free(seq->low);
+}
+
+static uint64_t footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                          const struct kva_kv_extent *extent)
+{
+    return kva_tier_footprint(kv->tier, kva_kv_lowbit_page_bytes(kv, spec), extent->offloaded);
+}
+
+static uint64_t shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                             const struct kva_page *page)
+{
+    return !page || kva_kv_lowbit_shared(page, spec) ? kva_kv_lowbit_page_bytes(kv, spec) : 0;
+}
+
+static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
+                  uint32_t end KVA_UNUSED)
+{
+    return kva_kv_lowbit_alloc(kv, seq, offloaded);
+}
+
+static uint32_t held(const struct kva_kv_seq *seq)
+{
+    return seq->low_count;
+}
+
+static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool save KVA_UNUSED)
+{
+    if (count == 0)
+        seq->low_stale = seq->low_layers;
+    kva_kv_lowbit_free(kv, seq, count);
+}
+
+/* Copies are made again from the pages' host copies. */
+static void restore(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    kva_kv_lowbit_code_host(kv, seq, kv->shape.layers);
+    kva_kv_lowbit_publish(kv, seq);
+}
+
+static void prompt_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer)
+{
+    kva_kv_lowbit_code_staged(kv, seq, layer);
+    seq->low_layers = layer + 1;
+}
+
+static void prompt_end(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    kva_kv_lowbit_code_host(kv, seq, seq->low_stale);
+    kva_kv_lowbit_publish(kv, seq);
+}
+
+static void leave(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
+{
+    kva_kv_lowbit_code_resident(kv, seq, seq->offloaded, first);
+}
+
+static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
+{
+    const struct kva_kv_seq *seq = rows->seq;
+    struct kva_kv_range range = {.kind = KVA_RANGE_LOWBIT, .page_end = seq->offloaded};
+    if (!seq->prefilled || seq->offloaded == 0)
+        return;
+    range.low = seq->low;
+    if (layer < kva_kv_lowbit_skip_layers(kv, &seq->spec)) {
+        /* Its blocks come first in the copy. */
+        range = (struct kva_kv_range){.kind = KVA_RANGE_BLOCKS, .page_end = seq->offloaded};
+        for (uint32_t i = 0; i < seq->offloaded; i++)
+            rows->blocks[i] = (unsigned char *)seq->low[i] + layer * kv->shape.block_bytes;
+    }
+    kva_kv_add_range(rows, range);
+}
+
+const struct kva_kv_part kva_kv_part_lowbit = {
+    .check = check,
+    .init = init,
+    .finish = finish,
+    .footprint = footprint,
+    .shared_bytes = shared_bytes,
+    .alloc = alloc,
+    .held = held,
+    .cut = cut,
+    .restore = restore,
+    .prompt_layer = prompt_layer,
+    .prompt_end = prompt_end,
+    .leave = leave,
+    .left = kva_kv_lowbit_publish,
+    .locate = locate,
+};

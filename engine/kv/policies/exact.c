@@ -1,0 +1,34 @@
+/* exact.c - the policies whose tokens are those of full KV: full, all pages on the device; offload,
+ * all but the last page on the host, every layer staged in every step (the FlexGen-like baseline).
+ */
+#include "engine/kv/part.h"
+#include "engine/kv/policy.h"
+
+static uint32_t none_offloaded(const struct kva_kv_spec *spec KVA_UNUSED,
+                               uint32_t tokens KVA_UNUSED)
+{
+    return 0;
+}
+
+static uint32_t all_but_last_offloaded(const struct kva_kv_spec *spec KVA_UNUSED, uint32_t tokens)
+{
+    return tokens > 0 ? (tokens - 1) / KVA_PAGE_TOKENS : 0;
+}
+
+static const struct kva_kv_part *const full_parts[] = {&kva_kv_part_resident, NULL};
+static const struct kva_kv_part *const offload_parts[] = {&kva_kv_part_stage, &kva_kv_part_resident,
+                                                          NULL};
+
+const struct kva_kv_policy kva_kv_policy_full = {
+    .name = "full",
+    .exactness = KVA_KV_EXACT,
+    .parts = full_parts,
+    .offloaded = none_offloaded,
+};
+
+const struct kva_kv_policy kva_kv_policy_offload = {
+    .name = "offload",
+    .exactness = KVA_KV_EXACT,
+    .parts = offload_parts,
+    .offloaded = all_but_last_offloaded,
+};

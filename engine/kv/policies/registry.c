@@ -1,0 +1,41 @@
+/* registry.c - the policies by id and by name. */
+#include "engine/kv/policy.h"
+
+static const struct kva_kv_policy *policies[KVA_KV_POLICIES_MAX] = {
+    [KVA_KV_FULL] = &kva_kv_policy_full,
+    [KVA_KV_OFFLOAD] = &kva_kv_policy_offload,
+    [KVA_KV_KIVI] = &kva_kv_policy_kivi,
+    [KVA_KV_SPECACHE] = &kva_kv_policy_specache,
+};
+
+static uint32_t policy_count = KVA_KV_POLICY_COUNT;
+
+const struct kva_kv_policy *kva_kv_policy_get(enum kva_kv_policy_id id)
+{
+    return policies[id];
+}
+
+enum kva_kv_policy_id kva_kv_policy_register(const struct kva_kv_policy *policy)
+{
+    if (policy_count < KVA_KV_POLICIES_MAX)
+        policies[policy_count++] = policy;
+    else
+        return (enum kva_kv_policy_id)KVA_KV_POLICIES_MAX;
+    return (enum kva_kv_policy_id)(policy_count - 1);
+}
+
+bool kva_kv_policy_has_setting(const struct kva_kv_policy *policy, enum kva_kv_setting_id id)
+{
+    for (size_t i = 0; i < policy->setting_count; i++) {
+        if (policy->settings[i].id == id)
+            return true;
+    }
+    return false;
+}
+
+uint32_t kva_kv_offload_behind_window(const struct kva_kv_spec *spec, uint32_t tokens)
+{
+    if (tokens < spec->min_tokens || tokens < spec->window)
+        return 0;
+    return (tokens - spec->window) / KVA_PAGE_TOKENS;
+}
