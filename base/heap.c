@@ -17,6 +17,20 @@ void kva_heap_finish(struct kva_heap *heap)
     *heap = (struct kva_heap){0};
 }
 
+enum kva_status kva_heap_reserve(struct kva_heap *heap, uint32_t capacity)
+{
+    if (capacity <= heap->capacity)
+        return KVA_OK;
+    uint32_t doubled = heap->capacity > UINT32_MAX / 2 ? capacity : 2 * heap->capacity;
+    uint32_t room = kva_max_u32(capacity, doubled);
+    struct kva_heap_node **nodes = realloc(heap->nodes, room * sizeof(struct kva_heap_node *));
+    if (!nodes)
+        return KVA_ENOMEM;
+    heap->nodes = nodes;
+    heap->capacity = room;
+    return KVA_OK;
+}
+
 static void put(struct kva_heap *heap, uint32_t index, struct kva_heap_node *node)
 {
     heap->nodes[index] = node;

@@ -1,6 +1,6 @@
 /* heap.h - a binary heap of nodes that live in their elements: smallest (key, seq) on top.
  *
- * The array of pointers is allocated once, so that a step allocates nothing; every node knows its
+ * The array of pointers is allocated ahead, so that a step allocates nothing; every node knows its
  * place, so that any of them can be taken out in O(log n). Thread rule: one thread at a time. */
 #ifndef KVA_BASE_HEAP_H
 #define KVA_BASE_HEAP_H
@@ -24,6 +24,9 @@ struct kva_heap {
 /* Room for `capacity` nodes. Fails: KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_heap_init(struct kva_heap *heap, uint32_t capacity);
 void kva_heap_finish(struct kva_heap *heap);
+
+/* Room for `capacity` nodes in all; a zeroed heap may grow too. Fails: KVA_ENOMEM, as it was. */
+KVA_MUST_CHECK enum kva_status kva_heap_reserve(struct kva_heap *heap, uint32_t capacity);
 
 /* The caller sees to it that count < capacity. */
 void kva_heap_push(struct kva_heap *heap, struct kva_heap_node *node);

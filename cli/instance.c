@@ -178,6 +178,18 @@ static uint64_t device_budget(const struct kva_instance *instance, uint64_t shar
                                                              : share;
 }
 
+/* With keys, a choice may have to give its slot to another key's and waits for one with its host
+ * memory: of N keys that come one after another, the first has filled all slots, the second takes
+ * half of them, the third a third. Three times the slots are enough for ten. */
+static uint32_t admitted_max(const struct kva_config *config)
+{
+    uint64_t slots = config->sequences;
+    if (config->api_keys.count == 0 && !config->api_key_file)
+        return (uint32_t)slots;
+    uint64_t most = 3 * slots < config->step_tokens ? 3 * slots : config->step_tokens;
+    return (uint32_t)(most > slots ? most : slots);
+}
+
 static enum kva_status open_engine(struct kva_instance *instance, const struct kva_config *config,
                                    struct kva_err *err)
 {
@@ -188,7 +200,7 @@ static enum kva_status open_engine(struct kva_instance *instance, const struct k
         .budget = {config->device_memory ? config->device_memory : device_budget(instance, share),
                    config->host_memory ? config->host_memory : share},
         .context_max = (uint32_t)config->context,
-        .sequences_max = (uint32_t)config->sequences,
+        .sequences_max = admitted_max(config),
         .step_tokens_max = (uint32_t)config->step_tokens,
         .prefix_cache = config->prefix_cache,
         .kv_dtype = (enum kva_dtype)config->kv_dtype,

@@ -1,7 +1,8 @@
 /* admit.c - who gets device memory: suspended choices again, then waiting ones for the first time.
  *
- * Order: (aged priority, arrival). A choice that does not fit may be passed by later ones, but only
- * KVA_BYPASS_MAX times; from then on the freed memory is left to add up until it fits.
+ * The tenant whose next slot is the cheapest comes first (tenant.c), and within a tenant the order
+ * is (aged priority, arrival). A choice that does not fit may be passed by later ones, but only
+ * BYPASS_MAX times; from then on the freed memory is left to add up until it fits.
  *
  * Watermark: while anything runs, about one page per running sequence stays free, so that what is
  * let in now need not be thrown out a few steps later. */
@@ -12,6 +13,9 @@
 /* Choices that may overtake one that does not fit, and how far behind it they are looked for. */
 #define BYPASS_MAX   32u
 #define BYPASS_DEPTH 8u
+
+/* Where there are several tenants, so many of one are tried in a step. */
+#define BYPASS_DEPTH_SHARED 2u
 
 static uint64_t device_held(const struct kva_engine_usage *usage)
 {
@@ -39,34 +43,81 @@ static uint64_t watermark(const struct kva_scheduler *s, enum kva_kv_policy_id j
     return bytes;
 }
 
-static bool leaves_room(const struct kva_scheduler *s, const struct kva_choice *c, uint64_t bytes)
+/* Device bytes that are not there for one that needs so many. */
+static uint64_t missing_bytes(const struct kva_scheduler *s, const struct kva_choice *c,
+                              uint64_t bytes)
 {
     if (kva_running_count(s) == 0)
-        return true;
-    return device_free(&s->usage) >= bytes + watermark(s, c->group->request->kv.policy);
+        return 0;
+    uint64_t wanted = bytes + watermark(s, c->group->request->kv.policy);
+    uint64_t there = device_free(&s->usage);
+    return wanted > there ? wanted - there : 0;
 }
 
-void kva_scheduler_resume_suspended(struct kva_scheduler *s, uint64_t now_ns)
+/* A slot and memory for one more of a tenant, taken from others where they are its by right. */
+static bool make_way(struct kva_scheduler *s, struct kva_step_plan *plan, struct kva_choice *c,
+                     uint64_t bytes, uint32_t slots, uint64_t now_ns)
 {
-    if (s->suspended.count == 0)
+    for (;;) {
+        uint64_t missing = missing_bytes(s, c, bytes);
+        if (missing == 0 && kva_running_count(s) < slots)
+            return true;
+        if (!kva_tenant_take(s, plan, c->tenant, missing, now_ns))
+            return false;
+        refresh_usage(s);
+    }
+}
+
+static void clear_reserved(struct kva_scheduler *s)
+{
+    for (struct kva_list *at = s->tenants.next; at != &s->tenants; at = at->next) {
+        struct kva_tenant *t = KVA_CONTAINER_OF(at, struct kva_tenant, link);
+        t->reserved = t->passed = 0;
+    }
+}
+
+/* False: the cheapest tenant's does not fit, and others come behind it. */
+static bool resume_one(struct kva_scheduler *s, struct kva_step_plan *plan, struct kva_tenant *t,
+                       bool leftover, uint64_t now_ns)
+{
+    struct kva_choice *c = KVA_CONTAINER_OF(kva_heap_peek(&t->suspended), struct kva_choice, order);
+    uint32_t slots = s->params.running_max - plan->reserved;
+    if (leftover ? missing_bytes(s, c, c->device_bytes) > 0
+                 : !make_way(s, plan, c, c->device_bytes, slots, now_ns))
+        return false;
+    enum kva_status status = s->ops->resume(s->engine_self, c->seq, NULL);
+    if (status == KVA_ELIMIT)
+        return false;
+    if (status != KVA_OK) {
+        kva_choice_end(s, c, KVA_FINISH_ERROR, status, 0, now_ns);
+        return true;
+    }
+    kva_choice_leave_suspended(s, c);
+    kva_choice_enter_running(s, c, !c->prefill_resumes);
+    refresh_usage(s);
+    return true;
+}
+
+void kva_scheduler_resume_suspended(struct kva_scheduler *s, struct kva_step_plan *plan,
+                                    bool leftover, uint64_t now_ns)
+{
+    clear_reserved(s);
+    plan->reserved = 0;
+    if (s->suspended_count == 0)
         return;
     refresh_usage(s);
-    while (s->suspended.count > 0 && kva_running_count(s) < s->params.running_max) {
-        struct kva_choice *c =
-            KVA_CONTAINER_OF(kva_heap_peek(&s->suspended), struct kva_choice, order);
-        if (!leaves_room(s, c, c->device_bytes))
+    struct kva_tenant *t;
+    while (s->suspended_count > 0 && (t = kva_tenant_cheapest(s, !leftover))) {
+        bool slot = kva_running_count(s) + plan->reserved < s->params.running_max;
+        if (t->suspended.count > 0) {
+            if ((leftover && !slot) || !resume_one(s, plan, t, leftover, now_ns))
+                return;
+        } else if (slot) {
+            t->reserved++;
+            plan->reserved++;
+        } else {
             return;
-        enum kva_status status = s->ops->resume(s->engine_self, c->seq, NULL);
-        if (status == KVA_ELIMIT)
-            return;
-        if (status != KVA_OK) {
-            kva_choice_end(s, c, KVA_FINISH_ERROR, status, 0, now_ns);
-            continue;
         }
-        kva_heap_remove(&s->suspended, &c->order);
-        s->suspended_prefills -= c->prefill_resumes;
-        kva_choice_enter_running(s, c, !c->prefill_resumes);
-        refresh_usage(s);
     }
 }
 
@@ -111,8 +162,11 @@ static bool prefill_possible(const struct kva_scheduler *s, const struct kva_ste
     if (c->prompt_tokens <= left)
         return true;
     uint32_t page_tokens = s->params.engine->limits.page_tokens;
-    return plan->unfinished < s->params.engine->limits.partial_prefills_max &&
-           (left >= page_tokens || left == plan->prefill_quota);
+    uint32_t places = s->params.engine->limits.partial_prefills_max;
+    /* One place is left to others: a long prompt is not preempted out of it. */
+    if (c->group->request->tenant != 0 && places > 1 && c->tenant->unfinished >= places - 1)
+        return false;
+    return plan->unfinished < places && (left >= page_tokens || left == plan->prefill_quota);
 }
 
 enum verdict {
@@ -129,9 +183,11 @@ static enum verdict try_admit(struct kva_scheduler *s, struct kva_step_plan *pla
         *ret_reason = KVA_WAIT_PREFILL;
         return BLOCKED;
     }
-    *ret_reason = KVA_WAIT_DEVICE_BYTES;
-    if (!leaves_room(s, c, device_bytes_wanted(s, c)))
+    bool full = kva_running_count(s) >= s->params.running_max;
+    *ret_reason = full ? KVA_WAIT_BATCH_FULL : KVA_WAIT_DEVICE_BYTES;
+    if (!make_way(s, plan, c, device_bytes_wanted(s, c), s->params.running_max, now_ns))
         return BLOCKED;
+    *ret_reason = KVA_WAIT_DEVICE_BYTES;
     uint64_t held_before = device_held(&s->usage);
     struct kva_err err = {.param = ""};
     uint32_t cached_tokens = 0;
@@ -145,7 +201,7 @@ static enum verdict try_admit(struct kva_scheduler *s, struct kva_step_plan *pla
         kva_choice_end(s, c, KVA_FINISH_ERROR, status, 0, now_ns);
         return ENDED;
     }
-    kva_heap_remove(&s->waiting, &c->order);
+    kva_choice_leave_waiting(s, c);
     c->cached_tokens = kva_min_u32(cached_tokens, c->prompt_tokens);
     c->times.admitted_ns = now_ns;
     c->group->admitted = true;
@@ -158,14 +214,29 @@ static enum verdict try_admit(struct kva_scheduler *s, struct kva_step_plan *pla
     c->prefill_quota = kva_min_u32(left, plan->prefill_quota - plan->prefill_used);
     plan->prefill_used += c->prefill_quota;
     plan->unfinished += c->prefill_quota < left;
+    c->tenant->unfinished += c->prefill_quota < left;
     return ADMITTED;
 }
 
-/* Suspended choices come before waiting ones that are not ahead of them. */
-static bool behind_suspended(const struct kva_scheduler *s, const struct kva_choice *c)
+/* Suspended choices come before waiting ones of the tenant that are not ahead of them. */
+static bool behind_suspended(const struct kva_tenant *t)
 {
-    const struct kva_heap_node *first = kva_heap_peek(&s->suspended);
-    return first && kva_heap_before(first, &c->order);
+    const struct kva_heap_node *suspended = kva_heap_peek(&t->suspended);
+    const struct kva_heap_node *waiting = kva_heap_peek(&t->waiting);
+    return suspended && (!waiting || kva_tenant_capped(t) || kva_heap_before(suspended, waiting));
+}
+
+/* Whether nobody can be admitted: the cheapest tenant cannot, and others come behind it. */
+static bool nobody_fits(struct kva_scheduler *s, const struct kva_tenant *t,
+                        enum kva_wait_reason *ret_reason)
+{
+    *ret_reason = KVA_WAIT_BATCH_FULL;
+    if (kva_running_count(s) + s->suspended_count >= s->sequences_max)
+        return true;
+    if (kva_running_count(s) >= s->params.running_max && !kva_tenant_may_take(s, t))
+        return true;
+    *ret_reason = KVA_WAIT_DEVICE_BYTES;
+    return behind_suspended(t);
 }
 
 void kva_scheduler_admit_waiting(struct kva_scheduler *s, struct kva_step_plan *plan,
@@ -173,18 +244,20 @@ void kva_scheduler_admit_waiting(struct kva_scheduler *s, struct kva_step_plan *
 {
     struct kva_choice *passed[BYPASS_DEPTH];
     uint32_t passed_count = 0;
-    if (s->waiting.count > 0)
+    clear_reserved(s);
+    if (s->waiting_count > 0)
         refresh_usage(s);
-    while (s->waiting.count > 0) {
-        struct kva_choice *c =
-            KVA_CONTAINER_OF(kva_heap_peek(&s->waiting), struct kva_choice, order);
-        enum kva_wait_reason reason = KVA_WAIT_BATCH_FULL;
-        bool full = kva_running_count(s) >= s->params.running_max ||
-                    kva_running_count(s) + s->suspended.count >= s->sequences_max;
-        bool stop = full || behind_suspended(s, c);
-        if (!full && stop)
-            reason = KVA_WAIT_DEVICE_BYTES;
+    while (s->waiting_count > 0) {
+        struct kva_tenant *t = kva_tenant_cheapest(s, true);
+        if (!t) {
+            s->wait_reason = passed_count == 0 ? KVA_WAIT_TENANT : s->wait_reason;
+            break;
+        }
+        enum kva_wait_reason reason;
+        struct kva_choice *c = NULL;
+        bool stop = nobody_fits(s, t, &reason);
         if (!stop) {
+            c = KVA_CONTAINER_OF(kva_heap_peek(&t->waiting), struct kva_choice, order);
             enum verdict verdict = try_admit(s, plan, c, now_ns, &reason);
             if (verdict == ADMITTED && passed_count > 0)
                 passed[0]->bypassed++;
@@ -195,10 +268,12 @@ void kva_scheduler_admit_waiting(struct kva_scheduler *s, struct kva_step_plan *
             s->wait_reason = reason;
         if (stop || passed_count == BYPASS_DEPTH)
             break;
-        if (passed_count > 0 ? passed[0]->bypassed >= BYPASS_MAX : c->bypassed >= BYPASS_MAX)
+        if ((passed_count > 0 ? passed[0] : c)->bypassed >= BYPASS_MAX)
             break;
-        kva_heap_remove(&s->waiting, &c->order);
+        kva_choice_leave_waiting(s, c);
         passed[passed_count++] = c;
+        if (++t->passed >= BYPASS_DEPTH_SHARED && s->tenants.next != s->tenants.prev)
+            t->reserved = t->waiting.count; /* the next is another tenant's */
     }
     for (uint32_t i = 0; i < passed_count; i++)
         kva_choice_enter_waiting(s, passed[i]);

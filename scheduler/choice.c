@@ -14,7 +14,22 @@ static void place(struct kva_heap *heap, struct kva_choice *c)
 void kva_choice_enter_waiting(struct kva_scheduler *s, struct kva_choice *c)
 {
     c->state = KVA_CHOICE_WAITING;
-    place(&s->waiting, c);
+    place(&c->tenant->waiting, c);
+    s->waiting_count++;
+}
+
+void kva_choice_leave_waiting(struct kva_scheduler *s, struct kva_choice *c)
+{
+    kva_heap_remove(&c->tenant->waiting, &c->order);
+    s->waiting_count--;
+}
+
+void kva_choice_leave_suspended(struct kva_scheduler *s, struct kva_choice *c)
+{
+    kva_heap_remove(&c->tenant->suspended, &c->order);
+    s->suspended_count--;
+    s->suspended_prefills -= c->prefill_resumes;
+    c->tenant->suspended_prefills -= c->prefill_resumes;
 }
 
 void kva_choice_enter_running(struct kva_scheduler *s, struct kva_choice *c, bool decode)
@@ -22,7 +37,8 @@ void kva_choice_enter_running(struct kva_scheduler *s, struct kva_choice *c, boo
     c->state = decode ? KVA_CHOICE_DECODE : KVA_CHOICE_PREFILL;
     c->order.key = -c->key;
     c->order.seq = ~c->arrival;
-    kva_heap_push(&s->victims, &c->order);
+    kva_heap_push(&c->tenant->victims, &c->order);
+    c->tenant->running++;
     kva_list_append(decode ? &s->decode : &s->prefill, &c->run);
     if (decode)
         s->decode_count++;
@@ -33,7 +49,8 @@ void kva_choice_enter_running(struct kva_scheduler *s, struct kva_choice *c, boo
 
 static void leave_running(struct kva_scheduler *s, struct kva_choice *c)
 {
-    kva_heap_remove(&s->victims, &c->order);
+    kva_heap_remove(&c->tenant->victims, &c->order);
+    c->tenant->running--;
     kva_list_remove(&c->run);
     if (c->state == KVA_CHOICE_DECODE)
         s->decode_count--;
@@ -76,8 +93,10 @@ void kva_choice_suspend(struct kva_scheduler *s, struct kva_choice *c)
     c->device_bytes = info.bytes.device;
     c->prefill_resumes = c->state == KVA_CHOICE_PREFILL;
     s->suspended_prefills += c->prefill_resumes;
+    c->tenant->suspended_prefills += c->prefill_resumes;
     c->state = KVA_CHOICE_SUSPENDED;
-    place(&s->suspended, c);
+    place(&c->tenant->suspended, c);
+    s->suspended_count++;
     c->preemptions++;
     s->stats.preemptions++;
 }
@@ -103,15 +122,14 @@ static void leave_place(struct kva_scheduler *s, struct kva_choice *c)
         s->sibling_count--;
         break;
     case KVA_CHOICE_WAITING:
-        kva_heap_remove(&s->waiting, &c->order);
+        kva_choice_leave_waiting(s, c);
         break;
     case KVA_CHOICE_PREFILL:
     case KVA_CHOICE_DECODE:
         leave_running(s, c);
         break;
     case KVA_CHOICE_SUSPENDED:
-        kva_heap_remove(&s->suspended, &c->order);
-        s->suspended_prefills -= c->prefill_resumes;
+        kva_choice_leave_suspended(s, c);
         break;
     case KVA_CHOICE_ENDED:
         break;
@@ -169,6 +187,7 @@ void kva_choice_end(struct kva_scheduler *s, struct kva_choice *c, enum kva_fini
     s->params.on_output(s->params.opaque, &output);
 
     struct kva_group *group = c->group;
+    kva_tenant_leave(s, c->tenant, 1);
     group->live--;
     if (group->live == 0)
         close_group(s, group);

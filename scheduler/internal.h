@@ -9,10 +9,19 @@
  *     list `decode`    / victims DECODE     has device memory, one token per step
  *     heap `suspended`           SUSPENDED  device memory given back, host memory kept
  *
- * One total order rules admission, resumption and (reversed) preemption: (aged priority, arrival).
- * Two priorities age at the same rate, so that the order of two choices never changes: the key
- * priority * aging_ns + submitted_ns is computed once. Because it is one order, the first of all
- * live choices is never preempted, which is why everything ends. */
+ * The heaps are the tenant's. Between tenants the price of a slot decides (tenant.c); within one, a
+ * total order rules admission, resumption and (reversed) preemption: (aged priority, arrival). Two
+ * priorities age at the same rate, so that the order of two choices never changes: the key
+ * priority * aging_ns + submitted_ns is computed once.
+ *
+ * Why everything ends. No step is empty while something runs: preemption needs two that run and
+ * leaves one, which is in the step or ends with an error. A preemption undoes no work, so every
+ * step brings what is live nearer to its end. Why nobody is forgotten: of a tenant that waits the
+ * virtual time stands still while that of the others grows, and none is ahead of it by more than a
+ * few slots, so that its next slot becomes cheaper than any other's last; within the tenant its
+ * turn goes to the first of its live choices, which is never preempted for another of the tenant,
+ * and only finitely many choices ever come before one in the order. With one tenant, the first of
+ * all live choices is never preempted. */
 #ifndef KVA_SCHEDULER_INTERNAL_H
 #define KVA_SCHEDULER_INTERNAL_H
 
@@ -34,6 +43,33 @@ enum kva_choice_state {
 
 struct kva_group;
 
+/* Tokens that a slot is worth: two tenants that share one slot take turns of about so many. */
+#define KVA_TENANT_QUANTUM 512u
+
+/* Whoever has live choices; remembered for a while after. */
+struct kva_tenant {
+    struct kva_id_node id_node;
+    struct kva_list link;      /* of `tenants` or `idle_tenants` */
+    struct kva_heap waiting;   /* choices without memory, first on top */
+    struct kva_heap suspended; /* preempted ones, first on top */
+    struct kva_heap victims;   /* running ones, reversed: the last on top */
+    uint64_t served;           /* virtual time: tokens computed over weight, scaled */
+    uint64_t take_step;        /* nothing is taken from others for it before this step */
+    uint32_t weight;
+    uint32_t running_max; /* 0: none */
+    uint32_t choices;     /* live */
+    uint32_t running;
+    uint32_t suspended_prefills;
+    bool wants_more; /* after the last step */
+    /* In the step being planned. */
+    uint32_t step_tokens;
+    uint32_t reserved;   /* slots that are left to its waiting choices */
+    uint32_t passed;     /* waiting choices that did not fit */
+    uint32_t unfinished; /* prefills that will be unfinished after the step */
+    uint32_t prefill_wanted;
+    uint32_t prefill_share;
+};
+
 /* Members that every decode step touches come first. */
 struct kva_choice {
     struct kva_list run; /* of `prefill` or `decode` */
@@ -52,7 +88,8 @@ struct kva_choice {
     struct kva_choice_times times;
 
     struct kva_group *group;
-    struct kva_heap_node order; /* of `waiting`, `suspended` or `victims` */
+    struct kva_tenant *tenant;
+    struct kva_heap_node order; /* of the tenant's `waiting`, `suspended` or `victims` */
     struct kva_list age;        /* of `live` */
     int64_t key;
     uint64_t arrival;
@@ -83,6 +120,7 @@ struct kva_step_plan {
     uint32_t prefill_quota; /* prefill tokens that this step may have */
     uint32_t prefill_used;
     uint32_t unfinished; /* prefills that will be unfinished after the step */
+    uint32_t reserved;   /* slots, of all tenants */
     bool preempted;
 };
 
@@ -95,10 +133,13 @@ struct kva_scheduler {
 
     struct kva_id_table groups;
     struct kva_list live; /* all choices, oldest first */
-    struct kva_heap waiting;
-    struct kva_heap suspended;
-    struct kva_heap victims; /* running choices, reversed order: the worst on top */
     struct kva_heap deadlines;
+    struct kva_id_table tenants_by_id;
+    struct kva_list tenants; /* with live choices */
+    struct kva_list idle_tenants;
+    uint64_t virtual_time;    /* of the tenant that is behind, as of the last step */
+    uint32_t waiting_count;   /* choices in the tenants' heaps */
+    uint32_t suspended_count; /* likewise */
     struct kva_list prefill;
     struct kva_list decode;
     uint32_t prefill_count;
@@ -130,6 +171,8 @@ struct kva_scheduler {
 /* --- choice.c: how a choice changes place ------------------------------------------------- */
 
 void kva_choice_enter_waiting(struct kva_scheduler *s, struct kva_choice *c);
+void kva_choice_leave_waiting(struct kva_scheduler *s, struct kva_choice *c);
+void kva_choice_leave_suspended(struct kva_scheduler *s, struct kva_choice *c);
 void kva_choice_enter_running(struct kva_scheduler *s, struct kva_choice *c, bool decode);
 void kva_choice_prefill_finished(struct kva_scheduler *s, struct kva_choice *c);
 void kva_choice_suspend(struct kva_scheduler *s, struct kva_choice *c);
@@ -151,6 +194,45 @@ void kva_choice_emit_progress(struct kva_scheduler *s, struct kva_choice *c, uin
 void kva_choice_emit_prompt_logprobs(struct kva_scheduler *s, struct kva_choice *c,
                                      uint64_t now_ns);
 
+/* --- tenant.c ------------------------------------------------------------------------------ */
+
+/* The request's tenant, with room for its choices. NULL: out of memory. */
+struct kva_tenant *kva_tenant_enter(struct kva_scheduler *s,
+                                    const struct kva_request *request) KVA_MUST_CHECK;
+/* So many of its choices are gone. */
+void kva_tenant_leave(struct kva_scheduler *s, struct kva_tenant *t, uint32_t choices);
+void kva_tenants_finish(struct kva_scheduler *s);
+
+/* Whether no further choice of it may be admitted. */
+bool kva_tenant_capped(const struct kva_tenant *t);
+
+/* Whose next slot is the cheapest, of those with suspended choices, and with waiting ones that may
+ * be admitted if `waiting_too`. NULL: there is none. */
+struct kva_tenant *kva_tenant_cheapest(struct kva_scheduler *s, bool waiting_too);
+
+/* Who goes when memory runs out; something runs. */
+struct kva_choice *kva_tenants_victim(const struct kva_scheduler *s);
+
+/* Whether another tenant has a slot that is this one's by right. */
+bool kva_tenant_may_take(const struct kva_scheduler *s, const struct kva_tenant *t);
+
+/* Take one slot from the tenant that has the dearest: its last choice is suspended. `missing_bytes`
+ * of device memory are wanted, 0: only the slot is. False: there is none to be taken, or all of
+ * them together would not do. */
+bool kva_tenant_take(struct kva_scheduler *s, struct kva_step_plan *plan, struct kva_tenant *t,
+                     uint64_t missing_bytes, uint64_t now_ns);
+
+/* After a step: what it has computed is charged. */
+void kva_tenants_charge(struct kva_scheduler *s);
+
+/* Share a step's prompt tokens among tenants, as prefill_wanted says into prefill_share. */
+void kva_tenants_share(struct kva_scheduler *s, uint32_t tokens);
+
+/* --- step.c -------------------------------------------------------------------------------- */
+
+/* Suspend a running choice, and take it out of the step if it is in it. */
+void kva_step_preempt(struct kva_scheduler *s, struct kva_step_plan *plan, struct kva_choice *c);
+
 /* --- submit.c ------------------------------------------------------------------------------ */
 
 /* Everything that can be said of a request from constants alone; any thread. */
@@ -167,7 +249,10 @@ void kva_group_await(struct kva_scheduler *s, struct kva_group *group);
 
 /* --- admit.c ------------------------------------------------------------------------------- */
 
-void kva_scheduler_resume_suspended(struct kva_scheduler *s, uint64_t now_ns);
+/* Slots that are a waiting choice's by right are left free and counted in `reserved`; with
+ * `leftover`, they are not. */
+void kva_scheduler_resume_suspended(struct kva_scheduler *s, struct kva_step_plan *plan,
+                                    bool leftover, uint64_t now_ns);
 void kva_scheduler_admit_waiting(struct kva_scheduler *s, struct kva_step_plan *plan,
                                  uint64_t now_ns);
 
@@ -180,7 +265,7 @@ static inline uint32_t kva_running_count(const struct kva_scheduler *s)
 
 static inline uint32_t kva_waiting_count(const struct kva_scheduler *s)
 {
-    return s->waiting.count + s->sibling_count;
+    return s->waiting_count + s->sibling_count;
 }
 
 /* Prompt tokens whose work is still to be done: at least 1 until the engine has emitted a token. */

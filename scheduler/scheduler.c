@@ -49,10 +49,8 @@ static enum kva_status allocate(struct kva_scheduler *s)
     s->owners = calloc(s->item_max, sizeof(struct kva_choice *));
     if (!s->items || !s->owners)
         return KVA_ENOMEM;
-    if (kva_heap_init(&s->waiting, s->params.waiting_max) != KVA_OK ||
-        kva_heap_init(&s->suspended, s->sequences_max) != KVA_OK ||
-        kva_heap_init(&s->victims, running_max) != KVA_OK ||
-        kva_heap_init(&s->deadlines, live_max) != KVA_OK)
+    if (kva_heap_init(&s->deadlines, live_max) != KVA_OK ||
+        kva_id_table_init(&s->tenants_by_id, 256) != KVA_OK)
         return KVA_ENOMEM;
     return kva_id_table_init(&s->groups, live_max);
 }
@@ -76,6 +74,8 @@ enum kva_status kva_scheduler_create(const struct kva_scheduler_params *params,
     kva_list_init(&s->live);
     kva_list_init(&s->prefill);
     kva_list_init(&s->decode);
+    kva_list_init(&s->tenants);
+    kva_list_init(&s->idle_tenants);
     if (allocate(s) != KVA_OK) {
         kva_scheduler_destroy(s);
         return kva_fail(err, KVA_ENOMEM,
@@ -96,9 +96,8 @@ void kva_scheduler_destroy(struct kva_scheduler *s)
             kva_list_remove(&group->choices[i].age);
         kva_group_free(s, group);
     }
-    kva_heap_finish(&s->waiting);
-    kva_heap_finish(&s->suspended);
-    kva_heap_finish(&s->victims);
+    kva_tenants_finish(s);
+    kva_id_table_finish(&s->tenants_by_id);
     kva_heap_finish(&s->deadlines);
     kva_id_table_finish(&s->groups);
     free(s->items);
@@ -110,10 +109,10 @@ void kva_scheduler_get_stats(const struct kva_scheduler *s, struct kva_scheduler
 {
     *ret = s->stats;
     ret->running = kva_running_count(s);
-    ret->suspended = s->suspended.count;
+    ret->suspended = s->suspended_count;
     ret->waiting = kva_waiting_count(s);
     ret->waiting_by_reason[KVA_WAIT_SIBLING] = s->sibling_count;
-    ret->waiting_by_reason[s->wait_reason] += s->waiting.count;
+    ret->waiting_by_reason[s->wait_reason] += s->waiting_count;
     s->ops->usage(s->engine_self, &ret->engine);
 }
 

@@ -7,7 +7,7 @@
  *
  * Invariants, tested by simulation: no token is lost, repeated or reordered; no budget is exceeded;
  * every accepted request ends with exactly one KVA_OUTPUT_END per choice; waiting is bounded by
- * priority aging.
+ * priority aging within a tenant and by shares between tenants; one tenant alone has everything.
  *
  * Thread rule: one thread (the engine thread, see service.h). */
 #ifndef KVA_SCHEDULER_SCHEDULER_H
@@ -30,13 +30,20 @@ struct kva_request {
     uint32_t output_tokens_max; /* prompt_tokens + output_tokens_max <= context_max */
     uint32_t choices;           /* n (or best_of) continuations of the same prompt, >= 1 */
     int32_t priority;           /* smaller runs first; aging prevents starvation */
-    uint64_t deadline_ns;       /* on the scheduler's clock; 0: none */
+    /* Whose it is. Tenants share slots, memory and steps by weight; tenant 0 is everybody who has
+     * no other. */
+    uint64_t tenant;
+    uint32_t tenant_weight;      /* 1 to KVA_TENANT_WEIGHT_MAX; 0: 1 */
+    uint32_t tenant_running_max; /* of its choices, suspended ones included; 0: no limit */
+    uint64_t deadline_ns;        /* on the scheduler's clock; 0: none */
     uint64_t submitted_ns;
     uint64_t cache_scope[2];
     bool cache_disabled;
     struct kva_sampling_params sampling;
     struct kva_kv_spec kv;
 };
+
+#define KVA_TENANT_WEIGHT_MAX 1000u
 
 /* A zeroed request in an arena of its own with this limit; NULL: out of memory. */
 struct kva_request *kva_request_create(size_t arena_limit_bytes) KVA_MUST_CHECK;
@@ -128,6 +135,7 @@ enum kva_wait_reason {
     KVA_WAIT_HOST_BYTES,
     KVA_WAIT_PREFILL, /* partial_prefills_max */
     KVA_WAIT_SIBLING, /* for the prompt that another choice is prefilling */
+    KVA_WAIT_TENANT,  /* tenant_running_max of all that wait */
     KVA_WAIT_REASON_COUNT,
 };
 

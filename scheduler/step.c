@@ -30,6 +30,7 @@ static void plan_item(struct kva_scheduler *s, struct kva_choice *c, uint32_t pr
     s->owners[s->item_count] = c;
     c->planned_step = s->step_serial;
     c->item_index = s->item_count++;
+    c->tenant->step_tokens += kva_max_u32(prefill_tokens, 1);
 }
 
 /* Take a decode row out again: its choice is preempted while the step is being planned. */
@@ -37,6 +38,7 @@ static void unplan_item(struct kva_scheduler *s, struct kva_choice *c)
 {
     uint32_t index = c->item_index;
     c->item_index = UINT32_MAX;
+    c->tenant->step_tokens--;
     s->item_count--;
     if (index == s->item_count)
         return;
@@ -46,11 +48,15 @@ static void unplan_item(struct kva_scheduler *s, struct kva_choice *c)
     moved->item_index = index;
 }
 
-static void preempt(struct kva_scheduler *s, struct kva_step_plan *plan, struct kva_choice *c)
+void kva_step_preempt(struct kva_scheduler *s, struct kva_step_plan *plan, struct kva_choice *c)
 {
     if (is_planned(s, c)) {
         unplan_item(s, c);
         plan->rows--;
+    }
+    if (c->state == KVA_CHOICE_PREFILL && plan->prefill_quota > 0) {
+        plan->prefill_used -= c->prefill_quota;
+        c->prefill_quota = 0;
     }
     kva_choice_suspend(s, c);
     plan->preempted = true;
@@ -65,13 +71,12 @@ static bool make_room(struct kva_scheduler *s, struct kva_step_plan *plan, struc
         enum kva_status status = s->ops->grow(s->engine_self, c->seq, NULL);
         if (status == KVA_OK)
             return true;
-        struct kva_choice *victim =
-            KVA_CONTAINER_OF(kva_heap_peek(&s->victims), struct kva_choice, order);
+        struct kva_choice *victim = kva_tenants_victim(s);
         if (status != KVA_ELIMIT || (victim == c && kva_running_count(s) == 1)) {
             kva_choice_end(s, c, KVA_FINISH_ERROR, status, 0, now_ns);
             return false;
         }
-        preempt(s, plan, victim);
+        kva_step_preempt(s, plan, victim);
         if (victim == c)
             return false;
     }
@@ -105,18 +110,30 @@ static void plan_decodes(struct kva_scheduler *s, struct kva_step_plan *plan, ui
     }
 }
 
-/* Give each unfinished prefill, oldest first, up to `limit` tokens in all. */
+/* Give unfinished prefills up to `limit` tokens in all: to tenants by weight, within one to the
+ * oldest first. */
 static void share_quota(struct kva_scheduler *s, struct kva_step_plan *plan, uint32_t limit)
 {
+    if (s->prefill_count == 0 || plan->prefill_used >= limit)
+        return;
+    for (struct kva_list *at = s->prefill.next; at != &s->prefill; at = at->next)
+        KVA_CONTAINER_OF(at, struct kva_choice, run)->tenant->prefill_wanted = 0;
+    for (struct kva_list *at = s->prefill.next; at != &s->prefill; at = at->next) {
+        const struct kva_choice *c = KVA_CONTAINER_OF(at, struct kva_choice, run);
+        c->tenant->prefill_wanted += kva_prefill_left(c) - c->prefill_quota;
+    }
+    kva_tenants_share(s, limit - plan->prefill_used);
     for (struct kva_list *at = s->prefill.next; at != &s->prefill; at = at->next) {
         struct kva_choice *c = KVA_CONTAINER_OF(at, struct kva_choice, run);
         uint32_t want = kva_prefill_left(c) - c->prefill_quota;
-        if (plan->prefill_used >= limit || want == 0)
+        uint32_t more = kva_min_u32(want, c->tenant->prefill_share);
+        if (more == 0)
             continue;
-        uint32_t more = kva_min_u32(want, limit - plan->prefill_used);
         c->prefill_quota += more;
+        c->tenant->prefill_share -= more;
         plan->prefill_used += more;
         plan->unfinished -= more == want;
+        c->tenant->unfinished -= more == want;
     }
 }
 
@@ -162,9 +179,17 @@ static void plan_prefills(struct kva_scheduler *s, struct kva_step_plan *plan, u
     }
     plan->prefill_quota = quota;
     plan->unfinished = s->prefill_count + s->suspended_prefills;
-    for (struct kva_list *at = s->prefill.next; at != &s->prefill; at = at->next)
-        KVA_CONTAINER_OF(at, struct kva_choice, run)->prefill_quota = 0;
-    share_quota(s, plan, s->waiting.count > 0 ? quota - quota / SHORT_PROMPT_DIVISOR : quota);
+    for (struct kva_list *at = s->tenants.next; at != &s->tenants; at = at->next) {
+        struct kva_tenant *t = KVA_CONTAINER_OF(at, struct kva_tenant, link);
+        t->unfinished = t->suspended_prefills;
+        t->prefill_wanted = 0;
+    }
+    for (struct kva_list *at = s->prefill.next; at != &s->prefill; at = at->next) {
+        struct kva_choice *c = KVA_CONTAINER_OF(at, struct kva_choice, run);
+        c->prefill_quota = 0;
+        c->tenant->unfinished++;
+    }
+    share_quota(s, plan, s->waiting_count > 0 ? quota - quota / SHORT_PROMPT_DIVISOR : quota);
     if (!plan->preempted)
         kva_scheduler_admit_waiting(s, plan, now_ns);
     share_quota(s, plan, quota);
@@ -180,14 +205,16 @@ static void plan_step(struct kva_scheduler *s, struct kva_step_plan *plan, uint6
 {
     s->item_count = 0;
     s->step_serial++;
-    kva_scheduler_resume_suspended(s, now_ns);
+    kva_scheduler_resume_suspended(s, plan, false, now_ns);
     bool prefill_waits = s->prefill_count > 0 ||
-                         (s->waiting.count > 0 && kva_running_count(s) < s->params.running_max);
+                         (s->waiting_count > 0 && kva_running_count(s) < s->params.running_max);
     uint32_t rows_max = s->step_tokens_max;
     if (prefill_waits)
         rows_max -= kva_min_u32(rows_max - 1, kva_max_u32(rows_max / PREFILL_FLOOR_DIVISOR, 1));
     plan_decodes(s, plan, rows_max, now_ns);
     plan_prefills(s, plan, now_ns);
+    if (plan->reserved > 0 && !plan->preempted)
+        kva_scheduler_resume_suspended(s, plan, true, now_ns);
 }
 
 /* True: the token ends its choice. */
@@ -270,10 +297,8 @@ static void rest(struct kva_scheduler *s, uint64_t now_ns, uint64_t *ret_wake_ns
 {
     const struct kva_heap_node *deadline = kva_heap_peek(&s->deadlines);
     uint64_t wake_ns = deadline ? (uint64_t)deadline->key : 0;
-    struct kva_heap_node *first = kva_heap_peek(&s->suspended);
-    if (!first)
-        first = kva_heap_peek(&s->waiting);
-    if (!first) {
+    const struct kva_tenant *t = kva_tenant_cheapest(s, true);
+    if (!t) {
         s->stuck_since_ns = 0;
         *ret_wake_ns = wake_ns;
         return;
@@ -281,6 +306,8 @@ static void rest(struct kva_scheduler *s, uint64_t now_ns, uint64_t *ret_wake_ns
     if (s->stuck_since_ns == 0)
         s->stuck_since_ns = now_ns;
     if (now_ns - s->stuck_since_ns >= STUCK_LIMIT_NS) {
+        const struct kva_heap_node *first =
+            kva_heap_peek(t->suspended.count > 0 ? &t->suspended : &t->waiting);
         struct kva_choice *c = KVA_CONTAINER_OF(first, struct kva_choice, order);
         kva_choice_end(s, c, KVA_FINISH_ERROR, KVA_ELIMIT, 0, now_ns);
         s->stuck_since_ns = 0;
@@ -326,6 +353,7 @@ enum kva_status kva_scheduler_step(struct kva_scheduler *s, bool *ret_idle, uint
     kva_histogram_observe(&s->stats.step_seconds, (double)(now_ns - begun_ns) / 1e9);
     kva_histogram_observe(&s->stats.rows_per_step, plan.rows);
     learn_step_cost(s, &plan, now_ns - begun_ns);
+    kva_tenants_charge(s);
     take_results(s, now_ns);
     return KVA_OK;
 }

@@ -79,12 +79,13 @@ static enum kva_status create_sequences(struct kva_scheduler *s, struct kva_grou
     return KVA_OK;
 }
 
-static void queue_choice(struct kva_scheduler *s, struct kva_group *group, uint32_t index,
-                         int64_t key)
+static void queue_choice(struct kva_scheduler *s, struct kva_group *group,
+                         struct kva_tenant *tenant, uint32_t index, int64_t key)
 {
     const struct kva_request *request = group->request;
     struct kva_choice *c = &group->choices[index];
     c->group = group;
+    c->tenant = tenant;
     c->request_id = request->id;
     c->index = index;
     c->item_index = UINT32_MAX;
@@ -168,6 +169,10 @@ enum kva_status kva_scheduler_submit(struct kva_scheduler *s, struct kva_request
     group->sibling_sampling = request->sampling;
     group->sibling_sampling.prompt_logprobs = -1;
     status = create_sequences(s, group, err);
+    struct kva_tenant *tenant = status == KVA_OK ? kva_tenant_enter(s, request) : NULL;
+    if (status == KVA_OK && !tenant)
+        status = kva_fail(err, KVA_ENOMEM, "out of memory for a request of %u choices",
+                          request->choices);
     if (status != KVA_OK) {
         for (uint32_t i = 0; i < request->choices; i++)
             s->ops->destroy(s->engine_self, group->choices[i].seq);
@@ -181,7 +186,7 @@ enum kva_status kva_scheduler_submit(struct kva_scheduler *s, struct kva_request
     int64_t key = order_key(s, request);
     group->live = request->choices;
     for (uint32_t i = 0; i < request->choices; i++)
-        queue_choice(s, group, i, key);
+        queue_choice(s, group, tenant, i, key);
     kva_id_table_insert(&s->groups, &group->id_node, request->id);
     kva_group_await(s, group);
     return KVA_OK;

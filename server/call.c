@@ -218,6 +218,7 @@ static enum kva_status assign_ids(struct kva_call *call)
 {
     struct kva_server *server = call->server;
     uint64_t now_ns = kva_clock_now(server->clock);
+    struct kva_key_limits limits = kva_auth_limits(server->auth, call->key_index);
     for (uint32_t i = 0; i < call->api->prompt_count; i++) {
         struct kva_request *request = call->api->requests[i];
         uint64_t id = kva_slots_take(&server->slots, call, i);
@@ -228,6 +229,9 @@ static enum kva_status assign_ids(struct kva_call *call)
         call->request_ids[i] = id;
         request->id = id;
         request->submitted_ns = now_ns;
+        request->tenant = kva_auth_tenant(server->auth, call->key_index);
+        request->tenant_weight = limits.weight;
+        request->tenant_running_max = limits.running;
         if (server->params.request_timeout_ns > 0)
             request->deadline_ns = call->received_ns + server->params.request_timeout_ns;
     }

@@ -25,7 +25,7 @@ static void put_scheduler(struct kva_buf *out, const struct kva_scheduler_stats 
     static const char *const reasons[KVA_WAIT_REASON_COUNT] = {
         [KVA_WAIT_BATCH_FULL] = "batch_full", [KVA_WAIT_DEVICE_BYTES] = "device_bytes",
         [KVA_WAIT_HOST_BYTES] = "host_bytes", [KVA_WAIT_PREFILL] = "prefill",
-        [KVA_WAIT_SIBLING] = "sibling",
+        [KVA_WAIT_SIBLING] = "sibling",       [KVA_WAIT_TENANT] = "key",
     };
     single(out, "kvahead_requests_running", "gauge", labels, stats->running,
            "Choices that hold device memory.");

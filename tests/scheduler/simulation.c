@@ -95,6 +95,12 @@ static struct request_spec random_request(struct simulation *sim)
         spec.prefix_seed = rng_below(rng, 5);
         spec.prefix_tokens = kva_min_u32(spec.prompt_tokens, 200 + 100 * spec.prefix_seed);
     }
+    if (traffic->tenants > 0) {
+        /* The first sends most; of many, every third may run two choices at once. */
+        spec.tenant = rng_below(rng, 2) ? 1 : 1 + rng_below(rng, traffic->tenants);
+        spec.tenant_weight = 1 + (uint32_t)spec.tenant % 4;
+        spec.tenant_running_max = traffic->tenants > 5 && spec.tenant % 3 == 2 ? 2 : 0;
+    }
     return spec;
 }
 

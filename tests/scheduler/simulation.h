@@ -28,6 +28,7 @@ struct traffic {
     uint32_t choices_pct; /* requests with n > 1 */
     uint32_t prefix_pct;  /* requests that share one of a few prefixes */
     uint32_t priorities;
+    uint32_t tenants; /* 0: everybody is tenant 0 */
 };
 
 struct simulation {

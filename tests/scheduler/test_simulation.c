@@ -49,6 +49,8 @@ static struct simulation loaded_simulation(uint64_t seed)
         .prefix_pct = 40,
         .priorities = 3,
     };
+    if (seed > 2)
+        sim.traffic.tenants = 5;
     if (seed % 2 == 0) {
         /* Short questions, long answers: sequences outgrow what there was when they were let in. */
         sim.engine.limits.budget.device = 160ull << 16;
@@ -143,6 +145,8 @@ static struct simulation random_simulation(uint64_t seed)
         .prefix_pct = rng_below(rng, 100),
         .priorities = 1 + rng_below(rng, 5),
     };
+    if (rng_below(rng, 2) == 0)
+        sim.traffic.tenants = 1 + rng_below(rng, 9);
     if (rng_below(rng, 3) == 0)
         sim.scheduling.waiting_time_ns = (1 + rng_below(rng, 1000)) * KVA_NS_PER_MS;
     return sim;

@@ -57,6 +57,9 @@ struct request_spec {
     uint32_t output_tokens_max;
     uint32_t choices;
     int32_t priority;
+    uint64_t tenant;
+    uint32_t tenant_weight; /* 0: 1 */
+    uint32_t tenant_running_max;
     uint64_t deadline_ns;
     uint64_t submitted_ns;
     uint32_t min_tokens;
