@@ -15,6 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Merges of one piece between two looks at whether to go on. */
+#define CHECK_MERGES  16384u
+
 #define SMALL         32u
 #define NO_RANK       UINT32_MAX
 #define NONE          UINT32_MAX
@@ -248,10 +251,13 @@ static void refresh_pair(struct kva_encoder *encoder, uint32_t position)
         queue_push(encoder, node->rank, position);
 }
 
-static void merge_queued(struct kva_encoder *encoder)
+static enum kva_status merge_queued(struct kva_encoder *encoder)
 {
+    enum kva_status status = KVA_OK;
     struct kva_bpe_node *nodes = encoder->nodes;
-    while (encoder->queue_count > 0) {
+    for (uint32_t turn = 1; encoder->queue_count > 0 && !status; turn++) {
+        if (turn % CHECK_MERGES == 0)
+            status = kva_encoder_check(encoder);
         uint64_t top = queue_pop(encoder);
         uint32_t position = (uint32_t)top;
         struct kva_bpe_node *node = &nodes[position];
@@ -268,6 +274,7 @@ static void merge_queued(struct kva_encoder *encoder)
         if (node->previous != NONE)
             refresh_pair(encoder, node->previous);
     }
+    return status;
 }
 
 static enum kva_status merge_large(struct kva_encoder *encoder, const int32_t *ids, size_t count)
@@ -290,7 +297,7 @@ static enum kva_status merge_large(struct kva_encoder *encoder, const int32_t *i
     encoder->work.queue_pushes += encoder->queue_count;
     for (size_t i = encoder->queue_count / 2; i > 0; i--)
         sift_down(encoder->queue, encoder->queue_count, i - 1);
-    merge_queued(encoder);
+    status = merge_queued(encoder);
     for (uint32_t at = 0; at != NONE && !status; at = nodes[at].next)
         status = kva_encoder_emit(encoder, nodes[at].id);
     return status;

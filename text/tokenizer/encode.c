@@ -43,11 +43,24 @@ enum kva_status kva_token_list_push(struct kva_token_list *list, int32_t id)
 
 /* ---- one encoding --------------------------------------------------------------------------- */
 
+enum kva_status kva_encoder_check(const struct kva_encoder *encoder)
+{
+    if (encoder->cancelled && atomic_load_explicit(encoder->cancelled, memory_order_relaxed))
+        return kva_fail(encoder->matcher.err, KVA_ECANCELLED, "the encoding was cancelled");
+    if (encoder->token_count > encoder->stop_tokens)
+        return kva_fail(encoder->matcher.err, KVA_ETOOBIG, "the text has more than %zu tokens",
+                        encoder->stop_tokens);
+    return KVA_OK;
+}
+
 /* Tokens beyond the maximum are only counted, so that the error can say how many there are. */
 enum kva_status kva_encoder_emit(struct kva_encoder *encoder, int32_t id)
 {
     if (encoder->token_count++ >= encoder->tokens_max)
-        return KVA_OK;
+        return kva_encoder_check(encoder);
+    enum kva_status status = kva_encoder_check(encoder);
+    if (status)
+        return status;
     if (kva_token_list_push(encoder->list, id) == KVA_OK)
         return KVA_OK;
     return kva_fail(encoder->matcher.err, KVA_ENOMEM, "no memory for %zu tokens",
@@ -64,6 +77,8 @@ static void encoder_init(struct kva_encoder *encoder, const struct kva_tokenizer
     encoder->tokens_max = list->max - list->count;
     if (params->tokens_max > 0)
         encoder->tokens_max = kva_min_size(encoder->tokens_max, params->tokens_max);
+    encoder->stop_tokens = params->stop_tokens > 0 ? params->stop_tokens : SIZE_MAX;
+    encoder->cancelled = params->cancelled;
     kva_matcher_init(&encoder->matcher, length, err);
     for (size_t i = 0; i < KVA_COUNT_OF(encoder->op_buffers); i++)
         kva_buf_init(&encoder->op_buffers[i], KVA_TOKENIZER_TEXT_BYTES_MAX);

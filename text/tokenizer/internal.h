@@ -427,6 +427,8 @@ struct kva_encoder {
     struct kva_token_list *list;
     size_t tokens_max;  /* of this text */
     size_t token_count; /* found so far, also beyond the maximum */
+    size_t stop_tokens; /* the count that ends it */
+    const atomic_bool *cancelled;
     struct kva_encode_work work;
     struct kva_buf op_buffers[3 * KVA_TOKENIZER_STAGES_MAX];
     int32_t *symbols;
@@ -442,6 +444,8 @@ struct kva_encoder {
 /* BPE of one piece. */
 KVA_MUST_CHECK enum kva_status kva_bpe_encode(struct kva_encoder *encoder, const char *text,
                                               size_t length);
+/* Fails where the encoding is to end: KVA_ECANCELLED, KVA_ETOOBIG. */
+KVA_MUST_CHECK enum kva_status kva_encoder_check(const struct kva_encoder *encoder);
 KVA_MUST_CHECK enum kva_status kva_encoder_emit(struct kva_encoder *encoder, int32_t id);
 
 #endif

@@ -16,6 +16,7 @@
 #include "base/err.h"
 #include "base/kva.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 /* All maxima of this module. */
@@ -104,11 +105,14 @@ struct kva_encode_work {
 };
 
 struct kva_encode_params {
-    bool add_special;             /* what the post-processor adds: BOS, EOS */
-    bool parse_special;           /* special tokens written in the text become their ids; without
+    bool add_special;   /* what the post-processor adds: BOS, EOS */
+    bool parse_special; /* special tokens written in the text become their ids; without
                                      it they are ordinary text. Added tokens that are not special
                                      are always recognised. */
-    size_t tokens_max;            /* 0: only the list's own maximum */
+    size_t tokens_max;  /* 0: only the list's own maximum */
+    size_t stop_tokens; /* 0: none; beyond so many the encoding ends where it is, and their
+                                     number stays unknown */
+    const atomic_bool *cancelled; /* may be NULL; true, from any thread, ends the encoding */
     struct kva_encode_work *work; /* may be NULL; added to */
 };
 
@@ -117,7 +121,7 @@ struct kva_encode_params {
  * tokenizer.json may ask for are not applied. NULL params: all false and zero.
  *
  * Fails, with the list as it was: KVA_ETOOBIG (the text, or more tokens than allowed: err has the
- * number that the text gives and the limit), KVA_EINVAL (a pattern of the tokenizer exceeds its
+ * number that the text gives and the limit), KVA_ECANCELLED, KVA_EINVAL (a pattern of the tokenizer exceeds its
  * match limit or processor time on this text), KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_tokenizer_encode(const struct kva_tokenizer *tokenizer,
                                                     const char *text, size_t length,

@@ -160,6 +160,47 @@ static void *run_job(void *opaque)
     return NULL;
 }
 
+/* Who asks for no more than so many tokens pays for no more, and a flag ends the rest. */
+static void test_work__ends_where_it_is_told_to(void **state KVA_UNUSED)
+{
+    struct kva_tokenizer *tokenizer = fixture_case("byte_level");
+    struct kva_token_list list;
+    struct kva_err err;
+    char *text = malloc(TEXT_BYTES);
+    assert_non_null(text);
+    fill(text, "the ");
+    struct kva_encode_work all = {.pieces = 0}, part = {.pieces = 0};
+    struct kva_encode_params params = {.work = &all};
+    kva_token_list_init(&list, TEXT_BYTES);
+    assert_int_equal(kva_tokenizer_encode(tokenizer, text, TEXT_BYTES, &params, &list, &err),
+                     KVA_OK);
+    size_t count = list.count;
+    params = (struct kva_encode_params){.work = &part, .stop_tokens = count};
+    list.count = 0;
+    assert_int_equal(kva_tokenizer_encode(tokenizer, text, TEXT_BYTES, &params, &list, &err),
+                     KVA_OK);
+    assert_int_equal(list.count, count);
+    params.stop_tokens = count / 100;
+    part.pieces = 0;
+    list.count = 0;
+    assert_int_equal(kva_tokenizer_encode(tokenizer, text, TEXT_BYTES, &params, &list, &err),
+                     KVA_ETOOBIG);
+    assert_int_equal(list.count, 0);
+    assert_true(part.pieces > 0 && part.pieces < all.pieces / 50);
+    /* In one piece of its own, too: there the merges come first. */
+    atomic_bool cancelled = true;
+    part.merges = 0;
+    params = (struct kva_encode_params){.work = &part, .cancelled = &cancelled};
+    fill(text, "a");
+    assert_int_equal(kva_tokenizer_encode(tokenizer, text, TEXT_BYTES, &params, &list, &err),
+                     KVA_ECANCELLED);
+    assert_int_equal(list.count, 0);
+    assert_true(part.merges < TEXT_BYTES / 8);
+    kva_token_list_finish(&list);
+    free(text);
+    kva_tokenizer_destroy(tokenizer);
+}
+
 static void test_work__threads_share_a_tokenizer(void **state KVA_UNUSED)
 {
     struct kva_tokenizer *tokenizer = fixture_case("byte_level_han");
@@ -188,6 +229,7 @@ int main(void)
         cmocka_unit_test(test_work__linear_published),
         cmocka_unit_test(test_work__catastrophic_pattern),
         cmocka_unit_test(test_work__tokens_max),
+        cmocka_unit_test(test_work__ends_where_it_is_told_to),
         cmocka_unit_test(test_work__threads_share_a_tokenizer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
