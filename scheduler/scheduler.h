@@ -35,6 +35,7 @@ struct kva_request {
     uint64_t tenant;
     uint32_t tenant_weight;      /* 1 to KVA_TENANT_WEIGHT_MAX; 0: 1 */
     uint32_t tenant_running_max; /* of its choices, suspended ones included; 0: no limit */
+    bool patient;                /* waiting_time_ns does not hold for it */
     uint64_t deadline_ns;        /* on the scheduler's clock; 0: none */
     uint64_t submitted_ns;
     uint64_t cache_scope[2];

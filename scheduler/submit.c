@@ -127,7 +127,7 @@ static enum kva_status check_queue(struct kva_scheduler *s, const struct kva_req
 uint64_t kva_group_due(const struct kva_scheduler *s, const struct kva_group *group)
 {
     uint64_t deadline_ns = group->request->deadline_ns;
-    if (group->admitted || s->params.waiting_time_ns == 0)
+    if (group->admitted || group->request->patient || s->params.waiting_time_ns == 0)
         return deadline_ns;
     uint64_t waited_ns = group->request->submitted_ns + s->params.waiting_time_ns;
     return deadline_ns != 0 && deadline_ns <= waited_ns ? deadline_ns : waited_ns;

@@ -259,6 +259,28 @@ static void test_tenant__may_be_bound_to_so_many(void **state KVA_UNUSED)
     finish(&f);
 }
 
+/* The prompts of a batch behind its first wait as long as it takes. */
+static void test_tenant__patient_requests_wait(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.scheduling.running_max = 1;
+    f.scheduling.waiting_time_ns = 50 * KVA_NS_PER_MS;
+    fixture_begin(&f);
+    for (uint32_t i = 0; i < 3; i++) {
+        struct request_spec spec = tracker_spec(1000 + i);
+        spec.output_tokens_max = i == 0 ? 200 : 5;
+        spec.patient = i == 2;
+        submit(&f, &spec);
+        fixture_step(&f);
+    }
+    fixture_run(&f);
+    assert_int_equal(tracker_choice(&f.tracker, 1001, 0)->end.end.status, KVA_EWAITED);
+    assert_int_equal(tracker_choice(&f.tracker, 1002, 0)->end.end.reason, KVA_FINISH_LENGTH);
+    assert_int_equal(fixture_stats(&f).rejected_waited, 1);
+    fixture_end(&f);
+}
+
 /* A priority orders what is its tenant's own. */
 static void test_tenant__priorities_order_a_tenants_own(void **state KVA_UNUSED)
 {
@@ -346,6 +368,7 @@ int main(void)
         cmocka_unit_test(test_tenant__one_slot_is_shared_over_time),
         cmocka_unit_test(test_tenant__nobody_saves_up),
         cmocka_unit_test(test_tenant__may_be_bound_to_so_many),
+        cmocka_unit_test(test_tenant__patient_requests_wait),
         cmocka_unit_test(test_tenant__priorities_order_a_tenants_own),
         cmocka_unit_test(test_tenant__prompts_share_places_and_tokens),
         cmocka_unit_test(test_tenant__memory_is_shared),

@@ -76,6 +76,7 @@ struct kva_request *tracker_request(struct tracker *tracker, const struct reques
     request->tenant = spec->tenant;
     request->tenant_weight = spec->tenant_weight;
     request->tenant_running_max = spec->tenant_running_max;
+    request->patient = spec->patient;
     request->deadline_ns = spec->deadline_ns;
     request->submitted_ns = spec->submitted_ns;
     request->cache_scope[0] = 7;

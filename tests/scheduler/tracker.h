@@ -60,6 +60,7 @@ struct request_spec {
     uint64_t tenant;
     uint32_t tenant_weight; /* 0: 1 */
     uint32_t tenant_running_max;
+    bool patient;
     uint64_t deadline_ns;
     uint64_t submitted_ns;
     uint32_t min_tokens;
