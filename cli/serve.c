@@ -78,6 +78,18 @@ static enum kva_status check_default(const struct serve *serve, const struct kva
                   : KVA_OK;
 }
 
+/* Bytes of the longest token. */
+static uint32_t longest_token(const struct kva_tokenizer *tokenizer)
+{
+    size_t longest = 0;
+    for (uint32_t id = 0; id < kva_tokenizer_vocab_size(tokenizer); id++) {
+        size_t length = 0;
+        if (kva_tokenizer_token_string(tokenizer, (int32_t)id, &length) && length > longest)
+            longest = length;
+    }
+    return (uint32_t)longest;
+}
+
 static enum kva_status describe_api(const struct serve *serve, struct kva_api_config *api,
                                     struct kva_err *err)
 {
@@ -101,6 +113,7 @@ static enum kva_status describe_api(const struct serve *serve, struct kva_api_co
         .kv_default = instance->kv.policy,
     };
     kva_api_limits_default(&api->limits);
+    api->token_bytes_max = longest_token(instance->tokenizer);
     api->kv_topk_max = (uint32_t)serve->config->kv_topk_max;
     for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)
         api->kv_specs[id] = instance->kv.specs[id];
@@ -258,6 +271,7 @@ static enum kva_status create_server(struct serve *serve, struct kva_err *err)
     params.workers = (uint32_t)config->workers;
     params.metrics_vllm = config->metrics_vllm;
     params.debug_view = config->live_view;
+    params.metrics_keys = config->metrics_keys;
     return kva_server_create(&params, &serve->server, err);
 }
 

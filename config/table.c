@@ -80,9 +80,10 @@ static const struct kva_option table[] = {
     {"step-tokens", KVA_OPTION_UINT, ENGINE | EVAL, AT(step_tokens), 1, 65536, "256", NULL,
      "Scheduling",
      "Tokens of a step, decoded and prefilled together; at least as many as sequences."},
-    {"waiting", KVA_OPTION_UINT, SERVE, AT(waiting), 1, 1000000, "1024", NULL, "Scheduling",
-     "Choices that may wait for admission; more are refused with 503 and Retry-After."},
-    {"waiting-time", KVA_OPTION_DURATION, SERVE, AT(waiting_time_ms), 0, HOUR, "0", NULL,
+    {"waiting", KVA_OPTION_UINT, SERVE, AT(waiting), 1, 1000000, "2048", NULL, "Scheduling",
+     "Choices that may wait for admission; more are refused with 503 and Retry-After. Keys share "
+     "them: alone, one may fill half."},
+    {"waiting-time", KVA_OPTION_DURATION, SERVE, AT(waiting_time_ms), 0, HOUR, "30s", NULL,
      "Scheduling",
      "Time that a request may wait for admission; then it is refused with 503 and Retry-After, "
      "so that under too much load those that are served are served in time. 0: no limit."},
@@ -142,6 +143,9 @@ static const struct kva_option table[] = {
      "Threads for tokenising and templates of long inputs."},
     {"metrics-vllm", KVA_OPTION_BOOL, SERVE, AT(metrics_vllm), 0, 0, "false", NULL, "Server",
      "Expose the common metrics under vllm: names too."},
+    {"metrics-keys", KVA_OPTION_BOOL, SERVE, AT(metrics_keys), 0, 0, "false", NULL, "Server",
+     "Expose what each key has used, by the name that the key file gives it: the first hundred "
+     "names, the others together."},
     {"live-view", KVA_OPTION_BOOL, SERVE, AT(live_view), 0, 0, "true", NULL, "Server",
      "Answer /v1/kvahead/requests, where a key sees its own requests."},
 

@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* About what a call takes besides its body. */
+#define CALL_BYTES 8192u
+
 static void unlink_touched(struct kva_call *call)
 {
     struct kva_call **at = &call->server->touched;
@@ -147,6 +150,8 @@ static void on_gone(void *opaque)
         /* A worker holds it; it is destroyed when it comes back. */
         atomic_store(&call->abandoned, true);
         call->state = KVA_CALL_OVER;
+        if (kva_workers_abandon(server->workers, &call->job))
+            kva_call_destroy(call);
         return;
     }
     if (call->answer) {
@@ -232,6 +237,7 @@ static enum kva_status assign_ids(struct kva_call *call)
         request->tenant = kva_auth_tenant(server->auth, call->key_index);
         request->tenant_weight = limits.weight;
         request->tenant_running_max = limits.running;
+        request->patient = i > 0; /* a batch is served in time when its first prompt is */
         if (server->params.request_timeout_ns > 0)
             request->deadline_ns = call->received_ns + server->params.request_timeout_ns;
     }
@@ -283,6 +289,9 @@ static enum kva_status submit(struct kva_call *call)
     if (status == KVA_OK)
         status = kva_service_submit(server->backend.service, api->requests, api->prompt_count,
                                     &call->err);
+    /* What could not fit an empty server will not fit it later either. */
+    if (status == KVA_ELIMIT)
+        status = call->err.status = KVA_ECONTEXT;
     if (status != KVA_OK) {
         release_requests(call, false);
         return status;
@@ -351,6 +360,9 @@ static struct kva_call *create(struct kva_server *server, struct kva_exchange *e
     call->written_ns = kva_time_ns();
     call->job = (struct kva_job){.run = prepare, .done = prepared};
     call->key_index = kva_exchange_info(exchange)->key_index;
+    call->job.owner = kva_auth_tenant(server->auth, call->key_index);
+    call->job.bytes = call->body_bytes;
+    server->untrimmed_bytes += call->body_bytes + CALL_BYTES;
     if (!server->params.cache_shared_between_keys)
         kva_auth_scope(server->auth, call->key_index, call->identity.cache_scope);
     if (RAND_bytes((unsigned char *)&call->identity.seed, sizeof(call->identity.seed)) != 1)
@@ -360,6 +372,7 @@ static struct kva_call *create(struct kva_server *server, struct kva_exchange *e
         call->next->prev = call;
     server->calls = call;
     server->call_count++;
+    server->call_peak = kva_max_u32(server->call_peak, server->call_count);
     return call;
 }
 

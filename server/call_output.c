@@ -3,11 +3,16 @@
 
 #include "base/clock.h"
 
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* A buffer that grew beyond this is given back once it is written: most streams are idle. */
 #define OUT_KEEP_BYTES 1024u
+
+/* The heap is trimmed when requests had so many bytes and most of them have gone. */
+#define TRIM_BYTES    ((uint64_t)4 << 20)
+#define TRIM_PAUSE_NS (2 * KVA_NS_PER_S)
 
 static double seconds(uint64_t from_ns, uint64_t to_ns)
 {
@@ -249,8 +254,21 @@ static void keep_alive(struct kva_call *call)
     write_out(call);
 }
 
+/* Free memory below something that lives stays the process's until the heap is trimmed. */
+static void trim(struct kva_server *server, uint64_t now_ns)
+{
+    if (server->untrimmed_bytes < TRIM_BYTES || server->call_count > server->call_peak / 8 ||
+        now_ns - server->trimmed_ns < TRIM_PAUSE_NS)
+        return;
+    malloc_trim(0);
+    server->untrimmed_bytes = 0;
+    server->call_peak = server->call_count;
+    server->trimmed_ns = now_ns;
+}
+
 void kva_calls_tick(struct kva_server *server, uint64_t now_ns)
 {
+    trim(server, now_ns);
     uint64_t interval_ns = server->params.keep_alive_ns;
     if (interval_ns == 0)
         return;

@@ -72,6 +72,9 @@ struct kva_server {
     struct kva_call *calls;   /* all */
     struct kva_call *touched; /* with something to send after this poll */
     uint32_t call_count;
+    uint32_t call_peak;       /* since the heap was last trimmed */
+    uint64_t untrimmed_bytes; /* of requests since then */
+    uint64_t trimmed_ns;
     uint64_t tick_ns;
     struct kva_metrics metrics;
 };
@@ -165,7 +168,7 @@ void kva_call_fail(struct kva_call *call, enum kva_status status, const struct k
 void kva_call_destroy(struct kva_call *call);
 /* Outputs of the service, for every call. */
 void kva_calls_poll(struct kva_server *server);
-/* Keep-alives. */
+/* Keep-alives; memory goes back to the system when many requests have gone. */
 void kva_calls_tick(struct kva_server *server, uint64_t now_ns);
 void kva_calls_end_all(struct kva_server *server, enum kva_status status, const char *message);
 /* Close the connections of all running calls and end them. */

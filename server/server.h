@@ -57,6 +57,7 @@ struct kva_server_params {
 
     bool metrics_vllm; /* --metrics-compat vllm */
     bool log_requests; /* one line per request */
+    bool metrics_keys; /* what each named key has used */
     bool debug_view;   /* GET /v1/kvahead/requests */
     const char *version;
     const struct kva_clock *clock; /* the scheduler's; NULL: the real one */

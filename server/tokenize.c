@@ -100,6 +100,8 @@ static void on_gone(void *opaque)
     struct token_job *job = opaque;
     job->exchange = NULL;
     atomic_store(&job->abandoned, true);
+    if (kva_workers_abandon(job->server->workers, &job->job))
+        done(&job->job);
 }
 
 static struct token_job *create(struct kva_server *server, struct kva_exchange *exchange,
@@ -120,7 +122,12 @@ static struct token_job *create(struct kva_server *server, struct kva_exchange *
     job->server = server;
     job->exchange = exchange;
     job->route = route;
-    job->job = (struct kva_job){.run = run, .done = done};
+    job->job = (struct kva_job){
+        .run = run,
+        .done = done,
+        .owner = kva_auth_tenant(server->auth, kva_exchange_info(exchange)->key_index),
+        .bytes = job->body_bytes};
+    server->untrimmed_bytes += job->body_bytes;
     kva_buf_init(&job->out, server->params.answer_bytes_max);
     return job;
 }

@@ -9,6 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Keys that the metrics tell apart. */
+#define KEY_ROWS_MAX 100u
+
 static void reply_json(struct kva_exchange *exchange, int code, struct kva_buf *body)
 {
     kva_exchange_reply_buf(exchange, code, "application/json", body);
@@ -101,15 +104,51 @@ void kva_view_model(struct kva_server *server, struct kva_exchange *exchange)
     free(id);
 }
 
+/* What the keys have used: one row for each of the first names, one for all others. */
+static void put_keys(struct kva_buf *out, const struct kva_auth *auth)
+{
+    static const struct {
+        const char *name, *type, *help;
+    } families[] = {
+        {"kvahead_key_requests_total", "counter", "POST requests of a key."},
+        {"kvahead_key_tokens_total", "counter", "Tokens of prompts and answers of a key."},
+        {"kvahead_key_waiting", "gauge", "Choices of a key that have not begun."},
+    };
+    for (size_t family = 0; family < KVA_COUNT_OF(families); family++) {
+        uint64_t others = 0;
+        uint32_t named = 0;
+        kva_metrics_head(out, families[family].name, families[family].type, families[family].help);
+        for (uint32_t i = 0; i < kva_auth_count(auth); i++) {
+            struct kva_key_usage usage = kva_auth_usage(auth, (int)i);
+            const uint64_t values[] = {usage.requests, usage.tokens, usage.waiting};
+            const char *name = kva_auth_name(auth, (int)i);
+            char label[KVA_KEY_NAME_MAX + 16];
+            if (!name[0] || named == KEY_ROWS_MAX) {
+                others += values[family];
+                continue;
+            }
+            named++;
+            snprintf(label, sizeof(label), "key=\"%s\"", name);
+            kva_metrics_value(out, families[family].name, label, (double)values[family]);
+        }
+        kva_metrics_value(out, families[family].name, "key=\"\"", (double)others);
+    }
+}
+
 void kva_view_metrics(struct kva_server *server, struct kva_exchange *exchange)
 {
     struct kva_scheduler_stats stats = {.running = 0};
     if (server->has_backend)
         kva_service_get_stats(server->backend.service, &stats);
+    struct kva_workers_counts jobs;
+    kva_workers_get_counts(server->workers, &jobs);
     struct kva_metrics_view view = {
         .metrics = &server->metrics,
         .stats = &stats,
         .key_refused = kva_auth_refused(server->auth),
+        .jobs_run = jobs.run,
+        .jobs_abandoned = jobs.abandoned,
+        .jobs_waiting = jobs.waiting,
         .model = server->has_backend ? server->backend.api.model_ids[0] : "",
         .version = server->params.version,
         .connections = kva_http_connections(server->http),
@@ -122,6 +161,8 @@ void kva_view_metrics(struct kva_server *server, struct kva_exchange *exchange)
     struct kva_buf body;
     kva_buf_init(&body, (size_t)4 << 20);
     kva_metrics_text(&body, &view);
+    if (server->params.metrics_keys)
+        put_keys(&body, server->auth);
     kva_exchange_reply_buf(exchange, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
     kva_buf_finish(&body);
 }

@@ -52,6 +52,8 @@ struct kva_api_config {
     const struct kva_template_limits *template_limits; /* NULL: the defaults */
     uint32_t context_max;                              /* prompt + output tokens */
     uint32_t vocab_size;                               /* ids below this exist */
+    uint32_t token_bytes_max; /* of any token: a text of more bytes than so many tokens can have is
+                                 refused unread; 0: not known */
     const uint32_t *eos_ids;
     uint32_t eos_count;
     /* Used where a request says nothing. */
@@ -84,6 +86,7 @@ struct kva_api_prompt {
     size_t text_bytes;
     const uint32_t *ids;
     uint32_t id_count;
+    uint32_t skipped; /* tokens before `ids`, which truncation takes away in any case */
 };
 
 struct kva_api_text {

@@ -9,6 +9,8 @@
 
 /* Ids of one text: far above any context, so that an over-long prompt's true count can be told. */
 #define PROMPT_TOKENS_MAX ((size_t)64 << 20)
+/* How many contexts of tokens of a prompt that is too long are counted, to be told. */
+#define COUNTED_CONTEXTS 4u
 /* What a request needs besides its arrays, with room for the alignment of each. */
 #define REQUEST_SLACK_BYTES 8192u
 /* The operator may allow less (cache_salt_bytes). */
@@ -46,6 +48,52 @@ static enum kva_status render_chat(const struct kva_api_config *config, struct k
     return status;
 }
 
+/* A prompt of more tokens than this is told to be too long without their number. */
+static size_t countable_tokens(const struct kva_api_config *config)
+{
+    return (size_t)COUNTED_CONTEXTS * config->context_max;
+}
+
+/* Whether the text is too long whatever it says. Only where all of its tokens would be served:
+ * truncation needs the last ones, and /tokenize is asked for all of them. */
+static bool is_bounded(const struct kva_api_call *call)
+{
+    return call->truncate == 0 && call->route != KVA_API_TOKENIZE;
+}
+
+static enum kva_status too_long(const struct kva_api_config *config,
+                                const struct kva_api_call *call, size_t length, struct kva_err *err)
+{
+    return kva_fail_param(err, KVA_ECONTEXT, call->route == KVA_API_CHAT ? "messages" : "prompt",
+                          "The prompt of %zu bytes has more than %zu tokens, limit is %u: the "
+                          "model's context of %u tokens holds prompt and completion.",
+                          length, countable_tokens(config), config->context_max - 1,
+                          config->context_max);
+}
+
+/* Only what a truncated prompt can keep is copied. */
+static enum kva_status keep_ids(const struct kva_api_config *config, struct kva_api_call *call,
+                                const struct kva_token_list *list, struct kva_api_prompt *prompt,
+                                struct kva_err *err)
+{
+    size_t skipped = 0;
+    if (call->truncate > 0 && list->count > config->context_max)
+        skipped = list->count - config->context_max;
+    size_t count = list->count - skipped;
+    uint32_t *ids = kva_arena_calloc(&call->arena, count + 1, sizeof(*ids));
+    if (!ids && call->route != KVA_API_TOKENIZE && count > config->context_max)
+        return too_long(config, call, prompt->text_bytes, err);
+    if (!ids)
+        return kva_fail(err, KVA_ENOMEM, "%zu prompt tokens do not fit the request's memory.",
+                        list->count);
+    for (size_t i = 0; i < count; i++)
+        ids[i] = (uint32_t)list->ids[skipped + i];
+    prompt->ids = ids;
+    prompt->id_count = (uint32_t)count;
+    prompt->skipped = (uint32_t)skipped;
+    return KVA_OK;
+}
+
 /* The ids of one text, in the call's arena. */
 static enum kva_status encode_text(const struct kva_api_config *config, struct kva_api_call *call,
                                    const char *text, size_t length, struct kva_api_prompt *prompt,
@@ -53,22 +101,21 @@ static enum kva_status encode_text(const struct kva_api_config *config, struct k
 {
     struct kva_token_list list;
     struct kva_encode_params params = {.add_special = call->add_special_tokens,
-                                       .parse_special = true};
+                                       .parse_special = true,
+                                       .cancelled = call->abandoned};
+    if (is_bounded(call)) {
+        params.stop_tokens = countable_tokens(config);
+        if (config->token_bytes_max > 0 &&
+            length / config->token_bytes_max > countable_tokens(config))
+            return too_long(config, call, length, err);
+    }
     kva_token_list_init(&list, PROMPT_TOKENS_MAX);
     enum kva_status status =
         kva_tokenizer_encode(config->tokenizer, text, length, &params, &list, err);
-    if (status == KVA_OK) {
-        uint32_t *ids = kva_arena_calloc(&call->arena, list.count + 1, sizeof(*ids));
-        if (ids) {
-            for (size_t i = 0; i < list.count; i++)
-                ids[i] = (uint32_t)list.ids[i];
-            prompt->ids = ids;
-            prompt->id_count = (uint32_t)list.count;
-        } else {
-            status = kva_fail(err, KVA_ENOMEM, "%zu prompt tokens do not fit the request's memory.",
-                              list.count);
-        }
-    }
+    if (status == KVA_OK)
+        status = keep_ids(config, call, &list, prompt, err);
+    else if (status == KVA_ETOOBIG && is_bounded(call))
+        status = too_long(config, call, length, err);
     kva_token_list_finish(&list);
     return status;
 }
@@ -140,8 +187,9 @@ static enum kva_status fit_prompt(const struct kva_api_config *config, struct kv
         uint32_t keep = call->truncate;
         if (keep == UINT32_MAX)
             keep = context_max > wanted ? context_max - wanted : 1;
+        call->truncated_tokens[index] = prompt->skipped;
         if (prompt->id_count > keep) {
-            call->truncated_tokens[index] = prompt->id_count - keep;
+            call->truncated_tokens[index] += prompt->id_count - keep;
             prompt->ids += prompt->id_count - keep;
             prompt->id_count = keep;
         }

@@ -78,6 +78,9 @@ struct kva_metrics_view {
     const struct kva_metrics *metrics;
     const struct kva_scheduler_stats *stats;
     const uint64_t *key_refused; /* [KVA_METRICS_KEY_LIMITS], what KVA_REJECT_RATE is made of */
+    uint64_t jobs_run;           /* by workers */
+    uint64_t jobs_abandoned;
+    uint32_t jobs_waiting;
     const char *model;
     const char *version;
     uint32_t connections;

@@ -168,6 +168,13 @@ static void put_server(struct kva_buf *out, const struct kva_metrics_view *view,
            "Fields of requests that nobody knows.");
     single(out, "kvahead_keep_alives_total", "counter", labels, (double)metrics->keep_alives,
            "Keep-alive comments that were sent.");
+    single(out, "kvahead_worker_jobs_waiting", "gauge", labels, view->jobs_waiting,
+           "Requests that wait for a worker to tokenise them.");
+    kva_metrics_head(out, "kvahead_worker_jobs_total", "counter",
+                     "Requests that a worker has begun, or whose client left before.");
+    labelled(out, "kvahead_worker_jobs_total", labels, "result", "run", (double)view->jobs_run);
+    labelled(out, "kvahead_worker_jobs_total", labels, "result", "abandoned",
+             (double)view->jobs_abandoned);
     single(out, "kvahead_streams_paused_total", "counter", labels, (double)metrics->streams_paused,
            "Times that a slow reader paused its stream.");
     single(out, "kvahead_slow_readers_cut_total", "counter", labels,

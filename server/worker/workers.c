@@ -1,45 +1,84 @@
 #include "server/worker/workers.h"
 
 #include <pthread.h>
-#include <stdbool.h>
 #include <stdlib.h>
 
-struct list {
-    struct kva_job *head, *tail;
-    uint32_t count;
+/* Who has jobs waiting, or had and is ahead of those who have. */
+struct owner {
+    struct kva_list link; /* of `owners` */
+    struct kva_list jobs; /* oldest first */
+    uint64_t id;
+    uint64_t served; /* bytes of the jobs that were begun */
+    uint32_t waiting;
 };
 
 struct kva_workers {
     struct kva_workers_params params;
     pthread_mutex_t lock;
     pthread_cond_t work;
-    struct list waiting;
-    struct list finished;
+    struct kva_list owners;
+    struct kva_list finished;
+    struct kva_workers_counts counts;
+    uint64_t served; /* of the owner whose turn was last */
     bool stopping;
     uint32_t started;
     pthread_t threads[];
 };
 
-static void push(struct list *list, struct kva_job *job)
+static struct owner *owner_at(struct kva_list *at)
 {
-    job->next = NULL;
-    if (list->tail)
-        list->tail->next = job;
-    else
-        list->head = job;
-    list->tail = job;
-    list->count++;
+    return KVA_CONTAINER_OF(at, struct owner, link);
 }
 
-static struct kva_job *pop(struct list *list)
+static struct kva_job *job_at(struct kva_list *at)
 {
-    struct kva_job *job = list->head;
-    if (!job)
+    return KVA_CONTAINER_OF(at, struct kva_job, link);
+}
+
+/* Under the lock. Forgets those whose past does not count any more on the way. */
+static struct owner *find_owner(struct kva_workers *pool, uint64_t id)
+{
+    struct owner *found = NULL;
+    for (struct kva_list *at = pool->owners.next, *next; at != &pool->owners; at = next) {
+        struct owner *owner = owner_at(at);
+        next = at->next;
+        if (owner->id == id) {
+            found = owner;
+        } else if (owner->waiting == 0 && owner->served <= pool->served) {
+            kva_list_remove(&owner->link);
+            free(owner);
+        }
+    }
+    if (found)
+        return found;
+    found = calloc(1, sizeof(*found));
+    if (!found)
         return NULL;
-    list->head = job->next;
-    if (!list->head)
-        list->tail = NULL;
-    list->count--;
+    found->id = id;
+    kva_list_init(&found->link);
+    kva_list_init(&found->jobs);
+    kva_list_append(&pool->owners, &found->link);
+    return found;
+}
+
+/* Under the lock: the oldest job of the owner who was served least. NULL: none waits. */
+static struct kva_job *take(struct kva_workers *pool)
+{
+    struct owner *best = NULL;
+    for (struct kva_list *at = pool->owners.next; at != &pool->owners; at = at->next) {
+        struct owner *owner = owner_at(at);
+        if (owner->waiting > 0 && (!best || owner->served < best->served))
+            best = owner;
+    }
+    if (!best)
+        return NULL;
+    struct kva_job *job = job_at(best->jobs.next);
+    kva_list_remove(&job->link);
+    job->waiting = false;
+    pool->served = best->served > pool->served ? best->served : pool->served;
+    best->served += job->bytes + 1;
+    best->waiting--;
+    pool->counts.waiting--;
     return job;
 }
 
@@ -48,15 +87,16 @@ static void *work(void *opaque)
     struct kva_workers *pool = opaque;
     pthread_mutex_lock(&pool->lock);
     for (;;) {
-        while (!pool->waiting.head && !pool->stopping)
+        while (pool->counts.waiting == 0 && !pool->stopping)
             pthread_cond_wait(&pool->work, &pool->lock);
         if (pool->stopping)
             break;
-        struct kva_job *job = pop(&pool->waiting);
+        struct kva_job *job = take(pool);
+        pool->counts.run++;
         pthread_mutex_unlock(&pool->lock);
         job->run(job);
         pthread_mutex_lock(&pool->lock);
-        push(&pool->finished, job);
+        kva_list_append(&pool->finished, &job->link);
         pthread_mutex_unlock(&pool->lock);
         pool->params.wake(pool->params.wake_opaque);
         pthread_mutex_lock(&pool->lock);
@@ -72,6 +112,8 @@ enum kva_status kva_workers_create(const struct kva_workers_params *params,
     if (!pool)
         return kva_fail(err, KVA_ENOMEM, "Out of memory for workers.");
     pool->params = *params;
+    kva_list_init(&pool->owners);
+    kva_list_init(&pool->finished);
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->work, NULL);
     pthread_attr_t attr;
@@ -89,32 +131,77 @@ enum kva_status kva_workers_create(const struct kva_workers_params *params,
     return KVA_OK;
 }
 
+/* Under the lock. */
+static enum kva_status enqueue(struct kva_workers *pool, struct kva_job *job, struct kva_err *err)
+{
+    uint32_t limit = pool->params.jobs_max, waiting = pool->counts.waiting;
+    if (waiting >= limit)
+        return kva_fail(err, KVA_EBUSY,
+                        "%u requests are waiting to be tokenised, limit is %u; retry later.",
+                        waiting, limit);
+    struct owner *owner = find_owner(pool, job->owner);
+    if (!owner)
+        return kva_fail(err, KVA_ENOMEM, "Out of memory for a request.");
+    if (owner->id != 0 && owner->waiting > 0 && owner->waiting >= limit - waiting)
+        return kva_fail(err, KVA_EBUSY,
+                        "%u requests of this key are waiting to be tokenised, and %u places are "
+                        "left to others; retry later.",
+                        owner->waiting, limit - waiting);
+    if (owner->waiting == 0 && owner->served < pool->served)
+        owner->served = pool->served;
+    job->waiting = true;
+    kva_list_append(&owner->jobs, &job->link);
+    owner->waiting++;
+    pool->counts.waiting++;
+    pthread_cond_signal(&pool->work);
+    return KVA_OK;
+}
+
 enum kva_status kva_workers_submit(struct kva_workers *pool, struct kva_job *job,
                                    struct kva_err *err)
 {
-    enum kva_status status = KVA_OK;
+    kva_list_init(&job->link);
     pthread_mutex_lock(&pool->lock);
-    if (pool->waiting.count >= pool->params.jobs_max) {
-        status = kva_fail(err, KVA_EBUSY,
-                          "%u requests are waiting to be tokenised, limit is %u; retry later.",
-                          pool->waiting.count, pool->params.jobs_max);
-    } else {
-        push(&pool->waiting, job);
-        pthread_cond_signal(&pool->work);
-    }
+    enum kva_status status = enqueue(pool, job, err);
     pthread_mutex_unlock(&pool->lock);
     return status;
 }
 
-void kva_workers_collect(struct kva_workers *pool)
+bool kva_workers_abandon(struct kva_workers *pool, struct kva_job *job)
 {
     pthread_mutex_lock(&pool->lock);
-    struct list ready = pool->finished;
-    pool->finished = (struct list){NULL, NULL, 0};
+    bool waiting = job->waiting;
+    if (waiting) {
+        struct owner *owner = find_owner(pool, job->owner);
+        kva_list_remove(&job->link);
+        job->waiting = false;
+        owner->waiting--;
+        pool->counts.waiting--;
+        pool->counts.abandoned++;
+    }
     pthread_mutex_unlock(&pool->lock);
-    struct kva_job *job;
-    while ((job = pop(&ready)))
+    return waiting;
+}
+
+void kva_workers_collect(struct kva_workers *pool)
+{
+    struct kva_list ready;
+    kva_list_init(&ready);
+    pthread_mutex_lock(&pool->lock);
+    kva_list_splice(&ready, &pool->finished);
+    pthread_mutex_unlock(&pool->lock);
+    while (!kva_list_empty(&ready)) {
+        struct kva_job *job = job_at(ready.next);
+        kva_list_remove(&job->link);
         job->done(job);
+    }
+}
+
+void kva_workers_get_counts(struct kva_workers *pool, struct kva_workers_counts *ret)
+{
+    pthread_mutex_lock(&pool->lock);
+    *ret = pool->counts;
+    pthread_mutex_unlock(&pool->lock);
 }
 
 void kva_workers_destroy(struct kva_workers *pool)
@@ -128,9 +215,14 @@ void kva_workers_destroy(struct kva_workers *pool)
     for (uint32_t i = 0; i < pool->started; i++)
         pthread_join(pool->threads[i], NULL);
     struct kva_job *job;
-    while ((job = pop(&pool->waiting)))
-        push(&pool->finished, job);
+    while ((job = take(pool)))
+        kva_list_append(&pool->finished, &job->link);
     kva_workers_collect(pool);
+    while (!kva_list_empty(&pool->owners)) {
+        struct owner *owner = owner_at(pool->owners.next);
+        kva_list_remove(&owner->link);
+        free(owner);
+    }
     pthread_cond_destroy(&pool->work);
     pthread_mutex_destroy(&pool->lock);
     free(pool);

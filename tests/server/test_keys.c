@@ -219,6 +219,22 @@ static void test_keys__the_live_view_is_ones_own(void **state KVA_UNUSED)
     finish();
 }
 
+static void test_keys__metrics_by_name(void **state KVA_UNUSED)
+{
+    prepare("a name=team-a\nb\nc\n");
+    f.params.metrics_keys = true;
+    fixture_start(&f);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(status_of("a", "{\"prompt\":\"0123\",\"max_tokens\":3}", NULL), 200);
+    assert_int_equal(status_of("b", "{\"prompt\":\"01234567\",\"max_tokens\":3}", NULL), 200);
+    assert_int_equal(status_of("c", "{\"prompt\":\"01234567\",\"max_tokens\":3}", NULL), 200);
+    assert_true(metric("c", "kvahead_key_requests_total", "\"team-a\"") == 3);
+    assert_true(metric("c", "kvahead_key_tokens_total", "\"team-a\"") == 3 * 7);
+    assert_true(metric("c", "kvahead_key_tokens_total", "\"\"") == 2 * 11);
+    assert_true(metric("c", "kvahead_key_waiting", NULL) == 0);
+    finish();
+}
+
 static void test_keys__guesses_meet_a_brake(void **state KVA_UNUSED)
 {
     prepare("right\n");
@@ -242,6 +258,7 @@ int main(void)
         cmocka_unit_test(test_keys__choices_that_wait),
         cmocka_unit_test(test_keys__priorities),
         cmocka_unit_test(test_keys__the_live_view_is_ones_own),
+        cmocka_unit_test(test_keys__metrics_by_name),
         cmocka_unit_test(test_keys__guesses_meet_a_brake),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
