@@ -25,7 +25,11 @@ enum kva_status {
     KVA_ETOOBIG,      /* Body over its limit: 413. */
     KVA_EMEDIATYPE,   /* Content type is not JSON: 415. */
     KVA_ERATE,        /* One key's rate limit: 429. */
+    KVA_EEXPECT,      /* An Expect that is not 100-continue: 417. */
     KVA_EHEADERS,     /* Header block over its limit: 431. */
+    KVA_ECODING,      /* A transfer coding other than chunked: 501. */
+    KVA_EVERSION,     /* A version of HTTP that is not spoken here: 505. */
+    KVA_EHOST,        /* A Host that is not this server's: 421. */
     KVA_ECANCELLED,   /* The client went away: only logged, as 499. */
     KVA_EINTERNAL,    /* A defect of ours: 500. */
     KVA_EUNSUPPORTED, /* Understood, but this build or model cannot do it: 400. */

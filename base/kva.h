@@ -14,6 +14,11 @@
 
 #define KVA_COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
+static inline uint64_t kva_max_u64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
 static inline size_t kva_min_size(size_t a, size_t b)
 {
     return a < b ? a : b;

@@ -7,12 +7,14 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/instance.h"
+#include "cli/listen.h"
 #include "server/server.h"
 
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* max_tokens of /v1/completions where a request says nothing, as OpenAI has it. */
@@ -21,6 +23,7 @@
 struct serve {
     const struct kva_config *config;
     struct kva_server *server;
+    char *admin_host;
     struct kva_instance instance;
     struct kva_service *service;
     uint64_t started_ns;
@@ -189,6 +192,9 @@ static enum kva_status load(struct serve *serve, struct kva_err *err)
     kva_log(KVA_LOG_INFO, "serving %s at %s://%s%s%s:%u after %.2f s", serve->instance.name, scheme,
             v6 ? "[" : "", config->host, v6 ? "]" : "", kva_server_port(serve->server),
             (double)(kva_time_ns() - serve->started_ns) / 1e9);
+    if (serve->admin_host)
+        kva_log(KVA_LOG_INFO, "probes and metrics at http://%s port %u", serve->admin_host,
+                kva_server_admin_port(serve->server));
     return KVA_OK;
 }
 
@@ -260,9 +266,16 @@ static enum kva_status create_server(struct serve *serve, struct kva_err *err)
     params.cors_origins = (const char *const *)config->cors_origins.items;
     params.cors_origin_count = config->cors_origins.count;
     params.cache_shared_between_keys = config->prefix_share_keys;
-    params.connections_max = (uint32_t)config->connections;
+    params.allowed_hosts = (const char *const *)config->allowed_hosts.items;
+    params.allowed_host_count = config->allowed_hosts.count;
+    params.connections_max = kva_cli_reserve_descriptors((uint32_t)config->connections);
+    params.waiting_per_address_max = (uint32_t)config->idle_per_address;
     params.header_bytes_max = config->header_bytes;
     params.body_bytes_max = config->body_bytes;
+    /* One body of the allowed size always fits. */
+    params.bodies_bytes_max = kva_max_u64(config->bodies_bytes, config->body_bytes);
+    params.bodies_account_max = kva_max_u64(config->bodies_per_key, config->body_bytes);
+    params.head_timeout_ns = config->head_timeout_ms * KVA_NS_PER_MS;
     params.receive_timeout_ns = config->read_timeout_ms * KVA_NS_PER_MS;
     params.write_timeout_ns = config->write_stall_ms * KVA_NS_PER_MS;
     params.request_timeout_ns = config->request_timeout_ms * KVA_NS_PER_MS;
@@ -272,6 +285,13 @@ static enum kva_status create_server(struct serve *serve, struct kva_err *err)
     params.metrics_vllm = config->metrics_vllm;
     params.debug_view = config->live_view;
     params.metrics_keys = config->metrics_keys;
+    if (config->admin_listen) {
+        enum kva_status status = kva_cli_parse_address("admin-listen", config->admin_listen,
+                                                       &serve->admin_host, &params.admin_port, err);
+        if (status != KVA_OK)
+            return status;
+        params.admin_host = serve->admin_host;
+    }
     return kva_server_create(&params, &serve->server, err);
 }
 
@@ -312,6 +332,7 @@ int kva_cli_serve(const struct kva_config *config, const struct kva_string_list 
     /* The engine thread wakes the server to the last, so the server goes after it. */
     kva_service_stop(serve.service);
     kva_server_destroy(serve.server);
+    free(serve.admin_host);
     kva_instance_close(&serve.instance);
     /* Stopped by a second signal: the operator's wish, but requests were cut. */
     if (status == KVA_ECANCELLED)

@@ -59,6 +59,8 @@ struct kva_config {
     /* server */
     char *host;
     uint64_t port;
+    char *admin_listen;
+    struct kva_string_list allowed_hosts;
     struct kva_string_list api_keys;
     char *api_key_file;
     uint64_t key_rate;
@@ -69,9 +71,13 @@ struct kva_config {
     char *tls_key;
     struct kva_string_list cors_origins;
     uint64_t connections;
+    uint64_t idle_per_address;
     uint64_t body_bytes;
+    uint64_t bodies_bytes;
+    uint64_t bodies_per_key;
     uint64_t header_bytes;
     uint64_t keepalive_ms;
+    uint64_t head_timeout_ms;
     uint64_t read_timeout_ms;
     uint64_t write_stall_ms;
     uint64_t request_timeout_ms;

@@ -100,6 +100,12 @@ static const struct kva_option table[] = {
      "Address to listen on; 0.0.0.0 or :: for all."},
     {"port", KVA_OPTION_UINT, SERVE, AT(port), 0, 65535, "8000", NULL, "Server",
      "TCP port; 0: any free one, printed at start."},
+    {"admin-listen", KVA_OPTION_STRING, SERVE, AT(admin_listen), 0, 0, NULL, NULL, "Server",
+     "HOST:PORT of a second listener for probes and Prometheus: /health, /ready, /metrics and "
+     "/version, without a key, without TLS, whatever the load; default: none."},
+    {"allowed-host", KVA_OPTION_LIST, SERVE, AT(allowed_hosts), 0, 0, NULL, NULL, "Server",
+     "Host name that a server without keys on a loopback address answers to besides localhost; "
+     "repeat for several; * for all. A web page could otherwise reach it under a name of its own."},
     {"api-key", KVA_OPTION_SECRETS, SERVE, AT(api_keys), 0, 0, NULL, NULL, "Server",
      "Key that clients must present, several with commas between. No flag: everybody on the "
      "machine "
@@ -124,15 +130,28 @@ static const struct kva_option table[] = {
     {"cors-origin", KVA_OPTION_LIST, SERVE, AT(cors_origins), 0, 0, NULL, NULL, "Server",
      "Origin whose web pages may call; repeat for several; '*' for any; default: none."},
     {"connections", KVA_OPTION_UINT, SERVE, AT(connections), 1, 1000000, "8192", NULL, "Server",
-     "Connections held open at the same time."},
+     "Connections held open at the same time; fewer where the system allows fewer descriptors."},
+    {"idle-per-address", KVA_OPTION_UINT, SERVE, AT(idle_per_address), 1, 1000000, "2048", NULL,
+     "Server",
+     "Connections of one address (IPv6: of one /64) that may wait for a request; of more the "
+     "oldest "
+     "is closed."},
     {"body-limit", KVA_OPTION_BYTES, SERVE, AT(body_bytes), KIB, GIB, "16M", NULL, "Server",
      "Largest request body."},
+    {"bodies-limit", KVA_OPTION_BYTES, SERVE, AT(bodies_bytes), KIB, TIB, "1G", NULL, "Server",
+     "Request bodies that are held at the same time while they arrive and are tokenised, in sum; "
+     "more are refused with 503 before they are read."},
+    {"bodies-per-key", KVA_OPTION_BYTES, SERVE, AT(bodies_per_key), KIB, TIB, "256M", NULL,
+     "Server",
+     "The same of one API key, or without keys of one address; more are refused with 429."},
     {"header-limit", KVA_OPTION_BYTES, SERVE, AT(header_bytes), KIB, KIB *KIB, "32K", NULL,
      "Server", "Largest request header block."},
     {"keepalive", KVA_OPTION_DURATION, SERVE, AT(keepalive_ms), 0, HOUR, "10s", NULL, "Server",
      "Silence after which a stream gets a comment, so that proxies do not cut it; 0: never."},
+    {"head-timeout", KVA_OPTION_DURATION, SERVE, AT(head_timeout_ms), 100, HOUR, "10s", NULL,
+     "Server", "Longest time for a TLS handshake and for the headers of a request to arrive."},
     {"read-timeout", KVA_OPTION_DURATION, SERVE, AT(read_timeout_ms), 100, HOUR, "60s", NULL,
-     "Server", "Longest time to wait for a client's next bytes."},
+     "Server", "Longest time for a whole request to arrive."},
     {"write-stall", KVA_OPTION_DURATION, SERVE, AT(write_stall_ms), 100, HOUR, "60s", NULL,
      "Server", "Longest time that a client may leave a full stream unread before it is cut."},
     {"request-timeout", KVA_OPTION_DURATION, SERVE, AT(request_timeout_ms), 0, 24 * HOUR, "0", NULL,

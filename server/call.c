@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 
-#include <event2/buffer.h>
+#include <event2/event.h>
 #include <openssl/rand.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -314,6 +314,7 @@ static void prepared(struct kva_job *job)
         kva_call_destroy(call);
         return;
     }
+    kva_exchange_body_done(call->exchange);
     if (call->api)
         call->server->metrics.unknown_fields += call->api->unknown_fields;
     enum kva_status status = call->status;
@@ -340,21 +341,12 @@ static void prepared(struct kva_job *job)
 static struct kva_call *create(struct kva_server *server, struct kva_exchange *exchange,
                                enum kva_api_route route)
 {
-    struct evbuffer *body = kva_exchange_body(exchange);
     struct kva_call *call = calloc(1, sizeof(*call));
     if (!call)
         return NULL;
     call->server = server;
     call->exchange = exchange;
     call->route = route;
-    call->body_bytes = evbuffer_get_length(body);
-    call->body = malloc(call->body_bytes + 1);
-    if (!call->body) {
-        free(call);
-        return NULL;
-    }
-    evbuffer_remove(body, call->body, call->body_bytes);
-    call->body[call->body_bytes] = '\0';
     kva_buf_init(&call->out, server->params.answer_bytes_max);
     call->received_ns = kva_clock_now(server->clock);
     call->written_ns = kva_time_ns();
@@ -380,19 +372,21 @@ void kva_call_begin(struct kva_server *server, struct kva_exchange *exchange,
                     enum kva_api_route route)
 {
     struct kva_err err = {.status = KVA_OK};
-    enum kva_status status = kva_server_check_json(exchange, &err);
+    char *body = NULL;
+    size_t body_bytes = 0;
+    struct kva_call *call = NULL;
+    enum kva_status status = kva_server_check_open(server, &err);
     if (status == KVA_OK)
-        status = kva_server_check_open(server, &err);
+        status = kva_server_take_body(exchange, &body, &body_bytes, &err);
+    if (status == KVA_OK && !(call = create(server, exchange, route)))
+        status = kva_fail(&err, KVA_ENOMEM, "Out of memory for a request.");
     if (status != KVA_OK) {
+        free(body);
         kva_server_reply_error(server, exchange, status, &err);
         return;
     }
-    struct kva_call *call = create(server, exchange, route);
-    if (!call) {
-        kva_fail(&err, KVA_ENOMEM, "Out of memory for a request.");
-        kva_server_reply_error(server, exchange, KVA_ENOMEM, &err);
-        return;
-    }
+    call->body = body;
+    call->body_bytes = body_bytes;
     struct kva_exchange_owner owner = {on_gone, on_writable, call};
     kva_exchange_keep(exchange, &owner);
     if (call->route != KVA_API_CHAT && call->body_bytes <= server->params.inline_bytes_max) {

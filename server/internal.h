@@ -137,14 +137,17 @@ void kva_slots_give(struct kva_slots *slots, uint64_t id);
 struct kva_slot *kva_slots_find(struct kva_slots *slots, uint64_t id);
 
 /* --- routes.c --- */
+/* A head: refuse the request, or find its route. */
+void kva_server_begin(void *server, struct kva_exchange *exchange);
 void kva_server_handle(void *server, struct kva_exchange *exchange);
 void kva_server_reply_error(struct kva_server *server, struct kva_exchange *exchange,
                             enum kva_status status, const struct kva_err *err);
 /* KVA_OK when requests are taken; else err and KVA_EBUSY or KVA_EDEVICE, counted. */
 enum kva_status kva_server_check_open(struct kva_server *server, struct kva_err *err);
 void kva_server_count_rejection(struct kva_server *server, enum kva_status status);
-/* Whether the exchange has a JSON body. */
-enum kva_status kva_server_check_json(struct kva_exchange *exchange, struct kva_err *err);
+/* The body, which must not be empty; the caller frees it. */
+enum kva_status kva_server_take_body(struct kva_exchange *exchange, char **ret_body,
+                                     size_t *ret_bytes, struct kva_err *err);
 
 /* --- views.c: what is answered at once --- */
 void kva_view_health(struct kva_server *server, struct kva_exchange *exchange);

@@ -1,33 +1,38 @@
 /* Which handler answers what, and what is refused before any of them. */
 #include "server/internal.h"
 
-#include <event2/buffer.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
+enum access {
+    ACCESS_KEY,   /* with a key, if there are any */
+    ACCESS_ADMIN, /* the same; on the admin listener without */
+    ACCESS_OPEN,  /* everybody, whatever the load: probes */
+};
+
 struct route {
     const char *path; /* ends with '/': a prefix */
-    uint32_t methods; /* enum evhttp_cmd_type */
-    bool open;        /* no key needed */
+    uint32_t methods; /* of enum kva_http_method */
+    enum access access;
     void (*handle)(struct kva_server *server, struct kva_exchange *exchange);
 };
 
-#define GET  (EVHTTP_REQ_GET | EVHTTP_REQ_HEAD)
-#define POST EVHTTP_REQ_POST
+#define GET  (KVA_HTTP_GET | KVA_HTTP_HEAD)
+#define POST KVA_HTTP_POST
 
 static const struct route routes[] = {
-    {"/v1/chat/completions", POST, false, kva_call_chat},
-    {"/v1/completions", POST, false, kva_call_completion},
-    {"/health", GET, true, kva_view_health},
-    {"/ready", GET, false, kva_view_ready},
-    {"/metrics", GET, false, kva_view_metrics},
-    {"/v1/models", GET, false, kva_view_models},
-    {"/v1/models/", GET, false, kva_view_model},
-    {"/version", GET, false, kva_view_version},
-    {"/tokenize", POST, false, kva_view_tokenize},
-    {"/detokenize", POST, false, kva_view_detokenize},
-    {"/v1/kvahead/requests", GET, false, kva_view_requests},
+    {"/v1/chat/completions", POST, ACCESS_KEY, kva_call_chat},
+    {"/v1/completions", POST, ACCESS_KEY, kva_call_completion},
+    {"/health", GET, ACCESS_OPEN, kva_view_health},
+    {"/ready", GET, ACCESS_OPEN, kva_view_ready},
+    {"/metrics", GET, ACCESS_ADMIN, kva_view_metrics},
+    {"/v1/models", GET, ACCESS_KEY, kva_view_models},
+    {"/v1/models/", GET, ACCESS_KEY, kva_view_model},
+    {"/version", GET, ACCESS_ADMIN, kva_view_version},
+    {"/tokenize", POST, ACCESS_KEY, kva_view_tokenize},
+    {"/detokenize", POST, ACCESS_KEY, kva_view_detokenize},
+    {"/v1/kvahead/requests", GET, ACCESS_KEY, kva_view_requests},
 };
 
 /* Known to clients, not here yet: the answer should not look like a typing error. */
@@ -58,6 +63,8 @@ void kva_server_count_rejection(struct kva_server *server, enum kva_status statu
         [KVA_ELIMIT] = KVA_REJECT_BUDGET,       [KVA_ENOMEM] = KVA_REJECT_BUDGET,
         [KVA_EWAITED] = KVA_REJECT_WAITED,      [KVA_EDEVICE] = KVA_REJECT_DEVICE,
         [KVA_ETIMEOUT] = KVA_REJECT_INVALID,    [KVA_EHEADERS] = KVA_REJECT_INVALID,
+        [KVA_EEXPECT] = KVA_REJECT_INVALID,     [KVA_ECODING] = KVA_REJECT_INVALID,
+        [KVA_EVERSION] = KVA_REJECT_INVALID,    [KVA_EHOST] = KVA_REJECT_INVALID,
         [KVA_EINTERNAL] = KVA_REJECT_DEVICE,    [KVA_EIO] = KVA_REJECT_DEVICE,
         [KVA_ECANCELLED] = KVA_REJECT_DRAINING, [KVA_OK] = KVA_REJECT_INVALID,
     };
@@ -84,7 +91,8 @@ enum kva_status kva_server_check_open(struct kva_server *server, struct kva_err 
     return kva_fail(err, KVA_EDEVICE, "%s", server->fail_message);
 }
 
-enum kva_status kva_server_check_json(struct kva_exchange *exchange, struct kva_err *err)
+/* The content type of a request that has to have a JSON body. */
+static enum kva_status check_json(const struct kva_exchange *exchange, struct kva_err *err)
 {
     const char *type = kva_exchange_header(exchange, "Content-Type");
     size_t length = type ? strcspn(type, "; \t") : 0;
@@ -100,26 +108,28 @@ enum kva_status kva_server_check_json(struct kva_exchange *exchange, struct kva_
     if (coding && strcasecmp(coding, "identity") != 0)
         return kva_fail(err, KVA_EMEDIATYPE, "The content encoding '%.40s' is not supported.",
                         coding);
-    if (evbuffer_get_length(kva_exchange_body(exchange)) == 0)
-        return kva_fail(err, KVA_EINVAL, "The body is empty, but must be a JSON object.");
     return KVA_OK;
+}
+
+enum kva_status kva_server_take_body(struct kva_exchange *exchange, char **ret_body,
+                                     size_t *ret_bytes, struct kva_err *err)
+{
+    if (kva_exchange_body_bytes(exchange) == 0)
+        return kva_fail(err, KVA_EINVAL, "The body is empty, but must be a JSON object.");
+    *ret_body = kva_exchange_take_body(exchange, ret_bytes);
+    return *ret_body ? KVA_OK : kva_fail(err, KVA_ENOMEM, "Out of memory for a request.");
 }
 
 void kva_server_reply_error(struct kva_server *server, struct kva_exchange *exchange,
                             enum kva_status status, const struct kva_err *err)
 {
-    int code = kva_status_info(status)->http_code;
-    struct kva_buf body;
-    kva_buf_init(&body, 8192);
-    kva_error_json(&body, status, err);
-    if (code == 503) {
+    if (kva_status_info(status)->http_code == 503) {
         char seconds[16];
         snprintf(seconds, sizeof(seconds), "%u", server->params.retry_after_s);
         kva_exchange_add_header(exchange, "Retry-After", seconds);
     }
     kva_server_count_rejection(server, status);
-    kva_exchange_reply_buf(exchange, code, "application/json", &body);
-    kva_buf_finish(&body);
+    kva_exchange_reply_error(exchange, status, err);
 }
 
 static bool origin_allowed(const struct kva_server *server, const char *origin)
@@ -144,7 +154,7 @@ static void add_cors(const struct kva_server *server, struct kva_exchange *excha
 
 static void list_methods(uint32_t methods, char *out, size_t size)
 {
-    snprintf(out, size, "%s%s", methods & EVHTTP_REQ_POST ? "POST" : "GET, HEAD", ", OPTIONS");
+    snprintf(out, size, "%s%s", methods & KVA_HTTP_POST ? "POST" : "GET, HEAD", ", OPTIONS");
 }
 
 /* A browser asks before it sends a key or JSON. */
@@ -175,7 +185,7 @@ static enum kva_status check_key(struct kva_server *server, struct kva_exchange 
         kva_auth_check(server->auth, &request, &info->key_index, &retry_s, err);
     if (status == KVA_EAUTH)
         kva_exchange_add_header(exchange, "WWW-Authenticate", "Bearer");
-    if (status == KVA_OK && kva_exchange_method(exchange) == EVHTTP_REQ_POST)
+    if (status == KVA_OK && kva_exchange_head(exchange)->method == KVA_HTTP_POST)
         status = kva_auth_take(server->auth, info->key_index, info->received_ns, &retry_s, err);
     if (status == KVA_ERATE) {
         char seconds[16];
@@ -194,38 +204,113 @@ static enum kva_status no_route(const char *path, struct kva_err *err)
     return kva_fail(err, KVA_ENOTFOUND, "There is no route '%.200s'.", path);
 }
 
-void kva_server_handle(void *opaque, struct kva_exchange *exchange)
+/* Whether a host name can only mean this machine, to whoever asked for it. */
+static bool is_local_name(const char *host, size_t length)
+{
+    static const char suffix[] = ".localhost";
+    size_t tail = sizeof(suffix) - 1;
+    if (length > tail && strncasecmp(host + length - tail, suffix, tail) == 0)
+        return true;
+    return (length == 9 && strncasecmp(host, "localhost", 9) == 0) ||
+           (length > 4 && strncmp(host, "127.", 4) == 0 && strspn(host, "0123456789.") >= length) ||
+           (length == 5 && strncmp(host, "[::1]", 5) == 0);
+}
+
+/* A page of a stranger's site may have had its own name resolved to the loopback address ("DNS
+ * rebinding"): the browser then takes a server without keys for that site's own. Its requests carry
+ * that name. */
+static enum kva_status check_host(const struct kva_server *server,
+                                  const struct kva_exchange *exchange, struct kva_err *err)
+{
+    const struct kva_server_params *params = &server->params;
+    const char *host = kva_exchange_head(exchange)->authority;
+    const char *bracket = host[0] == '[' ? strchr(host, ']') : NULL;
+    size_t length = bracket ? (size_t)(bracket + 1 - host) : strcspn(host, ":");
+    if (kva_auth_required(server->auth) || kva_http_is_public(server->http) || length == 0 ||
+        is_local_name(host, length))
+        return KVA_OK;
+    for (uint32_t i = 0; i < params->allowed_host_count; i++) {
+        const char *allowed = params->allowed_hosts[i];
+        if (strcmp(allowed, "*") == 0 ||
+            (strlen(allowed) == length && strncasecmp(allowed, host, length) == 0))
+            return KVA_OK;
+    }
+    return kva_fail(err, KVA_EHOST,
+                    "This server has no keys and listens to this machine only, so it does not "
+                    "answer to the host name '%.80s'; --allowed-host lets it.",
+                    host);
+}
+
+/* Where a request came in decides what it may ask for. */
+static enum kva_status check_access(struct kva_server *server, struct kva_exchange *exchange,
+                                    const struct route *route, struct kva_err *err)
+{
+    const struct kva_exchange_info *info = kva_exchange_info(exchange);
+    enum access access = route ? route->access : ACCESS_KEY;
+    if (info->admin && access == ACCESS_KEY)
+        return kva_fail(err, KVA_ENOTFOUND,
+                        "There are only /health, /ready, /metrics and /version on this listener.");
+    if (access == ACCESS_OPEN || info->admin)
+        return KVA_OK;
+    if (info->reserve)
+        return kva_fail(err, KVA_EBUSY, "The server has %u connections, all busy; retry later.",
+                        server->params.connections_max);
+    enum kva_status status = check_host(server, exchange, err);
+    /* Without a key, routes that exist look like those that do not. */
+    return status == KVA_OK ? check_key(server, exchange, err) : status;
+}
+
+static enum kva_status check_message(struct kva_exchange *exchange, const struct route *route,
+                                     struct kva_err *err)
+{
+    const struct kva_exchange_info *info = kva_exchange_info(exchange);
+    const struct kva_http_head *head = kva_exchange_head(exchange);
+    if (!(route->methods & head->method)) {
+        char methods[64];
+        list_methods(route->methods, methods, sizeof(methods));
+        kva_exchange_add_header(exchange, "Allow", methods);
+        return kva_fail(err, KVA_EMETHOD, "%s is not allowed here, only %s.", info->method,
+                        methods);
+    }
+    if (route->methods & KVA_HTTP_POST)
+        return check_json(exchange, err);
+    if (head->chunked || head->content_length > 0)
+        return kva_fail(err, KVA_EINVAL, "%s %.80s takes no body.", info->method, info->path);
+    return KVA_OK;
+}
+
+void kva_server_begin(void *opaque, struct kva_exchange *exchange)
 {
     struct kva_server *server = opaque;
     struct kva_exchange_info *info = kva_exchange_info(exchange);
     const struct route *route = find_route(info->path);
-    enum evhttp_cmd_type method = kva_exchange_method(exchange);
-    enum kva_status status = KVA_OK;
+    bool options = kva_exchange_head(exchange)->method == KVA_HTTP_OPTIONS;
     struct kva_err err = {.status = KVA_OK};
     add_cors(server, exchange);
     if (route)
         info->route = route->path;
-    if (kva_exchange_framing_ambiguous(exchange)) {
-        kva_exchange_add_header(exchange, "Connection", "close");
-        status = kva_fail(&err, KVA_EINVAL, "The length of the body is given more than once.");
-    } else if (route && method == EVHTTP_REQ_OPTIONS) {
+    if (options && strcmp(info->path, "*") == 0) {
+        kva_exchange_add_header(exchange, "Allow", "GET, HEAD, POST, OPTIONS");
+        kva_exchange_reply(exchange, 204, NULL, NULL, 0);
+        return;
+    }
+    if (options && route && !info->admin) {
         reply_preflight(route, exchange);
         return;
-    } else if (!route || !route->open) {
-        /* Without a key, routes that exist look like those that do not. */
-        status = check_key(server, exchange, &err);
     }
+    enum kva_status status = check_access(server, exchange, route, &err);
     if (status == KVA_OK && !route)
         status = no_route(info->path, &err);
-    if (status == KVA_OK && !(route->methods & method)) {
-        char methods[64];
-        list_methods(route->methods, methods, sizeof(methods));
-        kva_exchange_add_header(exchange, "Allow", methods);
-        status =
-            kva_fail(&err, KVA_EMETHOD, "%s is not allowed here, only %s.", info->method, methods);
-    }
+    if (status == KVA_OK)
+        status = check_message(exchange, route, &err);
     if (status != KVA_OK)
         kva_server_reply_error(server, exchange, status, &err);
     else
-        route->handle(server, exchange);
+        kva_exchange_set_user(exchange, route);
+}
+
+void kva_server_handle(void *opaque, struct kva_exchange *exchange)
+{
+    const struct route *route = kva_exchange_user(exchange);
+    route->handle(opaque, exchange);
 }

@@ -159,7 +159,9 @@ static void check_drained(struct kva_server *server, uint64_t now_ns)
     }
     /* Answers that are on their way get a moment to leave. */
     bool late = now_ns >= server->drain_deadline_ns + KVA_NS_PER_S;
-    if ((server->call_count == 0 && kva_http_exchanges(server->http) == 0) || late) {
+    struct kva_http_counts http;
+    kva_http_get_counts(server->http, &http);
+    if ((server->call_count == 0 && http.exchanges == 0) || late) {
         if (server->end_status == KVA_OK && server->timed_out)
             server->end_status = KVA_ETIMEOUT;
         event_base_loopbreak(server->base);
@@ -199,6 +201,9 @@ static enum kva_status check_params(const struct kva_server_params *params, stru
         {"connections_max", params->connections_max, 1, 1000000},
         {"header_bytes_max", params->header_bytes_max, 1024, (size_t)1 << 20},
         {"body_bytes_max", params->body_bytes_max, 1024, (size_t)1 << 30},
+        {"bodies_bytes_max", params->bodies_bytes_max, params->body_bytes_max, (size_t)1 << 40},
+        {"bodies_account_max", params->bodies_account_max, params->body_bytes_max, (size_t)1 << 40},
+        {"waiting_per_address_max", params->waiting_per_address_max, 1, 1000000},
         {"answer_bytes_max", params->answer_bytes_max, 4096, (size_t)1 << 31},
         {"prompts_live_max", params->prompts_live_max, 1, 1u << 24},
         {"stream_unsent_max", params->stream_unsent_max, 1024, (size_t)1 << 28},
@@ -227,16 +232,23 @@ static enum kva_status create_http(struct kva_server *server, struct kva_err *er
         .base = server->base,
         .host = params->host,
         .port = params->port,
+        .admin_host = params->admin_host,
+        .admin_port = params->admin_port,
         .backlog = params->backlog,
         .connections_max = params->connections_max,
+        .waiting_per_address_max = params->waiting_per_address_max,
         .header_bytes_max = params->header_bytes_max,
         .body_bytes_max = params->body_bytes_max,
+        .bodies_bytes_max = params->bodies_bytes_max,
+        .bodies_account_max = params->bodies_account_max,
+        .head_timeout_ns = params->head_timeout_ns,
         .idle_timeout_ns = params->idle_timeout_ns,
         .request_timeout_ns = params->receive_timeout_ns,
         .write_timeout_ns = params->write_timeout_ns,
         .unsent_resume_bytes = params->stream_unsent_max / 2,
         .tls_cert_path = params->tls_cert_path,
         .tls_key_path = params->tls_key_path ? params->tls_key_path : params->tls_cert_path,
+        .begin = kva_server_begin,
         .handle = kva_server_handle,
         .done = kva_server_done,
         .opaque = server,
@@ -270,12 +282,7 @@ static enum kva_status create_parts(struct kva_server *server, struct kva_err *e
 
 static enum kva_status create_loop(struct kva_server *server, struct kva_err *err)
 {
-    struct event_config *config = event_config_new();
-    /* EPOLLRDHUP: a peer that closes while it waits. */
-    if (config && event_config_require_features(config, EV_FEATURE_EARLY_CLOSE) == 0)
-        server->base = event_base_new_with_config(config);
-    if (config)
-        event_config_free(config);
+    server->base = event_base_new();
     server->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (!server->base || server->wake_fd < 0)
         return kva_fail(err, KVA_EIO, "Cannot create an event loop: %s", strerror(errno));
@@ -324,6 +331,11 @@ enum kva_status kva_server_create(const struct kva_server_params *params, struct
 uint16_t kva_server_port(const struct kva_server *server)
 {
     return kva_http_port(server->http);
+}
+
+uint16_t kva_server_admin_port(const struct kva_server *server)
+{
+    return kva_http_admin_port(server->http);
 }
 
 /* After this the service is not used any more. */

@@ -21,6 +21,9 @@ struct kva_server_params {
     /* --- where --- */
     const char *host;          /* "127.0.0.1" */
     uint16_t port;             /* 8000; 0: any free one, see kva_server_port */
+    const char *admin_host;    /* /health, /ready, /metrics, /version without a key, without TLS;
+                                  NULL: no such listener */
+    uint16_t admin_port;       /* 0: any free one, see kva_server_admin_port */
     const char *tls_cert_path; /* PEM chain; NULL: plain HTTP */
     const char *tls_key_path;  /* NULL: in the certificate's file */
 
@@ -31,19 +34,27 @@ struct kva_server_params {
     struct kva_key_limits key_limits; /* where a line of the file says nothing else */
     const char *const *cors_origins;  /* "https://chat.example.org", or "*"; none: no CORS */
     uint32_t cors_origin_count;
+    const char *const *allowed_hosts; /* answered to, besides this machine's, without keys on a
+                                         loopback address; "*": all */
+    uint32_t allowed_host_count;
     bool cache_shared_between_keys; /* the prefix cache is then a timing channel between clients */
 
     /* --- bounds --- */
     uint32_t connections_max;
+    uint32_t waiting_per_address_max; /* connections of one address without a request; the oldest
+                                         makes room for a new one */
     uint32_t backlog;
     size_t header_bytes_max;
     size_t body_bytes_max;
+    size_t bodies_bytes_max;     /* of all requests that arrive or are being prepared */
+    size_t bodies_account_max;   /* of those of one key; without keys: of one address */
     uint32_t prompts_live_max;   /* prompts of all calls at once */
     size_t answer_bytes_max;     /* of one answer */
     size_t stream_unsent_max;    /* a stream is paused when its peer leaves this much unread */
     size_t stream_gathered_max;  /* a paused stream is cut when this much has gathered */
     uint64_t write_timeout_ns;   /* a peer that reads nothing for this long is cut */
     uint64_t idle_timeout_ns;    /* of a connection without a request */
+    uint64_t head_timeout_ns;    /* for a TLS handshake and a request's headers */
     uint64_t receive_timeout_ns; /* for a request to arrive */
     uint64_t request_timeout_ns; /* for a request to be answered; 0: none */
     uint64_t keep_alive_ns;      /* between comments in a silent stream; 0: none */
@@ -72,6 +83,7 @@ KVA_MUST_CHECK enum kva_status kva_server_create(const struct kva_server_params 
                                                  struct kva_server **ret, struct kva_err *err);
 
 uint16_t kva_server_port(const struct kva_server *server);
+uint16_t kva_server_admin_port(const struct kva_server *server); /* 0: none */
 
 /* For struct kva_service_params: wake = kva_server_wake, wake_opaque = the server. */
 void kva_server_wake(void *server);

@@ -1,7 +1,6 @@
 /* POST /tokenize and /detokenize, with vLLM's bodies. */
 #include "server/internal.h"
 
-#include <event2/buffer.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -82,6 +81,15 @@ static void run(struct kva_job *base)
     kva_api_call_destroy(call);
 }
 
+static void destroy(struct token_job *job)
+{
+    if (!job)
+        return;
+    kva_buf_finish(&job->out);
+    free(job->body);
+    free(job);
+}
+
 static void done(struct kva_job *base)
 {
     struct token_job *job = (struct token_job *)(void *)base;
@@ -90,9 +98,7 @@ static void done(struct kva_job *base)
         kva_server_reply_error(job->server, exchange, job->status, &job->err);
     else if (exchange)
         kva_exchange_reply(exchange, 200, "application/json", job->out.data, job->out.length);
-    kva_buf_finish(&job->out);
-    free(job->body);
-    free(job);
+    destroy(job);
 }
 
 static void on_gone(void *opaque)
@@ -107,18 +113,9 @@ static void on_gone(void *opaque)
 static struct token_job *create(struct kva_server *server, struct kva_exchange *exchange,
                                 enum kva_api_route route)
 {
-    struct evbuffer *body = kva_exchange_body(exchange);
     struct token_job *job = calloc(1, sizeof(*job));
     if (!job)
         return NULL;
-    job->body_bytes = evbuffer_get_length(body);
-    job->body = malloc(job->body_bytes + 1);
-    if (!job->body) {
-        free(job);
-        return NULL;
-    }
-    evbuffer_remove(body, job->body, job->body_bytes);
-    job->body[job->body_bytes] = '\0';
     job->server = server;
     job->exchange = exchange;
     job->route = route;
@@ -137,12 +134,13 @@ static void begin(struct kva_server *server, struct kva_exchange *exchange,
 {
     struct kva_err err = {.status = KVA_OK};
     struct token_job *job = NULL;
-    enum kva_status status = kva_server_check_json(exchange, &err);
-    if (status == KVA_OK)
-        status = kva_server_check_open(server, &err);
+    enum kva_status status = kva_server_check_open(server, &err);
     if (status == KVA_OK && !(job = create(server, exchange, route)))
         status = kva_fail(&err, KVA_ENOMEM, "Out of memory for a request.");
+    if (status == KVA_OK)
+        status = kva_server_take_body(exchange, &job->body, &job->body_bytes, &err);
     if (status != KVA_OK) {
+        destroy(job);
         kva_server_reply_error(server, exchange, status, &err);
         return;
     }

@@ -142,6 +142,8 @@ void kva_view_metrics(struct kva_server *server, struct kva_exchange *exchange)
         kva_service_get_stats(server->backend.service, &stats);
     struct kva_workers_counts jobs;
     kva_workers_get_counts(server->workers, &jobs);
+    struct kva_http_counts http;
+    kva_http_get_counts(server->http, &http);
     struct kva_metrics_view view = {
         .metrics = &server->metrics,
         .stats = &stats,
@@ -151,8 +153,7 @@ void kva_view_metrics(struct kva_server *server, struct kva_exchange *exchange)
         .jobs_waiting = jobs.waiting,
         .model = server->has_backend ? server->backend.api.model_ids[0] : "",
         .version = server->params.version,
-        .connections = kva_http_connections(server->http),
-        .refused_by_parser = kva_http_refused_by_parser(server->http),
+        .http = &http,
         .ready = server->phase == KVA_PHASE_READY,
         .draining = server->phase == KVA_PHASE_DRAINING,
         .vllm_names = server->params.metrics_vllm,

@@ -1,173 +1,359 @@
-/* Connections: bounds and deadlines around evhttp's own.
- *
- * evhttp asks for a bufferevent when it accepts a connection, and only later makes its
- * evhttp_connection; both are tied together by an event that runs right after (adopt). */
+/* conn.c - a connection: its phases, deadlines, and the bytes between socket and parser. */
 #include "server/http/internal.h"
 
 #include "base/clock.h"
-#include "server/stream/answer.h"
 
-#include <errno.h>
 #include <event2/bufferevent_ssl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <stdio.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
-/* What a peer may send ahead while its request is served. */
-#define AHEAD_BYTES_MAX 4096u
-/* Time for the last bytes of a refused request to leave. */
-#define CLOSING_NS (2 * KVA_NS_PER_S)
-
-static struct timeval timeval_of(uint64_t ns)
-{
-    return (struct timeval){.tv_sec = (time_t)(ns / KVA_NS_PER_S),
-                            .tv_usec = (suseconds_t)(ns % KVA_NS_PER_S / 1000)};
-}
+/* What a peer may send ahead while its request is served; behind that reading stops. */
+#define AHEAD_BYTES_MAX ((size_t)16 << 10)
+/* What is read at once while a request arrives. */
+#define INPUT_BYTES_MAX ((size_t)256 << 10)
+/* While reading has stopped nobody tells of a reset: look for one this often. */
+#define LOOK_NS (50 * KVA_NS_PER_MS)
+/* A refused peer may go on sending for as long, and be silent for as long, before it is cut. */
+#define LINGER_NS        (10 * KVA_NS_PER_S)
+#define LINGER_SILENT_NS (2 * KVA_NS_PER_S)
 
 static void arm(struct kva_conn *conn, uint64_t ns)
 {
-    struct timeval tv = timeval_of(ns);
+    struct timeval tv = {.tv_sec = (time_t)(ns / KVA_NS_PER_S),
+                         .tv_usec = (suseconds_t)(ns % KVA_NS_PER_S / 1000)};
     if (ns > 0)
         evtimer_add(&conn->timer, &tv);
     else
         evtimer_del(&conn->timer);
 }
 
-static struct kva_conn **bucket_of(struct kva_http *http, const struct bufferevent *bev)
+/* What is left of `limit_ns` since `since_ns`, at least a moment. */
+static uint64_t remaining(uint64_t since_ns, uint64_t limit_ns)
 {
-    /* Allocations are 16 bytes apart at least; the multiplication spreads the rest. */
-    uint64_t hash = ((uint64_t)(uintptr_t)bev >> 4) * 0x9E3779B97F4A7C15ull;
-    return &http->buckets[hash >> 48 & (KVA_HTTP_BUCKETS - 1)];
+    uint64_t spent = kva_time_ns() - since_ns;
+    return spent < limit_ns ? limit_ns - spent : KVA_NS_PER_MS;
 }
+
+static size_t unsent(const struct kva_conn *conn)
+{
+    return evbuffer_get_length(bufferevent_get_output(conn->bev));
+}
+
+/* --- the end --------------------------------------------------------------------------------- */
 
 static void conn_free(struct kva_conn *conn)
 {
-    struct kva_http *http = conn->http;
+    kva_list_remove(&conn->link);
     event_del(&conn->timer);
-    if (conn->prev)
-        conn->prev->next = conn->next;
-    else
-        *bucket_of(http, conn->bev) = conn->next;
-    if (conn->next)
-        conn->next->prev = conn->prev;
-    http->conn_count--;
+    event_del(&conn->later);
+    if (conn->bev)
+        bufferevent_free(conn->bev);
+    kva_http_parser_destroy(conn->parser);
     free(conn);
-    if (!http->destroying)
-        kva_http_update_accepting(http);
 }
 
-/* evhttp is about to free the connection, for whatever reason. */
-static void on_close(struct evhttp_connection *evcon, void *opaque)
+static void close_as(struct kva_conn *conn, bool stalled)
 {
-    (void)evcon;
-    struct kva_conn *conn = opaque;
+    struct kva_http *http = conn->http;
+    if (conn->phase == CONN_DEAD)
+        return;
+    conn->phase = CONN_DEAD;
     if (conn->exchange)
-        kva_exchange_lost(conn->exchange);
+        kva_exchange_lost(conn->exchange, stalled);
+    kva_conn_wait_over(conn);
+    kva_accounts_release(http->addresses, conn->address);
+    conn->address = NULL;
+    bufferevent_disable(conn->bev, EV_READ | EV_WRITE);
+    if (conn->admin)
+        http->admin_count--;
+    else
+        http->counts.connections--;
+    arm(conn, 0);
+    event_active(&conn->later, EV_TIMEOUT, 0);
+}
+
+void kva_conn_close(struct kva_conn *conn)
+{
+    close_as(conn, false);
+}
+
+void kva_conn_destroy(struct kva_conn *conn)
+{
+    close_as(conn, false);
     conn_free(conn);
 }
 
-/* Learn which evhttp_connection was made for this bufferevent: it is the argument of the callbacks
- * that evhttp has set on it. None: evhttp gave up on the connection. */
-static void adopt(struct kva_conn *conn)
+/* Tell the peer that nothing more comes. What it still sends is thrown away for a while: closing
+ * now would reset the connection and could take the answer with it. */
+static void linger(struct kva_conn *conn)
 {
-    void *evcon = NULL;
-    bufferevent_getcb(conn->bev, NULL, NULL, NULL, &evcon);
     evutil_socket_t fd = bufferevent_getfd(conn->bev);
-    bufferevent_decref(conn->bev);
-    if (!evcon) {
-        conn_free(conn);
+    if (conn->tls)
+        (void)SSL_shutdown(bufferevent_openssl_get_ssl(conn->bev));
+    if (!kva_http_parser_begun(conn->parser) &&
+        evbuffer_get_length(bufferevent_get_input(conn->bev)) == 0) {
+        kva_conn_close(conn);
         return;
     }
-    int one = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    conn->evcon = evcon;
-    conn->phase = CONN_IDLE;
-    evhttp_connection_set_closecb(conn->evcon, on_close, conn);
-    arm(conn, conn->http->params.idle_timeout_ns);
+    shutdown(fd, SHUT_WR);
+    evbuffer_drain(bufferevent_get_input(conn->bev), SIZE_MAX);
+    bufferevent_setwatermark(conn->bev, EV_READ, 0, INPUT_BYTES_MAX);
+    conn->phase = CONN_LINGERING;
+    conn->linger_until_ns = kva_time_ns() + LINGER_NS;
+    kva_conn_wait(conn);
+    arm(conn, LINGER_SILENT_NS);
 }
 
-/* A complete answer of our own making, past evhttp, to a request that it has not finished reading;
- * the connection ends with it. */
-static void put_error(struct kva_conn *conn, enum kva_status status, const char *message, int code)
+/* --- one request after another --------------------------------------------------------------- */
+
+static void start_serving(struct kva_conn *conn)
 {
-    struct evbuffer *output = bufferevent_get_output(conn->bev);
+    conn->phase = CONN_SERVING;
+    kva_conn_wait_over(conn);
+    bufferevent_setwatermark(conn->bev, EV_READ, 0, AHEAD_BYTES_MAX);
+    arm(conn, 0);
+}
+
+void kva_conn_refuse(struct kva_conn *conn, enum kva_status status, const struct kva_err *err)
+{
+    if (!conn->exchange)
+        conn->exchange = kva_exchange_create(conn);
+    if (!conn->exchange) {
+        kva_conn_close(conn);
+        return;
+    }
+    start_serving(conn);
+    kva_exchange_close_after(conn->exchange);
+    if (status == KVA_EBUSY || status == KVA_ERATE)
+        kva_exchange_add_header(conn->exchange, "Retry-After", "1");
+    kva_exchange_reply_error(conn->exchange, status, err);
+}
+
+static void head_complete(struct kva_conn *conn)
+{
+    static const char go_on[] = "HTTP/1.1 100 Continue\r\n\r\n";
+    const struct kva_http *http = conn->http;
+    const struct kva_http_head *head = kva_http_parser_head(conn->parser);
+    bool has_body = head->chunked || head->content_length > 0;
     struct kva_err err;
-    struct kva_buf body;
-    kva_fail(&err, status, "%s", message);
-    kva_buf_init(&body, 4096);
-    kva_error_json(&body, status, &err);
-    /* A socket's bufferevent keeps the front of its output frozen, one of TLS does not. */
-    evbuffer_unfreeze(output, 1);
-    evbuffer_drain(output, evbuffer_get_length(output));
-    if (!conn->http->tls)
-        evbuffer_freeze(output, 1);
-    /* From here on on_output waits for these bytes to leave; before, it would take them for a page
-     * of evhttp's that needs replacing. */
-    conn->phase = CONN_CLOSING;
-    evbuffer_add_printf(output,
-                        "HTTP/1.1 %d %s\r\nContent-Type: application/json\r\n"
-                        "Content-Length: %zu\r\nConnection: close\r\n\r\n",
-                        code, kva_status_info(status)->name, body.length);
-    evbuffer_add(output, body.data, body.length);
-    kva_buf_finish(&body);
-    conn->http->refused_by_parser++;
-}
-
-/* Too slow, or far too much: evhttp would go on reading what it is going to refuse. */
-static void give_up(struct kva_conn *conn)
-{
-    const struct kva_http_params *params = &conn->http->params;
-    if (conn->input_bytes > params->body_bytes_max) {
-        char message[96];
-        snprintf(message, sizeof(message), "The body is larger than the limit of %zu bytes.",
-                 params->body_bytes_max);
-        put_error(conn, KVA_ETOOBIG, message, 413);
-    } else {
-        put_error(conn, KVA_ETIMEOUT, "The request did not arrive in time.", 408);
-    }
-    bufferevent_disable(conn->bev, EV_READ);
-    bufferevent_enable(conn->bev, EV_WRITE);
-    arm(conn, CLOSING_NS);
-}
-
-/* evhttp answers by itself what it cannot parse: the same refusal in our words. */
-static void replace_page(struct kva_conn *conn)
-{
-    const struct kva_http_params *params = &conn->http->params;
-    struct evbuffer *output = bufferevent_get_output(conn->bev);
-    char line[32] = "";
-    int code = 0;
-    conn->fix_page = false;
-    evbuffer_copyout(output, line, sizeof(line) - 1);
-    if (sscanf(line, "HTTP/%*d.%*d %d", &code) != 1 || code == 100) {
-        arm(conn, params->request_timeout_ns);
+    size_t used;
+    if (!has_body)
+        (void)kva_http_parser_feed(conn->parser, NULL, 0, &used);
+    kva_conn_wait_over(conn);
+    conn->phase = CONN_BODY;
+    conn->close_after = !head->keep_alive || conn->reserve;
+    conn->exchange = kva_exchange_create(conn);
+    if (!conn->exchange) {
+        kva_conn_close(conn);
         return;
     }
-    char message[160];
-    if (code == 413 && conn->input_bytes > params->body_bytes_max / 2) {
-        snprintf(message, sizeof(message), "The body is larger than the limit of %zu bytes.",
-                 params->body_bytes_max);
-        put_error(conn, KVA_ETOOBIG, message, 413);
-    } else if (conn->input_bytes > params->header_bytes_max) {
-        snprintf(message, sizeof(message), "The headers are larger than the limit of %zu bytes.",
-                 params->header_bytes_max);
-        put_error(conn, KVA_EHEADERS, message, 431);
-    } else if (code == 413) {
-        snprintf(message, sizeof(message),
-                 "The body is malformed or larger than the limit of %zu bytes.",
-                 params->body_bytes_max);
-        put_error(conn, KVA_ETOOBIG, message, 413);
-    } else if (code == 417) {
-        put_error(conn, KVA_EINVAL, "This expectation cannot be met.", 417);
-    } else if (code == 0 || code == 501) {
-        put_error(conn, KVA_EMETHOD, "The method is unknown.", 405);
-    } else {
-        put_error(conn, KVA_EINVAL, "The request is not valid HTTP/1.1.", 400);
+    http->params.begin(http->params.opaque, conn->exchange);
+    if (conn->phase != CONN_BODY)
+        return;
+    if (!has_body) {
+        start_serving(conn);
+        http->params.handle(http->params.opaque, conn->exchange);
+        return;
     }
-    arm(conn, CLOSING_NS);
+    enum kva_status status = kva_exchange_expect_body(conn->exchange, &err);
+    if (status != KVA_OK) {
+        kva_conn_refuse(conn, status, &err);
+        return;
+    }
+    arm(conn, remaining(conn->begun_ns, http->params.request_timeout_ns));
+    if (head->expects_continue && evbuffer_get_length(bufferevent_get_input(conn->bev)) == 0) {
+        struct iovec part = {(void *)(uintptr_t)go_on, sizeof(go_on) - 1};
+        if (!kva_conn_write(conn, &part, 1))
+            kva_conn_close(conn);
+    }
+}
+
+/* True: the next message may begin. */
+static bool message_complete(struct kva_conn *conn)
+{
+    const struct kva_http *http = conn->http;
+    if (conn->phase == CONN_DISCARDING) {
+        conn->phase = CONN_WAITING;
+        arm(conn, http->params.idle_timeout_ns);
+        return true;
+    }
+    start_serving(conn);
+    http->params.handle(http->params.opaque, conn->exchange);
+    return false;
+}
+
+static void message_refused(struct kva_conn *conn)
+{
+    const struct kva_err *err = kva_http_parser_error(conn->parser);
+    enum kva_status status = err->status;
+    struct kva_err of_body;
+    if (conn->phase == CONN_DISCARDING) {
+        /* Its answer has left already. */
+        conn->http->counts.malformed++;
+        linger(conn);
+        return;
+    }
+    if (conn->exchange && conn->exchange->body_status != KVA_OK) {
+        status = conn->exchange->body_status;
+        kva_fail(&of_body, status, "The server holds too many bodies; retry later.");
+        err = &of_body;
+    } else {
+        conn->http->counts.malformed++;
+    }
+    kva_conn_refuse(conn, status, err);
+}
+
+static void begin_head(struct kva_conn *conn)
+{
+    if (conn->phase != CONN_WAITING || !kva_http_parser_begun(conn->parser))
+        return;
+    conn->phase = CONN_HEAD;
+    conn->begun_ns = kva_time_ns();
+    arm(conn, conn->http->params.head_timeout_ns);
+}
+
+/* One piece of what has come; false: there is nothing to go on with. */
+static bool parse_piece(struct kva_conn *conn)
+{
+    struct evbuffer *input = bufferevent_get_input(conn->bev);
+    struct evbuffer_iovec piece = {.iov_base = NULL};
+    size_t used = 0;
+    if (evbuffer_peek(input, -1, NULL, &piece, 1) < 1)
+        piece.iov_len = 0;
+    if (piece.iov_len == 0 && conn->phase != CONN_BODY)
+        return false;
+    enum kva_http_event event =
+        kva_http_parser_feed(conn->parser, piece.iov_base, piece.iov_len, &used);
+    evbuffer_drain(input, used);
+    begin_head(conn);
+    switch (event) {
+    case KVA_HTTP_EVENT_MORE:
+        return piece.iov_len > 0;
+    case KVA_HTTP_EVENT_HEAD:
+        head_complete(conn);
+        return true;
+    case KVA_HTTP_EVENT_END:
+        return message_complete(conn);
+    case KVA_HTTP_EVENT_REFUSED:
+        message_refused(conn);
+        return false;
+    }
+    return false;
+}
+
+static void parse_input(struct kva_conn *conn)
+{
+    if (conn->parsing)
+        return;
+    conn->parsing = true;
+    while ((conn->phase == CONN_WAITING || conn->phase == CONN_HEAD || conn->phase == CONN_BODY ||
+            conn->phase == CONN_DISCARDING) &&
+           parse_piece(conn)) {
+        /* The next piece. */
+    }
+    conn->parsing = false;
+    size_t ahead = evbuffer_get_length(bufferevent_get_input(conn->bev));
+    if (conn->phase == CONN_SERVING && ahead >= AHEAD_BYTES_MAX)
+        arm(conn, LOOK_NS);
+}
+
+/* The answer has left. */
+static void next_request(struct kva_conn *conn)
+{
+    conn->finishing = false;
+    kva_exchange_finish(conn->exchange);
+    if (conn->phase == CONN_DEAD)
+        return;
+    if (conn->close_after) {
+        linger(conn);
+        return;
+    }
+    bool more = kva_http_parser_begun(conn->parser);
+    conn->phase = more ? CONN_DISCARDING : CONN_WAITING;
+    kva_conn_wait(conn);
+    bufferevent_setwatermark(conn->bev, EV_READ, 0, INPUT_BYTES_MAX);
+    arm(conn, more ? conn->http->params.head_timeout_ns : conn->http->params.idle_timeout_ns);
+    parse_input(conn);
+}
+
+void kva_conn_replied(struct kva_conn *conn)
+{
+    if (conn->phase == CONN_DEAD)
+        return;
+    if (conn->phase != CONN_SERVING)
+        start_serving(conn);
+    conn->finishing = true;
+    if (unsent(conn) == 0)
+        event_active(&conn->later, EV_TIMEOUT, 0);
+}
+
+/* --- libevent's callbacks -------------------------------------------------------------------- */
+
+static void on_later(evutil_socket_t fd, short what, void *opaque)
+{
+    (void)fd;
+    (void)what;
+    struct kva_conn *conn = opaque;
+    if (conn->phase == CONN_DEAD)
+        conn_free(conn);
+    else if (conn->finishing && unsent(conn) == 0)
+        next_request(conn);
+}
+
+static void on_read(struct bufferevent *bev, void *opaque)
+{
+    struct kva_conn *conn = opaque;
+    if (conn->phase == CONN_LINGERING) {
+        evbuffer_drain(bufferevent_get_input(bev), SIZE_MAX);
+        if (kva_time_ns() >= conn->linger_until_ns)
+            kva_conn_close(conn);
+        else
+            arm(conn, LINGER_SILENT_NS);
+        return;
+    }
+    parse_input(conn);
+}
+
+static void on_written(struct bufferevent *bev, void *opaque)
+{
+    (void)bev;
+    struct kva_conn *conn = opaque;
+    if (conn->finishing && unsent(conn) == 0)
+        next_request(conn);
+}
+
+static void on_output(struct evbuffer *buffer, const struct evbuffer_cb_info *info, void *opaque)
+{
+    struct kva_conn *conn = opaque;
+    if (info->n_deleted > 0 && conn->exchange)
+        kva_exchange_drained(conn->exchange, evbuffer_get_length(buffer));
+}
+
+static void on_event(struct bufferevent *bev, short what, void *opaque)
+{
+    (void)bev;
+    struct kva_conn *conn = opaque;
+    if (what & BEV_EVENT_CONNECTED)
+        return;
+    /* A peer may end its side once it has asked for all that it wants to know; while it waits for
+     * an answer it is taken for gone, as proxies do. */
+    if ((what & BEV_EVENT_EOF) && conn->finishing) {
+        conn->close_after = true;
+        return;
+    }
+    close_as(conn, (what & BEV_EVENT_TIMEOUT) != 0);
+}
+
+static bool peer_is_gone(const struct kva_conn *conn)
+{
+    struct pollfd look = {.fd = bufferevent_getfd(conn->bev), .events = POLLRDHUP};
+    return poll(&look, 1, 0) > 0 && (look.revents & (POLLRDHUP | POLLERR | POLLHUP));
 }
 
 static void on_timer(evutil_socket_t fd, short what, void *opaque)
@@ -175,129 +361,166 @@ static void on_timer(evutil_socket_t fd, short what, void *opaque)
     (void)fd;
     (void)what;
     struct kva_conn *conn = opaque;
-    if (conn->phase == CONN_NEW) {
-        adopt(conn);
-    } else if (conn->fix_page) {
-        replace_page(conn);
-    } else if (conn->phase == CONN_READING) {
-        give_up(conn);
-    } else if (conn->phase == CONN_IDLE || conn->phase == CONN_CLOSING) {
-        evhttp_connection_free(conn->evcon);
+    struct kva_err err;
+    switch (conn->phase) {
+    case CONN_HEAD:
+    case CONN_BODY:
+        kva_fail(&err, KVA_ETIMEOUT, "The request did not arrive in time.");
+        kva_conn_refuse(conn, KVA_ETIMEOUT, &err);
+        break;
+    case CONN_SERVING:
+        if (peer_is_gone(conn))
+            kva_conn_close(conn);
+        else
+            arm(conn, LOOK_NS);
+        break;
+    case CONN_WAITING:
+    case CONN_DISCARDING:
+    case CONN_LINGERING:
+        kva_conn_close(conn);
+        break;
+    case CONN_DEAD:
+        break;
     }
 }
 
-static void on_input(struct evbuffer *buffer, const struct evbuffer_cb_info *info, void *opaque)
-{
-    (void)buffer;
-    struct kva_conn *conn = opaque;
-    if (info->n_added == 0 || conn->phase == CONN_SERVING || conn->phase == CONN_CLOSING)
-        return;
-    conn->input_bytes += info->n_added;
-    if (conn->phase == CONN_IDLE) {
-        conn->phase = CONN_READING;
-        arm(conn, conn->http->params.request_timeout_ns);
-    }
-    /* Chunks cost bytes of their own, so this is not the limit itself, which evhttp holds. */
-    const struct kva_http_params *params = &conn->http->params;
-    if (conn->input_bytes > 2 * params->body_bytes_max + params->header_bytes_max)
-        event_active(&conn->timer, EV_TIMEOUT, 0);
-}
+/* --- the beginning --------------------------------------------------------------------------- */
 
-static void on_output(struct evbuffer *buffer, const struct evbuffer_cb_info *info, void *opaque)
+static bool put_body(void *opaque, const char *data, size_t length)
 {
     struct kva_conn *conn = opaque;
-    if (conn->phase == CONN_SERVING) {
-        if (info->n_deleted > 0 && conn->exchange)
-            kva_exchange_drained(conn->exchange, evbuffer_get_length(buffer));
-    } else if (conn->phase == CONN_CLOSING) {
-        if (info->n_deleted > 0 && evbuffer_get_length(buffer) == 0)
-            event_active(&conn->timer, EV_TIMEOUT, 0);
-    } else if (info->n_added > 0 && !conn->fix_page && conn->phase != CONN_NEW) {
-        /* Nobody asked for an answer, so evhttp writes one. It is looked at before the socket is:
-         * an activated event runs before the loop polls again. */
-        conn->fix_page = true;
-        event_active(&conn->timer, EV_TIMEOUT, 0);
-    }
+    return !conn->exchange || kva_exchange_put_body(conn->exchange, data, length);
 }
 
-struct bufferevent *kva_conn_open(struct event_base *base, void *opaque)
+static struct bufferevent *make_bufferevent(struct kva_conn *conn, evutil_socket_t fd)
 {
-    struct kva_http *http = opaque;
-    struct kva_conn *conn = calloc(1, sizeof(*conn));
+    struct event_base *base = conn->http->params.base;
+    if (!conn->tls)
+        return bufferevent_socket_new(base, fd, BEV_OPT_CLOSE_ON_FREE);
+    SSL *ssl = SSL_new(conn->http->tls);
     struct bufferevent *bev = NULL;
-    SSL *ssl = NULL;
-    if (conn && http->tls && (ssl = SSL_new(http->tls))) {
-        bev = bufferevent_openssl_socket_new(base, -1, ssl, BUFFEREVENT_SSL_ACCEPTING,
+    if (ssl)
+        bev = bufferevent_openssl_socket_new(base, fd, ssl, BUFFEREVENT_SSL_ACCEPTING,
                                              BEV_OPT_CLOSE_ON_FREE);
-        if (bev)
-            bufferevent_openssl_set_allow_dirty_shutdown(bev, 1);
-    } else if (conn && !http->tls) {
-        bev = bufferevent_socket_new(base, -1, BEV_OPT_CLOSE_ON_FREE);
-    }
-    if (!bev) {
-        /* evhttp makes a plain one then; with TLS its bytes are not HTTP and get refused. */
-        free(conn);
-        return NULL;
-    }
-    conn->http = http;
-    conn->bev = bev;
-    struct kva_conn **bucket = bucket_of(http, bev);
-    conn->next = *bucket;
-    if (conn->next)
-        conn->next->prev = conn;
-    *bucket = conn;
-    http->conn_count++;
-    kva_http_update_accepting(http);
-    /* A whole body waits in the input buffer until it is complete. */
-    bufferevent_setwatermark(bev, EV_READ, 0,
-                             http->params.body_bytes_max + http->params.header_bytes_max);
-    struct timeval write_timeout = timeval_of(http->params.write_timeout_ns);
-    bufferevent_set_timeouts(bev, NULL, http->params.write_timeout_ns ? &write_timeout : NULL);
-    evbuffer_add_cb(bufferevent_get_input(bev), on_input, conn);
-    evbuffer_add_cb(bufferevent_get_output(bev), on_output, conn);
-    evtimer_assign(&conn->timer, base, on_timer, conn);
-    bufferevent_incref(bev);
-    event_active(&conn->timer, EV_TIMEOUT, 0);
+    if (bev)
+        bufferevent_openssl_set_allow_dirty_shutdown(bev, 1);
+    else
+        SSL_free(ssl);
     return bev;
 }
 
-struct kva_conn *kva_conn_find(struct kva_http *http, struct evhttp_connection *evcon)
+static bool make_parts(struct kva_conn *conn, evutil_socket_t fd, const struct sockaddr *address)
 {
-    const struct bufferevent *bev = evhttp_connection_get_bufferevent(evcon);
-    struct kva_conn *conn = *bucket_of(http, bev);
-    while (conn && conn->bev != bev)
-        conn = conn->next;
-    return conn;
+    struct kva_http *http = conn->http;
+    struct kva_http_parser_params parser = {
+        .head_bytes_max = http->params.header_bytes_max,
+        .body_bytes_max = http->params.body_bytes_max,
+        .body = put_body,
+        .opaque = conn,
+    };
+    conn->parser = kva_http_parser_create(&parser);
+    conn->address = kva_accounts_hold(http->addresses, kva_account_name_of_address(address));
+    if (conn->parser && conn->address)
+        conn->bev = make_bufferevent(conn, fd);
+    if (conn->bev)
+        return true;
+    kva_http_parser_destroy(conn->parser);
+    kva_accounts_release(http->addresses, conn->address);
+    return false;
 }
 
-void kva_conn_serving(struct kva_conn *conn, struct kva_exchange *exchange)
+/* Whether one more connection may be had, making room if need be. */
+static bool make_room(struct kva_conn *conn, const struct kva_account *address)
 {
-    conn->phase = CONN_SERVING;
-    conn->exchange = exchange;
-    conn->fix_page = false;
-    bufferevent_setwatermark(conn->bev, EV_READ, 0, AHEAD_BYTES_MAX);
-    arm(conn, 0);
+    struct kva_http *http = conn->http;
+    uint32_t max = http->params.connections_max;
+    if (conn->admin)
+        return http->admin_count < KVA_HTTP_ADMIN_MAX;
+    if (address->waiting >= http->params.waiting_per_address_max)
+        (void)kva_http_evict(http, conn->address);
+    if (http->counts.connections >= max)
+        (void)kva_http_evict(http, NULL);
+    conn->reserve = http->counts.connections >= max;
+    return http->counts.connections < max + KVA_HTTP_RESERVE;
 }
 
-void kva_conn_close(struct kva_conn *conn)
+static void start(struct kva_conn *conn)
 {
-    conn->phase = CONN_CLOSING;
-    arm(conn, CLOSING_NS);
+    struct kva_http *http = conn->http;
+    struct timeval write_timeout = {
+        .tv_sec = (time_t)(http->params.write_timeout_ns / KVA_NS_PER_S),
+        .tv_usec = (suseconds_t)(http->params.write_timeout_ns % KVA_NS_PER_S / 1000)};
+    evtimer_assign(&conn->timer, http->params.base, on_timer, conn);
+    event_assign(&conn->later, http->params.base, -1, 0, on_later, conn);
+    bufferevent_setcb(conn->bev, on_read, on_written, on_event, conn);
+    bufferevent_setwatermark(conn->bev, EV_READ, 0, INPUT_BYTES_MAX);
+    bufferevent_set_timeouts(conn->bev, NULL,
+                             http->params.write_timeout_ns ? &write_timeout : NULL);
+    evbuffer_add_cb(bufferevent_get_output(conn->bev), on_output, conn);
+    kva_list_append(&http->conns, &conn->link);
+    if (conn->admin)
+        http->admin_count++;
+    else
+        http->counts.connections++;
+    kva_conn_wait(conn);
+    arm(conn, http->params.head_timeout_ns);
+    bufferevent_enable(conn->bev, EV_READ | EV_WRITE);
 }
 
-void kva_conn_served(struct kva_conn *conn)
+void kva_conn_open(struct kva_http_listener *listener, evutil_socket_t fd,
+                   const struct sockaddr *address)
 {
-    const struct kva_http_params *params = &conn->http->params;
-    conn->exchange = NULL;
-    conn->phase = CONN_IDLE;
-    conn->input_bytes = 0;
-    bufferevent_setwatermark(conn->bev, EV_READ, 0,
-                             params->body_bytes_max + params->header_bytes_max);
-    /* A pipelined request is in the buffer already. */
-    if (evbuffer_get_length(bufferevent_get_input(conn->bev)) > 0) {
-        conn->phase = CONN_READING;
-        arm(conn, params->request_timeout_ns);
-    } else {
-        arm(conn, params->idle_timeout_ns);
+    struct kva_http *http = listener->http;
+    struct kva_conn *conn = calloc(1, sizeof(*conn));
+    int one = 1;
+    if (conn) {
+        conn->http = http;
+        conn->admin = listener->admin;
+        conn->tls = http->tls && !listener->admin;
+        kva_list_init(&conn->waiting);
+        kva_list_init(&conn->of_address);
     }
+    if (!conn || !make_parts(conn, fd, address)) {
+        evutil_closesocket(fd);
+        free(conn);
+        return;
+    }
+    socklen_t length =
+        address->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    if (getnameinfo(address, length, conn->peer, sizeof(conn->peer), NULL, 0, NI_NUMERICHOST) != 0)
+        conn->peer[0] = '\0';
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    if (!make_room(conn, conn->address)) {
+        kva_accounts_release(http->addresses, conn->address);
+        kva_http_parser_destroy(conn->parser);
+        bufferevent_free(conn->bev);
+        free(conn);
+        return;
+    }
+    start(conn);
+}
+
+/* --- bytes to the peer ----------------------------------------------------------------------- */
+
+/* Straight to the socket: nothing waits before it, and arming and disarming EPOLLOUT for every
+ * token would cost more than the write. What the socket does not take goes the usual way, errors
+ * too: the bufferevent meets them again. TLS knows the usual way only. */
+bool kva_conn_write(struct kva_conn *conn, const struct iovec *parts, uint32_t count)
+{
+    size_t taken = 0;
+    if (!conn->tls && unsent(conn) == 0) {
+        ssize_t written = writev(bufferevent_getfd(conn->bev), parts, (int)count);
+        taken = written > 0 ? (size_t)written : 0;
+    }
+    if (taken > 0 && conn->exchange)
+        conn->exchange->progress_ns = kva_time_ns();
+    for (uint32_t i = 0; i < count; i++) {
+        size_t skip = kva_min_size(taken, parts[i].iov_len);
+        taken -= skip;
+        if (skip < parts[i].iov_len &&
+            bufferevent_write(conn->bev, (char *)parts[i].iov_base + skip,
+                              parts[i].iov_len - skip) != 0)
+            return false;
+    }
+    return true;
 }

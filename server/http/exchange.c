@@ -1,47 +1,26 @@
-/* One request and its answer. */
+/* exchange.c - one request and its answer. */
 #include "server/http/internal.h"
 
 #include "base/clock.h"
+#include "server/stream/answer.h"
 
 #include <ctype.h>
-#include <event2/http_struct.h>
-#include <event2/keyvalq_struct.h>
 #include <openssl/rand.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
-#include <sys/socket.h>
-#include <sys/uio.h>
+#include <time.h>
 
-static const char *method_name(enum evhttp_cmd_type method)
-{
-    switch (method) {
-    case EVHTTP_REQ_GET:
-        return "GET";
-    case EVHTTP_REQ_POST:
-        return "POST";
-    case EVHTTP_REQ_HEAD:
-        return "HEAD";
-    case EVHTTP_REQ_PUT:
-        return "PUT";
-    case EVHTTP_REQ_DELETE:
-        return "DELETE";
-    case EVHTTP_REQ_OPTIONS:
-        return "OPTIONS";
-    case EVHTTP_REQ_PATCH:
-        return "PATCH";
-    default:
-        return "OTHER";
-    }
-}
+/* Fields of a response: ours, and a few short ones of the handlers. */
+#define FIELDS_BYTES_MAX 8192u
+/* Steps in which room for a body of unknown length is asked for. */
+#define HOLD_STEP_BYTES ((size_t)64 << 10)
 
 /* The client's X-Request-Id if it is short and harmless in logs and headers, else 128 random bits.
  */
-static void choose_request_id(struct kva_exchange *exchange)
+static void choose_request_id(struct kva_exchange *exchange, const char *given)
 {
     char *id = exchange->info.request_id;
-    const char *given = kva_exchange_header(exchange, "X-Request-Id");
     size_t length = given ? strlen(given) : 0;
     bool usable = length > 0 && length <= KVA_REQUEST_ID_MAX;
     for (size_t i = 0; usable && i < length; i++)
@@ -57,47 +36,67 @@ static void choose_request_id(struct kva_exchange *exchange)
         memcpy(random, &now, sizeof(now));
         memcpy(random + 8, &exchange, sizeof(void *));
     }
-    for (size_t i = 0; i < sizeof(random); i++)
-        snprintf(id + 2 * i, 3, "%02x", random[i]);
+    static const char digits[] = "0123456789abcdef";
+    for (size_t i = 0; i < sizeof(random); i++) {
+        id[2 * i] = digits[random[i] >> 4];
+        id[2 * i + 1] = digits[random[i] & 15];
+    }
+    id[2 * sizeof(random)] = '\0';
 }
 
-static void exchange_free(struct kva_exchange *exchange)
+struct kva_exchange *kva_exchange_create(struct kva_conn *conn)
 {
-    if (exchange->closed_added)
-        event_del(&exchange->closed);
-    exchange->http->exchange_count--;
-    if (exchange->http->params.done)
-        exchange->http->params.done(exchange->http->params.opaque, exchange);
+    struct kva_http *http = conn->http;
+    struct kva_exchange *exchange = calloc(1, sizeof(*exchange));
+    if (!exchange)
+        return NULL;
+    exchange->conn = conn;
+    exchange->http = http;
+    http->counts.exchanges++;
+    kva_buf_init(&exchange->body, http->params.body_bytes_max);
+    kva_buf_init(&exchange->fields, FIELDS_BYTES_MAX);
+    struct kva_exchange_info *info = &exchange->info;
+    info->received_ns = exchange->progress_ns = kva_time_ns();
+    info->method = "-";
+    info->path = "";
+    info->admin = conn->admin;
+    info->reserve = conn->reserve;
+    info->key_index = -1;
+    memcpy(info->peer, conn->peer, sizeof(info->peer));
+    const char *given_id = NULL;
+    if (conn->phase == CONN_BODY) {
+        const struct kva_http_head *head = kva_http_parser_head(conn->parser);
+        info->method = head->method_name;
+        info->path = head->path;
+        given_id = kva_http_head_field(head, "X-Request-Id");
+    }
+    choose_request_id(exchange, given_id);
+    kva_exchange_add_header(exchange, "X-Request-Id", info->request_id);
+    return exchange;
+}
+
+void kva_exchange_finish(struct kva_exchange *exchange)
+{
+    struct kva_http *http = exchange->http;
+    exchange->info.aborted = exchange->info.aborted || exchange->broken;
+    kva_exchange_body_done(exchange);
+    exchange->conn->exchange = NULL;
+    http->counts.exchanges--;
+    if (http->params.done)
+        http->params.done(http->params.opaque, exchange);
+    kva_buf_finish(&exchange->body);
+    kva_buf_finish(&exchange->fields);
     free(exchange);
 }
 
-/* Everything has been written. */
-static void on_complete(struct evhttp_request *req, void *opaque)
-{
-    (void)req;
-    struct kva_exchange *exchange = opaque;
-    kva_conn_served(exchange->conn);
-    exchange->req = NULL;
-    exchange_free(exchange);
-}
-
-void kva_exchange_lost(struct kva_exchange *exchange)
+void kva_exchange_lost(struct kva_exchange *exchange, bool stalled)
 {
     struct kva_exchange_owner owner = exchange->owner;
-    bool tell = exchange->kept && !exchange->replied;
     exchange->info.aborted = true;
-    /* libevent counts from the start of the loop's turn, which may have been a long one. */
-    exchange->info.stalled =
-        kva_exchange_unsent(exchange) > 0 &&
-        kva_time_ns() - exchange->progress_ns >= exchange->http->params.write_timeout_ns / 2;
-    /* evhttp lets go of a request that nobody has answered yet: then it is ours to free. */
-    struct evhttp_request *req = exchange->req;
-    if (tell && owner.gone)
+    exchange->info.stalled = stalled;
+    if (exchange->kept && !exchange->replied && owner.gone)
         owner.gone(owner.opaque);
-    exchange->conn->exchange = NULL;
-    exchange_free(exchange);
-    if (req && !evhttp_request_get_connection(req))
-        evhttp_request_free(req);
+    kva_exchange_finish(exchange);
 }
 
 void kva_exchange_drained(struct kva_exchange *exchange, size_t unsent)
@@ -111,133 +110,247 @@ void kva_exchange_drained(struct kva_exchange *exchange, size_t unsent)
     }
 }
 
-static void on_peer_closed(evutil_socket_t fd, short what, void *opaque)
-{
-    (void)fd;
-    (void)what;
-    struct kva_exchange *exchange = opaque;
-    exchange->closed_added = false;
-    evhttp_connection_free(exchange->conn->evcon);
-}
-
-void kva_exchange_dispatch(struct evhttp_request *req, void *opaque)
-{
-    struct kva_http *http = opaque;
-    struct evhttp_connection *evcon = evhttp_request_get_connection(req);
-    struct kva_conn *conn = kva_conn_find(http, evcon);
-    struct kva_exchange *exchange = conn ? calloc(1, sizeof(*exchange)) : NULL;
-    if (!exchange) {
-        /* No memory. A page in words would be evhttp's, in HTML. */
-        if (conn)
-            kva_conn_close(conn);
-        struct evkeyvalq *headers = evhttp_request_get_output_headers(req);
-        (void)evhttp_add_header(headers, "Retry-After", "1");
-        (void)evhttp_add_header(headers, "Content-Length", "0");
-        (void)evhttp_add_header(headers, "Connection", "close");
-        evhttp_send_reply(req, 503, NULL, NULL);
-        return;
-    }
-    exchange->conn = conn;
-    exchange->http = http;
-    exchange->req = req;
-    http->exchange_count++;
-    struct kva_exchange_info *info = &exchange->info;
-    info->received_ns = exchange->progress_ns = kva_time_ns();
-    info->method = method_name(evhttp_request_get_command(req));
-    const char *path = evhttp_uri_get_path(evhttp_request_get_evhttp_uri(req));
-    info->path = path ? path : "";
-    info->peer = evhttp_request_get_host(req) ? req->remote_host : "";
-    info->body_bytes = evbuffer_get_length(evhttp_request_get_input_buffer(req));
-    info->key_index = -1;
-    choose_request_id(exchange);
-    kva_exchange_add_header(exchange, "X-Request-Id", info->request_id);
-    kva_conn_serving(conn, exchange);
-    evhttp_request_set_on_complete_cb(req, on_complete, exchange);
-    http->params.handle(http->params.opaque, exchange);
-}
+/* --- the request ----------------------------------------------------------------------------- */
 
 struct kva_exchange_info *kva_exchange_info(struct kva_exchange *exchange)
 {
     return &exchange->info;
 }
 
-enum evhttp_cmd_type kva_exchange_method(const struct kva_exchange *exchange)
+const struct kva_http_head *kva_exchange_head(const struct kva_exchange *exchange)
 {
-    return evhttp_request_get_command(exchange->req);
+    return kva_http_parser_head(exchange->conn->parser);
 }
 
 const char *kva_exchange_header(const struct kva_exchange *exchange, const char *name)
 {
-    return evhttp_find_header(evhttp_request_get_input_headers(exchange->req), name);
+    return kva_http_head_field(kva_exchange_head(exchange), name);
 }
 
-struct evbuffer *kva_exchange_body(struct kva_exchange *exchange)
+void kva_exchange_set_user(struct kva_exchange *exchange, const void *user)
 {
-    return evhttp_request_get_input_buffer(exchange->req);
+    exchange->user = user;
 }
 
-bool kva_exchange_framing_ambiguous(const struct kva_exchange *exchange)
+const void *kva_exchange_user(const struct kva_exchange *exchange)
 {
-    const struct evkeyvalq *headers = evhttp_request_get_input_headers(exchange->req);
-    const struct evkeyval *header;
-    unsigned lengths = 0;
-    unsigned encodings = 0;
-    for (header = headers->tqh_first; header; header = header->next.tqe_next) {
-        lengths += strcasecmp(header->key, "Content-Length") == 0;
-        if (strcasecmp(header->key, "Transfer-Encoding") == 0)
-            encodings += strcasecmp(header->value, "chunked") == 0 ? 1 : 2;
+    return exchange->user;
+}
+
+/* Count `bytes` more as held; KVA_ERATE: too many of this account, KVA_EBUSY: of all. */
+static enum kva_status hold(struct kva_exchange *exchange, uint64_t bytes)
+{
+    struct kva_http *http = exchange->http;
+    const struct kva_http_params *params = &http->params;
+    if (!exchange->account) {
+        int key = exchange->info.key_index;
+        uint64_t name =
+            key >= 0 ? kva_account_name_of_key((uint32_t)key) : exchange->conn->address->name;
+        exchange->account = kva_accounts_hold(http->bodies, name);
+        if (!exchange->account)
+            return KVA_ENOMEM;
     }
-    return lengths > 1 || encodings > 1 || (lengths && encodings);
+    if (exchange->account->bytes + bytes > params->bodies_account_max)
+        return KVA_ERATE;
+    if (http->counts.body_bytes + bytes > params->bodies_bytes_max)
+        return KVA_EBUSY;
+    exchange->account->bytes += bytes;
+    exchange->held_bytes += bytes;
+    http->counts.body_bytes += bytes;
+    return KVA_OK;
 }
+
+void kva_exchange_body_done(struct kva_exchange *exchange)
+{
+    if (!exchange->account)
+        return;
+    exchange->account->bytes -= exchange->held_bytes;
+    exchange->http->counts.body_bytes -= exchange->held_bytes;
+    exchange->held_bytes = 0;
+    kva_accounts_release(exchange->http->bodies, exchange->account);
+    exchange->account = NULL;
+}
+
+enum kva_status kva_exchange_expect_body(struct kva_exchange *exchange, struct kva_err *err)
+{
+    uint64_t length = kva_exchange_head(exchange)->content_length;
+    const struct kva_http_params *params = &exchange->http->params;
+    if (length > params->body_bytes_max)
+        return kva_fail(err, KVA_ETOOBIG,
+                        "The body has %llu bytes, larger than the limit of %zu bytes.",
+                        (unsigned long long)length, params->body_bytes_max);
+    enum kva_status status = hold(exchange, length);
+    if (status == KVA_ERATE)
+        return kva_fail(err, status,
+                        "Requests of this client hold %llu bytes of bodies, limit is %zu; retry "
+                        "later.",
+                        (unsigned long long)(exchange->account->bytes + length),
+                        params->bodies_account_max);
+    if (status == KVA_EBUSY)
+        return kva_fail(
+            err, status, "The server holds %llu bytes of bodies, limit is %zu; retry later.",
+            (unsigned long long)exchange->http->counts.body_bytes, params->bodies_bytes_max);
+    /* The kernel gives the pages as bytes come. */
+    if (status == KVA_OK && length > 0 && !kva_buf_reserve(&exchange->body, (size_t)length))
+        status = KVA_ENOMEM;
+    return status == KVA_OK ? status : kva_fail(err, status, "Out of memory for the body.");
+}
+
+bool kva_exchange_put_body(struct kva_exchange *exchange, const char *data, size_t length)
+{
+    size_t after = exchange->body.length + length;
+    if (after > exchange->held_bytes)
+        exchange->body_status =
+            hold(exchange, kva_max_u64(after - exchange->held_bytes, HOLD_STEP_BYTES));
+    if (exchange->body_status != KVA_OK)
+        return false;
+    kva_buf_append(&exchange->body, data, length);
+    if (exchange->body.failed)
+        exchange->body_status = KVA_ENOMEM;
+    exchange->info.body_bytes = after;
+    return !exchange->body.failed;
+}
+
+size_t kva_exchange_body_bytes(const struct kva_exchange *exchange)
+{
+    return exchange->body.length;
+}
+
+char *kva_exchange_take_body(struct kva_exchange *exchange, size_t *ret_length)
+{
+    return kva_buf_take(&exchange->body, ret_length);
+}
+
+/* --- the answer's head ----------------------------------------------------------------------- */
 
 void kva_exchange_add_header(struct kva_exchange *exchange, const char *name, const char *value)
 {
-    evhttp_add_header(evhttp_request_get_output_headers(exchange->req), name, value);
+    size_t before = exchange->fields.length;
+    if (strpbrk(value, "\r\n"))
+        return;
+    kva_buf_printf(&exchange->fields, "%s: %s\r\n", name, value);
+    /* One that has no room is left out as a whole. */
+    if (exchange->fields.failed && exchange->fields.data) {
+        exchange->fields.failed = false;
+        exchange->fields.length = before;
+    }
 }
+
+void kva_exchange_close_after(struct kva_exchange *exchange)
+{
+    exchange->conn->close_after = true;
+}
+
+static const char *reason_of(int code)
+{
+    static const struct {
+        int code;
+        const char *text;
+    } reasons[] = {
+        {200, "OK"},
+        {204, "No Content"},
+        {400, "Bad Request"},
+        {401, "Unauthorized"},
+        {403, "Forbidden"},
+        {404, "Not Found"},
+        {405, "Method Not Allowed"},
+        {408, "Request Timeout"},
+        {413, "Content Too Large"},
+        {415, "Unsupported Media Type"},
+        {417, "Expectation Failed"},
+        {421, "Misdirected Request"},
+        {429, "Too Many Requests"},
+        {431, "Request Header Fields Too Large"},
+        {500, "Internal Server Error"},
+        {501, "Not Implemented"},
+        {503, "Service Unavailable"},
+        {505, "HTTP Version Not Supported"},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(reasons); i++) {
+        if (reasons[i].code == code)
+            return reasons[i].text;
+    }
+    return "";
+}
+
+/* "Date: ..." of this second. */
+static const char *date_field(void)
+{
+    static const char days[][4] = {"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"};
+    static const char months[][4] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
+                                     "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
+    static _Thread_local char text[48];
+    static _Thread_local time_t written = -1;
+    time_t now = time(NULL);
+    struct tm at;
+    if (now == written || !gmtime_r(&now, &at))
+        return text;
+    snprintf(text, sizeof(text), "Date: %s, %02d %s %04d %02d:%02d:%02d GMT\r\n", days[at.tm_wday],
+             at.tm_mday, months[at.tm_mon], (at.tm_year + 1900) % 10000, at.tm_hour, at.tm_min,
+             at.tm_sec);
+    written = now;
+    return text;
+}
+
+/* A long body that is not read is the end of the connection. */
+static void put_head(struct kva_exchange *exchange, int code, struct kva_buf *out)
+{
+    struct kva_conn *conn = exchange->conn;
+    const struct kva_http_head *head = kva_exchange_head(exchange);
+    if (conn->phase == CONN_BODY &&
+        (head->chunked || head->expects_continue || head->content_length > KVA_HTTP_DISCARD_MAX))
+        conn->close_after = true;
+    kva_buf_printf(out, "HTTP/1.1 %d %s\r\n%s", code, reason_of(code), date_field());
+    if (exchange->fields.data)
+        kva_buf_append(out, exchange->fields.data, exchange->fields.length);
+    if (conn->close_after)
+        kva_buf_puts(out, "Connection: close\r\n");
+    else if (head->minor == 0)
+        kva_buf_puts(out, "Connection: keep-alive\r\n");
+}
+
+/* Without memory for all of it an answer must not look whole: the peer sees its connection close,
+ * and so does the event loop, which then lets everything go. */
+static void break_off(struct kva_exchange *exchange)
+{
+    exchange->broken = true;
+    shutdown(bufferevent_getfd(exchange->conn->bev), SHUT_RDWR);
+}
+
+/* --- the answer ------------------------------------------------------------------------------ */
 
 void kva_exchange_keep(struct kva_exchange *exchange, const struct kva_exchange_owner *owner)
 {
     exchange->owner = *owner;
     exchange->kept = true;
-    /* evhttp does not read while a request is served: only the socket's own event tells that the
-     * peer has closed. A peer that only ends its side is taken for gone, as proxies do. */
-    evutil_socket_t fd = bufferevent_getfd(exchange->conn->bev);
-    if (event_assign(&exchange->closed, exchange->http->params.base, fd, EV_CLOSED, on_peer_closed,
-                     exchange) == 0 &&
-        event_add(&exchange->closed, NULL) == 0)
-        exchange->closed_added = true;
-}
-
-/* The peer's close no longer matters once the answer is complete: writing it will tell. */
-static void forget_owner(struct kva_exchange *exchange)
-{
-    exchange->replied = true;
-    if (exchange->closed_added)
-        event_del(&exchange->closed);
-    exchange->closed_added = false;
 }
 
 void kva_exchange_reply(struct kva_exchange *exchange, int code, const char *content_type,
                         const void *body, size_t length)
 {
-    struct evhttp_request *req = exchange->req;
-    struct evbuffer *output = evhttp_request_get_output_buffer(req);
-    char text[24];
-    bool head = evhttp_request_get_command(req) == EVHTTP_REQ_HEAD;
+    struct kva_buf head;
+    bool bodiless = kva_exchange_head(exchange)->method == KVA_HTTP_HEAD;
+    kva_buf_init(&head, FIELDS_BYTES_MAX + 512);
     /* The length is told first, so a body that cannot be had is none at all. */
-    if (length > 0 && (!body || (!head && evbuffer_add(output, body, length) != 0))) {
+    if (length > 0 && !body) {
         code = 503;
         length = 0;
     }
     exchange->info.status = code;
     exchange->info.sent_bytes = length;
-    forget_owner(exchange);
+    exchange->replied = true;
     if (content_type)
         kva_exchange_add_header(exchange, "Content-Type", content_type);
-    snprintf(text, sizeof(text), "%zu", length);
+    put_head(exchange, code, &head);
     if (code != 204)
-        kva_exchange_add_header(exchange, "Content-Length", text);
-    evhttp_send_reply(req, code, NULL, NULL);
+        kva_buf_printf(&head, "Content-Length: %zu\r\n", length);
+    kva_buf_puts(&head, "\r\n");
+    struct iovec parts[] = {{head.data, head.length},
+                            {(void *)(uintptr_t)body, bodiless ? 0 : length}};
+    if (head.failed || !kva_conn_write(exchange->conn, parts, KVA_COUNT_OF(parts)))
+        break_off(exchange);
+    kva_buf_finish(&head);
+    kva_conn_replied(exchange->conn);
 }
 
 void kva_exchange_reply_buf(struct kva_exchange *exchange, int code, const char *content_type,
@@ -249,87 +362,64 @@ void kva_exchange_reply_buf(struct kva_exchange *exchange, int code, const char 
         kva_exchange_reply(exchange, code, content_type, body->data, body->length);
 }
 
+void kva_exchange_reply_error(struct kva_exchange *exchange, enum kva_status status,
+                              const struct kva_err *err)
+{
+    struct kva_buf body;
+    kva_buf_init(&body, 8192);
+    kva_error_json(&body, status, err);
+    kva_exchange_reply_buf(exchange, kva_status_info(status)->http_code, "application/json", &body);
+    kva_buf_finish(&body);
+}
+
 void kva_exchange_stream_begin(struct kva_exchange *exchange, int code, const char *content_type)
 {
+    struct kva_buf head;
+    kva_buf_init(&head, FIELDS_BYTES_MAX + 512);
     exchange->info.status = code;
-    exchange->streaming = true;
+    /* Without chunks only the end of the connection ends the body. */
+    exchange->chunked = kva_exchange_head(exchange)->minor == 1;
+    if (!exchange->chunked)
+        exchange->conn->close_after = true;
     kva_exchange_add_header(exchange, "Content-Type", content_type);
     kva_exchange_add_header(exchange, "Cache-Control", "no-cache");
     /* nginx and its like would otherwise collect the stream. */
     kva_exchange_add_header(exchange, "X-Accel-Buffering", "no");
-    /* Without chunks only the end of the connection ends the body. */
-    if (exchange->req->major == 1 && exchange->req->minor == 0)
-        kva_exchange_add_header(exchange, "Connection", "close");
-    evhttp_send_reply_start(exchange->req, code, NULL);
-}
-
-/* Without memory for all of it the stream must not look whole: the peer sees its connection close,
- * and so does the event loop, which then lets everything go. */
-static void break_stream(struct kva_exchange *exchange)
-{
-    exchange->broken = true;
-    shutdown(bufferevent_getfd(exchange->conn->bev), SHUT_RDWR);
-}
-
-/* Straight to the socket: nothing waits before it, and arming and disarming EPOLLOUT for every
- * token would cost more than the write. What the socket does not take goes the usual way, errors
- * too: the bufferevent meets them again. */
-static void write_now(struct kva_exchange *exchange, const void *data, size_t length)
-{
-    struct bufferevent *bev = exchange->conn->bev;
-    bool chunked = exchange->req->chunked;
-    char head[24];
-    int head_bytes = chunked ? snprintf(head, sizeof(head), "%zx\r\n", length) : 0;
-    struct iovec parts[] = {
-        {head, (size_t)head_bytes},
-        {(void *)(uintptr_t)data, length},
-        {(void *)(uintptr_t) "\r\n", chunked ? 2 : 0},
-    };
-    ssize_t written = writev(bufferevent_getfd(bev), parts, KVA_COUNT_OF(parts));
-    size_t taken = written > 0 ? (size_t)written : 0;
-    if (taken > 0)
-        exchange->progress_ns = kva_time_ns();
-    for (size_t i = 0; i < KVA_COUNT_OF(parts); i++) {
-        size_t skip = kva_min_size(taken, parts[i].iov_len);
-        taken -= skip;
-        if (skip == parts[i].iov_len)
-            continue;
-        if (bufferevent_write(bev, (char *)parts[i].iov_base + skip, parts[i].iov_len - skip) == 0)
-            continue;
-        break_stream(exchange);
-        return;
-    }
-}
-
-/* The usual way; TLS knows no other. */
-static void write_later(struct kva_exchange *exchange, const void *data, size_t length)
-{
-    struct evbuffer *output = evhttp_request_get_output_buffer(exchange->req);
-    if (evbuffer_add(output, data, length) == 0)
-        evhttp_send_reply_chunk(exchange->req, output);
-    else
-        break_stream(exchange);
+    put_head(exchange, code, &head);
+    kva_buf_puts(&head, exchange->chunked ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n");
+    struct iovec part = {head.data, head.length};
+    if (head.failed || !kva_conn_write(exchange->conn, &part, 1))
+        break_off(exchange);
+    kva_buf_finish(&head);
 }
 
 void kva_exchange_stream_write(struct kva_exchange *exchange, const void *data, size_t length)
 {
+    char size[24];
     if (length == 0 || exchange->broken)
         return;
     exchange->info.sent_bytes += length;
-    if (!exchange->http->tls && kva_exchange_unsent(exchange) == 0)
-        write_now(exchange, data, length);
-    else
-        write_later(exchange, data, length);
+    int size_bytes = exchange->chunked ? snprintf(size, sizeof(size), "%zx\r\n", length) : 0;
+    struct iovec parts[] = {
+        {size, (size_t)size_bytes},
+        {(void *)(uintptr_t)data, length},
+        {(void *)(uintptr_t) "\r\n", exchange->chunked ? 2 : 0},
+    };
+    if (!kva_conn_write(exchange->conn, parts, KVA_COUNT_OF(parts)))
+        break_off(exchange);
     if (kva_exchange_unsent(exchange) > exchange->http->params.unsent_resume_bytes)
         exchange->writable_wanted = true;
 }
 
 void kva_exchange_stream_end(struct kva_exchange *exchange, bool close_connection)
 {
-    forget_owner(exchange);
+    struct iovec part = {(void *)(uintptr_t) "0\r\n\r\n", 5};
+    exchange->replied = true;
     if (close_connection)
-        kva_exchange_add_header(exchange, "Connection", "close");
-    evhttp_send_reply_end(exchange->req);
+        exchange->conn->close_after = true;
+    if (exchange->chunked && !exchange->broken && !kva_conn_write(exchange->conn, &part, 1))
+        break_off(exchange);
+    kva_conn_replied(exchange->conn);
 }
 
 size_t kva_exchange_unsent(const struct kva_exchange *exchange)
@@ -340,5 +430,5 @@ size_t kva_exchange_unsent(const struct kva_exchange *exchange)
 void kva_exchange_cut(struct kva_exchange *exchange)
 {
     exchange->replied = true;
-    evhttp_connection_free(exchange->conn->evcon);
+    kva_conn_close(exchange->conn);
 }

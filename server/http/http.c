@@ -1,25 +1,31 @@
-/* Listening, and how many connections there may be. */
+/* http.c - listening: addresses, running out of descriptors, certificates. */
 #include "server/http/internal.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define RETRY_NS (200 * KVA_NS_PER_MS)
+
 void kva_http_update_accepting(struct kva_http *http)
 {
-    bool want = !http->stopped && http->conn_count < http->params.connections_max;
-    if (want == http->accepting)
-        return;
-    http->accepting = want;
+    bool want = !http->stopped && !http->paused;
     for (uint32_t i = 0; i < http->listener_count; i++) {
+        struct kva_http_listener *listener = &http->listeners[i];
+        if (want == listener->enabled)
+            continue;
+        listener->enabled = want;
         if (want)
-            evconnlistener_enable(http->listeners[i]);
+            evconnlistener_enable(listener->listener);
         else
-            evconnlistener_disable(http->listeners[i]);
+            evconnlistener_disable(listener->listener);
     }
 }
 
@@ -27,23 +33,39 @@ static void on_retry(evutil_socket_t fd, short what, void *opaque)
 {
     (void)fd;
     (void)what;
-    kva_http_update_accepting(opaque);
+    struct kva_http *http = opaque;
+    http->paused = false;
+    kva_http_update_accepting(http);
 }
 
-/* Out of descriptors or memory: a level-triggered listener would spin. Pause, then try again. */
-static void on_accept_error(struct evconnlistener *listener, void *opaque)
+/* Out of descriptors or memory: a level-triggered listener would spin. The connection that waits
+ * longest gives its descriptor up; then try again. */
+static void on_accept_error(struct evconnlistener *evlistener, void *opaque)
 {
-    (void)listener;
-    struct kva_http *http = opaque;
-    struct timeval pause = {.tv_sec = 0, .tv_usec = 200000};
-    kva_log(KVA_LOG_WARN, "accepting a connection failed: %s", strerror(errno));
-    for (uint32_t i = 0; i < http->listener_count; i++)
-        evconnlistener_disable(http->listeners[i]);
-    http->accepting = false;
+    (void)evlistener;
+    const struct kva_http_listener *listener = opaque;
+    struct kva_http *http = listener->http;
+    struct timeval pause = {.tv_sec = 0, .tv_usec = RETRY_NS / 1000};
+    if (http->counts.accept_errors++ % 100 == 0)
+        kva_log(KVA_LOG_WARN,
+                "accepting a connection failed: %s; %u are open, and so it was %llu times",
+                strerror(errno), http->counts.connections,
+                (unsigned long long)http->counts.accept_errors);
+    (void)kva_http_evict(http, NULL);
+    http->paused = true;
+    kva_http_update_accepting(http);
     evtimer_add(http->retry, &pause);
 }
 
-static void note_port(struct kva_http *http, struct evconnlistener *listener)
+static void on_accept(struct evconnlistener *evlistener, evutil_socket_t fd,
+                      struct sockaddr *address, int length, void *opaque)
+{
+    (void)evlistener;
+    (void)length;
+    kva_conn_open(opaque, fd, address);
+}
+
+static uint16_t port_of(struct evconnlistener *listener)
 {
     struct sockaddr_storage address;
     socklen_t length = sizeof(address);
@@ -51,94 +73,96 @@ static void note_port(struct kva_http *http, struct evconnlistener *listener)
     if (getsockname(evconnlistener_get_fd(listener), (struct sockaddr *)&address, &length) == 0 &&
         getnameinfo((struct sockaddr *)&address, length, NULL, 0, service, sizeof(service),
                     NI_NUMERICSERV) == 0)
-        http->port = (uint16_t)strtoul(service, NULL, 10);
+        return (uint16_t)strtoul(service, NULL, 10);
+    return 0;
 }
 
-static bool listen_on(struct kva_http *http, const struct addrinfo *address)
+static bool is_loopback(const struct sockaddr *address)
 {
+    if (address->sa_family == AF_INET)
+        return (ntohl(((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr) >>
+                24) == 127;
+    const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)(const void *)address;
+    return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&in6->sin6_addr);
+}
+
+static bool listen_on(struct kva_http *http, const struct addrinfo *address, bool admin)
+{
+    struct kva_http_listener *listener = &http->listeners[http->listener_count];
     unsigned flags = LEV_OPT_REUSEABLE | LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC;
     if (address->ai_family == AF_INET6)
         flags |= LEV_OPT_BIND_IPV6ONLY;
-    struct evconnlistener *listener =
-        evconnlistener_new_bind(http->params.base, NULL, NULL, flags, (int)http->params.backlog,
-                                address->ai_addr, (int)address->ai_addrlen);
-    if (!listener)
+    *listener = (struct kva_http_listener){.http = http, .admin = admin, .enabled = true};
+    listener->listener = evconnlistener_new_bind(http->params.base, on_accept, listener, flags,
+                                                 (int)http->params.backlog, address->ai_addr,
+                                                 (int)address->ai_addrlen);
+    if (!listener->listener)
         return false;
-    if (!evhttp_bind_listener(http->evhttp, listener)) {
-        evconnlistener_free(listener);
-        return false;
-    }
-    evconnlistener_set_error_cb(listener, on_accept_error);
-    http->listeners[http->listener_count++] = listener;
-    note_port(http, listener);
+    evconnlistener_set_error_cb(listener->listener, on_accept_error);
+    *(admin ? &http->admin_port : &http->port) = port_of(listener->listener);
+    http->is_public = http->is_public || (!admin && !is_loopback(address->ai_addr));
+    http->listener_count++;
     return true;
 }
 
 /* Every address that the host has, at least one of which must work. */
-static enum kva_status open_listeners(struct kva_http *http, struct kva_err *err)
+static enum kva_status open_listeners(struct kva_http *http, const char *host, uint16_t port,
+                                      bool admin, struct kva_err *err)
 {
     struct addrinfo hints = {.ai_family = AF_UNSPEC,
                              .ai_socktype = SOCK_STREAM,
                              .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
     struct addrinfo *found = NULL;
     char service[8];
-    snprintf(service, sizeof(service), "%u", http->params.port);
-    int code = getaddrinfo(http->params.host, service, &hints, &found);
+    snprintf(service, sizeof(service), "%u", port);
+    int code = getaddrinfo(host, service, &hints, &found);
     if (code != 0)
-        return kva_fail(err, KVA_EINVAL, "Cannot listen on '%s': %s", http->params.host,
-                        gai_strerror(code));
+        return kva_fail(err, KVA_EINVAL, "Cannot listen on '%s': %s", host, gai_strerror(code));
+    uint32_t before = http->listener_count;
     int error = 0;
     for (const struct addrinfo *at = found; at; at = at->ai_next) {
         /* A free port is chosen once; a second address would get another one. */
         if (http->listener_count == KVA_HTTP_LISTENERS_MAX ||
-            (http->params.port == 0 && http->listener_count > 0))
+            (port == 0 && http->listener_count > before))
             break;
-        if (!listen_on(http, at))
+        if (!listen_on(http, at, admin))
             error = errno;
     }
     freeaddrinfo(found);
-    if (http->listener_count == 0)
-        return kva_fail(err, KVA_EIO, "Cannot listen on %s port %u: %s", http->params.host,
-                        http->params.port, strerror(error));
+    if (http->listener_count == before)
+        return kva_fail(err, KVA_EIO, "Cannot listen on %s port %u: %s", host, port,
+                        strerror(error));
     return KVA_OK;
 }
 
-static void configure(struct kva_http *http)
+static enum kva_status create_parts(struct kva_http *http, struct kva_err *err)
 {
     const struct kva_http_params *params = &http->params;
-    evhttp_set_max_headers_size(http->evhttp, (ev_ssize_t)params->header_bytes_max);
-    evhttp_set_max_body_size(http->evhttp, (ev_ssize_t)params->body_bytes_max);
-    /* Methods are refused by route, with the list of those that it has. */
-    evhttp_set_allowed_methods(http->evhttp, EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_HEAD |
-                                                 EVHTTP_REQ_PUT | EVHTTP_REQ_DELETE |
-                                                 EVHTTP_REQ_OPTIONS | EVHTTP_REQ_TRACE |
-                                                 EVHTTP_REQ_CONNECT | EVHTTP_REQ_PATCH);
-    /* Read an over-long body to its end, so that the refusal is not lost to a reset. */
-    evhttp_set_flags(http->evhttp, EVHTTP_SERVER_LINGERING_CLOSE);
-    evhttp_set_default_content_type(http->evhttp, NULL);
-    evhttp_set_bevcb(http->evhttp, kva_conn_open, http);
-    evhttp_set_gencb(http->evhttp, kva_exchange_dispatch, http);
+    enum kva_status status = KVA_OK;
+    http->retry = evtimer_new(params->base, on_retry, http);
+    http->addresses = kva_accounts_create();
+    http->bodies = kva_accounts_create();
+    if (!http->retry || !http->addresses || !http->bodies)
+        return kva_fail(err, KVA_ENOMEM, "Out of memory for the HTTP server.");
+    if (params->tls_cert_path)
+        status = kva_tls_create(params->tls_cert_path, params->tls_key_path, &http->tls, err);
+    if (status == KVA_OK)
+        status = open_listeners(http, params->host, params->port, false, err);
+    if (status == KVA_OK && params->admin_host)
+        status = open_listeners(http, params->admin_host, params->admin_port, true, err);
+    return status;
 }
 
 enum kva_status kva_http_create(const struct kva_http_params *params, struct kva_http **ret,
                                 struct kva_err *err)
 {
-    enum kva_status status = KVA_OK;
     struct kva_http *http = calloc(1, sizeof(*http));
     if (!http)
         return kva_fail(err, KVA_ENOMEM, "Out of memory for the HTTP server.");
     http->params = *params;
-    http->accepting = true;
-    http->evhttp = evhttp_new(params->base);
-    http->retry = evtimer_new(params->base, on_retry, http);
-    if (!http->evhttp || !http->retry)
-        status = kva_fail(err, KVA_ENOMEM, "Out of memory for the HTTP server.");
-    if (status == KVA_OK && params->tls_cert_path)
-        status = kva_tls_create(params->tls_cert_path, params->tls_key_path, &http->tls, err);
-    if (status == KVA_OK) {
-        configure(http);
-        status = open_listeners(http, err);
-    }
+    kva_list_init(&http->conns);
+    kva_list_init(&http->waiting);
+    enum kva_status status = create_parts(http, err);
     if (status != KVA_OK) {
         kva_http_destroy(http);
         return status;
@@ -151,12 +175,15 @@ void kva_http_destroy(struct kva_http *http)
 {
     if (!http)
         return;
-    http->destroying = true;
     http->stopped = true;
-    if (http->evhttp)
-        evhttp_free(http->evhttp);
+    for (uint32_t i = 0; i < http->listener_count; i++)
+        evconnlistener_free(http->listeners[i].listener);
+    while (!kva_list_empty(&http->conns))
+        kva_conn_destroy(KVA_CONTAINER_OF(http->conns.next, struct kva_conn, link));
     if (http->retry)
         event_free(http->retry);
+    kva_accounts_destroy(http->addresses);
+    kva_accounts_destroy(http->bodies);
     SSL_CTX_free(http->tls);
     free(http);
 }
@@ -164,6 +191,16 @@ void kva_http_destroy(struct kva_http *http)
 uint16_t kva_http_port(const struct kva_http *http)
 {
     return http->port;
+}
+
+uint16_t kva_http_admin_port(const struct kva_http *http)
+{
+    return http->admin_port;
+}
+
+bool kva_http_is_public(const struct kva_http *http)
+{
+    return http->is_public;
 }
 
 enum kva_status kva_http_reload_tls(struct kva_http *http, struct kva_err *err)
@@ -187,17 +224,7 @@ void kva_http_stop_accepting(struct kva_http *http)
     kva_http_update_accepting(http);
 }
 
-uint32_t kva_http_connections(const struct kva_http *http)
+void kva_http_get_counts(const struct kva_http *http, struct kva_http_counts *ret)
 {
-    return http->conn_count;
-}
-
-uint32_t kva_http_exchanges(const struct kva_http *http)
-{
-    return http->exchange_count;
-}
-
-uint64_t kva_http_refused_by_parser(const struct kva_http *http)
-{
-    return http->refused_by_parser;
+    *ret = http->counts;
 }

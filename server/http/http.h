@@ -1,13 +1,20 @@
-/* http.h - HTTP/1.1 on libevent's evhttp: connections, exchanges, TLS.
+/* http.h - HTTP/1.1 for the API: listeners, connections, exchanges, TLS.
  *
- * An exchange is one request and its answer. The handler gets it when the body is complete and
- * either answers at once or keeps it (kva_exchange_keep) and answers later; if the peer leaves
- * first, the keeper is told and the exchange is gone.
+ * libevent's loop, buffers and TLS carry the bytes, llhttp's tables read them (parser.h), and all
+ * else is here: what is refused and in which words, how long a peer may take, how much may be held
+ * for it, and when it is gone.
  *
- * What evhttp 2.1 leaves open is closed here: its own HTML error pages become JSON, a peer that
- * sends its request too slowly gets 408, a header block over the limit 431; the number of
- * connections is bounded; a peer that closes while it waits is noticed at once, although evhttp
- * does not read then; what a peer may send ahead of its answer is bounded.
+ * An exchange is one request and its answer. `begin` sees it when its head is complete, before any
+ * byte of the body is read: it may refuse it there (kva_exchange_reply), and then the body is not
+ * taken. Otherwise `handle` gets it when the body is complete and either answers at once or keeps
+ * it (kva_exchange_keep) and answers later; if the peer leaves first, the keeper is told and the
+ * exchange is gone.
+ *
+ * Nothing is held for strangers without a bound: a head must be complete in time, connections that
+ * wait (for a handshake, a head, the next request) are counted by address and the oldest makes room
+ * for a new one, bodies are bounded in sum and by account. A few connections more than allowed are
+ * accepted to be told so and to answer probes (kva_exchange_info.reserve). A peer that closes or
+ * resets its connection is noticed whatever the connection is doing.
  *
  * Thread rule: the event loop's thread only. */
 #ifndef KVA_SERVER_HTTP_HTTP_H
@@ -15,29 +22,39 @@
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "server/http/parser.h"
 
 #include <event2/event.h>
-#include <event2/http.h>
 
 struct kva_http;
 struct kva_exchange;
 
 #define KVA_REQUEST_ID_MAX 128u
+#define KVA_PEER_MAX       48u
 
 struct kva_http_params {
     struct event_base *base;
-    const char *host; /* numeric address or name to listen on */
-    uint16_t port;    /* 0: any free one */
+    const char *host;       /* numeric address or name to listen on */
+    uint16_t port;          /* 0: any free one */
+    const char *admin_host; /* for probes and scrapes only, without TLS; NULL: none */
+    uint16_t admin_port;    /* 0: any free one */
     uint32_t backlog;
     uint32_t connections_max;
+    uint32_t waiting_per_address_max; /* connections without a request, of one address */
     size_t header_bytes_max;
-    size_t body_bytes_max;
+    size_t body_bytes_max;       /* of one request */
+    size_t bodies_bytes_max;     /* of all requests whose bodies are held */
+    size_t bodies_account_max;   /* of those of one key, or one address without keys */
+    uint64_t head_timeout_ns;    /* from accepting, or a request's first byte, to its head's end;
+                                    a TLS handshake included */
     uint64_t idle_timeout_ns;    /* a kept-alive connection without a request */
     uint64_t request_timeout_ns; /* from a request's first byte to its last */
     uint64_t write_timeout_ns;   /* a peer that takes no byte for this long is cut */
     size_t unsent_resume_bytes;  /* writable: an exchange's unsent bytes fell to this */
     const char *tls_cert_path;   /* PEM chain; NULL: no TLS */
     const char *tls_key_path;
+    /* A complete head: refuse it, or let the body come. */
+    void (*begin)(void *opaque, struct kva_exchange *exchange);
     /* A complete request: answer it or keep it before returning. */
     void (*handle)(void *opaque, struct kva_exchange *exchange);
     /* The answer left, or the connection did: for the log and the counters. */
@@ -53,8 +70,12 @@ KVA_MUST_CHECK enum kva_status kva_http_create(const struct kva_http_params *par
 /* Closes every connection; kept exchanges are told. NULL is allowed. */
 void kva_http_destroy(struct kva_http *http);
 
-/* The port that is listened on. */
+/* The ports that are listened on; 0: none. */
 uint16_t kva_http_port(const struct kva_http *http);
+uint16_t kva_http_admin_port(const struct kva_http *http);
+
+/* Whether anybody but this machine can connect (the admin listener left aside). */
+bool kva_http_is_public(const struct kva_http *http);
 
 /* Read certificate and key again; new connections use them. On failure the old ones stay. */
 KVA_MUST_CHECK enum kva_status kva_http_reload_tls(struct kva_http *http, struct kva_err *err);
@@ -62,9 +83,16 @@ KVA_MUST_CHECK enum kva_status kva_http_reload_tls(struct kva_http *http, struct
 /* Stop listening; connections that are open stay. */
 void kva_http_stop_accepting(struct kva_http *http);
 
-uint32_t kva_http_connections(const struct kva_http *http);
-uint32_t kva_http_exchanges(const struct kva_http *http);
-uint64_t kva_http_refused_by_parser(const struct kva_http *http);
+struct kva_http_counts {
+    uint32_t connections;
+    uint32_t waiting; /* of those: without a request */
+    uint32_t exchanges;
+    uint64_t body_bytes; /* held now */
+    uint64_t malformed;  /* refused by the parser, since the start */
+    uint64_t evicted;    /* closed while they waited, to make room, since the start */
+    uint64_t accept_errors;
+};
+void kva_http_get_counts(const struct kva_http *http, struct kva_http_counts *ret);
 
 /* ---- one exchange ---------------------------------------------------------------------------- */
 
@@ -80,14 +108,16 @@ struct kva_exchange_owner {
 /* What the log and the counters want to know; filled in as it becomes known. */
 struct kva_exchange_info {
     char request_id[KVA_REQUEST_ID_MAX + 1];
-    const char *route; /* the pattern, a constant; NULL: none */
-    const char *method;
-    const char *path; /* without query; valid until done */
-    const char *peer;
-    uint64_t received_ns; /* kva_time_ns when the request was complete */
+    const char *route;  /* the pattern, a constant; NULL: none */
+    const char *method; /* "-" and path "": what came is not HTTP */
+    const char *path;   /* without query; valid until done */
+    char peer[KVA_PEER_MAX];
+    uint64_t received_ns; /* kva_time_ns when the head was complete */
     uint64_t body_bytes;
     uint64_t sent_bytes; /* of the body */
     int status;          /* 0: none was sent */
+    bool admin;          /* came in on the admin listener */
+    bool reserve;        /* on a connection beyond connections_max: for probes only */
     bool aborted;        /* the connection ended before the answer did */
     bool stalled;        /* it was cut because the peer took nothing for write_timeout_ns */
     int key_index;       /* -1: no key */
@@ -96,17 +126,25 @@ struct kva_exchange_info {
 };
 
 struct kva_exchange_info *kva_exchange_info(struct kva_exchange *exchange);
-enum evhttp_cmd_type kva_exchange_method(const struct kva_exchange *exchange);
+const struct kva_http_head *kva_exchange_head(const struct kva_exchange *exchange);
 /* NULL: absent. */
 const char *kva_exchange_header(const struct kva_exchange *exchange, const char *name);
-/* The body; an evbuffer that the caller may drain. */
-struct evbuffer *kva_exchange_body(struct kva_exchange *exchange);
 
-/* Whether the request says two things about its length, or something unknown. */
-bool kva_exchange_framing_ambiguous(const struct kva_exchange *exchange);
+/* What `begin` found, for `handle`. */
+void kva_exchange_set_user(struct kva_exchange *exchange, const void *user);
+const void *kva_exchange_user(const struct kva_exchange *exchange);
 
-/* A response header, before the reply. */
+size_t kva_exchange_body_bytes(const struct kva_exchange *exchange);
+/* Take the body, ended by NUL; the caller frees it. It counts as held until kva_exchange_body_done
+ * or the exchange's end. */
+char *kva_exchange_take_body(struct kva_exchange *exchange, size_t *ret_length);
+void kva_exchange_body_done(struct kva_exchange *exchange);
+
+/* A response header, before the reply. Neither may contain a line break. */
 void kva_exchange_add_header(struct kva_exchange *exchange, const char *name, const char *value);
+
+/* Close the connection behind this answer. */
+void kva_exchange_close_after(struct kva_exchange *exchange);
 
 /* Answer later. */
 void kva_exchange_keep(struct kva_exchange *exchange, const struct kva_exchange_owner *owner);
@@ -119,6 +157,10 @@ void kva_exchange_reply(struct kva_exchange *exchange, int code, const char *con
 /* The same with what was gathered in a buffer; 503 without a body if that ran out of memory. */
 void kva_exchange_reply_buf(struct kva_exchange *exchange, int code, const char *content_type,
                             const struct kva_buf *body);
+
+/* The same with an error in OpenAI's form and its status' code. */
+void kva_exchange_reply_error(struct kva_exchange *exchange, enum kva_status status,
+                              const struct kva_err *err);
 
 /* A body in pieces. A stream of which a piece cannot be had is cut. */
 void kva_exchange_stream_begin(struct kva_exchange *exchange, int code, const char *content_type);

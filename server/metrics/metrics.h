@@ -11,6 +11,7 @@
 #include "base/buf.h"
 #include "base/histogram.h"
 #include "scheduler/scheduler.h"
+#include "server/http/http.h"
 
 /* Why a request was not taken. */
 enum kva_reject_reason {
@@ -83,8 +84,7 @@ struct kva_metrics_view {
     uint32_t jobs_waiting;
     const char *model;
     const char *version;
-    uint32_t connections;
-    uint64_t refused_by_parser;
+    const struct kva_http_counts *http;
     bool ready;
     bool draining;
     bool vllm_names; /* also expose the common names under vllm: */

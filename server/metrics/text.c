@@ -157,7 +157,16 @@ static void put_server(struct kva_buf *out, const struct kva_metrics_view *view,
     const struct kva_metrics *metrics = view->metrics;
     single(out, "kvahead_ready", "gauge", labels, view->ready, "1: requests are taken.");
     single(out, "kvahead_draining", "gauge", labels, view->draining, "1: shutting down.");
-    single(out, "kvahead_connections", "gauge", labels, view->connections, "Open connections.");
+    single(out, "kvahead_connections", "gauge", labels, view->http->connections,
+           "Open connections.");
+    single(out, "kvahead_connections_waiting", "gauge", labels, view->http->waiting,
+           "Open connections without a request.");
+    single(out, "kvahead_connections_evicted_total", "counter", labels, (double)view->http->evicted,
+           "Waiting connections closed to make room for others.");
+    single(out, "kvahead_accept_errors_total", "counter", labels, (double)view->http->accept_errors,
+           "Connections that could not be accepted.");
+    single(out, "kvahead_request_body_bytes", "gauge", labels, (double)view->http->body_bytes,
+           "Bodies of requests that arrive or are being prepared.");
     single(out, "kvahead_start_time_seconds", "gauge", labels, (double)view->start_unix_s,
            "Start of the server, Unix time.");
     single(out, "kvahead_prompt_tokens_total", "counter", labels, (double)metrics->prompt_tokens,
@@ -179,7 +188,7 @@ static void put_server(struct kva_buf *out, const struct kva_metrics_view *view,
            "Times that a slow reader paused its stream.");
     single(out, "kvahead_slow_readers_cut_total", "counter", labels,
            (double)metrics->slow_readers_cut, "Connections cut because their peer did not read.");
-    single(out, "kvahead_http_malformed_total", "counter", labels, (double)view->refused_by_parser,
+    single(out, "kvahead_http_malformed_total", "counter", labels, (double)view->http->malformed,
            "Connections that did not speak HTTP, or too much or too slowly.");
 }
 

@@ -189,7 +189,7 @@ class Client(threading.Thread):
     def ask_and_leave(self, route: str, body: dict, streamed: bool) -> None:
         """Hang up after a random time or a random number of bytes."""
         data = json.dumps({**body, "stream": streamed}).encode()
-        head = f"POST {route} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head = f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         head += f"Content-Length: {len(data)}\r\n\r\n"
         data = head.encode() + data
         with contextlib.closing(self.soak.server.connect()) as sock:

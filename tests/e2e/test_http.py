@@ -34,7 +34,7 @@ def exchange(server: Server, data: bytes, timeout: float = 60) -> bytes:
 def raw_post(body: bytes, headers: str = "", path: str = COMPLETIONS) -> bytes:
     """A request that asks for the connection to be closed."""
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
     )
     return head.encode() + body
@@ -222,7 +222,7 @@ def test_body__too_large(server):
     ],
 )
 def test_framing__ambiguous_or_malformed(server, head):
-    data = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    data = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     data += f"{head}\r\nConnection: close\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
     assert 400 <= status_of(exchange(server, data.encode())) < 500
 
@@ -231,7 +231,7 @@ def test_framing__ambiguous_or_malformed(server, head):
 def test_body__announced_far_too_large(servers, length):
     """Nobody waits for the end of such a body for longer than for any other."""
     own = servers.start("--read-timeout", "1s")
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n"
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
     answer = exchange(own, head.encode() + b"a" * 1000)
     assert status_of(answer) in (400, 408, 413)
     assert own.request("GET", "/health").status == 200
@@ -243,7 +243,7 @@ def test_body__announced_far_too_large(servers, length):
 )
 def test_framing__malformed_chunks(server, chunks):
     head = (
-        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     )
     with contextlib.closing(server.connect(30)) as sock:
@@ -257,7 +257,7 @@ def test_framing__a_chunked_body_is_a_body(server):
     body = json.dumps(SMALL).encode()
     chunks = b"".join(b"%x\r\n%b\r\n" % (1, body[i : i + 1]) for i in range(len(body)))
     head = (
-        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     )
     assert status_of(exchange(server, head.encode() + chunks + b"0\r\n\r\n")) == 200

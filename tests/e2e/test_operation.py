@@ -278,7 +278,7 @@ def test_tls__and_a_new_certificate_without_a_restart(servers, tmp_path):
     wait_until("it complains", lambda: "the old certificate stays" in own.log())
     assert own.request("GET", "/ready").status == 200
     with socket.create_connection(("127.0.0.1", own.port), timeout=30) as plain:
-        plain.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        plain.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         with contextlib.suppress(ConnectionError):
             assert not plain.recv(100).startswith(b"HTTP/1.1 200")
 

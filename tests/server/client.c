@@ -185,8 +185,8 @@ static int send_request(uint16_t port, const char *method, const char *path, con
     char head[4096];
     size_t length = body ? strlen(body) : 0;
     int fd = client_connect(port);
-    snprintf(head, sizeof(head), "%s %s HTTP/1.1\r\nHost: test\r\nConnection: close\r\n%s", method,
-             path, headers ? headers : "");
+    snprintf(head, sizeof(head), "%s %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n%s",
+             method, path, headers ? headers : "");
     client_puts(fd, head);
     if (body) {
         snprintf(head, sizeof(head), "Content-Type: application/json\r\nContent-Length: %zu\r\n",

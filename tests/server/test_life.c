@@ -322,7 +322,7 @@ static void test_serving__thousands_of_requests_leave_nothing(void **state)
 {
     (void)state;
     static const char request[] =
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         "Content-Length: 15\r\n\r\n{\"prompt\":\"ok\"}";
     char answer[4096];
     fixture_init(&f);
