@@ -7,18 +7,16 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* What a peer may send ahead while its request is served; behind that reading stops. */
-#define AHEAD_BYTES_MAX ((size_t)16 << 10)
-/* What is read at once while a request arrives. */
-#define INPUT_BYTES_MAX ((size_t)256 << 10)
-/* While reading has stopped nobody tells of a reset: look for one this often. */
-#define LOOK_NS (50 * KVA_NS_PER_MS)
+/* What is read at once. */
+#define INPUT_BYTES_MAX ((size_t)512 << 10)
+/* What a peer may send ahead while its request is served. One that sends more is cut: to stop
+ * reading instead would mean not to notice its end, which comes behind those bytes. */
+#define AHEAD_BYTES_MAX ((size_t)256 << 10)
 /* A refused peer may go on sending for as long, and be silent for as long, before it is cut. */
 #define LINGER_NS        (10 * KVA_NS_PER_S)
 #define LINGER_SILENT_NS (2 * KVA_NS_PER_S)
@@ -103,7 +101,6 @@ static void linger(struct kva_conn *conn)
     }
     shutdown(fd, SHUT_WR);
     evbuffer_drain(bufferevent_get_input(conn->bev), SIZE_MAX);
-    bufferevent_setwatermark(conn->bev, EV_READ, 0, INPUT_BYTES_MAX);
     conn->phase = CONN_LINGERING;
     conn->linger_until_ns = kva_time_ns() + LINGER_NS;
     kva_conn_wait(conn);
@@ -116,7 +113,6 @@ static void start_serving(struct kva_conn *conn)
 {
     conn->phase = CONN_SERVING;
     kva_conn_wait_over(conn);
-    bufferevent_setwatermark(conn->bev, EV_READ, 0, AHEAD_BYTES_MAX);
     arm(conn, 0);
 }
 
@@ -259,8 +255,8 @@ static void parse_input(struct kva_conn *conn)
     }
     conn->parsing = false;
     size_t ahead = evbuffer_get_length(bufferevent_get_input(conn->bev));
-    if (conn->phase == CONN_SERVING && ahead >= AHEAD_BYTES_MAX)
-        arm(conn, LOOK_NS);
+    if (conn->phase == CONN_SERVING && !conn->finishing && ahead > AHEAD_BYTES_MAX)
+        kva_conn_close(conn);
 }
 
 /* The answer has left. */
@@ -277,7 +273,6 @@ static void next_request(struct kva_conn *conn)
     bool more = kva_http_parser_begun(conn->parser);
     conn->phase = more ? CONN_DISCARDING : CONN_WAITING;
     kva_conn_wait(conn);
-    bufferevent_setwatermark(conn->bev, EV_READ, 0, INPUT_BYTES_MAX);
     arm(conn, more ? conn->http->params.head_timeout_ns : conn->http->params.idle_timeout_ns);
     parse_input(conn);
 }
@@ -350,12 +345,6 @@ static void on_event(struct bufferevent *bev, short what, void *opaque)
     close_as(conn, (what & BEV_EVENT_TIMEOUT) != 0);
 }
 
-static bool peer_is_gone(const struct kva_conn *conn)
-{
-    struct pollfd look = {.fd = bufferevent_getfd(conn->bev), .events = POLLRDHUP};
-    return poll(&look, 1, 0) > 0 && (look.revents & (POLLRDHUP | POLLERR | POLLHUP));
-}
-
 static void on_timer(evutil_socket_t fd, short what, void *opaque)
 {
     (void)fd;
@@ -368,17 +357,12 @@ static void on_timer(evutil_socket_t fd, short what, void *opaque)
         kva_fail(&err, KVA_ETIMEOUT, "The request did not arrive in time.");
         kva_conn_refuse(conn, KVA_ETIMEOUT, &err);
         break;
-    case CONN_SERVING:
-        if (peer_is_gone(conn))
-            kva_conn_close(conn);
-        else
-            arm(conn, LOOK_NS);
-        break;
     case CONN_WAITING:
     case CONN_DISCARDING:
     case CONN_LINGERING:
         kva_conn_close(conn);
         break;
+    case CONN_SERVING:
     case CONN_DEAD:
         break;
     }

@@ -375,7 +375,8 @@ static void translate_error(struct kva_http_parser *parser, llhttp_errno_t code)
     if (!reason)
         reason = llhttp_errno_name(code);
     snprintf(message, sizeof(message), "The request is not valid HTTP/1.1: %s.", reason);
-    if (code == HPE_INVALID_METHOD && parser->first >= 'A' && parser->first <= 'Z') {
+    if (code == HPE_INVALID_METHOD && strncmp(reason, "Invalid", 7) == 0 && parser->first >= 'A' &&
+        parser->first <= 'Z') {
         status = KVA_EMETHOD;
         snprintf(message, sizeof(message), "The method is unknown.");
     } else if ((code == HPE_INVALID_VERSION && strncmp(reason, "Invalid", 7) == 0) ||
