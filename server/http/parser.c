@@ -37,7 +37,9 @@ struct kva_http_parser {
     uint64_t head_bytes;    /* of line and fields */
     uint64_t framing_bytes; /* behind the head and not the body's */
     uint64_t body_bytes;
-    char first; /* byte of the request line */
+    char first;      /* byte of the request line */
+    uint32_t spaces; /* in it */
+    bool line_ended;
     bool begun;
 };
 
@@ -360,6 +362,8 @@ static void begin_message(struct kva_http_parser *parser)
     parser->target_at = parser->name_at = parser->value_at = 0;
     parser->head_bytes = parser->framing_bytes = parser->body_bytes = 0;
     parser->first = '\0';
+    parser->spaces = 0;
+    parser->line_ended = false;
     parser->begun = false;
     parser->stage = STAGE_HEAD;
     llhttp_reset(&parser->llhttp);
@@ -401,6 +405,21 @@ static bool too_long(struct kva_http_parser *parser)
     return parser->stage == STAGE_REFUSED;
 }
 
+/* Bytes up to the end of the request line, that one included; SIZE_MAX: it does not end here. */
+static size_t scan_line(struct kva_http_parser *parser, const char *data, size_t length)
+{
+    for (size_t i = 0; i < length && !parser->line_ended; i++) {
+        if (!parser->first && (data[i] == '\r' || data[i] == '\n'))
+            continue;
+        parser->first = parser->first ? parser->first : data[i];
+        parser->spaces += data[i] == ' ';
+        parser->line_ended = data[i] == '\n';
+        if (parser->line_ended)
+            return i + 1;
+    }
+    return SIZE_MAX;
+}
+
 enum kva_http_event kva_http_parser_feed(struct kva_http_parser *parser, const char *data,
                                          size_t length, size_t *ret_used)
 {
@@ -413,13 +432,13 @@ enum kva_http_event kva_http_parser_feed(struct kva_http_parser *parser, const c
         return KVA_HTTP_EVENT_MORE;
     enum stage before = parser->stage;
     uint64_t body_before = parser->body_bytes;
+    size_t line_end = SIZE_MAX;
     parser->begun = true;
     if (before == STAGE_HEAD) {
         /* No more than may be: an endless head costs no more than an allowed one. */
         uint64_t room = parser->params.head_bytes_max + 1 - parser->head_bytes;
         length = length < room ? length : (size_t)room;
-        for (size_t i = 0; i < length && !parser->first; i++)
-            parser->first = data[i] == '\r' || data[i] == '\n' ? '\0' : data[i];
+        line_end = scan_line(parser, data, length);
     }
     llhttp_errno_t code = llhttp_execute(&parser->llhttp, length ? data : "", length);
     size_t used = length;
@@ -432,6 +451,15 @@ enum kva_http_event kva_http_parser_feed(struct kva_http_parser *parser, const c
         parser->head_bytes += used;
     else
         parser->framing_bytes += used - (parser->body_bytes - body_before);
+    if (line_end <= used && parser->spaces != 2) {
+        /* llhttp takes several spaces for one, and a line without a version for HTTP/0.9. Whatever
+         * came behind the line does not matter any more. */
+        parser->stage = STAGE_HEAD;
+        (void)refuse(parser, KVA_EINVAL,
+                     "The request line is not a method, a target and a version with one space "
+                     "between them.");
+        return KVA_HTTP_EVENT_REFUSED;
+    }
     if (parser->stage != STAGE_REFUSED && too_long(parser))
         return KVA_HTTP_EVENT_REFUSED;
     if (code == HPE_PAUSED) {

@@ -148,8 +148,6 @@ static void test_parser__reads_what_is_valid(void **state)
         {"GET http://H/a?b HTTP/1.1\r\n" H "\r\n", "GET /a ?b 1.1 H []; ", KVA_OK},
         {"GET https://h:1?b HTTP/1.1\r\nHost: h:1\r\n\r\n", "GET / ?b 1.1 h:1 []; ", KVA_OK},
         {"OPTIONS * HTTP/1.1\r\n" H "\r\n", "OPTIONS * 1.1 h []; ", KVA_OK},
-        /* White space that cannot be mistaken for anything else. */
-        {"GET /  HTTP/1.1\r\n" H "\r\n", "GET / 1.1 h []; ", KVA_OK},
         {"GET //x/metrics HTTP/1.1\r\n" H "\r\n", "GET //x/metrics 1.1 h []; ", KVA_OK},
         /* An offer to speak something else is declined in silence. */
         {"POST / HTTP/1.1\r\n" H "Connection: Upgrade\r\nUpgrade: h2c\r\n" CL "2\r\n\r\nabGET /n "
@@ -184,6 +182,12 @@ static void test_parser__refuses_what_is_ambiguous(void **state)
         {"GET / HTTP/2.0\r\n" H "\r\n", "", KVA_EVERSION},
         {"GET / HTTP/1.2\r\n" H "\r\n", "", KVA_EVERSION},
         {"GET / HTTP/0.9\r\n\r\n", "", KVA_EVERSION},
+        {"GET /\r\n\r\n", "", KVA_EINVAL},
+        {"GET\r\n\r\n", "", KVA_EINVAL},
+        {"GET\t/ HTTP/1.1\r\n" H "\r\n", "", KVA_EINVAL},
+        {"GET  / HTTP/1.1\r\n" H "\r\n", "", KVA_EINVAL},
+        {"GET /  HTTP/1.1\r\n" H "\r\n", "", KVA_EINVAL},
+        {"\r\nGET /  HTTP/1.1\r\n" H TE "cow\r\n\r\n", "", KVA_EINVAL},
         {"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "", KVA_EVERSION},
         {"FETCH / HTTP/1.1\r\n" H "\r\n", "", KVA_EMETHOD},
         {"get / HTTP/1.1\r\n" H "\r\n", "", KVA_EINVAL},
