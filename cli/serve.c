@@ -10,6 +10,9 @@
 #include "cli/listen.h"
 #include "server/server.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
@@ -316,6 +319,17 @@ static enum kva_status run(struct serve *serve, struct kva_err *err)
     return status;
 }
 
+/* glibc raises its limit for memory that is mapped, and so returned when it is freed, to the size of
+ * whatever large block was freed last: a few bodies of many megabytes, and the heap keeps as much
+ * for ever. Limits that were set stay. */
+static void return_freed_memory(void)
+{
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, 1 << 20);
+    mallopt(M_TRIM_THRESHOLD, 8 << 20);
+#endif
+}
+
 int kva_cli_serve(const struct kva_config *config, const struct kva_string_list *rest)
 {
     struct serve serve = {.config = config, .started_ns = kva_time_ns()};
@@ -325,6 +339,7 @@ int kva_cli_serve(const struct kva_config *config, const struct kva_string_list 
         fprintf(stderr, "kvahead: serve takes options only, not '%s'\n", rest->items[0]);
         return KVA_EXIT_USAGE;
     }
+    return_freed_memory();
     block_signals(&set);
     enum kva_status status = create_server(&serve, &err);
     if (!status)
