@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import socket
 import ssl
@@ -119,6 +120,7 @@ class Server:
     key: str | None = None
     ca_path: str | None = None  # the server speaks TLS with this certificate
     model: str | os.PathLike[str] = MODEL
+    descriptors_max: int | None = None  # as `ulimit -n` gives it
     process: subprocess.Popen | None = None
     port: int = 0
     stopped: bool = False
@@ -138,6 +140,7 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=clean_environment(**self.env),
+                preexec_fn=self._limit if self.descriptors_max else None,
             )
         try:
             line = wait_until("the server says where it serves", self._serving_line, START_S)
@@ -148,6 +151,10 @@ class Server:
             self.process.wait()
             raise
         return self
+
+    def _limit(self) -> None:
+        limit = self.descriptors_max
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
     def _serving_line(self) -> re.Match[str] | None:
         line = re.search(r"serving .* at https?://\S+:(\d+) after", self.log())
