@@ -3,7 +3,8 @@
 
 Completions and chats, streamed or not, of many lengths, under all KV policies, with several
 choices, stop strings, seeds, shared prefixes, clients that leave at any moment, and bad requests.
-The device budget is small on purpose, so that choices are preempted all the time.
+The device budget is small on purpose, so that choices are preempted all the time. With --hostile the server
+has a key, and strangers attack it all the while (hostile.py).
 
 Checked: every answer whose request was asked before equals the first one; every refusal is the
 expected one; streams have their framing; at every pause (all clients wait) no memory is held but
@@ -30,12 +31,14 @@ import time
 from dataclasses import dataclass, field
 
 from harness import SANITIZER, Server
+from hostile import Hostile
 
 CONTEXT = 4096
 OPTIONS = (
     *("--device-memory", "24M", "--host-memory", "512M", "--context", str(CONTEXT)),
     *("--sequences", "24", "--keepalive", "200ms", "--log-level", "info"),
 )
+KEY = "key-of-the-clients"
 ROUTES = ("/v1/completions", "/v1/chat/completions")
 POLICIES = (
     {"policy": "full"},
@@ -190,6 +193,8 @@ class Client(threading.Thread):
         """Hang up after a random time or a random number of bytes."""
         data = json.dumps({**body, "stream": streamed}).encode()
         head = f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        if self.soak.server.key:
+            head += f"Authorization: Bearer {self.soak.server.key}\r\n"
         head += f"Content-Length: {len(data)}\r\n\r\n"
         data = head.encode() + data
         with contextlib.closing(self.soak.server.connect()) as sock:
@@ -203,6 +208,26 @@ class Client(threading.Thread):
                 while left > 0 and (chunk := sock.recv(min(left, 4096))):
                     left -= len(chunk)
         self.soak.tally.add(left=1)
+
+
+class Stranger(threading.Thread):
+    """One attack after another until told to stop."""
+
+    def __init__(self, soak: Soak, number: int) -> None:
+        super().__init__(daemon=True)
+        self.soak = soak
+        self.hostile = Hostile(soak.server.port, random.Random(f"stranger {number}"))
+
+    def run(self) -> None:
+        while self.soak.gate():
+            name = "?"
+            try:
+                name = self.hostile.act()
+                self.soak.tally.add(attacks=1)
+            except Exception as error:  # noqa: BLE001  whatever it is, the run has failed
+                self.soak.tally.problem(f"after {name}: {type(error).__name__}: {error}")
+            finally:
+                self.soak.leave_gate()
 
 
 class Soak:
@@ -256,7 +281,8 @@ class Soak:
         ):
             if value < exact:
                 self.tally.problem(f"{name}: clients saw {exact}, the server counts {value:.0f}")
-        if rejected != seen["refused"]:
+        # Of the strangers' requests nobody knows which were read to their end.
+        if rejected < seen["refused"] or (rejected > seen["refused"] and not seen["attacks"]):
             self.tally.problem(f"refusals: {seen['refused']} seen, {rejected:.0f} counted")
         if got[finished % "error"] != 0:
             self.tally.problem(f"{got[finished % 'error']:.0f} choices ended with an error")
@@ -273,10 +299,11 @@ class Soak:
             was, is_ = settled[0][1] >> 20, settled[-1][1] >> 20
             self.tally.problem(f"resident memory went from {was} to {is_} MiB")
 
-    def run(self, minutes: float, clients: int) -> None:
+    def run(self, minutes: float, clients: int, strangers: int) -> None:
         started = time.monotonic()
         end = started + minutes * 60
-        threads = [Client(self, number) for number in range(clients)]
+        threads: list[threading.Thread] = [Client(self, number) for number in range(clients)]
+        threads += [Stranger(self, number) for number in range(strangers)]
         for thread in threads:
             thread.start()
         interval = max(10.0, minutes * 60 / 20)
@@ -298,7 +325,8 @@ class Soak:
         counts = self.tally.counts
         print(
             f"{seconds:6.0f} s  {counts['answered']:6d} answered  {counts['left']:5d} left  "
-            f"{counts['refused']:4d} refused  {counts['output']:8d} tokens  "
+            f"{counts['refused']:4d} refused  {counts['attacks']:5d} attacks  "
+            f"{counts['output']:8d} tokens  "
             f"{resident >> 20:5d} MiB  {descriptors:3d} descriptors  "
             f"{len(self.tally.problems)} problems",
             flush=True,
@@ -313,6 +341,7 @@ def report(soak: Soak, got: dict[str, float], seconds: float) -> None:
         ("different requests", str(len(soak.tally.references))),
         ("left early", str(counts["left"])),
         ("refused", str(counts["refused"])),
+        ("attacks", f"{counts['attacks']} ({got['kvahead_http_malformed_total']:.0f} malformed)"),
         ("generated tokens", f"{got['kvahead_generation_tokens_total']:.0f}"),
         ("prompt tokens", f"{got['kvahead_prompt_tokens_total']:.0f}"),
         ("found in the prefix cache", f"{got['kvahead_prefix_hit_tokens_total']:.0f}"),
@@ -333,15 +362,20 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--kinds", type=int, default=150, help="different requests")
+    parser.add_argument("--hostile", action="store_true", help="strangers attack meanwhile")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        server = Server(pathlib.Path(folder) / "server.log", OPTIONS)
+        keys = pathlib.Path(folder) / "keys"
+        keys.write_text(f"{KEY} priority=-100..100 waiting=1000\n")
+        options = OPTIONS + (("--api-key-file", str(keys)) if args.hostile else ())
+        log = pathlib.Path(folder) / "server.log"
+        server = Server(log, options, key=KEY if args.hostile else None)
         server.start()
         soak = Soak(server, args.kinds)
         started = time.monotonic()
         got: dict[str, float] = collections.defaultdict(float)
         try:
-            soak.run(args.minutes, args.clients)
+            soak.run(args.minutes, args.clients, 6 if args.hostile else 0)
             server.wait_idle()
             got = soak.check_counters()
             soak.check_drift()
