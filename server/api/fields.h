@@ -10,6 +10,7 @@ struct kva_api_parser {
     struct kva_api_call *call;
     const struct kva_api_config *config;
     struct kva_err *err;
+    uint32_t argument_values; /* of the tool calls' arguments that were parsed */
     bool has_stream_options;
     bool has_best_of;
     bool has_top_logprobs;

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #define CALL(member) offsetof(struct kva_api_call, member)
@@ -158,12 +159,39 @@ static enum kva_status parse_documents(struct kva_api_parser *p, const char *nam
     return KVA_OK;
 }
 
+/* What the template gets from the request itself, from the model or from the interpreter: a variable
+ * of the same name would replace it. */
+static bool is_reserved(const char *name)
+{
+    static const char *const names[] = {
+        "messages",     "tools",     "documents", "add_generation_prompt",
+        "bos_token",    "eos_token", "pad_token", "unk_token",
+        "range",        "dict",      "namespace", "raise_exception",
+        "loop",         "caller",    "kwargs",    "varargs",
+        "strftime_now",
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(names); i++) {
+        if (strcmp(name, names[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
 static enum kva_status parse_template_kwargs(struct kva_api_parser *p, const char *name,
                                              const cJSON *value)
 {
     if (!cJSON_IsObject(value))
         return kva_fail_param(p->err, KVA_EINVAL, name, "'%s' must be an object, not %s.", name,
                               kva_api_type_name(value));
+    for (const cJSON *item = value->child; item; item = item->next) {
+        if (!is_reserved(item->string))
+            continue;
+        char place[KVA_ERR_PARAM_MAX];
+        snprintf(place, sizeof(place), "%s.%s", name, item->string);
+        return kva_fail_param(p->err, KVA_EINVAL, place,
+                              "'%s' is not allowed: the request or the model says what '%s' is.",
+                              place, item->string);
+    }
     p->call->template_kwargs = value;
     return KVA_OK;
 }

@@ -146,6 +146,74 @@ static enum kva_status check_role(struct kva_api_parser *p, const cJSON *message
                           place);
 }
 
+/* A value of the arguments comes behind each of these, but for the first. */
+static uint32_t count_values(const char *text)
+{
+    uint32_t count = 1;
+    for (text += strcspn(text, ",:[{"); *text; text += 1 + strcspn(text + 1, ",:[{"))
+        count++;
+    return count;
+}
+
+/* The arguments of a call that the assistant made are a string of JSON in OpenAI's API, and what it
+ * says in templates. What is not JSON stays a string. */
+static enum kva_status parse_arguments(struct kva_api_parser *p, cJSON *function, const char *place)
+{
+    const cJSON *arguments = cJSON_GetObjectItemCaseSensitive(function, "arguments");
+    if (!cJSON_IsString(arguments))
+        return KVA_OK;
+    const char *text = arguments->valuestring[0] ? arguments->valuestring : "{}";
+    struct kva_json_limits limits = p->config->limits.json;
+    uint32_t values = count_values(text);
+    if (values > limits.values_max - p->argument_values)
+        return kva_fail_param(p->err, KVA_EINVAL, place,
+                              "The arguments of tool calls have more than %u values, which is the "
+                              "limit.",
+                              limits.values_max);
+    p->argument_values += values;
+    cJSON *parsed = NULL;
+    enum kva_status status = kva_json_parse(text, strlen(text), &limits, &parsed, NULL);
+    if (status == KVA_OK &&
+        !cJSON_ReplaceItemInObjectCaseSensitive(function, "arguments", parsed)) {
+        cJSON_Delete(parsed);
+        status = KVA_ENOMEM;
+    }
+    return status == KVA_ENOMEM ? kva_fail_param(p->err, KVA_ENOMEM, place, "Out of memory.")
+                                : KVA_OK;
+}
+
+static enum kva_status parse_tool_calls(struct kva_api_parser *p, const cJSON *message,
+                                        uint32_t index)
+{
+    const cJSON *calls = cJSON_GetObjectItemCaseSensitive(message, "tool_calls");
+    uint32_t number = 0;
+    if (!cJSON_IsArray(calls))
+        return KVA_OK;
+    for (const cJSON *call = calls->child; call; call = call->next, number++) {
+        char place[KVA_ERR_PARAM_MAX];
+        snprintf(place, sizeof(place), "messages[%u].tool_calls[%u]", index, number);
+        cJSON *function = cJSON_GetObjectItemCaseSensitive(call, "function");
+        enum kva_status status = function ? parse_arguments(p, function, place) : KVA_OK;
+        if (status != KVA_OK)
+            return status;
+    }
+    return KVA_OK;
+}
+
+/* An assistant's message may have tool calls or a refusal in place of content, which is then empty,
+ * not the word that Jinja has for null. */
+static enum kva_status empty_content(struct kva_api_parser *p, cJSON *message, bool is_there)
+{
+    cJSON *empty = cJSON_CreateString("");
+    bool done =
+        empty && (is_there ? cJSON_ReplaceItemInObjectCaseSensitive(message, "content", empty)
+                           : cJSON_AddItemToObject(message, "content", empty));
+    if (done)
+        return KVA_OK;
+    cJSON_Delete(empty);
+    return kva_fail_param(p->err, KVA_ENOMEM, "messages", "Out of memory.");
+}
+
 static enum kva_status check_message(struct kva_api_parser *p, cJSON *message, uint32_t index)
 {
     char place[KVA_ERR_PARAM_MAX];
@@ -156,15 +224,18 @@ static enum kva_status check_message(struct kva_api_parser *p, cJSON *message, u
     enum kva_status status = check_role(p, message, index);
     if (status != KVA_OK)
         return status;
+    status = parse_tool_calls(p, message, index);
+    if (status != KVA_OK)
+        return status;
     cJSON *content = cJSON_GetObjectItemCaseSensitive(message, "content");
     if (cJSON_IsArray(content))
         return flatten_content(p, message, content, index);
-    /* An assistant's message may have tool calls or a refusal in place of content. */
-    if (cJSON_IsString(content) || cJSON_IsNull(content))
+    if (cJSON_IsString(content))
         return KVA_OK;
-    const cJSON *role = cJSON_GetObjectItemCaseSensitive(message, "role");
-    if (!content && strcmp(role->valuestring, "assistant") == 0)
-        return KVA_OK;
+    const char *role = cJSON_GetObjectItemCaseSensitive(message, "role")->valuestring;
+    bool may_lack = strcmp(role, "assistant") == 0 || strcmp(role, "function") == 0;
+    if (may_lack && (!content || cJSON_IsNull(content)))
+        return empty_content(p, message, content != NULL);
     snprintf(place, sizeof(place), "messages[%u].content", index);
     return kva_fail_param(p->err, KVA_EINVAL, place,
                           "'%s' must be a string or an array of text parts.", place);

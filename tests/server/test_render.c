@@ -5,6 +5,7 @@
 #include "tests/server/client.h"
 #include "tests/server/fixture.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -81,11 +82,107 @@ static void test_render__stopping_ends_what_is_rendered(void **state)
     close(tokens);
 }
 
+static void start_with(const char *source)
+{
+    struct kva_err err;
+    fixture_init(&f);
+    kva_template_destroy(f.chat_template);
+    assert_int_equal(kva_template_compile(source, strlen(source), &f.chat_template, &err), KVA_OK);
+    f.backend.api.chat_template = f.chat_template;
+    fixture_start(&f);
+}
+
+/* What a body renders to: the model echoes it. */
+static void expect_rendering(const char *messages, const char *want)
+{
+    char body[1024];
+    int status;
+    snprintf(body, sizeof(body), "{\"max_tokens\":500,\"messages\":[%s]}", messages);
+    cJSON *json = client_post_json(f.port, "/v1/chat/completions", body, &status);
+    if (status != 200 || strcmp(json_text(json, "choices.0.message.content"), want) != 0)
+        fail_msg("%s: %d '%s' '%s'", messages, status, json_text(json, "error.message"),
+                 json_text(json, "choices.0.message.content"));
+    cJSON_Delete(json);
+}
+
+static void expect_refusal(const char *rest, const char *param)
+{
+    char body[1024];
+    int status;
+    snprintf(body, sizeof(body), "{\"messages\":[%s}", rest);
+    cJSON *json = client_post_json(f.port, "/v1/chat/completions", body, &status);
+    if (status != 400 || strcmp(json_text(json, "error.param"), param) != 0)
+        fail_msg("%s: %d '%s'", rest, status, json_text(json, "error.param"));
+    cJSON_Delete(json);
+}
+
+#define ASSISTANT "{\"role\":\"assistant\","
+#define CALL(arguments)                                                                            \
+    ASSISTANT "\"content\":null,\"tool_calls\":[{\"id\":\"c\",\"type\":\"function\",\"function\":" \
+              "{\"name\":\"f\",\"arguments\":" arguments "}}]}"
+
+static void test_render__null_content_is_empty(void **state)
+{
+    (void)state;
+    start_with("{% for m in messages %}[{{ m.content }}]{% endfor %}");
+    expect_rendering(ASSISTANT "\"content\":null}", "[]");
+    expect_rendering(ASSISTANT "\"refusal\":\"no\"}", "[]");
+    expect_rendering(CALL("\"{}\""), "[]");
+    expect_refusal("{\"role\":\"user\",\"content\":null}]", "messages[0].content");
+    expect_refusal("{\"role\":\"system\",\"content\":null}]", "messages[0].content");
+    expect_refusal("{\"role\":\"tool\",\"content\":null}]", "messages[0].content");
+    expect_refusal("{\"role\":\"user\"}]", "messages[0].content");
+    fixture_stop(&f);
+}
+
+static void test_render__arguments_of_tool_calls_are_parsed(void **state)
+{
+    (void)state;
+    start_with("{% for m in messages %}{% for t in m.tool_calls %}{{ t.function.arguments|tojson }}"
+               "{% endfor %}{% endfor %}");
+    expect_rendering(CALL("\"{\\\"city\\\": \\\"Paris\\\"}\""), "{\"city\": \"Paris\"}");
+    expect_rendering(CALL("\"\""), "{}");
+    expect_rendering(CALL("{\"a\":[1]}"), "{\"a\": [1]}");
+    expect_rendering(CALL("\"{\\\"city\\\": Par\""), "\"{\\\"city\\\": Par\"");
+    fixture_stop(&f);
+    fixture_init(&f);
+    f.backend.api.limits.json.values_max = 40;
+    fixture_start(&f);
+    expect_refusal(CALL("\"[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]\"") "," CALL(
+                       "\"[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]\"") "]",
+                   "messages[1].tool_calls[0]");
+    fixture_stop(&f);
+}
+
+static void test_render__reserved_names_are_refused(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "messages",  "tools",     "documents", "bos_token",
+        "eos_token", "pad_token", "unk_token", "add_generation_prompt",
+        "range",     "namespace", "loop",      "raise_exception"};
+    fixture_init(&f);
+    fixture_start(&f);
+    for (size_t i = 0; i < KVA_COUNT_OF(names); i++) {
+        char rest[256], param[128];
+        snprintf(
+            rest, sizeof(rest),
+            "{\"role\":\"user\",\"content\":\"hi\"}],\"chat_template_kwargs\":{\"mine\":1,\"%s\":[]}",
+            names[i]);
+        snprintf(param, sizeof(param), "chat_template_kwargs.%s", names[i]);
+        expect_refusal(rest, param);
+    }
+    fixture_stop(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_render__long_templates_hold_up_nobody_and_end_with_their_client),
         cmocka_unit_test(test_render__stopping_ends_what_is_rendered),
+        cmocka_unit_test(test_render__null_content_is_empty),
+        cmocka_unit_test(test_render__arguments_of_tool_calls_are_parsed),
+        cmocka_unit_test(test_render__reserved_names_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
