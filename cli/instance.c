@@ -15,6 +15,9 @@
 #define SCRATCH_BYTES ((uint64_t)1 << 30)
 #define SCRATCH_SHARE 32u
 
+/* For another process that makes the int8 weights of the same model: some minutes for large ones. */
+#define LOCK_WAIT_MS (10u * 60 * 1000)
+
 /* Tiers by default: enough for real use, small enough to leave the machine to its other tenants. */
 #define AUTO_BUDGET_SHARE 4
 
@@ -50,6 +53,7 @@ static enum kva_status open_model(struct kva_instance *instance, const struct kv
         .dir_path = config->model,
         .progress = kva_cli_progress_show,
         .progress_opaque = &progress,
+        .cancelled = instance->cancelled,
         .prefetch = config->weights == 0,
     };
     /* A model's file that is cut while it is in use is an error like others. */
@@ -66,6 +70,8 @@ static enum kva_status quantise(struct kva_instance *instance, const struct kva_
         .dir_path = config->model,
         .cache_path = config->weights_cache,
         .threads = (uint32_t)config->threads,
+        .lock_wait_ms = LOCK_WAIT_MS,
+        .cancelled = instance->cancelled,
         .progress = kva_cli_progress_show,
         .progress_opaque = &progress,
     };
@@ -209,9 +215,9 @@ static enum kva_status open_engine(struct kva_instance *instance, const struct k
 }
 
 static enum kva_status open_parts(struct kva_instance *instance, const struct kva_config *config,
-                                  bool texts, struct kva_err *err)
+                                  bool texts, const atomic_bool *cancelled, struct kva_err *err)
 {
-    *instance = (struct kva_instance){0};
+    *instance = (struct kva_instance){.cancelled = cancelled};
     kva_cli_kv_init(&instance->kv);
     enum kva_status status = kva_cli_kv_read(&instance->kv, config, err);
     if (status)
@@ -227,11 +233,17 @@ static enum kva_status open_parts(struct kva_instance *instance, const struct kv
     if (status == KVA_ENOTFOUND && !texts && !instance->tokenizer && instance->model)
         status = KVA_OK;
     if (!status)
+        status = kva_model_check_cancelled(cancelled, err);
+    if (!status)
         status = open_device(instance, config, err);
     if (!status)
         status = quantise(instance, config, err);
     if (!status)
+        status = kva_model_check_cancelled(cancelled, err);
+    if (!status)
         status = open_engine(instance, config, err);
+    if (!status)
+        status = kva_model_check_cancelled(cancelled, err);
     if (status)
         kva_instance_close(instance);
     return status;
@@ -240,13 +252,20 @@ static enum kva_status open_parts(struct kva_instance *instance, const struct kv
 enum kva_status kva_instance_open(struct kva_instance *instance, const struct kva_config *config,
                                   struct kva_err *err)
 {
-    return open_parts(instance, config, true, err);
+    return open_parts(instance, config, true, NULL, err);
+}
+
+enum kva_status kva_instance_open_until(struct kva_instance *instance,
+                                        const struct kva_config *config,
+                                        const atomic_bool *cancelled, struct kva_err *err)
+{
+    return open_parts(instance, config, true, cancelled, err);
 }
 
 enum kva_status kva_instance_open_ids(struct kva_instance *instance,
                                       const struct kva_config *config, struct kva_err *err)
 {
-    return open_parts(instance, config, false, err);
+    return open_parts(instance, config, false, NULL, err);
 }
 
 enum kva_status kva_instance_renew_engine(struct kva_instance *instance,

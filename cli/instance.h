@@ -10,6 +10,8 @@
 #include "text/template/template.h"
 #include "text/tokenizer/tokenizer.h"
 
+#include <stdatomic.h>
+
 struct kva_instance {
     struct kva_cli_kv kv; /* what the options say of KV policies */
     struct kva_device *device;
@@ -18,7 +20,8 @@ struct kva_instance {
     struct kva_tokenizer *tokenizer;
     struct kva_template *chat_template; /* NULL: the model has none */
     struct kva_engine *engine;
-    char name[128]; /* what clients call it */
+    const atomic_bool *cancelled; /* while it is opened; or NULL */
+    char name[128];               /* what clients call it */
 };
 
 /* Opens everything, with a progress bar on a terminal. Fails with an err that names the file or
@@ -26,6 +29,12 @@ struct kva_instance {
 KVA_MUST_CHECK enum kva_status kva_instance_open(struct kva_instance *instance,
                                                  const struct kva_config *config,
                                                  struct kva_err *err);
+
+/* The same, but ends with KVA_ECANCELLED at the next piece of work once *cancelled is set. */
+KVA_MUST_CHECK enum kva_status kva_instance_open_until(struct kva_instance *instance,
+                                                       const struct kva_config *config,
+                                                       const atomic_bool *cancelled,
+                                                       struct kva_err *err);
 
 /* The same for work on token ids: without tokenizer and template where the model has none. */
 KVA_MUST_CHECK enum kva_status kva_instance_open_ids(struct kva_instance *instance,

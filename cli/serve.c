@@ -1,8 +1,8 @@
 /* serve.c - the server process: listen at once, load on another thread, serve, drain on SIGTERM.
  *
  * Threads: main runs the event loop; the loader opens the model and starts the service; the signal
- * thread waits for SIGTERM and SIGINT (drain, then stop) and SIGHUP (certificate and keys read
- * again). Signals are blocked everywhere else, so that no handler ever interrupts anything. */
+ * thread waits for SIGTERM and SIGINT (drain, then stop; while loading: stop loading, then die of
+ * it) and SIGHUP (certificate and keys read again). Signals are blocked everywhere else, so that no handler ever interrupts anything. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "cli/cli.h"
@@ -16,6 +16,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,8 @@ struct serve {
     struct kva_instance instance;
     struct kva_service *service;
     uint64_t started_ns;
+    atomic_bool loading;
+    atomic_bool stop_loading;
     enum kva_status load_status;
     struct kva_err load_err;
 };
@@ -171,7 +174,8 @@ static void log_plan(const struct kva_instance *instance)
 static enum kva_status load(struct serve *serve, struct kva_err *err)
 {
     const struct kva_config *config = serve->config;
-    enum kva_status status = kva_instance_open(&serve->instance, config, err);
+    enum kva_status status =
+        kva_instance_open_until(&serve->instance, config, &serve->stop_loading, err);
     if (status)
         return status;
     const char *why = serve->instance.device_why;
@@ -205,7 +209,12 @@ static void *load_thread(void *opaque)
 {
     struct serve *serve = opaque;
     serve->load_status = load(serve, &serve->load_err);
-    if (serve->load_status) {
+    atomic_store(&serve->loading, false);
+    if (serve->load_status == KVA_ECANCELLED) {
+        /* A signal has ended the server already. */
+        kva_log(KVA_LOG_INFO, "loading was stopped");
+        serve->load_status = KVA_OK;
+    } else if (serve->load_status) {
         kva_server_fail(serve->server, "loading failed");
         kva_server_stop(serve->server);
     }
@@ -226,6 +235,29 @@ static void block_signals(sigset_t *set)
     signal(SIGPIPE, SIG_IGN);
 }
 
+/* End at once, as the signal does to a process that does not care for it: what loads may hang where
+ * nothing can be asked to stop, as in reading a file of a network that is gone. */
+static void die_of(int number)
+{
+    sigset_t set;
+    signal(number, SIG_DFL);
+    sigemptyset(&set);
+    sigaddset(&set, number);
+    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+    raise(number);
+}
+
+static void begin_end(struct serve *serve)
+{
+    if (atomic_load(&serve->loading))
+        kva_log(KVA_LOG_INFO, "loading stops at its next piece of work; again to stop now");
+    else
+        kva_log(KVA_LOG_INFO, "draining: running requests get up to %.0f s; again to stop now",
+                (double)serve->config->drain_timeout_ms / 1000);
+    atomic_store(&serve->stop_loading, true);
+    kva_server_drain(serve->server);
+}
+
 static void *signal_thread(void *opaque)
 {
     struct serve *serve = opaque;
@@ -237,10 +269,10 @@ static void *signal_thread(void *opaque)
         if (number == SIGHUP) {
             kva_server_reload(serve->server);
         } else if (!draining) {
-            kva_log(KVA_LOG_INFO, "draining: running requests get up to %.0f s; again to stop now",
-                    (double)serve->config->drain_timeout_ms / 1000);
-            kva_server_drain(serve->server);
+            begin_end(serve);
             draining = true;
+        } else if (atomic_load(&serve->loading)) {
+            die_of(number);
         } else {
             kva_server_stop(serve->server);
         }
@@ -304,6 +336,7 @@ static enum kva_status run(struct serve *serve, struct kva_err *err)
     if (pthread_create(&signals, NULL, signal_thread, serve))
         return kva_fail(err, KVA_ENOMEM, "the system refuses a thread for signals");
     enum kva_status status = KVA_OK;
+    atomic_store(&serve->loading, true);
     if (pthread_create(&loader, NULL, load_thread, serve)) {
         status = kva_fail(err, KVA_ENOMEM, "the system refuses a thread for loading");
     } else {
@@ -349,12 +382,10 @@ int kva_cli_serve(const struct kva_config *config, const struct kva_string_list 
     kva_server_destroy(serve.server);
     free(serve.admin_host);
     kva_instance_close(&serve.instance);
+    if (status == KVA_ETIMEOUT)
+        kva_log(KVA_LOG_WARN, "%s", err.message);
     /* Stopped by a second signal: the operator's wish, but requests were cut. */
     if (status == KVA_ECANCELLED)
         return KVA_EXIT_FAILURE;
-    if (status == KVA_ETIMEOUT) {
-        kva_log(KVA_LOG_WARN, "%s", err.message);
-        return KVA_EXIT_OK;
-    }
-    return status ? kva_cli_fail(&err) : KVA_EXIT_OK;
+    return status && status != KVA_ETIMEOUT ? kva_cli_fail(&err) : KVA_EXIT_OK;
 }

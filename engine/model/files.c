@@ -1,6 +1,7 @@
 #include "engine/model/files.h"
 
 #include "base/buf.h"
+#include "base/file.h"
 #include "base/mapped.h"
 #include "engine/model/checksum.h"
 #include "engine/model/index.h"
@@ -29,17 +30,12 @@ static uint64_t stamp_of(const struct stat *info)
 
 static enum kva_status map_file(int dir_fd, struct kva_model_shard *shard, struct kva_err *err)
 {
-    enum kva_status status = KVA_OK;
     struct stat info;
-    int fd = openat(dir_fd, shard->name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return kva_fail(err, errno == ENOENT ? KVA_ENOTFOUND : KVA_EIO, "cannot open %s: %s",
-                        shard->name, strerror(errno));
-    if (fstat(fd, &info) != 0) {
-        status = kva_fail(err, KVA_EIO, "%s: cannot stat: %s", shard->name, strerror(errno));
-    } else if (!S_ISREG(info.st_mode)) {
-        status = kva_fail(err, KVA_EFORMAT, "%s is not a regular file", shard->name);
-    } else if (info.st_size == 0) {
+    int fd;
+    enum kva_status status = kva_file_open(dir_fd, shard->name, &fd, &info, err);
+    if (status)
+        return status;
+    if (info.st_size == 0) {
         status = kva_fail(err, KVA_EFORMAT, "%s is empty", shard->name);
     } else {
         void *map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, fd, 0);
@@ -240,7 +236,7 @@ touch:
 }
 
 enum kva_status kva_model_files_prefetch(const struct kva_model_files *files,
-                                         kva_model_progress_fn progress, void *opaque,
+                                         const struct kva_model_open_params *params,
                                          struct kva_err *err)
 {
     uint64_t total = kva_model_files_bytes(files);
@@ -254,13 +250,15 @@ enum kva_status kva_model_files_prefetch(const struct kva_model_files *files,
             /* Only a hint, so a failure of this one is none of ours: while one piece is mapped the
              * disk already reads the next. */
             (void)madvise(piece, ahead, MADV_WILLNEED);
-            enum kva_status status = populate(piece, bytes, shard->name, err);
+            enum kva_status status = kva_model_check_cancelled(params->cancelled, err);
+            if (!status)
+                status = populate(piece, bytes, shard->name, err);
             if (status)
                 return status;
             at += bytes;
             done += bytes;
-            if (progress)
-                progress(opaque, done, total);
+            if (params->progress)
+                params->progress(params->progress_opaque, done, total);
         }
     }
     return KVA_OK;

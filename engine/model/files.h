@@ -58,9 +58,9 @@ uint64_t kva_model_files_bytes(const struct kva_model_files *files);
 KVA_MUST_CHECK enum kva_status kva_model_files_check(const struct kva_model_files *files,
                                                      struct kva_err *err);
 
-/* Reads every page into memory. Fails: KVA_EIO. */
+/* Reads every page into memory, with the params' progress. Fails: KVA_EIO, KVA_ECANCELLED. */
 KVA_MUST_CHECK enum kva_status kva_model_files_prefetch(const struct kva_model_files *files,
-                                                        kva_model_progress_fn progress,
-                                                        void *opaque, struct kva_err *err);
+                                                        const struct kva_model_open_params *params,
+                                                        struct kva_err *err);
 
 #endif

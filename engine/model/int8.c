@@ -118,11 +118,17 @@ static void advance(struct work *work, uint64_t bytes)
                                work->progress_total);
 }
 
+static bool is_cancelled(const struct work *work)
+{
+    return kva_model_check_cancelled(work->params->cancelled, NULL) != KVA_OK;
+}
+
 static uint64_t sum_of(struct work *work, const void *data, size_t bytes)
 {
     uint64_t pieces[TURN_PIECES], sum = 0;
     const size_t turn = TURN_PIECES * KVA_CHECKSUM_PIECE_BYTES;
-    for (size_t at = 0; at < bytes; at += turn) {
+    /* Whoever uses the sum asks first whether it was made whole. */
+    for (size_t at = 0; at < bytes && !is_cancelled(work); at += turn) {
         struct sum_work sums = {(const uint8_t *)data + at, kva_min_size(turn, bytes - at), pieces};
         uint32_t count = (uint32_t)kva_div_up(sums.bytes, KVA_CHECKSUM_PIECE_BYTES);
         (void)madvise((void *)(uintptr_t)sums.data, sums.bytes, MADV_WILLNEED);
@@ -181,6 +187,9 @@ static void quantise_item(void *opaque, uint32_t index, uint32_t worker KVA_UNUS
 static enum kva_status quantise_all(struct work *work, uint8_t *map, struct kva_err *err)
 {
     for (size_t i = 0; i < work->part_count; i++) {
+        enum kva_status status = kva_model_check_cancelled(work->params->cancelled, err);
+        if (status)
+            return status;
         const struct part *part = &work->parts[i];
         struct part_work item = {.part = part, .to = map + part->offset};
         item.panels = (uint32_t)kva_div_up(part->tensor->rows, KVA_INT8_PANEL);
@@ -209,8 +218,10 @@ static enum kva_status make(struct work *work, struct kva_int8_file *file,
     if (status)
         return status;
     header->payload_sum = payload_sum(work, file->map);
-    kva_int8_file_publish(file, header);
-    return KVA_OK;
+    status = kva_model_check_cancelled(work->params->cancelled, err);
+    if (!status)
+        kva_int8_file_publish(file, header);
+    return status;
 }
 
 /* --- using one that is there ------------------------------------------------------------------ */
@@ -241,6 +252,8 @@ static bool use_existing(struct work *work, struct kva_int8_file *file,
     if (!kva_int8_file_open(file))
         return false;
     const char *reason = look(work, file, wanted);
+    if (is_cancelled(work))
+        reason = "loading was stopped";
     if (!reason)
         return true;
     kva_log(KVA_LOG_INFO, "%s is not used: %s", file->path, reason);
@@ -256,12 +269,16 @@ static enum kva_status provide(struct work *work, struct kva_int8_file *file, st
         .shape_sum = shape_sum(work),
         .stamp = stamp_sum(work->model->files),
     };
+    const struct kva_int8_file_wait wait = {work->params->lock_wait_ms, work->params->cancelled};
     /* With the lock on what is to become the file, nobody else makes it; but somebody may have just
      * before, and then that is the one to use. */
     do {
         if (use_existing(work, file, &header))
             return KVA_OK;
-    } while (!kva_int8_file_lock(file));
+        enum kva_status status = kva_model_check_cancelled(work->params->cancelled, err);
+        if (status)
+            return status;
+    } while (!kva_int8_file_lock(file, &wait));
     return make(work, file, &header, err);
 }
 

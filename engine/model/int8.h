@@ -11,7 +11,7 @@
  * It counts if it was made of these weights: of the same files (inode, size, times), or else of
  * files with the same checksum; and if its own checksum is right, which is looked at each time.
  * Otherwise it is made anew beside the old one and renamed into its place. Processes that start
- * together wait for the one that makes it. Where it cannot be kept a warning says why, and the
+ * together wait for the one that makes it, though not for ever. Where it cannot be kept a warning says why, and the
  * matrices are in this process's own memory.
  *
  * Thread rule: called by the thread that opened the model, before anything uses it. */
@@ -27,6 +27,8 @@ struct kva_model_int8_params {
     const char *dir_path;   /* the model's folder */
     const char *cache_path; /* another folder for the file, made if it is not there; NULL: none */
     uint32_t threads;       /* 0: one per usable core; the file does not depend on it */
+    uint32_t lock_wait_ms;  /* for another process that makes the file; then it is not kept */
+    const atomic_bool *cancelled;   /* true: stop at the next piece, with KVA_ECANCELLED; or NULL */
     kva_model_progress_fn progress; /* may be NULL; called by this thread */
     void *progress_opaque;
 };
@@ -42,7 +44,8 @@ struct kva_model_int8 {
 };
 
 /* Puts the model's matrices into int8: changes its tensors, weight_bytes and int8. Fails:
- * KVA_EFORMAT (a weight is not finite; err names the tensor), KVA_ENOMEM, KVA_EINVAL (threads).
+ * KVA_EFORMAT (a weight is not finite; err names the tensor), KVA_ENOMEM, KVA_EINVAL (threads),
+ * KVA_ECANCELLED.
  * That the file cannot be read or kept is no failure. */
 KVA_MUST_CHECK enum kva_status kva_model_quantise(struct kva_model *model,
                                                   const struct kva_model_int8_params *params,

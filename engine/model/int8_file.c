@@ -12,6 +12,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 /* The first bytes of the file. Numbers are as this processor has them: files are not carried from
@@ -140,20 +141,46 @@ static void drop_new(struct kva_int8_file *file)
     file->fd = -1;
 }
 
-bool kva_int8_file_lock(struct kva_int8_file *file)
+/* flock has no bound and goes on after signals: ask every so often instead. */
+static bool wait_for_lock(const struct kva_int8_file *file, int fd,
+                          const struct kva_int8_file_wait *wait)
+{
+    enum { TURN_MS = 50 };
+    const struct timespec turn = {.tv_nsec = TURN_MS * 1000000l};
+    for (uint64_t waited_ms = 0; flock(fd, LOCK_EX | LOCK_NB) != 0; waited_ms += TURN_MS) {
+        /* File systems without locks: as if nobody else were there. */
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return true;
+        if (waited_ms == 0)
+            kva_log(KVA_LOG_INFO, "waiting up to %u s for another process that makes %s",
+                    wait->max_ms / 1000, file->path);
+        if (wait->cancelled && atomic_load(wait->cancelled))
+            return false;
+        if (waited_ms >= wait->max_ms) {
+            kva_log(KVA_LOG_WARN,
+                    "another process has held %s.new for %u s: int8 weights are made in memory of "
+                    "this process alone",
+                    file->path, wait->max_ms / 1000);
+            return false;
+        }
+        nanosleep(&turn, NULL);
+    }
+    return true;
+}
+
+bool kva_int8_file_lock(struct kva_int8_file *file, const struct kva_int8_file_wait *wait)
 {
     char path[sizeof(file->path) + 8];
     struct stat ours, named, made;
     new_path(file, path, sizeof(path));
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (fd < 0) {
         warn_not_kept(file, "cannot open");
         return true;
     }
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        kva_log(KVA_LOG_INFO, "waiting for another process that makes %s", file->path);
-        while (flock(fd, LOCK_EX) != 0 && errno == EINTR)
-            ;
+    if (!wait_for_lock(file, fd, wait)) {
+        close(fd);
+        return true;
     }
     /* Whoever had the lock may have renamed the file since, or thrown it away. */
     if (fstat(fd, &ours) != 0 || stat(path, &named) != 0 || ours.st_ino != named.st_ino ||

@@ -11,6 +11,7 @@
 
 #include "base/err.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 /* Matrices begin behind it, at a page. */
@@ -47,9 +48,16 @@ void kva_int8_file_unmap(struct kva_int8_file *file);
 const char *kva_int8_file_header_read(const struct kva_int8_file *file,
                                       struct kva_int8_file_header *ret);
 
+/* How long to wait for another process. */
+struct kva_int8_file_wait {
+    uint32_t max_ms;
+    const atomic_bool *cancelled; /* true: no longer; or NULL */
+};
+
 /* Get the right to make the file, waiting for whoever has it. False: somebody has made it since it
- * was opened: look again. True too where no file can be made there, which is logged. */
-bool kva_int8_file_lock(struct kva_int8_file *file);
+ * was opened: look again. True too where no file can be made there, or the wait was in vain, which
+ * is logged. */
+bool kva_int8_file_lock(struct kva_int8_file *file, const struct kva_int8_file_wait *wait);
 
 /* Maps `bytes` of the new file for writing, or memory where there is none or the disk is full,
  * which is logged. Fails: KVA_ENOMEM. */

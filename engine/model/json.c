@@ -1,10 +1,10 @@
 #include "engine/model/json.h"
 
+#include "base/file.h"
 #include "base/utf8.h"
 #include "engine/model/limits.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -309,19 +309,10 @@ enum kva_status kva_model_json_read(int dir_fd, const char *name, size_t bytes_m
     char *text = NULL;
     enum kva_status status;
     struct stat info;
-    /* O_NONBLOCK: a fifo of that name must not make the open wait for a writer. */
-    int fd = openat(dir_fd, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0)
-        return kva_fail(err, errno == ENOENT ? KVA_ENOTFOUND : KVA_EIO, "cannot open %s: %s", name,
-                        strerror(errno));
-    if (fstat(fd, &info) != 0) {
-        status = kva_fail(err, KVA_EIO, "%s: cannot stat: %s", name, strerror(errno));
-        goto end;
-    }
-    if (!S_ISREG(info.st_mode)) {
-        status = kva_fail(err, KVA_EFORMAT, "%s is not a regular file", name);
-        goto end;
-    }
+    int fd;
+    status = kva_file_open(dir_fd, name, &fd, &info, err);
+    if (status)
+        return status;
     if ((uint64_t)info.st_size > bytes_max) {
         status = kva_fail(err, KVA_EFORMAT, "%s has %lld bytes, allowed are %zu", name,
                           (long long)info.st_size, bytes_max);

@@ -42,10 +42,16 @@ static enum kva_status open_in(int dir_fd, const struct kva_model_open_params *p
     if (!status)
         status = kva_model_bind(model, &spec, model->files, err);
     if (!status && params->prefetch)
-        status =
-            kva_model_files_prefetch(model->files, params->progress, params->progress_opaque, err);
+        status = kva_model_files_prefetch(model->files, params, err);
     /* Parts of it have been read by now. */
     return status ? status : kva_model_check(model, err);
+}
+
+enum kva_status kva_model_check_cancelled(const atomic_bool *cancelled, struct kva_err *err)
+{
+    if (cancelled && atomic_load(cancelled))
+        return kva_fail(err, KVA_ECANCELLED, "loading was stopped");
+    return KVA_OK;
 }
 
 enum kva_status kva_model_check(const struct kva_model *model, struct kva_err *err)

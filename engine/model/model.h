@@ -17,6 +17,7 @@
 #include "kernels/dtype.h"
 #include "kernels/ops.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #define KVA_MODEL_EOS_MAX    16
@@ -108,15 +109,20 @@ struct kva_model_open_params {
     const char *dir_path;
     kva_model_progress_fn progress;
     void *progress_opaque;
+    const atomic_bool *cancelled; /* true: stop at the next piece, with KVA_ECANCELLED; or NULL */
     bool prefetch; /* read every page before returning, so that the first request does not wait for
                       the disk */
 };
 
 /* Opens config.json, generation_config.json (optional) and model.safetensors or its sharded index.
  * Fails: KVA_ENOTFOUND, KVA_EFORMAT (err names file, field or tensor, and both numbers),
- * KVA_EUNSUPPORTED (err names the architecture or feature), KVA_EIO, KVA_ENOMEM. */
+ * KVA_EUNSUPPORTED (err names the architecture or feature), KVA_EIO, KVA_ECANCELLED, KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_model_open(const struct kva_model_open_params *params,
                                               struct kva_model **ret, struct kva_err *err);
+
+/* KVA_ECANCELLED once *cancelled is set; NULL: never. */
+KVA_MUST_CHECK enum kva_status kva_model_check_cancelled(const atomic_bool *cancelled,
+                                                         struct kva_err *err);
 
 /* Whether all weights are still there: fails with KVA_EIO (err names the file) when a part of one
  * was read that its file had no more, or the disk could not give. What was computed since the last

@@ -4,15 +4,18 @@
  *         [waiting=N] [priority=FROM..TO] [admin]
  *
  * Empty lines and lines that begin with # are ignored. Errors name line and word, never the key. */
+#include "base/file.h"
 #include "server/auth/internal.h"
 
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <openssl/crypto.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define LINE_BYTES_MAX (KVA_KEY_BYTES_MAX + 512u)
 #define WORDS                                                                                      \
@@ -200,10 +203,16 @@ enum kva_status kva_key_file_read(const char *path, const struct kva_key_limits 
     char line[LINE_BYTES_MAX + 2];
     struct place place = {.path = path};
     uint32_t before = *count;
-    FILE *file = fopen(path, "re");
-    if (!file)
-        return kva_fail(err, KVA_EIO, "Cannot read the key file '%s': %s", path, strerror(errno));
-    enum kva_status status = KVA_OK;
+    int fd;
+    enum kva_status status = kva_file_open(AT_FDCWD, path, &fd, NULL, err);
+    if (status)
+        return kva_err_prefix(err, status == KVA_ENOTFOUND ? KVA_EIO : status,
+                              "Cannot read the key file");
+    FILE *file = fdopen(fd, "r");
+    if (!file) {
+        close(fd);
+        return kva_fail(err, KVA_ENOMEM, "Out of memory for the key file.");
+    }
     while (status == KVA_OK && fgets(line, sizeof(line), file)) {
         place.line++;
         const char *start = line + strspn(line, " \t\r\n\v\f");

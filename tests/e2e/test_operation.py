@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import http.client
 import json
 import os
@@ -17,7 +18,7 @@ import time
 
 import openai
 import pytest
-from harness import EXIT_S, MODEL, SANITIZER, Server, clean_environment, command, wait_until
+from harness import BINARY, EXIT_S, MODEL, SANITIZER, Server, clean_environment, command, wait_until
 
 COMPLETIONS = "/v1/completions"
 SMALL = {"prompt": "Once", "max_tokens": 2, "temperature": 0}
@@ -330,6 +331,54 @@ def test_start__damaged_model(tmp_path, damage):
     assert ("config.json" if damage == "config" else "safetensors") in line
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+    + ["chat_template.jinja", "model.safetensors", "model.safetensors.index.json"],
+)
+def test_start__a_fifo_in_the_place_of_a_model_file(tmp_path, name):
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder, ignore=shutil.ignore_patterns("training", "*.py"))
+    if name == "model.safetensors.index.json":
+        (folder / "model.safetensors").unlink()
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    line = refused("serve", "--model", folder, "--port", "0")
+    assert name in line and "not a regular file" in line
+
+
+def loading(tmp_path, *signals):
+    """A server that waits, while it loads, for a lock that is never let go; signals; exit code, log."""
+    cache = tmp_path / "cache"
+    arguments = ["--port", "0", "--log-format", "text", "--weights", "int8", "--weights-cache", cache]
+    first = command("generate", "--model", MODEL, "--weights", "int8", "--weights-cache", cache, "a")
+    assert first.returncode == 0, first
+    (made,) = cache.glob("*.int8")
+    made.unlink()
+    log = tmp_path / "log"
+    with open(f"{made}.new", "wb") as lock, open(log, "wb") as to:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with subprocess.Popen(
+            [BINARY, "serve", "--model", MODEL, *arguments], stderr=to, env=clean_environment()
+        ) as process:
+            wait_until("it waits", lambda: f"process that makes {made}" in log.read_text())
+            for number in signals:
+                process.send_signal(number)
+            return process.wait(EXIT_S), log.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_start__a_signal_stops_loading(tmp_path, number):
+    code, log = loading(tmp_path, number)
+    assert code == 0 and "loading was stopped" in log, log
+
+
+def test_start__two_signals_end_loading(tmp_path):
+    code, log = loading(tmp_path, signal.SIGTERM, signal.SIGINT)
+    # Loading may have stopped in between.
+    assert code in (0, -signal.SIGTERM, -signal.SIGINT), log
+
+
 def test_start__bad_options():
     assert "--prot" in serve("--prot", "1", code=2)
     line = serve("--port", "70000", code=2)
@@ -373,6 +422,10 @@ def test_start__unreadable_key_file_and_certificate(tmp_path):
     (tmp_path / "empty").write_text("\n# nothing\n")
     assert "empty" in serve("--api-key-file", str(tmp_path / "empty"))
     assert "nocert" in serve("--tls-cert", str(tmp_path / "nocert"))
+    os.mkfifo(tmp_path / "fifo")
+    for option in ("--api-key-file", "--tls-cert"):
+        line = serve(option, str(tmp_path / "fifo"))
+        assert "fifo" in line and "not a regular file" in line
 
 
 def test_budget__a_request_that_can_never_fit_is_told(servers):

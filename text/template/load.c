@@ -1,7 +1,9 @@
 /* Finding the template of a model directory. */
 #include "text/template/template.h"
 
-#include <errno.h>
+#include "base/file.h"
+
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +12,7 @@
 #define JSON_BYTES_MAX (16u << 20)
 #define PATH_BYTES_MAX 4096
 
-/* The content of dir_path/file; KVA_ENOTFOUND without a message if there is no such file. */
+/* The content of dir_path/file; KVA_ENOTFOUND if there is no such file. */
 static enum kva_status read_file(const char *dir_path, const char *file, size_t bytes_max,
                                  struct kva_buf *buf, struct kva_err *err)
 {
@@ -19,25 +21,13 @@ static enum kva_status read_file(const char *dir_path, const char *file, size_t 
     if (length < 0 || (size_t)length >= sizeof(path))
         return kva_fail(err, KVA_EINVAL, "%s: the path is longer than %d bytes", dir_path,
                         PATH_BYTES_MAX);
-    FILE *stream = fopen(path, "rb");
-    if (!stream && (errno == ENOENT || errno == ENOTDIR))
-        return KVA_ENOTFOUND;
-    if (!stream)
-        return kva_fail(err, KVA_EIO, "%s: %s", path, strerror(errno));
     kva_buf_init(buf, bytes_max);
-    char chunk[4096];
-    size_t count;
-    while (!buf->failed && (count = fread(chunk, 1, sizeof(chunk), stream)) > 0)
-        kva_buf_append(buf, chunk, count);
-    enum kva_status status = KVA_OK;
-    if (ferror(stream))
-        status = kva_fail(err, KVA_EIO, "%s: cannot be read", path);
-    else if (buf->failed)
-        status = kva_fail(err, KVA_EFORMAT, "%s: more than %zu bytes", path, bytes_max);
-    fclose(stream);
+    enum kva_status status = kva_file_read(AT_FDCWD, path, buf, err);
     if (status)
         kva_buf_finish(buf);
-    return status;
+    return status == KVA_ETOOBIG
+               ? kva_fail(err, KVA_EFORMAT, "%s: more than %zu bytes", path, bytes_max)
+               : status;
 }
 
 static enum kva_status compile_in(const char *dir_path, const char *file, const char *source,

@@ -1,7 +1,8 @@
 #include "text/tokenizer/internal.h"
 
-#include <errno.h>
-#include <stdio.h>
+#include "base/file.h"
+
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -174,32 +175,17 @@ static enum kva_status read_file(const char *dir_path, const char *name, size_t 
     kva_buf_printf(&path, "%s/%s", dir_path, name);
     if (path.failed)
         return kva_fail(err, KVA_EINVAL, "the path of the model directory is too long");
-    FILE *file = fopen(path.data, "rb");
+    struct kva_buf data;
+    kva_buf_init(&data, bytes_max);
+    enum kva_status status = kva_file_read(AT_FDCWD, path.data, &data, err);
     kva_buf_finish(&path);
     *ret_data = NULL;
-    if (!file)
-        return errno == ENOENT || errno == ENOTDIR
-                   ? KVA_OK
-                   : kva_fail(err, KVA_EIO, "%s: %s", name, strerror(errno));
-    struct kva_buf data;
-    char chunk[64 << 10];
-    size_t count;
-    kva_buf_init(&data, bytes_max);
-    while (!data.failed && (count = fread(chunk, 1, sizeof(chunk), file)) > 0)
-        kva_buf_append(&data, chunk, count);
-    enum kva_status status = KVA_OK;
-    if (ferror(file))
-        status = kva_fail(err, KVA_EIO, "%s: cannot be read: %s", name, strerror(errno));
-    else if (data.failed)
-        status = kva_fail(err, KVA_ETOOBIG, "%s: more than %zu bytes, or no memory for them", name,
-                          bytes_max);
-    else if (data.length == 0)
+    if (status == KVA_OK && data.length == 0)
         status = kva_fail(err, KVA_EFORMAT, "%s: the file is empty", name);
-    else
+    else if (status == KVA_OK)
         *ret_data = kva_buf_take(&data, ret_length);
-    fclose(file);
     kva_buf_finish(&data);
-    return status;
+    return status == KVA_ENOTFOUND ? KVA_OK : status;
 }
 
 enum kva_status kva_tokenizer_load(const char *dir_path, struct kva_tokenizer **ret_tokenizer,

@@ -59,12 +59,18 @@ static int teardown(void **state)
     return 0;
 }
 
+static uint32_t lock_wait_ms = 60000;
+
 /* The model of the folder in int8; NULL with *err on failure. */
 static struct kva_model *quantised(const struct checkpoint *checkpoint, const char *cache_path,
                                    struct kva_err *err)
 {
     const struct kva_model_int8_params params = {
-        .dir_path = checkpoint->dir, .cache_path = cache_path, .threads = 2};
+        .dir_path = checkpoint->dir,
+        .cache_path = cache_path,
+        .threads = 2,
+        .lock_wait_ms = lock_wait_ms,
+    };
     struct kva_model *model;
     assert_int_equal(checkpoint_open(checkpoint, &model, err), KVA_OK);
     if (kva_model_quantise(model, &params, err) == KVA_OK)
@@ -403,6 +409,27 @@ static void test_int8__of_processes_that_start_together_one_makes_it(void **stat
     assert_false(made(checkpoint));
 }
 
+static void test_int8__a_lock_that_is_never_let_go_is_not_waited_for_without_end(void **state)
+{
+    const struct checkpoint *checkpoint = *state;
+    struct kva_err err = {0};
+    char path[600];
+    int fd = open(checkpoint_path(checkpoint, FILE_NAME ".new", path, sizeof(path)),
+                  O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(flock(fd, LOCK_EX), 0);
+    lock_wait_ms = 0;
+    struct kva_model *model = quantised(checkpoint, NULL, &err);
+    lock_wait_ms = 60000;
+    assert_non_null(model);
+    assert_true(model->int8->made);
+    assert_false(model->int8->shared);
+    assert_false(exists(checkpoint, FILE_NAME));
+    kva_model_close(model);
+    close(fd);
+    unlink(path);
+}
+
 /* --- what is refused -------------------------------------------------------------------------- */
 
 static void test_int8__weights_that_are_not_finite_are_refused(void **state)
@@ -440,6 +467,7 @@ int main(void)
         TEST(test_int8__a_full_disk_is_no_failure),
         TEST(test_int8__another_folder_holds_several_models),
         TEST(test_int8__of_processes_that_start_together_one_makes_it),
+        TEST(test_int8__a_lock_that_is_never_let_go_is_not_waited_for_without_end),
         TEST(test_int8__weights_that_are_not_finite_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
