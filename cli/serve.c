@@ -24,6 +24,9 @@
 /* max_tokens of /v1/completions where a request says nothing, as OpenAI has it. */
 #define COMPLETION_TOKENS_DEFAULT 16u
 
+/* At the end, for whoever reads the log. */
+#define LOG_WAIT_MS 1000u
+
 struct serve {
     const struct kva_config *config;
     struct kva_server *server;
@@ -240,6 +243,7 @@ static void block_signals(sigset_t *set)
 static void die_of(int number)
 {
     sigset_t set;
+    kva_log_stop(LOG_WAIT_MS / 10);
     signal(number, SIG_DFL);
     sigemptyset(&set);
     sigaddset(&set, number);
@@ -374,7 +378,9 @@ int kva_cli_serve(const struct kva_config *config, const struct kva_string_list 
     }
     return_freed_memory();
     block_signals(&set);
-    enum kva_status status = create_server(&serve, &err);
+    enum kva_status status = kva_log_start(&err);
+    if (!status)
+        status = create_server(&serve, &err);
     if (!status)
         status = run(&serve, &err);
     /* The engine thread wakes the server to the last, so the server goes after it. */
@@ -384,6 +390,7 @@ int kva_cli_serve(const struct kva_config *config, const struct kva_string_list 
     kva_instance_close(&serve.instance);
     if (status == KVA_ETIMEOUT)
         kva_log(KVA_LOG_WARN, "%s", err.message);
+    kva_log_stop(LOG_WAIT_MS);
     /* Stopped by a second signal: the operator's wish, but requests were cut. */
     if (status == KVA_ECANCELLED)
         return KVA_EXIT_FAILURE;

@@ -1,6 +1,8 @@
 /* The kvahead_ metrics in Prometheus' text format. */
 #include "server/metrics/metrics.h"
 
+#include "base/log.h"
+
 #include <stdio.h>
 
 /* Labels of one more dimension: the model's and `key`="`value`". */
@@ -173,6 +175,8 @@ static void put_server(struct kva_buf *out, const struct kva_metrics_view *view,
            "Prompt tokens of the requests that were taken.");
     single(out, "kvahead_generation_tokens_total", "counter", labels,
            (double)metrics->generation_tokens, "Tokens that were generated.");
+    single(out, "kvahead_log_lines_dropped_total", "counter", labels, (double)kva_log_dropped(),
+           "Log lines that were dropped because nobody read the log.");
     single(out, "kvahead_unknown_fields_total", "counter", labels, (double)metrics->unknown_fields,
            "Fields of requests that nobody knows.");
     single(out, "kvahead_keep_alives_total", "counter", labels, (double)metrics->keep_alives,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import fcntl
 import http.client
 import json
 import os
+import pathlib
 import re
 import shutil
 import signal
@@ -14,6 +16,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import termios
 import time
 
 import openai
@@ -145,6 +148,39 @@ def test_drain_timeout__ends_what_still_runs(servers):
         assert "error" in last and "shutting down" in last["error"]["message"], last
     assert own.process.wait(EXIT_S) == 0, own.log()
     assert "took too long" in own.log(), "a drain within its bound is a success, and it is told"
+
+
+# --- log
+
+
+def test_log__a_pipe_that_nobody_reads_holds_up_nothing():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = ["serve", "--model", MODEL, "--port", str(port)]
+    with subprocess.Popen(
+        [BINARY, *arguments], stderr=subprocess.PIPE, env=clean_environment(), pipesize=4096
+    ) as process:
+        own = Server(log_path=pathlib.Path(os.devnull), port=port)
+
+        def ready():
+            with contextlib.suppress(OSError):
+                return own.request("GET", "/ready").status == 200
+
+        wait_until("/ready", ready)
+        connection = own.http()
+        for _ in range(1000):
+            own.send(connection, "GET", "/v1/nothing")
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == 404
+        assert own.request("GET", "/health").status == 200
+        # Full, or nothing was tested.
+        waiting = array.array("i", [0])
+        fcntl.ioctl(process.stderr, termios.FIONREAD, waiting)
+        assert waiting[0] >= 3072
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(EXIT_S) == 0
 
 
 # --- keys
