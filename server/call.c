@@ -315,8 +315,15 @@ static void prepared(struct kva_job *job)
         return;
     }
     kva_exchange_body_done(call->exchange);
-    if (call->api)
-        call->server->metrics.unknown_fields += call->api->unknown_fields;
+    if (call->api) {
+        struct kva_metrics *metrics = &call->server->metrics;
+        metrics->unknown_fields += call->api->unknown_fields;
+        if (call->api->template_steps > 0)
+            kva_histogram_observe(&metrics->template_render,
+                                  (double)call->api->template_ns / KVA_NS_PER_S);
+        metrics->template_steps += call->api->template_steps;
+        metrics->template_failures += call->api->template_failed;
+    }
     enum kva_status status = call->status;
     if (status == KVA_OK)
         status = submit(call);

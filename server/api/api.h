@@ -144,6 +144,11 @@ struct kva_api_call {
 
     uint32_t unknown_fields; /* accepted and counted */
 
+    /* Of the chat template, once it has rendered or failed to; 0 steps: it was not asked. */
+    uint64_t template_steps;
+    uint64_t template_ns;
+    bool template_failed; /* an error of the template, or a limit */
+
     /* --- after kva_api_prepare --- */
     struct kva_request **requests; /* [prompt_count], this call's until they are submitted */
     uint32_t *truncated_tokens;    /* [prompt_count] tokens cut off at the front, on request */

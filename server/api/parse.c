@@ -2,8 +2,8 @@
 
 #include <math.h>
 #include <stddef.h>
-#include <stdlib.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define CALL(member) offsetof(struct kva_api_call, member)

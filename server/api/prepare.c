@@ -39,8 +39,12 @@ static enum kva_status render_chat(const struct kva_api_config *config, struct k
         .now_unix_s = kva_time_unix_s(),
         .control = &control,
     };
+    uint64_t begin_ns = kva_time_ns();
     enum kva_status status =
         kva_template_render(config->chat_template, &input, config->template_limits, text, err);
+    call->template_ns = kva_time_ns() - begin_ns;
+    call->template_steps = control.steps;
+    call->template_failed = status != KVA_OK && status != KVA_ECANCELLED;
     if (status == KVA_EINVAL && err) {
         kva_err_prefix(err, status, "The chat template refused the messages");
         snprintf(err->param, sizeof(err->param), "messages");

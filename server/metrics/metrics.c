@@ -23,6 +23,7 @@ static const int http_codes[KVA_HTTP_CODES_MAX] = {0,   200, 204, 400, 401, 404,
 void kva_metrics_init(struct kva_metrics *metrics)
 {
     memset(metrics, 0, sizeof(*metrics));
+    kva_histogram_init(&metrics->template_render, ttft_bounds, KVA_COUNT_OF(ttft_bounds));
     kva_histogram_init(&metrics->time_to_first_token, ttft_bounds, KVA_COUNT_OF(ttft_bounds));
     kva_histogram_init(&metrics->inter_token, token_bounds, KVA_COUNT_OF(token_bounds));
     kva_histogram_init(&metrics->time_per_output_token, token_bounds, KVA_COUNT_OF(token_bounds));

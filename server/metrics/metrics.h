@@ -45,9 +45,12 @@ struct kva_metrics {
     uint64_t choices_ended[KVA_END_REASON_COUNT];
     uint64_t rejected[KVA_REJECT_REASON_COUNT];
     uint64_t unknown_fields;
+    uint64_t template_steps; /* of chats, whether they were taken or not */
+    uint64_t template_failures;
     uint64_t keep_alives;
     uint64_t streams_paused;
     uint64_t slow_readers_cut;
+    struct kva_histogram template_render;
     struct kva_histogram time_to_first_token;
     struct kva_histogram inter_token;
     struct kva_histogram time_per_output_token;

@@ -177,6 +177,13 @@ static void put_server(struct kva_buf *out, const struct kva_metrics_view *view,
            (double)metrics->generation_tokens, "Tokens that were generated.");
     single(out, "kvahead_log_lines_dropped_total", "counter", labels, (double)kva_log_dropped(),
            "Log lines that were dropped because nobody read the log.");
+    single(out, "kvahead_template_steps_total", "counter", labels, (double)metrics->template_steps,
+           "Work of chat templates, in steps of which one rendering has a limited number.");
+    single(out, "kvahead_template_failures_total", "counter", labels,
+           (double)metrics->template_failures,
+           "Renderings that ended with an error of the template or at a limit.");
+    kva_metrics_histogram(out, "kvahead_template_seconds", labels,
+                          "Time of rendering a chat's template.", &metrics->template_render);
     single(out, "kvahead_unknown_fields_total", "counter", labels, (double)metrics->unknown_fields,
            "Fields of requests that nobody knows.");
     single(out, "kvahead_keep_alives_total", "counter", labels, (double)metrics->keep_alives,

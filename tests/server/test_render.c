@@ -128,10 +128,22 @@ static void test_render__null_content_is_empty(void **state)
     expect_rendering(ASSISTANT "\"content\":null}", "[]");
     expect_rendering(ASSISTANT "\"refusal\":\"no\"}", "[]");
     expect_rendering(CALL("\"{}\""), "[]");
+    assert_true(client_metric(f.port, "kvahead_template_seconds_count", NULL) == 3);
+    assert_true(client_metric(f.port, "kvahead_template_steps_total", NULL) > 3);
+    assert_true(client_metric(f.port, "kvahead_template_failures_total", NULL) == 0);
     expect_refusal("{\"role\":\"user\",\"content\":null}]", "messages[0].content");
     expect_refusal("{\"role\":\"system\",\"content\":null}]", "messages[0].content");
     expect_refusal("{\"role\":\"tool\",\"content\":null}]", "messages[0].content");
     expect_refusal("{\"role\":\"user\"}]", "messages[0].content");
+    fixture_stop(&f);
+}
+
+static void test_render__a_limit_is_the_clients_error_and_counted(void **state)
+{
+    (void)state;
+    start_with("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}");
+    expect_refusal("{\"role\":\"user\",\"content\":\"hi\"}]", "messages");
+    assert_true(client_metric(f.port, "kvahead_template_failures_total", NULL) == 1);
     fixture_stop(&f);
 }
 
@@ -181,6 +193,7 @@ int main(void)
         cmocka_unit_test(test_render__long_templates_hold_up_nobody_and_end_with_their_client),
         cmocka_unit_test(test_render__stopping_ends_what_is_rendered),
         cmocka_unit_test(test_render__null_content_is_empty),
+        cmocka_unit_test(test_render__a_limit_is_the_clients_error_and_counted),
         cmocka_unit_test(test_render__arguments_of_tool_calls_are_parsed),
         cmocka_unit_test(test_render__reserved_names_are_refused),
     };
