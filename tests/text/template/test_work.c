@@ -375,6 +375,7 @@ static void test_work__statements(void **state KVA_UNUSED)
         "{{ '{:1000.1000f}'.format(1e300) * 10 }}{{ '%1000.1000f' % 1e300 }}",
         "{{ ('%' ~ X) % 1 }}{{ ('%(' ~ X) % {'a': 1} }}",
         "{{ ('{' ~ X ~ '}').format(1) }}",
+        "{{ ('{0:>1000}' * 300).format(X)|length }}{{ (('%(a)1000s' * 300) % {'a': X})|length }}",
         "{{ X is filter }}{{ X is test }}{{ [1]|map(X)|list }}",
         "{{ ([X] * 1000)|join(X)|length }}",
         "{{ ([X] * 1000)|unique|list|length }}",
@@ -428,6 +429,22 @@ static void test_work__names(void **state KVA_UNUSED)
     assert_true(done_steps > 1000 * 40 * 20 / 4);
 }
 
+/* Each parameter of a macro is looked for among the named arguments. */
+static void test_work__named_arguments(void **state KVA_UNUSED)
+{
+    static char source[65536];
+    size_t at = 0;
+    uint64_t done_work, done_steps;
+    at += (size_t)snprintf(source, sizeof(source), "{%% macro m(");
+    for (int i = 0; i < 900; i++)
+        at += (size_t)snprintf(source + at, sizeof(source) - at, "%sparameter_%d", i ? ", " : "", i);
+    snprintf(source + at, sizeof(source) - at,
+             ") %%}{%% endmacro %%}{{ m(**dict(range(20000)|map('string')|batch(2)|list)) }}");
+    render(source, 0, UINT64_MAX, &done_work, &done_steps);
+    assert_true(done_work <= done_steps * WORK_PER_STEP / 4);
+    assert_true(done_steps > 900 * 10000 / 4);
+}
+
 static int teardown(void **state KVA_UNUSED)
 {
     printf("%u expressions\n", expressions);
@@ -440,7 +457,7 @@ int main(void)
         cmocka_unit_test(test_work__statements), cmocka_unit_test(test_work__methods),
         cmocka_unit_test(test_work__operators),  cmocka_unit_test(test_work__filters),
         cmocka_unit_test(test_work__tests),      cmocka_unit_test(test_work__functions),
-        cmocka_unit_test(test_work__names),
+        cmocka_unit_test(test_work__names),      cmocka_unit_test(test_work__named_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, teardown);
 }
