@@ -384,8 +384,6 @@ class Direct:
         self.hangs = 0
 
     def run(self, case: Case, attack: Attack) -> None:
-        if case.outcome == "open" and attack.hidden == "absorb":
-            return
         what = f"{case.name}, {attack.tag}, {attack.hidden}"
         answers: list[Answer] = []
         victim = None
@@ -462,6 +460,8 @@ def run_rounds(front: str, folder: pathlib.Path, rounds: int) -> Result:
         if front != "none":
             runner = Fronted(stack.enter_context(Proxy(front, server.port, folder)), result)
         for case, attack in attacks(rounds):
+            if front == "none" and case.outcome == "open" and attack.hidden == "absorb":
+                continue  # A half request behind a whole one: the next bytes do belong to it.
             result.rounds += 1
             runner.run(case, attack)
         check_log(result, server)
