@@ -1,7 +1,7 @@
 /* replay.c - runs a fuzz target over its corpus and over seeded mutations of it, without a fuzzer.
  *
- * Usage: fuzz_<parser> CORPUS_DIR [mutations per file]. Prints what it ran; a crash or a sanitizer
- * report fails. */
+ * Usage: fuzz_<parser> CORPUS_DIR [mutations per file]. Default: some thousands, shared by the
+ * files. Prints what it ran; a crash or a sanitizer report fails. */
 #include "tests/fuzz/fuzz.h"
 #include "tests/random.h"
 
@@ -10,7 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FILE_BYTES_MAX (4u << 20)
+#define FILE_BYTES_MAX     (4u << 20)
+#define MUTATIONS          6000u
+#define MUTATIONS_PER_FILE 200u
 
 static uint64_t rng_state;
 
@@ -113,13 +115,17 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: %s CORPUS_DIR [mutations per file]\n", argv[0]);
         return 2;
     }
-    unsigned mutations = argc > 2 ? (unsigned)strtoul(argv[2], NULL, 10) : 200;
     struct dirent **entries;
     int count = scandir(argv[1], &entries, NULL, alphasort);
     if (count < 0) {
         fprintf(stderr, "cannot list %s\n", argv[1]);
         return 1;
     }
+    unsigned mutations = MUTATIONS / (unsigned)(count + 1);
+    if (mutations > MUTATIONS_PER_FILE)
+        mutations = MUTATIONS_PER_FILE;
+    if (argc > 2)
+        mutations = (unsigned)strtoul(argv[2], NULL, 10);
     unsigned files = 0;
     run_exact((const uint8_t *)"", 0);
     for (int i = 0; i < count; i++) {
