@@ -37,6 +37,11 @@ int kva_cli_options(int argc, char **argv);
 /* "kvahead: message" on standard error; returns KVA_EXIT_FAILURE. */
 int kva_cli_fail(const struct kva_err *err);
 
+/* Addresses that other machines reach want an API key, or the operator's word (reach.c). Fails:
+ * KVA_EINVAL. */
+KVA_MUST_CHECK enum kva_status kva_cli_check_reach(const struct kva_config *config,
+                                                   struct kva_err *err);
+
 /* The arguments joined by spaces, or else standard input up to a limit; the caller frees. NULL,
  * with a message printed: none, or too long. */
 char *kva_cli_text(const struct kva_string_list *rest, size_t *ret_length);

@@ -378,7 +378,9 @@ int kva_cli_serve(const struct kva_config *config, const struct kva_string_list 
     }
     return_freed_memory();
     block_signals(&set);
-    enum kva_status status = kva_log_start(&err);
+    enum kva_status status = kva_cli_check_reach(config, &err);
+    if (!status)
+        status = kva_log_start(&err);
     if (!status)
         status = create_server(&serve, &err);
     if (!status)

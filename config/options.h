@@ -63,6 +63,7 @@ struct kva_config {
     struct kva_string_list allowed_hosts;
     struct kva_string_list api_keys;
     char *api_key_file;
+    bool public_without_key;
     uint64_t key_rate;
     uint64_t key_tokens;
     uint64_t key_running;

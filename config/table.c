@@ -97,7 +97,7 @@ static const struct kva_option table[] = {
      "Waiting time that raises a request by one priority level."},
 
     {"host", KVA_OPTION_STRING, SERVE, AT(host), 0, 0, "127.0.0.1", NULL, "Server",
-     "Address to listen on; 0.0.0.0 or :: for all."},
+     "Address to listen on; 0.0.0.0 or :: for all, which wants an API key."},
     {"port", KVA_OPTION_UINT, SERVE, AT(port), 0, 65535, "8000", NULL, "Server",
      "TCP port; 0: any free one, printed at start."},
     {"admin-listen", KVA_OPTION_STRING, SERVE, AT(admin_listen), 0, 0, NULL, NULL, "Server",
@@ -112,6 +112,10 @@ static const struct kva_option table[] = {
      "could read it."},
     {"api-key-file", KVA_OPTION_STRING, SERVE, AT(api_key_file), 0, 0, NULL, NULL, "Server",
      "File of keys, one a line, each with what it may use (docs/api.md). Read again on SIGHUP."},
+    {"public-without-key", KVA_OPTION_BOOL, SERVE, AT(public_without_key), 0, 0, "false", NULL,
+     "Server",
+     "Listen on an address that other machines reach although no API key is set: everybody there "
+     "may use the model."},
     {"key-rate", KVA_OPTION_UINT, SERVE, AT(key_rate), 0, 1e6, "0", NULL, "Server",
      "Requests per minute that one key may make, where its line does not say; 0: no limit."},
     {"key-tokens", KVA_OPTION_UINT, SERVE, AT(key_tokens), 0, 2e9, "0", NULL, "Server",

@@ -446,6 +446,12 @@ def test_start__port_in_use(server: Server):
     assert str(server.port) in line and "in use" in line
 
 
+def test_start__other_machines_want_a_key():
+    for host in ("0.0.0.0", "::"):
+        line = serve("--host", host, env=clean_environment())
+        assert host in line and "KVAHEAD_API_KEY" in line and "--public-without-key" in line
+
+
 def test_start__budget_too_small():
     line = serve("--device-memory", "64K")
     assert "device" in line and re.search(r"\d+", line)
