@@ -411,7 +411,8 @@ static size_t scan_line(struct kva_http_parser *parser, const char *data, size_t
     for (size_t i = 0; i < length && !parser->line_ended; i++) {
         if (!parser->first && (data[i] == '\r' || data[i] == '\n'))
             continue;
-        parser->first = parser->first ? parser->first : data[i];
+        if (!parser->first)
+            parser->first = data[i] ? data[i] : ' '; /* NUL is a byte like others */
         parser->spaces += data[i] == ' ';
         parser->line_ended = data[i] == '\n';
         if (parser->line_ended)
