@@ -52,11 +52,13 @@ struct kva_forward_view {
     /* [kv_heads][k] positions, ascending, the rest KVA_NO_TOKEN: the rows that this query itself
      * chooses (KVA_PREDICT_SYNC) with what the device has. NULL: the policy fetches none. */
     const uint32_t *selection;
+    const void *out; /* act [rows->row_count, heads, head_dim]: what attention gave; NULL before */
 };
 
 /* Only for looking: it changes no result. The call costs time, its absence none. */
 struct kva_forward_observer {
-    void (*attends)(void *opaque, const struct kva_forward_view *view);
+    void (*attends)(void *opaque, const struct kva_forward_view *view);  /* or NULL */
+    void (*attended)(void *opaque, const struct kva_forward_view *view); /* or NULL; no selection */
     void *opaque;
     uint32_t
         *selection; /* device memory for view->selection: [kv_heads][k], k the largest of all */

@@ -225,23 +225,29 @@ static const uint32_t *observe_selection(struct kva_forward *fw, uint32_t index,
     return into;
 }
 
+/* Show sequences whose prompt is in, before they attend or after they have. */
 static void observe(struct kva_forward *fw, const struct kva_forward_observer *observer,
-                    const struct kva_kv_pass *pass, uint32_t layer)
+                    const struct kva_kv_pass *pass, uint32_t layer, bool after)
 {
     const struct kva_model_config *c = fw->config;
     size_t row_bytes = (size_t)c->heads * c->head_dim * fw->act_bytes;
-    for (uint32_t i = 0; i < pass->rows_count; i++) {
+    void (*show)(void *, const struct kva_forward_view *) =
+        after ? observer->attended : observer->attends;
+    for (uint32_t i = 0; show && i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];
+        size_t at = fw->attend_seqs[i].row_first * row_bytes;
         if (!rows->seq->prefilled)
             continue;
-        const struct kva_forward_view view = {
+        struct kva_forward_view view = {
             .layer = layer,
             .rows = rows,
-            .q = (const unsigned char *)fw->scratch[KVA_SCRATCH_Q].data +
-                 fw->attend_seqs[i].row_first * row_bytes,
-            .selection = observe_selection(fw, i, rows, observer->selection, layer),
+            .q = (const unsigned char *)fw->scratch[KVA_SCRATCH_Q].data + at,
         };
-        observer->attends(observer->opaque, &view);
+        if (after)
+            view.out = (const unsigned char *)fw->scratch[KVA_SCRATCH_ATTN].data + at;
+        else
+            view.selection = observe_selection(fw, i, rows, observer->selection, layer);
+        show(observer->opaque, &view);
     }
 }
 
@@ -256,7 +262,7 @@ void kva_forward_attend(struct kva_forward *fw, struct kva_kv_pass *pass,
     if (attend_lowbit(fw, pass, layer, TO_SELECT))
         kva_kv_layer_choose(fw->params.kv, pass, layer);
     if (observer)
-        observe(fw, observer, pass, layer);
+        observe(fw, observer, pass, layer, false);
     struct kva_partial partials[2] = {partial_at(fw, KVA_SCRATCH_PARTIAL_A)};
     uint32_t partial_count = 1;
     if (attend_lowbit(fw, pass, layer, TO_ATTEND))
@@ -269,4 +275,6 @@ void kva_forward_attend(struct kva_forward *fw, struct kva_kv_pass *pass,
                                    .heads = c->heads,
                                    .head_dim = c->head_dim,
                                });
+    if (observer)
+        observe(fw, observer, pass, layer, true);
 }

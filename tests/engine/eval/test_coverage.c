@@ -195,7 +195,8 @@ static void check_choice(const char *model, const char *text)
         .dtype = dtype,
         .heads = calloc(heads, sizeof(*probe.heads)),
     };
-    probe.observer = (struct kva_forward_observer){look_twice, &probe, coverage.observer.selection};
+    probe.observer = (struct kva_forward_observer){
+        .attends = look_twice, .opaque = &probe, .selection = coverage.observer.selection};
     decode(&f, &spec, plain, NULL);
     decode(&f, &spec, observed, &probe.observer);
     assert_memory_equal(plain, observed, sizeof(plain)); /* looking changes nothing */
