@@ -71,12 +71,16 @@ void kva_pick_destroy(struct kva_pick *pick);
 
 /* Begin a pick, then add up to KVA_LOGIT_ROWS_MAX rows of hidden, then run it. */
 void kva_pick_begin(struct model_engine *e);
-void kva_pick_best(struct model_engine *e, uint32_t row); /* the best token alone is wanted */
 void kva_pick_item(struct model_engine *e, uint32_t row, const struct kva_step_item *item);
 void kva_pick_run(struct model_engine *e, const void *hidden);
 
-/* Of row `index` of the pick, added by kva_pick_best; 0 if no logit is above -inf. */
-uint32_t kva_pick_best_token(const struct model_engine *e, uint32_t index);
+/* A guess of the token behind the sequence's last one, or behind its draft token, which then stands
+ * in ids after it: the best token that the request's logit processors leave. The row is added to
+ * the pick, and the guess found out after its run; 0 if there is none. */
+void kva_pick_guess(struct model_engine *e, uint32_t row, const struct kva_sequence *seq,
+                    bool behind_draft);
+uint32_t kva_pick_guessed(struct model_engine *e, uint32_t index, const struct kva_sequence *seq,
+                          bool behind_draft);
 
 /* The item's token, of row `index` of the pick, added by kva_pick_item, becomes the sequence's. */
 void kva_pick_emit(struct model_engine *e, uint32_t index, struct kva_step_item *item);

@@ -43,11 +43,6 @@ static struct kva_shortlist_want *add_row(struct kva_pick *pick, uint32_t row)
     return want;
 }
 
-void kva_pick_best(struct model_engine *e, uint32_t row)
-{
-    add_row(&e->pick, row)->best = 1;
-}
-
 /* Where the host reads the logits anyway, falling back to them costs no copy, and making the list
  * is what costs: the best few nearly always hold what is drawn. */
 #define LISTED_ON_HOST 128u
@@ -76,6 +71,46 @@ void kva_pick_item(struct model_engine *e, uint32_t row, const struct kva_step_i
     const struct kva_sampler_context context = sampling_of(item->seq);
     kva_sampler_want(e->sampler, &context, pick->watched + first, want);
     want->best = list_length(e, context.params, want->best);
+    want->watch_first = first;
+    pick->watched_count += want->watch_count;
+}
+
+/* --- guesses --------------------------------------------------------------------------------- */
+
+/* The request's logit processors, and then the best token, whatever its sampling is: a guess that
+ * breaks what the request forbids would nearly always be wrong. */
+static struct kva_sampling_params guessing_of(const struct kva_sequence *seq)
+{
+    struct kva_sampling_params params = *seq->params.sampling;
+    params.temperature = 0;
+    params.logprobs = -1;
+    params.prompt_logprobs = -1;
+    return params;
+}
+
+/* Whether they can change which token is best. */
+static bool has_processors(const struct kva_sampling_params *p)
+{
+    return p->allowed_id_count > 0 || p->bad_word_count > 0 || p->logit_bias_count > 0 ||
+           p->min_tokens > 0 || p->repetition_penalty != 1 || p->presence_penalty != 0 ||
+           p->frequency_penalty != 0;
+}
+
+void kva_pick_guess(struct model_engine *e, uint32_t row, const struct kva_sequence *seq,
+                    bool behind_draft)
+{
+    struct kva_pick *pick = &e->pick;
+    struct kva_shortlist_want *want = add_row(pick, row);
+    uint32_t first = pick->watched_count;
+    want->best = 1;
+    if (!has_processors(seq->params.sampling))
+        return;
+    const struct kva_sampling_params params = guessing_of(seq);
+    struct kva_sampler_context context = sampling_of(seq);
+    context.params = &params;
+    context.token_count += behind_draft;
+    kva_sampler_want(e->sampler, &context, pick->watched + first, want);
+    want->best = list_length(e, &params, want->best);
     want->watch_first = first;
     pick->watched_count += want->watch_count;
 }
@@ -109,26 +144,34 @@ static struct kva_sampler_list list_of(const struct kva_pick *pick, uint32_t ind
     };
 }
 
-uint32_t kva_pick_best_token(const struct model_engine *e, uint32_t index)
+/* All logits come only where they are needed. */
+static enum kva_status sample(struct model_engine *e, uint32_t index,
+                              const struct kva_sampler_context *context,
+                              struct kva_token_output *ret)
 {
-    const struct kva_forward_picked *picked = &e->pick.picked[index];
-    return picked->summary->count > 0 ? picked->listed[0].token : 0;
-}
-
-/* As the sequence's sampling has it; all logits come only where they are needed. */
-static enum kva_status sample(struct model_engine *e, uint32_t index, struct kva_step_item *item)
-{
-    const struct kva_sampler_context context = sampling_of(item->seq);
     if (e->pick.wants[index].best > 0) {
         const struct kva_sampler_list list = list_of(&e->pick, index);
         bool enough;
-        enum kva_status status =
-            kva_sampler_draw_listed(e->sampler, &list, &context, &enough, &item->token);
+        enum kva_status status = kva_sampler_draw_listed(e->sampler, &list, context, &enough, ret);
         if (status || enough)
             return status;
     }
     float *logits = kva_forward_logits(e->forward, index);
-    return kva_sampler_draw(e->sampler, logits, &context, &item->token);
+    return kva_sampler_draw(e->sampler, logits, context, ret);
+}
+
+uint32_t kva_pick_guessed(struct model_engine *e, uint32_t index, const struct kva_sequence *seq,
+                          bool behind_draft)
+{
+    const struct kva_forward_picked *picked = &e->pick.picked[index];
+    if (!has_processors(seq->params.sampling))
+        return picked->summary->count > 0 ? picked->listed[0].token : 0;
+    const struct kva_sampling_params params = guessing_of(seq);
+    struct kva_sampler_context context = sampling_of(seq);
+    struct kva_token_output guess = {.token = 0};
+    context.params = &params;
+    context.token_count += behind_draft;
+    return sample(e, index, &context, &guess) ? 0 : guess.token;
 }
 
 void kva_pick_emit(struct model_engine *e, uint32_t index, struct kva_step_item *item)
@@ -141,7 +184,8 @@ void kva_pick_emit(struct model_engine *e, uint32_t index, struct kva_step_item 
         item->token = (struct kva_token_output){.token = item->forced_token};
         item->status = item->forced_token < vocab ? KVA_OK : KVA_EINVAL;
     } else {
-        item->status = sample(e, index, item);
+        const struct kva_sampler_context context = sampling_of(seq);
+        item->status = sample(e, index, &context, &item->token);
     }
     if (item->status)
         return;

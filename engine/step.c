@@ -149,11 +149,11 @@ static void predecode(struct model_engine *e, struct kva_step_item *items, uint3
     for (uint32_t at = 0; at < batch; at += e->pick.count) {
         kva_pick_begin(e);
         for (uint32_t i = at; i < batch && e->pick.count < KVA_LOGIT_ROWS_MAX; i++)
-            kva_pick_best(e, i);
+            kva_pick_guess(e, i, e->batch_items[i]->seq, false);
         kva_pick_run(e, hidden);
         for (uint32_t i = 0; i < e->pick.count; i++) {
-            struct kva_kv_seq *seq = &e->batch_items[at + i]->seq->kv;
-            seq->policy->predecoded(seq, kva_pick_best_token(e, i));
+            struct kva_sequence *seq = e->batch_items[at + i]->seq;
+            seq->kv.policy->predecoded(&seq->kv, kva_pick_guessed(e, i, seq, false));
         }
     }
 }
@@ -167,12 +167,14 @@ static void take_entry(struct model_engine *e, uint32_t index, uint32_t at)
     struct kva_step_item *item = e->batch_items[index];
     struct kva_kv_seq *seq = &item->seq->kv;
     bool draft = e->batch_rows[index].draft;
+    /* Before the draft token in ids gives way to the one that is emitted. */
+    uint32_t guess = draft ? kva_pick_guessed(e, at + 1, item->seq, true) : 0;
     kva_pick_emit(e, at, item);
     item->speculated = draft && item->emitted;
     if (item->speculated && seq->policy->emitted)
         seq->policy->emitted(e->kv, seq, item->token.token);
     if (draft && seq->policy->drafted)
-        seq->policy->drafted(seq, kva_pick_best_token(e, at + 1));
+        seq->policy->drafted(seq, guess);
 }
 
 static void emit_batch(struct model_engine *e, const void *hidden, uint32_t batch)
@@ -185,7 +187,7 @@ static void emit_batch(struct model_engine *e, const void *hidden, uint32_t batc
         end += rows->row_count;
         kva_pick_item(e, end - 1 - two, e->batch_items[i]);
         if (two)
-            kva_pick_best(e, end - 1);
+            kva_pick_guess(e, end - 1, e->batch_items[i]->seq, true);
         if (e->pick.count + 2 <= KVA_LOGIT_ROWS_MAX && i + 1 < batch)
             continue;
         kva_pick_run(e, hidden);

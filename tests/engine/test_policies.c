@@ -276,6 +276,59 @@ static void test_policies__bytes_told_are_bytes_taken(void **state KVA_UNUSED)
     }
 }
 
+/* Speculative tokens of a sequence, and how many of them were right. */
+static struct kva_sequence_info speculate(struct fixture *f, enum kva_kv_mispredict mispredict,
+                                          const struct kva_sampling_params *sampling)
+{
+    uint32_t prompt[CONTEXT], token;
+    struct kva_sequence_info info;
+    struct kva_kv_spec kv = trace_variant(SPEC);
+    kv.on_mispredict = mispredict;
+    fixture_prompt(prompt, 200, 300, 3);
+    struct kva_sequence *seq = fixture_start(f, &(struct kva_sequence_params){.prompt = prompt,
+                                                                              .prompt_tokens = 200,
+                                                                              .tokens_max = 240,
+                                                                              .sampling = sampling,
+                                                                              .kv = kv});
+    fixture_prefill(f, seq, CONTEXT);
+    for (uint32_t i = 0; i < 36; i++)
+        fixture_decode(f, &seq, 1, &token);
+    f->engine->ops->sequence_info(f->engine->self, seq, &info);
+    f->engine->ops->destroy(f->engine->self, seq);
+    assert_int_equal(info.spec_tokens, 36);
+    return info;
+}
+
+/* A request that may say one thing only is predicted without fail: a guess that does not know what
+ * the request allows says another. */
+static void test_policies__a_draft_token_obeys_the_request(void **state KVA_UNUSED)
+{
+    static const uint32_t allowed[] = {7};
+    static const struct kva_logit_bias bias[] = {{.token = 9, .bias = 100}};
+    struct kva_sampling_params only = fixture_greedy(), most = fixture_greedy(),
+                               hot = fixture_greedy();
+    only.allowed_ids = allowed;
+    only.allowed_id_count = 1;
+    most.logit_bias = bias;
+    most.logit_bias_count = 1;
+    hot.allowed_ids = allowed;
+    hot.allowed_id_count = 1;
+    hot.temperature = 1;
+    const struct kva_sampling_params *const requests[] = {&only, &most, &hot};
+    for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
+        struct fixture f;
+        fixture_open(&f, &(struct fixture_params){.model_path = models[m]});
+        for (size_t i = 0; i < KVA_COUNT_OF(requests); i++) {
+            for (uint32_t way = 0; way < KVA_MISPREDICT_COUNT; way++) {
+                const struct kva_sequence_info info =
+                    speculate(&f, (enum kva_kv_mispredict)way, requests[i]);
+                assert_int_equal(info.spec_tokens_matched, info.spec_tokens);
+            }
+        }
+        fixture_close(&f);
+    }
+}
+
 static void test_policies__settings_that_cannot_be_are_named(void **state KVA_UNUSED)
 {
     static const struct {
@@ -341,6 +394,7 @@ int main(void)
         cmocka_unit_test(test_policies__more_bits_and_more_rows_are_closer_to_full),
         cmocka_unit_test(test_policies__tiles_say_what_registers_say),
         cmocka_unit_test(test_policies__bytes_told_are_bytes_taken),
+        cmocka_unit_test(test_policies__a_draft_token_obeys_the_request),
         cmocka_unit_test(test_policies__settings_that_cannot_be_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
