@@ -118,6 +118,10 @@ static struct kva_kv_spec spec_of(const struct case_of_kv *kv)
     struct kva_kv_spec spec = kva_kv_spec_default(policies[kv->kind]);
     spec.bits = kv->kind == KV_FULL ? spec.bits : kv->bits;
     spec.min_tokens = 0; /* low bits, however short */
+    /* As the forecast has it: two rows a step. Of random weights every speculative token is wrong,
+     * and would cost a pass of its own if it were followed by a pre-decoding. */
+    spec.predictor = KVA_PREDICT_SPEC_TOKEN;
+    spec.on_mispredict = KVA_MISPREDICT_CHAIN;
     return spec;
 }
 
