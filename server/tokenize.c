@@ -152,9 +152,13 @@ static void begin(struct kva_server *server, struct kva_exchange *exchange,
     }
     struct kva_exchange_owner owner = {on_gone, NULL, job};
     kva_exchange_keep(exchange, &owner);
-    job->status = kva_workers_submit(server->workers, &job->job, &job->err);
-    if (job->status != KVA_OK)
-        done(&job->job);
+    /* From here on the job is a worker's. */
+    status = kva_workers_submit(server->workers, &job->job, &err);
+    if (status == KVA_OK)
+        return;
+    job->status = status;
+    job->err = err;
+    done(&job->job);
 }
 
 void kva_view_tokenize(struct kva_server *server, struct kva_exchange *exchange)
