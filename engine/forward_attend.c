@@ -88,7 +88,7 @@ enum lowbit_time {
 /* Whether the rows' sequence has rows fetched for this layer. */
 static bool fetches_rows(const struct kva_kv_rows *rows)
 {
-    const struct kva_hot *cache = kva_kv_find_rows(rows);
+    const struct kva_row_cache *cache = kva_kv_find_rows(rows);
     return cache && cache->k > 0;
 }
 
@@ -133,13 +133,13 @@ static uint32_t list_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pa
         uint32_t pages = range ? range->page_end : 0;
         if (rows->fused)
             fw->low_now[count] = kva_kv_layer_now(fw->params.kv, rows, layer);
-        fw->low_seqs[count] = (struct kva_lowbit_seq){
+        fw->low_seqs[count] = (struct kva_select_seq){
             .row_first = fw->attend_seqs[i].row_first,
             .row_count = rows->row_count,
             .position_first = rows->position_first,
             .block_first = block,
             .page_count = pages,
-            .hot = range ? range->rows : NULL,
+            .rows = range ? range->rows : NULL,
             .select_row = selects && fetches_rows(rows) ? rows->select_row : KVA_NO_ROW,
             .now = rows->fused ? &fw->low_now[count] : NULL,
         };
@@ -157,29 +157,28 @@ static void call_lowbit(struct kva_forward *fw, const struct kva_kv_rows *like, 
     const struct kva_model_config *c = fw->config;
     const struct kva_kv *kv = fw->params.kv;
     const struct kva_partial rest = partial_at(fw, KVA_SCRATCH_PARTIAL_A);
-    fw->ops->attend_lowbit(
-        fw->device,
-        &(struct kva_attend_lowbit_args){
-            .q = fw->scratch[KVA_SCRATCH_Q].data,
-            .out = partial_at(fw, KVA_SCRATCH_LOWBIT_A),
-            .rest = &rest,
-            .seqs = fw->low_seqs,
-            .blocks = fw->low_blocks,
-            .block_offset_bytes = kva_kv_find_range(like, KVA_RANGE_LOWBIT)
-                                      ? kva_kv_lowbit_offset(kv, &like->seq->spec, layer)
-                                      : 0,
-            .scratch = fw->scratch[KVA_SCRATCH_SELECT].data,
-            .scratch_bytes = fw->scratch[KVA_SCRATCH_SELECT].bytes,
-            .seq_count = count,
-            .q_stride = c->heads * c->head_dim,
-            .heads = c->heads,
-            .kv_heads = c->kv_heads,
-            .head_dim = c->head_dim,
-            .window = c->layer_window[layer],
-            .kv_dtype = kv->shape.dtype,
-            .format = format_of(like),
-            .scale = c->attend_scale,
-        });
+    kva_attend_select(fw->device, &(struct kva_attend_select_fetch_args){
+                                      .q = fw->scratch[KVA_SCRATCH_Q].data,
+                                      .out = partial_at(fw, KVA_SCRATCH_LOWBIT_A),
+                                      .rest = &rest,
+                                      .seqs = fw->low_seqs,
+                                      .blocks = fw->low_blocks,
+                                      .block_offset_bytes =
+                                          kva_kv_find_range(like, KVA_RANGE_LOWBIT)
+                                              ? kva_kv_lowbit_offset(kv, &like->seq->spec, layer)
+                                              : 0,
+                                      .scratch = fw->scratch[KVA_SCRATCH_SELECT].data,
+                                      .scratch_bytes = fw->scratch[KVA_SCRATCH_SELECT].bytes,
+                                      .seq_count = count,
+                                      .q_stride = c->heads * c->head_dim,
+                                      .heads = c->heads,
+                                      .kv_heads = c->kv_heads,
+                                      .head_dim = c->head_dim,
+                                      .window = c->layer_window[layer],
+                                      .kv_dtype = kv->shape.dtype,
+                                      .format = format_of(like),
+                                      .scale = c->attend_scale,
+                                  });
 }
 
 /* Attention over low-bit pages and hot rows, one call per format. TO_ATTEND gives every row of the
@@ -209,14 +208,14 @@ static const uint32_t *observe_selection(struct kva_forward *fw, uint32_t index,
     if (rows->select_now) /* it has just done so */
         return kva_kv_find_rows(rows)->chosen;
     const struct kva_kv_range *range = lowbit_range(rows);
-    struct kva_hot hot = *range->rows;
+    struct kva_row_cache hot = *range->rows;
     hot.chosen = into;
-    fw->low_seqs[0] = (struct kva_lowbit_seq){
+    fw->low_seqs[0] = (struct kva_select_seq){
         .row_first = fw->attend_seqs[index].row_first,
         .row_count = 1,
         .position_first = rows->position_first,
         .page_count = range->page_end,
-        .hot = &hot,
+        .rows = &hot,
         .select_row = 0,
     };
     for (uint32_t i = 0; i < range->page_end; i++)

@@ -73,8 +73,8 @@ struct kva_forward {
     struct kva_attend_seq *attend_seqs;     /* [sequences_max] */
     struct kva_attend_range *attend_ranges; /* [sequences_max * KVA_KV_RANGES_MAX] */
     const void **low_blocks;                /* [blocks_max] */
-    struct kva_lowbit_seq *low_seqs;        /* [sequences_max] */
-    struct kva_hot_now *low_now;            /* [sequences_max] */
+    struct kva_select_seq *low_seqs;        /* [sequences_max] */
+    struct kva_fused_fetch *low_now;        /* [sequences_max] */
     struct kva_kv_rows *kv_rows;            /* [sequences_max] */
 };
 

@@ -84,10 +84,10 @@ static size_t select_bytes(const struct kva_forward *fw)
     const struct kva_device_info *info = kva_device_get_info(fw->device);
     const struct kva_model_config *c = fw->config;
     uint32_t pages = kva_kv_pages(fw->params.context_max);
+    size_t one = kva_attend_select_bytes(c->heads, c->kv_heads, pages);
+    size_t own = kva_attend_fused_bytes(c->heads / c->kv_heads, c->head_dim, pages);
     if (info->host_readable)
-        return kva_max_u32(c->kv_heads, info->threads) *
-               kva_attend_lowbit_now_bytes(c->heads / c->kv_heads, c->head_dim, pages);
-    size_t one = kva_attend_lowbit_scratch_bytes(c->heads, pages);
+        return kva_max_size(one, kva_max_u32(c->kv_heads, info->threads) * own);
     size_t all = one * fw->params.sequences_max;
     return kva_max_size(one, kva_min_size(all, SELECT_BYTES_MAX));
 }

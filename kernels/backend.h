@@ -37,9 +37,6 @@ struct kva_backend {
                               struct kva_err *err);
     void (*copy)(struct kva_device *device, enum kva_queue queue, void *to, const void *from,
                  size_t bytes);
-    void (*fetch_hot)(struct kva_device *device, enum kva_queue queue,
-                      const struct kva_hot_fetch *fetches, uint32_t count, size_t page_offset_bytes,
-                      uint32_t kv_heads, uint32_t head_dim);
     void (*sync)(struct kva_device *device, enum kva_queue queue);
     enum kva_status (*event_create)(struct kva_device *device, struct kva_event **ret,
                                     struct kva_err *err);

@@ -56,30 +56,37 @@ static bool check_head_dim(struct kva_device *device, const char *op, uint32_t h
     return refuse(device, "%s: head_dim %u, must be 1 to %u", op, head_dim, most);
 }
 
-/* Low-bit pages can be made and read. */
-static bool check_lowbit(struct kva_device *device, const char *op, struct kva_lowbit_format format,
-                         uint32_t head_dim, enum kva_dtype kv_dtype)
+/* Where rows are read by fours of channels. */
+static bool check_head_dim_of_rows(struct kva_device *device, const char *op, uint32_t head_dim)
 {
     uint32_t most = limits_of(device)->head_dim_max;
-    if (head_dim == 0 || head_dim % 4 != 0 || head_dim > most)
-        return refuse(device, "%s: head_dim %u, must be a multiple of 4 up to %u", op, head_dim,
-                      most);
+    if (head_dim > 0 && head_dim % 4 == 0 && head_dim <= most)
+        return true;
+    return refuse(device, "%s: head_dim %u, must be a multiple of 4 up to %u", op, head_dim, most);
+}
+
+/* Low-bit pages can be made and read. */
+static bool check_lowbit(struct kva_device *device, const char *op, struct kva_lowbit_format format,
+                         uint32_t head_dim)
+{
+    if (!check_head_dim_of_rows(device, op, head_dim))
+        return false;
     if (format.bits != 1 && format.bits != 2 && format.bits != 4)
         return refuse(device, "%s: %u bits, must be 1, 2 or 4", op, format.bits);
     if (format.group != 32 && format.group != 64)
         return refuse(device, "%s: groups of %u, must be 32 or 64", op, format.group);
-    return check_kv_dtype(device, op, kv_dtype);
+    return true;
 }
 
 /* The slots hold what may be chosen, and are as many as the device can put in order. */
-static bool check_slots(struct kva_device *device, const char *op, const struct kva_hot *hot)
+static bool check_slots(struct kva_device *device, const char *op, const struct kva_row_cache *rows)
 {
     uint32_t most = limits_of(device)->slots_max;
-    if (hot->slots < (size_t)hot->pinned + hot->k)
+    if (rows->slots < (size_t)rows->pinned + rows->k)
         return refuse(device, "%s: %u slots cannot hold %u pinned and %u chosen rows", op,
-                      hot->slots, hot->pinned, hot->k);
-    if (hot->slots > most)
-        return refuse(device, "%s: %u slots, at most %u", op, hot->slots, most);
+                      rows->slots, rows->pinned, rows->k);
+    if (rows->slots > most)
+        return refuse(device, "%s: %u slots, at most %u", op, rows->slots, most);
     return true;
 }
 
@@ -156,57 +163,94 @@ static bool check_attend(struct kva_device *device, const struct kva_attend_args
 
 static bool check_quantise(struct kva_device *device, const struct kva_quantise_args *args)
 {
-    return check_lowbit(device, "quantise", args->format, args->head_dim, args->kv_dtype);
-}
-
-/* A row of the sequence chooses. */
-static bool check_selection(struct kva_device *device, const struct kva_attend_lowbit_args *args,
-                            const struct kva_lowbit_seq *seq)
-{
-    const struct kva_op_limits *limits = limits_of(device);
-    uint32_t group = args->heads / args->kv_heads;
-    size_t need = (seq->now ? kva_attend_lowbit_now_bytes(group, args->head_dim, seq->page_count)
-                            : kva_attend_lowbit_scratch_bytes(group, seq->page_count)) *
-                  args->kv_heads;
-    if (need > args->scratch_bytes)
-        return refuse(device, "attend_lowbit: selection over %u pages needs %zu bytes, has %zu",
-                      seq->page_count, need, args->scratch_bytes);
-    if (group > limits->select_heads_max)
-        return refuse(device, "attend_lowbit: %u heads share a KV head, at most %u may select",
-                      group, limits->select_heads_max);
-    if (seq->hot->k > limits->select_max)
-        return refuse(device, "attend_lowbit: %u rows to choose, at most %u", seq->hot->k,
-                      limits->select_max);
-    return true;
-}
-
-static bool check_lowbit_seq(struct kva_device *device, const struct kva_attend_lowbit_args *args,
-                             const struct kva_lowbit_seq *seq)
-{
-    bool selects = seq->hot && seq->select_row < seq->row_count;
-    if (seq->hot && !check_slots(device, "attend_lowbit", seq->hot))
-        return false;
-    if (seq->now && (!selects || seq->row_count != 1))
-        return refuse(device, "attend_lowbit: a choice that is acted upon at once is that of a "
-                              "sequence's only row");
-    if (seq->now && !base_of(device)->info.host_readable)
-        return refuse(device, "attend_lowbit: a choice cannot be acted upon at once by a device "
-                              "that does not reach the host tier as its own");
-    return !selects || check_selection(device, args, seq);
+    return check_lowbit(device, "quantise", args->format, args->head_dim) &&
+           check_kv_dtype(device, "quantise", args->kv_dtype);
 }
 
 static bool check_attend_lowbit(struct kva_device *device,
                                 const struct kva_attend_lowbit_args *args)
 {
+    uint32_t group_max = limits_of(device)->select_heads_max;
     if (!check_heads(device, "attend_lowbit", args->heads, args->kv_heads) ||
-        !check_lowbit(device, "attend_lowbit", args->format, args->head_dim, args->kv_dtype))
+        !check_lowbit(device, "attend_lowbit", args->format, args->head_dim))
         return false;
     for (uint32_t i = 0; i < args->seq_count; i++) {
-        if (!check_lowbit_seq(device, args, &args->seqs[i]))
+        const struct kva_lowbit_seq *seq = &args->seqs[i];
+        if (seq->rows && !check_slots(device, "attend_lowbit", seq->rows))
+            return false;
+        if (seq->scores && args->heads / args->kv_heads > group_max)
+            return refuse(device, "attend_lowbit: %u heads share a KV head, at most %u may select",
+                          args->heads / args->kv_heads, group_max);
+    }
+    return true;
+}
+
+static bool check_attend_rows(struct kva_device *device, const struct kva_attend_rows_args *args)
+{
+    if (!check_heads(device, "attend_rows", args->heads, args->kv_heads) ||
+        !check_head_dim_of_rows(device, "attend_rows", args->head_dim) ||
+        !check_kv_dtype(device, "attend_rows", args->kv_dtype))
+        return false;
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        if (args->seqs[i].rows && !check_slots(device, "attend_rows", args->seqs[i].rows))
             return false;
     }
     return true;
 }
+
+#define SELECT "attend_select_fetch"
+
+/* A row of the sequence chooses. */
+static bool check_selection(struct kva_device *device,
+                            const struct kva_attend_select_fetch_args *args,
+                            const struct kva_select_seq *seq)
+{
+    const struct kva_op_limits *limits = limits_of(device);
+    uint32_t group = args->heads / args->kv_heads;
+    size_t need = seq->now ? kva_attend_fused_bytes(args->heads, args->head_dim, seq->page_count)
+                           : kva_attend_select_bytes(args->heads, args->kv_heads, seq->page_count);
+    if (need > args->scratch_bytes)
+        return refuse(device, SELECT ": selection over %u pages needs %zu bytes, has %zu",
+                      seq->page_count, need, args->scratch_bytes);
+    if (group > limits->select_heads_max)
+        return refuse(device, SELECT ": %u heads share a KV head, at most %u may select", group,
+                      limits->select_heads_max);
+    if (seq->rows->k > limits->select_max)
+        return refuse(device, SELECT ": %u rows to choose, at most %u", seq->rows->k,
+                      limits->select_max);
+    return true;
+}
+
+static bool check_select_seq(struct kva_device *device,
+                             const struct kva_attend_select_fetch_args *args,
+                             const struct kva_select_seq *seq)
+{
+    bool selects = seq->rows && seq->select_row < seq->row_count;
+    if (seq->rows && !check_slots(device, SELECT, seq->rows))
+        return false;
+    if (seq->now && (!selects || seq->row_count != 1))
+        return refuse(device, SELECT ": a choice that is acted upon at once is that of a "
+                                     "sequence's only row");
+    if (seq->now && !base_of(device)->ops->attend_select_fetch)
+        return refuse(device, SELECT ": this device does not act upon a choice at once");
+    return !selects || check_selection(device, args, seq);
+}
+
+bool kva_check_attend_select_fetch(struct kva_device *device,
+                                   const struct kva_attend_select_fetch_args *args)
+{
+    if (!check_heads(device, SELECT, args->heads, args->kv_heads) ||
+        !check_lowbit(device, SELECT, args->format, args->head_dim) ||
+        !check_kv_dtype(device, SELECT, args->kv_dtype))
+        return false;
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        if (!check_select_seq(device, args, &args->seqs[i]))
+            return false;
+    }
+    return true;
+}
+
+#define check_attend_select_fetch kva_check_attend_select_fetch
 
 static bool check_merge(struct kva_device *device, const struct kva_merge_args *args)
 {
@@ -218,18 +262,76 @@ static bool check_merge(struct kva_device *device, const struct kva_merge_args *
 
 /* --- rows that are fetched -------------------------------------------------------------------- */
 
-static bool check_resolve(struct kva_device *device, const struct kva_resolve_args *args)
+static bool check_weigh(struct kva_device *device, const struct kva_weigh_args *args)
+{
+    const struct kva_op_limits *limits = limits_of(device);
+    if (!check_heads(device, "weigh", args->heads, args->kv_heads) ||
+        !check_head_dim_of_rows(device, "weigh", args->head_dim) ||
+        !check_kv_dtype(device, "weigh", args->kv_dtype))
+        return false;
+    if (args->heads / args->kv_heads > limits->select_heads_max)
+        return refuse(device, "weigh: %u heads share a KV head, at most %u",
+                      args->heads / args->kv_heads, limits->select_heads_max);
+    if (args->partial_count == 0 || args->partial_count > limits->partials_max)
+        return refuse(device, "weigh: %u partial results, must be 1 to %u", args->partial_count,
+                      limits->partials_max);
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_weigh_seq *seq = &args->seqs[i];
+        if (seq->rows && !check_slots(device, "weigh", seq->rows))
+            return false;
+        if (seq->page_count > 0 && (!seq->scores || !seq->weights))
+            return refuse(device, "weigh: %u pages without scores, or nowhere to weigh them",
+                          seq->page_count);
+    }
+    return true;
+}
+
+static bool check_choose(struct kva_device *device, const struct kva_choose_args *args)
+{
+    if ((unsigned)args->kind > KVA_CHOOSE_LEAST)
+        return refuse(device, "choose: there is no kind %d", (int)args->kind);
+    if (args->kind == KVA_CHOOSE_NEAR && !(args->share >= 0.0f && args->share <= 1.0f))
+        return refuse(device, "choose: a share of %g, must be 0 to 1", (double)args->share);
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_choose_seq *seq = &args->seqs[i];
+        if (seq->end > seq->stride)
+            return refuse(device, "choose: candidates up to %u of %u", seq->end, seq->stride);
+        if (seq->k > limits_of(device)->select_max)
+            return refuse(device, "choose: %u rows to choose, at most %u", seq->k,
+                          limits_of(device)->select_max);
+    }
+    return true;
+}
+
+static bool check_accumulate(struct kva_device *device, const struct kva_accumulate_args *args)
+{
+    (void)device;
+    (void)args;
+    return true;
+}
+
+static bool check_assign_slots(struct kva_device *device, const struct kva_assign_slots_args *args)
 {
     if (args->stamp == 0)
-        return refuse(device, "resolve: the stamp must be greater than 0");
+        return refuse(device, "assign_slots: the stamp must be greater than 0");
     for (uint32_t i = 0; i < args->count; i++) {
-        if (!check_slots(device, "resolve", args->hots[i]))
+        if (!check_slots(device, "assign_slots", args->caches[i]))
             return false;
     }
     return true;
 }
 
-static bool check_drift(struct kva_device *device, const struct kva_drift_args *args)
+static bool check_fetch_rows(struct kva_device *device, const struct kva_fetch_rows_args *args)
+{
+    if (args->head_dim % 4 != 0 || args->page_offset_bytes % 16 != 0)
+        return refuse(device, "fetch_rows: rows of head_dim %u at offset %zu are not aligned to 16",
+                      args->head_dim, args->page_offset_bytes);
+    if ((unsigned)args->queue >= KVA_QUEUE_COUNT)
+        return refuse(device, "fetch_rows: there is no queue %d", (int)args->queue);
+    return true;
+}
+
+static bool check_query_cosine(struct kva_device *device, const struct kva_query_cosine_args *args)
 {
     (void)device;
     (void)args;
@@ -270,29 +372,38 @@ CHECKED(norm)
 CHECKED(linear)
 CHECKED(rope)
 CHECKED(glu)
-CHECKED(kv_append)
-CHECKED(attend)
-CHECKED(quantise)
-CHECKED(attend_lowbit)
-CHECKED(resolve)
-CHECKED(drift)
-CHECKED(merge)
 CHECKED(gather)
+CHECKED(kv_append)
+CHECKED(quantise)
+CHECKED(attend)
+CHECKED(attend_lowbit)
+CHECKED(attend_rows)
+CHECKED(merge)
+CHECKED(attend_select_fetch)
+CHECKED(weigh)
+CHECKED(choose)
+CHECKED(accumulate)
+CHECKED(assign_slots)
+CHECKED(fetch_rows)
+CHECKED(query_cosine)
 CHECKED(shortlist)
 
-const struct kva_ops kva_checked_ops = {
-    .embed = checked_embed,
-    .norm = checked_norm,
-    .linear = checked_linear,
-    .rope = checked_rope,
-    .glu = checked_glu,
-    .kv_append = checked_kv_append,
-    .attend = checked_attend,
-    .quantise = checked_quantise,
-    .attend_lowbit = checked_attend_lowbit,
-    .resolve = checked_resolve,
-    .drift = checked_drift,
-    .merge = checked_merge,
-    .gather = checked_gather,
-    .shortlist = checked_shortlist,
-};
+#define TABLE(fused)                                                                               \
+    {                                                                                              \
+        .embed = checked_embed, .norm = checked_norm, .linear = checked_linear,                    \
+        .rope = checked_rope, .glu = checked_glu, .gather = checked_gather,                        \
+        .kv_append = checked_kv_append, .quantise = checked_quantise, .attend = checked_attend,    \
+        .attend_lowbit = checked_attend_lowbit, .attend_rows = checked_attend_rows,                \
+        .merge = checked_merge, .attend_select_fetch = fused, .weigh = checked_weigh,              \
+        .choose = checked_choose, .accumulate = checked_accumulate,                                \
+        .assign_slots = checked_assign_slots, .fetch_rows = checked_fetch_rows,                    \
+        .query_cosine = checked_query_cosine, .shortlist = checked_shortlist,                      \
+    }
+
+static const struct kva_ops with_fused = TABLE(checked_attend_select_fetch);
+static const struct kva_ops without_fused = TABLE(NULL);
+
+const struct kva_ops *kva_checked_ops(const struct kva_device *device)
+{
+    return base_of(device)->ops->attend_select_fetch ? &with_fused : &without_fused;
+}

@@ -37,8 +37,7 @@ const struct kva_device_info *kva_device_get_info(const struct kva_device *devic
 
 const struct kva_ops *kva_device_ops(const struct kva_device *device)
 {
-    (void)device;
-    return &kva_checked_ops;
+    return kva_checked_ops(device);
 }
 
 enum kva_status kva_device_error(const struct kva_device *device, struct kva_err *err)
@@ -91,14 +90,6 @@ void kva_device_copy(struct kva_device *device, enum kva_queue queue, void *to, 
                      size_t bytes)
 {
     backend_of(device)->copy(device, queue, to, from, bytes);
-}
-
-void kva_device_fetch_hot(struct kva_device *device, enum kva_queue queue,
-                          const struct kva_hot_fetch *fetches, uint32_t count,
-                          size_t page_offset_bytes, uint32_t kv_heads, uint32_t head_dim)
-{
-    backend_of(device)->fetch_hot(device, queue, fetches, count, page_offset_bytes, kv_heads,
-                                  head_dim);
 }
 
 void kva_device_sync(struct kva_device *device, enum kva_queue queue)

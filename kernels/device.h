@@ -25,7 +25,6 @@
 struct kva_device;
 struct kva_ops;
 struct kva_event;
-struct kva_hot;
 
 enum kva_mem {
     KVA_MEM_DEVICE,
@@ -150,19 +149,6 @@ KVA_MUST_CHECK enum kva_status kva_device_weight(struct kva_device *device, cons
  * it ran. */
 void kva_device_copy(struct kva_device *device, enum kva_queue queue, void *to, const void *from,
                      size_t bytes);
-
-/* One sequence's hot rows and the pages of the host tier that they come from. */
-struct kva_hot_fetch {
-    const struct kva_hot *hot;
-    const void *const *pages; /* in memory of the host tier, as what it points to */
-};
-
-/* Bring the rows that the last resolve found missing into their slots, in `queue`'s order, for
- * `count` sequences: slot <- row of pages[token / KVA_PAGE_TOKENS] + page_offset_bytes, a 16-bit
- * block. `fetches` and the hots are copied, what they point to stays valid until it ran. */
-void kva_device_fetch_hot(struct kva_device *device, enum kva_queue queue,
-                          const struct kva_hot_fetch *fetches, uint32_t count,
-                          size_t page_offset_bytes, uint32_t kv_heads, uint32_t head_dim);
 
 KVA_MUST_CHECK enum kva_status kva_event_create(struct kva_device *device, struct kva_event **ret,
                                                 struct kva_err *err);

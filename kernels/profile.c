@@ -66,26 +66,30 @@ static void count_attend(struct kva_profile_counts *counts, const struct kva_att
     counts->flops += 4ull * args->heads * args->head_dim * pairs;
 }
 
-/* Hot rows that attend: what resolve left where the host can read it, else what it must leave. */
-static uint64_t hot_rows(const struct kva_hot *hot, uint32_t kv_heads, bool readable)
+/* Rows that attend: what assign_slots left where the host can read it, else what it must leave. */
+static uint64_t cached_rows(const struct kva_row_cache *cache, uint32_t kv_heads, bool readable)
 {
     uint64_t rows = 0;
-    for (uint32_t head = 0; hot && head < kv_heads; head++)
-        rows += readable ? hot->count[head] : hot->pinned + hot->k;
+    for (uint32_t head = 0; cache && head < kv_heads; head++)
+        rows += readable ? cache->count[head] : cache->pinned + cache->k;
     return rows;
 }
 
-static void count_lowbit(struct kva_profile_counts *counts,
-                         const struct kva_attend_lowbit_args *args, bool readable)
+/* Rows are counted with the pages that they replace tokens of: by bytes alone. */
+static void count_rows(struct kva_profile_counts *counts, struct kva_device *device,
+                       const struct kva_row_cache *cache, uint32_t kv_heads, uint32_t head_dim)
 {
-    uint64_t page_bytes = kva_lowbit_block_bytes(args->format, args->kv_heads, args->head_dim);
-    for (uint32_t i = 0; i < args->seq_count; i++) {
-        const struct kva_lowbit_seq *seq = &args->seqs[i];
-        uint64_t hot = hot_rows(seq->hot, args->kv_heads, readable);
-        uint64_t tokens = (uint64_t)seq->page_count * KVA_PAGE_TOKENS;
-        counts->kv_bytes += seq->page_count * page_bytes + hot * args->head_dim * 2 * 2;
-        counts->flops += 4ull * args->heads * args->head_dim * seq->row_count * tokens;
-    }
+    bool readable = kva_device_get_info(device)->host_readable;
+    counts->kv_bytes += cached_rows(cache, kv_heads, readable) * head_dim * 2 * 2;
+}
+
+static void count_pages(struct kva_profile_counts *counts, struct kva_lowbit_format format,
+                        uint32_t heads, uint32_t kv_heads, uint32_t head_dim, uint32_t row_count,
+                        uint32_t page_count)
+{
+    uint64_t tokens = (uint64_t)page_count * KVA_PAGE_TOKENS;
+    counts->kv_bytes += page_count * kva_lowbit_block_bytes(format, kv_heads, head_dim);
+    counts->flops += 4ull * heads * head_dim * row_count * tokens;
 }
 
 /* --- the table ------------------------------------------------------------------------------- */
@@ -106,8 +110,11 @@ PLAIN(gather, kva_gather_args, KVA_PROFILE_ROWS)
 PLAIN(shortlist, kva_shortlist_args, KVA_PROFILE_ROWS)
 PLAIN(kv_append, kva_kv_append_args, KVA_PROFILE_KV)
 PLAIN(quantise, kva_quantise_args, KVA_PROFILE_KV)
-PLAIN(resolve, kva_resolve_args, KVA_PROFILE_KV)
-PLAIN(drift, kva_drift_args, KVA_PROFILE_KV)
+PLAIN(weigh, kva_weigh_args, KVA_PROFILE_KV)
+PLAIN(choose, kva_choose_args, KVA_PROFILE_KV)
+PLAIN(accumulate, kva_accumulate_args, KVA_PROFILE_KV)
+PLAIN(assign_slots, kva_assign_slots_args, KVA_PROFILE_KV)
+PLAIN(query_cosine, kva_query_cosine_args, KVA_PROFILE_KV)
 PLAIN(merge, kva_merge_args, KVA_PROFILE_ATTEND)
 
 static void profiled_embed(struct kva_device *device, const struct kva_embed_args *args)
@@ -154,8 +161,35 @@ static void profiled_attend_lowbit(struct kva_device *device,
 {
     struct kva_profile *profile = profile_of(device);
     uint64_t start_ns = profile->now_ns();
-    count_lowbit(&profile->counts, args, kva_device_get_info(device)->host_readable);
+    for (uint32_t i = 0; i < args->seq_count; i++)
+        count_pages(&profile->counts, args->format, args->heads, args->kv_heads, args->head_dim,
+                    args->seqs[i].row_count, args->seqs[i].page_count);
     profile->inner->attend_lowbit(device, args);
+    count(profile, device, KVA_PROFILE_ATTEND, start_ns);
+}
+
+static void profiled_attend_rows(struct kva_device *device, const struct kva_attend_rows_args *args)
+{
+    struct kva_profile *profile = profile_of(device);
+    uint64_t start_ns = profile->now_ns();
+    for (uint32_t i = 0; i < args->seq_count; i++)
+        count_rows(&profile->counts, device, args->seqs[i].rows, args->kv_heads, args->head_dim);
+    profile->inner->attend_rows(device, args);
+    count(profile, device, KVA_PROFILE_ATTEND, start_ns);
+}
+
+static void profiled_attend_select_fetch(struct kva_device *device,
+                                         const struct kva_attend_select_fetch_args *args)
+{
+    struct kva_profile *profile = profile_of(device);
+    uint64_t start_ns = profile->now_ns();
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_select_seq *seq = &args->seqs[i];
+        count_pages(&profile->counts, args->format, args->heads, args->kv_heads, args->head_dim,
+                    seq->row_count, seq->page_count);
+        count_rows(&profile->counts, device, seq->rows, args->kv_heads, args->head_dim);
+    }
+    profile->inner->attend_select_fetch(device, args);
     count(profile, device, KVA_PROFILE_ATTEND, start_ns);
 }
 
@@ -172,17 +206,24 @@ void kva_profile_attach(struct kva_profile *profile, struct kva_device *device)
                 .linear = profiled_linear,
                 .rope = profiled_rope,
                 .glu = profiled_glu,
-                .kv_append = profiled_kv_append,
-                .attend = profiled_attend,
-                .quantise = profiled_quantise,
-                .attend_lowbit = profiled_attend_lowbit,
-                .resolve = profiled_resolve,
-                .drift = profiled_drift,
-                .merge = profiled_merge,
                 .gather = profiled_gather,
+                .kv_append = profiled_kv_append,
+                .quantise = profiled_quantise,
+                .attend = profiled_attend,
+                .attend_lowbit = profiled_attend_lowbit,
+                .attend_rows = profiled_attend_rows,
+                .merge = profiled_merge,
+                .weigh = profiled_weigh,
+                .choose = profiled_choose,
+                .accumulate = profiled_accumulate,
+                .assign_slots = profiled_assign_slots,
+                .query_cosine = profiled_query_cosine,
                 .shortlist = profiled_shortlist,
+                .fetch_rows = base->ops->fetch_rows, /* the copy queue's: nobody waits for it */
             },
     };
+    if (base->ops->attend_select_fetch)
+        profile->outer.attend_select_fetch = profiled_attend_select_fetch;
     base->profile = profile;
     base->ops = &profile->outer;
 }

@@ -12,9 +12,9 @@
 
 enum kva_profile_kind {
     KVA_PROFILE_LINEAR,
-    KVA_PROFILE_ATTEND, /* attend, attend_lowbit, merge */
-    KVA_PROFILE_KV,     /* kv_append, quantise, resolve, drift */
-    KVA_PROFILE_ROWS,   /* embed, norm, rope, glu, gather */
+    KVA_PROFILE_ATTEND, /* attend, attend_lowbit, attend_rows, merge */
+    KVA_PROFILE_KV,     /* kv_append, quantise, and what chooses rows */
+    KVA_PROFILE_ROWS,   /* embed, norm, rope, glu, gather, shortlist */
     KVA_PROFILE_COUNT,
 };
 

@@ -91,7 +91,7 @@ static void mark_attended(const struct kva_coverage *c, const struct kva_kv_rows
                           uint32_t head, uint32_t end)
 {
     uint32_t offloaded = kva_min_u32(kva_kv_lowbit_pages(rows) * KVA_PAGE_TOKENS, end);
-    const struct kva_hot *hot = kva_kv_find_rows(rows);
+    const struct kva_row_cache *hot = kva_kv_find_rows(rows);
     memset(c->attended, 0, offloaded * sizeof(*c->attended));
     memset(c->attended + offloaded, 1, (end - offloaded) * sizeof(*c->attended));
     for (uint32_t i = 0; hot && i < hot->count[head]; i++) {
@@ -137,7 +137,7 @@ static void select_best(const double *weights, uint32_t *order, uint32_t count, 
 static void count_rows(struct kva_coverage *c, const struct kva_forward_view *view, uint32_t head,
                        uint32_t first, struct kva_coverage_head *sums)
 {
-    const struct kva_hot *hot = kva_kv_find_rows(view->rows);
+    const struct kva_row_cache *hot = kva_kv_find_rows(view->rows);
     uint32_t offloaded = kva_kv_lowbit_pages(view->rows) * KVA_PAGE_TOKENS, count = 0;
     for (uint32_t t = kva_max_u32(first, hot->pinned); t < offloaded; t++)
         c->order[count++] = t;
@@ -171,7 +171,7 @@ static void look_at_head(struct kva_coverage *c, const struct kva_forward_view *
     }
     weigh(c, view, head, first, end);
     mark_attended(c, rows, head, end);
-    const struct kva_hot *hot = kva_kv_find_rows(rows);
+    const struct kva_row_cache *hot = kva_kv_find_rows(rows);
     uint32_t pinned = hot ? hot->pinned : 0;
     for (uint32_t t = first; t < end; t++) {
         sums->covered += c->attended[t] ? c->weights[t] : 0;

@@ -8,7 +8,7 @@ static void drop_page_device(void *opaque, struct kva_page *page);
 static enum kva_status create_hot_parts(struct kva_kv *kv, const struct kva_kv_params *params,
                                         struct kva_err *err)
 {
-    kv->hot_list = calloc(params->sequences_max, sizeof(struct kva_hot *));
+    kv->hot_list = calloc(params->sequences_max, sizeof(struct kva_row_cache *));
     kv->hot_events = calloc(params->layers, sizeof(struct kva_event *));
     kv->fetch_list = calloc(params->sequences_max, sizeof(*kv->fetch_list));
     kv->drift_rows = calloc(params->sequences_max, sizeof(*kv->drift_rows));

@@ -78,8 +78,8 @@ struct kva_kv {
     uint32_t resolve_stamp;
 
     /* Descriptors of one call. */
-    const struct kva_hot **hot_list; /* [sequences_max], as the next four */
-    struct kva_hot_fetch *fetch_list;
+    const struct kva_row_cache **hot_list; /* [sequences_max], as the next four */
+    struct kva_rows_fetch *fetch_list;
     uint32_t *drift_rows;
     void **drift_before;
     float *drift_cosine; /* host tier */
@@ -124,13 +124,13 @@ struct kva_kv_seq {
     uint32_t low_stale;  /* ... of which the first so many were lost */
 
     /* --- parts/rows.h --- */
-    struct kva_hot *hots;      /* [layers] */
-    bool hot_allocated;        /* they have device memory */
-    bool hot_started;          /* and content */
-    unsigned char *hot_saved;  /* host tier: what resolve keeps of all layers, while suspended */
-    const void **host_blocks;  /* host tier [pages_max]: the pages' homes */
-    uint32_t host_block_count; /* of them filled in */
-    uint64_t *hot_hits;        /* host tier [2]: chosen rows that were there, and that were not */
+    struct kva_row_cache *hots; /* [layers] */
+    bool hot_allocated;         /* they have device memory */
+    bool hot_started;           /* and content */
+    unsigned char *hot_saved;   /* host tier: what resolve keeps of all layers, while suspended */
+    const void **host_blocks;   /* host tier [pages_max]: the pages' homes */
+    uint32_t host_block_count;  /* of them filled in */
+    uint64_t *hot_hits;         /* host tier [2]: chosen rows that were there, and that were not */
 };
 
 KVA_MUST_CHECK enum kva_status kva_kv_create(const struct kva_kv_params *params,

@@ -63,8 +63,8 @@ void kva_kv_layer_query(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
     }
 }
 
-struct kva_hot_now kva_kv_layer_now(const struct kva_kv *kv, const struct kva_kv_rows *rows,
-                                    uint32_t layer)
+struct kva_fused_fetch kva_kv_layer_now(const struct kva_kv *kv, const struct kva_kv_rows *rows,
+                                        uint32_t layer)
 {
     return kva_kv_rowcache_now(kv, rows->seq, layer);
 }

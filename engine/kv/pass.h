@@ -20,7 +20,7 @@ struct kva_kv_rows {
     bool select_now;     /* ... for itself, before it attends */
     bool select_next;    /* ... for the next step, while it attends */
     bool fused;          /* what it selects for itself is fetched by the attention that selects
-                            (kva_lowbit_seq.now), not by the copy queue */
+                            (kva_select_seq.now), not by the copy queue */
     const void **blocks; /* [pages up to the last row's]: layer_begin writes this layer's 16-bit
                             block addresses, of pages in ranges of blocks */
 
@@ -49,7 +49,7 @@ static inline uint32_t kva_kv_lowbit_pages(const struct kva_kv_rows *rows)
 }
 
 /* The 16-bit rows that attend in this layer, beside low-bit pages or alone; NULL: none. */
-static inline const struct kva_hot *kva_kv_find_rows(const struct kva_kv_rows *rows)
+static inline const struct kva_row_cache *kva_kv_find_rows(const struct kva_kv_rows *rows)
 {
     for (uint32_t i = 0; i < rows->range_count; i++) {
         if (rows->ranges[i].rows)
@@ -81,8 +81,8 @@ void kva_kv_layer_begin(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
 void kva_kv_layer_query(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, const void *q);
 
 /* How the attention of rows that choose `fused` acts upon their selection. */
-struct kva_hot_now kva_kv_layer_now(const struct kva_kv *kv, const struct kva_kv_rows *rows,
-                                    uint32_t layer);
+struct kva_fused_fetch kva_kv_layer_now(const struct kva_kv *kv, const struct kva_kv_rows *rows,
+                                        uint32_t layer);
 
 /* The rows have chosen: their hot rows change before the layer goes on. For predictors that choose
  * with the very query that is about to attend. */

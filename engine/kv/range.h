@@ -23,8 +23,8 @@ enum kva_kv_range_kind {
 struct kva_kv_range {
     enum kva_kv_range_kind kind;
     uint32_t page_first, page_end;
-    void *const *low;           /* LOWBIT: [page_end] copies of pages in all layers */
-    const struct kva_hot *rows; /* LOWBIT: or NULL; ROWS */
+    void *const *low;                 /* LOWBIT: [page_end] copies of pages in all layers */
+    const struct kva_row_cache *rows; /* LOWBIT: or NULL; ROWS */
 };
 
 #endif

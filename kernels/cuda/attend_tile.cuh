@@ -34,12 +34,9 @@ struct item {
     uint32_t pair_count;
     uint32_t tile_first; /* [tile_first, tile_end) in the sequence */
     uint32_t tile_end;
-    int32_t tiles;      /* attend: tile 0 of the sequence in the table, if it had one */
-    uint32_t partial;   /* where in scratch the result goes; KVA_NONE: to `out` */
-    uint32_t seq;       /* lowbit: of the call */
-    uint32_t hot_first; /* lowbit: [hot_first, hot_end) of the tiles of its hot rows */
-    uint32_t hot_end;
-    uint32_t unused;
+    int32_t tiles;    /* attend: tile 0 of the sequence in the table, if it had one */
+    uint32_t partial; /* where in scratch the result goes; KVA_NONE: to `out` */
+    uint32_t seq;     /* lowbit, rows: of the call */
 };
 
 /* Where results go, and the shape of everything. */

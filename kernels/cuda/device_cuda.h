@@ -290,17 +290,19 @@ void kva_cuda_linear(struct kva_device *device, const struct kva_linear_args *ar
 bool kva_cuda_try_linear(struct kva_device *device, const struct kva_linear_args *args);
 void kva_cuda_rope(struct kva_device *device, const struct kva_rope_args *args);
 void kva_cuda_glu(struct kva_device *device, const struct kva_glu_args *args);
-void kva_cuda_kv_append(struct kva_device *device, const struct kva_kv_append_args *args);
-void kva_cuda_attend(struct kva_device *device, const struct kva_attend_args *args);
-void kva_cuda_quantise(struct kva_device *device, const struct kva_quantise_args *args);
-void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args);
-void kva_cuda_resolve(struct kva_device *device, const struct kva_resolve_args *args);
-void kva_cuda_fetch_hot(struct kva_device *device, enum kva_queue queue,
-                        const struct kva_hot_fetch *fetches, uint32_t count,
-                        size_t page_offset_bytes, uint32_t kv_heads, uint32_t head_dim);
-void kva_cuda_drift(struct kva_device *device, const struct kva_drift_args *args);
-void kva_cuda_merge(struct kva_device *device, const struct kva_merge_args *args);
 void kva_cuda_gather(struct kva_device *device, const struct kva_gather_args *args);
+void kva_cuda_kv_append(struct kva_device *device, const struct kva_kv_append_args *args);
+void kva_cuda_quantise(struct kva_device *device, const struct kva_quantise_args *args);
+void kva_cuda_attend(struct kva_device *device, const struct kva_attend_args *args);
+void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args);
+void kva_cuda_attend_rows(struct kva_device *device, const struct kva_attend_rows_args *args);
+void kva_cuda_merge(struct kva_device *device, const struct kva_merge_args *args);
+void kva_cuda_weigh(struct kva_device *device, const struct kva_weigh_args *args);
+void kva_cuda_choose(struct kva_device *device, const struct kva_choose_args *args);
+void kva_cuda_accumulate(struct kva_device *device, const struct kva_accumulate_args *args);
+void kva_cuda_assign_slots(struct kva_device *device, const struct kva_assign_slots_args *args);
+void kva_cuda_fetch_rows(struct kva_device *device, const struct kva_fetch_rows_args *args);
+void kva_cuda_query_cosine(struct kva_device *device, const struct kva_query_cosine_args *args);
 void kva_cuda_shortlist(struct kva_device *device, const struct kva_shortlist_args *args);
 
 enum kva_status kva_cuda_roofs(struct kva_device *device, struct kva_device_roofs *ret,

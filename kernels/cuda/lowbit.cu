@@ -1,12 +1,19 @@
-/* attend_lowbit: partial attention over low-bit pages and hot rows (attend_tile.cuh).
+/* attend_lowbit: partial attention over low-bit pages (attend_tile.cuh).
  *
  * A tile's codes become f16 numbers in shared memory, zero + scale * code, once for all pairs of the
- * block; from there it is attention over 16-bit tiles. Hot rows are gathered into such tiles, in
- * ascending position. The scores of selecting rows go to the caller's scratch memory, where
- * select.cu reads them: [head][position] per selecting sequence, each position written by the pass
- * that saw it. */
+ * block; from there it is attention over 16-bit tiles. Scores are kept as [head][position], for
+ * select.cu, which does not look at those of tokens that rows have. */
 #include "kernels/cuda/attend_plan.cuh"
-#include "kernels/cuda/select.cuh"
+
+/* A sequence, on the device. */
+struct lowbit_seq {
+    struct kva_row_cache rows;
+    float *scores; /* [heads][page_count * KVA_PAGE_TOKENS] of the selecting row; NULL: none */
+    uint32_t block_first;
+    uint32_t page_count;
+    uint32_t select_row; /* of the sequence's rows */
+    bool has_rows;
+};
 
 struct lowbit_params {
     attend_shape shape;
@@ -14,7 +21,6 @@ struct lowbit_params {
     const lowbit_seq *seqs;
     const void *const *blocks;
     size_t block_offset;
-    enum kva_dtype kv_dtype; /* of hot rows */
     uint32_t bits;
     uint32_t group_tokens; /* tokens, or channels, of a quantisation group */
     struct kva_lowbit_layout layout;
@@ -95,28 +101,7 @@ static __device__ void decode_values(kva_f16 (*v)[D + PAD], const lowbit_params 
     }
 }
 
-/* Hot rows first .. first + TILE - 1 in ascending position; those beyond `count` become zero. */
-template <int D>
-static __device__ void gather_hot(stage<kva_f16, D> &to, uint32_t *positions,
-                                  const lowbit_params &p, const struct kva_hot &hot,
-                                  uint32_t kv_head, uint32_t first, uint32_t count)
-{
-    const uint32_t dim = p.shape.dim;
-    const size_t head = static_cast<size_t>(kv_head) * hot.slots;
-    for (uint32_t i = threadIdx.x; i < TILE * 2 * dim; i += blockDim.x) {
-        uint32_t row = i / (2 * dim), at = i % (2 * dim);
-        float x = 0.0f;
-        if (first + row < count) {
-            uint32_t slot = hot.order[head + first + row];
-            x = kva_load(hot.rows, p.kv_dtype, (head + slot) * 2 * dim + at);
-            if (at == 0)
-                positions[row] = hot.tokens[head + slot];
-        }
-        (at < dim ? to.k[row][at] : to.v[row][at - dim]) = kva_saturate<kva_f16>(x);
-    }
-}
-
-/* masks[i] = the tokens of tile i of the split that no hot row replaces; complete after the next
+/* masks[i] = the tokens of tile i of the split that no row replaces; complete after the next
  * barrier. */
 static __device__ void find_present(unsigned long long *masks, const lowbit_seq &seq,
                                     uint32_t kv_head, uint32_t split)
@@ -124,10 +109,10 @@ static __device__ void find_present(unsigned long long *masks, const lowbit_seq 
     if (threadIdx.x < SPLIT_TILES)
         masks[threadIdx.x] = ~0ull;
     __syncthreads();
-    if (seq.has_hot) {
-        const size_t head = static_cast<size_t>(kv_head) * seq.hot.slots;
-        for (uint32_t i = threadIdx.x; i < seq.hot.count[kv_head]; i += blockDim.x) {
-            uint32_t token = seq.hot.tokens[head + seq.hot.order[head + i]];
+    if (seq.has_rows) {
+        const size_t head = static_cast<size_t>(kv_head) * seq.rows.slots;
+        for (uint32_t i = threadIdx.x; i < seq.rows.count[kv_head]; i += blockDim.x) {
+            uint32_t token = seq.rows.tokens[head + seq.rows.order[head + i]];
             if (token / KVA_ATTEND_SPLIT_TOKENS == split)
                 atomicAnd(&masks[token / TILE % SPLIT_TILES], ~(1ull << token % TILE));
         }
@@ -140,7 +125,6 @@ template <int D>
 static __global__ void __launch_bounds__(WARPS_MAX * 32) lowbit_kernel(lowbit_params p)
 {
     __shared__ unsigned long long masks[SPLIT_TILES];
-    __shared__ uint32_t positions[TILE];
     const attend_shape &shape = p.shape;
     const uint32_t pairs = blockDim.x / 2, lane = threadIdx.x % KVA_WARP;
     const uint32_t warp_pair = threadIdx.x / KVA_WARP * 16, kv_head = blockIdx.y;
@@ -182,11 +166,11 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) lowbit_kernel(lowbit_pa
         if (busy && mask) {
             auto look = [&](uint32_t slot, int i, float x) {
                 uint32_t token = t * TILE + slot;
-                if (!(mask >> slot & 1))
-                    return -INFINITY;
+                bool seen = (mask >> slot & 1) && token >= seen_first[i];
+                x = seen ? x : -INFINITY;
                 if (scores[i])
                     scores[i][token] = x;
-                return token >= seen_first[i] ? x : -INFINITY;
+                return x;
             };
             meet_tile<kva_f16, D>(split, q + warp_pair, here, shape.scale, lane, look);
         }
@@ -196,27 +180,6 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) lowbit_kernel(lowbit_pa
         }
         __syncthreads(); /* the next tile may be decoded */
     }
-    const uint32_t hot_count = seq.has_hot ? seq.hot.count[kv_head] : 0;
-    for (uint32_t t = work.hot_first; t < work.hot_end && t * TILE < hot_count; t++) {
-        gather_hot<D>(here, positions, p, seq.hot, kv_head, t * TILE, hot_count);
-        __syncthreads();
-        if (busy) {
-            auto look = [&](uint32_t slot, int i, float x) {
-                if (t * TILE + slot >= hot_count)
-                    return -INFINITY;
-                uint32_t token = positions[slot];
-                if (scores[i] && token < seq.page_count * TILE)
-                    scores[i][token] = x;
-                return token >= seen_first[i] ? x : -INFINITY;
-            };
-            meet_tile<kva_f16, D>(split, q + warp_pair, here, shape.scale, lane, look);
-        }
-        if ((t + 1) % SPLIT_TILES == 0 || t + 1 == work.hot_end || (t + 1) * TILE >= hot_count) {
-            fold_split(total, split);
-            split.clear();
-        }
-        __syncthreads();
-    }
     if (busy)
         move_state<true>(total, shape, work, kv_head, pairs, warp_pair, lane);
 }
@@ -225,51 +188,28 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) lowbit_kernel(lowbit_pa
 
 struct plan : attend_plan {
     const struct kva_attend_lowbit_args *args;
-    uint32_t seq_first, seq_end; /* whose turn it is */
-    uint32_t select_count;
     lowbit_seq *seqs;
-    uint32_t *selecting; /* indices of the sequences that select */
 };
 
-static bool selects(const struct kva_lowbit_seq *seq)
-{
-    return seq->hot && seq->select_row < seq->row_count;
-}
-
-static size_t score_floats(const struct plan *plan, const struct kva_lowbit_seq *seq)
-{
-    return selects(seq) ? static_cast<size_t>(plan->args->heads) * seq->page_count * TILE : 0;
-}
-
-/* The pairs [pair, pair_end) of a sequence: one item, or one for each split. */
+/* The pairs of a sequence that `work` begins: one item, or one for each split. */
 static void add_pairs(struct plan *plan, const struct kva_lowbit_seq *seq, item work)
 {
     uint32_t window = plan->args->window;
     uint32_t position = seq->position_first + work.pair_first / plan->group;
     uint32_t first = window > 0 && position >= window ? (position - window + 1) / TILE : 0;
-    uint32_t slots = seq->hot ? seq->hot->slots : 0;
     work.tile_first = kva_min_u32(first, seq->page_count);
     work.tile_end = seq->page_count;
-    work.hot_end = kva_blocks(slots, TILE);
     uint32_t split_first = work.tile_first / SPLIT_TILES;
     uint32_t split_end = kva_blocks(work.tile_end, SPLIT_TILES);
-    uint32_t hot_splits = kva_blocks(slots, KVA_ATTEND_SPLIT_TOKENS);
-    if (!plan->wide || split_end - split_first + hot_splits < 2) {
+    if (!plan->wide || split_end - split_first < 2) {
         plan_item(plan, work);
         return;
     }
-    plan_fold(plan, work, split_end - split_first + hot_splits);
+    plan_fold(plan, work, split_end - split_first);
     item part = work;
-    part.hot_end = 0;
     for (uint32_t split = split_first; split < split_end; split++) {
         part.tile_first = kva_max_u32(work.tile_first, split * SPLIT_TILES);
         part.tile_end = kva_min_u32(work.tile_end, (split + 1) * SPLIT_TILES);
-        plan_part(plan, part);
-    }
-    part.tile_first = part.tile_end = 0;
-    for (uint32_t split = 0; split < hot_splits; split++) {
-        part.hot_first = split * SPLIT_TILES;
-        part.hot_end = kva_min_u32(work.hot_end, (split + 1) * SPLIT_TILES);
         plan_part(plan, part);
     }
 }
@@ -277,28 +217,21 @@ static void add_pairs(struct plan *plan, const struct kva_lowbit_seq *seq, item 
 static void walk(struct plan *plan)
 {
     const struct kva_attend_lowbit_args *args = plan->args;
-    float *scores = static_cast<float *>(args->scratch);
-    plan->item_count = plan->fold_count = plan->partial_count = plan->select_count = 0;
-    for (uint32_t s = plan->seq_first; s < plan->seq_end; s++) {
+    plan->item_count = plan->fold_count = plan->partial_count = 0;
+    for (uint32_t s = 0; s < args->seq_count; s++) {
         const struct kva_lowbit_seq *seq = &args->seqs[s];
         uint32_t pair_count = seq->row_count * plan->group;
         if (plan->items) {
-            lowbit_seq &to = plan->seqs[s - plan->seq_first];
+            lowbit_seq &to = plan->seqs[s];
             to = {};
             to.block_first = seq->block_first;
             to.page_count = seq->page_count;
             to.select_row = seq->select_row;
-            to.row = seq->row_first + seq->select_row;
-            to.position = seq->position_first + seq->select_row;
-            to.scores = selects(seq) ? scores : nullptr;
-            to.has_hot = seq->hot != nullptr;
-            if (seq->hot)
-                to.hot = *seq->hot;
+            to.scores = seq->scores;
+            to.has_rows = seq->rows != nullptr;
+            if (seq->rows)
+                to.rows = *seq->rows;
         }
-        if (selects(seq) && plan->items)
-            plan->selecting[plan->select_count] = s - plan->seq_first;
-        plan->select_count += selects(seq);
-        scores += score_floats(plan, seq);
         for (uint32_t pair = 0; pair < pair_count; pair += plan->pairs) {
             item work = {};
             work.row_first = seq->row_first;
@@ -306,31 +239,18 @@ static void walk(struct plan *plan)
             work.pair_first = pair;
             work.pair_count = kva_min_u32(plan->pairs, pair_count - pair);
             work.partial = KVA_NONE;
-            work.seq = s - plan->seq_first;
+            work.seq = s;
             add_pairs(plan, seq, work);
         }
-    }
-}
-
-/* Sequences from plan->seq_first on whose scores fit into the caller's scratch memory together. */
-static void take_seqs(struct plan *plan)
-{
-    size_t fit = plan->args->scratch_bytes / sizeof(float);
-    for (plan->seq_end = plan->seq_first; plan->seq_end < plan->args->seq_count; plan->seq_end++) {
-        size_t need = score_floats(plan, &plan->args->seqs[plan->seq_end]);
-        if (need > fit)
-            return;
-        fit -= need;
     }
 }
 
 static size_t lay_out(struct plan *plan, const void *base)
 {
     size_t bytes = 0;
-    plan->seqs = plan_array<lowbit_seq>(base, &bytes, plan->seq_end - plan->seq_first);
+    plan->seqs = plan_array<lowbit_seq>(base, &bytes, plan->args->seq_count);
     plan->items = plan_array<item>(base, &bytes, plan->item_count);
     plan->folds = plan_array<item>(base, &bytes, plan->fold_count);
-    plan->selecting = plan_array<uint32_t>(base, &bytes, plan->select_count);
     return bytes;
 }
 
@@ -343,25 +263,6 @@ static void launch(struct kva_device *device, const struct plan *plan, const low
     kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend_lowbit",
                  {dim3(plan->item_count, params.shape.kv_heads), plan->pairs * 2, shared_bytes},
                  lowbit_kernel<D>, params);
-}
-
-static void run_turn(struct kva_device *device, struct plan *plan, lowbit_params params)
-{
-    const struct kva_attend_lowbit_args *args = plan->args;
-    choose_width(plan, device, args);
-    if (plan->item_count == 0 || !send_plan(device, plan))
-        return;
-    params.items = plan->items;
-    params.seqs = plan->seqs;
-    if (args->head_dim <= 64)
-        launch<64>(device, plan, params);
-    else if (args->head_dim <= 128)
-        launch<128>(device, plan, params);
-    else
-        launch<256>(device, plan, params);
-    run_folds(device, plan, params.shape, "attend_lowbit's folds");
-    if (plan->select_count > 0 && !kva_cuda_failed(device))
-        kva_cuda_select(device, args, plan->seqs, plan->selecting, plan->select_count);
 }
 
 void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args)
@@ -381,13 +282,19 @@ void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_l
     params.shape = shape_of(device, args);
     params.blocks = kva_cuda_upload_array(device, args->blocks, block_count);
     params.block_offset = args->block_offset_bytes;
-    params.kv_dtype = args->kv_dtype;
     params.bits = args->format.bits;
     params.group_tokens = args->format.group;
     params.layout = kva_lowbit_layout_of(args->format, args->head_dim);
-    for (; plan.seq_first < args->seq_count && !kva_cuda_failed(device);
-         plan.seq_first = plan.seq_end) {
-        take_seqs(&plan);
-        run_turn(device, &plan, params);
-    }
+    choose_width(&plan, device, args);
+    if (plan.item_count == 0 || !send_plan(device, &plan))
+        return;
+    params.items = plan.items;
+    params.seqs = plan.seqs;
+    if (args->head_dim <= 64)
+        launch<64>(device, &plan, params);
+    else if (args->head_dim <= 128)
+        launch<128>(device, &plan, params);
+    else
+        launch<256>(device, &plan, params);
+    run_folds(device, &plan, params.shape, "attend_lowbit's folds");
 }

@@ -116,9 +116,9 @@ void bench_attend(struct bench *bench)
 struct lowbit {
     const struct attention *a;
     struct kva_lowbit_format format;
-    struct kva_lowbit_seq *seqs;
+    struct kva_select_seq *seqs;
     const void **blocks;
-    struct kva_hot hot;
+    struct kva_row_cache hot;
     void *low, *scratch, *state;
     void **to; /* quantise: where each page of the first sequence goes */
     const void **from;
@@ -135,21 +135,21 @@ struct lowbit {
 static void run_lowbit(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
 {
     const struct lowbit *l = opaque;
-    bench->ops->attend_lowbit(bench->device,
-                              &(struct kva_attend_lowbit_args){.q = l->a->q,
-                                                               .out = partial_of(l->a),
-                                                               .seqs = l->seqs,
-                                                               .blocks = l->blocks,
-                                                               .scratch = l->scratch,
-                                                               .scratch_bytes = l->scratch_bytes,
-                                                               .seq_count = l->a->sequences,
-                                                               .q_stride = HEADS * DIM,
-                                                               .heads = HEADS,
-                                                               .kv_heads = KV_HEADS,
-                                                               .head_dim = DIM,
-                                                               .kv_dtype = KVA_BF16,
-                                                               .format = l->format,
-                                                               .scale = 0.088f});
+    kva_attend_select(bench->device,
+                      &(struct kva_attend_select_fetch_args){.q = l->a->q,
+                                                             .out = partial_of(l->a),
+                                                             .seqs = l->seqs,
+                                                             .blocks = l->blocks,
+                                                             .scratch = l->scratch,
+                                                             .scratch_bytes = l->scratch_bytes,
+                                                             .seq_count = l->a->sequences,
+                                                             .q_stride = HEADS * DIM,
+                                                             .heads = HEADS,
+                                                             .kv_heads = KV_HEADS,
+                                                             .head_dim = DIM,
+                                                             .kv_dtype = KVA_BF16,
+                                                             .format = l->format,
+                                                             .scale = 0.088f});
 }
 
 static void run_quantise(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
@@ -167,17 +167,21 @@ static void run_quantise(struct bench *bench, const void *opaque, uint32_t call 
 static void run_resolve(struct bench *bench, const void *opaque, uint32_t call)
 {
     const struct lowbit *l = opaque;
-    const struct kva_hot *hot = &l->hot;
-    bench->ops->resolve(bench->device,
-                        &(struct kva_resolve_args){
-                            .hots = &hot, .count = 1, .kv_heads = KV_HEADS, .stamp = call + 1});
+    const struct kva_row_cache *hot = &l->hot;
+    bench->ops->assign_slots(
+        bench->device, &(struct kva_assign_slots_args){
+                           .caches = &hot, .count = 1, .kv_heads = KV_HEADS, .stamp = call + 1});
 }
 
 static void run_fetch(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
 {
     const struct lowbit *l = opaque;
-    const struct kva_hot_fetch fetch = {&l->hot, l->host_from};
-    kva_device_fetch_hot(bench->device, KVA_QUEUE_COPY, &fetch, 1, 0, KV_HEADS, DIM);
+    const struct kva_rows_fetch fetch = {&l->hot, l->host_from};
+    bench->ops->fetch_rows(bench->device, &(struct kva_fetch_rows_args){.fetches = &fetch,
+                                                                        .count = 1,
+                                                                        .kv_heads = KV_HEADS,
+                                                                        .head_dim = DIM,
+                                                                        .queue = KVA_QUEUE_COPY});
 }
 
 static void lowbit_new(struct bench *bench, struct lowbit *l, const struct attention *a,
@@ -188,7 +192,7 @@ static void lowbit_new(struct bench *bench, struct lowbit *l, const struct atten
     l->pages = (uint32_t)kva_div_up(a->tokens, KVA_PAGE_TOKENS);
     l->low_bytes = (size_t)a->sequences * l->pages * block;
     l->low = bench_take_random(bench, l->low_bytes);
-    l->scratch_bytes = a->sequences * kva_attend_lowbit_scratch_bytes(HEADS, l->pages);
+    l->scratch_bytes = a->sequences * kva_attend_select_bytes(HEADS, KV_HEADS, l->pages);
     l->scratch = bench_take(bench, KVA_MEM_DEVICE, l->scratch_bytes);
     l->seqs = calloc(a->sequences, sizeof *l->seqs);
     l->blocks = calloc((size_t)a->sequences * l->pages, sizeof *l->blocks);
@@ -210,24 +214,24 @@ static void lowbit_new(struct bench *bench, struct lowbit *l, const struct atten
     unsigned char *state = bench_take(bench, KVA_MEM_DEVICE, l->state_bytes);
     uint32_t *at = (uint32_t *)(void *)(state + 64);
     l->state = state;
-    l->hot = (struct kva_hot){.rows = bench_take_random(bench, l->hot_row_bytes),
-                              .tokens = at,
-                              .used = at + slots,
-                              .order = at + 2 * slots,
-                              .missing = at + 3 * slots,
-                              .count = at + 4 * slots,
-                              .chosen = at + 4 * slots + KV_HEADS,
-                              .hits = (uint64_t *)(void *)state,
-                              .slots = HOT_SLOTS,
-                              .pinned = HOT_SINKS,
-                              .k = HOT_K};
+    l->hot = (struct kva_row_cache){.rows = bench_take_random(bench, l->hot_row_bytes),
+                                    .tokens = at,
+                                    .used = at + slots,
+                                    .order = at + 2 * slots,
+                                    .missing = at + 3 * slots,
+                                    .count = at + 4 * slots,
+                                    .chosen = at + 4 * slots + KV_HEADS,
+                                    .hits = (uint64_t *)(void *)state,
+                                    .slots = HOT_SLOTS,
+                                    .pinned = HOT_SINKS,
+                                    .k = HOT_K};
     for (uint32_t s = 0; s < a->sequences; s++)
-        l->seqs[s] = (struct kva_lowbit_seq){.row_first = s * a->rows,
+        l->seqs[s] = (struct kva_select_seq){.row_first = s * a->rows,
                                              .row_count = a->rows,
                                              .position_first = a->tokens,
                                              .block_first = s * l->pages,
                                              .page_count = l->pages,
-                                             .hot = s == 0 ? &l->hot : NULL,
+                                             .rows = s == 0 ? &l->hot : NULL,
                                              .select_row = s == 0 ? a->rows - 1 : UINT32_MAX};
 }
 

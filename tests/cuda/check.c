@@ -302,8 +302,9 @@ static const char *part_of(const char *mutation)
     static const struct {
         const char *file, *part;
     } others[] = {
-        {"hot.", "lowbit"},  {"quantise.", "lowbit"}, {"select.", "lowbit"},
-        {"ring.", "device"}, {"spare.", "device"},    {"radix.", "shortlist"},
+        {"slots.", "lowbit"},    {"attend_rows.", "lowbit"}, {"quantise.", "lowbit"},
+        {"select.", "lowbit"},   {"ring.", "device"},        {"spare.", "device"},
+        {"radix.", "shortlist"},
     };
     for (size_t i = 0; i < KVA_COUNT_OF(others); i++) {
         if (strncmp(mutation, others[i].file, strlen(others[i].file)) == 0)

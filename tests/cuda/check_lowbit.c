@@ -1,5 +1,5 @@
-/* Cases of quantise, attend_lowbit with its selection, resolve, fetch_hot and drift: a few steps of
- * SpeCache on both devices, side by side. What is integers must be the same; sums may differ by
+/* Cases of quantise, attend_lowbit, attend_rows, weigh, choose, assign_slots, fetch_rows and
+ * query_cosine: a few steps of SpeCache on both devices, side by side. What is integers must be the same; sums may differ by
  * the rounding of numbers to 16 bits. */
 #include "tests/cuda/check.h"
 
@@ -17,9 +17,9 @@ struct shape {
     enum kva_dtype kv_dtype;
 };
 
-/* A kva_hot and where its arrays lie: one piece of memory. */
+/* A kva_row_cache and where its arrays lie: one piece of memory. */
 struct hot {
-    struct kva_hot hot;
+    struct kva_row_cache hot;
     unsigned char *memory;
     size_t bytes, rows_bytes;
 };
@@ -31,6 +31,7 @@ struct world {
     void *cpu_low[SEQS], *gpu_low[SEQS];
     size_t block_bytes, low_bytes;
     struct acts q;
+    float *cpu_rest, *gpu_rest; /* [2][rows, heads]: m, then e of all other tokens */
     uint32_t rows;
     uint64_t *hits; /* pinned: [2] of the GPU */
     uint64_t cpu_hits[2];
@@ -53,16 +54,16 @@ static void lay_out(struct hot *hot, const struct shape *s)
 {
     size_t slots = (size_t)s->kv_heads * s->slots;
     uint32_t *at = (uint32_t *)(void *)(hot->memory + hot->rows_bytes);
-    hot->hot = (struct kva_hot){.rows = hot->memory,
-                                .tokens = at,
-                                .used = at + slots,
-                                .order = at + 2 * slots,
-                                .missing = at + 3 * slots,
-                                .count = at + 4 * slots,
-                                .chosen = at + 4 * slots + s->kv_heads,
-                                .slots = s->slots,
-                                .pinned = s->pinned,
-                                .k = s->k};
+    hot->hot = (struct kva_row_cache){.rows = hot->memory,
+                                      .tokens = at,
+                                      .used = at + slots,
+                                      .order = at + 2 * slots,
+                                      .missing = at + 3 * slots,
+                                      .count = at + 4 * slots,
+                                      .chosen = at + 4 * slots + s->kv_heads,
+                                      .slots = s->slots,
+                                      .pinned = s->pinned,
+                                      .k = s->k};
 }
 
 static void hot_new(struct check *check, struct world *world, uint32_t seq)
@@ -165,37 +166,45 @@ static void quantise(struct check *check, struct world *world, uint32_t seq)
 static void resolve_and_fetch(struct check *check, struct world *world, uint32_t step)
 {
     const struct shape *s = world->shape;
-    const struct kva_hot *cpu[SEQS], *gpu[SEQS];
+    const struct kva_row_cache *cpu[SEQS], *gpu[SEQS];
     struct kva_event *event;
     struct kva_err err;
     for (uint32_t i = 0; i < SEQS; i++) {
         cpu[i] = &world->cpu[i].hot;
         gpu[i] = &world->gpu[i].hot;
     }
-    struct kva_resolve_args args = {.hots = cpu,
-                                    .count = SEQS,
-                                    .kv_heads = s->kv_heads,
-                                    .stamp = step + 1,
-                                    .mode =
-                                        check_below(check, 2) ? KVA_HOT_RESIDENT : KVA_HOT_PAPER,
-                                    .keep = check_below(check, 4) != 0};
-    kva_device_ops(check->cpu)->resolve(check->cpu, &args);
-    args.hots = gpu;
-    kva_device_ops(check->gpu)->resolve(check->gpu, &args);
+    struct kva_assign_slots_args args = {.caches = cpu,
+                                         .count = SEQS,
+                                         .kv_heads = s->kv_heads,
+                                         .stamp = step + 1,
+                                         .mode = check_below(check, 2) ? KVA_ROWS_RESIDENT
+                                                                       : KVA_ROWS_CHOSEN,
+                                         .keep = check_below(check, 4) != 0};
+    kva_device_ops(check->cpu)->assign_slots(check->cpu, &args);
+    args.caches = gpu;
+    kva_device_ops(check->gpu)->assign_slots(check->gpu, &args);
     if (kva_event_create(check->gpu, &event, &err))
         return;
     kva_event_record(event, KVA_QUEUE_COMPUTE);
     kva_event_wait(event, KVA_QUEUE_COPY);
     /* The second sequence comes after more than one launch takes: the first again and again. */
-    struct kva_hot_fetch cpu_fetch[SEQS], gpu_fetch[FETCHES];
+    struct kva_rows_fetch cpu_fetch[SEQS], gpu_fetch[FETCHES];
     for (uint32_t i = 0; i < FETCHES; i++) {
         uint32_t seq = i + 1 == FETCHES ? 1 : 0;
         cpu_fetch[seq] =
-            (struct kva_hot_fetch){cpu[seq], (const void *const *)world->cpu_pages[seq]};
-        gpu_fetch[i] = (struct kva_hot_fetch){gpu[seq], (const void *const *)world->gpu_pages[seq]};
+            (struct kva_rows_fetch){cpu[seq], (const void *const *)world->cpu_pages[seq]};
+        gpu_fetch[i] =
+            (struct kva_rows_fetch){gpu[seq], (const void *const *)world->gpu_pages[seq]};
     }
-    kva_device_fetch_hot(check->cpu, KVA_QUEUE_COPY, cpu_fetch, SEQS, 0, s->kv_heads, s->dim);
-    kva_device_fetch_hot(check->gpu, KVA_QUEUE_COPY, gpu_fetch, FETCHES, 0, s->kv_heads, s->dim);
+    struct kva_fetch_rows_args fetch = {.fetches = cpu_fetch,
+                                        .count = SEQS,
+                                        .kv_heads = s->kv_heads,
+                                        .head_dim = s->dim,
+                                        .queue = KVA_QUEUE_COPY};
+    kva_device_ops(check->cpu)->fetch_rows(check->cpu, &fetch);
+    fetch.fetches = gpu_fetch;
+    fetch.count = FETCHES;
+    kva_device_ops(check->gpu)->fetch_rows(check->gpu, &fetch);
     kva_event_record(event, KVA_QUEUE_COPY);
     kva_event_wait(event, KVA_QUEUE_COMPUTE);
     kva_event_destroy(event);
@@ -206,29 +215,47 @@ static void resolve_and_fetch(struct check *check, struct world *world, uint32_t
                world->hits[0] == world->cpu_hits[0] && world->hits[1] == world->cpu_hits[1]);
 }
 
+/* Of which heads the other tokens have most differs: it decides whose tokens are chosen. */
+static void rest_new(struct check *check, struct world *world)
+{
+    size_t pairs = (size_t)world->rows * world->shape->heads;
+    world->cpu_rest = malloc(2 * pairs * sizeof(float));
+    for (size_t i = 0; i < pairs; i++) {
+        world->cpu_rest[i] = 8.0f * check_normal(check);
+        world->cpu_rest[pairs + i] = 1.0f + (float)check_below(check, 50);
+    }
+    world->gpu_rest = gpu_new(check, world->cpu_rest, 2 * pairs * sizeof(float));
+}
+
+static void rest_free(struct check *check, struct world *world)
+{
+    gpu_free(check, world->gpu_rest, (size_t)world->rows * world->shape->heads * 2 * sizeof(float));
+    free(world->cpu_rest);
+}
+
 /* Results [rows, heads]: a, then m, then e. */
 static float *attend(struct check *check, struct world *world, bool gpu, uint32_t only,
                      uint32_t rows)
 {
     const struct shape *s = world->shape;
-    struct kva_lowbit_seq seqs[SEQS];
+    struct kva_select_seq seqs[SEQS];
     const void *blocks[32];
     size_t pairs = (size_t)rows * s->heads, floats = pairs * (s->dim + 2);
     size_t scratch_bytes = 0, offset = 0;
     uint32_t count = 0, block = 0, row = 0;
     for (uint32_t i = 0; i < SEQS; i++) {
-        size_t need = kva_attend_lowbit_scratch_bytes(s->heads, s->pages[i]);
+        size_t need = kva_attend_select_bytes(s->heads, s->kv_heads, s->pages[i]);
         if (only < SEQS && only != i) {
             offset += i < only ? s->rows[i] : 0;
             continue;
         }
-        seqs[count++] = (struct kva_lowbit_seq){
+        seqs[count++] = (struct kva_select_seq){
             .row_first = row,
             .row_count = s->rows[i],
             .position_first = s->pages[i] * KVA_PAGE_TOKENS + 70,
             .block_first = block,
             .page_count = s->pages[i],
-            .hot = s->k ? (gpu ? &world->gpu[i].hot : &world->cpu[i].hot) : NULL,
+            .rows = s->k ? (gpu ? &world->gpu[i].hot : &world->cpu[i].hot) : NULL,
             .select_row = s->k ? s->rows[i] - 1 : UINT32_MAX,
         };
         for (uint32_t j = 0; j < s->pages[i]; j++)
@@ -240,18 +267,26 @@ static float *attend(struct check *check, struct world *world, bool gpu, uint32_
     /* Room for both sequences at once, or for one after the other. */
     scratch_bytes *= only < SEQS ? 1 : 1 + check_below(check, 2);
     float *out = calloc(floats, sizeof *out), *to = out;
-    void *scratch = gpu ? gpu_new(check, NULL, scratch_bytes) : malloc(scratch_bytes);
+    /* What nobody has written there must not count: as a score it would be the largest. */
+    float *scratch = malloc(scratch_bytes);
+    for (size_t i = 0; i < scratch_bytes / sizeof *scratch; i++)
+        scratch[i] = 1e30f;
+    void *gpu_scratch = gpu ? gpu_new(check, scratch, scratch_bytes) : NULL;
     if (gpu)
         to = gpu_new(check, NULL, floats * sizeof *out);
     size_t q_at = offset * s->heads * s->dim;
-    struct kva_attend_lowbit_args args = {
+    size_t all = (size_t)world->rows * s->heads;
+    float *rest_m = (gpu ? world->gpu_rest : world->cpu_rest) + offset * s->heads;
+    const struct kva_partial rest = {.m = rest_m, .e = rest_m + all};
+    struct kva_attend_select_fetch_args args = {
+        .rest = &rest,
         .q =
             gpu ? (const void *)((unsigned char *)world->q.gpu + q_at * kva_dtype_bytes(check->act))
                 : (const void *)(world->q.cpu + q_at),
         .out = {to, to + pairs * s->dim, to + pairs * (s->dim + 1)},
         .seqs = seqs,
         .blocks = blocks,
-        .scratch = scratch,
+        .scratch = gpu ? gpu_scratch : scratch,
         .scratch_bytes = scratch_bytes,
         .seq_count = count,
         .q_stride = s->heads * s->dim,
@@ -264,14 +299,13 @@ static float *attend(struct check *check, struct world *world, bool gpu, uint32_
         .scale = 1.0f / sqrtf((float)s->dim),
     };
     struct kva_device *device = gpu ? check->gpu : check->cpu;
-    kva_device_ops(device)->attend_lowbit(device, &args);
+    kva_attend_select(device, &args);
     if (gpu) {
         gpu_read(check, out, to, floats * sizeof *out);
         gpu_free(check, to, floats * sizeof *out);
-        gpu_free(check, scratch, scratch_bytes);
-    } else {
-        free(scratch);
+        gpu_free(check, gpu_scratch, scratch_bytes);
     }
+    free(scratch);
     return out;
 }
 
@@ -279,7 +313,7 @@ static float *attend(struct check *check, struct world *world, bool gpu, uint32_
 static void compare_chosen(struct check *check, struct world *world, uint32_t seq, bool exact)
 {
     const struct shape *s = world->shape;
-    struct kva_hot *cpu = &world->cpu[seq].hot, *gpu = &world->gpu[seq].hot;
+    struct kva_row_cache *cpu = &world->cpu[seq].hot, *gpu = &world->gpu[seq].hot;
     size_t bytes = (size_t)s->kv_heads * s->k * 4;
     uint32_t *got = malloc(bytes);
     gpu_read(check, got, gpu->chosen, bytes);
@@ -358,6 +392,7 @@ static void run_case(struct check *check, const struct shape *shape)
             hot_new(check, &world, i);
         world.rows += shape->rows[i];
     }
+    rest_new(check, &world);
     for (uint32_t step = 0; step < STEPS; step++) {
         /* In the last step all scores are zero: ties go to the lower position. */
         bool ties = step + 1 == STEPS;
@@ -376,6 +411,7 @@ static void run_case(struct check *check, const struct shape *shape)
         free(got);
         acts_free(check, &world.q);
     }
+    rest_free(check, &world);
     for (uint32_t i = 0; i < SEQS; i++) {
         size_t pages = shape->pages[i];
         kva_device_free(check->gpu, KVA_MEM_HOST, world.cpu_pages[i][0], pages * world.block_bytes);
@@ -426,19 +462,19 @@ static void check_drift(struct check *check, uint32_t heads, uint32_t dim)
         places[1][i] = gpu_before + i * row_bytes;
     }
     for (int step = 0; step < 3; step++) {
-        struct kva_drift_args args = {.q = q.cpu,
-                                      .rows = rows,
-                                      .before = places[0],
-                                      .cosine = want,
-                                      .count = DRIFT_COUNT,
-                                      .q_stride = (uint32_t)row,
-                                      .heads = heads,
-                                      .head_dim = dim};
-        kva_device_ops(check->cpu)->drift(check->cpu, &args);
+        struct kva_query_cosine_args args = {.q = q.cpu,
+                                             .rows = rows,
+                                             .before = places[0],
+                                             .cosine = want,
+                                             .count = DRIFT_COUNT,
+                                             .q_stride = (uint32_t)row,
+                                             .heads = heads,
+                                             .head_dim = dim};
+        kva_device_ops(check->cpu)->query_cosine(check->cpu, &args);
         args.q = q.gpu;
         args.before = places[1];
         args.cosine = cosine;
-        kva_device_ops(check->gpu)->drift(check->gpu, &args);
+        kva_device_ops(check->gpu)->query_cosine(check->gpu, &args);
         kva_device_sync(check->gpu, KVA_QUEUE_COMPUTE);
         check_close(check, "drift", cosine, want, NULL, DRIFT_COUNT, 0, 0x1p-18);
         gpu_read(check, read, q.gpu, DRIFT_ROWS * row_bytes);

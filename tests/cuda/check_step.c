@@ -18,7 +18,7 @@
  * queue, and read in the next step; beside it, other rows are gathered and multiplied. */
 struct pipeline {
     struct kva_device *gpu;
-    struct kva_hot hot;
+    struct kva_row_cache hot;
     unsigned char *memory, *choices, *read, *x, *y, *product; /* device */
     unsigned char *zeros, *back, *back_y;                     /* host tier */
     uint16_t *pages;                                          /* host tier: [PAGES] blocks */
@@ -55,15 +55,15 @@ static struct kva_event *new_event(struct check *check)
 static void lay_out_hot(struct pipeline *p)
 {
     uint32_t *at = (uint32_t *)(void *)(p->memory + p->rows_bytes);
-    p->hot = (struct kva_hot){.rows = p->memory,
-                              .tokens = at,
-                              .used = at + SLOTS,
-                              .order = at + 2 * SLOTS,
-                              .missing = at + 3 * SLOTS,
-                              .count = at + 4 * SLOTS,
-                              .chosen = at + 4 * SLOTS + 2,
-                              .slots = SLOTS,
-                              .k = K};
+    p->hot = (struct kva_row_cache){.rows = p->memory,
+                                    .tokens = at,
+                                    .used = at + SLOTS,
+                                    .order = at + 2 * SLOTS,
+                                    .missing = at + 3 * SLOTS,
+                                    .count = at + 4 * SLOTS,
+                                    .chosen = at + 4 * SLOTS + 2,
+                                    .slots = SLOTS,
+                                    .k = K};
 }
 
 /* The tokens of each step, ascending, and the other rows. */
@@ -159,15 +159,20 @@ static void read_fetched(struct pipeline *p)
 
 static void choose(struct pipeline *p, uint32_t step)
 {
-    const struct kva_hot *hot = &p->hot;
+    const struct kva_row_cache *hot = &p->hot;
     gather(p, p->hot.chosen, p->choices, &step, 1, p->choice_bytes);
-    kva_device_ops(p->gpu)->resolve(
-        p->gpu,
-        &(struct kva_resolve_args){.hots = &hot, .count = 1, .kv_heads = 1, .stamp = step + 1});
+    kva_device_ops(p->gpu)->assign_slots(
+        p->gpu, &(struct kva_assign_slots_args){
+                    .caches = &hot, .count = 1, .kv_heads = 1, .stamp = step + 1});
     kva_event_record(p->chosen, KVA_QUEUE_COMPUTE);
     kva_event_wait(p->chosen, KVA_QUEUE_COPY);
-    const struct kva_hot_fetch fetch = {hot, p->homes};
-    kva_device_fetch_hot(p->gpu, KVA_QUEUE_COPY, &fetch, 1, 0, 1, DIM);
+    const struct kva_rows_fetch fetch = {hot, p->homes};
+    kva_device_ops(p->gpu)->fetch_rows(p->gpu,
+                                       &(struct kva_fetch_rows_args){.fetches = &fetch,
+                                                                     .count = 1,
+                                                                     .kv_heads = 1,
+                                                                     .head_dim = DIM,
+                                                                     .queue = KVA_QUEUE_COPY});
     kva_event_record(p->fetched, KVA_QUEUE_COPY);
 }
 

@@ -20,15 +20,15 @@
 
 struct lowbit_work {
     const struct bench *bench;
-    struct kva_attend_lowbit_args attend;
+    struct kva_attend_select_fetch_args attend;
     struct kva_quantise_args quantise;
-    struct kva_resolve_args resolve;
+    struct kva_assign_slots_args resolve;
 };
 
 static void run_attend(void *opaque)
 {
     struct lowbit_work *work = opaque;
-    work->bench->ops->attend_lowbit(work->bench->device, &work->attend);
+    work->bench->ops->attend_select_fetch(work->bench->device, &work->attend);
 }
 
 static void run_quantise(void *opaque)
@@ -41,13 +41,13 @@ static void run_resolve(void *opaque)
 {
     struct lowbit_work *work = opaque;
     work->resolve.stamp++;
-    work->bench->ops->resolve(work->bench->device, &work->resolve);
+    work->bench->ops->assign_slots(work->bench->device, &work->resolve);
 }
 
 /* Every 512th position is hot, as if it had been chosen. */
-static void make_hot(struct kva_hot *hot, uint64_t *hits)
+static void make_hot(struct kva_row_cache *hot, uint64_t *hits)
 {
-    *hot = (struct kva_hot){.slots = SLOTS, .k = K, .hits = hits};
+    *hot = (struct kva_row_cache){.slots = SLOTS, .k = K, .hits = hits};
     hot->rows = calloc((size_t)KV_HEADS * SLOTS * 2 * DIM, 2);
     hot->tokens = calloc(KV_HEADS * SLOTS, 4);
     hot->used = calloc(KV_HEADS * SLOTS, 4);
@@ -76,7 +76,7 @@ static void fill_blocks(unsigned char *blocks, struct kva_lowbit_format format)
     }
 }
 
-static void free_hot(struct kva_hot *hot)
+static void free_hot(struct kva_row_cache *hot)
 {
     free(hot->rows);
     free(hot->tokens);
@@ -97,11 +97,11 @@ static void bench_attend(const struct bench *bench, unsigned char *memory, uint3
     const void **blocks = malloc(seq_count * pages * sizeof *blocks);
     float *q = malloc(pairs * DIM * sizeof *q), *a = malloc(pairs * (DIM + 2) * sizeof *a);
     size_t scratch_bytes =
-        kva_attend_lowbit_scratch_bytes(HEADS, pages) * (bench->threads > 4 ? 4 : 1);
+        kva_attend_select_bytes(HEADS, KV_HEADS, pages) * (bench->threads > 4 ? 4 : 1);
     void *scratch = malloc(scratch_bytes);
-    struct kva_hot hots[SEQS];
-    const struct kva_hot *hot_list[SEQS];
-    struct kva_lowbit_seq seqs[SEQS];
+    struct kva_row_cache hots[SEQS];
+    const struct kva_row_cache *hot_list[SEQS];
+    struct kva_select_seq seqs[SEQS];
     uint64_t hits[2] = {0};
     for (size_t i = 0; i < pairs * DIM; i++)
         q[i] = (float)(i % 13) * 0.1f - 0.6f;
@@ -110,40 +110,40 @@ static void bench_attend(const struct bench *bench, unsigned char *memory, uint3
     for (uint32_t i = 0; i < seq_count; i++) {
         make_hot(&hots[i], hits);
         hot_list[i] = &hots[i];
-        seqs[i] = (struct kva_lowbit_seq){.row_first = i * ROWS,
+        seqs[i] = (struct kva_select_seq){.row_first = i * ROWS,
                                           .row_count = ROWS,
                                           .position_first = TOKENS,
                                           .block_first = i * pages,
                                           .page_count = pages,
-                                          .hot = &hots[i],
+                                          .rows = &hots[i],
                                           .select_row = select ? ROWS - 1 : UINT32_MAX};
     }
     struct lowbit_work work = {.bench = bench};
-    work.resolve = (struct kva_resolve_args){
-        .hots = hot_list, .count = seq_count, .kv_heads = KV_HEADS, .keep = true};
+    work.resolve = (struct kva_assign_slots_args){
+        .caches = hot_list, .count = seq_count, .kv_heads = KV_HEADS, .keep = true};
     run_resolve(&work);
     work.attend =
-        (struct kva_attend_lowbit_args){.q = q,
-                                        .out = {a, a + pairs * DIM, a + pairs * (DIM + 1)},
-                                        .seqs = seqs,
-                                        .blocks = blocks,
-                                        .scratch = scratch,
-                                        .scratch_bytes = scratch_bytes,
-                                        .seq_count = seq_count,
-                                        .q_stride = HEADS * DIM,
-                                        .heads = HEADS,
-                                        .kv_heads = KV_HEADS,
-                                        .head_dim = DIM,
-                                        .kv_dtype = KVA_BF16,
-                                        .format = format,
-                                        .scale = 0.1f};
+        (struct kva_attend_select_fetch_args){.q = q,
+                                              .out = {a, a + pairs * DIM, a + pairs * (DIM + 1)},
+                                              .seqs = seqs,
+                                              .blocks = blocks,
+                                              .scratch = scratch,
+                                              .scratch_bytes = scratch_bytes,
+                                              .seq_count = seq_count,
+                                              .q_stride = HEADS * DIM,
+                                              .heads = HEADS,
+                                              .kv_heads = KV_HEADS,
+                                              .head_dim = DIM,
+                                              .kv_dtype = KVA_BF16,
+                                              .format = format,
+                                              .scale = 0.1f};
     char name[80];
-    snprintf(name, sizeof name, "attend_lowbit %u bit %u/%u x %u seqs %u rows %u%s", bits, HEADS,
-             KV_HEADS, DIM, seq_count, ROWS, select ? " select" : "");
+    snprintf(name, sizeof name, "attend_select_fetch %u bit %u/%u x %u seqs %u rows %u%s", bits,
+             HEADS, KV_HEADS, DIM, seq_count, ROWS, select ? " select" : "");
     bench_report(bench, name, KVA_INT8, bench_seconds_of(bench->threads, run_attend, &work),
                  (double)block_bytes * pages * seq_count, 4.0 * (double)pairs * TOKENS * DIM);
     if (select && bits == 1 && seq_count > 1) {
-        snprintf(name, sizeof name, "resolve %u of %u slots, seqs %u kv_heads %u", K, SLOTS,
+        snprintf(name, sizeof name, "assign_slots %u of %u slots, seqs %u kv_heads %u", K, SLOTS,
                  seq_count, KV_HEADS);
         bench_report(bench, name, KVA_F32, bench_seconds_of(bench->threads, run_resolve, &work), 0,
                      0);

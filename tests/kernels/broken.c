@@ -486,20 +486,15 @@ static const struct broken list[] = {
     BREAKS(attend_leak, OP_ATTEND, attend),
 };
 
-/* `ops` with the operators that `with` has. */
+/* `ops` with the operators that `with` has: a table holds nothing else. */
 static void replace(struct kva_ops *ops, const struct kva_ops *with)
 {
-    ops->embed = with->embed ? with->embed : ops->embed;
-    ops->norm = with->norm ? with->norm : ops->norm;
-    ops->linear = with->linear ? with->linear : ops->linear;
-    ops->rope = with->rope ? with->rope : ops->rope;
-    ops->glu = with->glu ? with->glu : ops->glu;
-    ops->kv_append = with->kv_append ? with->kv_append : ops->kv_append;
-    ops->attend = with->attend ? with->attend : ops->attend;
-    ops->quantise = with->quantise ? with->quantise : ops->quantise;
-    ops->attend_lowbit = with->attend_lowbit ? with->attend_lowbit : ops->attend_lowbit;
-    ops->merge = with->merge ? with->merge : ops->merge;
-    ops->gather = with->gather ? with->gather : ops->gather;
+    for (size_t at = 0; at < sizeof *ops; at += sizeof(void (*)(void))) {
+        void (*op)(void);
+        memcpy(&op, (const char *)with + at, sizeof op);
+        if (op)
+            memcpy((char *)ops + at, &op, sizeof op);
+    }
 }
 
 /* Whether the broken operator is rejected. */

@@ -45,74 +45,78 @@ static void quantise_writes_behind(struct kva_device *device, const struct kva_q
         ((unsigned char *)args->to[i])[-1] ^= 1;
 }
 
-/* --- attend_lowbit ---------------------------------------------------------------------------- */
+/* --- attend_select_fetch ---------------------------------------------------------------------------- */
 
 #define SEQS_MAX 8
 
 /* The call with its sequences changed. */
-static void with_seqs(struct kva_device *device, const struct kva_attend_lowbit_args *args,
-                      void (*change)(struct kva_lowbit_seq *seq))
+static void with_seqs(struct kva_device *device, const struct kva_attend_select_fetch_args *args,
+                      void (*change)(struct kva_select_seq *seq))
 {
-    struct kva_attend_lowbit_args wrong = *args;
-    struct kva_lowbit_seq seqs[SEQS_MAX];
+    struct kva_attend_select_fetch_args wrong = *args;
+    struct kva_select_seq seqs[SEQS_MAX];
     for (uint32_t i = 0; i < args->seq_count; i++) {
         seqs[i] = args->seqs[i];
         change(&seqs[i]);
     }
     wrong.seqs = seqs;
-    good->attend_lowbit(device, &wrong);
+    good->attend_select_fetch(device, &wrong);
 }
 
-static void lowbit_no_window(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+static void lowbit_no_window(struct kva_device *device,
+                             const struct kva_attend_select_fetch_args *args)
 {
-    struct kva_attend_lowbit_args wrong = *args;
+    struct kva_attend_select_fetch_args wrong = *args;
     wrong.window = 0;
-    good->attend_lowbit(device, &wrong);
+    good->attend_select_fetch(device, &wrong);
 }
 
-static void lowbit_window(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+static void lowbit_window(struct kva_device *device,
+                          const struct kva_attend_select_fetch_args *args)
 {
-    struct kva_attend_lowbit_args wrong = *args;
+    struct kva_attend_select_fetch_args wrong = *args;
     wrong.window += wrong.window > 0;
-    good->attend_lowbit(device, &wrong);
+    good->attend_select_fetch(device, &wrong);
 }
 
-static void forget_hot(struct kva_lowbit_seq *seq)
+static void forget_hot(struct kva_select_seq *seq)
 {
-    seq->hot = NULL;
+    seq->rows = NULL;
 }
 
-static void lowbit_no_hot(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+static void lowbit_no_hot(struct kva_device *device,
+                          const struct kva_attend_select_fetch_args *args)
 {
     with_seqs(device, args, forget_hot);
 }
 
-static void last_page(struct kva_lowbit_seq *seq)
+static void last_page(struct kva_select_seq *seq)
 {
     seq->page_count -= seq->page_count > 0;
 }
 
-static void lowbit_last_page(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+static void lowbit_last_page(struct kva_device *device,
+                             const struct kva_attend_select_fetch_args *args)
 {
     with_seqs(device, args, last_page);
 }
 
-static void lowbit_group(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+static void lowbit_group(struct kva_device *device, const struct kva_attend_select_fetch_args *args)
 {
-    struct kva_attend_lowbit_args wrong = *args;
+    struct kva_attend_select_fetch_args wrong = *args;
     wrong.format.group = args->format.group == 64 ? 32 : 64;
     if (kva_lowbit_head_bytes(wrong.format, args->head_dim) >
         kva_lowbit_head_bytes(args->format, args->head_dim))
         wrong.format = args->format;
-    good->attend_lowbit(device, &wrong);
+    good->attend_select_fetch(device, &wrong);
 }
 
-static void by_slot(struct kva_lowbit_seq *seq)
+static void by_slot(struct kva_select_seq *seq)
 {
     /* Hot rows in the order of their slots: right, but other bits where they lie otherwise. */
-    for (uint32_t head = 0; seq->hot && head < 1; head++) {
-        uint32_t *order = seq->hot->order + (size_t)head * seq->hot->slots;
-        for (uint32_t i = 1; i < seq->hot->count[head]; i++) {
+    for (uint32_t head = 0; seq->rows && head < 1; head++) {
+        uint32_t *order = seq->rows->order + (size_t)head * seq->rows->slots;
+        for (uint32_t i = 1; i < seq->rows->count[head]; i++) {
             for (uint32_t j = i; j > 0 && order[j] < order[j - 1]; j--) {
                 uint32_t slot = order[j];
                 order[j] = order[j - 1];
@@ -122,56 +126,120 @@ static void by_slot(struct kva_lowbit_seq *seq)
     }
 }
 
-static void lowbit_by_slot(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+static void lowbit_by_slot(struct kva_device *device,
+                           const struct kva_attend_select_fetch_args *args)
 {
-    struct kva_attend_lowbit_args no_window = *args;
+    struct kva_attend_select_fetch_args no_window = *args;
     no_window.window = 0; /* a window counts on the order of positions */
     with_seqs(device, args->window ? args : &no_window, by_slot);
 }
 
-static void lowbit_no_rest(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+static void lowbit_no_rest(struct kva_device *device,
+                           const struct kva_attend_select_fetch_args *args)
 {
-    struct kva_attend_lowbit_args wrong = *args;
+    struct kva_attend_select_fetch_args wrong = *args;
     wrong.rest = NULL;
-    good->attend_lowbit(device, &wrong);
+    good->attend_select_fetch(device, &wrong);
 }
 
-static void first_row(struct kva_lowbit_seq *seq)
+static void first_row(struct kva_select_seq *seq)
 {
     seq->select_row = seq->select_row < seq->row_count ? 0 : seq->select_row;
 }
 
-static void lowbit_first_row(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+static void lowbit_first_row(struct kva_device *device,
+                             const struct kva_attend_select_fetch_args *args)
 {
     with_seqs(device, args, first_row);
 }
 
-static void lowbit_one_less(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+static void lowbit_one_less(struct kva_device *device,
+                            const struct kva_attend_select_fetch_args *args)
 {
     /* The last of the chosen is lost. */
-    good->attend_lowbit(device, args);
+    good->attend_select_fetch(device, args);
     for (uint32_t i = 0; i < args->seq_count; i++) {
-        const struct kva_lowbit_seq *seq = &args->seqs[i];
-        if (seq->hot && seq->select_row < seq->row_count)
-            seq->hot->chosen[seq->hot->k - 1] = KVA_NO_TOKEN;
+        const struct kva_select_seq *seq = &args->seqs[i];
+        if (seq->rows && seq->select_row < seq->row_count)
+            seq->rows->chosen[seq->rows->k - 1] = KVA_NO_TOKEN;
     }
 }
 
+/* --- the calls that it stands for ------------------------------------------------------------- */
+
+static void rows_not_folded(struct kva_device *device, const struct kva_attend_rows_args *args)
+{
+    struct kva_attend_rows_args wrong = *args;
+    wrong.accumulate = false; /* what is there is lost */
+    good->attend_rows(device, &wrong);
+}
+
+static void rows_no_window(struct kva_device *device, const struct kva_attend_rows_args *args)
+{
+    struct kva_attend_rows_args wrong = *args;
+    wrong.window = 0;
+    good->attend_rows(device, &wrong);
+}
+
+static void pages_attend_too(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    struct kva_attend_lowbit_args wrong = *args;
+    struct kva_lowbit_seq seqs[SEQS_MAX];
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        seqs[i] = args->seqs[i];
+        seqs[i].rows = NULL; /* the tokens of rows attend twice */
+    }
+    wrong.seqs = seqs;
+    good->attend_lowbit(device, &wrong);
+}
+
+static void weigh_no_rest(struct kva_device *device, const struct kva_weigh_args *args)
+{
+    struct kva_weigh_args wrong = *args;
+    wrong.partial_count = 1;
+    good->weigh(device, &wrong);
+}
+
+static void choose_least(struct kva_device *device, const struct kva_choose_args *args)
+{
+    struct kva_choose_args wrong = *args;
+    wrong.kind = KVA_CHOOSE_LEAST;
+    good->choose(device, &wrong);
+}
+
+static void choose_pinned(struct kva_device *device, const struct kva_choose_args *args)
+{
+    struct kva_choose_args wrong = *args;
+    struct kva_choose_seq seqs[SEQS_MAX];
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        seqs[i] = args->seqs[i];
+        seqs[i].first = 0;
+    }
+    wrong.seqs = seqs;
+    good->choose(device, &wrong);
+}
+
 static const struct broken list[] = {
+    BREAKS(rows_not_folded, OP_ATTEND_LOWBIT, attend_rows),
+    BREAKS(rows_no_window, OP_ATTEND_LOWBIT, attend_rows),
+    BREAKS(pages_attend_too, OP_ATTEND_LOWBIT, attend_lowbit),
+    BREAKS(weigh_no_rest, OP_ATTEND_LOWBIT, weigh),
+    BREAKS(choose_least, OP_ATTEND_LOWBIT, choose),
+    BREAKS(choose_pinned, OP_ATTEND_LOWBIT, choose),
     BREAKS(quantise_no_exempt, OP_QUANTISE, quantise),
     BREAKS(quantise_other_levels, OP_QUANTISE, quantise),
     BREAKS(quantise_last_block, OP_QUANTISE, quantise),
     BREAKS(quantise_one_code, OP_QUANTISE, quantise),
     BREAKS(quantise_writes_behind, OP_QUANTISE, quantise),
-    BREAKS(lowbit_no_window, OP_ATTEND_LOWBIT, attend_lowbit),
-    BREAKS(lowbit_window, OP_ATTEND_LOWBIT, attend_lowbit),
-    BREAKS(lowbit_no_hot, OP_ATTEND_LOWBIT, attend_lowbit),
-    BREAKS(lowbit_last_page, OP_ATTEND_LOWBIT, attend_lowbit),
-    BREAKS(lowbit_group, OP_ATTEND_LOWBIT, attend_lowbit),
-    BREAKS(lowbit_by_slot, OP_ATTEND_LOWBIT, attend_lowbit),
-    BREAKS(lowbit_no_rest, OP_ATTEND_LOWBIT, attend_lowbit),
-    BREAKS(lowbit_first_row, OP_ATTEND_LOWBIT, attend_lowbit),
-    BREAKS(lowbit_one_less, OP_ATTEND_LOWBIT, attend_lowbit),
+    BREAKS(lowbit_no_window, OP_ATTEND_LOWBIT, attend_select_fetch),
+    BREAKS(lowbit_window, OP_ATTEND_LOWBIT, attend_select_fetch),
+    BREAKS(lowbit_no_hot, OP_ATTEND_LOWBIT, attend_select_fetch),
+    BREAKS(lowbit_last_page, OP_ATTEND_LOWBIT, attend_select_fetch),
+    BREAKS(lowbit_group, OP_ATTEND_LOWBIT, attend_select_fetch),
+    BREAKS(lowbit_by_slot, OP_ATTEND_LOWBIT, attend_select_fetch),
+    BREAKS(lowbit_no_rest, OP_ATTEND_LOWBIT, attend_select_fetch),
+    BREAKS(lowbit_first_row, OP_ATTEND_LOWBIT, attend_select_fetch),
+    BREAKS(lowbit_one_less, OP_ATTEND_LOWBIT, attend_select_fetch),
 };
 
 const struct broken *broken_lowbit(const struct kva_ops *sound, size_t *ret_count)

@@ -1,4 +1,5 @@
-/* Cases of attend_lowbit. */
+/* Cases of attend_select_fetch, and of the calls that it stands for: attend_lowbit, attend_rows, weigh
+ * and choose, whose bits are the same. */
 #include "tests/kernels/lowbit_case.h"
 
 #include <stdio.h>
@@ -13,7 +14,7 @@ struct shape {
 
 /* --- building --------------------------------------------------------------------------------- */
 
-static size_t half_bytes(const struct kva_attend_lowbit_args *args)
+static size_t half_bytes(const struct kva_attend_select_fetch_args *args)
 {
     size_t params = (size_t)64 / args->format.group * args->head_dim * 2 +
                     ((size_t)args->head_dim + args->format.group - 1) / args->format.group * 128;
@@ -23,7 +24,7 @@ static size_t half_bytes(const struct kva_attend_lowbit_args *args)
 /* Pages of random codes and levels. */
 static void make_pages(struct check *check, struct lowbit_test *test, uint32_t seq)
 {
-    const struct kva_attend_lowbit_args *args = &test->args;
+    const struct kva_attend_select_fetch_args *args = &test->args;
     size_t head_bytes = kva_lowbit_head_bytes(args->format, args->head_dim);
     for (uint32_t page = 0; page < test->seqs[seq].page_count; page++) {
         struct check_buf *buf = &test->data[seq].pages[page];
@@ -46,7 +47,7 @@ static void make_pages(struct check *check, struct lowbit_test *test, uint32_t s
 /* Some positions of the pages, each KV head's own; all of them where there are few. */
 static void make_hot(struct check *check, struct lowbit_test *test, uint32_t seq)
 {
-    const struct kva_attend_lowbit_args *args = &test->args;
+    const struct kva_attend_select_fetch_args *args = &test->args;
     struct lowbit_seq_data *data = &test->data[seq];
     uint32_t tokens = test->seqs[seq].page_count * 64, dim = args->head_dim;
     data->positions = calloc((size_t)args->kv_heads * LOWBIT_HOT_MAX, sizeof *data->positions);
@@ -97,7 +98,7 @@ static void make_rest(struct check *check, struct lowbit_test *test)
 static struct lowbit_test *lowbit_build(struct check *check, const struct plan *plan)
 {
     struct lowbit_test *test = calloc(1, sizeof *test);
-    struct kva_attend_lowbit_args *args = &test->args;
+    struct kva_attend_select_fetch_args *args = &test->args;
     uint32_t dim = plan->shape.head_dim;
     args->heads = plan->shape.heads;
     args->kv_heads = plan->shape.kv_heads;
@@ -109,8 +110,8 @@ static struct lowbit_test *lowbit_build(struct check *check, const struct plan *
     args->block_offset_bytes = check_below(check, 2) ? 64 : 0;
     args->q_stride = (args->heads + check_below(check, 2)) * dim;
     for (uint32_t i = 0; i < LOWBIT_SEQS_MAX && plan->rows[i] > 0; i++) {
-        struct kva_lowbit_seq *seq = &test->seqs[args->seq_count++];
-        *seq = (struct kva_lowbit_seq){
+        struct kva_select_seq *seq = &test->seqs[args->seq_count++];
+        *seq = (struct kva_select_seq){
             .row_first = test->rows, .row_count = plan->rows[i], .page_count = plan->pages[i]};
         seq->position_first = seq->page_count * 64 + check_below(check, 70);
         seq->block_first = i * LOWBIT_PAGES_MAX;
@@ -153,12 +154,12 @@ static void lowbit_free(struct lowbit_test *test)
 
 /* A sequence's hot rows, in slots of a random order. */
 struct hot_bufs {
-    struct kva_hot hot;
+    struct kva_row_cache hot;
     struct check_buf rows, tokens, order, count, chosen;
 };
 
 static void hot_place(struct check *check, const struct lowbit_seq_data *data, uint32_t kv_head,
-                      uint32_t dim, struct kva_hot *hot)
+                      uint32_t dim, struct kva_row_cache *hot)
 {
     uint32_t *tokens = hot->tokens + (size_t)kv_head * hot->slots;
     uint32_t *order = hot->order + (size_t)kv_head * hot->slots;
@@ -195,14 +196,14 @@ static void hot_new(struct check *check, const struct lowbit_test *test, uint32_
     check_buf_garbage(check, &bufs->rows);
     check_buf_garbage(check, &bufs->order);
     check_buf_garbage(check, &bufs->chosen);
-    bufs->hot = (struct kva_hot){.rows = bufs->rows.data,
-                                 .tokens = bufs->tokens.data,
-                                 .order = bufs->order.data,
-                                 .count = bufs->count.data,
-                                 .chosen = bufs->chosen.data,
-                                 .slots = data->slots,
-                                 .pinned = data->pinned,
-                                 .k = data->k};
+    bufs->hot = (struct kva_row_cache){.rows = bufs->rows.data,
+                                       .tokens = bufs->tokens.data,
+                                       .order = bufs->order.data,
+                                       .count = bufs->count.data,
+                                       .chosen = bufs->chosen.data,
+                                       .slots = data->slots,
+                                       .pinned = data->pinned,
+                                       .k = data->k};
     for (uint32_t head = 0; head < heads; head++)
         hot_place(check, data, head, (uint32_t)dim, &bufs->hot);
 }
@@ -220,18 +221,51 @@ static bool hot_free(struct hot_bufs *bufs)
     return good;
 }
 
+/* Whether the calls that it stands for give the bits of the fused call, which has been made: its
+ * results are in args.out, and what it chose in bufs. */
+static bool same_apart(struct check *check, const struct check_variant *variant,
+                       struct kva_device *device, struct kva_attend_select_fetch_args args,
+                       uint32_t rows, const struct hot_bufs *bufs)
+{
+    const struct kva_partial want = args.out;
+    size_t pairs = (size_t)rows * args.heads, dim = args.head_dim;
+    struct check_buf out = check_buf_new(pairs * (dim + 2) * sizeof(float));
+    void *chosen[LOWBIT_SEQS_MAX] = {0};
+    check_buf_garbage(check, &out);
+    args.out = (struct kva_partial){.a = out.data};
+    args.out.m = args.out.a + pairs * dim;
+    args.out.e = args.out.m + pairs;
+    for (uint32_t i = 0; i < args.seq_count; i++) {
+        if (!args.seqs[i].rows)
+            continue;
+        chosen[i] = malloc(bufs[i].chosen.bytes);
+        memcpy(chosen[i], bufs[i].chosen.data, bufs[i].chosen.bytes);
+    }
+    kva_attend_select_apart(device, &variant->ops, &args);
+    bool same = kva_device_error(device, NULL) == KVA_OK && check_buf_intact(&out) &&
+                memcmp(want.a, args.out.a, pairs * dim * sizeof(float)) == 0 &&
+                memcmp(want.m, args.out.m, pairs * sizeof(float)) == 0 &&
+                memcmp(want.e, args.out.e, pairs * sizeof(float)) == 0;
+    for (uint32_t i = 0; i < args.seq_count; i++) {
+        same &= !chosen[i] || memcmp(chosen[i], bufs[i].chosen.data, bufs[i].chosen.bytes) == 0;
+        free(chosen[i]);
+    }
+    check_buf_free(&out);
+    return same;
+}
+
 bool lowbit_run(struct check *check, const struct check_variant *variant, struct kva_device *device,
                 const struct lowbit_test *test, uint32_t first, uint32_t rows,
                 const uint32_t *select, uint32_t *const *chosen, struct kva_partial out)
 {
-    struct kva_attend_lowbit_args args = test->args;
-    struct kva_lowbit_seq seqs[LOWBIT_SEQS_MAX];
+    struct kva_attend_select_fetch_args args = test->args;
+    struct kva_select_seq seqs[LOWBIT_SEQS_MAX];
     struct hot_bufs hots[LOWBIT_SEQS_MAX] = {0};
     uint32_t of[LOWBIT_SEQS_MAX];
     size_t shortest = 0, all = 0;
     args.seq_count = 0;
     for (uint32_t i = 0; i < test->args.seq_count; i++) {
-        struct kva_lowbit_seq seq = test->seqs[i];
+        struct kva_select_seq seq = test->seqs[i];
         uint32_t low = kva_max_u32(seq.row_first, first);
         uint32_t high = kva_min_u32(seq.row_first + seq.row_count, first + rows);
         if (low >= high)
@@ -244,9 +278,9 @@ bool lowbit_run(struct check *check, const struct check_variant *variant, struct
         seq.row_count = high - low;
         if (test->data[i].hot) {
             hot_new(check, test, i, &hots[args.seq_count]);
-            seq.hot = &hots[args.seq_count].hot;
+            seq.rows = &hots[args.seq_count].hot;
         }
-        size_t bytes = kva_attend_lowbit_scratch_bytes(args.heads, seq.page_count);
+        size_t bytes = kva_attend_select_bytes(args.heads, args.kv_heads, seq.page_count);
         shortest = kva_max_size(shortest, bytes);
         all += bytes;
         of[args.seq_count] = i;
@@ -262,11 +296,13 @@ bool lowbit_run(struct check *check, const struct check_variant *variant, struct
     struct check_buf scratch = check_buf_new(args.scratch_bytes);
     check_buf_garbage(check, &scratch);
     args.scratch = scratch.data;
-    variant->ops.attend_lowbit(device, &args);
+    variant->ops.attend_select_fetch(device, &args);
     bool good = check_buf_intact(&scratch) && kva_device_error(device, NULL) == KVA_OK;
+    good =
+        good && same_apart(check, variant, device, args, rows, hots) && check_buf_intact(&scratch);
     check_buf_free(&scratch);
     for (uint32_t i = 0; i < args.seq_count; i++) {
-        if (seqs[i].hot && chosen && seqs[i].select_row != UINT32_MAX)
+        if (seqs[i].rows && chosen && seqs[i].select_row != UINT32_MAX)
             memcpy(chosen[of[i]], hots[i].hot.chosen, hots[i].chosen.bytes);
         good &= hot_free(&hots[i]);
     }

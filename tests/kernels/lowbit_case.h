@@ -27,8 +27,8 @@ struct lowbit_seq_data {
 };
 
 struct lowbit_test {
-    struct kva_attend_lowbit_args args; /* of the whole call, without hot rows */
-    struct kva_lowbit_seq seqs[LOWBIT_SEQS_MAX];
+    struct kva_attend_select_fetch_args args; /* of the whole call, without hot rows */
+    struct kva_select_seq seqs[LOWBIT_SEQS_MAX];
     struct lowbit_seq_data data[LOWBIT_SEQS_MAX];
     const void *blocks[LOWBIT_SEQS_MAX * LOWBIT_PAGES_MAX];
     struct kva_partial rest; /* of all rows */

@@ -8,7 +8,7 @@
 static void mean_truth(const struct lowbit_test *test, uint32_t seq, uint32_t select,
                        uint32_t kv_head, double *means)
 {
-    const struct kva_attend_lowbit_args *args = &test->args;
+    const struct kva_attend_select_fetch_args *args = &test->args;
     uint32_t dim = args->head_dim, tokens = test->seqs[seq].page_count * 64;
     uint32_t group = args->heads / args->kv_heads, row = test->seqs[seq].row_first + select;
     uint32_t first = lowbit_first_seen(test, test->seqs[seq].position_first + select);
@@ -80,7 +80,7 @@ struct selection {
 static const char *select_variant(struct check *check, const struct check_variant *variant,
                                   const struct lowbit_test *test, const struct selection *run)
 {
-    const struct kva_attend_lowbit_args *args = &test->args;
+    const struct kva_attend_select_fetch_args *args = &test->args;
     size_t pairs = (size_t)test->rows * args->heads, floats = pairs * (args->head_dim + 2);
     for (int i = 0; i < 2; i++) {
         struct kva_partial out = {.a = run->out[i]};
@@ -116,7 +116,7 @@ static const char *select_variant(struct check *check, const struct check_varian
 void lowbit_check_selection(struct check *check, const struct lowbit_test *test, const char *name,
                             double slack, double slack_rounded)
 {
-    const struct kva_attend_lowbit_args *args = &test->args;
+    const struct kva_attend_select_fetch_args *args = &test->args;
     struct selection run;
     size_t floats = (size_t)test->rows * args->heads * (args->head_dim + 2);
     double *means = malloc((size_t)LOWBIT_PAGES_MAX * 64 * sizeof *means);

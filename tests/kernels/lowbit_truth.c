@@ -26,7 +26,7 @@ static double decode(const struct lowbit_test *test, const unsigned char *head, 
 
 double *lowbit_widen(const struct lowbit_test *test, uint32_t seq, uint32_t kv_head)
 {
-    const struct kva_attend_lowbit_args *args = &test->args;
+    const struct kva_attend_select_fetch_args *args = &test->args;
     const struct lowbit_seq_data *data = &test->data[seq];
     size_t dim = args->head_dim, tokens = (size_t)test->seqs[seq].page_count * 64;
     size_t head_bytes = kva_lowbit_head_bytes(args->format, args->head_dim);
@@ -49,7 +49,7 @@ double *lowbit_widen(const struct lowbit_test *test, uint32_t seq, uint32_t kv_h
 /* The scales of keys [positions, head_dim], then of values. */
 static double *widen_scales(const struct lowbit_test *test, uint32_t seq, uint32_t kv_head)
 {
-    const struct kva_attend_lowbit_args *args = &test->args;
+    const struct kva_attend_select_fetch_args *args = &test->args;
     size_t dim = args->head_dim, tokens = (size_t)test->seqs[seq].page_count * 64;
     size_t k = (size_t)64 / args->format.group * dim;
     double *wide = malloc(kva_max_size(tokens * 2 * dim, 1) * sizeof *wide);
@@ -175,12 +175,12 @@ static void pair_truth(const struct lowbit_test *test, uint32_t first, uint32_t 
 
 void lowbit_truth(const struct lowbit_test *test, bool rounds, double *expect, double *bound)
 {
-    const struct kva_attend_lowbit_args *args = &test->args;
+    const struct kva_attend_select_fetch_args *args = &test->args;
     size_t dim = args->head_dim, heads = args->heads, cols = heads * (dim + 2);
     uint32_t group = args->heads / args->kv_heads;
     double *scores = malloc((LOWBIT_PAGES_MAX * 64 + 1) * sizeof *scores);
     for (uint32_t s = 0; s < args->seq_count; s++) {
-        const struct kva_lowbit_seq *seq = &test->seqs[s];
+        const struct kva_select_seq *seq = &test->seqs[s];
         for (uint32_t kv_head = 0; kv_head < args->kv_heads; kv_head++) {
             double *kv = lowbit_widen(test, s, kv_head), *scales = widen_scales(test, s, kv_head);
             struct rounding rounding = {.k_scale = scales, .on = rounds};

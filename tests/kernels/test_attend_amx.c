@@ -90,22 +90,22 @@ static struct amx_counts attend_lowbit(struct fixture *f, uint32_t heads, uint32
                                                .kv_dtype = KVA_BF16,
                                                .format = format};
     kva_device_ops(f->device)->quantise(f->device, &quantise);
-    const struct kva_lowbit_seq seq = {
+    const struct kva_select_seq seq = {
         .row_count = 1, .position_first = TOKENS, .page_count = PAGES, .select_row = UINT32_MAX};
-    const struct kva_attend_lowbit_args args = {.q = f->q,
-                                                .out = {f->a, f->m, f->e},
-                                                .seqs = &seq,
-                                                .blocks = (const void *const *)to,
-                                                .seq_count = 1,
-                                                .q_stride = heads * DIM,
-                                                .heads = heads,
-                                                .kv_heads = 1,
-                                                .head_dim = DIM,
-                                                .kv_dtype = KVA_BF16,
-                                                .format = format,
-                                                .scale = 0.125f};
+    const struct kva_attend_select_fetch_args args = {.q = f->q,
+                                                      .out = {f->a, f->m, f->e},
+                                                      .seqs = &seq,
+                                                      .blocks = (const void *const *)to,
+                                                      .seq_count = 1,
+                                                      .q_stride = heads * DIM,
+                                                      .heads = heads,
+                                                      .kv_heads = 1,
+                                                      .head_dim = DIM,
+                                                      .kv_dtype = KVA_BF16,
+                                                      .format = format,
+                                                      .scale = 0.125f};
     amx_emulator_count_reset();
-    kva_device_ops(f->device)->attend_lowbit(f->device, &args);
+    kva_attend_select(f->device, &args);
     struct amx_counts counts = amx_emulator_counts();
     assert_int_equal(amx_emulator_held(), 0);
     assert_int_equal(kva_device_error(f->device, NULL), KVA_OK);

@@ -72,31 +72,49 @@ static struct kva_quantise_args good_quantise(void)
         .kv_heads = 2, .head_dim = 64, .kv_dtype = KVA_BF16, .format = {.bits = 2, .group = 64}};
 }
 
+static struct kva_attend_select_fetch_args good_select(void)
+{
+    return (struct kva_attend_select_fetch_args){.heads = 4,
+                                                 .kv_heads = 2,
+                                                 .head_dim = 64,
+                                                 .kv_dtype = KVA_BF16,
+                                                 .format = {.bits = 2, .group = 64}};
+}
+
 static struct kva_attend_lowbit_args good_lowbit(void)
 {
-    return (struct kva_attend_lowbit_args){.heads = 4,
-                                           .kv_heads = 2,
-                                           .head_dim = 64,
-                                           .kv_dtype = KVA_BF16,
-                                           .format = {.bits = 2, .group = 64}};
+    return (struct kva_attend_lowbit_args){
+        .heads = 4, .kv_heads = 2, .head_dim = 64, .format = {.bits = 2, .group = 64}};
+}
+
+static struct kva_attend_rows_args good_rows(void)
+{
+    return (struct kva_attend_rows_args){
+        .heads = 4, .kv_heads = 2, .head_dim = 64, .kv_dtype = KVA_BF16};
+}
+
+static struct kva_weigh_args good_weigh(void)
+{
+    return (struct kva_weigh_args){
+        .partial_count = 1, .heads = 4, .kv_heads = 2, .head_dim = 64, .kv_dtype = KVA_BF16};
 }
 
 /* Four of eight slots are pinned, and four rows are chosen; the row at 0 selects. */
-static struct kva_hot good_slots(void)
+static struct kva_row_cache good_slots(void)
 {
-    return (struct kva_hot){.slots = 8, .pinned = 4, .k = 4};
+    return (struct kva_row_cache){.slots = 8, .pinned = 4, .k = 4};
 }
 
 /* A call with one sequence of one row and ten pages, which selects among them. */
-static void call_selecting(struct kva_device *device, struct kva_attend_lowbit_args args,
-                           const struct kva_hot *slots, struct kva_lowbit_seq seq)
+static void call_selecting(struct kva_device *device, struct kva_attend_select_fetch_args args,
+                           const struct kva_row_cache *slots, struct kva_select_seq seq)
 {
     seq.row_count = seq.row_count ? seq.row_count : 1;
     seq.page_count = 10;
-    seq.hot = slots;
+    seq.rows = slots;
     args.seqs = &seq;
     args.seq_count = 1;
-    kva_device_ops(device)->attend_lowbit(device, &args);
+    kva_attend_select(device, &args);
 }
 
 /* --- linear, rope, kv_append ------------------------------------------------------------------ */
@@ -282,78 +300,237 @@ static void test_check__lowbit(void **state KVA_UNUSED)
 
 static void select_scratch(struct kva_device *device)
 {
-    struct kva_attend_lowbit_args args = good_lowbit();
-    struct kva_hot slots = good_slots();
-    args.scratch_bytes = kva_attend_lowbit_scratch_bytes(args.heads, 10) - 1;
-    call_selecting(device, args, &slots, (struct kva_lowbit_seq){0});
+    struct kva_attend_select_fetch_args args = good_select();
+    struct kva_row_cache slots = good_slots();
+    args.scratch_bytes = kva_attend_select_bytes(args.heads, args.kv_heads, 10) - 1;
+    call_selecting(device, args, &slots, (struct kva_select_seq){0});
 }
 
 static void select_slots(struct kva_device *device)
 {
-    struct kva_hot slots = good_slots();
+    struct kva_row_cache slots = good_slots();
     slots.slots = 7;
-    call_selecting(device, good_lowbit(), &slots, (struct kva_lowbit_seq){.select_row = 9});
+    call_selecting(device, good_select(), &slots, (struct kva_select_seq){.select_row = 9});
 }
 
 static void select_heads(struct kva_device *device)
 {
-    struct kva_attend_lowbit_args args = good_lowbit();
-    struct kva_hot slots = good_slots();
+    struct kva_attend_select_fetch_args args = good_select();
+    struct kva_row_cache slots = good_slots();
     args.kv_heads = 1;
     args.heads = limits_of(device)->select_heads_max + 1;
     args.scratch_bytes = SIZE_MAX;
-    call_selecting(device, args, &slots, (struct kva_lowbit_seq){0});
+    call_selecting(device, args, &slots, (struct kva_select_seq){0});
 }
 
 static void select_k(struct kva_device *device)
 {
-    struct kva_attend_lowbit_args args = good_lowbit();
-    struct kva_hot slots = good_slots();
+    struct kva_attend_select_fetch_args args = good_select();
+    struct kva_row_cache slots = good_slots();
     slots.k = limits_of(device)->select_max + 1;
     slots.slots = slots.k + 4;
     args.scratch_bytes = SIZE_MAX;
-    call_selecting(device, args, &slots, (struct kva_lowbit_seq){0});
+    call_selecting(device, args, &slots, (struct kva_select_seq){0});
 }
 
 static void now_unselected(struct kva_device *device)
 {
-    struct kva_hot slots = good_slots();
-    struct kva_hot_now now = {.stamp = 1};
-    call_selecting(device, good_lowbit(), &slots,
-                   (struct kva_lowbit_seq){.select_row = 9, .now = &now});
+    struct kva_row_cache slots = good_slots();
+    struct kva_fused_fetch now = {.stamp = 1};
+    call_selecting(device, good_select(), &slots,
+                   (struct kva_select_seq){.select_row = 9, .now = &now});
 }
 
 static void now_two_rows(struct kva_device *device)
 {
-    struct kva_hot slots = good_slots();
-    struct kva_hot_now now = {.stamp = 1};
-    call_selecting(device, good_lowbit(), &slots,
-                   (struct kva_lowbit_seq){.row_count = 2, .now = &now});
+    struct kva_row_cache slots = good_slots();
+    struct kva_fused_fetch now = {.stamp = 1};
+    call_selecting(device, good_select(), &slots,
+                   (struct kva_select_seq){.row_count = 2, .now = &now});
 }
 
 static void resolve_slots(struct kva_device *device)
 {
-    struct kva_hot slots = good_slots();
-    const struct kva_hot *hots[1] = {&slots};
+    struct kva_row_cache slots = good_slots();
+    const struct kva_row_cache *hots[1] = {&slots};
     slots.pinned = 5;
-    kva_device_ops(device)->resolve(
-        device, &(struct kva_resolve_args){.hots = hots, .count = 1, .kv_heads = 1, .stamp = 1});
+    kva_device_ops(device)->assign_slots(
+        device,
+        &(struct kva_assign_slots_args){.caches = hots, .count = 1, .kv_heads = 1, .stamp = 1});
 }
 
 static void resolve_stamp(struct kva_device *device)
 {
-    struct kva_hot slots = good_slots();
-    const struct kva_hot *hots[1] = {&slots};
-    kva_device_ops(device)->resolve(
-        device, &(struct kva_resolve_args){.hots = hots, .count = 1, .kv_heads = 1});
+    struct kva_row_cache slots = good_slots();
+    const struct kva_row_cache *hots[1] = {&slots};
+    kva_device_ops(device)->assign_slots(
+        device, &(struct kva_assign_slots_args){.caches = hots, .count = 1, .kv_heads = 1});
 }
 
 static void resolve_many(struct kva_device *device)
 {
-    struct kva_hot slots = {.slots = limits_of(device)->slots_max + 1};
-    const struct kva_hot *hots[1] = {&slots};
-    kva_device_ops(device)->resolve(
-        device, &(struct kva_resolve_args){.hots = hots, .count = 1, .kv_heads = 1, .stamp = 1});
+    struct kva_row_cache slots = {.slots = limits_of(device)->slots_max + 1};
+    const struct kva_row_cache *hots[1] = {&slots};
+    kva_device_ops(device)->assign_slots(
+        device,
+        &(struct kva_assign_slots_args){.caches = hots, .count = 1, .kv_heads = 1, .stamp = 1});
+}
+
+static void lowbit_slots(struct kva_device *device)
+{
+    struct kva_row_cache slots = good_slots();
+    struct kva_attend_lowbit_args args = good_lowbit();
+    const struct kva_lowbit_seq seq = {.rows = &slots};
+    slots.slots = 7;
+    args.seqs = &seq;
+    args.seq_count = 1;
+    kva_device_ops(device)->attend_lowbit(device, &args);
+}
+
+static void lowbit_select_heads(struct kva_device *device)
+{
+    struct kva_attend_lowbit_args args = good_lowbit();
+    float scores[1];
+    const struct kva_lowbit_seq seq = {.scores = scores};
+    args.kv_heads = 1;
+    args.heads = limits_of(device)->select_heads_max + 1;
+    args.seqs = &seq;
+    args.seq_count = 1;
+    kva_device_ops(device)->attend_lowbit(device, &args);
+}
+
+static void rows_heads(struct kva_device *device)
+{
+    struct kva_attend_rows_args args = good_rows();
+    args.kv_heads = 3;
+    kva_device_ops(device)->attend_rows(device, &args);
+}
+
+static void rows_dim(struct kva_device *device)
+{
+    struct kva_attend_rows_args args = good_rows();
+    args.head_dim = 62;
+    kva_device_ops(device)->attend_rows(device, &args);
+}
+
+static void rows_f32(struct kva_device *device)
+{
+    struct kva_attend_rows_args args = good_rows();
+    args.kv_dtype = KVA_F32;
+    kva_device_ops(device)->attend_rows(device, &args);
+}
+
+static void rows_slots(struct kva_device *device)
+{
+    struct kva_attend_rows_args args = good_rows();
+    struct kva_row_cache slots = good_slots();
+    const struct kva_rows_seq seq = {.rows = &slots};
+    slots.slots = 7;
+    args.seqs = &seq;
+    args.seq_count = 1;
+    kva_device_ops(device)->attend_rows(device, &args);
+}
+
+static void weigh_heads(struct kva_device *device)
+{
+    struct kva_weigh_args args = good_weigh();
+    args.kv_heads = 0;
+    kva_device_ops(device)->weigh(device, &args);
+}
+
+static void weigh_many_heads(struct kva_device *device)
+{
+    struct kva_weigh_args args = good_weigh();
+    args.kv_heads = 1;
+    args.heads = limits_of(device)->select_heads_max + 1;
+    kva_device_ops(device)->weigh(device, &args);
+}
+
+static void weigh_dim(struct kva_device *device)
+{
+    struct kva_weigh_args args = good_weigh();
+    args.head_dim = 1;
+    kva_device_ops(device)->weigh(device, &args);
+}
+
+static void weigh_f32(struct kva_device *device)
+{
+    struct kva_weigh_args args = good_weigh();
+    args.kv_dtype = KVA_F32;
+    kva_device_ops(device)->weigh(device, &args);
+}
+
+static void weigh_nothing(struct kva_device *device)
+{
+    struct kva_weigh_args args = good_weigh();
+    args.partial_count = 0;
+    kva_device_ops(device)->weigh(device, &args);
+}
+
+static void call_weigh(struct kva_device *device, struct kva_weigh_seq seq)
+{
+    struct kva_weigh_args args = good_weigh();
+    args.seqs = &seq;
+    args.seq_count = 1;
+    kva_device_ops(device)->weigh(device, &args);
+}
+
+static void weigh_slots(struct kva_device *device)
+{
+    struct kva_row_cache slots = good_slots();
+    slots.slots = 7;
+    call_weigh(device, (struct kva_weigh_seq){.rows = &slots});
+}
+
+static void weigh_no_scores(struct kva_device *device)
+{
+    call_weigh(device, (struct kva_weigh_seq){.page_count = 1});
+}
+
+static void choose_kind(struct kva_device *device)
+{
+    const struct kva_choose_args args = {.kv_heads = 1, .kind = (enum kva_choose_kind)3};
+    kva_device_ops(device)->choose(device, &args);
+}
+
+static void choose_share(struct kva_device *device)
+{
+    const struct kva_choose_args args = {.kv_heads = 1, .kind = KVA_CHOOSE_NEAR, .share = 1.5f};
+    kva_device_ops(device)->choose(device, &args);
+}
+
+static void call_choose(struct kva_device *device, struct kva_choose_seq seq)
+{
+    const struct kva_choose_args args = {.seqs = &seq, .seq_count = 1, .kv_heads = 1};
+    kva_device_ops(device)->choose(device, &args);
+}
+
+static void choose_end(struct kva_device *device)
+{
+    call_choose(device, (struct kva_choose_seq){.stride = 8, .end = 9});
+}
+
+static void choose_many(struct kva_device *device)
+{
+    call_choose(device, (struct kva_choose_seq){.k = limits_of(device)->select_max + 1});
+}
+
+static void fetch_dim(struct kva_device *device)
+{
+    const struct kva_fetch_rows_args args = {.head_dim = 6};
+    kva_device_ops(device)->fetch_rows(device, &args);
+}
+
+static void fetch_offset(struct kva_device *device)
+{
+    const struct kva_fetch_rows_args args = {.head_dim = 64, .page_offset_bytes = 8};
+    kva_device_ops(device)->fetch_rows(device, &args);
+}
+
+static void fetch_queue(struct kva_device *device)
+{
+    const struct kva_fetch_rows_args args = {.head_dim = 64, .queue = KVA_QUEUE_COUNT};
+    kva_device_ops(device)->fetch_rows(device, &args);
 }
 
 static void test_check__selection(void **state KVA_UNUSED)
@@ -361,17 +538,38 @@ static void test_check__selection(void **state KVA_UNUSED)
     struct kva_device *device = open_device();
     const struct kva_op_limits limits = *limits_of(device);
     kva_device_close(device);
-    refused("attend_lowbit: ", "selection over 10 pages needs", select_scratch);
-    refused("attend_lowbit: ", "7 slots cannot hold 4 pinned and 4 chosen", select_slots);
-    refused("attend_lowbit: ", "share a KV head", select_heads);
-    refused("attend_lowbit: ", "sequence's only row", now_unselected);
-    refused("attend_lowbit: ", "sequence's only row", now_two_rows);
-    refused("resolve: ", "8 slots cannot hold 5 pinned", resolve_slots);
-    refused("resolve: ", "greater than 0", resolve_stamp);
+    refused("attend_select_fetch: ", "selection over 10 pages needs", select_scratch);
+    refused("attend_select_fetch: ", "7 slots cannot hold 4 pinned and 4 chosen", select_slots);
+    refused("attend_select_fetch: ", "share a KV head", select_heads);
+    refused("attend_select_fetch: ", "sequence's only row", now_unselected);
+    refused("attend_select_fetch: ", "sequence's only row", now_two_rows);
+    refused("assign_slots: ", "8 slots cannot hold 5 pinned", resolve_slots);
+    refused("assign_slots: ", "greater than 0", resolve_stamp);
     if (limits.select_max < UINT32_MAX)
-        refused("attend_lowbit: ", "rows to choose", select_k);
+        refused("attend_select_fetch: ", "rows to choose", select_k);
     if (limits.slots_max < UINT32_MAX)
-        refused("resolve: ", "at most", resolve_many);
+        refused("assign_slots: ", "at most", resolve_many);
+    if (limits.select_max < UINT32_MAX)
+        refused("choose: ", "rows to choose", choose_many);
+    refused("attend_lowbit: ", "7 slots cannot hold", lowbit_slots);
+    refused("attend_lowbit: ", "may select", lowbit_select_heads);
+    refused("attend_rows: ", "cannot share", rows_heads);
+    refused("attend_rows: ", "multiple of 4", rows_dim);
+    refused("attend_rows: ", "f16 or bf16", rows_f32);
+    refused("attend_rows: ", "7 slots cannot hold", rows_slots);
+    refused("weigh: ", "cannot share", weigh_heads);
+    refused("weigh: ", "share a KV head", weigh_many_heads);
+    refused("weigh: ", "multiple of 4", weigh_dim);
+    refused("weigh: ", "f16 or bf16", weigh_f32);
+    refused("weigh: ", "0 partial results", weigh_nothing);
+    refused("weigh: ", "7 slots cannot hold", weigh_slots);
+    refused("weigh: ", "without scores", weigh_no_scores);
+    refused("choose: ", "no kind 3", choose_kind);
+    refused("choose: ", "a share of", choose_share);
+    refused("choose: ", "candidates up to 9 of 8", choose_end);
+    refused("fetch_rows: ", "aligned to 16", fetch_dim);
+    refused("fetch_rows: ", "aligned to 16", fetch_offset);
+    refused("fetch_rows: ", "no queue 2", fetch_queue);
 }
 
 /* --- merge, shortlist ------------------------------------------------------------------------- */
@@ -436,13 +634,21 @@ static void test_check__good_calls_pass(void **state KVA_UNUSED)
     const struct kva_attend_args attend = good_attend();
     const struct kva_quantise_args quantise = good_quantise();
     const struct kva_attend_lowbit_args lowbit = good_lowbit();
+    const struct kva_attend_rows_args rows = good_rows();
+    const struct kva_weigh_args weigh = good_weigh();
+    const struct kva_attend_select_fetch_args select = good_select();
     ops->linear(device, &linear);
     ops->rope(device, &rope);
     ops->kv_append(device, &append);
     ops->attend(device, &attend);
     ops->quantise(device, &quantise);
     ops->attend_lowbit(device, &lowbit);
-    ops->resolve(device, &(struct kva_resolve_args){.stamp = 1});
+    ops->attend_rows(device, &rows);
+    ops->weigh(device, &weigh);
+    ops->choose(device, &(struct kva_choose_args){.kv_heads = 1});
+    ops->fetch_rows(device, &(struct kva_fetch_rows_args){.head_dim = 64});
+    kva_attend_select(device, &select);
+    ops->assign_slots(device, &(struct kva_assign_slots_args){.stamp = 1});
     ops->merge(device, &(struct kva_merge_args){.partial_count = 2});
     ops->shortlist(device, &(struct kva_shortlist_args){0});
     if (kva_device_error(device, &err) != KVA_OK)

@@ -35,7 +35,7 @@ static void *alloc(struct kva_device *device, size_t bytes)
 /* --- a hot set in one piece of memory --------------------------------------------------------- */
 
 struct fixture {
-    struct kva_hot hot;
+    struct kva_row_cache hot;
     void *memory;
     size_t bytes;
     uint64_t hits[2];
@@ -48,7 +48,7 @@ static void hot_new(struct kva_device *device, struct fixture *f, uint32_t slots
     *f = (struct fixture){.bytes = words * 4};
     f->memory = alloc(device, f->bytes);
     uint32_t *at = f->memory;
-    f->hot = (struct kva_hot){.slots = slots, .pinned = pinned, .k = k, .hits = f->hits};
+    f->hot = (struct kva_row_cache){.slots = slots, .pinned = pinned, .k = k, .hits = f->hits};
     f->hot.rows = at, at += KV_HEADS * slots * DIM;
     f->hot.tokens = at, at += KV_HEADS * slots;
     f->hot.used = at, at += KV_HEADS * slots;
@@ -74,15 +74,16 @@ static void choose(struct fixture *f, uint32_t kv_head, uint32_t count, const ui
 }
 
 static void resolve(struct kva_device *device, struct fixture *f, uint32_t stamp,
-                    enum kva_hot_mode mode, bool keep)
+                    enum kva_rows_mode mode, bool keep)
 {
-    const struct kva_hot *hots[] = {&f->hot};
-    kva_device_ops(device)->resolve(device, &(struct kva_resolve_args){.hots = hots,
-                                                                       .count = 1,
-                                                                       .kv_heads = KV_HEADS,
-                                                                       .stamp = stamp,
-                                                                       .mode = mode,
-                                                                       .keep = keep});
+    const struct kva_row_cache *hots[] = {&f->hot};
+    kva_device_ops(device)->assign_slots(device,
+                                         &(struct kva_assign_slots_args){.caches = hots,
+                                                                         .count = 1,
+                                                                         .kv_heads = KV_HEADS,
+                                                                         .stamp = stamp,
+                                                                         .mode = mode,
+                                                                         .keep = keep});
     assert_int_equal(kva_device_error(device, NULL), KVA_OK);
 }
 
@@ -100,6 +101,18 @@ static void expect_list(const uint32_t *list, uint32_t size, uint32_t count, con
 
 /* --- resolve, step by step -------------------------------------------------------------------- */
 
+static void fetch_rows(struct kva_device *device, enum kva_queue queue,
+                       const struct kva_rows_fetch *fetch, size_t offset)
+{
+    kva_device_ops(device)->fetch_rows(device,
+                                       &(struct kva_fetch_rows_args){.fetches = fetch,
+                                                                     .page_offset_bytes = offset,
+                                                                     .count = 1,
+                                                                     .kv_heads = KV_HEADS,
+                                                                     .head_dim = DIM,
+                                                                     .queue = queue});
+}
+
 static void test_resolve__rows_that_are_there_stay(void **state KVA_UNUSED)
 {
     struct kva_device *device = open_device(1, 0);
@@ -107,7 +120,7 @@ static void test_resolve__rows_that_are_there_stay(void **state KVA_UNUSED)
     hot_new(device, &f, 5, 1, 2);
     uint32_t *tokens = f.hot.tokens, *missing = f.hot.missing, *order = f.hot.order;
     choose(&f, 0, LIST(20, 90));
-    resolve(device, &f, 1, KVA_HOT_PAPER, true);
+    resolve(device, &f, 1, KVA_ROWS_CHOSEN, true);
     expect_list(tokens, 5, LIST(0, 20, 90));
     expect_list(missing, 5, LIST(1, 2));
     assert_int_equal(f.hot.count[0], 3);
@@ -116,7 +129,7 @@ static void test_resolve__rows_that_are_there_stay(void **state KVA_UNUSED)
     assert_int_equal(f.hits[1], 2);
 
     choose(&f, 0, LIST(10, 90));
-    resolve(device, &f, 2, KVA_HOT_PAPER, true);
+    resolve(device, &f, 2, KVA_ROWS_CHOSEN, true);
     expect_list(tokens, 5, LIST(0, 20, 90, 10)); /* an empty slot before one that is in use */
     expect_list(missing, 5, LIST(3));
     assert_int_equal(f.hot.count[0], 3);
@@ -127,7 +140,7 @@ static void test_resolve__rows_that_are_there_stay(void **state KVA_UNUSED)
     assert_int_equal(f.hits[1], 3);
 
     choose(&f, 0, LIST(70, 71));
-    resolve(device, &f, 3, KVA_HOT_RESIDENT, true);
+    resolve(device, &f, 3, KVA_ROWS_RESIDENT, true);
     expect_list(tokens, 5, LIST(0, 71, 90, 10, 70)); /* the empty one, then the oldest */
     expect_list(missing, 5, LIST(4, 1));
     assert_int_equal(f.hot.count[0], 5);
@@ -135,7 +148,7 @@ static void test_resolve__rows_that_are_there_stay(void **state KVA_UNUSED)
     assert_memory_equal(order, by_position, sizeof by_position);
 
     choose(&f, 0, LIST(70, 90));
-    resolve(device, &f, 4, KVA_HOT_PAPER, true);
+    resolve(device, &f, 4, KVA_ROWS_CHOSEN, true);
     expect_list(missing, 5, 0, NULL);
     assert_int_equal(f.hot.count[0], 3);
     assert_int_equal(f.hits[0], 3);
@@ -149,12 +162,12 @@ static void test_resolve__ties_take_the_lowest_slot(void **state KVA_UNUSED)
     struct fixture f;
     hot_new(device, &f, 4, 0, 4);
     choose(&f, 2, LIST(5, 6, 7, 8));
-    resolve(device, &f, 10, KVA_HOT_PAPER, true);
+    resolve(device, &f, 10, KVA_ROWS_CHOSEN, true);
     choose(&f, 2, LIST(6, 100));
-    resolve(device, &f, 11, KVA_HOT_PAPER, true);
+    resolve(device, &f, 11, KVA_ROWS_CHOSEN, true);
     expect_list(f.hot.tokens + 8, 4, LIST(100, 6, 7, 8));
     choose(&f, 2, LIST(200, 201));
-    resolve(device, &f, 12, KVA_HOT_PAPER, true);
+    resolve(device, &f, 12, KVA_ROWS_CHOSEN, true);
     expect_list(f.hot.tokens + 8, 4, LIST(100, 6, 200, 201)); /* of stamp 10, not of 11 */
     hot_free(device, &f);
     kva_device_close(device);
@@ -167,13 +180,13 @@ static void test_resolve__without_keep_all_is_fetched(void **state KVA_UNUSED)
     hot_new(device, &f, 7, 2, 3);
     for (uint32_t stamp = 1; stamp < 4; stamp++) {
         choose(&f, 1, LIST(30, 31, 64));
-        resolve(device, &f, stamp, KVA_HOT_RESIDENT, false);
+        resolve(device, &f, stamp, KVA_ROWS_RESIDENT, false);
         expect_list(f.hot.tokens + 7, 7, LIST(0, 1, 30, 31, 64));
         expect_list(f.hot.missing + 7, 7, LIST(2, 3, 4));
         assert_int_equal(f.hot.count[1], 5);
     }
     choose(&f, 1, LIST(64));
-    resolve(device, &f, 4, KVA_HOT_RESIDENT, false);
+    resolve(device, &f, 4, KVA_ROWS_RESIDENT, false);
     expect_list(f.hot.tokens + 7, 7, LIST(0, 1, 64)); /* not twice */
     assert_int_equal(f.hits[0], 0);
     assert_int_equal(f.hits[1], 10);
@@ -188,12 +201,12 @@ static void test_resolve__refuses_too_few_slots(void **state KVA_UNUSED)
     struct kva_err err;
     hot_new(device, &f, 4, 2, 2);
     f.hot.k = 3;
-    const struct kva_hot *hots[] = {&f.hot};
-    kva_device_ops(device)->resolve(
-        device,
-        &(struct kva_resolve_args){.hots = hots, .count = 1, .kv_heads = KV_HEADS, .stamp = 1});
+    const struct kva_row_cache *hots[] = {&f.hot};
+    kva_device_ops(device)->assign_slots(
+        device, &(struct kva_assign_slots_args){
+                    .caches = hots, .count = 1, .kv_heads = KV_HEADS, .stamp = 1});
     assert_int_equal(kva_device_error(device, &err), KVA_EDEVICE);
-    assert_non_null(strstr(err.message, "resolve"));
+    assert_non_null(strstr(err.message, "assign_slots"));
     hot_free(device, &f);
     kva_device_close(device);
 }
@@ -252,10 +265,10 @@ static uint32_t choose_some(struct fixture *f, uint32_t kv_head, uint32_t *token
 }
 
 /* What must hold after a resolve and its fetch. */
-static void check_head(const struct fixture *f, uint32_t kv_head, enum kva_hot_mode mode,
+static void check_head(const struct fixture *f, uint32_t kv_head, enum kva_rows_mode mode,
                        const uint32_t *wanted, uint32_t count)
 {
-    const struct kva_hot *hot = &f->hot;
+    const struct kva_row_cache *hot = &f->hot;
     const uint32_t *tokens = hot->tokens + (size_t)kv_head * hot->slots;
     const uint32_t *order = hot->order + (size_t)kv_head * hot->slots;
     uint32_t residents = 0, found = 0;
@@ -277,11 +290,12 @@ static void check_head(const struct fixture *f, uint32_t kv_head, enum kva_hot_m
         found += found < count && wanted[found] == token;
     }
     assert_int_equal(found, count);
-    assert_int_equal(hot->count[kv_head], mode == KVA_HOT_PAPER ? hot->pinned + count : residents);
+    assert_int_equal(hot->count[kv_head],
+                     mode == KVA_ROWS_CHOSEN ? hot->pinned + count : residents);
 }
 
 static void run_choices(enum kva_queue queue, uint32_t threads, uint32_t delay, uint32_t slots,
-                        uint32_t pinned, uint32_t k, enum kva_hot_mode mode, bool keep)
+                        uint32_t pinned, uint32_t k, enum kva_rows_mode mode, bool keep)
 {
     struct kva_device *device = open_device(threads, delay);
     struct fixture f;
@@ -298,9 +312,9 @@ static void run_choices(enum kva_queue queue, uint32_t threads, uint32_t delay, 
             all += counts[head];
         }
         resolve(device, &f, stamp, mode, keep);
-        struct kva_hot copy = f.hot; /* what it is need not outlive the call */
-        const struct kva_hot_fetch fetch = {&copy, host.pages};
-        kva_device_fetch_hot(device, queue, &fetch, 1, host.offset, KV_HEADS, DIM);
+        struct kva_row_cache copy = f.hot; /* what it is need not outlive the call */
+        const struct kva_rows_fetch fetch = {&copy, host.pages};
+        fetch_rows(device, queue, &fetch, host.offset);
         memset(&copy, 0, sizeof copy);
         kva_event_record(fetched, queue);
         kva_event_wait(fetched, KVA_QUEUE_COMPUTE);
@@ -324,7 +338,7 @@ static void test_hot__any_choices_are_kept_in_order(void **state KVA_UNUSED)
         uint32_t slots = pinned + k + (below(3) ? below(2 * k) : 0);
         run_choices(round % 2 ? KVA_QUEUE_COPY : KVA_QUEUE_COMPUTE, 1 + below(3),
                     round % 4 == 1 ? 300 : 0, slots, pinned, k,
-                    below(2) ? KVA_HOT_PAPER : KVA_HOT_RESIDENT, below(3) > 0);
+                    below(2) ? KVA_ROWS_CHOSEN : KVA_ROWS_RESIDENT, below(3) > 0);
     }
 }
 
@@ -341,9 +355,9 @@ static void test_hot__fetch_is_delayed_like_a_copy(void **state KVA_UNUSED)
         assert_int_equal(kva_event_create(device, &event, NULL), KVA_OK);
         hot_new(device, &f, 2, 0, 1);
         choose(&f, 0, LIST(100 + i));
-        resolve(device, &f, 1, KVA_HOT_PAPER, true);
-        const struct kva_hot_fetch fetch = {&f.hot, host.pages};
-        kva_device_fetch_hot(device, KVA_QUEUE_COPY, &fetch, 1, host.offset, KV_HEADS, DIM);
+        resolve(device, &f, 1, KVA_ROWS_CHOSEN, true);
+        const struct kva_rows_fetch fetch = {&f.hot, host.pages};
+        fetch_rows(device, KVA_QUEUE_COPY, &fetch, host.offset);
         kva_event_record(event, KVA_QUEUE_COPY);
         early += !kva_event_done(event);
         kva_event_sync(event);
@@ -371,20 +385,20 @@ static void test_drift__is_the_mean_cosine_and_remembers(void **state KVA_UNUSED
     float cosine[2];
     const uint32_t rows[] = {0, 2};
     void *const places[] = {before[0], before[1]};
-    const struct kva_drift_args args = {.q = q,
-                                        .rows = rows,
-                                        .before = places,
-                                        .cosine = cosine,
-                                        .count = 2,
-                                        .q_stride = ROW,
-                                        .heads = HEADS,
-                                        .head_dim = SIZE};
-    kva_device_ops(device)->drift(device, &args);
+    const struct kva_query_cosine_args args = {.q = q,
+                                               .rows = rows,
+                                               .before = places,
+                                               .cosine = cosine,
+                                               .count = 2,
+                                               .q_stride = ROW,
+                                               .heads = HEADS,
+                                               .head_dim = SIZE};
+    kva_device_ops(device)->query_cosine(device, &args);
     assert_true(fabsf(cosine[0] - (sqrtf(0.5f) - 1) / 2) < 1e-6f);
     assert_true(fabsf(cosine[1] - 0.5f) < 1e-6f); /* a zero query has no direction */
     assert_memory_equal(before[0], q[0], sizeof(before[0]));
     assert_memory_equal(before[1], q[2], sizeof(before[1]));
-    kva_device_ops(device)->drift(device, &args);
+    kva_device_ops(device)->query_cosine(device, &args);
     assert_true(fabsf(cosine[0] - 1) < 1e-6f);
     kva_device_close(device);
 }

@@ -1,4 +1,4 @@
-/* A choice that is acted upon within the call that makes it (kva_lowbit_seq.now) gives the bits of
+/* A choice that is acted upon within the call that makes it (kva_select_seq.now) gives the bits of
  * choosing, resolving, fetching and attending one after the other. */
 #include "tests/cmocka.h"
 
@@ -38,13 +38,13 @@ struct sequence {
     const void *homes[PAGES_MAX];
     void *low[PAGES_MAX];
     uint32_t slots, pinned, k;
-    enum kva_hot_mode mode;
+    enum kva_rows_mode mode;
     bool keep;
 };
 
 /* One sequence's hot rows, of which there are two of each: for either way. */
 struct hot {
-    struct kva_hot hot;
+    struct kva_row_cache hot;
     size_t bytes;
     uint64_t hits[2];
 };
@@ -72,7 +72,7 @@ static void sequence_new(struct test *t, struct sequence *s, uint32_t pages_max)
                            .acts = below(4) > 0,
                            .pinned = below(2) * 4,
                            .k = 1 + below(48),
-                           .mode = below(2) ? KVA_HOT_PAPER : KVA_HOT_RESIDENT,
+                           .mode = below(2) ? KVA_ROWS_CHOSEN : KVA_ROWS_RESIDENT,
                            .keep = below(3) > 0};
     s->rows = s->acts ? 1 : 1 + below(2);
     s->slots = s->pinned + s->k + below(2) * s->k;
@@ -110,7 +110,7 @@ static void hot_new(const struct sequence *s, struct hot *h)
     uint32_t *at = get(h->bytes);
     memset(at, 0, h->bytes);
     h->hits[0] = h->hits[1] = 0;
-    h->hot = (struct kva_hot){
+    h->hot = (struct kva_row_cache){
         .slots = s->slots, .pinned = s->pinned, .k = s->k, .hits = h->hits, .rows = at};
     h->hot.tokens = at + slots * DIM;
     h->hot.used = h->hot.tokens + slots;
@@ -127,10 +127,10 @@ static void hot_new(const struct sequence *s, struct hot *h)
 /* --- one step, either way --------------------------------------------------------------------- */
 
 struct step {
-    struct kva_lowbit_seq seqs[SEQS];
-    struct kva_hot_now now[SEQS];
+    struct kva_select_seq seqs[SEQS];
+    struct kva_fused_fetch now[SEQS];
     const void *blocks[SEQS * PAGES_MAX];
-    struct kva_attend_lowbit_args args;
+    struct kva_attend_select_fetch_args args;
     uint32_t rows;
 };
 
@@ -141,14 +141,14 @@ static void step_new(const struct test *t, struct hot *hots, uint32_t stamp, boo
     step->rows = 0;
     for (uint32_t i = 0; i < SEQS; i++) {
         const struct sequence *s = &t->seqs[i];
-        step->now[i] = (struct kva_hot_now){s->homes, t->offset, stamp, s->mode, s->keep};
-        step->seqs[i] = (struct kva_lowbit_seq){
+        step->now[i] = (struct kva_fused_fetch){s->homes, t->offset, stamp, s->mode, s->keep};
+        step->seqs[i] = (struct kva_select_seq){
             .row_first = step->rows,
             .row_count = s->rows,
             .position_first = s->pages * KVA_PAGE_TOKENS + 5,
             .block_first = block,
             .page_count = s->pages,
-            .hot = &hots[i].hot,
+            .rows = &hots[i].hot,
             .select_row = s->acts || s->rows == 2 ? s->rows - 1 : UINT32_MAX,
             .now = now && s->acts ? &step->now[i] : NULL,
         };
@@ -157,7 +157,7 @@ static void step_new(const struct test *t, struct hot *hots, uint32_t stamp, boo
             step->blocks[block++] = s->low[page];
     }
     float *m = out + (size_t)2 * SEQS * HEADS * DIM;
-    step->args = (struct kva_attend_lowbit_args){
+    step->args = (struct kva_attend_select_fetch_args){
         .q = t->q,
         .out = {out, m, m + 2 * SEQS * HEADS},
         .seqs = step->seqs,
@@ -182,29 +182,34 @@ static void run_apart(const struct test *t, struct hot *hots, struct step *step,
 {
     const struct kva_ops *ops = kva_device_ops(t->device);
     step->args.rest = rest;
-    ops->attend_lowbit(t->device, &step->args);
+    kva_attend_select_apart(t->device, ops, &step->args);
     for (uint32_t i = 0; i < SEQS; i++) {
         const struct sequence *s = &t->seqs[i];
-        const struct kva_hot *hot = &hots[i].hot;
+        const struct kva_row_cache *hot = &hots[i].hot;
         if (!s->acts)
             continue;
-        ops->resolve(t->device, &(struct kva_resolve_args){.hots = &hot,
-                                                           .count = 1,
-                                                           .kv_heads = KV_HEADS,
-                                                           .stamp = step->now[i].stamp,
-                                                           .mode = s->mode,
-                                                           .keep = s->keep});
-        const struct kva_hot_fetch fetch = {hot, s->homes};
-        kva_device_fetch_hot(t->device, KVA_QUEUE_COMPUTE, &fetch, 1, t->offset, KV_HEADS, DIM);
+        ops->assign_slots(t->device, &(struct kva_assign_slots_args){.caches = &hot,
+                                                                     .count = 1,
+                                                                     .kv_heads = KV_HEADS,
+                                                                     .stamp = step->now[i].stamp,
+                                                                     .mode = s->mode,
+                                                                     .keep = s->keep});
+        const struct kva_rows_fetch fetch = {hot, s->homes};
+        ops->fetch_rows(t->device, &(struct kva_fetch_rows_args){.fetches = &fetch,
+                                                                 .page_offset_bytes = t->offset,
+                                                                 .count = 1,
+                                                                 .kv_heads = KV_HEADS,
+                                                                 .head_dim = DIM,
+                                                                 .queue = KVA_QUEUE_COMPUTE});
         step->seqs[i].select_row = UINT32_MAX;
     }
-    ops->attend_lowbit(t->device, &step->args);
+    kva_attend_select_apart(t->device, ops, &step->args);
 }
 
 static void run_at_once(const struct test *t, struct step *step, const struct kva_partial *rest)
 {
     step->args.rest = rest;
-    kva_device_ops(t->device)->attend_lowbit(t->device, &step->args);
+    kva_device_ops(t->device)->attend_select_fetch(t->device, &step->args);
 }
 
 /* Queries that move a little from step to step, so that some choices stay. */
@@ -285,7 +290,8 @@ static void run_case(uint32_t level, uint32_t threads, uint32_t pages_max, uint3
     memset(t.q, 0, (size_t)2 * SEQS * HEADS * DIM * 4);
     for (uint32_t i = 0; i < SEQS; i++)
         sequence_new(&t, &t.seqs[i], pages_max);
-    run_steps(&t, scratch_parts * kva_attend_lowbit_now_bytes(HEADS, DIM, pages_max));
+    run_steps(&t, scratch_parts * kva_max_size(kva_attend_select_bytes(HEADS, KV_HEADS, pages_max),
+                                               kva_attend_fused_bytes(HEADS, DIM, pages_max)));
     for (uint32_t i = 0; i < SEQS; i++)
         sequence_free(&t.seqs[i]);
     free(t.q);
@@ -315,16 +321,16 @@ static void test_now__refuses_what_it_is_not_made_for(void **state KVA_UNUSED)
     struct kva_device *device = NULL;
     const struct kva_device_params params = {.threads = 1};
     assert_int_equal(kva_device_open_cpu(&params, &device, NULL), KVA_OK);
-    const struct kva_hot_now now = {0};
-    const struct kva_lowbit_seq seq = {.row_count = 2, .select_row = UINT32_MAX, .now = &now};
-    kva_device_ops(device)->attend_lowbit(
-        device, &(struct kva_attend_lowbit_args){.seqs = &seq,
-                                                 .seq_count = 1,
-                                                 .heads = HEADS,
-                                                 .kv_heads = KV_HEADS,
-                                                 .head_dim = DIM,
-                                                 .kv_dtype = KVA_BF16,
-                                                 .format = {.bits = 1, .group = 64}});
+    const struct kva_fused_fetch now = {0};
+    const struct kva_select_seq seq = {.row_count = 2, .select_row = UINT32_MAX, .now = &now};
+    kva_device_ops(device)->attend_select_fetch(
+        device, &(struct kva_attend_select_fetch_args){.seqs = &seq,
+                                                       .seq_count = 1,
+                                                       .heads = HEADS,
+                                                       .kv_heads = KV_HEADS,
+                                                       .head_dim = DIM,
+                                                       .kv_dtype = KVA_BF16,
+                                                       .format = {.bits = 1, .group = 64}});
     struct kva_err err;
     assert_int_equal(kva_device_error(device, &err), KVA_EDEVICE);
     assert_non_null(strstr(err.message, "only row"));

@@ -182,7 +182,7 @@ bool kva_kv_rowcache_alloc(struct kva_kv *kv, struct kva_kv_seq *seq)
         }
         unsigned char *state = item + l.rows_bytes;
         seq->device_bytes += l.rows_bytes + l.state_bytes;
-        seq->hots[i] = (struct kva_hot){
+        seq->hots[i] = (struct kva_row_cache){
             .rows = item,
             .tokens = (void *)(state + l.tokens),
             .used = (void *)(state + l.used),
@@ -229,8 +229,15 @@ static void list_host_blocks(struct kva_kv_seq *seq)
 /* The first `count` of fetch_list. */
 static void fetch_layer(struct kva_kv *kv, uint32_t count, uint32_t layer)
 {
-    kva_device_fetch_hot(kv->device, KVA_QUEUE_COPY, kv->fetch_list, count,
-                         layer * kv->shape.block_bytes, kv->shape.kv_heads, kv->shape.head_dim);
+    kva_device_ops(kv->device)
+        ->fetch_rows(kv->device, &(struct kva_fetch_rows_args){
+                                     .fetches = kv->fetch_list,
+                                     .page_offset_bytes = layer * kv->shape.block_bytes,
+                                     .count = count,
+                                     .kv_heads = kv->shape.kv_heads,
+                                     .head_dim = kv->shape.head_dim,
+                                     .queue = KVA_QUEUE_COPY,
+                                 });
 }
 
 /* The saved state, with the rows of all its tokens missing, becomes the state on the device. */
@@ -243,7 +250,7 @@ static void upload(struct kva_kv *kv, struct kva_kv_seq *seq)
             continue;
         kva_kv_fetch(kv, seq, seq->hots[i].tokens, seq->hot_saved + saved_at(kv, &seq->spec, i),
                      layout_of(kv, &seq->spec, i).state_bytes);
-        kv->fetch_list[0] = (struct kva_hot_fetch){&seq->hots[i], seq->host_blocks};
+        kv->fetch_list[0] = (struct kva_rows_fetch){&seq->hots[i], seq->host_blocks};
         fetch_layer(kv, 1, i);
     }
 }
@@ -303,7 +310,7 @@ void kva_kv_rowcache_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 /* Whether the rows' sequence has rows fetched for this layer. */
 static bool fetches(const struct kva_kv_rows *rows)
 {
-    const struct kva_hot *cache = kva_kv_find_rows(rows);
+    const struct kva_row_cache *cache = kva_kv_find_rows(rows);
     return cache && cache->k > 0;
 }
 
@@ -313,9 +320,9 @@ static bool selected(const struct kva_kv_rows *rows, bool now)
            (now ? rows->select_now && !rows->fused : rows->select_next);
 }
 
-static enum kva_hot_mode mode_of(enum kva_kv_fetch fetch)
+static enum kva_rows_mode mode_of(enum kva_kv_fetch fetch)
 {
-    return fetch == KVA_FETCH_RESIDENT ? KVA_HOT_RESIDENT : KVA_HOT_PAPER;
+    return fetch == KVA_FETCH_RESIDENT ? KVA_ROWS_RESIDENT : KVA_ROWS_CHOSEN;
 }
 
 bool kva_kv_rowcache_chosen(const struct kva_kv_pass *pass, bool now)
@@ -339,14 +346,14 @@ static void resolve(struct kva_kv *kv, const struct kva_kv_pass *pass, uint32_t 
     if (count == 0)
         return;
     kva_device_ops(kv->device)
-        ->resolve(kv->device, &(struct kva_resolve_args){
-                                  .hots = kv->hot_list,
-                                  .count = count,
-                                  .kv_heads = kv->shape.kv_heads,
-                                  .stamp = kv->resolve_stamp,
-                                  .mode = mode_of(fetch),
-                                  .keep = fetch != KVA_FETCH_ALL,
-                              });
+        ->assign_slots(kv->device, &(struct kva_assign_slots_args){
+                                       .caches = kv->hot_list,
+                                       .count = count,
+                                       .kv_heads = kv->shape.kv_heads,
+                                       .stamp = kv->resolve_stamp,
+                                       .mode = mode_of(fetch),
+                                       .keep = fetch != KVA_FETCH_ALL,
+                                   });
 }
 
 void kva_kv_rowcache_resolve(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, bool now)
@@ -360,17 +367,17 @@ void kva_kv_rowcache_resolve(struct kva_kv *kv, struct kva_kv_pass *pass, uint32
         if (!selected(&pass->rows[i], now))
             continue;
         list_host_blocks(seq);
-        kv->fetch_list[count++] = (struct kva_hot_fetch){&seq->hots[layer], seq->host_blocks};
+        kv->fetch_list[count++] = (struct kva_rows_fetch){&seq->hots[layer], seq->host_blocks};
     }
     fetch_layer(kv, count, layer);
     kva_event_record(kv->hot_events[layer], KVA_QUEUE_COPY);
 }
 
-struct kva_hot_now kva_kv_rowcache_now(const struct kva_kv *kv, struct kva_kv_seq *seq,
-                                       uint32_t layer)
+struct kva_fused_fetch kva_kv_rowcache_now(const struct kva_kv *kv, struct kva_kv_seq *seq,
+                                           uint32_t layer)
 {
     list_host_blocks(seq);
-    return (struct kva_hot_now){
+    return (struct kva_fused_fetch){
         .pages = seq->host_blocks,
         .page_offset_bytes = layer * kv->shape.block_bytes,
         .stamp = kv->resolve_stamp,
@@ -400,16 +407,16 @@ void kva_kv_rowcache_reselect(struct kva_kv *kv, struct kva_kv_pass *pass, uint3
     if (count == 0)
         return;
     kva_device_ops(kv->device)
-        ->drift(kv->device, &(struct kva_drift_args){
-                                .q = q,
-                                .rows = kv->drift_rows,
-                                .before = kv->drift_before,
-                                .cosine = kv->drift_cosine,
-                                .count = count,
-                                .q_stride = kv->heads * kv->shape.head_dim,
-                                .heads = kv->heads,
-                                .head_dim = kv->shape.head_dim,
-                            });
+        ->query_cosine(kv->device, &(struct kva_query_cosine_args){
+                                       .q = q,
+                                       .rows = kv->drift_rows,
+                                       .before = kv->drift_before,
+                                       .cosine = kv->drift_cosine,
+                                       .count = count,
+                                       .q_stride = kv->heads * kv->shape.head_dim,
+                                       .heads = kv->heads,
+                                       .head_dim = kv->shape.head_dim,
+                                   });
     kva_device_sync(kv->device, KVA_QUEUE_COMPUTE);
     count = 0;
     for (uint32_t i = 0; i < pass->rows_count; i++) {

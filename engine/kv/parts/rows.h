@@ -1,5 +1,5 @@
 /* rows.h - the 16-bit rows of pages that are offloaded which the next step is expected to need
- * (struct kva_hot, kernels/ops.h): memory, and what survives a suspension.
+ * (struct kva_row_cache, kernels/ops.h): memory, and what survives a suspension.
  *
  * A layer's rows are chosen by one step and due in the same layer of the next: a whole step for the
  * fetch. Which rows are where is decided on the device (resolve), so the host never waits for it.
@@ -42,8 +42,8 @@ void kva_kv_rowcache_restore(struct kva_kv *kv, struct kva_kv_seq *seq);
 void kva_kv_rowcache_resolve(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, bool now);
 
 /* The same as one description, for attention that fetches what it chooses. */
-struct kva_hot_now kva_kv_rowcache_now(const struct kva_kv *kv, struct kva_kv_seq *seq,
-                                       uint32_t layer);
+struct kva_fused_fetch kva_kv_rowcache_now(const struct kva_kv *kv, struct kva_kv_seq *seq,
+                                           uint32_t layer);
 
 /* Whether there are such sequences. */
 bool kva_kv_rowcache_chosen(const struct kva_kv_pass *pass, bool now);

@@ -43,12 +43,12 @@ static inline bool kva_cpu_failed(const struct kva_device *device)
 /* Query heads of a KV head that may select together at most. */
 #define KVA_CPU_SELECT_HEADS_MAX 4096u
 
-/* Slots of a KV head at most: they bound the scratch of resolve. */
-#define KVA_CPU_HOT_SLOTS_MAX (KVA_CPU_SCRATCH_BYTES / (2 * sizeof(uint64_t)) - 64)
+/* Slots of a KV head at most: they bound the scratch of assign_slots. */
+#define KVA_CPU_SLOTS_MAX (KVA_CPU_SCRATCH_BYTES / (2 * sizeof(uint64_t)) - 64)
 
-/* Resolve, then fetch, for one KV head. scratch: KVA_CPU_SCRATCH_BYTES / 2. */
-void kva_cpu_hot_act(const struct kva_hot *hot, const struct kva_hot_now *now, uint32_t kv_head,
-                     uint32_t head_dim, void *scratch);
+/* assign_slots, then fetch_rows, for one KV head. scratch: KVA_CPU_SCRATCH_BYTES / 2. */
+void kva_cpu_select_fetch_head(const struct kva_row_cache *cache, const struct kva_fused_fetch *now,
+                               uint32_t kv_head, uint32_t head_dim, void *scratch);
 
 /* See struct kva_device_roofs. */
 KVA_MUST_CHECK enum kva_status kva_cpu_roofs(struct kva_device *device,
@@ -61,18 +61,21 @@ void kva_cpu_norm(struct kva_device *device, const struct kva_norm_args *args);
 void kva_cpu_linear(struct kva_device *device, const struct kva_linear_args *args);
 void kva_cpu_rope(struct kva_device *device, const struct kva_rope_args *args);
 void kva_cpu_glu(struct kva_device *device, const struct kva_glu_args *args);
-void kva_cpu_kv_append(struct kva_device *device, const struct kva_kv_append_args *args);
-void kva_cpu_attend(struct kva_device *device, const struct kva_attend_args *args);
-void kva_cpu_quantise(struct kva_device *device, const struct kva_quantise_args *args);
-void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args);
-void kva_cpu_resolve(struct kva_device *device, const struct kva_resolve_args *args);
-void kva_cpu_drift(struct kva_device *device, const struct kva_drift_args *args);
-void kva_cpu_merge(struct kva_device *device, const struct kva_merge_args *args);
 void kva_cpu_gather(struct kva_device *device, const struct kva_gather_args *args);
+void kva_cpu_kv_append(struct kva_device *device, const struct kva_kv_append_args *args);
+void kva_cpu_quantise(struct kva_device *device, const struct kva_quantise_args *args);
+void kva_cpu_attend(struct kva_device *device, const struct kva_attend_args *args);
+void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args);
+void kva_cpu_attend_rows(struct kva_device *device, const struct kva_attend_rows_args *args);
+void kva_cpu_merge(struct kva_device *device, const struct kva_merge_args *args);
+void kva_cpu_attend_select_fetch(struct kva_device *device,
+                                 const struct kva_attend_select_fetch_args *args);
+void kva_cpu_weigh(struct kva_device *device, const struct kva_weigh_args *args);
+void kva_cpu_choose(struct kva_device *device, const struct kva_choose_args *args);
+void kva_cpu_accumulate(struct kva_device *device, const struct kva_accumulate_args *args);
+void kva_cpu_assign_slots(struct kva_device *device, const struct kva_assign_slots_args *args);
+void kva_cpu_fetch_rows(struct kva_device *device, const struct kva_fetch_rows_args *args);
+void kva_cpu_query_cosine(struct kva_device *device, const struct kva_query_cosine_args *args);
 void kva_cpu_shortlist(struct kva_device *device, const struct kva_shortlist_args *args);
-
-void kva_cpu_fetch_hot(struct kva_device *device, enum kva_queue queue,
-                       const struct kva_hot_fetch *fetches, uint32_t count,
-                       size_t page_offset_bytes, uint32_t kv_heads, uint32_t head_dim);
 
 #endif

@@ -1,10 +1,11 @@
-/* Driver of attention over low-bit pages and hot rows.
+/* Driver of attention over low-bit pages, alone or fused with that over rows and with selection.
  *
- * A task (query_task.h) folds its splits of low-bit pages in ascending order, then its hot rows.
+ * A task (query_task.h) folds its splits of low-bit pages in ascending order, then its rows.
  * Where there are too few tasks for the threads, the splits of a task run side by side into partial
  * results that are then folded in the same order. Selecting rows leave the weights of their tokens
  * in the caller's scratch memory, where select/choose.c reads them: a task that has all it takes
  * selects at once; otherwise sequences whose weights do not fit there together take turns. */
+#include "kernels/cpu/attend/rows.h"
 #include "kernels/cpu/lowbit/plan.h"
 
 #include <math.h>
@@ -13,8 +14,8 @@
 /* --- tasks ------------------------------------------------------------------------------------ */
 
 struct task {
-    const struct kva_attend_lowbit_args *args;
-    const struct kva_lowbit_seq *seq;
+    const struct kva_attend_select_fetch_args *args;
+    const struct kva_select_seq *seq;
     struct kva_query_task at;
     float *weights;    /* where those of the selecting row go; NULL: none of its rows selects */
     uint32_t fold_dim; /* of `a`: head_dim; 0 while the result is only wanted for the choice */
@@ -39,7 +40,7 @@ struct scratch {
         struct {
             _Alignas(64) float k[KVA_CPU_ATTEND_K_FLOATS];
             _Alignas(64) float v[KVA_CPU_ATTEND_V_FLOATS];
-        } hot;
+        } rows;
     } kernel;
 };
 
@@ -56,16 +57,19 @@ static size_t tasks_of_plan(const struct kva_lowbit_plan *plan)
 
 static struct task task_at(const struct kva_lowbit_plan *plan, uint32_t index)
 {
-    const struct kva_attend_lowbit_args *args = plan->args;
-    const struct kva_lowbit_seq *seq = args->seqs + plan->seq_first;
-    float *weights = args->scratch;
+    const struct kva_attend_select_fetch_args *args = plan->args;
+    const struct kva_select_seq *seq = args->seqs + plan->seq_first;
+    float *weights = args->scratch; /* of the fused operator */
     for (uint32_t count; index >= (count = kva_query_tasks(&plan->cut, seq->row_count)); seq++) {
         index -= count;
         weights += kva_lowbit_weight_floats(args, seq);
     }
     struct task task = {.args = args, .seq = seq, .fold_dim = args->head_dim};
     task.at = kva_query_task_at(&plan->cut, seq->row_first, seq->row_count, index);
-    bool selects = kva_lowbit_selects(seq) && seq->select_row >= task.at.row_first &&
+    if (plan->scores)
+        weights = plan->scores[seq - args->seqs];
+    bool selects = (plan->scores ? weights != NULL : kva_lowbit_selects(seq)) &&
+                   seq->select_row >= task.at.row_first &&
                    seq->select_row < task.at.row_first + task.at.row_count;
     if (selects)
         task.weights = weights + task.at.kv_head * kva_lowbit_part_floats(args, seq);
@@ -91,7 +95,7 @@ static void task_splits(const struct task *task, uint32_t *ret_first, uint32_t *
 /* q = the task's queries, scaled. */
 static void load_queries(const struct task *task, float *q)
 {
-    const struct kva_attend_lowbit_args *args = task->args;
+    const struct kva_attend_select_fetch_args *args = task->args;
     kva_query_load(&task->at,
                    (struct kva_query_rows){args->q, args->q_stride, args->head_dim, args->scale},
                    q);
@@ -102,7 +106,7 @@ static void load_queries(const struct task *task, float *q)
 /* The pages of split `index`; returns their number. */
 static uint32_t find_pages(const struct task *task, uint32_t index, const void **pages)
 {
-    const struct kva_attend_lowbit_args *args = task->args;
+    const struct kva_attend_select_fetch_args *args = task->args;
     size_t head_bytes = kva_lowbit_head_bytes(args->format, args->head_dim);
     uint32_t first = index * SPLIT_PAGES;
     uint32_t count = kva_min_u32(SPLIT_PAGES, task->seq->page_count - first);
@@ -131,7 +135,7 @@ static float *weights_of(const struct kva_lowbit_plan *plan, const struct task *
 {
     if (!task->weights || task->at.row_count > 1)
         return scratch->weights;
-    return task->weights + kva_lowbit_weight_at(plan, index, task->at.head_first);
+    return task->weights + kva_lowbit_weight_at(plan->cut.group, index, task->at.head_first);
 }
 
 /* Leave the weights of the selecting row's queries, and their m, for the selection. */
@@ -141,12 +145,13 @@ static void keep_weights(const struct kva_lowbit_plan *plan, const struct task *
     if (!task->weights)
         return;
     size_t j = (size_t)(task->seq->select_row - task->at.row_first) * task->at.head_count;
-    float *to = task->weights + kva_lowbit_weight_at(plan, index, task->at.head_first);
+    float *to = task->weights + kva_lowbit_weight_at(plan->cut.group, index, task->at.head_first);
     if (weights != to)
         memcpy(to, weights + j * KVA_ATTEND_SPLIT_TOKENS,
                task->at.head_count * KVA_ATTEND_SPLIT_TOKENS * sizeof *weights);
-    memcpy(task->weights + kva_lowbit_top_at(plan, task->seq, index, task->at.head_first), m + j,
-           task->at.head_count * sizeof *m);
+    memcpy(task->weights + kva_lowbit_top_at(plan->cut.group, task->seq->page_count, index,
+                                             task->at.head_first),
+           m + j, task->at.head_count * sizeof *m);
 }
 
 /* The pages that run_split reads, and those that it prefetches. */
@@ -163,8 +168,8 @@ static void run_split(const struct kva_lowbit_plan *plan, const struct task *tas
 {
     uint32_t base = index * KVA_ATTEND_SPLIT_TOKENS;
     find_visible(task, base, KVA_ATTEND_SPLIT_TOKENS, scratch);
-    kva_lowbit_present(task->seq, task->at.kv_head, index * SPLIT_PAGES, turn.count,
-                       scratch->present);
+    kva_rows_present(task->seq->rows, task->at.kv_head, index * SPLIT_PAGES, turn.count,
+                     scratch->present);
     struct kva_cpu_lowbit_split split = {
         .q = scratch->q,
         .pages = scratch->pages[turn.side],
@@ -189,7 +194,7 @@ static void run_split(const struct kva_lowbit_plan *plan, const struct task *tas
 static void fold_query(const struct kva_device *device, const struct task *task, uint32_t query,
                        const float *a, float m, float e)
 {
-    const struct kva_attend_lowbit_args *args = task->args;
+    const struct kva_attend_select_fetch_args *args = task->args;
     kva_cpu_partial_fold(&device->kernels, &args->out, kva_query_pair(&task->at, query),
                          task->fold_dim, a, m, e);
 }
@@ -199,51 +204,33 @@ static void clear_out(const struct task *task)
     kva_query_clear(&task->at, &task->args->out, task->fold_dim);
 }
 
-/* --- hot rows --------------------------------------------------------------------------------- */
+/* --- rows ------------------------------------------------------------------------------------- */
 
-/* Hot rows [first, first + count) in ascending position, as a split of attention. */
-static void run_hot(const struct kva_device *device, const struct task *task, uint32_t first,
-                    uint32_t count, struct scratch *scratch)
+/* Behind the low-bit pages; attend_lowbit leaves them to attend_rows. */
+static void fold_rows(const struct kva_lowbit_plan *plan, const struct task *task,
+                      struct scratch *scratch)
 {
-    const struct kva_hot *hot = task->seq->hot;
-    uint32_t q_count = kva_query_count(&task->at);
-    for (uint32_t i = 0; i < KVA_ATTEND_SPLIT_TOKENS; i++)
-        scratch->tokens[i] =
-            i < count ? kva_lowbit_hot_row(task->args, hot, task->at.kv_head, first + i) : NULL;
-    for (uint32_t j = 0; j < q_count; j++) {
-        uint32_t row = j / task->at.head_count;
-        uint32_t from = kva_lowbit_first_visible(task->args, first_position(task) + row);
-        uint32_t hidden = kva_lowbit_hot_before(hot, task->at.kv_head, from);
-        scratch->slot_first[j] = hidden > first ? kva_min_u32(hidden - first, count) : 0;
-        scratch->slot_end[j] = count;
-    }
-    struct kva_cpu_attend_split split = {
+    if (plan->scores)
+        return;
+    kva_cpu_rows_fold(&(struct kva_rows_fold){
+        .device = plan->device,
+        .at = &task->at,
+        .rows = task->seq->rows,
+        .out = &task->args->out,
         .q = scratch->q,
+        .position_first = first_position(task),
+        .window = task->args->window,
+        .head_dim = task->args->head_dim,
+        .fold_dim = task->fold_dim,
+        .kv_dtype = task->args->kv_dtype,
         .tokens = scratch->tokens,
         .slot_first = scratch->slot_first,
         .slot_end = scratch->slot_end,
-        .q_count = q_count,
-        .head_dim = task->args->head_dim,
-        .kv_dtype = task->args->kv_dtype,
-        .a = scratch->a,
-        .m = scratch->m,
-        .e = scratch->e,
+        .split = {scratch->a, scratch->m, scratch->e},
         .scores = scratch->weights,
-        .k = scratch->kernel.hot.k,
-        .v = scratch->kernel.hot.v,
-    };
-    device->kernels.attend_split(&split);
-    for (uint32_t j = 0; j < q_count; j++)
-        fold_query(device, task, j, scratch->a + (size_t)j * task->args->head_dim, scratch->m[j],
-                   scratch->e[j]);
-}
-
-static void fold_hot(const struct kva_device *device, const struct task *task,
-                     struct scratch *scratch)
-{
-    uint32_t count = task->seq->hot ? task->seq->hot->count[task->at.kv_head] : 0;
-    for (uint32_t first = 0; first < count; first += KVA_ATTEND_SPLIT_TOKENS)
-        run_hot(device, task, first, kva_min_u32(KVA_ATTEND_SPLIT_TOKENS, count - first), scratch);
+        .k = scratch->kernel.rows.k,
+        .v = scratch->kernel.rows.v,
+    });
 }
 
 /* --- tasks side by side ----------------------------------------------------------------------- */
@@ -307,7 +294,7 @@ static void run_splits(const struct kva_lowbit_plan *plan, const struct task *ta
         }
         fold_split(plan->device, task, to);
     }
-    fold_hot(plan->device, task, scratch);
+    fold_rows(plan, task, scratch);
 }
 
 /* The task's choice has been acted upon. */
@@ -397,7 +384,7 @@ static void run_task_wide(const struct kva_lowbit_plan *plan, uint32_t index)
         kva_pool_run(plan->device->pool, kva_query_count(&wave.task.at), fold_wave_query, &wave);
     }
     load_queries(&wave.task, scratch->q);
-    fold_hot(plan->device, &wave.task, scratch);
+    fold_rows(plan, &wave.task, scratch);
 }
 
 /* --- the operator ----------------------------------------------------------------------------- */
@@ -434,11 +421,13 @@ static void take_seqs(struct kva_lowbit_plan *plan)
  * task has all the heads of its KV head and the scratch memory is enough. */
 static void plan_own(struct kva_lowbit_plan *plan)
 {
-    const struct kva_attend_lowbit_args *args = plan->args;
+    const struct kva_attend_select_fetch_args *args = plan->args;
     size_t floats = 0;
     plan->seq_end = args->seq_count;
-    for (uint32_t i = 0; i < args->seq_count; i++)
-        floats = kva_max_size(floats, kva_lowbit_part_floats(args, &args->seqs[i]));
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        if (kva_lowbit_selects(&args->seqs[i]))
+            floats = kva_max_size(floats, kva_lowbit_part_floats(args, &args->seqs[i]));
+    }
     size_t threads = kva_pool_threads(plan->device->pool), tasks = tasks_of_plan(plan);
     bool fits =
         floats * threads * sizeof(float) <= args->scratch_bytes && plan->cut.head_pieces == 1;
@@ -455,31 +444,85 @@ static bool any_acts_now(const struct kva_lowbit_plan *plan)
     return false;
 }
 
-void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+static void run_plan(struct kva_lowbit_plan *plan)
+{
+    const struct kva_attend_select_fetch_args *args = plan->args;
+    struct kva_device *device = plan->device;
+    for (; plan->seq_first < args->seq_count; plan->seq_first = plan->seq_end) {
+        if (plan->scores)
+            plan->seq_end = args->seq_count;
+        else if (plan->own_floats == 0)
+            take_seqs(plan);
+        size_t tasks = tasks_of_plan(plan);
+        if (tasks > UINT32_MAX) {
+            kva_cpu_fail(device, "attention over low bits: %zu work items in one call", tasks);
+            return;
+        }
+        if (plan->own_floats == 0 && better_wide(plan, tasks)) {
+            for (uint32_t i = 0; i < tasks; i++)
+                run_task_wide(plan, i);
+        } else {
+            kva_pool_run(device->pool, (uint32_t)tasks, run_task, plan);
+        }
+        if (plan->own_floats > 0 || plan->scores)
+            continue;
+        kva_lowbit_select(plan);
+        if (any_acts_now(plan))
+            kva_pool_run(device->pool, (uint32_t)tasks, run_task_again, plan);
+    }
+}
+
+void kva_cpu_attend_select_fetch(struct kva_device *device,
+                                 const struct kva_attend_select_fetch_args *args)
 {
     if (kva_cpu_failed(device))
         return;
     struct kva_lowbit_plan plan = {
         .device = device, .args = args, .cut = kva_query_cut_of(args->heads, args->kv_heads)};
     plan_own(&plan);
-    for (; plan.seq_first < args->seq_count; plan.seq_first = plan.seq_end) {
-        if (plan.own_floats == 0)
-            take_seqs(&plan);
-        size_t tasks = tasks_of_plan(&plan);
-        if (tasks > UINT32_MAX) {
-            kva_cpu_fail(device, "attend_lowbit: %zu work items in one call", tasks);
-            return;
+    run_plan(&plan);
+}
+
+/* Sequences that attend_lowbit describes as those of the fused operator at a time. */
+#define APART_SEQS 64u
+
+void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    struct kva_select_seq seqs[APART_SEQS];
+    float *scores[APART_SEQS];
+    struct kva_attend_select_fetch_args as = {
+        .q = args->q,
+        .out = args->out,
+        .seqs = seqs,
+        .blocks = args->blocks,
+        .block_offset_bytes = args->block_offset_bytes,
+        .q_stride = args->q_stride,
+        .heads = args->heads,
+        .kv_heads = args->kv_heads,
+        .head_dim = args->head_dim,
+        .window = args->window,
+        .format = args->format,
+        .scale = args->scale,
+    };
+    struct kva_lowbit_plan plan = {.device = device,
+                                   .args = &as,
+                                   .scores = scores,
+                                   .cut = kva_query_cut_of(args->heads, args->kv_heads)};
+    for (uint32_t first = 0; first < args->seq_count && !kva_cpu_failed(device);
+         first += as.seq_count) {
+        as.seq_count = kva_min_u32(args->seq_count - first, APART_SEQS);
+        for (uint32_t i = 0; i < as.seq_count; i++) {
+            const struct kva_lowbit_seq *seq = &args->seqs[first + i];
+            seqs[i] = (struct kva_select_seq){.row_first = seq->row_first,
+                                              .row_count = seq->row_count,
+                                              .position_first = seq->position_first,
+                                              .block_first = seq->block_first,
+                                              .page_count = seq->page_count,
+                                              .rows = seq->rows,
+                                              .select_row = seq->select_row};
+            scores[i] = seq->scores;
         }
-        if (plan.own_floats == 0 && better_wide(&plan, tasks)) {
-            for (uint32_t i = 0; i < tasks; i++)
-                run_task_wide(&plan, i);
-        } else {
-            kva_pool_run(device->pool, (uint32_t)tasks, run_task, &plan);
-        }
-        if (plan.own_floats == 0) {
-            kva_lowbit_select(&plan);
-            if (any_acts_now(&plan))
-                kva_pool_run(device->pool, (uint32_t)tasks, run_task_again, &plan);
-        }
+        plan.seq_first = 0;
+        run_plan(&plan);
     }
 }

@@ -1,4 +1,5 @@
-/* Drivers of the hot rows: which slots the chosen rows take, and how they get there. */
+/* Drivers of assign_slots, fetch_rows and query_cosine: which slots the chosen rows take, how they get
+ * there, and how far the queries that chose them have turned. */
 #include "kernels/cpu/device/device_cpu.h"
 #include "kernels/cpu/select/order.h"
 
@@ -10,12 +11,12 @@
  * Packed numbers stand for (position, slot) and (stamp, slot): sorting them sorts by the first and
  * then by the slot. */
 
-struct resolve_job {
+struct assign_job {
     struct kva_device *device;
-    const struct kva_resolve_args *args;
+    const struct kva_assign_slots_args *args;
 };
 
-/* One KV head's part of a kva_hot. */
+/* One KV head's part of a row cache. */
 struct head {
     uint32_t *tokens;
     uint32_t *used;
@@ -28,18 +29,18 @@ struct head {
     uint32_t k;
 };
 
-static struct head head_of(const struct kva_hot *hot, uint32_t kv_head)
+static struct head head_of(const struct kva_row_cache *cache, uint32_t kv_head)
 {
-    size_t slot = (size_t)kv_head * hot->slots;
-    return (struct head){.tokens = hot->tokens + slot,
-                         .used = hot->used + slot,
-                         .order = hot->order + slot,
-                         .count = hot->count + kv_head,
-                         .chosen = hot->chosen + (size_t)kv_head * hot->k,
-                         .missing = hot->missing + slot,
-                         .slots = hot->slots,
-                         .pinned = hot->pinned,
-                         .k = hot->k};
+    size_t slot = (size_t)kv_head * cache->slots;
+    return (struct head){.tokens = cache->tokens + slot,
+                         .used = cache->used + slot,
+                         .order = cache->order + slot,
+                         .count = cache->count + kv_head,
+                         .chosen = cache->chosen + (size_t)kv_head * cache->k,
+                         .missing = cache->missing + slot,
+                         .slots = cache->slots,
+                         .pinned = cache->pinned,
+                         .k = cache->k};
 }
 
 static uint64_t pack(uint32_t high, uint32_t low)
@@ -123,10 +124,10 @@ static void put_in_order(struct head *head, bool all, uint32_t stamp, uint64_t *
     *head->count = count;
 }
 
-static void resolve_head(const struct kva_hot *hot, uint32_t kv_head, uint32_t stamp,
-                         enum kva_hot_mode mode, bool keep, uint64_t *keys)
+static void assign_head(const struct kva_row_cache *cache, uint32_t kv_head, uint32_t stamp,
+                        enum kva_rows_mode mode, bool keep, uint64_t *keys)
 {
-    struct head head = head_of(hot, kv_head);
+    struct head head = head_of(cache, kv_head);
     uint32_t missing;
     for (uint32_t slot = 0; slot < head.pinned; slot++)
         head.tokens[slot] = slot;
@@ -138,31 +139,31 @@ static void resolve_head(const struct kva_hot *hot, uint32_t kv_head, uint32_t s
     }
     for (uint32_t i = missing; i < head.slots; i++)
         head.missing[i] = KVA_NO_TOKEN;
-    put_in_order(&head, mode == KVA_HOT_RESIDENT, stamp, keys);
-    __atomic_fetch_add(&hot->hits[0], chosen_count(&head) - missing, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&hot->hits[1], missing, __ATOMIC_RELAXED);
+    put_in_order(&head, mode == KVA_ROWS_RESIDENT, stamp, keys);
+    __atomic_fetch_add(&cache->hits[0], chosen_count(&head) - missing, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&cache->hits[1], missing, __ATOMIC_RELAXED);
 }
 
-static void resolve_item(void *opaque, uint32_t index, uint32_t worker)
+static void assign_item(void *opaque, uint32_t index, uint32_t worker)
 {
-    const struct resolve_job *job = opaque;
-    const struct kva_resolve_args *args = job->args;
-    resolve_head(args->hots[index / args->kv_heads], index % args->kv_heads, args->stamp,
-                 args->mode, args->keep, kva_cpu_scratch(job->device, worker));
+    const struct assign_job *job = opaque;
+    const struct kva_assign_slots_args *args = job->args;
+    assign_head(args->caches[index / args->kv_heads], index % args->kv_heads, args->stamp,
+                args->mode, args->keep, kva_cpu_scratch(job->device, worker));
 }
 
-void kva_cpu_resolve(struct kva_device *device, const struct kva_resolve_args *args)
+void kva_cpu_assign_slots(struct kva_device *device, const struct kva_assign_slots_args *args)
 {
     if (kva_cpu_failed(device))
         return;
-    struct resolve_job job = {.device = device, .args = args};
-    kva_pool_run(device->pool, args->count * args->kv_heads, resolve_item, &job);
+    struct assign_job job = {.device = device, .args = args};
+    kva_pool_run(device->pool, args->count * args->kv_heads, assign_item, &job);
 }
 
 /* --- fetch ------------------------------------------------------------------------------------ */
 
 struct fetch {
-    struct kva_hot hot;
+    struct kva_row_cache cache;
     const void *const *pages;
     size_t page_offset_bytes;
     uint32_t kv_heads;
@@ -173,10 +174,10 @@ _Static_assert(sizeof(struct fetch) <= KVA_COPY_QUEUE_ARGS_BYTES, "a fetch outgr
 
 static void fetch_head(const struct fetch *fetch, uint32_t kv_head)
 {
-    const struct head head = head_of(&fetch->hot, kv_head);
+    const struct head head = head_of(&fetch->cache, kv_head);
     size_t row_bytes = (size_t)fetch->head_dim * 2 * sizeof(uint16_t);
     unsigned char *rows =
-        (unsigned char *)fetch->hot.rows + (size_t)kv_head * head.slots * row_bytes;
+        (unsigned char *)fetch->cache.rows + (size_t)kv_head * head.slots * row_bytes;
     for (uint32_t i = 0; i < head.slots && head.missing[i] != KVA_NO_TOKEN; i++) {
         uint32_t slot = head.missing[i], token = head.tokens[slot];
         size_t row = (size_t)kv_head * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS;
@@ -198,38 +199,36 @@ static void fetch_item(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
     fetch_head(opaque, index);
 }
 
-void kva_cpu_fetch_hot(struct kva_device *device, enum kva_queue queue,
-                       const struct kva_hot_fetch *fetches, uint32_t count,
-                       size_t page_offset_bytes, uint32_t kv_heads, uint32_t head_dim)
+void kva_cpu_fetch_rows(struct kva_device *device, const struct kva_fetch_rows_args *args)
 {
-    for (uint32_t i = 0; i < count; i++) {
-        struct fetch fetch = {.hot = *fetches[i].hot,
-                              .pages = fetches[i].pages,
-                              .page_offset_bytes = page_offset_bytes,
-                              .kv_heads = kv_heads,
-                              .head_dim = head_dim};
-        if (queue == KVA_QUEUE_COPY)
+    for (uint32_t i = 0; i < args->count && !kva_cpu_failed(device); i++) {
+        struct fetch fetch = {.cache = *args->fetches[i].cache,
+                              .pages = args->fetches[i].pages,
+                              .page_offset_bytes = args->page_offset_bytes,
+                              .kv_heads = args->kv_heads,
+                              .head_dim = args->head_dim};
+        if (args->queue == KVA_QUEUE_COPY)
             kva_copy_queue_call(device->copies, run_fetch, &fetch, sizeof fetch);
         else
-            kva_pool_run(device->pool, kv_heads, fetch_item, &fetch);
+            kva_pool_run(device->pool, args->kv_heads, fetch_item, &fetch);
     }
 }
 
-void kva_cpu_hot_act(const struct kva_hot *hot, const struct kva_hot_now *now, uint32_t kv_head,
-                     uint32_t head_dim, void *scratch)
+void kva_cpu_select_fetch_head(const struct kva_row_cache *cache, const struct kva_fused_fetch *now,
+                               uint32_t kv_head, uint32_t head_dim, void *scratch)
 {
-    const struct fetch fetch = {.hot = *hot,
+    const struct fetch fetch = {.cache = *cache,
                                 .pages = now->pages,
                                 .page_offset_bytes = now->page_offset_bytes,
                                 .head_dim = head_dim};
-    resolve_head(hot, kv_head, now->stamp, now->mode, now->keep, scratch);
+    assign_head(cache, kv_head, now->stamp, now->mode, now->keep, scratch);
     fetch_head(&fetch, kv_head);
 }
 
 /* --- drift ------------------------------------------------------------------------------------ */
 
 /* A handful of rows per step, each read once: plain loops, one chain of additions per head. */
-void kva_cpu_drift(struct kva_device *device, const struct kva_drift_args *args)
+void kva_cpu_query_cosine(struct kva_device *device, const struct kva_query_cosine_args *args)
 {
     if (kva_cpu_failed(device))
         return;

@@ -85,7 +85,7 @@ static void add_weights(const struct probe *p, const struct kva_forward_view *vi
     }
 }
 
-static bool in_hot(const struct kva_hot *hot, uint32_t head, uint32_t token)
+static bool in_hot(const struct kva_row_cache *hot, uint32_t head, uint32_t token)
 {
     for (uint32_t i = 0; hot && i < hot->count[head]; i++) {
         uint32_t slot = hot->order[(size_t)head * hot->slots + i];
@@ -100,7 +100,7 @@ static void second_opinion(const struct probe *p, const struct kva_forward_view 
 {
     static struct token tokens[CONTEXT];
     const struct kva_kv_rows *rows = view->rows;
-    const struct kva_hot *hot = kva_kv_find_rows(rows);
+    const struct kva_row_cache *hot = kva_kv_find_rows(rows);
     struct kva_coverage_head *sums = &p->heads[view->layer * p->config->kv_heads + head];
     uint32_t count = rows->position_first + 1, away = kva_kv_lowbit_pages(rows) * 64;
     uint32_t window = p->config->layer_window[view->layer], pinned = hot ? hot->pinned : 0;

@@ -1,6 +1,6 @@
-/* Hot rows: which slots the chosen rows take (resolve), how they get there (fetch), and how far the
- * queries that chose them have moved (drift). One KV head of one sequence by one block of threads.
- * Ranks are found by counting: slots are few. */
+/* Row caches: which slots the chosen rows take (assign_slots), how they get there (fetch_rows), and
+ * how far the queries that chose them have turned (query_cosine). One KV head of one sequence by
+ * one block of threads. Ranks are found by counting where slots are few, else by sorting. */
 #include "kernels/cuda/number.cuh"
 
 #include <math.h>
@@ -8,13 +8,17 @@
 
 #define THREADS 256u
 
-/* One KV head's part of a kva_hot. */
+/* Slots from which on they are sorted; so many at most, in shared memory. */
+#define SORT_FROM 256u
+#define SORT_MAX  8192u
+
+/* One KV head's part of a row cache. */
 struct head {
     uint32_t *tokens, *used, *order, *count, *chosen, *missing;
     uint32_t slots, pinned, k;
 };
 
-static __device__ head head_of(const struct kva_hot &hot, uint32_t kv_head)
+static __device__ head head_of(const struct kva_row_cache &hot, uint32_t kv_head)
 {
     size_t slot = static_cast<size_t>(kv_head) * hot.slots;
     return {hot.tokens + slot,
@@ -71,6 +75,53 @@ static __device__ uint32_t find_absent(const head &h, uint32_t chosen, uint32_t 
     return absent;
 }
 
+/* Numbers to be sorted: more than there are slots are never looked at. */
+typedef unsigned long long sort_key;
+#define LAST_KEY (~0ull)
+
+/* Ascending; `count` is a power of two. Whoever reads them next waits for nothing. */
+static __device__ void sort_keys(sort_key *keys, uint32_t count)
+{
+    for (uint32_t run = 2; run <= count; run *= 2) {
+        for (uint32_t apart = run / 2; apart > 0; apart /= 2) {
+            __syncthreads(); /* the keys of the round before are in their places */
+            for (uint32_t i = threadIdx.x; i < count / 2; i += THREADS) {
+                uint32_t low = i / apart * 2 * apart + i % apart, high = low + apart;
+                bool ascends = (low & run) == 0;
+                sort_key a = keys[low], b = keys[high];
+                if ((a > b) == ascends) {
+                    keys[low] = b;
+                    keys[high] = a;
+                }
+            }
+        }
+    }
+    __syncthreads(); /* all keys are in their places */
+}
+
+static __host__ __device__ uint32_t sort_count(uint32_t slots)
+{
+    uint32_t count = 2;
+    while (count < slots)
+        count *= 2;
+    return count;
+}
+
+/* As take_slots, by sorting what may be given away. */
+static __device__ void sort_free_slots(const head &h, uint32_t count, uint32_t stamp,
+                                       sort_key *keys)
+{
+    uint32_t keys_count = sort_count(h.slots);
+    for (uint32_t slot = threadIdx.x; slot < keys_count; slot += THREADS) {
+        bool free = slot >= h.pinned && slot < h.slots && h.used[slot] != stamp;
+        uint32_t used = free && h.tokens[slot] != KVA_NO_TOKEN ? h.used[slot] : 0;
+        keys[slot] = free ? static_cast<sort_key>(used) << 32 | slot : LAST_KEY;
+    }
+    sort_keys(keys, keys_count);
+    for (uint32_t i = threadIdx.x; i < count; i += THREADS)
+        h.missing[i] = static_cast<uint32_t>(keys[i]);
+}
+
 /* Which of two free slots was wanted longer ago. */
 static __device__ bool goes_first(const head &h, uint32_t a, uint32_t b)
 {
@@ -79,8 +130,7 @@ static __device__ bool goes_first(const head &h, uint32_t a, uint32_t b)
     return used_a < used_b || (used_a == used_b && a < b);
 }
 
-/* missing[0 .. count) = the slots that take the positions order[0 .. count). */
-static __device__ void take_slots(const head &h, uint32_t count, uint32_t stamp)
+static __device__ void rank_free_slots(const head &h, uint32_t count, uint32_t stamp)
 {
     for (uint32_t slot = h.pinned + threadIdx.x; slot < h.slots; slot += THREADS) {
         uint32_t rank = 0;
@@ -91,6 +141,16 @@ static __device__ void take_slots(const head &h, uint32_t count, uint32_t stamp)
         if (rank < count)
             h.missing[rank] = slot;
     }
+}
+
+/* missing[0 .. count) = the slots that take the positions order[0 .. count). keys NULL: by counting.
+ */
+static __device__ void take_slots(const head &h, uint32_t count, uint32_t stamp, sort_key *keys)
+{
+    if (keys)
+        sort_free_slots(h, count, stamp, keys);
+    else
+        rank_free_slots(h, count, stamp);
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < count; i += THREADS) {
         uint32_t slot = h.missing[i];
@@ -117,10 +177,23 @@ static __device__ bool attends(const head &h, uint32_t slot, uint32_t stamp, boo
 }
 
 /* order and count: the slots that attend, by position. */
-static __device__ void put_in_order(const head &h, uint32_t stamp, bool all, uint32_t *parts)
+static __device__ void put_in_order(const head &h, uint32_t stamp, bool all, uint32_t *parts,
+                                    sort_key *keys)
 {
-    uint32_t own = 0, total;
-    for (uint32_t slot = threadIdx.x; slot < h.slots; slot += THREADS) {
+    uint32_t own = 0, total, keys_count = sort_count(h.slots);
+    for (uint32_t slot = threadIdx.x; slot < keys_count && keys; slot += THREADS) {
+        bool in = slot < h.slots && attends(h, slot, stamp, all);
+        keys[slot] = in ? static_cast<sort_key>(h.tokens[slot]) << 32 | slot : LAST_KEY;
+    }
+    if (keys)
+        sort_keys(keys, keys_count);
+    for (uint32_t i = threadIdx.x; i < h.slots && keys; i += THREADS) {
+        if (keys[i] == LAST_KEY)
+            break;
+        h.order[i] = static_cast<uint32_t>(keys[i]);
+        own++;
+    }
+    for (uint32_t slot = threadIdx.x; slot < h.slots && !keys; slot += THREADS) {
         uint32_t rank = 0;
         if (!attends(h, slot, stamp, all))
             continue;
@@ -135,25 +208,28 @@ static __device__ void put_in_order(const head &h, uint32_t stamp, bool all, uin
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    resolve_kernel(const struct kva_hot *hots, const uint32_t *stamps, bool resident, bool keep)
+    assign_kernel(const struct kva_row_cache *hots, const uint32_t *stamps, bool resident,
+                  bool keep)
 {
+    KVA_DYNAMIC_SHARED(sort_key, shared_keys);
     __shared__ uint32_t parts[THREADS / KVA_WARP];
-    const struct kva_hot hot = hots[blockIdx.x];
+    const struct kva_row_cache hot = hots[blockIdx.x];
     const uint32_t stamp = stamps[0];
     const head h = head_of(hot, blockIdx.y);
+    sort_key *keys = h.slots > SORT_FROM && h.slots <= SORT_MAX ? shared_keys : nullptr;
     for (uint32_t slot = threadIdx.x; slot < h.pinned; slot += THREADS)
         h.tokens[slot] = slot;
     uint32_t chosen = find_chosen(h, h.k, KVA_NO_TOKEN), missing = chosen;
     if (keep) {
         missing = find_absent(h, chosen, stamp, parts);
-        take_slots(h, missing, stamp);
+        take_slots(h, missing, stamp, keys);
     } else {
         take_all(h, chosen, stamp);
     }
     for (uint32_t i = missing + threadIdx.x; i < h.slots; i += THREADS)
         h.missing[i] = KVA_NO_TOKEN;
     __syncthreads(); /* every slot has its token */
-    put_in_order(h, stamp, resident, parts);
+    put_in_order(h, stamp, resident, parts, keys);
     if (threadIdx.x == 0) {
         unsigned long long *hits = reinterpret_cast<unsigned long long *>(hot.hits);
         atomicAdd(&hits[0], static_cast<unsigned long long>(chosen - missing));
@@ -161,24 +237,29 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-void kva_cuda_resolve(struct kva_device *device, const struct kva_resolve_args *args)
+void kva_cuda_assign_slots(struct kva_device *device, const struct kva_assign_slots_args *args)
 {
     if (args->count == 0 || !kva_cuda_enter(device))
         return;
-    /* The stamp lies behind the hots: it differs from step to step, and no argument should. */
-    size_t bytes = args->count * sizeof(struct kva_hot) + sizeof(uint32_t);
-    struct kva_hot *hots = static_cast<kva_hot *>(kva_cuda_stage(device, bytes));
-    if (!hots)
+    /* The stamp lies behind the caches: it differs from step to step, and no argument should. */
+    size_t bytes = args->count * sizeof(struct kva_row_cache) + sizeof(uint32_t);
+    struct kva_row_cache *caches = static_cast<kva_row_cache *>(kva_cuda_stage(device, bytes));
+    if (!caches)
         return;
-    for (uint32_t i = 0; i < args->count; i++)
-        hots[i] = *args->hots[i];
-    memcpy(static_cast<void *>(hots + args->count), &args->stamp, sizeof args->stamp);
-    const struct kva_hot *sent = static_cast<const kva_hot *>(kva_cuda_send(device, hots, bytes));
+    uint32_t sorted = 0;
+    for (uint32_t i = 0; i < args->count; i++) {
+        caches[i] = *args->caches[i];
+        if (caches[i].slots > SORT_FROM && caches[i].slots <= SORT_MAX)
+            sorted = kva_max_u32(sorted, sort_count(caches[i].slots));
+    }
+    memcpy(static_cast<void *>(caches + args->count), &args->stamp, sizeof args->stamp);
+    const struct kva_row_cache *sent =
+        static_cast<const kva_row_cache *>(kva_cuda_send(device, caches, bytes));
     if (sent)
-        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "resolve",
-                     {dim3(args->count, args->kv_heads), THREADS}, resolve_kernel, sent,
-                     reinterpret_cast<const uint32_t *>(sent + args->count),
-                     args->mode == KVA_HOT_RESIDENT, args->keep);
+        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "assign_slots",
+                     {dim3(args->count, args->kv_heads), THREADS, sorted * sizeof(sort_key)},
+                     assign_kernel, sent, reinterpret_cast<const uint32_t *>(sent + args->count),
+                     args->mode == KVA_ROWS_RESIDENT, args->keep);
 }
 
 /* --- fetch ------------------------------------------------------------------------------------ */
@@ -192,7 +273,7 @@ void kva_cuda_resolve(struct kva_device *device, const struct kva_resolve_args *
 #define FETCH_BLOCKS 32u
 
 struct fetch_seq {
-    struct kva_hot hot;
+    struct kva_row_cache hot;
     const void *const *pages;
 };
 
@@ -229,36 +310,30 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-void kva_cuda_fetch_hot(struct kva_device *device, enum kva_queue queue,
-                        const struct kva_hot_fetch *fetches, uint32_t count,
-                        size_t page_offset_bytes, uint32_t kv_heads, uint32_t head_dim)
+void kva_cuda_fetch_rows(struct kva_device *device, const struct kva_fetch_rows_args *args)
 {
     if (!kva_cuda_enter(device))
         return;
-    if (head_dim % 4 != 0 || page_offset_bytes % 16 != 0) {
-        kva_cuda_fail(device, "fetch_hot: rows of head_dim %u at offset %zu are not aligned to 16",
-                      head_dim, page_offset_bytes);
-        return;
-    }
-    for (uint32_t first = 0; first < count && !kva_cuda_failed(device); first += FETCH_SEQS) {
-        uint32_t seqs = kva_min_u32(count - first, FETCH_SEQS);
+    for (uint32_t first = 0; first < args->count && !kva_cuda_failed(device); first += FETCH_SEQS) {
+        uint32_t seqs = kva_min_u32(args->count - first, FETCH_SEQS);
         fetch_seqs list = {};
         for (uint32_t i = 0; i < seqs; i++)
-            list.seqs[i] = {*fetches[first + i].hot, fetches[first + i].pages};
-        kva_cuda_run(device, queue, "fetch_hot",
-                     {kva_min_u32(seqs * kv_heads, FETCH_BLOCKS), THREADS}, fetch_kernel, list,
-                     seqs * kv_heads, kv_heads, page_offset_bytes, head_dim);
+            list.seqs[i] = {*args->fetches[first + i].cache, args->fetches[first + i].pages};
+        kva_cuda_run(device, args->queue, "fetch_rows",
+                     {kva_min_u32(seqs * args->kv_heads, FETCH_BLOCKS), THREADS}, fetch_kernel,
+                     list, seqs * args->kv_heads, args->kv_heads, args->page_offset_bytes,
+                     args->head_dim);
     }
 }
 
-/* --- drift ------------------------------------------------------------------------------------ */
+/* --- query_cosine ------------------------------------------------------------------------------------ */
 
 /* One row by a block, its heads by the warps in turn: a row's sums are always in the same order.
  * The result is written to pinned host memory, four bytes a row. */
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
-    drift_kernel(const T *q, const uint32_t *rows, void *const *places, float *cosine,
-                 uint32_t q_stride, uint32_t heads, uint32_t dim)
+    cosine_kernel(const T *q, const uint32_t *rows, void *const *places, float *cosine,
+                  uint32_t q_stride, uint32_t heads, uint32_t dim)
 {
     __shared__ float parts[THREADS / KVA_WARP];
     const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
@@ -290,18 +365,18 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 template <typename T>
-static void drift(struct kva_device *device, const struct kva_drift_args *args)
+static void cosine(struct kva_device *device, const struct kva_query_cosine_args *args)
 {
     const uint32_t *rows = kva_cuda_upload_array(device, args->rows, args->count);
     void *const *before = kva_cuda_upload_array(device, args->before, args->count);
     if (!kva_cuda_failed(device))
-        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "drift", {args->count, THREADS}, drift_kernel<T>,
-                     static_cast<const T *>(args->q), rows, before, args->cosine, args->q_stride,
-                     args->heads, args->head_dim);
+        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "query_cosine", {args->count, THREADS},
+                     cosine_kernel<T>, static_cast<const T *>(args->q), rows, before, args->cosine,
+                     args->q_stride, args->heads, args->head_dim);
 }
 
-void kva_cuda_drift(struct kva_device *device, const struct kva_drift_args *args)
+void kva_cuda_query_cosine(struct kva_device *device, const struct kva_query_cosine_args *args)
 {
     if (args->count > 0 && kva_cuda_enter(device))
-        KVA_BY_FORMAT(device->base.info.act, drift, device, args);
+        KVA_BY_FORMAT(device->base.info.act, cosine, device, args);
 }

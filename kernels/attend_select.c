@@ -1,0 +1,167 @@
+/* attend_select: attention over low-bit pages and rows, and selection, by the fused operator or by the
+ * calls that it stands for. */
+#include "kernels/check.h"
+
+/* Sequences of one turn at most. */
+#define SEQS_MAX 64u
+
+struct turn {
+    struct kva_lowbit_seq low[SEQS_MAX];
+    struct kva_rows_seq rows[SEQS_MAX];
+    struct kva_weigh_seq weigh[SEQS_MAX];
+    struct kva_choose_seq choose[SEQS_MAX];
+    uint32_t count;
+    uint32_t rows_count;
+    uint32_t select_count;
+};
+
+static bool selects(const struct kva_select_seq *seq)
+{
+    return seq->rows && seq->select_row < seq->row_count;
+}
+
+/* Scores and weights of a selecting sequence go to `memory`. */
+static void add_selection(struct turn *turn, const struct kva_attend_select_fetch_args *args,
+                          const struct kva_select_seq *seq, unsigned char *memory)
+{
+    uint32_t position = seq->position_first + seq->select_row;
+    uint32_t end = seq->page_count * KVA_PAGE_TOKENS;
+    bool cut = args->window > 0 && position >= args->window;
+    uint32_t visible = cut ? position - args->window + 1 : 0;
+    float *scores = (float *)(void *)memory;
+    float *weights =
+        (float *)(void *)(memory + kva_attend_scores_bytes(args->heads, seq->page_count));
+    turn->low[turn->count - 1].scores = scores;
+    turn->weigh[turn->select_count] = (struct kva_weigh_seq){
+        .row = seq->row_first + seq->select_row,
+        .first = kva_min_u32(visible, end),
+        .page_count = seq->page_count,
+        .scores = scores,
+        .rows = seq->rows,
+        .weights = weights,
+    };
+    turn->choose[turn->select_count++] = (struct kva_choose_seq){
+        .weights = weights,
+        .chosen = seq->rows->chosen,
+        .stride = end,
+        .first = kva_min_u32(kva_max_u32(visible, seq->rows->pinned), end),
+        .end = end,
+        .k = seq->rows->k,
+    };
+}
+
+/* As many sequences from `first` on as there is scratch memory for. */
+static void plan_turn(struct turn *turn, const struct kva_attend_select_fetch_args *args,
+                      uint32_t first)
+{
+    unsigned char *memory = args->scratch;
+    size_t left = args->scratch_bytes;
+    turn->count = turn->rows_count = turn->select_count = 0;
+    for (uint32_t i = first; i < args->seq_count && turn->count < SEQS_MAX; i++) {
+        const struct kva_select_seq *seq = &args->seqs[i];
+        size_t need = selects(seq)
+                          ? kva_attend_select_bytes(args->heads, args->kv_heads, seq->page_count)
+                          : 0;
+        if (need > left)
+            return;
+        turn->low[turn->count++] = (struct kva_lowbit_seq){
+            .row_first = seq->row_first,
+            .row_count = seq->row_count,
+            .position_first = seq->position_first,
+            .block_first = seq->block_first,
+            .page_count = seq->page_count,
+            .rows = seq->rows,
+            .select_row = seq->select_row,
+        };
+        if (seq->rows)
+            turn->rows[turn->rows_count++] = (struct kva_rows_seq){seq->row_first, seq->row_count,
+                                                                   seq->position_first, seq->rows};
+        if (selects(seq)) {
+            add_selection(turn, args, seq, memory);
+            memory += need;
+            left -= need;
+        }
+    }
+}
+
+static void attend_turn(struct kva_device *device, const struct kva_ops *ops,
+                        const struct kva_attend_select_fetch_args *args, const struct turn *turn)
+{
+    ops->attend_lowbit(device, &(struct kva_attend_lowbit_args){
+                                   .q = args->q,
+                                   .out = args->out,
+                                   .seqs = turn->low,
+                                   .blocks = args->blocks,
+                                   .block_offset_bytes = args->block_offset_bytes,
+                                   .seq_count = turn->count,
+                                   .q_stride = args->q_stride,
+                                   .heads = args->heads,
+                                   .kv_heads = args->kv_heads,
+                                   .head_dim = args->head_dim,
+                                   .window = args->window,
+                                   .format = args->format,
+                                   .scale = args->scale,
+                               });
+    if (turn->rows_count > 0)
+        ops->attend_rows(device, &(struct kva_attend_rows_args){
+                                     .q = args->q,
+                                     .out = args->out,
+                                     .seqs = turn->rows,
+                                     .seq_count = turn->rows_count,
+                                     .q_stride = args->q_stride,
+                                     .heads = args->heads,
+                                     .kv_heads = args->kv_heads,
+                                     .head_dim = args->head_dim,
+                                     .window = args->window,
+                                     .kv_dtype = args->kv_dtype,
+                                     .scale = args->scale,
+                                     .accumulate = true,
+                                 });
+}
+
+static void select_turn(struct kva_device *device, const struct kva_ops *ops,
+                        const struct kva_attend_select_fetch_args *args, const struct turn *turn)
+{
+    const struct kva_partial partials[2] = {args->out,
+                                            args->rest ? *args->rest : (struct kva_partial){0}};
+    ops->weigh(device, &(struct kva_weigh_args){
+                           .q = args->q,
+                           .partials = partials,
+                           .seqs = turn->weigh,
+                           .partial_count = args->rest ? 2 : 1,
+                           .seq_count = turn->select_count,
+                           .q_stride = args->q_stride,
+                           .heads = args->heads,
+                           .kv_heads = args->kv_heads,
+                           .head_dim = args->head_dim,
+                           .kv_dtype = args->kv_dtype,
+                           .scale = args->scale,
+                       });
+    ops->choose(device, &(struct kva_choose_args){.seqs = turn->choose,
+                                                  .seq_count = turn->select_count,
+                                                  .kv_heads = args->kv_heads,
+                                                  .kind = KVA_CHOOSE_MOST});
+}
+
+void kva_attend_select_apart(struct kva_device *device, const struct kva_ops *ops,
+                             const struct kva_attend_select_fetch_args *args)
+{
+    struct turn turn;
+    if (!kva_check_attend_select_fetch(device, args))
+        return;
+    for (uint32_t first = 0; first < args->seq_count; first += turn.count) {
+        plan_turn(&turn, args, first);
+        attend_turn(device, ops, args, &turn);
+        if (turn.select_count > 0)
+            select_turn(device, ops, args, &turn);
+    }
+}
+
+void kva_attend_select(struct kva_device *device, const struct kva_attend_select_fetch_args *args)
+{
+    const struct kva_ops *ops = kva_device_ops(device);
+    if (ops->attend_select_fetch)
+        ops->attend_select_fetch(device, args);
+    else
+        kva_attend_select_apart(device, ops, args);
+}
