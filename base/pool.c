@@ -1,3 +1,4 @@
+/* Items are claimed from one counter; idle threads spin for a few microseconds, then sleep. */
 #include "base/pool.h"
 
 #include <pthread.h>

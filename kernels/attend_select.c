@@ -1,5 +1,5 @@
-/* attend_select: attention over low-bit pages and rows, and selection, by the fused operator or by the
- * calls that it stands for. */
+/* attend_select: attention over low-bit pages and rows, and selection, by the fused operator or by
+ * the calls that it stands for. */
 #include "kernels/check.h"
 
 /* Sequences of one turn at most. */

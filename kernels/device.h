@@ -4,12 +4,14 @@
  * tiers, overlap and ordering are the same code on both.
  *
  *   memory   KVA_MEM_DEVICE holds weights, activations and the device tier of the KV cache;
- * KVA_MEM_HOST is the home of every 16-bit KV page (pinned on a GPU machine). On the CPU device
- * both are ordinary memory. queues   work of one queue runs in the order in which it was put there.
- * KVA_QUEUE_COMPUTE takes operators; KVA_QUEUE_COPY takes copies. Two queues are ordered by events
- * alone, never by host time. The CPU device runs compute work inline, on the caller and its pool,
- * and copies on a thread of their own. events   record marks a point in a queue; wait makes a later
- * point of another queue come after it.
+ *            KVA_MEM_HOST the host copy of every 16-bit KV page (pinned on a GPU machine).
+ *            On the CPU device both are ordinary memory.
+ *   queues   Work of one queue runs in the order in which it was put there. KVA_QUEUE_COMPUTE
+ *            takes operators; KVA_QUEUE_COPY takes copies and fetches of rows. Two queues are
+ *            ordered by events alone, never by host time. The CPU device runs compute work inline,
+ *            on the caller and its pool, and copies on a thread of their own.
+ *   events   record marks a point in a queue; wait makes a later point of another queue come
+ *            after it.
  *
  * Thread rule: one thread, the engine's, calls everything here except kva_event_done.
  * Errors: operators and copies return nothing. A device that fails is failed for good
@@ -170,17 +172,16 @@ void kva_event_sync(struct kva_event *event);
 /* Block the caller until `queue` is empty. */
 void kva_device_sync(struct kva_device *device, enum kva_queue queue);
 
-/* What is put into the queues between the two may be held back until the end, and then be launched
- * at once, as one graph: for steps that come again and again with the same shapes. Order and
- * results are as ever. Waiting, copies and taking or giving memory in between are allowed, and end
- * the holding back. Not nested. */
+/* Work put into the queues between the two may be deferred until the end and then launched as one
+ * graph: for steps that recur with the same shapes. Order and results do not change. Waiting,
+ * copies and allocation in between are allowed, and end the deferral. Not nested. */
 void kva_device_step_begin(struct kva_device *device);
 void kva_device_step_end(struct kva_device *device);
 
-/* What became of steps that were held back. A device that holds nothing back: all 0. */
+/* Counts of deferred steps. A device that defers nothing: all 0. */
 struct kva_device_steps {
     uint64_t launched; /* as a graph */
-    uint64_t played;   /* operator by operator: never met before, or broken off */
+    uint64_t played;   /* operator by operator: not seen before, or ended early */
     uint64_t captured; /* graphs made */
     uint64_t updated;  /* kernels given other arguments in a graph */
 };

@@ -3,10 +3,10 @@
  * This header has the table and the dense operators; ops_attend.h attention, ops_rows.h rows and
  * how they are chosen, ops_logits.h what is read off logits.
  *
- * All run on the compute queue, but for fetch_rows. Addresses are device addresses unless said otherwise; descriptor
- * arrays (`seqs`, `ranges`, `blocks`, `positions`, ...) are host memory, read when the operator is
- * enqueued. `act` is the device's activation format (kva_device_info.act). Strides are dense unless
- * a stride is given.
+ * All run on the compute queue, but for fetch_rows. Addresses are device addresses unless said
+ * otherwise; descriptor arrays (`seqs`, `ranges`, `blocks`, `positions`, ...) are host memory, read
+ * when the operator is enqueued. `act` is the device's activation format (kva_device_info.act).
+ * Strides are dense unless a stride is given.
  *
  * Determinism, tested for every variant: a row's result depends on that row's inputs only. It is
  * bit-equal for any number of other rows in the call, any thread count, and any split of a prompt

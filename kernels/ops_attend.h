@@ -139,7 +139,8 @@ struct kva_lowbit_seq {
 
 /* out = partial attention of every row over its sequence's low-bit pages, without the tokens that
  * `rows` has; rows of no listed sequence stay as they are. Each KV head is read once for all its
- * query heads and rows. Positions fold by pieces that end at multiples of KVA_ATTEND_SPLIT_TOKENS. */
+ * query heads and rows. Positions fold by pieces that end at multiples of KVA_ATTEND_SPLIT_TOKENS.
+ */
 struct kva_attend_lowbit_args {
     const void *q; /* act [rows, heads, head_dim], row stride q_stride elements */
     struct kva_partial out;
@@ -227,8 +228,8 @@ static inline size_t kva_attend_fused_bytes(uint32_t heads, uint32_t head_dim, u
 }
 
 /* attend_lowbit, attend_rows, weigh and choose in one call, for whom that is faster: an optional
- * operator, whose bits are those of the four. A selecting row chooses the rows->k positions with the
- * largest weights; those outside the sliding window, and pinned ones, are no candidates.
+ * operator, whose bits are those of the four. A selecting row chooses the rows->k positions with
+ * the largest weights; those outside the sliding window, and pinned ones, are no candidates.
  *
  * A row that acts `now` gets the bits of these four, assign_slots, fetch_rows, and the first two
  * again; but what the choice does not change is computed once. */

@@ -1,5 +1,5 @@
-/* ops_rows.h - rows: 16-bit keys and values of single tokens that lie on the device apart from their
- * pages, and how they are chosen.
+/* ops_rows.h - rows: 16-bit keys and values of single tokens that lie on the device apart from
+ * their pages, and how they are chosen.
  *
  *   weigh         scores -> what share of a row's attention each token had
  *   choose        shares -> which tokens are wanted
@@ -143,7 +143,8 @@ struct kva_fetch_rows_args {
 
 /* How far the queries of some rows have turned since they were last looked at (FreeKV's
  * correction): cosine[i] = mean over the heads of cos(q of rows[i], before[i]), where a zero vector
- * has cosine 0; then before[i] = that q. The caller reads the result after waiting for the queue. */
+ * has cosine 0; then before[i] = that q. The caller reads the result after waiting for the queue.
+ */
 struct kva_query_cosine_args {
     const void *q;        /* act [.., heads, head_dim], row stride q_stride elements */
     const uint32_t *rows; /* host [count] */

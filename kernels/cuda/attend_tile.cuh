@@ -4,8 +4,9 @@
  *
  * A block of threads takes up to 64 or 128 (row, query head) pairs that share a KV head, and walks
  * the tokens by tiles of KVA_PAGE_TOKENS: each K and V is read once for all pairs. Each warp
- * multiplies its 16 pairs on the tensor cores. Within a split of KVA_ATTEND_SPLIT_TOKENS the softmax
- * runs online, tile by tile; splits are folded in ascending order by fold_scales and fold alone.
+ * multiplies its 16 pairs on the tensor cores. Within a split of KVA_ATTEND_SPLIT_TOKENS the
+ * softmax runs online, tile by tile; splits are folded in ascending order by fold_scales and fold
+ * alone.
  *
  * Where blocks would be too few for the GPU (decoding), splits run side by side into scratch and a
  * second kernel folds them: the same additions, so the same bits. */
@@ -153,8 +154,9 @@ static __device__ void multiply_values(state<D> &to, const float (&p)[N / 8][4],
     }
 }
 
-/* Scores become probabilities relative to the running maximum; `to` is rescaled to it. look(slot, i,
- * score) gives the score of a slot of the tile for the lane's row g + 8 i, -inf if it is not seen. */
+/* Scores become probabilities relative to the running maximum; `to` is rescaled to it. look(slot,
+ * i, score) gives the score of a slot of the tile for the lane's row g + 8 i, -inf if it is not
+ * seen. */
 template <int D, int N, typename Look>
 static __device__ __forceinline__ void soften(state<D> &to, float (&s)[N / 8][4], float scale,
                                               uint32_t lane, Look look)
@@ -189,8 +191,8 @@ static __device__ __forceinline__ void soften(state<D> &to, float (&s)[N / 8][4]
     }
 }
 
-/* The warp's pairs meet a tile, so many tokens at a time as the scores have registers for. look: see
- * soften. */
+/* The warp's pairs meet a tile, so many tokens at a time as the scores have registers for. look:
+ * see soften. */
 template <typename KV, int D, typename Look>
 static __device__ __forceinline__ void meet_tile(state<D> &to, const KV (*q)[D + PAD],
                                                  const stage<KV, D> &tile, float scale,

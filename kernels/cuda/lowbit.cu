@@ -1,7 +1,7 @@
 /* attend_lowbit: partial attention over low-bit pages (attend_tile.cuh).
  *
- * A tile's codes become f16 numbers in shared memory, zero + scale * code, once for all pairs of the
- * block; from there it is attention over 16-bit tiles. Scores are kept as [head][position], for
+ * A tile's codes become f16 numbers in shared memory, zero + scale * code, once for all pairs of
+ * the block; from there it is attention over 16-bit tiles. Scores are kept as [head][position], for
  * select.cu, which does not look at those of tokens that rows have. */
 #include "kernels/cuda/attend_plan.cuh"
 

@@ -96,8 +96,8 @@ __device__ __forceinline__ float kva_warp_sum(float x)
     return x;
 }
 
-/* Sum of `x` over the block's threads before this one; *total: over all. blockDim.x is a multiple of
- * KVA_WARP; `parts` is shared memory, one number a warp. */
+/* Sum of `x` over the block's threads before this one; *total: over all. blockDim.x is a multiple
+ * of KVA_WARP; `parts` is shared memory, one number a warp. */
 static __device__ inline uint32_t kva_sum_before(uint32_t x, uint32_t *parts, uint32_t *total)
 {
     uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP, sum = x, before = 0;

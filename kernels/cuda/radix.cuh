@@ -31,8 +31,8 @@ static __device__ void find_digit(const uint32_t *counts, uint32_t left, uint32_
     found[1] = left - more;
 }
 
-/* The `wanted`-th largest (from 1) of key(i), i in [first, end), keys of 0 left out, and how many of
- * those equal to it are among the wanted. 0, and none, if there are fewer keys than that. All
+/* The `wanted`-th largest (from 1) of key(i), i in [first, end), keys of 0 left out, and how many
+ * of those equal to it are among the wanted. 0, and none, if there are fewer keys than that. All
  * threads of a block of a multiple of KVA_WARP. */
 template <typename Key>
 static __device__ uint32_t find_least(Key key, uint32_t first, uint32_t end, uint32_t wanted,

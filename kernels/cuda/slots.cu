@@ -143,7 +143,8 @@ static __device__ void rank_free_slots(const head &h, uint32_t count, uint32_t s
     }
 }
 
-/* missing[0 .. count) = the slots that take the positions order[0 .. count). keys NULL: by counting.
+/* missing[0 .. count) = the slots that take the positions order[0 .. count). keys NULL: by
+ * counting.
  */
 static __device__ void take_slots(const head &h, uint32_t count, uint32_t stamp, sort_key *keys)
 {
@@ -326,7 +327,8 @@ void kva_cuda_fetch_rows(struct kva_device *device, const struct kva_fetch_rows_
     }
 }
 
-/* --- query_cosine ------------------------------------------------------------------------------------ */
+/* --- query_cosine
+ * ------------------------------------------------------------------------------------ */
 
 /* One row by a block, its heads by the warps in turn: a row's sums are always in the same order.
  * The result is written to pinned host memory, four bytes a row. */

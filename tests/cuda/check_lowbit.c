@@ -1,6 +1,6 @@
 /* Cases of quantise, attend_lowbit, attend_rows, weigh, choose, assign_slots, fetch_rows and
- * query_cosine: a few steps of SpeCache on both devices, side by side. What is integers must be the same; sums may differ by
- * the rounding of numbers to 16 bits. */
+ * query_cosine: a few steps of SpeCache on both devices, side by side. What is integers must be the
+ * same; sums may differ by the rounding of numbers to 16 bits. */
 #include "tests/cuda/check.h"
 
 #include <stdio.h>

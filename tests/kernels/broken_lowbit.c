@@ -45,7 +45,8 @@ static void quantise_writes_behind(struct kva_device *device, const struct kva_q
         ((unsigned char *)args->to[i])[-1] ^= 1;
 }
 
-/* --- attend_select_fetch ---------------------------------------------------------------------------- */
+/* --- attend_select_fetch
+ * ---------------------------------------------------------------------------- */
 
 #define SEQS_MAX 8
 

@@ -1,5 +1,5 @@
-/* Cases of attend_select_fetch, and of the calls that it stands for: attend_lowbit, attend_rows, weigh
- * and choose, whose bits are the same. */
+/* Cases of attend_select_fetch, and of the calls that it stands for: attend_lowbit, attend_rows,
+ * weigh and choose, whose bits are the same. */
 #include "tests/kernels/lowbit_case.h"
 
 #include <stdio.h>

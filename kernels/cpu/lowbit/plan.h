@@ -5,8 +5,8 @@
 #include "kernels/cpu/attend/query_task.h"
 #include "kernels/cpu/select/row_cache.h"
 
-/* How a call is cut into tasks: of the fused operator, or of attend_lowbit, which is described as if
- * it were one that selects nothing. */
+/* How a call is cut into tasks: of the fused operator, or of attend_lowbit, which is described as
+ * if it were one that selects nothing. */
 struct kva_lowbit_plan {
     struct kva_device *device;
     const struct kva_attend_select_fetch_args *args;

@@ -35,7 +35,8 @@ static inline uint32_t kva_rows_before(const struct kva_row_cache *rows, uint32_
     return low;
 }
 
-/* present[i] = the tokens of page page_first + i that no row replaces; rows NULL: there are none. */
+/* present[i] = the tokens of page page_first + i that no row replaces; rows NULL: there are none.
+ */
 static inline void kva_rows_present(const struct kva_row_cache *rows, uint32_t kv_head,
                                     uint32_t page_first, uint32_t count, uint64_t *present)
 {

@@ -44,8 +44,8 @@ void kva_weigh_rows(const struct kva_weigh_head *head, uint32_t first, uint32_t 
 /* How much each query head's weights in a split count; before the split's pages. */
 void kva_weigh_split(const struct kva_weigh_head *head, uint32_t split);
 
-/* found, tokens = weights, and which of the page's tokens they belong to, of those `candidates` that
- * weigh `threshold` or more; returns their number. */
+/* found, tokens = weights, and which of the page's tokens they belong to, of those `candidates`
+ * that weigh `threshold` or more; returns their number. */
 uint32_t kva_weigh_page(const struct kva_weigh_head *head, uint32_t page, uint64_t candidates,
                         float threshold, float *found, uint32_t *tokens);
 
