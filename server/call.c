@@ -345,12 +345,19 @@ static void prepared(struct kva_job *job)
     }
 }
 
+/* Takes the exchange's body. NULL: err says why. */
 static struct kva_call *create(struct kva_server *server, struct kva_exchange *exchange,
-                               enum kva_api_route route)
+                               enum kva_api_route route, struct kva_err *err)
 {
     struct kva_call *call = calloc(1, sizeof(*call));
-    if (!call)
+    if (!call) {
+        kva_fail(err, KVA_ENOMEM, "Out of memory for a request.");
         return NULL;
+    }
+    if (kva_server_take_body(exchange, &call->body, &call->body_bytes, err) != KVA_OK) {
+        free(call);
+        return NULL;
+    }
     call->server = server;
     call->exchange = exchange;
     call->route = route;
@@ -379,21 +386,14 @@ void kva_call_begin(struct kva_server *server, struct kva_exchange *exchange,
                     enum kva_api_route route)
 {
     struct kva_err err = {.status = KVA_OK};
-    char *body = NULL;
-    size_t body_bytes = 0;
     struct kva_call *call = NULL;
     enum kva_status status = kva_server_check_open(server, &err);
-    if (status == KVA_OK)
-        status = kva_server_take_body(exchange, &body, &body_bytes, &err);
-    if (status == KVA_OK && !(call = create(server, exchange, route)))
-        status = kva_fail(&err, KVA_ENOMEM, "Out of memory for a request.");
+    if (status == KVA_OK && !(call = create(server, exchange, route, &err)))
+        status = err.status;
     if (status != KVA_OK) {
-        free(body);
         kva_server_reply_error(server, exchange, status, &err);
         return;
     }
-    call->body = body;
-    call->body_bytes = body_bytes;
     struct kva_exchange_owner owner = {on_gone, on_writable, call};
     kva_exchange_keep(exchange, &owner);
     if (call->route != KVA_API_CHAT && call->body_bytes <= server->params.inline_bytes_max) {

@@ -110,12 +110,19 @@ static void on_gone(void *opaque)
         done(&job->job);
 }
 
+/* Takes the exchange's body. NULL: err says why. */
 static struct token_job *create(struct kva_server *server, struct kva_exchange *exchange,
-                                enum kva_api_route route)
+                                enum kva_api_route route, struct kva_err *err)
 {
     struct token_job *job = calloc(1, sizeof(*job));
-    if (!job)
+    if (!job) {
+        kva_fail(err, KVA_ENOMEM, "Out of memory for a request.");
         return NULL;
+    }
+    if (kva_server_take_body(exchange, &job->body, &job->body_bytes, err) != KVA_OK) {
+        free(job);
+        return NULL;
+    }
     job->server = server;
     job->exchange = exchange;
     job->route = route;
@@ -135,12 +142,9 @@ static void begin(struct kva_server *server, struct kva_exchange *exchange,
     struct kva_err err = {.status = KVA_OK};
     struct token_job *job = NULL;
     enum kva_status status = kva_server_check_open(server, &err);
-    if (status == KVA_OK && !(job = create(server, exchange, route)))
-        status = kva_fail(&err, KVA_ENOMEM, "Out of memory for a request.");
-    if (status == KVA_OK)
-        status = kva_server_take_body(exchange, &job->body, &job->body_bytes, &err);
+    if (status == KVA_OK && !(job = create(server, exchange, route, &err)))
+        status = err.status;
     if (status != KVA_OK) {
-        destroy(job);
         kva_server_reply_error(server, exchange, status, &err);
         return;
     }

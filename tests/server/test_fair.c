@@ -121,6 +121,7 @@ static void test_fair__abandoned_prompts_cost_nothing(void **state KVA_UNUSED)
     struct reply reply;
     begin();
     f.params.workers = 1;
+    f.params.bodies_account_max = (size_t)1 << 30;
     fixture_start(&f);
     /* /tokenize has no bound but the body's. */
     char *body = body_of((size_t)14 << 20, "", &length);

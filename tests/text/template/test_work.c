@@ -437,7 +437,8 @@ static void test_work__named_arguments(void **state KVA_UNUSED)
     uint64_t done_work, done_steps;
     at += (size_t)snprintf(source, sizeof(source), "{%% macro m(");
     for (int i = 0; i < 900; i++)
-        at += (size_t)snprintf(source + at, sizeof(source) - at, "%sparameter_%d", i ? ", " : "", i);
+        at +=
+            (size_t)snprintf(source + at, sizeof(source) - at, "%sparameter_%d", i ? ", " : "", i);
     snprintf(source + at, sizeof(source) - at,
              ") %%}{%% endmacro %%}{{ m(**dict(range(20000)|map('string')|batch(2)|list)) }}");
     render(source, 0, UINT64_MAX, &done_work, &done_steps);
