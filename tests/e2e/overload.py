@@ -41,6 +41,7 @@ class Outcome:
     status: int = 0  # 0: the connection ended without an answer
     complete: bool = False
     retry_after: bool = False
+    end: bytes = b""  # the last bytes of an answer that is not complete
     first_s: float = 0.0  # to its first token
     whole_s: float = 0.0
 
@@ -71,7 +72,7 @@ async def ask(port: int, who: str, request: bytes) -> Outcome:
         outcome.status = int(match.group(1)) if match else 0
         outcome.retry_after = b"\r\nretry-after:" in head.lower()
         ended = b"data: [DONE]" in body if outcome.status == 200 else b'{"error":' in body
-        outcome.complete = ended
+        outcome.complete, outcome.end = ended, b"" if ended else text[-300:]
     except (OSError, asyncio.TimeoutError):
         pass
     finally:
@@ -119,6 +120,7 @@ class Row:
     outcomes: list[Outcome]
     peak: int
     final: int
+    cache: int  # of it, what the prefix cache holds in the end
     counted: dict[int, int] = field(default_factory=dict)  # by the server: code -> requests
 
     def of(self, who: str, status: int | None = None) -> list[Outcome]:
@@ -130,8 +132,8 @@ class Row:
         found = []
         if seen[0]:
             found.append(f"{seen[0]} requests got no answer")
-        if cut := sum(not o.complete for o in self.outcomes):
-            found.append(f"{cut} answers were not complete")
+        if cut := [o for o in self.outcomes if o.status and not o.complete]:
+            found.append(f"{len(cut)} answers were not complete: {cut[0].status} {cut[0].end!r}")
         if strange := set(seen) - {200, 429, 503}:
             found.append(f"unexpected codes {strange}")
         if silent := sum(o.status in (429, 503) and not o.retry_after for o in self.outcomes):
@@ -159,7 +161,8 @@ def run_factor(
         outcomes = asyncio.run(open_loop(server.port, rates, seconds, tokens))
         server.wait_idle()
         metrics, pid = server.metrics(), server.process.pid
-        row = Row(factor, seconds, outcomes, peak_bytes(pid), resident_bytes(pid))
+        cache = sum(v for k, v in metrics.items() if k.startswith("kvahead_kv_cached_bytes"))
+        row = Row(factor, seconds, outcomes, peak_bytes(pid), resident_bytes(pid), int(cache))
         for name, value in metrics.items():
             match = re.fullmatch(r'kvahead_http_requests_total\{route="(.*)",code="(\d+)"\}', name)
             if match and match.group(1) == PATH:
@@ -181,7 +184,7 @@ def print_row(row: Row) -> None:
         f"{percentile(whole, 50):.2f} / {percentile(whole, 99):.2f} s",
         f"{percentile([o.first_s for o in modest], 50):.2f} / "
         f"{percentile([o.first_s for o in modest], 99):.2f} s",
-        f"{row.peak >> 20} / {row.final >> 20} MiB",
+        f"{row.peak >> 20} / {row.final >> 20} / {row.cache >> 20} MiB",
     )
     print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
@@ -205,7 +208,7 @@ def main() -> int:
         print(f"Capacity {capacity:.0f} requests a second, {idle >> 20} MiB after it.\n")
         titles = ("greedy at", "offered", "greedy served", "modest served", "refused")
         titles += ("latency of served p50 / p99", "modest's first token p50 / p99")
-        titles += ("memory peak / after",)
+        titles += ("memory peak / after / prefix cache in it",)
         print("| " + " | ".join(titles) + " |\n" + "|---" * len(titles) + "|")
         for factor in args.factors:
             rates = {"greedy": capacity * factor, "modest": max(1, capacity * MODEST_SHARE)}
