@@ -128,6 +128,8 @@ void kva_conn_refuse(struct kva_conn *conn, enum kva_status status, const struct
     kva_exchange_close_after(conn->exchange);
     if (status == KVA_EBUSY || status == KVA_ERATE)
         kva_exchange_add_header(conn->exchange, "Retry-After", "1");
+    if (status == KVA_EMETHOD)
+        kva_exchange_add_header(conn->exchange, "Allow", "GET, HEAD, POST, OPTIONS");
     kva_exchange_reply_error(conn->exchange, status, err);
 }
 

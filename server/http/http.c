@@ -12,7 +12,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RETRY_NS (200 * KVA_NS_PER_MS)
+/* Until the next try: when room was made, and when there is none to be made. */
+#define RETRY_SOON_NS  (1 * KVA_NS_PER_MS)
+#define RETRY_LATER_NS (200 * KVA_NS_PER_MS)
+/* Connections that make room at once. */
+#define EVICT_COUNT 8u
 
 void kva_http_update_accepting(struct kva_http *http)
 {
@@ -38,20 +42,22 @@ static void on_retry(evutil_socket_t fd, short what, void *opaque)
     kva_http_update_accepting(http);
 }
 
-/* Out of descriptors or memory: a level-triggered listener would spin. The connection that waits
- * longest gives its descriptor up; then try again. */
+/* Out of descriptors or memory: a level-triggered listener would spin. The connections that wait
+ * longest give their descriptors up, in the loop's next turn; then try again. */
 static void on_accept_error(struct evconnlistener *evlistener, void *opaque)
 {
     (void)evlistener;
     const struct kva_http_listener *listener = opaque;
     struct kva_http *http = listener->http;
-    struct timeval pause = {.tv_sec = 0, .tv_usec = RETRY_NS / 1000};
+    uint32_t evicted = 0;
     if (http->counts.accept_errors++ % 100 == 0)
         kva_log(KVA_LOG_WARN,
                 "accepting a connection failed: %s; %u are open, and so it was %llu times",
                 strerror(errno), http->counts.connections,
                 (unsigned long long)http->counts.accept_errors);
-    (void)kva_http_evict(http, NULL);
+    while (evicted < EVICT_COUNT && kva_http_evict(http, NULL))
+        evicted++;
+    struct timeval pause = {.tv_usec = (evicted ? RETRY_SOON_NS : RETRY_LATER_NS) / 1000};
     http->paused = true;
     kva_http_update_accepting(http);
     evtimer_add(http->retry, &pause);

@@ -141,7 +141,7 @@ void client_read(int fd, bool head_only, struct reply *reply)
     size_t head_bytes = (size_t)(end - input.data) + 4;
     reply->head = strndup(input.data, head_bytes);
     sscanf(reply->head, "HTTP/%*d.%*d %d", &reply->status);
-    if (head_only)
+    if (head_only || reply->status == 204)
         reply->body = strdup("");
     else
         take_body(&input, head_bytes, reply);
