@@ -100,10 +100,12 @@ static enum kva_status check_json(const struct kva_exchange *exchange, struct kv
     if (!json && length > 5)
         json = strncasecmp(type, "application/", 12) == 0 &&
                strncasecmp(type + length - 5, "+json", 5) == 0;
+    if (!type)
+        return kva_fail(err, KVA_EMEDIATYPE,
+                        "There is no Content-Type, but it must be 'application/json'.");
     if (!json)
         return kva_fail(err, KVA_EMEDIATYPE,
-                        "The content type is '%.80s', but must be 'application/json'.",
-                        type ? type : "");
+                        "The content type is '%.80s', but must be 'application/json'.", type);
     const char *coding = kva_exchange_header(exchange, "Content-Encoding");
     if (coding && strcasecmp(coding, "identity") != 0)
         return kva_fail(err, KVA_EMEDIATYPE, "The content encoding '%.40s' is not supported.",
