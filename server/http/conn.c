@@ -62,6 +62,7 @@ static void close_as(struct kva_conn *conn, bool stalled)
     if (conn->phase == CONN_DEAD)
         return;
     conn->phase = CONN_DEAD;
+    conn->finishing = false;
     if (conn->exchange)
         kva_exchange_lost(conn->exchange, stalled);
     kva_conn_wait_over(conn);
