@@ -18,7 +18,7 @@
  * reading instead would mean not to notice its end, which comes behind those bytes. */
 #define AHEAD_BYTES_MAX ((size_t)256 << 10)
 /* A refused peer may go on sending for as long, and be silent for as long, before it is cut. */
-#define LINGER_NS        (10 * KVA_NS_PER_S)
+#define LINGER_NS        (5 * KVA_NS_PER_S)
 #define LINGER_SILENT_NS (2 * KVA_NS_PER_S)
 
 static void arm(struct kva_conn *conn, uint64_t ns)

@@ -227,13 +227,13 @@ def test_framing__ambiguous_or_malformed(server, head):
     assert 400 <= status_of(exchange(server, data.encode())) < 500
 
 
-@pytest.mark.parametrize("length", [99999999999, 10**23])
-def test_body__announced_far_too_large(servers, length):
-    """Nobody waits for the end of such a body for longer than for any other."""
+@pytest.mark.parametrize(("length", "status"), [(99999999999, 413), (10**23, 400)])
+def test_body__announced_far_too_large(servers, length, status):
+    """Nobody waits for such a body at all."""
     own = servers.start("--read-timeout", "1s")
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
-    answer = exchange(own, head.encode() + b"a" * 1000)
-    assert status_of(answer) in (400, 408, 413)
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    answer = exchange(own, f"{head}Content-Length: {length}\r\n\r\n".encode() + b"a" * 1000)
+    assert status_of(answer) == status
     assert own.request("GET", "/health").status == 200
 
 
@@ -273,7 +273,7 @@ def test_garbage(server):
 
 
 def test_slow_body__is_ended(servers):
-    slow = servers.start("--read-timeout", "500ms")
+    slow = servers.start("--read-timeout", "500ms", "--head-timeout", "500ms")
     answer = exchange(slow, raw_post(b"{}")[:-1])
     assert status_of(answer) == 408 and error_of(answer)["code"] == "timeout"
     with contextlib.closing(slow.connect(30)) as sock:
@@ -426,7 +426,11 @@ def leave(server: Server, stage: str) -> None:
         )
 
     if stage == "decode":
-        assert b"data: " in sock.recv(4096)
+        got = b""
+        while b"data: " not in got:
+            piece = sock.recv(4096)
+            assert piece, got
+            got += piece
     else:
         wait_until(f"it is in {stage}", reached)
     sock.close()

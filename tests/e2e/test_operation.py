@@ -201,7 +201,7 @@ def test_keys__on_every_route_but_liveness(servers, tmp_path):
                 client.models.list()
             assert caught.value.code == "invalid_api_key" and key not in caught.value.message
     own.key = None
-    routes = ["/ready", "/metrics", "/version", "/v1/models", "/v1/models/demo", "/nowhere"]
+    routes = ["/metrics", "/version", "/v1/models", "/v1/models/demo", "/nowhere"]
     for path_ in [*routes, "/v1/kvahead/requests"]:
         reply = own.request("GET", path_)
         assert reply.status == 401 and reply.headers["www-authenticate"] == "Bearer", path_
@@ -214,9 +214,9 @@ def test_keys__on_every_route_but_liveness(servers, tmp_path):
     path.write_text("file-three\n")
     own.process.send_signal(signal.SIGHUP)
     header = {"Authorization": "Bearer file-three"}
-    wait_until("the new key", lambda: own.request("GET", "/ready", None, header).status == 200)
-    assert own.request("GET", "/ready", None, {"Authorization": "Bearer file-one"}).status == 401
-    assert own.request("GET", "/ready", None, {"Authorization": "Bearer env-key"}).status == 200
+    wait_until("the new key", lambda: own.request("GET", "/metrics", None, header).status == 200)
+    assert own.request("GET", "/metrics", None, {"Authorization": "Bearer file-one"}).status == 401
+    assert own.request("GET", "/metrics", None, {"Authorization": "Bearer env-key"}).status == 200
     assert "file-" not in own.log().replace(str(path), "") and "env-key" not in own.log()
 
 

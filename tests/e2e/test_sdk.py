@@ -446,7 +446,7 @@ REFUSALS = [
     ({"extra_body": {"prompt_logprobs": 21}}, "prompt_logprobs"),
     ({"extra_body": {"truncate_prompt_tokens": 0}}, "truncate_prompt_tokens"),
     ({"extra_body": {"kv": {"policy": "magic"}}}, "kv.policy"),
-    ({"extra_body": {"kv": {"policy": "kivi", "bits": 3}}}, "kv"),
+    ({"extra_body": {"kv": {"policy": "kivi", "bits": 3}}}, "kv.bits"),
     ({"extra_body": {"response_format": {"type": "json_object"}}}, "response_format"),
     ({"extra_body": {"guided_json": {"type": "object"}}}, "guided_json"),
     ({"prompt": []}, "prompt"),

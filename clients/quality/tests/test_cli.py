@@ -167,7 +167,7 @@ def test_run__the_api_key_is_used_and_never_written(serve, tmp_path: Path) -> No
     ("more", "says"),
     [
         (["--tasks", "niah_single_9"], "unknown task 'niah_single_9'"),
-        (["--policies", "kivi:many"], "bad policy spec 'kivi:many'"),
+        (["--policies", "kivi:1.5"], "bad policy spec 'kivi:1.5'"),
         (["--policies", "full,evict"], "'evict' does not work here: HTTP 400: unknown policy"),
         (["--lengths", "64k"], "65536 tokens is above the limit of model 'stub-model', 32768"),
         (["--lengths", "much"], "'much' is not a length"),
