@@ -57,7 +57,8 @@ static void on_accept_error(struct evconnlistener *evlistener, void *opaque)
                 (unsigned long long)http->counts.accept_errors);
     while (evicted < EVICT_COUNT && kva_http_evict(http, NULL))
         evicted++;
-    struct timeval pause = {.tv_usec = (evicted ? RETRY_SOON_NS : RETRY_LATER_NS) / 1000};
+    struct timeval pause = {.tv_usec =
+                                (suseconds_t)((evicted ? RETRY_SOON_NS : RETRY_LATER_NS) / 1000)};
     http->paused = true;
     kva_http_update_accepting(http);
     evtimer_add(http->retry, &pause);
