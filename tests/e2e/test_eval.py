@@ -173,7 +173,7 @@ REFUSALS = [
     (["--text", "{text}", *WINDOW, "--policies", "fast"], "'fast': there is no such policy"),
     (["--text", "{text}", *WINDOW, "--policies", "full,"], "'': there is no such policy"),
     (["--text", "{text}", *WINDOW, "--policies", "full,full"], "'full' is given twice"),
-    (["--text", "{text}", *WINDOW, "--policies", "kivi:3"], "must be 1, 2 or 4"),
+    (["--text", "{text}", *WINDOW, "--policies", "kivi:3"], "must be one of: 1, 2, 4"),
     (["--text", "{text}", *WINDOW, "--policies", "specache:2:9000"], "topk is 9000"),
     (["--text", "{text}", *WINDOW, "--json", "{folder}/no/where"], "No such file"),
     (["--text", "{text}", *WINDOW, "--device-memory", "1M"], "full KV"),
