@@ -18,9 +18,9 @@
 /* Connections that make room at once. */
 #define EVICT_COUNT 8u
 
-void kva_http_update_accepting(struct kva_http *http)
+static void update_accepting(struct kva_http *http)
 {
-    bool want = !http->stopped && !http->paused;
+    bool want = !http->paused;
     for (uint32_t i = 0; i < http->listener_count; i++) {
         struct kva_http_listener *listener = &http->listeners[i];
         if (want == listener->enabled)
@@ -39,7 +39,7 @@ static void on_retry(evutil_socket_t fd, short what, void *opaque)
     (void)what;
     struct kva_http *http = opaque;
     http->paused = false;
-    kva_http_update_accepting(http);
+    update_accepting(http);
 }
 
 /* Out of descriptors or memory: a level-triggered listener would spin. The connections that wait
@@ -60,7 +60,7 @@ static void on_accept_error(struct evconnlistener *evlistener, void *opaque)
     struct timeval pause = {.tv_usec =
                                 (suseconds_t)((evicted ? RETRY_SOON_NS : RETRY_LATER_NS) / 1000)};
     http->paused = true;
-    kva_http_update_accepting(http);
+    update_accepting(http);
     evtimer_add(http->retry, &pause);
 }
 
@@ -182,7 +182,6 @@ void kva_http_destroy(struct kva_http *http)
 {
     if (!http)
         return;
-    http->stopped = true;
     for (uint32_t i = 0; i < http->listener_count; i++)
         evconnlistener_free(http->listeners[i].listener);
     while (!kva_list_empty(&http->conns))
@@ -223,12 +222,6 @@ enum kva_status kva_http_reload_tls(struct kva_http *http, struct kva_err *err)
     SSL_CTX_free(http->tls);
     http->tls = fresh;
     return KVA_OK;
-}
-
-void kva_http_stop_accepting(struct kva_http *http)
-{
-    http->stopped = true;
-    kva_http_update_accepting(http);
 }
 
 void kva_http_get_counts(const struct kva_http *http, struct kva_http_counts *ret)

@@ -80,9 +80,6 @@ bool kva_http_is_public(const struct kva_http *http);
 /* Read certificate and key again; new connections use them. On failure the old ones stay. */
 KVA_MUST_CHECK enum kva_status kva_http_reload_tls(struct kva_http *http, struct kva_err *err);
 
-/* Stop listening; connections that are open stay. */
-void kva_http_stop_accepting(struct kva_http *http);
-
 struct kva_http_counts {
     uint32_t connections;
     uint32_t waiting; /* of those: without a request */

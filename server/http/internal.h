@@ -46,8 +46,7 @@ struct kva_http {
     uint16_t port;
     uint16_t admin_port;
     bool is_public;
-    bool paused;  /* accepting failed a moment ago */
-    bool stopped; /* for good */
+    bool paused; /* accepting failed a moment ago */
 };
 
 /*              a byte                head complete          body complete
@@ -131,9 +130,6 @@ void kva_conn_wait(struct kva_conn *conn);
 void kva_conn_wait_over(struct kva_conn *conn);
 /* Close the longest waiting connection, of one account (NULL: of all). False: there is none. */
 bool kva_http_evict(struct kva_http *http, struct kva_account *address);
-
-/* --- http.c --- */
-void kva_http_update_accepting(struct kva_http *http);
 
 /* --- exchange.c --- */
 /* NULL: out of memory. */

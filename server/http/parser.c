@@ -17,7 +17,6 @@
 enum stage {
     STAGE_HEAD,
     STAGE_BODY,
-    STAGE_TRAILER,
     STAGE_ENDED,
     STAGE_REFUSED,
 };
@@ -306,8 +305,6 @@ static int on_chunk_header(llhttp_t *llhttp)
                  parser->params.body_bytes_max);
         return refuse(parser, KVA_ETOOBIG, message);
     }
-    if (llhttp->content_length == 0)
-        parser->stage = STAGE_TRAILER;
     return 0;
 }
 
