@@ -63,7 +63,7 @@ static void fill_layer(const struct fill *fill, uint32_t layer)
     uint32_t prompt = seq->params.prompt_tokens;
     uint32_t rows_max = fill->engine->engine.limits.step_tokens_max;
     for (uint32_t at = seq->prefill_first; at < prompt; at += rows_max) {
-        const struct kva_forward_rows rows = {
+        struct kva_kv_rows rows = {
             .seq = &seq->kv,
             .ids = seq->ids + at,
             .position_first = at,
@@ -71,7 +71,7 @@ static void fill_layer(const struct fill *fill, uint32_t layer)
             .select_row = KVA_NO_ROW,
         };
         const struct kva_forward_call call = {
-            .rows = &rows, .rows_count = 1, .layer_first = layer, .layer_count = 1};
+            .pass = {.rows = &rows, .rows_count = 1, .layer_first = layer, .layer_count = 1}};
         /* On a GPU the chunk before is still being copied out of the buffers. */
         kva_device_sync(fill->engine->device, KVA_QUEUE_COMPUTE);
         uint64_t seed = kva_noise_seed(kva_noise_seed(fill->seed, layer), at);

@@ -5,28 +5,15 @@
 
 /* Token ids and positions of all rows, and where each sequence's block table lies. Returns the
  * number of rows. */
-static uint32_t describe_rows(struct kva_forward *fw, const struct kva_forward_call *call)
+static uint32_t describe_rows(struct kva_forward *fw, const struct kva_kv_pass *pass)
 {
     uint32_t row = 0;
     size_t block = 0;
-    for (uint32_t i = 0; i < call->rows_count; i++) {
-        const struct kva_forward_rows *rows = &call->rows[i];
-        uint32_t end = rows->position_first + rows->row_count;
-        fw->attend_seqs[i] = (struct kva_attend_seq){
-            .row_first = row,
-            .row_count = rows->row_count,
-            .position_first = rows->position_first,
-        };
-        fw->kv_rows[i] = (struct kva_kv_rows){
-            .seq = rows->seq,
-            .position_first = rows->position_first,
-            .row_count = rows->row_count,
-            .select_row = rows->select_row,
-            .select_now = rows->select_now,
-            .select_next = rows->select_next,
-            .blocks = fw->blocks + block,
-        };
-        block += kva_kv_pages(end);
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        struct kva_kv_rows *rows = &pass->rows[i];
+        rows->row_first = row;
+        rows->blocks = fw->blocks + block;
+        block += kva_kv_pages(rows->position_first + rows->row_count);
         for (uint32_t j = 0; j < rows->row_count; j++, row++) {
             fw->ids[row] = rows->ids[j];
             fw->positions[row] = rows->position_first + j;
@@ -35,11 +22,10 @@ static uint32_t describe_rows(struct kva_forward *fw, const struct kva_forward_c
     return row;
 }
 
-void kva_forward_embed(struct kva_forward *fw, const struct kva_forward_call *call)
+static void embed(struct kva_forward *fw, void *hidden, uint32_t rows)
 {
-    uint32_t rows = describe_rows(fw, call);
     fw->ops->embed(fw->device, &(struct kva_embed_args){
-                                   .out = call->hidden,
+                                   .out = hidden,
                                    .table = fw->embed,
                                    .positions_table = fw->positions_table,
                                    .ids = fw->ids,
@@ -181,19 +167,15 @@ static void run_layer(struct kva_forward *fw, const struct kva_forward_call *cal
     mlp(fw, w, call->hidden, rows);
 }
 
-void kva_forward_layers(struct kva_forward *fw, const struct kva_forward_call *call)
+void kva_forward_run(struct kva_forward *fw, const struct kva_forward_call *call)
 {
-    uint32_t rows = describe_rows(fw, call);
-    struct kva_kv_pass pass = {
-        .rows = fw->kv_rows,
-        .rows_count = call->rows_count,
-        .layer_first = call->layer_first,
-        .layer_count = call->layer_count,
-        .restart = call->restart,
-    };
+    struct kva_kv_pass pass = call->pass;
+    uint32_t rows = describe_rows(fw, &pass);
+    if (pass.layer_first == 0)
+        embed(fw, call->hidden, rows);
     kva_kv_pass_begin(fw->params.kv, &pass);
-    for (uint32_t i = 0; i < call->layer_count; i++)
-        run_layer(fw, call, &pass, call->layer_first + i, rows);
+    for (uint32_t i = 0; i < pass.layer_count; i++)
+        run_layer(fw, call, &pass, pass.layer_first + i, rows);
 }
 
 uint64_t kva_forward_time_rows(struct kva_forward *fw, uint32_t rows)
@@ -218,20 +200,13 @@ uint64_t kva_forward_time_rows(struct kva_forward *fw, uint32_t rows)
 void kva_forward_fill(struct kva_forward *fw, const struct kva_forward_call *call, const void *k,
                       const void *v)
 {
-    uint32_t rows = describe_rows(fw, call);
+    struct kva_kv_pass pass = call->pass;
+    uint32_t rows = describe_rows(fw, &pass);
     size_t bytes = (size_t)rows * fw->config->kv_heads * fw->config->head_dim * fw->act_bytes;
-    struct kva_kv_pass pass = {
-        .rows = fw->kv_rows,
-        .rows_count = call->rows_count,
-        .layer_first = call->layer_first,
-        .layer_count = call->layer_count,
-        .restart = call->restart,
-    };
     kva_device_copy(fw->device, KVA_QUEUE_COMPUTE, fw->scratch[KVA_SCRATCH_K].data, k, bytes);
     kva_device_copy(fw->device, KVA_QUEUE_COMPUTE, fw->scratch[KVA_SCRATCH_V].data, v, bytes);
     kva_kv_pass_begin(fw->params.kv, &pass);
-    for (uint32_t layer = call->layer_first; layer < call->layer_first + call->layer_count;
-         layer++) {
+    for (uint32_t layer = pass.layer_first; layer < pass.layer_first + pass.layer_count; layer++) {
         kva_kv_layer_begin(fw->params.kv, &pass, layer);
         append(fw, &pass, rows);
         kva_kv_layer_end(fw->params.kv, &pass, layer);

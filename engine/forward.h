@@ -31,18 +31,6 @@ struct kva_forward_params {
     uint32_t watched_max;    /* tokens that they watch together */
 };
 
-/* A sequence's rows in a call. */
-struct kva_forward_rows {
-    struct kva_kv_seq *seq;
-    const uint32_t *ids; /* host [row_count] */
-    uint32_t position_first;
-    uint32_t row_count;
-    bool draft;          /* the last row's token is a guess, never part of the sequence */
-    uint32_t select_row; /* these three: see struct kva_kv_rows */
-    bool select_now;
-    bool select_next;
-};
-
 /* What one sequence attends to in one layer: shown to an observer before it happens, and before
  * anything is fetched for what follows. Addresses are the device's. */
 struct kva_forward_view {
@@ -65,12 +53,8 @@ struct kva_forward_observer {
 };
 
 struct kva_forward_call {
-    const struct kva_forward_rows *rows; /* their rows are consecutive in `hidden`, in this order */
-    uint32_t rows_count;
-    void *hidden; /* act [sum of row_count, hidden_size] */
-    uint32_t layer_first;
-    uint32_t layer_count;
-    bool restart;                                /* see struct kva_kv_pass */
+    struct kva_kv_pass pass;
+    void *hidden;                                /* act [rows of the pass, hidden_size] */
     const struct kva_forward_observer *observer; /* or NULL */
 };
 
@@ -81,12 +65,9 @@ void kva_forward_destroy(struct kva_forward *forward);
 /* Scratch hidden buffer: act [rows_max, hidden_size]. */
 void *kva_forward_hidden(struct kva_forward *forward);
 
-/* hidden = embeddings of the call's ids. */
-void kva_forward_embed(struct kva_forward *forward, const struct kva_forward_call *call);
-
-/* hidden = layers [layer_first, layer_first + layer_count) of hidden; K and V go to the sequences'
- * pages. */
-void kva_forward_layers(struct kva_forward *forward, const struct kva_forward_call *call);
+/* hidden = the pass's layers of hidden, or, from layer 0 on, of the embeddings of the rows' ids; K
+ * and V go to the sequences' pages. */
+void kva_forward_run(struct kva_forward *forward, const struct kva_forward_call *call);
 
 /* Given K and V, host act [rows, kv_heads, head_dim] each, go to the sequences' pages as those of
  * the layers' own rows would: the policies are told all the same. For measurements, which want a

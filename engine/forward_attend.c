@@ -23,7 +23,12 @@ static void attend_blocks(struct kva_forward *fw, const struct kva_kv_pass *pass
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];
         uint32_t end = rows->position_first + rows->row_count;
-        fw->attend_seqs[i].range_first = count;
+        fw->attend_seqs[i] = (struct kva_attend_seq){
+            .row_first = rows->row_first,
+            .row_count = rows->row_count,
+            .position_first = rows->position_first,
+            .range_first = count,
+        };
         for (uint32_t j = 0; j < rows->range_count; j++) {
             const struct kva_kv_range *range = &rows->ranges[j];
             uint32_t first = range->page_first * KVA_PAGE_TOKENS;
@@ -134,7 +139,7 @@ static uint32_t list_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pa
         if (rows->fused)
             fw->low_now[count] = kva_kv_layer_now(fw->params.kv, rows, layer);
         fw->low_seqs[count] = (struct kva_select_seq){
-            .row_first = fw->attend_seqs[i].row_first,
+            .row_first = rows->row_first,
             .row_count = rows->row_count,
             .position_first = rows->position_first,
             .block_first = block,
@@ -199,9 +204,8 @@ static bool attend_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass
 
 /* The rows that a sequence's own query chooses, into the observer's memory. What attention writes
  * on the way is overwritten by TO_ATTEND. */
-static const uint32_t *observe_selection(struct kva_forward *fw, uint32_t index,
-                                         const struct kva_kv_rows *rows, uint32_t *into,
-                                         uint32_t layer)
+static const uint32_t *observe_selection(struct kva_forward *fw, const struct kva_kv_rows *rows,
+                                         uint32_t *into, uint32_t layer)
 {
     if (!fetches_rows(rows))
         return NULL;
@@ -211,7 +215,7 @@ static const uint32_t *observe_selection(struct kva_forward *fw, uint32_t index,
     struct kva_row_cache hot = *range->rows;
     hot.chosen = into;
     fw->low_seqs[0] = (struct kva_select_seq){
-        .row_first = fw->attend_seqs[index].row_first,
+        .row_first = rows->row_first,
         .row_count = 1,
         .position_first = rows->position_first,
         .page_count = range->page_end,
@@ -234,7 +238,7 @@ static void observe(struct kva_forward *fw, const struct kva_forward_observer *o
         after ? observer->attended : observer->attends;
     for (uint32_t i = 0; show && i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];
-        size_t at = fw->attend_seqs[i].row_first * row_bytes;
+        size_t at = rows->row_first * row_bytes;
         if (!rows->seq->prefilled)
             continue;
         struct kva_forward_view view = {
@@ -245,7 +249,7 @@ static void observe(struct kva_forward *fw, const struct kva_forward_observer *o
         if (after)
             view.out = (const unsigned char *)fw->scratch[KVA_SCRATCH_ATTN].data + at;
         else
-            view.selection = observe_selection(fw, i, rows, observer->selection, layer);
+            view.selection = observe_selection(fw, rows, observer->selection, layer);
         show(observer->opaque, &view);
     }
 }

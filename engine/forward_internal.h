@@ -75,7 +75,6 @@ struct kva_forward {
     const void **low_blocks;                /* [blocks_max] */
     struct kva_select_seq *low_seqs;        /* [sequences_max] */
     struct kva_fused_fetch *low_now;        /* [sequences_max] */
-    struct kva_kv_rows *kv_rows;            /* [sequences_max] */
 };
 
 /* out = norm of x, act [rows, hidden_size] each; they may be the same. */

@@ -164,10 +164,9 @@ static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err 
     fw->low_blocks = calloc(fw->blocks_max, sizeof(*fw->low_blocks));
     fw->low_seqs = calloc(p->sequences_max, sizeof(*fw->low_seqs));
     fw->low_now = calloc(p->sequences_max, sizeof(*fw->low_now));
-    fw->kv_rows = calloc(p->sequences_max, sizeof(*fw->kv_rows));
     if (!fw->ids || !fw->positions || !fw->brought || !fw->wants || !fw->row_blocks ||
         !fw->blocks || !fw->attend_seqs || !fw->attend_ranges || !fw->low_blocks || !fw->low_seqs ||
-        !fw->low_now || !fw->kv_rows)
+        !fw->low_now)
         return kva_fail(err, KVA_ENOMEM, "out of memory for %u rows of %u sequences", p->rows_max,
                         p->sequences_max);
     return KVA_OK;
@@ -223,7 +222,6 @@ void kva_forward_destroy(struct kva_forward *fw)
     free(fw->low_blocks);
     free(fw->low_seqs);
     free(fw->low_now);
-    free(fw->kv_rows);
     free(fw);
 }
 

@@ -56,8 +56,8 @@ struct model_engine {
     const struct kva_forward_observer *observer; /* of decoding rows; NULL: nobody looks */
 
     /* The joint pass of a step. */
-    struct kva_forward_rows *batch_rows; /* [sequences_max] */
-    struct kva_step_item **batch_items;  /* [sequences_max] */
+    struct kva_kv_rows *batch_rows;     /* [sequences_max] */
+    struct kva_step_item **batch_items; /* [sequences_max] */
     struct kva_pick pick;
 };
 

@@ -40,7 +40,7 @@ uint32_t kva_model_engine_rows(const struct kva_sequence *seq)
     return plan_of(seq).draft ? 2 : 1;
 }
 
-static struct kva_forward_rows decode_rows(struct kva_step_item *item)
+static struct kva_kv_rows decode_rows(struct kva_step_item *item)
 {
     struct kva_sequence *seq = item->seq;
     const struct kva_kv_step_plan plan = plan_of(seq);
@@ -48,7 +48,7 @@ static struct kva_forward_rows decode_rows(struct kva_step_item *item)
         item->spec_token = plan.draft_token;
         seq->ids[seq->kv.tokens + 1] = plan.draft_token;
     }
-    return (struct kva_forward_rows){
+    return (struct kva_kv_rows){
         .seq = &seq->kv,
         .ids = seq->ids + seq->kv.tokens,
         .position_first = seq->kv.tokens,
@@ -60,9 +60,9 @@ static struct kva_forward_rows decode_rows(struct kva_step_item *item)
     };
 }
 
-static struct kva_forward_rows prompt_rows(struct kva_sequence *seq)
+static struct kva_kv_rows prompt_rows(struct kva_sequence *seq)
 {
-    return (struct kva_forward_rows){
+    return (struct kva_kv_rows){
         .seq = &seq->kv,
         .ids = seq->ids + seq->prefill_first,
         .position_first = seq->prefill_first,
@@ -105,18 +105,17 @@ static void *run_rows(struct model_engine *e, uint32_t batch,
 {
     void *hidden = kva_forward_hidden(e->forward);
     const struct kva_forward_call call = {
-        .rows = e->batch_rows,
-        .rows_count = batch,
+        .pass = {.rows = e->batch_rows,
+                 .rows_count = batch,
+                 .layer_count = e->config->layer_count,
+                 .restart = true},
         .hidden = hidden,
-        .layer_count = e->config->layer_count,
-        .restart = true,
         .observer = observer,
     };
     bool repeats = !observer && decodes(e, batch);
     if (repeats)
         kva_device_step_begin(e->device);
-    kva_forward_embed(e->forward, &call);
-    kva_forward_layers(e->forward, &call);
+    kva_forward_run(e->forward, &call);
     if (repeats)
         kva_device_step_end(e->device);
     return hidden;
@@ -134,7 +133,7 @@ static void predecode(struct model_engine *e, struct kva_step_item *items, uint3
         struct kva_sequence *seq = items[i].seq;
         if (!seq->prefilled || !plan_of(seq).predecode)
             continue;
-        e->batch_rows[batch] = (struct kva_forward_rows){
+        e->batch_rows[batch] = (struct kva_kv_rows){
             .seq = &seq->kv,
             .ids = seq->ids + seq->kv.tokens,
             .position_first = seq->kv.tokens,
@@ -179,15 +178,14 @@ static void take_entry(struct model_engine *e, uint32_t index, uint32_t at)
 
 static void emit_batch(struct model_engine *e, const void *hidden, uint32_t batch)
 {
-    uint32_t first = 0, end = 0; /* entries of the pick begin at `first`, the next row is `end` */
+    uint32_t first = 0; /* entries of the pick begin here */
     kva_pick_begin(e);
     for (uint32_t i = 0; i < batch; i++) {
-        const struct kva_forward_rows *rows = &e->batch_rows[i];
-        bool two = rows->draft;
-        end += rows->row_count;
-        kva_pick_item(e, end - 1 - two, e->batch_items[i]);
-        if (two)
-            kva_pick_guess(e, end - 1, e->batch_items[i]->seq, true);
+        const struct kva_kv_rows *rows = &e->batch_rows[i];
+        uint32_t last = rows->row_first + rows->row_count - 1;
+        kva_pick_item(e, last - rows->draft, e->batch_items[i]);
+        if (rows->draft)
+            kva_pick_guess(e, last, e->batch_items[i]->seq, true);
         if (e->pick.count + 2 <= KVA_LOGIT_ROWS_MAX && i + 1 < batch)
             continue;
         kva_pick_run(e, hidden);
@@ -204,21 +202,19 @@ static void run_batch(struct model_engine *e, uint32_t batch)
     if (batch == 0)
         return;
     const void *hidden = run_rows(e, batch, e->observer);
-    uint32_t row = 0;
     for (uint32_t i = 0; i < batch; i++) {
-        const struct kva_forward_rows *rows = &e->batch_rows[i];
+        const struct kva_kv_rows *rows = &e->batch_rows[i];
         struct kva_step_item *item = e->batch_items[i];
         struct kva_sequence *seq = item->seq;
         /* A draft token's K and V are never part of the sequence. */
         uint32_t kept = rows->row_count - rows->draft;
         kva_kv_seq_commit(e->kv, &seq->kv, seq->ids, rows->position_first + kept);
         if (!seq->prefilled) {
-            const struct kva_pick_prompt prompt = {hidden, row, rows->position_first,
+            const struct kva_pick_prompt prompt = {hidden, rows->row_first, rows->position_first,
                                                    rows->row_count};
             kva_pick_score_prompt(e, seq, &prompt);
             finish_prefill(e, item);
         }
-        row += rows->row_count;
     }
     emit_batch(e, hidden, batch);
 }
@@ -230,7 +226,7 @@ static void run_chunk(struct model_engine *e, struct kva_sequence *seq, uint32_t
 {
     size_t row_bytes = e->config->hidden_size * e->act_bytes;
     uint32_t position = seq->prefill_position;
-    const struct kva_forward_rows forward_rows = {
+    struct kva_kv_rows group = {
         .seq = &seq->kv,
         .ids = seq->ids + position,
         .position_first = position,
@@ -238,15 +234,13 @@ static void run_chunk(struct model_engine *e, struct kva_sequence *seq, uint32_t
         .select_row = KVA_NO_ROW,
     };
     const struct kva_forward_call call = {
-        .rows = &forward_rows,
-        .rows_count = 1,
+        .pass = {.rows = &group,
+                 .rows_count = 1,
+                 .layer_first = seq->prefill_layer,
+                 .layer_count = 1},
         .hidden = (unsigned char *)seq->stream + (position - seq->prefill_first) * row_bytes,
-        .layer_first = seq->prefill_layer,
-        .layer_count = 1,
     };
-    if (seq->prefill_layer == 0)
-        kva_forward_embed(e->forward, &call);
-    kva_forward_layers(e->forward, &call);
+    kva_forward_run(e->forward, &call);
     bool last_layer = seq->prefill_layer + 1 == e->config->layer_count;
     if (last_layer)
         kva_pick_score_prompt(e, seq, &(struct kva_pick_prompt){call.hidden, 0, position, rows});

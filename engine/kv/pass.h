@@ -14,15 +14,20 @@
 /* One sequence's rows in a pass through some layers. */
 struct kva_kv_rows {
     struct kva_kv_seq *seq;
+    const uint32_t *ids;     /* host [row_count] */
     uint32_t position_first; /* of its first row */
     uint32_t row_count;
+    bool draft;          /* the last row's token is a guess, never part of the sequence */
     uint32_t select_row; /* whose attention selects rows, if any does ... */
     bool select_now;     /* ... for itself, before it attends */
     bool select_next;    /* ... for the next step, while it attends */
-    bool fused;          /* what it selects for itself is fetched by the attention that selects
-                            (kva_select_seq.now), not by the copy queue */
+
+    /* --- from the forward pass, once per call --- */
+    uint32_t row_first;  /* number of its first row in the pass */
     const void **blocks; /* [pages up to the last row's]: layer_begin writes this layer's 16-bit
                             block addresses, of pages in ranges of blocks */
+    bool fused;          /* what it selects for itself is fetched by the attention that selects
+                            (kva_select_seq.now), not by the copy queue */
 
     /* --- from layer_begin --- */
     struct kva_kv_range ranges[KVA_KV_RANGES_MAX];
@@ -64,7 +69,7 @@ void kva_kv_add_range(struct kva_kv_rows *rows, struct kva_kv_range range);
 
 /* Layers [layer_first, layer_first + layer_count) for the rows of some sequences. */
 struct kva_kv_pass {
-    struct kva_kv_rows *rows;
+    struct kva_kv_rows *rows; /* the rows of the pass are theirs, in this order */
     uint32_t rows_count;
     uint32_t layer_first;
     uint32_t layer_count;

@@ -56,18 +56,20 @@ static float *all_logits(struct fixture *f, const uint32_t *ids, uint32_t count,
         rows[i] = i;
     for (uint32_t at = 0; at < count; at += chunk) {
         uint32_t size = kva_min_u32(chunk, count - at);
-        const struct kva_forward_rows forward_rows = {&seq,  ids + at,   at,    size,
-                                                      false, KVA_NO_ROW, false, false};
+        struct kva_kv_rows group = {.seq = &seq,
+                                    .ids = ids + at,
+                                    .position_first = at,
+                                    .row_count = size,
+                                    .select_row = KVA_NO_ROW};
         const struct kva_forward_call call = {
-            .rows = &forward_rows,
-            .rows_count = 1,
+            .pass = {.rows = &group,
+                     .rows_count = 1,
+                     .layer_count = c->layer_count,
+                     .restart = true},
             .hidden = kva_forward_hidden(forward),
-            .layer_count = c->layer_count,
-            .restart = true,
         };
         kva_kv_step_begin(kv);
-        kva_forward_embed(forward, &call);
-        kva_forward_layers(forward, &call);
+        kva_forward_run(forward, &call);
         kva_forward_pick(forward,
                          &(struct kva_forward_pick){
                              .hidden = call.hidden, .rows = rows, .wants = wants, .count = size},

@@ -395,12 +395,12 @@ static bool is_corrected(const struct kva_kv_rows *rows)
 void kva_kv_rowcache_reselect(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer,
                               const void *q)
 {
-    uint32_t count = 0, row = 0;
-    for (uint32_t i = 0; i < pass->rows_count; row += pass->rows[i++].row_count) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];
         if (!is_corrected(rows))
             continue;
-        kv->drift_rows[count] = row + rows->select_row;
+        kv->drift_rows[count] = rows->row_first + rows->select_row;
         kv->drift_before[count++] = (unsigned char *)rows->seq->hots[layer].tokens +
                                     layout_of(kv, &rows->seq->spec, layer).query;
     }
