@@ -6,11 +6,11 @@
  *
  * Life of a sequence:
  *
- *     create -> admit -> step (prefill quota ...) -> step (decode) ... -> destroy
- *                  ^            |                        |
- *                  |         suspend <-------------------+     device memory given back; nothing is
- * recomputed
- *                  +---------resume
+ *     create -> admit -> step (prefill quota ...) -> grow, step (decode) ... -> destroy
+ *                               |        ^                |         ^
+ *                            suspend   resume          suspend    resume
+ *
+ * suspend gives the device memory back and loses nothing: no token is computed twice.
  *
  * Thread rule: the engine thread calls everything. Steps allocate nothing. */
 #ifndef KVA_ENGINE_ENGINE_H
@@ -31,7 +31,7 @@ struct kva_engine_limits {
     uint32_t sequences_max;        /* admitted at once, suspended ones included */
     uint32_t step_tokens_max;      /* decode rows + prefill tokens of one step */
     uint32_t partial_prefills_max; /* sequences whose prefill may be unfinished between steps */
-    uint32_t page_tokens;          /* growth needs memory at multiples of this, and right before */
+    uint32_t prefill_tokens_min;   /* fewer are not worth beginning a prompt with */
     struct kva_tier_bytes budget;
 };
 
@@ -39,7 +39,8 @@ struct kva_engine_usage {
     struct kva_tier_bytes used;   /* by admitted sequences and the prefix cache */
     struct kva_tier_bytes cached; /* of it: prefix cache only, given up on demand */
     struct kva_tier_bytes budget;
-    uint64_t prefix_lookup_tokens; /* counters since start */
+    uint32_t sequences[KVA_KV_POLICY_COUNT]; /* that hold device memory, by policy */
+    uint64_t prefix_lookup_tokens;           /* counters since start */
     uint64_t prefix_hit_tokens;
     uint64_t fetched_bytes;       /* host to device */
     uint64_t offloaded_bytes;     /* device to host */
@@ -82,8 +83,7 @@ struct kva_step_item {
     uint32_t forced_token;
     float *logits; /* [vocabulary] or NULL: gets the logits that the token is chosen from */
 
-    /* --- results ---------------------------------------------------------------------------------
-     */
+    /* --- results --- */
     enum kva_status status; /* this item's failure; the others are unaffected */
     uint32_t prefill_done;  /* tokens' worth of prefill done in this step, <= quota */
     bool emitted;           /* `token` is valid: a decode, or the step that finished the prefill */
@@ -101,12 +101,20 @@ struct kva_engine_ops {
 
     /* Reserve host bytes for tokens_max, device bytes for the prompt and one page, and look the
      * prompt up in the prefix cache; *ret_cached_tokens of the prompt need no prefill. Fails:
-     * KVA_ELIMIT (not now; err->param is the tier, "device" or "host"), nothing taken. */
+     * KVA_ELIMIT (not now: `short_of`, if not NULL, is the tier that has no room), nothing taken. */
     enum kva_status (*admit)(void *self, struct kva_sequence *seq, uint32_t *ret_cached_tokens,
-                             struct kva_err *err);
+                             enum kva_tier_id *short_of, struct kva_err *err);
 
-    /* Before a decode step: room for one more token. Fails: KVA_ELIMIT (device tier), nothing
-     * taken. */
+    /* What admit would take now, in each tier: memory that other sequences hold already is free of
+     * charge, memory that only the prefix cache holds is not. */
+    void (*admit_bytes)(void *self, const struct kva_sequence *seq, struct kva_tier_bytes *ret);
+
+    /* Device bytes that the sequence comes to hold more whenever it takes memory to go on decoding:
+     * about so much for each running sequence should stay free. A constant of the sequence. */
+    uint64_t (*growth_bytes)(void *self, const struct kva_sequence *seq);
+
+    /* Before every decode: room for the tokens of the next step. Most calls take nothing and return
+     * at once. Fails: KVA_ELIMIT (device tier), nothing taken. */
     enum kva_status (*grow)(void *self, struct kva_sequence *seq, struct kva_err *err);
 
     /* Give the device memory back; progress is kept, also a prefill's. */
@@ -132,19 +140,11 @@ struct kva_engine_ops {
 
     void (*usage)(void *self, struct kva_engine_usage *ret);
 
-    /* --- optional: NULL where an engine has no better answer than the scheduler's ----------------
-     */
-
     /* Whether create would accept these parameters: same errors, nothing made. Reads constants
      * only, so that any thread may call it while a step runs: it lets a request that can never fit
      * be refused at once. NULL: such a request ends with an error instead. */
     enum kva_status (*check)(void *self, const struct kva_sequence_params *params,
                              struct kva_err *err);
-
-    /* What admit would take now, in each tier: pages that other sequences hold already are free of
-     * charge, pages that only the cache holds are not. NULL: the scheduler estimates it from the
-     * prompt's length, which is too much where prompts are shared. */
-    void (*admit_bytes)(void *self, const struct kva_sequence *seq, struct kva_tier_bytes *ret);
 };
 
 struct kva_engine {

@@ -130,12 +130,12 @@ static void engine_destroy(void *self, struct kva_sequence *seq)
 }
 
 static enum kva_status engine_admit(void *self, struct kva_sequence *seq, uint32_t *ret_cached,
-                                    struct kva_err *err)
+                                    enum kva_tier_id *short_of, struct kva_err *err)
 {
     struct model_engine *e = self;
     const struct kva_sequence_params *p = &seq->params;
     uint32_t cached;
-    enum kva_status status = kva_kv_seq_admit(e->kv, &seq->kv, seq->ids, &cached, err);
+    enum kva_status status = kva_kv_seq_admit(e->kv, &seq->kv, seq->ids, &cached, short_of, err);
     if (status)
         return status;
     size_t bytes = (size_t)(p->prompt_tokens - cached) * e->config->hidden_size * e->act_bytes;
@@ -156,6 +156,12 @@ static void engine_admit_bytes(void *self, const struct kva_sequence *seq,
 {
     struct model_engine *e = self;
     *ret = kva_kv_seq_admit_bytes(e->kv, &seq->kv, seq->ids);
+}
+
+static uint64_t engine_growth_bytes(void *self, const struct kva_sequence *seq)
+{
+    struct model_engine *e = self;
+    return kva_kv_growth_bytes(e->kv, &seq->kv.spec);
 }
 
 static enum kva_status engine_grow(void *self, struct kva_sequence *seq, struct kva_err *err)
@@ -218,11 +224,14 @@ static void engine_usage(void *self, struct kva_engine_usage *ret)
         .spec_tokens_matched = kv.policies.spec_tokens_matched,
         .steps = e->steps,
     };
+    memcpy(ret->sequences, kv.sequences, sizeof(ret->sequences));
 }
 
 static const struct kva_engine_ops engine_ops = {
     .create = engine_create,
     .admit = engine_admit,
+    .admit_bytes = engine_admit_bytes,
+    .growth_bytes = engine_growth_bytes,
     .grow = engine_grow,
     .suspend = engine_suspend,
     .resume = engine_resume,
@@ -232,7 +241,6 @@ static const struct kva_engine_ops engine_ops = {
     .prompt_logprobs = engine_prompt_logprobs,
     .usage = engine_usage,
     .check = engine_check,
-    .admit_bytes = engine_admit_bytes,
 };
 
 /* --- creation -------------------------------------------------------------------------------- */
@@ -252,7 +260,7 @@ static void set_limits(struct model_engine *e)
         .sequences_max = p->sequences_max,
         .step_tokens_max = p->step_tokens_max,
         .partial_prefills_max = PARTIAL_PREFILLS_MAX,
-        .page_tokens = KVA_PAGE_TOKENS,
+        .prefill_tokens_min = KVA_PAGE_TOKENS,
         .budget = usage.budget,
     };
 }

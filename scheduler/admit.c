@@ -4,11 +4,9 @@
  * is (aged priority, arrival). A choice that does not fit may be passed by later ones, but only
  * BYPASS_MAX times; from then on the freed memory is left to add up until it fits.
  *
- * Watermark: while anything runs, about one page per running sequence stays free, so that what is
- * let in now need not be thrown out a few steps later. */
+ * Watermark: while anything runs, what each running sequence grows by next stays free, so that what
+ * is let in now need not be thrown out a few steps later. */
 #include "scheduler/internal.h"
-
-#include <string.h>
 
 /* Choices that may overtake one that does not fit, and how far behind it they are looked for. */
 #define BYPASS_MAX   32u
@@ -17,16 +15,11 @@
 /* Where there are several tenants, so many of one are tried in a step. */
 #define BYPASS_DEPTH_SHARED 2u
 
-static uint64_t device_held(const struct kva_engine_usage *usage)
-{
-    uint64_t used = usage->used.device;
-    return used - (usage->cached.device < used ? usage->cached.device : used);
-}
-
+/* What the prefix cache has is given up on demand. */
 static uint64_t device_free(const struct kva_engine_usage *usage)
 {
-    uint64_t held = device_held(usage);
-    return usage->budget.device > held ? usage->budget.device - held : 0;
+    uint64_t there = usage->budget.device + usage->cached.device;
+    return there > usage->used.device ? there - usage->used.device : 0;
 }
 
 static void refresh_usage(struct kva_scheduler *s)
@@ -34,22 +27,14 @@ static void refresh_usage(struct kva_scheduler *s)
     s->ops->usage(s->engine_self, &s->usage);
 }
 
-/* A page for each running sequence and for the one that is to join them. */
-static uint64_t watermark(const struct kva_scheduler *s, enum kva_kv_policy_id joining)
-{
-    uint64_t bytes = s->page_bytes[joining];
-    for (uint32_t p = 0; p < KVA_KV_POLICY_COUNT; p++)
-        bytes += s->stats.running_by_policy[p] * s->page_bytes[p];
-    return bytes;
-}
-
-/* Device bytes that are not there for one that needs so many. */
+/* Device bytes that are not there for one that needs so many: with what all that run, and it, will
+ * grow by. */
 static uint64_t missing_bytes(const struct kva_scheduler *s, const struct kva_choice *c,
                               uint64_t bytes)
 {
     if (kva_running_count(s) == 0)
         return 0;
-    uint64_t wanted = bytes + watermark(s, c->group->request->kv.policy);
+    uint64_t wanted = bytes + s->running_growth_bytes + c->growth_bytes;
     uint64_t there = device_free(&s->usage);
     return wanted > there ? wanted - there : 0;
 }
@@ -121,34 +106,11 @@ void kva_scheduler_resume_suspended(struct kva_scheduler *s, struct kva_step_pla
     }
 }
 
-/* Pages that the prompt and one page of output take. */
-static uint64_t pages_at_admission(const struct kva_scheduler *s, const struct kva_choice *c)
-{
-    uint32_t page_tokens = kva_max_u32(s->params.engine->limits.page_tokens, 1);
-    return kva_div_up(c->prompt_tokens, page_tokens) + 1;
-}
-
 static uint64_t device_bytes_wanted(const struct kva_scheduler *s, const struct kva_choice *c)
 {
-    if (s->ops->admit_bytes) {
-        struct kva_tier_bytes bytes = {0};
-        s->ops->admit_bytes(s->engine_self, c->seq, &bytes);
-        return bytes.device;
-    }
-    return pages_at_admission(s, c) * s->page_bytes[c->group->request->kv.policy];
-}
-
-/* The largest price of a page seen is the honest one: shared prompts make the others cheaper. */
-static void learn_page_bytes(struct kva_scheduler *s, const struct kva_choice *c,
-                             uint64_t held_before)
-{
-    uint64_t held = device_held(&s->usage);
-    if (held <= held_before)
-        return;
-    uint64_t bytes = (held - held_before) / pages_at_admission(s, c);
-    uint64_t *known = &s->page_bytes[c->group->request->kv.policy];
-    if (bytes > *known)
-        *known = bytes;
+    struct kva_tier_bytes bytes = {0};
+    s->ops->admit_bytes(s->engine_self, c->seq, &bytes);
+    return bytes.device;
 }
 
 /* Whether this step can do any of the choice's prefill; a start of a few tokens is not worth a
@@ -161,12 +123,13 @@ static bool prefill_possible(const struct kva_scheduler *s, const struct kva_ste
         return false;
     if (c->prompt_tokens <= left)
         return true;
-    uint32_t page_tokens = s->params.engine->limits.page_tokens;
-    uint32_t places = s->params.engine->limits.partial_prefills_max;
+    const struct kva_engine_limits *limits = &s->params.engine->limits;
+    uint32_t places = limits->partial_prefills_max;
     /* One place is left to others: a long prompt is not preempted out of it. */
     if (c->group->request->tenant != 0 && places > 1 && c->tenant->unfinished >= places - 1)
         return false;
-    return plan->unfinished < places && (left >= page_tokens || left == plan->prefill_quota);
+    return plan->unfinished < places &&
+           (left >= limits->prefill_tokens_min || left == plan->prefill_quota);
 }
 
 enum verdict {
@@ -188,12 +151,11 @@ static enum verdict try_admit(struct kva_scheduler *s, struct kva_step_plan *pla
     if (!make_way(s, plan, c, device_bytes_wanted(s, c), s->params.running_max, now_ns))
         return BLOCKED;
     *ret_reason = KVA_WAIT_DEVICE_BYTES;
-    uint64_t held_before = device_held(&s->usage);
-    struct kva_err err = {.param = ""};
+    enum kva_tier_id short_of = KVA_TIER_DEVICE;
     uint32_t cached_tokens = 0;
-    enum kva_status status = s->ops->admit(s->engine_self, c->seq, &cached_tokens, &err);
+    enum kva_status status = s->ops->admit(s->engine_self, c->seq, &cached_tokens, &short_of, NULL);
     if (status == KVA_ELIMIT) {
-        if (strcmp(err.param, "host") == 0)
+        if (short_of == KVA_TIER_HOST)
             *ret_reason = KVA_WAIT_HOST_BYTES;
         return BLOCKED;
     }
@@ -208,7 +170,6 @@ static enum verdict try_admit(struct kva_scheduler *s, struct kva_step_plan *pla
     s->stats.prompt_tokens_cached += c->cached_tokens;
     kva_choice_enter_running(s, c, false);
     refresh_usage(s);
-    learn_page_bytes(s, c, held_before);
 
     uint32_t left = kva_prefill_left(c);
     c->prefill_quota = kva_min_u32(left, plan->prefill_quota - plan->prefill_used);

@@ -44,7 +44,7 @@ void kva_choice_enter_running(struct kva_scheduler *s, struct kva_choice *c, boo
         s->decode_count++;
     else
         s->prefill_count++;
-    s->stats.running_by_policy[c->group->request->kv.policy]++;
+    s->running_growth_bytes += c->growth_bytes;
 }
 
 static void leave_running(struct kva_scheduler *s, struct kva_choice *c)
@@ -56,7 +56,7 @@ static void leave_running(struct kva_scheduler *s, struct kva_choice *c)
         s->decode_count--;
     else
         s->prefill_count--;
-    s->stats.running_by_policy[c->group->request->kv.policy]--;
+    s->running_growth_bytes -= c->growth_bytes;
 }
 
 /* Siblings waited for the prompt's pages; now they are there, or nobody makes them any more. */

@@ -98,6 +98,7 @@ struct kva_choice {
     uint32_t prefill_quota; /* in the step being planned */
     uint32_t bypassed;      /* choices admitted ahead of it while it was first */
     uint64_t device_bytes;  /* held when it was suspended */
+    uint64_t growth_bytes;  /* by which it grows (engine.h) */
     bool progress_sent;
     bool prefill_resumes; /* SUSPENDED: prefill is unfinished */
 };
@@ -158,14 +159,13 @@ struct kva_scheduler {
     double decode_step_ns;   /* a step without prefill */
     double prefill_token_ns; /* what each prompt token adds to that */
 
-    /* Device bytes of one page under each policy, as observed; 0: not seen yet. */
-    uint64_t page_bytes[KVA_KV_POLICY_COUNT];
+    uint64_t running_growth_bytes;    /* sum of running choices */
     struct kva_engine_usage usage;    /* as of the last refresh */
     enum kva_wait_reason wait_reason; /* why the first waiting choice waits */
     uint64_t stuck_since_ns;          /* nothing runs, nothing can be admitted; 0: not so */
     enum kva_status device_status;
     struct kva_err device_err;
-    struct kva_scheduler_stats stats; /* counters and running_by_policy only */
+    struct kva_scheduler_stats stats; /* counters only */
 };
 
 /* --- choice.c: how a choice changes place ------------------------------------------------- */

@@ -157,7 +157,6 @@ struct kva_scheduler_stats {
     uint64_t step_rows;                /* sum over steps of decode rows + prefill tokens */
     struct kva_histogram step_seconds; /* time of a step */
     struct kva_histogram rows_per_step;
-    uint32_t running_by_policy[KVA_KV_POLICY_COUNT];
     struct kva_engine_usage engine;
 };
 

@@ -82,15 +82,6 @@ static bool make_room(struct kva_scheduler *s, struct kva_step_plan *plan, struc
     }
 }
 
-/* The next decode writes the last token's K and V, at this position; and perhaps, one further,
- * those of a token that the engine looks ahead with. */
-static bool at_page_boundary(const struct kva_scheduler *s, const struct kva_choice *c)
-{
-    uint32_t position = c->prompt_tokens + c->output_tokens - 1;
-    uint32_t page_tokens = kva_max_u32(s->params.engine->limits.page_tokens, 1);
-    return position % page_tokens == 0 || (position + 1) % page_tokens == 0;
-}
-
 /* Every decoding choice once, the one that waited longest first: those taken go to the list's end,
  * so that more of them than a step holds take turns. */
 static void plan_decodes(struct kva_scheduler *s, struct kva_step_plan *plan, uint32_t rows_max,
@@ -101,7 +92,7 @@ static void plan_decodes(struct kva_scheduler *s, struct kva_step_plan *plan, ui
         struct kva_choice *c = KVA_CONTAINER_OF(s->decode.next, struct kva_choice, run);
         if (c->planned_step == visit)
             break;
-        if (at_page_boundary(s, c) && !make_room(s, plan, c, now_ns))
+        if (!make_room(s, plan, c, now_ns))
             continue;
         kva_list_remove(&c->run);
         kva_list_append(&s->decode, &c->run);

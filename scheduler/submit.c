@@ -17,9 +17,6 @@ enum kva_status kva_request_check(const struct kva_scheduler_params *params,
         return kva_fail_param(err, KVA_EINVAL, "n",
                               "the request has %u choices, the queue takes at most %u",
                               request->choices, params->waiting_max);
-    if ((unsigned)request->kv.policy >= KVA_KV_POLICY_COUNT)
-        return kva_fail_param(err, KVA_EINVAL, "kv.policy", "no KV policy has the number %u",
-                              (unsigned)request->kv.policy);
     uint64_t total = (uint64_t)request->prompt_tokens + request->output_tokens_max;
     if (total > engine->limits.context_max)
         return kva_fail_param(err, KVA_ECONTEXT, "prompt",
@@ -86,6 +83,7 @@ static void queue_choice(struct kva_scheduler *s, struct kva_group *group,
     struct kva_choice *c = &group->choices[index];
     c->group = group;
     c->tenant = tenant;
+    c->growth_bytes = s->ops->growth_bytes(s->engine_self, c->seq);
     c->request_id = request->id;
     c->index = index;
     c->item_index = UINT32_MAX;

@@ -187,7 +187,7 @@ static enum kva_status start(struct kva_bench *bench, const struct kva_sequence_
     enum kva_status status = ops_of(bench)->create(self_of(bench), params, &seq, err);
     if (status)
         return status;
-    status = ops_of(bench)->admit(self_of(bench), seq, &cached, err);
+    status = ops_of(bench)->admit(self_of(bench), seq, &cached, NULL, err);
     if (status)
         ops_of(bench)->destroy(self_of(bench), seq);
     else

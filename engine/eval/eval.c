@@ -118,7 +118,7 @@ static enum kva_status start(struct run *run, const struct kva_kv_spec *spec, ui
     enum kva_status status = engine->ops->create(engine->self, &params, &seq, err);
     if (status)
         return status;
-    status = engine->ops->admit(engine->self, seq, &cached, err);
+    status = engine->ops->admit(engine->self, seq, &cached, NULL, err);
     if (status) {
         engine->ops->destroy(engine->self, seq);
         return status;

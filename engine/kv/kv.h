@@ -159,10 +159,11 @@ void kva_kv_seq_finish(struct kva_kv *kv, struct kva_kv_seq *seq);
 
 /* Promise host memory for tokens_max, find the prompt's beginning in the prefix cache, take device
  * memory for the prompt. At least the last prompt token is left to compute. *ret_cached_tokens is a
- * multiple of the page size. Fails: KVA_ELIMIT, nothing taken. */
+ * multiple of the page size. Fails: KVA_ELIMIT (`short_of`, if not NULL, is the tier that has no
+ * room), nothing taken. */
 KVA_MUST_CHECK enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq,
                                                 const uint32_t *prompt, uint32_t *ret_cached_tokens,
-                                                struct kva_err *err);
+                                                enum kva_tier_id *short_of, struct kva_err *err);
 
 /* What such an admission would take now: pages that others hold are free of charge, pages that only
  * the cache holds are not. */
@@ -172,7 +173,8 @@ struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const stru
 /* Undo an admission. */
 void kva_kv_seq_unadmit(struct kva_kv *kv, struct kva_kv_seq *seq);
 
-/* Pages and device memory for `tokens` tokens in all. Fails: KVA_ELIMIT, nothing lost. */
+/* Pages and device memory for `tokens` tokens in all; at once where it has them. Fails: KVA_ELIMIT,
+ * nothing lost. */
 KVA_MUST_CHECK enum kva_status kva_kv_seq_grow(struct kva_kv *kv, struct kva_kv_seq *seq,
                                                uint32_t tokens, struct kva_err *err);
 

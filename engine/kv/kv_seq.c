@@ -94,11 +94,19 @@ static void release_pages(struct kva_kv *kv, struct kva_kv_seq *seq)
     seq->host_block_count = 0;
 }
 
+/* It holds device memory from now on, or does not any more. */
+static void set_resident(struct kva_kv *kv, struct kva_kv_seq *seq, bool resident)
+{
+    if ((unsigned)seq->spec.policy < KVA_KV_POLICY_COUNT)
+        kv->counters.sequences[seq->spec.policy] += (uint32_t)resident - (uint32_t)seq->resident;
+    seq->resident = resident;
+}
+
 void kva_kv_seq_unadmit(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     if (seq->resident)
         kva_kv_release(kv, seq, false);
-    seq->resident = false;
+    set_resident(kv, seq, false);
     release_pages(kv, seq);
 }
 
@@ -161,8 +169,16 @@ static void take_pages(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count
     }
 }
 
+static enum kva_status refuse(enum kva_tier_id tier, enum kva_tier_id *short_of)
+{
+    if (short_of)
+        *short_of = tier;
+    return KVA_ELIMIT;
+}
+
 enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_t *prompt,
-                                 uint32_t *ret_cached_tokens, struct kva_err *err)
+                                 uint32_t *ret_cached_tokens, enum kva_tier_id *short_of,
+                                 struct kva_err *err)
 {
     uint32_t prompt_tokens = seq->prompt_tokens;
     if (seq->share)
@@ -171,19 +187,19 @@ enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq, cons
     uint32_t missing = kva_kv_pages(seq->tokens_max) - seq->page_count;
     if (!kva_page_pool_promise(kv->pages, missing)) {
         release_pages(kv, seq);
-        return kva_fail_param(err, KVA_ELIMIT, "host",
-                              "the host tier has no room for %u more pages now", missing);
+        return kva_fail(err, refuse(KVA_TIER_HOST, short_of),
+                        "the host tier has no room for %u more pages now", missing);
     }
     seq->promised_pages = missing;
     take_pages(kv, seq, kva_kv_pages(prompt_tokens));
     seq->offloaded = seq->resident_end = seq->policy->offloaded(&seq->spec, prompt_tokens);
     if (!kva_kv_reserve(kv, seq, prompt_tokens)) {
         release_pages(kv, seq);
-        return kva_fail_param(err, KVA_ELIMIT, "device",
-                              "the device tier has no room for %u more tokens now",
-                              prompt_tokens - cached);
+        return kva_fail(err, refuse(KVA_TIER_DEVICE, short_of),
+                        "the device tier has no room for %u more tokens now",
+                        prompt_tokens - cached);
     }
-    seq->resident = true;
+    set_resident(kv, seq, true);
     if (seq->share) {
         kv->counters.prefix_lookup_tokens += prompt_tokens;
         kv->counters.prefix_hit_tokens += cached;
@@ -195,25 +211,27 @@ enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq, cons
 enum kva_status kva_kv_seq_grow(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t tokens,
                                 struct kva_err *err)
 {
-    take_pages(kv, seq, kva_kv_pages(tokens));
+    uint32_t pages = kva_kv_pages(tokens);
+    if (pages <= seq->resident_end && seq->policy->offloaded(&seq->spec, tokens) <= seq->offloaded)
+        return KVA_OK;
+    take_pages(kv, seq, pages);
     if (kva_kv_reserve(kv, seq, tokens))
         return KVA_OK;
-    return kva_fail_param(err, KVA_ELIMIT, "device",
-                          "the device tier has no room for one more page now");
+    return kva_fail(err, KVA_ELIMIT, "the device tier has no room for one more page now");
 }
 
 void kva_kv_seq_suspend(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     kva_kv_release(kv, seq, true);
-    seq->resident = false;
+    set_resident(kv, seq, false);
 }
 
 enum kva_status kva_kv_seq_resume(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
 {
     if (!kva_kv_restore(kv, seq))
-        return kva_fail_param(err, KVA_ELIMIT, "device",
-                              "the device tier has no room for %u tokens now", seq->tokens);
-    seq->resident = true;
+        return kva_fail(err, KVA_ELIMIT, "the device tier has no room for %u tokens now",
+                        seq->tokens);
+    set_resident(kv, seq, true);
     return KVA_OK;
 }
 

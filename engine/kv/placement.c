@@ -43,6 +43,18 @@ uint64_t kva_kv_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spe
     return later > bytes ? later : bytes;
 }
 
+/* Items of several pages share a chunk of the tier: the mean of many pages. */
+#define GROWTH_PAGES 1024u
+
+uint64_t kva_kv_growth_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec)
+{
+    bool offloads = kva_kv_policy_get(spec->policy)->offloaded(spec, UINT32_MAX) > 0;
+    uint32_t offloaded = offloads ? GROWTH_PAGES : 0, resident = offloads ? 0 : GROWTH_PAGES;
+    uint64_t less = bytes_with(kv, spec, offloaded, resident, true);
+    uint64_t more = bytes_with(kv, spec, 2 * offloaded, 2 * resident, true);
+    return (more - less) / GROWTH_PAGES;
+}
+
 /* Whole pages are shared where none are offloaded, other forms where they are. */
 uint64_t kva_kv_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                              const struct kva_page *page)

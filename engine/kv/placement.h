@@ -4,7 +4,7 @@
  * Device memory is taken in reserve and restore, all or nothing, and given back in commit and
  * release; within a pass data only moves.
  *
- * Thread rule: engine thread; kva_kv_footprint reads constants only. */
+ * Thread rule: engine thread; the footprint and growth read constants only. */
 #ifndef KVA_ENGINE_KV_PLACEMENT_H
 #define KVA_ENGINE_KV_PLACEMENT_H
 
@@ -19,6 +19,9 @@ uint64_t kva_kv_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spe
  * NULL: for a page that a running sequence of the same settings has. */
 uint64_t kva_kv_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                              const struct kva_page *page);
+
+/* Device bytes by which a sequence of some length grows with each further page. */
+uint64_t kva_kv_growth_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec);
 
 /* Device memory for the step that brings the sequence to `tokens` tokens; its pages exist. All or
  * nothing; false: the tier is full. */

@@ -348,7 +348,12 @@ static enum kva_status read_word(const struct kva_kv_setting *setting, const cha
 
 enum kva_status kva_kv_spec_check(const struct kva_kv_spec *spec, struct kva_err *err)
 {
-    const struct kva_kv_policy *policy = kva_kv_policy_get(spec->policy);
+    const struct kva_kv_policy *policy = NULL;
+    if ((unsigned)spec->policy < KVA_KV_POLICIES_MAX)
+        policy = kva_kv_policy_get(spec->policy);
+    if (!policy)
+        return kva_fail_param(err, KVA_EINVAL, "kv.policy", "no KV policy has the number %u",
+                              (unsigned)spec->policy);
     struct kva_kv_spec copy = *spec;
     for (size_t i = 0; i < policy->setting_count; i++) {
         const struct kva_kv_setting *setting = &settings[policy->settings[i].id];

@@ -3,7 +3,15 @@
 #ifndef KVA_ENGINE_KV_USAGE_H
 #define KVA_ENGINE_KV_USAGE_H
 
+#include "engine/kv/spec.h"
+
 #include <stdint.h>
+
+/* Where memory is short. */
+enum kva_tier_id {
+    KVA_TIER_DEVICE,
+    KVA_TIER_HOST,
+};
 
 struct kva_tier_bytes {
     uint64_t device;
@@ -23,7 +31,8 @@ struct kva_kv_usage {
     struct kva_tier_bytes used;   /* by admitted sequences and the prefix cache */
     struct kva_tier_bytes cached; /* of it: prefix cache only, given up on demand */
     struct kva_tier_bytes budget;
-    uint64_t prefix_lookup_tokens; /* counters since start, as the following */
+    uint32_t sequences[KVA_KV_POLICY_COUNT]; /* that hold device memory, by policy */
+    uint64_t prefix_lookup_tokens;           /* counters since start, as the following */
     uint64_t prefix_hit_tokens;
     uint64_t offloaded_bytes;  /* device to host */
     uint64_t fetch_late_count; /* steps that waited for a fetch */

@@ -43,10 +43,11 @@ static void put_scheduler(struct kva_buf *out, const struct kva_scheduler_stats 
     }
     labelled(out, "kvahead_requests_waiting", labels, "reason", "new",
              stats->waiting > named ? stats->waiting - named : 0);
-    kva_metrics_head(out, "kvahead_sequences", "gauge", "Running choices by KV policy.");
+    kva_metrics_head(out, "kvahead_sequences", "gauge",
+                     "Choices that hold device memory, by KV policy.");
     for (unsigned i = 0; i < KVA_KV_POLICY_COUNT; i++)
         labelled(out, "kvahead_sequences", labels, "policy",
-                 kva_kv_policy_name((enum kva_kv_policy_id)i), stats->running_by_policy[i]);
+                 kva_kv_policy_name((enum kva_kv_policy_id)i), stats->engine.sequences[i]);
     single(out, "kvahead_preemptions_total", "counter", labels, (double)stats->preemptions,
            "Choices that gave their device memory to others.");
     single(out, "kvahead_steps_total", "counter", labels, (double)stats->steps, "Engine steps.");

@@ -145,7 +145,7 @@ static struct kva_sequence *start(struct bench *bench, const struct case_of_kv *
         .cache_disabled = true,
     };
     expect_ok(ops->create(bench->engine->self, &params, &seq, &err), &err);
-    if (ops->admit(bench->engine->self, seq, &cached, &err)) {
+    if (ops->admit(bench->engine->self, seq, &cached, NULL, &err)) {
         ops->destroy(bench->engine->self, seq);
         return NULL;
     }

@@ -98,7 +98,8 @@ static struct kva_sequence *start(struct setup *setup, const struct run *run,
         .cache_disabled = true,
     };
     expect_ok(setup->engine->ops->create(setup->engine->self, &params, &seq, &err), &err, "create");
-    expect_ok(setup->engine->ops->admit(setup->engine->self, seq, &cached, &err), &err, "admit");
+    expect_ok(setup->engine->ops->admit(setup->engine->self, seq, &cached, NULL, &err), &err,
+              "admit");
     return seq;
 }
 

@@ -87,7 +87,7 @@ struct kva_sequence *fixture_start(struct fixture *fixture,
     struct kva_engine *engine = fixture->engine;
     uint32_t cached;
     expect_ok(engine->ops->create(engine->self, params, &seq, &err), &err);
-    expect_ok(engine->ops->admit(engine->self, seq, &cached, &err), &err);
+    expect_ok(engine->ops->admit(engine->self, seq, &cached, NULL, &err), &err);
     return seq;
 }
 

@@ -37,7 +37,7 @@ static float *all_logits(struct fixture *f, const uint32_t *ids, uint32_t count,
     assert_int_equal(kva_kv_create(&kv_params, &kv, &err), KVA_OK);
     assert_int_equal(kva_kv_seq_init(kv, &seq, &plan, &err), KVA_OK);
     uint32_t cached;
-    assert_int_equal(kva_kv_seq_admit(kv, &seq, ids, &cached, &err), KVA_OK);
+    assert_int_equal(kva_kv_seq_admit(kv, &seq, ids, &cached, NULL, &err), KVA_OK);
     const struct kva_forward_params params = {
         .device = f->device,
         .model = f->model,

@@ -195,7 +195,7 @@ static void advance(struct fixture *f, struct member *members, uint32_t count, u
     uint32_t cached;
     enum kva_status status = KVA_OK;
     if (m->state == WAITING)
-        status = ops->admit(self, m->seq, &cached, &err);
+        status = ops->admit(self, m->seq, &cached, NULL, &err);
     else if (m->state == SUSPENDED)
         status = ops->resume(self, m->seq, &err);
     if (status == KVA_OK)
@@ -357,16 +357,20 @@ static void test_model_engine__budgets_hold_and_refusals_name_both_numbers(void 
     assert_int_equal(ops->create(self, &params, &a, &err), KVA_OK);
     assert_int_equal(ops->create(self, &params, &b, &err), KVA_OK);
     assert_int_equal(ops->create(self, &params, &c, &err), KVA_OK);
-    assert_int_equal(ops->admit(self, a, &cached, &err), KVA_OK);
-    assert_int_equal(ops->admit(self, b, &cached, &err), KVA_ELIMIT);
+    assert_int_equal(ops->admit(self, a, &cached, NULL, &err), KVA_OK);
+    enum kva_tier_id short_of = KVA_TIER_HOST;
+    assert_int_equal(ops->admit(self, b, &cached, &short_of, &err), KVA_ELIMIT);
+    assert_int_equal(short_of, KVA_TIER_DEVICE);
     assert_non_null(strstr(err.message, "device"));
     ops->suspend(self, a);
-    assert_int_equal(ops->admit(self, b, &cached, &err), KVA_OK);
+    assert_int_equal(ops->admit(self, b, &cached, NULL, &err), KVA_OK);
     assert_int_equal(ops->resume(self, a, &err), KVA_ELIMIT);
     ops->suspend(self, b);
-    assert_int_equal(ops->admit(self, c, &cached, &err), KVA_OK);
+    assert_int_equal(ops->admit(self, c, &cached, NULL, &err), KVA_OK);
     struct kva_engine_usage usage;
     ops->usage(self, &usage);
+    assert_int_equal(usage.sequences[KVA_KV_FULL], 1);
+    assert_int_equal(ops->growth_bytes(self, c), page);
     assert_int_equal(usage.budget.host, 10 * page);
     assert_int_equal(usage.used.host, 9 * page);
     assert_int_equal(usage.used.device, 2 * page);
@@ -402,7 +406,7 @@ static void test_model_engine__admission_takes_what_was_announced(void **state K
         assert_int_equal(ops->create(self, &params, &seqs[i], &err), KVA_OK);
         ops->usage(self, &before);
         ops->admit_bytes(self, seqs[i], &want);
-        assert_int_equal(ops->admit(self, seqs[i], &cached, &err), KVA_OK);
+        assert_int_equal(ops->admit(self, seqs[i], &cached, NULL, &err), KVA_OK);
         ops->usage(self, &after);
         assert_int_equal(after.used.host - before.used.host, want.host);
         /* Items of other sizes may find room in chunks that are open already. */

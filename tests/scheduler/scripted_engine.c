@@ -1,6 +1,9 @@
+/* scripted_engine.c - the life of its sequences, and its answers. */
 #include "tests/scheduler/scripted_engine.h"
 
 #include "tests/scheduler/scripted_internal.h"
+
+#include <string.h>
 
 /* --- what is deterministic ----------------------------------------------------------------- */
 
@@ -57,7 +60,7 @@ void kva_virtual_clock_init(struct kva_virtual_clock *clock, uint64_t now_ns)
 
 static uint32_t pages_of(const struct kva_scripted *e, uint32_t tokens)
 {
-    return (uint32_t)kva_div_up(tokens, e->params.limits.page_tokens);
+    return (uint32_t)kva_div_up(tokens, e->params.page_tokens);
 }
 
 /* --- operations ---------------------------------------------------------------------------- */
@@ -66,6 +69,8 @@ static enum kva_status scripted_check(void *self, const struct kva_sequence_para
                                       struct kva_err *err)
 {
     const struct kva_scripted *e = self;
+    if ((unsigned)params->kv.policy >= KVA_KV_POLICY_COUNT)
+        return kva_fail(err, KVA_EINVAL, "no such policy");
     const struct kva_tier_bytes *page = &e->params.page_bytes[params->kv.policy];
     uint64_t device = (uint64_t)page->device * (pages_of(e, params->tokens_max) + 1);
     uint64_t host = (uint64_t)page->host * pages_of(e, params->tokens_max);
@@ -98,10 +103,10 @@ static void hash_pages(const struct kva_scripted *e, struct kva_sequence *seq)
 {
     const struct kva_sequence_params *p = &seq->params;
     uint64_t hash = mix(p->cache_scope[0] ^ mix(p->cache_scope[1] ^ mix((uint64_t)p->kv.policy)));
-    for (uint32_t i = 0; i < seq->page_hash_count * e->params.limits.page_tokens; i++) {
+    for (uint32_t i = 0; i < seq->page_hash_count * e->params.page_tokens; i++) {
         hash = mix(hash ^ p->prompt[i]) + i;
-        if ((i + 1) % e->params.limits.page_tokens == 0)
-            seq->page_hashes[i / e->params.limits.page_tokens] = hash;
+        if ((i + 1) % e->params.page_tokens == 0)
+            seq->page_hashes[i / e->params.page_tokens] = hash;
     }
 }
 
@@ -131,7 +136,7 @@ static enum kva_status scripted_create(void *self, const struct kva_sequence_par
         return kva_fail(err, KVA_ENOMEM, "out of memory");
     seq->params = *params;
     seq->sampling = *params->sampling;
-    seq->page_hash_count = params->prompt_tokens / e->params.limits.page_tokens;
+    seq->page_hash_count = params->prompt_tokens / e->params.page_tokens;
     seq->page_hashes = calloc(seq->page_hash_count + 1u, sizeof(uint64_t));
     seq->shared = calloc(seq->page_hash_count + 1u, sizeof(struct scripted_page *));
     bool logprobs = seq->sampling.prompt_logprobs >= 0 && params->prompt_tokens > 1;
@@ -156,7 +161,7 @@ static uint32_t find_cached(const struct kva_scripted *e, const struct kva_seque
     uint32_t count = 0;
     if (!e->params.prefix_cache || seq->params.cache_disabled || seq->prompt_logprobs)
         return 0;
-    uint32_t most = (seq->params.prompt_tokens - 1) / e->params.limits.page_tokens;
+    uint32_t most = (seq->params.prompt_tokens - 1) / e->params.page_tokens;
     while (count < most && scripted_pool_find(&e->pool, seq->page_hashes[count]))
         count++;
     return count;
@@ -193,8 +198,16 @@ static void make_shared_resident(struct kva_sequence *seq)
         seq->shared[i]->resident = true;
 }
 
+static void set_state(struct kva_scripted *e, struct kva_sequence *seq, enum sequence_state state)
+{
+    e->on_device[seq->params.kv.policy] +=
+        (uint32_t)(state == ON_DEVICE) - (uint32_t)(seq->state == ON_DEVICE);
+    seq->state = state;
+}
+
 static enum kva_status scripted_admit(void *self, struct kva_sequence *seq,
-                                      uint32_t *ret_cached_tokens, struct kva_err *err)
+                                      uint32_t *ret_cached_tokens, enum kva_tier_id *short_of,
+                                      struct kva_err *err)
 {
     struct kva_scripted *e = self;
     check_thread(e);
@@ -202,7 +215,8 @@ static enum kva_status scripted_admit(void *self, struct kva_sequence *seq,
     SCRIPTED_CHECK(e->admitted < e->params.limits.sequences_max, "over sequences_max");
     if (injected(&e->admits, e->params.admit_refused_every)) {
         e->report.refusals++;
-        return kva_fail_param(err, KVA_ELIMIT, "device", "injected");
+        *short_of = KVA_TIER_DEVICE;
+        return kva_fail(err, KVA_ELIMIT, "injected");
     }
     uint32_t hits = find_cached(e, seq);
     for (uint32_t i = 0; i < hits; i++) {
@@ -214,7 +228,7 @@ static enum kva_status scripted_admit(void *self, struct kva_sequence *seq,
     uint32_t host_pages = pages_of(e, seq->params.tokens_max) - hits;
     struct kva_tier_bytes want = bytes_of(e, seq, device_pages, host_pages);
     want.device += ref_shared_device(e, seq);
-    enum kva_status status = scripted_pool_take(&e->pool, want, err);
+    enum kva_status status = scripted_pool_take(&e->pool, want, short_of, err);
     if (status != KVA_OK) {
         e->report.refusals++;
         unref_shared_device(e, seq);
@@ -224,9 +238,9 @@ static enum kva_status scripted_admit(void *self, struct kva_sequence *seq,
     make_shared_resident(seq);
     seq->own_device_pages = device_pages;
     seq->own_host_pages = host_pages;
-    seq->cached_tokens = hits * e->params.limits.page_tokens;
+    seq->cached_tokens = hits * e->params.page_tokens;
     seq->prefill_done = seq->cached_tokens;
-    seq->state = ON_DEVICE;
+    set_state(e, seq, ON_DEVICE);
     e->admitted++;
     e->prefix_lookup_tokens += seq->params.prompt_tokens;
     e->prefix_hit_tokens += seq->cached_tokens;
@@ -251,23 +265,33 @@ static void scripted_admit_bytes(void *self, const struct kva_sequence *seq,
     }
 }
 
+static uint64_t scripted_growth_bytes(void *self, const struct kva_sequence *seq)
+{
+    check_thread(self);
+    return bytes_of(self, seq, 1, 0).device;
+}
+
 static enum kva_status scripted_grow(void *self, struct kva_sequence *seq, struct kva_err *err)
 {
     struct kva_scripted *e = self;
     check_thread(e);
     SCRIPTED_CHECK(seq->state == ON_DEVICE && seq->outputs > 0, "grow outside of decoding");
+    if (kv_tokens(seq) < device_capacity_tokens(e, seq)) {
+        seq->grown_outputs = seq->outputs;
+        return KVA_OK;
+    }
     if (injected(&e->grows, e->params.grow_refused_every)) {
         e->report.refusals++;
-        return kva_fail_param(err, KVA_ELIMIT, "device", "injected");
+        return kva_fail(err, KVA_ELIMIT, "injected");
     }
-    if (kv_tokens(seq) < device_capacity_tokens(e, seq))
-        return KVA_OK;
-    enum kva_status status = scripted_pool_take(&e->pool, bytes_of(e, seq, 1, 0), err);
-    if (status == KVA_OK)
-        seq->own_device_pages++;
-    else
+    enum kva_status status = scripted_pool_take(&e->pool, bytes_of(e, seq, 1, 0), NULL, err);
+    if (status != KVA_OK) {
         e->report.refusals++;
-    return status;
+        return status;
+    }
+    seq->own_device_pages++;
+    seq->grown_outputs = seq->outputs;
+    return KVA_OK;
 }
 
 static void scripted_suspend(void *self, struct kva_sequence *seq)
@@ -277,7 +301,7 @@ static void scripted_suspend(void *self, struct kva_sequence *seq)
     SCRIPTED_CHECK(seq->state == ON_DEVICE, "suspended without device memory");
     unref_shared_device(e, seq);
     scripted_pool_give(&e->pool, bytes_of(e, seq, seq->own_device_pages, 0));
-    seq->state = SUSPENDED;
+    set_state(e, seq, SUSPENDED);
     e->report.suspends++;
 }
 
@@ -288,18 +312,18 @@ static enum kva_status scripted_resume(void *self, struct kva_sequence *seq, str
     SCRIPTED_CHECK(seq->state == SUSPENDED, "resumed but not suspended");
     if (injected(&e->resumes, e->params.resume_refused_every)) {
         e->report.refusals++;
-        return kva_fail_param(err, KVA_ELIMIT, "device", "injected");
+        return kva_fail(err, KVA_ELIMIT, "injected");
     }
     struct kva_tier_bytes want = bytes_of(e, seq, seq->own_device_pages, 0);
     want.device += ref_shared_device(e, seq);
-    enum kva_status status = scripted_pool_take(&e->pool, want, err);
+    enum kva_status status = scripted_pool_take(&e->pool, want, NULL, err);
     if (status != KVA_OK) {
         e->report.refusals++;
         unref_shared_device(e, seq);
         return status;
     }
     make_shared_resident(seq);
-    seq->state = ON_DEVICE;
+    set_state(e, seq, ON_DEVICE);
     return KVA_OK;
 }
 
@@ -312,6 +336,7 @@ static void scripted_destroy(void *self, struct kva_sequence *seq)
     if (seq->state == ON_DEVICE) {
         unref_shared_device(e, seq);
         scripted_pool_give(&e->pool, bytes_of(e, seq, seq->own_device_pages, 0));
+        e->on_device[seq->params.kv.policy]--;
     }
     if (seq->state != CREATED) {
         unref_shared_host(e, seq);
@@ -357,6 +382,7 @@ static void scripted_usage(void *self, struct kva_engine_usage *ret)
         .prefix_hit_tokens = e->prefix_hit_tokens,
         .steps = e->report.steps,
     };
+    memcpy(ret->sequences, e->on_device, sizeof(ret->sequences));
 }
 
 /* --- life ---------------------------------------------------------------------------------- */
@@ -369,8 +395,9 @@ struct kva_scripted_params kva_scripted_defaults(void)
                    .sequences_max = 64,
                    .step_tokens_max = 512,
                    .partial_prefills_max = 2,
-                   .page_tokens = 64,
+                   .prefill_tokens_min = 64,
                    .budget = {.device = 1024ull << 16, .host = 4096ull << 16}},
+        .page_tokens = 64,
         .page_bytes =
             {[KVA_KV_FULL] = page, [KVA_KV_OFFLOAD] = {.device = 1 << 13, .host = 1 << 16}},
         .vocab = 1000,
@@ -387,6 +414,8 @@ struct kva_scripted *kva_scripted_create(const struct kva_scripted_params *param
     e->ops = (struct kva_engine_ops){
         .create = scripted_create,
         .admit = scripted_admit,
+        .admit_bytes = scripted_admit_bytes,
+        .growth_bytes = scripted_growth_bytes,
         .grow = scripted_grow,
         .suspend = scripted_suspend,
         .resume = scripted_resume,
@@ -396,7 +425,6 @@ struct kva_scripted *kva_scripted_create(const struct kva_scripted_params *param
         .prompt_logprobs = scripted_prompt_logprobs,
         .usage = scripted_usage,
         .check = params->without_check ? NULL : scripted_check,
-        .admit_bytes = params->without_admit_bytes ? NULL : scripted_admit_bytes,
     };
     e->engine = (struct kva_engine){.ops = &e->ops, .self = e, .limits = params->limits};
     return e;

@@ -28,6 +28,7 @@ typedef uint32_t (*kva_scripted_next_fn)(void *opaque, const struct kva_sequence
 
 struct kva_scripted_params {
     struct kva_engine_limits limits;
+    uint32_t page_tokens;
     struct kva_tier_bytes page_bytes[KVA_KV_POLICY_COUNT];
     uint32_t vocab;
     bool prefix_cache;
@@ -51,9 +52,7 @@ struct kva_scripted_params {
     uint32_t grow_refused_every;
     uint32_t resume_refused_every;
 
-    /* Leave the optional operations out. */
-    bool without_check;
-    bool without_admit_bytes;
+    bool without_check; /* which an engine may lack */
 };
 
 struct kva_scripted;

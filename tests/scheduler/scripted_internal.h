@@ -23,6 +23,7 @@ struct kva_sequence {
     uint32_t cached_tokens;
     uint32_t prefill_done; /* cached ones included */
     uint32_t outputs;
+    uint32_t grown_outputs; /* when grow last succeeded */
     uint64_t last_step;
     struct kva_prompt_logprob *prompt_logprobs;
 };
@@ -34,6 +35,7 @@ struct kva_scripted {
     struct scripted_pool pool;
     struct kva_scripted_report report;
     uint32_t admitted;
+    uint32_t on_device[KVA_KV_POLICY_COUNT];
     uint32_t partial_prefills; /* on the device or suspended */
     uint64_t prefix_lookup_tokens;
     uint64_t prefix_hit_tokens;
@@ -80,7 +82,7 @@ static inline bool prefill_unfinished(const struct kva_sequence *seq)
 static inline uint32_t device_capacity_tokens(const struct kva_scripted *e,
                                               const struct kva_sequence *seq)
 {
-    return (seq->shared_count + seq->own_device_pages) * e->params.limits.page_tokens;
+    return (seq->shared_count + seq->own_device_pages) * e->params.page_tokens;
 }
 
 /* Tokens whose K and V are there: the newest output's come with the next decode. */

@@ -38,20 +38,25 @@ void scripted_pool_finish(struct scripted_pool *pool)
     kva_id_table_finish(&pool->pages);
 }
 
-enum kva_status scripted_pool_take(struct scripted_pool *pool, struct kva_tier_bytes want,
-                                   struct kva_err *err)
+static enum kva_status refuse(enum kva_tier_id tier, uint64_t want, uint64_t free_bytes,
+                              enum kva_tier_id *short_of, struct kva_err *err)
 {
-    uint64_t device_needed = pool->used.device - pool->cached.device;
-    uint64_t host_needed = pool->used.host - pool->cached.host;
-    if (device_needed + want.device > pool->budget.device)
-        return kva_fail_param(err, KVA_ELIMIT, "device",
-                              "device tier: %llu bytes wanted, %llu free",
-                              (unsigned long long)want.device,
-                              (unsigned long long)(pool->budget.device - device_needed));
-    if (host_needed + want.host > pool->budget.host)
-        return kva_fail_param(err, KVA_ELIMIT, "host", "host tier: %llu bytes wanted, %llu free",
-                              (unsigned long long)want.host,
-                              (unsigned long long)(pool->budget.host - host_needed));
+    if (short_of)
+        *short_of = tier;
+    return kva_fail(err, KVA_ELIMIT, "%s tier: %llu bytes wanted, %llu free",
+                    tier == KVA_TIER_HOST ? "host" : "device", (unsigned long long)want,
+                    (unsigned long long)free_bytes);
+}
+
+enum kva_status scripted_pool_take(struct scripted_pool *pool, struct kva_tier_bytes want,
+                                   enum kva_tier_id *short_of, struct kva_err *err)
+{
+    uint64_t device_free = pool->budget.device - (pool->used.device - pool->cached.device);
+    uint64_t host_free = pool->budget.host - (pool->used.host - pool->cached.host);
+    if (want.device > device_free)
+        return refuse(KVA_TIER_DEVICE, want.device, device_free, short_of, err);
+    if (want.host > host_free)
+        return refuse(KVA_TIER_HOST, want.host, host_free, short_of, err);
     while (pool->used.host + want.host > pool->budget.host)
         drop_page(pool, KVA_CONTAINER_OF(pool->host_idle.next, struct scripted_page, host_idle));
     while (pool->used.device + want.device > pool->budget.device)

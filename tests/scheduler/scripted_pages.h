@@ -52,9 +52,11 @@ void scripted_pool_init(struct scripted_pool *pool, struct kva_tier_bytes budget
 /* Drops the cache; aborts if anything else is left. */
 void scripted_pool_finish(struct scripted_pool *pool);
 
-/* Take bytes, giving up cached pages if need be. Fails: KVA_ELIMIT, nothing taken. */
+/* Take bytes, giving up cached pages if need be. Fails: KVA_ELIMIT (`short_of`, if not NULL, is the
+ * tier), nothing taken. */
 KVA_MUST_CHECK enum kva_status scripted_pool_take(struct scripted_pool *pool,
-                                                  struct kva_tier_bytes want, struct kva_err *err);
+                                                  struct kva_tier_bytes want,
+                                                  enum kva_tier_id *short_of, struct kva_err *err);
 void scripted_pool_give(struct scripted_pool *pool, struct kva_tier_bytes bytes);
 
 struct scripted_page *scripted_pool_find(const struct scripted_pool *pool, uint64_t hash);

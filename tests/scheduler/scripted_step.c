@@ -87,6 +87,7 @@ static void run_item(struct kva_scripted *e, struct kva_step_item *item)
         return;
     }
     SCRIPTED_CHECK(seq->outputs > 0, "decode before the prefill is finished");
+    SCRIPTED_CHECK(seq->grown_outputs == seq->outputs, "decode without a grow before it");
     SCRIPTED_CHECK(kv_tokens(seq) < device_capacity_tokens(e, seq),
                    "no room for token %u, capacity %u", kv_tokens(seq),
                    device_capacity_tokens(e, seq));

@@ -160,7 +160,7 @@ static void check_stats(const struct simulation *sim)
     assert_int_equal(waiting, stats.waiting);
     uint32_t running = 0;
     for (uint32_t i = 0; i < KVA_KV_POLICY_COUNT; i++)
-        running += stats.running_by_policy[i];
+        running += stats.engine.sequences[i];
     assert_int_equal(running, stats.running);
     assert_int_equal(stats.output_tokens, sim->tracker.tokens);
     for (uint32_t i = 0; i < KVA_FINISH_COUNT; i++)

@@ -73,8 +73,8 @@ static void test_scheduler__counts_what_happens(void **state KVA_UNUSED)
     }
     struct kva_scheduler_stats stats = fixture_stats(&f);
     assert_int_equal(stats.running, 6);
-    assert_int_equal(stats.running_by_policy[KVA_KV_FULL], 3);
-    assert_int_equal(stats.running_by_policy[KVA_KV_OFFLOAD], 3);
+    assert_int_equal(stats.engine.sequences[KVA_KV_FULL], 3);
+    assert_int_equal(stats.engine.sequences[KVA_KV_OFFLOAD], 3);
     assert_int_equal(stats.prompt_tokens_cached, 4 * 128);
     assert_int_equal(stats.prompt_tokens_computed, 2 * 130 + 4 * 2);
     assert_int_equal(stats.steps, 6);

@@ -104,13 +104,13 @@ static struct simulation random_simulation(uint64_t seed)
     limits->sequences_max = 1 + rng_below(rng, 40);
     limits->step_tokens_max = 2 + rng_below(rng, 1u << rng_below(rng, 10));
     limits->partial_prefills_max = 1 + rng_below(rng, 4);
-    limits->page_tokens = 1u << rng_below(rng, 8);
-    uint32_t pages = limits->context_max / limits->page_tokens + 2;
+    sim.engine.page_tokens = 1u << rng_below(rng, 8);
+    limits->prefill_tokens_min = sim.engine.page_tokens;
+    uint32_t pages = limits->context_max / sim.engine.page_tokens + 2;
     limits->budget.device = (uint64_t)(pages + rng_below(rng, 3 * pages)) << 16;
     limits->budget.host = (uint64_t)(pages + rng_below(rng, 8 * pages)) << 16;
     sim.engine.prefix_cache = rng_below(rng, 3) != 0;
     sim.engine.vocab = 2 + rng_below(rng, 500);
-    sim.engine.without_admit_bytes = rng_below(rng, 3) == 0;
     sim.engine.without_check = rng_below(rng, 3) == 0;
     sim.engine.step_ns = rng_below(rng, 20) * KVA_NS_PER_MS + 1;
     if (rng_below(rng, 3) == 0)

@@ -172,7 +172,7 @@ static void touch_memory(struct run *run)
         uint32_t cached;
         const struct kva_engine_ops *ops = run->engine->ops;
         check(ops->create(run->engine->self, &params, &seq, &err), &err);
-        check(ops->admit(run->engine->self, seq, &cached, &err), &err);
+        check(ops->admit(run->engine->self, seq, &cached, NULL, &err), &err);
         check(kva_model_engine_fill(run->engine, seq, done, &err), &err);
         ops->destroy(run->engine->self, seq);
     }
