@@ -128,8 +128,8 @@ void kva_options_markdown(struct kva_buf *out)
     kva_buf_puts(out,
                  "# Options\n\nWritten by `kvahead options`; do not edit.\n\n"
                  "An option is a flag `--name value`, an environment variable `KVAHEAD_NAME`, or a "
-                 "key `name` of the JSON\nfile that `--config` names; the first of these that "
-                 "gives it wins. Sizes take K, M, G, T (binary), times\ntake ms, s, m, h.\n");
+                 "key `name` of\nthe JSON file that `--config` names; the first of these that "
+                 "gives it wins. Sizes take K, M, G, T\n(binary), times take ms, s, m, h.\n");
     for (size_t i = 0; i < count; i++) {
         const struct kva_option *option = &options[i];
         if (strcmp(group, option->group) != 0)

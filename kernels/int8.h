@@ -27,7 +27,7 @@
 #include "kernels/device.h"
 
 /* Inputs that share a scale. Of groups of 32, 64, 128 and whole rows, the largest that keeps the
- * error of logits where bf16 activations have it (docs/performance.md). */
+ * error of logits where bf16 activations have it (docs/results/cpu.md). */
 #define KVA_INT8_GROUP       128u
 
 #define KVA_INT8_PANEL       16u /* outputs side by side */

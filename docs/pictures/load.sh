@@ -1,5 +1,5 @@
 #!/bin/sh
-# load.sh - what docs/performance.md shows under "Under load": the bundled model at rising rates.
+# load.sh - what docs/results/server.md shows under "Under load": the bundled model at rising rates.
 #
 #     docs/pictures/load.sh OUT        from the root of the source; OUT: a folder for the results
 #

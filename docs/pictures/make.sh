@@ -1,5 +1,5 @@
 #!/bin/sh
-# make.sh - the figures of docs/kv.md: RULER by policy, the sweep over topk, the needle grid and the
+# make.sh - the figures of docs/results/quality.md: RULER by policy, the sweep over topk, the needle grid and the
 # heat map of what decoding attends to, all of the bundled model.
 #
 #     docs/pictures/make.sh OUT        from the root of the source; OUT: a folder for the results

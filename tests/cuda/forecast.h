@@ -1,6 +1,6 @@
 /* forecast.h - what a GPU's ceilings allow: the largest batch within a memory budget, the time of a
  * step or a prompt, and which limit binds. Nothing is measured here: the same formulas give the
- * predictions of docs/performance.md and the roofs beside measurements.
+ * predictions of docs/results/gpu.md and the roofs beside measurements.
  *
  * A step takes at least: reading the weights, or their products for all rows; reading what
  * attention reads, or its products, in tiles of 16 rows a KV head; beside that, fetched rows over

@@ -1,5 +1,5 @@
 /* What tiles attention of level amx loads, multiplies and stores, which stands behind what
- * docs/performance.md expects of it, and what becomes of values that are no finite numbers. */
+ * docs/results/cpu.md expects of it, and what becomes of values that are no finite numbers. */
 #include "kernels/ops.h"
 #include "tests/cmocka.h"
 #include "tests/kernels/amx_emulator.h"

@@ -1,5 +1,5 @@
 /* What tiles a linear of level amx loads, multiplies and stores: the figures that stand behind what
- * docs/performance.md expects of it. */
+ * docs/results/cpu.md expects of it. */
 #include "kernels/int8.h"
 #include "kernels/ops.h"
 #include "tests/cmocka.h"

@@ -4,7 +4,7 @@
                       [--threads N] [--rounds N] [--seconds S]
 
 bf16 against `--weights file`, Q8_0 against `--weights int8`. What is printed is the median over the rounds of tokens/s.
-docs/performance.md says how to get the files.
+docs/results/cpu.md says how to get the files.
 """
 
 import argparse

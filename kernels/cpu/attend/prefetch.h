@@ -1,5 +1,5 @@
 /* prefetch.h - what attention prefetches while it works on a split: the split that comes next.
- * docs/performance.md, "Kernels", has what was measured. */
+ * docs/results/cpu.md, "Kernels", has what was measured. */
 #ifndef KVA_KERNELS_CPU_ATTEND_PREFETCH_H
 #define KVA_KERNELS_CPU_ATTEND_PREFETCH_H
 
