@@ -1,55 +1,98 @@
-/* forward_attend.c - a layer's attention: the ranges in which the sequences' tokens lie
- * (engine/kv/range.h), grouped by the operator and format that attend to them. Each operator gives
- * one partial result of all rows; one merge adds them up. */
+/* forward_attend.c - a layer's attention: every range of the sequences' tokens
+ * (engine/kv/range.h) by the operator of its kind, then one merge of the partial results.
+ *
+ *     BLOCKS    attend
+ *     LOWBIT    forward_select.c, a call per format: attend_lowbit, attend_rows, and selection
+ *     ROWS      attend_rows
+ *     PARTIAL   computed elsewhere
+ *
+ * The engine's own partial results, one per kind, are of all rows of the pass: a kind that one
+ * sequence has gives an empty result to the rows of the others. */
 #include "engine/forward_internal.h"
 
-#include "engine/kv/parts/lowbit.h"
+/* --- 16-bit blocks --------------------------------------------------------------------------- */
 
-/* The partial result of some rows, from the named pieces of scratch. */
-static struct kva_partial partial_at(const struct kva_forward *fw, enum kva_scratch_name a)
+/* The partial result on which the attention over the rows' blocks goes on; NULL: there is none. */
+static const struct kva_kv_range *find_prefix(const struct kva_kv_rows *rows)
 {
-    return (struct kva_partial){
-        .a = fw->scratch[a].data,
-        .m = fw->scratch[a + 1].data,
-        .e = fw->scratch[a + 2].data,
-    };
+    for (uint32_t i = 0; i < rows->range_count; i++) {
+        if (rows->ranges[i].kind == KVA_RANGE_PARTIAL && rows->ranges[i].prefix)
+            return &rows->ranges[i];
+    }
+    return NULL;
 }
 
-/* Attention over what is in 16-bit blocks. */
-static void attend_blocks(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer)
+static void await_partial(const struct kva_kv_range *range)
+{
+    if (range->ready)
+        kva_event_wait(range->ready, KVA_QUEUE_COMPUTE);
+}
+
+/* The rows' result over blocks begins as that of the prefix. */
+static void copy_prefix(struct kva_forward *fw, const struct kva_kv_rows *rows,
+                        const struct kva_kv_range *prefix)
+{
+    const struct kva_partial to = kva_forward_partial_of(fw, KVA_RANGE_BLOCKS, rows->row_first);
+    size_t pairs = (size_t)rows->row_count * fw->config->heads;
+    await_partial(prefix);
+    kva_device_copy(fw->device, KVA_QUEUE_COMPUTE, to.a, prefix->partial.a,
+                    pairs * fw->config->head_dim * sizeof(float));
+    kva_device_copy(fw->device, KVA_QUEUE_COMPUTE, to.m, prefix->partial.m, pairs * sizeof(float));
+    kva_device_copy(fw->device, KVA_QUEUE_COMPUTE, to.e, prefix->partial.e, pairs * sizeof(float));
+}
+
+/* One more of attend_seqs, which has `count`; its ranges follow the first `range_count`. Returns
+ * the number of ranges with them. */
+static uint32_t list_blocks(struct kva_forward *fw, const struct kva_kv_rows *rows, uint32_t count,
+                            uint32_t range_count)
+{
+    uint32_t end = rows->position_first + rows->row_count, at = range_count;
+    for (uint32_t i = 0; i < rows->range_count; i++) {
+        const struct kva_kv_range *range = &rows->ranges[i];
+        uint32_t first = range->page_first * KVA_PAGE_TOKENS;
+        if (range->kind != KVA_RANGE_BLOCKS)
+            continue;
+        fw->attend_ranges[at++] = (struct kva_attend_range){
+            .format = KVA_KV_16BIT,
+            .token_first = first,
+            .token_count = kva_min_u32(range->page_end * KVA_PAGE_TOKENS, end) - first,
+            .block_first = (uint32_t)(rows->blocks - fw->blocks) + range->page_first,
+        };
+    }
+    fw->attend_seqs[count] = (struct kva_attend_seq){
+        .row_first = rows->row_first,
+        .row_count = rows->row_count,
+        .position_first = rows->position_first,
+        .range_first = range_count,
+        .range_count = at - range_count,
+    };
+    return at;
+}
+
+/* Attention over blocks of the sequences that have a prefix, or of those that have none. */
+static void attend_blocks(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer,
+                          bool prefixed)
 {
     const struct kva_model_config *c = fw->config;
-    uint32_t count = 0;
+    uint32_t count = 0, range_count = 0;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];
-        uint32_t end = rows->position_first + rows->row_count;
-        fw->attend_seqs[i] = (struct kva_attend_seq){
-            .row_first = rows->row_first,
-            .row_count = rows->row_count,
-            .position_first = rows->position_first,
-            .range_first = count,
-        };
-        for (uint32_t j = 0; j < rows->range_count; j++) {
-            const struct kva_kv_range *range = &rows->ranges[j];
-            uint32_t first = range->page_first * KVA_PAGE_TOKENS;
-            if (range->kind != KVA_RANGE_BLOCKS)
-                continue;
-            fw->attend_ranges[count++] = (struct kva_attend_range){
-                .format = KVA_KV_16BIT,
-                .token_first = first,
-                .token_count = kva_min_u32(range->page_end * KVA_PAGE_TOKENS, end) - first,
-                .block_first = (uint32_t)(rows->blocks - fw->blocks) + range->page_first,
-            };
-        }
-        fw->attend_seqs[i].range_count = count - fw->attend_seqs[i].range_first;
+        const struct kva_kv_range *prefix = find_prefix(rows);
+        if ((prefix != NULL) != prefixed)
+            continue;
+        if (prefix)
+            copy_prefix(fw, rows, prefix);
+        range_count = list_blocks(fw, rows, count++, range_count);
     }
+    if (count == 0)
+        return;
     fw->ops->attend(fw->device, &(struct kva_attend_args){
                                     .q = fw->scratch[KVA_SCRATCH_Q].data,
-                                    .out = partial_at(fw, KVA_SCRATCH_PARTIAL_A),
+                                    .out = fw->partials[KVA_RANGE_BLOCKS],
                                     .seqs = fw->attend_seqs,
                                     .ranges = fw->attend_ranges,
                                     .blocks = fw->blocks,
-                                    .seq_count = pass->rows_count,
+                                    .seq_count = count,
                                     .q_stride = c->heads * c->head_dim,
                                     .heads = c->heads,
                                     .kv_heads = c->kv_heads,
@@ -57,174 +100,221 @@ static void attend_blocks(struct kva_forward *fw, const struct kva_kv_pass *pass
                                     .window = c->layer_window[layer],
                                     .kv_dtype = fw->params.kv->shape.dtype,
                                     .scale = c->attend_scale,
+                                    .accumulate = prefixed,
                                 });
 }
 
-/* What attend_lowbit attends to: low-bit pages with the rows that replace some of their tokens, or
- * rows alone. NULL: neither. */
-static const struct kva_kv_range *lowbit_range(const struct kva_kv_rows *rows)
+/* --- rows alone ------------------------------------------------------------------------------ */
+
+/* False: no sequence has such a range. */
+static bool attend_rows(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer)
 {
-    const struct kva_kv_range *range = kva_kv_find_range(rows, KVA_RANGE_LOWBIT);
-    return range ? range : kva_kv_find_range(rows, KVA_RANGE_ROWS);
+    bool any = false;
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        const struct kva_kv_rows *rows = &pass->rows[i];
+        const struct kva_kv_range *range = kva_kv_find_range(rows, KVA_RANGE_ROWS);
+        fw->rows_seqs[i] = (struct kva_rows_seq){
+            .row_first = rows->row_first,
+            .row_count = rows->row_count,
+            .position_first = rows->position_first,
+            .rows = range ? range->rows : NULL,
+        };
+        any |= range != NULL;
+    }
+    if (any)
+        kva_forward_attend_rows(fw, &(struct kva_rows_call){.kind = KVA_RANGE_ROWS,
+                                                            .seqs = fw->rows_seqs,
+                                                            .count = pass->rows_count,
+                                                            .layer = layer});
+    return any;
 }
 
-/* Rows alone are read by a call of any format. */
-static struct kva_lowbit_format format_of(const struct kva_kv_rows *rows)
+/* --- low-bit pages --------------------------------------------------------------------------- */
+
+static bool has_lowbit(const struct kva_kv_rows *rows)
 {
-    return kva_kv_find_range(rows, KVA_RANGE_LOWBIT)
-               ? kva_kv_lowbit_format(&rows->seq->spec)
-               : (struct kva_lowbit_format){.bits = 2, .group = KVA_PAGE_TOKENS};
+    return kva_kv_find_range(rows, KVA_RANGE_LOWBIT) != NULL;
 }
 
-/* Whether the low-bit ranges of both can be attended to by one call. */
-static bool same_format(const struct kva_kv_rows *a, const struct kva_kv_rows *b)
-{
-    struct kva_lowbit_format x = format_of(a), y = format_of(b);
-    return x.bits == y.bits && x.group == y.group &&
-           a->seq->spec.skip_layers == b->seq->spec.skip_layers;
-}
-
-/* The two times at which low-bit pages are read in a layer. */
-enum lowbit_time {
-    TO_SELECT, /* by rows that select before they attend: only the selection is wanted */
-    TO_ATTEND, /* by all rows; some select for the next step along the way */
+/* Low-bit pages are read by up to two calls in a layer: the first for rows that select before they
+ * attend, of which only the selection is wanted, the second for all. */
+struct reading {
+    bool (*takes_part)(const struct kva_kv_rows *rows);
+    bool (*selects)(const struct kva_kv_rows *rows);
+    bool clears; /* rows without low-bit pages get an empty result */
 };
 
-/* Whether the rows' sequence has rows fetched for this layer. */
-static bool fetches_rows(const struct kva_kv_rows *rows)
+static bool selects_meanwhile(const struct kva_kv_rows *rows)
 {
-    const struct kva_row_cache *cache = kva_kv_find_rows(rows);
-    return cache && cache->k > 0;
+    return rows->fused || kva_kv_selects_next(rows);
 }
 
-static bool takes_part(const struct kva_kv_rows *rows, enum lowbit_time time)
+static const struct reading to_select = {kva_kv_selects_now, kva_kv_selects_now, false};
+static const struct reading to_attend = {has_lowbit, selects_meanwhile, true};
+
+/* Whether both have low-bit pages, and one call can read them. */
+static bool same_format(const struct kva_kv_rows *a, const struct kva_kv_rows *b)
 {
-    return lowbit_range(rows) &&
-           (time == TO_ATTEND || (rows->select_now && !rows->fused && fetches_rows(rows)));
+    const struct kva_kv_range *x = kva_kv_find_range(a, KVA_RANGE_LOWBIT);
+    const struct kva_kv_range *y = kva_kv_find_range(b, KVA_RANGE_LOWBIT);
+    return x && y && x->format.bits == y->format.bits && x->format.group == y->format.group &&
+           x->low_offset_bytes == y->low_offset_bytes &&
+           kva_forward_has_rest(a) == kva_forward_has_rest(b);
 }
 
-/* Whether selecting, fetching and attending are one for these rows: where the device reaches the
- * host tier by itself, and nothing is wanted in between. */
-static bool is_fused(const struct kva_forward *fw, const struct kva_kv_rows *rows,
-                     const struct kva_forward_observer *observer)
-{
-    return kva_device_get_info(fw->device)->host_readable && !observer && rows->select_now &&
-           !rows->select_next && fetches_rows(rows);
-}
-
-/* Whether an entry before `index` has low-bit pages of the same format. */
-static bool format_seen(const struct kva_kv_pass *pass, uint32_t index, enum lowbit_time time)
+static bool format_seen(const struct kva_kv_pass *pass, uint32_t index,
+                        const struct reading *reading)
 {
     for (uint32_t i = 0; i < index; i++) {
-        if (takes_part(&pass->rows[i], time) && same_format(&pass->rows[i], &pass->rows[index]))
+        if (reading->takes_part(&pass->rows[i]) && same_format(&pass->rows[i], &pass->rows[index]))
             return true;
     }
     return false;
 }
 
-/* Describe the sequences whose low-bit pages have the format of entry `like`; with `others`, those
- * without low-bit pages too. Returns their number. */
-static uint32_t list_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer,
-                            uint32_t like, bool others, enum lowbit_time time)
-{
-    uint32_t count = 0, block = 0;
-    for (uint32_t i = 0; i < pass->rows_count; i++) {
-        const struct kva_kv_rows *rows = &pass->rows[i];
-        const struct kva_kv_range *range = lowbit_range(rows);
-        bool selects = time == TO_SELECT ? rows->select_now : rows->select_next || rows->fused;
-        bool listed = takes_part(rows, time) && same_format(rows, &pass->rows[like]);
-        if (!listed && (range || !others))
-            continue;
-        uint32_t pages = range ? range->page_end : 0;
-        if (rows->fused)
-            fw->low_now[count] = kva_kv_layer_now(fw->params.kv, rows, layer);
-        fw->low_seqs[count] = (struct kva_select_seq){
-            .row_first = rows->row_first,
-            .row_count = rows->row_count,
-            .position_first = rows->position_first,
-            .block_first = block,
-            .page_count = pages,
-            .rows = range ? range->rows : NULL,
-            .select_row = selects && fetches_rows(rows) ? rows->select_row : KVA_NO_ROW,
-            .now = rows->fused ? &fw->low_now[count] : NULL,
-        };
-        count++;
-        for (uint32_t j = 0; j < pages; j++)
-            fw->low_blocks[block++] = range->low[j];
-    }
-    return count;
-}
-
-/* Attention of the first `count` of low_seqs, all in the format of `like`. */
-static void call_lowbit(struct kva_forward *fw, const struct kva_kv_rows *like, uint32_t count,
-                        uint32_t layer)
-{
-    const struct kva_model_config *c = fw->config;
-    const struct kva_kv *kv = fw->params.kv;
-    const struct kva_partial rest = partial_at(fw, KVA_SCRATCH_PARTIAL_A);
-    kva_attend_select(fw->device, &(struct kva_attend_select_fetch_args){
-                                      .q = fw->scratch[KVA_SCRATCH_Q].data,
-                                      .out = partial_at(fw, KVA_SCRATCH_LOWBIT_A),
-                                      .rest = &rest,
-                                      .seqs = fw->low_seqs,
-                                      .blocks = fw->low_blocks,
-                                      .block_offset_bytes =
-                                          kva_kv_find_range(like, KVA_RANGE_LOWBIT)
-                                              ? kva_kv_lowbit_offset(kv, &like->seq->spec, layer)
-                                              : 0,
-                                      .scratch = fw->scratch[KVA_SCRATCH_SELECT].data,
-                                      .scratch_bytes = fw->scratch[KVA_SCRATCH_SELECT].bytes,
-                                      .seq_count = count,
-                                      .q_stride = c->heads * c->head_dim,
-                                      .heads = c->heads,
-                                      .kv_heads = c->kv_heads,
-                                      .head_dim = c->head_dim,
-                                      .window = c->layer_window[layer],
-                                      .kv_dtype = kv->shape.dtype,
-                                      .format = format_of(like),
-                                      .scale = c->attend_scale,
-                                  });
-}
-
-/* Attention over low-bit pages and hot rows, one call per format. TO_ATTEND gives every row of the
- * pass a result. False: no sequence takes part. */
-static bool attend_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer,
-                          enum lowbit_time time)
+/* One call per format. False: no sequence takes part. */
+static bool read_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer,
+                        const struct reading *reading)
 {
     bool any = false;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
-        if (!takes_part(&pass->rows[i], time) || format_seen(pass, i, time))
+        const struct kva_kv_range *like = kva_kv_find_range(&pass->rows[i], KVA_RANGE_LOWBIT);
+        uint32_t count = 0;
+        if (!reading->takes_part(&pass->rows[i]) || format_seen(pass, i, reading))
             continue;
-        uint32_t count = list_lowbit(fw, pass, layer, i, time == TO_ATTEND && !any, time);
+        for (uint32_t j = 0; j < pass->rows_count; j++) {
+            const struct kva_kv_rows *rows = &pass->rows[j];
+            bool cleared = reading->clears && !any && !has_lowbit(rows);
+            if (cleared || (reading->takes_part(rows) && same_format(rows, &pass->rows[i])))
+                fw->low_rows[count++] = rows;
+        }
+        kva_forward_attend_lowbit(fw, &(struct kva_lowbit_call){
+                                          .rows = fw->low_rows,
+                                          .count = count,
+                                          .layer = layer,
+                                          .like = like,
+                                          .has_rest = kva_forward_has_rest(&pass->rows[i]),
+                                          .selects = reading->selects,
+                                      });
         any = true;
-        call_lowbit(fw, &pass->rows[i], count, layer);
     }
     return any;
 }
 
+/* --- merge ----------------------------------------------------------------------------------- */
+
+static bool is_merged(const struct kva_kv_range *range)
+{
+    return range->kind == KVA_RANGE_PARTIAL && !range->prefix;
+}
+
+/* Whether some of the rows' partial results come from elsewhere. */
+static bool has_elsewhere(const struct kva_kv_rows *rows)
+{
+    for (uint32_t i = 0; i < rows->range_count; i++) {
+        if (is_merged(&rows->ranges[i]))
+            return true;
+    }
+    return false;
+}
+
+bool kva_forward_has_rest(const struct kva_kv_rows *rows)
+{
+    return has_elsewhere(rows) || kva_kv_find_range(rows, KVA_RANGE_ROWS);
+}
+
+uint32_t kva_forward_list_rest(const struct kva_forward *fw, const struct kva_kv_rows *rows,
+                               struct kva_partial *ret)
+{
+    uint32_t count = 0;
+    ret[count++] = kva_forward_partial_of(fw, KVA_RANGE_BLOCKS, rows->row_first);
+    if (kva_kv_find_range(rows, KVA_RANGE_ROWS))
+        ret[count++] = kva_forward_partial_of(fw, KVA_RANGE_ROWS, rows->row_first);
+    for (uint32_t i = 0; i < rows->range_count; i++) {
+        if (!is_merged(&rows->ranges[i]))
+            continue;
+        await_partial(&rows->ranges[i]);
+        ret[count++] = rows->ranges[i].partial;
+    }
+    return count;
+}
+
+/* The partial results of `rows` rows from number `row_first` on become their attention. */
+static void merge_rows(struct kva_forward *fw, const struct kva_partial *partials, uint32_t count,
+                       uint32_t row_first, uint32_t rows)
+{
+    const struct kva_model_config *c = fw->config;
+    size_t row_bytes = (size_t)c->heads * c->head_dim * fw->act_bytes;
+    fw->ops->merge(fw->device, &(struct kva_merge_args){
+                                   .out = (unsigned char *)fw->scratch[KVA_SCRATCH_ATTN].data +
+                                          row_first * row_bytes,
+                                   .partials = partials,
+                                   .partial_count = count,
+                                   .rows = rows,
+                                   .heads = c->heads,
+                                   .head_dim = c->head_dim,
+                               });
+}
+
+/* Sequences with partial results from elsewhere by themselves, runs of others in one call. `kinds`:
+ * those of which the engine has a result of all rows. */
+static void merge(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t rows,
+                  const bool *kinds)
+{
+    struct kva_partial partials[KVA_PARTIALS_MAX];
+    uint32_t from = 0;
+    for (uint32_t i = 0; i <= pass->rows_count; i++) {
+        const struct kva_kv_rows *own = i < pass->rows_count ? &pass->rows[i] : NULL;
+        uint32_t end = own ? own->row_first : rows, count = 0;
+        if (own && !has_elsewhere(own))
+            continue;
+        for (uint32_t kind = 0; kind < KVA_RANGE_PARTIAL; kind++) {
+            if (kinds[kind])
+                partials[count++] = kva_forward_partial_of(fw, (enum kva_kv_range_kind)kind, from);
+        }
+        if (end > from)
+            merge_rows(fw, partials, count, from, end - from);
+        if (!own)
+            return;
+        count = kva_forward_list_rest(fw, own, partials);
+        if (has_lowbit(own))
+            partials[count++] = kva_forward_partial_of(fw, KVA_RANGE_LOWBIT, own->row_first);
+        merge_rows(fw, partials, count, own->row_first, own->row_count);
+        from = own->row_first + own->row_count;
+    }
+}
+
+/* --- observers ------------------------------------------------------------------------------- */
+
+static bool always(const struct kva_kv_rows *rows KVA_UNUSED)
+{
+    return true;
+}
+
 /* The rows that a sequence's own query chooses, into the observer's memory. What attention writes
- * on the way is overwritten by TO_ATTEND. */
+ * on the way is overwritten when all attend. */
 static const uint32_t *observe_selection(struct kva_forward *fw, const struct kva_kv_rows *rows,
                                          uint32_t *into, uint32_t layer)
 {
-    if (!fetches_rows(rows))
+    struct kva_kv_rows own = *rows;
+    own.row_count = 1;
+    own.select_row = 0;
+    if (!kva_kv_selects(&own))
         return NULL;
-    if (rows->select_now) /* it has just done so */
+    if (kva_kv_selects_now(rows)) /* it has just done so */
         return kva_kv_find_rows(rows)->chosen;
-    const struct kva_kv_range *range = lowbit_range(rows);
-    struct kva_row_cache hot = *range->rows;
-    hot.chosen = into;
-    fw->low_seqs[0] = (struct kva_select_seq){
-        .row_first = rows->row_first,
-        .row_count = 1,
-        .position_first = rows->position_first,
-        .page_count = range->page_end,
-        .rows = &hot,
-        .select_row = 0,
-    };
-    for (uint32_t i = 0; i < range->page_end; i++)
-        fw->low_blocks[i] = range->low[i];
-    call_lowbit(fw, rows, 1, layer);
+    struct kva_kv_range *range =
+        &own.ranges[kva_kv_find_range(rows, KVA_RANGE_LOWBIT) - rows->ranges];
+    struct kva_row_cache cache = *range->rows;
+    cache.chosen = into;
+    range->rows = &cache;
+    fw->low_rows[0] = &own;
+    kva_forward_attend_lowbit(fw, &(struct kva_lowbit_call){.rows = fw->low_rows,
+                                                            .count = 1,
+                                                            .layer = layer,
+                                                            .like = range,
+                                                            .has_rest = kva_forward_has_rest(rows),
+                                                            .selects = always});
     return into;
 }
 
@@ -254,30 +344,35 @@ static void observe(struct kva_forward *fw, const struct kva_forward_observer *o
     }
 }
 
+/* --- a layer --------------------------------------------------------------------------------- */
+
+/* Whether selecting, fetching and attending are one for these rows: where the device does them in
+ * one, and nothing is wanted in between. */
+static bool can_fuse(const struct kva_forward *fw, const struct kva_kv_rows *rows)
+{
+    return fw->ops->attend_select_fetch && kva_kv_selects_now(rows) && !rows->select_next &&
+           rows->row_count == 1 && !kva_forward_has_rest(rows);
+}
+
 void kva_forward_attend(struct kva_forward *fw, struct kva_kv_pass *pass,
                         const struct kva_forward_observer *observer, uint32_t layer, uint32_t rows)
 {
-    const struct kva_model_config *c = fw->config;
-    attend_blocks(fw, pass, layer);
-    kva_kv_layer_query(fw->params.kv, pass, layer, fw->scratch[KVA_SCRATCH_Q].data);
-    for (uint32_t i = 0; i < pass->rows_count; i++)
-        pass->rows[i].fused = is_fused(fw, &pass->rows[i], observer);
-    if (attend_lowbit(fw, pass, layer, TO_SELECT))
-        kva_kv_layer_choose(fw->params.kv, pass, layer);
+    struct kva_kv *kv = fw->params.kv;
+    bool kinds[KVA_RANGE_PARTIAL] = {[KVA_RANGE_BLOCKS] = true};
+    kva_kv_layer_query(kv, pass, layer, fw->scratch[KVA_SCRATCH_Q].data);
+    for (uint32_t i = 0; !observer && i < pass->rows_count; i++) {
+        if (can_fuse(fw, &pass->rows[i]))
+            kva_kv_layer_fuse(kv, &pass->rows[i], layer);
+    }
+    attend_blocks(fw, pass, layer, false);
+    attend_blocks(fw, pass, layer, true);
+    kinds[KVA_RANGE_ROWS] = attend_rows(fw, pass, layer);
+    if (read_lowbit(fw, pass, layer, &to_select))
+        kva_kv_layer_choose(kv, pass, layer);
     if (observer)
         observe(fw, observer, pass, layer, false);
-    struct kva_partial partials[2] = {partial_at(fw, KVA_SCRATCH_PARTIAL_A)};
-    uint32_t partial_count = 1;
-    if (attend_lowbit(fw, pass, layer, TO_ATTEND))
-        partials[partial_count++] = partial_at(fw, KVA_SCRATCH_LOWBIT_A);
-    fw->ops->merge(fw->device, &(struct kva_merge_args){
-                                   .out = fw->scratch[KVA_SCRATCH_ATTN].data,
-                                   .partials = partials,
-                                   .partial_count = partial_count,
-                                   .rows = rows,
-                                   .heads = c->heads,
-                                   .head_dim = c->head_dim,
-                               });
+    kinds[KVA_RANGE_LOWBIT] = read_lowbit(fw, pass, layer, &to_attend);
+    merge(fw, pass, rows, kinds);
     if (observer)
         observe(fw, observer, pass, layer, true);
 }

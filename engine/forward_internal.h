@@ -1,7 +1,8 @@
 /* forward_internal.h - what the files of the forward pass share:
  *
  *     forward.c          the rows of a call through the layers
- *     forward_attend.c   a layer's attention: over 16-bit blocks, over low-bit pages, merged
+ *     forward_attend.c   a layer's attention: ranges to operators, and the merge
+ *     forward_select.c   attention over low-bit pages, and the selection of rows
  *     forward_logits.c   from the last layer's rows to logits, and what is wanted of them
  *     forward_memory.c   creation: weights on the device, scratch, descriptors
  *
@@ -25,25 +26,23 @@ struct kva_scratch_piece {
 };
 
 enum kva_scratch_name {
-    KVA_SCRATCH_HIDDEN, /* [rows, hidden] */
-    KVA_SCRATCH_NORMED, /* [rows, hidden] */
-    KVA_SCRATCH_Q,      /* [rows, heads * head_dim] */
-    KVA_SCRATCH_K,      /* [rows, kv_heads * head_dim] */
-    KVA_SCRATCH_V,      /* the same */
-    KVA_SCRATCH_ATTN,   /* [rows, heads * head_dim] */
-    KVA_SCRATCH_GATE,   /* [rows, intermediate]; without a gate, nothing */
-    KVA_SCRATCH_UP,     /* [rows, intermediate] */
-    KVA_SCRATCH_PARTIAL_A,
-    KVA_SCRATCH_PARTIAL_M,
-    KVA_SCRATCH_PARTIAL_E,
-    KVA_SCRATCH_LOWBIT_A, /* the partial result over low-bit pages */
-    KVA_SCRATCH_LOWBIT_M,
-    KVA_SCRATCH_LOWBIT_E,
+    KVA_SCRATCH_HIDDEN,     /* [rows, hidden] */
+    KVA_SCRATCH_NORMED,     /* [rows, hidden] */
+    KVA_SCRATCH_Q,          /* [rows, heads * head_dim] */
+    KVA_SCRATCH_K,          /* [rows, kv_heads * head_dim] */
+    KVA_SCRATCH_V,          /* the same */
+    KVA_SCRATCH_ATTN,       /* [rows, heads * head_dim] */
+    KVA_SCRATCH_GATE,       /* [rows, intermediate]; without a gate, nothing */
+    KVA_SCRATCH_UP,         /* [rows, intermediate] */
+    KVA_SCRATCH_PARTIALS,   /* what `partials` points to */
     KVA_SCRATCH_SELECT,     /* scores of one sequence at a time; on a GPU of many */
     KVA_SCRATCH_LOGIT_ROWS, /* [logit_rows, hidden] */
     KVA_SCRATCH_LOGITS,     /* fp32 [logit_rows, vocab] */
     KVA_SCRATCH_COUNT,
 };
+
+/* Partial results that the rows of one sequence can have. */
+#define KVA_PARTIALS_MAX (KVA_RANGE_PARTIAL + KVA_KV_RANGES_MAX)
 
 struct kva_forward {
     struct kva_forward_params params;
@@ -56,8 +55,9 @@ struct kva_forward {
     struct kva_layer_weights *layers;
 
     struct kva_scratch_piece scratch[KVA_SCRATCH_COUNT];
-    struct kva_scratch_piece host_logits; /* where the host cannot read the device's */
-    bool *brought;                        /* [logit_rows]: the row is there */
+    struct kva_partial partials[KVA_RANGE_PARTIAL]; /* by kind of range, of all rows of a call */
+    struct kva_scratch_piece host_logits;           /* where the host cannot read the device's */
+    bool *brought;                                  /* [logit_rows]: the row is there */
     /* Of the host tier: what is known of the rows of a pick. */
     struct kva_scratch_piece summaries;      /* kva_shortlist [logit_rows] */
     struct kva_scratch_piece listed;         /* kva_candidate [logit_rows][KVA_SHORTLIST_MAX] */
@@ -74,7 +74,8 @@ struct kva_forward {
     struct kva_attend_range *attend_ranges; /* [sequences_max * KVA_KV_RANGES_MAX] */
     const void **low_blocks;                /* [blocks_max] */
     struct kva_select_seq *low_seqs;        /* [sequences_max] */
-    struct kva_fused_fetch *low_now;        /* [sequences_max] */
+    const struct kva_kv_rows **low_rows;    /* [sequences_max]: whose turn it is */
+    struct kva_rows_seq *rows_seqs;         /* [sequences_max] */
 };
 
 /* out = norm of x, act [rows, hidden_size] each; they may be the same. */
@@ -86,5 +87,51 @@ void kva_forward_norm(struct kva_forward *fw, void *out, const void *x, struct k
  */
 void kva_forward_attend(struct kva_forward *fw, struct kva_kv_pass *pass,
                         const struct kva_forward_observer *observer, uint32_t layer, uint32_t rows);
+
+/* --- between forward_attend.c and forward_select.c ------------------------------------------- */
+
+/* The partial result over ranges of that kind, from row `row_first` of the pass on. */
+static inline struct kva_partial kva_forward_partial_of(const struct kva_forward *fw,
+                                                        enum kva_kv_range_kind kind,
+                                                        uint32_t row_first)
+{
+    size_t pair = (size_t)row_first * fw->config->heads;
+    const struct kva_partial *all = &fw->partials[kind];
+    return (struct kva_partial){all->a + pair * fw->config->head_dim, all->m + pair, all->e + pair};
+}
+
+/* Whether a sequence attends to more than blocks and low-bit pages. */
+bool kva_forward_has_rest(const struct kva_kv_rows *rows);
+
+/* All partial results of its rows but that over low-bit pages, from its first row on; the compute
+ * queue waits for them. Returns their number, KVA_PARTIALS_MAX - 1 at most. */
+uint32_t kva_forward_list_rest(const struct kva_forward *fw, const struct kva_kv_rows *rows,
+                               struct kva_partial *ret);
+
+/* Sequences whose low-bit pages one call can read. */
+struct kva_lowbit_call {
+    const struct kva_kv_rows *const *rows; /* [count]; those without low-bit pages get an empty
+                                              result */
+    uint32_t count;
+    uint32_t layer;
+    const struct kva_kv_range *like; /* of a sequence that has some */
+    bool
+        has_rest; /* those attend to more than blocks and low-bit pages, of which the fused operator
+                      knows nothing */
+    bool (*selects)(const struct kva_kv_rows *rows); /* its select_row does so in this call */
+};
+
+/* partials[LOWBIT] of the sequences' rows, and their selections. */
+void kva_forward_attend_lowbit(struct kva_forward *fw, const struct kva_lowbit_call *call);
+
+struct kva_rows_call {
+    enum kva_kv_range_kind kind; /* the result is this partial, or goes to it (`accumulate`) */
+    const struct kva_rows_seq *seqs;
+    uint32_t count;
+    uint32_t layer;
+    bool accumulate;
+};
+
+void kva_forward_attend_rows(struct kva_forward *fw, const struct kva_rows_call *call);
 
 #endif

@@ -92,6 +92,28 @@ static size_t select_bytes(const struct kva_forward *fw)
     return kva_max_size(one, kva_min_size(all, SELECT_BYTES_MAX));
 }
 
+/* Bytes of a partial result's a, and of its m or e. */
+static size_t partial_a_bytes(const struct kva_forward *fw)
+{
+    size_t pairs = (size_t)fw->params.rows_max * fw->config->heads;
+    return kva_align_up(pairs * fw->config->head_dim * sizeof(float), 64);
+}
+
+static size_t partial_m_bytes(const struct kva_forward *fw)
+{
+    return kva_align_up((size_t)fw->params.rows_max * fw->config->heads * sizeof(float), 64);
+}
+
+static void cut_partials(struct kva_forward *fw)
+{
+    unsigned char *at = fw->scratch[KVA_SCRATCH_PARTIALS].data;
+    for (int kind = 0; kind < KVA_RANGE_PARTIAL; kind++) {
+        unsigned char *m = at + partial_a_bytes(fw), *e = m + partial_m_bytes(fw);
+        fw->partials[kind] = (struct kva_partial){(void *)at, (void *)m, (void *)e};
+        at = e + partial_m_bytes(fw);
+    }
+}
+
 static enum kva_status alloc_scratch(struct kva_forward *fw, struct kva_err *err)
 {
     const struct kva_model_config *c = fw->config;
@@ -108,12 +130,8 @@ static enum kva_status alloc_scratch(struct kva_forward *fw, struct kva_err *err
         [KVA_SCRATCH_ATTN] = rows * q_dim * act,
         [KVA_SCRATCH_GATE] = c->gated_mlp ? rows * c->intermediate_size * act : 0,
         [KVA_SCRATCH_UP] = rows * c->intermediate_size * act,
-        [KVA_SCRATCH_PARTIAL_A] = rows * q_dim * sizeof(float),
-        [KVA_SCRATCH_PARTIAL_M] = rows * c->heads * sizeof(float),
-        [KVA_SCRATCH_PARTIAL_E] = rows * c->heads * sizeof(float),
-        [KVA_SCRATCH_LOWBIT_A] = rows * q_dim * sizeof(float),
-        [KVA_SCRATCH_LOWBIT_M] = rows * c->heads * sizeof(float),
-        [KVA_SCRATCH_LOWBIT_E] = rows * c->heads * sizeof(float),
+        [KVA_SCRATCH_PARTIALS] =
+            KVA_RANGE_PARTIAL * (partial_a_bytes(fw) + 2 * partial_m_bytes(fw)),
         [KVA_SCRATCH_SELECT] = select_bytes(fw),
         [KVA_SCRATCH_LOGIT_ROWS] = (size_t)fw->params.logit_rows_max * c->hidden_size * act,
         [KVA_SCRATCH_LOGITS] = (size_t)fw->params.logit_rows_max * c->vocab_size * sizeof(float),
@@ -127,6 +145,7 @@ static enum kva_status alloc_scratch(struct kva_forward *fw, struct kva_err *err
             return status;
         fw->scratch[i].bytes = bytes[i];
     }
+    cut_partials(fw);
     size_t logit_rows = fw->params.logit_rows_max;
     const struct {
         struct kva_scratch_piece *piece;
@@ -163,10 +182,11 @@ static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err 
         calloc((size_t)p->sequences_max * KVA_KV_RANGES_MAX, sizeof(*fw->attend_ranges));
     fw->low_blocks = calloc(fw->blocks_max, sizeof(*fw->low_blocks));
     fw->low_seqs = calloc(p->sequences_max, sizeof(*fw->low_seqs));
-    fw->low_now = calloc(p->sequences_max, sizeof(*fw->low_now));
+    fw->low_rows = calloc(p->sequences_max, sizeof(*fw->low_rows));
+    fw->rows_seqs = calloc(p->sequences_max, sizeof(*fw->rows_seqs));
     if (!fw->ids || !fw->positions || !fw->brought || !fw->wants || !fw->row_blocks ||
         !fw->blocks || !fw->attend_seqs || !fw->attend_ranges || !fw->low_blocks || !fw->low_seqs ||
-        !fw->low_now)
+        !fw->low_rows || !fw->rows_seqs)
         return kva_fail(err, KVA_ENOMEM, "out of memory for %u rows of %u sequences", p->rows_max,
                         p->sequences_max);
     return KVA_OK;
@@ -221,7 +241,8 @@ void kva_forward_destroy(struct kva_forward *fw)
     free(fw->attend_ranges);
     free(fw->low_blocks);
     free(fw->low_seqs);
-    free(fw->low_now);
+    free(fw->low_rows);
+    free(fw->rows_seqs);
     free(fw);
 }
 

@@ -231,13 +231,11 @@ static bool check_select_seq(struct kva_device *device,
     if (seq->now && (!selects || seq->row_count != 1))
         return refuse(device, SELECT ": a choice that is acted upon at once is that of a "
                                      "sequence's only row");
-    if (seq->now && !base_of(device)->ops->attend_select_fetch)
-        return refuse(device, SELECT ": this device does not act upon a choice at once");
     return !selects || check_selection(device, args, seq);
 }
 
-bool kva_check_attend_select_fetch(struct kva_device *device,
-                                   const struct kva_attend_select_fetch_args *args)
+static bool check_attend_select_fetch(struct kva_device *device,
+                                      const struct kva_attend_select_fetch_args *args)
 {
     if (!check_heads(device, SELECT, args->heads, args->kv_heads) ||
         !check_lowbit(device, SELECT, args->format, args->head_dim) ||
@@ -249,8 +247,6 @@ bool kva_check_attend_select_fetch(struct kva_device *device,
     }
     return true;
 }
-
-#define check_attend_select_fetch kva_check_attend_select_fetch
 
 static bool check_merge(struct kva_device *device, const struct kva_merge_args *args)
 {

@@ -13,8 +13,4 @@
 /* The table for a device; without attend_select_fetch, if it has none. */
 const struct kva_ops *kva_checked_ops(const struct kva_device *device);
 
-/* The check of attend_select_fetch, for those who make its calls one by one. */
-bool kva_check_attend_select_fetch(struct kva_device *device,
-                                   const struct kva_attend_select_fetch_args *args);
-
 #endif

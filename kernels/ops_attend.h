@@ -257,12 +257,4 @@ struct kva_attend_select_fetch_args {
     float scale;
 };
 
-/* The fused operator where the device has it, else the four calls, in turns as the scratch memory
- * allows; none of the sequences acts `now` then. */
-void kva_attend_select(struct kva_device *device, const struct kva_attend_select_fetch_args *args);
-
-/* The four calls of `ops`, a table of the device, whether it has the fused operator or not. */
-void kva_attend_select_apart(struct kva_device *device, const struct kva_ops *ops,
-                             const struct kva_attend_select_fetch_args *args);
-
 #endif

@@ -5,6 +5,8 @@
 #include "engine/kv/parts/rows.h"
 #include "engine/kv/parts/stage.h"
 
+#include <assert.h>
+
 void kva_kv_pass_begin(struct kva_kv *kv, struct kva_kv_pass *pass)
 {
     kv->resolve_stamp++;
@@ -24,8 +26,10 @@ void kva_kv_add_range(struct kva_kv_rows *rows, struct kva_kv_range range)
     if (last && last->kind == KVA_RANGE_BLOCKS && range.kind == KVA_RANGE_BLOCKS &&
         last->page_end == range.page_first)
         last->page_end = range.page_end;
-    else
+    else {
+        assert(rows->range_count < KVA_KV_RANGES_MAX);
         rows->ranges[rows->range_count++] = range;
+    }
 }
 
 void kva_kv_layer_begin(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer)
@@ -36,6 +40,7 @@ void kva_kv_layer_begin(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         struct kva_kv_rows *rows = &pass->rows[i];
         rows->range_count = 0;
+        rows->fused = false;
         for (const struct kva_kv_part *const *part = rows->seq->policy->parts; *part; part++)
             (*part)->locate(kv, rows, layer);
         any_rows |= kva_kv_find_rows(rows) != NULL;
@@ -63,10 +68,10 @@ void kva_kv_layer_query(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
     }
 }
 
-struct kva_fused_fetch kva_kv_layer_now(const struct kva_kv *kv, const struct kva_kv_rows *rows,
-                                        uint32_t layer)
+void kva_kv_layer_fuse(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
 {
-    return kva_kv_rowcache_now(kv, rows->seq, layer);
+    rows->fused = true;
+    rows->fetch = kva_kv_rowcache_now(kv, rows->seq, layer);
 }
 
 void kva_kv_layer_choose(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer)

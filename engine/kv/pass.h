@@ -18,24 +18,25 @@ struct kva_kv_rows {
     uint32_t position_first; /* of its first row */
     uint32_t row_count;
     bool draft;          /* the last row's token is a guess, never part of the sequence */
-    uint32_t select_row; /* whose attention selects rows, if any does ... */
-    bool select_now;     /* ... for itself, before it attends */
+    uint32_t select_row; /* whose attention to low-bit pages selects rows, if any does ... */
+    bool select_now;     /* ... for itself, before it attends; layer_query may change it */
     bool select_next;    /* ... for the next step, while it attends */
 
     /* --- from the forward pass, once per call --- */
     uint32_t row_first;  /* number of its first row in the pass */
     const void **blocks; /* [pages up to the last row's]: layer_begin writes this layer's 16-bit
                             block addresses, of pages in ranges of blocks */
-    bool fused;          /* what it selects for itself is fetched by the attention that selects
-                            (kva_select_seq.now), not by the copy queue */
+
+    /* --- in each layer, once it is known what selects --- */
+    bool fused; /* what select_row selects for itself is fetched by the operator that selects ... */
+    struct kva_fused_fetch fetch; /* ... as this says */
 
     /* --- from layer_begin --- */
     struct kva_kv_range ranges[KVA_KV_RANGES_MAX];
     uint32_t range_count;
 };
 
-/* The range of that kind; NULL: there is none. A sequence has one of low-bit pages or rows at most.
- */
+/* The first range of that kind; NULL: there is none. */
 static inline const struct kva_kv_range *kva_kv_find_range(const struct kva_kv_rows *rows,
                                                            enum kva_kv_range_kind kind)
 {
@@ -63,6 +64,28 @@ static inline const struct kva_row_cache *kva_kv_find_rows(const struct kva_kv_r
     return NULL;
 }
 
+/* --- who selects ------------------------------------------------------------------------------
+ *
+ * Of a sequence's rows one selects at most, in layers where rows of the sequence replace low-bit
+ * tokens: before it attends (`now`), while it attends (`next`), or both; and if now alone, then
+ * perhaps by the operator that attends (`fused`). */
+
+static inline bool kva_kv_selects(const struct kva_kv_rows *rows)
+{
+    const struct kva_kv_range *range = kva_kv_find_range(rows, KVA_RANGE_LOWBIT);
+    return range && range->rows && range->rows->k > 0 && rows->select_row < rows->row_count;
+}
+
+static inline bool kva_kv_selects_now(const struct kva_kv_rows *rows)
+{
+    return rows->select_now && !rows->fused && kva_kv_selects(rows);
+}
+
+static inline bool kva_kv_selects_next(const struct kva_kv_rows *rows)
+{
+    return rows->select_next && kva_kv_selects(rows);
+}
+
 /* For parts: one more range; whole pages go on from a range of whole pages that ends where they
  * begin. */
 void kva_kv_add_range(struct kva_kv_rows *rows, struct kva_kv_range range);
@@ -82,15 +105,15 @@ struct kva_kv_pass {
 void kva_kv_pass_begin(struct kva_kv *kv, struct kva_kv_pass *pass);
 void kva_kv_layer_begin(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer);
 
-/* The rows' queries, act [rows, heads, head_dim], are known: policies may have rows select now. */
+/* The rows' queries, act [rows, heads, head_dim], are known, and nothing has attended yet: policies
+ * may have rows select now. */
 void kva_kv_layer_query(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, const void *q);
 
-/* How the attention of rows that choose `fused` acts upon their selection. */
-struct kva_fused_fetch kva_kv_layer_now(const struct kva_kv *kv, const struct kva_kv_rows *rows,
-                                        uint32_t layer);
+/* The rows' selection for themselves is left to the operator that attends. */
+void kva_kv_layer_fuse(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer);
 
-/* The rows have chosen: their hot rows change before the layer goes on. For predictors that choose
- * with the very query that is about to attend. */
+/* Rows have selected for themselves (kva_kv_selects_now): what they chose is fetched before the
+ * layer goes on. */
 void kva_kv_layer_choose(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer);
 
 void kva_kv_layer_end(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer);

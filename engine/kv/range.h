@@ -2,7 +2,7 @@
  *
  * Before a layer attends, each sequence has a list of ranges: disjoint sets of its tokens, each in
  * one form. Attention over each of them gives a partial result, and one merge adds those up
- * (kernels/ops.h). Tokens in no range have been dropped: nobody attends to them.
+ * (kernels/ops_attend.h). Tokens in no range have been dropped: nobody attends to them.
  *
  * Thread rule: plain data. */
 #ifndef KVA_ENGINE_KV_RANGE_H
@@ -11,20 +11,38 @@
 #include "kernels/ops.h"
 
 enum kva_kv_range_kind {
-    KVA_RANGE_BLOCKS, /* pages [page_first, page_end), whole, in 16-bit blocks */
-    KVA_RANGE_LOWBIT, /* low-bit pages [0, page_end); tokens of `rows`, if there is one, are not
-                         read there but in 16 bits from it */
-    KVA_RANGE_ROWS,   /* the tokens of `rows` alone */
+    KVA_RANGE_BLOCKS,  /* pages [page_first, page_end), whole, in 16-bit blocks */
+    KVA_RANGE_LOWBIT,  /* low-bit pages [0, page_end); tokens of `rows`, if there is one, are not
+                          read there but in 16 bits from it */
+    KVA_RANGE_ROWS,    /* the tokens of `rows` alone */
+    KVA_RANGE_PARTIAL, /* tokens that others attend to: `partial` is what came of it */
 };
 
-/* Blocks before and behind a gap, low-bit pages, rows. */
-#define KVA_KV_RANGES_MAX 4u
+/* Blocks before and behind a gap, low-bit pages, rows alone, and partial results. Of low-bit pages
+ * and of rows alone there is one range at most. */
+#define KVA_KV_RANGES_MAX 8u
 
 struct kva_kv_range {
     enum kva_kv_range_kind kind;
     uint32_t page_first, page_end;
-    void *const *low;                 /* LOWBIT: [page_end] copies of pages in all layers */
+
+    /* --- LOWBIT --- */
+    struct kva_lowbit_format format;
+    void *const *low;        /* [page_end]: a device address of each page ... */
+    size_t low_offset_bytes; /* ... and where this layer's block lies behind it */
+
     const struct kva_row_cache *rows; /* LOWBIT: or NULL; ROWS */
+
+    /* --- PARTIAL: of the sequence's rows alone, device addresses, valid until the layer ends. The
+     * queries are known to the policy's layer_query. --- */
+    struct kva_partial partial;
+    struct kva_event *ready; /* the compute queue waits for it before `partial` is read; NULL: what
+                                writes it is in that queue */
+    /* The range begins the sequence, and attention over its 16-bit blocks goes on from it. If it is
+     * what attend gives for tokens up to a multiple of KVA_ATTEND_SPLIT_TOKENS, the result is that
+     * of attend over all of them, bit for bit; but those blocks wait for it. Otherwise it is merged,
+     * which is the same up to rounding, and is waited for as late as possible. */
+    bool prefix;
 };
 
 #endif

@@ -1,6 +1,7 @@
 /* bench_attend.c - attention over 16-bit pages and over low bits, and what low bits take besides.
  */
 #include "tests/cuda/bench.h"
+#include "tests/kernels/attend_apart.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -135,21 +136,21 @@ struct lowbit {
 static void run_lowbit(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
 {
     const struct lowbit *l = opaque;
-    kva_attend_select(bench->device,
-                      &(struct kva_attend_select_fetch_args){.q = l->a->q,
-                                                             .out = partial_of(l->a),
-                                                             .seqs = l->seqs,
-                                                             .blocks = l->blocks,
-                                                             .scratch = l->scratch,
-                                                             .scratch_bytes = l->scratch_bytes,
-                                                             .seq_count = l->a->sequences,
-                                                             .q_stride = HEADS * DIM,
-                                                             .heads = HEADS,
-                                                             .kv_heads = KV_HEADS,
-                                                             .head_dim = DIM,
-                                                             .kv_dtype = KVA_BF16,
-                                                             .format = l->format,
-                                                             .scale = 0.088f});
+    attend_apart(bench->device, kva_device_ops(bench->device),
+                 &(struct kva_attend_select_fetch_args){.q = l->a->q,
+                                                        .out = partial_of(l->a),
+                                                        .seqs = l->seqs,
+                                                        .blocks = l->blocks,
+                                                        .scratch = l->scratch,
+                                                        .scratch_bytes = l->scratch_bytes,
+                                                        .seq_count = l->a->sequences,
+                                                        .q_stride = HEADS * DIM,
+                                                        .heads = HEADS,
+                                                        .kv_heads = KV_HEADS,
+                                                        .head_dim = DIM,
+                                                        .kv_dtype = KVA_BF16,
+                                                        .format = l->format,
+                                                        .scale = 0.088f});
 }
 
 static void run_quantise(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)

@@ -2,6 +2,7 @@
  * query_cosine: a few steps of SpeCache on both devices, side by side. What is integers must be the
  * same; sums may differ by the rounding of numbers to 16 bits. */
 #include "tests/cuda/check.h"
+#include "tests/kernels/attend_apart.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -299,7 +300,7 @@ static float *attend(struct check *check, struct world *world, bool gpu, uint32_
         .scale = 1.0f / sqrtf((float)s->dim),
     };
     struct kva_device *device = gpu ? check->gpu : check->cpu;
-    kva_attend_select(device, &args);
+    attend_apart(device, kva_device_ops(device), &args);
     if (gpu) {
         gpu_read(check, out, to, floats * sizeof *out);
         gpu_free(check, to, floats * sizeof *out);

@@ -4,6 +4,7 @@
 
 #include "engine/model/int8.h"
 #include "engine/sampler.h"
+#include "kernels/backend.h"
 #include "tests/data.h"
 
 #include <string.h>
@@ -41,6 +42,12 @@ void fixture_open(struct fixture *fixture, const struct fixture_params *params)
         .copy_delay_seed = params->seed,
     };
     expect_ok(kva_device_open_cpu(&device, &fixture->device, &err), &err);
+    if (params->unfused) {
+        struct kva_device_base *base = (struct kva_device_base *)fixture->device;
+        fixture->unfused = *base->ops;
+        fixture->unfused.attend_select_fetch = NULL;
+        base->ops = &fixture->unfused;
+    }
     const struct kva_model_open_params open = {.dir_path = path};
     expect_ok(kva_model_open(&open, &fixture->model, &err), &err);
     if (params->int8) {

@@ -4,6 +4,7 @@
 
 #include "engine/model_engine.h"
 #include "kernels/device.h"
+#include "kernels/ops.h"
 
 struct fixture_params {
     const char *model_path; /* relative to the source root, or absolute */
@@ -17,13 +18,15 @@ struct fixture_params {
     uint32_t context_max;
     uint32_t step_tokens_max; /* 0: 64 */
     bool prefix_cache;
-    bool int8; /* matrices in int8, kept nowhere */
+    bool int8;    /* matrices in int8, kept nowhere */
+    bool unfused; /* a device without attend_select_fetch */
 };
 
 struct fixture {
     struct kva_device *device;
     struct kva_model *model;
     struct kva_engine *engine;
+    struct kva_ops unfused;
 };
 
 /* Fails the test on any error. */

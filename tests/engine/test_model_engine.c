@@ -118,12 +118,14 @@ static void test_model_engine__suspension_changes_nothing(void **state KVA_UNUSE
 }
 
 /* `shift`: which member runs under which policy. */
-static void check_batch(const char *model_path, uint32_t shift)
+static void check_batch(const char *model_path, uint32_t shift, bool unfused)
 {
     enum { COUNT = KVA_COUNT_OF(lengths) };
     struct fixture f;
-    fixture_open(&f, &(struct fixture_params){
-                         .model_path = model_path, .step_tokens_max = 64, .copy_delay_max_us = 20});
+    fixture_open(&f, &(struct fixture_params){.model_path = model_path,
+                                              .step_tokens_max = 64,
+                                              .copy_delay_max_us = 20,
+                                              .unfused = unfused});
     struct trace want[COUNT], got[COUNT] = {0};
     uint32_t prompts[COUNT][CONTEXT];
     uint32_t done[COUNT] = {0};
@@ -278,10 +280,11 @@ static void test_model_engine__a_full_tier_changes_nothing(void **state KVA_UNUS
 static void test_model_engine__a_batch_equals_its_members_alone(void **state KVA_UNUSED)
 {
     for (uint32_t shift = 0; shift < VARIANTS; shift += TRACE_QUICK ? 5 : 1)
-        check_batch(LLAMA, shift);
-    check_batch(NEOX, 0);
-    check_batch(MISTRAL, 1);
-    check_batch(NEOX, 4);
+        check_batch(LLAMA, shift, false);
+    check_batch(LLAMA, 6, true);
+    check_batch(NEOX, 0, false);
+    check_batch(MISTRAL, 1, false);
+    check_batch(NEOX, 4, false);
 }
 
 static void check_cached_prefixes(const char *model_path)

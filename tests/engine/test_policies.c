@@ -166,6 +166,25 @@ static double error_of(struct fixture *f, struct kva_kv_spec kv)
     return sum / count;
 }
 
+/* A device that has one operator for it selects, fetches and attends as one that has not. */
+static void test_policies__the_fused_operator_changes_nothing(void **state KVA_UNUSED)
+{
+    for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
+        struct fixture fused, unfused;
+        fixture_open(&fused, &(struct fixture_params){.model_path = models[m]});
+        fixture_open(&unfused, &(struct fixture_params){.model_path = models[m], .unfused = true});
+        assert_non_null(kva_device_ops(fused.device)->attend_select_fetch);
+        assert_null(kva_device_ops(unfused.device)->attend_select_fetch);
+        for (enum variant v = KIVI; v < VARIANTS; v++) {
+            struct trace want = run_under(&fused, 195, trace_variant(v));
+            struct trace got = run_under(&unfused, 195, trace_variant(v));
+            trace_expect_same(&got, &want, models[m]);
+        }
+        fixture_close(&fused);
+        fixture_close(&unfused);
+    }
+}
+
 static void test_policies__more_bits_and_more_rows_are_closer_to_full(void **state KVA_UNUSED)
 {
     struct fixture f;
@@ -391,6 +410,7 @@ int main(void)
         cmocka_unit_test(test_policies__fetching_no_row_is_kivi),
         cmocka_unit_test(test_policies__rows_by_layer_are_the_rows_of_each_layer),
         cmocka_unit_test(test_policies__fetching_the_difference_is_fetching_all),
+        cmocka_unit_test(test_policies__the_fused_operator_changes_nothing),
         cmocka_unit_test(test_policies__more_bits_and_more_rows_are_closer_to_full),
         cmocka_unit_test(test_policies__tiles_say_what_registers_say),
         cmocka_unit_test(test_policies__bytes_told_are_bytes_taken),

@@ -1,5 +1,6 @@
 /* Cases of attend_select_fetch, and of the calls that it stands for: attend_lowbit, attend_rows,
  * weigh and choose, whose bits are the same. */
+#include "tests/kernels/attend_apart.h"
 #include "tests/kernels/lowbit_case.h"
 
 #include <stdio.h>
@@ -241,7 +242,7 @@ static bool same_apart(struct check *check, const struct check_variant *variant,
         chosen[i] = malloc(bufs[i].chosen.bytes);
         memcpy(chosen[i], bufs[i].chosen.data, bufs[i].chosen.bytes);
     }
-    kva_attend_select_apart(device, &variant->ops, &args);
+    attend_apart(device, &variant->ops, &args);
     bool same = kva_device_error(device, NULL) == KVA_OK && check_buf_intact(&out) &&
                 memcmp(want.a, args.out.a, pairs * dim * sizeof(float)) == 0 &&
                 memcmp(want.m, args.out.m, pairs * sizeof(float)) == 0 &&

@@ -105,7 +105,7 @@ static struct amx_counts attend_lowbit(struct fixture *f, uint32_t heads, uint32
                                                       .format = format,
                                                       .scale = 0.125f};
     amx_emulator_count_reset();
-    kva_attend_select(f->device, &args);
+    kva_device_ops(f->device)->attend_select_fetch(f->device, &args);
     struct amx_counts counts = amx_emulator_counts();
     assert_int_equal(amx_emulator_held(), 0);
     assert_int_equal(kva_device_error(f->device, NULL), KVA_OK);

@@ -114,7 +114,7 @@ static void call_selecting(struct kva_device *device, struct kva_attend_select_f
     seq.rows = slots;
     args.seqs = &seq;
     args.seq_count = 1;
-    kva_attend_select(device, &args);
+    kva_device_ops(device)->attend_select_fetch(device, &args);
 }
 
 /* --- linear, rope, kv_append ------------------------------------------------------------------ */
@@ -537,15 +537,18 @@ static void test_check__selection(void **state KVA_UNUSED)
 {
     struct kva_device *device = open_device();
     const struct kva_op_limits limits = *limits_of(device);
+    bool fused = kva_device_ops(device)->attend_select_fetch != NULL; /* an optional operator */
     kva_device_close(device);
-    refused("attend_select_fetch: ", "selection over 10 pages needs", select_scratch);
-    refused("attend_select_fetch: ", "7 slots cannot hold 4 pinned and 4 chosen", select_slots);
-    refused("attend_select_fetch: ", "share a KV head", select_heads);
-    refused("attend_select_fetch: ", "sequence's only row", now_unselected);
-    refused("attend_select_fetch: ", "sequence's only row", now_two_rows);
+    if (fused) {
+        refused("attend_select_fetch: ", "selection over 10 pages needs", select_scratch);
+        refused("attend_select_fetch: ", "7 slots cannot hold 4 pinned and 4 chosen", select_slots);
+        refused("attend_select_fetch: ", "share a KV head", select_heads);
+        refused("attend_select_fetch: ", "sequence's only row", now_unselected);
+        refused("attend_select_fetch: ", "sequence's only row", now_two_rows);
+    }
     refused("assign_slots: ", "8 slots cannot hold 5 pinned", resolve_slots);
     refused("assign_slots: ", "greater than 0", resolve_stamp);
-    if (limits.select_max < UINT32_MAX)
+    if (fused && limits.select_max < UINT32_MAX)
         refused("attend_select_fetch: ", "rows to choose", select_k);
     if (limits.slots_max < UINT32_MAX)
         refused("assign_slots: ", "at most", resolve_many);
@@ -647,7 +650,8 @@ static void test_check__good_calls_pass(void **state KVA_UNUSED)
     ops->weigh(device, &weigh);
     ops->choose(device, &(struct kva_choose_args){.kv_heads = 1});
     ops->fetch_rows(device, &(struct kva_fetch_rows_args){.head_dim = 64});
-    kva_attend_select(device, &select);
+    if (ops->attend_select_fetch)
+        ops->attend_select_fetch(device, &select);
     ops->assign_slots(device, &(struct kva_assign_slots_args){.stamp = 1});
     ops->merge(device, &(struct kva_merge_args){.partial_count = 2});
     ops->shortlist(device, &(struct kva_shortlist_args){0});

@@ -199,18 +199,19 @@ static void attend(struct kva_device *device, const void *const *blocks, const f
     float m[HEADS], e[HEADS];
     struct kva_select_seq seq = {
         .row_count = 1, .position_first = TOKENS, .page_count = PAGES, .select_row = UINT32_MAX};
-    kva_attend_select(device, &(struct kva_attend_select_fetch_args){.q = q,
-                                                                     .out = {out, m, e},
-                                                                     .seqs = &seq,
-                                                                     .blocks = blocks,
-                                                                     .seq_count = 1,
-                                                                     .q_stride = HEADS * WIDE,
-                                                                     .heads = HEADS,
-                                                                     .kv_heads = 1,
-                                                                     .head_dim = WIDE,
-                                                                     .kv_dtype = KVA_BF16,
-                                                                     .format = format,
-                                                                     .scale = 0.125f});
+    kva_device_ops(device)->attend_select_fetch(
+        device, &(struct kva_attend_select_fetch_args){.q = q,
+                                                       .out = {out, m, e},
+                                                       .seqs = &seq,
+                                                       .blocks = blocks,
+                                                       .seq_count = 1,
+                                                       .q_stride = HEADS * WIDE,
+                                                       .heads = HEADS,
+                                                       .kv_heads = 1,
+                                                       .head_dim = WIDE,
+                                                       .kv_dtype = KVA_BF16,
+                                                       .format = format,
+                                                       .scale = 0.125f});
     assert_int_equal(kva_device_error(device, NULL), KVA_OK);
     for (int i = 0; i < HEADS * WIDE; i++)
         out[i] /= e[i / WIDE];

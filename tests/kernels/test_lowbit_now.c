@@ -2,6 +2,8 @@
  * choosing, resolving, fetching and attending one after the other. */
 #include "tests/cmocka.h"
 
+#include "tests/kernels/attend_apart.h"
+
 #include "kernels/ops.h"
 
 #include <stdlib.h>
@@ -182,7 +184,7 @@ static void run_apart(const struct test *t, struct hot *hots, struct step *step,
 {
     const struct kva_ops *ops = kva_device_ops(t->device);
     step->args.rest = rest;
-    kva_attend_select_apart(t->device, ops, &step->args);
+    attend_apart(t->device, ops, &step->args);
     for (uint32_t i = 0; i < SEQS; i++) {
         const struct sequence *s = &t->seqs[i];
         const struct kva_row_cache *hot = &hots[i].hot;
@@ -203,7 +205,7 @@ static void run_apart(const struct test *t, struct hot *hots, struct step *step,
                                                                  .queue = KVA_QUEUE_COMPUTE});
         step->seqs[i].select_row = UINT32_MAX;
     }
-    kva_attend_select_apart(t->device, ops, &step->args);
+    attend_apart(t->device, ops, &step->args);
 }
 
 static void run_at_once(const struct test *t, struct step *step, const struct kva_partial *rest)

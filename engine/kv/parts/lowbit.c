@@ -301,10 +301,15 @@ static void leave(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
 static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
 {
     const struct kva_kv_seq *seq = rows->seq;
-    struct kva_kv_range range = {.kind = KVA_RANGE_LOWBIT, .page_end = seq->offloaded};
+    struct kva_kv_range range = {
+        .kind = KVA_RANGE_LOWBIT,
+        .page_end = seq->offloaded,
+        .format = kva_kv_lowbit_format(&seq->spec),
+        .low = seq->low,
+        .low_offset_bytes = kva_kv_lowbit_offset(kv, &seq->spec, layer),
+    };
     if (!seq->prefilled || seq->offloaded == 0)
         return;
-    range.low = seq->low;
     if (layer < kva_kv_lowbit_skip_layers(kv, &seq->spec)) {
         /* Its blocks come first in the copy. */
         range = (struct kva_kv_range){.kind = KVA_RANGE_BLOCKS, .page_end = seq->offloaded};

@@ -307,17 +307,9 @@ void kva_kv_rowcache_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 
 /* --- within a pass --------------------------------------------------------------------------- */
 
-/* Whether the rows' sequence has rows fetched for this layer. */
-static bool fetches(const struct kva_kv_rows *rows)
-{
-    const struct kva_row_cache *cache = kva_kv_find_rows(rows);
-    return cache && cache->k > 0;
-}
-
 static bool selected(const struct kva_kv_rows *rows, bool now)
 {
-    return fetches(rows) && rows->select_row < rows->row_count &&
-           (now ? rows->select_now && !rows->fused : rows->select_next);
+    return now ? kva_kv_selects_now(rows) : kva_kv_selects_next(rows);
 }
 
 static enum kva_rows_mode mode_of(enum kva_kv_fetch fetch)
@@ -389,7 +381,7 @@ struct kva_fused_fetch kva_kv_rowcache_now(const struct kva_kv *kv, struct kva_k
 /* Whether the rows' query is held against the one that selected for this layer. */
 static bool is_corrected(const struct kva_kv_rows *rows)
 {
-    return fetches(rows) && rows->select_next && corrects(&rows->seq->spec);
+    return kva_kv_selects_next(rows) && corrects(&rows->seq->spec);
 }
 
 void kva_kv_rowcache_reselect(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer,

@@ -1,6 +1,8 @@
-/* attend_select: attention over low-bit pages and rows, and selection, by the fused operator or by
- * the calls that it stands for. */
-#include "kernels/check.h"
+/* attend_apart.c - the calls that attend_select_fetch stands for. */
+#include "tests/kernels/attend_apart.h"
+
+#include <stdio.h>
+#include <stdlib.h>
 
 /* Sequences of one turn at most. */
 #define SEQS_MAX 64u
@@ -143,25 +145,19 @@ static void select_turn(struct kva_device *device, const struct kva_ops *ops,
                                                   .kind = KVA_CHOOSE_MOST});
 }
 
-void kva_attend_select_apart(struct kva_device *device, const struct kva_ops *ops,
-                             const struct kva_attend_select_fetch_args *args)
+void attend_apart(struct kva_device *device, const struct kva_ops *ops,
+                  const struct kva_attend_select_fetch_args *args)
 {
     struct turn turn;
-    if (!kva_check_attend_select_fetch(device, args))
-        return;
     for (uint32_t first = 0; first < args->seq_count; first += turn.count) {
         plan_turn(&turn, args, first);
+        if (turn.count == 0) {
+            fprintf(stderr, "attend_apart: %zu bytes are too few to select in\n",
+                    args->scratch_bytes);
+            abort();
+        }
         attend_turn(device, ops, args, &turn);
         if (turn.select_count > 0)
             select_turn(device, ops, args, &turn);
     }
-}
-
-void kva_attend_select(struct kva_device *device, const struct kva_attend_select_fetch_args *args)
-{
-    const struct kva_ops *ops = kva_device_ops(device);
-    if (ops->attend_select_fetch)
-        ops->attend_select_fetch(device, args);
-    else
-        kva_attend_select_apart(device, ops, args);
 }

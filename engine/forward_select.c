@@ -1,0 +1,252 @@
+/* forward_select.c - attention over low-bit pages and the rows that replace some of their tokens,
+ * and the selection of rows along the way: by the device's fused operator, or by the four that it
+ * stands for, in turns as the scratch memory for scores allows. */
+#include "engine/forward_internal.h"
+
+/* Sequences of one turn at most. */
+#define SEQS_MAX 64u
+
+struct turn {
+    struct kva_lowbit_seq low[SEQS_MAX];
+    struct kva_rows_seq rows[SEQS_MAX];
+    struct kva_weigh_seq weigh[SEQS_MAX];
+    struct kva_choose_seq choose[SEQS_MAX];
+    const struct kva_kv_rows *weighed[SEQS_MAX]; /* whose entry of weigh and choose it is */
+    uint32_t count;
+    uint32_t rows_count;
+    uint32_t select_count;
+};
+
+/* --- the call's sequences -------------------------------------------------------------------- */
+
+/* low_seqs and low_blocks of the call. */
+static void describe_seqs(struct kva_forward *fw, const struct kva_lowbit_call *call)
+{
+    uint32_t block = 0;
+    for (uint32_t i = 0; i < call->count; i++) {
+        const struct kva_kv_rows *rows = call->rows[i];
+        const struct kva_kv_range *range = kva_kv_find_range(rows, KVA_RANGE_LOWBIT);
+        bool selects = range && call->selects(rows);
+        fw->low_seqs[i] = (struct kva_select_seq){
+            .row_first = rows->row_first,
+            .row_count = rows->row_count,
+            .position_first = rows->position_first,
+            .block_first = block,
+            .page_count = range ? range->page_end : 0,
+            .rows = range ? range->rows : NULL,
+            .select_row = selects ? rows->select_row : KVA_NO_ROW,
+            .now = rows->fused ? &rows->fetch : NULL,
+        };
+        for (uint32_t j = 0; range && j < range->page_end; j++)
+            fw->low_blocks[block++] = range->low[j];
+    }
+}
+
+static bool selects(const struct kva_select_seq *seq)
+{
+    return seq->rows && seq->select_row < seq->row_count;
+}
+
+static void run_fused(struct kva_forward *fw, const struct kva_lowbit_call *call)
+{
+    const struct kva_model_config *c = fw->config;
+    fw->ops->attend_select_fetch(fw->device,
+                                 &(struct kva_attend_select_fetch_args){
+                                     .q = fw->scratch[KVA_SCRATCH_Q].data,
+                                     .out = fw->partials[KVA_RANGE_LOWBIT],
+                                     .rest = &fw->partials[KVA_RANGE_BLOCKS],
+                                     .seqs = fw->low_seqs,
+                                     .blocks = fw->low_blocks,
+                                     .block_offset_bytes = call->like->low_offset_bytes,
+                                     .scratch = fw->scratch[KVA_SCRATCH_SELECT].data,
+                                     .scratch_bytes = fw->scratch[KVA_SCRATCH_SELECT].bytes,
+                                     .seq_count = call->count,
+                                     .q_stride = c->heads * c->head_dim,
+                                     .heads = c->heads,
+                                     .kv_heads = c->kv_heads,
+                                     .head_dim = c->head_dim,
+                                     .window = c->layer_window[call->layer],
+                                     .kv_dtype = fw->params.kv->shape.dtype,
+                                     .format = call->like->format,
+                                     .scale = c->attend_scale,
+                                 });
+}
+
+/* --- the four operators ---------------------------------------------------------------------- */
+
+/* Scores and weights of a selecting sequence go to `memory`. */
+static void add_selection(struct turn *turn, const struct kva_forward *fw,
+                          const struct kva_lowbit_call *call, const struct kva_select_seq *seq,
+                          unsigned char *memory)
+{
+    uint32_t position = seq->position_first + seq->select_row;
+    uint32_t end = seq->page_count * KVA_PAGE_TOKENS;
+    uint32_t window = fw->config->layer_window[call->layer];
+    uint32_t visible = window > 0 && position >= window ? position - window + 1 : 0;
+    float *scores = (float *)(void *)memory;
+    float *weights =
+        (float *)(void *)(memory + kva_attend_scores_bytes(fw->config->heads, seq->page_count));
+    turn->low[turn->count - 1].scores = scores;
+    turn->weigh[turn->select_count] = (struct kva_weigh_seq){
+        .row = seq->row_first + seq->select_row,
+        .first = kva_min_u32(visible, end),
+        .page_count = seq->page_count,
+        .scores = scores,
+        .rows = seq->rows,
+        .weights = weights,
+    };
+    turn->choose[turn->select_count++] = (struct kva_choose_seq){
+        .weights = weights,
+        .chosen = seq->rows->chosen,
+        .stride = end,
+        .first = kva_min_u32(kva_max_u32(visible, seq->rows->pinned), end),
+        .end = end,
+        .k = seq->rows->k,
+    };
+}
+
+/* As many sequences from `first` on as there is scratch memory for. */
+static void plan_turn(struct turn *turn, const struct kva_forward *fw,
+                      const struct kva_lowbit_call *call, uint32_t first)
+{
+    const struct kva_model_config *c = fw->config;
+    unsigned char *memory = fw->scratch[KVA_SCRATCH_SELECT].data;
+    size_t left = fw->scratch[KVA_SCRATCH_SELECT].bytes;
+    turn->count = turn->rows_count = turn->select_count = 0;
+    for (uint32_t i = first; i < call->count && turn->count < SEQS_MAX; i++) {
+        const struct kva_select_seq *seq = &fw->low_seqs[i];
+        size_t need =
+            selects(seq) ? kva_attend_select_bytes(c->heads, c->kv_heads, seq->page_count) : 0;
+        if (need > left)
+            return;
+        turn->low[turn->count++] = (struct kva_lowbit_seq){
+            .row_first = seq->row_first,
+            .row_count = seq->row_count,
+            .position_first = seq->position_first,
+            .block_first = seq->block_first,
+            .page_count = seq->page_count,
+            .rows = seq->rows,
+            .select_row = seq->select_row,
+        };
+        if (seq->rows)
+            turn->rows[turn->rows_count++] = (struct kva_rows_seq){seq->row_first, seq->row_count,
+                                                                   seq->position_first, seq->rows};
+        if (selects(seq)) {
+            turn->weighed[turn->select_count] = call->rows[i];
+            add_selection(turn, fw, call, seq, memory);
+            memory += need;
+            left -= need;
+        }
+    }
+}
+
+static void attend_turn(struct kva_forward *fw, const struct kva_lowbit_call *call,
+                        const struct turn *turn)
+{
+    const struct kva_model_config *c = fw->config;
+    fw->ops->attend_lowbit(fw->device, &(struct kva_attend_lowbit_args){
+                                           .q = fw->scratch[KVA_SCRATCH_Q].data,
+                                           .out = fw->partials[KVA_RANGE_LOWBIT],
+                                           .seqs = turn->low,
+                                           .blocks = fw->low_blocks,
+                                           .block_offset_bytes = call->like->low_offset_bytes,
+                                           .seq_count = turn->count,
+                                           .q_stride = c->heads * c->head_dim,
+                                           .heads = c->heads,
+                                           .kv_heads = c->kv_heads,
+                                           .head_dim = c->head_dim,
+                                           .window = c->layer_window[call->layer],
+                                           .format = call->like->format,
+                                           .scale = c->attend_scale,
+                                       });
+    if (turn->rows_count > 0)
+        kva_forward_attend_rows(fw, &(struct kva_rows_call){.kind = KVA_RANGE_LOWBIT,
+                                                            .seqs = turn->rows,
+                                                            .count = turn->rows_count,
+                                                            .layer = call->layer,
+                                                            .accumulate = true});
+}
+
+/* Weigh the turn's entries [first, end), whose rows are those from `row_first` on of the partial
+ * results. */
+static void weigh(struct kva_forward *fw, struct turn *turn, uint32_t first, uint32_t end,
+                  const struct kva_partial *partials, uint32_t partial_count, uint32_t row_first)
+{
+    const struct kva_model_config *c = fw->config;
+    uint32_t q_stride = c->heads * c->head_dim;
+    for (uint32_t i = first; i < end; i++)
+        turn->weigh[i].row -= row_first;
+    fw->ops->weigh(fw->device, &(struct kva_weigh_args){
+                                   .q = (const unsigned char *)fw->scratch[KVA_SCRATCH_Q].data +
+                                        (size_t)row_first * q_stride * fw->act_bytes,
+                                   .partials = partials,
+                                   .seqs = turn->weigh + first,
+                                   .partial_count = partial_count,
+                                   .seq_count = end - first,
+                                   .q_stride = q_stride,
+                                   .heads = c->heads,
+                                   .kv_heads = c->kv_heads,
+                                   .head_dim = c->head_dim,
+                                   .kv_dtype = fw->params.kv->shape.dtype,
+                                   .scale = c->attend_scale,
+                               });
+}
+
+static void weigh_turn(struct kva_forward *fw, const struct kva_lowbit_call *call,
+                       struct turn *turn)
+{
+    struct kva_partial partials[KVA_PARTIALS_MAX] = {fw->partials[KVA_RANGE_LOWBIT],
+                                                     fw->partials[KVA_RANGE_BLOCKS]};
+    if (!call->has_rest)
+        weigh(fw, turn, 0, turn->select_count, partials, 2, 0);
+    for (uint32_t i = 0; call->has_rest && i < turn->select_count; i++) {
+        const struct kva_kv_rows *rows = turn->weighed[i];
+        partials[0] = kva_forward_partial_of(fw, KVA_RANGE_LOWBIT, rows->row_first);
+        uint32_t count = 1 + kva_forward_list_rest(fw, rows, partials + 1);
+        weigh(fw, turn, i, i + 1, partials, count, rows->row_first);
+    }
+}
+
+static void run_apart(struct kva_forward *fw, const struct kva_lowbit_call *call)
+{
+    struct turn turn;
+    for (uint32_t first = 0; first < call->count; first += turn.count) {
+        plan_turn(&turn, fw, call, first);
+        attend_turn(fw, call, &turn);
+        if (turn.select_count == 0)
+            continue;
+        weigh_turn(fw, call, &turn);
+        fw->ops->choose(fw->device, &(struct kva_choose_args){.seqs = turn.choose,
+                                                              .seq_count = turn.select_count,
+                                                              .kv_heads = fw->config->kv_heads,
+                                                              .kind = KVA_CHOOSE_MOST});
+    }
+}
+
+void kva_forward_attend_lowbit(struct kva_forward *fw, const struct kva_lowbit_call *call)
+{
+    describe_seqs(fw, call);
+    if (fw->ops->attend_select_fetch && !call->has_rest)
+        run_fused(fw, call);
+    else
+        run_apart(fw, call);
+}
+
+void kva_forward_attend_rows(struct kva_forward *fw, const struct kva_rows_call *call)
+{
+    const struct kva_model_config *c = fw->config;
+    fw->ops->attend_rows(fw->device, &(struct kva_attend_rows_args){
+                                         .q = fw->scratch[KVA_SCRATCH_Q].data,
+                                         .out = fw->partials[call->kind],
+                                         .seqs = call->seqs,
+                                         .seq_count = call->count,
+                                         .q_stride = c->heads * c->head_dim,
+                                         .heads = c->heads,
+                                         .kv_heads = c->kv_heads,
+                                         .head_dim = c->head_dim,
+                                         .window = c->layer_window[call->layer],
+                                         .kv_dtype = fw->params.kv->shape.dtype,
+                                         .scale = c->attend_scale,
+                                         .accumulate = call->accumulate,
+                                     });
+}
