@@ -149,6 +149,7 @@ static void run_layer(struct kva_forward *fw, const struct kva_forward_call *cal
     void *normed = fw->scratch[KVA_SCRATCH_NORMED].data;
     void *q = fw->scratch[KVA_SCRATCH_Q].data;
     void *k = fw->scratch[KVA_SCRATCH_K].data;
+    kva_kv_layer_input(fw->params.kv, pass, layer, call->hidden);
     kva_forward_norm(fw, normed, call->hidden, w->attn_norm, w->attn_norm_bias, rows);
     linear(fw, q, normed, w->q, w->q_bias, rows, false);
     linear(fw, k, normed, w->k, w->k_bias, rows, false);

@@ -59,6 +59,16 @@ static bool is_first_of_policy(const struct kva_kv_pass *pass, uint32_t index)
     return true;
 }
 
+void kva_kv_layer_input(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer,
+                        const void *hidden)
+{
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        const struct kva_kv_policy *policy = pass->rows[i].seq->policy;
+        if (policy->layer_input && is_first_of_policy(pass, i))
+            policy->layer_input(kv, pass, layer, hidden);
+    }
+}
+
 void kva_kv_layer_query(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, const void *q)
 {
     for (uint32_t i = 0; i < pass->rows_count; i++) {

@@ -62,7 +62,13 @@ struct kva_kv_policy {
     /* A token came out of a step with a draft row. */
     void (*emitted)(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t token);
 
-    /* The rows' queries are known, act [rows, heads, head_dim]: rows may set select_now. */
+    /* A layer begins: its input is known, the residual stream, act [rows, hidden_size], before the
+     * layer's norm. The rows' ranges are still those of the layer before. */
+    void (*layer_input)(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer,
+                        const void *hidden);
+
+    /* The rows' queries are known, act [rows, heads, head_dim], and their K and V are in place;
+     * nothing has attended yet. Rows may set select_now. */
     void (*layer_query)(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, const void *q);
 };
 
