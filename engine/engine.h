@@ -86,7 +86,8 @@ struct kva_step_item {
     /* --- results --- */
     enum kva_status status; /* this item's failure; the others are unaffected */
     uint32_t prefill_done;  /* tokens' worth of prefill done in this step, <= quota */
-    bool emitted;           /* `token` is valid: a decode, or the step that finished the prefill */
+    bool emitted;           /* `token` is valid: a decode, but for steps in which the sequence only
+                               prepares one; or the step that finished the prefill */
     struct kva_token_output token;
     bool speculated; /* a speculative token was decoded along: spec_token, expected to be `token` */
     uint32_t spec_token;

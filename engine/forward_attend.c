@@ -318,7 +318,8 @@ static const uint32_t *observe_selection(struct kva_forward *fw, const struct kv
     return into;
 }
 
-/* Show sequences whose prompt is in, before they attend or after they have. */
+/* Show sequences whose prompt is in, before they attend or after they have; not those whose rows
+ * come again. */
 static void observe(struct kva_forward *fw, const struct kva_forward_observer *observer,
                     const struct kva_kv_pass *pass, uint32_t layer, bool after)
 {
@@ -329,7 +330,7 @@ static void observe(struct kva_forward *fw, const struct kva_forward_observer *o
     for (uint32_t i = 0; show && i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];
         size_t at = rows->row_first * row_bytes;
-        if (!rows->seq->prefilled)
+        if (!rows->seq->prefilled || rows->predecode)
             continue;
         struct kva_forward_view view = {
             .layer = layer,

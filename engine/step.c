@@ -71,6 +71,20 @@ static struct kva_kv_rows prompt_rows(struct kva_sequence *seq)
     };
 }
 
+/* SpeCache 3.3: the last token alone, against what the device has. That gives its likely successor
+ * and selects rows for the step that follows, in which the same token runs again. */
+static struct kva_kv_rows predecode_rows(struct kva_sequence *seq)
+{
+    return (struct kva_kv_rows){
+        .seq = &seq->kv,
+        .ids = seq->ids + seq->kv.tokens,
+        .position_first = seq->kv.tokens,
+        .row_count = 1,
+        .predecode = true,
+        .select_next = true,
+    };
+}
+
 /* Picks the items of the joint pass; returns their count. */
 static uint32_t gather_batch(struct model_engine *e, struct kva_step_item *items, uint32_t count)
 {
@@ -83,7 +97,12 @@ static uint32_t gather_batch(struct model_engine *e, struct kva_step_item *items
         if (!seq->prefilled && !fits_whole(&items[i], rows_left))
             continue;
         rows_left -= seq->prefilled ? 0 : prefill_left(seq);
-        e->batch_rows[batch] = seq->prefilled ? decode_rows(&items[i]) : prompt_rows(seq);
+        if (!seq->prefilled)
+            e->batch_rows[batch] = prompt_rows(seq);
+        else if (plan_of(seq).predecode)
+            e->batch_rows[batch] = predecode_rows(seq);
+        else
+            e->batch_rows[batch] = decode_rows(&items[i]);
         e->batch_items[batch++] = &items[i];
     }
     return batch;
@@ -121,51 +140,19 @@ static void *run_rows(struct model_engine *e, uint32_t batch,
     return hidden;
 }
 
-/* --- pre-decoding (SpeCache 3.3) ------------------------------------------------------------- */
-
-/* Sequences whose policy wants it run their last token once, alone, against what the device has:
- * that gives its likely successor and selects rows for the step that follows now. Its K and V are
- * superseded there. */
-static void predecode(struct model_engine *e, struct kva_step_item *items, uint32_t count)
-{
-    uint32_t batch = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        struct kva_sequence *seq = items[i].seq;
-        if (!seq->prefilled || !plan_of(seq).predecode)
-            continue;
-        e->batch_rows[batch] = (struct kva_kv_rows){
-            .seq = &seq->kv,
-            .ids = seq->ids + seq->kv.tokens,
-            .position_first = seq->kv.tokens,
-            .row_count = 1,
-            .select_next = true,
-        };
-        e->batch_items[batch++] = &items[i];
-    }
-    if (batch == 0)
-        return;
-    const void *hidden = run_rows(e, batch, NULL);
-    for (uint32_t at = 0; at < batch; at += e->pick.count) {
-        kva_pick_begin(e);
-        for (uint32_t i = at; i < batch && e->pick.count < KVA_LOGIT_ROWS_MAX; i++)
-            kva_pick_guess(e, i, e->batch_items[i]->seq, false);
-        kva_pick_run(e, hidden);
-        for (uint32_t i = 0; i < e->pick.count; i++) {
-            struct kva_sequence *seq = e->batch_items[at + i]->seq;
-            seq->kv.policy->predecoded(&seq->kv, kva_pick_guessed(e, i, seq, false));
-        }
-    }
-}
-
 /* --- what the batch gives -------------------------------------------------------------------- */
 
 /* What the rows of the batch's entry `index` gave, which begin at number `at` of the pick: the
- * item's token, and what follows its draft token. */
+ * item's token, and what follows its draft token; or what follows its last one (pre-decoding). */
 static void take_entry(struct model_engine *e, uint32_t index, uint32_t at)
 {
     struct kva_step_item *item = e->batch_items[index];
     struct kva_kv_seq *seq = &item->seq->kv;
     bool draft = e->batch_rows[index].draft;
+    if (e->batch_rows[index].predecode) {
+        seq->policy->predecoded(seq, kva_pick_guessed(e, at, item->seq, false));
+        return;
+    }
     /* Before the draft token in ids gives way to the one that is emitted. */
     uint32_t guess = draft ? kva_pick_guessed(e, at + 1, item->seq, true) : 0;
     kva_pick_emit(e, at, item);
@@ -183,7 +170,10 @@ static void emit_batch(struct model_engine *e, const void *hidden, uint32_t batc
     for (uint32_t i = 0; i < batch; i++) {
         const struct kva_kv_rows *rows = &e->batch_rows[i];
         uint32_t last = rows->row_first + rows->row_count - 1;
-        kva_pick_item(e, last - rows->draft, e->batch_items[i]);
+        if (rows->predecode)
+            kva_pick_guess(e, last, e->batch_items[i]->seq, false);
+        else
+            kva_pick_item(e, last - rows->draft, e->batch_items[i]);
         if (rows->draft)
             kva_pick_guess(e, last, e->batch_items[i]->seq, true);
         if (e->pick.count + 2 <= KVA_LOGIT_ROWS_MAX && i + 1 < batch)
@@ -206,6 +196,8 @@ static void run_batch(struct model_engine *e, uint32_t batch)
         const struct kva_kv_rows *rows = &e->batch_rows[i];
         struct kva_step_item *item = e->batch_items[i];
         struct kva_sequence *seq = item->seq;
+        if (rows->predecode)
+            continue;
         /* A draft token's K and V are never part of the sequence. */
         uint32_t kept = rows->row_count - rows->draft;
         kva_kv_seq_commit(e->kv, &seq->kv, seq->ids, rows->position_first + kept);
@@ -217,6 +209,18 @@ static void run_batch(struct model_engine *e, uint32_t batch)
         }
     }
     emit_batch(e, hidden, batch);
+}
+
+/* A sequence that pre-decodes sits out: its row is one more of the joint pass, and its token comes a
+ * step later. Where all sequences would sit out, that pass is theirs alone, and the step goes on
+ * with the joint one: no pass is saved by waiting, and nobody is kept waiting by it. */
+static bool only_predecodes(const struct model_engine *e, uint32_t batch)
+{
+    for (uint32_t i = 0; i < batch; i++) {
+        if (!e->batch_rows[i].predecode)
+            return false;
+    }
+    return batch > 0;
 }
 
 /* --- long prompts, layer-major --------------------------------------------------------------- */
@@ -290,8 +294,11 @@ enum kva_status kva_model_engine_step(void *self, struct kva_step_item *items, u
         items[i].prefill_done = 0;
     }
     kva_kv_step_begin(e->kv);
-    predecode(e, items, count);
     uint32_t batch = gather_batch(e, items, count);
+    if (only_predecodes(e, batch)) {
+        run_batch(e, batch);
+        batch = gather_batch(e, items, count);
+    }
     run_batch(e, batch);
     for (uint32_t i = 0; i < count; i++) {
         if (!items[i].seq->prefilled)

@@ -18,6 +18,7 @@ struct kva_kv_rows {
     uint32_t position_first; /* of its first row */
     uint32_t row_count;
     bool draft;          /* the last row's token is a guess, never part of the sequence */
+    bool predecode;      /* its row comes again in the next step, which supersedes its K and V */
     uint32_t select_row; /* whose attention to low-bit pages selects rows, if any does ... */
     bool select_now;     /* ... for itself, before it attends; layer_query may change it */
     bool select_next;    /* ... for the next step, while it attends */

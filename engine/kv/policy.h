@@ -31,7 +31,8 @@ enum kva_kv_exactness {
 /* What the next decoding step of a sequence should do. */
 struct kva_kv_step_plan {
     bool predecode;       /* first, the last token runs once alone against what the device has: its
-                             K and V are superseded, it selects, and its best successor is told */
+                             K and V are superseded, it selects, and its best successor is told.
+                             Beside others that is a step of its own, which emits nothing */
     bool draft;           /* a row of draft_token runs behind the sequence's own */
     uint32_t draft_token; /* never part of the sequence */
     uint32_t select_row;  /* of the step's rows; KVA_NO_ROW: none selects */

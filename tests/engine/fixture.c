@@ -5,6 +5,7 @@
 #include "engine/model/int8.h"
 #include "engine/sampler.h"
 #include "kernels/backend.h"
+#include "kernels/profile.h"
 #include "tests/data.h"
 
 #include <string.h>
@@ -48,6 +49,8 @@ void fixture_open(struct fixture *fixture, const struct fixture_params *params)
         fixture->unfused.attend_select_fetch = NULL;
         base->ops = &fixture->unfused;
     }
+    if (params->profile)
+        kva_profile_attach(params->profile, fixture->device);
     const struct kva_model_open_params open = {.dir_path = path};
     expect_ok(kva_model_open(&open, &fixture->model, &err), &err);
     if (params->int8) {

@@ -6,6 +6,8 @@
 #include "kernels/device.h"
 #include "kernels/ops.h"
 
+struct kva_profile;
+
 struct fixture_params {
     const char *model_path; /* relative to the source root, or absolute */
     uint32_t threads;
@@ -18,8 +20,9 @@ struct fixture_params {
     uint32_t context_max;
     uint32_t step_tokens_max; /* 0: 64 */
     bool prefix_cache;
-    bool int8;    /* matrices in int8, kept nowhere */
-    bool unfused; /* a device without attend_select_fetch */
+    bool int8;                   /* matrices in int8, kept nowhere */
+    bool unfused;                /* a device without attend_select_fetch */
+    struct kva_profile *profile; /* counts the device's operators; NULL: nobody counts */
 };
 
 struct fixture {

@@ -52,6 +52,9 @@ struct kva_scripted_params {
     uint32_t grow_refused_every;
     uint32_t resume_refused_every;
 
+    /* Every so many decodes one gives no token, as when its sequence pre-decodes; 0: none. */
+    uint32_t sits_out_every;
+
     bool without_check; /* which an engine may lack */
 };
 

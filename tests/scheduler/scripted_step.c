@@ -91,7 +91,8 @@ static void run_item(struct kva_scripted *e, struct kva_step_item *item)
     SCRIPTED_CHECK(kv_tokens(seq) < device_capacity_tokens(e, seq),
                    "no room for token %u, capacity %u", kv_tokens(seq),
                    device_capacity_tokens(e, seq));
-    emit(e, item);
+    if (!injected(&e->decodes, e->params.sits_out_every))
+        emit(e, item);
 }
 
 static void pass_time(struct kva_scripted *e)

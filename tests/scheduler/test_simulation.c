@@ -123,6 +123,8 @@ static struct simulation random_simulation(uint64_t seed)
         sim.engine.item_fails_every = 2 + rng_below(rng, 1000);
     if (rng_below(rng, 6) == 0)
         sim.engine.create_fails_every = 2 + rng_below(rng, 50);
+    if (rng_below(rng, 4) == 0)
+        sim.engine.sits_out_every = 2 + rng_below(rng, 10);
     sim.scheduling = (struct kva_scheduler_params){
         .running_max = 1 + rng_below(rng, limits->sequences_max),
         .waiting_max = 5 + rng_below(rng, 100),

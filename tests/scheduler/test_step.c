@@ -237,6 +237,25 @@ static void test_step__ends_a_sequence_that_cannot_grow_alone(void **state KVA_U
     fixture_end(&f);
 }
 
+/* A decode that gives no token is not the end: its choice is in the next step, and gets as many. */
+static void test_step__a_sequence_may_sit_out(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.sits_out_every = 3;
+    fixture_begin(&f);
+    submit_many(&f, 1, 10, 30);
+    fixture_step(&f);
+    for (uint32_t decode = 1; tracker_choice(&f.tracker, 1, 0)->tokens < 30; decode++) {
+        fixture_step(&f);
+        assert_int_equal(fixture_report(&f).decode_rows, 1);
+        assert_int_equal(tracker_choice(&f.tracker, 1, 0)->tokens, 1 + decode - decode / 3);
+    }
+    assert_int_equal(fixture_stats(&f).finished[KVA_FINISH_LENGTH], 1);
+    assert_int_equal(fixture_stats(&f).output_tokens, 30);
+    fixture_end(&f);
+}
+
 static void test_step__ends_on_stop_ids_and_length(void **state KVA_UNUSED)
 {
     struct fixture f;
@@ -484,6 +503,7 @@ int main(void)
         cmocka_unit_test(test_step__preempts_the_last_and_never_the_first),
         cmocka_unit_test(test_step__preempts_an_unfinished_prefill),
         cmocka_unit_test(test_step__ends_a_sequence_that_cannot_grow_alone),
+        cmocka_unit_test(test_step__a_sequence_may_sit_out),
         cmocka_unit_test(test_step__ends_on_stop_ids_and_length),
         cmocka_unit_test(test_step__an_items_failure_is_its_own),
         cmocka_unit_test(test_step__a_device_failure_is_for_good),
