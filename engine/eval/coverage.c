@@ -91,12 +91,12 @@ static void mark_attended(const struct kva_coverage *c, const struct kva_kv_rows
                           uint32_t head, uint32_t end)
 {
     uint32_t offloaded = kva_min_u32(kva_kv_lowbit_pages(rows) * KVA_PAGE_TOKENS, end);
-    const struct kva_row_cache *hot = kva_kv_find_rows(rows);
+    const struct kva_row_cache *cache = kva_kv_find_rows(rows);
     memset(c->attended, 0, offloaded * sizeof(*c->attended));
     memset(c->attended + offloaded, 1, (end - offloaded) * sizeof(*c->attended));
-    for (uint32_t i = 0; hot && i < hot->count[head]; i++) {
-        uint32_t slot = hot->order[(size_t)head * hot->slots + i];
-        uint32_t token = hot->tokens[(size_t)head * hot->slots + slot];
+    for (uint32_t i = 0; cache && i < cache->count[head]; i++) {
+        uint32_t slot = cache->order[(size_t)head * cache->slots + i];
+        uint32_t token = cache->tokens[(size_t)head * cache->slots + slot];
         if (token < offloaded)
             c->attended[token] = true;
     }
@@ -137,11 +137,11 @@ static void select_best(const double *weights, uint32_t *order, uint32_t count, 
 static void count_rows(struct kva_coverage *c, const struct kva_forward_view *view, uint32_t head,
                        uint32_t first, struct kva_coverage_head *sums)
 {
-    const struct kva_row_cache *hot = kva_kv_find_rows(view->rows);
+    const struct kva_row_cache *cache = kva_kv_find_rows(view->rows);
     uint32_t offloaded = kva_kv_lowbit_pages(view->rows) * KVA_PAGE_TOKENS, count = 0;
-    for (uint32_t t = kva_max_u32(first, hot->pinned); t < offloaded; t++)
+    for (uint32_t t = kva_max_u32(first, cache->pinned); t < offloaded; t++)
         c->order[count++] = t;
-    uint32_t k = kva_min_u32(hot->k, count);
+    uint32_t k = kva_min_u32(cache->k, count);
     select_best(c->weights, c->order, count, k);
     for (uint32_t i = 0; i < k; i++) {
         uint32_t token = c->order[i];
@@ -149,8 +149,8 @@ static void count_rows(struct kva_coverage *c, const struct kva_forward_view *vi
         sums->best_hit += c->attended[token];
         sums->ceiling += c->weights[token];
     }
-    const uint32_t *selection = view->selection + (size_t)head * hot->k;
-    for (uint32_t i = 0; i < hot->k && selection[i] != KVA_NO_TOKEN; i++) {
+    const uint32_t *selection = view->selection + (size_t)head * cache->k;
+    for (uint32_t i = 0; i < cache->k && selection[i] != KVA_NO_TOKEN; i++) {
         sums->wanted++;
         sums->hit += c->attended[selection[i]];
     }
@@ -171,8 +171,8 @@ static void look_at_head(struct kva_coverage *c, const struct kva_forward_view *
     }
     weigh(c, view, head, first, end);
     mark_attended(c, rows, head, end);
-    const struct kva_row_cache *hot = kva_kv_find_rows(rows);
-    uint32_t pinned = hot ? hot->pinned : 0;
+    const struct kva_row_cache *cache = kva_kv_find_rows(rows);
+    uint32_t pinned = cache ? cache->pinned : 0;
     for (uint32_t t = first; t < end; t++) {
         sums->covered += c->attended[t] ? c->weights[t] : 0;
         if (t < pinned || t >= kva_kv_lowbit_pages(rows) * KVA_PAGE_TOKENS)

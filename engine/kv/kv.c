@@ -1,29 +1,18 @@
 /* kv.c - the cache of a model instance: its two tiers, and copies between them. */
 #include "engine/kv/kv.h"
 
+#include "engine/kv/part.h"
+
 #include <stdlib.h>
 
 static void drop_page_device(void *opaque, struct kva_page *page);
 
-static enum kva_status create_hot_parts(struct kva_kv *kv, const struct kva_kv_params *params,
-                                        struct kva_err *err)
+/* What the parts of the policies that can be named need. */
+static enum kva_status meet_policies(struct kva_kv *kv, struct kva_err *err)
 {
-    kv->hot_list = calloc(params->sequences_max, sizeof(struct kva_row_cache *));
-    kv->hot_events = calloc(params->layers, sizeof(struct kva_event *));
-    kv->fetch_list = calloc(params->sequences_max, sizeof(*kv->fetch_list));
-    kv->drift_rows = calloc(params->sequences_max, sizeof(*kv->drift_rows));
-    kv->drift_before = calloc(params->sequences_max, sizeof(void *));
-    if (!kv->hot_list || !kv->hot_events || !kv->fetch_list || !kv->drift_rows || !kv->drift_before)
-        return kva_fail(err, KVA_ENOMEM, "out of memory for the KV cache");
-    void *cosines;
-    enum kva_status status =
-        kva_device_alloc(kv->device, KVA_MEM_HOST,
-                         kva_max_size(1, params->sequences_max) * sizeof(float), &cosines, err);
-    if (status)
-        return status;
-    kv->drift_cosine = cosines;
-    for (uint32_t i = 0; i < params->layers && !status; i++)
-        status = kva_event_create(params->device, &kv->hot_events[i], err);
+    enum kva_status status = KVA_OK;
+    for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT && !status; id++)
+        status = kva_kv_parts_meet(kv, kva_kv_policy_get((enum kva_kv_policy_id)id), err);
     return status;
 }
 
@@ -62,10 +51,8 @@ enum kva_status kva_kv_create(const struct kva_kv_params *params, struct kva_kv 
         status = kva_event_create(params->device, &kv->compute_event, err);
     if (!status)
         status = kva_event_create(params->device, &kv->copy_event, err);
-    for (int i = 0; i < 2 && !status; i++)
-        status = kva_event_create(params->device, &kv->staged_event[i], err);
     if (!status)
-        status = create_hot_parts(kv, params, err);
+        status = meet_policies(kv, err);
     if (status) {
         kva_kv_destroy(kv);
         return status;
@@ -81,18 +68,7 @@ void kva_kv_destroy(struct kva_kv *kv)
     kva_device_sync(kv->device, KVA_QUEUE_COPY);
     kva_event_destroy(kv->compute_event);
     kva_event_destroy(kv->copy_event);
-    for (int i = 0; i < 2; i++)
-        kva_event_destroy(kv->staged_event[i]);
-    for (uint32_t i = 0; kv->hot_events && i < kv->shape.layers; i++)
-        kva_event_destroy(kv->hot_events[i]);
-    free(kv->hot_events);
-    free(kv->hot_list);
-    free(kv->fetch_list);
-    free(kv->drift_rows);
-    free(kv->drift_before);
-    if (kv->drift_cosine)
-        kva_device_free(kv->device, KVA_MEM_HOST, kv->drift_cosine,
-                        kva_max_size(1, kv->sequences_max) * sizeof(float));
+    kva_kv_parts_finish(kv);
     kva_page_pool_destroy(kv->pages);
     kva_tier_destroy(kv->tier);
     free(kv);
@@ -192,8 +168,10 @@ void kva_kv_offload(struct kva_kv *kv, void *to, const void *from, size_t bytes)
 
 void kva_kv_step_begin(struct kva_kv *kv)
 {
-    kv->counters.fetch_late_count += kv->late;
-    kv->late = false;
+    for (uint32_t i = 0; i < kv->part_count; i++) {
+        if (kv->parts[i]->step_begin)
+            kv->parts[i]->step_begin(kv->parts[i], kv);
+    }
     if (kv->copies_pending)
         kva_kv_order_compute(kv);
     kv->copies_pending = false;

@@ -11,8 +11,9 @@
  *     | not whole on the    | whole on the device:
  *     | device              | resident.h
  *
- * What is on the device instead of an offloaded page is its policy's business: parts (part.h), whose
- * fields below are their own. A layer finds its tokens in ranges (range.h).
+ * What is on the device instead of an offloaded page is its policy's business: parts (part.h). They
+ * keep what they know of a sequence, and of the whole cache, in memory of their own, which nobody
+ * else reads. A layer finds its tokens in ranges (range.h).
  *
  * Memory changes hands only between steps. kva_kv_step_begin orders the queues: what compute is
  * about to overwrite has been copied out, what it is about to read has been copied in.
@@ -29,9 +30,11 @@
 
 #define KVA_NO_LAYER UINT32_MAX
 
-/* Pages that one call codes at most. */
-#define KVA_KV_LIST_MAX 256u
+/* Parts of one policy, and of all of them. */
+#define KVA_KV_PARTS_MAX      8u
+#define KVA_KV_PART_KINDS_MAX 32u
 
+struct kva_kv_part;
 struct kva_kv_policy;
 
 struct kva_kv_shape {
@@ -69,24 +72,15 @@ struct kva_kv {
     struct kva_page *droppable_head, *droppable_tail;
     uint32_t droppable_count;
 
-    struct kva_event *compute_event;   /* recorded on the compute queue, waited for by copies */
-    struct kva_event *copy_event;      /* recorded on the copy queue, waited for by compute */
-    struct kva_event *staged_event[2]; /* layer l of the staged pages is in, by parity of l */
-    struct kva_event **hot_events;     /* [layers]: the hot rows of a layer are in */
-    bool copies_pending;               /* copies were queued since the queues were last ordered */
-    bool late;                         /* a layer of the current step waited for its hot rows */
-    uint32_t resolve_stamp;
-
-    /* Descriptors of one call. */
-    const struct kva_row_cache **hot_list; /* [sequences_max], as the next four */
-    struct kva_rows_fetch *fetch_list;
-    uint32_t *drift_rows;
-    void **drift_before;
-    float *drift_cosine; /* host tier */
+    struct kva_event *compute_event; /* recorded on the compute queue, waited for by copies */
+    struct kva_event *copy_event;    /* recorded on the copy queue, waited for by compute */
+    bool copies_pending;             /* copies were queued since the queues were last ordered */
     uint32_t sequences_max;
-    const void *from_list[KVA_KV_LIST_MAX];
-    void *to_list[KVA_KV_LIST_MAX];
-    uint32_t exempt_list[KVA_KV_LIST_MAX];
+
+    /* The parts of all policies that were met, and what each keeps for the whole cache. */
+    const struct kva_kv_part *parts[KVA_KV_PART_KINDS_MAX];
+    void *part_caches[KVA_KV_PART_KINDS_MAX];
+    uint32_t part_count;
 };
 
 /* The pages of one sequence. */
@@ -107,30 +101,10 @@ struct kva_kv_seq {
     bool prefilled; /* the prompt is in; what is offloaded is attended to as the policy says */
     uint64_t device_bytes;
     struct kva_kv_policy_counters counters;
-    void *policy_state; /* the policy's own (policy.h) */
-
-    uint32_t offloaded;    /* pages [0, offloaded) are not whole on the device */
-    uint32_t resident_end; /* pages [offloaded, resident_end) are in use there */
-
-    /* --- parts/stage.h --- */
-    void **stage[2]; /* [pages_max]: device block of page i for even and odd layers */
-    uint32_t stage_count;
-    uint32_t staged_layer[2]; /* which layer those hold; KVA_NO_LAYER: none */
-
-    /* --- parts/lowbit.h --- */
-    void **low; /* [pages_max]: low-bit copy of page i in all layers */
-    uint32_t low_count;
-    uint32_t low_layers; /* during the prefill: the first so many layers have been coded ... */
-    uint32_t low_stale;  /* ... of which the first so many were lost */
-
-    /* --- parts/rows.h --- */
-    struct kva_row_cache *hots; /* [layers] */
-    bool hot_allocated;         /* they have device memory */
-    bool hot_started;           /* and content */
-    unsigned char *hot_saved;   /* host tier: what resolve keeps of all layers, while suspended */
-    const void **host_blocks;   /* host tier [pages_max]: the pages' homes */
-    uint32_t host_block_count;  /* of them filled in */
-    uint64_t *hot_hits;         /* host tier [2]: chosen rows that were there, and that were not */
+    uint32_t reserved_pages;             /* there is device memory for the tokens of so many */
+    uint32_t offloaded;                  /* pages [0, offloaded) are not whole on the device */
+    void *policy_state;                  /* the policy's own (policy.h) */
+    void *part_states[KVA_KV_PARTS_MAX]; /* its parts' own, in the policy's order (part.h) */
 };
 
 KVA_MUST_CHECK enum kva_status kva_kv_create(const struct kva_kv_params *params,

@@ -1,7 +1,6 @@
 /* kv_seq.c - the life of a sequence in the cache. */
 #include "engine/kv/kv.h"
 #include "engine/kv/part.h"
-#include "engine/kv/parts/rows.h"
 #include "engine/kv/placement.h"
 
 #include <stdlib.h>
@@ -52,10 +51,7 @@ static enum kva_status init_tables(struct kva_kv *kv, struct kva_kv_seq *seq, st
     if (!seq->pages || (state_bytes > 0 && !seq->policy_state))
         return kva_fail(err, KVA_ENOMEM, "out of memory for the page table of %u tokens",
                         seq->tokens_max);
-    enum kva_status status = KVA_OK;
-    for (const struct kva_kv_part *const *part = seq->policy->parts; *part && !status; part++)
-        status = (*part)->init ? (*part)->init(kv, seq, err) : KVA_OK;
-    return status;
+    return kva_kv_parts_init_seq(kv, seq, err);
 }
 
 enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
@@ -70,11 +66,13 @@ enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
         .pages_max = kva_kv_pages(plan->tokens_max),
         .tokens_max = plan->tokens_max,
         .prompt_tokens = plan->prompt_tokens,
-        .staged_layer = {KVA_NO_LAYER, KVA_NO_LAYER},
     };
     status = init_tables(kv, seq, err);
-    if (status)
-        kva_kv_seq_finish(kv, seq);
+    if (status) {
+        free(seq->pages);
+        free(seq->policy_state);
+        *seq = (struct kva_kv_seq){0};
+    }
     return status;
 }
 
@@ -88,10 +86,11 @@ static void release_pages(struct kva_kv *kv, struct kva_kv_seq *seq)
     seq->closed_count = 0;
     seq->tokens = 0;
     seq->prefilled = false;
-    seq->offloaded = seq->resident_end = 0;
-    seq->low_layers = seq->low_stale = 0;
-    seq->hot_started = false;
-    seq->host_block_count = 0;
+    seq->offloaded = 0;
+    for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
+        if ((*part)->reset)
+            (*part)->reset(kv, seq);
+    }
 }
 
 /* It holds device memory from now on, or does not any more. */
@@ -115,10 +114,7 @@ void kva_kv_seq_finish(struct kva_kv *kv, struct kva_kv_seq *seq)
     kva_kv_seq_unadmit(kv, seq);
     free(seq->pages);
     free(seq->policy_state);
-    for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
-        if ((*part)->finish)
-            (*part)->finish(kv, seq);
-    }
+    kva_kv_parts_finish_seq(kv, seq);
     *seq = (struct kva_kv_seq){0};
 }
 
@@ -192,7 +188,7 @@ enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq, cons
     }
     seq->promised_pages = missing;
     take_pages(kv, seq, kva_kv_pages(prompt_tokens));
-    seq->offloaded = seq->resident_end = seq->policy->offloaded(&seq->spec, prompt_tokens);
+    seq->offloaded = seq->policy->offloaded(&seq->spec, prompt_tokens);
     if (!kva_kv_reserve(kv, seq, prompt_tokens)) {
         release_pages(kv, seq);
         return kva_fail(err, refuse(KVA_TIER_DEVICE, short_of),
@@ -212,7 +208,8 @@ enum kva_status kva_kv_seq_grow(struct kva_kv *kv, struct kva_kv_seq *seq, uint3
                                 struct kva_err *err)
 {
     uint32_t pages = kva_kv_pages(tokens);
-    if (pages <= seq->resident_end && seq->policy->offloaded(&seq->spec, tokens) <= seq->offloaded)
+    if (pages <= seq->reserved_pages &&
+        seq->policy->offloaded(&seq->spec, tokens) <= seq->offloaded)
         return KVA_OK;
     take_pages(kv, seq, pages);
     if (kva_kv_reserve(kv, seq, tokens))
@@ -253,5 +250,8 @@ void kva_kv_seq_commit(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_t
                             ids + index * KVA_PAGE_TOKENS, seq->share && exact);
     }
     kva_kv_apply_policy(kv, seq);
-    kva_kv_rowcache_count(kv, seq);
+    for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
+        if ((*part)->count)
+            (*part)->count(kv, seq);
+    }
 }

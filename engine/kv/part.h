@@ -1,6 +1,10 @@
 /* part.h - a part: one form in which a sequence's KV lies in device memory. A policy is made of
  * parts (policy.h); memory (placement.h) and passes (pass.h) go through them in the policy's order.
  *
+ * What a part knows of a sequence is its state: zeroed memory of state_bytes, which only the part's
+ * own file reads. What it has for the whole cache (events, descriptors of a call) is cache_bytes of
+ * such memory. Others ask by the functions below.
+ *
  * A function that is NULL has nothing to do. Rules:
  *
  *     alloc is all or nothing, and only there and in restore is memory taken
@@ -21,13 +25,25 @@ struct kva_kv_extent {
 };
 
 struct kva_kv_part {
+    size_t state_bytes; /* of a sequence: kva_kv_part_state */
+    size_t cache_bytes; /* of the cache: kva_kv_part_cache */
+
+    /* Of the cache; finish also after an init that failed. Fails: KVA_ENOMEM, KVA_EDEVICE. */
+    enum kva_status (*cache_init)(const struct kva_kv_part *self, struct kva_kv *kv,
+                                  struct kva_err *err);
+    void (*cache_finish)(const struct kva_kv_part *self, struct kva_kv *kv);
+
     /* What the part asks of the model's shape. Fails: KVA_EUNSUPPORTED, KVA_EINVAL. */
     enum kva_status (*check)(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                              struct kva_err *err);
 
-    /* Host memory for a sequence's life, and the kinds of device memory. Fails: KVA_ENOMEM. */
+    /* Host memory for a sequence's life, and the kinds of device memory; finish also after an init
+     * that failed. Fails: KVA_ENOMEM. */
     enum kva_status (*init)(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err);
     void (*finish)(struct kva_kv *kv, struct kva_kv_seq *seq);
+
+    /* The sequence has given everything back: its state is that after init. */
+    void (*reset)(struct kva_kv *kv, struct kva_kv_seq *seq);
 
     /* Device bytes in an empty tier; and of them what a page costs nothing of because a running
      * sequence has it. */
@@ -48,13 +64,47 @@ struct kva_kv_part {
     void (*prompt_layer)(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer);
     void (*prompt_end)(struct kva_kv *kv, struct kva_kv_seq *seq);
 
-    /* Pages [seq->offloaded, first) leave the device; before, and after they have. */
+    /* Page `index` has just become full in all layers: the part that has it sends it to the host. */
+    void (*page_full)(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t index);
+
+    /* Pages [seq->offloaded, first), which are closed, leave the device; before they do, in the
+     * order of the parts, and after. */
     void (*leave)(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first);
     void (*left)(struct kva_kv *kv, struct kva_kv_seq *seq);
 
-    /* Where the rows' sequence has its tokens in this layer: kva_kv_add_blocks, kva_kv_add_range.
-     */
+    /* A pass over the sequence is over: what was counted on the device is read. */
+    void (*count)(struct kva_kv *kv, struct kva_kv_seq *seq);
+
+    /* The layer's 16-bit block of a page, if the part has it on the device now; else NULL. */
+    const void *(*block)(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer,
+                         uint32_t page);
+
+    /* --- in a pass: once for all of its sequences, if any of them has the part ---------------- */
+
+    void (*pass_begin)(const struct kva_kv_part *self, struct kva_kv *kv, struct kva_kv_pass *pass);
+
+    /* Where the rows' sequence has its tokens in this layer: kva_kv_add_range. For each sequence by
+     * itself. */
     void (*locate)(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer);
+
+    /* All have been located: compute waits for what it is about to read. */
+    void (*layer_begin)(const struct kva_kv_part *self, struct kva_kv *kv, struct kva_kv_pass *pass,
+                        uint32_t layer);
+
+    /* Rows with select_now have selected: what they wanted is due before the layer goes on. */
+    void (*selected)(const struct kva_kv_part *self, struct kva_kv *kv, struct kva_kv_pass *pass,
+                     uint32_t layer);
+
+    /* The same as one description, for attention that fetches what it selects. */
+    struct kva_fused_fetch (*fused)(const struct kva_kv *kv, struct kva_kv_seq *seq,
+                                    uint32_t layer);
+
+    /* The layer has attended, and rows with select_next have selected. */
+    void (*layer_end)(const struct kva_kv_part *self, struct kva_kv *kv, struct kva_kv_pass *pass,
+                      uint32_t layer);
+
+    /* Between steps: before the queues are ordered. */
+    void (*step_begin)(const struct kva_kv_part *self, struct kva_kv *kv);
 };
 
 extern const struct kva_kv_part kva_kv_part_stage; /* offloaded pages, two layers at a time */
@@ -62,5 +112,43 @@ extern const struct kva_kv_part kva_kv_part_prompt_stage; /* the same, until the
 extern const struct kva_kv_part kva_kv_part_lowbit;       /* low-bit copies of offloaded pages */
 extern const struct kva_kv_part kva_kv_part_rows;         /* 16-bit rows of offloaded pages */
 extern const struct kva_kv_part kva_kv_part_resident;     /* whole pages; always the last */
+
+/* The part's state of a sequence; NULL: its policy does not have the part. */
+static inline void *kva_kv_part_state(const struct kva_kv_seq *seq, const struct kva_kv_part *part)
+{
+    const struct kva_kv_part *const *parts = seq->policy->parts;
+    for (uint32_t i = 0; parts[i]; i++) {
+        if (parts[i] == part)
+            return seq->part_states[i];
+    }
+    return NULL;
+}
+
+/* What it has for the whole cache. */
+static inline void *kva_kv_part_cache(const struct kva_kv *kv, const struct kva_kv_part *part)
+{
+    for (uint32_t i = 0; i < kv->part_count; i++) {
+        if (kv->parts[i] == part)
+            return kv->part_caches[i];
+    }
+    return NULL;
+}
+
+/* The layer's 16-bit block of a page, from the part that has it on the device, else on the host. */
+const void *kva_kv_find_block(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer,
+                              uint32_t page);
+
+/* --- for the cache --------------------------------------------------------------------------- */
+
+/* See that the cache has what the policy's parts need. Fails: KVA_ENOMEM, KVA_EDEVICE,
+ * KVA_EINVAL (too many parts). */
+KVA_MUST_CHECK enum kva_status
+kva_kv_parts_meet(struct kva_kv *kv, const struct kva_kv_policy *policy, struct kva_err *err);
+void kva_kv_parts_finish(struct kva_kv *kv);
+
+/* States of a sequence's parts, made ready; and given back. */
+KVA_MUST_CHECK enum kva_status kva_kv_parts_init_seq(struct kva_kv *kv, struct kva_kv_seq *seq,
+                                                     struct kva_err *err);
+void kva_kv_parts_finish_seq(struct kva_kv *kv, struct kva_kv_seq *seq);
 
 #endif

@@ -2,23 +2,52 @@
 #include "engine/kv/pass.h"
 
 #include "engine/kv/part.h"
-#include "engine/kv/parts/rows.h"
-#include "engine/kv/parts/stage.h"
 
 #include <assert.h>
 
+/* --- the parts of the pass ------------------------------------------------------------------- */
+
+static bool has_pass_hooks(const struct kva_kv_part *part)
+{
+    return part->pass_begin || part->layer_begin || part->selected || part->layer_end;
+}
+
+static void add_part(struct kva_kv_pass *pass, const struct kva_kv_part *part)
+{
+    for (uint32_t i = 0; i < pass->part_count; i++) {
+        if (pass->parts[i] == part)
+            return;
+    }
+    pass->parts[pass->part_count++] = part;
+}
+
+/* Each part once, however many sequences have it. */
+static void list_parts(struct kva_kv_pass *pass)
+{
+    const struct kva_kv_policy *before = NULL;
+    pass->part_count = 0;
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        const struct kva_kv_policy *policy = pass->rows[i].seq->policy;
+        if (policy == before)
+            continue;
+        before = policy;
+        for (const struct kva_kv_part *const *part = policy->parts; *part; part++) {
+            if (has_pass_hooks(*part))
+                add_part(pass, *part);
+        }
+    }
+}
+
 void kva_kv_pass_begin(struct kva_kv *kv, struct kva_kv_pass *pass)
 {
-    kv->resolve_stamp++;
-    for (uint32_t i = 0; pass->restart && i < pass->rows_count; i++) {
-        struct kva_kv_seq *seq = pass->rows[i].seq;
-        seq->staged_layer[0] = seq->staged_layer[1] = KVA_NO_LAYER;
+    list_parts(pass);
+    for (uint32_t i = 0; i < pass->part_count; i++) {
+        if (pass->parts[i]->pass_begin)
+            pass->parts[i]->pass_begin(pass->parts[i], kv, pass);
     }
-    if (!kva_kv_stage_wanted(pass))
-        return;
-    kva_kv_stage_layer(kv, pass, pass->layer_first);
-    kva_kv_stage_layer(kv, pass, pass->layer_first + 1);
 }
+
+/* --- a layer --------------------------------------------------------------------------------- */
 
 void kva_kv_add_range(struct kva_kv_rows *rows, struct kva_kv_range range)
 {
@@ -34,19 +63,17 @@ void kva_kv_add_range(struct kva_kv_rows *rows, struct kva_kv_range range)
 
 void kva_kv_layer_begin(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer)
 {
-    bool any_rows = false;
-    if (kva_kv_stage_wanted(pass))
-        kva_event_wait(kv->staged_event[layer % 2], KVA_QUEUE_COMPUTE);
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         struct kva_kv_rows *rows = &pass->rows[i];
         rows->range_count = 0;
         rows->fused = false;
         for (const struct kva_kv_part *const *part = rows->seq->policy->parts; *part; part++)
             (*part)->locate(kv, rows, layer);
-        any_rows |= kva_kv_find_rows(rows) != NULL;
     }
-    if (any_rows)
-        kva_kv_rowcache_await(kv, layer);
+    for (uint32_t i = 0; i < pass->part_count; i++) {
+        if (pass->parts[i]->layer_begin)
+            pass->parts[i]->layer_begin(pass->parts[i], kv, pass, layer);
+    }
 }
 
 /* A policy is asked once for all its rows. */
@@ -80,16 +107,20 @@ void kva_kv_layer_query(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
 
 void kva_kv_layer_fuse(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
 {
-    rows->fused = true;
-    rows->fetch = kva_kv_rowcache_now(kv, rows->seq, layer);
+    for (const struct kva_kv_part *const *part = rows->seq->policy->parts; *part; part++) {
+        if (!(*part)->fused)
+            continue;
+        rows->fused = true;
+        rows->fetch = (*part)->fused(kv, rows->seq, layer);
+    }
 }
 
 void kva_kv_layer_choose(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer)
 {
-    if (!kva_kv_rowcache_chosen(pass, true))
-        return;
-    kva_kv_rowcache_resolve(kv, pass, layer, true);
-    kva_event_wait(kv->hot_events[layer], KVA_QUEUE_COMPUTE);
+    for (uint32_t i = 0; i < pass->part_count; i++) {
+        if (pass->parts[i]->selected)
+            pass->parts[i]->selected(pass->parts[i], kv, pass, layer);
+    }
 }
 
 static void tell_prompts(struct kva_kv *kv, const struct kva_kv_pass *pass, uint32_t layer)
@@ -110,10 +141,8 @@ static void tell_prompts(struct kva_kv *kv, const struct kva_kv_pass *pass, uint
 void kva_kv_layer_end(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer)
 {
     tell_prompts(kv, pass, layer);
-    if (kva_kv_stage_wanted(pass)) {
-        kva_kv_stage_send(kv, pass, layer);
-        kva_kv_stage_layer(kv, pass, layer + 2);
+    for (uint32_t i = 0; i < pass->part_count; i++) {
+        if (pass->parts[i]->layer_end)
+            pass->parts[i]->layer_end(pass->parts[i], kv, pass, layer);
     }
-    if (kva_kv_rowcache_chosen(pass, false))
-        kva_kv_rowcache_resolve(kv, pass, layer, false);
 }

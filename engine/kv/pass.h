@@ -101,6 +101,10 @@ struct kva_kv_pass {
      * same layer stopped (the next chunk of a long prompt), and what that pass left on the device
      * still counts. */
     bool restart;
+
+    /* --- from pass_begin --- */
+    const struct kva_kv_part *parts[KVA_KV_PART_KINDS_MAX]; /* of any of the sequences */
+    uint32_t part_count;
 };
 
 void kva_kv_pass_begin(struct kva_kv *kv, struct kva_kv_pass *pass);

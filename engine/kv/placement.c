@@ -2,9 +2,6 @@
 #include "engine/kv/placement.h"
 
 #include "engine/kv/part.h"
-#include "engine/kv/parts/resident.h"
-
-#define PARTS_MAX 8u
 
 /* --- how much -------------------------------------------------------------------------------- */
 
@@ -72,7 +69,7 @@ uint64_t kva_kv_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *
 static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded, uint32_t end)
 {
     const struct kva_kv_part *const *parts = seq->policy->parts;
-    uint32_t held[PARTS_MAX] = {0};
+    uint32_t held[KVA_KV_PARTS_MAX] = {0};
     for (uint32_t i = 0; parts[i]; i++) {
         held[i] = parts[i]->held(seq);
         if (parts[i]->alloc(kv, seq, offloaded, end))
@@ -81,6 +78,7 @@ static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
             parts[i]->cut(kv, seq, held[i], false);
         return false;
     }
+    seq->reserved_pages = end;
     return true;
 }
 
@@ -95,6 +93,7 @@ void kva_kv_release(struct kva_kv *kv, struct kva_kv_seq *seq, bool save)
 {
     for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++)
         (*part)->cut(kv, seq, 0, save);
+    seq->reserved_pages = 0;
 }
 
 bool kva_kv_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
@@ -114,11 +113,10 @@ bool kva_kv_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 
 void kva_kv_send_closed(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t index)
 {
-    /* Staged pages went home layer by layer. */
-    if (index < seq->offloaded)
-        return;
-    kva_kv_order_copies(kv);
-    kva_kv_offload(kv, seq->pages[index]->host, seq->pages[index]->device, kv->shape.page_bytes);
+    for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
+        if ((*part)->page_full)
+            (*part)->page_full(kv, seq, index);
+    }
 }
 
 static void end_prefill(struct kva_kv *kv, struct kva_kv_seq *seq)
@@ -141,7 +139,7 @@ void kva_kv_apply_policy(struct kva_kv *kv, struct kva_kv_seq *seq)
         if ((*part)->leave)
             (*part)->leave(kv, seq, offloaded);
     }
-    kva_kv_resident_leave(kv, seq, offloaded);
+    seq->offloaded = offloaded;
     for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
         if ((*part)->left)
             (*part)->left(kv, seq);

@@ -5,6 +5,28 @@
 
 #include <stdlib.h>
 
+/* Pages that one call codes at most. */
+#define LIST_MAX 256u
+
+struct state {
+    void **copies;         /* [pages_max]: of page i in all layers */
+    uint32_t count;        /* the first so many are there */
+    uint32_t coded_layers; /* during the prefill: the first so many layers have been coded ... */
+    uint32_t lost_layers;  /* ... of which the first so many were lost */
+};
+
+/* Descriptors of one call. */
+struct cache {
+    const void *from[LIST_MAX];
+    void *to[LIST_MAX];
+    uint32_t exempt[LIST_MAX];
+};
+
+static struct state *state_of(const struct kva_kv_seq *seq)
+{
+    return kva_kv_part_state(seq, &kva_kv_part_lowbit);
+}
+
 static bool fitted(const struct kva_kv_spec *spec)
 {
     if (spec->levels == KVA_KV_LEVELS_AUTO)
@@ -47,75 +69,68 @@ static uint32_t copy_key(const struct kva_kv_spec *spec)
            (uint32_t)fitted(spec);
 }
 
-bool kva_kv_lowbit_shared(const struct kva_page *page, const struct kva_kv_spec *spec)
+static bool is_shared(const struct kva_page *page, const struct kva_kv_spec *spec)
 {
     return page->low && page->low_key == copy_key(spec);
 }
 
 /* --- memory ---------------------------------------------------------------------------------- */
 
-static bool shared(const struct kva_kv_seq *seq, uint32_t index)
+/* Whether sequence's copy is the page's, which others use or may. */
+static bool is_of_page(const struct kva_kv_seq *seq, uint32_t index)
 {
-    return seq->pages[index]->low == seq->low[index];
+    return seq->pages[index]->low == state_of(seq)->copies[index];
 }
 
 static bool take_next(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    uint32_t index = seq->low_count;
+    struct state *state = state_of(seq);
+    uint32_t index = state->count;
     struct kva_page *page = seq->pages[index];
     size_t bytes = kva_kv_lowbit_page_bytes(kv, &seq->spec);
-    if (kva_kv_lowbit_shared(page, &seq->spec)) {
+    if (is_shared(page, &seq->spec)) {
         page->low_users++;
-        seq->low[index] = page->low;
+        state->copies[index] = page->low;
     } else {
-        seq->low[index] = kva_kv_alloc_device(kv, bytes);
-        if (!seq->low[index])
+        state->copies[index] = kva_kv_alloc_device(kv, bytes);
+        if (!state->copies[index])
             return false;
     }
-    seq->low_count++;
+    state->count++;
     seq->device_bytes += bytes;
     return true;
 }
 
-bool kva_kv_lowbit_alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)
+/* Give back those from `count` on. */
+static void free_copies(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)
 {
-    uint32_t before = seq->low_count;
-    while (seq->low_count < count) {
-        if (take_next(kv, seq))
-            continue;
-        kva_kv_lowbit_free(kv, seq, before);
-        return false;
-    }
-    return true;
-}
-
-void kva_kv_lowbit_free(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)
-{
-    while (seq->low_count > count) {
+    struct state *state = state_of(seq);
+    while (state->count > count) {
         size_t bytes = kva_kv_lowbit_page_bytes(kv, &seq->spec);
-        uint32_t index = --seq->low_count;
+        uint32_t index = --state->count;
         struct kva_page *page = seq->pages[index];
-        void *low = seq->low[index];
+        void *copy = state->copies[index];
         bool last = true;
-        if (shared(seq, index)) {
+        if (is_of_page(seq, index)) {
             last = --page->low_users == 0;
             if (last)
                 page->low = NULL;
         }
         if (last)
-            kva_kv_free_device(kv, low, bytes);
-        seq->low[index] = NULL;
+            kva_kv_free_device(kv, copy, bytes);
+        state->copies[index] = NULL;
         seq->device_bytes -= bytes;
     }
 }
 
-void kva_kv_lowbit_publish(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
+/* The copies of pages [0, offloaded) are complete and the pages closed: others may use them. */
+static void publish(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 {
     for (uint32_t i = 0; i < seq->offloaded; i++) {
         struct kva_page *page = seq->pages[i];
         if (page->low)
             continue;
-        page->low = seq->low[i];
+        page->low = state_of(seq)->copies[i];
         page->low_key = copy_key(&seq->spec);
         page->low_users = 1;
     }
@@ -123,52 +138,30 @@ void kva_kv_lowbit_publish(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 
 /* --- coding ---------------------------------------------------------------------------------- */
 
-enum source {
-    FROM_STAGE,
-    FROM_DEVICE,
-    FROM_HOST,
-};
-
-static const void *source_of(const struct kva_kv_seq *seq, enum source source, uint32_t index,
-                             uint32_t layer)
-{
-    switch (source) {
-    case FROM_STAGE:
-        return seq->stage[layer % 2][index];
-    case FROM_DEVICE:
-        return seq->pages[index]->device;
-    case FROM_HOST:
-        return seq->pages[index]->host;
-    }
-    return NULL;
-}
-
-/* Exempt layers are copied as they are. */
-static void copy_listed(struct kva_kv *kv, size_t from_offset, size_t to_offset, uint32_t count)
+/* Skipped layers are copied as they are. */
+static void copy_listed(struct kva_kv *kv, const struct cache *list, size_t to_offset,
+                        uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
-        kva_device_copy(kv->device, KVA_QUEUE_COMPUTE, (unsigned char *)kv->to_list[i] + to_offset,
-                        (const unsigned char *)kv->from_list[i] + from_offset,
-                        kv->shape.block_bytes);
+        kva_device_copy(kv->device, KVA_QUEUE_COMPUTE, (unsigned char *)list->to[i] + to_offset,
+                        list->from[i], kv->shape.block_bytes);
 }
 
-static void code_listed(struct kva_kv *kv, const struct kva_kv_seq *seq, enum source source,
+static void code_listed(struct kva_kv *kv, const struct kva_kv_seq *seq, const struct cache *list,
                         uint32_t layer, uint32_t count)
 {
-    size_t from_offset = source == FROM_STAGE ? 0 : layer * kv->shape.block_bytes;
     size_t to_offset = kva_kv_lowbit_offset(kv, &seq->spec, layer);
     if (layer < kva_kv_lowbit_skip_layers(kv, &seq->spec)) {
-        copy_listed(kv, from_offset, to_offset, count);
+        copy_listed(kv, list, to_offset, count);
         return;
     }
     if (count == 0)
         return;
     kva_device_ops(kv->device)
         ->quantise(kv->device, &(struct kva_quantise_args){
-                                   .from = kv->from_list,
-                                   .to = kv->to_list,
-                                   .exempt = kv->exempt_list,
-                                   .from_offset_bytes = from_offset,
+                                   .from = list->from,
+                                   .to = list->to,
+                                   .exempt = list->exempt,
                                    .to_offset_bytes = to_offset,
                                    .count = count,
                                    .kv_heads = kv->shape.kv_heads,
@@ -179,43 +172,34 @@ static void code_listed(struct kva_kv *kv, const struct kva_kv_seq *seq, enum so
 }
 
 /* One layer of pages [first, end), those that others have coded excepted. */
-static void code(struct kva_kv *kv, struct kva_kv_seq *seq, enum source source, uint32_t layer,
-                 uint32_t first, uint32_t end)
+static void code(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer, uint32_t first,
+                 uint32_t end, bool from_host)
 {
+    struct cache *list = kva_kv_part_cache(kv, &kva_kv_part_lowbit);
     uint32_t count = 0;
     for (uint32_t i = first; i < end; i++) {
-        if (shared(seq, i))
+        if (is_of_page(seq, i))
             continue;
-        kv->from_list[count] = source_of(seq, source, i, layer);
-        kv->to_list[count] = seq->low[i];
-        kv->exempt_list[count] = i == 0 ? seq->spec.sinks : 0;
-        if (++count == KVA_KV_LIST_MAX) {
-            code_listed(kv, seq, source, layer, count);
+        list->from[count] = from_host ? seq->pages[i]->host + layer * kv->shape.block_bytes
+                                      : kva_kv_find_block(kv, seq, layer, i);
+        list->to[count] = state_of(seq)->copies[i];
+        list->exempt[count] = i == 0 ? seq->spec.sinks : 0;
+        if (++count == LIST_MAX) {
+            code_listed(kv, seq, list, layer, count);
             count = 0;
         }
     }
-    code_listed(kv, seq, source, layer, count);
+    code_listed(kv, seq, list, layer, count);
 }
 
-void kva_kv_lowbit_code_staged(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer)
-{
-    code(kv, seq, FROM_STAGE, layer, 0, seq->offloaded);
-}
-
-void kva_kv_lowbit_code_resident(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first,
-                                 uint32_t end)
-{
-    for (uint32_t layer = 0; layer < kv->shape.layers; layer++)
-        code(kv, seq, FROM_DEVICE, layer, first, end);
-}
-
-void kva_kv_lowbit_code_host(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer_end)
+/* Layers [0, layer_end) of the pages that are offloaded, from the host. */
+static void code_host(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer_end)
 {
     if (layer_end == 0)
         return;
     kva_kv_order_compute(kv);
     for (uint32_t layer = 0; layer < layer_end; layer++)
-        code(kv, seq, FROM_HOST, layer, 0, seq->offloaded);
+        code(kv, seq, layer, 0, seq->offloaded, true);
 }
 
 /* --- the part -------------------------------------------------------------------------------- */
@@ -232,8 +216,9 @@ static enum kva_status check(const struct kva_kv *kv, const struct kva_kv_spec *
 
 static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
 {
-    seq->low = calloc(seq->pages_max, sizeof(void *));
-    if (!seq->low || !kva_tier_prepare(kv->tier, kva_kv_lowbit_page_bytes(kv, &seq->spec)))
+    struct state *state = state_of(seq);
+    state->copies = calloc(seq->pages_max, sizeof(void *));
+    if (!state->copies || !kva_tier_prepare(kv->tier, kva_kv_lowbit_page_bytes(kv, &seq->spec)))
         return kva_fail(err, KVA_ENOMEM, "out of memory for the page table of %u tokens",
                         seq->tokens_max);
     return KVA_OK;
@@ -241,7 +226,12 @@ static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kv
 
 static void finish(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 {
-    free(seq->low);
+    free(state_of(seq)->copies);
+}
+
+static void reset(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
+{
+    state_of(seq)->coded_layers = state_of(seq)->lost_layers = 0;
 }
 
 static uint64_t footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec,
@@ -253,49 +243,58 @@ static uint64_t footprint(const struct kva_kv *kv, const struct kva_kv_spec *spe
 static uint64_t shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                              const struct kva_page *page)
 {
-    return !page || kva_kv_lowbit_shared(page, spec) ? kva_kv_lowbit_page_bytes(kv, spec) : 0;
+    return !page || is_shared(page, spec) ? kva_kv_lowbit_page_bytes(kv, spec) : 0;
 }
 
+/* Using what others have made. */
 static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
                   uint32_t end KVA_UNUSED)
 {
-    return kva_kv_lowbit_alloc(kv, seq, offloaded);
+    uint32_t before = state_of(seq)->count;
+    while (state_of(seq)->count < offloaded) {
+        if (take_next(kv, seq))
+            continue;
+        free_copies(kv, seq, before);
+        return false;
+    }
+    return true;
 }
 
 static uint32_t held(const struct kva_kv_seq *seq)
 {
-    return seq->low_count;
+    return state_of(seq)->count;
 }
 
 static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool save KVA_UNUSED)
 {
     if (count == 0)
-        seq->low_stale = seq->low_layers;
-    kva_kv_lowbit_free(kv, seq, count);
+        state_of(seq)->lost_layers = state_of(seq)->coded_layers;
+    free_copies(kv, seq, count);
 }
 
 /* Copies are made again from the pages' host copies. */
 static void restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    kva_kv_lowbit_code_host(kv, seq, kv->shape.layers);
-    kva_kv_lowbit_publish(kv, seq);
+    code_host(kv, seq, kv->shape.layers);
+    publish(kv, seq);
 }
 
 static void prompt_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer)
 {
-    kva_kv_lowbit_code_staged(kv, seq, layer);
-    seq->low_layers = layer + 1;
+    code(kv, seq, layer, 0, seq->offloaded, false);
+    state_of(seq)->coded_layers = layer + 1;
 }
 
 static void prompt_end(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    kva_kv_lowbit_code_host(kv, seq, seq->low_stale);
-    kva_kv_lowbit_publish(kv, seq);
+    code_host(kv, seq, state_of(seq)->lost_layers);
+    publish(kv, seq);
 }
 
 static void leave(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
 {
-    kva_kv_lowbit_code_resident(kv, seq, seq->offloaded, first);
+    for (uint32_t layer = 0; layer < kv->shape.layers; layer++)
+        code(kv, seq, layer, seq->offloaded, first, false);
 }
 
 static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
@@ -305,7 +304,7 @@ static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t l
         .kind = KVA_RANGE_LOWBIT,
         .page_end = seq->offloaded,
         .format = kva_kv_lowbit_format(&seq->spec),
-        .low = seq->low,
+        .low = state_of(seq)->copies,
         .low_offset_bytes = kva_kv_lowbit_offset(kv, &seq->spec, layer),
     };
     if (!seq->prefilled || seq->offloaded == 0)
@@ -314,15 +313,19 @@ static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t l
         /* Its blocks come first in the copy. */
         range = (struct kva_kv_range){.kind = KVA_RANGE_BLOCKS, .page_end = seq->offloaded};
         for (uint32_t i = 0; i < seq->offloaded; i++)
-            rows->blocks[i] = (unsigned char *)seq->low[i] + layer * kv->shape.block_bytes;
+            rows->blocks[i] =
+                (unsigned char *)state_of(seq)->copies[i] + layer * kv->shape.block_bytes;
     }
     kva_kv_add_range(rows, range);
 }
 
 const struct kva_kv_part kva_kv_part_lowbit = {
+    .state_bytes = sizeof(struct state),
+    .cache_bytes = sizeof(struct cache),
     .check = check,
     .init = init,
     .finish = finish,
+    .reset = reset,
     .footprint = footprint,
     .shared_bytes = shared_bytes,
     .alloc = alloc,
@@ -332,6 +335,6 @@ const struct kva_kv_part kva_kv_part_lowbit = {
     .prompt_layer = prompt_layer,
     .prompt_end = prompt_end,
     .leave = leave,
-    .left = kva_kv_lowbit_publish,
+    .left = publish,
     .locate = locate,
 };

@@ -25,27 +25,4 @@ size_t kva_kv_lowbit_offset(const struct kva_kv *kv, const struct kva_kv_spec *s
 /* One page in all layers: the item that is taken from the tier. */
 size_t kva_kv_lowbit_page_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec);
 
-/* Whether a running sequence has a copy of the page that a sequence under `spec` could use. */
-bool kva_kv_lowbit_shared(const struct kva_page *page, const struct kva_kv_spec *spec);
-
-/* Memory for the copies of pages [0, count), using what others have made. All or nothing; false:
- * the tier is full. */
-bool kva_kv_lowbit_alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count);
-
-/* Give back those from `count` on. */
-void kva_kv_lowbit_free(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count);
-
-/* Code one layer of the pages that are offloaded from their staged 16 bits. */
-void kva_kv_lowbit_code_staged(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer);
-
-/* Code all layers of the resident pages [first, end). */
-void kva_kv_lowbit_code_resident(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first,
-                                 uint32_t end);
-
-/* Code layers [0, layer_end) of the pages that are offloaded from their homes on the host. */
-void kva_kv_lowbit_code_host(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer_end);
-
-/* The copies of pages [0, offloaded) are complete and the pages closed: others may use them. */
-void kva_kv_lowbit_publish(struct kva_kv *kv, struct kva_kv_seq *seq);
-
 #endif

@@ -1,7 +1,23 @@
-/* resident.c - whole pages on the device. */
-#include "engine/kv/parts/resident.h"
-
+/* resident.c - whole pages on the device: pages [offloaded, end) of a sequence, in all layers.
+ *
+ * Device copies of pages belong to the page and are shared by all running sequences that hold it.
+ * Closed pages are also in their host slots, so that a copy which nobody uses may be dropped at any
+ * time. */
 #include "engine/kv/part.h"
+
+struct state {
+    uint32_t end; /* pages [offloaded, end) are in use; 0: none */
+};
+
+static struct state *state_of(const struct kva_kv_seq *seq)
+{
+    return kva_kv_part_state(seq, &kva_kv_part_resident);
+}
+
+static uint32_t held(const struct kva_kv_seq *seq)
+{
+    return kva_max_u32(state_of(seq)->end, seq->offloaded);
+}
 
 static void unuse_page(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_page *page)
 {
@@ -11,9 +27,8 @@ static void unuse_page(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_pag
         kva_kv_page_drop(kv, page);
 }
 
-static bool use_next_page(struct kva_kv *kv, struct kva_kv_seq *seq)
+static bool use_page(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_page *page)
 {
-    struct kva_page *page = seq->pages[seq->resident_end];
     kva_kv_page_use(kv, page);
     if (!page->device) {
         page->device = kva_kv_alloc_device(kv, kv->shape.page_bytes);
@@ -24,31 +39,19 @@ static bool use_next_page(struct kva_kv *kv, struct kva_kv_seq *seq)
         if (page->on_host)
             kva_kv_fetch(kv, seq, page->device, page->host, kv->shape.page_bytes);
     }
-    seq->resident_end++;
     seq->device_bytes += kv->shape.page_bytes;
     return true;
 }
 
-bool kva_kv_resident_extend(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t end)
+/* Stop using pages from `count` on. */
+static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool save)
 {
-    uint32_t before = seq->resident_end;
-    if (before < end)
-        kva_kv_order_copies(kv);
-    while (seq->resident_end < end) {
-        if (use_next_page(kv, seq))
-            continue;
-        kva_kv_resident_retract(kv, seq, before, false);
-        return false;
-    }
-    return true;
-}
-
-void kva_kv_resident_retract(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t end, bool save)
-{
+    struct state *state = state_of(seq);
+    uint32_t end = kva_max_u32(count, seq->offloaded);
     if (save)
         kva_kv_order_copies(kv);
-    while (seq->resident_end > end) {
-        struct kva_page *page = seq->pages[--seq->resident_end];
+    while (state->end > end) {
+        struct kva_page *page = seq->pages[--state->end];
         if (save && !page->closed) {
             kva_kv_offload(kv, page->host, page->device, kv->shape.page_bytes);
             page->on_host = true;
@@ -57,13 +60,22 @@ void kva_kv_resident_retract(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t
     }
 }
 
-void kva_kv_resident_leave(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
+/* Use pages up to `end`, fetching what the host has. */
+static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded KVA_UNUSED,
+                  uint32_t end)
 {
-    while (seq->offloaded < first)
-        unuse_page(kv, seq, seq->pages[seq->offloaded++]);
+    struct state *state = state_of(seq);
+    uint32_t before = held(seq);
+    if (before < end)
+        kva_kv_order_copies(kv);
+    for (state->end = before; state->end < end; state->end++) {
+        if (use_page(kv, seq, seq->pages[state->end]))
+            continue;
+        cut(kv, seq, before, false);
+        return false;
+    }
+    return true;
 }
-
-/* --- the part -------------------------------------------------------------------------------- */
 
 static uint64_t footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec KVA_UNUSED,
                           const struct kva_kv_extent *extent)
@@ -80,20 +92,30 @@ static uint64_t shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *
     return !page || page->device_users > 0 ? kv->shape.page_bytes : 0;
 }
 
-static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded KVA_UNUSED,
-                  uint32_t end)
+static void reset(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 {
-    return kva_kv_resident_extend(kv, seq, end);
+    state_of(seq)->end = 0;
 }
 
-static uint32_t held(const struct kva_kv_seq *seq)
+static void page_full(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t index)
 {
-    return seq->resident_end;
+    if (index < seq->offloaded)
+        return;
+    kva_kv_order_copies(kv);
+    kva_kv_offload(kv, seq->pages[index]->host, seq->pages[index]->device, kv->shape.page_bytes);
 }
 
-static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t end, bool save)
+static void leave(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
 {
-    kva_kv_resident_retract(kv, seq, kva_max_u32(end, seq->offloaded), save);
+    for (uint32_t i = seq->offloaded; i < first; i++)
+        unuse_page(kv, seq, seq->pages[i]);
+}
+
+static const void *block(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer,
+                         uint32_t page)
+{
+    bool there = page >= seq->offloaded && page < state_of(seq)->end;
+    return there ? (unsigned char *)seq->pages[page]->device + layer * kv->shape.block_bytes : NULL;
 }
 
 static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
@@ -110,10 +132,15 @@ static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t l
 }
 
 const struct kva_kv_part kva_kv_part_resident = {
+    .state_bytes = sizeof(struct state),
     .footprint = footprint,
     .shared_bytes = shared_bytes,
     .alloc = alloc,
     .held = held,
     .cut = cut,
+    .reset = reset,
+    .page_full = page_full,
+    .leave = leave,
+    .block = block,
     .locate = locate,
 };

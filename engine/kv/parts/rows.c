@@ -1,9 +1,8 @@
-/* rows.c - 16-bit rows of offloaded pages. */
+/* rows.c - 16-bit rows of offloaded pages: their memory, and what survives a suspension. */
 #include "engine/kv/parts/rows.h"
 
-#include "engine/kv/part.h"
-
 #include "engine/kv/parts/lowbit.h"
+#include "engine/kv/parts/rows_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +33,7 @@ static uint32_t slots_of(const struct kva_kv_spec *spec, uint32_t layer)
     return spec->sinks + (spec->fetch == KVA_FETCH_ALL ? k : 2 * k);
 }
 
-static bool corrects(const struct kva_kv_spec *spec)
+bool kva_rows_corrects(const struct kva_kv_spec *spec)
 {
     return spec->reselect_below > 0 &&
            (spec->predictor == KVA_PREDICT_PREV_QUERY || spec->predictor == KVA_PREDICT_AUTO);
@@ -53,12 +52,18 @@ static struct layout layout_of(const struct kva_kv *kv, const struct kva_kv_spec
     l.missing = piece(&l.state_bytes, slots * sizeof(uint32_t));
     l.chosen = piece(&l.state_bytes, (size_t)k * shape->kv_heads * sizeof(uint32_t));
     l.count = piece(&l.state_bytes, slots > 0 ? shape->kv_heads * sizeof(uint32_t) : 0);
-    l.query = piece(&l.state_bytes, k > 0 && corrects(spec) ? kv->query_bytes : 0);
+    l.query = piece(&l.state_bytes, k > 0 && kva_rows_corrects(spec) ? kv->query_bytes : 0);
     return l;
 }
 
-size_t kva_kv_rowcache_layer_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
-                                   uint32_t layer)
+void *kva_rows_query(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer)
+{
+    const struct kva_row_cache *cache = &kva_rows_state_of(seq)->caches[layer];
+    return (unsigned char *)cache->tokens + layout_of(kv, &seq->spec, layer).query;
+}
+
+/* One layer: the item that is taken from the tier; 0: the layer needs none. */
+static size_t layer_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec, uint32_t layer)
 {
     if (layer < kva_kv_lowbit_skip_layers(kv, spec))
         return 0;
@@ -69,34 +74,35 @@ size_t kva_kv_rowcache_layer_bytes(const struct kva_kv *kv, const struct kva_kv_
 /* Whether an earlier layer has items of the same size. */
 static bool size_seen(const struct kva_kv *kv, const struct kva_kv_spec *spec, uint32_t layer)
 {
-    size_t bytes = kva_kv_rowcache_layer_bytes(kv, spec, layer);
+    size_t bytes = layer_bytes(kv, spec, layer);
     for (uint32_t i = 0; i < layer; i++) {
-        if (kva_kv_rowcache_layer_bytes(kv, spec, i) == bytes)
+        if (layer_bytes(kv, spec, i) == bytes)
             return true;
     }
     return false;
 }
 
-uint64_t kva_kv_rowcache_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec)
+/* All layers in an empty tier. */
+static uint64_t all_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec)
 {
     uint64_t sum = 0;
     for (uint32_t layer = 0; layer < kv->shape.layers; layer++) {
-        size_t bytes = kva_kv_rowcache_layer_bytes(kv, spec, layer);
+        size_t bytes = layer_bytes(kv, spec, layer);
         uint32_t count = 0;
         if (bytes == 0 || size_seen(kv, spec, layer))
             continue;
         for (uint32_t i = layer; i < kv->shape.layers; i++)
-            count += kva_kv_rowcache_layer_bytes(kv, spec, i) == bytes;
+            count += layer_bytes(kv, spec, i) == bytes;
         sum += kva_tier_footprint(kv->tier, bytes, count);
     }
     return sum;
 }
 
-bool kva_kv_rowcache_prepare(struct kva_kv *kv, const struct kva_kv_spec *spec)
+static bool prepare(struct kva_kv *kv, const struct kva_kv_spec *spec)
 {
     bool ready = true;
     for (uint32_t layer = 0; layer < kv->shape.layers && ready; layer++) {
-        size_t bytes = kva_kv_rowcache_layer_bytes(kv, spec, layer);
+        size_t bytes = layer_bytes(kv, spec, layer);
         ready = bytes == 0 || kva_tier_prepare(kv->tier, bytes);
     }
     return ready;
@@ -118,12 +124,15 @@ static size_t saved_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq)
     return saved_at(kv, &seq->spec, kv->shape.layers);
 }
 
-enum kva_status kva_kv_rowcache_init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
+static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
 {
+    struct kva_rows_state *state = kva_rows_state_of(seq);
+    if (!prepare(kv, &seq->spec))
+        return kva_fail(err, KVA_ENOMEM, "out of memory for one more kind of device memory");
     if (saved_bytes(kv, seq) == 0)
         return KVA_OK;
-    seq->hots = calloc(kv->shape.layers, sizeof(*seq->hots));
-    if (!seq->hots)
+    state->caches = calloc(kv->shape.layers, sizeof(*state->caches));
+    if (!state->caches)
         return kva_fail(err, KVA_ENOMEM, "out of memory for the fetched rows of %u layers",
                         kv->shape.layers);
     void *data;
@@ -131,58 +140,68 @@ enum kva_status kva_kv_rowcache_init(struct kva_kv *kv, struct kva_kv_seq *seq, 
         kva_device_alloc(kv->device, KVA_MEM_HOST, saved_bytes(kv, seq), &data, err);
     if (status)
         return status;
-    seq->hot_saved = data;
+    state->saved = data;
     status = kva_device_alloc(kv->device, KVA_MEM_HOST, 2 * sizeof(uint64_t), &data, err);
     if (status)
         return status;
-    seq->hot_hits = data;
+    state->hits = data;
     status =
         kva_device_alloc(kv->device, KVA_MEM_HOST, seq->pages_max * sizeof(void *), &data, err);
     if (status)
         return status;
-    seq->host_blocks = data;
+    state->host_blocks = data;
     return KVA_OK;
 }
 
-void kva_kv_rowcache_finish(struct kva_kv *kv, struct kva_kv_seq *seq)
+static void finish(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    if (!seq->hots)
+    struct kva_rows_state *state = kva_rows_state_of(seq);
+    if (!state->caches)
         return;
     /* Queued fetches and copies may still use this memory. */
     kva_device_sync(kv->device, KVA_QUEUE_COPY);
-    kva_device_free(kv->device, KVA_MEM_HOST, seq->hot_saved, saved_bytes(kv, seq));
-    kva_device_free(kv->device, KVA_MEM_HOST, seq->hot_hits, 2 * sizeof(uint64_t));
-    kva_device_free(kv->device, KVA_MEM_HOST, (void *)seq->host_blocks,
+    kva_device_free(kv->device, KVA_MEM_HOST, state->saved, saved_bytes(kv, seq));
+    kva_device_free(kv->device, KVA_MEM_HOST, state->hits, 2 * sizeof(uint64_t));
+    kva_device_free(kv->device, KVA_MEM_HOST, (void *)state->host_blocks,
                     seq->pages_max * sizeof(void *));
-    free(seq->hots);
+    free(state->caches);
 }
 
-static void give_layers(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t end)
+static void reset(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 {
+    kva_rows_state_of(seq)->started = false;
+    kva_rows_state_of(seq)->host_block_count = 0;
+}
+
+static void free_layers(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t end)
+{
+    const struct kva_rows_state *s = kva_rows_state_of(seq);
     for (uint32_t i = 0; i < end; i++) {
-        size_t bytes = kva_kv_rowcache_layer_bytes(kv, &seq->spec, i);
+        size_t bytes = layer_bytes(kv, &seq->spec, i);
         if (bytes > 0)
-            kva_kv_free_device(kv, seq->hots[i].rows, bytes);
+            kva_kv_free_device(kv, s->caches[i].rows, bytes);
         seq->device_bytes -= bytes;
     }
 }
 
-bool kva_kv_rowcache_alloc(struct kva_kv *kv, struct kva_kv_seq *seq)
+static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
+                  uint32_t end KVA_UNUSED)
 {
-    if (seq->hot_allocated || !seq->hots)
+    struct kva_rows_state *s = kva_rows_state_of(seq);
+    if (offloaded == 0 || s->allocated || !s->caches)
         return true;
     for (uint32_t i = 0; i < kv->shape.layers; i++) {
-        if (kva_kv_rowcache_layer_bytes(kv, &seq->spec, i) == 0)
+        if (layer_bytes(kv, &seq->spec, i) == 0)
             continue;
         struct layout l = layout_of(kv, &seq->spec, i);
         unsigned char *item = kva_kv_alloc_device(kv, l.rows_bytes + l.state_bytes);
         if (!item) {
-            give_layers(kv, seq, i);
+            free_layers(kv, seq, i);
             return false;
         }
         unsigned char *state = item + l.rows_bytes;
         seq->device_bytes += l.rows_bytes + l.state_bytes;
-        seq->hots[i] = (struct kva_row_cache){
+        s->caches[i] = (struct kva_row_cache){
             .rows = item,
             .tokens = (void *)(state + l.tokens),
             .used = (void *)(state + l.used),
@@ -190,48 +209,54 @@ bool kva_kv_rowcache_alloc(struct kva_kv *kv, struct kva_kv_seq *seq)
             .count = (void *)(state + l.count),
             .chosen = (void *)(state + l.chosen),
             .missing = (void *)(state + l.missing),
-            .hits = seq->hot_hits,
+            .hits = s->hits,
             .slots = slots_of(&seq->spec, i),
             .pinned = seq->spec.sinks,
             .k = kva_kv_spec_k(&seq->spec, i),
         };
     }
-    seq->hot_allocated = true;
+    s->allocated = true;
     return true;
 }
 
-void kva_kv_rowcache_free(struct kva_kv *kv, struct kva_kv_seq *seq, bool save)
+static uint32_t held(const struct kva_kv_seq *seq)
 {
-    if (!seq->hot_allocated)
+    return kva_rows_state_of(seq)->allocated;
+}
+
+static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool save)
+{
+    struct kva_rows_state *s = kva_rows_state_of(seq);
+    if (count > 0 || !s->allocated)
         return;
-    if (save && seq->hot_started) {
+    if (save && s->started) {
         kva_kv_order_copies(kv);
         for (uint32_t i = 0; i < kv->shape.layers; i++) {
-            if (kva_kv_rowcache_layer_bytes(kv, &seq->spec, i) > 0)
-                kva_kv_offload(kv, seq->hot_saved + saved_at(kv, &seq->spec, i),
-                               seq->hots[i].tokens, layout_of(kv, &seq->spec, i).state_bytes);
+            if (layer_bytes(kv, &seq->spec, i) > 0)
+                kva_kv_offload(kv, s->saved + saved_at(kv, &seq->spec, i), s->caches[i].tokens,
+                               layout_of(kv, &seq->spec, i).state_bytes);
         }
     }
-    give_layers(kv, seq, kv->shape.layers);
-    seq->hot_allocated = false;
+    free_layers(kv, seq, kv->shape.layers);
+    s->allocated = false;
     /* Fetches may still be on their way there. */
     kv->copies_pending = true;
 }
 
 /* --- content --------------------------------------------------------------------------------- */
 
-static void list_host_blocks(struct kva_kv_seq *seq)
+void kva_rows_list_host_blocks(struct kva_kv_seq *seq)
 {
-    for (; seq->host_block_count < seq->offloaded; seq->host_block_count++)
-        seq->host_blocks[seq->host_block_count] = seq->pages[seq->host_block_count]->host;
+    struct kva_rows_state *s = kva_rows_state_of(seq);
+    for (; s->host_block_count < seq->offloaded; s->host_block_count++)
+        s->host_blocks[s->host_block_count] = seq->pages[s->host_block_count]->host;
 }
 
-/* The first `count` of fetch_list. */
-static void fetch_layer(struct kva_kv *kv, uint32_t count, uint32_t layer)
+void kva_rows_fetch_layer(struct kva_kv *kv, uint32_t count, uint32_t layer)
 {
     kva_device_ops(kv->device)
         ->fetch_rows(kv->device, &(struct kva_fetch_rows_args){
-                                     .fetches = kv->fetch_list,
+                                     .fetches = kva_rows_cache_of(kv)->fetches,
                                      .page_offset_bytes = layer * kv->shape.block_bytes,
                                      .count = count,
                                      .kv_heads = kv->shape.kv_heads,
@@ -243,28 +268,32 @@ static void fetch_layer(struct kva_kv *kv, uint32_t count, uint32_t layer)
 /* The saved state, with the rows of all its tokens missing, becomes the state on the device. */
 static void upload(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    list_host_blocks(seq);
+    const struct kva_rows_state *s = kva_rows_state_of(seq);
+    struct kva_rows_fetch *fetch = kva_rows_cache_of(kv)->fetches;
+    kva_rows_list_host_blocks(seq);
     kva_kv_order_copies(kv);
     for (uint32_t i = 0; i < kv->shape.layers; i++) {
-        if (kva_kv_rowcache_layer_bytes(kv, &seq->spec, i) == 0)
+        if (layer_bytes(kv, &seq->spec, i) == 0)
             continue;
-        kva_kv_fetch(kv, seq, seq->hots[i].tokens, seq->hot_saved + saved_at(kv, &seq->spec, i),
+        kva_kv_fetch(kv, seq, s->caches[i].tokens, s->saved + saved_at(kv, &seq->spec, i),
                      layout_of(kv, &seq->spec, i).state_bytes);
-        kv->fetch_list[0] = (struct kva_rows_fetch){&seq->hots[i], seq->host_blocks};
-        fetch_layer(kv, 1, i);
+        fetch[0] = (struct kva_rows_fetch){&s->caches[i], s->host_blocks};
+        kva_rows_fetch_layer(kv, 1, i);
     }
 }
 
-void kva_kv_rowcache_start(struct kva_kv *kv, struct kva_kv_seq *seq)
+/* First content: the sinks. */
+static void start(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    if (!seq->hot_allocated || seq->hot_started)
+    struct kva_rows_state *s = kva_rows_state_of(seq);
+    if (!s->allocated || s->started)
         return;
     uint32_t sinks = seq->spec.sinks;
-    memset(seq->hot_saved, 0xff, saved_bytes(kv, seq));
+    memset(s->saved, 0xff, saved_bytes(kv, seq));
     for (uint32_t layer = 0; layer < kv->shape.layers; layer++) {
         struct layout l = layout_of(kv, &seq->spec, layer);
         uint32_t slots = slots_of(&seq->spec, layer);
-        unsigned char *state = seq->hot_saved + saved_at(kv, &seq->spec, layer);
+        unsigned char *state = s->saved + saved_at(kv, &seq->spec, layer);
         if (slots == 0)
             continue;
         memset(state + l.used, 0, l.order - l.used);
@@ -279,19 +308,21 @@ void kva_kv_rowcache_start(struct kva_kv *kv, struct kva_kv_seq *seq)
             ((uint32_t *)(void *)(state + l.count))[head] = sinks;
         }
     }
-    seq->hot_started = true;
+    s->started = true;
     upload(kv, seq);
 }
 
-void kva_kv_rowcache_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
+/* The content at the last cut with save. */
+static void restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    if (!seq->hot_allocated || !seq->hot_started)
+    const struct kva_rows_state *s = kva_rows_state_of(seq);
+    if (!s->allocated || !s->started)
         return;
     kva_device_sync(kv->device, KVA_QUEUE_COPY);
     for (uint32_t layer = 0; layer < kv->shape.layers; layer++) {
         struct layout l = layout_of(kv, &seq->spec, layer);
         size_t slots = slots_of(&seq->spec, layer);
-        unsigned char *state = seq->hot_saved + saved_at(kv, &seq->spec, layer);
+        unsigned char *state = s->saved + saved_at(kv, &seq->spec, layer);
         const uint32_t *tokens = (const void *)(state + l.tokens);
         uint32_t *missing = (void *)(state + l.missing);
         for (size_t head = 0; head < kv->shape.kv_heads; head++) {
@@ -305,141 +336,48 @@ void kva_kv_rowcache_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
     upload(kv, seq);
 }
 
-/* --- within a pass --------------------------------------------------------------------------- */
+/* --- of the cache ---------------------------------------------------------------------------- */
 
-static bool selected(const struct kva_kv_rows *rows, bool now)
+static size_t cosine_bytes(const struct kva_kv *kv)
 {
-    return now ? kva_kv_selects_now(rows) : kva_kv_selects_next(rows);
+    return kva_max_size(1, kv->sequences_max) * sizeof(float);
 }
 
-static enum kva_rows_mode mode_of(enum kva_kv_fetch fetch)
+static enum kva_status cache_init(const struct kva_kv_part *self, struct kva_kv *kv,
+                                  struct kva_err *err)
 {
-    return fetch == KVA_FETCH_RESIDENT ? KVA_ROWS_RESIDENT : KVA_ROWS_CHOSEN;
+    struct kva_rows_cache *cache = kva_kv_part_cache(kv, self);
+    cache->caches = calloc(kv->sequences_max, sizeof(*cache->caches));
+    cache->ready = calloc(kv->shape.layers, sizeof(*cache->ready));
+    cache->fetches = calloc(kv->sequences_max, sizeof(*cache->fetches));
+    cache->query_rows = calloc(kv->sequences_max, sizeof(*cache->query_rows));
+    cache->query_before = calloc(kv->sequences_max, sizeof(*cache->query_before));
+    if (!cache->caches || !cache->ready || !cache->fetches || !cache->query_rows ||
+        !cache->query_before)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for the KV cache");
+    void *cosines;
+    enum kva_status status =
+        kva_device_alloc(kv->device, KVA_MEM_HOST, cosine_bytes(kv), &cosines, err);
+    if (status)
+        return status;
+    cache->query_cosines = cosines;
+    for (uint32_t i = 0; i < kv->shape.layers && !status; i++)
+        status = kva_event_create(kv->device, &cache->ready[i], err);
+    return status;
 }
 
-bool kva_kv_rowcache_chosen(const struct kva_kv_pass *pass, bool now)
+static void cache_finish(const struct kva_kv_part *self, struct kva_kv *kv)
 {
-    for (uint32_t i = 0; i < pass->rows_count; i++) {
-        if (selected(&pass->rows[i], now))
-            return true;
-    }
-    return false;
-}
-
-static void resolve(struct kva_kv *kv, const struct kva_kv_pass *pass, uint32_t layer, bool now,
-                    enum kva_kv_fetch fetch)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < pass->rows_count; i++) {
-        const struct kva_kv_rows *rows = &pass->rows[i];
-        if (selected(rows, now) && rows->seq->spec.fetch == fetch)
-            kv->hot_list[count++] = &rows->seq->hots[layer];
-    }
-    if (count == 0)
-        return;
-    kva_device_ops(kv->device)
-        ->assign_slots(kv->device, &(struct kva_assign_slots_args){
-                                       .caches = kv->hot_list,
-                                       .count = count,
-                                       .kv_heads = kv->shape.kv_heads,
-                                       .stamp = kv->resolve_stamp,
-                                       .mode = mode_of(fetch),
-                                       .keep = fetch != KVA_FETCH_ALL,
-                                   });
-}
-
-void kva_kv_rowcache_resolve(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, bool now)
-{
-    for (uint32_t fetch = 0; fetch < KVA_FETCH_COUNT; fetch++)
-        resolve(kv, pass, layer, now, (enum kva_kv_fetch)fetch);
-    kva_kv_order_copies(kv);
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < pass->rows_count; i++) {
-        struct kva_kv_seq *seq = pass->rows[i].seq;
-        if (!selected(&pass->rows[i], now))
-            continue;
-        list_host_blocks(seq);
-        kv->fetch_list[count++] = (struct kva_rows_fetch){&seq->hots[layer], seq->host_blocks};
-    }
-    fetch_layer(kv, count, layer);
-    kva_event_record(kv->hot_events[layer], KVA_QUEUE_COPY);
-}
-
-struct kva_fused_fetch kva_kv_rowcache_now(const struct kva_kv *kv, struct kva_kv_seq *seq,
-                                           uint32_t layer)
-{
-    list_host_blocks(seq);
-    return (struct kva_fused_fetch){
-        .pages = seq->host_blocks,
-        .page_offset_bytes = layer * kv->shape.block_bytes,
-        .stamp = kv->resolve_stamp,
-        .mode = mode_of(seq->spec.fetch),
-        .keep = seq->spec.fetch != KVA_FETCH_ALL,
-    };
-}
-
-/* Whether the rows' query is held against the one that selected for this layer. */
-static bool is_corrected(const struct kva_kv_rows *rows)
-{
-    return kva_kv_selects_next(rows) && corrects(&rows->seq->spec);
-}
-
-void kva_kv_rowcache_reselect(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer,
-                              const void *q)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < pass->rows_count; i++) {
-        const struct kva_kv_rows *rows = &pass->rows[i];
-        if (!is_corrected(rows))
-            continue;
-        kv->drift_rows[count] = rows->row_first + rows->select_row;
-        kv->drift_before[count++] = (unsigned char *)rows->seq->hots[layer].tokens +
-                                    layout_of(kv, &rows->seq->spec, layer).query;
-    }
-    if (count == 0)
-        return;
-    kva_device_ops(kv->device)
-        ->query_cosine(kv->device, &(struct kva_query_cosine_args){
-                                       .q = q,
-                                       .rows = kv->drift_rows,
-                                       .before = kv->drift_before,
-                                       .cosine = kv->drift_cosine,
-                                       .count = count,
-                                       .q_stride = kv->heads * kv->shape.head_dim,
-                                       .heads = kv->heads,
-                                       .head_dim = kv->shape.head_dim,
-                                   });
-    kva_device_sync(kv->device, KVA_QUEUE_COMPUTE);
-    count = 0;
-    for (uint32_t i = 0; i < pass->rows_count; i++) {
-        struct kva_kv_rows *rows = &pass->rows[i];
-        if (is_corrected(rows))
-            rows->select_now =
-                kv->drift_cosine[count++] * 100 < (float)rows->seq->spec.reselect_below;
-    }
-}
-
-void kva_kv_rowcache_count(struct kva_kv *kv, struct kva_kv_seq *seq)
-{
-    if (!seq->hot_hits)
-        return;
-    struct kva_kv_policy_counters *own = &seq->counters, *all = &kv->counters.policies;
-    uint64_t hits = seq->hot_hits[0] - own->fetch_rows_hit;
-    uint64_t misses = seq->hot_hits[1] - own->fetch_rows_missed;
-    uint64_t bytes = misses * 2 * kv->shape.head_dim * sizeof(uint16_t);
-    own->fetch_rows_hit += hits;
-    own->fetch_rows_missed += misses;
-    own->fetched_bytes += bytes;
-    all->fetch_rows_hit += hits;
-    all->fetch_rows_missed += misses;
-    all->fetched_bytes += bytes;
-}
-
-void kva_kv_rowcache_await(struct kva_kv *kv, uint32_t layer)
-{
-    if (!kva_event_done(kv->hot_events[layer]))
-        kv->late = true;
-    kva_event_wait(kv->hot_events[layer], KVA_QUEUE_COMPUTE);
+    struct kva_rows_cache *cache = kva_kv_part_cache(kv, self);
+    for (uint32_t i = 0; cache->ready && i < kv->shape.layers; i++)
+        kva_event_destroy(cache->ready[i]);
+    if (cache->query_cosines)
+        kva_device_free(kv->device, KVA_MEM_HOST, cache->query_cosines, cosine_bytes(kv));
+    free(cache->ready);
+    free(cache->caches);
+    free(cache->fetches);
+    free(cache->query_rows);
+    free(cache->query_before);
 }
 
 /* --- the part -------------------------------------------------------------------------------- */
@@ -456,61 +394,81 @@ static enum kva_status check(const struct kva_kv *kv, const struct kva_kv_spec *
     return KVA_OK;
 }
 
-static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
-{
-    if (!kva_kv_rowcache_prepare(kv, &seq->spec))
-        return kva_fail(err, KVA_ENOMEM, "out of memory for one more kind of device memory");
-    return kva_kv_rowcache_init(kv, seq, err);
-}
-
 static uint64_t footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                           const struct kva_kv_extent *extent)
 {
-    return extent->offloaded > 0 ? kva_kv_rowcache_footprint(kv, spec) : 0;
+    return extent->offloaded > 0 ? all_bytes(kv, spec) : 0;
 }
 
-static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
-                  uint32_t end KVA_UNUSED)
+static void count(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    return offloaded == 0 || kva_kv_rowcache_alloc(kv, seq);
+    struct kva_rows_state *s = kva_rows_state_of(seq);
+    if (!s->hits)
+        return;
+    struct kva_kv_policy_counters *own = &seq->counters, *all = &kv->counters.policies;
+    uint64_t hits = s->hits[0] - s->counted[0], misses = s->hits[1] - s->counted[1];
+    uint64_t bytes = misses * 2 * kv->shape.head_dim * sizeof(uint16_t);
+    s->counted[0] = s->hits[0];
+    s->counted[1] = s->hits[1];
+    own->fetch_rows_hit += hits;
+    own->fetch_rows_missed += misses;
+    own->fetched_bytes += bytes;
+    all->fetch_rows_hit += hits;
+    all->fetch_rows_missed += misses;
+    all->fetched_bytes += bytes;
 }
 
-static uint32_t held(const struct kva_kv_seq *seq)
+static void step_begin(const struct kva_kv_part *self, struct kva_kv *kv)
 {
-    return seq->hot_allocated;
+    struct kva_rows_cache *cache = kva_kv_part_cache(kv, self);
+    kv->counters.fetch_late_count += cache->late;
+    cache->late = false;
 }
 
-static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool save)
+bool kva_kv_rows_started(const struct kva_kv_seq *seq)
 {
-    if (count == 0)
-        kva_kv_rowcache_free(kv, seq, save);
+    const struct kva_rows_state *s = kva_rows_state_of(seq);
+    return s && s->started;
 }
 
 /* In place of low-bit ones, if the layer has such a range. */
 static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
 {
-    struct kva_kv_seq *seq = rows->seq;
-    if (!seq->prefilled || seq->offloaded == 0 || !seq->hots || seq->hots[layer].slots == 0 ||
+    const struct kva_kv_seq *seq = rows->seq;
+    const struct kva_rows_state *s = kva_rows_state_of(seq);
+    if (!seq->prefilled || seq->offloaded == 0 || !s->caches || s->caches[layer].slots == 0 ||
         layer < kva_kv_lowbit_skip_layers(kv, &seq->spec))
         return;
     struct kva_kv_range *last = rows->range_count ? &rows->ranges[rows->range_count - 1] : NULL;
     if (last && last->kind == KVA_RANGE_LOWBIT)
-        last->rows = &seq->hots[layer];
+        last->rows = &s->caches[layer];
     else
         kva_kv_add_range(rows,
-                         (struct kva_kv_range){.kind = KVA_RANGE_ROWS, .rows = &seq->hots[layer]});
+                         (struct kva_kv_range){.kind = KVA_RANGE_ROWS, .rows = &s->caches[layer]});
 }
 
 const struct kva_kv_part kva_kv_part_rows = {
+    .state_bytes = sizeof(struct kva_rows_state),
+    .cache_bytes = sizeof(struct kva_rows_cache),
+    .cache_init = cache_init,
+    .cache_finish = cache_finish,
     .check = check,
     .init = init,
-    .finish = kva_kv_rowcache_finish,
+    .finish = finish,
+    .reset = reset,
     .footprint = footprint,
     .alloc = alloc,
     .held = held,
     .cut = cut,
-    .restore = kva_kv_rowcache_restore,
-    .prompt_end = kva_kv_rowcache_start,
-    .left = kva_kv_rowcache_start,
+    .restore = restore,
+    .prompt_end = start,
+    .left = start,
+    .count = count,
+    .pass_begin = kva_rows_pass_begin,
     .locate = locate,
+    .layer_begin = kva_rows_layer_begin,
+    .selected = kva_rows_selected,
+    .fused = kva_rows_fused,
+    .layer_end = kva_rows_layer_end,
+    .step_begin = step_begin,
 };

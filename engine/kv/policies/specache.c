@@ -48,7 +48,7 @@ static bool has_next_step(const struct kva_kv_seq *seq)
 
 static void plan(const struct kva_kv_seq *seq, struct kva_kv_step_plan *ret)
 {
-    if (kva_kv_spec_k_max(&seq->spec) == 0 || !seq->hot_started)
+    if (kva_kv_spec_k_max(&seq->spec) == 0 || !kva_kv_rows_started(seq))
         return;
     bool sync = seq->spec.predictor == KVA_PREDICT_SYNC;
     ret->draft = seq->spec.predictor == KVA_PREDICT_SPEC_TOKEN && has_next_step(seq);
@@ -93,5 +93,5 @@ const struct kva_kv_policy kva_kv_policy_specache = {
     .predecoded = predecoded,
     .drafted = drafted,
     .emitted = emitted,
-    .layer_query = kva_kv_rowcache_reselect,
+    .layer_query = kva_kv_rows_reselect,
 };

@@ -1,0 +1,71 @@
+/* rows_internal.h - what the files of the part share:
+ *
+ *     rows.c         memory and layout, between steps
+ *     rows_pass.c    what is selected, assigned and fetched within a pass
+ *
+ * Thread rule: engine thread. */
+#ifndef KVA_ENGINE_KV_PARTS_ROWS_INTERNAL_H
+#define KVA_ENGINE_KV_PARTS_ROWS_INTERNAL_H
+
+#include "engine/kv/part.h"
+
+/* Of a sequence. */
+struct kva_rows_state {
+    struct kva_row_cache *caches; /* [layers]; NULL: the settings ask for no rows */
+    bool allocated;               /* they have device memory */
+    bool started;                 /* and content */
+    unsigned char *saved; /* host tier: what assign_slots keeps of all layers, while suspended */
+    const void **host_blocks;  /* host tier [pages_max]: the pages on the host */
+    uint32_t host_block_count; /* of them filled in */
+    uint64_t *hits;            /* host tier [2]: selected rows that were there, and that were not */
+    uint64_t counted[2];       /* of them in the counters */
+};
+
+/* Of the cache: the lists are descriptors of one call, [sequences_max]. */
+struct kva_rows_cache {
+    struct kva_event **ready; /* [layers]: the rows of a layer are in */
+    uint32_t stamp;           /* of the pass */
+    bool late;                /* a layer of the current step waited for its rows */
+    const struct kva_row_cache **caches;
+    struct kva_rows_fetch *fetches;
+    uint32_t *query_rows;
+    void **query_before;
+    float *query_cosines; /* host tier */
+};
+
+static inline struct kva_rows_state *kva_rows_state_of(const struct kva_kv_seq *seq)
+{
+    return kva_kv_part_state(seq, &kva_kv_part_rows);
+}
+
+static inline struct kva_rows_cache *kva_rows_cache_of(const struct kva_kv *kv)
+{
+    return kva_kv_part_cache(kv, &kva_kv_part_rows);
+}
+
+/* Whether queries are held against those that selected (KVA_SETTING_RESELECT_BELOW). */
+bool kva_rows_corrects(const struct kva_kv_spec *spec);
+
+/* Where the query that selected last for the layer is. */
+void *kva_rows_query(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer);
+
+/* Fill in host_blocks of all pages that are offloaded. */
+void kva_rows_list_host_blocks(struct kva_kv_seq *seq);
+
+/* Queue the fetch of the first `count` of the cache's fetches. */
+void kva_rows_fetch_layer(struct kva_kv *kv, uint32_t count, uint32_t layer);
+
+/* --- rows_pass.c ------------------------------------------------------------------------------ */
+
+void kva_rows_pass_begin(const struct kva_kv_part *self, struct kva_kv *kv,
+                         struct kva_kv_pass *pass);
+void kva_rows_layer_begin(const struct kva_kv_part *self, struct kva_kv *kv,
+                          struct kva_kv_pass *pass, uint32_t layer);
+void kva_rows_selected(const struct kva_kv_part *self, struct kva_kv *kv, struct kva_kv_pass *pass,
+                       uint32_t layer);
+struct kva_fused_fetch kva_rows_fused(const struct kva_kv *kv, struct kva_kv_seq *seq,
+                                      uint32_t layer);
+void kva_rows_layer_end(const struct kva_kv_part *self, struct kva_kv *kv, struct kva_kv_pass *pass,
+                        uint32_t layer);
+
+#endif
