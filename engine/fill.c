@@ -26,7 +26,7 @@ struct kva_tier_bytes kva_model_engine_footprint_shared(const struct kva_engine 
                                                         uint32_t prompt, uint32_t tokens)
 {
     const struct model_engine *e = engine->self;
-    const struct kva_kv_policy *policy = kva_kv_policy_get(spec->policy);
+    const struct kva_kv_policy *policy = kva_kv_policy_of(spec);
     struct kva_tier_bytes bytes = kva_model_engine_footprint(engine, spec, prompt, tokens);
     /* The page of the last prompt token is never shared: that token must be computed. */
     uint32_t pages = e->params.prefix_cache ? (prompt - 1) / KVA_PAGE_TOKENS : 0;

@@ -96,7 +96,7 @@ static enum kva_status engine_create(void *self, const struct kva_sequence_param
     if (!seq)
         return kva_fail(err, KVA_ENOMEM, "out of memory for a sequence");
     seq->params = *params;
-    if (kva_kv_has_setting(params->kv.policy, KVA_SETTING_PREDICTOR))
+    if (kva_kv_spec_has_setting(&params->kv, KVA_SETTING_PREDICTOR))
         seq->params.kv.predictor = predictor_of(e, &params->kv);
     const struct kva_kv_plan plan = {&seq->params.kv, params->prompt_tokens, params->tokens_max};
     status = kva_kv_seq_init(e->kv, &seq->kv, &plan, err);
@@ -187,7 +187,7 @@ static void engine_sequence_info(void *self, const struct kva_sequence *seq,
 {
     struct model_engine *e = self;
     *ret = (struct kva_sequence_info){
-        .policy = kva_kv_policy_name(seq->params.kv.policy),
+        .policy = kva_kv_spec_policy_name(&seq->params.kv),
         .bytes = kva_kv_seq_bytes(e->kv, &seq->kv),
         .cached_tokens = seq->prefill_first,
         .fetched_bytes = seq->kv.counters.fetched_bytes,

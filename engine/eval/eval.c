@@ -81,7 +81,7 @@ static enum kva_status check(const struct kva_eval_params *p, struct kva_err *er
                                     "topk is %u, the model's context only has %u tokens",
                                     kva_kv_spec_k_max(c), context);
         /* It would make the result depend on a measurement of time. */
-        if (!status && kva_kv_has_setting(c->policy, KVA_SETTING_PREDICTOR) &&
+        if (!status && kva_kv_spec_has_setting(c, KVA_SETTING_PREDICTOR) &&
             c->predictor == KVA_PREDICT_AUTO)
             status = kva_fail_param(err, KVA_EINVAL, "predictor",
                                     "predictor is auto, which is another one on another machine: "
@@ -293,7 +293,7 @@ static enum kva_status run_policy(struct run *run, const struct kva_eval_sample 
     struct kva_step_item item = {.forced = true, .forced_token = r->ids[sample->prompt]};
     enum kva_status status = start(run, &policy->spec, sample->prompt, tokens, &item.seq, err);
     if (status)
-        return kva_err_prefix(err, status, "%s", kva_kv_policy_name(policy->spec.policy));
+        return kva_err_prefix(err, status, "%s", kva_kv_spec_policy_name(&policy->spec));
     struct kva_sequence_info before = {0}, after;
     if (policy->heads)
         kva_coverage_clear(&run->coverage);

@@ -10,8 +10,8 @@ static enum kva_status check_shape(const struct kva_kv *kv, const struct kva_kv_
                                    struct kva_err *err)
 {
     enum kva_status status = KVA_OK;
-    for (const struct kva_kv_part *const *part = kva_kv_policy_get(spec->policy)->parts;
-         *part && !status; part++)
+    for (const struct kva_kv_part *const *part = kva_kv_policy_of(spec)->parts; *part && !status;
+         part++)
         status = (*part)->check ? (*part)->check(kv, spec, err) : KVA_OK;
     return status;
 }
@@ -31,7 +31,7 @@ enum kva_status kva_kv_check_fits(const struct kva_kv *kv, const struct kva_kv_p
                               "%u tokens need %llu bytes of the device tier under policy '%s', its "
                               "budget is %llu bytes",
                               plan->tokens_max, (unsigned long long)device,
-                              kva_kv_policy_name(plan->spec->policy),
+                              kva_kv_spec_policy_name(plan->spec),
                               (unsigned long long)device_budget);
     uint64_t host = kva_kv_pages(plan->tokens_max) * (uint64_t)kv->shape.page_bytes;
     uint64_t host_budget = kva_page_pool_total(kv->pages) * (uint64_t)kv->shape.page_bytes;
@@ -61,7 +61,7 @@ enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
     if (status)
         return status;
     *seq = (struct kva_kv_seq){
-        .policy = kva_kv_policy_get(plan->spec->policy),
+        .policy = kva_kv_policy_of(plan->spec),
         .spec = *plan->spec,
         .pages_max = kva_kv_pages(plan->tokens_max),
         .tokens_max = plan->tokens_max,

@@ -10,8 +10,7 @@ static uint64_t bytes_with(const struct kva_kv *kv, const struct kva_kv_spec *sp
 {
     const struct kva_kv_extent extent = {offloaded, resident, prefilled};
     uint64_t bytes = 0;
-    for (const struct kva_kv_part *const *part = kva_kv_policy_get(spec->policy)->parts; *part;
-         part++)
+    for (const struct kva_kv_part *const *part = kva_kv_policy_of(spec)->parts; *part; part++)
         bytes += (*part)->footprint(kv, spec, &extent);
     return bytes;
 }
@@ -19,7 +18,7 @@ static uint64_t bytes_with(const struct kva_kv *kv, const struct kva_kv_spec *sp
 uint64_t kva_kv_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec, uint32_t prompt,
                           uint32_t tokens)
 {
-    const struct kva_kv_policy *policy = kva_kv_policy_get(spec->policy);
+    const struct kva_kv_policy *policy = kva_kv_policy_of(spec);
     uint32_t offloaded = policy->offloaded(spec, prompt);
     uint64_t bytes = bytes_with(kv, spec, offloaded, kva_kv_pages(prompt) - offloaded, false);
     if (tokens <= prompt)
@@ -45,7 +44,7 @@ uint64_t kva_kv_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spe
 
 uint64_t kva_kv_growth_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec)
 {
-    bool offloads = kva_kv_policy_get(spec->policy)->offloaded(spec, UINT32_MAX) > 0;
+    bool offloads = kva_kv_policy_of(spec)->offloaded(spec, UINT32_MAX) > 0;
     uint32_t offloaded = offloads ? GROWTH_PAGES : 0, resident = offloads ? 0 : GROWTH_PAGES;
     uint64_t less = bytes_with(kv, spec, offloaded, resident, true);
     uint64_t more = bytes_with(kv, spec, 2 * offloaded, 2 * resident, true);
@@ -57,8 +56,7 @@ uint64_t kva_kv_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *
                              const struct kva_page *page)
 {
     uint64_t bytes = 0;
-    for (const struct kva_kv_part *const *part = kva_kv_policy_get(spec->policy)->parts; *part;
-         part++)
+    for (const struct kva_kv_part *const *part = kva_kv_policy_of(spec)->parts; *part; part++)
         bytes += (*part)->shared_bytes ? (*part)->shared_bytes(kv, spec, page) : 0;
     return bytes;
 }

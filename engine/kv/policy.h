@@ -73,14 +73,11 @@ struct kva_kv_policy {
     void (*layer_query)(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, const void *q);
 };
 
-#define KVA_KV_POLICIES_MAX 16u
-
-/* Never NULL for a valid id. */
+/* One of the table. */
 const struct kva_kv_policy *kva_kv_policy_get(enum kva_kv_policy_id id);
 
-/* One more policy, for as long as the process runs: before the first engine is made, on one thread.
- * Returns its id; KVA_KV_POLICIES_MAX: there is no room. Served requests cannot name it. */
-enum kva_kv_policy_id kva_kv_policy_register(const struct kva_kv_policy *policy);
+/* A spec's: its own, or one of the table; NULL: it names neither. */
+const struct kva_kv_policy *kva_kv_policy_of(const struct kva_kv_spec *spec);
 
 bool kva_kv_policy_has_setting(const struct kva_kv_policy *policy, enum kva_kv_setting_id id);
 

@@ -1,74 +1,10 @@
-/* spec.c - the table of settings, and specs from text. */
+/* spec.c - specs from text: values, settings by name, one line. */
 #include "engine/kv/spec.h"
 
 #include "engine/kv/policy.h"
 
 #include <stdio.h>
 #include <string.h>
-
-/* In the order of the enumerations. */
-static const char *const levels[] = {"minmax", "mse", "auto", NULL};
-static const char *const predictors[] = {"spec-token", "prev-query", "sync", "auto", NULL};
-static const char *const fetches[] = {"all", "delta", "resident", NULL};
-static const char *const mispredicts[] = {"chain", "predecode", NULL};
-
-static const uint32_t bit_widths[] = {1, 2, 4, 0};
-static const uint32_t groups[] = {32, 64, 0};
-
-#define AT(field) .offset = offsetof(struct kva_kv_spec, field)
-#define NUMBER    .kind = KVA_SETTING_NUMBER
-#define WORD      .kind = KVA_SETTING_WORD
-
-static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
-    [KVA_SETTING_BITS] = {"bits", NUMBER, .min = 1, .max = 4, .among = bit_widths, AT(bits),
-                          .help = "bits per element of the device copy"},
-    [KVA_SETTING_GROUP] = {"group", NUMBER, .min = 32, .max = 64, .among = groups, AT(group),
-                           .help =
-                               "tokens (keys, per channel) or channels (values, per token) that "
-                               "share a scale and a zero"},
-    [KVA_SETTING_LEVELS] = {"levels", WORD, .words = levels, AT(levels),
-                            .help =
-                                "quantisation levels. `minmax`: from a group's minimum and maximum "
-                                "(1 bit: a quarter of the range inwards, SpeCache eq. 3); `mse`: "
-                                "least squares for the same codes (1 bit: the conditional means); "
-                                "`auto`: `minmax` at 1 bit, else `mse`"},
-    [KVA_SETTING_WINDOW] = {"window", NUMBER, .min = 64, .max = 1u << 20, .multiple_of = 64,
-                            AT(window),
-                            .help = "newest tokens in 16 bits: between this many and 63 more"},
-    [KVA_SETTING_SINKS] = {"sinks", NUMBER, .max = KVA_KV_SINKS_MAX, AT(sinks),
-                           .help =
-                               "first tokens in 16 bits, and outside the statistics of the keys' "
-                               "groups"},
-    [KVA_SETTING_MIN_TOKENS] = {"min_tokens", NUMBER, .max = 1u << 24, .multiple_of = 64,
-                                AT(min_tokens),
-                                .help = "sequences of fewer tokens stay in 16 bits"},
-    [KVA_SETTING_SKIP_LAYERS] = {"skip_layers", NUMBER, .max = 65536, AT(skip_layers),
-                                 .help = "first layers that stay in 16 bits"},
-    [KVA_SETTING_TOPK] = {"topk", .kind = KVA_SETTING_BY_LAYER, .max = KVA_KV_K_MAX, AT(k),
-                          .help =
-                              "rows fetched per KV head and layer; `64+256@0-1`: 64, but 256 in "
-                              "layers 0 and 1 (up to four such parts, the last that names a layer "
-                              "holds)"},
-    [KVA_SETTING_PREDICTOR] = {"predictor", WORD, .words = predictors, AT(predictor),
-                               .help =
-                                   "whose query selects the rows: a speculative token's, the "
-                                   "current token's, or the next token's own, which then waits for "
-                                   "them; `auto`: on a CPU `sync`; on a GPU `spec-token` where a "
-                                   "second row costs little, else `prev-query`"},
-    [KVA_SETTING_RESELECT_BELOW] = {"reselect_below", NUMBER, .max = 100, AT(reselect_below),
-                                    .help = "`prev-query`: percent of cosine between successive "
-                                            "queries under which a layer selects again, and waits; "
-                                            "0: never"},
-    [KVA_SETTING_FETCH] = {"fetch", WORD, .words = fetches, AT(fetch),
-                           .help =
-                               "`all` selected rows every step; `delta`: those that are not there; "
-                               "`resident`: the same, and rows of earlier selections attend too"},
-    [KVA_SETTING_ON_MISPREDICT] = {"on_mispredict", WORD, .words = mispredicts, AT(on_mispredict),
-                                   .help =
-                                       "`spec-token`: after a wrong speculative token the next one "
-                                       "follows it (`chain`), or the token that came instead runs "
-                                       "once more first (`predecode`)"},
-};
 
 /* Names that clients learned before 0.2. */
 static const struct {
@@ -81,178 +17,6 @@ static const struct {
 static const struct {
     const char *setting, *old, *word;
 } renamed_words[] = {{"levels", "paper", "minmax"}, {"levels", "fit", "mse"}};
-
-const struct kva_kv_setting *kva_kv_setting_at(enum kva_kv_setting_id id)
-{
-    return &settings[id];
-}
-
-const struct kva_kv_setting *kva_kv_setting_find(const char *name)
-{
-    for (size_t i = 0; i < KVA_SETTING_COUNT; i++) {
-        if (strcmp(settings[i].name, name) == 0)
-            return &settings[i];
-    }
-    return NULL;
-}
-
-const struct kva_kv_policy_setting *kva_kv_policy_settings(enum kva_kv_policy_id policy,
-                                                           size_t *ret_count)
-{
-    const struct kva_kv_policy *p = kva_kv_policy_get(policy);
-    *ret_count = p->setting_count;
-    return p->settings;
-}
-
-bool kva_kv_has_setting(enum kva_kv_policy_id policy, enum kva_kv_setting_id id)
-{
-    return kva_kv_policy_has_setting(kva_kv_policy_get(policy), id);
-}
-
-const char *kva_kv_policy_name(enum kva_kv_policy_id policy)
-{
-    return kva_kv_policy_get(policy)->name;
-}
-
-bool kva_kv_policy_exact(enum kva_kv_policy_id policy)
-{
-    return kva_kv_policy_get(policy)->exactness == KVA_KV_EXACT;
-}
-
-static enum kva_kv_policy_id find_policy(const char *name, size_t length)
-{
-    uint32_t id = 0;
-    for (; id < KVA_KV_POLICY_COUNT; id++) {
-        const char *known = kva_kv_policy_name((enum kva_kv_policy_id)id);
-        if (strlen(known) == length && memcmp(known, name, length) == 0)
-            break;
-    }
-    return (enum kva_kv_policy_id)id;
-}
-
-enum kva_kv_policy_id kva_kv_policy_find(const char *name)
-{
-    return find_policy(name, strlen(name));
-}
-
-enum kva_kv_predictor kva_kv_predictor_of(const struct kva_kv_spec *spec, bool host_readable)
-{
-    return spec->predictor == KVA_PREDICT_AUTO && host_readable ? KVA_PREDICT_SYNC
-                                                                : spec->predictor;
-}
-
-static struct kva_kv_spec make(enum kva_kv_policy_id id, bool paper)
-{
-    const struct kva_kv_policy *policy = kva_kv_policy_get(id);
-    struct kva_kv_spec spec = {.policy = id};
-    for (size_t i = 0; i < policy->setting_count; i++) {
-        const struct kva_kv_policy_setting *own = &policy->settings[i];
-        *kva_kv_setting_value(&settings[own->id], &spec) = paper ? own->paper : own->fallback;
-    }
-    return spec;
-}
-
-struct kva_kv_spec kva_kv_spec_default(enum kva_kv_policy_id policy)
-{
-    return make(policy, false);
-}
-
-struct kva_kv_spec kva_kv_spec_paper(enum kva_kv_policy_id policy)
-{
-    return make(policy, true);
-}
-
-/* --- k by layer ------------------------------------------------------------------------------ */
-
-static bool fetches_rows(const struct kva_kv_spec *spec)
-{
-    return kva_kv_has_setting(spec->policy, KVA_SETTING_TOPK);
-}
-
-uint32_t kva_kv_spec_k(const struct kva_kv_spec *spec, uint32_t layer)
-{
-    if (!fetches_rows(spec))
-        return 0;
-    for (uint32_t i = spec->k_range_count; i-- > 0;) {
-        const struct kva_kv_k_range *range = &spec->k_ranges[i];
-        if (layer >= range->first && layer < range->end)
-            return range->k;
-    }
-    return spec->k;
-}
-
-uint32_t kva_kv_spec_k_max(const struct kva_kv_spec *spec)
-{
-    if (!fetches_rows(spec))
-        return 0;
-    uint32_t most = spec->k;
-    for (uint32_t i = 0; i < spec->k_range_count; i++)
-        most = kva_max_u32(most, spec->k_ranges[i].k);
-    return most;
-}
-
-/* A number at *at, which then stands behind it. */
-static bool take_number(const char **at, const char *end, uint32_t max, uint32_t *ret)
-{
-    const char *text = *at;
-    uint64_t number = 0;
-    for (; *at < end && **at >= '0' && **at <= '9' && number <= max; ++*at)
-        number = number * 10 + (uint64_t)(**at - '0');
-    *ret = (uint32_t)number;
-    return *at > text && number <= max;
-}
-
-static bool take_char(const char **at, const char *end, char wanted)
-{
-    bool there = *at < end && **at == wanted;
-    *at += there;
-    return there;
-}
-
-/* N@FIRST or N@FIRST-LAST. */
-static bool take_range(const char **at, const char *end, uint32_t max, struct kva_kv_k_range *ret)
-{
-    if (!take_number(at, end, max, &ret->k) || !take_char(at, end, '@') ||
-        !take_number(at, end, KVA_KV_LAYER_MAX, &ret->first))
-        return false;
-    uint32_t last = ret->first;
-    if (take_char(at, end, '-') && !take_number(at, end, KVA_KV_LAYER_MAX, &last))
-        return false;
-    ret->end = last + 1;
-    return last >= ret->first;
-}
-
-enum kva_status kva_kv_spec_read_k(const char *text, size_t length, uint32_t max,
-                                   struct kva_kv_spec *spec, struct kva_err *err)
-{
-    struct kva_kv_spec read = *spec;
-    const char *at = text, *end = text + length;
-    memset(read.k_ranges, 0, sizeof(read.k_ranges));
-    read.k_range_count = 0;
-    bool ok = take_number(&at, end, max, &read.k);
-    while (ok && at < end && read.k_range_count < KVA_KV_K_RANGES_MAX)
-        ok = take_char(&at, end, '+') &&
-             take_range(&at, end, max, &read.k_ranges[read.k_range_count++]);
-    if (!ok || at < end)
-        return kva_fail_param(err, KVA_EINVAL, "topk",
-                              "topk is '%.*s', it must be a whole number from 0 to %u, and for "
-                              "layers with another one +N@LAYER or +N@FIRST-LAST, %u times at most",
-                              (int)kva_min_size(length, 100), text, max, KVA_KV_K_RANGES_MAX);
-    *spec = read;
-    return KVA_OK;
-}
-
-void kva_kv_spec_write_k(const struct kva_kv_spec *spec, char *text)
-{
-    int used = snprintf(text, KVA_KV_K_TEXT_MAX, "%u", spec->k);
-    for (uint32_t i = 0; i < spec->k_range_count; i++) {
-        const struct kva_kv_k_range *range = &spec->k_ranges[i];
-        used += snprintf(text + used, KVA_KV_K_TEXT_MAX - (size_t)used, "+%u@%u", range->k,
-                         range->first);
-        if (range->end > range->first + 1)
-            used += snprintf(text + used, KVA_KV_K_TEXT_MAX - (size_t)used, "-%u", range->end - 1);
-    }
-}
 
 /* --- values ---------------------------------------------------------------------------------- */
 
@@ -348,15 +112,13 @@ static enum kva_status read_word(const struct kva_kv_setting *setting, const cha
 
 enum kva_status kva_kv_spec_check(const struct kva_kv_spec *spec, struct kva_err *err)
 {
-    const struct kva_kv_policy *policy = NULL;
-    if ((unsigned)spec->policy < KVA_KV_POLICIES_MAX)
-        policy = kva_kv_policy_get(spec->policy);
+    const struct kva_kv_policy *policy = kva_kv_policy_of(spec);
     if (!policy)
         return kva_fail_param(err, KVA_EINVAL, "kv.policy", "no KV policy has the number %u",
                               (unsigned)spec->policy);
     struct kva_kv_spec copy = *spec;
     for (size_t i = 0; i < policy->setting_count; i++) {
-        const struct kva_kv_setting *setting = &settings[policy->settings[i].id];
+        const struct kva_kv_setting *setting = kva_kv_setting_at(policy->settings[i].id);
         uint32_t value = *kva_kv_setting_value(setting, &copy);
         if (setting->kind == KVA_SETTING_BY_LAYER)
             value = kva_kv_spec_k_max(spec);
@@ -376,6 +138,11 @@ enum kva_status kva_kv_spec_check(const struct kva_kv_spec *spec, struct kva_err
 
 #define PAPER "paper"
 
+static enum kva_kv_setting_id id_of(const struct kva_kv_setting *setting)
+{
+    return (enum kva_kv_setting_id)(setting - kva_kv_setting_at(0));
+}
+
 static enum kva_status no_setting(const struct kva_kv_policy *policy, const char *name,
                                   struct kva_err *err)
 {
@@ -388,7 +155,7 @@ static enum kva_status no_setting(const struct kva_kv_policy *policy, const char
     const struct kva_kv_setting *setting = kva_kv_setting_find(name);
     for (uint32_t id = 0; setting && id < KVA_KV_POLICY_COUNT; id++) {
         const struct kva_kv_policy *other = kva_kv_policy_get((enum kva_kv_policy_id)id);
-        if (kva_kv_policy_has_setting(other, (enum kva_kv_setting_id)(setting - settings)))
+        if (kva_kv_policy_has_setting(other, id_of(setting)))
             add_word(&words, other->name);
     }
     if (setting)
@@ -396,7 +163,7 @@ static enum kva_status no_setting(const struct kva_kv_policy *policy, const char
                               "policy '%s' has no setting '%s'; policies that have it: %s",
                               policy->name, name, words.text);
     for (size_t i = 0; i < policy->setting_count; i++)
-        add_word(&words, settings[policy->settings[i].id].name);
+        add_word(&words, kva_kv_setting_at(policy->settings[i].id)->name);
     return kva_fail_param(err, KVA_EINVAL, "policy",
                           "'%.60s' is no setting; policy '%s' has: %s%s%s", name, policy->name,
                           PAPER, words.used ? ", " : "", words.text);
@@ -405,10 +172,9 @@ static enum kva_status no_setting(const struct kva_kv_policy *policy, const char
 enum kva_status kva_kv_spec_set(struct kva_kv_spec *spec, const char *name, const char *value,
                                 struct kva_err *err)
 {
-    const struct kva_kv_policy *policy = kva_kv_policy_get(spec->policy);
+    const struct kva_kv_policy *policy = kva_kv_policy_of(spec);
     const struct kva_kv_setting *setting = kva_kv_setting_find(name);
-    if (!setting ||
-        !kva_kv_policy_has_setting(policy, (enum kva_kv_setting_id)(setting - settings)))
+    if (!setting || !kva_kv_policy_has_setting(policy, id_of(setting)))
         return no_setting(policy, name, err);
     uint32_t *at = kva_kv_setting_value(setting, spec);
     switch (setting->kind) {
@@ -521,8 +287,10 @@ static enum kva_status unknown_policy(struct kva_err *err)
 static enum kva_status parse(const char *text, const struct kva_kv_spec *bases,
                              struct kva_kv_spec *ret, struct kva_err *err)
 {
+    char name[PART_MAX];
     size_t length = strcspn(text, ":");
-    enum kva_kv_policy_id id = find_policy(text, length);
+    snprintf(name, sizeof(name), "%.*s", (int)kva_min_size(length, PART_MAX - 1), text);
+    enum kva_kv_policy_id id = kva_kv_policy_find(name);
     if (id == KVA_KV_POLICY_COUNT)
         return unknown_policy(err);
     if (text[strlen(text) - 1] == ':')

@@ -17,6 +17,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+struct kva_kv_policy;
+
 enum kva_kv_policy_id {
     KVA_KV_FULL,     /* 16-bit pages on the device */
     KVA_KV_OFFLOAD,  /* 16-bit pages on the host, all staged every step (FlexGen-like baseline) */
@@ -89,6 +91,8 @@ struct kva_kv_spec {
     enum kva_kv_mispredict on_mispredict;                /* spec-token */
     struct kva_kv_k_range k_ranges[KVA_KV_K_RANGES_MAX]; /* the last that has a layer holds */
     uint32_t k_range_count;
+    const struct kva_kv_policy *own; /* a policy that is in no table, and that requests cannot name;
+                                        NULL: the table's of that id */
 };
 
 /* --- the table of settings ------------------------------------------------------------------- */
@@ -144,6 +148,7 @@ const struct kva_kv_policy_setting *kva_kv_policy_settings(enum kva_kv_policy_id
                                                            size_t *ret_count);
 
 bool kva_kv_has_setting(enum kva_kv_policy_id policy, enum kva_kv_setting_id id);
+bool kva_kv_spec_has_setting(const struct kva_kv_spec *spec, enum kva_kv_setting_id id);
 
 static inline uint32_t *kva_kv_setting_value(const struct kva_kv_setting *setting,
                                              struct kva_kv_spec *spec)
@@ -160,6 +165,9 @@ static inline uint32_t *kva_kv_setting_value(const struct kva_kv_setting *settin
 /* Every setting at its default, and as in the policy's paper. */
 struct kva_kv_spec kva_kv_spec_default(enum kva_kv_policy_id policy);
 struct kva_kv_spec kva_kv_spec_paper(enum kva_kv_policy_id policy);
+
+/* The defaults of a policy that is in no table. */
+struct kva_kv_spec kva_kv_spec_own(const struct kva_kv_policy *policy);
 
 /* Fails: KVA_EINVAL, err->param is the setting ("bits", "topk", ...). */
 KVA_MUST_CHECK enum kva_status kva_kv_spec_check(const struct kva_kv_spec *spec,
@@ -205,6 +213,9 @@ void kva_kv_spec_write_k(const struct kva_kv_spec *spec, char *text);
  * device's memory (kva_device_info.host_readable), since there is nothing to wait for and a token's
  * own query selects best. Elsewhere AUTO stays what it is. */
 enum kva_kv_predictor kva_kv_predictor_of(const struct kva_kv_spec *spec, bool host_readable);
+
+/* The name of the spec's policy. */
+const char *kva_kv_spec_policy_name(const struct kva_kv_spec *spec);
 
 /* --- policies by name ------------------------------------------------------------------------ */
 

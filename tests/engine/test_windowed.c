@@ -15,11 +15,9 @@
 
 enum { PROMPT = 200 };
 
-static enum kva_kv_policy_id windowed;
-
 static struct kva_kv_spec spec_of(uint32_t sinks, uint32_t window)
 {
-    struct kva_kv_spec spec = kva_kv_spec_default(windowed);
+    struct kva_kv_spec spec = kva_kv_spec_own(&policy_windowed);
     spec.sinks = sinks;
     spec.window = window;
     return spec;
@@ -173,7 +171,6 @@ static void test_windowed__device_bytes(void **state KVA_UNUSED)
 
 int main(void)
 {
-    windowed = kva_kv_policy_register(&policy_windowed);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_windowed__attends_to_sinks_and_window),
         cmocka_unit_test(test_windowed__suspended_or_in_chunks),

@@ -211,7 +211,7 @@ static enum kva_status check(const struct kva_kv *kv, const struct kva_kv_spec *
         return KVA_OK;
     return kva_fail_param(err, KVA_EUNSUPPORTED, "policy",
                           "policy '%s' needs heads of a multiple of 4, the model's are of %u",
-                          kva_kv_policy_name(spec->policy), kv->shape.head_dim);
+                          kva_kv_spec_policy_name(spec), kv->shape.head_dim);
 }
 
 static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)

@@ -87,7 +87,7 @@ static uint64_t footprint(const struct kva_kv *kv, const struct kva_kv_spec *spe
 static uint64_t shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                              const struct kva_page *page)
 {
-    if (kva_kv_policy_get(spec->policy)->offloaded(spec, UINT32_MAX) > 0)
+    if (kva_kv_policy_of(spec)->offloaded(spec, UINT32_MAX) > 0)
         return 0;
     return !page || page->device_users > 0 ? kv->shape.page_bytes : 0;
 }

@@ -1,27 +1,23 @@
 /* registry.c - the policies by id and by name. */
 #include "engine/kv/policy.h"
 
-static const struct kva_kv_policy *policies[KVA_KV_POLICIES_MAX] = {
+static const struct kva_kv_policy *const policies[KVA_KV_POLICY_COUNT] = {
     [KVA_KV_FULL] = &kva_kv_policy_full,
     [KVA_KV_OFFLOAD] = &kva_kv_policy_offload,
     [KVA_KV_KIVI] = &kva_kv_policy_kivi,
     [KVA_KV_SPECACHE] = &kva_kv_policy_specache,
 };
 
-static uint32_t policy_count = KVA_KV_POLICY_COUNT;
-
 const struct kva_kv_policy *kva_kv_policy_get(enum kva_kv_policy_id id)
 {
     return policies[id];
 }
 
-enum kva_kv_policy_id kva_kv_policy_register(const struct kva_kv_policy *policy)
+const struct kva_kv_policy *kva_kv_policy_of(const struct kva_kv_spec *spec)
 {
-    if (policy_count < KVA_KV_POLICIES_MAX)
-        policies[policy_count++] = policy;
-    else
-        return (enum kva_kv_policy_id)KVA_KV_POLICIES_MAX;
-    return (enum kva_kv_policy_id)(policy_count - 1);
+    if (spec->own)
+        return spec->own;
+    return (unsigned)spec->policy < KVA_KV_POLICY_COUNT ? policies[spec->policy] : NULL;
 }
 
 bool kva_kv_policy_has_setting(const struct kva_kv_policy *policy, enum kva_kv_setting_id id)

@@ -1,0 +1,162 @@
+/* settings.c - the table of settings, and policies as programs name them. */
+#include "engine/kv/spec.h"
+
+#include "engine/kv/policy.h"
+
+#include <string.h>
+
+/* In the order of the enumerations. */
+static const char *const levels[] = {"minmax", "mse", "auto", NULL};
+static const char *const predictors[] = {"spec-token", "prev-query", "sync", "auto", NULL};
+static const char *const fetches[] = {"all", "delta", "resident", NULL};
+static const char *const mispredicts[] = {"chain", "predecode", NULL};
+
+static const uint32_t bit_widths[] = {1, 2, 4, 0};
+static const uint32_t groups[] = {32, 64, 0};
+
+#define AT(field) .offset = offsetof(struct kva_kv_spec, field)
+#define NUMBER    .kind = KVA_SETTING_NUMBER
+#define WORD      .kind = KVA_SETTING_WORD
+
+static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
+    [KVA_SETTING_BITS] = {"bits", NUMBER, .min = 1, .max = 4, .among = bit_widths, AT(bits),
+                          .help = "bits per element of the device copy"},
+    [KVA_SETTING_GROUP] = {"group", NUMBER, .min = 32, .max = 64, .among = groups, AT(group),
+                           .help =
+                               "tokens (keys, per channel) or channels (values, per token) that "
+                               "share a scale and a zero"},
+    [KVA_SETTING_LEVELS] = {"levels", WORD, .words = levels, AT(levels),
+                            .help =
+                                "quantisation levels. `minmax`: from a group's minimum and maximum "
+                                "(1 bit: a quarter of the range inwards, SpeCache eq. 3); `mse`: "
+                                "least squares for the same codes (1 bit: the conditional means); "
+                                "`auto`: `minmax` at 1 bit, else `mse`"},
+    [KVA_SETTING_WINDOW] = {"window", NUMBER, .min = 64, .max = 1u << 20, .multiple_of = 64,
+                            AT(window),
+                            .help = "newest tokens in 16 bits: between this many and 63 more"},
+    [KVA_SETTING_SINKS] = {"sinks", NUMBER, .max = KVA_KV_SINKS_MAX, AT(sinks),
+                           .help =
+                               "first tokens in 16 bits, and outside the statistics of the keys' "
+                               "groups"},
+    [KVA_SETTING_MIN_TOKENS] = {"min_tokens", NUMBER, .max = 1u << 24, .multiple_of = 64,
+                                AT(min_tokens),
+                                .help = "sequences of fewer tokens stay in 16 bits"},
+    [KVA_SETTING_SKIP_LAYERS] = {"skip_layers", NUMBER, .max = 65536, AT(skip_layers),
+                                 .help = "first layers that stay in 16 bits"},
+    [KVA_SETTING_TOPK] = {"topk", .kind = KVA_SETTING_BY_LAYER, .max = KVA_KV_K_MAX, AT(k),
+                          .help =
+                              "rows fetched per KV head and layer; `64+256@0-1`: 64, but 256 in "
+                              "layers 0 and 1 (up to four such parts, the last that names a layer "
+                              "holds)"},
+    [KVA_SETTING_PREDICTOR] = {"predictor", WORD, .words = predictors, AT(predictor),
+                               .help =
+                                   "whose query selects the rows: a speculative token's, the "
+                                   "current token's, or the next token's own, which then waits for "
+                                   "them; `auto`: on a CPU `sync`; on a GPU `spec-token` where a "
+                                   "second row costs little, else `prev-query`"},
+    [KVA_SETTING_RESELECT_BELOW] = {"reselect_below", NUMBER, .max = 100, AT(reselect_below),
+                                    .help = "`prev-query`: percent of cosine between successive "
+                                            "queries under which a layer selects again, and waits; "
+                                            "0: never"},
+    [KVA_SETTING_FETCH] = {"fetch", WORD, .words = fetches, AT(fetch),
+                           .help =
+                               "`all` selected rows every step; `delta`: those that are not there; "
+                               "`resident`: the same, and rows of earlier selections attend too"},
+    [KVA_SETTING_ON_MISPREDICT] = {"on_mispredict", WORD, .words = mispredicts, AT(on_mispredict),
+                                   .help =
+                                       "`spec-token`: after a wrong speculative token the next one "
+                                       "follows it (`chain`), or the token that came instead runs "
+                                       "once more first (`predecode`)"},
+};
+
+const struct kva_kv_setting *kva_kv_setting_at(enum kva_kv_setting_id id)
+{
+    return &settings[id];
+}
+
+const struct kva_kv_setting *kva_kv_setting_find(const char *name)
+{
+    for (size_t i = 0; i < KVA_SETTING_COUNT; i++) {
+        if (strcmp(settings[i].name, name) == 0)
+            return &settings[i];
+    }
+    return NULL;
+}
+
+const struct kva_kv_policy_setting *kva_kv_policy_settings(enum kva_kv_policy_id policy,
+                                                           size_t *ret_count)
+{
+    const struct kva_kv_policy *p = kva_kv_policy_get(policy);
+    *ret_count = p->setting_count;
+    return p->settings;
+}
+
+bool kva_kv_has_setting(enum kva_kv_policy_id policy, enum kva_kv_setting_id id)
+{
+    return kva_kv_policy_has_setting(kva_kv_policy_get(policy), id);
+}
+
+bool kva_kv_spec_has_setting(const struct kva_kv_spec *spec, enum kva_kv_setting_id id)
+{
+    return kva_kv_policy_has_setting(kva_kv_policy_of(spec), id);
+}
+
+const char *kva_kv_policy_name(enum kva_kv_policy_id policy)
+{
+    return kva_kv_policy_get(policy)->name;
+}
+
+const char *kva_kv_spec_policy_name(const struct kva_kv_spec *spec)
+{
+    return kva_kv_policy_of(spec)->name;
+}
+
+bool kva_kv_policy_exact(enum kva_kv_policy_id policy)
+{
+    return kva_kv_policy_get(policy)->exactness == KVA_KV_EXACT;
+}
+
+enum kva_kv_policy_id kva_kv_policy_find(const char *name)
+{
+    uint32_t id = 0;
+    while (id < KVA_KV_POLICY_COUNT &&
+           strcmp(kva_kv_policy_name((enum kva_kv_policy_id)id), name) != 0)
+        id++;
+    return (enum kva_kv_policy_id)id;
+}
+
+enum kva_kv_predictor kva_kv_predictor_of(const struct kva_kv_spec *spec, bool host_readable)
+{
+    return spec->predictor == KVA_PREDICT_AUTO && host_readable ? KVA_PREDICT_SYNC
+                                                                : spec->predictor;
+}
+
+static void set_values(struct kva_kv_spec *spec, bool paper)
+{
+    const struct kva_kv_policy *policy = kva_kv_policy_of(spec);
+    for (size_t i = 0; i < policy->setting_count; i++) {
+        const struct kva_kv_policy_setting *own = &policy->settings[i];
+        *kva_kv_setting_value(&settings[own->id], spec) = paper ? own->paper : own->fallback;
+    }
+}
+
+struct kva_kv_spec kva_kv_spec_default(enum kva_kv_policy_id policy)
+{
+    struct kva_kv_spec spec = {.policy = policy};
+    set_values(&spec, false);
+    return spec;
+}
+
+struct kva_kv_spec kva_kv_spec_paper(enum kva_kv_policy_id policy)
+{
+    struct kva_kv_spec spec = {.policy = policy};
+    set_values(&spec, true);
+    return spec;
+}
+
+struct kva_kv_spec kva_kv_spec_own(const struct kva_kv_policy *policy)
+{
+    struct kva_kv_spec spec = {.policy = KVA_KV_POLICY_COUNT, .own = policy};
+    set_values(&spec, false);
+    return spec;
+}
