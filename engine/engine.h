@@ -42,13 +42,7 @@ struct kva_engine_usage {
     uint32_t sequences[KVA_KV_POLICY_COUNT]; /* that hold device memory, by policy */
     uint64_t prefix_lookup_tokens;           /* counters since start */
     uint64_t prefix_hit_tokens;
-    uint64_t fetched_bytes;       /* host to device */
-    uint64_t offloaded_bytes;     /* device to host */
-    uint64_t fetch_rows_hit;      /* rows that a policy chose and that were on the device already */
-    uint64_t fetch_rows_missed;   /* and that had to be fetched */
-    uint64_t fetch_late_count;    /* steps that waited for a fetch */
-    uint64_t spec_tokens;         /* speculative tokens decoded */
-    uint64_t spec_tokens_matched; /* of them: equal to the token that was then sampled */
+    struct kva_counts counts; /* what cache, parts and policies count, since start */
     uint64_t steps;
 };
 
@@ -67,12 +61,8 @@ struct kva_sequence_params {
 struct kva_sequence_info {
     const char *policy;
     struct kva_tier_bytes bytes;
-    uint32_t cached_tokens; /* prompt tokens found in the prefix cache at admission */
-    uint64_t fetched_bytes;
-    uint64_t fetch_rows_hit;
-    uint64_t fetch_rows_missed;
-    uint64_t spec_tokens;
-    uint64_t spec_tokens_matched;
+    uint32_t cached_tokens;   /* prompt tokens found in the prefix cache at admission */
+    struct kva_counts counts; /* of those that have a field */
 };
 
 /* One sequence's part of a step: filled in by the scheduler, results by the engine. */

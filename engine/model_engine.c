@@ -190,11 +190,7 @@ static void engine_sequence_info(void *self, const struct kva_sequence *seq,
         .policy = kva_kv_spec_policy_name(&seq->params.kv),
         .bytes = kva_kv_seq_bytes(e->kv, &seq->kv),
         .cached_tokens = seq->prefill_first,
-        .fetched_bytes = seq->kv.counters.fetched_bytes,
-        .fetch_rows_hit = seq->kv.counters.fetch_rows_hit,
-        .fetch_rows_missed = seq->kv.counters.fetch_rows_missed,
-        .spec_tokens = seq->kv.counters.spec_tokens,
-        .spec_tokens_matched = seq->kv.counters.spec_tokens_matched,
+        .counts = seq->kv.counts,
     };
 }
 
@@ -215,13 +211,7 @@ static void engine_usage(void *self, struct kva_engine_usage *ret)
         .budget = kv.budget,
         .prefix_lookup_tokens = kv.prefix_lookup_tokens,
         .prefix_hit_tokens = kv.prefix_hit_tokens,
-        .fetched_bytes = kv.policies.fetched_bytes,
-        .offloaded_bytes = kv.offloaded_bytes,
-        .fetch_rows_hit = kv.policies.fetch_rows_hit,
-        .fetch_rows_missed = kv.policies.fetch_rows_missed,
-        .fetch_late_count = kv.fetch_late_count,
-        .spec_tokens = kv.policies.spec_tokens,
-        .spec_tokens_matched = kv.policies.spec_tokens_matched,
+        .counts = kv.counts,
         .steps = e->steps,
     };
     memcpy(ret->sequences, kv.sequences, sizeof(ret->sequences));

@@ -76,6 +76,8 @@ struct kva_device_info {
     char name[128];      /* "cpu: AMD EPYC, 2 threads, avx512" */
     enum kva_dtype act;  /* activations: F32 on the CPU */
     bool host_readable;  /* the host may read and write KVA_MEM_DEVICE */
+    bool runs_inline;    /* operators have run when their call returns: the host sees an event as
+                            compute meets it */
     uint32_t threads;    /* compute threads */
     uint32_t cpu_levels; /* levels in use */
     uint64_t free_bytes; /* of a GPU's memory when it was opened; the CPU: 0 */

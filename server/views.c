@@ -170,15 +170,27 @@ void kva_view_metrics(struct kva_server *server, struct kva_exchange *exchange)
 
 static_assert(KVA_METRICS_KEY_LIMITS == KVA_AUTH_LIMIT_COUNT, "metrics.h, auth.h");
 
+/* Those of a sequence, at 0: what a choice that waits has. */
+static struct kva_counts no_counts(struct kva_server *server)
+{
+    struct kva_scheduler_stats stats = {.running = 0};
+    struct kva_counts counts = {.count = 0};
+    kva_service_get_stats(server->backend.service, &stats);
+    for (uint32_t i = 0; i < stats.engine.counts.count; i++) {
+        if (stats.engine.counts.at[i].counter->field)
+            (void)kva_counts_have(&counts, stats.engine.counts.at[i].counter);
+    }
+    return counts;
+}
+
 static void choice_json(struct kva_buf *out, struct kva_server *server,
-                        const struct kva_choice_view *view)
+                        const struct kva_choice_view *view, struct kva_counts counts)
 {
     const struct kva_sequence_info *info = &view->info;
     struct kva_slot *slot = kva_slots_find(&server->slots, view->request_id);
     const char *id = slot ? kva_answer_id(slot->call->answer) : "";
     const char *name =
         slot && slot->call->exchange ? kva_exchange_info(slot->call->exchange)->request_id : "";
-    uint64_t rows = info->fetch_rows_hit + info->fetch_rows_missed;
     kva_buf_puts(out, "{\"id\":");
     kva_buf_json_string(out, id, strlen(id));
     kva_buf_puts(out, ",\"request_id\":");
@@ -192,15 +204,9 @@ static void choice_json(struct kva_buf *out, struct kva_server *server,
     kva_buf_printf(out, ",\"device_bytes\":%llu,\"host_bytes\":%llu,\"cached_tokens\":%u",
                    (unsigned long long)info->bytes.device, (unsigned long long)info->bytes.host,
                    info->cached_tokens);
-    kva_buf_printf(out, ",\"speculative_tokens\":%llu,\"speculative_tokens_matched\":%llu",
-                   (unsigned long long)info->spec_tokens,
-                   (unsigned long long)info->spec_tokens_matched);
-    kva_buf_printf(out, ",\"fetched_bytes\":%llu,\"prefetch_hit_rate\":",
-                   (unsigned long long)info->fetched_bytes);
-    if (rows)
-        kva_buf_printf(out, "%.6f}", (double)info->fetch_rows_hit / (double)rows);
-    else
-        kva_buf_puts(out, "null}");
+    kva_counts_add_all(&counts, &info->counts);
+    kva_counts_json(out, &counts);
+    kva_buf_putc(out, '}');
 }
 
 void kva_view_requests(struct kva_server *server, struct kva_exchange *exchange)
@@ -219,8 +225,11 @@ void kva_view_requests(struct kva_server *server, struct kva_exchange *exchange)
         return;
     }
     uint32_t count = 0;
-    if (server->has_backend)
+    struct kva_counts counts = {.count = 0};
+    if (server->has_backend) {
+        counts = no_counts(server);
         count = kva_service_get_view(server->backend.service, views, KVA_SERVICE_VIEWS_MAX);
+    }
     kva_buf_init(&body, (size_t)4 << 20);
     kva_buf_puts(&body, "{\"object\":\"list\",\"data\":[");
     int key = kva_exchange_info(exchange)->key_index;
@@ -230,7 +239,7 @@ void kva_view_requests(struct kva_server *server, struct kva_exchange *exchange)
         if (!all && (!slot || slot->call->key_index != key))
             continue;
         kva_buf_puts(&body, shown++ ? "," : "");
-        choice_json(&body, server, &views[i]);
+        choice_json(&body, server, &views[i], counts);
     }
     kva_buf_puts(&body, "]}");
     free(views);

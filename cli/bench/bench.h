@@ -82,9 +82,8 @@ struct kva_bench_row {
     double seconds; /* of all samples */
     uint64_t decoded_tokens, prefilled_tokens;
     struct kva_profile_counts counts; /* of all samples */
-    uint64_t fetched_bytes, offloaded_bytes;
-    uint64_t rows_hit, rows_missed, late_steps; /* of rows fetched ahead */
-    struct kva_tier_bytes used;                 /* of both tiers while it was measured */
+    struct kva_counts counted;        /* by the engine, of all samples */
+    struct kva_tier_bytes used;       /* of both tiers while it was measured */
 };
 
 double kva_bench_median(const struct kva_bench_row *row);

@@ -139,11 +139,7 @@ static void start_counting(struct kva_bench *bench, struct kva_bench_row *row)
 {
     struct kva_engine_usage usage;
     ops_of(bench)->usage(self_of(bench), &usage);
-    row->fetched_bytes = usage.fetched_bytes;
-    row->offloaded_bytes = usage.offloaded_bytes;
-    row->rows_hit = usage.fetch_rows_hit;
-    row->rows_missed = usage.fetch_rows_missed;
-    row->late_steps = usage.fetch_late_count;
+    row->counted = usage.counts;
     kva_profile_clear(&bench->profile);
 }
 
@@ -151,11 +147,8 @@ static void end_counting(struct kva_bench *bench, struct kva_bench_row *row)
 {
     struct kva_engine_usage usage;
     ops_of(bench)->usage(self_of(bench), &usage);
-    row->fetched_bytes = usage.fetched_bytes - row->fetched_bytes;
-    row->offloaded_bytes = usage.offloaded_bytes - row->offloaded_bytes;
-    row->rows_hit = usage.fetch_rows_hit - row->rows_hit;
-    row->rows_missed = usage.fetch_rows_missed - row->rows_missed;
-    row->late_steps = usage.fetch_late_count - row->late_steps;
+    kva_counts_since(&usage.counts, &row->counted);
+    row->counted = usage.counts;
     row->used = usage.used;
     row->counts = bench->profile.counts;
     qsort(row->samples_s, row->sample_count, sizeof(*row->samples_s), compare);

@@ -10,10 +10,15 @@ static double per_sample(const struct kva_bench_row *row, uint64_t total)
     return (double)total / row->sample_count;
 }
 
+static uint64_t fetched_bytes(const struct kva_bench_row *row)
+{
+    return kva_counts_named(&row->counted, "fetched_bytes");
+}
+
 /* Bytes that a sample reads: weights, KV, and what is staged from the host. */
 static double read_bytes(const struct kva_bench_row *row)
 {
-    return per_sample(row, row->counts.weight_bytes + row->counts.kv_bytes + row->fetched_bytes);
+    return per_sample(row, row->counts.weight_bytes + row->counts.kv_bytes + fetched_bytes(row));
 }
 
 /* Part of a roof that the median sample reached; 0: the device has no such roof. */
@@ -128,7 +133,7 @@ void kva_bench_print_row(const struct kva_bench *bench, const struct kva_bench_r
            per_sample(row, row->decoded_tokens) / seconds,
            per_sample(row, row->prefilled_tokens) / seconds,
            per_sample(row, row->counts.weight_bytes) / MIB,
-           per_sample(row, row->counts.kv_bytes) / MIB, per_sample(row, row->fetched_bytes) / MIB,
+           per_sample(row, row->counts.kv_bytes) / MIB, per_sample(row, fetched_bytes(row)) / MIB,
            100 * share(read_bytes(row) / seconds, bench->roofs.read_bytes_per_s),
            100 * share(flops, bench->roofs.f32_flops_per_s),
            100 * share(flops, bench->roofs.bf16_flops_per_s));
@@ -199,15 +204,14 @@ static void put_figures(const struct kva_bench_row *row, const struct kva_device
     kva_buf_printf(out,
                    "],\"median_s\":%.6g,\"spread\":%.4g,\"decode_tokens_per_s\":%.6g,"
                    "\"prefill_tokens_per_s\":%.6g,\"weight_bytes\":%.0f,\"kv_bytes\":%.0f,"
-                   "\"fetched_bytes\":%.0f,\"offloaded_bytes\":%.0f,\"flops\":%.0f",
+                   "\"flops\":%.0f",
                    seconds, kva_bench_spread(row), per_sample(row, row->decoded_tokens) / seconds,
                    per_sample(row, row->prefilled_tokens) / seconds,
                    per_sample(row, row->counts.weight_bytes), per_sample(row, row->counts.kv_bytes),
-                   per_sample(row, row->fetched_bytes), per_sample(row, row->offloaded_bytes),
                    flops);
-    kva_buf_printf(out, ",\"rows_hit\":%.6g,\"rows_missed\":%.6g,\"late_steps\":%llu",
-                   per_sample(row, row->rows_hit), per_sample(row, row->rows_missed),
-                   (unsigned long long)row->late_steps);
+    for (uint32_t i = 0; i < row->counted.count; i++)
+        kva_buf_printf(out, ",\"%s\":%.12g", row->counted.at[i].counter->name,
+                       per_sample(row, row->counted.at[i].value));
     kva_buf_printf(out,
                    ",\"of_roof\":{\"read\":%.4g,\"f32\":%.4g,\"bf16\":%.4g,\"int8\":%.4g},"
                    "\"used_bytes\":{\"device\":%llu,\"host\":%llu}",

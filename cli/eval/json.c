@@ -164,11 +164,11 @@ static void put_policy(const struct kva_cli_eval *eval, uint32_t index, struct k
                    "\"device_bytes_full\": %llu, \"host_bytes_full\": %llu",
                    LL(p->bytes.device), LL(p->bytes.host), LL(p->bytes_reference.device),
                    LL(p->bytes_reference.host));
-    kva_buf_printf(out,
-                   ",\n     \"fetched_bytes\": %llu, \"fetch_rows_hit\": %llu, "
-                   "\"fetch_rows_missed\": %llu, \"looks\": %llu",
-                   LL(p->fetched_bytes), LL(p->fetch_rows_hit), LL(p->fetch_rows_missed),
-                   LL(p->looks));
+    kva_buf_puts(out, ",\n     ");
+    for (uint32_t i = 0; i < p->counts.count; i++)
+        kva_buf_printf(out, "\"%s\": %llu, ", p->counts.at[i].counter->name,
+                       LL(p->counts.at[i].value));
+    kva_buf_printf(out, "\"looks\": %llu", LL(p->looks));
     if (p->heads) {
         put_matrix(eval, p, "mass_covered", COVERED, out);
         put_matrix(eval, p, "mass_best", CEILING, out);

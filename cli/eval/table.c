@@ -90,7 +90,7 @@ static void put_policy(const struct kva_cli_eval *eval, uint32_t index, int widt
                            cell[4]),
                    percent(share((double)p->spec_as_full, spec), cell[5]),
                    percent(share((double)p->spec_as_followed, spec), cell[6]));
-    double fetched = (double)p->fetched_bytes / (double)p->steps;
+    double fetched = (double)kva_counts_named(&p->counts, "fetched_bytes") / (double)p->steps;
     kva_buf_printf(
         out, " %9s %7s %9s %8.5f\n", bytes((double)p->bytes.device, cell[0]),
         percent(share((double)p->bytes.device, (double)p->bytes_reference.device), cell[1]),

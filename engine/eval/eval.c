@@ -307,9 +307,8 @@ static enum kva_status run_policy(struct run *run, const struct kva_eval_sample 
         return status;
     add_bytes(&policy->bytes, after.bytes);
     add_bytes(&policy->bytes_reference, r->bytes);
-    policy->fetched_bytes += after.fetched_bytes - before.fetched_bytes;
-    policy->fetch_rows_hit += after.fetch_rows_hit;
-    policy->fetch_rows_missed += after.fetch_rows_missed;
+    kva_counts_since(&after.counts, &before.counts);
+    kva_counts_add_all(&policy->counts, &after.counts);
     add_looks(run, policy);
     return KVA_OK;
 }

@@ -61,9 +61,7 @@ struct kva_eval_policy {
 
     struct kva_tier_bytes bytes; /* allocated at the ends of the samples: the mean */
     struct kva_tier_bytes bytes_reference;
-    uint64_t fetched_bytes;  /* from host to device while decoding */
-    uint64_t fetch_rows_hit; /* chosen rows that were there already */
-    uint64_t fetch_rows_missed;
+    struct kva_counts counts; /* of the policy's sequences, while decoding */
 
     uint64_t looks;                  /* steps whose attention was looked at */
     struct kva_coverage_head *heads; /* [layers][kv_heads]; NULL: none was */

@@ -5,6 +5,19 @@
 
 #include <stdlib.h>
 
+const struct kva_counter kva_kv_counter_fetched_bytes = {
+    .name = "fetched_bytes",
+    .unit = "bytes",
+    .help = "Bytes copied from host to device.",
+    .field = "fetched_bytes",
+};
+
+static const struct kva_counter counter_offloaded_bytes = {
+    .name = "offloaded_bytes",
+    .unit = "bytes",
+    .help = "Bytes copied from device to host.",
+};
+
 static void drop_page_device(void *opaque, struct kva_page *page);
 
 /* What the parts of the policies that can be named need. */
@@ -12,7 +25,7 @@ static enum kva_status meet_policies(struct kva_kv *kv, struct kva_err *err)
 {
     enum kva_status status = KVA_OK;
     for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT && !status; id++)
-        status = kva_kv_parts_meet(kv, kva_kv_policy_get((enum kva_kv_policy_id)id), err);
+        status = kva_kv_meet_policy(kv, kva_kv_policy_get((enum kva_kv_policy_id)id), err);
     return status;
 }
 
@@ -23,6 +36,8 @@ enum kva_status kva_kv_create(const struct kva_kv_params *params, struct kva_kv 
     if (!kv)
         return kva_fail(err, KVA_ENOMEM, "out of memory for the KV cache");
     kv->device = params->device;
+    (void)kva_counts_have(&kv->counters.counts, &kva_kv_counter_fetched_bytes);
+    (void)kva_counts_have(&kv->counters.counts, &counter_offloaded_bytes);
     kv->heads = params->heads;
     kv->sequences_max = params->sequences_max;
     kv->query_bytes = (size_t)params->heads * params->head_dim *
@@ -154,16 +169,22 @@ void kva_kv_fetch(struct kva_kv *kv, struct kva_kv_seq *seq, void *to, const voi
                   size_t bytes)
 {
     kva_device_copy(kv->device, KVA_QUEUE_COPY, to, from, bytes);
-    kv->counters.policies.fetched_bytes += bytes;
-    seq->counters.fetched_bytes += bytes;
+    kva_kv_count(kv, seq, &kva_kv_counter_fetched_bytes, bytes);
     kv->copies_pending = true;
 }
 
 void kva_kv_offload(struct kva_kv *kv, void *to, const void *from, size_t bytes)
 {
     kva_device_copy(kv->device, KVA_QUEUE_COPY, to, from, bytes);
-    kv->counters.offloaded_bytes += bytes;
+    kva_counts_add(&kv->counters.counts, &counter_offloaded_bytes, bytes);
     kv->copies_pending = true;
+}
+
+void kva_kv_count(struct kva_kv *kv, struct kva_kv_seq *seq, const struct kva_counter *counter,
+                  uint64_t n)
+{
+    kva_counts_add(&kv->counters.counts, counter, n);
+    kva_counts_add(&seq->counts, counter, n);
 }
 
 void kva_kv_step_begin(struct kva_kv *kv)

@@ -100,7 +100,7 @@ struct kva_kv_seq {
     bool resident;  /* holds its device memory */
     bool prefilled; /* the prompt is in; what is offloaded is attended to as the policy says */
     uint64_t device_bytes;
-    struct kva_kv_policy_counters counters;
+    struct kva_counts counts;
     uint32_t reserved_pages;             /* there is device memory for the tokens of so many */
     uint32_t offloaded;                  /* pages [0, offloaded) are not whole on the device */
     void *policy_state;                  /* the policy's own (policy.h) */
@@ -189,6 +189,13 @@ void kva_kv_page_drop(struct kva_kv *kv, struct kva_page *page);
 void kva_kv_fetch(struct kva_kv *kv, struct kva_kv_seq *seq, void *to, const void *from,
                   size_t bytes);
 void kva_kv_offload(struct kva_kv *kv, void *to, const void *from, size_t bytes);
+
+/* `n` more of a counter, of the cache and of the sequence. */
+void kva_kv_count(struct kva_kv *kv, struct kva_kv_seq *seq, const struct kva_counter *counter,
+                  uint64_t n);
+
+/* Bytes copied from the host to the device. */
+extern const struct kva_counter kva_kv_counter_fetched_bytes;
 
 /* Let the copy queue wait for what compute has been given so far. Call once before a batch of
  * copies. */

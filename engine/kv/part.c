@@ -14,8 +14,26 @@ static bool has_met(const struct kva_kv *kv, const struct kva_kv_part *part)
     return false;
 }
 
-static enum kva_status meet(struct kva_kv *kv, const struct kva_kv_part *part, struct kva_err *err)
+static enum kva_status meet_counters(struct kva_kv *kv, const struct kva_counter *const *counters,
+                                     struct kva_err *err)
 {
+    bool runs_inline = kva_device_get_info(kv->device)->runs_inline;
+    for (; counters && *counters; counters++) {
+        if ((*counters)->inline_only && !runs_inline)
+            continue;
+        if (!kva_counts_have(&kv->counters.counts, *counters))
+            return kva_fail(err, KVA_EINVAL, "policies count more than %u things",
+                            KVA_COUNTERS_MAX);
+    }
+    return KVA_OK;
+}
+
+static enum kva_status meet_part(struct kva_kv *kv, const struct kva_kv_part *part,
+                                 struct kva_err *err)
+{
+    enum kva_status status = meet_counters(kv, part->counters, err);
+    if (status)
+        return status;
     if (kv->part_count == KVA_KV_PART_KINDS_MAX)
         return kva_fail(err, KVA_EINVAL, "policies have more than %u kinds of parts",
                         KVA_KV_PART_KINDS_MAX);
@@ -24,7 +42,7 @@ static enum kva_status meet(struct kva_kv *kv, const struct kva_kv_part *part, s
         return kva_fail(err, KVA_ENOMEM, "out of memory for the KV cache");
     kv->parts[kv->part_count] = part;
     kv->part_caches[kv->part_count++] = cache;
-    enum kva_status status = part->cache_init ? part->cache_init(part, kv, err) : KVA_OK;
+    status = part->cache_init ? part->cache_init(part, kv, err) : KVA_OK;
     if (!status)
         return KVA_OK;
     if (part->cache_finish)
@@ -33,17 +51,17 @@ static enum kva_status meet(struct kva_kv *kv, const struct kva_kv_part *part, s
     return status;
 }
 
-enum kva_status kva_kv_parts_meet(struct kva_kv *kv, const struct kva_kv_policy *policy,
-                                  struct kva_err *err)
+enum kva_status kva_kv_meet_policy(struct kva_kv *kv, const struct kva_kv_policy *policy,
+                                   struct kva_err *err)
 {
-    enum kva_status status = KVA_OK;
+    enum kva_status status = meet_counters(kv, policy->counters, err);
     uint32_t count = 0;
     for (const struct kva_kv_part *const *part = policy->parts; *part && !status; part++) {
         if (++count > KVA_KV_PARTS_MAX)
             return kva_fail(err, KVA_EINVAL, "policy '%s' has more than %u parts", policy->name,
                             KVA_KV_PARTS_MAX);
         if (!has_met(kv, *part))
-            status = meet(kv, *part, err);
+            status = meet_part(kv, *part, err);
     }
     return status;
 }
@@ -72,9 +90,14 @@ enum kva_status kva_kv_parts_init_seq(struct kva_kv *kv, struct kva_kv_seq *seq,
                                       struct kva_err *err)
 {
     const struct kva_kv_part *const *parts = seq->policy->parts;
-    enum kva_status status = kva_kv_parts_meet(kv, seq->policy, err);
+    enum kva_status status = kva_kv_meet_policy(kv, seq->policy, err);
     if (status)
         return status;
+    for (uint32_t i = 0; i < kv->counters.counts.count; i++) {
+        const struct kva_counter *counter = kv->counters.counts.at[i].counter;
+        if (counter->field)
+            (void)kva_counts_have(&seq->counts, counter);
+    }
     for (uint32_t i = 0; parts[i]; i++) {
         seq->part_states[i] = calloc(1, kva_max_size(1, parts[i]->state_bytes));
         if (seq->part_states[i])

@@ -25,6 +25,8 @@ struct kva_kv_extent {
 };
 
 struct kva_kv_part {
+    const struct kva_counter *const *counters; /* NULL-terminated, or NULL */
+
     size_t state_bytes; /* of a sequence: kva_kv_part_state */
     size_t cache_bytes; /* of the cache: kva_kv_part_cache */
 
@@ -140,10 +142,10 @@ const void *kva_kv_find_block(const struct kva_kv *kv, const struct kva_kv_seq *
 
 /* --- for the cache --------------------------------------------------------------------------- */
 
-/* See that the cache has what the policy's parts need. Fails: KVA_ENOMEM, KVA_EDEVICE,
- * KVA_EINVAL (too many parts). */
+/* See that the cache has what the policy and its parts need and count. Fails: KVA_ENOMEM,
+ * KVA_EDEVICE, KVA_EINVAL (too many parts or counters). */
 KVA_MUST_CHECK enum kva_status
-kva_kv_parts_meet(struct kva_kv *kv, const struct kva_kv_policy *policy, struct kva_err *err);
+kva_kv_meet_policy(struct kva_kv *kv, const struct kva_kv_policy *policy, struct kva_err *err);
 void kva_kv_parts_finish(struct kva_kv *kv);
 
 /* States of a sequence's parts, made ready; and given back. */

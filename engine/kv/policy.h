@@ -45,8 +45,9 @@ struct kva_kv_policy {
     enum kva_kv_exactness exactness;
     const struct kva_kv_policy_setting *settings;
     size_t setting_count;
-    const struct kva_kv_part *const *parts; /* NULL-terminated */
-    size_t state_bytes;                     /* of a sequence's state (seq->policy_state), zeroed */
+    const struct kva_kv_part *const *parts;    /* NULL-terminated */
+    const struct kva_counter *const *counters; /* NULL-terminated, or NULL */
+    size_t state_bytes; /* of a sequence's state (seq->policy_state), zeroed */
 
     /* How many pages of a sequence of `tokens` tokens are offloaded. Never falls as tokens grow. */
     uint32_t (*offloaded)(const struct kva_kv_spec *spec, uint32_t tokens);

@@ -94,21 +94,16 @@ static void put_engine(struct kva_buf *out, const struct kva_engine_usage *use, 
          "Prompt tokens that were looked up in the prefix cache."},
         {"kvahead_prefix_hit_tokens_total", use->prefix_hit_tokens,
          "Prompt tokens that were found there."},
-        {"kvahead_fetched_bytes_total", use->fetched_bytes, "Bytes copied from host to device."},
-        {"kvahead_offloaded_bytes_total", use->offloaded_bytes,
-         "Bytes copied from device to host."},
-        {"kvahead_fetch_rows_hit_total", use->fetch_rows_hit,
-         "Rows that a policy had fetched ahead and the step wanted."},
-        {"kvahead_fetch_rows_missed_total", use->fetch_rows_missed,
-         "Rows that the step wanted and that were not there."},
-        {"kvahead_fetch_late_total", use->fetch_late_count, "Steps that waited for a fetch."},
-        {"kvahead_speculative_tokens_total", use->spec_tokens, "Speculative tokens decoded."},
-        {"kvahead_speculative_tokens_matched_total", use->spec_tokens_matched,
-         "Of these: equal to the token that was then sampled."},
     };
     for (size_t i = 0; i < KVA_COUNT_OF(counters); i++)
         single(out, counters[i].name, "counter", labels, (double)counters[i].value,
                counters[i].help);
+    for (uint32_t i = 0; i < use->counts.count; i++) {
+        const struct kva_counter *counter = use->counts.at[i].counter;
+        char name[128];
+        snprintf(name, sizeof(name), "kvahead_%s_total", counter->name);
+        single(out, name, "counter", labels, (double)use->counts.at[i].value, counter->help);
+    }
 }
 
 static void put_ends(struct kva_buf *out, const struct kva_metrics_view *view, const char *labels)

@@ -249,11 +249,7 @@ static void note_end(struct kva_prompt_out *prompt, const struct kva_output *out
     prompt->info.policy = info->policy;
     prompt->info.bytes.device += info->bytes.device;
     prompt->info.bytes.host += info->bytes.host;
-    prompt->info.fetched_bytes += info->fetched_bytes;
-    prompt->info.fetch_rows_hit += info->fetch_rows_hit;
-    prompt->info.fetch_rows_missed += info->fetch_rows_missed;
-    prompt->info.spec_tokens += info->spec_tokens;
-    prompt->info.spec_tokens_matched += info->spec_tokens_matched;
+    kva_counts_add_all(&prompt->info.counts, &info->counts);
     if (output->choice == 0)
         prompt->info.cached_tokens = info->cached_tokens;
 }

@@ -19,6 +19,9 @@ struct kva_answer_params {
     size_t choice_bytes_max; /* text of one choice */
 };
 
+/* ,"NAME":VALUE of every counter of a sequence, and the shares between them. */
+void kva_counts_json(struct kva_buf *out, const struct kva_counts *counts);
+
 enum kva_answer_event {
     KVA_ANSWER_NONE,
     KVA_ANSWER_STOP_CHOICE, /* a stop string is complete: cancel this choice (KVA_FINISH_STOP) */

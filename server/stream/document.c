@@ -4,6 +4,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+void kva_counts_json(struct kva_buf *out, const struct kva_counts *counts)
+{
+    for (uint32_t i = 0; i < counts->count; i++) {
+        const struct kva_counter *counter = counts->at[i].counter;
+        uint64_t value = counts->at[i].value;
+        kva_buf_printf(out, ",\"%s\":%llu", counter->field, (unsigned long long)value);
+        if (!counter->share_field)
+            continue;
+        uint64_t all = value + kva_counts_of(counts, counter->others);
+        kva_buf_printf(out, ",\"%s\":", counter->share_field);
+        if (all > 0)
+            kva_json_double(out, (double)value / (double)all);
+        else
+            kva_buf_puts(out, "null");
+    }
+}
+
 static void extras_json(struct kva_buf *out, const struct kva_answer *answer)
 {
     const struct kva_api_call *call = answer->call;
@@ -16,30 +33,14 @@ static void extras_json(struct kva_buf *out, const struct kva_answer *answer)
             total.policy = info->policy;
         total.bytes.device += info->bytes.device;
         total.bytes.host += info->bytes.host;
-        total.fetched_bytes += info->fetched_bytes;
-        total.fetch_rows_hit += info->fetch_rows_hit;
-        total.fetch_rows_missed += info->fetch_rows_missed;
-        total.spec_tokens += info->spec_tokens;
-        total.spec_tokens_matched += info->spec_tokens_matched;
+        kva_counts_add_all(&total.counts, &info->counts);
         cached += info->cached_tokens;
         preemptions += answer->prompts[i].preemptions;
     }
-    uint64_t rows = total.fetch_rows_hit + total.fetch_rows_missed;
     kva_buf_printf(out, ",\"kvahead\":{\"policy\":\"%s\",\"device_bytes\":%llu,\"host_bytes\":%llu",
                    total.policy, (unsigned long long)total.bytes.device,
                    (unsigned long long)total.bytes.host);
-    kva_buf_printf(out, ",\"fetched_bytes\":%llu,\"prefetch_rows_hit\":%llu",
-                   (unsigned long long)total.fetched_bytes,
-                   (unsigned long long)total.fetch_rows_hit);
-    kva_buf_printf(out, ",\"prefetch_rows_missed\":%llu,\"prefetch_hit_rate\":",
-                   (unsigned long long)total.fetch_rows_missed);
-    if (rows)
-        kva_json_double(out, (double)total.fetch_rows_hit / (double)rows);
-    else
-        kva_buf_puts(out, "null");
-    kva_buf_printf(out, ",\"speculative_tokens\":%llu,\"speculative_tokens_matched\":%llu",
-                   (unsigned long long)total.spec_tokens,
-                   (unsigned long long)total.spec_tokens_matched);
+    kva_counts_json(out, &total.counts);
     kva_buf_printf(out, ",\"cached_prompt_tokens\":%llu,\"preemptions\":%u",
                    (unsigned long long)cached, preemptions);
     kva_buf_puts(out, ",\"truncated_prompt_tokens\":[");

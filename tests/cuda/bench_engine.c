@@ -205,8 +205,9 @@ static struct measured measure(struct bench *bench, const struct case_of_kv *kv,
         ops->usage(bench->engine->self, &after);
         qsort(samples, steps, sizeof *samples, ascending);
         measured.step_s = samples[steps / 2];
-        measured.fetched_s = (double)(after.fetched_bytes - before.fetched_bytes) / steps /
-                             bench->ceilings.link_bytes_per_s;
+        measured.fetched_s = (double)(kva_counts_named(&after.counts, "fetched_bytes") -
+                                      kva_counts_named(&before.counts, "fetched_bytes")) /
+                             steps / bench->ceilings.link_bytes_per_s;
     }
     for (uint32_t i = 0; i < made; i++)
         ops->destroy(bench->engine->self, seqs[i]);

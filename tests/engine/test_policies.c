@@ -286,9 +286,12 @@ static void test_policies__bytes_told_are_bytes_taken(void **state KVA_UNUSED)
         assert_true(usage.used.device - usage.cached.device >= info.bytes.device);
         assert_int_equal(info.bytes.host, 4 * 2 * kva_kv_block_bytes(2, 16));
         if (kv.policy == KVA_KV_SPECACHE) {
-            assert_true(info.fetch_rows_hit + info.fetch_rows_missed > 0);
+            assert_true(kva_counts_named(&info.counts, "fetch_rows_hit") +
+                            kva_counts_named(&info.counts, "fetch_rows_missed") >
+                        0);
             if (kv.predictor != KVA_PREDICT_AUTO)
-                assert_int_equal(info.spec_tokens, kv.predictor == KVA_PREDICT_SPEC_TOKEN);
+                assert_int_equal(kva_counts_named(&info.counts, "speculative_tokens"),
+                                 kv.predictor == KVA_PREDICT_SPEC_TOKEN);
         }
         f.engine->ops->destroy(f.engine->self, seq);
         fixture_close(&f);
@@ -314,7 +317,7 @@ static struct kva_sequence_info speculate(struct fixture *f, enum kva_kv_mispred
         fixture_decode(f, &seq, 1, &token);
     f->engine->ops->sequence_info(f->engine->self, seq, &info);
     f->engine->ops->destroy(f->engine->self, seq);
-    assert_int_equal(info.spec_tokens, 36);
+    assert_int_equal(kva_counts_named(&info.counts, "speculative_tokens"), 36);
     return info;
 }
 
@@ -341,7 +344,8 @@ static void test_policies__a_draft_token_obeys_the_request(void **state KVA_UNUS
             for (uint32_t way = 0; way < KVA_MISPREDICT_COUNT; way++) {
                 const struct kva_sequence_info info =
                     speculate(&f, (enum kva_kv_mispredict)way, requests[i]);
-                assert_int_equal(info.spec_tokens_matched, info.spec_tokens);
+                assert_int_equal(kva_counts_named(&info.counts, "speculative_tokens_matched"),
+                                 kva_counts_named(&info.counts, "speculative_tokens"));
             }
         }
         fixture_close(&f);

@@ -7,6 +7,35 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* --- counters -------------------------------------------------------------------------------- */
+
+static const struct kva_counter rows_missed = {
+    .name = "fetch_rows_missed",
+    .unit = "rows",
+    .help = "Rows that the step wanted and that were not there.",
+    .field = "prefetch_rows_missed",
+};
+
+static const struct kva_counter rows_hit = {
+    .name = "fetch_rows_hit",
+    .unit = "rows",
+    .help = "Rows that a policy had fetched ahead and the step wanted.",
+    .field = "prefetch_rows_hit",
+    .share_field = "prefetch_hit_rate",
+    .others = &rows_missed,
+};
+
+/* The host asks when a layer's operators are called whether its rows are there: no answer where
+ * they run later. */
+static const struct kva_counter fetch_late = {
+    .name = "fetch_late",
+    .unit = "steps",
+    .help = "Steps that waited for a fetch; not counted on a GPU, whose queues wait by themselves.",
+    .inline_only = true,
+};
+
+static const struct kva_counter *const counters[] = {&rows_hit, &rows_missed, &fetch_late, NULL};
+
 /* --- layout ---------------------------------------------------------------------------------- */
 
 /*  rows | tokens | used | order | missing | chosen | count | query
@@ -405,23 +434,19 @@ static void count(struct kva_kv *kv, struct kva_kv_seq *seq)
     struct kva_rows_state *s = kva_rows_state_of(seq);
     if (!s->hits)
         return;
-    struct kva_kv_policy_counters *own = &seq->counters, *all = &kv->counters.policies;
     uint64_t hits = s->hits[0] - s->counted[0], misses = s->hits[1] - s->counted[1];
-    uint64_t bytes = misses * 2 * kv->shape.head_dim * sizeof(uint16_t);
     s->counted[0] = s->hits[0];
     s->counted[1] = s->hits[1];
-    own->fetch_rows_hit += hits;
-    own->fetch_rows_missed += misses;
-    own->fetched_bytes += bytes;
-    all->fetch_rows_hit += hits;
-    all->fetch_rows_missed += misses;
-    all->fetched_bytes += bytes;
+    kva_kv_count(kv, seq, &rows_hit, hits);
+    kva_kv_count(kv, seq, &rows_missed, misses);
+    kva_kv_count(kv, seq, &kva_kv_counter_fetched_bytes,
+                 misses * 2 * kv->shape.head_dim * sizeof(uint16_t));
 }
 
 static void step_begin(const struct kva_kv_part *self, struct kva_kv *kv)
 {
     struct kva_rows_cache *cache = kva_kv_part_cache(kv, self);
-    kv->counters.fetch_late_count += cache->late;
+    kva_counts_add(&kv->counters.counts, &fetch_late, cache->late);
     cache->late = false;
 }
 
@@ -448,6 +473,7 @@ static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t l
 }
 
 const struct kva_kv_part kva_kv_part_rows = {
+    .counters = counters,
     .state_bytes = sizeof(struct kva_rows_state),
     .cache_bytes = sizeof(struct kva_rows_cache),
     .cache_init = cache_init,

@@ -29,6 +29,22 @@ static const struct kva_kv_policy_setting settings[] = {
 static const struct kva_kv_part *const parts[] = {&kva_kv_part_prompt_stage, &kva_kv_part_lowbit,
                                                   &kva_kv_part_rows, &kva_kv_part_resident, NULL};
 
+static const struct kva_counter speculative = {
+    .name = "speculative_tokens",
+    .unit = "tokens",
+    .help = "Speculative tokens decoded.",
+    .field = "speculative_tokens",
+};
+
+static const struct kva_counter speculative_matched = {
+    .name = "speculative_tokens_matched",
+    .unit = "tokens",
+    .help = "Of these: equal to the token that was then sampled.",
+    .field = "speculative_tokens_matched",
+};
+
+static const struct kva_counter *const counters[] = {&speculative, &speculative_matched, NULL};
+
 struct state {
     uint32_t spec_token; /* expected behind the last one */
     bool predecoded;     /* and rows have been selected for the next step */
@@ -73,10 +89,8 @@ static void drafted(struct kva_kv_seq *seq, uint32_t token)
 static void emitted(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t token)
 {
     bool matched = token == state_of(seq)->spec_token;
-    seq->counters.spec_tokens++;
-    seq->counters.spec_tokens_matched += matched;
-    kv->counters.policies.spec_tokens++;
-    kv->counters.policies.spec_tokens_matched += matched;
+    kva_kv_count(kv, seq, &speculative, 1);
+    kva_kv_count(kv, seq, &speculative_matched, matched);
     if (!matched && seq->spec.on_mispredict == KVA_MISPREDICT_PREDECODE)
         state_of(seq)->predecoded = false;
 }
@@ -87,6 +101,7 @@ const struct kva_kv_policy kva_kv_policy_specache = {
     .settings = settings,
     .setting_count = KVA_COUNT_OF(settings),
     .parts = parts,
+    .counters = counters,
     .state_bytes = sizeof(struct state),
     .offloaded = kva_kv_offload_behind_window,
     .plan = plan,

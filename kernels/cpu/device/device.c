@@ -261,8 +261,11 @@ static void describe(struct kva_device *device, uint32_t threads, uint32_t level
     uint32_t highest = levels;
     while (highest & (highest - 1))
         highest &= highest - 1;
-    *info = (struct kva_device_info){
-        .act = KVA_F32, .host_readable = true, .threads = threads, .cpu_levels = levels};
+    *info = (struct kva_device_info){.act = KVA_F32,
+                                     .host_readable = true,
+                                     .runs_inline = true,
+                                     .threads = threads,
+                                     .cpu_levels = levels};
     snprintf(info->name, sizeof info->name, "cpu: %s, %u thread%s, %s", processor, threads,
              threads == 1 ? "" : "s", kva_cpu_level_name(highest));
 }

@@ -85,8 +85,8 @@ static void test_eval__exact_policies_are_exact(void **state KVA_UNUSED)
         assert_int_equal(p->spec_tokens, 0);
     }
     assert_int_equal(eval->policies[0].bytes.device, eval->policies[0].bytes_reference.device);
-    assert_int_equal(eval->policies[0].fetched_bytes, 0);
-    assert_true(eval->policies[1].fetched_bytes > 0);
+    assert_int_equal(kva_counts_named(&eval->policies[0].counts, "fetched_bytes"), 0);
+    assert_true(kva_counts_named(&eval->policies[1].counts, "fetched_bytes") > 0);
     kva_eval_destroy(eval);
     fixture_close(&s.fixture);
 }
@@ -117,7 +117,9 @@ static void test_eval__order_of_policies(void **state KVA_UNUSED)
         assert_true(sum.hit > 0);
         assert_true(p[i].kl_mean < p[KIVI1].kl_mean);
         assert_int_equal(p[i].spec_tokens, i == SPEC ? eval->steps : 0);
-        assert_true(p[i].fetch_rows_hit + p[i].fetch_rows_missed > 0);
+        assert_true(kva_counts_named(&p[i].counts, "fetch_rows_hit") +
+                        kva_counts_named(&p[i].counts, "fetch_rows_missed") >
+                    0);
     }
     struct kva_coverage_head all = {0}, sum = kva_eval_sum(eval, &p[SPEC], KVA_NO_LAYER);
     for (uint32_t layer = 0; layer < eval->layers; layer++) {
