@@ -30,10 +30,10 @@ template <typename KV> struct group {
     uint32_t count, counted;
     float zero, scale; /* as f16 has them */
 
-    /* What is beyond the range of f16 counts as its end. */
+    /* What is beyond the range of f16 counts as its end, a negative zero as zero. */
     __device__ float at(uint32_t i) const
     {
-        float y = kva_to_f32(x[i * step]);
+        float y = kva_to_f32(x[i * step]) + 0.0f;
         y = y > 65504.0f ? 65504.0f : y;
         return y < -65504.0f ? -65504.0f : y;
     }

@@ -156,7 +156,7 @@ static __device__ uint32_t key_of(float weight, enum kva_choose_kind kind, float
 {
     if (!(weight >= least))
         return 0;
-    uint32_t bits = __float_as_uint(weight);
+    uint32_t bits = __float_as_uint(weight + 0.0f); /* the two zeros are the same weight */
     return kind == KVA_CHOOSE_LEAST ? 0x80000000u - bits : bits + 1;
 }
 

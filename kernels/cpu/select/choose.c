@@ -32,9 +32,10 @@ static struct best best_of(uint64_t *keys, uint32_t k)
                          .limit = kva_min_u32(KEYS_MAX, kva_max_u32(8 * KVA_PAGE_TOKENS, 4 * k))};
 }
 
+/* The two zeros are the same weight. */
 static uint64_t key_of(float weight, uint32_t position)
 {
-    return (uint64_t)kva_bits_of_float(weight) << 32 | (uint32_t)~position;
+    return (uint64_t)kva_bits_of_float(weight + 0.0f) << 32 | (uint32_t)~position;
 }
 
 static void drop_all_but(struct best *best, uint32_t keep)
