@@ -1,12 +1,12 @@
+/* The parts of check_cuda, and its command line. */
 #include "tests/cuda/check.h"
 
+#include "tests/kernels/formats.h"
 #include "tests/random.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 /* --- random numbers and formats --------------------------------------------------------------- */
@@ -29,65 +29,6 @@ uint32_t check_between(struct check *check, uint32_t low, uint32_t high)
 float check_normal(struct check *check)
 {
     return kva_test_normal(&check->state);
-}
-
-double check_unit(enum kva_dtype dtype)
-{
-    return dtype == KVA_F32 ? 0x1p-24 : dtype == KVA_F16 ? 0x1p-11 : 0x1p-8;
-}
-
-float check_round(float x, enum kva_dtype dtype)
-{
-    if (dtype == KVA_F32 || x == 0.0f || !isfinite(x))
-        return x;
-    int exponent;
-    (void)frexpf(x, &exponent);
-    int bits = dtype == KVA_F16 ? 11 : 8, lowest = dtype == KVA_F16 ? -24 : -133;
-    int step = exponent - bits > lowest ? exponent - bits : lowest;
-    return ldexpf(nearbyintf(ldexpf(x, -step)), step);
-}
-
-void check_store(void *to, size_t index, float x, enum kva_dtype dtype)
-{
-    if (dtype == KVA_F32) {
-        ((float *)to)[index] = x;
-        return;
-    }
-    float rounded = check_round(x, dtype);
-    uint32_t word;
-    uint16_t bits;
-    memcpy(&word, &rounded, 4);
-    if (dtype == KVA_BF16) {
-        bits = (uint16_t)(word >> 16);
-    } else {
-        uint16_t sign = (uint16_t)(word >> 16 & 0x8000);
-        float size = fabsf(rounded);
-        if (size < 0x1p-14f)
-            bits = (uint16_t)(sign | (uint16_t)(size * 0x1p24f));
-        else if (size < 65536.0f)
-            bits = (uint16_t)(sign | ((word & 0x7FFFFFFF) - (112u << 23)) >> 13);
-        else
-            bits = (uint16_t)(sign | 0x7C00);
-    }
-    ((uint16_t *)to)[index] = bits;
-}
-
-float check_fetch(const void *from, size_t index, enum kva_dtype dtype)
-{
-    if (dtype == KVA_F32)
-        return ((const float *)from)[index];
-    uint16_t bits = ((const uint16_t *)from)[index];
-    if (dtype == KVA_F16) {
-        int exponent = bits >> 10 & 31, mantissa = bits & 0x3FF;
-        float size = exponent == 31  ? (mantissa ? NAN : INFINITY)
-                     : exponent == 0 ? ldexpf((float)mantissa, -24)
-                                     : ldexpf((float)(mantissa + 1024), exponent - 25);
-        return bits & 0x8000 ? -size : size;
-    }
-    uint32_t word = (uint32_t)bits << 16;
-    float x;
-    memcpy(&x, &word, 4);
-    return x;
 }
 
 /* --- memory on both devices ------------------------------------------------------------------- */
@@ -148,8 +89,8 @@ struct acts acts_new(struct check *check, enum kva_dtype dtype, size_t count, fl
     unsigned char *bytes = malloc(kva_max_size(count * 4, 1));
     acts.cpu = malloc(kva_max_size(count * sizeof(float), 1));
     for (size_t i = 0; i < count; i++) {
-        acts.cpu[i] = check_round(check_normal(check) * size, dtype);
-        check_store(bytes, i, acts.cpu[i], dtype);
+        acts.cpu[i] = format_round(check_normal(check) * size, dtype);
+        format_store(bytes, i, acts.cpu[i], dtype);
     }
     acts.gpu = gpu_new(check, bytes, count * kva_dtype_bytes(dtype));
     free(bytes);
@@ -160,17 +101,6 @@ void acts_free(struct check *check, struct acts *acts)
 {
     gpu_free(check, acts->gpu, acts->count * kva_dtype_bytes(acts->dtype));
     free(acts->cpu);
-}
-
-float *acts_read(struct check *check, const struct acts *acts)
-{
-    unsigned char *bytes = malloc(kva_max_size(acts->count * 4, 1));
-    float *out = malloc(kva_max_size(acts->count * sizeof(float), 1));
-    gpu_read(check, bytes, acts->gpu, acts->count * kva_dtype_bytes(acts->dtype));
-    for (size_t i = 0; i < acts->count; i++)
-        out[i] = check_fetch(bytes, i, acts->dtype);
-    free(bytes);
-    return out;
 }
 
 struct both_weight weight_new(struct check *check, enum kva_dtype dtype, uint32_t rows,
@@ -185,9 +115,9 @@ struct both_weight weight_new(struct check *check, enum kva_dtype dtype, uint32_
                                 : dtype;
     weight.data = malloc(count * kva_dtype_bytes(dtype));
     for (size_t i = 0; i < count; i++) {
-        float x = check_round(check_normal(check) * size, narrow == KVA_F32 ? KVA_F16 : narrow);
-        x = narrow == KVA_F32 ? check_round(x, KVA_BF16) : x;
-        check_store(weight.data, i, x, dtype);
+        float x = format_round(check_normal(check) * size, narrow == KVA_F32 ? KVA_F16 : narrow);
+        x = narrow == KVA_F32 ? format_round(x, KVA_BF16) : x;
+        format_store(weight.data, i, x, dtype);
     }
     expect_ok(kva_device_weight(check->cpu, weight.data, dtype, rows, cols, &weight.cpu, &err),
               &err);
@@ -220,21 +150,6 @@ static void count_case(struct check *check, const char *name, bool good, const c
         _exit(1); /* of a mutation's process: it has been noticed */
     if (!good && !check->quiet && check->failed <= 20)
         printf("FAILED %s (%s): %s: %s\n", check->op, kva_dtype_name(check->act), name, reason);
-}
-
-void check_close(struct check *check, const char *name, const float *got, const float *want,
-                 const float *magnitude, size_t count, double relative, double absolute)
-{
-    char reason[160] = "";
-    for (size_t i = 0; i < count && !reason[0]; i++) {
-        double size = magnitude ? magnitude[i] : 1;
-        double bound = relative * fabs((double)want[i]) + absolute * size;
-        bool same = got[i] == want[i] || (isnan(got[i]) && isnan(want[i]));
-        if (!same && !(fabs((double)got[i] - (double)want[i]) <= bound))
-            snprintf(reason, sizeof reason, "element %zu is %.9g, should be %.9g within %.3g", i,
-                     (double)got[i], (double)want[i], bound);
-    }
-    count_case(check, name, !reason[0], reason);
 }
 
 void check_same(struct check *check, const char *name, const void *got, const void *want,
@@ -282,9 +197,7 @@ static void close_devices(struct check *check)
 static const struct {
     const char *name;
     void (*run)(struct check *check);
-} parts[] = {{"device", check_device}, {"rows", check_rows},     {"linear", check_linear},
-             {"attend", check_attend}, {"lowbit", check_lowbit}, {"shortlist", check_shortlist},
-             {"step", check_step}};
+} parts[] = {{"device", check_device}, {"step", check_step}};
 
 static void run_parts(struct check *check, const char *only, uint64_t seed)
 {
@@ -295,61 +208,22 @@ static void run_parts(struct check *check, const char *only, uint64_t seed)
     }
 }
 
-/* The part for a mutation: "rows.cu: ..." is for "rows", what has no part of its own for one that
- * depends on it. */
-static const char *part_of(const char *mutation)
+/* In a process of its own: the parts that a mutation is about. */
+static void run_mutated(void *opaque, const struct simt_control *simt, int mutation,
+                        const char *words)
 {
-    static const struct {
-        const char *file, *part;
-    } others[] = {
-        {"slots.", "lowbit"},    {"attend_rows.", "lowbit"}, {"quantise.", "lowbit"},
-        {"select.", "lowbit"},   {"ring.", "device"},        {"spare.", "device"},
-        {"radix.", "shortlist"},
-    };
-    for (size_t i = 0; i < KVA_COUNT_OF(others); i++) {
-        if (strncmp(mutation, others[i].file, strlen(others[i].file)) == 0)
-            return others[i].part;
-    }
-    return mutation;
-}
-
-/* Run the part of the checks that is about the mutated file, in a process of its own: a defect may
- * end it. */
-static bool notices(struct check *check, int mutation, uint64_t seed)
-{
-    const char *of = part_of(check->simt->mutation_names[mutation]);
-    int code = 0;
-    fflush(NULL);
-    pid_t child = fork();
-    if (child == 0) {
-        check->quiet = true;
-        (void)!freopen("/dev/null", "w", stderr);
-        if (!open_devices(check, KVA_BF16))
-            _exit(0);
-        check->simt->set_mutation(mutation);
-        for (uint64_t round = 0; round < 4; round++) {
-            check->simt->set_seed(seed + round);
-            for (size_t i = 0; i < KVA_COUNT_OF(parts); i++) {
-                if (strncmp(of, parts[i].name, strlen(parts[i].name)) == 0)
-                    run_parts(check, parts[i].name, seed + round);
-            }
+    struct check *check = opaque;
+    check->quiet = true;
+    if (!open_devices(check, KVA_BF16))
+        return;
+    simt->set_mutation(mutation);
+    for (uint64_t round = 1; round <= 4; round++) {
+        simt->set_seed(round);
+        for (size_t i = 0; i < KVA_COUNT_OF(parts); i++) {
+            if (mutation_is_of(words, parts[i].name))
+                run_parts(check, parts[i].name, round);
         }
-        _exit(0);
     }
-    return child > 0 && waitpid(child, &code, 0) == child && code != 0;
-}
-
-/* Every mutation of the kernels must make some check fail. */
-static int run_mutations(struct check *check, uint64_t seed)
-{
-    int missed = 0;
-    for (int mutation = 1; mutation <= check->simt->mutation_count; mutation++) {
-        bool caught = notices(check, mutation, seed);
-        printf("%s %s\n", caught ? "caught" : "MISSED", check->simt->mutation_names[mutation]);
-        missed += !caught;
-    }
-    printf("%d mutations, %d missed\n", check->simt->mutation_count, missed);
-    return missed || check->simt->mutation_count < 8 ? 1 : 0;
 }
 
 /* Whether the module opens a GPU, or says in a clear line that there is none. */
@@ -372,7 +246,7 @@ static int usage(const char *name)
 {
     fprintf(stderr,
             "usage: %s --module PATH [--act f32|f16|bf16] [--part NAME] [--seed N] "
-            "[--large] [--mutations] [--try]\n",
+            "[--mutations] [--try]\n",
             name);
     return 2;
 }
@@ -381,7 +255,8 @@ int main(int argc, char **argv)
 {
     struct check check = {0};
     const char *act = NULL, *part = NULL;
-    bool mutations = false, try = false, large = false;
+    bool mutations = false, try = false;
+    struct simt_control simt;
     uint64_t seed = 1;
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--module") == 0 && i + 1 < argc)
@@ -392,8 +267,6 @@ int main(int argc, char **argv)
             part = argv[++i];
         else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc)
             seed = strtoull(argv[++i], NULL, 0);
-        else if (strcmp(argv[i], "--large") == 0)
-            large = true;
         else if (strcmp(argv[i], "--mutations") == 0)
             mutations = true;
         else if (strcmp(argv[i], "--try") == 0)
@@ -406,10 +279,10 @@ int main(int argc, char **argv)
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (try)
         return try_module(&check);
-    void *module = dlopen(check.module_path, RTLD_NOW | RTLD_LOCAL);
-    check.simt = module ? dlsym(module, "simt_control") : NULL;
+    check.simt = simt_open(&simt, check.module_path) ? &simt : NULL;
     if (mutations)
-        return check.simt ? run_mutations(&check, seed) : usage(argv[0]);
+        return check.simt ? mutations_run(&simt, MUTATIONS_OF_PARTS, run_mutated, &check)
+                          : usage(argv[0]);
     for (int dtype = 0; dtype < KVA_DTYPE_COUNT; dtype++) {
         if ((act && strcmp(act, kva_dtype_name((enum kva_dtype)dtype)) != 0))
             continue;
@@ -417,7 +290,6 @@ int main(int argc, char **argv)
             return 2;
         if (check.simt)
             check.simt->set_seed(seed);
-        check.large = large && dtype == KVA_BF16; /* once: the CPU takes its time */
         run_parts(&check, part, seed);
         close_devices(&check);
     }

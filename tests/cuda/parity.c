@@ -10,9 +10,9 @@
  * No test library: this runs on GPU machines that have none. */
 #include "engine/model_engine.h"
 #include "engine/sampler.h"
-#include "tests/cuda/check.h"
+#include "tests/cuda/mutations.h"
 
-#include <dlfcn.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -378,11 +378,11 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--module") == 0 && i + 1 < argc) {
             module = argv[++i];
-            void *library = dlopen(module, RTLD_NOW | RTLD_LOCAL);
-            const struct simt_control *simt = library ? dlsym(library, "simt_control") : NULL;
-            if (simt)
-                simt->set_seed(seed);
-            driver_calls = simt ? &simt->counts[5] : NULL;
+            struct simt_control simt;
+            bool simulated = simt_open(&simt, module);
+            if (simulated)
+                simt.set_seed(seed);
+            driver_calls = simulated ? &simt.counts[5] : NULL;
         } else if (strcmp(argv[i], "--prompt") == 0 && i + 1 < argc) {
             prompt_tokens = kva_min_u32((uint32_t)strtoul(argv[++i], NULL, 10), TOKENS_MAX);
         } else if (strcmp(argv[i], "--output") == 0 && i + 1 < argc) {

@@ -504,13 +504,15 @@ static bool rejected(struct check *check, const struct kva_ops *sound, const str
     enum check_op op = broken->op;
     variant->ops = *sound;
     replace(&variant->ops, &broken->ops);
-    variant->passed[op] = variant->failed[op] = 0;
-    check->state = check->seed;
+    memset(variant->passed, 0, sizeof variant->passed);
+    memset(variant->failed, 0, sizeof variant->failed);
     check_run_op(check, op);
-    printf("%-24s %-14s rejected by %u of %u cases%s\n", broken->name, check_op_name(op),
-           variant->failed[op], variant->failed[op] + variant->passed[op],
-           variant->failed[op] ? "" : ": NOT NOTICED");
-    return variant->failed[op] > 0;
+    uint32_t failed = check_failed(variant), passed = 0;
+    for (int i = 0; i < OP_COUNT; i++) /* operators that have their cases in common */
+        passed += variant->passed[i];
+    printf("%-24s %-19s rejected by %u of %u cases%s\n", broken->name, check_op_name(op), failed,
+           failed + passed, failed ? "" : ": NOT NOTICED");
+    return failed > 0;
 }
 
 /* Those of `count` broken operators that are not noticed; `ops`: bits of the operators asked for.
@@ -529,7 +531,9 @@ static int run_list(struct check *check, const struct kva_ops *sound, const stru
 }
 
 /* Operators that level amx has kernels for. */
-#define AMX_OPS (1u << OP_LINEAR | 1u << OP_LINEAR_INT8 | 1u << OP_ATTEND | 1u << OP_ATTEND_LOWBIT)
+#define AMX_OPS                                                                                    \
+    (1u << OP_LINEAR | 1u << OP_LINEAR_INT8 | 1u << OP_ATTEND | 1u << OP_ATTEND_LOWBIT |           \
+     1u << OP_ATTEND_ROWS | 1u << OP_ATTEND_SELECT_FETCH)
 
 int check_broken(struct check *check, bool emulated)
 {
@@ -547,13 +551,15 @@ int check_broken(struct check *check, bool emulated)
         return 1;
     check->variant_count = 1;
     struct kva_ops sound = variant->ops;
-    size_t lowbit_count, int8_count, amx_count, run = 0;
+    size_t lowbit_count, select_count, int8_count, amx_count, run = 0;
     const struct broken *lowbit = broken_lowbit(&sound, &lowbit_count);
+    const struct broken *select = broken_select(&sound, &select_count);
     const struct broken *int8 = broken_int8(&sound, &int8_count);
     const struct broken *amx = broken_amx(&sound, lower.one, &amx_count);
     good = &sound;
     int accepted = run_list(check, &sound, list, KVA_COUNT_OF(list), ops, &run);
     accepted += run_list(check, &sound, lowbit, lowbit_count, ops, &run);
+    accepted += run_list(check, &sound, select, select_count, ops, &run);
     accepted += run_list(check, &sound, int8, int8_count, ops, &run);
     accepted += run_list(check, &sound, amx, emulated ? amx_count : 0, ops, &run);
     check_variant_close(variant);

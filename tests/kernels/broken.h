@@ -21,6 +21,9 @@ struct broken {
 /* The broken operators of low-bit KV, which build on those of `sound`. */
 const struct broken *broken_lowbit(const struct kva_ops *sound, size_t *ret_count);
 
+/* The same of rows that are chosen and fetched, and of logits. */
+const struct broken *broken_select(const struct kva_ops *sound, size_t *ret_count);
+
 /* The same of linear with weights in int8. */
 const struct broken *broken_int8(const struct kva_ops *sound, size_t *ret_count);
 

@@ -45,8 +45,7 @@ static void quantise_writes_behind(struct kva_device *device, const struct kva_q
         ((unsigned char *)args->to[i])[-1] ^= 1;
 }
 
-/* --- attend_select_fetch
- * ---------------------------------------------------------------------------- */
+/* --- attend_select_fetch ---------------------------------------------------------------------- */
 
 #define SEQS_MAX 8
 
@@ -221,26 +220,26 @@ static void choose_pinned(struct kva_device *device, const struct kva_choose_arg
 }
 
 static const struct broken list[] = {
-    BREAKS(rows_not_folded, OP_ATTEND_LOWBIT, attend_rows),
-    BREAKS(rows_no_window, OP_ATTEND_LOWBIT, attend_rows),
+    BREAKS(rows_not_folded, OP_ATTEND_ROWS, attend_rows),
+    BREAKS(rows_no_window, OP_ATTEND_ROWS, attend_rows),
     BREAKS(pages_attend_too, OP_ATTEND_LOWBIT, attend_lowbit),
-    BREAKS(weigh_no_rest, OP_ATTEND_LOWBIT, weigh),
-    BREAKS(choose_least, OP_ATTEND_LOWBIT, choose),
-    BREAKS(choose_pinned, OP_ATTEND_LOWBIT, choose),
+    BREAKS(weigh_no_rest, OP_WEIGH, weigh),
+    BREAKS(choose_least, OP_CHOOSE, choose),
+    BREAKS(choose_pinned, OP_CHOOSE, choose),
     BREAKS(quantise_no_exempt, OP_QUANTISE, quantise),
     BREAKS(quantise_other_levels, OP_QUANTISE, quantise),
     BREAKS(quantise_last_block, OP_QUANTISE, quantise),
     BREAKS(quantise_one_code, OP_QUANTISE, quantise),
     BREAKS(quantise_writes_behind, OP_QUANTISE, quantise),
-    BREAKS(lowbit_no_window, OP_ATTEND_LOWBIT, attend_select_fetch),
-    BREAKS(lowbit_window, OP_ATTEND_LOWBIT, attend_select_fetch),
-    BREAKS(lowbit_no_hot, OP_ATTEND_LOWBIT, attend_select_fetch),
-    BREAKS(lowbit_last_page, OP_ATTEND_LOWBIT, attend_select_fetch),
-    BREAKS(lowbit_group, OP_ATTEND_LOWBIT, attend_select_fetch),
-    BREAKS(lowbit_by_slot, OP_ATTEND_LOWBIT, attend_select_fetch),
-    BREAKS(lowbit_no_rest, OP_ATTEND_LOWBIT, attend_select_fetch),
-    BREAKS(lowbit_first_row, OP_ATTEND_LOWBIT, attend_select_fetch),
-    BREAKS(lowbit_one_less, OP_ATTEND_LOWBIT, attend_select_fetch),
+    BREAKS(lowbit_no_window, OP_ATTEND_SELECT_FETCH, attend_select_fetch),
+    BREAKS(lowbit_window, OP_ATTEND_SELECT_FETCH, attend_select_fetch),
+    BREAKS(lowbit_no_hot, OP_ATTEND_SELECT_FETCH, attend_select_fetch),
+    BREAKS(lowbit_last_page, OP_ATTEND_SELECT_FETCH, attend_select_fetch),
+    BREAKS(lowbit_group, OP_ATTEND_SELECT_FETCH, attend_select_fetch),
+    BREAKS(lowbit_by_slot, OP_ATTEND_SELECT_FETCH, attend_select_fetch),
+    BREAKS(lowbit_no_rest, OP_ATTEND_SELECT_FETCH, attend_select_fetch),
+    BREAKS(lowbit_first_row, OP_ATTEND_SELECT_FETCH, attend_select_fetch),
+    BREAKS(lowbit_one_less, OP_ATTEND_SELECT_FETCH, attend_select_fetch),
 };
 
 const struct broken *broken_lowbit(const struct kva_ops *sound, size_t *ret_count)

@@ -236,12 +236,23 @@ static double *widen_kv(const struct attend_test *test, uint32_t seq, uint32_t k
     return wide;
 }
 
-/* One row and head: a, m, e relative to the true m, and how far they may be off. `rounded`: with
- * scaled queries and weights rounded to bf16. */
+/* How scores and sums are made: in fp32; with scaled queries and weights rounded to bf16; on a GPU,
+ * with queries and weights rounded to the format of the KV. */
+enum precision { PRECISE, BF16_PRODUCTS, GPU };
+
+static double query_as(enum precision precision, const struct kva_attend_args *args, float q)
+{
+    if (precision == BF16_PRODUCTS)
+        return check_round_bf16((double)(q * args->scale));
+    return (precision == GPU ? (double)format_round(q, args->kv_dtype) : (double)q) *
+           (double)args->scale;
+}
+
+/* One row and head: a, m, e relative to the true m, and how far they may be off. */
 static void pair_truth(const struct attend_test *test, const struct kva_attend_seq *seq,
-                       uint32_t position, const float *q, bool rounded, const double *kv,
-                       double *scores, double *a, double *a_bound, double *me, double *me_bound,
-                       double *magnitude)
+                       uint32_t position, const float *q, enum precision precision,
+                       const double *kv, double *scores, double *a, double *a_bound, double *me,
+                       double *me_bound, double *magnitude)
 {
     const struct kva_attend_args *args = &test->args;
     size_t dim = args->head_dim;
@@ -253,9 +264,7 @@ static void pair_truth(const struct attend_test *test, const struct kva_attend_s
             continue;
         double sum = 0, size = 0;
         for (size_t i = 0; i < dim; i++) {
-            double x = rounded ? check_round_bf16((double)(q[i] * args->scale))
-                               : (double)q[i] * (double)args->scale;
-            double product = x * kv[t * 2 * dim + i];
+            double product = query_as(precision, args, q[i]) * kv[t * 2 * dim + i];
             sum += product;
             size += fabs(product);
         }
@@ -268,11 +277,16 @@ static void pair_truth(const struct attend_test *test, const struct kva_attend_s
      * exponentials err by twice that (their own score's and the maximum's), 2 units and the
      * rounding of their argument. Below the normal numbers a rounding is absolute, and what bf16
      * products make there is 0. The sums add a rounding per term within a split (`e` goes by at
-     * least 8 lanes) and a few per fold. A weight that is rounded to bf16 is off by 2^-8. */
+     * least 8 lanes) and a few per fold. A weight that is rounded to bf16 is off by 2^-8. On a GPU
+     * a split is folded by 16 tokens or more at a time, and an exponential errs by 2 units more and
+     * by two roundings of its argument. */
+    const bool rounded = precision == BF16_PRODUCTS, gpu = precision == GPU;
+    const double p_weight = gpu ? format_unit(args->kv_dtype) : 0;
+    const double p_least = gpu ? format_least(args->kv_dtype) : 0;
     double score_error =
         ((double)dim + 3) * UNIT * largest + (double)dim * (rounded ? 0x1p-125 : 0x1p-145);
-    double folds = position / KVA_ATTEND_SPLIT_TOKENS + 2.0;
-    double range = fmin(m > -INFINITY ? m - lowest : 0, 110);
+    double folds = position / KVA_ATTEND_SPLIT_TOKENS + 2.0 + (gpu ? 16 : 0);
+    double range = fmin(m > -INFINITY ? m - lowest : 0, 110) * (gpu ? 3 : 1);
     double relative = 2 * score_error + UNIT * (16 + range + 8 * folds) + (rounded ? 0x1p-8 : 0);
     memset(a, 0, dim * sizeof *a);
     memset(a_bound, 0, dim * sizeof *a_bound);
@@ -282,7 +296,8 @@ static void pair_truth(const struct attend_test *test, const struct kva_attend_s
         for (size_t i = 0; i < dim && scores[t] != -INFINITY; i++) {
             double v = kv[t * 2 * dim + dim + i];
             a[i] += p * v;
-            a_bound[i] += fabs(v) * (p * (relative + UNIT * KVA_ATTEND_SPLIT_TOKENS) + 0x1p-125);
+            a_bound[i] += fabs(v) * (p * (relative + p_weight + UNIT * KVA_ATTEND_SPLIT_TOKENS) +
+                                     p_least + 0x1p-125);
         }
     }
     me[0] = m;
@@ -292,7 +307,7 @@ static void pair_truth(const struct attend_test *test, const struct kva_attend_s
     *magnitude = score_error;
 }
 
-static void attend_truth(const struct attend_test *test, bool rounded, double *expect,
+static void attend_truth(const struct attend_test *test, enum precision precision, double *expect,
                          double *bound)
 {
     const struct kva_attend_args *args = &test->args;
@@ -308,7 +323,7 @@ static void attend_truth(const struct attend_test *test, bool rounded, double *e
                 size_t row = seq->row_first + i / group, head = kv_head * group + i % group;
                 const float *q = (const float *)args->q + row * args->q_stride + head * dim;
                 double *e = expect + row * cols, *b = bound + row * cols;
-                pair_truth(test, seq, seq->position_first + (uint32_t)(i / group), q, rounded, kv,
+                pair_truth(test, seq, seq->position_first + (uint32_t)(i / group), q, precision, kv,
                            scores, e + head * dim, b + head * dim, me, me_bound,
                            &test->magnitude[row * heads + head]);
                 for (size_t j = 0; j < 2; j++) {
@@ -406,6 +421,7 @@ static void attend_build(struct check *check, struct attend_test *test, const st
     check_fill(check, plan->fill == FILL_LARGE ? FILL_NORMAL : plan->fill, test->q.data, q_count);
     for (size_t i = 0; plan->fill == FILL_LARGE && i < q_count; i++)
         ((float *)test->q.data)[i] *= 30.0f; /* weights so uneven that most of them vanish */
+    check_round_acts(check, test->q.data, q_count);
     args->q = test->q.data;
     args->seqs = test->seqs;
     args->ranges = test->ranges;
@@ -432,6 +448,8 @@ static void check_cut(struct check *check, const struct check_case *test,
     float *whole = malloc(2 * floats * sizeof(float));
     for (uint32_t i = 0; i < check->variant_count; i++) {
         struct check_variant *variant = &check->variants[i];
+        if (!check_takes(variant, test))
+            continue;
         attend->cut = 0;
         bool good = run_attend(check, variant, variant->one, test, 0, test->rows, whole);
         attend->cut = KVA_ATTEND_SPLIT_TOKENS * check_between(check, 1, 4);
@@ -444,16 +462,27 @@ static void check_cut(struct check *check, const struct check_case *test,
     free(whole);
 }
 
+/* Products of the call. */
+static double plan_work(const struct plan *plan)
+{
+    double work = 0;
+    for (uint32_t i = 0; i < SEQS_MAX && plan->rows[i] > 0; i++)
+        work += (double)plan->rows[i] * (plan->positions[i] + plan->rows[i]) * plan->shape.heads *
+                plan->shape.head_dim * 2;
+    return work;
+}
+
 static void attend_case(struct check *check, const struct plan *plan)
 {
-    if (check_enough(check, OP_ATTEND))
+    const double work = plan_work(plan);
+    if (!check_wanted(check, OP_ATTEND, work))
         return;
     struct attend_test *attend = calloc(1, sizeof *attend);
     attend_build(check, attend, plan);
     uint32_t dim = plan->shape.head_dim, heads = plan->shape.heads;
     uint32_t cols = heads * (dim + 2);
     size_t count = (size_t)attend->rows * cols;
-    const bool rounds = plan->dtype == KVA_BF16;
+    const bool rounds = plan->dtype == KVA_BF16 || check->gpu;
     double *expect = malloc(8 * count * sizeof(double)), *rounded = expect + 4 * count;
     struct check_case test = {.op = OP_ATTEND,
                               .run = run_attend,
@@ -463,7 +492,12 @@ static void attend_case(struct check *check, const struct plan *plan)
                               .stride = cols,
                               .expect = expect,
                               .bound = expect + count,
-                              .rounding_levels = rounds ? KVA_CPU_AVX512BF16 | KVA_CPU_AMX : 0,
+                              .out_f32 = true,
+                              .work = work,
+                              .needs = {.head_dim_max = dim},
+                              .rounding_levels = check->gpu ? CHECK_LEVEL_CUDA
+                                                 : rounds   ? KVA_CPU_AVX512BF16 | KVA_CPU_AMX
+                                                            : 0,
                               .expect_rounded = rounded,
                               .bound_rounded = rounded + count,
                               .adjust = adjust_attend,
@@ -474,9 +508,9 @@ static void attend_case(struct check *check, const struct plan *plan)
              plan->shape.kv_heads, dim, attend->args.seq_count, plan->rows[0], plan->positions[0],
              attend->range_count, plan->window, kva_dtype_name(plan->dtype),
              plan->poison ? " poison" : "", check_fill_name(plan->fill));
-    attend_truth(attend, false, expect, expect + count);
+    attend_truth(attend, PRECISE, expect, expect + count);
     if (rounds)
-        attend_truth(attend, true, rounded, rounded + count);
+        attend_truth(attend, check->gpu ? GPU : BF16_PRODUCTS, rounded, rounded + count);
     check_case(check, &test);
     check_cut(check, &test, attend);
 
@@ -487,6 +521,7 @@ static void attend_case(struct check *check, const struct plan *plan)
     attend->cuts[2] = attend->cuts[1] + check_below(check, 300);
     attend->cuts[3] = UINT32_MAX;
     test.adjust = NULL;
+    test.out_f32 = false;
     test.cols = test.stride = heads * dim;
     test.expect = quotient;
     test.bound = quotient + count;
@@ -506,6 +541,8 @@ static void attend_case(struct check *check, const struct plan *plan)
  * must agree with one alone. Only in the fastest variant: it is long. */
 static void check_waves(struct check *check)
 {
+    if (check->gpu)
+        return;
     const uint32_t heads = 64, dim = 512, tokens = 130 * KVA_ATTEND_SPLIT_TOKENS + 70;
     size_t block_bytes = kva_kv_block_bytes(1, dim);
     uint32_t pages = (uint32_t)kva_div_up(tokens, KVA_PAGE_TOKENS);
@@ -561,7 +598,7 @@ void check_attend(struct check *check)
             struct plan plan = {.shape = shapes[i], .dtype = j % 2 ? KVA_F16 : KVA_BF16};
             plan.fill = j < 4 ? FILL_NORMAL : (enum check_fill)check_below(check, FILL_COUNT);
             plan.window = check_below(check, 3) ? 0 : check_between(check, 1, 400);
-            plan.poison = check_below(check, 4) == 0;
+            plan.poison = check_below(check, 4) == 0 && check_promised(check, PROMISE_MASKED_NAN);
             uint32_t seqs = check_between(check, 1, big ? 2 : SEQS_MAX);
             for (uint32_t s = 0; s < seqs; s++) {
                 plan.rows[s] = rows[check_below(check, big ? 6 : KVA_COUNT_OF(rows))];
@@ -576,6 +613,16 @@ void check_attend(struct check *check)
     wide.window = 1700;
     wide.rows[0] = 3;
     attend_case(check, &wide);
+    /* Long sequences and a prompt of Llama 8B: a GPU's. */
+    const struct plan large[] = {
+        {.shape = {32, 8, 128},
+         .rows = {300, 1, 17},
+         .positions = {1500, 4000, 255},
+         .dtype = KVA_BF16},
+        {.shape = {32, 8, 128}, .rows = {200, 200}, .positions = {0, 1300}, .dtype = KVA_F16},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(large); i++)
+        attend_case(check, &large[i]);
     if (!check->quick)
         check_waves(check);
 }

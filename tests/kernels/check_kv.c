@@ -47,6 +47,8 @@ static void rope_case(struct check *check, uint32_t rows, uint32_t heads, uint32
 {
     uint32_t cols = heads * head_dim, stride = cols + check_below(check, 2) * head_dim;
     size_t count = (size_t)rows * cols;
+    if (!check_wanted(check, OP_ROPE, (double)count))
+        return;
     struct check_buf positions = check_buf_new(rows * sizeof(uint32_t));
     struct check_buf inv_freq = check_buf_new(rotary_dim / 2 * sizeof(float));
     float *x = malloc(count * sizeof(float));
@@ -74,7 +76,8 @@ static void rope_case(struct check *check, uint32_t rows, uint32_t heads, uint32
                               .initial = x,
                               .expect = expect,
                               .bound = expect + count,
-                              .norm_share = count < 64 ? 1 : 0.5};
+                              .norm_share = count < 64 ? 1 : 0.5,
+                              .work = (double)count};
     if (fill == FILL_DENORMAL)
         test.norm_share = 1;
     snprintf(test.name, sizeof test.name, "rows %u heads %u head_dim %u rotary %u %s", rows, heads,
@@ -184,6 +187,8 @@ static void append_case(struct check *check, uint32_t rows, uint32_t kv_heads, u
     }
     for (int i = 0; i < 3; i++)
         test.blocks[i] = check_buf_new(test.block_bytes);
+    check_round_acts(check, k.data, count);
+    check_round_acts(check, v.data, count);
     uint32_t position = check_below(check, 64);
     for (uint32_t row = 0; row < rows; row++) {
         positions[row] = position + row;
@@ -206,6 +211,8 @@ static void append_case(struct check *check, uint32_t rows, uint32_t kv_heads, u
         }
         variant->ops.kv_append(i % 2 ? variant->many : variant->one, &test.args);
         const char *reason = append_compare(&test, before);
+        if (!reason)
+            reason = check_fault(variant, variant->one);
         char name[96];
         snprintf(name, sizeof name, "rows %u kv_heads %u head_dim %u %s", rows, kv_heads, head_dim,
                  kva_dtype_name(dtype));
@@ -282,6 +289,9 @@ static void merge_case(struct check *check, uint32_t partial_count, uint32_t row
                        uint32_t head_dim, float spread)
 {
     size_t pairs = (size_t)rows * heads, count = pairs * head_dim;
+    const double work = (double)count * partial_count;
+    if (!check_wanted(check, OP_MERGE, work))
+        return;
     struct check_buf a[64], m[64], e[64];
     struct kva_partial partials[64];
     for (uint32_t j = 0; j < partial_count; j++) {
@@ -314,7 +324,8 @@ static void merge_case(struct check *check, uint32_t partial_count, uint32_t row
                               .stride = heads * head_dim,
                               .expect = expect,
                               .bound = expect + count,
-                              .norm_share = count < 64 ? 1 : 0.6};
+                              .norm_share = count < 64 ? 1 : 0.6,
+                              .work = work};
     snprintf(test.name, sizeof test.name, "partials %u rows %u heads %u head_dim %u spread %g",
              partial_count, rows, heads, head_dim, (double)spread);
     check_case(check, &test);

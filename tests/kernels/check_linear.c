@@ -40,14 +40,29 @@ static double sum_error_rounded(uint32_t inputs)
     return UNIT * fmax(lanes, 16 + 1 + (inputs + 31) / 32.0 + 2);
 }
 
-/* `rounded`: as bf16 products have it, x and w rounded to bf16 without denormal numbers, which
+/* cuBLAS adds in any order. With a bias, its sum is rounded before the bias is added. */
+static double sum_error_gpu(uint32_t inputs)
+{
+    return UNIT * (inputs + 8.0);
+}
+
+/* How products are made. */
+enum precision { PRECISE, BF16_PRODUCTS, GPU };
+
+/* BF16_PRODUCTS: as bf16 products have it, x and w rounded to bf16 without denormal numbers, which
  * products and sums flush to 0 too: an absolute error of each. */
-static void linear_truth(const struct kva_linear_args *args, const float *initial, bool rounded,
-                         double *expect, double *bound)
+static void linear_truth(const struct check *check, const struct kva_linear_args *args,
+                         const float *initial, enum precision precision, double *expect,
+                         double *bound)
 {
     const struct kva_weight *w = &args->weight;
     size_t inputs = w->cols, outputs = w->rows;
-    double relative = rounded ? sum_error_rounded(w->cols) : sum_error(w->cols);
+    const bool rounded = precision == BF16_PRODUCTS;
+    double relative = rounded            ? sum_error_rounded(w->cols)
+                      : precision == GPU ? sum_error_gpu(w->cols)
+                                         : sum_error(w->cols);
+    double sum_unit = precision == GPU && !args->out_f32 ? format_unit(check->act) : 0;
+    double sum_least = sum_unit > 0 ? format_least(check->act) : 0;
     double least = (double)inputs * (rounded ? 0x1p-125 : 0x1p-149);
     double *x = malloc(args->rows * inputs * sizeof(double));
     double *line = malloc(inputs * sizeof(double));
@@ -72,6 +87,9 @@ static void linear_truth(const struct kva_linear_args *args, const float *initia
             expect[row * outputs + n] = sum + bias + old;
             bound[row * outputs + n] =
                 size * relative + UNIT * (2 * fabs(bias) + 2 * fabs(old) + 2 * fabs(sum)) + least;
+            if (args->bias.data)
+                bound[row * outputs + n] +=
+                    sum_unit * (fabs(sum + old) + size * relative) + sum_least;
         }
     }
     free(line);
@@ -81,7 +99,11 @@ static void linear_truth(const struct kva_linear_args *args, const float *initia
 static void linear_case(struct check *check, struct shape shape, enum kva_dtype dtype,
                         enum check_fill fill, bool biased, bool accumulate)
 {
-    if (check_enough(check, OP_LINEAR))
+    const double work = (double)shape.rows * shape.outputs * shape.inputs;
+    if (!check_wanted(check, OP_LINEAR, work))
+        return;
+    /* A matrix of one row is to a GPU a vector, which keeps its format: linear wants activations'. */
+    if (check->gpu && shape.outputs == 1 && dtype != check->act)
         return;
     uint32_t x_stride = shape.inputs + check_below(check, 3) * 5;
     uint32_t out_stride = shape.outputs + check_below(check, 3) * 3;
@@ -103,9 +125,12 @@ static void linear_case(struct check *check, struct shape shape, enum kva_dtype 
     float *initial = malloc(count * sizeof(float));
     check_fill(check, FILL_NORMAL, initial, count);
     double *expect = malloc(4 * count * sizeof(double));
-    linear_truth(&args, initial, false, expect, expect + count);
-    if (dtype == KVA_BF16)
-        linear_truth(&args, initial, true, expect + 2 * count, expect + 3 * count);
+    const uint32_t bf16_levels = dtype == KVA_BF16 ? KVA_CPU_AVX512BF16 | KVA_CPU_AMX : 0;
+    const uint32_t rounding_levels = check->gpu ? CHECK_LEVEL_CUDA : bf16_levels;
+    linear_truth(check, &args, initial, PRECISE, expect, expect + count);
+    if (rounding_levels)
+        linear_truth(check, &args, initial, check->gpu ? GPU : BF16_PRODUCTS, expect + 2 * count,
+                     expect + 3 * count);
     /* Roundings of a sum cancel: its error grows as the root of its length. The bound grows as the
      * length, so over many outputs the error is a small share of it. */
     struct check_case test = {.op = OP_LINEAR,
@@ -117,8 +142,9 @@ static void linear_case(struct check *check, struct shape shape, enum kva_dtype 
                               .initial = accumulate ? initial : NULL,
                               .expect = expect,
                               .bound = expect + count,
-                              .rounding_levels =
-                                  dtype == KVA_BF16 ? KVA_CPU_AVX512BF16 | KVA_CPU_AMX : 0,
+                              .out_f32 = args.out_f32,
+                              .work = work,
+                              .rounding_levels = rounding_levels,
                               .expect_rounded = expect + 2 * count,
                               .bound_rounded = expect + 3 * count,
                               .norm_share = count < 64 ? 1 : 0.4,
@@ -143,12 +169,16 @@ void check_linear(struct check *check)
         {1, 256, 2048}, {19, 48, 320},  {100, 256, 2048}, {16, 2048, 2048}, {1, 64, 5632},
         {33, 96, 5632}, {1, 128, 4096}, {64, 40, 4096},   {2, 24, 14336},   {13, 7, 14336},
     };
+    /* Whole matrices of Llama 8B; more than a CPU's references should take. */
+    const struct shape large[] = {{40, 2048, 4096}, {128, 1024, 4096}, {10, 14336, 4096}};
     size_t real_count = check->quick ? 7 : KVA_COUNT_OF(real);
     for (size_t i = 0; i < real_count; i++) {
         for (int dtype = 0; dtype < KVA_DTYPE_COUNT; dtype++)
             linear_case(check, real[i], (enum kva_dtype)dtype, FILL_NORMAL, check_below(check, 2),
                         check_below(check, 2));
     }
+    for (size_t i = 0; i < KVA_COUNT_OF(large); i++)
+        linear_case(check, large[i], KVA_BF16, FILL_NORMAL, check_below(check, 2), false);
     /* Edges of tiles, vectors and blocks. */
     const uint32_t inputs[] = {1,   7,   8,   15,   16,   17,   31,   33,  63,
                                511, 512, 513, 1030, 2047, 2048, 2049, 4100};

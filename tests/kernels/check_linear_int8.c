@@ -80,7 +80,7 @@ static void int8_truth(const struct kva_linear_args *args, const float *initial,
 static void int8_case(struct check *check, uint32_t rows, uint32_t outputs, uint32_t inputs,
                       enum check_fill fill, bool biased, bool accumulate)
 {
-    if (check_enough(check, OP_LINEAR_INT8))
+    if (check->gpu || !check_wanted(check, OP_LINEAR_INT8, (double)rows * outputs * inputs))
         return;
     uint32_t x_stride = inputs + check_below(check, 3) * 5;
     uint32_t out_stride = outputs + check_below(check, 3) * 3;

@@ -1,5 +1,5 @@
-/* Cases of attend_select_fetch, and of the calls that it stands for: attend_lowbit, attend_rows,
- * weigh and choose, whose bits are the same. */
+/* Cases of attend_lowbit, attend_rows and weigh, each alone and one after the other, and of
+ * attend_select_fetch, whose bits are theirs and those of choose. */
 #include "tests/kernels/attend_apart.h"
 #include "tests/kernels/lowbit_case.h"
 
@@ -129,6 +129,7 @@ static struct lowbit_test *lowbit_build(struct check *check, const struct plan *
     check_fill(check, plan->fill == FILL_LARGE ? FILL_NORMAL : plan->fill, test->q.data, count);
     for (size_t i = 0; plan->fill == FILL_LARGE && i < count; i++)
         ((float *)test->q.data)[i] *= 30.0f;
+    check_round_acts(check, test->q.data, count);
     args->q = test->q.data;
     args->seqs = test->seqs;
     args->blocks = test->blocks;
@@ -222,14 +223,16 @@ static bool hot_free(struct hot_bufs *bufs)
     return good;
 }
 
-/* Whether the calls that it stands for give the bits of the fused call, which has been made: its
- * results are in args.out, and what it chose in bufs. */
-static bool same_apart(struct check *check, const struct check_variant *variant,
+/* Whether the fused call gives the bits of the calls that it stands for, which have been made: their
+ * results are in args.out, and what they chose in bufs. True where a device has no such call. */
+static bool same_fused(struct check *check, const struct check_variant *variant,
                        struct kva_device *device, struct kva_attend_select_fetch_args args,
                        uint32_t rows, const struct hot_bufs *bufs)
 {
     const struct kva_partial want = args.out;
     size_t pairs = (size_t)rows * args.heads, dim = args.head_dim;
+    if (!variant->ops.attend_select_fetch)
+        return true;
     struct check_buf out = check_buf_new(pairs * (dim + 2) * sizeof(float));
     void *chosen[LOWBIT_SEQS_MAX] = {0};
     check_buf_garbage(check, &out);
@@ -242,8 +245,8 @@ static bool same_apart(struct check *check, const struct check_variant *variant,
         chosen[i] = malloc(bufs[i].chosen.bytes);
         memcpy(chosen[i], bufs[i].chosen.data, bufs[i].chosen.bytes);
     }
-    attend_apart(device, &variant->ops, &args);
-    bool same = kva_device_error(device, NULL) == KVA_OK && check_buf_intact(&out) &&
+    variant->ops.attend_select_fetch(device, &args);
+    bool same = check_buf_intact(&out) &&
                 memcmp(want.a, args.out.a, pairs * dim * sizeof(float)) == 0 &&
                 memcmp(want.m, args.out.m, pairs * sizeof(float)) == 0 &&
                 memcmp(want.e, args.out.e, pairs * sizeof(float)) == 0;
@@ -253,6 +256,53 @@ static bool same_apart(struct check *check, const struct check_variant *variant,
     }
     check_buf_free(&out);
     return same;
+}
+
+/* attend_lowbit or attend_rows by itself. */
+static void run_part(const struct check_variant *variant, struct kva_device *device,
+                     const struct kva_attend_select_fetch_args *args, enum lowbit_part part)
+{
+    struct kva_lowbit_seq low[LOWBIT_SEQS_MAX];
+    struct kva_rows_seq rows[LOWBIT_SEQS_MAX];
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_select_seq *seq = &args->seqs[i];
+        low[i] = (struct kva_lowbit_seq){.row_first = seq->row_first,
+                                         .row_count = seq->row_count,
+                                         .position_first = seq->position_first,
+                                         .block_first = seq->block_first,
+                                         .page_count = seq->page_count,
+                                         .rows = seq->rows};
+        rows[i] =
+            (struct kva_rows_seq){seq->row_first, seq->row_count, seq->position_first, seq->rows};
+    }
+    if (part == LOWBIT_PAGES)
+        variant->ops.attend_lowbit(
+            device, &(struct kva_attend_lowbit_args){.q = args->q,
+                                                     .out = args->out,
+                                                     .seqs = low,
+                                                     .blocks = args->blocks,
+                                                     .block_offset_bytes = args->block_offset_bytes,
+                                                     .seq_count = args->seq_count,
+                                                     .q_stride = args->q_stride,
+                                                     .heads = args->heads,
+                                                     .kv_heads = args->kv_heads,
+                                                     .head_dim = args->head_dim,
+                                                     .window = args->window,
+                                                     .format = args->format,
+                                                     .scale = args->scale});
+    else
+        variant->ops.attend_rows(device,
+                                 &(struct kva_attend_rows_args){.q = args->q,
+                                                                .out = args->out,
+                                                                .seqs = rows,
+                                                                .seq_count = args->seq_count,
+                                                                .q_stride = args->q_stride,
+                                                                .heads = args->heads,
+                                                                .kv_heads = args->kv_heads,
+                                                                .head_dim = args->head_dim,
+                                                                .window = args->window,
+                                                                .kv_dtype = args->kv_dtype,
+                                                                .scale = args->scale});
 }
 
 bool lowbit_run(struct check *check, const struct check_variant *variant, struct kva_device *device,
@@ -297,10 +347,15 @@ bool lowbit_run(struct check *check, const struct check_variant *variant, struct
     struct check_buf scratch = check_buf_new(args.scratch_bytes);
     check_buf_garbage(check, &scratch);
     args.scratch = scratch.data;
-    variant->ops.attend_select_fetch(device, &args);
-    bool good = check_buf_intact(&scratch) && kva_device_error(device, NULL) == KVA_OK;
-    good =
-        good && same_apart(check, variant, device, args, rows, hots) && check_buf_intact(&scratch);
+    bool good = true;
+    if (test->part == LOWBIT_BOTH) {
+        attend_apart(device, &variant->ops, &args);
+        good = !check_fault(variant, device) && check_buf_intact(&scratch) &&
+               same_fused(check, variant, device, args, rows, hots);
+    } else {
+        run_part(variant, device, &args, test->part);
+    }
+    good = good && check_buf_intact(&scratch) && !check_fault(variant, device);
     check_buf_free(&scratch);
     for (uint32_t i = 0; i < args.seq_count; i++) {
         if (seqs[i].rows && chosen && seqs[i].select_row != UINT32_MAX)
@@ -341,15 +396,24 @@ static bool run_lowbit(struct check *check, const struct check_variant *variant,
 
 /* --- cases ------------------------------------------------------------------------------------ */
 
-static void lowbit_case(struct check *check, const struct plan *plan)
+/* Products of the call. */
+static double plan_work(const struct plan *plan)
 {
-    if (check_enough(check, OP_ATTEND_LOWBIT))
-        return;
-    struct lowbit_test *lowbit = lowbit_build(check, plan);
+    double work = 0;
+    for (uint32_t i = 0; i < LOWBIT_SEQS_MAX && plan->rows[i] > 0; i++)
+        work += (double)plan->rows[i] * plan->pages[i] * 64 * plan->shape.heads *
+                plan->shape.head_dim * 2;
+    return work;
+}
+
+/* One operator, or all of them, on what has been built; expect: [4][rows, cols]. */
+static void lowbit_part_case(struct check *check, struct lowbit_test *lowbit,
+                             const struct plan *plan, enum check_op op, enum lowbit_part part,
+                             double *expect)
+{
     uint32_t cols = plan->shape.heads * (plan->shape.head_dim + 2);
     size_t count = (size_t)lowbit->rows * cols;
-    double *expect = malloc(4 * count * sizeof(double));
-    struct check_case test = {.op = OP_ATTEND_LOWBIT,
+    struct check_case test = {.op = op,
                               .run = run_lowbit,
                               .opaque = lowbit,
                               .rows = lowbit->rows,
@@ -359,26 +423,48 @@ static void lowbit_case(struct check *check, const struct plan *plan)
                               .expect = expect,
                               .bound = expect + count,
                               .norm_share = 0.5,
+                              .out_f32 = true,
+                              .work = plan_work(plan),
+                              .needs = {.head_dim_max = plan->shape.head_dim},
                               /* Bounds take every rounding for the worst: together they are far
                                * from it. */
                               .rounding_levels = lowbit_rounding_levels(plan->dtype),
                               .expect_rounded = expect + 2 * count,
                               .bound_rounded = expect + 3 * count,
-                              .norm_share_rounded = 0.1,
+                              .norm_share_rounded = check->gpu ? 0.5 : 0.1,
                               /* Products of bytes are exact, however they are made. */
                               .same_levels = plan->bare ? KVA_CPU_AVX512VNNI | KVA_CPU_AMX : 0};
+    lowbit->part = part;
     snprintf(test.name, sizeof test.name,
              "heads %u/%u head_dim %u %u bits group %u seqs %u rows %u pages %u window %u k %u %s "
              "%s",
              plan->shape.heads, plan->shape.kv_heads, plan->shape.head_dim, plan->format.bits,
              plan->format.group, lowbit->args.seq_count, plan->rows[0], plan->pages[0],
              plan->window, plan->k, kva_dtype_name(plan->dtype), check_fill_name(plan->fill));
-    lowbit_truth(lowbit, false, expect, expect + count);
-    lowbit_truth(lowbit, true, expect + 2 * count, expect + 3 * count);
+    lowbit_truth(lowbit, LOWBIT_PRECISE, expect, expect + count);
+    lowbit_truth(lowbit, check->gpu ? LOWBIT_GPU : LOWBIT_BYTES, expect + 2 * count,
+                 expect + 3 * count);
     check_case(check, &test);
-    if (plan->fill == FILL_NORMAL || plan->fill == FILL_LARGE)
+    if (part == LOWBIT_BOTH && (plan->fill == FILL_NORMAL || plan->fill == FILL_LARGE))
         lowbit_check_selection(check, lowbit, test.name, plan->fill == FILL_LARGE ? 0.01 : 1e-4,
                                plan->fill == FILL_LARGE ? 10 : 0.2);
+}
+
+/* `alone`: attend_lowbit and attend_rows by themselves, too. */
+static void lowbit_case(struct check *check, const struct plan *plan, bool alone)
+{
+    if (!check_wanted(check, OP_ATTEND_LOWBIT, plan_work(plan)))
+        return;
+    struct lowbit_test *lowbit = lowbit_build(check, plan);
+    uint32_t cols = plan->shape.heads * (plan->shape.head_dim + 2);
+    double *expect = malloc(4 * (size_t)lowbit->rows * cols * sizeof(double));
+    bool fused = check->variants[check->variant_count - 1].ops.attend_select_fetch;
+    lowbit_part_case(check, lowbit, plan, fused ? OP_ATTEND_SELECT_FETCH : OP_ATTEND_ROWS,
+                     LOWBIT_BOTH, expect);
+    if (alone && !plan->bare)
+        lowbit_part_case(check, lowbit, plan, OP_ATTEND_ROWS, LOWBIT_ROWS, expect);
+    if (alone || plan->bare)
+        lowbit_part_case(check, lowbit, plan, OP_ATTEND_LOWBIT, LOWBIT_PAGES, expect);
     free(expect);
     lowbit_free(lowbit);
 }
@@ -405,22 +491,22 @@ void check_attend_lowbit(struct check *check)
                 plan.rows[s] = rows[check_below(check, big ? 4 : KVA_COUNT_OF(rows))];
                 plan.pages[s] = pages[check_below(check, KVA_COUNT_OF(pages))];
             }
-            lowbit_case(check, &plan);
+            lowbit_case(check, &plan, j % 3 == 0);
         }
         for (uint32_t j = 0; j < KVA_COUNT_OF(bits); j++) {
             struct plan plan = {.shape = shapes[i], .k = 1, .dtype = KVA_BF16, .bare = true};
             plan.format = (struct kva_lowbit_format){.bits = bits[j], .group = j % 2 ? 32 : 64};
             plan.rows[0] = i % 2 ? 1 : 3;
             plan.pages[0] = 5 + j;
-            lowbit_case(check, &plan);
+            lowbit_case(check, &plan, false);
         }
     }
     /* Few tasks and many splits: the way with partial results. */
     struct plan wide = {.shape = {8, 1, 64}, .rows = {2}, .pages = {LOWBIT_PAGES_MAX}, .k = 64};
     wide.format = (struct kva_lowbit_format){.bits = 1, .group = 64};
     wide.dtype = KVA_BF16;
-    lowbit_case(check, &wide);
+    lowbit_case(check, &wide, true);
     wide.window = 1700;
     wide.format.bits = 2;
-    lowbit_case(check, &wide);
+    lowbit_case(check, &wide, true);
 }

@@ -247,6 +247,8 @@ static const char *check_variant_of(struct check *check, const struct check_vari
     if (!run_quantise(check, variant, variant->one, test, out) ||
         !run_quantise(check, variant, variant->many, test, again))
         return "wrote outside its output";
+    if (check_fault(variant, variant->one))
+        return "wrote elsewhere, or failed";
     if (memcmp(out, again, bytes) != 0)
         return "several threads give other bits";
     if (reference && memcmp(out, reference, bytes) != 0)
@@ -329,7 +331,7 @@ static void fill_blocks(struct check *check, struct quantise_test *test, struct 
 static void random_case(struct check *check, uint32_t dim, struct kva_lowbit_format format,
                         enum kind kind)
 {
-    if (check_enough(check, OP_QUANTISE))
+    if (!check_wanted(check, OP_QUANTISE, 128.0 * dim * 3))
         return;
     struct quantise_test test = {0};
     struct check_buf bufs[BLOCKS_MAX];

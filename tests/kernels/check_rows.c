@@ -5,11 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *dtype_name(enum kva_dtype dtype)
-{
-    return kva_dtype_name(dtype);
-}
-
 /* expect and bound of a case, [rows, cols]. */
 struct truth {
     double *expect;
@@ -34,7 +29,8 @@ static struct check_case case_of(enum check_op op, check_run *run, const void *a
                                .stride = dim,
                                .expect = truth.expect,
                                .bound = truth.bound,
-                               .norm_share = 1};
+                               .norm_share = 1,
+                               .work = (double)rows * dim};
 }
 
 /* --- embed ------------------------------------------------------------------------------------ */
@@ -55,6 +51,8 @@ static bool run_embed(struct check *check KVA_UNUSED, const struct check_variant
 static void embed_case(struct check *check, uint32_t rows, uint32_t dim, enum kva_dtype dtype,
                        bool positions, enum check_fill fill)
 {
+    if (!check_wanted(check, OP_EMBED, (double)rows * dim))
+        return;
     const uint32_t vocab = 37;
     struct check_buf table, learned, ids = check_buf_new(rows * sizeof(uint32_t) * 2);
     struct kva_embed_args args = {.rows = rows, .scale = check_below(check, 2) ? 1.0f : 45.254834f};
@@ -76,8 +74,8 @@ static void embed_case(struct check *check, uint32_t rows, uint32_t dim, enum kv
         truth.bound[i] = UNIT * (fabs(x) + fabs(x + p)) + 0x1p-149;
     }
     struct check_case test = case_of(OP_EMBED, run_embed, &args, rows, dim, truth);
-    snprintf(test.name, sizeof test.name, "rows %u dim %u %s%s %s", rows, dim, dtype_name(dtype),
-             positions ? " positions" : "", check_fill_name(fill));
+    snprintf(test.name, sizeof test.name, "rows %u dim %u %s%s %s", rows, dim,
+             kva_dtype_name(dtype), positions ? " positions" : "", check_fill_name(fill));
     /* One rounding for the product and one for the sum; the norm: roundings are spread evenly, so
      * their square mean is under two thirds of the largest. Few, or coarse ones, do not average
      * out. */
@@ -152,6 +150,8 @@ static void norm_truth(const struct kva_norm_args *args, struct truth truth)
 static void norm_case(struct check *check, uint32_t rows, uint32_t dim, enum kva_norm_kind kind,
                       enum kva_dtype dtype, enum check_fill fill, bool in_place)
 {
+    if (!check_wanted(check, OP_NORM, (double)rows * dim))
+        return;
     struct check_buf x = check_buf_new((size_t)rows * dim * sizeof(float)), weight, bias;
     struct kva_norm_args args = {.x = x.data,
                                  .rows = rows,
@@ -171,7 +171,7 @@ static void norm_case(struct check *check, uint32_t rows, uint32_t dim, enum kva
     if ((size_t)rows * dim >= 64)
         test.norm_share = dim > 1000 ? 0.2 : 0.7;
     snprintf(test.name, sizeof test.name, "%s rows %u dim %u %s%s %s",
-             kind == KVA_NORM_RMS ? "rms" : "layer", rows, dim, dtype_name(dtype),
+             kind == KVA_NORM_RMS ? "rms" : "layer", rows, dim, kva_dtype_name(dtype),
              in_place ? " in place" : "", check_fill_name(fill));
     check_case(check, &test);
     free(truth.expect);
@@ -246,6 +246,8 @@ static double activation_error(double x, enum kva_activation kind)
 static void glu_case(struct check *check, uint32_t rows, uint32_t dim, enum kva_activation kind,
                      enum check_fill fill, bool with_up, bool in_place)
 {
+    if (!check_wanted(check, OP_GLU, (double)rows * dim))
+        return;
     size_t count = (size_t)rows * dim;
     struct check_buf gate = check_buf_new(count * sizeof(float));
     struct check_buf up = check_buf_new(count * sizeof(float));
@@ -260,6 +262,7 @@ static void glu_case(struct check *check, uint32_t rows, uint32_t dim, enum kva_
     /* The interesting arguments: both tails, where exponentials overflow and vanish. */
     for (size_t i = 0; i < count && fill == FILL_NORMAL; i++)
         x[i] *= i % 3 == 0 ? 30.0f : i % 3 == 1 ? 3.0f : 1.0f;
+    check_round_acts(check, x, count);
     struct truth truth = truth_new(count);
     for (size_t i = 0; i < count; i++) {
         double y = activation(x[i], kind), u = with_up ? ((float *)up.data)[i] : 1;

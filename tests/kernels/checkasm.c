@@ -1,375 +1,170 @@
+/* Variants, operators, and the command line of checkasm. */
 #include "tests/kernels/checkasm.h"
 
+#include "tests/cuda/mutations.h"
 #include "tests/kernels/amx_emulator.h"
-#include "tests/random.h"
+#include "tests/kernels/host_ops.h"
 
-#include <setjmp.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
-#define PAGE         4096u
-#define GUARD_BYTE   0xA7
 #define THREADS_MANY 3u
 
-/* --- random numbers --------------------------------------------------------------------------- */
+/* What a case may cost. The CPU's are bounded by the fp64 references, a simulation by the switch
+ * from thread to thread at every barrier, a GPU under compute-sanitizer likewise. */
+#define CPU_WORK  3e8
+#define GPU_WORK  1e10
+#define SLOW_WORK 3e5
 
-uint64_t check_random(struct check *check)
-{
-    return kva_test_random(&check->state);
-}
+/* Arguments of a call on a CUDA device, in bytes. */
+#define GPU_ARENA_BYTES  (512u << 20)
+#define SLOW_ARENA_BYTES (24u << 20)
 
-uint32_t check_below(struct check *check, uint32_t limit)
-{
-    return kva_test_below(&check->state, limit);
-}
+/* --- operators -------------------------------------------------------------------------------- */
 
-uint32_t check_between(struct check *check, uint32_t low, uint32_t high)
-{
-    return low + check_below(check, high - low + 1);
-}
+struct check_op_entry {
+    const char *name;
+    void (*run)(struct check *check);
+};
 
-float check_normal(struct check *check)
-{
-    return kva_test_normal(&check->state);
-}
+/* The place of every operator in struct kva_ops; what the table gains must be added here, with its
+ * cases. */
+#define IN_TABLE(op, member)                                                                       \
+    _Static_assert(offsetof(struct kva_ops, member) == (op) * sizeof(void (*)(void)),              \
+                   "check_op is in the order of struct kva_ops")
+IN_TABLE(OP_EMBED, embed);
+IN_TABLE(OP_NORM, norm);
+IN_TABLE(OP_LINEAR, linear);
+IN_TABLE(OP_ROPE, rope);
+IN_TABLE(OP_GLU, glu);
+IN_TABLE(OP_GATHER, gather);
+IN_TABLE(OP_KV_APPEND, kv_append);
+IN_TABLE(OP_QUANTISE, quantise);
+IN_TABLE(OP_ATTEND, attend);
+IN_TABLE(OP_ATTEND_LOWBIT, attend_lowbit);
+IN_TABLE(OP_ATTEND_ROWS, attend_rows);
+IN_TABLE(OP_MERGE, merge);
+IN_TABLE(OP_ATTEND_SELECT_FETCH, attend_select_fetch);
+IN_TABLE(OP_WEIGH, weigh);
+IN_TABLE(OP_CHOOSE, choose);
+IN_TABLE(OP_ACCUMULATE, accumulate);
+IN_TABLE(OP_ASSIGN_SLOTS, assign_slots);
+IN_TABLE(OP_FETCH_ROWS, fetch_rows);
+IN_TABLE(OP_QUERY_COSINE, query_cosine);
+IN_TABLE(OP_SHORTLIST, shortlist);
+_Static_assert(OP_TABLE_COUNT * sizeof(void (*)(void)) == sizeof(struct kva_ops),
+               "an operator of struct kva_ops has no cases");
 
-void check_fill(struct check *check, enum check_fill fill, float *to, size_t count)
-{
-    const float scale[FILL_COUNT] = {
-        [FILL_NORMAL] = 1, [FILL_LARGE] = 1e4f, [FILL_DENORMAL] = 1e-39f};
-    for (size_t i = 0; i < count; i++)
-        to[i] =
-            fill == FILL_ZERO || fill == FILL_ONE_HOT ? 0.0f : check_normal(check) * scale[fill];
-    if (fill == FILL_ONE_HOT && count > 0)
-        to[check_below(check, (uint32_t)count)] = 1.0f;
-}
-
-const char *check_fill_name(enum check_fill fill)
-{
-    const char *names[FILL_COUNT] = {"normal", "zero", "one-hot", "large", "denormal"};
-    return names[fill];
-}
+static const struct check_op_entry entries[OP_COUNT] = {
+    [OP_EMBED] = {"embed", check_embed},
+    [OP_NORM] = {"norm", check_norm},
+    [OP_LINEAR] = {"linear", check_linear},
+    [OP_ROPE] = {"rope", check_rope},
+    [OP_GLU] = {"glu", check_glu},
+    [OP_GATHER] = {"gather", check_gather},
+    [OP_KV_APPEND] = {"kv_append", check_kv_append},
+    [OP_QUANTISE] = {"quantise", check_quantise},
+    [OP_ATTEND] = {"attend", check_attend},
+    [OP_ATTEND_LOWBIT] = {"attend_lowbit", check_attend_lowbit},
+    [OP_ATTEND_ROWS] = {"attend_rows", check_attend_lowbit},
+    [OP_MERGE] = {"merge", check_merge},
+    [OP_ATTEND_SELECT_FETCH] = {"attend_select_fetch", check_attend_lowbit},
+    [OP_WEIGH] = {"weigh", check_attend_lowbit},
+    [OP_CHOOSE] = {"choose", check_choose},
+    [OP_ACCUMULATE] = {"accumulate", check_accumulate},
+    [OP_ASSIGN_SLOTS] = {"assign_slots", check_assign_slots},
+    [OP_FETCH_ROWS] = {"fetch_rows", check_fetch_rows},
+    [OP_QUERY_COSINE] = {"query_cosine", check_query_cosine},
+    [OP_SHORTLIST] = {"shortlist", check_shortlist},
+    [OP_LINEAR_INT8] = {"linear_int8", check_linear_int8},
+};
 
 const char *check_op_name(enum check_op op)
 {
-    const char *names[OP_COUNT] = {"embed",    "norm",          "linear",    "linear_int8",
-                                   "rope",     "glu",           "kv_append", "attend",
-                                   "quantise", "attend_lowbit", "merge",     "gather"};
-    return names[op];
+    return entries[op].name;
 }
 
-/* --- guarded memory --------------------------------------------------------------------------- */
-
-struct check_buf check_buf_new(size_t bytes)
+static enum check_op op_by_name(const char *name)
 {
-    struct check_buf buf = {.bytes = bytes};
-    /* At least 64 bytes of pattern, the data up to a page's end, then a page of no access. */
-    size_t inner = kva_align_up(bytes + 64, PAGE);
-    buf.map_bytes = inner + PAGE;
-    buf.map = mmap(NULL, buf.map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (buf.map == MAP_FAILED || mprotect(buf.map + inner, PAGE, PROT_NONE) != 0) {
-        fprintf(stderr, "no memory for %zu bytes\n", bytes);
-        exit(2);
-    }
-    buf.data = buf.map + inner - bytes;
-    memset(buf.map, GUARD_BYTE, inner - bytes);
-    return buf;
+    int op = 0;
+    while (op < OP_COUNT && strcmp(entries[op].name, name) != 0)
+        op++;
+    return (enum check_op)op;
 }
 
-void check_buf_free(struct check_buf *buf)
+void check_run_op(struct check *check, enum check_op op)
 {
-    if (buf->map)
-        munmap(buf->map, buf->map_bytes);
-    *buf = (struct check_buf){0};
+    check->state = check->seed; /* an operator's cases do not depend on the others' */
+    entries[op].run(check);
 }
 
-void check_buf_garbage(struct check *check, struct check_buf *buf)
+/* The operators that are wanted; those that have their cases in common run once. */
+static void run_ops(struct check *check, const bool *wanted)
 {
-    unsigned char *data = buf->data;
-    for (size_t i = 0; i < buf->bytes; i += 8) {
-        uint64_t bits = check_random(check);
-        memcpy(data + i, &bits, kva_min_size(8, buf->bytes - i));
+    bool done[OP_COUNT] = {false};
+    for (int op = 0; op < OP_COUNT; op++) {
+        if (!wanted[op] || done[op])
+            continue;
+        check_run_op(check, (enum check_op)op);
+        for (int other = op; other < OP_COUNT; other++)
+            done[other] |= entries[other].run == entries[op].run;
     }
 }
 
-bool check_buf_intact(const struct check_buf *buf)
+/* Whether a variant's device has the operator. */
+static bool has_op(const struct check_variant *variant, enum check_op op)
 {
-    const unsigned char *end = buf->data;
-    for (const unsigned char *at = buf->map; at < end; at++) {
-        if (*at != GUARD_BYTE)
-            return false;
-    }
-    return true;
+    void (*function)(void);
+    if (op >= OP_TABLE_COUNT)
+        return variant->levels & KVA_CPU_REF;
+    memcpy(&function, (const char *)&variant->ops + op * sizeof function, sizeof function);
+    return function != NULL;
 }
 
-/* --- formats, apart from the kernels' own ------------------------------------------------------
- */
-
-double check_widen(uint16_t bits, enum kva_dtype dtype)
+static uint32_t print_table(const struct check *check, const bool *wanted)
 {
-    int mantissa_bits = dtype == KVA_F16 ? 10 : 7;
-    int bias = dtype == KVA_F16 ? 15 : 127;
-    int exponent = (bits & 0x7FFF) >> mantissa_bits;
-    int mantissa = bits & ((1 << mantissa_bits) - 1);
-    double value;
-    if (exponent == (dtype == KVA_F16 ? 31 : 255))
-        value = mantissa ? NAN : INFINITY;
-    else if (exponent == 0)
-        value = ldexp(mantissa, 1 - bias - mantissa_bits);
-    else
-        value = ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
-    return bits & 0x8000 ? -value : value;
-}
-
-uint16_t check_narrow(float value, enum kva_dtype dtype)
-{
-    uint16_t largest = dtype == KVA_F16 ? 0x7BFF : 0x7F7F;
-    uint16_t sign = signbit(value) ? 0x8000 : 0;
-    double size = fabs((double)value);
-    if (size >= check_widen(largest, dtype))
-        return (uint16_t)(sign | largest);
-    /* Patterns ascend with their values: find the neighbours, then take the nearer, even on a tie.
-     */
-    uint16_t low = 0, high = largest;
-    while (high - low > 1) {
-        uint16_t middle = (uint16_t)((low + high) / 2);
-        if (check_widen(middle, dtype) <= size)
-            low = middle;
-        else
-            high = middle;
-    }
-    double below = size - check_widen(low, dtype), above = check_widen(high, dtype) - size;
-    bool up = above < below || (above == below && (low & 1));
-    return (uint16_t)(sign | (up ? high : low));
-}
-
-double check_weight_at(const struct kva_weight *weight, size_t index)
-{
-    if (weight->dtype == KVA_F32)
-        return ((const float *)weight->data)[index];
-    return check_widen(((const uint16_t *)weight->data)[index], weight->dtype);
-}
-
-double check_round_bf16(double value)
-{
-    if (fabs(value) < 0x1p-126)
-        return 0;
-    return isnan(value) ? value : check_widen(check_narrow((float)value, KVA_BF16), KVA_BF16);
-}
-
-struct kva_weight check_weight(struct check *check, struct check_buf *buf, enum kva_dtype dtype,
-                               enum check_fill fill, uint32_t rows, uint32_t cols)
-{
-    size_t count = (size_t)rows * cols;
-    *buf = check_buf_new(count * kva_dtype_bytes(dtype));
-    struct kva_weight weight = {.data = buf->data, .dtype = dtype, .rows = rows, .cols = cols};
-    if (dtype == KVA_F32) {
-        check_fill(check, fill, buf->data, count);
-        return weight;
-    }
-    for (size_t row = 0; row < rows; row++) {
-        float line[32];
-        for (size_t i = 0; i < cols; i += 32) {
-            size_t n = kva_min_size(32, cols - i);
-            check_fill(check, fill, line, n);
-            /* A random pattern is as good as a rounded number and quicker to make. */
-            for (size_t j = 0; j < n; j++)
-                ((uint16_t *)buf->data)[row * cols + i + j] = dtype == KVA_BF16
-                                                                  ? (uint16_t)((union {
-                                                                                   float f;
-                                                                                   uint32_t u;
-                                                                               }){line[j]}
-                                                                                   .u >>
-                                                                               16)
-                                                                  : check_narrow(line[j], dtype);
+    uint32_t failed = 0;
+    printf("\n%-19s", "cases");
+    for (uint32_t i = 0; i < check->variant_count; i++)
+        printf(" %14s", check->variants[i].name);
+    printf("\n");
+    for (int op = 0; op < OP_COUNT; op++) {
+        printf("%-19s", entries[op].name);
+        for (uint32_t i = 0; i < check->variant_count; i++) {
+            const struct check_variant *variant = &check->variants[i];
+            char cell[32];
+            uint32_t total = variant->passed[op] + variant->failed[op];
+            bool other_act =
+                check->gpu && check->act != KVA_BF16 && !check_has_activations((enum check_op)op);
+            bool missing = wanted[op] && total == 0 && !other_act &&
+                           has_op(variant, (enum check_op)op) &&
+                           (!check->gpu || variant->levels & CHECK_LEVEL_CUDA);
+            snprintf(cell, sizeof cell, "%u/%u%s", variant->passed[op], total,
+                     variant->failed[op] ? " FAIL" : "");
+            printf(" %14s", total ? cell : missing ? "NO CASE" : "-");
+            failed += variant->failed[op] + missing;
         }
+        printf("\n");
     }
-    return weight;
-}
-
-/* --- running a case --------------------------------------------------------------------------- */
-
-static sigjmp_buf fault_return;
-static volatile sig_atomic_t fault_expected;
-
-static void on_fault(int number)
-{
-    if (!fault_expected)
-        signal(number, SIG_DFL); /* not in a kernel: die where it happened */
-    else
-        siglongjmp(fault_return, 1);
-}
-
-static const char *run_guarded(struct check *check, const struct check_variant *variant,
-                               struct kva_device *device, const struct check_case *test,
-                               uint32_t first, uint32_t rows, float *out)
-{
-    if (sigsetjmp(fault_return, 1) != 0) {
-        fault_expected = 0;
-        amx_emulator_drop();
-        return "touched memory outside its arguments";
-    }
-    fault_expected = 1;
-    bool good = test->run(check, variant, device, test, first, rows, out);
-    fault_expected = 0;
-    if (amx_emulator_held() > 0) {
-        amx_emulator_drop();
-        return "left tiles configured";
-    }
-    return good ? NULL : "wrote outside its output";
-}
-
-/* Run rows into a fresh guarded output and copy them to `to` [rows, cols]. NULL, or what is wrong.
- */
-static const char *run_rows(struct check *check, const struct check_variant *variant,
-                            struct kva_device *device, const struct check_case *test,
-                            uint32_t first, uint32_t rows, float *to)
-{
-    size_t floats = rows ? (size_t)(rows - 1) * test->stride + test->cols : 0;
-    struct check_buf out = check_buf_new(floats * sizeof(float));
-    check_buf_garbage(check, &out);
-    float *data = out.data;
-    float *before = malloc(kva_max_size(out.bytes, 1));
-    for (uint32_t row = 0; test->initial && row < rows; row++)
-        memcpy(data + (size_t)row * test->stride,
-               test->initial + (size_t)(first + row) * test->cols, test->cols * sizeof(float));
-    memcpy(before, data, out.bytes);
-    const char *reason = run_guarded(check, variant, device, test, first, rows, data);
-    if (!check_buf_intact(&out))
-        reason = "wrote before its output";
-    for (uint32_t row = 0; row < rows && !reason; row++) {
-        size_t at = (size_t)row * test->stride;
-        memcpy(to + (size_t)row * test->cols, data + at, test->cols * sizeof(float));
-        if (row + 1 < rows && memcmp(data + at + test->cols, before + at + test->cols,
-                                     (test->stride - test->cols) * sizeof(float)) != 0)
-            reason = "wrote between the rows of its output";
-    }
-    free(before);
-    check_buf_free(&out);
-    return reason;
-}
-
-static const char *compare(const struct check_variant *variant, const struct check_case *test,
-                           const float *out, char *text, size_t size)
-{
-    bool rounded = variant->levels & test->rounding_levels;
-    size_t count = (size_t)test->rows * test->cols;
-    double *expect = malloc(kva_max_size(count, 1) * 2 * sizeof(double));
-    double *bound = expect + count;
-    memcpy(expect, rounded ? test->expect_rounded : test->expect, count * sizeof(double));
-    memcpy(bound, rounded ? test->bound_rounded : test->bound, count * sizeof(double));
-    if (test->adjust)
-        test->adjust(test, out, expect, bound);
-    const char *reason = NULL;
-    double error_squares = 0, bound_squares = 0;
-    for (size_t i = 0; i < count && !reason; i++) {
-        double error = fabs(out[i] - expect[i]);
-        /* Infinities, and what is not to be a number. */
-        bool same = out[i] == expect[i] || (isnan(out[i]) && isnan(expect[i]));
-        if (!same && !(error <= bound[i])) {
-            snprintf(text, size, "row %zu element %zu is %.9g, should be %.9g within %.3g",
-                     i / test->cols, i % test->cols, (double)out[i], expect[i], bound[i]);
-            reason = text;
-        }
-        error_squares += same ? 0 : error * error;
-        bound_squares += isfinite(bound[i]) ? bound[i] * bound[i] : 0;
-    }
-    double share = rounded ? test->norm_share_rounded : test->norm_share;
-    if (!reason && sqrt(error_squares) > share * sqrt(bound_squares)) {
-        snprintf(text, size, "error norm is %.3g of the bounds' norm, should be %.3g",
-                 sqrt(error_squares / bound_squares), share);
-        reason = text;
-    }
-    free(expect);
-    return reason;
-}
-
-/* Rows [first, first + rows) must be the bits of `whole`. */
-static const char *same_bits(struct check *check, const struct check_variant *variant,
-                             struct kva_device *device, const struct check_case *test,
-                             uint32_t first, uint32_t rows, const float *whole, float *scratch,
-                             const char *what)
-{
-    const char *reason = run_rows(check, variant, device, test, first, rows, scratch);
-    if (reason)
-        return reason;
-    size_t floats = (size_t)rows * test->cols;
-    return memcmp(scratch, whole + (size_t)first * test->cols, floats * sizeof(float)) ? what
-                                                                                       : NULL;
-}
-
-static const char *run_variant(struct check *check, const struct check_variant *variant,
-                               const struct check_case *test, float *whole, float *scratch,
-                               char *text, size_t size)
-{
-    const char *reason = run_rows(check, variant, variant->one, test, 0, test->rows, whole);
-    if (!reason)
-        reason = compare(variant, test, whole, text, size);
-    if (!reason)
-        reason = same_bits(check, variant, variant->one, test, 0, test->rows, whole, scratch,
-                           "the same call gives other bits");
-    if (!reason)
-        reason = same_bits(check, variant, variant->many, test, 0, test->rows, whole, scratch,
-                           "several threads give other bits");
-    /* Emulation is slow. What is broken must have every chance to be found. */
-    int cuts = variant->levels & amx_emulated_levels() && !check->quiet ? 1 : 3;
-    for (int i = 0; i < cuts && test->rows > 1 && !reason; i++) {
-        uint32_t cut = check_between(check, 1, test->rows - 1);
-        reason = same_bits(check, variant, variant->one, test, 0, cut, whole, scratch,
-                           "the first rows in a call of their own give other bits");
-        if (!reason)
-            reason = same_bits(check, variant, variant->many, test, cut, test->rows - cut, whole,
-                               scratch, "the last rows in a call of their own give other bits");
-        if (!reason)
-            reason = same_bits(check, variant, variant->one, test, check_below(check, test->rows),
-                               1, whole, scratch, "a row alone gives other bits");
-    }
-    return reason;
-}
-
-void check_count(struct check *check, struct check_variant *variant, enum check_op op,
-                 const char *name, bool good, const char *reason)
-{
-    if (good) {
-        variant->passed[op]++;
-        return;
-    }
-    if (!check->quiet && variant->failed[op] < 8)
-        printf("FAILED %s in %s: %s: %s\n", check_op_name(op), variant->name, name, reason);
-    variant->failed[op]++;
-}
-
-bool check_enough(const struct check *check, enum check_op op)
-{
-    return check->quiet && check->variants[0].failed[op] >= 3;
-}
-
-void check_case(struct check *check, const struct check_case *test)
-{
-    size_t floats = kva_max_size((size_t)test->rows * test->cols, 1);
-    float *whole = malloc(floats * 3 * sizeof(float));
-    bool others = false;
-    for (uint32_t i = 0; i < check->variant_count; i++) {
-        char text[200];
-        struct check_variant *variant = &check->variants[i];
-        const char *reason =
-            run_variant(check, variant, test, whole, whole + floats, text, sizeof text);
-        if (variant->levels & test->same_levels) {
-            if (!others)
-                memcpy(whole + 2 * floats, whole, floats * sizeof(float));
-            else if (!reason && memcmp(whole, whole + 2 * floats, floats * sizeof(float)) != 0)
-                reason = "other bits than at the first level";
-            others = true;
-        }
-        check_count(check, variant, test->op, test->name, !reason, reason);
-    }
-    free(whole);
+    return failed;
 }
 
 /* --- variants --------------------------------------------------------------------------------- */
+
+static void describe_variant(struct check_variant *variant)
+{
+    const struct kva_device_base *base = (const struct kva_device_base *)variant->one;
+    variant->levels = base->info.cpu_levels;
+    variant->act = base->info.act;
+    variant->limits = base->backend->limits;
+    variant->promises = ~0u;
+    variant->work_max = CPU_WORK;
+    /* Emulation is slow. */
+    variant->cuts_max = variant->levels & amx_emulated_levels() ? 1 : 3;
+}
 
 bool check_variant_open(struct check_variant *variant, uint32_t level)
 {
@@ -386,14 +181,46 @@ bool check_variant_open(struct check_variant *variant, uint32_t level)
         return false;
     }
     variant->ops = *kva_device_ops(variant->one);
-    variant->levels = kva_device_get_info(variant->one)->cpu_levels;
+    describe_variant(variant);
+    return true;
+}
+
+bool check_variant_open_cuda(struct check_variant *variant, const char *module_path,
+                             enum kva_dtype act, bool slow, struct kva_err *err)
+{
+    const struct kva_device_params params = {.act = act};
+    if (kva_device_open_cuda(module_path, &params, &variant->one, err) != KVA_OK)
+        return false;
+    if (!host_ops_open(variant->one, slow ? SLOW_ARENA_BYTES : GPU_ARENA_BYTES)) {
+        (void)kva_fail(err, KVA_ENOMEM, "no memory for arguments");
+        kva_device_close(variant->one);
+        return false;
+    }
+    variant->many = variant->one;
+    variant->ops = *host_ops_table();
+    describe_variant(variant);
+    snprintf(variant->name, sizeof variant->name, "cuda %s", kva_dtype_name(act));
+    variant->levels = CHECK_LEVEL_CUDA;
+    variant->promises = 0;
+    variant->work_max = slow ? SLOW_WORK : GPU_WORK;
+    variant->cuts_max = slow ? 1 : 3;
     return true;
 }
 
 void check_variant_close(struct check_variant *variant)
 {
+    if (variant->levels & CHECK_LEVEL_CUDA)
+        host_ops_close(variant->one);
+    if (variant->many != variant->one)
+        kva_device_close(variant->many);
     kva_device_close(variant->one);
-    kva_device_close(variant->many);
+}
+
+static void close_variants(struct check *check)
+{
+    for (uint32_t i = 0; i < check->variant_count; i++)
+        check_variant_close(&check->variants[i]);
+    check->variant_count = 0;
 }
 
 /* `all`: each level with those below it, as a machine uses it; else on its own. */
@@ -429,105 +256,171 @@ static void open_levels(struct check *check, const char *only, bool all)
     }
 }
 
-void check_run_op(struct check *check, enum check_op op)
+/* The CUDA device of a module in one format of activations, and the CPU's reference, with which it
+ * shares bits where an operator promises the same at every level. */
+static bool open_cuda(struct check *check, const char *module_path, bool slow, enum kva_dtype act)
 {
-    void (*const run[OP_COUNT])(struct check *) = {
-        [OP_EMBED] = check_embed,         [OP_NORM] = check_norm,
-        [OP_LINEAR] = check_linear,       [OP_LINEAR_INT8] = check_linear_int8,
-        [OP_ROPE] = check_rope,           [OP_GLU] = check_glu,
-        [OP_KV_APPEND] = check_kv_append, [OP_ATTEND] = check_attend,
-        [OP_QUANTISE] = check_quantise,   [OP_ATTEND_LOWBIT] = check_attend_lowbit,
-        [OP_MERGE] = check_merge,         [OP_GATHER] = check_gather,
-    };
-    run[op](check);
+    struct kva_err err;
+    struct check_variant *reference = &check->variants[0], *cuda = &check->variants[1];
+    *reference = *cuda = (struct check_variant){.name = "ref"};
+    check->act = act;
+    check->gpu = true;
+    if (!check_variant_open(reference, KVA_CPU_REF))
+        return false;
+    if (!check_variant_open_cuda(cuda, module_path, act, slow, &err)) {
+        printf("%s\n", err.message);
+        check_variant_close(reference);
+        return false;
+    }
+    reference->work_max = cuda->work_max;
+    reference->cuts_max = 1;
+    check->variant_count = 2;
+    return true;
 }
 
-static uint32_t print_table(const struct check *check)
-{
-    uint32_t failed = 0;
-    printf("\n%-14s", "cases");
-    for (uint32_t i = 0; i < check->variant_count; i++)
-        printf(" %14s", check->variants[i].name);
-    printf("\n");
-    for (int op = 0; op < OP_COUNT; op++) {
-        printf("%-14s", check_op_name((enum check_op)op));
-        for (uint32_t i = 0; i < check->variant_count; i++) {
-            const struct check_variant *variant = &check->variants[i];
-            char cell[32];
-            uint32_t total = variant->passed[op] + variant->failed[op];
-            snprintf(cell, sizeof cell, "%u/%u%s", variant->passed[op], total,
-                     variant->failed[op] ? " FAIL" : "");
-            printf(" %14s", total ? cell : "-");
-            failed += variant->failed[op];
-        }
-        printf("\n");
-    }
-    return failed;
-}
+/* --- the command line ------------------------------------------------------------------------- */
+
+struct options {
+    const char *level, *bench_only, *module, *act;
+    bool wanted[OP_COUNT];
+    bool broken, bench, mutations;
+};
 
 static int usage(const char *name)
 {
     fprintf(stderr,
-            "usage: %s [--seed N] [--op NAME]... [--level NAME] [--quick] [--broken]\n"
-            "       [--bench] [--bench-only linear|attend|lowbit|rows]\n",
+            "usage: %s [--seed N] [--op NAME]... [--quick]\n"
+            "       [--level NAME] [--broken] [--bench] [--bench-only linear|attend|lowbit|rows]\n"
+            "       [--module PATH [--act f32|f16|bf16] [--mutations]]\n",
             name);
     return 2;
+}
+
+static bool parse(struct options *options, struct check *check, int argc, char **argv)
+{
+    bool any = false;
+    for (int i = 1; i < argc; i++) {
+        const char *word = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
+        const char **to = strcmp(word, "--level") == 0        ? &options->level
+                          : strcmp(word, "--module") == 0     ? &options->module
+                          : strcmp(word, "--act") == 0        ? &options->act
+                          : strcmp(word, "--bench-only") == 0 ? &options->bench_only
+                                                              : NULL;
+        bool *flag = strcmp(word, "--quick") == 0       ? &check->quick
+                     : strcmp(word, "--broken") == 0    ? &options->broken
+                     : strcmp(word, "--bench") == 0     ? &options->bench
+                     : strcmp(word, "--mutations") == 0 ? &options->mutations
+                                                        : NULL;
+        if (flag) {
+            *flag = true;
+            continue;
+        }
+        if (!value)
+            return false;
+        i++;
+        if (to) {
+            *to = value;
+        } else if (strcmp(word, "--seed") == 0) {
+            check->seed = strtoull(value, NULL, 0);
+        } else if (strcmp(word, "--op") == 0 && op_by_name(value) < OP_COUNT) {
+            options->wanted[op_by_name(value)] = any = true;
+        } else {
+            return false;
+        }
+    }
+    options->bench |= options->bench_only != NULL;
+    for (int op = 0; op < OP_COUNT && !any; op++)
+        options->wanted[op] = true;
+    return true;
+}
+
+static int run_levels(struct check *check, const struct options *options)
+{
+    uint32_t failed = 0;
+    open_levels(check, options->level, options->bench);
+    if (check->variant_count == 0)
+        return 2;
+    if (options->bench) {
+        check_bench(check, options->bench_only);
+    } else {
+        run_ops(check, options->wanted);
+        failed = print_table(check, options->wanted);
+        printf("%u failed\n", failed);
+    }
+    close_variants(check);
+    return failed ? 1 : 0;
+}
+
+/* Whether an operator that is wanted has cases in this format. */
+static bool wants_act(const struct options *options, enum kva_dtype act)
+{
+    bool wants = false;
+    for (int op = 0; op < OP_COUNT; op++)
+        wants |=
+            options->wanted[op] && (act == KVA_BF16 || check_has_activations((enum check_op)op));
+    return wants;
+}
+
+static int run_cuda(struct check *check, const struct options *options,
+                    const struct simt_control *simt)
+{
+    uint32_t failed = 0, runs = 0;
+    for (int act = 0; act < KVA_DTYPE_COUNT; act++) {
+        if (options->act && strcmp(options->act, kva_dtype_name((enum kva_dtype)act)) != 0)
+            continue;
+        if (!wants_act(options, (enum kva_dtype)act) && !options->act)
+            continue;
+        if (!open_cuda(check, options->module, simt || check->quick, (enum kva_dtype)act))
+            return 2;
+        if (simt)
+            simt->set_seed(check->seed);
+        run_ops(check, options->wanted);
+        failed += print_table(check, options->wanted);
+        close_variants(check);
+        runs++;
+    }
+    printf("%u failed\n", failed);
+    return failed || runs == 0 ? 1 : 0;
+}
+
+/* In a process of its own: the cases of the operators that a mutation is about. */
+static void run_mutated(void *opaque, const struct simt_control *simt, int mutation,
+                        const char *parts)
+{
+    struct check *check = opaque;
+    const char *module_path = simt->module_path;
+    check->quiet = check->exits = true;
+    if (!open_cuda(check, module_path, true, KVA_BF16))
+        return;
+    simt->set_mutation(mutation);
+    for (uint64_t round = 0; round < 4; round++) {
+        bool wanted[OP_COUNT] = {false};
+        simt->set_seed(check->seed + round);
+        for (int op = 0; op < OP_COUNT; op++)
+            wanted[op] = mutation_is_of(parts, entries[op].name);
+        run_ops(check, wanted);
+        check->seed++;
+    }
 }
 
 int main(int argc, char **argv)
 {
     struct check check = {.seed = 1};
-    const char *level = NULL, *bench_only = NULL;
-    bool wanted[OP_COUNT] = {false}, any = false, broken = false, bench = false;
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
-            check.seed = strtoull(argv[++i], NULL, 0);
-        } else if (strcmp(argv[i], "--op") == 0 && i + 1 < argc) {
-            int op = 0;
-            for (i++; op < OP_COUNT && strcmp(check_op_name((enum check_op)op), argv[i]) != 0;)
-                op++;
-            if (op == OP_COUNT)
-                return usage(argv[0]);
-            wanted[op] = any = true;
-        } else if (strcmp(argv[i], "--level") == 0 && i + 1 < argc) {
-            level = argv[++i];
-        } else if (strcmp(argv[i], "--quick") == 0) {
-            check.quick = true;
-        } else if (strcmp(argv[i], "--broken") == 0) {
-            broken = true;
-        } else if (strcmp(argv[i], "--bench") == 0) {
-            bench = true;
-        } else if (strcmp(argv[i], "--bench-only") == 0 && i + 1 < argc) {
-            bench = true;
-            bench_only = argv[++i];
-        } else {
-            return usage(argv[0]);
-        }
-    }
+    struct options options = {0};
+    struct simt_control simt;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    check.state = check.seed;
+    if (!parse(&options, &check, argc, argv))
+        return usage(argv[0]);
     printf("seed %llu\n", (unsigned long long)check.seed);
-    struct sigaction action = {.sa_handler = on_fault};
+    struct sigaction action = {.sa_handler = check_on_fault};
     sigaction(SIGSEGV, &action, NULL);
     sigaction(SIGBUS, &action, NULL);
-    if (broken)
-        return check_broken(&check, level && strcmp(level, "amx") == 0) == 0 ? 0 : 1;
-    open_levels(&check, level, bench);
-    uint32_t failed = 0;
-    if (check.variant_count == 0)
-        return usage(argv[0]);
-    if (bench) {
-        check_bench(&check, bench_only);
-    } else {
-        for (int op = 0; op < OP_COUNT; op++) {
-            check.state = check.seed; /* an operator's cases do not depend on the others' */
-            if (!any || wanted[op])
-                check_run_op(&check, (enum check_op)op);
-        }
-        failed = print_table(&check);
-        printf("%u failed\n", failed);
-    }
-    for (uint32_t i = 0; i < check.variant_count; i++)
-        check_variant_close(&check.variants[i]);
-    return failed ? 1 : 0;
+    if (options.broken)
+        return check_broken(&check, options.level && strcmp(options.level, "amx") == 0) ? 1 : 0;
+    if (!options.module)
+        return run_levels(&check, &options);
+    bool simulated = simt_open(&simt, options.module);
+    if (options.mutations)
+        return simulated ? mutations_run(&simt, MUTATIONS_OF_OPERATORS, run_mutated, &check) : 2;
+    return run_cuda(&check, &options, simulated ? &simt : NULL);
 }

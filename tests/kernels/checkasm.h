@@ -1,21 +1,31 @@
-/* checkasm.h - the harness that checks every operator in every variant.
+/* checkasm.h - the harness that checks every operator on every device.
  *
- * A variant is a capability level, or a deliberately broken operator that must be rejected. A case
- * is one operator on one shape and one kind of input. For each case the inputs and an fp64
- * reference are made once, then check_case runs every variant on them and demands:
+ * A variant is a backend: a capability level of the CPU, or a CUDA device, simulated or real, in
+ * one format of activations; or an operator broken on purpose, which must be rejected. A case is
+ * one operator on one shape and one kind of input. For each case the inputs and an fp64 reference
+ * are made once, then check_case runs every variant on them and demands:
  *
  *   - every element within its own bound, and the whole within a norm bound: a bound per element
  *     alone would hide a small error everywhere, a norm alone one wrong element;
  *   - nothing written outside the output, nothing read outside the inputs: buffers end at a page
- *     that cannot be touched and begin behind a pattern that is compared;
+ *     that cannot be touched and begin behind a pattern that is compared (on a GPU: patterns on
+ *     both sides, host_ops.h);
  *   - the same bits from the same call again, over other garbage;
  *   - the same bits with several threads as with one;
  *   - the same bits for the rows in two calls, cut anywhere, and for single rows alone;
- *   - where the operator promises it, the same bits at every level. */
+ *   - where the operator promises it, the same bits at every level.
+ *
+ * What differs from backend to backend is said here once: the format that activations are rounded
+ * to (results may be off by that rounding), which promises are not made (`promises`), and what it
+ * can afford (`work_max`): there is one list of shapes, and a backend takes those that are not too
+ * much work for it. Cases whose errors depend on how a backend multiplies have a second reference
+ * for it (`rounding_levels`). */
 #ifndef KVA_TESTS_KERNELS_CHECKASM_H
 #define KVA_TESTS_KERNELS_CHECKASM_H
 
+#include "kernels/backend.h"
 #include "kernels/ops.h"
+#include "tests/kernels/formats.h"
 
 #include <math.h>
 #include <stdbool.h>
@@ -25,19 +35,30 @@
 
 #define VARIANTS_MAX 8
 
+/* The operators of struct kva_ops, in its order; then cases that have no entry of their own there. */
 enum check_op {
     OP_EMBED,
     OP_NORM,
     OP_LINEAR,
-    OP_LINEAR_INT8,
     OP_ROPE,
     OP_GLU,
-    OP_KV_APPEND,
-    OP_ATTEND,
-    OP_QUANTISE,
-    OP_ATTEND_LOWBIT,
-    OP_MERGE,
     OP_GATHER,
+    OP_KV_APPEND,
+    OP_QUANTISE,
+    OP_ATTEND,
+    OP_ATTEND_LOWBIT,
+    OP_ATTEND_ROWS,
+    OP_MERGE,
+    OP_ATTEND_SELECT_FETCH,
+    OP_WEIGH,
+    OP_CHOOSE,
+    OP_ACCUMULATE,
+    OP_ASSIGN_SLOTS,
+    OP_FETCH_ROWS,
+    OP_QUERY_COSINE,
+    OP_SHORTLIST,
+    OP_TABLE_COUNT,
+    OP_LINEAR_INT8 = OP_TABLE_COUNT, /* linear with weights in int8 */
     OP_COUNT,
 };
 
@@ -50,21 +71,38 @@ enum check_fill {
     FILL_COUNT,
 };
 
+/* A level beside those of enum kva_cpu_level: a CUDA device. */
+#define CHECK_LEVEL_CUDA (1u << 31)
+
+/* What ops.h promises that a backend may not keep (docs/cuda.md). */
+enum check_promise {
+    PROMISE_LINEAR_ROWS = 1u << 0, /* linear: a row alone has the bits that it has among others */
+    PROMISE_MASKED_NAN = 1u << 1,  /* attend: a V that is no number touches only rows that see it */
+};
+
 struct check_variant {
     char name[32];
-    struct kva_ops ops;
+    struct kva_ops ops;      /* on host memory */
     struct kva_device *one;  /* a single thread */
-    struct kva_device *many; /* several */
+    struct kva_device *many; /* several; of a GPU: the same device */
     uint32_t levels;         /* in use */
+    enum kva_dtype act;
+    struct kva_op_limits limits;
+    uint32_t promises; /* that are kept */
+    double work_max;   /* of a case, see check_wanted */
+    uint32_t cuts_max; /* of a case's rows into two calls */
     uint32_t passed[OP_COUNT];
     uint32_t failed[OP_COUNT];
 };
 
 struct check {
     uint64_t seed;
-    uint64_t state; /* of the random numbers */
-    bool quick;     /* fewer and smaller shapes: sanitizers */
-    bool quiet;     /* failures are expected and not printed */
+    uint64_t state;     /* of the random numbers */
+    bool quick;         /* fewer and smaller shapes: sanitizers */
+    bool quiet;         /* failures are expected and not printed */
+    bool exits;         /* at the first failure: of a mutation's process */
+    enum kva_dtype act; /* numbers that stand for activations or weights are of this format */
+    bool gpu;           /* a CUDA device is among the variants: the second reference is its */
     uint32_t variant_count;
     struct check_variant variants[VARIANTS_MAX];
 };
@@ -91,23 +129,18 @@ uint32_t check_below(struct check *check, uint32_t limit); /* 0 .. limit - 1 */
 uint32_t check_between(struct check *check, uint32_t low, uint32_t high);
 float check_normal(struct check *check);
 
-/* `count` floats of the kind, about 1 in size unless the kind says otherwise. */
+/* `count` floats of the kind, about 1 in size unless the kind says otherwise, of check->act. */
 void check_fill(struct check *check, enum check_fill fill, float *to, size_t count);
 const char *check_fill_name(enum check_fill fill);
+
+/* Round to check->act what has been made of such numbers. */
+void check_round_acts(const struct check *check, float *x, size_t count);
 
 /* A weight of such floats in `dtype`, in a buffer of its own. */
 struct kva_weight check_weight(struct check *check, struct check_buf *buf, enum kva_dtype dtype,
                                enum check_fill fill, uint32_t rows, uint32_t cols);
 
-/* The number that a 16-bit pattern stands for, and the nearest pattern with saturation: computed
- * apart from the kernels' own conversions. */
-double check_widen(uint16_t bits, enum kva_dtype dtype);
-uint16_t check_narrow(float value, enum kva_dtype dtype);
 double check_weight_at(const struct kva_weight *weight, size_t index);
-
-/* What a number is to the products of level avx512bf16: rounded to bf16, and 0 below the normal
- * numbers. */
-double check_round_bf16(double value);
 
 struct check_case;
 
@@ -129,6 +162,11 @@ struct check_case {
     const double *expect; /* [rows, cols] */
     const double *bound;  /* [rows, cols]: largest error of each element */
     double norm_share;    /* sqrt(sum error^2) <= norm_share * sqrt(sum bound^2) */
+    bool out_f32;         /* the results are F32, whatever activations are */
+    /* What is asked beyond common sizes: variants with lower limits are left out. 0: nothing. */
+    struct kva_op_limits needs;
+    uint32_t levels; /* only variants that have one of these; 0: all */
+    double work;     /* as given to check_wanted */
     /* The same for variants that have one of these levels, which round their inputs. */
     uint32_t rounding_levels;
     const double *expect_rounded;
@@ -143,12 +181,37 @@ struct check_case {
 /* Run the case in every variant and count it as passed or failed. */
 void check_case(struct check *check, const struct check_case *test);
 
-/* Whether the broken operator under test has been rejected often enough to go on to the next. */
-bool check_enough(const struct check *check, enum check_op op);
+/* Whether a case of so much work, in products or in elements touched, is wanted: a variant affords
+ * it, and the broken operator under test has not been rejected often enough. */
+bool check_wanted(const struct check *check, enum check_op op, double work);
+
+/* Cases of all operators that have failed. */
+uint32_t check_failed(const struct check_variant *variant);
+
+/* Whether the operator reads or writes activations; else one format of them says it all. */
+bool check_has_activations(enum check_op op);
+
+/* Whether all variants keep a promise. */
+bool check_promised(const struct check *check, enum check_promise promise);
+
+/* Whether the variant is to run the case. */
+bool check_takes(const struct check_variant *variant, const struct check_case *test);
+
+/* What the last calls to a variant's device did wrong beside their results: NULL, or why. */
+const char *check_fault(const struct check_variant *variant, struct kva_device *device);
 
 /* Count one case of `variant` that was checked by other means. */
 void check_count(struct check *check, struct check_variant *variant, enum check_op op,
                  const char *name, bool good, const char *reason);
+
+/* For operators that are compared with a model by other means: the next variant, and device of it,
+ * that affords `work`; *run counts from 0. False: that was all. */
+bool check_next_run(const struct check *check, double work, uint32_t *run,
+                    struct check_variant **ret_variant, struct kva_device **ret_device);
+
+/* Count such a run; `reason`: what was found, or NULL. */
+void check_count_run(struct check *check, struct check_variant *variant, enum check_op op,
+                     struct kva_device *device, const char *name, const char *reason);
 
 /* Rows [first, first + rows) of a case whose opaque is a struct kva_linear_args: whatever the
  * weights' format is. */
@@ -156,19 +219,26 @@ bool check_run_linear(struct check *check, const struct check_variant *variant,
                       struct kva_device *device, const struct check_case *test, uint32_t first,
                       uint32_t rows, float *out);
 
-/* The cases of each operator. */
+/* The cases of each operator; check_attend_lowbit has those of attend_rows, weigh and
+ * attend_select_fetch, too, which are checked together. */
 void check_embed(struct check *check);
 void check_norm(struct check *check);
 void check_linear(struct check *check);
-void check_linear_int8(struct check *check);
 void check_rope(struct check *check);
 void check_glu(struct check *check);
+void check_gather(struct check *check);
 void check_kv_append(struct check *check);
-void check_attend(struct check *check);
 void check_quantise(struct check *check);
+void check_attend(struct check *check);
 void check_attend_lowbit(struct check *check);
 void check_merge(struct check *check);
-void check_gather(struct check *check);
+void check_choose(struct check *check);
+void check_accumulate(struct check *check);
+void check_assign_slots(struct check *check);
+void check_fetch_rows(struct check *check);
+void check_query_cosine(struct check *check);
+void check_shortlist(struct check *check);
+void check_linear_int8(struct check *check);
 
 const char *check_op_name(enum check_op op);
 
@@ -177,12 +247,19 @@ void check_run_op(struct check *check, enum check_op op);
 
 /* Open the device pair of a level; false: this machine lacks it. */
 bool check_variant_open(struct check_variant *variant, uint32_t level);
+
+/* Open the CUDA device of a module; `slow`: one that is simulated or watched. False, and why. */
+bool check_variant_open_cuda(struct check_variant *variant, const char *module_path,
+                             enum kva_dtype act, bool slow, struct kva_err *err);
 void check_variant_close(struct check_variant *variant);
 
 /* Every broken operator must fail its cases; returns the number of those that do not. `emulated`:
  * those of the operators that level amx has, at that level in software; else at the best level of
  * this machine. */
 int check_broken(struct check *check, bool emulated);
+
+/* A handler of SIGSEGV and SIGBUS: a kernel that touches what is not its own fails its case. */
+void check_on_fault(int number);
 
 /* An operator's `adjust` where rows are partial results, a [heads][dim], m [heads], e [heads]: `a`
  * and `e` are relative to the m that was found. */

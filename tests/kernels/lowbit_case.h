@@ -26,6 +26,20 @@ struct lowbit_seq_data {
     bool hot;
 };
 
+/* Which of its tokens attend: those of the pages that no row replaces, rows, or both. */
+enum lowbit_part {
+    LOWBIT_PAGES,
+    LOWBIT_ROWS,
+    LOWBIT_BOTH,
+};
+
+/* How scores and sums are made: in fp32; from bytes, and bf16 where rows are; from f16. */
+enum lowbit_precision {
+    LOWBIT_PRECISE,
+    LOWBIT_BYTES,
+    LOWBIT_GPU,
+};
+
 struct lowbit_test {
     struct kva_attend_select_fetch_args args; /* of the whole call, without hot rows */
     struct kva_select_seq seqs[LOWBIT_SEQS_MAX];
@@ -33,6 +47,7 @@ struct lowbit_test {
     const void *blocks[LOWBIT_SEQS_MAX * LOWBIT_PAGES_MAX];
     struct kva_partial rest; /* of all rows */
     bool with_rest;
+    enum lowbit_part part; /* that the operator under test attends to */
     struct check_buf q;
     uint32_t rows;
 };
@@ -54,8 +69,9 @@ uint32_t lowbit_first_seen(const struct lowbit_test *test, uint32_t position);
 /* Levels that round queries and weights. */
 uint32_t lowbit_rounding_levels(enum kva_dtype kv_dtype);
 
-/* expect and bound of rows a [heads, head_dim], m [heads], e [heads]; `rounds`: of those levels. */
-void lowbit_truth(const struct lowbit_test *test, bool rounds, double *expect, double *bound);
+/* expect and bound of rows a [heads, head_dim], m [heads], e [heads]. */
+void lowbit_truth(const struct lowbit_test *test, enum lowbit_precision precision, double *expect,
+                  double *bound);
 
 /* See struct check_case: `a` and `e` are relative to the m that was found. */
 void lowbit_adjust(const struct check_case *test, const float *out, double *expect, double *bound);

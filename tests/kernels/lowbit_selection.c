@@ -127,8 +127,11 @@ void lowbit_check_selection(struct check *check, const struct lowbit_test *test,
         for (uint32_t s = 0; s < args->seq_count; s++)
             run.chosen[i][s] = malloc(((size_t)args->kv_heads * test->data[s].k + 1) * 4);
     }
+    const struct check_case needs = {.needs = {.select_heads_max = args->heads / args->kv_heads}};
     for (uint32_t v = 0; v < check->variant_count; v++) {
         struct check_variant *variant = &check->variants[v];
+        if (!check_takes(variant, &needs))
+            continue;
         const char *reason = select_variant(check, variant, test, &run);
         for (uint32_t i = 0; i < args->seq_count * args->kv_heads && !reason; i++) {
             uint32_t s = i / args->kv_heads, head = i % args->kv_heads, k = test->data[s].k;
@@ -140,7 +143,7 @@ void lowbit_check_selection(struct check *check, const struct lowbit_test *test,
                                   run.chosen[0][s] + (size_t)head * k, k,
                                   rounds ? slack_rounded : slack);
         }
-        check_count(check, variant, OP_ATTEND_LOWBIT, name, !reason, reason);
+        check_count(check, variant, OP_WEIGH, name, !reason, reason);
     }
     for (int i = 0; i < 2; i++) {
         free(run.out[i]);

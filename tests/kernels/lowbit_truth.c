@@ -81,19 +81,26 @@ struct truth {
 
 uint32_t lowbit_rounding_levels(enum kva_dtype kv_dtype)
 {
-    return KVA_CPU_AVX512VNNI | KVA_CPU_AMX | (kv_dtype == KVA_BF16 ? KVA_CPU_AVX512BF16 : 0);
+    return CHECK_LEVEL_CUDA | KVA_CPU_AVX512VNNI | KVA_CPU_AMX |
+           (kv_dtype == KVA_BF16 ? KVA_CPU_AVX512BF16 : 0);
 }
 
 /* What rounding to 8 bits may add, where codes meet integers (avx512vnni, amx): a factor is off by
  * half a step (a query's) or by one (a weight's, see the kernel), a step being the 127th part of
  * the largest factor, and counts once per unit of code. With 4 bits the steps are 128 times finer.
  * Where bf16 rows meet bf16 products (avx512bf16, amx), a hot row's query and weight are off by
- * 2^-8. One bound serves the levels of either kind and of both. */
+ * 2^-8. One bound serves the levels of either kind and of both. On a GPU queries, keys, values and
+ * weights are rounded to f16 instead. */
 struct rounding {
     const double *k_scale; /* [positions, head_dim]; 0 for hot rows */
     const double *v_scale;
     bool on;
+    bool gpu;
 };
+
+/* Errors of one rounding to f16. */
+#define F16_UNIT  0x1p-11
+#define F16_LEAST 0x1p-25
 
 static double steps_of(const struct lowbit_test *test)
 {
@@ -113,20 +120,27 @@ static double score_rounding(const struct lowbit_test *test, const struct roundi
 }
 
 static void pair_truth(const struct lowbit_test *test, uint32_t first, uint32_t tokens,
-                       const float *q, const double *kv, const struct rounding *rounding,
-                       double *scores, struct truth *truth)
+                       const float *q, const double *kv, const bool *attends,
+                       const struct rounding *rounding, double *scores, struct truth *truth)
 {
     size_t dim = test->args.head_dim;
     double lowest = INFINITY, largest = 0, rounded = 0, v_step = 0;
     truth->m = -INFINITY;
     truth->e = 0;
     for (uint32_t t = first; t < tokens; t++) {
-        double sum = 0, size = 0;
+        double sum = 0, size = 0, least = 0;
+        scores[t] = -INFINITY;
+        if (!attends[t])
+            continue;
         for (size_t i = 0; i < dim; i++) {
             double product = (double)q[i] * (double)test->args.scale * kv[t * 2 * dim + i];
             sum += product;
             size += fabs(product);
+            least += F16_LEAST * (double)test->args.scale *
+                     (fabs((double)q[i]) + fabs(kv[t * 2 * dim + i]) + F16_LEAST);
         }
+        if (rounding->gpu)
+            rounded = fmax(rounded, 2 * F16_UNIT * (1 + F16_UNIT) * size + least);
         scores[t] = sum;
         truth->m = fmax(truth->m, sum);
         lowest = fmin(lowest, sum);
@@ -143,11 +157,16 @@ static void pair_truth(const struct lowbit_test *test, uint32_t first, uint32_t 
     double folds = tokens / KVA_ATTEND_SPLIT_TOKENS + 4.0;
     double range = fmin(truth->m > -INFINITY ? truth->m - lowest : 0, 110);
     double relative = 2 * score_error + UNIT * (16 + range + 8 * folds);
-    if (rounding->on) /* exponentials are off by 7e-6 as well, and errors are no longer small */
+    if (rounding->gpu) /* tiles are folded within a split; exponentials err by more */
+        relative = exp(relative + UNIT * (128 + 2 * range)) - 1;
+    else if (rounding
+                 ->on) /* exponentials are off by 7e-6 as well, and errors are no longer small */
         relative = exp(relative + 1e-5 + (halves ? 0x1p-8 : 0)) - 1;
     memset(truth->a, 0, dim * sizeof(double));
     memset(truth->a_bound, 0, dim * sizeof(double));
     for (uint32_t t = first; t < tokens; t++) {
+        if (!attends[t])
+            continue;
         double p = exp(scores[t] - truth->m);
         truth->e += p;
         for (size_t i = 0; i < dim; i++) {
@@ -155,6 +174,9 @@ static void pair_truth(const struct lowbit_test *test, uint32_t first, uint32_t 
             truth->a[i] += p * v;
             truth->a_bound[i] +=
                 (fabs(v) + 1) * (p * (relative + UNIT * KVA_ATTEND_SPLIT_TOKENS) + 0x1p-125);
+            if (rounding->gpu) /* weight and value are rounded */
+                truth->a_bound[i] += (1 + relative) * (2 * F16_UNIT * p * fabs(v) +
+                                                       F16_LEAST * (p + fabs(v) + F16_LEAST));
         }
     }
     /* A weight's step is that of the largest of its split, which is 1 at most. */
@@ -165,7 +187,7 @@ static void pair_truth(const struct lowbit_test *test, uint32_t first, uint32_t 
         uint32_t high = kva_min_u32(tokens, (split + 1) * KVA_ATTEND_SPLIT_TOKENS);
         double most = 0;
         for (uint32_t t = low; t < high; t++)
-            most = fmax(most, exp(scores[t] - truth->m));
+            most = attends[t] ? fmax(most, exp(scores[t] - truth->m)) : most;
         for (size_t i = 0; i < dim; i++)
             truth->a_bound[i] += (high - low) * most * (1 + relative) * v_step * code_max;
     }
@@ -173,7 +195,20 @@ static void pair_truth(const struct lowbit_test *test, uint32_t first, uint32_t 
     truth->e_bound = truth->e * (relative + UNIT * 64) + 0x1p-115;
 }
 
-void lowbit_truth(const struct lowbit_test *test, bool rounds, double *expect, double *bound)
+/* Which positions of a sequence and KV head take part; the caller frees. */
+static bool *find_attends(const struct lowbit_test *test, uint32_t seq, uint32_t kv_head)
+{
+    const struct lowbit_seq_data *data = &test->data[seq];
+    size_t tokens = (size_t)test->seqs[seq].page_count * 64;
+    bool *attends = malloc(tokens + 1);
+    memset(attends, test->part != LOWBIT_ROWS, tokens + 1);
+    for (uint32_t i = 0; data->hot && i < data->counts[kv_head]; i++)
+        attends[data->positions[kv_head * LOWBIT_HOT_MAX + i]] = test->part != LOWBIT_PAGES;
+    return attends;
+}
+
+void lowbit_truth(const struct lowbit_test *test, enum lowbit_precision precision, double *expect,
+                  double *bound)
 {
     const struct kva_attend_select_fetch_args *args = &test->args;
     size_t dim = args->head_dim, heads = args->heads, cols = heads * (dim + 2);
@@ -183,7 +218,9 @@ void lowbit_truth(const struct lowbit_test *test, bool rounds, double *expect, d
         const struct kva_select_seq *seq = &test->seqs[s];
         for (uint32_t kv_head = 0; kv_head < args->kv_heads; kv_head++) {
             double *kv = lowbit_widen(test, s, kv_head), *scales = widen_scales(test, s, kv_head);
-            struct rounding rounding = {.k_scale = scales, .on = rounds};
+            bool *attends = find_attends(test, s, kv_head);
+            struct rounding rounding = {
+                .k_scale = scales, .on = precision == LOWBIT_BYTES, .gpu = precision == LOWBIT_GPU};
             rounding.v_scale = scales + (size_t)seq->page_count * 64 * dim;
             for (uint32_t i = 0; i < seq->row_count * group; i++) {
                 size_t row = seq->row_first + i / group, head = kv_head * group + i % group;
@@ -191,13 +228,14 @@ void lowbit_truth(const struct lowbit_test *test, bool rounds, double *expect, d
                 struct truth truth = {.a = e + head * dim, .a_bound = b + head * dim};
                 pair_truth(test, lowbit_first_seen(test, seq->position_first + i / group),
                            seq->page_count * 64,
-                           (const float *)args->q + row * args->q_stride + head * dim, kv,
+                           (const float *)args->q + row * args->q_stride + head * dim, kv, attends,
                            &rounding, scores, &truth);
                 e[heads * dim + head] = truth.m;
                 e[heads * (dim + 1) + head] = truth.e;
                 b[heads * dim + head] = truth.m_bound;
                 b[heads * (dim + 1) + head] = truth.e_bound;
             }
+            free(attends);
             free(scales);
             free(kv);
         }

@@ -796,7 +796,7 @@ static void set_mutation(int mutation)
     simt::mutation = mutation;
 }
 
-/* struct simt_control of tests/cuda/check.h. */
+/* struct simt_control of tests/cuda/mutations.h. */
 struct simt_control {
     void (*set_seed)(uint64_t seed);
     void (*set_mutation)(int mutation);

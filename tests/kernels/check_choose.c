@@ -1,0 +1,179 @@
+/* Cases of choose and accumulate, against plain models: each variant must give their bits. */
+#include "tests/kernels/checkasm.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- choose ----------------------------------------------------------------------------------- */
+
+enum { CHOOSE_SEQS_MAX = 3, CHOOSE_HEADS_MAX = 3 };
+
+struct choose_test {
+    struct kva_choose_args args;
+    struct kva_choose_seq seqs[CHOOSE_SEQS_MAX];
+    struct check_buf weights[CHOOSE_SEQS_MAX], chosen[CHOOSE_SEQS_MAX];
+    uint32_t *expect[CHOOSE_SEQS_MAX];
+};
+
+/* Whether position a goes before b. */
+static bool goes_before(const float *weights, enum kva_choose_kind kind, uint32_t a, uint32_t b)
+{
+    if (weights[a] != weights[b])
+        return kind == KVA_CHOOSE_LEAST ? weights[a] < weights[b] : weights[a] > weights[b];
+    return a < b;
+}
+
+/* By counting, for each candidate, those that go before it. */
+static void choose_model(const struct kva_choose_args *args, const struct kva_choose_seq *seq,
+                         uint32_t kv_head, uint32_t *chosen)
+{
+    const float *weights = seq->weights + (size_t)kv_head * seq->stride;
+    float most = 0;
+    uint32_t count = 0;
+    for (uint32_t i = seq->first; i < seq->end; i++)
+        most = weights[i] > most ? weights[i] : most;
+    float least = args->kind == KVA_CHOOSE_NEAR ? most * args->share : 0.0f;
+    for (uint32_t i = seq->first; i < seq->end && count < seq->k; i++) {
+        uint32_t before = 0;
+        for (uint32_t j = seq->first; j < seq->end && before < seq->k; j++)
+            before += weights[j] >= 0 && goes_before(weights, args->kind, j, i);
+        if (weights[i] >= least && before < seq->k)
+            chosen[count++] = i;
+    }
+    for (uint32_t i = count; i < seq->k; i++)
+        chosen[i] = KVA_NO_TOKEN;
+}
+
+/* Few different numbers, for ties; zeros of both signs; what is no candidate. */
+static float choose_weight(struct check *check, uint32_t kind)
+{
+    float x = fabsf(check_normal(check));
+    switch (check_below(check, 12)) {
+    case 0:
+        return -x;
+    case 1:
+        return NAN;
+    case 2:
+        return check_below(check, 2) ? 0.0f : -0.0f;
+    case 3:
+        return kind ? x : x * 1e-40f;
+    default:
+        return kind ? rintf(x * 3) * 0.25f : x;
+    }
+}
+
+static void choose_fill(struct check *check, struct choose_test *test, uint32_t i, uint32_t tokens,
+                        uint32_t k)
+{
+    struct kva_choose_seq *seq = &test->seqs[i];
+    uint32_t kv_heads = test->args.kv_heads, kind = check_below(check, 3);
+    size_t count = (size_t)kv_heads * tokens;
+    test->weights[i] = check_buf_new(count * sizeof(float));
+    test->chosen[i] = check_buf_new((size_t)kv_heads * k * sizeof(uint32_t));
+    float *weights = test->weights[i].data;
+    for (size_t j = 0; j < count; j++)
+        weights[j] = kind == 2 ? -1.0f : choose_weight(check, kind); /* 2: hardly a candidate */
+    for (uint32_t j = 0; kind == 2 && j < k / 2; j++)
+        weights[check_below(check, (uint32_t)count)] = 1.0f;
+    *seq = (struct kva_choose_seq){.weights = weights,
+                                   .chosen = test->chosen[i].data,
+                                   .stride = tokens,
+                                   .first = check_below(check, 2) ? check_below(check, tokens) : 0,
+                                   .k = k};
+    seq->end = check_below(check, 2) ? check_between(check, seq->first, tokens) : tokens;
+    test->expect[i] = malloc(test->chosen[i].bytes + 1);
+    for (uint32_t head = 0; head < kv_heads; head++)
+        choose_model(&test->args, seq, head, test->expect[i] + (size_t)head * k);
+}
+
+static void choose_case(struct check *check, enum kva_choose_kind kind, float share,
+                        uint32_t tokens, uint32_t k)
+{
+    const double work = tokens * 8.0;
+    struct choose_test test = {.args = {.kind = kind, .share = share}};
+    char name[120];
+    uint32_t run = 0;
+    struct check_variant *variant;
+    struct kva_device *device;
+    if (!check_wanted(check, OP_CHOOSE, work))
+        return;
+    test.args.seqs = test.seqs;
+    test.args.seq_count = check_between(check, 1, CHOOSE_SEQS_MAX);
+    test.args.kv_heads = check_between(check, 1, CHOOSE_HEADS_MAX);
+    for (uint32_t i = 0; i < test.args.seq_count; i++)
+        choose_fill(check, &test, i, tokens, k);
+    snprintf(name, sizeof name, "kind %d share %g tokens %u k %u from %u to %u", (int)kind,
+             (double)share, tokens, k, test.seqs[0].first, test.seqs[0].end);
+    while (check_next_run(check, work, &run, &variant, &device)) {
+        const char *reason = NULL;
+        for (uint32_t i = 0; i < test.args.seq_count; i++)
+            check_buf_garbage(check, &test.chosen[i]);
+        variant->ops.choose(device, &test.args);
+        for (uint32_t i = 0; i < test.args.seq_count && !reason; i++) {
+            if (memcmp(test.chosen[i].data, test.expect[i], test.chosen[i].bytes) != 0)
+                reason = "others are chosen";
+            else if (!check_buf_intact(&test.chosen[i]))
+                reason = "wrote before its output";
+        }
+        check_count_run(check, variant, OP_CHOOSE, device, name, reason);
+    }
+    for (uint32_t i = 0; i < test.args.seq_count; i++) {
+        check_buf_free(&test.weights[i]);
+        check_buf_free(&test.chosen[i]);
+        free(test.expect[i]);
+    }
+}
+
+void check_choose(struct check *check)
+{
+    const uint32_t tokens[] = {1, 2, 31, 64, 65, 500, 512, 513, 1030, 4100};
+    const uint32_t ks[] = {1, 2, 7, 64, 700};
+    const float shares[] = {0, 1, 0.5f, 0.0183f};
+    for (size_t i = 0; i < KVA_COUNT_OF(tokens); i++) {
+        for (size_t j = 0; j < KVA_COUNT_OF(ks); j++) {
+            choose_case(check, KVA_CHOOSE_MOST, 0, tokens[i], ks[j]);
+            choose_case(check, KVA_CHOOSE_LEAST, 0, tokens[i], ks[j]);
+            for (size_t s = j % 2; s < KVA_COUNT_OF(shares); s += 2)
+                choose_case(check, KVA_CHOOSE_NEAR, shares[s], tokens[i], ks[j]);
+        }
+    }
+}
+
+/* --- accumulate ------------------------------------------------------------------------------- */
+
+void check_accumulate(struct check *check)
+{
+    const uint32_t counts[] = {1, 15, 17, 64, 511, 513, 5000};
+    for (size_t i = 0; i < KVA_COUNT_OF(counts); i++) {
+        uint32_t count = counts[i], run = 0;
+        struct check_variant *variant;
+        struct kva_device *device;
+        char name[32];
+        if (!check_wanted(check, OP_ACCUMULATE, count))
+            continue;
+        struct check_buf weights = check_buf_new(count * sizeof(float));
+        struct check_buf mass = check_buf_new(count * sizeof(float));
+        float *before = malloc(2 * count * sizeof(float)), *expect = before + count;
+        for (uint32_t j = 0; j < count; j++) {
+            float weight = ((float *)weights.data)[j] = choose_weight(check, j % 2);
+            before[j] = fabsf(check_normal(check)) * 10;
+            expect[j] = weight >= 0 ? before[j] + weight : before[j];
+        }
+        snprintf(name, sizeof name, "count %u", count);
+        while (check_next_run(check, count, &run, &variant, &device)) {
+            memcpy(mass.data, before, mass.bytes);
+            variant->ops.accumulate(device, &(struct kva_accumulate_args){
+                                                .mass = mass.data,
+                                                .weights = weights.data,
+                                                .count = count,
+                                            });
+            bool good = memcmp(mass.data, expect, mass.bytes) == 0 && check_buf_intact(&mass);
+            check_count_run(check, variant, OP_ACCUMULATE, device, name,
+                            good ? NULL : "other sums");
+        }
+        check_buf_free(&weights);
+        check_buf_free(&mass);
+        free(before);
+    }
+}

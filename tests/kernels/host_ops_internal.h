@@ -1,0 +1,71 @@
+/* host_ops_internal.h - how host_ops.c hands a call's arrays to a device. */
+#ifndef KVA_TESTS_KERNELS_HOST_OPS_INTERNAL_H
+#define KVA_TESTS_KERNELS_HOST_OPS_INTERNAL_H
+
+#include "tests/kernels/host_ops.h"
+
+#define PIECES_MAX 2048u
+
+/* An array of a call: [rows, cols] of `dtype` with a row stride in elements, or plain bytes. */
+struct piece {
+    void *host;
+    size_t at, bytes;
+    uint32_t rows, cols, stride;
+    enum kva_dtype dtype; /* of the device; the host's is F32 */
+    bool numbers;         /* else bytes */
+    bool out;
+};
+
+/* Memory of one tier for the arrays of a call. */
+struct arena {
+    unsigned char *image;  /* pinned: what is sent and read back */
+    unsigned char *memory; /* where the device has it; in the host tier the image itself */
+    unsigned char *before; /* what was sent */
+    size_t size, used;
+    struct piece pieces[PIECES_MAX];
+    uint32_t count;
+};
+
+/* A weight as the device was given it: memory that stays as long as the device is open. */
+struct kept_weight {
+    struct kept_weight *next;
+    struct kva_weight weight;
+    enum kva_dtype dtype;
+    size_t bytes;
+    unsigned char data[];
+};
+
+struct host_ops {
+    struct kva_device *device;
+    const struct kva_ops *ops;
+    enum kva_dtype act;
+    struct arena device_tier, host_tier;
+    struct kept_weight *weights;
+    const char *fault;
+};
+
+/* A call begins, with no arrays; what it then names is sent; it ends, and outputs are read back. */
+struct host_ops *host_begin(struct kva_device *device);
+void host_send(struct host_ops *h);
+void host_end(struct host_ops *h);
+
+/* Room for an array behind the others; one that the call has named before is not put twice. */
+struct piece *host_place(struct arena *arena, void *host, size_t bytes, bool *ret_there);
+
+/* Bytes as they are; `out`: the call may write them. Its address on the device. */
+void *host_put(struct arena *arena, const void *host, size_t bytes, bool out);
+
+/* Floats of the host, [rows, cols] with a row stride, as `dtype`. What lies between the rows is
+ * sent, too: it must not change. */
+void *host_put_numbers(struct host_ops *h, const void *host, uint32_t rows, uint32_t cols,
+                       uint32_t stride, enum kva_dtype dtype, bool out);
+
+/* The same as activations; bytes in device memory that are read, or written. */
+void *host_put_act(struct host_ops *h, const void *host, uint32_t rows, uint32_t cols,
+                   uint32_t stride, bool out);
+void *host_put_in(struct host_ops *h, const void *host, size_t bytes);
+void *host_put_out(struct host_ops *h, void *host, size_t bytes);
+
+struct kva_weight host_put_weight(struct host_ops *h, const struct kva_weight *weight);
+
+#endif
