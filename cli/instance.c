@@ -29,12 +29,25 @@ static uint32_t cpu_level_mask(uint32_t choice)
     return choice == 0 ? 0 : (1u << choice) - 1;
 }
 
+/* Without .gguf, and -00001-of-0000N before it. */
+static size_t stem_length(const char *path, size_t length)
+{
+    const char end[] = ".gguf", part[] = "-00001-of-";
+    const size_t number = 5, part_length = strlen(part) + number;
+    if (length > strlen(end) && strncmp(path + length - strlen(end), end, strlen(end)) == 0)
+        length -= strlen(end);
+    if (length > part_length && strncmp(path + length - part_length, part, strlen(part)) == 0)
+        length -= part_length;
+    return length;
+}
+
 static void set_name(struct kva_instance *instance, const struct kva_config *config)
 {
     const char *name = config->model_name;
     size_t length = strlen(config->model);
     while (!name && length > 1 && config->model[length - 1] == '/')
         length--;
+    length = stem_length(config->model, length);
     size_t start = length;
     while (!name && start > 0 && config->model[start - 1] != '/')
         start--;
@@ -50,7 +63,9 @@ static enum kva_status open_model(struct kva_instance *instance, const struct kv
 {
     struct kva_cli_progress progress = {.what = "loading", .last_ns = kva_time_ns()};
     const struct kva_model_open_params params = {
-        .dir_path = config->model,
+        .path = config->model,
+        .threads = (uint32_t)config->threads,
+        .int8 = config->weights != 0,
         .progress = kva_cli_progress_show,
         .progress_opaque = &progress,
         .cancelled = instance->cancelled,
@@ -67,7 +82,7 @@ static enum kva_status quantise(struct kva_instance *instance, const struct kva_
 {
     struct kva_cli_progress progress = {.what = "int8", .last_ns = kva_time_ns()};
     const struct kva_model_int8_params params = {
-        .dir_path = config->model,
+        .path = config->model,
         .cache_path = config->weights_cache,
         .threads = (uint32_t)config->threads,
         .lock_wait_ms = LOCK_WAIT_MS,
@@ -225,7 +240,7 @@ static enum kva_status open_parts(struct kva_instance *instance, const struct kv
     if (!config->model)
         return kva_fail_param(err, KVA_EINVAL, "model",
                               "no model: give --model a directory with config.json and "
-                              "safetensors files");
+                              "safetensors files, or a GGUF file");
     set_name(instance, config);
     status = open_model(instance, config, err);
     if (!status)

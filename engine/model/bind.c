@@ -1,6 +1,7 @@
 #include "engine/model/bind.h"
 
 #include "base/log.h"
+#include "engine/model/decode.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,11 +35,44 @@ bool kva_model_needs(const struct kva_model_spec *spec, enum kva_tensor_need nee
     }
 }
 
+static bool is_gguf(const struct bind *bind)
+{
+    return bind->files->shards[0].gguf.data != NULL;
+}
+
+/* *ret_format is NULL unless it is a GGUF file's. */
+static enum kva_status check_gguf_dtype(const struct bind *bind,
+                                        const struct kva_safetensors_entry *entry,
+                                        const struct kva_model_shard *shard,
+                                        const struct kva_gguf_format **ret_format)
+{
+    const struct kva_gguf_tensor *tensor = kva_gguf_find_tensor(&shard->gguf, entry->name);
+    *ret_format = tensor ? tensor->format : NULL;
+    if (*ret_format && kva_gguf_format_is_supported(*ret_format))
+        return KVA_OK;
+    struct kva_buf list;
+    kva_buf_init(&list, KVA_ERR_MESSAGE_MAX);
+    kva_gguf_format_list(&list);
+    enum kva_status status =
+        kva_fail(bind->err, KVA_EUNSUPPORTED, "%s: tensor %s is %s; supported are: %s", shard->name,
+                 entry->name, entry->dtype, list.data ? list.data : "");
+    kva_buf_finish(&list);
+    return status;
+}
+
 static enum kva_status check_dtype(const struct bind *bind,
                                    const struct kva_safetensors_entry *entry,
-                                   const struct kva_model_shard *shard, enum kva_dtype *ret)
+                                   const struct kva_model_shard *shard, enum kva_dtype *ret,
+                                   const struct kva_gguf_format **ret_format)
 {
     const char *quant = bind->spec->quant_method;
+    *ret_format = NULL;
+    if (is_gguf(bind)) {
+        enum kva_status status = check_gguf_dtype(bind, entry, shard, ret_format);
+        if (!status)
+            *ret = kva_model_decoded_dtype(*ret_format);
+        return status;
+    }
     if (!kva_safetensors_dtype(entry, ret))
         return kva_fail(bind->err, KVA_EUNSUPPORTED,
                         "%s: tensor %s is %s%s%s%s; supported are: F32, F16, BF16", shard->name,
@@ -67,8 +101,8 @@ static enum kva_status check_shape(const struct bind *bind,
         snprintf(want, sizeof(want), "[%u]", cols);
     else
         snprintf(want, sizeof(want), "[%u, %u]", rows, cols);
-    return kva_fail(bind->err, KVA_EFORMAT, "%s: tensor %s has shape %s, config.json wants %s",
-                    shard->name, entry->name, have, want);
+    return kva_fail(bind->err, KVA_EFORMAT, "%s: tensor %s has shape %s, %s wants %s", shard->name,
+                    entry->name, have, is_gguf(bind) ? "the metadata" : "config.json", want);
 }
 
 static size_t first_of_shard(const struct kva_model_files *files,
@@ -80,28 +114,63 @@ static size_t first_of_shard(const struct kva_model_files *files,
     return first;
 }
 
+/* Whether the rows of a tensor (of a bias: its elements) are those of q's or k's heads in the order
+ * that has to be changed. */
+static bool is_reordered(const struct bind *bind, enum kva_tensor_dim rows,
+                         enum kva_tensor_dim cols, const char *name)
+{
+    enum kva_tensor_dim heads = rows == KVA_DIM_ONE ? cols : rows;
+    /* v has as many rows as k. */
+    return bind->spec->family->tensor_names->rope_neighbours &&
+           (heads == KVA_DIM_Q || heads == KVA_DIM_KV) && strstr(name, "attn_v.") == NULL;
+}
+
+/* A tensor that is decoded, or reordered, into memory of its own instead of being used where it
+ * lies. */
+static enum kva_status plan_decode(const struct bind *bind, const char *name,
+                                   const struct kva_gguf_format *format, bool reordered,
+                                   struct kva_tensor *tensor)
+{
+    if (!format || (!format->decode && !reordered))
+        return KVA_OK;
+    const struct kva_model_decode plan = {
+        .from = tensor->data,
+        .format = format,
+        .rows = tensor->rows,
+        .cols = tensor->cols,
+        .head_dim = reordered ? bind->model->config.head_dim : 0,
+    };
+    enum kva_status status = kva_model_decode_plan(bind->model, &plan, &tensor->data, bind->err);
+    return status ? kva_err_prefix(bind->err, status, "tensor %s", name) : KVA_OK;
+}
+
 /* *ret stays absent (data NULL) if the files have no such tensor. */
 static enum kva_status load(const struct bind *bind, const char *name, enum kva_tensor_dim rows,
                             enum kva_tensor_dim cols, struct kva_tensor *ret)
 {
     const struct kva_safetensors_entry *entry;
     const struct kva_model_shard *shard;
+    const struct kva_gguf_format *format = NULL;
     enum kva_dtype dtype;
     enum kva_status status = kva_model_files_find(bind->files, name, &entry, &shard, bind->err);
     if (status || !entry)
         return status;
-    if ((status = check_dtype(bind, entry, shard, &dtype)) != KVA_OK ||
+    if ((status = check_dtype(bind, entry, shard, &dtype, &format)) != KVA_OK ||
         (status = check_shape(bind, entry, shard, rows == KVA_DIM_ONE, bind->dims[rows],
                               bind->dims[cols])) != KVA_OK)
         return status;
-    *ret = (struct kva_tensor){
+    struct kva_tensor tensor = {
         .data = (const uint8_t *)shard->map + entry->begin,
         .dtype = dtype,
         .rows = bind->dims[rows],
         .cols = bind->dims[cols],
     };
+    status = plan_decode(bind, name, format, is_reordered(bind, rows, cols, name), &tensor);
+    if (status)
+        return status;
+    *ret = tensor;
     bind->used[first_of_shard(bind->files, shard) + (size_t)(entry - shard->table.entries)] = true;
-    bind->model->weight_bytes += (size_t)(entry->end - entry->begin);
+    bind->model->weight_bytes += (size_t)tensor.rows * tensor.cols * kva_dtype_bytes(dtype);
     bind->model->parameter_count += (uint64_t)bind->dims[rows] * bind->dims[cols];
     return KVA_OK;
 }
@@ -113,8 +182,10 @@ static enum kva_status load_needed(const struct bind *bind, const char *name,
 {
     enum kva_status status = load(bind, name, rows, cols, ret);
     if (!status && !ret->data)
-        status = kva_fail(bind->err, KVA_EFORMAT, "the checkpoint has no tensor %s, which %s needs",
-                          name, bind->spec->family->architecture);
+        status =
+            kva_fail(bind->err, KVA_EFORMAT, "%s%sthe checkpoint has no tensor %s, which %s needs",
+                     is_gguf(bind) ? bind->files->shards[0].name : "", is_gguf(bind) ? ": " : "",
+                     name, bind->spec->family->architecture);
     return status;
 }
 
@@ -160,6 +231,22 @@ static enum kva_status copy_part(const struct bind *bind, const struct kva_tenso
     return KVA_OK;
 }
 
+/* Part 0, 1 or 2 of a fused tensor that has all of q, then all of k, then all of v. */
+static void slice_part(const struct bind *bind, const struct kva_tensor *fused, size_t part,
+                       struct kva_tensor *ret)
+{
+    bool vector = fused->rows == 1;
+    uint32_t q = bind->dims[KVA_DIM_Q], kv = bind->dims[KVA_DIM_KV];
+    uint32_t first = part == 0 ? 0 : part == 1 ? q : q + kv, count = part == 0 ? q : kv;
+    size_t row_bytes = (vector ? 1 : (size_t)fused->cols) * kva_dtype_bytes(fused->dtype);
+    *ret = (struct kva_tensor){
+        .data = (const uint8_t *)fused->data + first * row_bytes,
+        .dtype = fused->dtype,
+        .rows = vector ? 1 : count,
+        .cols = vector ? count : fused->cols,
+    };
+}
+
 static enum kva_status load_fused(const struct bind *bind, const char *prefix,
                                   struct kva_layer_tensors *layer)
 {
@@ -174,9 +261,13 @@ static enum kva_status load_fused(const struct bind *bind, const char *prefix,
             continue;
         snprintf(name, sizeof(name), "%s%s", prefix, spec->name);
         status = load_needed(bind, name, spec->rows, spec->cols, &fused);
-        for (size_t part = 0; !status && part < 3; part++)
-            status =
-                copy_part(bind, &fused, part, (struct kva_tensor *)((char *)layer + offsets[part]));
+        for (size_t part = 0; !status && part < 3; part++) {
+            struct kva_tensor *to = (struct kva_tensor *)((char *)layer + offsets[part]);
+            if (names->fused_in_blocks)
+                slice_part(bind, &fused, part, to);
+            else
+                status = copy_part(bind, &fused, part, to);
+        }
     }
     return status;
 }
@@ -193,7 +284,7 @@ static enum kva_status bind_lm_head(const struct bind *bind)
     enum kva_status status = load(bind, name, KVA_DIM_VOCAB, KVA_DIM_HIDDEN, &head);
     if (status)
         return status;
-    bool same = head.data && head.dtype == model->embed.dtype &&
+    bool same = head.data && model->config.tied_embeddings && head.dtype == model->embed.dtype &&
                 memcmp(head.data, model->embed.data, model->weight_bytes - bytes) == 0;
     if (head.data && model->config.tied_embeddings && !same)
         kva_log(KVA_LOG_WARN,
@@ -222,11 +313,12 @@ static void skip_unused_positions(struct kva_model *model, uint32_t offset)
 }
 
 /* Old checkpoints carry their frequencies (Llama, GPT-NeoX) and a causal mask with the value behind
- * it (GPT-NeoX); they follow from the config. */
+ * it (GPT-NeoX); they follow from the config. In GGUF rope_freqs is read with the metadata. */
 static bool is_derived(const char *name)
 {
     static const char *const suffixes[] = {".rotary_emb.inv_freq", ".attention.bias",
-                                           ".attention.masked_bias"};
+                                           ".attention.masked_bias", ".attn_rot_embd.weight",
+                                           "rope_freqs.weight"};
     size_t length = strlen(name);
     for (size_t i = 0; i < KVA_COUNT_OF(suffixes); i++) {
         size_t end = strlen(suffixes[i]);
@@ -236,9 +328,10 @@ static bool is_derived(const char *name)
     return false;
 }
 
-/* A tensor that nothing takes is legal, but it may also be a bias that config.json does not
- * mention, and then the model would talk nonsense in silence. */
-static void warn_of_unused(const struct bind *bind)
+/* A tensor that nothing takes is legal in a checkpoint, but it may also be a bias that config.json
+ * does not mention, and then the model would talk nonsense in silence. Files in GGUF have no more
+ * than their architecture uses, so there it is one of another architecture. */
+static enum kva_status check_unused(const struct bind *bind)
 {
     const struct kva_model_files *files = bind->files;
     const char *first = NULL;
@@ -252,9 +345,16 @@ static void warn_of_unused(const struct bind *bind)
             count++;
         }
     }
+    if (count && is_gguf(bind))
+        return kva_fail(bind->err, KVA_EUNSUPPORTED,
+                        "%s: architecture %s is not known to have tensor %s (%zu such tensors): "
+                        "without it the model would say something else",
+                        bind->files->shards[0].name, bind->spec->family->architecture, first,
+                        count);
     if (count)
         kva_log(KVA_LOG_WARN, "%zu tensors of the checkpoint are not used by %s, the first is %s",
                 count, bind->spec->family->architecture, first);
+    return KVA_OK;
 }
 
 static enum kva_status bind_all(const struct bind *bind)
@@ -280,9 +380,7 @@ static enum kva_status bind_all(const struct bind *bind)
         if (!status)
             status = load_fused(bind, prefix, &model->layers[layer]);
     }
-    if (!status)
-        warn_of_unused(bind);
-    return status;
+    return status ? status : check_unused(bind);
 }
 
 /* Products of values that limits.h bounds to 2^20 at most: they fit 32 bits. */

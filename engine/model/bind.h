@@ -7,9 +7,10 @@
 #include "engine/model/config.h"
 #include "engine/model/files.h"
 
-/* Fills model's tensors, layers, copies, weight_bytes and parameter_count, and settles
+/* Fills model's tensors, layers, copies, decodes, weight_bytes and parameter_count, and settles
  * config.tied_embeddings and config.dtype where config.json did not. model->config is set already.
- * On failure the owner frees model->layers and copies. Fails: KVA_EFORMAT (names the tensor and
+ * On failure the owner frees model->layers, copies and decodes. A tensor of a GGUF file that
+ * nothing takes is refused, one of a checkpoint is warned of. Fails: KVA_EFORMAT (names the tensor and
  * both shapes), KVA_EUNSUPPORTED (names the tensor and its format), KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_model_bind(struct kva_model *model,
                                               const struct kva_model_spec *spec,

@@ -18,8 +18,8 @@ static enum kva_status unsupported_family(const struct kva_fields *fields, const
     kva_family_list(&list);
     enum kva_status status =
         kva_fail_param(fields->err, KVA_EUNSUPPORTED, "architectures",
-                       CONFIG_FILE ": architecture '%s' is not supported%s%s; supported are: %s",
-                       kva_text_show(name, text, sizeof(text)), lacks ? ": " : "",
+                       "%s: architecture '%s' is not supported%s%s; supported are: %s",
+                       fields->file, kva_text_show(name, text, sizeof(text)), lacks ? ": " : "",
                        lacks ? lacks : "", list.data ? list.data : "");
     kva_buf_finish(&list);
     return status;
@@ -37,12 +37,13 @@ static enum kva_status find_family(const struct kva_fields *fields, const char *
         return status;
     if (list && !cJSON_IsArray(list))
         return kva_fail_param(fields->err, KVA_EFORMAT, "architectures",
-                              CONFIG_FILE ": architectures is not a list");
+                              "%s: architectures is not a list", fields->file);
     cJSON_ArrayForEach(item, list)
     {
         if (!cJSON_IsString(item))
             return kva_fail_param(fields->err, KVA_EFORMAT, "architectures",
-                                  CONFIG_FILE ": architectures has an entry that is not a string");
+                                  "%s: architectures has an entry that is not a string",
+                                  fields->file);
         if ((*ret = kva_family_by_architecture(item->valuestring)) != NULL)
             return KVA_OK;
         first = first ? first : item->valuestring;
@@ -51,7 +52,7 @@ static enum kva_status find_family(const struct kva_fields *fields, const char *
         return unsupported_family(fields, first);
     if (!model_type)
         return kva_fail_param(fields->err, KVA_EFORMAT, "architectures",
-                              CONFIG_FILE ": has neither architectures nor model_type");
+                              "%s: has neither architectures nor model_type", fields->file);
     *ret = kva_family_by_model_type(model_type);
     return *ret ? KVA_OK : unsupported_family(fields, model_type);
 }
@@ -82,7 +83,7 @@ static enum kva_status parse_head_shape(const struct kva_fields *fields,
         return status;
     if (config->heads % config->kv_heads)
         return kva_fail_param(fields->err, KVA_EFORMAT, names->kv_heads,
-                              CONFIG_FILE ": %s is %u, which does not divide %s %u",
+                              "%s: %s is %u, which does not divide %s %u", fields->file,
                               names->kv_heads, config->kv_heads, names->heads, config->heads);
     config->head_dim = family->default_head_dim;
     status = kva_fields_u32(fields, names->head_dim, 2, KVA_MODEL_HEAD_DIM_MAX, &config->head_dim);
@@ -91,15 +92,15 @@ static enum kva_status parse_head_shape(const struct kva_fields *fields,
     if (config->head_dim == 0) {
         if (config->hidden_size % config->heads)
             return kva_fail_param(fields->err, KVA_EFORMAT, names->heads,
-                                  CONFIG_FILE ": %s %u is no multiple of %s %u, and there is no "
-                                              "head_dim",
-                                  names->hidden_size, config->hidden_size, names->heads,
-                                  config->heads);
+                                  "%s: %s %u is no multiple of %s %u, and there is no "
+                                  "head_dim",
+                                  fields->file, names->hidden_size, config->hidden_size,
+                                  names->heads, config->heads);
         config->head_dim = config->hidden_size / config->heads;
     }
     if (config->head_dim % 2 || config->head_dim > KVA_MODEL_HEAD_DIM_MAX)
         return kva_fail_param(fields->err, KVA_EFORMAT, "head_dim",
-                              CONFIG_FILE ": head_dim is %u, expected an even number in 2..%u",
+                              "%s: head_dim is %u, expected an even number in 2..%u", fields->file,
                               config->head_dim, KVA_MODEL_HEAD_DIM_MAX);
     config->attend_scale = (float)(1.0 / sqrt((double)config->head_dim));
     return KVA_OK;
@@ -131,11 +132,11 @@ static enum kva_status parse_shape(const struct kva_fields *fields, const struct
     if (!status)
         status = kva_fields_u32(fields, names->embed_size, 1, KVA_MODEL_HIDDEN_MAX, &embed_size);
     if (!status && embed_size != config->hidden_size)
-        status =
-            kva_fail_param(fields->err, KVA_EUNSUPPORTED, names->embed_size,
-                           CONFIG_FILE ": %s %u differs from %s %u: projections of the "
-                                       "embedding are not supported",
-                           names->embed_size, embed_size, names->hidden_size, config->hidden_size);
+        status = kva_fail_param(fields->err, KVA_EUNSUPPORTED, names->embed_size,
+                                "%s: %s %u differs from %s %u: projections of the "
+                                "embedding are not supported",
+                                fields->file, names->embed_size, embed_size, names->hidden_size,
+                                config->hidden_size);
     return status ? status : parse_head_shape(fields, family, config);
 }
 
@@ -166,9 +167,9 @@ static enum kva_status parse_activation(const struct kva_fields *fields,
         }
     }
     return kva_fail_param(fields->err, KVA_EUNSUPPORTED, name,
-                          CONFIG_FILE ": %s '%s' is not supported; supported are: silu, swish, "
-                                      "gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, relu",
-                          name, kva_text_show(value, text, sizeof(text)));
+                          "%s: %s '%s' is not supported; supported are: silu, swish, "
+                          "gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, relu",
+                          fields->file, name, kva_text_show(value, text, sizeof(text)));
 }
 
 static enum kva_status parse_dtype(const struct kva_fields *fields, struct kva_model_spec *spec)
@@ -191,9 +192,9 @@ static enum kva_status parse_dtype(const struct kva_fields *fields, struct kva_m
         }
     }
     return kva_fail_param(fields->err, KVA_EUNSUPPORTED, "torch_dtype",
-                          CONFIG_FILE ": dtype '%s' is not supported; supported are: float32, "
-                                      "float16, bfloat16",
-                          kva_text_show(value, text, sizeof(text)));
+                          "%s: dtype '%s' is not supported; supported are: float32, "
+                          "float16, bfloat16",
+                          fields->file, kva_text_show(value, text, sizeof(text)));
 }
 
 static enum kva_status parse_layer_types(const struct kva_fields *fields, const cJSON *types,
@@ -204,21 +205,21 @@ static enum kva_status parse_layer_types(const struct kva_fields *fields, const 
     char text[64];
     if (!cJSON_IsArray(types) || cJSON_GetArraySize(types) != (int)config->layer_count)
         return kva_fail_param(fields->err, KVA_EFORMAT, "layer_types",
-                              CONFIG_FILE ": layer_types is not a list of %u entries",
+                              "%s: layer_types is not a list of %u entries", fields->file,
                               config->layer_count);
     cJSON_ArrayForEach(item, types)
     {
         bool sliding = cJSON_IsString(item) && strcmp(item->valuestring, "sliding_attention") == 0;
         if (!sliding && !(cJSON_IsString(item) && strcmp(item->valuestring, "full_attention") == 0))
             return kva_fail_param(fields->err, KVA_EUNSUPPORTED, "layer_types",
-                                  CONFIG_FILE ": layer_types[%u] is %s; supported are: "
-                                              "full_attention, sliding_attention",
-                                  layer, kva_json_show(item, text, sizeof(text)));
+                                  "%s: layer_types[%u] is %s; supported are: "
+                                  "full_attention, sliding_attention",
+                                  fields->file, layer, kva_json_show(item, text, sizeof(text)));
         if (sliding && window == 0)
             return kva_fail_param(fields->err, KVA_EFORMAT, "layer_types",
-                                  CONFIG_FILE ": layer_types[%u] is sliding_attention, but "
-                                              "sliding_window is off",
-                                  layer);
+                                  "%s: layer_types[%u] is sliding_attention, but "
+                                  "sliding_window is off",
+                                  fields->file, layer);
         config->layer_window[layer++] = sliding ? window : 0;
     }
     return KVA_OK;
@@ -279,7 +280,7 @@ static enum kva_status check_switches(const struct kva_fields *fields,
             return status;
         if (value != fixed->supported)
             return kva_fail_param(fields->err, KVA_EUNSUPPORTED, fixed->name,
-                                  CONFIG_FILE ": %s %s is not supported for %s, only %s",
+                                  "%s: %s %s is not supported for %s, only %s", fields->file,
                                   fixed->name, value ? "true" : "false", family->architecture,
                                   fixed->supported ? "true" : "false");
     }
@@ -320,8 +321,10 @@ static enum kva_status parse_config(const struct kva_fields *fields, struct kva_
     struct kva_model_config *config = &spec->config;
     const char *model_type = NULL;
     enum kva_status status;
-    if ((status = kva_fields_string(fields, "model_type", &model_type)) != KVA_OK ||
-        (status = find_family(fields, model_type, &spec->family)) != KVA_OK)
+    status = kva_fields_string(fields, "model_type", &model_type);
+    if (!status && !spec->family)
+        status = find_family(fields, model_type, &spec->family);
+    if (status)
         return status;
     const struct kva_family *family = spec->family;
     kva_text_show(model_type ? model_type : family->model_type, config->model_type,
@@ -344,21 +347,28 @@ static enum kva_status parse_config(const struct kva_fields *fields, struct kva_
     return kva_rope_parse(fields, family, config);
 }
 
-enum kva_status kva_model_spec_parse(const cJSON *config, const cJSON *generation,
-                                     struct kva_model_spec *ret, struct kva_err *err)
+enum kva_status kva_model_spec_parse_as(const struct kva_fields *config,
+                                        const struct kva_fields *generation,
+                                        const struct kva_family *family, struct kva_model_spec *ret)
 {
-    struct kva_model_spec spec = {0};
-    struct kva_fields config_fields = {config, CONFIG_FILE, "", err};
-    struct kva_fields generation_fields = {generation, GENERATION_FILE, "", err};
-    enum kva_status status = parse_config(&config_fields, &spec);
+    struct kva_model_spec spec = {.family = family};
+    enum kva_status status = parse_config(config, &spec);
     if (!status)
-        status = kva_generation_parse(&config_fields, &generation_fields, &spec);
+        status = kva_generation_parse(config, generation, &spec);
     if (status) {
         kva_model_config_finish(&spec.config);
         return status;
     }
     *ret = spec;
     return KVA_OK;
+}
+
+enum kva_status kva_model_spec_parse(const cJSON *config, const cJSON *generation,
+                                     struct kva_model_spec *ret, struct kva_err *err)
+{
+    const struct kva_fields config_fields = {config, CONFIG_FILE, "", err};
+    const struct kva_fields generation_fields = {generation, GENERATION_FILE, "", err};
+    return kva_model_spec_parse_as(&config_fields, &generation_fields, NULL, ret);
 }
 
 void kva_model_config_finish(struct kva_model_config *config)

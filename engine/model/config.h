@@ -27,6 +27,13 @@ KVA_MUST_CHECK enum kva_status kva_model_spec_parse(const cJSON *config, const c
                                                     struct kva_model_spec *ret,
                                                     struct kva_err *err);
 
+/* The same of an object that calls things as `family` does, whichever file it came from; NULL: the
+ * family that its "architectures" or "model_type" names. */
+KVA_MUST_CHECK enum kva_status kva_model_spec_parse_as(const struct kva_fields *config,
+                                                       const struct kva_fields *generation,
+                                                       const struct kva_family *family,
+                                                       struct kva_model_spec *ret);
+
 void kva_model_config_finish(struct kva_model_config *config);
 
 /* Fills config->rope from rope_parameters, rope_scaling and the family's fields, and scales

@@ -41,9 +41,10 @@ struct kva_tensor_spec {
     enum kva_tensor_need need;
 };
 
-/* A tensor of a layer that holds q, k and v: their rows (of a bias: elements) follow each other
- * head by head, q k v of head 0, q k v of head 1, ... No stride leads from one head's rows of q
- * through the next one's, so each of the three is copied together. */
+/* A tensor of a layer that holds q, k and v. Their rows (of a bias: elements) follow each other head
+ * by head, q k v of head 0, q k v of head 1, ..., and as no stride leads from one head's rows of q
+ * through the next one's, each of the three is copied together; or, with fused_in_blocks, all of q,
+ * all of k, all of v, and they are used where they are. */
 struct kva_fused_qkv_spec {
     const char *name;
     size_t q, k, v; /* offsets in kva_layer_tensors */
@@ -59,7 +60,9 @@ struct kva_tensor_names {
     size_t layer_count;
     const struct kva_fused_qkv_spec *fused; /* NULL: none */
     size_t fused_count;
-    const char *lm_head; /* absent where embeddings are tied */
+    bool fused_in_blocks;
+    const char *lm_head;  /* absent where embeddings are tied */
+    bool rope_neighbours; /* q and k have the two that RoPE rotates together side by side */
 };
 
 /* What config.json calls the quantities of kva_model_config. NULL: the family has no such field. */

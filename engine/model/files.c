@@ -28,7 +28,7 @@ static uint64_t stamp_of(const struct stat *info)
     return kva_checksum(words, sizeof(words));
 }
 
-static enum kva_status map_file(int dir_fd, struct kva_model_shard *shard, struct kva_err *err)
+enum kva_status kva_model_shard_map(int dir_fd, struct kva_model_shard *shard, struct kva_err *err)
 {
     struct stat info;
     int fd;
@@ -56,7 +56,7 @@ static enum kva_status map_file(int dir_fd, struct kva_model_shard *shard, struc
 
 static enum kva_status open_shard(int dir_fd, struct kva_model_shard *shard, struct kva_err *err)
 {
-    enum kva_status status = map_file(dir_fd, shard, err);
+    enum kva_status status = kva_model_shard_map(dir_fd, shard, err);
     if (status)
         return status;
     return kva_safetensors_init(&shard->table, shard->map, shard->map_bytes, shard->name, err);
@@ -152,6 +152,7 @@ void kva_model_files_close(struct kva_model_files *files)
         return;
     for (size_t i = 0; files->shards && i < files->shard_count; i++) {
         kva_safetensors_finish(&files->shards[i].table);
+        kva_gguf_finish(&files->shards[i].gguf);
         if (!files->shards[i].map)
             continue;
         kva_mapped_unwatch(files->shards[i].watch);

@@ -1,5 +1,5 @@
 /* files.h - the files of a checkpoint's weights, mapped: one model.safetensors, or the shards that
- * model.safetensors.index.json names.
+ * model.safetensors.index.json names, or the parts of a GGUF model (gguf_files.h).
  *
  * Shards are found by plain names inside the model's folder (symbolic links are followed: download
  * caches are made of them). Mappings are read-only and watched (base/mapped.h): a file that is cut
@@ -11,6 +11,7 @@
 #define KVA_ENGINE_MODEL_FILES_H
 
 #include "engine/model/safetensors.h"
+#include "gguf/gguf.h"
 
 struct kva_model_shard {
     const char *name; /* borrowed from the index, or a literal */
@@ -18,10 +19,11 @@ struct kva_model_shard {
     size_t map_bytes;
     uint32_t watch; /* of the map: base/mapped.h */
     uint64_t stamp; /* of inode, size and times: another file, or this one changed, has another */
-    struct kva_safetensors table;
+    struct kva_safetensors table; /* of a GGUF file: made from gguf's */
+    struct kva_gguf gguf;         /* data NULL: it is none */
 };
 
-/* Where the index says a tensor is. */
+/* In which shard a tensor is. */
 struct kva_model_place {
     const char *tensor;
     uint32_t shard;
@@ -39,6 +41,10 @@ struct kva_model_files {
  * KVA_EFORMAT, KVA_EIO, KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_model_files_open(int dir_fd, struct kva_model_files **ret,
                                                     struct kva_err *err);
+
+/* Maps the file shard->name in the open directory, watched, and takes its stamp. Fails as above. */
+KVA_MUST_CHECK enum kva_status kva_model_shard_map(int dir_fd, struct kva_model_shard *shard,
+                                                   struct kva_err *err);
 
 /* NULL is allowed. */
 void kva_model_files_close(struct kva_model_files *files);

@@ -17,12 +17,13 @@ static enum kva_status parse_ids(const struct kva_fields *fields, const char *na
         uint64_t id;
         if (count == KVA_MODEL_EOS_MAX)
             return kva_fail_param(fields->err, KVA_EFORMAT, name,
-                                  "%s: %s has more than the allowed %d entries", fields->file, name,
-                                  KVA_MODEL_EOS_MAX);
+                                  "%s: %s%s has more than the allowed %d entries", fields->file,
+                                  fields->prefix, name, KVA_MODEL_EOS_MAX);
         if (!kva_json_whole(item, 0, config->vocab_size - 1, &id))
             return kva_fail_param(fields->err, KVA_EFORMAT, name,
-                                  "%s: %s is %s, expected a token id in 0..%u", fields->file, name,
-                                  kva_json_show(item, text, sizeof(text)), config->vocab_size - 1);
+                                  "%s: %s%s is %s, expected a token id in 0..%u", fields->file,
+                                  fields->prefix, name, kva_json_show(item, text, sizeof(text)),
+                                  config->vocab_size - 1);
         config->eos_ids[count++] = (uint32_t)id;
     }
     config->eos_count = count;

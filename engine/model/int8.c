@@ -4,6 +4,7 @@
 #include "base/mapped.h"
 #include "base/pool.h"
 #include "engine/model/checksum.h"
+#include "engine/model/decode.h"
 #include "engine/model/files.h"
 #include "engine/model/int8_file.h"
 #include "kernels/int8.h"
@@ -184,6 +185,19 @@ static void quantise_item(void *opaque, uint32_t index, uint32_t worker KVA_UNUS
         work->bad = true;
 }
 
+static size_t part_source_bytes(const struct part *part)
+{
+    const struct kva_tensor *t = part->tensor;
+    return (size_t)t->rows * t->cols * kva_dtype_bytes(t->dtype);
+}
+
+/* What it was made of, if that was decoded for it. */
+static void release(struct kva_model *model, const struct part *part)
+{
+    if (!part->tied)
+        kva_model_decode_release(model, part->tensor->data, part_source_bytes(part));
+}
+
 static enum kva_status quantise_all(struct work *work, uint8_t *map, struct kva_err *err)
 {
     for (size_t i = 0; i < work->part_count; i++) {
@@ -193,6 +207,7 @@ static enum kva_status quantise_all(struct work *work, uint8_t *map, struct kva_
         const struct part *part = &work->parts[i];
         struct part_work item = {.part = part, .to = map + part->offset};
         item.panels = (uint32_t)kva_div_up(part->tensor->rows, KVA_INT8_PANEL);
+        kva_model_decode_one(work->model, part->tensor->data, work->pool);
         kva_pool_run(work->pool, (uint32_t)kva_div_up(item.panels, ITEM_PANELS), quantise_item,
                      &item);
         if (item.bad)
@@ -200,6 +215,7 @@ static enum kva_status quantise_all(struct work *work, uint8_t *map, struct kva_
                             "matrix %zu of %zu, [%u, %u], has weights that are not finite: it "
                             "cannot be put into int8",
                             i + 1, work->part_count, part->tensor->rows, part->tensor->cols);
+        release(work->model, part);
         advance(work, part->bytes);
     }
     return KVA_OK;
@@ -289,11 +305,20 @@ static void take_over(struct work *work, const struct kva_model_int8 *int8)
         const struct part *part = &work->parts[i];
         struct kva_tensor *t = part->tensor;
         if (!part->tied)
-            model->weight_bytes -= (size_t)t->rows * t->cols * kva_dtype_bytes(t->dtype);
+            model->weight_bytes -= part_source_bytes(part);
+        if (!int8->made)
+            release(model, part);
         model->weight_bytes += part->bytes;
         t->data = (const uint8_t *)int8->map + part->offset;
         t->dtype = KVA_INT8;
     }
+}
+
+/* What is not in int8 and was left undecoded. */
+static enum kva_status decode_rest(struct work *work, struct kva_err *err)
+{
+    const struct kva_model_open_params params = {.cancelled = work->params->cancelled};
+    return kva_model_decode_all(work->model, &params, work->pool, err);
 }
 
 enum kva_status kva_model_quantise(struct kva_model *model,
@@ -308,7 +333,7 @@ enum kva_status kva_model_quantise(struct kva_model *model,
         status = kva_pool_create(params->threads ? params->threads : kva_pool_usable_cores(),
                                  &work.pool, err);
     if (!status) {
-        kva_int8_file_init(&file, params->dir_path, params->cache_path, KVA_MODEL_INT8_FILE);
+        kva_int8_file_init(&file, params->path, params->cache_path);
         status = provide(&work, &file, err);
         kva_int8_file_finish(&file, status != KVA_OK);
     }
@@ -324,7 +349,9 @@ enum kva_status kva_model_quantise(struct kva_model *model,
         take_over(&work, int8);
         model->int8 = int8;
         int8 = NULL;
-        status = kva_model_check(model, err);
+        status = decode_rest(&work, err);
+        if (!status)
+            status = kva_model_check(model, err);
     }
     free(int8);
     free(work.parts);

@@ -20,11 +20,8 @@
 
 #include "engine/model/model.h"
 
-/* In the model's own folder. */
-#define KVA_MODEL_INT8_FILE "kvahead.int8"
-
 struct kva_model_int8_params {
-    const char *dir_path;   /* the model's folder */
+    const char *path;       /* the model's folder or file */
     const char *cache_path; /* another folder for the file, made if it is not there; NULL: none */
     uint32_t threads;       /* 0: one per usable core; the file does not depend on it */
     uint32_t lock_wait_ms;  /* for another process that makes the file; then it is not kept */
@@ -43,7 +40,8 @@ struct kva_model_int8 {
     char path[1024]; /* of the file, where it is or would be */
 };
 
-/* Puts the model's matrices into int8: changes its tensors, weight_bytes and int8. Fails:
+/* Puts the model's matrices into int8: changes its tensors, weight_bytes and int8, and
+ * decodes what was left undecoded for it. Fails:
  * KVA_EFORMAT (a weight is not finite; err names the tensor), KVA_ENOMEM, KVA_EINVAL (threads),
  * KVA_ECANCELLED.
  * That the file cannot be read or kept is no failure. */

@@ -48,16 +48,18 @@ static void base_name(const char *path, char *out, size_t size)
     snprintf(out, size, "%.*s", (int)(end - start), path + start);
 }
 
-void kva_int8_file_init(struct kva_int8_file *file, const char *dir_path, const char *cache_path,
-                        const char *name)
+void kva_int8_file_init(struct kva_int8_file *file, const char *model_path, const char *cache_path)
 {
+    struct stat info;
     *file = (struct kva_int8_file){.fd = -1, .watch = KVA_MAPPED_NONE};
     if (!cache_path) {
-        snprintf(file->path, sizeof(file->path), "%s/%s", dir_path, name);
+        bool is_file = stat(model_path, &info) == 0 && !S_ISDIR(info.st_mode);
+        snprintf(file->path, sizeof(file->path), "%s%s", model_path,
+                 is_file ? ".int8" : "/" KVA_INT8_FILE_NAME);
         return;
     }
-    char *real = realpath(dir_path, NULL), model[256];
-    const char *where = real ? real : dir_path;
+    char *real = realpath(model_path, NULL), model[256];
+    const char *where = real ? real : model_path;
     base_name(where, model, sizeof(model));
     snprintf(file->path, sizeof(file->path), "%s/%s-%016llx.int8", cache_path, model,
              (unsigned long long)kva_checksum(where, strlen(where)));

@@ -14,6 +14,9 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+/* In a model's folder. */
+#define KVA_INT8_FILE_NAME "kvahead.int8"
+
 /* Matrices begin behind it, at a page. */
 #define KVA_INT8_FILE_HEADER_BYTES 4096u
 
@@ -35,10 +38,10 @@ struct kva_int8_file {
     bool shared;    /* the map is the file's, which is at `path` */
 };
 
-/* PATH: cache_path/NAME-SUM.int8 with the model's name and a sum of where it is, or, without
- * cache_path, dir_path/`name`. */
-void kva_int8_file_init(struct kva_int8_file *file, const char *dir_path, const char *cache_path,
-                        const char *name);
+/* PATH: cache_path/NAME-SUM.int8 with the model's name and a sum of where it is; without
+ * cache_path, KVA_INT8_FILE_NAME in the model's folder, or beside a model that is one file and with
+ * its name, MODEL.gguf.int8. */
+void kva_int8_file_init(struct kva_int8_file *file, const char *model_path, const char *cache_path);
 
 /* Maps the file for reading. False: there is none, or it cannot be read. */
 bool kva_int8_file_open(struct kva_int8_file *file);

@@ -2,8 +2,12 @@
 
 #include "base/mapped.h"
 #include "engine/model/bind.h"
+#include "engine/model/decode.h"
+#include "engine/model/gguf_files.h"
+#include "engine/model/gguf_spec.h"
 #include "engine/model/int8.h"
 #include "engine/model/limits.h"
+#include "gguf/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -29,8 +33,28 @@ static enum kva_status read_spec(int dir_fd, struct kva_model_spec *ret, struct 
     return status;
 }
 
-static enum kva_status open_in(int dir_fd, const struct kva_model_open_params *params,
-                               struct kva_model *model, struct kva_err *err)
+/* The tensors of model->files. */
+static enum kva_status open_tensors(const struct kva_model_open_params *params,
+                                    const struct kva_model_spec *spec, struct kva_model *model,
+                                    struct kva_err *err)
+{
+    struct kva_pool *pool = NULL;
+    enum kva_status status = kva_model_bind(model, spec, model->files, err);
+    if (!status && params->prefetch)
+        status = kva_model_files_prefetch(model->files, params, err);
+    if (!status && !params->int8 && model->decodes.count > 0) {
+        uint32_t threads = params->threads ? params->threads : kva_pool_usable_cores();
+        status = kva_pool_create(threads, &pool, err);
+        if (!status)
+            status = kva_model_decode_all(model, params, pool, err);
+        kva_pool_destroy(pool);
+    }
+    /* Parts of it have been read by now. */
+    return status ? status : kva_model_check(model, err);
+}
+
+static enum kva_status open_checkpoint(int dir_fd, const struct kva_model_open_params *params,
+                                       struct kva_model *model, struct kva_err *err)
 {
     struct kva_model_spec spec;
     enum kva_status status = read_spec(dir_fd, &spec, err);
@@ -39,12 +63,33 @@ static enum kva_status open_in(int dir_fd, const struct kva_model_open_params *p
     model->config = spec.config;
     model->generation = spec.generation;
     status = kva_model_files_open(dir_fd, &model->files, err);
+    return status ? status : open_tensors(params, &spec, model, err);
+}
+
+static enum kva_status open_gguf(const struct kva_model_open_params *params,
+                                 struct kva_model *model, struct kva_err *err)
+{
+    struct kva_model_spec spec;
+    enum kva_status status = kva_gguf_files_open(params->path, &model->files, err);
     if (!status)
-        status = kva_model_bind(model, &spec, model->files, err);
-    if (!status && params->prefetch)
-        status = kva_model_files_prefetch(model->files, params, err);
-    /* Parts of it have been read by now. */
-    return status ? status : kva_model_check(model, err);
+        status = kva_gguf_spec_read(model->files, &spec, err);
+    if (status)
+        return status;
+    model->config = spec.config;
+    model->generation = spec.generation;
+    return open_tensors(params, &spec, model, err);
+}
+
+static enum kva_status open_folder(const struct kva_model_open_params *params,
+                                   struct kva_model *model, struct kva_err *err)
+{
+    int dir_fd = open(params->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir_fd < 0)
+        return kva_fail(err, errno == ENOENT || errno == ENOTDIR ? KVA_ENOTFOUND : KVA_EIO,
+                        "%s: cannot open the model's folder: %s", params->path, strerror(errno));
+    enum kva_status status = open_checkpoint(dir_fd, params, model, err);
+    close(dir_fd);
+    return status ? kva_err_prefix(err, status, "%s", params->path) : KVA_OK;
 }
 
 enum kva_status kva_model_check_cancelled(const atomic_bool *cancelled, struct kva_err *err)
@@ -68,21 +113,14 @@ enum kva_status kva_model_check(const struct kva_model *model, struct kva_err *e
 enum kva_status kva_model_open(const struct kva_model_open_params *params, struct kva_model **ret,
                                struct kva_err *err)
 {
-    int dir_fd = open(params->dir_path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (dir_fd < 0)
-        return kva_fail(err, errno == ENOENT || errno == ENOTDIR ? KVA_ENOTFOUND : KVA_EIO,
-                        "%s: cannot open the model's folder: %s", params->dir_path,
-                        strerror(errno));
-    enum kva_status status;
     struct kva_model *model = calloc(1, sizeof(*model));
-    if (model)
-        status = open_in(dir_fd, params, model, err);
-    else
-        status = kva_fail(err, KVA_ENOMEM, "out of memory");
-    close(dir_fd);
+    if (!model)
+        return kva_fail(err, KVA_ENOMEM, "out of memory");
+    enum kva_status status = kva_gguf_is_path(params->path) ? open_gguf(params, model, err)
+                                                            : open_folder(params, model, err);
     if (status) {
         kva_model_close(model);
-        return kva_err_prefix(err, status, "%s", params->dir_path);
+        return status;
     }
     *ret = model;
     return KVA_OK;
@@ -95,6 +133,7 @@ void kva_model_close(struct kva_model *model)
     kva_model_config_finish(&model->config);
     kva_model_int8_close(model->int8);
     kva_model_files_close(model->files);
+    kva_model_decodes_finish(model);
     kva_arena_finish(&model->copies);
     free(model->layers);
     free(model);

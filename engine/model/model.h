@@ -1,8 +1,9 @@
-/* model.h - a Hugging Face checkpoint, opened: what it is (config) and where its tensors lie
- * (mapped files).
+/* model.h - a model, opened: what it is (config) and where its tensors lie (mapped files). It is a
+ * folder with a Hugging Face checkpoint, or a GGUF file.
  *
- * Families are data: family.c says what each calls its fields and tensors, config.c turns any
- * config.json into the one struct below, and the forward pass reads only this header. Files are
+ * Families are data: family.c and gguf_family.c say what each calls its fields and tensors, config.c
+ * turns any config.json or GGUF metadata into the one struct below, and the forward pass reads only
+ * this header. Files are
  * hostile input: every size, offset and count is checked against the file and against the limits in
  * limits.h before it is used.
  *
@@ -60,7 +61,7 @@ struct kva_model_config {
 };
 
 /* A tensor in a mapped file, or in the model's own memory where the file has it fused with others
- * row by row: row-major [rows, cols]; a vector has rows = 1. data NULL: the model has no such
+ * row by row, quantised, or in another order of rows: row-major [rows, cols]; a vector has rows = 1. data NULL: the model has no such
  * tensor. */
 struct kva_tensor {
     const void *data;
@@ -86,6 +87,14 @@ struct kva_generation_defaults {
     int32_t top_k;
 };
 
+struct kva_model_decode;
+
+/* Tensors that are decoded into memory of their own: decode.h. */
+struct kva_model_decodes {
+    struct kva_model_decode *items;
+    size_t count, capacity;
+};
+
 struct kva_model {
     struct kva_model_config config;
     struct kva_generation_defaults generation;
@@ -95,18 +104,21 @@ struct kva_model {
     struct kva_tensor final_norm, final_norm_bias;
     struct kva_layer_tensors *layers; /* [layer_count] */
     size_t weight_bytes;              /* all tensors used, tied ones once */
-    size_t copied_bytes;              /* of these: in `copies`, not in the mapping */
+    size_t copied_bytes;              /* of these: in `copies` or `decodes`, not in the mapping */
     uint64_t parameter_count;
     struct kva_model_files *files; /* mappings */
     struct kva_model_int8 *int8;   /* where matrices in 8 bits are (int8.h); NULL: there are none */
     struct kva_arena copies;       /* fused tensors, taken apart */
+    struct kva_model_decodes decodes;
 };
 
 /* Progress of opening: called with bytes checked or read so far. May be NULL. */
 typedef void (*kva_model_progress_fn)(void *opaque, uint64_t done_bytes, uint64_t total_bytes);
 
 struct kva_model_open_params {
-    const char *dir_path;
+    const char *path; /* a folder, or a GGUF file: of a split one the first part */
+    uint32_t threads; /* to decode with; 0: one per usable core */
+    bool int8;        /* kva_model_quantise comes next: what it makes matrices of stays undecoded */
     kva_model_progress_fn progress;
     void *progress_opaque;
     const atomic_bool *cancelled; /* true: stop at the next piece, with KVA_ECANCELLED; or NULL */
@@ -114,7 +126,8 @@ struct kva_model_open_params {
                       the disk */
 };
 
-/* Opens config.json, generation_config.json (optional) and model.safetensors or its sharded index.
+/* Opens config.json, generation_config.json (optional) and model.safetensors or its sharded index;
+ * or a GGUF file, whose quantised tensors are decoded.
  * Fails: KVA_ENOTFOUND, KVA_EFORMAT (err names file, field or tensor, and both numbers),
  * KVA_EUNSUPPORTED (err names the architecture or feature), KVA_EIO, KVA_ECANCELLED, KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_model_open(const struct kva_model_open_params *params,

@@ -78,7 +78,7 @@ static void open_engine(struct bench *bench)
     struct kva_device_roofs roofs;
     char dir[400];
     make_model(bench, dir, sizeof dir);
-    const struct kva_model_open_params open = {.dir_path = dir};
+    const struct kva_model_open_params open = {.path = dir};
     const struct kva_device_params device = {.act = KVA_BF16};
     expect_ok(kva_model_open(&open, &bench->model, &err), &err);
     expect_ok(kva_device_open_cuda(bench->module, &device, &bench->device, &err), &err);

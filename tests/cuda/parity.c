@@ -58,7 +58,7 @@ static void open_setup(struct setup *setup, const char *module, const char *path
                        enum kva_dtype act, enum kva_dtype kv_dtype, bool direct)
 {
     struct kva_err err = {0};
-    const struct kva_model_open_params open = {.dir_path = path};
+    const struct kva_model_open_params open = {.path = path};
     expect_ok(kva_model_open(&open, &setup->model, &err), &err, path);
     const struct kva_device_params device = {
         .act = act, .cpu_level_mask = KVA_CPU_REF, .gpu_direct = direct};
@@ -362,7 +362,7 @@ static enum kva_dtype model_format(const char *path)
 {
     struct kva_err err = {0};
     struct kva_model *model;
-    const struct kva_model_open_params open = {.dir_path = path};
+    const struct kva_model_open_params open = {.path = path};
     expect_ok(kva_model_open(&open, &model, &err), &err, path);
     enum kva_dtype dtype = model->config.dtype;
     kva_model_close(model);

@@ -51,12 +51,12 @@ void fixture_open(struct fixture *fixture, const struct fixture_params *params)
     }
     if (params->profile)
         kva_profile_attach(params->profile, fixture->device);
-    const struct kva_model_open_params open = {.dir_path = path};
+    const struct kva_model_open_params open = {.path = path};
     expect_ok(kva_model_open(&open, &fixture->model, &err), &err);
     if (params->int8) {
         /* No folder, so that nothing is left behind in the source tree. */
         const struct kva_model_int8_params int8 = {
-            .dir_path = path, .cache_path = "/dev/null", .threads = 1};
+            .path = path, .cache_path = "/dev/null", .threads = 1};
         expect_ok(kva_model_quantise(fixture->model, &int8, &err), &err);
         assert_false(fixture->model->int8->shared);
     }

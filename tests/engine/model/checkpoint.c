@@ -147,7 +147,7 @@ void checkpoint_write_llama(const struct checkpoint *checkpoint)
 enum kva_status checkpoint_open(const struct checkpoint *checkpoint, struct kva_model **ret,
                                 struct kva_err *err)
 {
-    struct kva_model_open_params params = {.dir_path = checkpoint->dir};
+    struct kva_model_open_params params = {.path = checkpoint->dir};
     return kva_model_open(&params, ret, err);
 }
 

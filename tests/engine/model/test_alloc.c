@@ -42,7 +42,7 @@ static void sweep(const char *family)
 {
     char path[4096];
     struct kva_model_open_params params = {
-        .dir_path = kva_golden_path(family, NULL, path, sizeof(path)), .prefetch = true};
+        .path = kva_golden_path(family, NULL, path, sizeof(path)), .prefetch = true};
     unsigned descriptors = count_descriptors();
     enum kva_status status = KVA_ENOMEM;
     uint64_t round = 0, refused = 0;
@@ -75,7 +75,7 @@ static void test_alloc__int8_survives_every_failure(void **state KVA_UNUSED)
     struct checkpoint checkpoint;
     checkpoint_init(&checkpoint);
     checkpoint_write_llama(&checkpoint);
-    const struct kva_model_int8_params params = {.dir_path = checkpoint.dir, .threads = 1};
+    const struct kva_model_int8_params params = {.path = checkpoint.dir, .threads = 1};
     struct kva_model *model;
     struct kva_err err = {0};
     assert_int_equal(checkpoint_open(&checkpoint, &model, &err), KVA_OK);

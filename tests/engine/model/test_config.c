@@ -200,7 +200,7 @@ static void test_config__mixture_of_experts_is_refused_by_name(void **state KVA_
     struct kva_model *model;
     if (!kva_test_data("configs/granite-3.1-1b-a400m", path, sizeof(path)))
         skip();
-    struct kva_model_open_params params = {.dir_path = path};
+    struct kva_model_open_params params = {.path = path};
     assert_int_equal(kva_model_open(&params, &model, &err), KVA_EUNSUPPORTED);
     expect_message(&err,
                    "architecture 'GraniteMoeForCausalLM' is not supported; supported are: "

@@ -1,6 +1,7 @@
 /* A model's matrices in int8: what is made, kept, found again, refused and replaced. */
 #include "engine/model/checksum.h"
 #include "engine/model/int8.h"
+#include "engine/model/int8_file.h"
 #include "kernels/int8.h"
 #include "tests/data.h"
 #include "tests/engine/model/checkpoint.h"
@@ -20,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define FILE_NAME KVA_MODEL_INT8_FILE
+#define FILE_NAME KVA_INT8_FILE_NAME
 
 /* Ordinary weights in the place of the made-up ones. */
 static void fill(const struct checkpoint *checkpoint, size_t tensors_bytes)
@@ -66,7 +67,7 @@ static struct kva_model *quantised(const struct checkpoint *checkpoint, const ch
                                    struct kva_err *err)
 {
     const struct kva_model_int8_params params = {
-        .dir_path = checkpoint->dir,
+        .path = checkpoint->dir,
         .cache_path = cache_path,
         .threads = 2,
         .lock_wait_ms = lock_wait_ms,

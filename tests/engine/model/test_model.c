@@ -17,7 +17,7 @@ static struct kva_model *open_good(const char *path)
 {
     struct kva_err err = {0};
     struct kva_model *model = NULL;
-    struct kva_model_open_params params = {.dir_path = path};
+    struct kva_model_open_params params = {.path = path};
     if (kva_model_open(&params, &model, &err))
         fail_msg("%s", err.message);
     return model;
@@ -468,10 +468,8 @@ static void test_model__prefetch_reports_every_byte(void **state KVA_UNUSED)
         bytes += (uint64_t)info.st_size;
     }
     kva_golden_path("llama_bias_sharded", NULL, path, sizeof(path));
-    struct kva_model_open_params params = {.dir_path = path,
-                                           .progress = note_progress,
-                                           .progress_opaque = &progress,
-                                           .prefetch = true};
+    struct kva_model_open_params params = {
+        .path = path, .progress = note_progress, .progress_opaque = &progress, .prefetch = true};
     assert_int_equal(kva_model_open(&params, &model, &err), KVA_OK);
     assert_int_equal(progress.done, bytes);
     assert_int_equal(progress.total, bytes);

@@ -48,7 +48,7 @@ static struct kva_model *open_model(const char *path)
 {
     struct kva_model *model = NULL;
     struct kva_err err = {.message = ""};
-    const struct kva_model_open_params params = {.dir_path = path};
+    const struct kva_model_open_params params = {.path = path};
     if (kva_model_open(&params, &model, &err))
         fail_msg("%s", err.message);
     return model;

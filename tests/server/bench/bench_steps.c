@@ -121,7 +121,7 @@ static void run_until(struct run *run, uint32_t ended)
 static void open_run(struct run *run)
 {
     struct kva_err err;
-    const struct kva_model_open_params open = {.dir_path = run->model_path, .prefetch = true};
+    const struct kva_model_open_params open = {.path = run->model_path, .prefetch = true};
     const struct kva_device_params device = {.threads = run->threads};
     const uint64_t bytes = (uint64_t)run->memory_mib << 20;
     check(kva_model_open(&open, &run->model, &err), &err);

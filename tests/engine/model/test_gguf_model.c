@@ -1,0 +1,809 @@
+/* Models in GGUF: the same tensors and config as the checkpoint that they were made of, bit by bit,
+ * and what is refused. */
+#include "engine/model/int8.h"
+#include "tests/data.h"
+#include "tests/engine/model/checkpoint.h"
+#include "tests/gguf/writer.h"
+#include "tests/golden/golden.h"
+#include "tests/json.h"
+
+#include "tests/cmocka.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PARTS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+/* ---- a checkpoint as a GGUF file ------------------------------------------------------------- */
+
+struct made {
+    const struct kva_model *model;
+    const char *architecture;
+    struct gguf_writer *writers; /* [parts] */
+    uint32_t parts, next;
+    bool neighbours; /* Llama's order of rows */
+};
+
+static struct gguf_writer *next_part(struct made *made)
+{
+    return &made->writers[made->next++ % made->parts];
+}
+
+static uint32_t format_of(enum kva_dtype dtype)
+{
+    return dtype == KVA_F32 ? KVA_GGUF_F32 : dtype == KVA_F16 ? KVA_GGUF_F16 : KVA_GGUF_BF16;
+}
+
+/* Row h * head_dim / 2 + i of a head goes to 2 i + h. */
+static void *reorder(const struct kva_tensor *t, uint32_t head_dim, size_t row_bytes, uint32_t rows)
+{
+    uint8_t *to = malloc(rows * row_bytes);
+    assert_non_null(to);
+    for (uint32_t row = 0; row < rows; row++) {
+        uint32_t in = row % head_dim, half = head_dim / 2;
+        uint32_t place = row - in + in % half * 2 + in / half;
+        memcpy(to + place * row_bytes, (const uint8_t *)t->data + row * row_bytes, row_bytes);
+    }
+    return to;
+}
+
+static void put(struct made *made, const char *name, const struct kva_tensor *t, bool reordered)
+{
+    if (!t->data)
+        return;
+    bool vector = t->rows == 1;
+    size_t bytes = (size_t)t->rows * t->cols * kva_dtype_bytes(t->dtype);
+    uint32_t rows = vector ? t->cols : t->rows;
+    void *copy = reordered && made->neighbours
+                     ? reorder(t, made->model->config.head_dim, bytes / rows, rows)
+                     : NULL;
+    gguf_put_tensor(next_part(made), name, format_of(t->dtype), vector ? 0 : t->rows, t->cols,
+                    copy ? copy : t->data, bytes);
+    free(copy);
+}
+
+/* Gemma's norms have the 1 added. */
+static void put_norm(struct made *made, const char *name, const struct kva_tensor *t)
+{
+    float values[256];
+    float offset = made->model->config.norm_weight_offset;
+    if (offset == 0.0f || !t->data) {
+        put(made, name, t, false);
+        return;
+    }
+    assert_int_equal(t->dtype, KVA_BF16);
+    assert_true(t->cols <= KVA_COUNT_OF(values));
+    for (uint32_t i = 0; i < t->cols; i++) {
+        uint32_t bits = (uint32_t)((const uint16_t *)t->data)[i] << 16;
+        memcpy(&values[i], &bits, sizeof(bits));
+        values[i] += offset;
+    }
+    gguf_put_tensor(next_part(made), name, KVA_GGUF_F32, 0, t->cols, values, t->cols * 4);
+}
+
+static void put_fused(struct made *made, const char *name, const struct kva_tensor *q,
+                      const struct kva_tensor *k, const struct kva_tensor *v)
+{
+    const struct kva_tensor *const parts[] = {q, k, v};
+    struct kva_buf bytes;
+    uint32_t rows = 0;
+    if (!q->data)
+        return;
+    kva_buf_init(&bytes, 1 << 24);
+    for (int i = 0; i < 3; i++) {
+        rows += parts[i]->rows == 1 ? parts[i]->cols : parts[i]->rows;
+        kva_buf_append(&bytes, parts[i]->data,
+                       (size_t)parts[i]->rows * parts[i]->cols * kva_dtype_bytes(q->dtype));
+    }
+    gguf_put_tensor(next_part(made), name, format_of(q->dtype), q->rows == 1 ? 0 : rows,
+                    q->rows == 1 ? rows : q->cols, bytes.data, bytes.length);
+    kva_buf_finish(&bytes);
+}
+
+static void put_layer(struct made *made, uint32_t index)
+{
+    const struct kva_layer_tensors *t = &made->model->layers[index];
+    const struct {
+        const char *name;
+        const struct kva_tensor *tensor;
+        bool reordered;
+    } tensors[] = {
+        {"attn_norm.bias", &t->attn_norm_bias, false},
+        {"attn_q.weight", &t->q, true},
+        {"attn_q.bias", &t->q_bias, true},
+        {"attn_k.weight", &t->k, true},
+        {"attn_k.bias", &t->k_bias, true},
+        {"attn_v.weight", &t->v, false},
+        {"attn_v.bias", &t->v_bias, false},
+        {"attn_q_norm.weight", &t->q_norm, false},
+        {"attn_k_norm.weight", &t->k_norm, false},
+        {"attn_output.weight", &t->o, false},
+        {"attn_output.bias", &t->o_bias, false},
+        {"ffn_norm.bias", &t->mlp_norm_bias, false},
+        {"ffn_gate.weight", &t->gate, false},
+        {"ffn_gate.bias", &t->gate_bias, false},
+        {"ffn_up.weight", &t->up, false},
+        {"ffn_up.bias", &t->up_bias, false},
+        {"ffn_down.weight", &t->down, false},
+        {"ffn_down.bias", &t->down_bias, false},
+    };
+    char name[64];
+    bool fused = strcmp(made->architecture, "gptneox") == 0;
+    snprintf(name, sizeof(name), "blk.%u.attn_norm.weight", index);
+    put_norm(made, name, &t->attn_norm);
+    snprintf(name, sizeof(name), "blk.%u.ffn_norm.weight", index);
+    put_norm(made, name, &t->mlp_norm);
+    for (size_t i = 0; i < KVA_COUNT_OF(tensors); i++) {
+        snprintf(name, sizeof(name), "blk.%u.%s", index, tensors[i].name);
+        if (!(fused && i >= 1 && i <= 6))
+            put(made, name, tensors[i].tensor, tensors[i].reordered);
+    }
+    if (fused) {
+        snprintf(name, sizeof(name), "blk.%u.attn_qkv.weight", index);
+        put_fused(made, name, &t->q, &t->k, &t->v);
+        snprintf(name, sizeof(name), "blk.%u.attn_qkv.bias", index);
+        put_fused(made, name, &t->q_bias, &t->k_bias, &t->v_bias);
+    }
+}
+
+static void put_number(struct made *made, const char *name, double value, bool whole)
+{
+    char key[96];
+    snprintf(key, sizeof(key), "%s.%s", made->architecture, name);
+    if (whole)
+        gguf_put_u32(&made->writers[0], key, (uint32_t)value);
+    else
+        gguf_put_f32(&made->writers[0], key, (float)value);
+}
+
+static double number(const cJSON *object, const char *name, double missing)
+{
+    const cJSON *item = cJSON_GetObjectItem(object, name);
+    return cJSON_IsNumber(item) ? item->valuedouble : missing;
+}
+
+/* Llama 3's scaling as GGUF has it: what each frequency is divided by. */
+static void put_rope_factors(struct made *made, double theta)
+{
+    const struct kva_rope_config *rope = &made->model->config.rope;
+    float factors[256];
+    for (uint32_t i = 0; i < rope->rotary_dim / 2; i++)
+        factors[i] = (float)(pow(theta, -2.0 * i / rope->rotary_dim) / (double)rope->inv_freq[i]);
+    gguf_put_tensor(next_part(made), "rope_freqs.weight", KVA_GGUF_F32, 0, rope->rotary_dim / 2,
+                    factors, rope->rotary_dim / 2 * sizeof(float));
+}
+
+static void put_rope(struct made *made, const cJSON *json)
+{
+    const cJSON *now = cJSON_GetObjectItem(json, "rope_parameters");
+    const cJSON *scaling = now ? now : cJSON_GetObjectItem(json, "rope_scaling");
+    const cJSON *type = cJSON_GetObjectItem(scaling, "rope_type");
+    double theta = number(json, "rope_theta", number(scaling, "rope_theta", 10000.0));
+    char key[96];
+    put_number(made, "rope.freq_base", theta, false);
+    put_number(made, "rope.dimension_count", made->model->config.rope.rotary_dim, true);
+    const char *name = cJSON_IsString(type)               ? type->valuestring
+                       : number(scaling, "factor", 0) > 0 ? "linear"
+                                                          : "default";
+    if (strcmp(name, "llama3") == 0) {
+        put_rope_factors(made, theta);
+    } else if (strcmp(name, "default") != 0) {
+        snprintf(key, sizeof(key), "%s.rope.scaling.type", made->architecture);
+        gguf_put_string(&made->writers[0], key, name);
+        put_number(made, "rope.scaling.factor", number(scaling, "factor", 1), false);
+        if (number(scaling, "original_max_position_embeddings", 0) > 0)
+            put_number(made, "rope.scaling.original_context_length",
+                       number(scaling, "original_max_position_embeddings", 0), true);
+        if (number(scaling, "beta_fast", 0) > 0)
+            put_number(made, "rope.scaling.yarn_beta_fast", number(scaling, "beta_fast", 0), false);
+    }
+}
+
+static void put_metadata(struct made *made, const cJSON *json)
+{
+    const struct kva_model_config *c = &made->model->config;
+    char key[96];
+    gguf_put_string(&made->writers[0], "general.architecture", made->architecture);
+    put_number(made, "context_length", number(json, "max_position_embeddings", 0), true);
+    put_number(made, "embedding_length", c->hidden_size, true);
+    put_number(made, "feed_forward_length", c->intermediate_size, true);
+    put_number(made, "block_count", c->layer_count, true);
+    put_number(made, "attention.head_count", c->heads, true);
+    put_number(made, "attention.head_count_kv", c->kv_heads, true);
+    put_number(made, "attention.key_length", c->head_dim, true);
+    put_number(made, "attention.value_length", c->head_dim, true);
+    put_number(made,
+               c->norm == KVA_NORM_LAYER ? "attention.layer_norm_epsilon"
+                                         : "attention.layer_norm_rms_epsilon",
+               (double)c->norm_eps, false);
+    if (made->neighbours && c->layer_window[0])
+        put_number(made, "attention.sliding_window", c->layer_window[0], true);
+    snprintf(key, sizeof(key), "%s.use_parallel_residual", made->architecture);
+    if (c->norm == KVA_NORM_LAYER)
+        gguf_put_bool(&made->writers[0], key, c->parallel_residual);
+    gguf_put_u32(&made->writers[0], "tokenizer.ggml.bos_token_id", (uint32_t)c->bos_id);
+    gguf_put_u32(&made->writers[0], "tokenizer.ggml.eos_token_id", c->eos_ids[0]);
+    put_rope(made, json);
+}
+
+static void make(struct made *made, const char *family)
+{
+    char path[1024];
+    cJSON *json = kva_test_json(kva_golden_path(family, "config.json", path, sizeof(path)));
+    assert_non_null(json);
+    for (uint32_t i = 0; i < made->parts; i++)
+        gguf_writer_init(&made->writers[i]);
+    put_metadata(made, json);
+    put(made, "token_embd.weight", &made->model->embed, false);
+    put_norm(made, "output_norm.weight", &made->model->final_norm);
+    put(made, "output_norm.bias", &made->model->final_norm_bias, false);
+    if (made->model->lm_head.data != made->model->embed.data)
+        put(made, "output.weight", &made->model->lm_head, false);
+    for (uint32_t i = 0; i < made->model->config.layer_count; i++)
+        put_layer(made, i);
+    cJSON_Delete(json);
+}
+
+/* ---- equal ----------------------------------------------------------------------------------- */
+
+static struct kva_model *open_good(const char *path)
+{
+    struct kva_err err = {.message = ""};
+    struct kva_model *model = NULL;
+    const struct kva_model_open_params params = {.path = path, .threads = 2, .prefetch = true};
+    if (kva_model_open(&params, &model, &err))
+        fail_msg("%s", err.message);
+    return model;
+}
+
+static void same_tensor(const struct kva_tensor *a, const struct kva_tensor *b, const char *name)
+{
+    if (!a->data != !b->data || a->rows != b->rows || a->cols != b->cols || a->dtype != b->dtype)
+        fail_msg("%s is another: [%u, %u] %d against [%u, %u] %d", name, a->rows, a->cols, a->dtype,
+                 b->rows, b->cols, b->dtype);
+    if (a->data &&
+        memcmp(a->data, b->data, (size_t)a->rows * a->cols * kva_dtype_bytes(a->dtype)) != 0)
+        fail_msg("%s has other weights", name);
+}
+
+static void same_config(const struct kva_model_config *a, const struct kva_model_config *b,
+                        bool windows, bool rounded_rope)
+{
+    assert_int_equal(a->vocab_size, b->vocab_size);
+    assert_int_equal(a->hidden_size, b->hidden_size);
+    assert_int_equal(a->intermediate_size, b->intermediate_size);
+    assert_int_equal(a->layer_count, b->layer_count);
+    assert_int_equal(a->heads, b->heads);
+    assert_int_equal(a->kv_heads, b->kv_heads);
+    assert_int_equal(a->head_dim, b->head_dim);
+    assert_int_equal(a->context_max, b->context_max);
+    assert_int_equal(a->norm, b->norm);
+    assert_true(a->norm_eps == b->norm_eps);
+    assert_int_equal(a->gated_mlp, b->gated_mlp);
+    assert_int_equal(a->qk_norm, b->qk_norm);
+    assert_int_equal(a->parallel_residual, b->parallel_residual);
+    assert_int_equal(a->tied_embeddings, b->tied_embeddings);
+    assert_true(a->embed_scale == b->embed_scale);
+    assert_true(a->attend_scale == b->attend_scale);
+    assert_int_equal(a->rope.rotary_dim, b->rope.rotary_dim);
+    assert_true(a->rope.factor == b->rope.factor);
+    for (uint32_t i = 0; i < a->rope.rotary_dim / 2; i++) {
+        float slack = rounded_rope ? 3e-7f * a->rope.inv_freq[i] : 0.0f;
+        assert_true(fabsf(a->rope.inv_freq[i] - b->rope.inv_freq[i]) <= slack);
+    }
+    /* Of architectures other than Llama GGUF does not say which layers have one. */
+    for (uint32_t i = 0; windows && i < a->layer_count; i++)
+        assert_int_equal(a->layer_window[i], b->layer_window[i]);
+    assert_int_equal(a->dtype, b->dtype);
+    assert_int_equal(a->bos_id, b->bos_id);
+    assert_int_equal(a->eos_count, b->eos_count);
+    assert_int_equal(a->eos_ids[0], b->eos_ids[0]);
+}
+
+/* Norms aside where GGUF has them otherwise (put_norm). */
+static void same_weights(const struct kva_model *a, const struct kva_model *b)
+{
+    enum { TENSORS = sizeof(struct kva_layer_tensors) / sizeof(struct kva_tensor) };
+    bool norms = a->config.norm_weight_offset == 0.0f;
+    same_tensor(&a->embed, &b->embed, "the embedding");
+    same_tensor(&a->lm_head, &b->lm_head, "the output matrix");
+    same_tensor(&a->final_norm_bias, &b->final_norm_bias, "the last norm's bias");
+    if (norms)
+        same_tensor(&a->final_norm, &b->final_norm, "the last norm");
+    for (uint32_t i = 0; i < a->config.layer_count; i++) {
+        const struct kva_tensor *x = (const struct kva_tensor *)&a->layers[i];
+        const struct kva_tensor *y = (const struct kva_tensor *)&b->layers[i];
+        for (size_t j = 0; j < TENSORS; j++) {
+            char name[64];
+            snprintf(name, sizeof(name), "tensor %zu of layer %u", j, i);
+            if (norms || (&x[j] != &a->layers[i].attn_norm && &x[j] != &a->layers[i].mlp_norm))
+                same_tensor(&x[j], &y[j], name);
+        }
+    }
+    if (!norms) {
+        const struct kva_tensor *x = &a->layers[0].attn_norm, *y = &b->layers[0].attn_norm;
+        assert_int_equal(y->dtype, KVA_F32);
+        assert_true(b->config.norm_weight_offset == 0.0f);
+        for (uint32_t i = 0; i < x->cols; i++) {
+            uint32_t bits = (uint32_t)((const uint16_t *)x->data)[i] << 16;
+            float value;
+            memcpy(&value, &bits, sizeof(value));
+            assert_true(((const float *)y->data)[i] == value + a->config.norm_weight_offset);
+        }
+    }
+}
+
+static const struct {
+    const char *family, *architecture;
+    bool rounded_rope; /* factors of frequencies are floats */
+} families[] = {
+    {"llama2_mha_f16", "llama", false},     {"llama3_gqa_bf16", "llama", true},
+    {"llama_linear_f32", "llama", false},   {"llama_yarn", "llama", false},
+    {"llama_bias_sharded", "llama", false}, {"mistral_window", "llama", false},
+    {"qwen2_tied", "qwen2", false},         {"qwen3_qk_norm", "qwen3", false},
+    {"gemma_tied", "gemma", false},         {"neox_parallel", "gptneox", false},
+    {"neox_sequential", "gptneox", false},
+};
+
+static void test_gguf_model__families_equal_their_checkpoints(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < KVA_COUNT_OF(families); i++) {
+        char path[1024];
+        struct checkpoint folder;
+        struct gguf_writer writer;
+        struct kva_model *model =
+            open_good(kva_golden_path(families[i].family, NULL, path, sizeof(path)));
+        struct made made = {model,   families[i].architecture,
+                            &writer, 1,
+                            0,       strcmp(families[i].architecture, "llama") == 0};
+        checkpoint_init(&folder);
+        make(&made, families[i].family);
+        gguf_writer_save(&writer, checkpoint_path(&folder, "m.gguf", path, sizeof(path)));
+        struct kva_model *got = open_good(path);
+        print_message("%s\n", families[i].family);
+        same_config(&model->config, &got->config, made.neighbours, families[i].rounded_rope);
+        same_weights(model, got);
+        assert_int_equal(model->parameter_count, got->parameter_count);
+        /* What needs no change lies in the file. */
+        assert_true(made.neighbours ? got->copied_bytes > 0 : got->copied_bytes == 0);
+        kva_model_close(got);
+        kva_model_close(model);
+        gguf_writer_finish(&writer);
+        checkpoint_finish(&folder);
+    }
+}
+
+static void put_split(struct made *made, uint32_t count)
+{
+    uint64_t tensors = 0;
+    for (uint32_t i = 0; i < made->parts; i++)
+        tensors += made->writers[i].tensor_count;
+    for (uint32_t i = 0; i < made->parts; i++) {
+        gguf_put_u32(&made->writers[i], "split.no", i);
+        gguf_put_u32(&made->writers[i], "split.count", count);
+        gguf_put_u32(&made->writers[i], "split.tensors.count", (uint32_t)tensors);
+    }
+}
+
+static const char *part_path(const struct checkpoint *folder, uint32_t number, char *out,
+                             size_t size)
+{
+    char name[64];
+    snprintf(name, sizeof(name), "m-%05u-of-00003.gguf", number);
+    return checkpoint_path(folder, name, out, size);
+}
+
+static void expect_failure(const char *path, enum kva_status status, const char *const *parts)
+{
+    struct kva_err err = {.message = ""};
+    struct kva_model *model = NULL;
+    const struct kva_model_open_params params = {.path = path, .threads = 1};
+    enum kva_status got = kva_model_open(&params, &model, &err);
+    if (got != status)
+        fail_msg("status %d, expected %d; message '%s'", got, status, err.message);
+    assert_null(model);
+    for (; *parts; parts++)
+        expect_message(&err, *parts);
+    assert_int_equal(kva_model_open(&params, &model, NULL), status);
+}
+
+static void test_gguf_model__split_files_are_one_model(void **state)
+{
+    (void)state;
+    char path[1024];
+    struct checkpoint folder;
+    struct gguf_writer writers[3];
+    struct kva_model *model = open_good(kva_golden_path("llama_yarn", NULL, path, sizeof(path)));
+    struct made made = {model, "llama", writers, 3, 0, true};
+    checkpoint_init(&folder);
+    make(&made, "llama_yarn");
+    put_split(&made, 3);
+    for (uint32_t i = 0; i < 2; i++)
+        gguf_writer_save(&writers[i], part_path(&folder, i + 1, path, sizeof(path)));
+    part_path(&folder, 1, path, sizeof(path));
+    expect_failure(path, KVA_ENOTFOUND,
+                   PARTS("part 3 of 3 of m-00001-of-00003.gguf", "m-00003-of-00003.gguf"));
+    gguf_writer_save(&writers[2], part_path(&folder, 3, path, sizeof(path)));
+    expect_failure(path, KVA_EINVAL, PARTS("is part 3 of 3: give the first part"));
+    struct kva_model *got = open_good(part_path(&folder, 1, path, sizeof(path)));
+    same_config(&model->config, &got->config, true, false);
+    same_weights(model, got);
+    kva_model_close(got);
+    /* A part of another model in its place. */
+    gguf_writer_save(&writers[1], part_path(&folder, 3, path, sizeof(path)));
+    part_path(&folder, 1, path, sizeof(path));
+    expect_failure(path, KVA_EFORMAT, PARTS("m-00003-of-00003.gguf says that it is part 2 of 3"));
+    gguf_writer_save(&writers[0], checkpoint_path(&folder, "m.gguf", path, sizeof(path)));
+    expect_failure(path, KVA_EFORMAT, PARTS("its name does not end in -00001-of-00003.gguf"));
+    for (uint32_t i = 0; i < 3; i++)
+        gguf_writer_finish(&writers[i]);
+    kva_model_close(model);
+    checkpoint_finish(&folder);
+}
+
+/* ---- quantised ------------------------------------------------------------------------------- */
+
+/* Nearest bf16, ties to even, of finite numbers. */
+static uint16_t to_bf16(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+/* A Llama of one layer whose matrices are random blocks. The widths are blocks of all formats. */
+enum { HIDDEN = 256, INNER = 512, VOCAB = 96, HEADS = 4, HEAD_DIM = 64, KV_HEADS = 2 };
+
+static const struct {
+    const char *name;
+    uint32_t rows, cols;
+} quantised[] = {
+    {"token_embd.weight", VOCAB, HIDDEN},
+    {"blk.0.attn_q.weight", HEADS *HEAD_DIM, HIDDEN},
+    {"blk.0.attn_k.weight", KV_HEADS *HEAD_DIM, HIDDEN},
+    {"blk.0.attn_v.weight", KV_HEADS *HEAD_DIM, HIDDEN},
+    {"blk.0.attn_output.weight", HIDDEN, HIDDEN},
+    {"blk.0.ffn_gate.weight", INNER, HIDDEN},
+    {"blk.0.ffn_up.weight", INNER, HIDDEN},
+    {"blk.0.ffn_down.weight", HIDDEN, INNER},
+};
+
+static uint8_t *random_blocks(const struct kva_gguf_format *format, size_t blocks, uint64_t *state)
+{
+    static const struct {
+        uint32_t id, first, second;
+    } scales[] = {{8, 0, 0},    {2, 0, 0},      {3, 0, 2},  {6, 0, 0},  {7, 0, 2},
+                  {10, 80, 82}, {11, 108, 108}, {12, 0, 2}, {13, 0, 2}, {14, 208, 208}};
+    uint8_t *bytes = malloc(blocks * format->block_bytes);
+    assert_non_null(bytes);
+    for (size_t i = 0; i < blocks * format->block_bytes; i++) {
+        *state = *state * 6364136223846793005ull + 1442695040888963407ull;
+        bytes[i] = (uint8_t)(*state >> 56);
+    }
+    for (size_t i = 0; i < KVA_COUNT_OF(scales); i++)
+        for (size_t j = 0; scales[i].id == format->id && j < blocks; j++) {
+            /* Scales of about 0.01. */
+            bytes[j * format->block_bytes + scales[i].first + 1] = 0x21;
+            bytes[j * format->block_bytes + scales[i].second + 1] = 0x21;
+        }
+    return bytes;
+}
+
+static void put_small_llama(struct gguf_writer *writer, uint32_t format_id)
+{
+    const struct kva_gguf_format *format = kva_gguf_format_find(format_id);
+    float norm[HIDDEN];
+    uint64_t state = 5 + format_id;
+    for (int i = 0; i < HIDDEN; i++)
+        norm[i] = 1.0f;
+    gguf_writer_init(writer);
+    gguf_put_string(writer, "general.architecture", "llama");
+    gguf_put_u32(writer, "llama.context_length", 128);
+    gguf_put_u32(writer, "llama.embedding_length", HIDDEN);
+    gguf_put_u32(writer, "llama.feed_forward_length", INNER);
+    gguf_put_u32(writer, "llama.block_count", 1);
+    gguf_put_u32(writer, "llama.attention.head_count", HEADS);
+    gguf_put_u32(writer, "llama.attention.head_count_kv", KV_HEADS);
+    gguf_put_f32(writer, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    gguf_put_tensor(writer, "output_norm.weight", KVA_GGUF_F32, 0, HIDDEN, norm, sizeof(norm));
+    gguf_put_tensor(writer, "blk.0.attn_norm.weight", KVA_GGUF_F32, 0, HIDDEN, norm, sizeof(norm));
+    gguf_put_tensor(writer, "blk.0.ffn_norm.weight", KVA_GGUF_F32, 0, HIDDEN, norm, sizeof(norm));
+    for (size_t i = 0; i < KVA_COUNT_OF(quantised); i++) {
+        size_t blocks = (size_t)quantised[i].rows * quantised[i].cols / format->block_values;
+        uint8_t *bytes = random_blocks(format, blocks, &state);
+        gguf_put_tensor(writer, quantised[i].name, format_id, quantised[i].rows, quantised[i].cols,
+                        bytes, blocks * format->block_bytes);
+        free(bytes);
+    }
+}
+
+static const struct kva_tensor *tensor_of(const struct kva_model *model, size_t index)
+{
+    const struct kva_layer_tensors *t = &model->layers[0];
+    const struct kva_tensor *const tensors[] = {&model->embed, &t->q,    &t->k,  &t->v,
+                                                &t->o,         &t->gate, &t->up, &t->down};
+    return tensors[index];
+}
+
+static void check_decoded(const struct kva_model *model, const struct kva_gguf *gguf, size_t index)
+{
+    const struct kva_gguf_tensor *source = kva_gguf_find_tensor(gguf, quantised[index].name);
+    const struct kva_tensor *t = tensor_of(model, index);
+    uint32_t cols = quantised[index].cols;
+    bool reordered = index == 1 || index == 2;
+    float *values = malloc(cols * sizeof(*values));
+    assert_non_null(values);
+    assert_int_equal(t->dtype, KVA_BF16);
+    for (uint32_t row = 0; row < quantised[index].rows; row++) {
+        uint32_t in = row % HEAD_DIM;
+        uint32_t from = reordered ? row - in + in % (HEAD_DIM / 2) * 2 + in / (HEAD_DIM / 2) : row;
+        const struct kva_gguf_format *format = source->format;
+        size_t blocks = cols / format->block_values;
+        format->decode(gguf->data + source->begin + from * blocks * format->block_bytes, blocks,
+                       values);
+        for (uint32_t i = 0; i < cols; i++)
+            if (((const uint16_t *)t->data)[(size_t)row * cols + i] != to_bf16(values[i]))
+                fail_msg("%s of %s: weight [%u, %u] is another", quantised[index].name,
+                         format->name, row, i);
+    }
+    free(values);
+}
+
+static void check_int8(const char *path, const struct kva_model *model)
+{
+    struct kva_err err = {.message = ""};
+    struct kva_model *int8 = NULL;
+    char kept[1100];
+    const struct kva_model_open_params open = {.path = path, .threads = 2, .int8 = true};
+    const struct kva_model_int8_params params = {.path = path, .threads = 2};
+    size_t bytes = 0;
+    /* Made, then found: the same, and beside the file. */
+    for (int turn = 0; turn < 2; turn++) {
+        assert_int_equal(kva_model_open(&open, &int8, &err), KVA_OK);
+        if (kva_model_quantise(int8, &params, &err))
+            fail_msg("%s", err.message);
+        snprintf(kept, sizeof(kept), "%s.int8", path);
+        assert_string_equal(int8->int8->path, kept);
+        assert_int_equal(int8->int8->made, turn == 0);
+        assert_int_equal(int8->layers[0].q.dtype, KVA_INT8);
+        same_tensor(&model->embed, &int8->embed, "the embedding");
+        /* Only the embedding is left of what was decoded. */
+        assert_int_equal(int8->copied_bytes, VOCAB * HIDDEN * 2);
+        assert_true(turn == 0 || int8->weight_bytes == bytes);
+        bytes = int8->weight_bytes;
+        kva_model_close(int8);
+    }
+    assert_int_equal(remove(kept), 0);
+}
+
+static void test_gguf_model__decodes_every_format(void **state)
+{
+    (void)state;
+    static const uint32_t formats[] = {2, 3, 6, 7, 8, 10, 11, 12, 13, 14};
+    for (size_t i = 0; i < KVA_COUNT_OF(formats); i++) {
+        char path[1024];
+        struct checkpoint folder;
+        struct gguf_writer writer;
+        struct kva_buf bytes;
+        struct kva_gguf gguf;
+        struct kva_err err;
+        checkpoint_init(&folder);
+        put_small_llama(&writer, formats[i]);
+        gguf_writer_save(&writer, checkpoint_path(&folder, "m.gguf", path, sizeof(path)));
+        gguf_writer_write(&writer, &bytes);
+        assert_int_equal(kva_gguf_init(&gguf, bytes.data, bytes.length, "m.gguf", &err), KVA_OK);
+        struct kva_model *model = open_good(path);
+        for (size_t j = 0; j < KVA_COUNT_OF(quantised); j++)
+            check_decoded(model, &gguf, j);
+        assert_int_equal(model->config.dtype, KVA_BF16);
+        if (i % 4 == 0)
+            check_int8(path, model);
+        kva_model_close(model);
+        kva_gguf_finish(&gguf);
+        kva_buf_finish(&bytes);
+        gguf_writer_finish(&writer);
+        checkpoint_finish(&folder);
+    }
+}
+
+/* ---- refused --------------------------------------------------------------------------------- */
+
+struct refused {
+    void (*change)(struct gguf_writer *writer);
+    enum kva_status status;
+    const char *part;
+};
+
+static void with_experts(struct gguf_writer *w)
+{
+    gguf_put_u32(w, "llama.expert_count", 8);
+}
+static void with_softcap(struct gguf_writer *w)
+{
+    gguf_put_f32(w, "llama.final_logit_softcapping", 30.0f);
+}
+static void with_unknown(struct gguf_writer *w)
+{
+    gguf_put_f32(w, "llama.surprise", 1.0f);
+}
+static void with_not_causal(struct gguf_writer *w)
+{
+    gguf_put_bool(w, "llama.attention.causal", false);
+}
+static void with_pattern(struct gguf_writer *w)
+{
+    gguf_put_u32(w, "llama.attention.sliding_window_pattern", 6);
+}
+static void with_longrope(struct gguf_writer *w)
+{
+    gguf_put_string(w, "llama.rope.scaling.type", "longrope");
+}
+static void with_part_rotated(struct gguf_writer *w)
+{
+    gguf_put_u32(w, "llama.rope.dimension_count", 32);
+}
+static void with_other_values(struct gguf_writer *w)
+{
+    gguf_put_u32(w, "llama.attention.value_length", 32);
+}
+static void with_heads_by_layer(struct gguf_writer *w)
+{
+    const int32_t lengths[] = {64, 32};
+    gguf_put_i32s(w, "llama.attention.key_length", lengths, 2);
+}
+static void with_text_for_number(struct gguf_writer *w)
+{
+    gguf_put_string(w, "llama.rope.freq_base", "high");
+}
+static void with_high_eos(struct gguf_writer *w)
+{
+    gguf_put_u32(w, "tokenizer.ggml.eos_token_id", VOCAB);
+}
+static void with_tensor(struct gguf_writer *w)
+{
+    gguf_put_tensor(w, "blk.0.attn_sinks.weight", KVA_GGUF_F32, 0, 1, "abcd", 4);
+}
+static void with_bad_factors(struct gguf_writer *w)
+{
+    const float factors[HEAD_DIM / 2] = {1.0f};
+    gguf_put_tensor(w, "rope_freqs.weight", KVA_GGUF_F32, 0, HEAD_DIM / 2, factors,
+                    sizeof(factors));
+}
+static void with_other_shape(struct gguf_writer *w)
+{
+    const float zeros[4] = {0};
+    gguf_put_tensor(w, "output.weight", KVA_GGUF_F32, 2, 2, zeros, sizeof(zeros));
+}
+static void with_other_format(struct gguf_writer *w)
+{
+    const uint8_t zeros[136] = {0};
+    gguf_put_tensor(w, "output.weight", 23, 1, 256, zeros, sizeof(zeros));
+}
+static void with_unknown_format(struct gguf_writer *w)
+{
+    gguf_put_tensor(w, "output.weight", 4242, 1, 256, "", 1);
+}
+
+static void test_gguf_model__refuses_what_it_would_do_wrong(void **state)
+{
+    (void)state;
+    static const struct refused cases[] = {
+        {with_experts, KVA_EUNSUPPORTED, "llama.expert_count 8 is not supported, only 0"},
+        {with_softcap, KVA_EUNSUPPORTED, "llama.final_logit_softcapping 30 is not supported"},
+        {with_unknown, KVA_EUNSUPPORTED, "llama.surprise is not known, and may change"},
+        {with_not_causal, KVA_EUNSUPPORTED, "llama.attention.causal 0 is not supported"},
+        {with_pattern, KVA_EUNSUPPORTED, "llama.attention.sliding_window_pattern is not known"},
+        {with_longrope, KVA_EUNSUPPORTED, "RoPE scaling 'longrope' is not supported"},
+        {with_part_rotated, KVA_EUNSUPPORTED, "llama.rope.dimension_count 32 is not supported"},
+        {with_other_values, KVA_EUNSUPPORTED, "llama.attention.value_length 32 differs"},
+        {with_heads_by_layer, KVA_EUNSUPPORTED, "key_length differs between layers"},
+        {with_text_for_number, KVA_EFORMAT, "llama.rope.freq_base is \"high\", expected a number"},
+        {with_high_eos, KVA_EFORMAT, "tokenizer.ggml.eos_token_id is 96"},
+        {with_tensor, KVA_EUNSUPPORTED, "not known to have tensor blk.0.attn_sinks.weight"},
+        {with_bad_factors, KVA_EFORMAT, "rope_freqs.weight has the divisor 0"},
+        {with_other_shape, KVA_EFORMAT, "output.weight has shape [2, 2], the metadata wants [96"},
+        {with_other_format, KVA_EUNSUPPORTED, "output.weight is IQ4_XS; supported are: F32, F16"},
+        {with_unknown_format, KVA_EUNSUPPORTED, "output.weight is type 4242"},
+    };
+    char path[1024];
+    struct checkpoint folder;
+    checkpoint_init(&folder);
+    checkpoint_path(&folder, "m.gguf", path, sizeof(path));
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct gguf_writer writer;
+        put_small_llama(&writer, 8);
+        cases[i].change(&writer);
+        gguf_writer_save(&writer, path);
+        expect_failure(path, cases[i].status, PARTS("m.gguf", cases[i].part));
+        gguf_writer_finish(&writer);
+    }
+    checkpoint_finish(&folder);
+}
+
+static void test_gguf_model__refuses_other_architectures_by_name(void **state)
+{
+    (void)state;
+    const struct {
+        const char *name, *part;
+    } cases[] = {
+        {"mamba", "GGUF architecture 'mamba' is not supported; supported are: llama, qwen2, "
+                  "qwen3, gemma, gptneox"},
+        {"gemma2", "'gemma2' is not supported: it caps logits"},
+        {NULL, "general.architecture is missing"},
+    };
+    char path[1024];
+    struct checkpoint folder;
+    checkpoint_init(&folder);
+    checkpoint_path(&folder, "m.gguf", path, sizeof(path));
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct gguf_writer writer;
+        gguf_writer_init(&writer);
+        if (cases[i].name)
+            gguf_put_string(&writer, "general.architecture", cases[i].name);
+        gguf_writer_save(&writer, path);
+        expect_failure(path, cases[i].name ? KVA_EUNSUPPORTED : KVA_EFORMAT,
+                       PARTS("m.gguf", cases[i].part));
+        gguf_writer_finish(&writer);
+    }
+    checkpoint_puts(&folder, "m.gguf", "version https://git-lfs");
+    expect_failure(path, KVA_EFORMAT, PARTS("m.gguf is no GGUF file"));
+    checkpoint_puts(&folder, "m.gguf", "");
+    expect_failure(path, KVA_EFORMAT, PARTS("m.gguf is empty"));
+    checkpoint_path(&folder, "none.gguf", path, sizeof(path));
+    expect_failure(path, KVA_ENOTFOUND, PARTS("none.gguf"));
+    checkpoint_finish(&folder);
+}
+
+/* Values that say nothing are no reason to refuse. */
+static void test_gguf_model__takes_neutral_values(void **state)
+{
+    (void)state;
+    char path[1024];
+    struct checkpoint folder;
+    struct gguf_writer writer;
+    const char *const tokens[] = {"a", "<|im_end|>", "<|eot_id|>"};
+    const int32_t types[] = {1, 3, 1};
+    const int32_t heads[] = {64, 64};
+    checkpoint_init(&folder);
+    put_small_llama(&writer, 8);
+    gguf_put_u32(&writer, "llama.expert_count", 0);
+    gguf_put_f32(&writer, "llama.logit_scale", 1.0f);
+    gguf_put_bool(&writer, "llama.attention.causal", true);
+    gguf_put_u32(&writer, "llama.attention.sliding_window", 0);
+    gguf_put_string(&writer, "llama.rope.scaling.type", "none");
+    gguf_put_f32(&writer, "llama.rope.scaling.factor", 4.0f);
+    gguf_put_i32s(&writer, "llama.attention.key_length", heads, 2);
+    gguf_put_f32(&writer, "llama.attention.scale", 0.5f);
+    gguf_put_u32(&writer, "tokenizer.ggml.eos_token_id", 0);
+    gguf_put_strings(&writer, "tokenizer.ggml.tokens", tokens, 3);
+    gguf_put_i32s(&writer, "tokenizer.ggml.token_type", types, 3);
+    gguf_put_f32(&writer, "general.sampling.temp", 0.25f);
+    gguf_writer_save(&writer, checkpoint_path(&folder, "m.gguf", path, sizeof(path)));
+    struct kva_model *model = open_good(path);
+    assert_true(model->config.attend_scale == 0.5f);
+    assert_int_equal(model->config.layer_window[0], 0);
+    assert_int_equal(model->config.context_max, 128);
+    /* EOS, and the mark of the end that is a control token. */
+    assert_int_equal(model->config.eos_count, 2);
+    assert_int_equal(model->config.eos_ids[1], 1);
+    assert_true(model->generation.temperature == 0.25);
+    assert_int_equal(model->config.vocab_size, VOCAB);
+    kva_model_close(model);
+    gguf_writer_finish(&writer);
+    checkpoint_finish(&folder);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gguf_model__families_equal_their_checkpoints),
+        cmocka_unit_test(test_gguf_model__split_files_are_one_model),
+        cmocka_unit_test(test_gguf_model__decodes_every_format),
+        cmocka_unit_test(test_gguf_model__refuses_what_it_would_do_wrong),
+        cmocka_unit_test(test_gguf_model__refuses_other_architectures_by_name),
+        cmocka_unit_test(test_gguf_model__takes_neutral_values),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
