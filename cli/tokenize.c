@@ -34,7 +34,9 @@ int kva_cli_tokenize(const struct kva_config *config, const struct kva_string_li
     struct kva_err err;
     size_t length;
     if (!config->model) {
-        fprintf(stderr, "kvahead: no model: give --model a directory with tokenizer.json\n");
+        fprintf(
+            stderr,
+            "kvahead: no model: give --model a directory with tokenizer.json, or a GGUF file\n");
         return KVA_EXIT_USAGE;
     }
     if (kva_tokenizer_load(config->model, &tokenizer, &err))

@@ -25,16 +25,20 @@ static const char *const cpu_levels[] = {"auto",       "ref",        "avx2", "av
 
 static const struct kva_option table[] = {
     {"model", KVA_OPTION_STRING, ENGINE | EVAL | KVA_CMD_TOKENIZE, AT(model), 0, 0, NULL, NULL,
-     "Model", "Directory of a Hugging Face checkpoint: config.json, safetensors, tokenizer.json."},
+     "Model",
+     "Directory of a Hugging Face checkpoint (config.json, safetensors, tokenizer.json), or a GGUF "
+     "file: of a split one the first part."},
     {"model-name", KVA_OPTION_STRING, SERVE, AT(model_name), 0, 0, NULL, NULL, "Model",
-     "Name that clients use; default: the directory's name."},
+     "Name that clients use; default: the directory's or the file's name."},
     {"context", KVA_OPTION_UINT, ENGINE | EVAL, AT(context), 0, 16.0 * 1024 * 1024, "0", NULL,
      "Model", "Longest prompt and output together, in tokens; 0: what the model was made for."},
     {"weights", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(weights), 0, 0, "file", weights, "Model",
      "Format of the model's matrices: as in its files, or int8, which halves what a step reads and "
      "costs about as much accuracy as bf16 activations do. CPU only."},
     {"weights-cache", KVA_OPTION_STRING, ENGINE | EVAL, AT(weights_cache), 0, 0, NULL, NULL,
-     "Model", "Folder for matrices in int8, which are made once; default: the model's own folder."},
+     "Model",
+     "Folder for matrices in int8, which are made once; default: the model's own folder, "
+     "or beside its file."},
 
     {"device", KVA_OPTION_STRING, ENGINE | EVAL, AT(device), 0, 0, "cpu", NULL, "Device",
      "cpu, cuda:N, or auto: the first GPU where there is one, else the CPU. The CUDA device has "

@@ -1,7 +1,8 @@
-/* Finding the template of a model directory. */
+/* Finding the template of a model directory or a GGUF file. */
 #include "text/template/template.h"
 
 #include "base/file.h"
+#include "gguf/file.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -88,12 +89,44 @@ static enum kva_status load_json(const char *dir_path, const char *file, const c
     return status;
 }
 
-enum kva_status kva_template_load(const char *dir_path, const char *name, struct kva_template **ret,
+/* "tokenizer.chat_template", or with a name ".NAME" behind it. */
+static enum kva_status load_gguf(const char *path, const char *name, struct kva_template **ret,
+                                 struct kva_err *err)
+{
+    char key[KVA_GGUF_KEY_BYTES_MAX + 1];
+    struct kva_gguf_file *file;
+    const char *source = NULL;
+    size_t length = 0;
+    enum kva_status status = kva_gguf_file_open(path, &file, err);
+    if (status)
+        return status;
+    bool named = strcmp(name, "default") != 0;
+    snprintf(key, sizeof(key), "tokenizer.chat_template%s%.128s", named ? "." : "",
+             named ? name : "");
+    status = kva_gguf_get_string(&file->gguf, key, &source, &length, err);
+    if (!status && !source)
+        status = kva_fail(err, KVA_ENOTFOUND, "%s: no chat template '%s': it has no %s", file->name,
+                          name, key);
+    if (!status && length > KVA_TEMPLATE_SOURCE_BYTES_MAX)
+        status = kva_fail(err, KVA_EFORMAT, "%s: %s has %zu bytes, limit is %zu", file->name, key,
+                          length, (size_t)KVA_TEMPLATE_SOURCE_BYTES_MAX);
+    if (!status) {
+        status = kva_template_compile(source, length, ret, err);
+        if (status)
+            status = kva_err_prefix(err, status, "%s", file->name);
+    }
+    kva_gguf_file_close(file);
+    return status;
+}
+
+enum kva_status kva_template_load(const char *path, const char *name, struct kva_template **ret,
                                   struct kva_err *err)
 {
     char named_file[256];
     const char *wanted = name ? name : "default";
     const char *source_file = "chat_template.jinja";
+    if (kva_gguf_is_path(path))
+        return load_gguf(path, wanted, ret, err);
     if (strcmp(wanted, "default") != 0) {
         /* A name is part of a path: it must stay inside the directory. */
         int length =
@@ -103,15 +136,15 @@ enum kva_status kva_template_load(const char *dir_path, const char *name, struct
                             wanted);
         source_file = named_file;
     }
-    enum kva_status status = load_source(dir_path, source_file, ret, err);
+    enum kva_status status = load_source(path, source_file, ret, err);
     if (status == KVA_ENOTFOUND)
-        status = load_json(dir_path, "tokenizer_config.json", wanted, ret, err);
+        status = load_json(path, "tokenizer_config.json", wanted, ret, err);
     if (status == KVA_ENOTFOUND)
-        status = load_json(dir_path, "chat_template.json", wanted, ret, err);
+        status = load_json(path, "chat_template.json", wanted, ret, err);
     if (status == KVA_ENOTFOUND)
         return kva_fail(err, KVA_ENOTFOUND,
                         "%s: no chat template '%s' in %s, tokenizer_config.json or "
                         "chat_template.json",
-                        dir_path, wanted, source_file);
+                        path, wanted, source_file);
     return status;
 }

@@ -97,12 +97,13 @@ KVA_MUST_CHECK enum kva_status kva_template_render(const struct kva_template *tm
                                                    const struct kva_template_limits *limits,
                                                    struct kva_buf *out, struct kva_err *err);
 
-/* Find and compile the template of the model directory `dir_path`. `name` NULL or "default": the
+/* Find and compile the template of the model directory `path`. `name` NULL or "default": the
  * default; otherwise one of a list of named templates ("tool_use"). In order: chat_template.jinja
  * (default) or additional_chat_templates/<name>.jinja; "chat_template" of tokenizer_config.json, a
- * string or a list of {name, template}; the same of chat_template.json. Fails: KVA_ENOTFOUND (err
+ * string or a list of {name, template}; the same of chat_template.json. Of a GGUF file its
+ * metadata: tokenizer.chat_template, or tokenizer.chat_template.<name>. Fails: KVA_ENOTFOUND (err
  * says where it looked), KVA_EIO, KVA_EFORMAT (err names the file), KVA_ENOMEM. */
-KVA_MUST_CHECK enum kva_status kva_template_load(const char *dir_path, const char *name,
+KVA_MUST_CHECK enum kva_status kva_template_load(const char *path, const char *name,
                                                  struct kva_template **ret, struct kva_err *err);
 
 #endif

@@ -406,6 +406,11 @@ struct kva_tokenizer {
     int32_t bos, eos, pad, unk;
 };
 
+/* From the tree of a tokenizer.json. */
+KVA_MUST_CHECK enum kva_status kva_tokenizer_build(const struct kva_tok_place *place,
+                                                   const cJSON *root,
+                                                   struct kva_tokenizer **ret_tokenizer);
+
 struct kva_piece_cache_entry {
     uint64_t hash;
     uint8_t length; /* 0: free */

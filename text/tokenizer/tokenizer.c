@@ -1,6 +1,7 @@
 #include "text/tokenizer/internal.h"
 
 #include "base/file.h"
+#include "gguf/file.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -133,6 +134,23 @@ static enum kva_status load_components(struct kva_tokenizer *tokenizer,
     return status;
 }
 
+enum kva_status kva_tokenizer_build(const struct kva_tok_place *place, const cJSON *root,
+                                    struct kva_tokenizer **ret_tokenizer)
+{
+    struct kva_tokenizer *tokenizer = calloc(1, sizeof(*tokenizer));
+    if (!tokenizer)
+        return kva_tok_complain(place, KVA_ENOMEM, "no memory");
+    tokenizer->bos = tokenizer->eos = tokenizer->pad = -1;
+    enum kva_status status = load_components(tokenizer, place, root);
+    if (status) {
+        kva_tokenizer_destroy(tokenizer);
+        return status;
+    }
+    tokenizer->unk = tokenizer->bpe.unk;
+    *ret_tokenizer = tokenizer;
+    return KVA_OK;
+}
+
 enum kva_status kva_tokenizer_load_buffers(const char *json, size_t json_length,
                                            const char *config_json, size_t config_length,
                                            struct kva_tokenizer **ret_tokenizer,
@@ -140,24 +158,16 @@ enum kva_status kva_tokenizer_load_buffers(const char *json, size_t json_length,
 {
     struct kva_err ignored;
     struct kva_tok_place place = kva_tok_place_root(JSON_NAME, err ? err : &ignored);
+    struct kva_tokenizer *tokenizer = NULL;
     cJSON *root = NULL;
     enum kva_status status =
         kva_tok_json_parse(&place, json, json_length, KVA_TOKENIZER_FILE_BYTES_MAX, &root);
     if (status)
         return status;
-    struct kva_tokenizer *tokenizer = calloc(1, sizeof(*tokenizer));
-    if (!tokenizer) {
-        status = kva_tok_complain(&place, KVA_ENOMEM, "no memory");
-    } else {
-        tokenizer->bos = tokenizer->eos = tokenizer->pad = -1;
-        status = load_components(tokenizer, &place, root);
-    }
+    status = kva_tokenizer_build(&place, root, &tokenizer);
     cJSON_Delete(root);
-    if (!status) {
-        tokenizer->unk = tokenizer->bpe.unk;
-        if (config_json)
-            status = load_config(tokenizer, config_json, config_length, place.err);
-    }
+    if (!status && config_json)
+        status = load_config(tokenizer, config_json, config_length, place.err);
     if (status) {
         kva_tokenizer_destroy(tokenizer);
         return status;
@@ -188,17 +198,31 @@ static enum kva_status read_file(const char *dir_path, const char *name, size_t 
     return status == KVA_ENOTFOUND ? KVA_OK : status;
 }
 
-enum kva_status kva_tokenizer_load(const char *dir_path, struct kva_tokenizer **ret_tokenizer,
+static enum kva_status load_gguf_file(const char *path, struct kva_tokenizer **ret_tokenizer,
+                                      struct kva_err *err)
+{
+    struct kva_gguf_file *file;
+    enum kva_status status = kva_gguf_file_open(path, &file, err);
+    if (status)
+        return status;
+    status = kva_tokenizer_load_gguf(&file->gguf, ret_tokenizer, err);
+    kva_gguf_file_close(file);
+    return status;
+}
+
+enum kva_status kva_tokenizer_load(const char *path, struct kva_tokenizer **ret_tokenizer,
                                    struct kva_err *err)
 {
+    if (kva_gguf_is_path(path))
+        return load_gguf_file(path, ret_tokenizer, err);
     char *json = NULL, *config = NULL;
     size_t json_length = 0, config_length = 0;
     enum kva_status status =
-        read_file(dir_path, JSON_NAME, KVA_TOKENIZER_FILE_BYTES_MAX, &json, &json_length, err);
+        read_file(path, JSON_NAME, KVA_TOKENIZER_FILE_BYTES_MAX, &json, &json_length, err);
     if (!status && !json)
         status = kva_fail(err, KVA_ENOTFOUND, "the model directory has no %s", JSON_NAME);
     if (!status)
-        status = read_file(dir_path, CONFIG_NAME, KVA_TOKENIZER_CONFIG_BYTES_MAX, &config,
+        status = read_file(path, CONFIG_NAME, KVA_TOKENIZER_CONFIG_BYTES_MAX, &config,
                            &config_length, err);
     if (!status)
         status = kva_tokenizer_load_buffers(json, json_length, config, config_length, ret_tokenizer,

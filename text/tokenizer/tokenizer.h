@@ -1,4 +1,4 @@
-/* tokenizer.h - text to token ids and back, from a Hugging Face tokenizer.json.
+/* tokenizer.h - text to token ids and back, from a Hugging Face tokenizer.json or a GGUF file.
  *
  * Implements what such a file describes for BPE models: added tokens, normalizer, pre-tokenizer,
  * byte-level or character BPE with byte fallback, post-processor and decoder. A component that is
@@ -35,11 +35,11 @@
 
 struct kva_tokenizer;
 
-/* Loads tokenizer.json and, where it exists, tokenizer_config.json of a model directory. Fails:
- * KVA_ENOTFOUND (no tokenizer.json), KVA_EIO, KVA_ETOOBIG, KVA_EFORMAT (err names the file and the
+/* Loads tokenizer.json and, where it exists, tokenizer_config.json of a model directory; or what a
+ * GGUF file has in their place. Fails: KVA_ENOTFOUND (no tokenizer), KVA_EIO, KVA_ETOOBIG, KVA_EFORMAT (err names the file and the
  * component), KVA_EUNSUPPORTED (a component of a type that is not implemented), KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status
-kva_tokenizer_load(const char *dir_path, struct kva_tokenizer **ret_tokenizer, struct kva_err *err);
+kva_tokenizer_load(const char *path, struct kva_tokenizer **ret_tokenizer, struct kva_err *err);
 
 /* The same from memory. `config_json` may be NULL. Both are only read during the call. */
 KVA_MUST_CHECK enum kva_status kva_tokenizer_load_buffers(const char *json, size_t json_length,
@@ -47,6 +47,12 @@ KVA_MUST_CHECK enum kva_status kva_tokenizer_load_buffers(const char *json, size
                                                           size_t config_length,
                                                           struct kva_tokenizer **ret_tokenizer,
                                                           struct kva_err *err);
+
+/* The same of a GGUF file's metadata, which is only read during the call. */
+struct kva_gguf;
+KVA_MUST_CHECK enum kva_status kva_tokenizer_load_gguf(const struct kva_gguf *gguf,
+                                                       struct kva_tokenizer **ret_tokenizer,
+                                                       struct kva_err *err);
 
 void kva_tokenizer_destroy(struct kva_tokenizer *tokenizer);
 
