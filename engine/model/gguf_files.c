@@ -44,12 +44,17 @@ static enum kva_status fill_table(struct kva_model_shard *shard, struct kva_err 
     return KVA_OK;
 }
 
+enum kva_status kva_gguf_shard_read(struct kva_model_shard *shard, struct kva_err *err)
+{
+    enum kva_status status =
+        kva_gguf_init(&shard->gguf, shard->map, shard->map_bytes, shard->name, err);
+    return status ? status : fill_table(shard, err);
+}
+
 static enum kva_status open_part(int dir_fd, struct kva_model_shard *shard, struct kva_err *err)
 {
     enum kva_status status = kva_model_shard_map(dir_fd, shard, err);
-    if (!status)
-        status = kva_gguf_init(&shard->gguf, shard->map, shard->map_bytes, shard->name, err);
-    return status ? status : fill_table(shard, err);
+    return status ? status : kva_gguf_shard_read(shard, err);
 }
 
 /* ---- several --------------------------------------------------------------------------------- */

@@ -14,4 +14,8 @@
 KVA_MUST_CHECK enum kva_status kva_gguf_files_open(const char *path, struct kva_model_files **ret,
                                                    struct kva_err *err);
 
+/* Fills the tables of a part that lies at shard->map. The owner finishes them, on failure too. */
+KVA_MUST_CHECK enum kva_status kva_gguf_shard_read(struct kva_model_shard *shard,
+                                                   struct kva_err *err);
+
 #endif
