@@ -1,3 +1,4 @@
+#include "engine/model/gguf_files.h"
 #include "engine/model/int8.h"
 
 size_t kva_model_kv_bytes_per_token(const struct kva_model_config *config)
@@ -48,6 +49,8 @@ static void put_windows(struct kva_buf *out, const struct kva_model_config *conf
 void kva_model_describe(const struct kva_model *model, struct kva_buf *out)
 {
     const struct kva_model_config *config = &model->config;
+    if (model->files->shards[0].gguf.data)
+        kva_gguf_files_describe(model->files, out);
     kva_buf_printf(out, "%-20s %s\n", "family", config->model_type);
     put_count(out, "parameters", model->parameter_count,
               config->tied_embeddings ? " (embeddings tied)" : "");

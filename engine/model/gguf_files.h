@@ -14,6 +14,9 @@
 KVA_MUST_CHECK enum kva_status kva_gguf_files_open(const char *path, struct kva_model_files **ret,
                                                    struct kva_err *err);
 
+/* Appends what the file says of itself: lines of "name value", printable. */
+void kva_gguf_files_describe(const struct kva_model_files *files, struct kva_buf *out);
+
 /* Fills the tables of a part that lies at shard->map. The owner finishes them, on failure too. */
 KVA_MUST_CHECK enum kva_status kva_gguf_shard_read(struct kva_model_shard *shard,
                                                    struct kva_err *err);

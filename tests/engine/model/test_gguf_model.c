@@ -780,6 +780,9 @@ static void test_gguf_model__takes_neutral_values(void **state)
     gguf_put_strings(&writer, "tokenizer.ggml.tokens", tokens, 3);
     gguf_put_i32s(&writer, "tokenizer.ggml.token_type", types, 3);
     gguf_put_f32(&writer, "general.sampling.temp", 0.25f);
+    gguf_put_string(&writer, "tokenizer.ggml.model", "gpt2");
+    gguf_put_string(&writer, "general.license", "mit\x1b[2J");
+    gguf_put_u32(&writer, "general.quantization_version", 2);
     gguf_writer_save(&writer, checkpoint_path(&folder, "m.gguf", path, sizeof(path)));
     struct kva_model *model = open_good(path);
     assert_true(model->config.attend_scale == 0.5f);
@@ -790,6 +793,15 @@ static void test_gguf_model__takes_neutral_values(void **state)
     assert_int_equal(model->config.eos_ids[1], 1);
     assert_true(model->generation.temperature == 0.25);
     assert_int_equal(model->config.vocab_size, VOCAB);
+    struct kva_buf text;
+    kva_buf_init(&text, 1 << 14);
+    kva_model_describe(model, &text);
+    assert_non_null(strstr(text.data, "file                 GGUF version 3, architecture llama, "
+                                      "quantisation version 2\n"
+                                      "tensors in the file  Q8_0 99.5% (8), F32 0.5% (3)\n"
+                                      "tokenizer            gpt2, 3 tokens\n"
+                                      "licence              mit?[2J\n"));
+    kva_buf_finish(&text);
     kva_model_close(model);
     gguf_writer_finish(&writer);
     checkpoint_finish(&folder);
