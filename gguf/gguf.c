@@ -287,7 +287,9 @@ static enum kva_status place_tensor(const struct parse *parse, struct kva_gguf_t
                                     uint64_t data_begin)
 {
     const struct kva_gguf *gguf = parse->gguf;
-    uint64_t room = gguf->data_bytes > data_begin ? gguf->data_bytes - data_begin : 0;
+    if (data_begin > gguf->data_bytes)
+        return cut(parse, "the padding before the tensors' data");
+    uint64_t room = gguf->data_bytes - data_begin;
     if (tensor->begin % gguf->alignment)
         return kva_fail(parse->err, KVA_EFORMAT,
                         "%s: tensor %s begins at byte %llu of the data, which is no multiple of "

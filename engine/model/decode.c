@@ -138,6 +138,18 @@ static void decode_item(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED
     }
 }
 
+/* The file's pages are not read again: they go from this process, not from the cache of files. */
+static void forget_source(const struct kva_model_decode *plan)
+{
+    const uintptr_t page = 4096;
+    size_t values = (size_t)plan->rows * plan->cols;
+    size_t bytes = values / plan->format->block_values * plan->format->block_bytes;
+    uintptr_t first = ((uintptr_t)plan->from + page - 1) & ~(page - 1);
+    uintptr_t end = ((uintptr_t)plan->from + bytes) & ~(page - 1);
+    if (end > first)
+        (void)madvise((void *)first, end - first, MADV_DONTNEED);
+}
+
 static void decode(struct kva_model_decode *plan, struct kva_pool *pool)
 {
     bool reordered_vector = plan->rows == 1 && plan->head_dim;
@@ -145,6 +157,7 @@ static void decode(struct kva_model_decode *plan, struct kva_pool *pool)
     struct work work = {plan, reordered_vector ? rows : kva_max_u32(ITEM_VALUES / plan->cols, 1)};
     kva_pool_run(pool, (uint32_t)kva_div_up(rows, work.rows_each), decode_item, &work);
     plan->done = true;
+    forget_source(plan);
 }
 
 void kva_model_decode_one(struct kva_model *model, const void *data, struct kva_pool *pool)

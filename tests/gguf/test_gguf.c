@@ -273,6 +273,26 @@ static void test_gguf__refuses_bad_tensors(void **state)
     expect(&writer, KVA_EFORMAT, "'a?c' has a NUL");
 }
 
+/* A tensor of no bytes behind the end. */
+static void test_gguf__refuses_a_missing_data_section(void **state)
+{
+    (void)state;
+    struct gguf_writer writer;
+    struct kva_buf bytes;
+    struct kva_gguf gguf;
+    struct kva_err err = {.message = ""};
+    const uint64_t none[] = {0};
+    void *copy;
+    gguf_writer_init(&writer);
+    gguf_put_info(&writer, KEY("c"), 1, none, KVA_GGUF_F32, 0);
+    gguf_writer_write(&writer, &bytes);
+    assert_int_equal(parse(&bytes, bytes.length - 1, &gguf, &copy, &err), KVA_EFORMAT);
+    assert_non_null(strstr(err.message, "ends in the padding before the tensors' data"));
+    free(copy);
+    kva_buf_finish(&bytes);
+    gguf_writer_finish(&writer);
+}
+
 /* Unknown formats are the business of whoever wants the tensor. */
 static void test_gguf__lists_unknown_formats(void **state)
 {
@@ -305,6 +325,7 @@ int main(void)
         cmocka_unit_test(test_gguf__refuses_bad_strings_where_they_are_read),
         cmocka_unit_test(test_gguf__refuses_bad_alignment),
         cmocka_unit_test(test_gguf__refuses_bad_tensors),
+        cmocka_unit_test(test_gguf__refuses_a_missing_data_section),
         cmocka_unit_test(test_gguf__lists_unknown_formats),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
