@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mapped.h"
+#include "cli/models.h"
 #include "cli/progress.h"
 #include "engine/model/int8.h"
 
@@ -229,20 +230,13 @@ static enum kva_status open_engine(struct kva_instance *instance, const struct k
     return kva_model_engine_create(&params, &instance->engine, err);
 }
 
-static enum kva_status open_parts(struct kva_instance *instance, const struct kva_config *config,
-                                  bool texts, const atomic_bool *cancelled, struct kva_err *err)
+/* `config` names the model's folder or file. */
+static enum kva_status open_found(struct kva_instance *instance, const struct kva_config *config,
+                                  bool texts, struct kva_err *err)
 {
-    *instance = (struct kva_instance){.cancelled = cancelled};
-    kva_cli_kv_init(&instance->kv);
-    enum kva_status status = kva_cli_kv_read(&instance->kv, config, err);
-    if (status)
-        return status;
-    if (!config->model)
-        return kva_fail_param(err, KVA_EINVAL, "model",
-                              "no model: give --model a directory with config.json and "
-                              "safetensors files, or a GGUF file");
+    const atomic_bool *cancelled = instance->cancelled;
     set_name(instance, config);
-    status = open_model(instance, config, err);
+    enum kva_status status = open_model(instance, config, err);
     if (!status)
         status = open_texts(instance, config, err);
     if (status == KVA_ENOTFOUND && !texts && !instance->tokenizer && instance->model)
@@ -261,6 +255,26 @@ static enum kva_status open_parts(struct kva_instance *instance, const struct kv
         status = kva_model_check_cancelled(cancelled, err);
     if (status)
         kva_instance_close(instance);
+    return status;
+}
+
+static enum kva_status open_parts(struct kva_instance *instance, const struct kva_config *config,
+                                  bool texts, const atomic_bool *cancelled, struct kva_err *err)
+{
+    struct kva_hub_found found;
+    struct kva_config own = *config;
+    *instance = (struct kva_instance){.cancelled = cancelled};
+    kva_cli_kv_init(&instance->kv);
+    enum kva_status status = kva_cli_kv_read(&instance->kv, config, err);
+    if (!status)
+        status = kva_cli_model_find(config, config->model, cancelled, &found, err);
+    if (status)
+        return status;
+    own.model = found.path;
+    if (!own.model_name && found.name[0])
+        own.model_name = found.name;
+    status = open_found(instance, &own, texts, err);
+    free(found.path);
     return status;
 }
 

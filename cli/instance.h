@@ -21,7 +21,7 @@ struct kva_instance {
     struct kva_template *chat_template; /* NULL: the model has none */
     struct kva_engine *engine;
     const atomic_bool *cancelled; /* while it is opened; or NULL */
-    char name[128];               /* what clients call it */
+    char name[256];               /* what clients call it */
 };
 
 /* Opens everything, with a progress bar on a terminal. Fails with an err that names the file or

@@ -14,19 +14,22 @@ static const struct {
     const char *usage;
     const char *help;
 } commands[] = {
-    {"serve", KVA_CMD_SERVE, kva_cli_serve, "serve --model DIR [options]",
+    {"serve", KVA_CMD_SERVE, kva_cli_serve, "serve --model MODEL [options]",
      "Serve a model over the OpenAI API."},
     {"chat", KVA_CMD_CHAT, kva_cli_chat, "chat [options]", "Talk to a server in the terminal."},
-    {"generate", KVA_CMD_GENERATE, kva_cli_generate, "generate --model DIR [options] [TEXT ...]",
+    {"generate", KVA_CMD_GENERATE, kva_cli_generate, "generate --model MODEL [options] [TEXT ...]",
      "Continue a text, without a server."},
-    {"tokenize", KVA_CMD_TOKENIZE, kva_cli_tokenize, "tokenize --model DIR [options] [TEXT ...]",
+    {"tokenize", KVA_CMD_TOKENIZE, kva_cli_tokenize, "tokenize --model MODEL [options] [TEXT ...]",
      "Show a text's tokens."},
-    {"info", KVA_CMD_INFO, kva_cli_info, "info --model DIR [options]",
+    {"info", KVA_CMD_INFO, kva_cli_info, "info --model MODEL [options]",
      "Describe a model and what memory its serving takes."},
-    {"bench", KVA_CMD_BENCH, kva_cli_bench, "bench DIR [options]",
+    {"bench", KVA_CMD_BENCH, kva_cli_bench, "bench MODEL [options]",
      "Measure a model's speed here, beside the machine's limits."},
-    {"eval", KVA_CMD_EVAL, kva_cli_eval, "eval --model DIR --text FILE [options]",
+    {"eval", KVA_CMD_EVAL, kva_cli_eval, "eval --model MODEL --text FILE [options]",
      "Measure what KV policies cost on your own text."},
+    {"pull", KVA_CMD_PULL, kva_cli_pull, "pull MODEL [options]",
+     "Fetch a model that has a name, and print its path."},
+    {"list", KVA_CMD_LIST, kva_cli_list, "list", "Show the models that have been fetched."},
     {"make-model", KVA_CMD_MAKE_MODEL, kva_cli_make_model, "make-model --shape NAME [options] DIR",
      "Write a model with random weights, for measurements."},
 };

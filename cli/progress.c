@@ -30,4 +30,12 @@ void kva_cli_progress_show(void *opaque, uint64_t done_bytes, uint64_t total_byt
             (int)(done_bytes * 100 / total_bytes), (double)total_bytes / (1 << 20),
             last ? "\n" : "");
     fflush(stderr);
+    progress->shown = !last;
+}
+
+void kva_cli_progress_end(struct kva_cli_progress *progress)
+{
+    if (progress->shown)
+        fputc('\n', stderr);
+    progress->shown = false;
 }

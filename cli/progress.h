@@ -17,4 +17,7 @@ struct kva_cli_progress {
 /* A kva_model_progress_fn; `opaque` is a struct kva_cli_progress. */
 void kva_cli_progress_show(void *opaque, uint64_t done_bytes, uint64_t total_bytes);
 
+/* Leaves a bar that has not come to its end. */
+void kva_cli_progress_end(struct kva_cli_progress *progress);
+
 #endif

@@ -1,4 +1,5 @@
 #include "cli/cli.h"
+#include "cli/models.h"
 #include "text/tokenizer/tokenizer.h"
 
 #include <stdio.h>
@@ -33,13 +34,12 @@ int kva_cli_tokenize(const struct kva_config *config, const struct kva_string_li
     struct kva_tokenizer *tokenizer;
     struct kva_err err;
     size_t length;
-    if (!config->model) {
-        fprintf(
-            stderr,
-            "kvahead: no model: give --model a directory with tokenizer.json, or a GGUF file\n");
-        return KVA_EXIT_USAGE;
-    }
-    if (kva_tokenizer_load(config->model, &tokenizer, &err))
+    struct kva_hub_found found;
+    if (kva_cli_model_find(config, config->model, NULL, &found, &err))
+        return kva_cli_fail(&err);
+    enum kva_status status = kva_tokenizer_load(found.path, &tokenizer, &err);
+    free(found.path);
+    if (status)
         return kva_cli_fail(&err);
     char *text = kva_cli_text(rest, &length);
     struct kva_token_list list;

@@ -11,9 +11,16 @@ static const struct {
     enum kva_command command;
     const char *name;
 } commands[] = {
-    {KVA_CMD_SERVE, "serve"},           {KVA_CMD_GENERATE, "generate"}, {KVA_CMD_CHAT, "chat"},
-    {KVA_CMD_TOKENIZE, "tokenize"},     {KVA_CMD_INFO, "info"},         {KVA_CMD_BENCH, "bench"},
-    {KVA_CMD_MAKE_MODEL, "make-model"}, {KVA_CMD_EVAL, "eval"},
+    {KVA_CMD_SERVE, "serve"},
+    {KVA_CMD_GENERATE, "generate"},
+    {KVA_CMD_CHAT, "chat"},
+    {KVA_CMD_TOKENIZE, "tokenize"},
+    {KVA_CMD_INFO, "info"},
+    {KVA_CMD_BENCH, "bench"},
+    {KVA_CMD_MAKE_MODEL, "make-model"},
+    {KVA_CMD_EVAL, "eval"},
+    {KVA_CMD_PULL, "pull"},
+    {KVA_CMD_LIST, "list"},
 };
 
 static const char *placeholder(const struct kva_option *option)

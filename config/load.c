@@ -374,6 +374,7 @@ enum kva_status kva_config_load(struct kva_config *config, const struct kva_conf
     struct loader loader = {.config = config, .sources = sources};
     loader.options = kva_options(&loader.count);
     *ret_rest = (struct kva_string_list){0};
+    config->env = sources->env;
     if (loader.count > KVA_COUNT_OF(loader.set))
         return kva_fail(err, KVA_EINTERNAL, "%zu options, room for %zu", loader.count,
                         KVA_COUNT_OF(loader.set));

@@ -25,10 +25,16 @@ struct kva_string_list {
     uint32_t count;
 };
 
+/* Looks an environment variable up; NULL: not set. Passed in, because only main() may read the
+ * environment. */
+typedef const char *(*kva_env_fn)(const char *name);
+
 /* All options' values. Strings are owned; NULL: not given. */
 struct kva_config {
+    kva_env_fn env; /* for variables of other programs that are honoured here; NULL: none is set */
     /* model */
     char *model;
+    bool offline;
     char *model_name;
     uint64_t context;
     uint32_t weights; /* 0: as in the files, 1: int8 */
@@ -140,7 +146,9 @@ enum kva_command {
     KVA_CMD_BENCH = 1u << 5,
     KVA_CMD_MAKE_MODEL = 1u << 6,
     KVA_CMD_EVAL = 1u << 7,
-    KVA_CMD_LAST = KVA_CMD_EVAL,
+    KVA_CMD_PULL = 1u << 8,
+    KVA_CMD_LIST = 1u << 9,
+    KVA_CMD_LAST = KVA_CMD_LIST,
 };
 
 enum kva_option_kind {
@@ -175,10 +183,6 @@ const struct kva_option *kva_options(size_t *ret_count);
 /* Defaults. Fails: KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_config_init(struct kva_config *config, struct kva_err *err);
 void kva_config_finish(struct kva_config *config);
-
-/* Looks an environment variable up; NULL: not set. Passed in, because only main() may read the
- * environment. */
-typedef const char *(*kva_env_fn)(const char *name);
 
 struct kva_config_sources {
     enum kva_command command;

@@ -26,10 +26,13 @@ static const char *const cpu_levels[] = {"auto",       "ref",        "avx2", "av
 static const struct kva_option table[] = {
     {"model", KVA_OPTION_STRING, ENGINE | EVAL | KVA_CMD_TOKENIZE, AT(model), 0, 0, NULL, NULL,
      "Model",
-     "Directory of a Hugging Face checkpoint (config.json, safetensors, tokenizer.json), or a GGUF "
-     "file: of a split one the first part."},
+     "A Hugging Face checkpoint's directory (config.json, safetensors, tokenizer.json) or a GGUF file "
+     "(of a split one the first part), by path; or a model by name, which is fetched once "
+     "(docs/models.md)."},
+    {"offline", KVA_OPTION_BOOL, ENGINE | EVAL | KVA_CMD_TOKENIZE | KVA_CMD_PULL, AT(offline), 0, 0,
+     "false", NULL, "Model", "Use no network: the model is a path, or in a cache already."},
     {"model-name", KVA_OPTION_STRING, SERVE, AT(model_name), 0, 0, NULL, NULL, "Model",
-     "Name that clients use; default: the directory's or the file's name."},
+     "Name that clients use; default: the model's name, or that of its folder or file."},
     {"context", KVA_OPTION_UINT, ENGINE | EVAL, AT(context), 0, 16.0 * 1024 * 1024, "0", NULL,
      "Model", "Longest prompt and output together, in tokens; 0: what the model was made for."},
     {"weights", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(weights), 0, 0, "file", weights, "Model",
@@ -176,10 +179,10 @@ static const struct kva_option table[] = {
     {"live-view", KVA_OPTION_BOOL, SERVE, AT(live_view), 0, 0, "true", NULL, "Server",
      "Answer /v1/kvahead/requests, where a key sees its own requests."},
 
-    {"log-level", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(log_level), 0, 0, "info", levels, "Log",
-     "Least important lines to write."},
-    {"log-format", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(log_format), 0, 0, "auto", formats, "Log",
-     "auto: text on a terminal, JSON otherwise."},
+    {"log-level", KVA_OPTION_CHOICE, ENGINE | EVAL | KVA_CMD_PULL, AT(log_level), 0, 0, "info",
+     levels, "Log", "Least important lines to write."},
+    {"log-format", KVA_OPTION_CHOICE, ENGINE | EVAL | KVA_CMD_PULL, AT(log_format), 0, 0, "auto",
+     formats, "Log", "auto: text on a terminal, JSON otherwise."},
 
     {"url", KVA_OPTION_STRING, KVA_CMD_CHAT, AT(url), 0, 0, "http://127.0.0.1:8000/v1", NULL,
      "Chat", "Base URL of the server; any OpenAI-compatible one."},

@@ -15,6 +15,7 @@ ALLOWED = {
     "base": set(),
     "gguf": {"base"},
     "config": {"base"},
+    "hub": {"base"},
     "kernels": {"base"},
     "text": {"base", "gguf"},
     "engine/model": {"base", "gguf", "kernels"},
@@ -22,7 +23,7 @@ ALLOWED = {
     "engine": {"base", "kernels"},
     "scheduler": {"base", "engine"},
     "server": {"base", "text", "engine", "scheduler"},
-    "cli": {"base", "gguf", "text", "config", "engine", "scheduler", "server", "clients", "kernels"},
+    "cli": {"base", "gguf", "text", "config", "hub", "engine", "scheduler", "server", "clients", "kernels"},
     "cli/main.c": {"base", "config", "server"},
     "clients": {"base"},
 }

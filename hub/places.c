@@ -1,0 +1,148 @@
+#include "hub/places.h"
+
+#include "base/file.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#define ENDPOINT_DEFAULT "https://huggingface.co"
+#define TOKEN_BYTES_MAX  4096u
+#define PATH_BYTES_MAX   4096u
+
+/* A variable that is set to something, or NULL. */
+static const char *lookup(kva_hub_env_fn env, const char *name)
+{
+    const char *value = env ? env(name) : NULL;
+    return value && *value ? value : NULL;
+}
+
+/* `folder`/`rest`; NULL: no folder, or out of memory. */
+static char *join(const char *folder, const char *rest)
+{
+    struct kva_buf path;
+    kva_buf_init(&path, PATH_BYTES_MAX);
+    if (folder)
+        kva_buf_printf(&path, "%s/%s", folder, rest);
+    return kva_buf_take(&path, NULL);
+}
+
+static bool is_true(const char *value)
+{
+    return value && (strcmp(value, "1") == 0 || strcasecmp(value, "on") == 0 ||
+                     strcasecmp(value, "yes") == 0 || strcasecmp(value, "true") == 0);
+}
+
+static void find_folders(struct kva_hub_places *places, kva_hub_env_fn env, char **ret_hf_home)
+{
+    const char *given = lookup(env, "XDG_CACHE_HOME");
+    /* As its specification wants it. */
+    given = given && *given == '/' ? given : NULL;
+    const char *hf_home = lookup(env, "HF_HOME");
+    const char *cache = lookup(env, "HF_HUB_CACHE");
+    cache = cache ? cache : lookup(env, "HUGGINGFACE_HUB_CACHE");
+    char *home = given ? strdup(given) : join(lookup(env, "HOME"), ".cache");
+    places->known_path = join(home, "kvahead/models");
+    *ret_hf_home = hf_home ? strdup(hf_home) : join(home, "huggingface");
+    places->cache_path = cache ? strdup(cache) : join(*ret_hf_home, "hub");
+    free(home);
+}
+
+static enum kva_status find_endpoint(struct kva_hub_places *places, kva_hub_env_fn env,
+                                     struct kva_err *err)
+{
+    const char *url = lookup(env, "HF_ENDPOINT");
+    url = url ? url : ENDPOINT_DEFAULT;
+    if ((strncasecmp(url, "http://", 7) != 0 && strncasecmp(url, "https://", 8) != 0) ||
+        strpbrk(url, "?#@ \t\r\n"))
+        return kva_fail(err, KVA_EINVAL,
+                        "HF_ENDPOINT is '%.200s', it must be the base URL of a hub, such as %s",
+                        url, ENDPOINT_DEFAULT);
+    size_t length = strlen(url);
+    while (url[length - 1] == '/')
+        length--;
+    places->endpoint = strndup(url, length);
+    return places->endpoint ? KVA_OK : kva_fail(err, KVA_ENOMEM, "out of memory for a URL");
+}
+
+/* Blanks and line ends around it are none of it. */
+static enum kva_status set_token(struct kva_hub_places *places, const char *text,
+                                 const char *origin, struct kva_err *err)
+{
+    text += strspn(text, " \t\r\n");
+    size_t length = strcspn(text, " \t\r\n");
+    for (size_t i = 0; i < length; i++) {
+        if ((unsigned char)text[i] < 0x21 || (unsigned char)text[i] > 0x7E)
+            return kva_fail(err, KVA_EINVAL,
+                            "the token of %s has a byte that no header can carry, at %zu", origin,
+                            i);
+    }
+    if (length > TOKEN_BYTES_MAX)
+        return kva_fail(err, KVA_EINVAL, "the token of %s has %zu bytes, the limit is %u", origin,
+                        length, TOKEN_BYTES_MAX);
+    places->token = length > 0 ? strndup(text, length) : NULL;
+    return length == 0 || places->token ? KVA_OK
+                                        : kva_fail(err, KVA_ENOMEM, "out of memory for a token");
+}
+
+static enum kva_status find_token(struct kva_hub_places *places, kva_hub_env_fn env,
+                                  const char *hf_home, struct kva_err *err)
+{
+    const char *given = lookup(env, "HF_TOKEN");
+    given = given ? given : lookup(env, "HUGGING_FACE_HUB_TOKEN");
+    if (given)
+        return set_token(places, given, "HF_TOKEN", err);
+    if (is_true(lookup(env, "HF_HUB_DISABLE_IMPLICIT_TOKEN")))
+        return KVA_OK;
+    const char *named = lookup(env, "HF_TOKEN_PATH");
+    char *path = named ? strdup(named) : join(hf_home, "token");
+    struct kva_buf text;
+    kva_buf_init(&text, 2 * TOKEN_BYTES_MAX);
+    enum kva_status status = KVA_OK;
+    /* Most people have none. */
+    if (path && kva_file_read(AT_FDCWD, path, &text, NULL) == KVA_OK && text.data)
+        status = set_token(places, text.data, path, err);
+    kva_buf_finish(&text);
+    free(path);
+    return status;
+}
+
+enum kva_status kva_hub_places_init(struct kva_hub_places *places, kva_hub_env_fn env,
+                                    struct kva_err *err)
+{
+    char *hf_home = NULL;
+    *places = (struct kva_hub_places){0};
+    find_folders(places, env, &hf_home);
+    const char *ca = lookup(env, "SSL_CERT_FILE");
+    places->ca_path = ca ? strdup(ca) : NULL;
+    const char *offline = lookup(env, "HF_HUB_OFFLINE");
+    places->offline = is_true(offline ? offline : lookup(env, "TRANSFORMERS_OFFLINE"));
+    enum kva_status status = find_endpoint(places, env, err);
+    if (!status)
+        status = find_token(places, env, hf_home, err);
+    free(hf_home);
+    if (status)
+        kva_hub_places_finish(places);
+    return status;
+}
+
+void kva_hub_places_finish(struct kva_hub_places *places)
+{
+    if (places->token)
+        explicit_bzero(places->token, strlen(places->token));
+    free(places->known_path);
+    free(places->cache_path);
+    free(places->endpoint);
+    free(places->token);
+    free(places->ca_path);
+    *places = (struct kva_hub_places){0};
+}
+
+enum kva_status kva_hub_places_check(const char *path, struct kva_err *err)
+{
+    return path ? KVA_OK
+                : kva_fail(err, KVA_EINVAL,
+                           "there is no folder to keep models in: neither HOME nor XDG_CACHE_HOME "
+                           "is set");
+}
