@@ -267,7 +267,7 @@ static enum kva_status open_parts(struct kva_instance *instance, const struct kv
     kva_cli_kv_init(&instance->kv);
     enum kva_status status = kva_cli_kv_read(&instance->kv, config, err);
     if (!status)
-        status = kva_cli_model_find(config, config->model, cancelled, &found, err);
+        status = kva_cli_model_find(config, config->model, false, cancelled, &found, err);
     if (status)
         return status;
     own.model = found.path;

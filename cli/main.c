@@ -28,7 +28,7 @@ static const struct {
     {"eval", KVA_CMD_EVAL, kva_cli_eval, "eval --model MODEL --text FILE [options]",
      "Measure what KV policies cost on your own text."},
     {"pull", KVA_CMD_PULL, kva_cli_pull, "pull MODEL [options]",
-     "Fetch a model that has a name, and print its path."},
+     "Fetch a model, or what is new of it, and print its path."},
     {"list", KVA_CMD_LIST, kva_cli_list, "list", "Show the models that have been fetched."},
     {"make-model", KVA_CMD_MAKE_MODEL, kva_cli_make_model, "make-model --shape NAME [options] DIR",
      "Write a model with random weights, for measurements."},

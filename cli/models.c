@@ -54,7 +54,7 @@ static void release_signals(const struct sigaction *former)
 
 /* --- finding --------------------------------------------------------------------------------- */
 
-enum kva_status kva_cli_model_find(const struct kva_config *config, const char *model,
+enum kva_status kva_cli_model_find(const struct kva_config *config, const char *model, bool update,
                                    const atomic_bool *cancelled, struct kva_hub_found *ret,
                                    struct kva_err *err)
 {
@@ -62,7 +62,8 @@ enum kva_status kva_cli_model_find(const struct kva_config *config, const char *
     if (!model)
         return kva_fail_param(err, KVA_EINVAL, "model",
                               "no model: give --model a folder with config.json and safetensors "
-                              "files, a GGUF file, or a name such as smollm2-135m-instruct");
+                              "files, a GGUF file, or a name: smollm2-135m-instruct, or org/name "
+                              "of a hub");
     struct sigaction former[KVA_COUNT_OF(numbers)];
     struct kva_cli_progress progress = {.what = "fetching", .last_ns = kva_time_ns()};
     enum kva_status status = kva_hub_places_init(&places, config->env, err);
@@ -71,6 +72,7 @@ enum kva_status kva_cli_model_find(const struct kva_config *config, const char *
     const struct kva_hub_params params = {
         .places = &places,
         .offline = config->offline,
+        .update = update,
         .cancelled = cancelled ? cancelled : &stopped,
         .progress = kva_cli_progress_show,
         .progress_opaque = &progress,

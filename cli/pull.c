@@ -13,10 +13,11 @@ int kva_cli_pull(const struct kva_config *config, const struct kva_string_list *
     struct kva_hub_found found;
     struct kva_err err;
     if (rest->count != 1) {
-        fprintf(stderr, "kvahead: pull wants one model, such as smollm2-135m-instruct\n");
+        fprintf(stderr,
+                "kvahead: pull wants one model, such as smollm2-135m-instruct or org/name\n");
         return KVA_EXIT_USAGE;
     }
-    if (kva_cli_model_find(config, rest->items[0], NULL, &found, &err))
+    if (kva_cli_model_find(config, rest->items[0], true, NULL, &found, &err))
         return kva_cli_fail(&err);
     puts(found.path);
     free(found.path);

@@ -35,7 +35,7 @@ int kva_cli_tokenize(const struct kva_config *config, const struct kva_string_li
     struct kva_err err;
     size_t length;
     struct kva_hub_found found;
-    if (kva_cli_model_find(config, config->model, NULL, &found, &err))
+    if (kva_cli_model_find(config, config->model, false, NULL, &found, &err))
         return kva_cli_fail(&err);
     enum kva_status status = kva_tokenizer_load(found.path, &tokenizer, &err);
     free(found.path);

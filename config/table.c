@@ -26,8 +26,9 @@ static const char *const cpu_levels[] = {"auto",       "ref",        "avx2", "av
 static const struct kva_option table[] = {
     {"model", KVA_OPTION_STRING, ENGINE | EVAL | KVA_CMD_TOKENIZE, AT(model), 0, 0, NULL, NULL,
      "Model",
-     "A Hugging Face checkpoint's directory (config.json, safetensors, tokenizer.json) or a GGUF file "
-     "(of a split one the first part), by path; or a model by name, which is fetched once "
+     "A Hugging Face checkpoint's folder (config.json, safetensors, tokenizer.json) or a GGUF file "
+     "(of a split one the first part), by path; or a name, fetched once: smollm2-135m-instruct, or "
+     "org/name[@revision][:file] of a hub "
      "(docs/models.md)."},
     {"offline", KVA_OPTION_BOOL, ENGINE | EVAL | KVA_CMD_TOKENIZE | KVA_CMD_PULL, AT(offline), 0, 0,
      "false", NULL, "Model", "Use no network: the model is a path, or in a cache already."},

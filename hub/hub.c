@@ -2,6 +2,7 @@
 
 #include "base/log.h"
 #include "hub/name.h"
+#include "hub/repository.h"
 #include "hub/wheel.h"
 
 #include <stdio.h>
@@ -49,10 +50,21 @@ static enum kva_status unknown_word(const char *model, struct kva_err *err)
         kva_buf_printf(&names, "%s%s", i ? ", " : "", table[i].name);
     enum kva_status status =
         kva_fail_param(err, KVA_ENOTFOUND, "model",
-                       "'%.100s' is no file or folder here and no model known by name (%s)", model,
-                       names.data ? names.data : "");
+                       "'%.100s' is no file or folder here and no model known by name (%s); a "
+                       "repository of a hub is named org/name",
+                       model, names.data ? names.data : "");
     kva_buf_finish(&names);
     return status;
+}
+
+/* A path that reads like a name as well: said loudly only where it is likely to be meant as one. */
+static void tell_path(const char *model, const struct kva_hub_name *name,
+                      const struct kva_hub_places *places)
+{
+    bool cached = name->kind == KVA_HUB_REPOSITORY && kva_hub_repository_is_cached(name, places);
+    if (name->kind == KVA_HUB_KNOWN || name->kind == KVA_HUB_REPOSITORY)
+        kva_log(name->kind == KVA_HUB_KNOWN || cached ? KVA_LOG_INFO : KVA_LOG_DEBUG,
+                "'%s' is a path here, and taken for that, not for a name", model);
 }
 
 enum kva_status kva_hub_find(const char *model, const struct kva_hub_params *params,
@@ -64,10 +76,12 @@ enum kva_status kva_hub_find(const char *model, const struct kva_hub_params *par
         return status;
     *ret = (struct kva_hub_found){0};
     bool there = access(model, F_OK) == 0;
-    if (there && name.kind == KVA_HUB_KNOWN)
-        kva_log(KVA_LOG_INFO, "'%s' is a path here, and taken for that, not for a name", model);
+    if (there)
+        tell_path(model, &name, params->places);
     if (!there && name.kind == KVA_HUB_KNOWN)
         return find_known(name.known, params, ret, err);
+    if (!there && name.kind == KVA_HUB_REPOSITORY)
+        return kva_hub_repository_find(&name, params, ret, err);
     if (!there && name.kind == KVA_HUB_WORD)
         return unknown_word(model, err);
     if (!there)

@@ -24,6 +24,7 @@ typedef void (*kva_hub_progress_fn)(void *opaque, uint64_t done_bytes, uint64_t 
 struct kva_hub_params {
     const struct kva_hub_places *places;
     bool offline;                 /* nothing is asked; HF_HUB_OFFLINE says the same */
+    bool update;                  /* ask for what is newer although something is there */
     const atomic_bool *cancelled; /* NULL: never */
     kva_hub_progress_fn progress; /* NULL: not wanted */
     void *progress_opaque;

@@ -121,3 +121,14 @@ enum kva_status kva_hub_name_parse(const char *text, struct kva_hub_name *ret, s
         *ret = name;
     return status;
 }
+
+void kva_hub_name_escape(const char *path, struct kva_buf *out)
+{
+    for (const char *c = path; *c; c++) {
+        unsigned char byte = (unsigned char)*c;
+        if (byte < 0x80 && (isalnum(byte) || strchr("-._~/", *c)))
+            kva_buf_putc(out, *c);
+        else
+            kva_buf_printf(out, "%%%02X", byte);
+    }
+}

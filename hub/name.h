@@ -2,13 +2,15 @@
  *
  *     ./folder, /path/model.gguf, a/b/c      a path
  *     smollm2-135m-instruct                  a model known by name (known.h)
- *     org/name[@revision][:file]             a repository of a hub, which nobody asks yet
+ *     org/name[@revision][:file]             a repository of a hub; `file` is a GGUF file's path
+ *                                            in it, or its quantisation, such as Q4_K_M
  *     anything                               a word: a path if there is such a file
  *
  * Thread rule: any thread. */
 #ifndef KVA_HUB_NAME_H
 #define KVA_HUB_NAME_H
 
+#include "base/buf.h"
 #include "base/err.h"
 #include "hub/known.h"
 
@@ -42,5 +44,8 @@ bool kva_hub_name_is_safe(const char *path);
 
 /* Whether `text` is a commit: 40 digits of lower-case hex. */
 bool kva_hub_name_is_commit(const char *text);
+
+/* A path as a URL has it: all but letters, digits, "-._~" and "/" escaped. */
+void kva_hub_name_escape(const char *path, struct kva_buf *out);
 
 #endif

@@ -120,6 +120,15 @@ static void test_name__safe_paths(void **state KVA_UNUSED)
     assert_false(kva_hub_name_is_safe(text));
 }
 
+static void test_name__in_a_url(void **state KVA_UNUSED)
+{
+    struct kva_buf text;
+    kva_buf_init(&text, 100);
+    kva_hub_name_escape("a-b._~/Z9/x y?#%\xc3\xa4", &text);
+    assert_string_equal(text.data, "a-b._~/Z9/x%20y%3F%23%25%C3%A4");
+    kva_buf_finish(&text);
+}
+
 /* What is pinned has the form of what pins: a slip of the pen would show only in a fetch. */
 static void test_name__table_of_known_models(void **state KVA_UNUSED)
 {
@@ -154,6 +163,7 @@ int main(void)
         cmocka_unit_test(test_name__longest_parts),
         cmocka_unit_test(test_name__what_cannot_be_is_refused),
         cmocka_unit_test(test_name__safe_paths),
+        cmocka_unit_test(test_name__in_a_url),
         cmocka_unit_test(test_name__table_of_known_models),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
