@@ -103,13 +103,19 @@ enum kva_status kva_hub_cache_put_ref(const struct kva_hub_places *places, const
 static enum kva_status make_link(const char *path, const char *file, const char *etag,
                                  struct kva_err *err)
 {
-    char temporary[PATH_BYTES_MAX + 32];
+    char temporary[PATH_BYTES_MAX + 32], former[PATH_BYTES_MAX];
     struct kva_buf target;
     kva_buf_init(&target, PATH_BYTES_MAX);
     kva_buf_puts(&target, "../../");
     for (const char *c = file; *c; c++)
         kva_buf_puts(&target, *c == '/' ? "../" : "");
     kva_buf_printf(&target, "blobs/%s", etag);
+    ssize_t length = readlink(path, former, sizeof(former));
+    if (!target.failed && length == (ssize_t)target.length &&
+        memcmp(former, target.data, target.length) == 0) {
+        kva_buf_finish(&target);
+        return KVA_OK;
+    }
     snprintf(temporary, sizeof(temporary), "%s.%ld.new", path, (long)getpid());
     unlink(temporary);
     bool ok =

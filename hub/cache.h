@@ -31,7 +31,8 @@ KVA_MUST_CHECK enum kva_status kva_hub_cache_put_ref(const struct kva_hub_places
                                                      const char *repository, const char *revision,
                                                      const char *commit, struct kva_err *err);
 
-/* A link from the snapshot to the blob; one that is there is replaced. Fails: KVA_EIO. */
+/* A link from the snapshot to the blob. One that is right is left alone, so that nothing is written
+ * where nothing is new: the cache may be read-only. Fails: KVA_EIO. */
 KVA_MUST_CHECK enum kva_status kva_hub_cache_link(const struct kva_hub_places *places,
                                                   const char *repository, const char *commit,
                                                   const char *file, const char *etag,

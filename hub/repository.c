@@ -101,8 +101,10 @@ static enum kva_status ask_listing(const struct kva_hub_name *name, struct kva_h
     enum kva_status status = path.failed
                                  ? kva_fail(err, KVA_ENOMEM, "out of memory for a URL")
                                  : kva_hub_http_ask(http, path.data, false, &text, &answer, err);
+    /* A hub that has no time is as good as away. */
+    bool busy = status ? status == KVA_EBUSY : answer.code >= 500 || answer.code == 429;
+    *ret_fault = busy ? KVA_HUB_BROKEN : status ? KVA_HUB_ANSWERED : answer.fault;
     if (!status) {
-        *ret_fault = answer.code >= 500 ? KVA_HUB_BROKEN : answer.fault;
         if (answer.fault != KVA_HUB_ANSWERED || answer.code != 200)
             status = kva_hub_download_explain(params, name->repository, name->revision, NULL,
                                               &answer, err);

@@ -228,6 +228,25 @@ def test_cache__a_hub_that_is_away_is_no_reason_not_to_serve(place):
     done = place.run("tokenize", "--model", NAME, "x", HF_ENDPOINT="http://127.0.0.1:1")
     assert "what is in the cache is used" in done.stderr, done
     place.fails("cannot be reached", NAME, HF_ENDPOINT="http://127.0.0.1:1")
+    for code, later in ((503, "0"), (429, "0"), (429, "3600")):
+        place.hub.api = lambda handler, code=code, later=later: handler.reply(code, {"Retry-After": later}) or True
+        done = place.run("tokenize", "--model", NAME, "x")
+        assert "what is in the cache is used" in done.stderr, done
+    # What refuses is not away.
+    place.hub.api = lambda handler: handler.refuse(403, "GatedRepo") or True
+    done = place.run("tokenize", "--model", NAME, "x")
+    assert done.returncode == 1 and "is gated" in done.stderr, done
+
+
+def test_cache__nothing_is_written_where_nothing_is_new(place):
+    place.add(CHECKPOINT)
+    path = place.pull()
+
+    def times() -> dict[str, int]:
+        return {str(p): p.lstat().st_ctime_ns for p in place.repository_folder.rglob("*")}
+
+    before = times()
+    assert place.pull() == path and times() == before
 
 
 def test_cache__list_shows_both(place):
