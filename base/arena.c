@@ -1,3 +1,4 @@
+/* arena.c - allocation from chunks, up to the arena's limit. */
 #include "base/arena.h"
 
 #include <stdalign.h>

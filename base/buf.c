@@ -1,3 +1,4 @@
+/* buf.c - appending and printing; growth by doubling up to the maximum. */
 #include "base/buf.h"
 
 #include "base/utf8.h"

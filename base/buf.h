@@ -25,8 +25,8 @@ void kva_buf_finish(struct kva_buf *buf);
 /* Forget the content and the failure, keep the storage. */
 void kva_buf_clear(struct kva_buf *buf);
 
-/* Make room for `extra` more bytes. False: over the maximum or out of memory; the buffer is failed.
- */
+/* Make room for `extra` more bytes. False: over the maximum or out of memory, and the buffer has
+ * failed. */
 bool kva_buf_reserve(struct kva_buf *buf, size_t extra);
 
 void kva_buf_append(struct kva_buf *buf, const void *data, size_t length);

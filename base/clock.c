@@ -1,3 +1,4 @@
+/* clock.c - the system's clock. */
 #include "base/clock.h"
 
 #include <time.h>

@@ -1,3 +1,4 @@
+/* err.c - the table of statuses, and how errors are worded. */
 #include "base/err.h"
 
 #include <stdio.h>
@@ -27,7 +28,7 @@ static const struct kva_status_info status_table[KVA_STATUS_COUNT] = {
     [KVA_EUNSUPPORTED] = {"unsupported", 400, "invalid_request_error", "unsupported"},
     [KVA_ELIMIT] = {"limit", 503, "server_error", "insufficient_memory_budget"},
     [KVA_EBUSY] = {"overloaded", 503, "server_error", "overloaded"},
-    [KVA_EWAITED] = {"waited_too_long", 503, "server_error", "overloaded"},
+    [KVA_EQUEUETIME] = {"queue_timeout", 503, "server_error", "overloaded"},
     [KVA_EDEVICE] = {"device_failed", 503, "server_error", "device_failed"},
     [KVA_ENOMEM] = {"out_of_memory", 503, "server_error", "out_of_memory"},
     [KVA_EIO] = {"io", 500, "server_error", NULL},

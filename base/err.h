@@ -35,7 +35,7 @@ enum kva_status {
     KVA_EUNSUPPORTED, /* Understood, but this build or model cannot do it: 400. */
     KVA_ELIMIT,       /* A budget is exhausted now; may succeed later: 503. */
     KVA_EBUSY,        /* Queue full, loading, draining: 503 with Retry-After. */
-    KVA_EWAITED,      /* Waited too long in the queue: 503 with Retry-After. */
+    KVA_EQUEUETIME,   /* Not admitted in time: 503 with Retry-After. */
     KVA_EDEVICE,      /* The device failed; sticky: 503. */
     KVA_ENOMEM,       /* The host is out of memory: 503. */
     KVA_EIO,          /* The operating system reported an error: 500. */

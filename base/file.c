@@ -1,3 +1,4 @@
+/* file.c - opening a regular file without waiting for it. */
 #include "base/file.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* heap.c - moving nodes up and down. */
 #include "base/heap.h"
 
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* histogram.c - counting values. */
 #include "base/histogram.h"
 
 void kva_histogram_init(struct kva_histogram *histogram, const double *bounds, size_t count)

@@ -1,3 +1,4 @@
+/* id_table.c - buckets of nodes; it never grows. */
 #include "base/id_table.h"
 
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* log.c - lines as text and as JSON, and the thread that writes them. */
 #include "base/log.h"
 
 #include "base/buf.h"

@@ -1,3 +1,4 @@
+/* mapped.c - reads that survive a truncated file: the handler of SIGBUS. */
 #include "base/mapped.h"
 
 #include <errno.h>

@@ -3,7 +3,7 @@
  * Reading a page of a mapping that its file has no more, or that the disk cannot give, raises
  * SIGBUS, which ends a process without a word. Here mappings are watched: their lost part turns
  * into zeros and is remembered as lost, the reader goes on with them, and whoever uses what was
- * read asks first whether it is lost. Faults elsewhere end the process as ever.
+ * read asks first whether it is lost. Faults elsewhere end the process.
  *
  * Thread rule: any thread; the handler runs on the one that faults, which must not block SIGBUS. */
 #ifndef KVA_BASE_MAPPED_H

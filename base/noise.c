@@ -1,3 +1,4 @@
+/* noise.c - the generator and its conversion to 16 and 32 bits. */
 #include "base/noise.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
-/* Items are claimed from one counter; idle threads spin for a few microseconds, then sleep. */
+/* pool.c - the threads: items are claimed from one counter; idle threads spin for a few microseconds, then
+ * sleep. */
 #include "base/pool.h"
 
 #include <pthread.h>

@@ -1,3 +1,4 @@
+/* utf8.c - decoding, and where a sequence ends. */
 #include "base/utf8.h"
 
 /* Continuation bytes wanted after `lead`, and the range allowed for the first of them. */

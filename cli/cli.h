@@ -59,7 +59,7 @@ char *kva_cli_text(const struct kva_string_list *rest, size_t *ret_length);
 /* Whether a document goes to standard output, which then has nothing else. NULL: none is wanted. */
 bool kva_cli_is_stdout(const char *path);
 
-/* A path that cannot be written is told before the work, not after it. NULL: nothing is to be
+/* Whether a path can be written: to be asked before the work, not after it. NULL: nothing is to be
  * written. Fails: KVA_EIO. */
 KVA_MUST_CHECK enum kva_status kva_cli_check_writable(const char *path, struct kva_err *err);
 

@@ -1,3 +1,4 @@
+/* info.c - the command `info`: a model, and what memory its serving takes. */
 #include "cli/cli.h"
 #include "cli/instance.h"
 

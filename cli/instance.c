@@ -1,3 +1,4 @@
+/* instance.c - from the options to an engine. */
 #include "cli/instance.h"
 
 #include "base/clock.h"

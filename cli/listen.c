@@ -1,3 +1,4 @@
+/* listen.c - addresses from text, and the limit of descriptors. */
 #include "cli/listen.h"
 
 #include "base/log.h"

@@ -1,3 +1,4 @@
+/* memory.c - how much memory is free. */
 #include "cli/instance.h"
 
 #include <stdio.h>

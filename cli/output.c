@@ -1,3 +1,4 @@
+/* output.c - results to a file or standard output. */
 #include "cli/cli.h"
 
 #include <errno.h>

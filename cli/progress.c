@@ -1,3 +1,4 @@
+/* progress.c - the bar. */
 #include "cli/progress.h"
 
 #include "base/clock.h"

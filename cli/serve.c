@@ -77,7 +77,7 @@ static enum kva_status allowed_policies(const struct kva_config *config,
     return KVA_OK;
 }
 
-/* What this model cannot do under the default policy is told now, not with every request. */
+/* A model that the default policy cannot serve is refused now, not with every request. */
 static enum kva_status check_default(const struct serve *serve, const struct kva_kv_spec *spec,
                                      struct kva_err *err)
 {
@@ -238,8 +238,8 @@ static void block_signals(sigset_t *set)
     signal(SIGPIPE, SIG_IGN);
 }
 
-/* End at once, as the signal does to a process that does not care for it: what loads may hang where
- * nothing can be asked to stop, as in reading a file of a network that is gone. */
+/* End at once by the signal's default action: loading may hang where nothing can be asked to stop,
+ * for example while it reads from a network file system that is gone. */
 static void die_of(int number)
 {
     sigset_t set;

@@ -1,3 +1,4 @@
+/* text.c - messages of failure, and text from arguments or standard input. */
 #include "cli/cli.h"
 
 #include <poll.h>

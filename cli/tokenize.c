@@ -1,3 +1,4 @@
+/* tokenize.c - the command `tokenize`. */
 #include "cli/cli.h"
 #include "cli/models.h"
 #include "text/tokenizer/tokenizer.h"

@@ -1,4 +1,4 @@
-/* The table as text for people. */
+/* help.c - the table as text for people. */
 #include "config/options.h"
 
 #include <stdio.h>

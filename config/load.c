@@ -1,4 +1,4 @@
-/* From the sources, in their order of precedence, to a config. */
+/* load.c - from the sources, in their order of precedence, to a config. */
 #include "config/options.h"
 
 #include <cjson/cJSON.h>

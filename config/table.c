@@ -1,3 +1,4 @@
+/* table.c - every option: its name, default, range, commands and meaning. */
 #include "config/options.h"
 
 #include <math.h>

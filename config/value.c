@@ -1,4 +1,4 @@
-/* From the text of a value to the field it belongs in. */
+/* value.c - from the text of a value to the field it belongs in. */
 #include "config/options.h"
 
 #include <errno.h>

@@ -90,7 +90,7 @@ static struct kva_candidate pop(struct kva_candidate *heap, uint32_t count)
 
 /* --- what is known of a row ------------------------------------------------------------------ */
 
-/* s->candidates, after the request's wishes, and what is known of the other tokens. */
+/* s->candidates, after the logit processors, and what is known of the other tokens. */
 struct known {
     uint32_t count;            /* of the candidates; each is above -inf */
     bool all;                  /* the others are at -inf */
@@ -163,7 +163,7 @@ static struct known know_listed(struct kva_sampler *s, const struct kva_sampler_
                 exp(((double)x.logit - (double)known.last.logit) / (double)p->temperature);
     }
     known.rest = known.rest > 0 ? known.rest : 0;
-    kva_sampler_apply_wishes(s, s->listed, context);
+    kva_sampler_process_logits(s, s->listed, context);
     if (p->allowed_id_count > 0) {
         add_once(s, &known, s->listed, p->allowed_ids, p->allowed_id_count);
         kva_sampler_forget(s, p->allowed_ids, p->allowed_id_count);
@@ -303,7 +303,7 @@ enum kva_status kva_sampler_draw(struct kva_sampler *s, float *logits,
     drop_nan(logits, s->vocab_size);
     if (p->logprobs >= 0)
         memcpy(s->saved, logits, s->vocab_size * sizeof(*logits));
-    kva_sampler_apply_wishes(s, logits, context);
+    kva_sampler_process_logits(s, logits, context);
     struct known known = know_all(s, logits, p);
     enum kva_status status = choose(s, &known, context, &enough, &ret->token);
     if (status)
@@ -323,7 +323,7 @@ void kva_sampler_want(struct kva_sampler *s, const struct kva_sampler_context *c
 {
     const struct kva_sampling_params *p = context->params;
     uint32_t count = 0;
-    bool enough = kva_sampler_watch_wishes(s, context, watched, &count);
+    bool enough = kva_sampler_affected_tokens(s, context, watched, &count);
     *want = (struct kva_shortlist_want){.log_sum = p->logprobs >= 0};
     if (!enough || p->top_k > KVA_SHORTLIST_MAX)
         return;

@@ -12,7 +12,7 @@
 #define BYPASS_MAX   32u
 #define BYPASS_DEPTH 8u
 
-/* Where there are several tenants, so many of one are tried in a step. */
+/* Of one tenant, where there are several. */
 #define BYPASS_DEPTH_SHARED 2u
 
 /* What the prefix cache has is given up on demand. */
@@ -27,8 +27,8 @@ static void refresh_usage(struct kva_scheduler *s)
     s->ops->usage(s->engine_self, &s->usage);
 }
 
-/* Device bytes that are not there for one that needs so many: with what all that run, and it, will
- * grow by. */
+/* Device bytes that are missing to admit or resume a choice that needs `bytes`, with the growth of
+ * all that run and its own. */
 static uint64_t missing_bytes(const struct kva_scheduler *s, const struct kva_choice *c,
                               uint64_t bytes)
 {

@@ -59,7 +59,7 @@ static void leave_running(struct kva_scheduler *s, struct kva_choice *c)
     s->running_growth_bytes -= c->growth_bytes;
 }
 
-/* Siblings waited for the prompt's pages; now they are there, or nobody makes them any more. */
+/* Siblings wait for the prompt's KV: it is computed, or its choice has ended. */
 static void release_siblings(struct kva_scheduler *s, struct kva_group *group, bool all)
 {
     for (uint32_t i = 0; group->siblings > 0 && i < group->request->choices; i++) {

@@ -43,7 +43,7 @@ enum kva_choice_state {
 
 struct kva_group;
 
-/* Tokens that a slot is worth: two tenants that share one slot take turns of about so many. */
+/* Tokens that a slot is worth: two tenants that share one slot take turns of about this many. */
 #define KVA_TENANT_QUANTUM 512u
 
 /* Whoever has live choices; remembered for a while after. */
@@ -199,7 +199,7 @@ void kva_choice_emit_prompt_logprobs(struct kva_scheduler *s, struct kva_choice 
 /* The request's tenant, with room for its choices. NULL: out of memory. */
 struct kva_tenant *kva_tenant_enter(struct kva_scheduler *s,
                                     const struct kva_request *request) KVA_MUST_CHECK;
-/* So many of its choices are gone. */
+/* `choices` of them have ended. */
 void kva_tenant_leave(struct kva_scheduler *s, struct kva_tenant *t, uint32_t choices);
 void kva_tenants_finish(struct kva_scheduler *s);
 
@@ -242,10 +242,10 @@ KVA_MUST_CHECK enum kva_status kva_request_check(const struct kva_scheduler_para
 
 /* When the group ends unless something happens before; 0: never. That is its deadline, or, as long
  * as none of its choices was admitted, the end of the time that it may wait. */
-uint64_t kva_group_due(const struct kva_scheduler *s, const struct kva_group *group);
+uint64_t kva_group_deadline_ns(const struct kva_scheduler *s, const struct kva_group *group);
 
-/* Put the group where it is found when it is due. */
-void kva_group_await(struct kva_scheduler *s, struct kva_group *group);
+/* Put the group into `deadlines`, if it has one. */
+void kva_group_arm_deadline(struct kva_scheduler *s, struct kva_group *group);
 
 /* --- admit.c ------------------------------------------------------------------------------- */
 

@@ -1,3 +1,4 @@
+/* outbox.c - records packed into blocks. */
 #include "scheduler/outbox.h"
 
 #include <stdalign.h>

@@ -1,3 +1,4 @@
+/* request.c - a request and its arena. */
 #include "scheduler/scheduler.h"
 
 struct kva_request *kva_request_create(size_t arena_limit_bytes)

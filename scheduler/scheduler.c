@@ -1,3 +1,4 @@
+/* scheduler.c - creation, statistics and the live view. */
 #include "scheduler/internal.h"
 
 #include <stdlib.h>

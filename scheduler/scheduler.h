@@ -105,7 +105,7 @@ struct kva_output {
 
 typedef void (*kva_output_fn)(void *opaque, const struct kva_output *output);
 
-/* What prompts may have of any step, whatever it costs. */
+/* Tokens that prompts may have in any step, whatever it costs. */
 #define KVA_PREFILL_TOKENS_MIN 16u
 
 struct kva_scheduler_params {
@@ -116,12 +116,11 @@ struct kva_scheduler_params {
     uint32_t step_tokens_max;   /* decode rows + prefill tokens of a step, <= engine's */
     uint32_t prefill_share_pct; /* of the step's tokens that prefill may take while others decode:
                                    running streams keep their rhythm; 1..100 */
-    /* A step in which streams decode should take no longer: prompts get what is left of it, judged
-     * by what steps have cost so far, and at least KVA_PREFILL_TOKENS_MIN tokens. 0: no such aim.
-     */
+    /* A step in which streams decode should take no longer: prompts get the rest, estimated from
+     * the cost of recent steps, and at least KVA_PREFILL_TOKENS_MIN tokens. 0: no such aim. */
     uint64_t step_time_ns;
     /* A request none of whose choices has been admitted so long after it was submitted ends with
-     * KVA_FINISH_ERROR and KVA_EWAITED: under more load than there is capacity for, those that are
+     * KVA_FINISH_ERROR and KVA_EQUEUETIME: under more load than there is capacity for, those that are
      * served are served in time. 0: they wait as long as it takes. */
     uint64_t waiting_time_ns;
     uint64_t aging_ns;       /* one priority level is gained per this long in the queue; 0: none,
@@ -148,7 +147,7 @@ struct kva_scheduler_stats {
     uint64_t preemptions;                              /* counters since start */
     uint64_t rejected_queue_full;
     uint64_t rejected_budget;
-    uint64_t rejected_waited; /* requests that waited longer than they may */
+    uint64_t rejected_queue_time; /* requests that were not admitted in waiting_time_ns */
     uint64_t finished[KVA_FINISH_COUNT];
     uint64_t prompt_tokens_computed;
     uint64_t prompt_tokens_cached;

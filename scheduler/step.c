@@ -269,22 +269,23 @@ static void expire(struct kva_scheduler *s, uint64_t now_ns)
     struct kva_heap_node *first;
     while ((first = kva_heap_peek(&s->deadlines)) && (uint64_t)first->key <= now_ns) {
         struct kva_group *group = KVA_CONTAINER_OF(first, struct kva_group, deadline);
-        uint64_t due_ns = kva_group_due(s, group), deadline_ns = group->request->deadline_ns;
+        uint64_t due_ns = kva_group_deadline_ns(s, group),
+                 deadline_ns = group->request->deadline_ns;
         if (due_ns == 0 || due_ns > now_ns) {
             /* It was admitted while it waited: its deadline is another one, or none. */
             kva_heap_remove(&s->deadlines, first);
-            kva_group_await(s, group);
+            kva_group_arm_deadline(s, group);
         } else if (due_ns == deadline_ns) {
             kva_group_end(s, group, KVA_FINISH_DEADLINE, KVA_ETIMEOUT, now_ns);
         } else {
-            s->stats.rejected_waited++;
-            kva_group_end(s, group, KVA_FINISH_ERROR, KVA_EWAITED, now_ns);
+            s->stats.rejected_queue_time++;
+            kva_group_end(s, group, KVA_FINISH_ERROR, KVA_EQUEUETIME, now_ns);
         }
     }
 }
 
 /* Nothing could be planned. *ret_wake_ns: when to look again; 0: when something is submitted. */
-static void rest(struct kva_scheduler *s, uint64_t now_ns, uint64_t *ret_wake_ns)
+static void plan_wakeup(struct kva_scheduler *s, uint64_t now_ns, uint64_t *ret_wake_ns)
 {
     const struct kva_heap_node *deadline = kva_heap_peek(&s->deadlines);
     uint64_t wake_ns = deadline ? (uint64_t)deadline->key : 0;
@@ -322,7 +323,7 @@ enum kva_status kva_scheduler_step(struct kva_scheduler *s, bool *ret_idle, uint
     *ret_wake_ns = 0;
     *ret_idle = s->item_count == 0;
     if (s->item_count == 0) {
-        rest(s, now_ns, ret_wake_ns);
+        plan_wakeup(s, now_ns, ret_wake_ns);
         return KVA_OK;
     }
     s->stuck_since_ns = 0;

@@ -122,7 +122,7 @@ static enum kva_status check_queue(struct kva_scheduler *s, const struct kva_req
     return KVA_OK;
 }
 
-uint64_t kva_group_due(const struct kva_scheduler *s, const struct kva_group *group)
+uint64_t kva_group_deadline_ns(const struct kva_scheduler *s, const struct kva_group *group)
 {
     uint64_t deadline_ns = group->request->deadline_ns;
     if (group->admitted || group->request->patient || s->params.waiting_time_ns == 0)
@@ -131,9 +131,9 @@ uint64_t kva_group_due(const struct kva_scheduler *s, const struct kva_group *gr
     return deadline_ns != 0 && deadline_ns <= waited_ns ? deadline_ns : waited_ns;
 }
 
-void kva_group_await(struct kva_scheduler *s, struct kva_group *group)
+void kva_group_arm_deadline(struct kva_scheduler *s, struct kva_group *group)
 {
-    uint64_t due_ns = kva_group_due(s, group);
+    uint64_t due_ns = kva_group_deadline_ns(s, group);
     group->has_deadline = due_ns != 0;
     if (!group->has_deadline)
         return;
@@ -186,7 +186,7 @@ enum kva_status kva_scheduler_submit(struct kva_scheduler *s, struct kva_request
     for (uint32_t i = 0; i < request->choices; i++)
         queue_choice(s, group, tenant, i, key);
     kva_id_table_insert(&s->groups, &group->id_node, request->id);
-    kva_group_await(s, group);
+    kva_group_arm_deadline(s, group);
     return KVA_OK;
 }
 

@@ -1,4 +1,4 @@
-/* One line per request, when its answer has left or its connection has. */
+/* access_log.c - one line per request, when its answer has left or its connection has. */
 #include "server/internal.h"
 
 #include "base/clock.h"
@@ -20,8 +20,8 @@ static void write_json(struct kva_buf *out, const struct kva_exchange_info *info
                    (unsigned long long)info->body_bytes, (unsigned long long)info->sent_bytes);
     if (info->key_index >= 0)
         kva_buf_printf(out, ",\"key\":%d", info->key_index);
-    if (info->note_json[0])
-        kva_buf_printf(out, ",%s", info->note_json);
+    if (info->summary_json[0])
+        kva_buf_printf(out, ",%s", info->summary_json);
 }
 
 /* Control characters of a hostile path would forge lines. */
@@ -43,8 +43,8 @@ static void write_line(const struct kva_exchange_info *info, enum kva_log_level 
     put_clean(&text, info->request_id, KVA_REQUEST_ID_MAX);
     if (info->key_index >= 0)
         kva_buf_printf(&text, " key=%d", info->key_index);
-    if (info->note[0])
-        kva_buf_printf(&text, " %s", info->note);
+    if (info->summary[0])
+        kva_buf_printf(&text, " %s", info->summary);
     if (info->stalled)
         kva_buf_puts(&text, " slow-reader");
     write_json(&json, info, ms);
@@ -60,7 +60,7 @@ void kva_server_done(void *opaque, struct kva_exchange *exchange)
     const char *route = info->route ? info->route : "other";
     kva_metrics_count_http(&server->metrics, route, info->aborted ? 499 : info->status);
     if (info->stalled)
-        server->metrics.slow_readers_cut++;
+        server->metrics.slow_readers_aborted++;
     /* Probes and scrapes would fill the log. */
     bool probe = !info->route || route[1] != 'v' || strcmp(route, "/version") == 0;
     enum kva_log_level level = probe && info->status < 400 ? KVA_LOG_DEBUG : KVA_LOG_INFO;

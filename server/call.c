@@ -1,4 +1,4 @@
-/* A call from its body to its submission, and its end. */
+/* call.c - a call from its body to its submission, and its end. */
 #include "server/internal.h"
 
 #include "base/clock.h"
@@ -12,14 +12,14 @@
 /* About what a call takes besides its body. */
 #define CALL_BYTES 8192u
 
-static void unlink_touched(struct kva_call *call)
+static void unlink_dirty(struct kva_call *call)
 {
-    struct kva_call **at = &call->server->touched;
+    struct kva_call **at = &call->server->dirty;
     while (*at && *at != call)
-        at = &(*at)->next_touched;
+        at = &(*at)->next_dirty;
     if (*at)
-        *at = call->next_touched;
-    call->is_touched = false;
+        *at = call->next_dirty;
+    call->is_dirty = false;
 }
 
 /* End what the scheduler still runs for this call; its outputs find no slot any more. */
@@ -52,8 +52,8 @@ static void leave_key(struct kva_call *call)
 void kva_call_destroy(struct kva_call *call)
 {
     struct kva_server *server = call->server;
-    if (call->is_touched)
-        unlink_touched(call);
+    if (call->is_dirty)
+        unlink_dirty(call);
     release_requests(call, !call->is_done);
     leave_key(call);
     if (call->prev)
@@ -73,7 +73,7 @@ void kva_call_destroy(struct kva_call *call)
     free(call);
 }
 
-void kva_call_note(struct kva_call *call)
+void kva_call_log_summary(struct kva_call *call)
 {
     struct kva_answer_summary sum;
     if (!call->exchange || !call->answer)
@@ -84,11 +84,11 @@ void kva_call_note(struct kva_call *call)
                          ? (double)(call->first_token_ns - call->received_ns) / KVA_NS_PER_MS
                          : 0;
     kva_answer_get_summary(call->answer, &sum);
-    snprintf(info->note, sizeof(info->note),
+    snprintf(info->summary, sizeof(info->summary),
              "prompt=%llu cached=%llu output=%llu finish=%s ttft=%.1fms",
              (unsigned long long)sum.prompt_tokens, (unsigned long long)sum.cached_tokens,
              (unsigned long long)sum.output_tokens, finish, ttft_ms);
-    snprintf(info->note_json, sizeof(info->note_json),
+    snprintf(info->summary_json, sizeof(info->summary_json),
              "\"prompt_tokens\":%llu,\"cached_tokens\":%llu,\"output_tokens\":%llu,"
              "\"finish\":\"%s\",\"ttft_ms\":%.3f",
              (unsigned long long)sum.prompt_tokens, (unsigned long long)sum.cached_tokens,
@@ -116,7 +116,7 @@ void kva_call_fail(struct kva_call *call, enum kva_status status, const struct k
             call->api->prompt_count * call->api->best_of - sum.choices_ended;
     }
     call->finish = kva_status_info(status)->name;
-    kva_call_note(call);
+    kva_call_log_summary(call);
     call->exchange = NULL;
     if (exchange && call->head_sent) {
         struct kva_buf frame;
@@ -129,7 +129,7 @@ void kva_call_fail(struct kva_call *call, enum kva_status status, const struct k
         kva_buf_finish(&frame);
         kva_exchange_stream_end(exchange, true);
         /* A keep-alive was all that it got. */
-        if (status == KVA_EWAITED)
+        if (status == KVA_EQUEUETIME)
             kva_server_count_rejection(server, status);
     } else if (exchange) {
         kva_server_reply_error(server, exchange, status, err);
@@ -137,14 +137,14 @@ void kva_call_fail(struct kva_call *call, enum kva_status status, const struct k
     kva_call_destroy(call);
 }
 
-/* The client has left: everything it asked for ends now, nothing else is touched. */
+/* The client has left: end everything that it asked for, and nothing else. */
 static void on_gone(void *opaque)
 {
     struct kva_call *call = opaque;
     struct kva_server *server = call->server;
     count_tokens(call);
     call->finish = "abort";
-    kva_call_note(call);
+    kva_call_log_summary(call);
     call->exchange = NULL;
     if (call->state == KVA_CALL_PREPARING) {
         /* A worker holds it; it is destroyed when it comes back. */
@@ -169,7 +169,7 @@ static void on_writable(void *opaque)
     struct kva_call *call = opaque;
     if (!call->paused)
         return;
-    kva_call_touch(call);
+    kva_call_mark_dirty(call);
     event_active(call->server->wake_event, EV_READ, 0);
 }
 

@@ -1,4 +1,4 @@
-/* Outputs of the engine on their way to sockets. */
+/* call_output.c - outputs of the engine on their way to sockets. */
 #include "server/internal.h"
 
 #include "base/clock.h"
@@ -10,7 +10,7 @@
 /* A buffer that grew beyond this is given back once it is written: most streams are idle. */
 #define OUT_KEEP_BYTES 1024u
 
-/* The heap is trimmed when requests had so many bytes and most of them have gone. */
+/* The heap is trimmed when requests had this many bytes and most of them are freed. */
 #define TRIM_BYTES    ((uint64_t)4 << 20)
 #define TRIM_PAUSE_NS (2 * KVA_NS_PER_S)
 
@@ -19,13 +19,13 @@ static double seconds(uint64_t from_ns, uint64_t to_ns)
     return to_ns > from_ns ? (double)(to_ns - from_ns) / (double)KVA_NS_PER_S : 0;
 }
 
-void kva_call_touch(struct kva_call *call)
+void kva_call_mark_dirty(struct kva_call *call)
 {
-    if (call->is_touched)
+    if (call->is_dirty)
         return;
-    call->is_touched = true;
-    call->next_touched = call->server->touched;
-    call->server->touched = call;
+    call->is_dirty = true;
+    call->next_dirty = call->server->dirty;
+    call->server->dirty = call;
 }
 
 static void note_token(struct kva_call *call, uint32_t prompt_index,
@@ -113,7 +113,7 @@ static void on_output(void *opaque, const struct kva_output *output)
         call->failed = true;
         call->status = kva_answer_error(call->answer, &call->err);
     }
-    kva_call_touch(call);
+    kva_call_mark_dirty(call);
 }
 
 static void begin_stream(struct kva_call *call)
@@ -152,7 +152,7 @@ static void complete(struct kva_call *call)
         kva_call_fail(call, KVA_ENOMEM, &err);
         return;
     }
-    kva_call_note(call);
+    kva_call_log_summary(call);
     if (call->api->stream) {
         write_out(call);
         call->exchange = NULL;
@@ -164,7 +164,7 @@ static void complete(struct kva_call *call)
     kva_call_destroy(call);
 }
 
-/* The peer leaves too much unread: gather instead of making frames. */
+/* The peer leaves too much unread: buffer its text instead of making frames. */
 static void pause(struct kva_call *call)
 {
     if (call->paused || !call->api->stream ||
@@ -184,16 +184,16 @@ static void resume(struct kva_call *call)
     kva_answer_resume(call->answer, &call->out);
 }
 
-/* The call's connection is closed without another word. */
-static void cut(struct kva_call *call, const char *why)
+/* End the call and close its connection without an answer. */
+static void abort_call(struct kva_call *call, const char *why)
 {
     struct kva_exchange *exchange = call->exchange;
     call->finish = why;
-    kva_call_note(call);
+    kva_call_log_summary(call);
     call->exchange = NULL;
     kva_call_destroy(call);
     if (exchange)
-        kva_exchange_cut(exchange);
+        kva_exchange_abort(exchange);
 }
 
 void kva_call_flush(struct kva_call *call)
@@ -215,9 +215,9 @@ void kva_call_flush(struct kva_call *call)
         return;
     }
     if (call->paused) {
-        if (kva_answer_gathered(call->answer) > server->params.stream_gathered_max) {
-            server->metrics.slow_readers_cut++;
-            cut(call, "slow_reader");
+        if (kva_answer_buffered(call->answer) > server->params.stream_buffered_max) {
+            server->metrics.slow_readers_aborted++;
+            abort_call(call, "slow_reader");
         }
         return;
     }
@@ -231,10 +231,10 @@ void kva_calls_poll(struct kva_server *server)
 {
     if (server->has_backend)
         kva_service_poll(server->backend.service, on_output, server);
-    while (server->touched) {
-        struct kva_call *call = server->touched;
-        server->touched = call->next_touched;
-        call->is_touched = false;
+    while (server->dirty) {
+        struct kva_call *call = server->dirty;
+        server->dirty = call->next_dirty;
+        call->is_dirty = false;
         kva_call_flush(call);
     }
 }
@@ -281,13 +281,13 @@ void kva_calls_tick(struct kva_server *server, uint64_t now_ns)
     }
 }
 
-void kva_calls_cut_all(struct kva_server *server)
+void kva_calls_abort_all(struct kva_server *server)
 {
     for (struct kva_call *call = server->calls, *next; call; call = next) {
         next = call->next;
         atomic_store(&call->abandoned, true); /* what a worker still prepares */
         if (call->state == KVA_CALL_RUNNING)
-            cut(call, "stopped");
+            abort_call(call, "stopped");
     }
 }
 

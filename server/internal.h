@@ -69,8 +69,8 @@ struct kva_server {
     int64_t start_unix_s;
 
     struct kva_slots slots;
-    struct kva_call *calls;   /* all */
-    struct kva_call *touched; /* with something to send after this poll */
+    struct kva_call *calls; /* all */
+    struct kva_call *dirty; /* with something to send after this poll */
     uint32_t call_count;
     uint32_t call_peak;       /* since the heap was last trimmed */
     uint64_t untrimmed_bytes; /* of requests since then */
@@ -89,7 +89,7 @@ enum kva_call_state {
 struct kva_call {
     struct kva_server *server;
     struct kva_call *prev, *next;
-    struct kva_call *next_touched;
+    struct kva_call *next_dirty;
     struct kva_exchange *exchange; /* NULL: the client has left */
     struct kva_api_call *api;
     struct kva_answer *answer;
@@ -122,7 +122,7 @@ struct kva_call {
     uint32_t prefill_total;
     bool head_sent;
     bool paused;
-    bool is_touched;
+    bool is_dirty;
     bool is_done; /* every choice has ended */
     bool failed;  /* `err` says why; the flush reports it */
 };
@@ -163,9 +163,9 @@ void kva_call_begin(struct kva_server *server, struct kva_exchange *exchange,
                     enum kva_api_route route);
 void kva_call_completion(struct kva_server *server, struct kva_exchange *exchange);
 void kva_call_chat(struct kva_server *server, struct kva_exchange *exchange);
-/* Send what has gathered; may end the call and free it. */
+/* Send the buffered output; may end the call and free it. */
 void kva_call_flush(struct kva_call *call);
-void kva_call_touch(struct kva_call *call);
+void kva_call_mark_dirty(struct kva_call *call);
 /* End with an error: a JSON answer, or a frame once the stream has begun. Frees the call. */
 void kva_call_fail(struct kva_call *call, enum kva_status status, const struct kva_err *err);
 void kva_call_destroy(struct kva_call *call);
@@ -175,9 +175,9 @@ void kva_calls_poll(struct kva_server *server);
 void kva_calls_tick(struct kva_server *server, uint64_t now_ns);
 void kva_calls_end_all(struct kva_server *server, enum kva_status status, const char *message);
 /* Close the connections of all running calls and end them. */
-void kva_calls_cut_all(struct kva_server *server);
+void kva_calls_abort_all(struct kva_server *server);
 /* What the log line says about the call. */
-void kva_call_note(struct kva_call *call);
+void kva_call_log_summary(struct kva_call *call);
 
 /* --- tokenize.c --- */
 void kva_view_tokenize(struct kva_server *server, struct kva_exchange *exchange);

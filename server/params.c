@@ -1,3 +1,4 @@
+/* params.c - the defaults of a server's parameters. */
 #include "server/server.h"
 
 #include "base/clock.h"
@@ -18,7 +19,7 @@ void kva_server_params_default(struct kva_server_params *params)
         .prompts_live_max = 65536,
         .answer_bytes_max = (size_t)64 << 20,
         .stream_unsent_max = (size_t)64 << 10,
-        .stream_gathered_max = (size_t)4 << 20,
+        .stream_buffered_max = (size_t)4 << 20,
         .write_timeout_ns = 60 * KVA_NS_PER_S,
         .idle_timeout_ns = 120 * KVA_NS_PER_S,
         .head_timeout_ns = 10 * KVA_NS_PER_S,

@@ -1,4 +1,4 @@
-/* Which handler answers what, and what is refused before any of them. */
+/* routes.c - which handler answers what, and what is refused before any of them. */
 #include "server/internal.h"
 
 #include <stdio.h>
@@ -54,19 +54,32 @@ static const struct route *find_route(const char *path)
 void kva_server_count_rejection(struct kva_server *server, enum kva_status status)
 {
     static const enum kva_reject_reason reasons[KVA_STATUS_COUNT] = {
-        [KVA_EINVAL] = KVA_REJECT_INVALID,      [KVA_EUNSUPPORTED] = KVA_REJECT_INVALID,
-        [KVA_ENOTFOUND] = KVA_REJECT_INVALID,   [KVA_EMETHOD] = KVA_REJECT_INVALID,
-        [KVA_EMODEL] = KVA_REJECT_INVALID,      [KVA_EMEDIATYPE] = KVA_REJECT_INVALID,
-        [KVA_ETOOBIG] = KVA_REJECT_INVALID,     [KVA_EFORMAT] = KVA_REJECT_INVALID,
-        [KVA_ECONTEXT] = KVA_REJECT_CONTEXT,    [KVA_EAUTH] = KVA_REJECT_KEY,
-        [KVA_ERATE] = KVA_REJECT_RATE,          [KVA_EBUSY] = KVA_REJECT_QUEUE_FULL,
-        [KVA_ELIMIT] = KVA_REJECT_BUDGET,       [KVA_ENOMEM] = KVA_REJECT_BUDGET,
-        [KVA_EWAITED] = KVA_REJECT_WAITED,      [KVA_EDEVICE] = KVA_REJECT_DEVICE,
-        [KVA_ETIMEOUT] = KVA_REJECT_INVALID,    [KVA_EHEADERS] = KVA_REJECT_INVALID,
-        [KVA_EEXPECT] = KVA_REJECT_INVALID,     [KVA_ECODING] = KVA_REJECT_INVALID,
-        [KVA_EVERSION] = KVA_REJECT_INVALID,    [KVA_EHOST] = KVA_REJECT_INVALID,
-        [KVA_EINTERNAL] = KVA_REJECT_DEVICE,    [KVA_EIO] = KVA_REJECT_DEVICE,
-        [KVA_ECANCELLED] = KVA_REJECT_DRAINING, [KVA_OK] = KVA_REJECT_INVALID,
+        [KVA_EINVAL] = KVA_REJECT_INVALID,
+        [KVA_EUNSUPPORTED] = KVA_REJECT_INVALID,
+        [KVA_ENOTFOUND] = KVA_REJECT_INVALID,
+        [KVA_EMETHOD] = KVA_REJECT_INVALID,
+        [KVA_EMODEL] = KVA_REJECT_INVALID,
+        [KVA_EMEDIATYPE] = KVA_REJECT_INVALID,
+        [KVA_ETOOBIG] = KVA_REJECT_INVALID,
+        [KVA_EFORMAT] = KVA_REJECT_INVALID,
+        [KVA_ECONTEXT] = KVA_REJECT_CONTEXT,
+        [KVA_EAUTH] = KVA_REJECT_KEY,
+        [KVA_ERATE] = KVA_REJECT_RATE,
+        [KVA_EBUSY] = KVA_REJECT_QUEUE_FULL,
+        [KVA_ELIMIT] = KVA_REJECT_BUDGET,
+        [KVA_ENOMEM] = KVA_REJECT_BUDGET,
+        [KVA_EQUEUETIME] = KVA_REJECT_QUEUE_TIME,
+        [KVA_EDEVICE] = KVA_REJECT_DEVICE,
+        [KVA_ETIMEOUT] = KVA_REJECT_INVALID,
+        [KVA_EHEADERS] = KVA_REJECT_INVALID,
+        [KVA_EEXPECT] = KVA_REJECT_INVALID,
+        [KVA_ECODING] = KVA_REJECT_INVALID,
+        [KVA_EVERSION] = KVA_REJECT_INVALID,
+        [KVA_EHOST] = KVA_REJECT_INVALID,
+        [KVA_EINTERNAL] = KVA_REJECT_DEVICE,
+        [KVA_EIO] = KVA_REJECT_DEVICE,
+        [KVA_ECANCELLED] = KVA_REJECT_DRAINING,
+        [KVA_OK] = KVA_REJECT_INVALID,
     };
     enum kva_reject_reason reason = reasons[status];
     if (status == KVA_EBUSY && server->phase == KVA_PHASE_LOADING)

@@ -1,4 +1,4 @@
-/* Life of the server: create, the event loop, attach, drain. */
+/* server.c - life of the server: create, the event loop, attach, drain. */
 #include "server/internal.h"
 
 #include "base/log.h"
@@ -111,8 +111,8 @@ static void start_drain(struct kva_server *server)
             server->call_count);
 }
 
-/* What other threads have asked for. */
-static void take_orders(struct kva_server *server)
+/* Attach, reload, drain and stop, as other threads have asked. */
+static void handle_requests_of_threads(struct kva_server *server)
 {
     if (!server->has_backend && atomic_load(&server->backend_given)) {
         server->backend = server->given;
@@ -173,7 +173,7 @@ static void on_wake(evutil_socket_t fd, short what, void *opaque)
     (void)fd;
     (void)what;
     struct kva_server *server = opaque;
-    take_orders(server);
+    handle_requests_of_threads(server);
     kva_workers_collect(server->workers);
     kva_calls_poll(server);
     if (server->drain_deadline_ns != 0)
@@ -343,12 +343,12 @@ static void end_calls(struct kva_server *server)
 {
     if (server->phase == KVA_PHASE_READY || server->phase == KVA_PHASE_LOADING)
         server->phase = KVA_PHASE_DRAINING; /* what workers still prepare is refused */
-    kva_calls_cut_all(server);
+    kva_calls_abort_all(server);
 }
 
 enum kva_status kva_server_run(struct kva_server *server, struct kva_err *err)
 {
-    take_orders(server);
+    handle_requests_of_threads(server);
     int looped = event_base_dispatch(server->base);
     end_calls(server);
     if (looped < 0)

@@ -51,8 +51,8 @@ struct kva_server_params {
     uint32_t prompts_live_max;   /* prompts of all calls at once */
     size_t answer_bytes_max;     /* of one answer */
     size_t stream_unsent_max;    /* a stream is paused when its peer leaves this much unread */
-    size_t stream_gathered_max;  /* a paused stream is cut when this much has gathered */
-    uint64_t write_timeout_ns;   /* a peer that reads nothing for this long is cut */
+    size_t stream_buffered_max;  /* a paused stream is closed when this much is buffered */
+    uint64_t write_timeout_ns;   /* a peer that reads nothing for this long is closed */
     uint64_t idle_timeout_ns;    /* of a connection without a request */
     uint64_t head_timeout_ns;    /* for a TLS handshake and a request's headers */
     uint64_t receive_timeout_ns; /* for a request to arrive */
@@ -109,7 +109,7 @@ KVA_MUST_CHECK enum kva_status kva_server_run(struct kva_server *server, struct 
 /* Readiness turns 503, new work is refused, run returns when the last answer has left. */
 void kva_server_drain(struct kva_server *server);
 
-/* run returns at once; streams are cut. */
+/* run returns at once; connections are closed. */
 void kva_server_stop(struct kva_server *server);
 
 /* Read certificate, key and key file again; what cannot be read is logged and stays as it was. */

@@ -1,3 +1,4 @@
+/* slots.c - request ids: the call and the prompt that an id stands for. */
 #include "server/internal.h"
 
 #include <stdlib.h>

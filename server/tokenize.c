@@ -1,4 +1,4 @@
-/* POST /tokenize and /detokenize, with vLLM's bodies. */
+/* tokenize.c - POST /tokenize and /detokenize, with vLLM's bodies. */
 #include "server/internal.h"
 
 #include <stdlib.h>

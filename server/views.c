@@ -1,4 +1,4 @@
-/* What is answered at once: liveness, readiness, models, metrics, the live view. */
+/* views.c - what is answered at once: liveness, readiness, models, metrics, the live view. */
 #include "server/internal.h"
 
 #include "base/clock.h"

@@ -1,3 +1,4 @@
+/* measure.c - running steps and timing them. */
 #include "cli/bench/bench.h"
 
 #include "base/noise.h"

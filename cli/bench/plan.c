@@ -1,3 +1,4 @@
+/* plan.c - which sequences have KV of their own, by the memory that is free. */
 #include "cli/bench/bench.h"
 
 #include <stdlib.h>

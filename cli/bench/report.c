@@ -1,3 +1,4 @@
+/* report.c - tables and JSON. */
 #include "cli/bench/bench.h"
 
 #include <stdio.h>

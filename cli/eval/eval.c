@@ -1,4 +1,4 @@
-/* The command: options, the run, and where the result goes. */
+/* eval.c - the command: options, the run, and where the result goes. */
 #include "cli/eval/eval.h"
 
 #include "base/clock.h"

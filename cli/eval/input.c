@@ -1,4 +1,4 @@
-/* Files of text and of prompts. */
+/* input.c - files of text and of prompts. */
 #include "base/utf8.h"
 #include "cli/eval/eval.h"
 

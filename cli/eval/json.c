@@ -1,4 +1,4 @@
-/* The result with everything that it takes to repeat it, as JSON. */
+/* json.c - the result with everything that it takes to repeat it, as JSON. */
 #include "cli/eval/eval.h"
 
 #include <math.h>

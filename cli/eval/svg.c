@@ -1,12 +1,12 @@
-/* The result as heat maps: a row of panels per policy, in each of them a cell per layer and KV
- * head.
+/* svg.c - the result as heat maps: a row of panels per policy, in each of them a cell per layer and
+ * KV head.
  *
  *     specache:2:64
  *     mass covered      mass, best rows   rows hit              0% [      ] 100%
  *     layer 0  [ ][ ]   0  [ ][ ]         0  [ ][ ]
  *           1  [ ][ ]   1  [ ][ ]         1  [ ][ ]
  *              0  1        0  1              0  1
- *             KV head     KV head           KV head                             */
+ *             KV head     KV head           KV head */
 #include "cli/eval/eval.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* The result as a table for people. */
+/* table.c - the result as a table for people. */
 #include "cli/eval/eval.h"
 
 #include <math.h>

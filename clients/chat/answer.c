@@ -1,4 +1,4 @@
-/* One answer: the request, its stream, what is shown meanwhile and what remains. */
+/* answer.c - one answer: the request, its stream, what is shown meanwhile and what remains. */
 #include "base/clock.h"
 #include "clients/chat/internal.h"
 #include "clients/chat/signals.h"

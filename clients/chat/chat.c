@@ -1,3 +1,4 @@
+/* chat.c - the command `chat`: the loop of messages and answers. */
 #include "clients/chat/chat.h"
 
 #include "clients/chat/internal.h"
@@ -105,7 +106,7 @@ static enum kva_status handle(struct kva_chat *chat, enum kva_chat_input_event e
     return ask(chat, message, err);
 }
 
-/* What a person is told and may go on from. Elsewhere the failure is the end. */
+/* A failure that is shown and that a person may go on from; without a terminal it is the end. */
 static enum kva_status settle(struct kva_chat *chat, enum kva_status status, struct kva_err *err)
 {
     if (!chat->interactive || !status)

@@ -1,4 +1,4 @@
-/* The commands that begin with a slash. */
+/* command.c - the commands that begin with a slash. */
 #include "clients/chat/internal.h"
 
 #include <errno.h>

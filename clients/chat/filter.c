@@ -1,3 +1,4 @@
+/* filter.c - control characters and broken UTF-8 are replaced. */
 #include "clients/chat/filter.h"
 
 #include "base/utf8.h"

@@ -1,3 +1,4 @@
+/* history.c - turns in order; the oldest are dropped when there is no room. */
 #include "clients/chat/history.h"
 
 #include <stdlib.h>

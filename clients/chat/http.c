@@ -1,3 +1,4 @@
+/* http.c - libcurl's side of an exchange. */
 #include "clients/chat/http.h"
 
 #include "clients/chat/wire.h"

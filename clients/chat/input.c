@@ -1,3 +1,4 @@
+/* input.c - messages of one line and of several. */
 #include "clients/chat/input.h"
 
 #include "clients/chat/line.h"

@@ -1,3 +1,4 @@
+/* line.c - lines through libedit, or read plainly. */
 #include "clients/chat/line.h"
 
 #include "base/utf8.h"

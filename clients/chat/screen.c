@@ -1,3 +1,4 @@
+/* screen.c - what is written to the terminal, and when the status line goes. */
 #include "clients/chat/screen.h"
 
 #include <stdarg.h>

@@ -1,3 +1,4 @@
+/* signals.c - handlers that set flags. */
 #include "clients/chat/signals.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* sse.c - lines and fields of an event stream. */
 #include "clients/chat/sse.h"
 
 #include <string.h>

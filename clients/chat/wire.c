@@ -1,3 +1,4 @@
+/* wire.c - requests and replies as JSON. */
 #include "clients/chat/wire.h"
 
 #include "clients/chat/filter.h"

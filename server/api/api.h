@@ -52,7 +52,7 @@ struct kva_api_config {
     const struct kva_template_limits *template_limits; /* NULL: the defaults */
     uint32_t context_max;                              /* prompt + output tokens */
     uint32_t vocab_size;                               /* ids below this exist */
-    uint32_t token_bytes_max; /* of any token: a text of more bytes than so many tokens can have is
+    uint32_t token_bytes_max; /* of any token: a text of more bytes than the context can have is
                                  refused unread; 0: not known */
     const uint32_t *eos_ids;
     uint32_t eos_count;

@@ -1,3 +1,4 @@
+/* fields.c - reading fields by a table. */
 #include "server/api/fields.h"
 
 #include <math.h>

@@ -1,3 +1,4 @@
+/* json.c - parsing a checked body, and words for what is wrong. */
 #include "server/api/json.h"
 
 #include <stdlib.h>

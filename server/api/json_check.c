@@ -1,3 +1,4 @@
+/* json_check.c - the strict check of a body: UTF-8, RFC 8259, depth and size. */
 #include "server/api/json.h"
 
 #include "base/utf8.h"

@@ -1,3 +1,4 @@
+/* parse.c - the fields of both completion routes. */
 #include "server/api/fields.h"
 
 #include <math.h>

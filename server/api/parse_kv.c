@@ -1,4 +1,4 @@
-/* The field `kv`: policy and settings of one request. */
+/* parse_kv.c - the field `kv`: policy and settings of one request. */
 #include "server/api/fields.h"
 
 #include <stdio.h>

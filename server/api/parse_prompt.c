@@ -1,4 +1,4 @@
-/* Prompts and messages. */
+/* parse_prompt.c - prompts and messages. */
 #include "server/api/fields.h"
 
 #include <math.h>

@@ -1,4 +1,5 @@
-/* Stop strings, biases, bad words, the KV choice, and what must hold between fields. */
+/* parse_sampling.c - stop strings, biases, bad words, the KV choice, and what must hold between
+ * fields. */
 #include "server/api/fields.h"
 
 #include <float.h>

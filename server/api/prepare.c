@@ -1,3 +1,4 @@
+/* prepare.c - from parsed fields to requests: templates, tokens, limits. */
 #include "server/api/api.h"
 
 #include "base/clock.h"
@@ -52,7 +53,7 @@ static enum kva_status render_chat(const struct kva_api_config *config, struct k
     return status;
 }
 
-/* A prompt of more tokens than this is told to be too long without their number. */
+/* Beyond this a prompt is refused as too long without counting its tokens to the end. */
 static size_t countable_tokens(const struct kva_api_config *config)
 {
     return (size_t)COUNTED_CONTEXTS * config->context_max;

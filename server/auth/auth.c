@@ -1,3 +1,4 @@
+/* auth.c - keys by hash, their tenants, and the reload of the key file. */
 #include "server/auth/internal.h"
 
 #include <openssl/crypto.h>

@@ -331,7 +331,7 @@ void kva_exchange_reply(struct kva_exchange *exchange, int code, const char *con
     struct kva_buf head;
     bool bodiless = kva_exchange_head(exchange)->method == KVA_HTTP_HEAD;
     kva_buf_init(&head, FIELDS_BYTES_MAX + 512);
-    /* The length is told first, so a body that cannot be had is none at all. */
+    /* The head announces the length: without memory for the body there is none. */
     if (length > 0 && !body) {
         code = 503;
         length = 0;
@@ -427,7 +427,7 @@ size_t kva_exchange_unsent(const struct kva_exchange *exchange)
     return evbuffer_get_length(bufferevent_get_output(exchange->conn->bev));
 }
 
-void kva_exchange_cut(struct kva_exchange *exchange)
+void kva_exchange_abort(struct kva_exchange *exchange)
 {
     exchange->replied = true;
     kva_conn_close(exchange->conn);

@@ -7,7 +7,7 @@
  * An exchange is one request and its answer. `begin` sees it when its head is complete, before any
  * byte of the body is read: it may refuse it there (kva_exchange_reply), and then the body is not
  * taken. Otherwise `handle` gets it when the body is complete and either answers at once or keeps
- * it (kva_exchange_keep) and answers later; if the peer leaves first, the keeper is told and the
+ * it (kva_exchange_keep) and answers later; if the peer leaves first, the keeper is called and the
  * exchange is gone.
  *
  * Nothing is held for strangers without a bound: a head must be complete in time, connections that
@@ -67,7 +67,7 @@ struct kva_http_params {
 KVA_MUST_CHECK enum kva_status kva_http_create(const struct kva_http_params *params,
                                                struct kva_http **ret, struct kva_err *err);
 
-/* Closes every connection; kept exchanges are told. NULL is allowed. */
+/* Close every connection; owners of kept exchanges are called. NULL is allowed. */
 void kva_http_destroy(struct kva_http *http);
 
 /* The ports that are listened on; 0: none. */
@@ -118,8 +118,8 @@ struct kva_exchange_info {
     bool aborted;        /* the connection ended before the answer did */
     bool stalled;        /* it was cut because the peer took nothing for write_timeout_ns */
     int key_index;       /* -1: no key */
-    char note[192];      /* what the log line adds, e.g. tokens and the finish reason */
-    char note_json[192];
+    char summary[192];   /* what the log line adds, e.g. tokens and the finish reason */
+    char summary_json[192];
 };
 
 struct kva_exchange_info *kva_exchange_info(struct kva_exchange *exchange);
@@ -146,12 +146,12 @@ void kva_exchange_close_after(struct kva_exchange *exchange);
 /* Answer later. */
 void kva_exchange_keep(struct kva_exchange *exchange, const struct kva_exchange_owner *owner);
 
-/* The whole answer. The exchange belongs to the transport afterwards: the owner hears nothing more.
- */
+/* The whole answer. Afterwards the exchange belongs to the transport, and the owner is not called
+ * again. */
 void kva_exchange_reply(struct kva_exchange *exchange, int code, const char *content_type,
                         const void *body, size_t length);
 
-/* The same with what was gathered in a buffer; 503 without a body if that ran out of memory. */
+/* The same with the content of a buffer; 503 without a body if that ran out of memory. */
 void kva_exchange_reply_buf(struct kva_exchange *exchange, int code, const char *content_type,
                             const struct kva_buf *body);
 
@@ -168,6 +168,6 @@ void kva_exchange_stream_end(struct kva_exchange *exchange, bool close_connectio
 size_t kva_exchange_unsent(const struct kva_exchange *exchange);
 
 /* Close the connection now; the owner is not told. */
-void kva_exchange_cut(struct kva_exchange *exchange);
+void kva_exchange_abort(struct kva_exchange *exchange);
 
 #endif

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* Chunks cost bytes of their own: so many for each of the body are taken for framing. */
+/* Framing of chunks costs bytes: at most this many for each byte of the body. */
 #define FRAMING_PER_BODY_BYTE 16u
 /* Text storage that a parser keeps between messages. */
 #define TEXT_KEPT_BYTES 4096u

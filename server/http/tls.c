@@ -1,3 +1,4 @@
+/* tls.c - TLS contexts, and the reload of certificates. */
 #include "server/http/internal.h"
 
 #include "base/file.h"

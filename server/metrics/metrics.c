@@ -1,3 +1,4 @@
+/* metrics.c - buckets of the histograms, counts by route and code, and the text format. */
 #include "server/metrics/metrics.h"
 
 #include <math.h>

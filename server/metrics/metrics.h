@@ -16,7 +16,7 @@
 /* Why a request was not taken. */
 enum kva_reject_reason {
     KVA_REJECT_QUEUE_FULL,
-    KVA_REJECT_WAITED,
+    KVA_REJECT_QUEUE_TIME,
     KVA_REJECT_BUDGET,
     KVA_REJECT_LOADING,
     KVA_REJECT_DRAINING,
@@ -49,7 +49,7 @@ struct kva_metrics {
     uint64_t template_failures;
     uint64_t keep_alives;
     uint64_t streams_paused;
-    uint64_t slow_readers_cut;
+    uint64_t slow_readers_aborted;
     struct kva_histogram template_render;
     struct kva_histogram time_to_first_token;
     struct kva_histogram inter_token;

@@ -1,4 +1,4 @@
-/* The kvahead_ metrics in Prometheus' text format. */
+/* text.c - the kvahead_ metrics in Prometheus' text format. */
 #include "server/metrics/metrics.h"
 
 #include "base/log.h"
@@ -194,7 +194,8 @@ static void put_server(struct kva_buf *out, const struct kva_metrics_view *view,
     single(out, "kvahead_streams_paused_total", "counter", labels, (double)metrics->streams_paused,
            "Times that a slow reader paused its stream.");
     single(out, "kvahead_slow_readers_cut_total", "counter", labels,
-           (double)metrics->slow_readers_cut, "Connections cut because their peer did not read.");
+           (double)metrics->slow_readers_aborted,
+           "Connections cut because their peer did not read.");
     single(out, "kvahead_http_malformed_total", "counter", labels, (double)view->http->malformed,
            "Connections that did not speak HTTP, or too much or too slowly.");
 }

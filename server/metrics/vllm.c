@@ -1,4 +1,4 @@
-/* The names that dashboards and autoscalers for vLLM look for. */
+/* vllm.c - the names that dashboards and autoscalers for vLLM look for. */
 #include "server/metrics/metrics.h"
 
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* answer.c - outputs of the engine as text: detokenising, stop strings, ends. */
 #include "server/stream/internal.h"
 
 #include <stdio.h>
@@ -232,10 +233,10 @@ static enum kva_answer_event fail(struct kva_answer *answer, const struct kva_ou
     } else if (output->end.reason == KVA_FINISH_ERROR) {
         if (output->end.status != KVA_OK)
             status = output->end.status;
-        message = status == KVA_EDEVICE   ? "The server has failed and is shutting down."
-                  : status == KVA_EWAITED ? "The server has more to do than it can: the request "
-                                            "waited as long as it may; retry later."
-                                          : "The engine could not continue this request.";
+        message = status == KVA_EDEVICE      ? "The server has failed and is shutting down."
+                  : status == KVA_EQUEUETIME ? "The server has more to do than it can: the request "
+                                               "waited as long as it may; retry later."
+                                             : "The engine could not continue this request.";
     }
     if (answer->status == KVA_OK)
         answer->status = kva_fail(&answer->err, status, "%s", message);
@@ -254,7 +255,7 @@ static void note_end(struct kva_prompt_out *prompt, const struct kva_output *out
         prompt->info.cached_tokens = info->cached_tokens;
 }
 
-/* A stop id of the request's own is told; the model's EOS goes without saying. */
+/* A stop id of the request's own is reported; the model's EOS is not. */
 static void note_stop_token(const struct kva_api_call *call, struct kva_choice_out *choice,
                             uint32_t token)
 {
@@ -353,7 +354,7 @@ void kva_answer_resume(struct kva_answer *answer, struct kva_buf *out)
     }
 }
 
-size_t kva_answer_gathered(const struct kva_answer *answer)
+size_t kva_answer_buffered(const struct kva_answer *answer)
 {
     size_t total = 0;
     for (uint32_t i = 0; i < answer->call->prompt_count; i++) {

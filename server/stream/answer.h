@@ -46,13 +46,13 @@ void kva_answer_destroy(struct kva_answer *answer);
 enum kva_answer_event kva_answer_push(struct kva_answer *answer, uint32_t prompt_index,
                                       const struct kva_output *output, struct kva_buf *out);
 
-/* Stop or go on making frames. While paused, text gathers inside; going on appends it to `out`, one
+/* Stop or resume making frames. While paused, text is buffered inside; resuming appends it to `out`, one
  * frame per choice. */
 void kva_answer_pause(struct kva_answer *answer);
 void kva_answer_resume(struct kva_answer *answer, struct kva_buf *out);
 
-/* Bytes gathered while paused. */
-size_t kva_answer_gathered(const struct kva_answer *answer);
+/* Bytes buffered while paused. */
+size_t kva_answer_buffered(const struct kva_answer *answer);
 
 /* After KVA_ANSWER_DONE: the document, or the last frames with the usage and [DONE]. */
 void kva_answer_finish(struct kva_answer *answer, struct kva_buf *out);
@@ -63,7 +63,7 @@ enum kva_status kva_answer_error(const struct kva_answer *answer, struct kva_err
 const char *kva_answer_id(const struct kva_answer *answer);
 void kva_answer_get_summary(const struct kva_answer *answer, struct kva_answer_summary *ret);
 
-/* {"error":{...}} as every failure is reported. */
+/* {"error":{...}}, the form of every failure. */
 void kva_error_json(struct kva_buf *out, enum kva_status status, const struct kva_err *err);
 
 /* Tokens so far: of all choices, of one. */
@@ -71,7 +71,7 @@ uint64_t kva_answer_output_tokens(const struct kva_answer *answer);
 uint32_t kva_answer_choice_tokens(const struct kva_answer *answer, uint32_t prompt_index,
                                   uint32_t choice);
 
-/* What the client is told of a choice's end, "stop" or "length"; NULL: nothing yet. A stop string
+/* The finish reason of a choice that the client gets, "stop" or "length"; NULL: nothing yet. A stop string
  * may be found when the scheduler has just ended the choice by its length: the client's view
  * counts. */
 const char *kva_answer_choice_finish(const struct kva_answer *answer, uint32_t prompt_index,

@@ -1,4 +1,5 @@
-/* The one JSON document of a call that is not streamed, and the usage that both forms report. */
+/* document.c - the one JSON document of a call that is not streamed, and the usage that both forms
+ * report. */
 #include "server/stream/internal.h"
 
 #include <stdlib.h>
@@ -58,7 +59,7 @@ void kva_usage_json(struct kva_buf *out, const struct kva_answer *answer)
                    (unsigned long long)(sum.prompt_tokens + sum.output_tokens));
     kva_buf_printf(out, ",\"prompt_tokens_details\":{\"cached_tokens\":%llu}",
                    (unsigned long long)sum.cached_tokens);
-    /* What was cut off is always told, asked for or not. */
+    /* Truncation is always reported, asked for or not. */
     if (answer->call->report || kva_answer_truncated(answer) > 0)
         extras_json(out, answer);
     kva_buf_putc(out, '}');

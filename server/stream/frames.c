@@ -1,4 +1,4 @@
-/* Server-sent events: one frame per token that has text, as OpenAI's. */
+/* frames.c - server-sent events: one frame per token that has text, as OpenAI's. */
 #include "server/stream/internal.h"
 
 static void begin(struct kva_buf *out, const struct kva_answer *answer)
@@ -76,9 +76,9 @@ static void opening_frame(struct kva_buf *out, struct kva_answer *answer, uint32
     end(out, answer);
 }
 
-/* What the choice has gathered since its last frame; the lists are empty afterwards. */
-static void gathered(struct kva_buf *out, const struct kva_answer *answer,
-                     struct kva_choice_out *choice)
+/* What is buffered of the choice since its last frame; the lists are empty afterwards. */
+static void put_buffered(struct kva_buf *out, const struct kva_answer *answer,
+                         struct kva_choice_out *choice)
 {
     bool chat = answer->call->route == KVA_API_CHAT;
     kva_buf_printf(out, ",\"choices\":[{\"index\":%u,", choice->index);
@@ -110,7 +110,7 @@ void kva_frame_json(struct kva_buf *out, struct kva_answer *answer, uint32_t pro
         opening_frame(out, answer, prompt_index, choice);
     if (choice->text.length > 0) {
         begin(out, answer);
-        gathered(out, answer, choice);
+        put_buffered(out, answer, choice);
         kva_buf_puts(out, ",\"finish_reason\":null}]");
         end(out, answer);
     }
@@ -118,7 +118,7 @@ void kva_frame_json(struct kva_buf *out, struct kva_answer *answer, uint32_t pro
         return;
     choice->final_sent = true;
     begin(out, answer);
-    gathered(out, answer, choice);
+    put_buffered(out, answer, choice);
     finish_members(out, answer, choice);
     kva_buf_puts(out, "}]");
     end(out, answer);

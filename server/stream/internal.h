@@ -91,7 +91,7 @@ void kva_document_json(struct kva_buf *out, struct kva_answer *answer);
 void kva_echo_text(const struct kva_answer *answer, uint32_t prompt_index, struct kva_buf *out);
 
 /* --- frames.c --- */
-/* A frame with all that the choice has gathered; `final` adds the finish reason. */
+/* A frame with all that is buffered of the choice; `final` adds the finish reason. */
 void kva_frame_json(struct kva_buf *out, struct kva_answer *answer, uint32_t prompt_index,
                     struct kva_choice_out *choice, bool final);
 void kva_last_frames(struct kva_buf *out, const struct kva_answer *answer);

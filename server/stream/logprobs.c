@@ -1,4 +1,4 @@
-/* Log-probabilities in the two forms that OpenAI publishes, and vLLM's for prompts. */
+/* logprobs.c - log-probabilities in the two forms that OpenAI publishes, and vLLM's for prompts. */
 #include "server/stream/internal.h"
 
 #include "base/utf8.h"

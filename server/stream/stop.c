@@ -1,3 +1,4 @@
+/* stop.c - matching each stop string as Knuth, Morris and Pratt do. */
 #include "server/stream/stop.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+/* workers.c - the queue of jobs and its threads. */
 #include "server/worker/workers.h"
 
 #include <pthread.h>

@@ -42,7 +42,7 @@ KVA_MUST_CHECK enum kva_status kva_workers_submit(struct kva_workers *pool, stru
                                                   struct kva_err *err);
 
 /* Nobody wants its result any more. True: it had not begun and never will, `done` is not called and
- * the job is the caller's. False: it runs or has run; `done` comes as ever. */
+ * the job is the caller's. False: it runs or has run, and `done` will be called. */
 bool kva_workers_abandon(struct kva_workers *pool, struct kva_job *job);
 
 /* Call `done` of every finished job, in the order they finished. */

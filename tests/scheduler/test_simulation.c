@@ -170,7 +170,7 @@ static void test_simulation__invariants_hold_in_any_configuration(void **state K
         kva_scheduler_get_stats(sim.scheduler, &stats);
         tokens += stats.output_tokens;
         preemptions += stats.preemptions;
-        waited += stats.rejected_waited;
+        waited += stats.rejected_queue_time;
         simulation_end(&sim);
     }
     printf("seeds %llu..%llu: %llu tokens, %llu preemptions\n", (unsigned long long)first,

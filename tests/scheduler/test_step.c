@@ -377,13 +377,13 @@ static void test_step__nobody_waits_longer_than_it_may(void **state KVA_UNUSED)
         assert_int_equal(tracker_choice(&f.tracker, id, 0)->end.end.reason, KVA_FINISH_LENGTH);
     assert_int_equal(tracker_choice(&f.tracker, 2, 0)->tokens, 100);
     for (uint32_t i = 0; i < 3; i++)
-        assert_int_equal(tracker_choice(&f.tracker, 3, i)->end.end.status, KVA_EWAITED);
+        assert_int_equal(tracker_choice(&f.tracker, 3, i)->end.end.status, KVA_EQUEUETIME);
     assert_int_equal(tracker_choice(&f.tracker, 4, 0)->end.end.reason, KVA_FINISH_DEADLINE);
     const struct tracked_choice *fifth = tracker_choice(&f.tracker, 5, 0);
-    assert_int_equal(fifth->end.end.status, KVA_EWAITED);
+    assert_int_equal(fifth->end.end.status, KVA_EQUEUETIME);
     uint64_t waited_ns = fifth->end.time_ns - fifth->end.end.times.submitted_ns;
     assert_in_range(waited_ns, 30 * KVA_NS_PER_MS, 32 * KVA_NS_PER_MS);
-    assert_int_equal(fixture_stats(&f).rejected_waited, 2);
+    assert_int_equal(fixture_stats(&f).rejected_queue_time, 2);
     fixture_end(&f);
 }
 
@@ -412,7 +412,7 @@ static void test_step__waiting_ends_with_the_first_admission(void **state KVA_UN
     for (uint32_t i = 0; i < 3; i++)
         assert_int_equal(tracker_choice(&f.tracker, 2, i)->end.end.reason,
                          i < 2 ? KVA_FINISH_LENGTH : KVA_FINISH_DEADLINE);
-    assert_int_equal(fixture_stats(&f).rejected_waited, 0);
+    assert_int_equal(fixture_stats(&f).rejected_queue_time, 0);
     fixture_end(&f);
 }
 

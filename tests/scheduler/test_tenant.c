@@ -275,9 +275,9 @@ static void test_tenant__patient_requests_wait(void **state KVA_UNUSED)
         fixture_step(&f);
     }
     fixture_run(&f);
-    assert_int_equal(tracker_choice(&f.tracker, 1001, 0)->end.end.status, KVA_EWAITED);
+    assert_int_equal(tracker_choice(&f.tracker, 1001, 0)->end.end.status, KVA_EQUEUETIME);
     assert_int_equal(tracker_choice(&f.tracker, 1002, 0)->end.end.reason, KVA_FINISH_LENGTH);
-    assert_int_equal(fixture_stats(&f).rejected_waited, 1);
+    assert_int_equal(fixture_stats(&f).rejected_queue_time, 1);
     fixture_end(&f);
 }
 

@@ -256,7 +256,7 @@ static void check_end(struct tracker *tracker, struct tracked_request *tracked,
         assert_true(tracked->deadline_ns != 0 && output->time_ns >= tracked->deadline_ns);
         break;
     case KVA_FINISH_ERROR:
-        if (output->end.status == KVA_EWAITED) {
+        if (output->end.status == KVA_EQUEUETIME) {
             check_waited(tracker, tracked, output);
             break;
         }

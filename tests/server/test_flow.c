@@ -364,7 +364,7 @@ static void test_serving__slow_reader_is_cut_when_too_much_gathers(void **state)
 {
     (void)state;
     slow_fixture();
-    f.params.stream_gathered_max = 4096;
+    f.params.stream_buffered_max = 4096;
     fixture_start(&f);
     int fd = slow_stream();
     wait_metric("kvahead_slow_readers_cut_total", NULL, 1);

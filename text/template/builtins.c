@@ -1,4 +1,4 @@
-/* Finding and calling builtins, the global functions, and `loop`. */
+/* builtins.c - finding and calling builtins, the global functions, and `loop`. */
 #include "text/template/builtins.h"
 
 #include <string.h>

@@ -130,13 +130,13 @@ void kva_tpl_backward_finish(struct kva_tpl_backward *search);
 enum kva_status kva_tpl_change_case(struct kva_tpl_run *run, const struct kva_tpl_value *string,
                                     int mode, struct kva_tpl_value *ret) KVA_MUST_CHECK;
 
-/* str.replace and str.strip, for the method and the filter. `count` < 0: all; `chars` NULL: white
- * space. */
+/* str.replace and str.strip, for the method and the filter. `count` < 0: all. The characters to
+ * strip are the first argument; without it, or None: white space. */
 enum kva_status kva_tpl_replace(struct kva_tpl_run *run, const struct kva_tpl_str *text,
                                 const struct kva_tpl_str *old, const struct kva_tpl_str *with,
                                 int64_t count, struct kva_tpl_value *ret) KVA_MUST_CHECK;
-enum kva_status kva_tpl_strip(struct kva_tpl_run *run, const struct kva_tpl_value *string,
-                              const struct kva_tpl_str *chars, bool left, bool right,
+enum kva_status kva_tpl_strip(struct kva_tpl_run *run, const struct kva_tpl_invocation *in,
+                              const struct kva_tpl_value *string, bool left, bool right,
                               struct kva_tpl_value *ret) KVA_MUST_CHECK;
 
 /* Lines of a string without their ends; keep_ends: with them. */

@@ -1,4 +1,4 @@
-/* Truth, equality, order, containment and sorting, as Python has them. */
+/* compare.c - truth, equality, order, containment and sorting, as Python has them. */
 #include "text/template/builtins.h"
 
 #include <string.h>

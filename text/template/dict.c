@@ -1,4 +1,4 @@
-/* Dictionaries that keep their order; see value.h. */
+/* dict.c - dictionaries that keep their order; see value.h. */
 #include "text/template/run.h"
 
 #include <math.h>

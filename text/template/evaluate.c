@@ -1,4 +1,4 @@
-/* Expressions and calls. */
+/* evaluate.c - expressions and calls. */
 #include "text/template/builtins.h"
 
 #include <inttypes.h>

@@ -1,4 +1,4 @@
-/* Statements, scopes, macros and loops. */
+/* execute.c - statements, scopes, macros and loops. */
 #include "text/template/builtins.h"
 
 #include <stdio.h>

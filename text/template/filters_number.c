@@ -1,4 +1,4 @@
-/* Filters over numbers. */
+/* filters_number.c - filters over numbers. */
 #include "text/template/builtins.h"
 
 #include "text/template/text.h"

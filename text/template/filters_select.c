@@ -1,4 +1,5 @@
-/* Filters that look into items: map, select and reject, with and without an attribute, groupby. */
+/* filters_select.c - filters that look into items: map, select and reject, with and without an
+ * attribute, groupby. */
 #include "text/template/builtins.h"
 
 #include <stdlib.h>

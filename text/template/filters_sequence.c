@@ -1,4 +1,4 @@
-/* Filters over sequences and mappings. */
+/* filters_sequence.c - filters over sequences and mappings. */
 #include "text/template/builtins.h"
 
 #include "text/template/text.h"

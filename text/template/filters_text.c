@@ -1,4 +1,4 @@
-/* Filters over text. */
+/* filters_text.c - filters over text. */
 #include "text/template/builtins.h"
 
 #include "text/template/text.h"
@@ -68,11 +68,8 @@ FILTER(title)
 FILTER(trim)
 {
     struct kva_tpl_value text;
-    const struct kva_tpl_str *chars = NULL;
     KVA_TPL_TRY(operand(run, in, &text));
-    if (kva_tpl_arg_given(in, 0) && in->args[0].type != KVA_TPL_NONE)
-        KVA_TPL_TRY(kva_tpl_arg_string(run, in, 0, &chars));
-    return kva_tpl_strip(run, &text, chars, true, true, ret);
+    return kva_tpl_strip(run, in, &text, true, true, ret);
 }
 
 FILTER(replace)

@@ -1,4 +1,4 @@
-/* The two ways to format text: "..." % values, and "...".format(values). */
+/* format.c - the two ways to format text: "..." % values, and "...".format(values). */
 #include "text/template/builtins.h"
 
 #include "text/template/text.h"

@@ -1,4 +1,4 @@
-/* From cJSON to values, and the filter `tojson`. */
+/* json.c - from cJSON to values, and the filter `tojson`. */
 #include "text/template/builtins.h"
 
 #include "base/utf8.h"

@@ -1,3 +1,4 @@
+/* lexer.c - tokens of blocks, expressions and text. */
 #include "text/template/lexer.h"
 
 #include "base/utf8.h"

@@ -1,4 +1,4 @@
-/* Finding the template of a model directory or a GGUF file. */
+/* load.c - finding the template of a model directory or a GGUF file. */
 #include "text/template/template.h"
 
 #include "base/file.h"

@@ -1,4 +1,4 @@
-/* Methods of dictionaries, lists and tuples, and the way to all methods. */
+/* methods.c - methods of dictionaries, lists and tuples, and the way to all methods. */
 #include "text/template/builtins.h"
 
 #include <string.h>

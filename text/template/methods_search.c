@@ -1,4 +1,4 @@
-/* Methods of strings that look for one string in another. */
+/* methods_search.c - methods of strings that look for one string in another. */
 #include "text/template/builtins.h"
 
 #include "text/template/text.h"

@@ -1,4 +1,4 @@
-/* Methods of strings. */
+/* methods_string.c - methods of strings. */
 #include "text/template/builtins.h"
 
 #include "text/template/text.h"
@@ -21,29 +21,19 @@ CASE_METHOD(title, KVA_TPL_CASE_TITLE)
 CASE_METHOD(capitalize, KVA_TPL_CASE_CAPITALIZE)
 CASE_METHOD(swapcase, KVA_TPL_CASE_SWAP)
 
-/* The characters to strip; None is white space. */
-static enum kva_status strip(struct kva_tpl_run *run, const struct kva_tpl_invocation *in,
-                             bool left, bool right, struct kva_tpl_value *ret)
-{
-    const struct kva_tpl_str *chars = NULL;
-    if (kva_tpl_arg_given(in, 0) && in->args[0].type != KVA_TPL_NONE)
-        KVA_TPL_TRY(kva_tpl_arg_string(run, in, 0, &chars));
-    return kva_tpl_strip(run, in->self, chars, left, right, ret);
-}
-
 METHOD(strip)
 {
-    return strip(run, in, true, true, ret);
+    return kva_tpl_strip(run, in, in->self, true, true, ret);
 }
 
 METHOD(lstrip)
 {
-    return strip(run, in, true, false, ret);
+    return kva_tpl_strip(run, in, in->self, true, false, ret);
 }
 
 METHOD(rstrip)
 {
-    return strip(run, in, false, true, ret);
+    return kva_tpl_strip(run, in, in->self, false, true, ret);
 }
 
 METHOD(replace)

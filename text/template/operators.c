@@ -1,4 +1,4 @@
-/* Arithmetic and comparison operators. */
+/* operators.c - arithmetic and comparison operators. */
 #include "text/template/builtins.h"
 
 #include <math.h>

@@ -1,3 +1,4 @@
+/* parser.c - statements. */
 #include "text/template/parser.h"
 
 #include "text/template/builtins.h"

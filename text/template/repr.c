@@ -1,4 +1,4 @@
-/* str() and repr(), escaping. */
+/* repr.c - str() and repr(), escaping. */
 #include "text/template/run.h"
 
 #include "base/utf8.h"

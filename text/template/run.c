@@ -1,3 +1,4 @@
+/* run.c - values, buffers and bounds of a rendering. */
 #include "text/template/run.h"
 
 #include "text/template/builtins.h"

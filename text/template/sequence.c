@@ -1,4 +1,4 @@
-/* Length, iteration, attributes, indices and slices. */
+/* sequence.c - length, iteration, attributes, indices and slices. */
 #include "text/template/run.h"
 
 #include "text/template/builtins.h"

@@ -1,4 +1,5 @@
-/* What string methods and text filters share: searching, case, strip, replace, lines. */
+/* strings.c - what string methods and text filters share: searching, case, strip, replace, lines.
+ */
 #include "text/template/builtins.h"
 
 #include "text/template/text.h"
@@ -208,10 +209,13 @@ static enum kva_status is_stripped(struct kva_tpl_run *run, const struct strip_s
     return KVA_OK;
 }
 
-enum kva_status kva_tpl_strip(struct kva_tpl_run *run, const struct kva_tpl_value *string,
-                              const struct kva_tpl_str *chars, bool left, bool right,
+enum kva_status kva_tpl_strip(struct kva_tpl_run *run, const struct kva_tpl_invocation *in,
+                              const struct kva_tpl_value *string, bool left, bool right,
                               struct kva_tpl_value *ret)
 {
+    const struct kva_tpl_str *chars = NULL;
+    if (kva_tpl_arg_given(in, 0) && in->args[0].type != KVA_TPL_NONE)
+        KVA_TPL_TRY(kva_tpl_arg_string(run, in, 0, &chars));
     const struct kva_tpl_str *text = string->as.string;
     size_t start = 0;
     size_t end = text->length;

@@ -1,3 +1,4 @@
+/* template.c - loading, checking and rendering a template. */
 #include "text/template/template.h"
 
 #include "base/utf8.h"

@@ -1,4 +1,4 @@
-/* What stands behind `is`. */
+/* tests.c - what stands behind `is`. */
 #include "text/template/builtins.h"
 
 #include "text/template/text.h"

@@ -1,3 +1,4 @@
+/* text.c - classes of characters, by utf8proc. */
 #include "text/template/text.h"
 
 #include "base/utf8.h"

@@ -1,3 +1,4 @@
+/* added.c - added tokens: loading, and finding them in a text. */
 #include "text/tokenizer/internal.h"
 
 #include "base/utf8.h"
@@ -18,7 +19,7 @@ static uint32_t trie_slot(const struct kva_trie *trie, uint32_t key)
     return at;
 }
 
-/* Room for tokens of so many bytes together. */
+/* Room for tokens of `bytes` bytes together. */
 static bool trie_init(struct kva_trie *trie, size_t bytes)
 {
     size_t slots = 16;

@@ -1,4 +1,4 @@
-/* BPE of one piece.
+/* bpe.c - BPE of one piece.
  *
  * A piece becomes symbols; of all neighbouring pairs that have a merge the one of the lowest rank
  * is joined, the leftmost among equals, until none is left. Pieces may be a whole text, so:

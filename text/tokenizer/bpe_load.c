@@ -1,3 +1,4 @@
+/* bpe_load.c - vocabulary, merges and options of a BPE model. */
 #include "text/tokenizer/internal.h"
 
 #include "base/utf8.h"

@@ -1,3 +1,4 @@
+/* bytelevel.c - the alphabet of byte-level BPE: a printable character for every byte. */
 #include "text/tokenizer/internal.h"
 
 #include "base/utf8.h"

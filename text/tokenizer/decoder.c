@@ -1,4 +1,4 @@
-/* Loads a decoder.
+/* decoder.c - loading a decoder.
  *
  * The reference runs each stage over the whole list of tokens. What can be streamed, and what
  * files contain, has this order, and all else is refused:
@@ -22,7 +22,7 @@ enum phase {
     PHASE_TEXT,  /* after Fuse or ByteLevel */
 };
 
-/* At most so many characters are taken off an end: held characters are counted, not kept. */
+/* Characters that may be stripped off an end: held characters are counted, not kept. */
 #define STRIP_MAX 65535
 
 static enum kva_status load_replace(struct kva_decode_op *op, const struct kva_tok_place *place,

@@ -1,3 +1,4 @@
+/* detok.c - tokens to text, as they come. */
 #include "text/tokenizer/internal.h"
 
 #include "base/utf8.h"

@@ -1,3 +1,4 @@
+/* encode.c - text to tokens: added tokens, normalizer, pre-tokenizer, BPE, post-processor. */
 #include "text/tokenizer/internal.h"
 
 #include "base/utf8.h"

@@ -1,3 +1,4 @@
+/* json.c - reading tokenizer.json, with the place of an error. */
 #include "text/tokenizer/internal.h"
 
 #include "base/utf8.h"

@@ -1,3 +1,4 @@
+/* normalizer.c - normalizers: loading and running them. */
 #include "text/tokenizer/internal.h"
 
 #include "base/utf8.h"

@@ -1,3 +1,4 @@
+/* pattern.c - strings and regular expressions to split by, within a budget of time. */
 #include "text/tokenizer/internal.h"
 
 #include "base/clock.h"
@@ -17,7 +18,7 @@
 #define JIT_STACK_BYTES_MIN ((size_t)1 << 20)
 #define JIT_STACK_BYTES_MAX ((size_t)256 << 20)
 #define TRANSLATED_MAX      ((size_t)256 << 10)
-/* One call looks for a match among so many starts that starts * text stays below this: between
+/* One call searches from as many starts as keep starts * text below this: between
  * calls the processor time is checked. */
 #define WINDOW_STEPS     ((size_t)1 << 27)
 #define CHECK_INTERVAL   1024u

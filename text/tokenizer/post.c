@@ -1,3 +1,4 @@
+/* post.c - post-processors: the tokens that are put around a text. */
 #include "text/tokenizer/internal.h"
 
 #include <stdlib.h>

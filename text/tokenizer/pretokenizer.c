@@ -1,3 +1,4 @@
+/* pretokenizer.c - pre-tokenizers: loading them, and cutting a text into pieces. */
 #include "text/tokenizer/internal.h"
 
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* Rewrites regular expressions from Oniguruma's syntax, which tokenizer files use, into PCRE2's.
+/* regex.c - rewriting regular expressions from Oniguruma's syntax, which tokenizer files use, into
+ * PCRE2's.
  *
  * Only what both engines are known to agree on, or what can be spelled out, gets through; all else
  * is refused, so that a pattern never silently means something different. A character class may be

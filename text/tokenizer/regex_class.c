@@ -1,3 +1,4 @@
+/* regex_class.c - character classes in the syntax of PCRE2. */
 #include "text/tokenizer/regex.h"
 
 #include "base/utf8.h"

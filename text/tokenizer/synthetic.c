@@ -1,3 +1,4 @@
+/* synthetic.c - a vocabulary of bytes and words of syllables, written as a tokenizer.json. */
 #include "text/tokenizer/synthetic.h"
 
 #include "text/tokenizer/internal.h"

@@ -1,3 +1,4 @@
+/* tokenizer.c - loading a tokenizer, and what it tells of its tokens. */
 #include "text/tokenizer/internal.h"
 
 #include "base/file.h"

@@ -1,4 +1,4 @@
-/* Unicode normalization forms in linear time.
+/* unicode.c - Unicode normalization forms in linear time.
  *
  * utf8proc has the tables and composes; its canonical ordering is a bubble sort, quadratic in a run
  * of combining marks, which a text may make as long as it likes. So characters are decomposed one

@@ -1,3 +1,4 @@
+/* vocab.c - the vocabulary: token ids by text. */
 #include "text/tokenizer/internal.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* sampler_wishes.c - what a request forbids, prefers and penalises, and which tokens that are. */
+/* sampler_processors.c - logit processors, and which tokens they may change. */
 #include "engine/sampler_internal.h"
 
 #include <math.h>
@@ -63,8 +63,8 @@ static void penalise(struct kva_sampler *s, float *logits,
         s->counts[ids[i]] = 0;
 }
 
-void kva_sampler_apply_wishes(struct kva_sampler *s, float *logits,
-                              const struct kva_sampler_context *context)
+void kva_sampler_process_logits(struct kva_sampler *s, float *logits,
+                                const struct kva_sampler_context *context)
 {
     forbid_bad_words(logits, context);
     forbid_early_stop(logits, context);
@@ -72,51 +72,51 @@ void kva_sampler_apply_wishes(struct kva_sampler *s, float *logits,
     penalise(s, logits, context);
 }
 
-/* --- which tokens that are ------------------------------------------------------------------- */
+/* --- the tokens that they may change --------------------------------------------------------- */
 
-/* The tokens to be watched, each once; more than there is room for are counted only up to that. */
-struct watch {
+/* Each token once, as long as there is room. */
+struct affected {
     struct kva_sampler *s;
     uint32_t *tokens; /* [KVA_SAMPLER_WATCHED_MAX] */
     uint32_t count;
     bool full;
 };
 
-static void watch_token(struct watch *watch, uint32_t token)
+static void add_token(struct affected *affected, uint32_t token)
 {
-    if (watch->s->counts[token] > 0)
+    if (affected->s->counts[token] > 0)
         return;
-    watch->full = watch->full || watch->count == KVA_SAMPLER_WATCHED_MAX;
-    if (watch->full)
+    affected->full = affected->full || affected->count == KVA_SAMPLER_WATCHED_MAX;
+    if (affected->full)
         return;
-    watch->s->counts[token] = 1;
-    watch->tokens[watch->count++] = token;
+    affected->s->counts[token] = 1;
+    affected->tokens[affected->count++] = token;
 }
 
-static void watch_tokens(struct watch *watch, const uint32_t *tokens, uint32_t count)
+static void add_tokens(struct affected *affected, const uint32_t *tokens, uint32_t count)
 {
-    for (uint32_t i = 0; i < count && !watch->full; i++)
-        watch_token(watch, tokens[i]);
+    for (uint32_t i = 0; i < count && !affected->full; i++)
+        add_token(affected, tokens[i]);
 }
 
-bool kva_sampler_watch_wishes(struct kva_sampler *s, const struct kva_sampler_context *context,
-                              uint32_t *watched, uint32_t *ret_count)
+bool kva_sampler_affected_tokens(struct kva_sampler *s, const struct kva_sampler_context *context,
+                                 uint32_t *watched, uint32_t *ret_count)
 {
-    struct watch watch = {.s = s, .tokens = watched};
+    struct affected affected = {.s = s, .tokens = watched};
     const struct kva_sampling_params *p = context->params;
     uint32_t output = context->token_count - context->prompt_tokens;
-    watch_tokens(&watch, p->allowed_ids, p->allowed_id_count);
+    add_tokens(&affected, p->allowed_ids, p->allowed_id_count);
     for (uint32_t i = 0; i < p->bad_word_count; i++)
-        watch_token(&watch, p->bad_words[i].tokens[p->bad_words[i].count - 1]);
+        add_token(&affected, p->bad_words[i].tokens[p->bad_words[i].count - 1]);
     if (output < p->min_tokens)
-        watch_tokens(&watch, p->stop_ids, p->stop_id_count);
+        add_tokens(&affected, p->stop_ids, p->stop_id_count);
     for (uint32_t i = 0; i < p->logit_bias_count; i++)
-        watch_token(&watch, p->logit_bias[i].token);
+        add_token(&affected, p->logit_bias[i].token);
     if (p->repetition_penalty != 1)
-        watch_tokens(&watch, context->ids, context->token_count);
+        add_tokens(&affected, context->ids, context->token_count);
     else if (p->presence_penalty != 0 || p->frequency_penalty != 0)
-        watch_tokens(&watch, context->ids + context->prompt_tokens, output);
-    kva_sampler_forget(s, watched, watch.count);
-    *ret_count = watch.count;
-    return !watch.full;
+        add_tokens(&affected, context->ids + context->prompt_tokens, output);
+    kva_sampler_forget(s, watched, affected.count);
+    *ret_count = affected.count;
+    return !affected.full;
 }
