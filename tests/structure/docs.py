@@ -1,4 +1,5 @@
-"""Checks the Markdown pages: lines of at most 100 columns (tables excepted), links to files and headings that exist.
+"""Checks the Markdown pages: lines of at most 100 columns (tables excepted), links to files and headings that exist,
+and functions named as `file:function` that are there.
 
     python3 docs.py SOURCE_ROOT
 """
@@ -9,6 +10,7 @@ import sys
 
 COLUMNS = 100
 SKIPPED = {"build", "build-asan", "build-tsan", "third_party", ".git", "node_modules", "venv"}
+FUNCTION = re.compile(r"`([\w/]+\.(?:c|h|cu|cuh)):(\w+)`")
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 
 
@@ -58,6 +60,15 @@ def check_links(root, page, text):
             yield f"{page}: no heading {target}"
 
 
+def check_functions(root, page, text):
+    for name, function in FUNCTION.findall(text):
+        file = root / name
+        if not file.exists():
+            yield f"{page}: no file {name}"
+        elif not re.search(rf"^\w[^\n]*\b{function}\(", file.read_text(), re.M):
+            yield f"{page}: no function {function} in {name}"
+
+
 def main():
     root = pathlib.Path(sys.argv[1]).resolve()
     problems, count = [], 0
@@ -66,6 +77,7 @@ def main():
         count += 1
         problems += check_columns(page.relative_to(root), text)
         problems += check_links(root, page, text)
+        problems += check_functions(root, page.relative_to(root), text)
     for problem in problems:
         print(problem)
     print(f"{count} pages, {len(problems)} problems")
