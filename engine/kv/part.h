@@ -5,7 +5,8 @@
  * own file reads. What it has for the whole cache (events, descriptors of a call) is cache_bytes of
  * such memory. Others ask by the functions below.
  *
- * A function that is NULL has nothing to do. Rules:
+ * A function that is NULL has nothing to do; a part without device memory of its own has none of
+ * footprint, alloc, held and cut. Rules:
  *
  *     alloc is all or nothing, and only there and in restore is memory taken
  *     `held` is how much a part has; cut takes it back to that much, in any state

@@ -11,7 +11,7 @@ static uint64_t bytes_with(const struct kva_kv *kv, const struct kva_kv_spec *sp
     const struct kva_kv_extent extent = {offloaded, resident, prefilled};
     uint64_t bytes = 0;
     for (const struct kva_kv_part *const *part = kva_kv_policy_of(spec)->parts; *part; part++)
-        bytes += (*part)->footprint(kv, spec, &extent);
+        bytes += (*part)->footprint ? (*part)->footprint(kv, spec, &extent) : 0;
     return bytes;
 }
 
@@ -69,11 +69,15 @@ static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
     const struct kva_kv_part *const *parts = seq->policy->parts;
     uint32_t held[KVA_KV_PARTS_MAX] = {0};
     for (uint32_t i = 0; parts[i]; i++) {
+        if (!parts[i]->alloc)
+            continue;
         held[i] = parts[i]->held(seq);
         if (parts[i]->alloc(kv, seq, offloaded, end))
             continue;
-        while (i-- > 0)
-            parts[i]->cut(kv, seq, held[i], false);
+        while (i-- > 0) {
+            if (parts[i]->cut)
+                parts[i]->cut(kv, seq, held[i], false);
+        }
         return false;
     }
     seq->reserved_pages = end;
@@ -89,8 +93,10 @@ bool kva_kv_reserve(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t tokens)
 
 void kva_kv_release(struct kva_kv *kv, struct kva_kv_seq *seq, bool save)
 {
-    for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++)
-        (*part)->cut(kv, seq, 0, save);
+    for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
+        if ((*part)->cut)
+            (*part)->cut(kv, seq, 0, save);
+    }
     seq->reserved_pages = 0;
 }
 

@@ -1,3 +1,4 @@
+/* policy_lent.c - a part that has no memory: it hands over what came of attention elsewhere. */
 #include "tests/engine/policy_lent.h"
 
 #include "tests/cmocka.h"
@@ -84,13 +85,15 @@ static struct kva_partial partial_at(const struct kva_partial *all, uint32_t row
                                 all->e + pair};
 }
 
-/* --- the part: resident pages, the first of which are in no range of blocks ------------------- */
+/* --- the part: the first of the pages that are resident are in no range of blocks --------------- */
 
-static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
+/* Behind the resident part, whose range it cuts. */
+
+static void locate(const struct kva_kv *kv KVA_UNUSED, struct kva_kv_rows *rows,
+                   uint32_t layer KVA_UNUSED)
 {
     uint32_t splits = rows->position_first / KVA_ATTEND_SPLIT_TOKENS;
     uint32_t count = lent.how == LENT_TWO ? 2 : 1;
-    kva_kv_part_resident.locate(kv, rows, layer);
     if (splits < count)
         return;
     assert_int_equal(rows->range_count, 1);
@@ -108,9 +111,9 @@ static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t l
     }
 }
 
-static struct kva_kv_part part;
+static const struct kva_kv_part part = {.locate = locate};
 
-static const struct kva_kv_part *const parts[] = {&part, NULL};
+static const struct kva_kv_part *const parts[] = {&kva_kv_part_resident, &part, NULL};
 
 /* --- elsewhere ------------------------------------------------------------------------------- */
 
@@ -183,17 +186,10 @@ static uint32_t offloaded(const struct kva_kv_spec *spec KVA_UNUSED, uint32_t to
     return 0;
 }
 
-static const struct kva_kv_policy policy = {
+const struct kva_kv_policy policy_lent = {
     .name = "lent",
     .exactness = KVA_KV_INEXACT,
     .parts = parts,
     .offloaded = offloaded,
     .layer_query = layer_query,
 };
-
-enum kva_kv_policy_id policy_lent_register(void)
-{
-    part = kva_kv_part_resident;
-    part.locate = locate;
-    return kva_kv_policy_register(&policy);
-}

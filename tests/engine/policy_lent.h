@@ -13,8 +13,7 @@ enum lent_how {
     LENT_TWO,    /* two, merged */
 };
 
-/* The policy's id. Before the first engine. */
-enum kva_kv_policy_id policy_lent_register(void);
+extern const struct kva_kv_policy policy_lent;
 
 /* From now on, with an engine of that device and model. */
 void policy_lent_open(struct kva_device *device, const struct kva_model *model, enum lent_how how,

@@ -105,7 +105,6 @@ static void test_layer_input__is_what_the_queries_are_made_of(void **state KVA_U
     struct fixture f;
     uint32_t prompt[PROMPT], tokens[COUNT];
     struct kva_sequence *seqs[COUNT];
-    const enum kva_kv_policy_id id = kva_kv_policy_register(&watching);
     const struct kva_sampling_params sampling = fixture_greedy();
     fixture_open(&f, &(struct fixture_params){.model_path = OPT,
                                               .step_tokens_max = ROWS_MAX,
@@ -117,13 +116,14 @@ static void test_layer_input__is_what_the_queries_are_made_of(void **state KVA_U
     assert_true(seen.hidden_size <= HIDDEN_MAX && layers <= LAYERS_MAX);
     for (uint32_t i = 0; i < COUNT; i++) {
         fixture_prompt(prompt, PROMPT, VOCAB, i);
-        seqs[i] = fixture_start(&f, &(struct kva_sequence_params){
-                                        .prompt = prompt,
-                                        .prompt_tokens = PROMPT,
-                                        .tokens_max = PROMPT + STEPS + 2,
-                                        .sampling = &sampling,
-                                        .kv = kva_kv_spec_default(i == 1 ? KVA_KV_FULL : id),
-                                    });
+        seqs[i] = fixture_start(
+            &f, &(struct kva_sequence_params){
+                    .prompt = prompt,
+                    .prompt_tokens = PROMPT,
+                    .tokens_max = PROMPT + STEPS + 2,
+                    .sampling = &sampling,
+                    .kv = i == 1 ? kva_kv_spec_default(KVA_KV_FULL) : kva_kv_spec_own(&watching),
+                });
         uint32_t before = seen.calls;
         fixture_prefill(&f, seqs[i], PROMPT);
         /* A prompt that is longer than a step goes in two chunks. */

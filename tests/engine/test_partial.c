@@ -15,7 +15,6 @@
 
 enum { TOKENS = 700, ROWS = 64, STEPS = 60, COMPANY = 5 };
 
-static enum kva_kv_policy_id lent, windowed;
 static char folder[64];
 
 static int make_model(void **state KVA_UNUSED)
@@ -65,13 +64,12 @@ struct logs {
     float logprobs[STEPS];
 };
 
-static struct kva_sequence *start(struct fixture *f, enum kva_kv_policy_id policy,
+static struct kva_sequence *start(struct fixture *f, struct kva_kv_spec spec,
                                   uint32_t prompt_tokens)
 {
     static uint32_t prompt[TOKENS];
     static struct kva_sampling_params sampling;
     sampling = trace_sampling();
-    struct kva_kv_spec spec = kva_kv_spec_default(policy);
     spec.min_tokens = 0;
     fixture_prompt(prompt, prompt_tokens, VOCAB, prompt_tokens);
     return fixture_start(f, &(struct kva_sequence_params){.prompt = prompt,
@@ -112,11 +110,10 @@ static void run(struct fixture *f, struct kva_sequence *const *seqs, uint32_t co
         f->engine->ops->destroy(f->engine->self, seqs[i]);
 }
 
-static struct logs run_alone(struct fixture *f, enum kva_kv_policy_id policy,
-                             uint32_t prompt_tokens)
+static struct logs run_alone(struct fixture *f, struct kva_kv_spec spec, uint32_t prompt_tokens)
 {
     struct logs logs = {0};
-    struct kva_sequence *seq = start(f, policy, prompt_tokens);
+    struct kva_sequence *seq = start(f, spec, prompt_tokens);
     run(f, &seq, 1, &logs);
     return logs;
 }
@@ -131,9 +128,9 @@ static void test_partial__a_prefix_gives_the_bits_of_full(void **state KVA_UNUSE
     policy_lent_open(f.device, f.model, LENT_PREFIX, 2 * ROWS);
     for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
         uint64_t before = policy_lent_count();
-        struct logs want = run_alone(&f, KVA_KV_FULL, lengths[i]);
+        struct logs want = run_alone(&f, kva_kv_spec_default(KVA_KV_FULL), lengths[i]);
         assert_int_equal(policy_lent_count(), before);
-        struct logs got = run_alone(&f, lent, lengths[i]);
+        struct logs got = run_alone(&f, kva_kv_spec_own(&policy_lent), lengths[i]);
         assert_true(policy_lent_count() > before);
         assert_memory_equal(&got, &want, sizeof(want));
     }
@@ -149,8 +146,8 @@ static void test_partial__merged_results_give_the_numbers_of_full(void **state K
         open_engine(&f);
         policy_lent_open(f.device, f.model, how, 2 * ROWS);
         for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
-            struct logs want = run_alone(&f, KVA_KV_FULL, lengths[i]);
-            struct logs got = run_alone(&f, lent, lengths[i]);
+            struct logs want = run_alone(&f, kva_kv_spec_default(KVA_KV_FULL), lengths[i]);
+            struct logs got = run_alone(&f, kva_kv_spec_own(&policy_lent), lengths[i]);
             assert_memory_equal(got.tokens, want.tokens, sizeof(want.tokens));
             for (uint32_t j = 0; j < STEPS; j++)
                 worst = fmax(worst, fabs((double)got.logprobs[j] - (double)want.logprobs[j]));
@@ -167,8 +164,10 @@ static void test_partial__merged_results_give_the_numbers_of_full(void **state K
 /* Ranges of all kinds in one pass, and sequences between which a partial result belongs to one. */
 static void test_partial__company_changes_nothing(void **state KVA_UNUSED)
 {
-    const enum kva_kv_policy_id policies[COMPANY] = {KVA_KV_SPECACHE, lent, KVA_KV_FULL, windowed,
-                                                     lent};
+    const struct kva_kv_spec specs[COMPANY] = {
+        kva_kv_spec_default(KVA_KV_SPECACHE), kva_kv_spec_own(&policy_lent),
+        kva_kv_spec_default(KVA_KV_FULL), kva_kv_spec_own(&policy_windowed),
+        kva_kv_spec_own(&policy_lent)};
     for (enum lent_how how = LENT_PREFIX; how <= LENT_TWO; how++) {
         struct fixture f;
         struct kva_sequence *seqs[COMPANY];
@@ -176,9 +175,9 @@ static void test_partial__company_changes_nothing(void **state KVA_UNUSED)
         open_engine(&f);
         policy_lent_open(f.device, f.model, how, 2 * ROWS);
         for (uint32_t i = 0; i < COMPANY; i++)
-            want[i] = run_alone(&f, policies[i], 240 + 70 * i);
+            want[i] = run_alone(&f, specs[i], 240 + 70 * i);
         for (uint32_t i = 0; i < COMPANY; i++)
-            seqs[i] = start(&f, policies[i], 240 + 70 * i);
+            seqs[i] = start(&f, specs[i], 240 + 70 * i);
         run(&f, seqs, COMPANY, got);
         for (uint32_t i = 0; i < COMPANY; i++)
             assert_memory_equal(&got[i], &want[i], sizeof(want[i]));
@@ -189,8 +188,6 @@ static void test_partial__company_changes_nothing(void **state KVA_UNUSED)
 
 int main(void)
 {
-    lent = policy_lent_register();
-    windowed = kva_kv_policy_register(&policy_windowed);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_partial__a_prefix_gives_the_bits_of_full),
         cmocka_unit_test(test_partial__merged_results_give_the_numbers_of_full),
