@@ -146,7 +146,7 @@ struct reading {
 
 static bool selects_meanwhile(const struct kva_kv_rows *rows)
 {
-    return rows->fused || kva_kv_selects_next(rows);
+    return rows->fused || (kva_kv_selects_next(rows) && !kva_kv_selects_apart(rows));
 }
 
 static const struct reading to_select = {kva_kv_selects_now, kva_kv_selects_now, false};
@@ -199,6 +199,36 @@ static bool read_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass, 
         any = true;
     }
     return any;
+}
+
+static bool always(const struct kva_kv_rows *rows KVA_UNUSED)
+{
+    return true;
+}
+
+/* Rows that select for the next step from pages of which some attend whole in this one: in a
+ * reading of its own. What attention writes on the way is overwritten when all attend. Such a page
+ * counts twice in the sum that probabilities are divided by, which makes the shares of all tokens
+ * smaller alike, in each head. */
+static void select_apart(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer)
+{
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        struct kva_kv_rows one = pass->rows[i];
+        if (!kva_kv_selects_apart(&one))
+            continue;
+        one.row_first += one.select_row;
+        one.position_first += one.select_row;
+        one.row_count = 1;
+        one.select_row = 0;
+        one.ranges[0] = one.candidates;
+        one.range_count = 1;
+        fw->low_rows[0] = &one;
+        kva_forward_attend_lowbit(fw, &(struct kva_lowbit_call){.rows = fw->low_rows,
+                                                                .count = 1,
+                                                                .layer = layer,
+                                                                .like = &one.ranges[0],
+                                                                .selects = always});
+    }
 }
 
 /* --- merge ----------------------------------------------------------------------------------- */
@@ -286,11 +316,6 @@ static void merge(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32
 
 /* --- observers ------------------------------------------------------------------------------- */
 
-static bool always(const struct kva_kv_rows *rows KVA_UNUSED)
-{
-    return true;
-}
-
 /* The rows that a sequence's own query chooses, into the observer's memory. What attention writes
  * on the way is overwritten when all attend. */
 static const uint32_t *observe_selection(struct kva_forward *fw, const struct kva_kv_rows *rows,
@@ -372,6 +397,7 @@ void kva_forward_attend(struct kva_forward *fw, struct kva_kv_pass *pass,
         kva_kv_layer_choose(kv, pass, layer);
     if (observer)
         observe(fw, observer, pass, layer, false);
+    select_apart(fw, pass, layer);
     kinds[KVA_RANGE_LOWBIT] = read_lowbit(fw, pass, layer, &to_attend);
     merge(fw, pass, rows, kinds);
     if (observer)

@@ -7,9 +7,13 @@
  *
  * The pages of a sequence, each with its home in the host tier:
  *
- *     0 ........ offloaded       offloaded .... page_count
- *     | not whole on the    | whole on the device:
- *     | device              | resident.h
+ *     0 .......... offloaded ........ prepared ........ page_count
+ *     | not whole on    | whole on the device ...
+ *     | the device      | and in the policy's other forms
+ *
+ * A page that leaves the device is prepared first: the parts make what stands for it. It leaves at
+ * once, or, where rows are selected a step ahead, when a selection has had it among its candidates:
+ * until then it attends whole, since none of its rows could have been fetched.
  *
  * What is on the device instead of an offloaded page is its policy's business: parts (part.h). They
  * keep what they know of a sequence, and of the whole cache, in memory of their own, which nobody
@@ -101,9 +105,11 @@ struct kva_kv_seq {
     bool prefilled; /* the prompt is in; what is offloaded is attended to as the policy says */
     uint64_t device_bytes;
     struct kva_counts counts;
-    uint32_t reserved_pages;             /* there is device memory for the tokens of so many */
-    uint32_t offloaded;                  /* pages [0, offloaded) are not whole on the device */
-    void *policy_state;                  /* the policy's own (policy.h) */
+    uint32_t reserved_pages; /* there is device memory for the tokens of so many */
+    uint32_t offloaded;      /* pages [0, offloaded) are not whole on the device */
+    uint32_t prepared;       /* pages [0, prepared) are there in other forms; >= offloaded */
+    uint32_t considered;     /* of them: candidates of the last selection for the next step */
+    void *policy_state;      /* the policy's own (policy.h) */
     void *part_states[KVA_KV_PARTS_MAX]; /* its parts' own, in the policy's order (part.h) */
 };
 

@@ -86,7 +86,7 @@ static void release_pages(struct kva_kv *kv, struct kva_kv_seq *seq)
     seq->closed_count = 0;
     seq->tokens = 0;
     seq->prefilled = false;
-    seq->offloaded = 0;
+    seq->offloaded = seq->prepared = seq->considered = 0;
     for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
         if ((*part)->reset)
             (*part)->reset(kv, seq);
@@ -189,6 +189,7 @@ enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq, cons
     seq->promised_pages = missing;
     take_pages(kv, seq, kva_kv_pages(prompt_tokens));
     seq->offloaded = seq->policy->offloaded(&seq->spec, prompt_tokens);
+    seq->prepared = seq->considered = seq->offloaded;
     if (!kva_kv_reserve(kv, seq, prompt_tokens)) {
         release_pages(kv, seq);
         return kva_fail(err, refuse(KVA_TIER_DEVICE, short_of),
@@ -208,8 +209,7 @@ enum kva_status kva_kv_seq_grow(struct kva_kv *kv, struct kva_kv_seq *seq, uint3
                                 struct kva_err *err)
 {
     uint32_t pages = kva_kv_pages(tokens);
-    if (pages <= seq->reserved_pages &&
-        seq->policy->offloaded(&seq->spec, tokens) <= seq->offloaded)
+    if (pages <= seq->reserved_pages && seq->policy->offloaded(&seq->spec, tokens) <= seq->prepared)
         return KVA_OK;
     take_pages(kv, seq, pages);
     if (kva_kv_reserve(kv, seq, tokens))

@@ -70,10 +70,13 @@ struct kva_kv_part {
     /* Page `index` has just become full in all layers: the part that has it sends it to the host. */
     void (*page_full)(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t index);
 
-    /* Pages [seq->offloaded, first), which are closed, leave the device; before they do, in the
-     * order of the parts, and after. */
+    /* Pages [seq->prepared, first), which are closed and whole on the device, are about to leave it:
+     * make what stands for them; and once all parts have. */
+    void (*prepare)(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first);
+    void (*prepared)(struct kva_kv *kv, struct kva_kv_seq *seq);
+
+    /* Pages [seq->offloaded, first) leave the device. */
     void (*leave)(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first);
-    void (*left)(struct kva_kv *kv, struct kva_kv_seq *seq);
 
     /* A pass over the sequence is over: what was counted on the device is read. */
     void (*count)(struct kva_kv *kv, struct kva_kv_seq *seq);

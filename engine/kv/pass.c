@@ -2,6 +2,7 @@
 #include "engine/kv/pass.h"
 
 #include "engine/kv/part.h"
+#include "engine/kv/placement.h"
 
 #include <assert.h>
 
@@ -40,6 +41,8 @@ static void list_parts(struct kva_kv_pass *pass)
 
 void kva_kv_pass_begin(struct kva_kv *kv, struct kva_kv_pass *pass)
 {
+    for (uint32_t i = 0; i < pass->rows_count; i++)
+        kva_kv_leave_considered(kv, pass->rows[i].seq);
     list_parts(pass);
     for (uint32_t i = 0; i < pass->part_count; i++) {
         if (pass->parts[i]->pass_begin)
@@ -67,6 +70,7 @@ void kva_kv_layer_begin(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
         struct kva_kv_rows *rows = &pass->rows[i];
         rows->range_count = 0;
         rows->fused = false;
+        rows->candidates.page_end = 0;
         for (const struct kva_kv_part *const *part = rows->seq->policy->parts; *part; part++)
             (*part)->locate(kv, rows, layer);
     }
@@ -144,5 +148,10 @@ void kva_kv_layer_end(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t laye
     for (uint32_t i = 0; i < pass->part_count; i++) {
         if (pass->parts[i]->layer_end)
             pass->parts[i]->layer_end(pass->parts[i], kv, pass, layer);
+    }
+    for (uint32_t i = 0; layer + 1 == kv->shape.layers && i < pass->rows_count; i++) {
+        const struct kva_kv_rows *rows = &pass->rows[i];
+        if (rows->select_next && rows->select_row < rows->row_count)
+            rows->seq->considered = rows->seq->prepared;
     }
 }

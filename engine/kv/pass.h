@@ -35,6 +35,9 @@ struct kva_kv_rows {
     /* --- from layer_begin --- */
     struct kva_kv_range ranges[KVA_KV_RANGES_MAX];
     uint32_t range_count;
+    struct kva_kv_range candidates; /* low-bit pages that select_row selects from for the next step,
+                                       where not all of them attend yet; page_end 0: those that
+                                       attend */
 };
 
 /* The first range of that kind; NULL: there is none. */
@@ -82,9 +85,17 @@ static inline bool kva_kv_selects_now(const struct kva_kv_rows *rows)
     return rows->select_now && !rows->fused && kva_kv_selects(rows);
 }
 
+/* Whether they select for the next step from pages that do not all attend in low bits yet. */
+static inline bool kva_kv_selects_apart(const struct kva_kv_rows *rows)
+{
+    const struct kva_kv_range *range = &rows->candidates;
+    return rows->select_next && range->page_end > 0 && range->rows && range->rows->k > 0 &&
+           rows->select_row < rows->row_count;
+}
+
 static inline bool kva_kv_selects_next(const struct kva_kv_rows *rows)
 {
-    return rows->select_next && kva_kv_selects(rows);
+    return kva_kv_selects_apart(rows) || (rows->select_next && kva_kv_selects(rows));
 }
 
 /* For parts: one more range; whole pages go on from a range of whole pages that ends where they

@@ -87,7 +87,7 @@ static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
 bool kva_kv_reserve(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t tokens)
 {
     uint32_t offloaded =
-        seq->prefilled ? seq->policy->offloaded(&seq->spec, tokens) : seq->offloaded;
+        seq->prefilled ? seq->policy->offloaded(&seq->spec, tokens) : seq->prepared;
     return alloc(kv, seq, offloaded, kva_kv_pages(tokens));
 }
 
@@ -102,9 +102,9 @@ void kva_kv_release(struct kva_kv *kv, struct kva_kv_seq *seq, bool save)
 
 bool kva_kv_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    if (!alloc(kv, seq, seq->offloaded, seq->page_count))
+    if (!alloc(kv, seq, seq->prepared, seq->page_count))
         return false;
-    if (!seq->prefilled || seq->offloaded == 0)
+    if (!seq->prefilled || seq->prepared == 0)
         return true;
     for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
         if ((*part)->restore)
@@ -132,20 +132,46 @@ static void end_prefill(struct kva_kv *kv, struct kva_kv_seq *seq)
     }
 }
 
+/* Pages [offloaded, first), which are prepared. */
+static void leave(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
+{
+    for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
+        if ((*part)->leave)
+            (*part)->leave(kv, seq, first);
+    }
+    seq->offloaded = first;
+}
+
+void kva_kv_leave_considered(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    if (seq->considered > seq->offloaded)
+        leave(kv, seq, seq->considered);
+}
+
+static void prepare(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
+{
+    for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
+        if ((*part)->prepare)
+            (*part)->prepare(kv, seq, first);
+    }
+    seq->prepared = first;
+    for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
+        if ((*part)->prepared)
+            (*part)->prepared(kv, seq);
+    }
+}
+
 void kva_kv_apply_policy(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     if (!seq->prefilled && seq->tokens >= seq->prompt_tokens)
         end_prefill(kv, seq);
-    uint32_t offloaded = seq->policy->offloaded(&seq->spec, seq->tokens);
-    if (!seq->prefilled || offloaded <= seq->offloaded)
+    if (!seq->prefilled)
         return;
-    for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
-        if ((*part)->leave)
-            (*part)->leave(kv, seq, offloaded);
-    }
-    seq->offloaded = offloaded;
-    for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
-        if ((*part)->left)
-            (*part)->left(kv, seq);
-    }
+    kva_kv_leave_considered(kv, seq);
+    uint32_t first = seq->policy->offloaded(&seq->spec, seq->tokens);
+    bool stays = seq->policy->selects_ahead && seq->policy->selects_ahead(&seq->spec);
+    if (first > seq->prepared)
+        prepare(kv, seq, first);
+    if (!stays && seq->prepared > seq->offloaded)
+        leave(kv, seq, seq->prepared);
 }

@@ -38,6 +38,9 @@ bool kva_kv_restore(struct kva_kv *kv, struct kva_kv_seq *seq);
 /* Page `index` has just become full in all layers: see that the host gets it. */
 void kva_kv_send_closed(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t index);
 
+/* Pages that the last selection had among its candidates leave. */
+void kva_kv_leave_considered(struct kva_kv *kv, struct kva_kv_seq *seq);
+
 /* seq->tokens has grown and full pages are closed: pages are offloaded as it says. */
 void kva_kv_apply_policy(struct kva_kv *kv, struct kva_kv_seq *seq);
 

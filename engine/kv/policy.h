@@ -54,6 +54,10 @@ struct kva_kv_policy {
 
     /* --- NULL: nothing ----------------------------------------------------------------------- */
 
+    /* Whether rows are selected in one step for the next: pages then stay whole until a selection
+     * has had them among its candidates. */
+    bool (*selects_ahead)(const struct kva_kv_spec *spec);
+
     /* On entry: one row, which selects nothing. */
     void (*plan)(const struct kva_kv_seq *seq, struct kva_kv_step_plan *ret);
 

@@ -123,10 +123,10 @@ static void free_copies(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t coun
     }
 }
 
-/* The copies of pages [0, offloaded) are complete and the pages closed: others may use them. */
+/* The copies of pages [0, prepared) are complete and the pages closed: others may use them. */
 static void publish(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 {
-    for (uint32_t i = 0; i < seq->offloaded; i++) {
+    for (uint32_t i = 0; i < seq->prepared; i++) {
         struct kva_page *page = seq->pages[i];
         if (page->low)
             continue;
@@ -192,14 +192,14 @@ static void code(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer
     code_listed(kv, seq, list, layer, count);
 }
 
-/* Layers [0, layer_end) of the pages that are offloaded, from the host. */
+/* Layers [0, layer_end) of the pages that are prepared, from the host. */
 static void code_host(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer_end)
 {
     if (layer_end == 0)
         return;
     kva_kv_order_compute(kv);
     for (uint32_t layer = 0; layer < layer_end; layer++)
-        code(kv, seq, layer, 0, seq->offloaded, true);
+        code(kv, seq, layer, 0, seq->prepared, true);
 }
 
 /* --- the part -------------------------------------------------------------------------------- */
@@ -291,10 +291,10 @@ static void prompt_end(struct kva_kv *kv, struct kva_kv_seq *seq)
     publish(kv, seq);
 }
 
-static void leave(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
+static void prepare(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
 {
     for (uint32_t layer = 0; layer < kv->shape.layers; layer++)
-        code(kv, seq, layer, seq->offloaded, first, false);
+        code(kv, seq, layer, seq->prepared, first, false);
 }
 
 static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
@@ -307,7 +307,7 @@ static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t l
         .low = state_of(seq)->copies,
         .low_offset_bytes = kva_kv_lowbit_offset(kv, &seq->spec, layer),
     };
-    if (!seq->prefilled || seq->offloaded == 0)
+    if (!seq->prefilled || seq->prepared == 0)
         return;
     if (layer < kva_kv_lowbit_skip_layers(kv, &seq->spec)) {
         /* Its blocks come first in the copy. */
@@ -316,7 +316,12 @@ static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t l
             rows->blocks[i] =
                 (unsigned char *)state_of(seq)->copies[i] + layer * kv->shape.block_bytes;
     }
-    kva_kv_add_range(rows, range);
+    if (seq->offloaded > 0)
+        kva_kv_add_range(rows, range);
+    if (range.kind == KVA_RANGE_LOWBIT && seq->prepared > seq->offloaded) {
+        rows->candidates = range;
+        rows->candidates.page_end = seq->prepared;
+    }
 }
 
 const struct kva_kv_part kva_kv_part_lowbit = {
@@ -334,7 +339,7 @@ const struct kva_kv_part kva_kv_part_lowbit = {
     .restore = restore,
     .prompt_layer = prompt_layer,
     .prompt_end = prompt_end,
-    .leave = leave,
-    .left = publish,
+    .prepare = prepare,
+    .prepared = publish,
     .locate = locate,
 };

@@ -277,7 +277,7 @@ static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool 
 void kva_rows_list_host_blocks(struct kva_kv_seq *seq)
 {
     struct kva_rows_state *s = kva_rows_state_of(seq);
-    for (; s->host_block_count < seq->offloaded; s->host_block_count++)
+    for (; s->host_block_count < seq->prepared; s->host_block_count++)
         s->host_blocks[s->host_block_count] = seq->pages[s->host_block_count]->host;
 }
 
@@ -461,8 +461,12 @@ static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t l
 {
     const struct kva_kv_seq *seq = rows->seq;
     const struct kva_rows_state *s = kva_rows_state_of(seq);
-    if (!seq->prefilled || seq->offloaded == 0 || !s->caches || s->caches[layer].slots == 0 ||
+    if (!seq->prefilled || seq->prepared == 0 || !s->caches || s->caches[layer].slots == 0 ||
         layer < kva_kv_lowbit_skip_layers(kv, &seq->spec))
+        return;
+    if (rows->candidates.page_end > 0)
+        rows->candidates.rows = &s->caches[layer];
+    if (seq->offloaded == 0)
         return;
     struct kva_kv_range *last = rows->range_count ? &rows->ranges[rows->range_count - 1] : NULL;
     if (last && last->kind == KVA_RANGE_LOWBIT)
@@ -488,7 +492,7 @@ const struct kva_kv_part kva_kv_part_rows = {
     .cut = cut,
     .restore = restore,
     .prompt_end = start,
-    .left = start,
+    .prepared = start,
     .count = count,
     .pass_begin = kva_rows_pass_begin,
     .locate = locate,

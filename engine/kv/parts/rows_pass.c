@@ -79,8 +79,11 @@ void kva_rows_layer_begin(const struct kva_kv_part *self KVA_UNUSED, struct kva_
 {
     struct kva_rows_cache *cache = kva_rows_cache_of(kv);
     bool any = false;
-    for (uint32_t i = 0; i < pass->rows_count && !any; i++)
-        any = kva_kv_find_rows(&pass->rows[i]) && kva_rows_state_of(pass->rows[i].seq);
+    for (uint32_t i = 0; i < pass->rows_count && !any; i++) {
+        const struct kva_kv_rows *rows = &pass->rows[i];
+        any =
+            (kva_kv_find_rows(rows) || kva_kv_selects_apart(rows)) && kva_rows_state_of(rows->seq);
+    }
     if (!any)
         return;
     cache->late |= !kva_event_done(cache->ready[layer]);

@@ -62,6 +62,11 @@ static bool has_next_step(const struct kva_kv_seq *seq)
     return seq->tokens + 3 <= seq->tokens_max;
 }
 
+static bool selects_ahead(const struct kva_kv_spec *spec)
+{
+    return kva_kv_spec_k_max(spec) > 0 && spec->predictor != KVA_PREDICT_SYNC;
+}
+
 static void plan(const struct kva_kv_seq *seq, struct kva_kv_step_plan *ret)
 {
     if (kva_kv_spec_k_max(&seq->spec) == 0 || !kva_kv_rows_started(seq))
@@ -104,6 +109,7 @@ const struct kva_kv_policy kva_kv_policy_specache = {
     .counters = counters,
     .state_bytes = sizeof(struct state),
     .offloaded = kva_kv_offload_behind_window,
+    .selects_ahead = selects_ahead,
     .plan = plan,
     .predecoded = predecoded,
     .drafted = drafted,
