@@ -5,11 +5,12 @@
  * selects rows, and when. It runs nothing: engine/step.c asks and acts, operators attend. All that
  * is particular to a policy is in its file in policies/; docs/policies.md says how to write one.
  *
- *             exact     parts                                  while decoding
- *   full      yes       resident                               all pages are whole
- *   offload   yes       stage, resident                        all but the last page are staged
- *   kivi      prompts   prompt_stage, lowbit, rows, resident   low-bit pages; sinks and window
- * whole specache  prompts   the same                               and rows are fetched ahead
+ *              exact     parts                                  while decoding
+ *   full       yes       resident                               all pages are whole
+ *   offload    yes       stage, resident                        all but the last page are staged
+ *   kivi       prompts   prompt_stage, lowbit, rows, resident   low-bit pages; sinks and window
+ *                                                               whole
+ *   specache   prompts   the same                               and rows are fetched ahead
  *
  * Thread rule: constants; functions on the engine thread, those that get no sequence on any. */
 #ifndef KVA_ENGINE_KV_POLICY_H

@@ -169,6 +169,49 @@ static void test_windowed__device_bytes(void **state KVA_UNUSED)
     fixture_close(&f);
 }
 
+/* A part that nobody has heard of: its state, and its counters in every sequence's account and the
+ * engine's. */
+static void test_windowed__a_part_of_its_own(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    uint32_t prompt[CONTEXT], token;
+    struct kva_sequence_info info;
+    struct kva_engine_usage usage;
+    const struct kva_sampling_params sampling = trace_sampling();
+    const struct kva_kv_spec spec = spec_of(4, 64);
+    fixture_open(&f, &(struct fixture_params){.model_path = LLAMA});
+    fixture_prompt(prompt, CONTEXT, VOCAB, 5);
+    f.engine->ops->usage(f.engine->self, &usage);
+    assert_int_equal(kva_counts_named(&usage.counts, "fetched_bytes"), 0);
+    const uint32_t known = usage.counts.count;
+    for (uint32_t round = 1; round <= 2; round++) {
+        struct kva_sequence *seq =
+            fixture_start(&f, &(struct kva_sequence_params){.prompt = prompt,
+                                                            .prompt_tokens = 126,
+                                                            .tokens_max = 200,
+                                                            .sampling = &sampling,
+                                                            .kv = spec});
+        fixture_prefill(&f, seq, CONTEXT);
+        for (uint32_t i = 0; i < 70; i++) { /* past 128 and 192 tokens */
+            struct kva_err err;
+            assert_int_equal(f.engine->ops->grow(f.engine->self, seq, &err), KVA_OK);
+            fixture_decode(&f, &seq, 1, &token);
+            f.engine->ops->suspend(f.engine->self, seq);
+            assert_int_equal(f.engine->ops->resume(f.engine->self, seq, &err), KVA_OK);
+        }
+        f.engine->ops->sequence_info(f.engine->self, seq, &info);
+        f.engine->ops->usage(f.engine->self, &usage);
+        assert_int_equal(kva_counts_named(&info.counts, "dropped_pages"), 2);
+        assert_int_equal(kva_counts_named(&info.counts, "dropped_passes"), 0);
+        assert_int_equal(kva_counts_named(&usage.counts, "dropped_pages"), 2 * round);
+        /* The prompt's and those of the decoded tokens, all but the last step's. */
+        assert_true(kva_counts_named(&usage.counts, "dropped_passes") >= 70 * round);
+        assert_int_equal(usage.counts.count, known + 2);
+        f.engine->ops->destroy(f.engine->self, seq);
+    }
+    fixture_close(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -176,6 +219,7 @@ int main(void)
         cmocka_unit_test(test_windowed__suspended_or_in_chunks),
         cmocka_unit_test(test_windowed__feeds_no_prefix_cache),
         cmocka_unit_test(test_windowed__device_bytes),
+        cmocka_unit_test(test_windowed__a_part_of_its_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
