@@ -233,14 +233,16 @@ static enum kva_status parse_windows(const struct kva_fields *fields,
     if (!config->layer_window)
         return kva_fail(fields->err, KVA_ENOMEM, "out of memory for %u layers",
                         config->layer_count);
-    if (family->window == KVA_WINDOW_NONE)
-        return KVA_OK;
     uint32_t window = family->default_window;
     uint32_t first = 0;
     bool use = family->window == KVA_WINDOW_ALL;
     const cJSON *types = NULL;
-    enum kva_status status =
-        kva_fields_u32(fields, "sliding_window", 1, KVA_MODEL_CONTEXT_MAX, &window);
+    enum kva_status status = kva_fields_peek(fields, "layer_types", &types);
+    /* Without windows every layer must be of full attention. */
+    if (!status && family->window == KVA_WINDOW_NONE)
+        return types ? parse_layer_types(fields, types, 0, config) : KVA_OK;
+    if (!status)
+        status = kva_fields_u32(fields, "sliding_window", 1, KVA_MODEL_CONTEXT_MAX, &window);
     if (status)
         return status;
     /* Here null is not "absent": it switches the window off. */
@@ -249,9 +251,7 @@ static enum kva_status parse_windows(const struct kva_fields *fields,
     if (family->window == KVA_WINDOW_SOME) {
         first = 28;
         if ((status = kva_fields_bool(fields, "use_sliding_window", &use)) != KVA_OK ||
-            (status = kva_fields_u32(fields, "max_window_layers", 0, UINT32_MAX, &first)) !=
-                KVA_OK ||
-            (status = kva_fields_peek(fields, "layer_types", &types)) != KVA_OK)
+            (status = kva_fields_u32(fields, "max_window_layers", 0, UINT32_MAX, &first)) != KVA_OK)
             return status;
     }
     if (!use)
@@ -287,6 +287,50 @@ static enum kva_status check_switches(const struct kva_fields *fields,
     return KVA_OK;
 }
 
+/* Fields that change what a model says, of architectures near those that are known or of files that
+ * were changed by hand: each may only have the value that says nothing. */
+static enum kva_status check_neutral(const struct kva_fields *fields)
+{
+    static const struct {
+        const char *name;
+        double neutral; /* of a truth value: 0 or 1 */
+    } table[] = {
+        {"is_causal", 1},
+        {"use_bidirectional_attention", 0},
+        {"alibi", 0},
+        {"attn_logit_softcapping", 0},
+        {"final_logit_softcapping", 0},
+        {"logit_scale", 1},
+        {"logits_scaling", 1},
+        {"embedding_multiplier", 1},
+        {"residual_multiplier", 1},
+        {"scale_emb", 1},
+        {"clip_qkv", 0},
+        {"num_experts", 0},
+        {"num_local_experts", 0},
+        {"n_routed_experts", 0},
+        {"kv_lora_rank", 0},
+        {"attention_chunk_size", 0},
+        {"attn_temperature_tuning", 0},
+    };
+    char text[64];
+    for (size_t i = 0; i < KVA_COUNT_OF(table); i++) {
+        const cJSON *item = NULL;
+        enum kva_status status = kva_fields_peek(fields, table[i].name, &item);
+        if (status)
+            return status;
+        double value = cJSON_IsBool(item)     ? cJSON_IsTrue(item)
+                       : cJSON_IsNumber(item) ? item->valuedouble
+                                              : NAN;
+        if (item && value != table[i].neutral)
+            return kva_fail_param(fields->err, KVA_EUNSUPPORTED, table[i].name,
+                                  "%s: %s %s is not supported: it would change what the model says",
+                                  fields->file, table[i].name,
+                                  kva_json_show(item, text, sizeof(text)));
+    }
+    return KVA_OK;
+}
+
 static enum kva_status parse_flags(const struct kva_fields *fields, struct kva_model_spec *spec)
 {
     const struct kva_config_names *names = spec->family->config_names;
@@ -298,6 +342,7 @@ static enum kva_status parse_flags(const struct kva_fields *fields, struct kva_m
      * output matrix. */
     spec->config.parallel_residual = spec->family->default_parallel_residual;
     if ((status = check_switches(fields, spec->family)) != KVA_OK ||
+        (status = check_neutral(fields)) != KVA_OK ||
         (status = kva_fields_bool(fields, names->attention_bias, &attention)) != KVA_OK ||
         (status = kva_fields_bool(fields, names->mlp_bias, &mlp)) != KVA_OK ||
         (status = kva_fields_bool(fields, names->parallel_residual,

@@ -385,6 +385,14 @@ static void test_config__windows(void **state KVA_UNUSED)
         {"MistralForCausalLM", "", {4096, 4096, 4096}},
         {"MistralForCausalLM", "\"sliding_window\":7,", {7, 7, 7}},
         {"MistralForCausalLM", "\"sliding_window\":null,", {0, 0, 0}},
+        {"MistralForCausalLM",
+         "\"sliding_window\":7,"
+         "\"layer_types\":[\"full_attention\",\"sliding_attention\",\"full_attention\"],",
+         {0, 7, 0}},
+        {"LlamaForCausalLM",
+         "\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\"],"
+         "\"is_causal\":true,\"num_experts\":null,\"logit_scale\":1.0,",
+         {0, 0, 0}},
         {"Qwen2ForCausalLM", "", {0, 0, 0}},
         {"Qwen2ForCausalLM", "\"sliding_window\":7,\"use_sliding_window\":false,", {0, 0, 0}},
         {"Qwen2ForCausalLM", "\"sliding_window\":7,\"use_sliding_window\":true,", {0, 0, 0}},
@@ -560,6 +568,15 @@ static const struct refusal refusals[] = {
      KVA_EUNSUPPORTED, "layer_types[1] is \"linear_attention\"; supported are"},
     {QWEN3, "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\"],",
      KVA_EFORMAT, "layer_types[0] is sliding_attention, but sliding_window is off"},
+    {LLAMA,
+     "\"layer_types\":[\"sliding_attention\",\"full_attention\",\"full_attention\"],"
+     "\"sliding_window\":7,",
+     KVA_EFORMAT, "layer_types[0] is sliding_attention, but sliding_window is off"},
+    {LLAMA, "\"is_causal\":false,", KVA_EUNSUPPORTED, "is_causal false is not supported"},
+    {LLAMA, "\"logits_scaling\":8,", KVA_EUNSUPPORTED, "logits_scaling 8 is not supported"},
+    {QWEN3, "\"num_experts\":64,", KVA_EUNSUPPORTED, "num_experts 64 is not supported"},
+    {LLAMA, "\"final_logit_softcapping\":\"high\",", KVA_EUNSUPPORTED,
+     "final_logit_softcapping \"high\" is not supported"},
     {QWEN3, "\"sliding_window\":-1,", KVA_EFORMAT, "sliding_window is -1, expected"},
     {QWEN3, "\"quantization_config\":[],", KVA_EFORMAT, "quantization_config is a list"},
 };
