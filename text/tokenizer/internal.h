@@ -297,6 +297,10 @@ KVA_MUST_CHECK enum kva_status kva_added_load(struct kva_tokenizer *tokenizer,
                                               const struct kva_tok_place *place,
                                               const cJSON *array);
 void kva_added_finish(struct kva_added *added);
+/* Puts tokenizer_config.json's added_tokens_decoder into `root`, the tree of tokenizer.json, as the
+ * reference does: a token of the same text gets its properties, one of a new text is added. */
+KVA_MUST_CHECK enum kva_status kva_added_override(const struct kva_tok_place *place,
+                                                  const cJSON *config, cJSON *root);
 
 struct kva_added_match {
     const struct kva_added_token *token;

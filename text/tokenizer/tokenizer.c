@@ -57,26 +57,18 @@ static enum kva_status config_post(struct kva_tokenizer *tokenizer,
     return KVA_OK;
 }
 
-static enum kva_status load_config(struct kva_tokenizer *tokenizer, const char *json, size_t length,
-                                   struct kva_err *err)
+static enum kva_status load_config(struct kva_tokenizer *tokenizer,
+                                   const struct kva_tok_place *place, const cJSON *config)
 {
-    struct kva_tok_place place = kva_tok_place_root(CONFIG_NAME, err);
-    cJSON *config;
     enum kva_status status =
-        kva_tok_json_parse(&place, json, length, KVA_TOKENIZER_CONFIG_BYTES_MAX, &config);
-    if (status)
-        return status;
-    status = config_token(tokenizer, &place, config, "bos_token", true, &tokenizer->bos);
+        config_token(tokenizer, place, config, "bos_token", true, &tokenizer->bos);
     if (!status)
-        status = config_token(tokenizer, &place, config, "eos_token", true, &tokenizer->eos);
+        status = config_token(tokenizer, place, config, "eos_token", true, &tokenizer->eos);
     if (!status)
-        status = config_token(tokenizer, &place, config, "pad_token", false, &tokenizer->pad);
+        status = config_token(tokenizer, place, config, "pad_token", false, &tokenizer->pad);
     if (!status)
-        status = config_token(tokenizer, &place, config, "unk_token", false, &tokenizer->unk);
-    if (!status)
-        status = config_post(tokenizer, &place, config);
-    cJSON_Delete(config);
-    return status;
+        status = config_token(tokenizer, place, config, "unk_token", false, &tokenizer->unk);
+    return status ? status : config_post(tokenizer, place, config);
 }
 
 /* ---- tokenizer.json ------------------------------------------------------------------------- */
@@ -152,6 +144,25 @@ enum kva_status kva_tokenizer_build(const struct kva_tok_place *place, const cJS
     return KVA_OK;
 }
 
+/* `config` may be NULL. */
+static enum kva_status load_trees(const struct kva_tok_place *place, cJSON *root,
+                                  const struct kva_tok_place *config_place, const cJSON *config,
+                                  struct kva_tokenizer **ret_tokenizer)
+{
+    struct kva_tokenizer *tokenizer = NULL;
+    enum kva_status status = config ? kva_added_override(config_place, config, root) : KVA_OK;
+    if (!status)
+        status = kva_tokenizer_build(place, root, &tokenizer);
+    if (!status && config)
+        status = load_config(tokenizer, config_place, config);
+    if (status) {
+        kva_tokenizer_destroy(tokenizer);
+        return status;
+    }
+    *ret_tokenizer = tokenizer;
+    return KVA_OK;
+}
+
 enum kva_status kva_tokenizer_load_buffers(const char *json, size_t json_length,
                                            const char *config_json, size_t config_length,
                                            struct kva_tokenizer **ret_tokenizer,
@@ -159,22 +170,18 @@ enum kva_status kva_tokenizer_load_buffers(const char *json, size_t json_length,
 {
     struct kva_err ignored;
     struct kva_tok_place place = kva_tok_place_root(JSON_NAME, err ? err : &ignored);
-    struct kva_tokenizer *tokenizer = NULL;
-    cJSON *root = NULL;
+    struct kva_tok_place config_place = kva_tok_place_root(CONFIG_NAME, place.err);
+    cJSON *root = NULL, *config = NULL;
     enum kva_status status =
         kva_tok_json_parse(&place, json, json_length, KVA_TOKENIZER_FILE_BYTES_MAX, &root);
-    if (status)
-        return status;
-    status = kva_tokenizer_build(&place, root, &tokenizer);
-    cJSON_Delete(root);
     if (!status && config_json)
-        status = load_config(tokenizer, config_json, config_length, place.err);
-    if (status) {
-        kva_tokenizer_destroy(tokenizer);
-        return status;
-    }
-    *ret_tokenizer = tokenizer;
-    return KVA_OK;
+        status = kva_tok_json_parse(&config_place, config_json, config_length,
+                                    KVA_TOKENIZER_CONFIG_BYTES_MAX, &config);
+    if (!status)
+        status = load_trees(&place, root, &config_place, config, ret_tokenizer);
+    cJSON_Delete(config);
+    cJSON_Delete(root);
+    return status;
 }
 
 /* *ret_data is NULL, with KVA_OK, if there is no such file. */

@@ -44,7 +44,9 @@ static void sweep(const cJSON *synthetic, const char *name)
     cJSON_ReplaceItemInObject(small, "post_processor", cJSON_CreateNull());
     char *json = cJSON_PrintUnformatted(small);
     cJSON_Delete(small);
-    const char *config = "{\"eos_token\":\"<|end|>\",\"add_eos_token\":true}";
+    const char *config =
+        "{\"eos_token\":\"<|end|>\",\"add_eos_token\":true,\"added_tokens_decoder\":{\"9\":"
+        "{\"content\":\"<|end|>\",\"special\":true},\"10\":{\"content\":\"<n>\"}}}";
     assert_int_equal(load_and_use(json, config), KVA_OK);
     cJSON_Hooks hooks = {.malloc_fn = alloc_guard_malloc, .free_fn = free};
     cJSON_InitHooks(&hooks);

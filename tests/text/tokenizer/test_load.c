@@ -113,6 +113,52 @@ static void test_load__unknown_components(void **state KVA_UNUSED)
     }
 }
 
+/* tokenizer_config.json wins over tokenizer.json, as in the reference. */
+static void test_load__configured_added_tokens(void **state KVA_UNUSED)
+{
+    static const char json[] =
+        "{\"normalizer\":{\"type\":\"Prepend\",\"prepend\":\"_\"},\"added_tokens\":[{\"id\":3,"
+        "\"content\":\"<s>\",\"special\":true,\"normalized\":true}],\"model\":{\"type\":\"BPE\","
+        "\"vocab\":{\"a\":0,\"_\":1,\"b\":2,\"<s>\":3},\"merges\":[]}}";
+    static const char config[] =
+        "{\"added_tokens_decoder\":{\"3\":{\"content\":\"<s>\",\"special\":true,"
+        "\"normalized\":false},\"4\":{\"content\":\"<new>\",\"special\":false},"
+        "\"9\":{\"content\":\"b\",\"special\":true}}}";
+    static const struct {
+        const char *config;
+        const char *text;
+        int32_t ids[4];
+        size_t count;
+    } cases[] = {
+        /* Looked for in normalized text, where it is "_<s>". */
+        {NULL, "a<s>a", {1, 0, 0}, 3},
+        {config, "a<s>a", {1, 0, 3, 1}, 5},
+        {config, "<new>", {4}, 1},
+        /* A text of the vocabulary keeps its id. */
+        {config, "b", {2}, 1},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct kva_tokenizer *tokenizer = fixture_load(json, cases[i].config);
+        struct kva_token_list list =
+            fixture_encode(tokenizer, cases[i].text, strlen(cases[i].text), false, true);
+        assert_int_equal(list.count, cases[i].count);
+        for (size_t j = 0; j < list.count && j < 4; j++)
+            assert_int_equal(list.ids[j], cases[i].ids[j]);
+        kva_token_list_finish(&list);
+        kva_tokenizer_destroy(tokenizer);
+    }
+    check_refused(json, "{\"added_tokens_decoder\":[]}", KVA_EFORMAT,
+                  "tokenizer_config.json: added_tokens_decoder: not an object");
+    check_refused(json, "{\"added_tokens_decoder\":{\"x\":{\"content\":\"<y>\"}}}", KVA_EFORMAT,
+                  "added_tokens_decoder.x: 'x' is no id");
+    /* An id that names another token stays with that. */
+    struct kva_tokenizer *tokenizer =
+        fixture_load(json, "{\"added_tokens_decoder\":{\"0\":{\"content\":\"<y>\"}}}");
+    assert_int_equal(kva_tokenizer_lookup(tokenizer, "<y>", 3), -1);
+    assert_int_equal(kva_tokenizer_lookup(tokenizer, "a", 1), 0);
+    kva_tokenizer_destroy(tokenizer);
+}
+
 static void test_load__bad_patterns(void **state KVA_UNUSED)
 {
     static const char *const patterns[] = {"(",        ")",
@@ -221,6 +267,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_load__malformed),
         cmocka_unit_test(test_load__unknown_components),
+        cmocka_unit_test(test_load__configured_added_tokens),
         cmocka_unit_test(test_load__bad_patterns),
         cmocka_unit_test(test_load__bounds),
         cmocka_unit_test(test_load__config),
