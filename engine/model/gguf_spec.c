@@ -450,8 +450,11 @@ static enum kva_status apply_rope_factors(const struct reader *r, struct kva_mod
     const struct kva_gguf *gguf;
     const struct kva_gguf_tensor *tensor = find_tensor(r, name, &gguf);
     uint32_t half = config->rope.rotary_dim / 2;
-    if (!tensor || strcmp(r->architecture, "llama") != 0)
+    if (!tensor)
         return KVA_OK;
+    if (strcmp(r->architecture, "llama") != 0)
+        return kva_fail(r->err, KVA_EUNSUPPORTED, "%s: tensor %s is not supported for %s",
+                        gguf->file, name, r->architecture);
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(r->scaling, "rope_type");
     if (cJSON_IsString(type) && strcmp(type->valuestring, "default") != 0)
         return kva_fail(r->err, KVA_EUNSUPPORTED,

@@ -491,22 +491,30 @@ static uint8_t *random_blocks(const struct kva_gguf_format *format, size_t block
     return bytes;
 }
 
-static void put_small_llama(struct gguf_writer *writer, uint32_t format_id)
+static void put_small(struct gguf_writer *writer, const char *architecture, uint32_t format_id)
 {
+    const struct {
+        const char *name;
+        uint32_t value;
+    } numbers[] = {
+        {"context_length", 128},         {"embedding_length", HIDDEN},
+        {"feed_forward_length", INNER},  {"block_count", 1},
+        {"attention.head_count", HEADS}, {"attention.head_count_kv", KV_HEADS},
+    };
+    char key[64];
     const struct kva_gguf_format *format = kva_gguf_format_find(format_id);
     float norm[HIDDEN];
     uint64_t state = 5 + format_id;
     for (int i = 0; i < HIDDEN; i++)
         norm[i] = 1.0f;
     gguf_writer_init(writer);
-    gguf_put_string(writer, "general.architecture", "llama");
-    gguf_put_u32(writer, "llama.context_length", 128);
-    gguf_put_u32(writer, "llama.embedding_length", HIDDEN);
-    gguf_put_u32(writer, "llama.feed_forward_length", INNER);
-    gguf_put_u32(writer, "llama.block_count", 1);
-    gguf_put_u32(writer, "llama.attention.head_count", HEADS);
-    gguf_put_u32(writer, "llama.attention.head_count_kv", KV_HEADS);
-    gguf_put_f32(writer, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    gguf_put_string(writer, "general.architecture", architecture);
+    for (size_t i = 0; i < KVA_COUNT_OF(numbers); i++) {
+        snprintf(key, sizeof(key), "%s.%s", architecture, numbers[i].name);
+        gguf_put_u32(writer, key, numbers[i].value);
+    }
+    snprintf(key, sizeof(key), "%s.attention.layer_norm_rms_epsilon", architecture);
+    gguf_put_f32(writer, key, 1e-5f);
     gguf_put_tensor(writer, "output_norm.weight", KVA_GGUF_F32, 0, HIDDEN, norm, sizeof(norm));
     gguf_put_tensor(writer, "blk.0.attn_norm.weight", KVA_GGUF_F32, 0, HIDDEN, norm, sizeof(norm));
     gguf_put_tensor(writer, "blk.0.ffn_norm.weight", KVA_GGUF_F32, 0, HIDDEN, norm, sizeof(norm));
@@ -517,6 +525,11 @@ static void put_small_llama(struct gguf_writer *writer, uint32_t format_id)
                         bytes, blocks * format->block_bytes);
         free(bytes);
     }
+}
+
+static void put_small_llama(struct gguf_writer *writer, uint32_t format_id)
+{
+    put_small(writer, "llama", format_id);
 }
 
 static const struct kva_tensor *tensor_of(const struct kva_model *model, size_t index)
@@ -747,6 +760,13 @@ static void test_gguf_model__refuses_other_architectures_by_name(void **state)
                        PARTS("m.gguf", cases[i].part));
         gguf_writer_finish(&writer);
     }
+    /* Nobody but Llama has factors for its frequencies. */
+    struct gguf_writer writer;
+    put_small(&writer, "qwen2", 8);
+    with_bad_factors(&writer);
+    gguf_writer_save(&writer, path);
+    gguf_writer_finish(&writer);
+    expect_failure(path, KVA_EUNSUPPORTED, PARTS("rope_freqs.weight is not supported for qwen2"));
     checkpoint_puts(&folder, "m.gguf", "version https://git-lfs");
     expect_failure(path, KVA_EFORMAT, PARTS("m.gguf is no GGUF file"));
     checkpoint_puts(&folder, "m.gguf", "");
