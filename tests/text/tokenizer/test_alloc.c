@@ -76,10 +76,49 @@ static void test_alloc__sweep(void **state KVA_UNUSED)
     cJSON_Delete(synthetic);
 }
 
+/* The vocabularies of the fuzz target's corpus. What is loaded in spite of a failure, which may only
+ * cost time, is whole. */
+static void test_alloc__gguf(void **state KVA_UNUSED)
+{
+    static const struct {
+        const char *name, *text;
+        size_t count;
+    } cases[] = {{"vocab-smollm", "ab <s>11", 5}, {"llama-spm-v2", "abc </s>", 4}};
+    cJSON_Hooks hooks = {.malloc_fn = alloc_guard_malloc, .free_fn = free};
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        char name[256], path[4096];
+        snprintf(name, sizeof(name), "tests/fuzz/corpus/gguf/%s", cases[i].name);
+        kva_test_source(name, path, sizeof(path));
+        cJSON_InitHooks(&hooks);
+        bool done = false;
+        uint64_t at = 0;
+        for (; !done; at++) {
+            struct kva_tokenizer *tokenizer = NULL;
+            struct kva_err err = {.message = ""};
+            alloc_guard_fail_at(at);
+            enum kva_status status = kva_tokenizer_load(path, &tokenizer, &err);
+            done = alloc_guard_fail_none() == 0;
+            assert_true(!done || status == KVA_OK);
+            assert_int_equal(tokenizer != NULL, status == KVA_OK);
+            assert_int_equal(err.message[0] == '\0', status == KVA_OK);
+            if (status)
+                continue;
+            struct kva_token_list list =
+                fixture_encode(tokenizer, cases[i].text, strlen(cases[i].text), false, true);
+            assert_int_equal(list.count, cases[i].count);
+            kva_token_list_finish(&list);
+            kva_tokenizer_destroy(tokenizer);
+        }
+        cJSON_InitHooks(NULL);
+        assert_true(at > 60);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_alloc__sweep),
+        cmocka_unit_test(test_alloc__gguf),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
