@@ -1,3 +1,4 @@
+/* models.c - find a model by its name, with a progress bar, until a signal. */
 #include "cli/models.h"
 
 #include "base/clock.h"

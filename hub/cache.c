@@ -1,3 +1,4 @@
+/* cache.c - paths, refs, links and files of huggingface_hub's cache. */
 #include "hub/cache.h"
 
 #include "base/file.h"

@@ -1,3 +1,4 @@
+/* child.c - start another program, read what it says, end it. */
 #include "hub/child.h"
 
 #include "base/clock.h"

@@ -1,3 +1,4 @@
+/* digest.c - sha256 and git's blob ids, by OpenSSL. */
 #include "hub/digest.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+/* disk.c - folders, locks, room on the disk, and files published whole. */
 #include "hub/disk.h"
 
 #include "base/log.h"

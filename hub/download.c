@@ -1,3 +1,4 @@
+/* download.c - look at a file of a hub, fetch it from where it broke off, check it. */
 #include "hub/download.h"
 
 #include "base/log.h"

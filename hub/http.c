@@ -1,3 +1,4 @@
+/* http.c - requests by libcurl, their headers, redirects and retries. */
 #include "hub/http.h"
 
 #include "base/log.h"

@@ -1,3 +1,4 @@
+/* hub.c - which kind of name a model has, and who finds it. */
 #include "hub/hub.h"
 
 #include "base/log.h"

@@ -1,3 +1,4 @@
+/* known.c - the table of models known by name. */
 #include "hub/known.h"
 
 #include <string.h>

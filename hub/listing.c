@@ -1,3 +1,4 @@
+/* listing.c - the files of a repository, and the choice among them. */
 #include "hub/listing.h"
 
 #include "base/buf.h"

