@@ -50,63 +50,40 @@ static void find_folders(struct kva_hub_places *places, kva_hub_env_fn env, char
     free(home);
 }
 
-static enum kva_status find_endpoint(struct kva_hub_places *places, kva_hub_env_fn env,
-                                     struct kva_err *err)
+static char *find_endpoint(kva_hub_env_fn env)
 {
     const char *url = lookup(env, "HF_ENDPOINT");
     url = url ? url : ENDPOINT_DEFAULT;
-    if ((strncasecmp(url, "http://", 7) != 0 && strncasecmp(url, "https://", 8) != 0) ||
-        strpbrk(url, "?#@ \t\r\n"))
-        return kva_fail(err, KVA_EINVAL,
-                        "HF_ENDPOINT is '%.200s', it must be the base URL of a hub, such as %s",
-                        url, ENDPOINT_DEFAULT);
     size_t length = strlen(url);
-    while (url[length - 1] == '/')
+    while (length > 0 && url[length - 1] == '/')
         length--;
-    places->endpoint = strndup(url, length);
-    return places->endpoint ? KVA_OK : kva_fail(err, KVA_ENOMEM, "out of memory for a URL");
+    return strndup(url, length);
 }
 
 /* Blanks and line ends around it are none of it. */
-static enum kva_status set_token(struct kva_hub_places *places, const char *text,
-                                 const char *origin, struct kva_err *err)
+static char *copy_token(const char *text)
 {
     text += strspn(text, " \t\r\n");
     size_t length = strcspn(text, " \t\r\n");
-    for (size_t i = 0; i < length; i++) {
-        if ((unsigned char)text[i] < 0x21 || (unsigned char)text[i] > 0x7E)
-            return kva_fail(err, KVA_EINVAL,
-                            "the token of %s has a byte that no header can carry, at %zu", origin,
-                            i);
-    }
-    if (length > TOKEN_BYTES_MAX)
-        return kva_fail(err, KVA_EINVAL, "the token of %s has %zu bytes, the limit is %u", origin,
-                        length, TOKEN_BYTES_MAX);
-    places->token = length > 0 ? strndup(text, length) : NULL;
-    return length == 0 || places->token ? KVA_OK
-                                        : kva_fail(err, KVA_ENOMEM, "out of memory for a token");
+    return length > 0 ? strndup(text, length) : NULL;
 }
 
-static enum kva_status find_token(struct kva_hub_places *places, kva_hub_env_fn env,
-                                  const char *hf_home, struct kva_err *err)
+static char *find_token(kva_hub_env_fn env, const char *hf_home)
 {
     const char *given = lookup(env, "HF_TOKEN");
     given = given ? given : lookup(env, "HUGGING_FACE_HUB_TOKEN");
-    if (given)
-        return set_token(places, given, "HF_TOKEN", err);
-    if (is_true(lookup(env, "HF_HUB_DISABLE_IMPLICIT_TOKEN")))
-        return KVA_OK;
+    if (given || is_true(lookup(env, "HF_HUB_DISABLE_IMPLICIT_TOKEN")))
+        return given ? copy_token(given) : NULL;
     const char *named = lookup(env, "HF_TOKEN_PATH");
-    char *path = named ? strdup(named) : join(hf_home, "token");
+    char *path = named ? strdup(named) : join(hf_home, "token"), *token = NULL;
     struct kva_buf text;
     kva_buf_init(&text, 2 * TOKEN_BYTES_MAX);
-    enum kva_status status = KVA_OK;
     /* Most people have none. */
     if (path && kva_file_read(AT_FDCWD, path, &text, NULL) == KVA_OK && text.data)
-        status = set_token(places, text.data, path, err);
+        token = copy_token(text.data);
     kva_buf_finish(&text);
     free(path);
-    return status;
+    return token;
 }
 
 enum kva_status kva_hub_places_init(struct kva_hub_places *places, kva_hub_env_fn env,
@@ -119,13 +96,13 @@ enum kva_status kva_hub_places_init(struct kva_hub_places *places, kva_hub_env_f
     places->ca_path = ca ? strdup(ca) : NULL;
     const char *offline = lookup(env, "HF_HUB_OFFLINE");
     places->offline = is_true(offline ? offline : lookup(env, "TRANSFORMERS_OFFLINE"));
-    enum kva_status status = find_endpoint(places, env, err);
-    if (!status)
-        status = find_token(places, env, hf_home, err);
+    places->endpoint = find_endpoint(env);
+    places->token = find_token(env, hf_home);
     free(hf_home);
-    if (status)
-        kva_hub_places_finish(places);
-    return status;
+    if (places->endpoint)
+        return KVA_OK;
+    kva_hub_places_finish(places);
+    return kva_fail(err, KVA_ENOMEM, "out of memory for the places of models");
 }
 
 void kva_hub_places_finish(struct kva_hub_places *places)
@@ -146,4 +123,26 @@ enum kva_status kva_hub_places_check(const char *path, struct kva_err *err)
                 : kva_fail(err, KVA_EINVAL,
                            "there is no folder to keep models in: neither HOME nor XDG_CACHE_HOME "
                            "is set");
+}
+
+enum kva_status kva_hub_places_check_hub(const struct kva_hub_places *places, struct kva_err *err)
+{
+    const char *url = places->endpoint, *token = places->token ? places->token : "";
+    if ((strncasecmp(url, "http://", 7) != 0 && strncasecmp(url, "https://", 8) != 0) ||
+        strpbrk(url, "?#@ \t\r\n"))
+        return kva_fail(err, KVA_EINVAL,
+                        "HF_ENDPOINT is '%.200s', it must be the base URL of a hub, such as %s",
+                        url, ENDPOINT_DEFAULT);
+    size_t length = strlen(token);
+    if (length > TOKEN_BYTES_MAX)
+        return kva_fail(err, KVA_EINVAL, "the token for the hub has %zu bytes, the limit is %u",
+                        length, TOKEN_BYTES_MAX);
+    for (size_t i = 0; i < length; i++) {
+        if ((unsigned char)token[i] < 0x21 || (unsigned char)token[i] > 0x7E)
+            return kva_fail(err, KVA_EINVAL,
+                            "the token for the hub (HF_TOKEN, or the file of HF_TOKEN_PATH) has a "
+                            "byte that no header can carry, at %zu",
+                            i);
+    }
+    return KVA_OK;
 }

@@ -25,13 +25,18 @@ struct kva_hub_places {
     bool offline;     /* HF_HUB_OFFLINE */
 };
 
-/* Reads the environment and the token's file. Fails: KVA_EINVAL (an endpoint that is no URL, a
- * token that no header can carry), KVA_ENOMEM. */
+/* Reads the environment and the token's file. What is wrong with them is said only to who asks a
+ * hub: kva_hub_places_check_hub. Fails: KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_hub_places_init(struct kva_hub_places *places,
                                                    kva_hub_env_fn env, struct kva_err *err);
 void kva_hub_places_finish(struct kva_hub_places *places);
 
 /* The folder, or why there is none. Fails: KVA_EINVAL. */
 KVA_MUST_CHECK enum kva_status kva_hub_places_check(const char *path, struct kva_err *err);
+
+/* Whether a hub can be asked. Fails: KVA_EINVAL (an endpoint that is no URL, a token that no header
+ * can carry). */
+KVA_MUST_CHECK enum kva_status kva_hub_places_check_hub(const struct kva_hub_places *places,
+                                                        struct kva_err *err);
 
 #endif

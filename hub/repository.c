@@ -184,7 +184,9 @@ static enum kva_status fetch(const struct kva_hub_name *name, const struct kva_h
     struct kva_hub_http *http = NULL;
     struct kva_hub_listing listing = {0};
     struct kva_hub_choice choice = {0};
-    enum kva_status status = kva_hub_http_create(params, &http, err);
+    enum kva_status status = kva_hub_places_check_hub(params->places, err);
+    if (!status)
+        status = kva_hub_http_create(params, &http, err);
     if (status)
         return status;
     status = ask_listing(name, http, params, &listing, ret_fault, err);

@@ -460,6 +460,26 @@ def test_break__a_signal_ends_it_and_it_goes_on(place):
     assert place.hub.asked("GET", "/storage/")[-1][1]["Range"] == "bytes=1000000-"
 
 
+def test_break__a_server_that_fetches_ends_at_once(place):
+    place.add(CHECKPOINT)
+    waiting, end = threading.Event(), threading.Event()
+
+    def stall(handler: Handler, data: bytes) -> bool:
+        waiting.set()
+        end.wait(EXIT_S)
+        return handler.cut(data, 0)
+
+    place.hub.faults["model.safetensors"] = [stall]
+    process = subprocess.Popen(
+        [BINARY, "serve", "--model", NAME, "--port", "0"], env=place.env, stderr=subprocess.PIPE
+    )
+    assert waiting.wait(EXIT_S)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=EXIT_S)[1].decode()
+    end.set()
+    assert process.returncode == 0 and "loading was stopped" in said, said
+
+
 def test_processes__fetch_once(place):
     place.add(CHECKPOINT)
     started = [subprocess.Popen([BINARY, "pull", NAME], env=place.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

@@ -123,6 +123,11 @@ def test_path__what_is_there_is_no_name(place):
     assert "taken for that" in done.stderr and not place.pip_calls()
 
 
+def test_path__cares_for_no_hub(place):
+    done = place.run("tokenize", "--model", str(MODEL), "x", HF_ENDPOINT="nonsense", HF_TOKEN="\u00e4")
+    assert done.returncode == 0 and not done.stderr, done
+
+
 @pytest.mark.parametrize("path", ["./none", "/none/at/all", "../x/y", "a/b/c", "x/y.gguf"])
 def test_path__never_is_asked_for(place, path):
     done = place.run("pull", path)

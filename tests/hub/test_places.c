@@ -25,7 +25,12 @@ static enum kva_status read_places(struct kva_hub_places *places, const char *co
 {
     struct kva_err err;
     variables = given;
-    return kva_hub_places_init(places, env, &err);
+    enum kva_status status = kva_hub_places_init(places, env, &err);
+    assert_int_equal(status, KVA_OK);
+    status = kva_hub_places_check_hub(places, &err);
+    if (status)
+        kva_hub_places_finish(places);
+    return status;
 }
 
 static void expect(const char *const *given, const char *known, const char *cache)
