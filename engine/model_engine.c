@@ -1,3 +1,4 @@
+/* model_engine.c - sequences, memory and usage behind the scheduler's contract. */
 #include "engine/model_engine.h"
 
 #include "base/buf.h"

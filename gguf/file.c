@@ -1,3 +1,4 @@
+/* file.c - mapping the file, and reads within its bounds. */
 #include "gguf/file.h"
 
 #include "base/file.h"

@@ -1,3 +1,4 @@
+/* format.c - decoding blocks of each number format. */
 #include "gguf/format.h"
 
 #include <string.h>

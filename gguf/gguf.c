@@ -1,3 +1,4 @@
+/* gguf.c - reading metadata and the table of tensors, checked. */
 #include "gguf/gguf.h"
 
 #include "base/utf8.h"

@@ -1,5 +1,5 @@
-/* The checks in front of the operators. Every operator has one function here, so that a new one
- * cannot be reached without somebody having thought of its arguments. */
+/* check.c - the checks in front of the operators. Every operator has one function here, so that a
+ * new one cannot be reached without somebody having thought of its arguments. */
 #include "kernels/check.h"
 
 #include "kernels/backend.h"

@@ -1,4 +1,5 @@
-/* Hands the calls of device.h on to the device that they are about, and finds the CUDA module. */
+/* device.c - hands the calls of device.h on to the device that they are about, and finds the CUDA
+ * module. */
 #include "kernels/backend.h"
 #include "kernels/check.h"
 #include "kernels/int8.h"

@@ -1,3 +1,4 @@
+/* int8.c - rounding matrices to 8 bits, by groups. */
 #include "kernels/int8.h"
 
 #include "kernels/convert.h"

@@ -1,3 +1,4 @@
+/* profile.c - sums by kind of operator. */
 #include "kernels/profile.h"
 
 #include "base/clock.h"

@@ -1,3 +1,4 @@
+/* coverage.c - attention of observed rows, against what they attended to in 16 bits. */
 #include "engine/eval/coverage.h"
 
 #include "engine/model/limits.h"

@@ -1,3 +1,4 @@
+/* divergence.c - KL, agreement and perplexity, summed over steps. */
 #include "engine/eval/divergence.h"
 
 #include <math.h>

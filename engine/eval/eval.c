@@ -1,3 +1,4 @@
+/* eval.c - full KV once, then each policy along its tokens, and what differs. */
 #include "engine/eval/eval.h"
 
 #include "engine/eval/divergence.h"

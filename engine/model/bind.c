@@ -1,3 +1,4 @@
+/* bind.c - looking tensors up by a family's names, and checking shapes. */
 #include "engine/model/bind.h"
 
 #include "base/log.h"

@@ -1,3 +1,4 @@
+/* checksum.c - XXH64. */
 #include "engine/model/checksum.h"
 
 #include <string.h>

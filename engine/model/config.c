@@ -1,3 +1,4 @@
+/* config.c - the fields of config.json. */
 #include "engine/model/config.h"
 
 #include "engine/model/limits.h"

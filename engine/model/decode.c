@@ -1,3 +1,4 @@
+/* decode.c - decoding tensors by all threads. */
 #include "engine/model/decode.h"
 
 #include <stdlib.h>

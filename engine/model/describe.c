@@ -1,3 +1,4 @@
+/* describe.c - what an opened model is, for people. */
 #include "engine/model/gguf_files.h"
 #include "engine/model/int8.h"
 

@@ -1,3 +1,4 @@
+/* family.c - the table of families. */
 #include "engine/model/family.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+/* fields.c - fields of a JSON object by a table: type, range, destination. */
 #include "engine/model/json.h"
 
 #include <math.h>

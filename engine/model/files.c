@@ -1,3 +1,4 @@
+/* files.c - mapping shards, and finding tensors in them. */
 #include "engine/model/files.h"
 
 #include "base/buf.h"

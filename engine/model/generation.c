@@ -1,3 +1,4 @@
+/* generation.c - generation_config.json. */
 #include "engine/model/config.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* What a GGUF file says of itself, for kva_model_describe. */
+/* gguf_describe.c - what a GGUF file says of itself, for kva_model_describe. */
 #include "engine/model/files.h"
 #include "engine/model/gguf_files.h"
 

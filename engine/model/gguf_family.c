@@ -1,3 +1,4 @@
+/* gguf_family.c - the table of families in GGUF files. */
 #include "engine/model/gguf_family.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+/* gguf_files.c - mapping the parts of a GGUF model. */
 #include "engine/model/gguf_files.h"
 
 #include "base/mapped.h"

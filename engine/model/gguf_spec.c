@@ -1,3 +1,4 @@
+/* gguf_spec.c - the metadata of a GGUF file as a configuration. */
 #include "engine/model/gguf_spec.h"
 
 #include "engine/model/gguf_family.h"

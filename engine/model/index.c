@@ -1,3 +1,4 @@
+/* index.c - reading the index of shards. */
 #include "engine/model/index.h"
 
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* int8.c - making, finding and checking matrices in int8. */
 #include "engine/model/int8.h"
 
 #include "base/log.h"

@@ -1,3 +1,4 @@
+/* int8_file.c - writing the file, and who may. */
 #include "engine/model/int8_file.h"
 
 #include "base/log.h"

@@ -1,3 +1,4 @@
+/* json.c - reading a JSON file within bounds. */
 #include "engine/model/json.h"
 
 #include "base/file.h"

@@ -1,3 +1,4 @@
+/* model.c - opening a model. */
 #include "engine/model/model.h"
 
 #include "base/mapped.h"

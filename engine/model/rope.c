@@ -1,3 +1,4 @@
+/* rope.c - frequencies of rotary embedding, and their scaling. */
 #include "engine/model/config.h"
 
 #include "base/log.h"

@@ -1,3 +1,4 @@
+/* safetensors.c - reading the header, checked. */
 #include "engine/model/safetensors.h"
 
 #include "engine/model/json.h"

@@ -1,4 +1,4 @@
-/* Published models' shapes, as their config.json give them. */
+/* shapes.c - published models' shapes, as their config.json give them. */
 #include "engine/model/synthetic.h"
 
 #include <string.h>

@@ -1,3 +1,4 @@
+/* synthetic.c - writing config.json, tokenizer and shards of noise. */
 #include "engine/model/synthetic.h"
 
 #include "base/noise.h"

@@ -1,4 +1,5 @@
-/* attend: partial attention over 16-bit pages, prompts and decoding alike (attend_tile.cuh).
+/* attend.cu - attend: partial attention over 16-bit pages, prompts and decoding alike
+ * (attend_tile.cuh).
  *
  * Tiles come through two stages of shared memory. Tiles and splits are aligned to positions, so the
  * order of additions is a property of the sequence.

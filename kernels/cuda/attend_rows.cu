@@ -1,5 +1,6 @@
-/* attend_rows: partial attention over the rows of a cache, which are gathered into tiles of f16 in
- * ascending position; from there it is attention over 16-bit tiles (attend_tile.cuh). */
+/* attend_rows.cu - attend_rows: partial attention over the rows of a cache, which are gathered into
+ * tiles of f16 in ascending position; from there it is attention over 16-bit tiles
+ * (attend_tile.cuh). */
 #include "kernels/cuda/attend_plan.cuh"
 
 /* A sequence, on the device. */

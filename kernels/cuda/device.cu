@@ -1,4 +1,4 @@
-/* The CUDA device: its life, memory, queues, events and errors. */
+/* device.cu - the CUDA device: its life, memory, queues, events and errors. */
 #include "kernels/cuda/device_cuda.h"
 #include "kernels/cuda/select.cuh"
 

@@ -1,9 +1,8 @@
-/* linear: cuBLAS with fp32 accumulation.
+/* linear.cu - linear: cuBLAS with fp32 accumulation.
  *
  * cuBLAS chooses its algorithm by the shape, rows included: a row alone and the same row among
  * others may differ in the last bits. The same call gives the same bits (one stream, one
- * workspace).
- */
+ * workspace). */
 #include "kernels/cuda/number.cuh"
 
 static cudaDataType_t blas_type(enum kva_dtype dtype)

@@ -1,4 +1,4 @@
-/* attend_lowbit: partial attention over low-bit pages (attend_tile.cuh).
+/* lowbit.cu - attend_lowbit: partial attention over low-bit pages (attend_tile.cuh).
  *
  * A tile's codes become f16 numbers in shared memory, zero + scale * code, once for all pairs of
  * the block; from there it is attention over 16-bit tiles. Scores are kept as [head][position], for

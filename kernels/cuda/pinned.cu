@@ -1,4 +1,5 @@
-/* Pinned host memory: huge pages, on the GPU's NUMA node, made physical by several threads. */
+/* pinned.cu - pinned host memory: huge pages, on the GPU's NUMA node, made physical by several
+ * threads. */
 #include "kernels/cuda/device_cuda.h"
 
 #include <ctype.h>

@@ -1,4 +1,5 @@
-/* quantise: low-bit blocks from 16-bit ones, one KV head of a block by one block of threads.
+/* quantise.cu - quantise: low-bit blocks from 16-bit ones, one KV head of a block by one block of
+ * threads.
  *
  * The numbers, and the order in which they are added, are those of the CPU's reference
  * (kernels/cpu/lowbit/ref.c): no product is fused with a sum, so the blocks are the same bits. */

@@ -1,4 +1,4 @@
-/* The ring of pinned memory that descriptors go through to the device. */
+/* ring.cu - the ring of pinned memory that descriptors go through to the device. */
 #include "kernels/cuda/device_cuda.h"
 
 #include <string.h>

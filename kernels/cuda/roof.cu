@@ -1,5 +1,6 @@
-/* What the GPU gives at most, measured: the figures that steps are put beside. Memory is what a
- * step leaves free: the scratch of attention, whose content is nobody's between two calls. */
+/* roof.cu - what the GPU gives at most, measured: the figures that steps are put beside. Memory is
+ * what a step leaves free: the scratch of attention, whose content is nobody's between two calls.
+ */
 extern "C" {
 #include "base/clock.h"
 }

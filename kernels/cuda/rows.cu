@@ -1,5 +1,5 @@
-/* Operators that treat rows alone: embed, norm, rope, glu, kv_append, merge, gather. All are bound
- * by memory or by the launch; each element is computed in fp32 and rounded once. */
+/* rows.cu - operators that treat rows alone: embed, norm, rope, glu, kv_append, merge, gather. All
+ * are bound by memory or by the launch; each element is computed in fp32 and rounded once. */
 #include "kernels/cuda/number.cuh"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* weigh, choose and accumulate: what share of a row's attention each token had, and which tokens
- * have most. One KV head of one sequence by one block of threads.
+/* select.cu - weigh, choose and accumulate: what share of a row's attention each token had, and
+ * which tokens have most. One KV head of one sequence by one block of threads.
  *
  * For choose, weights become keys whose order is the order wanted: the bits of the weight, which is
  * not negative, plus one; 0 is no candidate. The k-th largest key is found digit by digit; then the

@@ -1,5 +1,5 @@
-/* shortlist: what choosing a token needs to know of a row of logits, one row by one block of
- * threads. The results go straight to pinned host memory, some kilobytes a row.
+/* shortlist.cu - shortlist: what choosing a token needs to know of a row of logits, one row by one
+ * block of threads. The results go straight to pinned host memory, some kilobytes a row.
  *
  * Logits become keys whose order is theirs. The least key that is listed is found digit by digit;
  * then each warp counts those of its part of the row, and, when all have counted, writes them in

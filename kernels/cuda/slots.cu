@@ -1,6 +1,7 @@
-/* Row caches: which slots the chosen rows take (assign_slots), how they get there (fetch_rows), and
- * how far the queries that chose them have turned (query_cosine). One KV head of one sequence by
- * one block of threads. Ranks are found by counting where slots are few, else by sorting. */
+/* slots.cu - row caches: which slots the chosen rows take (assign_slots), how they get there
+ * (fetch_rows), and how far the queries that chose them have turned (query_cosine). One KV head of
+ * one sequence by one block of threads. Ranks are found by counting where slots are few, else by
+ * sorting. */
 #include "kernels/cuda/number.cuh"
 
 #include <math.h>

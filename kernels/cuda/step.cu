@@ -1,4 +1,4 @@
-/* A step as a CUDA graph.
+/* step.cu - a step as a CUDA graph.
  *
  * Between step_begin and step_end nothing is launched: operators, the copy queue's kernels, and the
  * records and waits of events are held in a log, and descriptors go to an arena that is the same

@@ -1,4 +1,5 @@
-/* What a step that is held back is made of: calls in a log, descriptors in an arena (step.cu). */
+/* step_log.cu - what a step that is held back is made of: calls in a log, descriptors in an arena
+ * (step.cu). */
 #include "kernels/cuda/step.cuh"
 
 #include <string.h>

@@ -1,4 +1,5 @@
-/* Weights on the device: what is made of the memory that a model lies in, once for all who ask. */
+/* weights.cu - weights on the device: what is made of the memory that a model lies in, once for all
+ * who ask. */
 #include "kernels/cuda/device_cuda.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* The tokenizer of a GGUF file: its vocabulary, and what the names of its model and pre-tokenizer
- * stand for, put into the form of a tokenizer.json.
+/* gguf.c - the tokenizer of a GGUF file: its vocabulary, and what the names of its model and
+ * pre-tokenizer stand for, put into the form of a tokenizer.json.
  *
  * `gpt2` is byte-level BPE with merges; `llama` is SentencePiece's BPE, which has scores instead:
  * of two neighbours that make a token those are joined first whose token scores highest, so its

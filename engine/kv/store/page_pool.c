@@ -1,3 +1,4 @@
+/* page_pool.c - references, hash chains and eviction. */
 #include "engine/kv/store/page_pool.h"
 
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* tier.c - chunks, items in chunks, and items that bridge them. */
 #include "engine/kv/store/tier.h"
 
 #include <stdlib.h>

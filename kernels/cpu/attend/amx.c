@@ -1,5 +1,5 @@
-/* Attention over one split of level amx: bf16 keys and values against queries and weights rounded
- * to bf16, in tiles. f16 KV is level avx512's.
+/* amx.c - attention over one split of level amx: bf16 keys and values against queries and weights
+ * rounded to bf16, in tiles. f16 KV is level avx512's.
  *
  * Scores of many queries are products of a tile of queries, 32 dimensions a row, and of a page's
  * transposed keys, whose rows are pairs of dimensions of 16 tokens. Those of few, one tile, are

@@ -1,5 +1,6 @@
-/* Attention over one split of level avx512bf16: bf16 keys and values against queries and weights
- * rounded to bf16, two products an instruction (vdpbf16ps), sums in fp32. f16 KV is level avx512's.
+/* avx512bf16.c - attention over one split of level avx512bf16: bf16 keys and values against queries
+ * and weights rounded to bf16, two products an instruction (vdpbf16ps), sums in fp32. f16 KV is
+ * level avx512's.
  *
  * A score is one chain over the pairs of dimensions, an element of `a` one over pairs of tokens,
  * whose values lie side by side in registers for a few queries, in scratch for many.

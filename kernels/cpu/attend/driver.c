@@ -1,4 +1,4 @@
-/* Driver of attention.
+/* driver.c - driver of attention.
  *
  * Where rows are few, and reading is what takes time, a task has all the KV heads (query_task.h) of
  * its rows, split by split: heads lie side by side in a block, so that what the hardware fetches

@@ -1,4 +1,4 @@
-/* Reference kernels of attention over one split, and of the fold of splits. */
+/* ref.c - reference kernels of attention over one split, and of the fold of splits. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/scalar.h"
 

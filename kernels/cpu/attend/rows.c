@@ -1,5 +1,5 @@
-/* Driver of attention over rows: a task (query_task.h) folds them in ascending position, a split's
- * worth at a time. Rows are few, so no task is cut further. */
+/* rows.c - driver of attention over rows: a task (query_task.h) folds them in ascending position, a
+ * split's worth at a time. Rows are few, so no task is cut further. */
 #include "kernels/cpu/attend/rows.h"
 
 #include "kernels/cpu/select/row_cache.h"

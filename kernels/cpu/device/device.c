@@ -1,4 +1,4 @@
-/* The CPU device: memory, weights, events, and the compute queue, which runs inline. */
+/* device.c - the CPU device: memory, weights, events, and the compute queue, which runs inline. */
 #include "kernels/cpu/device/device_cpu.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* Which levels this machine can run. */
+/* levels.c - which levels this machine can run. */
 #include "kernels/cpu/cpu.h"
 #ifdef KVA_CPU_X86
 #endif

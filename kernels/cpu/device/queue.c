@@ -1,4 +1,5 @@
-/* The copy queue: a ring of entries that one thread runs in order, each after its seeded delay. */
+/* queue.c - the copy queue: a ring of entries that one thread runs in order, each after its seeded
+ * delay. */
 #include "kernels/cpu/device/queue.h"
 
 #include <pthread.h>

@@ -1,7 +1,8 @@
-/* What this machine's memory and arithmetic give at most, measured: the figures that kernels and
- * steps are put beside. Every one is the best of many short runs, as neighbours only take away.
- * With one thread, time is that thread's processor time, so that others on a busy machine count
- * only by the bandwidth and the cache that they use; with several it is the clock's. */
+/* roof.c - what this machine's memory and arithmetic give at most, measured: the figures that
+ * kernels and steps are put beside. Every one is the best of many short runs, as neighbours only
+ * take away. With one thread, time is that thread's processor time, so that others on a busy
+ * machine count only by the bandwidth and the cache that they use; with several it is the clock's.
+ */
 #include "base/clock.h"
 #include "kernels/cpu/device/device_cpu.h"
 #include "kernels/cpu/simd/amx.h"

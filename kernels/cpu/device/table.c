@@ -1,5 +1,5 @@
-/* Which kernels each level has: the table of a device is filled from `ref` and overridden upward.
- */
+/* table.c - which kernels each level has: the table of a device is filled from `ref` and overridden
+ * upward. */
 #include "kernels/cpu/cpu.h"
 
 /* Everything but linear_prepare: linear_row_bytes says 0. */

@@ -1,4 +1,4 @@
-/* linear of level amx: weights in bf16 against activations rounded to bf16, tile by tile
+/* amx.c - linear of level amx: weights in bf16 against activations rounded to bf16, tile by tile
  * (TDPBF16PS), sums in fp32. Weights in other formats are level avx512's.
  *
  * A product is 16 outputs by 32 inputs of weights (a, whose rows lie in the file as a tile wants

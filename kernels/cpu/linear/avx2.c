@@ -1,4 +1,4 @@
-/* linear of level avx2. */
+/* avx2.c - linear of level avx2. */
 #include "kernels/cpu/simd/avx2.h"
 #include "kernels/cpu/cpu.h"
 

@@ -1,4 +1,4 @@
-/* linear of level avx512. */
+/* avx512.c - linear of level avx512. */
 #include "kernels/cpu/simd/avx512.h"
 #include "kernels/cpu/cpu.h"
 

@@ -1,5 +1,6 @@
-/* linear of level avx512bf16: weights in bf16 against activations rounded to bf16, two products an
- * instruction (vdpbf16ps), sums in fp32. Weights in other formats are level avx512's.
+/* avx512bf16.c - linear of level avx512bf16: weights in bf16 against activations rounded to bf16,
+ * two products an instruction (vdpbf16ps), sums in fp32. Weights in other formats are level
+ * avx512's.
  *
  * The driver has the rows rounded once (linear_prepare), so that an item only reads them. A tile is
  * some rows by some outputs, one vector of sums each, over KVA_CPU_LINEAR_DEPTH inputs: lane i

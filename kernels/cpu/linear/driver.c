@@ -1,5 +1,5 @@
-/* Driver of linear: rows are prepared where the kernel wants that, then pieces of outputs times
- * pieces of rows are items of work. */
+/* driver.c - driver of linear: rows are prepared where the kernel wants that, then pieces of
+ * outputs times pieces of rows are items of work. */
 #include "kernels/cpu/device/pieces.h"
 #include "kernels/cpu/linear/int8_row.h"
 

@@ -1,7 +1,8 @@
-/* linear with weights in int8, level amx: 16 rows by 16 outputs by 64 inputs an instruction
- * (TDPBSUD), so a group of inputs is two of them. Activations are a, row by row as int8_row.h has
- * them; weights are b, whose layout of 4 inputs for each of 16 outputs is that of int8.h's steps:
- * 16 lines of a panel are a tile, and nothing is copied but a last group that is not whole.
+/* int8_amx.c - linear with weights in int8, level amx: 16 rows by 16 outputs by 64 inputs an
+ * instruction (TDPBSUD), so a group of inputs is two of them. Activations are a, row by row as
+ * int8_row.h has them; weights are b, whose layout of 4 inputs for each of 16 outputs is that of
+ * int8.h's steps: 16 lines of a panel are a tile, and nothing is copied but a last group that is
+ * not whole.
  *
  * The sums of a group are whole numbers, so every level has the same; they leave the tiles, the
  * 128 in the weights' codes is taken off, and the group's scales and totals are vectors' work in

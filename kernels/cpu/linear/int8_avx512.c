@@ -1,6 +1,6 @@
-/* linear with weights in int8, level avx512, which has no product of signed bytes: the sizes of the
- * weights' codes times the activations' with the sign of both, two products to a 16-bit sum that
- * cannot overflow (2 * 127 * 127), and again two of these. */
+/* int8_avx512.c - linear with weights in int8, level avx512, which has no product of signed bytes:
+ * the sizes of the weights' codes times the activations' with the sign of both, two products to a
+ * 16-bit sum that cannot overflow (2 * 127 * 127), and again two of these. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/avx512.h"
 

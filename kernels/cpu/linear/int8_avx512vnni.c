@@ -1,6 +1,6 @@
-/* linear with weights in int8, level avx512vnni: four products of an unsigned and a signed byte and
- * their sum are one instruction (vpdpbusd). The 128 in the weights' codes is taken off by the
- * number that the sums begin with. */
+/* int8_avx512vnni.c - linear with weights in int8, level avx512vnni: four products of an unsigned
+ * and a signed byte and their sum are one instruction (vpdpbusd). The 128 in the weights' codes is
+ * taken off by the number that the sums begin with. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/avx512.h"
 

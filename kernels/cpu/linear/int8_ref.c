@@ -1,4 +1,4 @@
-/* Reference kernel of linear with weights in int8. */
+/* int8_ref.c - reference kernel of linear with weights in int8. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/linear/int8_row.h"
 

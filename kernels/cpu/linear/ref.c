@@ -1,4 +1,4 @@
-/* Reference kernel of linear. */
+/* ref.c - reference kernel of linear. */
 #include "kernels/convert.h"
 #include "kernels/cpu/cpu.h"
 

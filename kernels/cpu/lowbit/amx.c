@@ -1,6 +1,6 @@
-/* Attention over one split of low-bit pages, level amx: products of factors, as the rows of one
- * tile, and codes, whose bytes lie as the rows of another want them: four channels of 16 tokens, or
- * four tokens of 16 channels. Sums of integers are exact, so the bits are those of level
+/* amx.c - attention over one split of low-bit pages, level amx: products of factors, as the rows of
+ * one tile, and codes, whose bytes lie as the rows of another want them: four channels of 16
+ * tokens, or four tokens of 16 channels. Sums of integers are exact, so the bits are those of level
  * avx512vnni. */
 #include "kernels/cpu/simd/amx.h"
 #include "kernels/cpu/cpu.h"

@@ -1,4 +1,4 @@
-/* Low-bit KV of level avx512. */
+/* avx512.c - low-bit KV of level avx512. */
 #include "kernels/cpu/simd/avx512.h"
 #include "kernels/cpu/cpu.h"
 

@@ -1,5 +1,5 @@
-/* Attention over one split of low-bit pages, level avx512vnni: four products of bytes and their sum
- * are one instruction, for 16 lanes of codes and a broadcast factor. */
+/* avx512vnni.c - attention over one split of low-bit pages, level avx512vnni: four products of
+ * bytes and their sum are one instruction, for 16 lanes of codes and a broadcast factor. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/lowbit/bytes_body.h"
 

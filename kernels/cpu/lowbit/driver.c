@@ -1,4 +1,5 @@
-/* Driver of attention over low-bit pages, alone or fused with that over rows and with selection.
+/* driver.c - driver of attention over low-bit pages, alone or fused with that over rows and with
+ * selection.
  *
  * A task (query_task.h) folds its splits of low-bit pages in ascending order, then its rows.
  * Where there are too few tasks for the threads, the splits of a task run side by side into partial

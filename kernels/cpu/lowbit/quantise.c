@@ -1,4 +1,4 @@
-/* Driver of quantisation: a KV head of a block is an item of work. */
+/* quantise.c - driver of quantisation: a KV head of a block is an item of work. */
 #include "kernels/cpu/device/device_cpu.h"
 
 struct quantise_job {

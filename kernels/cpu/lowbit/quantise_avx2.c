@@ -1,4 +1,4 @@
-/* Quantisation of level avx2. */
+/* quantise_avx2.c - quantisation of level avx2. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/avx2.h"
 

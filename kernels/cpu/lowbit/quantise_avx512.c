@@ -1,4 +1,4 @@
-/* Quantisation of level avx512. */
+/* quantise_avx512.c - quantisation of level avx512. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/simd/avx512.h"
 

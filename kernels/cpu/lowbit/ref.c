@@ -1,4 +1,4 @@
-/* Reference kernels of low-bit KV: quantisation, attention over one split, selection. */
+/* ref.c - reference kernels of low-bit KV: quantisation, attention over one split, selection. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/lowbit/group.h"
 #include "kernels/cpu/simd/scalar.h"

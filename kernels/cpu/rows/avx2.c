@@ -1,4 +1,4 @@
-/* The operators on single rows, level avx2. */
+/* avx2.c - the operators on single rows, level avx2. */
 #include "kernels/cpu/simd/avx2.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/rows/angles.h"

@@ -1,4 +1,4 @@
-/* The operators on single rows, level avx512. */
+/* avx512.c - the operators on single rows, level avx512. */
 #include "kernels/cpu/simd/avx512.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/rows/angles.h"

@@ -1,4 +1,5 @@
-/* Drivers of the operators that treat rows alone: they cut the work into pieces and run them. */
+/* driver.c - drivers of the operators that treat rows alone: they cut the work into pieces and run
+ * them. */
 #include "kernels/cpu/device/pieces.h"
 
 #include <string.h>

@@ -1,4 +1,5 @@
-/* Reference kernels of the operators on single rows: embed, norm, rope, glu, kv_append, merge. */
+/* ref.c - reference kernels of the operators on single rows: embed, norm, rope, glu, kv_append,
+ * merge. */
 #include "kernels/cpu/cpu.h"
 
 #include "kernels/cpu/rows/angles.h"

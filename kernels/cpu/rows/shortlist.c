@@ -1,5 +1,5 @@
-/* shortlist: the best of a row of logits, and the sums that choosing among them needs. A row is an
- * item of work. */
+/* shortlist.c - shortlist: the best of a row of logits, and the sums that choosing among them
+ * needs. A row is an item of work. */
 #include "kernels/cpu/device/device_cpu.h"
 #include "kernels/logits.h"
 

@@ -1,4 +1,5 @@
-/* choose, alone and within the fused operator: the k tokens of a KV head with the largest weight.
+/* choose.c - choose, alone and within the fused operator: the k tokens of a KV head with the
+ * largest weight.
  *
  * Candidates are kept as numbers whose order is the order wanted: the weight's bits (weights are
  * not negative), then the complement of the position, since ties go to the lower one. The fused

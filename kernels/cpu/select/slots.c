@@ -1,5 +1,5 @@
-/* Drivers of assign_slots, fetch_rows and query_cosine: which slots the chosen rows take, how they
- * get there, and how far the queries that chose them have turned. */
+/* slots.c - drivers of assign_slots, fetch_rows and query_cosine: which slots the chosen rows take,
+ * how they get there, and how far the queries that chose them have turned. */
 #include "kernels/cpu/device/device_cpu.h"
 #include "kernels/cpu/select/order.h"
 

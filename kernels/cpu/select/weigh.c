@@ -1,5 +1,5 @@
-/* weigh: a KV head of a row is an item of work. Low-bit weights are there already, relative to the
- * largest score of their split; rows are multiplied once more. */
+/* weigh.c - weigh: a KV head of a row is an item of work. Low-bit weights are there already,
+ * relative to the largest score of their split; rows are multiplied once more. */
 #include "kernels/cpu/select/weigh.h"
 
 #include "kernels/cpu/attend/query_task.h"
