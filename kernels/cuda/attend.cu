@@ -126,7 +126,7 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) attend_kernel(attend_pa
                 bool seen = (mask >> slot & 1) && token <= position[i] && token >= seen_first[i];
                 return seen ? x : -INFINITY;
             };
-            meet_tile<KV, D>(split, q + warp_pair, here, shape.scale, lane, look);
+            attend_tile<KV, D>(split, q + warp_pair, here, shape.scale, lane, look);
         }
         if ((t + 1) % SPLIT_TILES == 0 || t + 1 == work.tile_end) {
             fold_split(total, split);
@@ -222,18 +222,7 @@ static void add_items(struct plan *plan, const struct kva_attend_seq *seq)
         item work = {
             seq->row_first, seq->position_first, pair, pair_end - pair, span.first, span.end, tiles,
             KVA_NONE};
-        uint32_t split_first = span.first / SPLIT_TILES;
-        uint32_t split_end = kva_blocks(span.end, SPLIT_TILES);
-        if (!plan->wide || split_end - split_first < 2) {
-            plan_item(plan, work);
-            continue;
-        }
-        plan_fold(plan, work, split_end - split_first);
-        for (uint32_t split = split_first; split < split_end; split++) {
-            work.tile_first = kva_max_u32(span.first, split * SPLIT_TILES);
-            work.tile_end = kva_min_u32(span.end, (split + 1) * SPLIT_TILES);
-            plan_part(plan, work);
-        }
+        plan_splits(plan, work);
     }
 }
 
@@ -285,13 +274,7 @@ void kva_cuda_attend(struct kva_device *device, const struct kva_attend_args *ar
     if (args->seq_count == 0 || !kva_cuda_enter(device))
         return;
     struct plan plan = {};
-    uint32_t rows_max = 0;
-    for (uint32_t i = 0; i < args->seq_count; i++)
-        rows_max = kva_max_u32(rows_max, args->seqs[i].row_count);
-    plan.args = args;
-    plan_begin(&plan, args->heads, args->kv_heads, rows_max);
-    choose_width(&plan, device, args);
-    if (plan.item_count == 0 || !send_plan(device, &plan))
+    if (!make_plan(device, &plan, args))
         return;
     attend_params params = {};
     params.shape = shape_of(device, args);

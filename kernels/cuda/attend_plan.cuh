@@ -1,12 +1,16 @@
-/* attend_plan.cuh - how attention over 16-bit pages (attend.cu) and over low-bit pages (lowbit.cu)
- * is cut into items of work: what both plans have, and how a plan comes to the device.
+/* attend_plan.cuh - how attention over 16-bit pages (attend.cu), over low-bit pages (lowbit.cu) and
+ * over rows (attend_rows.cu) is cut into items of work, and how a plan comes to the device.
  *
  * A plan is counted first, with no arrays, then filled where it is sent from: all its arrays lie in
- * one piece of the descriptor ring. Each of the two files has a `struct plan`, derived from
- * attend_plan, and for it
+ * one piece of the descriptor ring. Each of the files has a plan, derived from attend_plan, and
  *
- *   walk(plan)           cut the call into items; with `items` NULL they are only counted
- *   lay_out(plan, base)  its arrays, from `base` on; returns the bytes that they take */
+ *   walk(plan)           cuts the call into items; with `items` NULL they are only counted
+ *   lay_out(plan, base)  places its arrays, from `base` on; returns the bytes that they take
+ *
+ * of its own (attend.cu), or those of seq_plan, which ask for two functions:
+ *
+ *   fill_seq(to, seq)            a sequence as the device has it
+ *   find_tiles(plan, seq, work)  the tiles [tile_first, tile_end) that the pairs of `work` see */
 #ifndef KVA_KERNELS_CUDA_ATTEND_PLAN_CUH
 #define KVA_KERNELS_CUDA_ATTEND_PLAN_CUH
 
@@ -54,6 +58,23 @@ static void plan_part(attend_plan *plan, item part)
     plan_item(plan, part);
 }
 
+/* `work`, whose tiles are known: one item, or one for each split, which are then folded. */
+static void plan_splits(attend_plan *plan, const item &work)
+{
+    uint32_t first = work.tile_first / SPLIT_TILES, end = kva_blocks(work.tile_end, SPLIT_TILES);
+    if (!plan->wide || end < first + 2) {
+        plan_item(plan, work);
+        return;
+    }
+    plan_fold(plan, work, end - first);
+    item part = work;
+    for (uint32_t split = first; split < end; split++) {
+        part.tile_first = kva_max_u32(work.tile_first, split * SPLIT_TILES);
+        part.tile_end = kva_min_u32(work.tile_end, (split + 1) * SPLIT_TILES);
+        plan_part(plan, part);
+    }
+}
+
 /* An array of a plan at *bytes from its beginning. */
 template <typename T> static T *plan_array(const void *base, size_t *bytes, size_t count)
 {
@@ -96,7 +117,58 @@ template <typename Plan> static bool send_plan(struct kva_device *device, Plan *
     return sent != nullptr;
 }
 
-/* The shape of a call, of either operator. */
+/* A plan whose sequences are described on the device by a Seq each. */
+template <typename Args, typename Seq> struct seq_plan : attend_plan {
+    const Args *args;
+    Seq *seqs;
+};
+
+template <typename Args, typename Seq> static void walk(seq_plan<Args, Seq> *plan)
+{
+    const Args *args = plan->args;
+    plan->item_count = plan->fold_count = plan->partial_count = 0;
+    for (uint32_t s = 0; s < args->seq_count; s++) {
+        uint32_t pair_count = args->seqs[s].row_count * plan->group;
+        if (plan->items)
+            fill_seq(&plan->seqs[s], &args->seqs[s]);
+        for (uint32_t pair = 0; pair < pair_count; pair += plan->pairs) {
+            item work = {};
+            work.row_first = args->seqs[s].row_first;
+            work.position_first = args->seqs[s].position_first;
+            work.pair_first = pair;
+            work.pair_count = kva_min_u32(plan->pairs, pair_count - pair);
+            work.partial = KVA_NONE;
+            work.seq = s;
+            find_tiles(plan, &args->seqs[s], &work);
+            plan_splits(plan, work);
+        }
+    }
+}
+
+template <typename Args, typename Seq>
+static size_t lay_out(seq_plan<Args, Seq> *plan, const void *base)
+{
+    size_t bytes = 0;
+    plan->seqs = plan_array<Seq>(base, &bytes, plan->args->seq_count);
+    plan->items = plan_array<item>(base, &bytes, plan->item_count);
+    plan->folds = plan_array<item>(base, &bytes, plan->fold_count);
+    return bytes;
+}
+
+/* Plan a call and send the plan; false: there is nothing to do, or it failed. */
+template <typename Plan, typename Args>
+static bool make_plan(struct kva_device *device, Plan *plan, const Args *args)
+{
+    uint32_t rows_max = 0;
+    for (uint32_t i = 0; i < args->seq_count; i++)
+        rows_max = kva_max_u32(rows_max, args->seqs[i].row_count);
+    plan->args = args;
+    plan_begin(plan, args->heads, args->kv_heads, rows_max);
+    choose_width(plan, device, args);
+    return plan->item_count > 0 && send_plan(device, plan);
+}
+
+/* The shape of a call, of any of the operators. */
 template <typename Args>
 static attend_shape shape_of(const struct kva_device *device, const Args *args)
 {

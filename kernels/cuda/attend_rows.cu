@@ -75,7 +75,7 @@ template <int D> static __global__ void __launch_bounds__(WARPS_MAX * 32) rows_k
                 bool seen = t * TILE + slot < count && positions[slot] >= seen_first[i];
                 return seen ? x : -INFINITY;
             };
-            meet_tile<kva_f16, D>(split, q + warp_pair, here, shape.scale, lane, look);
+            attend_tile<kva_f16, D>(split, q + warp_pair, here, shape.scale, lane, look);
         }
         if ((t + 1) % SPLIT_TILES == 0 || t + 1 == work.tile_end || (t + 1) * TILE >= count) {
             fold_split(total, split);
@@ -89,69 +89,26 @@ template <int D> static __global__ void __launch_bounds__(WARPS_MAX * 32) rows_k
 
 /* --- the plan --------------------------------------------------------------------------------- */
 
-struct plan : attend_plan {
-    const struct kva_attend_rows_args *args;
-    rows_seq *seqs;
-};
+using plan = seq_plan<kva_attend_rows_args, rows_seq>;
 
-/* The pairs of a sequence that `work` begins: one item, or one for each split. */
-static void add_pairs(struct plan *plan, const struct kva_rows_seq *seq, item work)
+static void fill_seq(rows_seq *to, const struct kva_rows_seq *seq)
 {
-    uint32_t slots = seq->rows ? seq->rows->slots : 0;
-    uint32_t splits = kva_blocks(slots, KVA_ATTEND_SPLIT_TOKENS);
-    work.tile_end = kva_blocks(slots, TILE);
-    if (!plan->wide || splits < 2) {
-        plan_item(plan, work);
-        return;
-    }
-    plan_fold(plan, work, splits);
-    item part = work;
-    for (uint32_t split = 0; split < splits; split++) {
-        part.tile_first = split * SPLIT_TILES;
-        part.tile_end = kva_min_u32(work.tile_end, (split + 1) * SPLIT_TILES);
-        plan_part(plan, part);
-    }
+    *to = {};
+    to->has_rows = seq->rows != nullptr;
+    if (seq->rows)
+        to->cache = *seq->rows;
 }
 
-static void walk(struct plan *plan)
+/* All slots: how many of them attend is known on the device alone. */
+static void find_tiles(const plan *, const struct kva_rows_seq *seq, item *work)
 {
-    const struct kva_attend_rows_args *args = plan->args;
-    plan->item_count = plan->fold_count = plan->partial_count = 0;
-    for (uint32_t s = 0; s < args->seq_count; s++) {
-        const struct kva_rows_seq *seq = &args->seqs[s];
-        uint32_t pair_count = seq->row_count * plan->group;
-        if (plan->items) {
-            plan->seqs[s] = {};
-            plan->seqs[s].has_rows = seq->rows != nullptr;
-            if (seq->rows)
-                plan->seqs[s].cache = *seq->rows;
-        }
-        for (uint32_t pair = 0; pair < pair_count; pair += plan->pairs) {
-            item work = {};
-            work.row_first = seq->row_first;
-            work.position_first = seq->position_first;
-            work.pair_first = pair;
-            work.pair_count = kva_min_u32(plan->pairs, pair_count - pair);
-            work.partial = KVA_NONE;
-            work.seq = s;
-            add_pairs(plan, seq, work);
-        }
-    }
-}
-
-static size_t lay_out(struct plan *plan, const void *base)
-{
-    size_t bytes = 0;
-    plan->seqs = plan_array<rows_seq>(base, &bytes, plan->args->seq_count);
-    plan->items = plan_array<item>(base, &bytes, plan->item_count);
-    plan->folds = plan_array<item>(base, &bytes, plan->fold_count);
-    return bytes;
+    work->tile_end = kva_blocks(seq->rows ? seq->rows->slots : 0, TILE);
 }
 
 /* --- the operator ----------------------------------------------------------------------------- */
 
 template <int D>
-static void launch(struct kva_device *device, const struct plan *plan, const rows_params &params)
+static void launch(struct kva_device *device, const plan *plan, const rows_params &params)
 {
     size_t shared_bytes = sizeof(stage<kva_f16, D>) + plan->pairs * (D + PAD) * sizeof(kva_f16);
     kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend_rows",
@@ -163,14 +120,8 @@ void kva_cuda_attend_rows(struct kva_device *device, const struct kva_attend_row
 {
     if (args->seq_count == 0 || !kva_cuda_enter(device))
         return;
-    struct plan plan = {};
-    uint32_t rows_max = 0;
-    plan.args = args;
-    for (uint32_t i = 0; i < args->seq_count; i++)
-        rows_max = kva_max_u32(rows_max, args->seqs[i].row_count);
-    plan_begin(&plan, args->heads, args->kv_heads, rows_max);
-    choose_width(&plan, device, args);
-    if (plan.item_count == 0 || !send_plan(device, &plan))
+    plan plan = {};
+    if (!make_plan(device, &plan, args))
         return;
     rows_params params = {};
     params.shape = shape_of(device, args);

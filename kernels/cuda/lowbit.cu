@@ -172,7 +172,7 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) lowbit_kernel(lowbit_pa
                     scores[i][token] = x;
                 return x;
             };
-            meet_tile<kva_f16, D>(split, q + warp_pair, here, shape.scale, lane, look);
+            attend_tile<kva_f16, D>(split, q + warp_pair, here, shape.scale, lane, look);
         }
         if ((t + 1) % SPLIT_TILES == 0 || t + 1 == work.tile_end) {
             fold_split(total, split);
@@ -186,78 +186,34 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) lowbit_kernel(lowbit_pa
 
 /* --- the plan --------------------------------------------------------------------------------- */
 
-struct plan : attend_plan {
-    const struct kva_attend_lowbit_args *args;
-    lowbit_seq *seqs;
-};
+using plan = seq_plan<kva_attend_lowbit_args, lowbit_seq>;
 
-/* The pairs of a sequence that `work` begins: one item, or one for each split. */
-static void add_pairs(struct plan *plan, const struct kva_lowbit_seq *seq, item work)
+static void fill_seq(lowbit_seq *to, const struct kva_lowbit_seq *seq)
+{
+    *to = {};
+    to->block_first = seq->block_first;
+    to->page_count = seq->page_count;
+    to->select_row = seq->select_row;
+    to->scores = seq->scores;
+    to->has_rows = seq->rows != nullptr;
+    if (seq->rows)
+        to->rows = *seq->rows;
+}
+
+/* All pages but those before the window of the first row. */
+static void find_tiles(const plan *plan, const struct kva_lowbit_seq *seq, item *work)
 {
     uint32_t window = plan->args->window;
-    uint32_t position = seq->position_first + work.pair_first / plan->group;
+    uint32_t position = seq->position_first + work->pair_first / plan->group;
     uint32_t first = window > 0 && position >= window ? (position - window + 1) / TILE : 0;
-    work.tile_first = kva_min_u32(first, seq->page_count);
-    work.tile_end = seq->page_count;
-    uint32_t split_first = work.tile_first / SPLIT_TILES;
-    uint32_t split_end = kva_blocks(work.tile_end, SPLIT_TILES);
-    if (!plan->wide || split_end - split_first < 2) {
-        plan_item(plan, work);
-        return;
-    }
-    plan_fold(plan, work, split_end - split_first);
-    item part = work;
-    for (uint32_t split = split_first; split < split_end; split++) {
-        part.tile_first = kva_max_u32(work.tile_first, split * SPLIT_TILES);
-        part.tile_end = kva_min_u32(work.tile_end, (split + 1) * SPLIT_TILES);
-        plan_part(plan, part);
-    }
-}
-
-static void walk(struct plan *plan)
-{
-    const struct kva_attend_lowbit_args *args = plan->args;
-    plan->item_count = plan->fold_count = plan->partial_count = 0;
-    for (uint32_t s = 0; s < args->seq_count; s++) {
-        const struct kva_lowbit_seq *seq = &args->seqs[s];
-        uint32_t pair_count = seq->row_count * plan->group;
-        if (plan->items) {
-            lowbit_seq &to = plan->seqs[s];
-            to = {};
-            to.block_first = seq->block_first;
-            to.page_count = seq->page_count;
-            to.select_row = seq->select_row;
-            to.scores = seq->scores;
-            to.has_rows = seq->rows != nullptr;
-            if (seq->rows)
-                to.rows = *seq->rows;
-        }
-        for (uint32_t pair = 0; pair < pair_count; pair += plan->pairs) {
-            item work = {};
-            work.row_first = seq->row_first;
-            work.position_first = seq->position_first;
-            work.pair_first = pair;
-            work.pair_count = kva_min_u32(plan->pairs, pair_count - pair);
-            work.partial = KVA_NONE;
-            work.seq = s;
-            add_pairs(plan, seq, work);
-        }
-    }
-}
-
-static size_t lay_out(struct plan *plan, const void *base)
-{
-    size_t bytes = 0;
-    plan->seqs = plan_array<lowbit_seq>(base, &bytes, plan->args->seq_count);
-    plan->items = plan_array<item>(base, &bytes, plan->item_count);
-    plan->folds = plan_array<item>(base, &bytes, plan->fold_count);
-    return bytes;
+    work->tile_first = kva_min_u32(first, seq->page_count);
+    work->tile_end = seq->page_count;
 }
 
 /* --- the operator ----------------------------------------------------------------------------- */
 
 template <int D>
-static void launch(struct kva_device *device, const struct plan *plan, const lowbit_params &params)
+static void launch(struct kva_device *device, const plan *plan, const lowbit_params &params)
 {
     size_t shared_bytes = sizeof(stage<kva_f16, D>) + plan->pairs * (D + PAD) * sizeof(kva_f16);
     kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend_lowbit",
@@ -269,15 +225,11 @@ void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_l
 {
     if (args->seq_count == 0 || !kva_cuda_enter(device))
         return;
-    struct plan plan = {};
-    uint32_t rows_max = 0, block_count = 0;
-    plan.args = args;
-    for (uint32_t i = 0; i < args->seq_count; i++) {
-        const struct kva_lowbit_seq *seq = &args->seqs[i];
-        rows_max = kva_max_u32(rows_max, seq->row_count);
-        block_count = kva_max_u32(block_count, seq->block_first + seq->page_count);
-    }
-    plan_begin(&plan, args->heads, args->kv_heads, rows_max);
+    plan plan = {};
+    uint32_t block_count = 0;
+    for (uint32_t i = 0; i < args->seq_count; i++)
+        block_count =
+            kva_max_u32(block_count, args->seqs[i].block_first + args->seqs[i].page_count);
     lowbit_params params = {};
     params.shape = shape_of(device, args);
     params.blocks = kva_cuda_upload_array(device, args->blocks, block_count);
@@ -285,8 +237,7 @@ void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_l
     params.bits = args->format.bits;
     params.group_tokens = args->format.group;
     params.layout = kva_lowbit_layout_of(args->format, args->head_dim);
-    choose_width(&plan, device, args);
-    if (plan.item_count == 0 || !send_plan(device, &plan))
+    if (!make_plan(device, &plan, args))
         return;
     params.items = plan.items;
     params.seqs = plan.seqs;

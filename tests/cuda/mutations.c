@@ -17,6 +17,7 @@ static const struct {
     {"rows.cu", MUTATIONS_OF_OPERATORS, "embed norm rope glu kv_append merge gather"},
     {"linear.cu", MUTATIONS_OF_OPERATORS, "linear"},
     {"attend.cu", MUTATIONS_OF_OPERATORS, "attend"},
+    {"attend_plan.cuh", MUTATIONS_OF_OPERATORS, "attend attend_lowbit"},
     {"attend_tile.cuh", MUTATIONS_OF_OPERATORS, "attend"},
     {"attend_rows.cu", MUTATIONS_OF_OPERATORS, "attend_lowbit"},
     {"lowbit.cu", MUTATIONS_OF_OPERATORS, "attend_lowbit"},
