@@ -45,7 +45,7 @@ struct kva_backend {
     void (*event_wait)(struct kva_event *event, enum kva_queue queue);
     bool (*event_done)(const struct kva_event *event);
     void (*event_sync)(struct kva_event *event);
-    /* NULL: nothing is gained by holding work back. */
+    /* NULL: nothing is gained by deferring work. */
     void (*step_begin)(struct kva_device *device);
     void (*step_end)(struct kva_device *device);
     void (*steps)(const struct kva_device *device, struct kva_device_steps *ret);

@@ -45,7 +45,7 @@ enum kva_cpu_level {
     KVA_CPU_REF = 1u << 0,
     KVA_CPU_AVX2 = 1u << 1,   /* AVX2 + FMA + F16C */
     KVA_CPU_AVX512 = 1u << 2, /* F, BW, DQ, VL */
-    /* AVX512-VNNI: where low-bit codes are met, queries and weights are rounded to 8 bits */
+    /* AVX512-VNNI: queries and weights are rounded to 8 bits in products with low-bit codes */
     KVA_CPU_AVX512VNNI = 1u << 3,
     /* AVX512-BF16: activations are rounded to bf16 where they meet bf16 weights */
     KVA_CPU_AVX512BF16 = 1u << 4,
@@ -183,7 +183,7 @@ void kva_device_step_end(struct kva_device *device);
 /* Counts of deferred steps. A device that defers nothing: all 0. */
 struct kva_device_steps {
     uint64_t launched; /* as a graph */
-    uint64_t played;   /* operator by operator: not seen before, or ended early */
+    uint64_t replayed; /* operator by operator: not seen before, or ended early */
     uint64_t captured; /* graphs made */
     uint64_t updated;  /* kernels given other arguments in a graph */
 };

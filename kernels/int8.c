@@ -1,4 +1,4 @@
-/* int8.c - rounding matrices to 8 bits, by groups. */
+/* int8.c - weights to int8: scales and codes of a panel. */
 #include "kernels/int8.h"
 
 #include "kernels/convert.h"

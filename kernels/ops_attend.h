@@ -85,7 +85,7 @@ struct kva_attend_args {
 struct kva_quantise_args {
     const void *const *from;  /* host [count]: 16-bit blocks, in either tier */
     void *const *to;          /* host [count]: low-bit blocks */
-    const uint32_t *exempt;   /* host [count]: so many first tokens of the block do not count for
+    const uint32_t *exempt;   /* host [count]: the first tokens of the block that do not count for
                                  the keys' levels; NULL: none */
     size_t from_offset_bytes; /* added to every address of `from` */
     size_t to_offset_bytes;   /* added to every address of `to` */

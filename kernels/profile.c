@@ -1,4 +1,4 @@
-/* profile.c - sums by kind of operator. */
+/* profile.c - the operator table that counts calls, time, bytes and arithmetic, and hands every call on. */
 #include "kernels/profile.h"
 
 #include "base/clock.h"

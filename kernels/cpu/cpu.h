@@ -85,7 +85,7 @@ struct kva_cpu_quantise {
     const uint16_t *from; /* [KVA_PAGE_TOKENS][2 (K, V)][head_dim] */
     void *to;             /* kva_lowbit_head_bytes */
     uint32_t head_dim;
-    uint32_t exempt; /* so many first tokens do not count for the keys' levels */
+    uint32_t exempt; /* first tokens that do not count for the keys' levels */
     enum kva_dtype kv_dtype;
     struct kva_lowbit_format format;
     void *scratch; /* KVA_CPU_SCRATCH_BYTES */

@@ -158,8 +158,8 @@ static __device__ void multiply_values(state<D> &to, const float (&p)[N / 8][4],
  * i, score) gives the score of a slot of the tile for the lane's row g + 8 i, -inf if it is not
  * seen. */
 template <int D, int N, typename Look>
-static __device__ __forceinline__ void soften(state<D> &to, float (&s)[N / 8][4], float scale,
-                                              uint32_t lane, Look look)
+static __device__ __forceinline__ void softmax_split(state<D> &to, float (&s)[N / 8][4],
+                                                     float scale, uint32_t lane, Look look)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -191,20 +191,21 @@ static __device__ __forceinline__ void soften(state<D> &to, float (&s)[N / 8][4]
     }
 }
 
-/* The warp's pairs meet a tile, so many tokens at a time as the scores have registers for. look:
- * see soften. */
+/* Partial attention of the warp's pairs over a tile, N tokens at a time: as many as there are
+ * registers for scores. look: see softmax_split. */
 template <typename KV, int D, typename Look>
-static __device__ __forceinline__ void meet_tile(state<D> &to, const KV (*q)[D + PAD],
-                                                 const stage<KV, D> &tile, float scale,
-                                                 uint32_t lane, Look look)
+static __device__ __forceinline__ void attend_tile(state<D> &to, const KV (*q)[D + PAD],
+                                                   const stage<KV, D> &tile, float scale,
+                                                   uint32_t lane, Look look)
 {
     constexpr int N = D <= 64 ? TILE : D <= 128 ? TILE / 2 : TILE / 4;
 #pragma unroll 1
     for (uint32_t first = 0; first < TILE; first += N) {
         float s[N / 8][4];
         multiply_keys<KV, D, N>(s, q, tile.k + first, lane);
-        soften<D, N>(to, s, scale, lane,
-                     [&](uint32_t slot, int i, float x) { return look(first + slot, i, x); });
+        softmax_split<D, N>(to, s, scale, lane, [&](uint32_t slot, int i, float x) {
+            return look(first + slot, i, x);
+        });
         multiply_values<KV, D, N>(to, s, tile.v + first, lane);
     }
 }

@@ -239,18 +239,18 @@ static void cuda_event_destroy(struct kva_event *event)
 static void cuda_event_record(struct kva_event *event, enum kva_queue queue)
 {
     struct kva_device *device = event->device;
-    if (!kva_cuda_enter(device) || kva_cuda_hold_record(event, queue))
+    if (!kva_cuda_enter(device) || kva_cuda_defer_record(event, queue))
         return;
     kva_cuda_check(device, cudaEventRecord(event->event, device->streams[queue]),
                    "cudaEventRecord");
     __atomic_store_n(&event->point, event->event, __ATOMIC_RELEASE);
 }
 
-/* Work of a step that is held back comes later than all that is waited for here. */
+/* Work of a deferred step comes later than all that is waited for here. */
 static void cuda_event_wait(struct kva_event *event, enum kva_queue queue)
 {
     struct kva_device *device = event->device;
-    if (!kva_cuda_enter(device) || kva_cuda_hold_wait(event, queue))
+    if (!kva_cuda_enter(device) || kva_cuda_defer_wait(event, queue))
         return;
     if (event->point)
         kva_cuda_check(device, cudaStreamWaitEvent(device->streams[queue], event->point, 0),
@@ -261,7 +261,7 @@ static bool cuda_event_done(const struct kva_event *event)
 {
     if (!kva_cuda_enter(event->device))
         return true; /* nothing will come any more: nobody is to wait for it */
-    if (__atomic_load_n(&event->held, __ATOMIC_ACQUIRE))
+    if (__atomic_load_n(&event->deferred, __ATOMIC_ACQUIRE))
         return false;
     cudaEvent_t point = __atomic_load_n(&event->point, __ATOMIC_ACQUIRE);
     cudaError_t status = point ? cudaEventQuery(point) : cudaSuccess;
@@ -272,7 +272,7 @@ static bool cuda_event_done(const struct kva_event *event)
 
 static void cuda_event_sync(struct kva_event *event)
 {
-    if (event->held)
+    if (event->deferred)
         kva_cuda_step_break(event->device);
     if (event->point && kva_cuda_enter(event->device))
         kva_cuda_check(event->device, cudaEventSynchronize(event->point), "work that ran earlier");

@@ -7,7 +7,7 @@
  *   queues       two streams that do not wait for the default one, which nobody uses
  *   descriptors  host arrays of an operator's arguments go through a ring of pinned memory, in the
  *                compute stream's order; what was sent a moment ago is not sent again
- *   steps        what a decoding step puts into the queues is held back and launched as a graph
+ *   steps        what a decoding step puts into the queues is deferred and launched as a graph
  *                (step.cu)
  *   errors       the first one fails the device for good; from then on nothing is launched
  *
@@ -33,7 +33,7 @@ extern "C" {
 /* Uploads that are remembered, to be found again by their content. */
 #define KVA_CUDA_RING_RECENT 16u
 
-/* The descriptors of a step that is held back. */
+/* The descriptors of a deferred step. */
 #define KVA_CUDA_ARENA_BYTES ((size_t)32 << 20)
 
 /* Arguments of a kernel. */
@@ -73,8 +73,8 @@ struct kva_event {
     cudaEvent_t event; /* its own */
     cudaEvent_t point; /* what it was recorded as last: its own, or the end of a step's graph;
                           NULL: never. Read by any thread */
-    bool held;         /* recorded in the step that is held back. Read by any thread */
-    uint32_t held_record;
+    bool deferred;     /* recorded in the deferred step. Read by any thread */
+    uint32_t deferred_record;
 };
 
 struct kva_device {
@@ -88,8 +88,8 @@ struct kva_device {
     struct kva_cuda_ring ring;
     void *scratch; /* device, KVA_CUDA_SCRATCH_BYTES; in the compute stream's order */
     struct kva_cuda_step *step;
-    bool direct;  /* steps are not held back at all */
-    bool holding; /* a step is being held back */
+    bool direct;    /* steps are not deferred */
+    bool deferring; /* a step is being deferred */
     struct kva_cuda_block *weights;
     struct kva_cuda_piece *pieces; /* of both tiers, in use and spare: spare.cu */
     size_t spare_bytes[2];         /* by enum kva_mem */
@@ -218,30 +218,30 @@ cudaError_t kva_cuda_launch_any(const cudaLaunchConfig_t *config, const void *fu
                                               std::index_sequence_for<Expected...>{});
 }
 
-/* --- steps that are held back: step.cu --------------------------------------------------------
+/* --- deferred steps: step.cu ------------------------------------------------------------------
  *
- * The hold functions take a call into the log; false: nothing is held (any more), do it now. */
+ * The defer functions take a call into the log; false: nothing is deferred (any more), do it now. */
 
 enum kva_status kva_cuda_step_create(struct kva_device *device, struct kva_err *err);
 void kva_cuda_step_destroy(struct kva_device *device);
 void kva_cuda_step_begin(struct kva_device *device);
 void kva_cuda_step_end(struct kva_device *device);
 
-/* Put into the streams what is held, and hold nothing more until the next step: before anything
+/* Put into the streams what is deferred, and defer nothing more until the next step: before anything
  * that waits, copies, or gives memory back. */
 void kva_cuda_step_break(struct kva_device *device);
 
 void kva_cuda_step_counts(const struct kva_device *device, struct kva_device_steps *ret);
 
 /* `ret_args`[i] is where argument i is to be written. */
-bool kva_cuda_hold_kernel(struct kva_device *device, enum kva_queue queue,
-                          const struct kva_cuda_kernel *kernel,
-                          const struct kva_cuda_launch *launch, void **ret_args);
-bool kva_cuda_hold_linear(struct kva_device *device, const struct kva_linear_args *args);
-bool kva_cuda_hold_record(struct kva_event *event, enum kva_queue queue);
-bool kva_cuda_hold_wait(struct kva_event *event, enum kva_queue queue);
+bool kva_cuda_defer_kernel(struct kva_device *device, enum kva_queue queue,
+                           const struct kva_cuda_kernel *kernel,
+                           const struct kva_cuda_launch *launch, void **ret_args);
+bool kva_cuda_defer_linear(struct kva_device *device, const struct kva_linear_args *args);
+bool kva_cuda_defer_record(struct kva_event *event, enum kva_queue queue);
+bool kva_cuda_defer_wait(struct kva_event *event, enum kva_queue queue);
 
-/* As kva_cuda_stage, _send and _upload, in the arena of the step; NULL: nothing is held. */
+/* As kva_cuda_stage, _send and _upload, in the arena of the step; NULL: nothing is deferred. */
 void *kva_cuda_step_stage(struct kva_device *device, size_t bytes);
 const void *kva_cuda_step_address(const struct kva_device *device, const void *staged);
 const void *kva_cuda_step_upload(struct kva_device *device, const void *data, size_t bytes);
@@ -253,21 +253,22 @@ bool kva_cuda_run(struct kva_device *device, enum kva_queue queue, const char *n
                   const struct kva_cuda_launch &launch, void (*kernel)(Expected...),
                   Given &&...given)
 {
-    static_assert(sizeof...(Expected) <= KVA_CUDA_ARGS_MAX, "more arguments than are held");
+    static_assert(sizeof...(Expected) <= KVA_CUDA_ARGS_MAX,
+                  "more arguments than the log has room for");
     if (launch.shared_bytes > 48 * 1024 &&
         !kva_cuda_check(device,
                         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                              static_cast<int>(launch.shared_bytes)),
                         name))
         return false;
-    if (device->holding) {
-        const struct kva_cuda_kernel held = {name,
-                                             reinterpret_cast<const void *>(kernel),
-                                             kva_cuda_launch_any<Expected...>,
-                                             sizeof...(Expected),
-                                             {sizeof(Expected)...}};
+    if (device->deferring) {
+        const struct kva_cuda_kernel deferred = {name,
+                                                 reinterpret_cast<const void *>(kernel),
+                                                 kva_cuda_launch_any<Expected...>,
+                                                 sizeof...(Expected),
+                                                 {sizeof(Expected)...}};
         void *args[sizeof...(Expected)], **arg = args;
-        if (kva_cuda_hold_kernel(device, queue, &held, &launch, args)) {
+        if (kva_cuda_defer_kernel(device, queue, &deferred, &launch, args)) {
             ((new (*arg++) Expected(static_cast<Given &&>(given))), ...);
             return true;
         }

@@ -58,7 +58,7 @@ void kva_cuda_linear(struct kva_device *device, const struct kva_linear_args *ar
     const struct kva_weight *w = &args->weight;
     if (args->rows == 0 || !kva_cuda_enter(device))
         return;
-    if (kva_cuda_hold_linear(device, args))
+    if (kva_cuda_defer_linear(device, args))
         return;
     cublasStatus_t status = multiply(device, args);
     if (status != CUBLAS_STATUS_SUCCESS) {

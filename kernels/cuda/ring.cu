@@ -29,9 +29,9 @@ void *kva_cuda_stage(struct kva_device *device, size_t bytes)
     struct kva_cuda_ring *ring = &device->ring;
     if (!kva_cuda_enter(device))
         return nullptr;
-    void *held = kva_cuda_step_stage(device, bytes);
-    if (held)
-        return held;
+    void *deferred = kva_cuda_step_stage(device, bytes);
+    if (deferred)
+        return deferred;
     if (bytes > KVA_CUDA_RING_SEGMENT_BYTES) {
         kva_cuda_fail(device, "the descriptors of one call take %zu bytes, %zu at most", bytes,
                       KVA_CUDA_RING_SEGMENT_BYTES);
@@ -47,9 +47,9 @@ void *kva_cuda_stage(struct kva_device *device, size_t bytes)
 const void *kva_cuda_send(struct kva_device *device, const void *staged, size_t bytes)
 {
     struct kva_cuda_ring *ring = &device->ring;
-    const void *held = kva_cuda_step_address(device, staged);
-    if (held)
-        return held;
+    const void *deferred = kva_cuda_step_address(device, staged);
+    if (deferred)
+        return deferred;
     size_t offset = static_cast<size_t>(static_cast<const unsigned char *>(staged) - ring->host);
     kva_cuda_copy(device, KVA_QUEUE_COMPUTE, ring->device + offset, staged, bytes);
     return kva_cuda_failed(device) ? nullptr : ring->device + offset;
@@ -60,9 +60,9 @@ const void *kva_cuda_upload(struct kva_device *device, const void *data, size_t 
     struct kva_cuda_ring *ring = &device->ring;
     if (bytes == 0 || kva_cuda_failed(device))
         return nullptr;
-    const void *held = kva_cuda_step_upload(device, data, bytes);
-    if (held)
-        return held;
+    const void *deferred = kva_cuda_step_upload(device, data, bytes);
+    if (deferred)
+        return deferred;
     /* What lies in the segment that comes next might be overwritten by this call's next upload. */
     size_t doomed = (ring->segment + 1) % KVA_CUDA_RING_SEGMENTS;
     for (uint32_t i = 0; i < KVA_CUDA_RING_RECENT; i++) {

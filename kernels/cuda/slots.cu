@@ -19,18 +19,18 @@ struct head {
     uint32_t slots, pinned, k;
 };
 
-static __device__ head head_of(const struct kva_row_cache &hot, uint32_t kv_head)
+static __device__ head head_of(const struct kva_row_cache &cache, uint32_t kv_head)
 {
-    size_t slot = static_cast<size_t>(kv_head) * hot.slots;
-    return {hot.tokens + slot,
-            hot.used + slot,
-            hot.order + slot,
-            hot.count + kv_head,
-            hot.chosen + static_cast<size_t>(kv_head) * hot.k,
-            hot.missing + slot,
-            hot.slots,
-            hot.pinned,
-            hot.k};
+    size_t slot = static_cast<size_t>(kv_head) * cache.slots;
+    return {cache.tokens + slot,
+            cache.used + slot,
+            cache.order + slot,
+            cache.count + kv_head,
+            cache.chosen + static_cast<size_t>(kv_head) * cache.k,
+            cache.missing + slot,
+            cache.slots,
+            cache.pinned,
+            cache.k};
 }
 
 /* The first of chosen[0 .. count), which ascend, that is not below `token`. */
@@ -210,14 +210,14 @@ static __device__ void put_in_order(const head &h, uint32_t stamp, bool all, uin
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    assign_kernel(const struct kva_row_cache *hots, const uint32_t *stamps, bool resident,
+    assign_kernel(const struct kva_row_cache *caches, const uint32_t *stamps, bool resident,
                   bool keep)
 {
     KVA_DYNAMIC_SHARED(sort_key, shared_keys);
     __shared__ uint32_t parts[THREADS / KVA_WARP];
-    const struct kva_row_cache hot = hots[blockIdx.x];
+    const struct kva_row_cache cache = caches[blockIdx.x];
     const uint32_t stamp = stamps[0];
-    const head h = head_of(hot, blockIdx.y);
+    const head h = head_of(cache, blockIdx.y);
     sort_key *keys = h.slots > SORT_FROM && h.slots <= SORT_MAX ? shared_keys : nullptr;
     for (uint32_t slot = threadIdx.x; slot < h.pinned; slot += THREADS)
         h.tokens[slot] = slot;
@@ -233,7 +233,7 @@ static __global__ void __launch_bounds__(THREADS)
     __syncthreads(); /* every slot has its token */
     put_in_order(h, stamp, resident, parts, keys);
     if (threadIdx.x == 0) {
-        unsigned long long *hits = reinterpret_cast<unsigned long long *>(hot.hits);
+        unsigned long long *hits = reinterpret_cast<unsigned long long *>(cache.hits);
         atomicAdd(&hits[0], static_cast<unsigned long long>(chosen - missing));
         atomicAdd(&hits[1], static_cast<unsigned long long>(missing));
     }
@@ -275,7 +275,7 @@ void kva_cuda_assign_slots(struct kva_device *device, const struct kva_assign_sl
 #define FETCH_BLOCKS 32u
 
 struct fetch_seq {
-    struct kva_row_cache hot;
+    struct kva_row_cache cache;
     const void *const *pages;
 };
 
@@ -294,9 +294,9 @@ static __global__ void __launch_bounds__(THREADS)
     for (uint32_t index = blockIdx.x; index < head_count; index += gridDim.x) {
         const fetch_seq &seq = list.seqs[index / kv_heads];
         const uint32_t kv_head = index % kv_heads;
-        const head h = head_of(seq.hot, kv_head);
+        const head h = head_of(seq.cache, kv_head);
         uint4 *rows =
-            static_cast<uint4 *>(seq.hot.rows) + static_cast<size_t>(kv_head) * h.slots * pieces;
+            static_cast<uint4 *>(seq.cache.rows) + static_cast<size_t>(kv_head) * h.slots * pieces;
         for (uint32_t i = warp; i < h.slots; i += THREADS / KVA_WARP) {
             uint32_t slot = h.missing[i];
             if (slot == KVA_NO_TOKEN)

@@ -1,7 +1,6 @@
-/* spare.cu - memory that was given back is kept for whoever wants about as much again: the driver
- * takes milliseconds to pin memory, and stops the GPU to take memory back. What sequences need
- * while the server runs (a long prompt's residual stream, small pieces of pinned memory) is so
- * taken from the driver once, and then goes from one to the next. */
+/* spare.cu - a caching allocator: freed blocks of either tier are reused. The driver takes milliseconds to pin
+ * memory, and stops the GPU to take memory back; what sequences need while the server runs (a long
+ * prompt's residual stream, small pieces of pinned memory) is taken from it once. */
 #include "kernels/cuda/device_cuda.h"
 
 #include <stdlib.h>

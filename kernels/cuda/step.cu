@@ -1,17 +1,17 @@
 /* step.cu - a step as a CUDA graph.
  *
- * Between step_begin and step_end nothing is launched: operators, the copy queue's kernels, and the
- * records and waits of events are held in a log, and descriptors go to an arena that is the same
- * piece of device memory in every step. At the end the log is compared with those of earlier steps:
+ * Between step_begin and step_end launches are deferred: operators, the copy queue's kernels, and the
+ * records and waits of events go to a log, and descriptors to an arena that is the same piece of
+ * device memory in every step. At the end the log is compared with those of earlier steps:
  *
  *   the same calls, events and shapes   one copy of the arena, one launch of that step's graph; a
  *                                       kernel whose grid or arguments differ is set anew in it
- *   met before, but without a graph     the log is played into a capture, the graph is kept
- *   never met                           the log is played into the streams, as if never held
+ *   seen before, but without a graph    the log is replayed into a capture, the graph is kept
+ *   never seen                          the log is replayed into the streams
  *
  * What differs from step to step (lengths, tables of pages, counts) lies in the arena, so as a rule
  * no kernel has other arguments. What needs the host in the middle of a step (waiting, copies,
- * memory) plays the log and ends the holding.
+ * memory) replays the log and ends the deferral.
  *
  * Order across the edges: the graph is launched in the compute stream. Its copy branch begins with
  * what the copy stream was given before, and the copy stream goes on after the graph. */
@@ -20,9 +20,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- playing ---------------------------------------------------------------------------------- */
+/* --- replaying -------------------------------------------------------------------------------- */
 
-static cudaError_t play_kernel(const struct log *log, const struct call *call, cudaStream_t stream)
+static cudaError_t replay_kernel(const struct log *log, const struct call *call,
+                                 cudaStream_t stream)
 {
     void *args[KVA_CUDA_ARGS_MAX];
     unsigned char *at = log->args + call->args_at;
@@ -46,12 +47,12 @@ static void settle_events(const struct log *log, cudaEvent_t point)
         if (log->calls[i].kind != CALL_RECORD)
             continue;
         __atomic_store_n(&event->point, point ? point : event->event, __ATOMIC_RELEASE);
-        __atomic_store_n(&event->held, false, __ATOMIC_RELEASE);
+        __atomic_store_n(&event->deferred, false, __ATOMIC_RELEASE);
     }
 }
 
-/* Into the streams, as if nothing had been held. */
-static void play(struct kva_device *device)
+/* Into the streams, as without deferral. */
+static void replay(struct kva_device *device)
 {
     const struct log *log = &device->step->log;
     bool good = true;
@@ -62,7 +63,7 @@ static void play(struct kva_device *device)
         cudaStream_t stream = device->streams[call->queue];
         switch (call->kind) {
         case CALL_KERNEL:
-            good = kva_cuda_check(device, play_kernel(log, call, stream), call->kernel.name);
+            good = kva_cuda_check(device, replay_kernel(log, call, stream), call->kernel.name);
             break;
         case CALL_LINEAR:
             kva_cuda_linear(device, &call->linear);
@@ -102,7 +103,7 @@ static bool capture_call(struct kva_device *device, const struct log *log, struc
     cudaStream_t stream = device->streams[call->queue];
     switch (call->kind) {
     case CALL_KERNEL:
-        return play_kernel(log, call, stream) == cudaSuccess && last_node(stream, &call->node);
+        return replay_kernel(log, call, stream) == cudaSuccess && last_node(stream, &call->node);
     case CALL_LINEAR:
         return kva_cuda_try_linear(device, &call->linear);
     case CALL_RECORD:
@@ -142,7 +143,7 @@ static void drop_graph(struct graph *graph)
 }
 
 /* The log becomes a graph in the place of the one that was used longest ago. What cannot be
- * captured is no failure of the device: steps are then played for good. */
+ * captured is no failure of the device: steps are then replayed for good. */
 static struct graph *capture(struct kva_device *device)
 {
     struct kva_cuda_step *step = device->step;
@@ -265,7 +266,7 @@ static struct graph *find_graph(struct kva_cuda_step *step)
     return nullptr;
 }
 
-/* Whether such a step has been met; it has now. */
+/* Whether such a step has been seen; it has now. */
 static bool seen_before(struct kva_cuda_step *step)
 {
     for (uint32_t i = 0; i < SEEN_MAX; i++) {
@@ -315,22 +316,22 @@ void kva_cuda_step_begin(struct kva_device *device)
     step->log.args_used = 0;
     step->log.hash = 0xCBF29CE484222325ull;
     step->log.copies = false;
-    device->holding = true;
+    device->deferring = true;
 }
 
 void kva_cuda_step_break(struct kva_device *device)
 {
-    if (!device->holding)
+    if (!device->deferring)
         return;
-    device->holding = false;
-    device->step->counts.played++;
-    play(device);
+    device->deferring = false;
+    device->step->counts.replayed++;
+    replay(device);
 }
 
 void kva_cuda_step_end(struct kva_device *device)
 {
     struct kva_cuda_step *step = device->step;
-    if (!device->holding || step->log.count == 0 || kva_cuda_failed(device)) {
+    if (!device->deferring || step->log.count == 0 || kva_cuda_failed(device)) {
         kva_cuda_step_break(device);
         return;
     }
@@ -340,12 +341,12 @@ void kva_cuda_step_end(struct kva_device *device)
         kva_cuda_step_break(device);
         return;
     }
-    device->holding = false;
+    device->deferring = false;
     if (!graph)
         graph = capture(device);
     if (!graph) {
-        step->counts.played++;
-        play(device);
+        step->counts.replayed++;
+        replay(device);
     } else if (kva_cuda_step_send(device) && (!known || update(device, graph))) {
         (void)launch(device, graph);
     }

@@ -1,4 +1,4 @@
-/* step.cuh - the log of a step that is held back, shared by step_log.cu, which writes it, and
+/* step.cuh - the log of a deferred step, shared by step_log.cu, which writes it, and
  * step.cu, which plays it or makes it a graph. */
 #ifndef KVA_KERNELS_CUDA_STEP_CUH
 #define KVA_KERNELS_CUDA_STEP_CUH

@@ -1,5 +1,4 @@
-/* step_log.cu - what a step that is held back is made of: calls in a log, descriptors in an arena
- * (step.cu). */
+/* step_log.cu - what a deferred step is made of: calls in a log, descriptors in an arena (step.cu). */
 #include "kernels/cuda/step.cuh"
 
 #include <string.h>
@@ -18,7 +17,7 @@ void *kva_cuda_step_stage(struct kva_device *device, size_t bytes)
 {
     struct kva_cuda_step *step = device->step;
     size_t room = kva_cuda_room(bytes);
-    if (!device->holding)
+    if (!device->deferring)
         return nullptr;
     if (room > KVA_CUDA_ARENA_BYTES - step->used) {
         kva_cuda_step_break(device);
@@ -40,7 +39,7 @@ const void *kva_cuda_step_address(const struct kva_device *device, const void *s
 const void *kva_cuda_step_upload(struct kva_device *device, const void *data, size_t bytes)
 {
     struct kva_cuda_step *step = device->step;
-    if (!device->holding)
+    if (!device->deferring)
         return nullptr;
     for (uint32_t i = 0; i < KVA_CUDA_RING_RECENT; i++) {
         if (step->recent[i].bytes == bytes &&
@@ -82,10 +81,10 @@ static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
     return hash;
 }
 
-/* NULL: nothing is held, or no longer. */
+/* NULL: nothing is deferred, or no longer. */
 static struct call *new_call(struct kva_device *device, enum call_kind kind, enum kva_queue queue)
 {
-    if (!device->holding)
+    if (!device->deferring)
         return nullptr;
     struct log *log = &device->step->log;
     if (log->count == CALLS_MAX) {
@@ -102,14 +101,14 @@ static struct call *new_call(struct kva_device *device, enum call_kind kind, enu
     return call;
 }
 
-bool kva_cuda_hold_kernel(struct kva_device *device, enum kva_queue queue,
-                          const struct kva_cuda_kernel *kernel,
-                          const struct kva_cuda_launch *launch, void **ret_args)
+bool kva_cuda_defer_kernel(struct kva_device *device, enum kva_queue queue,
+                           const struct kva_cuda_kernel *kernel,
+                           const struct kva_cuda_launch *launch, void **ret_args)
 {
     size_t bytes = 0;
     for (uint32_t i = 0; i < kernel->arg_count; i++)
         bytes += kva_align_up(kernel->arg_bytes[i], 16);
-    if (device->holding && device->step->log.args_used + bytes > ARGS_BYTES)
+    if (device->deferring && device->step->log.args_used + bytes > ARGS_BYTES)
         kva_cuda_step_break(device);
     struct call *call = new_call(device, CALL_KERNEL, queue);
     if (!call)
@@ -128,7 +127,7 @@ bool kva_cuda_hold_kernel(struct kva_device *device, enum kva_queue queue,
     return true;
 }
 
-bool kva_cuda_hold_linear(struct kva_device *device, const struct kva_linear_args *args)
+bool kva_cuda_defer_linear(struct kva_device *device, const struct kva_linear_args *args)
 {
     struct call *call = new_call(device, CALL_LINEAR, KVA_QUEUE_COMPUTE);
     if (!call)
@@ -141,31 +140,31 @@ bool kva_cuda_hold_linear(struct kva_device *device, const struct kva_linear_arg
     return true;
 }
 
-bool kva_cuda_hold_record(struct kva_event *event, enum kva_queue queue)
+bool kva_cuda_defer_record(struct kva_event *event, enum kva_queue queue)
 {
     struct kva_device *device = event->device;
-    if (device->holding && device->step->log.records == EVENTS_MAX)
+    if (device->deferring && device->step->log.records == EVENTS_MAX)
         kva_cuda_step_break(device);
     struct call *call = new_call(device, CALL_RECORD, queue);
     if (!call)
         return false;
     call->event = event;
     call->record = device->step->log.records++;
-    event->held_record = call->record;
-    __atomic_store_n(&event->held, true, __ATOMIC_RELEASE);
+    event->deferred_record = call->record;
+    __atomic_store_n(&event->deferred, true, __ATOMIC_RELEASE);
     return true;
 }
 
-bool kva_cuda_hold_wait(struct kva_event *event, enum kva_queue queue)
+bool kva_cuda_defer_wait(struct kva_event *event, enum kva_queue queue)
 {
     struct kva_device *device = event->device;
-    if (!event->held)
+    if (!event->deferred)
         return false;
     struct call *call = new_call(device, CALL_WAIT, queue);
     if (!call)
         return false;
     call->event = event;
-    call->record = event->held_record;
+    call->record = event->deferred_record;
     device->step->log.hash = hash_bytes(device->step->log.hash, &call->record, sizeof call->record);
     return true;
 }

@@ -1,4 +1,4 @@
-/* Steps that are held back and launched as graphs: whatever they are made of, their results are
+/* Steps that are deferred and launched as graphs: whatever they are made of, their results are
  * those of the same calls made one by one. */
 #include "tests/cuda/check.h"
 
@@ -14,11 +14,11 @@
 #define ROWS_MAX 40u
 #define WIDTH    24u
 
-/* What a decoding step does to one hot row set: rows are chosen, resolved, fetched in the copy
+/* What a decoding step does to one row cache: rows are chosen, assigned to slots, fetched in the copy
  * queue, and read in the next step; beside it, other rows are gathered and multiplied. */
 struct pipeline {
     struct kva_device *gpu;
-    struct kva_row_cache hot;
+    struct kva_row_cache cache;
     unsigned char *memory, *choices, *read, *x, *y, *product; /* device */
     unsigned char *zeros, *back, *back_y;                     /* host tier */
     uint16_t *pages;                                          /* host tier: [PAGES] blocks */
@@ -52,18 +52,18 @@ static struct kva_event *new_event(struct check *check)
     return event;
 }
 
-static void lay_out_hot(struct pipeline *p)
+static void lay_out_cache(struct pipeline *p)
 {
     uint32_t *at = (uint32_t *)(void *)(p->memory + p->rows_bytes);
-    p->hot = (struct kva_row_cache){.rows = p->memory,
-                                    .tokens = at,
-                                    .used = at + SLOTS,
-                                    .order = at + 2 * SLOTS,
-                                    .missing = at + 3 * SLOTS,
-                                    .count = at + 4 * SLOTS,
-                                    .chosen = at + 4 * SLOTS + 2,
-                                    .slots = SLOTS,
-                                    .k = K};
+    p->cache = (struct kva_row_cache){.rows = p->memory,
+                                      .tokens = at,
+                                      .used = at + SLOTS,
+                                      .order = at + 2 * SLOTS,
+                                      .missing = at + 3 * SLOTS,
+                                      .count = at + 4 * SLOTS,
+                                      .chosen = at + 4 * SLOTS + 2,
+                                      .slots = SLOTS,
+                                      .k = K};
 }
 
 /* The tokens of each step, ascending, and the other rows. */
@@ -92,8 +92,8 @@ static void pipeline_new(struct check *check, struct pipeline *p)
     p->y_bytes = (size_t)ROWS_MAX * WIDTH * act;
     draw(check, p);
     p->memory = gpu_new(check, NULL, p->memory_bytes);
-    lay_out_hot(p);
-    p->hot.hits = take(check, KVA_MEM_HOST, 2 * sizeof(uint64_t));
+    lay_out_cache(p);
+    p->cache.hits = take(check, KVA_MEM_HOST, 2 * sizeof(uint64_t));
     p->choices = gpu_new(check, p->chosen_tokens, sizeof p->chosen_tokens);
     p->read = gpu_new(check, NULL, K * p->row_bytes);
     p->y = gpu_new(check, NULL, p->y_bytes);
@@ -116,7 +116,7 @@ static void pipeline_new(struct check *check, struct pipeline *p)
 
 static void pipeline_free(struct check *check, struct pipeline *p)
 {
-    kva_device_free(p->gpu, KVA_MEM_HOST, p->hot.hits, 2 * sizeof(uint64_t));
+    kva_device_free(p->gpu, KVA_MEM_HOST, p->cache.hits, 2 * sizeof(uint64_t));
     kva_device_free(p->gpu, KVA_MEM_HOST, p->zeros, p->rows_bytes);
     kva_device_free(p->gpu, KVA_MEM_HOST, p->back, STEPS * K * p->row_bytes);
     kva_device_free(p->gpu, KVA_MEM_HOST, p->back_y, STEPS * p->y_bytes);
@@ -153,20 +153,20 @@ static void read_fetched(struct pipeline *p)
         rows[i] = i;
     kva_event_wait(p->fetched, KVA_QUEUE_COMPUTE);
     kva_event_wait(p->taken, KVA_QUEUE_COMPUTE);
-    gather(p, p->read, p->hot.rows, rows, K, p->row_bytes);
+    gather(p, p->read, p->cache.rows, rows, K, p->row_bytes);
     kva_event_record(p->seen, KVA_QUEUE_COMPUTE);
 }
 
 static void choose(struct pipeline *p, uint32_t step)
 {
-    const struct kva_row_cache *hot = &p->hot;
-    gather(p, p->hot.chosen, p->choices, &step, 1, p->choice_bytes);
+    const struct kva_row_cache *cache = &p->cache;
+    gather(p, p->cache.chosen, p->choices, &step, 1, p->choice_bytes);
     kva_device_ops(p->gpu)->assign_slots(
         p->gpu, &(struct kva_assign_slots_args){
-                    .caches = &hot, .count = 1, .kv_heads = 1, .stamp = step + 1});
+                    .caches = &cache, .count = 1, .kv_heads = 1, .stamp = step + 1});
     kva_event_record(p->chosen, KVA_QUEUE_COMPUTE);
     kva_event_wait(p->chosen, KVA_QUEUE_COPY);
-    const struct kva_rows_fetch fetch = {hot, p->homes};
+    const struct kva_rows_fetch fetch = {cache, p->homes};
     kva_device_ops(p->gpu)->fetch_rows(p->gpu,
                                        &(struct kva_fetch_rows_args){.fetches = &fetch,
                                                                      .count = 1,
@@ -199,28 +199,28 @@ static void send_home(struct pipeline *p, uint32_t step)
     kva_event_record(p->taken, KVA_QUEUE_COPY);
 }
 
-static void run(struct check *check, struct pipeline *p, bool held)
+static void run(struct check *check, struct pipeline *p, bool deferred)
 {
     uint32_t act_bytes = (uint32_t)kva_dtype_bytes(check->act);
     for (uint32_t step = 0; step < STEPS; step++) {
         bool breaks = check_below(check, 8) == 0;
-        if (held)
+        if (deferred)
             kva_device_step_begin(p->gpu);
         if (step > 0)
             read_fetched(p);
-        if (held)
+        if (deferred)
             kva_device_step_end(p->gpu);
         /* Old rows are wiped out by the copy queue, between two steps. */
         kva_event_wait(p->seen, KVA_QUEUE_COPY);
-        kva_device_copy(p->gpu, KVA_QUEUE_COPY, p->hot.rows, p->zeros, p->rows_bytes);
-        if (held)
+        kva_device_copy(p->gpu, KVA_QUEUE_COPY, p->cache.rows, p->zeros, p->rows_bytes);
+        if (deferred)
             kva_device_step_begin(p->gpu);
         choose(p, step);
         if (breaks)
             kva_device_sync(p->gpu, KVA_QUEUE_COMPUTE);
         kva_event_wait(p->taken, KVA_QUEUE_COMPUTE);
         multiply(p, step, act_bytes);
-        if (held)
+        if (deferred)
             kva_device_step_end(p->gpu);
         send_home(p, step);
     }
@@ -277,7 +277,7 @@ static void check_counts(struct check *check)
     kva_device_get_steps(check->gpu, &after);
     check_that(check, "a step that comes again is a graph",
                after.launched - before.launched == 9 && after.captured - before.captured == 1 &&
-                   after.played - before.played == 1);
+                   after.replayed - before.replayed == 1);
     check_that(check, "other numbers are no other arguments", after.updated == before.updated);
     /* One copy and its event, the graph and its event. */
     check_that(check, "a graph is a handful of calls", calls <= 5);
@@ -308,8 +308,8 @@ static void check_uncapturable(struct check *check)
     pipeline_free(check, &p);
     check->simt->fail_captures(false);
     kva_device_get_steps(check->gpu, &steps);
-    check_that(check, "a step that cannot be captured is played",
-               steps.launched == 0 && steps.captured == 0 && steps.played > 0 &&
+    check_that(check, "a step that cannot be captured is replayed",
+               steps.launched == 0 && steps.captured == 0 && steps.replayed > 0 &&
                    kva_device_error(check->gpu, NULL) == KVA_OK);
     kva_device_free(check->gpu, KVA_MEM_HOST, check->staging, check->staging_bytes);
     kva_device_close(check->gpu);
@@ -321,10 +321,10 @@ static void check_uncapturable(struct check *check)
 void check_step(struct check *check)
 {
     check->op = "step";
-    for (int held = 0; held < 2; held++) {
+    for (int deferred = 0; deferred < 2; deferred++) {
         struct pipeline p;
         pipeline_new(check, &p);
-        run(check, &p, held);
+        run(check, &p, deferred);
         compare(check, &p);
         pipeline_free(check, &p);
     }

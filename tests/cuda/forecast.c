@@ -1,3 +1,4 @@
+/* Roofs of steps and prompts, computed from ceilings. */
 #include "tests/cuda/forecast.h"
 
 #include <math.h>

@@ -287,7 +287,7 @@ static void report_steps(const struct kva_device *device)
     printf("%s %llu steps as graphs, %llu made, %llu kernels set anew; %llu steps call by call\n",
            good ? "PASS" : "FAIL", (unsigned long long)steps.launched,
            (unsigned long long)steps.captured, (unsigned long long)steps.updated,
-           (unsigned long long)steps.played);
+           (unsigned long long)steps.replayed);
     failures += !good;
 }
 

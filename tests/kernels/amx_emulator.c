@@ -1,3 +1,4 @@
+/* AMX tile instructions in software, in a handler of SIGILL. */
 #include "tests/kernels/amx_emulator.h"
 
 #include "kernels/device.h"

@@ -44,21 +44,21 @@ static void run_resolve(void *opaque)
     work->bench->ops->assign_slots(work->bench->device, &work->resolve);
 }
 
-/* Every 512th position is hot, as if it had been chosen. */
-static void make_hot(struct kva_row_cache *hot, uint64_t *hits)
+/* Every 512th position is cache, as if it had been chosen. */
+static void make_cache(struct kva_row_cache *cache, uint64_t *hits)
 {
-    *hot = (struct kva_row_cache){.slots = SLOTS, .k = K, .hits = hits};
-    hot->rows = calloc((size_t)KV_HEADS * SLOTS * 2 * DIM, 2);
-    hot->tokens = calloc(KV_HEADS * SLOTS, 4);
-    hot->used = calloc(KV_HEADS * SLOTS, 4);
-    hot->order = calloc(KV_HEADS * SLOTS, 4);
-    hot->missing = calloc(KV_HEADS * SLOTS, 4);
-    hot->count = calloc(KV_HEADS, 4);
-    hot->chosen = calloc(KV_HEADS * K, 4);
+    *cache = (struct kva_row_cache){.slots = SLOTS, .k = K, .hits = hits};
+    cache->rows = calloc((size_t)KV_HEADS * SLOTS * 2 * DIM, 2);
+    cache->tokens = calloc(KV_HEADS * SLOTS, 4);
+    cache->used = calloc(KV_HEADS * SLOTS, 4);
+    cache->order = calloc(KV_HEADS * SLOTS, 4);
+    cache->missing = calloc(KV_HEADS * SLOTS, 4);
+    cache->count = calloc(KV_HEADS, 4);
+    cache->chosen = calloc(KV_HEADS * K, 4);
     for (uint32_t i = 0; i < KV_HEADS * SLOTS; i++)
-        hot->tokens[i] = KVA_NO_TOKEN;
+        cache->tokens[i] = KVA_NO_TOKEN;
     for (uint32_t i = 0; i < KV_HEADS * K; i++)
-        hot->chosen[i] = i % K * (TOKENS / K) + 7;
+        cache->chosen[i] = i % K * (TOKENS / K) + 7;
 }
 
 /* Blocks of random codes whose levels are ordinary numbers. */
@@ -76,15 +76,15 @@ static void fill_blocks(unsigned char *blocks, struct kva_lowbit_format format)
     }
 }
 
-static void free_hot(struct kva_row_cache *hot)
+static void free_cache(struct kva_row_cache *cache)
 {
-    free(hot->rows);
-    free(hot->tokens);
-    free(hot->used);
-    free(hot->order);
-    free(hot->missing);
-    free(hot->count);
-    free(hot->chosen);
+    free(cache->rows);
+    free(cache->tokens);
+    free(cache->used);
+    free(cache->order);
+    free(cache->missing);
+    free(cache->count);
+    free(cache->chosen);
 }
 
 static void bench_attend(const struct bench *bench, unsigned char *memory, uint32_t bits,
@@ -99,8 +99,8 @@ static void bench_attend(const struct bench *bench, unsigned char *memory, uint3
     size_t scratch_bytes =
         kva_attend_select_bytes(HEADS, KV_HEADS, pages) * (bench->threads > 4 ? 4 : 1);
     void *scratch = malloc(scratch_bytes);
-    struct kva_row_cache hots[SEQS];
-    const struct kva_row_cache *hot_list[SEQS];
+    struct kva_row_cache caches[SEQS];
+    const struct kva_row_cache *cache_list[SEQS];
     struct kva_select_seq seqs[SEQS];
     uint64_t hits[2] = {0};
     for (size_t i = 0; i < pairs * DIM; i++)
@@ -108,19 +108,19 @@ static void bench_attend(const struct bench *bench, unsigned char *memory, uint3
     for (uint32_t i = 0; i < seq_count * pages; i++)
         blocks[i] = memory + i % (BLOCK_BYTES / block_bytes) * block_bytes;
     for (uint32_t i = 0; i < seq_count; i++) {
-        make_hot(&hots[i], hits);
-        hot_list[i] = &hots[i];
+        make_cache(&caches[i], hits);
+        cache_list[i] = &caches[i];
         seqs[i] = (struct kva_select_seq){.row_first = i * ROWS,
                                           .row_count = ROWS,
                                           .position_first = TOKENS,
                                           .block_first = i * pages,
                                           .page_count = pages,
-                                          .rows = &hots[i],
+                                          .rows = &caches[i],
                                           .select_row = select ? ROWS - 1 : UINT32_MAX};
     }
     struct lowbit_work work = {.bench = bench};
     work.resolve = (struct kva_assign_slots_args){
-        .caches = hot_list, .count = seq_count, .kv_heads = KV_HEADS, .keep = true};
+        .caches = cache_list, .count = seq_count, .kv_heads = KV_HEADS, .keep = true};
     run_resolve(&work);
     work.attend =
         (struct kva_attend_select_fetch_args){.q = q,
@@ -149,7 +149,7 @@ static void bench_attend(const struct bench *bench, unsigned char *memory, uint3
                      0);
     }
     for (uint32_t i = 0; i < seq_count; i++)
-        free_hot(&hots[i]);
+        free_cache(&caches[i]);
     free(blocks);
     free(q);
     free(a);

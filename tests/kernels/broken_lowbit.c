@@ -79,15 +79,15 @@ static void lowbit_window(struct kva_device *device,
     good->attend_select_fetch(device, &wrong);
 }
 
-static void forget_hot(struct kva_select_seq *seq)
+static void forget_cache(struct kva_select_seq *seq)
 {
     seq->rows = NULL;
 }
 
-static void lowbit_no_hot(struct kva_device *device,
-                          const struct kva_attend_select_fetch_args *args)
+static void lowbit_no_cache(struct kva_device *device,
+                            const struct kva_attend_select_fetch_args *args)
 {
-    with_seqs(device, args, forget_hot);
+    with_seqs(device, args, forget_cache);
 }
 
 static void last_page(struct kva_select_seq *seq)
@@ -113,7 +113,7 @@ static void lowbit_group(struct kva_device *device, const struct kva_attend_sele
 
 static void by_slot(struct kva_select_seq *seq)
 {
-    /* Hot rows in the order of their slots: right, but other bits where they lie otherwise. */
+    /* Cached rows in the order of their slots: right, but other bits where they lie otherwise. */
     for (uint32_t head = 0; seq->rows && head < 1; head++) {
         uint32_t *order = seq->rows->order + (size_t)head * seq->rows->slots;
         for (uint32_t i = 1; i < seq->rows->count[head]; i++) {
@@ -233,7 +233,7 @@ static const struct broken list[] = {
     BREAKS(quantise_writes_behind, OP_QUANTISE, quantise),
     BREAKS(lowbit_no_window, OP_ATTEND_SELECT_FETCH, attend_select_fetch),
     BREAKS(lowbit_window, OP_ATTEND_SELECT_FETCH, attend_select_fetch),
-    BREAKS(lowbit_no_hot, OP_ATTEND_SELECT_FETCH, attend_select_fetch),
+    BREAKS(lowbit_no_cache, OP_ATTEND_SELECT_FETCH, attend_select_fetch),
     BREAKS(lowbit_last_page, OP_ATTEND_SELECT_FETCH, attend_select_fetch),
     BREAKS(lowbit_group, OP_ATTEND_SELECT_FETCH, attend_select_fetch),
     BREAKS(lowbit_by_slot, OP_ATTEND_SELECT_FETCH, attend_select_fetch),

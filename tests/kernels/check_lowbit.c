@@ -46,25 +46,25 @@ static void make_pages(struct check *check, struct lowbit_test *test, uint32_t s
 }
 
 /* Some positions of the pages, each KV head's own; all of them where there are few. */
-static void make_hot(struct check *check, struct lowbit_test *test, uint32_t seq)
+static void make_cache(struct check *check, struct lowbit_test *test, uint32_t seq)
 {
     const struct kva_attend_select_fetch_args *args = &test->args;
     struct lowbit_seq_data *data = &test->data[seq];
     uint32_t tokens = test->seqs[seq].page_count * 64, dim = args->head_dim;
-    data->positions = calloc((size_t)args->kv_heads * LOWBIT_HOT_MAX, sizeof *data->positions);
+    data->positions = calloc((size_t)args->kv_heads * LOWBIT_CACHED_MAX, sizeof *data->positions);
     data->counts = calloc(args->kv_heads, sizeof *data->counts);
-    data->rows = calloc((size_t)args->kv_heads * LOWBIT_HOT_MAX * 2 * dim, sizeof *data->rows);
+    data->rows = calloc((size_t)args->kv_heads * LOWBIT_CACHED_MAX * 2 * dim, sizeof *data->rows);
     const uint32_t wanted[] = {0, 1, 5, 40, 64, 200, 300, 590};
     for (uint32_t head = 0; head < args->kv_heads; head++) {
         uint32_t want = wanted[check_below(check, KVA_COUNT_OF(wanted))], count = 0;
-        for (uint32_t t = 0; t < tokens && count < LOWBIT_HOT_MAX; t++) {
+        for (uint32_t t = 0; t < tokens && count < LOWBIT_CACHED_MAX; t++) {
             if (t < data->pinned || check_below(check, tokens) < want)
-                data->positions[head * LOWBIT_HOT_MAX + count++] = t;
+                data->positions[head * LOWBIT_CACHED_MAX + count++] = t;
         }
         data->counts[head] = count;
         data->slots = kva_max_u32(data->slots, count);
     }
-    for (size_t i = 0; i < (size_t)args->kv_heads * LOWBIT_HOT_MAX * 2 * dim; i++)
+    for (size_t i = 0; i < (size_t)args->kv_heads * LOWBIT_CACHED_MAX * 2 * dim; i++)
         data->rows[i] = args->kv_dtype == KVA_F16
                             ? check_narrow(check_normal(check), KVA_F16)
                             : (uint16_t)((check_random(check) & 0x81FF) + 0x3F00);
@@ -80,7 +80,7 @@ struct plan {
     uint32_t k;
     enum kva_dtype dtype;
     enum check_fill fill;
-    bool bare; /* no hot rows */
+    bool bare; /* no cached rows */
 };
 
 static void make_rest(struct check *check, struct lowbit_test *test)
@@ -117,12 +117,12 @@ static struct lowbit_test *lowbit_build(struct check *check, const struct plan *
         seq->position_first = seq->page_count * 64 + check_below(check, 70);
         seq->block_first = i * LOWBIT_PAGES_MAX;
         test->rows += seq->row_count;
-        test->data[i].hot = check_below(check, 4) > 0 && !plan->bare;
+        test->data[i].cache = check_below(check, 4) > 0 && !plan->bare;
         test->data[i].k = plan->k;
         test->data[i].pinned = seq->page_count ? check_below(check, 3) * 4 : 0;
         make_pages(check, test, i);
-        if (test->data[i].hot)
-            make_hot(check, test, i);
+        if (test->data[i].cache)
+            make_cache(check, test, i);
     }
     size_t count = (size_t)(test->rows - 1) * args->q_stride + (size_t)args->heads * dim;
     test->q = check_buf_new(count * sizeof(float));
@@ -154,39 +154,39 @@ static void lowbit_free(struct lowbit_test *test)
 
 /* --- running ---------------------------------------------------------------------------------- */
 
-/* A sequence's hot rows, in slots of a random order. */
-struct hot_bufs {
-    struct kva_row_cache hot;
+/* A sequence's cached rows, in slots of a random order. */
+struct cache_bufs {
+    struct kva_row_cache cache;
     struct check_buf rows, tokens, order, count, chosen;
 };
 
-static void hot_place(struct check *check, const struct lowbit_seq_data *data, uint32_t kv_head,
-                      uint32_t dim, struct kva_row_cache *hot)
+static void cache_place(struct check *check, const struct lowbit_seq_data *data, uint32_t kv_head,
+                        uint32_t dim, struct kva_row_cache *cache)
 {
-    uint32_t *tokens = hot->tokens + (size_t)kv_head * hot->slots;
-    uint32_t *order = hot->order + (size_t)kv_head * hot->slots;
-    uint16_t *rows = (uint16_t *)hot->rows + (size_t)kv_head * hot->slots * 2 * dim;
-    for (uint32_t i = 0; i < hot->slots; i++)
+    uint32_t *tokens = cache->tokens + (size_t)kv_head * cache->slots;
+    uint32_t *order = cache->order + (size_t)kv_head * cache->slots;
+    uint16_t *rows = (uint16_t *)cache->rows + (size_t)kv_head * cache->slots * 2 * dim;
+    for (uint32_t i = 0; i < cache->slots; i++)
         tokens[i] = KVA_NO_TOKEN;
     for (uint32_t i = 0; i < data->counts[kv_head]; i++) {
         uint32_t slot = i;
         while (i >= data->pinned && tokens[slot] != KVA_NO_TOKEN)
-            slot = check_between(check, data->pinned, hot->slots - 1);
+            slot = check_between(check, data->pinned, cache->slots - 1);
         if (i == data->pinned) /* the first is put anywhere, too */
-            slot = check_between(check, data->pinned, hot->slots - 1);
+            slot = check_between(check, data->pinned, cache->slots - 1);
         while (tokens[slot] != KVA_NO_TOKEN)
-            slot = slot + 1 < hot->slots ? slot + 1 : data->pinned;
-        tokens[slot] = data->positions[kv_head * LOWBIT_HOT_MAX + i];
+            slot = slot + 1 < cache->slots ? slot + 1 : data->pinned;
+        tokens[slot] = data->positions[kv_head * LOWBIT_CACHED_MAX + i];
         order[i] = slot;
         memcpy(rows + (size_t)slot * 2 * dim,
-               data->rows + ((size_t)kv_head * LOWBIT_HOT_MAX + i) * 2 * dim,
+               data->rows + ((size_t)kv_head * LOWBIT_CACHED_MAX + i) * 2 * dim,
                2 * dim * sizeof *rows);
     }
-    hot->count[kv_head] = data->counts[kv_head];
+    cache->count[kv_head] = data->counts[kv_head];
 }
 
-static void hot_new(struct check *check, const struct lowbit_test *test, uint32_t seq,
-                    struct hot_bufs *bufs)
+static void cache_new(struct check *check, const struct lowbit_test *test, uint32_t seq,
+                      struct cache_bufs *bufs)
 {
     const struct lowbit_seq_data *data = &test->data[seq];
     size_t heads = test->args.kv_heads, dim = test->args.head_dim, slots = data->slots;
@@ -198,19 +198,19 @@ static void hot_new(struct check *check, const struct lowbit_test *test, uint32_
     check_buf_garbage(check, &bufs->rows);
     check_buf_garbage(check, &bufs->order);
     check_buf_garbage(check, &bufs->chosen);
-    bufs->hot = (struct kva_row_cache){.rows = bufs->rows.data,
-                                       .tokens = bufs->tokens.data,
-                                       .order = bufs->order.data,
-                                       .count = bufs->count.data,
-                                       .chosen = bufs->chosen.data,
-                                       .slots = data->slots,
-                                       .pinned = data->pinned,
-                                       .k = data->k};
+    bufs->cache = (struct kva_row_cache){.rows = bufs->rows.data,
+                                         .tokens = bufs->tokens.data,
+                                         .order = bufs->order.data,
+                                         .count = bufs->count.data,
+                                         .chosen = bufs->chosen.data,
+                                         .slots = data->slots,
+                                         .pinned = data->pinned,
+                                         .k = data->k};
     for (uint32_t head = 0; head < heads; head++)
-        hot_place(check, data, head, (uint32_t)dim, &bufs->hot);
+        cache_place(check, data, head, (uint32_t)dim, &bufs->cache);
 }
 
-static bool hot_free(struct hot_bufs *bufs)
+static bool cache_free(struct cache_bufs *bufs)
 {
     bool good = check_buf_intact(&bufs->rows) && check_buf_intact(&bufs->tokens) &&
                 check_buf_intact(&bufs->order) && check_buf_intact(&bufs->count) &&
@@ -227,7 +227,7 @@ static bool hot_free(struct hot_bufs *bufs)
  * results are in args.out, and what they chose in bufs. True where a device has no such call. */
 static bool same_fused(struct check *check, const struct check_variant *variant,
                        struct kva_device *device, struct kva_attend_select_fetch_args args,
-                       uint32_t rows, const struct hot_bufs *bufs)
+                       uint32_t rows, const struct cache_bufs *bufs)
 {
     const struct kva_partial want = args.out;
     size_t pairs = (size_t)rows * args.heads, dim = args.head_dim;
@@ -311,7 +311,7 @@ bool lowbit_run(struct check *check, const struct check_variant *variant, struct
 {
     struct kva_attend_select_fetch_args args = test->args;
     struct kva_select_seq seqs[LOWBIT_SEQS_MAX];
-    struct hot_bufs hots[LOWBIT_SEQS_MAX] = {0};
+    struct cache_bufs caches[LOWBIT_SEQS_MAX] = {0};
     uint32_t of[LOWBIT_SEQS_MAX];
     size_t shortest = 0, all = 0;
     args.seq_count = 0;
@@ -327,9 +327,9 @@ bool lowbit_run(struct check *check, const struct check_variant *variant, struct
         seq.position_first += low - seq.row_first;
         seq.row_first = low - first;
         seq.row_count = high - low;
-        if (test->data[i].hot) {
-            hot_new(check, test, i, &hots[args.seq_count]);
-            seq.rows = &hots[args.seq_count].hot;
+        if (test->data[i].cache) {
+            cache_new(check, test, i, &caches[args.seq_count]);
+            seq.rows = &caches[args.seq_count].cache;
         }
         size_t bytes = kva_attend_select_bytes(args.heads, args.kv_heads, seq.page_count);
         shortest = kva_max_size(shortest, bytes);
@@ -351,7 +351,7 @@ bool lowbit_run(struct check *check, const struct check_variant *variant, struct
     if (test->part == LOWBIT_BOTH) {
         attend_apart(device, &variant->ops, &args);
         good = !check_fault(variant, device) && check_buf_intact(&scratch) &&
-               same_fused(check, variant, device, args, rows, hots);
+               same_fused(check, variant, device, args, rows, caches);
     } else {
         run_part(variant, device, &args, test->part);
     }
@@ -359,8 +359,8 @@ bool lowbit_run(struct check *check, const struct check_variant *variant, struct
     check_buf_free(&scratch);
     for (uint32_t i = 0; i < args.seq_count; i++) {
         if (seqs[i].rows && chosen && seqs[i].select_row != UINT32_MAX)
-            memcpy(chosen[of[i]], hots[i].hot.chosen, hots[i].chosen.bytes);
-        good &= hot_free(&hots[i]);
+            memcpy(chosen[of[i]], caches[i].cache.chosen, caches[i].chosen.bytes);
+        good &= cache_free(&caches[i]);
     }
     return good;
 }

@@ -1,4 +1,4 @@
-/* lowbit_case.h - a case of attend_lowbit: sequences of low-bit pages with hot rows among them,
+/* lowbit_case.h - a case of attend_lowbit: sequences of low-bit pages with cached rows among them,
  * what comes of attention over them, and what of a selection.
  *
  *     check_lowbit.c        makes cases and runs them
@@ -9,21 +9,21 @@
 
 #include "tests/kernels/checkasm.h"
 
-#define LOWBIT_SEQS_MAX  4
-#define LOWBIT_PAGES_MAX 40
-#define LOWBIT_HOT_MAX   600
+#define LOWBIT_SEQS_MAX   4
+#define LOWBIT_PAGES_MAX  40
+#define LOWBIT_CACHED_MAX 600
 
-/* One sequence of a case: its pages, and the positions and rows that are hot, slots aside. */
+/* One sequence of a case: its pages, and the positions and rows that are cache, slots aside. */
 struct lowbit_seq_data {
     struct check_buf pages[LOWBIT_PAGES_MAX];
-    uint32_t *positions; /* [kv_heads][LOWBIT_HOT_MAX], ascending; the first `pinned` are 0 ..
+    uint32_t *positions; /* [kv_heads][LOWBIT_CACHED_MAX], ascending; the first `pinned` are 0 ..
                             pinned - 1 */
     uint32_t *counts;    /* [kv_heads] */
-    uint16_t *rows;      /* [kv_heads][LOWBIT_HOT_MAX][2][head_dim] */
+    uint16_t *rows;      /* [kv_heads][LOWBIT_CACHED_MAX][2][head_dim] */
     uint32_t pinned;
     uint32_t slots;
     uint32_t k;
-    bool hot;
+    bool cache;
 };
 
 /* Which of its tokens attend: those of the pages that no row replaces, rows, or both. */
@@ -41,7 +41,7 @@ enum lowbit_precision {
 };
 
 struct lowbit_test {
-    struct kva_attend_select_fetch_args args; /* of the whole call, without hot rows */
+    struct kva_attend_select_fetch_args args; /* of the whole call, without cached rows */
     struct kva_select_seq seqs[LOWBIT_SEQS_MAX];
     struct lowbit_seq_data data[LOWBIT_SEQS_MAX];
     const void *blocks[LOWBIT_SEQS_MAX * LOWBIT_PAGES_MAX];
@@ -59,7 +59,7 @@ bool lowbit_run(struct check *check, const struct check_variant *variant, struct
                 const struct lowbit_test *test, uint32_t first, uint32_t rows,
                 const uint32_t *select, uint32_t *const *chosen, struct kva_partial out);
 
-/* Keys and values of one sequence and KV head as doubles [positions, 2, head_dim], hot rows in
+/* Keys and values of one sequence and KV head as doubles [positions, 2, head_dim], cached rows in
  * their places; the caller frees. */
 double *lowbit_widen(const struct lowbit_test *test, uint32_t seq, uint32_t kv_head);
 

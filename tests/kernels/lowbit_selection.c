@@ -96,7 +96,7 @@ static const char *select_variant(struct check *check, const struct check_varian
         return "slots or threads change the result";
     for (uint32_t s = 0; s < args->seq_count; s++) {
         size_t bytes = (size_t)args->kv_heads * test->data[s].k * sizeof(uint32_t);
-        if (!test->data[s].hot)
+        if (!test->data[s].cache)
             continue;
         if (memcmp(run->chosen[0][s], run->chosen[1][s], bytes) != 0)
             return "slots or threads change what is chosen";
@@ -135,7 +135,7 @@ void lowbit_check_selection(struct check *check, const struct lowbit_test *test,
         const char *reason = select_variant(check, variant, test, &run);
         for (uint32_t i = 0; i < args->seq_count * args->kv_heads && !reason; i++) {
             uint32_t s = i / args->kv_heads, head = i % args->kv_heads, k = test->data[s].k;
-            if (!test->data[s].hot)
+            if (!test->data[s].cache)
                 continue;
             mean_truth(test, s, run.select[s], head, means);
             bool rounds = variant->levels & lowbit_rounding_levels(args->kv_dtype);

@@ -1,4 +1,4 @@
-/* What attention over low-bit pages and hot rows should be, in doubles, and its errors' bounds. */
+/* What attention over low-bit pages and cached rows should be, in doubles, and its errors' bounds. */
 #include "tests/kernels/lowbit_case.h"
 
 #include <stdlib.h>
@@ -37,9 +37,9 @@ double *lowbit_widen(const struct lowbit_test *test, uint32_t seq, uint32_t kv_h
         for (uint32_t i = 0; i < 2 * dim; i++)
             wide[t * 2 * dim + i] = decode(test, head, i >= dim, t % 64, i % (uint32_t)dim);
     }
-    for (uint32_t i = 0; data->hot && i < data->counts[kv_head]; i++) {
-        size_t t = data->positions[kv_head * LOWBIT_HOT_MAX + i];
-        const uint16_t *row = data->rows + ((size_t)kv_head * LOWBIT_HOT_MAX + i) * 2 * dim;
+    for (uint32_t i = 0; data->cache && i < data->counts[kv_head]; i++) {
+        size_t t = data->positions[kv_head * LOWBIT_CACHED_MAX + i];
+        const uint16_t *row = data->rows + ((size_t)kv_head * LOWBIT_CACHED_MAX + i) * 2 * dim;
         for (size_t j = 0; j < 2 * dim; j++)
             wide[t * 2 * dim + j] = check_widen(row[j], args->kv_dtype);
     }
@@ -88,11 +88,11 @@ uint32_t lowbit_rounding_levels(enum kva_dtype kv_dtype)
 /* What rounding to 8 bits may add, where codes meet integers (avx512vnni, amx): a factor is off by
  * half a step (a query's) or by one (a weight's, see the kernel), a step being the 127th part of
  * the largest factor, and counts once per unit of code. With 4 bits the steps are 128 times finer.
- * Where bf16 rows meet bf16 products (avx512bf16, amx), a hot row's query and weight are off by
+ * Where bf16 rows meet bf16 products (avx512bf16, amx), a cached row's query and weight are off by
  * 2^-8. One bound serves the levels of either kind and of both. On a GPU queries, keys, values and
  * weights are rounded to f16 instead. */
 struct rounding {
-    const double *k_scale; /* [positions, head_dim]; 0 for hot rows */
+    const double *k_scale; /* [positions, head_dim]; 0 for cached rows */
     const double *v_scale;
     bool on;
     bool gpu;
@@ -202,8 +202,8 @@ static bool *find_attends(const struct lowbit_test *test, uint32_t seq, uint32_t
     size_t tokens = (size_t)test->seqs[seq].page_count * 64;
     bool *attends = malloc(tokens + 1);
     memset(attends, test->part != LOWBIT_ROWS, tokens + 1);
-    for (uint32_t i = 0; data->hot && i < data->counts[kv_head]; i++)
-        attends[data->positions[kv_head * LOWBIT_HOT_MAX + i]] = test->part != LOWBIT_PAGES;
+    for (uint32_t i = 0; data->cache && i < data->counts[kv_head]; i++)
+        attends[data->positions[kv_head * LOWBIT_CACHED_MAX + i]] = test->part != LOWBIT_PAGES;
     return attends;
 }
 

@@ -1,3 +1,4 @@
+/* The CPU device: memory, the copy queue, events, levels, failures. */
 #include "tests/cmocka.h"
 
 #include "kernels/ops.h"

@@ -44,9 +44,9 @@ struct sequence {
     bool keep;
 };
 
-/* One sequence's hot rows, of which there are two of each: for either way. */
-struct hot {
-    struct kva_row_cache hot;
+/* One sequence's cached rows, of which there are two of each: for either way. */
+struct cache {
+    struct kva_row_cache cache;
     size_t bytes;
     uint64_t hits[2];
 };
@@ -105,25 +105,25 @@ static void sequence_free(struct sequence *s)
     }
 }
 
-static void hot_new(const struct sequence *s, struct hot *h)
+static void cache_new(const struct sequence *s, struct cache *h)
 {
     size_t slots = (size_t)KV_HEADS * s->slots;
     h->bytes = (slots * (DIM + 4) + KV_HEADS + (size_t)KV_HEADS * s->k) * 4;
     uint32_t *at = get(h->bytes);
     memset(at, 0, h->bytes);
     h->hits[0] = h->hits[1] = 0;
-    h->hot = (struct kva_row_cache){
+    h->cache = (struct kva_row_cache){
         .slots = s->slots, .pinned = s->pinned, .k = s->k, .hits = h->hits, .rows = at};
-    h->hot.tokens = at + slots * DIM;
-    h->hot.used = h->hot.tokens + slots;
-    h->hot.order = h->hot.used + slots;
-    h->hot.missing = h->hot.order + slots;
-    h->hot.count = h->hot.missing + slots;
-    h->hot.chosen = h->hot.count + KV_HEADS;
+    h->cache.tokens = at + slots * DIM;
+    h->cache.used = h->cache.tokens + slots;
+    h->cache.order = h->cache.used + slots;
+    h->cache.missing = h->cache.order + slots;
+    h->cache.count = h->cache.missing + slots;
+    h->cache.chosen = h->cache.count + KV_HEADS;
     for (size_t i = 0; i < slots; i++)
-        h->hot.tokens[i] = KVA_NO_TOKEN;
+        h->cache.tokens[i] = KVA_NO_TOKEN;
     for (size_t i = 0; i < (size_t)KV_HEADS * s->k; i++)
-        h->hot.chosen[i] = KVA_NO_TOKEN;
+        h->cache.chosen[i] = KVA_NO_TOKEN;
 }
 
 /* --- one step, either way --------------------------------------------------------------------- */
@@ -136,8 +136,8 @@ struct step {
     uint32_t rows;
 };
 
-static void step_new(const struct test *t, struct hot *hots, uint32_t stamp, bool now, float *out,
-                     void *scratch, size_t scratch_bytes, struct step *step)
+static void step_new(const struct test *t, struct cache *caches, uint32_t stamp, bool now,
+                     float *out, void *scratch, size_t scratch_bytes, struct step *step)
 {
     uint32_t block = 0;
     step->rows = 0;
@@ -150,7 +150,7 @@ static void step_new(const struct test *t, struct hot *hots, uint32_t stamp, boo
             .position_first = s->pages * KVA_PAGE_TOKENS + 5,
             .block_first = block,
             .page_count = s->pages,
-            .rows = &hots[i].hot,
+            .rows = &caches[i].cache,
             .select_row = s->acts || s->rows == 2 ? s->rows - 1 : UINT32_MAX,
             .now = now && s->acts ? &step->now[i] : NULL,
         };
@@ -179,7 +179,7 @@ static void step_new(const struct test *t, struct hot *hots, uint32_t stamp, boo
 }
 
 /* Choose, resolve, fetch, attend. */
-static void run_apart(const struct test *t, struct hot *hots, struct step *step,
+static void run_apart(const struct test *t, struct cache *caches, struct step *step,
                       const struct kva_partial *rest)
 {
     const struct kva_ops *ops = kva_device_ops(t->device);
@@ -187,16 +187,16 @@ static void run_apart(const struct test *t, struct hot *hots, struct step *step,
     attend_apart(t->device, ops, &step->args);
     for (uint32_t i = 0; i < SEQS; i++) {
         const struct sequence *s = &t->seqs[i];
-        const struct kva_row_cache *hot = &hots[i].hot;
+        const struct kva_row_cache *cache = &caches[i].cache;
         if (!s->acts)
             continue;
-        ops->assign_slots(t->device, &(struct kva_assign_slots_args){.caches = &hot,
+        ops->assign_slots(t->device, &(struct kva_assign_slots_args){.caches = &cache,
                                                                      .count = 1,
                                                                      .kv_heads = KV_HEADS,
                                                                      .stamp = step->now[i].stamp,
                                                                      .mode = s->mode,
                                                                      .keep = s->keep});
-        const struct kva_rows_fetch fetch = {hot, s->homes};
+        const struct kva_rows_fetch fetch = {cache, s->homes};
         ops->fetch_rows(t->device, &(struct kva_fetch_rows_args){.fetches = &fetch,
                                                                  .page_offset_bytes = t->offset,
                                                                  .count = 1,
@@ -231,10 +231,10 @@ static void make_rest(struct test *t, struct kva_partial *rest)
     *rest = (struct kva_partial){.m = t->rest, .e = t->rest + pairs};
 }
 
-static void expect_equal_hots(const struct test *t, const struct hot *a, const struct hot *b)
+static void expect_equal_caches(const struct test *t, const struct cache *a, const struct cache *b)
 {
     for (uint32_t i = 0; i < SEQS; i++) {
-        assert_memory_equal(a[i].hot.rows, b[i].hot.rows, a[i].bytes);
+        assert_memory_equal(a[i].cache.rows, b[i].cache.rows, a[i].bytes);
         assert_memory_equal(a[i].hits, b[i].hits, sizeof a[i].hits);
         assert_int_equal(a[i].hits[0] + a[i].hits[1] > 0, t->seqs[i].acts);
     }
@@ -242,14 +242,14 @@ static void expect_equal_hots(const struct test *t, const struct hot *a, const s
 
 static void run_steps(struct test *t, size_t scratch_bytes)
 {
-    struct hot apart[SEQS], at_once[SEQS];
+    struct cache apart[SEQS], at_once[SEQS];
     size_t out_floats = (size_t)2 * SEQS * HEADS * (DIM + 2);
     float *out[2] = {get(out_floats * 4), get(out_floats * 4)};
     void *scratch = get(scratch_bytes);
     struct step *step = get(sizeof *step);
     for (uint32_t i = 0; i < SEQS; i++) {
-        hot_new(&t->seqs[i], &apart[i]);
-        hot_new(&t->seqs[i], &at_once[i]);
+        cache_new(&t->seqs[i], &apart[i]);
+        cache_new(&t->seqs[i], &at_once[i]);
     }
     move_queries(t, 1.0f);
     for (uint32_t stamp = 1; stamp < 6; stamp++) {
@@ -266,10 +266,10 @@ static void run_steps(struct test *t, size_t scratch_bytes)
         assert_memory_equal(out[0], out[1], out_floats * 4);
         move_queries(t, 0.2f);
     }
-    expect_equal_hots(t, apart, at_once);
+    expect_equal_caches(t, apart, at_once);
     for (uint32_t i = 0; i < SEQS; i++) {
-        free(apart[i].hot.rows);
-        free(at_once[i].hot.rows);
+        free(apart[i].cache.rows);
+        free(at_once[i].cache.rows);
     }
     free(out[0]);
     free(out[1]);

@@ -1,3 +1,4 @@
+/* assign_slots and fetch_rows on the CPU: which rows stay, and what fetches wait for. */
 #include "tests/cmocka.h"
 
 #include "kernels/ops.h"
@@ -32,53 +33,53 @@ static void *alloc(struct kva_device *device, size_t bytes)
     return data;
 }
 
-/* --- a hot set in one piece of memory --------------------------------------------------------- */
+/* --- a row cache in one piece of memory --------------------------------------------------------- */
 
 struct fixture {
-    struct kva_row_cache hot;
+    struct kva_row_cache cache;
     void *memory;
     size_t bytes;
     uint64_t hits[2];
 };
 
-static void hot_new(struct kva_device *device, struct fixture *f, uint32_t slots, uint32_t pinned,
-                    uint32_t k)
+static void cache_new(struct kva_device *device, struct fixture *f, uint32_t slots, uint32_t pinned,
+                      uint32_t k)
 {
     size_t words = (size_t)KV_HEADS * slots * (DIM + 4) + KV_HEADS + (size_t)KV_HEADS * k;
     *f = (struct fixture){.bytes = words * 4};
     f->memory = alloc(device, f->bytes);
     uint32_t *at = f->memory;
-    f->hot = (struct kva_row_cache){.slots = slots, .pinned = pinned, .k = k, .hits = f->hits};
-    f->hot.rows = at, at += KV_HEADS * slots * DIM;
-    f->hot.tokens = at, at += KV_HEADS * slots;
-    f->hot.used = at, at += KV_HEADS * slots;
-    f->hot.order = at, at += KV_HEADS * slots;
-    f->hot.missing = at, at += KV_HEADS * slots;
-    f->hot.count = at, at += KV_HEADS;
-    f->hot.chosen = at;
+    f->cache = (struct kva_row_cache){.slots = slots, .pinned = pinned, .k = k, .hits = f->hits};
+    f->cache.rows = at, at += KV_HEADS * slots * DIM;
+    f->cache.tokens = at, at += KV_HEADS * slots;
+    f->cache.used = at, at += KV_HEADS * slots;
+    f->cache.order = at, at += KV_HEADS * slots;
+    f->cache.missing = at, at += KV_HEADS * slots;
+    f->cache.count = at, at += KV_HEADS;
+    f->cache.chosen = at;
     for (uint32_t i = 0; i < KV_HEADS * slots; i++)
-        f->hot.tokens[i] = KVA_NO_TOKEN;
+        f->cache.tokens[i] = KVA_NO_TOKEN;
     for (uint32_t i = 0; i < KV_HEADS * k; i++)
-        f->hot.chosen[i] = KVA_NO_TOKEN;
+        f->cache.chosen[i] = KVA_NO_TOKEN;
 }
 
-static void hot_free(struct kva_device *device, struct fixture *f)
+static void cache_free(struct kva_device *device, struct fixture *f)
 {
     kva_device_free(device, KVA_MEM_DEVICE, f->memory, f->bytes);
 }
 
 static void choose(struct fixture *f, uint32_t kv_head, uint32_t count, const uint32_t *tokens)
 {
-    for (uint32_t i = 0; i < f->hot.k; i++)
-        f->hot.chosen[kv_head * f->hot.k + i] = i < count ? tokens[i] : KVA_NO_TOKEN;
+    for (uint32_t i = 0; i < f->cache.k; i++)
+        f->cache.chosen[kv_head * f->cache.k + i] = i < count ? tokens[i] : KVA_NO_TOKEN;
 }
 
-static void resolve(struct kva_device *device, struct fixture *f, uint32_t stamp,
-                    enum kva_rows_mode mode, bool keep)
+static void assign(struct kva_device *device, struct fixture *f, uint32_t stamp,
+                   enum kva_rows_mode mode, bool keep)
 {
-    const struct kva_row_cache *hots[] = {&f->hot};
+    const struct kva_row_cache *caches[] = {&f->cache};
     kva_device_ops(device)->assign_slots(device,
-                                         &(struct kva_assign_slots_args){.caches = hots,
+                                         &(struct kva_assign_slots_args){.caches = caches,
                                                                          .count = 1,
                                                                          .kv_heads = KV_HEADS,
                                                                          .stamp = stamp,
@@ -99,7 +100,7 @@ static void expect_list(const uint32_t *list, uint32_t size, uint32_t count, con
         __VA_ARGS__                                                                                \
     }
 
-/* --- resolve, step by step -------------------------------------------------------------------- */
+/* --- assign_slots, step by step -------------------------------------------------------------------- */
 
 static void fetch_rows(struct kva_device *device, enum kva_queue queue,
                        const struct kva_rows_fetch *fetch, size_t offset)
@@ -113,26 +114,26 @@ static void fetch_rows(struct kva_device *device, enum kva_queue queue,
                                                                      .queue = queue});
 }
 
-static void test_resolve__rows_that_are_there_stay(void **state KVA_UNUSED)
+static void test_assign_slots__rows_that_are_there_stay(void **state KVA_UNUSED)
 {
     struct kva_device *device = open_device(1, 0);
     struct fixture f;
-    hot_new(device, &f, 5, 1, 2);
-    uint32_t *tokens = f.hot.tokens, *missing = f.hot.missing, *order = f.hot.order;
+    cache_new(device, &f, 5, 1, 2);
+    uint32_t *tokens = f.cache.tokens, *missing = f.cache.missing, *order = f.cache.order;
     choose(&f, 0, LIST(20, 90));
-    resolve(device, &f, 1, KVA_ROWS_CHOSEN, true);
+    assign(device, &f, 1, KVA_ROWS_CHOSEN, true);
     expect_list(tokens, 5, LIST(0, 20, 90));
     expect_list(missing, 5, LIST(1, 2));
-    assert_int_equal(f.hot.count[0], 3);
-    assert_int_equal(f.hot.count[1], 1); /* nothing chosen: the pinned row alone */
+    assert_int_equal(f.cache.count[0], 3);
+    assert_int_equal(f.cache.count[1], 1); /* nothing chosen: the pinned row alone */
     assert_int_equal(f.hits[0], 0);
     assert_int_equal(f.hits[1], 2);
 
     choose(&f, 0, LIST(10, 90));
-    resolve(device, &f, 2, KVA_ROWS_CHOSEN, true);
+    assign(device, &f, 2, KVA_ROWS_CHOSEN, true);
     expect_list(tokens, 5, LIST(0, 20, 90, 10)); /* an empty slot before one that is in use */
     expect_list(missing, 5, LIST(3));
-    assert_int_equal(f.hot.count[0], 3);
+    assert_int_equal(f.cache.count[0], 3);
     assert_int_equal(order[0], 0);
     assert_int_equal(order[1], 3);
     assert_int_equal(order[2], 2);
@@ -140,74 +141,74 @@ static void test_resolve__rows_that_are_there_stay(void **state KVA_UNUSED)
     assert_int_equal(f.hits[1], 3);
 
     choose(&f, 0, LIST(70, 71));
-    resolve(device, &f, 3, KVA_ROWS_RESIDENT, true);
+    assign(device, &f, 3, KVA_ROWS_RESIDENT, true);
     expect_list(tokens, 5, LIST(0, 71, 90, 10, 70)); /* the empty one, then the oldest */
     expect_list(missing, 5, LIST(4, 1));
-    assert_int_equal(f.hot.count[0], 5);
+    assert_int_equal(f.cache.count[0], 5);
     const uint32_t by_position[] = {0, 3, 4, 1, 2};
     assert_memory_equal(order, by_position, sizeof by_position);
 
     choose(&f, 0, LIST(70, 90));
-    resolve(device, &f, 4, KVA_ROWS_CHOSEN, true);
+    assign(device, &f, 4, KVA_ROWS_CHOSEN, true);
     expect_list(missing, 5, 0, NULL);
-    assert_int_equal(f.hot.count[0], 3);
+    assert_int_equal(f.cache.count[0], 3);
     assert_int_equal(f.hits[0], 3);
-    hot_free(device, &f);
+    cache_free(device, &f);
     kva_device_close(device);
 }
 
-static void test_resolve__ties_take_the_lowest_slot(void **state KVA_UNUSED)
+static void test_assign_slots__ties_take_the_lowest_slot(void **state KVA_UNUSED)
 {
     struct kva_device *device = open_device(1, 0);
     struct fixture f;
-    hot_new(device, &f, 4, 0, 4);
+    cache_new(device, &f, 4, 0, 4);
     choose(&f, 2, LIST(5, 6, 7, 8));
-    resolve(device, &f, 10, KVA_ROWS_CHOSEN, true);
+    assign(device, &f, 10, KVA_ROWS_CHOSEN, true);
     choose(&f, 2, LIST(6, 100));
-    resolve(device, &f, 11, KVA_ROWS_CHOSEN, true);
-    expect_list(f.hot.tokens + 8, 4, LIST(100, 6, 7, 8));
+    assign(device, &f, 11, KVA_ROWS_CHOSEN, true);
+    expect_list(f.cache.tokens + 8, 4, LIST(100, 6, 7, 8));
     choose(&f, 2, LIST(200, 201));
-    resolve(device, &f, 12, KVA_ROWS_CHOSEN, true);
-    expect_list(f.hot.tokens + 8, 4, LIST(100, 6, 200, 201)); /* of stamp 10, not of 11 */
-    hot_free(device, &f);
+    assign(device, &f, 12, KVA_ROWS_CHOSEN, true);
+    expect_list(f.cache.tokens + 8, 4, LIST(100, 6, 200, 201)); /* of stamp 10, not of 11 */
+    cache_free(device, &f);
     kva_device_close(device);
 }
 
-static void test_resolve__without_keep_all_is_fetched(void **state KVA_UNUSED)
+static void test_assign_slots__without_keep_all_is_fetched(void **state KVA_UNUSED)
 {
     struct kva_device *device = open_device(1, 0);
     struct fixture f;
-    hot_new(device, &f, 7, 2, 3);
+    cache_new(device, &f, 7, 2, 3);
     for (uint32_t stamp = 1; stamp < 4; stamp++) {
         choose(&f, 1, LIST(30, 31, 64));
-        resolve(device, &f, stamp, KVA_ROWS_RESIDENT, false);
-        expect_list(f.hot.tokens + 7, 7, LIST(0, 1, 30, 31, 64));
-        expect_list(f.hot.missing + 7, 7, LIST(2, 3, 4));
-        assert_int_equal(f.hot.count[1], 5);
+        assign(device, &f, stamp, KVA_ROWS_RESIDENT, false);
+        expect_list(f.cache.tokens + 7, 7, LIST(0, 1, 30, 31, 64));
+        expect_list(f.cache.missing + 7, 7, LIST(2, 3, 4));
+        assert_int_equal(f.cache.count[1], 5);
     }
     choose(&f, 1, LIST(64));
-    resolve(device, &f, 4, KVA_ROWS_RESIDENT, false);
-    expect_list(f.hot.tokens + 7, 7, LIST(0, 1, 64)); /* not twice */
+    assign(device, &f, 4, KVA_ROWS_RESIDENT, false);
+    expect_list(f.cache.tokens + 7, 7, LIST(0, 1, 64)); /* not twice */
     assert_int_equal(f.hits[0], 0);
     assert_int_equal(f.hits[1], 10);
-    hot_free(device, &f);
+    cache_free(device, &f);
     kva_device_close(device);
 }
 
-static void test_resolve__refuses_too_few_slots(void **state KVA_UNUSED)
+static void test_assign_slots__refuses_too_few_slots(void **state KVA_UNUSED)
 {
     struct kva_device *device = open_device(1, 0);
     struct fixture f;
     struct kva_err err;
-    hot_new(device, &f, 4, 2, 2);
-    f.hot.k = 3;
-    const struct kva_row_cache *hots[] = {&f.hot};
+    cache_new(device, &f, 4, 2, 2);
+    f.cache.k = 3;
+    const struct kva_row_cache *caches[] = {&f.cache};
     kva_device_ops(device)->assign_slots(
         device, &(struct kva_assign_slots_args){
-                    .caches = hots, .count = 1, .kv_heads = KV_HEADS, .stamp = 1});
+                    .caches = caches, .count = 1, .kv_heads = KV_HEADS, .stamp = 1});
     assert_int_equal(kva_device_error(device, &err), KVA_EDEVICE);
     assert_non_null(strstr(err.message, "assign_slots"));
-    hot_free(device, &f);
+    cache_free(device, &f);
     kva_device_close(device);
 }
 
@@ -246,14 +247,14 @@ static void host_new(struct kva_device *device, struct host *host)
 static uint32_t choose_some(struct fixture *f, uint32_t kv_head, uint32_t *tokens)
 {
     bool taken[PAGES * KVA_PAGE_TOKENS] = {false};
-    uint32_t count = 0, want = below(4) ? f->hot.k : below(f->hot.k + 1);
-    for (uint32_t i = 0; i < f->hot.k; i++) {
-        uint32_t old = f->hot.chosen[kv_head * f->hot.k + i];
+    uint32_t count = 0, want = below(4) ? f->cache.k : below(f->cache.k + 1);
+    for (uint32_t i = 0; i < f->cache.k; i++) {
+        uint32_t old = f->cache.chosen[kv_head * f->cache.k + i];
         if (old != KVA_NO_TOKEN && count < want && below(3))
             taken[old] = true, count++;
     }
     while (count < want) {
-        uint32_t token = f->hot.pinned + below(PAGES * KVA_PAGE_TOKENS - f->hot.pinned);
+        uint32_t token = f->cache.pinned + below(PAGES * KVA_PAGE_TOKENS - f->cache.pinned);
         count += !taken[token];
         taken[token] = true;
     }
@@ -268,30 +269,30 @@ static uint32_t choose_some(struct fixture *f, uint32_t kv_head, uint32_t *token
 static void check_head(const struct fixture *f, uint32_t kv_head, enum kva_rows_mode mode,
                        const uint32_t *wanted, uint32_t count)
 {
-    const struct kva_row_cache *hot = &f->hot;
-    const uint32_t *tokens = hot->tokens + (size_t)kv_head * hot->slots;
-    const uint32_t *order = hot->order + (size_t)kv_head * hot->slots;
+    const struct kva_row_cache *cache = &f->cache;
+    const uint32_t *tokens = cache->tokens + (size_t)kv_head * cache->slots;
+    const uint32_t *order = cache->order + (size_t)kv_head * cache->slots;
     uint32_t residents = 0, found = 0;
-    for (uint32_t slot = 0; slot < hot->slots; slot++) {
+    for (uint32_t slot = 0; slot < cache->slots; slot++) {
         const uint16_t *row =
-            (const uint16_t *)hot->rows + ((size_t)kv_head * hot->slots + slot) * 2 * DIM;
+            (const uint16_t *)cache->rows + ((size_t)kv_head * cache->slots + slot) * 2 * DIM;
         residents += tokens[slot] != KVA_NO_TOKEN;
-        if (slot < hot->pinned)
+        if (slot < cache->pinned)
             assert_int_equal(tokens[slot], slot);
-        for (uint32_t i = 0; i < 2 * DIM && slot >= hot->pinned; i++) {
+        for (uint32_t i = 0; i < 2 * DIM && slot >= cache->pinned; i++) {
             if (tokens[slot] != KVA_NO_TOKEN)
                 assert_int_equal(row[i], number_at(kv_head, tokens[slot], i));
         }
     }
-    for (uint32_t i = 0; i < hot->count[kv_head]; i++) {
+    for (uint32_t i = 0; i < cache->count[kv_head]; i++) {
         uint32_t token = tokens[order[i]];
-        assert_true(order[i] < hot->slots && token != KVA_NO_TOKEN);
+        assert_true(order[i] < cache->slots && token != KVA_NO_TOKEN);
         assert_true(i == 0 || token > tokens[order[i - 1]]); /* in order, none twice */
         found += found < count && wanted[found] == token;
     }
     assert_int_equal(found, count);
-    assert_int_equal(hot->count[kv_head],
-                     mode == KVA_ROWS_CHOSEN ? hot->pinned + count : residents);
+    assert_int_equal(cache->count[kv_head],
+                     mode == KVA_ROWS_CHOSEN ? cache->pinned + count : residents);
 }
 
 static void run_choices(enum kva_queue queue, uint32_t threads, uint32_t delay, uint32_t slots,
@@ -302,7 +303,7 @@ static void run_choices(enum kva_queue queue, uint32_t threads, uint32_t delay, 
     struct host host;
     struct kva_event *fetched = NULL;
     assert_int_equal(kva_event_create(device, &fetched, NULL), KVA_OK);
-    hot_new(device, &f, slots, pinned, k);
+    cache_new(device, &f, slots, pinned, k);
     host_new(device, &host);
     uint32_t *tokens = malloc(sizeof *tokens * KV_HEADS * k), counts[KV_HEADS], all = 0;
     for (uint32_t stamp = 1; stamp <= 60; stamp++) {
@@ -311,8 +312,8 @@ static void run_choices(enum kva_queue queue, uint32_t threads, uint32_t delay, 
             choose(&f, head, counts[head], tokens + head * k);
             all += counts[head];
         }
-        resolve(device, &f, stamp, mode, keep);
-        struct kva_row_cache copy = f.hot; /* what it is need not outlive the call */
+        assign(device, &f, stamp, mode, keep);
+        struct kva_row_cache copy = f.cache; /* what it is need not outlive the call */
         const struct kva_rows_fetch fetch = {&copy, host.pages};
         fetch_rows(device, queue, &fetch, host.offset);
         memset(&copy, 0, sizeof copy);
@@ -326,11 +327,11 @@ static void run_choices(enum kva_queue queue, uint32_t threads, uint32_t delay, 
     free(tokens);
     kva_event_destroy(fetched);
     kva_device_free(device, KVA_MEM_DEVICE, host.data, PAGES * host.page_bytes);
-    hot_free(device, &f);
+    cache_free(device, &f);
     kva_device_close(device);
 }
 
-static void test_hot__any_choices_are_kept_in_order(void **state KVA_UNUSED)
+static void test_row_cache__any_choices_are_kept_in_order(void **state KVA_UNUSED)
 {
     random_state = 1;
     for (int round = 0; round < 24; round++) {
@@ -342,7 +343,7 @@ static void test_hot__any_choices_are_kept_in_order(void **state KVA_UNUSED)
     }
 }
 
-static void test_hot__fetch_is_delayed_like_a_copy(void **state KVA_UNUSED)
+static void test_row_cache__fetch_is_delayed_like_a_copy(void **state KVA_UNUSED)
 {
     /* Without an event the rows are not there yet. */
     struct kva_device *device = open_device(1, 200000);
@@ -353,17 +354,17 @@ static void test_hot__fetch_is_delayed_like_a_copy(void **state KVA_UNUSED)
         struct fixture f;
         struct kva_event *event = NULL;
         assert_int_equal(kva_event_create(device, &event, NULL), KVA_OK);
-        hot_new(device, &f, 2, 0, 1);
+        cache_new(device, &f, 2, 0, 1);
         choose(&f, 0, LIST(100 + i));
-        resolve(device, &f, 1, KVA_ROWS_CHOSEN, true);
-        const struct kva_rows_fetch fetch = {&f.hot, host.pages};
+        assign(device, &f, 1, KVA_ROWS_CHOSEN, true);
+        const struct kva_rows_fetch fetch = {&f.cache, host.pages};
         fetch_rows(device, KVA_QUEUE_COPY, &fetch, host.offset);
         kva_event_record(event, KVA_QUEUE_COPY);
         early += !kva_event_done(event);
         kva_event_sync(event);
-        assert_int_equal(((uint16_t *)f.hot.rows)[3], number_at(0, 100 + i, 3));
+        assert_int_equal(((uint16_t *)f.cache.rows)[3], number_at(0, 100 + i, 3));
         kva_event_destroy(event);
-        hot_free(device, &f);
+        cache_free(device, &f);
     }
     assert_true(early > 0);
     kva_device_free(device, KVA_MEM_DEVICE, host.data, PAGES * host.page_bytes);
@@ -406,12 +407,12 @@ static void test_drift__is_the_mean_cosine_and_remembers(void **state KVA_UNUSED
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_resolve__rows_that_are_there_stay),
-        cmocka_unit_test(test_resolve__ties_take_the_lowest_slot),
-        cmocka_unit_test(test_resolve__without_keep_all_is_fetched),
-        cmocka_unit_test(test_resolve__refuses_too_few_slots),
-        cmocka_unit_test(test_hot__any_choices_are_kept_in_order),
-        cmocka_unit_test(test_hot__fetch_is_delayed_like_a_copy),
+        cmocka_unit_test(test_assign_slots__rows_that_are_there_stay),
+        cmocka_unit_test(test_assign_slots__ties_take_the_lowest_slot),
+        cmocka_unit_test(test_assign_slots__without_keep_all_is_fetched),
+        cmocka_unit_test(test_assign_slots__refuses_too_few_slots),
+        cmocka_unit_test(test_row_cache__any_choices_are_kept_in_order),
+        cmocka_unit_test(test_row_cache__fetch_is_delayed_like_a_copy),
         cmocka_unit_test(test_drift__is_the_mean_cosine_and_remembers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -371,7 +371,7 @@ static void attend(const struct kva_cpu_attend_split *split, const struct pairs 
     for (tile.base = base; tile.base < stop; tile.base += KVA_PAGE_TOKENS)
         score_page(tile);
     for (uint32_t j = 0; j < split->q_count; j++)
-        soften(split, pairs, j, base, stop, holes, &ahead);
+        softmax_split(split, pairs, j, base, stop, holes, &ahead);
     for (tile.base = base; tile.base < stop; tile.base += KVA_PAGE_TOKENS)
         add_values(tile, clean);
     kva_tiles_release();

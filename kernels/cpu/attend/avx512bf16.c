@@ -275,7 +275,7 @@ void kva_attend_split_avx512bf16(const struct kva_cpu_attend_split *split)
         score_page(split, &pairs, page, &ahead);
     }
     for (uint32_t j = 0; j < split->q_count; j++)
-        soften(split, &pairs, j, base, stop, holes, few_queries(split) ? &ahead : NULL);
+        softmax_split(split, &pairs, j, base, stop, holes, few_queries(split) ? &ahead : NULL);
     const uint32_t step = few_queries(split) ? stop - base : KVA_PAGE_TOKENS;
     for (uint32_t page = base; page < stop; page += step)
         add_values(split, &pairs, page, page + step, &ahead);

@@ -218,8 +218,9 @@ INLINE vf weigh(const float *scores, uint32_t from, uint32_t to, vf offset, stru
 /* A query's weights exp(score - m), rounded, of the slots [base, stop), whole pages, 0 where it
  * sees nothing; its m, and what they sum to by lanes: lane i of e takes the pairs i, i + VL, ... of
  * slots, whatever the query sees. `ahead`: NULL where nothing is to be prefetched. */
-static void soften(const struct kva_cpu_attend_split *split, const struct pairs *pairs,
-                   uint32_t query, uint32_t base, uint32_t stop, bool holes, struct ahead *ahead)
+static void softmax_split(const struct kva_cpu_attend_split *split, const struct pairs *pairs,
+                          uint32_t query, uint32_t base, uint32_t stop, bool holes,
+                          struct ahead *ahead)
 {
     float *scores = split->scores + (size_t)query * KVA_ATTEND_SPLIT_TOKENS;
     uint16_t *weights = weights_of(split, query);

@@ -116,7 +116,7 @@ static void score_page(const struct kva_cpu_attend_split *split, uint32_t base)
 
 /* m and e of a query; its scores become exp(score - m), 0 where it sees nothing. Lane i of the sum
  * takes the slots i, i + VL, ... whatever the query sees. */
-static void soften(const struct kva_cpu_attend_split *split, uint32_t query, bool holes)
+static void softmax_split(const struct kva_cpu_attend_split *split, uint32_t query, bool holes)
 {
     float *scores = split->scores + (size_t)query * KVA_ATTEND_SPLIT_TOKENS;
     uint32_t first = split->slot_first[query], end = split->slot_end[query];
@@ -357,7 +357,7 @@ void LEVEL(kva_attend_split)(const struct kva_cpu_attend_split *split)
     }
     bool holes = has_holes(split, first, end);
     for (uint32_t j = 0; j < split->q_count; j++)
-        soften(split, j, holes);
+        softmax_split(split, j, holes);
     bool wide = split->q_count > DIRECT_QUERIES_MAX;
     uint32_t group = group_queries(split->q_count);
     struct values page = {.wide = wide ? split->v : NULL,

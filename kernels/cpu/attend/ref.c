@@ -37,7 +37,7 @@ static void score(const struct kva_cpu_attend_split *split)
 }
 
 /* m and e of a query; its scores become exp(score - m). */
-static void soften(const struct kva_cpu_attend_split *split, uint32_t query)
+static void softmax_split(const struct kva_cpu_attend_split *split, uint32_t query)
 {
     float *scores = scores_of(split, query);
     float m = -INFINITY, e = 0.0f;
@@ -56,7 +56,7 @@ void kva_attend_split_ref(const struct kva_cpu_attend_split *split)
     uint32_t dim = split->head_dim;
     score(split);
     for (uint32_t j = 0; j < split->q_count; j++)
-        soften(split, j);
+        softmax_split(split, j);
     memset(split->a, 0, (size_t)split->q_count * dim * sizeof *split->a);
     for (uint32_t slot = 0; slot < KVA_ATTEND_SPLIT_TOKENS; slot++) {
         if (!split->tokens[slot])

@@ -11,7 +11,7 @@
 #define STEP     (KVA_TILE_BYTES / 4) /* dwords of a row that one product takes */
 #define ROWS_MAX (2 * KVA_TILE_ROWS)
 
-_Static_assert(QUERIES *DIGITS_MAX <= ROWS_MAX, "rows come in two tiles at most");
+_Static_assert(QUERIES *LIMBS_MAX <= ROWS_MAX, "rows come in two tiles at most");
 
 /* Rows of a tile of factors: one tile, or two that are alike. */
 INLINE uint32_t tile_rows(uint32_t rows)
@@ -35,10 +35,10 @@ static void tiles_end(void)
 }
 
 /* Behind the last channel factors are 0, whatever lies where its codes would be. */
-INLINE void int_tiles(const int vectors, const bool scores, const uint32_t digits,
+INLINE void int_tiles(const int vectors, const bool scores, const uint32_t limbs,
                       const struct tiles *t)
 {
-    const uint32_t rows = t->queries * digits, tile = tile_rows(rows);
+    const uint32_t rows = t->queries * limbs, tile = tile_rows(rows);
     for (uint32_t first = 0; first < rows; first += tile) {
         const int8_t *factors = t->factors + first * t->factors_stride;
         const uint8_t *codes = t->codes;
@@ -69,7 +69,7 @@ INLINE void int_tiles(const int vectors, const bool scores, const uint32_t digit
             KVA_TILE_STORE(3, t->sums[first] + 3 * VL, sizeof t->sums[first]);
         }
     }
-    finish_all(vectors, scores, digits, t);
+    finish_all(vectors, scores, limbs, t);
 }
 
 LOWBIT_BYTES_TILES

@@ -40,24 +40,24 @@ INLINE void strip_add(const int vectors, struct strip *sums, const struct strip 
     }
 }
 
-/* The sums of query `j`, or of the digit of one. */
-INLINE void strip_end(const int vectors, const bool scores, const uint32_t digits,
+/* The sums of query `j`, or of the limb of one. */
+INLINE void strip_end(const int vectors, const bool scores, const uint32_t limbs,
                       const struct tiles *t, uint32_t j, const struct strip *sums)
 {
     const vi all[4] = {sums->a, sums->b, sums->c, sums->d};
-    vf top = scores && digits == 1 ? v_load(t->tops[j]) : v_zero();
+    vf top = scores && limbs == 1 ? v_load(t->tops[j]) : v_zero();
     for (uint32_t v = 0; v < (uint32_t)vectors; v++) {
-        if (digits == 1)
+        if (limbs == 1)
             finish(t, scores, j, v, (__m512i)all[v], &top);
         else
             _mm512_store_si512(t->sums[j] + v * VL, (__m512i)all[v]);
     }
-    if (scores && digits == 1)
+    if (scores && limbs == 1)
         v_store(t->tops[j], top);
 }
 
 /* Rows of factors from `first` on. */
-INLINE void int_tile(const int queries, const int vectors, const bool scores, const uint32_t digits,
+INLINE void int_tile(const int queries, const int vectors, const bool scores, const uint32_t limbs,
                      const struct tiles *t, uint32_t first)
 {
     struct strip s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}, s4 = {0}, s5 = {0}, x = {0};
@@ -86,17 +86,17 @@ INLINE void int_tile(const int queries, const int vectors, const bool scores, co
     }
     const struct strip all[TILE_QUERIES] = {s0, s1, s2, s3, s4, s5};
     for (uint32_t j = 0; j < (uint32_t)queries; j++)
-        strip_end(vectors, scores, digits, t, first + j, &all[j]);
+        strip_end(vectors, scores, limbs, t, first + j, &all[j]);
 }
 
 /* Any number of queries, in tiles as even as can be. */
-INLINE void int_tiles(const int vectors, const bool scores, const uint32_t digits,
+INLINE void int_tiles(const int vectors, const bool scores, const uint32_t limbs,
                       const struct tiles *t)
 {
-    const uint32_t rows = t->queries * digits;
+    const uint32_t rows = t->queries * limbs;
     const uint32_t tile = (uint32_t)kva_div_up(rows, kva_div_up(rows, TILE_QUERIES));
     for (uint32_t j = 0; j < rows; j += tile) {
-#define TILE(q) int_tile(q, vectors, scores, digits, t, j)
+#define TILE(q) int_tile(q, vectors, scores, limbs, t, j)
         switch (kva_min_u32(tile, rows - j)) {
         case 1:
             TILE(1);
@@ -119,7 +119,7 @@ INLINE void int_tiles(const int vectors, const bool scores, const uint32_t digit
         }
 #undef TILE
     }
-    if (digits == 2)
+    if (limbs == 2)
         finish_all(vectors, scores, 2, t);
 }
 

@@ -149,7 +149,7 @@ static void hide(const struct kva_cpu_lowbit_split *split, uint32_t query, float
 }
 
 /* m and e of a query; its scores become weights. */
-static void soften(const struct kva_cpu_lowbit_split *split, uint32_t query)
+static void softmax_split(const struct kva_cpu_lowbit_split *split, uint32_t query)
 {
     float *scores = split->weights + (size_t)query * KVA_ATTEND_SPLIT_TOKENS;
     uint32_t slots = split->page_count * KVA_PAGE_TOKENS;
@@ -217,7 +217,7 @@ INLINE void attend(const uint32_t bits, const struct kva_cpu_lowbit_split *split
                         KVA_ATTEND_SPLIT_TOKENS);
     }
     for (uint32_t j = 0; j < split->q_count; j++)
-        soften(split, j);
+        softmax_split(split, j);
     memset(split->a, 0, (size_t)split->q_count * dim * sizeof *split->a);
     for (uint32_t page = 0; page < split->page_count; page++) {
         decode_values(bits, split, &layout, split->pages[page], stride, floats);

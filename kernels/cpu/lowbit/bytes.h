@@ -20,9 +20,9 @@
 /* Factors that are all less are taken for 0: their step's inverse might not be a number. */
 #define FACTOR_MIN 0x1p-100f
 
-/* Digits of the rounded factors, lowest first: x = step * (d[0] + DIGIT d[1]). */
-#define DIGITS_MAX 2
-#define DIGIT      128
+/* Digits of the rounded factors, lowest first: x = step * (d[0] + LIMB d[1]). */
+#define LIMBS_MAX 2
+#define LIMB      128
 
 /* Token groups of a split at most. */
 #define K_GROUPS_MAX (KVA_ATTEND_SPLIT_TOKENS / 32)
@@ -35,9 +35,9 @@ _Static_assert(DIM_MAX % (4 * VL) == 0, "channels come in fours of vectors");
 struct work {
     _Alignas(64) uint8_t k[DIM_MAX * KVA_PAGE_TOKENS];         /* [dim / 4][64 tokens][4] */
     _Alignas(64) uint8_t v[KVA_ATTEND_SPLIT_TOKENS * DIM_MAX]; /* [64][dim][4] */
-    _Alignas(64) int8_t q[QUERIES * DIGITS_MAX * DIM_MAX];     /* [queries][digits][width] */
-    _Alignas(64) int8_t p[QUERIES * DIGITS_MAX][KVA_ATTEND_SPLIT_TOKENS];
-    _Alignas(64) int32_t sums[QUERIES * DIGITS_MAX][KVA_PAGE_TOKENS];
+    _Alignas(64) int8_t q[QUERIES * LIMBS_MAX * DIM_MAX];      /* [queries][limbs][width] */
+    _Alignas(64) int8_t p[QUERIES * LIMBS_MAX][KVA_ATTEND_SPLIT_TOKENS];
+    _Alignas(64) int32_t sums[QUERIES * LIMBS_MAX][KVA_PAGE_TOKENS];
     _Alignas(64) float q_steps[QUERIES * DIM_MAX];      /* [queries][width] in steps */
     _Alignas(64) float k_scale[K_GROUPS_MAX * DIM_MAX]; /* [token groups][width] */
     _Alignas(64) float k_zero[K_GROUPS_MAX * DIM_MAX];
@@ -70,9 +70,9 @@ INLINE __m512i expand_64(const uint32_t bits, const unsigned char *from, size_t 
             memcpy(&plane, from + b * plane_bytes, 8);
         else
             memcpy(&plane, from + b * plane_bytes, bytes);
-        __m512i digit =
+        __m512i limb =
             _mm512_maskz_mov_epi8(_cvtu64_mask64(plane), _mm512_set1_epi8((char)(1 << b)));
-        codes = b == 0 ? digit : _mm512_or_si512(codes, digit);
+        codes = b == 0 ? limb : _mm512_or_si512(codes, limb);
     }
     return codes;
 }
@@ -114,7 +114,7 @@ INLINE void expand_values(const uint32_t bits, const unsigned char *codes, size_
 
 /* --- tiles of products ----------------------------------------------------------------------- */
 
-/* A tile's operands and what becomes of its sums. The digits of a query are rows of their own. */
+/* A tile's operands and what becomes of its sums. The limbs of a query are rows of their own. */
 struct tiles {
     uint32_t queries;
     uint32_t count; /* dwords of a query's factors */
@@ -129,7 +129,7 @@ struct tiles {
                            they were */
     size_t out_stride;
     float (*tops)[VL];                /* scores: raised to `out`; else NULL */
-    int32_t (*sums)[KVA_PAGE_TOKENS]; /* two digits: their sums */
+    int32_t (*sums)[KVA_PAGE_TOKENS]; /* two limbs: their sums */
 };
 
 /* One vector of a query's sums, the `v`th; `top`: of scores. */
@@ -148,15 +148,15 @@ INLINE void finish(const struct tiles *t, const bool scores, uint32_t j, uint32_
     }
 }
 
-/* The sums of every query lie in t->sums, its digits one behind the other. */
-INLINE void finish_all(const int vectors, const bool scores, const uint32_t digits,
+/* The sums of every query lie in t->sums, its limbs one behind the other. */
+INLINE void finish_all(const int vectors, const bool scores, const uint32_t limbs,
                        const struct tiles *t)
 {
     for (uint32_t j = 0; j < t->queries; j++) {
         vf top = scores ? v_load(t->tops[j]) : v_zero();
         for (uint32_t v = 0; v < (uint32_t)vectors; v++) {
-            __m512i sums = _mm512_load_si512(t->sums[j * digits] + v * VL);
-            if (digits == 2) {
+            __m512i sums = _mm512_load_si512(t->sums[j * limbs] + v * VL);
+            if (limbs == 2) {
                 __m512i high = _mm512_load_si512(t->sums[2 * j + 1] + v * VL);
                 sums = _mm512_add_epi32(sums, _mm512_slli_epi32(high, 7));
             }
@@ -170,8 +170,8 @@ INLINE void finish_all(const int vectors, const bool scores, const uint32_t digi
 /* --- what a level defines --------------------------------------------------------------------- */
 
 /* sums[j][n] = sum over i < count of codes[i][n] . factors[j][i], dwords; 1, 2 or 4 vectors; and
- * what `finish` makes of them. `vectors`, `scores` and `digits` are constants. */
-INLINE void int_tiles(const int vectors, const bool scores, const uint32_t digits,
+ * what `finish` makes of them. `vectors`, `scores` and `limbs` are constants. */
+INLINE void int_tiles(const int vectors, const bool scores, const uint32_t limbs,
                       const struct tiles *t);
 
 /* Before the tiles of a number of rows of factors, and after the last tile of all. */
@@ -179,10 +179,10 @@ static void tiles_begin(uint32_t rows);
 static void tiles_end(void);
 
 /* What a function holds beside a tile takes its registers: tiles are functions of their own. */
-#define TILES(name, vectors, scores, digits)                                                       \
-    __attribute__((noinline)) static void name##_##digits(const struct tiles *t)                   \
+#define TILES(name, vectors, scores, limbs)                                                        \
+    __attribute__((noinline)) static void name##_##limbs(const struct tiles *t)                    \
     {                                                                                              \
-        int_tiles(vectors, scores, digits, t);                                                     \
+        int_tiles(vectors, scores, limbs, t);                                                      \
     }
 
 #define LOWBIT_BYTES_TILES                                                                         \

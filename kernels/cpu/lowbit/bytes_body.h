@@ -8,12 +8,11 @@
  *            the split's pages; lanes are tokens. Scores are in units of ln 2.
  *   values   sum_t w[t] (zero[t] + scale[t] code[t]) per channel group: the first part is one
  *            number per query. w[t] scale[t] is rounded to 7 bits by a step per query and channel
- *            group; lanes are channels. It is rounded up with a probability that is its fraction,
- *            the dice being a fixed sequence of slots: the many small weights of a long context
- *            would otherwise all be rounded to nothing.
+ *            group; lanes are channels. Rounding is stochastic with a fixed dither, a sequence over
+ *            the slots: rounding to nearest would lose the many small weights of a long context.
  *
- * With 4 bits the codes are so exact that these roundings would show: there both are rounded to
- * two digits of 7 bits. A page is expanded to bytes once for QUERIES queries. */
+ * With 4 bits the codes are exact enough for these roundings to show: both are rounded to two
+ * 7-bit limbs there. A page is expanded to bytes once for QUERIES queries. */
 #ifndef KVA_KERNELS_CPU_LOWBIT_BYTES_BODY_H
 #define KVA_KERNELS_CPU_LOWBIT_BYTES_BODY_H
 
@@ -21,10 +20,10 @@
 
 /* --- factors to integers ---------------------------------------------------------------------- */
 
-/* Largest whole number that `digits` digits hold. */
-INLINE float whole_max(const uint32_t digits)
+/* Largest whole number of `limbs` limbs. */
+INLINE float whole_max(const uint32_t limbs)
 {
-    return digits == 1 ? 127.0f : 127.0f * DIGIT + 63.0f;
+    return limbs == 1 ? 127.0f : 127.0f * LIMB + 63.0f;
 }
 
 /* Queries whose sums and largest numbers are found together: the lanes of a quarter vector. */
@@ -53,9 +52,9 @@ INLINE __m128 quad_largest(const vf x[QUAD])
 }
 
 /* Factors up to `top` in whole numbers: their steps and the inverse of these. */
-INLINE void store_steps(const uint32_t digits, __m128 top, float *steps, float *inverses)
+INLINE void store_steps(const uint32_t limbs, __m128 top, float *steps, float *inverses)
 {
-    const __m128 most = _mm_set1_ps(whole_max(digits));
+    const __m128 most = _mm_set1_ps(whole_max(limbs));
     __mmask8 some = _mm_cmp_ps_mask(top, _mm_set1_ps(FACTOR_MIN), _CMP_GT_OQ);
     _mm_storeu_ps(steps, _mm_maskz_div_ps(some, top, most));
     _mm_storeu_ps(inverses, _mm_maskz_div_ps(some, most, top));
@@ -70,16 +69,16 @@ INLINE __m512i pack_64(const __m512i x[4])
     return _mm512_permutexvar_epi32(order, bytes);
 }
 
-/* 64 whole numbers as bytes; digit d at to + d * stride. */
-INLINE void store_digits(const uint32_t digits, const __m512i x[4], int8_t *to, size_t stride)
+/* 64 whole numbers as bytes; limb d at to + d * stride. */
+INLINE void store_limbs(const uint32_t limbs, const __m512i x[4], int8_t *to, size_t stride)
 {
     __m512i low[4], high[4];
-    if (digits == 1) {
+    if (limbs == 1) {
         _mm512_store_si512(to, pack_64(x));
         return;
     }
     for (uint32_t i = 0; i < 4; i++) {
-        high[i] = _mm512_srai_epi32(_mm512_add_epi32(x[i], _mm512_set1_epi32(DIGIT / 2)), 7);
+        high[i] = _mm512_srai_epi32(_mm512_add_epi32(x[i], _mm512_set1_epi32(LIMB / 2)), 7);
         low[i] = _mm512_sub_epi32(x[i], _mm512_slli_epi32(high[i], 7));
     }
     _mm512_store_si512(to, pack_64(low));
@@ -128,7 +127,7 @@ static void widen_levels(const struct kva_cpu_lowbit_split *split,
 
 /* Queries j to j + 3 of `count`: in steps of their largest product with any scale, and their
  * products with the zeros of `groups` token groups. Behind the last query come copies of it. */
-INLINE void load_queries(const uint32_t digits, const float *q, uint32_t groups, struct work *work,
+INLINE void load_queries(const uint32_t limbs, const float *q, uint32_t groups, struct work *work,
                          uint32_t j, uint32_t count)
 {
     const uint32_t dim = work->dim, width = work->width;
@@ -152,7 +151,7 @@ INLINE void load_queries(const uint32_t digits, const float *q, uint32_t groups,
         }
         _mm_storeu_ps(work->q_zero[group] + j, quad_sums(sums));
     }
-    store_steps(digits, quad_largest(largest), work->k_steps + j, inverse);
+    store_steps(limbs, quad_largest(largest), work->k_steps + j, inverse);
     for (uint32_t i = 0; i < QUAD; i++) {
         for (uint32_t c = 0; c < width; c += VL)
             v_store(steps + i * width + c, v_mul(v_load(steps + i * width + c), v_set(inverse[i])));
@@ -161,7 +160,7 @@ INLINE void load_queries(const uint32_t digits, const float *q, uint32_t groups,
 }
 
 /* work->q = queries times the scales of token group `i`. */
-INLINE void round_queries(const uint32_t digits, uint32_t count, uint32_t i, struct work *work)
+INLINE void round_queries(const uint32_t limbs, uint32_t count, uint32_t i, struct work *work)
 {
     const uint32_t width = work->width;
     const float *scale = work->k_scale + (size_t)i * width;
@@ -174,17 +173,17 @@ INLINE void round_queries(const uint32_t digits, uint32_t count, uint32_t i, str
             __m512i x[4];
             for (uint32_t v = 0; v < 4; v++)
                 x[v] = _mm512_cvtps_epi32(v_mul(v_load(steps + v * VL), scales[v]));
-            store_digits(digits, x, work->q + (size_t)j * digits * width + c, width);
+            store_limbs(limbs, x, work->q + (size_t)j * limbs * width + c, width);
         }
     }
 }
 
 /* Scores of queries [first, first + count) with token group `i` of the split, in units of ln 2. */
-INLINE void score_group(const uint32_t digits, const struct kva_cpu_lowbit_split *split,
+INLINE void score_group(const uint32_t limbs, const struct kva_cpu_lowbit_split *split,
                         struct work *work, uint32_t i, uint32_t first, uint32_t count)
 {
     const uint32_t group = split->format.group, slot = i * group;
-    round_queries(digits, count, i, work);
+    round_queries(limbs, count, i, work);
     const struct tiles tiles = {
         .queries = count,
         .count = work->dim / 4,
@@ -201,15 +200,15 @@ INLINE void score_group(const uint32_t digits, const struct kva_cpu_lowbit_split
         .sums = work->sums,
     };
     if (group == 64)
-        (digits == 1 ? score_4_1 : score_4_2)(&tiles);
+        (limbs == 1 ? score_4_1 : score_4_2)(&tiles);
     else
-        (digits == 1 ? score_2_1 : score_2_2)(&tiles);
+        (limbs == 1 ? score_2_1 : score_2_2)(&tiles);
 }
 
 /* --- weights ---------------------------------------------------------------------------------- */
 
-/* The scores before query `j`'s view are taken back. */
-static void hide_before(uint32_t first, uint32_t slots, float *scores, float *tops)
+/* Mask the positions before the query's window. */
+static void mask_before(uint32_t first, uint32_t slots, float *scores, float *tops)
 {
     vf top = v_set(-INFINITY);
     for (uint32_t slot = 0; slot < slots; slot += VL) {
@@ -222,13 +221,13 @@ static void hide_before(uint32_t first, uint32_t slots, float *scores, float *to
 }
 
 /* m and e of a query; its scores become weights. */
-INLINE void soften(const struct kva_cpu_lowbit_split *split, struct work *work, uint32_t query,
-                   uint32_t j)
+INLINE void softmax_split(const struct kva_cpu_lowbit_split *split, struct work *work,
+                          uint32_t query, uint32_t j)
 {
     float *scores = split->weights + (size_t)query * KVA_ATTEND_SPLIT_TOKENS;
     const uint32_t slots = split->page_count * KVA_PAGE_TOKENS;
     if (split->slot_first[query] > 0)
-        hide_before(split->slot_first[query], slots, scores, work->tops[j]);
+        mask_before(split->slot_first[query], slots, scores, work->tops[j]);
     float top = v_largest(v_load(work->tops[j]));
     split->m[query] = top * (1.0f / KVA_LOG2E);
     split->e[query] = 0.0f;
@@ -261,7 +260,7 @@ static const float dither[KVA_PAGE_TOKENS] = {
 
 /* Weights of queries j to j + 3 of `count` with channel group `group`: the steps of their products
  * with the scales, and the products with the zeros. */
-INLINE void measure_weights(const uint32_t digits, uint32_t slots, const float *weights,
+INLINE void measure_weights(const uint32_t limbs, uint32_t slots, const float *weights,
                             uint32_t group, struct work *work, uint32_t j, uint32_t count)
 {
     const float *scale = work->v_scale[group], *zero = work->v_zero[group], *from[QUAD];
@@ -277,12 +276,12 @@ INLINE void measure_weights(const uint32_t digits, uint32_t slots, const float *
             largest[i] = v_max(v_mul(p, scales), largest[i]);
         }
     }
-    store_steps(digits, quad_largest(largest), work->v_steps + j, work->v_inverses + j);
+    store_steps(limbs, quad_largest(largest), work->v_steps + j, work->v_inverses + j);
     _mm_storeu_ps(work->p_zero + j, quad_sums(zeros));
 }
 
 /* work->p = weights times the scales of channel group `group`. */
-INLINE void round_weights(const uint32_t digits, uint32_t slots, const float *weights,
+INLINE void round_weights(const uint32_t limbs, uint32_t slots, const float *weights,
                           uint32_t group, struct work *work, uint32_t count)
 {
     const float *scale = work->v_scale[group];
@@ -299,19 +298,19 @@ INLINE void round_weights(const uint32_t digits, uint32_t slots, const float *we
             for (uint32_t v = 0; v < 4; v++)
                 whole[v] = _mm512_cvttps_epi32(
                     v_fma(v_mul(v_load(from + v * VL), scales[v]), inverse, up[v]));
-            store_digits(digits, whole, work->p[j * digits] + slot, KVA_ATTEND_SPLIT_TOKENS);
+            store_limbs(limbs, whole, work->p[j * limbs] + slot, KVA_ATTEND_SPLIT_TOKENS);
         }
     }
 }
 
-INLINE void value_group(const uint32_t digits, const struct kva_cpu_lowbit_split *split,
+INLINE void value_group(const uint32_t limbs, const struct kva_cpu_lowbit_split *split,
                         struct work *work, uint32_t group, uint32_t first, uint32_t count)
 {
     const float *weights = split->weights + (size_t)first * KVA_ATTEND_SPLIT_TOKENS;
     const uint32_t slots = split->page_count * KVA_PAGE_TOKENS;
     for (uint32_t j = 0; j < count; j += QUAD)
-        measure_weights(digits, slots, weights, group, work, j, count);
-    round_weights(digits, slots, weights, group, work, count);
+        measure_weights(limbs, slots, weights, group, work, j, count);
+    round_weights(limbs, slots, weights, group, work, count);
     const uint32_t dim = work->dim, stride = (uint32_t)kva_align_up(dim, VL);
     uint32_t c = group * split->format.group, end = kva_min_u32(dim, c + split->format.group);
     for (uint32_t vectors; c < end; c += vectors * VL) {
@@ -334,11 +333,11 @@ INLINE void value_group(const uint32_t digits, const struct kva_cpu_lowbit_split
             .sums = work->sums,
         };
         if (vectors == 4)
-            (digits == 1 ? value_4_1 : value_4_2)(&tiles);
+            (limbs == 1 ? value_4_1 : value_4_2)(&tiles);
         else if (vectors == 2)
-            (digits == 1 ? value_2_1 : value_2_2)(&tiles);
+            (limbs == 1 ? value_2_1 : value_2_2)(&tiles);
         else
-            (digits == 1 ? value_1_1 : value_1_2)(&tiles);
+            (limbs == 1 ? value_1_1 : value_1_2)(&tiles);
     }
 }
 
@@ -357,7 +356,7 @@ INLINE void prefetch_part(const struct kva_cpu_lowbit_split *split, uint32_t par
 
 INLINE void attend_bits(const uint32_t bits, const struct kva_cpu_lowbit_split *split)
 {
-    const uint32_t digits = bits == 4 ? 2 : 1, pages = split->page_count, dim = split->head_dim;
+    const uint32_t limbs = bits == 4 ? 2 : 1, pages = split->page_count, dim = split->head_dim;
     const struct kva_lowbit_layout layout = kva_lowbit_layout_of(split->format, dim);
     struct work *work = split->scratch;
     const uint32_t stride = (uint32_t)kva_align_up(dim, VL);
@@ -366,9 +365,9 @@ INLINE void attend_bits(const uint32_t bits, const struct kva_cpu_lowbit_split *
     widen_levels(split, &layout, work);
     for (uint32_t first = 0; first < split->q_count; first += QUERIES) {
         uint32_t count = kva_min_u32(QUERIES, split->q_count - first);
-        tiles_begin(count * digits);
+        tiles_begin(count * limbs);
         for (uint32_t j = 0; j < count; j += QUAD)
-            load_queries(digits, split->q + (size_t)first * dim, pages * layout.k_groups, work, j,
+            load_queries(limbs, split->q + (size_t)first * dim, pages * layout.k_groups, work, j,
                          count);
         for (uint32_t page = 0; page < pages; page++) {
             const unsigned char *codes = (const unsigned char *)split->pages[page];
@@ -376,16 +375,16 @@ INLINE void attend_bits(const uint32_t bits, const struct kva_cpu_lowbit_split *
             if (first == 0)
                 prefetch_part(split, page, pages);
             for (uint32_t i = 0; i < layout.k_groups; i++)
-                score_group(digits, split, work, page * layout.k_groups + i, first, count);
+                score_group(limbs, split, work, page * layout.k_groups + i, first, count);
         }
         for (uint32_t j = 0; j < count; j++)
-            soften(split, work, first + j, j);
+            softmax_split(split, work, first + j, j);
         for (uint32_t page = 0; page < pages; page++)
             expand_values(bits, (const unsigned char *)split->pages[page] + layout.v_codes,
                           layout.plane_bytes, dim, stride,
                           work->v + (size_t)page * KVA_PAGE_TOKENS * stride);
         for (uint32_t group = 0; group < layout.v_groups; group++)
-            value_group(digits, split, work, group, first, count);
+            value_group(limbs, split, work, group, first, count);
     }
     tiles_end();
 }

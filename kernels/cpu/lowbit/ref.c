@@ -76,7 +76,7 @@ static bool sees(const struct kva_cpu_lowbit_split *split, uint32_t query, uint3
 }
 
 /* m and e of a query; its scores become exp(score - m). */
-static void soften(const struct kva_cpu_lowbit_split *split, uint32_t query, uint32_t slots)
+static void softmax_split(const struct kva_cpu_lowbit_split *split, uint32_t query, uint32_t slots)
 {
     float *weights = split->weights + (size_t)query * KVA_ATTEND_SPLIT_TOKENS;
     float m = -INFINITY, e = 0.0f;
@@ -108,7 +108,7 @@ void kva_lowbit_split_ref(const struct kva_cpu_lowbit_split *split)
         }
     }
     for (uint32_t j = 0; j < split->q_count; j++)
-        soften(split, j, slots);
+        softmax_split(split, j, slots);
     memset(split->a, 0, (size_t)split->q_count * dim * sizeof *split->a);
     for (uint32_t slot = 0; slot < slots; slot++) {
         decode_value(split, &layout, split->pages[slot / KVA_PAGE_TOKENS], slot % KVA_PAGE_TOKENS,

@@ -105,7 +105,8 @@ static void choose_item(void *opaque, uint32_t index, uint32_t worker)
     float least = args->kind == KVA_CHOOSE_NEAR ? least_weight(args, seq, weights) : 0.0f;
     for (uint32_t t = seq->first; t < seq->end; t++) {
         uint64_t key = key_of(weights[t], t);
-        if (args->kind == KVA_CHOOSE_LEAST) /* the smallest first, positions as ever */
+        if (args->kind ==
+            KVA_CHOOSE_LEAST) /* the smallest first; ties go to the lower position, too */
             key ^= 0x7FFFFFFF00000000u;
         if (weights[t] >= least)
             add_key(&best, key);

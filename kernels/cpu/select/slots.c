@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-/* --- resolve ----------------------------------------------------------------------------------
+/* --- assign_slots -----------------------------------------------------------------------------
  *
  * Packed numbers stand for (position, slot) and (stamp, slot): sorting them sorts by the first and
  * then by the slot. */
@@ -225,7 +225,7 @@ void kva_cpu_select_fetch_head(const struct kva_row_cache *cache, const struct k
     fetch_head(&fetch, kv_head);
 }
 
-/* --- drift ------------------------------------------------------------------------------------ */
+/* --- query_cosine ----------------------------------------------------------------------------- */
 
 /* A handful of rows per step, each read once: plain loops, one chain of additions per head. */
 void kva_cpu_query_cosine(struct kva_device *device, const struct kva_query_cosine_args *args)
