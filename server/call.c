@@ -22,14 +22,14 @@ static void unlink_dirty(struct kva_call *call)
     call->is_dirty = false;
 }
 
-/* End what the scheduler still runs for this call; its outputs find no slot any more. */
+/* End what the scheduler still runs for this call; its outputs find no ticket any more. */
 static void release_requests(struct kva_call *call, bool cancel)
 {
     struct kva_server *server = call->server;
     for (uint32_t i = 0; call->request_ids && i < call->api->prompt_count; i++) {
         if (call->request_ids[i] == 0)
             continue;
-        kva_slots_give(&server->slots, call->request_ids[i]);
+        kva_tickets_give(&server->tickets, call->request_ids[i]);
         if (cancel)
             kva_service_cancel(server->backend.service, call->request_ids[i], KVA_ALL_CHOICES,
                                KVA_FINISH_CANCELLED);
@@ -226,11 +226,11 @@ static enum kva_status assign_ids(struct kva_call *call)
     struct kva_key_limits limits = kva_auth_limits(server->auth, call->key_index);
     for (uint32_t i = 0; i < call->api->prompt_count; i++) {
         struct kva_request *request = call->api->requests[i];
-        uint64_t id = kva_slots_take(&server->slots, call, i);
+        uint64_t id = kva_tickets_take(&server->tickets, call, i);
         if (id == 0)
             return kva_fail(&call->err, KVA_EBUSY,
                             "%u prompts are being served, limit is %u; retry later.",
-                            server->slots.used, server->slots.max);
+                            server->tickets.used, server->tickets.max);
         call->request_ids[i] = id;
         request->id = id;
         request->submitted_ns = now_ns;

@@ -88,11 +88,11 @@ static void note_begun(struct kva_call *call, uint32_t prompt_index, uint32_t ch
 static void on_output(void *opaque, const struct kva_output *output)
 {
     struct kva_server *server = opaque;
-    struct kva_slot *slot = kva_slots_find(&server->slots, output->request_id);
-    if (!slot)
+    struct kva_ticket *ticket = kva_tickets_find(&server->tickets, output->request_id);
+    if (!ticket)
         return;
-    struct kva_call *call = slot->call;
-    uint32_t prompt_index = slot->prompt_index;
+    struct kva_call *call = ticket->call;
+    uint32_t prompt_index = ticket->prompt_index;
     note_begun(call, prompt_index, output->choice);
     if (output->kind == KVA_OUTPUT_PROGRESS) {
         call->prefill_done = output->progress.done_tokens;

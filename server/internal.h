@@ -16,17 +16,17 @@
 
 struct kva_call;
 
-/* Prompts in flight: the low bits of a request id are a slot, the high ones tell apart those that
+/* Prompts in flight: the low bits of a request id are a ticket, the high ones tell apart those that
  * have used it. */
-struct kva_slot {
+struct kva_ticket {
     struct kva_call *call;
     uint32_t prompt_index;
     uint32_t next_free;
     uint64_t generation;
 };
 
-struct kva_slots {
-    struct kva_slot *slots;
+struct kva_tickets {
+    struct kva_ticket *tickets;
     uint32_t capacity;
     uint32_t max;
     uint32_t first_free;
@@ -68,7 +68,7 @@ struct kva_server {
     uint64_t drain_deadline_ns;
     int64_t start_unix_s;
 
-    struct kva_slots slots;
+    struct kva_tickets tickets;
     struct kva_call *calls; /* all */
     struct kva_call *dirty; /* with something to send after this poll */
     uint32_t call_count;
@@ -127,14 +127,15 @@ struct kva_call {
     bool failed;  /* `err` says why; the flush reports it */
 };
 
-/* --- slots.c --- */
-enum kva_status kva_slots_init(struct kva_slots *slots, uint32_t max);
-void kva_slots_finish(struct kva_slots *slots);
+/* --- tickets.c --- */
+enum kva_status kva_tickets_init(struct kva_tickets *tickets, uint32_t max);
+void kva_tickets_finish(struct kva_tickets *tickets);
 /* 0: none is free. */
-uint64_t kva_slots_take(struct kva_slots *slots, struct kva_call *call, uint32_t prompt_index);
-void kva_slots_give(struct kva_slots *slots, uint64_t id);
+uint64_t kva_tickets_take(struct kva_tickets *tickets, struct kva_call *call,
+                          uint32_t prompt_index);
+void kva_tickets_give(struct kva_tickets *tickets, uint64_t id);
 /* NULL: the id is not in use any more. */
-struct kva_slot *kva_slots_find(struct kva_slots *slots, uint64_t id);
+struct kva_ticket *kva_tickets_find(struct kva_tickets *tickets, uint64_t id);
 
 /* --- routes.c --- */
 /* A head: refuse the request, or find its route. */

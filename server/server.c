@@ -315,7 +315,7 @@ enum kva_status kva_server_create(const struct kva_server_params *params, struct
     kva_metrics_init(&server->metrics);
     /* A peer that closes while it is written to is an error code, not a signal. */
     signal(SIGPIPE, SIG_IGN);
-    status = kva_slots_init(&server->slots, params->prompts_live_max);
+    status = kva_tickets_init(&server->tickets, params->prompts_live_max);
     if (status == KVA_OK)
         status = create_loop(server, err);
     if (status == KVA_OK)
@@ -374,7 +374,7 @@ void kva_server_destroy(struct kva_server *server)
     while (server->calls)
         kva_call_destroy(server->calls);
     kva_auth_destroy(server->auth);
-    kva_slots_finish(&server->slots);
+    kva_tickets_finish(&server->tickets);
     if (server->wake_event)
         event_free(server->wake_event);
     if (server->tick)

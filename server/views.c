@@ -187,16 +187,17 @@ static void choice_json(struct kva_buf *out, struct kva_server *server,
                         const struct kva_choice_view *view, struct kva_counts counts)
 {
     const struct kva_sequence_info *info = &view->info;
-    struct kva_slot *slot = kva_slots_find(&server->slots, view->request_id);
-    const char *id = slot ? kva_answer_id(slot->call->answer) : "";
-    const char *name =
-        slot && slot->call->exchange ? kva_exchange_info(slot->call->exchange)->request_id : "";
+    struct kva_ticket *ticket = kva_tickets_find(&server->tickets, view->request_id);
+    const char *id = ticket ? kva_answer_id(ticket->call->answer) : "";
+    const char *name = ticket && ticket->call->exchange
+                           ? kva_exchange_info(ticket->call->exchange)->request_id
+                           : "";
     kva_buf_puts(out, "{\"id\":");
     kva_buf_json_string(out, id, strlen(id));
     kva_buf_puts(out, ",\"request_id\":");
     kva_buf_json_string(out, name, strlen(name));
     kva_buf_printf(out, ",\"prompt_index\":%u,\"choice\":%u,\"state\":\"%s\",\"priority\":%d",
-                   slot ? slot->prompt_index : 0, view->choice, view->state, view->priority);
+                   ticket ? ticket->prompt_index : 0, view->choice, view->state, view->priority);
     kva_buf_printf(out, ",\"prompt_tokens\":%u,\"prefilled_tokens\":%u,\"output_tokens\":%u",
                    view->prompt_tokens, view->prefilled_tokens, view->output_tokens);
     kva_buf_printf(out, ",\"preemptions\":%u,\"age_s\":%.3f,\"policy\":\"%s\"", view->preemptions,
@@ -235,8 +236,8 @@ void kva_view_requests(struct kva_server *server, struct kva_exchange *exchange)
     int key = kva_exchange_info(exchange)->key_index;
     bool all = kva_auth_limits(server->auth, key).admin;
     for (uint32_t i = 0, shown = 0; i < count; i++) {
-        const struct kva_slot *slot = kva_slots_find(&server->slots, views[i].request_id);
-        if (!all && (!slot || slot->call->key_index != key))
+        const struct kva_ticket *ticket = kva_tickets_find(&server->tickets, views[i].request_id);
+        if (!all && (!ticket || ticket->call->key_index != key))
             continue;
         kva_buf_puts(&body, shown++ ? "," : "");
         choice_json(&body, server, &views[i], counts);
