@@ -1,5 +1,5 @@
-/* Added tokens that tokenizer_config.json describes: where they differ from those of tokenizer.json
- * they count. */
+/* added_override.c - added tokens that tokenizer_config.json describes: where they differ from those
+ * of tokenizer.json they count. */
 #include "text/tokenizer/internal.h"
 
 #include "base/log.h"
