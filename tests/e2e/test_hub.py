@@ -541,6 +541,7 @@ def test_hostile__a_body_without_end(place):
         ({"X-Repo-Commit": OTHER_COMMIT}, "where commit"),
         ({"X-Repo-Commit": ""}, "answers with none"),
         ({"Location": "file:///etc/passwd"}, "no URL of HTTP"),
+        ({"Location": "ftp://127.0.0.1/x"}, "no URL of HTTP"),
         ({"Location": "/org/demo/resolve/" + COMMIT + "/model.safetensors"}, "redirects without end"),
     ],
 )
