@@ -140,9 +140,9 @@ static enum kva_status look_at(struct kva_hub_download *download, struct kva_hub
     if (!status && missing > 0)
         status = kva_hub_disk_check_room(cache_path, missing, err);
     if (!status && missing > 0)
-        kva_log(KVA_LOG_INFO, "fetching %s at %.12s, %.1f MiB in %zu files, to %s",
+        kva_log(KVA_LOG_INFO, "fetching %s at %.12s, %.1f MiB in %zu file%s, to %s",
                 download->repository, download->commit, (double)missing / (1 << 20), count - first,
-                cache_path);
+                count - first == 1 ? "" : "s", cache_path);
     return status;
 }
 
