@@ -34,6 +34,9 @@ enum kva_lowbit_levels {
     /* The same codes (1 bit: code = x >= mean), then zero and scale by least squares: at 1 bit the
      * conditional means. The same bytes, less error. */
     KVA_LEVELS_FIT,
+    /* KIVI's own at every number of bits. 1 bit: min and max themselves (KIVI eq. 2; SpeCache's
+     * table 5 holds its own against them), codes as PAPER's; else PAPER. */
+    KVA_LEVELS_EXTREMES,
 };
 
 struct kva_lowbit_format {

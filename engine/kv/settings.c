@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* In the order of the enumerations. */
-static const char *const levels[] = {"minmax", "mse", "auto", NULL};
+static const char *const levels[] = {"minmax", "mse", "extremes", "auto", NULL};
 static const char *const predictors[] = {"spec-token", "prev-query", "sync", "auto", NULL};
 static const char *const fetches[] = {"all", "delta", "resident", NULL};
 static const char *const mispredicts[] = {"chain", "predecode", NULL};
@@ -30,7 +30,8 @@ static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
                                 "quantisation levels. `minmax`: from a group's minimum and maximum "
                                 "(1 bit: a quarter of the range inwards, SpeCache eq. 3); `mse`: "
                                 "least squares for the same codes (1 bit: the conditional means); "
-                                "`auto`: `minmax` at 1 bit, else `mse`"},
+                                "`extremes`: `minmax`, but minimum and maximum themselves at 1 bit "
+                                "(KIVI); `auto`: `minmax` at 1 bit, else `mse`"},
     [KVA_SETTING_WINDOW] = {"window", NUMBER, .min = 64, .max = 1u << 20, .multiple_of = 64,
                             AT(window),
                             .help = "newest tokens in 16 bits: between this many and 63 more"},

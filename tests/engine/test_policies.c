@@ -75,6 +75,65 @@ static void test_policies__exempting_every_layer_is_full_attention(void **state 
     }
 }
 
+/* Mean squared error of the log-probabilities while the tokens are the same, over some prompts. */
+static double error_of(struct fixture *f, struct kva_kv_spec kv)
+{
+    double sum = 0;
+    uint32_t count = 0;
+    for (uint64_t seed = 0; seed < 24; seed++) {
+        struct run run = {
+            .prompt_tokens = 195, .prompt_seed = 1000 + seed, .kv = trace_variant(FULL)};
+        struct trace want = trace_run(f, &run);
+        run.kv = kv;
+        struct trace got = trace_run(f, &run);
+        assert_int_equal(got.tokens[0], want.tokens[0]); /* the prefill is exact */
+        assert_true(got.logprobs[0] == want.logprobs[0]);
+        for (uint32_t i = 1; i < OUTPUT && got.tokens[i - 1] == want.tokens[i - 1]; i++)
+            sum += pow((double)got.logprobs[i] - (double)want.logprobs[i], 2), count++;
+    }
+    return sum / count;
+}
+
+/* A device that has one operator for it selects, fetches and attends as one that has not. */
+static void test_policies__the_fused_operator_changes_nothing(void **state KVA_UNUSED)
+{
+    for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
+        struct fixture fused, unfused;
+        fixture_open(&fused, &(struct fixture_params){.model_path = models[m]});
+        fixture_open(&unfused, &(struct fixture_params){.model_path = models[m], .unfused = true});
+        assert_non_null(kva_device_ops(fused.device)->attend_select_fetch);
+        assert_null(kva_device_ops(unfused.device)->attend_select_fetch);
+        for (enum variant v = KIVI; v < VARIANTS; v++) {
+            struct trace want = run_under(&fused, 195, trace_variant(v));
+            struct trace got = run_under(&unfused, 195, trace_variant(v));
+            trace_expect_same(&got, &want, models[m]);
+        }
+        fixture_close(&fused);
+        fixture_close(&unfused);
+    }
+}
+
+/* KIVI's own levels are minmax's but at 1 bit, where they are further from full KV. */
+static void test_policies__extremes_differ_at_one_bit(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_open(&f, &(struct fixture_params){.model_path = LLAMA});
+    for (uint32_t bits = 1; bits <= 4; bits *= 2) {
+        struct kva_kv_spec minmax = trace_variant(KIVI), extremes;
+        minmax.bits = bits;
+        minmax.levels = KVA_KV_LEVELS_MINMAX;
+        extremes = minmax;
+        extremes.levels = KVA_KV_LEVELS_EXTREMES;
+        struct trace want = run_under(&f, 195, minmax), got = run_under(&f, 195, extremes);
+        if (bits > 1)
+            trace_expect_same(&got, &want, "levels");
+        double worse = error_of(&f, extremes), better = error_of(&f, minmax);
+        print_message("%u bits: squared error %g with extremes, %g\n", bits, worse, better);
+        assert_true(bits > 1 ? worse == better : worse > better);
+    }
+    fixture_close(&f);
+}
+
 static void test_policies__fetching_no_row_is_kivi(void **state KVA_UNUSED)
 {
     for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
@@ -144,44 +203,6 @@ static void test_policies__fetching_the_difference_is_fetching_all(void **state 
             trace_expect_same(&got, &want, models[m]);
         }
         fixture_close(&f);
-    }
-}
-
-/* Mean squared error of the log-probabilities while the tokens are the same, over some prompts. */
-static double error_of(struct fixture *f, struct kva_kv_spec kv)
-{
-    double sum = 0;
-    uint32_t count = 0;
-    for (uint64_t seed = 0; seed < 24; seed++) {
-        struct run run = {
-            .prompt_tokens = 195, .prompt_seed = 1000 + seed, .kv = trace_variant(FULL)};
-        struct trace want = trace_run(f, &run);
-        run.kv = kv;
-        struct trace got = trace_run(f, &run);
-        assert_int_equal(got.tokens[0], want.tokens[0]); /* the prefill is exact */
-        assert_true(got.logprobs[0] == want.logprobs[0]);
-        for (uint32_t i = 1; i < OUTPUT && got.tokens[i - 1] == want.tokens[i - 1]; i++)
-            sum += pow((double)got.logprobs[i] - (double)want.logprobs[i], 2), count++;
-    }
-    return sum / count;
-}
-
-/* A device that has one operator for it selects, fetches and attends as one that has not. */
-static void test_policies__the_fused_operator_changes_nothing(void **state KVA_UNUSED)
-{
-    for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
-        struct fixture fused, unfused;
-        fixture_open(&fused, &(struct fixture_params){.model_path = models[m]});
-        fixture_open(&unfused, &(struct fixture_params){.model_path = models[m], .unfused = true});
-        assert_non_null(kva_device_ops(fused.device)->attend_select_fetch);
-        assert_null(kva_device_ops(unfused.device)->attend_select_fetch);
-        for (enum variant v = KIVI; v < VARIANTS; v++) {
-            struct trace want = run_under(&fused, 195, trace_variant(v));
-            struct trace got = run_under(&unfused, 195, trace_variant(v));
-            trace_expect_same(&got, &want, models[m]);
-        }
-        fixture_close(&fused);
-        fixture_close(&unfused);
     }
 }
 
@@ -447,6 +468,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_policies__fetching_every_row_is_full_attention),
         cmocka_unit_test(test_policies__exempting_every_layer_is_full_attention),
+        cmocka_unit_test(test_policies__extremes_differ_at_one_bit),
         cmocka_unit_test(test_policies__fetching_no_row_is_kivi),
         cmocka_unit_test(test_policies__rows_by_layer_are_the_rows_of_each_layer),
         cmocka_unit_test(test_policies__fetching_the_difference_is_fetching_all),

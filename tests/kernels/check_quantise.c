@@ -139,9 +139,13 @@ static const char *check_group(const struct stored *group, struct kva_lowbit_for
         return "a level is not a number";
     if (!(low < high))
         return check_constant(group, low == high ? low : 0);
-    bool paper = format.levels == KVA_LEVELS_PAPER;
+    bool paper = format.levels != KVA_LEVELS_FIT;
     double scale = format.bits == 1 ? (high - low) / 2 : (high - low) / code_max;
     double zero = format.bits == 1 ? (3 * low + high) / 4 : low;
+    if (format.bits == 1 && format.levels == KVA_LEVELS_EXTREMES) {
+        scale = fmin(high - low, 65504);
+        zero = low;
+    }
     if (scale < 0x1p-24) /* may round to nothing */
         return group->scale == 0 ? check_constant(group, mean) : NULL;
     const char *reason = NULL;
@@ -351,11 +355,11 @@ static void random_case(struct check *check, uint32_t dim, struct kva_lowbit_for
     fill_blocks(check, &test, bufs, kind);
     args->from = test.from;
     args->exempt = check_below(check, 2) ? test.exempt : NULL;
+    static const char *const names[] = {"paper", "fit", "extremes"};
     snprintf(test.name, sizeof test.name,
              "head_dim %u kv_heads %u blocks %u %s %u bits group %u %s kind %d exempt %u", dim,
              args->kv_heads, args->count, kva_dtype_name(args->kv_dtype), format.bits, format.group,
-             format.levels == KVA_LEVELS_PAPER ? "paper" : "fit", (int)kind,
-             args->exempt ? args->exempt[0] : 0);
+             names[format.levels], (int)kind, args->exempt ? args->exempt[0] : 0);
     quantise_case(check, &test);
     for (uint32_t i = 0; i < args->count; i++)
         check_buf_free(&bufs[i]);
@@ -366,10 +370,10 @@ void check_quantise(struct check *check)
     const uint32_t dims[] = {4, 8, 20, 32, 64, 80, 96, 128, 256};
     const uint32_t bits[] = {1, 2, 4};
     for (size_t i = 0; i < KVA_COUNT_OF(dims); i++) {
-        for (uint32_t j = 0; j < KVA_COUNT_OF(bits) * 4; j++) {
-            struct kva_lowbit_format format = {.bits = bits[j / 4],
+        for (uint32_t j = 0; j < KVA_COUNT_OF(bits) * 6; j++) {
+            struct kva_lowbit_format format = {.bits = bits[j / 6],
                                                .group = j & 1 ? 32 : 64,
-                                               .levels = j & 2 ? KVA_LEVELS_FIT : KVA_LEVELS_PAPER};
+                                               .levels = (enum kva_lowbit_levels)(j % 6 / 2)};
             for (int kind = 0; kind < KIND_COUNT; kind += check->quick ? 2 : 1)
                 random_case(check, dims[i], format, (enum kind)kind);
         }

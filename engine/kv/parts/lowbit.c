@@ -39,7 +39,9 @@ struct kva_lowbit_format kva_kv_lowbit_format(const struct kva_kv_spec *spec)
     return (struct kva_lowbit_format){
         .bits = spec->bits,
         .group = spec->group,
-        .levels = fitted(spec) ? KVA_LEVELS_FIT : KVA_LEVELS_PAPER,
+        .levels = fitted(spec)                             ? KVA_LEVELS_FIT
+                  : spec->levels == KVA_KV_LEVELS_EXTREMES ? KVA_LEVELS_EXTREMES
+                                                           : KVA_LEVELS_PAPER,
     };
 }
 
@@ -65,7 +67,8 @@ size_t kva_kv_lowbit_page_bytes(const struct kva_kv *kv, const struct kva_kv_spe
 static uint32_t copy_key(const struct kva_kv_spec *spec)
 {
     uint32_t exempt = kva_min_u32(spec->skip_layers, 4095);
-    return exempt << 20 | spec->bits << 16 | spec->group << 8 | spec->sinks << 1 |
+    uint32_t extremes = spec->levels == KVA_KV_LEVELS_EXTREMES;
+    return exempt << 20 | spec->bits << 16 | spec->group << 8 | extremes << 7 | spec->sinks << 1 |
            (uint32_t)fitted(spec);
 }
 

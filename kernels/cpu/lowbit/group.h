@@ -108,10 +108,15 @@ static inline void kva_lowbit_quantise_group(struct kva_lowbit_group *group,
     uint32_t code_max = (1u << format.bits) - 1;
     if (format.bits == 1) {
         /* Products by 3/4, 1/4 and 1/2 do not overflow where sums would. */
-        float threshold = format.levels == KVA_LEVELS_PAPER ? 0.5f * low + 0.5f * high : mean;
-        const float *from = format.levels == KVA_LEVELS_PAPER ? group->x : y;
+        bool fit = format.levels == KVA_LEVELS_FIT;
+        float threshold = fit ? mean : 0.5f * low + 0.5f * high;
+        const float *from = fit ? y : group->x;
         group->zero = kva_f16_of_f32(0.75f * low + 0.25f * high);
         group->scale = kva_f16_of_f32(0.5f * high - 0.5f * low);
+        if (format.levels == KVA_LEVELS_EXTREMES) {
+            group->zero = kva_f16_of_f32(low);
+            group->scale = kva_f16_of_f32(high - low < 65504.0f ? high - low : 65504.0f);
+        }
         for (uint32_t i = 0; i < group->count; i++)
             group->codes[i] = from[i] >= threshold;
     } else {

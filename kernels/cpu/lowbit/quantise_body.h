@@ -29,7 +29,8 @@ INLINE vf v_as_f16(vf x)
     return v_load_16(halves, KVA_F16);
 }
 
-INLINE void find_levels(struct levels *levels, const uint32_t bits, const bool fit, float n)
+INLINE void find_levels(const struct kva_cpu_quantise *args, struct levels *levels,
+                        const uint32_t bits, const bool fit, float n)
 {
     vf low = levels->low, high = levels->high, half = v_set(0.5f);
     levels->mean = v_div(levels->sum_y, v_set(n));
@@ -37,6 +38,10 @@ INLINE void find_levels(struct levels *levels, const uint32_t bits, const bool f
     if (bits == 1) {
         levels->zero = v_as_f16(v_add(v_mul(v_set(0.75f), low), v_mul(v_set(0.25f), high)));
         levels->scale = v_as_f16(v_sub(v_mul(half, high), v_mul(half, low)));
+        if (args->format.levels == KVA_LEVELS_EXTREMES) {
+            levels->zero = v_as_f16(low);
+            levels->scale = v_as_f16(v_min(v_sub(high, low), v_set(65504.0f)));
+        }
     } else {
         levels->zero = v_as_f16(low);
         levels->scale = v_as_f16(v_div(v_sub(high, low), v_set((float)((1u << bits) - 1))));
@@ -125,7 +130,7 @@ INLINE void quantise_keys(const struct kva_cpu_quantise *args,
     for (uint32_t t = 0; fit && t < group; t++)
         lanes[t % LANES] = v_add(lanes[t % LANES], v_sub(x[t], levels.low));
     levels.sum_y = add_lanes(lanes);
-    find_levels(&levels, bits, fit, (float)group);
+    find_levels(args, &levels, bits, fit, (float)group);
     uint32_t odd = odd_lanes(&levels);
     vf sum_c = v_zero(), sum_cc = v_zero();
     for (uint32_t i = 0; i < LANES; i++)
@@ -274,7 +279,7 @@ INLINE void quantise_values(const struct kva_cpu_quantise *args,
         levels[i] = (struct levels){.low = v_load(all.low + t),
                                     .high = v_load(all.high + t),
                                     .sum_y = v_load(all.sum_y + t)};
-        find_levels(&levels[i], bits, fit, (float)(vectors * VL));
+        find_levels(args, &levels[i], bits, fit, (float)(vectors * VL));
         odd |= (uint64_t)odd_lanes(&levels[i]) << t;
         v_store(all.zero + t, levels[i].zero);
         v_store(all.inverse + t, levels[i].inverse);

@@ -31,6 +31,7 @@ static void test_parse__bare_numbers(void **state KVA_UNUSED)
     assert_int_equal(spec.bits, 1);
     assert_int_equal(spec.k, 128);
     assert_int_equal(parsed("kivi:4").bits, 4);
+    assert_int_equal(parsed("kivi:1:levels=extremes").levels, KVA_KV_LEVELS_EXTREMES);
     spec = parsed("specache:1:predictor=sync");
     assert_int_equal(spec.bits, 1);
     assert_int_equal(spec.predictor, KVA_PREDICT_SYNC);
