@@ -115,7 +115,7 @@ static void test_serving__09_values_out_of_range_name_field_value_and_range(void
         {"\"kv\":{\"policy\":\"specache\",\"topk\":\"8+1@3-2\"}", "topk is '8+1@3-2'"},
         {"\"kv\":{\"policy\":\"specache\",\"window\":65.5}", "'kv.window'"},
         {"\"kv\":{\"policy\":\"specache\",\"levels\":\"best\"}",
-         "levels is 'best', it must be one of: minmax, mse, auto."},
+         "levels is 'best', it must be one of: minmax, mse, extremes, auto."},
         {"\"kv\":{\"policy\":\"specache\",\"predictor\":2}", "'kv.predictor'"},
         {"\"kv\":{\"exact\":\"yes\"}", "'kv.exact'"},
         {"\"stream_options\":{\"include_usage\":true}", "only allowed when 'stream' is true"},
