@@ -67,7 +67,7 @@ def explore(target, seconds, new):
 def findings(target, done):
     if done.returncode == 0:
         return []
-    lines = re.findall(r"^(?:SUMMARY|ERROR|==\d+==ERROR).*$", done.stdout, re.M)[-2:]
+    lines = re.findall(r"^(?:SUMMARY|ERROR|==\d+==ERROR|the server |client: ).*$", done.stdout, re.M)[-3:]
     wrote = re.findall(r"Test unit written to (\S+)", done.stdout)
     return lines + [f"again with: build-fuzz/tests/fuzz/explore_{target} {os.path.relpath(path, ROOT)}" for path in wrote]
 
