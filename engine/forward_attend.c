@@ -129,6 +129,29 @@ static bool attend_rows(struct kva_forward *fw, const struct kva_kv_pass *pass, 
     return any;
 }
 
+/* --- results from elsewhere ------------------------------------------------------------------ */
+
+static bool is_merged(const struct kva_kv_range *range)
+{
+    return range->kind == KVA_RANGE_PARTIAL && !range->prefix;
+}
+
+/* Whether some of the rows' partial results come from elsewhere. */
+static bool has_elsewhere(const struct kva_kv_rows *rows)
+{
+    for (uint32_t i = 0; i < rows->range_count; i++) {
+        if (is_merged(&rows->ranges[i]))
+            return true;
+    }
+    return false;
+}
+
+/* Whether a sequence attends to more than blocks and low-bit pages. */
+static bool has_rest(const struct kva_kv_rows *rows)
+{
+    return has_elsewhere(rows) || kva_kv_find_range(rows, KVA_RANGE_ROWS);
+}
+
 /* --- low-bit pages --------------------------------------------------------------------------- */
 
 static bool has_lowbit(const struct kva_kv_rows *rows)
@@ -158,8 +181,7 @@ static bool same_format(const struct kva_kv_rows *a, const struct kva_kv_rows *b
     const struct kva_kv_range *x = kva_kv_find_range(a, KVA_RANGE_LOWBIT);
     const struct kva_kv_range *y = kva_kv_find_range(b, KVA_RANGE_LOWBIT);
     return x && y && x->format.bits == y->format.bits && x->format.group == y->format.group &&
-           x->low_offset_bytes == y->low_offset_bytes &&
-           kva_forward_has_rest(a) == kva_forward_has_rest(b);
+           x->low_offset_bytes == y->low_offset_bytes && has_rest(a) == has_rest(b);
 }
 
 static bool format_seen(const struct kva_kv_pass *pass, uint32_t index,
@@ -193,7 +215,7 @@ static bool read_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass, 
                                           .count = count,
                                           .layer = layer,
                                           .like = like,
-                                          .has_rest = kva_forward_has_rest(&pass->rows[i]),
+                                          .has_rest = has_rest(&pass->rows[i]),
                                           .selects = reading->selects,
                                       });
         any = true;
@@ -232,26 +254,6 @@ static void select_apart(struct kva_forward *fw, const struct kva_kv_pass *pass,
 }
 
 /* --- merge ----------------------------------------------------------------------------------- */
-
-static bool is_merged(const struct kva_kv_range *range)
-{
-    return range->kind == KVA_RANGE_PARTIAL && !range->prefix;
-}
-
-/* Whether some of the rows' partial results come from elsewhere. */
-static bool has_elsewhere(const struct kva_kv_rows *rows)
-{
-    for (uint32_t i = 0; i < rows->range_count; i++) {
-        if (is_merged(&rows->ranges[i]))
-            return true;
-    }
-    return false;
-}
-
-bool kva_forward_has_rest(const struct kva_kv_rows *rows)
-{
-    return has_elsewhere(rows) || kva_kv_find_range(rows, KVA_RANGE_ROWS);
-}
 
 uint32_t kva_forward_list_rest(const struct kva_forward *fw, const struct kva_kv_rows *rows,
                                struct kva_partial *ret)
@@ -338,7 +340,7 @@ static const uint32_t *observe_selection(struct kva_forward *fw, const struct kv
                                                             .count = 1,
                                                             .layer = layer,
                                                             .like = range,
-                                                            .has_rest = kva_forward_has_rest(rows),
+                                                            .has_rest = has_rest(rows),
                                                             .selects = always});
     return into;
 }
@@ -377,7 +379,7 @@ static void observe(struct kva_forward *fw, const struct kva_forward_observer *o
 static bool can_fuse(const struct kva_forward *fw, const struct kva_kv_rows *rows)
 {
     return fw->ops->attend_select_fetch && kva_kv_selects_now(rows) && !rows->select_next &&
-           rows->row_count == 1 && !kva_forward_has_rest(rows);
+           rows->row_count == 1 && !has_rest(rows);
 }
 
 void kva_forward_attend(struct kva_forward *fw, struct kva_kv_pass *pass,

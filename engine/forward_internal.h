@@ -100,9 +100,6 @@ static inline struct kva_partial kva_forward_partial_of(const struct kva_forward
     return (struct kva_partial){all->a + pair * fw->config->head_dim, all->m + pair, all->e + pair};
 }
 
-/* Whether a sequence attends to more than blocks and low-bit pages. */
-bool kva_forward_has_rest(const struct kva_kv_rows *rows);
-
 /* All partial results of its rows but that over low-bit pages, from its first row on; the compute
  * queue waits for them. Returns their number, KVA_PARTIALS_MAX - 1 at most. */
 uint32_t kva_forward_list_rest(const struct kva_forward *fw, const struct kva_kv_rows *rows,

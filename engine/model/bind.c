@@ -122,8 +122,8 @@ static bool is_reordered(const struct bind *bind, enum kva_tensor_dim rows,
 {
     enum kva_tensor_dim heads = rows == KVA_DIM_ONE ? cols : rows;
     /* v has as many rows as k. */
-    return bind->spec->family->tensor_names->rope_neighbours &&
-           (heads == KVA_DIM_Q || heads == KVA_DIM_KV) && strstr(name, "attn_v.") == NULL;
+    return bind->spec->family->rope_neighbours && (heads == KVA_DIM_Q || heads == KVA_DIM_KV) &&
+           strstr(name, "attn_v.") == NULL;
 }
 
 /* A tensor that is decoded, or reordered, into memory of its own instead of being used where it

@@ -61,8 +61,7 @@ struct kva_tensor_names {
     const struct kva_fused_qkv_spec *fused; /* NULL: none */
     size_t fused_count;
     bool fused_in_blocks;
-    const char *lm_head;  /* absent where embeddings are tied */
-    bool rope_neighbours; /* q and k have the two that RoPE rotates together side by side */
+    const char *lm_head; /* absent where embeddings are tied */
 };
 
 /* What config.json calls the quantities of kva_model_config. NULL: the family has no such field. */
@@ -107,6 +106,7 @@ struct kva_family {
     bool scaled_embedding; /* by sqrt(hidden_size) */
     bool rotary;
     bool partial_rotary;      /* rotary_part may be less than 1 */
+    bool rope_neighbours;     /* q and k have the two that RoPE rotates together side by side */
     bool gelu_is_tanh;        /* "gelu" means the tanh approximation */
     uint32_t position_offset; /* the table of positions has so many rows before position 0's */
     const struct kva_config_switch *switches;

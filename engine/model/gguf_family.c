@@ -65,19 +65,7 @@ static const struct kva_tensor_spec llama_layer_tensors[] = {
     {"ffn_down.bias", LAYER(down_bias), KVA_DIM_ONE, KVA_DIM_HIDDEN, KVA_NEED_MLP_BIAS},
 };
 
-/* GGUF files of Llama have the rows of q and k in the order of Meta's own code, where RoPE rotates
- * neighbours; those of all others have them as Hugging Face does. */
 static const struct kva_tensor_names llama_tensors = {
-    .model = llama_model_tensors,
-    .model_count = KVA_COUNT_OF(llama_model_tensors),
-    .layer_prefix = "blk.",
-    .layer = llama_layer_tensors,
-    .layer_count = KVA_COUNT_OF(llama_layer_tensors),
-    .lm_head = "output.weight",
-    .rope_neighbours = true,
-};
-
-static const struct kva_tensor_names qwen_tensors = {
     .model = llama_model_tensors,
     .model_count = KVA_COUNT_OF(llama_model_tensors),
     .layer_prefix = "blk.",
@@ -130,11 +118,14 @@ static const struct kva_tensor_names neox_tensors = {
     .default_rotary_part = 1.0, .default_rope_theta = 10000.0
 
 static const struct kva_family table[] = {
-    /* Also Mistral, whose window is a field, and whatever else has Llama's tensors. */
+    /* Also Mistral, whose window is a field, and whatever else has Llama's tensors. Its files have
+     * the rows of q and k in the order of Meta's own code, where RoPE rotates neighbours; those of
+     * all others have them as Hugging Face does. */
     {
         .architecture = "llama",
         .model_type = "llama",
         .tensor_names = &llama_tensors,
+        .rope_neighbours = true,
         .window = KVA_WINDOW_ALL,
         .default_activation = "silu",
         LLAMA_LINE,
@@ -142,14 +133,14 @@ static const struct kva_family table[] = {
     {
         .architecture = "qwen2",
         .model_type = "qwen2",
-        .tensor_names = &qwen_tensors,
+        .tensor_names = &llama_tensors,
         .default_activation = "silu",
         LLAMA_LINE,
     },
     {
         .architecture = "qwen3",
         .model_type = "qwen3",
-        .tensor_names = &qwen_tensors,
+        .tensor_names = &llama_tensors,
         .qk_norm = true,
         .default_activation = "silu",
         LLAMA_LINE,
@@ -158,7 +149,7 @@ static const struct kva_family table[] = {
     {
         .architecture = "gemma",
         .model_type = "gemma",
-        .tensor_names = &qwen_tensors,
+        .tensor_names = &llama_tensors,
         .scaled_embedding = true,
         .default_activation = "gelu_pytorch_tanh",
         LLAMA_LINE,

@@ -34,7 +34,7 @@ static bool fitted(const struct kva_kv_spec *spec)
     return spec->levels == KVA_KV_LEVELS_MSE;
 }
 
-struct kva_lowbit_format kva_kv_lowbit_format(const struct kva_kv_spec *spec)
+static struct kva_lowbit_format format_of(const struct kva_kv_spec *spec)
 {
     return (struct kva_lowbit_format){
         .bits = spec->bits,
@@ -50,17 +50,19 @@ uint32_t kva_kv_lowbit_skip_layers(const struct kva_kv *kv, const struct kva_kv_
     return kva_min_u32(spec->skip_layers, kv->shape.layers);
 }
 
-size_t kva_kv_lowbit_offset(const struct kva_kv *kv, const struct kva_kv_spec *spec, uint32_t layer)
+/* Where a layer lies in a copy. */
+static size_t offset_of(const struct kva_kv *kv, const struct kva_kv_spec *spec, uint32_t layer)
 {
     uint32_t exempt = kva_min_u32(kva_kv_lowbit_skip_layers(kv, spec), layer);
     return exempt * kv->shape.block_bytes +
-           (layer - exempt) * kva_lowbit_block_bytes(kva_kv_lowbit_format(spec), kv->shape.kv_heads,
-                                                     kv->shape.head_dim);
+           (layer - exempt) *
+               kva_lowbit_block_bytes(format_of(spec), kv->shape.kv_heads, kv->shape.head_dim);
 }
 
-size_t kva_kv_lowbit_page_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec)
+/* One page in all layers: the item that is taken from the tier. */
+static size_t page_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec)
 {
-    return kva_kv_lowbit_offset(kv, spec, kv->shape.layers);
+    return offset_of(kv, spec, kv->shape.layers);
 }
 
 /* What must be equal for two sequences to share a copy; 0: no copy. */
@@ -90,7 +92,7 @@ static bool take_next(struct kva_kv *kv, struct kva_kv_seq *seq)
     struct state *state = state_of(seq);
     uint32_t index = state->count;
     struct kva_page *page = seq->pages[index];
-    size_t bytes = kva_kv_lowbit_page_bytes(kv, &seq->spec);
+    size_t bytes = page_bytes(kv, &seq->spec);
     if (is_shared(page, &seq->spec)) {
         page->low_users++;
         state->copies[index] = page->low;
@@ -109,7 +111,7 @@ static void free_copies(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t coun
 {
     struct state *state = state_of(seq);
     while (state->count > count) {
-        size_t bytes = kva_kv_lowbit_page_bytes(kv, &seq->spec);
+        size_t bytes = page_bytes(kv, &seq->spec);
         uint32_t index = --state->count;
         struct kva_page *page = seq->pages[index];
         void *copy = state->copies[index];
@@ -153,7 +155,7 @@ static void copy_listed(struct kva_kv *kv, const struct cache *list, size_t to_o
 static void code_listed(struct kva_kv *kv, const struct kva_kv_seq *seq, const struct cache *list,
                         uint32_t layer, uint32_t count)
 {
-    size_t to_offset = kva_kv_lowbit_offset(kv, &seq->spec, layer);
+    size_t to_offset = offset_of(kv, &seq->spec, layer);
     if (layer < kva_kv_lowbit_skip_layers(kv, &seq->spec)) {
         copy_listed(kv, list, to_offset, count);
         return;
@@ -170,7 +172,7 @@ static void code_listed(struct kva_kv *kv, const struct kva_kv_seq *seq, const s
                                    .kv_heads = kv->shape.kv_heads,
                                    .head_dim = kv->shape.head_dim,
                                    .kv_dtype = kv->shape.dtype,
-                                   .format = kva_kv_lowbit_format(&seq->spec),
+                                   .format = format_of(&seq->spec),
                                });
 }
 
@@ -221,7 +223,7 @@ static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kv
 {
     struct state *state = state_of(seq);
     state->copies = calloc(seq->pages_max, sizeof(void *));
-    if (!state->copies || !kva_tier_prepare(kv->tier, kva_kv_lowbit_page_bytes(kv, &seq->spec)))
+    if (!state->copies || !kva_tier_prepare(kv->tier, page_bytes(kv, &seq->spec)))
         return kva_fail(err, KVA_ENOMEM, "out of memory for the page table of %u tokens",
                         seq->tokens_max);
     return KVA_OK;
@@ -240,13 +242,13 @@ static void reset(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 static uint64_t footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                           const struct kva_kv_extent *extent)
 {
-    return kva_tier_footprint(kv->tier, kva_kv_lowbit_page_bytes(kv, spec), extent->offloaded);
+    return kva_tier_footprint(kv->tier, page_bytes(kv, spec), extent->offloaded);
 }
 
 static uint64_t shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                              const struct kva_page *page)
 {
-    return !page || is_shared(page, spec) ? kva_kv_lowbit_page_bytes(kv, spec) : 0;
+    return !page || is_shared(page, spec) ? page_bytes(kv, spec) : 0;
 }
 
 /* Using what others have made. */
@@ -306,9 +308,9 @@ static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t l
     struct kva_kv_range range = {
         .kind = KVA_RANGE_LOWBIT,
         .page_end = seq->offloaded,
-        .format = kva_kv_lowbit_format(&seq->spec),
+        .format = format_of(&seq->spec),
         .low = state_of(seq)->copies,
-        .low_offset_bytes = kva_kv_lowbit_offset(kv, &seq->spec, layer),
+        .low_offset_bytes = offset_of(kv, &seq->spec, layer),
     };
     if (!seq->prefilled || seq->prepared == 0)
         return;

@@ -13,16 +13,7 @@
 
 #include "engine/kv/policy.h"
 
-struct kva_lowbit_format kva_kv_lowbit_format(const struct kva_kv_spec *spec);
-
 /* Layers that stay in 16 bits. */
 uint32_t kva_kv_lowbit_skip_layers(const struct kva_kv *kv, const struct kva_kv_spec *spec);
-
-/* Where a layer lies in a copy. */
-size_t kva_kv_lowbit_offset(const struct kva_kv *kv, const struct kva_kv_spec *spec,
-                            uint32_t layer);
-
-/* One page in all layers: the item that is taken from the tier. */
-size_t kva_kv_lowbit_page_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec);
 
 #endif
