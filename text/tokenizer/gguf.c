@@ -1,10 +1,8 @@
 /* gguf.c - the tokenizer of a GGUF file: its vocabulary, and what the names of its model and
  * pre-tokenizer stand for, put into the form of a tokenizer.json.
  *
- * `gpt2` is byte-level BPE with merges; `llama` is SentencePiece's BPE, which has scores instead:
- * of two neighbours that make a token those are joined first whose token scores highest, so its
- * merges are all pairs that make a token, ordered by its score. */
-#include "text/tokenizer/internal.h"
+ * `gpt2` is byte-level BPE with merges; `llama` is SentencePiece's BPE (pieces.h). */
+#include "text/tokenizer/pieces.h"
 
 #include "base/utf8.h"
 #include "gguf/gguf.h"
@@ -15,22 +13,6 @@
 #include <string.h>
 
 #define KEY(name) "tokenizer.ggml." name
-
-enum token_type {
-    TYPE_NORMAL = 1,
-    TYPE_UNKNOWN = 2,
-    TYPE_CONTROL = 3,
-    TYPE_USER_DEFINED = 4,
-    TYPE_UNUSED = 5,
-    TYPE_BYTE = 6,
-};
-
-struct token {
-    char *text; /* NUL-terminated, in `texts` */
-    uint32_t length;
-    uint8_t type;
-    float score;
-};
 
 /* What a pre-tokenizer's name means. */
 struct pre {
@@ -44,30 +26,20 @@ struct pre {
 struct reader {
     const struct kva_gguf *gguf;
     struct kva_tok_place place;
-    struct kva_arena texts;
-    struct token *tokens;
-    uint32_t count;
+    struct kva_pieces pieces;
     bool sentence_piece;
     const struct pre *pre; /* NULL: SentencePiece */
     cJSON *root;
-    int64_t bos, eos, pad, unk;
+    int64_t bos, eos, pad;
 };
 
 /* ---- pre-tokenizers -------------------------------------------------------------------------- */
 
-#define NFC "{\"type\":\"NFC\"}"
-#define BYTES(use_regex)                                                                           \
-    "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":" use_regex "}"
-#define SPLIT(regex)                                                                               \
-    "{\"type\":\"Split\",\"behavior\":\"Isolated\",\"pattern\":{\"Regex\":\"" regex "\"}}"
-#define SEQUENCE(members) "{\"type\":\"Sequence\",\"pretokenizers\":[" members "]}"
-#define DIGITS            "{\"type\":\"Digits\",\"individual_digits\":true}"
-
-/* Of Llama 3 and what followed it, which differ in how many digits go together. */
-#define WORDS(digits)                                                                              \
-    SEQUENCE(SPLIT("(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|" digits  \
-                   "| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|"                \
-                   "\\\\s+(?!\\\\S)|\\\\s+") "," BYTES("false"))
+#define BYTES(use_regex) KVA_TREE_BYTES("false", use_regex)
+#define SPLIT(regex)     KVA_TREE_SPLIT(regex)
+#define SEQUENCE(list)   KVA_TREE_SEQUENCE(list)
+#define WORDS(digits)    KVA_TREE_WORDS(digits)
+#define DIGITS           "{\"type\":\"Digits\",\"individual_digits\":true}"
 
 #define GPT2_SPLIT                                                                                 \
     SPLIT("'s|'t|'re|'ve|'m|'ll|'d| ?\\\\p{L}+| ?\\\\p{N}+| ?[^\\\\s\\\\p{L}\\\\p{N}]+|"           \
@@ -78,14 +50,14 @@ static const struct pre pre_table[] = {
     {"llama-bpe", NULL, WORDS("\\\\p{N}{1,3}"), true, true},
     {"llama3", NULL, WORDS("\\\\p{N}{1,3}"), true, true},
     {"llama-v3", NULL, WORDS("\\\\p{N}{1,3}"), true, true},
-    {"qwen2", NFC, WORDS("\\\\p{N}"), false, false},
-    {"deepseek-r1-qwen", NFC, WORDS("\\\\p{N}"), false, false},
+    {"qwen2", KVA_TREE_NFC, WORDS("\\\\p{N}"), false, false},
+    {"deepseek-r1-qwen", KVA_TREE_NFC, WORDS("\\\\p{N}"), false, false},
     {"smollm", NULL, SEQUENCE(DIGITS "," BYTES("true")), false, false},
     {"starcoder", NULL, SEQUENCE(DIGITS "," BYTES("true")), false, false},
     {"refact", NULL, SEQUENCE(DIGITS "," BYTES("true")), false, false},
     /* GPT-NeoX, Pythia. */
-    {"mpt", NFC, BYTES("true"), false, false},
-    {"olmo", NFC, BYTES("true"), false, false},
+    {"mpt", KVA_TREE_NFC, BYTES("true"), false, false},
+    {"olmo", KVA_TREE_NFC, BYTES("true"), false, false},
     /* What files say whose converter knew no better. */
     {"default", NULL,
      SEQUENCE(SPLIT("[\\\\p{P}\\\\$\\\\+<=>\\\\^~\\\\|]+") "," GPT2_SPLIT "," SPLIT(
@@ -180,19 +152,19 @@ static enum kva_status read_id(const struct reader *r, const char *key, int64_t 
         return status;
     if (id == UINT32_MAX)
         id = -1;
-    if (id >= (int64_t)r->count)
+    if (id >= (int64_t)r->pieces.count)
         return kva_tok_complain(&r->place, KVA_EFORMAT, "%s is %lld, there are %u tokens", key,
-                                (long long)id, r->count);
+                                (long long)id, r->pieces.count);
     *ret = id;
     return KVA_OK;
 }
 
 static enum kva_status read_ids(struct reader *r)
 {
-    r->bos = r->eos = r->pad = r->unk = -1;
-    if (r->sentence_piece && r->count > 2) {
+    r->bos = r->eos = r->pad = -1;
+    if (r->sentence_piece && r->pieces.count > 2) {
         /* What such files mean that do not say it. */
-        r->unk = 0;
+        r->pieces.unk = 0;
         r->bos = 1;
         r->eos = 2;
     }
@@ -201,7 +173,7 @@ static enum kva_status read_ids(struct reader *r)
         status = read_id(r, KEY("eos_token_id"), &r->eos);
     if (!status)
         status = read_id(r, KEY("padding_token_id"), &r->pad);
-    return status ? status : read_id(r, KEY("unknown_token_id"), &r->unk);
+    return status ? status : read_id(r, KEY("unknown_token_id"), &r->pieces.unk);
 }
 
 /* ---- the vocabulary -------------------------------------------------------------------------- */
@@ -222,45 +194,28 @@ static enum kva_status field_of(const struct reader *r, const char *key, bool re
     return KVA_OK;
 }
 
-static enum kva_status copy_text(struct reader *r, uint32_t id, const char *text, size_t length)
-{
-    if (length > KVA_TOKENIZER_TOKEN_BYTES_MAX)
-        return kva_tok_complain(&r->place, KVA_ETOOBIG, "token %u has %zu bytes, limit is %d", id,
-                                length, KVA_TOKENIZER_TOKEN_BYTES_MAX);
-    char *copy = kva_arena_strndup(&r->texts, text, length);
-    if (!copy)
-        return kva_tok_complain(&r->place, KVA_ENOMEM, "no memory for %u tokens", r->count);
-    if (memchr(copy, '\0', length))
-        return kva_tok_complain(&r->place, KVA_EFORMAT, "token %u has a NUL in it", id);
-    if (!kva_utf8_valid(copy, length))
-        return kva_tok_complain(&r->place, KVA_EFORMAT, "token %u is not UTF-8", id);
-    r->tokens[id].text = copy;
-    r->tokens[id].length = (uint32_t)length;
-    return KVA_OK;
-}
-
 static enum kva_status read_token(struct reader *r, uint32_t id, struct kva_gguf_strings *strings,
                                   const struct kva_gguf_field *types,
                                   const struct kva_gguf_field *scores)
 {
     const char *text;
     size_t length;
-    int64_t type = TYPE_NORMAL;
+    int64_t type = KVA_PIECE_NORMAL;
     double score = 0;
     if (!kva_gguf_strings_next(strings, &text, &length))
         return kva_tok_complain(&r->place, KVA_EFORMAT, "%s is not an array of strings",
                                 strings->field->key);
-    if (types && (!kva_gguf_whole(r->gguf, types, id, &type) || type < 0 || type > TYPE_BYTE))
+    if (types && (!kva_gguf_whole(r->gguf, types, id, &type) || type < 0 || type > KVA_PIECE_BYTE))
         return kva_tok_complain(&r->place, KVA_EFORMAT,
                                 "%s has an entry, that of token %u, which is no type in 1..%d",
-                                types->key, id, TYPE_BYTE);
+                                types->key, id, KVA_PIECE_BYTE);
     if (scores && (!kva_gguf_number(r->gguf, scores, id, &score) || isnan(score)))
         return kva_tok_complain(&r->place, KVA_EFORMAT,
                                 "%s has an entry, that of token %u, which is no number",
                                 scores->key, id);
-    r->tokens[id].type = (uint8_t)(type == 0 ? TYPE_NORMAL : type);
-    r->tokens[id].score = (float)score;
-    return copy_text(r, id, text, length);
+    r->pieces.items[id].type = (uint8_t)(type == 0 ? KVA_PIECE_NORMAL : type);
+    r->pieces.items[id].score = (float)score;
+    return kva_pieces_set_text(&r->pieces, id, text, length);
 }
 
 static enum kva_status read_tokens(struct reader *r)
@@ -269,99 +224,21 @@ static enum kva_status read_tokens(struct reader *r)
     enum kva_status status = field_of(r, KEY("tokens"), true, 0, &tokens);
     if (status)
         return status;
-    if (tokens->count == 0 || tokens->count > KVA_TOKENIZER_VOCAB_MAX)
-        return kva_tok_complain(&r->place, KVA_ETOOBIG, "%llu tokens, allowed are 1..%d",
-                                (unsigned long long)tokens->count, KVA_TOKENIZER_VOCAB_MAX);
+    status = kva_pieces_init(&r->pieces, &r->place, tokens->count, tokens->end - tokens->begin);
+    if (status)
+        return status;
     status = field_of(r, KEY("token_type"), false, tokens->count, &types);
     if (!status)
         status = field_of(r, KEY("scores"), r->sentence_piece, tokens->count, &scores);
     if (status)
         return status;
-    r->tokens = calloc(tokens->count, sizeof(*r->tokens));
-    if (!r->tokens)
-        return kva_tok_complain(&r->place, KVA_ENOMEM, "no memory for %llu tokens",
-                                (unsigned long long)tokens->count);
-    r->count = (uint32_t)tokens->count;
-    kva_arena_init(&r->texts, 2 * (tokens->end - tokens->begin) + r->count * 32ull + 65536);
     struct kva_gguf_strings strings = kva_gguf_strings(r->gguf, tokens);
-    for (uint32_t id = 0; id < r->count && !status; id++)
+    for (uint32_t id = 0; id < r->pieces.count && !status; id++)
         status = read_token(r, id, &strings, types, scores);
     return status;
 }
 
 /* ---- as JSON --------------------------------------------------------------------------------- */
-
-static enum kva_status no_memory(const struct reader *r)
-{
-    return kva_tok_complain(&r->place, KVA_ENOMEM, "no memory for the vocabulary");
-}
-
-static enum kva_status add(const struct reader *r, cJSON *object, const char *name, cJSON *value)
-{
-    if (value && cJSON_AddItemToObject(object, name, value))
-        return KVA_OK;
-    cJSON_Delete(value);
-    return no_memory(r);
-}
-
-static enum kva_status add_text(const struct reader *r, const char *name, const char *json)
-{
-    return json ? add(r, r->root, name, cJSON_Parse(json)) : KVA_OK;
-}
-
-/* Whether BPE may make it. */
-static bool is_in_model(const struct reader *r, uint32_t id)
-{
-    const struct token *token = &r->tokens[id];
-    return token->length > 0 && (token->type == TYPE_NORMAL || token->type == TYPE_BYTE ||
-                                 token->type == TYPE_UNKNOWN || (int64_t)id == r->unk);
-}
-
-/* Control tokens are special, user-defined ones are not; both are found in the text as they are. */
-static enum kva_status add_added(const struct reader *r, cJSON *array, uint32_t id)
-{
-    const struct token *token = &r->tokens[id];
-    bool special = token->type != TYPE_USER_DEFINED;
-    if (token->length == 0 || token->type == TYPE_NORMAL || token->type == TYPE_BYTE ||
-        token->type == TYPE_UNUSED)
-        return KVA_OK;
-    cJSON *item = cJSON_CreateObject();
-    if (item && cJSON_AddNumberToObject(item, "id", id) &&
-        cJSON_AddStringToObject(item, "content", token->text) &&
-        cJSON_AddBoolToObject(item, "special", special) &&
-        cJSON_AddBoolToObject(item, "normalized", false) && cJSON_AddItemToArray(array, item))
-        return KVA_OK;
-    cJSON_Delete(item);
-    return no_memory(r);
-}
-
-static enum kva_status add_vocab(const struct reader *r, cJSON *model)
-{
-    cJSON *vocab = cJSON_CreateObject();
-    cJSON *added = cJSON_CreateArray();
-    enum kva_status status = add(r, model, "vocab", vocab);
-    if (status) {
-        cJSON_Delete(added);
-        return status;
-    }
-    status = add(r, r->root, "added_tokens", added);
-    for (uint32_t id = 0; id < r->count && !status; id++) {
-        if (is_in_model(r, id))
-            status = add(r, vocab, r->tokens[id].text, cJSON_CreateNumber(id));
-        if (!status)
-            status = add_added(r, added, id);
-    }
-    return status;
-}
-
-static enum kva_status add_string(const struct reader *r, cJSON *array, const char *text)
-{
-    cJSON *item = cJSON_CreateString(text);
-    if (item && cJSON_AddItemToArray(array, item))
-        return KVA_OK;
-    cJSON_Delete(item);
-    return no_memory(r);
-}
 
 /* The merges that the file lists. */
 static enum kva_status listed_merges(const struct reader *r, cJSON *array)
@@ -377,7 +254,7 @@ static enum kva_status listed_merges(const struct reader *r, cJSON *array)
                                 (unsigned long long)field->count, KVA_TOKENIZER_MERGES_MAX);
     char *copy = malloc(2 * (KVA_TOKENIZER_TOKEN_BYTES_MAX + 1));
     if (!copy)
-        return no_memory(r);
+        return kva_tok_complain(&r->place, KVA_ENOMEM, "no memory for the merges");
     struct kva_gguf_strings strings = kva_gguf_strings(r->gguf, field);
     for (uint64_t i = 0; i < field->count && !status; i++) {
         if (!kva_gguf_strings_next(&strings, &text, &length) ||
@@ -393,167 +270,60 @@ static enum kva_status listed_merges(const struct reader *r, cJSON *array)
                                       "merge %llu has a NUL in it or is not UTF-8",
                                       (unsigned long long)i);
         else
-            status = add_string(r, array, copy);
+            status = kva_tok_tree_append(&r->place, array, copy);
     }
     free(copy);
     return status;
 }
 
-/* ---- merges from scores ---------------------------------------------------------------------- */
-
-struct merge {
-    float score;
-    int32_t id, left, right;
-};
-
-static int compare_merges(const void *a, const void *b)
-{
-    const struct merge *x = a, *y = b;
-    if (x->score != y->score)
-        return x->score > y->score ? -1 : 1;
-    if (x->id != y->id)
-        return x->id < y->id ? -1 : 1;
-    if (x->left != y->left)
-        return x->left < y->left ? -1 : 1;
-    return x->right < y->right ? -1 : x->right > y->right;
-}
-
-struct merges {
-    struct merge *items;
-    size_t count, capacity;
-};
-
-static bool push_merge(struct merges *merges, struct merge merge)
-{
-    if (merges->count == merges->capacity) {
-        size_t capacity = merges->capacity ? 2 * merges->capacity : 4096;
-        struct merge *items = realloc(merges->items, capacity * sizeof(*items));
-        if (!items)
-            return false;
-        merges->items = items;
-        merges->capacity = capacity;
-    }
-    merges->items[merges->count++] = merge;
-    return true;
-}
-
-/* All ways to make token `id` of two tokens. Tokens longer than any that is trained are left out,
- * so that the work stays linear in the file. */
-static enum kva_status split_token(const struct reader *r, const struct kva_vocab *vocab,
-                                   uint32_t id, struct merges *merges)
-{
-    enum { SPLIT_BYTES_MAX = 512 };
-    const struct token *token = &r->tokens[id];
-    if (token->length > SPLIT_BYTES_MAX || token->type != TYPE_NORMAL)
-        return KVA_OK;
-    for (size_t at = 1; at < token->length; at++) {
-        if (((unsigned char)token->text[at] & 0xC0) == 0x80)
-            continue;
-        int32_t left = kva_vocab_find(vocab, token->text, at);
-        int32_t right = kva_vocab_find(vocab, token->text + at, token->length - at);
-        if (left < 0 || right < 0)
-            continue;
-        if (merges->count == KVA_TOKENIZER_MERGES_MAX)
-            return kva_tok_complain(&r->place, KVA_ETOOBIG, "more than %d pairs make a token",
-                                    KVA_TOKENIZER_MERGES_MAX);
-        if (!push_merge(merges, (struct merge){token->score, (int32_t)id, left, right}))
-            return no_memory(r);
-    }
-    return KVA_OK;
-}
-
-static enum kva_status add_pair(const struct reader *r, cJSON *array, const struct merge *merge)
-{
-    cJSON *pair = cJSON_CreateArray();
-    if (!pair || !cJSON_AddItemToArray(array, pair)) {
-        cJSON_Delete(pair);
-        return no_memory(r);
-    }
-    enum kva_status status = add_string(r, pair, r->tokens[merge->left].text);
-    return status ? status : add_string(r, pair, r->tokens[merge->right].text);
-}
-
-static enum kva_status scored_merges(const struct reader *r, cJSON *array)
-{
-    struct kva_vocab vocab = {.entries = NULL};
-    struct merges merges = {.items = NULL};
-    enum kva_status status = kva_vocab_init(&vocab, r->count);
-    if (status)
-        status = no_memory(r);
-    for (uint32_t id = 0; id < r->count && !status; id++)
-        if (r->tokens[id].length > 0 && r->tokens[id].type == TYPE_NORMAL)
-            status = kva_vocab_add(&vocab, &r->place, r->tokens[id].text, id, KVA_TOK_MODEL);
-    for (uint32_t id = 0; id < r->count && !status; id++)
-        status = split_token(r, &vocab, id, &merges);
-    if (!status && merges.count > 0)
-        qsort(merges.items, merges.count, sizeof(*merges.items), compare_merges);
-    for (size_t i = 0; i < merges.count && !status; i++)
-        status = add_pair(r, array, &merges.items[i]);
-    kva_vocab_finish(&vocab);
-    free(merges.items);
-    return status;
-}
-
 /* ---- the model ------------------------------------------------------------------------------- */
-
-/* "▁" */
-#define SPACE "\xE2\x96\x81"
-#define REPLACE(from, to)                                                                          \
-    "{\"type\":\"Replace\",\"pattern\":{\"String\":\"" from "\"},\"content\":\"" to "\"}"
 
 static enum kva_status add_components(const struct reader *r)
 {
-    bool prefix = true;
+    struct kva_space_rules rules = {.prefix = true};
     enum kva_status status;
     if (!r->sentence_piece) {
-        status = add_text(r, "normalizer", r->pre->normalizer);
+        status = kva_tok_tree_add_text(&r->place, r->root, "normalizer", r->pre->normalizer);
         if (!status)
-            status = add_text(r, "pre_tokenizer", r->pre->pretokenizer);
-        return status ? status : add_text(r, "decoder", BYTES("true"));
+            status =
+                kva_tok_tree_add_text(&r->place, r->root, "pre_tokenizer", r->pre->pretokenizer);
+        return status ? status
+                      : kva_tok_tree_add_text(&r->place, r->root, "decoder", BYTES("true"));
     }
-    status = kva_gguf_get_bool(r->gguf, KEY("add_space_prefix"), &prefix, r->place.err);
-    if (!status)
-        status = add_text(r, "normalizer",
-                          prefix ? "{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\","
-                                   "\"prepend\":\"" SPACE "\"}," REPLACE(" ", SPACE) "]}"
-                                 : REPLACE(" ", SPACE));
-    if (!status)
-        status = add_text(
-            r, "decoder",
-            prefix ? "{\"type\":\"Sequence\",\"decoders\":[" REPLACE(
-                         SPACE, " ") ","
-                                     "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"},{\"type\":"
-                                     "\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]}"
-                   : "{\"type\":\"Sequence\",\"decoders\":[" REPLACE(
-                         SPACE, " ") ","
-                                     "{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}]}");
-    return status;
+    status = kva_gguf_get_bool(r->gguf, KEY("add_space_prefix"), &rules.prefix, r->place.err);
+    return status ? status : kva_tok_tree_add_spaces(&r->place, r->root, &rules);
 }
 
 static enum kva_status add_model(const struct reader *r)
 {
     cJSON *model = cJSON_CreateObject();
     cJSON *merges = cJSON_CreateArray();
-    enum kva_status status = add(r, r->root, "model", model);
+    enum kva_status status = kva_tok_tree_add(&r->place, r->root, "model", model);
     if (status) {
         cJSON_Delete(merges);
         return status;
     }
-    status = add(r, model, "merges", merges);
+    status = kva_tok_tree_add(&r->place, model, "merges", merges);
     if (!status)
-        status = add(r, model, "type", cJSON_CreateString("BPE"));
+        status = kva_tok_tree_add(&r->place, model, "type", cJSON_CreateString("BPE"));
     if (!status)
-        status = add(r, model, "byte_fallback", cJSON_CreateBool(r->sentence_piece));
+        status = kva_tok_tree_add(&r->place, model, "byte_fallback",
+                                  cJSON_CreateBool(r->sentence_piece));
     if (!status)
-        status = add(r, model, "fuse_unk", cJSON_CreateBool(r->sentence_piece));
+        status =
+            kva_tok_tree_add(&r->place, model, "fuse_unk", cJSON_CreateBool(r->sentence_piece));
     if (!status)
-        status = add(r, model, "ignore_merges", cJSON_CreateBool(r->pre && r->pre->ignore_merges));
-    if (!status && r->sentence_piece && r->unk >= 0 && r->tokens[r->unk].length > 0)
-        status = add(r, model, "unk_token", cJSON_CreateString(r->tokens[r->unk].text));
+        status = kva_tok_tree_add(&r->place, model, "ignore_merges",
+                                  cJSON_CreateBool(r->pre && r->pre->ignore_merges));
+    if (!status && r->sentence_piece && r->pieces.unk >= 0 &&
+        r->pieces.items[r->pieces.unk].length > 0)
+        status = kva_tok_tree_add(&r->place, model, "unk_token",
+                                  cJSON_CreateString(r->pieces.items[r->pieces.unk].text));
     if (!status)
-        status = add_vocab(r, model);
+        status = kva_pieces_put(&r->pieces, r->root, model);
     if (!status)
-        status = r->sentence_piece ? scored_merges(r, merges) : listed_merges(r, merges);
+        status = r->sentence_piece ? kva_pieces_put_merges(&r->pieces, merges)
+                                   : listed_merges(r, merges);
     return status;
 }
 
@@ -594,8 +364,8 @@ static enum kva_status set_post(const struct reader *r, struct kva_tokenizer *to
     tokenizer->bos = known_id(tokenizer, r->bos);
     tokenizer->eos = known_id(tokenizer, r->eos);
     tokenizer->pad = known_id(tokenizer, r->pad);
-    if (r->unk >= 0)
-        tokenizer->unk = known_id(tokenizer, r->unk);
+    if (r->pieces.unk >= 0)
+        tokenizer->unk = known_id(tokenizer, r->pieces.unk);
     if ((bos && tokenizer->bos < 0) || (eos && tokenizer->eos < 0))
         return kva_tok_complain(
             &r->place, KVA_EFORMAT,
@@ -631,14 +401,14 @@ enum kva_status kva_tokenizer_load_gguf(const struct kva_gguf *gguf,
     struct kva_tokenizer *tokenizer = NULL;
     struct reader r = {.gguf = gguf, .root = cJSON_CreateObject()};
     r.place = kva_tok_place_root(gguf->file, err ? err : &ignored);
-    enum kva_status status = r.root ? build(&r) : no_memory(&r);
+    enum kva_status status =
+        r.root ? build(&r) : kva_tok_complain(&r.place, KVA_ENOMEM, "no memory");
     if (!status)
         status = kva_tokenizer_build(&r.place, r.root, &tokenizer);
     cJSON_Delete(r.root);
     if (!status)
         status = set_post(&r, tokenizer);
-    kva_arena_finish(&r.texts);
-    free(r.tokens);
+    kva_pieces_finish(&r.pieces);
     if (status) {
         kva_tokenizer_destroy(tokenizer);
         return status;

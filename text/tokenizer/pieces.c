@@ -1,0 +1,167 @@
+/* pieces.c - pieces, and the tree of a tokenizer.json that is built of them. */
+#include "text/tokenizer/pieces.h"
+
+#include "base/utf8.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum kva_status kva_pieces_init(struct kva_pieces *pieces, const struct kva_tok_place *place,
+                                uint64_t count, size_t text_bytes)
+{
+    *pieces = (struct kva_pieces){.place = *place, .unk = -1};
+    if (count == 0 || count > KVA_TOKENIZER_VOCAB_MAX)
+        return kva_tok_complain(place, KVA_ETOOBIG, "%llu tokens, allowed are 1..%d",
+                                (unsigned long long)count, KVA_TOKENIZER_VOCAB_MAX);
+    pieces->items = calloc(count, sizeof(*pieces->items));
+    if (!pieces->items)
+        return kva_tok_complain(place, KVA_ENOMEM, "no memory for %llu tokens",
+                                (unsigned long long)count);
+    pieces->count = (uint32_t)count;
+    kva_arena_init(&pieces->texts, 2 * text_bytes + count * 32ull + 65536);
+    return KVA_OK;
+}
+
+void kva_pieces_finish(struct kva_pieces *pieces)
+{
+    kva_arena_finish(&pieces->texts);
+    free(pieces->items);
+    pieces->items = NULL;
+}
+
+enum kva_status kva_pieces_set_text(struct kva_pieces *pieces, uint32_t id, const char *text,
+                                    size_t length)
+{
+    if (length > KVA_TOKENIZER_TOKEN_BYTES_MAX)
+        return kva_tok_complain(&pieces->place, KVA_ETOOBIG, "token %u has %zu bytes, limit is %d",
+                                id, length, KVA_TOKENIZER_TOKEN_BYTES_MAX);
+    char *copy = kva_arena_strndup(&pieces->texts, text, length);
+    if (!copy)
+        return kva_tok_complain(&pieces->place, KVA_ENOMEM, "no memory for %u tokens",
+                                pieces->count);
+    if (memchr(copy, '\0', length))
+        return kva_tok_complain(&pieces->place, KVA_EFORMAT, "token %u has a NUL in it", id);
+    if (!kva_utf8_valid(copy, length))
+        return kva_tok_complain(&pieces->place, KVA_EFORMAT, "token %u is not UTF-8", id);
+    pieces->items[id].text = copy;
+    pieces->items[id].length = (uint32_t)length;
+    return KVA_OK;
+}
+
+/* ---- building a tree ------------------------------------------------------------------------- */
+
+static enum kva_status no_memory(const struct kva_tok_place *place)
+{
+    return kva_tok_complain(place, KVA_ENOMEM, "no memory for the vocabulary");
+}
+
+enum kva_status kva_tok_tree_add(const struct kva_tok_place *place, cJSON *object, const char *name,
+                                 cJSON *value)
+{
+    if (value && cJSON_AddItemToObject(object, name, value))
+        return KVA_OK;
+    cJSON_Delete(value);
+    return no_memory(place);
+}
+
+enum kva_status kva_tok_tree_add_text(const struct kva_tok_place *place, cJSON *object,
+                                      const char *name, const char *json)
+{
+    return json ? kva_tok_tree_add(place, object, name, cJSON_Parse(json)) : KVA_OK;
+}
+
+enum kva_status kva_tok_tree_append(const struct kva_tok_place *place, cJSON *array,
+                                    const char *text)
+{
+    cJSON *item = cJSON_CreateString(text);
+    if (item && cJSON_AddItemToArray(array, item))
+        return KVA_OK;
+    cJSON_Delete(item);
+    return no_memory(place);
+}
+
+/* ---- the vocabulary -------------------------------------------------------------------------- */
+
+/* Whether BPE may make it. */
+static bool is_in_model(const struct kva_pieces *pieces, uint32_t id)
+{
+    const struct kva_piece *piece = &pieces->items[id];
+    return piece->length > 0 && (piece->type == KVA_PIECE_NORMAL || piece->type == KVA_PIECE_BYTE ||
+                                 piece->type == KVA_PIECE_UNKNOWN || (int64_t)id == pieces->unk);
+}
+
+static enum kva_status add_added(const struct kva_pieces *pieces, cJSON *array, uint32_t id)
+{
+    const struct kva_piece *piece = &pieces->items[id];
+    bool special = piece->type != KVA_PIECE_USER_DEFINED;
+    if (piece->length == 0 || piece->type == KVA_PIECE_NORMAL || piece->type == KVA_PIECE_BYTE ||
+        piece->type == KVA_PIECE_UNUSED)
+        return KVA_OK;
+    cJSON *item = cJSON_CreateObject();
+    if (item && cJSON_AddNumberToObject(item, "id", id) &&
+        cJSON_AddStringToObject(item, "content", piece->text) &&
+        cJSON_AddBoolToObject(item, "special", special) &&
+        cJSON_AddBoolToObject(item, "normalized", false) && cJSON_AddItemToArray(array, item))
+        return KVA_OK;
+    cJSON_Delete(item);
+    return no_memory(&pieces->place);
+}
+
+enum kva_status kva_pieces_put(const struct kva_pieces *pieces, cJSON *root, cJSON *model)
+{
+    cJSON *vocab = cJSON_CreateObject();
+    cJSON *added = cJSON_CreateArray();
+    enum kva_status status = kva_tok_tree_add(&pieces->place, model, "vocab", vocab);
+    if (status) {
+        cJSON_Delete(added);
+        return status;
+    }
+    status = kva_tok_tree_add(&pieces->place, root, "added_tokens", added);
+    for (uint32_t id = 0; id < pieces->count && !status; id++) {
+        if (is_in_model(pieces, id))
+            status = kva_tok_tree_add(&pieces->place, vocab, pieces->items[id].text,
+                                      cJSON_CreateNumber(id));
+        if (!status)
+            status = add_added(pieces, added, id);
+    }
+    return status;
+}
+
+/* ---- spaces ---------------------------------------------------------------------------------- */
+
+/* "▁" */
+#define SPACE "\xE2\x96\x81"
+#define REPLACE(kind, from, to)                                                                    \
+    "{\"type\":\"Replace\",\"pattern\":{\"" kind "\":\"" from "\"},\"content\":\"" to "\"}"
+#define COLLAPSE     REPLACE("Regex", "^ +| +$", "") "," REPLACE("Regex", " {2,}", " ")
+#define PREPEND      "{\"type\":\"Prepend\",\"prepend\":\"" SPACE "\"}"
+#define SPACES_MARKS REPLACE("String", " ", SPACE)
+#define NORMALIZERS  "{\"type\":\"Sequence\",\"normalizers\":["
+#define DECODERS                                                                                   \
+    "{\"type\":\"Sequence\",\"decoders\":[" REPLACE(                                               \
+        "String", SPACE, " ") ",{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}"
+
+enum kva_status kva_tok_tree_add_spaces(const struct kva_tok_place *place, cJSON *root,
+                                        const struct kva_space_rules *rules)
+{
+    const char *normalizer = NULL, *pretokenizer = NULL;
+    if (rules->prefix && rules->prefix_first) {
+        normalizer = rules->collapse ? NORMALIZERS COLLAPSE "]}" : NULL;
+        pretokenizer = "{\"type\":\"Metaspace\",\"replacement\":\"" SPACE
+                       "\",\"prepend_scheme\":\"first\",\"split\":false}";
+    } else if (rules->prefix) {
+        normalizer = rules->collapse ? NORMALIZERS COLLAPSE "," PREPEND "," SPACES_MARKS "]}"
+                                     : NORMALIZERS PREPEND "," SPACES_MARKS "]}";
+    } else {
+        normalizer = rules->collapse ? NORMALIZERS COLLAPSE "," SPACES_MARKS "]}" : SPACES_MARKS;
+    }
+    enum kva_status status = kva_tok_tree_add_text(place, root, "normalizer", normalizer);
+    if (!status)
+        status = kva_tok_tree_add_text(place, root, "pre_tokenizer", pretokenizer);
+    if (status)
+        return status;
+    return kva_tok_tree_add_text(
+        place, root, "decoder",
+        rules->prefix ? DECODERS ",{\"type\":\"Strip\",\"content\":\" \",\"start\":1,\"stop\":0}]}"
+                      : DECODERS "]}");
+}
