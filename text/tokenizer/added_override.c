@@ -89,7 +89,8 @@ static enum kva_status look_at_ids(struct override *o, const struct kva_tok_plac
 }
 
 /* The token's id: that of the vocabulary, or the one that the file gives it. -1: that names another
- * token, as where the two files are of different models; then tokenizer.json counts. */
+ * token, as where the two files are of different models; then tokenizer.json counts. Also where
+ * there is neither: a name without a token is none. */
 static enum kva_status id_of(struct override *o, const struct kva_tok_place *place, const char *key,
                              const char *content, double *ret)
 {
@@ -101,6 +102,10 @@ static enum kva_status id_of(struct override *o, const struct kva_tok_place *pla
     const cJSON *known = find(&o->vocab, content);
     if (cJSON_IsNumber(known)) {
         *ret = known->valuedouble;
+        return KVA_OK;
+    }
+    if (*key == '\0') {
+        *ret = -1;
         return KVA_OK;
     }
     if (*key < '0' || *key > '9' || *end || id >= KVA_TOKENIZER_VOCAB_MAX)

@@ -415,6 +415,14 @@ KVA_MUST_CHECK enum kva_status kva_tokenizer_build(const struct kva_tok_place *p
                                                    const cJSON *root,
                                                    struct kva_tokenizer **ret_tokenizer);
 
+/* From that and the tree of tokenizer_config.json, which may be NULL. `root` gets what the latter
+ * says of added tokens. */
+KVA_MUST_CHECK enum kva_status kva_tokenizer_build_with(const struct kva_tok_place *place,
+                                                        cJSON *root,
+                                                        const struct kva_tok_place *config_place,
+                                                        const cJSON *config,
+                                                        struct kva_tokenizer **ret_tokenizer);
+
 struct kva_piece_cache_entry {
     uint64_t hash;
     uint8_t length; /* 0: free */

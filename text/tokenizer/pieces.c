@@ -133,7 +133,7 @@ enum kva_status kva_pieces_put(const struct kva_pieces *pieces, cJSON *root, cJS
 #define SPACE "\xE2\x96\x81"
 #define REPLACE(kind, from, to)                                                                    \
     "{\"type\":\"Replace\",\"pattern\":{\"" kind "\":\"" from "\"},\"content\":\"" to "\"}"
-#define COLLAPSE     REPLACE("Regex", "^ +| +$", "") "," REPLACE("Regex", " {2,}", " ")
+#define COLLAPSE     REPLACE("Regex", "\\\\A +| +\\\\z", "") "," REPLACE("Regex", " {2,}", " ")
 #define PREPEND      "{\"type\":\"Prepend\",\"prepend\":\"" SPACE "\"}"
 #define SPACES_MARKS REPLACE("String", " ", SPACE)
 #define NORMALIZERS  "{\"type\":\"Sequence\",\"normalizers\":["

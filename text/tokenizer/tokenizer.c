@@ -1,15 +1,8 @@
-/* tokenizer.c - loading a tokenizer, and what it tells of its tokens. */
+/* tokenizer.c - a tokenizer from its trees, and what it tells of its tokens. */
 #include "text/tokenizer/internal.h"
 
-#include "base/file.h"
-#include "gguf/file.h"
-
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define JSON_NAME   "tokenizer.json"
-#define CONFIG_NAME "tokenizer_config.json"
 
 /* ---- what tokenizer_config.json adds ----------------------------------------------------------
  */
@@ -144,10 +137,9 @@ enum kva_status kva_tokenizer_build(const struct kva_tok_place *place, const cJS
     return KVA_OK;
 }
 
-/* `config` may be NULL. */
-static enum kva_status load_trees(const struct kva_tok_place *place, cJSON *root,
-                                  const struct kva_tok_place *config_place, const cJSON *config,
-                                  struct kva_tokenizer **ret_tokenizer)
+enum kva_status kva_tokenizer_build_with(const struct kva_tok_place *place, cJSON *root,
+                                         const struct kva_tok_place *config_place,
+                                         const cJSON *config, struct kva_tokenizer **ret_tokenizer)
 {
     struct kva_tokenizer *tokenizer = NULL;
     enum kva_status status = config ? kva_added_override(config_place, config, root) : KVA_OK;
@@ -161,83 +153,6 @@ static enum kva_status load_trees(const struct kva_tok_place *place, cJSON *root
     }
     *ret_tokenizer = tokenizer;
     return KVA_OK;
-}
-
-enum kva_status kva_tokenizer_load_buffers(const char *json, size_t json_length,
-                                           const char *config_json, size_t config_length,
-                                           struct kva_tokenizer **ret_tokenizer,
-                                           struct kva_err *err)
-{
-    struct kva_err ignored;
-    struct kva_tok_place place = kva_tok_place_root(JSON_NAME, err ? err : &ignored);
-    struct kva_tok_place config_place = kva_tok_place_root(CONFIG_NAME, place.err);
-    cJSON *root = NULL, *config = NULL;
-    enum kva_status status =
-        kva_tok_json_parse(&place, json, json_length, KVA_TOKENIZER_FILE_BYTES_MAX, &root);
-    if (!status && config_json)
-        status = kva_tok_json_parse(&config_place, config_json, config_length,
-                                    KVA_TOKENIZER_CONFIG_BYTES_MAX, &config);
-    if (!status)
-        status = load_trees(&place, root, &config_place, config, ret_tokenizer);
-    cJSON_Delete(config);
-    cJSON_Delete(root);
-    return status;
-}
-
-/* *ret_data is NULL, with KVA_OK, if there is no such file. */
-static enum kva_status read_file(const char *dir_path, const char *name, size_t bytes_max,
-                                 char **ret_data, size_t *ret_length, struct kva_err *err)
-{
-    struct kva_buf path;
-    kva_buf_init(&path, 4096);
-    kva_buf_printf(&path, "%s/%s", dir_path, name);
-    if (path.failed)
-        return kva_fail(err, KVA_EINVAL, "the path of the model directory is too long");
-    struct kva_buf data;
-    kva_buf_init(&data, bytes_max);
-    enum kva_status status = kva_file_read(AT_FDCWD, path.data, &data, err);
-    kva_buf_finish(&path);
-    *ret_data = NULL;
-    if (status == KVA_OK && data.length == 0)
-        status = kva_fail(err, KVA_EFORMAT, "%s: the file is empty", name);
-    else if (status == KVA_OK)
-        *ret_data = kva_buf_take(&data, ret_length);
-    kva_buf_finish(&data);
-    return status == KVA_ENOTFOUND ? KVA_OK : status;
-}
-
-static enum kva_status load_gguf_file(const char *path, struct kva_tokenizer **ret_tokenizer,
-                                      struct kva_err *err)
-{
-    struct kva_gguf_file *file;
-    enum kva_status status = kva_gguf_file_open(path, &file, err);
-    if (status)
-        return status;
-    status = kva_tokenizer_load_gguf(&file->gguf, ret_tokenizer, err);
-    kva_gguf_file_close(file);
-    return status;
-}
-
-enum kva_status kva_tokenizer_load(const char *path, struct kva_tokenizer **ret_tokenizer,
-                                   struct kva_err *err)
-{
-    if (kva_gguf_is_path(path))
-        return load_gguf_file(path, ret_tokenizer, err);
-    char *json = NULL, *config = NULL;
-    size_t json_length = 0, config_length = 0;
-    enum kva_status status =
-        read_file(path, JSON_NAME, KVA_TOKENIZER_FILE_BYTES_MAX, &json, &json_length, err);
-    if (!status && !json)
-        status = kva_fail(err, KVA_ENOTFOUND, "the model directory has no %s", JSON_NAME);
-    if (!status)
-        status = read_file(path, CONFIG_NAME, KVA_TOKENIZER_CONFIG_BYTES_MAX, &config,
-                           &config_length, err);
-    if (!status)
-        status = kva_tokenizer_load_buffers(json, json_length, config, config_length, ret_tokenizer,
-                                            err);
-    free(json);
-    free(config);
-    return status;
 }
 
 void kva_tokenizer_destroy(struct kva_tokenizer *tokenizer)

@@ -1,4 +1,5 @@
-/* tokenizer.h - text to token ids and back, from a Hugging Face tokenizer.json or a GGUF file.
+/* tokenizer.h - text to token ids and back, from a Hugging Face tokenizer.json, from the older
+ * tokenizer.model (SentencePiece) or vocab.json with merges.txt, or from a GGUF file.
  *
  * Implements what such a file describes for BPE models: added tokens, normalizer, pre-tokenizer,
  * byte-level or character BPE with byte fallback, post-processor and decoder. A component that is
@@ -20,8 +21,8 @@
 #include <stdbool.h>
 
 /* All maxima of this module. */
-#define KVA_TOKENIZER_FILE_BYTES_MAX    ((size_t)128 << 20) /* tokenizer.json */
-#define KVA_TOKENIZER_CONFIG_BYTES_MAX  ((size_t)8 << 20)   /* tokenizer_config.json */
+#define KVA_TOKENIZER_FILE_BYTES_MAX    ((size_t)128 << 20) /* a vocabulary */
+#define KVA_TOKENIZER_CONFIG_BYTES_MAX  ((size_t)8 << 20)   /* any of the other files */
 #define KVA_TOKENIZER_JSON_VALUES_MAX   ((size_t)8 << 20)   /* values in one of the files */
 #define KVA_TOKENIZER_JSON_DEPTH_MAX    64
 #define KVA_TOKENIZER_VOCAB_MAX         (1 << 21) /* ids */
@@ -35,13 +36,41 @@
 
 struct kva_tokenizer;
 
-/* Loads tokenizer.json and, where it exists, tokenizer_config.json of a model directory; or what a
- * GGUF file has in their place. Fails: KVA_ENOTFOUND (no tokenizer), KVA_EIO, KVA_ETOOBIG, KVA_EFORMAT (err names the file and the
- * component), KVA_EUNSUPPORTED (a component of a type that is not implemented), KVA_ENOMEM. */
+/* Loads what a model's folder has of a tokenizer, or what a GGUF file has in its place. Fails:
+ * KVA_ENOTFOUND (no tokenizer; err says what would be one), KVA_EIO, KVA_ETOOBIG, KVA_EFORMAT (err
+ * names the file and the component), KVA_EUNSUPPORTED (a component of a type that is not
+ * implemented), KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status
 kva_tokenizer_load(const char *path, struct kva_tokenizer **ret_tokenizer, struct kva_err *err);
 
-/* The same from memory. `config_json` may be NULL. Both are only read during the call. */
+/* Appends to `out` what the folder lacks of a tokenizer, for people; nothing if it has all files of
+ * one. */
+void kva_tokenizer_folder_lacks(const char *path, struct kva_buf *out);
+
+/* The content of a file; `data` NULL: there is none. */
+struct kva_tokenizer_file {
+    const char *data;
+    size_t length;
+};
+
+/* The files of a folder. `json` counts where it is there, else `model`, else `vocab` with `merges`. */
+struct kva_tokenizer_files {
+    struct kva_tokenizer_file json;         /* tokenizer.json */
+    struct kva_tokenizer_file model;        /* tokenizer.model, of SentencePiece */
+    struct kva_tokenizer_file vocab;        /* vocab.json */
+    struct kva_tokenizer_file merges;       /* merges.txt */
+    struct kva_tokenizer_file config;       /* tokenizer_config.json */
+    struct kva_tokenizer_file added;        /* added_tokens.json */
+    struct kva_tokenizer_file specials;     /* special_tokens_map.json */
+    struct kva_tokenizer_file model_config; /* config.json */
+};
+
+/* The same from memory, which is only read during the call. */
+KVA_MUST_CHECK enum kva_status kva_tokenizer_load_files(const struct kva_tokenizer_files *files,
+                                                        struct kva_tokenizer **ret_tokenizer,
+                                                        struct kva_err *err);
+
+/* The same of tokenizer.json and tokenizer_config.json, which may be NULL. */
 KVA_MUST_CHECK enum kva_status kva_tokenizer_load_buffers(const char *json, size_t json_length,
                                                           const char *config_json,
                                                           size_t config_length,
