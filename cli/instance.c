@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* Of what weights leave of a GPU: for the scratch of the layers, of attention and of selection. */
@@ -110,9 +111,10 @@ static enum kva_status open_texts(struct kva_instance *instance, const struct kv
         return status;
     uint32_t vocab = kva_tokenizer_vocab_size(instance->tokenizer);
     if (vocab > instance->model->config.vocab_size)
-        return kva_fail(err, KVA_EFORMAT,
-                        "'%s': the tokenizer has ids up to %u, the model only %u embeddings",
-                        config->model, vocab - 1, instance->model->config.vocab_size);
+        kva_log(KVA_LOG_WARN,
+                "the tokenizer has ids up to %u, the model only %u embeddings: prompts with "
+                "larger ids are refused",
+                vocab - 1, instance->model->config.vocab_size);
     status = kva_template_load(config->model, NULL, &instance->chat_template, err);
     return status == KVA_ENOTFOUND ? KVA_OK : status;
 }
@@ -231,13 +233,42 @@ static enum kva_status open_engine(struct kva_instance *instance, const struct k
     return kva_model_engine_create(&params, &instance->engine, err);
 }
 
+/* All that the folder lacks is said at once, before any of it is read. */
+static enum kva_status check_folder(const char *path, bool texts, struct kva_err *err)
+{
+    struct kva_buf lacks;
+    struct stat info;
+    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode))
+        return KVA_OK; /* it is opened, and complained of, as what it is */
+    kva_buf_init(&lacks, KVA_ERR_MESSAGE_MAX);
+    kva_model_folder_lacks(path, &lacks);
+    if (texts) {
+        struct kva_buf more;
+        kva_buf_init(&more, KVA_ERR_MESSAGE_MAX);
+        kva_tokenizer_folder_lacks(path, &more);
+        if (more.length > 0)
+            kva_buf_printf(&lacks, "%s%.*s", lacks.length > 0 ? "; " : "", (int)more.length,
+                           more.data);
+        kva_buf_finish(&more);
+    }
+    enum kva_status status = KVA_OK;
+    if (lacks.length > 0)
+        status = kva_fail(err, KVA_ENOTFOUND,
+                          "%s lacks %.*s. A model's folder is what `kvahead pull ORG/NAME` makes",
+                          path, (int)lacks.length, lacks.data);
+    kva_buf_finish(&lacks);
+    return status;
+}
+
 /* `config` names the model's folder or file. */
 static enum kva_status open_found(struct kva_instance *instance, const struct kva_config *config,
                                   bool texts, struct kva_err *err)
 {
     const atomic_bool *cancelled = instance->cancelled;
     set_name(instance, config);
-    enum kva_status status = open_model(instance, config, err);
+    enum kva_status status = check_folder(config->model, texts, err);
+    if (!status)
+        status = open_model(instance, config, err);
     if (!status)
         status = open_texts(instance, config, err);
     if (status == KVA_ENOTFOUND && !texts && !instance->tokenizer && instance->model)

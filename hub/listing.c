@@ -24,6 +24,14 @@ static const char *const others[] = {
     "special_tokens_map.json",
 };
 
+/* Of a repository that has no tokenizer.json. */
+static const char *const old_tokenizer[] = {
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+};
+
 /* --- the list -------------------------------------------------------------------------------- */
 
 bool kva_hub_listing_add(struct kva_hub_listing *listing, const char *file)
@@ -136,9 +144,12 @@ static enum kva_status choose_checkpoint(const struct kva_hub_listing *listing,
                                          const char *repository, struct kva_hub_choice *choice,
                                          struct kva_err *err)
 {
-    if (!kva_hub_listing_has(listing, "tokenizer.json"))
+    if (!kva_hub_listing_has(listing, "tokenizer.json") &&
+        !kva_hub_listing_has(listing, "tokenizer.model") &&
+        !(kva_hub_listing_has(listing, "vocab.json") && kva_hub_listing_has(listing, "merges.txt")))
         return kva_fail(err, KVA_EUNSUPPORTED,
-                        "%s has no tokenizer.json, the form of tokenizers that is read here",
+                        "%s has no tokenizer that is read here: neither tokenizer.json, nor "
+                        "tokenizer.model, nor vocab.json with merges.txt",
                         repository);
     /* The loader prefers the single file, too. */
     choice->index = !kva_hub_listing_has(listing, single_file);
@@ -150,6 +161,11 @@ static enum kva_status choose_checkpoint(const struct kva_hub_listing *listing,
     for (size_t i = 0; i < KVA_COUNT_OF(others) && !status; i++) {
         if (kva_hub_listing_has(listing, others[i]))
             status = add(choice, others[i], err);
+    }
+    bool old = !kva_hub_listing_has(listing, "tokenizer.json");
+    for (size_t i = 0; i < KVA_COUNT_OF(old_tokenizer) && old && !status; i++) {
+        if (kva_hub_listing_has(listing, old_tokenizer[i]))
+            status = add(choice, old_tokenizer[i], err);
     }
     if (!status && !choice->index)
         status = add(choice, single_file, err);

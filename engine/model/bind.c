@@ -61,6 +61,15 @@ static enum kva_status check_gguf_dtype(const struct bind *bind,
     return status;
 }
 
+/* Of a checkpoint whose config.json says that its weights are quantised. */
+static enum kva_status fail_quantised(const struct bind *bind, const char *what, const char *name)
+{
+    return kva_fail_param(bind->err, KVA_EUNSUPPORTED, "quantization_config",
+                          "the weights are quantised by %s, which is not read: use a GGUF file or "
+                          "a bf16 checkpoint of the model (%s %s)",
+                          bind->spec->quant_method, what, name);
+}
+
 static enum kva_status check_dtype(const struct bind *bind,
                                    const struct kva_safetensors_entry *entry,
                                    const struct kva_model_shard *shard, enum kva_dtype *ret,
@@ -74,11 +83,14 @@ static enum kva_status check_dtype(const struct bind *bind,
             *ret = kva_model_decoded_dtype(*ret_format);
         return status;
     }
-    if (!kva_safetensors_dtype(entry, ret))
-        return kva_fail(bind->err, KVA_EUNSUPPORTED,
-                        "%s: tensor %s is %s%s%s%s; supported are: F32, F16, BF16", shard->name,
-                        entry->name, entry->dtype, *quant ? " (quantised by " : "", quant,
-                        *quant ? ")" : "");
+    if (!kva_safetensors_dtype(entry, ret)) {
+        char what[64];
+        snprintf(what, sizeof(what), "there is %.32s tensor", entry->dtype);
+        return *quant ? fail_quantised(bind, what, entry->name)
+                      : kva_fail(bind->err, KVA_EUNSUPPORTED,
+                                 "%s: tensor %s is %s; supported are: F32, F16, BF16", shard->name,
+                                 entry->name, entry->dtype);
+    }
     if (entry->begin % kva_dtype_bytes(*ret))
         return kva_fail(bind->err, KVA_EFORMAT,
                         "%s: tensor %s begins at byte %llu, which is not aligned for %s: save the "
@@ -182,6 +194,8 @@ static enum kva_status load_needed(const struct bind *bind, const char *name,
                                    struct kva_tensor *ret)
 {
     enum kva_status status = load(bind, name, rows, cols, ret);
+    if (!status && !ret->data && *bind->spec->quant_method)
+        return fail_quantised(bind, "there is no tensor", name);
     if (!status && !ret->data)
         status =
             kva_fail(bind->err, KVA_EFORMAT, "%s%sthe checkpoint has no tensor %s, which %s needs",

@@ -332,6 +332,18 @@ static enum kva_status check_neutral(const struct kva_fields *fields)
     return KVA_OK;
 }
 
+/* As people write it. */
+static const char *quant_name(const char *method)
+{
+    static const char *const names[][2] = {{"gptq", "GPTQ"}, {"awq", "AWQ"},
+                                           {"fp8", "FP8"},   {"fbgemm_fp8", "FP8"},
+                                           {"hqq", "HQQ"},   {"", "a method without a name"}};
+    for (size_t i = 0; i < KVA_COUNT_OF(names); i++)
+        if (strcmp(names[i][0], method) == 0)
+            return names[i][1];
+    return method;
+}
+
 static enum kva_status parse_flags(const struct kva_fields *fields, struct kva_model_spec *spec)
 {
     const struct kva_config_names *names = spec->family->config_names;
@@ -357,7 +369,7 @@ static enum kva_status parse_flags(const struct kva_fields *fields, struct kva_m
     spec->qkv_bias = has_bias(spec->family->qkv_bias, attention, mlp);
     spec->o_bias = has_bias(spec->family->o_bias, attention, mlp);
     spec->mlp_bias = has_bias(spec->family->mlp_bias, attention, mlp);
-    kva_text_show(quant.object && !*method ? "unnamed" : method, spec->quant_method,
+    kva_text_show(quant.object ? quant_name(method) : "", spec->quant_method,
                   sizeof(spec->quant_method));
     return KVA_OK;
 }

@@ -18,7 +18,7 @@ struct kva_model_spec {
     const struct kva_family *family;
     bool qkv_bias, o_bias, mlp_bias;
     bool has_dtype;        /* config.dtype was in the file; else the embedding decides */
-    char quant_method[32]; /* quantization_config's, or "" */
+    char quant_method[32]; /* quantization_config's, for people, or "" */
 };
 
 /* `generation` may be NULL. On failure *ret is untouched and nothing is left allocated; on success

@@ -63,19 +63,44 @@ static enum kva_status open_shard(int dir_fd, struct kva_model_shard *shard, str
     return kva_safetensors_init(&shard->table, shard->map, shard->map_bytes, shard->name, err);
 }
 
-/* Say what the folder has instead of weights that can be read here. */
-static enum kva_status no_weights(int dir_fd, struct kva_err *err)
+/* What the folder has instead of weights that can be read here, or NULL. */
+static const char *other_weights(int dir_fd)
 {
     static const char *const others[] = {"pytorch_model.bin", "pytorch_model.bin.index.json",
                                          "consolidated.safetensors", "adapter_model.safetensors",
                                          "tf_model.h5"};
     for (size_t i = 0; i < KVA_COUNT_OF(others); i++)
         if (faccessat(dir_fd, others[i], F_OK, 0) == 0)
-            return kva_fail(err, KVA_ENOTFOUND,
-                            "has neither " SINGLE_FILE " nor " INDEX_FILE
-                            "; its %s cannot be read: save the model as safetensors",
-                            others[i]);
+            return others[i];
+    return NULL;
+}
+
+static enum kva_status no_weights(int dir_fd, struct kva_err *err)
+{
+    const char *other = other_weights(dir_fd);
+    if (other)
+        return kva_fail(err, KVA_ENOTFOUND,
+                        "has neither " SINGLE_FILE " nor " INDEX_FILE
+                        "; its %s cannot be read: save the model as safetensors",
+                        other);
     return kva_fail(err, KVA_ENOTFOUND, "has neither " SINGLE_FILE " nor " INDEX_FILE);
+}
+
+void kva_model_folder_lacks(const char *path, struct kva_buf *out)
+{
+    int dir_fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir_fd < 0)
+        return;
+    if (faccessat(dir_fd, "config.json", F_OK, 0) != 0)
+        kva_buf_puts(out, "config.json");
+    if (faccessat(dir_fd, SINGLE_FILE, F_OK, 0) != 0 &&
+        faccessat(dir_fd, INDEX_FILE, F_OK, 0) != 0) {
+        const char *other = other_weights(dir_fd);
+        kva_buf_printf(out, "%sweights (" SINGLE_FILE " or " INDEX_FILE "%s%s%s)",
+                       out->length > 0 ? "; " : "", other ? "; its " : "", other ? other : "",
+                       other ? " cannot be read: save the model as safetensors" : "");
+    }
+    close(dir_fd);
 }
 
 /* All missing shards are named at once, as far as a message holds them: an interrupted download is

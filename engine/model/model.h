@@ -142,6 +142,10 @@ KVA_MUST_CHECK enum kva_status kva_model_check_cancelled(const atomic_bool *canc
  * call is then worth nothing. Any thread; a handful of loads. */
 KVA_MUST_CHECK enum kva_status kva_model_check(const struct kva_model *model, struct kva_err *err);
 
+/* Appends to `out` which files of a model the folder lacks, for people; nothing if it has all, or if
+ * it is none. */
+void kva_model_folder_lacks(const char *path, struct kva_buf *out);
+
 /* Bytes of one token's keys and values in 16 bits, all layers. */
 size_t kva_model_kv_bytes_per_token(const struct kva_model_config *config);
 

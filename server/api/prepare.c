@@ -224,6 +224,26 @@ static enum kva_status fit_prompt(const struct kva_api_config *config, struct kv
     return KVA_OK;
 }
 
+/* A tokenizer may have ids for which the model has no embeddings (a <pad> that was added later):
+ * they are never generated, and mean nothing in a prompt. */
+static enum kva_status check_ids(const struct kva_api_config *config,
+                                 const struct kva_api_prompt *prompt, const char *param,
+                                 struct kva_err *err)
+{
+    if (kva_tokenizer_vocab_size(config->tokenizer) <= config->vocab_size)
+        return KVA_OK;
+    for (uint32_t i = 0; i < prompt->id_count; i++) {
+        uint32_t id = prompt->ids[i];
+        const char *text = kva_tokenizer_token_string(config->tokenizer, (int32_t)id, NULL);
+        if (id >= config->vocab_size)
+            return kva_fail_param(err, KVA_EINVAL, param,
+                                  "The prompt has token %u ('%.60s'), for which the model has no "
+                                  "embedding: its ids end at %u.",
+                                  id, text ? text : "", config->vocab_size - 1);
+    }
+    return KVA_OK;
+}
+
 /* Bad words as token ids: at the start of a word, and inside a text after a space. */
 struct bad_word_list {
     struct kva_token_list ids; /* all of them, one after another */
@@ -238,6 +258,11 @@ static enum kva_status push_bad_word(const struct kva_api_config *config,
     size_t before = list->ids.count;
     enum kva_status status =
         kva_tokenizer_encode(config->tokenizer, text, length, NULL, &list->ids, err);
+    bool possible = true; /* no other ids than those that can be generated */
+    for (size_t i = before; i < list->ids.count; i++)
+        possible = possible && (uint32_t)list->ids.ids[i] < config->vocab_size;
+    if (!possible)
+        list->ids.count = before;
     if (status == KVA_OK && list->ids.count > before)
         list->lengths[list->count++] = (uint32_t)(list->ids.count - before);
     return status;
@@ -365,6 +390,9 @@ static enum kva_status build_request(const struct kva_api_config *config, struct
     const struct kva_api_prompt *prompt = &call->prompts[index];
     uint32_t output_max = 0;
     enum kva_status status = fit_prompt(config, call, index, &output_max, err);
+    if (status == KVA_OK)
+        status =
+            check_ids(config, prompt, call->route == KVA_API_CHAT ? "messages" : "prompt", err);
     if (status != KVA_OK)
         return status;
     size_t bytes =

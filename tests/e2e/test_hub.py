@@ -185,7 +185,7 @@ def test_gguf__the_only_one_needs_no_name(place):
     "files, words",
     [
         ({"pytorch_model.bin": b"x", "config.json": b"{}"}, "neither a GGUF file nor config.json with"),
-        ({"config.json": b"{}", "model.safetensors": b"x"}, "has no tokenizer.json"),
+        ({"config.json": b"{}", "model.safetensors": b"x"}, "neither tokenizer.json"),
         ({}, "neither a GGUF file"),
     ],
 )

@@ -5,7 +5,7 @@
 
 struct kva_proto kva_proto_init(const char *data, size_t length)
 {
-    return (struct kva_proto){.at = data, .end = data + length};
+    return (struct kva_proto){.at = data, .end = data ? data + length : NULL};
 }
 
 static bool read_varint(struct kva_proto *proto, uint64_t *ret)

@@ -32,6 +32,7 @@ struct kva_proto_field {
     size_t length;
 };
 
+/* `data` may be NULL: an empty message. */
 struct kva_proto kva_proto_init(const char *data, size_t length);
 
 /* The next field; false at the end and where the message is malformed. */

@@ -141,6 +141,14 @@ static void test_open__names_the_tensor_that_is_wrong(void **state KVA_UNUSED)
 
 static void test_open__quantised_weights_name_their_method(void **state KVA_UNUSED)
 {
+    static const char *const methods[][2] = {
+        {"\"quant_method\":\"gptq\"", "quantised by GPTQ, which"},
+        {"\"quant_method\":\"awq\"", "quantised by AWQ, which"},
+        {"\"quant_method\":\"bitsandbytes\"", "quantised by bitsandbytes, which"},
+        {"\"quant_method\":\"fp8\"", "quantised by FP8, which"},
+        {"\"quant_method\":\"compressed-tensors\"", "quantised by compressed-tensors, which"},
+        {"\"bits\":4", "quantised by a method without a name"},
+    };
     struct checkpoint checkpoint;
     char config[1024];
     checkpoint_init(&checkpoint);
@@ -150,7 +158,18 @@ static void test_open__quantised_weights_name_their_method(void **state KVA_UNUS
              made_config + 1);
     checkpoint_puts(&checkpoint, "config.json", config);
     checkpoint_expect_failure(&checkpoint, KVA_EUNSUPPORTED,
-                              PARTS("q_proj.weight is I8 (quantised by gptq); supported are"));
+                              PARTS("quantised by GPTQ, which is not read: use a GGUF file or",
+                                    "there is I8 tensor model.layers.0.self_attn.q_proj.weight"));
+    /* What such folders really have: q_proj.qweight and its kin. */
+    write_changed(&checkpoint, 3,
+                  (struct made_tensor){"model.layers.0.self_attn.q_proj.qweight", "I32", {8, 8}});
+    for (size_t i = 0; i < KVA_COUNT_OF(methods); i++) {
+        snprintf(config, sizeof(config), "{\"quantization_config\":{%s},%s", methods[i][0],
+                 made_config + 1);
+        checkpoint_puts(&checkpoint, "config.json", config);
+        checkpoint_expect_failure(&checkpoint, KVA_EUNSUPPORTED,
+                                  PARTS(methods[i][1], "there is no tensor model.layers.0."));
+    }
     checkpoint_finish(&checkpoint);
 }
 
