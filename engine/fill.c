@@ -1,6 +1,7 @@
 /* fill.c - sequences of any length in no time, and what they take: for measurements. */
 #include "base/noise.h"
 #include "engine/kv/placement.h"
+#include "engine/kv/stream.h"
 #include "engine/model_engine_internal.h"
 
 #include <stdlib.h>
@@ -19,6 +20,12 @@ struct kva_tier_bytes kva_model_engine_footprint(const struct kva_engine *engine
         .device = kva_kv_footprint(e->kv, spec, prompt, tokens),
         .host = kva_kv_pages(tokens) * (uint64_t)e->kv->shape.page_bytes,
     };
+}
+
+uint64_t kva_model_engine_stream_bytes(const struct kva_engine *engine, uint32_t prompt)
+{
+    const struct model_engine *e = engine->self;
+    return kva_kv_stream_bytes(e->kv, prompt);
 }
 
 struct kva_tier_bytes kva_model_engine_footprint_shared(const struct kva_engine *engine,
@@ -102,9 +109,6 @@ enum kva_status kva_model_engine_fill(struct kva_engine *engine, struct kva_sequ
         kva_kv_seq_commit(e->kv, &seq->kv, seq->ids, seq->params.prompt_tokens);
         seq->ids[seq->token_count++] = seq->ids[0];
         seq->prefilled = true;
-        kva_device_free(e->device, KVA_MEM_DEVICE, seq->stream, seq->stream_bytes);
-        seq->stream = NULL;
-        seq->stream_bytes = 0;
         kva_device_sync(e->device, KVA_QUEUE_COMPUTE);
         status = kva_device_error(e->device, err);
     }

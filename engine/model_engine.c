@@ -4,14 +4,15 @@
 #include "base/buf.h"
 #include "base/log.h"
 #include "engine/kv/placement.h"
+#include "engine/kv/stream.h"
 #include "engine/model/int8.h"
 #include "engine/model_engine_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* Prompts in the middle of their prefill at the same time: each holds a residual stream of its
- * whole length. */
+/* Prompts in the middle of their prefill at the same time: each holds the residual stream of all of
+ * its tokens in the device tier. */
 #define PARTIAL_PREFILLS_MAX 2u
 
 /* Cost of a step with a second row per sequence, relative to one without, up to which speculative
@@ -22,8 +23,6 @@
 
 static void sequence_free(struct model_engine *e, struct kva_sequence *seq)
 {
-    if (seq->stream)
-        kva_device_free(e->device, KVA_MEM_DEVICE, seq->stream, seq->stream_bytes);
     kva_kv_seq_finish(e->kv, &seq->kv);
     free(seq->prompt_logprobs);
     free(seq->ids);
@@ -134,18 +133,10 @@ static enum kva_status engine_admit(void *self, struct kva_sequence *seq, uint32
                                     enum kva_tier_id *short_of, struct kva_err *err)
 {
     struct model_engine *e = self;
-    const struct kva_sequence_params *p = &seq->params;
     uint32_t cached;
     enum kva_status status = kva_kv_seq_admit(e->kv, &seq->kv, seq->ids, &cached, short_of, err);
     if (status)
         return status;
-    size_t bytes = (size_t)(p->prompt_tokens - cached) * e->config->hidden_size * e->act_bytes;
-    status = kva_device_alloc(e->device, KVA_MEM_DEVICE, bytes, &seq->stream, err);
-    if (status) {
-        kva_kv_seq_unadmit(e->kv, &seq->kv);
-        return status;
-    }
-    seq->stream_bytes = bytes;
     seq->prefill_first = cached;
     seq->prefill_position = cached;
     *ret_cached = cached;
@@ -269,6 +260,7 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
         .prefix_cache = p->prefix_cache,
         .sequences_max = p->sequences_max,
         .heads = e->config->heads,
+        .stream_row_bytes = e->config->hidden_size * e->act_bytes,
     };
     enum kva_status status = kva_kv_create(&kv, &e->kv, err);
     if (status)
@@ -364,13 +356,17 @@ static double mib(uint64_t bytes)
     return (double)bytes / (1 << 20);
 }
 
-/* Sequences of `tokens` tokens that both tiers hold under a policy. */
+/* Sequences of `tokens` tokens that both tiers hold under a policy, beside the residual stream of
+ * the one whose prompt comes last. */
 static uint64_t sequences_that_fit(const struct model_engine *e, const struct kva_kv_spec *spec,
                                    uint32_t tokens)
 {
-    uint64_t device =
-        e->engine.limits.budget.device / kva_kv_footprint(e->kv, spec, tokens, tokens);
-    uint64_t host = e->engine.limits.budget.host / e->kv->shape.page_bytes / kva_kv_pages(tokens);
+    const struct kva_tier_bytes *budget = &e->engine.limits.budget;
+    uint64_t stream = kva_kv_stream_bytes(e->kv, tokens);
+    if (stream > budget->device || stream > budget->host)
+        return 0;
+    uint64_t device = (budget->device - stream) / kva_kv_footprint(e->kv, spec, tokens, tokens);
+    uint64_t host = (budget->host - stream) / e->kv->shape.page_bytes / kva_kv_pages(tokens);
     return device < host ? device : host;
 }
 

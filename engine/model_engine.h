@@ -33,13 +33,17 @@ KVA_MUST_CHECK enum kva_status kva_model_engine_create(const struct kva_model_en
                                                        struct kva_engine **ret,
                                                        struct kva_err *err);
 
-/* Memory that a sequence with a prompt of `prompt` tokens takes at most in each tier until it has
- * `tokens` tokens, when it shares nothing; any thread. */
+/* Memory that the KV of a sequence with a prompt of `prompt` tokens takes at most in each tier
+ * until it has `tokens` tokens, when it shares nothing; any thread. */
 struct kva_tier_bytes kva_model_engine_footprint(const struct kva_engine *engine,
                                                  const struct kva_kv_spec *spec, uint32_t prompt,
                                                  uint32_t tokens);
 
-/* The same beside a running sequence with an equal prompt, as far as the prefix cache helps. */
+/* Bytes that a prompt of `prompt` tokens takes beside it in each tier until it is in. */
+uint64_t kva_model_engine_stream_bytes(const struct kva_engine *engine, uint32_t prompt);
+
+/* The KV's memory beside a running sequence with an equal prompt, as far as the prefix cache helps.
+ */
 struct kva_tier_bytes kva_model_engine_footprint_shared(const struct kva_engine *engine,
                                                         const struct kva_kv_spec *spec,
                                                         uint32_t prompt, uint32_t tokens);

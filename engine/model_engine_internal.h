@@ -24,9 +24,6 @@ struct kva_sequence {
     uint32_t prefill_position;
     uint32_t prefill_reported; /* tokens' worth of progress told to the scheduler */
     bool prefilled;
-    void *
-        stream; /* act [prompt_tokens - prefill_first, hidden]: the residual stream between steps */
-    size_t stream_bytes;
 
     struct kva_prompt_logprob *prompt_logprobs; /* [prompt_tokens - 1], or NULL */
 };

@@ -1,4 +1,5 @@
 /* step.c - one step of the engine: the joint pass, then the quotas of long prompts. */
+#include "engine/kv/stream.h"
 #include "engine/model_engine_internal.h"
 
 /* --- the joint pass: decoding rows and prompts that fit whole -------------------------------- */
@@ -15,15 +16,12 @@ static bool fits_whole(const struct kva_step_item *item, uint32_t rows_left)
            prefill_left(seq) <= item->prefill_tokens && prefill_left(seq) <= rows_left;
 }
 
-static void finish_prefill(struct model_engine *e, struct kva_step_item *item)
+static void finish_prefill(struct kva_step_item *item)
 {
     struct kva_sequence *seq = item->seq;
     item->prefill_done = prefill_left(seq) - seq->prefill_reported;
     seq->prefill_reported += item->prefill_done;
     seq->prefilled = true;
-    kva_device_free(e->device, KVA_MEM_DEVICE, seq->stream, seq->stream_bytes);
-    seq->stream = NULL;
-    seq->stream_bytes = 0;
 }
 
 /* What the sequence's policy wants of its next decoding step. */
@@ -205,7 +203,7 @@ static void run_batch(struct model_engine *e, uint32_t batch)
             const struct kva_pick_prompt prompt = {hidden, rows->row_first, rows->position_first,
                                                    rows->row_count};
             kva_pick_score_prompt(e, seq, &prompt);
-            finish_prefill(e, item);
+            finish_prefill(item);
         }
     }
     emit_batch(e, hidden, batch);
@@ -225,11 +223,13 @@ static bool only_predecodes(const struct model_engine *e, uint32_t batch)
 
 /* --- long prompts, layer-major --------------------------------------------------------------- */
 
-/* One chunk of one layer. */
+/* One chunk of one layer. After the last layer its rows stay where a pick finds them. */
 static void run_chunk(struct model_engine *e, struct kva_sequence *seq, uint32_t rows)
 {
-    size_t row_bytes = e->config->hidden_size * e->act_bytes;
     uint32_t position = seq->prefill_position;
+    uint32_t stream_row = position - seq->prefill_first;
+    bool last_layer = seq->prefill_layer + 1 == e->config->layer_count;
+    void *hidden = kva_forward_hidden(e->forward);
     struct kva_kv_rows group = {
         .seq = &seq->kv,
         .ids = seq->ids + position,
@@ -242,12 +242,15 @@ static void run_chunk(struct model_engine *e, struct kva_sequence *seq, uint32_t
                  .rows_count = 1,
                  .layer_first = seq->prefill_layer,
                  .layer_count = 1},
-        .hidden = (unsigned char *)seq->stream + (position - seq->prefill_first) * row_bytes,
+        .hidden = hidden,
     };
+    if (seq->prefill_layer > 0)
+        kva_kv_stream_read(e->kv, &seq->kv, stream_row, rows, hidden);
     kva_forward_run(e->forward, &call);
-    bool last_layer = seq->prefill_layer + 1 == e->config->layer_count;
     if (last_layer)
-        kva_pick_score_prompt(e, seq, &(struct kva_pick_prompt){call.hidden, 0, position, rows});
+        kva_pick_score_prompt(e, seq, &(struct kva_pick_prompt){hidden, 0, position, rows});
+    else
+        kva_kv_stream_write(e->kv, &seq->kv, stream_row, rows, hidden);
     seq->prefill_position += rows;
     if (seq->prefill_position == seq->params.prompt_tokens && !last_layer) {
         seq->prefill_position = seq->prefill_first;
@@ -260,10 +263,9 @@ static void run_long(struct model_engine *e, struct kva_step_item *item)
     struct kva_sequence *seq = item->seq;
     uint32_t prompt = seq->params.prompt_tokens;
     uint32_t layers = e->config->layer_count;
-    uint64_t units = (uint64_t)item->prefill_tokens * layers;
+    uint64_t units = (uint64_t)item->prefill_tokens * layers, rows = 0;
     while (units > 0 && seq->prefill_position < prompt) {
-        uint64_t rows =
-            kva_min_u32(e->engine.limits.step_tokens_max, prompt - seq->prefill_position);
+        rows = kva_min_u32(e->engine.limits.step_tokens_max, prompt - seq->prefill_position);
         rows = rows < units ? rows : units;
         units -= rows;
         run_chunk(e, seq, (uint32_t)rows);
@@ -277,10 +279,10 @@ static void run_long(struct model_engine *e, struct kva_step_item *item)
     }
     kva_kv_seq_commit(e->kv, &seq->kv, seq->ids, prompt);
     kva_pick_begin(e);
-    kva_pick_item(e, prefill_left(seq) - 1, item);
-    kva_pick_run(e, seq->stream);
+    kva_pick_item(e, (uint32_t)rows - 1, item);
+    kva_pick_run(e, kva_forward_hidden(e->forward));
     kva_pick_emit(e, 0, item);
-    finish_prefill(e, item);
+    finish_prefill(item);
 }
 
 enum kva_status kva_model_engine_step(void *self, struct kva_step_item *items, uint32_t count,

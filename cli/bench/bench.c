@@ -78,6 +78,19 @@ static enum kva_status read_options(struct kva_bench *bench, struct kva_err *err
 
 /* --- memory ---------------------------------------------------------------------------------- */
 
+static uint32_t largest(const struct kva_bench_list *list)
+{
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < list->count; i++)
+        most = kva_max_u32(most, list->values[i]);
+    return most;
+}
+
+static uint64_t less(uint64_t bytes, uint64_t taken)
+{
+    return bytes > taken ? bytes - taken : 0;
+}
+
 /* What the tiers may have. Weights are mapped files: their pages count as available until they are
  * read, and must stay. */
 static void limit_memory(struct kva_bench *bench)
@@ -88,19 +101,27 @@ static void limit_memory(struct kva_bench *bench)
     uint64_t kept = available / SPARE_SHARE + SPARE_BYTES;
     if (info->host_readable)
         kept += bench->instance.model->weight_bytes;
-    uint64_t usable = available > kept ? available - kept : 0;
+    uint64_t usable = less(available, kept);
     uint64_t device = info->host_readable ? usable : kva_instance_gpu_room(&bench->instance);
+    uint64_t stream = kva_model_engine_stream_bytes(
+        bench->instance.engine, kva_max_u32(largest(&bench->depth), largest(&bench->prefill)));
     bench->available_bytes = available;
+    bench->stream_bytes = stream;
     bench->memory = (struct kva_bench_memory){
-        .device = config->device_memory ? config->device_memory : device,
-        .host = config->host_memory ? config->host_memory : usable,
-        .total = info->host_readable ? usable : UINT64_MAX,
+        .device = less(config->device_memory ? config->device_memory : device, stream),
+        .host = less(config->host_memory ? config->host_memory : usable, stream),
+        .total = info->host_readable ? less(usable, 2 * stream) : UINT64_MAX,
     };
 }
 
 static uint64_t larger(uint64_t a, uint64_t b)
 {
     return a > b ? a : b;
+}
+
+static uint64_t smaller(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
 }
 
 /* Budgets for a policy's groups of all depths and for the prompts beside them: tiers that are
@@ -128,8 +149,8 @@ static struct kva_tier_bytes budget_for(const struct kva_bench *bench,
     most.device += prompt.device + page.device;
     most.host += prompt.host + page.host;
     return (struct kva_tier_bytes){
-        .device = most.device < bench->memory.device ? most.device : bench->memory.device,
-        .host = most.host < bench->memory.host ? most.host : bench->memory.host,
+        .device = bench->stream_bytes + smaller(most.device, bench->memory.device),
+        .host = bench->stream_bytes + smaller(most.host, bench->memory.host),
     };
 }
 

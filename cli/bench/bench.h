@@ -98,7 +98,8 @@ struct kva_bench {
     struct kva_kv_spec specs[KVA_BENCH_SPECS_MAX]; /* the policies to be measured */
     const char *labels[KVA_BENCH_SPECS_MAX];       /* as they were asked for */
     uint32_t spec_count;
-    struct kva_bench_memory memory;
+    struct kva_bench_memory memory;    /* beside one prompt's residual stream ... */
+    uint64_t stream_bytes;             /* ... which has so much of either tier */
     uint64_t available_bytes;          /* of memory when the plan was made */
     struct kva_device_roofs roofs;     /* before the rows */
     struct kva_device_roofs roofs_end; /* after them */

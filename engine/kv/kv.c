@@ -40,6 +40,7 @@ enum kva_status kva_kv_create(const struct kva_kv_params *params, struct kva_kv 
     (void)kva_counts_have(&kv->counters.counts, &counter_offloaded_bytes);
     kv->heads = params->heads;
     kv->sequences_max = params->sequences_max;
+    kv->stream_row_bytes = params->stream_row_bytes;
     kv->query_bytes = (size_t)params->heads * params->head_dim *
                       kva_dtype_bytes(kva_device_get_info(params->device)->act);
     kv->shape = (struct kva_kv_shape){
@@ -50,6 +51,13 @@ enum kva_status kva_kv_create(const struct kva_kv_params *params, struct kva_kv 
         .block_bytes = kva_kv_block_bytes(params->kv_heads, params->head_dim),
     };
     kv->shape.page_bytes = kv->shape.block_bytes * params->layers;
+    if (params->stream_row_bytes > kv->shape.page_bytes) {
+        kva_fail(err, KVA_EUNSUPPORTED,
+                 "a row of activations has %zu bytes, a page of KV only %zu: it must hold one",
+                 params->stream_row_bytes, kv->shape.page_bytes);
+        free(kv);
+        return KVA_EUNSUPPORTED;
+    }
     const struct kva_page_pool_params pool = {
         .device = params->device,
         .page_bytes = kv->shape.page_bytes,
@@ -204,7 +212,8 @@ struct kva_tier_bytes kva_kv_seq_bytes(const struct kva_kv *kv, const struct kva
 {
     return (struct kva_tier_bytes){
         .device = seq->device_bytes,
-        .host = (uint64_t)(seq->page_count + seq->promised_pages) * kv->shape.page_bytes,
+        .host = (uint64_t)(seq->page_count + seq->promised_pages + seq->stream.page_count) *
+                kv->shape.page_bytes,
     };
 }
 

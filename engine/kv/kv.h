@@ -58,8 +58,9 @@ struct kva_kv_params {
     enum kva_dtype dtype;
     struct kva_tier_bytes budget;
     bool prefix_cache;
-    uint32_t sequences_max; /* admitted at once */
-    uint32_t heads;         /* query heads: for queries that are kept */
+    uint32_t sequences_max;  /* admitted at once */
+    uint32_t heads;          /* query heads: for queries that are kept */
+    size_t stream_row_bytes; /* of the residual stream of a prompt token; 0: none is kept */
 };
 
 struct kva_kv {
@@ -70,6 +71,7 @@ struct kva_kv {
     struct kva_kv_usage counters; /* since start; its bytes are not kept here */
     uint32_t heads;               /* query heads */
     size_t query_bytes;           /* of a row of queries */
+    size_t stream_row_bytes;      /* of a row of residual streams (stream.h) */
 
     /* Pages whose device copy nobody uses now, longest unused first: dropped when the tier is full.
      */
@@ -85,6 +87,15 @@ struct kva_kv {
     const struct kva_kv_part *parts[KVA_KV_PART_KINDS_MAX];
     void *part_caches[KVA_KV_PART_KINDS_MAX];
     uint32_t part_count;
+};
+
+/* The residual stream of an unfinished prompt (stream.h). */
+struct kva_kv_stream {
+    void **device;           /* [pages of the prompt's rows] */
+    struct kva_page **saved; /* the same: where it is while the sequence is suspended */
+    uint32_t page_count;     /* in use; the host tier has a promise or a page for each */
+    bool resident;           /* has its device memory */
+    bool has_saved;          /* has pages of the host tier, promised no more */
 };
 
 /* The pages of one sequence. */
@@ -109,7 +120,8 @@ struct kva_kv_seq {
     uint32_t offloaded;      /* pages [0, offloaded) are not whole on the device */
     uint32_t prepared;       /* pages [0, prepared) are there in other forms; >= offloaded */
     uint32_t considered;     /* of them: candidates of the last selection for the next step */
-    void *policy_state;      /* the policy's own (policy.h) */
+    struct kva_kv_stream stream;
+    void *policy_state;                  /* the policy's own (policy.h) */
     void *part_states[KVA_KV_PARTS_MAX]; /* its parts' own, in the policy's order (part.h) */
 };
 
@@ -138,9 +150,9 @@ KVA_MUST_CHECK enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_
 void kva_kv_seq_finish(struct kva_kv *kv, struct kva_kv_seq *seq);
 
 /* Promise host memory for tokens_max, find the prompt's beginning in the prefix cache, take device
- * memory for the prompt. At least the last prompt token is left to compute. *ret_cached_tokens is a
- * multiple of the page size. Fails: KVA_ELIMIT (`short_of`, if not NULL, is the tier that has no
- * room), nothing taken. */
+ * memory for the prompt and, until it is in, for its residual stream. At least the last prompt
+ * token is left to compute. *ret_cached_tokens is a multiple of the page size. Fails: KVA_ELIMIT
+ * (`short_of`, if not NULL, is the tier that has no room), nothing taken. */
 KVA_MUST_CHECK enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq,
                                                 const uint32_t *prompt, uint32_t *ret_cached_tokens,
                                                 enum kva_tier_id *short_of, struct kva_err *err);

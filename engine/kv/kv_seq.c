@@ -2,6 +2,7 @@
 #include "engine/kv/kv.h"
 #include "engine/kv/part.h"
 #include "engine/kv/placement.h"
+#include "engine/kv/stream.h"
 
 #include <stdlib.h>
 
@@ -16,6 +17,15 @@ static enum kva_status check_shape(const struct kva_kv *kv, const struct kva_kv_
     return status;
 }
 
+/* Of the prompt with its residual stream, or of what follows without it. */
+static uint64_t largest_device_bytes(const struct kva_kv *kv, const struct kva_kv_plan *plan)
+{
+    uint64_t bytes = kva_kv_footprint(kv, plan->spec, plan->prompt_tokens, plan->tokens_max);
+    uint64_t prompt = kva_kv_footprint(kv, plan->spec, plan->prompt_tokens, plan->prompt_tokens) +
+                      kva_kv_stream_bytes(kv, plan->prompt_tokens);
+    return prompt > bytes ? prompt : bytes;
+}
+
 enum kva_status kva_kv_check_fits(const struct kva_kv *kv, const struct kva_kv_plan *plan,
                                   struct kva_err *err)
 {
@@ -24,7 +34,7 @@ enum kva_status kva_kv_check_fits(const struct kva_kv *kv, const struct kva_kv_p
         status = check_shape(kv, plan->spec, err);
     if (status)
         return status;
-    uint64_t device = kva_kv_footprint(kv, plan->spec, plan->prompt_tokens, plan->tokens_max);
+    uint64_t device = largest_device_bytes(kv, plan);
     uint64_t device_budget = kva_tier_budget_bytes(kv->tier);
     if (device > device_budget)
         return kva_fail_param(err, KVA_ELIMIT, "device",
@@ -33,7 +43,8 @@ enum kva_status kva_kv_check_fits(const struct kva_kv *kv, const struct kva_kv_p
                               plan->tokens_max, (unsigned long long)device,
                               kva_kv_spec_policy_name(plan->spec),
                               (unsigned long long)device_budget);
-    uint64_t host = kva_kv_pages(plan->tokens_max) * (uint64_t)kv->shape.page_bytes;
+    uint64_t host = kva_kv_pages(plan->tokens_max) * (uint64_t)kv->shape.page_bytes +
+                    kva_kv_stream_bytes(kv, plan->prompt_tokens);
     uint64_t host_budget = kva_page_pool_total(kv->pages) * (uint64_t)kv->shape.page_bytes;
     if (host > host_budget)
         return kva_fail_param(
@@ -51,7 +62,8 @@ static enum kva_status init_tables(struct kva_kv *kv, struct kva_kv_seq *seq, st
     if (!seq->pages || (state_bytes > 0 && !seq->policy_state))
         return kva_fail(err, KVA_ENOMEM, "out of memory for the page table of %u tokens",
                         seq->tokens_max);
-    return kva_kv_parts_init_seq(kv, seq, err);
+    enum kva_status status = kva_kv_stream_init(kv, seq, err);
+    return status ? status : kva_kv_parts_init_seq(kv, seq, err);
 }
 
 enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
@@ -69,6 +81,7 @@ enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
     };
     status = init_tables(kv, seq, err);
     if (status) {
+        kva_kv_stream_finish(seq);
         free(seq->pages);
         free(seq->policy_state);
         *seq = (struct kva_kv_seq){0};
@@ -83,6 +96,7 @@ static void release_pages(struct kva_kv *kv, struct kva_kv_seq *seq)
         kva_page_pool_release(kv->pages, seq->pages[--seq->page_count]);
     kva_page_pool_unpromise(kv->pages, seq->promised_pages);
     seq->promised_pages = 0;
+    kva_kv_stream_end(kv, seq);
     seq->closed_count = 0;
     seq->tokens = 0;
     seq->prefilled = false;
@@ -112,6 +126,7 @@ void kva_kv_seq_unadmit(struct kva_kv *kv, struct kva_kv_seq *seq)
 void kva_kv_seq_finish(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     kva_kv_seq_unadmit(kv, seq);
+    kva_kv_stream_finish(seq);
     free(seq->pages);
     free(seq->policy_state);
     kva_kv_parts_finish_seq(kv, seq);
@@ -146,13 +161,19 @@ struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const stru
         .host = kva_kv_pages(seq->tokens_max) * (uint64_t)kv->shape.page_bytes,
     };
     const struct kva_page *page = NULL;
-    for (uint32_t i = 0; seq->share && i < (prompt_tokens - 1) / KVA_PAGE_TOKENS; i++) {
-        page = kva_page_pool_find(kv->pages, page, seq->scope, prompt + i * KVA_PAGE_TOKENS);
-        if (!page || page->refs == 0)
+    uint32_t cached = 0; /* pages, in use by others or not */
+    for (; seq->share && cached < (prompt_tokens - 1) / KVA_PAGE_TOKENS; cached++) {
+        page = kva_page_pool_find(kv->pages, page, seq->scope, prompt + cached * KVA_PAGE_TOKENS);
+        if (!page)
             break;
+        if (page->refs == 0)
+            continue;
         bytes.host -= kv->shape.page_bytes;
         bytes.device -= kva_kv_shared_bytes(kv, &seq->spec, page);
     }
+    uint64_t stream = kva_kv_stream_bytes(kv, prompt_tokens - cached * KVA_PAGE_TOKENS);
+    bytes.host += stream;
+    bytes.device += stream;
     return bytes;
 }
 
@@ -181,12 +202,14 @@ enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq, cons
         find_prefix(kv, seq, prompt, prompt_tokens);
     uint32_t cached = seq->tokens;
     uint32_t missing = kva_kv_pages(seq->tokens_max) - seq->page_count;
-    if (!kva_page_pool_promise(kv->pages, missing)) {
+    uint32_t stream = kva_kv_stream_pages(kv, prompt_tokens - cached);
+    if (!kva_page_pool_promise(kv->pages, missing + stream)) {
         release_pages(kv, seq);
         return kva_fail(err, refuse(KVA_TIER_HOST, short_of),
-                        "the host tier has no room for %u more pages now", missing);
+                        "the host tier has no room for %u more pages now", missing + stream);
     }
     seq->promised_pages = missing;
+    kva_kv_stream_begin(kv, seq, prompt_tokens - cached);
     take_pages(kv, seq, kva_kv_pages(prompt_tokens));
     seq->offloaded = seq->policy->offloaded(&seq->spec, prompt_tokens);
     seq->prepared = seq->considered = seq->offloaded;

@@ -2,6 +2,7 @@
 #include "engine/kv/placement.h"
 
 #include "engine/kv/part.h"
+#include "engine/kv/stream.h"
 
 /* --- how much -------------------------------------------------------------------------------- */
 
@@ -63,11 +64,13 @@ uint64_t kva_kv_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *
 
 /* --- taking and giving ----------------------------------------------------------------------- */
 
-/* Memory for `offloaded` pages, and for whole ones up to `end`. */
+/* Memory for `offloaded` pages, for whole ones up to `end`, and for the residual stream. */
 static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded, uint32_t end)
 {
     const struct kva_kv_part *const *parts = seq->policy->parts;
     uint32_t held[KVA_KV_PARTS_MAX] = {0};
+    if (!kva_kv_stream_alloc(kv, seq))
+        return false;
     for (uint32_t i = 0; parts[i]; i++) {
         if (!parts[i]->alloc)
             continue;
@@ -78,6 +81,7 @@ static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
             if (parts[i]->cut)
                 parts[i]->cut(kv, seq, held[i], false);
         }
+        kva_kv_stream_cut(kv, seq, false);
         return false;
     }
     seq->reserved_pages = end;
@@ -97,6 +101,7 @@ void kva_kv_release(struct kva_kv *kv, struct kva_kv_seq *seq, bool save)
         if ((*part)->cut)
             (*part)->cut(kv, seq, 0, save);
     }
+    kva_kv_stream_cut(kv, seq, save);
     seq->reserved_pages = 0;
 }
 
@@ -104,6 +109,7 @@ bool kva_kv_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     if (!alloc(kv, seq, seq->prepared, seq->page_count))
         return false;
+    kva_kv_stream_restore(kv, seq);
     if (!seq->prefilled || seq->prepared == 0)
         return true;
     for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
@@ -126,6 +132,7 @@ void kva_kv_send_closed(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t inde
 static void end_prefill(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     seq->prefilled = true;
+    kva_kv_stream_end(kv, seq);
     for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
         if ((*part)->prompt_end && seq->offloaded > 0)
             (*part)->prompt_end(kv, seq);

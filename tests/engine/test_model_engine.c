@@ -235,7 +235,7 @@ static void test_model_engine__a_full_tier_changes_nothing(void **state KVA_UNUS
         struct fixture f;
         fixture_open(&f, &(struct fixture_params){.model_path = LLAMA,
                                                   .step_tokens_max = 48,
-                                                  .device_bytes = 7 * LLAMA_PAGE_BYTES,
+                                                  .device_bytes = 9 * LLAMA_PAGE_BYTES,
                                                   .prefix_cache = round % 2 == 1,
                                                   .copy_delay_max_us = 20,
                                                   .seed = round});
@@ -326,14 +326,15 @@ static void test_model_engine__cached_prefixes_change_nothing_but_the_work(void 
 
 static void test_model_engine__budgets_hold_and_refusals_name_both_numbers(void **state KVA_UNUSED)
 {
-    /* Room for three pages on the device and ten on the host. */
+    /* Room for six pages on the device and twenty on the host. A page of the tier holds the
+     * residual stream of 42 prompt tokens. */
     struct fixture f;
     struct kva_err err = {0};
     uint32_t prompt[CONTEXT], cached;
     const struct kva_sampling_params sampling = trace_sampling();
     size_t page = LLAMA_PAGE_BYTES;
     fixture_open(&f, &(struct fixture_params){
-                         .model_path = LLAMA, .device_bytes = 3 * page, .host_bytes = 10 * page});
+                         .model_path = LLAMA, .device_bytes = 6 * page, .host_bytes = 20 * page});
     const struct kva_engine_ops *ops = f.engine->ops;
     void *self = f.engine->self;
     fixture_prompt(prompt, CONTEXT, VOCAB, 1);
@@ -345,9 +346,9 @@ static void test_model_engine__budgets_hold_and_refusals_name_both_numbers(void 
     assert_int_equal(ops->create(self, &params, &a, &err), KVA_ELIMIT);
     assert_non_null(strstr(err.message, "device"));
     char number[32];
-    snprintf(number, sizeof(number), "%zu", 4 * page);
+    snprintf(number, sizeof(number), "%zu", 9 * page);
     assert_non_null(strstr(err.message, number));
-    snprintf(number, sizeof(number), "%zu", 3 * page);
+    snprintf(number, sizeof(number), "%zu", 6 * page);
     assert_non_null(strstr(err.message, number));
     params.kv.policy = KVA_KV_OFFLOAD;
     params.tokens_max = 1000;
@@ -374,9 +375,9 @@ static void test_model_engine__budgets_hold_and_refusals_name_both_numbers(void 
     ops->usage(self, &usage);
     assert_int_equal(usage.sequences[KVA_KV_FULL], 1);
     assert_int_equal(ops->growth_bytes(self, c), page);
-    assert_int_equal(usage.budget.host, 10 * page);
-    assert_int_equal(usage.used.host, 9 * page);
-    assert_int_equal(usage.used.device, 2 * page);
+    assert_int_equal(usage.budget.host, 20 * page);
+    assert_int_equal(usage.used.host, 18 * page);
+    assert_int_equal(usage.used.device, 5 * page);
     ops->destroy(self, a);
     ops->destroy(self, b);
     ops->destroy(self, c);
