@@ -9,7 +9,7 @@
 /* The layout as int8.h draws it, read apart from the kernels. */
 static const unsigned char *group_at(const struct kva_weight *w, size_t output, size_t group)
 {
-    size_t steps = ((size_t)w->cols + 3) / 4, groups = ((size_t)w->cols + 127) / 128;
+    size_t steps = ((size_t)w->cols + 31) / 32 * 8, groups = ((size_t)w->cols + 127) / 128;
     return (const unsigned char *)w->data + (output / 16 * (groups + steps) + group * 33) * 64;
 }
 

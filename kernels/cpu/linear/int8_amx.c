@@ -169,7 +169,8 @@ static void copy_last(const uint8_t *panel, const struct block *block, uint8_t *
 {
     const uint32_t whole = block->inputs / KVA_INT8_GROUP;
     const uint32_t rest = block->inputs % KVA_INT8_GROUP;
-    const size_t bytes = kva_div_up(rest, KVA_INT8_STEP_INPUTS) * KVA_INT8_LINE_BYTES;
+    const size_t bytes =
+        kva_div_up(rest, KVA_PACKED_PIECE_INPUTS) * KVA_PACKED_PIECE_STEPS * KVA_INT8_LINE_BYTES;
     memcpy(to, panel + whole * GROUP_BYTES + KVA_INT8_LINE_BYTES, bytes);
     memset(to + bytes, 0, 2 * TILE - bytes);
 }

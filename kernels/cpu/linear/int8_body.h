@@ -80,9 +80,10 @@ INLINE void tile_run(const int rows, const int panels, const bool stream, const 
     for (uint32_t g = 0; g < groups; g++) {
         const uint8_t *scales = line;
         const uint32_t inputs = place->inputs - g * KVA_INT8_GROUP;
-        const uint32_t steps = inputs >= KVA_INT8_GROUP
-                                   ? GROUP_STEPS
-                                   : (uint32_t)kva_div_up(inputs, KVA_INT8_STEP_INPUTS);
+        const uint32_t steps =
+            inputs >= KVA_INT8_GROUP
+                ? GROUP_STEPS
+                : (uint32_t)kva_div_up(inputs, KVA_PACKED_PIECE_INPUTS) * KVA_PACKED_PIECE_STEPS;
         const struct kva_int8_x_group *x_group[ROWS_MAX];
         vi sums[ROWS_MAX][TILE_PANELS][CHAINS][PANEL_VECTORS];
         UNROLL

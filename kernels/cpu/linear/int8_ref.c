@@ -34,7 +34,8 @@ static float output(const uint8_t *lines, uint32_t n, const int8_t *x, uint32_t 
     const struct kva_int8_x_group *groups = kva_int8_x_groups(x, inputs);
     float total = 0;
     for (uint32_t g = 0; g * KVA_INT8_GROUP < inputs; g++) {
-        const uint32_t count = kva_min_u32(KVA_INT8_GROUP, inputs - g * KVA_INT8_GROUP);
+        const uint32_t count = (uint32_t)kva_align_up(
+            kva_min_u32(KVA_INT8_GROUP, inputs - g * KVA_INT8_GROUP), KVA_PACKED_PIECE_INPUTS);
         float scale;
         memcpy(&scale, lines + n * sizeof(scale), sizeof(scale));
         lines += KVA_INT8_LINE_BYTES;
