@@ -2,7 +2,7 @@
  * module. */
 #include "kernels/backend.h"
 #include "kernels/check.h"
-#include "kernels/int8.h"
+#include "kernels/packed.h"
 #include "kernels/ops.h"
 
 #include <dlfcn.h>
@@ -73,12 +73,12 @@ enum kva_status kva_device_weight(struct kva_device *device, const void *data, e
                                   uint32_t rows, uint32_t cols, struct kva_weight *ret,
                                   struct kva_err *err)
 {
-    if ((unsigned)dtype >= KVA_DTYPE_COUNT && dtype != KVA_INT8)
+    if ((unsigned)dtype >= KVA_DTYPE_END)
         return kva_fail(err, KVA_EINVAL, "weight [%u, %u] has an unknown data type %d", rows, cols,
                         (int)dtype);
     if (!data || rows == 0 || cols == 0)
         return kva_fail(err, KVA_EINVAL, "weight [%u, %u] is empty", rows, cols);
-    size_t align = dtype == KVA_INT8 ? KVA_INT8_ALIGN : kva_dtype_bytes(dtype);
+    size_t align = kva_dtype_is_packed(dtype) ? KVA_PACKED_ALIGN : kva_dtype_bytes(dtype);
     if ((uintptr_t)data % align != 0)
         return kva_fail(err, KVA_EINVAL, "weight [%u, %u] is not aligned to its %zu-byte elements",
                         rows, cols, align);

@@ -1,30 +1,16 @@
-/* packed.c - the table of packed formats, and reading a matrix number by number. */
+/* packed.c - packed formats by their names, and reading a matrix number by number. */
 #include "kernels/packed_read.h"
-
-static const struct kva_packed_format formats[KVA_DTYPE_END - KVA_INT8] = {
-    /* gguf_id, head, head_bytes, block_inputs, scale_inputs, low_bits, high_bits, zero, has_min */
-    [KVA_INT8 - KVA_INT8] = {KVA_PACKED_NO_GGUF, KVA_HEAD_F32, 64, 128, 128, 8, 0, 128, false},
-    [KVA_Q4_0 - KVA_INT8] = {2, KVA_HEAD_F16, 64, 64, 32, 4, 0, 8, false},
-    [KVA_Q4_1 - KVA_INT8] = {3, KVA_HEAD_F16_MIN, 64, 32, 32, 4, 0, 0, true},
-    [KVA_Q5_0 - KVA_INT8] = {6, KVA_HEAD_F16, 64, 64, 32, 4, 1, 16, false},
-    [KVA_Q5_1 - KVA_INT8] = {7, KVA_HEAD_F16_MIN, 64, 32, 32, 4, 1, 0, true},
-    [KVA_Q8_0 - KVA_INT8] = {8, KVA_HEAD_F16, 64, 64, 32, 8, 0, 128, false},
-    [KVA_Q2_K - KVA_INT8] = {10, KVA_HEAD_K_MIN_4BIT, 320, 256, 16, 2, 0, 0, true},
-    [KVA_Q3_K - KVA_INT8] = {11, KVA_HEAD_K_SIGNED, 320, 256, 16, 2, 1, 4, false},
-    [KVA_Q4_K - KVA_INT8] = {12, KVA_HEAD_K_MIN, 320, 256, 32, 4, 0, 0, true},
-    [KVA_Q5_K - KVA_INT8] = {13, KVA_HEAD_K_MIN, 320, 256, 32, 4, 1, 0, true},
-    [KVA_Q6_K - KVA_INT8] = {14, KVA_HEAD_K_SIGNED, 320, 256, 16, 4, 2, 32, false},
-};
+#include "kernels/packed_table.h"
 
 const struct kva_packed_format *kva_packed_format(enum kva_dtype dtype)
 {
-    return kva_dtype_is_packed(dtype) ? &formats[dtype - KVA_INT8] : NULL;
+    return kva_dtype_is_packed(dtype) ? &kva_packed_table[dtype - KVA_INT8] : NULL;
 }
 
 bool kva_packed_of_gguf(uint32_t gguf_id, enum kva_dtype *ret)
 {
-    for (size_t i = 0; i < KVA_COUNT_OF(formats); i++) {
-        if (formats[i].gguf_id == gguf_id && gguf_id != KVA_PACKED_NO_GGUF) {
+    for (size_t i = 0; i < KVA_COUNT_OF(kva_packed_table); i++) {
+        if (kva_packed_table[i].gguf_id == gguf_id && gguf_id != KVA_PACKED_NO_GGUF) {
             *ret = (enum kva_dtype)(KVA_INT8 + i);
             return true;
         }

@@ -26,9 +26,8 @@
  *   sum over groups of 128 of  scale_x * (sum over groups of weights of
  *                                         scale * sum x (code - zero)  +  min * sum x)
  *
- * in fp32, ascending: of a group of weights first the scale's term, then the min's; every addition
- * a fused multiply-add, but the first of each group of 128, which is a product. Every level gives
- * the same bits.
+ * in fp32, ascending; of a group of weights first the scale's term, then the min's; every addition
+ * is a fused multiply-add. Every level gives the same bits.
  *
  * Thread rule: none; no shared state. */
 #ifndef KVA_KERNELS_PACKED_H

@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 #include "kernels/backend.h"
-#include "kernels/int8.h"
+#include "kernels/packed.h"
 
 const char *kva_profile_kind_name(enum kva_profile_kind kind)
 {

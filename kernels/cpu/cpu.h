@@ -9,7 +9,7 @@
  *            kernels of 16-bit products, KVA_CPU_LINEAR_DEPTH. A block is summed by lanes and the
  *            lanes by a fixed tree. What activations are rounded to depends on the level and the
  *            weight's format alone. Level amx sums bf16 by tiles: linear/amx.c.
- *            With int8 weights every level gives the bits that int8.h says.
+ *            With packed weights every level gives the bits that packed.h says.
  *   attend   A row is a fold over splits of KVA_ATTEND_SPLIT_TOKENS positions, ascending. Within a
  *            split a score is one chain over head_dim, the sum of exponentials goes by lanes of
  *            (position % lanes), and each element of `a` is one chain over the tokens. Kernels of
@@ -154,10 +154,11 @@ struct kva_cpu_kernels {
     void (*linear_prepare)(const struct kva_linear_args *args, uint32_t first, uint32_t end,
                            void *prepared);
     void (*linear)(const struct kva_cpu_linear *item);
-    /* The same for weights of KVA_INT8, whose rows are int8_row.h's at every level. Items begin at
-     * panels. */
-    void (*linear_int8_prepare)(const struct kva_linear_args *args, uint32_t first, uint32_t end,
-                                void *prepared);
+    /* The same for packed weights, whose rows are linear/packed_row.h's at every level. Items begin
+     * at panels. linear_int8: of KVA_INT8 alone. */
+    void (*linear_packed_prepare)(const struct kva_linear_args *args, uint32_t first, uint32_t end,
+                                  void *prepared);
+    void (*linear_packed)(const struct kva_cpu_linear *item);
     void (*linear_int8)(const struct kva_cpu_linear *item);
     /* scratch: 2 * rotary_dim floats. */
     void (*rope)(const struct kva_rope_args *args, uint32_t first, uint32_t end, float *scratch);
@@ -202,8 +203,9 @@ struct kva_cpu_kernels {
     void kva_linear_prepare_##level(const struct kva_linear_args *args, uint32_t first,            \
                                     uint32_t end, void *prepared);                                 \
     void kva_linear_##level(const struct kva_cpu_linear *item);                                    \
-    void kva_linear_int8_prepare_##level(const struct kva_linear_args *args, uint32_t first,       \
-                                         uint32_t end, void *prepared);                            \
+    void kva_linear_packed_prepare_##level(const struct kva_linear_args *args, uint32_t first,     \
+                                           uint32_t end, void *prepared);                          \
+    void kva_linear_packed_##level(const struct kva_cpu_linear *item);                             \
     void kva_linear_int8_##level(const struct kva_cpu_linear *item);                               \
     void kva_attend_split_##level(const struct kva_cpu_attend_split *split);                       \
     void kva_attend_fold_##level(float *a, float *m, float *e, const float *split_a,               \

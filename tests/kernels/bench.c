@@ -4,7 +4,7 @@
  * the bandwidth and the cache that they use; with several it is the clock's. */
 #include "tests/kernels/bench.h"
 #include "base/clock.h"
-#include "kernels/int8.h"
+#include "kernels/packed.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,9 +46,9 @@ double bench_seconds_of(uint32_t threads, bench_fn *run, void *opaque)
 void bench_report(const struct bench *bench, const char *name, enum kva_dtype dtype, double seconds,
                   double bytes, double flops)
 {
-    double roof = dtype == KVA_BF16   ? bench->half_gflops
-                  : dtype == KVA_INT8 ? bench->byte_gops
-                                      : bench->gflops;
+    double roof = dtype == KVA_BF16            ? bench->half_gflops
+                  : kva_dtype_is_packed(dtype) ? bench->byte_gops
+                                               : bench->gflops;
     printf("%-44s %-7s %2u %9.1f us", name, bench->level, bench->threads, seconds * 1e6);
     if (bytes > 0)
         printf("  %6.1f GB/s %3.0f%%", bytes / seconds * 1e-9,
@@ -256,13 +256,20 @@ static void bench_rows(const struct bench *bench, uint32_t rows)
 static void bench_kernels(const struct bench *bench, unsigned char *memory, bool slow)
 {
     unsigned char *weights = memory + WEIGHT_OFFSET_BYTES;
-    unsigned char *lines = memory; /* int8: in a file they begin at cache lines */
+    unsigned char *lines = memory; /* packed: in a file they begin at cache lines */
     const uint32_t tiny_llama[3] = {32, 4, 64}, llama[3] = {32, 8, 128}, mha[3] = {16, 16, 128};
     const uint32_t rows[] = {1, 2, 4, 8, 16, 32, 64, 256, 512};
     for (size_t i = 0; i < KVA_COUNT_OF(rows) - (slow ? 3 : 0); i++)
         bench_linear(bench, weights, KVA_BF16, rows[i], 5632, 2048);
     for (size_t i = 0; i < KVA_COUNT_OF(rows) - (slow ? 3 : 0); i++)
         bench_linear(bench, lines, KVA_INT8, rows[i], 5632, 2048);
+    /* A format of each way to expand, and the others by one row. */
+    const enum kva_dtype packed[] = {KVA_Q4_0, KVA_Q4_1, KVA_Q8_0, KVA_Q4_K, KVA_Q6_K,
+                                     KVA_Q5_0, KVA_Q5_1, KVA_Q5_K, KVA_Q2_K, KVA_Q3_K};
+    const uint32_t packed_rows[] = {1, 2, 4, 8, 16, 32, 512};
+    for (size_t f = 0; f < KVA_COUNT_OF(packed); f++)
+        for (size_t i = 0; i < KVA_COUNT_OF(packed_rows) - (slow ? 1 : 0); i += f < 5 ? 1 : 6)
+            bench_linear(bench, lines, packed[f], packed_rows[i], 5632, 2048);
     bench_linear(bench, weights, KVA_F16, 1, 5632, 2048);
     bench_linear(bench, weights, KVA_F32, 1, 5632, 2048);
     bench_linear(bench, weights, KVA_BF16, 1, 2048, 5632);

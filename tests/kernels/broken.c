@@ -445,7 +445,7 @@ static void attend_leak(struct kva_device *device, const struct kva_attend_args 
 static const struct broken list[] = {
     BREAKS(linear_tail, OP_LINEAR, linear),
     BREAKS(linear_last_output, OP_LINEAR, linear),
-    BREAKS(linear_last_output, OP_LINEAR_INT8, linear),
+    BREAKS(linear_last_output, OP_LINEAR_PACKED, linear),
     BREAKS(linear_no_bias, OP_LINEAR, linear),
     BREAKS(linear_no_accumulate, OP_LINEAR, linear),
     BREAKS(linear_unguarded_write, OP_LINEAR, linear),
@@ -532,7 +532,7 @@ static int run_list(struct check *check, const struct kva_ops *sound, const stru
 
 /* Operators that level amx has kernels for. */
 #define AMX_OPS                                                                                    \
-    (1u << OP_LINEAR | 1u << OP_LINEAR_INT8 | 1u << OP_ATTEND | 1u << OP_ATTEND_LOWBIT |           \
+    (1u << OP_LINEAR | 1u << OP_LINEAR_PACKED | 1u << OP_ATTEND | 1u << OP_ATTEND_LOWBIT |         \
      1u << OP_ATTEND_ROWS | 1u << OP_ATTEND_SELECT_FETCH)
 
 int check_broken(struct check *check, bool emulated)
@@ -551,16 +551,16 @@ int check_broken(struct check *check, bool emulated)
         return 1;
     check->variant_count = 1;
     struct kva_ops sound = variant->ops;
-    size_t lowbit_count, select_count, int8_count, amx_count, run = 0;
+    size_t lowbit_count, select_count, packed_count, amx_count, run = 0;
     const struct broken *lowbit = broken_lowbit(&sound, &lowbit_count);
     const struct broken *select = broken_select(&sound, &select_count);
-    const struct broken *int8 = broken_int8(&sound, &int8_count);
+    const struct broken *packed = broken_packed(&sound, &packed_count);
     const struct broken *amx = broken_amx(&sound, lower.one, &amx_count);
     good = &sound;
     int accepted = run_list(check, &sound, list, KVA_COUNT_OF(list), ops, &run);
     accepted += run_list(check, &sound, lowbit, lowbit_count, ops, &run);
     accepted += run_list(check, &sound, select, select_count, ops, &run);
-    accepted += run_list(check, &sound, int8, int8_count, ops, &run);
+    accepted += run_list(check, &sound, packed, packed_count, ops, &run);
     accepted += run_list(check, &sound, amx, emulated ? amx_count : 0, ops, &run);
     check_variant_close(variant);
     if (emulated)

@@ -24,8 +24,8 @@ const struct broken *broken_lowbit(const struct kva_ops *sound, size_t *ret_coun
 /* The same of rows that are chosen and fetched, and of logits. */
 const struct broken *broken_select(const struct kva_ops *sound, size_t *ret_count);
 
-/* The same of linear with weights in int8. */
-const struct broken *broken_int8(const struct kva_ops *sound, size_t *ret_count);
+/* The same of linear with packed weights. */
+const struct broken *broken_packed(const struct kva_ops *sound, size_t *ret_count);
 
 /* The same of level amx, where it is emulated; `lower`: a device of the levels below it. */
 const struct broken *broken_amx(const struct kva_ops *sound, struct kva_device *lower,

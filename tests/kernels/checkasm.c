@@ -79,7 +79,7 @@ static const struct check_op_entry entries[OP_COUNT] = {
     [OP_FETCH_ROWS] = {"fetch_rows", check_fetch_rows},
     [OP_QUERY_COSINE] = {"query_cosine", check_query_cosine},
     [OP_SHORTLIST] = {"shortlist", check_shortlist},
-    [OP_LINEAR_INT8] = {"linear_int8", check_linear_int8},
+    [OP_LINEAR_PACKED] = {"linear_packed", check_linear_packed},
 };
 
 const char *check_op_name(enum check_op op)

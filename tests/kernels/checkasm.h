@@ -58,7 +58,7 @@ enum check_op {
     OP_QUERY_COSINE,
     OP_SHORTLIST,
     OP_TABLE_COUNT,
-    OP_LINEAR_INT8 = OP_TABLE_COUNT, /* linear with weights in int8 */
+    OP_LINEAR_PACKED = OP_TABLE_COUNT, /* linear with packed weights */
     OP_COUNT,
 };
 
@@ -139,6 +139,11 @@ void check_round_acts(const struct check *check, float *x, size_t count);
 /* A weight of such floats in `dtype`, in a buffer of its own. */
 struct kva_weight check_weight(struct check *check, struct check_buf *buf, enum kva_dtype dtype,
                                enum check_fill fill, uint32_t rows, uint32_t cols);
+
+/* A packed matrix of random codes and scales. */
+struct kva_weight check_packed_weight(struct check *check, struct check_buf *buf,
+                                      enum kva_dtype dtype, enum check_fill fill, uint32_t rows,
+                                      uint32_t cols);
 
 double check_weight_at(const struct kva_weight *weight, size_t index);
 
@@ -238,7 +243,7 @@ void check_assign_slots(struct check *check);
 void check_fetch_rows(struct check *check);
 void check_query_cosine(struct check *check);
 void check_shortlist(struct check *check);
-void check_linear_int8(struct check *check);
+void check_linear_packed(struct check *check);
 
 const char *check_op_name(enum check_op op);
 

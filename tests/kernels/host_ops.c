@@ -1,7 +1,7 @@
 /* The arrays of a call, in the memory of a device that the host cannot read. */
 #include "tests/kernels/host_ops_internal.h"
 
-#include "kernels/int8.h"
+#include "kernels/packed.h"
 #include "tests/kernels/formats.h"
 
 #include <stdio.h>

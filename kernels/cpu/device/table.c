@@ -12,8 +12,9 @@ static void put_ref(struct kva_cpu_kernels *kernels)
         .linear_rows = 1,
         .linear_row_bytes = kva_linear_row_bytes_ref,
         .linear = kva_linear_ref,
-        .linear_int8_prepare = kva_linear_int8_prepare_ref,
-        .linear_int8 = kva_linear_int8_ref,
+        .linear_packed_prepare = kva_linear_packed_prepare_ref,
+        .linear_packed = kva_linear_packed_ref,
+        .linear_int8 = kva_linear_packed_ref,
         .rope = kva_rope_ref,
         .glu = kva_glu_ref,
         .kv_append = kva_kv_append_ref,
@@ -34,8 +35,9 @@ static void put_avx2(struct kva_cpu_kernels *kernels)
     kernels->embed = kva_embed_avx2;
     kernels->norm = kva_norm_avx2;
     kernels->linear = kva_linear_avx2;
-    kernels->linear_int8_prepare = kva_linear_int8_prepare_avx2;
-    kernels->linear_int8 = kva_linear_int8_avx2;
+    kernels->linear_packed_prepare = kva_linear_packed_prepare_avx2;
+    kernels->linear_packed = kva_linear_packed_avx2;
+    kernels->linear_int8 = kva_linear_packed_avx2;
     kernels->rope = kva_rope_avx2;
     kernels->glu = kva_glu_avx2;
     kernels->kv_append = kva_kv_append_avx2;
@@ -54,8 +56,9 @@ static void put_avx512(struct kva_cpu_kernels *kernels)
     kernels->embed = kva_embed_avx512;
     kernels->norm = kva_norm_avx512;
     kernels->linear = kva_linear_avx512;
-    kernels->linear_int8_prepare = kva_linear_int8_prepare_avx512;
-    kernels->linear_int8 = kva_linear_int8_avx512;
+    kernels->linear_packed_prepare = kva_linear_packed_prepare_avx512;
+    kernels->linear_packed = kva_linear_packed_avx512;
+    kernels->linear_int8 = kva_linear_packed_avx512;
     kernels->rope = kva_rope_avx512;
     kernels->glu = kva_glu_avx512;
     kernels->kv_append = kva_kv_append_avx512;
@@ -71,7 +74,8 @@ static void put_avx512(struct kva_cpu_kernels *kernels)
 
 static void put_avx512vnni(struct kva_cpu_kernels *kernels)
 {
-    kernels->linear_int8 = kva_linear_int8_avx512vnni;
+    kernels->linear_packed = kva_linear_packed_avx512vnni;
+    kernels->linear_int8 = kva_linear_packed_avx512vnni;
     kernels->lowbit_split = kva_lowbit_split_avx512vnni;
 }
 

@@ -1,7 +1,7 @@
 /* driver.c - driver of linear: rows are prepared where the kernel wants that, then pieces of
  * outputs times pieces of rows are items of work. */
 #include "kernels/cpu/device/pieces.h"
-#include "kernels/cpu/linear/int8_row.h"
+#include "kernels/cpu/linear/packed_row.h"
 
 /* Work under this many multiplications is not worth waking a thread for. */
 #define SERIAL_PRODUCTS_MAX 65536u
@@ -17,16 +17,24 @@ struct linear_job {
     size_t row_bytes; /* of a prepared row */
 };
 
-static bool is_int8(const struct kva_linear_args *args)
+static bool is_packed(const struct kva_linear_args *args)
 {
-    return args->weight.dtype == KVA_INT8;
+    return kva_dtype_is_packed(args->weight.dtype);
+}
+
+static void (*kernel_of(const struct linear_job *job))(const struct kva_cpu_linear *item)
+{
+    const struct kva_cpu_kernels *kernels = &job->device->kernels;
+    if (job->args->weight.dtype == KVA_INT8)
+        return kernels->linear_int8;
+    return is_packed(job->args) ? kernels->linear_packed : kernels->linear;
 }
 
 static void prepare_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
 {
     const struct kva_piece_job *job = opaque;
     const struct kva_cpu_kernels *kernels = &job->device->kernels;
-    (is_int8(job->args) ? kernels->linear_int8_prepare : kernels->linear_prepare)(
+    (is_packed(job->args) ? kernels->linear_packed_prepare : kernels->linear_prepare)(
         job->args, (uint32_t)kva_cut_first(&job->cut, index),
         (uint32_t)kva_cut_end(&job->cut, index), job->device->prepared);
 }
@@ -45,8 +53,7 @@ static void linear_piece(void *opaque, uint32_t index, uint32_t worker)
         .out_end = (uint32_t)kva_cut_end(&job->outputs, out_piece),
         .scratch = kva_cpu_scratch(job->device, worker),
     };
-    const struct kva_cpu_kernels *kernels = &job->device->kernels;
-    (is_int8(job->args) ? kernels->linear_int8 : kernels->linear)(&item);
+    kernel_of(job)(&item);
 }
 
 /* Pieces of `total` units, `unit_count` each. */
@@ -60,13 +67,13 @@ static struct kva_cut cut_even(size_t total, size_t unit_count)
  * up little, unless they would be much too short to be read at full speed. */
 static size_t item_outputs(const struct kva_device *device, const struct kva_weight *weight)
 {
-    bool panels = weight->dtype == KVA_INT8;
-    size_t output_bytes = panels ? kva_int8_panel_bytes(weight->cols) / KVA_INT8_PANEL
+    const struct kva_packed_format *format = kva_packed_format(weight->dtype);
+    size_t output_bytes = format ? kva_packed_panel_bytes(format, weight->cols) / KVA_PACKED_PANEL
                                  : weight->cols * kva_dtype_bytes(weight->dtype);
     size_t least = ITEM_BYTES_MIN / output_bytes + 1;
     size_t threads = kva_pool_threads(device->pool);
     size_t even = kva_div_up(weight->rows, threads * 16);
-    size_t align = panels ? KVA_INT8_PANEL : device->kernels.linear_outputs;
+    size_t align = format ? KVA_PACKED_PANEL : device->kernels.linear_outputs;
     size_t outputs =
         kva_min_size(kva_align_up(kva_max_size(even, least), align), KVA_CPU_LINEAR_OUTPUTS);
     /* As many for one thread as for another: of a small matrix they are few. */
@@ -84,7 +91,7 @@ static void run_linear(struct kva_device *device, const struct kva_linear_args *
     if (row_bytes) {
         struct kva_piece_job prepare = {.device = device, .args = args};
         prepare.cut = kva_cut_units(device, args->rows, args->weight.cols,
-                                    is_int8(args) ? 1 : device->kernels.linear_rows);
+                                    is_packed(args) ? 1 : device->kernels.linear_rows);
         kva_pool_run(device->pool, prepare.cut.count, prepare_piece, &prepare);
         job.rows = cut_even(args->rows, args->rows);
         job.outputs = cut_even(args->weight.rows, item_outputs(device, &args->weight));
@@ -111,8 +118,9 @@ void kva_cpu_linear(struct kva_device *device, const struct kva_linear_args *arg
 {
     if (kva_cpu_failed(device) || args->rows == 0)
         return;
-    size_t row_bytes = is_int8(args) ? kva_int8_x_bytes(args->weight.cols)
-                                     : device->kernels.linear_row_bytes(args);
+    const struct kva_packed_format *format = kva_packed_format(args->weight.dtype);
+    size_t row_bytes = format ? kva_packed_x_bytes(format, args->weight.cols)
+                              : device->kernels.linear_row_bytes(args);
     if (row_bytes > KVA_CPU_PREPARED_BYTES) {
         kva_cpu_fail(device, "linear: a row of %u inputs is larger than %u bytes",
                      args->weight.cols, KVA_CPU_PREPARED_BYTES);

@@ -1,30 +1,31 @@
 /* int8_amx.c - linear with weights in int8, level amx: 16 rows by 16 outputs by 64 inputs an
  * instruction (TDPBSUD), so a group of inputs is two of them. Activations are a, row by row as
- * int8_row.h has them; weights are b, whose layout of 4 inputs for each of 16 outputs is that of
- * int8.h's steps: 16 lines of a panel are a tile, and nothing is copied but a last group that is
+ * packed_row.h has them; weights are b, whose layout of 4 inputs for each of 16 outputs is that of
+ * packed.h's steps: 16 lines of a panel are a tile, and nothing is copied but a last group that is
  * not whole.
  *
  * The sums of a group are whole numbers, so every level has the same; they leave the tiles, the
  * 128 in the weights' codes is taken off, and the group's scales and totals are vectors' work in
- * the order that int8.h says. That takes about as long as the products (of a tile's 16 rows each
+ * the order that packed.h says. That takes about as long as the products (of a tile's 16 rows each
  * needs an addition, a conversion, a product of scales and a multiply-add), so the fold of one
  * group stands behind the products of the next, for a processor to run both at once. */
 #include "kernels/cpu/linear/amx_blocks.h"
-#include "kernels/cpu/linear/int8_row.h"
+#include "kernels/cpu/linear/packed_row.h"
 
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
 
 /* Bytes of a group in a panel, and inputs of one product. */
-#define GROUP_BYTES ((1 + KVA_INT8_GROUP / KVA_INT8_STEP_INPUTS) * (size_t)KVA_INT8_LINE_BYTES)
-#define HALF        (KVA_INT8_GROUP / 2)
+#define GROUP_BYTES                                                                                \
+    ((1 + KVA_PACKED_ROW_GROUP / KVA_PACKED_STEP_INPUTS) * (size_t)KVA_PACKED_LINE_BYTES)
+#define HALF (KVA_PACKED_ROW_GROUP / 2)
 
-_Static_assert(HALF == KVA_TILE_BYTES && KVA_INT8_PANEL == KVA_AMX_OUTPUTS &&
-                   KVA_INT8_LINE_BYTES == KVA_TILE_BYTES &&
-                   HALF / KVA_INT8_STEP_INPUTS == KVA_TILE_ROWS,
+_Static_assert(HALF == KVA_TILE_BYTES && KVA_PACKED_PANEL == KVA_AMX_OUTPUTS &&
+                   KVA_PACKED_LINE_BYTES == KVA_TILE_BYTES &&
+                   HALF / KVA_PACKED_STEP_INPUTS == KVA_TILE_ROWS,
                "half a group is a tile");
-_Static_assert(BLOCK_DEPTH % KVA_INT8_GROUP == 0, "blocks are whole groups");
+_Static_assert(BLOCK_DEPTH % KVA_PACKED_ROW_GROUP == 0, "blocks are whole groups");
 
 /* Behind the totals: sums of two groups, and the last group of both panels where it is not whole.
  */
@@ -36,11 +37,12 @@ _Static_assert(TOTALS_BYTES + SUMS_BYTES + LAST_BYTES <= KVA_CPU_SCRATCH_BYTES,
 
 /* Up to two panels against up to two blocks of rows, over the groups of a block. */
 struct product {
-    const uint8_t *w[2];    /* each [groups] of scales and steps */
-    const uint8_t *last[2]; /* the two tiles of the last group, where it is not whole */
-    const int8_t *x[2];     /* each [rows, groups] codes, row stride x_stride */
-    const struct kva_int8_x_group *x_groups[2]; /* of the first row, row stride x_stride */
-    size_t x_stride;                            /* bytes */
+    const uint8_t *w[2];      /* each [groups] of scales and steps */
+    const uint8_t *last[2];   /* the two tiles of the last group, where it is not whole */
+    const int8_t *x[2];       /* each [rows, groups] codes, row stride x_stride */
+    const float *x_scales[2]; /* of the first row, row stride x_stride */
+    const union kva_packed_term *x_terms[2];
+    size_t x_stride; /* bytes */
     uint32_t rows[2];
     uint32_t groups;
     uint32_t whole;    /* groups that are whole */
@@ -57,11 +59,11 @@ INLINE void multiply_group(const int panels, const int blocks, const struct prod
 {
     const uint8_t *w[2] = {NULL, NULL};
     for (int p = 0; p < panels; p++)
-        w[p] = g < product->whole ? product->w[p] + g * GROUP_BYTES + KVA_INT8_LINE_BYTES
+        w[p] = g < product->whole ? product->w[p] + g * GROUP_BYTES + KVA_PACKED_LINE_BYTES
                                   : product->last[p];
     zero_sums(panels, blocks);
     for (uint32_t half = 0; half < 2; half++) {
-        const size_t x = (size_t)g * KVA_INT8_GROUP + half * HALF;
+        const size_t x = (size_t)g * KVA_PACKED_ROW_GROUP + half * HALF;
         KVA_TILE_LOAD(4, product->x[0] + x, product->x_stride);
         KVA_TILE_LOAD(6, w[0] + half * TILE, KVA_TILE_BYTES);
         KVA_TILE_DOT_SU(0, 4, 6);
@@ -89,19 +91,21 @@ INLINE void fold_group(const int panels, const int blocks, const struct product 
     for (int p = 0; p < panels; p++)
         scales[p] = _mm512_load_ps(product->w[p] + g * GROUP_BYTES);
     for (int b = 0; b < blocks; b++) {
-        const char *x_group = (const char *)(product->x_groups[b] + g);
+        const char *x_scales = (const char *)(product->x_scales[b] + g);
+        const char *x_terms = (const char *)(product->x_terms[b] + g);
         const uint8_t *sums = product->sums + (g % 2 * 4 + (size_t)b) * TILE;
         uint8_t *totals = product->totals + (size_t)b * TILE;
         for (uint32_t i = 0; i < product->rows[b]; i++) {
-            const struct kva_int8_x_group *x = (const void *)(x_group + i * product->x_stride);
-            const __m512i offset = _mm512_set1_epi32(x->offset);
-            const __m512 x_scale = _mm512_set1_ps(x->scale);
+            const union kva_packed_term *term = (const void *)(x_terms + i * product->x_stride);
+            const float *scale = (const void *)(x_scales + i * product->x_stride);
+            const __m512i offset = _mm512_set1_epi32(term->offset);
+            const __m512 x_scale = _mm512_set1_ps(*scale);
             for (int p = 0; p < panels; p++) {
                 const size_t at = (size_t)p * 2 * TILE + (size_t)i * KVA_TILE_BYTES;
                 __m512i sum = _mm512_add_epi32(_mm512_load_si512(sums + at), offset);
                 __m512 total = first ? _mm512_setzero_ps() : _mm512_load_ps(totals + at);
-                total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(scales[p], x_scale),
-                                        total);
+                __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scales[p]);
+                total = _mm512_fmadd_ps(part, x_scale, total);
                 _mm512_store_ps(totals + at, total);
             }
         }
@@ -120,6 +124,11 @@ INLINE void multiply(const int panels, const int blocks, const struct product *p
 }
 
 MULTIPLIES
+
+static size_t panel_bytes(uint32_t inputs)
+{
+    return kva_packed_panel_bytes(kva_packed_format(KVA_INT8), inputs);
+}
 
 /* Shapes for blocks of so many rows. */
 static void configure(struct chunk *chunk, const uint32_t rows[2])
@@ -153,37 +162,38 @@ static const uint8_t *block_data(const struct chunk *chunk, const struct block *
 {
     const struct kva_weight *weight = &chunk->item->args->weight;
     return (const uint8_t *)weight->data +
-           block->out_first / KVA_INT8_PANEL * kva_int8_panel_bytes(weight->cols) +
-           block->in_first / KVA_INT8_GROUP * GROUP_BYTES;
+           block->out_first / KVA_PACKED_PANEL * panel_bytes(weight->cols) +
+           block->in_first / KVA_PACKED_ROW_GROUP * GROUP_BYTES;
 }
 
 /* Bytes of a panel that a block has. */
 static size_t block_panel_bytes(const struct block *block)
 {
-    return kva_int8_panel_bytes(block->inputs);
+    return panel_bytes(block->inputs);
 }
 
 /* Steps of a last group that is not whole, and nothing behind them: activations are 0 there, but a
  * tile's load would read past the panel. */
 static void copy_last(const uint8_t *panel, const struct block *block, uint8_t *to)
 {
-    const uint32_t whole = block->inputs / KVA_INT8_GROUP;
-    const uint32_t rest = block->inputs % KVA_INT8_GROUP;
+    const uint32_t whole = block->inputs / KVA_PACKED_ROW_GROUP;
+    const uint32_t rest = block->inputs % KVA_PACKED_ROW_GROUP;
     const size_t bytes =
-        kva_div_up(rest, KVA_PACKED_PIECE_INPUTS) * KVA_PACKED_PIECE_STEPS * KVA_INT8_LINE_BYTES;
-    memcpy(to, panel + whole * GROUP_BYTES + KVA_INT8_LINE_BYTES, bytes);
+        kva_div_up(rest, KVA_PACKED_PIECE_INPUTS) * KVA_PACKED_PIECE_STEPS * KVA_PACKED_LINE_BYTES;
+    memcpy(to, panel + whole * GROUP_BYTES + KVA_PACKED_LINE_BYTES, bytes);
     memset(to + bytes, 0, 2 * TILE - bytes);
 }
 
 static void run_block(struct chunk *chunk, const struct block *block, struct ahead *ahead)
 {
     const struct kva_cpu_linear *item = chunk->item;
+    const struct kva_packed_format *format = kva_packed_format(KVA_INT8);
     const uint32_t inputs = item->args->weight.cols;
     const uint32_t panels = block->outputs > KVA_AMX_OUTPUTS ? 2 : 1;
     struct product product = {
-        .x_stride = kva_int8_x_bytes(inputs),
-        .groups = kva_int8_groups(block->inputs),
-        .whole = block->inputs / KVA_INT8_GROUP,
+        .x_stride = kva_packed_x_bytes(format, inputs),
+        .groups = kva_packed_x_groups(block->inputs),
+        .whole = block->inputs / KVA_PACKED_ROW_GROUP,
         .begins = block->depth == 0,
         .sums = chunk->stage,
         .ahead = ahead,
@@ -191,7 +201,7 @@ static void run_block(struct chunk *chunk, const struct block *block, struct ahe
     product.prefetch = (uint32_t)kva_div_up(ahead->lines, (size_t)product.groups * chunk->pairs);
     for (uint32_t p = 0; p < panels; p++) {
         uint8_t *last = chunk->stage + SUMS_BYTES + p * 2 * TILE;
-        product.w[p] = block_data(chunk, block) + p * kva_int8_panel_bytes(inputs);
+        product.w[p] = block_data(chunk, block) + p * panel_bytes(inputs);
         product.last[p] = last;
         if (product.whole < product.groups)
             copy_last(product.w[p], block, last);
@@ -202,7 +212,10 @@ static void run_block(struct chunk *chunk, const struct block *block, struct ahe
             const size_t row = chunk->row_first + pair * PAIR_ROWS + r * KVA_AMX_ROWS;
             const int8_t *x = (const int8_t *)item->prepared + row * product.x_stride;
             product.x[r] = x + block->in_first;
-            product.x_groups[r] = kva_int8_x_groups(x, inputs) + block->in_first / KVA_INT8_GROUP;
+            product.x_scales[r] =
+                kva_packed_x_scales(x, inputs) + block->in_first / KVA_PACKED_ROW_GROUP;
+            product.x_terms[r] =
+                kva_packed_x_terms(x, inputs) + block->in_first / KVA_PACKED_ROW_GROUP;
         }
         product.totals = pair_totals(chunk, block, pair);
         configure(chunk, product.rows);
@@ -214,7 +227,7 @@ static void run_block(struct chunk *chunk, const struct block *block, struct ahe
 
 static struct ahead ahead_of_block(const struct chunk *chunk, const struct block *block)
 {
-    return ahead_of(block_data(chunk, block), kva_int8_panel_bytes(chunk->item->args->weight.cols),
+    return ahead_of(block_data(chunk, block), panel_bytes(chunk->item->args->weight.cols),
                     block_panel_bytes(block), block->outputs > KVA_AMX_OUTPUTS ? 2 : 1);
 }
 

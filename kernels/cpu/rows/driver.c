@@ -1,14 +1,32 @@
 /* driver.c - drivers of the operators that treat rows alone: they cut the work into pieces and run
  * them. */
+#include "kernels/convert.h"
 #include "kernels/cpu/device/pieces.h"
+#include "kernels/packed.h"
 
 #include <string.h>
+
+/* Rows of a packed table: a row for a token is little work, whatever reads it. */
+static void embed_packed(const struct kva_embed_args *args, uint32_t first, uint32_t end)
+{
+    const struct kva_weight *table = &args->table, *learned = &args->positions_table;
+    const size_t dim = table->cols;
+    for (uint32_t row = first; row < end; row++) {
+        float *out = (float *)args->out + row * dim;
+        kva_packed_row(table->dtype, table->data, table->cols, args->ids[row], out);
+        for (size_t i = 0; i < dim; i++)
+            out[i] *= args->scale;
+        for (size_t i = 0; learned->data && i < dim; i++)
+            out[i] += kva_f32_at(learned->data, learned->dtype, args->positions[row] * dim + i);
+    }
+}
 
 static void embed_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
 {
     const struct kva_piece_job *job = opaque;
-    job->device->kernels.embed(job->args, (uint32_t)kva_cut_first(&job->cut, index),
-                               (uint32_t)kva_cut_end(&job->cut, index));
+    const struct kva_embed_args *args = job->args;
+    (kva_dtype_is_packed(args->table.dtype) ? embed_packed : job->device->kernels.embed)(
+        args, (uint32_t)kva_cut_first(&job->cut, index), (uint32_t)kva_cut_end(&job->cut, index));
 }
 
 void kva_cpu_embed(struct kva_device *device, const struct kva_embed_args *args)

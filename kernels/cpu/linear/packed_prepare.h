@@ -1,0 +1,46 @@
+/* packed_prepare.h - rows of activations in 8 bits, group by group; included by each level behind its
+ * round_group, which gives a group's codes and its scale. */
+
+static void put_terms(const struct kva_packed_format *format, const int8_t *codes,
+                      union kva_packed_term *terms)
+{
+    for (uint32_t part = 0; part < kva_packed_x_parts(format); part++) {
+        int32_t sum = 0;
+        for (uint32_t i = 0; i < format->scale_inputs; i++)
+            sum += codes[part * format->scale_inputs + i];
+        if (format->has_min)
+            terms[part].sum = (float)sum;
+        else
+            terms[part].offset = -(int32_t)format->zero * sum;
+    }
+}
+
+static void prepare_row(const struct kva_packed_format *format, const float *x, uint32_t inputs,
+                        int8_t *codes)
+{
+    float *scales = (void *)(uintptr_t)kva_packed_x_scales(codes, inputs);
+    union kva_packed_term *terms = (void *)(uintptr_t)kva_packed_x_terms(codes, inputs);
+    for (uint32_t at = 0; at < inputs; at += KVA_PACKED_ROW_GROUP, scales++) {
+        float rest[KVA_PACKED_ROW_GROUP];
+        const float *from = x + at;
+        if (inputs - at < KVA_PACKED_ROW_GROUP) {
+            memset(rest, 0, sizeof(rest));
+            memcpy(rest, from, (inputs - at) * sizeof(float));
+            from = rest;
+        }
+        *scales = round_group(from, codes + at);
+        put_terms(format, codes + at, terms);
+        terms += kva_packed_x_parts(format);
+    }
+}
+
+/* Rows [first, end). */
+static void prepare(const struct kva_linear_args *args, uint32_t first, uint32_t end,
+                    void *prepared)
+{
+    const struct kva_packed_format *format = kva_packed_format(args->weight.dtype);
+    const size_t row_bytes = kva_packed_x_bytes(format, args->weight.cols);
+    for (uint32_t row = first; row < end; row++)
+        prepare_row(format, (const float *)args->x + (size_t)row * args->x_stride,
+                    args->weight.cols, (int8_t *)prepared + row * row_bytes);
+}
