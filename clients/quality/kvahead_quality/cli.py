@@ -78,7 +78,30 @@ def _add_run_options(parser: argparse.ArgumentParser, lengths: str, samples: int
         "'default' sends no kv field (default: no kv field at all, for any server)",
     )
     add("--samples", type=_whole(1, 100_000), default=samples, help=f"per cell ({samples})")
-    add("--concurrency", type=_whole(1, 512), default=4, help="samples at a time (4)")
+    add(
+        "--questions",
+        type=_whole(1, 60),
+        default=1,
+        help="about one context, where a task has several; --samples then counts contexts (1)",
+    )
+    add(
+        "--together",
+        type=_whole(1, 512),
+        default=1,
+        help="questions and policies of a context that are asked at a time, after the first (1)",
+    )
+    add(
+        "--stop-at-answer",
+        action="store_true",
+        help="end an answer at its reference, where a task has one: the same score for fewer "
+        "tokens (kvahead and vLLM: needs include_stop_str_in_output)",
+    )
+    add(
+        "--answer-tokens",
+        type=_whole(1, 1_000_000),
+        help="cut answers at so many tokens, where the task's own budget is larger",
+    )
+    add("--concurrency", type=_whole(1, 512), default=4, help="contexts at a time (4)")
     add("--seed", type=_whole(0, 2**63 - 1), default=1)
     add("--out", help="folder for results; an existing run there is continued")
     add(
@@ -161,6 +184,9 @@ def _plan(args: argparse.Namespace) -> tuple[Plan, dict[str, float] | None]:
             samples=args.samples,
             seed=args.seed,
             overhead=overhead,
+            questions=args.questions,
+            stop_at_answer=args.stop_at_answer,
+            answer_tokens=args.answer_tokens,
         ),
         depths,
     )
@@ -247,6 +273,8 @@ def _describe(
         "tokenizer": counter.source,
         "tokenizer_exact": counter.exact,
         "generator_version": GENERATOR_VERSION,
+        "questions": args.questions,
+        "answer_tokens": args.answer_tokens,
     }
     if args.command == "needle":
         identity["haystack"] = args.haystack
@@ -297,6 +325,7 @@ def _run(args: argparse.Namespace, argv: Sequence[str], console: Console) -> int
                 plan,
                 records,
                 concurrency=args.concurrency,
+                together=args.together,
                 failures_max=args.max_failures,
                 on_record=progress.on_record,
             )
@@ -325,6 +354,7 @@ def _report(
         lengths=plan.lengths,
         policies=[policy.label for policy in plan.policies],
         samples=plan.samples,
+        questions={task: plan.asked(task) for task in plan.tasks},
         seed=plan.seed,
         answer_tokens={name: task.max_tokens for name, task in plan.tasks.items()},
         finished=records.finished,

@@ -210,15 +210,22 @@ class Client:
     # ---- asking -------------------------------------------------------------------------------
 
     def generate(
-        self, prompt: str, prefix: str, max_tokens: int, kv: dict[str, object] | None
+        self,
+        prompt: str,
+        prefix: str,
+        max_tokens: int,
+        kv: dict[str, object] | None,
+        stop: str | None = None,
     ) -> Reply:
-        """Ask greedily for `max_tokens` tokens. `kv` None sends no such field.
+        """Ask greedily for `max_tokens` tokens, up to and with `stop`. No `kv`: no such field.
 
         Chat gets prompt and answer prefix as one user message, as RULER does with API models;
         with `answer_prefix` off only the question is sent. Fails with RequestFailed.
         """
         text = prompt + prefix if self.params.answer_prefix else prompt
-        body = {"kv": kv} if kv is not None else None
+        body: dict[str, object] = {"kv": kv} if kv is not None else {}
+        if stop is not None:
+            body |= {"stop": [stop], "include_stop_str_in_output": True}
         started = time.monotonic()
         if self.params.api == "chat":
             call: Callable[[], Any] = lambda: self._sdk.chat.completions.create(  # noqa: E731

@@ -40,10 +40,16 @@ class Record:
     finish_reason: str | None = None
     usage: dict[str, Any] = field(default_factory=dict)
     kv: dict[str, object] | None = None
+    context: int | None = None
 
     @property
     def key(self) -> Key:
         return (self.task, self.length, self.policy, self.index, self.seed)
+
+    @property
+    def group(self) -> int:
+        """Samples of one task, length and group share their context."""
+        return self.index if self.context is None else self.context
 
     @property
     def device_kv_bytes(self) -> int | None:

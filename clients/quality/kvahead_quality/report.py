@@ -62,6 +62,17 @@ def _mib(value: float | None) -> str:
     return "-" if value is None else f"{value / 2**20:,.2f}"
 
 
+def _counted(args: dict[str, Any]) -> str:
+    """Write how many samples a cell has."""
+    questions = args.get("questions", 1)
+    if questions == 1:
+        return f"{args['samples']} samples"
+    return (
+        f"{args['samples']} contexts with up to {questions} questions each "
+        "(intervals are over contexts)"
+    )
+
+
 def markdown(summary: Summary, run: dict[str, Any], pictures: list[Path]) -> str:
     """Write the report. `run` is run.json's content."""
     args, server = run["args"], run["server"]
@@ -70,7 +81,7 @@ def markdown(summary: Summary, run: dict[str, Any], pictures: list[Path]) -> str
     out = [f"# {what}: {server['model']}", ""]
     out += [
         f"Server {server['base_url']}, {args['api']} API, greedy decoding, "
-        f"{args['samples']} samples per cell, seed {args['seed']}, "
+        f"{_counted(args)} per cell, seed {args['seed']}, "
         f"{run['started']} to {run['finished']}.",
         "Scores are percent of the references found in the answer (RULER's string match), "
         "with 95% intervals: Wilson for one-reference tasks, percentile bootstrap for the others, "

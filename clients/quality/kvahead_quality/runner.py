@@ -1,7 +1,8 @@
 """Runs samples against a server: builds each one once, asks it under every policy, records it.
 
-Thread rule: `run` starts `concurrency` workers and joins them; one job (a sample under all its
-policies) belongs to one worker. Callbacks come from the workers, one at a time.
+Thread rule: `run` starts `concurrency` workers and joins them; one job (a context with all its
+questions and policies) belongs to one worker, which asks the first by itself and the others with
+`together` threads. Callbacks come from these, one at a time.
 """
 
 from __future__ import annotations
@@ -11,22 +12,31 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from .client import Client, RequestFailed, one_line
 from .counter import TokenCounter
 from .records import Key, Record, RecordFile
 from .score import string_match_all
 from .specs import Policy
-from .tasks import Fitted, Task, TaskError, fit
+from .tasks import Fitted, Sample, Task, TaskError, fit
 
 # How long an interrupted run waits for answers that are on their way.
 INTERRUPT_WAIT_S = 2.0
+# By how many tokens another question of a context may be longer than the first.
+QUESTION_SPARE_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. `overhead` tokens are kept free per prompt (chat template)."""
+    """What to measure. `overhead` tokens are kept free per prompt (chat template).
+
+    A cell has `samples` contexts, and of each up to `questions` questions, where a task has them.
+    Sample number i is question i mod n of context i / n. With `stop_at_answer` an answer ends at
+    its reference, where a task has one: its score cannot change any more. `answer_tokens` cuts
+    answers shorter than their budgets.
+    """
 
     tasks: dict[str, Task]
     lengths: list[int]
@@ -34,14 +44,22 @@ class Plan:
     samples: int
     seed: int
     overhead: int = 0
+    questions: int = 1
+    stop_at_answer: bool = False
+    answer_tokens: int | None = None
+
+    def asked(self, task: str) -> int:
+        """Questions about one context of a task."""
+        return min(self.questions, self.tasks[task].questions_max)
 
     def wanted(self) -> list[Key]:
         """Every sample that the finished run has, short lengths first."""
         return [
-            (task, length, policy.label, index, self.seed)
+            (task, length, policy.label, context * self.asked(task) + question, self.seed)
             for length in self.lengths
-            for index in range(self.samples)
+            for context in range(self.samples)
             for task in self.tasks
+            for question in range(self.asked(task))
             for policy in self.policies
         ]
 
@@ -62,10 +80,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Job:
+    """One context with what is still open of it: questions and their policies."""
+
     task: str
     length: int
-    index: int
-    policies: tuple[Policy, ...]
+    context: int
+    open: tuple[tuple[int, Policy], ...]
 
 
 class Runner:
@@ -78,6 +98,7 @@ class Runner:
         plan: Plan,
         records: RecordFile,
         concurrency: int = 1,
+        together: int = 1,
         failures_max: int = 20,
         on_record: Callable[[Record], None] | None = None,
     ) -> None:
@@ -86,6 +107,7 @@ class Runner:
         self.plan = plan
         self.records = records
         self.concurrency = concurrency
+        self.together = together
         self.failures_max = failures_max
         self.outcome = Outcome()
         self._on_record = on_record or (lambda record: None)
@@ -96,8 +118,8 @@ class Runner:
         """Work until every sample is finished or failed; Ctrl-C ends it in good order."""
         jobs = self._jobs()
         threads = [
-            threading.Thread(target=self._work, args=(jobs,), name=f"worker-{i}", daemon=True)
-            for i in range(min(self.concurrency, max(jobs.qsize(), 1)))
+            threading.Thread(target=self._guarded, args=(self._work, jobs), daemon=True)
+            for _ in range(min(self.concurrency, max(jobs.qsize(), 1)))
         ]
         for thread in threads:
             thread.start()
@@ -123,76 +145,143 @@ class Runner:
         jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         plan = self.plan
         for length in plan.lengths:
-            for index in range(plan.samples):
+            for context in range(plan.samples):
                 for task in plan.tasks:
-                    open_policies = tuple(
-                        policy
-                        for policy in plan.policies
-                        if (task, length, policy.label, index, plan.seed)
+                    asked = plan.asked(task)
+                    pairs = [(q, policy) for q in range(asked) for policy in plan.policies]
+                    left = tuple(
+                        (q, policy)
+                        for q, policy in pairs
+                        if (task, length, policy.label, context * asked + q, plan.seed)
                         not in self.records.finished
                     )
-                    self.outcome.resumed += len(plan.policies) - len(open_policies)
-                    if open_policies:
-                        jobs.put(_Job(task, length, index, open_policies))
+                    self.outcome.resumed += len(pairs) - len(left)
+                    if left:
+                        jobs.put(_Job(task, length, context, left))
         return jobs
 
-    def _work(self, jobs: queue.SimpleQueue[_Job]) -> None:
+    def _guarded(self, work: Callable[..., None], *args: Any) -> None:
+        """A thread's body: a defect of ours must end the run, not one thread."""
         try:
-            while not self.client.stop.is_set():
-                try:
-                    job = jobs.get_nowait()
-                except queue.Empty:
-                    return
-                self._do(job)
-        except BaseException as fault:  # a defect of ours must end the run, not one thread
+            work(*args)
+        except BaseException as fault:
             self._fault = fault
             self.client.stop.set()
 
-    def _do(self, job: _Job) -> None:
-        try:
-            fitted = fit(
-                self.plan.tasks[job.task],
-                job.length,
-                self.plan.seed,
-                job.index,
-                self.counter.count,
-                self.plan.overhead,
-            )
-        except (TaskError, RequestFailed) as error:
-            for policy in job.policies:
-                self._record(_failure(job, self.plan.seed, policy, None, error))
-            return
-        for policy in job.policies:
-            if self.client.stop.is_set():
+    def _work(self, jobs: queue.SimpleQueue[_Job]) -> None:
+        while not self.client.stop.is_set():
+            try:
+                job = jobs.get_nowait()
+            except queue.Empty:
                 return
-            self._record(self._ask(job, policy, fitted))
+            self._do(job)
 
-    def _ask(self, job: _Job, policy: Policy, fitted: Fitted) -> Record:
+    def _do(self, job: _Job) -> None:
+        plan = self.plan
+        task, asked = plan.tasks[job.task], plan.asked(job.task)
+        # The haystack is fitted with the first question; others may be some tokens longer.
+        spare = plan.overhead + (QUESTION_SPARE_TOKENS if asked > 1 else 0)
+        try:
+            fitted = fit(task, job.length, plan.seed, job.context, self.counter.count, spare)
+        except (TaskError, RequestFailed) as error:
+            for question, policy in job.open:
+                self._record(self._failure(job, question, policy, None, None, error))
+            return
+        # The first answer leaves the context in the server's prefix cache, where it has one; the
+        # others find it there, and are asked together.
+        first, *others = job.open
+        self._ask(job, *first, fitted)
+        rest: queue.SimpleQueue[tuple[int, Policy]] = queue.SimpleQueue()
+        for pair in others:
+            rest.put(pair)
+        threads = [
+            threading.Thread(
+                target=self._guarded, args=(self._drain, job, rest, fitted), daemon=True
+            )
+            for _ in range(min(self.together, len(others)))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _drain(
+        self, job: _Job, rest: queue.SimpleQueue[tuple[int, Policy]], fitted: Fitted
+    ) -> None:
+        while not self.client.stop.is_set():
+            try:
+                question, policy = rest.get_nowait()
+            except queue.Empty:
+                return
+            self._ask(job, question, policy, fitted)
+
+    def _ask(self, job: _Job, question: int, policy: Policy, fitted: Fitted) -> None:
+        if self.client.stop.is_set():
+            return
         sample = fitted.sample
+        if question:
+            sample = self.plan.tasks[job.task].build(
+                sample.size, job.length, self.plan.seed, job.context, question
+            )
+        plan, references = self.plan, sample.references
+        stop = references[0] if plan.stop_at_answer and len(references) == 1 else None
+        tokens = min(sample.max_tokens, plan.answer_tokens or sample.max_tokens)
         try:
             reply = self.client.generate(
-                sample.prompt, sample.answer_prefix, sample.max_tokens, policy.kv
+                sample.prompt, sample.answer_prefix, tokens, policy.kv, stop
             )
         except RequestFailed as error:
-            return _failure(job, self.plan.seed, policy, fitted, error)
+            self._record(self._failure(job, question, policy, fitted, sample, error))
+            return
+        self._record(
+            replace(
+                self._blank(job, question, policy, fitted, sample),
+                score=string_match_all(reply.text, references),
+                output=reply.text,
+                attempts=reply.attempts,
+                latency_s=round(reply.latency_s, 4),
+                finish_reason=reply.finish_reason,
+                usage=reply.usage,
+            )
+        )
+
+    def _blank(
+        self, job: _Job, question: int, policy: Policy, fitted: Fitted | None, sample: Sample | None
+    ) -> Record:
+        """What was asked, without an answer."""
         return Record(
             task=job.task,
             length=job.length,
             policy=policy.label,
-            index=job.index,
+            index=job.context * self.plan.asked(job.task) + question,
             seed=self.plan.seed,
-            score=string_match_all(reply.text, sample.references),
-            output=reply.text,
-            references=list(sample.references),
+            score=None,
+            output=None,
+            references=list(sample.references) if sample else [],
             error=None,
-            attempts=reply.attempts,
-            latency_s=round(reply.latency_s, 4),
-            fitted_tokens=fitted.tokens,
-            size=sample.size,
-            prompt_sha256=hashlib.sha256(sample.text.encode()).hexdigest(),
-            finish_reason=reply.finish_reason,
-            usage=reply.usage,
+            attempts=0,
+            latency_s=0.0,
+            fitted_tokens=fitted.tokens if fitted else 0,
+            size=sample.size if sample else 0,
+            prompt_sha256=hashlib.sha256(sample.text.encode()).hexdigest() if sample else "",
             kv=policy.kv,
+            context=job.context,
+        )
+
+    def _failure(
+        self,
+        job: _Job,
+        question: int,
+        policy: Policy,
+        fitted: Fitted | None,
+        sample: Sample | None,
+        error: Exception,
+    ) -> Record:
+        """Write a failed sample down: counted, shown, and tried again by the next run."""
+        return replace(
+            self._blank(job, question, policy, fitted, sample),
+            error=one_line(error),
+            attempts=error.attempts if isinstance(error, RequestFailed) else 0,
         )
 
     def _record(self, record: Record) -> None:
@@ -210,27 +299,3 @@ class Runner:
                     self.outcome.gave_up = True
                     self.client.stop.set()
             self._on_record(record)
-
-
-def _failure(
-    job: _Job, seed: int, policy: Policy, fitted: Fitted | None, error: Exception
-) -> Record:
-    """Write a failed sample down: counted, shown, and tried again by the next run."""
-    sample = fitted.sample if fitted else None
-    return Record(
-        task=job.task,
-        length=job.length,
-        policy=policy.label,
-        index=job.index,
-        seed=seed,
-        score=None,
-        output=None,
-        references=list(sample.references) if sample else [],
-        error=one_line(error),
-        attempts=error.attempts if isinstance(error, RequestFailed) else 0,
-        latency_s=0.0,
-        fitted_tokens=fitted.tokens if fitted else 0,
-        size=sample.size if sample else 0,
-        prompt_sha256=hashlib.sha256(sample.text.encode()).hexdigest() if sample else "",
-        kv=policy.kv,
-    )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from .records import Key, Record
 from .stats import Estimate, estimate, estimate_average, estimate_difference
@@ -96,6 +97,22 @@ def _mean(values: Iterable[float | int | None]) -> float | None:
     return math.fsum(known) / len(known) if known else None
 
 
+def _contexts(
+    records: Iterable[Record], values: Callable[[Record], tuple[float | None, ...]]
+) -> list[Any]:
+    """The means over each context's records of their values, one tuple a context."""
+    groups: dict[int, list[tuple[float | None, ...]]] = {}
+    for record in records:
+        groups.setdefault(record.group, []).append(values(record))
+    return [
+        tuple(
+            math.fsum(v for v in column if v is not None) / len(rows)
+            for column in zip(*rows, strict=True)
+        )
+        for rows in groups.values()
+    ]
+
+
 def summarise(
     tasks: list[str],
     lengths: list[int],
@@ -105,23 +122,27 @@ def summarise(
     answer_tokens: dict[str, int],
     finished: dict[Key, Record],
     failed: dict[Key, Record],
+    questions: dict[str, int] | None = None,
 ) -> Summary:
-    """Reduce a run's records; `answer_tokens` is each task's answer budget in tokens."""
+    """Reduce a run's records.
+
+    `answer_tokens` is each task's answer budget in tokens, `questions` how many a context of the
+    task has (1). Questions of one context are not independent, so a context counts as one sample,
+    whose score is the mean over its questions.
+    """
+    count = {task: samples * (questions or {}).get(task, 1) for task in tasks}
 
     def records(task: str, length: int, policy: str) -> list[Record]:
-        keys = ((task, length, policy, index, seed) for index in range(samples))
+        keys = ((task, length, policy, index, seed) for index in range(count[task]))
         return [finished[key] for key in keys if key in finished]
 
     def scores(task: str, length: int, policy: str) -> list[float]:
-        return [r.score for r in records(task, length, policy) if r.score is not None]
+        return [mean for (mean,) in _contexts(records(task, length, policy), lambda r: (r.score,))]
 
     def pairs(task: str, length: int, policy: str) -> list[tuple[float, float]]:
         base = {r.index: r.score for r in records(task, length, policies[0])}
-        return [
-            (base[r.index], r.score)  # type: ignore[misc]
-            for r in records(task, length, policy)
-            if r.index in base
-        ]
+        both = [r for r in records(task, length, policy) if r.index in base]
+        return _contexts(both, lambda r: (base[r.index], r.score))
 
     cells, columns, fills = [], [], []
     wanted = {
@@ -129,7 +150,7 @@ def summarise(
         for task in tasks
         for length in lengths
         for policy in policies
-        for index in range(samples)
+        for index in range(count[task])
     }
     for length in lengths:
         for policy in policies:
@@ -141,10 +162,10 @@ def summarise(
                         length,
                         policy,
                         estimate(scores(task, length, policy), seed),
-                        expected=samples,
+                        expected=count[task],
                         failed=sum(
                             (task, length, policy, index, seed) in failed
-                            for index in range(samples)
+                            for index in range(count[task])
                         ),
                         empty_outputs=sum(not (r.output or "").strip() for r in found),
                     )

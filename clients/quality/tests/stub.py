@@ -47,6 +47,9 @@ def answer_to(prompt: str) -> list[str]:
         section = prompt.split("coded words. ")[1].split("\nQuestion")[0]
         words = Counter(w for w in section.split() if w != "...")
         return [w for w, _ in words.most_common(3)]
+    if "access codes of the lockers" in prompt:
+        (key,) = re.findall(r"What is the access code of the (\w+ \w+) locker\?", prompt)
+        return re.findall(rf"The access code of the {key} locker is (\w+)\.", prompt)
     question = prompt[prompt.rfind("\nWhat ") :]
     asked = re.findall(r"[0-9a-z]+(?:-[0-9a-z]+)+", question.split(" mentioned")[0])
     found = re.findall(r"One of the special magic \w+ for (\S+) is: (\S+)\.", prompt)

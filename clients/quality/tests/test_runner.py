@@ -200,3 +200,36 @@ def test_check_identity__refuses_to_mix_runs(tmp_path: Path) -> None:
         path.write_text(bad)
         with pytest.raises(UsageError, match="not a run description"):
             check_identity(path, {"model": "a"})
+
+
+def test_run__questions_of_a_context_share_it_and_come_after_the_first(
+    serve, connect, tmp_path: Path
+) -> None:
+    server = serve()
+    tasks = {name: TASKS[name] for name in ("facts", "niah_multikey_1", "vt")}
+    the_plan = plan(tasks=tasks, lengths=[2048], questions=5)
+    outcome, records = run(connect(server), tmp_path / "s.jsonl", the_plan, together=4)
+    # Two contexts, two policies; 5, 4 and 1 questions.
+    assert (outcome.done, outcome.missing) == (2 * 2 * (5 + 4 + 1), 0)
+    assert set(records.finished) == set(the_plan.wanted())
+    assert all(record.score == 1.0 for record in records.finished.values())
+    assert {r.index: r.group for r in records.finished.values() if r.task == "facts"} == {
+        i: i // 5 for i in range(10)
+    }
+    contexts = [body["prompt"].rsplit("\n", 1)[0] for body in server.generations()]
+    assert len({c for c in contexts if "lockers" in c}) == 2
+    again, _ = run(connect(server), tmp_path / "s.jsonl", the_plan, together=4)
+    assert (again.done, again.resumed) == (0, 40)
+
+
+def test_run__an_answer_ends_at_its_only_reference(serve, connect, tmp_path: Path) -> None:
+    server = serve()
+    tasks = {name: TASKS[name] for name in ("facts", "vt")}
+    the_plan = plan(tasks=tasks, lengths=[2048], samples=1, stop_at_answer=True, answer_tokens=20)
+    _, records = run(connect(server), tmp_path / "s.jsonl", the_plan)
+    asked = {body["prompt"][:4]: body for body in server.generations()}
+    reference = records.finished[("facts", 2048, "full", 0, 1)].references[0]
+    assert asked["Read"]["stop"] == [reference]
+    assert asked["Read"]["include_stop_str_in_output"] is True
+    assert "stop" not in asked["Memo"]
+    assert (asked["Read"]["max_tokens"], asked["Memo"]["max_tokens"]) == (16, 20)

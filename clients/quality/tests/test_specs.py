@@ -101,7 +101,7 @@ def test_parse_lengths__sorts_and_refuses_one_length_in_two_spellings() -> None:
 
 def test_parse_tasks__names_and_all() -> None:
     assert specs.parse_tasks("vt,cwe") == ["vt", "cwe"]
-    assert len(specs.parse_tasks("all")) == 11
+    assert len(specs.parse_tasks("all")) == 12
     with pytest.raises(UsageError, match="unknown task 'qa_1'"):
         specs.parse_tasks("vt,qa_1")
 

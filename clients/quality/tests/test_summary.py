@@ -177,3 +177,28 @@ def test_plots__score_by_topk(tmp_path: Path) -> None:
     plots.save(figure, tmp_path, "k")
     assert "specache:1" in (tmp_path / "k.svg").read_text()
     assert plots.score_by_topk(summary({("vt", 1024, "full"): [1.0]}, samples=1), "score") is None
+
+
+def test_summarise__a_context_is_one_sample_whatever_its_questions() -> None:
+    # Two contexts of two questions: 1, 0 and 1, 1 under full; all 1 under kivi:1.
+    records = [
+        record("facts", 1024, policy, index, score, context=index // 2)
+        for policy, scores in (("full", (1.0, 0.0, 1.0, 1.0)), ("kivi:1", (1.0, 1.0, 1.0, 1.0)))
+        for index, score in enumerate(scores)
+    ]
+    found = summarise(
+        tasks=["facts"],
+        lengths=[1024],
+        policies=["full", "kivi:1"],
+        samples=2,
+        seed=1,
+        answer_tokens={"facts": 30},
+        finished={r.key: r for r in records},
+        failed={},
+        questions={"facts": 2},
+    )
+    cell = found.cell("facts", 1024, "full")
+    assert (cell.estimate.mean, cell.estimate.count, cell.expected) == (0.75, 2, 4)
+    difference = found.column(1024, "kivi:1").difference
+    assert difference and (difference.mean, difference.count) == (0.25, 2)
+    assert found.missing == 0

@@ -17,7 +17,7 @@ from kvahead_quality.tasks.counting import zeta
 from kvahead_quality.tasks.filler import phrases
 from kvahead_quality.tasks.niah import DEPTHS
 
-SIZES = {"cwe": 60, "fwe": 300}
+SIZES = {"cwe": 60, "fwe": 300, "facts": 60}
 # sha256 of the text with seed 7, index 3, length 4096 and 40 units (SIZES). A change here is a
 # change of the benchmark: raise GENERATOR_VERSION with it.
 GOLDEN: dict[str, str] = {
@@ -32,6 +32,7 @@ GOLDEN: dict[str, str] = {
     "vt": "beae4c0311cf7583",
     "cwe": "e77a8865598d812a",
     "fwe": "68fa3f5aaadf81cb",
+    "facts": "2fa39589ba0b7349",
 }
 
 
@@ -61,6 +62,41 @@ def test_build__references_follow_from_the_text(name: str) -> None:
         assert set(answer_to(sample.text)) == set(sample.references)
         assert len(set(sample.references)) == len(sample.references)
         assert not any(ref in sample.answer_prefix for ref in sample.references)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_build__questions_share_their_context(name: str) -> None:
+    task = TASKS[name]
+    size = SIZES.get(name, 40)
+    samples = [task.build(size, 4096, 7, 3, q) for q in range(min(task.questions_max, 12))]
+    assert len({sample.references for sample in samples}) == len(samples)
+    for sample in samples:
+        assert set(answer_to(sample.text)) == set(sample.references)
+        context, question = sample.prompt.rsplit("\n", 1)
+        assert len(samples) == 1 or context == samples[0].prompt.rsplit("\n", 1)[0]
+        assert len(samples) == 1 or question.startswith("What is")
+
+
+def test_build__which_tasks_have_several_questions() -> None:
+    assert {name: task.questions_max for name, task in TASKS.items() if task.questions_max > 1} == {
+        "niah_multikey_1": 4,
+        "niah_multikey_2": 30,
+        "niah_multikey_3": 30,
+        "facts": 30,
+    }
+
+
+def test_facts__each_word_of_a_key_is_in_other_keys() -> None:
+    sample = TASKS["facts"].build(200, 8192, 7, 3)
+    facts = re.findall(
+        r"The access code of the (\w+) (\w+) locker is ([0-9a-f]{8})\.", sample.prompt
+    )
+    assert len(facts) == 60 and len({(a, b) for a, b, _ in facts}) == 60
+    assert len({code for _, _, code in facts}) == 60
+    for side in (0, 1):
+        counts = Counter(fact[side] for fact in facts)
+        assert len(counts) == 8 and min(counts.values()) >= 4
+    assert len(re.findall("The access code", TASKS["facts"].build(60, 2048, 7, 3).prompt)) == 16
 
 
 def test_build__reference_counts_are_rulers() -> None:

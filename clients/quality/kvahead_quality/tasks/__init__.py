@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from .base import Sample, Task, TaskError, stream
 from .counting import CommonWordsTask, FrequentWordsTask
+from .facts import FactsTask
 from .fit import Fitted, fit
 from .niah import NIAH_TASKS, NeedleGridTask, NiahTask
 from .vt import VariableTrackingTask
@@ -21,6 +22,7 @@ _ALL: tuple[Task, ...] = (
     VariableTrackingTask(),
     CommonWordsTask(),
     FrequentWordsTask(),
+    FactsTask(),
 )
 TASKS: dict[str, Task] = {task.name: task for task in _ALL}
 # The eight that a run measures unless --tasks says otherwise.
@@ -41,6 +43,7 @@ __all__ = [
     "NIAH_TASKS",
     "TASKS",
     "CommonWordsTask",
+    "FactsTask",
     "Fitted",
     "FrequentWordsTask",
     "NeedleGridTask",

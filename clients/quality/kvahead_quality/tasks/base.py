@@ -57,8 +57,17 @@ class Task(Protocol):
         """The fewest haystack units that make a sample."""
         ...
 
-    def build(self, size: int, length: int, seed: int, index: int) -> Sample:
-        """Make a sample with `size` haystack units for a target of `length` tokens."""
+    @property
+    def questions_max(self) -> int:
+        """How many questions can be asked about one context."""
+        ...
+
+    def build(self, size: int, length: int, seed: int, index: int, question: int = 0) -> Sample:
+        """Make a sample with `size` haystack units for a target of `length` tokens.
+
+        Samples that differ in `question` only (0..questions_max - 1) have the same context, and
+        prompts that are the same up to the question.
+        """
         ...
 
 

@@ -84,8 +84,9 @@ class CommonWordsTask:
     name: str = "cwe"
     max_tokens: int = 120
     min_size: int = COMMON + 1
+    questions_max: int = 1
 
-    def build(self, size: int, length: int, seed: int, index: int) -> Sample:
+    def build(self, size: int, length: int, seed: int, index: int, question: int = 0) -> Sample:
         short = length < 4096
         label = (self.name, length, seed, index)
         shown, shown_answer = _word_list(
@@ -136,8 +137,9 @@ class FrequentWordsTask:
     max_tokens: int = 50
     # From 80 words on the counts of ranks 2 to 5 differ (80 * 6/pi^2 * (1/16 - 1/25) > 1).
     min_size: int = 80
+    questions_max: int = 1
 
-    def build(self, size: int, length: int, seed: int, index: int) -> Sample:
+    def build(self, size: int, length: int, seed: int, index: int, question: int = 0) -> Sample:
         rng = stream(self.name, length, seed, index, "vocabulary")
         count = max(length // 50, 8)
         seen: dict[str, None] = {}

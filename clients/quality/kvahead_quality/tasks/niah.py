@@ -33,6 +33,8 @@ ONE = (
 ONE_PREFIX = " The special magic {kind} for {query} mentioned in the provided text is"
 
 MAX_TOKENS = 128
+# Questions about one haystack that is made of needles: more say little, one context is one text.
+QUESTIONS_MAX = 30
 # RULER's forty depths, percent of the text: round(linspace(0, 100, 40)).
 DEPTHS = tuple(round(100 * i / 39) for i in range(40))
 # What surrounds the needles: generated essays, RULER's repeated noise, or other needles.
@@ -105,7 +107,14 @@ class NiahTask:
         """Smallest haystack that has a place for every needle."""
         return max(self.keys, self.queries) * self.values + 1
 
-    def build(self, size: int, length: int, seed: int, index: int) -> Sample:
+    @property
+    def questions_max(self) -> int:
+        """Each needle can be asked for, also those that are the haystack; lists only as a whole."""
+        if self.queries * self.values > 1:
+            return 1
+        return QUESTIONS_MAX if self.haystack == NEEDLES else self.keys
+
+    def build(self, size: int, length: int, seed: int, index: int, question: int = 0) -> Sample:
         label = (self.name, length, seed, index)
         names = _Unique(stream(*label, "needles"))
         keys = [names.draw(self.key_kind) for _ in range(max(self.keys, self.queries))]
@@ -122,14 +131,18 @@ class NiahTask:
             text = take(stream(*label, "haystack"), size)
             context = _insert_at_depths(text, needles, [float(d) for d in depths])
         else:
-            lines = self._lines(size, names)
+            lines = self._lines(size, names, keys, values)
             # Needles go in from the back, so an earlier insertion moves no later place.
             for place, needle in zip(
                 sorted(where.sample(range(size), len(needles)), reverse=True), needles, strict=True
             ):
                 lines.insert(place, needle)
             context = "\n".join(lines)
-        asked = where.sample(range(len(keys)), self.queries)
+        asked = where.sample(range(max(self.keys, self.queries)), self.queries)
+        if question:
+            others = [i for i in range(len(keys)) if i not in asked]
+            stream(*label, "questions").shuffle(others)
+            asked = [others[(question - 1) % len(others)]]
         prompt, prefix = _question(
             self.value_kind, context, [keys[i] for i in asked], self.queries * self.values == 1
         )
@@ -140,19 +153,21 @@ class NiahTask:
             references=tuple(v for i in asked for v in values[i]),
             max_tokens=self.max_tokens,
             size=size,
-            meta={"keys": keys, "asked": [keys[i] for i in asked]},
+            meta={"keys": keys[: max(self.keys, self.queries)], "asked": [keys[i] for i in asked]},
         )
 
-    def _lines(self, size: int, names: _Unique) -> list[str]:
+    def _lines(
+        self, size: int, names: _Unique, keys: list[str], values: list[list[str]]
+    ) -> list[str]:
+        """The haystack's lines. Needles among them are added to `keys` and `values`."""
         if self.haystack == REPEAT:
             return [NOISE] * size
+        for _ in range(size):
+            keys.append(names.draw(self.key_kind))
+            values.append([names.draw(self.value_kind)])
         return [
-            NEEDLE.format(
-                kind=self.value_kind,
-                key=names.draw(self.key_kind),
-                value=names.draw(self.value_kind),
-            )
-            for _ in range(size)
+            NEEDLE.format(kind=self.value_kind, key=key, value=group[0])
+            for key, group in zip(keys[-size:], values[-size:], strict=True)
         ]
 
 
@@ -167,6 +182,7 @@ class NeedleGridTask:
     haystack: str = ESSAY
     max_tokens: int = MAX_TOKENS
     min_size: int = 2
+    questions_max: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.depth <= 100:
@@ -178,7 +194,7 @@ class NeedleGridTask:
     def name(self) -> str:
         return f"needle_d{self.depth:g}"
 
-    def build(self, size: int, length: int, seed: int, index: int) -> Sample:
+    def build(self, size: int, length: int, seed: int, index: int, question: int = 0) -> Sample:
         label = ("needle_grid", self.haystack, length, seed, index, f"{self.depth:g}")
         names = _Unique(stream(*label, "needles"))
         key, value = names.draw("words"), names.draw("numbers")

@@ -65,12 +65,13 @@ class VariableTrackingTask:
     name: str = "vt"
     hops: int = HOPS
     max_tokens: int = 30
+    questions_max: int = 1
 
     @property
     def min_size(self) -> int:
         return self.hops + 2
 
-    def build(self, size: int, length: int, seed: int, index: int) -> Sample:
+    def build(self, size: int, length: int, seed: int, index: int, question: int = 0) -> Sample:
         rng = stream(self.name, length, seed, index, "names")
         names = _names(rng, self.hops + 1, 5)
         example_names = _names(rng, self.hops + 1, 3)
