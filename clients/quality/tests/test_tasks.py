@@ -32,7 +32,7 @@ GOLDEN: dict[str, str] = {
     "vt": "beae4c0311cf7583",
     "cwe": "e77a8865598d812a",
     "fwe": "68fa3f5aaadf81cb",
-    "facts": "2fa39589ba0b7349",
+    "facts": "d761cc9e854cfec3",
 }
 
 
@@ -86,16 +86,10 @@ def test_build__which_tasks_have_several_questions() -> None:
     }
 
 
-def test_facts__each_word_of_a_key_is_in_other_keys() -> None:
+def test_facts__keys_and_codes_are_all_different() -> None:
     sample = TASKS["facts"].build(200, 8192, 7, 3)
-    facts = re.findall(
-        r"The access code of the (\w+) (\w+) locker is ([0-9a-f]{8})\.", sample.prompt
-    )
-    assert len(facts) == 60 and len({(a, b) for a, b, _ in facts}) == 60
-    assert len({code for _, _, code in facts}) == 60
-    for side in (0, 1):
-        counts = Counter(fact[side] for fact in facts)
-        assert len(counts) == 8 and min(counts.values()) >= 4
+    found = re.findall(r"code of the (\w+) (\w+) locker is ([0-9a-f]{8})\.", sample.prompt)
+    assert [len(set(column)) for column in zip(*found, strict=True)] == [60, 60, 60]
     assert len(re.findall("The access code", TASKS["facts"].build(60, 2048, 7, 3).prompt)) == 16
 
 

@@ -1,9 +1,8 @@
 """Look-alike facts: facts of one form spread over an essay, and questions about each.
 
 Not one of RULER's tasks. There, a needle in an essay stands out from it, and a haystack of needles
-is no text; a document that people ask about has both, prose and facts that look alike. Every key
-shares its two words with other facts (eight adjectives, eight nouns), so that only both together
-find the code, and a context answers many questions: what a long prefill costs is paid once.
+is no text; a document that people ask about has both, prose and facts that look alike. A context
+answers many questions: what a long prefill costs is paid once.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ PROMPT = (
     "What is the access code of the {key} locker?"
 )
 PREFIX = " The access code of the {key} locker is"
-WORDS_EACH = 8  # adjectives, and nouns
 CODE_DIGITS = 8  # hexadecimal
 # As many facts as leave most of the text to the essay, up to sixty (from 7680 tokens on).
 FACTS_MAX, TOKENS_PER_FACT = 60, 128
@@ -39,8 +37,7 @@ class FactsTask:
         label = (self.name, length, seed, index)
         count = min(max(length // TOKENS_PER_FACT, 4), FACTS_MAX)
         rng = stream(*label, "facts")
-        firsts, seconds = rng.sample(ADJECTIVES, WORDS_EACH), rng.sample(NOUNS, WORDS_EACH)
-        pairs = rng.sample([(a, b) for a in firsts for b in seconds], count)
+        pairs = zip(rng.sample(ADJECTIVES, count), rng.sample(NOUNS, count), strict=True)
         keys = [f"{first} {second}" for first, second in pairs]
         smallest = 16 ** (CODE_DIGITS - 1)
         codes = stream(*label, "codes").sample(range(smallest, 16 * smallest), count)
