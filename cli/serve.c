@@ -65,8 +65,11 @@ static enum kva_status allowed_policies(const struct kva_config *config,
                                         enum kva_kv_policy_id policy, uint32_t *ret_mask,
                                         struct kva_err *err)
 {
-    uint32_t all = (1u << KVA_KV_POLICY_COUNT) - 1;
-    uint32_t mask = config->kv_allow.count ? 1u << policy : all;
+    uint32_t mask = 1u << policy;
+    for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT && config->kv_allow.count == 0; id++) {
+        if (!kva_kv_policy_drops((enum kva_kv_policy_id)id))
+            mask |= 1u << id;
+    }
     for (uint32_t i = 0; i < config->kv_allow.count; i++) {
         enum kva_kv_policy_id id = kva_kv_policy_find(config->kv_allow.items[i]);
         if (id == KVA_KV_POLICY_COUNT)

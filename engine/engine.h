@@ -27,7 +27,8 @@ struct kva_sequence; /* the engine's own */
 
 /* Constant properties that the scheduler plans with. */
 struct kva_engine_limits {
-    uint32_t context_max;          /* prompt + output tokens of one sequence */
+    uint32_t context_max;          /* prompt + output tokens of one sequence, but for policies
+                                      that go on (ops->tokens_max) */
     uint32_t sequences_max;        /* admitted at once, suspended ones included */
     uint32_t step_tokens_max;      /* decode rows + prefill tokens of one step */
     uint32_t partial_prefills_max; /* sequences whose prefill may be unfinished between steps */
@@ -49,7 +50,7 @@ struct kva_engine_usage {
 struct kva_sequence_params {
     const uint32_t *prompt; /* borrowed until destroy; at least 1 token */
     uint32_t prompt_tokens;
-    uint32_t tokens_max; /* prompt + output, at most context_max */
+    uint32_t tokens_max; /* prompt + output, at most ops->tokens_max */
     uint32_t choice;     /* index among the request's choices: offsets the seed */
     const struct kva_sampling_params *sampling; /* borrowed until destroy */
     struct kva_kv_spec kv;
@@ -62,6 +63,7 @@ struct kva_sequence_info {
     const char *policy;
     struct kva_tier_bytes bytes;
     uint32_t cached_tokens;   /* prompt tokens found in the prefix cache at admission */
+    uint64_t kept_tokens;     /* tokens whose K and V are there: all but those dropped for good */
     struct kva_counts counts; /* of those that have a field */
 };
 
@@ -136,6 +138,10 @@ struct kva_engine_ops {
      * be refused at once. NULL: such a request ends with an error instead. */
     enum kva_status (*check)(void *self, const struct kva_sequence_params *params,
                              struct kva_err *err);
+
+    /* The most tokens that a sequence under this policy can have: context_max, or more where it goes
+     * on past the model's context. Any thread. NULL: context_max. */
+    uint32_t (*tokens_max)(void *self, const struct kva_kv_spec *spec, uint32_t prompt_tokens);
 };
 
 struct kva_engine {

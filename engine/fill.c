@@ -18,7 +18,7 @@ struct kva_tier_bytes kva_model_engine_footprint(const struct kva_engine *engine
     const struct model_engine *e = engine->self;
     return (struct kva_tier_bytes){
         .device = kva_kv_footprint(e->kv, spec, prompt, tokens),
-        .host = kva_kv_pages(tokens) * (uint64_t)e->kv->shape.page_bytes,
+        .host = kva_kv_host_pages(spec, prompt, tokens) * (uint64_t)e->kv->shape.page_bytes,
     };
 }
 

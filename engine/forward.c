@@ -3,20 +3,32 @@
 
 #include "base/clock.h"
 
+/* What the pass's sequences have dropped. */
+static void describe_gap(const struct kva_kv_seq *seq, struct kva_kv_rows *rows)
+{
+    const struct kva_kv_policy *policy = seq->policy;
+    rows->rolled = seq->prefilled && policy->rolled ? policy->rolled(seq) : 0;
+    rows->page_first = seq->prefilled && policy->drops ? seq->offloaded : 0;
+}
+
 /* Token ids and positions of all rows, and where each sequence's block table lies. Returns the
  * number of rows. */
 static uint32_t describe_rows(struct kva_forward *fw, const struct kva_kv_pass *pass)
 {
     uint32_t row = 0;
     size_t block = 0;
+    fw->rolls = false;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         struct kva_kv_rows *rows = &pass->rows[i];
         rows->row_first = row;
         rows->blocks = fw->blocks + block;
-        block += kva_kv_pages(rows->position_first + rows->row_count);
+        describe_gap(rows->seq, rows);
+        fw->rolls |= rows->rolled > 0;
+        block += kva_kv_pages(rows->position_first + rows->row_count) - rows->page_first;
         for (uint32_t j = 0; j < rows->row_count; j++, row++) {
             fw->ids[row] = rows->ids[j];
             fw->positions[row] = rows->position_first + j;
+            fw->rolled_positions[row] = fw->positions[row] - rows->rolled;
         }
     }
     return row;
@@ -29,7 +41,7 @@ static void embed(struct kva_forward *fw, void *hidden, uint32_t rows)
                                    .table = fw->embed,
                                    .positions_table = fw->positions_table,
                                    .ids = fw->ids,
-                                   .positions = fw->positions,
+                                   .positions = fw->rolled_positions,
                                    .rows = rows,
                                    .scale = fw->config->embed_scale,
                                });
@@ -66,9 +78,9 @@ static void linear(struct kva_forward *fw, void *out, const void *x, struct kva_
                                 });
 }
 
-/* QK norm, then rotary embedding, of one of q and k. */
-static void position_heads(struct kva_forward *fw, void *x, struct kva_weight norm_weight,
-                           uint32_t rows, uint32_t heads)
+/* QK norm of one of q and k, if the model has it. */
+static void norm_heads(struct kva_forward *fw, void *x, struct kva_weight norm_weight,
+                       uint32_t rows, uint32_t heads)
 {
     const struct kva_model_config *c = fw->config;
     if (norm_weight.data)
@@ -82,10 +94,17 @@ static void position_heads(struct kva_forward *fw, void *x, struct kva_weight no
                                       .eps = c->norm_eps,
                                       .weight_offset = c->norm_weight_offset,
                                   });
+}
+
+/* Rotary embedding of one of q and k, if the model has it. */
+static void rotate_heads(struct kva_forward *fw, void *x, const uint32_t *positions, uint32_t rows,
+                         uint32_t heads)
+{
+    const struct kva_model_config *c = fw->config;
     if (c->rope.rotary_dim > 0)
         fw->ops->rope(fw->device, &(struct kva_rope_args){
                                       .x = x,
-                                      .positions = fw->positions,
+                                      .positions = positions,
                                       .inv_freq = c->rope.inv_freq,
                                       .rows = rows,
                                       .heads = heads,
@@ -96,6 +115,28 @@ static void position_heads(struct kva_forward *fw, void *x, struct kva_weight no
                                   });
 }
 
+/* QK norm, then rotary embedding. Where sequences roll, the queries are also there as the rows
+ * before the gap are to see them. */
+static void position_rows(struct kva_forward *fw, const struct kva_layer_weights *w, uint32_t rows)
+{
+    const struct kva_model_config *c = fw->config;
+    void *q = fw->scratch[KVA_SCRATCH_Q].data, *k = fw->scratch[KVA_SCRATCH_K].data;
+    norm_heads(fw, q, w->q_norm, rows, c->heads);
+    norm_heads(fw, k, w->k_norm, rows, c->kv_heads);
+    if (fw->rolls) {
+        void *rolled = fw->scratch[KVA_SCRATCH_Q_ROLLED].data;
+        /* A copy that a graph of the step can have. */
+        fw->ops->gather(fw->device, &(struct kva_gather_args){.out = rolled,
+                                                              .x = q,
+                                                              .rows = fw->row_numbers,
+                                                              .count = rows,
+                                                              .dim = c->heads * c->head_dim});
+        rotate_heads(fw, rolled, fw->rolled_positions, rows, c->heads);
+    }
+    rotate_heads(fw, q, fw->positions, rows, c->heads);
+    rotate_heads(fw, k, fw->positions, rows, c->kv_heads);
+}
+
 /* The rows' K and V go to their pages, wherever the policies want those now. */
 static void append(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t rows)
 {
@@ -104,7 +145,7 @@ static void append(struct kva_forward *fw, const struct kva_kv_pass *pass, uint3
         const struct kva_kv_rows *kv_rows = &pass->rows[i];
         for (uint32_t j = 0; j < kv_rows->row_count; j++, row++)
             fw->row_blocks[row] =
-                (void *)(uintptr_t)kv_rows->blocks[fw->positions[row] / KVA_PAGE_TOKENS];
+                (void *)(uintptr_t)*kva_kv_block_at(kv_rows, fw->positions[row] / KVA_PAGE_TOKENS);
     }
     fw->ops->kv_append(fw->device, &(struct kva_kv_append_args){
                                        .k = fw->scratch[KVA_SCRATCH_K].data,
@@ -156,8 +197,7 @@ static void run_layer(struct kva_forward *fw, const struct kva_forward_call *cal
     linear(fw, fw->scratch[KVA_SCRATCH_V].data, normed, w->v, w->v_bias, rows, false);
     if (c->parallel_residual)
         kva_forward_norm(fw, normed, call->hidden, w->mlp_norm, w->mlp_norm_bias, rows);
-    position_heads(fw, q, w->q_norm, rows, c->heads);
-    position_heads(fw, k, w->k_norm, rows, c->kv_heads);
+    position_rows(fw, w, rows);
     kva_kv_layer_begin(fw->params.kv, pass, layer);
     append(fw, pass, rows);
     kva_forward_attend(fw, pass, call->observer, layer, rows);
@@ -171,10 +211,10 @@ static void run_layer(struct kva_forward *fw, const struct kva_forward_call *cal
 void kva_forward_run(struct kva_forward *fw, const struct kva_forward_call *call)
 {
     struct kva_kv_pass pass = call->pass;
+    kva_kv_pass_begin(fw->params.kv, &pass);
     uint32_t rows = describe_rows(fw, &pass);
     if (pass.layer_first == 0)
         embed(fw, call->hidden, rows);
-    kva_kv_pass_begin(fw->params.kv, &pass);
     for (uint32_t i = 0; i < pass.layer_count; i++)
         run_layer(fw, call, &pass, pass.layer_first + i, rows);
 }

@@ -56,7 +56,7 @@ static uint32_t list_blocks(struct kva_forward *fw, const struct kva_kv_rows *ro
             .format = KVA_KV_16BIT,
             .token_first = first,
             .token_count = kva_min_u32(range->page_end * KVA_PAGE_TOKENS, end) - first,
-            .block_first = (uint32_t)(rows->blocks - fw->blocks) + range->page_first,
+            .block_first = (uint32_t)(kva_kv_block_at(rows, range->page_first) - fw->blocks),
         };
     }
     fw->attend_seqs[count] = (struct kva_attend_seq){
@@ -116,13 +116,14 @@ static bool attend_rows(struct kva_forward *fw, const struct kva_kv_pass *pass, 
         fw->rows_seqs[i] = (struct kva_rows_seq){
             .row_first = rows->row_first,
             .row_count = rows->row_count,
-            .position_first = rows->position_first,
+            .position_first = rows->position_first - rows->rolled,
             .rows = range ? range->rows : NULL,
         };
         any |= range != NULL;
     }
     if (any)
         kva_forward_attend_rows(fw, &(struct kva_rows_call){.kind = KVA_RANGE_ROWS,
+                                                            .rolls = fw->rolls,
                                                             .seqs = fw->rows_seqs,
                                                             .count = pass->rows_count,
                                                             .layer = layer});

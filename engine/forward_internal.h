@@ -29,6 +29,7 @@ enum kva_scratch_name {
     KVA_SCRATCH_HIDDEN,     /* [rows, hidden] */
     KVA_SCRATCH_NORMED,     /* [rows, hidden] */
     KVA_SCRATCH_Q,          /* [rows, heads * head_dim] */
+    KVA_SCRATCH_Q_ROLLED,   /* the same, at rolled positions */
     KVA_SCRATCH_K,          /* [rows, kv_heads * head_dim] */
     KVA_SCRATCH_V,          /* the same */
     KVA_SCRATCH_ATTN,       /* [rows, heads * head_dim] */
@@ -67,8 +68,13 @@ struct kva_forward {
     /* Descriptors of the current call, on the host. */
     uint32_t *ids;       /* [rows_max] */
     uint32_t *positions; /* [rows_max] */
-    void **row_blocks;   /* [rows_max] */
-    const void **blocks; /* [blocks_max]: the sequences' tables, one after the other */
+    /* [rows_max]: the same, but nearer by what the sequence has rolled: learned positions, and
+     * queries before rows ahead of a gap */
+    uint32_t *rolled_positions;
+    bool rolls;            /* they are others */
+    uint32_t *row_numbers; /* [rows_max]: 0, 1, 2, ... */
+    void **row_blocks;     /* [rows_max] */
+    const void **blocks;   /* [blocks_max]: the sequences' tables, one after the other */
     size_t blocks_max;
     struct kva_attend_seq *attend_seqs;     /* [sequences_max] */
     struct kva_attend_range *attend_ranges; /* [sequences_max * KVA_KV_RANGES_MAX] */
@@ -123,6 +129,7 @@ void kva_forward_attend_lowbit(struct kva_forward *fw, const struct kva_lowbit_c
 
 struct kva_rows_call {
     enum kva_kv_range_kind kind; /* the result is this partial, or goes to it (`accumulate`) */
+    bool rolls;                  /* the queries are those at rolled positions */
     const struct kva_rows_seq *seqs;
     uint32_t count;
     uint32_t layer;

@@ -125,6 +125,7 @@ static enum kva_status alloc_scratch(struct kva_forward *fw, struct kva_err *err
         [KVA_SCRATCH_HIDDEN] = rows * c->hidden_size * act,
         [KVA_SCRATCH_NORMED] = rows * c->hidden_size * act,
         [KVA_SCRATCH_Q] = rows * q_dim * act,
+        [KVA_SCRATCH_Q_ROLLED] = rows * q_dim * act,
         [KVA_SCRATCH_K] = rows * kv_dim * act,
         [KVA_SCRATCH_V] = rows * kv_dim * act,
         [KVA_SCRATCH_ATTN] = rows * q_dim * act,
@@ -173,6 +174,8 @@ static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err 
     fw->blocks_max = (size_t)p->sequences_max * kva_kv_pages(p->context_max);
     fw->ids = calloc(p->rows_max, sizeof(*fw->ids));
     fw->positions = calloc(p->rows_max, sizeof(*fw->positions));
+    fw->rolled_positions = calloc(p->rows_max, sizeof(*fw->rolled_positions));
+    fw->row_numbers = calloc(p->rows_max, sizeof(*fw->row_numbers));
     fw->brought = calloc(p->logit_rows_max, sizeof(*fw->brought));
     fw->wants = calloc(p->logit_rows_max, sizeof(*fw->wants));
     fw->row_blocks = calloc(p->rows_max, sizeof(*fw->row_blocks));
@@ -184,11 +187,13 @@ static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err 
     fw->low_seqs = calloc(p->sequences_max, sizeof(*fw->low_seqs));
     fw->low_rows = calloc(p->sequences_max, sizeof(*fw->low_rows));
     fw->rows_seqs = calloc(p->sequences_max, sizeof(*fw->rows_seqs));
-    if (!fw->ids || !fw->positions || !fw->brought || !fw->wants || !fw->row_blocks ||
-        !fw->blocks || !fw->attend_seqs || !fw->attend_ranges || !fw->low_blocks || !fw->low_seqs ||
-        !fw->low_rows || !fw->rows_seqs)
+    if (!fw->ids || !fw->positions || !fw->rolled_positions || !fw->row_numbers || !fw->brought ||
+        !fw->wants || !fw->row_blocks || !fw->blocks || !fw->attend_seqs || !fw->attend_ranges ||
+        !fw->low_blocks || !fw->low_seqs || !fw->low_rows || !fw->rows_seqs)
         return kva_fail(err, KVA_ENOMEM, "out of memory for %u rows of %u sequences", p->rows_max,
                         p->sequences_max);
+    for (uint32_t i = 0; i < p->rows_max; i++)
+        fw->row_numbers[i] = i;
     return KVA_OK;
 }
 
@@ -235,6 +240,8 @@ void kva_forward_destroy(struct kva_forward *fw)
     free(fw->layers);
     free(fw->ids);
     free(fw->positions);
+    free(fw->rolled_positions);
+    free(fw->row_numbers);
     free(fw->row_blocks);
     free(fw->blocks);
     free(fw->attend_seqs);

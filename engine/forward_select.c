@@ -235,8 +235,9 @@ void kva_forward_attend_lowbit(struct kva_forward *fw, const struct kva_lowbit_c
 void kva_forward_attend_rows(struct kva_forward *fw, const struct kva_rows_call *call)
 {
     const struct kva_model_config *c = fw->config;
+    enum kva_scratch_name q = call->rolls ? KVA_SCRATCH_Q_ROLLED : KVA_SCRATCH_Q;
     fw->ops->attend_rows(fw->device, &(struct kva_attend_rows_args){
-                                         .q = fw->scratch[KVA_SCRATCH_Q].data,
+                                         .q = fw->scratch[q].data,
                                          .out = fw->partials[call->kind],
                                          .seqs = call->seqs,
                                          .seq_count = call->count,

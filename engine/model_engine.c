@@ -29,16 +29,25 @@ static void sequence_free(struct model_engine *e, struct kva_sequence *seq)
     free(seq);
 }
 
+static uint32_t engine_tokens_max(void *self, const struct kva_kv_spec *spec,
+                                  uint32_t prompt_tokens)
+{
+    const struct model_engine *e = self;
+    return kva_kv_tokens_max(spec, prompt_tokens, e->engine.limits.context_max);
+}
+
 static enum kva_status check_params(const struct model_engine *e,
                                     const struct kva_sequence_params *p, struct kva_err *err)
 {
     if (p->prompt_tokens == 0)
         return kva_fail(err, KVA_EINVAL, "the prompt has no tokens");
-    if (p->tokens_max <= p->prompt_tokens || p->tokens_max > e->engine.limits.context_max)
+    uint32_t context = e->engine.limits.context_max;
+    uint32_t tokens_max = kva_kv_tokens_max(&p->kv, p->prompt_tokens, context);
+    if (p->tokens_max <= p->prompt_tokens || p->tokens_max > tokens_max)
         return kva_fail(err, KVA_EINVAL,
                         "prompt and output would have %u tokens; more than the prompt's %u and at "
                         "most %u are possible",
-                        p->tokens_max, p->prompt_tokens, e->engine.limits.context_max);
+                        p->tokens_max, p->prompt_tokens, tokens_max);
     for (uint32_t i = 0; i < p->prompt_tokens; i++) {
         if (p->prompt[i] >= e->config->vocab_size)
             return kva_fail(err, KVA_EINVAL, "prompt token %u is %u, the vocabulary has %u", i,
@@ -182,6 +191,8 @@ static void engine_sequence_info(void *self, const struct kva_sequence *seq,
         .policy = kva_kv_spec_policy_name(&seq->params.kv),
         .bytes = kva_kv_seq_bytes(e->kv, &seq->kv),
         .cached_tokens = seq->prefill_first,
+        .kept_tokens =
+            seq->kv.tokens - kva_counts_of(&seq->kv.counts, &kva_kv_counter_evicted_tokens),
         .counts = seq->kv.counts,
     };
 }
@@ -223,6 +234,7 @@ static const struct kva_engine_ops engine_ops = {
     .prompt_logprobs = engine_prompt_logprobs,
     .usage = engine_usage,
     .check = engine_check,
+    .tokens_max = engine_tokens_max,
 };
 
 /* --- creation -------------------------------------------------------------------------------- */

@@ -18,12 +18,15 @@ enum kva_status kva_request_check(const struct kva_scheduler_params *params,
                               "the request has %u choices, the queue takes at most %u",
                               request->choices, params->waiting_max);
     uint64_t total = (uint64_t)request->prompt_tokens + request->output_tokens_max;
-    if (total > engine->limits.context_max)
+    uint32_t limit = engine->limits.context_max;
+    if (engine->ops->tokens_max)
+        limit = engine->ops->tokens_max(engine->self, &request->kv, request->prompt_tokens);
+    if (total > limit)
         return kva_fail_param(err, KVA_ECONTEXT, "prompt",
                               "the prompt has %u tokens and up to %u are to follow, %llu in all; "
                               "the context limit is %u tokens",
                               request->prompt_tokens, request->output_tokens_max,
-                              (unsigned long long)total, engine->limits.context_max);
+                              (unsigned long long)total, limit);
     if (!engine->ops->check)
         return KVA_OK;
     const struct kva_sequence_params sequence = {

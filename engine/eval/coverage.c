@@ -20,7 +20,7 @@ static const uint16_t *key_of(const struct kva_coverage *c, const struct kva_for
     const unsigned char *block =
         page < kva_kv_lowbit_pages(rows)
             ? (const unsigned char *)rows->seq->pages[page]->host + view->layer * block_bytes
-            : rows->blocks[page];
+            : *kva_kv_block_at(rows, page);
     size_t row = (size_t)head * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS;
     return (const uint16_t *)(const void *)block + row * 2 * d;
 }

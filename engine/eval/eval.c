@@ -2,6 +2,7 @@
 #include "engine/eval/eval.h"
 
 #include "engine/eval/divergence.h"
+#include "engine/kv/policy.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -110,7 +111,8 @@ static enum kva_status start(struct run *run, const struct kva_kv_spec *spec, ui
         .prompt = run->reference.ids,
         .prompt_tokens = prompt,
         /* Room for one more, so that the last step looks ahead as the others do. */
-        .tokens_max = kva_min_u32(tokens + 1, engine->limits.context_max),
+        .tokens_max =
+            kva_min_u32(tokens + 1, kva_kv_tokens_max(spec, prompt, engine->limits.context_max)),
         .sampling = &run->sampling,
         .kv = *spec,
     };
@@ -273,7 +275,7 @@ static enum kva_status decode(struct run *run, const struct kva_eval_sample *sam
     enum kva_status status = KVA_OK;
     item->logits = run->logits;
     for (uint32_t i = 0; i < r->steps && !status; i++) {
-        bool look = p->look_every > 0 && i % p->look_every == 0;
+        bool look = policy->heads && i % p->look_every == 0;
         kva_model_engine_observe(p->engine, look ? &run->coverage.observer : NULL);
         item->forced_token = r->ids[sample->prompt + 1 + i];
         status = step(run, item, err);
@@ -382,9 +384,11 @@ static enum kva_status init(struct run *run, struct kva_err *err)
         struct kva_eval_policy *policy = &eval->policies[eval->policy_count++];
         policy->spec = p->specs[i];
         k_max = kva_max_u32(k_max, kva_kv_spec_k_max(&policy->spec));
-        if (p->look_every > 0)
+        /* Attention to tokens that are gone cannot be looked at. */
+        bool looks = p->look_every > 0 && !kva_kv_policy_of(&policy->spec)->drops;
+        if (looks)
             policy->heads = calloc(heads, sizeof(*policy->heads));
-        ok = p->look_every == 0 || policy->heads;
+        ok = !looks || policy->heads;
     }
     if (!ok)
         return kva_fail(err, KVA_ENOMEM, "out of memory for %u policies and %llu steps",

@@ -64,7 +64,8 @@ struct kva_eval_policy {
     struct kva_counts counts; /* of the policy's sequences, while decoding */
 
     uint64_t looks;                  /* steps whose attention was looked at */
-    struct kva_coverage_head *heads; /* [layers][kv_heads]; NULL: none was */
+    struct kva_coverage_head *heads; /* [layers][kv_heads]; NULL: none was, as of policies that
+                                        drop tokens for good */
 };
 
 struct kva_eval {

@@ -12,6 +12,13 @@ const struct kva_counter kva_kv_counter_fetched_bytes = {
     .field = "fetched_bytes",
 };
 
+const struct kva_counter kva_kv_counter_evicted_tokens = {
+    .name = "evicted_tokens",
+    .unit = "tokens",
+    .help = "Tokens whose K and V were dropped for good.",
+    .field = "evicted_tokens",
+};
+
 static const struct kva_counter counter_offloaded_bytes = {
     .name = "offloaded_bytes",
     .unit = "bytes",
@@ -38,6 +45,7 @@ enum kva_status kva_kv_create(const struct kva_kv_params *params, struct kva_kv 
     kv->device = params->device;
     (void)kva_counts_have(&kv->counters.counts, &kva_kv_counter_fetched_bytes);
     (void)kva_counts_have(&kv->counters.counts, &counter_offloaded_bytes);
+    (void)kva_counts_have(&kv->counters.counts, &kva_kv_counter_evicted_tokens);
     kv->heads = params->heads;
     kv->sequences_max = params->sequences_max;
     kv->stream_row_bytes = params->stream_row_bytes;
@@ -212,7 +220,8 @@ struct kva_tier_bytes kva_kv_seq_bytes(const struct kva_kv *kv, const struct kva
 {
     return (struct kva_tier_bytes){
         .device = seq->device_bytes,
-        .host = (uint64_t)(seq->page_count + seq->promised_pages + seq->stream.page_count) *
+        .host = (uint64_t)(seq->page_count - seq->dropped + seq->promised_pages +
+                           seq->stream.page_count) *
                 kv->shape.page_bytes,
     };
 }

@@ -15,6 +15,9 @@
  * once, or, where rows are selected a step ahead, when a selection has had it among its candidates:
  * until then it attends whole, since none of its rows could have been fetched.
  *
+ * Policies that drop tokens for good (policy.h: drops) give offloaded pages back to the host tier
+ * too, all but the first: pages [1, 1 + dropped) are NULL.
+ *
  * What is on the device instead of an offloaded page is its policy's business: parts (part.h). They
  * keep what they know of a sequence, and of the whole cache, in memory of their own, which nobody
  * else reads. A layer finds its tokens in ranges (range.h).
@@ -104,7 +107,8 @@ struct kva_kv_seq {
     struct kva_kv_spec spec;
     struct kva_page **pages; /* [pages_max] */
     uint32_t pages_max;
-    uint32_t page_count;     /* pages that exist */
+    uint32_t page_count;     /* pages that exist, or have */
+    uint32_t dropped;        /* pages [1, 1 + dropped) do not any more: NULL */
     uint32_t closed_count;   /* the first so many are closed */
     uint32_t promised_pages; /* host memory promised and not taken yet */
     uint32_t tokens_max;
@@ -212,8 +216,9 @@ void kva_kv_offload(struct kva_kv *kv, void *to, const void *from, size_t bytes)
 void kva_kv_count(struct kva_kv *kv, struct kva_kv_seq *seq, const struct kva_counter *counter,
                   uint64_t n);
 
-/* Bytes copied from the host to the device. */
+/* Bytes copied from the host to the device; tokens that were dropped for good. */
 extern const struct kva_counter kva_kv_counter_fetched_bytes;
+extern const struct kva_counter kva_kv_counter_evicted_tokens;
 
 /* Let the copy queue wait for what compute has been given so far. Call once before a batch of
  * copies. */

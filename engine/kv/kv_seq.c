@@ -43,7 +43,8 @@ enum kva_status kva_kv_check_fits(const struct kva_kv *kv, const struct kva_kv_p
                               plan->tokens_max, (unsigned long long)device,
                               kva_kv_spec_policy_name(plan->spec),
                               (unsigned long long)device_budget);
-    uint64_t host = kva_kv_pages(plan->tokens_max) * (uint64_t)kv->shape.page_bytes +
+    uint64_t host = kva_kv_host_pages(plan->spec, plan->prompt_tokens, plan->tokens_max) *
+                        (uint64_t)kv->shape.page_bytes +
                     kva_kv_stream_bytes(kv, plan->prompt_tokens);
     uint64_t host_budget = kva_page_pool_total(kv->pages) * (uint64_t)kv->shape.page_bytes;
     if (host > host_budget)
@@ -92,12 +93,16 @@ enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
 /* Let all pages go, the last one first, so that the cache evicts ends before beginnings. */
 static void release_pages(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    while (seq->page_count > 0)
-        kva_page_pool_release(kv->pages, seq->pages[--seq->page_count]);
+    while (seq->page_count > 0) {
+        struct kva_page *page = seq->pages[--seq->page_count];
+        if (page)
+            kva_page_pool_release(kv->pages, page);
+    }
     kva_page_pool_unpromise(kv->pages, seq->promised_pages);
     seq->promised_pages = 0;
     kva_kv_stream_end(kv, seq);
     seq->closed_count = 0;
+    seq->dropped = 0;
     seq->tokens = 0;
     seq->prefilled = false;
     seq->offloaded = seq->prepared = seq->considered = 0;
@@ -158,7 +163,8 @@ struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const stru
     uint32_t prompt_tokens = seq->prompt_tokens;
     struct kva_tier_bytes bytes = {
         .device = kva_kv_footprint(kv, &seq->spec, prompt_tokens, prompt_tokens),
-        .host = kva_kv_pages(seq->tokens_max) * (uint64_t)kv->shape.page_bytes,
+        .host = kva_kv_host_pages(&seq->spec, prompt_tokens, seq->tokens_max) *
+                (uint64_t)kv->shape.page_bytes,
     };
     const struct kva_page *page = NULL;
     uint32_t cached = 0; /* pages, in use by others or not */
@@ -201,7 +207,8 @@ enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq, cons
     if (seq->share)
         find_prefix(kv, seq, prompt, prompt_tokens);
     uint32_t cached = seq->tokens;
-    uint32_t missing = kva_kv_pages(seq->tokens_max) - seq->page_count;
+    uint32_t missing =
+        kva_kv_host_pages(&seq->spec, prompt_tokens, seq->tokens_max) - seq->page_count;
     uint32_t stream = kva_kv_stream_pages(kv, prompt_tokens - cached);
     if (!kva_page_pool_promise(kv->pages, missing + stream)) {
         release_pages(kv, seq);

@@ -25,8 +25,10 @@ struct kva_kv_rows {
 
     /* --- from the forward pass, once per call --- */
     uint32_t row_first;  /* number of its first row in the pass */
-    const void **blocks; /* [pages up to the last row's]: layer_begin writes this layer's 16-bit
-                            block addresses, of pages in ranges of blocks */
+    uint32_t rolled;     /* its sequence's (policy.h) */
+    uint32_t page_first; /* pages before it are gone for good */
+    const void **blocks; /* [pages from page_first up to the last row's]: layer_begin writes this
+                            layer's 16-bit block addresses, of pages in ranges of blocks */
 
     /* --- in each layer, once it is known what selects --- */
     bool fused; /* what select_row selects for itself is fetched by the operator that selects ... */
@@ -39,6 +41,12 @@ struct kva_kv_rows {
                                        where not all of them attend yet; page_end 0: those that
                                        attend */
 };
+
+/* The 16-bit block of a page, where a range has it. */
+static inline const void **kva_kv_block_at(const struct kva_kv_rows *rows, uint32_t page)
+{
+    return &rows->blocks[page - rows->page_first];
+}
 
 /* The first range of that kind; NULL: there is none. */
 static inline const struct kva_kv_range *kva_kv_find_range(const struct kva_kv_rows *rows,

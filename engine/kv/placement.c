@@ -40,6 +40,16 @@ uint64_t kva_kv_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spe
     return later > bytes ? later : bytes;
 }
 
+uint32_t kva_kv_host_pages(const struct kva_kv_spec *spec, uint32_t prompt, uint32_t tokens)
+{
+    const struct kva_kv_policy *policy = kva_kv_policy_of(spec);
+    uint32_t later = kva_kv_pages(tokens) - kva_kv_pages(prompt);
+    /* A page is taken before another one leaves. */
+    if (policy->drops)
+        later = kva_min_u32(later, kva_kv_pages(tokens) - policy->offloaded(spec, tokens) + 2);
+    return kva_kv_pages(prompt) + later;
+}
+
 /* Items of several pages share a chunk of the tier: the mean of many pages. */
 #define GROWTH_PAGES 1024u
 
@@ -129,6 +139,32 @@ void kva_kv_send_closed(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t inde
     }
 }
 
+/* A page goes for good. One that came after the prompt was nobody else's: its memory is promised to
+ * the next one. */
+static void drop_page(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t index)
+{
+    kva_page_pool_release(kv->pages, seq->pages[index]);
+    seq->pages[index] = NULL;
+    seq->dropped++;
+    if (index >= kva_kv_pages(seq->prompt_tokens) &&
+        seq->promised_pages < seq->pages_max - seq->page_count &&
+        kva_page_pool_promise(kv->pages, 1))
+        seq->promised_pages++;
+}
+
+/* Pages up to `offloaded` have left the device. */
+static void drop_offloaded(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    uint32_t before = seq->dropped;
+    if (!seq->policy->drops || seq->offloaded == 0)
+        return;
+    for (uint32_t i = 1 + before; i < seq->offloaded; i++)
+        drop_page(kv, seq, i);
+    uint64_t evicted = (uint64_t)seq->offloaded * KVA_PAGE_TOKENS - seq->spec.sinks;
+    kva_kv_count(kv, seq, &kva_kv_counter_evicted_tokens,
+                 evicted - kva_counts_of(&seq->counts, &kva_kv_counter_evicted_tokens));
+}
+
 static void end_prefill(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     seq->prefilled = true;
@@ -137,6 +173,7 @@ static void end_prefill(struct kva_kv *kv, struct kva_kv_seq *seq)
         if ((*part)->prompt_end && seq->offloaded > 0)
             (*part)->prompt_end(kv, seq);
     }
+    drop_offloaded(kv, seq);
 }
 
 /* Pages [offloaded, first), which are prepared. */
@@ -147,6 +184,7 @@ static void leave(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
             (*part)->leave(kv, seq, first);
     }
     seq->offloaded = first;
+    drop_offloaded(kv, seq);
 }
 
 void kva_kv_leave_considered(struct kva_kv *kv, struct kva_kv_seq *seq)

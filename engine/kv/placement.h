@@ -20,6 +20,10 @@ uint64_t kva_kv_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spe
 uint64_t kva_kv_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                              const struct kva_page *page);
 
+/* Host pages, at most, of the same: of the prompt until it is in, and of what comes behind it as
+ * many as are there at once. */
+uint32_t kva_kv_host_pages(const struct kva_kv_spec *spec, uint32_t prompt, uint32_t tokens);
+
 /* Device bytes by which a sequence of some length grows with each further page. */
 uint64_t kva_kv_growth_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec);
 

@@ -11,6 +11,7 @@
  *   kivi       prompts   prompt_stage, lowbit, rows, resident   low-bit pages; sinks and window
  *                                                               whole
  *   specache   prompts   the same                               and rows are fetched ahead
+ *   streaming  prompts   prompt_stage, rows, resident           sinks and window; the rest is gone
  *
  * Thread rule: constants; functions on the engine thread, those that get no sequence on any. */
 #ifndef KVA_ENGINE_KV_POLICY_H
@@ -53,7 +54,21 @@ struct kva_kv_policy {
     /* How many pages of a sequence of `tokens` tokens are offloaded. Never falls as tokens grow. */
     uint32_t (*offloaded)(const struct kva_kv_spec *spec, uint32_t tokens);
 
+    /* Offloaded tokens that no part has are gone for good: their pages leave the host too, all but
+     * the sequence's first one, from which sinks are restored. */
+    bool drops;
+
     /* --- NULL: nothing ----------------------------------------------------------------------- */
+
+    /* Positions of the model that a sequence uses until it has `tokens` tokens, its prompt's apart,
+     * and never more whatever their number: it may go on past the model's context. NULL: as many as
+     * there are tokens. */
+    uint32_t (*positions_used)(const struct kva_kv_spec *spec, uint32_t tokens);
+
+    /* By how many positions tokens behind a gap have moved up to the rows before it: to those, a
+     * query is so much nearer than in the sequence (position rolling). Once the prompt is in. NULL:
+     * 0. */
+    uint32_t (*rolled)(const struct kva_kv_seq *seq);
 
     /* Whether rows are selected in one step for the next: pages then stay whole until a selection
      * has had them among its candidates. */
@@ -103,5 +118,6 @@ extern const struct kva_kv_policy kva_kv_policy_full;
 extern const struct kva_kv_policy kva_kv_policy_offload;
 extern const struct kva_kv_policy kva_kv_policy_kivi;
 extern const struct kva_kv_policy kva_kv_policy_specache;
+extern const struct kva_kv_policy kva_kv_policy_streaming;
 
 #endif

@@ -10,6 +10,7 @@ static const char *const levels[] = {"minmax", "mse", "extremes", "auto", NULL};
 static const char *const predictors[] = {"spec-token", "prev-query", "sync", "auto", NULL};
 static const char *const fetches[] = {"all", "delta", "resident", NULL};
 static const char *const mispredicts[] = {"chain", "predecode", NULL};
+static const char *const positions[] = {"index", "original", NULL};
 
 static const uint32_t bit_widths[] = {1, 2, 4, 0};
 static const uint32_t groups[] = {32, 64, 0};
@@ -68,6 +69,11 @@ static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
                                        "`spec-token`: after a wrong speculative token the next one "
                                        "follows it (`chain`), or the token that came instead runs "
                                        "once more first (`predecode`)"},
+    [KVA_SETTING_POSITIONS] = {"positions", WORD, .words = positions, AT(positions),
+                               .help =
+                                   "where kept tokens attend to each other: at their `index` among "
+                                   "the kept ones, which lets a sequence go on past the model's "
+                                   "context, or at their `original` positions"},
 };
 
 const struct kva_kv_setting *kva_kv_setting_at(enum kva_kv_setting_id id)
@@ -115,6 +121,19 @@ const char *kva_kv_spec_policy_name(const struct kva_kv_spec *spec)
 bool kva_kv_policy_exact(enum kva_kv_policy_id policy)
 {
     return kva_kv_policy_get(policy)->exactness == KVA_KV_EXACT;
+}
+
+bool kva_kv_policy_drops(enum kva_kv_policy_id policy)
+{
+    return kva_kv_policy_get(policy)->drops;
+}
+
+uint32_t kva_kv_tokens_max(const struct kva_kv_spec *spec, uint32_t prompt, uint32_t context)
+{
+    const struct kva_kv_policy *policy = kva_kv_policy_of(spec);
+    bool goes_on = policy && policy->positions_used && prompt <= context &&
+                   policy->positions_used(spec, KVA_KV_TOKENS_MAX) <= context;
+    return goes_on ? KVA_KV_TOKENS_MAX : context;
 }
 
 enum kva_kv_policy_id kva_kv_policy_find(const char *name)

@@ -24,6 +24,8 @@ enum kva_kv_policy_id {
     KVA_KV_OFFLOAD,  /* 16-bit pages on the host, all staged every step (FlexGen-like baseline) */
     KVA_KV_KIVI,     /* 1, 2 or 4 bits on the device, the newest tokens in 16 (KIVI) */
     KVA_KV_SPECACHE, /* the same, and the 16-bit rows that the next step will need, fetched ahead */
+    KVA_KV_STREAMING, /* the first tokens and the newest ones; the others are dropped for good
+                         (StreamingLLM) */
     KVA_KV_POLICY_COUNT,
 };
 
@@ -65,6 +67,14 @@ enum kva_kv_levels {
     KVA_KV_LEVELS_COUNT,
 };
 
+/* At which positions of the model the tokens that are kept attend to each other. */
+enum kva_kv_positions {
+    KVA_POSITIONS_INDEX,    /* at their indices among the kept ones (position rolling): sequences
+                               may go on past the model's context */
+    KVA_POSITIONS_ORIGINAL, /* at those that they have in the sequence */
+    KVA_POSITIONS_COUNT,
+};
+
 /* Layers [first, end) with a k of their own. */
 struct kva_kv_k_range {
     uint32_t first, end;
@@ -89,7 +99,8 @@ struct kva_kv_spec {
     uint32_t reselect_below; /* prev-query: percent of cosine between successive queries of a layer,
                                 mean over its heads, under which it selects again; 0: never */
     enum kva_kv_fetch fetch;
-    enum kva_kv_mispredict on_mispredict;                /* spec-token */
+    enum kva_kv_mispredict on_mispredict; /* spec-token */
+    enum kva_kv_positions positions;
     struct kva_kv_k_range k_ranges[KVA_KV_K_RANGES_MAX]; /* the last that has a layer holds */
     uint32_t k_range_count;
     const struct kva_kv_policy *own; /* a policy that is in no table, and that requests cannot name;
@@ -111,6 +122,7 @@ enum kva_kv_setting_id {
     KVA_SETTING_RESELECT_BELOW,
     KVA_SETTING_FETCH,
     KVA_SETTING_ON_MISPREDICT,
+    KVA_SETTING_POSITIONS,
     KVA_SETTING_COUNT,
 };
 
@@ -220,7 +232,7 @@ const char *kva_kv_spec_policy_name(const struct kva_kv_spec *spec);
 
 /* --- policies by name ------------------------------------------------------------------------ */
 
-/* "full", "offload", "kivi", "specache". */
+/* "full", "offload", "kivi", "specache", "streaming". */
 const char *kva_kv_policy_name(enum kva_kv_policy_id policy);
 
 /* Policy of that name; KVA_KV_POLICY_COUNT if there is none. */
@@ -229,5 +241,15 @@ enum kva_kv_policy_id kva_kv_policy_find(const char *name);
 /* Whether tokens are those of full KV. Where they are not, pages that were computed after a prompt
  * are not what `full` would have computed. */
 bool kva_kv_policy_exact(enum kva_kv_policy_id policy);
+
+/* Whether it drops tokens for good, which no later query can bring back. */
+bool kva_kv_policy_drops(enum kva_kv_policy_id policy);
+
+/* Tokens of a sequence whose policy lets it go on past the model's context. */
+#define KVA_KV_TOKENS_MAX (1u << 24)
+
+/* The most tokens that a sequence with such a prompt can have on a model with `context` positions:
+ * so many, or KVA_KV_TOKENS_MAX. */
+uint32_t kva_kv_tokens_max(const struct kva_kv_spec *spec, uint32_t prompt, uint32_t context);
 
 #endif

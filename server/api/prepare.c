@@ -207,15 +207,15 @@ static enum kva_status fit_prompt(const struct kva_api_config *config, struct kv
                               "The prompt has %u tokens, limit is %u: the model's context of %u "
                               "tokens holds prompt and completion.",
                               count, context_max - 1, context_max);
-    uint32_t room = context_max - count;
+    uint32_t limit = kva_kv_tokens_max(&call->kv, count, context_max), room = limit - count;
     if (call->has_max_tokens && wanted > room)
         return kva_fail_param(err, KVA_ECONTEXT,
                               call->route == KVA_API_CHAT ? "max_completion_tokens" : "max_tokens",
                               "The prompt has %u tokens and 'max_tokens' is %u: %llu tokens, limit "
                               "is %u.",
-                              count, wanted, (unsigned long long)count + wanted, context_max);
+                              count, wanted, (unsigned long long)count + wanted, limit);
     if (call->route == KVA_API_CHAT && !call->has_max_tokens)
-        wanted = room;
+        wanted = context_max - count;
     *ret_output_max = kva_min_u32(wanted, room);
     if (call->sampling.min_tokens > *ret_output_max)
         return kva_fail_param(err, KVA_EINVAL, "min_tokens",

@@ -250,6 +250,7 @@ static void note_end(struct kva_prompt_out *prompt, const struct kva_output *out
     prompt->info.policy = info->policy;
     prompt->info.bytes.device += info->bytes.device;
     prompt->info.bytes.host += info->bytes.host;
+    prompt->info.kept_tokens += info->kept_tokens;
     kva_counts_add_all(&prompt->info.counts, &info->counts);
     if (output->choice == 0)
         prompt->info.cached_tokens = info->cached_tokens;

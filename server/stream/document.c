@@ -34,13 +34,16 @@ static void extras_json(struct kva_buf *out, const struct kva_answer *answer)
             total.policy = info->policy;
         total.bytes.device += info->bytes.device;
         total.bytes.host += info->bytes.host;
+        total.kept_tokens += info->kept_tokens;
         kva_counts_add_all(&total.counts, &info->counts);
         cached += info->cached_tokens;
         preemptions += answer->prompts[i].preemptions;
     }
-    kva_buf_printf(out, ",\"kvahead\":{\"policy\":\"%s\",\"device_bytes\":%llu,\"host_bytes\":%llu",
+    kva_buf_printf(out,
+                   ",\"kvahead\":{\"policy\":\"%s\",\"device_bytes\":%llu,\"host_bytes\":%llu"
+                   ",\"kept_tokens\":%llu",
                    total.policy, (unsigned long long)total.bytes.device,
-                   (unsigned long long)total.bytes.host);
+                   (unsigned long long)total.bytes.host, (unsigned long long)total.kept_tokens);
     kva_counts_json(out, &total.counts);
     kva_buf_printf(out, ",\"cached_prompt_tokens\":%llu,\"preemptions\":%u",
                    (unsigned long long)cached, preemptions);

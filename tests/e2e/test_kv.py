@@ -126,3 +126,43 @@ def test_each_policy_has_its_own_settings(servers):
 def test_what_was_and_what_cannot_be_is_told(arguments: tuple, words: str):
     done = command("serve", "--model", ROOT / "models/demo", *arguments)
     assert done.returncode == 2 and words in done.stderr
+
+
+STREAM = "streaming:window=128"
+
+
+def test_what_drops_tokens_is_asked_for_by_the_operator(servers, server: Server):
+    assert "streaming" not in server.request("GET", "/v1/models").json()["data"][0]["kv_policies"]
+    kv = {"policy": "streaming", "window": 128, "report": True}
+    refused = server.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 4, "kv": kv})
+    assert refused.status == 400 and "specache" in refused.json()["error"]["message"]
+    allows = servers.start("--kv-allow", "streaming")
+    told = account(allows, **kv)
+    assert told["policy"] == "streaming"
+    # 1219 tokens have K and V: sinks, and the window's pages from number 17 on.
+    assert told["evicted_tokens"] == 17 * 64 - 4
+    assert told["kept_tokens"] == 1219 - told["evicted_tokens"]
+    full = account(allows, policy="full")
+    assert full["evicted_tokens"] == 0 and full["kept_tokens"] == 1219
+    assert 4 * told["device_bytes"] < full["device_bytes"]
+    assert 2 * told["host_bytes"] < full["host_bytes"]
+
+
+def test_a_stream_goes_on_past_the_context(servers):
+    """Alone and among others: the same tokens."""
+    own = servers.start("--kv", STREAM, "--context", "512")
+    fields = {"max_tokens": 700, "ignore_eos": True, "kv": {"report": True}}
+    want = own.complete(PROMPT[:400], **fields)
+    assert len(want["choices"][0]["token_ids"]) == 700
+    told = want["usage"]["kvahead"]
+    assert told["kept_tokens"] + told["evicted_tokens"] == 1099 and told["kept_tokens"] < 256
+    document = own.complete(PROMPT[:400], n=3, **fields)
+    assert [c["token_ids"] for c in document["choices"]] == 3 * [want["choices"][0]["token_ids"]]
+    assert b"kvahead_evicted_tokens_total" in own.request("GET", "/metrics").body
+    for words, changes in (
+        ("limit is 511", {"prompt": PROMPT[:600]}),
+        ("limit is 512", {"prompt": PROMPT[:400], "kv": {"positions": "original"}}),
+        ("limit is 16777216", {"prompt": PROMPT[:400], "max_tokens": 1 << 24}),
+    ):
+        reply = own.post("/v1/completions", fields | changes)
+        assert reply.status == 400 and words in reply.json()["error"]["message"], reply

@@ -9,6 +9,11 @@ struct kva_kv_spec trace_variant(enum variant which)
     static const struct kva_kv_spec specs[VARIANTS] = {
         [FULL] = {KVA_KV_FULL},
         [OFFLOAD] = {KVA_KV_OFFLOAD},
+        [STREAMING] = {.policy = KVA_KV_STREAMING, .window = 64, .sinks = 4},
+        [STREAMING_ORIGINAL] = {.policy = KVA_KV_STREAMING,
+                                .window = 64,
+                                .sinks = 4,
+                                .positions = KVA_POSITIONS_ORIGINAL},
         [KIVI] = {KVA_KV_KIVI, 2, 64, KVA_KV_LEVELS_MSE, 64, 4, 0, 0, 0, 0, 0, 0},
         [KIVI_PAPER] = {KVA_KV_KIVI, 1, 32, KVA_KV_LEVELS_MINMAX, 64, 0, 128, 0, 0, 0, 0, 0},
         [SPEC] = {KVA_KV_SPECACHE, 1, 64, KVA_KV_LEVELS_MSE, 64, 4, 0, 0, 8, KVA_PREDICT_SPEC_TOKEN,

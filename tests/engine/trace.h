@@ -34,6 +34,8 @@ struct run {
 enum variant {
     FULL,
     OFFLOAD,
+    STREAMING,
+    STREAMING_ORIGINAL,
     KIVI,
     KIVI_PAPER,
     SPEC,

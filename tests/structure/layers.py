@@ -37,7 +37,7 @@ CLOSED = ("kernels/cpu/", "kernels/cuda/")
 SOURCES = {".c", ".h", ".cu", ".cuh"}
 # What is particular to a KV policy is in its own file: nobody else asks which one it is.
 POLICY_BRANCH = re.compile(
-    r"[=!]=\s*&?(KVA_KV_(FULL|OFFLOAD|KIVI|SPECACHE)\b|kva_kv_policy_(full|offload|kivi|specache)\b)"
+    r"[=!]=\s*&?(KVA_KV_(FULL|OFFLOAD|KIVI|SPECACHE|STREAMING)\b|kva_kv_policy_(full|offload|kivi|specache|streaming)\b)"
     r"|\bcase\s+KVA_KV_(FULL|OFFLOAD|KIVI|SPECACHE)\b|(->|\.)(coded|fetched)\b"
 )
 

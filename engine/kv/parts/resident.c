@@ -125,7 +125,8 @@ static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t l
     if (end <= seq->offloaded)
         return;
     for (uint32_t i = seq->offloaded; i < end; i++)
-        rows->blocks[i] = (unsigned char *)seq->pages[i]->device + layer * kv->shape.block_bytes;
+        *kva_kv_block_at(rows, i) =
+            (unsigned char *)seq->pages[i]->device + layer * kv->shape.block_bytes;
     kva_kv_add_range(rows, (struct kva_kv_range){.kind = KVA_RANGE_BLOCKS,
                                                  .page_first = seq->offloaded,
                                                  .page_end = end});

@@ -277,8 +277,10 @@ static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool 
 void kva_rows_list_host_blocks(struct kva_kv_seq *seq)
 {
     struct kva_rows_state *s = kva_rows_state_of(seq);
-    for (; s->host_block_count < seq->prepared; s->host_block_count++)
-        s->host_blocks[s->host_block_count] = seq->pages[s->host_block_count]->host;
+    for (; s->host_block_count < seq->prepared; s->host_block_count++) {
+        const struct kva_page *page = seq->pages[s->host_block_count];
+        s->host_blocks[s->host_block_count] = page ? page->host : NULL; /* NULL: dropped */
+    }
 }
 
 void kva_rows_fetch_layer(struct kva_kv *kv, uint32_t count, uint32_t layer)

@@ -220,7 +220,7 @@ static void locate(const struct kva_kv *kv KVA_UNUSED, struct kva_kv_rows *rows,
     if (state->count == 0 || end == 0)
         return;
     for (uint32_t i = 0; i < end; i++)
-        rows->blocks[i] = state->blocks[layer % 2][i];
+        *kva_kv_block_at(rows, i) = state->blocks[layer % 2][i];
     kva_kv_add_range(rows, (struct kva_kv_range){.kind = KVA_RANGE_BLOCKS, .page_end = end});
 }
 
