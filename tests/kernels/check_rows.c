@@ -1,4 +1,5 @@
 /* Cases of embed, norm, glu and gather. */
+#include "kernels/packed.h"
 #include "tests/kernels/checkasm.h"
 
 #include <stdio.h>
@@ -48,6 +49,13 @@ static bool run_embed(struct check *check KVA_UNUSED, const struct check_variant
     return true;
 }
 
+static double table_at(const struct kva_weight *table, uint32_t row, uint32_t col)
+{
+    return kva_dtype_is_packed(table->dtype)
+               ? (double)kva_packed_at(table->dtype, table->data, table->cols, row, col)
+               : check_weight_at(table, row * (size_t)table->cols + col);
+}
+
 static void embed_case(struct check *check, uint32_t rows, uint32_t dim, enum kva_dtype dtype,
                        bool positions, enum check_fill fill)
 {
@@ -57,8 +65,11 @@ static void embed_case(struct check *check, uint32_t rows, uint32_t dim, enum kv
     struct check_buf table, learned, ids = check_buf_new(rows * sizeof(uint32_t) * 2);
     struct kva_embed_args args = {.rows = rows, .scale = check_below(check, 2) ? 1.0f : 45.254834f};
     uint32_t *id = ids.data;
-    args.table = check_weight(check, &table, dtype, fill, vocab, dim);
-    struct kva_weight other = check_weight(check, &learned, dtype, fill, vocab, dim);
+    args.table = kva_dtype_is_packed(dtype)
+                     ? check_packed_weight(check, &table, dtype, fill, vocab, dim)
+                     : check_weight(check, &table, dtype, fill, vocab, dim);
+    struct kva_weight other = check_weight(
+        check, &learned, kva_dtype_is_packed(dtype) ? KVA_F16 : dtype, fill, vocab, dim);
     if (positions)
         args.positions_table = other;
     args.ids = id;
@@ -68,7 +79,7 @@ static void embed_case(struct check *check, uint32_t rows, uint32_t dim, enum kv
     struct truth truth = truth_new((size_t)rows * dim);
     for (size_t i = 0; i < (size_t)rows * dim; i++) {
         size_t row = i / dim, col = i % dim;
-        double x = check_weight_at(&args.table, id[row] * (size_t)dim + col) * (double)args.scale;
+        double x = table_at(&args.table, id[row], (uint32_t)col) * (double)args.scale;
         double p = positions ? check_weight_at(&other, id[rows + row] * (size_t)dim + col) : 0;
         truth.expect[i] = x + p;
         truth.bound[i] = UNIT * (fabs(x) + fabs(x + p)) + 0x1p-149;
@@ -98,6 +109,11 @@ void check_embed(struct check *check)
                            check_below(check, 2), (enum check_fill)fill);
         }
     }
+    for (enum kva_dtype dtype = KVA_INT8; dtype < KVA_DTYPE_END; dtype++)
+        for (uint32_t blocks = 1; blocks <= 9; blocks += 4)
+            embed_case(check, check_between(check, 1, 19),
+                       blocks * kva_packed_format(dtype)->block_inputs, dtype,
+                       check_below(check, 2), blocks == 5 ? FILL_DENORMAL : FILL_NORMAL);
 }
 
 /* --- norm ------------------------------------------------------------------------------------- */

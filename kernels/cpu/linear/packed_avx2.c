@@ -21,9 +21,8 @@ struct codes {
     vi size;
 };
 
-INLINE struct codes load_codes(const uint8_t *from, const bool wide)
+INLINE struct codes codes_of(vi code, const bool wide)
 {
-    vi code = _mm256_loadu_si256((const __m256i *)(const void *)from);
     if (!wide)
         return (struct codes){code, code};
     code = _mm256_xor_si256(code, _mm256_set1_epi8((char)0x80));

@@ -21,9 +21,8 @@ struct codes {
     __mmask64 negative;
 };
 
-INLINE struct codes load_codes(const uint8_t *from, const bool wide)
+INLINE struct codes codes_of(vi code, const bool wide)
 {
-    vi code = _mm512_loadu_si512(from);
     if (!wide)
         return (struct codes){code, 0};
     code = _mm512_xor_si512(code, _mm512_set1_epi8((char)0x80));

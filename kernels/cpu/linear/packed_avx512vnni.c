@@ -19,9 +19,9 @@ struct codes {
     vi unsigned_codes;
 };
 
-INLINE struct codes load_codes(const uint8_t *from, const bool wide KVA_UNUSED)
+INLINE struct codes codes_of(vi code, const bool wide KVA_UNUSED)
 {
-    return (struct codes){_mm512_loadu_si512(from)};
+    return (struct codes){code};
 }
 
 /* _mm512_dpbusd_epi32, of which gcc 12 copies the sum before and behind each product: then

@@ -19,6 +19,11 @@
 /* Loops with constant bounds go altogether: what they index are registers. */
 #define UNROLL _Pragma("GCC unroll 16")
 
+INLINE vf v_negative(vf x)
+{
+    return v_sub(v_set(-0.0f), x);
+}
+
 /* Expands the next `inputs` inputs of a panel, whose blocks begin at `from`. */
 typedef void expand_fn(const uint8_t *from, uint32_t inputs, uint8_t *to);
 
@@ -35,59 +40,60 @@ INLINE vi step_bits(const uint8_t *lines, const uint32_t bits, const uint32_t to
     return and_bytes(line, (uint8_t)(((1u << bits) - 1) << to));
 }
 
-INLINE void expand_step(const struct kva_packed_format *format, const uint8_t *piece,
-                        const uint32_t step, uint8_t *to)
+/* Vector v of the codes of a step of a piece, as whole bytes. */
+INLINE vi read_codes(const struct kva_packed_format *format, const uint8_t *piece,
+                     const uint32_t step, const size_t v)
 {
     const uint32_t low = format->low_bits, high = format->high_bits;
-    UNROLL
-    for (size_t v = 0; v < LINE_VECTORS; v++) {
-        vi codes = step_bits(piece, low, 0, step, v);
-        if (high)
-            codes = or_bytes(codes, step_bits(piece + (size_t)low * LINE, high, low, step, v));
-        store_bytes(to + v * VL * 4, codes);
-    }
+    vi codes = step_bits(piece, low, 0, step, v);
+    if (high)
+        codes = or_bytes(codes, step_bits(piece + (size_t)low * LINE, high, low, step, v));
+    return codes;
 }
 
-/* Scales and mins of a group of a block. */
-INLINE void expand_scales(const struct kva_packed_format *format, const uint8_t *head,
-                          uint32_t group, uint8_t *to)
+struct scales {
+    vf scale;
+    vf min;
+};
+
+/* Vector v of the scales and mins of a group of a block. */
+INLINE struct scales read_scales(const struct kva_packed_format *format, const uint8_t *head,
+                                 uint32_t group, const size_t v)
 {
     const uint32_t groups = format->block_inputs / format->scale_inputs;
-    const uint8_t *parts = head + LINE;
+    const size_t n = v * VL, at = (size_t)group * KVA_PACKED_PANEL + n;
+    const uint8_t *d = head + n * 2, *e = d + KVA_PACKED_PANEL * 2; /* of K formats */
+    const uint8_t *s = head + LINE + at, *m = s + groups * KVA_PACKED_PANEL;
+    switch (format->head) {
+    case KVA_HEAD_F32: /* lies in memory as it is read */
+        break;
+    case KVA_HEAD_F16:
+        return (struct scales){load_halves(head + at * 2), v_zero()};
+    case KVA_HEAD_F16_MIN:
+        return (struct scales){load_halves(head + at * 2),
+                               load_halves(head + (groups * KVA_PACKED_PANEL + at) * 2)};
+    case KVA_HEAD_K_SIGNED:
+        return (struct scales){v_mul(load_halves(d), float_of_ints(load_signed(s))), v_zero()};
+    case KVA_HEAD_K_MIN:
+        return (struct scales){v_mul(load_halves(d), float_of_ints(load_unsigned(s))),
+                               v_negative(v_mul(load_halves(e), float_of_ints(load_unsigned(m))))};
+    case KVA_HEAD_K_MIN_4BIT:
+        return (struct scales){
+            v_mul(load_halves(d), float_of_ints(and_bytes(load_unsigned(s), 15))),
+            v_negative(v_mul(load_halves(e), float_of_ints(shift_right(load_unsigned(s), 4))))};
+    }
+    return (struct scales){v_zero(), v_zero()};
+}
+
+INLINE void expand_group(const struct kva_packed_format *format, const uint8_t *head,
+                         uint32_t group, uint8_t *to)
+{
     UNROLL
-    for (uint32_t n = 0; n < KVA_PACKED_PANEL; n += VL) {
-        const size_t at = (size_t)group * KVA_PACKED_PANEL + n;
-        vf scale = v_zero(), min = v_zero();
-        switch (format->head) {
-        case KVA_HEAD_F32: /* is not expanded */
-            break;
-        case KVA_HEAD_F16:
-            scale = load_halves(head + at * 2);
-            break;
-        case KVA_HEAD_F16_MIN:
-            scale = load_halves(head + at * 2);
-            min = load_halves(head + (groups * KVA_PACKED_PANEL + at) * 2);
-            break;
-        case KVA_HEAD_K_SIGNED:
-            scale = v_mul(load_halves(head + n * 2), float_of_ints(load_signed(parts + at)));
-            break;
-        case KVA_HEAD_K_MIN:
-            scale = v_mul(load_halves(head + n * 2), float_of_ints(load_unsigned(parts + at)));
-            min = v_mul(load_halves(head + (KVA_PACKED_PANEL + n) * 2),
-                        float_of_ints(load_unsigned(parts + groups * KVA_PACKED_PANEL + at)));
-            break;
-        case KVA_HEAD_K_MIN_4BIT:
-            scale = v_mul(load_halves(head + n * 2),
-                          float_of_ints(and_bytes(load_unsigned(parts + at), 15)));
-            min = v_mul(load_halves(head + (KVA_PACKED_PANEL + n) * 2),
-                        float_of_ints(shift_right(load_unsigned(parts + at), 4)));
-            break;
-        }
-        if (format->head == KVA_HEAD_K_MIN || format->head == KVA_HEAD_K_MIN_4BIT)
-            min = v_sub(v_set(-0.0f), min);
-        v_store((float *)(void *)to + n, scale);
+    for (size_t v = 0; v < LINE_VECTORS; v++) {
+        struct scales scales = read_scales(format, head, group, v);
+        v_store((float *)(void *)to + v * VL, scales.scale);
         if (format->has_min)
-            v_store((float *)(void *)(to + LINE) + n, min);
+            v_store((float *)(void *)(to + LINE) + v * VL, scales.min);
     }
 }
 
@@ -110,10 +116,12 @@ INLINE void expand(const struct kva_packed_format *format, const uint8_t *from, 
             UNROLL
             for (uint32_t step = 0; step < KVA_PACKED_PIECE_STEPS; step++, to += LINE) {
                 if (step % group_steps == 0) {
-                    expand_scales(format, head, group++, to);
+                    expand_group(format, head, group++, to);
                     to += format->has_min ? 2 * LINE : LINE;
                 }
-                expand_step(format, from, step, to);
+                UNROLL
+                for (size_t v = 0; v < LINE_VECTORS; v++)
+                    store_bytes(to + v * VL * 4, read_codes(format, from, step, v));
             }
             from += (size_t)lines * LINE;
         }
