@@ -2,8 +2,8 @@
 
     python to_gguf.py CHECKPOINT OUT.gguf        (needs gguf and numpy)
 
-Matrices stay bf16. A checkpoint of `kvahead make-model` has no vocabulary, and needs none: measurements
-take token ids. The bundled model's goes along, for llama-server.
+Matrices stay bf16. The vocabulary goes along: that of `kvahead make-model`, whose words are whole tokens
+with no merges, and the bundled model's.
 """
 
 import json
@@ -52,11 +52,23 @@ def interleaved(rows, heads):
     return rows.reshape(heads, 2, dim // 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
-# llama.cpp knows pre-tokenizers by name.
-SPLITS = {
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+": "qwen2",
-}
+class Writer(gguf.GGUFWriter):
+    """Writes empty arrays, too, as the merges of a vocabulary of whole words are: readers want them there."""
+
+    def add_no_strings(self, key):
+        self.add_key_value(key, [], gguf.GGUFValueType.ARRAY)
+
+    def _pack_val(self, val, vtype, add_vtype, *rest, **named):
+        if vtype != gguf.GGUFValueType.ARRAY or len(val) > 0:
+            return super()._pack_val(val, vtype, add_vtype, *rest, **named)
+        array = struct.pack("<IQ", gguf.GGUFValueType.STRING, 0)
+        return (struct.pack("<I", vtype) if add_vtype else b"") + array
+
+
+# llama.cpp knows pre-tokenizers by name: these two differ in how many digits stand together.
+SPLIT = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+         r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+SPLITS = {SPLIT % r"\p{N}": "qwen2", SPLIT % r"\p{N}{1,3}": "llama-bpe"}
 
 
 def add_vocabulary(writer, folder, config):
@@ -79,7 +91,10 @@ def add_vocabulary(writer, folder, config):
     writer.add_tokenizer_pre(SPLITS[split])
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges(merges)
+    if merges:
+        writer.add_token_merges(merges)
+    else:
+        writer.add_no_strings(gguf.Keys.Tokenizer.MERGES)
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(ends[0] if isinstance(ends, list) else ends)
     writer.add_add_bos_token(True)
@@ -93,7 +108,7 @@ def main():
     config = json.loads((folder / "config.json").read_text())
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads", heads)
-    writer = gguf.GGUFWriter(out, "llama")
+    writer = Writer(out, "llama")
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
