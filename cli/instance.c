@@ -6,7 +6,7 @@
 #include "base/mapped.h"
 #include "cli/models.h"
 #include "cli/progress.h"
-#include "engine/model/int8.h"
+#include "engine/model/packed.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,23 +68,34 @@ static enum kva_status open_model(struct kva_instance *instance, const struct kv
     const struct kva_model_open_params params = {
         .path = config->model,
         .threads = (uint32_t)config->threads,
-        .int8 = config->weights != 0,
+        .packed = config->weights != KVA_WEIGHTS_BF16,
         .progress = kva_cli_progress_show,
         .progress_opaque = &progress,
         .cancelled = instance->cancelled,
-        .prefetch = config->weights == 0,
+        .prefetch = config->weights <= KVA_WEIGHTS_BF16,
     };
     /* A model's file that is cut while it is in use is an error like others. */
     enum kva_status status = kva_mapped_catch(err);
     return status ? status : kva_model_open(&params, &instance->model, err);
 }
 
-/* Matrices in int8, where they are wanted. */
-static enum kva_status quantise(struct kva_instance *instance, const struct kva_config *config,
-                                struct kva_err *err)
+/* Matrices in fewer bits, where they are wanted, or the file has them so and the device takes
+ * that. */
+static enum kva_status pack(struct kva_instance *instance, const struct kva_config *config,
+                            struct kva_err *err)
 {
-    struct kva_cli_progress progress = {.what = "int8", .last_ns = kva_time_ns()};
-    const struct kva_model_int8_params params = {
+    struct kva_cli_progress progress = {.what = "packing", .last_ns = kva_time_ns()};
+    const struct kva_device_info *device = kva_device_get_info(instance->device);
+    enum kva_model_weights weights = (enum kva_model_weights)config->weights;
+    if (weights == KVA_WEIGHTS_AUTO && !device->host_readable)
+        weights = KVA_WEIGHTS_BF16;
+    if (weights > KVA_WEIGHTS_BF16 && !device->host_readable)
+        return kva_fail_param(err, KVA_EUNSUPPORTED, "weights",
+                              "weights are to be %s, which only the CPU takes, and the device is "
+                              "%s: leave --weights out, or give --device cpu",
+                              kva_model_weights_name(weights), device->name);
+    const struct kva_model_pack_params params = {
+        .weights = weights,
         .path = config->model,
         .cache_path = config->weights_cache,
         .threads = (uint32_t)config->threads,
@@ -93,14 +104,7 @@ static enum kva_status quantise(struct kva_instance *instance, const struct kva_
         .progress = kva_cli_progress_show,
         .progress_opaque = &progress,
     };
-    if (config->weights == 0)
-        return KVA_OK;
-    if (!kva_device_get_info(instance->device)->host_readable)
-        return kva_fail_param(err, KVA_EUNSUPPORTED, "weights",
-                              "weights are to be int8, which only the CPU takes, and the device is "
-                              "%s: leave --weights out, or give --device cpu",
-                              kva_device_get_info(instance->device)->name);
-    return kva_model_quantise(instance->model, &params, err);
+    return kva_model_pack(instance->model, &params, err);
 }
 
 static enum kva_status open_texts(struct kva_instance *instance, const struct kva_config *config,
@@ -278,7 +282,7 @@ static enum kva_status open_found(struct kva_instance *instance, const struct kv
     if (!status)
         status = open_device(instance, config, err);
     if (!status)
-        status = quantise(instance, config, err);
+        status = pack(instance, config, err);
     if (!status)
         status = kva_model_check_cancelled(cancelled, err);
     if (!status)

@@ -37,7 +37,7 @@ struct kva_config {
     bool offline;
     char *model_name;
     uint64_t context;
-    uint32_t weights; /* 0: as in the files, 1: int8 */
+    uint32_t weights; /* enum kva_model_weights */
     char *weights_cache;
     /* device */
     char *device;

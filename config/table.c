@@ -20,7 +20,8 @@ static const char *const levels[] = {"debug", "info", "warn", "error", "off", NU
 static const char *const formats[] = {"auto", "text", "json", NULL};
 /* Order of enum kva_dtype with F32 standing for "choose". */
 static const char *const kv_dtypes[] = {"auto", "f16", "bf16", NULL};
-static const char *const weights[] = {"file", "int8", NULL};
+/* Order of enum kva_model_weights. */
+static const char *const weights[] = {"auto", "bf16", "int8", "int4", NULL};
 static const char *const cpu_levels[] = {"auto",       "ref",        "avx2", "avx512",
                                          "avx512vnni", "avx512bf16", "amx",  NULL};
 
@@ -37,12 +38,13 @@ static const struct kva_option table[] = {
      "Name that clients use; default: the model's name, or that of its folder or file."},
     {"context", KVA_OPTION_UINT, ENGINE | EVAL, AT(context), 0, 16.0 * 1024 * 1024, "0", NULL,
      "Model", "Longest prompt and output together, in tokens; 0: what the model was made for."},
-    {"weights", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(weights), 0, 0, "file", weights, "Model",
-     "Format of the model's matrices: as in its files, or int8, which halves what a step reads and "
-     "costs about as much accuracy as bf16 activations do. CPU only."},
+    {"weights", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(weights), 0, 0, "auto", weights, "Model",
+     "Format of the model's matrices. auto: as in its files, a GGUF file's blocks of 2 to 8 bits "
+     "as they are; bf16: such blocks decoded; int8, int4: made of what the files have, a half and a "
+     "third of bf16's bytes (docs/models.md)."},
     {"weights-cache", KVA_OPTION_STRING, ENGINE | EVAL, AT(weights_cache), 0, 0, NULL, NULL,
      "Model",
-     "Folder for matrices in int8, which are made once; default: the model's own folder, "
+     "Folder for matrices in int8 or int4, which are made once; default: the model's own folder, "
      "or beside its file."},
 
     {"device", KVA_OPTION_STRING, ENGINE | EVAL, AT(device), 0, 0, "cpu", NULL, "Device",

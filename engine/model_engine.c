@@ -5,7 +5,7 @@
 #include "base/log.h"
 #include "engine/kv/placement.h"
 #include "engine/kv/stream.h"
-#include "engine/model/int8.h"
+#include "engine/model/packed.h"
 #include "engine/model_engine_internal.h"
 
 #include <stdlib.h>
@@ -382,16 +382,24 @@ static uint64_t sequences_that_fit(const struct model_engine *e, const struct kv
     return device < host ? device : host;
 }
 
+static void put_packed(const struct kva_model_packed *packed, struct kva_buf *out)
+{
+    if (packed)
+        kva_buf_printf(
+            out, " (matrices %s%s, %s)",
+            packed->weights == KVA_WEIGHTS_AUTO ? "as the file has them" : "in ",
+            packed->weights == KVA_WEIGHTS_AUTO ? "" : kva_model_weights_name(packed->weights),
+            packed->shared ? "shared with other processes" : "in memory of this process");
+    kva_buf_putc(out, '\n');
+}
+
 void kva_model_engine_describe(const struct kva_engine *engine, const struct kva_kv_spec *specs,
                                struct kva_buf *out)
 {
     const struct model_engine *e = engine->self;
     const struct kva_kv_shape *shape = &e->kv->shape;
-    const struct kva_model_int8 *int8 = e->params.model->int8;
-    kva_buf_printf(out, "weights       %10.1f MiB%s\n", mib(e->params.model->weight_bytes),
-                   !int8          ? ""
-                   : int8->shared ? " (matrices in int8, shared with other processes)"
-                                  : " (matrices in int8, in memory of this process)");
+    kva_buf_printf(out, "weights       %10.1f MiB", mib(e->params.model->weight_bytes));
+    put_packed(e->params.model->packed, out);
     kva_buf_printf(out, "scratch       %10.1f MiB\n", mib(kva_forward_scratch_bytes(e->forward)));
     kva_buf_printf(out, "device tier   %10.1f MiB of KV\n", mib(engine->limits.budget.device));
     kva_buf_printf(out, "host tier     %10.1f MiB of KV\n", mib(engine->limits.budget.host));

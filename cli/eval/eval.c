@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "cli/cli.h"
+#include "engine/model/packed.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -127,8 +128,8 @@ static enum kva_status open_and_run(struct kva_cli_eval *eval, struct kva_err *e
     status = kva_cli_eval_read(eval, err);
     for (uint32_t i = 0; !status && i < eval->spec_count; i++)
         eval->specs[i].predictor = kva_kv_predictor_of(&eval->specs[i], info->host_readable);
-    if (!status && config.weights != 0) {
-        config.weights = 0;
+    if (!status && config.weights > KVA_WEIGHTS_BF16) {
+        config.weights = KVA_WEIGHTS_BF16;
         status = kva_instance_open_ids(&eval->reference, &config, err);
     }
     return status ? status : run(eval, err);

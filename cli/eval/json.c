@@ -1,6 +1,8 @@
 /* json.c - the result with everything that it takes to repeat it, as JSON. */
 #include "cli/eval/eval.h"
 
+#include "engine/model/packed.h"
+
 #include <math.h>
 #include <string.h>
 
@@ -42,7 +44,8 @@ static void put_arguments(const struct kva_cli_eval *eval, struct kva_buf *out)
                    ", \"look\": %llu, \"context\": %u, \"raw\": %s, "
                    "\"weights\": \"%s\"},\n",
                    LL(c->eval_look), eval->instance.engine->limits.context_max,
-                   c->raw ? "true" : "false", c->weights ? "int8" : "file");
+                   c->raw ? "true" : "false",
+                   kva_model_weights_name((enum kva_model_weights)c->weights));
     kva_buf_printf(out, "  \"input\": {\"bytes\": %zu, \"sha256\": \"%s\"},\n", eval->file_bytes,
                    eval->file_sha256);
 }

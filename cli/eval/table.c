@@ -1,6 +1,8 @@
 /* table.c - the result as a table for people. */
 #include "cli/eval/eval.h"
 
+#include "engine/model/packed.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -64,7 +66,8 @@ static void put_head(const struct kva_cli_eval *eval, struct kva_buf *out)
     kva_buf_printf(out, ", %llu steps behind %s\n", (unsigned long long)r->steps,
                    eval->sample_count == 1 ? "it" : "them");
     if (eval->reference.engine)
-        kva_buf_puts(out, "weights in int8, held against full KV with the weights of the files\n");
+        kva_buf_printf(out, "weights in %s, held against full KV with those of the files in bf16\n",
+                       kva_model_weights_name((enum kva_model_weights)eval->config->weights));
     kva_buf_printf(out, "full: perplexity %.4f, %s of KV on the device per sequence\n\n",
                    exp(first->nll_reference), bytes((double)first->bytes_reference.device, cell));
 }

@@ -139,12 +139,12 @@ static bool is_reordered(const struct bind *bind, enum kva_tensor_dim rows,
 }
 
 /* A tensor that is decoded, or reordered, into memory of its own instead of being used where it
- * lies. */
+ * lies; a vector is copied too, as it would keep the pages of matrices around it in memory. */
 static enum kva_status plan_decode(const struct bind *bind, const char *name,
                                    const struct kva_gguf_format *format, bool reordered,
                                    struct kva_tensor *tensor)
 {
-    if (!format || (!format->decode && !reordered))
+    if (!format || (!format->decode && !reordered && tensor->rows > 1))
         return KVA_OK;
     const struct kva_model_decode plan = {
         .from = tensor->data,

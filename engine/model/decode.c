@@ -1,6 +1,8 @@
 /* decode.c - decoding tensors by all threads. */
 #include "engine/model/decode.h"
 
+#include "engine/model/files.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -47,7 +49,7 @@ enum kva_status kva_model_decode_plan(struct kva_model *model, const struct kva_
     return KVA_OK;
 }
 
-static struct kva_model_decode *find(struct kva_model *model, const void *data)
+static struct kva_model_decode *find(const struct kva_model *model, const void *data)
 {
     for (size_t i = 0; i < model->decodes.count; i++) {
         struct kva_model_decode *plan = &model->decodes.items[i];
@@ -57,14 +59,56 @@ static struct kva_model_decode *find(struct kva_model *model, const void *data)
     return NULL;
 }
 
+const struct kva_model_decode *kva_model_decode_find(const struct kva_model *model,
+                                                     const void *data)
+{
+    return find(model, data);
+}
+
+/* Pages of a file that are not read again: they go from this process, not from the cache of files. */
+static void forget_pages(const void *data, size_t bytes)
+{
+    const uintptr_t page = 4096;
+    uintptr_t first = ((uintptr_t)data + page - 1) & ~(page - 1);
+    uintptr_t end = ((uintptr_t)data + bytes) & ~(page - 1);
+    if (end > first)
+        (void)madvise((void *)first, end - first, MADV_DONTNEED);
+}
+
+static void forget_source(const struct kva_model_decode *plan)
+{
+    size_t values = (size_t)plan->rows * plan->cols;
+    forget_pages(plan->from, values / plan->format->block_values * plan->format->block_bytes);
+}
+
+void kva_model_decode_forget_rows(const struct kva_model_decode *plan, uint32_t first, uint32_t end)
+{
+    size_t row_bytes = (size_t)plan->cols / plan->format->block_values * plan->format->block_bytes;
+    forget_pages(plan->from + first * row_bytes, (end - first) * row_bytes);
+}
+
+static bool is_in_file(const struct kva_model *model, const void *data)
+{
+    for (size_t i = 0; i < model->files->shard_count; i++) {
+        const struct kva_model_shard *shard = &model->files->shards[i];
+        if ((uintptr_t)data - (uintptr_t)shard->map < shard->map_bytes)
+            return true;
+    }
+    return false;
+}
+
 void kva_model_decode_release(struct kva_model *model, const void *data, size_t bytes)
 {
     struct kva_model_decode *plan = find(model, data);
+    if (!plan && is_in_file(model, data))
+        forget_pages(data, bytes);
     if (!plan)
         return;
     plan->released_bytes += bytes;
     if (plan->released_bytes < plan->to_bytes)
         return;
+    if (!plan->done)
+        forget_source(plan);
     munmap(plan->to, plan->to_bytes);
     model->copied_bytes -= plan->to_bytes;
     plan->to = NULL;
@@ -112,6 +156,13 @@ static uint32_t place_of(uint32_t row, uint32_t head_dim)
     return head_dim ? row - in_head + in_head % 2 * (head_dim / 2) + in_head / 2 : row;
 }
 
+/* The inverse of place_of. */
+uint32_t kva_model_decode_row_of(const struct kva_model_decode *plan, uint32_t row)
+{
+    uint32_t dim = plan->head_dim, in_head = dim ? row % dim : 0;
+    return dim ? row - in_head + in_head % (dim / 2) * 2 + in_head / (dim / 2) : row;
+}
+
 struct work {
     const struct kva_model_decode *plan;
     uint32_t rows_each;
@@ -137,18 +188,6 @@ static void decode_item(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED
         else
             memcpy(to, from, to_bytes);
     }
-}
-
-/* The file's pages are not read again: they go from this process, not from the cache of files. */
-static void forget_source(const struct kva_model_decode *plan)
-{
-    const uintptr_t page = 4096;
-    size_t values = (size_t)plan->rows * plan->cols;
-    size_t bytes = values / plan->format->block_values * plan->format->block_bytes;
-    uintptr_t first = ((uintptr_t)plan->from + page - 1) & ~(page - 1);
-    uintptr_t end = ((uintptr_t)plan->from + bytes) & ~(page - 1);
-    if (end > first)
-        (void)madvise((void *)first, end - first, MADV_DONTNEED);
 }
 
 static void decode(struct kva_model_decode *plan, struct kva_pool *pool)

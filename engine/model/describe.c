@@ -1,6 +1,7 @@
 /* describe.c - what an opened model is, for people. */
 #include "engine/model/gguf_files.h"
-#include "engine/model/int8.h"
+#include "engine/model/packed.h"
+#include "kernels/int8.h"
 
 size_t kva_model_kv_bytes_per_token(const struct kva_model_config *config)
 {
@@ -47,6 +48,54 @@ static void put_windows(struct kva_buf *out, const struct kva_model_config *conf
                        config->layer_count);
 }
 
+static void add_format(const struct kva_tensor *tensor, uint64_t bytes[KVA_DTYPE_END])
+{
+    const struct kva_weight weight = {tensor->data, tensor->dtype, tensor->rows, tensor->cols};
+    bytes[tensor->dtype] += kva_weight_bytes(&weight);
+}
+
+/* Of the matrices, those of most bytes first. */
+static void put_formats(const struct kva_model *model, struct kva_buf *out)
+{
+    uint64_t bytes[KVA_DTYPE_END] = {0}, total = 0;
+    for (uint32_t i = 0; i < model->config.layer_count; i++) {
+        const struct kva_layer_tensors *t = &model->layers[i];
+        const struct kva_tensor *const tensors[] = {&t->q,    &t->k,  &t->v,   &t->o,
+                                                    &t->gate, &t->up, &t->down};
+        for (size_t j = 0; j < KVA_COUNT_OF(tensors); j++)
+            add_format(tensors[j], bytes);
+    }
+    add_format(&model->lm_head, bytes);
+    if (model->embed.data != model->lm_head.data)
+        add_format(&model->embed, bytes);
+    for (size_t i = 0; i < KVA_DTYPE_END; i++)
+        total += bytes[i];
+    kva_buf_printf(out, "%-20s ", "weights' format");
+    for (bool first = true;; first = false) {
+        size_t most = 0;
+        for (size_t i = 1; i < KVA_DTYPE_END; i++)
+            most = bytes[i] > bytes[most] ? i : most;
+        if (bytes[most] == 0)
+            break;
+        kva_buf_printf(out, "%s%s", first ? "" : ", ", kva_dtype_name((enum kva_dtype)most));
+        if (bytes[most] < total)
+            kva_buf_printf(out, " %.1f%%", 100.0 * (double)bytes[most] / (double)total);
+        bytes[most] = 0;
+    }
+    kva_buf_putc(out, '\n');
+}
+
+static void put_packed(const struct kva_model_packed *packed, struct kva_buf *out)
+{
+    if (!packed)
+        return;
+    kva_buf_printf(out, "%-20s %s%s\n", "packed matrices",
+                   packed->shared  ? "mapped from "
+                   : *packed->path ? "in memory; cannot be kept in "
+                                   : "in memory",
+                   packed->path);
+}
+
 void kva_model_describe(const struct kva_model *model, struct kva_buf *out)
 {
     const struct kva_model_config *config = &model->config;
@@ -55,12 +104,9 @@ void kva_model_describe(const struct kva_model *model, struct kva_buf *out)
     kva_buf_printf(out, "%-20s %s\n", "family", config->model_type);
     put_count(out, "parameters", model->parameter_count,
               config->tied_embeddings ? " (embeddings tied)" : "");
-    kva_buf_printf(out, "%-20s %s\n", "weights' format", kva_dtype_name(model->layers[0].q.dtype));
+    put_formats(model, out);
     put_bytes(out, "weights", model->weight_bytes);
-    if (model->int8)
-        kva_buf_printf(out, "%-20s %s%s\n", "int8 matrices",
-                       model->int8->shared ? "mapped from " : "in memory; cannot be kept in ",
-                       model->int8->path);
+    put_packed(model->packed, out);
     if (model->copied_bytes)
         put_bytes(out, "of these copied", model->copied_bytes);
     kva_buf_printf(out, "%-20s %u\n", "layers", config->layer_count);

@@ -6,8 +6,8 @@
 #include "engine/model/decode.h"
 #include "engine/model/gguf_files.h"
 #include "engine/model/gguf_spec.h"
-#include "engine/model/int8.h"
 #include "engine/model/limits.h"
+#include "engine/model/packed.h"
 #include "gguf/file.h"
 
 #include <errno.h>
@@ -43,7 +43,7 @@ static enum kva_status open_tensors(const struct kva_model_open_params *params,
     enum kva_status status = kva_model_bind(model, spec, model->files, err);
     if (!status && params->prefetch)
         status = kva_model_files_prefetch(model->files, params, err);
-    if (!status && !params->int8 && model->decodes.count > 0) {
+    if (!status && !params->packed && model->decodes.count > 0) {
         uint32_t threads = params->threads ? params->threads : kva_pool_usable_cores();
         status = kva_pool_create(threads, &pool, err);
         if (!status)
@@ -102,11 +102,11 @@ enum kva_status kva_model_check_cancelled(const atomic_bool *cancelled, struct k
 
 enum kva_status kva_model_check(const struct kva_model *model, struct kva_err *err)
 {
-    if (model->int8 && kva_mapped_is_lost(model->int8->watch)) {
-        const char *slash = strrchr(model->int8->path, '/');
+    if (model->packed && kva_mapped_is_lost(model->packed->watch)) {
+        const char *slash = strrchr(model->packed->path, '/');
         return kva_fail(err, KVA_EIO,
                         "%s has been cut, or cannot be read any more, while it was in use",
-                        slash ? slash + 1 : model->int8->path);
+                        slash ? slash + 1 : model->packed->path);
     }
     return kva_model_files_check(model->files, err);
 }
@@ -132,7 +132,7 @@ void kva_model_close(struct kva_model *model)
     if (!model)
         return;
     kva_model_config_finish(&model->config);
-    kva_model_int8_close(model->int8);
+    kva_model_packed_close(model->packed);
     kva_model_files_close(model->files);
     kva_model_decodes_finish(model);
     kva_arena_finish(&model->copies);

@@ -106,9 +106,9 @@ struct kva_model {
     size_t weight_bytes;              /* all tensors used, tied ones once */
     size_t copied_bytes;              /* of these: in `copies` or `decodes`, not in the mapping */
     uint64_t parameter_count;
-    struct kva_model_files *files; /* mappings */
-    struct kva_model_int8 *int8;   /* where matrices in 8 bits are (int8.h); NULL: there are none */
-    struct kva_arena copies;       /* fused tensors, taken apart */
+    struct kva_model_files *files;   /* mappings */
+    struct kva_model_packed *packed; /* matrices of 2 to 8 bits (packed.h); NULL: none */
+    struct kva_arena copies;         /* fused tensors, taken apart */
     struct kva_model_decodes decodes;
 };
 
@@ -118,7 +118,7 @@ typedef void (*kva_model_progress_fn)(void *opaque, uint64_t done_bytes, uint64_
 struct kva_model_open_params {
     const char *path; /* a folder, or a GGUF file: of a split one the first part */
     uint32_t threads; /* to decode with; 0: one per usable core */
-    bool int8;        /* kva_model_quantise comes next: what it makes matrices of stays undecoded */
+    bool packed;      /* kva_model_pack comes next: what it makes matrices of stays undecoded */
     kva_model_progress_fn progress;
     void *progress_opaque;
     const atomic_bool *cancelled; /* true: stop at the next piece, with KVA_ECANCELLED; or NULL */
@@ -127,7 +127,7 @@ struct kva_model_open_params {
 };
 
 /* Opens config.json, generation_config.json (optional) and model.safetensors or its sharded index;
- * or a GGUF file, whose quantised tensors are decoded.
+ * or a GGUF file, whose quantised tensors are decoded unless kva_model_pack comes next.
  * Fails: KVA_ENOTFOUND, KVA_EFORMAT (err names file, field or tensor, and both numbers),
  * KVA_EUNSUPPORTED (err names the architecture or feature), KVA_EIO, KVA_ECANCELLED, KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_model_open(const struct kva_model_open_params *params,

@@ -10,11 +10,12 @@ import struct
 import gguf
 import numpy as np
 import pytest
-from harness import MODEL, Server, command
+from harness import MODEL, ROOT, Server, command
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 PROMPT = "Once upon a time there was a girl named Alice. She had a red ball."
+TEXT = (ROOT / "LICENSE").read_text()[:3000]
 REQUEST = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0, "logprobs": 3}
 MESSAGES = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 24, "temperature": 0}
 BF16, F32 = gguf.GGMLQuantizationType.BF16, gguf.GGMLQuantizationType.F32
@@ -145,8 +146,8 @@ def write_folder(folder: pathlib.Path, kind: gguf.GGMLQuantizationType, tensors:
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + data)
 
 
-def answers(model: pathlib.Path, log: pathlib.Path) -> tuple:
-    with Server(log, model=model) as server:
+def answers(model: pathlib.Path, log: pathlib.Path, *options: str) -> tuple:
+    with Server(log, options, model=model) as server:
         completion = server.post(COMPLETIONS, REQUEST).json()["choices"][0]
         chat = server.post(CHAT, MESSAGES).json()
         return completion["text"], completion["logprobs"], chat["choices"][0]["message"], chat["usage"]
@@ -159,7 +160,35 @@ def test_gguf__answers_as_the_decoded_checkpoint(tmp_path, kind):
     write_folder(tmp_path / "demo", kind, tensors)
     expected = answers(tmp_path / "demo", tmp_path / "folder.log")
     assert expected[0]
-    assert answers(tmp_path / "demo.gguf", tmp_path / "file.log") == expected
+    assert answers(tmp_path / "demo.gguf", tmp_path / "file.log", "--weights", "bf16") == expected
+
+
+def prompt_logprobs(model: pathlib.Path, log: pathlib.Path, *options: str) -> tuple[np.ndarray, str]:
+    """Of every token of a text, and what the server says of its weights."""
+    request = {"prompt": TEXT, "max_tokens": 1, "prompt_logprobs": 0}
+    with Server(log, options, model=model) as server:
+        reply = server.post(COMPLETIONS, request | {"return_token_ids": True}).json()["choices"][0]
+        entries = reply["prompt_logprobs"][1:]
+        values = [next(iter(e["logprob"] for i, e in entry.items() if int(i) == token))
+                  for entry, token in zip(entries, reply["prompt_token_ids"][1:], strict=True)]
+        return np.array(values), server.log()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_gguf__blocks_as_they_are(tmp_path, kind):
+    """Weights are exactly those that NumPy decodes; activations are rounded to 8 bits, which costs less than
+    rounding weights as well does."""
+    tensors, kind = weights(), gguf.GGMLQuantizationType[kind]
+    write(tmp_path / "demo.gguf", kind, tensors)
+    write_folder(tmp_path / "demo", kind, tensors)
+    expected, _ = prompt_logprobs(tmp_path / "demo", tmp_path / "folder.log")
+    rounded, _ = prompt_logprobs(tmp_path / "demo", tmp_path / "int8.log", "--weights", "int8")
+    found, log = prompt_logprobs(tmp_path / "demo.gguf", tmp_path / "file.log")
+    assert "matrices as the file has them, in memory of this process" in log
+    error = np.abs(found - expected).mean()
+    assert 0 < error < 1.25 * np.abs(rounded - expected).mean()
+    assert abs(found.mean() - expected.mean()) < 0.05
+    assert sorted(p.name for p in tmp_path.glob("demo.gguf*")) == ["demo.gguf"]
 
 
 def test_gguf__split_and_every_command(tmp_path):

@@ -541,13 +541,13 @@ def test_commands__generate_as_the_server_does(server):
 # --- a model's file that is cut
 
 
-@pytest.mark.parametrize("weights", ["file", "int8"])
+@pytest.mark.parametrize("weights", ["auto", "int8"])
 def test_model__a_file_that_is_cut_ends_serving_with_a_word(tmp_path, weights):
     folder = tmp_path / "model"
     shutil.copytree(MODEL, folder, ignore=shutil.ignore_patterns("training"))
     options = ("--weights", weights, "--weights-cache", str(tmp_path))
     own = Server(tmp_path / "server.log", options, model=folder).start()
-    (file,) = folder.glob("*.safetensors") if weights == "file" else tmp_path.glob("*.int8")
+    (file,) = folder.glob("*.safetensors") if weights == "auto" else tmp_path.glob("*.int8")
     with own.stream(COMPLETIONS, **LONG) as stream:
         events = stream.events()
         assert json.loads(next(events))["choices"]

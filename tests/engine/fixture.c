@@ -2,7 +2,7 @@
 
 #include "tests/engine/fixture.h"
 
-#include "engine/model/int8.h"
+#include "engine/model/packed.h"
 #include "engine/sampler.h"
 #include "kernels/backend.h"
 #include "kernels/profile.h"
@@ -51,15 +51,13 @@ void fixture_open(struct fixture *fixture, const struct fixture_params *params)
     }
     if (params->profile)
         kva_profile_attach(params->profile, fixture->device);
-    const struct kva_model_open_params open = {.path = path};
+    const struct kva_model_open_params open = {.path = path, .packed = true};
     expect_ok(kva_model_open(&open, &fixture->model, &err), &err);
-    if (params->int8) {
-        /* No folder, so that nothing is left behind in the source tree. */
-        const struct kva_model_int8_params int8 = {
-            .path = path, .cache_path = "/dev/null", .threads = 1};
-        expect_ok(kva_model_quantise(fixture->model, &int8, &err), &err);
-        assert_false(fixture->model->int8->shared);
-    }
+    /* No folder, so that nothing is left behind in the source tree. */
+    const struct kva_model_pack_params pack = {
+        .weights = params->weights, .path = path, .cache_path = "/dev/null", .threads = 1};
+    expect_ok(kva_model_pack(fixture->model, &pack, &err), &err);
+    assert_true(!fixture->model->packed || !fixture->model->packed->shared);
     uint64_t plenty = 64ull << 20;
     const struct kva_model_engine_params engine = {
         .device = fixture->device,

@@ -2,6 +2,7 @@
 #ifndef KVA_TESTS_ENGINE_FIXTURE_H
 #define KVA_TESTS_ENGINE_FIXTURE_H
 
+#include "engine/model/packed.h"
 #include "engine/model_engine.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
@@ -20,9 +21,9 @@ struct fixture_params {
     uint32_t context_max;
     uint32_t step_tokens_max; /* 0: 64 */
     bool prefix_cache;
-    bool int8;                   /* matrices in int8, kept nowhere */
-    bool unfused;                /* a device without attend_select_fetch */
-    struct kva_profile *profile; /* counts the device's operators; NULL: nobody counts */
+    enum kva_model_weights weights; /* what matrices become; kept nowhere */
+    bool unfused;                   /* a device without attend_select_fetch */
+    struct kva_profile *profile;    /* counts the device's operators; NULL: nobody counts */
 };
 
 struct fixture {

@@ -213,7 +213,7 @@ static void test_eval__int8_against_the_file(void **state KVA_UNUSED)
     add(&s, "full");
     fixture_open(&int8, &(struct fixture_params){.model_path = LLAMA,
                                                  .cpu_level_mask = fixture_unrounded_levels(),
-                                                 .int8 = true});
+                                                 .weights = KVA_WEIGHTS_INT8});
     struct kva_err err = {0};
     struct kva_eval *eval = NULL;
     struct kva_eval_params params = params_of(&s);

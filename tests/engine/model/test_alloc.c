@@ -2,7 +2,7 @@
  *
  * Each round lets one more allocation succeed, until the open does. Leaks are the sanitizer's to
  * report; file descriptors and mappings are counted. */
-#include "engine/model/int8.h"
+#include "engine/model/packed.h"
 #include "tests/alloc_guard.h"
 #include "tests/engine/model/checkpoint.h"
 
@@ -71,12 +71,13 @@ static void sweep(const char *path, const char *mapped, uint64_t refused_min)
 }
 
 /* The same of putting the matrices into int8, which leaves the model as it was. */
-static void test_alloc__int8_survives_every_failure(void **state KVA_UNUSED)
+static void test_alloc__packing_survives_every_failure(void **state KVA_UNUSED)
 {
     struct checkpoint checkpoint;
     checkpoint_init(&checkpoint);
     checkpoint_write_llama(&checkpoint);
-    const struct kva_model_int8_params params = {.path = checkpoint.dir, .threads = 1};
+    const struct kva_model_pack_params params = {
+        .weights = KVA_WEIGHTS_INT8, .path = checkpoint.dir, .threads = 1};
     struct kva_model *model;
     struct kva_err err = {0};
     assert_int_equal(checkpoint_open(&checkpoint, &model, &err), KVA_OK);
@@ -84,10 +85,10 @@ static void test_alloc__int8_survives_every_failure(void **state KVA_UNUSED)
     enum kva_status status = KVA_ENOMEM;
     uint64_t refused = 0;
     for (uint64_t round = 0; status == KVA_ENOMEM; round++) {
-        assert_null(model->int8);
+        assert_null(model->packed);
         assert_int_equal(model->lm_head.dtype, KVA_F32);
         alloc_guard_fail_at(round);
-        status = kva_model_quantise(model, &params, &err);
+        status = kva_model_pack(model, &params, &err);
         refused += alloc_guard_fail_none();
         assert_int_equal(count_descriptors(), descriptors);
     }
@@ -128,7 +129,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_alloc__open_survives_every_failure),
         cmocka_unit_test(test_alloc__gguf_survives_every_failure),
-        cmocka_unit_test(test_alloc__int8_survives_every_failure),
+        cmocka_unit_test(test_alloc__packing_survives_every_failure),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

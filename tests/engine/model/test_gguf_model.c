@@ -1,9 +1,12 @@
 /* Models in GGUF: the same tensors and config as the checkpoint that they were made of, bit by bit,
  * and what is refused. */
-#include "engine/model/int8.h"
+#include "engine/model/packed.h"
+#include "engine/model/packed_file.h"
+#include "kernels/packed.h"
 #include "tests/data.h"
 #include "tests/engine/model/checkpoint.h"
 #include "tests/engine/model/gguf_made.h"
+#include "tests/engine/model/gguf_random.h"
 #include "tests/golden/golden.h"
 #include "tests/json.h"
 
@@ -12,6 +15,21 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* What is copied in any case. */
+static size_t vector_bytes(const struct kva_model *model)
+{
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < model->config.layer_count; i++) {
+        const struct kva_tensor *t = (const struct kva_tensor *)&model->layers[i];
+        for (size_t j = 0; j < sizeof(model->layers[i]) / sizeof(*t); j++)
+            bytes += t[j].rows == 1 ? t[j].cols * kva_dtype_bytes(t[j].dtype) : 0;
+    }
+    const struct kva_tensor *const norms[] = {&model->final_norm, &model->final_norm_bias};
+    for (size_t i = 0; i < KVA_COUNT_OF(norms); i++)
+        bytes += norms[i]->cols * kva_dtype_bytes(norms[i]->dtype);
+    return bytes;
+}
 
 #define PARTS(...) ((const char *const[]){__VA_ARGS__, NULL})
 
@@ -137,7 +155,11 @@ static void test_gguf_model__families_equal_their_checkpoints(void **state)
         same_weights(model, got);
         assert_int_equal(model->parameter_count, got->parameter_count);
         /* What needs no change lies in the file. */
-        assert_true(made.neighbours ? got->copied_bytes > 0 : got->copied_bytes == 0);
+        /* Matrices are used where they lie, but for q and k in another order. */
+        if (made.neighbours)
+            assert_true(got->copied_bytes > vector_bytes(got));
+        else
+            assert_int_equal(got->copied_bytes, vector_bytes(got));
         kva_model_close(got);
         kva_model_close(model);
         gguf_writer_finish(&writer);
@@ -223,83 +245,19 @@ static uint16_t to_bf16(float value)
     return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-/* A Llama of one layer whose matrices are random blocks. The widths are blocks of all formats. */
-enum { HIDDEN = 256, INNER = 512, VOCAB = 96, HEADS = 4, HEAD_DIM = 64, KV_HEADS = 2 };
-
-static const struct {
-    const char *name;
-    uint32_t rows, cols;
-} quantised[] = {
-    {"token_embd.weight", VOCAB, HIDDEN},
-    {"blk.0.attn_q.weight", HEADS *HEAD_DIM, HIDDEN},
-    {"blk.0.attn_k.weight", KV_HEADS *HEAD_DIM, HIDDEN},
-    {"blk.0.attn_v.weight", KV_HEADS *HEAD_DIM, HIDDEN},
-    {"blk.0.attn_output.weight", HIDDEN, HIDDEN},
-    {"blk.0.ffn_gate.weight", INNER, HIDDEN},
-    {"blk.0.ffn_up.weight", INNER, HIDDEN},
-    {"blk.0.ffn_down.weight", HIDDEN, INNER},
+/* Of the model that gguf_random.h makes. */
+enum {
+    HIDDEN = GGUF_RANDOM_HIDDEN,
+    INNER = GGUF_RANDOM_INNER,
+    VOCAB = GGUF_RANDOM_VOCAB,
+    HEADS = GGUF_RANDOM_HEADS,
+    HEAD_DIM = GGUF_RANDOM_HEAD_DIM,
+    KV_HEADS = GGUF_RANDOM_KV_HEADS,
 };
-
-static uint8_t *random_blocks(const struct kva_gguf_format *format, size_t blocks, uint64_t *state)
-{
-    static const struct {
-        uint32_t id, first, second;
-    } scales[] = {{8, 0, 0},    {2, 0, 0},      {3, 0, 2},  {6, 0, 0},  {7, 0, 2},
-                  {10, 80, 82}, {11, 108, 108}, {12, 0, 2}, {13, 0, 2}, {14, 208, 208}};
-    uint8_t *bytes = malloc(blocks * format->block_bytes);
-    assert_non_null(bytes);
-    for (size_t i = 0; i < blocks * format->block_bytes; i++) {
-        *state = *state * 6364136223846793005ull + 1442695040888963407ull;
-        bytes[i] = (uint8_t)(*state >> 56);
-    }
-    for (size_t i = 0; i < KVA_COUNT_OF(scales); i++)
-        for (size_t j = 0; scales[i].id == format->id && j < blocks; j++) {
-            /* Scales of about 0.01. */
-            bytes[j * format->block_bytes + scales[i].first + 1] = 0x21;
-            bytes[j * format->block_bytes + scales[i].second + 1] = 0x21;
-        }
-    return bytes;
-}
-
-static void put_small(struct gguf_writer *writer, const char *architecture, uint32_t format_id)
-{
-    const struct {
-        const char *name;
-        uint32_t value;
-    } numbers[] = {
-        {"context_length", 128},         {"embedding_length", HIDDEN},
-        {"feed_forward_length", INNER},  {"block_count", 1},
-        {"attention.head_count", HEADS}, {"attention.head_count_kv", KV_HEADS},
-    };
-    char key[64];
-    const struct kva_gguf_format *format = kva_gguf_format_find(format_id);
-    float norm[HIDDEN];
-    uint64_t state = 5 + format_id;
-    for (int i = 0; i < HIDDEN; i++)
-        norm[i] = 1.0f;
-    gguf_writer_init(writer);
-    gguf_put_string(writer, "general.architecture", architecture);
-    for (size_t i = 0; i < KVA_COUNT_OF(numbers); i++) {
-        snprintf(key, sizeof(key), "%s.%s", architecture, numbers[i].name);
-        gguf_put_u32(writer, key, numbers[i].value);
-    }
-    snprintf(key, sizeof(key), "%s.attention.layer_norm_rms_epsilon", architecture);
-    gguf_put_f32(writer, key, 1e-5f);
-    gguf_put_tensor(writer, "output_norm.weight", KVA_GGUF_F32, 0, HIDDEN, norm, sizeof(norm));
-    gguf_put_tensor(writer, "blk.0.attn_norm.weight", KVA_GGUF_F32, 0, HIDDEN, norm, sizeof(norm));
-    gguf_put_tensor(writer, "blk.0.ffn_norm.weight", KVA_GGUF_F32, 0, HIDDEN, norm, sizeof(norm));
-    for (size_t i = 0; i < KVA_COUNT_OF(quantised); i++) {
-        size_t blocks = (size_t)quantised[i].rows * quantised[i].cols / format->block_values;
-        uint8_t *bytes = random_blocks(format, blocks, &state);
-        gguf_put_tensor(writer, quantised[i].name, format_id, quantised[i].rows, quantised[i].cols,
-                        bytes, blocks * format->block_bytes);
-        free(bytes);
-    }
-}
 
 static void put_small_llama(struct gguf_writer *writer, uint32_t format_id)
 {
-    put_small(writer, "llama", format_id);
+    gguf_random_put(writer, "llama", format_id);
 }
 
 static const struct kva_tensor *tensor_of(const struct kva_model *model, size_t index)
@@ -312,14 +270,15 @@ static const struct kva_tensor *tensor_of(const struct kva_model *model, size_t 
 
 static void check_decoded(const struct kva_model *model, const struct kva_gguf *gguf, size_t index)
 {
-    const struct kva_gguf_tensor *source = kva_gguf_find_tensor(gguf, quantised[index].name);
+    const struct kva_gguf_tensor *source =
+        kva_gguf_find_tensor(gguf, gguf_random_matrices[index].name);
     const struct kva_tensor *t = tensor_of(model, index);
-    uint32_t cols = quantised[index].cols;
+    uint32_t cols = gguf_random_matrices[index].cols;
     bool reordered = index == 1 || index == 2;
     float *values = malloc(cols * sizeof(*values));
     assert_non_null(values);
     assert_int_equal(t->dtype, KVA_BF16);
-    for (uint32_t row = 0; row < quantised[index].rows; row++) {
+    for (uint32_t row = 0; row < gguf_random_matrices[index].rows; row++) {
         uint32_t in = row % HEAD_DIM;
         uint32_t from = reordered ? row - in + in % (HEAD_DIM / 2) * 2 + in / (HEAD_DIM / 2) : row;
         const struct kva_gguf_format *format = source->format;
@@ -328,32 +287,92 @@ static void check_decoded(const struct kva_model *model, const struct kva_gguf *
                        values);
         for (uint32_t i = 0; i < cols; i++)
             if (((const uint16_t *)t->data)[(size_t)row * cols + i] != to_bf16(values[i]))
-                fail_msg("%s of %s: weight [%u, %u] is another", quantised[index].name,
+                fail_msg("%s of %s: weight [%u, %u] is another", gguf_random_matrices[index].name,
                          format->name, row, i);
     }
     free(values);
 }
 
-static void check_int8(const char *path, const struct kva_model *model)
+/* The numbers of a tensor, whose blocks were put into another order, are the file's. */
+static void check_packed_tensor(const struct kva_model *model, const struct kva_gguf *gguf,
+                                size_t index)
+{
+    const struct kva_gguf_tensor *source =
+        kva_gguf_find_tensor(gguf, gguf_random_matrices[index].name);
+    const struct kva_tensor *t = tensor_of(model, index);
+    const struct kva_gguf_format *format = source->format;
+    const size_t blocks = t->cols / format->block_values;
+    enum kva_dtype dtype;
+    float values[INNER], row_values[INNER];
+    assert_true(kva_packed_of_gguf(format->id, &dtype));
+    assert_int_equal(t->dtype, dtype);
+    assert_int_equal((uintptr_t)t->data % KVA_PACKED_ALIGN, 0);
+    for (uint32_t row = 0; row < t->rows; row++) {
+        uint32_t in = row % HEAD_DIM;
+        bool reordered = index == 1 || index == 2;
+        uint32_t from = reordered ? row - in + in % (HEAD_DIM / 2) * 2 + in / (HEAD_DIM / 2) : row;
+        format->decode(gguf->data + source->begin + from * blocks * format->block_bytes, blocks,
+                       values);
+        kva_packed_row(t->dtype, t->data, t->cols, row, row_values);
+        for (uint32_t i = 0; i < t->cols; i++)
+            if (row_values[i] != values[i])
+                fail_msg("%s of %s: weight [%u, %u] is %g, not %g",
+                         gguf_random_matrices[index].name, format->name, row, i,
+                         (double)row_values[i], (double)values[i]);
+    }
+}
+
+static struct kva_model *open_packed(const char *path, enum kva_model_weights weights,
+                                     const char *cache_path)
 {
     struct kva_err err = {.message = ""};
-    struct kva_model *int8 = NULL;
+    struct kva_model *model = NULL;
+    const struct kva_model_open_params open = {.path = path, .threads = 2, .packed = true};
+    const struct kva_model_pack_params params = {
+        .weights = weights, .path = path, .cache_path = cache_path, .threads = 2};
+    assert_int_equal(kva_model_open(&open, &model, &err), KVA_OK);
+    if (kva_model_pack(model, &params, &err))
+        fail_msg("%s", err.message);
+    return model;
+}
+
+/* As the file has it: in memory, or in a file of a folder that is named. */
+static void check_packed(const char *path, const struct kva_gguf *gguf, const char *dir)
+{
+    for (int turn = 0; turn < 3; turn++) {
+        struct kva_model *model = open_packed(path, KVA_WEIGHTS_AUTO, turn ? dir : NULL);
+        for (size_t i = 0; i < GGUF_RANDOM_MATRICES; i++)
+            check_packed_tensor(model, gguf, i);
+        /* Tied, so kept once; and nothing is left of what might have been decoded. */
+        assert_ptr_equal(model->embed.data, model->lm_head.data);
+        assert_int_equal(model->lm_head.dtype, model->embed.dtype);
+        assert_int_equal(model->copied_bytes, vector_bytes(model));
+        assert_int_equal(model->weight_bytes, model->packed->map_bytes -
+                                                  KVA_PACKED_FILE_HEADER_BYTES +
+                                                  3 * HIDDEN * sizeof(float));
+        assert_int_equal(model->packed->made, turn < 2);
+        assert_int_equal(model->packed->shared, turn > 0);
+        if (turn == 2)
+            assert_int_equal(remove(model->packed->path), 0);
+        kva_model_close(model);
+    }
+}
+
+static void check_int8(const char *path)
+{
     char kept[1100];
-    const struct kva_model_open_params open = {.path = path, .threads = 2, .int8 = true};
-    const struct kva_model_int8_params params = {.path = path, .threads = 2};
     size_t bytes = 0;
     /* Made, then found: the same, and beside the file. */
     for (int turn = 0; turn < 2; turn++) {
-        assert_int_equal(kva_model_open(&open, &int8, &err), KVA_OK);
-        if (kva_model_quantise(int8, &params, &err))
-            fail_msg("%s", err.message);
+        struct kva_model *int8 = open_packed(path, KVA_WEIGHTS_INT8, NULL);
         snprintf(kept, sizeof(kept), "%s.int8", path);
-        assert_string_equal(int8->int8->path, kept);
-        assert_int_equal(int8->int8->made, turn == 0);
+        assert_string_equal(int8->packed->path, kept);
+        assert_int_equal(int8->packed->made, turn == 0);
         assert_int_equal(int8->layers[0].q.dtype, KVA_INT8);
-        same_tensor(&model->embed, &int8->embed, "the embedding");
-        /* Only the embedding is left of what was decoded. */
-        assert_int_equal(int8->copied_bytes, VOCAB * HIDDEN * 2);
+        assert_int_equal(int8->embed.dtype, KVA_INT8);
+        assert_ptr_equal(int8->embed.data, int8->lm_head.data);
+        /* Nothing is left of what was decoded but vectors. */
+        assert_int_equal(int8->copied_bytes, vector_bytes(int8));
         assert_true(turn == 0 || int8->weight_bytes == bytes);
         bytes = int8->weight_bytes;
         kva_model_close(int8);
@@ -361,11 +380,10 @@ static void check_int8(const char *path, const struct kva_model *model)
     assert_int_equal(remove(kept), 0);
 }
 
-static void test_gguf_model__decodes_every_format(void **state)
+static void test_gguf_model__decodes_and_packs_every_format(void **state)
 {
     (void)state;
-    static const uint32_t formats[] = {2, 3, 6, 7, 8, 10, 11, 12, 13, 14};
-    for (size_t i = 0; i < KVA_COUNT_OF(formats); i++) {
+    for (size_t i = 0; i < GGUF_RANDOM_FORMATS; i++) {
         char path[1024];
         struct checkpoint folder;
         struct gguf_writer writer;
@@ -373,16 +391,17 @@ static void test_gguf_model__decodes_every_format(void **state)
         struct kva_gguf gguf;
         struct kva_err err;
         checkpoint_init(&folder);
-        put_small_llama(&writer, formats[i]);
+        put_small_llama(&writer, gguf_random_formats[i]);
         gguf_writer_save(&writer, checkpoint_path(&folder, "m.gguf", path, sizeof(path)));
         gguf_writer_write(&writer, &bytes);
         assert_int_equal(kva_gguf_init(&gguf, bytes.data, bytes.length, "m.gguf", &err), KVA_OK);
         struct kva_model *model = open_good(path);
-        for (size_t j = 0; j < KVA_COUNT_OF(quantised); j++)
+        for (size_t j = 0; j < GGUF_RANDOM_MATRICES; j++)
             check_decoded(model, &gguf, j);
         assert_int_equal(model->config.dtype, KVA_BF16);
+        check_packed(path, &gguf, folder.dir);
         if (i % 4 == 0)
-            check_int8(path, model);
+            check_int8(path);
         kva_model_close(model);
         kva_gguf_finish(&gguf);
         kva_buf_finish(&bytes);
@@ -532,7 +551,7 @@ static void test_gguf_model__refuses_other_architectures_by_name(void **state)
     }
     /* Nobody but Llama has factors for its frequencies. */
     struct gguf_writer writer;
-    put_small(&writer, "qwen2", 8);
+    gguf_random_put(&writer, "qwen2", 8);
     with_bad_factors(&writer);
     gguf_writer_save(&writer, path);
     gguf_writer_finish(&writer);
@@ -602,7 +621,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gguf_model__families_equal_their_checkpoints),
         cmocka_unit_test(test_gguf_model__split_files_are_one_model),
-        cmocka_unit_test(test_gguf_model__decodes_every_format),
+        cmocka_unit_test(test_gguf_model__decodes_and_packs_every_format),
         cmocka_unit_test(test_gguf_model__refuses_what_it_would_do_wrong),
         cmocka_unit_test(test_gguf_model__refuses_other_architectures_by_name),
         cmocka_unit_test(test_gguf_model__takes_neutral_values),

@@ -1,7 +1,7 @@
-/* The engine with weights in int8: tokens depend on the request alone. */
+/* The engine with packed weights: tokens depend on the request alone. */
 #include "tests/cmocka.h"
 
-#include "engine/model/int8.h"
+#include "engine/model/packed.h"
 #include "tests/engine/fixture.h"
 
 #include <string.h>
@@ -44,10 +44,10 @@ static void say(const struct fixture_params *params, bool together,
     fixture_close(&fixture);
 }
 
-static void test_int8__tokens_depend_on_the_request_alone(void **state KVA_UNUSED)
+static void test_packed__tokens_depend_on_the_request_alone(void **state KVA_UNUSED)
 {
     uint32_t want[SEQUENCES][STEPS], got[SEQUENCES][STEPS];
-    struct fixture_params params = {.model_path = DEMO, .threads = 1, .int8 = true};
+    struct fixture_params params = {.model_path = DEMO, .threads = 1, .weights = KVA_WEIGHTS_INT8};
     say(&params, false, want);
     say(&params, true, got);
     assert_memory_equal(got, want, sizeof(want));
@@ -60,15 +60,15 @@ static void test_int8__tokens_depend_on_the_request_alone(void **state KVA_UNUSE
     assert_memory_not_equal(want[0], want[1], sizeof(want[0]));
 }
 
-static void test_int8__the_plan_says_so(void **state KVA_UNUSED)
+static void test_packed__the_plan_says_so(void **state KVA_UNUSED)
 {
     struct fixture fixture;
     struct kva_buf text;
     struct kva_kv_spec specs[KVA_KV_POLICY_COUNT];
     for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)
         specs[id] = kva_kv_spec_default((enum kva_kv_policy_id)id);
-    fixture_open(&fixture,
-                 &(struct fixture_params){.model_path = DEMO, .threads = 1, .int8 = true});
+    fixture_open(&fixture, &(struct fixture_params){
+                               .model_path = DEMO, .threads = 1, .weights = KVA_WEIGHTS_INT8});
     kva_buf_init(&text, 1 << 16);
     kva_model_engine_describe(fixture.engine, specs, &text);
     assert_non_null(strstr(text.data, "matrices in int8, in memory of this process"));
@@ -79,8 +79,8 @@ static void test_int8__the_plan_says_so(void **state KVA_UNUSED)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_int8__tokens_depend_on_the_request_alone),
-        cmocka_unit_test(test_int8__the_plan_says_so),
+        cmocka_unit_test(test_packed__tokens_depend_on_the_request_alone),
+        cmocka_unit_test(test_packed__the_plan_says_so),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
-/* A model's matrices in int8: what is made, kept, found again, refused and replaced. */
+/* A model's packed matrices: what is made, kept, found again, refused and replaced. */
 #include "engine/model/checksum.h"
-#include "engine/model/int8.h"
-#include "engine/model/int8_file.h"
+#include "engine/model/packed.h"
+#include "engine/model/packed_file.h"
 #include "kernels/int8.h"
 #include "tests/data.h"
 #include "tests/engine/model/checkpoint.h"
@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define FILE_NAME KVA_INT8_FILE_NAME
+#define FILE_NAME KVA_PACKED_FILE_NAME "int8"
 
 /* Ordinary weights in the place of the made-up ones. */
 static void fill(const struct checkpoint *checkpoint, size_t tensors_bytes)
@@ -61,12 +61,14 @@ static int teardown(void **state)
 }
 
 static uint32_t lock_wait_ms = 60000;
+static enum kva_model_weights weights = KVA_WEIGHTS_INT8;
 
-/* The model of the folder in int8; NULL with *err on failure. */
+/* The model of the folder, packed; NULL with *err on failure. */
 static struct kva_model *quantised(const struct checkpoint *checkpoint, const char *cache_path,
                                    struct kva_err *err)
 {
-    const struct kva_model_int8_params params = {
+    const struct kva_model_pack_params params = {
+        .weights = weights,
         .path = checkpoint->dir,
         .cache_path = cache_path,
         .threads = 2,
@@ -74,7 +76,7 @@ static struct kva_model *quantised(const struct checkpoint *checkpoint, const ch
     };
     struct kva_model *model;
     assert_int_equal(checkpoint_open(checkpoint, &model, err), KVA_OK);
-    if (kva_model_quantise(model, &params, err) == KVA_OK)
+    if (kva_model_pack(model, &params, err) == KVA_OK)
         return model;
     kva_model_close(model);
     return NULL;
@@ -86,8 +88,8 @@ static bool made(const struct checkpoint *checkpoint)
     struct kva_err err = {0};
     struct kva_model *model = quantised(checkpoint, NULL, &err);
     assert_non_null(model);
-    assert_true(model->int8->shared);
-    bool made = model->int8->made;
+    assert_true(model->packed->shared);
+    bool made = model->packed->made;
     kva_model_close(model);
     return made;
 }
@@ -109,7 +111,7 @@ static bool exists(const struct checkpoint *checkpoint, const char *name)
 
 /* --- the checksum ----------------------------------------------------------------------------- */
 
-static void test_int8__the_checksum_is_xxh64(void **state KVA_UNUSED)
+static void test_packed__the_checksum_is_xxh64(void **state KVA_UNUSED)
 {
     /* Of the xxHash project's documentation and tests. */
     const char *text = "Nobody inspects the spammish repetition";
@@ -139,7 +141,7 @@ static void expect_matrix(const struct kva_tensor *plain, const struct kva_tenso
     }
 }
 
-static void test_int8__matrices_are_rounded_and_nothing_else(void **state)
+static void test_packed__matrices_are_rounded_and_nothing_else(void **state)
 {
     const struct checkpoint *checkpoint = *state;
     struct kva_err err = {0};
@@ -173,26 +175,72 @@ static void test_int8__matrices_are_rounded_and_nothing_else(void **state)
     kva_model_close(model);
 }
 
-static void test_int8__a_tied_embedding_is_kept_beside_the_output_matrix(void **state)
+static void test_packed__a_tied_embedding_is_kept_once(void **state)
 {
     const struct checkpoint *checkpoint = *state;
     struct kva_err err = {0};
     /* The same tensors without the last, lm_head. */
     checkpoint_write_tensors(checkpoint, "model.safetensors", made_tensors, made_tensor_count - 1);
     fill(checkpoint, (KEPT_NUMBERS + LAYER_NUMBERS) * sizeof(float));
-    struct kva_model *model = quantised(checkpoint, NULL, &err);
+    struct kva_model *plain, *model = quantised(checkpoint, NULL, &err);
     assert_non_null(model);
     assert_true(model->config.tied_embeddings);
-    assert_int_equal(model->embed.dtype, KVA_F32);
-    assert_int_equal(model->lm_head.dtype, KVA_INT8);
-    size_t bytes = KEPT_NUMBERS * sizeof(float) + 7 * kva_int8_bytes(8, 8) + kva_int8_bytes(8, 12);
+    assert_int_equal(checkpoint_open(checkpoint, &plain, &err), KVA_OK);
+    expect_matrix(&plain->embed, &model->embed);
+    assert_ptr_equal(model->embed.data, model->lm_head.data);
+    size_t bytes = 3 * 8 * sizeof(float) + 7 * kva_int8_bytes(8, 8) + kva_int8_bytes(8, 12);
     assert_int_equal(model->weight_bytes, bytes);
+    kva_model_close(plain);
     kva_model_close(model);
+}
+
+static void test_packed__int4_has_its_own_file_and_an_output_matrix_in_int8(void **state)
+{
+    const struct checkpoint *checkpoint = *state;
+    struct kva_err err = {0};
+    assert_true(made(checkpoint));
+    weights = KVA_WEIGHTS_INT4;
+    assert_true(made(checkpoint));
+    assert_false(made(checkpoint));
+    struct kva_model *plain, *model = quantised(checkpoint, NULL, &err);
+    weights = KVA_WEIGHTS_INT8;
+    assert_non_null(model);
+    assert_false(made(checkpoint));
+    assert_true(exists(checkpoint, KVA_PACKED_FILE_NAME "int4") && exists(checkpoint, FILE_NAME));
+    assert_int_equal(checkpoint_open(checkpoint, &plain, &err), KVA_OK);
+    expect_matrix(&plain->lm_head, &model->lm_head);
+    assert_int_equal(model->embed.dtype, KVA_F32);
+    const struct kva_tensor *down = &model->layers->down, *from = &plain->layers->down;
+    assert_int_equal(down->dtype, KVA_PACKED_INT4);
+    /* 12 weights of a row share a scale; they lie between -1 and 1, so a step is 2 / 15. */
+    for (uint32_t r = 0; r < down->rows; r++)
+        for (uint32_t c = 0; c < down->cols; c++) {
+            float error = kva_packed_at(down->dtype, down->data, down->cols, r, c) -
+                          ((const float *)from->data)[r * down->cols + c];
+            assert_true(error < 0.1f && error > -0.1f);
+        }
+    kva_model_close(plain);
+    kva_model_close(model);
+}
+
+static void test_packed__numbers_stay_unless_they_are_asked_for(void **state)
+{
+    const struct checkpoint *checkpoint = *state;
+    struct kva_err err = {0};
+    for (weights = KVA_WEIGHTS_AUTO; weights <= KVA_WEIGHTS_BF16; weights++) {
+        struct kva_model *model = quantised(checkpoint, NULL, &err);
+        assert_non_null(model);
+        assert_null(model->packed);
+        assert_int_equal(model->layers->q.dtype, KVA_F32);
+        kva_model_close(model);
+    }
+    weights = KVA_WEIGHTS_INT8;
+    assert_false(exists(checkpoint, FILE_NAME));
 }
 
 /* --- what is found again ---------------------------------------------------------------------- */
 
-static void test_int8__made_once_then_found(void **state)
+static void test_packed__made_once_then_found(void **state)
 {
     const struct checkpoint *checkpoint = *state;
     assert_true(made(checkpoint));
@@ -201,7 +249,7 @@ static void test_int8__made_once_then_found(void **state)
     assert_false(made(checkpoint));
 }
 
-static void test_int8__the_same_content_in_another_file_counts(void **state)
+static void test_packed__the_same_content_in_another_file_counts(void **state)
 {
     const struct checkpoint *checkpoint = *state;
     size_t size;
@@ -216,7 +264,7 @@ static void test_int8__the_same_content_in_another_file_counts(void **state)
     assert_false(made(checkpoint));
 }
 
-static void test_int8__a_changed_model_is_made_anew(void **state)
+static void test_packed__a_changed_model_is_made_anew(void **state)
 {
     const struct checkpoint *checkpoint = *state;
     char path[600];
@@ -236,7 +284,7 @@ static void test_int8__a_changed_model_is_made_anew(void **state)
     assert_false(made(checkpoint));
 }
 
-static void test_int8__another_shape_is_made_anew(void **state)
+static void test_packed__another_shape_is_made_anew(void **state)
 {
     const struct checkpoint *checkpoint = *state;
     assert_true(made(checkpoint));
@@ -251,7 +299,7 @@ static void test_int8__another_shape_is_made_anew(void **state)
     assert_true(made(checkpoint));
 }
 
-static void test_int8__damage_is_noticed_and_mended(void **state)
+static void test_packed__damage_is_noticed_and_mended(void **state)
 {
     const struct checkpoint *checkpoint = *state;
     size_t size, other_size;
@@ -284,7 +332,7 @@ static void test_int8__damage_is_noticed_and_mended(void **state)
     free(good);
 }
 
-static void test_int8__a_file_left_unfinished_is_written_over(void **state)
+static void test_packed__a_file_left_unfinished_is_written_over(void **state)
 {
     const struct checkpoint *checkpoint = *state;
     checkpoint_puts(checkpoint, FILE_NAME ".new", "of a process that was killed");
@@ -300,8 +348,8 @@ static void expect_unshared(const struct checkpoint *checkpoint, const char *cac
     struct kva_err err = {0};
     struct kva_model *plain, *model = quantised(checkpoint, cache_path, &err);
     assert_non_null(model);
-    assert_true(model->int8->made);
-    assert_false(model->int8->shared);
+    assert_true(model->packed->made);
+    assert_false(model->packed->shared);
     assert_int_equal(checkpoint_open(checkpoint, &plain, &err), KVA_OK);
     expect_matrix(&plain->layers->down, &model->layers->down);
     expect_matrix(&plain->lm_head, &model->lm_head);
@@ -309,7 +357,7 @@ static void expect_unshared(const struct checkpoint *checkpoint, const char *cac
     kva_model_close(model);
 }
 
-static void test_int8__a_folder_that_cannot_be_written_is_no_failure(void **state)
+static void test_packed__a_folder_that_cannot_be_written_is_no_failure(void **state)
 {
     const struct checkpoint *checkpoint = *state;
     char path[600];
@@ -329,7 +377,7 @@ static void test_int8__a_folder_that_cannot_be_written_is_no_failure(void **stat
     assert_true(made(checkpoint));
 }
 
-static void test_int8__a_full_disk_is_no_failure(void **state)
+static void test_packed__a_full_disk_is_no_failure(void **state)
 {
     const struct checkpoint *checkpoint = *state;
     struct rlimit before, little = {4096, RLIM_INFINITY};
@@ -343,7 +391,7 @@ static void test_int8__a_full_disk_is_no_failure(void **state)
     assert_false(exists(checkpoint, FILE_NAME ".new"));
 }
 
-static void test_int8__another_folder_holds_several_models(void **state)
+static void test_packed__another_folder_holds_several_models(void **state)
 {
     const struct checkpoint *first = *state;
     struct checkpoint second, cache;
@@ -357,10 +405,10 @@ static void test_int8__another_folder_holds_several_models(void **state)
     assert_non_null(a);
     assert_non_null(b);
     assert_non_null(again);
-    assert_true(a->int8->made && b->int8->made && !again->int8->made);
-    assert_string_equal(a->int8->path, again->int8->path);
-    assert_string_not_equal(a->int8->path, b->int8->path);
-    assert_int_equal(strncmp(a->int8->path, cache.dir, strlen(cache.dir)), 0);
+    assert_true(a->packed->made && b->packed->made && !again->packed->made);
+    assert_string_equal(a->packed->path, again->packed->path);
+    assert_string_not_equal(a->packed->path, b->packed->path);
+    assert_int_equal(strncmp(a->packed->path, cache.dir, strlen(cache.dir)), 0);
     assert_false(exists(first, FILE_NAME));
     kva_model_close(a);
     kva_model_close(b);
@@ -371,7 +419,7 @@ static void test_int8__another_folder_holds_several_models(void **state)
 
 /* --- several at once -------------------------------------------------------------------------- */
 
-static void test_int8__of_processes_that_start_together_one_makes_it(void **state)
+static void test_packed__of_processes_that_start_together_one_makes_it(void **state)
 {
     const struct checkpoint *checkpoint = *state;
     enum { PROCESSES = 6 };
@@ -391,7 +439,7 @@ static void test_int8__of_processes_that_start_together_one_makes_it(void **stat
         close(fd);
         struct kva_err err = {0};
         struct kva_model *model = quantised(checkpoint, NULL, &err);
-        int code = !model || !model->int8->shared ? 2 : model->int8->made;
+        int code = !model || !model->packed->shared ? 2 : model->packed->made;
         kva_model_close(model);
         _exit(code);
     }
@@ -410,7 +458,7 @@ static void test_int8__of_processes_that_start_together_one_makes_it(void **stat
     assert_false(made(checkpoint));
 }
 
-static void test_int8__a_lock_that_is_never_let_go_is_not_waited_for_without_end(void **state)
+static void test_packed__a_lock_that_is_never_let_go_is_not_waited_for_without_end(void **state)
 {
     const struct checkpoint *checkpoint = *state;
     struct kva_err err = {0};
@@ -423,8 +471,8 @@ static void test_int8__a_lock_that_is_never_let_go_is_not_waited_for_without_end
     struct kva_model *model = quantised(checkpoint, NULL, &err);
     lock_wait_ms = 60000;
     assert_non_null(model);
-    assert_true(model->int8->made);
-    assert_false(model->int8->shared);
+    assert_true(model->packed->made);
+    assert_false(model->packed->shared);
     assert_false(exists(checkpoint, FILE_NAME));
     kva_model_close(model);
     close(fd);
@@ -433,7 +481,7 @@ static void test_int8__a_lock_that_is_never_let_go_is_not_waited_for_without_end
 
 /* --- what is refused -------------------------------------------------------------------------- */
 
-static void test_int8__weights_that_are_not_finite_are_refused(void **state)
+static void test_packed__weights_that_are_not_finite_are_refused(void **state)
 {
     const struct checkpoint *checkpoint = *state;
     struct kva_err err = {0};
@@ -455,21 +503,23 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_int8__the_checksum_is_xxh64),
-        TEST(test_int8__matrices_are_rounded_and_nothing_else),
-        TEST(test_int8__a_tied_embedding_is_kept_beside_the_output_matrix),
-        TEST(test_int8__made_once_then_found),
-        TEST(test_int8__the_same_content_in_another_file_counts),
-        TEST(test_int8__a_changed_model_is_made_anew),
-        TEST(test_int8__another_shape_is_made_anew),
-        TEST(test_int8__damage_is_noticed_and_mended),
-        TEST(test_int8__a_file_left_unfinished_is_written_over),
-        TEST(test_int8__a_folder_that_cannot_be_written_is_no_failure),
-        TEST(test_int8__a_full_disk_is_no_failure),
-        TEST(test_int8__another_folder_holds_several_models),
-        TEST(test_int8__of_processes_that_start_together_one_makes_it),
-        TEST(test_int8__a_lock_that_is_never_let_go_is_not_waited_for_without_end),
-        TEST(test_int8__weights_that_are_not_finite_are_refused),
+        cmocka_unit_test(test_packed__the_checksum_is_xxh64),
+        TEST(test_packed__matrices_are_rounded_and_nothing_else),
+        TEST(test_packed__a_tied_embedding_is_kept_once),
+        TEST(test_packed__int4_has_its_own_file_and_an_output_matrix_in_int8),
+        TEST(test_packed__numbers_stay_unless_they_are_asked_for),
+        TEST(test_packed__made_once_then_found),
+        TEST(test_packed__the_same_content_in_another_file_counts),
+        TEST(test_packed__a_changed_model_is_made_anew),
+        TEST(test_packed__another_shape_is_made_anew),
+        TEST(test_packed__damage_is_noticed_and_mended),
+        TEST(test_packed__a_file_left_unfinished_is_written_over),
+        TEST(test_packed__a_folder_that_cannot_be_written_is_no_failure),
+        TEST(test_packed__a_full_disk_is_no_failure),
+        TEST(test_packed__another_folder_holds_several_models),
+        TEST(test_packed__of_processes_that_start_together_one_makes_it),
+        TEST(test_packed__a_lock_that_is_never_let_go_is_not_waited_for_without_end),
+        TEST(test_packed__weights_that_are_not_finite_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
-/* int8_file.c - writing the file, and who may. */
-#include "engine/model/int8_file.h"
+/* packed_file.c - writing the file, and who may. */
+#include "engine/model/packed_file.h"
 
 #include "base/log.h"
 #include "base/mapped.h"
@@ -22,17 +22,17 @@ struct page {
     char magic[16];
     uint32_t version;
     uint32_t reserved;
-    struct kva_int8_file_header header;
+    struct kva_packed_file_header header;
     uint64_t own_sum; /* of all before it */
 };
 
-#define MAGIC   "kvahead int8\r\n\x1a"
+#define MAGIC   "kvahead pack\r\n\x1a"
 #define VERSION 1u
 
-_Static_assert(sizeof(MAGIC) <= 16 && sizeof(struct page) <= KVA_INT8_FILE_HEADER_BYTES,
+_Static_assert(sizeof(MAGIC) <= 16 && sizeof(struct page) <= KVA_PACKED_FILE_HEADER_BYTES,
                "the header fits its page");
 
-static void new_path(const struct kva_int8_file *file, char *out, size_t size)
+static void new_path(const struct kva_packed_file *file, char *out, size_t size)
 {
     snprintf(out, size, "%s.new", file->path);
 }
@@ -49,21 +49,27 @@ static void base_name(const char *path, char *out, size_t size)
     snprintf(out, size, "%.*s", (int)(end - start), path + start);
 }
 
-void kva_int8_file_init(struct kva_int8_file *file, const char *model_path, const char *cache_path)
+void kva_packed_file_init_none(struct kva_packed_file *file)
+{
+    *file = (struct kva_packed_file){.fd = -1, .watch = KVA_MAPPED_NONE};
+}
+
+void kva_packed_file_init(struct kva_packed_file *file, const char *model_path,
+                          const char *cache_path, const char *format)
 {
     struct stat info;
-    *file = (struct kva_int8_file){.fd = -1, .watch = KVA_MAPPED_NONE};
+    kva_packed_file_init_none(file);
     if (!cache_path) {
         bool is_file = stat(model_path, &info) == 0 && !S_ISDIR(info.st_mode);
-        snprintf(file->path, sizeof(file->path), "%s%s", model_path,
-                 is_file ? ".int8" : "/" KVA_INT8_FILE_NAME);
+        snprintf(file->path, sizeof(file->path), "%s%s%s", model_path,
+                 is_file ? "." : "/" KVA_PACKED_FILE_NAME, format);
         return;
     }
     char *real = realpath(model_path, NULL), model[256];
     const char *where = real ? real : model_path;
     base_name(where, model, sizeof(model));
-    snprintf(file->path, sizeof(file->path), "%s/%s-%016llx.int8", cache_path, model,
-             (unsigned long long)kva_checksum(where, strlen(where)));
+    snprintf(file->path, sizeof(file->path), "%s/%s-%016llx.%s", cache_path, model,
+             (unsigned long long)kva_checksum(where, strlen(where)), format);
     free(real);
     if (mkdir(cache_path, 0777) != 0 && errno != EEXIST)
         kva_log(KVA_LOG_WARN, "%s: cannot make the folder: %s", cache_path, strerror(errno));
@@ -71,11 +77,13 @@ void kva_int8_file_init(struct kva_int8_file *file, const char *model_path, cons
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-bool kva_int8_file_open(struct kva_int8_file *file)
+bool kva_packed_file_open(struct kva_packed_file *file)
 {
     struct stat info;
-    int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     file->looked_ino = 0;
+    if (!*file->path)
+        return false;
+    int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
         if (errno != ENOENT && errno != ENOTDIR)
             kva_log(KVA_LOG_WARN, "%s cannot be read: %s", file->path, strerror(errno));
@@ -97,7 +105,7 @@ bool kva_int8_file_open(struct kva_int8_file *file)
     return true;
 }
 
-void kva_int8_file_unmap(struct kva_int8_file *file)
+void kva_packed_file_unmap(struct kva_packed_file *file)
 {
     kva_mapped_unwatch(file->watch);
     file->watch = KVA_MAPPED_NONE;
@@ -108,15 +116,15 @@ void kva_int8_file_unmap(struct kva_int8_file *file)
     file->shared = false;
 }
 
-const char *kva_int8_file_header_read(const struct kva_int8_file *file,
-                                      struct kva_int8_file_header *ret)
+const char *kva_packed_file_header_read(const struct kva_packed_file *file,
+                                        struct kva_packed_file_header *ret)
 {
     struct page page;
-    if (file->map_bytes < KVA_INT8_FILE_HEADER_BYTES)
+    if (file->map_bytes < KVA_PACKED_FILE_HEADER_BYTES)
         return "it is too short";
     memcpy(&page, file->map, sizeof(page));
     if (memcmp(page.magic, MAGIC, sizeof(MAGIC)) != 0)
-        return "it is no file of int8 weights";
+        return "it is no file of packed weights";
     if (page.version != VERSION)
         return "it is of another version of kvahead";
     if (page.own_sum != kva_checksum(&page, offsetof(struct page, own_sum)))
@@ -127,15 +135,16 @@ const char *kva_int8_file_header_read(const struct kva_int8_file *file,
 
 /* --- writing ---------------------------------------------------------------------------------- */
 
-static void warn_not_kept(const struct kva_int8_file *file, const char *what)
+static void warn_not_kept(const struct kva_packed_file *file, const char *what)
 {
-    kva_log(KVA_LOG_WARN,
-            "int8 weights cannot be kept in %s: %s: %s. They are made at each start, in memory of "
-            "this process alone; --weights-cache names another folder",
-            file->path, what, strerror(errno));
+    kva_log(
+        KVA_LOG_WARN,
+        "packed weights cannot be kept in %s: %s: %s. They are made at each start, in memory of "
+        "this process alone; --weights-cache names another folder",
+        file->path, what, strerror(errno));
 }
 
-static void drop_new(struct kva_int8_file *file)
+static void drop_new(struct kva_packed_file *file)
 {
     char path[sizeof(file->path) + 8];
     new_path(file, path, sizeof(path));
@@ -145,8 +154,8 @@ static void drop_new(struct kva_int8_file *file)
 }
 
 /* flock has no bound and goes on after signals: ask every so often instead. */
-static bool wait_for_lock(const struct kva_int8_file *file, int fd,
-                          const struct kva_int8_file_wait *wait)
+static bool wait_for_lock(const struct kva_packed_file *file, int fd,
+                          const struct kva_packed_file_wait *wait)
 {
     enum { TURN_MS = 50 };
     const struct timespec turn = {.tv_nsec = TURN_MS * 1000000l};
@@ -160,10 +169,11 @@ static bool wait_for_lock(const struct kva_int8_file *file, int fd,
         if (wait->cancelled && atomic_load(wait->cancelled))
             return false;
         if (waited_ms >= wait->max_ms) {
-            kva_log(KVA_LOG_WARN,
-                    "another process has held %s.new for %u s: int8 weights are made in memory of "
-                    "this process alone",
-                    file->path, wait->max_ms / 1000);
+            kva_log(
+                KVA_LOG_WARN,
+                "another process has held %s.new for %u s: packed weights are made in memory of "
+                "this process alone",
+                file->path, wait->max_ms / 1000);
             return false;
         }
         nanosleep(&turn, NULL);
@@ -171,10 +181,12 @@ static bool wait_for_lock(const struct kva_int8_file *file, int fd,
     return true;
 }
 
-bool kva_int8_file_lock(struct kva_int8_file *file, const struct kva_int8_file_wait *wait)
+bool kva_packed_file_lock(struct kva_packed_file *file, const struct kva_packed_file_wait *wait)
 {
     char path[sizeof(file->path) + 8];
     struct stat ours, named, made;
+    if (!*file->path)
+        return true;
     new_path(file, path, sizeof(path));
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (fd < 0) {
@@ -200,7 +212,7 @@ bool kva_int8_file_lock(struct kva_int8_file *file, const struct kva_int8_file_w
 }
 
 /* Room is taken now: a disk that is full later would end the process with SIGBUS. */
-static void *map_new(struct kva_int8_file *file, size_t bytes)
+static void *map_new(struct kva_packed_file *file, size_t bytes)
 {
     if (file->fd < 0)
         return MAP_FAILED;
@@ -220,20 +232,25 @@ static void *map_new(struct kva_int8_file *file, size_t bytes)
     return map;
 }
 
-enum kva_status kva_int8_file_begin(struct kva_int8_file *file, size_t bytes, struct kva_err *err)
+enum kva_status kva_packed_file_begin(struct kva_packed_file *file, size_t bytes,
+                                      struct kva_err *err)
 {
     void *map = map_new(file, bytes);
-    if (map == MAP_FAILED)
+    bool in_file = map != MAP_FAILED;
+    if (!in_file)
         map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED)
-        return kva_fail(err, KVA_ENOMEM, "out of memory for %zu bytes of int8 weights", bytes);
+        return kva_fail(err, KVA_ENOMEM, "out of memory for %zu bytes of packed weights", bytes);
+    if (!in_file)
+        (void)madvise(map, bytes, MADV_HUGEPAGE);
     file->map = map;
     file->map_bytes = bytes;
     file->made = true;
     return KVA_OK;
 }
 
-void kva_int8_file_publish(struct kva_int8_file *file, const struct kva_int8_file_header *header)
+void kva_packed_file_publish(struct kva_packed_file *file,
+                             const struct kva_packed_file_header *header)
 {
     struct page page = {.magic = MAGIC, .version = VERSION, .header = *header};
     page.own_sum = kva_checksum(&page, offsetof(struct page, own_sum));
@@ -249,7 +266,7 @@ void kva_int8_file_publish(struct kva_int8_file *file, const struct kva_int8_fil
         warn_not_kept(file, "cannot rename");
 }
 
-void kva_int8_file_finish(struct kva_int8_file *file, bool failed)
+void kva_packed_file_finish(struct kva_packed_file *file, bool failed)
 {
     if (file->fd >= 0 && !file->shared)
         drop_new(file);
@@ -257,5 +274,5 @@ void kva_int8_file_finish(struct kva_int8_file *file, bool failed)
         close(file->fd);
     file->fd = -1;
     if (failed)
-        kva_int8_file_unmap(file);
+        kva_packed_file_unmap(file);
 }
