@@ -28,6 +28,16 @@ static void put_field(struct kva_buf *out, const char *name, double value)
     put_number(out, value);
 }
 
+static void put_list(struct kva_buf *out, const char *name, const double *values, uint64_t count)
+{
+    kva_buf_printf(out, ",\n     \"%s\": [", name);
+    for (uint64_t i = 0; i < count; i++) {
+        kva_buf_puts(out, i ? ", " : "");
+        put_number(out, values[i]);
+    }
+    kva_buf_putc(out, ']');
+}
+
 static void put_arguments(const struct kva_cli_eval *eval, struct kva_buf *out)
 {
     const struct kva_config *c = eval->config;
@@ -154,6 +164,7 @@ static void put_policy(const struct kva_cli_eval *eval, uint32_t index, struct k
     put_field(out, "kl_mean", p->kl_mean);
     put_field(out, "kl_p99", p->kl_p99);
     put_field(out, "kl_max", p->kl_max);
+    put_list(out, "kl", p->kl, p->steps);
     put_field(out, "top1_agreement", p->agreement);
     put_field(out, "perplexity", exp(p->nll));
     put_field(out, "perplexity_full", exp(p->nll_reference));

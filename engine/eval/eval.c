@@ -28,7 +28,7 @@ struct run {
     const struct kva_engine *engine; /* of the sequence at hand */
     struct reference reference;
     float *logits;         /* [vocab], of the policy */
-    double *kl;            /* [policy][steps of all samples at most] */
+    double *sorted;        /* [steps_max] */
     double *logit_squares; /* [policy]: of the reference's, as long as policies have sums */
     uint64_t steps_max;
     uint64_t steps_before; /* of the samples that are done */
@@ -271,7 +271,7 @@ static enum kva_status decode(struct run *run, const struct kva_eval_sample *sam
 {
     const struct kva_eval_params *p = run->params;
     const struct reference *r = &run->reference;
-    double *kl = run->kl + (size_t)(policy - run->eval->policies) * run->steps_max;
+    double *kl = run->eval->kl + (size_t)(policy - run->eval->policies) * run->steps_max;
     enum kva_status status = KVA_OK;
     item->logits = run->logits;
     for (uint32_t i = 0; i < r->steps && !status; i++) {
@@ -342,14 +342,15 @@ static int compare_doubles(const void *a, const void *b)
 /* Sums to means. */
 static void finish_policy(struct run *run, struct kva_eval_policy *policy)
 {
-    double *kl = run->kl + (size_t)(policy - run->eval->policies) * run->steps_max;
-    double steps = (double)policy->steps;
+    double steps = (double)policy->steps, *sorted = run->sorted;
+    policy->kl = run->eval->kl + (size_t)(policy - run->eval->policies) * run->steps_max;
     for (uint64_t i = 0; i < policy->steps; i++)
-        policy->kl_mean += kl[i];
-    qsort(kl, policy->steps, sizeof(*kl), compare_doubles);
+        policy->kl_mean += policy->kl[i];
+    memcpy(sorted, policy->kl, policy->steps * sizeof(*sorted));
+    qsort(sorted, policy->steps, sizeof(*sorted), compare_doubles);
     policy->kl_mean /= steps;
-    policy->kl_p99 = kva_quantile(kl, policy->steps, 0.99);
-    policy->kl_max = kl[policy->steps - 1];
+    policy->kl_p99 = kva_quantile(sorted, policy->steps, 0.99);
+    policy->kl_max = sorted[policy->steps - 1];
     policy->agreement /= steps;
     policy->nll /= steps;
     policy->nll_reference /= steps;
@@ -376,10 +377,11 @@ static enum kva_status init(struct run *run, struct kva_err *err)
     }
     run->total = prompts / PREFILL_SPEED + run->steps_max * (p->spec_count + 1);
     eval->policies = calloc(p->spec_count, sizeof(*eval->policies));
-    run->kl = calloc(run->steps_max, p->spec_count * sizeof(*run->kl));
+    eval->kl = calloc(run->steps_max, p->spec_count * sizeof(*eval->kl));
+    run->sorted = calloc(run->steps_max, sizeof(*run->sorted));
     run->logits = calloc(run->config->vocab_size, sizeof(*run->logits));
     run->logit_squares = calloc(p->spec_count, sizeof(*run->logit_squares));
-    bool ok = eval->policies && run->kl && run->logits && run->logit_squares;
+    bool ok = eval->policies && eval->kl && run->sorted && run->logits && run->logit_squares;
     for (uint32_t i = 0; i < p->spec_count && ok; i++) {
         struct kva_eval_policy *policy = &eval->policies[eval->policy_count++];
         policy->spec = p->specs[i];
@@ -429,7 +431,7 @@ enum kva_status kva_eval_run(const struct kva_eval_params *params, struct kva_ev
     drop_reference(&run);
     free(run.logits);
     free(run.logit_squares);
-    free(run.kl);
+    free(run.sorted);
     if (status) {
         kva_eval_destroy(run.eval);
         return status;
@@ -456,5 +458,6 @@ void kva_eval_destroy(struct kva_eval *eval)
     for (uint32_t i = 0; i < eval->policy_count; i++)
         free(eval->policies[i].heads);
     free(eval->policies);
+    free(eval->kl);
     free(eval);
 }

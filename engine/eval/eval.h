@@ -47,8 +47,9 @@ struct kva_eval_params {
 struct kva_eval_policy {
     struct kva_kv_spec spec;
     uint64_t steps;
-    double kl_mean; /* nats, KL(full || policy) of the next-token distributions */
-    double kl_p99;  /* the 99th percentile over the steps */
+    const double *kl; /* [steps] of each step, in their order */
+    double kl_mean;   /* nats, KL(full || policy) of the next-token distributions */
+    double kl_p99;    /* the 99th percentile over the steps */
     double kl_max;
     double agreement;     /* share of steps with the same most probable token */
     double nll_reference; /* mean -log p of the token that comes, nats */
@@ -72,6 +73,7 @@ struct kva_eval {
     uint32_t layers;
     uint32_t kv_heads;
     uint64_t steps;                   /* of each policy */
+    double *kl;                       /* [policy_count][steps at most], the policies' own */
     struct kva_eval_policy *policies; /* [policy_count], as the specs */
     uint32_t policy_count;
 };

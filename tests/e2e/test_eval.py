@@ -71,6 +71,7 @@ def test_eval__what_is_true_by_definition(result):
         covered, best = flat(policy["mass_covered"]), flat(policy["mass_best"])
         assert all(0 <= value <= 1.0001 for value in covered + best)
         assert 0 <= policy["kl_mean"] <= policy["kl_p99"] <= policy["kl_max"]
+        assert len(policy["kl"]) == policy["steps"] and max(policy["kl"]) == policy["kl_max"]
         assert policy["device_bytes_full"] == policies["full"]["device_bytes"]
 
 

@@ -108,6 +108,13 @@ static void test_eval__order_of_policies(void **state KVA_UNUSED)
     const struct kva_eval_policy *p = eval->policies;
     assert_true(p[KIVI1].kl_mean > p[KIVI2].kl_mean && p[KIVI2].kl_mean > p[KIVI4].kl_mean);
     assert_true(p[KIVI4].kl_mean > 0);
+    double total = 0, max = 0;
+    for (uint64_t i = 0; i < p[KIVI1].steps; i++) {
+        total += p[KIVI1].kl[i];
+        max = fmax(max, p[KIVI1].kl[i]);
+    }
+    assert_true(max == p[KIVI1].kl_max);
+    assert_true(total / (double)p[KIVI1].steps == p[KIVI1].kl_mean);
     assert_true(p[ALL_ROWS].kl_mean < 1e-5);
     assert_true(p[ALL_ROWS].agreement == 1);
     for (int i = SYNC; i <= PREVIOUS; i++) {
@@ -161,7 +168,9 @@ static void expect_equal(const struct kva_eval *a, const struct kva_eval *b)
     for (uint32_t i = 0; i < a->policy_count; i++) {
         struct kva_eval_policy p = a->policies[i], q = b->policies[i];
         assert_memory_equal(p.heads, q.heads, a->layers * a->kv_heads * sizeof(*p.heads));
+        assert_memory_equal(p.kl, q.kl, p.steps * sizeof(*p.kl));
         p.heads = q.heads = NULL;
+        p.kl = q.kl = NULL;
         assert_memory_equal(&p, &q, sizeof(p));
     }
 }
