@@ -16,7 +16,7 @@ mkdir -p "$out"
 
 if [ -z "$url" ]; then
     url=http://127.0.0.1:${PORT:-18331}
-    serve "$out" "${PORT:-18331}" --log-level warn
+    serve models/demo "$out" "${PORT:-18331}" --log-level warn
 fi
 
 run() {

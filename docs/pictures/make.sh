@@ -1,72 +1,193 @@
 #!/bin/sh
-# make.sh - the figures of docs/results/quality.md: RULER by policy, the sweep over topk, the needle grid and the
-# heat map of what decoding attends to, all of the bundled model.
+# make.sh - the tables and pictures of docs/results/quality.md.
 #
-#     docs/pictures/make.sh OUT        from the root of the source; OUT: a folder for the results
+#     docs/pictures/make.sh OUT [MODEL [STAGE ...]]      from the root of the source
 #
-# Environment: KVAHEAD (build/kvahead), QUALITY (kvahead-quality), PORT (18330), SAMPLES (30),
-# THREADS (0: one per core). On a CPU specache without a predictor is that of sync. Run again, it
-# goes on where it stopped. Tables: OUT/*/report.md and OUT/eval.txt.
+# OUT: a folder for the results. MODEL: smollm2-135m-instruct, qwen2.5-coder-1.5b-instruct or demo;
+# without one all three. The first two are fetched if they are not there (docs/models.md). STAGE:
+# prose, code, wikitext-2 (divergence along a text), int8 (with int8 weights), gap (between
+# predictors), facts, needles, lists (tasks); of demo policies, topk, levels, needle, steps; without
+# one all of them. Run again, it goes on where it stopped. Tables: OUT/MODEL/tables.md, of demo also
+# OUT/demo/*/report.md.
+#
+# Environment: KVAHEAD (build/kvahead), QUALITY (kvahead-quality), PYTHON (python3: one that has
+# kvahead_quality), PORT (18330), THREADS (1), TEXTS (a folder with prose.txt and wikitext-2.txt),
+# LENGTHS (the model's), CONTEXTS (2: of each task and length), SAMPLES (10: the same of demo).
+#
+# On a CPU specache without a predictor is that of sync, the oracle.
 set -eu
 . docs/pictures/serve.sh
 
 out=$1
+shift
 kvahead=${KVAHEAD:-build/kvahead}
 quality=${QUALITY:-kvahead-quality}
 port=${PORT:-18330}
-samples=${SAMPLES:-30}
-model=models/demo
+threads=${THREADS:-1}
+contexts=${CONTEXTS:-2}
+samples=${SAMPLES:-10}
 seed=7002
-all=niah_single_1,niah_multikey_2,niah_multikey_3,vt,niah_multivalue,niah_multiquery
-mkdir -p "$out"
+low=kivi:1,kivi:2,kivi:4,specache:1:64,specache:2:64,\
+specache:1:64:predictor=spec-token,specache:2:64:predictor=spec-token,\
+specache:1:64:predictor=prev-query,specache:2:64:predictor=prev-query,\
+specache:1:64:paper=true,specache:2:64:paper=true
 
-# No sequence stays in 16 bits because it is short.
-serve "$out" "$port" --kv full --kv kivi:min_tokens=0 --kv specache:min_tokens=0 --threads "${THREADS:-0}"
+spec=specache:1:64:predictor=spec-token
+paper=specache:1:64:paper=true
+previous=specache:1:64:predictor=prev-query
 
-run() {
-    kind=$1 name=$2
-    shift 2
-    $quality "$kind" --base-url "http://127.0.0.1:$port/v1" --seed $seed --out "$out/$name" "$@" \
-        > "$out/$name.log" 2>&1
+# start MODEL [OPTION ...]: a server for which no sequence stays in 16 bits because it is short, and
+# whose streams nobody waits for, so that steps are as full as they can be.
+start() {
+    model=$1
+    shift
+    serve "$model" "$out/$name" "$port" --threads "$threads" --step-time 0 --prefill-share 90 \
+        --host-memory 3G --device-memory 4G --log-level warn \
+        --kv full --kv kivi:min_tokens=0 --kv specache:min_tokens=0 "$@"
 }
 
-# Tables 1 and 4 of the paper: bits, with and without fetched rows, by predictor.
-run ruler policies --lengths 4k,8k --tasks $all --samples "$samples" --policies \
+# ask KIND FOLDER [OPTION ...]: kvahead-quality.
+ask() {
+    kind=$1 folder=$2
+    shift 2
+    $quality "$kind" --base-url "http://127.0.0.1:$port/v1" --seed $seed --out "$out/$name/$folder" "$@" \
+        > "$out/$name/$folder.log" 2>&1
+}
+
+# by_length FOLDER [OPTION ...]: tasks under all policies, of several questions a context.
+by_length() {
+    folder=$1
+    shift
+    start "$name" --weights $weights
+    for length in $lengths; do
+        ask ruler "$folder" --policies "full,$low" --together 24 --concurrency 1 --stop-at-answer \
+            --lengths "$length" --samples "$contexts" "$@"
+    done
+    unserve
+}
+
+# along NAME TEXT [OPTION ...]: the divergence along a text, unless it is there already.
+along() {
+    to=$out/$name/kl-$1
+    [ ! -s "$to.json" ] || return 0
+    text=$2
+    shift 2
+    "$kvahead" eval --model "$name" --threads "$threads" --text "$text" "$@" --json "$to.part" \
+        > "$to.log" 2>&1
+    mv "$to.part" "$to.json"
+}
+
+# One stage of a model that people use. From the model's size: the windows of texts, and the lengths
+# and tasks of which full KV has something to lose.
+real() {
+    case $name in
+    smollm2*) weights=file windows='--from 3072 --tokens 64 --windows 2' lengths=${LENGTHS:-2k 4k 8k} \
+        questions=10 needles=niah_single_2,niah_multikey_1 ;;
+    *) weights=int8 windows='--from 4096 --tokens 40 --windows 1' lengths=${LENGTHS:-8k 4k} \
+        questions=6 needles=niah_multikey_2 ;;
+    esac
+    # shellcheck disable=SC2086 # windows are several words
+    case $1 in
+    prose | wikitext-2) along "$1" "${TEXTS:?}/$1.txt" $windows --look 4 --policies $low ;;
+    code)
+        cat engine/eval/*.c cli/eval/*.c > "$out/code.txt"
+        along code "$out/code.txt" $windows --look 4 --policies $low
+        ;;
+    int8)
+        along int8 "${TEXTS:?}/prose.txt" $windows --look 0 --weights int8 \
+            --policies full,kivi:1,kivi:2,kivi:4,specache:1:64,specache:2:64
+        ;;
+    gap) # Between the oracle, a speculative token, the paper's settings and the previous query.
+        along gap "${TEXTS:?}/prose.txt" $windows --look 4 --policies \
+specache:1:64,$spec,$spec:on_mispredict=chain,$paper,$paper:sinks=4,$paper:fetch=resident,\
+$paper:on_mispredict=predecode,$paper:on_mispredict=predecode:sinks=4,\
+$previous,$previous:reselect_below=95,$previous:reselect_below=98
+        ;;
+    facts) by_length numbers --questions $questions --answer-tokens 16 --tasks facts ;;
+    needles) by_length numbers --questions $questions --answer-tokens 16 --tasks $needles ;;
+    lists)
+        by_length lists --questions 1 --answer-tokens 64 --tasks niah_multivalue,niah_multiquery,fwe
+        ;;
+    *) echo "make.sh: no stage $1 of $name" >&2 && exit 2 ;;
+    esac
+    "${PYTHON:-python3}" docs/pictures/tables.py "$out/$name" > "$out/$name/tables.md"
+}
+
+all=niah_single_1,niah_multikey_2,niah_multikey_3,vt,niah_multivalue,niah_multiquery
+four=niah_single_1,niah_multikey_2,niah_multikey_3,vt
+
+# One stage of the bundled model, whose prompts take a second: every question has its own context.
+demo() {
+    case $1 in
+    steps)
+        $quality prompts --tasks niah_multikey_2,vt --lengths 4k --samples 10 --seed $seed \
+            --tokenizer models/demo/tokenizer.json > "$out/demo/prompts.jsonl"
+        "$kvahead" eval --model models/demo --threads "$threads" --prompts "$out/demo/prompts.jsonl" \
+            --tokens 40 --json "$out/demo/kl-steps.json" --policies \
+kivi:1,kivi:2,specache:1:64,specache:1:64:predictor=spec-token,specache:2:64,\
+specache:2:64:predictor=spec-token,specache:2:64:predictor=spec-token:on_mispredict=chain,\
+specache:2:64:predictor=prev-query,specache:2:64:predictor=prev-query:reselect_below=0 \
+            > "$out/demo/steps.log" 2>&1
+        "$kvahead" eval --model models/demo --threads "$threads" --prompts "$out/demo/prompts.jsonl" \
+            --tokens 40 --policies kivi:2,specache:2:64,specache:2:64:predictor=spec-token \
+            --svg docs/pictures/attended.svg > "$out/demo/attended.log" 2>&1
+        "${PYTHON:-python3}" docs/pictures/tables.py "$out/demo" > "$out/demo/tables.md"
+        return
+        ;;
+    esac
+    start models/demo
+    case $1 in
+    policies) # Tables 1 and 4 of the paper: bits, with and without fetched rows, by predictor.
+        ask ruler policies --lengths 4k,8k --tasks $all --samples "$samples" --policies \
 full,kivi:1,kivi:2,specache:1:64,specache:1:256,specache:2:64,\
 specache:1:64:predictor=spec-token,specache:2:64:predictor=spec-token,\
 specache:1:64:predictor=spec-token:on_mispredict=chain,\
 specache:2:64:predictor=spec-token:on_mispredict=chain,\
 specache:1:64:predictor=prev-query:reselect_below=0,specache:1:64:paper=true
-
-# Figure 5: k. Table 5: levels.
-sweep=full
-for bits in 1 2; do
-    sweep=$sweep,kivi:$bits
-    for k in 16 32 64 128 256 512; do
-        sweep=$sweep,specache:$bits:$k
-    done
-done
-four=niah_single_1,niah_multikey_2,niah_multikey_3,vt
-half=$((samples / 2))
-run ruler topk --lengths 4k,8k --tasks $four --samples $half --policies $sweep
-run ruler levels --lengths 4k,8k --tasks $four --samples $half --policies \
+        ;;
+    topk) # Figure 5.
+        sweep=full
+        for bits in 1 2; do
+            sweep=$sweep,kivi:$bits
+            for k in 16 32 64 128 256 512; do
+                sweep=$sweep,specache:$bits:$k
+            done
+        done
+        ask ruler topk --lengths 4k,8k --tasks $four --samples "$samples" --policies $sweep
+        cp "$out/demo/topk/score_by_topk.svg" docs/pictures/
+        ;;
+    levels) # Table 5.
+        ask ruler levels --lengths 4k,8k --tasks $four --samples "$samples" --policies \
 full,kivi:1:levels=minmax,kivi:1:levels=mse,kivi:2:levels=minmax,kivi:2:levels=mse,\
 specache:1:64:levels=minmax,specache:1:64:levels=mse,specache:2:64:levels=minmax,\
 specache:2:64:levels=mse
+        ;;
+    needle) # Figure 4, by depth and length.
+        ask needle needle --lengths 2k,4k,8k --depths 6 --samples 3 \
+            --policies full,kivi:1,specache:1:64
+        cp "$out/demo/needle/needle.svg" docs/pictures/
+        ;;
+    *) echo "make.sh: no stage $1 of demo" >&2 && exit 2 ;;
+    esac
+    unserve
+}
 
-# Figure 4: the needle, by depth and length.
-run needle needle --lengths 2k,4k,8k --depths 6 --samples 3 \
-    --policies full,kivi:1,specache:1:64
+# stages MODEL [STAGE ...]
+stages() {
+    name=$1
+    shift
+    mkdir -p "$out/$name"
+    if [ "$name" = demo ]; then
+        [ $# -gt 0 ] || set -- policies topk levels needle steps
+        for stage; do demo "$stage"; done
+    else
+        [ $# -gt 0 ] || set -- prose code wikitext-2 int8 gap facts needles lists
+        for stage; do real "$stage"; done
+    fi
+}
 
-# What attends in 16 bits, by layer and head, and how far the distributions are from full.
-$quality prompts --tasks niah_multikey_2,vt --lengths 4k --samples 10 --seed $seed \
-    --tokenizer $model/tokenizer.json > "$out/prompts.jsonl"
-"$kvahead" eval --model $model --prompts "$out/prompts.jsonl" --tokens 40 --policies \
-kivi:1,kivi:2,specache:1:64,specache:1:64:predictor=spec-token,specache:2:64,\
-specache:2:64:predictor=spec-token,specache:2:64:predictor=spec-token:on_mispredict=chain,\
-specache:2:64:predictor=prev-query,specache:2:64:predictor=prev-query:reselect_below=0 \
-    --json "$out/eval.json" > "$out/eval.txt"
-"$kvahead" eval --model $model --prompts "$out/prompts.jsonl" --tokens 40 \
-    --policies kivi:2,specache:2:64,specache:2:64:predictor=spec-token --svg docs/pictures/attended.svg \
-    > "$out/attended.txt"
-cp "$out/topk/score_by_topk.svg" "$out/needle/needle.svg" docs/pictures/
+if [ $# -gt 0 ]; then
+    stages "$@"
+else
+    for each in smollm2-135m-instruct qwen2.5-coder-1.5b-instruct demo; do stages $each; done
+fi

@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+"""tables.py - what docs/pictures/make.sh has measured, as the tables of docs/results/quality.md.
+
+    python3 docs/pictures/tables.py FOLDER [--svg FILE]
+
+FOLDER is a model's: its kl-*.json are of `kvahead eval`, its other folders of `kvahead-quality`.
+Tables go to standard output. --svg: a picture of divergence against KV bytes, of kl-prose.json.
+
+Intervals are 95%: of a KL a bootstrap over steps, of an agreement Wilson's, of a score's difference
+to `full` a paired bootstrap over contexts (clients/quality/README.md).
+"""
+
+import argparse
+import json
+import pathlib
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from kvahead_quality.plots import COLOURS, MARKERS, STYLE
+from kvahead_quality.records import RecordFile
+from kvahead_quality.specs import length_label
+from kvahead_quality.stats import RESAMPLES, wilson
+from kvahead_quality.summary import summarise
+from kvahead_quality.tasks import TASKS
+
+LAYERS_A_COLUMN = 5
+
+
+def table(header, rows):
+    print("| " + " | ".join(header) + " |")
+    print("|---|" + "---:|" * (len(header) - 1))
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+    print()
+
+
+def kl_interval(policy):
+    """Of the mean of the steps' KL. Its tail is heavy, so the upper end may still be too low."""
+    steps = np.array(policy["kl"])
+    picks = np.random.default_rng(0).integers(0, len(steps), size=(RESAMPLES, len(steps)))
+    return np.percentile(steps[picks].mean(axis=1), [2.5, 97.5])
+
+
+def percent(part, whole):
+    return f"{100 * part / whole:.0f}" if whole else "-"
+
+
+def mean(matrix, first=0, last=None):
+    """Of [layer][head] in layers first..last-1; None where nothing was looked at."""
+    values = [value for row in matrix[first:last] for value in row if value is not None]
+    return sum(values) / len(values) if values else None
+
+
+def shown(value):
+    return "-" if value is None else f"{100 * value:.0f}"
+
+
+def divergence(path):
+    """One file of `kvahead eval --json`: a row a policy."""
+    run = json.loads(path.read_text())
+    windows, steps = len(run["prompt_tokens"]), run["steps"]
+    print(f"{path.stem}: {windows} x {run['prompt_tokens'][0]} tokens, {steps} steps; ", end="")
+    print(f"weights {run['arguments']['weights']}; text sha256 {run['input']['sha256'][:8]}; ", end="")
+    print(f"perplexity of full {run['policies'][0]['perplexity_full']:.2f}\n")
+    header = ["policy", "KL", "p99", "top-1", "perplexity", "hit", "mass", "waits"]
+    rows = []
+    for p in run["policies"]:
+        low, high = kl_interval(p)
+        right, n = p["top1_agreement"], p["steps"]
+        worst, best = wilson(right * n, n)
+        looked = "hit_rate" in p
+        rows.append(
+            [
+                f"`{p['policy']}`",
+                f"{p['kl_mean']:.4f} [{low:.4f}, {high:.4f}]",
+                f"{p['kl_p99']:.3f}",
+                f"{100 * right:.0f} [{100 * worst:.0f}, {100 * best:.0f}]",
+                f"{p['perplexity']:.2f}",
+                *(shown(mean(p[name])) if looked else "-" for name in ("hit_rate", "mass_covered", "waited")),
+                percent(p["spec_tokens_as_full"], p["spec_tokens"]),
+                percent(p["spec_tokens_as_followed"], p["spec_tokens"]),
+                f"{100 * p['device_bytes'] / p['device_bytes_full']:.1f}",
+            ]
+        )
+    table([*header, "T' = `full`'s", "T' = what follows", "device"], rows)
+    layers(run)
+
+
+def layers(run):
+    """Hit and mass, layers in groups."""
+    count = run["model"]["layers"]
+    firsts = range(0, count, LAYERS_A_COLUMN)
+    header = [f"{first}-{min(first + LAYERS_A_COLUMN, count) - 1}" for first in firsts]
+    rows = []
+    for p in run["policies"]:
+        for title, name in (("mass", "mass_covered"), ("hit", "hit_rate")):
+            means = [mean(p[name], f, f + LAYERS_A_COLUMN) for f in firsts] if name in p else []
+            if any(value is not None and value < 1 for value in means):
+                rows.append([f"`{p['policy']}`: {title}", *map(shown, means)])
+    if rows:
+        table(["layers", *header], rows)
+
+
+def scores(folder):
+    """One folder of `kvahead-quality ruler`: a row a policy, a column a task and length."""
+    records = RecordFile(folder / "samples.jsonl")
+    found = list(records.finished.values())
+    questions = json.loads((folder / "run.json").read_text())["identity"]["questions"]
+    asked = {task: min(questions, TASKS[task].questions_max) for task in TASKS}
+    policies = list(dict.fromkeys(r.policy for r in found))
+    policies.sort(key=lambda policy: (policy != "full", policy.split(":")[0], policy))
+    cells = sorted({(r.length, r.task) for r in found})
+    columns = {cell: column(cell, found, policies, asked, records) for cell in cells}
+    header = [f"{task}, {length_label(length)}" for length, task in cells]
+    sizes = [columns[cell][1] for cell in cells]
+    rows = [["contexts x questions", *sizes, ""]]
+    for policy in policies:
+        paired = [pair for cell in cells for pair in columns[cell][2][policy]]
+        row = [columns[cell][0][policy] for cell in cells]
+        rows.append([f"`{policy}`", *row, difference(paired) if policy != "full" else ""])
+    print(f"{folder.name}:\n")
+    table(["policy", *header, "all, to `full`"], rows)
+
+
+def column(cell, found, policies, asked, records):
+    """Of one task at one length: scores, sample sizes, and per policy the contexts' differences."""
+    length, task = cell
+    here = [r for r in found if (r.length, r.task) == cell]
+    contexts = {r.group for r in here}
+    summary = summarise(
+        tasks=[task],
+        lengths=[length],
+        policies=policies,
+        samples=max(contexts) + 1,
+        seed=here[0].seed,
+        answer_tokens={task: TASKS[task].max_tokens},
+        finished=records.finished,
+        failed={},
+        questions=asked,
+    )
+    shown_scores = {p: f"{100 * summary.cell(task, length, p).estimate.mean:.0f}" for p in policies}
+    base = {r.index: r.score for r in here if r.policy == "full"}
+    pairs = {
+        policy: [
+            [r.score - base[r.index] for r in here if r.policy == policy and r.group == context]
+            for context in contexts
+        ]
+        for policy in policies
+    }
+    return shown_scores, f"{len(contexts)} x {asked[task]}", pairs
+
+
+def difference(contexts):
+    """The mean over contexts of their mean difference to `full`, in points, with its interval."""
+    means = 100 * np.array([sum(values) / len(values) for values in contexts if values])
+    picks = np.random.default_rng(0).integers(0, len(means), size=(RESAMPLES, len(means)))
+    low, high = np.percentile(means[picks].mean(axis=1), [2.5, 97.5])
+    return f"{means.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def picture(folder, path):
+    """KL against KV bytes, both logarithmic, a mark a policy."""
+    run = json.loads((folder / "kl-prose.json").read_text())
+    with plt.rc_context(STYLE):
+        figure, ax = plt.subplots(figsize=(7, 4.4), layout="constrained")
+        for number, p in enumerate(run["policies"]):
+            low, high = kl_interval(p)
+            ax.errorbar(
+                100 * p["device_bytes"] / p["device_bytes_full"],
+                p["kl_mean"],
+                yerr=[[p["kl_mean"] - low], [high - p["kl_mean"]]],
+                fmt=MARKERS[number % len(MARKERS)],
+                color=COLOURS[number % len(COLOURS)],
+                fillstyle="full" if number < len(COLOURS) else "none",
+                label=p["policy"],
+                capsize=3,
+            )
+        ax.set(yscale="log", xlabel="KV bytes on the device, percent of full", ylabel="KL, nats")
+        ax.set_title(f"{run['model']['name']}: {run['prompt_tokens'][0]} tokens of prose")
+        ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        figure.savefig(path, metadata={"Date": None}, facecolor="white")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--svg", type=pathlib.Path)
+    args = parser.parse_args()
+    for path in sorted(args.folder.glob("kl-*.json")):
+        divergence(path)
+    for path in sorted(args.folder.glob("*/samples.jsonl")):
+        scores(path.parent)
+    if args.svg:
+        picture(args.folder, args.svg)
+
+
+if __name__ == "__main__":
+    main()
