@@ -6,13 +6,14 @@
 # OUT: a folder for the results. MODEL: smollm2-135m-instruct, qwen2.5-coder-1.5b-instruct or demo;
 # without one all three. The first two are fetched if they are not there (docs/models.md). STAGE:
 # prose, code, wikitext-2 (divergence along a text), int8 (with int8 weights), gap (between
-# predictors), facts, needles, lists (tasks); of demo policies, topk, levels, needle, steps; without
+# predictors), settings (levels, layers, rows, sinks), facts, needles, lists (tasks); of demo policies, topk, levels, needle, steps; without
 # one all of them. Run again, it goes on where it stopped. Tables: OUT/MODEL/tables.md, of demo also
 # OUT/demo/*/report.md.
 #
 # Environment: KVAHEAD (build/kvahead), QUALITY (kvahead-quality), PYTHON (python3: one that has
 # kvahead_quality), PORT (18330), THREADS (1), TEXTS (a folder with prose.txt and wikitext-2.txt),
-# LENGTHS (the model's), CONTEXTS (2: of each task and length), SAMPLES (10: the same of demo).
+# LENGTHS (the model's), POLICIES (of tasks: all), CONTEXTS (2: of each task and length), SAMPLES (10:
+# the same of demo).
 #
 # On a CPU specache without a predictor is that of sync, the oracle.
 set -eu
@@ -60,7 +61,7 @@ by_length() {
     shift
     start "$name" --weights $weights
     for length in $lengths; do
-        ask ruler "$folder" --policies "full,$low" --together 24 --concurrency 1 --stop-at-answer \
+        ask ruler "$folder" --policies "full,${POLICIES:-$low}" --together 24 --concurrency 1 --stop-at-answer \
             --lengths "$length" --samples "$contexts" "$@"
     done
     unserve
@@ -102,6 +103,12 @@ real() {
 specache:1:64,$spec,$spec:on_mispredict=chain,$paper,$paper:sinks=4,$paper:fetch=resident,\
 $paper:on_mispredict=predecode,$paper:on_mispredict=predecode:sinks=4,\
 $previous,$previous:reselect_below=95,$previous:reselect_below=98
+        ;;
+    settings) # Levels, layers, rows and sinks.
+        along settings "${TEXTS:?}/prose.txt" $windows --look 4 --policies \
+kivi:1,kivi:1:levels=mse,kivi:1:skip_layers=1,kivi:2:skip_layers=1,specache:1:64,\
+specache:1:64:levels=mse,specache:1:64:skip_layers=1,specache:1:64:levels=mse:skip_layers=1,\
+specache:1:128,specache:1:64:sinks=16
         ;;
     facts) by_length numbers --questions $questions --answer-tokens 16 --tasks facts ;;
     needles) by_length numbers --questions $questions --answer-tokens 16 --tasks $needles ;;
@@ -181,7 +188,7 @@ stages() {
         [ $# -gt 0 ] || set -- policies topk levels needle steps
         for stage; do demo "$stage"; done
     else
-        [ $# -gt 0 ] || set -- prose code wikitext-2 int8 gap facts needles lists
+        [ $# -gt 0 ] || set -- prose code wikitext-2 int8 gap settings facts needles lists
         for stage; do real "$stage"; done
     fi
 }

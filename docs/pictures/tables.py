@@ -12,6 +12,7 @@ to `full` a paired bootstrap over contexts (clients/quality/README.md).
 
 import argparse
 import json
+import math
 import pathlib
 
 import matplotlib
@@ -64,7 +65,9 @@ def divergence(path):
     run = json.loads(path.read_text())
     windows, steps = len(run["prompt_tokens"]), run["steps"]
     print(f"{path.stem}: {windows} x {run['prompt_tokens'][0]} tokens, {steps} steps; ", end="")
-    print(f"weights {run['arguments']['weights']}; text sha256 {run['input']['sha256'][:8]}; ", end="")
+    print(
+        f"weights {run['arguments']['weights']}; text sha256 {run['input']['sha256'][:8]}; ", end=""
+    )
     print(f"perplexity of full {run['policies'][0]['perplexity_full']:.2f}\n")
     header = ["policy", "KL", "p99", "top-1", "perplexity", "hit", "mass", "waits"]
     rows = []
@@ -80,7 +83,10 @@ def divergence(path):
                 f"{p['kl_p99']:.3f}",
                 f"{100 * right:.0f} [{100 * worst:.0f}, {100 * best:.0f}]",
                 f"{p['perplexity']:.2f}",
-                *(shown(mean(p[name])) if looked else "-" for name in ("hit_rate", "mass_covered", "waited")),
+                *(
+                    shown(mean(p[name])) if looked else "-"
+                    for name in ("hit_rate", "mass_covered", "waited")
+                ),
                 percent(p["spec_tokens_as_full"], p["spec_tokens"]),
                 percent(p["spec_tokens_as_followed"], p["spec_tokens"]),
                 f"{100 * p['device_bytes'] / p['device_bytes_full']:.1f}",
@@ -119,9 +125,10 @@ def scores(folder):
     sizes = [columns[cell][1] for cell in cells]
     rows = [["contexts x questions", *sizes, ""]]
     for policy in policies:
-        paired = [pair for cell in cells for pair in columns[cell][2][policy]]
         row = [columns[cell][0][policy] for cell in cells]
-        rows.append([f"`{policy}`", *row, difference(paired) if policy != "full" else ""])
+        paired = [pair for cell in cells for pair in columns[cell][2][policy]]
+        whole = policy != "full" and all(paired)
+        rows.append([f"`{policy}`", *row, difference(paired) if whole else ""])
     print(f"{folder.name}:\n")
     table(["policy", *header, "all, to `full`"], rows)
 
@@ -142,7 +149,10 @@ def column(cell, found, policies, asked, records):
         failed={},
         questions=asked,
     )
-    shown_scores = {p: f"{100 * summary.cell(task, length, p).estimate.mean:.0f}" for p in policies}
+    means = {policy: summary.cell(task, length, policy).estimate.mean for policy in policies}
+    shown_scores = {
+        p: "-" if math.isnan(mean) else f"{100 * mean:.0f}" for p, mean in means.items()
+    }
     base = {r.index: r.score for r in here if r.policy == "full"}
     pairs = {
         policy: [
@@ -156,7 +166,7 @@ def column(cell, found, policies, asked, records):
 
 def difference(contexts):
     """The mean over contexts of their mean difference to `full`, in points, with its interval."""
-    means = 100 * np.array([sum(values) / len(values) for values in contexts if values])
+    means = 100 * np.array([sum(values) / len(values) for values in contexts])
     picks = np.random.default_rng(0).integers(0, len(means), size=(RESAMPLES, len(means)))
     low, high = np.percentile(means[picks].mean(axis=1), [2.5, 97.5])
     return f"{means.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
