@@ -120,6 +120,7 @@ struct kva_api_call {
     bool skip_special;
     bool want_logprobs; /* chat's logprobs flag; completions: an integer was given */
     bool has_max_tokens;
+    bool max_is_new; /* it is max_completion_tokens, which counts where both are there */
     uint32_t n;
     uint32_t best_of;    /* >= n: choices that are really run */
     uint32_t max_tokens; /* if has_max_tokens; 0 is allowed for completions */

@@ -127,11 +127,14 @@ static bool listed(const char *list, const char *word)
 /* A value that asks for nothing may be sent along, as some clients always do. */
 static bool asks_for_nothing(const struct kva_api_field *field, const cJSON *value)
 {
-    if (cJSON_IsFalse(value) || (cJSON_IsNumber(value) && value->valuedouble == 0))
-        return true;
-    if ((cJSON_IsArray(value) || cJSON_IsObject(value)) && !value->child)
-        return true;
-    return cJSON_IsString(value) && listed(field->allow, value->valuestring);
+    if (cJSON_IsBool(value))
+        return cJSON_IsTrue(value) == listed(field->allow, "true");
+    if (cJSON_IsNumber(value))
+        return value->valuedouble == field->min;
+    if (cJSON_IsArray(value) || cJSON_IsObject(value))
+        return !value->child;
+    return cJSON_IsString(value) &&
+           (!value->valuestring[0] || listed(field->allow, value->valuestring));
 }
 
 static enum kva_status read_field(struct kva_api_parser *p, const struct kva_api_field *field,
@@ -167,15 +170,24 @@ static enum kva_status read_field(struct kva_api_parser *p, const struct kva_api
     return kva_fail(p->err, KVA_EINTERNAL, "Unknown kind of field.");
 }
 
-enum kva_status kva_api_read_fields(struct kva_api_parser *p, const cJSON *object,
-                                    const struct kva_api_field *fields)
+static const struct kva_api_field *find(const struct kva_api_field *fields,
+                                        enum kva_api_route route, const char *name)
 {
-    uint32_t route = 1u << p->call->route;
+    for (; fields->name; fields++)
+        if ((fields->routes & (1u << route)) && strcmp(fields->name, name) == 0)
+            return fields;
+    return NULL;
+}
+
+enum kva_status kva_api_read_fields(struct kva_api_parser *p, const cJSON *object,
+                                    const struct kva_api_field *fields,
+                                    const struct kva_api_field *foreign)
+{
     for (const cJSON *item = object->child; item; item = item->next) {
-        const struct kva_api_field *field = fields;
-        while (field->name && (!(field->routes & route) || strcmp(field->name, item->string) != 0))
-            field++;
-        if (!field->name) {
+        const struct kva_api_field *field = find(fields, p->call->route, item->string);
+        if (!field && foreign)
+            field = find(foreign, p->call->route, item->string);
+        if (!field) {
             p->call->unknown_fields++;
             continue;
         }

@@ -11,9 +11,7 @@ struct kva_api_parser {
     const struct kva_api_config *config;
     struct kva_err *err;
     uint32_t argument_values; /* of the tool calls' arguments that were parsed */
-    bool has_stream_options;
     bool has_best_of;
-    bool has_top_logprobs;
 };
 
 enum kva_field_kind {
@@ -22,8 +20,8 @@ enum kva_field_kind {
     KVA_FIELD_UINT,   /* uint32_t at `offset`, whole, in [min, max] */
     KVA_FIELD_CUSTOM, /* `parse` */
     KVA_FIELD_IGNORE, /* known, and without a meaning here */
-    KVA_FIELD_REFUSE, /* known and not supported, unless the value says "off": false, 0, [], {},
-                         "none", "auto" where `allow` lists it */
+    KVA_FIELD_REFUSE, /* known and not supported, unless the value says "off": false (true, where
+                         `allow` lists it), the number `min`, "", [], {}, a word of `allow` */
 };
 
 #define KVA_ROUTE_COMPLETION (1u << KVA_API_COMPLETION)
@@ -42,12 +40,14 @@ struct kva_api_field {
     const char *allow; /* KVA_FIELD_REFUSE: strings that mean "off", separated by spaces */
 };
 
-/* Read every member of `object` that `fields` (ended by name NULL) has for the call's route;
- * others are counted in call->unknown_fields. */
+/* Read every member of `object` that `fields`, or else `foreign` (both ended by name NULL; the latter
+ * may be NULL), has for the call's route; others are counted in call->unknown_fields. */
 KVA_MUST_CHECK enum kva_status kva_api_read_fields(struct kva_api_parser *p, const cJSON *object,
-                                                   const struct kva_api_field *fields);
+                                                   const struct kva_api_field *fields,
+                                                   const struct kva_api_field *foreign);
 
-extern const struct kva_api_field kva_api_fields[];
+extern const struct kva_api_field kva_api_fields[];         /* parse.c */
+extern const struct kva_api_field kva_api_foreign_fields[]; /* foreign.c */
 
 /* Typed readers, for custom fields: `name` is what errors call the field. */
 enum kva_status kva_api_read_bool(struct kva_api_parser *p, const char *name, const cJSON *value,

@@ -38,8 +38,23 @@ static enum kva_status parse_max_tokens(struct kva_api_parser *p, const char *na
                                         const cJSON *value)
 {
     double min = p->call->route == KVA_API_COMPLETION ? 0 : 1;
+    uint32_t count = 0;
+    enum kva_status status = read_uint(p, name, value, min, 4294967295.0, &count);
+    /* The new name counts, whichever comes first. */
+    if (status != KVA_OK || p->call->max_is_new)
+        return status;
     p->call->has_max_tokens = true;
-    return read_uint(p, name, value, min, 4294967295.0, &p->call->max_tokens);
+    p->call->max_tokens = count;
+    return KVA_OK;
+}
+
+static enum kva_status parse_max_completion(struct kva_api_parser *p, const char *name,
+                                            const cJSON *value)
+{
+    p->call->max_is_new = false;
+    enum kva_status status = parse_max_tokens(p, name, value);
+    p->call->max_is_new = status == KVA_OK;
+    return status;
 }
 
 static enum kva_status parse_n(struct kva_api_parser *p, const char *name, const cJSON *value)
@@ -59,13 +74,12 @@ static enum kva_status parse_logprobs(struct kva_api_parser *p, const char *name
     if (p->call->route == KVA_API_CHAT)
         return kva_api_read_bool(p, name, value, &p->call->want_logprobs);
     p->call->want_logprobs = true;
-    return read_uint(p, name, value, 0, 5, &p->call->top_logprobs);
+    return read_uint(p, name, value, 0, KVA_LOGPROBS_MAX, &p->call->top_logprobs);
 }
 
 static enum kva_status parse_top_logprobs(struct kva_api_parser *p, const char *name,
                                           const cJSON *value)
 {
-    p->has_top_logprobs = true;
     return read_uint(p, name, value, 0, KVA_LOGPROBS_MAX, &p->call->top_logprobs);
 }
 
@@ -237,8 +251,7 @@ static enum kva_status parse_stream_options(struct kva_api_parser *p, const char
     if (!cJSON_IsObject(value))
         return kva_fail_param(p->err, KVA_EINVAL, name, "'%s' must be an object, not %s.", name,
                               kva_api_type_name(value));
-    p->has_stream_options = true;
-    return kva_api_read_fields(p, value, stream_option_fields);
+    return kva_api_read_fields(p, value, stream_option_fields, NULL);
 }
 
 #define ALL_ROUTES (KVA_ROUTE_GENERATE | KVA_ROUTE_TOKENIZE | KVA_ROUTE_DETOKENIZE)
@@ -258,23 +271,15 @@ static enum kva_status parse_stream_options(struct kva_api_parser *p, const char
     {                                                                                              \
         name, KVA_ROUTE_GENERATE, KVA_FIELD_UINT, CALL(member), min, max, NULL, NULL               \
     }
-#define IGNORE(name, routes)                                                                       \
-    {                                                                                              \
-        name, routes, KVA_FIELD_IGNORE, 0, 0, 0, NULL, NULL                                        \
-    }
-#define REFUSE(name, routes, off)                                                                  \
-    {                                                                                              \
-        name, routes, KVA_FIELD_REFUSE, 0, 0, 0, NULL, off                                         \
-    }
 
-/* Everything that OpenAI's schema and those of its imitators name. */
+/* What is read. What others define and this server does not have is in foreign.c. */
 const struct kva_api_field kva_api_fields[] = {
     CUSTOM("model", ALL_ROUTES, parse_model),
     CUSTOM("prompt", KVA_ROUTE_COMPLETION | KVA_ROUTE_TOKENIZE, kva_api_parse_prompt),
     CUSTOM("tokens", KVA_ROUTE_DETOKENIZE, kva_api_parse_tokens),
     CUSTOM("messages", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, kva_api_parse_messages),
     CUSTOM("max_tokens", KVA_ROUTE_GENERATE, parse_max_tokens),
-    CUSTOM("max_completion_tokens", KVA_ROUTE_CHAT, parse_max_tokens),
+    CUSTOM("max_completion_tokens", KVA_ROUTE_CHAT, parse_max_completion),
     BOOL("stream", KVA_ROUTE_GENERATE, stream),
     CUSTOM("stream_options", KVA_ROUTE_GENERATE, parse_stream_options),
     FLOAT("temperature", sampling.temperature, 0, 2),
@@ -312,40 +317,6 @@ const struct kva_api_field kva_api_fields[] = {
     CUSTOM("chat_template_kwargs", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, parse_template_kwargs),
     CUSTOM("response_format", KVA_ROUTE_GENERATE, parse_response_format),
     CUSTOM("modalities", KVA_ROUTE_CHAT, parse_modalities),
-
-    IGNORE("user", ALL_ROUTES),
-    IGNORE("metadata", KVA_ROUTE_GENERATE),
-    IGNORE("safety_identifier", KVA_ROUTE_GENERATE),
-    IGNORE("prompt_cache_key", KVA_ROUTE_GENERATE),
-    IGNORE("parallel_tool_calls", KVA_ROUTE_CHAT),
-
-    REFUSE("tools", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, NULL),
-    REFUSE("tool_choice", KVA_ROUTE_CHAT, "none auto"),
-    REFUSE("functions", KVA_ROUTE_CHAT, NULL),
-    REFUSE("function_call", KVA_ROUTE_CHAT, "none auto"),
-    REFUSE("audio", KVA_ROUTE_CHAT, NULL),
-    REFUSE("prediction", KVA_ROUTE_CHAT, NULL),
-    REFUSE("web_search_options", KVA_ROUTE_CHAT, NULL),
-    REFUSE("reasoning_effort", KVA_ROUTE_CHAT, "none"),
-    REFUSE("verbosity", KVA_ROUTE_CHAT, "medium"),
-    REFUSE("store", KVA_ROUTE_CHAT, NULL),
-    REFUSE("service_tier", KVA_ROUTE_GENERATE, "auto default"),
-    REFUSE("suffix", KVA_ROUTE_COMPLETION, NULL),
-    REFUSE("echo", KVA_ROUTE_CHAT, NULL),
-    REFUSE("best_of", KVA_ROUTE_CHAT, NULL),
-    REFUSE("continue_final_message", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, NULL),
-    REFUSE("chat_template", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, NULL),
-    REFUSE("use_beam_search", KVA_ROUTE_GENERATE, NULL),
-    REFUSE("length_penalty", KVA_ROUTE_GENERATE, NULL),
-    REFUSE("guided_json", KVA_ROUTE_GENERATE, NULL),
-    REFUSE("guided_regex", KVA_ROUTE_GENERATE, NULL),
-    REFUSE("guided_choice", KVA_ROUTE_GENERATE, NULL),
-    REFUSE("guided_grammar", KVA_ROUTE_GENERATE, NULL),
-    REFUSE("structured_outputs", KVA_ROUTE_GENERATE, NULL),
-    REFUSE("grammar", KVA_ROUTE_GENERATE, NULL),
-    REFUSE("json_schema", KVA_ROUTE_GENERATE, NULL),
-    REFUSE("logits_processors", KVA_ROUTE_GENERATE, NULL),
-    REFUSE("prompt_embeds", KVA_ROUTE_COMPLETION, NULL),
     {NULL, 0, KVA_FIELD_IGNORE, 0, 0, 0, NULL, NULL},
 };
 
@@ -407,7 +378,8 @@ static enum kva_status read_call(struct kva_api_parser *p)
     if (!cJSON_IsObject(call->json))
         return kva_fail(p->err, KVA_EINVAL, "The body must be a JSON object, not %s.",
                         kva_api_type_name(call->json));
-    enum kva_status status = kva_api_read_fields(p, call->json, kva_api_fields);
+    enum kva_status status =
+        kva_api_read_fields(p, call->json, kva_api_fields, kva_api_foreign_fields);
     return status == KVA_OK ? kva_api_check_call(p) : status;
 }
 

@@ -87,47 +87,62 @@ enum kva_status kva_api_parse_tokens(struct kva_api_parser *p, const char *name,
     return read_id_prompt(p, name, value, p->call->prompts);
 }
 
+/* The text of a part: a plain string, {"type": "text", "text"}, its name in another of OpenAI's APIs,
+ * or what an assistant said in place of an answer. */
+static enum kva_status part_text(struct kva_api_parser *p, const cJSON *part, const char *place,
+                                 const char **ret)
+{
+    static const char *const kinds[][2] = {
+        {"text", "text"}, {"input_text", "text"}, {"output_text", "text"}, {"refusal", "refusal"}};
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(part, "type");
+    if (cJSON_IsString(part)) {
+        *ret = part->valuestring;
+        return KVA_OK;
+    }
+    if (!cJSON_IsString(type))
+        return kva_fail_param(p->err, KVA_EINVAL, place,
+                              "'%s' must be a string or an object with a 'type'.", place);
+    for (size_t i = 0; i < KVA_COUNT_OF(kinds); i++) {
+        if (strcmp(type->valuestring, kinds[i][0]) != 0)
+            continue;
+        const cJSON *text = cJSON_GetObjectItemCaseSensitive(part, kinds[i][1]);
+        if (!cJSON_IsString(text))
+            return kva_fail_param(p->err, KVA_EINVAL, place, "'%s.%s' must be a string.", place,
+                                  kinds[i][1]);
+        *ret = text->valuestring;
+        return KVA_OK;
+    }
+    return kva_fail_param(p->err, KVA_EUNSUPPORTED, place,
+                          "'%s' has type '%.40s', which this server does not support, only 'text'.",
+                          place, type->valuestring);
+}
+
 /* Joins the parts of `content` to one string: templates expect text. */
 static enum kva_status flatten_content(struct kva_api_parser *p, cJSON *message, cJSON *content,
                                        uint32_t index)
 {
-    size_t bytes = 1;
+    struct kva_buf joined;
     uint32_t number = 0;
-    for (const cJSON *part = content->child; part; part = part->next, number++) {
+    enum kva_status status = KVA_OK;
+    kva_buf_init(&joined, p->config->limits.arena_bytes_max);
+    for (const cJSON *part = content->child; part && !status; part = part->next, number++) {
         char place[KVA_ERR_PARAM_MAX];
+        const char *text = "";
         snprintf(place, sizeof(place), "messages[%u].content[%u]", index, number);
-        const cJSON *type = cJSON_GetObjectItemCaseSensitive(part, "type");
-        const cJSON *text = cJSON_GetObjectItemCaseSensitive(part, "text");
-        if (!cJSON_IsString(type))
-            return kva_fail_param(p->err, KVA_EINVAL, place,
-                                  "'%s' must be an object with a 'type'.", place);
-        if (strcmp(type->valuestring, "text") != 0)
-            return kva_fail_param(
-                p->err, KVA_EUNSUPPORTED, place,
-                "'%s' has type '%.40s', which this server does not support, only 'text'.", place,
-                type->valuestring);
-        if (!cJSON_IsString(text))
-            return kva_fail_param(p->err, KVA_EINVAL, place, "'%s.text' must be a string.", place);
-        bytes += strlen(text->valuestring) + 1;
+        status = part_text(p, part, place, &text);
+        kva_buf_puts(&joined, number ? "\n" : "");
+        kva_buf_puts(&joined, text);
     }
-    char *joined = kva_arena_alloc(&p->call->arena, bytes);
-    if (!joined)
-        return kva_fail_param(p->err, KVA_ENOMEM, "messages",
-                              "The messages do not fit the request's memory.");
-    char *at = joined;
-    for (const cJSON *part = content->child; part; part = part->next) {
-        if (at != joined)
-            *at++ = '\n';
-        const char *text = cJSON_GetObjectItemCaseSensitive(part, "text")->valuestring;
-        size_t length = strlen(text);
-        memcpy(at, text, length + 1);
-        at += length;
-    }
-    cJSON *string = cJSON_CreateString(joined);
-    if (!string)
-        return kva_fail_param(p->err, KVA_ENOMEM, "messages", "Out of memory.");
-    cJSON_ReplaceItemInObjectCaseSensitive(message, "content", string);
-    return KVA_OK;
+    kva_buf_append(&joined, "", 1);
+    cJSON *string = status || joined.failed ? NULL : cJSON_CreateString(joined.data);
+    kva_buf_finish(&joined);
+    if (status)
+        return status;
+    if (string && cJSON_ReplaceItemInObjectCaseSensitive(message, "content", string))
+        return KVA_OK;
+    cJSON_Delete(string);
+    return kva_fail_param(p->err, KVA_ENOMEM, "messages",
+                          "The messages do not fit the request's memory.");
 }
 
 static enum kva_status check_role(struct kva_api_parser *p, const cJSON *message, uint32_t index)

@@ -161,7 +161,7 @@ static enum kva_status check_logprobs(struct kva_api_parser *p)
 {
     struct kva_api_call *call = p->call;
     struct kva_sampling_params *sampling = &call->sampling;
-    if (p->has_top_logprobs && !call->want_logprobs)
+    if (call->route == KVA_API_CHAT && call->top_logprobs > 0 && !call->want_logprobs)
         return kva_fail_param(p->err, KVA_EINVAL, "top_logprobs",
                               "'top_logprobs' needs 'logprobs' to be true.");
     if (call->prompt_logprobs_asked >= 0 && call->stream)
@@ -210,7 +210,7 @@ enum kva_status kva_api_check_call(struct kva_api_parser *p)
         status = check_logprobs(p);
     if (status != KVA_OK)
         return status;
-    if (p->has_stream_options && !call->stream)
+    if ((call->include_usage || call->continuous_usage) && !call->stream)
         return kva_fail_param(p->err, KVA_EINVAL, "stream_options",
                               "'stream_options' is only allowed when 'stream' is true.");
     if (call->has_max_tokens && call->sampling.min_tokens > call->max_tokens)

@@ -14,6 +14,8 @@
 #define COUNTED_CONTEXTS 4u
 /* What a request needs besides its arrays, with room for the alignment of each. */
 #define REQUEST_SLACK_BYTES 8192u
+/* Other servers' words, which clients go by (LiteLLM's context_window_fallbacks). */
+#define CONTEXT_IS "This model's maximum context length is %u tokens"
 /* The operator may allow less (cache_salt_bytes). */
 #define SALT_BYTES_MAX 4096u
 
@@ -69,11 +71,11 @@ static bool is_bounded(const struct kva_api_call *call)
 static enum kva_status too_long(const struct kva_api_config *config,
                                 const struct kva_api_call *call, size_t length, struct kva_err *err)
 {
-    return kva_fail_param(err, KVA_ECONTEXT, call->route == KVA_API_CHAT ? "messages" : "prompt",
-                          "The prompt of %zu bytes has more than %zu tokens, limit is %u: the "
-                          "model's context of %u tokens holds prompt and completion.",
-                          length, countable_tokens(config), config->context_max - 1,
-                          config->context_max);
+    return kva_fail_param(
+        err, KVA_ECONTEXT, call->route == KVA_API_CHAT ? "messages" : "prompt",
+        "The prompt of %zu bytes has more than %zu tokens, limit is %u. " CONTEXT_IS
+        ", for prompt and completion.",
+        length, countable_tokens(config), config->context_max - 1, config->context_max);
 }
 
 /* Only what a truncated prompt can keep is copied. */
@@ -178,6 +180,17 @@ enum kva_status kva_api_detokenize(const struct kva_api_config *config,
     return KVA_OK;
 }
 
+static enum kva_status over_context(const struct kva_api_call *call, uint32_t count,
+                                    uint32_t wanted, uint32_t context_max, struct kva_err *err)
+{
+    const char *name = call->max_is_new ? "max_completion_tokens" : "max_tokens";
+    return kva_fail_param(err, KVA_ECONTEXT, name,
+                          "The prompt has %u tokens and '%s' is %u: %llu tokens, limit is "
+                          "%u. " CONTEXT_IS ".",
+                          count, name, wanted, (unsigned long long)count + wanted, context_max,
+                          context_max);
+}
+
 /* Keep the last tokens if the request asks for it, then hold the prompt against the context. */
 static enum kva_status fit_prompt(const struct kva_api_config *config, struct kva_api_call *call,
                                   uint32_t index, uint32_t *ret_output_max, struct kva_err *err)
@@ -204,16 +217,12 @@ static enum kva_status fit_prompt(const struct kva_api_config *config, struct kv
         return kva_fail_param(err, KVA_EINVAL, param, "'%s' has no tokens.", param);
     if (count >= context_max)
         return kva_fail_param(err, KVA_ECONTEXT, param,
-                              "The prompt has %u tokens, limit is %u: the model's context of %u "
-                              "tokens holds prompt and completion.",
+                              "The prompt has %u tokens, limit is %u. " CONTEXT_IS
+                              ", for prompt and completion.",
                               count, context_max - 1, context_max);
     uint32_t limit = kva_kv_tokens_max(&call->kv, count, context_max), room = limit - count;
     if (call->has_max_tokens && wanted > room)
-        return kva_fail_param(err, KVA_ECONTEXT,
-                              call->route == KVA_API_CHAT ? "max_completion_tokens" : "max_tokens",
-                              "The prompt has %u tokens and 'max_tokens' is %u: %llu tokens, limit "
-                              "is %u.",
-                              count, wanted, (unsigned long long)count + wanted, limit);
+        return over_context(call, count, wanted, limit, err);
     if (call->route == KVA_API_CHAT && !call->has_max_tokens)
         wanted = context_max - count;
     *ret_output_max = kva_min_u32(wanted, room);

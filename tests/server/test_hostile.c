@@ -82,7 +82,7 @@ static void test_serving__09_values_out_of_range_name_field_value_and_range(void
         {"\"presence_penalty\":-2.1", "allowed is -2 to 2"},
         {"\"frequency_penalty\":3", "allowed is -2 to 2"},
         {"\"repetition_penalty\":0", "allowed is 0.01 to 10"},
-        {"\"logprobs\":6", "'logprobs' is 6, allowed is 0 to 5"},
+        {"\"logprobs\":21", "'logprobs' is 21, allowed is 0 to 20"},
         {"\"prompt_logprobs\":21", "allowed is 0 to 20"},
         {"\"seed\":1e19", "'seed' is 1e+19"},
         {"\"stop\":[\"a\",\"b\",\"c\",\"d\",\"e\"]", "'stop' has 5 strings, limit is 4"},

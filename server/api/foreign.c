@@ -1,0 +1,99 @@
+/* foreign.c - fields that OpenAI and its imitators define and this server does not have. Those that
+ * change an answer are refused unless their value asks for nothing; the others are ignored. */
+#include "server/api/fields.h"
+
+#define ALL_ROUTES (KVA_ROUTE_GENERATE | KVA_ROUTE_TOKENIZE | KVA_ROUTE_DETOKENIZE)
+#define TEMPLATED  (KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE)
+
+#define IGNORE(name, routes)                                                                       \
+    {                                                                                              \
+        name, routes, KVA_FIELD_IGNORE, 0, 0, 0, NULL, NULL                                        \
+    }
+/* `off`: words that ask for nothing, separated by spaces. */
+#define REFUSE(name, routes, off)                                                                  \
+    {                                                                                              \
+        name, routes, KVA_FIELD_REFUSE, 0, 0, 0, NULL, off                                         \
+    }
+/* `off`: the number that asks for nothing. */
+#define REFUSE_BUT(name, routes, off)                                                              \
+    {                                                                                              \
+        name, routes, KVA_FIELD_REFUSE, 0, off, 0, NULL, NULL                                      \
+    }
+
+const struct kva_api_field kva_api_foreign_fields[] = {
+    /* Of no effect on an answer here. */
+    IGNORE("user", ALL_ROUTES),
+    IGNORE("metadata", KVA_ROUTE_GENERATE),
+    IGNORE("safety_identifier", KVA_ROUTE_GENERATE),
+    IGNORE("prompt_cache_key", KVA_ROUTE_GENERATE),
+    IGNORE("prompt_cache_retention", KVA_ROUTE_GENERATE),
+    IGNORE("prompt_cache_options", KVA_ROUTE_GENERATE),
+    IGNORE("parallel_tool_calls", KVA_ROUTE_CHAT),
+    IGNORE("cache_prompt", KVA_ROUTE_GENERATE),
+    IGNORE("spaces_between_special_tokens", KVA_ROUTE_GENERATE),
+
+    /* OpenAI. */
+    REFUSE("tools", TEMPLATED, NULL),
+    REFUSE("tool_choice", KVA_ROUTE_CHAT, "none auto"),
+    REFUSE("functions", KVA_ROUTE_CHAT, NULL),
+    REFUSE("function_call", KVA_ROUTE_CHAT, "none auto"),
+    REFUSE("audio", KVA_ROUTE_CHAT, NULL),
+    REFUSE("prediction", KVA_ROUTE_CHAT, NULL),
+    REFUSE("moderation", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("web_search_options", KVA_ROUTE_CHAT, NULL),
+    REFUSE("reasoning_effort", KVA_ROUTE_CHAT, "none"),
+    REFUSE("verbosity", KVA_ROUTE_CHAT, "medium"),
+    REFUSE("store", KVA_ROUTE_CHAT, NULL),
+    REFUSE("service_tier", KVA_ROUTE_GENERATE, "auto default"),
+    REFUSE("suffix", KVA_ROUTE_COMPLETION, NULL),
+    REFUSE("max_completion_tokens", KVA_ROUTE_COMPLETION, NULL),
+    REFUSE("echo", KVA_ROUTE_CHAT, NULL),
+    REFUSE_BUT("best_of", KVA_ROUTE_CHAT, 1),
+
+    /* vLLM. */
+    REFUSE("continue_final_message", TEMPLATED, NULL),
+    REFUSE("chat_template", TEMPLATED, NULL),
+    REFUSE("use_beam_search", KVA_ROUTE_GENERATE, NULL),
+    REFUSE_BUT("length_penalty", KVA_ROUTE_GENERATE, 1),
+    REFUSE("early_stopping", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("guided_json", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("guided_regex", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("guided_choice", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("guided_grammar", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("structured_outputs", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("structural_tag", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("logits_processors", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("prompt_embeds", KVA_ROUTE_COMPLETION, NULL),
+    REFUSE("truncation_side", KVA_ROUTE_GENERATE, "left"),
+    REFUSE("return_tokens_as_token_ids", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("logprob_token_ids", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("repetition_detection", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("thinking_token_budget", KVA_ROUTE_GENERATE, NULL),
+    REFUSE_BUT("stream_interval", KVA_ROUTE_GENERATE, 1),
+    REFUSE("return_prompt_text", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("request_id", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("detokenize", KVA_ROUTE_GENERATE, "true"),
+    REFUSE("kv_transfer_params", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("vllm_xargs", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("mm_processor_kwargs", KVA_ROUTE_GENERATE, NULL),
+
+    /* SGLang, llama-server, text-generation-inference. */
+    REFUSE("regex", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("ebnf", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("grammar", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("json_schema", KVA_ROUTE_GENERATE, NULL),
+    REFUSE_BUT("n_predict", KVA_ROUTE_GENERATE, -1),
+    REFUSE_BUT("id_slot", KVA_ROUTE_GENERATE, -1),
+    REFUSE("n_probs", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("samplers", KVA_ROUTE_GENERATE, NULL),
+    REFUSE_BUT("typical_p", KVA_ROUTE_GENERATE, 1),
+    REFUSE_BUT("tfs_z", KVA_ROUTE_GENERATE, 1),
+    REFUSE("top_a", KVA_ROUTE_GENERATE, NULL),
+    REFUSE_BUT("repeat_penalty", KVA_ROUTE_GENERATE, 1),
+    REFUSE("mirostat", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("dry_multiplier", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("xtc_probability", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("lora", KVA_ROUTE_GENERATE, NULL),
+    REFUSE("adapter_id", KVA_ROUTE_GENERATE, NULL),
+    {NULL, 0, KVA_FIELD_IGNORE, 0, 0, 0, NULL, NULL},
+};

@@ -1,0 +1,214 @@
+/* What clients of OpenAI and of its imitators send, and go by in the answers. */
+#include "tests/cmocka.h"
+#include "tests/server/client.h"
+#include "tests/server/fixture.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct server_fixture f;
+
+static int setup(void **state)
+{
+    (void)state;
+    fixture_init(&f);
+    fixture_start(&f);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    fixture_stop(&f);
+    return 0;
+}
+
+#define CHAT     "/v1/chat/completions"
+#define COMPLETE "/v1/completions"
+#define HELLO    "\"messages\":[{\"role\":\"user\",\"content\":\"Hello there, all of you\"}]"
+#define PROMPT   "\"prompt\":\"Hello there, all of you\""
+
+static cJSON *post(const char *path, const char *body, int want)
+{
+    int status;
+    cJSON *json = client_post_json(f.port, path, body, &status);
+    if (status != want)
+        fail_msg("%s %s: %d, not %d: %s", path, body, status, want,
+                 json_text(json, "error.message"));
+    return json;
+}
+
+static void expect_tokens(const char *path, const char *body, int want)
+{
+    cJSON *json = post(path, body, 200);
+    if ((int)json_number(json, "usage.completion_tokens") != want)
+        fail_msg("%s: %d tokens, not %d", body, (int)json_number(json, "usage.completion_tokens"),
+                 want);
+    cJSON_Delete(json);
+}
+
+static void expect_error(const char *path, const char *body, const char *param, const char *words)
+{
+    cJSON *json = post(path, body, 400);
+    assert_string_equal(json_text(json, "error.param"), param);
+    if (!strstr(json_text(json, "error.message"), words))
+        fail_msg("'%s' does not say '%s'", json_text(json, "error.message"), words);
+    cJSON_Delete(json);
+}
+
+static void test_clients__max_completion_tokens_counts_in_any_order(void **state)
+{
+    (void)state;
+    expect_tokens(CHAT, "{\"max_completion_tokens\":3,\"max_tokens\":9," HELLO "}", 3);
+    expect_tokens(CHAT, "{\"max_tokens\":9,\"max_completion_tokens\":3," HELLO "}", 3);
+    expect_tokens(CHAT, "{\"max_tokens\":9,\"max_completion_tokens\":null," HELLO "}", 9);
+    expect_tokens(CHAT, "{\"max_tokens\":4," HELLO "}", 4);
+    expect_error(CHAT, "{\"max_completion_tokens\":3,\"max_tokens\":0," HELLO "}", "max_tokens",
+                 "'max_tokens' is 0");
+    expect_error(CHAT, "{\"max_tokens\":100000," HELLO "}", "max_tokens", "'max_tokens' is 100000");
+    expect_error(CHAT, "{\"max_completion_tokens\":100000," HELLO "}", "max_completion_tokens",
+                 "'max_completion_tokens' is 100000");
+}
+
+/* LiteLLM and others find out by these words that a prompt wants a model of a longer context. */
+static void test_clients__context_errors_are_in_everybodys_words(void **state)
+{
+    (void)state;
+    static const char words[] = "This model's maximum context length is 8192 tokens";
+    static const int counts[] = {9000, 60000}; /* counted, and too long to be counted */
+    for (size_t i = 0; i < KVA_COUNT_OF(counts); i++) {
+        struct kva_buf body;
+        kva_buf_init(&body, 1u << 20);
+        kva_buf_puts(&body, "{\"prompt\":\"");
+        for (int j = 0; j < counts[i]; j++)
+            kva_buf_puts(&body, "x ");
+        kva_buf_append(&body, "\"}", 3);
+        expect_error(COMPLETE, body.data, "prompt", words);
+        kva_buf_finish(&body);
+    }
+    expect_error(COMPLETE, "{\"max_tokens\":8192," PROMPT "}", "max_tokens", words);
+}
+
+/* ---- fields of others ------------------------------------------------------------------------ */
+
+static void test_clients__foreign_fields_are_refused_by_name(void **state)
+{
+    (void)state;
+    static const char *const fields[][2] = {
+        {"truncation_side", "\"right\""},
+        {"regex", "\"[0-9]+\""},
+        {"ebnf", "\"root ::= 1\""},
+        {"return_tokens_as_token_ids", "true"},
+        {"logprob_token_ids", "[1]"},
+        {"repetition_detection", "{\"max_pattern_size\":3}"},
+        {"thinking_token_budget", "100"},
+        {"stream_interval", "5"},
+        {"return_prompt_text", "true"},
+        {"request_id", "\"mine\""},
+        {"detokenize", "false"},
+        {"kv_transfer_params", "{\"a\":1}"},
+        {"vllm_xargs", "{\"a\":1}"},
+        {"mm_processor_kwargs", "{\"a\":1}"},
+        {"early_stopping", "true"},
+        {"moderation", "{\"model\":\"m\"}"},
+        {"typical_p", "0.9"},
+        {"repeat_penalty", "1.1"},
+        {"n_predict", "5"},
+        {"mirostat", "2"},
+        {"dry_multiplier", "0.8"},
+        {"xtc_probability", "0.5"},
+        {"top_a", "0.2"},
+        {"tfs_z", "0.9"},
+        {"n_probs", "3"},
+        {"samplers", "[\"top_k\"]"},
+        {"id_slot", "0"},
+        {"lora", "[{\"id\":0}]"},
+        {"adapter_id", "\"a/b\""},
+        {"length_penalty", "0.5"},
+        {"max_completion_tokens", "5"},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(fields); i++) {
+        char body[256];
+        snprintf(body, sizeof(body), "{" PROMPT ",\"%s\":%s}", fields[i][0], fields[i][1]);
+        expect_error(COMPLETE, body, fields[i][0], "is not supported by this server");
+    }
+}
+
+static void test_clients__values_that_ask_for_nothing_are_accepted(void **state)
+{
+    (void)state;
+    static const char *const members[] = {
+        "\"suffix\":\"\"",
+        "\"length_penalty\":1.0",
+        "\"stream_options\":{}",
+        "\"stream_options\":{\"include_usage\":false}",
+        "\"truncation_side\":\"left\"",
+        "\"regex\":\"\"",
+        "\"detokenize\":true",
+        "\"stream_interval\":1",
+        "\"early_stopping\":false",
+        "\"typical_p\":1",
+        "\"repeat_penalty\":1.0",
+        "\"n_predict\":-1",
+        "\"mirostat\":0",
+        "\"samplers\":[]",
+        "\"id_slot\":-1",
+        "\"vllm_xargs\":{}",
+        "\"cache_prompt\":false",
+        "\"spaces_between_special_tokens\":false",
+        "\"prompt_cache_retention\":\"24h\"",
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(members); i++) {
+        char body[256];
+        snprintf(body, sizeof(body), "{" PROMPT ",%s}", members[i]);
+        cJSON_Delete(post(COMPLETE, body, 200));
+    }
+    cJSON_Delete(post(CHAT, "{" HELLO ",\"top_logprobs\":0}", 200));
+    expect_error(CHAT, "{" HELLO ",\"top_logprobs\":1}", "top_logprobs", "needs 'logprobs'");
+    assert_true(client_metric(f.port, "kvahead_unknown_fields_total", NULL) == 0);
+}
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static void expect_prompt(const char *message, const char *want)
+{
+    char body[512];
+    snprintf(body, sizeof(body), "{\"messages\":[%s],\"max_tokens\":400}", message);
+    cJSON *json = post(CHAT, body, 200);
+    if (!strstr(json_text(json, "choices.0.message.content"), want))
+        fail_msg("'%s' does not have '%s'", json_text(json, "choices.0.message.content"), want);
+    cJSON_Delete(json);
+}
+
+static void test_clients__parts_of_messages(void **state)
+{
+    (void)state;
+    expect_prompt("{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"one\"},\"two\","
+                  "{\"type\":\"input_text\",\"text\":\"three\"}]}",
+                  "one\ntwo\nthree");
+    expect_prompt("{\"role\":\"assistant\",\"content\":[{\"type\":\"refusal\",\"refusal\":\"I "
+                  "won't\"}]},{\"role\":\"user\",\"content\":\"so\"}",
+                  "I won't");
+    expect_error(CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"refusal\"}]}]}",
+                 "messages[0].content[0]", "messages[0].content[0].refusal' must be a string");
+    expect_error(CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":[7]}]}",
+                 "messages[0].content[0]", "must be a string or an object");
+    expect_error(CHAT,
+                 "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}",
+                 "messages[0].content[0]", "has type 'image_url'");
+}
+
+#define WITH_SERVER(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        WITH_SERVER(test_clients__max_completion_tokens_counts_in_any_order),
+        WITH_SERVER(test_clients__context_errors_are_in_everybodys_words),
+        WITH_SERVER(test_clients__foreign_fields_are_refused_by_name),
+        WITH_SERVER(test_clients__values_that_ask_for_nothing_are_accepted),
+        WITH_SERVER(test_clients__parts_of_messages),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
