@@ -35,9 +35,32 @@ static const struct route routes[] = {
     {"/v1/kvahead/requests", GET, ACCESS_KEY, kva_view_requests},
 };
 
-/* Known to clients, not here yet: the answer should not look like a typing error. */
-static const char *const later[] = {"/v1/responses",          "/v1/embeddings",  "/v1/audio/speech",
-                                    "/v1/images/generations", "/v1/moderations", "/v1/rerank"};
+/* Known to clients, not here: the answer should not look like a typing error. */
+static const char *const later[] = {
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/audio/speech",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/images/generations",
+    "/v1/moderations",
+    "/v1/files",
+    "/v1/batches",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
+    "/v1/score",
+    "/score",
+    "/pooling",
+    "/classify",
+    "/apply-template",
+    "/infill",
+    "/completion",
+    "/slots",
+    "/props",
+};
 
 static const struct route *find_route(const char *path)
 {
@@ -172,15 +195,32 @@ static void list_methods(uint32_t methods, char *out, size_t size)
     snprintf(out, size, "%s%s", methods & KVA_HTTP_POST ? "POST" : "GET, HEAD", ", OPTIONS");
 }
 
+/* The names that a browser asks for, which are what the page's script sets: SDKs have headers of their
+ * own. Nothing here depends on them, so an origin that is let in may send any. */
+static const char *wanted_headers(const struct kva_server *server,
+                                  const struct kva_exchange *exchange)
+{
+    const char *origin = kva_exchange_header(exchange, "Origin");
+    const char *wanted = kva_exchange_header(exchange, "Access-Control-Request-Headers");
+    bool names = wanted && wanted[0] && strlen(wanted) <= 4096;
+    for (const char *at = wanted; names && *at; at++)
+        names = (*at >= 'a' && *at <= 'z') || (*at >= 'A' && *at <= 'Z') ||
+                (*at >= '0' && *at <= '9') || strchr("-_., ", *at);
+    return names && origin && origin_allowed(server, origin) ? wanted : NULL;
+}
+
 /* A browser asks before it sends a key or JSON. */
-static void reply_preflight(const struct route *route, struct kva_exchange *exchange)
+static void reply_preflight(const struct kva_server *server, const struct route *route,
+                            struct kva_exchange *exchange)
 {
     char methods[64];
+    const char *wanted = wanted_headers(server, exchange);
     list_methods(route->methods, methods, sizeof(methods));
     kva_exchange_add_header(exchange, "Allow", methods);
     kva_exchange_add_header(exchange, "Access-Control-Allow-Methods", methods);
     kva_exchange_add_header(exchange, "Access-Control-Allow-Headers",
-                            "Authorization, Content-Type, X-API-Key, X-Request-Id");
+                            wanted ? wanted
+                                   : "Authorization, Content-Type, X-API-Key, X-Request-Id");
     kva_exchange_add_header(exchange, "Access-Control-Max-Age", "600");
     kva_exchange_reply(exchange, 204, NULL, NULL, 0);
 }
@@ -210,12 +250,31 @@ static enum kva_status check_key(struct kva_server *server, struct kva_exchange 
     return status;
 }
 
+/* What was meant: a base URL without /v1, or with a slash too many. */
+static const struct route *near_route(const char *path)
+{
+    char meant[256];
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/')
+        length--;
+    snprintf(meant, sizeof(meant), "%.*s", (int)length, path);
+    const struct route *route = find_route(meant);
+    if (route)
+        return route;
+    snprintf(meant, sizeof(meant), "/v1%.*s", (int)kva_min_size(length, 200), path);
+    return find_route(meant);
+}
+
 static enum kva_status no_route(const char *path, struct kva_err *err)
 {
     for (size_t i = 0; i < KVA_COUNT_OF(later); i++) {
         if (strcmp(path, later[i]) == 0)
             return kva_fail(err, KVA_ENOTFOUND, "%s is not supported by this server.", path);
     }
+    const struct route *near = near_route(path);
+    if (near)
+        return kva_fail(err, KVA_ENOTFOUND, "There is no route '%.200s', but there is '%s'.", path,
+                        near->path);
     return kva_fail(err, KVA_ENOTFOUND, "There is no route '%.200s'.", path);
 }
 
@@ -310,7 +369,7 @@ void kva_server_begin(void *opaque, struct kva_exchange *exchange)
         return;
     }
     if (options && route && !info->admin) {
-        reply_preflight(route, exchange);
+        reply_preflight(server, route, exchange);
         return;
     }
     enum kva_status status = check_access(server, exchange, route, &err);

@@ -199,6 +199,67 @@ static void test_clients__parts_of_messages(void **state)
                  "messages[0].content[0]", "has type 'image_url'");
 }
 
+/* ---- routes and origins ---------------------------------------------------------------------- */
+
+static void expect_not_found(const char *path, const char *words)
+{
+    cJSON *json = post(path, "{}", 404);
+    if (!strstr(json_text(json, "error.message"), words))
+        fail_msg("%s: '%s' does not say '%s'", path, json_text(json, "error.message"), words);
+    cJSON_Delete(json);
+}
+
+static void test_clients__routes_that_are_not_here(void **state)
+{
+    (void)state;
+    static const char *const paths[] = {
+        "/v1/messages",  "/v1/messages/count_tokens", "/rerank", "/v2/rerank", "/score", "/infill",
+        "/v1/embeddings"};
+    for (size_t i = 0; i < KVA_COUNT_OF(paths); i++)
+        expect_not_found(paths[i], "is not supported by this server");
+    expect_not_found("/chat/completions",
+                     "'/chat/completions', but there is '/v1/chat/completions'");
+    expect_not_found("/v1/completions/", "but there is '/v1/completions'");
+    expect_not_found("/models", "but there is '/v1/models'");
+    expect_not_found("//v1/chat/completions", "There is no route '//v1/chat/completions'.");
+}
+
+static int run_preflight(const char *origin, const char *asked, char *ret, size_t size)
+{
+    struct reply reply;
+    char headers[512];
+    snprintf(headers, sizeof(headers),
+             "Origin: %s\r\nAccess-Control-Request-Method: POST\r\n"
+             "Access-Control-Request-Headers: %s\r\n",
+             origin, asked);
+    client_request(f.port, "OPTIONS", CHAT, headers, NULL, &reply);
+    const char *got = reply_header(&reply, "Access-Control-Allow-Headers");
+    snprintf(ret, size, "%s", got ? got : "");
+    int status = reply.status;
+    reply_finish(&reply);
+    return status;
+}
+
+/* OpenAI's SDK for browsers has headers of its own, and its next version has others. */
+static void test_clients__a_page_may_send_any_header(void **state)
+{
+    (void)state;
+    static const char *const origins[] = {"https://app"};
+    static const char asked[] = "authorization,content-type,x-stainless-os,x-stainless-lang";
+    char got[512];
+    fixture_init(&f);
+    f.params.cors_origins = origins;
+    f.params.cors_origin_count = 1;
+    fixture_start(&f);
+    assert_int_equal(run_preflight("https://app", asked, got, sizeof(got)), 204);
+    assert_string_equal(got, asked);
+    assert_int_equal(run_preflight("https://other", asked, got, sizeof(got)), 204);
+    assert_null(strstr(got, "stainless"));
+    assert_int_equal(run_preflight("https://app", "a; b<c>", got, sizeof(got)), 204);
+    assert_null(strstr(got, "<c>"));
+    fixture_stop(&f);
+}
+
 #define WITH_SERVER(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
@@ -209,6 +270,8 @@ int main(void)
         WITH_SERVER(test_clients__foreign_fields_are_refused_by_name),
         WITH_SERVER(test_clients__values_that_ask_for_nothing_are_accepted),
         WITH_SERVER(test_clients__parts_of_messages),
+        WITH_SERVER(test_clients__routes_that_are_not_here),
+        cmocka_unit_test(test_clients__a_page_may_send_any_header),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
