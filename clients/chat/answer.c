@@ -135,7 +135,8 @@ static void summarise(struct answer *answer, bool stopped)
     char prompt[80] = "", rate[64] = "", first[64] = "";
     char line[320];
     uint64_t tokens = answer->has_usage ? answer->output_tokens : answer->pieces;
-    double seconds = (double)(answer->last_ns - answer->first_ns) / 1e9;
+    /* Of the whole time: an answer that comes in one read has no other. */
+    double seconds = (double)(answer->last_ns - answer->start_ns) / 1e9;
     if (strcmp(answer->finish_reason, "length") == 0)
         kva_chat_screen_note(screen, "[cut off at the limit of tokens, see --max-tokens]");
     if (answer->has_usage && answer->cached_tokens)
@@ -148,8 +149,8 @@ static void summarise(struct answer *answer, bool stopped)
     if (answer->first_ns)
         snprintf(first, sizeof(first), ", first after %.2f s",
                  (double)(answer->first_ns - answer->start_ns) / 1e9);
-    if (tokens > 1 && seconds > 0)
-        snprintf(rate, sizeof(rate), ", %.1f tokens/s", (double)(tokens - 1) / seconds);
+    if (tokens > 1 && answer->last_ns > answer->start_ns)
+        snprintf(rate, sizeof(rate), ", %.1f tokens/s in all", (double)tokens / seconds);
     snprintf(line, sizeof(line), "[%s%s%llu tokens%s%s%s]", prompt, answer->has_usage ? "" : "~",
              (unsigned long long)tokens, first, rate, stopped ? ", stopped" : "");
     kva_chat_screen_hint(screen, "%s", line);

@@ -132,6 +132,8 @@ static void stream(struct stub *stub, struct evhttp_request *request, const char
         start_endless(stub, request, strcmp(question, "interrupt") == 0);
         return;
     }
+    if (strcmp(question, "late") == 0)
+        usleep(STUB_LATE_MS * 1000);
     send_text(request, ": keep-alive prefill 1/2\r\n\r\n");
     send_piece(request, strcmp(question, "control") == 0 ? "\"\\u001b]0;x\\u0007 \"" : "\"Hel\"");
     if (strcmp(question, "cut") == 0) {

@@ -188,6 +188,24 @@ static void test_terminal__sigterm_ends_it(void **state KVA_UNUSED)
     assert_int_equal(end(&session), KVA_OK);
 }
 
+/* An answer that comes in one read is no faster than the whole of it took. */
+static void test_terminal__rate_is_of_the_whole_answer(void **state KVA_UNUSED)
+{
+    static struct session session;
+    begin(&session);
+    wait_for_prompt(&session, "> ");
+    type(&session, "late\n");
+    wait_for(&session, "2 tokens, first after ");
+    wait_for(&session, " s, ");
+    size_t at = session.read_to;
+    wait_for(&session, " tokens/s in all]");
+    double rate = strtod(session.seen + at, NULL);
+    assert_true(rate > 0 && rate <= 2 * 1000.0 / STUB_LATE_MS);
+    wait_for_prompt(&session, "> ");
+    type(&session, "\x04");
+    assert_int_equal(end(&session), KVA_OK);
+}
+
 int main(void)
 {
     setenv("TERM", "xterm", 1);
@@ -196,6 +214,7 @@ int main(void)
         cmocka_unit_test(test_terminal__ctrl_c_stops_the_answer_and_keeps_its_part),
         cmocka_unit_test(test_terminal__errors_do_not_end_it),
         cmocka_unit_test(test_terminal__editing_and_ctrl_c_at_the_prompt),
+        cmocka_unit_test(test_terminal__rate_is_of_the_whole_answer),
         cmocka_unit_test(test_terminal__sigterm_ends_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
