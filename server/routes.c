@@ -166,6 +166,9 @@ void kva_server_reply_error(struct kva_server *server, struct kva_exchange *exch
         snprintf(seconds, sizeof(seconds), "%u", server->params.retry_after_s);
         kva_exchange_add_header(exchange, "Retry-After", seconds);
     }
+    /* OpenAI's SDKs would run a request again that took too long, twice. */
+    if (status == KVA_ETIMEOUT)
+        kva_exchange_add_header(exchange, "X-Should-Retry", "false");
     kva_server_count_rejection(server, status);
     kva_exchange_reply_error(exchange, status, err);
 }

@@ -66,7 +66,7 @@ struct kva_server_params {
     uint32_t worker_jobs_max;
     size_t inline_bytes_max; /* completions up to this are prepared on the event loop; no chats */
 
-    bool metrics_vllm; /* --metrics-compat vllm */
+    bool metrics_vllm; /* --metrics-vllm */
     bool log_requests; /* one line per request */
     bool metrics_keys; /* what each named key has used */
     bool debug_view;   /* GET /v1/kvahead/requests */

@@ -4,15 +4,17 @@
 #include <math.h>
 #include <string.h>
 
-/* vLLM's buckets, in seconds and tokens. */
+/* vLLM's buckets, in seconds and tokens; those of requests with as many below its first, 0.3 s, as a
+ * queue and a prefill of milliseconds want. */
 static const double ttft_bounds[] = {0.001, 0.005, 0.01, 0.02,  0.04,  0.06,  0.08, 0.1,
                                      0.25,  0.5,   0.75, 1.0,   2.5,   5.0,   7.5,  10.0,
                                      20.0,  40.0,  80.0, 160.0, 640.0, 2560.0};
 static const double token_bounds[] = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2,  0.3,  0.4, 0.5,
                                       0.75, 1.0,   2.5,  5.0,   7.5, 10.0, 20.0, 40.0, 80.0};
-static const double request_bounds[] = {0.3,  0.5,   0.8,   1.0,   1.5,   2.0,    2.5,
-                                        5.0,  10.0,  15.0,  20.0,  30.0,  40.0,   50.0,
-                                        60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0};
+static const double request_bounds[] = {
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01,  0.025, 0.05,   0.1,   0.2,
+    0.3,    0.5,     0.8,    1.0,   1.5,    2.0,   2.5,   5.0,   10.0,   15.0,  20.0,
+    30.0,   40.0,    50.0,   60.0,  120.0,  240.0, 480.0, 960.0, 1920.0, 7680.0};
 static const double count_bounds[] = {1,     2,      5,      10,     20,     50,    100,
                                       200,   500,    1000,   2000,   5000,   10000, 20000,
                                       50000, 100000, 200000, 500000, 1000000};

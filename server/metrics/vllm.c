@@ -30,6 +30,7 @@ void kva_metrics_vllm_text(struct kva_buf *out, const struct kva_metrics_view *v
     struct kva_buf label;
     kva_buf_init(&label, 600);
     kva_metrics_label(&label, "model_name", view->model);
+    kva_buf_puts(&label, ",engine=\"0\"");
     const char *labels = label.failed || !label.data ? "model_name=\"\"" : label.data;
     double budget = (double)use->budget.device;
     double in_use = (double)(use->used.device - use->cached.device);
@@ -37,6 +38,9 @@ void kva_metrics_vllm_text(struct kva_buf *out, const struct kva_metrics_view *v
     single(out, "vllm:num_requests_waiting", "gauge", labels,
            (double)stats->waiting + stats->suspended, "Waiting requests.");
     single(out, "vllm:kv_cache_usage_perc", "gauge", labels, budget > 0 ? in_use / budget : 0,
+           "KV cache usage, 1: full.");
+    /* The older name, which vLLM's own dashboard still asks for. */
+    single(out, "vllm:gpu_cache_usage_perc", "gauge", labels, budget > 0 ? in_use / budget : 0,
            "KV cache usage, 1: full.");
     single(out, "vllm:num_preemptions_total", "counter", labels, (double)stats->preemptions,
            "Preemptions.");

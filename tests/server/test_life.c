@@ -74,6 +74,8 @@ static void test_serving__11_metrics_agree_with_a_tally(void **state)
     assert_true(client_metric(port, "kvahead_prompt_tokens_total", NULL) == prompt);
     assert_true(client_metric(port, "kvahead_generation_tokens_total", NULL) == output);
     assert_true(client_metric(port, "vllm:generation_tokens_total", NULL) == output);
+    assert_true(client_metric(port, "vllm:generation_tokens_total", "engine=\"0\"") == output);
+    assert_true(client_metric(port, "vllm:gpu_cache_usage_perc", NULL) >= 0);
     assert_true(client_metric(port, "kvahead_request_generation_tokens_sum", NULL) == output);
     assert_true(client_metric(port, "kvahead_e2e_request_latency_seconds_count", NULL) == requests);
     assert_true(client_metric(port, "kvahead_time_to_first_token_seconds_count", NULL) == requests);
@@ -279,6 +281,7 @@ static void test_serving__12_request_timeout_is_an_error(void **state)
     fixture_start(&f);
     client_post(f.port, "/v1/completions", "{\"prompt\":\"x\",\"max_tokens\":8000}", &reply);
     assert_int_equal(reply.status, 408);
+    assert_string_equal(reply_header(&reply, "X-Should-Retry"), "false");
     assert_non_null(strstr(reply.body, "time limit"));
     reply_finish(&reply);
     fixture_wait(&f, fixture_is_idle, "the timed-out request to be freed");

@@ -17,7 +17,7 @@ KEY = "key-of-this-test"
 START_S = 60
 ROW = re.compile(r"^\| `([a-z_:0-9]+)` \| (\w+) \| (.*?) \| .* \|$", re.M)
 # On every metric, or of histograms.
-COMMON = {"model", "model_name", "le"}
+COMMON = {"model", "model_name", "engine", "le"}
 
 
 def call(port, path, body=None):
