@@ -21,7 +21,7 @@
 #include "text/tokenizer/tokenizer.h"
 
 #define KVA_API_MODEL_IDS_MAX 16u
-#define KVA_API_STOPS_MAX     4u
+#define KVA_API_STOPS_MAX     16u /* OpenAI: 4; harnesses send up to 8 */
 
 /* What requests may ask for. */
 struct kva_api_limits {

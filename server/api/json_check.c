@@ -90,7 +90,8 @@ static enum kva_status check_escape(struct walk *w)
     if (code < 0)
         return bad(w, "\\u without four hexadecimal digits");
     if (code == 0)
-        return bad(w, "an escaped NUL, which text may not contain,");
+        return kva_fail(w->err, KVA_EUNSUPPORTED,
+                        "The body has \\u0000 at byte %zu, which no text here may contain.", w->at);
     if (code >= 0xDC00 && code <= 0xDFFF)
         return bad(w, "a low surrogate without a high one");
     if (code >= 0xD800 && code <= 0xDBFF) {

@@ -113,12 +113,26 @@ static void content_json(struct kva_buf *out, const struct kva_answer *answer,
     kva_buf_putc(out, ',');
 }
 
+/* What was asked for of the prompt: in each choice of completions, which have several prompts, and
+ * once in a chat's answer. */
+static void prompt_json(struct kva_buf *out, const struct kva_answer *answer, uint32_t prompt_index)
+{
+    const struct kva_api_call *call = answer->call;
+    const struct kva_prompt_out *prompt = &answer->prompts[prompt_index];
+    const struct kva_api_prompt *asked = &call->prompts[prompt_index];
+    if (call->prompt_logprobs_asked >= 0 && prompt->prompt_logprobs.length > 0) {
+        kva_buf_puts(out, ",\"prompt_logprobs\":");
+        kva_buf_append(out, prompt->prompt_logprobs.data, prompt->prompt_logprobs.length);
+    }
+    if (call->return_token_ids)
+        ids_json(out, "prompt_token_ids", asked->ids, asked->id_count);
+}
+
 static void choice_json(struct kva_buf *out, const struct kva_answer *answer, uint32_t prompt_index,
                         const struct kva_choice_out *choice, uint32_t index)
 {
     const struct kva_api_call *call = answer->call;
     const struct kva_prompt_out *prompt = &answer->prompts[prompt_index];
-    const struct kva_api_prompt *asked = &call->prompts[prompt_index];
     kva_buf_printf(out, "%s{\"index\":%u,", index ? "," : "", index);
     content_json(out, answer, prompt_index, choice);
     kva_logprob_lists_json(out, answer, &prompt->logprobs, &choice->logprobs);
@@ -131,16 +145,13 @@ static void choice_json(struct kva_buf *out, const struct kva_answer *answer, ui
     } else {
         kva_buf_puts(out, "null");
     }
-    if (call->prompt_logprobs_asked >= 0 && prompt->prompt_logprobs.length > 0) {
-        kva_buf_puts(out, ",\"prompt_logprobs\":");
-        kva_buf_append(out, prompt->prompt_logprobs.data, prompt->prompt_logprobs.length);
-    }
     if (call->return_token_ids) {
         kva_buf_puts(out, ",\"token_ids\":[");
         kva_buf_append(out, choice->token_ids.data, choice->token_ids.length);
         kva_buf_putc(out, ']');
-        ids_json(out, "prompt_token_ids", asked->ids, asked->id_count);
     }
+    if (call->route != KVA_API_CHAT)
+        prompt_json(out, answer, prompt_index);
     kva_buf_putc(out, '}');
 }
 
@@ -186,7 +197,10 @@ void kva_document_json(struct kva_buf *out, struct kva_answer *answer)
     kva_buf_puts(out, ",\"choices\":[");
     for (uint32_t i = 0; i < answer->call->prompt_count; i++)
         prompt_choices_json(out, answer, i);
-    kva_buf_puts(out, "],\"usage\":");
+    kva_buf_putc(out, ']');
+    if (answer->call->route == KVA_API_CHAT)
+        prompt_json(out, answer, 0);
+    kva_buf_puts(out, ",\"usage\":");
     kva_usage_json(out, answer);
     kva_buf_putc(out, '}');
 }

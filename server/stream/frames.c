@@ -70,9 +70,11 @@ static void opening_frame(struct kva_buf *out, struct kva_answer *answer, uint32
         kva_buf_finish(&text);
     }
     kva_buf_puts(out, ",\"finish_reason\":null");
-    if (call->return_token_ids)
+    if (call->return_token_ids && !chat)
         prompt_token_ids(out, answer, prompt_index);
     kva_buf_puts(out, "}]");
+    if (call->return_token_ids && chat && choice->index == 0)
+        prompt_token_ids(out, answer, prompt_index);
     end(out, answer);
 }
 

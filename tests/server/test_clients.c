@@ -199,6 +199,68 @@ static void test_clients__parts_of_messages(void **state)
                  "messages[0].content[0]", "has type 'image_url'");
 }
 
+/* ---- answers --------------------------------------------------------------------------------- */
+
+/* vLLM's places: what is said of the prompt is beside the choices of a chat. */
+static void test_clients__what_a_chat_says_of_its_prompt_is_said_once(void **state)
+{
+    (void)state;
+    cJSON *json = post(CHAT,
+                       "{" HELLO ",\"n\":2,\"max_tokens\":2,\"return_token_ids\":true,"
+                       "\"prompt_logprobs\":1}",
+                       200);
+    int count = (int)json_number(json, "usage.prompt_tokens");
+    assert_int_equal(cJSON_GetArraySize(json_at(json, "prompt_token_ids")), count);
+    assert_int_equal(cJSON_GetArraySize(json_at(json, "prompt_logprobs")), count);
+    assert_int_equal(cJSON_GetArraySize(json_at(json, "choices.1.token_ids")), 2);
+    assert_null(json_at(json, "choices.0.prompt_token_ids"));
+    assert_null(json_at(json, "choices.0.prompt_logprobs"));
+    cJSON_Delete(json);
+    json = post(COMPLETE, "{\"prompt\":[\"a\",\"b\"],\"return_token_ids\":true}", 200);
+    assert_int_equal(cJSON_GetArraySize(json_at(json, "choices.1.prompt_token_ids")), 1);
+    assert_null(json_at(json, "prompt_token_ids"));
+    cJSON_Delete(json);
+    struct reply reply;
+    client_post(f.port, CHAT, "{" HELLO ",\"stream\":true,\"return_token_ids\":true}", &reply);
+    const char *frame_end = strstr(reply.body, "\n\n");
+    const char *ids = strstr(reply.body, "}],\"prompt_token_ids\":[");
+    assert_true(ids && ids < frame_end);
+    assert_null(strstr(frame_end, "prompt_token_ids"));
+    reply_finish(&reply);
+}
+
+static void test_clients__eight_stop_strings(void **state)
+{
+    (void)state;
+    cJSON *json = post(COMPLETE,
+                       "{" PROMPT ",\"stop\":[\"a!\",\"b!\",\"c!\",\"d!\",\"e!\",\"f!\","
+                       "\"all\",\"h!\"],\"max_tokens\":100}",
+                       200);
+    assert_string_equal(json_text(json, "choices.0.text"), "Hello there, ");
+    assert_string_equal(json_text(json, "choices.0.stop_reason"), "all");
+    cJSON_Delete(json);
+}
+
+static void test_clients__an_escaped_nul_is_named(void **state)
+{
+    (void)state;
+    expect_error(COMPLETE, "{\"prompt\":\"a\\u0000b\"}", "", "The body has \\u0000 at byte 12");
+}
+
+/* Waiting and prefill are a matter of milliseconds where nothing is overloaded. */
+static void test_clients__histograms_have_buckets_where_values_are(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "kvahead_request_queue_time_seconds_bucket", "kvahead_request_prefill_time_seconds_bucket",
+        "kvahead_request_decode_time_seconds_bucket", "kvahead_e2e_request_latency_seconds_bucket"};
+    static const char *const bounds[] = {"le=\"0.001\"", "le=\"0.01\"", "le=\"0.3\"",
+                                         "le=\"7680\""};
+    for (size_t i = 0; i < KVA_COUNT_OF(names); i++)
+        for (size_t j = 0; j < KVA_COUNT_OF(bounds); j++)
+            assert_true(client_metric(f.port, names[i], bounds[j]) >= 0);
+}
+
 /* ---- routes and origins ---------------------------------------------------------------------- */
 
 static void expect_not_found(const char *path, const char *words)
@@ -270,6 +332,10 @@ int main(void)
         WITH_SERVER(test_clients__foreign_fields_are_refused_by_name),
         WITH_SERVER(test_clients__values_that_ask_for_nothing_are_accepted),
         WITH_SERVER(test_clients__parts_of_messages),
+        WITH_SERVER(test_clients__what_a_chat_says_of_its_prompt_is_said_once),
+        WITH_SERVER(test_clients__eight_stop_strings),
+        WITH_SERVER(test_clients__an_escaped_nul_is_named),
+        WITH_SERVER(test_clients__histograms_have_buckets_where_values_are),
         WITH_SERVER(test_clients__routes_that_are_not_here),
         cmocka_unit_test(test_clients__a_page_may_send_any_header),
     };

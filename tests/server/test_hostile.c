@@ -85,7 +85,9 @@ static void test_serving__09_values_out_of_range_name_field_value_and_range(void
         {"\"logprobs\":21", "'logprobs' is 21, allowed is 0 to 20"},
         {"\"prompt_logprobs\":21", "allowed is 0 to 20"},
         {"\"seed\":1e19", "'seed' is 1e+19"},
-        {"\"stop\":[\"a\",\"b\",\"c\",\"d\",\"e\"]", "'stop' has 5 strings, limit is 4"},
+        {"\"stop\":[\"a\",\"b\",\"c\",\"d\",\"e\",\"f\",\"g\",\"h\",\"i\",\"j\",\"k\",\"l\",\"m\","
+         "\"n\",\"o\",\"p\",\"q\"]",
+         "'stop' has 17 strings, limit is 16"},
         {"\"stop\":\"\"", "must not be empty"},
         {"\"stop\":7", "must be a string or an array"},
         {"\"logit_bias\":{\"12\":101}", "allowed is -100 to 100"},
