@@ -106,8 +106,9 @@ struct kva_engine_ops {
      * about so much for each running sequence should stay free. A constant of the sequence. */
     uint64_t (*growth_bytes)(void *self, const struct kva_sequence *seq);
 
-    /* Before every decode: room for the tokens of the next step. Most calls take nothing and return
-     * at once. Fails: KVA_ELIMIT (device tier), nothing taken. */
+    /* Before every decode, and before every step of a prefill: room for the tokens of the next step.
+     * Most calls take nothing and return at once, and all those for prompts that fit the context.
+     * Fails: KVA_ELIMIT (device tier), nothing taken. */
     enum kva_status (*grow)(void *self, struct kva_sequence *seq, struct kva_err *err);
 
     /* Give the device memory back; progress is kept, also a prefill's. */
@@ -141,7 +142,7 @@ struct kva_engine_ops {
 
     /* The most tokens that a sequence under this policy can have: context_max, or more where it goes
      * on past the model's context. Any thread. NULL: context_max. */
-    uint32_t (*tokens_max)(void *self, const struct kva_kv_spec *spec, uint32_t prompt_tokens);
+    uint32_t (*tokens_max)(void *self, const struct kva_kv_spec *spec);
 };
 
 struct kva_engine {

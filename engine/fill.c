@@ -96,6 +96,10 @@ enum kva_status kva_model_engine_fill(struct kva_engine *engine, struct kva_sequ
     if (act != KVA_F32 && act != KVA_BF16)
         return kva_fail(err, KVA_EUNSUPPORTED, "synthetic keys and values are not made in %s",
                         kva_dtype_name(act));
+    if (seq->kv.prompt_tokens < seq->params.prompt_tokens)
+        return kva_fail(err, KVA_EUNSUPPORTED,
+                        "a prompt of %u tokens exceeds the context of %u: it cannot be filled",
+                        seq->params.prompt_tokens, engine->limits.context_max);
     struct fill fill = {.engine = e, .seq = seq, .seed = seed};
     size_t bytes = (size_t)engine->limits.step_tokens_max * e->config->kv_heads *
                    e->config->head_dim * e->act_bytes;

@@ -29,11 +29,10 @@ static void sequence_free(struct model_engine *e, struct kva_sequence *seq)
     free(seq);
 }
 
-static uint32_t engine_tokens_max(void *self, const struct kva_kv_spec *spec,
-                                  uint32_t prompt_tokens)
+static uint32_t engine_tokens_max(void *self, const struct kva_kv_spec *spec)
 {
     const struct model_engine *e = self;
-    return kva_kv_tokens_max(spec, prompt_tokens, e->engine.limits.context_max);
+    return kva_kv_tokens_max(spec, e->engine.limits.context_max);
 }
 
 static enum kva_status check_params(const struct model_engine *e,
@@ -41,8 +40,7 @@ static enum kva_status check_params(const struct model_engine *e,
 {
     if (p->prompt_tokens == 0)
         return kva_fail(err, KVA_EINVAL, "the prompt has no tokens");
-    uint32_t context = e->engine.limits.context_max;
-    uint32_t tokens_max = kva_kv_tokens_max(&p->kv, p->prompt_tokens, context);
+    uint32_t tokens_max = kva_kv_tokens_max(&p->kv, e->engine.limits.context_max);
     if (p->tokens_max <= p->prompt_tokens || p->tokens_max > tokens_max)
         return kva_fail(err, KVA_EINVAL,
                         "prompt and output would have %u tokens; more than the prompt's %u and at "
@@ -56,6 +54,14 @@ static enum kva_status check_params(const struct model_engine *e,
     return KVA_OK;
 }
 
+/* So much of the prompt is computed exactly: all of it, or of one that exceeds the context less than
+ * a page, which is for nobody else. What follows is fed piece by piece (prefill.c). */
+static uint32_t exact_tokens(const struct model_engine *e, const struct kva_sequence_params *p)
+{
+    bool exceeds = p->prompt_tokens > e->engine.limits.context_max;
+    return exceeds ? KVA_PAGE_TOKENS - 1 : p->prompt_tokens;
+}
+
 static enum kva_status engine_check(void *self, const struct kva_sequence_params *params,
                                     struct kva_err *err)
 {
@@ -63,7 +69,7 @@ static enum kva_status engine_check(void *self, const struct kva_sequence_params
     enum kva_status status = check_params(e, params, err);
     if (status)
         return status;
-    const struct kva_kv_plan plan = {&params->kv, params->prompt_tokens, params->tokens_max};
+    const struct kva_kv_plan plan = {&params->kv, exact_tokens(e, params), params->tokens_max};
     return kva_kv_check_fits(e->kv, &plan, err);
 }
 
@@ -107,7 +113,7 @@ static enum kva_status engine_create(void *self, const struct kva_sequence_param
     seq->params = *params;
     if (kva_kv_spec_has_setting(&params->kv, KVA_SETTING_PREDICTOR))
         seq->params.kv.predictor = predictor_of(e, &params->kv);
-    const struct kva_kv_plan plan = {&seq->params.kv, params->prompt_tokens, params->tokens_max};
+    const struct kva_kv_plan plan = {&seq->params.kv, exact_tokens(e, params), params->tokens_max};
     status = kva_kv_seq_init(e->kv, &seq->kv, &plan, err);
     if (status) {
         free(seq);
@@ -168,7 +174,10 @@ static uint64_t engine_growth_bytes(void *self, const struct kva_sequence *seq)
 static enum kva_status engine_grow(void *self, struct kva_sequence *seq, struct kva_err *err)
 {
     struct model_engine *e = self;
-    return kva_kv_seq_grow(e->kv, &seq->kv, seq->kv.tokens + kva_model_engine_rows(seq), err);
+    uint32_t tokens = seq->kv.tokens + kva_model_engine_rows(seq);
+    if (!seq->prefilled)
+        tokens = kva_model_engine_piece_end(seq);
+    return kva_kv_seq_grow(e->kv, &seq->kv, tokens, err);
 }
 
 static void engine_suspend(void *self, struct kva_sequence *seq)

@@ -1,5 +1,5 @@
-/* model_engine_internal.h - what model_engine.c (life of sequences, memory), step.c (the step) and
- * pick.c (tokens) share.
+/* model_engine_internal.h - what model_engine.c (life of sequences, memory), step.c (the step),
+ * prefill.c (long prompts) and pick.c (tokens) share.
  *
  * Thread rule: engine thread. */
 #ifndef KVA_ENGINE_MODEL_ENGINE_INTERNAL_H
@@ -93,6 +93,21 @@ struct kva_pick_prompt {
 /* Log-probabilities of the tokens after these, if the sequence wants them. A pick of its own. */
 void kva_pick_score_prompt(struct model_engine *e, struct kva_sequence *seq,
                            const struct kva_pick_prompt *prompt);
+
+/* --- prefill.c ------------------------------------------------------------------------------- */
+
+/* Prompt tokens that had to be computed when the sequence was admitted. */
+uint32_t kva_prefill_left(const struct kva_sequence *seq);
+
+/* The quota of a prompt that does not fit the step whole. */
+void kva_prefill_run(struct model_engine *e, struct kva_step_item *item);
+
+/* The last row of the prompt has gone through all layers. */
+void kva_prefill_finish(struct kva_step_item *item);
+
+/* How many tokens the next piece of a prompt that exceeds the context brings the sequence to; 0: it
+ * has not come to pieces. */
+uint32_t kva_model_engine_piece_end(const struct kva_sequence *seq);
 
 /* --- step.c ---------------------------------------------------------------------------------- */
 

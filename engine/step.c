@@ -1,27 +1,14 @@
-/* step.c - one step of the engine: the joint pass, then the quotas of long prompts. */
-#include "engine/kv/stream.h"
+/* step.c - one step of the engine: the joint pass, then the quotas of long prompts (prefill.c). */
 #include "engine/model_engine_internal.h"
 
 /* --- the joint pass: decoding rows and prompts that fit whole -------------------------------- */
 
-static uint32_t prefill_left(const struct kva_sequence *seq)
-{
-    return seq->params.prompt_tokens - seq->prefill_first;
-}
-
 static bool fits_whole(const struct kva_step_item *item, uint32_t rows_left)
 {
     const struct kva_sequence *seq = item->seq;
-    return seq->prefill_layer == 0 && seq->prefill_position == seq->prefill_first &&
-           prefill_left(seq) <= item->prefill_tokens && prefill_left(seq) <= rows_left;
-}
-
-static void finish_prefill(struct kva_step_item *item)
-{
-    struct kva_sequence *seq = item->seq;
-    item->prefill_done = prefill_left(seq) - seq->prefill_reported;
-    seq->prefill_reported += item->prefill_done;
-    seq->prefilled = true;
+    bool exact = seq->kv.prompt_tokens == seq->params.prompt_tokens;
+    return exact && seq->prefill_layer == 0 && seq->prefill_position == seq->prefill_first &&
+           kva_prefill_left(seq) <= item->prefill_tokens && kva_prefill_left(seq) <= rows_left;
 }
 
 /* What the sequence's policy wants of its next decoding step. */
@@ -64,7 +51,7 @@ static struct kva_kv_rows prompt_rows(struct kva_sequence *seq)
         .seq = &seq->kv,
         .ids = seq->ids + seq->prefill_first,
         .position_first = seq->prefill_first,
-        .row_count = prefill_left(seq),
+        .row_count = kva_prefill_left(seq),
         .select_row = KVA_NO_ROW,
     };
 }
@@ -94,7 +81,7 @@ static uint32_t gather_batch(struct model_engine *e, struct kva_step_item *items
         struct kva_sequence *seq = items[i].seq;
         if (!seq->prefilled && !fits_whole(&items[i], rows_left))
             continue;
-        rows_left -= seq->prefilled ? 0 : prefill_left(seq);
+        rows_left -= seq->prefilled ? 0 : kva_prefill_left(seq);
         if (!seq->prefilled)
             e->batch_rows[batch] = prompt_rows(seq);
         else if (plan_of(seq).predecode)
@@ -203,7 +190,7 @@ static void run_batch(struct model_engine *e, uint32_t batch)
             const struct kva_pick_prompt prompt = {hidden, rows->row_first, rows->position_first,
                                                    rows->row_count};
             kva_pick_score_prompt(e, seq, &prompt);
-            finish_prefill(item);
+            kva_prefill_finish(item);
         }
     }
     emit_batch(e, hidden, batch);
@@ -219,70 +206,6 @@ static bool only_predecodes(const struct model_engine *e, uint32_t batch)
             return false;
     }
     return batch > 0;
-}
-
-/* --- long prompts, layer-major --------------------------------------------------------------- */
-
-/* One chunk of one layer. After the last layer its rows stay where a pick finds them. */
-static void run_chunk(struct model_engine *e, struct kva_sequence *seq, uint32_t rows)
-{
-    uint32_t position = seq->prefill_position;
-    uint32_t stream_row = position - seq->prefill_first;
-    bool last_layer = seq->prefill_layer + 1 == e->config->layer_count;
-    void *hidden = kva_forward_hidden(e->forward);
-    struct kva_kv_rows group = {
-        .seq = &seq->kv,
-        .ids = seq->ids + position,
-        .position_first = position,
-        .row_count = rows,
-        .select_row = KVA_NO_ROW,
-    };
-    const struct kva_forward_call call = {
-        .pass = {.rows = &group,
-                 .rows_count = 1,
-                 .layer_first = seq->prefill_layer,
-                 .layer_count = 1},
-        .hidden = hidden,
-    };
-    if (seq->prefill_layer > 0)
-        kva_kv_stream_read(e->kv, &seq->kv, stream_row, rows, hidden);
-    kva_forward_run(e->forward, &call);
-    if (last_layer)
-        kva_pick_score_prompt(e, seq, &(struct kva_pick_prompt){hidden, 0, position, rows});
-    else
-        kva_kv_stream_write(e->kv, &seq->kv, stream_row, rows, hidden);
-    seq->prefill_position += rows;
-    if (seq->prefill_position == seq->params.prompt_tokens && !last_layer) {
-        seq->prefill_position = seq->prefill_first;
-        seq->prefill_layer++;
-    }
-}
-
-static void run_long(struct model_engine *e, struct kva_step_item *item)
-{
-    struct kva_sequence *seq = item->seq;
-    uint32_t prompt = seq->params.prompt_tokens;
-    uint32_t layers = e->config->layer_count;
-    uint64_t units = (uint64_t)item->prefill_tokens * layers, rows = 0;
-    while (units > 0 && seq->prefill_position < prompt) {
-        rows = kva_min_u32(e->engine.limits.step_tokens_max, prompt - seq->prefill_position);
-        rows = rows < units ? rows : units;
-        units -= rows;
-        run_chunk(e, seq, (uint32_t)rows);
-    }
-    if (seq->prefill_position < prompt) {
-        uint64_t done = (uint64_t)seq->prefill_layer * prefill_left(seq) + seq->prefill_position -
-                        seq->prefill_first;
-        item->prefill_done = (uint32_t)(done / layers) - seq->prefill_reported;
-        seq->prefill_reported += item->prefill_done;
-        return;
-    }
-    kva_kv_seq_commit(e->kv, &seq->kv, seq->ids, prompt);
-    kva_pick_begin(e);
-    kva_pick_item(e, (uint32_t)rows - 1, item);
-    kva_pick_run(e, kva_forward_hidden(e->forward));
-    kva_pick_emit(e, 0, item);
-    finish_prefill(item);
 }
 
 enum kva_status kva_model_engine_step(void *self, struct kva_step_item *items, uint32_t count,
@@ -304,7 +227,7 @@ enum kva_status kva_model_engine_step(void *self, struct kva_step_item *items, u
     run_batch(e, batch);
     for (uint32_t i = 0; i < count; i++) {
         if (!items[i].seq->prefilled)
-            run_long(e, &items[i]);
+            kva_prefill_run(e, &items[i]);
     }
     e->steps++;
     enum kva_status status = kva_model_check(e->params.model, err);

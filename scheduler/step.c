@@ -160,6 +160,18 @@ static void learn_step_cost(struct kva_scheduler *s, const struct kva_step_plan 
     mean_add(&s->prefill_token_ns, (extra > least ? extra : least) / plan->prefill_used, 0.3);
 }
 
+/* Prompts that exceed the context take memory as they go. */
+static void make_room_for_prefills(struct kva_scheduler *s, struct kva_step_plan *plan,
+                                   uint64_t now_ns)
+{
+    struct kva_list *at = s->prefill.next;
+    while (at != &s->prefill) {
+        struct kva_choice *c = KVA_CONTAINER_OF(at, struct kva_choice, run);
+        /* Without room it has left the list, and others perhaps with it. */
+        at = make_room(s, plan, c, now_ns) ? at->next : s->prefill.next;
+    }
+}
+
 static void plan_prefills(struct kva_scheduler *s, struct kva_step_plan *plan, uint64_t now_ns)
 {
     uint32_t quota = s->step_tokens_max - plan->rows;
@@ -203,6 +215,7 @@ static void plan_step(struct kva_scheduler *s, struct kva_step_plan *plan, uint6
     if (prefill_waits)
         rows_max -= kva_min_u32(rows_max - 1, kva_max_u32(rows_max / PREFILL_FLOOR_DIVISOR, 1));
     plan_decodes(s, plan, rows_max, now_ns);
+    make_room_for_prefills(s, plan, now_ns);
     plan_prefills(s, plan, now_ns);
     if (plan->reserved > 0 && !plan->preempted)
         kva_scheduler_resume_suspended(s, plan, true, now_ns);

@@ -20,7 +20,7 @@ enum kva_status kva_request_check(const struct kva_scheduler_params *params,
     uint64_t total = (uint64_t)request->prompt_tokens + request->output_tokens_max;
     uint32_t limit = engine->limits.context_max;
     if (engine->ops->tokens_max)
-        limit = engine->ops->tokens_max(engine->self, &request->kv, request->prompt_tokens);
+        limit = engine->ops->tokens_max(engine->self, &request->kv);
     if (total > limit)
         return kva_fail_param(err, KVA_ECONTEXT, "prompt",
                               "the prompt has %u tokens and up to %u are to follow, %llu in all; "

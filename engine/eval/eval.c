@@ -111,8 +111,7 @@ static enum kva_status start(struct run *run, const struct kva_kv_spec *spec, ui
         .prompt = run->reference.ids,
         .prompt_tokens = prompt,
         /* Room for one more, so that the last step looks ahead as the others do. */
-        .tokens_max =
-            kva_min_u32(tokens + 1, kva_kv_tokens_max(spec, prompt, engine->limits.context_max)),
+        .tokens_max = kva_min_u32(tokens + 1, kva_kv_tokens_max(spec, engine->limits.context_max)),
         .sampling = &run->sampling,
         .kv = *spec,
     };

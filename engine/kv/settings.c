@@ -128,10 +128,10 @@ bool kva_kv_policy_drops(enum kva_kv_policy_id policy)
     return kva_kv_policy_get(policy)->drops;
 }
 
-uint32_t kva_kv_tokens_max(const struct kva_kv_spec *spec, uint32_t prompt, uint32_t context)
+uint32_t kva_kv_tokens_max(const struct kva_kv_spec *spec, uint32_t context)
 {
     const struct kva_kv_policy *policy = kva_kv_policy_of(spec);
-    bool goes_on = policy && policy->positions_used && prompt <= context &&
+    bool goes_on = policy && policy->positions_used &&
                    policy->positions_used(spec, KVA_KV_TOKENS_MAX) <= context;
     return goes_on ? KVA_KV_TOKENS_MAX : context;
 }

@@ -248,8 +248,8 @@ bool kva_kv_policy_drops(enum kva_kv_policy_id policy);
 /* Tokens of a sequence whose policy lets it go on past the model's context. */
 #define KVA_KV_TOKENS_MAX (1u << 24)
 
-/* The most tokens that a sequence with such a prompt can have on a model with `context` positions:
- * so many, or KVA_KV_TOKENS_MAX. */
-uint32_t kva_kv_tokens_max(const struct kva_kv_spec *spec, uint32_t prompt, uint32_t context);
+/* The most tokens that a sequence can have on a model with `context` positions: so many, or
+ * KVA_KV_TOKENS_MAX. */
+uint32_t kva_kv_tokens_max(const struct kva_kv_spec *spec, uint32_t context);
 
 #endif

@@ -55,10 +55,17 @@ static enum kva_status render_chat(const struct kva_api_config *config, struct k
     return status;
 }
 
-/* Beyond this a prompt is refused as too long without counting its tokens to the end. */
-static size_t countable_tokens(const struct kva_api_config *config)
+/* Tokens of prompt and completion together. */
+static uint32_t tokens_max(const struct kva_api_config *config, const struct kva_api_call *call)
 {
-    return (size_t)COUNTED_CONTEXTS * config->context_max;
+    return kva_kv_tokens_max(&call->kv, config->context_max);
+}
+
+/* Beyond this a prompt is refused as too long without counting its tokens to the end. */
+static size_t countable_tokens(const struct kva_api_config *config, const struct kva_api_call *call)
+{
+    size_t contexts = (size_t)COUNTED_CONTEXTS * config->context_max;
+    return kva_max_size(contexts, tokens_max(config, call));
 }
 
 /* Whether the text is too long whatever it says. Only where all of its tokens would be served:
@@ -75,7 +82,7 @@ static enum kva_status too_long(const struct kva_api_config *config,
         err, KVA_ECONTEXT, call->route == KVA_API_CHAT ? "messages" : "prompt",
         "The prompt of %zu bytes has more than %zu tokens, limit is %u. " CONTEXT_IS
         ", for prompt and completion.",
-        length, countable_tokens(config), config->context_max - 1, config->context_max);
+        length, countable_tokens(config, call), tokens_max(config, call) - 1, config->context_max);
 }
 
 /* Only what a truncated prompt can keep is copied. */
@@ -88,7 +95,7 @@ static enum kva_status keep_ids(const struct kva_api_config *config, struct kva_
         skipped = list->count - config->context_max;
     size_t count = list->count - skipped;
     uint32_t *ids = kva_arena_calloc(&call->arena, count + 1, sizeof(*ids));
-    if (!ids && call->route != KVA_API_TOKENIZE && count > config->context_max)
+    if (!ids && call->route != KVA_API_TOKENIZE && count > tokens_max(config, call))
         return too_long(config, call, prompt->text_bytes, err);
     if (!ids)
         return kva_fail(err, KVA_ENOMEM, "%zu prompt tokens do not fit the request's memory.",
@@ -111,9 +118,9 @@ static enum kva_status encode_text(const struct kva_api_config *config, struct k
                                        .parse_special = true,
                                        .cancelled = call->abandoned};
     if (is_bounded(call)) {
-        params.stop_tokens = countable_tokens(config);
+        params.stop_tokens = countable_tokens(config, call);
         if (config->token_bytes_max > 0 &&
-            length / config->token_bytes_max > countable_tokens(config))
+            length / config->token_bytes_max > countable_tokens(config, call))
             return too_long(config, call, length, err);
     }
     kva_token_list_init(&list, PROMPT_TOKENS_MAX);
@@ -212,19 +219,19 @@ static enum kva_status fit_prompt(const struct kva_api_config *config, struct kv
             prompt->id_count = keep;
         }
     }
-    uint32_t count = prompt->id_count;
+    uint32_t count = prompt->id_count, limit = tokens_max(config, call);
     if (count == 0)
         return kva_fail_param(err, KVA_EINVAL, param, "'%s' has no tokens.", param);
-    if (count >= context_max)
+    if (count >= limit)
         return kva_fail_param(err, KVA_ECONTEXT, param,
                               "The prompt has %u tokens, limit is %u. " CONTEXT_IS
                               ", for prompt and completion.",
-                              count, context_max - 1, context_max);
-    uint32_t limit = kva_kv_tokens_max(&call->kv, count, context_max), room = limit - count;
+                              count, limit - 1, context_max);
+    uint32_t room = limit - count;
     if (call->has_max_tokens && wanted > room)
         return over_context(call, count, wanted, limit, err);
     if (call->route == KVA_API_CHAT && !call->has_max_tokens)
-        wanted = context_max - count;
+        wanted = context_max;
     *ret_output_max = kva_min_u32(wanted, room);
     if (call->sampling.min_tokens > *ret_output_max)
         return kva_fail_param(err, KVA_EINVAL, "min_tokens",

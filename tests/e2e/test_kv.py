@@ -160,9 +160,25 @@ def test_a_stream_goes_on_past_the_context(servers):
     assert [c["token_ids"] for c in document["choices"]] == 3 * [want["choices"][0]["token_ids"]]
     assert b"kvahead_evicted_tokens_total" in own.request("GET", "/metrics").body
     for words, changes in (
-        ("limit is 511", {"prompt": PROMPT[:600]}),
+        ("limit is 511", {"prompt": PROMPT[:600], "kv": {"positions": "original"}}),
         ("limit is 512", {"prompt": PROMPT[:400], "kv": {"positions": "original"}}),
         ("limit is 16777216", {"prompt": PROMPT[:400], "max_tokens": 1 << 24}),
     ):
         reply = own.post("/v1/completions", fields | changes)
         assert reply.status == 400 and words in reply.json()["error"]["message"], reply
+
+
+def test_prompts_past_the_context(servers):
+    """Fed in pieces, several at once where the device tier holds one: they give way to each other."""
+    own = servers.start("--kv", STREAM, "--context", "512", "--device-memory", "1536KiB", "--step-tokens", "96")
+    fields = {"max_tokens": 40, "ignore_eos": True, "cache_salt": "x", "kv": {"report": True}}
+    prompts = [PROMPT[i:] + PROMPT for i in range(4)]
+    want = []
+    for prompt in prompts:
+        document = own.complete(prompt, **fields)
+        want.append(document["choices"][0]["token_ids"])
+        told = document["usage"]["kvahead"]
+        assert told["kept_tokens"] + told["evicted_tokens"] == len(prompt) + 39
+        assert told["kept_tokens"] < 256
+    document = own.complete(prompts, **fields)
+    assert [choice["token_ids"] for choice in document["choices"]] == want

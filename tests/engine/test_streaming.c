@@ -54,19 +54,35 @@ static struct kva_sequence *begin(struct fixture *f, const struct kva_kv_spec *s
     return seq;
 }
 
+enum { LOGITS_MAX = 1024 };
+
+/* The log-probability of a token. */
+static float logprob_of(const struct fixture *f, const float *logits, uint32_t token)
+{
+    double sum = 0;
+    for (uint32_t i = 0; i < f->model->config.vocab_size; i++)
+        sum += exp((double)logits[i]);
+    return (float)((double)logits[token] - log(sum));
+}
+
 /* One step, after which the token `next` follows whatever comes out; its log-probability. */
 static float feed(struct fixture *f, struct kva_sequence *seq, uint32_t quota, uint32_t next)
 {
     struct kva_err err;
-    struct kva_step_item item = {
-        .seq = seq, .prefill_tokens = quota, .forced = true, .forced_token = next};
+    float logits[LOGITS_MAX];
+    struct kva_step_item item = {.seq = seq,
+                                 .prefill_tokens = quota,
+                                 .forced = true,
+                                 .forced_token = next,
+                                 .logits = logits};
+    assert_true(f->model->config.vocab_size <= LOGITS_MAX);
     do {
         if (quota == 0)
             assert_int_equal(f->engine->ops->grow(f->engine->self, seq, &err), KVA_OK);
         assert_int_equal(f->engine->ops->step(f->engine->self, &item, 1, &err), KVA_OK);
         assert_int_equal(item.status, KVA_OK);
     } while (!item.emitted);
-    return item.token.chosen.logprob;
+    return logprob_of(f, logits, next);
 }
 
 /* The text from its beginning to STREAM, of which `prompt` tokens are the prompt. */
@@ -218,6 +234,20 @@ static void test_streaming__attends_as_a_plain_computation(void **state KVA_UNUS
     }
 }
 
+/* A sliding window counts what is kept: sinks are in it that were dropped from it long ago. */
+static void test_streaming__sliding_windows_reach_sinks(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    const struct kva_kv_spec spec = spec_of(4, KVA_POSITIONS_INDEX);
+    fixture_open(&f, &(struct fixture_params){.model_path = LLAMA,
+                                              .cpu_level_mask = fixture_unrounded_levels()});
+    f.model->config.layer_window[0] = 100;
+    double worst = worst_of(&f, &spec, 420);
+    if (!(worst < 2e-5))
+        fail_msg("attention is off by %g", worst);
+    fixture_close(&f);
+}
+
 /* --- learned positions ----------------------------------------------------------------------- */
 
 /* The residual stream that went into the first layer, of the last row of a pass. */
@@ -313,8 +343,11 @@ static void test_streaming__prompts_give_host_memory_back(void **state KVA_UNUSE
         fixture_open(&f, &(struct fixture_params){.model_path = LLAMA});
         uint64_t page = f.model->config.layer_count *
                         kva_kv_block_bytes(f.model->config.kv_heads, f.model->config.head_dim);
+        /* A prompt's residual stream is promised until it is in. */
+        uint64_t stream = kva_model_engine_stream_bytes(f.engine, 255);
         fixture_close(&f);
-        fixture_open(&f, &(struct fixture_params){.model_path = LLAMA, .host_bytes = 10 * page});
+        fixture_open(
+            &f, &(struct fixture_params){.model_path = LLAMA, .host_bytes = 10 * page + stream});
         const struct kva_sampling_params sampling = trace_sampling();
         const struct kva_sequence_params params = {.prompt = text(),
                                                    .prompt_tokens = 255,
@@ -413,19 +446,134 @@ static void test_streaming__suspension_past_the_context(void **state KVA_UNUSED)
     }
 }
 
+/* --- prompts that exceed the context --------------------------------------------------------- */
+
+/* A prompt of `prompt` tokens, in quotas, then the text up to STREAM: log-probabilities of what
+ * comes after it, and of the prompt itself if it exceeds the context. */
+static void run_prompt(struct fixture *f, uint32_t prompt, uint32_t quota, bool suspend,
+                       float *logprobs)
+{
+    struct kva_err err;
+    struct kva_sampling_params sampling = trace_sampling();
+    const struct kva_sequence_params params = {.prompt = text(),
+                                               .prompt_tokens = prompt,
+                                               .tokens_max = STREAM + 1,
+                                               .sampling = &sampling,
+                                               .kv = spec_of(4, KVA_POSITIONS_INDEX)};
+    sampling.prompt_logprobs = 0;
+    struct kva_sequence *seq = fixture_start(f, &params);
+    float logits[LOGITS_MAX];
+    struct kva_step_item item = {
+        .seq = seq, .prefill_tokens = quota, .forced = true, .logits = logits};
+    for (uint32_t at = 0; at < STREAM;) {
+        item.forced_token = text()[prompt > at ? prompt : at];
+        assert_int_equal(f->engine->ops->grow(f->engine->self, seq, &err), KVA_OK);
+        assert_int_equal(f->engine->ops->step(f->engine->self, &item, 1, &err), KVA_OK);
+        assert_true(item.prefill_done <= quota);
+        at += at < prompt ? item.prefill_done : 0;
+        if (item.emitted)
+            logprobs[at++] = logprob_of(f, logits, item.forced_token);
+        item.prefill_tokens = item.emitted ? 0 : item.prefill_tokens;
+        if (!suspend)
+            continue;
+        f->engine->ops->suspend(f->engine->self, seq);
+        assert_int_equal(f->engine->ops->resume(f->engine->self, seq, &err), KVA_OK);
+    }
+    const struct kva_prompt_logprob *of = f->engine->ops->prompt_logprobs(f->engine->self, seq);
+    for (uint32_t i = 1; prompt > CONTEXT && i < prompt; i++)
+        logprobs[i] = of[i - 1].actual.logprob;
+    f->engine->ops->destroy(f->engine->self, seq);
+}
+
+/* The same whether tokens come in pieces of a prompt, in whatever quotas, or are decoded one by
+ * one. */
+static void test_streaming__prompts_past_the_context(void **state KVA_UNUSED)
+{
+    static float want[STREAM], got[STREAM];
+    static const char *const models[] = {LLAMA, OPT, FAMILIES "neox_parallel"};
+    static const uint32_t prompts[] = {63, 257, 640, 701, STREAM - 1};
+    for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
+        for (uint32_t i = 0; i < KVA_COUNT_OF(prompts); i++) {
+            /* Each on a device of its own: nothing is there that another one left. */
+            struct fixture f;
+            uint32_t prompt = prompts[i];
+            fixture_open(&f, &(struct fixture_params){
+                                 .model_path = models[m], .copy_delay_max_us = 3000, .seed = 3});
+            run_prompt(&f, prompt, i % 2 ? 200 : 29, i == 4, i ? got : want);
+            fixture_close(&f);
+            if (i == 0)
+                continue;
+            assert_memory_equal(got + prompt, want + prompt, (STREAM - prompt) * sizeof(float));
+            for (uint32_t t = 64; t < prompt; t++) /* another sum of the same logits */
+                assert_true(fabsf(got[t] - want[t]) < 1e-4f);
+        }
+    }
+}
+
+/* Its memory is a stream's from the beginning on, and what a lone one needs is what it is held
+ * against; where another has the room, it waits for it. */
+static void test_streaming__prompts_past_the_context_in_little_memory(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    struct kva_err err;
+    const struct kva_kv_spec spec = spec_of(4, KVA_POSITIONS_INDEX);
+    fixture_open(&f, &(struct fixture_params){.model_path = LLAMA});
+    uint64_t bytes = kva_model_engine_footprint(f.engine, &spec, 63, STREAM).device;
+    uint64_t page = f.model->config.layer_count *
+                    kva_kv_block_bytes(f.model->config.kv_heads, f.model->config.head_dim);
+    fixture_close(&f);
+    assert_true(bytes <= 5 * page);
+    fixture_open(&f, &(struct fixture_params){
+                         .model_path = LLAMA, .device_bytes = bytes, .host_bytes = 16 * page});
+    struct kva_sequence *seq = begin(&f, &spec, 800, STREAM + 1), *other;
+    struct kva_step_item item = {.seq = seq, .prefill_tokens = 500};
+    assert_int_equal(f.engine->ops->step(f.engine->self, &item, 1, &err), KVA_OK);
+    assert_int_equal(item.prefill_done, 500);
+    f.engine->ops->suspend(f.engine->self, seq);
+    /* The other one comes as far as the memory that there is beside the first. */
+    other = begin(&f, &spec, 800, STREAM + 1);
+    item.seq = other;
+    assert_int_equal(f.engine->ops->step(f.engine->self, &item, 1, &err), KVA_OK);
+    assert_int_equal(item.prefill_done, 500);
+    assert_int_equal(f.engine->ops->resume(f.engine->self, seq, &err), KVA_ELIMIT);
+    f.engine->ops->destroy(f.engine->self, other);
+    other = begin(&f, &spec, 40, 100);
+    feed(&f, other, 40, 0);
+    assert_int_equal(f.engine->ops->resume(f.engine->self, seq, &err), KVA_OK);
+    item.seq = seq;
+    while (!item.emitted) {
+        enum kva_status status = f.engine->ops->grow(f.engine->self, seq, &err);
+        if (status) {
+            assert_int_equal(status, KVA_ELIMIT);
+            assert_non_null(other);
+            f.engine->ops->destroy(f.engine->self, other);
+            other = NULL;
+            continue;
+        }
+        assert_int_equal(f.engine->ops->step(f.engine->self, &item, 1, &err), KVA_OK);
+        assert_int_equal(item.status, KVA_OK);
+        assert_true(item.prefill_done > 0);
+    }
+    f.engine->ops->destroy(f.engine->self, other);
+    f.engine->ops->destroy(f.engine->self, seq);
+    struct kva_engine_usage usage;
+    f.engine->ops->usage(f.engine->self, &usage);
+    assert_int_equal(usage.used.device + usage.used.host, 0);
+    fixture_close(&f);
+}
+
 /* --- how far --------------------------------------------------------------------------------- */
 
 static void test_streaming__how_far_a_sequence_may_go(void **state KVA_UNUSED)
 {
     struct kva_kv_spec spec = spec_of(4, KVA_POSITIONS_INDEX);
-    assert_int_equal(kva_kv_tokens_max(&spec, 100, 256), KVA_KV_TOKENS_MAX);
-    assert_int_equal(kva_kv_tokens_max(&spec, 100, 132), KVA_KV_TOKENS_MAX);
-    assert_int_equal(kva_kv_tokens_max(&spec, 100, 131), 131);
-    assert_int_equal(kva_kv_tokens_max(&spec, 257, 256), 256);
+    assert_int_equal(kva_kv_tokens_max(&spec, 256), KVA_KV_TOKENS_MAX);
+    assert_int_equal(kva_kv_tokens_max(&spec, 132), KVA_KV_TOKENS_MAX);
+    assert_int_equal(kva_kv_tokens_max(&spec, 131), 131);
     spec.positions = KVA_POSITIONS_ORIGINAL;
-    assert_int_equal(kva_kv_tokens_max(&spec, 100, 256), 256);
+    assert_int_equal(kva_kv_tokens_max(&spec, 256), 256);
     spec = kva_kv_spec_default(KVA_KV_FULL);
-    assert_int_equal(kva_kv_tokens_max(&spec, 100, 256), 256);
+    assert_int_equal(kva_kv_tokens_max(&spec, 256), 256);
     assert_true(kva_kv_policy_drops(KVA_KV_STREAMING));
     assert_false(kva_kv_policy_drops(KVA_KV_SPECACHE));
 
@@ -452,12 +600,15 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_streaming__attends_as_a_plain_computation),
+        cmocka_unit_test(test_streaming__sliding_windows_reach_sinks),
         cmocka_unit_test(test_streaming__learned_positions_are_indices),
         cmocka_unit_test(test_streaming__memory_is_flat),
         cmocka_unit_test(test_streaming__prompts_give_host_memory_back),
         cmocka_unit_test(test_streaming__shares_prompts),
         cmocka_unit_test(test_streaming__a_window_that_holds_all_is_full),
         cmocka_unit_test(test_streaming__suspension_past_the_context),
+        cmocka_unit_test(test_streaming__prompts_past_the_context),
+        cmocka_unit_test(test_streaming__prompts_past_the_context_in_little_memory),
         cmocka_unit_test(test_streaming__how_far_a_sequence_may_go),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -275,7 +275,13 @@ static enum kva_status scripted_grow(void *self, struct kva_sequence *seq, struc
 {
     struct kva_scripted *e = self;
     check_thread(e);
-    SCRIPTED_CHECK(seq->state == ON_DEVICE && seq->outputs > 0, "grow outside of decoding");
+    SCRIPTED_CHECK(seq->state == ON_DEVICE, "grow without device memory");
+    if (seq->outputs == 0 && injected(&e->prefill_grows, e->params.prefill_grow_refused_every)) {
+        e->report.refusals++;
+        return kva_fail(err, KVA_ELIMIT, "injected");
+    }
+    if (seq->outputs == 0)
+        return KVA_OK;
     if (kv_tokens(seq) < device_capacity_tokens(e, seq)) {
         seq->grown_outputs = seq->outputs;
         return KVA_OK;

@@ -49,7 +49,8 @@ struct kva_scripted_params {
     uint32_t create_fails_every;
     uint32_t item_fails_every;
     uint32_t admit_refused_every;
-    uint32_t grow_refused_every;
+    uint32_t grow_refused_every;         /* of decodes that need a page */
+    uint32_t prefill_grow_refused_every; /* of prefills, as where prompts exceed the context */
     uint32_t resume_refused_every;
 
     /* Every so many decodes one gives no token, as when its sequence pre-decodes; 0: none. */

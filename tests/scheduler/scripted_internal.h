@@ -39,7 +39,7 @@ struct kva_scripted {
     uint32_t partial_prefills; /* on the device or suspended */
     uint64_t prefix_lookup_tokens;
     uint64_t prefix_hit_tokens;
-    uint64_t creates, items, decodes, admits, grows, resumes;
+    uint64_t creates, items, decodes, admits, grows, prefill_grows, resumes;
     bool failed;
     bool has_thread;
     pthread_t thread;

@@ -125,6 +125,8 @@ static struct simulation random_simulation(uint64_t seed)
         sim.engine.create_fails_every = 2 + rng_below(rng, 50);
     if (rng_below(rng, 4) == 0)
         sim.engine.sits_out_every = 2 + rng_below(rng, 10);
+    if (rng_below(rng, 6) == 0)
+        sim.engine.prefill_grow_refused_every = 2 + rng_below(rng, 100);
     sim.scheduling = (struct kva_scheduler_params){
         .running_max = 1 + rng_below(rng, limits->sequences_max),
         .waiting_max = 5 + rng_below(rng, 100),
@@ -162,8 +164,9 @@ static void test_simulation__invariants_hold_in_any_configuration(void **state K
     for (uint64_t seed = first; seed <= last; seed++) {
         struct simulation sim = random_simulation(seed);
         simulation_begin(&sim);
-        sim.tracker.expect_errors =
-            sim.engine.item_fails_every != 0 || sim.engine.grow_refused_every != 0;
+        sim.tracker.expect_errors = sim.engine.item_fails_every != 0 ||
+                                    sim.engine.grow_refused_every != 0 ||
+                                    sim.engine.prefill_grow_refused_every != 0;
         simulation_run(&sim);
         simulation_check_rest(&sim);
         struct kva_scheduler_stats stats;

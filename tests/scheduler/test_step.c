@@ -237,6 +237,31 @@ static void test_step__ends_a_sequence_that_cannot_grow_alone(void **state KVA_U
     fixture_end(&f);
 }
 
+/* A prefill that has no room to go on takes that of whoever is behind it, and nobody loses a token
+ * of his. */
+static void test_step__makes_room_for_prefills(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    fixture_begin(&f);
+    submit_many(&f, 3, 1800, 10);
+    fixture_steps(&f, 2);
+    assert_string_equal(fixture_view(&f, 1, 0).state, "prefill");
+    assert_string_equal(fixture_view(&f, 2, 0).state, "prefill");
+    uint32_t *refused_every = &kva_scripted_params(f.scripted)->prefill_grow_refused_every;
+    *refused_every = 2; /* the second prefill's, which is the last one */
+    fixture_step(&f);
+    *refused_every = 0;
+    assert_int_equal(fixture_stats(&f).preemptions, 1);
+    assert_string_equal(fixture_view(&f, 1, 0).state, "prefill");
+    assert_string_equal(fixture_view(&f, 2, 0).state, "suspended");
+    fixture_run(&f);
+    for (uint64_t id = 1; id <= 3; id++)
+        assert_int_equal(tracker_choice(&f.tracker, id, 0)->tokens, 10);
+    assert_int_equal(fixture_stats(&f).prompt_tokens_computed, 3 * 1800);
+    fixture_end(&f);
+}
+
 /* A decode that gives no token is not the end: its choice is in the next step, and gets as many. */
 static void test_step__a_sequence_may_sit_out(void **state KVA_UNUSED)
 {
@@ -503,6 +528,7 @@ int main(void)
         cmocka_unit_test(test_step__preempts_the_last_and_never_the_first),
         cmocka_unit_test(test_step__preempts_an_unfinished_prefill),
         cmocka_unit_test(test_step__ends_a_sequence_that_cannot_grow_alone),
+        cmocka_unit_test(test_step__makes_room_for_prefills),
         cmocka_unit_test(test_step__a_sequence_may_sit_out),
         cmocka_unit_test(test_step__ends_on_stop_ids_and_length),
         cmocka_unit_test(test_step__an_items_failure_is_its_own),
