@@ -43,7 +43,8 @@ struct kva_forward_view {
     const void *out; /* act [rows->row_count, heads, head_dim]: what attention gave; NULL before */
 };
 
-/* Only for looking: it changes no result. The call costs time, its absence none. */
+/* Only for looking, where the host reads the device's memory: it changes no result. The call costs
+ * time, its absence none. */
 struct kva_forward_observer {
     void (*attends)(void *opaque, const struct kva_forward_view *view);  /* or NULL */
     void (*attended)(void *opaque, const struct kva_forward_view *view); /* or NULL; no selection */

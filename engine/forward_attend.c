@@ -166,6 +166,7 @@ struct reading {
     bool (*takes_part)(const struct kva_kv_rows *rows);
     bool (*selects)(const struct kva_kv_rows *rows);
     bool clears; /* rows without low-bit pages get an empty result */
+    bool gated;  /* of rows with a gate, those for whom it is open */
 };
 
 static bool selects_meanwhile(const struct kva_kv_rows *rows)
@@ -173,8 +174,8 @@ static bool selects_meanwhile(const struct kva_kv_rows *rows)
     return rows->fused || (kva_kv_selects_next(rows) && !kva_kv_selects_apart(rows));
 }
 
-static const struct reading to_select = {kva_kv_selects_now, kva_kv_selects_now, false};
-static const struct reading to_attend = {has_lowbit, selects_meanwhile, true};
+static const struct reading to_select = {kva_kv_selects_now, kva_kv_selects_now, false, true};
+static const struct reading to_attend = {has_lowbit, selects_meanwhile, true, false};
 
 /* Whether both have low-bit pages, and one call can read them. */
 static bool same_format(const struct kva_kv_rows *a, const struct kva_kv_rows *b)
@@ -218,6 +219,7 @@ static bool read_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass, 
                                           .like = like,
                                           .has_rest = has_rest(&pass->rows[i]),
                                           .selects = reading->selects,
+                                          .gated = reading->gated,
                                       });
         any = true;
     }
@@ -329,7 +331,7 @@ static const uint32_t *observe_selection(struct kva_forward *fw, const struct kv
     own.select_row = 0;
     if (!kva_kv_selects(&own))
         return NULL;
-    if (kva_kv_selects_now(rows)) /* it has just done so */
+    if (kva_kv_selects_now(rows) && kva_kv_select_now_holds(rows)) /* it has just done so */
         return kva_kv_find_rows(rows)->chosen;
     struct kva_kv_range *range =
         &own.ranges[kva_kv_find_range(rows, KVA_RANGE_LOWBIT) - rows->ranges];

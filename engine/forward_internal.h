@@ -122,6 +122,7 @@ struct kva_lowbit_call {
         has_rest; /* those attend to more than blocks and low-bit pages, of which the fused operator
                       knows nothing */
     bool (*selects)(const struct kva_kv_rows *rows); /* its select_row does so in this call */
+    bool gated; /* the call is for those whose gates are open */
 };
 
 /* partials[LOWBIT] of the sequences' rows, and their selections. */

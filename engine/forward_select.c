@@ -79,6 +79,7 @@ static void add_selection(struct turn *turn, const struct kva_forward *fw,
                           const struct kva_lowbit_call *call, const struct kva_select_seq *seq,
                           unsigned char *memory)
 {
+    const uint32_t *gate = turn->low[turn->count - 1].gate;
     uint32_t position = seq->position_first + seq->select_row;
     uint32_t end = seq->page_count * KVA_PAGE_TOKENS;
     uint32_t window = fw->config->layer_window[call->layer];
@@ -94,6 +95,7 @@ static void add_selection(struct turn *turn, const struct kva_forward *fw,
         .scores = scores,
         .rows = seq->rows,
         .weights = weights,
+        .gate = gate,
     };
     turn->choose[turn->select_count++] = (struct kva_choose_seq){
         .weights = weights,
@@ -102,6 +104,7 @@ static void add_selection(struct turn *turn, const struct kva_forward *fw,
         .first = kva_min_u32(kva_max_u32(visible, seq->rows->pinned), end),
         .end = end,
         .k = seq->rows->k,
+        .gate = gate,
     };
 }
 
@@ -115,6 +118,7 @@ static void plan_turn(struct turn *turn, const struct kva_forward *fw,
     turn->count = turn->rows_count = turn->select_count = 0;
     for (uint32_t i = first; i < call->count && turn->count < SEQS_MAX; i++) {
         const struct kva_select_seq *seq = &fw->low_seqs[i];
+        const uint32_t *gate = call->gated ? call->rows[i]->gate : NULL;
         size_t need =
             selects(seq) ? kva_attend_select_bytes(c->heads, c->kv_heads, seq->page_count) : 0;
         if (need > left)
@@ -127,10 +131,11 @@ static void plan_turn(struct turn *turn, const struct kva_forward *fw,
             .page_count = seq->page_count,
             .rows = seq->rows,
             .select_row = seq->select_row,
+            .gate = gate,
         };
         if (seq->rows)
-            turn->rows[turn->rows_count++] = (struct kva_rows_seq){seq->row_first, seq->row_count,
-                                                                   seq->position_first, seq->rows};
+            turn->rows[turn->rows_count++] = (struct kva_rows_seq){
+                seq->row_first, seq->row_count, seq->position_first, seq->rows, gate};
         if (selects(seq)) {
             turn->weighed[turn->select_count] = call->rows[i];
             add_selection(turn, fw, call, seq, memory);
@@ -223,10 +228,20 @@ static void run_apart(struct kva_forward *fw, const struct kva_lowbit_call *call
     }
 }
 
+/* The fused operator knows of no gates. */
+static bool has_gate(const struct kva_lowbit_call *call)
+{
+    for (uint32_t i = 0; i < call->count && call->gated; i++) {
+        if (call->rows[i]->gate)
+            return true;
+    }
+    return false;
+}
+
 void kva_forward_attend_lowbit(struct kva_forward *fw, const struct kva_lowbit_call *call)
 {
     describe_seqs(fw, call);
-    if (fw->ops->attend_select_fetch && !call->has_rest)
+    if (fw->ops->attend_select_fetch && !call->has_rest && !has_gate(call))
         run_fused(fw, call);
     else
         run_apart(fw, call);

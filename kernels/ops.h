@@ -13,6 +13,11 @@
  * into chunks. Within one capability level that makes a request's tokens independent of what else
  * is being served.
  *
+ * Gates: an entry of a call may have a `gate`, the address of a number on the device. If that is 0
+ * when the operator runs, the entry is skipped, as if it were not listed; NULL: it never is. So one
+ * operator decides for whom those behind it are run (query_cosine), and the host need not wait to
+ * know.
+ *
  * Accumulation is in fp32 (or better). No operator allocates. */
 #ifndef KVA_KERNELS_OPS_H
 #define KVA_KERNELS_OPS_H

@@ -135,6 +135,7 @@ struct kva_lowbit_seq {
     const struct kva_row_cache *rows; /* host pointer; NULL: nothing is replaced */
     uint32_t select_row;              /* its row whose scores are kept, if `scores` is not NULL */
     float *scores;                    /* kva_attend_scores_bytes, device; NULL: none are kept */
+    const uint32_t *gate;             /* ops.h */
 };
 
 /* out = partial attention of every row over its sequence's low-bit pages, without the tokens that
@@ -163,6 +164,7 @@ struct kva_rows_seq {
     uint32_t row_count;
     uint32_t position_first;          /* as kva_lowbit_seq's */
     const struct kva_row_cache *rows; /* host pointer; NULL: none */
+    const uint32_t *gate;             /* ops.h */
 };
 
 /* out = partial attention of every row over the rows of its sequence's cache, folded by ascending

@@ -6,7 +6,8 @@
  *   accumulate    shares are added up over steps
  *   assign_slots  wanted tokens -> slots of a row cache, and which of them are to be fetched
  *   fetch_rows    the rows of these, from host pages into their slots
- *   query_cosine  how far queries have turned since they were last looked at
+ *   query_cosine  how far queries have turned since they were last looked at; gates are open for
+ *                 those that have turned too far
  *
  * What ops.h promises holds here. */
 #ifndef KVA_KERNELS_OPS_ROWS_H
@@ -54,6 +55,7 @@ struct kva_weigh_seq {
                                          is 0 */
     const struct kva_row_cache *rows; /* host pointer; NULL: none */
     float *weights;                   /* out: [kv_heads][page_count * KVA_PAGE_TOKENS] */
+    const uint32_t *gate;             /* ops.h */
 };
 
 /* weights[kv_head][t] = the sum, over the query heads that share the KV head, of the probability
@@ -88,6 +90,7 @@ struct kva_choose_seq {
     uint32_t first; /* positions [first, end) are candidates */
     uint32_t end;
     uint32_t k;
+    const uint32_t *gate; /* ops.h */
 };
 
 /* chosen = k of the candidates at most. Ties go to the lower position. */
@@ -115,6 +118,7 @@ struct kva_accumulate_args {
  * attention will find once fetch_rows has run. */
 struct kva_assign_slots_args {
     const struct kva_row_cache *const *caches; /* host [count] */
+    const uint32_t *const *gates; /* host [count]: of the caches; NULL: there are none */
     uint32_t count;
     uint32_t kv_heads;
     uint32_t stamp; /* greater than that of the assignment before, > 0 */
@@ -126,6 +130,7 @@ struct kva_assign_slots_args {
 struct kva_rows_fetch {
     const struct kva_row_cache *cache;
     const void *const *pages; /* in memory of the host tier, as what it points to */
+    const uint32_t *gate;     /* ops.h; as it is when the compute queue has run so far */
 };
 
 /* Bring the rows that are missing into their slots: slot <- row of
@@ -143,13 +148,15 @@ struct kva_fetch_rows_args {
 
 /* How far the queries of some rows have turned since they were last looked at (FreeKV's
  * correction): cosine[i] = mean over the heads of cos(q of rows[i], before[i]), where a zero vector
- * has cosine 0; then before[i] = that q. The caller reads the result after waiting for the queue.
- */
+ * has cosine 0; then before[i] = that q. The gate of row i is open, 1, if cosine[i] * 100 <
+ * percents[i], else 0. */
 struct kva_query_cosine_args {
-    const void *q;        /* act [.., heads, head_dim], row stride q_stride elements */
-    const uint32_t *rows; /* host [count] */
-    void *const *before;  /* host [count]: act [heads, head_dim] each, device */
-    float *cosine;        /* host tier [count] */
+    const void *q;         /* act [.., heads, head_dim], row stride q_stride elements */
+    const uint32_t *rows;  /* host [count] */
+    void *const *before;   /* host [count]: act [heads, head_dim] each, device */
+    const float *percents; /* host [count] */
+    float *cosine;         /* out: device [count] */
+    uint32_t *gates;       /* out: device [count] */
     uint32_t count;
     uint32_t q_stride;
     uint32_t heads;

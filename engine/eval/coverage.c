@@ -164,7 +164,7 @@ static void look_at_head(struct kva_coverage *c, const struct kva_forward_view *
     uint32_t end = rows->position_first + 1, window = c->config->layer_window[view->layer];
     uint32_t first = window > 0 && end > window ? end - window : 0;
     sums->steps++;
-    sums->waited += view->selection && rows->select_now;
+    sums->waited += view->selection && kva_kv_select_now_holds(rows);
     if (kva_kv_lowbit_pages(rows) == 0) {
         sums->covered += 1;
         sums->ceiling += 1;

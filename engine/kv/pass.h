@@ -17,11 +17,12 @@ struct kva_kv_rows {
     const uint32_t *ids;     /* host [row_count] */
     uint32_t position_first; /* of its first row */
     uint32_t row_count;
-    bool draft;          /* the last row's token is a guess, never part of the sequence */
-    bool predecode;      /* its row comes again in the next step, which supersedes its K and V */
-    uint32_t select_row; /* whose attention to low-bit pages selects rows, if any does ... */
-    bool select_now;     /* ... for itself, before it attends; layer_query may change it */
-    bool select_next;    /* ... for the next step, while it attends */
+    bool draft;           /* the last row's token is a guess, never part of the sequence */
+    bool predecode;       /* its row comes again in the next step, which supersedes its K and V */
+    uint32_t select_row;  /* whose attention to low-bit pages selects rows, if any does ... */
+    bool select_now;      /* ... for itself, before it attends; layer_query may change it */
+    const uint32_t *gate; /* select_now holds only if this is open on the device (kernels/ops.h) */
+    bool select_next;     /* ... for the next step, while it attends */
 
     /* --- from the forward pass, once per call --- */
     uint32_t row_first;  /* number of its first row in the pass */
@@ -86,6 +87,12 @@ static inline bool kva_kv_selects(const struct kva_kv_rows *rows)
 {
     const struct kva_kv_range *range = kva_kv_find_range(rows, KVA_RANGE_LOWBIT);
     return range && range->rows && range->rows->k > 0 && rows->select_row < rows->row_count;
+}
+
+/* Whether select_now holds, by its gate, too: only where the host reads the device's memory. */
+static inline bool kva_kv_select_now_holds(const struct kva_kv_rows *rows)
+{
+    return rows->select_now && (!rows->gate || *rows->gate != 0);
 }
 
 static inline bool kva_kv_selects_now(const struct kva_kv_rows *rows)

@@ -139,6 +139,7 @@ template <typename Args, typename Seq> static void walk(seq_plan<Args, Seq> *pla
             work.pair_count = kva_min_u32(plan->pairs, pair_count - pair);
             work.partial = KVA_NONE;
             work.seq = s;
+            work.gate = args->seqs[s].gate;
             find_tiles(plan, &args->seqs[s], &work);
             plan_splits(plan, work);
         }

@@ -51,6 +51,8 @@ template <int D> static __global__ void __launch_bounds__(WARPS_MAX * 32) rows_k
     stage<kva_f16, D> &here = *reinterpret_cast<stage<kva_f16, D> *>(shared_bytes);
     kva_f16(*q)[D + PAD] = reinterpret_cast<kva_f16(*)[D + PAD]>(&here + 1);
     bool busy = warp_pair < work.pair_count;
+    if (kva_gate_closed(work.gate))
+        return;
 
     uint32_t seen_first[2];
     for (uint32_t i = 0; i < 2; i++) {

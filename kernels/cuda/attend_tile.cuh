@@ -35,9 +35,10 @@ struct item {
     uint32_t pair_count;
     uint32_t tile_first; /* [tile_first, tile_end) in the sequence */
     uint32_t tile_end;
-    int32_t tiles;    /* attend: tile 0 of the sequence in the table, if it had one */
-    uint32_t partial; /* where in scratch the result goes; KVA_NONE: to `out` */
-    uint32_t seq;     /* lowbit, rows: of the call */
+    int32_t tiles;        /* attend: tile 0 of the sequence in the table, if it had one */
+    uint32_t partial;     /* where in scratch the result goes; KVA_NONE: to `out` */
+    uint32_t seq;         /* lowbit, rows: of the call */
+    const uint32_t *gate; /* lowbit, rows: ops.h */
 };
 
 /* Where results go, and the shape of everything. */
@@ -302,7 +303,7 @@ static __global__ void fold_kernel(attend_shape p, const item *items, uint32_t p
 {
     const item work = items[blockIdx.x];
     uint32_t kv_head = blockIdx.y, pair = blockIdx.z * blockDim.y + threadIdx.y;
-    if (pair >= work.pair_count)
+    if (pair >= work.pair_count || kva_gate_closed(work.gate))
         return;
     item result = work, from = work;
     result.partial = KVA_NONE;

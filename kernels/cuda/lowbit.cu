@@ -134,6 +134,8 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) lowbit_kernel(lowbit_pa
     stage<kva_f16, D> &here = *reinterpret_cast<stage<kva_f16, D> *>(shared_bytes);
     kva_f16(*q)[D + PAD] = reinterpret_cast<kva_f16(*)[D + PAD]>(&here + 1);
     bool busy = warp_pair < work.pair_count;
+    if (kva_gate_closed(work.gate))
+        return;
 
     uint32_t seen_first[2];
     float *scores[2]; /* of the lane's rows; NULL: of no interest */

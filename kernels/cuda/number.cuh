@@ -19,6 +19,12 @@
 #define KVA_DYNAMIC_SHARED(type, name) type *name = static_cast<type *>(simt::dynamic_shared())
 #endif
 
+/* Whether an entry with this gate is skipped (ops.h): a whole block's alike. */
+__device__ __forceinline__ bool kva_gate_closed(const uint32_t *gate)
+{
+    return gate && *gate == 0;
+}
+
 /* Storage of an element; distinct types, so that templates tell them apart. */
 struct kva_f16 {
     uint16_t bits;

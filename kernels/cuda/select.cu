@@ -19,6 +19,7 @@ struct weigh_seq {
     float *weights;
     uint32_t row, first, end;
     bool has_rows;
+    const uint32_t *gate;
 };
 
 struct weigh_params {
@@ -84,6 +85,8 @@ static __global__ void __launch_bounds__(THREADS) weigh_kernel(weigh_params p)
     __shared__ float top[KVA_SELECT_HEADS_MAX], inverse[KVA_SELECT_HEADS_MAX];
     const weigh_seq &seq = p.seqs[blockIdx.x];
     const uint32_t kv_head = blockIdx.y;
+    if (kva_gate_closed(seq.gate))
+        return;
     const float *scores = seq.scores + static_cast<size_t>(kv_head) * p.group * seq.end;
     float *weights = seq.weights + static_cast<size_t>(kv_head) * seq.end;
     find_totals(p, seq, kv_head, top, inverse);
@@ -115,6 +118,7 @@ void kva_cuda_weigh(struct kva_device *device, const struct kva_weigh_args *args
         staged[i].first = seq->first;
         staged[i].end = seq->page_count * KVA_PAGE_TOKENS;
         staged[i].has_rows = seq->rows != nullptr;
+        staged[i].gate = seq->gate;
         if (seq->rows)
             staged[i].cache = *seq->rows;
     }
@@ -170,6 +174,8 @@ static __global__ void __launch_bounds__(THREADS)
     const float *weights = seq.weights + static_cast<size_t>(kv_head) * seq.stride;
     uint32_t *chosen = seq.chosen + static_cast<size_t>(kv_head) * k;
     float least = 0.0f;
+    if (kva_gate_closed(seq.gate))
+        return;
     if (kind == KVA_CHOOSE_NEAR) {
         for (uint32_t i = first + threadIdx.x; i < end; i += blockDim.x)
             least = fmaxf(least, weights[i]);

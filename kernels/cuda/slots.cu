@@ -209,14 +209,20 @@ static __device__ void put_in_order(const head &h, uint32_t stamp, bool all, uin
         *h.count = total;
 }
 
+struct assign_seq {
+    struct kva_row_cache cache;
+    const uint32_t *gate;
+};
+
 static __global__ void __launch_bounds__(THREADS)
-    assign_kernel(const struct kva_row_cache *caches, const uint32_t *stamps, bool resident,
-                  bool keep)
+    assign_kernel(const assign_seq *seqs, const uint32_t *stamps, bool resident, bool keep)
 {
     KVA_DYNAMIC_SHARED(sort_key, shared_keys);
     __shared__ uint32_t parts[THREADS / KVA_WARP];
-    const struct kva_row_cache cache = caches[blockIdx.x];
+    const struct kva_row_cache cache = seqs[blockIdx.x].cache;
     const uint32_t stamp = stamps[0];
+    if (kva_gate_closed(seqs[blockIdx.x].gate))
+        return;
     const head h = head_of(cache, blockIdx.y);
     sort_key *keys = h.slots > SORT_FROM && h.slots <= SORT_MAX ? shared_keys : nullptr;
     for (uint32_t slot = threadIdx.x; slot < h.pinned; slot += THREADS)
@@ -243,20 +249,20 @@ void kva_cuda_assign_slots(struct kva_device *device, const struct kva_assign_sl
 {
     if (args->count == 0 || !kva_cuda_enter(device))
         return;
-    /* The stamp lies behind the caches: it differs from step to step, and no argument should. */
-    size_t bytes = args->count * sizeof(struct kva_row_cache) + sizeof(uint32_t);
-    struct kva_row_cache *caches = static_cast<kva_row_cache *>(kva_cuda_stage(device, bytes));
-    if (!caches)
+    /* The stamp lies behind them: it differs from step to step, and no argument should. */
+    size_t bytes = args->count * sizeof(assign_seq) + sizeof(uint32_t);
+    assign_seq *seqs = static_cast<assign_seq *>(kva_cuda_stage(device, bytes));
+    if (!seqs)
         return;
     uint32_t sorted = 0;
     for (uint32_t i = 0; i < args->count; i++) {
-        caches[i] = *args->caches[i];
-        if (caches[i].slots > SORT_FROM && caches[i].slots <= SORT_MAX)
-            sorted = kva_max_u32(sorted, sort_count(caches[i].slots));
+        seqs[i] = {*args->caches[i], args->gates ? args->gates[i] : nullptr};
+        uint32_t slots = args->caches[i]->slots;
+        if (slots > SORT_FROM && slots <= SORT_MAX)
+            sorted = kva_max_u32(sorted, sort_count(slots));
     }
-    memcpy(static_cast<void *>(caches + args->count), &args->stamp, sizeof args->stamp);
-    const struct kva_row_cache *sent =
-        static_cast<const kva_row_cache *>(kva_cuda_send(device, caches, bytes));
+    memcpy(static_cast<void *>(seqs + args->count), &args->stamp, sizeof args->stamp);
+    const assign_seq *sent = static_cast<const assign_seq *>(kva_cuda_send(device, seqs, bytes));
     if (sent)
         kva_cuda_run(device, KVA_QUEUE_COMPUTE, "assign_slots",
                      {dim3(args->count, args->kv_heads), THREADS, sorted * sizeof(sort_key)},
@@ -277,6 +283,7 @@ void kva_cuda_assign_slots(struct kva_device *device, const struct kva_assign_sl
 struct fetch_seq {
     struct kva_row_cache cache;
     const void *const *pages;
+    const uint32_t *gate;
 };
 
 struct fetch_seqs {
@@ -294,6 +301,8 @@ static __global__ void __launch_bounds__(THREADS)
     for (uint32_t index = blockIdx.x; index < head_count; index += gridDim.x) {
         const fetch_seq &seq = list.seqs[index / kv_heads];
         const uint32_t kv_head = index % kv_heads;
+        if (kva_gate_closed(seq.gate))
+            continue;
         const head h = head_of(seq.cache, kv_head);
         uint4 *rows =
             static_cast<uint4 *>(seq.cache.rows) + static_cast<size_t>(kv_head) * h.slots * pieces;
@@ -320,7 +329,8 @@ void kva_cuda_fetch_rows(struct kva_device *device, const struct kva_fetch_rows_
         uint32_t seqs = kva_min_u32(args->count - first, FETCH_SEQS);
         fetch_seqs list = {};
         for (uint32_t i = 0; i < seqs; i++)
-            list.seqs[i] = {*args->fetches[first + i].cache, args->fetches[first + i].pages};
+            list.seqs[i] = {*args->fetches[first + i].cache, args->fetches[first + i].pages,
+                            args->fetches[first + i].gate};
         kva_cuda_run(device, args->queue, "fetch_rows",
                      {kva_min_u32(seqs * args->kv_heads, FETCH_BLOCKS), THREADS}, fetch_kernel,
                      list, seqs * args->kv_heads, args->kv_heads, args->page_offset_bytes,
@@ -328,15 +338,14 @@ void kva_cuda_fetch_rows(struct kva_device *device, const struct kva_fetch_rows_
     }
 }
 
-/* --- query_cosine
- * ------------------------------------------------------------------------------------ */
+/* --- query_cosine ----------------------------------------------------------------------------- */
 
 /* One row by a block, its heads by the warps in turn: a row's sums are always in the same order.
- * The result is written to pinned host memory, four bytes a row. */
+ */
 template <typename T>
 static __global__ void __launch_bounds__(THREADS)
-    cosine_kernel(const T *q, const uint32_t *rows, void *const *places, float *cosine,
-                  uint32_t q_stride, uint32_t heads, uint32_t dim)
+    cosine_kernel(const T *q, const uint32_t *rows, void *const *places, const float *percents,
+                  float *cosine, uint32_t *gates, uint32_t q_stride, uint32_t heads, uint32_t dim)
 {
     __shared__ float parts[THREADS / KVA_WARP];
     const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
@@ -364,7 +373,9 @@ static __global__ void __launch_bounds__(THREADS)
     sum = 0;
     for (uint32_t i = 0; i < THREADS / KVA_WARP; i++)
         sum += parts[i];
-    cosine[blockIdx.x] = sum / static_cast<float>(heads);
+    sum /= static_cast<float>(heads);
+    cosine[blockIdx.x] = sum;
+    gates[blockIdx.x] = sum * 100.0f < percents[blockIdx.x];
 }
 
 template <typename T>
@@ -372,10 +383,11 @@ static void cosine(struct kva_device *device, const struct kva_query_cosine_args
 {
     const uint32_t *rows = kva_cuda_upload_array(device, args->rows, args->count);
     void *const *before = kva_cuda_upload_array(device, args->before, args->count);
+    const float *percents = kva_cuda_upload_array(device, args->percents, args->count);
     if (!kva_cuda_failed(device))
         kva_cuda_run(device, KVA_QUEUE_COMPUTE, "query_cosine", {args->count, THREADS},
-                     cosine_kernel<T>, static_cast<const T *>(args->q), rows, before, args->cosine,
-                     args->q_stride, args->heads, args->head_dim);
+                     cosine_kernel<T>, static_cast<const T *>(args->q), rows, before, percents,
+                     args->cosine, args->gates, args->q_stride, args->heads, args->head_dim);
 }
 
 void kva_cuda_query_cosine(struct kva_device *device, const struct kva_query_cosine_args *args)

@@ -177,7 +177,7 @@ static void run_resolve(struct bench *bench, const void *opaque, uint32_t call)
 static void run_fetch(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
 {
     const struct lowbit *l = opaque;
-    const struct kva_rows_fetch fetch = {&l->hot, l->host_from};
+    const struct kva_rows_fetch fetch = {&l->hot, l->host_from, NULL};
     bench->ops->fetch_rows(bench->device, &(struct kva_fetch_rows_args){.fetches = &fetch,
                                                                         .count = 1,
                                                                         .kv_heads = KV_HEADS,

@@ -166,7 +166,7 @@ static void choose(struct pipeline *p, uint32_t step)
                     .caches = &cache, .count = 1, .kv_heads = 1, .stamp = step + 1});
     kva_event_record(p->chosen, KVA_QUEUE_COMPUTE);
     kva_event_wait(p->chosen, KVA_QUEUE_COPY);
-    const struct kva_rows_fetch fetch = {cache, p->homes};
+    const struct kva_rows_fetch fetch = {cache, p->homes, NULL};
     kva_device_ops(p->gpu)->fetch_rows(p->gpu,
                                        &(struct kva_fetch_rows_args){.fetches = &fetch,
                                                                      .count = 1,

@@ -76,14 +76,27 @@ static void plan_turn(struct turn *turn, const struct kva_attend_select_fetch_ar
             .select_row = seq->select_row,
         };
         if (seq->rows)
-            turn->rows[turn->rows_count++] = (struct kva_rows_seq){seq->row_first, seq->row_count,
-                                                                   seq->position_first, seq->rows};
+            turn->rows[turn->rows_count++] =
+                (struct kva_rows_seq){.row_first = seq->row_first,
+                                      .row_count = seq->row_count,
+                                      .position_first = seq->position_first,
+                                      .rows = seq->rows};
         if (selects(seq)) {
             add_selection(turn, args, seq, memory);
             memory += need;
             left -= need;
         }
     }
+}
+
+static void set_gates(struct turn *turn, const uint32_t *gate)
+{
+    for (uint32_t i = 0; i < turn->count; i++)
+        turn->low[i].gate = gate;
+    for (uint32_t i = 0; i < turn->rows_count; i++)
+        turn->rows[i].gate = gate;
+    for (uint32_t i = 0; i < turn->select_count; i++)
+        turn->weigh[i].gate = turn->choose[i].gate = gate;
 }
 
 static void attend_turn(struct kva_device *device, const struct kva_ops *ops,
@@ -122,7 +135,8 @@ static void attend_turn(struct kva_device *device, const struct kva_ops *ops,
 }
 
 static void select_turn(struct kva_device *device, const struct kva_ops *ops,
-                        const struct kva_attend_select_fetch_args *args, const struct turn *turn)
+                        const struct kva_attend_select_fetch_args *args, const struct turn *turn,
+                        enum kva_choose_kind kind)
 {
     const struct kva_partial partials[2] = {args->out,
                                             args->rest ? *args->rest : (struct kva_partial){0}};
@@ -142,13 +156,28 @@ static void select_turn(struct kva_device *device, const struct kva_ops *ops,
     ops->choose(device, &(struct kva_choose_args){.seqs = turn->choose,
                                                   .seq_count = turn->select_count,
                                                   .kv_heads = args->kv_heads,
-                                                  .kind = KVA_CHOOSE_MOST});
+                                                  .kind = kind});
 }
 
+static void run_turn(struct kva_device *device, const struct kva_ops *ops,
+                     const struct kva_attend_select_fetch_args *args, struct turn *turn,
+                     enum kva_choose_kind kind, const uint32_t *gate)
+{
+    set_gates(turn, gate);
+    attend_turn(device, ops, args, turn);
+    if (turn->select_count > 0)
+        select_turn(device, ops, args, turn, kind);
+}
+
+/* Each call twice: behind open gates, and behind closed ones with other numbers, which must change
+ * nothing. */
 void attend_apart(struct kva_device *device, const struct kva_ops *ops,
                   const struct kva_attend_select_fetch_args *args)
 {
+    const uint32_t open = 1, closed = 0;
+    struct kva_attend_select_fetch_args wrong = *args;
     struct turn turn;
+    wrong.scale *= 2;
     for (uint32_t first = 0; first < args->seq_count; first += turn.count) {
         plan_turn(&turn, args, first);
         if (turn.count == 0) {
@@ -156,8 +185,7 @@ void attend_apart(struct kva_device *device, const struct kva_ops *ops,
                     args->scratch_bytes);
             abort();
         }
-        attend_turn(device, ops, args, &turn);
-        if (turn.select_count > 0)
-            select_turn(device, ops, args, &turn);
+        run_turn(device, ops, args, &turn, KVA_CHOOSE_MOST, &open);
+        run_turn(device, ops, &wrong, &turn, KVA_CHOOSE_LEAST, &closed);
     }
 }

@@ -83,6 +83,13 @@ static void cosine_next_row(struct kva_device *device, const struct kva_query_co
     good->query_cosine(device, &wrong);
 }
 
+static void cosine_all_open(struct kva_device *device, const struct kva_query_cosine_args *args)
+{
+    good->query_cosine(device, args);
+    for (uint32_t i = 0; i < args->count; i++)
+        args->gates[i] = 1;
+}
+
 static void shortlist_no_rest(struct kva_device *device, const struct kva_shortlist_args *args)
 {
     good->shortlist(device, args);
@@ -108,6 +115,7 @@ static const struct broken list[] = {
     BREAKS(fetch_one_less, OP_FETCH_ROWS, fetch_rows),
     BREAKS(cosine_not_kept, OP_QUERY_COSINE, query_cosine),
     BREAKS(cosine_next_row, OP_QUERY_COSINE, query_cosine),
+    BREAKS(cosine_all_open, OP_QUERY_COSINE, query_cosine),
     BREAKS(shortlist_no_rest, OP_SHORTLIST, shortlist),
     BREAKS(shortlist_rank_before, OP_SHORTLIST, shortlist),
 };

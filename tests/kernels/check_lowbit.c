@@ -272,8 +272,10 @@ static void run_part(const struct check_variant *variant, struct kva_device *dev
                                          .block_first = seq->block_first,
                                          .page_count = seq->page_count,
                                          .rows = seq->rows};
-        rows[i] =
-            (struct kva_rows_seq){seq->row_first, seq->row_count, seq->position_first, seq->rows};
+        rows[i] = (struct kva_rows_seq){.row_first = seq->row_first,
+                                        .row_count = seq->row_count,
+                                        .position_first = seq->position_first,
+                                        .rows = seq->rows};
     }
     if (part == LOWBIT_PAGES)
         variant->ops.attend_lowbit(

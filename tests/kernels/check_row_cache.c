@@ -206,13 +206,14 @@ static void cache_copy(struct cache_bufs *to, const struct cache_bufs *from)
     memcpy(to->hits, from->hits, sizeof from->hits);
 }
 
-/* Steps of two caches, one of them with fewer slots. */
+/* Steps of two caches, one of them with fewer slots; in every other step with gates. */
 static void assign_case(struct check *check, uint32_t slots, uint32_t pinned, uint32_t k)
 {
     enum { CACHES = 2, STEPS = 4 };
     const double work = slots > 2048 ? slots * 100.0 : slots * 16.0;
     struct cache_bufs want[CACHES], got[CACHES], before[CACHES];
-    const struct kva_row_cache *caches[CACHES];
+    const struct kva_row_cache *caches[CACHES + 1];
+    const uint32_t open = 1, closed = 0, *gates[] = {NULL, &open, &closed};
     char name[96];
     if (!check_wanted(check, OP_ASSIGN_SLOTS, work))
         return;
@@ -224,9 +225,11 @@ static void assign_case(struct check *check, uint32_t slots, uint32_t pinned, ui
         cache_new(check, &before[i], kv_heads, own, pinned, k, 4);
         caches[i] = &got[i].cache;
     }
+    caches[CACHES] = caches[0]; /* once more, behind a closed gate, or not at all */
     for (uint32_t step = 0; step < STEPS; step++) {
         struct kva_assign_slots_args args = {.caches = caches,
-                                             .count = CACHES,
+                                             .gates = step % 2 ? gates : NULL,
+                                             .count = CACHES + step % 2,
                                              .kv_heads = want[0].kv_heads,
                                              .stamp = 5 + 2 * step,
                                              .mode = check_below(check, 2) ? KVA_ROWS_RESIDENT
@@ -333,6 +336,7 @@ static void fetch_case(struct check *check, uint32_t count, uint32_t kv_heads, u
     struct check_buf pages[FETCH_PAGES];
     const void *addresses[FETCH_PAGES];
     struct kva_rows_fetch fetches[40];
+    const uint32_t gates[2] = {0, 1};
     unsigned char *before[CACHES], *expect[CACHES];
     if (!check_wanted(check, OP_FETCH_ROWS, work))
         return;
@@ -352,8 +356,10 @@ static void fetch_case(struct check *check, uint32_t count, uint32_t kv_heads, u
     }
     for (uint32_t i = 0; i < count; i++) {
         uint32_t cache = i + 2 >= count ? 2 - (count - 1 - i) : 0;
-        fetches[i] = (struct kva_rows_fetch){&caches[cache].cache, addresses};
-        fetch_model(&caches[cache], addresses, offset, head_dim, expect[cache]);
+        const uint32_t *gate = check_below(check, 2) ? &gates[check_below(check, 2)] : NULL;
+        fetches[i] = (struct kva_rows_fetch){&caches[cache].cache, addresses, gate};
+        if (!gate || *gate)
+            fetch_model(&caches[cache], addresses, offset, head_dim, expect[cache]);
     }
     for (int queue = 0; queue < KVA_QUEUE_COUNT; queue++) {
         struct check_variant *variant;
@@ -419,7 +425,8 @@ static double cosine_model(const float *q, const float *before, uint32_t heads, 
     return sum / heads;
 }
 
-/* Zeros have no direction; the same query turned by nothing; near ones; others. */
+/* Zeros have no direction; the same query turned by nothing; near ones; others. Gates are open for
+ * what has turned further than a percentage. */
 static void cosine_case(struct check *check, uint32_t heads, uint32_t dim)
 {
     const uint32_t rows[COSINE_COUNT] = {4, 0, 5, 2}, row = heads * dim;
@@ -434,6 +441,8 @@ static void cosine_case(struct check *check, uint32_t heads, uint32_t dim)
     struct check_buf q = check_buf_new(((COSINE_ROWS - 1) * stride + row) * sizeof(float));
     struct check_buf before = check_buf_new(COSINE_COUNT * row * sizeof(float));
     struct check_buf cosine = check_buf_new(COSINE_COUNT * sizeof(float));
+    struct check_buf gates = check_buf_new(COSINE_COUNT * sizeof(uint32_t));
+    const float percents[COSINE_COUNT] = {0, 99, (float)check_below(check, 101), 101};
     float *kept = malloc(before.bytes);
     void *places[COSINE_COUNT];
     check_fill(check, FILL_NORMAL, q.data, q.bytes / sizeof(float));
@@ -453,10 +462,13 @@ static void cosine_case(struct check *check, uint32_t heads, uint32_t dim)
         const char *reason = NULL;
         memcpy(before.data, kept, before.bytes);
         check_buf_garbage(check, &cosine);
+        check_buf_garbage(check, &gates);
         variant->ops.query_cosine(device, &(struct kva_query_cosine_args){.q = q.data,
                                                                           .rows = rows,
                                                                           .before = places,
+                                                                          .percents = percents,
                                                                           .cosine = cosine.data,
+                                                                          .gates = gates.data,
                                                                           .count = COSINE_COUNT,
                                                                           .q_stride = stride,
                                                                           .heads = heads,
@@ -468,16 +480,21 @@ static void cosine_case(struct check *check, uint32_t heads, uint32_t dim)
             double bound = UNIT * (dim + 8.0 + heads);
             if (!(fabs(((float *)cosine.data)[i] - expect) <= bound))
                 reason = "another cosine";
+            else if (((uint32_t *)gates.data)[i] !=
+                     (((float *)cosine.data)[i] * 100 < percents[i] ? 1 : 0))
+                reason = "another gate";
             else if (memcmp(places[i], now, row * sizeof(float)) != 0)
                 reason = "the query was not kept";
         }
-        if (!reason && !(check_buf_intact(&before) && check_buf_intact(&cosine)))
+        if (!reason &&
+            !(check_buf_intact(&before) && check_buf_intact(&cosine) && check_buf_intact(&gates)))
             reason = "wrote before an array";
         check_count_run(check, variant, OP_QUERY_COSINE, device, name, reason);
     }
     check_buf_free(&q);
     check_buf_free(&before);
     check_buf_free(&cosine);
+    check_buf_free(&gates);
     free(kept);
 }
 

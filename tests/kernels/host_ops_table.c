@@ -185,6 +185,11 @@ static void host_merge(struct kva_device *device, const struct kva_merge_args *h
 }
 
 /* What of a row cache a call may write. */
+static const uint32_t *put_gate(struct host_ops *h, const uint32_t *host)
+{
+    return host ? host_put_in(h, host, sizeof *host) : NULL;
+}
+
 enum cache_use { CACHE_READ, CACHE_ASSIGN, CACHE_FETCH };
 
 /* head_dim 0: rows are not looked at. */
@@ -230,6 +235,7 @@ static void host_attend_lowbit(struct kva_device *device, const struct kva_atten
             blocks[j] = host_put_in(h, host->blocks[j], bytes);
         seqs[i].scores =
             host_put_out(h, seq->scores, kva_attend_scores_bytes(args.heads, seq->page_count));
+        seqs[i].gate = put_gate(h, seq->gate);
         if (!seq->rows)
             continue;
         caches[i] = put_cache(h, seq->rows, args.kv_heads, args.head_dim, CACHE_READ);
@@ -257,6 +263,7 @@ static void host_attend_rows(struct kva_device *device, const struct kva_attend_
     for (uint32_t i = 0; i < args.seq_count; i++) {
         seqs[i] = host->seqs[i];
         rows = kva_max_u32(rows, seqs[i].row_first + seqs[i].row_count);
+        seqs[i].gate = put_gate(h, seqs[i].gate);
         if (!seqs[i].rows)
             continue;
         caches[i] = put_cache(h, seqs[i].rows, args.kv_heads, args.head_dim, CACHE_READ);
@@ -290,6 +297,7 @@ static void host_weigh(struct kva_device *device, const struct kva_weigh_args *h
         seqs[i].scores =
             host_put_in(h, seq->scores, kva_attend_scores_bytes(args.heads, seq->page_count));
         seqs[i].weights = host_put_out(h, seq->weights, args.kv_heads * tokens * sizeof(float));
+        seqs[i].gate = put_gate(h, seq->gate);
         if (!seq->rows)
             continue;
         caches[i] = put_cache(h, seq->rows, args.kv_heads, args.head_dim, CACHE_READ);
@@ -322,6 +330,7 @@ static void host_choose(struct kva_device *device, const struct kva_choose_args 
             host_put_in(h, seq->weights, (size_t)args.kv_heads * seq->stride * sizeof(float));
         seqs[i].chosen =
             host_put_out(h, seq->chosen, (size_t)args.kv_heads * seq->k * sizeof(uint32_t));
+        seqs[i].gate = put_gate(h, seq->gate);
     }
     args.seqs = seqs;
     host_send(h);
@@ -347,14 +356,18 @@ static void host_assign_slots(struct kva_device *device, const struct kva_assign
     struct kva_assign_slots_args args = *host;
     struct kva_row_cache *caches = calloc(args.count + 1, sizeof *caches);
     const struct kva_row_cache **pointers = calloc(args.count + 1, sizeof *pointers);
+    const uint32_t **gates = calloc(args.count + 1, sizeof *gates);
     for (uint32_t i = 0; i < args.count; i++) {
+        gates[i] = host->gates ? put_gate(h, host->gates[i]) : NULL;
         caches[i] = put_cache(h, host->caches[i], args.kv_heads, 0, CACHE_ASSIGN);
         pointers[i] = &caches[i];
     }
     args.caches = pointers;
+    args.gates = host->gates ? gates : NULL;
     host_send(h);
     h->ops->assign_slots(device, &args);
     host_end(h);
+    free(gates);
     free(pointers);
     free(caches);
 }
@@ -406,6 +419,7 @@ static void host_fetch_rows(struct kva_device *device, const struct kva_fetch_ro
         caches[i] = put_cache(h, fetch->cache, args.kv_heads, args.head_dim, CACHE_FETCH);
         fetches[i].cache = &caches[i];
         fetches[i].pages = put_pages(h, host, fetch);
+        fetches[i].gate = put_gate(h, fetch->gate);
     }
     args.fetches = fetches;
     host_send(h);
@@ -429,7 +443,8 @@ static void host_query_cosine(struct kva_device *device, const struct kva_query_
     }
     args.before = before;
     args.q = host_put_act(h, host->q, rows, dim, args.q_stride, false);
-    args.cosine = host_put(&h->host_tier, host->cosine, args.count * sizeof(float), true);
+    args.cosine = host_put_out(h, host->cosine, args.count * sizeof(float));
+    args.gates = host_put_out(h, host->gates, args.count * sizeof(uint32_t));
     host_send(h);
     h->ops->query_cosine(device, &args);
     host_end(h);

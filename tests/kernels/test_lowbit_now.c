@@ -196,7 +196,7 @@ static void run_apart(const struct test *t, struct cache *caches, struct step *s
                                                                      .stamp = step->now[i].stamp,
                                                                      .mode = s->mode,
                                                                      .keep = s->keep});
-        const struct kva_rows_fetch fetch = {cache, s->homes};
+        const struct kva_rows_fetch fetch = {cache, s->homes, NULL};
         ops->fetch_rows(t->device, &(struct kva_fetch_rows_args){.fetches = &fetch,
                                                                  .page_offset_bytes = t->offset,
                                                                  .count = 1,

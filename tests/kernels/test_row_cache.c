@@ -314,7 +314,7 @@ static void run_choices(enum kva_queue queue, uint32_t threads, uint32_t delay, 
         }
         assign(device, &f, stamp, mode, keep);
         struct kva_row_cache copy = f.cache; /* what it is need not outlive the call */
-        const struct kva_rows_fetch fetch = {&copy, host.pages};
+        const struct kva_rows_fetch fetch = {&copy, host.pages, NULL};
         fetch_rows(device, queue, &fetch, host.offset);
         memset(&copy, 0, sizeof copy);
         kva_event_record(fetched, queue);
@@ -357,7 +357,7 @@ static void test_row_cache__fetch_is_delayed_like_a_copy(void **state KVA_UNUSED
         cache_new(device, &f, 2, 0, 1);
         choose(&f, 0, LIST(100 + i));
         assign(device, &f, 1, KVA_ROWS_CHOSEN, true);
-        const struct kva_rows_fetch fetch = {&f.cache, host.pages};
+        const struct kva_rows_fetch fetch = {&f.cache, host.pages, NULL};
         fetch_rows(device, KVA_QUEUE_COPY, &fetch, host.offset);
         kva_event_record(event, KVA_QUEUE_COPY);
         early += !kva_event_done(event);
@@ -371,9 +371,9 @@ static void test_row_cache__fetch_is_delayed_like_a_copy(void **state KVA_UNUSED
     kva_device_close(device);
 }
 
-/* --- drift ------------------------------------------------------------------------------------ */
+/* --- query_cosine ----------------------------------------------------------------------------- */
 
-static void test_drift__is_the_mean_cosine_and_remembers(void **state KVA_UNUSED)
+static void test_query_cosine__is_the_mean_and_remembers(void **state KVA_UNUSED)
 {
     enum { HEADS = 2, SIZE = 4, ROW = HEADS * SIZE };
     struct kva_device *device = open_device(1, 0);
@@ -384,12 +384,16 @@ static void test_drift__is_the_mean_cosine_and_remembers(void **state KVA_UNUSED
     };
     float before[2][ROW] = {{1, 1, 0, 0, 0, -1, 0, 0}, {1, 2, 3, 4, 1, 1, 1, 1}};
     float cosine[2];
+    uint32_t gates[2];
+    const float percents[] = {-14, 51};
     const uint32_t rows[] = {0, 2};
     void *const places[] = {before[0], before[1]};
     const struct kva_query_cosine_args args = {.q = q,
                                                .rows = rows,
                                                .before = places,
+                                               .percents = percents,
                                                .cosine = cosine,
+                                               .gates = gates,
                                                .count = 2,
                                                .q_stride = ROW,
                                                .heads = HEADS,
@@ -397,10 +401,13 @@ static void test_drift__is_the_mean_cosine_and_remembers(void **state KVA_UNUSED
     kva_device_ops(device)->query_cosine(device, &args);
     assert_true(fabsf(cosine[0] - (sqrtf(0.5f) - 1) / 2) < 1e-6f);
     assert_true(fabsf(cosine[1] - 0.5f) < 1e-6f); /* a zero query has no direction */
+    assert_int_equal(gates[0], 1);                /* -14.6 */
+    assert_int_equal(gates[1], 1);
     assert_memory_equal(before[0], q[0], sizeof(before[0]));
     assert_memory_equal(before[1], q[2], sizeof(before[1]));
     kva_device_ops(device)->query_cosine(device, &args);
     assert_true(fabsf(cosine[0] - 1) < 1e-6f);
+    assert_int_equal(gates[0], 0);
     kva_device_close(device);
 }
 
@@ -413,7 +420,7 @@ int main(void)
         cmocka_unit_test(test_assign_slots__refuses_too_few_slots),
         cmocka_unit_test(test_row_cache__any_choices_are_kept_in_order),
         cmocka_unit_test(test_row_cache__fetch_is_delayed_like_a_copy),
-        cmocka_unit_test(test_drift__is_the_mean_cosine_and_remembers),
+        cmocka_unit_test(test_query_cosine__is_the_mean_and_remembers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

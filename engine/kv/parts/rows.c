@@ -308,7 +308,7 @@ static void upload(struct kva_kv *kv, struct kva_kv_seq *seq)
             continue;
         kva_kv_fetch(kv, seq, s->caches[i].tokens, s->saved + saved_at(kv, &seq->spec, i),
                      layout_of(kv, &seq->spec, i).state_bytes);
-        fetch[0] = (struct kva_rows_fetch){&s->caches[i], s->host_blocks};
+        fetch[0] = (struct kva_rows_fetch){&s->caches[i], s->host_blocks, NULL};
         kva_rows_fetch_layer(kv, 1, i);
     }
 }
@@ -371,7 +371,7 @@ static void restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 
 static size_t cosine_bytes(const struct kva_kv *kv)
 {
-    return kva_max_size(1, kv->sequences_max) * sizeof(float);
+    return kva_max_size(1, kv->sequences_max) * (sizeof(float) + sizeof(uint32_t));
 }
 
 static enum kva_status cache_init(const struct kva_kv_part *self, struct kva_kv *kv,
@@ -383,15 +383,18 @@ static enum kva_status cache_init(const struct kva_kv_part *self, struct kva_kv 
     cache->fetches = calloc(kv->sequences_max, sizeof(*cache->fetches));
     cache->query_rows = calloc(kv->sequences_max, sizeof(*cache->query_rows));
     cache->query_before = calloc(kv->sequences_max, sizeof(*cache->query_before));
+    cache->query_percents = calloc(kv->sequences_max, sizeof(*cache->query_percents));
+    cache->gates = calloc(kv->sequences_max, sizeof(*cache->gates));
     if (!cache->caches || !cache->ready || !cache->fetches || !cache->query_rows ||
-        !cache->query_before)
+        !cache->query_before || !cache->query_percents || !cache->gates)
         return kva_fail(err, KVA_ENOMEM, "out of memory for the KV cache");
     void *cosines;
     enum kva_status status =
-        kva_device_alloc(kv->device, KVA_MEM_HOST, cosine_bytes(kv), &cosines, err);
+        kva_device_alloc(kv->device, KVA_MEM_DEVICE, cosine_bytes(kv), &cosines, err);
     if (status)
         return status;
     cache->query_cosines = cosines;
+    cache->query_gates = (uint32_t *)cosines + kv->sequences_max;
     for (uint32_t i = 0; i < kv->shape.layers && !status; i++)
         status = kva_event_create(kv->device, &cache->ready[i], err);
     return status;
@@ -403,12 +406,14 @@ static void cache_finish(const struct kva_kv_part *self, struct kva_kv *kv)
     for (uint32_t i = 0; cache->ready && i < kv->shape.layers; i++)
         kva_event_destroy(cache->ready[i]);
     if (cache->query_cosines)
-        kva_device_free(kv->device, KVA_MEM_HOST, cache->query_cosines, cosine_bytes(kv));
+        kva_device_free(kv->device, KVA_MEM_DEVICE, cache->query_cosines, cosine_bytes(kv));
     free(cache->ready);
     free(cache->caches);
     free(cache->fetches);
     free(cache->query_rows);
     free(cache->query_before);
+    free(cache->query_percents);
+    free(cache->gates);
 }
 
 /* --- the part -------------------------------------------------------------------------------- */

@@ -27,10 +27,13 @@ struct kva_rows_cache {
     uint32_t stamp;           /* of the pass */
     bool late;                /* a layer of the current step waited for its rows */
     const struct kva_row_cache **caches;
+    const uint32_t **gates; /* of the caches */
     struct kva_rows_fetch *fetches;
     uint32_t *query_rows;
     void **query_before;
-    float *query_cosines; /* host tier */
+    float *query_percents;
+    float *query_cosines;  /* device */
+    uint32_t *query_gates; /* device: open for those whose query has turned too far */
 };
 
 static inline struct kva_rows_state *kva_rows_state_of(const struct kva_kv_seq *seq)

@@ -30,14 +30,17 @@ static void assign(struct kva_kv *kv, const struct kva_kv_pass *pass, uint32_t l
     uint32_t count = 0;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];
-        if (selects(rows, now) && rows->seq->spec.fetch == fetch)
-            cache->caches[count++] = &kva_rows_state_of(rows->seq)->caches[layer];
+        if (!selects(rows, now) || rows->seq->spec.fetch != fetch)
+            continue;
+        cache->gates[count] = now ? rows->gate : NULL;
+        cache->caches[count++] = &kva_rows_state_of(rows->seq)->caches[layer];
     }
     if (count == 0)
         return;
     kva_device_ops(kv->device)
         ->assign_slots(kv->device, &(struct kva_assign_slots_args){
                                        .caches = cache->caches,
+                                       .gates = cache->gates,
                                        .count = count,
                                        .kv_heads = kv->shape.kv_heads,
                                        .stamp = cache->stamp,
@@ -56,13 +59,13 @@ static void resolve(struct kva_kv *kv, const struct kva_kv_pass *pass, uint32_t 
     kva_kv_order_copies(kv);
     uint32_t count = 0;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
-        struct kva_kv_seq *seq = pass->rows[i].seq;
-        if (!selects(&pass->rows[i], now))
+        const struct kva_kv_rows *rows = &pass->rows[i];
+        if (!selects(rows, now))
             continue;
-        kva_rows_list_host_blocks(seq);
-        const struct kva_rows_state *state = kva_rows_state_of(seq);
-        cache->fetches[count++] =
-            (struct kva_rows_fetch){&state->caches[layer], state->host_blocks};
+        kva_rows_list_host_blocks(rows->seq);
+        const struct kva_rows_state *state = kva_rows_state_of(rows->seq);
+        cache->fetches[count++] = (struct kva_rows_fetch){&state->caches[layer], state->host_blocks,
+                                                          now ? rows->gate : NULL};
     }
     kva_rows_fetch_layer(kv, count, layer);
     kva_event_record(cache->ready[layer], KVA_QUEUE_COPY);
@@ -137,6 +140,7 @@ void kva_kv_rows_reselect(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t 
         if (!is_corrected(rows))
             continue;
         cache->query_rows[count] = rows->row_first + rows->select_row;
+        cache->query_percents[count] = (float)rows->seq->spec.reselect_below;
         cache->query_before[count++] = kva_rows_query(kv, rows->seq, layer);
     }
     if (count == 0)
@@ -146,18 +150,20 @@ void kva_kv_rows_reselect(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t 
                                        .q = q,
                                        .rows = cache->query_rows,
                                        .before = cache->query_before,
+                                       .percents = cache->query_percents,
                                        .cosine = cache->query_cosines,
+                                       .gates = cache->query_gates,
                                        .count = count,
                                        .q_stride = kv->heads * kv->shape.head_dim,
                                        .heads = kv->heads,
                                        .head_dim = kv->shape.head_dim,
                                    });
-    kva_device_sync(kv->device, KVA_QUEUE_COMPUTE);
     count = 0;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         struct kva_kv_rows *rows = &pass->rows[i];
-        if (is_corrected(rows))
-            rows->select_now =
-                cache->query_cosines[count++] * 100 < (float)rows->seq->spec.reselect_below;
+        if (!is_corrected(rows))
+            continue;
+        rows->select_now = true;
+        rows->gate = &cache->query_gates[count++];
     }
 }

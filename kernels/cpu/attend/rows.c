@@ -80,6 +80,8 @@ static void run_task(void *opaque, uint32_t index, uint32_t worker)
     const struct kva_rows_seq *seq = args->seqs;
     for (uint32_t count; index >= (count = kva_query_tasks(&plan->cut, seq->row_count)); seq++)
         index -= count;
+    if (kva_gate_closed(seq->gate))
+        return;
     const struct kva_query_task at =
         kva_query_task_at(&plan->cut, seq->row_first, seq->row_count, index);
     struct scratch *scratch = kva_cpu_scratch(plan->device, worker);

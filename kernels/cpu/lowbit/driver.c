@@ -424,8 +424,9 @@ void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lo
         as.seq_count = kva_min_u32(args->seq_count - first, APART_SEQS);
         for (uint32_t i = 0; i < as.seq_count; i++) {
             const struct kva_lowbit_seq *seq = &args->seqs[first + i];
+            bool skipped = kva_gate_closed(seq->gate);
             seqs[i] = (struct kva_select_seq){.row_first = seq->row_first,
-                                              .row_count = seq->row_count,
+                                              .row_count = skipped ? 0 : seq->row_count,
                                               .position_first = seq->position_first,
                                               .block_first = seq->block_first,
                                               .page_count = seq->page_count,

@@ -8,6 +8,7 @@
  */
 #include "kernels/cpu/lowbit/plan.h"
 #include "kernels/cpu/select/order.h"
+#include "kernels/cpu/select/row_cache.h"
 #include "kernels/cpu/select/weigh.h"
 #include "kernels/cpu/simd/scalar.h"
 
@@ -99,6 +100,8 @@ static void choose_item(void *opaque, uint32_t index, uint32_t worker)
     const struct choose_job *job = opaque;
     const struct kva_choose_args *args = job->args;
     const struct kva_choose_seq *seq = &args->seqs[index / args->kv_heads];
+    if (kva_gate_closed(seq->gate))
+        return;
     uint32_t kv_head = index % args->kv_heads;
     const float *weights = seq->weights + (size_t)kv_head * seq->stride;
     struct best best = best_of(kva_cpu_scratch(job->device, worker), seq->k);

@@ -4,6 +4,13 @@
 
 #include "kernels/ops.h"
 
+/* Whether an entry with this gate is skipped (ops.h). What leaves gates runs when it is called: they
+ * are there. */
+static inline bool kva_gate_closed(const uint32_t *gate)
+{
+    return gate && *gate == 0;
+}
+
 /* Position of row `index`. */
 static inline uint32_t kva_row_position(const struct kva_row_cache *rows, uint32_t kv_head,
                                         uint32_t index)

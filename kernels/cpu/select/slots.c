@@ -2,6 +2,7 @@
  * how they get there, and how far the queries that chose them have turned. */
 #include "kernels/cpu/device/device_cpu.h"
 #include "kernels/cpu/select/order.h"
+#include "kernels/cpu/select/row_cache.h"
 
 #include <math.h>
 #include <string.h>
@@ -148,6 +149,8 @@ static void assign_item(void *opaque, uint32_t index, uint32_t worker)
 {
     const struct assign_job *job = opaque;
     const struct kva_assign_slots_args *args = job->args;
+    if (args->gates && kva_gate_closed(args->gates[index / args->kv_heads]))
+        return;
     assign_head(args->caches[index / args->kv_heads], index % args->kv_heads, args->stamp,
                 args->mode, args->keep, kva_cpu_scratch(job->device, worker));
 }
@@ -202,6 +205,8 @@ static void fetch_item(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
 void kva_cpu_fetch_rows(struct kva_device *device, const struct kva_fetch_rows_args *args)
 {
     for (uint32_t i = 0; i < args->count && !kva_cpu_failed(device); i++) {
+        if (kva_gate_closed(args->fetches[i].gate))
+            continue;
         struct fetch fetch = {.cache = *args->fetches[i].cache,
                               .pages = args->fetches[i].pages,
                               .page_offset_bytes = args->page_offset_bytes,
@@ -249,6 +254,7 @@ void kva_cpu_query_cosine(struct kva_device *device, const struct kva_query_cosi
             sum += norms > 0 ? dot / norms : 0;
         }
         args->cosine[i] = (float)(sum / args->heads);
+        args->gates[i] = args->cosine[i] * 100 < args->percents[i];
         memcpy(before, q, (size_t)args->heads * args->head_dim * sizeof(float));
     }
 }

@@ -130,6 +130,8 @@ static void weigh_item(void *opaque, uint32_t index, uint32_t worker)
     const struct weigh_job *job = opaque;
     const struct kva_weigh_args *args = job->args;
     const struct kva_weigh_seq *seq = &args->seqs[index / args->kv_heads];
+    if (kva_gate_closed(seq->gate))
+        return;
     struct scratch *scratch = kva_cpu_scratch(job->device, worker);
     uint32_t kv_head = index % args->kv_heads, group = args->heads / args->kv_heads;
     size_t tokens = (size_t)seq->page_count * KVA_PAGE_TOKENS;

@@ -119,7 +119,7 @@ static void second_opinion(const struct probe *p, const struct kva_forward_view 
     qsort(tokens, count, sizeof(*tokens), by_weight);
     uint32_t k = hot ? hot->k : 0;
     sums->steps++;
-    sums->waited += rows->select_now;
+    sums->waited += kva_kv_select_now_holds(rows);
     for (uint32_t t = 0; t < count; t++) {
         bool best = tokens[t].fetchable && k > 0;
         k -= best;
