@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -30,8 +31,12 @@ struct Speed {
     double seconds;
 };
 
-double now()
+/* With one thread, its processor time, so that others on the machine count little. */
+double now(const Speed &speed)
 {
+    timespec time;
+    if (speed.threads == 1 && clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time) == 0)
+        return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
         .count();
 }
@@ -174,13 +179,13 @@ void measure(const Speed &speed, const char *name)
     fill(context, sequences, depth);
     if (!prefill)
         decode(context, sequences, 1, depth); /* the first touches its memory */
-    const double end = now() + speed.seconds;
-    for (uint32_t i = 0; i < STEPS_MAX && (i < (prefill ? 1 : STEPS_MIN) || now() < end); i++) {
+    const double end = now(speed) + speed.seconds;
+    for (uint32_t i = 0; i < STEPS_MAX && (i < (prefill ? 1 : STEPS_MIN) || now(speed) < end); i++) {
         if (prefill)
             llama_memory_clear(llama_get_memory(context), false);
-        const double start = now();
+        const double start = now(speed);
         decode(context, sequences, prefill ? first : 1, prefill ? 0 : depth + 1 + i);
-        times.push_back(now() - start);
+        times.push_back(now(speed) - start);
     }
     report(name, times, prefill ? first : sequences);
     llama_free(context);
