@@ -6,14 +6,14 @@
 # OUT: a folder for the results. MODEL: smollm2-135m-instruct, qwen2.5-coder-1.5b-instruct or demo;
 # without one all three. The first two are fetched if they are not there (docs/models.md). STAGE:
 # prose, code, wikitext-2 (divergence along a text), int8 (with int8 weights), gap (between
-# predictors), settings (levels, layers, rows, sinks), facts, needles, lists (tasks); of demo policies, topk, levels, needle, steps; without
-# one all of them. Run again, it goes on where it stopped. Tables: OUT/MODEL/tables.md, of demo also
-# OUT/demo/*/report.md.
+# predictors), settings (levels, layers, rows, sinks), facts, needles, lists (tasks); of demo
+# policies, topk, levels, needle, steps; without one all of them. Run again, it goes on where it
+# stopped. Tables: OUT/MODEL/tables.md, of demo also OUT/demo/*/report.md.
 #
 # Environment: KVAHEAD (build/kvahead), QUALITY (kvahead-quality), PYTHON (python3: one that has
 # kvahead_quality), PORT (18330), THREADS (1), TEXTS (a folder with prose.txt and wikitext-2.txt),
-# LENGTHS (the model's), POLICIES (of tasks: all), CONTEXTS (2: of each task and length), SAMPLES (10:
-# the same of demo).
+# LENGTHS (the model's), POLICIES (of tasks: all), CONTEXTS (2: of each task and length), SAMPLES
+# (10: the same of demo).
 #
 # On a CPU specache without a predictor is that of sync, the oracle.
 set -eu
@@ -51,18 +51,18 @@ start() {
 ask() {
     kind=$1 folder=$2
     shift 2
-    $quality "$kind" --base-url "http://127.0.0.1:$port/v1" --seed $seed --out "$out/$name/$folder" "$@" \
-        > "$out/$name/$folder.log" 2>&1
+    $quality "$kind" --base-url "http://127.0.0.1:$port/v1" --seed $seed \
+        --out "$out/$name/$folder" "$@" > "$out/$name/$folder.log" 2>&1
 }
 
 # by_length FOLDER [OPTION ...]: tasks under all policies, of several questions a context.
 by_length() {
-    folder=$1
+    into=$1
     shift
     start "$name" --weights $weights
     for length in $lengths; do
-        ask ruler "$folder" --policies "full,${POLICIES:-$low}" --together 24 --concurrency 1 --stop-at-answer \
-            --lengths "$length" --samples "$contexts" "$@"
+        ask ruler "$into" --policies "full,${POLICIES:-$low}" --together 24 --concurrency 1 \
+            --stop-at-answer --lengths "$length" --samples "$contexts" "$@"
     done
     unserve
 }
@@ -82,10 +82,14 @@ along() {
 # and tasks of which full KV has something to lose.
 real() {
     case $name in
-    smollm2*) weights=file windows='--from 3072 --tokens 64 --windows 2' lengths=${LENGTHS:-2k 4k 8k} \
-        questions=10 needles=niah_single_2,niah_multikey_1 ;;
-    *) weights=int8 windows='--from 4096 --tokens 40 --windows 1' lengths=${LENGTHS:-8k 4k} \
-        questions=6 needles=niah_multikey_2 ;;
+    smollm2*)
+        weights=file windows='--from 3072 --tokens 64 --windows 2' lengths=${LENGTHS:-2k 4k 8k}
+        questions=10 needles=niah_single_2,niah_multikey_1
+        ;;
+    *)
+        weights=int8 windows='--from 4096 --tokens 40 --windows 1' lengths=${LENGTHS:-8k 4k}
+        questions=6 needles=niah_multikey_2
+        ;;
     esac
     # shellcheck disable=SC2086 # windows are several words
     case $1 in
@@ -117,7 +121,10 @@ specache:1:128,specache:1:64:sinks=16
         ;;
     *) echo "make.sh: no stage $1 of $name" >&2 && exit 2 ;;
     esac
-    "${PYTHON:-python3}" docs/pictures/tables.py "$out/$name" > "$out/$name/tables.md"
+    svg=
+    [ ! -s "$out/$name/kl-prose.json" ] || svg="--svg docs/pictures/divergence-$name.svg"
+    # shellcheck disable=SC2086 # an option with its value, or nothing
+    "${PYTHON:-python3}" docs/pictures/tables.py "$out/$name" $svg > "$out/$name/tables.md"
 }
 
 all=niah_single_1,niah_multikey_2,niah_multikey_3,vt,niah_multivalue,niah_multiquery
@@ -129,14 +136,14 @@ demo() {
     steps)
         $quality prompts --tasks niah_multikey_2,vt --lengths 4k --samples 10 --seed $seed \
             --tokenizer models/demo/tokenizer.json > "$out/demo/prompts.jsonl"
-        "$kvahead" eval --model models/demo --threads "$threads" --prompts "$out/demo/prompts.jsonl" \
-            --tokens 40 --json "$out/demo/kl-steps.json" --policies \
+        set -- eval --model models/demo --threads "$threads" \
+            --prompts "$out/demo/prompts.jsonl" --tokens 40
+        "$kvahead" "$@" --json "$out/demo/kl-steps.json" --policies \
 kivi:1,kivi:2,specache:1:64,specache:1:64:predictor=spec-token,specache:2:64,\
 specache:2:64:predictor=spec-token,specache:2:64:predictor=spec-token:on_mispredict=chain,\
 specache:2:64:predictor=prev-query,specache:2:64:predictor=prev-query:reselect_below=0 \
             > "$out/demo/steps.log" 2>&1
-        "$kvahead" eval --model models/demo --threads "$threads" --prompts "$out/demo/prompts.jsonl" \
-            --tokens 40 --policies kivi:2,specache:2:64,specache:2:64:predictor=spec-token \
+        "$kvahead" "$@" --policies kivi:2,specache:2:64,specache:2:64:predictor=spec-token \
             --svg docs/pictures/attended.svg > "$out/demo/attended.log" 2>&1
         "${PYTHON:-python3}" docs/pictures/tables.py "$out/demo" > "$out/demo/tables.md"
         return
