@@ -1,76 +1,11 @@
-/* execute.c - statements, scopes, macros and loops. */
+/* execute.c - statements and loops. */
 #include "text/template/builtins.h"
 
-#include <stdio.h>
 #include <string.h>
 
 typedef enum kva_status exec_fn(struct kva_tpl_run *run, const struct kva_tpl_stmt *stmt);
 
-/* --- scopes ------------------------------------------------------------------------------------*/
-
-static enum kva_status push_scope(struct kva_tpl_run *run, struct kva_tpl_scope *parent)
-{
-    struct kva_tpl_scope *scope = run->free_scopes;
-    if (scope) {
-        run->free_scopes = scope->parent;
-        scope->count = 0;
-    } else {
-        scope = kva_tpl_alloc(run, 1, sizeof(*scope));
-        if (!scope)
-            return run->err->status;
-    }
-    scope->parent = parent;
-    run->scope = scope;
-    return KVA_OK;
-}
-
-/* Back to `outer`, which was current before. */
-static void pop_scope(struct kva_tpl_run *run, struct kva_tpl_scope *outer)
-{
-    struct kva_tpl_scope *scope = run->scope;
-    run->scope = outer;
-    if (scope->captured)
-        return;
-    scope->parent = run->free_scopes;
-    run->free_scopes = scope;
-}
-
-/* A macro keeps its scope, and with it all around it. */
-static void capture_scopes(struct kva_tpl_run *run)
-{
-    for (struct kva_tpl_scope *scope = run->scope; scope && !scope->captured; scope = scope->parent)
-        scope->captured = true;
-}
-
-/* Assign in the current scope. */
-static enum kva_status bind(struct kva_tpl_run *run, uint32_t name,
-                            const struct kva_tpl_value *value)
-{
-    struct kva_tpl_scope *scope = run->scope;
-    if (!scope) {
-        run->globals[name] = *value;
-        return KVA_OK;
-    }
-    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, scope->count));
-    for (uint32_t i = 0; i < scope->count; i++) {
-        if (scope->bindings[i].name == name) {
-            scope->bindings[i].value = *value;
-            return KVA_OK;
-        }
-    }
-    if (scope->count == scope->capacity) {
-        uint32_t capacity = scope->capacity ? scope->capacity * 2 : 4;
-        struct kva_tpl_binding *bindings = kva_tpl_alloc(run, capacity, sizeof(*bindings));
-        if (!bindings)
-            return run->err->status;
-        if (scope->count > 0)
-            memcpy(bindings, scope->bindings, scope->count * sizeof(*bindings));
-        scope->bindings = bindings;
-        scope->capacity = capacity;
-    }
-    scope->bindings[scope->count++] = (struct kva_tpl_binding){name, *value};
-    return KVA_OK;
-}
+/* --- assignment --------------------------------------------------------------------------------*/
 
 static enum kva_status assign(struct kva_tpl_run *run, const struct kva_tpl_expr *target,
                               const struct kva_tpl_value *value);
@@ -108,7 +43,7 @@ static enum kva_status assign(struct kva_tpl_run *run, const struct kva_tpl_expr
                               const struct kva_tpl_value *value)
 {
     if (target->kind == KVA_TPL_EXPR_NAME)
-        return bind(run, target->name, value);
+        return kva_tpl_scope_bind(run, target->name, value);
     if (target->kind == KVA_TPL_EXPR_NSREF)
         return assign_attribute(run, target, value);
     KVA_TPL_TRY(kva_tpl_enter(run));
@@ -139,9 +74,8 @@ static struct kva_buf *output(struct kva_tpl_run *run)
     return run->capture_depth > 0 ? &run->capture : run->out;
 }
 
-/* Execute `body` into a string. The capture ends also when the body leaves its loop. */
-static enum kva_status capture(struct kva_tpl_run *run, const struct kva_tpl_stmt *body,
-                               struct kva_tpl_value *ret)
+enum kva_status kva_tpl_capture(struct kva_tpl_run *run, const struct kva_tpl_stmt *body,
+                                struct kva_tpl_value *ret)
 {
     size_t start = run->capture.length;
     run->capture_depth++;
@@ -182,9 +116,9 @@ static enum kva_status filtered_body(struct kva_tpl_run *run, const struct kva_t
                                      struct kva_tpl_value *ret)
 {
     struct kva_tpl_scope *outer = run->scope;
-    KVA_TPL_TRY(push_scope(run, outer));
-    KVA_TPL_TRY(capture(run, stmt->body, ret));
-    pop_scope(run, outer);
+    KVA_TPL_TRY(kva_tpl_scope_push(run, outer));
+    KVA_TPL_TRY(kva_tpl_capture(run, stmt->body, ret));
+    kva_tpl_scope_pop(run, outer);
     if (!stmt->expr || run->flow != KVA_TPL_FLOW_NORMAL)
         return KVA_OK;
     struct kva_tpl_value before = run->filter_input;
@@ -230,11 +164,11 @@ static enum kva_status exec_with(struct kva_tpl_run *run, const struct kva_tpl_s
     /* All values are computed outside of the block. */
     for (uint32_t i = 0; i < stmt->count; i++)
         KVA_TPL_TRY(kva_tpl_eval(run, stmt->values[i], &values.as.list->items[i]));
-    KVA_TPL_TRY(push_scope(run, outer));
+    KVA_TPL_TRY(kva_tpl_scope_push(run, outer));
     for (uint32_t i = 0; i < stmt->count; i++)
         KVA_TPL_TRY(assign(run, stmt->targets[i], &values.as.list->items[i]));
     KVA_TPL_TRY(kva_tpl_execute(run, stmt->body));
-    pop_scope(run, outer);
+    kva_tpl_scope_pop(run, outer);
     return KVA_OK;
 }
 
@@ -242,9 +176,9 @@ static enum kva_status exec_with(struct kva_tpl_run *run, const struct kva_tpl_s
 static enum kva_status exec_generation(struct kva_tpl_run *run, const struct kva_tpl_stmt *stmt)
 {
     struct kva_tpl_scope *outer = run->scope;
-    KVA_TPL_TRY(push_scope(run, outer));
+    KVA_TPL_TRY(kva_tpl_scope_push(run, outer));
     KVA_TPL_TRY(kva_tpl_execute(run, stmt->body));
-    pop_scope(run, outer);
+    kva_tpl_scope_pop(run, outer);
     return KVA_OK;
 }
 
@@ -263,7 +197,7 @@ static enum kva_status filter_items(struct kva_tpl_run *run, const struct kva_tp
     struct kva_tpl_scope *outer = run->scope;
     struct kva_tpl_value kept;
     KVA_TPL_TRY(kva_tpl_list_new(run, KVA_TPL_LIST, 0, &kept));
-    KVA_TPL_TRY(push_scope(run, outer));
+    KVA_TPL_TRY(kva_tpl_scope_push(run, outer));
     for (size_t i = 0; i < (*items)->count; i++) {
         struct kva_tpl_value test;
         run->scope->count = 0;
@@ -272,7 +206,7 @@ static enum kva_status filter_items(struct kva_tpl_run *run, const struct kva_tp
         if (kva_tpl_truth(&test))
             KVA_TPL_TRY(kva_tpl_list_add(run, kept.as.list, &(*items)->items[i]));
     }
-    pop_scope(run, outer);
+    kva_tpl_scope_pop(run, outer);
     *items = kept.as.list;
     return KVA_OK;
 }
@@ -284,15 +218,15 @@ static enum kva_status run_loop(struct kva_tpl_run *run, struct kva_tpl_loop *lo
     struct kva_tpl_scope *outer = run->scope;
     struct kva_tpl_value variable = {.type = KVA_TPL_LOOP, .as.loop = loop};
     bool completed = false; /* a round that reached the end of the body */
-    KVA_TPL_TRY(push_scope(run, outer));
+    KVA_TPL_TRY(kva_tpl_scope_push(run, outer));
     for (loop->index = 0; loop->index < loop->items->count; loop->index++) {
         if (run->scope->captured) {
             run->scope = outer;
-            KVA_TPL_TRY(push_scope(run, outer));
+            KVA_TPL_TRY(kva_tpl_scope_push(run, outer));
         }
         run->scope->count = 0;
         KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_NODES, 1));
-        KVA_TPL_TRY(bind(run, KVA_TPL_NAME_LOOP, &variable));
+        KVA_TPL_TRY(kva_tpl_scope_bind(run, KVA_TPL_NAME_LOOP, &variable));
         KVA_TPL_TRY(assign(run, stmt->target, &loop->items->items[loop->index]));
         KVA_TPL_TRY(kva_tpl_execute(run, stmt->body));
         enum kva_tpl_flow flow = run->flow;
@@ -301,13 +235,13 @@ static enum kva_status run_loop(struct kva_tpl_run *run, struct kva_tpl_loop *lo
         if (flow == KVA_TPL_FLOW_BREAK)
             break;
     }
-    pop_scope(run, outer);
+    kva_tpl_scope_pop(run, outer);
     /* Jinja2's else means that no round was completed: break and continue do not count. */
     if (completed || !stmt->other)
         return KVA_OK;
-    KVA_TPL_TRY(push_scope(run, outer));
+    KVA_TPL_TRY(kva_tpl_scope_push(run, outer));
     KVA_TPL_TRY(kva_tpl_execute(run, stmt->other));
-    pop_scope(run, outer);
+    kva_tpl_scope_pop(run, outer);
     return KVA_OK;
 }
 
@@ -321,7 +255,7 @@ static enum kva_status start_loop(struct kva_tpl_run *run, const struct kva_tpl_
     loop->level = level;
     loop->scope = run->scope;
     if (stmt->recursive)
-        capture_scopes(run);
+        kva_tpl_scope_keep(run);
     loop->last_changed.type = KVA_TPL_ABSENT;
     KVA_TPL_TRY(kva_tpl_iterate(run, iterable, &loop->items));
     if (stmt->test)
@@ -357,7 +291,7 @@ enum kva_status kva_tpl_call_loop(struct kva_tpl_run *run, const struct kva_tpl_
     return KVA_OK;
 }
 
-/* --- macros ------------------------------------------------------------------------------------*/
+/* --- macros: made here, called in macro.c ------------------------------------------------------*/
 
 static enum kva_status new_macro(struct kva_tpl_run *run, const struct kva_tpl_stmt *stmt,
                                  const struct kva_tpl_str *name, struct kva_tpl_value *ret)
@@ -369,7 +303,7 @@ static enum kva_status new_macro(struct kva_tpl_run *run, const struct kva_tpl_s
     macro->body = stmt->body;
     macro->name = name;
     macro->scope = run->scope;
-    capture_scopes(run);
+    kva_tpl_scope_keep(run);
     *ret = (struct kva_tpl_value){.type = KVA_TPL_MACRO, .as.macro = macro};
     return KVA_OK;
 }
@@ -378,7 +312,7 @@ static enum kva_status exec_macro(struct kva_tpl_run *run, const struct kva_tpl_
 {
     struct kva_tpl_value macro;
     KVA_TPL_TRY(new_macro(run, stmt, run->tmpl->names[stmt->name], &macro));
-    return bind(run, stmt->name, &macro);
+    return kva_tpl_scope_bind(run, stmt->name, &macro);
 }
 
 static enum kva_status exec_call(struct kva_tpl_run *run, const struct kva_tpl_stmt *stmt)
@@ -401,129 +335,6 @@ static enum kva_status exec_call(struct kva_tpl_run *run, const struct kva_tpl_s
     KVA_TPL_TRY(kva_tpl_call(run, &callee, &call, &result));
     KVA_TPL_TRY(kva_tpl_put_str(run, output(run), &result));
     return check_output(run);
-}
-
-static enum kva_status same_name(struct kva_tpl_run *run, const struct kva_tpl_str *a,
-                                 const struct kva_tpl_str *b, bool *ret)
-{
-    *ret = a->length == b->length;
-    if (*ret)
-        KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_BYTES, a->length));
-    *ret = *ret && memcmp(a->data, b->data, a->length) == 0;
-    return KVA_OK;
-}
-
-static bool is_parameter(const struct kva_tpl_signature *signature, uint32_t name)
-{
-    for (uint32_t i = 0; i < signature->count; i++) {
-        if (signature->names[i] == name)
-            return true;
-    }
-    return false;
-}
-
-/* Named arguments that are no parameters: `caller` and `kwargs`, if the body wants them. */
-static enum kva_status bind_rest(struct kva_tpl_run *run, const struct kva_tpl_macro *macro,
-                                 const struct kva_tpl_call *call, const bool *used)
-{
-    const struct kva_tpl_signature *signature = macro->signature;
-    int name_length = macro->name ? (int)kva_min_size(macro->name->length, 60) : 6;
-    const char *name = macro->name ? macro->name->data : "caller";
-    bool wants_caller = signature->wants_caller && !is_parameter(signature, KVA_TPL_NAME_CALLER);
-    struct kva_tpl_value rest, caller;
-    KVA_TPL_TRY(kva_tpl_undefined_new(run, "No caller defined", NULL, NULL, &caller));
-    KVA_TPL_TRY(kva_tpl_dict_new(run, KVA_TPL_DICT, &rest));
-    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, call->named_count));
-    for (uint32_t i = 0; i < call->named_count; i++) {
-        const struct kva_tpl_named *named = &call->named[i];
-        bool is_caller = false;
-        if (used[i])
-            continue;
-        struct kva_tpl_value key = {.type = KVA_TPL_STRING, .as.string = named->name};
-        if (wants_caller)
-            KVA_TPL_TRY(
-                same_name(run, named->name, run->tmpl->names[KVA_TPL_NAME_CALLER], &is_caller));
-        if (is_caller)
-            caller = named->value;
-        else if (signature->wants_kwargs)
-            KVA_TPL_TRY(kva_tpl_dict_set(run, rest.as.dict, &key, &named->value));
-        else
-            return kva_tpl_fail(run, "macro '%.*s' takes no keyword argument '%.*s'", name_length,
-                                name, (int)kva_min_size(named->name->length, 60),
-                                named->name->data);
-    }
-    if (wants_caller)
-        KVA_TPL_TRY(bind(run, KVA_TPL_NAME_CALLER, &caller));
-    if (signature->wants_kwargs)
-        KVA_TPL_TRY(bind(run, KVA_TPL_NAME_KWARGS, &rest));
-    if (signature->wants_varargs) {
-        size_t extra = call->count > signature->count ? call->count - signature->count : 0;
-        KVA_TPL_TRY(kva_tpl_list_new(run, KVA_TPL_TUPLE, extra, &rest));
-        for (size_t i = 0; i < extra; i++)
-            KVA_TPL_TRY(kva_tpl_list_add(run, rest.as.list, &call->args[signature->count + i]));
-        KVA_TPL_TRY(bind(run, KVA_TPL_NAME_VARARGS, &rest));
-    } else if (call->count > signature->count) {
-        return kva_tpl_fail(run, "macro '%.*s' takes not more than %u argument(s)", name_length,
-                            name, signature->count);
-    }
-    return KVA_OK;
-}
-
-/* One parameter: by position, by name, by default, or undefined. */
-static enum kva_status bind_parameter(struct kva_tpl_run *run, const struct kva_tpl_macro *macro,
-                                      const struct kva_tpl_call *call, uint32_t index, bool *used)
-{
-    const struct kva_tpl_signature *signature = macro->signature;
-    const struct kva_tpl_str *name = run->tmpl->names[signature->names[index]];
-    struct kva_tpl_value value;
-    if (index < call->count)
-        return bind(run, signature->names[index], &call->args[index]);
-    KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, call->named_count));
-    for (uint32_t i = 0; i < call->named_count; i++) {
-        bool same = false;
-        if (!used[i])
-            KVA_TPL_TRY(same_name(run, call->named[i].name, name, &same));
-        if (same) {
-            used[i] = true;
-            return bind(run, signature->names[index], &call->named[i].value);
-        }
-    }
-    uint32_t first_default = signature->count - signature->default_count;
-    if (index >= first_default) {
-        KVA_TPL_TRY(kva_tpl_eval(run, signature->defaults[index - first_default], &value));
-    } else {
-        char *hint = kva_tpl_alloc(run, name->length + 32, 1);
-        if (!hint)
-            return run->err->status;
-        snprintf(hint, name->length + 32, "parameter '%.*s' was not provided", (int)name->length,
-                 name->data);
-        KVA_TPL_TRY(kva_tpl_undefined_new(run, hint, NULL, NULL, &value));
-    }
-    return bind(run, signature->names[index], &value);
-}
-
-enum kva_status kva_tpl_call_macro(struct kva_tpl_run *run, const struct kva_tpl_macro *macro,
-                                   const struct kva_tpl_call *call, struct kva_tpl_value *ret)
-{
-    struct kva_tpl_scope *outer = run->scope;
-    bool *used = NULL;
-    if (call->named_count > 0) {
-        used = kva_tpl_alloc(run, call->named_count, sizeof(*used));
-        if (!used)
-            return run->err->status;
-    }
-    KVA_TPL_TRY(kva_tpl_enter(run));
-    KVA_TPL_TRY(push_scope(run, macro->scope));
-    for (uint32_t i = 0; i < macro->signature->count; i++)
-        KVA_TPL_TRY(bind_parameter(run, macro, call, i, used));
-    if (call->named_count > 0 || call->count > macro->signature->count ||
-        macro->signature->wants_caller || macro->signature->wants_kwargs ||
-        macro->signature->wants_varargs)
-        KVA_TPL_TRY(bind_rest(run, macro, call, used));
-    KVA_TPL_TRY(capture(run, macro->body, ret));
-    pop_scope(run, outer);
-    kva_tpl_leave(run);
-    return KVA_OK;
 }
 
 /* --- dispatch ----------------------------------------------------------------------------------*/

@@ -1,12 +1,8 @@
 /* lexer.c - tokens of blocks, expressions and text. */
 #include "text/template/lexer.h"
 
-#include "base/utf8.h"
 #include "text/template/text.h"
 
-#include <errno.h>
-#include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 void kva_tpl_lexer_init(struct kva_tpl_lexer *lexer, const char *source, size_t length,
@@ -21,13 +17,12 @@ void kva_tpl_lexer_init(struct kva_tpl_lexer *lexer, const char *source, size_t 
     lexer->err = err;
 }
 
-/* The character `offset` bytes ahead, '\0' behind the end. */
-static char peek(const struct kva_tpl_lexer *lexer, size_t offset)
+char kva_tpl_lexer_peek(const struct kva_tpl_lexer *lexer, size_t offset)
 {
     return offset < lexer->length - lexer->at ? lexer->source[lexer->at + offset] : '\0';
 }
 
-static char at_or_zero(const struct kva_tpl_lexer *lexer, size_t position)
+char kva_tpl_lexer_at(const struct kva_tpl_lexer *lexer, size_t position)
 {
     return position < lexer->length ? lexer->source[position] : '\0';
 }
@@ -43,8 +38,7 @@ static void count_lines(struct kva_tpl_lexer *lexer, size_t from, size_t to)
         lexer->line += lexer->source[i] == '\n';
 }
 
-/* Consume up to `end`, keeping the line number and what lstrip_blocks needs to know. */
-static void advance(struct kva_tpl_lexer *lexer, size_t end)
+void kva_tpl_lexer_advance(struct kva_tpl_lexer *lexer, size_t end)
 {
     count_lines(lexer, lexer->at, end);
     if (end > lexer->at)
@@ -52,7 +46,7 @@ static void advance(struct kva_tpl_lexer *lexer, size_t end)
     lexer->at = end;
 }
 
-static enum kva_status fail(struct kva_tpl_lexer *lexer, const char *what)
+enum kva_status kva_tpl_lexer_fail(struct kva_tpl_lexer *lexer, const char *what)
 {
     return kva_fail(lexer->err, KVA_EFORMAT, "chat template, line %u: %s", lexer->line, what);
 }
@@ -61,14 +55,14 @@ static enum kva_status fail(struct kva_tpl_lexer *lexer, const char *what)
  * space that goes with it; 0 otherwise. */
 static size_t tag_end(const struct kva_tpl_lexer *lexer, size_t position, char close)
 {
-    char sign = at_or_zero(lexer, position);
+    char sign = kva_tpl_lexer_at(lexer, position);
     size_t mark = position + (sign == '-' || (sign == '+' && close != '}'));
-    if (at_or_zero(lexer, mark) != close || at_or_zero(lexer, mark + 1) != '}')
+    if (kva_tpl_lexer_at(lexer, mark) != close || kva_tpl_lexer_at(lexer, mark + 1) != '}')
         return 0;
     size_t end = mark + 2;
     if (mark > position)
         return sign == '-' ? skip_space(lexer, end) : end;
-    if (close != '}' && at_or_zero(lexer, end) == '\n')
+    if (close != '}' && kva_tpl_lexer_at(lexer, end) == '\n')
         end++;
     return end;
 }
@@ -78,11 +72,11 @@ static size_t tag_end(const struct kva_tpl_lexer *lexer, size_t position, char c
 static size_t block_word(const struct kva_tpl_lexer *lexer, size_t position, const char *word,
                          char *ret_sign)
 {
-    if (at_or_zero(lexer, position) != '{' || at_or_zero(lexer, position + 1) != '%')
+    if (kva_tpl_lexer_at(lexer, position) != '{' || kva_tpl_lexer_at(lexer, position + 1) != '%')
         return 0;
     size_t at = position + 2;
     *ret_sign = '\0';
-    if (at_or_zero(lexer, at) == '-' || at_or_zero(lexer, at) == '+')
+    if (kva_tpl_lexer_at(lexer, at) == '-' || kva_tpl_lexer_at(lexer, at) == '+')
         *ret_sign = lexer->source[at++];
     if (at >= lexer->length)
         return 0;
@@ -135,11 +129,11 @@ static enum kva_status lex_raw(struct kva_tpl_lexer *lexer, struct kva_tpl_token
         ret->type = KVA_TPL_TOKEN_DATA;
         ret->line = lexer->line;
         enum kva_status status = keep_text(lexer, lexer->source + lexer->at, length, ret);
-        advance(lexer, end);
+        kva_tpl_lexer_advance(lexer, end);
         *ret_found = length > 0;
         return status;
     }
-    return fail(lexer, "Missing end of raw directive");
+    return kva_tpl_lexer_fail(lexer, "Missing end of raw directive");
 }
 
 static enum kva_status skip_comment(struct kva_tpl_lexer *lexer)
@@ -147,11 +141,11 @@ static enum kva_status skip_comment(struct kva_tpl_lexer *lexer)
     for (size_t i = lexer->at; i < lexer->length; i++) {
         size_t end = tag_end(lexer, i, '#');
         if (end) {
-            advance(lexer, end);
+            kva_tpl_lexer_advance(lexer, end);
             return KVA_OK;
         }
     }
-    return fail(lexer, "Missing end of comment tag");
+    return kva_tpl_lexer_fail(lexer, "Missing end of comment tag");
 }
 
 /* Position of the next tag; length if there is none. */
@@ -177,17 +171,17 @@ static enum kva_status lex_begin(struct kva_tpl_lexer *lexer, struct kva_tpl_tok
     char sign;
     size_t word_end = kind == '%' ? block_word(lexer, lexer->at, "raw", &sign) : 0;
     /* A raw begin knows no '+' and trims no newline. */
-    if (word_end && at_or_zero(lexer, word_end) != '+') {
+    if (word_end && kva_tpl_lexer_at(lexer, word_end) != '+') {
         size_t end = tag_end(lexer, word_end, '%');
-        if (end && at_or_zero(lexer, word_end) == '%')
+        if (end && kva_tpl_lexer_at(lexer, word_end) == '%')
             end = word_end + 2;
         if (end) {
-            advance(lexer, end);
+            kva_tpl_lexer_advance(lexer, end);
             return lex_raw(lexer, ret, ret_found);
         }
     }
-    char mark = peek(lexer, 2);
-    advance(lexer, lexer->at + 2 + (mark == '-' || mark == '+'));
+    char mark = kva_tpl_lexer_peek(lexer, 2);
+    kva_tpl_lexer_advance(lexer, lexer->at + 2 + (mark == '-' || mark == '+'));
     if (kind == '#')
         return skip_comment(lexer);
     ret->type = kind == '%' ? KVA_TPL_TOKEN_BLOCK_BEGIN : KVA_TPL_TOKEN_VARIABLE_BEGIN;
@@ -214,7 +208,7 @@ static enum kva_status lex_root(struct kva_tpl_lexer *lexer, struct kva_tpl_toke
     size_t tag = find_tag(lexer);
     size_t length = tag - lexer->at;
     if (tag < lexer->length) {
-        char mark = at_or_zero(lexer, tag + 2);
+        char mark = kva_tpl_lexer_at(lexer, tag + 2);
         length = strip_before_tag(lexer, tag, mark, lexer->source[tag + 1] == '{');
         lexer->begin_pending = true;
     }
@@ -224,207 +218,21 @@ static enum kva_status lex_root(struct kva_tpl_lexer *lexer, struct kva_tpl_toke
     enum kva_status status = KVA_OK;
     if (length > 0)
         status = keep_text(lexer, lexer->source + lexer->at, length, ret);
-    advance(lexer, tag);
+    kva_tpl_lexer_advance(lexer, tag);
     return status;
-}
-
-static bool is_digit(char c, int base)
-{
-    if (base <= 10)
-        return c >= '0' && c < '0' + base;
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
-}
-
-/* Digits with single underscores between them, from `position`; where they end. */
-static size_t skip_digits(const struct kva_tpl_lexer *lexer, size_t position, int base)
-{
-    size_t at = position;
-    while (is_digit(at_or_zero(lexer, at), base) ||
-           (at > position && at_or_zero(lexer, at) == '_' &&
-            is_digit(at_or_zero(lexer, at + 1), base)))
-        at++;
-    return at;
-}
-
-/* Where the number that starts at lexer->at ends if it is a float, else 0. */
-static size_t float_end(const struct kva_tpl_lexer *lexer)
-{
-    /* In a.0.1 both are integers. */
-    if (lexer->at > 0 && lexer->source[lexer->at - 1] == '.')
-        return 0;
-    size_t at = skip_digits(lexer, lexer->at, 10);
-    bool is_float = false;
-    if (at_or_zero(lexer, at) == '.' && is_digit(at_or_zero(lexer, at + 1), 10)) {
-        at = skip_digits(lexer, at + 1, 10);
-        is_float = true;
-    }
-    char e = at_or_zero(lexer, at);
-    if (e == 'e' || e == 'E') {
-        char sign = at_or_zero(lexer, at + 1);
-        size_t digits = at + 1 + (sign == '+' || sign == '-');
-        if (is_digit(at_or_zero(lexer, digits), 10)) {
-            at = skip_digits(lexer, digits, 10);
-            is_float = true;
-        }
-    }
-    return is_float ? at : 0;
-}
-
-static enum kva_status lex_number(struct kva_tpl_lexer *lexer, struct kva_tpl_token *ret)
-{
-    size_t end = float_end(lexer);
-    bool is_float = end != 0;
-    size_t start = lexer->at;
-    int base = 10;
-    if (!is_float && peek(lexer, 0) == '0') {
-        char mark = (char)(peek(lexer, 1) | 0x20);
-        base = mark == 'x' ? 16 : mark == 'o' ? 8 : mark == 'b' ? 2 : 10;
-        if (base != 10) {
-            start += 2;
-            /* 0x_ff: one underscore may follow the base. */
-            start += at_or_zero(lexer, start) == '_';
-        }
-    }
-    if (!is_float)
-        end = skip_digits(lexer, start, base);
-    /* A decimal integer has no leading zeros: 0777 is a zero, and then an error. */
-    if (!is_float && base == 10 && lexer->source[start] == '0') {
-        end = start + 1;
-        while (at_or_zero(lexer, end) == '0' ||
-               (at_or_zero(lexer, end) == '_' && at_or_zero(lexer, end + 1) == '0'))
-            end++;
-    }
-    char digits[512];
-    size_t count = 0;
-    for (size_t i = start; i < end; i++) {
-        if (lexer->source[i] == '_')
-            continue;
-        if (count + 1 >= sizeof(digits))
-            return fail(lexer, "a number of more than 511 digits");
-        digits[count++] = lexer->source[i];
-    }
-    digits[count] = '\0';
-    if (count == 0)
-        return fail(lexer, "a number without digits");
-    ret->type = is_float ? KVA_TPL_TOKEN_FLOAT : KVA_TPL_TOKEN_INT;
-    errno = 0;
-    if (is_float)
-        ret->number = strtod(digits, NULL);
-    else
-        ret->integer = strtoll(digits, NULL, base);
-    if (!is_float && errno == ERANGE)
-        return fail(lexer, "an integer that does not fit into 64 bits");
-    advance(lexer, end);
-    return KVA_OK;
-}
-
-/* `digits` hexadecimal digits at `at`; false if they are not there. */
-static bool hex_value(const char *at, const char *end, int digits, uint32_t *ret)
-{
-    if (end - at < digits)
-        return false;
-    uint32_t value = 0;
-    for (int i = 0; i < digits; i++) {
-        char c = at[i];
-        if (!is_digit(c, 16))
-            return false;
-        value = value << 4 | (uint32_t)(c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10);
-    }
-    *ret = value;
-    return true;
-}
-
-static const char *simple_escape(char c)
-{
-    static const char table[][2] = {
-        {'n', '\n'}, {'t', '\t'}, {'r', '\r'}, {'\\', '\\'}, {'\'', '\''},
-        {'"', '"'},  {'a', '\a'}, {'b', '\b'}, {'f', '\f'},  {'v', '\v'},
-    };
-    for (size_t i = 0; i < KVA_COUNT_OF(table); i++) {
-        if (table[i][0] == c)
-            return &table[i][1];
-    }
-    return NULL;
-}
-
-/* One escape sequence; *at is behind the backslash. Never writes more bytes than it reads. */
-static enum kva_status unescape(struct kva_tpl_lexer *lexer, const char **at, const char *end,
-                                char **out)
-{
-    char c = *(*at)++;
-    const char *simple = simple_escape(c);
-    uint32_t code = 0;
-    if (simple) {
-        *(*out)++ = *simple;
-        return KVA_OK;
-    }
-    if (c == '\n')
-        return KVA_OK;
-    if (c >= '0' && c <= '7') {
-        code = (uint32_t)(c - '0');
-        for (int i = 0; i < 2 && *at < end && is_digit(**at, 8); i++)
-            code = code << 3 | (uint32_t)(*(*at)++ - '0');
-    } else if (c == 'x' || c == 'u' || c == 'U') {
-        int digits = c == 'x' ? 2 : c == 'u' ? 4 : 8;
-        if (!hex_value(*at, end, digits, &code))
-            return fail(lexer, "a truncated \\x, \\u or \\U escape in a string");
-        *at += digits;
-    } else if (c == 'N') {
-        return fail(lexer, "\\N{...} escapes are not supported");
-    } else {
-        /* An unknown escape stands for itself. */
-        *(*out)++ = '\\';
-        *(*out)++ = c;
-        return KVA_OK;
-    }
-    if (code > 0x10FFFF || (code >= 0xD800 && code <= 0xDFFF))
-        return fail(lexer, "an escape that is no Unicode scalar value in a string");
-    *out += kva_utf8_encode(code, *out);
-    return KVA_OK;
-}
-
-static enum kva_status lex_string(struct kva_tpl_lexer *lexer, struct kva_tpl_token *ret)
-{
-    char quote = peek(lexer, 0);
-    size_t end = lexer->at + 1;
-    while (end < lexer->length && lexer->source[end] != quote)
-        end += lexer->source[end] == '\\' ? 2 : 1;
-    if (end >= lexer->length)
-        return fail(lexer, "a string without its closing quote");
-    const char *at = lexer->source + lexer->at + 1;
-    const char *stop = lexer->source + end;
-    char *text = kva_arena_alloc(lexer->arena, (size_t)(stop - at) + 1);
-    if (!text)
-        return kva_fail(lexer->err, KVA_ENOMEM, "out of memory");
-    char *out = text;
-    while (at < stop) {
-        if (*at != '\\') {
-            *out++ = *at++;
-            continue;
-        }
-        at++;
-        enum kva_status status = unescape(lexer, &at, stop, &out);
-        if (status)
-            return status;
-    }
-    ret->type = KVA_TPL_TOKEN_STRING;
-    ret->text = text;
-    ret->length = (size_t)(out - text);
-    advance(lexer, end + 1);
-    return KVA_OK;
 }
 
 static enum kva_status lex_operator(struct kva_tpl_lexer *lexer, struct kva_tpl_token *ret)
 {
     static const char *const pairs[] = {"//", "**", "==", "!=", ">=", "<="};
-    char c = peek(lexer, 0);
+    char c = kva_tpl_lexer_peek(lexer, 0);
     ret->type = KVA_TPL_TOKEN_OPERATOR;
     ret->text = lexer->source + lexer->at;
     for (size_t i = 0; i < KVA_COUNT_OF(pairs); i++) {
-        if (c == pairs[i][0] && peek(lexer, 1) == pairs[i][1]) {
+        if (c == pairs[i][0] && kva_tpl_lexer_peek(lexer, 1) == pairs[i][1]) {
             ret->op = KVA_TPL_PAIR(pairs[i][0], pairs[i][1]);
             ret->length = 2;
-            advance(lexer, lexer->at + 2);
+            kva_tpl_lexer_advance(lexer, lexer->at + 2);
             return KVA_OK;
         }
     }
@@ -445,7 +253,7 @@ static enum kva_status lex_operator(struct kva_tpl_lexer *lexer, struct kva_tpl_
     }
     ret->op = (uint16_t)c;
     ret->length = 1;
-    advance(lexer, lexer->at + 1);
+    kva_tpl_lexer_advance(lexer, lexer->at + 1);
     return KVA_OK;
 }
 
@@ -458,24 +266,24 @@ static enum kva_status lex_tag(struct kva_tpl_lexer *lexer, struct kva_tpl_token
         size_t space = end ? lexer->at : skip_space(lexer, lexer->at);
         if (space == lexer->at)
             break;
-        advance(lexer, space);
+        kva_tpl_lexer_advance(lexer, space);
     }
     ret->line = lexer->line;
     if (end) {
         ret->type = close == '%' ? KVA_TPL_TOKEN_BLOCK_END : KVA_TPL_TOKEN_VARIABLE_END;
         lexer->state = KVA_TPL_LEX_ROOT;
-        advance(lexer, end);
+        kva_tpl_lexer_advance(lexer, end);
         return KVA_OK;
     }
     if (lexer->at >= lexer->length) {
         ret->type = KVA_TPL_TOKEN_EOF;
         return KVA_OK;
     }
-    char c = peek(lexer, 0);
+    char c = kva_tpl_lexer_peek(lexer, 0);
     if (c >= '0' && c <= '9')
-        return lex_number(lexer, ret);
+        return kva_tpl_lex_number(lexer, ret);
     if (c == '\'' || c == '"')
-        return lex_string(lexer, ret);
+        return kva_tpl_lex_string(lexer, ret);
     size_t word = lexer->at;
     while (word < lexer->length) {
         int bytes;
@@ -488,7 +296,7 @@ static enum kva_status lex_tag(struct kva_tpl_lexer *lexer, struct kva_tpl_token
     ret->type = KVA_TPL_TOKEN_NAME;
     ret->text = lexer->source + lexer->at;
     ret->length = word - lexer->at;
-    advance(lexer, word);
+    kva_tpl_lexer_advance(lexer, word);
     return KVA_OK;
 }
 

@@ -59,4 +59,21 @@ void kva_tpl_lexer_init(struct kva_tpl_lexer *lexer, const char *source, size_t 
 enum kva_status kva_tpl_lexer_next(struct kva_tpl_lexer *lexer,
                                    struct kva_tpl_token *ret) KVA_MUST_CHECK;
 
+/* ---- between lexer.c and literals.c ---------------------------------------------------------- */
+
+/* The character `offset` bytes ahead, or at `position`; '\0' behind the end. */
+char kva_tpl_lexer_peek(const struct kva_tpl_lexer *lexer, size_t offset);
+char kva_tpl_lexer_at(const struct kva_tpl_lexer *lexer, size_t position);
+
+/* Consume up to `end`, keeping the line number and what lstrip_blocks needs to know. */
+void kva_tpl_lexer_advance(struct kva_tpl_lexer *lexer, size_t end);
+
+enum kva_status kva_tpl_lexer_fail(struct kva_tpl_lexer *lexer, const char *what);
+
+/* The token that begins at lexer->at, at a digit, or at a quote. */
+enum kva_status kva_tpl_lex_number(struct kva_tpl_lexer *lexer,
+                                   struct kva_tpl_token *ret) KVA_MUST_CHECK;
+enum kva_status kva_tpl_lex_string(struct kva_tpl_lexer *lexer,
+                                   struct kva_tpl_token *ret) KVA_MUST_CHECK;
+
 #endif

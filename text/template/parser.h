@@ -1,4 +1,4 @@
-/* parser.h - what the parts of the parser share: parser.c reads statements, parse_expr.c
+/* parser.h - what the parts of the parser share: parse_stmt.c reads statements, parse_expr.c
  * expressions, of what parse_primary.c and parse_postfix.c read.
  *
  * Recursive descent over the lexer's tokens with one token of lookahead. Every recursion counts in
@@ -44,6 +44,9 @@ enum kva_status kva_tpl_descend(struct kva_tpl_parser *parser) KVA_MUST_CHECK;
 /* Zeroed storage in the template. NULL: the error is set. */
 void *kva_tpl_parse_alloc(struct kva_tpl_parser *parser, size_t count, size_t size);
 
+/* The status of that error. */
+enum kva_status kva_tpl_alloc_status(const struct kva_tpl_parser *parser);
+
 /* Index of a variable's name, new or known. */
 enum kva_status kva_tpl_intern(struct kva_tpl_parser *parser, const char *text, size_t length,
                                uint32_t *ret) KVA_MUST_CHECK;
@@ -67,6 +70,11 @@ enum kva_status kva_tpl_add_item(struct kva_tpl_parser *parser, struct kva_tpl_e
 /* expr->value = a string of the template. */
 enum kva_status kva_tpl_set_string(struct kva_tpl_parser *parser, struct kva_tpl_expr *expr,
                                    const char *text, size_t length) KVA_MUST_CHECK;
+
+/* Statements up to one of the `ends` (its name is then the current token) or the end of the
+ * template. */
+enum kva_status kva_tpl_parse_body(struct kva_tpl_parser *parser, const char *const *ends,
+                                   struct kva_tpl_stmt **ret) KVA_MUST_CHECK;
 
 /* One expression; `with_condition`: "a if b else c" belongs to it. */
 enum kva_status kva_tpl_parse_expr(struct kva_tpl_parser *parser, bool with_condition,

@@ -288,6 +288,19 @@ enum kva_status kva_tpl_call(struct kva_tpl_run *run, const struct kva_tpl_value
                              const struct kva_tpl_call *call,
                              struct kva_tpl_value *ret) KVA_MUST_CHECK;
 
+/* A scope inside `parent` becomes the current one; pop goes back to `outer`, which was it before.
+ * Names are bound in the current scope. A macro keeps its scope, and with it all around it. */
+enum kva_status kva_tpl_scope_push(struct kva_tpl_run *run,
+                                   struct kva_tpl_scope *parent) KVA_MUST_CHECK;
+void kva_tpl_scope_pop(struct kva_tpl_run *run, struct kva_tpl_scope *outer);
+void kva_tpl_scope_keep(struct kva_tpl_run *run);
+enum kva_status kva_tpl_scope_bind(struct kva_tpl_run *run, uint32_t name,
+                                   const struct kva_tpl_value *value) KVA_MUST_CHECK;
+
+/* Execute `body` into a string. The capture ends also when the body leaves its loop. */
+enum kva_status kva_tpl_capture(struct kva_tpl_run *run, const struct kva_tpl_stmt *body,
+                                struct kva_tpl_value *ret) KVA_MUST_CHECK;
+
 enum kva_status kva_tpl_execute(struct kva_tpl_run *run,
                                 const struct kva_tpl_stmt *stmt) KVA_MUST_CHECK;
 enum kva_status kva_tpl_call_macro(struct kva_tpl_run *run, const struct kva_tpl_macro *macro,
