@@ -106,6 +106,18 @@ def test_checkpoint__what_a_model_is_made_of_and_no_more(place):
     assert not [name for name in place.blobs() if "." in name]
 
 
+@pytest.mark.parametrize("tokenizer", [["tokenizer.model"], ["vocab.json", "merges.txt"]])
+def test_checkpoint__of_an_older_tokenizer(place, tokenizer):
+    old = {name: b"x" for name in [*tokenizer, "added_tokens.json"]}
+    place.add({k: v for k, v in (CHECKPOINT | old).items() if k != "tokenizer.json"})
+    assert set(old) <= {path.name for path in place.pull().iterdir()}
+
+
+def test_checkpoint__with_tokenizer_json_needs_no_older_one(place):
+    place.add(CHECKPOINT | {"tokenizer.model": b"x"})
+    assert not (place.pull() / "tokenizer.model").exists()
+
+
 def test_checkpoint__sharded_as_its_index_says(place):
     shards = {f"model-{i:05}-of-00003.safetensors": BIG[i : i + 1000] for i in (1, 2, 3)}
     index = {"metadata": {}, "weight_map": {f"t{n}.{i}": name for i, name in enumerate(shards) for n in range(3)}}
