@@ -121,6 +121,7 @@ struct kva_config {
     /* eval */
     char *eval_text;
     char *eval_prompts;
+    char *eval_stream;
     uint64_t eval_tokens;
     uint64_t eval_from; /* 0: half of the context */
     uint64_t eval_windows;

@@ -417,7 +417,7 @@ void kva_model_engine_describe(const struct kva_engine *engine, const struct kva
                    shape->layers, shape->kv_heads, shape->head_dim);
     kva_buf_puts(out, "sequences that fit, by length in tokens:\n");
     for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++) {
-        kva_buf_printf(out, "  %-8s", kva_kv_policy_name((enum kva_kv_policy_id)id));
+        kva_buf_printf(out, "  %-9s", kva_kv_policy_name((enum kva_kv_policy_id)id));
         for (uint32_t tokens = engine->limits.context_max, i = 0; i < 4 && tokens >= 64;
              i++, tokens /= 4)
             kva_buf_printf(out, "  %u: %llu", tokens,

@@ -83,6 +83,28 @@ static enum kva_status read_policies(struct kva_cli_eval *eval, struct kva_err *
     return status;
 }
 
+/* --- a stream --------------------------------------------------------------------------------- */
+
+struct stream_bar {
+    struct bar bar;
+    uint64_t done, total; /* windows */
+};
+
+static void draw_stream_bar(void *opaque)
+{
+    struct stream_bar *bar = opaque;
+    draw_bar(&bar->bar, ++bar->done, bar->total);
+}
+
+static enum kva_status run_stream(struct kva_cli_eval *eval, struct kva_err *err)
+{
+    struct stream_bar bar = {.bar = {.begun_ns = kva_time_ns()},
+                             .total = eval->spec_count * eval->config->eval_windows};
+    enum kva_status status = kva_cli_eval_run_stream(eval, draw_stream_bar, &bar, err);
+    wipe_bar(&bar.bar);
+    return status;
+}
+
 /* --- the run --------------------------------------------------------------------------------- */
 
 static enum kva_status run(struct kva_cli_eval *eval, struct kva_err *err)
@@ -120,7 +142,7 @@ static enum kva_status open_and_run(struct kva_cli_eval *eval, struct kva_err *e
     if (eval->kv_dtype == KVA_F32)
         eval->kv_dtype = kva_model_engine_kv_dtype(eval->instance.model);
     const struct kva_device_info *info = kva_device_get_info(eval->instance.device);
-    if (config.eval_look > 0 && !info->host_readable)
+    if (config.eval_look > 0 && !config.eval_stream && !info->host_readable)
         return kva_fail_param(err, KVA_EUNSUPPORTED, "look",
                               "attention cannot be looked at in the memory of %s: give --look 0 or "
                               "--device cpu",
@@ -128,6 +150,8 @@ static enum kva_status open_and_run(struct kva_cli_eval *eval, struct kva_err *e
     status = kva_cli_eval_read(eval, err);
     for (uint32_t i = 0; !status && i < eval->spec_count; i++)
         eval->specs[i].predictor = kva_kv_predictor_of(&eval->specs[i], info->host_readable);
+    if (!status && config.eval_stream)
+        return run_stream(eval, err);
     if (!status && config.weights > KVA_WEIGHTS_BF16) {
         config.weights = KVA_WEIGHTS_BF16;
         status = kva_instance_open_ids(&eval->reference, &config, err);
@@ -153,12 +177,14 @@ static enum kva_status write_to(const struct kva_cli_eval *eval, const char *pat
 static enum kva_status write_all(const struct kva_cli_eval *eval, struct kva_err *err)
 {
     const struct kva_config *config = eval->config;
+    write_fn table = eval->stream ? kva_cli_eval_stream_table : kva_cli_eval_table;
+    write_fn json = eval->stream ? kva_cli_eval_stream_json : kva_cli_eval_json;
     bool tables = !kva_cli_is_stdout(config->json) && !kva_cli_is_stdout(config->eval_svg);
     enum kva_status status = KVA_OK;
     if (tables)
-        status = write_to(eval, KVA_CLI_STDOUT, kva_cli_eval_table, err);
+        status = write_to(eval, KVA_CLI_STDOUT, table, err);
     if (!status && config->json)
-        status = write_to(eval, config->json, kva_cli_eval_json, err);
+        status = write_to(eval, config->json, json, err);
     if (!status && config->eval_svg)
         status = write_to(eval, config->eval_svg, kva_cli_eval_svg, err);
     return status;
@@ -175,6 +201,8 @@ int kva_cli_eval(const struct kva_config *config, const struct kva_string_list *
         return KVA_EXIT_USAGE;
     }
     enum kva_status status = read_policies(&eval, &err);
+    if (!status && config->eval_stream && config->eval_svg)
+        status = kva_fail(&err, KVA_EINVAL, "--svg draws no --stream: see --json");
     if (!status)
         status = kva_cli_check_writable(config->json, &err);
     if (!status)
@@ -184,6 +212,7 @@ int kva_cli_eval(const struct kva_config *config, const struct kva_string_list *
     if (!status)
         status = write_all(&eval, &err);
     kva_eval_destroy(eval.result);
+    free(eval.stream);
     kva_cli_eval_drop_samples(&eval);
     kva_instance_close(&eval.reference);
     kva_instance_close(&eval.instance);

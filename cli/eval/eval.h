@@ -4,8 +4,9 @@
  *     input.c   a file of text or of prompts -> samples of token ids
  *     eval.c    options -> a run (engine/eval/eval.h), with a bar on standard error
  *     table.c   the result for people; json.c for programs; svg.c as heat maps
+ *   stream.c  --stream: one text, past the context, window by window
  *
- * Nothing that is written depends on time or on the number of threads: the same options on the same
+ * But for the times of a stream, nothing that is written depends on time or on the number of threads: the same options on the same
  * files give the same bytes at one capability level of the processor.
  *
  * Thread rule: main thread. */
@@ -14,6 +15,7 @@
 
 #include "cli/instance.h"
 #include "engine/eval/eval.h"
+#include "engine/eval/stream.h"
 
 #define KVA_EVAL_POLICIES_MAX 64u
 #define KVA_EVAL_SAMPLES_MAX  65536u
@@ -38,12 +40,25 @@ struct kva_cli_eval {
     uint32_t sample_count;
 
     struct kva_eval *result;
+    struct kva_stream_window *stream; /* [spec_count][--windows]; NULL: no --stream */
 };
 
-/* Reads --text or --prompts into samples. Fails: KVA_EINVAL, KVA_ENOTFOUND, KVA_EIO, KVA_ETOOBIG,
+/* Reads --text, --prompts or --stream into samples. Fails: KVA_EINVAL, KVA_ENOTFOUND, KVA_EIO, KVA_ETOOBIG,
  * KVA_EFORMAT, KVA_ECONTEXT, KVA_ENOMEM; err names the file, and the line of prompts. */
 KVA_MUST_CHECK enum kva_status kva_cli_eval_read(struct kva_cli_eval *eval, struct kva_err *err);
 void kva_cli_eval_drop_samples(struct kva_cli_eval *eval);
+
+/* --stream: the text of the one sample through every policy. `progress` once a window. Fails: as
+ * kva_eval_stream. */
+KVA_MUST_CHECK enum kva_status kva_cli_eval_run_stream(struct kva_cli_eval *eval,
+                                                       void (*progress)(void *opaque), void *opaque,
+                                                       struct kva_err *err);
+void kva_cli_eval_stream_table(const struct kva_cli_eval *eval, struct kva_buf *out);
+void kva_cli_eval_stream_json(const struct kva_cli_eval *eval, struct kva_buf *out);
+
+/* What both documents begin with, and an open object with a policy's name and settings. */
+void kva_cli_eval_json_head(const struct kva_cli_eval *eval, struct kva_buf *out);
+void kva_cli_eval_json_policy(const struct kva_cli_eval *eval, uint32_t index, struct kva_buf *out);
 
 /* The result in the three forms. */
 void kva_cli_eval_table(const struct kva_cli_eval *eval, struct kva_buf *out);

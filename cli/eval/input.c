@@ -172,6 +172,34 @@ static enum kva_status read_text(struct kva_cli_eval *eval, const struct kva_buf
     return status;
 }
 
+/* --- a stream --------------------------------------------------------------------------------- */
+
+/* One sample: a BOS token, or the text's first one, and the windows behind it. */
+static enum kva_status read_stream(struct kva_cli_eval *eval, const struct kva_buf *text,
+                                   struct kva_err *err)
+{
+    const struct kva_config *config = eval->config;
+    uint64_t tokens = 1 + config->eval_windows * config->eval_tokens;
+    struct kva_token_list list;
+    kva_token_list_init(&list, FILE_BYTES_MAX);
+    enum kva_status status = push_bos(eval, &list, err);
+    if (!status)
+        status = encode(eval, text->data, text->length, false, &list, err);
+    if (!status && list.count < tokens)
+        status = kva_fail(err, KVA_EINVAL,
+                          "'%s' has %zu tokens: too few for %llu windows of %llu and one before "
+                          "them (--windows, --tokens)",
+                          eval->file_path, list.count, (unsigned long long)config->eval_windows,
+                          (unsigned long long)config->eval_tokens);
+    if (!status && tokens > KVA_KV_TOKENS_MAX)
+        status = kva_fail(err, KVA_ECONTEXT, "%llu tokens are over the limit of %u",
+                          (unsigned long long)tokens, KVA_KV_TOKENS_MAX);
+    if (!status)
+        status = add_sample(eval, &list, 1, 0, err);
+    kva_token_list_finish(&list);
+    return status;
+}
+
 /* --- prompts --------------------------------------------------------------------------------- */
 
 /* A string, or a list of token ids. */
@@ -266,14 +294,20 @@ static enum kva_status read_prompts(struct kva_cli_eval *eval, const struct kva_
 enum kva_status kva_cli_eval_read(struct kva_cli_eval *eval, struct kva_err *err)
 {
     const struct kva_config *config = eval->config;
-    if (!config->eval_text == !config->eval_prompts)
-        return kva_fail(err, KVA_EINVAL, "give either --text FILE or --prompts FILE");
-    eval->file_path = config->eval_text ? config->eval_text : config->eval_prompts;
+    int given = !!config->eval_text + !!config->eval_prompts + !!config->eval_stream;
+    if (given != 1)
+        return kva_fail(err, KVA_EINVAL,
+                        "give one of --text FILE, --prompts FILE and --stream FILE");
+    eval->file_path = config->eval_text      ? config->eval_text
+                      : config->eval_prompts ? config->eval_prompts
+                                             : config->eval_stream;
     struct kva_buf text;
     kva_buf_init(&text, FILE_BYTES_MAX);
     enum kva_status status = read_file(eval, &text, err);
     if (!status)
-        status = config->eval_text ? read_text(eval, &text, err) : read_prompts(eval, &text, err);
+        status = config->eval_text      ? read_text(eval, &text, err)
+                 : config->eval_prompts ? read_prompts(eval, &text, err)
+                                        : read_stream(eval, &text, err);
     kva_buf_finish(&text);
     return status;
 }

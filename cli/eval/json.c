@@ -43,11 +43,15 @@ static void put_arguments(const struct kva_cli_eval *eval, struct kva_buf *out)
     const struct kva_config *c = eval->config;
     kva_buf_puts(out, "  \"arguments\": {\"model\": ");
     put_string(out, c->model);
-    kva_buf_puts(out, c->eval_text ? ", \"text\": " : ", \"prompts\": ");
+    kva_buf_puts(out, c->eval_text      ? ", \"text\": "
+                      : c->eval_prompts ? ", \"prompts\": "
+                                        : ", \"stream\": ");
     put_string(out, eval->file_path);
     kva_buf_printf(out, ", \"tokens\": %llu", LL(c->eval_tokens));
     if (c->eval_text)
-        kva_buf_printf(out, ", \"from\": %u, \"windows\": %llu", eval->from, LL(c->eval_windows));
+        kva_buf_printf(out, ", \"from\": %u", eval->from);
+    if (!c->eval_prompts)
+        kva_buf_printf(out, ", \"windows\": %llu", LL(c->eval_windows));
     kva_buf_puts(out, ", \"policies\": ");
     put_string(out, c->eval_policies);
     kva_buf_printf(out,
@@ -153,13 +157,19 @@ static void put_matrix(const struct kva_cli_eval *eval, const struct kva_eval_po
     kva_buf_putc(out, ']');
 }
 
+void kva_cli_eval_json_policy(const struct kva_cli_eval *eval, uint32_t index, struct kva_buf *out)
+{
+    kva_buf_puts(out, "{\"policy\": ");
+    put_string(out, eval->names[index]);
+    kva_buf_puts(out, ", ");
+    put_settings(&eval->specs[index], out);
+}
+
 static void put_policy(const struct kva_cli_eval *eval, uint32_t index, struct kva_buf *out)
 {
     const struct kva_eval_policy *p = &eval->result->policies[index];
-    kva_buf_puts(out, "    {\"policy\": ");
-    put_string(out, eval->names[index]);
-    kva_buf_puts(out, ", ");
-    put_settings(&p->spec, out);
+    kva_buf_puts(out, "    ");
+    kva_cli_eval_json_policy(eval, index, out);
     kva_buf_printf(out, ",\n     \"steps\": %llu", LL(p->steps));
     put_field(out, "kl_mean", p->kl_mean);
     put_field(out, "kl_p99", p->kl_p99);
@@ -193,11 +203,16 @@ static void put_policy(const struct kva_cli_eval *eval, uint32_t index, struct k
     kva_buf_putc(out, '}');
 }
 
-void kva_cli_eval_json(const struct kva_cli_eval *eval, struct kva_buf *out)
+void kva_cli_eval_json_head(const struct kva_cli_eval *eval, struct kva_buf *out)
 {
     kva_buf_puts(out, "{\n  \"format\": 1,\n  \"kvahead\": \"" KVA_VERSION "\",\n");
     put_arguments(eval, out);
     put_model(eval, out);
+}
+
+void kva_cli_eval_json(const struct kva_cli_eval *eval, struct kva_buf *out)
+{
+    kva_cli_eval_json_head(eval, out);
     put_samples(eval, out);
     kva_buf_puts(out, "  \"policies\": [\n");
     for (uint32_t i = 0; i < eval->result->policy_count; i++) {

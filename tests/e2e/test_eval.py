@@ -163,7 +163,7 @@ def test_eval__prompts(tmp_path):
 
 
 REFUSALS = [
-    (["--from", "1088", "--tokens", "24"], "give either --text FILE or --prompts FILE"),
+    (["--from", "1088", "--tokens", "24"], "give one of --text FILE, --prompts FILE and --stream FILE"),
     (["--text", "no-such-file", *WINDOW], "'no-such-file': No such file"),
     (["--text", "{folder}", *WINDOW], "Is a directory"),
     (["--text", "{empty}", *WINDOW], "is empty"),
@@ -179,6 +179,9 @@ REFUSALS = [
     (["--text", "{text}", *WINDOW, "--json", "{folder}/no/where"], "No such file"),
     (["--text", "{text}", *WINDOW, "--device-memory", "1M"], "full KV"),
     (["--prompts", "{text}"], ": no JSON"),
+    (["--text", "{text}", "--stream", "{text}"], "give one of --text FILE, --prompts FILE and --stream FILE"),
+    (["--stream", "{short}"], "too few for 1 windows of 64"),
+    (["--stream", "{text}", "--svg", "{folder}/x.svg"], "--svg draws no --stream"),
     (["--prompts", "{list}"], "line 2: expected an object with 'prompt'"),
     (["--prompts", "{ids}"], "line 1: 'prompt' may have token ids from 0 to"),
     (["--prompts", "{one}"], "line 1: 'completion' has one token"),
@@ -227,3 +230,20 @@ def test_eval__a_real_model_without_tokenizer(tmp_path):
     text.write_text("words")
     done = command("eval", "--model", model / "derived-hf", "--text", text)
     assert done.returncode == 1 and "no tokenizer.json" in done.stderr
+
+
+def test_eval__a_stream_past_the_context(tmp_path):
+    fields = ("--stream", TEXT, "--context", "256", "--tokens", "100", "--windows", "6")
+    policies = ("--policies", "full,streaming:window=64,streaming:window=64:sinks=0")
+    told = by_name(measure(tmp_path, *fields, *policies))
+    full, kept, alone = (policy["windows"] for policy in told.values())
+    assert [window is None for window in full] == 2 * [False] + 4 * [True]
+    # Up to 100 tokens all is there; sinks make the difference later, and memory none.
+    assert full[0]["perplexity"] == kept[0]["perplexity"] == alone[0]["perplexity"]
+    assert kept[5]["perplexity"] != alone[5]["perplexity"]
+    assert len({window["device_bytes"] for window in kept[2:]}) == 1
+    assert kept[5]["kept_tokens"] == 600 - 8 * 64 + 4
+    assert full[1]["device_bytes"] > full[0]["device_bytes"]
+    done = evaluate(*fields, *policies)
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.count("perplexity") == 3 and done.stdout.count(" -\n") == 4

@@ -165,6 +165,18 @@ def test_approximating__preemptions(servers, own_references, name):
         assert metrics["kvahead_speculative_tokens_total"] > 0
 
 
+def test_dropping__company_and_preemptions(servers):
+    """Sequences that have dropped tokens give way and come back; prompts that they share stay whole."""
+    spec = ("--kv", "streaming:window=64", "--context", "1024")
+    alone = servers.start(*spec)
+    want = [alone.tokens(ids, max_tokens=most, ignore_eos=True) for ids, most in asked(alone)]
+    tiny = servers.start(*spec, "--device-memory", "2M", "--sequences", "32")
+    assert ask_in_company(tiny, 24, growing_crowd(59, 23)) == want
+    metrics = tiny.metrics()
+    assert metrics["kvahead_preemptions_total"] > 0 and metrics["kvahead_evicted_tokens_total"] > 0
+    assert metrics['kvahead_requests_finished_total{reason="error"}'] == 0
+
+
 def test_approximating__prompts_are_exact_for_all(server, references):
     """What an approximating policy wrote into the prefix cache does not show in exact answers."""
     for (ids, most), reference in zip(asked(server), references, strict=True):
