@@ -28,7 +28,7 @@ struct kva_forward_params {
     uint32_t sequences_max;  /* sequences of one call */
     uint32_t context_max;    /* tokens of one sequence */
     uint32_t logit_rows_max; /* rows of one kva_forward_pick call */
-    uint32_t watched_max;    /* tokens that they watch together */
+    uint32_t tracked_max;    /* tokens that they track together */
 };
 
 /* What one sequence attends to in one layer: shown to an observer before it happens, and before
@@ -79,10 +79,10 @@ void kva_forward_fill(struct kva_forward *forward, const struct kva_forward_call
 struct kva_forward_pick {
     const void *hidden;
     const uint32_t *rows; /* host [count]: of hidden */
-    const struct kva_shortlist_want
-        *wants;              /* host [count]; best 0: all logits. `row` is not read */
-    const uint32_t *watched; /* host [watched_count] */
-    uint32_t watched_count;
+    const struct kva_shortlist_request
+        *requests;           /* host [count]; k 0: all logits. `row` is not read */
+    const uint32_t *tracked; /* host [tracked_count] */
+    uint32_t tracked_count;
     uint32_t count;
 };
 
@@ -91,7 +91,7 @@ struct kva_forward_pick {
 struct kva_forward_picked {
     const struct kva_shortlist *summary;
     const struct kva_candidate *listed;
-    const float *watched_logits; /* of this row's first on */
+    const float *tracked_logits; /* of this row's first on */
 };
 
 /* The logits of some rows of hidden are made, and of each what is wanted is found out where they
@@ -100,7 +100,7 @@ void kva_forward_pick(struct kva_forward *forward, const struct kva_forward_pick
                       struct kva_forward_picked *ret);
 
 /* All logits of row `index` of the last pick: host-readable fp32 [vocab_size], valid until the next
- * one; the caller may write to them. If they were not wanted then, they are brought, and waited
+ * one; the caller may write to them. If they were not wanted then, they are copied, and waited
  * for, now. */
 float *kva_forward_logits(struct kva_forward *forward, uint32_t index);
 

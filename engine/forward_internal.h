@@ -62,8 +62,8 @@ struct kva_forward {
     /* Of the host tier: what is known of the rows of a pick. */
     struct kva_scratch_piece summaries;      /* kva_shortlist [logit_rows] */
     struct kva_scratch_piece listed;         /* kva_candidate [logit_rows][KVA_SHORTLIST_MAX] */
-    struct kva_scratch_piece watched_logits; /* float [watched_max] */
-    struct kva_shortlist_want *wants;        /* [logit_rows]: of rows with a list */
+    struct kva_scratch_piece tracked_logits; /* float [tracked_max] */
+    struct kva_shortlist_request *requests;  /* [logit_rows]: of rows with a list */
 
     /* Descriptors of the current call, on the host. */
     uint32_t *ids;       /* [rows_max] */

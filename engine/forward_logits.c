@@ -46,30 +46,30 @@ void kva_forward_pick(struct kva_forward *fw, const struct kva_forward_pick *pic
     const float *logits = make_logits(fw, pick->hidden, pick->rows, pick->count);
     uint32_t lists = 0;
     for (uint32_t i = 0; i < pick->count; i++) {
-        const struct kva_shortlist_want *want = &pick->wants[i];
+        const struct kva_shortlist_request *request = &pick->requests[i];
         ret[i] = (struct kva_forward_picked){0};
         fw->brought[i] = false;
-        if (want->best == 0) {
+        if (request->k == 0) {
             bring_row(fw, i);
             continue;
         }
         ret[i].summary = (const struct kva_shortlist *)fw->summaries.data + lists;
         ret[i].listed =
             (const struct kva_candidate *)fw->listed.data + (size_t)lists * KVA_SHORTLIST_MAX;
-        ret[i].watched_logits = (const float *)fw->watched_logits.data + want->watch_first;
-        fw->wants[lists] = *want;
-        fw->wants[lists++].row = i;
+        ret[i].tracked_logits = (const float *)fw->tracked_logits.data + request->tracked_first;
+        fw->requests[lists] = *request;
+        fw->requests[lists++].row = i;
     }
     if (lists > 0)
         fw->ops->shortlist(fw->device, &(struct kva_shortlist_args){
                                            .out = fw->summaries.data,
                                            .listed = fw->listed.data,
-                                           .watched_logits = fw->watched_logits.data,
+                                           .tracked_logits = fw->tracked_logits.data,
                                            .logits = logits,
-                                           .wants = fw->wants,
-                                           .watched = pick->watched,
+                                           .requests = fw->requests,
+                                           .tracked = pick->tracked,
                                            .count = lists,
-                                           .watched_count = pick->watched_count,
+                                           .tracked_count = pick->tracked_count,
                                            .vocab = fw->config->vocab_size,
                                        });
     kva_device_sync(fw->device, KVA_QUEUE_COMPUTE);

@@ -154,7 +154,7 @@ static enum kva_status alloc_scratch(struct kva_forward *fw, struct kva_err *err
     } host[] = {
         {&fw->summaries, logit_rows * sizeof(struct kva_shortlist)},
         {&fw->listed, logit_rows * KVA_SHORTLIST_MAX * sizeof(struct kva_candidate)},
-        {&fw->watched_logits, kva_max_size(fw->params.watched_max, 1) * sizeof(float)},
+        {&fw->tracked_logits, kva_max_size(fw->params.tracked_max, 1) * sizeof(float)},
         {&fw->host_logits, fw->scratch[KVA_SCRATCH_LOGITS].bytes},
     };
     bool readable = kva_device_get_info(fw->device)->host_readable;
@@ -177,7 +177,7 @@ static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err 
     fw->rolled_positions = calloc(p->rows_max, sizeof(*fw->rolled_positions));
     fw->row_numbers = calloc(p->rows_max, sizeof(*fw->row_numbers));
     fw->brought = calloc(p->logit_rows_max, sizeof(*fw->brought));
-    fw->wants = calloc(p->logit_rows_max, sizeof(*fw->wants));
+    fw->requests = calloc(p->logit_rows_max, sizeof(*fw->requests));
     fw->row_blocks = calloc(p->rows_max, sizeof(*fw->row_blocks));
     fw->blocks = calloc(fw->blocks_max, sizeof(*fw->blocks));
     fw->attend_seqs = calloc(p->sequences_max, sizeof(*fw->attend_seqs));
@@ -188,7 +188,7 @@ static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err 
     fw->low_rows = calloc(p->sequences_max, sizeof(*fw->low_rows));
     fw->rows_seqs = calloc(p->sequences_max, sizeof(*fw->rows_seqs));
     if (!fw->ids || !fw->positions || !fw->rolled_positions || !fw->row_numbers || !fw->brought ||
-        !fw->wants || !fw->row_blocks || !fw->blocks || !fw->attend_seqs || !fw->attend_ranges ||
+        !fw->requests || !fw->row_blocks || !fw->blocks || !fw->attend_seqs || !fw->attend_ranges ||
         !fw->low_blocks || !fw->low_seqs || !fw->low_rows || !fw->rows_seqs)
         return kva_fail(err, KVA_ENOMEM, "out of memory for %u rows of %u sequences", p->rows_max,
                         p->sequences_max);
@@ -234,9 +234,9 @@ void kva_forward_destroy(struct kva_forward *fw)
     kva_device_free(fw->device, KVA_MEM_HOST, fw->host_logits.data, fw->host_logits.bytes);
     kva_device_free(fw->device, KVA_MEM_HOST, fw->summaries.data, fw->summaries.bytes);
     kva_device_free(fw->device, KVA_MEM_HOST, fw->listed.data, fw->listed.bytes);
-    kva_device_free(fw->device, KVA_MEM_HOST, fw->watched_logits.data, fw->watched_logits.bytes);
+    kva_device_free(fw->device, KVA_MEM_HOST, fw->tracked_logits.data, fw->tracked_logits.bytes);
     free(fw->brought);
-    free(fw->wants);
+    free(fw->requests);
     free(fw->layers);
     free(fw->ids);
     free(fw->positions);

@@ -294,7 +294,7 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
         .sequences_max = p->sequences_max,
         .context_max = p->context_max,
         .logit_rows_max = KVA_LOGIT_ROWS_MAX,
-        .watched_max = KVA_PICK_WATCHED_MAX,
+        .tracked_max = KVA_PICK_TRACKED_MAX,
     };
     status = kva_forward_create(&forward, &e->forward, err);
     if (!status)

@@ -28,15 +28,15 @@ struct kva_sequence {
     struct kva_prompt_logprob *prompt_logprobs; /* [prompt_tokens - 1], or NULL */
 };
 
-#define KVA_PICK_WATCHED_MAX (KVA_LOGIT_ROWS_MAX * KVA_SAMPLER_WATCHED_MAX)
+#define KVA_PICK_TRACKED_MAX (KVA_LOGIT_ROWS_MAX * KVA_SAMPLER_TRACKED_MAX)
 
 /* Rows whose logits are made together, what of each is wanted, and what came of it. */
 struct kva_pick {
     uint32_t rows[KVA_LOGIT_ROWS_MAX]; /* of hidden */
-    struct kva_shortlist_want wants[KVA_LOGIT_ROWS_MAX];
+    struct kva_shortlist_request requests[KVA_LOGIT_ROWS_MAX];
     struct kva_forward_picked picked[KVA_LOGIT_ROWS_MAX];
-    uint32_t *watched; /* [KVA_PICK_WATCHED_MAX] */
-    uint32_t count, watched_count;
+    uint32_t *tracked; /* [KVA_PICK_TRACKED_MAX] */
+    uint32_t count, tracked_count;
 };
 
 struct model_engine {

@@ -20,27 +20,27 @@ static struct kva_sampler_context sampling_of(const struct kva_sequence *seq)
 
 enum kva_status kva_pick_create(struct kva_pick *pick, struct kva_err *err)
 {
-    pick->watched = calloc(KVA_PICK_WATCHED_MAX, sizeof(*pick->watched));
-    return pick->watched ? KVA_OK : kva_fail(err, KVA_ENOMEM, "out of memory for watched tokens");
+    pick->tracked = calloc(KVA_PICK_TRACKED_MAX, sizeof(*pick->tracked));
+    return pick->tracked ? KVA_OK : kva_fail(err, KVA_ENOMEM, "out of memory for tracked tokens");
 }
 
 void kva_pick_destroy(struct kva_pick *pick)
 {
-    free(pick->watched);
+    free(pick->tracked);
 }
 
 void kva_pick_begin(struct model_engine *e)
 {
-    e->pick.count = e->pick.watched_count = 0;
+    e->pick.count = e->pick.tracked_count = 0;
 }
 
 /* A row of hidden, and where to say what is wanted of it. */
-static struct kva_shortlist_want *add_row(struct kva_pick *pick, uint32_t row)
+static struct kva_shortlist_request *add_row(struct kva_pick *pick, uint32_t row)
 {
-    struct kva_shortlist_want *want = &pick->wants[pick->count];
+    struct kva_shortlist_request *request = &pick->requests[pick->count];
     pick->rows[pick->count++] = row;
-    *want = (struct kva_shortlist_want){.watch_first = pick->watched_count};
-    return want;
+    *request = (struct kva_shortlist_request){.tracked_first = pick->tracked_count};
+    return request;
 }
 
 /* Where the host reads the logits anyway, falling back to them costs no copy, and making the list
@@ -60,19 +60,19 @@ static uint32_t list_length(const struct model_engine *e, const struct kva_sampl
 void kva_pick_item(struct model_engine *e, uint32_t row, const struct kva_step_item *item)
 {
     struct kva_pick *pick = &e->pick;
-    struct kva_shortlist_want *want = add_row(pick, row);
-    uint32_t first = pick->watched_count;
+    struct kva_shortlist_request *request = add_row(pick, row);
+    uint32_t first = pick->tracked_count;
     if (item->logits)
         return;
     if (item->forced) {
-        want->best = 1;
+        request->k = 1;
         return;
     }
     const struct kva_sampler_context context = sampling_of(item->seq);
-    kva_sampler_want(e->sampler, &context, pick->watched + first, want);
-    want->best = list_length(e, context.params, want->best);
-    want->watch_first = first;
-    pick->watched_count += want->watch_count;
+    kva_sampler_request(e->sampler, &context, pick->tracked + first, request);
+    request->k = list_length(e, context.params, request->k);
+    request->tracked_first = first;
+    pick->tracked_count += request->tracked_count;
 }
 
 /* --- guesses --------------------------------------------------------------------------------- */
@@ -100,19 +100,19 @@ void kva_pick_guess(struct model_engine *e, uint32_t row, const struct kva_seque
                     bool behind_draft)
 {
     struct kva_pick *pick = &e->pick;
-    struct kva_shortlist_want *want = add_row(pick, row);
-    uint32_t first = pick->watched_count;
-    want->best = 1;
+    struct kva_shortlist_request *request = add_row(pick, row);
+    uint32_t first = pick->tracked_count;
+    request->k = 1;
     if (!has_processors(seq->params.sampling))
         return;
     const struct kva_sampling_params params = guessing_of(seq);
     struct kva_sampler_context context = sampling_of(seq);
     context.params = &params;
     context.token_count += behind_draft;
-    kva_sampler_want(e->sampler, &context, pick->watched + first, want);
-    want->best = list_length(e, &params, want->best);
-    want->watch_first = first;
-    pick->watched_count += want->watch_count;
+    kva_sampler_request(e->sampler, &context, pick->tracked + first, request);
+    request->k = list_length(e, &params, request->k);
+    request->tracked_first = first;
+    pick->tracked_count += request->tracked_count;
 }
 
 void kva_pick_run(struct model_engine *e, const void *hidden)
@@ -122,9 +122,9 @@ void kva_pick_run(struct model_engine *e, const void *hidden)
                      &(struct kva_forward_pick){
                          .hidden = hidden,
                          .rows = pick->rows,
-                         .wants = pick->wants,
-                         .watched = pick->watched,
-                         .watched_count = pick->watched_count,
+                         .requests = pick->requests,
+                         .tracked = pick->tracked,
+                         .tracked_count = pick->tracked_count,
                          .count = pick->count,
                      },
                      e->pick.picked);
@@ -136,9 +136,9 @@ static struct kva_sampler_list list_of(const struct kva_pick *pick, uint32_t ind
 {
     const struct kva_forward_picked *picked = &pick->picked[index];
     return (struct kva_sampler_list){
-        .want = &pick->wants[index],
-        .watched = pick->watched + pick->wants[index].watch_first,
-        .watched_logits = picked->watched_logits,
+        .request = &pick->requests[index],
+        .tracked = pick->tracked + pick->requests[index].tracked_first,
+        .tracked_logits = picked->tracked_logits,
         .summary = picked->summary,
         .listed = picked->listed,
     };
@@ -149,7 +149,7 @@ static enum kva_status sample(struct model_engine *e, uint32_t index,
                               const struct kva_sampler_context *context,
                               struct kva_token_output *ret)
 {
-    if (e->pick.wants[index].best > 0) {
+    if (e->pick.requests[index].k > 0) {
         const struct kva_sampler_list list = list_of(&e->pick, index);
         bool enough;
         enum kva_status status = kva_sampler_draw_listed(e->sampler, &list, context, &enough, ret);
@@ -222,11 +222,11 @@ void kva_pick_score_prompt(struct model_engine *e, struct kva_sequence *seq,
         kva_pick_begin(e);
         for (uint32_t i = at; i < last && pick->count < KVA_LOGIT_ROWS_MAX; i++) {
             uint32_t row = prompt->row_first + i - prompt->position_first;
-            struct kva_shortlist_want *want = add_row(pick, row);
-            want->best = kva_max_u32((uint32_t)seq->params.sampling->prompt_logprobs, 1);
-            want->log_sum = want->rank = true;
-            want->watch_count = 1;
-            pick->watched[pick->watched_count++] = seq->ids[i + 1];
+            struct kva_shortlist_request *request = add_row(pick, row);
+            request->k = kva_max_u32((uint32_t)seq->params.sampling->prompt_logprobs, 1);
+            request->log_sum = request->rank = true;
+            request->tracked_count = 1;
+            pick->tracked[pick->tracked_count++] = seq->ids[i + 1];
         }
         kva_pick_run(e, prompt->hidden);
         for (uint32_t i = 0; i < pick->count; i++)

@@ -95,7 +95,7 @@ struct known {
     uint32_t count;            /* of the candidates; each is above -inf */
     bool all;                  /* the others are at -inf */
     struct kva_candidate last; /* unless `all`: what comes before it is a candidate */
-    double rest;               /* sum of exp((logit - last.logit) / temperature) of the others */
+    double tail_sum;           /* sum of exp((logit - last.logit) / temperature) of the others */
 };
 
 static void add_candidate(struct kva_sampler *s, struct known *known, const float *logits,
@@ -139,42 +139,42 @@ static struct kva_candidate last_of(const struct kva_sampler_list *list)
     return last;
 }
 
-/* Of a list: its tokens and those that are watched, at their places among all. */
+/* Of a list: its tokens and those that are tracked, at their places among all. */
 static struct known know_listed(struct kva_sampler *s, const struct kva_sampler_list *list,
                                 const struct kva_sampler_context *context)
 {
     const struct kva_sampling_params *p = context->params;
-    struct known known = {.rest = list->summary->rest};
-    uint32_t watched_count = list->want->watch_count, count = list->summary->count;
-    known.all = count < list->want->best || p->allowed_id_count > 0;
+    struct known known = {.tail_sum = list->summary->tail_sum};
+    uint32_t tracked_count = list->request->tracked_count, count = list->summary->count;
+    known.all = count < list->request->k || p->allowed_id_count > 0;
     if (!known.all)
         known.last = last_of(list);
-    for (uint32_t i = 0; i < watched_count; i++) {
-        float x = list->watched_logits[i];
-        s->listed[list->watched[i]] = isnan(x) ? -INFINITY : x;
+    for (uint32_t i = 0; i < tracked_count; i++) {
+        float x = list->tracked_logits[i];
+        s->listed[list->tracked[i]] = isnan(x) ? -INFINITY : x;
     }
     for (uint32_t i = 0; i < count; i++)
         s->listed[list->listed[i].token] = list->listed[i].logit;
-    /* The rest has the watched tokens that are not in the list, as the model had them. */
-    for (uint32_t i = 0; i < watched_count && known.rest > 0; i++) {
-        struct kva_candidate x = {s->listed[list->watched[i]], list->watched[i]};
+    /* The tail has the tracked tokens that are not listed, by the logits of the model. */
+    for (uint32_t i = 0; i < tracked_count && known.tail_sum > 0; i++) {
+        struct kva_candidate x = {s->listed[list->tracked[i]], list->tracked[i]};
         if (x.logit > -INFINITY && kva_candidate_is_better(known.last, x))
-            known.rest -=
+            known.tail_sum -=
                 exp(((double)x.logit - (double)known.last.logit) / (double)p->temperature);
     }
-    known.rest = known.rest > 0 ? known.rest : 0;
+    known.tail_sum = known.tail_sum > 0 ? known.tail_sum : 0;
     kva_sampler_process_logits(s, s->listed, context);
     if (p->allowed_id_count > 0) {
         add_once(s, &known, s->listed, p->allowed_ids, p->allowed_id_count);
         kva_sampler_forget(s, p->allowed_ids, p->allowed_id_count);
         return known;
     }
-    add_once(s, &known, s->listed, list->watched, watched_count);
+    add_once(s, &known, s->listed, list->tracked, tracked_count);
     for (uint32_t i = 0; i < count; i++) {
         if (s->counts[list->listed[i].token] == 0)
             add_candidate(s, &known, s->listed, list->listed[i].token);
     }
-    kva_sampler_forget(s, list->watched, watched_count);
+    kva_sampler_forget(s, list->tracked, tracked_count);
     return known;
 }
 
@@ -234,7 +234,7 @@ static bool draw(struct kva_sampler *s, struct known *known, float max,
             total += mass_of(end[-1 - (int)kept], max, temperature);
         }
     } else if (!known->all) {
-        total += known->rest * mass_of(known->last, max, temperature);
+        total += known->tail_sum * mass_of(known->last, max, temperature);
     }
     uint32_t popped = kept;
     for (kept = 0; kept < keep && !done; kept++) {
@@ -318,20 +318,20 @@ enum kva_status kva_sampler_draw(struct kva_sampler *s, float *logits,
 
 /* --- by a list ------------------------------------------------------------------------------- */
 
-void kva_sampler_want(struct kva_sampler *s, const struct kva_sampler_context *context,
-                      uint32_t *watched, struct kva_shortlist_want *want)
+void kva_sampler_request(struct kva_sampler *s, const struct kva_sampler_context *context,
+                         uint32_t *tracked, struct kva_shortlist_request *request)
 {
     const struct kva_sampling_params *p = context->params;
     uint32_t count = 0;
-    bool enough = kva_sampler_affected_tokens(s, context, watched, &count);
-    *want = (struct kva_shortlist_want){.log_sum = p->logprobs >= 0};
+    bool enough = kva_sampler_affected_tokens(s, context, tracked, &count);
+    *request = (struct kva_shortlist_request){.log_sum = p->logprobs >= 0};
     if (!enough || p->top_k > KVA_SHORTLIST_MAX)
         return;
-    want->watch_count = count;
+    request->tracked_count = count;
     bool best_only = count == 0 && p->temperature <= 0 && p->logprobs < 0;
-    want->best = best_only ? 1 : KVA_SHORTLIST_MAX;
+    request->k = best_only ? 1 : KVA_SHORTLIST_MAX;
     if (p->temperature > 0 && p->top_k == 0 && p->min_p <= 0 && p->allowed_id_count == 0)
-        want->temperature = p->temperature;
+        request->temperature = p->temperature;
 }
 
 enum kva_status kva_sampler_draw_listed(struct kva_sampler *s, const struct kva_sampler_list *list,

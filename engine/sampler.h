@@ -9,7 +9,7 @@
  * The draw depends on the seed, the choice and the token's index in the output alone, so that a
  * request gets the same tokens whatever else is in its batch, and after a suspension.
  *
- * The logits themselves need not come to the host: kva_sampler_want says what of a row is to be
+ * The logits themselves need not come to the host: kva_sampler_request says what of a row is to be
  * found out where it lies (kva_shortlist_args), and kva_sampler_draw_listed draws by that, with the
  * same arithmetic. Only the mass of what is not listed, and the sum under the log-probabilities,
  * are added up elsewhere, in double precision and another order. Where the list does not decide,
@@ -23,9 +23,9 @@
 #include "engine/sampling.h"
 #include "kernels/ops.h"
 
-/* Tokens of a row that may be watched: a request that prefers, forbids or penalises more of them
+/* Tokens of a row that may be tracked: a request that prefers, forbids or penalises more of them
  * has all logits sent. */
-#define KVA_SAMPLER_WATCHED_MAX 4096u
+#define KVA_SAMPLER_TRACKED_MAX 4096u
 
 struct kva_sampler; /* scratch for one vocabulary size */
 
@@ -48,22 +48,22 @@ KVA_MUST_CHECK enum kva_status kva_sampler_draw(struct kva_sampler *sampler, flo
                                                 const struct kva_sampler_context *context,
                                                 struct kva_token_output *ret);
 
-/* What has to be known of the logits to choose the next token: *want, but for `row` and
- * `watch_first`, and the tokens to be watched [KVA_SAMPLER_WATCHED_MAX]. want->best 0: all. */
-void kva_sampler_want(struct kva_sampler *sampler, const struct kva_sampler_context *context,
-                      uint32_t *watched, struct kva_shortlist_want *want);
+/* What has to be known of the logits to choose the next token: *request, but for `row` and
+ * `tracked_first`, and the tokens to be tracked [KVA_SAMPLER_TRACKED_MAX]. request->k 0: all. */
+void kva_sampler_request(struct kva_sampler *sampler, const struct kva_sampler_context *context,
+                         uint32_t *tracked, struct kva_shortlist_request *request);
 
 /* A row's shortlist. */
 struct kva_sampler_list {
-    const struct kva_shortlist_want *want;
-    const uint32_t *watched; /* these two: [want->watch_count] */
-    const float *watched_logits;
+    const struct kva_shortlist_request *request;
+    const uint32_t *tracked; /* these two: [request->tracked_count] */
+    const float *tracked_logits;
     const struct kva_shortlist *summary;
     const struct kva_candidate *listed; /* [summary->count] */
 };
 
-/* As kva_sampler_draw, by what kva_sampler_want asked for in the same context. *ret_enough false:
- * that does not decide, nothing is chosen. */
+/* As kva_sampler_draw, by what kva_sampler_request asked for in the same context. *ret_enough
+ * false: that does not decide, nothing is chosen. */
 KVA_MUST_CHECK enum kva_status kva_sampler_draw_listed(struct kva_sampler *sampler,
                                                        const struct kva_sampler_list *list,
                                                        const struct kva_sampler_context *context,

@@ -24,10 +24,10 @@ void kva_sampler_process_logits(struct kva_sampler *s, float *logits,
                                 const struct kva_sampler_context *context);
 
 /* All tokens that kva_sampler_process_logits may change, and the allowed ones, each once, in
- * watched [KVA_SAMPLER_WATCHED_MAX]. False: they are more. */
+ * tracked [KVA_SAMPLER_TRACKED_MAX]. False: they are more. */
 KVA_MUST_CHECK bool kva_sampler_affected_tokens(struct kva_sampler *s,
                                                 const struct kva_sampler_context *context,
-                                                uint32_t *watched, uint32_t *ret_count);
+                                                uint32_t *tracked, uint32_t *ret_count);
 
 /* counts of these tokens are zero again. */
 static inline void kva_sampler_forget(struct kva_sampler *s, const uint32_t *tokens, uint32_t count)

@@ -68,8 +68,8 @@ bool kva_sampler_listed_logprobs(const struct kva_sampler_list *list, uint32_t t
     if (at < source.count) {
         own = list->listed[at];
         rank = rank_of(&source, own);
-    } else if (list->want->rank && list->watched[0] == token) {
-        own.logit = list->watched_logits[0];
+    } else if (list->request->rank && list->tracked[0] == token) {
+        own.logit = list->tracked_logits[0];
         rank = summary->rank;
     }
     if (rank == 0 || top_count > source.count)

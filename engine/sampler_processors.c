@@ -77,7 +77,7 @@ void kva_sampler_process_logits(struct kva_sampler *s, float *logits,
 /* Each token once, as long as there is room. */
 struct affected {
     struct kva_sampler *s;
-    uint32_t *tokens; /* [KVA_SAMPLER_WATCHED_MAX] */
+    uint32_t *tokens; /* [KVA_SAMPLER_TRACKED_MAX] */
     uint32_t count;
     bool full;
 };
@@ -86,7 +86,7 @@ static void add_token(struct affected *affected, uint32_t token)
 {
     if (affected->s->counts[token] > 0)
         return;
-    affected->full = affected->full || affected->count == KVA_SAMPLER_WATCHED_MAX;
+    affected->full = affected->full || affected->count == KVA_SAMPLER_TRACKED_MAX;
     if (affected->full)
         return;
     affected->s->counts[token] = 1;
@@ -100,9 +100,9 @@ static void add_tokens(struct affected *affected, const uint32_t *tokens, uint32
 }
 
 bool kva_sampler_affected_tokens(struct kva_sampler *s, const struct kva_sampler_context *context,
-                                 uint32_t *watched, uint32_t *ret_count)
+                                 uint32_t *tracked, uint32_t *ret_count)
 {
-    struct affected affected = {.s = s, .tokens = watched};
+    struct affected affected = {.s = s, .tokens = tracked};
     const struct kva_sampling_params *p = context->params;
     uint32_t output = context->token_count - context->prompt_tokens;
     add_tokens(&affected, p->allowed_ids, p->allowed_id_count);
@@ -116,7 +116,7 @@ bool kva_sampler_affected_tokens(struct kva_sampler *s, const struct kva_sampler
         add_tokens(&affected, context->ids, context->token_count);
     else if (p->presence_penalty != 0 || p->frequency_penalty != 0)
         add_tokens(&affected, context->ids + context->prompt_tokens, output);
-    kva_sampler_forget(s, watched, affected.count);
+    kva_sampler_forget(s, tracked, affected.count);
     *ret_count = affected.count;
     return !affected.full;
 }

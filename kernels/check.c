@@ -339,17 +339,17 @@ static bool check_query_cosine(struct kva_device *device, const struct kva_query
 static bool check_shortlist(struct kva_device *device, const struct kva_shortlist_args *args)
 {
     for (uint32_t i = 0; i < args->count; i++) {
-        const struct kva_shortlist_want *want = &args->wants[i];
-        if (want->best == 0 || want->best > KVA_SHORTLIST_MAX)
+        const struct kva_shortlist_request *request = &args->requests[i];
+        if (request->k == 0 || request->k > KVA_SHORTLIST_MAX)
             return refuse(device, "shortlist: %u tokens are to be listed, must be 1 to %u",
-                          want->best, KVA_SHORTLIST_MAX);
-        if (want->watch_count > args->watched_count ||
-            want->watch_first > args->watched_count - want->watch_count)
-            return refuse(device, "shortlist: watched tokens %u to %u, there are %u",
-                          want->watch_first, want->watch_first + want->watch_count,
-                          args->watched_count);
-        if (want->rank && want->watch_count == 0)
-            return refuse(device, "shortlist: the rank of a watched token, and none is watched");
+                          request->k, KVA_SHORTLIST_MAX);
+        if (request->tracked_count > args->tracked_count ||
+            request->tracked_first > args->tracked_count - request->tracked_count)
+            return refuse(device, "shortlist: tracked tokens %u to %u, there are %u",
+                          request->tracked_first, request->tracked_first + request->tracked_count,
+                          args->tracked_count);
+        if (request->rank && request->tracked_count == 0)
+            return refuse(device, "shortlist: the rank of a tracked token, and none is tracked");
     }
     return true;
 }

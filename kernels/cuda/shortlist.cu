@@ -15,10 +15,10 @@
 struct shortlist_params {
     struct kva_shortlist *out;
     struct kva_candidate *listed;
-    float *watched_logits;
+    float *tracked_logits;
     const float *logits;
-    const struct kva_shortlist_want *wants;
-    const uint32_t *watched;
+    const struct kva_shortlist_request *requests;
+    const uint32_t *tracked;
     uint32_t vocab;
 };
 
@@ -142,8 +142,8 @@ static __device__ double block_sum(double x)
 }
 
 /* Of the keys below `least`, and of the `beyond` that equal it but are not listed. */
-static __device__ double rest_of(const float *row, uint32_t vocab, uint32_t least, uint32_t beyond,
-                                 float temperature)
+static __device__ double tail_sum_of(const float *row, uint32_t vocab, uint32_t least,
+                                     uint32_t beyond, float temperature)
 {
     const double last = static_cast<double>(logit_of(least));
     double sum = 0;
@@ -194,26 +194,26 @@ static __device__ uint32_t rank_of(const float *row, uint32_t vocab, uint32_t to
 
 static __global__ void __launch_bounds__(THREADS) shortlist_kernel(shortlist_params p)
 {
-    const kva_shortlist_want want = p.wants[blockIdx.x];
-    const float *row = p.logits + static_cast<size_t>(want.row) * p.vocab;
+    const kva_shortlist_request request = p.requests[blockIdx.x];
+    const float *row = p.logits + static_cast<size_t>(request.row) * p.vocab;
     kva_candidate *listed = p.listed + static_cast<size_t>(blockIdx.x) * KVA_SHORTLIST_MAX;
     kva_shortlist out = {}; /* the first thread's counts */
-    for (uint32_t i = threadIdx.x; i < want.watch_count; i += THREADS)
-        p.watched_logits[want.watch_first + i] = row[p.watched[want.watch_first + i]];
-    if (want.best == 1 && want.temperature <= 0.0f) {
+    for (uint32_t i = threadIdx.x; i < request.tracked_count; i += THREADS)
+        p.tracked_logits[request.tracked_first + i] = row[p.tracked[request.tracked_first + i]];
+    if (request.k == 1 && request.temperature <= 0.0f) {
         out.count = list_one(row, p.vocab, listed);
     } else {
         uint32_t equal, same;
         uint32_t least =
-            find_least([&](uint32_t i) { return key_of(row[i]); }, 0, p.vocab, want.best, &equal);
+            find_least([&](uint32_t i) { return key_of(row[i]); }, 0, p.vocab, request.k, &equal);
         out.count = list_best(row, p.vocab, least, equal, listed, &same);
-        if (want.temperature > 0.0f && least)
-            out.rest = rest_of(row, p.vocab, least, same - equal, want.temperature);
+        if (request.temperature > 0.0f && least)
+            out.tail_sum = tail_sum_of(row, p.vocab, least, same - equal, request.temperature);
     }
-    if (want.log_sum)
+    if (request.log_sum)
         out.log_sum = log_sum_of(row, p.vocab);
-    if (want.rank)
-        out.rank = rank_of(row, p.vocab, p.watched[want.watch_first]);
+    if (request.rank)
+        out.rank = rank_of(row, p.vocab, p.tracked[request.tracked_first]);
     if (threadIdx.x == 0)
         p.out[blockIdx.x] = out;
 }
@@ -225,10 +225,10 @@ void kva_cuda_shortlist(struct kva_device *device, const struct kva_shortlist_ar
     shortlist_params p = {};
     p.out = args->out;
     p.listed = args->listed;
-    p.watched_logits = args->watched_logits;
+    p.tracked_logits = args->tracked_logits;
     p.logits = args->logits;
-    p.wants = kva_cuda_upload_array(device, args->wants, args->count);
-    p.watched = kva_cuda_upload_array(device, args->watched, args->watched_count);
+    p.requests = kva_cuda_upload_array(device, args->requests, args->count);
+    p.tracked = kva_cuda_upload_array(device, args->tracked, args->tracked_count);
     p.vocab = args->vocab;
     if (!kva_cuda_failed(device))
         kva_cuda_run(device, KVA_QUEUE_COMPUTE, "shortlist", {args->count, THREADS},

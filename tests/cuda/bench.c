@@ -218,7 +218,7 @@ static void run_glu(struct bench *bench, const void *opaque, uint32_t call KVA_U
 /* Logits of a large vocabulary, and lists of them. */
 struct lists {
     struct kva_shortlist_args args;
-    struct kva_shortlist_want wants[64];
+    struct kva_shortlist_request requests[64];
 };
 
 static void run_lists(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
@@ -227,7 +227,7 @@ static void run_lists(struct bench *bench, const void *opaque, uint32_t call KVA
     bench->ops->shortlist(bench->device, &l->args);
 }
 
-/* Lists of the best alone, of what sampling wants, and, beside them, all logits brought home. */
+/* Lists of the best alone, of what sampling asks for, and of all logits copied to the host. */
 static void bench_lists(struct bench *bench)
 {
     static const uint32_t rows[] = {1, 36, 64};
@@ -244,16 +244,16 @@ static void bench_lists(struct bench *bench)
         struct lists l = {.args = {.out = bench_take(bench, KVA_MEM_HOST, out_bytes),
                                    .listed = bench_take(bench, KVA_MEM_HOST, listed_bytes),
                                    .logits = logits,
-                                   .wants = NULL,
+                                   .requests = NULL,
                                    .count = count,
                                    .vocab = vocab}};
-        l.args.wants = l.wants;
+        l.args.requests = l.requests;
         for (uint32_t j = 0; j < count; j++)
-            l.wants[j] = (struct kva_shortlist_want){.row = j, .best = 1};
+            l.requests[j] = (struct kva_shortlist_request){.row = j, .k = 1};
         double best = bench_seconds(bench, KVA_QUEUE_COMPUTE, run_lists, &l);
         for (uint32_t j = 0; j < count; j++)
-            l.wants[j] = (struct kva_shortlist_want){
-                .row = j, .best = KVA_SHORTLIST_MAX, .temperature = 1, .log_sum = true};
+            l.requests[j] = (struct kva_shortlist_request){
+                .row = j, .k = KVA_SHORTLIST_MAX, .temperature = 1, .log_sum = true};
         double listed = bench_seconds(bench, KVA_QUEUE_COMPUTE, run_lists, &l);
         const struct copy copy = {KVA_QUEUE_COMPUTE, host, logits, bytes};
         double all = bench_seconds(bench, KVA_QUEUE_COMPUTE, run_copy, &copy);

@@ -50,7 +50,7 @@ static float *all_logits(struct fixture *f, const uint32_t *ids, uint32_t count,
     assert_int_equal(kva_forward_create(&params, &forward, &err), KVA_OK);
     float *all = malloc((size_t)count * c->vocab_size * sizeof(*all));
     uint32_t *rows = malloc(chunk * sizeof(*rows));
-    struct kva_shortlist_want *wants = calloc(chunk, sizeof(*wants));
+    struct kva_shortlist_request *requests = calloc(chunk, sizeof(*requests));
     struct kva_forward_picked *picked = calloc(chunk, sizeof(*picked));
     for (uint32_t i = 0; i < chunk; i++)
         rows[i] = i;
@@ -70,17 +70,18 @@ static float *all_logits(struct fixture *f, const uint32_t *ids, uint32_t count,
         };
         kva_kv_step_begin(kv);
         kva_forward_run(forward, &call);
-        kva_forward_pick(forward,
-                         &(struct kva_forward_pick){
-                             .hidden = call.hidden, .rows = rows, .wants = wants, .count = size},
-                         picked);
+        kva_forward_pick(
+            forward,
+            &(struct kva_forward_pick){
+                .hidden = call.hidden, .rows = rows, .requests = requests, .count = size},
+            picked);
         for (uint32_t i = 0; i < size; i++)
             memcpy(all + (size_t)(at + i) * c->vocab_size, kva_forward_logits(forward, i),
                    c->vocab_size * sizeof(*all));
         kva_kv_seq_commit(kv, &seq, ids, at + size);
     }
     free(rows);
-    free(wants);
+    free(requests);
     free(picked);
     kva_forward_destroy(forward);
     kva_kv_seq_finish(kv, &seq);

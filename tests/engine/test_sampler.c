@@ -261,12 +261,12 @@ static bool takes_best(const struct kva_sampler_context *context)
 {
     struct kva_sampler *sampler;
     struct kva_err err;
-    struct kva_shortlist_want want;
-    uint32_t watched[KVA_SAMPLER_WATCHED_MAX];
+    struct kva_shortlist_request request;
+    uint32_t tracked[KVA_SAMPLER_TRACKED_MAX];
     assert_int_equal(kva_sampler_create(VOCAB, &sampler, &err), KVA_OK);
-    kva_sampler_want(sampler, context, watched, &want);
+    kva_sampler_request(sampler, context, tracked, &request);
     kva_sampler_destroy(sampler);
-    return want.best == 1;
+    return request.k == 1;
 }
 
 /* Where only the best token counts, and where anything else is wanted. */

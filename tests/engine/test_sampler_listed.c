@@ -14,8 +14,8 @@ struct bench {
     struct kva_sampler *sampler;
     float logits[VOCAB], work[VOCAB];
     uint32_t ids[IDS];
-    uint32_t watched[KVA_SAMPLER_WATCHED_MAX];
-    float watched_logits[KVA_SAMPLER_WATCHED_MAX];
+    uint32_t tracked[KVA_SAMPLER_TRACKED_MAX];
+    float tracked_logits[KVA_SAMPLER_TRACKED_MAX];
     struct kva_shortlist summary;
     struct kva_candidate listed[KVA_SHORTLIST_MAX];
     uint64_t draws; /* of random numbers */
@@ -71,21 +71,23 @@ static void fill(struct bench *b, float size)
         b->ids[i] = below(b, VOCAB);
 }
 
-static struct kva_sampler_list make_list(struct bench *b, const struct kva_shortlist_want *want)
+static struct kva_sampler_list make_list(struct bench *b,
+                                         const struct kva_shortlist_request *request)
 {
     kva_device_ops(b->device)->shortlist(b->device, &(struct kva_shortlist_args){
                                                         .out = &b->summary,
                                                         .listed = b->listed,
-                                                        .watched_logits = b->watched_logits,
+                                                        .tracked_logits = b->tracked_logits,
                                                         .logits = b->logits,
-                                                        .wants = want,
-                                                        .watched = b->watched,
+                                                        .requests = request,
+                                                        .tracked = b->tracked,
                                                         .count = 1,
-                                                        .watched_count = want->watch_count,
+                                                        .tracked_count = request->tracked_count,
                                                         .vocab = VOCAB,
                                                     });
     kva_device_sync(b->device, KVA_QUEUE_COMPUTE);
-    return (struct kva_sampler_list){want, b->watched, b->watched_logits, &b->summary, b->listed};
+    return (struct kva_sampler_list){request, b->tracked, b->tracked_logits, &b->summary,
+                                     b->listed};
 }
 
 static void expect_logprob(const struct kva_logprob *got, const struct kva_logprob *want)
@@ -98,13 +100,13 @@ static void expect_logprob(const struct kva_logprob *got, const struct kva_logpr
 /* Draws both ways; false: the list was not enough. */
 static bool compare(struct bench *b, const struct kva_sampler_context *context)
 {
-    struct kva_shortlist_want want;
+    struct kva_shortlist_request request;
     struct kva_token_output listed = {0}, all = {0};
     bool enough = true;
-    kva_sampler_want(b->sampler, context, b->watched, &want);
-    if (want.best == 0)
+    kva_sampler_request(b->sampler, context, b->tracked, &request);
+    if (request.k == 0)
         return false;
-    const struct kva_sampler_list list = make_list(b, &want);
+    const struct kva_sampler_list list = make_list(b, &request);
     enum kva_status got = kva_sampler_draw_listed(b->sampler, &list, context, &enough, &listed);
     memcpy(b->work, b->logits, sizeof(b->work));
     enum kva_status expected = kva_sampler_draw(b->sampler, b->work, context, &all);
@@ -244,25 +246,25 @@ static void test_sampler_listed__says_when_it_is_not_enough(void **state)
     assert_false(compare(b, &context));
 }
 
-/* More tokens watched than there is room for: all logits are wanted. */
+/* More tokens tracked than there is room for: all logits are wanted. */
 static void test_sampler_listed__watches_so_many_tokens(void **state)
 {
     struct bench *b = *state;
-    struct kva_shortlist_want want;
-    static uint32_t allowed[KVA_SAMPLER_WATCHED_MAX + 2];
+    struct kva_shortlist_request request;
+    static uint32_t allowed[KVA_SAMPLER_TRACKED_MAX + 2];
     struct kva_sampling_params p = {.top_p = 1, .repetition_penalty = 1, .logprobs = -1};
     for (uint32_t i = 0; i < KVA_COUNT_OF(allowed); i++)
-        allowed[i] = i % (KVA_SAMPLER_WATCHED_MAX + 1);
+        allowed[i] = i % (KVA_SAMPLER_TRACKED_MAX + 1);
     p.allowed_ids = allowed;
     p.allowed_id_count = KVA_COUNT_OF(allowed);
     const struct kva_sampler_context context = {&p, 0, b->ids, IDS / 2, IDS};
-    kva_sampler_want(b->sampler, &context, b->watched, &want);
-    assert_int_equal(want.best, 0);
-    assert_int_equal(want.watch_count, 0);
-    allowed[KVA_SAMPLER_WATCHED_MAX] = 5; /* twice now */
-    kva_sampler_want(b->sampler, &context, b->watched, &want);
-    assert_int_equal(want.best, KVA_SHORTLIST_MAX);
-    assert_int_equal(want.watch_count, KVA_SAMPLER_WATCHED_MAX);
+    kva_sampler_request(b->sampler, &context, b->tracked, &request);
+    assert_int_equal(request.k, 0);
+    assert_int_equal(request.tracked_count, 0);
+    allowed[KVA_SAMPLER_TRACKED_MAX] = 5; /* twice now */
+    kva_sampler_request(b->sampler, &context, b->tracked, &request);
+    assert_int_equal(request.k, KVA_SHORTLIST_MAX);
+    assert_int_equal(request.tracked_count, KVA_SAMPLER_TRACKED_MAX);
     fill(b, 5);
     assert_true(compare(b, &context));
 }

@@ -90,11 +90,11 @@ static void cosine_all_open(struct kva_device *device, const struct kva_query_co
         args->gates[i] = 1;
 }
 
-static void shortlist_no_rest(struct kva_device *device, const struct kva_shortlist_args *args)
+static void shortlist_no_tail_sum(struct kva_device *device, const struct kva_shortlist_args *args)
 {
     good->shortlist(device, args);
     for (uint32_t i = 0; i < args->count; i++)
-        args->out[i].rest *= 1 - 1e-9;
+        args->out[i].tail_sum *= 1 - 1e-9;
 }
 
 static void shortlist_rank_before(struct kva_device *device, const struct kva_shortlist_args *args)
@@ -116,7 +116,7 @@ static const struct broken list[] = {
     BREAKS(cosine_not_kept, OP_QUERY_COSINE, query_cosine),
     BREAKS(cosine_next_row, OP_QUERY_COSINE, query_cosine),
     BREAKS(cosine_all_open, OP_QUERY_COSINE, query_cosine),
-    BREAKS(shortlist_no_rest, OP_SHORTLIST, shortlist),
+    BREAKS(shortlist_no_tail_sum, OP_SHORTLIST, shortlist),
     BREAKS(shortlist_rank_before, OP_SHORTLIST, shortlist),
 };
 

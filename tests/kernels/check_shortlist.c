@@ -15,7 +15,7 @@ struct results {
 };
 
 struct shortlist_test {
-    struct kva_shortlist_want wants[CALLS_MAX];
+    struct kva_shortlist_request requests[CALLS_MAX];
     uint32_t tracked[TRACKED_MAX];
     uint32_t count, tracked_count, vocab;
     struct check_buf logits;
@@ -70,22 +70,23 @@ static void sort_row(struct shortlist_test *test, uint32_t row)
 
 /* The sums in doubles, from the least up. */
 static const char *check_sums(const struct shortlist_test *test,
-                              const struct kva_shortlist_want *want,
+                              const struct kva_shortlist_request *request,
                               const struct kva_shortlist *out)
 {
-    const struct kva_candidate *all = test->sorted[want->row];
-    uint32_t finite = test->finite[want->row];
-    double rest = 0, sum = 0;
+    const struct kva_candidate *all = test->sorted[request->row];
+    uint32_t finite = test->finite[request->row];
+    double tail_sum = 0, sum = 0;
     for (uint32_t i = finite; i-- > 0;) {
         sum += exp((double)all[i].logit - (double)all[0].logit);
-        if (i >= out->count && want->temperature > 0)
-            rest += exp(((double)all[i].logit - (double)all[out->count - 1].logit) /
-                        (double)want->temperature);
+        if (i >= out->count && request->temperature > 0)
+            tail_sum += exp(((double)all[i].logit - (double)all[out->count - 1].logit) /
+                            (double)request->temperature);
     }
-    double log_sum = want->log_sum ? finite ? (double)all[0].logit + log(sum) : -INFINITY : 0;
+    double log_sum = request->log_sum ? finite ? (double)all[0].logit + log(sum) : -INFINITY : 0;
     /* Exponentials are good to 1e-14, of logits whose distance is divided by the temperature; a sum
      * in one chain, as this one, adds a rounding for each token. */
-    if (out->rest != rest && !(fabs(out->rest - rest) <= rest * (1e-12 + test->vocab * 0x1p-53)))
+    if (out->tail_sum != tail_sum &&
+        !(fabs(out->tail_sum - tail_sum) <= tail_sum * (1e-12 + test->vocab * 0x1p-53)))
         return "another sum over the rest";
     /* The CPU's exponentials are rounded to fp32. */
     if (out->log_sum != log_sum && !(fabs(out->log_sum - log_sum) <= 1e-6 * (1 + fabs(log_sum))))
@@ -100,14 +101,14 @@ static int by_token(const void *a, const void *b)
 }
 
 static const char *check_list(const struct shortlist_test *test,
-                              const struct kva_shortlist_want *want,
+                              const struct kva_shortlist_request *request,
                               const struct kva_shortlist *out, const struct kva_candidate *listed)
 {
-    const float *logits = (const float *)test->logits.data + (size_t)want->row * test->vocab;
+    const float *logits = (const float *)test->logits.data + (size_t)request->row * test->vocab;
     struct kva_candidate expect[KVA_SHORTLIST_MAX];
-    if (out->count != kva_min_u32(want->best, test->finite[want->row]))
+    if (out->count != kva_min_u32(request->k, test->finite[request->row]))
         return "a wrong number of tokens is listed";
-    memcpy(expect, test->sorted[want->row], out->count * sizeof *expect);
+    memcpy(expect, test->sorted[request->row], out->count * sizeof *expect);
     qsort(expect, out->count, sizeof *expect, by_token);
     for (uint32_t i = 0; i < out->count; i++) {
         if (listed[i].token != expect[i].token)
@@ -121,24 +122,24 @@ static const char *check_list(const struct shortlist_test *test,
 static const char *check_result(const struct shortlist_test *test, const struct results *results,
                                 uint32_t index)
 {
-    const struct kva_shortlist_want *want = &test->wants[index];
+    const struct kva_shortlist_request *request = &test->requests[index];
     const struct kva_shortlist *out = (const struct kva_shortlist *)results->out.data + index;
     const struct kva_candidate *listed =
         (const struct kva_candidate *)results->listed.data + (size_t)index * KVA_SHORTLIST_MAX;
-    const float *logits = (const float *)test->logits.data + (size_t)want->row * test->vocab;
+    const float *logits = (const float *)test->logits.data + (size_t)request->row * test->vocab;
     uint32_t rank = 0;
-    const char *reason = check_list(test, want, out, listed);
+    const char *reason = check_list(test, request, out, listed);
     if (!reason)
-        reason = check_sums(test, want, out);
-    if (want->rank) {
-        while (test->sorted[want->row][rank].token != test->tracked[want->watch_first])
+        reason = check_sums(test, request, out);
+    if (request->rank) {
+        while (test->sorted[request->row][rank].token != test->tracked[request->tracked_first])
             rank++;
         rank++;
     }
     if (!reason && out->rank != rank)
         reason = "another rank";
-    for (uint32_t i = 0; i < want->watch_count && !reason; i++) {
-        uint32_t at = want->watch_first + i;
+    for (uint32_t i = 0; i < request->tracked_count && !reason; i++) {
+        uint32_t at = request->tracked_first + i;
         if (memcmp((const float *)results->tracked.data + at, &logits[test->tracked[at]],
                    sizeof(float)) != 0)
             reason = "another tracked logit";
@@ -152,12 +153,12 @@ static void run(const struct check_variant *variant, struct kva_device *device,
     variant->ops.shortlist(device,
                            &(struct kva_shortlist_args){.out = results->out.data,
                                                         .listed = results->listed.data,
-                                                        .watched_logits = results->tracked.data,
+                                                        .tracked_logits = results->tracked.data,
                                                         .logits = test->logits.data,
-                                                        .wants = test->wants,
-                                                        .watched = test->tracked,
+                                                        .requests = test->requests,
+                                                        .tracked = test->tracked,
                                                         .count = test->count,
-                                                        .watched_count = test->tracked_count,
+                                                        .tracked_count = test->tracked_count,
                                                         .vocab = test->vocab});
     kva_device_sync(device, KVA_QUEUE_COMPUTE);
 }
@@ -198,7 +199,7 @@ static const char *check_variant(struct check *check, struct check_variant *vari
         const struct kva_shortlist *a = (const struct kva_shortlist *)one.out.data + i;
         const struct kva_shortlist *b = (const struct kva_shortlist *)many.out.data + i;
         size_t at = (size_t)i * KVA_SHORTLIST_MAX;
-        if (memcmp(&a->rest, &b->rest, sizeof a->rest) != 0 ||
+        if (memcmp(&a->tail_sum, &b->tail_sum, sizeof a->tail_sum) != 0 ||
             memcmp(&a->log_sum, &b->log_sum, sizeof a->log_sum) != 0 || a->count != b->count ||
             a->rank != b->rank ||
             memcmp((const struct kva_candidate *)one.listed.data + at,
@@ -213,14 +214,14 @@ static const char *check_variant(struct check *check, struct check_variant *vari
     return reason ? reason : check_fault(variant, variant->one);
 }
 
-static void fill_want(struct check *check, struct kva_shortlist_want *want, uint32_t best)
+static void fill_want(struct check *check, struct kva_shortlist_request *request, uint32_t best)
 {
     static const float temperatures[] = {0, 1, 0.25f, 2, 0.01f};
-    want->row = check_below(check, ROWS);
-    want->best = best;
-    want->temperature = temperatures[check_below(check, 5)];
-    want->log_sum = check_below(check, 2);
-    want->rank = want->watch_count > 0 && check_below(check, 2);
+    request->row = check_below(check, ROWS);
+    request->k = best;
+    request->temperature = temperatures[check_below(check, 5)];
+    request->log_sum = check_below(check, 2);
+    request->rank = request->tracked_count > 0 && check_below(check, 2);
 }
 
 static void shortlist_case(struct check *check, uint32_t count, uint32_t vocab, uint32_t best_max)
@@ -242,10 +243,10 @@ static void shortlist_case(struct check *check, uint32_t count, uint32_t vocab, 
         sort_row(test, row);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t room = kva_min_u32(TRACKED_MAX - test->tracked_count, 5);
-        test->wants[i] = (struct kva_shortlist_want){.watch_first = test->tracked_count,
-                                                     .watch_count = check_between(check, 0, room)};
-        test->tracked_count += test->wants[i].watch_count;
-        fill_want(check, &test->wants[i], i % 3 == 0 ? 1 : check_between(check, 1, best_max));
+        test->requests[i] = (struct kva_shortlist_request){
+            .tracked_first = test->tracked_count, .tracked_count = check_between(check, 0, room)};
+        test->tracked_count += test->requests[i].tracked_count;
+        fill_want(check, &test->requests[i], i % 3 == 0 ? 1 : check_between(check, 1, best_max));
     }
     for (uint32_t i = 0; i < test->tracked_count; i++)
         test->tracked[i] = check_below(check, vocab);

@@ -458,12 +458,12 @@ static void host_shortlist(struct kva_device *device, const struct kva_shortlist
     struct arena *results = &h->host_tier;
     uint32_t rows = 0;
     for (uint32_t i = 0; i < args.count; i++)
-        rows = kva_max_u32(rows, args.wants[i].row + 1);
+        rows = kva_max_u32(rows, args.requests[i].row + 1);
     args.out = host_put(results, host->out, args.count * sizeof *args.out, true);
     args.listed = host_put(results, host->listed,
                            (size_t)args.count * KVA_SHORTLIST_MAX * sizeof *args.listed, true);
-    args.watched_logits =
-        host_put(results, host->watched_logits, args.watched_count * sizeof(float), true);
+    args.tracked_logits =
+        host_put(results, host->tracked_logits, args.tracked_count * sizeof(float), true);
     args.logits = host_put_in(h, host->logits, (size_t)rows * args.vocab * sizeof(float));
     host_send(h);
     h->ops->shortlist(device, &args);

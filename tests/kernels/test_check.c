@@ -583,32 +583,32 @@ static void merge_many(struct kva_device *device)
     kva_device_ops(device)->merge(device, &args);
 }
 
-static void call_shortlist(struct kva_device *device, struct kva_shortlist_want want)
+static void call_shortlist(struct kva_device *device, struct kva_shortlist_request request)
 {
     const struct kva_shortlist_args args = {
-        .wants = &want, .count = 1, .watched_count = 2, .vocab = 8};
+        .requests = &request, .count = 1, .tracked_count = 2, .vocab = 8};
     kva_device_ops(device)->shortlist(device, &args);
 }
 
 static void shortlist_none(struct kva_device *device)
 {
-    call_shortlist(device, (struct kva_shortlist_want){.best = 0});
+    call_shortlist(device, (struct kva_shortlist_request){.k = 0});
 }
 
 static void shortlist_many(struct kva_device *device)
 {
-    call_shortlist(device, (struct kva_shortlist_want){.best = KVA_SHORTLIST_MAX + 1});
+    call_shortlist(device, (struct kva_shortlist_request){.k = KVA_SHORTLIST_MAX + 1});
 }
 
 static void shortlist_watch(struct kva_device *device)
 {
-    call_shortlist(device, (struct kva_shortlist_want){
-                               .best = 1, .watch_first = UINT32_MAX, .watch_count = 2});
+    call_shortlist(device, (struct kva_shortlist_request){
+                               .k = 1, .tracked_first = UINT32_MAX, .tracked_count = 2});
 }
 
 static void shortlist_rank(struct kva_device *device)
 {
-    call_shortlist(device, (struct kva_shortlist_want){.best = 1, .rank = true});
+    call_shortlist(device, (struct kva_shortlist_request){.k = 1, .rank = true});
 }
 
 static void test_check__merge_and_shortlist(void **state KVA_UNUSED)
@@ -620,8 +620,8 @@ static void test_check__merge_and_shortlist(void **state KVA_UNUSED)
         refused("merge: ", "partial results", merge_many);
     refused("shortlist: ", "0 tokens", shortlist_none);
     refused("shortlist: ", "1025 tokens", shortlist_many);
-    refused("shortlist: ", "watched tokens", shortlist_watch);
-    refused("shortlist: ", "none is watched", shortlist_rank);
+    refused("shortlist: ", "tracked tokens", shortlist_watch);
+    refused("shortlist: ", "none is tracked", shortlist_rank);
 }
 
 /* --- what is good passes ---------------------------------------------------------------------- */

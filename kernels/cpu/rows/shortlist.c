@@ -144,8 +144,8 @@ static struct best best_of(uint32_t wanted, const float *logits, uint32_t vocab,
 /* --- sums ------------------------------------------------------------------------------------ */
 
 /* Of what is not listed: less than the worst that is, or equal to it and behind it. */
-static double rest_of(const struct kva_cpu_kernels *kernels, const struct kva_candidate *last,
-                      float temperature, const float *logits, uint32_t vocab)
+static double tail_sum_of(const struct kva_cpu_kernels *kernels, const struct kva_candidate *last,
+                          float temperature, const float *logits, uint32_t vocab)
 {
     uint32_t equals = 0;
     for (uint32_t i = last->token + 1; i < vocab; i++)
@@ -174,24 +174,25 @@ static void run_row(void *opaque, uint32_t index, uint32_t worker)
 {
     const struct shortlist_job *job = opaque;
     const struct kva_shortlist_args *args = job->args;
-    const struct kva_shortlist_want *want = &args->wants[index];
-    const float *logits = args->logits + (size_t)want->row * args->vocab;
+    const struct kva_shortlist_request *request = &args->requests[index];
+    const float *logits = args->logits + (size_t)request->row * args->vocab;
     struct kva_candidate *listed = args->listed + (size_t)index * KVA_SHORTLIST_MAX;
     const struct best best =
-        best_of(want->best, logits, args->vocab, kva_cpu_scratch(job->device, worker));
+        best_of(request->k, logits, args->vocab, kva_cpu_scratch(job->device, worker));
     struct kva_shortlist *out = &args->out[index];
     *out = (struct kva_shortlist){.count = best.count};
     for (uint32_t i = 0; i < best.count; i++)
         listed[i] = (struct kva_candidate){best.logits[i], best.tokens[i]};
-    for (uint32_t i = want->watch_first; i < want->watch_first + want->watch_count; i++)
-        args->watched_logits[i] = logits[args->watched[i]];
-    if (want->temperature > 0 && out->count == want->best)
-        out->rest =
-            rest_of(&job->device->kernels, &best.last, want->temperature, logits, args->vocab);
-    if (want->log_sum)
+    for (uint32_t i = request->tracked_first; i < request->tracked_first + request->tracked_count;
+         i++)
+        args->tracked_logits[i] = logits[args->tracked[i]];
+    if (request->temperature > 0 && out->count == request->k)
+        out->tail_sum = tail_sum_of(&job->device->kernels, &best.last, request->temperature, logits,
+                                    args->vocab);
+    if (request->log_sum)
         out->log_sum = kva_log_sum_exp(logits, args->vocab);
-    if (want->rank)
-        out->rank = rank_of(args->watched[want->watch_first], logits, args->vocab);
+    if (request->rank)
+        out->rank = rank_of(args->tracked[request->tracked_first], logits, args->vocab);
 }
 
 void kva_cpu_shortlist(struct kva_device *device, const struct kva_shortlist_args *args)
