@@ -19,7 +19,7 @@ struct kva_op_limits {
     uint32_t select_heads_max; /* query heads of a KV head that choose rows together */
     uint32_t select_max;       /* rows that a KV head chooses */
     uint32_t slots_max;        /* per KV head of rows that are fetched */
-    bool weights_as_act;       /* matrices are of the activations' format */
+    bool weights_as_act;       /* matrices are of the activations' format, or packed */
 };
 
 struct kva_backend {

@@ -109,7 +109,8 @@ static bool check_norm(struct kva_device *device, const struct kva_norm_args *ar
 static bool check_linear(struct kva_device *device, const struct kva_linear_args *args)
 {
     enum kva_dtype act = base_of(device)->info.act;
-    if (limits_of(device)->weights_as_act && args->weight.dtype != act)
+    if (limits_of(device)->weights_as_act && args->weight.dtype != act &&
+        !kva_dtype_is_packed(args->weight.dtype))
         return refuse(device, "linear: a %s matrix with %s activations",
                       kva_dtype_name(args->weight.dtype), kva_dtype_name(act));
     return true;

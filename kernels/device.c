@@ -2,8 +2,8 @@
  * module. */
 #include "kernels/backend.h"
 #include "kernels/check.h"
-#include "kernels/packed.h"
 #include "kernels/ops.h"
+#include "kernels/packed.h"
 
 #include <dlfcn.h>
 #include <string.h>

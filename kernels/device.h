@@ -142,7 +142,7 @@ struct kva_weight {
 
 /* Make a weight from host memory that outlives the device (a mapped file). The CPU device refers to
  * it as it is; a GPU copies it. The address need only be aligned to the element (packed
- * formats: to KVA_PACKED_ALIGN). Fails: KVA_EUNSUPPORTED (a GPU has no KVA_INT8), KVA_EINVAL, KVA_ENOMEM. */
+ * formats: to KVA_PACKED_ALIGN). Fails: KVA_EINVAL, KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_device_weight(struct kva_device *device, const void *data,
                                                  enum kva_dtype dtype, uint32_t rows, uint32_t cols,
                                                  struct kva_weight *ret, struct kva_err *err);

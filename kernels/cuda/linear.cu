@@ -1,9 +1,9 @@
-/* linear.cu - linear: cuBLAS with fp32 accumulation.
+/* linear.cu - linear: cuBLAS with fp32 accumulation; of packed weights: linear_packed.cu.
  *
  * cuBLAS chooses its algorithm by the shape, rows included: a row alone and the same row among
  * others may differ in the last bits. The same call gives the same bits (one stream, one
  * workspace). */
-#include "kernels/cuda/number.cuh"
+#include "kernels/cuda/packed.cuh"
 
 static cudaDataType_t blas_type(enum kva_dtype dtype)
 {
@@ -46,26 +46,38 @@ static cublasStatus_t multiply(struct kva_device *device, const struct kva_linea
                         CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
 }
 
-bool kva_cuda_try_linear(struct kva_device *device, const struct kva_linear_args *args)
+static bool try_plain(struct kva_device *device, const struct kva_linear_args *args)
 {
     if (multiply(device, args) != CUBLAS_STATUS_SUCCESS)
         return false;
     return !args->bias.data || KVA_BY_FORMAT(out_format(device, args), add_bias, device, args);
 }
 
-void kva_cuda_linear(struct kva_device *device, const struct kva_linear_args *args)
+/* The same; a failure is the device's. */
+static bool run_plain(struct kva_device *device, const struct kva_linear_args *args)
 {
     const struct kva_weight *w = &args->weight;
-    if (args->rows == 0 || !kva_cuda_enter(device))
-        return;
-    if (kva_cuda_defer_linear(device, args))
-        return;
     cublasStatus_t status = multiply(device, args);
     if (status != CUBLAS_STATUS_SUCCESS) {
         kva_cuda_fail(device, "linear: cuBLAS: %s (%u rows, weight [%u, %u])",
                       cublasGetStatusString(status), args->rows, w->rows, w->cols);
-        return;
+        return false;
     }
-    if (args->bias.data)
-        (void)KVA_BY_FORMAT(out_format(device, args), add_bias, device, args);
+    return !args->bias.data || KVA_BY_FORMAT(out_format(device, args), add_bias, device, args);
+}
+
+bool kva_cuda_try_linear(struct kva_device *device, const struct kva_linear_args *args)
+{
+    return kva_dtype_is_packed(args->weight.dtype) ? kva_cuda_linear_packed(device, args, try_plain)
+                                                   : try_plain(device, args);
+}
+
+void kva_cuda_linear(struct kva_device *device, const struct kva_linear_args *args)
+{
+    if (args->rows == 0 || !kva_cuda_enter(device) || kva_cuda_defer_linear(device, args))
+        return;
+    if (kva_dtype_is_packed(args->weight.dtype))
+        (void)kva_cuda_linear_packed(device, args, run_plain);
+    else
+        (void)run_plain(device, args);
 }

@@ -1,6 +1,6 @@
 /* rows.cu - operators that treat rows alone: embed, norm, rope, glu, kv_append, merge, gather. All
  * are bound by memory or by the launch; each element is computed in fp32 and rounded once. */
-#include "kernels/cuda/number.cuh"
+#include "kernels/cuda/packed.cuh"
 
 #include <math.h>
 
@@ -22,13 +22,36 @@ static __global__ void embed_kernel(T *out, kva_weight table, kva_weight learned
 }
 
 template <typename T>
+static __global__ void embed_packed_kernel(T *out, kva_cuda_packed table, kva_weight learned,
+                                           const uint32_t *ids, const uint32_t *positions,
+                                           float scale)
+{
+    size_t row = blockIdx.x, dim = table.cols;
+    for (uint32_t first = threadIdx.x * 4; first < dim; first += blockDim.x * 4) {
+        float four[4];
+        kva_packed_load_four(table, ids[row], first, four);
+        for (uint32_t i = first; i < first + 4 && i < dim; i++) {
+            float x = four[i - first] * scale;
+            if (learned.data)
+                x += kva_load(learned.data, learned.dtype, positions[row] * dim + i);
+            out[row * dim + i] = kva_from_f32<T>(x);
+        }
+    }
+}
+
+template <typename T>
 static void embed(struct kva_device *device, const struct kva_embed_args *args)
 {
     const uint32_t *positions = nullptr;
     const uint32_t *ids = kva_cuda_upload_array(device, args->ids, args->rows);
     if (args->positions_table.data)
         positions = kva_cuda_upload_array(device, args->positions, args->rows);
-    if (!kva_cuda_failed(device))
+    if (!kva_cuda_failed(device) && kva_dtype_is_packed(args->table.dtype))
+        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "embed packed", {args->rows, THREADS},
+                     embed_packed_kernel<T>, static_cast<T *>(args->out),
+                     kva_cuda_packed_of(&args->table), args->positions_table, ids, positions,
+                     args->scale);
+    else if (!kva_cuda_failed(device))
         kva_cuda_run(device, KVA_QUEUE_COMPUTE, "embed", {args->rows, THREADS}, embed_kernel<T>,
                      static_cast<T *>(args->out), args->table, args->positions_table, ids,
                      positions, args->scale);

@@ -1,6 +1,7 @@
 /* weights.cu - weights on the device: what is made of the memory that a model lies in, once for all
  * who ask. */
 #include "kernels/cuda/device_cuda.h"
+#include "kernels/packed_table.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -51,36 +52,43 @@ static void send_bytes(struct kva_device *device, void *to, const void *from, si
     }
 }
 
-/* Matrices take the activations' format, as cuBLAS wants; vectors keep theirs. */
+static size_t bytes_of(enum kva_dtype dtype, uint32_t rows, uint32_t cols)
+{
+    return kva_dtype_is_packed(dtype)
+               ? kva_packed_bytes(&kva_packed_table[dtype - KVA_INT8], rows, cols)
+               : static_cast<size_t>(rows) * cols * kva_dtype_bytes(dtype);
+}
+
+/* Matrices take the activations' format, as cuBLAS wants; vectors keep theirs, and so do packed
+ * matrices, which have kernels of their own. */
 enum kva_status kva_cuda_weight(struct kva_device *device, const void *data, enum kva_dtype dtype,
                                 uint32_t rows, uint32_t cols, struct kva_weight *ret,
                                 struct kva_err *err)
 {
-    if (dtype == KVA_INT8)
-        return kva_fail(err, KVA_EUNSUPPORTED, "a GPU takes weights in 16 bits only, not in int8");
     const struct kva_cuda_block *there = find_weight(device, data, dtype, rows, cols);
     if (there) {
         *ret = there->weight;
         return KVA_OK;
     }
-    size_t count = static_cast<size_t>(rows) * cols;
-    enum kva_dtype kept = rows > 1 ? device->base.info.act : dtype;
+    const size_t bytes = bytes_of(dtype, rows, cols);
+    const bool converted = rows > 1 && !kva_dtype_is_packed(dtype);
+    enum kva_dtype kept = converted ? device->base.info.act : dtype;
     void *raw = nullptr;
     struct kva_cuda_block *block = nullptr;
-    enum kva_status status = add_weight(device, count * kva_dtype_bytes(kept), &block, err);
+    enum kva_status status = add_weight(device, bytes_of(kept, rows, cols), &block, err);
     if (status)
         return status;
     if (kept == dtype) {
-        send_bytes(device, block->data, data, count * kva_dtype_bytes(dtype));
+        send_bytes(device, block->data, data, bytes);
     } else {
-        status = kva_cuda_alloc_device(device, count * kva_dtype_bytes(dtype), &raw, err);
+        status = kva_cuda_alloc_device(device, bytes, &raw, err);
         if (status)
             return status;
-        send_bytes(device, raw, data, count * kva_dtype_bytes(dtype));
-        kva_cuda_convert(device, block->data, kept, raw, dtype, count);
+        send_bytes(device, raw, data, bytes);
+        kva_cuda_convert(device, block->data, kept, raw, dtype, static_cast<size_t>(rows) * cols);
     }
     kva_cuda_sync(device, KVA_QUEUE_COMPUTE);
-    kva_cuda_free_device(device, raw, count * kva_dtype_bytes(dtype));
+    kva_cuda_free_device(device, raw, bytes);
     if (kva_cuda_failed(device))
         return kva_cuda_error(device, err);
     block->from = data;

@@ -188,18 +188,6 @@ static void check_large_weight(struct check *check)
     free(back);
 }
 
-/* Weights in int8 are the CPU's alone. */
-static void check_int8_weight(struct check *check)
-{
-    static const _Alignas(64) unsigned char panel[2 * 64];
-    struct kva_err err = {0};
-    struct kva_weight weight;
-    check_that(
-        check, "weights in int8 are refused",
-        kva_device_weight(check->gpu, panel, KVA_INT8, 16, 4, &weight, &err) == KVA_EUNSUPPORTED &&
-            strstr(err.message, "int8") != NULL && kva_device_error(check->gpu, NULL) == KVA_OK);
-}
-
 /* Ceilings are measured, and leave the device as it was. */
 static void check_measure(struct check *check)
 {
@@ -262,7 +250,6 @@ void check_device(struct check *check)
         check_pipeline(check);
     if (check->act == KVA_BF16)
         check_large_weight(check);
-    check_int8_weight(check);
     check_measure(check);
     check_failure(check);
 }

@@ -16,6 +16,8 @@ static const struct {
 } files[] = {
     {"rows.cu", MUTATIONS_OF_OPERATORS, "embed norm rope glu kv_append merge gather"},
     {"linear.cu", MUTATIONS_OF_OPERATORS, "linear"},
+    {"linear_packed.cu", MUTATIONS_OF_OPERATORS, "linear_packed"},
+    {"packed.cuh", MUTATIONS_OF_OPERATORS, "linear_packed embed"},
     {"attend.cu", MUTATIONS_OF_OPERATORS, "attend"},
     {"attend_plan.cuh", MUTATIONS_OF_OPERATORS, "attend attend_lowbit"},
     {"attend_tile.cuh", MUTATIONS_OF_OPERATORS, "attend"},

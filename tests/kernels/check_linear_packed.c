@@ -76,11 +76,41 @@ static void packed_truth(const struct kva_linear_args *args, const float *initia
     free(size);
 }
 
+/* A GPU does not round the rows: numbers times numbers, in fp32. With many rows weights are rounded
+ * to the activations' format first. */
+static void gpu_truth(const struct check *check, const struct kva_linear_args *args,
+                      const float *initial, double *expect, double *bound)
+{
+    const struct kva_weight *w = &args->weight;
+    const double weight_unit = format_unit(check->act), least = format_least(check->act);
+    for (uint32_t n = 0; n < w->rows; n++) {
+        double bias = args->bias.data ? check_weight_at(&args->bias, n) : 0;
+        for (uint32_t row = 0; row < args->rows; row++) {
+            const float *x = (const float *)args->x + (size_t)row * args->x_stride;
+            const size_t at = (size_t)row * w->rows + n;
+            double sum = 0, size = 0, inputs = 0;
+            for (uint32_t i = 0; i < w->cols; i++) {
+                double product = x[i] * (double)kva_packed_at(w->dtype, w->data, w->cols, n, i);
+                sum += product;
+                size += fabs(product);
+                inputs += fabs(x[i]);
+            }
+            double old = args->accumulate ? initial[at] : 0;
+            expect[at] = sum + bias + old;
+            bound[at] = size * (UNIT * (w->cols + 8.0) + weight_unit) + inputs * least +
+                        UNIT * (2 * fabs(bias) + 2 * fabs(old) + 2 * fabs(sum)) + 0x1p-126;
+            /* Behind cuBLAS the sum is rounded before the bias is added. */
+            if (args->bias.data && !args->out_f32)
+                bound[at] += weight_unit * (fabs(sum + old) + size * UNIT * w->cols) + least;
+        }
+    }
+}
+
 static void packed_case(struct check *check, enum kva_dtype dtype, const uint32_t shape[3],
                         enum check_fill fill, bool biased, bool accumulate)
 {
     const uint32_t rows = shape[0], outputs = shape[1], inputs = shape[2];
-    if (check->gpu || !check_wanted(check, OP_LINEAR_PACKED, (double)rows * outputs * inputs))
+    if (!check_wanted(check, OP_LINEAR_PACKED, (double)rows * outputs * inputs))
         return;
     uint32_t x_stride = inputs + check_below(check, 3) * 5;
     uint32_t out_stride = outputs + check_below(check, 3) * 3;
@@ -95,25 +125,34 @@ static void packed_case(struct check *check, enum kva_dtype dtype, const uint32_
         .x_stride = x_stride,
         .out_stride = out_stride,
         .accumulate = accumulate,
+        .out_f32 = check_below(check, 2),
     };
     if (biased)
         args.bias = b;
     check_fill(check, fill, x.data, x_count);
     float *initial = malloc(count * sizeof(float));
     check_fill(check, FILL_NORMAL, initial, count);
-    double *expect = malloc(2 * count * sizeof(double));
+    double *expect = malloc(4 * count * sizeof(double));
     packed_truth(&args, initial, expect, expect + count);
+    if (check->gpu)
+        gpu_truth(check, &args, initial, expect + 2 * count, expect + 3 * count);
     struct check_case test = {.op = OP_LINEAR_PACKED,
                               .run = check_run_linear,
                               .opaque = &args,
                               .rows = rows,
+                              .work = (double)rows * outputs * inputs,
                               .cols = outputs,
                               .stride = out_stride,
                               .initial = accumulate ? initial : NULL,
                               .expect = expect,
                               .bound = expect + count,
                               .norm_share = count < 64 ? 1 : 0.5,
-                              .same_levels = UINT32_MAX};
+                              .rounding_levels = check->gpu ? CHECK_LEVEL_CUDA : 0,
+                              .expect_rounded = expect + 2 * count,
+                              .bound_rounded = expect + 3 * count,
+                              .norm_share_rounded = count < 64 ? 1 : 0.8,
+                              .out_f32 = args.out_f32,
+                              .same_levels = check->gpu ? 0 : UINT32_MAX};
     snprintf(test.name, sizeof test.name, "%s rows %u outputs %u inputs %u%s%s %s",
              kva_dtype_name(dtype), rows, outputs, inputs, biased ? " bias" : "",
              accumulate ? " accumulate" : "", check_fill_name(fill));

@@ -175,10 +175,9 @@ struct kva_weight host_put_weight(struct host_ops *h, const struct kva_weight *w
         kept = kept->next;
     if (kept)
         return kept->weight;
-    kept = calloc(1, sizeof *kept + bytes);
-    kept->dtype = weight->dtype;
+    kept = aligned_alloc(KVA_PACKED_ALIGN, kva_align_up(sizeof *kept + bytes, KVA_PACKED_ALIGN));
+    *kept = (struct kept_weight){.next = h->weights, .dtype = weight->dtype};
     memcpy(kept->data, weight->data, bytes);
-    kept->next = h->weights;
     h->weights = kept;
     if (kva_device_weight(h->device, kept->data, weight->dtype, weight->rows, weight->cols,
                           &kept->weight, NULL))

@@ -2,6 +2,7 @@
 #ifndef KVA_TESTS_KERNELS_HOST_OPS_INTERNAL_H
 #define KVA_TESTS_KERNELS_HOST_OPS_INTERNAL_H
 
+#include "kernels/packed.h"
 #include "tests/kernels/host_ops.h"
 
 #define PIECES_MAX 2048u
@@ -32,7 +33,7 @@ struct kept_weight {
     struct kva_weight weight;
     enum kva_dtype dtype;
     size_t bytes;
-    unsigned char data[];
+    _Alignas(KVA_PACKED_ALIGN) unsigned char data[];
 };
 
 struct host_ops {

@@ -322,8 +322,9 @@ struct tiles {
 #else
 #define EACH_DIRECT(X, ...)                                                                        \
     X(1, __VA_ARGS__)                                                                              \
-    X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__) X(5, __VA_ARGS__) X(6, __VA_ARGS__)      \
-        X(7, __VA_ARGS__) X(8, __VA_ARGS__)
+    X(2, __VA_ARGS__)                                                                              \
+    X(3, __VA_ARGS__)                                                                              \
+    X(4, __VA_ARGS__) X(5, __VA_ARGS__) X(6, __VA_ARGS__) X(7, __VA_ARGS__) X(8, __VA_ARGS__)
 #define DIRECT_ROWS 8u
 #endif
 #define NAME(rows, panels, name) tile_##name##_##rows##_##panels,
