@@ -1,5 +1,5 @@
 /* fuzz_gguf.c - a GGUF file, from any bytes: the container, then everything that is made of it as
- * far as it goes: config, tensors, decoded weights, tokenizer. */
+ * far as it goes: config, tensors, weights packed and decoded, tokenizer. */
 #include "tests/fuzz/fuzz.h"
 
 #include "base/mapped.h"
@@ -7,6 +7,7 @@
 #include "engine/model/decode.h"
 #include "engine/model/gguf_files.h"
 #include "engine/model/gguf_spec.h"
+#include "engine/model/packed.h"
 #include "text/tokenizer/tokenizer.h"
 
 #include <stdlib.h>
@@ -46,7 +47,16 @@ static void check_table(const struct kva_gguf *gguf)
     }
 }
 
-static void decode(const struct kva_model_files *files, struct kva_pool *pool)
+/* The rest is decoded. */
+static void pack(struct kva_model *model)
+{
+    struct kva_err err = {.message = ""};
+    const struct kva_model_pack_params params = {.path = "fuzz.gguf", .threads = 1};
+    enum kva_status status = kva_model_pack(model, &params, &err);
+    require(is_expected(status) && (status != KVA_OK) == (err.message[0] != '\0'));
+}
+
+static void make_weights(struct kva_model_files *files, bool packed, struct kva_pool *pool)
 {
     struct kva_model_spec spec;
     struct kva_err err = {.message = ""};
@@ -61,8 +71,12 @@ static void decode(const struct kva_model_files *files, struct kva_pool *pool)
     /* Tensors have no more weights than the file's blocks, so memory stays in bounds. */
     status = kva_model_bind(model, &spec, files, &err);
     require(is_expected(status) && (status != KVA_OK) == (err.message[0] != '\0'));
-    if (!status)
+    model->files = files;
+    if (!status && packed)
+        pack(model);
+    else if (!status)
         require(kva_model_decode_all(model, &params, pool, &err) == KVA_OK);
+    model->files = NULL;
     kva_model_close(model);
 }
 
@@ -100,7 +114,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     require(is_expected(status) && (status != KVA_OK) == (err.message[0] != '\0'));
     if (!status) {
         check_table(&shard.gguf);
-        decode(&files, pool);
+        make_weights(&files, true, pool);
+        make_weights(&files, false, pool);
         encode(&shard.gguf);
     }
     kva_safetensors_finish(&shard.table);
