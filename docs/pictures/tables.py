@@ -167,6 +167,8 @@ def column(cell, found, policies, asked, records):
 def difference(contexts):
     """The mean over contexts of their mean difference to `full`, in points, with its interval."""
     means = 100 * np.array([sum(values) / len(values) for values in contexts])
+    if len(set(means)) == 1:  # resampling would show no spread at all
+        return f"{means[0]:+.1f} (each of {len(means)})"
     picks = np.random.default_rng(0).integers(0, len(means), size=(RESAMPLES, len(means)))
     low, high = np.percentile(means[picks].mean(axis=1), [2.5, 97.5])
     return f"{means.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
