@@ -72,11 +72,10 @@ static enum kva_status add_entry(const struct kva_tok_place *place, cJSON *decod
                                  const cJSON *token, const char *content, bool special)
 {
     cJSON *entry = cJSON_IsObject(token) ? cJSON_Duplicate(token, true) : cJSON_CreateObject();
-    if (entry && !cJSON_HasObjectItem(entry, "content"))
-        cJSON_AddStringToObject(entry, "content", content);
-    if (entry)
-        cJSON_DeleteItemFromObjectCaseSensitive(entry, "special");
-    if (entry && !cJSON_AddBoolToObject(entry, "special", special)) {
+    bool named = entry && (cJSON_HasObjectItem(entry, "content") ||
+                           cJSON_AddStringToObject(entry, "content", content));
+    cJSON_DeleteItemFromObjectCaseSensitive(entry, "special");
+    if (!named || !cJSON_AddBoolToObject(entry, "special", special)) {
         cJSON_Delete(entry);
         entry = NULL;
     }

@@ -114,11 +114,62 @@ static void test_alloc__gguf(void **state KVA_UNUSED)
     }
 }
 
+#define FILE_OF(text)                                                                              \
+    {                                                                                              \
+        text, sizeof(text) - 1                                                                     \
+    }
+
+/* Folders without tokenizer.json: a SentencePiece model of <unk>, a, b and ab, and GPT-2's files. */
+static const struct kva_tokenizer_files folders[] = {
+    {.model = FILE_OF("\x0A\x09\x0A\x05<unk>\x18\x02"
+                      "\x0A\x03\x0A\x01"
+                      "a\x0A\x03\x0A\x01"
+                      "b\x0A\x04\x0A\x02"
+                      "ab\x12\x02\x18\x02\x1A\x04\x18\x00\x20\x00"),
+     .config = FILE_OF("{\"additional_special_tokens\":[\"<x>\"]}"),
+     .added = FILE_OF("{\"<x>\":9}"),
+     .specials = FILE_OF("{\"pad_token\":{\"content\":\"<x>\"}}")},
+    {.vocab = FILE_OF("{\"a\":0,\"b\":1,\"ab\":2,\"<|endoftext|>\":3}"),
+     .merges = FILE_OF("#version: 0.2\na b\n"),
+     .added = FILE_OF("{\"<x>\":9}"),
+     .model_config = FILE_OF("{\"model_type\":\"opt\"}")},
+};
+
+static void test_alloc__folders(void **state KVA_UNUSED)
+{
+    cJSON_Hooks hooks = {.malloc_fn = alloc_guard_malloc, .free_fn = free};
+    for (size_t i = 0; i < KVA_COUNT_OF(folders); i++) {
+        cJSON_InitHooks(&hooks);
+        bool done = false;
+        uint64_t at = 0;
+        for (; !done; at++) {
+            struct kva_tokenizer *tokenizer = NULL;
+            struct kva_err err = {.message = ""};
+            alloc_guard_fail_at(at);
+            enum kva_status status = kva_tokenizer_load_files(&folders[i], &tokenizer, &err);
+            done = alloc_guard_fail_none() == 0;
+            assert_true(!done || status == KVA_OK);
+            assert_int_equal(tokenizer != NULL, status == KVA_OK);
+            assert_int_equal(err.message[0] == '\0', status == KVA_OK);
+            if (status)
+                continue;
+            struct kva_token_list list = fixture_encode(tokenizer, "ab<x>", 5, false, true);
+            assert_int_equal(list.count, 2);
+            assert_int_equal(list.ids[1], 9);
+            kva_token_list_finish(&list);
+            kva_tokenizer_destroy(tokenizer);
+        }
+        cJSON_InitHooks(NULL);
+        assert_true(at > 60);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_alloc__sweep),
         cmocka_unit_test(test_alloc__gguf),
+        cmocka_unit_test(test_alloc__folders),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
