@@ -219,6 +219,60 @@ static void test_packed__what_codes_can_say_is_kept(void **unused KVA_UNUSED)
     }
 }
 
+static double normal(void)
+{
+    double u[2];
+    for (int i = 0; i < 2; i++) {
+        state = state * 6364136223846793005ull + 1442695040888963407ull;
+        u[i] = ((double)(state >> 11) + 0.5) * 0x1p-53;
+    }
+    return sqrt(-2 * log(u[0])) * cos(6.283185307179586 * u[1]);
+}
+
+/* Student's t with 4 degrees of freedom: many small numbers and a few large ones. */
+static double heavy(void)
+{
+    double squares = 0, x = normal();
+    for (int i = 0; i < 4; i++) {
+        double y = normal();
+        squares += y * y;
+    }
+    return x / sqrt(squares / 4);
+}
+
+/* The error of the whole as a share of its size: printed, and what a search that is any good has. */
+static void test_packed__errors_are_small_in_the_mean(void **unused KVA_UNUSED)
+{
+    enum { ROWS = 64, COLS = 2048 };
+    static const double most[2][KVA_Q8_0 - KVA_INT8 + 1] = {
+        {0.0067, 0.083, 0.075, 0.042, 0.037, 0.0056},
+        {0.0115, 0.115, 0.091, 0.058, 0.045, 0.0076},
+    };
+    float *w = malloc((size_t)ROWS * COLS * sizeof(*w)), line[COLS];
+    for (int kind = 0; kind < 2; kind++) {
+        for (size_t i = 0; i < (size_t)ROWS * COLS; i++)
+            w[i] = (float)(0.02 * (kind ? heavy() : normal()));
+        for (enum kva_dtype dtype = KVA_INT8; kva_packed_is_made(dtype); dtype++) {
+            uint8_t *packed = room(dtype, ROWS, COLS);
+            double error = 0, size = 0;
+            assert_true(kva_packed_quantise(dtype, w, KVA_F32, ROWS, COLS, 0, ROWS / 16, packed));
+            for (uint32_t row = 0; row < ROWS; row++) {
+                kva_packed_row(dtype, packed, COLS, row, line);
+                for (uint32_t col = 0; col < COLS; col++) {
+                    double x = w[(size_t)row * COLS + col];
+                    error += (line[col] - x) * (line[col] - x);
+                    size += x * x;
+                }
+            }
+            print_message("%s numbers in %s: error %.2f%%\n", kind ? "heavy-tailed" : "normal",
+                          kva_dtype_name(dtype), 100 * sqrt(error / size));
+            assert_true(sqrt(error / size) < most[kind][dtype - KVA_INT8]);
+            free(packed);
+        }
+    }
+    free(w);
+}
+
 static void test_packed__numbers_without_a_code_are_refused(void **unused KVA_UNUSED)
 {
     const float bad[] = {INFINITY, -INFINITY, NAN, 3e38f};
@@ -242,6 +296,7 @@ int main(void)
         cmocka_unit_test(test_packed__scales_that_are_not_finite_are_refused),
         cmocka_unit_test(test_packed__numbers_keep_to_their_error),
         cmocka_unit_test(test_packed__what_codes_can_say_is_kept),
+        cmocka_unit_test(test_packed__errors_are_small_in_the_mean),
         cmocka_unit_test(test_packed__numbers_without_a_code_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
