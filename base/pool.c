@@ -1,5 +1,5 @@
-/* pool.c - the threads: items are claimed from one counter; idle threads spin for a few microseconds, then
- * sleep. */
+/* pool.c - the threads: items are claimed from one counter; idle threads spin for a few
+ * microseconds, then sleep. */
 #include "base/pool.h"
 
 #include <pthread.h>

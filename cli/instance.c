@@ -18,7 +18,8 @@
 #define SCRATCH_BYTES ((uint64_t)1 << 30)
 #define SCRATCH_SHARE 32u
 
-/* For another process that makes the int8 weights of the same model: some minutes for large ones. */
+/* For another process that makes the int8 weights of the same model: some minutes for large ones.
+ */
 #define LOCK_WAIT_MS (10u * 60 * 1000)
 
 /* Tiers by default: enough for real use, small enough to leave the machine to its other tenants. */

@@ -2,7 +2,8 @@
  *
  * Threads: main runs the event loop; the loader opens the model and starts the service; the signal
  * thread waits for SIGTERM and SIGINT (drain, then stop; while loading: stop loading, then die of
- * it) and SIGHUP (certificate and keys read again). Signals are blocked everywhere else, so that no handler ever interrupts anything. */
+ * it) and SIGHUP (certificate and keys read again). Signals are blocked everywhere else, so that no
+ * handler ever interrupts anything. */
 #include "base/clock.h"
 #include "base/log.h"
 #include "cli/cli.h"
@@ -359,9 +360,9 @@ static enum kva_status run(struct serve *serve, struct kva_err *err)
     return status;
 }
 
-/* glibc raises its limit for memory that is mapped, and so returned when it is freed, to the size of
- * whatever large block was freed last: a few bodies of many megabytes, and the heap keeps as much
- * for ever. Limits that were set stay. */
+/* glibc raises its limit for memory that is mapped, and so returned when it is freed, to the size
+ * of whatever large block was freed last: a few bodies of many megabytes, and the heap keeps as
+ * much for ever. Limits that were set stay. */
 static void return_freed_memory(void)
 {
 #ifdef __GLIBC__

@@ -94,7 +94,8 @@ struct kva_engine_ops {
 
     /* Reserve host bytes for tokens_max, device bytes for the prompt and one page, and look the
      * prompt up in the prefix cache; *ret_cached_tokens of the prompt need no prefill. Fails:
-     * KVA_ELIMIT (not now: `short_of`, if not NULL, is the tier that has no room), nothing taken. */
+     * KVA_ELIMIT (not now: `short_of`, if not NULL, is the tier that has no room), nothing taken.
+     */
     enum kva_status (*admit)(void *self, struct kva_sequence *seq, uint32_t *ret_cached_tokens,
                              enum kva_tier_id *short_of, struct kva_err *err);
 

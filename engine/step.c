@@ -196,8 +196,8 @@ static void run_batch(struct model_engine *e, uint32_t batch)
     emit_batch(e, hidden, batch);
 }
 
-/* A sequence that pre-decodes sits out: its row is one more of the joint pass, and its token comes a
- * step later. Where all sequences would sit out, that pass is theirs alone, and the step goes on
+/* A sequence that pre-decodes sits out: its row is one more of the joint pass, and its token comes
+ * a step later. Where all sequences would sit out, that pass is theirs alone, and the step goes on
  * with the joint one: no pass is saved by waiting, and nobody is kept waiting by it. */
 static bool only_predecodes(const struct model_engine *e, uint32_t batch)
 {

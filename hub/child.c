@@ -117,8 +117,8 @@ static enum kva_status start(struct child *child, struct kva_err *err)
 
 /* --- run ------------------------------------------------------------------------------------- */
 
-/* The beginning is kept, and the newest half of what would not fit: the cause is in the one, the end in
- * the other. */
+/* The beginning is kept, and the newest half of what would not fit: the cause is in the one, the
+ * end in the other. */
 static void keep_errors(struct kva_buf *errors, const char *bytes, size_t count)
 {
     if (errors->length + count > ERRORS_BYTES) {

@@ -192,7 +192,8 @@ static bool parse_split(const char *file, unsigned *ret_part, unsigned *ret_coun
     return true;
 }
 
-/* Whether `file` has `quantisation` among its path's words; "Q4_K" is no word of "x-Q4_K_M.gguf". */
+/* Whether `file` has `quantisation` among its path's words; "Q4_K" is no word of "x-Q4_K_M.gguf".
+ */
 static bool has_word(const char *file, const char *quantisation)
 {
     size_t bytes = strlen(quantisation);

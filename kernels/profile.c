@@ -1,4 +1,5 @@
-/* profile.c - the operator table that counts calls, time, bytes and arithmetic, and hands every call on. */
+/* profile.c - the operator table that counts calls, time, bytes and arithmetic, and hands every
+ * call on. */
 #include "kernels/profile.h"
 
 #include "base/clock.h"

@@ -120,8 +120,8 @@ struct kva_scheduler_params {
      * the cost of recent steps, and at least KVA_PREFILL_TOKENS_MIN tokens. 0: no such aim. */
     uint64_t step_time_ns;
     /* A request none of whose choices has been admitted so long after it was submitted ends with
-     * KVA_FINISH_ERROR and KVA_EQUEUETIME: under more load than there is capacity for, those that are
-     * served are served in time. 0: they wait as long as it takes. */
+     * KVA_FINISH_ERROR and KVA_EQUEUETIME: under more load than there is capacity for, those that
+     * are served are served in time. 0: they wait as long as it takes. */
     uint64_t waiting_time_ns;
     uint64_t aging_ns;       /* one priority level is gained per this long in the queue; 0: none,
                                 strict priorities */

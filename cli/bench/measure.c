@@ -83,25 +83,6 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double quantile(const struct kva_bench_row *row, double part)
-{
-    double at = part * (row->sample_count - 1);
-    uint32_t low = (uint32_t)at;
-    uint32_t high = kva_min_u32(low + 1, row->sample_count - 1);
-    double share = at - low;
-    return row->samples_s[low] * (1 - share) + row->samples_s[high] * share;
-}
-
-double kva_bench_median(const struct kva_bench_row *row)
-{
-    return quantile(row, 0.5);
-}
-
-double kva_bench_spread(const struct kva_bench_row *row)
-{
-    return (quantile(row, 0.75) - quantile(row, 0.25)) / kva_bench_median(row);
-}
-
 /* A row of the tables; NULL: out of memory. */
 static struct kva_bench_row *add_row(struct kva_bench *bench, const struct kva_bench_row *row)
 {

@@ -46,6 +46,27 @@ static struct kva_device_roofs best_roofs(const struct kva_bench *bench)
     };
 }
 
+/* --- samples --------------------------------------------------------------------------------- */
+
+static double quantile(const struct kva_bench_row *row, double part)
+{
+    double at = part * (row->sample_count - 1);
+    uint32_t low = (uint32_t)at;
+    uint32_t high = kva_min_u32(low + 1, row->sample_count - 1);
+    double share = at - low;
+    return row->samples_s[low] * (1 - share) + row->samples_s[high] * share;
+}
+
+double kva_bench_median(const struct kva_bench_row *row)
+{
+    return quantile(row, 0.5);
+}
+
+double kva_bench_spread(const struct kva_bench_row *row)
+{
+    return (quantile(row, 0.75) - quantile(row, 0.25)) / kva_bench_median(row);
+}
+
 /* --- tables ---------------------------------------------------------------------------------- */
 
 static void print_roofs(const char *when, const struct kva_device_roofs *roofs)

@@ -67,11 +67,12 @@ struct kva_kv_part {
     void (*prompt_layer)(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer);
     void (*prompt_end)(struct kva_kv *kv, struct kva_kv_seq *seq);
 
-    /* Page `index` has just become full in all layers: the part that has it sends it to the host. */
+    /* Page `index` has just become full in all layers: the part that has it sends it to the host.
+     */
     void (*page_full)(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t index);
 
-    /* Pages [seq->prepared, first), which are closed and whole on the device, are about to leave it:
-     * make what stands for them; and once all parts have. */
+    /* Pages [seq->prepared, first), which are closed and whole on the device, are about to leave
+     * it: make what stands for them; and once all parts have. */
     void (*prepare)(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first);
     void (*prepared)(struct kva_kv *kv, struct kva_kv_seq *seq);
 

@@ -136,8 +136,8 @@ struct kva_kv_pass {
 void kva_kv_pass_begin(struct kva_kv *kv, struct kva_kv_pass *pass);
 void kva_kv_layer_begin(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer);
 
-/* The layer's input, act [rows, hidden_size], is known: policies may look at it. Before layer_begin.
- */
+/* The layer's input, act [rows, hidden_size], is known: policies may look at it. Before
+ * layer_begin. */
 void kva_kv_layer_input(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer,
                         const void *hidden);
 

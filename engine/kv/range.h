@@ -40,8 +40,8 @@ struct kva_kv_range {
                                 writes it is in that queue */
     /* The range begins the sequence, and attention over its 16-bit blocks goes on from it. If it is
      * what attend gives for tokens up to a multiple of KVA_ATTEND_SPLIT_TOKENS, the result is that
-     * of attend over all of them, bit for bit; but those blocks wait for it. Otherwise it is merged,
-     * which is the same up to rounding, and is waited for as late as possible. */
+     * of attend over all of them, bit for bit; but those blocks wait for it. Otherwise it is
+     * merged, which is the same up to rounding, and is waited for as late as possible. */
     bool prefix;
 };
 

@@ -16,7 +16,8 @@
  *            16-bit products take dimensions and tokens by pairs, from even positions on. Level amx
  *            sums bf16 by tiles: attend/amx.c.
  *   lowbit   A row is the same fold over splits of low-bit pages, then over its cached rows, which
- *            are a split of their own per KVA_ATTEND_SPLIT_TOKENS of them in ascending position. Quantised blocks have the same bits at every level.
+ *            are a split of their own per KVA_ATTEND_SPLIT_TOKENS of them in ascending position.
+ *            Quantised blocks have the same bits at every level.
  *
  * Folders: attend, linear, lowbit, rows and select hold the operators: driver.c, then ref.c, avx2.c
  * and so on, one file a level, body.h where levels share a text that is compiled once for each,

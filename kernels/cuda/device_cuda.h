@@ -220,15 +220,16 @@ cudaError_t kva_cuda_launch_any(const cudaLaunchConfig_t *config, const void *fu
 
 /* --- deferred steps: step.cu ------------------------------------------------------------------
  *
- * The defer functions take a call into the log; false: nothing is deferred (any more), do it now. */
+ * The defer functions take a call into the log; false: nothing is deferred (any more), do it now.
+ */
 
 enum kva_status kva_cuda_step_create(struct kva_device *device, struct kva_err *err);
 void kva_cuda_step_destroy(struct kva_device *device);
 void kva_cuda_step_begin(struct kva_device *device);
 void kva_cuda_step_end(struct kva_device *device);
 
-/* Put into the streams what is deferred, and defer nothing more until the next step: before anything
- * that waits, copies, or gives memory back. */
+/* Put into the streams what is deferred, and defer nothing more until the next step: before
+ * anything that waits, copies, or gives memory back. */
 void kva_cuda_step_break(struct kva_device *device);
 
 void kva_cuda_step_counts(const struct kva_device *device, struct kva_device_steps *ret);

@@ -1,6 +1,6 @@
-/* spare.cu - a caching allocator: freed blocks of either tier are reused. The driver takes milliseconds to pin
- * memory, and stops the GPU to take memory back; what sequences need while the server runs (a long
- * prompt's residual stream, small pieces of pinned memory) is taken from it once. */
+/* spare.cu - a caching allocator: freed blocks of either tier are reused. The driver takes
+ * milliseconds to pin memory, and stops the GPU to take memory back; what sequences need while the
+ * server runs (small pieces of pinned memory) is taken from it once. */
 #include "kernels/cuda/device_cuda.h"
 
 #include <stdlib.h>

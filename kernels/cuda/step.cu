@@ -1,8 +1,8 @@
 /* step.cu - a step as a CUDA graph.
  *
- * Between step_begin and step_end launches are deferred: operators, the copy queue's kernels, and the
- * records and waits of events go to a log, and descriptors to an arena that is the same piece of
- * device memory in every step. At the end the log is compared with those of earlier steps:
+ * Between step_begin and step_end launches are deferred: operators, the copy queue's kernels, and
+ * the records and waits of events go to a log, and descriptors to an arena that is the same piece
+ * of device memory in every step. At the end the log is compared with those of earlier steps:
  *
  *   the same calls, events and shapes   one copy of the arena, one launch of that step's graph; a
  *                                       kernel whose grid or arguments differ is set anew in it

@@ -1,4 +1,5 @@
-/* step_log.cu - what a deferred step is made of: calls in a log, descriptors in an arena (step.cu). */
+/* step_log.cu - what a deferred step is made of: calls in a log, descriptors in an arena (step.cu).
+ */
 #include "kernels/cuda/step.cuh"
 
 #include <string.h>

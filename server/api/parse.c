@@ -174,8 +174,8 @@ static enum kva_status parse_documents(struct kva_api_parser *p, const char *nam
     return KVA_OK;
 }
 
-/* What the template gets from the request itself, from the model or from the interpreter: a variable
- * of the same name would replace it. */
+/* What the template gets from the request itself, from the model or from the interpreter: a
+ * variable of the same name would replace it. */
 static bool is_reserved(const char *name)
 {
     static const char *const names[] = {

@@ -46,8 +46,8 @@ void kva_answer_destroy(struct kva_answer *answer);
 enum kva_answer_event kva_answer_push(struct kva_answer *answer, uint32_t prompt_index,
                                       const struct kva_output *output, struct kva_buf *out);
 
-/* Stop or resume making frames. While paused, text is buffered inside; resuming appends it to `out`, one
- * frame per choice. */
+/* Stop or resume making frames. While paused, text is buffered inside; resuming appends it to
+ * `out`, one frame per choice. */
 void kva_answer_pause(struct kva_answer *answer);
 void kva_answer_resume(struct kva_answer *answer, struct kva_buf *out);
 
@@ -71,8 +71,8 @@ uint64_t kva_answer_output_tokens(const struct kva_answer *answer);
 uint32_t kva_answer_choice_tokens(const struct kva_answer *answer, uint32_t prompt_index,
                                   uint32_t choice);
 
-/* The finish reason of a choice that the client gets, "stop" or "length"; NULL: nothing yet. A stop string
- * may be found when the scheduler has just ended the choice by its length: the client's view
+/* The finish reason of a choice that the client gets, "stop" or "length"; NULL: nothing yet. A stop
+ * string may be found when the scheduler has just ended the choice by its length: the client's view
  * counts. */
 const char *kva_answer_choice_finish(const struct kva_answer *answer, uint32_t prompt_index,
                                      uint32_t choice);

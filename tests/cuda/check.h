@@ -1,6 +1,6 @@
 /* check.h - what of a CUDA device is no operator's value: memory, queues, events and failures
- * (check_device.c), and steps as graphs (check_step.c). Operators are checked by tests/kernels/checkasm,
- * as on every device.
+ * (check_device.c), and steps as graphs (check_step.c). Operators are checked by
+ * tests/kernels/checkasm, as on every device.
  *
  * The same program runs on a GPU (the real module) and without one (tests/cuda/simt): it knows only
  * device.h, ops.h and the module's path. */

@@ -14,8 +14,8 @@
 #define ROWS_MAX 40u
 #define WIDTH    24u
 
-/* What a decoding step does to one row cache: rows are chosen, assigned to slots, fetched in the copy
- * queue, and read in the next step; beside it, other rows are gathered and multiplied. */
+/* What a decoding step does to one row cache: rows are chosen, assigned to slots, fetched in the
+ * copy queue, and read in the next step; beside it, other rows are gathered and multiplied. */
 struct pipeline {
     struct kva_device *gpu;
     struct kva_row_cache cache;

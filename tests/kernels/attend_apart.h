@@ -1,5 +1,5 @@
-/* attend_apart.h - what attend_select_fetch is to give: the bits of attend_lowbit, attend_rows, weigh
- * and choose, called one after the other. */
+/* attend_apart.h - what attend_select_fetch is to give: the bits of attend_lowbit, attend_rows,
+ * weigh and choose, called one after the other. */
 #ifndef KVA_TESTS_KERNELS_ATTEND_APART_H
 #define KVA_TESTS_KERNELS_ATTEND_APART_H
 

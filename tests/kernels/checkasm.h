@@ -35,7 +35,8 @@
 
 #define VARIANTS_MAX 8
 
-/* The operators of struct kva_ops, in its order; then cases that have no entry of their own there. */
+/* The operators of struct kva_ops, in its order; then cases that have no entry of their own there.
+ */
 enum check_op {
     OP_EMBED,
     OP_NORM,

@@ -1,4 +1,5 @@
-/* What attention over low-bit pages and cached rows should be, in doubles, and its errors' bounds. */
+/* What attention over low-bit pages and cached rows should be, in doubles, and its errors' bounds.
+ */
 #include "tests/kernels/lowbit_case.h"
 
 #include <stdlib.h>

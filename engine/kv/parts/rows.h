@@ -15,8 +15,8 @@
 bool kva_kv_rows_started(const struct kva_kv_seq *seq);
 
 /* Rows whose query has moved away from the one that selected for the layer set select_now
- * (KVA_SETTING_RESELECT_BELOW), behind a gate: the device decides, and the host waits for nothing. A
- * policy's layer_query. */
+ * (KVA_SETTING_RESELECT_BELOW), behind a gate: the device decides, and the host waits for nothing.
+ * A policy's layer_query. */
 void kva_kv_rows_reselect(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer,
                           const void *q);
 

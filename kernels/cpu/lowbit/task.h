@@ -1,6 +1,6 @@
-/* task.h - a task of low-bit attention: the queries of some rows that share a KV head, what they may
- * see, and the scratch of the thread that runs it. A part of
- * driver.c, which alone includes it. */
+/* task.h - a task of low-bit attention: the queries of some rows that share a KV head, what they
+ * may see, and the scratch of the thread that runs it. A part of driver.c, which alone includes it.
+ */
 #ifndef KVA_KERNELS_CPU_LOWBIT_TASK_H
 #define KVA_KERNELS_CPU_LOWBIT_TASK_H
 

@@ -4,8 +4,8 @@
 
 #include "kernels/ops.h"
 
-/* Whether an entry with this gate is skipped (ops.h). What leaves gates runs when it is called: they
- * are there. */
+/* Whether an entry with this gate is skipped (ops.h). What leaves gates runs when it is called:
+ * they are there. */
 static inline bool kva_gate_closed(const uint32_t *gate)
 {
     return gate && *gate == 0;
