@@ -80,23 +80,13 @@ static enum kva_status open_model(struct kva_instance *instance, const struct kv
     return status ? status : kva_model_open(&params, &instance->model, err);
 }
 
-/* Matrices in fewer bits, where they are wanted, or the file has them so and the device takes
- * that. */
+/* Matrices in fewer bits, where they are wanted or the file has them so. */
 static enum kva_status pack(struct kva_instance *instance, const struct kva_config *config,
                             struct kva_err *err)
 {
     struct kva_cli_progress progress = {.what = "packing", .last_ns = kva_time_ns()};
-    const struct kva_device_info *device = kva_device_get_info(instance->device);
-    enum kva_model_weights weights = (enum kva_model_weights)config->weights;
-    if (weights == KVA_WEIGHTS_AUTO && !device->host_readable)
-        weights = KVA_WEIGHTS_BF16;
-    if (weights > KVA_WEIGHTS_BF16 && !device->host_readable)
-        return kva_fail_param(err, KVA_EUNSUPPORTED, "weights",
-                              "weights are to be %s, which only the CPU takes, and the device is "
-                              "%s: leave --weights out, or give --device cpu",
-                              kva_model_weights_name(weights), device->name);
     const struct kva_model_pack_params params = {
-        .weights = weights,
+        .weights = (enum kva_model_weights)config->weights,
         .path = config->model,
         .cache_path = config->weights_cache,
         .threads = (uint32_t)config->threads,
