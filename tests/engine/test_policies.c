@@ -113,6 +113,25 @@ static void test_policies__the_fused_operator_changes_nothing(void **state KVA_U
     }
 }
 
+/* What a step gives does not depend on whether others may follow. */
+static void test_policies__the_last_token_is_like_any_other(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_open(&f, &(struct fixture_params){.model_path = LLAMA});
+    for (enum variant v = FULL; v < VARIANTS; v++) {
+        struct run run = {.prompt_tokens = 205, .prompt_seed = 7, .kv = trace_variant(v)};
+        const struct trace all = trace_run(&f, &run);
+        for (run.outputs = 2; run.outputs <= 12; run.outputs += TRACE_QUICK ? 5 : 1) {
+            const struct trace cut = trace_run(&f, &run);
+            for (uint32_t i = 0; i < run.outputs; i++) {
+                if (cut.tokens[i] != all.tokens[i] || cut.logprobs[i] != all.logprobs[i])
+                    fail_msg("variant %d: token %u of %u is another", (int)v, i, run.outputs);
+            }
+        }
+    }
+    fixture_close(&f);
+}
+
 /* KIVI's own levels are minmax's but at 1 bit, where they are further from full KV. */
 static void test_policies__extremes_differ_at_one_bit(void **state KVA_UNUSED)
 {
@@ -477,6 +496,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_policies__fetching_every_row_is_full_attention),
         cmocka_unit_test(test_policies__exempting_every_layer_is_full_attention),
+        cmocka_unit_test(test_policies__the_last_token_is_like_any_other),
         cmocka_unit_test(test_policies__extremes_differ_at_one_bit),
         cmocka_unit_test(test_policies__fetching_no_row_is_kivi),
         cmocka_unit_test(test_policies__rows_by_layer_are_the_rows_of_each_layer),

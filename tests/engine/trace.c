@@ -77,12 +77,13 @@ struct trace trace_run(struct fixture *f, const struct run *run)
     uint32_t prompt[CONTEXT];
     struct kva_err err;
     struct trace trace = {0};
+    const uint32_t outputs = run->outputs ? run->outputs : OUTPUT;
     const struct kva_sampling_params sampling = trace_sampling();
     fixture_prompt(prompt, run->prompt_tokens, VOCAB, run->prompt_seed);
     struct kva_sequence *seq = fixture_start(f, &(struct kva_sequence_params){
                                                     .prompt = prompt,
                                                     .prompt_tokens = run->prompt_tokens,
-                                                    .tokens_max = run->prompt_tokens + OUTPUT,
+                                                    .tokens_max = run->prompt_tokens + outputs,
                                                     .sampling = &sampling,
                                                     .kv = run->kv,
                                                     .cache_scope = {run->scope},
@@ -91,7 +92,7 @@ struct trace trace_run(struct fixture *f, const struct run *run)
     f->engine->ops->sequence_info(f->engine->self, seq, &info);
     trace.cached = info.cached_tokens;
     uint32_t quota = run->quota ? run->quota : CONTEXT;
-    for (uint32_t step = 1, output = 0; output < OUTPUT; step++) {
+    for (uint32_t step = 1, output = 0; output < outputs; step++) {
         struct kva_step_item item = {.seq = seq, .prefill_tokens = output ? 0 : quota};
         if (output > 0)
             assert_int_equal(f->engine->ops->grow(f->engine->self, seq, &err), KVA_OK);

@@ -23,7 +23,8 @@ struct trace {
 struct run {
     uint32_t prompt_tokens;
     uint64_t prompt_seed;
-    uint32_t quota; /* of a prefill step; 0: all at once */
+    uint32_t quota;   /* of a prefill step; 0: all at once */
+    uint32_t outputs; /* tokens of the trace that there are; 0: all */
     struct kva_kv_spec kv;
     uint32_t suspend_every; /* steps; 0: never */
     uint64_t scope;

@@ -67,6 +67,14 @@ static bool selects_ahead(const struct kva_kv_spec *spec)
     return kva_kv_spec_k_max(spec) > 0 && spec->predictor != KVA_PREDICT_SYNC;
 }
 
+/* Correcting a selection is part of selecting with the same query for the next step: so the last
+ * step does that, too. */
+static bool selects_next(const struct kva_kv_seq *seq)
+{
+    return seq->spec.predictor != KVA_PREDICT_SYNC &&
+           (has_next_step(seq) || seq->spec.predictor == KVA_PREDICT_PREV_QUERY);
+}
+
 static void plan(const struct kva_kv_seq *seq, struct kva_kv_step_plan *ret)
 {
     if (kva_kv_spec_k_max(&seq->spec) == 0 || !kva_kv_rows_started(seq))
@@ -76,7 +84,7 @@ static void plan(const struct kva_kv_seq *seq, struct kva_kv_step_plan *ret)
     ret->predecode = !sync && !state_of(seq)->predecoded;
     ret->draft_token = state_of(seq)->spec_token;
     ret->select_now = sync;
-    ret->select_next = !sync && has_next_step(seq);
+    ret->select_next = selects_next(seq);
     if (ret->select_now || ret->select_next)
         ret->select_row = ret->draft ? 1 : 0;
 }
