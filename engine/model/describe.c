@@ -1,7 +1,7 @@
 /* describe.c - what an opened model is, for people. */
 #include "engine/model/gguf_files.h"
 #include "engine/model/packed.h"
-#include "kernels/int8.h"
+#include "kernels/packed.h"
 
 size_t kva_model_kv_bytes_per_token(const struct kva_model_config *config)
 {

@@ -1,11 +1,13 @@
 /* Matrices and rows in int8: what is rounded to what. */
-#include "kernels/int8.h"
 #include "kernels/ops.h"
+#include "kernels/packed.h"
 #include "tests/cmocka.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { GROUP = 128 }; /* inputs that share a scale */
 
 static uint64_t state = 1;
 
@@ -22,17 +24,18 @@ static float *make(uint32_t rows, uint32_t cols)
     assert_non_null(w);
     for (uint32_t r = 0; r < rows; r++) {
         for (uint32_t c = 0; c < cols; c++)
-            w[r * cols + c] = ldexpf(uniform(), (int)(c / KVA_INT8_GROUP));
+            w[r * cols + c] = ldexpf(uniform(), (int)(c / GROUP));
     }
     return w;
 }
 
 static void *quantised(const float *w, uint32_t rows, uint32_t cols)
 {
-    void *to = aligned_alloc(KVA_INT8_ALIGN, kva_int8_bytes(rows, cols));
-    uint32_t panels = (rows + KVA_INT8_PANEL - 1) / KVA_INT8_PANEL;
+    void *to =
+        aligned_alloc(KVA_PACKED_ALIGN, kva_packed_bytes(kva_packed_format(KVA_INT8), rows, cols));
+    uint32_t panels = (rows + KVA_PACKED_PANEL - 1) / KVA_PACKED_PANEL;
     assert_non_null(to);
-    assert_true(kva_int8_quantise(w, KVA_F32, rows, cols, 0, panels, to));
+    assert_true(kva_packed_quantise(KVA_INT8, w, KVA_F32, rows, cols, 0, panels, to));
     return to;
 }
 
@@ -44,13 +47,13 @@ static void test_int8__error_is_half_a_step_of_the_group(void **unused KVA_UNUSE
         float *w = make(rows, cols);
         void *q = quantised(w, rows, cols);
         for (uint32_t r = 0; r < rows; r++) {
-            for (uint32_t first = 0; first < cols; first += KVA_INT8_GROUP) {
-                uint32_t end = kva_min_u32(first + KVA_INT8_GROUP, cols);
+            for (uint32_t first = 0; first < cols; first += GROUP) {
+                uint32_t end = kva_min_u32(first + GROUP, cols);
                 float largest = 0;
                 for (uint32_t c = first; c < end; c++)
                     largest = fmaxf(largest, fabsf(w[r * cols + c]));
                 for (uint32_t c = first; c < end; c++) {
-                    float error = fabsf(kva_int8_at(q, cols, r, c) - w[r * cols + c]);
+                    float error = fabsf(kva_packed_at(KVA_INT8, q, cols, r, c) - w[r * cols + c]);
                     assert_true(error <= largest / 127 * 0.50001f);
                 }
             }
@@ -77,15 +80,16 @@ static void test_int8__16_bit_formats_give_the_same_codes(void **unused KVA_UNUS
                                          (bits >> 13 & 0x3FF));
     }
     void *a = quantised(w, ROWS, COLS);
-    size_t bytes = kva_int8_bytes(ROWS, COLS);
-    void *b = aligned_alloc(KVA_INT8_ALIGN, bytes);
-    assert_true(kva_int8_quantise(bf16, KVA_BF16, ROWS, COLS, 0, 2, b));
+    size_t bytes = kva_packed_bytes(kva_packed_format(KVA_INT8), ROWS, COLS);
+    void *b = aligned_alloc(KVA_PACKED_ALIGN, bytes);
+    assert_true(kva_packed_quantise(KVA_INT8, bf16, KVA_BF16, ROWS, COLS, 0, 2, b));
     assert_memory_equal(a, b, bytes);
     memset(b, 0, bytes);
     /* Panel by panel, as threads would. */
     assert_true(
-        kva_int8_quantise(f16, KVA_F16, ROWS, COLS, 1, 2, (char *)b + kva_int8_panel_bytes(COLS)));
-    assert_true(kva_int8_quantise(f16, KVA_F16, ROWS, COLS, 0, 1, b));
+        kva_packed_quantise(KVA_INT8, f16, KVA_F16, ROWS, COLS, 1, 2,
+                            (char *)b + kva_packed_panel_bytes(kva_packed_format(KVA_INT8), COLS)));
+    assert_true(kva_packed_quantise(KVA_INT8, f16, KVA_F16, ROWS, COLS, 0, 1, b));
     assert_memory_equal(a, b, bytes);
     free(a);
     free(b);
@@ -97,7 +101,7 @@ static void test_int8__what_is_behind_the_matrix_is_zero(void **unused KVA_UNUSE
     for (size_t i = 0; i < KVA_COUNT_OF(w); i++)
         w[i] = 1;
     unsigned char *q = quantised(w, 17, 130);
-    size_t panel = kva_int8_panel_bytes(130);
+    size_t panel = kva_packed_panel_bytes(kva_packed_format(KVA_INT8), 130);
     /* Group 1 has one piece: inputs 128 and 129, and two that are not there. */
     assert_int_equal(panel, (1 + 32 + 1 + 8) * 64);
     const unsigned char *step = q + 34 * 64;
@@ -118,12 +122,12 @@ static void test_int8__numbers_that_are_not_finite_are_refused(void **unused KVA
     for (size_t i = 0; i < KVA_COUNT_OF(bad); i++) {
         float w[130] = {0};
         w[129] = bad[i];
-        assert_false(kva_int8_quantise(w, KVA_F32, 1, 130, 0, 1, to));
+        assert_false(kva_packed_quantise(KVA_INT8, w, KVA_F32, 1, 130, 0, 1, to));
     }
     /* The largest and the smallest are fine. */
     float w[2] = {3.4e38f, 1e-45f};
-    assert_true(kva_int8_quantise(w, KVA_F32, 1, 2, 0, 1, to));
-    assert_true(isfinite(kva_int8_at(to, 2, 0, 0)));
+    assert_true(kva_packed_quantise(KVA_INT8, w, KVA_F32, 1, 2, 0, 1, to));
+    assert_true(isfinite(kva_packed_at(KVA_INT8, to, 2, 0, 0)));
 }
 
 /* A row with something in it that is no number gives no numbers, at every level; its neighbour is
@@ -157,7 +161,8 @@ static void test_int8__rows_that_are_not_finite_show(void **unused KVA_UNUSED)
             kva_device_ops(device)->linear(device, &args);
             for (uint32_t n = 0; n < OUTPUTS; n++) {
                 assert_true(isnan(out[n]));
-                assert_true(fabsf(out[OUTPUTS + n] - kva_int8_at(q, INPUTS, n, 1)) < 1e-6f);
+                assert_true(fabsf(out[OUTPUTS + n] - kva_packed_at(KVA_INT8, q, INPUTS, n, 1)) <
+                            1e-6f);
             }
         }
         kva_device_close(device);

@@ -1,7 +1,7 @@
 /* What tiles a linear of level amx loads, multiplies and stores: the figures that stand behind what
  * docs/results/cpu.md expects of it. */
-#include "kernels/int8.h"
 #include "kernels/ops.h"
+#include "kernels/packed.h"
 #include "tests/cmocka.h"
 #include "tests/kernels/amx_emulator.h"
 
@@ -23,11 +23,12 @@ static struct amx_counts run(struct kva_device *device, enum kva_dtype dtype, ui
                              uint32_t outputs, uint32_t inputs)
 {
     struct kva_weight weight;
-    const size_t bytes = dtype == KVA_INT8 ? kva_int8_bytes(outputs, inputs)
-                                           : (size_t)outputs * inputs * sizeof(uint16_t);
+    const size_t bytes = dtype == KVA_INT8
+                             ? kva_packed_bytes(kva_packed_format(KVA_INT8), outputs, inputs)
+                             : (size_t)outputs * inputs * sizeof(uint16_t);
     float *x = calloc((size_t)rows * inputs, sizeof *x);
     float *out = calloc((size_t)rows * outputs, sizeof *out);
-    void *data = aligned_alloc(KVA_INT8_ALIGN, kva_align_up(bytes, KVA_INT8_ALIGN));
+    void *data = aligned_alloc(KVA_PACKED_ALIGN, kva_align_up(bytes, KVA_PACKED_ALIGN));
     assert_true(x && out && data);
     memset(data, 0, bytes);
     assert_int_equal(kva_device_weight(device, data, dtype, outputs, inputs, &weight, NULL),

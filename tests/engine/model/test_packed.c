@@ -2,7 +2,7 @@
 #include "engine/model/checksum.h"
 #include "engine/model/packed.h"
 #include "engine/model/packed_file.h"
-#include "kernels/int8.h"
+#include "kernels/packed.h"
 #include "tests/data.h"
 #include "tests/engine/model/checkpoint.h"
 
@@ -128,14 +128,14 @@ static void expect_matrix(const struct kva_tensor *plain, const struct kva_tenso
     assert_int_equal(int8->dtype, KVA_INT8);
     assert_int_equal(int8->rows, plain->rows);
     assert_int_equal(int8->cols, plain->cols);
-    assert_int_equal((uintptr_t)int8->data % KVA_INT8_ALIGN, 0);
+    assert_int_equal((uintptr_t)int8->data % KVA_PACKED_ALIGN, 0);
     for (uint32_t r = 0; r < plain->rows; r++) {
         float largest = 0;
         const float *row = (const float *)plain->data + (size_t)r * plain->cols;
         for (uint32_t c = 0; c < plain->cols; c++)
             largest = row[c] > largest ? row[c] : -row[c] > largest ? -row[c] : largest;
         for (uint32_t c = 0; c < plain->cols; c++) {
-            float error = kva_int8_at(int8->data, plain->cols, r, c) - row[c];
+            float error = kva_packed_at(KVA_INT8, int8->data, plain->cols, r, c) - row[c];
             assert_true(error <= largest / 253 && error >= -largest / 253);
         }
     }
@@ -162,7 +162,9 @@ static void test_packed__matrices_are_rounded_and_nothing_else(void **state)
     assert_int_equal(b->mlp_norm.dtype, KVA_F32);
     assert_null(b->q_bias.data);
     /* Embedding and three norms as they were, and eight matrices of one panel each. */
-    size_t bytes = KEPT_NUMBERS * sizeof(float) + 7 * kva_int8_bytes(8, 8) + kva_int8_bytes(8, 12);
+    size_t bytes = KEPT_NUMBERS * sizeof(float) +
+                   7 * kva_packed_bytes(kva_packed_format(KVA_INT8), 8, 8) +
+                   kva_packed_bytes(kva_packed_format(KVA_INT8), 8, 12);
     assert_int_equal(model->weight_bytes, bytes);
     assert_true(model->parameter_count == plain->parameter_count);
     struct kva_buf text;
@@ -188,7 +190,8 @@ static void test_packed__a_tied_embedding_is_kept_once(void **state)
     assert_int_equal(checkpoint_open(checkpoint, &plain, &err), KVA_OK);
     expect_matrix(&plain->embed, &model->embed);
     assert_ptr_equal(model->embed.data, model->lm_head.data);
-    size_t bytes = 3 * 8 * sizeof(float) + 7 * kva_int8_bytes(8, 8) + kva_int8_bytes(8, 12);
+    size_t bytes = 3 * 8 * sizeof(float) + 7 * kva_packed_bytes(kva_packed_format(KVA_INT8), 8, 8) +
+                   kva_packed_bytes(kva_packed_format(KVA_INT8), 8, 12);
     assert_int_equal(model->weight_bytes, bytes);
     kva_model_close(plain);
     kva_model_close(model);
