@@ -189,7 +189,7 @@ static void test_device__weight_refers_to_its_memory(void **state KVA_UNUSED)
     assert_int_equal(weight.rows, 3);
     assert_int_equal(weight.cols, 4);
     struct kva_weight same = weight;
-    assert_int_equal(kva_device_weight(device, data, (enum kva_dtype)9, 3, 4, &weight, &err),
+    assert_int_equal(kva_device_weight(device, data, KVA_DTYPE_END, 3, 4, &weight, &err),
                      KVA_EINVAL);
     assert_int_equal(kva_device_weight(device, data, KVA_BF16, 0, 4, &weight, &err), KVA_EINVAL);
     assert_int_equal(kva_device_weight(device, NULL, KVA_BF16, 3, 4, &weight, &err), KVA_EINVAL);
