@@ -56,7 +56,8 @@ static enum kva_status unknown_policy(const char *name, struct kva_err *err)
         kva_buf_printf(&known, "%s%s", id ? ", " : "",
                        kva_kv_policy_name((enum kva_kv_policy_id)id));
     enum kva_status status =
-        kva_fail_param(err, KVA_EINVAL, "kv-allow", "--kv-allow is '%.100s', expected one of %s",
+        kva_fail_param(err, KVA_EINVAL, "kv-allow",
+                       "--kv-allow is '%.100s', expected one of %s (again for each of several)",
                        name, known.data ? known.data : "the KV policies");
     kva_buf_finish(&known);
     return status;
