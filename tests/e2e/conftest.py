@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import pathlib
+import signal
 
 import pytest
 from harness import BINARY, Server
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Programs that tests start inherit what is ignored: Ctrl-C is, in a shell's background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not BINARY.exists():
         raise pytest.UsageError(f"there is no {BINARY}: build it with ninja, or set KVAHEAD_BINARY")
 
