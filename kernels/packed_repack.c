@@ -152,22 +152,24 @@ static void read_four_bits(const uint8_t *from, uint8_t *codes)
         codes[i] = from[i / 64 * 32 + i % 32] >> i % 64 / 32 * 4 & 15;
 }
 
-static void read_q4_k(const uint8_t *from, const struct target *to)
+/* What q4_k and q5_k have in common; four bits of each code lie at `codes`. */
+static void read_k_min(const uint8_t *from, const uint8_t *codes, const struct target *to)
 {
     uint8_t s[8], m[8];
     read_six_bits(from + 4, s, m);
     put_factors(to, s, m, 8);
     put_halves(to, from, from + 2);
-    read_four_bits(from + 16, to->codes);
+    read_four_bits(codes, to->codes);
+}
+
+static void read_q4_k(const uint8_t *from, const struct target *to)
+{
+    read_k_min(from, from + 16, to);
 }
 
 static void read_q5_k(const uint8_t *from, const struct target *to)
 {
-    uint8_t s[8], m[8];
-    read_six_bits(from + 4, s, m);
-    put_factors(to, s, m, 8);
-    put_halves(to, from, from + 2);
-    read_four_bits(from + 48, to->codes);
+    read_k_min(from, from + 48, to);
     for (uint32_t i = 0; i < BLOCK; i++)
         to->codes[i] |= (uint8_t)((from[16 + i % 32] >> i / 32 & 1) << 4);
 }

@@ -166,9 +166,6 @@ KVA_MUST_CHECK enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv
 struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq,
                                              const uint32_t *prompt);
 
-/* Undo an admission. */
-void kva_kv_seq_unadmit(struct kva_kv *kv, struct kva_kv_seq *seq);
-
 /* Pages and device memory for `tokens` tokens in all; at once where it has them. Fails: KVA_ELIMIT,
  * nothing lost. */
 KVA_MUST_CHECK enum kva_status kva_kv_seq_grow(struct kva_kv *kv, struct kva_kv_seq *seq,

@@ -120,17 +120,12 @@ static void set_resident(struct kva_kv *kv, struct kva_kv_seq *seq, bool residen
     seq->resident = resident;
 }
 
-void kva_kv_seq_unadmit(struct kva_kv *kv, struct kva_kv_seq *seq)
+void kva_kv_seq_finish(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     if (seq->resident)
         kva_kv_release(kv, seq, false);
     set_resident(kv, seq, false);
     release_pages(kv, seq);
-}
-
-void kva_kv_seq_finish(struct kva_kv *kv, struct kva_kv_seq *seq)
-{
-    kva_kv_seq_unadmit(kv, seq);
     kva_kv_stream_finish(seq);
     free(seq->pages);
     free(seq->policy_state);

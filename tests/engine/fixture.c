@@ -5,6 +5,7 @@
 #include "engine/model/packed.h"
 #include "engine/sampler.h"
 #include "kernels/backend.h"
+#include "kernels/convert.h"
 #include "kernels/profile.h"
 #include "tests/data.h"
 
@@ -137,4 +138,23 @@ void fixture_prompt(uint32_t *ids, uint32_t count, uint32_t vocab, uint64_t seed
 {
     for (uint32_t i = 0; i < count; i++)
         ids[i] = (uint32_t)(kva_sampler_uniform(seed, i) * vocab);
+}
+
+const uint16_t *fixture_kv_row(const struct fixture *fixture, const struct kva_forward_view *view,
+                               uint32_t kv_head, uint32_t token)
+{
+    const struct kva_model_config *c = &fixture->model->config;
+    const struct kva_kv_seq *seq = view->rows->seq;
+    uint32_t page = token / KVA_PAGE_TOKENS;
+    size_t block = kva_kv_block_bytes(c->kv_heads, c->head_dim);
+    const void *at = page < seq->offloaded ? seq->pages[page]->host + view->layer * block
+                                           : *kva_kv_block_at(view->rows, page);
+    size_t row = (size_t)kv_head * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS;
+    return (const uint16_t *)at + row * 2 * c->head_dim;
+}
+
+double fixture_kv_number(const struct fixture *fixture, const uint16_t *at)
+{
+    return kva_model_engine_kv_dtype(fixture->model) == KVA_BF16 ? (double)kva_f32_of_bf16(*at)
+                                                                 : (double)kva_f32_of_f16(*at);
 }

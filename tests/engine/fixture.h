@@ -2,6 +2,7 @@
 #ifndef KVA_TESTS_ENGINE_FIXTURE_H
 #define KVA_TESTS_ENGINE_FIXTURE_H
 
+#include "engine/forward.h"
 #include "engine/model/packed.h"
 #include "engine/model_engine.h"
 #include "kernels/device.h"
@@ -57,5 +58,12 @@ void fixture_decode(struct fixture *fixture, struct kva_sequence *const *seqs, u
 
 /* Prompt of `count` ids that look random, the same for the same seed, below `vocab`. */
 void fixture_prompt(uint32_t *ids, uint32_t count, uint32_t vocab, uint64_t seed);
+
+/* K and behind it V of a token of the view's sequence, in the KV's format, wherever its page is. */
+const uint16_t *fixture_kv_row(const struct fixture *fixture, const struct kva_forward_view *view,
+                               uint32_t kv_head, uint32_t token);
+
+/* One number of such a row. */
+double fixture_kv_number(const struct fixture *fixture, const uint16_t *at);
 
 #endif

@@ -392,83 +392,32 @@ static void test_policies__a_draft_token_obeys_the_request(void **state KVA_UNUS
     }
 }
 
+/* Settings of which one cannot be. */
+#define KIVI_OF(...)                                                                               \
+    {                                                                                              \
+        .policy = KVA_KV_KIVI, .levels = KVA_KV_LEVELS_MSE, __VA_ARGS__                            \
+    }
+#define SPECACHE_OF(...)                                                                           \
+    {                                                                                              \
+        .policy = KVA_KV_SPECACHE, .levels = KVA_KV_LEVELS_MSE, .bits = 2, .group = 64,            \
+        .window = 64, .sinks = 4, __VA_ARGS__                                                      \
+    }
+
 static void test_policies__settings_that_cannot_be_are_named(void **state KVA_UNUSED)
 {
     static const struct {
         struct kva_kv_spec spec;
         const char *param;
     } cases[] = {
-        {{.policy = KVA_KV_KIVI,
-          .levels = KVA_KV_LEVELS_MSE,
-          .bits = 3,
-          .group = 64,
-          .window = 64,
-          .sinks = 4},
-         "bits"},
-        {{.policy = KVA_KV_KIVI,
-          .levels = KVA_KV_LEVELS_MSE,
-          .bits = 2,
-          .group = 48,
-          .window = 64,
-          .sinks = 4},
-         "group"},
-        {{.policy = KVA_KV_KIVI,
-          .levels = KVA_KV_LEVELS_MSE,
-          .bits = 2,
-          .group = 64,
-          .window = 0,
-          .sinks = 4},
-         "window"},
-        {{.policy = KVA_KV_KIVI,
-          .levels = KVA_KV_LEVELS_MSE,
-          .bits = 2,
-          .group = 64,
-          .window = 65,
-          .sinks = 4},
-         "window"},
-        {{.policy = KVA_KV_KIVI,
-          .levels = KVA_KV_LEVELS_MSE,
-          .bits = 2,
-          .group = 64,
-          .window = 64,
-          .sinks = 33},
-         "sinks"},
-        {{.policy = KVA_KV_KIVI,
-          .levels = KVA_KV_LEVELS_MSE,
-          .bits = 2,
-          .group = 64,
-          .window = 64,
-          .sinks = 4,
-          .min_tokens = 1},
-         "min_tokens"},
-        {{.policy = KVA_KV_SPECACHE,
-          .levels = KVA_KV_LEVELS_MSE,
-          .bits = 2,
-          .group = 64,
-          .window = 64,
-          .sinks = 4,
-          .k = 65537},
-         "topk"},
-        {{.policy = KVA_KV_SPECACHE,
-          .levels = KVA_KV_LEVELS_MSE,
-          .bits = 2,
-          .group = 64,
-          .window = 64,
-          .sinks = 4,
-          .k = 1,
-          .k_ranges = {{0, 1, 65537}},
-          .k_range_count = 1},
-         "topk"},
-        {{.policy = KVA_KV_SPECACHE,
-          .levels = KVA_KV_LEVELS_MSE,
-          .bits = 2,
-          .group = 64,
-          .window = 64,
-          .sinks = 4,
-          .k = 1,
-          .k_ranges = {{2, 3, 1}},
-          .k_range_count = 1},
-         "topk"},
+        {KIVI_OF(.bits = 3, .group = 64, .window = 64, .sinks = 4), "bits"},
+        {KIVI_OF(.bits = 2, .group = 48, .window = 64, .sinks = 4), "group"},
+        {KIVI_OF(.bits = 2, .group = 64, .window = 0, .sinks = 4), "window"},
+        {KIVI_OF(.bits = 2, .group = 64, .window = 65, .sinks = 4), "window"},
+        {KIVI_OF(.bits = 2, .group = 64, .window = 64, .sinks = 33), "sinks"},
+        {KIVI_OF(.bits = 2, .group = 64, .window = 64, .sinks = 4, .min_tokens = 1), "min_tokens"},
+        {SPECACHE_OF(.k = 65537), "topk"},
+        {SPECACHE_OF(.k = 1, .k_ranges = {{0, 1, 65537}}, .k_range_count = 1), "topk"},
+        {SPECACHE_OF(.k = 1, .k_ranges = {{2, 3, 1}}, .k_range_count = 1), "topk"},
         {{.policy = KVA_KV_STREAMING, .window = 64, .positions = KVA_POSITIONS_COUNT}, "positions"},
     };
     struct fixture f;

@@ -110,25 +110,6 @@ struct probe {
     double worst;
 };
 
-static double read16(const uint16_t *at, enum kva_dtype dtype)
-{
-    return dtype == KVA_BF16 ? kva_f32_of_bf16(*at) : kva_f32_of_f16(*at);
-}
-
-/* K and V of a token that is kept. */
-static const uint16_t *row_of(const struct probe *p, const struct kva_forward_view *view,
-                              uint32_t head, uint32_t token)
-{
-    const struct kva_model_config *c = &p->f->model->config;
-    const struct kva_kv_seq *seq = view->rows->seq;
-    uint32_t page = token / KVA_PAGE_TOKENS;
-    size_t block = kva_kv_block_bytes(c->kv_heads, c->head_dim);
-    const void *at = page < seq->offloaded ? seq->pages[page]->host + view->layer * block
-                                           : *kva_kv_block_at(view->rows, page);
-    size_t row = (size_t)head * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS;
-    return (const uint16_t *)at + row * 2 * c->head_dim;
-}
-
 /* out = q as it would be `back` positions earlier. */
 static void turn_back(const struct kva_model_config *c, const float *q, uint32_t back, double *out)
 {
@@ -157,7 +138,6 @@ static bool sees(const struct probe *p, const struct kva_forward_view *view, uin
 static void check_head(struct probe *p, const struct kva_forward_view *view, uint32_t head)
 {
     const struct kva_model_config *c = &p->f->model->config;
-    enum kva_dtype dtype = kva_model_engine_kv_dtype(p->f->model);
     uint32_t d = c->head_dim, position = view->rows->position_first;
     uint32_t first = offloaded_at(position) * 64;
     bool rolls = first > 0 && p->spec->positions == KVA_POSITIONS_INDEX;
@@ -170,14 +150,14 @@ static void check_head(struct probe *p, const struct kva_forward_view *view, uin
     for (uint32_t t = 0; t <= position; t++) {
         if (!sees(p, view, t, back))
             continue;
-        const uint16_t *row = row_of(p, view, head / (c->heads / c->kv_heads), t);
+        const uint16_t *row = fixture_kv_row(p->f, view, head / (c->heads / c->kv_heads), t);
         double score = 0;
         for (uint32_t i = 0; i < d; i++)
-            score += (t < first ? near : far)[i] * read16(row + i, dtype);
+            score += (t < first ? near : far)[i] * fixture_kv_number(p->f, row + i);
         double weight = exp(score * (double)c->attend_scale);
         sum += weight;
         for (uint32_t i = 0; i < d; i++)
-            want[i] += weight * read16(row + d + i, dtype);
+            want[i] += weight * fixture_kv_number(p->f, row + d + i);
     }
     for (uint32_t i = 0; i < d; i++)
         p->worst = fmax(p->worst, fabs(want[i] / sum - (double)out[i]));

@@ -42,25 +42,6 @@ struct probe {
     double worst;
 };
 
-static double read16(const uint16_t *at, enum kva_dtype dtype)
-{
-    return dtype == KVA_BF16 ? kva_f32_of_bf16(*at) : kva_f32_of_f16(*at);
-}
-
-/* K and V of a token, wherever the page is. */
-static const uint16_t *row_of(const struct probe *p, const struct kva_forward_view *view,
-                              uint32_t head, uint32_t token)
-{
-    const struct kva_model_config *c = &p->f->model->config;
-    uint32_t page = token / KVA_PAGE_TOKENS;
-    const struct kva_kv_seq *seq = view->rows->seq;
-    size_t block = kva_kv_block_bytes(c->kv_heads, c->head_dim);
-    const unsigned char *at = page < seq->offloaded ? seq->pages[page]->host + view->layer * block
-                                                    : view->rows->blocks[page];
-    size_t row = (size_t)head * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS;
-    return (const uint16_t *)(const void *)at + row * 2 * c->head_dim;
-}
-
 static bool attends(const struct probe *p, const struct kva_kv_seq *seq, uint32_t token)
 {
     return token < p->spec->sinks || token >= seq->offloaded * KVA_PAGE_TOKENS;
@@ -69,24 +50,23 @@ static bool attends(const struct probe *p, const struct kva_kv_seq *seq, uint32_
 static void check_head(struct probe *p, const struct kva_forward_view *view, uint32_t head)
 {
     const struct kva_model_config *c = &p->f->model->config;
-    enum kva_dtype dtype = kva_model_engine_kv_dtype(p->f->model);
     uint32_t d = c->head_dim, kv_head = head / (c->heads / c->kv_heads);
     const float *q = (const float *)view->q + (size_t)head * d;
     const float *out = (const float *)view->out + (size_t)head * d;
     double want[KVA_PAGE_TOKENS * 4] = {0}, sum = 0;
     for (uint32_t t = 0; t <= view->rows->position_first; t++) {
-        const uint16_t *row = row_of(p, view, kv_head, t);
+        const uint16_t *row = fixture_kv_row(p->f, view, kv_head, t);
         double score = 0;
         if (!attends(p, view->rows->seq, t)) {
             p->dropped++;
             continue;
         }
         for (uint32_t i = 0; i < d; i++)
-            score += q[i] * read16(row + i, dtype);
+            score += q[i] * fixture_kv_number(p->f, row + i);
         double weight = exp(score * (double)c->attend_scale);
         sum += weight;
         for (uint32_t i = 0; i < d; i++)
-            want[i] += weight * read16(row + d + i, dtype);
+            want[i] += weight * fixture_kv_number(p->f, row + d + i);
     }
     for (uint32_t i = 0; i < d; i++)
         p->worst = fmax(p->worst, fabs(want[i] / sum - (double)out[i]));

@@ -76,41 +76,56 @@ static void test_alloc__sweep(void **state KVA_UNUSED)
     cJSON_Delete(synthetic);
 }
 
-/* The vocabularies of the fuzz target's corpus. What is loaded in spite of a failure, which may only
- * cost time, is whole. */
+typedef enum kva_status load_fn(const void *what, struct kva_tokenizer **ret, struct kva_err *err);
+
+/* Loading, with each allocation failing once. What is loaded in spite of a failure, which may only
+ * cost time, is whole: `text` has `count` tokens, of which the last one is `last`. */
+static void sweep_load(load_fn *load, const void *what, const char *text, size_t count,
+                       int32_t last)
+{
+    cJSON_Hooks hooks = {.malloc_fn = alloc_guard_malloc, .free_fn = free};
+    cJSON_InitHooks(&hooks);
+    bool done = false;
+    uint64_t at = 0;
+    for (; !done; at++) {
+        struct kva_tokenizer *tokenizer = NULL;
+        struct kva_err err = {.message = ""};
+        alloc_guard_fail_at(at);
+        enum kva_status status = load(what, &tokenizer, &err);
+        done = alloc_guard_fail_none() == 0;
+        assert_true(!done || status == KVA_OK);
+        assert_int_equal(tokenizer != NULL, status == KVA_OK);
+        assert_int_equal(err.message[0] == '\0', status == KVA_OK);
+        if (status)
+            continue;
+        struct kva_token_list list = fixture_encode(tokenizer, text, strlen(text), false, true);
+        assert_int_equal(list.count, count);
+        assert_int_equal(list.ids[count - 1], last);
+        kva_token_list_finish(&list);
+        kva_tokenizer_destroy(tokenizer);
+    }
+    cJSON_InitHooks(NULL);
+    assert_true(at > 60);
+}
+
+static enum kva_status load_path(const void *path, struct kva_tokenizer **ret, struct kva_err *err)
+{
+    return kva_tokenizer_load(path, ret, err);
+}
+
+/* The vocabularies of the fuzz target's corpus. */
 static void test_alloc__gguf(void **state KVA_UNUSED)
 {
     static const struct {
         const char *name, *text;
         size_t count;
-    } cases[] = {{"vocab-smollm", "ab <s>11", 5}, {"llama-spm-v2", "abc </s>", 4}};
-    cJSON_Hooks hooks = {.malloc_fn = alloc_guard_malloc, .free_fn = free};
+        int32_t last;
+    } cases[] = {{"vocab-smollm", "ab <s>11", 5, 2}, {"llama-spm-v2", "abc </s>", 4, 2}};
     for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
         char name[256], path[4096];
         snprintf(name, sizeof(name), "tests/fuzz/corpus/gguf/%s", cases[i].name);
         kva_test_source(name, path, sizeof(path));
-        cJSON_InitHooks(&hooks);
-        bool done = false;
-        uint64_t at = 0;
-        for (; !done; at++) {
-            struct kva_tokenizer *tokenizer = NULL;
-            struct kva_err err = {.message = ""};
-            alloc_guard_fail_at(at);
-            enum kva_status status = kva_tokenizer_load(path, &tokenizer, &err);
-            done = alloc_guard_fail_none() == 0;
-            assert_true(!done || status == KVA_OK);
-            assert_int_equal(tokenizer != NULL, status == KVA_OK);
-            assert_int_equal(err.message[0] == '\0', status == KVA_OK);
-            if (status)
-                continue;
-            struct kva_token_list list =
-                fixture_encode(tokenizer, cases[i].text, strlen(cases[i].text), false, true);
-            assert_int_equal(list.count, cases[i].count);
-            kva_token_list_finish(&list);
-            kva_tokenizer_destroy(tokenizer);
-        }
-        cJSON_InitHooks(NULL);
-        assert_true(at > 60);
+        sweep_load(load_path, path, cases[i].text, cases[i].count, cases[i].last);
     }
 }
 
@@ -135,33 +150,16 @@ static const struct kva_tokenizer_files folders[] = {
      .model_config = FILE_OF("{\"model_type\":\"opt\"}")},
 };
 
+static enum kva_status load_files(const void *files, struct kva_tokenizer **ret,
+                                  struct kva_err *err)
+{
+    return kva_tokenizer_load_files(files, ret, err);
+}
+
 static void test_alloc__folders(void **state KVA_UNUSED)
 {
-    cJSON_Hooks hooks = {.malloc_fn = alloc_guard_malloc, .free_fn = free};
-    for (size_t i = 0; i < KVA_COUNT_OF(folders); i++) {
-        cJSON_InitHooks(&hooks);
-        bool done = false;
-        uint64_t at = 0;
-        for (; !done; at++) {
-            struct kva_tokenizer *tokenizer = NULL;
-            struct kva_err err = {.message = ""};
-            alloc_guard_fail_at(at);
-            enum kva_status status = kva_tokenizer_load_files(&folders[i], &tokenizer, &err);
-            done = alloc_guard_fail_none() == 0;
-            assert_true(!done || status == KVA_OK);
-            assert_int_equal(tokenizer != NULL, status == KVA_OK);
-            assert_int_equal(err.message[0] == '\0', status == KVA_OK);
-            if (status)
-                continue;
-            struct kva_token_list list = fixture_encode(tokenizer, "ab<x>", 5, false, true);
-            assert_int_equal(list.count, 2);
-            assert_int_equal(list.ids[1], 9);
-            kva_token_list_finish(&list);
-            kva_tokenizer_destroy(tokenizer);
-        }
-        cJSON_InitHooks(NULL);
-        assert_true(at > 60);
-    }
+    for (size_t i = 0; i < KVA_COUNT_OF(folders); i++)
+        sweep_load(load_files, &folders[i], "ab<x>", 2, 9);
 }
 
 int main(void)
