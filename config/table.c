@@ -44,8 +44,8 @@ static const struct kva_option table[] = {
      "third of bf16's bytes (docs/models.md)."},
     {"weights-cache", KVA_OPTION_STRING, ENGINE | EVAL, AT(weights_cache), 0, 0, NULL, NULL,
      "Model",
-     "Folder for matrices in int8 or int4, which are made once; default: the model's own folder, "
-     "or beside its file."},
+     "Folder for matrices in int8 or int4, which are made once (default: the model's own folder, or "
+     "beside its file), and for blocks of GGUF files (default: in memory)."},
 
     {"device", KVA_OPTION_STRING, ENGINE | EVAL, AT(device), 0, 0, "cpu", NULL, "Device",
      "cpu, cuda:N, or auto: the first GPU where there is one, else the CPU. The CUDA device has "
