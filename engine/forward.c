@@ -219,25 +219,6 @@ void kva_forward_run(struct kva_forward *fw, const struct kva_forward_call *call
         run_layer(fw, call, &pass, pass.layer_first + i, rows);
 }
 
-uint64_t kva_forward_time_rows(struct kva_forward *fw, uint32_t rows)
-{
-    const struct kva_layer_weights *w = &fw->layers[0];
-    void *normed = fw->scratch[KVA_SCRATCH_NORMED].data;
-    uint64_t best = UINT64_MAX;
-    for (int i = 0; i < 4; i++) {
-        uint64_t start_ns = kva_time_ns();
-        linear(fw, fw->scratch[KVA_SCRATCH_Q].data, normed, w->q, w->q_bias, rows, false);
-        linear(fw, fw->scratch[KVA_SCRATCH_K].data, normed, w->k, w->k_bias, rows, false);
-        linear(fw, fw->scratch[KVA_SCRATCH_V].data, normed, w->v, w->v_bias, rows, false);
-        linear(fw, normed, fw->scratch[KVA_SCRATCH_ATTN].data, w->o, w->o_bias, rows, false);
-        mlp(fw, w, fw->scratch[KVA_SCRATCH_HIDDEN].data, rows);
-        kva_device_sync(fw->device, KVA_QUEUE_COMPUTE);
-        uint64_t took_ns = kva_time_ns() - start_ns;
-        best = took_ns < best ? took_ns : best;
-    }
-    return best;
-}
-
 void kva_forward_fill(struct kva_forward *fw, const struct kva_forward_call *call, const void *k,
                       const void *v)
 {

@@ -104,10 +104,6 @@ void kva_forward_pick(struct kva_forward *forward, const struct kva_forward_pick
  * for, now. */
 float *kva_forward_logits(struct kva_forward *forward, uint32_t index);
 
-/* Nanoseconds that the products of one layer take for so many rows, at best; what scratch holds is
- * lost. Between calls only. */
-uint64_t kva_forward_time_rows(struct kva_forward *forward, uint32_t rows);
-
 /* Bytes of scratch memory on the device. */
 size_t kva_forward_scratch_bytes(const struct kva_forward *forward);
 

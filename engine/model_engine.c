@@ -15,10 +15,6 @@
  * its tokens in the device tier. */
 #define PARTIAL_PREFILLS_MAX 2u
 
-/* Cost of a step with a second row per sequence, relative to one without, up to which speculative
- * tokens pay: their selections are better than the previous query's. */
-#define SPECULATION_COST_MAX 1.15
-
 /* --- sequences ------------------------------------------------------------------------------- */
 
 static void sequence_free(struct model_engine *e, struct kva_sequence *seq)
@@ -73,33 +69,6 @@ static enum kva_status engine_check(void *self, const struct kva_sequence_params
     return kva_kv_check_fits(e->kv, &plan, err);
 }
 
-/* What AUTO stands for where the host does not read the device's memory: a second row per sequence
- * is nearly free while the weights' bytes, and not the products, decide how long a full step takes.
- * Measured once, for as many sequences as may run: a request's tokens must not depend on how many
- * others there happen to be. */
-static enum kva_kv_predictor measured_predictor(struct model_engine *e)
-{
-    if (e->auto_predictor == KVA_PREDICT_AUTO) {
-        uint32_t rows = e->params.sequences_max;
-        uint64_t one = kva_forward_time_rows(e->forward, rows);
-        uint64_t two = kva_forward_time_rows(e->forward, 2 * rows);
-        e->auto_predictor = (double)two < (double)one * SPECULATION_COST_MAX
-                                ? KVA_PREDICT_SPEC_TOKEN
-                                : KVA_PREDICT_PREV_QUERY;
-        kva_log(KVA_LOG_INFO, "predictor auto: %s (%u rows take %.2f of the time of %u)",
-                kva_kv_setting_at(KVA_SETTING_PREDICTOR)->words[e->auto_predictor], 2 * rows,
-                (double)two / (double)one, rows);
-    }
-    return e->auto_predictor;
-}
-
-static enum kva_kv_predictor predictor_of(struct model_engine *e, const struct kva_kv_spec *spec)
-{
-    bool host_readable = kva_device_get_info(e->device)->host_readable;
-    enum kva_kv_predictor predictor = kva_kv_predictor_of(spec, host_readable);
-    return predictor == KVA_PREDICT_AUTO ? measured_predictor(e) : predictor;
-}
-
 static enum kva_status engine_create(void *self, const struct kva_sequence_params *params,
                                      struct kva_sequence **ret, struct kva_err *err)
 {
@@ -112,7 +81,8 @@ static enum kva_status engine_create(void *self, const struct kva_sequence_param
         return kva_fail(err, KVA_ENOMEM, "out of memory for a sequence");
     seq->params = *params;
     if (kva_kv_spec_has_setting(&params->kv, KVA_SETTING_PREDICTOR))
-        seq->params.kv.predictor = predictor_of(e, &params->kv);
+        seq->params.kv.predictor =
+            kva_kv_predictor_of(&params->kv, kva_device_get_info(e->device)->host_readable);
     const struct kva_kv_plan plan = {&seq->params.kv, exact_tokens(e, params), params->tokens_max};
     status = kva_kv_seq_init(e->kv, &seq->kv, &plan, err);
     if (status) {
@@ -330,7 +300,6 @@ enum kva_status kva_model_engine_create(const struct kva_model_engine_params *pa
         return kva_fail(err, KVA_ENOMEM, "out of memory for the engine");
     e->params = *params;
     e->config = config;
-    e->auto_predictor = KVA_PREDICT_AUTO;
     e->device = params->device;
     e->act_bytes = kva_dtype_bytes(kva_device_get_info(params->device)->act);
     if (params->context_max == 0)

@@ -48,7 +48,6 @@ struct model_engine {
     struct kva_forward *forward;
     struct kva_sampler *sampler;
     uint64_t steps;
-    enum kva_kv_predictor auto_predictor; /* AUTO: not measured yet */
     size_t act_bytes;
     const struct kva_forward_observer *observer; /* of decoding rows; NULL: nobody looks */
 

@@ -83,11 +83,11 @@ along() {
 real() {
     case $name in
     smollm2*)
-        weights=file windows='--from 3072 --tokens 64 --windows 2' lengths=${LENGTHS:-2k 4k 8k}
+        weights=auto windows='--from 3072 --tokens 64 --windows 2' lengths=${LENGTHS:-2k 4k 8k}
         questions=10 needles=niah_single_2,niah_multikey_1
         ;;
     *)
-        weights=int8 windows='--from 4096 --tokens 40 --windows 1' lengths=${LENGTHS:-8k 4k}
+        weights=auto windows='--from 4096 --tokens 40 --windows 1' lengths=${LENGTHS:-8k 4k}
         questions=6 needles=niah_multikey_2
         ;;
     esac

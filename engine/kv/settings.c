@@ -54,8 +54,7 @@ static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
                                .help =
                                    "whose query selects the rows: a speculative token's, the "
                                    "current token's, or the next token's own, which then waits for "
-                                   "them; `auto`: on a CPU `sync`; on a GPU `spec-token` where a "
-                                   "second row costs little, else `prev-query`"},
+                                   "them; `auto`: `sync` on a CPU, `spec-token` on a GPU"},
     [KVA_SETTING_RESELECT_BELOW] = {"reselect_below", NUMBER, .max = 100, AT(reselect_below),
                                     .help = "`prev-query`: percent of cosine between successive "
                                             "queries under which a layer selects again, and waits; "
@@ -147,8 +146,9 @@ enum kva_kv_policy_id kva_kv_policy_find(const char *name)
 
 enum kva_kv_predictor kva_kv_predictor_of(const struct kva_kv_spec *spec, bool host_readable)
 {
-    return spec->predictor == KVA_PREDICT_AUTO && host_readable ? KVA_PREDICT_SYNC
-                                                                : spec->predictor;
+    if (spec->predictor != KVA_PREDICT_AUTO)
+        return spec->predictor;
+    return host_readable ? KVA_PREDICT_SYNC : KVA_PREDICT_SPEC_TOKEN;
 }
 
 static void set_values(struct kva_kv_spec *spec, bool paper)

@@ -222,9 +222,9 @@ KVA_MUST_CHECK enum kva_status kva_kv_spec_read_k(const char *text, size_t lengt
 /* The same backwards; `text` holds KVA_KV_K_TEXT_MAX bytes. */
 void kva_kv_spec_write_k(const struct kva_kv_spec *spec, char *text);
 
-/* Whose query predicts, where AUTO does not need to be measured: sync where the host reads the
- * device's memory (kva_device_info.host_readable), since there is nothing to wait for and a token's
- * own query selects best. Elsewhere AUTO stays what it is. */
+/* Whose query predicts. AUTO: sync where the host reads the device's memory
+ * (kva_device_info.host_readable), since there is nothing to wait for and a token's own query selects
+ * best; elsewhere spec-token. */
 enum kva_kv_predictor kva_kv_predictor_of(const struct kva_kv_spec *spec, bool host_readable);
 
 /* The name of the spec's policy. */
