@@ -42,7 +42,8 @@ enum kva_lowbit_levels {
 struct kva_lowbit_format {
     uint32_t bits;  /* 1, 2 or 4 */
     uint32_t group; /* 32 or 64 */
-    enum kva_lowbit_levels levels;
+    enum kva_lowbit_levels key_levels;
+    enum kva_lowbit_levels value_levels;
 };
 
 /* A low-bit KV block: one layer of one page, KVA_PAGE_TOKENS tokens. Per KV head, one behind the

@@ -62,8 +62,7 @@ enum kva_kv_levels {
     KVA_KV_LEVELS_MINMAX,   /* from minimum and maximum of a group, as in the papers */
     KVA_KV_LEVELS_MSE,      /* least squares: the same bytes, less error */
     KVA_KV_LEVELS_EXTREMES, /* minimum and maximum themselves at 1 bit too, as KIVI; else minmax */
-    KVA_KV_LEVELS_AUTO, /* minmax at 1 bit, mse at more: what was measured to be closer to full KV
-                           */
+    KVA_KV_LEVELS_AUTO,     /* mse for keys, minmax for values */
     KVA_KV_LEVELS_COUNT,
 };
 

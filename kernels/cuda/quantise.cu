@@ -19,7 +19,7 @@ struct quantise_params {
     uint32_t row; /* elements of a token's row in shared memory */
     uint32_t group;
     uint32_t bits;
-    enum kva_lowbit_levels levels;
+    enum kva_lowbit_levels key_levels, value_levels;
     struct kva_lowbit_layout layout;
 };
 
@@ -200,7 +200,7 @@ static __global__ void __launch_bounds__(THREADS) quantise_kernel(quantise_param
                        counted,
                        0.0f,
                        0.0f};
-        quantise_group(g, p.bits, p.levels);
+        quantise_group(g, p.bits, p.key_levels);
         store_f16(to + p.layout.k_scale, i, g.scale);
         store_f16(to + p.layout.k_zero, i, g.zero);
     }
@@ -214,7 +214,7 @@ static __global__ void __launch_bounds__(THREADS) quantise_kernel(quantise_param
                        0,
                        0.0f,
                        0.0f};
-        quantise_group(g, p.bits, p.levels);
+        quantise_group(g, p.bits, p.value_levels);
         store_f16(to + p.layout.v_scale, i, g.scale);
         store_f16(to + p.layout.v_zero, i, g.zero);
     }
@@ -243,7 +243,8 @@ void kva_cuda_quantise(struct kva_device *device, const struct kva_quantise_args
     p.row = 2 * args->head_dim + 2; /* 4 bytes more: the rows of a warp meet no bank twice */
     p.group = args->format.group;
     p.bits = args->format.bits;
-    p.levels = args->format.levels;
+    p.key_levels = args->format.key_levels;
+    p.value_levels = args->format.value_levels;
     p.layout = kva_lowbit_layout_of(args->format, args->head_dim);
     size_t shared_bytes = KVA_PAGE_TOKENS * (p.row * 2 + 2 * p.dim);
     kva_cuda_run(device, KVA_QUEUE_COMPUTE, "quantise",

@@ -159,7 +159,8 @@ static void bench_attend(const struct bench *bench, unsigned char *memory, uint3
 static void bench_quantise(const struct bench *bench, unsigned char *memory, uint32_t bits,
                            enum kva_lowbit_levels levels)
 {
-    struct kva_lowbit_format format = {.bits = bits, .group = 64, .levels = levels};
+    struct kva_lowbit_format format = {
+        .bits = bits, .group = 64, .key_levels = levels, .value_levels = levels};
     size_t from_bytes = kva_kv_block_bytes(KV_HEADS, DIM);
     size_t to_bytes = kva_lowbit_block_bytes(format, KV_HEADS, DIM);
     uint32_t count = (uint32_t)(COLD_BYTES / from_bytes);

@@ -15,10 +15,24 @@ static void quantise_no_exempt(struct kva_device *device, const struct kva_quant
     good->quantise(device, &wrong);
 }
 
+static enum kva_lowbit_levels other_levels(enum kva_lowbit_levels levels)
+{
+    return levels == KVA_LEVELS_FIT ? KVA_LEVELS_PAPER : KVA_LEVELS_FIT;
+}
+
 static void quantise_other_levels(struct kva_device *device, const struct kva_quantise_args *args)
 {
     struct kva_quantise_args wrong = *args;
-    wrong.format.levels = args->format.levels == KVA_LEVELS_FIT ? KVA_LEVELS_PAPER : KVA_LEVELS_FIT;
+    wrong.format.key_levels = other_levels(args->format.key_levels);
+    wrong.format.value_levels = other_levels(args->format.value_levels);
+    good->quantise(device, &wrong);
+}
+
+static void quantise_swapped_levels(struct kva_device *device, const struct kva_quantise_args *args)
+{
+    struct kva_quantise_args wrong = *args;
+    wrong.format.key_levels = args->format.value_levels;
+    wrong.format.value_levels = args->format.key_levels;
     good->quantise(device, &wrong);
 }
 
@@ -228,6 +242,7 @@ static const struct broken list[] = {
     BREAKS(choose_pinned, OP_CHOOSE, choose),
     BREAKS(quantise_no_exempt, OP_QUANTISE, quantise),
     BREAKS(quantise_other_levels, OP_QUANTISE, quantise),
+    BREAKS(quantise_swapped_levels, OP_QUANTISE, quantise),
     BREAKS(quantise_last_block, OP_QUANTISE, quantise),
     BREAKS(quantise_one_code, OP_QUANTISE, quantise),
     BREAKS(quantise_writes_behind, OP_QUANTISE, quantise),

@@ -126,9 +126,10 @@ static double stored_as(double value)
     return check_widen(check_narrow((float)value, KVA_F16), KVA_F16);
 }
 
-static const char *check_group(const struct stored *group, struct kva_lowbit_format format)
+static const char *check_group(const struct stored *group, uint32_t bits,
+                               enum kva_lowbit_levels levels)
 {
-    double low = INFINITY, high = -INFINITY, mean = 0, code_max = (1 << format.bits) - 1;
+    double low = INFINITY, high = -INFINITY, mean = 0, code_max = (1 << bits) - 1;
     double n = group->count - group->counted;
     for (uint32_t i = group->counted; i < group->count; i++) {
         low = fmin(low, group->x[i]);
@@ -139,10 +140,10 @@ static const char *check_group(const struct stored *group, struct kva_lowbit_for
         return "a level is not a number";
     if (!(low < high))
         return check_constant(group, low == high ? low : 0);
-    bool paper = format.levels != KVA_LEVELS_FIT;
-    double scale = format.bits == 1 ? (high - low) / 2 : (high - low) / code_max;
-    double zero = format.bits == 1 ? (3 * low + high) / 4 : low;
-    if (format.bits == 1 && format.levels == KVA_LEVELS_EXTREMES) {
+    bool paper = levels != KVA_LEVELS_FIT;
+    double scale = bits == 1 ? (high - low) / 2 : (high - low) / code_max;
+    double zero = bits == 1 ? (3 * low + high) / 4 : low;
+    if (bits == 1 && levels == KVA_LEVELS_EXTREMES) {
         scale = fmin(high - low, 65504);
         zero = low;
     }
@@ -156,7 +157,7 @@ static const char *check_group(const struct stored *group, struct kva_lowbit_for
     if (reason)
         return reason;
     double coarse = group->scale == 0 ? INFINITY : 0; /* all was one code */
-    if (format.bits == 1)
+    if (bits == 1)
         reason = check_codes_1(group, paper ? (low + high) / 2 : mean,
                                coarse + fmax(high - low, fabs(low)) * 1e-6);
     else if (paper)
@@ -193,7 +194,7 @@ static const char *check_head(const struct quantise_test *test, const unsigned c
                                          (size_t)(c / 4) * 64 + token, c % 4)
                                   << plane;
         }
-        reason = check_group(&group, format);
+        reason = check_group(&group, format.bits, format.key_levels);
     }
     for (uint32_t i = 0; i < (dim + size - 1) / size * 64 && !reason; i++) { /* values */
         uint32_t g = i / 64, token = i % 64;
@@ -207,7 +208,7 @@ static const char *check_head(const struct quantise_test *test, const unsigned c
                                          (size_t)(token / 4) * dim + c, token % 4)
                                   << plane;
         }
-        reason = check_group(&group, format);
+        reason = check_group(&group, format.bits, format.value_levels);
     }
     return reason;
 }
@@ -357,9 +358,10 @@ static void random_case(struct check *check, uint32_t dim, struct kva_lowbit_for
     args->exempt = check_below(check, 2) ? test.exempt : NULL;
     static const char *const names[] = {"paper", "fit", "extremes"};
     snprintf(test.name, sizeof test.name,
-             "head_dim %u kv_heads %u blocks %u %s %u bits group %u %s kind %d exempt %u", dim,
+             "head_dim %u kv_heads %u blocks %u %s %u bits group %u %s %s kind %d exempt %u", dim,
              args->kv_heads, args->count, kva_dtype_name(args->kv_dtype), format.bits, format.group,
-             names[format.levels], (int)kind, args->exempt ? args->exempt[0] : 0);
+             names[format.key_levels], names[format.value_levels], (int)kind,
+             args->exempt ? args->exempt[0] : 0);
     quantise_case(check, &test);
     for (uint32_t i = 0; i < args->count; i++)
         check_buf_free(&bufs[i]);
@@ -369,11 +371,18 @@ void check_quantise(struct check *check)
 {
     const uint32_t dims[] = {4, 8, 20, 32, 64, 80, 96, 128, 256};
     const uint32_t bits[] = {1, 2, 4};
+    const enum kva_lowbit_levels levels[][2] = {{KVA_LEVELS_PAPER, KVA_LEVELS_PAPER},
+                                                {KVA_LEVELS_FIT, KVA_LEVELS_FIT},
+                                                {KVA_LEVELS_EXTREMES, KVA_LEVELS_EXTREMES},
+                                                {KVA_LEVELS_FIT, KVA_LEVELS_PAPER},
+                                                {KVA_LEVELS_EXTREMES, KVA_LEVELS_FIT}};
+    const uint32_t kinds = KVA_COUNT_OF(levels) * 2;
     for (size_t i = 0; i < KVA_COUNT_OF(dims); i++) {
-        for (uint32_t j = 0; j < KVA_COUNT_OF(bits) * 6; j++) {
-            struct kva_lowbit_format format = {.bits = bits[j / 6],
+        for (uint32_t j = 0; j < KVA_COUNT_OF(bits) * kinds; j++) {
+            struct kva_lowbit_format format = {.bits = bits[j / kinds],
                                                .group = j & 1 ? 32 : 64,
-                                               .levels = (enum kva_lowbit_levels)(j % 6 / 2)};
+                                               .key_levels = levels[j % kinds / 2][0],
+                                               .value_levels = levels[j % kinds / 2][1]};
             for (int kind = 0; kind < KIND_COUNT; kind += check->quick ? 2 : 1)
                 random_case(check, dims[i], format, (enum kind)kind);
         }

@@ -221,7 +221,8 @@ static void attend(struct kva_device *device, const void *const *blocks, const f
  */
 static double rounding_share(uint32_t bits, float spread)
 {
-    struct kva_lowbit_format format = {.bits = bits, .group = 64, .levels = KVA_LEVELS_FIT};
+    struct kva_lowbit_format format = {
+        .bits = bits, .group = 64, .key_levels = KVA_LEVELS_FIT, .value_levels = KVA_LEVELS_FIT};
     struct kva_device *device, *rounding;
     size_t block_bytes = kva_lowbit_block_bytes(format, 1, WIDE);
     if (!open_level(KVA_CPU_REF, &device) || !open_level(KVA_CPU_AVX512VNNI, &rounding))

@@ -27,21 +27,21 @@ static struct state *state_of(const struct kva_kv_seq *seq)
     return kva_kv_part_state(seq, &kva_kv_part_lowbit);
 }
 
-static bool fitted(const struct kva_kv_spec *spec)
-{
-    if (spec->levels == KVA_KV_LEVELS_AUTO)
-        return spec->bits > 1;
-    return spec->levels == KVA_KV_LEVELS_MSE;
-}
-
 static struct kva_lowbit_format format_of(const struct kva_kv_spec *spec)
 {
+    /* By default keys by least squares, because noise in a score is worse than a score that is a
+     * little too small; and values by their range, which does not make their mean smaller. */
+    static const enum kva_lowbit_levels levels[][2] = {
+        [KVA_KV_LEVELS_MINMAX] = {KVA_LEVELS_PAPER, KVA_LEVELS_PAPER},
+        [KVA_KV_LEVELS_MSE] = {KVA_LEVELS_FIT, KVA_LEVELS_FIT},
+        [KVA_KV_LEVELS_EXTREMES] = {KVA_LEVELS_EXTREMES, KVA_LEVELS_EXTREMES},
+        [KVA_KV_LEVELS_AUTO] = {KVA_LEVELS_FIT, KVA_LEVELS_PAPER},
+    };
     return (struct kva_lowbit_format){
         .bits = spec->bits,
         .group = spec->group,
-        .levels = fitted(spec)                             ? KVA_LEVELS_FIT
-                  : spec->levels == KVA_KV_LEVELS_EXTREMES ? KVA_LEVELS_EXTREMES
-                                                           : KVA_LEVELS_PAPER,
+        .key_levels = levels[spec->levels][0],
+        .value_levels = levels[spec->levels][1],
     };
 }
 
@@ -69,9 +69,8 @@ static size_t page_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec
 static uint32_t copy_key(const struct kva_kv_spec *spec)
 {
     uint32_t exempt = kva_min_u32(spec->skip_layers, 4095);
-    uint32_t extremes = spec->levels == KVA_KV_LEVELS_EXTREMES;
-    return exempt << 20 | spec->bits << 16 | spec->group << 8 | extremes << 7 | spec->sinks << 1 |
-           (uint32_t)fitted(spec);
+    return exempt << 20 | spec->bits << 16 | spec->group << 8 | spec->sinks << 2 |
+           (uint32_t)spec->levels;
 }
 
 static bool is_shared(const struct kva_page *page, const struct kva_kv_spec *spec)

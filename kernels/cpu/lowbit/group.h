@@ -88,8 +88,8 @@ static inline void kva_lowbit_group_fit(struct kva_lowbit_group *group, const fl
     group->zero = kva_f16_of_f32(low + (sum_y - scale * (float)sum_c) / (float)n);
 }
 
-static inline void kva_lowbit_quantise_group(struct kva_lowbit_group *group,
-                                             struct kva_lowbit_format format)
+static inline void kva_lowbit_quantise_group(struct kva_lowbit_group *group, uint32_t bits,
+                                             enum kva_lowbit_levels levels)
 {
     float low = INFINITY, high = -INFINITY, y[KVA_LOWBIT_GROUP_MAX];
     for (uint32_t i = group->counted; i < group->count; i++) {
@@ -105,15 +105,15 @@ static inline void kva_lowbit_quantise_group(struct kva_lowbit_group *group,
         y[i] = group->x[i] - low;
     float n = (float)(group->count - group->counted);
     float mean = kva_lowbit_group_sum(group, y, NULL) / n;
-    uint32_t code_max = (1u << format.bits) - 1;
-    if (format.bits == 1) {
+    uint32_t code_max = (1u << bits) - 1;
+    if (bits == 1) {
         /* Products by 3/4, 1/4 and 1/2 do not overflow where sums would. */
-        bool fit = format.levels == KVA_LEVELS_FIT;
+        bool fit = levels == KVA_LEVELS_FIT;
         float threshold = fit ? mean : 0.5f * low + 0.5f * high;
         const float *from = fit ? y : group->x;
         group->zero = kva_f16_of_f32(0.75f * low + 0.25f * high);
         group->scale = kva_f16_of_f32(0.5f * high - 0.5f * low);
-        if (format.levels == KVA_LEVELS_EXTREMES) {
+        if (levels == KVA_LEVELS_EXTREMES) {
             group->zero = kva_f16_of_f32(low);
             group->scale = kva_f16_of_f32(high - low < 65504.0f ? high - low : 65504.0f);
         }
@@ -127,7 +127,7 @@ static inline void kva_lowbit_quantise_group(struct kva_lowbit_group *group,
     }
     if (group->scale == 0)
         kva_lowbit_group_constant(group, low + mean);
-    else if (format.levels == KVA_LEVELS_FIT)
+    else if (levels == KVA_LEVELS_FIT)
         kva_lowbit_group_fit(group, y, low, mean);
 }
 
@@ -162,7 +162,7 @@ static inline void kva_lowbit_quantise_key(const struct kva_cpu_quantise *args,
     for (uint32_t i = 0; i < size; i++)
         group.x[i] =
             kva_lowbit_number(args->from[(size_t)(first + i) * 2 * dim + c], args->kv_dtype);
-    kva_lowbit_quantise_group(&group, args->format);
+    kva_lowbit_quantise_group(&group, args->format.bits, args->format.key_levels);
     memcpy(to + layout->k_scale + (size_t)(g * dim + c) * 2, &group.scale, 2);
     memcpy(to + layout->k_zero + (size_t)(g * dim + c) * 2, &group.zero, 2);
     for (uint32_t i = 0; i < size; i++)
@@ -181,7 +181,7 @@ static inline void kva_lowbit_quantise_value(const struct kva_cpu_quantise *args
     struct kva_lowbit_group group = {.count = kva_min_u32(args->format.group, dim - first)};
     for (uint32_t i = 0; i < group.count; i++)
         group.x[i] = kva_lowbit_number(from[i], args->kv_dtype);
-    kva_lowbit_quantise_group(&group, args->format);
+    kva_lowbit_quantise_group(&group, args->format.bits, args->format.value_levels);
     memcpy(to + layout->v_scale + (size_t)(g * KVA_PAGE_TOKENS + t) * 2, &group.scale, 2);
     memcpy(to + layout->v_zero + (size_t)(g * KVA_PAGE_TOKENS + t) * 2, &group.zero, 2);
     for (uint32_t i = 0; i < group.count; i++)

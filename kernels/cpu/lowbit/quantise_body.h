@@ -29,8 +29,8 @@ INLINE vf v_as_f16(vf x)
     return v_load_16(halves, KVA_F16);
 }
 
-INLINE void find_levels(const struct kva_cpu_quantise *args, struct levels *levels,
-                        const uint32_t bits, const bool fit, float n)
+INLINE void find_levels(struct levels *levels, const uint32_t bits, const bool fit,
+                        const bool extremes, float n)
 {
     vf low = levels->low, high = levels->high, half = v_set(0.5f);
     levels->mean = v_div(levels->sum_y, v_set(n));
@@ -38,7 +38,7 @@ INLINE void find_levels(const struct kva_cpu_quantise *args, struct levels *leve
     if (bits == 1) {
         levels->zero = v_as_f16(v_add(v_mul(v_set(0.75f), low), v_mul(v_set(0.25f), high)));
         levels->scale = v_as_f16(v_sub(v_mul(half, high), v_mul(half, low)));
-        if (args->format.levels == KVA_LEVELS_EXTREMES) {
+        if (extremes) {
             levels->zero = v_as_f16(low);
             levels->scale = v_as_f16(v_min(v_sub(high, low), v_set(65504.0f)));
         }
@@ -130,7 +130,7 @@ INLINE void quantise_keys(const struct kva_cpu_quantise *args,
     for (uint32_t t = 0; fit && t < group; t++)
         lanes[t % LANES] = v_add(lanes[t % LANES], v_sub(x[t], levels.low));
     levels.sum_y = add_lanes(lanes);
-    find_levels(args, &levels, bits, fit, (float)group);
+    find_levels(&levels, bits, fit, args->format.key_levels == KVA_LEVELS_EXTREMES, (float)group);
     uint32_t odd = odd_lanes(&levels);
     vf sum_c = v_zero(), sum_cc = v_zero();
     for (uint32_t i = 0; i < LANES; i++)
@@ -274,12 +274,13 @@ INLINE void quantise_values(const struct kva_cpu_quantise *args,
     uint32_t first = group * args->format.group;
     uint64_t odd = 0;
     unsigned char *to = args->to;
+    bool extremes = args->format.value_levels == KVA_LEVELS_EXTREMES;
     read_values(args, fit, vectors, first, &all);
     for (uint32_t i = 0, t = 0; t < KVA_PAGE_TOKENS; i++, t += VL) {
         levels[i] = (struct levels){.low = v_load(all.low + t),
                                     .high = v_load(all.high + t),
                                     .sum_y = v_load(all.sum_y + t)};
-        find_levels(args, &levels[i], bits, fit, (float)(vectors * VL));
+        find_levels(&levels[i], bits, fit, extremes, (float)(vectors * VL));
         odd |= (uint64_t)odd_lanes(&levels[i]) << t;
         v_store(all.zero + t, levels[i].zero);
         v_store(all.inverse + t, levels[i].inverse);
@@ -302,58 +303,71 @@ INLINE void quantise_values(const struct kva_cpu_quantise *args,
 
 /* --- a head ----------------------------------------------------------------------------------- */
 
-INLINE void quantise(const struct kva_cpu_quantise *args, const uint32_t bits, const bool fit)
+INLINE void quantise_all_keys(const struct kva_cpu_quantise *args,
+                              const struct kva_lowbit_layout *layout, const uint32_t bits,
+                              const bool fit)
 {
-    const struct kva_lowbit_layout layout = kva_lowbit_layout_of(args->format, args->head_dim);
     uint32_t dim = args->head_dim;
     unsigned char *to = args->to;
     if (args->exempt > 0) {
-        memset(to + layout.k_codes, 0, bits * layout.plane_bytes);
-        for (uint32_t i = 0; i < layout.k_groups * dim; i++)
-            kva_lowbit_quantise_key(args, &layout, i / dim, i % dim);
+        memset(to + layout->k_codes, 0, bits * layout->plane_bytes);
+        for (uint32_t i = 0; i < layout->k_groups * dim; i++)
+            kva_lowbit_quantise_key(args, layout, i / dim, i % dim);
     }
-    for (uint32_t g = 0; args->exempt == 0 && g < layout.k_groups; g++) {
+    for (uint32_t g = 0; args->exempt == 0 && g < layout->k_groups; g++) {
         for (uint32_t c = 0; c < dim; c += VL) {
             uint32_t n = kva_min_u32(VL, dim - c);
             if (args->format.group == 64)
-                quantise_keys(args, &layout, bits, fit, 64, g, c, n);
+                quantise_keys(args, layout, bits, fit, 64, g, c, n);
             else
-                quantise_keys(args, &layout, bits, fit, 32, g, c, n);
-        }
-    }
-    for (uint32_t g = 0; g < layout.v_groups; g++) {
-        uint32_t size = kva_min_u32(args->format.group, dim - g * args->format.group);
-        if (size == 64) {
-            quantise_values(args, &layout, bits, fit, 64 / VL, g);
-        } else if (size == 32) {
-            quantise_values(args, &layout, bits, fit, 32 / VL, g);
-        } else if (size == 16) {
-            quantise_values(args, &layout, bits, fit, 16 / VL, g);
-        } else {
-            for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t++)
-                redo_value(args, &layout, g, t);
+                quantise_keys(args, layout, bits, fit, 32, g, c, n);
         }
     }
 }
 
+INLINE void quantise_all_values(const struct kva_cpu_quantise *args,
+                                const struct kva_lowbit_layout *layout, const uint32_t bits,
+                                const bool fit)
+{
+    for (uint32_t g = 0; g < layout->v_groups; g++) {
+        uint32_t size = kva_min_u32(args->format.group, args->head_dim - g * args->format.group);
+        if (size == 64) {
+            quantise_values(args, layout, bits, fit, 64 / VL, g);
+        } else if (size == 32) {
+            quantise_values(args, layout, bits, fit, 32 / VL, g);
+        } else if (size == 16) {
+            quantise_values(args, layout, bits, fit, 16 / VL, g);
+        } else {
+            for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t++)
+                redo_value(args, layout, g, t);
+        }
+    }
+}
+
+INLINE void quantise(const struct kva_cpu_quantise *args, const uint32_t bits)
+{
+    const struct kva_lowbit_layout layout = kva_lowbit_layout_of(args->format, args->head_dim);
+    if (args->format.key_levels == KVA_LEVELS_FIT)
+        quantise_all_keys(args, &layout, bits, true);
+    else
+        quantise_all_keys(args, &layout, bits, false);
+    if (args->format.value_levels == KVA_LEVELS_FIT)
+        quantise_all_values(args, &layout, bits, true);
+    else
+        quantise_all_values(args, &layout, bits, false);
+}
+
 void LEVEL(kva_quantise)(const struct kva_cpu_quantise *args)
 {
-    bool fit = args->format.levels == KVA_LEVELS_FIT;
     switch (args->format.bits) {
     case 1:
-        if (fit)
-            quantise(args, 1, true);
-        else
-            quantise(args, 1, false);
+        quantise(args, 1);
         break;
     case 2:
-        if (fit)
-            quantise(args, 2, true);
-        else
-            quantise(args, 2, false);
+        quantise(args, 2);
         break;
     default:
-        quantise(args, 4, fit);
+        quantise(args, 4);
         break;
     }
 }
