@@ -65,12 +65,30 @@ static bool check_head_dim_of_rows(struct kva_device *device, const char *op, ui
     return refuse(device, "%s: head_dim %u, must be a multiple of 4 up to %u", op, head_dim, most);
 }
 
+/* Of KVA_KEYS_PER_TOKEN; head_dim has been checked. */
+static bool check_per_token(struct kva_device *device, const char *op,
+                            struct kva_lowbit_format format, uint32_t head_dim)
+{
+    if (format.bits != 2 && format.bits != 3 && format.bits != 4 && format.bits != 8)
+        return refuse(device, "%s: %u bits, with keys per token must be 2, 3, 4 or 8", op,
+                      format.bits);
+    if (format.group != head_dim)
+        return refuse(device, "%s: groups of %u, with keys per token must be head_dim %u", op,
+                      format.group, head_dim);
+    if (format.key_levels != KVA_LEVELS_PAPER || format.value_levels != KVA_LEVELS_PAPER)
+        return refuse(device, "%s: no levels %d and %d with keys per token", op,
+                      (int)format.key_levels, (int)format.value_levels);
+    return true;
+}
+
 /* Low-bit pages can be made and read. */
 static bool check_lowbit(struct kva_device *device, const char *op, struct kva_lowbit_format format,
                          uint32_t head_dim)
 {
     if (!check_head_dim_of_rows(device, op, head_dim))
         return false;
+    if (format.keys != KVA_KEYS_PER_CHANNEL)
+        return refuse(device, "%s: no kernel for keys per token", op);
     if (format.bits != 1 && format.bits != 2 && format.bits != 4)
         return refuse(device, "%s: %u bits, must be 1, 2 or 4", op, format.bits);
     if (format.group != 32 && format.group != 64)
@@ -335,6 +353,127 @@ static bool check_query_cosine(struct kva_device *device, const struct kva_query
     return true;
 }
 
+/* --- rows that are kept ----------------------------------------------------------------------- */
+
+static bool check_attend_mass(struct kva_device *device, const struct kva_attend_mass_args *args)
+{
+    const uint32_t most = limits_of(device)->partials_max;
+    if (!check_head_dim(device, "attend_mass", args->head_dim) ||
+        !check_heads(device, "attend_mass", args->heads, args->kv_heads) ||
+        !check_kv_dtype(device, "attend_mass", args->kv_dtype))
+        return false;
+    if (args->partial_count == 0 || args->partial_count > most)
+        return refuse(device, "attend_mass: %u partial results, must be 1 to %u",
+                      args->partial_count, most);
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_mass_seq *seq = &args->seqs[i];
+        for (uint32_t j = 0; j < seq->range_count; j++) {
+            const struct kva_attend_range *range = &args->ranges[seq->range_first + j];
+            if (range->format != KVA_KV_16BIT)
+                return refuse(device, "attend_mass: no kernel for KV format %d",
+                              (int)range->format);
+            if (range->token_first < seq->mass_first ||
+                range->token_first - seq->mass_first + range->token_count > seq->mass_stride)
+                return refuse(device,
+                              "attend_mass: mass of tokens %u to %u in an array of %u to %u",
+                              range->token_first, range->token_first + range->token_count,
+                              seq->mass_first, seq->mass_first + seq->mass_stride);
+        }
+    }
+    return true;
+}
+
+/* A store in 16 bits, or in few per token. */
+static bool check_store_format(struct kva_device *device, const char *op,
+                               struct kva_lowbit_format format, uint32_t head_dim,
+                               enum kva_dtype kv_dtype)
+{
+    if (!check_head_dim_of_rows(device, op, head_dim) || !check_kv_dtype(device, op, kv_dtype))
+        return false;
+    if (format.bits == 0)
+        return true;
+    if (format.keys != KVA_KEYS_PER_TOKEN)
+        return refuse(device, "%s: rows of a store have keys per token", op);
+    return check_per_token(device, op, format, head_dim);
+}
+
+static bool check_keep_rotary(struct kva_device *device, const char *op,
+                              struct kva_keep_rotary rotary, uint32_t head_dim)
+{
+    const uint32_t most = kva_min_u32(head_dim, limits_of(device)->rotary_dim_max);
+    if (!rotary.inv_freq || (rotary.rotary_dim % 2 == 0 && rotary.rotary_dim <= most))
+        return true;
+    return refuse(device, "%s: rotary_dim %u, must be even and %u at most", op, rotary.rotary_dim,
+                  most);
+}
+
+static bool check_row_error(struct kva_device *device, const struct kva_row_error_args *args)
+{
+    if (args->format.bits == 0)
+        return refuse(device, "row_error: 0 bits, must be 2, 3, 4 or 8");
+    if (!check_store_format(device, "row_error", args->format, args->head_dim, args->kv_dtype))
+        return false;
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        if (args->seqs[i].count > args->seqs[i].stride)
+            return refuse(device, "row_error: errors of %u tokens in rows of %u",
+                          args->seqs[i].count, args->seqs[i].stride);
+    }
+    return true;
+}
+
+static bool check_keep_seq(struct kva_device *device, const struct kva_keep_args *args,
+                           const struct kva_keep_seq *seq)
+{
+    const uint32_t slots = seq->store.slots;
+    if (seq->filled > slots)
+        return refuse(device, "keep: %u of %u slots are filled", seq->filled, slots);
+    if (seq->count > seq->stride)
+        return refuse(device, "keep: %u tokens come, of whom %u are weighed", seq->count,
+                      seq->stride);
+    if ((uint64_t)seq->sinks + seq->recent > slots)
+        return refuse(device, "keep: %u slots cannot hold %u sinks and %u recent tokens", slots,
+                      seq->sinks, seq->recent);
+    if (args->score != KVA_KEEP_MASS && (!seq->error || !seq->store.error))
+        return refuse(device, "keep: a score by mass and error, and no errors");
+    return true;
+}
+
+static bool check_keep(struct kva_device *device, const struct kva_keep_args *args)
+{
+    size_t need = 0;
+    if ((unsigned)args->score > KVA_KEEP_RANK)
+        return refuse(device, "keep: there is no score %d", (int)args->score);
+    if (!(args->lambda >= 0.0f && args->lambda <= 1.0f))
+        return refuse(device, "keep: a lambda of %g, must be 0 to 1", (double)args->lambda);
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        if (!check_keep_seq(device, args, &args->seqs[i]))
+            return false;
+        need += kva_keep_scratch_bytes(args->kv_heads, args->seqs[i].filled, args->seqs[i].count);
+    }
+    if (need > args->scratch_bytes)
+        return refuse(device, "keep: needs %zu bytes, has %zu", need, args->scratch_bytes);
+    return true;
+}
+
+static bool check_store_rows(struct kva_device *device, const struct kva_store_rows_args *args)
+{
+    return check_store_format(device, "store_rows", args->format, args->head_dim, args->kv_dtype) &&
+           check_keep_rotary(device, "store_rows", args->rotary, args->head_dim);
+}
+
+static bool check_roll_rows(struct kva_device *device, const struct kva_roll_rows_args *args)
+{
+    if (!args->rotary.inv_freq)
+        return refuse(device, "roll_rows: no frequencies to rotate by");
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        if (args->seqs[i].filled > args->seqs[i].slots)
+            return refuse(device, "roll_rows: %u of %u slots are filled", args->seqs[i].filled,
+                          args->seqs[i].slots);
+    }
+    return check_store_format(device, "roll_rows", args->format, args->head_dim, args->kv_dtype) &&
+           check_keep_rotary(device, "roll_rows", args->rotary, args->head_dim);
+}
+
 /* --- logits ----------------------------------------------------------------------------------- */
 
 static bool check_shortlist(struct kva_device *device, const struct kva_shortlist_args *args)
@@ -384,6 +523,11 @@ CHECKED(assign_slots)
 CHECKED(fetch_rows)
 CHECKED(query_cosine)
 CHECKED(shortlist)
+CHECKED(attend_mass)
+CHECKED(row_error)
+CHECKED(keep)
+CHECKED(store_rows)
+CHECKED(roll_rows)
 
 #define TABLE(fused)                                                                               \
     {                                                                                              \
@@ -395,6 +539,8 @@ CHECKED(shortlist)
         .choose = checked_choose, .accumulate = checked_accumulate,                                \
         .assign_slots = checked_assign_slots, .fetch_rows = checked_fetch_rows,                    \
         .query_cosine = checked_query_cosine, .shortlist = checked_shortlist,                      \
+        .attend_mass = checked_attend_mass, .row_error = checked_row_error, .keep = checked_keep,  \
+        .store_rows = checked_store_rows, .roll_rows = checked_roll_rows,                          \
     }
 
 static const struct kva_ops with_fused = TABLE(checked_attend_select_fetch);

@@ -39,12 +39,29 @@ enum kva_lowbit_levels {
     KVA_LEVELS_EXTREMES,
 };
 
+enum kva_lowbit_keys {
+    KVA_KEYS_PER_CHANNEL, /* KIVI's */
+    /* Keys as values are: one scale and zero per token over all of head_dim, so that a token can be
+     * coded alone. bits 2, 3, 4 or 8, group = head_dim, PAPER's levels; a token whose scale is
+     * below f16 has zero = (min + max) / 2. */
+    KVA_KEYS_PER_TOKEN,
+};
+
 struct kva_lowbit_format {
     uint32_t bits;  /* 1, 2 or 4 */
     uint32_t group; /* 32 or 64 */
     enum kva_lowbit_levels key_levels;
     enum kva_lowbit_levels value_levels;
+    enum kva_lowbit_keys keys;
 };
+
+/* The format with KVA_KEYS_PER_TOKEN. */
+static inline struct kva_lowbit_format kva_lowbit_per_token(uint32_t bits, uint32_t head_dim)
+{
+    struct kva_lowbit_format format = {bits, head_dim, KVA_LEVELS_PAPER, KVA_LEVELS_PAPER,
+                                       KVA_KEYS_PER_TOKEN};
+    return format;
+}
 
 /* A low-bit KV block: one layer of one page, KVA_PAGE_TOKENS tokens. Per KV head, one behind the
  * other, d = head_dim (a multiple of 4), g = group:
@@ -53,6 +70,8 @@ struct kva_lowbit_format {
  *   V scale  f16 [ceil(d / g)][64]    V zero  f16 [ceil(d / g)][64]
  *   K codes  [bits][d / 4][64]  nibbles: of plane b, channels 4 i .. 4 i + 3 of a token
  *   V codes  [bits][64 / 4][d]  nibbles: of plane b, tokens 4 i .. 4 i + 3 of a channel
+ *
+ * With KVA_KEYS_PER_TOKEN: K scale and K zero f16 [64] each.
  *
  * Bit j of a nibble belongs to channel (token) 4 i + j; even nibbles are the low halves of their
  * bytes. Plane b holds bit b of the code. Both matrices thus lie as four-wide integer dot products
@@ -71,9 +90,11 @@ static inline struct kva_lowbit_layout kva_lowbit_layout_of(struct kva_lowbit_fo
                                                             uint32_t head_dim)
 {
     struct kva_lowbit_layout layout;
-    layout.k_groups = KVA_PAGE_TOKENS / format.group;
+    layout.k_groups = format.keys == KVA_KEYS_PER_TOKEN ? 1 : KVA_PAGE_TOKENS / format.group;
     layout.v_groups = (head_dim + format.group - 1) / format.group;
     uint32_t k_bytes = layout.k_groups * head_dim * 2;
+    if (format.keys == KVA_KEYS_PER_TOKEN)
+        k_bytes = KVA_PAGE_TOKENS * 2;
     uint32_t v_bytes = layout.v_groups * KVA_PAGE_TOKENS * 2;
     layout.plane_bytes = KVA_PAGE_TOKENS * head_dim / 8;
     layout.k_scale = 0;

@@ -1,7 +1,7 @@
 /* ops.h - the operators: one signature each, declared once, filled per device and capability.
  *
  * This header has the table and the dense operators; ops_attend.h attention, ops_rows.h rows and
- * how they are chosen, ops_logits.h what is read off logits.
+ * how they are chosen, ops_keep.h rows that are kept for good, ops_logits.h what is read off logits.
  *
  * All run on the compute queue, but for fetch_rows. Addresses are device addresses unless said
  * otherwise; descriptor arrays (`seqs`, `ranges`, `blocks`, `positions`, ...) are host memory, read
@@ -23,6 +23,7 @@
 #define KVA_KERNELS_OPS_H
 
 #include "kernels/ops_attend.h"
+#include "kernels/ops_keep.h"
 #include "kernels/ops_logits.h"
 #include "kernels/ops_rows.h"
 
@@ -134,6 +135,11 @@ struct kva_ops {
     void (*fetch_rows)(struct kva_device *device, const struct kva_fetch_rows_args *args);
     void (*query_cosine)(struct kva_device *device, const struct kva_query_cosine_args *args);
     void (*shortlist)(struct kva_device *device, const struct kva_shortlist_args *args);
+    void (*attend_mass)(struct kva_device *device, const struct kva_attend_mass_args *args);
+    void (*row_error)(struct kva_device *device, const struct kva_row_error_args *args);
+    void (*keep)(struct kva_device *device, const struct kva_keep_args *args);
+    void (*store_rows)(struct kva_device *device, const struct kva_store_rows_args *args);
+    void (*roll_rows)(struct kva_device *device, const struct kva_roll_rows_args *args);
 };
 
 #endif

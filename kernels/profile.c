@@ -118,6 +118,11 @@ PLAIN(accumulate, kva_accumulate_args, KVA_PROFILE_KV)
 PLAIN(assign_slots, kva_assign_slots_args, KVA_PROFILE_KV)
 PLAIN(query_cosine, kva_query_cosine_args, KVA_PROFILE_KV)
 PLAIN(merge, kva_merge_args, KVA_PROFILE_ATTEND)
+PLAIN(attend_mass, kva_attend_mass_args, KVA_PROFILE_ATTEND)
+PLAIN(row_error, kva_row_error_args, KVA_PROFILE_KV)
+PLAIN(keep, kva_keep_args, KVA_PROFILE_KV)
+PLAIN(store_rows, kva_store_rows_args, KVA_PROFILE_KV)
+PLAIN(roll_rows, kva_roll_rows_args, KVA_PROFILE_KV)
 
 static void profiled_embed(struct kva_device *device, const struct kva_embed_args *args)
 {
@@ -221,6 +226,11 @@ void kva_profile_attach(struct kva_profile *profile, struct kva_device *device)
                 .assign_slots = profiled_assign_slots,
                 .query_cosine = profiled_query_cosine,
                 .shortlist = profiled_shortlist,
+                .attend_mass = profiled_attend_mass,
+                .row_error = profiled_row_error,
+                .keep = profiled_keep,
+                .store_rows = profiled_store_rows,
+                .roll_rows = profiled_roll_rows,
                 .fetch_rows = base->ops->fetch_rows, /* the copy queue's: nobody waits for it */
             },
     };

@@ -19,7 +19,10 @@
  *            are a split of their own per KVA_ATTEND_SPLIT_TOKENS of them in ascending position.
  *            Quantised blocks have the same bits at every level.
  *
- * Folders: attend, linear, lowbit, rows and select hold the operators: driver.c, then ref.c, avx2.c
+ *   keep     Mass of a token is one chain over rows and heads, in their order; a score is that of
+ *            `attend` at the level. All else is exact and has the same bits at every level.
+ *
+ * Folders: attend, keep, linear, lowbit, rows and select hold the operators: driver.c, then ref.c, avx2.c
  * and so on, one file a level, body.h where levels share a text that is compiled once for each,
  * over the vectors of simd. device holds the device itself. */
 #ifndef KVA_KERNELS_CPU_CPU_H
@@ -128,6 +131,29 @@ struct kva_cpu_lowbit_filter {
     uint32_t *tokens;    /* out: [count] */
 };
 
+/* Queries against the keys of one split: what each gives to each slot is added to `mass`, queries
+ * in their order. Query j sees the slots [0, slot_end[j]) that are present. */
+struct kva_cpu_mass_split {
+    const void *const *tokens; /* [KVA_ATTEND_SPLIT_TOKENS]: as kva_cpu_attend_split's */
+    const float *q;            /* [q_count, head_dim], scaled */
+    const float *m;            /* [q_count] */
+    const float *inverse;      /* [q_count]: 1 / e */
+    const uint32_t *slot_end;  /* [q_count], <= slots; they ascend */
+    uint32_t q_count;          /* KVA_CPU_ATTEND_QUERIES at most */
+    uint32_t slots;            /* the end of those that are present */
+    uint32_t head_dim;
+    enum kva_dtype kv_dtype;
+    float *mass;   /* [KVA_ATTEND_SPLIT_TOKENS]; of slots that are not present anything */
+    float *scores; /* scratch: [KVA_CPU_ATTEND_QUERIES, KVA_ATTEND_SPLIT_TOKENS] */
+    float *k;      /* [KVA_CPU_MASS_K_FLOATS]: what mass_keys has made of the keys */
+};
+
+/* Room for the keys of a split as floats. */
+#define KVA_CPU_MASS_K_FLOATS (KVA_CPU_HEAD_DIM_MAX * KVA_ATTEND_SPLIT_TOKENS)
+
+/* Slots of a store that is rolled, per KV head: they bound the scratch. */
+#define KVA_CPU_ROLL_SLOTS_MAX 65536u
+
 /* Outputs [out_first, out_end) of rows [row_first, row_end). */
 struct kva_cpu_linear {
     const struct kva_linear_args *args;
@@ -171,6 +197,9 @@ struct kva_cpu_kernels {
     /* (a, m, e) += (split_a, split_m, split_e), one query. */
     void (*attend_fold)(float *a, float *m, float *e, const float *split_a, float split_m,
                         float split_e, uint32_t head_dim);
+    /* split->k = the keys of tokens [0, slots); nothing else of it is set. */
+    void (*mass_keys)(const struct kva_cpu_mass_split *split);
+    void (*mass_split)(const struct kva_cpu_mass_split *split);
     void (*quantise)(const struct kva_cpu_quantise *args);
     /* A query that sees no slot gets m = -inf, e = 0, a = 0. */
     void (*lowbit_split)(const struct kva_cpu_lowbit_split *split);
@@ -211,6 +240,8 @@ struct kva_cpu_kernels {
     void kva_attend_split_##level(const struct kva_cpu_attend_split *split);                       \
     void kva_attend_fold_##level(float *a, float *m, float *e, const float *split_a,               \
                                  float split_m, float split_e, uint32_t head_dim);                 \
+    void kva_mass_keys_##level(const struct kva_cpu_mass_split *split);                            \
+    void kva_mass_split_##level(const struct kva_cpu_mass_split *split);                           \
     void kva_quantise_##level(const struct kva_cpu_quantise *args);                                \
     void kva_lowbit_split_##level(const struct kva_cpu_lowbit_split *split);                       \
     uint32_t kva_lowbit_filter_##level(const struct kva_cpu_lowbit_filter *args);                  \

@@ -33,6 +33,11 @@ const struct kva_ops kva_cuda_ops = {
     .fetch_rows = kva_cuda_fetch_rows,
     .query_cosine = kva_cuda_query_cosine,
     .shortlist = kva_cuda_shortlist,
+    .attend_mass = kva_cuda_attend_mass,
+    .row_error = kva_cuda_row_error,
+    .keep = kva_cuda_keep,
+    .store_rows = kva_cuda_store_rows,
+    .roll_rows = kva_cuda_roll_rows,
 };
 
 /* --- errors ----------------------------------------------------------------------------------- */

@@ -306,6 +306,11 @@ void kva_cuda_assign_slots(struct kva_device *device, const struct kva_assign_sl
 void kva_cuda_fetch_rows(struct kva_device *device, const struct kva_fetch_rows_args *args);
 void kva_cuda_query_cosine(struct kva_device *device, const struct kva_query_cosine_args *args);
 void kva_cuda_shortlist(struct kva_device *device, const struct kva_shortlist_args *args);
+void kva_cuda_attend_mass(struct kva_device *device, const struct kva_attend_mass_args *args);
+void kva_cuda_row_error(struct kva_device *device, const struct kva_row_error_args *args);
+void kva_cuda_keep(struct kva_device *device, const struct kva_keep_args *args);
+void kva_cuda_store_rows(struct kva_device *device, const struct kva_store_rows_args *args);
+void kva_cuda_roll_rows(struct kva_device *device, const struct kva_roll_rows_args *args);
 
 enum kva_status kva_cuda_roofs(struct kva_device *device, struct kva_device_roofs *ret,
                                struct kva_err *err);

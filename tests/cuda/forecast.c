@@ -47,7 +47,7 @@ static double pages(uint32_t tokens)
 
 static double low_bytes(const struct shape *s, const struct case_of_kv *kv)
 {
-    const struct kva_lowbit_format format = {kv->bits, 64, KVA_LEVELS_FIT, KVA_LEVELS_PAPER};
+    const struct kva_lowbit_format format = {.bits = kv->bits, .group = 64};
     double away = kv->tokens > WINDOW ? pages(kv->tokens - WINDOW) : 0;
     return away * s->layers * (double)kva_lowbit_block_bytes(format, s->kv_heads, s->head_dim);
 }

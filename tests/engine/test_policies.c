@@ -309,7 +309,7 @@ static void test_policies__bytes_told_are_bytes_taken(void **state KVA_UNUSED)
         f.engine->ops->sequence_info(f.engine->self, seq, &info);
         f.engine->ops->usage(f.engine->self, &usage);
         /* Two of four pages are away: two layers of two heads of 16. */
-        struct kva_lowbit_format format = {kv.bits, kv.group, KVA_LEVELS_FIT, KVA_LEVELS_PAPER};
+        struct kva_lowbit_format format = {.bits = kv.bits, .group = kv.group};
         uint32_t coded = 2 - kv.skip_layers; /* layers */
         uint64_t low = 2 * (coded * kva_lowbit_block_bytes(format, 2, 16) +
                             kv.skip_layers * kva_kv_block_bytes(2, 16));

@@ -24,6 +24,9 @@ const struct broken *broken_lowbit(const struct kva_ops *sound, size_t *ret_coun
 /* The same of rows that are chosen and fetched, and of logits. */
 const struct broken *broken_select(const struct kva_ops *sound, size_t *ret_count);
 
+/* The same of rows that are kept. */
+const struct broken *broken_keep(const struct kva_ops *sound, size_t *ret_count);
+
 /* The same of linear with packed weights. */
 const struct broken *broken_packed(const struct kva_ops *sound, size_t *ret_count);
 

@@ -55,6 +55,11 @@ IN_TABLE(OP_ASSIGN_SLOTS, assign_slots);
 IN_TABLE(OP_FETCH_ROWS, fetch_rows);
 IN_TABLE(OP_QUERY_COSINE, query_cosine);
 IN_TABLE(OP_SHORTLIST, shortlist);
+IN_TABLE(OP_ATTEND_MASS, attend_mass);
+IN_TABLE(OP_ROW_ERROR, row_error);
+IN_TABLE(OP_KEEP, keep);
+IN_TABLE(OP_STORE_ROWS, store_rows);
+IN_TABLE(OP_ROLL_ROWS, roll_rows);
 _Static_assert(OP_TABLE_COUNT * sizeof(void (*)(void)) == sizeof(struct kva_ops),
                "an operator of struct kva_ops has no cases");
 
@@ -79,6 +84,11 @@ static const struct check_op_entry entries[OP_COUNT] = {
     [OP_FETCH_ROWS] = {"fetch_rows", check_fetch_rows},
     [OP_QUERY_COSINE] = {"query_cosine", check_query_cosine},
     [OP_SHORTLIST] = {"shortlist", check_shortlist},
+    [OP_ATTEND_MASS] = {"attend_mass", check_attend_mass},
+    [OP_ROW_ERROR] = {"row_error", check_row_error},
+    [OP_KEEP] = {"keep", check_keep},
+    [OP_STORE_ROWS] = {"store_rows", check_store_rows},
+    [OP_ROLL_ROWS] = {"roll_rows", check_roll_rows},
     [OP_LINEAR_PACKED] = {"linear_packed", check_linear_packed},
 };
 

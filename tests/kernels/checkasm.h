@@ -58,6 +58,11 @@ enum check_op {
     OP_FETCH_ROWS,
     OP_QUERY_COSINE,
     OP_SHORTLIST,
+    OP_ATTEND_MASS,
+    OP_ROW_ERROR,
+    OP_KEEP,
+    OP_STORE_ROWS,
+    OP_ROLL_ROWS,
     OP_TABLE_COUNT,
     OP_LINEAR_PACKED = OP_TABLE_COUNT, /* linear with packed weights */
     OP_COUNT,
@@ -244,6 +249,11 @@ void check_assign_slots(struct check *check);
 void check_fetch_rows(struct check *check);
 void check_query_cosine(struct check *check);
 void check_shortlist(struct check *check);
+void check_attend_mass(struct check *check);
+void check_row_error(struct check *check);
+void check_keep(struct check *check);
+void check_store_rows(struct check *check);
+void check_roll_rows(struct check *check);
 void check_linear_packed(struct check *check);
 
 const char *check_op_name(enum check_op op);

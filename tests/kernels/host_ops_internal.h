@@ -69,4 +69,11 @@ void *host_put_out(struct host_ops *h, void *host, size_t bytes);
 
 struct kva_weight host_put_weight(struct host_ops *h, const struct kva_weight *weight);
 
+/* host_ops_keep.c: operators of kept rows, for the table. */
+void host_attend_mass(struct kva_device *device, const struct kva_attend_mass_args *host);
+void host_row_error(struct kva_device *device, const struct kva_row_error_args *host);
+void host_keep(struct kva_device *device, const struct kva_keep_args *host);
+void host_store_rows(struct kva_device *device, const struct kva_store_rows_args *host);
+void host_roll_rows(struct kva_device *device, const struct kva_roll_rows_args *host);
+
 #endif

@@ -492,6 +492,11 @@ const struct kva_ops *host_ops_table(void)
         .fetch_rows = host_fetch_rows,
         .query_cosine = host_query_cosine,
         .shortlist = host_shortlist,
+        .attend_mass = host_attend_mass,
+        .row_error = host_row_error,
+        .keep = host_keep,
+        .store_rows = host_store_rows,
+        .roll_rows = host_roll_rows,
     };
     return &table;
 }

@@ -47,6 +47,11 @@ const struct kva_ops kva_cpu_ops = {
     .fetch_rows = kva_cpu_fetch_rows,
     .query_cosine = kva_cpu_query_cosine,
     .shortlist = kva_cpu_shortlist,
+    .attend_mass = kva_cpu_attend_mass,
+    .row_error = kva_cpu_row_error,
+    .keep = kva_cpu_keep,
+    .store_rows = kva_cpu_store_rows,
+    .roll_rows = kva_cpu_roll_rows,
 };
 
 /* --- memory ---------------------------------------------------------------------------------- */

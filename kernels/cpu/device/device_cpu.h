@@ -77,5 +77,10 @@ void kva_cpu_assign_slots(struct kva_device *device, const struct kva_assign_slo
 void kva_cpu_fetch_rows(struct kva_device *device, const struct kva_fetch_rows_args *args);
 void kva_cpu_query_cosine(struct kva_device *device, const struct kva_query_cosine_args *args);
 void kva_cpu_shortlist(struct kva_device *device, const struct kva_shortlist_args *args);
+void kva_cpu_attend_mass(struct kva_device *device, const struct kva_attend_mass_args *args);
+void kva_cpu_row_error(struct kva_device *device, const struct kva_row_error_args *args);
+void kva_cpu_keep(struct kva_device *device, const struct kva_keep_args *args);
+void kva_cpu_store_rows(struct kva_device *device, const struct kva_store_rows_args *args);
+void kva_cpu_roll_rows(struct kva_device *device, const struct kva_roll_rows_args *args);
 
 #endif

@@ -20,6 +20,8 @@ static void put_ref(struct kva_cpu_kernels *kernels)
         .kv_append = kva_kv_append_ref,
         .attend_split = kva_attend_split_ref,
         .attend_fold = kva_attend_fold_ref,
+        .mass_keys = kva_mass_keys_ref,
+        .mass_split = kva_mass_split_ref,
         .quantise = kva_quantise_ref,
         .lowbit_split = kva_lowbit_split_ref,
         .lowbit_filter = kva_lowbit_filter_ref,

@@ -1,0 +1,233 @@
+/* store.c - row_error, store_rows and roll_rows: a KV head of a sequence is an item of work, since
+ * tokens of one block share bytes. A row goes through floats. */
+#include "kernels/cpu/device/device_cpu.h"
+#include "kernels/cpu/keep/token_row.h"
+#include "kernels/cpu/rows/angles.h"
+#include "kernels/cpu/select/order.h"
+
+/* A thread's scratch. */
+struct scratch {
+    float k[KVA_CPU_HEAD_DIM_MAX];
+    float v[KVA_CPU_HEAD_DIM_MAX];
+    float cosines[KVA_CPU_HEAD_DIM_MAX / 2];
+    float sines[KVA_CPU_HEAD_DIM_MAX / 2];
+    struct kva_token_row row;
+    uint64_t keys[KVA_CPU_ROLL_SLOTS_MAX];
+};
+
+_Static_assert(sizeof(struct scratch) <= KVA_CPU_SCRATCH_BYTES, "kept rows outgrew the scratch");
+
+/* The K row of a token in a KV head of 16-bit blocks; the V row is right behind it. */
+static uint16_t *row_16(const void *block, size_t offset_bytes, uint32_t kv_head, uint32_t token,
+                        uint32_t head_dim)
+{
+    const size_t row = (size_t)kv_head * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS;
+    return (uint16_t *)((uintptr_t)block + offset_bytes) + row * 2 * head_dim;
+}
+
+static unsigned char *head_of(const void *block, size_t offset_bytes, uint32_t kv_head,
+                              const struct kva_lowbit_layout *layout)
+{
+    return (unsigned char *)((uintptr_t)block + offset_bytes) + kv_head * layout->head_bytes;
+}
+
+/* Rotate a row by a position, or back. */
+static void rotate(float *x, const struct kva_keep_rotary *rotary, uint32_t position, bool back,
+                   struct scratch *scratch)
+{
+    const uint32_t half = rotary->rotary_dim / 2;
+    kva_angles(position, rotary->inv_freq, half, 1.0f, scratch->cosines, scratch->sines);
+    for (uint32_t i = 0; i < half; i++) {
+        const float c = scratch->cosines[i], s = back ? -scratch->sines[i] : scratch->sines[i];
+        const float a = x[i], b = x[half + i];
+        x[i] = a * c - b * s;
+        x[half + i] = b * c + a * s;
+    }
+}
+
+/* --- row_error -------------------------------------------------------------------------------- */
+
+static float error_of(const struct kva_row_error_args *args, const uint16_t *from,
+                      struct scratch *scratch)
+{
+    kva_f32_array(from, args->kv_dtype, args->head_dim, scratch->k);
+    kva_token_row_clamp(scratch->k, args->head_dim);
+    kva_token_row_code(&scratch->row, scratch->k, args->head_dim, args->format.bits);
+    return kva_token_row_error(&scratch->row, scratch->k, args->head_dim);
+}
+
+struct error_job {
+    struct kva_device *device;
+    const struct kva_row_error_args *args;
+};
+
+static void error_item(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct error_job *job = opaque;
+    const struct kva_row_error_args *args = job->args;
+    const struct kva_row_error_seq *seq = &args->seqs[index / args->kv_heads];
+    const uint32_t kv_head = index % args->kv_heads;
+    struct scratch *scratch = kva_cpu_scratch(job->device, worker);
+    float *error = seq->error + (size_t)kv_head * seq->stride;
+    for (uint32_t i = 0; i < seq->count; i++) {
+        const uint16_t *from = row_16(seq->blocks[i / KVA_PAGE_TOKENS], args->block_offset_bytes,
+                                      kv_head, i, args->head_dim);
+        const float key = error_of(args, from, scratch);
+        error[i] = key + error_of(args, from + args->head_dim, scratch);
+    }
+}
+
+void kva_cpu_row_error(struct kva_device *device, const struct kva_row_error_args *args)
+{
+    struct error_job job = {device, args};
+    if (!kva_cpu_failed(device))
+        kva_pool_run(device->pool, args->seq_count * args->kv_heads, error_item, &job);
+}
+
+/* --- store_rows ------------------------------------------------------------------------------- */
+
+struct store_job {
+    struct kva_device *device;
+    const struct kva_store_rows_args *args;
+    struct kva_lowbit_layout layout;
+};
+
+static void store_16(const struct kva_store_rows_args *args, const uint16_t *from,
+                     uint32_t position, struct scratch *scratch, uint16_t *to)
+{
+    const uint32_t dim = args->head_dim;
+    memcpy(to, from, (size_t)dim * 2 * sizeof *to);
+    if (!args->rotary.inv_freq)
+        return;
+    kva_f32_array(from, args->kv_dtype, dim, scratch->k);
+    rotate(scratch->k, &args->rotary, position, true, scratch);
+    for (uint32_t i = 0; i < args->rotary.rotary_dim; i++)
+        to[i] = kva_16_of_f32(scratch->k[i], args->kv_dtype);
+}
+
+static void put_row(const struct store_job *job, float *x, struct kva_token_row *row,
+                    unsigned char *head, struct kva_token_place place, uint32_t slot)
+{
+    const uint32_t dim = job->args->head_dim, bits = job->args->format.bits;
+    kva_token_row_clamp(x, dim);
+    kva_token_row_code(row, x, dim, bits);
+    kva_token_row_put(row, head, &job->layout, place, slot % KVA_PAGE_TOKENS, dim, bits);
+}
+
+static void store_lowbit(const struct store_job *job, const uint16_t *from, uint32_t position,
+                         struct scratch *scratch, unsigned char *head, uint32_t slot)
+{
+    const struct kva_store_rows_args *args = job->args;
+    kva_f32_array(from, args->kv_dtype, args->head_dim, scratch->k);
+    kva_f32_array(from + args->head_dim, args->kv_dtype, args->head_dim, scratch->v);
+    if (args->rotary.inv_freq)
+        rotate(scratch->k, &args->rotary, position, true, scratch);
+    put_row(job, scratch->k, &scratch->row, head, kva_token_keys(&job->layout), slot);
+    put_row(job, scratch->v, &scratch->row, head, kva_token_values(&job->layout), slot);
+}
+
+static void store_item(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct store_job *job = opaque;
+    const struct kva_store_rows_args *args = job->args;
+    const struct kva_store_seq *seq = &args->seqs[index / args->kv_heads];
+    const uint32_t kv_head = index % args->kv_heads, dim = args->head_dim;
+    const uint32_t *slots = seq->slots + (size_t)kv_head * seq->count;
+    struct scratch *scratch = kva_cpu_scratch(job->device, worker);
+    for (uint32_t i = 0; i < seq->count; i++) {
+        const uint32_t slot = slots[i];
+        if (slot == KVA_NO_SLOT)
+            continue;
+        const uint16_t *from =
+            row_16(seq->from[i / KVA_PAGE_TOKENS], args->from_offset_bytes, kv_head, i, dim);
+        const void *to = seq->to[slot / KVA_PAGE_TOKENS];
+        if (args->format.bits == 0)
+            store_16(args, from, seq->position_first + i, scratch,
+                     row_16(to, args->to_offset_bytes, kv_head, slot, dim));
+        else
+            store_lowbit(job, from, seq->position_first + i, scratch,
+                         head_of(to, args->to_offset_bytes, kv_head, &job->layout), slot);
+    }
+}
+
+void kva_cpu_store_rows(struct kva_device *device, const struct kva_store_rows_args *args)
+{
+    struct store_job job = {.device = device, .args = args};
+    if (args->format.bits > 0)
+        job.layout = kva_lowbit_layout_of(args->format, args->head_dim);
+    if (!kva_cpu_failed(device))
+        kva_pool_run(device->pool, args->seq_count * args->kv_heads, store_item, &job);
+}
+
+/* --- roll_rows -------------------------------------------------------------------------------- */
+
+struct roll_job {
+    struct kva_device *device;
+    const struct kva_roll_rows_args *args;
+    struct kva_lowbit_layout layout;
+};
+
+static void put_in_order(const struct kva_roll_seq *seq, uint32_t kv_head, uint64_t *keys)
+{
+    const size_t at = (size_t)kv_head * seq->slots;
+    for (uint32_t slot = 0; slot < seq->filled; slot++)
+        keys[slot] = (uint64_t)seq->positions[at + slot] << 32 | slot;
+    kva_order_sort(keys, seq->filled);
+    for (uint32_t i = 0; i < seq->filled; i++)
+        seq->index[at + (uint32_t)keys[i]] = i;
+}
+
+/* The row in a slot, as floats. */
+static void load_row(const struct roll_job *job, const struct kva_roll_seq *seq, uint32_t kv_head,
+                     uint32_t slot, struct scratch *scratch)
+{
+    const struct kva_roll_rows_args *args = job->args;
+    const uint32_t dim = args->head_dim, bits = args->format.bits, token = slot % KVA_PAGE_TOKENS;
+    const void *from = seq->from[slot / KVA_PAGE_TOKENS];
+    if (bits == 0) {
+        const uint16_t *row = row_16(from, args->from_offset_bytes, kv_head, slot, dim);
+        kva_f32_array(row, args->kv_dtype, dim, scratch->k);
+        kva_f32_array(row + dim, args->kv_dtype, dim, scratch->v);
+        return;
+    }
+    const unsigned char *head = head_of(from, args->from_offset_bytes, kv_head, &job->layout);
+    kva_token_row_get(scratch->k, head, &job->layout, kva_token_keys(&job->layout), token, dim,
+                      bits);
+    kva_token_row_get(scratch->v, head, &job->layout, kva_token_values(&job->layout), token, dim,
+                      bits);
+}
+
+static void roll_item(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct roll_job *job = opaque;
+    const struct kva_roll_rows_args *args = job->args;
+    const struct kva_roll_seq *seq = &args->seqs[index / args->kv_heads];
+    const uint32_t kv_head = index % args->kv_heads, dim = args->head_dim;
+    const uint32_t *order = seq->index + (size_t)kv_head * seq->slots;
+    struct scratch *scratch = kva_cpu_scratch(job->device, worker);
+    put_in_order(seq, kv_head, scratch->keys);
+    for (uint32_t slot = 0; slot < seq->filled; slot++) {
+        uint16_t *to =
+            row_16(seq->to[slot / KVA_PAGE_TOKENS], args->to_offset_bytes, kv_head, slot, dim);
+        load_row(job, seq, kv_head, slot, scratch);
+        rotate(scratch->k, &args->rotary, seq->position_first + order[slot], false, scratch);
+        for (uint32_t i = 0; i < dim; i++) {
+            to[i] = kva_16_of_f32(scratch->k[i], args->kv_dtype);
+            to[dim + i] = kva_16_of_f32(scratch->v[i], args->kv_dtype);
+        }
+    }
+}
+
+void kva_cpu_roll_rows(struct kva_device *device, const struct kva_roll_rows_args *args)
+{
+    struct roll_job job = {.device = device, .args = args};
+    if (args->format.bits > 0)
+        job.layout = kva_lowbit_layout_of(args->format, args->head_dim);
+    for (uint32_t i = 0; i < args->seq_count && !kva_cpu_failed(device); i++) {
+        if (args->seqs[i].filled > KVA_CPU_ROLL_SLOTS_MAX)
+            kva_cpu_fail(device, "roll_rows: %u slots, at most %u", args->seqs[i].filled,
+                         KVA_CPU_ROLL_SLOTS_MAX);
+    }
+    if (!kva_cpu_failed(device))
+        kva_pool_run(device->pool, args->seq_count * args->kv_heads, roll_item, &job);
+}

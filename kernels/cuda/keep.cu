@@ -1,0 +1,268 @@
+/* keep.cu - keep: which tokens stay, and where. One KV head of one sequence by one block of
+ * threads. The numbers are those of the CPU (kernels/cpu/keep/keep.c): keys whose order is the order
+ * wanted, scores whose products are not fused with sums. The least key that stays is found bit by
+ * bit, ranks by counting. */
+#include "kernels/cuda/number.cuh"
+
+#include <math.h>
+
+#define THREADS 512u
+
+typedef unsigned long long keep_key;
+#define OUTRIGHT (~0ull)
+
+/* One KV head: the slots' entries, then those that come. */
+struct entries {
+    uint32_t *positions;
+    float *mass, *error; /* error NULL: none is kept */
+    const float *new_mass, *new_error;
+    uint32_t *to;
+    keep_key *keys;  /* [count] */
+    uint32_t *freed; /* [slots] */
+    uint32_t count, filled, slots;
+    uint32_t position_first, position_end; /* of what comes */
+    uint32_t sinks, recent, pure;
+};
+
+struct keep_seq {
+    struct kva_keep_seq seq;
+    keep_key *scratch;
+};
+
+static __device__ entries entries_of(const keep_seq &from, uint32_t kv_head)
+{
+    const struct kva_keep_seq &seq = from.seq;
+    const size_t at = static_cast<size_t>(kv_head) * seq.store.slots;
+    const size_t come = static_cast<size_t>(kv_head) * seq.stride;
+    const uint32_t count = seq.filled + seq.count;
+    keep_key *keys = from.scratch + static_cast<size_t>(kv_head) * 2 * count;
+    return {seq.store.positions + at,
+            seq.store.mass + at,
+            seq.store.error ? seq.store.error + at : nullptr,
+            seq.mass + come,
+            seq.error ? seq.error + come : nullptr,
+            seq.to + static_cast<size_t>(kv_head) * seq.count,
+            keys,
+            reinterpret_cast<uint32_t *>(keys + count),
+            count,
+            seq.filled,
+            seq.store.slots,
+            seq.position_first,
+            seq.position_first + seq.count,
+            seq.sinks,
+            seq.recent,
+            seq.pure};
+}
+
+static __device__ uint32_t position_of(const entries &all, uint32_t i)
+{
+    return i < all.filled ? all.positions[i] : all.position_first + (i - all.filled);
+}
+
+/* What is scored: the mass, or the worth, which is less the greater the error. */
+static __device__ float value_of(const entries &all, uint32_t i, bool worth)
+{
+    if (worth)
+        return -(i < all.filled ? all.error[i] : all.new_error[i - all.filled]);
+    return i < all.filled ? all.mass[i] : all.new_mass[i - all.filled];
+}
+
+/* Bits that ascend as the number does; the two zeros are one, what is no number is the least. */
+static __device__ uint32_t ordered(float x)
+{
+    if (x != x)
+        return 0;
+    uint32_t bits = __float_as_uint(x + 0.0f);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+static __device__ keep_key key_of(const entries &all, uint32_t i, float score)
+{
+    return static_cast<keep_key>(ordered(score)) << 32 |
+           static_cast<uint32_t>(~position_of(all, i));
+}
+
+/* The sum of the block's numbers. */
+static __device__ uint32_t block_sum(uint32_t x, uint32_t *parts)
+{
+    uint32_t total;
+    kva_sum_before(x, parts, &total);
+    return total;
+}
+
+/* The least of the `keep` largest keys: the largest number that so many are not less than. */
+static __device__ keep_key least_of(const entries &all, uint32_t keep, uint32_t *parts)
+{
+    keep_key least = 0;
+    for (int bit = 63; bit >= 0; bit--) {
+        const keep_key candidate = least | 1ull << bit;
+        uint32_t above = 0;
+        for (uint32_t i = threadIdx.x; i < all.count; i += THREADS)
+            above += all.keys[i] >= candidate;
+        if (block_sum(above, parts) >= keep)
+            least = candidate;
+    }
+    return least;
+}
+
+/* --- scores ----------------------------------------------------------------------------------- */
+
+static __device__ void add_score(const entries &all, uint32_t i, float part)
+{
+    if (all.keys[i] == OUTRIGHT)
+        return;
+    float sum = __fadd_rn(__uint_as_float(static_cast<uint32_t>(all.keys[i])), part);
+    all.keys[i] = __float_as_uint(sum);
+}
+
+static __device__ void add_minmax(const entries &all, bool worth, float weight, float *lows,
+                                  float *highs)
+{
+    float low = INFINITY, high = -INFINITY;
+    for (uint32_t i = threadIdx.x; i < all.count; i += THREADS) {
+        float x = value_of(all, i, worth);
+        low = x < low ? x : low;
+        high = x > high ? x : high;
+    }
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+        low = fminf(low, __shfl_xor_sync(KVA_ALL, low, lanes));
+        high = fmaxf(high, __shfl_xor_sync(KVA_ALL, high, lanes));
+    }
+    __syncthreads(); /* the ends before have been read */
+    if (threadIdx.x % KVA_WARP == 0) {
+        lows[threadIdx.x / KVA_WARP] = low;
+        highs[threadIdx.x / KVA_WARP] = high;
+    }
+    __syncthreads(); /* every warp's ends are there */
+    for (uint32_t i = 0; i < THREADS / KVA_WARP; i++) {
+        low = fminf(low, lows[i]);
+        high = fmaxf(high, highs[i]);
+    }
+    for (uint32_t i = threadIdx.x; i < all.count; i += THREADS) {
+        float x = value_of(all, i, worth), norm = 0.0f;
+        if (low < high && x == x)
+            norm = __fdiv_rn(__fsub_rn(x, low), __fsub_rn(high, low));
+        add_score(all, i, __fmul_rn(weight, norm));
+    }
+}
+
+static __device__ void add_ranks(const entries &all, bool worth, float weight)
+{
+    for (uint32_t i = threadIdx.x; i < all.count; i += THREADS) {
+        const uint32_t own = ordered(value_of(all, i, worth));
+        uint32_t below = 0;
+        if (all.keys[i] == OUTRIGHT)
+            continue;
+        for (uint32_t j = 0; j < all.count; j++)
+            below += ordered(value_of(all, j, worth)) < own;
+        float norm = __fdiv_rn(static_cast<float>(below), static_cast<float>(all.count - 1));
+        add_score(all, i, __fmul_rn(weight, norm));
+    }
+}
+
+/* keys = those of mass; of what is protected, OUTRIGHT. Returns how many are. */
+static __device__ uint32_t put_mass(const entries &all, uint32_t *parts)
+{
+    uint32_t outright = 0;
+    for (uint32_t i = threadIdx.x; i < all.count; i += THREADS) {
+        const unsigned long long position = position_of(all, i);
+        bool stays = position < all.sinks || position + all.recent >= all.position_end;
+        all.keys[i] = stays ? OUTRIGHT : key_of(all, i, value_of(all, i, false));
+        outright += stays;
+    }
+    return block_sum(outright, parts);
+}
+
+/* --- slots ------------------------------------------------------------------------------------ */
+
+static __device__ void settle(const entries &all, uint32_t i, uint32_t slot)
+{
+    all.to[i] = slot;
+    all.positions[slot] = all.position_first + i;
+    all.mass[slot] = all.new_mass[i];
+    if (all.error)
+        all.error[slot] = all.new_error ? all.new_error[i] : 0.0f;
+}
+
+/* Entries with keys of at least `least` stay. */
+static __device__ void assign(const entries &all, keep_key least, uint32_t *parts)
+{
+    uint32_t freed = 0, taken = 0, total;
+    for (uint32_t base = 0; base < all.slots; base += THREADS) {
+        const uint32_t slot = base + threadIdx.x;
+        const uint32_t goes = slot < all.slots && (slot >= all.filled || all.keys[slot] < least);
+        const uint32_t before = kva_sum_before(goes, parts, &total);
+        if (goes)
+            all.freed[freed + before] = slot;
+        freed += total;
+    }
+    __syncthreads(); /* every freed slot is there */
+    for (uint32_t base = all.filled; base < all.count; base += THREADS) {
+        const uint32_t i = base + threadIdx.x;
+        const uint32_t stays = i < all.count && all.keys[i] >= least;
+        const uint32_t before = kva_sum_before(stays, parts, &total);
+        if (stays && taken + before < freed)
+            settle(all, i - all.filled, all.freed[taken + before]);
+        else if (i < all.count)
+            all.to[i - all.filled] = KVA_NO_SLOT;
+        taken += total;
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    keep_kernel(const keep_seq *seqs, enum kva_keep_score score, float lambda)
+{
+    __shared__ uint32_t parts[THREADS / KVA_WARP];
+    __shared__ float lows[THREADS / KVA_WARP], highs[THREADS / KVA_WARP];
+    const entries all = entries_of(seqs[blockIdx.x], blockIdx.y);
+    if (all.count <= all.slots) {
+        for (uint32_t i = threadIdx.x; i < all.count - all.filled; i += THREADS)
+            settle(all, i, all.filled + i);
+        return;
+    }
+    if (all.slots == 0) {
+        for (uint32_t i = threadIdx.x; i < all.count; i += THREADS)
+            all.to[i] = KVA_NO_SLOT;
+        return;
+    }
+    const uint32_t outright = put_mass(all, parts);
+    if (score != KVA_KEEP_MASS) {
+        const uint32_t by_mass = outright + min(all.pure, all.slots - outright);
+        const keep_key least = least_of(all, by_mass, parts);
+        for (uint32_t i = threadIdx.x; i < all.count; i += THREADS)
+            all.keys[i] = by_mass > 0 && all.keys[i] >= least ? OUTRIGHT : 0;
+        for (uint32_t worth = 0; worth < 2; worth++) {
+            const float weight = worth ? __fsub_rn(1.0f, lambda) : lambda;
+            if (score == KVA_KEEP_MINMAX)
+                add_minmax(all, worth, weight, lows, highs);
+            else
+                add_ranks(all, worth, weight);
+        }
+        for (uint32_t i = threadIdx.x; i < all.count; i += THREADS) {
+            if (all.keys[i] != OUTRIGHT)
+                all.keys[i] = key_of(all, i, __uint_as_float(static_cast<uint32_t>(all.keys[i])));
+        }
+    }
+    assign(all, least_of(all, all.slots, parts), parts);
+}
+
+void kva_cuda_keep(struct kva_device *device, const struct kva_keep_args *args)
+{
+    if (args->seq_count == 0 || !kva_cuda_enter(device))
+        return;
+    const size_t bytes = args->seq_count * sizeof(keep_seq);
+    keep_seq *staged = static_cast<keep_seq *>(kva_cuda_stage(device, bytes));
+    unsigned char *scratch = static_cast<unsigned char *>(args->scratch);
+    if (!staged)
+        return;
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_keep_seq *seq = &args->seqs[i];
+        staged[i] = {*seq, reinterpret_cast<keep_key *>(scratch)};
+        scratch += kva_keep_scratch_bytes(args->kv_heads, seq->filled, seq->count);
+    }
+    const keep_seq *seqs = static_cast<const keep_seq *>(kva_cuda_send(device, staged, bytes));
+    if (!kva_cuda_failed(device))
+        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "keep",
+                     {dim3(args->seq_count, args->kv_heads), THREADS}, keep_kernel, seqs,
+                     args->score, args->lambda);
+}

@@ -1,0 +1,193 @@
+/* Deliberately broken operators of kept rows; broken.c says how they are used. */
+#include "tests/kernels/broken.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const struct kva_ops *good;
+
+#define SEQS_MAX 4
+
+/* --- attend_mass ------------------------------------------------------------------------------ */
+
+static void mass_not_causal(struct kva_device *device, const struct kva_attend_mass_args *args)
+{
+    struct kva_attend_mass_args wrong = *args;
+    struct kva_mass_seq seqs[SEQS_MAX];
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        seqs[i] = args->seqs[i];
+        seqs[i].position_first++; /* a row sees the token behind it */
+    }
+    wrong.seqs = seqs;
+    good->attend_mass(device, &wrong);
+}
+
+static void mass_one_partial(struct kva_device *device, const struct kva_attend_mass_args *args)
+{
+    struct kva_attend_mass_args wrong = *args;
+    wrong.partial_count = 1;
+    good->attend_mass(device, &wrong);
+}
+
+static void mass_anew(struct kva_device *device, const struct kva_attend_mass_args *args)
+{
+    for (uint32_t i = 0; i < args->seq_count; i++)
+        memset(args->seqs[i].mass, 0, (size_t)args->seqs[i].mass_stride * sizeof(float));
+    good->attend_mass(device, args);
+}
+
+static void mass_no_scale(struct kva_device *device, const struct kva_attend_mass_args *args)
+{
+    struct kva_attend_mass_args wrong = *args;
+    wrong.scale *= 1 + 0x1p-12f;
+    good->attend_mass(device, &wrong);
+}
+
+/* --- keep ------------------------------------------------------------------------------------- */
+
+static void keep_changed(struct kva_device *device, const struct kva_keep_args *args,
+                         void (*change)(struct kva_keep_seq *seq))
+{
+    struct kva_keep_args wrong = *args;
+    struct kva_keep_seq seqs[SEQS_MAX];
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        seqs[i] = args->seqs[i];
+        change(&seqs[i]);
+    }
+    wrong.seqs = seqs;
+    good->keep(device, &wrong);
+}
+
+static void no_sinks(struct kva_keep_seq *seq)
+{
+    seq->sinks = 0;
+}
+
+static void keep_no_sinks(struct kva_device *device, const struct kva_keep_args *args)
+{
+    keep_changed(device, args, no_sinks);
+}
+
+static void one_recent_less(struct kva_keep_seq *seq)
+{
+    seq->recent -= seq->recent > 0;
+}
+
+static void keep_one_recent_less(struct kva_device *device, const struct kva_keep_args *args)
+{
+    keep_changed(device, args, one_recent_less);
+}
+
+static void no_pure(struct kva_keep_seq *seq)
+{
+    seq->pure = 0;
+}
+
+static void keep_no_pure(struct kva_device *device, const struct kva_keep_args *args)
+{
+    keep_changed(device, args, no_pure);
+}
+
+static void keep_other_norm(struct kva_device *device, const struct kva_keep_args *args)
+{
+    struct kva_keep_args wrong = *args;
+    if (args->score == KVA_KEEP_RANK)
+        wrong.score = KVA_KEEP_MINMAX;
+    good->keep(device, &wrong);
+}
+
+static void keep_by_mass(struct kva_device *device, const struct kva_keep_args *args)
+{
+    struct kva_keep_args wrong = *args;
+    wrong.score = KVA_KEEP_MASS;
+    good->keep(device, &wrong);
+}
+
+/* --- rows ------------------------------------------------------------------------------------- */
+
+static void error_of_keys(struct kva_device *device, const struct kva_row_error_args *args)
+{
+    struct kva_row_error_args wrong = *args;
+    wrong.format.bits = args->format.bits == 8 ? 4 : 8;
+    good->row_error(device, &wrong);
+}
+
+static void error_no_offset(struct kva_device *device, const struct kva_row_error_args *args)
+{
+    struct kva_row_error_args wrong = *args;
+    wrong.block_offset_bytes = 0;
+    good->row_error(device, &wrong);
+}
+
+static void store_next_position(struct kva_device *device, const struct kva_store_rows_args *args)
+{
+    struct kva_store_rows_args wrong = *args;
+    struct kva_store_seq seq = args->seqs[0];
+    seq.position_first++;
+    wrong.seqs = &seq;
+    good->store_rows(device, &wrong);
+}
+
+static void store_one_less(struct kva_device *device, const struct kva_store_rows_args *args)
+{
+    /* The last token of a KV head is forgotten. */
+    struct kva_store_rows_args wrong = *args;
+    struct kva_store_seq seq = args->seqs[0];
+    const size_t words = (size_t)args->kv_heads * seq.count;
+    uint32_t *slots = malloc(words * sizeof *slots);
+    memcpy(slots, seq.slots, words * sizeof *slots);
+    for (size_t i = seq.count - 1; i < words; i += seq.count)
+        slots[i] = KVA_NO_SLOT;
+    seq.slots = slots;
+    wrong.seqs = &seq;
+    good->store_rows(device, &wrong);
+    free(slots);
+}
+
+static void roll_from_zero(struct kva_device *device, const struct kva_roll_rows_args *args)
+{
+    struct kva_roll_rows_args wrong = *args;
+    struct kva_roll_seq seq = args->seqs[0];
+    seq.position_first = 0;
+    wrong.seqs = &seq;
+    good->roll_rows(device, &wrong);
+}
+
+static void roll_by_slot(struct kva_device *device, const struct kva_roll_rows_args *args)
+{
+    struct kva_roll_rows_args wrong = *args;
+    struct kva_roll_seq seq = args->seqs[0];
+    const size_t words = (size_t)args->kv_heads * seq.slots;
+    uint32_t *positions = malloc(words * sizeof *positions);
+    for (size_t i = 0; i < words; i++)
+        positions[i] = (uint32_t)i;
+    seq.positions = positions;
+    wrong.seqs = &seq;
+    good->roll_rows(device, &wrong);
+    free(positions);
+}
+
+static const struct broken list[] = {
+    BREAKS(mass_not_causal, OP_ATTEND_MASS, attend_mass),
+    BREAKS(mass_one_partial, OP_ATTEND_MASS, attend_mass),
+    BREAKS(mass_anew, OP_ATTEND_MASS, attend_mass),
+    BREAKS(mass_no_scale, OP_ATTEND_MASS, attend_mass),
+    BREAKS(keep_no_sinks, OP_KEEP, keep),
+    BREAKS(keep_one_recent_less, OP_KEEP, keep),
+    BREAKS(keep_no_pure, OP_KEEP, keep),
+    BREAKS(keep_other_norm, OP_KEEP, keep),
+    BREAKS(keep_by_mass, OP_KEEP, keep),
+    BREAKS(error_of_keys, OP_ROW_ERROR, row_error),
+    BREAKS(error_no_offset, OP_ROW_ERROR, row_error),
+    BREAKS(store_next_position, OP_STORE_ROWS, store_rows),
+    BREAKS(store_one_less, OP_STORE_ROWS, store_rows),
+    BREAKS(roll_from_zero, OP_ROLL_ROWS, roll_rows),
+    BREAKS(roll_by_slot, OP_ROLL_ROWS, roll_rows),
+};
+
+const struct broken *broken_keep(const struct kva_ops *sound, size_t *ret_count)
+{
+    good = sound;
+    *ret_count = KVA_COUNT_OF(list);
+    return list;
+}

@@ -1,0 +1,639 @@
+/* Cases of row_error, store_rows and roll_rows, against plain models. Codes are exact where nothing
+ * is rotated; what is rotated is compared with fp64. */
+#include "kernels/convert.h"
+#include "tests/kernels/checkasm.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PAGES  4
+#define OFFSET 48u
+
+struct store_shape {
+    uint32_t kv_heads, head_dim, bits; /* 0: 16 bits */
+    enum kva_dtype dtype;
+    uint32_t rotary_dim; /* 0: nothing is rotated */
+};
+
+static struct kva_lowbit_format format_of(const struct store_shape *shape)
+{
+    if (shape->bits == 0)
+        return (struct kva_lowbit_format){0};
+    return kva_lowbit_per_token(shape->bits, shape->head_dim);
+}
+
+static size_t store_bytes(const struct store_shape *shape)
+{
+    return OFFSET +
+           (shape->bits ? kva_lowbit_block_bytes(format_of(shape), shape->kv_heads, shape->head_dim)
+                        : kva_kv_block_bytes(shape->kv_heads, shape->head_dim));
+}
+
+/* --- numbers ---------------------------------------------------------------------------------- */
+
+/* Rows of many kinds: zeros, constants, ranges without 0, infinities, what is no number. */
+static void fill_row(struct check *check, uint16_t *row, uint32_t dim, enum kva_dtype dtype)
+{
+    const uint32_t kind = check_below(check, 12);
+    const float shift = kind == 1 ? 40.0f : kind == 2 ? -7.0f : 0.0f;
+    for (uint32_t i = 0; i < dim; i++) {
+        const float x = kind == 0 ? 0.0f : kind == 3 ? 2.5f : check_normal(check) + shift;
+        row[i] = check_narrow(kind == 4 ? x * 1e-7f : x, dtype);
+        if (kind == 5 && check_below(check, 9) == 0)
+            row[i] = (uint16_t)((dtype == KVA_F16 ? 0x7C00 : 0x7F80) | check_below(check, 2) << 15);
+        if (kind == 6 && check_below(check, 9) == 0)
+            row[i] = 0x7FFF;
+    }
+}
+
+static void fill_blocks(struct check *check, const struct store_shape *shape,
+                        struct check_buf *bufs)
+{
+    for (uint32_t page = 0; page < PAGES; page++) {
+        bufs[page] = check_buf_new(OFFSET + kva_kv_block_bytes(shape->kv_heads, shape->head_dim));
+        uint16_t *rows = (uint16_t *)((char *)bufs[page].data + OFFSET);
+        memset(bufs[page].data, 0x55, OFFSET);
+        for (uint32_t i = 0; i < shape->kv_heads * KVA_PAGE_TOKENS * 2; i++)
+            fill_row(check, rows + (size_t)i * shape->head_dim, shape->head_dim, shape->dtype);
+    }
+}
+
+/* K or V of a token in 16-bit blocks. */
+static uint16_t *row_at(const struct store_shape *shape, const struct check_buf *bufs,
+                        uint32_t head, uint32_t token, bool value)
+{
+    uint16_t *rows = (uint16_t *)((char *)bufs[token / KVA_PAGE_TOKENS].data + OFFSET);
+    return rows + ((size_t)(head * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS) * 2 + value) *
+                      shape->head_dim;
+}
+
+/* A row in few bits, by kv_layout.h. */
+struct coded {
+    float scale, zero;
+    uint32_t codes[512];
+};
+
+static float number(uint16_t bits, enum kva_dtype dtype)
+{
+    const float x = (float)check_widen(bits, dtype) + 0.0f;
+    return isnan(x) ? x : fminf(fmaxf(x, -65504.0f), 65504.0f);
+}
+
+static void code_row(struct coded *coded, const float *x, uint32_t dim, uint32_t bits)
+{
+    float low = NAN, high = NAN;
+    const float most = (float)((1u << bits) - 1);
+    for (uint32_t i = 0; i < dim; i++) {
+        low = isnan(low) || x[i] < low ? x[i] : low;
+        high = isnan(high) || x[i] > high ? x[i] : high;
+    }
+    *coded = (struct coded){0};
+    if (isnan(low))
+        return;
+    coded->scale = kva_f32_of_f16(kva_f16_of_f32((high - low) / most));
+    coded->zero =
+        kva_f32_of_f16(kva_f16_of_f32(coded->scale == 0 ? 0.5f * low + 0.5f * high : low));
+    for (uint32_t i = 0; i < dim && coded->scale > 0; i++) {
+        const float level = (x[i] - coded->zero) * (1.0f / coded->scale);
+        coded->codes[i] = isnan(level) ? 0 : (uint32_t)rintf(fminf(fmaxf(level, 0.0f), most));
+    }
+}
+
+/* --- a low-bit store --------------------------------------------------------------------------- */
+
+/* Byte and bit of plane `plane` of channel `c` of a token. */
+static size_t bit_at(const struct store_shape *shape, bool value, uint32_t token, uint32_t c,
+                     uint32_t plane)
+{
+    const uint32_t dim = shape->head_dim, plane_bits = KVA_PAGE_TOKENS * dim;
+    const size_t levels = 4 * 2 * KVA_PAGE_TOKENS; /* scale and zero of K and of V */
+    const size_t bit = value ? (token / 4 * dim + c) * 4 + token % 4
+                             : (c / 4 * KVA_PAGE_TOKENS + token) * 4 + c % 4;
+    return levels * 8 + (size_t)(value ? shape->bits + plane : plane) * plane_bits + bit;
+}
+
+static size_t head_bytes(const struct store_shape *shape)
+{
+    return 4 * 2 * KVA_PAGE_TOKENS +
+           (size_t)2 * shape->bits * KVA_PAGE_TOKENS * shape->head_dim / 8;
+}
+
+static void put_coded(const struct store_shape *shape, unsigned char *head, bool value,
+                      uint32_t token, const struct coded *coded)
+{
+    uint16_t *levels = (uint16_t *)(void *)head + (value ? 2 * KVA_PAGE_TOKENS : 0);
+    levels[token] = kva_f16_of_f32(coded->scale);
+    levels[KVA_PAGE_TOKENS + token] = kva_f16_of_f32(coded->zero);
+    for (uint32_t c = 0; c < shape->head_dim; c++) {
+        for (uint32_t plane = 0; plane < shape->bits; plane++) {
+            const size_t bit = bit_at(shape, value, token, c, plane);
+            head[bit / 8] &= (unsigned char)~(1u << bit % 8);
+            head[bit / 8] |= (unsigned char)((coded->codes[c] >> plane & 1u) << bit % 8);
+        }
+    }
+}
+
+static double coded_at(const struct store_shape *shape, const unsigned char *head, bool value,
+                       uint32_t token, uint32_t c, double *scale)
+{
+    const uint16_t *levels =
+        (const uint16_t *)(const void *)head + (value ? 2 * KVA_PAGE_TOKENS : 0);
+    uint32_t code = 0;
+    for (uint32_t plane = 0; plane < shape->bits; plane++) {
+        const size_t bit = bit_at(shape, value, token, c, plane);
+        code |= (head[bit / 8] >> bit % 8 & 1u) << plane;
+    }
+    *scale = check_widen(levels[token], KVA_F16);
+    return check_widen(levels[KVA_PAGE_TOKENS + token], KVA_F16) + *scale * code;
+}
+
+static unsigned char *store_head(const struct store_shape *shape, const struct check_buf *bufs,
+                                 uint32_t head, uint32_t slot)
+{
+    return (unsigned char *)bufs[slot / KVA_PAGE_TOKENS].data + OFFSET + head * head_bytes(shape);
+}
+
+/* What the store holds in a slot, and what it may be off by on its account. */
+static double stored_at(const struct store_shape *shape, const struct check_buf *bufs,
+                        uint32_t head, uint32_t slot, bool value, uint32_t c, double *off)
+{
+    double scale = 0, x;
+    if (shape->bits == 0) {
+        x = check_widen(row_at(shape, bufs, head, slot, value)[c], shape->dtype);
+        *off = fabs(x) * format_unit(shape->dtype);
+        return x;
+    }
+    x = coded_at(shape, store_head(shape, bufs, head, slot), value, slot % KVA_PAGE_TOKENS, c,
+                 &scale);
+    /* Half a step; the last may be off by the scale's rounding and by the zero's. */
+    const uint16_t *levels = (const uint16_t *)(const void *)store_head(shape, bufs, head, slot) +
+                             (value ? 2 * KVA_PAGE_TOKENS : 0);
+    const double zero = check_widen(levels[KVA_PAGE_TOKENS + slot % KVA_PAGE_TOKENS], KVA_F16);
+    *off = scale * 0.5 + (1u << shape->bits) * (scale * 0x1p-11 + 0x1p-25) + fabs(zero) * 0x1p-10;
+    return x;
+}
+
+/* --- rotation --------------------------------------------------------------------------------- */
+
+/* Element c of a row rotated by a position, in fp64. */
+static double rotated(const struct store_shape *shape, const double *x, uint32_t c,
+                      const float *inv_freq, double position)
+{
+    const uint32_t half = shape->rotary_dim / 2;
+    if (c >= shape->rotary_dim)
+        return x[c];
+    const double angle = position * (double)inv_freq[c % half];
+    return c < half ? x[c] * cos(angle) - x[c + half] * sin(angle)
+                    : x[c] * cos(angle) + x[c - half] * sin(angle);
+}
+
+static void make_frequencies(float *inv_freq, uint32_t rotary_dim)
+{
+    for (uint32_t i = 0; i < rotary_dim / 2; i++)
+        inv_freq[i] = powf(10000.0f, -2.0f * (float)i / (float)rotary_dim);
+}
+
+/* Largest number of a row; NaN or infinite: such a row is not compared once rotated. */
+static double widen_row(const struct store_shape *shape, const uint16_t *row, double *x)
+{
+    double most = 0;
+    for (uint32_t c = 0; c < shape->head_dim; c++) {
+        x[c] = check_widen(row[c], shape->dtype);
+        most = isnan(x[c]) || fabs(x[c]) > most ? fabs(x[c]) : most;
+    }
+    return most;
+}
+
+/* --- row_error -------------------------------------------------------------------------------- */
+
+static double error_truth(const struct store_shape *shape, const uint16_t *row)
+{
+    struct coded coded;
+    float x[512] = {0};
+    double off = 0, all = 0;
+    for (uint32_t c = 0; c < shape->head_dim; c++)
+        x[c] = number(row[c], shape->dtype);
+    code_row(&coded, x, shape->head_dim, shape->bits);
+    for (uint32_t c = 0; c < shape->head_dim; c++) {
+        const double y = (double)x[c] - ((double)coded.zero + (double)coded.scale * coded.codes[c]);
+        off += y * y;
+        all += (double)x[c] * (double)x[c];
+    }
+    return all > 0 ? off / all : isnan(all) ? NAN : 0;
+}
+
+static void error_case(struct check *check, const struct store_shape *shape, uint32_t count)
+{
+    const double work = 2.0 * shape->kv_heads * count * shape->head_dim;
+    struct check_buf blocks[PAGES];
+    const void *addresses[PAGES];
+    char name[120];
+    uint32_t run = 0;
+    struct check_variant *variant;
+    struct kva_device *device;
+    if (shape->bits == 0 || !check_wanted(check, OP_ROW_ERROR, work))
+        return;
+    fill_blocks(check, shape, blocks);
+    for (int i = 0; i < PAGES; i++)
+        addresses[i] = blocks[i].data;
+    const uint32_t stride = count + 3;
+    struct check_buf error = check_buf_new((size_t)shape->kv_heads * stride * sizeof(float));
+    float *first = malloc(error.bytes), *got = error.data;
+    const struct kva_row_error_seq seqs[] = {
+        {.blocks = addresses, .error = got, .count = count, .stride = stride}};
+    const struct kva_row_error_args args = {.seqs = seqs,
+                                            .seq_count = 1,
+                                            .block_offset_bytes = OFFSET,
+                                            .kv_heads = shape->kv_heads,
+                                            .head_dim = shape->head_dim,
+                                            .kv_dtype = shape->dtype,
+                                            .format = format_of(shape)};
+    snprintf(name, sizeof name, "%s heads %u dim %u bits %u count %u", kva_dtype_name(shape->dtype),
+             shape->kv_heads, shape->head_dim, shape->bits, count);
+    for (bool any = false; check_next_run(check, work, &run, &variant, &device); any = true) {
+        const char *reason = NULL;
+        memset(got, 0x3C, error.bytes);
+        variant->ops.row_error(device, &args);
+        if (!any)
+            memcpy(first, got, error.bytes);
+        for (uint32_t i = 0; i < shape->kv_heads * count && !reason; i++) {
+            const uint32_t head = i / count, token = i % count;
+            const uint16_t *k = row_at(shape, blocks, head, token, false);
+            const uint16_t *v = row_at(shape, blocks, head, token, true);
+            const double truth = error_truth(shape, k) + error_truth(shape, v);
+            /* A chain of roundings in the sums, and differences of numbers that are alike. */
+            if (!isnan(truth) && !(fabs((double)got[head * stride + token] - truth) <=
+                                   truth * shape->head_dim * 4 * UNIT + 64 * UNIT))
+                reason = "another error";
+        }
+        if (memcmp(first, got, error.bytes) != 0)
+            reason = "other bits than another level";
+        if (!check_buf_intact(&error))
+            reason = "wrote before its output";
+        check_count_run(check, variant, OP_ROW_ERROR, device, name, reason);
+    }
+    free(first);
+    check_buf_free(&error);
+    for (int i = 0; i < PAGES; i++)
+        check_buf_free(&blocks[i]);
+}
+
+/* --- store_rows ------------------------------------------------------------------------------- */
+
+struct store_test {
+    struct store_shape shape;
+    struct check_buf from[PAGES], to[PAGES], slots;
+    unsigned char *before[PAGES], *want[PAGES];
+    float inv_freq[256];
+    uint32_t count, position_first;
+};
+
+/* What the blocks should hold where nothing is rotated; of rotated keys the old bytes. */
+static void store_model(struct store_test *test, uint32_t head, uint32_t token, uint32_t slot)
+{
+    const struct store_shape *shape = &test->shape;
+    const uint32_t dim = shape->head_dim;
+    struct check_buf want[PAGES];
+    for (int i = 0; i < PAGES; i++)
+        want[i].data = test->want[i];
+    for (int value = 0; value < 2; value++) {
+        const uint16_t *row = row_at(shape, test->from, head, token, value);
+        float x[512] = {0};
+        struct coded coded;
+        for (uint32_t c = 0; c < dim; c++)
+            x[c] = number(row[c], shape->dtype);
+        code_row(&coded, x, dim, shape->bits ? shape->bits : 8);
+        if (shape->bits)
+            put_coded(shape, store_head(shape, want, head, slot), value, slot % KVA_PAGE_TOKENS,
+                      &coded);
+        else
+            memcpy(row_at(shape, want, head, slot, value), row, dim * sizeof *row);
+    }
+}
+
+/* Rotated keys against fp64; where they are right, they become what is wanted. */
+static const char *check_rotated(struct store_test *test, uint32_t head, uint32_t token,
+                                 uint32_t slot)
+{
+    const struct store_shape *shape = &test->shape;
+    struct check_buf want[PAGES];
+    double x[512], off;
+    for (int i = 0; i < PAGES; i++)
+        want[i].data = test->want[i];
+    const double most = widen_row(shape, row_at(shape, test->from, head, token, false), x);
+    const double position = (double)test->position_first + token;
+    for (uint32_t c = 0; c < shape->head_dim && most < 60000; c++) {
+        const double expect = rotated(shape, x, c, test->inv_freq, -position);
+        const double got = stored_at(shape, test->to, head, slot, false, c, &off);
+        if (!(fabs(got - expect) <= off + most * 8 * UNIT + 2 * format_least(shape->dtype)))
+            return "a key is not rotated back";
+    }
+    if (shape->bits == 0) {
+        memcpy(row_at(shape, want, head, slot, false), row_at(shape, test->to, head, slot, false),
+               shape->head_dim * 2);
+        return NULL;
+    }
+    struct coded coded = {0};
+    const unsigned char *from = store_head(shape, test->to, head, slot);
+    const uint16_t *levels = (const uint16_t *)(const void *)from;
+    const uint32_t t = slot % KVA_PAGE_TOKENS;
+    coded.scale = kva_f32_of_f16(levels[t]);
+    coded.zero = kva_f32_of_f16(levels[KVA_PAGE_TOKENS + t]);
+    for (uint32_t c = 0; c < shape->head_dim; c++) {
+        for (uint32_t plane = 0; plane < shape->bits; plane++) {
+            const size_t bit = bit_at(shape, false, t, c, plane);
+            coded.codes[c] |= (from[bit / 8] >> bit % 8 & 1u) << plane;
+        }
+    }
+    put_coded(shape, store_head(shape, want, head, slot), false, t, &coded);
+    return NULL;
+}
+
+/* Every KV head has slots of its own, in no order, a third of its tokens none. */
+static void make_slots(struct check *check, struct store_test *test)
+{
+    const uint32_t all = PAGES * KVA_PAGE_TOKENS;
+    uint32_t *slots = test->slots.data, free_slots[PAGES * KVA_PAGE_TOKENS];
+    for (uint32_t head = 0; head < test->shape.kv_heads; head++) {
+        for (uint32_t i = 0; i < all; i++)
+            free_slots[i] = i;
+        for (uint32_t i = 0; i < test->count; i++) {
+            const uint32_t at = check_between(check, i, all - 1), slot = free_slots[at];
+            free_slots[at] = free_slots[i];
+            slots[head * test->count + i] = check_below(check, 3) == 0 ? KVA_NO_SLOT : slot;
+        }
+    }
+}
+
+static const char *run_store(struct store_test *test, const struct check_variant *variant,
+                             struct kva_device *device, const struct kva_store_rows_args *args)
+{
+    const struct store_shape *shape = &test->shape;
+    const uint32_t *slots = test->slots.data;
+    const size_t bytes = store_bytes(shape);
+    for (int i = 0; i < PAGES; i++) {
+        memcpy(test->to[i].data, test->before[i], bytes);
+        memcpy(test->want[i], test->before[i], bytes);
+    }
+    variant->ops.store_rows(device, args);
+    for (uint32_t i = 0; i < shape->kv_heads * test->count; i++) {
+        if (slots[i] == KVA_NO_SLOT)
+            continue;
+        store_model(test, i / test->count, i % test->count, slots[i]);
+        const char *reason = shape->rotary_dim
+                                 ? check_rotated(test, i / test->count, i % test->count, slots[i])
+                                 : NULL;
+        if (reason)
+            return reason;
+    }
+    for (int i = 0; i < PAGES; i++) {
+        if (memcmp(test->want[i], test->to[i].data, bytes) != 0)
+            return "other bytes";
+        if (!check_buf_intact(&test->to[i]))
+            return "wrote before a block";
+    }
+    return NULL;
+}
+
+static void store_case(struct check *check, const struct store_shape *shape, uint32_t count)
+{
+    struct store_test test = {.shape = *shape, .count = count, .position_first = 1000};
+    const double work = 4.0 * shape->kv_heads * count * shape->head_dim;
+    const void *from[PAGES];
+    void *to[PAGES];
+    char name[120];
+    uint32_t run = 0;
+    struct check_variant *variant;
+    struct kva_device *device;
+    if (!check_wanted(check, OP_STORE_ROWS, work))
+        return;
+    fill_blocks(check, shape, test.from);
+    test.slots = check_buf_new((size_t)shape->kv_heads * count * sizeof(uint32_t));
+    make_slots(check, &test);
+    make_frequencies(test.inv_freq, shape->rotary_dim);
+    for (int i = 0; i < PAGES; i++) {
+        test.to[i] = check_buf_new(store_bytes(shape));
+        check_buf_garbage(check, &test.to[i]);
+        test.before[i] = malloc(test.to[i].bytes);
+        test.want[i] = malloc(test.to[i].bytes);
+        memcpy(test.before[i], test.to[i].data, test.to[i].bytes);
+        from[i] = test.from[i].data;
+        to[i] = test.to[i].data;
+    }
+    const struct kva_store_seq seqs[] = {{.from = from,
+                                          .to = to,
+                                          .slots = test.slots.data,
+                                          .slot_count = PAGES * KVA_PAGE_TOKENS,
+                                          .count = count,
+                                          .position_first = test.position_first}};
+    const struct kva_store_rows_args args = {
+        .seqs = seqs,
+        .from_offset_bytes = OFFSET,
+        .to_offset_bytes = OFFSET,
+        .seq_count = 1,
+        .kv_heads = shape->kv_heads,
+        .head_dim = shape->head_dim,
+        .kv_dtype = shape->dtype,
+        .format = format_of(shape),
+        .rotary = {shape->rotary_dim ? test.inv_freq : NULL, shape->rotary_dim}};
+    snprintf(name, sizeof name, "%s heads %u dim %u bits %u rotary %u count %u",
+             kva_dtype_name(shape->dtype), shape->kv_heads, shape->head_dim, shape->bits,
+             shape->rotary_dim, count);
+    while (check_next_run(check, work, &run, &variant, &device))
+        check_count_run(check, variant, OP_STORE_ROWS, device, name,
+                        run_store(&test, variant, device, &args));
+    for (int i = 0; i < PAGES; i++) {
+        check_buf_free(&test.from[i]);
+        check_buf_free(&test.to[i]);
+        free(test.before[i]);
+        free(test.want[i]);
+    }
+    check_buf_free(&test.slots);
+}
+
+/* --- roll_rows -------------------------------------------------------------------------------- */
+
+struct roll_test {
+    struct store_shape shape;
+    struct check_buf from[PAGES], to[PAGES], positions, index;
+    float inv_freq[256];
+    uint32_t filled, slots, position_first;
+};
+
+static const char *check_rolled(const struct roll_test *test, uint32_t head, uint32_t slot)
+{
+    const struct store_shape *shape = &test->shape;
+    const struct store_shape plain = {.kv_heads = shape->kv_heads, .head_dim = shape->head_dim};
+    const uint32_t *positions = (const uint32_t *)test->positions.data + head * test->slots;
+    const uint32_t *index = (const uint32_t *)test->index.data + head * test->slots;
+    double x[512], most = 0, off;
+    uint32_t below = 0;
+    for (uint32_t i = 0; i < test->filled; i++)
+        below += positions[i] < positions[slot];
+    if (index[slot] != below)
+        return "another index";
+    for (int value = 0; value < 2; value++) {
+        const uint16_t *got = row_at(&plain, test->to, head, slot, value);
+        most = 0;
+        for (uint32_t c = 0; c < shape->head_dim; c++) {
+            x[c] = stored_at(shape, test->from, head, slot, value, c, &off);
+            most = isnan(x[c]) || fabs(x[c]) > most ? fabs(x[c]) : most;
+        }
+        for (uint32_t c = 0; c < shape->head_dim && most < 60000; c++) {
+            const double expect =
+                value ? x[c]
+                      : rotated(shape, x, c, test->inv_freq, (double)test->position_first + below);
+            const double bound = fabs(expect) * format_unit(shape->dtype) + most * 8 * UNIT +
+                                 2 * format_least(shape->dtype);
+            if (!(fabs(check_widen(got[c], shape->dtype) - expect) <= bound))
+                return value ? "another value" : "a key is not where its index is";
+        }
+    }
+    return NULL;
+}
+
+static const char *run_roll(struct roll_test *test, const struct check_variant *variant,
+                            struct kva_device *device, const struct kva_roll_rows_args *args)
+{
+    const struct store_shape *shape = &test->shape;
+    const size_t row_bytes = 4 * (size_t)shape->head_dim;
+    const char *reason = NULL;
+    for (int i = 0; i < PAGES; i++)
+        memset(test->to[i].data, 0x77, test->to[i].bytes);
+    memset(test->index.data, 0x77, test->index.bytes);
+    variant->ops.roll_rows(device, args);
+    for (uint32_t i = 0; i < shape->kv_heads * test->slots && !reason; i++) {
+        const uint32_t head = i / test->slots, slot = i % test->slots;
+        const unsigned char *row = (unsigned char *)test->to[slot / KVA_PAGE_TOKENS].data + OFFSET +
+                                   (head * KVA_PAGE_TOKENS + slot % KVA_PAGE_TOKENS) * row_bytes;
+        if (slot < test->filled)
+            reason = check_rolled(test, head, slot);
+        for (size_t j = 0; slot >= test->filled && j < row_bytes; j++)
+            reason = row[j] != 0x77 ? "wrote to a slot that is empty" : reason;
+    }
+    for (int i = 0; i < PAGES; i++) {
+        if (!check_buf_intact(&test->to[i]) || *(unsigned char *)test->to[i].data != 0x77)
+            return "wrote before a block";
+    }
+    return check_buf_intact(&test->index) ? reason : "wrote before its output";
+}
+
+static void roll_case(struct check *check, const struct store_shape *shape, uint32_t filled)
+{
+    struct roll_test test = {.shape = *shape, .filled = filled, .slots = PAGES * KVA_PAGE_TOKENS};
+    const double work = 2.0 * shape->kv_heads * filled * (shape->head_dim + filled / 8.0);
+    const struct store_shape plain = {
+        .kv_heads = shape->kv_heads, .head_dim = shape->head_dim, .dtype = shape->dtype};
+    const void *from[PAGES];
+    void *to[PAGES];
+    char name[120];
+    uint32_t run = 0;
+    struct check_variant *variant;
+    struct kva_device *device;
+    if (!check_wanted(check, OP_ROLL_ROWS, work))
+        return;
+    test.position_first = 5 + check_below(check, 3000);
+    fill_blocks(check, &plain, test.from);
+    test.positions = check_buf_new((size_t)shape->kv_heads * test.slots * sizeof(uint32_t));
+    test.index = check_buf_new(test.positions.bytes);
+    make_frequencies(test.inv_freq, shape->rotary_dim);
+    uint32_t *positions = test.positions.data;
+    for (uint32_t head = 0; head < shape->kv_heads; head++) {
+        for (uint32_t i = 0; i < test.slots; i++) /* ascending, then shuffled */
+            positions[head * test.slots + i] = 7 * i + check_below(check, 7);
+        for (uint32_t i = 0; i < filled; i++) {
+            const uint32_t j = check_below(check, filled), x = positions[head * test.slots + i];
+            positions[head * test.slots + i] = positions[head * test.slots + j];
+            positions[head * test.slots + j] = x;
+        }
+    }
+    for (int i = 0; i < PAGES; i++) {
+        struct check_buf rows = test.from[i];
+        if (shape->bits) {
+            /* The store in few bits: of the same rows. */
+            test.from[i] = check_buf_new(store_bytes(shape));
+            for (uint32_t j = 0; j < shape->kv_heads * KVA_PAGE_TOKENS * 2; j++) {
+                const uint32_t head = j / (2 * KVA_PAGE_TOKENS), token = j / 2 % KVA_PAGE_TOKENS;
+                struct coded coded;
+                float x[512] = {0};
+                const uint16_t *row =
+                    (uint16_t *)((char *)rows.data + OFFSET) + (size_t)j * shape->head_dim;
+                for (uint32_t c = 0; c < shape->head_dim; c++)
+                    x[c] = number(row[c], shape->dtype);
+                code_row(&coded, x, shape->head_dim, shape->bits);
+                put_coded(shape, store_head(shape, &test.from[i], head, token), j % 2, token,
+                          &coded);
+            }
+            check_buf_free(&rows);
+        }
+        test.to[i] = check_buf_new(OFFSET + kva_kv_block_bytes(shape->kv_heads, shape->head_dim));
+        from[i] = test.from[i].data;
+        to[i] = test.to[i].data;
+    }
+    const struct kva_roll_seq seqs[] = {{.positions = positions,
+                                         .index = test.index.data,
+                                         .from = from,
+                                         .to = to,
+                                         .slots = test.slots,
+                                         .filled = filled,
+                                         .position_first = test.position_first}};
+    const struct kva_roll_rows_args args = {.seqs = seqs,
+                                            .from_offset_bytes = OFFSET,
+                                            .to_offset_bytes = OFFSET,
+                                            .seq_count = 1,
+                                            .kv_heads = shape->kv_heads,
+                                            .head_dim = shape->head_dim,
+                                            .kv_dtype = shape->dtype,
+                                            .format = format_of(shape),
+                                            .rotary = {test.inv_freq, shape->rotary_dim}};
+    snprintf(name, sizeof name, "%s heads %u dim %u bits %u rotary %u filled %u",
+             kva_dtype_name(shape->dtype), shape->kv_heads, shape->head_dim, shape->bits,
+             shape->rotary_dim, filled);
+    while (check_next_run(check, work, &run, &variant, &device))
+        check_count_run(check, variant, OP_ROLL_ROWS, device, name,
+                        run_roll(&test, variant, device, &args));
+    for (int i = 0; i < PAGES; i++) {
+        check_buf_free(&test.from[i]);
+        check_buf_free(&test.to[i]);
+    }
+    check_buf_free(&test.positions);
+    check_buf_free(&test.index);
+}
+
+/* --- all of them ------------------------------------------------------------------------------ */
+
+static const struct store_shape shapes[] = {
+    {2, 64, 0, KVA_BF16, 0},  {1, 80, 0, KVA_F16, 32},   {2, 64, 4, KVA_F16, 0},
+    {1, 128, 3, KVA_BF16, 0}, {3, 20, 2, KVA_F16, 0},    {1, 80, 8, KVA_BF16, 0},
+    {2, 64, 8, KVA_F16, 64},  {1, 128, 4, KVA_BF16, 96}, {1, 256, 2, KVA_BF16, 0},
+    {2, 64, 0, KVA_BF16, 64}, {1, 4, 3, KVA_F16, 2},
+};
+
+static const uint32_t counts[] = {1, 64, 3, 200};
+
+void check_row_error(struct check *check)
+{
+    for (size_t i = 0; i < KVA_COUNT_OF(shapes); i++) {
+        for (size_t j = 0; j < KVA_COUNT_OF(counts); j++)
+            error_case(check, &shapes[i], counts[j]);
+    }
+}
+
+void check_store_rows(struct check *check)
+{
+    for (size_t i = 0; i < KVA_COUNT_OF(shapes); i++) {
+        for (size_t j = 0; j < KVA_COUNT_OF(counts); j++)
+            store_case(check, &shapes[i], counts[j]);
+    }
+}
+
+void check_roll_rows(struct check *check)
+{
+    for (size_t i = 0; i < KVA_COUNT_OF(shapes); i++) {
+        for (size_t j = 0; j < KVA_COUNT_OF(counts); j++) {
+            if (shapes[i].rotary_dim > 0)
+                roll_case(check, &shapes[i], counts[j]);
+        }
+    }
+}
