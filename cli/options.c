@@ -24,10 +24,10 @@ static const struct kva_kv_policy_setting *of_policy(enum kva_kv_policy_id polic
 static void put_value(const struct kva_kv_setting *setting, uint32_t value, const char *quote,
                       struct kva_buf *out)
 {
-    if (setting->words)
-        kva_buf_printf(out, "%s%s%s", quote, setting->words[value], quote);
-    else
-        kva_buf_printf(out, "%u", value);
+    char text[KVA_KV_VALUE_MAX];
+    bool bare = !setting->words && !(setting->kind == KVA_SETTING_AMOUNT && value & KVA_KV_PERCENT);
+    kva_kv_setting_write(setting, value, text);
+    kva_buf_printf(out, "%s%s%s", bare ? "" : quote, text, bare ? "" : quote);
 }
 
 /* --- Markdown -------------------------------------------------------------------------------- */
@@ -43,6 +43,8 @@ static void put_values(const struct kva_kv_setting *setting, struct kva_buf *out
     kva_buf_printf(out, "%u to %u", setting->min, setting->max);
     if (setting->multiple_of > 0)
         kva_buf_printf(out, ", a multiple of %u", setting->multiple_of);
+    if (setting->kind == KVA_SETTING_AMOUNT)
+        kva_buf_puts(out, ", or `0%` to `100%`");
 }
 
 static void put_row(enum kva_kv_setting_id id, struct kva_buf *out)

@@ -1,6 +1,7 @@
 /* fill.c - sequences of any length in no time, and what they take: for measurements. */
 #include "base/noise.h"
 #include "engine/kv/placement.h"
+#include "engine/kv/saved.h"
 #include "engine/kv/stream.h"
 #include "engine/model_engine_internal.h"
 
@@ -16,9 +17,12 @@ struct kva_tier_bytes kva_model_engine_footprint(const struct kva_engine *engine
                                                  uint32_t tokens)
 {
     const struct model_engine *e = engine->self;
+    const struct kva_kv_spec resolved = kva_kv_spec_resolve(spec, prompt);
+    uint64_t pages = (uint64_t)kva_kv_host_pages(&resolved, prompt, tokens) +
+                     kva_kv_saved_pages(e->kv, &resolved, prompt);
     return (struct kva_tier_bytes){
         .device = kva_kv_footprint(e->kv, spec, prompt, tokens),
-        .host = kva_kv_host_pages(spec, prompt, tokens) * (uint64_t)e->kv->shape.page_bytes,
+        .host = pages * e->kv->shape.page_bytes,
     };
 }
 

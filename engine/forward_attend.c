@@ -319,6 +319,24 @@ static void merge(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32
     }
 }
 
+/* What the rows attended with is shown to the parts. */
+static void tell_parts(struct kva_forward *fw, struct kva_kv_pass *pass, uint32_t layer,
+                       const bool *kinds)
+{
+    struct kva_partial partials[KVA_RANGE_PARTIAL];
+    uint32_t count = 0;
+    for (uint32_t kind = 0; kind < KVA_RANGE_PARTIAL; kind++) {
+        if (kinds[kind])
+            partials[count++] = kva_forward_partial_of(fw, (enum kva_kv_range_kind)kind, 0);
+    }
+    const struct kva_kv_attention attention = {.layer = layer,
+                                               .q = fw->scratch[KVA_SCRATCH_Q].data,
+                                               .partials = partials,
+                                               .partial_count = count,
+                                               .scale = fw->config->attend_scale};
+    kva_kv_layer_attended(fw->params.kv, pass, &attention);
+}
+
 /* --- observers ------------------------------------------------------------------------------- */
 
 /* The rows that a sequence's own query chooses, into the observer's memory. What attention writes
@@ -405,6 +423,7 @@ void kva_forward_attend(struct kva_forward *fw, struct kva_kv_pass *pass,
     select_apart(fw, pass, layer);
     kinds[KVA_RANGE_LOWBIT] = read_lowbit(fw, pass, layer, &to_attend);
     merge(fw, pass, rows, kinds);
+    tell_parts(fw, pass, layer, kinds);
     if (observer)
         observe(fw, observer, pass, layer, true);
 }

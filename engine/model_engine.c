@@ -238,6 +238,15 @@ static void set_limits(struct model_engine *e)
     };
 }
 
+static bool has_windows(const struct kva_model_config *config)
+{
+    for (uint32_t i = 0; i < config->layer_count; i++) {
+        if (config->layer_window[i] > 0)
+            return true;
+    }
+    return false;
+}
+
 static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
 {
     const struct kva_model_engine_params *p = &e->params;
@@ -249,6 +258,9 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
         .dtype = p->kv_dtype,
         .budget = p->budget,
         .prefix_cache = p->prefix_cache,
+        .windowed = has_windows(e->config),
+        .rotary = {e->config->rope.rotary_dim > 0 ? e->config->rope.inv_freq : NULL,
+                   e->config->rope.rotary_dim},
         .sequences_max = p->sequences_max,
         .heads = e->config->heads,
         .stream_row_bytes = e->config->hidden_size * e->act_bytes,

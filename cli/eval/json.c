@@ -104,13 +104,15 @@ static void put_settings(const struct kva_kv_spec *spec, struct kva_buf *out)
     for (size_t i = 0; i < count; i++) {
         const struct kva_kv_setting *setting = kva_kv_setting_at(own[i].id);
         uint32_t value = *kva_kv_setting_value(setting, &copy);
+        char text[KVA_KV_VALUE_MAX];
+        kva_kv_setting_write(setting, value, text);
         kva_buf_printf(out, ", \"%s\": ", setting->name);
         if (setting->kind == KVA_SETTING_BY_LAYER && spec->k_range_count > 0)
             put_topk(spec, out);
-        else if (setting->words)
-            put_string(out, setting->words[value]);
+        else if (text[strspn(text, "0123456789")])
+            put_string(out, text);
         else
-            kva_buf_printf(out, "%u", value);
+            kva_buf_puts(out, text);
     }
     kva_buf_putc(out, '}');
 }

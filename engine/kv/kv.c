@@ -47,6 +47,8 @@ enum kva_status kva_kv_create(const struct kva_kv_params *params, struct kva_kv 
     (void)kva_counts_have(&kv->counters.counts, &counter_offloaded_bytes);
     (void)kva_counts_have(&kv->counters.counts, &kva_kv_counter_evicted_tokens);
     kv->heads = params->heads;
+    kv->windowed = params->windowed;
+    kv->rotary = params->rotary;
     kv->sequences_max = params->sequences_max;
     kv->stream_row_bytes = params->stream_row_bytes;
     kv->query_bytes = (size_t)params->heads * params->head_dim *
@@ -221,7 +223,7 @@ struct kva_tier_bytes kva_kv_seq_bytes(const struct kva_kv *kv, const struct kva
     return (struct kva_tier_bytes){
         .device = seq->device_bytes,
         .host = (uint64_t)(seq->page_count - seq->dropped + seq->promised_pages +
-                           seq->stream.page_count) *
+                           seq->stream.page_count + seq->saved.page_count) *
                 kv->shape.page_bytes,
     };
 }

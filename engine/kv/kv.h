@@ -61,9 +61,11 @@ struct kva_kv_params {
     enum kva_dtype dtype;
     struct kva_tier_bytes budget;
     bool prefix_cache;
-    uint32_t sequences_max;  /* admitted at once */
-    uint32_t heads;          /* query heads: for queries that are kept */
-    size_t stream_row_bytes; /* of the residual stream of a prompt token; 0: none is kept */
+    bool windowed;                 /* layers of the model have sliding windows */
+    struct kva_keep_rotary rotary; /* of the model's keys; outlives the cache */
+    uint32_t sequences_max;        /* admitted at once */
+    uint32_t heads;                /* query heads: for queries that are kept */
+    size_t stream_row_bytes;       /* of the residual stream of a prompt token; 0: none is kept */
 };
 
 struct kva_kv {
@@ -71,10 +73,12 @@ struct kva_kv {
     struct kva_kv_shape shape;
     struct kva_page_pool *pages;
     struct kva_tier *tier;
-    struct kva_kv_usage counters; /* since start; its bytes are not kept here */
-    uint32_t heads;               /* query heads */
-    size_t query_bytes;           /* of a row of queries */
-    size_t stream_row_bytes;      /* of a row of residual streams (stream.h) */
+    struct kva_kv_usage counters;  /* since start; its bytes are not kept here */
+    uint32_t heads;                /* query heads */
+    bool windowed;                 /* layers of the model have sliding windows */
+    struct kva_keep_rotary rotary; /* of its keys */
+    size_t query_bytes;            /* of a row of queries */
+    size_t stream_row_bytes;       /* of a row of residual streams (stream.h) */
 
     /* Pages whose device copy nobody uses now, longest unused first: dropped when the tier is full.
      */
@@ -90,6 +94,13 @@ struct kva_kv {
     const struct kva_kv_part *parts[KVA_KV_PART_KINDS_MAX];
     void *part_caches[KVA_KV_PART_KINDS_MAX];
     uint32_t part_count;
+};
+
+/* What parts save of a suspended sequence, beyond its pages (saved.h). */
+struct kva_kv_saved {
+    struct kva_page **pages;
+    uint32_t page_count; /* the host tier has a promise or a page for each */
+    bool taken;          /* has pages, promised no more */
 };
 
 /* The residual stream of an unfinished prompt (stream.h). */
@@ -125,6 +136,7 @@ struct kva_kv_seq {
     uint32_t prepared;       /* pages [0, prepared) are there in other forms; >= offloaded */
     uint32_t considered;     /* of them: candidates of the last selection for the next step */
     struct kva_kv_stream stream;
+    struct kva_kv_saved saved;
     void *policy_state;                  /* the policy's own (policy.h) */
     void *part_states[KVA_KV_PARTS_MAX]; /* its parts' own, in the policy's order (part.h) */
 };

@@ -2,6 +2,7 @@
 #include "engine/kv/kv.h"
 #include "engine/kv/part.h"
 #include "engine/kv/placement.h"
+#include "engine/kv/saved.h"
 #include "engine/kv/stream.h"
 
 #include <stdlib.h>
@@ -15,6 +16,14 @@ static enum kva_status check_shape(const struct kva_kv *kv, const struct kva_kv_
          part++)
         status = (*part)->check ? (*part)->check(kv, spec, err) : KVA_OK;
     return status;
+}
+
+/* Pages of the host tier: of the sequence, and for what its parts save. */
+static uint64_t host_pages(const struct kva_kv *kv, const struct kva_kv_plan *plan)
+{
+    const struct kva_kv_spec spec = kva_kv_spec_resolve(plan->spec, plan->prompt_tokens);
+    return (uint64_t)kva_kv_host_pages(&spec, plan->prompt_tokens, plan->tokens_max) +
+           kva_kv_saved_pages(kv, &spec, plan->prompt_tokens);
 }
 
 /* Of the prompt with its residual stream, or of what follows without it. */
@@ -43,9 +52,8 @@ enum kva_status kva_kv_check_fits(const struct kva_kv *kv, const struct kva_kv_p
                               plan->tokens_max, (unsigned long long)device,
                               kva_kv_spec_policy_name(plan->spec),
                               (unsigned long long)device_budget);
-    uint64_t host = kva_kv_host_pages(plan->spec, plan->prompt_tokens, plan->tokens_max) *
-                        (uint64_t)kv->shape.page_bytes +
-                    kva_kv_stream_bytes(kv, plan->prompt_tokens);
+    uint64_t host =
+        host_pages(kv, plan) * kv->shape.page_bytes + kva_kv_stream_bytes(kv, plan->prompt_tokens);
     uint64_t host_budget = kva_page_pool_total(kv->pages) * (uint64_t)kv->shape.page_bytes;
     if (host > host_budget)
         return kva_fail_param(
@@ -64,6 +72,8 @@ static enum kva_status init_tables(struct kva_kv *kv, struct kva_kv_seq *seq, st
         return kva_fail(err, KVA_ENOMEM, "out of memory for the page table of %u tokens",
                         seq->tokens_max);
     enum kva_status status = kva_kv_stream_init(kv, seq, err);
+    if (!status)
+        status = kva_kv_saved_init(kv, seq, err);
     return status ? status : kva_kv_parts_init_seq(kv, seq, err);
 }
 
@@ -75,7 +85,7 @@ enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
         return status;
     *seq = (struct kva_kv_seq){
         .policy = kva_kv_policy_of(plan->spec),
-        .spec = *plan->spec,
+        .spec = kva_kv_spec_resolve(plan->spec, plan->prompt_tokens),
         .pages_max = kva_kv_pages(plan->tokens_max),
         .tokens_max = plan->tokens_max,
         .prompt_tokens = plan->prompt_tokens,
@@ -83,6 +93,7 @@ enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
     status = init_tables(kv, seq, err);
     if (status) {
         kva_kv_stream_finish(seq);
+        kva_kv_saved_finish(seq);
         free(seq->pages);
         free(seq->policy_state);
         *seq = (struct kva_kv_seq){0};
@@ -101,6 +112,7 @@ static void release_pages(struct kva_kv *kv, struct kva_kv_seq *seq)
     kva_page_pool_unpromise(kv->pages, seq->promised_pages);
     seq->promised_pages = 0;
     kva_kv_stream_end(kv, seq);
+    kva_kv_saved_end(kv, seq);
     seq->closed_count = 0;
     seq->dropped = 0;
     seq->tokens = 0;
@@ -127,18 +139,18 @@ void kva_kv_seq_finish(struct kva_kv *kv, struct kva_kv_seq *seq)
     set_resident(kv, seq, false);
     release_pages(kv, seq);
     kva_kv_stream_finish(seq);
+    kva_kv_saved_finish(seq);
     free(seq->pages);
     free(seq->policy_state);
     kva_kv_parts_finish_seq(kv, seq);
     *seq = (struct kva_kv_seq){0};
 }
 
-/* Hold the cached pages that the prompt begins with. One token at least must be computed: its
- * logits are wanted. */
+/* Hold the cached pages that the prompt begins with. */
 static void find_prefix(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_t *prompt,
                         uint32_t prompt_tokens)
 {
-    uint32_t pages_max = (prompt_tokens - 1) / KVA_PAGE_TOKENS;
+    uint32_t pages_max = kva_kv_cacheable_pages(&seq->spec, prompt_tokens);
     struct kva_page *parent = NULL;
     while (seq->page_count < pages_max) {
         struct kva_page *page = kva_page_pool_find(kv->pages, parent, seq->scope,
@@ -156,14 +168,15 @@ struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const stru
                                              const uint32_t *prompt)
 {
     uint32_t prompt_tokens = seq->prompt_tokens;
+    const struct kva_kv_plan plan = {&seq->spec, prompt_tokens, seq->tokens_max};
     struct kva_tier_bytes bytes = {
         .device = kva_kv_footprint(kv, &seq->spec, prompt_tokens, prompt_tokens),
-        .host = kva_kv_host_pages(&seq->spec, prompt_tokens, seq->tokens_max) *
-                (uint64_t)kv->shape.page_bytes,
+        .host = host_pages(kv, &plan) * kv->shape.page_bytes,
     };
     const struct kva_page *page = NULL;
     uint32_t cached = 0; /* pages, in use by others or not */
-    for (; seq->share && cached < (prompt_tokens - 1) / KVA_PAGE_TOKENS; cached++) {
+    uint32_t cacheable = kva_kv_cacheable_pages(&seq->spec, prompt_tokens);
+    for (; seq->share && cached < cacheable; cached++) {
         page = kva_page_pool_find(kv->pages, page, seq->scope, prompt + cached * KVA_PAGE_TOKENS);
         if (!page)
             break;
@@ -205,12 +218,15 @@ enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq, cons
     uint32_t missing =
         kva_kv_host_pages(&seq->spec, prompt_tokens, seq->tokens_max) - seq->page_count;
     uint32_t stream = kva_kv_stream_pages(kv, prompt_tokens - cached);
-    if (!kva_page_pool_promise(kv->pages, missing + stream)) {
+    uint32_t saved = kva_kv_saved_pages(kv, &seq->spec, prompt_tokens);
+    uint32_t all = missing + stream + saved;
+    if (!kva_page_pool_promise(kv->pages, all)) {
         release_pages(kv, seq);
         return kva_fail(err, refuse(KVA_TIER_HOST, short_of),
-                        "the host tier has no room for %u more pages now", missing + stream);
+                        "the host tier has no room for %u more pages now", all);
     }
     seq->promised_pages = missing;
+    kva_kv_saved_begin(kv, seq);
     kva_kv_stream_begin(kv, seq, prompt_tokens - cached);
     take_pages(kv, seq, kva_kv_pages(prompt_tokens));
     seq->offloaded = seq->policy->offloaded(&seq->spec, prompt_tokens);

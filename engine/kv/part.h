@@ -60,7 +60,11 @@ struct kva_kv_part {
     uint32_t (*held)(const struct kva_kv_seq *seq);
     /* With `save`, first queue copies to the host of what only the part has. */
     void (*cut)(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t held, bool save);
-    /* After cut with save and alloc: the same content. Only of sequences with a finished prompt. */
+    /* Host bytes that cut with save takes at most, beyond the sequence's pages (saved.h); of one
+     * part of a policy. `spec` is resolved. */
+    uint64_t (*saved_bytes)(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                            uint32_t prompt);
+    /* After cut with save and alloc: the same content, also in the middle of a prompt. */
     void (*restore)(struct kva_kv *kv, struct kva_kv_seq *seq);
 
     /* All of the prompt's rows have gone through the layer; and then through all of them. */
@@ -106,6 +110,10 @@ struct kva_kv_part {
     struct kva_fused_fetch (*fused)(const struct kva_kv *kv, struct kva_kv_seq *seq,
                                     uint32_t layer);
 
+    /* The layer has attended. */
+    void (*attended)(const struct kva_kv_part *self, struct kva_kv *kv, struct kva_kv_pass *pass,
+                     const struct kva_kv_attention *attention);
+
     /* The layer has attended, and rows with select_next have selected. */
     void (*layer_end)(const struct kva_kv_part *self, struct kva_kv *kv, struct kva_kv_pass *pass,
                       uint32_t layer);
@@ -118,6 +126,7 @@ extern const struct kva_kv_part kva_kv_part_stage; /* offloaded pages, two layer
 extern const struct kva_kv_part kva_kv_part_prompt_stage; /* the same, until the prompt is in */
 extern const struct kva_kv_part kva_kv_part_lowbit;       /* low-bit copies of offloaded pages */
 extern const struct kva_kv_part kva_kv_part_rows;         /* 16-bit rows of offloaded pages */
+extern const struct kva_kv_part kva_kv_part_kept;         /* a store of tokens that were kept */
 extern const struct kva_kv_part kva_kv_part_resident;     /* whole pages; always the last */
 
 /* The part's state of a sequence; NULL: its policy does not have the part. */

@@ -10,7 +10,8 @@
 
 static bool has_pass_hooks(const struct kva_kv_part *part)
 {
-    return part->pass_begin || part->layer_begin || part->selected || part->layer_end;
+    return part->pass_begin || part->layer_begin || part->selected || part->attended ||
+           part->layer_end;
 }
 
 static void add_part(struct kva_kv_pass *pass, const struct kva_kv_part *part)
@@ -127,13 +128,21 @@ void kva_kv_layer_choose(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t l
     }
 }
 
+void kva_kv_layer_attended(struct kva_kv *kv, struct kva_kv_pass *pass,
+                           const struct kva_kv_attention *attention)
+{
+    for (uint32_t i = 0; i < pass->part_count; i++) {
+        if (pass->parts[i]->attended)
+            pass->parts[i]->attended(pass->parts[i], kv, pass, attention);
+    }
+}
+
 static void tell_prompts(struct kva_kv *kv, const struct kva_kv_pass *pass, uint32_t layer)
 {
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];
         struct kva_kv_seq *seq = rows->seq;
-        if (seq->prefilled || seq->offloaded == 0 ||
-            rows->position_first + rows->row_count < seq->prompt_tokens)
+        if (seq->prefilled || rows->position_first + rows->row_count < seq->prompt_tokens)
             continue;
         for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
             if ((*part)->prompt_layer)

@@ -148,6 +148,19 @@ void kva_kv_layer_query(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
 /* The rows' selection for themselves is left to the operator that attends. */
 void kva_kv_layer_fuse(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer);
 
+/* What a layer attended with, and what came of it. */
+struct kva_kv_attention {
+    uint32_t layer;
+    const void *q;                      /* act [rows of the pass, heads, head_dim] */
+    const struct kva_partial *partials; /* host [partial_count]: of all rows of the pass */
+    uint32_t partial_count;
+    float scale;
+};
+
+/* The layer has attended, where all partial results are the engine's own. */
+void kva_kv_layer_attended(struct kva_kv *kv, struct kva_kv_pass *pass,
+                           const struct kva_kv_attention *attention);
+
 /* Rows have selected for themselves (kva_kv_selects_now): what they chose is fetched before the
  * layer goes on. */
 void kva_kv_layer_choose(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer);

@@ -20,6 +20,8 @@ uint64_t kva_kv_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spe
                           uint32_t tokens)
 {
     const struct kva_kv_policy *policy = kva_kv_policy_of(spec);
+    const struct kva_kv_spec resolved = kva_kv_spec_resolve(spec, prompt);
+    spec = &resolved;
     uint32_t offloaded = policy->offloaded(spec, prompt);
     uint64_t bytes = bytes_with(kv, spec, offloaded, kva_kv_pages(prompt) - offloaded, false);
     if (tokens <= prompt)
@@ -120,8 +122,6 @@ bool kva_kv_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
     if (!alloc(kv, seq, seq->prepared, seq->page_count))
         return false;
     kva_kv_stream_restore(kv, seq);
-    if (!seq->prefilled || seq->prepared == 0)
-        return true;
     for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
         if ((*part)->restore)
             (*part)->restore(kv, seq);
@@ -160,7 +160,9 @@ static void drop_offloaded(struct kva_kv *kv, struct kva_kv_seq *seq)
         return;
     for (uint32_t i = 1 + before; i < seq->offloaded; i++)
         drop_page(kv, seq, i);
-    uint64_t evicted = (uint64_t)seq->offloaded * KVA_PAGE_TOKENS - seq->spec.sinks;
+    uint32_t stored = kva_kv_stored(seq) * KVA_PAGE_TOKENS;
+    uint64_t kept = seq->policy->stored ? stored : seq->spec.sinks;
+    uint64_t evicted = (uint64_t)seq->offloaded * KVA_PAGE_TOKENS - kept;
     kva_kv_count(kv, seq, &kva_kv_counter_evicted_tokens,
                  evicted - kva_counts_of(&seq->counts, &kva_kv_counter_evicted_tokens));
 }
@@ -170,7 +172,7 @@ static void end_prefill(struct kva_kv *kv, struct kva_kv_seq *seq)
     seq->prefilled = true;
     kva_kv_stream_end(kv, seq);
     for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
-        if ((*part)->prompt_end && seq->offloaded > 0)
+        if ((*part)->prompt_end)
             (*part)->prompt_end(kv, seq);
     }
     drop_offloaded(kv, seq);

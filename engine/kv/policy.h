@@ -12,6 +12,7 @@
  *                                                               whole
  *   specache   prompts   the same                               and rows are fetched ahead
  *   streaming  prompts   prompt_stage, rows, resident           sinks and window; the rest is gone
+ *   h2o        prompts   prompt_stage, kept, resident           a store of kept tokens, and window
  *
  * Thread rule: constants; functions on the engine thread, those that get no sequence on any. */
 #ifndef KVA_ENGINE_KV_POLICY_H
@@ -60,6 +61,17 @@ struct kva_kv_policy {
 
     /* --- NULL: nothing ----------------------------------------------------------------------- */
 
+    /* Amounts of the spec have just become numbers: what follows from them. */
+    void (*resolved)(struct kva_kv_spec *spec);
+
+    /* So many pages before the first whole one attend where they are, but what lies there is the
+     * content of a store: tokens from anywhere before, others in each KV head. Never falls as
+     * `offloaded` grows. NULL: none. */
+    uint32_t (*stored)(const struct kva_kv_spec *spec, uint32_t offloaded);
+
+    /* So many last tokens of a prompt are computed, whatever the prefix cache has. NULL: one. */
+    uint32_t (*computed)(const struct kva_kv_spec *spec);
+
     /* Positions of the model that a sequence uses until it has `tokens` tokens, its prompt's apart,
      * and never more whatever their number: it may go on past the model's context. NULL: as many as
      * there are tokens. */
@@ -106,6 +118,15 @@ bool kva_kv_policy_has_setting(const struct kva_kv_policy *policy, enum kva_kv_s
  * least min_tokens. */
 uint32_t kva_kv_offload_behind_window(const struct kva_kv_spec *spec, uint32_t tokens);
 
+/* Pages [offloaded - so many, offloaded) are of a store. */
+static inline uint32_t kva_kv_stored(const struct kva_kv_seq *seq)
+{
+    return seq->policy->stored ? seq->policy->stored(&seq->spec, seq->offloaded) : 0;
+}
+
+/* Pages of a prompt that may come from the prefix cache. */
+uint32_t kva_kv_cacheable_pages(const struct kva_kv_spec *spec, uint32_t prompt_tokens);
+
 /* Pages that hold `tokens` tokens. */
 static inline uint32_t kva_kv_pages(uint32_t tokens)
 {
@@ -119,5 +140,6 @@ extern const struct kva_kv_policy kva_kv_policy_offload;
 extern const struct kva_kv_policy kva_kv_policy_kivi;
 extern const struct kva_kv_policy kva_kv_policy_specache;
 extern const struct kva_kv_policy kva_kv_policy_streaming;
+extern const struct kva_kv_policy kva_kv_policy_h2o;
 
 #endif

@@ -3,6 +3,7 @@
 
 #include "engine/kv/policy.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* In the order of the enumerations. */
@@ -12,11 +13,14 @@ static const char *const fetches[] = {"all", "delta", "resident", NULL};
 static const char *const mispredicts[] = {"chain", "predecode", NULL};
 static const char *const positions[] = {"index", "original", NULL};
 
+static const char *const masses[] = {"last", "all", NULL};
+
 static const uint32_t bit_widths[] = {1, 2, 4, 0};
 static const uint32_t groups[] = {32, 64, 0};
 
 #define AT(field) .offset = offsetof(struct kva_kv_spec, field)
 #define NUMBER    .kind = KVA_SETTING_NUMBER
+#define AMOUNT    .kind = KVA_SETTING_AMOUNT
 #define WORD      .kind = KVA_SETTING_WORD
 
 static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
@@ -73,6 +77,17 @@ static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
                                    "where kept tokens attend to each other: at their `index` among "
                                    "the kept ones, which lets a sequence go on past the model's "
                                    "context, or at their `original` positions"},
+    [KVA_SETTING_HEAVY] = {"heavy", AMOUNT, .max = KVA_KV_TOKENS_MAX, AT(heavy),
+                           .help =
+                               "tokens kept, per KV head and layer, because they were attended to "
+                               "most; `10%`: of the prompt"},
+    [KVA_SETTING_RECENT] = {"recent", AMOUNT, .max = KVA_KV_TOKENS_MAX, AT(recent),
+                            .help = "newest tokens that are never dropped, at least 64; `10%`: of "
+                                    "the prompt"},
+    [KVA_SETTING_MASS] = {"mass", WORD, .words = masses, AT(mass),
+                          .help = "whose attention counts while the prompt is read: the `last` 64 "
+                                  "tokens', or `all` tokens', which takes nothing from the prefix "
+                                  "cache"},
 };
 
 const struct kva_kv_setting *kva_kv_setting_at(enum kva_kv_setting_id id)
@@ -172,6 +187,37 @@ struct kva_kv_spec kva_kv_spec_paper(enum kva_kv_policy_id policy)
     struct kva_kv_spec spec = {.policy = policy};
     set_values(&spec, true);
     return spec;
+}
+
+static void resolve_amount(uint32_t *amount, uint32_t prompt_tokens)
+{
+    uint64_t percent = *amount & ~KVA_KV_PERCENT;
+    if (*amount & KVA_KV_PERCENT)
+        *amount = (uint32_t)kva_div_up(percent * prompt_tokens, 100);
+}
+
+struct kva_kv_spec kva_kv_spec_resolve(const struct kva_kv_spec *spec, uint32_t prompt_tokens)
+{
+    const struct kva_kv_policy *policy = kva_kv_policy_of(spec);
+    struct kva_kv_spec resolved = *spec;
+    for (size_t i = 0; i < policy->setting_count; i++) {
+        const struct kva_kv_setting *setting = &settings[policy->settings[i].id];
+        if (setting->kind == KVA_SETTING_AMOUNT)
+            resolve_amount(kva_kv_setting_value(setting, &resolved), prompt_tokens);
+    }
+    if (policy->resolved)
+        policy->resolved(&resolved);
+    return resolved;
+}
+
+void kva_kv_setting_write(const struct kva_kv_setting *setting, uint32_t value, char *text)
+{
+    bool percent = setting->kind == KVA_SETTING_AMOUNT && value & KVA_KV_PERCENT;
+    if (setting->words)
+        snprintf(text, KVA_KV_VALUE_MAX, "%s", setting->words[value]);
+    else
+        snprintf(text, KVA_KV_VALUE_MAX, "%u%s", value & ~(percent ? KVA_KV_PERCENT : 0),
+                 percent ? "%" : "");
 }
 
 struct kva_kv_spec kva_kv_spec_own(const struct kva_kv_policy *policy)

@@ -48,6 +48,12 @@ static bool number_fits(const struct kva_kv_setting *setting, uint64_t value)
            (!setting->among || is_among(setting->among, (uint32_t)value));
 }
 
+static bool amount_fits(const struct kva_kv_setting *setting, uint32_t value)
+{
+    bool percent = value & KVA_KV_PERCENT;
+    return percent ? (value & ~KVA_KV_PERCENT) <= 100 : number_fits(setting, value);
+}
+
 /* "1, 2, 4", or "a whole number from 0 to 32", or the words. */
 static struct words describe(const struct kva_kv_setting *setting)
 {
@@ -66,6 +72,9 @@ static struct words describe(const struct kva_kv_setting *setting)
     if (setting->multiple_of > 0)
         snprintf(text + wrote, sizeof(text) - (size_t)wrote, " that is a multiple of %u",
                  setting->multiple_of);
+    if (setting->kind == KVA_SETTING_AMOUNT)
+        snprintf(text + wrote, sizeof(text) - (size_t)wrote,
+                 ", or from 0%% to 100%% of the prompt");
     add_word(&words, text);
     return words;
 }
@@ -98,6 +107,22 @@ static enum kva_status read_number(const struct kva_kv_setting *setting, const c
     return KVA_OK;
 }
 
+/* A number, or percent. */
+static enum kva_status read_amount(const struct kva_kv_setting *setting, const char *value,
+                                   uint32_t *ret, struct kva_err *err)
+{
+    size_t digits = strspn(value, "0123456789");
+    if (digits == 0 || digits > 3 || strcmp(value + digits, "%") != 0)
+        return read_number(setting, value, ret, err);
+    uint32_t percent = 0;
+    for (size_t i = 0; i < digits; i++)
+        percent = percent * 10 + (uint32_t)(value[i] - '0');
+    if (percent > 100)
+        return bad_value(setting, value, err);
+    *ret = KVA_KV_PERCENT | percent;
+    return KVA_OK;
+}
+
 static enum kva_status read_word(const struct kva_kv_setting *setting, const char *value,
                                  uint32_t *ret, struct kva_err *err)
 {
@@ -125,7 +150,10 @@ enum kva_status kva_kv_spec_check(const struct kva_kv_spec *spec, struct kva_err
         uint32_t words = 0;
         while (setting->words && setting->words[words])
             words++;
-        if (setting->words ? value < words : number_fits(setting, value))
+        bool fits = setting->kind == KVA_SETTING_AMOUNT ? amount_fits(setting, value)
+                    : setting->words                    ? value < words
+                                                        : number_fits(setting, value);
+        if (fits)
             continue;
         char text[16];
         snprintf(text, sizeof(text), "%u", value);
@@ -180,6 +208,8 @@ enum kva_status kva_kv_spec_set(struct kva_kv_spec *spec, const char *name, cons
     switch (setting->kind) {
     case KVA_SETTING_NUMBER:
         return read_number(setting, value, at, err);
+    case KVA_SETTING_AMOUNT:
+        return read_amount(setting, value, at, err);
     case KVA_SETTING_WORD:
         return read_word(setting, value, at, err);
     case KVA_SETTING_BY_LAYER:

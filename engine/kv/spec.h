@@ -26,6 +26,8 @@ enum kva_kv_policy_id {
     KVA_KV_SPECACHE, /* the same, and the 16-bit rows that the next step will need, fetched ahead */
     KVA_KV_STREAMING, /* the first tokens and the newest ones; the others are dropped for good
                          (StreamingLLM) */
+    KVA_KV_H2O,       /* the tokens that were attended to most, and the newest ones; the others are
+                   dropped for good (H2O) */
     KVA_KV_POLICY_COUNT,
 };
 
@@ -74,6 +76,18 @@ enum kva_kv_positions {
     KVA_POSITIONS_COUNT,
 };
 
+/* Which of the prompt's rows say what the tokens of the prompt are worth. */
+enum kva_kv_mass {
+    KVA_MASS_LAST, /* the last KVA_KV_OBSERVED: others may come from the prefix cache */
+    KVA_MASS_ALL,  /* all: the papers; nothing comes from the prefix cache */
+    KVA_MASS_COUNT,
+};
+
+#define KVA_KV_OBSERVED 64u
+
+/* An amount of tokens is a number, or so many percent of the prompt. */
+#define KVA_KV_PERCENT 0x80000000u
+
 /* Layers [first, end) with a k of their own. */
 struct kva_kv_k_range {
     uint32_t first, end;
@@ -100,6 +114,9 @@ struct kva_kv_spec {
     enum kva_kv_fetch fetch;
     enum kva_kv_mispredict on_mispredict; /* spec-token */
     enum kva_kv_positions positions;
+    uint32_t heavy;  /* tokens kept because they were attended to: an amount */
+    uint32_t recent; /* newest tokens that are never dropped: an amount */
+    enum kva_kv_mass mass;
     struct kva_kv_k_range k_ranges[KVA_KV_K_RANGES_MAX]; /* the last that has a layer holds */
     uint32_t k_range_count;
     const struct kva_kv_policy *own; /* a policy that is in no table, and that requests cannot name;
@@ -122,11 +139,15 @@ enum kva_kv_setting_id {
     KVA_SETTING_FETCH,
     KVA_SETTING_ON_MISPREDICT,
     KVA_SETTING_POSITIONS,
+    KVA_SETTING_HEAVY,
+    KVA_SETTING_RECENT,
+    KVA_SETTING_MASS,
     KVA_SETTING_COUNT,
 };
 
 enum kva_kv_setting_kind {
     KVA_SETTING_NUMBER,   /* whole */
+    KVA_SETTING_AMOUNT,   /* the same, or "10%": KVA_KV_PERCENT | 10 */
     KVA_SETTING_WORD,     /* one of some words; the value is the index */
     KVA_SETTING_BY_LAYER, /* topk: a whole number, and others for some layers (kva_kv_spec_read_k)
                            */
@@ -181,6 +202,13 @@ struct kva_kv_spec kva_kv_spec_paper(enum kva_kv_policy_id policy);
 /* The defaults of a policy that is in no table. */
 struct kva_kv_spec kva_kv_spec_own(const struct kva_kv_policy *policy);
 
+/* The same with amounts in tokens, for a prompt of so many, and with what follows from them. */
+struct kva_kv_spec kva_kv_spec_resolve(const struct kva_kv_spec *spec, uint32_t prompt_tokens);
+
+/* A value as specs write it; `text` holds KVA_KV_VALUE_MAX bytes. Not of topk by layer. */
+#define KVA_KV_VALUE_MAX 32u
+void kva_kv_setting_write(const struct kva_kv_setting *setting, uint32_t value, char *text);
+
 /* Fails: KVA_EINVAL, err->param is the setting ("bits", "topk", ...). */
 KVA_MUST_CHECK enum kva_status kva_kv_spec_check(const struct kva_kv_spec *spec,
                                                  struct kva_err *err);
@@ -231,7 +259,7 @@ const char *kva_kv_spec_policy_name(const struct kva_kv_spec *spec);
 
 /* --- policies by name ------------------------------------------------------------------------ */
 
-/* "full", "offload", "kivi", "specache", "streaming". */
+/* "full", "offload", "kivi", "specache", "streaming", "h2o". */
 const char *kva_kv_policy_name(enum kva_kv_policy_id policy);
 
 /* Policy of that name; KVA_KV_POLICY_COUNT if there is none. */

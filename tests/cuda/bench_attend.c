@@ -188,7 +188,8 @@ static void run_fetch(struct bench *bench, const void *opaque, uint32_t call KVA
 static void lowbit_new(struct bench *bench, struct lowbit *l, const struct attention *a,
                        uint32_t bits)
 {
-    *l = (struct lowbit){.a = a, .format = {.bits = bits, .group = 64}};
+    *l = (struct lowbit){.a = a,
+                         .format = {.bits = bits, .group = 64, .key_levels = KVA_LEVELS_FIT}};
     size_t block = kva_lowbit_block_bytes(l->format, KV_HEADS, DIM);
     l->pages = (uint32_t)kva_div_up(a->tokens, KVA_PAGE_TOKENS);
     l->low_bytes = (size_t)a->sequences * l->pages * block;

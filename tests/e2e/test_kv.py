@@ -148,6 +148,28 @@ def test_what_drops_tokens_is_asked_for_by_the_operator(servers, server: Server)
     assert 2 * told["host_bytes"] < full["host_bytes"]
 
 
+def test_what_is_attended_to_most_is_kept(servers, server: Server):
+    assert "h2o" not in server.request("GET", "/v1/models").json()["data"][0]["kv_policies"]
+    allows = servers.start("--kv-allow", "h2o")
+    kv = {"policy": "h2o", "heavy": "20%", "recent": 128, "sinks": 4, "report": True}
+    told = account(allows, **kv)
+    # Of a prompt of 1200 tokens 4 + 240 + 64 are 5 pages; of 18 that have left the window.
+    assert told["evicted_tokens"] == (18 - 5) * 64
+    assert told["kept_tokens"] == 1219 - told["evicted_tokens"]
+    full = account(allows, policy="full")
+    assert 2 * told["device_bytes"] < full["device_bytes"] and told["host_bytes"] < full["host_bytes"]
+    prompt = {"prompt": PROMPT, "max_tokens": 20, "ignore_eos": True}
+    want = allows.complete(**prompt, kv=kv, cache_salt="a")["choices"][0]["token_ids"]
+    again = allows.complete(**prompt, kv=kv, cache_salt="a")
+    assert again["choices"][0]["token_ids"] == want
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == (1200 - 64) // 64 * 64
+    crowd = allows.complete(**prompt, kv=kv, cache_salt="a", n=3)
+    assert [choice["token_ids"] for choice in crowd["choices"]] == 3 * [want]
+    for words, changes in (("from 0% to 100%", {"heavy": "101%"}), ("whole number", {"heavy": 1.5})):
+        reply = allows.post("/v1/completions", prompt | {"kv": kv | changes})
+        assert reply.status == 400 and words in reply.json()["error"]["message"], reply
+
+
 def test_a_stream_goes_on_past_the_context(servers):
     """Alone and among others: the same tokens."""
     own = servers.start("--kv", STREAM, "--context", "512")

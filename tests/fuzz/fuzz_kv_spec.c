@@ -48,6 +48,8 @@ static void check(struct kva_kv_spec *spec)
             words++;
         if (setting->kind == KVA_SETTING_WORD)
             require(value < words);
+        else if (setting->kind == KVA_SETTING_AMOUNT && value & KVA_KV_PERCENT)
+            require((value & ~KVA_KV_PERCENT) <= 100);
         else if (!setting->among)
             require(value >= setting->min && value <= setting->max);
     }

@@ -276,9 +276,11 @@ static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool 
     free_copies(kv, seq, count);
 }
 
-/* Copies are made again from the pages' host copies. */
+/* Copies are made again from the pages' host copies, once the prompt is in. */
 static void restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
+    if (!seq->prefilled || seq->prepared == 0)
+        return;
     code_host(kv, seq, kv->shape.layers);
     publish(kv, seq);
 }

@@ -4,7 +4,7 @@
 static const struct kva_kv_policy *const policies[KVA_KV_POLICY_COUNT] = {
     [KVA_KV_FULL] = &kva_kv_policy_full,           [KVA_KV_OFFLOAD] = &kva_kv_policy_offload,
     [KVA_KV_KIVI] = &kva_kv_policy_kivi,           [KVA_KV_SPECACHE] = &kva_kv_policy_specache,
-    [KVA_KV_STREAMING] = &kva_kv_policy_streaming,
+    [KVA_KV_STREAMING] = &kva_kv_policy_streaming, [KVA_KV_H2O] = &kva_kv_policy_h2o,
 };
 
 const struct kva_kv_policy *kva_kv_policy_get(enum kva_kv_policy_id id)
@@ -26,6 +26,13 @@ bool kva_kv_policy_has_setting(const struct kva_kv_policy *policy, enum kva_kv_s
             return true;
     }
     return false;
+}
+
+uint32_t kva_kv_cacheable_pages(const struct kva_kv_spec *spec, uint32_t prompt_tokens)
+{
+    const struct kva_kv_policy *policy = kva_kv_policy_of(spec);
+    uint32_t computed = policy->computed ? policy->computed(spec) : 1;
+    return prompt_tokens > computed ? (prompt_tokens - computed) / KVA_PAGE_TOKENS : 0;
 }
 
 uint32_t kva_kv_offload_behind_window(const struct kva_kv_spec *spec, uint32_t tokens)

@@ -115,6 +115,33 @@ static void test_read_k__refuses_and_leaves_the_choice(void **state KVA_UNUSED)
     }
 }
 
+/* Tokens, or percent of a prompt; and what they come to. */
+static void test_parse__amounts(void **state KVA_UNUSED)
+{
+    struct kva_kv_spec spec = parsed("h2o:heavy=15%:recent=128:mass=all"), resolved;
+    assert_int_equal(spec.heavy, KVA_KV_PERCENT | 15);
+    assert_int_equal(spec.recent, 128);
+    assert_int_equal(spec.mass, KVA_MASS_ALL);
+    resolved = kva_kv_spec_resolve(&spec, 1001);
+    assert_int_equal(resolved.heavy, 151);
+    assert_int_equal(resolved.recent, 128);
+    const struct kva_kv_spec again = kva_kv_spec_resolve(&resolved, 7);
+    assert_memory_equal(&again, &resolved, sizeof(resolved));
+    assert_int_equal(parsed("h2o:heavy=0%").heavy, KVA_KV_PERCENT);
+    assert_int_equal(parsed("h2o:heavy=100%").heavy, KVA_KV_PERCENT | 100);
+    assert_int_equal(parsed("h2o:heavy=16777216").heavy, 1 << 24);
+    /* Recent tokens: as many as the window has in any case. */
+    spec = parsed("h2o:recent=1%");
+    assert_int_equal(kva_kv_spec_resolve(&spec, 1000).recent, 64);
+    char text[KVA_KV_VALUE_MAX];
+    kva_kv_setting_write(kva_kv_setting_find("heavy"), KVA_KV_PERCENT | 15, text);
+    assert_string_equal(text, "15%");
+    kva_kv_setting_write(kva_kv_setting_find("heavy"), 15, text);
+    assert_string_equal(text, "15");
+    kva_kv_setting_write(kva_kv_setting_find("mass"), KVA_MASS_ALL, text);
+    assert_string_equal(text, "all");
+}
+
 /* Wherever it stands, paper=true is what the other settings start from. */
 static void test_parse__paper(void **state KVA_UNUSED)
 {
@@ -167,6 +194,14 @@ static void test_parse__refuses(void **state KVA_UNUSED)
         {"full:1", "bits", "'full' has no setting 'bits'; policies that have it: kivi, specache"},
         {"kivi:2:64", "topk", "'kivi' has no setting 'topk'; policies that have it: specache"},
         {"offload:window=64", "window", "policies that have it: kivi, specache"},
+        {"h2o:heavy=101%", "heavy", "from 0% to 100% of the prompt"},
+        {"h2o:heavy=1000%", "heavy", "from 0% to 100% of the prompt"},
+        {"h2o:heavy=%", "heavy", "'%'"},
+        {"h2o:heavy=5%%", "heavy", "'5%%'"},
+        {"h2o:heavy=-1", "heavy", "'-1'"},
+        {"h2o:recent=16777217", "recent", "from 0 to 16777216"},
+        {"h2o:mass=some", "mass", "last, all"},
+        {"h2o:sinks=5%", "sinks", "from 0 to 32"},
         {"specache:color=red", "policy", "'color' is no setting"},
         {"specache:=red", "policy", "'' is no setting"},
         {"specache:exact=true", "policy", "'exact' is no setting"},
@@ -263,6 +298,7 @@ int main(void)
         cmocka_unit_test(test_parse__every_setting),
         cmocka_unit_test(test_parse__rows_by_layer),
         cmocka_unit_test(test_read_k__refuses_and_leaves_the_choice),
+        cmocka_unit_test(test_parse__amounts),
         cmocka_unit_test(test_parse__paper),
         cmocka_unit_test(test_parse__goes_over_bases),
         cmocka_unit_test(test_parse_list__first_is_the_default),

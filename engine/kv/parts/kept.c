@@ -1,0 +1,345 @@
+/* kept.c - a store of kept tokens: its memory, and what survives a suspension. */
+#include "engine/kv/parts/kept.h"
+
+#include "engine/kv/parts/kept_internal.h"
+#include "engine/kv/saved.h"
+
+#include <stdlib.h>
+
+/* --- layout ---------------------------------------------------------------------------------- */
+
+uint32_t kva_kept_pages_max(const struct kva_kv_spec *spec)
+{
+    uint64_t tokens = (uint64_t)spec->sinks + spec->heavy + spec->recent;
+    tokens -= kva_min_u32(spec->recent, KVA_PAGE_TOKENS); /* the window has them */
+    return (uint32_t)kva_div_up(tokens > 0 ? tokens : 1, KVA_PAGE_TOKENS);
+}
+
+uint32_t kva_kept_computed(const struct kva_kv_spec *spec)
+{
+    return spec->mass == KVA_MASS_ALL ? UINT32_MAX : KVA_KV_OBSERVED;
+}
+
+/* Learned positions are in a token from the beginning. */
+static bool rolls(const struct kva_kv *kv, const struct kva_kv_spec *spec)
+{
+    return spec->positions == KVA_POSITIONS_INDEX && kv->rotary.inv_freq;
+}
+
+static size_t piece(size_t *at, size_t bytes)
+{
+    size_t offset = *at;
+    *at += kva_align_up(bytes, 64);
+    return offset;
+}
+
+/* Items are whole chunks of the tier, so that there are few sizes of them. */
+static size_t whole_chunks(const struct kva_kv *kv, size_t bytes)
+{
+    return kva_div_up(bytes, kv->shape.page_bytes) * kv->shape.page_bytes;
+}
+
+struct kva_kept_layout kva_kept_layout_of(const struct kva_kv *kv, const struct kva_kv_spec *spec)
+{
+    uint32_t heads = kv->shape.kv_heads, slots = kva_kept_slots(spec);
+    size_t all = (size_t)heads * slots;
+    struct kva_kept_layout l = {
+        .scratch_bytes = kva_keep_scratch_bytes(heads, slots, KVA_PAGE_TOKENS),
+    };
+    l.positions = piece(&l.layer_bytes, all * sizeof(uint32_t));
+    l.mass = piece(&l.layer_bytes, all * sizeof(float));
+    l.window = piece(&l.layer_bytes, (size_t)heads * KVA_KEPT_WINDOW * sizeof(float));
+    l.bytes = l.layer_bytes * kv->shape.layers;
+    l.index = piece(&l.bytes, rolls(kv, spec) ? all * sizeof(uint32_t) : 0);
+    l.scratch = piece(&l.bytes, l.scratch_bytes);
+    l.bytes = whole_chunks(kv, l.bytes);
+    return l;
+}
+
+struct kva_kept_prompt kva_kept_prompt_of(const struct kva_kv *kv, uint32_t pages)
+{
+    uint32_t heads = kv->shape.kv_heads;
+    struct kva_kept_prompt l = {.stride = pages * KVA_PAGE_TOKENS};
+    size_t all = (size_t)heads * l.stride;
+    l.scratch_bytes = kva_keep_scratch_bytes(heads, 0, l.stride);
+    l.mass = piece(&l.bytes, all * sizeof(float));
+    l.slots = piece(&l.bytes, all * sizeof(uint32_t));
+    l.scratch = piece(&l.bytes, l.scratch_bytes);
+    l.bytes = whole_chunks(kv, l.bytes);
+    return l;
+}
+
+static struct kva_kept_prompt prompt_of(const struct kva_kv *kv, const struct kva_kv_seq *seq)
+{
+    return kva_kept_prompt_of(kv, kva_kv_pages(seq->prompt_tokens));
+}
+
+/* --- memory ---------------------------------------------------------------------------------- */
+
+/* What a part has, as one number: the marks, the prompt's memory, pages. */
+#define HAS_MARKS  1u
+#define HAS_PROMPT 2u
+#define PAGE       4u
+
+static uint32_t held(const struct kva_kv_seq *seq)
+{
+    const struct kva_kept_state *s = kva_kept_state_of(seq);
+    return (s->marks ? HAS_MARKS : 0u) + (s->prompt ? HAS_PROMPT : 0u) + s->page_count * PAGE;
+}
+
+static void free_item(struct kva_kv *kv, struct kva_kv_seq *seq, unsigned char **item, size_t bytes)
+{
+    if (!*item)
+        return;
+    kva_kv_free_device(kv, *item, bytes);
+    seq->device_bytes -= bytes;
+    *item = NULL;
+}
+
+static bool take_item(struct kva_kv *kv, struct kva_kv_seq *seq, unsigned char **item, size_t bytes)
+{
+    if (*item)
+        return true;
+    *item = kva_kv_alloc_device(kv, bytes);
+    seq->device_bytes += *item ? bytes : 0;
+    return *item != NULL;
+}
+
+static uint32_t pages_of(const struct kva_kv_spec *spec, uint32_t offloaded)
+{
+    return kva_min_u32(kva_kept_pages_max(spec), offloaded);
+}
+
+/* What only the part has: marks, store pages, and the mass of an unfinished layer of a prompt. */
+static void save(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    const struct kva_kept_state *s = kva_kept_state_of(seq);
+    struct kva_kept_layout l = kva_kept_layout_of(kv, &seq->spec);
+    size_t marks = l.layer_bytes * kv->shape.layers, at = 0;
+    kva_kv_order_copies(kv);
+    kva_kv_saved_put(kv, seq, at, s->marks, marks);
+    at += marks;
+    if (s->prompt)
+        kva_kv_saved_put(kv, seq, at, s->prompt, prompt_of(kv, seq).slots);
+    at += s->prompt ? prompt_of(kv, seq).slots : 0;
+    for (uint32_t i = 0; i < pages_of(&seq->spec, seq->offloaded); i++)
+        kva_kv_saved_put(kv, seq, at + i * kv->shape.page_bytes, s->pages[i], kv->shape.page_bytes);
+}
+
+static void restore(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    const struct kva_kept_state *s = kva_kept_state_of(seq);
+    struct kva_kept_layout l = kva_kept_layout_of(kv, &seq->spec);
+    size_t marks = l.layer_bytes * kv->shape.layers, at = 0;
+    kva_kv_order_copies(kv);
+    kva_kv_saved_get(kv, seq, at, s->marks, marks);
+    at += marks;
+    if (s->prompt)
+        kva_kv_saved_get(kv, seq, at, s->prompt, prompt_of(kv, seq).slots);
+    at += s->prompt ? prompt_of(kv, seq).slots : 0;
+    for (uint32_t i = 0; i < pages_of(&seq->spec, seq->offloaded); i++)
+        kva_kv_saved_get(kv, seq, at + i * kv->shape.page_bytes, s->pages[i], kv->shape.page_bytes);
+    if (!s->rolled || !seq->prefilled)
+        return;
+    kva_kv_order_compute(kv);
+    for (uint32_t layer = 0; layer < kv->shape.layers; layer++)
+        kva_kept_roll(kv, seq, layer, seq->offloaded);
+}
+
+static void free_pages(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)
+{
+    struct kva_kept_state *s = kva_kept_state_of(seq);
+    while (s->page_count > count) {
+        uint32_t index = --s->page_count;
+        kva_kv_free_device(kv, s->pages[index], kv->shape.page_bytes);
+        seq->device_bytes -= kv->shape.page_bytes;
+        if (!s->rolled)
+            continue;
+        kva_kv_free_device(kv, s->rolled[index], kv->shape.page_bytes);
+        seq->device_bytes -= kv->shape.page_bytes;
+    }
+}
+
+static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool saves)
+{
+    struct kva_kept_state *s = kva_kept_state_of(seq);
+    if (saves && s->marks)
+        save(kv, seq);
+    free_pages(kv, seq, count / PAGE);
+    if (!(count & HAS_PROMPT))
+        free_item(kv, seq, &s->prompt, prompt_of(kv, seq).bytes);
+    if (!(count & HAS_MARKS))
+        free_item(kv, seq, &s->marks, kva_kept_layout_of(kv, &seq->spec).bytes);
+}
+
+static bool take_page(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    struct kva_kept_state *s = kva_kept_state_of(seq);
+    size_t bytes = kv->shape.page_bytes;
+    void *page = kva_kv_alloc_device(kv, bytes);
+    void *rolled = page && s->rolled ? kva_kv_alloc_device(kv, bytes) : NULL;
+    if (!page || (s->rolled && !rolled)) {
+        kva_kv_free_device(kv, page, bytes);
+        return false;
+    }
+    if (s->rolled)
+        s->rolled[s->page_count] = rolled;
+    s->pages[s->page_count++] = page;
+    seq->device_bytes += s->rolled ? 2 * bytes : bytes;
+    return true;
+}
+
+static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
+                  uint32_t end KVA_UNUSED)
+{
+    struct kva_kept_state *s = kva_kept_state_of(seq);
+    uint32_t before = held(seq);
+    bool ok = take_item(kv, seq, &s->marks, kva_kept_layout_of(kv, &seq->spec).bytes) &&
+              (seq->prefilled || take_item(kv, seq, &s->prompt, prompt_of(kv, seq).bytes));
+    while (ok && s->page_count < pages_of(&seq->spec, offloaded))
+        ok = take_page(kv, seq);
+    if (!ok)
+        cut(kv, seq, before, false);
+    return ok;
+}
+
+static uint64_t footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                          const struct kva_kv_extent *extent)
+{
+    uint64_t pages = pages_of(spec, extent->offloaded);
+    uint64_t bytes =
+        kva_tier_footprint(kv->tier, kv->shape.page_bytes, rolls(kv, spec) ? 2 * pages : pages) +
+        kva_kept_layout_of(kv, spec).bytes;
+    if (!extent->prefilled)
+        bytes += kva_kept_prompt_of(kv, extent->offloaded + extent->resident).bytes;
+    return bytes;
+}
+
+static uint64_t saved_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                            uint32_t prompt)
+{
+    return kva_kept_layout_of(kv, spec).layer_bytes * (uint64_t)kv->shape.layers +
+           kva_kept_prompt_of(kv, kva_kv_pages(prompt)).slots +
+           kva_kept_pages_max(spec) * (uint64_t)kv->shape.page_bytes;
+}
+
+static void prompt_end(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    struct kva_kept_state *s = kva_kept_state_of(seq);
+    free_item(kv, seq, &s->prompt, prompt_of(kv, seq).bytes);
+}
+
+/* --- life ------------------------------------------------------------------------------------ */
+
+static enum kva_status check(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                             struct kva_err *err)
+{
+    if (kv->windowed)
+        return kva_fail_param(err, KVA_EUNSUPPORTED, "policy",
+                              "policy '%s' needs layers that attend to all tokens, the model's "
+                              "have sliding windows",
+                              kva_kv_spec_policy_name(spec));
+    return KVA_OK;
+}
+
+static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
+{
+    struct kva_kept_state *s = kva_kept_state_of(seq);
+    uint32_t pages = kva_min_u32(kva_kept_pages_max(&seq->spec), seq->pages_max);
+    s->pages = calloc(pages, sizeof(void *));
+    s->from = calloc(kva_kv_pages(seq->prompt_tokens), sizeof(void *));
+    if (rolls(kv, &seq->spec))
+        s->rolled = calloc(pages, sizeof(void *));
+    bool ready = s->pages && s->from && (s->rolled || !rolls(kv, &seq->spec)) &&
+                 kva_tier_prepare(kv->tier, kva_kept_layout_of(kv, &seq->spec).bytes) &&
+                 kva_tier_prepare(kv->tier, prompt_of(kv, seq).bytes) &&
+                 kva_tier_prepare(kv->tier, kv->shape.page_bytes);
+    return ready ? KVA_OK
+                 : kva_fail(err, KVA_ENOMEM, "out of memory for a store of %u kept tokens",
+                            kva_kept_slots(&seq->spec));
+}
+
+static void finish(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
+{
+    struct kva_kept_state *s = kva_kept_state_of(seq);
+    free(s->pages);
+    free(s->rolled);
+    free((void *)s->from);
+}
+
+static size_t slots_bytes(const struct kva_kv *kv)
+{
+    return (size_t)kv->shape.kv_heads * KVA_PAGE_TOKENS * sizeof(uint32_t);
+}
+
+static enum kva_status cache_init(const struct kva_kv_part *self, struct kva_kv *kv,
+                                  struct kva_err *err)
+{
+    struct kva_kept_cache *cache = kva_kv_part_cache(kv, self);
+    void *zeros, *slots;
+    cache->seqs = calloc(2 * (size_t)kv->sequences_max, sizeof(*cache->seqs));
+    cache->ranges = calloc(2 * (size_t)kv->sequences_max, sizeof(*cache->ranges));
+    if (!cache->seqs || !cache->ranges)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for the KV cache");
+    enum kva_status status =
+        kva_device_alloc(kv->device, KVA_MEM_DEVICE, KVA_KEPT_ZERO_BYTES, &zeros, err);
+    if (status)
+        return status;
+    cache->zeros = zeros;
+    status = kva_device_alloc(kv->device, KVA_MEM_DEVICE, slots_bytes(kv), &slots, err);
+    if (!status)
+        cache->slots = slots;
+    return status;
+}
+
+static void cache_finish(const struct kva_kv_part *self, struct kva_kv *kv)
+{
+    struct kva_kept_cache *cache = kva_kv_part_cache(kv, self);
+    free(cache->seqs);
+    free(cache->ranges);
+    if (cache->zeros)
+        kva_device_free(kv->device, KVA_MEM_DEVICE, cache->zeros, KVA_KEPT_ZERO_BYTES);
+    if (cache->slots)
+        kva_device_free(kv->device, KVA_MEM_DEVICE, cache->slots, slots_bytes(kv));
+}
+
+/* --- in a layer ------------------------------------------------------------------------------ */
+
+/* The store attends where the last pages before the window would. */
+static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
+{
+    const struct kva_kv_seq *seq = rows->seq;
+    const struct kva_kept_state *s = kva_kept_state_of(seq);
+    uint32_t count = kva_kv_stored(seq), first = seq->offloaded - count;
+    if (!seq->prefilled || count == 0)
+        return;
+    void *const *pages = s->rolled ? s->rolled : s->pages;
+    for (uint32_t i = 0; i < count; i++)
+        *kva_kv_block_at(rows, first + i) =
+            (unsigned char *)pages[i] + layer * kv->shape.block_bytes;
+    kva_kv_add_range(rows, (struct kva_kv_range){.kind = KVA_RANGE_BLOCKS,
+                                                 .page_first = first,
+                                                 .page_end = seq->offloaded});
+}
+
+const struct kva_kv_part kva_kv_part_kept = {
+    .state_bytes = sizeof(struct kva_kept_state),
+    .cache_bytes = sizeof(struct kva_kept_cache),
+    .cache_init = cache_init,
+    .cache_finish = cache_finish,
+    .check = check,
+    .init = init,
+    .finish = finish,
+    .footprint = footprint,
+    .saved_bytes = saved_bytes,
+    .alloc = alloc,
+    .held = held,
+    .cut = cut,
+    .restore = restore,
+    .prompt_layer = kva_kept_prompt_layer,
+    .prompt_end = prompt_end,
+    .prepare = kva_kept_prepare,
+    .locate = locate,
+    .layer_begin = kva_kept_layer_begin,
+    .attended = kva_kept_attended,
+};

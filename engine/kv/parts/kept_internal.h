@@ -1,0 +1,88 @@
+/* kept_internal.h - what the files of the part share:
+ *
+ *     kept.c         memory and layout, between steps
+ *     kept_pass.c    mass within a pass, and what is kept
+ *
+ * Thread rule: engine thread. */
+#ifndef KVA_ENGINE_KV_PARTS_KEPT_INTERNAL_H
+#define KVA_ENGINE_KV_PARTS_KEPT_INTERNAL_H
+
+#include "engine/kv/part.h"
+#include "engine/kv/parts/kept.h"
+
+/* Tokens of the window, with those of the page that is about to leave. */
+#define KVA_KEPT_WINDOW (2 * KVA_PAGE_TOKENS)
+
+/* Of a sequence. */
+struct kva_kept_state {
+    void **pages;          /* [pages max]: of the store */
+    void **rolled;         /* the same with keys as attention wants them; NULL: they are so */
+    uint32_t page_count;   /* the first so many are there, of both */
+    unsigned char *marks;  /* device: struct kva_kept_layout; NULL: not there */
+    unsigned char *prompt; /* device: struct kva_kept_prompt; NULL: not there */
+    const void **from;     /* [pages of the prompt]: blocks of one call */
+};
+
+/* Offsets within `marks`: what is saved comes first, layer by layer. */
+struct kva_kept_layout {
+    size_t positions, mass, window; /* from the layer's beginning */
+    size_t layer_bytes;
+    size_t index;   /* for rolling: [kv_heads][slots], of one layer at a time */
+    size_t scratch; /* of keep: the same */
+    size_t scratch_bytes;
+    size_t bytes;
+};
+
+/* Offsets within `prompt`: what is saved comes first. */
+struct kva_kept_prompt {
+    uint32_t stride; /* of mass and slots, in tokens */
+    size_t mass;     /* of one layer at a time, as the rest */
+    size_t slots;
+    size_t scratch;
+    size_t scratch_bytes;
+    size_t bytes;
+};
+
+/* Of the cache: descriptors of one call, and what sequences do not need by themselves. */
+struct kva_kept_cache {
+    struct kva_mass_seq *seqs;       /* [2 * sequences_max] */
+    struct kva_attend_range *ranges; /* [2 * sequences_max] */
+    unsigned char *zeros;            /* device */
+    uint32_t *slots;                 /* device [kv_heads][KVA_PAGE_TOKENS]: of a page that leaves */
+};
+
+static inline struct kva_kept_state *kva_kept_state_of(const struct kva_kv_seq *seq)
+{
+    return kva_kv_part_state(seq, &kva_kv_part_kept);
+}
+
+static inline struct kva_kept_cache *kva_kept_cache_of(const struct kva_kv *kv)
+{
+    return kva_kv_part_cache(kv, &kva_kv_part_kept);
+}
+
+static inline uint32_t kva_kept_slots(const struct kva_kv_spec *spec)
+{
+    return kva_kept_pages_max(spec) * KVA_PAGE_TOKENS;
+}
+
+struct kva_kept_layout kva_kept_layout_of(const struct kva_kv *kv, const struct kva_kv_spec *spec);
+
+/* Of a prompt of so many pages. */
+struct kva_kept_prompt kva_kept_prompt_of(const struct kva_kv *kv, uint32_t pages);
+
+#define KVA_KEPT_ZERO_BYTES ((size_t)16 << 10)
+
+/* --- kept_pass.c ------------------------------------------------------------------------------ */
+
+void kva_kept_layer_begin(const struct kva_kv_part *self, struct kva_kv *kv,
+                          struct kva_kv_pass *pass, uint32_t layer);
+void kva_kept_attended(const struct kva_kv_part *self, struct kva_kv *kv, struct kva_kv_pass *pass,
+                       const struct kva_kv_attention *attention);
+void kva_kept_prompt_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer);
+void kva_kept_prepare(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first);
+
+/* The rolled pages are made of the store's. */
+void kva_kept_roll(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer, uint32_t offloaded);
+
+#endif

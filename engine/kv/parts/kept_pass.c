@@ -1,0 +1,297 @@
+/* kept_pass.c - mass within a pass, and what is kept. */
+#include "engine/kv/parts/kept_internal.h"
+
+/* --- marks ----------------------------------------------------------------------------------- */
+
+static void *mark(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer,
+                  size_t offset)
+{
+    struct kva_kept_layout l = kva_kept_layout_of(kv, &seq->spec);
+    return kva_kept_state_of(seq)->marks + layer * l.layer_bytes + offset;
+}
+
+static float *window_mass(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer)
+{
+    return mark(kv, seq, layer, kva_kept_layout_of(kv, &seq->spec).window);
+}
+
+static struct kva_keep_store store_of(const struct kva_kv *kv, const struct kva_kv_seq *seq,
+                                      uint32_t layer)
+{
+    struct kva_kept_layout l = kva_kept_layout_of(kv, &seq->spec);
+    return (struct kva_keep_store){
+        .positions = mark(kv, seq, layer, l.positions),
+        .mass = mark(kv, seq, layer, l.mass),
+        .slots = kva_kept_slots(&seq->spec),
+    };
+}
+
+static float *prompt_mass(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t *stride)
+{
+    struct kva_kept_prompt l = kva_kept_prompt_of(kv, kva_kv_pages(seq->prompt_tokens));
+    *stride = l.stride;
+    return (float *)(void *)(kva_kept_state_of(seq)->prompt + l.mass);
+}
+
+static void clear(struct kva_kv *kv, void *to, size_t bytes)
+{
+    for (size_t done = 0, count; done < bytes; done += count) {
+        count = kva_min_size(bytes - done, KVA_KEPT_ZERO_BYTES);
+        kva_device_copy(kv->device, KVA_QUEUE_COMPUTE, (unsigned char *)to + done,
+                        kva_kept_cache_of(kv)->zeros, count);
+    }
+}
+
+/* --- mass ------------------------------------------------------------------------------------ */
+
+/* A prompt that begins a layer has no mass there yet. */
+void kva_kept_layer_begin(const struct kva_kv_part *self KVA_UNUSED, struct kva_kv *kv,
+                          struct kva_kv_pass *pass, uint32_t layer KVA_UNUSED)
+{
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        const struct kva_kv_rows *rows = &pass->rows[i];
+        const struct kva_kv_seq *seq = rows->seq;
+        if (!kva_kept_state_of(seq) || seq->prefilled || rows->position_first != seq->tokens)
+            continue;
+        uint32_t stride;
+        float *mass = prompt_mass(kv, seq, &stride);
+        clear(kv, mass, (size_t)kv->shape.kv_heads * stride * sizeof(float));
+    }
+}
+
+/* Descriptors of a call of attend_mass. */
+struct list {
+    struct kva_kept_cache *cache;
+    const void **blocks; /* of the first rows of the pass */
+    uint32_t count;
+};
+
+/* One more: rows before tokens [first, end), whose mass lies at `mass`. */
+static void add(struct list *list, const struct kva_kv_rows *rows, struct kva_mass_seq entry,
+                uint32_t end)
+{
+    uint32_t first = entry.mass_first, at = list->count++;
+    list->cache->ranges[at] = (struct kva_attend_range){
+        .format = KVA_KV_16BIT,
+        .token_first = first,
+        .token_count = end - first,
+        .block_first = (uint32_t)(kva_kv_block_at(rows, first / KVA_PAGE_TOKENS) - list->blocks),
+    };
+    entry.range_first = at;
+    entry.range_count = 1;
+    list->cache->seqs[at] = entry;
+}
+
+/* Rows of a prompt, of those that count. */
+static void add_prompt(const struct kva_kv *kv, struct list *list, const struct kva_kv_rows *rows)
+{
+    const struct kva_kv_seq *seq = rows->seq;
+    uint32_t end = rows->position_first + rows->row_count, first = rows->position_first;
+    bool all = seq->spec.mass == KVA_MASS_ALL;
+    if (!all && seq->prompt_tokens > KVA_KV_OBSERVED)
+        first = kva_max_u32(first, seq->prompt_tokens - KVA_KV_OBSERVED);
+    if (first >= end)
+        return;
+    struct kva_mass_seq entry = {.row_first = rows->row_first + first - rows->position_first,
+                                 .row_count = end - first,
+                                 .position_first = first};
+    entry.mass = prompt_mass(kv, seq, &entry.mass_stride);
+    add(list, rows, entry, end);
+}
+
+/* Rows behind it: what is stored, and the window. */
+static void add_decoding(const struct kva_kv *kv, struct list *list, const struct kva_kv_rows *rows,
+                         uint32_t layer)
+{
+    const struct kva_kv_seq *seq = rows->seq;
+    const struct kva_keep_store store = store_of(kv, seq, layer);
+    uint32_t end = rows->position_first + rows->row_count;
+    uint32_t window = seq->offloaded * KVA_PAGE_TOKENS;
+    struct kva_mass_seq entry = {.row_first = rows->row_first,
+                                 .row_count = rows->row_count,
+                                 .position_first = rows->position_first,
+                                 .mass = store.mass,
+                                 .mass_first = window - kva_kv_stored(seq) * KVA_PAGE_TOKENS,
+                                 .mass_stride = store.slots};
+    if (entry.mass_first < window)
+        add(list, rows, entry, window);
+    entry.mass = window_mass(kv, seq, layer);
+    entry.mass_first = window;
+    entry.mass_stride = KVA_KEPT_WINDOW;
+    add(list, rows, entry, end);
+}
+
+void kva_kept_attended(const struct kva_kv_part *self KVA_UNUSED, struct kva_kv *kv,
+                       struct kva_kv_pass *pass, const struct kva_kv_attention *attention)
+{
+    struct list list = {kva_kept_cache_of(kv), pass->rows[0].blocks, 0};
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        const struct kva_kv_rows *rows = &pass->rows[i];
+        if (!kva_kept_state_of(rows->seq))
+            continue;
+        if (rows->seq->prefilled)
+            add_decoding(kv, &list, rows, attention->layer);
+        else
+            add_prompt(kv, &list, rows);
+    }
+    if (list.count == 0)
+        return;
+    kva_device_ops(kv->device)
+        ->attend_mass(kv->device, &(struct kva_attend_mass_args){
+                                      .q = attention->q,
+                                      .partials = attention->partials,
+                                      .seqs = list.cache->seqs,
+                                      .ranges = list.cache->ranges,
+                                      .blocks = list.blocks,
+                                      .partial_count = attention->partial_count,
+                                      .seq_count = list.count,
+                                      .q_stride = kv->heads * kv->shape.head_dim,
+                                      .heads = kv->heads,
+                                      .kv_heads = kv->shape.kv_heads,
+                                      .head_dim = kv->shape.head_dim,
+                                      .kv_dtype = kv->shape.dtype,
+                                      .scale = attention->scale,
+                                  });
+}
+
+/* --- keeping --------------------------------------------------------------------------------- */
+
+/* Tokens that come to a layer's store, which lies before `position_first`. */
+struct coming {
+    struct kva_keep_seq keep;
+    const void *const *from; /* blocks */
+    void *scratch;
+    size_t scratch_bytes;
+};
+
+/* How keys are rotated back before they are stored: not where they attend as they are. */
+static struct kva_keep_rotary rotary_of(const struct kva_kv *kv, const struct kva_kv_seq *seq)
+{
+    return kva_kept_state_of(seq)->rolled ? kv->rotary : (struct kva_keep_rotary){0};
+}
+
+/* Some of them take slots, perhaps of others. */
+static void keep(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer,
+                 struct coming *coming)
+{
+    const struct kva_ops *ops = kva_device_ops(kv->device);
+    struct kva_keep_seq *k = &coming->keep;
+    k->store = store_of(kv, seq, layer);
+    k->filled = kva_min_u32(k->position_first, k->store.slots);
+    k->sinks = seq->spec.sinks;
+    k->recent = seq->spec.recent - KVA_PAGE_TOKENS;
+    ops->keep(kv->device, &(struct kva_keep_args){.seqs = k,
+                                                  .scratch = coming->scratch,
+                                                  .scratch_bytes = coming->scratch_bytes,
+                                                  .seq_count = 1,
+                                                  .kv_heads = kv->shape.kv_heads,
+                                                  .score = KVA_KEEP_MASS});
+    const struct kva_store_seq store = {.from = coming->from,
+                                        .to = kva_kept_state_of(seq)->pages,
+                                        .slots = k->to,
+                                        .count = k->count,
+                                        .position_first = k->position_first};
+    ops->store_rows(kv->device,
+                    &(struct kva_store_rows_args){.seqs = &store,
+                                                  .to_offset_bytes = layer * kv->shape.block_bytes,
+                                                  .seq_count = 1,
+                                                  .kv_heads = kv->shape.kv_heads,
+                                                  .head_dim = kv->shape.head_dim,
+                                                  .kv_dtype = kv->shape.dtype,
+                                                  .rotary = rotary_of(kv, seq)});
+}
+
+void kva_kept_roll(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer, uint32_t offloaded)
+{
+    const struct kva_kept_state *s = kva_kept_state_of(seq);
+    const struct kva_keep_store store = store_of(kv, seq, layer);
+    uint32_t end = offloaded * KVA_PAGE_TOKENS, filled = kva_min_u32(end, store.slots);
+    size_t offset = layer * kv->shape.block_bytes;
+    if (!s->rolled || filled == 0)
+        return;
+    struct kva_kept_layout l = kva_kept_layout_of(kv, &seq->spec);
+    const struct kva_roll_seq roll = {.positions = store.positions,
+                                      .index = (uint32_t *)(void *)(s->marks + l.index),
+                                      .from = (const void *const *)s->pages,
+                                      .to = s->rolled,
+                                      .slots = store.slots,
+                                      .filled = filled,
+                                      .position_first = end - filled};
+    kva_device_ops(kv->device)
+        ->roll_rows(kv->device, &(struct kva_roll_rows_args){.seqs = &roll,
+                                                             .from_offset_bytes = offset,
+                                                             .to_offset_bytes = offset,
+                                                             .seq_count = 1,
+                                                             .kv_heads = kv->shape.kv_heads,
+                                                             .head_dim = kv->shape.head_dim,
+                                                             .kv_dtype = kv->shape.dtype,
+                                                             .rotary = kv->rotary});
+}
+
+/* Numbers of each KV head, from rows of `stride_from` to rows of `stride_to` of the same array or
+ * another. */
+static void move_mass(struct kva_kv *kv, float *to, uint32_t stride_to, const float *from,
+                      uint32_t stride_from, uint32_t count)
+{
+    for (uint32_t head = 0; count > 0 && head < kv->shape.kv_heads; head++)
+        kva_device_copy(kv->device, KVA_QUEUE_COMPUTE, to + (size_t)head * stride_to,
+                        from + (size_t)head * stride_from, count * sizeof(float));
+}
+
+void kva_kept_prompt_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer)
+{
+    struct kva_kept_state *s = kva_kept_state_of(seq);
+    struct kva_kept_prompt l = kva_kept_prompt_of(kv, kva_kv_pages(seq->prompt_tokens));
+    uint32_t end = seq->offloaded * KVA_PAGE_TOKENS, stride;
+    float *mass = prompt_mass(kv, seq, &stride), *window = window_mass(kv, seq, layer);
+    struct coming coming = {
+        .keep = {.mass = mass,
+                 .to = (uint32_t *)(void *)(s->prompt + l.slots),
+                 .count = end,
+                 .stride = stride},
+        .from = s->from,
+        .scratch = s->prompt + l.scratch,
+        .scratch_bytes = l.scratch_bytes,
+    };
+    for (uint32_t i = 0; i < seq->offloaded; i++)
+        s->from[i] = kva_kv_find_block(kv, seq, layer, i);
+    if (end > 0) {
+        keep(kv, seq, layer, &coming);
+        kva_kept_roll(kv, seq, layer, seq->offloaded);
+    }
+    clear(kv, window, (size_t)kv->shape.kv_heads * KVA_KEPT_WINDOW * sizeof(float));
+    move_mass(kv, window, KVA_KEPT_WINDOW, mass + end, stride, seq->prompt_tokens - end);
+}
+
+/* A page leaves the window: its tokens come, and the mass of those behind it moves up. */
+static void give_page(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer, uint32_t page)
+{
+    struct kva_kept_layout l = kva_kept_layout_of(kv, &seq->spec);
+    const void *from = kva_kv_find_block(kv, seq, layer, page);
+    float *window = window_mass(kv, seq, layer);
+    struct coming coming = {
+        .keep = {.mass = window,
+                 .to = kva_kept_cache_of(kv)->slots,
+                 .count = KVA_PAGE_TOKENS,
+                 .stride = KVA_KEPT_WINDOW,
+                 .position_first = page * KVA_PAGE_TOKENS},
+        .from = &from,
+        .scratch = kva_kept_state_of(seq)->marks + l.scratch,
+        .scratch_bytes = l.scratch_bytes,
+    };
+    keep(kv, seq, layer, &coming);
+    kva_kept_roll(kv, seq, layer, page + 1);
+    move_mass(kv, window, KVA_KEPT_WINDOW, window + KVA_PAGE_TOKENS, KVA_KEPT_WINDOW,
+              KVA_PAGE_TOKENS);
+    for (uint32_t head = 0; head < kv->shape.kv_heads; head++)
+        clear(kv, window + head * KVA_KEPT_WINDOW + KVA_PAGE_TOKENS,
+              KVA_PAGE_TOKENS * sizeof(float));
+}
+
+void kva_kept_prepare(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
+{
+    for (uint32_t page = seq->prepared; page < first; page++) {
+        for (uint32_t layer = 0; layer < kv->shape.layers; layer++)
+            give_page(kv, seq, layer, page);
+    }
+}
