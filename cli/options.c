@@ -3,6 +3,7 @@
 #include "config/options.h"
 #include "cli/cli.h"
 #include "engine/kv/spec.h"
+#include "server/api/policies.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -21,13 +22,11 @@ static const struct kva_kv_policy_setting *of_policy(enum kva_kv_policy_id polic
     return NULL;
 }
 
-static void put_value(const struct kva_kv_setting *setting, uint32_t value, const char *quote,
-                      struct kva_buf *out)
+static void put_value(const struct kva_kv_setting *setting, uint32_t value, struct kva_buf *out)
 {
     char text[KVA_KV_VALUE_MAX];
-    bool bare = !setting->words && !(setting->kind == KVA_SETTING_AMOUNT && value & KVA_KV_PERCENT);
-    kva_kv_setting_write(setting, value, text);
-    kva_buf_printf(out, "%s%s%s", bare ? "" : quote, text, bare ? "" : quote);
+    const char *quote = kva_kv_setting_write(setting, value, text) ? "`" : "";
+    kva_buf_printf(out, "%s%s%s", quote, text, quote);
 }
 
 /* --- Markdown -------------------------------------------------------------------------------- */
@@ -75,8 +74,8 @@ static void put_row(enum kva_kv_setting_id id, struct kva_buf *out)
             continue;
         kva_buf_puts(&defaults, comma);
         kva_buf_puts(&papers, comma);
-        put_value(setting, own->fallback, "`", &defaults);
-        put_value(setting, own->paper, "`", &papers);
+        put_value(setting, own->fallback, &defaults);
+        put_value(setting, own->paper, &papers);
         comma = ", ";
     }
     kva_buf_printf(out, " | %s | %s |\n", defaults.data, papers.data);
@@ -99,44 +98,12 @@ static void put_text(const char *text, struct kva_buf *out)
     kva_buf_json_string(out, text, strlen(text));
 }
 
-static void put_setting(const struct kva_kv_policy_setting *own, struct kva_buf *out)
-{
-    const struct kva_kv_setting *setting = kva_kv_setting_at(own->id);
-    kva_buf_printf(out, "{\"name\": \"%s\", ", setting->name);
-    if (setting->words || setting->among)
-        kva_buf_puts(out, "\"values\": [");
-    for (size_t i = 0; setting->words && setting->words[i]; i++)
-        kva_buf_printf(out, "%s\"%s\"", i ? ", " : "", setting->words[i]);
-    for (size_t i = 0; setting->among && setting->among[i]; i++)
-        kva_buf_printf(out, "%s%u", i ? ", " : "", setting->among[i]);
-    if (setting->words || setting->among)
-        kva_buf_puts(out, "], ");
-    else
-        kva_buf_printf(out, "\"min\": %u, \"max\": %u, \"multiple_of\": %u, ", setting->min,
-                       setting->max, setting->multiple_of ? setting->multiple_of : 1);
-    kva_buf_printf(out, "\"by_layer\": %s, \"default\": ",
-                   setting->kind == KVA_SETTING_BY_LAYER ? "true" : "false");
-    put_value(setting, own->fallback, "\"", out);
-    kva_buf_puts(out, ", \"paper\": ");
-    put_value(setting, own->paper, "\"", out);
-    kva_buf_puts(out, ", \"help\": ");
-    put_text(setting->help, out);
-    kva_buf_putc(out, '}');
-}
-
 static void put_policies(struct kva_buf *out)
 {
     for (uint32_t p = 0; p < KVA_KV_POLICY_COUNT; p++) {
-        enum kva_kv_policy_id id = (enum kva_kv_policy_id)p;
-        size_t count;
-        const struct kva_kv_policy_setting *own = kva_kv_policy_settings(id, &count);
-        kva_buf_printf(out, "%s{\"name\": \"%s\", \"exact\": %s, \"settings\": [", p ? ", " : "",
-                       kva_kv_policy_name(id), kva_kv_policy_exact(id) ? "true" : "false");
-        for (size_t i = 0; i < count; i++) {
-            kva_buf_puts(out, i ? ", " : "");
-            put_setting(&own[i], out);
-        }
-        kva_buf_puts(out, "]}");
+        struct kva_kv_spec spec = kva_kv_spec_default((enum kva_kv_policy_id)p);
+        kva_buf_puts(out, p ? ", " : "");
+        kva_policy_json(out, &spec);
     }
 }
 

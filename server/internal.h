@@ -158,6 +158,7 @@ void kva_view_models(struct kva_server *server, struct kva_exchange *exchange);
 void kva_view_model(struct kva_server *server, struct kva_exchange *exchange);
 void kva_view_metrics(struct kva_server *server, struct kva_exchange *exchange);
 void kva_view_requests(struct kva_server *server, struct kva_exchange *exchange);
+void kva_view_policies(struct kva_server *server, struct kva_exchange *exchange);
 
 /* --- call.c, call_output.c --- */
 void kva_call_begin(struct kva_server *server, struct kva_exchange *exchange,

@@ -33,6 +33,7 @@ static const struct route routes[] = {
     {"/tokenize", POST, ACCESS_KEY, kva_view_tokenize},
     {"/detokenize", POST, ACCESS_KEY, kva_view_detokenize},
     {"/v1/kvahead/requests", GET, ACCESS_KEY, kva_view_requests},
+    {"/v1/kvahead/policies", GET, ACCESS_KEY, kva_view_policies},
 };
 
 /* Known to clients, not here: the answer should not look like a typing error. */

@@ -2,6 +2,7 @@
 #include "server/internal.h"
 
 #include "base/clock.h"
+#include "server/api/policies.h"
 
 #include <assert.h>
 #include <event2/http.h>
@@ -102,6 +103,24 @@ void kva_view_model(struct kva_server *server, struct kva_exchange *exchange)
         kva_server_reply_error(server, exchange, KVA_EMODEL, &err);
     }
     free(id);
+}
+
+void kva_view_policies(struct kva_server *server, struct kva_exchange *exchange)
+{
+    struct kva_buf body;
+    const struct kva_api_config *api = &server->backend.api;
+    const char *comma = "";
+    kva_buf_init(&body, (size_t)1 << 20);
+    kva_buf_puts(&body, "{\"object\":\"list\",\"data\":[");
+    for (unsigned i = 0; server->has_backend && i < KVA_KV_POLICY_COUNT; i++) {
+        if (!(api->kv_allowed_mask & (1u << i)))
+            continue;
+        kva_buf_puts(&body, comma);
+        kva_policy_json(&body, &api->kv_specs[i]);
+        comma = ",";
+    }
+    kva_buf_puts(&body, "]}");
+    reply_json(exchange, 200, &body);
 }
 
 /* What the keys have used: one row for each of the first names, one for all others. */

@@ -210,7 +210,7 @@ struct kva_kv_spec kva_kv_spec_resolve(const struct kva_kv_spec *spec, uint32_t 
     return resolved;
 }
 
-void kva_kv_setting_write(const struct kva_kv_setting *setting, uint32_t value, char *text)
+bool kva_kv_setting_write(const struct kva_kv_setting *setting, uint32_t value, char *text)
 {
     bool percent = setting->kind == KVA_SETTING_AMOUNT && value & KVA_KV_PERCENT;
     if (setting->words)
@@ -218,6 +218,7 @@ void kva_kv_setting_write(const struct kva_kv_setting *setting, uint32_t value, 
     else
         snprintf(text, KVA_KV_VALUE_MAX, "%u%s", value & ~(percent ? KVA_KV_PERCENT : 0),
                  percent ? "%" : "");
+    return setting->words || percent;
 }
 
 struct kva_kv_spec kva_kv_spec_own(const struct kva_kv_policy *policy)

@@ -205,9 +205,10 @@ struct kva_kv_spec kva_kv_spec_own(const struct kva_kv_policy *policy);
 /* The same with amounts in tokens, for a prompt of so many, and with what follows from them. */
 struct kva_kv_spec kva_kv_spec_resolve(const struct kva_kv_spec *spec, uint32_t prompt_tokens);
 
-/* A value as specs write it; `text` holds KVA_KV_VALUE_MAX bytes. Not of topk by layer. */
+/* A value as specs write it; `text` holds KVA_KV_VALUE_MAX bytes. Not of topk by layer. False: it is
+ * a number. */
 #define KVA_KV_VALUE_MAX 32u
-void kva_kv_setting_write(const struct kva_kv_setting *setting, uint32_t value, char *text);
+bool kva_kv_setting_write(const struct kva_kv_setting *setting, uint32_t value, char *text);
 
 /* Fails: KVA_EINVAL, err->param is the setting ("bits", "topk", ...). */
 KVA_MUST_CHECK enum kva_status kva_kv_spec_check(const struct kva_kv_spec *spec,

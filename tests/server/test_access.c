@@ -56,6 +56,7 @@ static void test_serving__10_key_on_every_route_but_liveness(void **state)
         {"GET", "/version", NULL},
         {"GET", "/metrics", NULL},
         {"GET", "/v1/kvahead/requests", NULL},
+        {"GET", "/v1/kvahead/policies", NULL},
     };
     fixture_init(&f);
     f.params.api_keys = two_keys;
