@@ -328,6 +328,7 @@ static enum kva_status create_server(struct serve *serve, struct kva_err *err)
     params.workers = (uint32_t)config->workers;
     params.metrics_vllm = config->metrics_vllm;
     params.debug_view = config->live_view;
+    params.page = config->page;
     params.metrics_keys = config->metrics_keys;
     if (config->admin_listen) {
         enum kva_status status = kva_cli_parse_address("admin-listen", config->admin_listen,

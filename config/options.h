@@ -92,6 +92,7 @@ struct kva_config {
     uint64_t workers;
     bool metrics_vllm;
     bool live_view;
+    bool page;
     bool metrics_keys;
     /* log */
     uint32_t log_level;

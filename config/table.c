@@ -183,6 +183,8 @@ static const struct kva_option table[] = {
      "names, the others together."},
     {"live-view", KVA_OPTION_BOOL, SERVE, AT(live_view), 0, 0, "true", NULL, "Server",
      "Answer /v1/kvahead/requests, where a key sees its own requests."},
+    {"page", KVA_OPTION_BOOL, SERVE, AT(page), 0, 0, "true", NULL, "Server",
+     "Answer browsers at / with a page for chats and the server's load."},
 
     {"log-level", KVA_OPTION_CHOICE, ENGINE | EVAL | KVA_CMD_PULL, AT(log_level), 0, 0, "info",
      levels, "Log", "Least important lines to write."},

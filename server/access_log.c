@@ -62,7 +62,8 @@ void kva_server_done(void *opaque, struct kva_exchange *exchange)
     if (info->stalled)
         server->metrics.slow_readers_aborted++;
     /* Probes and scrapes would fill the log. */
-    bool probe = !info->route || route[1] != 'v' || strcmp(route, "/version") == 0;
+    bool probe = !info->route || route[1] != 'v' || strcmp(route, "/version") == 0 ||
+                 strcmp(route, "/v1/kvahead/requests") == 0;
     enum kva_log_level level = probe && info->status < 400 ? KVA_LOG_DEBUG : KVA_LOG_INFO;
     /* Guesses at keys beyond the brake's bound: one line tells of all of them (auth.h). */
     bool braked = info->status == 429 && info->key_index < 0;

@@ -32,6 +32,7 @@ void kva_server_params_default(struct kva_server_params *params)
         .inline_bytes_max = 4096,
         .log_requests = true,
         .debug_view = true,
+        .page = true,
         .version = KVA_VERSION,
     };
 }

@@ -1,6 +1,8 @@
 /* routes.c - which handler answers what, and what is refused before any of them. */
 #include "server/internal.h"
 
+#include "server/page/page.h"
+
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -8,7 +10,8 @@
 enum access {
     ACCESS_KEY,   /* with a key, if there are any */
     ACCESS_ADMIN, /* the same; on the admin listener without */
-    ACCESS_OPEN,  /* everybody, whatever the load: probes */
+    ACCESS_PAGE,  /* everybody: it has nothing to hide, and its user enters the key */
+    ACCESS_OPEN,  /* the same, whatever the load: probes */
 };
 
 struct route {
@@ -35,6 +38,15 @@ static const struct route routes[] = {
     {"/v1/kvahead/requests", GET, ACCESS_KEY, kva_view_requests},
     {"/v1/kvahead/policies", GET, ACCESS_KEY, kva_view_policies},
 };
+
+static void view_page(struct kva_server *server, struct kva_exchange *exchange)
+{
+    (void)server;
+    kva_page_reply(exchange);
+}
+
+/* Not in the table: / is a route for those that want the page, else nothing is there. */
+static const struct route page_route = {"/", GET, ACCESS_PAGE, view_page};
 
 /* Known to clients, not here: the answer should not look like a typing error. */
 static const char *const later[] = {
@@ -325,7 +337,7 @@ static enum kva_status check_access(struct kva_server *server, struct kva_exchan
 {
     const struct kva_exchange_info *info = kva_exchange_info(exchange);
     enum access access = route ? route->access : ACCESS_KEY;
-    if (info->admin && access == ACCESS_KEY)
+    if (info->admin && (access == ACCESS_KEY || access == ACCESS_PAGE))
         return kva_fail(err, KVA_ENOTFOUND,
                         "There are only /health, /ready, /metrics and /version on this listener.");
     if (access == ACCESS_OPEN || info->admin)
@@ -334,6 +346,8 @@ static enum kva_status check_access(struct kva_server *server, struct kva_exchan
         return kva_fail(err, KVA_EBUSY, "The server has %u connections, all busy; retry later.",
                         server->params.connections_max);
     enum kva_status status = check_host(server, exchange, err);
+    if (access == ACCESS_PAGE)
+        return status;
     /* Without a key, routes that exist look like those that do not. */
     return status == KVA_OK ? check_key(server, exchange, err) : status;
 }
@@ -364,6 +378,8 @@ void kva_server_begin(void *opaque, struct kva_exchange *exchange)
     const struct route *route = find_route(info->path);
     bool options = kva_exchange_head(exchange)->method == KVA_HTTP_OPTIONS;
     struct kva_err err = {.status = KVA_OK};
+    if (!route && server->params.page && kva_page_is_wanted(exchange))
+        route = &page_route;
     add_cors(server, exchange);
     if (route)
         info->route = route->path;

@@ -70,6 +70,7 @@ struct kva_server_params {
     bool log_requests; /* one line per request */
     bool metrics_keys; /* what each named key has used */
     bool debug_view;   /* GET /v1/kvahead/requests */
+    bool page;         /* GET / for browsers */
     const char *version;
     const struct kva_clock *clock; /* the scheduler's; NULL: the real one */
 };

@@ -249,6 +249,7 @@ static const char *reason_of(int code)
     } reasons[] = {
         {200, "OK"},
         {204, "No Content"},
+        {304, "Not Modified"},
         {400, "Bad Request"},
         {401, "Unauthorized"},
         {403, "Forbidden"},
@@ -329,7 +330,8 @@ void kva_exchange_reply(struct kva_exchange *exchange, int code, const char *con
                         const void *body, size_t length)
 {
     struct kva_buf head;
-    bool bodiless = kva_exchange_head(exchange)->method == KVA_HTTP_HEAD;
+    /* Both announce the length that a body would have. */
+    bool bodiless = kva_exchange_head(exchange)->method == KVA_HTTP_HEAD || code == 304;
     kva_buf_init(&head, FIELDS_BYTES_MAX + 512);
     /* The head announces the length: without memory for the body there is none. */
     if (length > 0 && !body) {

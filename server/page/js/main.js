@@ -1,0 +1,336 @@
+/* main.js - the parts put together: what is served, the list of conversations, views, keys, theme,
+ * the keyboard. */
+
+const SERVED_EVERY_MS = 2000;
+const wide = matchMedia('(min-width: 1180px)');
+const narrow = matchMedia('(max-width: 760px)');
+
+const form = new SettingsForm(byId('settings'), () => {
+  keep(chat.current, false);
+  showSummary();
+});
+
+/* --- what is served --------------------------------------------------------------------------- */
+
+let models = [];
+let servedTimer = 0;
+
+function showState(text, kind) {
+  byId('state').textContent = text;
+  byId('dot').className = `dot ${kind}`;
+}
+
+function chooseModel(id) {
+  chat.model = models.find((model) => model.id === id) || models[0] || null;
+  if (chat.model) byId('model').value = chat.model.id;
+}
+
+async function askServed() {
+  clearTimeout(servedTimer);
+  try {
+    const list = (await getJson('v1/models')).data;
+    if (list.length === 0) {
+      showState('Loading the model', 'wait');
+      servedTimer = setTimeout(askServed, SERVED_EVERY_MS);
+      return;
+    }
+    models = list;
+    byId('model').replaceChildren(...models.map(({ id }) => h('option', { value: id, text: id })));
+    chooseModel(store.getText('model'));
+    const policies = (await getJson('v1/kvahead/policies')).data;
+    form.offer(chat.model, policies);
+    showState(`${count(chat.model.max_model_len)} tokens`, 'ready');
+    showSummary();
+  } catch (error) {
+    if (error.status === 401 || error.status === 429) {
+      showState(error.status === 401 ? 'Needs a key' : 'Too many wrong keys', 'bad');
+      if (error.status === 401) askKey(keys.get() ? error.message : '');
+      return;
+    }
+    showState(error.status ? error.message : 'Not reachable', 'bad');
+    servedTimer = setTimeout(askServed, 2 * SERVED_EVERY_MS);
+  }
+}
+
+/* --- keys ------------------------------------------------------------------------------------- */
+
+function askKey(problem) {
+  const dialog = byId('key-dialog');
+  byId('key-problem').textContent = problem;
+  byId('key-problem').hidden = !problem;
+  byId('key-field').toggleAttribute('aria-invalid', Boolean(problem));
+  byId('key-field').value = '';
+  byId('key-forget').hidden = !keys.get();
+  if (!dialog.open) dialog.showModal();
+  byId('key-field').focus();
+}
+
+/* What was refused for want of a key is asked again. */
+async function useKey(key) {
+  if (key) keys.set(key);
+  else keys.forget();
+  byId('key-dialog').close();
+  await askServed();
+  const place = chat.current.messages.length - 1;
+  if (chat.model && chat.current.messages[place]?.error?.status === 401 && !byId('key-dialog').open) answer(place);
+  live.show(!byId('live').hidden);
+}
+
+/* --- the list --------------------------------------------------------------------------------- */
+
+let listed = null;
+
+function listRow(entry) {
+  const current = entry.id === chat.current.id;
+  return h('li', { className: current ? 'row-item current' : 'row-item' },
+    h('button', { type: 'button', className: 'open', 'aria-current': current ? 'true' : null, 'data-id': entry.id,
+      text: entry.title || 'Untitled' }),
+    h('button', { type: 'button', className: 'icon drop', 'aria-label': `Delete ${entry.title || 'Untitled'}`, 'data-drop': entry.id },
+      icon('trash')));
+}
+
+function showList() {
+  const entries = store.list();
+  const wanted = byId('search').value.trim().toLowerCase();
+  const state = `${chat.current.id} ${wanted}`;
+  if (listed && listed.entries === entries && listed.state === state) return;
+  listed = { entries, state };
+  const rows = [];
+  let group = '';
+  for (const entry of entries) {
+    if (wanted && !entry.title.toLowerCase().includes(wanted)) continue;
+    if (ago(entry.at) !== group) {
+      group = ago(entry.at);
+      rows.push(h('li', { className: 'group', text: group }));
+    }
+    rows.push(listRow(entry));
+  }
+  if (rows.length === 0) rows.push(h('li', { className: 'group', text: wanted ? 'Nothing found' : 'No conversations yet' }));
+  byId('conversations').replaceChildren(...rows);
+  byId('side-foot').textContent = entries.length >= CONVERSATIONS_MAX
+    ? `The ${CONVERSATIONS_MAX} newest are kept, in this browser only.` : 'Kept in this browser only.';
+}
+
+function showSummary() {
+  byId('summary').textContent = settingsSummary(chat.current.settings, chat.model);
+}
+
+function open(conversation) {
+  showConversation(conversation);
+  form.show(conversation.settings);
+  showSummary();
+  openSide(false);
+  const hash = isKept(conversation) ? `#${conversation.id}` : location.pathname + location.search;
+  if (location.hash !== `#${conversation.id}`) history.pushState(null, '', hash);
+}
+
+function startNew() {
+  showView('chat');
+  open(emptyConversation(chat.current?.settings));
+  byId('prompt').focus();
+}
+
+async function dropConversation(id) {
+  const entry = store.list().find((one) => one.id === id);
+  if (!entry || !(await confirmLoss('Delete this conversation?', entry.title, 'Delete'))) return;
+  chat.jobs.get(id)?.controller.abort();
+  store.drop(id);
+  if (chat.current.id === id) startNew();
+  else showList();
+  announce('Deleted');
+}
+
+/* What the address names: a conversation, or a new one. */
+function openAddress() {
+  const id = location.hash.slice(1);
+  const running = chat.jobs.get(id)?.conversation;
+  const conversation = running || (/^\w+$/.test(id) && store.load(id));
+  open(conversation || emptyConversation());
+}
+
+/* --- views and panels ------------------------------------------------------------------------- */
+
+function showView(name) {
+  const isLive = name === 'live';
+  byId('chat').hidden = isLive;
+  byId('live').hidden = !isLive;
+  byId('view-chat').setAttribute('aria-pressed', String(!isLive));
+  byId('view-live').setAttribute('aria-pressed', String(isLive));
+  live.show(isLive);
+}
+
+function openSide(on) {
+  byId('app').classList.toggle('side-open', on);
+  byId('menu').setAttribute('aria-expanded', String(on));
+  byId('side').inert = narrow.matches && !on;
+  if (on) byId('side-close').focus();
+}
+
+function openPanel(on) {
+  byId('panel').hidden = !on;
+  byId('app').classList.toggle('panel-open', on);
+  for (const id of ['tune', 'summary']) byId(id).setAttribute('aria-expanded', String(on));
+  if (on) {
+    form.showCosts(costsOf(chat.current));
+    byId('f-kv-policy')?.focus({ preventScroll: true });
+  }
+}
+
+function closeOverlays() {
+  if (narrow.matches) openSide(false);
+  if (!wide.matches && !byId('panel').hidden) openPanel(false);
+}
+
+/* --- theme ------------------------------------------------------------------------------------ */
+
+const THEMES = { '': 'as the system', light: 'light', dark: 'dark' };
+
+function useTheme(theme) {
+  if (theme) document.documentElement.dataset.theme = theme;
+  else delete document.documentElement.dataset.theme;
+  byId('theme').setAttribute('aria-label', `Theme: ${THEMES[theme]}`);
+  byId('theme').title = `Theme: ${THEMES[theme]}`;
+}
+
+function nextTheme() {
+  const names = Object.keys(THEMES);
+  const theme = names[(names.indexOf(store.getText('theme') || '') + 1) % names.length];
+  store.setText('theme', theme);
+  useTheme(theme);
+  announce(`Theme: ${THEMES[theme]}`);
+}
+
+/* --- what people do --------------------------------------------------------------------------- */
+
+function draft(text) {
+  try {
+    sessionStorage.setItem('kvahead.draft', text);
+  } catch { /* it is lost on reload */ }
+}
+
+function sendPrompt() {
+  const prompt = byId('prompt');
+  if (chat.jobs.has(chat.current.id)) {
+    stop();
+    return;
+  }
+  const text = prompt.value;
+  if (!text.trim()) return;
+  prompt.value = '';
+  draft('');
+  fitHeight(prompt);
+  submit(text);
+}
+
+function onPromptKey(event) {
+  const prompt = byId('prompt');
+  if (event.key === 'Enter' && !event.shiftKey && !event.isComposing && !matchMedia('(pointer: coarse)').matches) {
+    event.preventDefault();
+    if (!chat.jobs.has(chat.current.id)) sendPrompt();
+  } else if (event.key === 'ArrowUp' && prompt.value === '') {
+    const last = chat.views.findLast((view) => view.message.role === 'user');
+    if (!last) return;
+    event.preventDefault();
+    actions.edit(last);
+  }
+}
+
+function onKey(event) {
+  if (event.altKey && !event.ctrlKey && !event.metaKey) {
+    const does = { KeyN: startNew, KeyL: () => showView(byId('live').hidden ? 'live' : 'chat'),
+      KeyS: () => openPanel(byId('panel').hidden) }[event.code];
+    if (does) {
+      event.preventDefault();
+      does();
+    }
+    return;
+  }
+  if (document.querySelector('dialog[open]')) return;
+  if (event.key === 'Escape') {
+    if (byId('app').classList.contains('side-open')) openSide(false);
+    else if (!byId('panel').hidden && byId('panel').contains(document.activeElement)) {
+      openPanel(false);
+      byId('tune').focus();
+    } else stop();
+  } else if (event.key === '/' && !/^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName)) {
+    event.preventDefault();
+    showView('chat');
+    byId('prompt').focus();
+  }
+}
+
+const on = (id, type, does) => byId(id).addEventListener(type, does);
+
+function listen() {
+  on('composer', 'submit', (event) => { event.preventDefault(); sendPrompt(); });
+  on('prompt', 'keydown', onPromptKey);
+  on('prompt', 'input', () => { draft(byId('prompt').value); fitHeight(byId('prompt')); showBusy(); });
+  on('new', 'click', startNew);
+  on('search', 'input', showList);
+  on('conversations', 'click', (event) => {
+    const button = event.target.closest('button');
+    if (button?.dataset.drop) dropConversation(button.dataset.drop);
+    if (!button?.dataset.id) return;
+    const id = button.dataset.id;
+    const conversation = chat.jobs.get(id)?.conversation || store.load(id);
+    showView('chat');
+    if (conversation) open(conversation);
+    else { store.drop(id); showList(); }
+  });
+  on('menu', 'click', () => openSide(true));
+  on('side-close', 'click', () => { openSide(false); byId('menu').focus(); });
+  on('scrim', 'click', closeOverlays);
+  on('view-chat', 'click', () => showView('chat'));
+  on('view-live', 'click', () => showView('live'));
+  on('tune', 'click', () => openPanel(byId('panel').hidden));
+  on('summary', 'click', () => openPanel(byId('panel').hidden));
+  on('panel-close', 'click', () => { openPanel(false); byId('tune').focus(); });
+  on('key', 'click', () => askKey(''));
+  on('key-form', 'submit', (event) => {
+    event.preventDefault();
+    const key = byId('key-field').value.trim();
+    if (key) useKey(key);
+  });
+  on('key-cancel', 'click', () => byId('key-dialog').close());
+  on('key-forget', 'click', () => useKey(''));
+  on('theme', 'click', nextTheme);
+  on('model', 'change', () => {
+    chooseModel(byId('model').value);
+    store.setText('model', chat.model.id);
+    form.offer(chat.model, form.policies);
+  });
+  on('newest', 'click', () => { chat.pinned = true; showNewest(); scrollDown(); });
+  on('scroll', 'scroll', () => {
+    const scroll = byId('scroll');
+    chat.pinned = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < PINNED_PX;
+    showNewest();
+  });
+  on('scroll', 'wheel', (event) => { if (event.deltaY < 0) chat.pinned = false; });
+  document.addEventListener('keydown', onKey);
+  narrow.addEventListener('change', () => openSide(false));
+  addEventListener('popstate', openAddress);
+  addEventListener('storage', (event) => { if (event.key === INDEX) showList(); });
+  addEventListener('pagehide', () => { for (const job of chat.jobs.values()) keep(job.conversation, false); });
+  new ResizeObserver(follow).observe(byId('log'));
+}
+
+chat.onchange = () => {
+  showList();
+  if (!byId('panel').hidden) form.showCosts(costsOf(chat.current));
+  if (isKept(chat.current) && location.hash !== `#${chat.current.id}`) history.replaceState(null, '', `#${chat.current.id}`);
+};
+chat.onkey = askKey;
+chat.onrefused = (error) => {
+  if (!error.param || !byId(`f-${error.param.replace('.', '-')}`)) return;
+  openPanel(true);
+  form.refuse(error.param, error.message);
+};
+
+useTheme(['light', 'dark'].includes(store.getText('theme')) ? store.getText('theme') : '');
+listen();
+openAddress();
+openSide(false);
+byId('prompt').value = (() => { try { return sessionStorage.getItem('kvahead.draft') || ''; } catch { return ''; } })();
+showBusy();
+askServed();
+if (!narrow.matches) byId('prompt').focus();

@@ -1,0 +1,153 @@
+/* message.js - one message as an element: what was said, what it cost, what can be done with it. */
+
+const COST_ROWS = [
+  ['policy', 'KV policy', String],
+  ['device_bytes', 'Device memory', bytes],
+  ['host_bytes', 'Host memory', bytes],
+  ['kept_tokens', 'Tokens kept', count],
+  ['evicted_tokens', 'Tokens dropped for good', count],
+  ['fetched_bytes', 'Fetched from host', bytes],
+  ['prefetch_hit_rate', 'Chosen rows already there', percent],
+  ['speculative_tokens', 'Speculative tokens', count],
+  ['speculative_tokens_matched', 'of them right', count],
+  ['preemptions', 'Preemptions', count],
+];
+
+const ENDS = { length: 'at its longest', stop: '', stopped: 'stopped', interrupted: 'interrupted' };
+
+/* "prefill 4096/32768" of a keep-alive, for people. */
+function progressText(comment) {
+  const found = /(\w+)(?: (\d+)\/(\d+))?$/.exec(comment);
+  if (!found) return 'Waiting';
+  if (found[2]) return `Reading the prompt: ${count(+found[2])} of ${count(+found[3])} tokens`;
+  return found[1] === 'alive' ? 'Waiting' : `In ${found[1]}`;
+}
+
+function statsText(meta) {
+  const parts = [];
+  if (meta.tokens) parts.push(`${count(meta.tokens)} ${meta.tokens === 1 ? 'token' : 'tokens'}`);
+  if (meta.rate) parts.push(`${number(meta.rate)}/s`);
+  if (meta.first) parts.push(`first after ${seconds(meta.first)}`);
+  if (ENDS[meta.end]) parts.push(ENDS[meta.end]);
+  return parts.join(' · ');
+}
+
+function costRows(meta) {
+  const rows = [];
+  if (meta.prompt) rows.push(['Prompt', `${count(meta.prompt)} tokens, ${count(meta.cached || 0)} from the prefix cache`]);
+  if (meta.first) rows.push(['First token', seconds(meta.first)]);
+  if (meta.between) rows.push(['Between tokens', `${seconds(meta.between)} (mean)`]);
+  for (const [name, label, text] of COST_ROWS) {
+    const value = meta.kv?.[name];
+    if (value !== undefined && value !== null && !(value === 0 && !/policy|bytes/.test(name))) rows.push([label, text(value)]);
+  }
+  return rows;
+}
+
+/* The cost, folded up. */
+function costNode(meta) {
+  const rows = costRows(meta);
+  if (rows.length === 0) return h('span', { className: 'stats', text: statsText(meta) });
+  const policy = meta.kv ? `${meta.kv.policy} · ${bytes(meta.kv.device_bytes)} device · ` : '';
+  return h('details', { className: 'cost' },
+    h('summary', { className: 'stats', text: policy + statsText(meta) }),
+    h('dl', {}, ...rows.map(([label, text]) => h('div', {}, h('dt', { text: label }), h('dd', { text })))));
+}
+
+class MessageView {
+  /* actions: {copy, edit, again}: functions of this view. */
+  constructor(message, actions, name) {
+    this.message = message;
+    this.actions = actions;
+    this.body = h('div', { className: 'body', dir: 'auto' });
+    this.foot = h('div', { className: 'message-foot' });
+    const isUser = message.role === 'user';
+    this.node = h('article', { className: `message ${message.role}`, 'aria-label': isUser ? 'You' : name },
+      h('div', { className: 'who', 'aria-hidden': 'true', text: isUser ? 'You' : name }), this.body, this.foot);
+    if (isUser) this.body.textContent = message.content;
+    else this.markdown = new Markdown(this.body);
+    this.settle();
+  }
+
+  /* While the answer comes. */
+  grow() {
+    this.markdown.update(this.message.content);
+  }
+
+  progress(text) {
+    if (!this.live) {
+      this.live = h('span', { className: 'stats' });
+      this.foot.replaceChildren(this.live);
+      this.node.classList.add('streaming');
+    }
+    if (this.live.textContent !== text) this.live.textContent = text;
+  }
+
+  /* It is complete, or as complete as it gets. */
+  settle() {
+    const { message, actions } = this;
+    const tools = h('div', { className: 'tools' });
+    this.live = null;
+    this.node.classList.remove('streaming');
+    if (message.content) {
+      const copy = iconButton('copy', 'Copy', () => copyText(message.content, copy));
+      tools.append(copy);
+    }
+    if (message.role === 'user') {
+      tools.append(iconButton('edit', 'Edit and send again', () => actions.edit(this)));
+      this.foot.replaceChildren(tools);
+      return;
+    }
+    this.markdown.finish(message.content);
+    tools.append(iconButton('again', 'Answer again', () => actions.again(this)));
+    const left = message.meta ? costNode(message.meta) : h('span', { className: 'stats' });
+    this.foot.replaceChildren(left, tools);
+    this.failure?.remove();
+    if (message.error) {
+      this.failure = h('div', { className: 'failure' },
+        h('p', { text: message.error.message }),
+        h('button', { type: 'button', text: 'Try again', onclick: () => actions.again(this) }));
+      this.foot.before(this.failure);
+    }
+  }
+
+  /* The text in a field; done(text) with the new one, or null. */
+  edit(done) {
+    const field = h('textarea', { 'aria-label': 'Edit the message', rows: 2 });
+    field.value = this.message.content;
+    const finish = (text) => {
+      form.replaceWith(this.body);
+      this.foot.hidden = false;
+      done(text);
+    };
+    const form = h('form', { className: 'editor', onsubmit: (event) => {
+      event.preventDefault();
+      if (field.value.trim()) finish(field.value.trim());
+    } }, field, h('div', { className: 'row' },
+      h('span', { className: 'help', text: 'What follows is answered anew.' }), h('span', { className: 'grow' }),
+      h('button', { type: 'button', text: 'Cancel', onclick: () => finish(null) }),
+      h('button', { type: 'submit', className: 'primary', text: 'Send' })));
+    field.addEventListener('keydown', (event) => {
+      if (event.key === 'Escape') {
+        event.stopPropagation();
+        finish(null);
+      } else if (event.key === 'Enter' && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        form.requestSubmit();
+      }
+    });
+    this.body.replaceWith(form);
+    this.foot.hidden = true;
+    fitHeight(field);
+    field.addEventListener('input', () => fitHeight(field));
+    field.focus();
+    field.setSelectionRange(field.value.length, field.value.length);
+  }
+}
+
+/* Where the browser does not do it by itself (field-sizing). */
+function fitHeight(field) {
+  if (CSS.supports('field-sizing', 'content')) return;
+  field.style.height = 'auto';
+  field.style.height = `${field.scrollHeight + 2}px`;
+}

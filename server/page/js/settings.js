@@ -1,0 +1,234 @@
+/* settings.js - what a conversation asks for beyond its messages: sampling, and the KV policy with
+ * its settings, as the server lists them. An empty field is the server's default and is not sent. */
+
+const SAMPLING = [
+  { name: 'temperature', label: 'Temperature', min: 0, max: 2, step: 0.05, help: '0: always the most probable token' },
+  { name: 'top_p', label: 'Top p', min: 0, max: 1, step: 0.01 },
+  { name: 'top_k', label: 'Top k', min: 0, max: 100000, step: 1, help: '0: off' },
+  { name: 'min_p', label: 'Min p', min: 0, max: 1, step: 0.01 },
+  { name: 'max_tokens', label: 'Longest answer', min: 1, max: 16777216, step: 1, unit: 'tokens' },
+  { name: 'seed', label: 'Seed', min: 0, max: 9007199254740991, step: 1 },
+  { name: 'repetition_penalty', label: 'Repetition penalty', min: 0.01, max: 10, step: 0.01 },
+  { name: 'presence_penalty', label: 'Presence penalty', min: -2, max: 2, step: 0.1 },
+  { name: 'frequency_penalty', label: 'Frequency penalty', min: -2, max: 2, step: 0.1 },
+];
+
+const POLICY_HELP = {
+  full: 'All of the cache in device memory.',
+  offload: 'The cache in host memory; the same answers as full.',
+  kivi: 'A low-bit copy in device memory; approximates.',
+  specache: 'The low-bit copy, and chosen rows fetched in 16 bits; approximates.',
+  streaming: 'First and newest tokens only; the rest is dropped.',
+};
+
+/* What goes into the request's body. */
+function requestFields(settings) {
+  const fields = { kv: { ...(settings.kv || {}), report: true } };
+  for (const { name } of SAMPLING) if (settings[name] !== undefined) fields[name] = settings[name];
+  if (settings.stop) fields.stop = settings.stop;
+  return fields;
+}
+
+const policyOf = (settings, model) => settings.kv?.policy || model?.kv_policy || '';
+
+/* One line: the policy, and what differs from the defaults. */
+function settingsSummary(settings, model) {
+  const policy = policyOf(settings, model);
+  const parts = [policy ? `KV ${policy}` : 'KV default'];
+  const kv = Object.entries(settings.kv || {}).filter(([name]) => name !== 'policy');
+  for (const [name, value] of kv) parts.push(value === true ? name : `${name} ${value}`);
+  for (const { name, label } of SAMPLING)
+    if (settings[name] !== undefined) parts.push(`${label.toLowerCase()} ${settings[name]}`);
+  if (settings.system) parts.push('system prompt');
+  return parts.join(' · ');
+}
+
+/* The form. onchange(settings) is called with what is valid. */
+class SettingsForm {
+  constructor(form, onchange) {
+    this.form = form;
+    this.onchange = onchange;
+    this.settings = {};
+    this.policies = [];
+    this.model = null;
+    form.addEventListener('submit', (event) => event.preventDefault());
+  }
+
+  show(settings) {
+    this.settings = settings;
+    this.build();
+  }
+
+  /* What the server has: once it is known, and again when it changes. */
+  offer(model, policies) {
+    this.model = model;
+    this.policies = policies;
+    this.build();
+  }
+
+  set(group, name, value) {
+    const target = group ? { ...(this.settings[group] || {}) } : this.settings;
+    if (value === undefined) delete target[name];
+    else target[name] = value;
+    if (group && Object.keys(target).length > 0) this.settings[group] = target;
+    else if (group) delete this.settings[group];
+    this.onchange(this.settings);
+  }
+
+  /* A field with its label, its hint and the place of its problem. */
+  field(id, label, control, hint) {
+    const hintId = `${id}-hint`;
+    control.id = id;
+    control.setAttribute('aria-describedby', hintId);
+    return h('div', { className: 'field' },
+      h('label', { for: id, text: label }), control, h('p', { className: 'help', id: hintId, text: hint || '' }));
+  }
+
+  number(group, rule, placeholder, hint) {
+    const value = (group ? this.settings[group] : this.settings)?.[rule.name];
+    const input = h('input', { type: 'number', min: rule.min, max: rule.max, step: rule.step, placeholder,
+      inputmode: Number.isInteger(rule.step) ? 'numeric' : 'decimal' });
+    if (value !== undefined) input.value = value;
+    const node = this.field(`f-${group ? `${group}-` : ''}${rule.name}`, rule.label, input, hint);
+    input.addEventListener('input', () => {
+      const ok = input.validity.valid || (input.validity.stepMismatch && !Number.isInteger(rule.step));
+      this.mark(input, ok ? null : `${rule.min} to ${count(rule.max)}${rule.step > 1 ? `, a multiple of ${rule.step}` : ''}`, hint);
+      if (ok) this.set(group, rule.name, input.value === '' ? undefined : Number(input.value));
+    });
+    return node;
+  }
+
+  choice(id, label, values, chosen, placeholder, hint, onchange) {
+    const select = h('select', {}, h('option', { value: '', text: placeholder }),
+      ...values.map((value) => h('option', { value, text: value })));
+    select.value = chosen === undefined ? '' : String(chosen);
+    select.addEventListener('change', () => onchange(values.find((value) => String(value) === select.value)));
+    return this.field(id, label, select, hint);
+  }
+
+  /* Say at the field what is wrong with it. */
+  mark(control, problem, hint) {
+    const place = byId(`${control.id}-hint`);
+    control.toggleAttribute('aria-invalid', problem !== null);
+    if (problem !== null) control.setAttribute('aria-invalid', 'true');
+    place.textContent = problem || hint || '';
+    place.classList.toggle('problem', problem !== null);
+  }
+
+  /* A refusal of the server that names a field: true if it is in the form. */
+  refuse(param, message) {
+    const control = param && byId(`f-${String(param).replace('.', '-')}`);
+    if (!control) return false;
+    const closed = control.closest('details');
+    if (closed) closed.open = true;
+    this.mark(control, message);
+    control.scrollIntoView({ block: 'nearest' });
+    return true;
+  }
+
+  policySetting(setting) {
+    const placeholder = `${setting.default}`;
+    const hint = setting.help.replaceAll('`', '');
+    const id = `f-kv-${setting.name}`;
+    const chosen = this.settings.kv?.[setting.name];
+    if (setting.values) {
+      return this.choice(id, setting.name, setting.values, chosen, `${placeholder} (default)`, hint,
+        (value) => this.set('kv', setting.name, value));
+    }
+    if (!setting.by_layer) {
+      const rule = { name: setting.name, label: setting.name, min: setting.min, max: setting.max, step: setting.multiple_of };
+      return this.number('kv', rule, placeholder, hint);
+    }
+    const input = h('input', { type: 'text', placeholder, spellcheck: 'false', autocomplete: 'off' });
+    if (chosen !== undefined) input.value = chosen;
+    const node = this.field(id, setting.name, input, hint);
+    input.addEventListener('input', () => {
+      const text = input.value.trim();
+      const ok = /^(\d+(\+\d+@\d+(-\d+)?)*)?$/.test(text);
+      this.mark(input, ok ? null : 'rows, or rows with others by layer: 64+256@0-1', hint);
+      if (ok) this.set('kv', setting.name, text === '' ? undefined : /^\d+$/.test(text) ? Number(text) : text);
+    });
+    return node;
+  }
+
+  policyFields() {
+    const chosen = this.settings.kv?.policy;
+    const names = this.policies.map((policy) => policy.name);
+    const policy = this.policies.find((one) => one.name === policyOf(this.settings, this.model));
+    const nodes = [
+      this.choice('f-kv-policy', 'Policy', names, chosen, `${this.model?.kv_policy || 'the server’s'} (default)`,
+        policy ? POLICY_HELP[policy.name] || (policy.exact ? 'Exact.' : 'Approximates.') : '',
+        (value) => {
+          /* Settings of another policy would be refused. */
+          if (value) this.settings.kv = { policy: value };
+          else delete this.settings.kv;
+          this.onchange(this.settings);
+          this.build();
+          byId('f-kv-policy').focus();
+        }),
+    ];
+    if (policy && policy.settings.length > 0) {
+      const paper = h('input', { type: 'checkbox', id: 'f-kv-paper' });
+      paper.checked = this.settings.kv?.paper === true;
+      paper.addEventListener('change', () => this.set('kv', 'paper', paper.checked ? true : undefined));
+      const own = h('details', { className: 'more-settings', id: 'policy-settings' },
+        h('summary', { text: `Settings of ${policy.name}` }),
+        h('label', { className: 'check' }, paper, 'Start from the settings of the paper'),
+        ...policy.settings.map((setting) => this.policySetting(setting)));
+      own.open = this.policyOpen || Object.keys(this.settings.kv || {}).length > 1;
+      own.addEventListener('toggle', () => { this.policyOpen = own.open; });
+      nodes.push(own);
+    }
+    return nodes;
+  }
+
+  build() {
+    const sampling = SAMPLING.map((rule) => this.number('', rule, rule.unit ? 'no limit' : 'default', rule.help));
+    const stop = h('input', { type: 'text', placeholder: 'none', spellcheck: 'false', autocomplete: 'off' });
+    stop.value = this.settings.stop || '';
+    stop.addEventListener('input', () => this.set('', 'stop', stop.value || undefined));
+    const system = h('textarea', { rows: 3, placeholder: 'none' });
+    system.value = this.settings.system || '';
+    system.addEventListener('input', () => this.set('', 'system', system.value.trim() ? system.value : undefined));
+    const more = h('details', { className: 'more-settings' }, h('summary', { text: 'More sampling' }),
+      ...sampling.slice(4), this.field('f-stop', 'Stop at', stop, 'a text that ends the answer'));
+    more.open = this.moreOpen || SAMPLING.slice(4).some(({ name }) => this.settings[name] !== undefined);
+    more.addEventListener('toggle', () => { this.moreOpen = more.open; });
+    const reset = h('button', { type: 'button', text: 'Back to the server’s defaults', onclick: () => {
+      for (const name of Object.keys(this.settings)) delete this.settings[name];
+      this.onchange(this.settings);
+      this.build();
+      byId('f-kv-policy').focus();
+    } });
+    const top = this.form.scrollTop;
+    this.form.replaceChildren(
+      h('fieldset', {}, h('legend', { text: 'KV cache' }), ...this.policyFields()),
+      h('fieldset', {}, h('legend', { text: 'Sampling' }), h('div', { className: 'pairs' }, ...sampling.slice(0, 4)), more),
+      h('fieldset', {}, h('legend', { text: 'System prompt' }), this.field('f-system', 'Instructions', system, 'sent before the messages')),
+      h('div', { id: 'costs', className: 'costs' }),
+      reset);
+    this.form.scrollTop = top;
+    this.showCosts(this.costs || []);
+  }
+
+  /* What answers of this conversation cost, newest first. */
+  showCosts(costs) {
+    this.costs = costs;
+    const place = byId('costs');
+    if (!place || costs.length === 0) {
+      place?.replaceChildren();
+      return;
+    }
+    const row = (cost) => h('tr', {},
+      h('th', { scope: 'row', text: cost.kv.policy }),
+      h('td', { text: count(cost.tokens) }),
+      h('td', { text: bytes(cost.kv.device_bytes) }),
+      h('td', { text: bytes(cost.kv.host_bytes) }),
+      h('td', { text: number(cost.rate) }));
+    place.replaceChildren(h('h3', { text: 'What its answers cost' }),
+      h('div', { className: 'table-scroll', tabindex: '0', role: 'region', 'aria-label': 'What its answers cost' },
+        h('table', {}, h('thead', {}, h('tr', {}, ...['Policy', 'Tokens', 'Device', 'Host', 'Tokens/s'].map((text) =>
+          h('th', { scope: 'col', text })))),
+        h('tbody', {}, ...costs.slice(0, 12).map(row)))));
+  }
+}
