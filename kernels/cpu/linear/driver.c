@@ -64,16 +64,19 @@ static struct kva_cut cut_even(size_t total, size_t unit_count)
 }
 
 /* Outputs of an item whose rows are prepared: some items for each thread, so that a late one holds
- * up little, unless they would be much too short to be read at full speed. */
-static size_t item_outputs(const struct kva_device *device, const struct kva_weight *weight)
+ * up little, unless they would be much too short to be read at full speed. Many rows take packed
+ * weights by pairs of panels: then it is pairs. */
+static size_t item_outputs(const struct kva_device *device, const struct kva_linear_args *args)
 {
+    const struct kva_weight *weight = &args->weight;
     const struct kva_packed_format *format = kva_packed_format(weight->dtype);
     size_t output_bytes = format ? kva_packed_panel_bytes(format, weight->cols) / KVA_PACKED_PANEL
                                  : weight->cols * kva_dtype_bytes(weight->dtype);
     size_t least = ITEM_BYTES_MIN / output_bytes + 1;
     size_t threads = kva_pool_threads(device->pool);
     size_t even = kva_div_up(weight->rows, threads * 16);
-    size_t align = format ? KVA_PACKED_PANEL : device->kernels.linear_outputs;
+    size_t panels = args->rows > KVA_PACKED_PANEL ? 2 : 1;
+    size_t align = format ? panels * KVA_PACKED_PANEL : device->kernels.linear_outputs;
     size_t outputs =
         kva_min_size(kva_align_up(kva_max_size(even, least), align), KVA_CPU_LINEAR_OUTPUTS);
     /* As many for one thread as for another: of a small matrix they are few. */
@@ -94,7 +97,7 @@ static void run_linear(struct kva_device *device, const struct kva_linear_args *
                                     is_packed(args) ? 1 : device->kernels.linear_rows);
         kva_pool_run(device->pool, prepare.cut.count, prepare_piece, &prepare);
         job.rows = cut_even(args->rows, args->rows);
-        job.outputs = cut_even(args->weight.rows, item_outputs(device, &args->weight));
+        job.outputs = cut_even(args->weight.rows, item_outputs(device, args));
     } else {
         job.rows = cut_even(args->rows, KVA_CPU_LINEAR_ROWS);
         job.outputs = cut_even(args->weight.rows, KVA_CPU_LINEAR_OUTPUTS);

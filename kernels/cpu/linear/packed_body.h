@@ -2,8 +2,9 @@
  * packed_avx512.c and packed_avx512vnni.c behind their vectors.
  *
  * Few rows wait for memory: they take the panels one after the other, which is one stream from end
- * to end, and codes are expanded in registers. With many rows it is pairs of panels, and for each
- * part of their depth all rows, so that what was expanded stays in the first-level cache. */
+ * to end, and codes are expanded in registers. With many rows it is part by part of the depth, in it
+ * pairs of panels, and for each of them all rows: so a part of the rows stays in the second-level
+ * cache, what was expanded in the first, and what is expanded next is fetched in the meantime. */
 #include "kernels/cpu/linear/packed_tiles.h"
 
 /* Tiles of rows for which weights are not expanded: less work than to write and read them. */
@@ -11,6 +12,10 @@
 
 /* Rows whose totals are kept in scratch while the depth is gone through. */
 #define BATCH_ROWS 512u
+
+_Static_assert(BATCH_ROWS *KVA_CPU_LINEAR_OUTPUTS * sizeof(float) + TILE_PANELS * EXPANDED_BYTES <=
+                   KVA_CPU_SCRATCH_BYTES,
+               "linear outgrew the scratch");
 
 /* --- items ------------------------------------------------------------------------------------- */
 
@@ -26,24 +31,35 @@ struct run {
     uint8_t *expanded;
 };
 
-/* out = totals (+ bias) (+ out), for `outputs` outputs from `first` on. */
+/* A row's outputs: totals (+ bias) (+ out). */
+INLINE void write_row(const float *totals, const float *bias, bool accumulate, uint32_t outputs,
+                      float *out)
+{
+    uint32_t n = 0;
+    for (; n + VL <= outputs; n += VL) {
+        vf value = v_load(totals + n);
+        if (bias)
+            value = v_add(value, v_load(bias + n));
+        v_store(out + n, accumulate ? v_add(v_load(out + n), value) : value);
+    }
+    for (; n < outputs; n++) {
+        float value = bias ? totals[n] + bias[n] : totals[n];
+        out[n] = accumulate ? out[n] + value : value;
+    }
+}
+
+/* `outputs` outputs of all rows, from `first` on. */
 static void write_out(const struct run *run, uint32_t first, uint32_t outputs,
                       uint32_t totals_stride)
 {
     const struct kva_linear_args *args = run->item->args;
-    float bias[KVA_PACKED_PANEL * TILE_PANELS];
-    for (uint32_t n = 0; args->bias.data && n < outputs; n++)
-        bias[n] = kva_f32_at(args->bias.data, args->bias.dtype, first + n);
-    for (uint32_t row = 0; row < run->rows; row++) {
-        float *out = (float *)args->out + (size_t)(run->row_first + row) * args->out_stride + first;
-        const float *from = run->totals + (size_t)row * totals_stride;
-        for (uint32_t n = 0; n < outputs; n++) {
-            float value = from[n];
-            if (args->bias.data)
-                value += bias[n];
-            out[n] = args->accumulate ? out[n] + value : value;
-        }
-    }
+    float values[KVA_CPU_LINEAR_OUTPUTS];
+    const float *bias = args->bias.data ? values : NULL;
+    for (uint32_t n = 0; bias && n < outputs; n++)
+        values[n] = kva_f32_at(args->bias.data, args->bias.dtype, first + n);
+    for (uint32_t row = 0; row < run->rows; row++)
+        write_row(run->totals + (size_t)row * totals_stride, bias, args->accumulate, outputs,
+                  (float *)args->out + (size_t)(run->row_first + row) * args->out_stride + first);
 }
 
 /* All rows in tiles of one size of panels, up to `most` rows each. */
@@ -54,81 +70,121 @@ static void run_rows(const struct run *run, tile_fn *const *tiles, uint32_t most
     const uint32_t even = (uint32_t)kva_div_up(run->rows, kva_div_up(run->rows, most));
     for (uint32_t row = 0, rows; row < run->rows; row += rows) {
         const size_t skip = rows = kva_min_u32(even, run->rows - row);
+        /* The last rows find their weights in a cache: what comes behind them is prefetched. */
+        if (run->direct && row > 0 && row + rows == run->rows)
+            place.ahead = kva_max_size(place.panel_bytes, AHEAD_BYTES);
         tiles[rows - 1](&place);
         place.x += skip * place.x_stride;
         place.x_scales = (const void *)((const char *)place.x_scales + skip * place.x_stride);
         place.x_terms = (const void *)((const char *)place.x_terms + skip * place.x_stride);
         place.totals += skip * place.totals_stride;
+        place.next +=
+            (size_t)place.next_lines * kva_div_up(place.inputs, KVA_PACKED_ROW_GROUP) * LINE;
     }
 }
 
-/* `panels` panels from output `out` on, over all of their depth. */
-static void run_panels(const struct run *run, uint32_t out, uint32_t panels)
+/* The place of output `out`, an item's first one but for streams, at the beginning of its depth. */
+static struct place place_of(const struct run *run, uint32_t out, uint32_t totals_stride)
 {
-    const struct method *method = &run->method;
-    const struct kva_packed_format *format = run->format;
     const struct kva_weight *weight = &run->item->args->weight;
-    const uint32_t inputs = weight->cols, parts = kva_packed_x_parts(format);
-    const size_t row_bytes = kva_packed_x_bytes(format, inputs);
-    const size_t panel_bytes = kva_packed_panel_bytes(format, inputs);
+    const uint32_t inputs = weight->cols;
+    const size_t row_bytes = kva_packed_x_bytes(run->format, inputs);
+    const size_t panel_bytes = kva_packed_panel_bytes(run->format, inputs);
     const int8_t *x = (const int8_t *)run->item->prepared + run->row_first * row_bytes;
-    const uint8_t *w = (const uint8_t *)weight->data + out / KVA_PACKED_PANEL * panel_bytes;
-    struct place place = {.w = w,
+    return (struct place){.w = (const uint8_t *)weight->data + out / KVA_PACKED_PANEL * panel_bytes,
+                          .panel_bytes = panel_bytes,
                           .x = x,
                           .x_scales = kva_packed_x_scales(x, inputs),
                           .x_terms = kva_packed_x_terms(x, inputs),
                           .x_stride = row_bytes,
-                          .panel_bytes = panel_bytes,
+                          .ahead = AHEAD_BYTES,
+                          .next = weight->data,
                           .inputs = inputs,
-                          .totals_stride = panels * KVA_PACKED_PANEL,
+                          .totals_stride = totals_stride,
                           .totals = run->totals};
-    memset(run->totals, 0, (size_t)run->rows * place.totals_stride * sizeof(float));
-    if (run->direct) {
-        run_rows(run, method->direct, run->direct, place);
-        return;
+}
+
+/* Few rows: panel by panel, each over all of its depth. */
+static void run_stream(const struct run *run)
+{
+    const struct kva_cpu_linear *item = run->item;
+    for (uint32_t out = item->out_first; out < item->out_end; out += KVA_PACKED_PANEL) {
+        memset(run->totals, 0, (size_t)run->rows * KVA_PACKED_PANEL * sizeof(float));
+        run_rows(run, run->method.direct, run->direct, place_of(run, out, KVA_PACKED_PANEL));
+        write_out(run, out, kva_min_u32(item->out_end - out, KVA_PACKED_PANEL), KVA_PACKED_PANEL);
     }
-    if (method->expand)
-        place.panel_bytes = EXPANDED_BYTES;
-    for (uint32_t at = 0; at < inputs; at += DEPTH) {
-        const uint8_t *blocks =
-            w + (size_t)(at / format->block_inputs) * kva_packed_block_bytes(format);
-        const uint32_t group = at / KVA_PACKED_ROW_GROUP;
-        place.w = method->expand ? run->expanded : blocks;
-        place.x = x + at;
-        place.x_scales = kva_packed_x_scales(x, inputs) + group;
-        place.x_terms = kva_packed_x_terms(x, inputs) + (size_t)group * parts;
-        place.inputs = kva_min_u32(DEPTH, inputs - at);
-        for (uint32_t p = 0; method->expand && p < panels; p++)
-            method->expand(blocks + p * panel_bytes, place.inputs,
+}
+
+/* The part of the depth that begins with group `group` of activations, of one or two panels. */
+static void run_part(const struct run *run, uint32_t panels, uint32_t group, struct place place)
+{
+    const struct method *method = &run->method;
+    if (method->expand) {
+        for (uint32_t p = 0; p < panels; p++)
+            method->expand(place.w + p * place.panel_bytes, place.inputs,
                            run->expanded + p * EXPANDED_BYTES);
-        if (panels == 1)
-            run_rows(run, method->tiles->one, STREAM_ROWS, place);
-        else
-            run_rows(run, method->tiles->two, TILE_ROWS, place);
+        place.w = run->expanded;
+        place.panel_bytes = EXPANDED_BYTES;
     }
+    place.x += (size_t)group * KVA_PACKED_ROW_GROUP;
+    place.x_scales += group;
+    place.x_terms += (size_t)group * kva_packed_x_parts(run->format);
+    if (panels == 1)
+        run_rows(run, method->tiles->one, STREAM_ROWS, place);
+    else
+        run_rows(run, method->tiles->two, TILE_ROWS, place);
+}
+
+/* Many rows: part by part of the depth, and in each of them pair by pair of panels, so that the
+ * rows' part stays in the second-level cache and a pair's weights in the first. */
+static void run_batch(const struct run *run)
+{
+    const struct kva_cpu_linear *item = run->item;
+    const struct kva_packed_format *format = run->format;
+    const uint32_t inputs = item->args->weight.cols, outputs = item->out_end - item->out_first;
+    const uint32_t stride = (uint32_t)kva_align_up(outputs, KVA_PACKED_PANEL);
+    memset(run->totals, 0, (size_t)run->rows * stride * sizeof(float));
+    struct place place = place_of(run, item->out_first, stride);
+    const uint8_t *w = place.w;
+    const size_t part_bytes = DEPTH / format->block_inputs * kva_packed_block_bytes(format);
+    /* Lines of a part, shared out among the groups of its tiles. */
+    const size_t groups = kva_div_up(run->rows, TILE_ROWS) * (DEPTH / KVA_PACKED_ROW_GROUP);
+    place.next_stride = place.panel_bytes;
+    place.next_lines = (uint32_t)kva_div_up(part_bytes / LINE, groups);
+    for (uint32_t at = 0; at < inputs; at += DEPTH, w += part_bytes) {
+        place.inputs = kva_min_u32(DEPTH, inputs - at);
+        for (uint32_t out = 0, panels; out < stride; out += panels * KVA_PACKED_PANEL) {
+            panels = stride - out > KVA_PACKED_PANEL ? TILE_PANELS : 1;
+            place.totals = run->totals + out;
+            place.w = w + out / KVA_PACKED_PANEL * place.panel_bytes;
+            place.next = out + panels * KVA_PACKED_PANEL < stride
+                             ? place.w + panels * place.panel_bytes
+                             : w + part_bytes;
+            run_part(run, panels, at / KVA_PACKED_ROW_GROUP, place);
+        }
+    }
+    write_out(run, item->out_first, outputs, stride);
 }
 
 static void run_item(const struct kva_cpu_linear *item)
 {
     const enum kva_dtype dtype = item->args->weight.dtype;
     const uint32_t rows = item->row_end - item->row_first;
+    /* int8 lies as tiles want it: nothing speaks for a second turn. */
     const uint32_t direct = dtype == KVA_INT8 ? STREAM_ROWS : DIRECT_ROWS;
+    const uint32_t turns = dtype == KVA_INT8 ? 1 : DIRECT_TURNS;
     struct run run = {.item = item,
                       .format = kva_packed_format(dtype),
                       .method = methods[dtype],
-                      .direct = rows <= direct * DIRECT_TURNS ? direct : 0,
+                      .direct = rows <= direct * turns ? direct : 0,
                       .totals = item->scratch};
-    run.expanded = (uint8_t *)item->scratch +
-                   (size_t)BATCH_ROWS * TILE_PANELS * KVA_PACKED_PANEL * sizeof(float);
+    run.expanded = (uint8_t *)item->scratch + BATCH_ROWS * KVA_CPU_LINEAR_OUTPUTS * sizeof(float);
     for (uint32_t row = item->row_first; row < item->row_end; row += run.rows) {
         run.row_first = row;
         run.rows = kva_min_u32(BATCH_ROWS, item->row_end - row);
-        for (uint32_t out = item->out_first, outputs; out < item->out_end; out += outputs) {
-            const uint32_t rest = item->out_end - out;
-            const uint32_t panels = rest > KVA_PACKED_PANEL && !run.direct ? TILE_PANELS : 1;
-            outputs = kva_min_u32(rest, panels * KVA_PACKED_PANEL);
-            run_panels(&run, out, panels);
-            write_out(&run, out, outputs, panels * KVA_PACKED_PANEL);
-        }
+        if (run.direct)
+            run_stream(&run);
+        else
+            run_batch(&run);
     }
 }

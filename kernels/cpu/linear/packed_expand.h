@@ -56,13 +56,24 @@ struct scales {
     vf min;
 };
 
+/* Vector v of what the groups of a block share: d and -e of K formats. */
+INLINE struct scales read_block(const struct kva_packed_format *format, const uint8_t *head,
+                                const size_t v)
+{
+    const uint8_t *d = head + v * VL * 2;
+    if (format->head == KVA_HEAD_K_SIGNED)
+        return (struct scales){load_halves(d), v_zero()};
+    if (format->head == KVA_HEAD_K_MIN || format->head == KVA_HEAD_K_MIN_4BIT)
+        return (struct scales){load_halves(d), v_negative(load_halves(d + KVA_PACKED_PANEL * 2))};
+    return (struct scales){v_zero(), v_zero()};
+}
+
 /* Vector v of the scales and mins of a group of a block. */
 INLINE struct scales read_scales(const struct kva_packed_format *format, const uint8_t *head,
-                                 uint32_t group, const size_t v)
+                                 struct scales block, uint32_t group, const size_t v)
 {
     const uint32_t groups = format->block_inputs / format->scale_inputs;
-    const size_t n = v * VL, at = (size_t)group * KVA_PACKED_PANEL + n;
-    const uint8_t *d = head + n * 2, *e = d + KVA_PACKED_PANEL * 2; /* of K formats */
+    const size_t at = (size_t)group * KVA_PACKED_PANEL + v * VL;
     const uint8_t *s = head + LINE + at, *m = s + groups * KVA_PACKED_PANEL;
     switch (format->head) {
     case KVA_HEAD_F32: /* lies in memory as it is read */
@@ -73,24 +84,23 @@ INLINE struct scales read_scales(const struct kva_packed_format *format, const u
         return (struct scales){load_halves(head + at * 2),
                                load_halves(head + (groups * KVA_PACKED_PANEL + at) * 2)};
     case KVA_HEAD_K_SIGNED:
-        return (struct scales){v_mul(load_halves(d), float_of_ints(load_signed(s))), v_zero()};
+        return (struct scales){v_mul(block.scale, float_of_ints(load_signed(s))), v_zero()};
     case KVA_HEAD_K_MIN:
-        return (struct scales){v_mul(load_halves(d), float_of_ints(load_unsigned(s))),
-                               v_negative(v_mul(load_halves(e), float_of_ints(load_unsigned(m))))};
+        return (struct scales){v_mul(block.scale, float_of_ints(load_unsigned(s))),
+                               v_mul(block.min, float_of_ints(load_unsigned(m)))};
     case KVA_HEAD_K_MIN_4BIT:
-        return (struct scales){
-            v_mul(load_halves(d), float_of_ints(and_bytes(load_unsigned(s), 15))),
-            v_negative(v_mul(load_halves(e), float_of_ints(shift_right(load_unsigned(s), 4))))};
+        return (struct scales){v_mul(block.scale, float_of_ints(and_bytes(load_unsigned(s), 15))),
+                               v_mul(block.min, float_of_ints(shift_right(load_unsigned(s), 4)))};
     }
     return (struct scales){v_zero(), v_zero()};
 }
 
 INLINE void expand_group(const struct kva_packed_format *format, const uint8_t *head,
-                         uint32_t group, uint8_t *to)
+                         const struct scales block[LINE_VECTORS], uint32_t group, uint8_t *to)
 {
     UNROLL
     for (size_t v = 0; v < LINE_VECTORS; v++) {
-        struct scales scales = read_scales(format, head, group, v);
+        struct scales scales = read_scales(format, head, block[v], group, v);
         v_store((float *)(void *)to + v * VL, scales.scale);
         if (format->has_min)
             v_store((float *)(void *)(to + LINE) + v * VL, scales.min);
@@ -105,18 +115,17 @@ INLINE void expand(const struct kva_packed_format *format, const uint8_t *from, 
     while (inputs > 0) {
         const uint8_t *head = from;
         const uint32_t count = kva_min_u32(format->block_inputs, inputs);
+        struct scales block[LINE_VECTORS];
         uint32_t group = 0;
-        for (uint32_t i = 0; i < format->head_bytes / LINE; i++)
-            _mm_prefetch((const char *)from + AHEAD_BYTES + (size_t)i * LINE, _MM_HINT_T0);
+        UNROLL
+        for (size_t v = 0; v < LINE_VECTORS; v++)
+            block[v] = read_block(format, head, v);
         from += format->head_bytes;
         for (uint32_t at = 0; at < count; at += KVA_PACKED_PIECE_INPUTS) {
             UNROLL
-            for (uint32_t i = 0; i < lines; i++)
-                _mm_prefetch((const char *)from + AHEAD_BYTES + (size_t)i * LINE, _MM_HINT_T0);
-            UNROLL
             for (uint32_t step = 0; step < KVA_PACKED_PIECE_STEPS; step++, to += LINE) {
                 if (step % group_steps == 0) {
-                    expand_group(format, head, group++, to);
+                    expand_group(format, head, block, group++, to);
                     to += format->has_min ? 2 * LINE : LINE;
                 }
                 UNROLL

@@ -40,7 +40,11 @@ struct place {
     const int8_t *x; /* prepared rows, from the first of `inputs` on */
     const float *x_scales;
     const union kva_packed_term *x_terms;
-    size_t x_stride; /* bytes: of each of the three */
+    size_t x_stride;     /* bytes: of each of the three */
+    size_t ahead;        /* bytes: how far ahead of what is read it is prefetched */
+    const uint8_t *next; /* what comes next of the first panel: it is prefetched, line by line */
+    size_t next_stride;  /* bytes from panel to panel */
+    uint32_t next_lines; /* of each panel, for every group of activations; 0: nothing */
     uint32_t inputs;
     uint32_t totals_stride;
     float *totals; /* [rows][KVA_PACKED_PANEL * panels], added to */
@@ -191,7 +195,7 @@ INLINE void tile_run(const int rows, const int panels, const bool stream, const 
     const int beside = rows * panels * (int)LINE_VECTORS;
     const int phases =
         shape.scale_inputs < KVA_PACKED_ROW_GROUP || beside >= CHAINS ? 1 : CHAINS / beside;
-    const uint8_t *line = place->w;
+    const uint8_t *line = place->w, *next = place->next;
     const int8_t *x = place->x;
     const float *x_scale = place->x_scales;
     const union kva_packed_term *terms = place->x_terms;
@@ -200,6 +204,11 @@ INLINE void tile_run(const int rows, const int panels, const bool stream, const 
             kva_min_u32(KVA_PACKED_ROW_GROUP, place->inputs - at), KVA_PACKED_PIECE_INPUTS);
         vf parts[ROWS_MAX][TILE_PANELS][LINE_VECTORS];
         zero_parts(rows, panels, parts);
+        for (uint32_t i = 0; i < place->next_lines; i++, next += LINE) {
+            UNROLL
+            for (int p = 0; p < panels; p++)
+                _mm_prefetch((const char *)next + (size_t)p * place->next_stride, _MM_HINT_T1);
+        }
         for (uint32_t done = 0; done < inputs; done += shape.scale_inputs, terms++) {
             /* Of a group of 128 there may be fewer. */
             const uint32_t steps = shape.scale_inputs < KVA_PACKED_ROW_GROUP
@@ -215,7 +224,7 @@ INLINE void tile_run(const int rows, const int panels, const bool stream, const 
                 UNROLL
                 for (int phase = 0; phase < phases; phase++) {
                     if (stream)
-                        _mm_prefetch((const char *)line + AHEAD_BYTES, _MM_HINT_T0);
+                        _mm_prefetch((const char *)line + place->ahead, _MM_HINT_T0);
                     load_lines(panels, place, line, w);
                     tile_step(rows, panels, phase, shape.wide, place, w, x, sums);
                     line += LINE;
@@ -231,7 +240,8 @@ INLINE void tile_run(const int rows, const int panels, const bool stream, const 
 
 /* A piece of one panel as it is stored, for a tile that is too small to be worth expanding for. */
 INLINE void direct_piece(const int rows, const struct kva_packed_format *format,
-                         const struct place *place, const uint8_t *head, uint32_t group,
+                         const struct place *place, const uint8_t *head,
+                         const struct scales block[LINE_VECTORS], uint32_t group,
                          const uint8_t *piece, const int8_t *x, const union kva_packed_term *terms,
                          vf parts[][TILE_PANELS][LINE_VECTORS])
 {
@@ -253,7 +263,7 @@ INLINE void direct_piece(const int rows, const struct kva_packed_format *format,
         }
         UNROLL
         for (size_t v = 0; v < LINE_VECTORS; v++)
-            scales[0][v] = read_scales(format, head, group, v);
+            scales[0][v] = read_scales(format, head, block[v], group, v);
         tile_fold(rows, 1, 1, shape.has_min, place, scales, terms, sums, parts);
     }
 }
@@ -263,7 +273,9 @@ INLINE void direct_run(const int rows, const struct kva_packed_format *format,
 {
     const uint32_t lines = format->low_bits + format->high_bits;
     const uint32_t piece_groups = KVA_PACKED_PIECE_INPUTS / format->scale_inputs;
+    const size_t ahead = place->ahead;
     const uint8_t *line = place->w, *head = line;
+    struct scales block[LINE_VECTORS] = {{v_zero(), v_zero()}};
     const float *x_scale = place->x_scales;
     const union kva_packed_term *terms = place->x_terms;
     vf parts[ROWS_MAX][TILE_PANELS][LINE_VECTORS];
@@ -273,13 +285,16 @@ INLINE void direct_run(const int rows, const struct kva_packed_format *format,
         if (in_block == 0) {
             head = line;
             line += format->head_bytes;
+            UNROLL
+            for (size_t v = 0; v < LINE_VECTORS; v++)
+                block[v] = read_block(format, head, v);
             for (uint32_t i = 0; i < format->head_bytes / LINE; i++)
-                _mm_prefetch((const char *)head + AHEAD_BYTES + (size_t)i * LINE, _MM_HINT_T0);
+                _mm_prefetch((const char *)head + ahead + (size_t)i * LINE, _MM_HINT_T0);
         }
         UNROLL
         for (uint32_t i = 0; i < lines; i++)
-            _mm_prefetch((const char *)line + AHEAD_BYTES + (size_t)i * LINE, _MM_HINT_T0);
-        direct_piece(rows, format, place, head, in_block / format->scale_inputs, line,
+            _mm_prefetch((const char *)line + ahead + (size_t)i * LINE, _MM_HINT_T0);
+        direct_piece(rows, format, place, head, block, in_block / format->scale_inputs, line,
                      place->x + at, terms, parts);
         line += (size_t)lines * LINE;
         terms += piece_groups;
