@@ -5,16 +5,18 @@ const CHART_W = 320;
 const CHART_H = 96;
 
 /* A bound for the axis that is round and does not jump with every sample. */
-function niceMax(value) {
+function niceMax(value, isBytes) {
   if (!(value > 0)) return 1;
+  if (isBytes) return 2 ** Math.ceil(Math.log2(value * 1.0001));
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 2.5, 5, 10].map((step) => step * power).find((bound) => bound >= value * 1.0001);
 }
 
 class Chart {
-  /* series: [{label, className, area}]; text: a value for people; max: of the axis, if it is fixed. */
-  constructor(title, { series, text, max, note }) {
-    Object.assign(this, { title, series, text, max, points: [] });
+  /* series: [{label, className, area}]; text: a value for people; max: of the axis, if it is fixed;
+   * isBytes: the axis ends at a power of two. */
+  constructor(title, { series, text, max, isBytes, note }) {
+    Object.assign(this, { title, series, text, max, isBytes, points: [] });
     this.paths = series.map(({ className, area }) => svg('path', { class: `${area ? 'area' : 'line'} ${className}` }));
     this.mark = svg('line', { class: 'mark', y1: 0, y2: CHART_H });
     this.mark.style.display = 'none';
@@ -42,7 +44,7 @@ class Chart {
     this.points = points;
     this.capacity = capacity;
     const highest = Math.max(0, ...points.flat().filter(Number.isFinite));
-    const max = this.max || niceMax(highest);
+    const max = this.max || niceMax(highest, this.isBytes);
     this.top.textContent = this.text(max);
     this.series.forEach(({ area }, s) => {
       this.paths[s].setAttribute('d', this.path(points.map((point) => point[s]), max, area));

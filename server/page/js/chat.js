@@ -10,6 +10,7 @@ const chat = {
   views: [],        /* of its messages */
   jobs: new Map(),  /* id of a conversation -> its answer that is coming */
   model: null,      /* {id, kv_policy, max_model_len} */
+  leaving: false,   /* the page goes */
   pinned: true,     /* the newest line stays in sight */
   onchange: () => {},
   onkey: () => {},     /* a key is wanted */
@@ -114,6 +115,7 @@ function showBusy() {
   byId('send-icon').setAttribute('href', busy ? '#i-stop' : '#i-send');
   button.setAttribute('aria-label', busy ? 'Stop' : 'Send');
   button.classList.toggle('busy', busy);
+  showProgress(chat.jobs.get(chat.current.id));
   button.disabled = !busy && byId('prompt').value.trim() === '';
   byId('log').setAttribute('aria-busy', String(busy));
 }
@@ -198,10 +200,16 @@ function paint(job) {
     return;
   }
   job.view.grow();
-  job.view.progress(job.first ? statsText({ tokens: job.pieces, rate: rateOf(job) }) : job.progress);
+  showProgress(job);
   follow();
   const spent = performance.now() - begun;
   job.notBefore = spent > 5 ? begun + 8 * spent : 0;
+}
+
+/* Beside the button that stops it, which stays where it is. */
+function showProgress(job) {
+  const text = !job ? '' : job.first ? statsText({ tokens: job.pieces, rate: rateOf(job) }) : job.progress;
+  if (byId('hint').textContent !== text) byId('hint').textContent = text;
 }
 
 function soon(job) {
@@ -253,6 +261,7 @@ async function run(job, body) {
     }
   } catch (error) {
     if (error.name === 'AbortError') job.end = 'stopped';
+    else if (chat.leaving) job.end = 'interrupted';
     else job.message.error = { message: errorText(error), status: error.status, param: error.param };
   }
   finish(job);

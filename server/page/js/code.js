@@ -45,9 +45,25 @@ function colour(node, text, language) {
   node.replaceChildren(...parts);
 }
 
-/* {node, grow(text)}: while the block is open, only what is new is added. */
+/* Lines of a block that grows come in pieces, each laid out by itself. */
+const PIECE_MAX = 2000;
+
+function putPieces(code, text) {
+  for (let from = 0; from < text.length;) {
+    const last = code.lastChild;
+    if (!last || last.textContent.length >= PIECE_MAX && last.textContent.endsWith('\n')) code.append(h('span', { className: 'piece' }, ''));
+    const room = Math.max(1, PIECE_MAX - code.lastChild.textContent.length);
+    const end = text.indexOf('\n', from + room - 1);
+    const to = end < 0 ? text.length : end + 1;
+    code.lastChild.append(text.slice(from, to));
+    from = to;
+  }
+}
+
+/* {node, grow(text), finish()}: while the block is open, only what is new is added. */
 function codeBlock(language, text) {
-  const code = h('code', { text });
+  const code = h('code');
+  putPieces(code, text);
   const copy = iconButton('copy', 'Copy this code', () => copyText(code.textContent, copy));
   const label = language.slice(0, 24);
   const node = h('div', { className: 'code' },
@@ -56,8 +72,8 @@ function codeBlock(language, text) {
   return {
     node,
     grow(longer) {
-      if (code.firstChild && longer.startsWith(text)) code.firstChild.appendData(longer.slice(text.length));
-      else if (longer !== text) code.textContent = longer;
+      if (!longer.startsWith(text)) code.replaceChildren();
+      putPieces(code, longer.startsWith(text) ? longer.slice(text.length) : longer);
       text = longer;
     },
     finish: () => colour(code, text, language),

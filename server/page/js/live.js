@@ -11,28 +11,29 @@ const QUEUE_REASONS = { batch_full: 'a place in the batch', device_bytes: 'devic
 /* What is drawn: each a function of a sample and the one before the window. */
 const CHARTS = [
   ['Requests', { text: number, series: [{ label: 'running', className: 's1' }, { label: 'waiting', className: 's2' }] },
-    (now) => [now.value('requests_running'), now.value('requests_waiting') + now.value('requests_suspended')]],
+    (now) => [now.value('requests_running'), waitingIn(now)]],
   ['Tokens per second', { text: number, series: [{ label: 'generated', className: 's1' }, { label: 'prompts', className: 's2' }] },
     (now, before) => [rate(now, before, 'generation_tokens_total'), rate(now, before, 'scheduler_prompt_tokens_total')]],
   ['Time to first token', { text: seconds, series: [{ label: 'median', className: 's1' }, { label: '95 %', className: 's2' }] },
     (now, before) => [0.5, 0.95].map((q) => quantile(now, before, 'time_to_first_token_seconds', q))],
   ['Between tokens', { text: seconds, series: [{ label: 'median', className: 's1' }, { label: '95 %', className: 's2' }] },
     (now, before) => [0.5, 0.95].map((q) => quantile(now, before, 'inter_token_latency_seconds', q))],
-  ['Device tier', { text: bytes, series: [{ label: 'used', className: 's1', area: true }, { label: 'of it prefix cache', className: 's2' }] },
+  ['Device tier', { text: bytes, isBytes: true, series: [{ label: 'used', className: 's1', area: true }, { label: 'of it prefix cache', className: 's2' }] },
     (now) => tierOf(now, 'device')],
-  ['Host tier', { text: bytes, series: [{ label: 'used', className: 's1', area: true }, { label: 'of it prefix cache', className: 's2' }] },
+  ['Host tier', { text: bytes, isBytes: true, series: [{ label: 'used', className: 's1', area: true }, { label: 'of it prefix cache', className: 's2' }] },
     (now) => tierOf(now, 'host')],
   ['Fetch hits', { text: percent, max: 1, note: 'Chosen rows that were on the device already.', series: [{ label: 'rows', className: 's1' }] },
     (now, before) => [share(now, before, 'fetch_rows_hit_total', ['fetch_rows_missed_total'])]],
-  ['Copies between the tiers', { text: (value) => `${bytes(value)}/s`, series: [{ label: 'to device', className: 's1' }, { label: 'to host', className: 's2' }] },
+  ['Copies between the tiers', { text: (value) => `${bytes(value)}/s`, isBytes: true, series: [{ label: 'to device', className: 's1' }, { label: 'to host', className: 's2' }] },
     (now, before) => [rate(now, before, 'fetched_bytes_total'), rate(now, before, 'offloaded_bytes_total')]],
 ];
 
+const waitingIn = (now) => now.value('requests_waiting') + now.value('requests_suspended');
 const tierOf = (now, tier) => [now.value('kv_bytes', { tier }), now.value('kv_cached_bytes', { tier })];
 
 const TILES = [
   ['Running', (now) => count(now.value('requests_running'))],
-  ['Waiting', (now) => count(now.value('requests_waiting'))],
+  ['Waiting', (now) => count(waitingIn(now))],
   ['Tokens/s', (now, before) => number(rate(now, before, 'generation_tokens_total'))],
   ['First token', (now, before) => seconds(quantile(now, before, 'time_to_first_token_seconds', 0.5))],
   ['Between tokens', (now, before) => seconds(quantile(now, before, 'inter_token_latency_seconds', 0.5))],

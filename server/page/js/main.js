@@ -305,12 +305,16 @@ function listen() {
     chat.pinned = scroll.scrollHeight - scroll.scrollTop - scroll.clientHeight < PINNED_PX;
     showNewest();
   });
-  on('scroll', 'wheel', (event) => { if (event.deltaY < 0) chat.pinned = false; });
+  on('scroll', 'wheel', (event) => { if (event.deltaY < 0 && byId('scroll').scrollTop > 0) chat.pinned = false; });
   document.addEventListener('keydown', onKey);
   narrow.addEventListener('change', () => openSide(false));
   addEventListener('popstate', openAddress);
   addEventListener('storage', (event) => { if (event.key === INDEX) showList(); });
-  addEventListener('pagehide', () => { for (const job of chat.jobs.values()) keep(job.conversation, false); });
+  addEventListener('pageshow', () => { chat.leaving = false; });
+  addEventListener('pagehide', () => {
+    chat.leaving = true;
+    for (const job of chat.jobs.values()) keep(job.conversation, false);
+  });
   new ResizeObserver(follow).observe(byId('log'));
 }
 

@@ -326,31 +326,36 @@ function makeTable(lines) {
   return h('div', {}, wrap, more);
 }
 
-function makeList(lines, depth) {
-  const first = ITEM.exec(lines[0]);
-  const ordered = /\d/.test(first[2]);
-  const list = h(ordered ? 'ol' : 'ul', ordered && parseInt(first[2], 10) !== 1 ? { start: parseInt(first[2], 10) } : {});
+function makeItem(lines, depth) {
+  const width = ITEM.exec(lines[0])[0].length;
+  const first = lines[0].slice(width).replace(/^\[[ xX]\] /, (box) => (box[1] === ' ' ? '☐ ' : '☑ '));
+  const node = h('li');
+  makeBlocks([first, ...lines.slice(1).map((line) => line.slice(Math.min(indentOf(line), width)))], node, depth + 1, true);
+  return node;
+}
+
+/* Where the items of a list begin, in lines. */
+function itemStarts(lines) {
   const base = indentOf(lines[0]);
-  let item = [];
-  const close = () => {
-    if (item.length === 0) return;
-    const node = h('li');
-    const text = item[0].replace(/^\[[ xX]\] /, (box) => (box[1] === ' ' ? '☐ ' : '☑ '));
-    makeBlocks([text, ...item.slice(1)], node, depth + 1, true);
-    list.append(node);
-  };
-  let width = 2;
-  for (const line of lines) {
-    const found = ITEM.exec(line);
-    if (found && indentOf(line) < base + 2) {
-      close();
-      width = found[0].length;
-      item = [line.slice(width)];
-    } else {
-      item.push(line.slice(Math.min(indentOf(line), width)));
-    }
-  }
-  close();
+  const starts = [];
+  lines.forEach((line, i) => { if (indentOf(line) < base + 2 && ITEM.test(line)) starts.push(i); });
+  return starts;
+}
+
+function emptyList(line) {
+  const sign = ITEM.exec(line)[2];
+  const start = parseInt(sign, 10);
+  return h(/\d/.test(sign) ? 'ol' : 'ul', start >= 0 && start !== 1 ? { start } : {});
+}
+
+function makeItems(lines, depth) {
+  const starts = itemStarts(lines);
+  return starts.map((start, i) => makeItem(lines.slice(start, starts[i + 1]), depth));
+}
+
+function makeList(lines, depth) {
+  const list = emptyList(lines[0]);
+  list.append(...makeItems(lines, depth));
   return list;
 }
 
@@ -360,8 +365,8 @@ function makeHeading(line) {
   let end = text.length;
   while (end > 0 && text[end - 1] === '#') end--;
   if (end === 0 || text[end - 1] === ' ') text = text.slice(0, end).trim();
-  /* The page and its views have the levels above. */
-  const node = h(`h${Math.min(6, level + 2)}`, { className: `level-${level}` });
+  /* The page's title has the level above. */
+  const node = h(`h${Math.min(6, level + 1)}`, { className: `level-${level}` });
   inline(text, node);
   return node;
 }
@@ -409,6 +414,7 @@ class Markdown {
     this.settled = 0; /* characters whose blocks are complete */
     this.open = [];   /* nodes of the others, at most two */
     this.code = null; /* what makes the open block grow, if it is code */
+    this.list = null; /* the open block, if it is a list of which some items are complete */
   }
 
   update(text) {
@@ -417,14 +423,44 @@ class Markdown {
     let next = null;
     let line = 0;
     while (block && (next = nextBlock(lines, block.to)) && next.from < lines.length - 1) {
-      this.replaceOpen([makeBlock(lines, block, 0, false)]);
+      this.showOpen(lines, block);
       this.open = [];
-      this.code = null;
+      this.code = this.list = null;
       for (; line < next.from; line++) this.settled += lines[line].length + 1;
       block = next;
     }
     if (block && block.kind === 'code' && !next) this.growCode(lines, block);
-    else this.replaceOpen([block, next].filter(Boolean).map((one) => makeBlock(lines, one, 0, false)));
+    else if (block && block.kind === 'list' && !next) this.growList(lines, block, line);
+    else if (block) this.showOpen(lines, block, next);
+  }
+
+  /* The open block, and a next one that is not certain yet. */
+  showOpen(lines, block, next) {
+    const after = next ? [makeBlock(lines, next, 0, false)] : [];
+    if (this.list) {
+      const items = makeItems(lines.slice(block.from, block.to), 0);
+      this.list.append(...items);
+      this.replaceOpen([...items, ...after]);
+    } else {
+      this.replaceOpen([makeBlock(lines, block, 0, false), ...after]);
+    }
+  }
+
+  /* Items that another one follows are complete. */
+  growList(lines, block, line) {
+    const own = lines.slice(block.from, block.to);
+    const starts = itemStarts(own);
+    const last = starts.findLast((start) => block.from + start < lines.length - 1) || 0;
+    if (last > 0) {
+      const list = this.list || emptyList(own[0]);
+      const items = makeItems(own.slice(0, last), 0);
+      this.replaceOpen(this.list ? [] : [list]);
+      list.append(...items);
+      this.open = [];
+      this.list = list;
+      for (; line < block.from + last; line++) this.settled += lines[line].length + 1;
+    }
+    this.showOpen(lines, { ...block, from: block.from + last });
   }
 
   growCode(lines, block) {
@@ -439,8 +475,8 @@ class Markdown {
   }
 
   replaceOpen(nodes) {
-    for (const node of this.open) node.remove();
-    this.into.append(...nodes);
+    for (const node of this.open) if (!nodes.includes(node)) node.remove();
+    for (const node of nodes) if (!node.parentNode) this.into.append(node);
     this.open = nodes;
     this.code = null;
   }

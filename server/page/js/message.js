@@ -34,9 +34,10 @@ function statsText(meta) {
 
 function costRows(meta) {
   const rows = [];
-  if (meta.prompt) rows.push(['Prompt', `${count(meta.prompt)} tokens, ${count(meta.cached || 0)} from the prefix cache`]);
+  if (meta.prompt) rows.push(['Prompt', `${count(meta.prompt)} tokens`]);
+  if (meta.cached) rows.push(['From the prefix cache', `${count(meta.cached)} tokens`]);
   if (meta.first) rows.push(['First token', seconds(meta.first)]);
-  if (meta.between) rows.push(['Between tokens', `${seconds(meta.between)} (mean)`]);
+  if (meta.between) rows.push(['Mean between tokens', seconds(meta.between)]);
   for (const [name, label, text] of COST_ROWS) {
     const value = meta.kv?.[name];
     if (value !== undefined && value !== null && !(value === 0 && !/policy|bytes/.test(name))) rows.push([label, text(value)]);
@@ -69,25 +70,17 @@ class MessageView {
     this.settle();
   }
 
-  /* While the answer comes. */
+  /* While the answer comes. What is below it is not seen, so that nothing moves. */
   grow() {
+    this.node.classList.add('streaming');
     this.markdown.update(this.message.content);
   }
 
-  progress(text) {
-    if (!this.live) {
-      this.live = h('span', { className: 'stats' });
-      this.foot.replaceChildren(this.live);
-      this.node.classList.add('streaming');
-    }
-    if (this.live.textContent !== text) this.live.textContent = text;
-  }
 
   /* It is complete, or as complete as it gets. */
   settle() {
     const { message, actions } = this;
     const tools = h('div', { className: 'tools' });
-    this.live = null;
     this.node.classList.remove('streaming');
     if (message.content) {
       const copy = iconButton('copy', 'Copy', () => copyText(message.content, copy));

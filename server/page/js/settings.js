@@ -5,8 +5,8 @@ const SAMPLING = [
   { name: 'temperature', label: 'Temperature', min: 0, max: 2, step: 0.05, help: '0: always the most probable token' },
   { name: 'top_p', label: 'Top p', min: 0, max: 1, step: 0.01 },
   { name: 'top_k', label: 'Top k', min: 0, max: 100000, step: 1, help: '0: off' },
+  { name: 'max_tokens', label: 'Longest answer', min: 1, max: 16777216, step: 1, unit: 'tokens', help: 'tokens' },
   { name: 'min_p', label: 'Min p', min: 0, max: 1, step: 0.01 },
-  { name: 'max_tokens', label: 'Longest answer', min: 1, max: 16777216, step: 1, unit: 'tokens' },
   { name: 'seed', label: 'Seed', min: 0, max: 9007199254740991, step: 1 },
   { name: 'repetition_penalty', label: 'Repetition penalty', min: 0.01, max: 10, step: 0.01 },
   { name: 'presence_penalty', label: 'Presence penalty', min: -2, max: 2, step: 0.1 },
@@ -98,6 +98,7 @@ class SettingsForm {
     return node;
   }
 
+  /* onchange does not make the select anew: whoever types the name of a choice is still typing. */
   choice(id, label, values, chosen, placeholder, hint, onchange) {
     const select = h('select', {}, h('option', { value: '', text: placeholder }),
       ...values.map((value) => h('option', { value, text: value })));
@@ -152,34 +153,39 @@ class SettingsForm {
   }
 
   policyFields() {
-    const chosen = this.settings.kv?.policy;
     const names = this.policies.map((policy) => policy.name);
+    const own = h('div');
+    const hint = () => {
+      const policy = this.policies.find((one) => one.name === policyOf(this.settings, this.model));
+      return policy ? POLICY_HELP[policy.name] || (policy.exact ? 'Exact.' : 'Approximates.') : '';
+    };
+    const choice = this.choice('f-kv-policy', 'Policy', names, this.settings.kv?.policy,
+      `${this.model?.kv_policy || 'the server’s'} (default)`, hint(), (value) => {
+        /* Settings of another policy would be refused. */
+        if (value) this.settings.kv = { policy: value };
+        else delete this.settings.kv;
+        this.onchange(this.settings);
+        own.replaceChildren(...this.ownFields());
+        this.mark(byId('f-kv-policy'), null, hint());
+      });
+    own.append(...this.ownFields());
+    return [choice, own];
+  }
+
+  /* Of the policy that is chosen. */
+  ownFields() {
     const policy = this.policies.find((one) => one.name === policyOf(this.settings, this.model));
-    const nodes = [
-      this.choice('f-kv-policy', 'Policy', names, chosen, `${this.model?.kv_policy || 'the server’s'} (default)`,
-        policy ? POLICY_HELP[policy.name] || (policy.exact ? 'Exact.' : 'Approximates.') : '',
-        (value) => {
-          /* Settings of another policy would be refused. */
-          if (value) this.settings.kv = { policy: value };
-          else delete this.settings.kv;
-          this.onchange(this.settings);
-          this.build();
-          byId('f-kv-policy').focus();
-        }),
-    ];
-    if (policy && policy.settings.length > 0) {
-      const paper = h('input', { type: 'checkbox', id: 'f-kv-paper' });
-      paper.checked = this.settings.kv?.paper === true;
-      paper.addEventListener('change', () => this.set('kv', 'paper', paper.checked ? true : undefined));
-      const own = h('details', { className: 'more-settings', id: 'policy-settings' },
-        h('summary', { text: `Settings of ${policy.name}` }),
-        h('label', { className: 'check' }, paper, 'Start from the settings of the paper'),
-        ...policy.settings.map((setting) => this.policySetting(setting)));
-      own.open = this.policyOpen || Object.keys(this.settings.kv || {}).length > 1;
-      own.addEventListener('toggle', () => { this.policyOpen = own.open; });
-      nodes.push(own);
-    }
-    return nodes;
+    if (!policy || policy.settings.length === 0) return [];
+    const paper = h('input', { type: 'checkbox', id: 'f-kv-paper' });
+    paper.checked = this.settings.kv?.paper === true;
+    paper.addEventListener('change', () => this.set('kv', 'paper', paper.checked ? true : undefined));
+    const own = h('details', { className: 'more-settings', id: 'policy-settings' },
+      h('summary', { text: `Settings of ${policy.name}` }),
+      h('label', { className: 'check' }, paper, 'Start from the settings of the paper'),
+      ...policy.settings.map((setting) => this.policySetting(setting)));
+    own.open = this.policyOpen || Object.keys(this.settings.kv || {}).length > 1;
+    own.addEventListener('toggle', () => { this.policyOpen = own.open; });
+    return [own];
   }
 
   build() {

@@ -1,0 +1,678 @@
+"""The page at /, in a real browser: what a person does with it, and what must never happen to them."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import threading
+
+import browser as web
+import pytest
+from harness import ANSWER_S, Server, wait_until
+from scripted import Gone, Out, Scripted
+
+if not web.find():
+    pytest.skip("chromium and chromedriver are not installed: the page is not tested", allow_module_level=True)
+
+STORY = "Tell me a story."
+LAST = ".message.assistant:last-child"
+BUSY = "#send.busy"
+HIT = {"kvahead": {"policy": "specache", "device_bytes": 3 << 20, "host_bytes": 1 << 30, "kept_tokens": 5,
+                   "prefetch_hit_rate": 0.75, "preemptions": 0}}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory):
+    made = web.Driver(tmp_path_factory.mktemp("browser"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def shared(driver: web.Driver):
+    made = driver.open()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tab(shared: web.Browser):
+    """The browser, on a desktop's screen, with nothing kept of earlier tests. In the end it must have nothing to say."""
+    shared.refusals = ""
+    shared.resize(1280, 860)
+    shared.theme("light")
+    yield shared
+    said = [line for line in shared.logs() if not (shared.refusals and re.search(shared.refusals, line))]
+    foreign = list(shared.foreign_requests(shared.js("return location.origin")))
+    shared.said.clear()
+    shared.asked.clear()
+    shared.go("about:blank")
+    assert not said and not foreign, (said, foreign)
+
+
+def visit(tab: web.Browser, url: str, *, ready: bool = True) -> None:
+    tab.go(url)
+    tab.js("localStorage.clear(); sessionStorage.clear(); history.replaceState(null, '', '/');")
+    tab.reload()
+    if ready:
+        tab.wait(".dot.ready")
+
+
+@pytest.fixture
+def scripted(server: Server):
+    made = Scripted(server)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def chat(tab: web.Browser, scripted: Scripted) -> web.Browser:
+    """The page before a server that answers as the test says."""
+    visit(tab, scripted.url)
+    return tab
+
+
+def ask(tab: web.Browser, text: str) -> None:
+    tab.type("#prompt", text)
+    tab.press(web.ENTER)
+
+
+def wait_done(tab: web.Browser, answers: int) -> None:
+    def done() -> bool:
+        return tab.count(".message.assistant") == answers and not tab.count(".streaming")
+
+    wait_until(f"{answers} answers are complete", done, ANSWER_S)
+
+
+def stored(tab: web.Browser) -> dict:
+    """The newest conversation, as it is kept."""
+    return json.loads(tab.js(
+        "return localStorage.getItem('kvahead.' + JSON.parse(localStorage.getItem('kvahead.index'))[0].id)"
+    ))  # fmt: skip
+
+
+# --- with the real server
+
+
+def test_a_chat_streams_and_says_what_it_cost(tab: web.Browser, server: Server) -> None:
+    visit(tab, f"{server.url}/")
+    assert tab.text("#model") == "demo"
+    assert tab.focused() == "prompt"
+    assert "Today" not in tab.text("#conversations")
+    ask(tab, STORY)
+    wait_done(tab, 1)
+    said = tab.text(f"{LAST} .body")
+    assert len(said) > 20
+    assert re.fullmatch(r"full · \S+ KiB device · \d+ tokens · \S+/s · first after .*", tab.text(f"{LAST} .stats"))
+    tab.click(f"{LAST} .cost summary")
+    assert "Host memory" in tab.text(f"{LAST} .cost dl")
+    assert tab.text("#conversations .current") == STORY
+    assert said[:50] in tab.text("#status")
+    kept = stored(tab)
+    assert [m["content"] for m in kept["messages"]] == [STORY, said]
+
+    tab.reload()
+    tab.wait(f"{LAST} .body")
+    assert tab.text(f"{LAST} .body") == said
+    assert tab.text("#title") == STORY
+
+    tab.click(f"{LAST} button[aria-label='Answer again']")
+    wait_done(tab, 1)
+    tab.js("document.querySelector('.user .tools').style.opacity = 1")
+    tab.click(".user button[aria-label^='Edit']")
+    tab.clear(".editor textarea")
+    tab.type(".editor textarea", "Once upon a time" + web.ENTER)
+    wait_done(tab, 1)
+    assert [m["role"] for m in stored(tab)["messages"]] == ["user", "assistant"]
+    assert stored(tab)["messages"][0]["content"] == "Once upon a time"
+
+
+def test_a_conversation_has_its_policy(tab: web.Browser, server: Server) -> None:
+    visit(tab, f"{server.url}/")
+    tab.click("#tune")
+    assert tab.focused() == "f-kv-policy"
+    offered = tab.js("return [...document.querySelectorAll('#f-kv-policy option')].map((o) => o.value)")
+    assert offered[1:] == server.request("GET", "/v1/models").json()["data"][0]["kv_policies"]
+    tab.type("#f-kv-policy", "specache")
+    tab.click("#policy-settings summary")
+    tab.type("#f-kv-bits", "1")
+    tab.type("#f-kv-min_tokens", "0")
+    tab.type("#f-kv-topk", "16+32@0-1")
+    assert tab.text("#summary") == "KV specache · bits 1 · min_tokens 0 · topk 16+32@0-1"
+    tab.type("#f-temperature", "0")
+    tab.type("#f-max_tokens", "5")
+    ask(tab, STORY)
+    wait_done(tab, 1)
+    settings = stored(tab)["settings"]
+    assert settings["kv"] == {"policy": "specache", "bits": 1, "min_tokens": 0, "topk": "16+32@0-1"}
+    assert settings["temperature"] == 0 and settings["max_tokens"] == 5
+    assert tab.text(f"{LAST} .stats").startswith("specache · ")
+    assert "5 tokens" in tab.text(f"{LAST} .stats") and "at its longest" in tab.text(f"{LAST} .stats")
+
+    # Another policy does not keep what is not its own.
+    tab.type("#f-kv-policy", "offload")
+    assert tab.text("#summary").startswith("KV offload · temperature 0")
+    ask(tab, STORY)
+    wait_done(tab, 2)
+    rows = tab.js("return [...document.querySelectorAll('#costs tbody th')].map((cell) => cell.textContent)")
+    assert rows == ["offload", "specache"]
+
+    # What is out of range is said at its field, and not sent.
+    tab.clear("#f-temperature")
+    tab.type("#f-temperature", "3")
+    assert tab.text("#f-temperature-hint") == "0 to 2"
+    assert tab.js("return document.querySelector('#f-temperature').ariaInvalid") == "true"
+
+
+def test_the_servers_refusal_of_a_setting_is_said_at_its_field(tab: web.Browser, server: Server) -> None:
+    visit(tab, f"{server.url}/")
+    tab.refusals = "status of 400"
+    tab.click("#summary")
+    tab.type("#f-max_tokens", "1000000")
+    ask(tab, STORY)
+    wait_done(tab, 1)
+    assert "max_tokens" in tab.text(f"{LAST} .failure p")
+    assert "max_tokens" in tab.text("#f-max_tokens-hint")
+    tab.clear("#f-max_tokens")
+    tab.type("#f-max_tokens", "4")
+    tab.click(f"{LAST} .failure button")
+    wait_done(tab, 1)
+    assert tab.count(".failure") == 0 and "4 tokens" in tab.text(f"{LAST} .stats")
+
+
+def test_a_key_is_asked_for_and_kept_for_the_tab(tab: web.Browser, servers) -> None:
+    server = servers.start(env={"KVAHEAD_API_KEY": "the-right-key"}, key="the-right-key")
+    tab.refusals = "status of 401"
+    visit(tab, f"{server.url}/", ready=False)
+    tab.wait("#key-dialog[open]")
+    assert tab.focused() == "key-field" and not tab.is_shown("#key-problem")
+    assert tab.text("#state") == "Needs a key"
+    tab.type("#key-field", "a-wrong-key" + web.ENTER)
+    wait_until("it says that the key is wrong", lambda: tab.is_shown("#key-problem"))
+    assert "key" in tab.text("#key-problem").lower()
+    tab.press(web.ESCAPE)
+    ask(tab, STORY)
+    tab.wait("#key-dialog[open]")
+    tab.type("#key-field", "the-right-key" + web.ENTER)
+    wait_until("it is asked again by itself", lambda: tab.count(".failure") == 0)
+    wait_done(tab, 1)
+    assert len(tab.text(f"{LAST} .body")) > 20
+    tab.reload()
+    tab.wait(".dot.ready")
+    assert tab.js("return Object.values(localStorage).some((text) => text.includes('right-key'))") is False
+    tab.click("#view-live")
+    wait_until("it has a sample", lambda: tab.text("#tiles div:first-child dd") not in ("", "–"))
+    tab.click("#key")
+    tab.click("#key-forget")
+    tab.wait("#key-dialog[open]")
+    assert tab.js("return sessionStorage.getItem('kvahead.key')") is None
+
+
+def test_the_live_view_shows_the_server(tab: web.Browser, server: Server) -> None:
+    visit(tab, f"{server.url}/")
+    tab.press(web.ALT, "l")
+    tab.wait("#live")
+    with server.stream("/v1/completions", prompt="Once", max_tokens=7000, ignore_eos=True) as stream:
+        events = stream.events()
+        next(events)
+        wait_until("a request is listed", lambda: tab.count("#running tbody tr") >= 1)
+        assert tab.text("#running tbody td:nth-child(5)") == "full"
+        stream.abandon()
+    wait_until("tokens are counted", lambda: tab.text(".chart:nth-child(2) .legend b") not in ("", "–"))
+    assert tab.count(".chart") == 8 and tab.count("#tiles div") == 8
+    for i in range(1, 9):
+        label = tab.js("return document.querySelectorAll('.plot svg')[arguments[0] - 1].getAttribute('aria-label')", i)
+        assert re.match(r".+: \w+.* \S+", label), label
+    assert "GiB" in tab.text(".chart:nth-child(5) .note")
+    tab.click("#view-chat")
+    assert tab.is_shown("#prompt") and not tab.is_shown("#live")
+
+
+def test_no_page_leaves_404(servers) -> None:
+    server = servers.start("--no-page")
+    reply = server.request("GET", "/", headers={"Accept": "text/html"})
+    assert reply.status == 404 and reply.error()["message"] == "There is no route '/'."
+
+
+# --- with answers as the test says
+
+
+def test_stop_keeps_what_has_come(chat: web.Browser, scripted: Scripted) -> None:
+    def endless(out: Out) -> None:
+        out.begin()
+        out.comment("keep-alive prefill 4096/32768")
+        shown.wait(30)
+        out.text("Half", " an")
+        out.until_gone()
+        scripted.left.set()
+
+    shown = threading.Event()
+    scripted.answers = [endless, lambda out: out.whole("Anew."), lambda out: out.whole("More.")]
+    ask(chat, STORY)
+    wait_until("progress is shown", lambda: chat.text("#hint") == "Reading the prompt: 4,096 of 32,768 tokens")
+    shown.set()
+    wait_until("half is shown", lambda: chat.text(f"{LAST} .body") == "Half an")
+    assert chat.is_shown(BUSY) and chat.js("return document.querySelector('#send').ariaLabel") == "Stop"
+    ask(chat, "typed meanwhile")
+    assert len(scripted.bodies) == 1
+    chat.press(web.ESCAPE)
+    wait_done(chat, 1)
+    assert scripted.left.wait(30)
+    assert "stopped" in chat.text(f"{LAST} .stats") and chat.text(f"{LAST} .body") == "Half an"
+    assert chat.js("return document.querySelector('#prompt').value") == "typed meanwhile"
+    chat.click(f"{LAST} button[aria-label='Answer again']")
+    wait_done(chat, 1)
+    assert chat.text(f"{LAST} .body") == "Anew."
+    chat.click("#send")
+    wait_done(chat, 2)
+    assert [m["role"] for m in scripted.bodies[-1]["messages"]] == ["user", "assistant", "user"]
+    assert scripted.bodies[-1]["stream_options"] == {"include_usage": True}
+    assert scripted.bodies[-1]["kv"] == {"report": True}
+
+
+def test_a_reload_keeps_what_has_come(chat: web.Browser, scripted: Scripted) -> None:
+    def endless(out: Out) -> None:
+        out.begin()
+        out.text("Half")
+        out.until_gone()
+        scripted.left.set()
+
+    scripted.answers = [endless]
+    ask(chat, STORY)
+    wait_until("half is shown", lambda: chat.text(f"{LAST} .body") == "Half")
+    chat.type("#prompt", "a draft")
+    chat.reload()
+    assert scripted.left.wait(30)
+    chat.wait(f"{LAST} .body")
+    assert chat.text(f"{LAST} .body") == "Half" and "interrupted" in chat.text(f"{LAST} .stats")
+    assert chat.js("return document.querySelector('#prompt').value") == "a draft"
+
+
+def test_an_answer_goes_on_while_another_conversation_is_shown(chat: web.Browser, scripted: Scripted) -> None:
+    more = threading.Event()
+
+    def slow(out: Out) -> None:
+        out.begin()
+        out.text("First ")
+        more.wait(30)
+        out.text("then")
+        out.end()
+
+    scripted.answers = [slow, lambda out: out.whole("Other.")]
+    ask(chat, "One")
+    wait_until("it begins", lambda: chat.text(f"{LAST} .body").strip() == "First")
+    chat.click("#new")
+    ask(chat, "Two")
+    wait_done(chat, 1)
+    assert chat.text(f"{LAST} .body") == "Other."
+    more.set()
+    chat.js("[...document.querySelectorAll('.open')].find((row) => row.textContent === 'One').click()")
+    wait_done(chat, 1)
+    assert chat.text(f"{LAST} .body") == "First then"
+
+
+FAILURES = {
+    "busy": (lambda out: out.error(503, "The queue is full.", Retry_After="7"),
+             "The queue is full. It asks to be tried again after 7 s."),
+    "no words": (lambda out: out.error(500, ""), ""),
+    "no JSON": (lambda out: (out.begin(502, Content_Type="text/html"), out.raw("<h1>Bad</h1>")), "The server answered 502."),
+    "late": (lambda out: (out.begin(), out.text("Some"), out.frame({"error": {"message": "The device failed."}})),
+             "The device failed."),
+    "cut": (lambda out: (out.begin(), out.text("Some")), "The answer was cut off: the connection to the server ended."),
+    "garbage": (lambda out: (out.begin(), out.raw("data: {nothing\n\n")), "The server sent something that is not JSON."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_says_what_is_wrong_and_can_be_tried_again(chat: web.Browser, scripted: Scripted, name: str) -> None:
+    fail, message = FAILURES[name]
+    chat.refusals = "status of 50[0-9]"
+    scripted.answers = [fail, lambda out: out.whole("Now it works.")]
+    ask(chat, STORY)
+    wait_done(chat, 1)
+    assert chat.is_shown(f"{LAST} .failure") and chat.text(f"{LAST} .failure p") == message
+    chat.reload()
+    chat.wait(f"{LAST} .failure")
+    chat.click(f"{LAST} .failure button")
+    wait_done(chat, 1)
+    assert chat.text(f"{LAST} .body") == "Now it works." and chat.count(".failure") == 0
+    assert [m["role"] for m in scripted.bodies[-1]["messages"]] == ["user"]
+
+
+def test_a_server_that_is_gone_is_told(chat: web.Browser, scripted: Scripted) -> None:
+    chat.refusals = "ERR_CONNECTION"
+    scripted.stop()
+    ask(chat, STORY)
+    wait_done(chat, 1)
+    assert chat.text(f"{LAST} .failure p") == "The server cannot be reached."
+    scripted.server.server_close = lambda: None
+    scripted.server.shutdown = lambda: None
+
+
+HOSTILE = """
+<script>window.harm = 1</script><img src=x onerror="window.harm = 1"><iframe src="https://example.org"></iframe>
+
+[click](javascript:window.harm=1) [data](data:text/html,x) [tab](java\tscript:x) ![pic](https://example.org/pixel.png)
+[ok](https://example.org/a_(b)) <https://example.org/c> vbscript:x [rel](/v1/models) [file](file:///etc/passwd)
+[x](https://example.org/" onmouseover="window.harm=1)
+
+| a | <svg onload=window.harm=1> |
+|---|---|
+| `|` | **<b onclick=x>** |
+
+# <style>*{display:none}</style>
+> > > > > > > > > > > > > > > > > > > deep
+</div></main><base href="https://example.org/"><meta http-equiv=refresh content="0;url=https://example.org">
+```"><script>
+</script><script>window.harm = 1</script>
+```
+&lt;b&gt; \\<i> \u202eright to left\u202c
+"""
+
+
+def test_hostile_output_is_text(chat: web.Browser, scripted: Scripted) -> None:
+    scripted.answers = [lambda out: out.whole(HOSTILE, 7)]
+    ask(chat, "<script>window.harm = 1</script>")
+    wait_done(chat, 1)
+    assert chat.js("return window.harm") is None
+    body = f"{LAST} .body"
+    bad = "script, iframe, img, object, embed, svg:not(button svg), style, base, meta, form, [onclick], [onload], [onerror]"
+    assert chat.js(f"return document.querySelectorAll('.log :is({bad})').length") == 0
+    links = chat.js("return [...document.querySelectorAll(arguments[0] + ' a')].map((a) => a.href)", body)
+    assert links and all(link.startswith("https://example.org/") for link in links), links
+    assert "https://example.org/a_(b)" in links and "https://example.org/pixel.png" in links
+    rels = chat.js("return [...document.querySelectorAll(arguments[0] + ' a')].map((a) => a.rel + a.target)", body)
+    assert set(rels) == {"noopener noreferrer nofollow_blank"}
+    text = chat.text(body)
+    assert "<script>window.harm = 1</script>" in text and "&lt;b&gt;" in text and "deep" in text
+    assert chat.text(".user .body") == "<script>window.harm = 1</script>"
+    chat.reload()
+    chat.wait(body)
+    assert chat.js("return window.harm") is None
+    assert chat.text(body) == text
+
+
+# Each would take a careless renderer minutes, or a depth it does not have.
+LARGE = {
+    "table": "|a|b|c|\n|-|-|-|\n" + "|1|2|3|\n" * 20000,
+    "columns": "|a" * 5000 + "|\n" + "|-" * 5000 + "|\n" + "|1" * 5000,
+    "quotes": ">" * 20000 + "x",
+    "items": "\n".join("  " * i + "- x" for i in range(600)),
+    "brackets": "[" * 50000 + "](x)" * 10,
+    "links": "[a](" * 20000,
+    "stars": "*a **b _c " * 8000,
+    "ticks": "".join("`" * n + " " for n in range(1, 300)),
+    "spaces": "` " + " " * 60000 + "x" + " " * 60000,
+    "line": "x" * 500000,
+    "rules": ("-" * 4000 + "x\n") * 100,
+    "fences": "```\n~~~\n" * 10000,
+    "urls": "http://" * 12000,
+}
+
+
+def test_large_and_hostile_output_is_shown_in_linear_time(chat: web.Browser, scripted: Scripted) -> None:
+    for name, text in LARGE.items():
+        scripted.answers = [lambda out, text=text: out.whole(text, 65536)]
+        chat.click("#new")
+        ask(chat, name)
+        wait_done(chat, 1)
+        assert chat.count(f"{LAST} .body *") < 70000, name
+        assert chat.js("return document.documentElement.scrollWidth <= innerWidth"), name
+    chat.js("document.querySelectorAll('.row-item .open')[arguments[0]].click()", len(LARGE) - 1)
+    wait_until("the first is shown", lambda: chat.count(f"{LAST} tbody tr") == 200 - 2 + 2)
+    chat.click(f"{LAST} .more")
+    assert chat.count(f"{LAST} tbody tr") == 400
+
+
+MARKDOWN = """# One
+Some **strong**, *em*, ***both***, ~~gone~~, `a < b`, snake_case_name and 2 * 3 * 4.
+Second line, https://example.org/x?y=1. End
+
+- one
+  1. nested
+  2. [x] second
+- two
+
+3. three
+
+> quoted
+
+| left | right |
+|:--|--:|
+| a \\| b | **2** |
+
+```c
+int main(void) { return 0; } // end
+```
+---
+last"""
+
+
+def test_markdown_is_rendered_alike_in_any_pieces(chat: web.Browser, scripted: Scripted) -> None:
+    sizes = [1, 3, 17, 4000]
+    scripted.answers = [lambda out, size=size: out.whole(MARKDOWN, size) for size in sizes]
+    shapes = []
+    for size in sizes:
+        chat.click("#new")
+        ask(chat, str(size))
+        wait_done(chat, 1)
+        shapes.append(chat.js("return document.querySelector(arguments[0]).innerHTML", f"{LAST} .body"))
+    assert all(shape == shapes[0] for shape in shapes)
+    shape = re.sub(r"<svg.*?</svg>", "", shapes[0])
+    for part in (
+        '<h2 class="level-1">One</h2>',
+        "<strong>strong</strong>, <em>em</em>, <strong><em>both</em></strong>, <del>gone</del>, <code>a &lt; b</code>",
+        "snake_case_name and 2 * 3 * 4.<br>Second line, ",
+        '>https://example.org/x?y=1</a>. End</p>',
+        "<ul><li>one<ol><li>nested</li><li>☑ second</li></ol></li><li>two</li></ul>",
+        '<ol start="3"><li>three</li></ol>',
+        "<blockquote><p>quoted</p></blockquote>",
+        '<td>a | b</td><td class="end"><strong>2</strong></td>',
+        '<span class="c-word">int</span> <span class="c-call">main</span>',
+        '<span class="c-comment">// end</span>',
+        "<hr><p>last</p>",
+    ):
+        assert part in shape, (part, shape)
+
+
+def test_nothing_shifts_while_an_answer_streams(chat: web.Browser, scripted: Scripted) -> None:
+    def answer(out: Out) -> None:
+        out.begin()
+        for i in range(0, len(MARKDOWN) * 4, 9):
+            out.text((MARKDOWN * 4)[i : i + 9])
+            if i % 90 == 0:
+                ticks.acquire(timeout=5)
+        out.end(**HIT)
+
+    ticks = threading.Semaphore(0)
+    scripted.answers = [answer]
+    ask(chat, STORY)
+    wait_until("it begins", lambda: len(chat.text(f"{LAST} .body")) > 3)
+    chat.js("""window.shifts = [];
+        new PerformanceObserver((list) => window.shifts.push(...list.getEntries().map((entry) => entry.value)))
+            .observe({type: 'layout-shift', buffered: false});""")
+    at_end = "const s = document.querySelector('#scroll'); return s.scrollHeight - s.scrollTop - s.clientHeight"
+    left = False
+    for _ in range(len(MARKDOWN) * 4 // 90 + 2):
+        ticks.release()
+        chat.js_later("const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done(1)))")
+        if not left and chat.js("const s = document.querySelector('#scroll'); return s.scrollHeight > s.clientHeight + 200"):
+            assert chat.js(at_end) < 2, "it follows what comes"
+            chat.js("document.querySelector('#scroll').scrollTop = 0")
+            left = True
+    wait_done(chat, 1)
+    assert left
+    assert chat.js("return document.querySelector('#scroll').scrollTop") == 0, "it does not run away from a reader"
+    assert sum(chat.js("return window.shifts")) < 0.001
+    assert chat.is_shown("#newest")
+    chat.click("#newest")
+    wait_until("the newest line is in sight", lambda: chat.js(at_end) < 2)
+    assert chat.text(f"{LAST} .stats").startswith("specache · 3 MiB device · 2 tokens")
+    assert "75 %" in chat.text(f"{LAST} .cost dl")
+
+
+def test_two_hundred_conversations(chat: web.Browser, scripted: Scripted) -> None:
+    chat.js("""const index = [];
+        for (let i = 0; i < 205; i++) {
+            const id = 'c' + i;
+            const messages = [];
+            for (let j = 0; j < 10; j++)
+                messages.push({role: 'user', content: `question ${i}`}, {role: 'assistant', content: 'An *answer*. '.repeat(40)});
+            localStorage.setItem('kvahead.' + id, JSON.stringify({id, title: `Chat ${i}`, settings: {}, messages}));
+            index.push({id, title: `Chat ${i}`, at: Date.now() - i * 3600000});
+        }
+        localStorage.setItem('kvahead.index', JSON.stringify(index));""")
+    chat.reload()
+    chat.wait(".dot.ready")
+    assert chat.count(".row-item") == 200
+    assert {"Today", "Yesterday", "Last seven days", "Earlier"} >= set(
+        chat.js("return [...document.querySelectorAll('.group')].map((group) => group.textContent)"))  # fmt: skip
+    scripted.answers = [lambda out: out.whole("Newest.")]
+    ask(chat, "One more")
+    wait_done(chat, 1)
+    assert chat.count(".row-item") == 200 and "200 newest" in chat.text("#side-foot")
+    assert chat.js("return document.querySelector('.row-item .open').textContent") == "One more"
+    kept = chat.js("return Object.keys(localStorage).filter((name) => /^kvahead[.]c\\d+$/.test(name)).length")
+    assert chat.js("return localStorage.getItem('kvahead.c199')") is None and kept <= 204
+    chat.type("#search", "Chat 17")
+    assert chat.count(".row-item") == 11
+    chat.click(".row-item .open")
+    wait_until("it is shown", lambda: chat.text("#title") == "Chat 17" and chat.count(".message") == 20)
+    chat.js("document.querySelector('.row-item .drop').click()")
+    chat.click("#ask-yes")
+    wait_until("it is gone", lambda: chat.count(".row-item") == 10)
+    assert chat.js("return localStorage.getItem('kvahead.c17')") is None
+    chat.js("history.back()")
+
+
+def test_a_full_browser_lets_the_oldest_go(chat: web.Browser, scripted: Scripted) -> None:
+    chat.js("""const index = [];
+        for (let i = 0; i < 12; i++) {
+            const messages = [{role: 'user', content: 'x'.repeat(400000)}];
+            localStorage.setItem(`kvahead.c${i}`, JSON.stringify({id: `c${i}`, title: `Chat ${i}`, settings: {}, messages}));
+            index.push({id: `c${i}`, title: `Chat ${i}`, at: Date.now()});
+        }
+        localStorage.setItem('kvahead.index', JSON.stringify(index));""")
+    chat.reload()
+    chat.wait(".dot.ready")
+    scripted.answers = [lambda out: out.whole("y" * 900000, 65536)]
+    ask(chat, "Much")
+    wait_done(chat, 1)
+    names = chat.js("return [...document.querySelectorAll('.row-item .open')].map((row) => row.textContent)")
+    assert names[0] == "Much" and "Chat 0" in names and "Chat 11" not in names
+    assert len(stored(chat)["messages"][1]["content"]) == 900000
+
+
+BROKEN = ["nonsense", "null", "{}", "[1, null, {}]", '[{"id": "x", "title": "T", "at": 1}, {"id": "y", "title": "U"}]']
+
+
+def test_broken_storage_does_not_break_the_page(chat: web.Browser, scripted: Scripted) -> None:
+    for text in BROKEN:
+        chat.js("localStorage.setItem('kvahead.index', arguments[0]); localStorage.setItem('kvahead.x', '{\"messages\": [1]}');", text)
+        chat.reload()
+        chat.wait(".dot.ready")
+    assert chat.count(".row-item") == 2
+    chat.click(".row-item .open")
+    chat.js("document.querySelectorAll('.row-item .open')[1].click()")
+    wait_until("what is not there leaves the list", lambda: chat.count(".row-item") == 1)
+
+
+# --- for everybody
+
+
+def test_a_phone_needs_no_sideways_scrolling(chat: web.Browser, scripted: Scripted) -> None:
+    wide = "a" * 300 + "\n\n```\n" + "b " * 300 + "\n```\n\n" + "|" + "c|" * 40 + "\n|" + "-|" * 40 + "\n|" + "d|" * 40
+    scripted.answers = [lambda out: out.whole(wide)]
+    chat.resize(360, 740, phone=True)
+    chat.reload()
+    chat.wait(".dot.ready")
+    ask(chat, "x" * 200)
+    chat.click("#send")
+    wait_done(chat, 1)
+    fits = "return document.documentElement.scrollWidth <= 360 && [...document.querySelectorAll('body *')].every((node) => "
+    fits += "node.closest('.code, .table-scroll, .side, .hidden, svg') || node.getBoundingClientRect().right <= 361)"
+    assert chat.js(fits)
+    assert not chat.is_shown("#side")
+    chat.click("#menu")
+    chat.wait("#new")
+    assert chat.focused() == "side-close"
+    chat.click("#new")
+    chat.click("#tune")
+    chat.wait("#f-kv-policy")
+    assert chat.js(fits)
+    chat.click("#panel-close")
+    chat.click("#view-live")
+    chat.wait(".chart")
+    assert chat.js(fits)
+
+
+def test_it_is_used_without_a_mouse(chat: web.Browser, scripted: Scripted) -> None:
+    scripted.answers = [lambda out: out.whole("One."), lambda out: out.whole("Two.")]
+    chat.js("document.querySelector('a, button, input').focus()")
+    assert chat.focused() == "Skip to the message field"
+    chat.press(web.ENTER)
+    assert chat.focused() == "prompt"
+    ask(chat, "first\ue008\ue007\ue000second")
+    wait_done(chat, 1)
+    assert scripted.bodies[0]["messages"][0]["content"] == "first\nsecond"
+    chat.press(web.UP)
+    assert chat.focused() == "Edit the message"
+    chat.press(web.ESCAPE)
+    assert chat.is_shown(".user .body") and chat.count(".message") == 2
+    chat.press(web.ALT, "n")
+    assert chat.focused() == "prompt" and chat.count(".message") == 0
+    chat.press(web.ALT, "s")
+    assert chat.focused() == "f-kv-policy"
+    chat.press(web.ESCAPE)
+    assert chat.focused() == "tune" and not chat.is_shown("#panel")
+    chat.press("/")
+    assert chat.focused() == "prompt"
+    chat.js("history.back()")
+    wait_until("back is the conversation before", lambda: chat.count(".message") == 2)
+
+
+def axe_source() -> str:
+    axe = pytest.importorskip("axe_playwright_python", reason="axe-core is not installed: accessibility is not checked")
+    return (pathlib.Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing(chat: web.Browser, scripted: Scripted, theme: str) -> None:
+    source = axe_source()
+    scripted.answers = [
+        lambda out: (out.begin(), out.text(MARKDOWN), out.end(**HIT)),
+        lambda out: out.error(503, "The queue is full."),
+    ]
+    chat.refusals = "status of 503"
+    chat.theme(theme)
+
+    def check(what: str) -> None:
+        chat.js(source)
+        found = chat.js_later("const done = arguments[0]; axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', "
+                              "'wcag21aa', 'wcag22aa', 'best-practice']}).then(done)")  # fmt: skip
+        problems = [(rule["id"], [node["html"][:120] for node in rule["nodes"]]) for rule in found["violations"]]
+        assert not problems and len(found["passes"]) > 15, (what, problems)
+
+    check("empty")
+    ask(chat, STORY)
+    wait_done(chat, 1)
+    ask(chat, STORY)
+    wait_done(chat, 2)
+    chat.click(".cost summary")
+    check("chat")
+    chat.click("#tune")
+    chat.type("#f-kv-policy", "specache")
+    chat.click("#policy-settings summary")
+    check("settings")
+    chat.click("#panel-close")
+    chat.click("#key")
+    check("key")
+    chat.press(web.ESCAPE)
+    chat.click("#view-live")
+    wait_until("it has a sample", lambda: chat.text("#tiles div:first-child dd") not in ("", "–"))
+    check("live")
+    chat.resize(360, 740, phone=True)
+    chat.click("#view-chat")
+    chat.click("#menu")
+    check("phone")
