@@ -19,6 +19,8 @@
 
 static void sequence_free(struct model_engine *e, struct kva_sequence *seq)
 {
+    if (seq->constraint)
+        seq->params.sampling->constraint->ops->end(seq->constraint);
     kva_kv_seq_finish(e->kv, &seq->kv);
     free(seq->prompt_logprobs);
     free(seq->ids);
@@ -101,6 +103,12 @@ static enum kva_status engine_create(void *self, const struct kva_sequence_param
         sequence_free(e, seq);
         return kva_fail(err, KVA_ENOMEM, "out of memory for a sequence of %u tokens",
                         params->tokens_max);
+    }
+    struct kva_constraint *constraint = params->sampling->constraint;
+    status = constraint ? constraint->ops->begin(constraint, &seq->constraint, err) : KVA_OK;
+    if (status) {
+        sequence_free(e, seq);
+        return status;
     }
     memcpy(seq->ids, params->prompt, params->prompt_tokens * sizeof(*seq->ids));
     seq->token_count = params->prompt_tokens;

@@ -26,6 +26,7 @@ struct kva_sequence {
     bool prefilled;
 
     struct kva_prompt_logprob *prompt_logprobs; /* [prompt_tokens - 1], or NULL */
+    struct kva_constraint_state *constraint;    /* of params.sampling->constraint, or NULL */
 };
 
 #define KVA_PICK_TRACKED_MAX (KVA_LOGIT_ROWS_MAX * KVA_SAMPLER_TRACKED_MAX)

@@ -16,6 +16,15 @@ static struct kva_sampler_context sampling_of(const struct kva_sequence *seq)
     };
 }
 
+/* What may come next, or behind the expected token. */
+static enum kva_status masked(const struct kva_sequence *seq, bool behind_expected,
+                              struct kva_sampler_context *context)
+{
+    const struct kva_constraint *constraint = seq->params.sampling->constraint;
+    return constraint ? constraint->ops->mask(seq->constraint, behind_expected, &context->mask)
+                      : KVA_OK;
+}
+
 /* --- asking ---------------------------------------------------------------------------------- */
 
 enum kva_status kva_pick_create(struct kva_pick *pick, struct kva_err *err)
@@ -92,8 +101,8 @@ static struct kva_sampling_params guessing_of(const struct kva_sequence *seq)
 static bool has_processors(const struct kva_sampling_params *p)
 {
     return p->allowed_id_count > 0 || p->bad_word_count > 0 || p->logit_bias_count > 0 ||
-           p->min_tokens > 0 || p->repetition_penalty != 1 || p->presence_penalty != 0 ||
-           p->frequency_penalty != 0;
+           p->min_tokens > 0 || p->constraint || p->repetition_penalty != 1 ||
+           p->presence_penalty != 0 || p->frequency_penalty != 0;
 }
 
 void kva_pick_guess(struct model_engine *e, uint32_t row, const struct kva_sequence *seq,
@@ -171,6 +180,8 @@ uint32_t kva_pick_guessed(struct model_engine *e, uint32_t index, const struct k
     struct kva_token_output guess = {.token = 0};
     context.params = &params;
     context.token_count += behind_draft;
+    if (masked(seq, behind_draft, &context))
+        return 0; /* the draft token will not come */
     return sample(e, index, &context, &guess) ? 0 : guess.token;
 }
 
@@ -184,12 +195,16 @@ void kva_pick_emit(struct model_engine *e, uint32_t index, struct kva_step_item 
         item->token = (struct kva_token_output){.token = item->forced_token};
         item->status = item->forced_token < vocab ? KVA_OK : KVA_EINVAL;
     } else {
-        const struct kva_sampler_context context = sampling_of(seq);
-        item->status = sample(e, index, &context, &item->token);
+        struct kva_sampler_context context = sampling_of(seq);
+        item->status = masked(seq, false, &context);
+        if (!item->status)
+            item->status = sample(e, index, &context, &item->token);
     }
     if (item->status)
         return;
     item->emitted = true;
+    if (seq->constraint)
+        seq->params.sampling->constraint->ops->take(seq->constraint, item->token.token);
     if (seq->token_count < seq->params.tokens_max)
         seq->ids[seq->token_count++] = item->token.token;
 }

@@ -96,12 +96,13 @@ struct known {
     bool all;                  /* the others are at -inf */
     struct kva_candidate last; /* unless `all`: what comes before it is a candidate */
     double tail_sum;           /* sum of exp((logit - last.logit) / temperature) of the others */
+    const uint32_t *mask;      /* of tokens that may be candidates; NULL: all may */
 };
 
 static void add_candidate(struct kva_sampler *s, struct known *known, const float *logits,
                           uint32_t token)
 {
-    if (logits[token] > -INFINITY)
+    if (logits[token] > -INFINITY && (!known->mask || kva_constraint_allows(known->mask, token)))
         s->candidates[known->count++] = (struct kva_candidate){logits[token], token};
 }
 
@@ -115,14 +116,36 @@ static void add_once(struct kva_sampler *s, struct known *known, const float *lo
     }
 }
 
+static uint32_t mask_words(const struct kva_sampler *s)
+{
+    return (uint32_t)kva_div_up(s->vocab_size, 32);
+}
+
+/* Of a mask: most words of most masks are empty. */
+static void add_masked(struct kva_sampler *s, struct known *known, const float *logits)
+{
+    for (uint32_t word = 0; word < mask_words(s); word++) {
+        for (uint32_t bits = known->mask[word]; bits; bits &= bits - 1) {
+            uint32_t token = word * 32 + (uint32_t)__builtin_ctz(bits);
+            if (token < s->vocab_size)
+                add_candidate(s, known, logits, token);
+        }
+    }
+}
+
 /* Of all logits. */
 static struct known know_all(struct kva_sampler *s, const float *logits,
-                             const struct kva_sampling_params *p)
+                             const struct kva_sampler_context *context)
 {
-    struct known known = {.all = true};
+    const struct kva_sampling_params *p = context->params;
+    struct known known = {.all = true, .mask = context->mask};
     if (p->allowed_id_count > 0) {
         add_once(s, &known, logits, p->allowed_ids, p->allowed_id_count);
         kva_sampler_forget(s, p->allowed_ids, p->allowed_id_count);
+        return known;
+    }
+    if (known.mask) {
+        add_masked(s, &known, logits);
         return known;
     }
     for (uint32_t i = 0; i < s->vocab_size; i++)
@@ -144,7 +167,7 @@ static struct known know_listed(struct kva_sampler *s, const struct kva_sampler_
                                 const struct kva_sampler_context *context)
 {
     const struct kva_sampling_params *p = context->params;
-    struct known known = {.tail_sum = list->summary->tail_sum};
+    struct known known = {.tail_sum = list->summary->tail_sum, .mask = context->mask};
     uint32_t tracked_count = list->request->tracked_count, count = list->summary->count;
     known.all = count < list->request->k || p->allowed_id_count > 0;
     if (!known.all)
@@ -304,7 +327,7 @@ enum kva_status kva_sampler_draw(struct kva_sampler *s, float *logits,
     if (p->logprobs >= 0)
         memcpy(s->saved, logits, s->vocab_size * sizeof(*logits));
     kva_sampler_process_logits(s, logits, context);
-    struct known known = know_all(s, logits, p);
+    struct known known = know_all(s, logits, context);
     enum kva_status status = choose(s, &known, context, &enough, &ret->token);
     if (status)
         return status;
@@ -327,8 +350,11 @@ void kva_sampler_request(struct kva_sampler *s, const struct kva_sampler_context
     *request = (struct kva_shortlist_request){.log_sum = p->logprobs >= 0};
     if (!enough || p->top_k > KVA_SHORTLIST_MAX)
         return;
+    /* The mass of what is not listed is that of all tokens, forbidden ones included. */
+    if (p->constraint && p->temperature > 0 && p->top_k == 0)
+        return;
     request->tracked_count = count;
-    bool best_only = count == 0 && p->temperature <= 0 && p->logprobs < 0;
+    bool best_only = count == 0 && p->temperature <= 0 && p->logprobs < 0 && !p->constraint;
     request->k = best_only ? 1 : KVA_SHORTLIST_MAX;
     if (p->temperature > 0 && p->top_k == 0 && p->min_p <= 0 && p->allowed_id_count == 0)
         request->temperature = p->temperature;

@@ -3,11 +3,14 @@
  * The order is fixed and documented, because it is visible in results:
  *
  *     log-probabilities of the model's own logits, if asked for
- *     allowed ids -> bad words -> stop ids before min_tokens -> logit bias -> penalties
+ *     constraint, allowed ids -> bad words -> stop ids before min_tokens -> logit bias -> penalties
  *     greedy, or temperature -> min_p -> top_k -> top_p -> draw
  *
  * The draw depends on the seed, the choice and the token's index in the output alone, so that a
  * request gets the same tokens whatever else is in its batch, and after a suspension.
+ *
+ * What a constraint forbids is no candidate, whatever bias and penalties say of it. Stop ids before
+ * min_tokens are forbidden as ever, but where the constraint allows nothing else: its text has ended.
  *
  * The logits themselves need not come to the host: kva_sampler_request says what of a row is to be
  * found out where it lies (kva_shortlist_args), and kva_sampler_draw_listed draws by that, with the
@@ -40,6 +43,8 @@ struct kva_sampler_context {
     const uint32_t *ids; /* prompt and output so far */
     uint32_t prompt_tokens;
     uint32_t token_count; /* of ids */
+    /* What the constraint allows, for a draw; NULL: there is none (constraint.h). */
+    const uint32_t *mask;
 };
 
 /* Choose the next token. `logits` [vocab_size] is overwritten. Fails: KVA_EINTERNAL if no token is

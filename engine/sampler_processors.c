@@ -20,10 +20,31 @@ static void forbid_bad_words(float *logits, const struct kva_sampler_context *co
     }
 }
 
-static void forbid_early_stop(float *logits, const struct kva_sampler_context *context)
+/* Whether the mask has nothing but stop ids. */
+static bool has_ended(const struct kva_sampler *s, const struct kva_sampler_context *context)
+{
+    const struct kva_sampling_params *p = context->params;
+    uint32_t count = 0;
+    for (uint32_t token = 0; token < s->vocab_size; token++) {
+        /* Most words are empty. */
+        if (token % 32 == 0 && context->mask[token / 32] == 0) {
+            token += 31;
+            continue;
+        }
+        count += kva_constraint_allows(context->mask, token);
+    }
+    for (uint32_t i = 0; i < p->stop_id_count; i++)
+        count -= kva_constraint_allows(context->mask, p->stop_ids[i]);
+    return count == 0;
+}
+
+static void forbid_early_stop(const struct kva_sampler *s, float *logits,
+                              const struct kva_sampler_context *context)
 {
     const struct kva_sampling_params *p = context->params;
     if (context->token_count - context->prompt_tokens >= p->min_tokens)
+        return;
+    if (context->mask && has_ended(s, context))
         return;
     for (uint32_t i = 0; i < p->stop_id_count; i++)
         logits[p->stop_ids[i]] = -INFINITY;
@@ -67,7 +88,7 @@ void kva_sampler_process_logits(struct kva_sampler *s, float *logits,
                                 const struct kva_sampler_context *context)
 {
     forbid_bad_words(logits, context);
-    forbid_early_stop(logits, context);
+    forbid_early_stop(s, logits, context);
     add_bias(logits, context->params);
     penalise(s, logits, context);
 }

@@ -6,7 +6,7 @@
 #ifndef KVA_ENGINE_SAMPLING_H
 #define KVA_ENGINE_SAMPLING_H
 
-#include "base/kva.h"
+#include "engine/constraint.h"
 
 #include <stdbool.h>
 
@@ -45,6 +45,7 @@ struct kva_sampling_params {
     uint32_t allowed_id_count;
     const struct kva_bad_word *bad_words;
     uint32_t bad_word_count;
+    struct kva_constraint *constraint; /* NULL: none; the request's own reference */
 
     int32_t
         logprobs; /* -1: none; 0..KVA_LOGPROBS_MAX: the chosen token's and this many of the best */

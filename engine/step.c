@@ -32,6 +32,8 @@ static struct kva_kv_rows decode_rows(struct kva_step_item *item)
     if (plan.draft) {
         item->spec_token = plan.draft_token;
         seq->ids[seq->kv.tokens + 1] = plan.draft_token;
+        if (seq->constraint)
+            seq->params.sampling->constraint->ops->expect(seq->constraint, plan.draft_token);
     }
     return (struct kva_kv_rows){
         .seq = &seq->kv,
@@ -70,6 +72,24 @@ static struct kva_kv_rows predecode_rows(struct kva_sequence *seq)
     };
 }
 
+/* What may come next takes long to find out: others are not kept waiting for it. */
+static bool sits_out(const struct kva_sequence *seq)
+{
+    return seq->constraint && seq->prefilled &&
+           seq->params.sampling->constraint->ops->is_late(seq->constraint);
+}
+
+/* Where all sequences sit out, there is nothing to do but to wait for the first of them. */
+static void wait_for_late(struct kva_step_item *items, uint32_t count)
+{
+    const struct kva_sequence *seq = items[0].seq;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!sits_out(items[i].seq))
+            return;
+    }
+    seq->params.sampling->constraint->ops->wait(seq->constraint);
+}
+
 /* Picks the items of the joint pass; returns their count. */
 static uint32_t gather_batch(struct model_engine *e, struct kva_step_item *items, uint32_t count)
 {
@@ -79,7 +99,7 @@ static uint32_t gather_batch(struct model_engine *e, struct kva_step_item *items
         rows_left -= items[i].seq->prefilled;
     for (uint32_t i = 0; i < count; i++) {
         struct kva_sequence *seq = items[i].seq;
-        if (!seq->prefilled && !fits_whole(&items[i], rows_left))
+        if ((!seq->prefilled && !fits_whole(&items[i], rows_left)) || sits_out(seq))
             continue;
         rows_left -= seq->prefilled ? 0 : kva_prefill_left(seq);
         if (!seq->prefilled)
@@ -218,6 +238,8 @@ enum kva_status kva_model_engine_step(void *self, struct kva_step_item *items, u
         items[i].speculated = false;
         items[i].prefill_done = 0;
     }
+    if (count > 0)
+        wait_for_late(items, count);
     kva_kv_step_begin(e->kv);
     uint32_t batch = gather_batch(e, items, count);
     if (only_predecodes(e, batch)) {

@@ -18,6 +18,7 @@ void kva_request_destroy(struct kva_request *request)
 {
     if (!request)
         return;
+    kva_constraint_release(request->sampling.constraint);
     /* The arena holds the structure that it is a member of. */
     struct kva_arena arena = request->arena;
     kva_arena_finish(&arena);

@@ -46,7 +46,8 @@ struct kva_request {
 
 #define KVA_TENANT_WEIGHT_MAX 1000u
 
-/* A zeroed request in an arena of its own with this limit; NULL: out of memory. */
+/* A zeroed request in an arena of its own with this limit; NULL: out of memory. What is destroyed
+ * releases its sampling.constraint. */
 struct kva_request *kva_request_create(size_t arena_limit_bytes) KVA_MUST_CHECK;
 void kva_request_destroy(struct kva_request *request);
 

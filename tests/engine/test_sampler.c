@@ -27,7 +27,7 @@ static struct kva_token_output draw_at(const struct kva_sampling_params *params,
     struct kva_token_output out = {0};
     memcpy(work, logits, sizeof(work));
     assert_int_equal(kva_sampler_create(VOCAB, &sampler, &err), KVA_OK);
-    const struct kva_sampler_context context = {params, 0, ids, prompt, count};
+    const struct kva_sampler_context context = {params, 0, ids, prompt, count, NULL};
     assert_int_equal(kva_sampler_draw(sampler, work, &context, &out), KVA_OK);
     kva_sampler_destroy(sampler);
     return out;
@@ -50,7 +50,7 @@ static void frequencies(const struct kva_sampling_params *params, const float *l
         struct kva_token_output out;
         memcpy(work, logits, sizeof(work));
         p.seed = i;
-        const struct kva_sampler_context context = {&p, 0, no_ids, 1, 1};
+        const struct kva_sampler_context context = {&p, 0, no_ids, 1, 1, NULL};
         assert_int_equal(kva_sampler_draw(sampler, work, &context, &out), KVA_OK);
         ret_share[out.token] += 1.0 / DRAWS;
     }
@@ -247,7 +247,7 @@ static void test_sampler__no_token_left_is_an_error(void **state KVA_UNUSED)
     struct kva_token_output out;
     float logits[VOCAB];
     assert_int_equal(kva_sampler_create(VOCAB, &sampler, &err), KVA_OK);
-    const struct kva_sampler_context context = {&greedy, 0, no_ids, 1, 1};
+    const struct kva_sampler_context context = {&greedy, 0, no_ids, 1, 1, NULL};
     for (int i = 0; i < VOCAB; i++)
         logits[i] = NAN;
     assert_int_equal(kva_sampler_draw(sampler, logits, &context, &out), KVA_EINTERNAL);
@@ -292,10 +292,10 @@ static void test_sampler__says_when_the_best_is_taken(void **state KVA_UNUSED)
         /* Some penalties are for tokens of the output; it may stop after the first. */
         const uint32_t output = i == 5 || i == 6 || i == 9;
         const uint32_t two[] = {0, 4};
-        struct kva_sampler_context context = {&others[i], 0, two, 1, 1 + output};
+        struct kva_sampler_context context = {&others[i], 0, two, 1, 1 + output, NULL};
         assert_int_equal(takes_best(&context), i == 9);
     }
-    const struct kva_sampler_context context = {&greedy, 0, no_ids, 1, 1};
+    const struct kva_sampler_context context = {&greedy, 0, no_ids, 1, 1, NULL};
     assert_true(takes_best(&context));
 }
 

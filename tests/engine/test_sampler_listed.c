@@ -182,7 +182,7 @@ static void test_sampler_listed__draws_what_all_logits_give(void **state)
         if (i % 10 == 0)
             fill(b, i % 20 ? 20 : 6);
         fill_request(b, &r);
-        const struct kva_sampler_context context = {&r.params, i % 3, b->ids, IDS / 2, IDS};
+        const struct kva_sampler_context context = {&r.params, i % 3, b->ids, IDS / 2, IDS, NULL};
         enough += compare(b, &context);
         drawn++;
     }
@@ -196,7 +196,7 @@ static void expect_enough(struct bench *b, const struct kva_sampling_params *p, 
     struct kva_sampling_params seeded = *p;
     for (uint32_t i = 0; i < 200; i++) {
         seeded.seed = i;
-        const struct kva_sampler_context context = {&seeded, 0, b->ids, IDS / 2, IDS};
+        const struct kva_sampler_context context = {&seeded, 0, b->ids, IDS / 2, IDS, NULL};
         enough += compare(b, &context);
     }
     assert_true(enough >= least);
@@ -237,7 +237,7 @@ static void test_sampler_listed__says_when_it_is_not_enough(void **state)
     struct kva_sampling_params p = {
         .temperature = 1, .top_p = 0.9f, .repetition_penalty = 1, .logprobs = -1};
     fill(b, 0.5f);
-    const struct kva_sampler_context context = {&p, 0, b->ids, IDS / 2, IDS};
+    const struct kva_sampler_context context = {&p, 0, b->ids, IDS / 2, IDS, NULL};
     assert_false(compare(b, &context));
     p.top_k = KVA_SHORTLIST_MAX + 1;
     assert_false(compare(b, &context));
@@ -257,7 +257,7 @@ static void test_sampler_listed__watches_so_many_tokens(void **state)
         allowed[i] = i % (KVA_SAMPLER_TRACKED_MAX + 1);
     p.allowed_ids = allowed;
     p.allowed_id_count = KVA_COUNT_OF(allowed);
-    const struct kva_sampler_context context = {&p, 0, b->ids, IDS / 2, IDS};
+    const struct kva_sampler_context context = {&p, 0, b->ids, IDS / 2, IDS, NULL};
     kva_sampler_request(b->sampler, &context, b->tracked, &request);
     assert_int_equal(request.k, 0);
     assert_int_equal(request.tracked_count, 0);
