@@ -7,7 +7,7 @@ import pathlib
 import sys
 
 FOLDERS = ["base", "config", "gguf", "hub", "kernels", "engine", "text", "scheduler", "server", "cli", "clients"]
-SOURCES = {".c", ".h", ".cu", ".cuh"}
+SOURCES = {".c", ".cc", ".h", ".cu", ".cuh"}
 
 
 def main():

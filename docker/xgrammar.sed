@@ -1,0 +1,2 @@
+# A string whose length is bounded must not have control characters, which JSON does not allow in strings.
+s/AddCharacterClass({{'"', '"'}, {'\\\\', '\\\\'}, {'\\r', '\\r'}, {'\\n', '\\n'}}, true)/AddCharacterClass({{0, 0x1f}, {'"', '"'}, {'\\\\', '\\\\'}}, true)/

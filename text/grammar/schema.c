@@ -1,0 +1,544 @@
+/* schema.c - what of JSON Schema can be enforced: everything else is refused with its place.
+ *
+ * The library reads a schema by its first strong word ($ref, const, enum, anyOf, oneOf, allOf, type)
+ * and leaves out what stands beside it, and some words it does not know at all. A text that it lets
+ * pass would then not be what was asked for; so these combinations end here. What can be said
+ * otherwise, is: the tree is changed. */
+#include "text/grammar/internal.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Schemas that are referred to; the check of each is done once. */
+#define REFERENCES_MAX 1024u
+
+struct walk {
+    cJSON *root;
+    struct kva_err *err;
+    char place[KVA_GRAMMAR_PLACE_MAX];
+    size_t place_length;
+    uint32_t depth;
+    uint32_t reference_count;
+    const cJSON *references[REFERENCES_MAX];
+};
+
+static enum kva_status check(struct walk *w, cJSON *schema);
+
+static enum kva_status refuse(const struct walk *w, enum kva_status status, const char *why)
+{
+    return kva_fail(w->err, status, "the schema at '#%s': %s", w->place, why);
+}
+
+static enum kva_status refuse_word(const struct walk *w, enum kva_status status, const char *word,
+                                   const char *why)
+{
+    return kva_fail(w->err, status, "the schema at '#%s': '%s' %s", w->place, word, why);
+}
+
+/* --- words ----------------------------------------------------------------------------------- */
+
+enum value {
+    VALUE_NUMBER,
+    VALUE_COUNT, /* whole, not negative */
+    VALUE_STRING,
+    VALUE_BOOL,
+    VALUE_ARRAY,
+    VALUE_OBJECT,
+    VALUE_SCHEMA,
+    VALUE_ANY,
+};
+
+enum use {
+    USE_STRONG,  /* decides alone what a value is */
+    USE_ASSERTS, /* of a type */
+    USE_REFUSED, /* is not enforced */
+};
+
+struct word {
+    const char *name;
+    enum use use;
+    enum value value;
+    const char *type; /* whose values it is about; NULL: of all */
+};
+
+/* Words that are not here say nothing about a value. */
+static const struct word words[] = {
+    {"$ref", USE_STRONG, VALUE_STRING, NULL},
+    {"const", USE_STRONG, VALUE_ANY, NULL},
+    {"enum", USE_STRONG, VALUE_ARRAY, NULL},
+    {"anyOf", USE_STRONG, VALUE_ARRAY, NULL},
+    {"oneOf", USE_STRONG, VALUE_ARRAY, NULL},
+    {"allOf", USE_STRONG, VALUE_ARRAY, NULL},
+    {"minimum", USE_ASSERTS, VALUE_NUMBER, "number"},
+    {"maximum", USE_ASSERTS, VALUE_NUMBER, "number"},
+    {"exclusiveMinimum", USE_ASSERTS, VALUE_NUMBER, "number"},
+    {"exclusiveMaximum", USE_ASSERTS, VALUE_NUMBER, "number"},
+    {"multipleOf", USE_ASSERTS, VALUE_NUMBER, "number"},
+    {"minLength", USE_ASSERTS, VALUE_COUNT, "string"},
+    {"maxLength", USE_ASSERTS, VALUE_COUNT, "string"},
+    {"pattern", USE_ASSERTS, VALUE_STRING, "string"},
+    {"format", USE_ASSERTS, VALUE_STRING, "string"},
+    {"items", USE_ASSERTS, VALUE_SCHEMA, "array"},
+    {"prefixItems", USE_ASSERTS, VALUE_ARRAY, "array"},
+    {"unevaluatedItems", USE_ASSERTS, VALUE_SCHEMA, "array"},
+    {"minItems", USE_ASSERTS, VALUE_COUNT, "array"},
+    {"maxItems", USE_ASSERTS, VALUE_COUNT, "array"},
+    {"properties", USE_ASSERTS, VALUE_OBJECT, "object"},
+    {"required", USE_ASSERTS, VALUE_ARRAY, "object"},
+    {"additionalProperties", USE_ASSERTS, VALUE_SCHEMA, "object"},
+    {"unevaluatedProperties", USE_ASSERTS, VALUE_SCHEMA, "object"},
+    {"patternProperties", USE_ASSERTS, VALUE_OBJECT, "object"},
+    {"propertyNames", USE_ASSERTS, VALUE_SCHEMA, "object"},
+    {"minProperties", USE_ASSERTS, VALUE_COUNT, "object"},
+    {"maxProperties", USE_ASSERTS, VALUE_COUNT, "object"},
+    {"not", USE_REFUSED, VALUE_ANY, NULL},
+    {"if", USE_REFUSED, VALUE_ANY, NULL},
+    {"then", USE_REFUSED, VALUE_ANY, NULL},
+    {"else", USE_REFUSED, VALUE_ANY, NULL},
+    {"dependentRequired", USE_REFUSED, VALUE_ANY, NULL},
+    {"dependentSchemas", USE_REFUSED, VALUE_ANY, NULL},
+    {"dependencies", USE_REFUSED, VALUE_ANY, NULL},
+    {"contains", USE_REFUSED, VALUE_ANY, NULL},
+    {"minContains", USE_REFUSED, VALUE_ANY, NULL},
+    {"maxContains", USE_REFUSED, VALUE_ANY, NULL},
+    {"uniqueItems", USE_REFUSED, VALUE_BOOL, NULL},
+    {"additionalItems", USE_REFUSED, VALUE_ANY, NULL},
+    {"$dynamicRef", USE_REFUSED, VALUE_ANY, NULL},
+    {"$recursiveRef", USE_REFUSED, VALUE_ANY, NULL},
+};
+
+static const struct word *find_word(const char *name)
+{
+    for (size_t i = 0; i < KVA_COUNT_OF(words); i++) {
+        if (strcmp(words[i].name, name) == 0)
+            return &words[i];
+    }
+    return NULL;
+}
+
+static cJSON *get(const cJSON *schema, const char *name)
+{
+    return cJSON_GetObjectItemCaseSensitive(schema, name);
+}
+
+static const char *lacks(enum value value, const cJSON *item)
+{
+    switch (value) {
+    case VALUE_NUMBER:
+        return cJSON_IsNumber(item) && isfinite(item->valuedouble) ? NULL : "must be a number";
+    case VALUE_COUNT:
+        return cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble <= INT32_MAX &&
+                       item->valuedouble == floor(item->valuedouble)
+                   ? NULL
+                   : "must be a whole number, not negative";
+    case VALUE_STRING:
+        return cJSON_IsString(item) ? NULL : "must be a string";
+    case VALUE_BOOL:
+        return cJSON_IsBool(item) ? NULL : "must be true or false";
+    case VALUE_ARRAY:
+        return cJSON_IsArray(item) && item->child ? NULL : "must be an array that is not empty";
+    case VALUE_OBJECT:
+        return cJSON_IsObject(item) ? NULL : "must be an object";
+    case VALUE_SCHEMA:
+        return cJSON_IsObject(item) || cJSON_IsBool(item) ? NULL : "must be a schema";
+    case VALUE_ANY:
+        break;
+    }
+    return NULL;
+}
+
+/* --- places ---------------------------------------------------------------------------------- */
+
+static void go_in(struct walk *w, const char *name)
+{
+    int length =
+        snprintf(w->place + w->place_length, sizeof(w->place) - w->place_length, "/%s", name);
+    w->place_length = kva_min_size(w->place_length + (size_t)kva_max_u32((uint32_t)length, 0),
+                                   sizeof(w->place) - 1);
+}
+
+static void go_back(struct walk *w, size_t length)
+{
+    w->place_length = length;
+    w->place[length] = '\0';
+}
+
+static enum kva_status check_in(struct walk *w, const char *word, const char *name, cJSON *schema)
+{
+    size_t length = w->place_length;
+    go_in(w, word);
+    if (name)
+        go_in(w, name);
+    enum kva_status status = check(w, schema);
+    if (!status)
+        go_back(w, length);
+    return status;
+}
+
+static enum kva_status check_each(struct walk *w, const char *word, const cJSON *schemas)
+{
+    uint32_t index = 0;
+    for (cJSON *at = schemas->child; at; at = at->next, index++) {
+        char number[16];
+        snprintf(number, sizeof(number), "%u", index);
+        enum kva_status status =
+            check_in(w, word, cJSON_IsObject(schemas) ? at->string : number, at);
+        if (status)
+            return status;
+    }
+    return KVA_OK;
+}
+
+/* --- types ----------------------------------------------------------------------------------- */
+
+static bool is_type(const char *name)
+{
+    static const char *const names[] = {"object",  "array",   "string", "number",
+                                        "integer", "boolean", "null"};
+    for (size_t i = 0; i < KVA_COUNT_OF(names); i++) {
+        if (strcmp(names[i], name) == 0)
+            return true;
+    }
+    return false;
+}
+
+static enum kva_status check_type(const struct walk *w, const cJSON *type)
+{
+    const cJSON *at = cJSON_IsArray(type) ? type->child : type;
+    if (!at)
+        return refuse_word(w, KVA_EINVAL, "type", "must not be empty");
+    for (; at; at = cJSON_IsArray(type) ? at->next : NULL) {
+        if (!cJSON_IsString(at) || !is_type(at->valuestring))
+            return refuse_word(w, KVA_EINVAL, "type",
+                               "must be object, array, string, number, integer, boolean or null, "
+                               "or an array of these");
+    }
+    return KVA_OK;
+}
+
+/* Whether the schema's `type`, which is there, has this one. */
+static bool has_type(const cJSON *schema, const char *name)
+{
+    const cJSON *type = get(schema, "type");
+    if (cJSON_IsString(type))
+        return strcmp(type->valuestring, name) == 0;
+    for (const cJSON *at = type ? type->child : NULL; at; at = at->next) {
+        if (strcmp(at->valuestring, name) == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool value_has_type(const cJSON *schema, const cJSON *value)
+{
+    if (cJSON_IsObject(value))
+        return has_type(schema, "object");
+    if (cJSON_IsArray(value))
+        return has_type(schema, "array");
+    if (cJSON_IsString(value))
+        return has_type(schema, "string");
+    if (cJSON_IsBool(value))
+        return has_type(schema, "boolean");
+    if (cJSON_IsNumber(value))
+        return has_type(schema, "number") ||
+               (has_type(schema, "integer") && value->valuedouble == floor(value->valuedouble));
+    return has_type(schema, "null");
+}
+
+/* --- strong words ---------------------------------------------------------------------------- */
+
+/* `type` may stand beside a strong word where it says nothing more. */
+static bool type_is_implied(const cJSON *schema, const struct word *strong)
+{
+    const cJSON *value = get(schema, strong->name);
+    if (strcmp(strong->name, "const") == 0)
+        return value_has_type(schema, value);
+    if (strcmp(strong->name, "$ref") == 0)
+        return false;
+    for (const cJSON *at = value->child; at; at = at->next) {
+        bool implied =
+            strcmp(strong->name, "enum") == 0
+                ? value_has_type(schema, at)
+                : cJSON_IsString(get(at, "type")) && has_type(schema, get(at, "type")->valuestring);
+        if (!implied)
+            return false;
+    }
+    return true;
+}
+
+/* What stands beside a strong word would be left out. */
+static enum kva_status check_beside(const struct walk *w, const cJSON *schema,
+                                    const struct word *strong)
+{
+    if (get(schema, "type") && !type_is_implied(schema, strong))
+        return refuse_word(w, KVA_EUNSUPPORTED, "type",
+                           "beside $ref, const, enum, anyOf, oneOf or allOf is not enforced where "
+                           "it says more than they do");
+    for (const cJSON *at = schema->child; at; at = at->next) {
+        const struct word *word = find_word(at->string);
+        if (word && word != strong)
+            return kva_fail(w->err, KVA_EUNSUPPORTED,
+                            "the schema at '#%s': '%s' beside '%s' is not enforced", w->place,
+                            word->name, strong->name);
+    }
+    return KVA_OK;
+}
+
+/* The schema that a reference names; NULL: none. */
+static cJSON *find_reference(const struct walk *w, const char *reference)
+{
+    cJSON *at = w->root;
+    if (strcmp(reference, "#") == 0)
+        return at;
+    if (strncmp(reference, "#/", 2) != 0)
+        return NULL;
+    for (const char *name = reference + 2; at; name++) {
+        char part[256];
+        size_t length = strcspn(name, "/");
+        if (length == 0 || length >= sizeof(part) || !cJSON_IsObject(at))
+            return NULL;
+        memcpy(part, name, length);
+        part[length] = '\0';
+        at = get(at, part);
+        name += length;
+        if (*name == '\0')
+            return at;
+    }
+    return NULL;
+}
+
+static enum kva_status check_reference(struct walk *w, const char *reference)
+{
+    if (reference[0] != '#')
+        return refuse_word(w, KVA_EUNSUPPORTED, "$ref",
+                           "must begin with #: other documents are not fetched");
+    if (strpbrk(reference, "~%"))
+        return refuse_word(w, KVA_EUNSUPPORTED, "$ref",
+                           "with escapes (~ or %) is not followed: rename what it names");
+    cJSON *target = find_reference(w, reference);
+    if (!target)
+        return kva_fail(w->err, KVA_EINVAL,
+                        "the schema at '#%s': '$ref' names '%.100s', which is not "
+                        "in the schema",
+                        w->place, reference);
+    if (target == get(w->root, "$ref") || get(target, "$ref"))
+        return refuse_word(w, KVA_EUNSUPPORTED, "$ref",
+                           "that names another '$ref' is not followed");
+    for (uint32_t i = 0; i < w->reference_count; i++) {
+        if (w->references[i] == target)
+            return KVA_OK;
+    }
+    if (w->reference_count == REFERENCES_MAX)
+        return refuse(w, KVA_ETOOBIG, "more than 1024 schemas are referred to");
+    w->references[w->reference_count++] = target;
+    size_t length = w->place_length;
+    char place[KVA_GRAMMAR_PLACE_MAX];
+    memcpy(place, w->place, sizeof(place));
+    go_back(w, 0);
+    if (strlen(reference) > 1)
+        go_in(w, reference + 2);
+    enum kva_status status = check(w, target);
+    if (!status) {
+        memcpy(w->place, place, sizeof(place));
+        w->place_length = length;
+    }
+    return status;
+}
+
+static enum kva_status check_strong(struct walk *w, const cJSON *schema, const struct word *strong)
+{
+    const cJSON *value = get(schema, strong->name);
+    enum kva_status status = check_beside(w, schema, strong);
+    if (status || strcmp(strong->name, "const") == 0 || strcmp(strong->name, "enum") == 0)
+        return status;
+    if (strcmp(strong->name, "$ref") == 0)
+        return check_reference(w, value->valuestring);
+    if (strcmp(strong->name, "allOf") == 0 && value->child->next)
+        return refuse_word(w, KVA_EUNSUPPORTED, "allOf", "of more than one schema is not enforced");
+    return check_each(w, strong->name, value);
+}
+
+/* --- what a type has ------------------------------------------------------------------------- */
+
+static enum kva_status check_numbers(const struct walk *w, const cJSON *schema)
+{
+    bool ranged = get(schema, "minimum") || get(schema, "maximum") ||
+                  get(schema, "exclusiveMinimum") || get(schema, "exclusiveMaximum");
+    if (get(schema, "multipleOf") && (has_type(schema, "number") || ranged))
+        return refuse_word(w, KVA_EUNSUPPORTED, "multipleOf",
+                           "is enforced for integers without a range only");
+    return KVA_OK;
+}
+
+/* An address without a quoted part. */
+#define EMAIL                                                                                      \
+    "^[A-Za-z0-9_%+-]+(\\.[A-Za-z0-9_%+-]+)*@[A-Za-z0-9]+(-[A-Za-z0-9]+)*(\\.[A-Za-z0-9]+)+$"
+
+/* What the library makes of these formats may not be JSON: it has escapes, or lacks them. */
+static enum kva_status mend_format(const struct walk *w, cJSON *schema)
+{
+    const cJSON *format = get(schema, "format");
+    if (!format)
+        return KVA_OK;
+    bool is_email = strcmp(format->valuestring, "email") == 0;
+    if (!is_email && strcmp(format->valuestring, "json-pointer") != 0 &&
+        strcmp(format->valuestring, "relative-json-pointer") != 0)
+        return KVA_OK;
+    cJSON_DeleteItemFromObjectCaseSensitive(schema, "format");
+    if (is_email && !cJSON_AddStringToObject(schema, "pattern", EMAIL))
+        return kva_fail(w->err, KVA_ENOMEM, "out of memory for a schema");
+    return KVA_OK;
+}
+
+static enum kva_status check_strings(const struct walk *w, cJSON *schema)
+{
+    if (get(schema, "pattern") &&
+        (get(schema, "minLength") || get(schema, "maxLength") || get(schema, "format")))
+        return refuse_word(w, KVA_EUNSUPPORTED, "pattern",
+                           "beside minLength, maxLength or format is not enforced");
+    return mend_format(w, schema);
+}
+
+static bool is_false(const cJSON *schema)
+{
+    return cJSON_IsFalse(schema);
+}
+
+static enum kva_status check_arrays(struct walk *w, const cJSON *schema)
+{
+    static const char *const rest[] = {"items", "unevaluatedItems"};
+    const cJSON *prefix = get(schema, "prefixItems");
+    enum kva_status status = prefix ? check_each(w, "prefixItems", prefix) : KVA_OK;
+    for (size_t i = 0; i < KVA_COUNT_OF(rest) && !status; i++) {
+        cJSON *items = get(schema, rest[i]);
+        if (items && !is_false(items))
+            status = check_in(w, rest[i], NULL, items);
+    }
+    return status;
+}
+
+static enum kva_status check_required(const struct walk *w, const cJSON *schema)
+{
+    const cJSON *required = get(schema, "required"), *properties = get(schema, "properties");
+    for (const cJSON *at = required ? required->child : NULL; at; at = at->next) {
+        if (!cJSON_IsString(at))
+            return refuse_word(w, KVA_EINVAL, "required", "must be an array of strings");
+        if (!properties || !get(properties, at->valuestring))
+            return kva_fail(w->err, KVA_EUNSUPPORTED,
+                            "the schema at '#%s': 'required' has '%.100s', which 'properties' does "
+                            "not describe: that is not enforced",
+                            w->place, at->valuestring);
+    }
+    return KVA_OK;
+}
+
+static enum kva_status check_objects(struct walk *w, const cJSON *schema)
+{
+    static const char *const rest[] = {"additionalProperties", "unevaluatedProperties"};
+    const cJSON *properties = get(schema, "properties");
+    const cJSON *patterns = get(schema, "patternProperties");
+    const cJSON *names = get(schema, "propertyNames");
+    if (patterns && (properties || names || !is_false(get(schema, "additionalProperties")) ||
+                     (patterns->child && patterns->child->next)))
+        return refuse_word(w, KVA_EUNSUPPORTED, "patternProperties",
+                           "is enforced with one pattern, with 'additionalProperties': false, and "
+                           "without properties and propertyNames only");
+    if (names && (properties || get(schema, "additionalProperties")))
+        return refuse_word(w, KVA_EUNSUPPORTED, "propertyNames",
+                           "beside properties or additionalProperties is not enforced");
+    enum kva_status status = check_required(w, schema);
+    if (!status && properties)
+        status = check_each(w, "properties", properties);
+    if (!status && patterns)
+        status = check_each(w, "patternProperties", patterns);
+    if (!status && names && !get(names, "pattern"))
+        return refuse_word(w, KVA_EUNSUPPORTED, "propertyNames", "is enforced with 'pattern' only");
+    for (size_t i = 0; i < KVA_COUNT_OF(rest) && !status; i++) {
+        cJSON *more = get(schema, rest[i]);
+        if (more && !is_false(more))
+            status = check_in(w, rest[i], NULL, more);
+    }
+    return status;
+}
+
+/* --- a schema -------------------------------------------------------------------------------- */
+
+/* Every word by itself. `ret_strong`: the strong one, if there is one. */
+static enum kva_status check_words(const struct walk *w, const cJSON *schema,
+                                   const struct word **ret_strong, const struct word **ret_asserts)
+{
+    for (const cJSON *at = schema->child; at; at = at->next) {
+        const struct word *word = find_word(at->string);
+        if (!word)
+            continue;
+        bool is_off = cJSON_IsFalse(at) && word->value == VALUE_BOOL;
+        if (word->use == USE_REFUSED && !is_off)
+            return refuse_word(w, KVA_EUNSUPPORTED, at->string, "is not enforced by this server");
+        bool may_be_empty = strcmp(at->string, "required") == 0 && cJSON_IsArray(at);
+        const char *why = may_be_empty ? NULL : lacks(word->value, at);
+        if (why)
+            return refuse_word(w, KVA_EINVAL, at->string, why);
+        if (word->use == USE_STRONG && !*ret_strong)
+            *ret_strong = word;
+        if (word->use == USE_ASSERTS)
+            *ret_asserts = word;
+    }
+    return KVA_OK;
+}
+
+static enum kva_status check_object(struct walk *w, cJSON *schema)
+{
+    const struct word *strong = NULL, *asserts = NULL;
+    const cJSON *type = get(schema, "type");
+    enum kva_status status = check_words(w, schema, &strong, &asserts);
+    if (!status && type)
+        status = check_type(w, type);
+    if (status)
+        return status;
+    if (strong)
+        return check_strong(w, schema, strong);
+    if (asserts && !type && strcmp(asserts->type, "object") != 0 &&
+        strcmp(asserts->type, "array") != 0)
+        return refuse_word(w, KVA_EUNSUPPORTED, asserts->name,
+                           "without 'type' is not enforced: say which type it is about");
+    if (asserts && !type && !get(schema, "properties") && !get(schema, "additionalProperties") &&
+        !get(schema, "items") && !get(schema, "prefixItems"))
+        return refuse_word(w, KVA_EUNSUPPORTED, asserts->name,
+                           "without 'type' is not enforced: say which type it is about");
+    status = check_numbers(w, schema);
+    if (!status)
+        status = check_strings(w, schema);
+    if (!status)
+        status = check_arrays(w, schema);
+    return status ? status : check_objects(w, schema);
+}
+
+static enum kva_status check(struct walk *w, cJSON *schema)
+{
+    if (cJSON_IsTrue(schema))
+        return KVA_OK;
+    if (cJSON_IsFalse(schema))
+        return refuse(w, KVA_EINVAL, "false: no value is allowed here");
+    if (!cJSON_IsObject(schema))
+        return refuse(w, KVA_EINVAL, "a schema must be an object, true or false");
+    if (w->depth == KVA_GRAMMAR_DEPTH_MAX)
+        return refuse(w, KVA_ETOOBIG, "more than 64 levels of schemas");
+    w->depth++;
+    enum kva_status status = check_object(w, schema);
+    w->depth--;
+    return status;
+}
+
+enum kva_status kva_grammar_check_tree(cJSON *root, struct kva_err *err)
+{
+    struct walk *w = calloc(1, sizeof(*w));
+    if (!w)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for a schema");
+    w->root = root;
+    w->err = err;
+    enum kva_status status = check(w, root);
+    free(w);
+    return status;
+}
