@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* max_tokens of /v1/completions where a request says nothing, as OpenAI has it. */
 #define COMPLETION_TOKENS_DEFAULT 16u
@@ -37,6 +38,8 @@ struct serve {
     uint64_t started_ns;
     atomic_bool loading;
     atomic_bool stop_loading;
+    struct kva_grammars *grammars; /* NULL: no_grammars says why */
+    struct kva_err no_grammars;
     enum kva_status load_status;
     struct kva_err load_err;
 };
@@ -139,6 +142,33 @@ static enum kva_status describe_api(const struct serve *serve, struct kva_api_co
                   : allowed_policies(serve->config, api->kv_default, &api->kv_allowed_mask, err);
 }
 
+/* Masks of grammars: one thread makes many in the time of a step. */
+#define CORES_PER_MASK_THREAD 16
+/* What one mask may take at most; normal ones take tens of microseconds. */
+#define MASK_TIME_NS (1 * KVA_NS_PER_S)
+#define MASK_BYTES   ((size_t)256 << 20)
+#define GRAMMARS_MAX 4096u
+
+/* A model without structured output is served without it. */
+static void create_grammars(struct serve *serve, struct kva_api_config *api)
+{
+    const struct kva_config *config = serve->config;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    const struct kva_grammars_params params = {
+        .vocab = {api->tokenizer, api->vocab_size, api->eos_ids, api->eos_count},
+        .limits = {config->grammar_time_ms * KVA_NS_PER_MS, config->grammar_bytes,
+                   config->grammar_text_bytes},
+        .work = {MASK_TIME_NS, MASK_BYTES},
+        .kept_bytes = config->grammar_cache_bytes,
+        .kept_max = GRAMMARS_MAX,
+        .mask_threads = 1 + (cores > 0 ? (uint32_t)cores / CORES_PER_MASK_THREAD : 0),
+    };
+    if (kva_grammars_create(&params, &serve->grammars, &serve->no_grammars) != KVA_OK)
+        kva_log(KVA_LOG_WARN, "no structured output: %s", serve->no_grammars.message);
+    api->grammars = serve->grammars;
+    api->grammars_why = serve->no_grammars.message;
+}
+
 static enum kva_status start_service(struct serve *serve, struct kva_err *err)
 {
     const struct kva_config *config = serve->config;
@@ -194,6 +224,8 @@ static enum kva_status load(struct serve *serve, struct kva_err *err)
         kva_log(KVA_LOG_WARN, "the model has no chat template: chat requests will be refused");
     struct kva_server_backend backend = {0};
     status = describe_api(serve, &backend.api, err);
+    if (!status)
+        create_grammars(serve, &backend.api);
     if (!status)
         status = start_service(serve, err);
     if (status)
@@ -394,6 +426,7 @@ int kva_cli_serve(const struct kva_config *config, const struct kva_string_list 
     /* The engine thread wakes the server to the last, so the server goes after it. */
     kva_service_stop(serve.service);
     kva_server_destroy(serve.server);
+    kva_grammars_destroy(serve.grammars);
     free(serve.admin_host);
     kva_instance_close(&serve.instance);
     if (status == KVA_ETIMEOUT)

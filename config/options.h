@@ -90,6 +90,10 @@ struct kva_config {
     uint64_t request_timeout_ms;
     uint64_t drain_timeout_ms;
     uint64_t workers;
+    uint64_t grammar_text_bytes;
+    uint64_t grammar_time_ms;
+    uint64_t grammar_bytes;
+    uint64_t grammar_cache_bytes;
     bool metrics_vllm;
     bool live_view;
     bool page;

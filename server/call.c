@@ -150,7 +150,7 @@ static void on_gone(void *opaque)
         /* A worker holds it; it is destroyed when it comes back. */
         atomic_store(&call->abandoned, true);
         call->state = KVA_CALL_OVER;
-        if (kva_workers_abandon(server->workers, &call->job))
+        if (kva_workers_abandon(call->pool, &call->job))
             kva_call_destroy(call);
         return;
     }
@@ -178,18 +178,24 @@ static const struct kva_api_config *config_of(const struct kva_call *call)
     return &call->server->backend.api;
 }
 
-/* On a worker; on the event loop for small completions, whose work is linear in the body. */
+/* On a worker; on the event loop for small completions, whose work is linear in the body. Making a
+ * grammar may take seconds: what others send should not wait for it. */
 static void prepare(struct kva_job *job)
 {
     struct kva_call *call =
         (struct kva_call *)(void *)((char *)job - offsetof(struct kva_call, job));
-    call->status = kva_api_parse(config_of(call), call->route, call->body, call->body_bytes,
-                                 &call->api, &call->err);
-    free(call->body);
-    call->body = NULL;
-    if (call->status != KVA_OK)
-        return;
-    call->api->abandoned = &call->abandoned;
+    if (!call->api) {
+        call->status = kva_api_parse(config_of(call), call->route, call->body, call->body_bytes,
+                                     &call->api, &call->err);
+        free(call->body);
+        call->body = NULL;
+        if (call->status != KVA_OK)
+            return;
+        call->api->abandoned = &call->abandoned;
+        call->wants_maker = kva_api_makes_grammar(config_of(call), call->api);
+        if (call->wants_maker)
+            return;
+    }
     call->status = kva_api_prepare(config_of(call), call->api, &call->identity, &call->err);
 }
 
@@ -305,6 +311,18 @@ static enum kva_status submit(struct kva_call *call)
     return KVA_OK;
 }
 
+static void refuse_job(struct kva_call *call, enum kva_status status)
+{
+    call->is_done = true; /* nothing to cancel */
+    kva_call_fail(call, status, &call->err);
+}
+
+static enum kva_status give_to(struct kva_workers *pool, struct kva_call *call)
+{
+    call->pool = pool;
+    return kva_workers_submit(pool, &call->job, &call->err);
+}
+
 /* Back on the event loop. */
 static void prepared(struct kva_job *job)
 {
@@ -312,6 +330,13 @@ static void prepared(struct kva_job *job)
         (struct kva_call *)(void *)((char *)job - offsetof(struct kva_call, job));
     if (!call->exchange) {
         kva_call_destroy(call);
+        return;
+    }
+    if (call->wants_maker) {
+        call->wants_maker = false;
+        enum kva_status given = give_to(call->server->makers, call);
+        if (given != KVA_OK)
+            refuse_job(call, given);
         return;
     }
     kva_exchange_body_done(call->exchange);
@@ -401,11 +426,9 @@ void kva_call_begin(struct kva_server *server, struct kva_exchange *exchange,
         prepared(&call->job);
         return;
     }
-    status = kva_workers_submit(server->workers, &call->job, &call->err);
-    if (status != KVA_OK) {
-        call->is_done = true;
-        kva_call_fail(call, status, &call->err);
-    }
+    status = give_to(server->workers, call);
+    if (status != KVA_OK)
+        refuse_job(call, status);
 }
 
 void kva_call_completion(struct kva_server *server, struct kva_exchange *exchange)

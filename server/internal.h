@@ -46,7 +46,8 @@ struct kva_server {
     struct kva_http *http;
     struct kva_auth *auth;
     struct kva_workers *workers;
-    struct event *wake_event; /* on wake_fd */
+    struct kva_workers *makers; /* of grammars: calls that want a new one are prepared there */
+    struct event *wake_event;   /* on wake_fd */
     struct event *tick;
     int wake_fd;
     const struct kva_clock *clock;
@@ -97,7 +98,9 @@ struct kva_call {
     enum kva_call_state state;
 
     struct kva_job job;
-    atomic_bool abandoned; /* read by the worker: nobody waits for the answer any more */
+    struct kva_workers *pool; /* that has the job, while it is PREPARING */
+    bool wants_maker;         /* parsed, and to be prepared by one */
+    atomic_bool abandoned;    /* read by the worker: nobody waits for the answer any more */
     char *body;
     size_t body_bytes;
     struct kva_api_identity identity;

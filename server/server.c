@@ -14,8 +14,13 @@
 
 /* Templates recurse; see template.h. */
 #define WORKER_STACK_BYTES (KVA_TEMPLATE_STACK_BYTES + (1u << 20))
-#define TICK_NS_MAX        (KVA_NS_PER_S / 2)
-#define TICK_NS_MIN        (10 * KVA_NS_PER_MS)
+
+/* Threads that make grammars, and prepare the calls that want them. The library recurses too, as
+ * deep as a grammar nests. */
+#define GRAMMAR_MAKERS    2u
+#define MAKER_STACK_BYTES (WORKER_STACK_BYTES + (16u << 20))
+#define TICK_NS_MAX       (KVA_NS_PER_S / 2)
+#define TICK_NS_MIN       (10 * KVA_NS_PER_MS)
 
 /* write(2) is all that a signal handler needs here. Every write is an edge, so nobody reads the
  * counter, which would take a call for each token of a lone stream; it lasts for 2^64 of them. */
@@ -175,6 +180,7 @@ static void on_wake(evutil_socket_t fd, short what, void *opaque)
     struct kva_server *server = opaque;
     handle_requests_of_threads(server);
     kva_workers_collect(server->workers);
+    kva_workers_collect(server->makers);
     kva_calls_poll(server);
     if (server->drain_deadline_ns != 0)
         check_drained(server, kva_time_ns());
@@ -275,6 +281,10 @@ static enum kva_status create_parts(struct kva_server *server, struct kva_err *e
     enum kva_status status = kva_auth_create(&auth, &server->auth, err);
     if (status == KVA_OK)
         status = kva_workers_create(&pool, &server->workers, err);
+    pool.threads = GRAMMAR_MAKERS;
+    pool.stack_bytes = MAKER_STACK_BYTES;
+    if (status == KVA_OK)
+        status = kva_workers_create(&pool, &server->makers, err);
     if (status == KVA_OK)
         status = create_http(server, err);
     return status;
@@ -367,10 +377,10 @@ void kva_server_destroy(struct kva_server *server)
     if (!server)
         return;
     /* Jobs first: those on workers still point to their calls. */
-    struct kva_workers *pool = server->workers;
     if (server->http)
         kva_http_destroy(server->http);
-    kva_workers_destroy(pool);
+    kva_workers_destroy(server->workers);
+    kva_workers_destroy(server->makers);
     while (server->calls)
         kva_call_destroy(server->calls);
     kva_auth_destroy(server->auth);

@@ -163,6 +163,9 @@ void kva_view_metrics(struct kva_server *server, struct kva_exchange *exchange)
     kva_workers_get_counts(server->workers, &jobs);
     struct kva_http_counts http;
     kva_http_get_counts(server->http, &http);
+    struct kva_grammars *grammars = server->has_backend ? server->backend.api.grammars : NULL;
+    struct kva_grammars_stats grammar_stats;
+    kva_grammars_get_stats(grammars, &grammar_stats);
     struct kva_metrics_view view = {
         .metrics = &server->metrics,
         .stats = &stats,
@@ -173,6 +176,7 @@ void kva_view_metrics(struct kva_server *server, struct kva_exchange *exchange)
         .model = server->has_backend ? server->backend.api.model_ids[0] : "",
         .version = server->params.version,
         .http = &http,
+        .grammars = &grammar_stats,
         .ready = server->phase == KVA_PHASE_READY,
         .draining = server->phase == KVA_PHASE_DRAINING,
         .vllm_names = server->params.metrics_vllm,

@@ -17,6 +17,7 @@
 #include "base/arena.h"
 #include "scheduler/scheduler.h"
 #include "server/api/json.h"
+#include "server/grammar/grammars.h"
 #include "text/template/template.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -68,6 +69,8 @@ struct kva_api_config {
     enum kva_kv_policy_id kv_default;
     struct kva_kv_spec kv_specs[KVA_KV_POLICY_COUNT]; /* what requests start from */
     uint32_t kv_topk_max;                             /* rows that a request may have fetched */
+    struct kva_grammars *grammars; /* NULL: no structured output, `grammars_why` says why */
+    const char *grammars_why;
     struct kva_api_limits limits;
 };
 
@@ -92,6 +95,12 @@ struct kva_api_prompt {
 struct kva_api_text {
     const char *data;
     size_t length;
+};
+
+/* What the answer must be. */
+struct kva_api_format {
+    const char *field; /* that says so; NULL: nothing */
+    struct kva_grammar_source source;
 };
 
 /* A validated request. Everything lives in `arena` or `json`. */
@@ -136,6 +145,7 @@ struct kva_api_call {
     struct kva_api_text cache_salt;
     int32_t priority;
     struct kva_kv_spec kv;
+    struct kva_api_format format;
     /* Arrays stop_ids and bad_words of it are filled in while preparing. */
     struct kva_sampling_params sampling;
     bool has_seed;
@@ -162,6 +172,9 @@ KVA_MUST_CHECK enum kva_status kva_api_parse(const struct kva_api_config *config
                                              enum kva_api_route route, const char *body,
                                              size_t length, struct kva_api_call **ret,
                                              struct kva_err *err);
+
+/* Whether preparing would have to make a grammar, which can take seconds. */
+bool kva_api_makes_grammar(const struct kva_api_config *config, const struct kva_api_call *call);
 
 /* What preparing needs to know about the caller. */
 struct kva_api_identity {

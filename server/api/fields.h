@@ -79,6 +79,20 @@ enum kva_status kva_api_parse_bad_words(struct kva_api_parser *p, const char *na
                                         const cJSON *value);
 enum kva_status kva_api_parse_kv(struct kva_api_parser *p, const char *name, const cJSON *value);
 
+/* What the answer must be: parse_format.c. */
+enum kva_status kva_api_parse_response_format(struct kva_api_parser *p, const char *name,
+                                              const cJSON *value);
+enum kva_status kva_api_parse_structured_outputs(struct kva_api_parser *p, const char *name,
+                                                 const cJSON *value);
+enum kva_status kva_api_parse_guided_json(struct kva_api_parser *p, const char *name,
+                                          const cJSON *value);
+enum kva_status kva_api_parse_guided_regex(struct kva_api_parser *p, const char *name,
+                                           const cJSON *value);
+enum kva_status kva_api_parse_guided_choice(struct kva_api_parser *p, const char *name,
+                                            const cJSON *value);
+enum kva_status kva_api_parse_guided_grammar(struct kva_api_parser *p, const char *name,
+                                             const cJSON *value);
+
 /* Across fields, once all are read. */
 enum kva_status kva_api_check_call(struct kva_api_parser *p);
 

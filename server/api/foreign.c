@@ -56,11 +56,6 @@ const struct kva_api_field kva_api_foreign_fields[] = {
     REFUSE("use_beam_search", KVA_ROUTE_GENERATE, NULL),
     REFUSE_BUT("length_penalty", KVA_ROUTE_GENERATE, 1),
     REFUSE("early_stopping", KVA_ROUTE_GENERATE, NULL),
-    REFUSE("guided_json", KVA_ROUTE_GENERATE, NULL),
-    REFUSE("guided_regex", KVA_ROUTE_GENERATE, NULL),
-    REFUSE("guided_choice", KVA_ROUTE_GENERATE, NULL),
-    REFUSE("guided_grammar", KVA_ROUTE_GENERATE, NULL),
-    REFUSE("structured_outputs", KVA_ROUTE_GENERATE, NULL),
     REFUSE("structural_tag", KVA_ROUTE_GENERATE, NULL),
     REFUSE("logits_processors", KVA_ROUTE_GENERATE, NULL),
     REFUSE("prompt_embeds", KVA_ROUTE_COMPLETION, NULL),
@@ -78,10 +73,6 @@ const struct kva_api_field kva_api_foreign_fields[] = {
     REFUSE("mm_processor_kwargs", KVA_ROUTE_GENERATE, NULL),
 
     /* SGLang, llama-server, text-generation-inference. */
-    REFUSE("regex", KVA_ROUTE_GENERATE, NULL),
-    REFUSE("ebnf", KVA_ROUTE_GENERATE, NULL),
-    REFUSE("grammar", KVA_ROUTE_GENERATE, NULL),
-    REFUSE("json_schema", KVA_ROUTE_GENERATE, NULL),
     REFUSE_BUT("n_predict", KVA_ROUTE_GENERATE, -1),
     REFUSE_BUT("id_slot", KVA_ROUTE_GENERATE, -1),
     REFUSE("n_probs", KVA_ROUTE_GENERATE, NULL),

@@ -211,20 +211,6 @@ static enum kva_status parse_template_kwargs(struct kva_api_parser *p, const cha
     return KVA_OK;
 }
 
-static enum kva_status parse_response_format(struct kva_api_parser *p, const char *name,
-                                             const cJSON *value)
-{
-    const cJSON *type = cJSON_GetObjectItemCaseSensitive(value, "type");
-    if (!cJSON_IsString(type))
-        return kva_fail_param(p->err, KVA_EINVAL, name, "'%s' must be an object with a 'type'.",
-                              name);
-    if (strcmp(type->valuestring, "text") != 0)
-        return kva_fail_param(p->err, KVA_EUNSUPPORTED, name,
-                              "'%s' of type '%.40s' is not supported by this server, only 'text'.",
-                              name, type->valuestring);
-    return KVA_OK;
-}
-
 static enum kva_status parse_modalities(struct kva_api_parser *p, const char *name,
                                         const cJSON *value)
 {
@@ -315,7 +301,16 @@ const struct kva_api_field kva_api_fields[] = {
     BOOL("return_token_strs", KVA_ROUTE_TOKENIZE, return_token_strings),
     CUSTOM("documents", KVA_ROUTE_CHAT, parse_documents),
     CUSTOM("chat_template_kwargs", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, parse_template_kwargs),
-    CUSTOM("response_format", KVA_ROUTE_GENERATE, parse_response_format),
+    CUSTOM("response_format", KVA_ROUTE_GENERATE, kva_api_parse_response_format),
+    CUSTOM("structured_outputs", KVA_ROUTE_GENERATE, kva_api_parse_structured_outputs),
+    CUSTOM("guided_json", KVA_ROUTE_GENERATE, kva_api_parse_guided_json),
+    CUSTOM("guided_regex", KVA_ROUTE_GENERATE, kva_api_parse_guided_regex),
+    CUSTOM("guided_choice", KVA_ROUTE_GENERATE, kva_api_parse_guided_choice),
+    CUSTOM("guided_grammar", KVA_ROUTE_GENERATE, kva_api_parse_guided_grammar),
+    CUSTOM("regex", KVA_ROUTE_GENERATE, kva_api_parse_guided_regex),
+    CUSTOM("ebnf", KVA_ROUTE_GENERATE, kva_api_parse_guided_grammar),
+    CUSTOM("grammar", KVA_ROUTE_GENERATE, kva_api_parse_guided_grammar),
+    CUSTOM("json_schema", KVA_ROUTE_GENERATE, kva_api_parse_guided_json),
     CUSTOM("modalities", KVA_ROUTE_CHAT, parse_modalities),
     {NULL, 0, KVA_FIELD_IGNORE, 0, 0, 0, NULL, NULL},
 };

@@ -337,7 +337,9 @@ static bool copy_bad_words(struct kva_request *request, const struct bad_word_li
 static bool copy_stop_ids(const struct kva_api_config *config, const struct kva_api_call *call,
                           struct kva_request *request)
 {
-    uint32_t eos_count = call->ignore_eos ? 0 : config->eos_count;
+    /* A text that a grammar ends has no other end. */
+    bool ignored = call->ignore_eos && !call->format.field;
+    uint32_t eos_count = ignored ? 0 : config->eos_count;
     uint32_t count = eos_count + call->stop_id_count;
     if (count == 0)
         return true;
@@ -381,6 +383,41 @@ static bool fill_arrays(const struct kva_api_config *config, const struct kva_ap
     return bad_words->count == 0 || copy_bad_words(request, bad_words);
 }
 
+/* --- what the answer must be ----------------------------------------------------------------- */
+
+bool kva_api_makes_grammar(const struct kva_api_config *config, const struct kva_api_call *call)
+{
+    return call->format.field && config->grammars &&
+           !kva_grammars_holds(config->grammars, &call->format.source);
+}
+
+/* The constraint of all of the call's requests; NULL: there is none. */
+static enum kva_status get_constraint(const struct kva_api_config *config,
+                                      const struct kva_api_call *call, struct kva_constraint **ret,
+                                      struct kva_err *err)
+{
+    const struct kva_api_format *format = &call->format;
+    if (!format->field)
+        return KVA_OK;
+    if (!config->grammars)
+        return kva_fail_param(err, KVA_EUNSUPPORTED, format->field,
+                              "'%s' is not supported by this server: %s.", format->field,
+                              config->grammars_why ? config->grammars_why
+                                                   : "it has no structured output");
+    enum kva_status status =
+        kva_grammars_get(config->grammars, &format->source, call->abandoned, ret, err);
+    if (status == KVA_OK || status == KVA_ECANCELLED || status == KVA_ENOMEM)
+        return status;
+    /* Too large or too slow: that is the request's, not a body over its limit. */
+    status = status == KVA_ETOOBIG ? KVA_EINVAL : status;
+    if (err) {
+        kva_err_prefix(err, status, "'%s'", format->field);
+        err->status = status;
+        snprintf(err->param, sizeof(err->param), "%s", format->field);
+    }
+    return status;
+}
+
 /* The scope of the key, mixed with the request's salt: neither can be turned into the other. */
 static enum kva_status mix_salt(const struct kva_api_text *salt, uint64_t scope[2],
                                 struct kva_err *err)
@@ -401,7 +438,8 @@ static enum kva_status mix_salt(const struct kva_api_text *salt, uint64_t scope[
 
 static enum kva_status build_request(const struct kva_api_config *config, struct kva_api_call *call,
                                      const struct kva_api_identity *identity, uint32_t index,
-                                     const struct bad_word_list *bad_words, struct kva_err *err)
+                                     const struct bad_word_list *bad_words,
+                                     struct kva_constraint *constraint, struct kva_err *err)
 {
     const struct kva_api_prompt *prompt = &call->prompts[index];
     uint32_t output_max = 0;
@@ -429,6 +467,8 @@ static enum kva_status build_request(const struct kva_api_config *config, struct
     request->cache_scope[0] = identity->cache_scope[0];
     request->cache_scope[1] = identity->cache_scope[1];
     request->sampling = call->sampling;
+    kva_constraint_hold(constraint);
+    request->sampling.constraint = constraint;
     if (!call->has_seed)
         request->sampling.seed = identity->seed + (uint64_t)index * call->best_of;
     request->kv = call->kv;
@@ -485,10 +525,15 @@ enum kva_status kva_api_prepare(const struct kva_api_config *config, struct kva_
     if (!call->requests || !call->truncated_tokens)
         return kva_fail(err, KVA_ENOMEM, "Out of memory for %u prompts.", call->prompt_count);
     struct bad_word_list bad_words = {.lengths = NULL};
+    struct kva_constraint *constraint = NULL;
+    status = get_constraint(config, call, &constraint, err);
+    if (status != KVA_OK)
+        return status;
     if (call->bad_word_count > 0)
         status = tokenise_bad_words(config, call, &bad_words, err);
     for (uint32_t i = 0; i < call->prompt_count && status == KVA_OK; i++)
-        status = build_request(config, call, identity, i, &bad_words, err);
+        status = build_request(config, call, identity, i, &bad_words, constraint, err);
+    kva_constraint_release(constraint);
     free(bad_words.lengths);
     if (call->bad_word_count > 0)
         kva_token_list_finish(&bad_words.ids);

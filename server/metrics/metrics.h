@@ -11,6 +11,7 @@
 #include "base/buf.h"
 #include "base/histogram.h"
 #include "scheduler/scheduler.h"
+#include "server/grammar/grammars.h"
 #include "server/http/http.h"
 
 /* Why a request was not taken. */
@@ -88,6 +89,7 @@ struct kva_metrics_view {
     const char *model;
     const char *version;
     const struct kva_http_counts *http;
+    const struct kva_grammars_stats *grammars;
     bool ready;
     bool draining;
     bool vllm_names; /* also expose the common names under vllm: */

@@ -150,6 +150,28 @@ static void put_http(struct kva_buf *out, const struct kva_metrics *metrics, con
     }
 }
 
+static void put_grammars(struct kva_buf *out, const struct kva_grammars_stats *stats,
+                         const char *labels)
+{
+    kva_metrics_head(out, "kvahead_grammar_requests_total", "counter",
+                     "Requests with a grammar, by whether it was there or had to be made.");
+    labelled(out, "kvahead_grammar_requests_total", labels, "grammar", "kept", (double)stats->hits);
+    labelled(out, "kvahead_grammar_requests_total", labels, "grammar", "new",
+             (double)stats->misses);
+    single(out, "kvahead_grammar_failures_total", "counter", labels, (double)stats->failures,
+           "Grammars that could not be made.");
+    single(out, "kvahead_grammars", "gauge", labels, stats->kept, "Grammars that are kept.");
+    single(out, "kvahead_grammar_bytes", "gauge", labels, (double)stats->kept_bytes,
+           "Memory of the grammars that are kept.");
+    kva_metrics_histogram(out, "kvahead_grammar_seconds", labels, "Time of making a grammar.",
+                          &stats->make_seconds);
+    kva_metrics_histogram(out, "kvahead_grammar_mask_seconds", labels,
+                          "Time of taking a token and making the mask of the next.",
+                          &stats->mask_seconds);
+    single(out, "kvahead_grammar_late_total", "counter", labels, (double)stats->late,
+           "Steps that a sequence sat out because its mask was not there.");
+}
+
 static void put_server(struct kva_buf *out, const struct kva_metrics_view *view, const char *labels)
 {
     const struct kva_metrics *metrics = view->metrics;
@@ -180,6 +202,7 @@ static void put_server(struct kva_buf *out, const struct kva_metrics_view *view,
            "Renderings that ended with an error of the template or at a limit.");
     kva_metrics_histogram(out, "kvahead_template_seconds", labels,
                           "Time of rendering a chat's template.", &metrics->template_render);
+    put_grammars(out, view->grammars, labels);
     single(out, "kvahead_unknown_fields_total", "counter", labels, (double)metrics->unknown_fields,
            "Fields of requests that nobody knows.");
     single(out, "kvahead_keep_alives_total", "counter", labels, (double)metrics->keep_alives,
