@@ -165,7 +165,7 @@ def test_what_is_attended_to_most_is_kept(servers, server: Server):
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == (1200 - 64) // 64 * 64
     crowd = allows.complete(**prompt, kv=kv, cache_salt="a", n=3)
     assert [choice["token_ids"] for choice in crowd["choices"]] == 3 * [want]
-    for words, changes in (("from 0% to 100%", {"heavy": "101%"}), ("whole number", {"heavy": 1.5})):
+    for words, changes in (("from 0% to 100%", {"heavy": "101%"}), ("must be an integer", {"heavy": 1.5})):
         reply = allows.post("/v1/completions", prompt | {"kv": kv | changes})
         assert reply.status == 400 and words in reply.json()["error"]["message"], reply
 
