@@ -87,8 +87,8 @@ static bool check_lowbit(struct kva_device *device, const char *op, struct kva_l
 {
     if (!check_head_dim_of_rows(device, op, head_dim))
         return false;
-    if (format.keys != KVA_KEYS_PER_CHANNEL)
-        return refuse(device, "%s: no kernel for keys per token", op);
+    if (format.keys == KVA_KEYS_PER_TOKEN)
+        return check_per_token(device, op, format, head_dim);
     if (format.bits != 1 && format.bits != 2 && format.bits != 4)
         return refuse(device, "%s: %u bits, must be 1, 2 or 4", op, format.bits);
     if (format.group != 32 && format.group != 64)

@@ -86,7 +86,7 @@ struct kva_quantise_args {
     const void *const *from;  /* host [count]: 16-bit blocks, in either tier */
     void *const *to;          /* host [count]: low-bit blocks */
     const uint32_t *exempt;   /* host [count]: the first tokens of the block that do not count for
-                                 the keys' levels; NULL: none */
+                                 the keys' levels; NULL: none. Of KVA_KEYS_PER_CHANNEL */
     size_t from_offset_bytes; /* added to every address of `from` */
     size_t to_offset_bytes;   /* added to every address of `to` */
     uint32_t count;

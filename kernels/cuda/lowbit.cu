@@ -5,6 +5,8 @@
  * select.cu, which does not look at those of tokens that rows have. */
 #include "kernels/cuda/attend_plan.cuh"
 
+#define BITS_MAX 8u
+
 /* A sequence, on the device. */
 struct lowbit_seq {
     struct kva_row_cache rows;
@@ -23,6 +25,7 @@ struct lowbit_params {
     size_t block_offset;
     uint32_t bits;
     uint32_t group_tokens; /* tokens, or channels, of a quantisation group */
+    bool token_keys;       /* keys have levels per token */
     struct kva_lowbit_layout layout;
 };
 
@@ -46,7 +49,7 @@ static __device__ __forceinline__ float code_of(const uint32_t *planes, uint32_t
 {
     uint32_t code = 0;
 #pragma unroll
-    for (uint32_t b = 0; b < 4; b++) {
+    for (uint32_t b = 0; b < BITS_MAX; b++) {
         if (b < bits)
             code |= (planes[b] >> bit & 1u) << b;
     }
@@ -60,16 +63,18 @@ static __device__ void decode_keys(kva_f16 (*k)[D + PAD], const lowbit_params &p
 {
     const uint32_t dim = p.shape.dim, bytes = TILE / 2;
     for (uint32_t i = threadIdx.x; i < dim / 4 * bytes; i += blockDim.x) {
-        uint32_t channel = i / bytes * 4, token = i % bytes * 2, planes[4] = {0, 0, 0, 0};
+        uint32_t channel = i / bytes * 4, token = i % bytes * 2, planes[BITS_MAX] = {};
         uint32_t at = token / p.group_tokens * dim + channel;
         spread(page + p.layout.k_codes, p.layout.plane_bytes, i, p.bits, planes);
         float x[8];
 #pragma unroll
         for (uint32_t c = 0; c < 4; c++) {
-            float scale = f16_at(page + p.layout.k_scale, at + c);
-            float zero = f16_at(page + p.layout.k_zero, at + c);
-            x[c] = fmaf(scale, code_of(planes, p.bits, c), zero);
-            x[4 + c] = fmaf(scale, code_of(planes, p.bits, 4 + c), zero);
+            const uint32_t low = p.token_keys ? token : at + c;
+            const uint32_t high = p.token_keys ? token + 1 : at + c;
+            x[c] = fmaf(f16_at(page + p.layout.k_scale, low), code_of(planes, p.bits, c),
+                        f16_at(page + p.layout.k_zero, low));
+            x[4 + c] = fmaf(f16_at(page + p.layout.k_scale, high), code_of(planes, p.bits, 4 + c),
+                            f16_at(page + p.layout.k_zero, high));
         }
 #pragma unroll
         for (uint32_t t = 0; t < 2; t++) {
@@ -87,7 +92,7 @@ static __device__ void decode_values(kva_f16 (*v)[D + PAD], const lowbit_params 
 {
     const uint32_t dim = p.shape.dim, bytes = dim / 2;
     for (uint32_t i = threadIdx.x; i < TILE / 4 * bytes; i += blockDim.x) {
-        uint32_t token = i / bytes * 4, channel = i % bytes * 2, planes[4] = {0, 0, 0, 0};
+        uint32_t token = i / bytes * 4, channel = i % bytes * 2, planes[BITS_MAX] = {};
         uint32_t at = channel / p.group_tokens * TILE + token;
         spread(page + p.layout.v_codes, p.layout.plane_bytes, i, p.bits, planes);
 #pragma unroll
@@ -238,6 +243,7 @@ void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_l
     params.block_offset = args->block_offset_bytes;
     params.bits = args->format.bits;
     params.group_tokens = args->format.group;
+    params.token_keys = args->format.keys == KVA_KEYS_PER_TOKEN;
     params.layout = kva_lowbit_layout_of(args->format, args->head_dim);
     if (!make_plan(device, &plan, args))
         return;

@@ -20,6 +20,7 @@ struct quantise_params {
     uint32_t group;
     uint32_t bits;
     enum kva_lowbit_levels key_levels, value_levels;
+    bool token_keys; /* KVA_KEYS_PER_TOKEN */
     struct kva_lowbit_layout layout;
 };
 
@@ -152,6 +153,35 @@ static __device__ void quantise_group(group<KV> &g, uint32_t bits, enum kva_lowb
         group_fit(g, low, mean);
 }
 
+/* A row of KVA_KEYS_PER_TOKEN. */
+template <typename KV> static __device__ void quantise_row(group<KV> &g, uint32_t bits)
+{
+    float low = INFINITY, high = -INFINITY;
+    for (uint32_t i = 0; i < g.count; i++) {
+        float x = g.at(i);
+        low = x < low ? x : low;
+        high = x > high ? x : high;
+    }
+    if (!(low <= high)) {
+        group_constant(g, 0.0f);
+        return;
+    }
+    const float code_max = static_cast<float>((1u << bits) - 1);
+    g.scale = as_f16(__fdiv_rn(__fsub_rn(high, low), code_max));
+    if (g.scale == 0.0f) {
+        group_constant(g, __fadd_rn(__fmul_rn(0.5f, low), __fmul_rn(0.5f, high)));
+        return;
+    }
+    g.zero = as_f16(low);
+    const float inverse = __fdiv_rn(1.0f, g.scale);
+    for (uint32_t i = 0; i < g.count; i++) {
+        float level = __fmul_rn(__fsub_rn(g.at(i), g.zero), inverse);
+        level = level > 0.0f ? level : 0.0f;
+        level = level < code_max ? level : code_max;
+        g.codes[i * g.code_step] = static_cast<unsigned char>(rintf(level));
+    }
+}
+
 /* Byte `index` of a plane: two nibbles of four codes. */
 static __device__ unsigned char pack_byte(const unsigned char *codes, uint32_t inner,
                                           uint32_t four_step, uint32_t inner_step, uint32_t index,
@@ -188,7 +218,22 @@ static __global__ void __launch_bounds__(THREADS) quantise_kernel(quantise_param
     for (uint32_t i = threadIdx.x; i < rows; i += blockDim.x)
         x[i / (2 * dim) * p.row + i % (2 * dim)] = from[i];
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < p.layout.k_groups * dim; i += blockDim.x) {
+    for (uint32_t i = threadIdx.x; i < 2 * KVA_PAGE_TOKENS && p.token_keys; i += blockDim.x) {
+        uint32_t token = i % KVA_PAGE_TOKENS;
+        bool value = i >= KVA_PAGE_TOKENS;
+        group<KV> g = {x + token * p.row + (value ? dim : 0),
+                       (value ? v_codes : k_codes) + token * dim,
+                       1,
+                       1,
+                       dim,
+                       0,
+                       0.0f,
+                       0.0f};
+        quantise_row(g, p.bits);
+        store_f16(to + (value ? p.layout.v_scale : p.layout.k_scale), token, g.scale);
+        store_f16(to + (value ? p.layout.v_zero : p.layout.k_zero), token, g.zero);
+    }
+    for (uint32_t i = threadIdx.x; i < p.layout.k_groups * dim && !p.token_keys; i += blockDim.x) {
         uint32_t first = i / dim * p.group, channel = i % dim;
         uint32_t exempt = p.exempt ? p.exempt[block] : 0;
         uint32_t counted = exempt > first ? min(exempt - first, p.group) : 0;
@@ -204,7 +249,8 @@ static __global__ void __launch_bounds__(THREADS) quantise_kernel(quantise_param
         store_f16(to + p.layout.k_scale, i, g.scale);
         store_f16(to + p.layout.k_zero, i, g.zero);
     }
-    for (uint32_t i = threadIdx.x; i < p.layout.v_groups * KVA_PAGE_TOKENS; i += blockDim.x) {
+    for (uint32_t i = threadIdx.x; i < p.layout.v_groups * KVA_PAGE_TOKENS && !p.token_keys;
+         i += blockDim.x) {
         uint32_t first = i / KVA_PAGE_TOKENS * p.group, token = i % KVA_PAGE_TOKENS;
         group<KV> g = {x + token * p.row + dim + first,
                        v_codes + token * dim + first,
@@ -245,6 +291,7 @@ void kva_cuda_quantise(struct kva_device *device, const struct kva_quantise_args
     p.bits = args->format.bits;
     p.key_levels = args->format.key_levels;
     p.value_levels = args->format.value_levels;
+    p.token_keys = args->format.keys == KVA_KEYS_PER_TOKEN;
     p.layout = kva_lowbit_layout_of(args->format, args->head_dim);
     size_t shared_bytes = KVA_PAGE_TOKENS * (p.row * 2 + 2 * p.dim);
     kva_cuda_run(device, KVA_QUEUE_COMPUTE, "quantise",

@@ -17,7 +17,8 @@ struct shape {
 
 static size_t half_bytes(const struct kva_attend_select_fetch_args *args)
 {
-    size_t params = (size_t)64 / args->format.group * args->head_dim * 2 +
+    const bool tokens = args->format.keys == KVA_KEYS_PER_TOKEN;
+    size_t params = (tokens ? 64 : (size_t)64 / args->format.group * args->head_dim) * 2 +
                     ((size_t)args->head_dim + args->format.group - 1) / args->format.group * 128;
     return params * 2;
 }
@@ -34,7 +35,9 @@ static void make_pages(struct check *check, struct lowbit_test *test, uint32_t s
         for (uint32_t head = 0; head < args->kv_heads; head++) {
             uint16_t *levels =
                 (uint16_t *)buf->data + (args->block_offset_bytes + head * head_bytes) / 2;
-            uint32_t k = 64 / args->format.group * args->head_dim;
+            uint32_t k = args->format.keys == KVA_KEYS_PER_TOKEN
+                             ? 64
+                             : 64 / args->format.group * args->head_dim;
             for (size_t i = 0; i < half_bytes(args) / 2; i++) {
                 size_t at = i < 2 * k ? i / k : (i - 2 * k) * 2 / (half_bytes(args) / 2 - 2 * k);
                 float x = check_normal(check) / (at ? 1.0f : (float)(1 << args->format.bits));
@@ -500,6 +503,21 @@ void check_attend_lowbit(struct check *check)
             plan.format = (struct kva_lowbit_format){.bits = bits[j], .group = j % 2 ? 32 : 64};
             plan.rows[0] = i % 2 ? 1 : 3;
             plan.pages[0] = 5 + j;
+            lowbit_case(check, &plan, false);
+        }
+    }
+    /* Levels per token, with rows and without. */
+    const uint32_t token_bits[] = {2, 3, 4, 8};
+    for (size_t i = 0; i < KVA_COUNT_OF(shapes); i++) {
+        bool big = shapes[i].heads * shapes[i].head_dim > 512;
+        for (uint32_t j = 0; j < KVA_COUNT_OF(token_bits) * (check->quick ? 1 : 2); j++) {
+            struct plan plan = {.shape = shapes[i], .dtype = j % 2 ? KVA_F16 : KVA_BF16};
+            plan.format = kva_lowbit_per_token(token_bits[j % 4], shapes[i].head_dim);
+            plan.bare = j < 4;
+            plan.k = plan.bare ? 1 : check_between(check, 1, 64);
+            plan.window = check_below(check, 3) ? 0 : check_between(check, 1, 700);
+            plan.rows[0] = rows[check_below(check, big ? 4 : KVA_COUNT_OF(rows))];
+            plan.pages[0] = pages[check_between(check, 1, big ? 5 : 8)];
             lowbit_case(check, &plan, false);
         }
     }

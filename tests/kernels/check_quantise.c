@@ -33,7 +33,7 @@ static struct parts parts_of(const unsigned char *head, struct kva_lowbit_format
                              uint32_t dim)
 {
     struct parts parts;
-    size_t k = (size_t)(64 / format.group) * dim * 2;
+    size_t k = format.keys == KVA_KEYS_PER_TOKEN ? 128 : (size_t)(64 / format.group) * dim * 2;
     size_t v = ((size_t)dim + format.group - 1) / format.group * 64 * 2;
     parts.k_scale = head;
     parts.k_zero = parts.k_scale + k;
@@ -53,8 +53,8 @@ static double half_at(const unsigned char *from, size_t index)
 
 /* A group as it was stored. */
 struct stored {
-    double x[64];
-    uint32_t codes[64];
+    double x[256];
+    uint32_t codes[256];
     uint32_t count;
     uint32_t counted; /* elements from here on count for the levels */
     double scale, zero;
@@ -126,11 +126,13 @@ static double stored_as(double value)
     return check_widen(check_narrow((float)value, KVA_F16), KVA_F16);
 }
 
-static const char *check_group(const struct stored *group, uint32_t bits,
+static const char *check_group(const struct stored *group, struct kva_lowbit_format format,
                                enum kva_lowbit_levels levels)
 {
-    double low = INFINITY, high = -INFINITY, mean = 0, code_max = (1 << bits) - 1;
+    double low = INFINITY, high = -INFINITY, mean = 0, code_max = (1 << format.bits) - 1;
+    const uint32_t bits = format.bits;
     double n = group->count - group->counted;
+    const bool tokens = format.keys == KVA_KEYS_PER_TOKEN;
     for (uint32_t i = group->counted; i < group->count; i++) {
         low = fmin(low, group->x[i]);
         high = fmax(high, group->x[i]);
@@ -148,7 +150,7 @@ static const char *check_group(const struct stored *group, uint32_t bits,
         zero = low;
     }
     if (scale < 0x1p-24) /* may round to nothing */
-        return group->scale == 0 ? check_constant(group, mean) : NULL;
+        return group->scale == 0 ? check_constant(group, tokens ? (low + high) / 2 : mean) : NULL;
     const char *reason = NULL;
     if (paper && !near(group->scale, scale, 0))
         reason = "the scale is not the paper's";
@@ -181,7 +183,20 @@ static const char *check_head(const struct quantise_test *test, const unsigned c
     uint32_t dim = test->args.head_dim, size = format.group;
     struct parts parts = parts_of(head, format, dim);
     const char *reason = NULL;
-    for (uint32_t i = 0; i < 64 / size * dim && !reason; i++) { /* keys */
+    const bool tokens = format.keys == KVA_KEYS_PER_TOKEN;
+    for (uint32_t i = 0; tokens && i < 64 && !reason; i++) { /* keys per token */
+        struct stored group = {.count = dim, .scale = half_at(parts.k_scale, i)};
+        group.zero = half_at(parts.k_zero, i);
+        for (uint32_t c = 0; c < dim; c++) {
+            group.x[c] = number_of(from[(size_t)i * 2 * dim + c], test->args.kv_dtype);
+            for (uint32_t plane = 0; plane < format.bits; plane++)
+                group.codes[c] |= bit_of(parts.k_codes, (size_t)dim / 4 * 64, plane,
+                                         (size_t)(c / 4) * 64 + i, c % 4)
+                                  << plane;
+        }
+        reason = check_group(&group, format, format.key_levels);
+    }
+    for (uint32_t i = 0; !tokens && i < 64 / size * dim && !reason; i++) { /* keys */
         uint32_t g = i / dim, c = i % dim;
         struct stored group = {.count = size, .scale = half_at(parts.k_scale, i)};
         group.zero = half_at(parts.k_zero, i);
@@ -194,7 +209,7 @@ static const char *check_head(const struct quantise_test *test, const unsigned c
                                          (size_t)(c / 4) * 64 + token, c % 4)
                                   << plane;
         }
-        reason = check_group(&group, format.bits, format.key_levels);
+        reason = check_group(&group, format, format.key_levels);
     }
     for (uint32_t i = 0; i < (dim + size - 1) / size * 64 && !reason; i++) { /* values */
         uint32_t g = i / 64, token = i % 64;
@@ -208,7 +223,7 @@ static const char *check_head(const struct quantise_test *test, const unsigned c
                                          (size_t)(token / 4) * dim + c, token % 4)
                                   << plane;
         }
-        reason = check_group(&group, format.bits, format.value_levels);
+        reason = check_group(&group, format, format.value_levels);
     }
     return reason;
 }
@@ -385,6 +400,12 @@ void check_quantise(struct check *check)
                                                .value_levels = levels[j % kinds / 2][1]};
             for (int kind = 0; kind < KIND_COUNT; kind += check->quick ? 2 : 1)
                 random_case(check, dims[i], format, (enum kind)kind);
+        }
+        const uint32_t token_bits[] = {2, 3, 4, 8};
+        for (uint32_t j = 0; j < KVA_COUNT_OF(token_bits); j++) {
+            for (int kind = 0; kind < KIND_COUNT; kind += check->quick ? 2 : 1)
+                random_case(check, dims[i], kva_lowbit_per_token(token_bits[j], dims[i]),
+                            (enum kind)kind);
         }
     }
 }

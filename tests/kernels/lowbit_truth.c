@@ -5,14 +5,28 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* How many scales the keys of a page have, and which is that of a token's channel. */
+static size_t lowbit_key_levels(const struct lowbit_test *test)
+{
+    const struct kva_lowbit_format format = test->args.format;
+    return format.keys == KVA_KEYS_PER_TOKEN ? 64 : 64 / format.group * test->args.head_dim;
+}
+
+static size_t lowbit_key_level(const struct lowbit_test *test, size_t token, size_t c)
+{
+    const struct kva_lowbit_format format = test->args.format;
+    return format.keys == KVA_KEYS_PER_TOKEN ? token
+                                             : token / format.group * test->args.head_dim + c;
+}
+
 /* The low-bit number of a token's channel, read as kv_layout.h draws the block. */
 static double decode(const struct lowbit_test *test, const unsigned char *head, bool value,
                      uint32_t token, uint32_t c)
 {
     uint32_t dim = test->args.head_dim, group = test->args.format.group;
     uint32_t bits = test->args.format.bits;
-    size_t k = (size_t)64 / group * dim, v = ((size_t)dim + group - 1) / group * 64;
-    size_t at = value ? c / group * 64 + token : token / group * dim + c;
+    size_t k = lowbit_key_levels(test), v = ((size_t)dim + group - 1) / group * 64;
+    size_t at = value ? c / group * 64 + token : lowbit_key_level(test, token, c);
     const uint16_t *levels = (const uint16_t *)(const void *)head + (value ? 2 * k : 0);
     double scale = check_widen(levels[at], KVA_F16);
     double zero = check_widen(levels[at + (value ? v : k)], KVA_F16);
@@ -52,7 +66,7 @@ static double *widen_scales(const struct lowbit_test *test, uint32_t seq, uint32
 {
     const struct kva_attend_select_fetch_args *args = &test->args;
     size_t dim = args->head_dim, tokens = (size_t)test->seqs[seq].page_count * 64;
-    size_t k = (size_t)64 / args->format.group * dim;
+    size_t k = lowbit_key_levels(test);
     double *wide = malloc(kva_max_size(tokens * 2 * dim, 1) * sizeof *wide);
     for (size_t t = 0; t < tokens; t++) {
         const unsigned char *head = (const unsigned char *)test->data[seq].pages[t / 64].data +
@@ -60,7 +74,7 @@ static double *widen_scales(const struct lowbit_test *test, uint32_t seq, uint32
                                     kv_head * kva_lowbit_head_bytes(args->format, args->head_dim);
         const uint16_t *levels = (const uint16_t *)(const void *)head;
         for (size_t c = 0; c < dim; c++) {
-            wide[t * dim + c] = check_widen(levels[t % 64 / args->format.group * dim + c], KVA_F16);
+            wide[t * dim + c] = check_widen(levels[lowbit_key_level(test, t % 64, c)], KVA_F16);
             wide[(tokens + t) * dim + c] =
                 check_widen(levels[2 * k + c / args->format.group * 64 + t % 64], KVA_F16);
         }
@@ -88,7 +102,7 @@ uint32_t lowbit_rounding_levels(enum kva_dtype kv_dtype)
 
 /* What rounding to 8 bits may add, where codes meet integers (avx512vnni, amx): a factor is off by
  * half a step (a query's) or by one (a weight's, see the kernel), a step being the 127th part of
- * the largest factor, and counts once per unit of code. With 4 bits the steps are 128 times finer.
+ * the largest factor, and counts once per unit of code. With 3 bits and more the steps are 128 times finer.
  * Where bf16 rows meet bf16 products (avx512bf16, amx), a cached row's query and weight are off by
  * 2^-8. One bound serves the levels of either kind and of both. On a GPU queries, keys, values and
  * weights are rounded to f16 instead. */
@@ -105,7 +119,7 @@ struct rounding {
 
 static double steps_of(const struct lowbit_test *test)
 {
-    return test->args.format.bits == 4 ? 127.0 * 128 : 127.0;
+    return test->args.format.bits >= 3 ? 127.0 * 128 : 127.0;
 }
 
 /* Largest error of a score of `token`. */

@@ -18,7 +18,7 @@ _Static_assert(PAGE_FLOATS * sizeof(float) <= KVA_CPU_LOWBIT_SCRATCH_BYTES,
 INLINE void decode_16(const uint32_t bits, const unsigned char *from, size_t plane_bytes,
                       size_t bytes, uint32_t j, const vf *scale, const vf *zero, float *to)
 {
-    uint32_t masks[4];
+    uint32_t masks[8];
     for (uint32_t b = 0; b < bits; b++) {
         uint64_t nibbles = 0;
         if (bytes == 8)
@@ -35,7 +35,29 @@ INLINE void decode_16(const uint32_t bits, const unsigned char *from, size_t pla
     }
 }
 
-/* Keys of a page as floats [head_dim, 64]. */
+/* Keys of a page as floats [head_dim, 64], with levels per token. */
+INLINE void decode_token_keys(const uint32_t bits, const struct kva_cpu_lowbit_split *split,
+                              const struct kva_lowbit_layout *layout, const unsigned char *head,
+                              float *to)
+{
+    const uint16_t *scales = (const uint16_t *)(const void *)(head + layout->k_scale);
+    const uint16_t *zeros = (const uint16_t *)(const void *)(head + layout->k_zero);
+    for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t += 16) {
+        vf scale[2], zero[2];
+        for (uint32_t i = 0; i < 16 / VL; i++) {
+            scale[i] = v_load_16(scales + t + i * VL, KVA_F16);
+            zero[i] = v_load_16(zeros + t + i * VL, KVA_F16);
+        }
+        for (uint32_t c = 0; c < split->head_dim; c++) {
+            const unsigned char *row =
+                head + layout->k_codes + (size_t)(c / 4) * KVA_PAGE_TOKENS / 2;
+            decode_16(bits, row + t / 2, layout->plane_bytes, 8, c % 4, scale, zero,
+                      to + (size_t)c * KVA_PAGE_TOKENS + t);
+        }
+    }
+}
+
+/* The same with levels per channel. */
 INLINE void decode_keys(const uint32_t bits, const struct kva_cpu_lowbit_split *split,
                         const struct kva_lowbit_layout *layout, const unsigned char *head,
                         float *to)
@@ -203,14 +225,17 @@ INLINE void add_values(const struct kva_cpu_lowbit_split *split, uint32_t page, 
     }
 }
 
-INLINE void attend(const uint32_t bits, const struct kva_cpu_lowbit_split *split)
+INLINE void attend(const uint32_t bits, const bool tokens, const struct kva_cpu_lowbit_split *split)
 {
     const struct kva_lowbit_layout layout = kva_lowbit_layout_of(split->format, split->head_dim);
     uint32_t dim = split->head_dim, stride = (uint32_t)kva_align_up(dim, 16);
     float *floats = split->scratch;
     prefetch_pages(split);
     for (uint32_t page = 0; page < split->page_count; page++) {
-        decode_keys(bits, split, &layout, split->pages[page], floats);
+        if (tokens)
+            decode_token_keys(bits, split, &layout, split->pages[page], floats);
+        else
+            decode_keys(bits, split, &layout, split->pages[page], floats);
         for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t += TILE_VECTORS * VL)
             float_tiles(TILE_VECTORS, split->q_count, split->q, dim, floats + t, KVA_PAGE_TOKENS,
                         dim, false, split->weights + page * KVA_PAGE_TOKENS + t,
@@ -227,15 +252,28 @@ INLINE void attend(const uint32_t bits, const struct kva_cpu_lowbit_split *split
 
 void LEVEL(kva_lowbit_split)(const struct kva_cpu_lowbit_split *split)
 {
+    const bool tokens = split->format.keys == KVA_KEYS_PER_TOKEN;
     switch (split->format.bits) {
     case 1:
-        attend(1, split);
+        attend(1, false, split);
         break;
     case 2:
-        attend(2, split);
+        if (tokens)
+            attend(2, true, split);
+        else
+            attend(2, false, split);
+        break;
+    case 3:
+        attend(3, true, split);
+        break;
+    case 8:
+        attend(8, true, split);
         break;
     default:
-        attend(4, split);
+        if (tokens)
+            attend(4, true, split);
+        else
+            attend(4, false, split);
         break;
     }
 }

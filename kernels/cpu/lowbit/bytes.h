@@ -44,7 +44,9 @@ struct work {
     _Alignas(64) float k_top[DIM_MAX]; /* largest scale of each channel */
     _Alignas(64) float v_scale[V_GROUPS_MAX][KVA_ATTEND_SPLIT_TOKENS];
     _Alignas(64) float v_zero[V_GROUPS_MAX][KVA_ATTEND_SPLIT_TOKENS];
-    _Alignas(64) float tops[QUERIES][VL]; /* largest scores so far, lane by lane */
+    _Alignas(64) float tops[QUERIES][VL];                /* largest scores so far, lane by lane */
+    _Alignas(64) float t_scale[KVA_ATTEND_SPLIT_TOKENS]; /* of keys per token */
+    _Alignas(64) float t_zero[KVA_ATTEND_SPLIT_TOKENS];
     float k_steps[QUERIES];
     float q_zero[K_GROUPS_MAX][QUERIES]; /* queries times the zeros of a token group */
     float v_steps[QUERIES];
@@ -95,6 +97,10 @@ INLINE void expand_keys(const uint32_t bits, const unsigned char *codes, size_t 
         expand(1, codes, plane_bytes, (size_t)dim * KVA_PAGE_TOKENS, to);
     else if (bits == 2)
         expand(2, codes, plane_bytes, (size_t)dim * KVA_PAGE_TOKENS, to);
+    else if (bits == 3)
+        expand(3, codes, plane_bytes, (size_t)dim * KVA_PAGE_TOKENS, to);
+    else if (bits == 8)
+        expand(8, codes, plane_bytes, (size_t)dim * KVA_PAGE_TOKENS, to);
     else
         expand(4, codes, plane_bytes, (size_t)dim * KVA_PAGE_TOKENS, to);
 }

@@ -11,8 +11,11 @@
  *            group; lanes are channels. Rounding is stochastic with a fixed dither, a sequence over
  *            the slots: rounding to nearest would lose the many small weights of a long context.
  *
- * With 4 bits the codes are exact enough for these roundings to show: both are rounded to two
- * 7-bit limbs there. A page is expanded to bytes once for QUERIES queries. */
+ * With 3 bits and more the codes are exact enough for these roundings to show: both are rounded to
+ * two 7-bit limbs there. A page is expanded to bytes once for QUERIES queries.
+ *
+ * With keys per token a score is zero[t] sum_c q[c] + scale[t] sum_c q[c] code[c]: the same products
+ * as if all scales were 1, then a product and a sum by lanes. */
 #ifndef KVA_KERNELS_CPU_LOWBIT_BYTES_BODY_H
 #define KVA_KERNELS_CPU_LOWBIT_BYTES_BODY_H
 
@@ -98,8 +101,25 @@ INLINE void widen(const unsigned char *from, uint32_t count, uint32_t width, flo
         v_store(to + i, i < count ? v_load_16_n(halves + i, KVA_F16, count - i) : v_zero());
 }
 
-static void widen_levels(const struct kva_cpu_lowbit_split *split,
-                         const struct kva_lowbit_layout *layout, struct work *work)
+/* Those of tokens; for the products of queries and codes all scales and zeros of channels are 1. */
+static void widen_token_keys(const struct kva_cpu_lowbit_split *split,
+                             const struct kva_lowbit_layout *layout, struct work *work)
+{
+    for (uint32_t page = 0; page < split->page_count; page++) {
+        const unsigned char *head = split->pages[page];
+        const size_t to = (size_t)page * KVA_PAGE_TOKENS;
+        widen(head + layout->k_scale, KVA_PAGE_TOKENS, KVA_PAGE_TOKENS, work->t_scale + to);
+        widen(head + layout->k_zero, KVA_PAGE_TOKENS, KVA_PAGE_TOKENS, work->t_zero + to);
+    }
+    for (uint32_t c = 0; c < work->width; c += VL) {
+        v_store(work->k_top + c, v_set(1.0f));
+        v_store(work->k_scale + c, v_set(1.0f));
+        v_store(work->k_zero + c, v_set(1.0f));
+    }
+}
+
+static void widen_keys(const struct kva_cpu_lowbit_split *split,
+                       const struct kva_lowbit_layout *layout, struct work *work)
 {
     const uint32_t width = work->width, k_groups = layout->k_groups;
     memset(work->k_top, 0, width * sizeof *work->k_top);
@@ -112,6 +132,11 @@ static void widen_levels(const struct kva_cpu_lowbit_split *split,
         for (uint32_t c = 0; c < width; c += VL)
             v_store(work->k_top + c, v_max(v_load(work->k_top + c), v_load(scale + c)));
     }
+}
+
+static void widen_values(const struct kva_cpu_lowbit_split *split,
+                         const struct kva_lowbit_layout *layout, struct work *work)
+{
     for (uint32_t i = 0; i < split->page_count * layout->v_groups; i++) {
         uint32_t page = i / layout->v_groups, group = i % layout->v_groups;
         const unsigned char *head = split->pages[page];
@@ -203,6 +228,48 @@ INLINE void score_group(const uint32_t limbs, const struct kva_cpu_lowbit_split 
         (limbs == 1 ? score_4_1 : score_4_2)(&tiles);
     else
         (limbs == 1 ? score_2_1 : score_2_2)(&tiles);
+}
+
+/* The same of a page whose keys have levels per token: work->q is the queries in steps, and q_zero
+ * their sums. */
+INLINE void score_tokens(const uint32_t limbs, const struct kva_cpu_lowbit_split *split,
+                         struct work *work, uint32_t page, uint32_t first, uint32_t count)
+{
+    const uint32_t slot = page * KVA_PAGE_TOKENS;
+    const uint64_t present = split->present[page];
+    float none[QUERIES] = {0};
+    vf scales[4], zeros[4];
+    const struct tiles tiles = {
+        .queries = count,
+        .count = work->dim / 4,
+        .codes = work->k,
+        .codes_stride = KVA_PAGE_TOKENS * 4,
+        .factors = work->q,
+        .factors_stride = work->width,
+        .steps = work->k_steps,
+        .zeros = none,
+        .keep = UINT64_MAX,
+        .out = split->weights + (size_t)first * KVA_ATTEND_SPLIT_TOKENS + slot,
+        .out_stride = KVA_ATTEND_SPLIT_TOKENS,
+        .sums = work->sums,
+    };
+    (limbs == 1 ? value_4_1 : value_4_2)(&tiles);
+    for (uint32_t v = 0; v < 4; v++) {
+        scales[v] = v_load(work->t_scale + slot + v * VL);
+        zeros[v] = v_load(work->t_zero + slot + v * VL);
+    }
+    for (uint32_t j = 0; j < count; j++) {
+        float *scores = tiles.out + (size_t)j * KVA_ATTEND_SPLIT_TOKENS;
+        const vf sum = v_set(work->q_zero[0][j]);
+        vf top = v_load(work->tops[j]);
+        for (uint32_t v = 0; v < 4; v++) {
+            vf x = v_fma(v_load(scores + v * VL), scales[v], v_mul(sum, zeros[v]));
+            x = _mm512_mask_mov_ps(v_set(-INFINITY), (__mmask16)(present >> v * VL), x);
+            top = v_max(x, top);
+            v_store(scores + v * VL, x);
+        }
+        v_store(work->tops[j], top);
+    }
 }
 
 /* --- weights ---------------------------------------------------------------------------------- */
@@ -354,27 +421,36 @@ INLINE void prefetch_part(const struct kva_cpu_lowbit_split *split, uint32_t par
     }
 }
 
-INLINE void attend_bits(const uint32_t bits, const struct kva_cpu_lowbit_split *split)
+INLINE void attend_bits(const uint32_t bits, const bool tokens,
+                        const struct kva_cpu_lowbit_split *split)
 {
-    const uint32_t limbs = bits == 4 ? 2 : 1, pages = split->page_count, dim = split->head_dim;
+    const uint32_t limbs = bits >= 3 ? 2 : 1, pages = split->page_count, dim = split->head_dim;
     const struct kva_lowbit_layout layout = kva_lowbit_layout_of(split->format, dim);
     struct work *work = split->scratch;
     const uint32_t stride = (uint32_t)kva_align_up(dim, VL);
     work->dim = dim;
     work->width = (uint32_t)kva_align_up(dim, 4 * VL);
-    widen_levels(split, &layout, work);
+    if (tokens)
+        widen_token_keys(split, &layout, work);
+    else
+        widen_keys(split, &layout, work);
+    widen_values(split, &layout, work);
     for (uint32_t first = 0; first < split->q_count; first += QUERIES) {
         uint32_t count = kva_min_u32(QUERIES, split->q_count - first);
         tiles_begin(count * limbs);
         for (uint32_t j = 0; j < count; j += QUAD)
-            load_queries(limbs, split->q + (size_t)first * dim, pages * layout.k_groups, work, j,
-                         count);
+            load_queries(limbs, split->q + (size_t)first * dim,
+                         tokens ? 1 : pages * layout.k_groups, work, j, count);
+        if (tokens)
+            round_queries(limbs, count, 0, work);
         for (uint32_t page = 0; page < pages; page++) {
             const unsigned char *codes = (const unsigned char *)split->pages[page];
             expand_keys(bits, codes + layout.k_codes, layout.plane_bytes, dim, work->k);
             if (first == 0)
                 prefetch_part(split, page, pages);
-            for (uint32_t i = 0; i < layout.k_groups; i++)
+            if (tokens)
+                score_tokens(limbs, split, work, page, first, count);
+            for (uint32_t i = 0; !tokens && i < layout.k_groups; i++)
                 score_group(limbs, split, work, page * layout.k_groups + i, first, count);
         }
         for (uint32_t j = 0; j < count; j++)
@@ -391,12 +467,30 @@ INLINE void attend_bits(const uint32_t bits, const struct kva_cpu_lowbit_split *
 
 static void attend(const struct kva_cpu_lowbit_split *split)
 {
-    if (split->format.bits == 1)
-        attend_bits(1, split);
-    else if (split->format.bits == 2)
-        attend_bits(2, split);
-    else
-        attend_bits(4, split);
+    const bool tokens = split->format.keys == KVA_KEYS_PER_TOKEN;
+    switch (split->format.bits) {
+    case 1:
+        attend_bits(1, false, split);
+        break;
+    case 2:
+        if (tokens)
+            attend_bits(2, true, split);
+        else
+            attend_bits(2, false, split);
+        break;
+    case 3:
+        attend_bits(3, true, split);
+        break;
+    case 8:
+        attend_bits(8, true, split);
+        break;
+    default:
+        if (tokens)
+            attend_bits(4, true, split);
+        else
+            attend_bits(4, false, split);
+        break;
+    }
 }
 
 #endif

@@ -44,10 +44,15 @@ static void decode_key(const struct kva_cpu_lowbit_split *split,
                        const struct kva_lowbit_layout *layout, const unsigned char *page,
                        uint32_t token, float *to)
 {
-    uint32_t dim = split->head_dim, group = token / split->format.group;
+    const bool tokens = split->format.keys == KVA_KEYS_PER_TOKEN;
+    uint32_t dim = split->head_dim, first = token, step = 0;
+    if (!tokens) {
+        first = token / split->format.group * dim;
+        step = 1;
+    }
     for (uint32_t c = 0; c < dim; c++)
-        to[c] = f16_at(page + layout->k_zero, group * dim + c) +
-                f16_at(page + layout->k_scale, group * dim + c) *
+        to[c] = f16_at(page + layout->k_zero, first + c * step) +
+                f16_at(page + layout->k_scale, first + c * step) *
                     (float)code_at(page + layout->k_codes, layout->plane_bytes,
                                    kva_lowbit_k_bit(token, c), split->format.bits);
 }
