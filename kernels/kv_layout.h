@@ -7,6 +7,13 @@
 
 #include "base/kva.h"
 
+/* What kernels call, too. */
+#ifdef __CUDACC__
+#define KVA_ON_DEVICE __host__ __device__
+#else
+#define KVA_ON_DEVICE
+#endif
+
 /* Tokens in a KV block and in a page: the quantisation group, the prefix-cache unit and the unit
  * that moves. */
 #define KVA_PAGE_TOKENS 64u
@@ -108,12 +115,13 @@ static inline struct kva_lowbit_layout kva_lowbit_layout_of(struct kva_lowbit_fo
 }
 
 /* Bits of a plane before that of a channel of a token, by the drawing above. */
-static inline uint32_t kva_lowbit_k_bit(uint32_t token, uint32_t channel)
+KVA_ON_DEVICE static inline uint32_t kva_lowbit_k_bit(uint32_t token, uint32_t channel)
 {
     return (channel / 4 * KVA_PAGE_TOKENS + token) * 4 + channel % 4;
 }
 
-static inline uint32_t kva_lowbit_v_bit(uint32_t token, uint32_t channel, uint32_t head_dim)
+KVA_ON_DEVICE static inline uint32_t kva_lowbit_v_bit(uint32_t token, uint32_t channel,
+                                                      uint32_t head_dim)
 {
     return (token / 4 * head_dim + channel) * 4 + token % 4;
 }
