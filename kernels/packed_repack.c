@@ -98,11 +98,19 @@ static void put_halves(const struct target *to, const uint8_t *d, const uint8_t 
     to->block->e[0][to->n] = e ? load_u16(e) : 0;
 }
 
+/* 32 codes of 32 bytes: `mask` of each from bit `down` on, to be or'ed in from bit `up` on. */
+static void take_bits(const uint8_t *from, uint32_t down, uint32_t mask, uint32_t up,
+                      uint8_t *codes)
+{
+    for (uint32_t i = 0; i < 32; i++)
+        codes[i] |= (uint8_t)((from[i] >> down & mask) << up);
+}
+
 /* 128 weights lie in 32 bytes, two bits of each at a time. */
 static void read_two_bits(const uint8_t *from, uint8_t *codes)
 {
-    for (uint32_t i = 0; i < BLOCK; i++)
-        codes[i] = from[i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
+    for (uint32_t i = 0; i < BLOCK; i += 32)
+        take_bits(from + i / 128 * 32, i % 128 / 32 * 2, 3, 0, codes + i);
 }
 
 static void read_q2_k(const uint8_t *from, const struct target *to)
@@ -130,8 +138,8 @@ static void read_q3_k(const uint8_t *from, const struct target *to)
     put_factors(to, s, NULL, 16);
     put_halves(to, from + 108, NULL);
     read_two_bits(from + 32, to->codes);
-    for (uint32_t i = 0; i < BLOCK; i++)
-        to->codes[i] |= (uint8_t)((from[i % 32] >> i / 32 & 1) << 2);
+    for (uint32_t i = 0; i < BLOCK; i += 32)
+        take_bits(from, i / 32, 1, 2, to->codes + i);
 }
 
 /* Factors of eight scales and mins, six bits each in twelve bytes. */
@@ -148,8 +156,8 @@ static void read_six_bits(const uint8_t *packed, uint8_t s[8], uint8_t m[8])
 /* 64 weights lie in 32 bytes, four bits of each at a time. */
 static void read_four_bits(const uint8_t *from, uint8_t *codes)
 {
-    for (uint32_t i = 0; i < BLOCK; i++)
-        codes[i] = from[i / 64 * 32 + i % 32] >> i % 64 / 32 * 4 & 15;
+    for (uint32_t i = 0; i < BLOCK; i += 32)
+        take_bits(from + i / 64 * 32, i % 64 / 32 * 4, 15, 0, codes + i);
 }
 
 /* What q4_k and q5_k have in common; four bits of each code lie at `codes`. */
@@ -170,8 +178,8 @@ static void read_q4_k(const uint8_t *from, const struct target *to)
 static void read_q5_k(const uint8_t *from, const struct target *to)
 {
     read_k_min(from, from + 48, to);
-    for (uint32_t i = 0; i < BLOCK; i++)
-        to->codes[i] |= (uint8_t)((from[16 + i % 32] >> i / 32 & 1) << 4);
+    for (uint32_t i = 0; i < BLOCK; i += 32)
+        take_bits(from + 16, i / 32, 1, 4, to->codes + i);
 }
 
 /* 128 weights: four low bits in 64 bytes, two high ones in 32. */
@@ -179,10 +187,9 @@ static void read_q6_k(const uint8_t *from, const struct target *to)
 {
     put_factors(to, from + 192, NULL, 16);
     put_halves(to, from + 208, NULL);
-    for (uint32_t i = 0; i < BLOCK; i++) {
-        uint32_t low = from[i / 128 * 64 + i % 64] >> i % 128 / 64 * 4 & 15u;
-        uint32_t high = from[128 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3u;
-        to->codes[i] = (uint8_t)(low | high << 4);
+    for (uint32_t i = 0; i < BLOCK; i += 32) {
+        take_bits(from + i / 128 * 64 + i % 64, i % 128 / 64 * 4, 15, 0, to->codes + i);
+        take_bits(from + 128 + i / 128 * 32, i % 128 / 32 * 2, 3, 4, to->codes + i);
     }
 }
 

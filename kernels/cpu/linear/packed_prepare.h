@@ -1,18 +1,30 @@
 /* packed_prepare.h - rows of activations in 8 bits, group by group; included by each level behind its
  * round_group, which gives a group's codes and its scale. */
 
+/* The terms of a group of activations; `inputs` is a constant, for which compilers vectorise. */
+static inline void put_sums(const struct kva_packed_format *format, const uint32_t inputs,
+                            const int8_t *codes, union kva_packed_term *terms)
+{
+    for (uint32_t at = 0; at < KVA_PACKED_ROW_GROUP; at += inputs, terms++) {
+        int32_t sum = 0;
+        for (uint32_t i = 0; i < inputs; i++)
+            sum += codes[at + i];
+        if (format->has_min)
+            terms->sum = (float)sum;
+        else
+            terms->offset = -(int32_t)format->zero * sum;
+    }
+}
+
 static void put_terms(const struct kva_packed_format *format, const int8_t *codes,
                       union kva_packed_term *terms)
 {
-    for (uint32_t part = 0; part < kva_packed_x_parts(format); part++) {
-        int32_t sum = 0;
-        for (uint32_t i = 0; i < format->scale_inputs; i++)
-            sum += codes[part * format->scale_inputs + i];
-        if (format->has_min)
-            terms[part].sum = (float)sum;
-        else
-            terms[part].offset = -(int32_t)format->zero * sum;
-    }
+    if (format->scale_inputs == 16)
+        put_sums(format, 16, codes, terms);
+    else if (format->scale_inputs == 32)
+        put_sums(format, 32, codes, terms);
+    else
+        put_sums(format, KVA_PACKED_ROW_GROUP, codes, terms);
 }
 
 static void prepare_row(const struct kva_packed_format *format, const float *x, uint32_t inputs,
