@@ -46,6 +46,18 @@ static void put_values(const struct kva_kv_setting *setting, struct kva_buf *out
         kva_buf_puts(out, ", or `0%` to `100%`");
 }
 
+/* Numbers of policies that have others. */
+static void put_own_values(enum kva_kv_setting_id id, struct kva_buf *out)
+{
+    for (uint32_t p = 0; p < KVA_KV_POLICY_COUNT; p++) {
+        const struct kva_kv_policy_setting *own = of_policy((enum kva_kv_policy_id)p, id);
+        for (size_t i = 0; own && own->among && own->among[i]; i++)
+            kva_buf_printf(out, "%s%u", i ? ", " : "; ", own->among[i]);
+        if (own && own->among)
+            kva_buf_printf(out, " (%s)", kva_kv_policy_name((enum kva_kv_policy_id)p));
+    }
+}
+
 static void put_row(enum kva_kv_setting_id id, struct kva_buf *out)
 {
     const struct kva_kv_setting *setting = kva_kv_setting_at(id);
@@ -54,6 +66,7 @@ static void put_row(enum kva_kv_setting_id id, struct kva_buf *out)
     kva_buf_init(&papers, 1024);
     kva_buf_printf(out, "| `%s` | %s | ", setting->name, setting->help);
     put_values(setting, out);
+    put_own_values(id, out);
     kva_buf_puts(out, " | ");
     const char *comma = "";
     bool same = true;

@@ -75,7 +75,7 @@ static const struct kva_option table[] = {
      "Policies and settings: docs/kv.md."},
     {"kv-allow", KVA_OPTION_LIST, SERVE, AT(kv_allow), 0, 0, NULL, NULL, "KV cache",
      "Policy that requests may choose; repeat for several; default: all but those that drop tokens "
-     "for good (streaming, h2o)."},
+     "for good (streaming, h2o, q-hitter)."},
     {"kv-topk-max", KVA_OPTION_UINT, SERVE, AT(kv_topk_max), 0, 65536, "1024", NULL, "KV cache",
      "Rows per KV head and layer (topk) that a request may ask for."},
     {"kv-dtype", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(kv_dtype), 0, 0, "auto", kv_dtypes,

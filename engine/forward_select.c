@@ -14,7 +14,8 @@ struct turn {
     const struct kva_kv_rows *weighed[SEQS_MAX]; /* whose entry of weigh and choose it is */
     uint32_t count;
     uint32_t rows_count;
-    uint32_t select_count;
+    uint32_t select_count; /* of `weigh` */
+    uint32_t choose_count;
 };
 
 /* --- the call's sequences -------------------------------------------------------------------- */
@@ -47,6 +48,13 @@ static bool selects(const struct kva_select_seq *seq)
     return seq->rows && seq->select_row < seq->row_count;
 }
 
+/* Where the shares of its attention are wanted for themselves; NULL: they are not. */
+static float *wanted_weights(const struct kva_kv_rows *rows)
+{
+    const struct kva_kv_range *range = kva_kv_find_range(rows, KVA_RANGE_LOWBIT);
+    return range ? range->weights : NULL;
+}
+
 static void run_fused(struct kva_forward *fw, const struct kva_lowbit_call *call)
 {
     const struct kva_model_config *c = fw->config;
@@ -74,6 +82,22 @@ static void run_fused(struct kva_forward *fw, const struct kva_lowbit_call *call
 
 /* --- the four operators ---------------------------------------------------------------------- */
 
+/* Scores of a sequence of one row go to `memory`, what they come to where it is wanted. */
+static void add_weights(struct turn *turn, const struct kva_select_seq *seq, float *weights,
+                        unsigned char *memory)
+{
+    float *scores = (float *)(void *)memory;
+    struct kva_lowbit_seq *low = &turn->low[turn->count - 1];
+    low->select_row = 0;
+    low->scores = scores;
+    turn->weigh[turn->select_count++] = (struct kva_weigh_seq){
+        .row = seq->row_first,
+        .page_count = seq->page_count,
+        .scores = scores,
+        .weights = weights,
+    };
+}
+
 /* Scores and weights of a selecting sequence go to `memory`. */
 static void add_selection(struct turn *turn, const struct kva_forward *fw,
                           const struct kva_lowbit_call *call, const struct kva_select_seq *seq,
@@ -88,7 +112,7 @@ static void add_selection(struct turn *turn, const struct kva_forward *fw,
     float *weights =
         (float *)(void *)(memory + kva_attend_scores_bytes(fw->config->heads, seq->page_count));
     turn->low[turn->count - 1].scores = scores;
-    turn->weigh[turn->select_count] = (struct kva_weigh_seq){
+    turn->weigh[turn->select_count++] = (struct kva_weigh_seq){
         .row = seq->row_first + seq->select_row,
         .first = kva_min_u32(visible, end),
         .page_count = seq->page_count,
@@ -97,7 +121,7 @@ static void add_selection(struct turn *turn, const struct kva_forward *fw,
         .weights = weights,
         .gate = gate,
     };
-    turn->choose[turn->select_count++] = (struct kva_choose_seq){
+    turn->choose[turn->choose_count++] = (struct kva_choose_seq){
         .weights = weights,
         .chosen = seq->rows->chosen,
         .stride = end,
@@ -115,12 +139,14 @@ static void plan_turn(struct turn *turn, const struct kva_forward *fw,
     const struct kva_model_config *c = fw->config;
     unsigned char *memory = fw->scratch[KVA_SCRATCH_SELECT].data;
     size_t left = fw->scratch[KVA_SCRATCH_SELECT].bytes;
-    turn->count = turn->rows_count = turn->select_count = 0;
+    turn->count = turn->rows_count = turn->select_count = turn->choose_count = 0;
     for (uint32_t i = first; i < call->count && turn->count < SEQS_MAX; i++) {
         const struct kva_select_seq *seq = &fw->low_seqs[i];
         const uint32_t *gate = call->gated ? call->rows[i]->gate : NULL;
-        size_t need =
-            selects(seq) ? kva_attend_select_bytes(c->heads, c->kv_heads, seq->page_count) : 0;
+        float *weights = wanted_weights(call->rows[i]);
+        size_t need = 0;
+        if (weights || selects(seq))
+            need = kva_attend_select_bytes(c->heads, c->kv_heads, seq->page_count);
         if (need > left)
             return;
         turn->low[turn->count++] = (struct kva_lowbit_seq){
@@ -136,12 +162,15 @@ static void plan_turn(struct turn *turn, const struct kva_forward *fw,
         if (seq->rows)
             turn->rows[turn->rows_count++] = (struct kva_rows_seq){
                 seq->row_first, seq->row_count, seq->position_first, seq->rows, gate};
-        if (selects(seq)) {
-            turn->weighed[turn->select_count] = call->rows[i];
+        if (need == 0)
+            continue;
+        turn->weighed[turn->select_count] = call->rows[i];
+        if (weights)
+            add_weights(turn, seq, weights, memory);
+        else
             add_selection(turn, fw, call, seq, memory);
-            memory += need;
-            left -= need;
-        }
+        memory += need;
+        left -= need;
     }
 }
 
@@ -221,11 +250,23 @@ static void run_apart(struct kva_forward *fw, const struct kva_lowbit_call *call
         if (turn.select_count == 0)
             continue;
         weigh_turn(fw, call, &turn);
+        if (turn.choose_count == 0)
+            continue;
         fw->ops->choose(fw->device, &(struct kva_choose_args){.seqs = turn.choose,
-                                                              .seq_count = turn.select_count,
+                                                              .seq_count = turn.choose_count,
                                                               .kv_heads = fw->config->kv_heads,
                                                               .kind = KVA_CHOOSE_MOST});
     }
+}
+
+/* The fused operator weighs for itself alone. */
+static bool wants_weights(const struct kva_lowbit_call *call)
+{
+    for (uint32_t i = 0; i < call->count; i++) {
+        if (wanted_weights(call->rows[i]))
+            return true;
+    }
+    return false;
 }
 
 /* The fused operator knows of no gates. */
@@ -241,7 +282,7 @@ static bool has_gate(const struct kva_lowbit_call *call)
 void kva_forward_attend_lowbit(struct kva_forward *fw, const struct kva_lowbit_call *call)
 {
     describe_seqs(fw, call);
-    if (fw->ops->attend_select_fetch && !call->has_rest && !has_gate(call))
+    if (fw->ops->attend_select_fetch && !call->has_rest && !has_gate(call) && !wants_weights(call))
         run_fused(fw, call);
     else
         run_apart(fw, call);

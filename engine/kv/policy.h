@@ -13,6 +13,7 @@
  *   specache   prompts   the same                               and rows are fetched ahead
  *   streaming  prompts   prompt_stage, rows, resident           sinks and window; the rest is gone
  *   h2o        prompts   prompt_stage, kept, resident           a store of kept tokens, and window
+ *   q-hitter   prompts   the same                               the same, the store in few bits
  *
  * Thread rule: constants; functions on the engine thread, those that get no sequence on any. */
 #ifndef KVA_ENGINE_KV_POLICY_H
@@ -141,5 +142,6 @@ extern const struct kva_kv_policy kva_kv_policy_kivi;
 extern const struct kva_kv_policy kva_kv_policy_specache;
 extern const struct kva_kv_policy kva_kv_policy_streaming;
 extern const struct kva_kv_policy kva_kv_policy_h2o;
+extern const struct kva_kv_policy kva_kv_policy_qhitter;
 
 #endif

@@ -30,6 +30,9 @@ struct kva_kv_range {
     struct kva_lowbit_format format;
     void *const *low;        /* [page_end]: a device address of each page ... */
     size_t low_offset_bytes; /* ... and where this layer's block lies behind it */
+    /* Of a sequence of one row, device [kv_heads][page_end * KVA_PAGE_TOKENS]: gets the share of
+     * the row's attention that each token had (kernels/ops_rows.h: weigh); NULL: nobody asks. */
+    float *weights;
 
     const struct kva_row_cache *rows; /* LOWBIT: or NULL; ROWS */
 

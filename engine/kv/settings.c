@@ -13,6 +13,7 @@ static const char *const fetches[] = {"all", "delta", "resident", NULL};
 static const char *const mispredicts[] = {"chain", "predecode", NULL};
 static const char *const positions[] = {"index", "original", NULL};
 
+static const char *const norms[] = {"rank", "minmax", NULL};
 static const char *const masses[] = {"last", "all", NULL};
 
 static const uint32_t bit_widths[] = {1, 2, 4, 0};
@@ -24,8 +25,9 @@ static const uint32_t groups[] = {32, 64, 0};
 #define WORD      .kind = KVA_SETTING_WORD
 
 static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
-    [KVA_SETTING_BITS] = {"bits", NUMBER, .min = 1, .max = 4, .among = bit_widths, AT(bits),
-                          .help = "bits per element of the device copy"},
+    [KVA_SETTING_BITS] = {"bits", NUMBER, .min = 1, .max = 16, .among = bit_widths, AT(bits),
+                          .help = "bits per element of the device copy, or of kept tokens (16: as "
+                                  "they are)"},
     [KVA_SETTING_GROUP] = {"group", NUMBER, .min = 32, .max = 64, .among = groups, AT(group),
                            .help =
                                "tokens (keys, per channel) or channels (values, per token) that "
@@ -88,11 +90,28 @@ static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
                           .help = "whose attention counts while the prompt is read: the `last` 64 "
                                   "tokens', or `all` tokens', which takes nothing from the prefix "
                                   "cache"},
+    [KVA_SETTING_PURE] = {"pure", AMOUNT, .max = KVA_KV_TOKENS_MAX, AT(pure),
+                          .help = "of the heavy tokens, so many are chosen by attention alone; "
+                                  "`5%`: of the prompt"},
+    [KVA_SETTING_LAMBDA] = {"lambda", NUMBER, .max = 100, AT(lambda),
+                            .help = "percent that attention counts for in choosing the other heavy "
+                                    "tokens; the rest goes to those whose rows suffer least from "
+                                    "`bits`"},
+    [KVA_SETTING_NORM] = {"norm", WORD, .words = norms, AT(norm),
+                          .help = "what makes attention and error comparable: their `rank` among "
+                                  "the tokens, or `minmax`, between the smallest and the largest"},
 };
 
 const struct kva_kv_setting *kva_kv_setting_at(enum kva_kv_setting_id id)
 {
     return &settings[id];
+}
+
+struct kva_kv_setting kva_kv_setting_of(const struct kva_kv_policy_setting *own)
+{
+    struct kva_kv_setting setting = settings[own->id];
+    setting.among = own->among ? own->among : setting.among;
+    return setting;
 }
 
 const struct kva_kv_setting *kva_kv_setting_find(const char *name)

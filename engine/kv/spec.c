@@ -143,7 +143,8 @@ enum kva_status kva_kv_spec_check(const struct kva_kv_spec *spec, struct kva_err
                               (unsigned)spec->policy);
     struct kva_kv_spec copy = *spec;
     for (size_t i = 0; i < policy->setting_count; i++) {
-        const struct kva_kv_setting *setting = kva_kv_setting_at(policy->settings[i].id);
+        const struct kva_kv_setting own = kva_kv_setting_of(&policy->settings[i]);
+        const struct kva_kv_setting *setting = &own;
         uint32_t value = *kva_kv_setting_value(setting, &copy);
         if (setting->kind == KVA_SETTING_BY_LAYER)
             value = kva_kv_spec_k_max(spec);
@@ -197,13 +198,25 @@ static enum kva_status no_setting(const struct kva_kv_policy *policy, const char
                           PAPER, words.used ? ", " : "", words.text);
 }
 
+/* NULL: the policy has no setting of that name. */
+static const struct kva_kv_policy_setting *find_own(const struct kva_kv_policy *policy,
+                                                    const char *name)
+{
+    for (size_t i = 0; i < policy->setting_count; i++) {
+        if (strcmp(kva_kv_setting_at(policy->settings[i].id)->name, name) == 0)
+            return &policy->settings[i];
+    }
+    return NULL;
+}
+
 enum kva_status kva_kv_spec_set(struct kva_kv_spec *spec, const char *name, const char *value,
                                 struct kva_err *err)
 {
     const struct kva_kv_policy *policy = kva_kv_policy_of(spec);
-    const struct kva_kv_setting *setting = kva_kv_setting_find(name);
-    if (!setting || !kva_kv_policy_has_setting(policy, id_of(setting)))
+    const struct kva_kv_policy_setting *own = find_own(policy, name);
+    if (!own)
         return no_setting(policy, name, err);
+    const struct kva_kv_setting as_policy = kva_kv_setting_of(own), *setting = &as_policy;
     uint32_t *at = kva_kv_setting_value(setting, spec);
     switch (setting->kind) {
     case KVA_SETTING_NUMBER:

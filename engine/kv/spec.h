@@ -28,6 +28,7 @@ enum kva_kv_policy_id {
                          (StreamingLLM) */
     KVA_KV_H2O,       /* the tokens that were attended to most, and the newest ones; the others are
                    dropped for good (H2O) */
+    KVA_KV_QHITTER,   /* the same in few bits, and tokens that few bits suit (Q-Hitter) */
     KVA_KV_POLICY_COUNT,
 };
 
@@ -85,6 +86,13 @@ enum kva_kv_mass {
 
 #define KVA_KV_OBSERVED 64u
 
+/* What makes masses and errors comparable. */
+enum kva_kv_norm {
+    KVA_NORM_RANK,   /* their ranks: no single token, such as a sink, flattens the others */
+    KVA_NORM_MINMAX, /* minimum 0, maximum 1 (Q-Hitter) */
+    KVA_NORM_COUNT,
+};
+
 /* An amount of tokens is a number, or so many percent of the prompt. */
 #define KVA_KV_PERCENT 0x80000000u
 
@@ -100,7 +108,7 @@ struct kva_kv_k_range {
 struct kva_kv_spec {
     enum kva_kv_policy_id policy;
 
-    uint32_t bits;  /* 1, 2 or 4 */
+    uint32_t bits;  /* 1, 2 or 4; of kept tokens 2, 3, 4, 8 or 16 */
     uint32_t group; /* 32 or 64 */
     enum kva_kv_levels levels;
     uint32_t window;      /* newest tokens in 16 bits, at least */
@@ -117,6 +125,9 @@ struct kva_kv_spec {
     uint32_t heavy;  /* tokens kept because they were attended to: an amount */
     uint32_t recent; /* newest tokens that are never dropped: an amount */
     enum kva_kv_mass mass;
+    uint32_t pure;   /* of the heavy tokens, so many go by mass alone: an amount */
+    uint32_t lambda; /* percent that mass counts for, beside error */
+    enum kva_kv_norm norm;
     struct kva_kv_k_range k_ranges[KVA_KV_K_RANGES_MAX]; /* the last that has a layer holds */
     uint32_t k_range_count;
     const struct kva_kv_policy *own; /* a policy that is in no table, and that requests cannot name;
@@ -142,6 +153,9 @@ enum kva_kv_setting_id {
     KVA_SETTING_HEAVY,
     KVA_SETTING_RECENT,
     KVA_SETTING_MASS,
+    KVA_SETTING_PURE,
+    KVA_SETTING_LAMBDA,
+    KVA_SETTING_NORM,
     KVA_SETTING_COUNT,
 };
 
@@ -167,11 +181,15 @@ struct kva_kv_setting {
 /* A setting that a policy has. */
 struct kva_kv_policy_setting {
     enum kva_kv_setting_id id;
-    uint32_t fallback; /* what was measured to be best (docs/kv.md) */
-    uint32_t paper;    /* what the policy's paper has */
+    uint32_t fallback;     /* what was measured to be best (docs/kv.md) */
+    uint32_t paper;        /* what the policy's paper has */
+    const uint32_t *among; /* its own numbers, 0-terminated; NULL: the setting's */
 };
 
 const struct kva_kv_setting *kva_kv_setting_at(enum kva_kv_setting_id id);
+
+/* As a policy has it, with the policy's own numbers. */
+struct kva_kv_setting kva_kv_setting_of(const struct kva_kv_policy_setting *own);
 
 /* NULL: no policy has one of that name. */
 const struct kva_kv_setting *kva_kv_setting_find(const char *name);
@@ -260,7 +278,7 @@ const char *kva_kv_spec_policy_name(const struct kva_kv_spec *spec);
 
 /* --- policies by name ------------------------------------------------------------------------ */
 
-/* "full", "offload", "kivi", "specache", "streaming", "h2o". */
+/* "full", "offload", "kivi", "specache", "streaming", "h2o", "q-hitter". */
 const char *kva_kv_policy_name(enum kva_kv_policy_id policy);
 
 /* Policy of that name; KVA_KV_POLICY_COUNT if there is none. */

@@ -44,7 +44,7 @@ static void put_range(struct kva_buf *out, const struct kva_kv_setting *setting)
 static void put_setting(struct kva_buf *out, const struct kva_kv_policy_setting *own,
                         const struct kva_kv_spec *spec)
 {
-    const struct kva_kv_setting *setting = kva_kv_setting_at(own->id);
+    const struct kva_kv_setting as_policy = kva_kv_setting_of(own), *setting = &as_policy;
     kva_buf_printf(out, "{\"name\":\"%s\",", setting->name);
     put_range(out, setting);
     kva_buf_printf(out, ",\"by_layer\":%s,\"percent\":%s,\"default\":",

@@ -6,8 +6,8 @@
 #include "engine/kv/part.h"
 
 static const struct kva_kv_policy_setting settings[] = {
-    {KVA_SETTING_WINDOW, 64, 64},
-    {KVA_SETTING_SINKS, 4, 4},
+    {KVA_SETTING_WINDOW, 64, 64, NULL},
+    {KVA_SETTING_SINKS, 4, 4, NULL},
 };
 
 /* --- the part -------------------------------------------------------------------------------- */

@@ -33,6 +33,18 @@ static struct kva_kv_spec small(enum kva_kv_mass mass)
     return spec_of(30, 64, mass);
 }
 
+/* The same in few bits, by mass and error. */
+static struct kva_kv_spec coded(uint32_t bits, enum kva_kv_mass mass)
+{
+    struct kva_kv_spec spec = kva_kv_spec_default(KVA_KV_QHITTER);
+    spec.bits = bits;
+    spec.heavy = 30;
+    spec.pure = 10;
+    spec.recent = 64;
+    spec.mass = mass;
+    return spec;
+}
+
 static struct trace run_under(const struct fixture_params *params, struct run run)
 {
     struct fixture f;
@@ -73,11 +85,14 @@ static void test_kept__chunks_suspension_and_delays(void **state KVA_UNUSED)
         uint32_t quota, suspend_every, delay;
     } ways[] = {{29, 0, 0}, {200, 1, 300}, {7, 3, 300}, {64, 1, 0}};
     for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
-        for (size_t i = 0; i < KVA_COUNT_OF(prompts); i++) {
+        for (size_t i = 0; i < 2 * KVA_COUNT_OF(prompts); i++) {
+            static const uint32_t bits[] = {2, 3, 4, 8};
             struct fixture_params params = {.model_path = models[m], .step_tokens_max = 256};
-            struct run run = {.prompt_tokens = prompts[i],
+            enum kva_kv_mass mass = i % 2 ? KVA_MASS_ALL : KVA_MASS_LAST;
+            struct run run = {.prompt_tokens = prompts[i / 2],
                               .prompt_seed = 9,
-                              .kv = small(i % 2 ? KVA_MASS_ALL : KVA_MASS_LAST)};
+                              .kv = i < KVA_COUNT_OF(prompts) ? small(mass)
+                                                              : coded(bits[i % 4], mass)};
             const struct trace want = run_under(&params, run);
             for (size_t w = 0; w < KVA_COUNT_OF(ways); w++) {
                 params.step_tokens_max = 64;
@@ -134,19 +149,65 @@ static void test_kept__company_and_the_prefix_cache(void **state KVA_UNUSED)
     }
 }
 
+/* All kinds of policies in one pass, with their own lengths: each says what it says alone. */
+static void test_kept__in_company_of_other_policies(void **state KVA_UNUSED)
+{
+    enum { COUNT = 9 };
+    const struct kva_kv_spec specs[COUNT] = {
+        small(KVA_MASS_LAST),    coded(4, KVA_MASS_LAST), trace_variant(SYNC),
+        coded(2, KVA_MASS_ALL),  trace_variant(FULL),     trace_variant(KIVI),
+        coded(16, KVA_MASS_ALL), coded(4, KVA_MASS_ALL),  trace_variant(STREAMING_ORIGINAL),
+    };
+    struct fixture f;
+    struct kva_err err;
+    uint32_t prompts[COUNT][CONTEXT];
+    struct trace want[COUNT];
+    struct kva_step_item items[COUNT] = {0};
+    const struct kva_sampling_params sampling = trace_sampling();
+    for (uint32_t i = 0; i < COUNT; i++) {
+        const struct run run = {
+            .prompt_tokens = 216 - 20 * i, .prompt_seed = 30 + i, .kv = specs[i]};
+        want[i] = run_under(&(struct fixture_params){.model_path = LLAMA}, run);
+    }
+    fixture_open(&f, &(struct fixture_params){.model_path = LLAMA, .step_tokens_max = 100});
+    for (uint32_t i = 0; i < COUNT; i++) {
+        uint32_t count = 216 - 20 * i;
+        fixture_prompt(prompts[i], count, VOCAB, 30 + i);
+        items[i].seq = fixture_start(&f, &(struct kva_sequence_params){.prompt = prompts[i],
+                                                                       .prompt_tokens = count,
+                                                                       .tokens_max = count + OUTPUT,
+                                                                       .sampling = &sampling,
+                                                                       .kv = specs[i]});
+        assert_int_equal(fixture_prefill(&f, items[i].seq, 33), want[i].tokens[0]);
+    }
+    for (uint32_t t = 1; t < OUTPUT; t++) {
+        for (uint32_t i = 0; i < COUNT; i++)
+            assert_int_equal(f.engine->ops->grow(f.engine->self, items[i].seq, &err), KVA_OK);
+        assert_int_equal(f.engine->ops->step(f.engine->self, items, COUNT, &err), KVA_OK);
+        for (uint32_t i = 0; i < COUNT; i++) {
+            assert_true(items[i].emitted);
+            if (items[i].token.token != want[i].tokens[t] ||
+                items[i].token.chosen.logprob != want[i].logprobs[t])
+                fail_msg("sequence %u: token %u is another", i, t);
+        }
+    }
+    for (uint32_t i = 0; i < COUNT; i++)
+        f.engine->ops->destroy(f.engine->self, items[i].seq);
+    fixture_close(&f);
+}
+
 /* --- past the context ------------------------------------------------------------------------ */
 
 enum { STREAM = 900 };
 
 /* The text, of which `prompt` tokens are the prompt: log-probabilities of what comes behind it. */
-static void run_stream(const char *model, uint32_t prompt, uint32_t quota, uint32_t suspend_every,
-                       float *logprobs)
+static void run_stream(const char *model, struct kva_kv_spec spec, uint32_t prompt, uint32_t quota,
+                       uint32_t suspend_every, float *logprobs)
 {
     struct fixture f;
     struct kva_err err;
     uint32_t ids[STREAM + 1];
     const struct kva_sampling_params sampling = trace_sampling();
-    struct kva_kv_spec spec = small(KVA_MASS_LAST);
     spec.positions = KVA_POSITIONS_INDEX;
     fixture_prompt(ids, STREAM + 1, VOCAB, 11);
     fixture_open(
@@ -184,9 +245,10 @@ static void test_kept__past_the_context(void **state KVA_UNUSED)
         uint32_t prompt, quota, suspend_every;
     } ways[] = {{63, 29, 7}, {300, 200, 0}, {641, 29, 1}, {STREAM - 1, 64, 3}};
     for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
-        run_stream(models[m], 63, 200, 0, want);
+        const struct kva_kv_spec spec = m % 2 ? coded(4, KVA_MASS_LAST) : small(KVA_MASS_LAST);
+        run_stream(models[m], spec, 63, 200, 0, want);
         for (size_t i = 0; i < KVA_COUNT_OF(ways); i++) {
-            run_stream(models[m], ways[i].prompt, ways[i].quota, ways[i].suspend_every, got);
+            run_stream(models[m], spec, ways[i].prompt, ways[i].quota, ways[i].suspend_every, got);
             size_t bytes = (STREAM - ways[i].prompt) * sizeof(float);
             assert_memory_equal(got + ways[i].prompt, want + ways[i].prompt, bytes);
         }
@@ -421,6 +483,109 @@ static void test_kept__attends_as_a_plain_computation(void **state KVA_UNUSED)
     }
 }
 
+/* --- few bits -------------------------------------------------------------------------------- */
+
+/* At 16 bits there is nothing to tell tokens apart but mass. */
+static void test_kept__sixteen_bits_are_h2o(void **state KVA_UNUSED)
+{
+    const struct fixture_params params = {.model_path = LLAMA};
+    struct run run = {.prompt_tokens = 200, .prompt_seed = 5, .kv = small(KVA_MASS_LAST)};
+    const struct trace want = run_under(&params, run);
+    run.kv = coded(16, KVA_MASS_LAST);
+    const struct trace got = run_under(&params, run);
+    trace_expect_same(&got, &want, "16 bits");
+}
+
+/* Positions in the stores of all layers and heads, sorted, once the prompt is in. */
+static void stored_after(struct kva_kv_spec spec, uint32_t prompt, uint32_t *ret,
+                         uint32_t *ret_count)
+{
+    static struct kva_kv_policy policy;
+    struct fixture f;
+    uint32_t ids[TEXT];
+    const struct kva_sampling_params sampling = trace_sampling();
+    policy = *kva_kv_policy_of(&spec);
+    policy.layer_query = note_all;
+    spec.own = &policy;
+    plain = calloc(1, sizeof(*plain));
+    fixture_prompt(ids, prompt, VOCAB, 21);
+    fixture_open(&f, &(struct fixture_params){.model_path = LLAMA});
+    plain->f = &f;
+    struct kva_sequence *seq =
+        fixture_start(&f, &(struct kva_sequence_params){.prompt = ids,
+                                                        .prompt_tokens = prompt,
+                                                        .tokens_max = prompt + 2,
+                                                        .sampling = &sampling,
+                                                        .kv = spec});
+    fixture_prefill(&f, seq, 64);
+    const struct kva_kept_layout l = kva_kept_layout_of(noted_kv, &plain->seq->spec);
+    uint32_t slots = kva_kept_slots(&plain->seq->spec), at = 0;
+    assert_int_equal(slots, 64);
+    for (uint32_t layer = 0; layer < f.model->config.layer_count; layer++) {
+        const uint32_t *positions = (const void *)(kva_kept_state_of(plain->seq)->marks +
+                                                   layer * l.layer_bytes + l.positions);
+        for (uint32_t head = 0; head < f.model->config.kv_heads; head++) {
+            bool in[TEXT] = {false};
+            for (uint32_t i = 0; i < slots; i++)
+                in[positions[head * slots + i]] = true;
+            for (uint32_t t = 0; t < prompt; t++) {
+                if (in[t])
+                    ret[at++] = t;
+            }
+        }
+    }
+    *ret_count = at;
+    f.engine->ops->destroy(f.engine->self, seq);
+    fixture_close(&f);
+    free(plain);
+}
+
+/* Error does not count at lambda 100, and alone at 0; `pure` tokens are chosen as if it were 100. */
+static void test_kept__lambda(void **state KVA_UNUSED)
+{
+    enum { PROMPT = 250, MOST = 1024 };
+    uint32_t want[MOST], got[MOST], want_count, count;
+    stored_after(small(KVA_MASS_ALL), PROMPT, want, &want_count);
+    assert_int_equal(want_count, 2 * 2 * 64);
+    for (uint32_t i = 0; i < 8; i++) {
+        struct kva_kv_spec spec = coded(i < 4 ? 3 : 2, KVA_MASS_ALL);
+        bool same = i % 4 == 0 || i % 4 == 3;
+        spec.lambda = i % 4 == 0 ? 100 : 0;
+        spec.pure = i % 4 == 3 ? 60 : 0;
+        spec.norm = i % 4 == 2 ? KVA_NORM_MINMAX : KVA_NORM_RANK;
+        stored_after(spec, PROMPT, got, &count);
+        assert_int_equal(count, want_count);
+        assert_int_equal(memcmp(got, want, count * sizeof(*got)) == 0, same);
+    }
+}
+
+/* More bits are closer to full KV, from a store that holds all. */
+static void test_kept__more_bits_are_closer_to_full(void **state KVA_UNUSED)
+{
+    static const uint32_t bits[] = {2, 3, 4, 8, 16};
+    for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
+        double before = INFINITY;
+        for (size_t i = 0; i < KVA_COUNT_OF(bits); i++) {
+            double sum = 0;
+            uint32_t count = 0;
+            for (uint64_t seed = 0; seed < 12; seed++) {
+                const struct fixture_params params = {.model_path = models[m]};
+                struct run run = {.prompt_tokens = 200, .prompt_seed = 100 + seed};
+                const struct trace want = run_under(&params, run);
+                run.kv = coded(bits[i], KVA_MASS_LAST);
+                run.kv.heavy = CONTEXT;
+                const struct trace got = run_under(&params, run);
+                assert_true(got.logprobs[0] == want.logprobs[0]);
+                for (uint32_t t = 1; t < OUTPUT && got.tokens[t - 1] == want.tokens[t - 1]; t++)
+                    sum += pow((double)got.logprobs[t] - (double)want.logprobs[t], 2), count++;
+            }
+            print_message("%s, %u bits: squared error %g\n", models[m], bits[i], sum / count);
+            assert_true(bits[i] < 16 ? sum / count < before : sum == 0);
+            before = sum / count;
+        }
+    }
+}
+
 /* --- memory ---------------------------------------------------------------------------------- */
 
 static void test_kept__bytes_told_are_bytes_taken(void **state KVA_UNUSED)
@@ -598,9 +763,13 @@ int main(void)
         cmocka_unit_test(test_kept__a_store_that_holds_all_is_full),
         cmocka_unit_test(test_kept__chunks_suspension_and_delays),
         cmocka_unit_test(test_kept__company_and_the_prefix_cache),
+        cmocka_unit_test(test_kept__in_company_of_other_policies),
         cmocka_unit_test(test_kept__past_the_context),
         cmocka_unit_test(test_kept__how_far_a_sequence_may_go),
         cmocka_unit_test(test_kept__attends_as_a_plain_computation),
+        cmocka_unit_test(test_kept__sixteen_bits_are_h2o),
+        cmocka_unit_test(test_kept__lambda),
+        cmocka_unit_test(test_kept__more_bits_are_closer_to_full),
         cmocka_unit_test(test_kept__bytes_told_are_bytes_taken),
         cmocka_unit_test(test_kept__prompts_give_host_memory_back),
         cmocka_unit_test(test_kept__a_device_tier_that_is_full),

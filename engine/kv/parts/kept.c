@@ -6,72 +6,9 @@
 
 #include <stdlib.h>
 
-/* --- layout ---------------------------------------------------------------------------------- */
-
-uint32_t kva_kept_pages_max(const struct kva_kv_spec *spec)
-{
-    uint64_t tokens = (uint64_t)spec->sinks + spec->heavy + spec->recent;
-    tokens -= kva_min_u32(spec->recent, KVA_PAGE_TOKENS); /* the window has them */
-    return (uint32_t)kva_div_up(tokens > 0 ? tokens : 1, KVA_PAGE_TOKENS);
-}
-
-uint32_t kva_kept_computed(const struct kva_kv_spec *spec)
-{
-    return spec->mass == KVA_MASS_ALL ? UINT32_MAX : KVA_KV_OBSERVED;
-}
-
-/* Learned positions are in a token from the beginning. */
-static bool rolls(const struct kva_kv *kv, const struct kva_kv_spec *spec)
-{
-    return spec->positions == KVA_POSITIONS_INDEX && kv->rotary.inv_freq;
-}
-
-static size_t piece(size_t *at, size_t bytes)
-{
-    size_t offset = *at;
-    *at += kva_align_up(bytes, 64);
-    return offset;
-}
-
-/* Items are whole chunks of the tier, so that there are few sizes of them. */
-static size_t whole_chunks(const struct kva_kv *kv, size_t bytes)
-{
-    return kva_div_up(bytes, kv->shape.page_bytes) * kv->shape.page_bytes;
-}
-
-struct kva_kept_layout kva_kept_layout_of(const struct kva_kv *kv, const struct kva_kv_spec *spec)
-{
-    uint32_t heads = kv->shape.kv_heads, slots = kva_kept_slots(spec);
-    size_t all = (size_t)heads * slots;
-    struct kva_kept_layout l = {
-        .scratch_bytes = kva_keep_scratch_bytes(heads, slots, KVA_PAGE_TOKENS),
-    };
-    l.positions = piece(&l.layer_bytes, all * sizeof(uint32_t));
-    l.mass = piece(&l.layer_bytes, all * sizeof(float));
-    l.window = piece(&l.layer_bytes, (size_t)heads * KVA_KEPT_WINDOW * sizeof(float));
-    l.bytes = l.layer_bytes * kv->shape.layers;
-    l.index = piece(&l.bytes, rolls(kv, spec) ? all * sizeof(uint32_t) : 0);
-    l.scratch = piece(&l.bytes, l.scratch_bytes);
-    l.bytes = whole_chunks(kv, l.bytes);
-    return l;
-}
-
-struct kva_kept_prompt kva_kept_prompt_of(const struct kva_kv *kv, uint32_t pages)
-{
-    uint32_t heads = kv->shape.kv_heads;
-    struct kva_kept_prompt l = {.stride = pages * KVA_PAGE_TOKENS};
-    size_t all = (size_t)heads * l.stride;
-    l.scratch_bytes = kva_keep_scratch_bytes(heads, 0, l.stride);
-    l.mass = piece(&l.bytes, all * sizeof(float));
-    l.slots = piece(&l.bytes, all * sizeof(uint32_t));
-    l.scratch = piece(&l.bytes, l.scratch_bytes);
-    l.bytes = whole_chunks(kv, l.bytes);
-    return l;
-}
-
 static struct kva_kept_prompt prompt_of(const struct kva_kv *kv, const struct kva_kv_seq *seq)
 {
-    return kva_kept_prompt_of(kv, kva_kv_pages(seq->prompt_tokens));
+    return kva_kept_prompt_of(kv, &seq->spec, kva_kv_pages(seq->prompt_tokens));
 }
 
 /* --- memory ---------------------------------------------------------------------------------- */
@@ -122,8 +59,9 @@ static void save(struct kva_kv *kv, struct kva_kv_seq *seq)
     if (s->prompt)
         kva_kv_saved_put(kv, seq, at, s->prompt, prompt_of(kv, seq).slots);
     at += s->prompt ? prompt_of(kv, seq).slots : 0;
+    size_t bytes = kva_kept_page_bytes(kv, &seq->spec);
     for (uint32_t i = 0; i < pages_of(&seq->spec, seq->offloaded); i++)
-        kva_kv_saved_put(kv, seq, at + i * kv->shape.page_bytes, s->pages[i], kv->shape.page_bytes);
+        kva_kv_saved_put(kv, seq, at + i * bytes, s->pages[i], bytes);
 }
 
 static void restore(struct kva_kv *kv, struct kva_kv_seq *seq)
@@ -137,8 +75,9 @@ static void restore(struct kva_kv *kv, struct kva_kv_seq *seq)
     if (s->prompt)
         kva_kv_saved_get(kv, seq, at, s->prompt, prompt_of(kv, seq).slots);
     at += s->prompt ? prompt_of(kv, seq).slots : 0;
+    size_t bytes = kva_kept_page_bytes(kv, &seq->spec);
     for (uint32_t i = 0; i < pages_of(&seq->spec, seq->offloaded); i++)
-        kva_kv_saved_get(kv, seq, at + i * kv->shape.page_bytes, s->pages[i], kv->shape.page_bytes);
+        kva_kv_saved_get(kv, seq, at + i * bytes, s->pages[i], bytes);
     if (!s->rolled || !seq->prefilled)
         return;
     kva_kv_order_compute(kv);
@@ -149,10 +88,11 @@ static void restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 static void free_pages(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)
 {
     struct kva_kept_state *s = kva_kept_state_of(seq);
+    size_t bytes = kva_kept_page_bytes(kv, &seq->spec);
     while (s->page_count > count) {
         uint32_t index = --s->page_count;
-        kva_kv_free_device(kv, s->pages[index], kv->shape.page_bytes);
-        seq->device_bytes -= kv->shape.page_bytes;
+        kva_kv_free_device(kv, s->pages[index], bytes);
+        seq->device_bytes -= bytes;
         if (!s->rolled)
             continue;
         kva_kv_free_device(kv, s->rolled[index], kv->shape.page_bytes);
@@ -175,9 +115,9 @@ static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool 
 static bool take_page(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     struct kva_kept_state *s = kva_kept_state_of(seq);
-    size_t bytes = kv->shape.page_bytes;
+    size_t bytes = kva_kept_page_bytes(kv, &seq->spec);
     void *page = kva_kv_alloc_device(kv, bytes);
-    void *rolled = page && s->rolled ? kva_kv_alloc_device(kv, bytes) : NULL;
+    void *rolled = page && s->rolled ? kva_kv_alloc_device(kv, kv->shape.page_bytes) : NULL;
     if (!page || (s->rolled && !rolled)) {
         kva_kv_free_device(kv, page, bytes);
         return false;
@@ -185,7 +125,7 @@ static bool take_page(struct kva_kv *kv, struct kva_kv_seq *seq)
     if (s->rolled)
         s->rolled[s->page_count] = rolled;
     s->pages[s->page_count++] = page;
-    seq->device_bytes += s->rolled ? 2 * bytes : bytes;
+    seq->device_bytes += bytes + (s->rolled ? kv->shape.page_bytes : 0);
     return true;
 }
 
@@ -207,11 +147,12 @@ static uint64_t footprint(const struct kva_kv *kv, const struct kva_kv_spec *spe
                           const struct kva_kv_extent *extent)
 {
     uint64_t pages = pages_of(spec, extent->offloaded);
-    uint64_t bytes =
-        kva_tier_footprint(kv->tier, kv->shape.page_bytes, rolls(kv, spec) ? 2 * pages : pages) +
-        kva_kept_layout_of(kv, spec).bytes;
+    uint64_t bytes = kva_tier_footprint(kv->tier, kva_kept_page_bytes(kv, spec), pages) +
+                     kva_kept_layout_of(kv, spec).bytes;
+    if (kva_kept_rolls(kv, spec))
+        bytes += kva_tier_footprint(kv->tier, kv->shape.page_bytes, pages);
     if (!extent->prefilled)
-        bytes += kva_kept_prompt_of(kv, extent->offloaded + extent->resident).bytes;
+        bytes += kva_kept_prompt_of(kv, spec, extent->offloaded + extent->resident).bytes;
     return bytes;
 }
 
@@ -219,8 +160,8 @@ static uint64_t saved_bytes(const struct kva_kv *kv, const struct kva_kv_spec *s
                             uint32_t prompt)
 {
     return kva_kept_layout_of(kv, spec).layer_bytes * (uint64_t)kv->shape.layers +
-           kva_kept_prompt_of(kv, kva_kv_pages(prompt)).slots +
-           kva_kept_pages_max(spec) * (uint64_t)kv->shape.page_bytes;
+           kva_kept_prompt_of(kv, spec, kva_kv_pages(prompt)).slots +
+           kva_kept_pages_max(spec) * (uint64_t)kva_kept_page_bytes(kv, spec);
 }
 
 static void prompt_end(struct kva_kv *kv, struct kva_kv_seq *seq)
@@ -239,6 +180,10 @@ static enum kva_status check(const struct kva_kv *kv, const struct kva_kv_spec *
                               "policy '%s' needs layers that attend to all tokens, the model's "
                               "have sliding windows",
                               kva_kv_spec_policy_name(spec));
+    if (kva_kept_codes(spec) && kv->shape.head_dim % 4 != 0)
+        return kva_fail_param(err, KVA_EUNSUPPORTED, "policy",
+                              "policy '%s' needs heads of a multiple of 4, the model's are of %u",
+                              kva_kv_spec_policy_name(spec), kv->shape.head_dim);
     return KVA_OK;
 }
 
@@ -248,11 +193,12 @@ static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kv
     uint32_t pages = kva_min_u32(kva_kept_pages_max(&seq->spec), seq->pages_max);
     s->pages = calloc(pages, sizeof(void *));
     s->from = calloc(kva_kv_pages(seq->prompt_tokens), sizeof(void *));
-    if (rolls(kv, &seq->spec))
+    if (kva_kept_rolls(kv, &seq->spec))
         s->rolled = calloc(pages, sizeof(void *));
-    bool ready = s->pages && s->from && (s->rolled || !rolls(kv, &seq->spec)) &&
+    bool ready = s->pages && s->from && (s->rolled || !kva_kept_rolls(kv, &seq->spec)) &&
                  kva_tier_prepare(kv->tier, kva_kept_layout_of(kv, &seq->spec).bytes) &&
                  kva_tier_prepare(kv->tier, prompt_of(kv, seq).bytes) &&
+                 kva_tier_prepare(kv->tier, kva_kept_page_bytes(kv, &seq->spec)) &&
                  kva_tier_prepare(kv->tier, kv->shape.page_bytes);
     return ready ? KVA_OK
                  : kva_fail(err, KVA_ENOMEM, "out of memory for a store of %u kept tokens",
@@ -267,9 +213,11 @@ static void finish(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
     free((void *)s->from);
 }
 
-static size_t slots_bytes(const struct kva_kv *kv)
+/* Slots of a page that leaves, and errors, which lie as the window's mass does. */
+static size_t leaving_bytes(const struct kva_kv *kv)
 {
-    return (size_t)kv->shape.kv_heads * KVA_PAGE_TOKENS * sizeof(uint32_t);
+    size_t head_bytes = KVA_PAGE_TOKENS * sizeof(uint32_t) + KVA_KEPT_WINDOW * sizeof(float);
+    return kv->shape.kv_heads * head_bytes;
 }
 
 static enum kva_status cache_init(const struct kva_kv_part *self, struct kva_kv *kv,
@@ -286,10 +234,12 @@ static enum kva_status cache_init(const struct kva_kv_part *self, struct kva_kv 
     if (status)
         return status;
     cache->zeros = zeros;
-    status = kva_device_alloc(kv->device, KVA_MEM_DEVICE, slots_bytes(kv), &slots, err);
-    if (!status)
-        cache->slots = slots;
-    return status;
+    status = kva_device_alloc(kv->device, KVA_MEM_DEVICE, leaving_bytes(kv), &slots, err);
+    if (status)
+        return status;
+    cache->slots = slots;
+    cache->errors = (float *)slots + (size_t)kv->shape.kv_heads * KVA_PAGE_TOKENS;
+    return KVA_OK;
 }
 
 static void cache_finish(const struct kva_kv_part *self, struct kva_kv *kv)
@@ -300,12 +250,28 @@ static void cache_finish(const struct kva_kv_part *self, struct kva_kv *kv)
     if (cache->zeros)
         kva_device_free(kv->device, KVA_MEM_DEVICE, cache->zeros, KVA_KEPT_ZERO_BYTES);
     if (cache->slots)
-        kva_device_free(kv->device, KVA_MEM_DEVICE, cache->slots, slots_bytes(kv));
+        kva_device_free(kv->device, KVA_MEM_DEVICE, cache->slots, leaving_bytes(kv));
 }
 
 /* --- in a layer ------------------------------------------------------------------------------ */
 
-/* The store attends where the last pages before the window would. */
+/* In few bits, as they are. */
+static void locate_coded(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
+{
+    const struct kva_kv_seq *seq = rows->seq;
+    const struct kva_kept_state *s = kva_kept_state_of(seq);
+    size_t weights = kva_kept_layout_of(kv, &seq->spec).weights;
+    kva_kv_add_range(rows, (struct kva_kv_range){
+                               .kind = KVA_RANGE_LOWBIT,
+                               .page_end = kva_kv_stored(seq),
+                               .format = kva_kept_format(kv, &seq->spec),
+                               .low = s->pages,
+                               .low_offset_bytes = layer * kva_kept_block_bytes(kv, &seq->spec),
+                               .weights = (float *)(void *)(s->marks + weights),
+                           });
+}
+
+/* In 16 bits: where the last pages before the window would be. */
 static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
 {
     const struct kva_kv_seq *seq = rows->seq;
@@ -313,6 +279,10 @@ static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t l
     uint32_t count = kva_kv_stored(seq), first = seq->offloaded - count;
     if (!seq->prefilled || count == 0)
         return;
+    if (kva_kept_codes(&seq->spec) && !s->rolled) {
+        locate_coded(kv, rows, layer);
+        return;
+    }
     void *const *pages = s->rolled ? s->rolled : s->pages;
     for (uint32_t i = 0; i < count; i++)
         *kva_kv_block_at(rows, first + i) =

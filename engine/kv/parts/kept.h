@@ -5,7 +5,8 @@
  *     state        of each layer: position and mass of every slot, mass of the window's tokens
  *
  * The store attends in the place of the pages before the window (policy.h: stored), as 16-bit
- * blocks. While nothing has been dropped it is those pages, slot by slot.
+ * blocks or as low-bit ones that are coded token by token, once, when the token comes. While nothing
+ * has been dropped a store in 16 bits is those pages, slot by slot.
  *
  * Where kept tokens attend at their indices (position rolling), the store has its keys un-rotated,
  * and pages that are made of it whenever it changes attend in its place: their keys are rotated to
@@ -26,7 +27,12 @@
 /* Store pages of a sequence at most; `spec` is resolved. */
 uint32_t kva_kept_pages_max(const struct kva_kv_spec *spec);
 
-/* Last tokens of a prompt that are computed: a policy's. */
+/* A policy's answers (policy.h). */
 uint32_t kva_kept_computed(const struct kva_kv_spec *spec);
+void kva_kept_resolved(struct kva_kv_spec *spec);
+uint32_t kva_kept_offloaded(const struct kva_kv_spec *spec, uint32_t tokens);
+uint32_t kva_kept_stored(const struct kva_kv_spec *spec, uint32_t offloaded);
+uint32_t kva_kept_positions_used(const struct kva_kv_spec *spec, uint32_t tokens);
+uint32_t kva_kept_rolled(const struct kva_kv_seq *seq);
 
 #endif

@@ -1,6 +1,7 @@
 /* kept_internal.h - what the files of the part share:
  *
- *     kept.c         memory and layout, between steps
+ *     kept.c         memory, and what survives a suspension
+ *     kept_layout.c  bytes and offsets
  *     kept_pass.c    mass within a pass, and what is kept
  *
  * Thread rule: engine thread. */
@@ -25,9 +26,10 @@ struct kva_kept_state {
 
 /* Offsets within `marks`: what is saved comes first, layer by layer. */
 struct kva_kept_layout {
-    size_t positions, mass, window; /* from the layer's beginning */
+    size_t positions, mass, error, window; /* from the layer's beginning */
     size_t layer_bytes;
     size_t index;   /* for rolling: [kv_heads][slots], of one layer at a time */
+    size_t weights; /* what a row gave to slots in few bits: the same */
     size_t scratch; /* of keep: the same */
     size_t scratch_bytes;
     size_t bytes;
@@ -38,6 +40,7 @@ struct kva_kept_prompt {
     uint32_t stride; /* of mass and slots, in tokens */
     size_t mass;     /* of one layer at a time, as the rest */
     size_t slots;
+    size_t error;
     size_t scratch;
     size_t scratch_bytes;
     size_t bytes;
@@ -49,6 +52,7 @@ struct kva_kept_cache {
     struct kva_attend_range *ranges; /* [2 * sequences_max] */
     unsigned char *zeros;            /* device */
     uint32_t *slots;                 /* device [kv_heads][KVA_PAGE_TOKENS]: of a page that leaves */
+    float *errors;                   /* the same */
 };
 
 static inline struct kva_kept_state *kva_kept_state_of(const struct kva_kv_seq *seq)
@@ -69,7 +73,22 @@ static inline uint32_t kva_kept_slots(const struct kva_kv_spec *spec)
 struct kva_kept_layout kva_kept_layout_of(const struct kva_kv *kv, const struct kva_kv_spec *spec);
 
 /* Of a prompt of so many pages. */
-struct kva_kept_prompt kva_kept_prompt_of(const struct kva_kv *kv, uint32_t pages);
+struct kva_kept_prompt kva_kept_prompt_of(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                                          uint32_t pages);
+
+/* Whether the store is in few bits, and as what; bits 0: in 16. */
+bool kva_kept_codes(const struct kva_kv_spec *spec);
+struct kva_lowbit_format kva_kept_format(const struct kva_kv *kv, const struct kva_kv_spec *spec);
+
+/* One layer of a store page, and all of them. */
+size_t kva_kept_block_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec);
+size_t kva_kept_page_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec);
+
+/* How keys are rotated in pages that are made of the store. */
+struct kva_keep_rotary kva_kept_rotary(const struct kva_kv *kv);
+
+/* Whether pages made of the store attend in its place. */
+bool kva_kept_rolls(const struct kva_kv *kv, const struct kva_kv_spec *spec);
 
 #define KVA_KEPT_ZERO_BYTES ((size_t)16 << 10)
 

@@ -22,13 +22,14 @@ static struct kva_keep_store store_of(const struct kva_kv *kv, const struct kva_
     return (struct kva_keep_store){
         .positions = mark(kv, seq, layer, l.positions),
         .mass = mark(kv, seq, layer, l.mass),
+        .error = kva_kept_codes(&seq->spec) ? mark(kv, seq, layer, l.error) : NULL,
         .slots = kva_kept_slots(&seq->spec),
     };
 }
 
 static float *prompt_mass(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t *stride)
 {
-    struct kva_kept_prompt l = kva_kept_prompt_of(kv, kva_kv_pages(seq->prompt_tokens));
+    struct kva_kept_prompt l = kva_kept_prompt_of(kv, &seq->spec, kva_kv_pages(seq->prompt_tokens));
     *stride = l.stride;
     return (float *)(void *)(kva_kept_state_of(seq)->prompt + l.mass);
 }
@@ -99,6 +100,28 @@ static void add_prompt(const struct kva_kv *kv, struct list *list, const struct 
     add(list, rows, entry, end);
 }
 
+/* The range of a store in few bits, which has been weighed; NULL: it is not such a store. */
+static const struct kva_kv_range *weighed(const struct kva_kv_rows *rows)
+{
+    const struct kva_kv_range *range = kva_kv_find_range(rows, KVA_RANGE_LOWBIT);
+    return range && range->weights ? range : NULL;
+}
+
+/* What the row gave to the slots of such a store is added to their mass. */
+static void add_weighed(struct kva_kv *kv, const struct kva_kv_rows *rows, uint32_t layer)
+{
+    const struct kva_kv_range *range = weighed(rows);
+    const struct kva_keep_store store = store_of(kv, rows->seq, layer);
+    uint32_t filled = range ? range->page_end * KVA_PAGE_TOKENS : 0;
+    for (uint32_t head = 0; range && head < kv->shape.kv_heads; head++)
+        kva_device_ops(kv->device)
+            ->accumulate(kv->device, &(struct kva_accumulate_args){
+                                         .mass = store.mass + (size_t)head * store.slots,
+                                         .weights = range->weights + (size_t)head * filled,
+                                         .count = filled,
+                                     });
+}
+
 /* Rows behind it: what is stored, and the window. */
 static void add_decoding(const struct kva_kv *kv, struct list *list, const struct kva_kv_rows *rows,
                          uint32_t layer)
@@ -113,7 +136,7 @@ static void add_decoding(const struct kva_kv *kv, struct list *list, const struc
                                  .mass = store.mass,
                                  .mass_first = window - kva_kv_stored(seq) * KVA_PAGE_TOKENS,
                                  .mass_stride = store.slots};
-    if (entry.mass_first < window)
+    if (entry.mass_first < window && !weighed(rows))
         add(list, rows, entry, window);
     entry.mass = window_mass(kv, seq, layer);
     entry.mass_first = window;
@@ -129,6 +152,7 @@ void kva_kept_attended(const struct kva_kv_part *self KVA_UNUSED, struct kva_kv 
         const struct kva_kv_rows *rows = &pass->rows[i];
         if (!kva_kept_state_of(rows->seq))
             continue;
+        add_weighed(kv, rows, attention->layer);
         if (rows->seq->prefilled)
             add_decoding(kv, &list, rows, attention->layer);
         else
@@ -160,14 +184,47 @@ void kva_kept_attended(const struct kva_kv_part *self KVA_UNUSED, struct kva_kv 
 struct coming {
     struct kva_keep_seq keep;
     const void *const *from; /* blocks */
+    float *error;            /* of a store in few bits: gets theirs, [kv_heads][keep.stride] */
     void *scratch;
     size_t scratch_bytes;
 };
 
+/* Where a layer lies in a store page. */
+static size_t offset_of(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer)
+{
+    return layer * kva_kept_block_bytes(kv, &seq->spec);
+}
+
 /* How keys are rotated back before they are stored: not where they attend as they are. */
 static struct kva_keep_rotary rotary_of(const struct kva_kv *kv, const struct kva_kv_seq *seq)
 {
-    return kva_kept_state_of(seq)->rolled ? kv->rotary : (struct kva_keep_rotary){0};
+    return kva_kept_state_of(seq)->rolled ? kva_kept_rotary(kv) : (struct kva_keep_rotary){0};
+}
+
+static enum kva_keep_score score_of(const struct kva_kv_spec *spec)
+{
+    if (!kva_kept_codes(spec))
+        return KVA_KEEP_MASS;
+    return spec->norm == KVA_NORM_MINMAX ? KVA_KEEP_MINMAX : KVA_KEEP_RANK;
+}
+
+/* What few bits would do to them. */
+static void find_errors(struct kva_kv *kv, const struct kva_kv_seq *seq, struct coming *coming)
+{
+    const struct kva_row_error_seq errors = {.blocks = coming->from,
+                                             .error = coming->error,
+                                             .count = coming->keep.count,
+                                             .stride = coming->keep.stride};
+    coming->keep.error = coming->error;
+    kva_device_ops(kv->device)
+        ->row_error(kv->device, &(struct kva_row_error_args){
+                                    .seqs = &errors,
+                                    .seq_count = 1,
+                                    .kv_heads = kv->shape.kv_heads,
+                                    .head_dim = kv->shape.head_dim,
+                                    .kv_dtype = kv->shape.dtype,
+                                    .format = kva_kept_format(kv, &seq->spec),
+                                });
 }
 
 /* Some of them take slots, perhaps of others. */
@@ -180,12 +237,16 @@ static void keep(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer
     k->filled = kva_min_u32(k->position_first, k->store.slots);
     k->sinks = seq->spec.sinks;
     k->recent = seq->spec.recent - KVA_PAGE_TOKENS;
+    k->pure = seq->spec.pure;
+    if (kva_kept_codes(&seq->spec))
+        find_errors(kv, seq, coming);
     ops->keep(kv->device, &(struct kva_keep_args){.seqs = k,
                                                   .scratch = coming->scratch,
                                                   .scratch_bytes = coming->scratch_bytes,
                                                   .seq_count = 1,
                                                   .kv_heads = kv->shape.kv_heads,
-                                                  .score = KVA_KEEP_MASS});
+                                                  .score = score_of(&seq->spec),
+                                                  .lambda = (float)seq->spec.lambda / 100});
     const struct kva_store_seq store = {.from = coming->from,
                                         .to = kva_kept_state_of(seq)->pages,
                                         .slots = k->to,
@@ -193,11 +254,12 @@ static void keep(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer
                                         .position_first = k->position_first};
     ops->store_rows(kv->device,
                     &(struct kva_store_rows_args){.seqs = &store,
-                                                  .to_offset_bytes = layer * kv->shape.block_bytes,
+                                                  .to_offset_bytes = offset_of(kv, seq, layer),
                                                   .seq_count = 1,
                                                   .kv_heads = kv->shape.kv_heads,
                                                   .head_dim = kv->shape.head_dim,
                                                   .kv_dtype = kv->shape.dtype,
+                                                  .format = kva_kept_format(kv, &seq->spec),
                                                   .rotary = rotary_of(kv, seq)});
 }
 
@@ -206,7 +268,6 @@ void kva_kept_roll(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer, ui
     const struct kva_kept_state *s = kva_kept_state_of(seq);
     const struct kva_keep_store store = store_of(kv, seq, layer);
     uint32_t end = offloaded * KVA_PAGE_TOKENS, filled = kva_min_u32(end, store.slots);
-    size_t offset = layer * kv->shape.block_bytes;
     if (!s->rolled || filled == 0)
         return;
     struct kva_kept_layout l = kva_kept_layout_of(kv, &seq->spec);
@@ -218,14 +279,16 @@ void kva_kept_roll(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer, ui
                                       .filled = filled,
                                       .position_first = end - filled};
     kva_device_ops(kv->device)
-        ->roll_rows(kv->device, &(struct kva_roll_rows_args){.seqs = &roll,
-                                                             .from_offset_bytes = offset,
-                                                             .to_offset_bytes = offset,
-                                                             .seq_count = 1,
-                                                             .kv_heads = kv->shape.kv_heads,
-                                                             .head_dim = kv->shape.head_dim,
-                                                             .kv_dtype = kv->shape.dtype,
-                                                             .rotary = kv->rotary});
+        ->roll_rows(kv->device,
+                    &(struct kva_roll_rows_args){.seqs = &roll,
+                                                 .from_offset_bytes = offset_of(kv, seq, layer),
+                                                 .to_offset_bytes = layer * kv->shape.block_bytes,
+                                                 .seq_count = 1,
+                                                 .kv_heads = kv->shape.kv_heads,
+                                                 .head_dim = kv->shape.head_dim,
+                                                 .kv_dtype = kv->shape.dtype,
+                                                 .format = kva_kept_format(kv, &seq->spec),
+                                                 .rotary = kva_kept_rotary(kv)});
 }
 
 /* Numbers of each KV head, from rows of `stride_from` to rows of `stride_to` of the same array or
@@ -241,7 +304,7 @@ static void move_mass(struct kva_kv *kv, float *to, uint32_t stride_to, const fl
 void kva_kept_prompt_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer)
 {
     struct kva_kept_state *s = kva_kept_state_of(seq);
-    struct kva_kept_prompt l = kva_kept_prompt_of(kv, kva_kv_pages(seq->prompt_tokens));
+    struct kva_kept_prompt l = kva_kept_prompt_of(kv, &seq->spec, kva_kv_pages(seq->prompt_tokens));
     uint32_t end = seq->offloaded * KVA_PAGE_TOKENS, stride;
     float *mass = prompt_mass(kv, seq, &stride), *window = window_mass(kv, seq, layer);
     struct coming coming = {
@@ -250,6 +313,7 @@ void kva_kept_prompt_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t l
                  .count = end,
                  .stride = stride},
         .from = s->from,
+        .error = (float *)(void *)(s->prompt + l.error),
         .scratch = s->prompt + l.scratch,
         .scratch_bytes = l.scratch_bytes,
     };
@@ -276,6 +340,7 @@ static void give_page(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer,
                  .stride = KVA_KEPT_WINDOW,
                  .position_first = page * KVA_PAGE_TOKENS},
         .from = &from,
+        .error = kva_kept_cache_of(kv)->errors,
         .scratch = kva_kept_state_of(seq)->marks + l.scratch,
         .scratch_bytes = l.scratch_bytes,
     };

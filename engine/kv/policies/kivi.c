@@ -4,13 +4,13 @@
 
 /* The paper's residual is 128 tokens (4.1). */
 static const struct kva_kv_policy_setting settings[] = {
-    {KVA_SETTING_BITS, 2, 2},
-    {KVA_SETTING_GROUP, 64, 64},
-    {KVA_SETTING_LEVELS, KVA_KV_LEVELS_AUTO, KVA_KV_LEVELS_MINMAX},
-    {KVA_SETTING_WINDOW, 64, 128},
-    {KVA_SETTING_SINKS, 4, 0},
-    {KVA_SETTING_MIN_TOKENS, 1024, 0},
-    {KVA_SETTING_SKIP_LAYERS, 0, 0},
+    {KVA_SETTING_BITS, 2, 2, NULL},
+    {KVA_SETTING_GROUP, 64, 64, NULL},
+    {KVA_SETTING_LEVELS, KVA_KV_LEVELS_AUTO, KVA_KV_LEVELS_MINMAX, NULL},
+    {KVA_SETTING_WINDOW, 64, 128, NULL},
+    {KVA_SETTING_SINKS, 4, 0, NULL},
+    {KVA_SETTING_MIN_TOKENS, 1024, 0, NULL},
+    {KVA_SETTING_SKIP_LAYERS, 0, 0, NULL},
 };
 
 static const struct kva_kv_part *const parts[] = {&kva_kv_part_prompt_stage, &kva_kv_part_lowbit,

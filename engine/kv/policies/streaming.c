@@ -17,9 +17,9 @@
 
 /* The paper's caches are of 4 + 1020 tokens, and of others. */
 static const struct kva_kv_policy_setting settings[] = {
-    {KVA_SETTING_WINDOW, 1024, 1024},
-    {KVA_SETTING_SINKS, 4, 4},
-    {KVA_SETTING_POSITIONS, KVA_POSITIONS_INDEX, KVA_POSITIONS_INDEX},
+    {KVA_SETTING_WINDOW, 1024, 1024, NULL},
+    {KVA_SETTING_SINKS, 4, 4, NULL},
+    {KVA_SETTING_POSITIONS, KVA_POSITIONS_INDEX, KVA_POSITIONS_INDEX, NULL},
 };
 
 static const struct kva_kv_part *const parts[] = {&kva_kv_part_prompt_stage, &kva_kv_part_rows,

@@ -133,6 +133,8 @@ static void test_parse__amounts(void **state KVA_UNUSED)
     /* Recent tokens: as many as the window has in any case. */
     spec = parsed("h2o:recent=1%");
     assert_int_equal(kva_kv_spec_resolve(&spec, 1000).recent, 64);
+    assert_int_equal(parsed("q-hitter:3").bits, 3);
+    assert_int_equal(parsed("q-hitter:16:pure=0").bits, 16);
     char text[KVA_KV_VALUE_MAX];
     kva_kv_setting_write(kva_kv_setting_find("heavy"), KVA_KV_PERCENT | 15, text);
     assert_string_equal(text, "15%");
@@ -194,6 +196,8 @@ static void test_parse__refuses(void **state KVA_UNUSED)
         {"full:1", "bits", "'full' has no setting 'bits'; policies that have it: kivi, specache"},
         {"kivi:2:64", "topk", "'kivi' has no setting 'topk'; policies that have it: specache"},
         {"offload:window=64", "window", "policies that have it: kivi, specache"},
+        {"q-hitter:1", "bits", "one of: 2, 3, 4, 8, 16"},
+        {"q-hitter:lambda=101", "lambda", "from 0 to 100"},
         {"h2o:heavy=101%", "heavy", "from 0% to 100% of the prompt"},
         {"h2o:heavy=1000%", "heavy", "from 0% to 100% of the prompt"},
         {"h2o:heavy=%", "heavy", "'%'"},
