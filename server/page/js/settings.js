@@ -19,6 +19,8 @@ const POLICY_HELP = {
   kivi: 'A low-bit copy in device memory; approximates.',
   specache: 'The low-bit copy, and chosen rows fetched in 16 bits; approximates.',
   streaming: 'First and newest tokens only; the rest is dropped.',
+  h2o: 'The tokens attended to most, and the newest; the rest is dropped.',
+  'q-hitter': 'What h2o keeps, in few bits; the rest is dropped.',
 };
 
 /* What goes into the request's body. */
@@ -136,17 +138,20 @@ class SettingsForm {
       return this.choice(id, setting.name, setting.values, chosen, `${placeholder} (default)`, hint,
         (value) => this.set('kv', setting.name, value));
     }
-    if (!setting.by_layer) {
+    if (!setting.by_layer && !setting.percent) {
       const rule = { name: setting.name, label: setting.name, min: setting.min, max: setting.max, step: setting.multiple_of };
       return this.number('kv', rule, placeholder, hint);
     }
+    const rule = setting.percent
+      ? { pattern: /^(\d+|\d{1,2}%|100%)?$/, says: 'tokens, or a share of the prompt: 10%' }
+      : { pattern: /^(\d+(\+\d+@\d+(-\d+)?)*)?$/, says: 'rows, or rows with others by layer: 64+256@0-1' };
     const input = h('input', { type: 'text', placeholder, spellcheck: 'false', autocomplete: 'off' });
     if (chosen !== undefined) input.value = chosen;
     const node = this.field(id, setting.name, input, hint);
     input.addEventListener('input', () => {
       const text = input.value.trim();
-      const ok = /^(\d+(\+\d+@\d+(-\d+)?)*)?$/.test(text);
-      this.mark(input, ok ? null : 'rows, or rows with others by layer: 64+256@0-1', hint);
+      const ok = rule.pattern.test(text);
+      this.mark(input, ok ? null : rule.says, hint);
       if (ok) this.set('kv', setting.name, text === '' ? undefined : /^\d+$/.test(text) ? Number(text) : text);
     });
     return node;
