@@ -9,11 +9,10 @@
  * A query touches only values of tokens that it sees: what lies in other slots never matters. */
 
 #include "kernels/cpu/attend/prefetch.h"
+#include "kernels/cpu/attend/score_tile.h"
 
 /* Queries up to which values are widened anew for each tile instead of once into scratch. */
 #define DIRECT_QUERIES_MAX (2u * ATTEND_TILE_QUERIES)
-
-#define TILE_TOKENS        (ATTEND_TILE_VECTORS * VL)
 
 /* Half of the lines of the split that comes next are prefetched as keys are transposed: so many
  * with VL tokens by 2 VL dimensions. The other half as the first queries meet the values: two with
@@ -36,61 +35,6 @@ INLINE void transpose_page(const void *const *tokens, struct ahead *ahead, uint3
         }
     }
     *ahead = next;
-}
-
-INLINE void score_tile(const int queries, const float *q, uint32_t head_dim, const float *k,
-                       float *scores)
-{
-    vf sums[ATTEND_TILE_QUERIES][ATTEND_TILE_VECTORS];
-    for (int j = 0; j < queries; j++) {
-        for (int n = 0; n < ATTEND_TILE_VECTORS; n++)
-            sums[j][n] = v_zero();
-    }
-    for (uint32_t i = 0; i < head_dim; i++) {
-        vf keys[ATTEND_TILE_VECTORS];
-        for (int n = 0; n < ATTEND_TILE_VECTORS; n++)
-            keys[n] = v_load(k + (size_t)i * KVA_PAGE_TOKENS + (uint32_t)n * VL);
-        for (int j = 0; j < queries; j++) {
-            vf x = v_set(q[(size_t)j * head_dim + i]);
-            for (int n = 0; n < ATTEND_TILE_VECTORS; n++)
-                sums[j][n] = v_fma(x, keys[n], sums[j][n]);
-        }
-    }
-    for (int j = 0; j < queries; j++) {
-        for (int n = 0; n < ATTEND_TILE_VECTORS; n++)
-            v_store(scores + (size_t)j * KVA_ATTEND_SPLIT_TOKENS + (uint32_t)n * VL, sums[j][n]);
-    }
-}
-
-static void score_queries(uint32_t queries, const float *q, uint32_t head_dim, const float *k,
-                          float *scores)
-{
-    switch (queries) {
-    case 1:
-        score_tile(1, q, head_dim, k, scores);
-        break;
-    case 2:
-        score_tile(2, q, head_dim, k, scores);
-        break;
-    case 3:
-        score_tile(3, q, head_dim, k, scores);
-        break;
-    case 4:
-        score_tile(4, q, head_dim, k, scores);
-        break;
-    case 5:
-        score_tile(5, q, head_dim, k, scores);
-        break;
-    default:
-        score_tile(6, q, head_dim, k, scores);
-        break;
-    }
-}
-
-/* Queries of a tile: as even a division as there is, since a small tile is a slow one. */
-INLINE uint32_t group_queries(uint32_t q_count)
-{
-    return (uint32_t)kva_div_up(q_count, kva_div_up(q_count, ATTEND_TILE_QUERIES));
 }
 
 /* Scores of every query with the slots [base, base + KVA_PAGE_TOKENS), whose keys are in `k`.

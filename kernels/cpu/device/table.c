@@ -45,6 +45,8 @@ static void put_avx2(struct kva_cpu_kernels *kernels)
     kernels->kv_append = kva_kv_append_avx2;
     kernels->attend_split = kva_attend_split_avx2;
     kernels->attend_fold = kva_attend_fold_avx2;
+    kernels->mass_keys = kva_mass_keys_avx2;
+    kernels->mass_split = kva_mass_split_avx2;
     kernels->quantise = kva_quantise_avx2;
     kernels->lowbit_split = kva_lowbit_split_avx2;
     kernels->lowbit_filter = kva_lowbit_filter_avx2;
@@ -66,6 +68,8 @@ static void put_avx512(struct kva_cpu_kernels *kernels)
     kernels->kv_append = kva_kv_append_avx512;
     kernels->attend_split = kva_attend_split_avx512;
     kernels->attend_fold = kva_attend_fold_avx512;
+    kernels->mass_keys = kva_mass_keys_avx512;
+    kernels->mass_split = kva_mass_split_avx512;
     kernels->quantise = kva_quantise_avx512;
     kernels->lowbit_split = kva_lowbit_split_avx512;
     kernels->lowbit_filter = kva_lowbit_filter_avx512;
@@ -88,6 +92,8 @@ static void put_avx512bf16(struct kva_cpu_kernels *kernels)
     kernels->linear = kva_linear_avx512bf16;
     kernels->attend_split = kva_attend_split_avx512bf16;
     kernels->attend_fold = kva_attend_fold_avx512;
+    kernels->mass_keys = kva_mass_keys_avx512bf16;
+    kernels->mass_split = kva_mass_split_avx512bf16;
 }
 
 static void put_amx(struct kva_cpu_kernels *kernels)
