@@ -299,6 +299,7 @@ static void bench_kernels(const struct bench *bench, unsigned char *memory, bool
         bench_attend(bench, memory, KVA_BF16, llama, 1, 4096, 256);
     }
     bench_lowbit(bench, memory, slow);
+    bench_keep(bench, memory, slow);
     bench_rows(bench, 1);
     bench_rows(bench, 256);
 }

@@ -34,4 +34,7 @@ bool bench_wanted(const struct bench *bench, const char *op);
 /* Low-bit KV; `memory`: COLD_BYTES. */
 void bench_lowbit(const struct bench *bench, unsigned char *memory, bool slow);
 
+/* Kept rows; the same memory. */
+void bench_keep(const struct bench *bench, unsigned char *memory, bool slow);
+
 #endif

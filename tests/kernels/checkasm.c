@@ -298,11 +298,12 @@ struct options {
 
 static int usage(const char *name)
 {
-    fprintf(stderr,
-            "usage: %s [--seed N] [--op NAME]... [--quick]\n"
-            "       [--level NAME] [--broken] [--bench] [--bench-only linear|attend|lowbit|rows]\n"
-            "       [--module PATH [--act f32|f16|bf16] [--mutations]]\n",
-            name);
+    fprintf(
+        stderr,
+        "usage: %s [--seed N] [--op NAME]... [--quick]\n"
+        "       [--level NAME] [--broken] [--bench] [--bench-only linear|attend|lowbit|keep|rows]\n"
+        "       [--module PATH [--act f32|f16|bf16] [--mutations]]\n",
+        name);
     return 2;
 }
 
