@@ -122,7 +122,8 @@ static void test_serving__09_values_out_of_range_name_field_value_and_range(void
         {"\"kv\":{\"exact\":\"yes\"}", "'kv.exact'"},
         {"\"stream_options\":{\"include_usage\":true}", "only allowed when 'stream' is true"},
         {"\"suffix\":\"x\"", "'suffix' is not supported"},
-        {"\"response_format\":{\"type\":\"json_object\"}", "only 'text'"},
+        {"\"response_format\":{\"type\":\"json_object\"}", "no structured output"},
+        {"\"response_format\":{\"type\":\"xml\"}", "only 'text', 'json_object'"},
         {"\"stream\":1", "'stream' must be a boolean, not a number"},
         {"\"model\":\"gpt-9\"", "The model 'gpt-9' does not exist here; served is 'echo'"},
     };

@@ -406,16 +406,47 @@ static bool is_false(const cJSON *schema)
     return cJSON_IsFalse(schema);
 }
 
-static enum kva_status check_arrays(struct walk *w, const cJSON *schema)
+/* Whether the library can tell a further property from these: it compares bytes with characters. */
+static bool are_plain(const cJSON *properties)
 {
-    static const char *const rest[] = {"items", "unevaluatedItems"};
-    const cJSON *prefix = get(schema, "prefixItems");
-    enum kva_status status = prefix ? check_each(w, "prefixItems", prefix) : KVA_OK;
-    for (size_t i = 0; i < KVA_COUNT_OF(rest) && !status; i++) {
-        cJSON *items = get(schema, rest[i]);
-        if (items && !is_false(items))
-            status = check_in(w, rest[i], NULL, items);
+    for (const cJSON *at = properties->child; at; at = at->next) {
+        for (const unsigned char *c = (const unsigned char *)at->string; *c; c++) {
+            if (*c < 0x20 || *c > 0x7e || *c == '"' || *c == '\\')
+                return false;
+        }
     }
+    return true;
+}
+
+/* Where nothing else is evaluated, what is not evaluated is what is additional; and an object whose
+ * properties are described has these. */
+static enum kva_status mend_rest(const struct walk *w, cJSON *schema, const char *unevaluated,
+                                 const char *rest, bool closed)
+{
+    cJSON *moved = cJSON_DetachItemFromObjectCaseSensitive(schema, unevaluated);
+    if (get(schema, rest)) {
+        cJSON_Delete(moved);
+        return KVA_OK;
+    }
+    if (!moved && closed)
+        moved = cJSON_CreateFalse();
+    else if (!moved)
+        return KVA_OK;
+    if (moved && cJSON_AddItemToObject(schema, rest, moved))
+        return KVA_OK;
+    cJSON_Delete(moved);
+    return kva_fail(w->err, KVA_ENOMEM, "out of memory for a schema");
+}
+
+static enum kva_status check_arrays(struct walk *w, cJSON *schema)
+{
+    enum kva_status status = mend_rest(w, schema, "unevaluatedItems", "items", false);
+    const cJSON *prefix = get(schema, "prefixItems");
+    cJSON *items = get(schema, "items");
+    if (!status && prefix)
+        status = check_each(w, "prefixItems", prefix);
+    if (!status && items && !is_false(items))
+        status = check_in(w, "items", NULL, items);
     return status;
 }
 
@@ -434,32 +465,36 @@ static enum kva_status check_required(const struct walk *w, const cJSON *schema)
     return KVA_OK;
 }
 
-static enum kva_status check_objects(struct walk *w, const cJSON *schema)
+static enum kva_status check_objects(struct walk *w, cJSON *schema)
 {
-    static const char *const rest[] = {"additionalProperties", "unevaluatedProperties"};
     const cJSON *properties = get(schema, "properties");
     const cJSON *patterns = get(schema, "patternProperties");
     const cJSON *names = get(schema, "propertyNames");
-    if (patterns && (properties || names || !is_false(get(schema, "additionalProperties")) ||
-                     (patterns->child && patterns->child->next)))
+    enum kva_status status = mend_rest(w, schema, "unevaluatedProperties", "additionalProperties",
+                                       properties && !patterns && !names);
+    if (status)
+        return status;
+    cJSON *rest = get(schema, "additionalProperties");
+    if (patterns &&
+        (properties || names || !is_false(rest) || (patterns->child && patterns->child->next)))
         return refuse_word(w, KVA_EUNSUPPORTED, "patternProperties",
                            "is enforced with one pattern, with 'additionalProperties': false, and "
                            "without properties and propertyNames only");
-    if (names && (properties || get(schema, "additionalProperties")))
+    if (names && (properties || rest))
         return refuse_word(w, KVA_EUNSUPPORTED, "propertyNames",
                            "beside properties or additionalProperties is not enforced");
-    enum kva_status status = check_required(w, schema);
+    if (names && !get(names, "pattern"))
+        return refuse_word(w, KVA_EUNSUPPORTED, "propertyNames", "is enforced with 'pattern' only");
+    if (properties && !is_false(rest) && !are_plain(properties))
+        return refuse_word(w, KVA_EUNSUPPORTED, "additionalProperties",
+                           "beside properties whose names are not plain ASCII is not enforced");
+    status = check_required(w, schema);
     if (!status && properties)
         status = check_each(w, "properties", properties);
     if (!status && patterns)
         status = check_each(w, "patternProperties", patterns);
-    if (!status && names && !get(names, "pattern"))
-        return refuse_word(w, KVA_EUNSUPPORTED, "propertyNames", "is enforced with 'pattern' only");
-    for (size_t i = 0; i < KVA_COUNT_OF(rest) && !status; i++) {
-        cJSON *more = get(schema, rest[i]);
-        if (more && !is_false(more))
-            status = check_in(w, rest[i], NULL, more);
-    }
+    if (!status && rest && !is_false(rest))
+        status = check_in(w, "additionalProperties", NULL, rest);
     return status;
 }
 

@@ -111,6 +111,8 @@ static void test_schema__what_is_not_enforced_is_refused_with_its_place(void **s
         {"{\"type\":\"object\",\"patternProperties\":{\"a\":{}}}", KVA_EUNSUPPORTED, "'#'",
          "'patternProperties'"},
         {"{\"properties\":{\"a\":false}}", KVA_EINVAL, "'#/properties/a'", "no value"},
+        {"{\"properties\":{\"\u00e9\":{}},\"additionalProperties\":true}", KVA_EUNSUPPORTED, "'#'",
+         "'additionalProperties'"},
         {"[]", KVA_EINVAL, "'#'", "a schema must be"},
         /* Those that only the library knows. */
         {"{\"properties\":{\"a\":{\"items\":{\"type\":\"integer\",\"minimum\":3,\"maximum\":2}}}}",
@@ -145,6 +147,8 @@ static void test_schema__texts(void **state KVA_UNUSED)
         "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\",\"maxLength\":3},"
         "\"age\":{\"type\":\"integer\",\"minimum\":0,\"maximum\":120}},\"required\":[\"name\"],"
         "\"additionalProperties\":false}";
+    static const char open[] =
+        "{\"properties\":{\"a\":{\"type\":\"integer\"}},\"additionalProperties\":{\"type\":\"string\"}}";
     static const char tree[] = "{\"type\":\"object\",\"properties\":{\"next\":{\"$ref\":\"#\"}}}";
     static const struct {
         const char *schema, *text;
@@ -160,6 +164,15 @@ static void test_schema__texts(void **state KVA_UNUSED)
         {person, "{\"name\":\"a", false},
         {tree, "{\"next\":{\"next\":{}}}", true},
         {tree, "{\"next\":{\"next\":[]}}", false},
+        {open, "{\"a\":1,\"b\":\"x\"}", true},
+        {open, "{\"b\":\"x\"}", true},
+        {open, "{\"a\":\"x\"}", false},
+        {open, "{\"\\u0061\":\"x\"}", false},                        /* the same name */
+        {"{\"properties\":{\"a\":{}}}", "{\"a\":1,\"b\":2}", false}, /* not said to be open */
+        {"{\"properties\":{\"a\":{}},\"unevaluatedProperties\":false}", "{\"b\":2}", false},
+        {"{\"type\":\"object\",\"unevaluatedProperties\":{\"type\":\"null\"}}", "{\"b\":null}",
+         true},
+        {"{\"prefixItems\":[{\"type\":\"null\"}],\"unevaluatedItems\":false}", "[null,1]", false},
         {"{\"enum\":[\"red\",2,null]}", "null", true},
         {"{\"enum\":[\"red\",2,null]}", "3", false},
         {"{\"type\":\"string\",\"format\":\"email\"}", "\"a.b@c.de\"", true},
