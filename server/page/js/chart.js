@@ -22,7 +22,8 @@ class Chart {
     this.mark.style.display = 'none';
     this.top = h('span', { className: 'axis' });
     this.values = series.map(() => h('b', { text: '–' }));
-    this.picture = svg('svg', { viewBox: `0 0 ${CHART_W} ${CHART_H}`, preserveAspectRatio: 'none', role: 'img', 'aria-label': title },
+    const box = { viewBox: `0 0 ${CHART_W} ${CHART_H}`, preserveAspectRatio: 'none' };
+    this.picture = svg('svg', { ...box, role: 'img', 'aria-label': title },
       svg('path', { class: 'grid', d: `M0 .5H${CHART_W}M0 ${CHART_H / 2}H${CHART_W}M0 ${CHART_H - 0.5}H${CHART_W}` }),
       ...this.paths, this.mark);
     this.picture.addEventListener('pointermove', (event) => this.point(event));
@@ -57,9 +58,10 @@ class Chart {
     let d = '';
     let from = null;
     const y = (value) => (CHART_H - 1 - Math.min(1, value / max) * (CHART_H - 3)).toFixed(1);
+    const x = (i) => this.x(i, this.capacity).toFixed(1);
     const close = (i) => {
       if (from === null) return;
-      if (area) d += `L${this.x(i, this.capacity).toFixed(1)} ${CHART_H}L${this.x(from, this.capacity).toFixed(1)} ${CHART_H}Z`;
+      if (area) d += `L${x(i)} ${CHART_H}L${x(from)} ${CHART_H}Z`;
       else if (i === from) d += 'h-3';
       from = null;
     };
@@ -68,7 +70,7 @@ class Chart {
         close(i - 1);
         return;
       }
-      d += `${from === null ? 'M' : 'L'}${this.x(i, this.capacity).toFixed(1)} ${y(value)}`;
+      d += `${from === null ? 'M' : 'L'}${x(i)} ${y(value)}`;
       if (from === null) from = i;
     });
     close(values.length - 1);
@@ -79,7 +81,9 @@ class Chart {
     const point = this.points[i];
     this.mark.style.display = i === this.points.length - 1 ? 'none' : '';
     if (!point) return;
-    this.series.forEach((_, s) => { this.values[s].textContent = Number.isFinite(point[s]) ? this.text(point[s]) : '–'; });
+    this.values.forEach((node, s) => {
+      node.textContent = Number.isFinite(point[s]) ? this.text(point[s]) : '–';
+    });
     this.picture.setAttribute('aria-label',
       `${this.title}: ${this.series.map(({ label }, s) => `${label} ${this.values[s].textContent}`).join(', ')}`);
   }

@@ -17,7 +17,8 @@ const chat = {
   onrefused: () => {}, /* a field was refused */
 };
 
-const emptyConversation = (settings) => ({ id: newId(), title: '', settings: structuredClone(settings || {}), messages: [] });
+const emptyConversation = (settings) =>
+  ({ id: newId(), title: '', settings: structuredClone(settings || {}), messages: [] });
 const isKept = (conversation) => conversation.messages.length > 0;
 
 function keep(conversation, isNews) {
@@ -42,6 +43,7 @@ function showNewest() {
   byId('newest').hidden = chat.pinned;
 }
 
+/* Whenever the messages change their height, before they are painted. */
 function follow() {
   if (chat.pinned) scrollDown();
 }
@@ -74,7 +76,8 @@ function cutViews(place) {
 }
 
 function welcome() {
-  const samples = ['Explain how a KV cache works.', 'Write a function that reverses a list, in C.', 'Compare three sorting algorithms in a table.'];
+  const samples = ['Explain how a KV cache works.', 'Write a function that reverses a list, in C.',
+    'Compare three sorting algorithms in a table.'];
   return h('div', { className: 'welcome', id: 'welcome' },
     h('p', { className: 'welcome-title', text: 'What would you like to ask?' }),
     h('div', { className: 'samples' }, ...samples.map((text) =>
@@ -175,8 +178,9 @@ function answer(place) {
   };
   conversation.messages.push(message);
   keep(conversation, true);
-  const job = { conversation, message, view: addView(message), controller: new AbortController(), started: performance.now(),
-    first: 0, last: 0, pieces: 0, progress: 'Waiting', saved: performance.now(), frame: 0, notBefore: 0 };
+  const job = { conversation, message, view: addView(message), controller: new AbortController(),
+    started: performance.now(), first: 0, last: 0, pieces: 0, progress: 'Waiting', saved: performance.now(),
+    frame: 0, notBefore: 0 };
   chat.jobs.set(conversation.id, job);
   chat.pinned = true;
   paint(job);
@@ -201,7 +205,6 @@ function paint(job) {
   }
   job.view.grow();
   showProgress(job);
-  follow();
   const spent = performance.now() - begun;
   job.notBefore = spent > 5 ? begun + 8 * spent : 0;
 }
@@ -283,7 +286,6 @@ function finish(job) {
   keep(conversation, true);
   if (conversation === chat.current) {
     job.view.settle();
-    follow();
     showBusy();
   }
   chat.onchange();

@@ -2,16 +2,17 @@
  * grammar: comments, strings, numbers and the words that most languages share. */
 
 const COLOUR_MAX = 30000;
-const WORDS = new Set(('abstract and as assert async await bool boolean break byte case catch char class const constexpr '
-  + 'continue def default defer del delete do double elif else end enum except export extends extern false final finally '
-  + 'float fn for foreach from func function global go if impl implements import in include inline instanceof int '
-  + 'interface is lambda let long match mod module mut namespace new nil none None not null nullptr or package pass '
-  + 'private protected pub public raise range return select self short signed sizeof static string struct super switch '
-  + 'template then this throw throws trait true True False try type typedef typeof undefined union unless unsigned until '
-  + 'use using var virtual void volatile when where while with yield '
-  + 'SELECT FROM WHERE INSERT UPDATE DELETE CREATE TABLE JOIN GROUP ORDER BY VALUES INTO SET AND OR NOT NULL AS ON LIMIT')
-  .split(' '));
-const HASH_COMMENTS = /^(py|python|sh|bash|shell|zsh|console|rb|ruby|yaml|yml|toml|r|perl|make|makefile|dockerfile|meson|ini|conf)$/i;
+const WORDS = new Set(('abstract and as assert async await bool boolean break byte case catch char class const '
+  + 'constexpr continue def default defer del delete do double elif else end enum except export extends extern false '
+  + 'final finally float fn for foreach from func function global go if impl implements import in include inline '
+  + 'instanceof int interface is lambda let long match mod module mut namespace new nil none None not null nullptr or '
+  + 'package pass private protected pub public raise range return select self short signed sizeof static string struct '
+  + 'super switch template then this throw throws trait true True False try type typedef typeof undefined union unless '
+  + 'unsigned until use using var virtual void volatile when where while with yield '
+  + 'SELECT FROM WHERE INSERT UPDATE DELETE CREATE TABLE JOIN GROUP ORDER BY VALUES INTO SET AND OR NOT NULL AS ON '
+  + 'LIMIT').split(' '));
+const HASH_COMMENTS =
+  /^(py|python|sh|bash|shell|zsh|console|rb|ruby|yaml|yml|toml|r|perl|make|makefile|dockerfile|meson|ini|conf)$/i;
 const DASH_COMMENTS = /^(sql|lua|haskell|hs|ada)$/i;
 const PLAIN = /^(|text|txt|plain|markdown|md|output|log|diff)$/i;
 
@@ -51,7 +52,8 @@ const PIECE_MAX = 2000;
 function putPieces(code, text) {
   for (let from = 0; from < text.length;) {
     const last = code.lastChild;
-    if (!last || last.textContent.length >= PIECE_MAX && last.textContent.endsWith('\n')) code.append(h('span', { className: 'piece' }, ''));
+    const isFull = !last || (last.textContent.length >= PIECE_MAX && last.textContent.endsWith('\n'));
+    if (isFull) code.append(h('span', { className: 'piece' }, ''));
     const room = Math.max(1, PIECE_MAX - code.lastChild.textContent.length);
     const end = text.indexOf('\n', from + room - 1);
     const to = end < 0 ? text.length : end + 1;

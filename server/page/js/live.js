@@ -1,5 +1,5 @@
 /* live.js - what the server does now, from /metrics and the list of requests, every two seconds
- * while it is looked at. */
+ * while it is looked at or an answer comes. */
 
 const SAMPLE_MS = 2000;
 const SAMPLES_MAX = 91;  /* three minutes */
@@ -8,28 +8,31 @@ const WINDOW = 5;        /* samples over which rates and quantiles are taken */
 const QUEUE_REASONS = { batch_full: 'a place in the batch', device_bytes: 'device memory', host_bytes: 'host memory',
   prefill: 'a place for its prompt', sibling: 'its prompt', key: 'its key’s share', new: 'a look at it' };
 
-/* What is drawn: each a function of a sample and the one before the window. */
-const CHARTS = [
-  ['Requests', { text: number, series: [{ label: 'running', className: 's1' }, { label: 'waiting', className: 's2' }] },
-    (now) => [now.value('requests_running'), waitingIn(now)]],
-  ['Tokens per second', { text: number, series: [{ label: 'generated', className: 's1' }, { label: 'prompts', className: 's2' }] },
-    (now, before) => [rate(now, before, 'generation_tokens_total'), rate(now, before, 'scheduler_prompt_tokens_total')]],
-  ['Time to first token', { text: seconds, series: [{ label: 'median', className: 's1' }, { label: '95 %', className: 's2' }] },
-    (now, before) => [0.5, 0.95].map((q) => quantile(now, before, 'time_to_first_token_seconds', q))],
-  ['Between tokens', { text: seconds, series: [{ label: 'median', className: 's1' }, { label: '95 %', className: 's2' }] },
-    (now, before) => [0.5, 0.95].map((q) => quantile(now, before, 'inter_token_latency_seconds', q))],
-  ['Device tier', { text: bytes, isBytes: true, series: [{ label: 'used', className: 's1', area: true }, { label: 'of it prefix cache', className: 's2' }] },
-    (now) => tierOf(now, 'device')],
-  ['Host tier', { text: bytes, isBytes: true, series: [{ label: 'used', className: 's1', area: true }, { label: 'of it prefix cache', className: 's2' }] },
-    (now) => tierOf(now, 'host')],
-  ['Fetch hits', { text: percent, max: 1, note: 'Chosen rows that were on the device already.', series: [{ label: 'rows', className: 's1' }] },
-    (now, before) => [share(now, before, 'fetch_rows_hit_total', ['fetch_rows_missed_total'])]],
-  ['Copies between the tiers', { text: (value) => `${bytes(value)}/s`, isBytes: true, series: [{ label: 'to device', className: 's1' }, { label: 'to host', className: 's2' }] },
-    (now, before) => [rate(now, before, 'fetched_bytes_total'), rate(now, before, 'offloaded_bytes_total')]],
-];
-
 const waitingIn = (now) => now.value('requests_waiting') + now.value('requests_suspended');
 const tierOf = (now, tier) => [now.value('kv_bytes', { tier }), now.value('kv_cached_bytes', { tier })];
+const halves = (name) => (now, before) => [0.5, 0.95].map((q) => quantile(now, before, name, q));
+const rates = (...names) => (now, before) => names.map((name) => rate(now, before, name));
+const lines = (...labels) => labels.map((label, i) => ({ label, className: `s${i + 1}` }));
+const tierLines = lines('used', 'of it prefix cache');
+tierLines[0].area = true;
+
+/* What is drawn: title, options, and the values: a function of a sample and the one before the
+ * window. */
+const CHARTS = [
+  ['Requests', { text: number, series: lines('running', 'waiting') },
+    (now) => [now.value('requests_running'), waitingIn(now)]],
+  ['Tokens per second', { text: number, series: lines('generated', 'prompts') },
+    rates('generation_tokens_total', 'scheduler_prompt_tokens_total')],
+  ['Time to first token', { text: seconds, series: lines('median', '95 %') }, halves('time_to_first_token_seconds')],
+  ['Between tokens', { text: seconds, series: lines('median', '95 %') }, halves('inter_token_latency_seconds')],
+  ['Device tier', { text: bytes, isBytes: true, series: tierLines }, (now) => tierOf(now, 'device')],
+  ['Host tier', { text: bytes, isBytes: true, series: tierLines }, (now) => tierOf(now, 'host')],
+  ['Fetch hits', { text: percent, max: 1, note: 'Chosen rows that were on the device already.', series: lines('rows') },
+    (now, before) => [share(now, before, 'fetch_rows_hit_total', ['fetch_rows_missed_total'])]],
+  ['Copies between the tiers',
+    { text: (value) => `${bytes(value)}/s`, isBytes: true, series: lines('to device', 'to host') },
+    rates('fetched_bytes_total', 'offloaded_bytes_total')],
+];
 
 const TILES = [
   ['Running', (now) => count(now.value('requests_running'))],
@@ -52,8 +55,9 @@ const live = (() => {
   let tiles = null;
   let timer = 0;
   let shown = false;
+  let running = false;
   let failures = 0;
-  let turn = 0;    /* of the loop that goes on; others end */
+  let refused = false; /* until another key is given, or it is looked at again */
 
   function build() {
     charts = CHARTS.map(([title, options]) => new Chart(title, options));
@@ -73,11 +77,18 @@ const live = (() => {
       samples = [];
       points = [];
     }
+    /* While nobody looked there was nothing. */
+    const missed = last ? Math.round((now.at - last.at) / SAMPLE_MS) - 1 : 0;
+    if (missed > 2) {
+      samples = [];
+      const nothing = CHARTS.map(([, { series }]) => series.map(() => null));
+      points.push(...Array(Math.min(missed, SAMPLES_MAX)).fill(nothing));
+    }
     samples.push(now);
     if (samples.length > WINDOW + 1) samples.shift();
     const before = samples[0];
     points.push(CHARTS.map(([, , values]) => values(now, before)));
-    if (points.length > SAMPLES_MAX) points.shift();
+    points.splice(0, Math.max(0, points.length - SAMPLES_MAX));
     TILES.forEach(([, value], i) => { tiles[i].textContent = value(now, before); });
     charts.forEach((chart, i) => chart.draw(points.map((point) => point[i]), SAMPLES_MAX));
     for (const [title, tier] of [['Device tier', 'device'], ['Host tier', 'host']]) {
@@ -90,9 +101,10 @@ const live = (() => {
   }
 
   function row(request) {
-    const done = request.state === 'prefill' ? `${count(request.prefilled_tokens)} / ${count(request.prompt_tokens)}` : count(request.prompt_tokens);
-    const cells = [request.state, done, count(request.output_tokens), request.policy || '–', bytes(request.device_bytes),
-      bytes(request.host_bytes), request.prefetch_hit_rate === null ? '–' : percent(request.prefetch_hit_rate), seconds(request.age_s)];
+    const read = request.state === 'prefill' ? `${count(request.prefilled_tokens)} / ` : '';
+    const hits = request.prefetch_hit_rate === null ? '–' : percent(request.prefetch_hit_rate);
+    const cells = [request.state, read + count(request.prompt_tokens), count(request.output_tokens),
+      request.policy || '–', bytes(request.device_bytes), bytes(request.host_bytes), hits, seconds(request.age_s)];
     return h('tr', {}, h('th', { scope: 'row', className: 'mono', text: request.id.replace(/^\w+-/, '').slice(0, 8) }),
       ...cells.map((text) => h('td', { text })));
   }
@@ -104,47 +116,64 @@ const live = (() => {
       return;
     }
     const heads = ['Request', 'State', 'Prompt', 'Output', 'Policy', 'Device', 'Host', 'Hits', 'Age'];
-    place.replaceChildren(h('table', {}, h('thead', {}, h('tr', {}, ...heads.map((text) => h('th', { scope: 'col', text })))),
+    const head = h('tr', {}, ...heads.map((text) => h('th', { scope: 'col', text })));
+    place.replaceChildren(h('table', {}, h('thead', {}, head),
       h('tbody', {}, ...requests.slice(0, 100).map(row))));
   }
 
-  async function sample(mine) {
+  /* --no-live-view answers 404. */
+  async function askRequests() {
+    try {
+      return (await getJson('v1/kvahead/requests')).data;
+    } catch (error) {
+      if (error.status === 404) return [];
+      throw error;
+    }
+  }
+
+  async function sample() {
     const state = byId('live-state');
     try {
-      const [text, list] = await Promise.all([getText('metrics'), getJson('v1/kvahead/requests').catch((error) => {
-        if (error.status === 404) return { data: [] }; /* --no-live-view */
-        throw error;
-      })]);
-      if (mine !== turn) return;
+      const [text, requests] = await Promise.all([getText('metrics'), shown ? askRequests() : []]);
       take(text);
-      showRequests(list.data);
+      showRequests(requests);
       failures = 0;
       state.textContent = `The last three minutes, every ${SAMPLE_MS / 1000} s`;
-      state.classList.remove('problem');
     } catch (error) {
       failures++;
       state.textContent = error.message;
-      state.classList.add('problem');
-      if (error.status === 401) {
-        chat.onkey(error.message);
-        return;
-      }
+      refused = error.status === 401;
+      if (shown && refused) chat.onkey(error.message);
     }
-    if (shown && !document.hidden && mine === turn) timer = setTimeout(() => sample(mine), Math.min(30000, SAMPLE_MS * 2 ** Math.min(4, failures)));
+    state.classList.toggle('problem', failures > 0);
   }
 
-  function start() {
-    clearTimeout(timer);
+  const isWanted = () => (shown || chat.jobs.size > 0) && !document.hidden && !refused;
+
+  /* One loop at most. It ends when nobody looks, and pauses longer where nothing is had. */
+  async function loop() {
+    if (running || !isWanted()) return;
+    running = true;
     if (!charts) build();
-    if (shown && !document.hidden) sample(++turn);
+    await sample();
+    timer = setTimeout(again, SAMPLE_MS * 2 ** Math.min(4, failures));
   }
 
-  document.addEventListener('visibilitychange', () => { if (shown) start(); });
+  function again() {
+    clearTimeout(timer);
+    timer = 0;
+    running = false;
+    loop();
+  }
+
+  document.addEventListener('visibilitychange', loop);
   return {
     show(on) {
       shown = on;
-      if (on) start();
-      else clearTimeout(timer);
+      refused = false;
+      if (on && timer) again();
+      loop();
     },
+    wake: loop,
   };
 })();

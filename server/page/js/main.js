@@ -82,11 +82,11 @@ let listed = null;
 
 function listRow(entry) {
   const current = entry.id === chat.current.id;
+  const name = entry.title || 'Untitled';
+  const row = { type: 'button', className: 'open', 'aria-current': current ? 'true' : null, 'data-id': entry.id };
+  const drop = { type: 'button', className: 'icon drop', 'aria-label': `Delete ${name}`, 'data-drop': entry.id };
   return h('li', { className: current ? 'row-item current' : 'row-item' },
-    h('button', { type: 'button', className: 'open', 'aria-current': current ? 'true' : null, 'data-id': entry.id,
-      text: entry.title || 'Untitled' }),
-    h('button', { type: 'button', className: 'icon drop', 'aria-label': `Delete ${entry.title || 'Untitled'}`, 'data-drop': entry.id },
-      icon('trash')));
+    h('button', { ...row, title: name, text: name }), h('button', drop, icon('trash')));
 }
 
 function showList() {
@@ -105,7 +105,8 @@ function showList() {
     }
     rows.push(listRow(entry));
   }
-  if (rows.length === 0) rows.push(h('li', { className: 'group', text: wanted ? 'Nothing found' : 'No conversations yet' }));
+  const none = wanted ? 'Nothing found' : 'No conversations yet';
+  if (rows.length === 0) rows.push(h('li', { className: 'group', text: none }));
   byId('conversations').replaceChildren(...rows);
   byId('side-foot').textContent = entries.length >= CONVERSATIONS_MAX
     ? `The ${CONVERSATIONS_MAX} newest are kept, in this browser only.` : 'Kept in this browser only.';
@@ -320,8 +321,10 @@ function listen() {
 
 chat.onchange = () => {
   showList();
+  live.wake();
   if (!byId('panel').hidden) form.showCosts(costsOf(chat.current));
-  if (isKept(chat.current) && location.hash !== `#${chat.current.id}`) history.replaceState(null, '', `#${chat.current.id}`);
+  const hash = `#${chat.current.id}`;
+  if (isKept(chat.current) && location.hash !== hash) history.replaceState(null, '', hash);
 };
 chat.onkey = askKey;
 chat.onrefused = (error) => {

@@ -330,7 +330,8 @@ function makeItem(lines, depth) {
   const width = ITEM.exec(lines[0])[0].length;
   const first = lines[0].slice(width).replace(/^\[[ xX]\] /, (box) => (box[1] === ' ' ? '☐ ' : '☑ '));
   const node = h('li');
-  makeBlocks([first, ...lines.slice(1).map((line) => line.slice(Math.min(indentOf(line), width)))], node, depth + 1, true);
+  const rest = lines.slice(1).map((line) => line.slice(Math.min(indentOf(line), width)));
+  makeBlocks([first, ...rest], node, depth + 1, true);
   return node;
 }
 

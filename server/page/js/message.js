@@ -13,7 +13,7 @@ const COST_ROWS = [
   ['preemptions', 'Preemptions', count],
 ];
 
-const ENDS = { length: 'at its longest', stop: '', stopped: 'stopped', interrupted: 'interrupted' };
+const ENDS = { length: 'token limit reached', stop: '', stopped: 'stopped', interrupted: 'interrupted' };
 
 /* "prefill 4096/32768" of a keep-alive, for people. */
 function progressText(comment) {
@@ -40,7 +40,8 @@ function costRows(meta) {
   if (meta.between) rows.push(['Mean between tokens', seconds(meta.between)]);
   for (const [name, label, text] of COST_ROWS) {
     const value = meta.kv?.[name];
-    if (value !== undefined && value !== null && !(value === 0 && !/policy|bytes/.test(name))) rows.push([label, text(value)]);
+    const isNothing = value === undefined || value === null || (value === 0 && !name.endsWith('bytes'));
+    if (!isNothing) rows.push([label, text(value)]);
   }
   return rows;
 }

@@ -43,10 +43,10 @@ class Sample {
   }
 }
 
-/* Per second, since an earlier sample. */
+/* Per second, since an earlier sample; null: there is none. */
 function rate(now, before, name, labels) {
   const gone = (now.at - before.at) / 1000;
-  return gone > 0 ? Math.max(0, now.value(name, labels) - before.value(name, labels)) / gone : 0;
+  return gone > 0 ? Math.max(0, now.value(name, labels) - before.value(name, labels)) / gone : null;
 }
 
 /* Of what was observed between two samples; null: nothing was. As Prometheus estimates it: linear

@@ -94,7 +94,8 @@ class SettingsForm {
     const node = this.field(`f-${group ? `${group}-` : ''}${rule.name}`, rule.label, input, hint);
     input.addEventListener('input', () => {
       const ok = input.validity.valid || (input.validity.stepMismatch && !Number.isInteger(rule.step));
-      this.mark(input, ok ? null : `${rule.min} to ${count(rule.max)}${rule.step > 1 ? `, a multiple of ${rule.step}` : ''}`, hint);
+      const range = `${rule.min} to ${count(rule.max)}${rule.step > 1 ? `, a multiple of ${rule.step}` : ''}`;
+      this.mark(input, ok ? null : range, hint);
       if (ok) this.set(group, rule.name, input.value === '' ? undefined : Number(input.value));
     });
     return node;
@@ -139,7 +140,8 @@ class SettingsForm {
         (value) => this.set('kv', setting.name, value));
     }
     if (!setting.by_layer && !setting.percent) {
-      const rule = { name: setting.name, label: setting.name, min: setting.min, max: setting.max, step: setting.multiple_of };
+      const { name, min, max, multiple_of: step } = setting;
+      const rule = { name, label: name, min, max, step };
       return this.number('kv', rule, placeholder, hint);
     }
     const rule = setting.percent
@@ -214,8 +216,10 @@ class SettingsForm {
     const top = this.form.scrollTop;
     this.form.replaceChildren(
       h('fieldset', {}, h('legend', { text: 'KV cache' }), ...this.policyFields()),
-      h('fieldset', {}, h('legend', { text: 'Sampling' }), h('div', { className: 'pairs' }, ...sampling.slice(0, 4)), more),
-      h('fieldset', {}, h('legend', { text: 'System prompt' }), this.field('f-system', 'Instructions', system, 'sent before the messages')),
+      h('fieldset', {}, h('legend', { text: 'Sampling' }),
+        h('div', { className: 'pairs' }, ...sampling.slice(0, 4)), more),
+      h('fieldset', {}, h('legend', { text: 'System prompt' }),
+        this.field('f-system', 'Instructions', system, 'sent before the messages')),
       h('div', { id: 'costs', className: 'costs' }),
       reset);
     this.form.scrollTop = top;
@@ -238,7 +242,7 @@ class SettingsForm {
       h('td', { text: number(cost.rate) }));
     place.replaceChildren(h('h3', { text: 'What its answers cost' }),
       h('div', { className: 'table-scroll', tabindex: '0', role: 'region', 'aria-label': 'What its answers cost' },
-        h('table', {}, h('thead', {}, h('tr', {}, ...['Policy', 'Tokens', 'Device', 'Host', 'Tokens/s'].map((text) =>
+        h('table', {}, h('thead', {}, h('tr', {}, ...['Policy', 'Tokens', 'Device', 'Host', 'Per s'].map((text) =>
           h('th', { scope: 'col', text })))),
         h('tbody', {}, ...costs.slice(0, 12).map(row)))));
   }
