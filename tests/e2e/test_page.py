@@ -312,6 +312,38 @@ def test_an_answer_goes_on_while_another_conversation_is_shown(chat: web.Browser
     assert chat.text(f"{LAST} .body") == "First then"
 
 
+def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(
+    chat: web.Browser, scripted: Scripted
+) -> None:
+    def endless(out: Out) -> None:
+        out.begin()
+        out.text("Half")
+        out.until_gone()
+        scripted.left.set()
+
+    scripted.answers = [lambda out: out.whole("Kept."), endless]
+    ask(chat, "One")
+    wait_done(chat, 1)
+    chat.click("#new")
+    ask(chat, "Two")
+    wait_until("half is shown", lambda: chat.text(f"{LAST} .body") == "Half")
+    chat.js("document.querySelector('.row-item .drop').click()")
+    chat.click("#ask-yes")
+    assert scripted.left.wait(30)
+    wait_until("a new one is shown", lambda: chat.is_shown("#welcome"))
+    wait_until("it is stopped", lambda: not chat.count(BUSY))
+    assert chat.text("#conversations .open") == "One" and chat.count(".row-item") == 1
+    assert chat.js("return Object.keys(localStorage).length") == 2
+    # Back and forward go through what was shown.
+    chat.click(".row-item .open")
+    chat.wait(LAST)
+    chat.js("history.back()")
+    chat.wait("#welcome")
+    chat.js("history.forward()")
+    chat.wait(LAST)
+    assert chat.text("#title") == "One"
+
+
 FAILURES = {
     "busy": (lambda out: out.error(503, "The queue is full.", Retry_After="7"),
              "The queue is full. It asks to be tried again after 7 s."),

@@ -29,7 +29,7 @@ async function request(path, options = {}) {
   if (keys.get()) headers.Authorization = `Bearer ${keys.get()}`;
   let answer;
   try {
-    answer = await fetch(path, { cache: 'no-store', credentials: 'omit', redirect: 'error', ...options, headers });
+    answer = await fetch(path, { cache: 'no-store', credentials: 'same-origin', redirect: 'error', ...options, headers });
   } catch (error) {
     if (error.name === 'AbortError') throw error;
     throw new ApiError('The server cannot be reached.');

@@ -116,13 +116,14 @@ function showSummary() {
   byId('summary').textContent = settingsSummary(chat.current.settings, chat.model);
 }
 
-function open(conversation) {
+/* `place`: what the address bar shows is a new place to go back from. */
+function open(conversation, place = true) {
   showConversation(conversation);
   form.show(conversation.settings);
   showSummary();
   openSide(false);
   const hash = isKept(conversation) ? `#${conversation.id}` : location.pathname + location.search;
-  if (location.hash !== `#${conversation.id}`) history.pushState(null, '', hash);
+  if (place && location.hash !== `#${conversation.id}`) history.pushState(null, '', hash);
 }
 
 function startNew() {
@@ -134,7 +135,12 @@ function startNew() {
 async function dropConversation(id) {
   const entry = store.list().find((one) => one.id === id);
   if (!entry || !(await confirmLoss('Delete this conversation?', entry.title, 'Delete'))) return;
-  chat.jobs.get(id)?.controller.abort();
+  const job = chat.jobs.get(id);
+  if (job) {
+    /* Nothing of it is kept any more. */
+    job.conversation.messages.length = 0;
+    job.controller.abort();
+  }
   store.drop(id);
   if (chat.current.id === id) startNew();
   else showList();
@@ -146,7 +152,7 @@ function openAddress() {
   const id = location.hash.slice(1);
   const running = chat.jobs.get(id)?.conversation;
   const conversation = running || (/^\w+$/.test(id) && store.load(id));
-  open(conversation || emptyConversation());
+  open(conversation || emptyConversation(), false);
 }
 
 /* --- views and panels ------------------------------------------------------------------------- */
