@@ -5,8 +5,8 @@
 #
 # OUT: a folder for the results. MODEL: smollm2-135m-instruct, qwen2.5-coder-1.5b-instruct or demo;
 # without one all three. The first two are fetched if they are not there (docs/models.md). STAGE:
-# prose, code, wikitext-2 (divergence along a text), int8 (with int8 weights), kept (policies that
-# drop tokens, docs/results/kept.md), gap (between predictors), settings (levels, layers, rows, sinks), facts, needles, lists (tasks); of demo
+# prose, code, wikitext-2 (divergence along a text), int8 (with int8 weights), kept and
+# kept-bits (policies that drop tokens, docs/results/kept.md), gap (between predictors), settings (levels, layers, rows, sinks), facts, needles, lists (tasks); of demo
 # policies, topk, levels, needle, steps; without one all of them. Run again, it goes on where it
 # stopped. Tables: OUT/MODEL/tables.md, of demo also OUT/demo/*/report.md.
 #
@@ -36,6 +36,8 @@ specache:1:64:paper=true,specache:2:64:paper=true
 dropping=h2o:heavy=5%:recent=5%,h2o,h2o:heavy=25%:recent=25%,h2o:mass=all,\
 streaming:window=192:positions=original,streaming:window=384:positions=original,\
 streaming:window=960:positions=original
+few=q-hitter:16,q-hitter:8,q-hitter:4,q-hitter:3,q-hitter:2,q-hitter:3:lambda=0,\
+q-hitter:3:lambda=100,q-hitter:3:norm=minmax
 spec=specache:1:64:predictor=spec-token
 paper=specache:1:64:paper=true
 previous=specache:1:64:predictor=prev-query
@@ -108,6 +110,10 @@ real() {
     kept) # Policies that drop tokens, beside others of as many bytes.
         along kept "${TEXTS:?}/prose.txt" --from 1984 --tokens 48 --windows 4 --look 0 \
             --policies "$dropping,kivi:1,specache:1,kivi:2"
+        ;;
+    kept-bits) # Kept tokens in few bits.
+        along kept-bits "${TEXTS:?}/wikitext-2.txt" --from 1984 --tokens 32 --windows 6 --look 0 \
+            --policies "$few"
         ;;
     gap) # Between the oracle, a speculative token, the paper's settings and the previous query.
         along gap "${TEXTS:?}/prose.txt" $windows --look 4 --policies \
@@ -202,7 +208,7 @@ stages() {
         [ $# -gt 0 ] || set -- policies topk levels needle steps
         for stage; do demo "$stage"; done
     else
-        [ $# -gt 0 ] || set -- prose code wikitext-2 int8 kept gap settings facts needles lists
+        [ $# -gt 0 ] || set -- prose code wikitext-2 int8 kept kept-bits gap settings facts needles lists
         for stage; do real "$stage"; done
     fi
 }

@@ -53,8 +53,7 @@ struct kva_sampling_params trace_sampling(void)
     return sampling;
 }
 
-/* While the sequence is suspended another one writes all over the device tier. */
-static void suspend_and_resume(struct fixture *f, struct kva_sequence *seq)
+void trace_suspend(struct fixture *f, struct kva_sequence *seq)
 {
     struct kva_err err;
     uint32_t prompt[CONTEXT];
@@ -103,7 +102,7 @@ struct trace trace_run(struct fixture *f, const struct run *run)
             trace.logprobs[output++] = item.token.chosen.logprob;
         }
         if (run->suspend_every && step % run->suspend_every == 0)
-            suspend_and_resume(f, seq);
+            trace_suspend(f, seq);
     }
     f->engine->ops->destroy(f->engine->self, seq);
     return trace;

@@ -59,6 +59,9 @@ struct kva_sampling_params trace_sampling(void);
 /* One sequence, alone. */
 struct trace trace_run(struct fixture *f, const struct run *run);
 
+/* Suspend and resume it; meanwhile another one writes all over the device tier. */
+void trace_suspend(struct fixture *f, struct kva_sequence *seq);
+
 void trace_expect_same(const struct trace *a, const struct trace *b, const char *what);
 
 #endif
