@@ -93,6 +93,12 @@ enum kva_status kva_api_parse_guided_choice(struct kva_api_parser *p, const char
 enum kva_status kva_api_parse_guided_grammar(struct kva_api_parser *p, const char *name,
                                              const cJSON *value);
 
+/* The constraint of all of the call's requests, held for the caller; NULL: there is none. format.c. */
+KVA_MUST_CHECK enum kva_status kva_api_get_constraint(const struct kva_api_config *config,
+                                                      const struct kva_api_call *call,
+                                                      struct kva_constraint **ret,
+                                                      struct kva_err *err);
+
 /* Across fields, once all are read. */
 enum kva_status kva_api_check_call(struct kva_api_parser *p);
 

@@ -1,5 +1,5 @@
 /* prepare.c - from parsed fields to requests: templates, tokens, limits. */
-#include "server/api/api.h"
+#include "server/api/fields.h"
 
 #include "base/clock.h"
 
@@ -383,41 +383,6 @@ static bool fill_arrays(const struct kva_api_config *config, const struct kva_ap
     return bad_words->count == 0 || copy_bad_words(request, bad_words);
 }
 
-/* --- what the answer must be ----------------------------------------------------------------- */
-
-bool kva_api_makes_grammar(const struct kva_api_config *config, const struct kva_api_call *call)
-{
-    return call->format.field && config->grammars &&
-           !kva_grammars_holds(config->grammars, &call->format.source);
-}
-
-/* The constraint of all of the call's requests; NULL: there is none. */
-static enum kva_status get_constraint(const struct kva_api_config *config,
-                                      const struct kva_api_call *call, struct kva_constraint **ret,
-                                      struct kva_err *err)
-{
-    const struct kva_api_format *format = &call->format;
-    if (!format->field)
-        return KVA_OK;
-    if (!config->grammars)
-        return kva_fail_param(err, KVA_EUNSUPPORTED, format->field,
-                              "'%s' is not supported by this server: %s.", format->field,
-                              config->grammars_why ? config->grammars_why
-                                                   : "it has no structured output");
-    enum kva_status status =
-        kva_grammars_get(config->grammars, &format->source, call->abandoned, ret, err);
-    if (status == KVA_OK || status == KVA_ECANCELLED || status == KVA_ENOMEM)
-        return status;
-    /* Too large or too slow: that is the request's, not a body over its limit. */
-    status = status == KVA_ETOOBIG ? KVA_EINVAL : status;
-    if (err) {
-        kva_err_prefix(err, status, "'%s'", format->field);
-        err->status = status;
-        snprintf(err->param, sizeof(err->param), "%s", format->field);
-    }
-    return status;
-}
-
 /* The scope of the key, mixed with the request's salt: neither can be turned into the other. */
 static enum kva_status mix_salt(const struct kva_api_text *salt, uint64_t scope[2],
                                 struct kva_err *err)
@@ -526,7 +491,7 @@ enum kva_status kva_api_prepare(const struct kva_api_config *config, struct kva_
         return kva_fail(err, KVA_ENOMEM, "Out of memory for %u prompts.", call->prompt_count);
     struct bad_word_list bad_words = {.lengths = NULL};
     struct kva_constraint *constraint = NULL;
-    status = get_constraint(config, call, &constraint, err);
+    status = kva_api_get_constraint(config, call, &constraint, err);
     if (status != KVA_OK)
         return status;
     if (call->bad_word_count > 0)

@@ -9,7 +9,41 @@
 /* A place in a schema, as "/properties/name/items". */
 #define KVA_GRAMMAR_PLACE_MAX 256u
 
-/* schema.c: whether all that the schema says can be enforced; err names the place. A few things are
+/* --- schema_words.c -------------------------------------------------------------------------- */
+
+enum kva_schema_value {
+    KVA_SCHEMA_VALUE_NUMBER,
+    KVA_SCHEMA_VALUE_COUNT, /* whole, not negative */
+    KVA_SCHEMA_VALUE_STRING,
+    KVA_SCHEMA_VALUE_BOOL,
+    KVA_SCHEMA_VALUE_ARRAY,
+    KVA_SCHEMA_VALUE_OBJECT,
+    KVA_SCHEMA_VALUE_SCHEMA,
+    KVA_SCHEMA_VALUE_ANY,
+};
+
+enum kva_schema_use {
+    KVA_SCHEMA_USE_STRONG,  /* decides alone what a value is */
+    KVA_SCHEMA_USE_ASSERTS, /* of a type */
+    KVA_SCHEMA_USE_REFUSED, /* is not enforced */
+};
+
+struct kva_schema_word {
+    const char *name;
+    enum kva_schema_use use;
+    enum kva_schema_value value;
+    const char *type; /* whose values it is about; NULL: of all */
+};
+
+/* NULL: it says nothing about a value. */
+const struct kva_schema_word *kva_schema_word_find(const char *name);
+
+/* What the value of a word must be and is not; NULL: it is. */
+const char *kva_schema_value_lacks(enum kva_schema_value value, const cJSON *item);
+
+/* --- schema.c -------------------------------------------------------------------------------- */
+
+/* Whether all that the schema says can be enforced; err names the place. A few things are
  * said otherwise in it. */
 KVA_MUST_CHECK enum kva_status kva_grammar_check_tree(cJSON *root, struct kva_err *err);
 

@@ -37,116 +37,9 @@ static enum kva_status refuse_word(const struct walk *w, enum kva_status status,
     return kva_fail(w->err, status, "the schema at '#%s': '%s' %s", w->place, word, why);
 }
 
-/* --- words ----------------------------------------------------------------------------------- */
-
-enum value {
-    VALUE_NUMBER,
-    VALUE_COUNT, /* whole, not negative */
-    VALUE_STRING,
-    VALUE_BOOL,
-    VALUE_ARRAY,
-    VALUE_OBJECT,
-    VALUE_SCHEMA,
-    VALUE_ANY,
-};
-
-enum use {
-    USE_STRONG,  /* decides alone what a value is */
-    USE_ASSERTS, /* of a type */
-    USE_REFUSED, /* is not enforced */
-};
-
-struct word {
-    const char *name;
-    enum use use;
-    enum value value;
-    const char *type; /* whose values it is about; NULL: of all */
-};
-
-/* Words that are not here say nothing about a value. */
-static const struct word words[] = {
-    {"$ref", USE_STRONG, VALUE_STRING, NULL},
-    {"const", USE_STRONG, VALUE_ANY, NULL},
-    {"enum", USE_STRONG, VALUE_ARRAY, NULL},
-    {"anyOf", USE_STRONG, VALUE_ARRAY, NULL},
-    {"oneOf", USE_STRONG, VALUE_ARRAY, NULL},
-    {"allOf", USE_STRONG, VALUE_ARRAY, NULL},
-    {"minimum", USE_ASSERTS, VALUE_NUMBER, "number"},
-    {"maximum", USE_ASSERTS, VALUE_NUMBER, "number"},
-    {"exclusiveMinimum", USE_ASSERTS, VALUE_NUMBER, "number"},
-    {"exclusiveMaximum", USE_ASSERTS, VALUE_NUMBER, "number"},
-    {"multipleOf", USE_ASSERTS, VALUE_NUMBER, "number"},
-    {"minLength", USE_ASSERTS, VALUE_COUNT, "string"},
-    {"maxLength", USE_ASSERTS, VALUE_COUNT, "string"},
-    {"pattern", USE_ASSERTS, VALUE_STRING, "string"},
-    {"format", USE_ASSERTS, VALUE_STRING, "string"},
-    {"items", USE_ASSERTS, VALUE_SCHEMA, "array"},
-    {"prefixItems", USE_ASSERTS, VALUE_ARRAY, "array"},
-    {"unevaluatedItems", USE_ASSERTS, VALUE_SCHEMA, "array"},
-    {"minItems", USE_ASSERTS, VALUE_COUNT, "array"},
-    {"maxItems", USE_ASSERTS, VALUE_COUNT, "array"},
-    {"properties", USE_ASSERTS, VALUE_OBJECT, "object"},
-    {"required", USE_ASSERTS, VALUE_ARRAY, "object"},
-    {"additionalProperties", USE_ASSERTS, VALUE_SCHEMA, "object"},
-    {"unevaluatedProperties", USE_ASSERTS, VALUE_SCHEMA, "object"},
-    {"patternProperties", USE_ASSERTS, VALUE_OBJECT, "object"},
-    {"propertyNames", USE_ASSERTS, VALUE_SCHEMA, "object"},
-    {"minProperties", USE_ASSERTS, VALUE_COUNT, "object"},
-    {"maxProperties", USE_ASSERTS, VALUE_COUNT, "object"},
-    {"not", USE_REFUSED, VALUE_ANY, NULL},
-    {"if", USE_REFUSED, VALUE_ANY, NULL},
-    {"then", USE_REFUSED, VALUE_ANY, NULL},
-    {"else", USE_REFUSED, VALUE_ANY, NULL},
-    {"dependentRequired", USE_REFUSED, VALUE_ANY, NULL},
-    {"dependentSchemas", USE_REFUSED, VALUE_ANY, NULL},
-    {"dependencies", USE_REFUSED, VALUE_ANY, NULL},
-    {"contains", USE_REFUSED, VALUE_ANY, NULL},
-    {"minContains", USE_REFUSED, VALUE_ANY, NULL},
-    {"maxContains", USE_REFUSED, VALUE_ANY, NULL},
-    {"uniqueItems", USE_REFUSED, VALUE_BOOL, NULL},
-    {"additionalItems", USE_REFUSED, VALUE_ANY, NULL},
-    {"$dynamicRef", USE_REFUSED, VALUE_ANY, NULL},
-    {"$recursiveRef", USE_REFUSED, VALUE_ANY, NULL},
-};
-
-static const struct word *find_word(const char *name)
-{
-    for (size_t i = 0; i < KVA_COUNT_OF(words); i++) {
-        if (strcmp(words[i].name, name) == 0)
-            return &words[i];
-    }
-    return NULL;
-}
-
 static cJSON *get(const cJSON *schema, const char *name)
 {
     return cJSON_GetObjectItemCaseSensitive(schema, name);
-}
-
-static const char *lacks(enum value value, const cJSON *item)
-{
-    switch (value) {
-    case VALUE_NUMBER:
-        return cJSON_IsNumber(item) && isfinite(item->valuedouble) ? NULL : "must be a number";
-    case VALUE_COUNT:
-        return cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble <= INT32_MAX &&
-                       item->valuedouble == floor(item->valuedouble)
-                   ? NULL
-                   : "must be a whole number, not negative";
-    case VALUE_STRING:
-        return cJSON_IsString(item) ? NULL : "must be a string";
-    case VALUE_BOOL:
-        return cJSON_IsBool(item) ? NULL : "must be true or false";
-    case VALUE_ARRAY:
-        return cJSON_IsArray(item) && item->child ? NULL : "must be an array that is not empty";
-    case VALUE_OBJECT:
-        return cJSON_IsObject(item) ? NULL : "must be an object";
-    case VALUE_SCHEMA:
-        return cJSON_IsObject(item) || cJSON_IsBool(item) ? NULL : "must be a schema";
-    case VALUE_ANY:
-        break;
-    }
-    return NULL;
 }
 
 /* --- places ---------------------------------------------------------------------------------- */
@@ -250,7 +143,7 @@ static bool value_has_type(const cJSON *schema, const cJSON *value)
 /* --- strong words ---------------------------------------------------------------------------- */
 
 /* `type` may stand beside a strong word where it says nothing more. */
-static bool type_is_implied(const cJSON *schema, const struct word *strong)
+static bool type_is_implied(const cJSON *schema, const struct kva_schema_word *strong)
 {
     const cJSON *value = get(schema, strong->name);
     if (strcmp(strong->name, "const") == 0)
@@ -270,14 +163,14 @@ static bool type_is_implied(const cJSON *schema, const struct word *strong)
 
 /* What stands beside a strong word would be left out. */
 static enum kva_status check_beside(const struct walk *w, const cJSON *schema,
-                                    const struct word *strong)
+                                    const struct kva_schema_word *strong)
 {
     if (get(schema, "type") && !type_is_implied(schema, strong))
         return refuse_word(w, KVA_EUNSUPPORTED, "type",
                            "beside $ref, const, enum, anyOf, oneOf or allOf is not enforced where "
                            "it says more than they do");
     for (const cJSON *at = schema->child; at; at = at->next) {
-        const struct word *word = find_word(at->string);
+        const struct kva_schema_word *word = kva_schema_word_find(at->string);
         if (word && word != strong)
             return kva_fail(w->err, KVA_EUNSUPPORTED,
                             "the schema at '#%s': '%s' beside '%s' is not enforced", w->place,
@@ -347,7 +240,8 @@ static enum kva_status check_reference(struct walk *w, const char *reference)
     return status;
 }
 
-static enum kva_status check_strong(struct walk *w, const cJSON *schema, const struct word *strong)
+static enum kva_status check_strong(struct walk *w, const cJSON *schema,
+                                    const struct kva_schema_word *strong)
 {
     const cJSON *value = get(schema, strong->name);
     enum kva_status status = check_beside(w, schema, strong);
@@ -502,22 +396,23 @@ static enum kva_status check_objects(struct walk *w, cJSON *schema)
 
 /* Every word by itself. `ret_strong`: the strong one, if there is one. */
 static enum kva_status check_words(const struct walk *w, const cJSON *schema,
-                                   const struct word **ret_strong, const struct word **ret_asserts)
+                                   const struct kva_schema_word **ret_strong,
+                                   const struct kva_schema_word **ret_asserts)
 {
     for (const cJSON *at = schema->child; at; at = at->next) {
-        const struct word *word = find_word(at->string);
+        const struct kva_schema_word *word = kva_schema_word_find(at->string);
         if (!word)
             continue;
-        bool is_off = cJSON_IsFalse(at) && word->value == VALUE_BOOL;
-        if (word->use == USE_REFUSED && !is_off)
+        bool is_off = cJSON_IsFalse(at) && word->value == KVA_SCHEMA_VALUE_BOOL;
+        if (word->use == KVA_SCHEMA_USE_REFUSED && !is_off)
             return refuse_word(w, KVA_EUNSUPPORTED, at->string, "is not enforced by this server");
         bool may_be_empty = strcmp(at->string, "required") == 0 && cJSON_IsArray(at);
-        const char *why = may_be_empty ? NULL : lacks(word->value, at);
+        const char *why = may_be_empty ? NULL : kva_schema_value_lacks(word->value, at);
         if (why)
             return refuse_word(w, KVA_EINVAL, at->string, why);
-        if (word->use == USE_STRONG && !*ret_strong)
+        if (word->use == KVA_SCHEMA_USE_STRONG && !*ret_strong)
             *ret_strong = word;
-        if (word->use == USE_ASSERTS)
+        if (word->use == KVA_SCHEMA_USE_ASSERTS)
             *ret_asserts = word;
     }
     return KVA_OK;
@@ -525,7 +420,7 @@ static enum kva_status check_words(const struct walk *w, const cJSON *schema,
 
 static enum kva_status check_object(struct walk *w, cJSON *schema)
 {
-    const struct word *strong = NULL, *asserts = NULL;
+    const struct kva_schema_word *strong = NULL, *asserts = NULL;
     const cJSON *type = get(schema, "type");
     enum kva_status status = check_words(w, schema, &strong, &asserts);
     if (!status && type)
