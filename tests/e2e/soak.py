@@ -55,7 +55,7 @@ BAD = (
     (400, b'{"prompt":'),
     (400, b'{"prompt":"x","seed":1e999}'),
     (404, {"prompt": "x", "model": "nobody"}),
-    (400, {"prompt": "x", "response_format": {"type": "json_object"}}),
+    (400, {"prompt": "x", "response_format": {"type": "xml"}}),
 )
 
 

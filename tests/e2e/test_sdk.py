@@ -447,8 +447,8 @@ REFUSALS = [
     ({"extra_body": {"truncate_prompt_tokens": 0}}, "truncate_prompt_tokens"),
     ({"extra_body": {"kv": {"policy": "magic"}}}, "kv.policy"),
     ({"extra_body": {"kv": {"policy": "kivi", "bits": 3}}}, "kv.bits"),
-    ({"extra_body": {"response_format": {"type": "json_object"}}}, "response_format"),
-    ({"extra_body": {"guided_json": {"type": "object"}}}, "guided_json"),
+    ({"extra_body": {"response_format": {"type": "xml"}}}, "response_format"),
+    ({"extra_body": {"guided_json": {"not": {}}}}, "guided_json"),
     ({"prompt": []}, "prompt"),
     ({"prompt": [4096]}, "prompt"),
     ({"prompt": [[1], [2, -1]]}, "prompt[1]"),
@@ -466,7 +466,7 @@ def test_completions__refusals_name_the_field(client, fields, param):
 
 CHAT_REFUSALS = [
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"top_logprobs": 2}, "top_logprobs"),
