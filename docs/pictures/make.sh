@@ -5,8 +5,9 @@
 #
 # OUT: a folder for the results. MODEL: smollm2-135m-instruct, qwen2.5-coder-1.5b-instruct or demo;
 # without one all three. The first two are fetched if they are not there (docs/models.md). STAGE:
-# prose, code, wikitext-2 (divergence along a text), int8 (with int8 weights), kept and
-# kept-bits (policies that drop tokens, docs/results/kept.md), gap (between predictors), settings (levels, layers, rows, sinks), facts, needles, lists (tasks); of demo
+# prose, code, wikitext-2 (divergence along a text), weights (formats of weights), kept and kept-bits
+# (policies that drop tokens, docs/results/kept.md), gap (between predictors), settings (levels,
+# layers, rows, sinks), facts, needles, lists (tasks); of demo
 # policies, topk, levels, needle, steps; without one all of them. Run again, it goes on where it
 # stopped. Tables: OUT/MODEL/tables.md, of demo also OUT/demo/*/report.md.
 #
@@ -103,9 +104,11 @@ real() {
         cat engine/eval/*.c cli/eval/*.c > "$out/code.txt"
         along code "$out/code.txt" $windows --look 4 --policies $low
         ;;
-    int8)
-        along int8 "${TEXTS:?}/prose.txt" $windows --look 0 --weights int8 \
-            --policies full,kivi:1,kivi:2,kivi:4,specache:1:64,specache:2:64
+    weights) # Formats of weights crossed with bits of KV, all against full with 16-bit weights.
+        for format in bf16 int8 int4; do
+            along $format "${TEXTS:?}/prose.txt" $windows --look 0 --weights $format \
+                --policies full,kivi:1,kivi:2,specache:1:64,specache:2:64
+        done
         ;;
     kept) # Policies that drop tokens, beside others of as many bytes.
         along kept "${TEXTS:?}/prose.txt" --from 1984 --tokens 48 --windows 4 --look 0 \
@@ -123,9 +126,9 @@ $previous,$previous:reselect_below=95,$previous:reselect_below=98
         ;;
     settings) # Levels, layers, rows and sinks.
         along settings "${TEXTS:?}/prose.txt" $windows --look 4 --policies \
-kivi:1,kivi:1:levels=mse,kivi:1:skip_layers=1,kivi:2:skip_layers=1,specache:1:64,\
-specache:1:64:levels=mse,specache:1:64:skip_layers=1,specache:1:64:levels=mse:skip_layers=1,\
-specache:1:128,specache:1:64:sinks=16
+kivi:1,kivi:1:levels=minmax,kivi:1:levels=mse,specache:1:64,specache:1:64:levels=minmax,\
+specache:1:64:levels=mse,specache:1:64:group=32,specache:1:64:skip_layers=1,specache:1:128,\
+specache:1:64:sinks=16,specache:2:64,specache:2:64:levels=minmax,specache:2:64:levels=mse
         ;;
     facts) by_length numbers --questions $questions --answer-tokens 16 --tasks facts ;;
     needles) by_length numbers --questions $questions --answer-tokens 16 --tasks $needles ;;
@@ -208,7 +211,8 @@ stages() {
         [ $# -gt 0 ] || set -- policies topk levels needle steps
         for stage; do demo "$stage"; done
     else
-        [ $# -gt 0 ] || set -- prose code wikitext-2 int8 kept kept-bits gap settings facts needles lists
+        [ $# -gt 0 ] || set -- prose code wikitext-2 weights kept kept-bits gap settings facts \
+            needles lists
         for stage; do real "$stage"; done
     fi
 }
