@@ -116,7 +116,7 @@ real() {
         ;;
     kept-bits) # Kept tokens in few bits.
         along kept-bits "${TEXTS:?}/wikitext-2.txt" --from 1984 --tokens 32 --windows 6 --look 0 \
-            --policies "$few"
+            --policies "$few,streaming:window=192:positions=original,specache:1,kivi:1"
         ;;
     gap) # Between the oracle, a speculative token, the paper's settings and the previous query.
         along gap "${TEXTS:?}/prose.txt" $windows --look 4 --policies \
