@@ -59,8 +59,9 @@ def one_of_random(client: openai.OpenAI, seed: int) -> bool:
 
 
 def test_schemas__random_ones_are_obeyed(client):
+    patient = client.with_options(timeout=900)
     with ThreadPoolExecutor(16) as pool:
-        ended = list(pool.map(lambda seed: one_of_random(client, seed), range(FIRST, FIRST + COUNT)))
+        ended = list(pool.map(lambda seed: one_of_random(patient, seed), range(FIRST, FIRST + COUNT)))
     # Some go on for ever: the model knows nothing of JSON.
     assert sum(ended) > COUNT * 0.6
 
