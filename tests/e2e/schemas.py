@@ -117,7 +117,8 @@ class Maker:
         result = {"type": "object", "properties": {name: self.schema(depth - 1) for name in names}}
         result["required"] = [name for name in names if self.chance(0.5)]
         result["additionalProperties"] = False
-        if self.chance(0.15):
+        plain = all(name.isascii() and '"' not in name for name in names)
+        if self.chance(0.15) and plain:
             result["additionalProperties"] = self.schema(0) if self.chance(0.5) else True
             result["maxProperties"] = len(names) + 2
         return result
