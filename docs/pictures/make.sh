@@ -5,11 +5,11 @@
 #
 # OUT: a folder for the results. MODEL: smollm2-135m-instruct, qwen2.5-coder-1.5b-instruct or demo;
 # without one all three. The first two are fetched if they are not there (docs/models.md). STAGE:
-# prose, code, wikitext-2 (divergence along a text), weights (formats of weights), kept and kept-bits
-# (policies that drop tokens, docs/results/kept.md), gap (between predictors), settings (levels,
-# layers, rows, sinks), facts, needles, lists (tasks); of demo
-# policies, topk, levels, needle, steps; without one all of them. Run again, it goes on where it
-# stopped. Tables: OUT/MODEL/tables.md, of demo also OUT/demo/*/report.md.
+# prose, code, wikitext-2 (divergence along a text), weights (formats of weights), kept and
+# kept-bits (policies that drop tokens, docs/results/kept.md), gap (between predictors), settings
+# (levels, layers, rows, sinks), facts, needles, lists (tasks); of demo policies, topk, levels,
+# needle, steps; without one all of them. Run again, it goes on where it stopped. Tables:
+# OUT/MODEL/tables.md, of demo also OUT/demo/*/report.md.
 #
 # Environment: KVAHEAD (build/kvahead), QUALITY (kvahead-quality), PYTHON (python3: one that has
 # kvahead_quality), PORT (18330), THREADS (1), TEXTS (a folder with prose.txt and wikitext-2.txt),
@@ -112,11 +112,12 @@ real() {
         ;;
     kept) # Policies that drop tokens, beside others of as many bytes.
         along kept "${TEXTS:?}/prose.txt" --from 1984 --tokens 48 --windows 4 --look 0 \
-            --policies "$dropping,kivi:1,specache:1,kivi:2"
+            --policies "$dropping,kivi:1,kivi:2,specache:1,specache:2"
         ;;
     kept-bits) # Kept tokens in few bits.
         along kept-bits "${TEXTS:?}/wikitext-2.txt" --from 1984 --tokens 32 --windows 6 --look 0 \
-            --policies "$few,streaming:window=192:positions=original,specache:1,kivi:1"
+            --policies \
+            "$few,streaming:window=192:positions=original,kivi:1,kivi:2,specache:1,specache:2"
         ;;
     gap) # Between the oracle, a speculative token, the paper's settings and the previous query.
         along gap "${TEXTS:?}/prose.txt" $windows --look 4 --policies \
