@@ -39,6 +39,8 @@ streaming:window=192:positions=original,streaming:window=384:positions=original,
 streaming:window=960:positions=original
 few=q-hitter:16,q-hitter:8,q-hitter:4,q-hitter:3,q-hitter:2,q-hitter:3:lambda=0,\
 q-hitter:3:lambda=100,q-hitter:3:norm=minmax
+allowed='--kv-allow full --kv-allow kivi --kv-allow specache --kv-allow streaming --kv-allow h2o
+--kv-allow q-hitter'
 spec=specache:1:64:predictor=spec-token
 paper=specache:1:64:paper=true
 previous=specache:1:64:predictor=prev-query
@@ -48,9 +50,10 @@ previous=specache:1:64:predictor=prev-query
 start() {
     model=$1
     shift
+    # shellcheck disable=SC2086 # $allowed is several words
     serve "$model" "$out/$name" "$port" --threads "$threads" --step-time 0 --prefill-share 90 \
         --host-memory 3G --device-memory 4G --log-level warn \
-        --kv full --kv kivi:min_tokens=0 --kv specache:min_tokens=0 "$@"
+        --kv full --kv kivi:min_tokens=0 --kv specache:min_tokens=0 $allowed "$@"
 }
 
 # ask KIND FOLDER [OPTION ...]: kvahead-quality.

@@ -18,7 +18,7 @@ _POLICY_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 # before a run.
 _SETTING = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
-_TEXT = re.compile(r"[a-z0-9][a-z0-9@+-]{0,63}", re.ASCII)
+_TEXT = re.compile(r"[a-z0-9][a-z0-9@+%-]{0,63}", re.ASCII)
 
 
 @dataclass(frozen=True)

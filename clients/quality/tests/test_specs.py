@@ -33,6 +33,7 @@ from kvahead_quality.errors import UsageError
         ("specache:topk=64+9@3:on_mispredict=chain", {"policy": "specache", "topk": "64+9@3", "on_mispredict": "chain"}),
         ("specache:2:exact=true", {"policy": "specache", "bits": 2, "exact": True}),
         ("q-hitter", {"policy": "q-hitter"}),
+        ("h2o:heavy=15%:recent=64", {"policy": "h2o", "heavy": "15%", "recent": 64}),
         ("default", None),
     ],
 )
