@@ -196,7 +196,7 @@ static __device__ void assign(const entries &all, keep_key least, uint32_t *part
             all.freed[freed + before] = slot;
         freed += total;
     }
-    __syncthreads(); /* every freed slot is there */
+    /* Every freed slot is there once the next sum is known. */
     for (uint32_t base = all.filled; base < all.count; base += THREADS) {
         const uint32_t i = base + threadIdx.x;
         const uint32_t stays = i < all.count && all.keys[i] >= least;
