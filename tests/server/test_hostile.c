@@ -104,7 +104,7 @@ static void test_serving__09_values_out_of_range_name_field_value_and_range(void
         {"\"kv\":{\"policy\":\"kivi\"}", "'kv.policy' is 'kivi', allowed"},
         {"\"kv\":{\"blots\":2}", "'kv.blots': 'blots' is no setting; policy 'full' has: paper"},
         {"\"kv\":{\"bits\":2}",
-         "policy 'full' has no setting 'bits'; policies that have it: kivi, specache."},
+         "policy 'full' has no setting 'bits'; policies that have it: kivi, specache, q-hitter."},
         {"\"kv\":{\"policy\":\"specache\",\"plain\":0}", "'plain' is called 'min_tokens' now"},
         {"\"kv\":{\"policy\":\"specache\",\"levels\":\"fit\"}", "levels 'fit' is called 'mse' now"},
         {"\"kv\":{\"policy\":\"specache\",\"bits\":9}",
