@@ -12,6 +12,7 @@
 
 struct kva_grammar_vocab {
     struct kva_xg_vocab *xg;
+    uint32_t size;
 };
 
 struct kva_grammar {
@@ -77,6 +78,7 @@ enum kva_status kva_grammar_vocab_create(const struct kva_grammar_vocab_params *
             &vocab->xg, &why);
     free(tokens);
     if (status == KVA_XG_OK) {
+        vocab->size = params->vocab_size;
         *ret = vocab;
         return KVA_OK;
     }
@@ -336,6 +338,37 @@ static enum kva_status make(const struct kva_grammar_vocab *vocab,
     return status;
 }
 
+static bool allows_any(const uint32_t *mask, uint32_t vocab_size)
+{
+    for (uint32_t id = 0; id < vocab_size; id++) {
+        if (mask[id / 32] >> id % 32 & 1u)
+            return true;
+    }
+    return false;
+}
+
+/* Rules that never come to a token (`root ::= root`) are well-formed, and no text can be them. */
+static enum kva_status check_begins(const struct kva_grammar_vocab *vocab,
+                                    const struct kva_grammar *grammar,
+                                    const struct kva_grammar_limits *limits, struct kva_err *err)
+{
+    const struct kva_grammar_work work = {limits->time_ns, limits->bytes};
+    struct kva_grammar_matcher *matcher = NULL;
+    enum kva_status status = kva_grammar_matcher_create(grammar, &matcher, err);
+    if (status)
+        return status;
+    uint32_t *mask = calloc(kva_grammar_mask_words(vocab->size), sizeof(*mask));
+    if (!mask)
+        status = kva_fail(err, KVA_ENOMEM, "out of memory for a grammar");
+    else if (kva_grammar_matcher_mask(matcher, mask, &work) != KVA_OK)
+        status = over_limit(KVA_XG_TIME, limits, err);
+    else if (!allows_any(mask, vocab->size))
+        status = kva_fail(err, KVA_EINVAL, "no text can be it: nothing may come first");
+    free(mask);
+    kva_grammar_matcher_destroy(matcher);
+    return status;
+}
+
 enum kva_status kva_grammar_create(const struct kva_grammar_vocab *vocab,
                                    const struct kva_grammar_source *source,
                                    const struct kva_grammar_limits *limits,
@@ -345,8 +378,10 @@ enum kva_status kva_grammar_create(const struct kva_grammar_vocab *vocab,
     if (!grammar)
         return kva_fail(err, KVA_ENOMEM, "out of memory for a grammar");
     enum kva_status status = make(vocab, source, limits, &grammar->xg, err);
+    if (!status)
+        status = check_begins(vocab, grammar, limits, err);
     if (status)
-        free(grammar);
+        kva_grammar_destroy(grammar);
     else
         *ret = grammar;
     return status;

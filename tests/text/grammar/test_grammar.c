@@ -133,6 +133,20 @@ static void test_schema__what_is_not_enforced_is_refused_with_its_place(void **s
     }
 }
 
+static void test_grammar__that_no_text_can_be_is_refused(void **state KVA_UNUSED)
+{
+    static const char *const rules[] = {"root ::= root", "root ::= a\na ::= b\nb ::= a"};
+    for (size_t i = 0; i < KVA_COUNT_OF(rules); i++) {
+        const struct kva_grammar_source source = source_of(KVA_GRAMMAR_EBNF, rules[i]);
+        struct kva_grammar *grammar = NULL;
+        struct kva_err err = {.status = KVA_OK};
+        assert_int_equal(kva_grammar_create(vocab, &source, &no_limits, &grammar, &err),
+                         KVA_EINVAL);
+        assert_non_null(strstr(err.message, "no text can be it"));
+        assert_null(grammar);
+    }
+}
+
 static void test_schema__definitions_that_nobody_names_do_not_matter(void **state KVA_UNUSED)
 {
     assert_true(
@@ -363,6 +377,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_schema__what_is_not_enforced_is_refused_with_its_place),
+        cmocka_unit_test(test_grammar__that_no_text_can_be_is_refused),
         cmocka_unit_test(test_schema__definitions_that_nobody_names_do_not_matter),
         cmocka_unit_test(test_schema__texts),
         cmocka_unit_test(test_regex__is_the_whole_text),
