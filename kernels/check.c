@@ -457,6 +457,11 @@ static bool check_keep(struct kva_device *device, const struct kva_keep_args *ar
 
 static bool check_store_rows(struct kva_device *device, const struct kva_store_rows_args *args)
 {
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        if (args->seqs[i].count > 0 && args->seqs[i].slot_count == 0)
+            return refuse(device, "store_rows: %u tokens come to a store without slots",
+                          args->seqs[i].count);
+    }
     return check_store_format(device, "store_rows", args->format, args->head_dim, args->kv_dtype) &&
            check_keep_rotary(device, "store_rows", args->rotary, args->head_dim);
 }

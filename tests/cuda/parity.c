@@ -255,7 +255,20 @@ static const struct variant {
     {NULL, KVA_KV_SPECACHE, KVA_PREDICT_SPEC_TOKEN},
     {"specache prev-query", KVA_KV_SPECACHE, KVA_PREDICT_PREV_QUERY},
     {"specache sync", KVA_KV_SPECACHE, KVA_PREDICT_SYNC},
+    {NULL, KVA_KV_H2O, KVA_PREDICT_SPEC_TOKEN},
+    {NULL, KVA_KV_QHITTER, KVA_PREDICT_SPEC_TOKEN},
 };
+
+/* A slot of a store has no place in a sliding window: such models are refused. */
+static bool fits(const struct variant *variant, const struct kva_model_config *config)
+{
+    bool stores = variant->policy == KVA_KV_H2O || variant->policy == KVA_KV_QHITTER;
+    for (uint32_t i = 0; stores && i < config->layer_count; i++) {
+        if (config->layer_window[i] > 0)
+            return false;
+    }
+    return true;
+}
 
 /* Tokens are drawn on the host by what the device lists: the same as by all logits. */
 static void check_sampling(struct setup *setup, const struct run *greedy, const char *what)
@@ -312,6 +325,8 @@ static void check_model(const char *module, const char *path, enum kva_dtype act
     for (size_t i = 0; i < KVA_COUNT_OF(variants); i++) {
         const struct variant *variant = &variants[i];
         const char *what = variant->name ? variant->name : kva_kv_policy_name(variant->policy);
+        if (!fits(variant, &cpu.model->config))
+            continue;
         run->kv = kva_kv_spec_default(variant->policy);
         run->kv.predictor = variant->predictor;
         run->kv.min_tokens = 0; /* low bits from the first page on */

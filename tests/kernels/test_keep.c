@@ -243,6 +243,9 @@ static void test_keep__refusals(void **state KVA_UNUSED)
     keep_refused((struct kva_keep_seq){.store = store, .filled = 64}, none, "needs 1024 bytes");
     store_refused((struct kva_store_rows_args){.head_dim = 6, .kv_dtype = KVA_F16},
                   "multiple of 4");
+    const struct kva_store_seq nowhere = {.count = 3};
+    store_refused((struct kva_store_rows_args){.seqs = &nowhere, .seq_count = 1},
+                  "a store without slots");
     store_refused((struct kva_store_rows_args){.head_dim = 8, .kv_dtype = KVA_F32}, "f16 or bf16");
     store_refused((struct kva_store_rows_args){.head_dim = 8,
                                                .kv_dtype = KVA_F16,

@@ -247,9 +247,11 @@ static void keep(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer
                                                   .kv_heads = kv->shape.kv_heads,
                                                   .score = score_of(&seq->spec),
                                                   .lambda = (float)seq->spec.lambda / 100});
+    const struct kva_kept_state *s = kva_kept_state_of(seq);
     const struct kva_store_seq store = {.from = coming->from,
-                                        .to = kva_kept_state_of(seq)->pages,
+                                        .to = s->pages,
                                         .slots = k->to,
+                                        .slot_count = s->page_count * KVA_PAGE_TOKENS,
                                         .count = k->count,
                                         .position_first = k->position_first};
     ops->store_rows(kv->device,
