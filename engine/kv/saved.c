@@ -59,7 +59,7 @@ static size_t piece_at(const struct kva_kv *kv, const struct kva_kv_saved *s, si
     return kva_min_size(bytes, page_bytes - within);
 }
 
-void kva_kv_saved_put(struct kva_kv *kv, struct kva_kv_seq *seq, size_t at, const void *from,
+void kva_kv_saved_put(struct kva_kv *kv, struct kva_kv_seq *seq, size_t at, void *from,
                       size_t bytes)
 {
     struct kva_kv_saved *s = &seq->saved;

@@ -25,7 +25,7 @@ void kva_kv_saved_begin(const struct kva_kv *kv, struct kva_kv_seq *seq);
 void kva_kv_saved_end(struct kva_kv *kv, struct kva_kv_seq *seq);
 
 /* Queue copies of device memory to byte `at`, and back; whoever calls has ordered the copies. */
-void kva_kv_saved_put(struct kva_kv *kv, struct kva_kv_seq *seq, size_t at, const void *from,
+void kva_kv_saved_put(struct kva_kv *kv, struct kva_kv_seq *seq, size_t at, void *from,
                       size_t bytes);
 void kva_kv_saved_get(struct kva_kv *kv, struct kva_kv_seq *seq, size_t at, void *to, size_t bytes);
 

@@ -47,37 +47,28 @@ static uint32_t pages_of(const struct kva_kv_spec *spec, uint32_t offloaded)
     return kva_min_u32(kva_kept_pages_max(spec), offloaded);
 }
 
-/* What only the part has: marks, store pages, and the mass of an unfinished layer of a prompt. */
-static void save(struct kva_kv *kv, struct kva_kv_seq *seq)
+/* What only the part has goes to the host, or comes back: marks, the mass of an unfinished layer of
+ * a prompt, and store pages. */
+static void move_saved(struct kva_kv *kv, struct kva_kv_seq *seq,
+                       void (*move)(struct kva_kv *kv, struct kva_kv_seq *seq, size_t at,
+                                    void *item, size_t bytes))
 {
     const struct kva_kept_state *s = kva_kept_state_of(seq);
-    struct kva_kept_layout l = kva_kept_layout_of(kv, &seq->spec);
-    size_t marks = l.layer_bytes * kv->shape.layers, at = 0;
+    size_t marks = kva_kept_layout_of(kv, &seq->spec).layer_bytes * kv->shape.layers;
+    size_t prompt = s->prompt ? prompt_of(kv, seq).slots : 0;
+    size_t page = kva_kept_page_bytes(kv, &seq->spec);
     kva_kv_order_copies(kv);
-    kva_kv_saved_put(kv, seq, at, s->marks, marks);
-    at += marks;
-    if (s->prompt)
-        kva_kv_saved_put(kv, seq, at, s->prompt, prompt_of(kv, seq).slots);
-    at += s->prompt ? prompt_of(kv, seq).slots : 0;
-    size_t bytes = kva_kept_page_bytes(kv, &seq->spec);
+    move(kv, seq, 0, s->marks, marks);
+    if (prompt > 0)
+        move(kv, seq, marks, s->prompt, prompt);
     for (uint32_t i = 0; i < pages_of(&seq->spec, seq->offloaded); i++)
-        kva_kv_saved_put(kv, seq, at + i * bytes, s->pages[i], bytes);
+        move(kv, seq, marks + prompt + i * page, s->pages[i], page);
 }
 
 static void restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     const struct kva_kept_state *s = kva_kept_state_of(seq);
-    struct kva_kept_layout l = kva_kept_layout_of(kv, &seq->spec);
-    size_t marks = l.layer_bytes * kv->shape.layers, at = 0;
-    kva_kv_order_copies(kv);
-    kva_kv_saved_get(kv, seq, at, s->marks, marks);
-    at += marks;
-    if (s->prompt)
-        kva_kv_saved_get(kv, seq, at, s->prompt, prompt_of(kv, seq).slots);
-    at += s->prompt ? prompt_of(kv, seq).slots : 0;
-    size_t bytes = kva_kept_page_bytes(kv, &seq->spec);
-    for (uint32_t i = 0; i < pages_of(&seq->spec, seq->offloaded); i++)
-        kva_kv_saved_get(kv, seq, at + i * bytes, s->pages[i], bytes);
+    move_saved(kv, seq, kva_kv_saved_get);
     if (!s->rolled || !seq->prefilled)
         return;
     kva_kv_order_compute(kv);
@@ -104,7 +95,7 @@ static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool 
 {
     struct kva_kept_state *s = kva_kept_state_of(seq);
     if (saves && s->marks)
-        save(kv, seq);
+        move_saved(kv, seq, kva_kv_saved_put);
     free_pages(kv, seq, count / PAGE);
     if (!(count & HAS_PROMPT))
         free_item(kv, seq, &s->prompt, prompt_of(kv, seq).bytes);
