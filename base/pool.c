@@ -2,11 +2,12 @@
  * microseconds, then sleep. */
 #include "base/pool.h"
 
+#include "base/cgroup.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 /* Pauses before a thread sleeps: 4 us where a pause takes 40 cycles, 18 us on a Zen 5, where it
@@ -214,28 +215,15 @@ uint32_t kva_pool_threads(const struct kva_pool *pool)
     return pool->threads;
 }
 
-/* The quota of cgroup v2 in whole cores, rounded up; 0: none. */
-static uint32_t cgroup_cores(void)
-{
-    FILE *file = fopen("/sys/fs/cgroup/cpu.max", "re");
-    if (!file)
-        return 0;
-    unsigned long long quota = 0, period = 0;
-    uint32_t cores = 0;
-    if (fscanf(file, "%llu %llu", &quota, &period) == 2 && quota > 0 && period > 0)
-        cores = (uint32_t)kva_min_size(kva_div_up(quota, period), KVA_POOL_THREADS_MAX);
-    fclose(file);
-    return cores;
-}
-
 uint32_t kva_pool_usable_cores(void)
 {
     cpu_set_t set;
     uint32_t cores = 1;
     if (sched_getaffinity(0, sizeof set, &set) == 0)
         cores = kva_max_u32(1, (uint32_t)CPU_COUNT(&set));
-    uint32_t quota = cgroup_cores();
-    if (quota > 0)
-        cores = kva_min_u32(cores, quota);
+    struct kva_cgroup cgroup;
+    kva_cgroup_read("", &cgroup);
+    if (cgroup.cores > 0 && cgroup.cores < cores)
+        cores = (uint32_t)cgroup.cores + (cgroup.cores > (uint32_t)cgroup.cores);
     return kva_min_u32(cores, KVA_POOL_THREADS_MAX);
 }

@@ -28,6 +28,7 @@ int kva_cli_bench(const struct kva_config *config, const struct kva_string_list 
 int kva_cli_eval(const struct kva_config *config, const struct kva_string_list *rest);
 int kva_cli_pull(const struct kva_config *config, const struct kva_string_list *rest);
 int kva_cli_list(const struct kva_config *config, const struct kva_string_list *rest);
+int kva_cli_doctor(const struct kva_config *config, const struct kva_string_list *rest);
 int kva_cli_make_model(const struct kva_config *config, const struct kva_string_list *rest);
 
 /* What the table of options cannot check. Fails: KVA_EINVAL. */

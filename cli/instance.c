@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mapped.h"
+#include "cli/machine.h"
 #include "cli/models.h"
 #include "cli/progress.h"
 #include "engine/model/packed.h"
@@ -147,6 +148,25 @@ static enum kva_status open_cuda(struct kva_instance *instance, const struct kva
     if (access(path, R_OK) != 0)
         return kva_fail(err, KVA_ENOTFOUND, "no GPU: this program was built without CUDA");
     return kva_device_open_cuda(path, &device, &instance->device, err);
+}
+
+bool kva_instance_find_gpu(char *ret, size_t size)
+{
+    char path[4096];
+    struct kva_device *device = NULL;
+    struct kva_err err;
+    const struct kva_device_params params = {.act = KVA_BF16};
+    find_cuda_module(path, sizeof(path));
+    if (access(path, R_OK) != 0) {
+        snprintf(ret, size, "this program was built without CUDA");
+    } else if (kva_device_open_cuda(path, &params, &device, &err)) {
+        snprintf(ret, size, "%s", err.message);
+    } else {
+        snprintf(ret, size, "%s", kva_device_get_info(device)->name);
+        kva_device_close(device);
+        return true;
+    }
+    return false;
 }
 
 static enum kva_status open_cpu(struct kva_instance *instance, const struct kva_config *config,

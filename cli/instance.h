@@ -52,7 +52,7 @@ void kva_instance_close(struct kva_instance *instance);
 /* Of a GPU's memory, what the model's weights and scratch leave for the device tier; 0 on a CPU. */
 uint64_t kva_instance_gpu_room(const struct kva_instance *instance);
 
-/* Bytes of memory that this process could still take: the machine's and the cgroup's limits. */
-uint64_t kva_memory_available(void);
+/* Whether a GPU is here and can be used: `ret` is then its name, else why not. */
+bool kva_instance_find_gpu(char *ret, size_t size);
 
 #endif

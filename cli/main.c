@@ -30,6 +30,8 @@ static const struct {
     {"pull", KVA_CMD_PULL, kva_cli_pull, "pull MODEL [options]",
      "Fetch a model, or what is new of it, and print its path."},
     {"list", KVA_CMD_LIST, kva_cli_list, "list", "Show the models that have been fetched."},
+    {"doctor", KVA_CMD_DOCTOR, kva_cli_doctor, "doctor [--model MODEL] [options of serve]",
+     "Say what this machine offers, what would fit and what is wrong."},
     {"make-model", KVA_CMD_MAKE_MODEL, kva_cli_make_model, "make-model --shape NAME [options] DIR",
      "Write a model with random weights, for measurements."},
 };

@@ -7,9 +7,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/front.h"
 #include "cli/instance.h"
-#include "cli/listen.h"
-#include "server/server.h"
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -32,7 +31,7 @@
 struct serve {
     const struct kva_config *config;
     struct kva_server *server;
-    char *admin_host;
+    struct kva_cli_front front;
     struct kva_instance instance;
     struct kva_service *service;
     uint64_t started_ns;
@@ -85,19 +84,6 @@ static enum kva_status allowed_policies(const struct kva_config *config,
     return KVA_OK;
 }
 
-/* A model that the default policy cannot serve is refused now, not with every request. */
-static enum kva_status check_default(const struct serve *serve, const struct kva_kv_spec *spec,
-                                     struct kva_err *err)
-{
-    const struct kva_engine *engine = serve->instance.engine;
-    const uint32_t token = 0;
-    const struct kva_sequence_params params = {
-        .prompt = &token, .prompt_tokens = 1, .tokens_max = 2, .kv = *spec};
-    enum kva_status status = engine->ops->check(engine->self, &params, err);
-    return status ? kva_err_prefix(err, status, "--kv %s", kva_kv_policy_name(spec->policy))
-                  : KVA_OK;
-}
-
 /* Bytes of the longest token. */
 static uint32_t longest_token(const struct kva_tokenizer *tokenizer)
 {
@@ -137,7 +123,7 @@ static enum kva_status describe_api(const struct serve *serve, struct kva_api_co
     api->kv_topk_max = (uint32_t)serve->config->kv_topk_max;
     for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)
         api->kv_specs[id] = instance->kv.specs[id];
-    enum kva_status status = check_default(serve, &api->kv_specs[api->kv_default], err);
+    enum kva_status status = kva_cli_check_default(instance, err);
     return status ? status
                   : allowed_policies(serve->config, api->kv_default, &api->kv_allowed_mask, err);
 }
@@ -239,8 +225,8 @@ static enum kva_status load(struct serve *serve, struct kva_err *err)
     kva_log(KVA_LOG_INFO, "serving %s at %s://%s%s%s:%u after %.2f s", serve->instance.name, scheme,
             v6 ? "[" : "", config->host, v6 ? "]" : "", kva_server_port(serve->server),
             (double)(kva_time_ns() - serve->started_ns) / 1e9);
-    if (serve->admin_host)
-        kva_log(KVA_LOG_INFO, "probes and metrics at http://%s port %u", serve->admin_host,
+    if (serve->front.admin_host)
+        kva_log(KVA_LOG_INFO, "probes and metrics at http://%s port %u", serve->front.admin_host,
                 kva_server_admin_port(serve->server));
     return KVA_OK;
 }
@@ -323,55 +309,6 @@ static void *signal_thread(void *opaque)
 
 /* --- the process ----------------------------------------------------------------------------- */
 
-static enum kva_status create_server(struct serve *serve, struct kva_err *err)
-{
-    const struct kva_config *config = serve->config;
-    struct kva_server_params params;
-    kva_server_params_default(&params);
-    params.host = config->host;
-    params.port = (uint16_t)config->port;
-    params.tls_cert_path = config->tls_cert;
-    params.tls_key_path = config->tls_key;
-    params.api_keys = (const char *const *)config->api_keys.items;
-    params.api_key_count = config->api_keys.count;
-    params.api_key_file = config->api_key_file;
-    params.key_limits.requests_per_minute = (uint32_t)config->key_rate;
-    params.key_limits.tokens_per_minute = (uint32_t)config->key_tokens;
-    params.key_limits.running = (uint32_t)config->key_running;
-    params.key_limits.waiting = (uint32_t)config->key_waiting;
-    params.cors_origins = (const char *const *)config->cors_origins.items;
-    params.cors_origin_count = config->cors_origins.count;
-    params.cache_shared_between_keys = config->prefix_share_keys;
-    params.allowed_hosts = (const char *const *)config->allowed_hosts.items;
-    params.allowed_host_count = config->allowed_hosts.count;
-    params.connections_max = kva_cli_reserve_descriptors((uint32_t)config->connections);
-    params.waiting_per_address_max = (uint32_t)config->idle_per_address;
-    params.header_bytes_max = config->header_bytes;
-    params.body_bytes_max = config->body_bytes;
-    /* One body of the allowed size always fits. */
-    params.bodies_bytes_max = kva_max_u64(config->bodies_bytes, config->body_bytes);
-    params.bodies_account_max = kva_max_u64(config->bodies_per_key, config->body_bytes);
-    params.head_timeout_ns = config->head_timeout_ms * KVA_NS_PER_MS;
-    params.receive_timeout_ns = config->read_timeout_ms * KVA_NS_PER_MS;
-    params.write_timeout_ns = config->write_stall_ms * KVA_NS_PER_MS;
-    params.request_timeout_ns = config->request_timeout_ms * KVA_NS_PER_MS;
-    params.keep_alive_ns = config->keepalive_ms * KVA_NS_PER_MS;
-    params.drain_timeout_ns = config->drain_timeout_ms * KVA_NS_PER_MS;
-    params.workers = (uint32_t)config->workers;
-    params.metrics_vllm = config->metrics_vllm;
-    params.debug_view = config->live_view;
-    params.page = config->page;
-    params.metrics_keys = config->metrics_keys;
-    if (config->admin_listen) {
-        enum kva_status status = kva_cli_parse_address("admin-listen", config->admin_listen,
-                                                       &serve->admin_host, &params.admin_port, err);
-        if (status != KVA_OK)
-            return status;
-        params.admin_host = serve->admin_host;
-    }
-    return kva_server_create(&params, &serve->server, err);
-}
-
 static enum kva_status run(struct serve *serve, struct kva_err *err)
 {
     pthread_t loader, signals;
@@ -420,14 +357,16 @@ int kva_cli_serve(const struct kva_config *config, const struct kva_string_list 
     if (!status)
         status = kva_log_start(&err);
     if (!status)
-        status = create_server(&serve, &err);
+        status = kva_cli_front_init(&serve.front, config, &err);
+    if (!status)
+        status = kva_server_create(&serve.front.params, &serve.server, &err);
     if (!status)
         status = run(&serve, &err);
     /* The engine thread wakes the server to the last, so the server goes after it. */
     kva_service_stop(serve.service);
     kva_server_destroy(serve.server);
     kva_grammars_destroy(serve.grammars);
-    free(serve.admin_host);
+    kva_cli_front_finish(&serve.front);
     kva_instance_close(&serve.instance);
     if (status == KVA_ETIMEOUT)
         kva_log(KVA_LOG_WARN, "%s", err.message);

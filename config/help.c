@@ -21,6 +21,7 @@ static const struct {
     {KVA_CMD_EVAL, "eval"},
     {KVA_CMD_PULL, "pull"},
     {KVA_CMD_LIST, "list"},
+    {KVA_CMD_DOCTOR, "doctor"},
 };
 
 static const char *placeholder(const struct kva_option *option)

@@ -133,7 +133,7 @@ struct kva_config {
     char *eval_policies;
     uint64_t eval_look;
     char *eval_svg;
-    /* bench and eval */
+    /* bench, eval and doctor */
     char *json;
     /* make-model */
     char *shape;
@@ -154,7 +154,8 @@ enum kva_command {
     KVA_CMD_EVAL = 1u << 7,
     KVA_CMD_PULL = 1u << 8,
     KVA_CMD_LIST = 1u << 9,
-    KVA_CMD_LAST = KVA_CMD_LIST,
+    KVA_CMD_DOCTOR = 1u << 10,
+    KVA_CMD_LAST = KVA_CMD_DOCTOR,
 };
 
 enum kva_option_kind {

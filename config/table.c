@@ -3,8 +3,8 @@
 
 #include <math.h>
 
-#define SERVE     KVA_CMD_SERVE
-#define ENGINE    (KVA_CMD_SERVE | KVA_CMD_GENERATE | KVA_CMD_INFO | KVA_CMD_BENCH)
+#define SERVE     (KVA_CMD_SERVE | KVA_CMD_DOCTOR)
+#define ENGINE    (SERVE | KVA_CMD_GENERATE | KVA_CMD_INFO | KVA_CMD_BENCH)
 #define BENCH     KVA_CMD_BENCH
 #define MAKE      KVA_CMD_MAKE_MODEL
 #define EVAL      KVA_CMD_EVAL
@@ -269,7 +269,7 @@ static const struct kva_option table[] = {
     {"look", KVA_OPTION_UINT, EVAL, AT(eval_look), 0, 1e6, "1", NULL, "Eval",
      "Steps from one look at attention by layer and head to the next; 0: none."},
 
-    {"json", KVA_OPTION_STRING, BENCH | EVAL, AT(json), 0, 0, NULL, NULL, "Result",
+    {"json", KVA_OPTION_STRING, BENCH | EVAL | KVA_CMD_DOCTOR, AT(json), 0, 0, NULL, NULL, "Result",
      "File for the whole result, of which tables show a part, as one JSON document; -: standard "
      "output, instead of the tables."},
     {"svg", KVA_OPTION_STRING, EVAL, AT(eval_svg), 0, 0, NULL, NULL, "Result",

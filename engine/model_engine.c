@@ -366,11 +366,10 @@ static double mib(uint64_t bytes)
     return (double)bytes / (1 << 20);
 }
 
-/* Sequences of `tokens` tokens that both tiers hold under a policy, beside the residual stream of
- * the one whose prompt comes last. */
-static uint64_t sequences_that_fit(const struct model_engine *e, const struct kva_kv_spec *spec,
-                                   uint32_t tokens)
+uint64_t kva_model_engine_fit(const struct kva_engine *engine, const struct kva_kv_spec *spec,
+                              uint32_t tokens)
 {
+    const struct model_engine *e = engine->self;
     const struct kva_tier_bytes *budget = &e->engine.limits.budget;
     uint64_t stream = kva_kv_stream_bytes(e->kv, tokens);
     if (stream > budget->device || stream > budget->host)
@@ -410,7 +409,7 @@ void kva_model_engine_describe(const struct kva_engine *engine, const struct kva
         for (uint32_t tokens = engine->limits.context_max, i = 0; i < 4 && tokens >= 64;
              i++, tokens /= 4)
             kva_buf_printf(out, "  %u: %llu", tokens,
-                           (unsigned long long)sequences_that_fit(e, &specs[id], tokens));
+                           (unsigned long long)kva_model_engine_fit(engine, &specs[id], tokens));
         kva_buf_putc(out, '\n');
     }
 }

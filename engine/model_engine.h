@@ -72,4 +72,9 @@ struct kva_buf;
 void kva_model_engine_describe(const struct kva_engine *engine, const struct kva_kv_spec *specs,
                                struct kva_buf *out);
 
+/* Sequences of `tokens` tokens that both tiers hold under a policy, beside the residual stream of
+ * the one whose prompt comes last. */
+uint64_t kva_model_engine_fit(const struct kva_engine *engine, const struct kva_kv_spec *spec,
+                              uint32_t tokens);
+
 #endif

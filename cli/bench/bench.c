@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "cli/cli.h"
+#include "cli/machine.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -496,7 +496,7 @@ def test_commands__version_help_options():
     version = command("--version")
     assert version.returncode == 0 and re.fullmatch(r"kvahead \d+\.\d+\.\d+\n", version.stdout)
     overview = command("--help")
-    for name in ("serve", "chat", "generate", "tokenize", "info", "bench", "make-model"):
+    for name in ("serve", "chat", "generate", "tokenize", "info", "bench", "doctor", "make-model"):
         assert f"kvahead {name}" in overview.stdout
         help_ = command(name, "--help")
         assert help_.returncode == 0 and not help_.stderr and "--" in help_.stdout
