@@ -6,9 +6,12 @@ import re
 import shlex
 import shutil
 import subprocess
+import urllib.request
 
+import kubernetes_validate
 import pytest
-from harness import BINARY, MODEL, ROOT, clean_environment, command
+import yaml
+from harness import BINARY, MODEL, ROOT, SOON_S, clean_environment, command
 
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
 
@@ -69,3 +72,53 @@ def test_image__has_the_libraries_that_the_binary_needs():
     installed = set(re.findall(r"[a-z0-9.+-]+", " ".join(instructions("RUN"))))
     assert packages - {"libc6"}, "nothing was found out"
     assert packages - {"libc6", "libgcc-s1"} <= installed, packages - installed
+
+
+# --- Kubernetes
+
+MANIFESTS = list(yaml.safe_load_all((ROOT / "docker" / "kubernetes.yaml").read_text()))
+UNITS = {"G": 1 << 30, "Gi": 1 << 30}
+
+
+def amount(text: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)(\w+)", text).groups()
+    return int(number) * UNITS[unit]
+
+
+def container() -> tuple[dict, dict]:
+    """The pod's spec, and its one container's."""
+    (deployment,) = [m for m in MANIFESTS if m["kind"] == "Deployment"]
+    pod = deployment["spec"]["template"]["spec"]
+    (only,) = pod["containers"]
+    return pod, only
+
+
+def test_kubernetes__manifests_are_of_their_schemas():
+    for manifest in MANIFESTS:
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_kubernetes__arguments_probes_and_memory(servers):
+    pod, only = container()
+    options = dict(argument[2:].split("=", 1) for argument in only["args"])
+    limit = amount(only["resources"]["limits"]["memory"])
+    tiers = amount(options["device-memory"]) + amount(options["host-memory"])
+    assert tiers + limit // 8 + 3 * (1 << 30) <= limit, "weights of 3 GiB and an eighth"
+    assert pod["terminationGracePeriodSeconds"] > 30
+    ports = {port["name"]: port["containerPort"] for port in only["ports"]}
+    assert ports == {"http": 8000, "admin": int(options["admin-listen"].rpartition(":")[2])}
+    # The same arguments, with a model and sizes of this machine.
+    here = {"model": str(MODEL), "device-memory": "64M", "host-memory": "64M"}
+    here |= {"admin-listen": "127.0.0.1:0", "api-key-file": None}
+    arguments = [f"--{name}={here.get(name, value)}" for name, value in options.items()]
+    arguments = [argument for argument in arguments if not argument.endswith("=None")]
+    own = servers.start(*arguments)
+    (admin,) = re.findall(r"probes and metrics at http://127.0.0.1 port (\d+)", own.log())
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert only[probe]["httpGet"]["port"] == "admin"
+        url = f"http://127.0.0.1:{admin}{only[probe]['httpGet']['path']}"
+        with urllib.request.urlopen(url, timeout=SOON_S) as answer:
+            assert answer.status == 200, url
+    # What the image caches is on the volume, since everything else can only be read.
+    mounts = {mount["mountPath"] for mount in only["volumeMounts"]}
+    assert image_environment()["XDG_CACHE_HOME"] in mounts
