@@ -1,8 +1,8 @@
 /* attend.cu - attend: partial attention over 16-bit pages, prompts and decoding alike
  * (attend_tile.cuh).
  *
- * Tiles come through two stages of shared memory. Tiles and splits are aligned to positions, so the
- * order of additions is a property of the sequence.
+ * Tiles come through two stages of shared memory, or one where a GPU has no room for two. Tiles and
+ * splits are aligned to positions, so the order of additions is a property of the sequence.
  *
  * What is not a number in V spreads to the rows of the same sequence that do not see the token, if
  * it lies in a tile of theirs: a product by zero does not remove it. */
@@ -23,6 +23,7 @@ struct attend_params {
     const tile *tiles;
     const tile *overflow;
     const item *items;
+    uint32_t stages; /* 1 or 2 */
 };
 
 /* --- tiles in shared memory ------------------------------------------------------------------- */
@@ -86,7 +87,7 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) attend_kernel(attend_pa
     const tile *tiles = p.tiles + work.tiles;
     KVA_DYNAMIC_SHARED(unsigned char, shared_bytes);
     stage<KV, D> *stages = reinterpret_cast<stage<KV, D> *>(shared_bytes);
-    KV(*q)[D + PAD] = reinterpret_cast<KV(*)[D + PAD]>(stages + STAGES);
+    KV(*q)[D + PAD] = reinterpret_cast<KV(*)[D + PAD]>(stages + p.stages);
     bool busy = warp_pair < work.pair_count;
 
     uint32_t position[2], seen_first[2];
@@ -100,8 +101,8 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) attend_kernel(attend_pa
     total.clear();
     split.clear();
     if (shape.accumulate && work.partial == KVA_NONE && busy)
-        move_state<false>(total, shape, work, kv_head, pairs, warp_pair, lane);
-    clear_padding(stages, STAGES, shape.dim);
+        move_state<false>(total, shape, work, kv_head, warp_pair, lane);
+    clear_padding(stages, p.stages, shape.dim);
     load_queries<KV, D>(q, shape, work, kv_head, pairs);
     tile next = {};
     if (work.tile_first < work.tile_end) {
@@ -111,15 +112,19 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) attend_kernel(attend_pa
     kva_copy_commit();
     for (uint32_t t = work.tile_first; t < work.tile_end; t++) {
         const tile current = next;
-        if (t + 1 < work.tile_end) {
+        const bool more = t + 1 < work.tile_end;
+        if (more)
             next = tiles[t + 1];
-            load_tile(stages[(t + 1 - work.tile_first) % STAGES], p, next, kv_head);
-        }
+        if (more && p.stages > 1)
+            load_tile(stages[(t + 1 - work.tile_first) % 2], p, next, kv_head);
         kva_copy_commit();
-        kva_copy_wait<1>();
+        if (p.stages > 1)
+            kva_copy_wait<1>();
+        else
+            kva_copy_wait<0>();
         __syncthreads(); /* everybody's part of the tile is there */
         const uint64_t mask = tile_mask(p, current);
-        const stage<KV, D> &here = stages[(t - work.tile_first) % STAGES];
+        const stage<KV, D> &here = stages[(t - work.tile_first) % p.stages];
         if (busy && mask) {
             auto look = [&](uint32_t slot, int i, float x) {
                 uint32_t token = t * TILE + slot;
@@ -133,9 +138,11 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) attend_kernel(attend_pa
             split.clear();
         }
         __syncthreads(); /* the stage may be written again */
+        if (more && p.stages == 1)
+            load_tile(stages[0], p, next, kv_head);
     }
     if (busy)
-        move_state<true>(total, shape, work, kv_head, pairs, warp_pair, lane);
+        move_state<true>(total, shape, work, kv_head, warp_pair, lane);
 }
 
 /* --- the plan --------------------------------------------------------------------------------- */
@@ -248,25 +255,11 @@ static size_t lay_out(struct plan *plan, const void *base)
 
 /* --- the operator ----------------------------------------------------------------------------- */
 
-template <typename KV, int D>
-static void launch(struct kva_device *device, const struct plan *plan, const attend_params &params)
+template <typename KV> static auto kernel_of(uint32_t dim)
 {
-    size_t shared_bytes = STAGES * sizeof(stage<KV, D>) + plan->pairs * (D + PAD) * sizeof(KV);
-    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend",
-                 {dim3(plan->item_count, params.shape.kv_heads), plan->pairs * 2, shared_bytes},
-                 attend_kernel<KV, D>, params);
-}
-
-template <typename KV>
-static void launch_dim(struct kva_device *device, const struct plan *plan,
-                       const attend_params &params)
-{
-    if (params.shape.dim <= 64)
-        launch<KV, 64>(device, plan, params);
-    else if (params.shape.dim <= 128)
-        launch<KV, 128>(device, plan, params);
-    else
-        launch<KV, 256>(device, plan, params);
+    return dim <= 64    ? attend_kernel<KV, 64>
+           : dim <= 128 ? attend_kernel<KV, 128>
+                        : attend_kernel<KV, 256>;
 }
 
 void kva_cuda_attend(struct kva_device *device, const struct kva_attend_args *args)
@@ -274,7 +267,9 @@ void kva_cuda_attend(struct kva_device *device, const struct kva_attend_args *ar
     if (args->seq_count == 0 || !kva_cuda_enter(device))
         return;
     struct plan plan = {};
-    if (!make_plan(device, &plan, args))
+    auto kernel = args->kv_dtype == KVA_F16 ? kernel_of<kva_f16>(args->head_dim)
+                                            : kernel_of<kva_bf16>(args->head_dim);
+    if (!make_plan(device, &plan, "attend", kernel, 2, args))
         return;
     attend_params params = {};
     params.shape = shape_of(device, args);
@@ -282,9 +277,8 @@ void kva_cuda_attend(struct kva_device *device, const struct kva_attend_args *ar
     params.tiles = plan.tiles;
     params.overflow = plan.overflow;
     params.items = plan.items;
-    if (args->kv_dtype == KVA_F16)
-        launch_dim<kva_f16>(device, &plan, params);
-    else
-        launch_dim<kva_bf16>(device, &plan, params);
+    params.stages = plan.stages;
+    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend", plan_launch(&plan, params.shape), kernel,
+                 params);
     run_folds(device, &plan, params.shape, "attend's folds");
 }

@@ -17,19 +17,54 @@
 #include "kernels/cuda/attend_tile.cuh"
 
 struct attend_plan {
-    uint32_t group; /* query heads of a KV head */
-    uint32_t pairs; /* of a block of threads */
-    bool wide;      /* splits side by side */
-    uint32_t item_count, fold_count, partial_count;
-    item *items; /* NULL: only counted */
+    uint32_t group;  /* query heads of a KV head */
+    uint32_t pairs;  /* of a block of threads, two threads each */
+    uint32_t stages; /* tiles in shared memory */
+    size_t shared_bytes;
+    bool wide;                       /* splits side by side */
+    uint32_t item_count, fold_count; /* of items and folds */
+    uint32_t partial_count;          /* pairs in scratch */
+    item *items;                     /* NULL: only counted */
     item *folds;
 };
 
-/* For a call whose sequences have up to rows_max rows. */
-static void plan_begin(attend_plan *plan, uint32_t heads, uint32_t kv_heads, uint32_t rows_max)
+/* Elements of a row in shared memory. */
+static inline uint32_t padded_dim(uint32_t dim)
 {
-    plan->group = heads / kv_heads;
+    return (dim <= 64 ? 64 : dim <= 128 ? 128 : 256) + PAD;
+}
+
+/* The largest block of which a GPU has the shared memory: rather fewer pairs than one stage. False:
+ * none fits. Neither changes a bit. */
+static bool fit_block(attend_plan *plan, uint32_t dim, size_t room)
+{
+    const size_t row_bytes = padded_dim(dim) * sizeof(uint16_t);
+    const uint32_t wanted = plan->pairs;
+    for (; plan->stages > 0; plan->stages--) {
+        const uint32_t least = plan->stages > 1 ? 32 : 16;
+        for (plan->pairs = wanted; plan->pairs >= least; plan->pairs /= 2) {
+            plan->shared_bytes = (2 * TILE * plan->stages + plan->pairs) * row_bytes;
+            if (plan->shared_bytes <= room)
+                return true;
+        }
+    }
+    return false;
+}
+
+/* For a call whose sequences have up to rows_max rows. False: the device has failed. */
+template <typename Kernel>
+static bool plan_begin(attend_plan *plan, struct kva_device *device, const char *name,
+                       Kernel *kernel, uint32_t rows_max, uint32_t dim)
+{
+    size_t room = kva_cuda_shared_room(device, name, reinterpret_cast<const void *>(kernel));
     plan->pairs = static_cast<size_t>(rows_max) * plan->group <= 64 ? 64 : WARPS_MAX * 16;
+    if (kva_cuda_failed(device))
+        return false;
+    if (fit_block(plan, dim, room))
+        return true;
+    kva_cuda_fail(device, "GPU %d: %s: heads of %u need more than its %zu bytes of shared memory",
+                  device->index, name, dim, room);
+    return false;
 }
 
 static void plan_item(attend_plan *plan, const item &work)
@@ -54,7 +89,8 @@ static void plan_fold(attend_plan *plan, const item &work, uint32_t splits)
 
 static void plan_part(attend_plan *plan, item part)
 {
-    part.partial = plan->partial_count++;
+    part.partial = plan->partial_count;
+    plan->partial_count += part.pair_count;
     plan_item(plan, part);
 }
 
@@ -95,7 +131,7 @@ static void choose_width(Plan *plan, const struct kva_device *device, const Args
         return;
     plan->wide = true;
     walk(plan);
-    size_t bytes = static_cast<size_t>(plan->partial_count) * args->kv_heads * plan->pairs *
+    size_t bytes = static_cast<size_t>(plan->partial_count) * args->kv_heads *
                    (args->head_dim + 2) * sizeof(float);
     if (bytes <= KVA_CUDA_SCRATCH_BYTES)
         return;
@@ -156,17 +192,28 @@ static size_t lay_out(seq_plan<Args, Seq> *plan, const void *base)
     return bytes;
 }
 
-/* Plan a call and send the plan; false: there is nothing to do, or it failed. */
-template <typename Plan, typename Args>
-static bool make_plan(struct kva_device *device, Plan *plan, const Args *args)
+/* Plan a call of `kernel` with so many stages at most, and send the plan; false: there is nothing to
+ * do, or it failed. */
+template <typename Plan, typename Kernel, typename Args>
+static bool make_plan(struct kva_device *device, Plan *plan, const char *name, Kernel *kernel,
+                      uint32_t stages, const Args *args)
 {
     uint32_t rows_max = 0;
     for (uint32_t i = 0; i < args->seq_count; i++)
         rows_max = kva_max_u32(rows_max, args->seqs[i].row_count);
     plan->args = args;
-    plan_begin(plan, args->heads, args->kv_heads, rows_max);
+    plan->group = args->heads / args->kv_heads;
+    plan->stages = stages;
+    if (!plan_begin(plan, device, name, kernel, rows_max, args->head_dim))
+        return false;
     choose_width(plan, device, args);
     return plan->item_count > 0 && send_plan(device, plan);
+}
+
+/* The block of threads of a plan, for each of its items and KV heads. */
+static struct kva_cuda_launch plan_launch(const attend_plan *plan, const attend_shape &shape)
+{
+    return {dim3(plan->item_count, shape.kv_heads), plan->pairs * 2, plan->shared_bytes};
 }
 
 /* The shape of a call, of any of the operators. */
@@ -195,7 +242,7 @@ static void run_folds(struct kva_device *device, const attend_plan *plan, const 
     if (plan->fold_count > 0 && !kva_cuda_failed(device))
         kva_cuda_run(device, KVA_QUEUE_COMPUTE, name,
                      {dim3(plan->fold_count, shape.kv_heads, plan->pairs / 4), dim3(KVA_WARP, 4)},
-                     fold_kernel, shape, plan->folds, plan->pairs);
+                     fold_kernel, shape, plan->folds);
 }
 
 #endif

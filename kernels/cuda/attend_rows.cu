@@ -65,7 +65,7 @@ template <int D> static __global__ void __launch_bounds__(WARPS_MAX * 32) rows_k
     total.clear();
     split.clear();
     if (shape.accumulate && work.partial == KVA_NONE && busy)
-        move_state<false>(total, shape, work, kv_head, pairs, warp_pair, lane);
+        move_state<false>(total, shape, work, kv_head, warp_pair, lane);
     clear_padding(&here, 1, shape.dim);
     load_queries<kva_f16, D>(q, shape, work, kv_head, pairs);
     const uint32_t count = seq.has_rows ? seq.cache.count[kv_head] : 0;
@@ -86,7 +86,7 @@ template <int D> static __global__ void __launch_bounds__(WARPS_MAX * 32) rows_k
         __syncthreads(); /* the next tile may be gathered */
     }
     if (busy)
-        move_state<true>(total, shape, work, kv_head, pairs, warp_pair, lane);
+        move_state<true>(total, shape, work, kv_head, warp_pair, lane);
 }
 
 /* --- the plan --------------------------------------------------------------------------------- */
@@ -109,13 +109,9 @@ static void find_tiles(const plan *, const struct kva_rows_seq *seq, item *work)
 
 /* --- the operator ----------------------------------------------------------------------------- */
 
-template <int D>
-static void launch(struct kva_device *device, const plan *plan, const rows_params &params)
+static auto kernel_of(uint32_t dim)
 {
-    size_t shared_bytes = sizeof(stage<kva_f16, D>) + plan->pairs * (D + PAD) * sizeof(kva_f16);
-    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend_rows",
-                 {dim3(plan->item_count, params.shape.kv_heads), plan->pairs * 2, shared_bytes},
-                 rows_kernel<D>, params);
+    return dim <= 64 ? rows_kernel<64> : dim <= 128 ? rows_kernel<128> : rows_kernel<256>;
 }
 
 void kva_cuda_attend_rows(struct kva_device *device, const struct kva_attend_rows_args *args)
@@ -123,7 +119,8 @@ void kva_cuda_attend_rows(struct kva_device *device, const struct kva_attend_row
     if (args->seq_count == 0 || !kva_cuda_enter(device))
         return;
     plan plan = {};
-    if (!make_plan(device, &plan, args))
+    const auto kernel = kernel_of(args->head_dim);
+    if (!make_plan(device, &plan, "attend_rows", kernel, 1, args))
         return;
     rows_params params = {};
     params.shape = shape_of(device, args);
@@ -131,11 +128,7 @@ void kva_cuda_attend_rows(struct kva_device *device, const struct kva_attend_row
     params.kv_dtype = args->kv_dtype;
     params.items = plan.items;
     params.seqs = plan.seqs;
-    if (args->head_dim <= 64)
-        launch<64>(device, &plan, params);
-    else if (args->head_dim <= 128)
-        launch<128>(device, &plan, params);
-    else
-        launch<256>(device, &plan, params);
+    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend_rows", plan_launch(&plan, params.shape), kernel,
+                 params);
     run_folds(device, &plan, params.shape, "attend_rows' folds");
 }

@@ -2,7 +2,7 @@
  * share: items of work, tiles in shared memory, the product of a warp's 16 pairs with a tile, and
  * the fold of splits.
  *
- * A block of threads takes up to 64 or 128 (row, query head) pairs that share a KV head, and walks
+ * A block of threads takes up to 128 (row, query head) pairs that share a KV head, and walks
  * the tokens by tiles of KVA_PAGE_TOKENS: each K and V is read once for all pairs. Each warp
  * multiplies its 16 pairs on the tensor cores. Within a split of KVA_ATTEND_SPLIT_TOKENS the
  * softmax runs online, tile by tile; splits are folded in ascending order by fold_scales and fold
@@ -19,7 +19,6 @@
 
 #define TILE        KVA_PAGE_TOKENS
 #define SPLIT_TILES (KVA_ATTEND_SPLIT_TOKENS / TILE)
-#define STAGES      2u
 #define WARPS_MAX   8u /* of 16 pairs each */
 
 /* Elements by which rows in shared memory are longer, so that matrix loads meet no bank twice. */
@@ -36,7 +35,7 @@ struct item {
     uint32_t tile_first; /* [tile_first, tile_end) in the sequence */
     uint32_t tile_end;
     int32_t tiles;        /* attend: tile 0 of the sequence in the table, if it had one */
-    uint32_t partial;     /* where in scratch the result goes; KVA_NONE: to `out` */
+    uint32_t partial;     /* where in scratch the result goes, in pairs; KVA_NONE: to `out` */
     uint32_t seq;         /* lowbit, rows: of the call */
     const uint32_t *gate; /* lowbit, rows: ops.h */
 };
@@ -44,7 +43,8 @@ struct item {
 /* Where results go, and the shape of everything. */
 struct attend_shape {
     struct kva_partial out;
-    float *partials; /* [item.partial][kv_heads][pairs][dim + 2]: a, m, e */
+    float
+        *partials; /* from pair item.partial kv_heads on [kv_heads][pair_count][dim + 2]: a, m, e */
     uint32_t heads;
     uint32_t kv_heads;
     uint32_t group;
@@ -235,10 +235,11 @@ struct place {
 };
 
 static __device__ place place_of(const attend_shape &p, const item &work, uint32_t kv_head,
-                                 uint32_t pairs, uint32_t pair)
+                                 uint32_t pair)
 {
     if (work.partial != KVA_NONE) {
-        size_t at = (static_cast<size_t>(work.partial) * p.kv_heads + kv_head) * pairs + pair;
+        size_t at =
+            static_cast<size_t>(work.partial) * p.kv_heads + kv_head * work.pair_count + pair;
         float *a = p.partials + at * (p.dim + 2);
         return {a, a + p.dim, a + p.dim + 1};
     }
@@ -251,15 +252,14 @@ static __device__ place place_of(const attend_shape &p, const item &work, uint32
 /* Between a state and memory, for the lane's two pairs. */
 template <bool STORE, int D>
 static __device__ void move_state(state<D> &s, const attend_shape &p, const item &work,
-                                  uint32_t kv_head, uint32_t pairs, uint32_t warp_pair,
-                                  uint32_t lane)
+                                  uint32_t kv_head, uint32_t warp_pair, uint32_t lane)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint32_t pair = warp_pair + lane / 4 + 8 * i;
         if (pair >= work.pair_count)
             continue;
-        place at = place_of(p, work, kv_head, pairs, pair);
+        place at = place_of(p, work, kv_head, pair);
 #pragma unroll
         for (int j = 0; j < D / 4; j++) {
             uint32_t d = j / 2 * 8 + lane % 4 * 2 + j % 2;
@@ -299,7 +299,7 @@ static __device__ void load_queries(KV (*q)[D + PAD], const attend_shape &p, con
 
 /* Fold the splits of an item's pairs: one pair a warp. items[i].partial is the first split's place,
  * tile_end - tile_first the number of splits. */
-static __global__ void fold_kernel(attend_shape p, const item *items, uint32_t pairs)
+static __global__ void fold_kernel(attend_shape p, const item *items)
 {
     const item work = items[blockIdx.x];
     uint32_t kv_head = blockIdx.y, pair = blockIdx.z * blockDim.y + threadIdx.y;
@@ -307,7 +307,7 @@ static __global__ void fold_kernel(attend_shape p, const item *items, uint32_t p
         return;
     item result = work, from = work;
     result.partial = KVA_NONE;
-    place out = place_of(p, result, kv_head, pairs, pair);
+    place out = place_of(p, result, kv_head, pair);
     float m = p.accumulate ? *out.m : -INFINITY, e = p.accumulate ? *out.e : 0.0f;
     float a[16];
     for (uint32_t j = 0; j < 16; j++) {
@@ -315,8 +315,8 @@ static __global__ void fold_kernel(attend_shape p, const item *items, uint32_t p
         a[j] = p.accumulate && d < p.dim ? out.a[d] : 0.0f;
     }
     for (uint32_t split = 0; split < work.tile_end - work.tile_first; split++) {
-        from.partial = work.partial + split;
-        place at = place_of(p, from, kv_head, pairs, pair);
+        from.partial = work.partial + split * work.pair_count;
+        place at = place_of(p, from, kv_head, pair);
         float split_m = *at.m;
         if (split_m == -INFINITY)
             continue;

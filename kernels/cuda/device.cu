@@ -59,6 +59,8 @@ bool kva_cuda_check(struct kva_device *device, cudaError_t status, const char *w
 {
     if (status == cudaSuccess)
         return true;
+    if (device->capturing)
+        return false;
     kva_cuda_fail(device, "GPU %d: %s: %s (%s)", device->index, what, cudaGetErrorString(status),
                   cudaGetErrorName(status));
     return false;
@@ -91,6 +93,40 @@ enum kva_status kva_cuda_fail_with(struct kva_err *err, cudaError_t status, cons
 {
     return kva_fail(err, KVA_EDEVICE, "%s: %s (%s)", what, cudaGetErrorString(status),
                     cudaGetErrorName(status));
+}
+
+/* --- shared memory ---------------------------------------------------------------------------- */
+
+size_t kva_cuda_shared_room(struct kva_device *device, const char *name, const void *kernel)
+{
+    cudaFuncAttributes attributes = {};
+    for (uint32_t i = 0; i < device->shared_count; i++) {
+        if (device->shared[i].kernel == kernel)
+            return device->shared[i].room;
+    }
+    if (!kva_cuda_enter(device) ||
+        !kva_cuda_check(device, cudaFuncGetAttributes(&attributes, kernel), name))
+        return 0;
+    size_t room = device->shared_bytes_max - attributes.sharedSizeBytes;
+    if (!kva_cuda_check(device,
+                        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             static_cast<int>(room)),
+                        name))
+        return 0;
+    if (device->shared_count < KVA_CUDA_SHARED_MAX)
+        device->shared[device->shared_count++] = {kernel, room};
+    return room;
+}
+
+bool kva_cuda_allow_shared(struct kva_device *device, const char *name, const void *kernel,
+                           size_t bytes)
+{
+    size_t room = kva_cuda_shared_room(device, name, kernel);
+    if (bytes <= room)
+        return true;
+    kva_cuda_fail(device, "GPU %d: %s needs %zu bytes of shared memory, this GPU has %zu for it",
+                  device->index, name, bytes, room);
+    return false;
 }
 
 /* --- device memory ---------------------------------------------------------------------------- */
@@ -207,10 +243,8 @@ void kva_cuda_copy(struct kva_device *device, enum kva_queue queue, void *to, co
                    size_t bytes)
 {
     kva_cuda_step_break(device);
-    if (bytes > 0 && kva_cuda_enter(device))
-        kva_cuda_check(device,
-                       cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, device->streams[queue]),
-                       "a copy");
+    if (kva_cuda_enter(device))
+        (void)kva_cuda_copy_async(device, queue, to, from, bytes, "a copy");
 }
 
 /* --- events ----------------------------------------------------------------------------------- */
@@ -360,6 +394,17 @@ static enum kva_status find_gpu(const struct kva_device_params *params, cudaDevi
         return kva_fail(err, KVA_EUNSUPPORTED,
                         "GPU %u is a %s of compute capability %d.%d; %d.0 is the least",
                         params->gpu_index, prop->name, prop->major, prop->minor, COMPUTE_MAJOR_MIN);
+    /* Kernels read host pages at their own addresses. */
+    int same = 0;
+    status = cudaDeviceGetAttribute(&same, cudaDevAttrCanUseHostPointerForRegisteredMem,
+                                    static_cast<int>(params->gpu_index));
+    if (status != cudaSuccess)
+        return kva_cuda_fail_with(err, status, "cudaDeviceGetAttribute");
+    if (!same)
+        return kva_fail(err, KVA_EUNSUPPORTED,
+                        "GPU %u (%s) cannot read pinned host memory at the host's addresses on "
+                        "this machine",
+                        params->gpu_index, prop->name);
     return KVA_OK;
 }
 
@@ -405,6 +450,7 @@ static enum kva_status open_cuda(const struct kva_device_params *params, struct 
     device->base.ops = &kva_cuda_ops;
     device->index = static_cast<int>(params->gpu_index);
     device->sm_count = prop.multiProcessorCount;
+    device->shared_bytes_max = prop.sharedMemPerBlockOptin;
     device->bytes_max = params->gpu_bytes_max;
     device->direct = params->gpu_direct;
     device->numa_node = kva_cuda_numa_node(device->index);

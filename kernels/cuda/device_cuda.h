@@ -39,6 +39,10 @@ extern "C" {
 /* Arguments of a kernel. */
 #define KVA_CUDA_ARGS_MAX 12u
 
+/* Kernels that use more shared memory than every kernel may, and how much that is. */
+#define KVA_CUDA_SHARED_MAX  64u
+#define KVA_CUDA_SHARED_FREE ((size_t)48 << 10)
+
 /* Partial results of attention splits that are computed side by side, and the like. */
 #define KVA_CUDA_SCRATCH_BYTES ((size_t)256 << 20)
 
@@ -81,6 +85,12 @@ struct kva_device {
     struct kva_device_base base;
     int index;
     int sm_count;
+    size_t shared_bytes_max; /* of a block of threads, if a kernel asks for it */
+    struct {
+        const void *kernel;
+        size_t room;
+    } shared[KVA_CUDA_SHARED_MAX]; /* kernels that have asked */
+    uint32_t shared_count;
     int numa_node; /* that the GPU hangs at; -1: unknown */
     cudaStream_t streams[KVA_QUEUE_COUNT];
     cublasHandle_t blas;
@@ -90,6 +100,7 @@ struct kva_device {
     struct kva_cuda_step *step;
     bool direct;    /* steps are not deferred */
     bool deferring; /* a step is being deferred */
+    bool capturing; /* calls go into a graph: what fails is not the device, but the capture */
     struct kva_cuda_block *weights;
     struct kva_cuda_piece *pieces; /* of both tiers, in use and spare: spare.cu */
     size_t spare_bytes[2];         /* by enum kva_mem */
@@ -110,7 +121,8 @@ static inline bool kva_cuda_failed(const struct kva_device *device)
 
 void kva_cuda_fail(struct kva_device *device, const char *format, ...) KVA_PRINTF(2, 3);
 
-/* False, with the device failed, if `status` is an error. */
+/* False, with the device failed, if `status` is an error; unless it is a capture that has failed.
+ */
 bool kva_cuda_check(struct kva_device *device, cudaError_t status, const char *what);
 
 /* What went wrong outside the queues, as the caller's error. */
@@ -138,6 +150,10 @@ void kva_cuda_sync(struct kva_device *device, enum kva_queue queue);
 enum kva_status kva_cuda_weight(struct kva_device *device, const void *data, enum kva_dtype dtype,
                                 uint32_t rows, uint32_t cols, struct kva_weight *ret,
                                 struct kva_err *err);
+
+/* Copies between any two places, in pieces where host memory wants that (pinned.cu). */
+bool kva_cuda_copy_async(struct kva_device *device, enum kva_queue queue, void *to,
+                         const void *from, size_t bytes, const char *what);
 
 /* Wait for both queues. */
 void kva_cuda_wait_all(struct kva_device *device);
@@ -190,6 +206,15 @@ struct kva_cuda_launch {
     dim3 block;
     size_t shared_bytes = 0;
 };
+
+/* Dynamic shared memory that a block of a kernel may have on this GPU, which it is allowed from now
+ * on, once for all launches: a limit that each of them set for itself would not hold for those that
+ * are deferred. 0: the device has failed. */
+size_t kva_cuda_shared_room(struct kva_device *device, const char *name, const void *kernel);
+
+/* Whether it may have so many bytes; false: the device has failed. */
+bool kva_cuda_allow_shared(struct kva_device *device, const char *name, const void *kernel,
+                           size_t bytes);
 
 /* A kernel without its type: `launch` knows it. */
 struct kva_cuda_kernel {
@@ -256,11 +281,9 @@ bool kva_cuda_run(struct kva_device *device, enum kva_queue queue, const char *n
 {
     static_assert(sizeof...(Expected) <= KVA_CUDA_ARGS_MAX,
                   "more arguments than the log has room for");
-    if (launch.shared_bytes > 48 * 1024 &&
-        !kva_cuda_check(device,
-                        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             static_cast<int>(launch.shared_bytes)),
-                        name))
+    if (launch.shared_bytes > KVA_CUDA_SHARED_FREE &&
+        !kva_cuda_allow_shared(device, name, reinterpret_cast<const void *>(kernel),
+                               launch.shared_bytes))
         return false;
     if (device->deferring) {
         const struct kva_cuda_kernel deferred = {name,

@@ -188,7 +188,7 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) lowbit_kernel(lowbit_pa
         __syncthreads(); /* the next tile may be decoded */
     }
     if (busy)
-        move_state<true>(total, shape, work, kv_head, pairs, warp_pair, lane);
+        move_state<true>(total, shape, work, kv_head, warp_pair, lane);
 }
 
 /* --- the plan --------------------------------------------------------------------------------- */
@@ -219,13 +219,9 @@ static void find_tiles(const plan *plan, const struct kva_lowbit_seq *seq, item 
 
 /* --- the operator ----------------------------------------------------------------------------- */
 
-template <int D>
-static void launch(struct kva_device *device, const plan *plan, const lowbit_params &params)
+static auto kernel_of(uint32_t dim)
 {
-    size_t shared_bytes = sizeof(stage<kva_f16, D>) + plan->pairs * (D + PAD) * sizeof(kva_f16);
-    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend_lowbit",
-                 {dim3(plan->item_count, params.shape.kv_heads), plan->pairs * 2, shared_bytes},
-                 lowbit_kernel<D>, params);
+    return dim <= 64 ? lowbit_kernel<64> : dim <= 128 ? lowbit_kernel<128> : lowbit_kernel<256>;
 }
 
 void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args)
@@ -245,15 +241,12 @@ void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_l
     params.group_tokens = args->format.group;
     params.token_keys = args->format.keys == KVA_KEYS_PER_TOKEN;
     params.layout = kva_lowbit_layout_of(args->format, args->head_dim);
-    if (!make_plan(device, &plan, args))
+    const auto kernel = kernel_of(args->head_dim);
+    if (!make_plan(device, &plan, "attend_lowbit", kernel, 1, args))
         return;
     params.items = plan.items;
     params.seqs = plan.seqs;
-    if (args->head_dim <= 64)
-        launch<64>(device, &plan, params);
-    else if (args->head_dim <= 128)
-        launch<128>(device, &plan, params);
-    else
-        launch<256>(device, &plan, params);
+    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend_lowbit", plan_launch(&plan, params.shape),
+                 kernel, params);
     run_folds(device, &plan, params.shape, "attend_lowbit's folds");
 }

@@ -14,7 +14,7 @@ extern "C" {
 /* Long enough that the host's waiting does not count. */
 #define RUN_NS (2 * KVA_NS_PER_MS)
 
-/* Inputs of the matrix product: three of [2 n, n] [n, n] and [n, 2 n] fit the scratch. */
+/* The largest matrix product: [2 n, n] by [n, n] to [n, 2 n], which lie in the scratch. */
 #define MATRIX_MAX 4096u
 
 /* A piece of pinned memory that is copied to and fro. */
@@ -51,10 +51,8 @@ struct piece {
 static void run_piece(struct kva_device *device, const struct piece *piece)
 {
     if (piece->n == 0) {
-        kva_cuda_check(device,
-                       cudaMemcpyAsync(piece->to, piece->from, piece->bytes, cudaMemcpyDefault,
-                                       device->streams[piece->queue]),
-                       "a copy");
+        (void)kva_cuda_copy_async(device, piece->queue, piece->to, piece->from, piece->bytes,
+                                  "a copy");
         return;
     }
     unsigned char *at = static_cast<unsigned char *>(device->scratch);
@@ -97,11 +95,25 @@ static double piece_seconds(struct kva_device *device, const struct piece *piece
     return best > 0 ? best / count : 1;
 }
 
+/* The time of one product, warm: the first of a size loads what multiplies it. */
+static double warm_seconds(struct kva_device *device, const struct piece *product)
+{
+    (void)run_seconds(device, product, 1);
+    return run_seconds(device, product, 1);
+}
+
+static bool fits_scratch(struct kva_device *device, uint32_t n)
+{
+    return static_cast<size_t>(5) * n * n * kva_dtype_bytes(device->base.info.act) <=
+           KVA_CUDA_SCRATCH_BYTES;
+}
+
 /* Products grow until one takes a good part of a run: a small one is all launching. */
 static double product_flops_per_s(struct kva_device *device)
 {
     struct piece product = {KVA_QUEUE_COMPUTE, nullptr, nullptr, 0, 64};
-    while (product.n < MATRIX_MAX && run_seconds(device, &product, 1) * 4e9 < RUN_NS)
+    while (product.n < MATRIX_MAX && fits_scratch(device, 2 * product.n) &&
+           warm_seconds(device, &product) * 4e9 < RUN_NS)
         product.n *= 2;
     (void)KVA_BY_FORMAT(device->base.info.act, make_noise, device,
                         static_cast<size_t>(3) * product.n * product.n);

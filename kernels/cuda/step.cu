@@ -17,6 +17,13 @@
  * what the copy stream was given before, and the copy stream goes on after the graph. */
 #include "kernels/cuda/step.cuh"
 
+/* With edges' data, as CUDA 13 has it under the plain name. */
+#if defined(CUDART_VERSION) && CUDART_VERSION < 13000
+#define CAPTURE_INFO cudaStreamGetCaptureInfo_v3
+#else
+#define CAPTURE_INFO cudaStreamGetCaptureInfo
+#endif
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -89,8 +96,7 @@ static bool last_node(cudaStream_t stream, cudaGraphNode_t *ret)
     cudaStreamCaptureStatus status;
     const cudaGraphNode_t *nodes = nullptr;
     size_t count = 0;
-    if (cudaStreamGetCaptureInfo(stream, &status, nullptr, nullptr, &nodes, nullptr, &count) !=
-            cudaSuccess ||
+    if (CAPTURE_INFO(stream, &status, nullptr, nullptr, &nodes, nullptr, &count) != cudaSuccess ||
         status != cudaStreamCaptureStatusActive || count != 1)
         return false;
     *ret = nodes[0];
@@ -114,7 +120,10 @@ static bool capture_call(struct kva_device *device, const struct log *log, struc
     return false;
 }
 
-/* The copy stream joins the capture, after what it has been given before. */
+/* The copy stream joins the capture, after what it has been given before. The graph's wait for
+ * `copied` is bound when the graph is launched, to what the event was recorded for right before;
+ * every step is awaited before the next is launched, so one that were bound as it runs would find
+ * the same. */
 static bool fork_copies(struct kva_device *device)
 {
     struct kva_cuda_step *step = device->step;
@@ -156,6 +165,7 @@ static struct graph *capture(struct kva_device *device)
     struct log *log = &step->log;
     cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
     bool good = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
+    device->capturing = true;
     if (good) {
         good = !log->copies || fork_copies(device);
         for (uint32_t i = 0; i < log->count && good; i++)
@@ -163,6 +173,7 @@ static struct graph *capture(struct kva_device *device)
         good = good && (!log->copies || join_copies(device));
         good = cudaStreamEndCapture(stream, &graph->graph) == cudaSuccess && good;
     }
+    device->capturing = false;
     if (!good || cudaGraphInstantiate(&graph->exec, graph->graph, 0) != cudaSuccess) {
         (void)cudaGetLastError();
         drop_graph(graph);

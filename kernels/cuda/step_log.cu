@@ -64,10 +64,8 @@ bool kva_cuda_step_send(struct kva_device *device)
     cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
     if (step->used == 0)
         return true;
-    return kva_cuda_check(device,
-                          cudaMemcpyAsync(step->device, step->host[step->side], step->used,
-                                          cudaMemcpyDefault, stream),
-                          "a copy of descriptors") &&
+    return kva_cuda_copy_async(device, KVA_QUEUE_COMPUTE, step->device, step->host[step->side],
+                               step->used, "a copy of descriptors") &&
            kva_cuda_check(device, cudaEventRecord(step->sent[step->side], stream),
                           "cudaEventRecord");
 }

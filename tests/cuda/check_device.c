@@ -123,6 +123,31 @@ static void check_memory(struct check *check)
     kva_device_close(small);
 }
 
+/* A driver refuses copies that lie in two pieces of pinned memory (kernels/cuda/pinned.cu): whole
+ * mappings of more than one go to the device and back. */
+static void check_borders(struct check *check)
+{
+    const size_t bytes = check->simt ? (size_t)20 << 20 : ((size_t)1 << 30) + ((size_t)4 << 20);
+    struct kva_err err;
+    unsigned char *host = NULL, *back = NULL, *device = NULL;
+    if (kva_device_alloc(check->gpu, KVA_MEM_HOST, bytes, (void **)&host, &err) ||
+        kva_device_alloc(check->gpu, KVA_MEM_HOST, bytes, (void **)&back, &err) ||
+        kva_device_alloc(check->gpu, KVA_MEM_DEVICE, bytes, (void **)&device, &err)) {
+        check_that(check, err.message, false);
+    } else {
+        for (size_t at = 0; at < bytes; at += 4096)
+            memcpy(host + at, &at, sizeof at);
+        kva_device_copy(check->gpu, KVA_QUEUE_COPY, device, host, bytes);
+        kva_device_copy(check->gpu, KVA_QUEUE_COPY, back, device, bytes);
+        kva_device_sync(check->gpu, KVA_QUEUE_COPY);
+        check_that(check, "copies of more than is pinned at once",
+                   memcmp(host, back, bytes) == 0 && kva_device_error(check->gpu, NULL) == KVA_OK);
+    }
+    kva_device_free(check->gpu, KVA_MEM_HOST, host, bytes);
+    kva_device_free(check->gpu, KVA_MEM_HOST, back, bytes);
+    kva_device_free(check->gpu, KVA_MEM_DEVICE, device, bytes);
+}
+
 /* Memory goes from one owner to the next while the queues still work for the one before. */
 static void check_spare(struct check *check)
 {
@@ -246,6 +271,7 @@ void check_device(struct check *check)
     check->op = "device";
     check_memory(check);
     check_spare(check);
+    check_borders(check);
     for (int i = 0; i < 4; i++)
         check_pipeline(check);
     if (check->act == KVA_BF16)

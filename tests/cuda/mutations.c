@@ -32,6 +32,7 @@ static const struct {
     {"keep.cu", MUTATIONS_OF_OPERATORS, "keep"},
     {"keep_rows.cu", MUTATIONS_OF_OPERATORS, "row_error store_rows roll_rows"},
     {"device.cu", MUTATIONS_OF_PARTS, "device"},
+    {"pinned.cu", MUTATIONS_OF_PARTS, "device"},
     {"ring.cu", MUTATIONS_OF_PARTS, "device"},
     {"spare.cu", MUTATIONS_OF_PARTS, "device"},
     {"step.cu", MUTATIONS_OF_PARTS, "step"},

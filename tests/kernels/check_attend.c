@@ -393,6 +393,7 @@ struct plan {
     enum kva_dtype dtype;
     enum check_fill fill;
     bool poison; /* the last token is not a number: only rows that see it may care */
+    bool always; /* however long it takes */
 };
 
 static void attend_build(struct check *check, struct attend_test *test, const struct plan *plan)
@@ -474,7 +475,7 @@ static double plan_work(const struct plan *plan)
 
 static void attend_case(struct check *check, const struct plan *plan)
 {
-    const double work = plan_work(plan);
+    const double work = plan->always ? 0 : plan_work(plan);
     if (!check_wanted(check, OP_ATTEND, work))
         return;
     struct attend_test *attend = calloc(1, sizeof *attend);
@@ -613,6 +614,14 @@ void check_attend(struct check *check)
     wide.window = 1700;
     wide.rows[0] = 3;
     attend_case(check, &wide);
+    /* More pairs of a row and a head than the largest block of a GPU takes: what it takes of its
+     * shared memory (kernels/cuda/attend_plan.cuh). */
+    const struct plan full[] = {
+        {.shape = {16, 1, 128}, .rows = {9}, .positions = {130}, .dtype = KVA_BF16, .always = true},
+        {.shape = {16, 1, 256}, .rows = {5}, .positions = {66}, .dtype = KVA_F16, .always = true},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(full); i++)
+        attend_case(check, &full[i]);
     /* Long sequences and a prompt of Llama 8B: a GPU's. */
     const struct plan large[] = {
         {.shape = {32, 8, 128},

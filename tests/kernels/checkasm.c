@@ -97,6 +97,19 @@ const char *check_op_name(enum check_op op)
     return entries[op].name;
 }
 
+/* One name for all operators that have the same cases. */
+static int list_ops(void)
+{
+    for (int op = 0; op < OP_COUNT; op++) {
+        bool first = true;
+        for (int before = 0; before < op; before++)
+            first &= entries[before].run != entries[op].run;
+        if (first)
+            printf("%s\n", entries[op].name);
+    }
+    return 0;
+}
+
 static enum check_op op_by_name(const char *name)
 {
     int op = 0;
@@ -300,7 +313,8 @@ static int usage(const char *name)
 {
     fprintf(
         stderr,
-        "usage: %s [--seed N] [--op NAME]... [--quick]\n"
+        "usage: %s --list\n"
+        "       [--seed N] [--op NAME]... [--quick]\n"
         "       [--level NAME] [--broken] [--bench] [--bench-only linear|attend|lowbit|keep|rows]\n"
         "       [--module PATH [--act f32|f16|bf16] [--mutations]]\n",
         name);
@@ -420,6 +434,8 @@ int main(int argc, char **argv)
     struct options options = {0};
     struct simt_control simt;
     setvbuf(stdout, NULL, _IOLBF, 0);
+    if (argc == 2 && strcmp(argv[1], "--list") == 0)
+        return list_ops();
     if (!parse(&options, &check, argc, argv))
         return usage(argv[0]);
     printf("seed %llu\n", (unsigned long long)check.seed);

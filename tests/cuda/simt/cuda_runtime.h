@@ -213,12 +213,18 @@ enum { cudaStreamNonBlocking = 1 };
 enum { cudaEventDisableTiming = 2 };
 enum { cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+enum cudaDeviceAttr { cudaDevAttrCanUseHostPointerForRegisteredMem = 91 };
+
+struct cudaFuncAttributes {
+    size_t sharedSizeBytes;
+};
 
 struct cudaDeviceProp {
     char name[256];
     size_t totalGlobalMem;
     int major, minor;
     int multiProcessorCount;
+    size_t sharedMemPerBlockOptin;
 };
 
 typedef struct simt_stream *cudaStream_t;
@@ -252,6 +258,7 @@ struct cudaLaunchConfig_t {
 
 cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device);
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaDeviceGetPCIBusId(char *id, int bytes, int device);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetLastError();
@@ -297,6 +304,8 @@ typedef std::function<void()> untyped_call(const void *kernel, void *const *args
 cudaError_t enqueue(cudaStream_t stream, std::function<void()> work);
 cudaError_t launch(const cudaLaunchConfig_t *config, const void *kernel, untyped_call *untyped,
                    std::function<void()> call);
+/* What any kernel is taken to have besides its dynamic shared memory. */
+const size_t STATIC_SHARED_BYTES = 512;
 cudaError_t allow_shared(const void *kernel, size_t bytes);
 cudaError_t check_shared(const void *kernel, size_t bytes);
 } // namespace simt
@@ -329,11 +338,15 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(
                         kernel_call<Expected...>(kernel, Expected(given)...));
 }
 
-template <typename T>
-cudaError_t cudaFuncSetAttribute(T *kernel, cudaFuncAttribute attribute, int value)
+inline cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute, int value)
 {
-    (void)attribute;
-    return simt::allow_shared((const void *)kernel, (size_t)value);
+    return simt::allow_shared(kernel, (size_t)value);
+}
+
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *)
+{
+    attributes->sharedSizeBytes = simt::STATIC_SHARED_BYTES;
+    return cudaSuccess;
 }
 
 #endif

@@ -1,5 +1,6 @@
-/* simt_copies.h - asynchronous copies of a thread. They are done as late as the contract allows, so
- * that who does not wait for them sees the old content. */
+/* simt_copies.h - asynchronous copies of a thread. Each is done at once, or as late as the contract
+ * allows, at random: who does not wait for it sees the old content, and who has not waited for
+ * readers of what was there before takes it from them. */
 #ifndef KVA_TESTS_CUDA_SIMT_COPIES_H
 #define KVA_TESTS_CUDA_SIMT_COPIES_H
 
@@ -11,7 +12,8 @@ namespace simt
 
 struct async_copy {
     void *to;
-    uint64_t data[2];
+    const void *from;
+    bool valid; /* else zeros */
 };
 
 struct async_groups {

@@ -93,14 +93,29 @@ inline void kva_load_transposed(uint32_t *to, const void *row)
     simt::warp_collective(0xFFFFFFFFu, simt::load_matrices, &own);
 }
 
+namespace simt
+{
+
+/* What it copies is read now. */
+inline void land(const async_copy &copy)
+{
+    uint64_t data[2] = {0, 0};
+    if (copy.valid)
+        memcpy(data, copy.from, sizeof data);
+    memcpy(copy.to, data, sizeof data);
+}
+
+} // namespace simt
+
 inline void kva_copy_async(void *to, const void *from, bool valid)
 {
     if ((uintptr_t)to % 16 != 0 || (uintptr_t)from % 16 != 0)
         simt::defect("an asynchronous copy from %p to %p is not aligned to 16 bytes", from, to);
-    simt::async_copy copy = {to, {0, 0}};
-    if (valid)
-        memcpy(copy.data, from, sizeof copy.data);
-    simt::own_groups().open.push_back(copy);
+    simt::async_copy copy = {to, from, valid};
+    if (simt::random_below(2))
+        simt::land(copy);
+    else
+        simt::own_groups().open.push_back(copy);
 }
 
 inline void kva_copy_commit()
@@ -115,7 +130,7 @@ template <int N> void kva_copy_wait()
     simt::async_groups &groups = simt::own_groups();
     while (groups.closed.size() > N) {
         for (const simt::async_copy &copy : groups.closed.front())
-            memcpy(copy.to, copy.data, sizeof copy.data);
+            simt::land(copy);
         groups.closed.erase(groups.closed.begin());
     }
 }

@@ -300,9 +300,17 @@ cudaError_t launch(const cudaLaunchConfig_t *config, const void *kernel, untyped
 
 static std::map<const void *, size_t> shared_allowed;
 
+/* Of a block's shared memory, static and dynamic: an H200's, or that of the card whose bytes are in
+ * SIMT_SHARED_BYTES. */
+static size_t shared_most()
+{
+    const char *given = getenv("SIMT_SHARED_BYTES");
+    return given ? strtoul(given, nullptr, 10) : 227 * 1024;
+}
+
 cudaError_t allow_shared(const void *kernel, size_t bytes)
 {
-    if (bytes > 227 * 1024)
+    if (bytes + STATIC_SHARED_BYTES > shared_most())
         return cudaErrorInvalidValue;
     shared_allowed[kernel] = bytes;
     return cudaSuccess;
@@ -376,6 +384,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int)
     prop->totalGlobalMem = arena_bytes;
     prop->major = 9;
     prop->multiProcessorCount = 4;
+    prop->sharedMemPerBlockOptin = shared_most();
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int)
+{
+    *value = 1;
     return cudaSuccess;
 }
 
