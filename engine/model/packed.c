@@ -8,6 +8,7 @@
 #include "engine/model/decode.h"
 #include "engine/model/files.h"
 #include "engine/model/packed_file.h"
+#include "engine/model/sums.h"
 #include "kernels/packed.h"
 
 #include <stdlib.h>
@@ -18,6 +19,14 @@
 #define ITEM_PANELS 16u
 /* Items behind which the file's pages are given back: as much of a matrix is there twice. */
 #define TURN_ITEMS 16u
+
+static const struct kva_packed_file_kind packed_kind = {
+    .magic = "kvahead pack\r\n\x1a",
+    .version = 1,
+    .what = "packed weights",
+    .instead = "They are made at each start, in memory of this process alone; --weights-cache "
+               "names another folder",
+};
 
 /* A matrix to be packed, and where it goes. */
 struct part {
@@ -119,24 +128,7 @@ static uint64_t shape_sum(const struct work *work)
     return sum;
 }
 
-/* --- sums by all threads ---------------------------------------------------------------------- */
-
-struct sum_work {
-    const uint8_t *data;
-    size_t bytes;
-    uint64_t *pieces;
-};
-
-static void sum_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
-{
-    const struct sum_work *work = opaque;
-    size_t first = index * KVA_CHECKSUM_PIECE_BYTES;
-    work->pieces[index] = kva_checksum(work->data + first,
-                                       kva_min_size(KVA_CHECKSUM_PIECE_BYTES, work->bytes - first));
-}
-
-/* A turn of so many pieces, then the bar moves. */
-#define TURN_PIECES 64u
+/* --- progress --------------------------------------------------------------------------------- */
 
 static void begin(struct work *work, uint64_t total)
 {
@@ -144,8 +136,9 @@ static void begin(struct work *work, uint64_t total)
     work->progress_total = total;
 }
 
-static void advance(struct work *work, uint64_t bytes)
+static void advance(void *opaque, uint64_t bytes)
 {
+    struct work *work = opaque;
     work->progress_done += bytes;
     if (work->params->progress)
         work->params->progress(work->params->progress_opaque, work->progress_done,
@@ -157,46 +150,23 @@ static bool is_cancelled(const struct work *work)
     return kva_model_check_cancelled(work->params->cancelled, NULL) != KVA_OK;
 }
 
-static uint64_t sum_of(struct work *work, const void *data, size_t bytes)
+static struct kva_model_summing summing(struct work *work)
 {
-    uint64_t pieces[TURN_PIECES], sum = 0;
-    const size_t turn = TURN_PIECES * KVA_CHECKSUM_PIECE_BYTES;
-    /* Whoever uses the sum asks first whether it was made whole. */
-    for (size_t at = 0; at < bytes && !is_cancelled(work); at += turn) {
-        struct sum_work sums = {(const uint8_t *)data + at, kva_min_size(turn, bytes - at), pieces};
-        uint32_t count = (uint32_t)kva_div_up(sums.bytes, KVA_CHECKSUM_PIECE_BYTES);
-        (void)madvise((void *)(uintptr_t)sums.data, sums.bytes, MADV_WILLNEED);
-        kva_pool_run(work->pool, count, sum_piece, &sums);
-        for (uint32_t i = 0; i < count; i++)
-            sum = kva_checksum_join(sum, pieces[i]);
-        advance(work, sums.bytes);
-    }
-    return sum;
+    return (struct kva_model_summing){work->pool, work->params->cancelled, advance, work};
 }
 
 static uint64_t source_sum(struct work *work)
 {
-    const struct kva_model_files *files = work->model->files;
-    uint64_t sum = 0;
-    for (size_t i = 0; i < files->shard_count; i++)
-        sum =
-            kva_checksum_join(sum, sum_of(work, files->shards[i].map, files->shards[i].map_bytes));
-    return sum;
+    const struct kva_model_summing by = summing(work);
+    return kva_model_files_sum(&by, work->model->files);
 }
 
 /* Of what is behind the header. */
 static uint64_t payload_sum(struct work *work, const void *map)
 {
     const size_t first = KVA_PACKED_FILE_HEADER_BYTES;
-    return sum_of(work, (const uint8_t *)map + first, work->total_bytes - first);
-}
-
-static uint64_t stamp_sum(const struct kva_model_files *files)
-{
-    uint64_t sum = 0;
-    for (size_t i = 0; i < files->shard_count; i++)
-        sum = kva_checksum_join(sum, files->shards[i].stamp);
-    return sum;
+    const struct kva_model_summing by = summing(work);
+    return kva_model_sum(&by, (const uint8_t *)map + first, work->total_bytes - first);
 }
 
 /* --- making it -------------------------------------------------------------------------------- */
@@ -392,7 +362,7 @@ static enum kva_status provide(struct work *work, struct kva_packed_file *file, 
 {
     struct kva_packed_file_header header = {
         .shape_sum = shape_sum(work),
-        .stamp = stamp_sum(work->model->files),
+        .stamp = kva_model_files_stamp(work->model->files),
     };
     const struct kva_packed_file_wait wait = {work->params->lock_wait_ms, work->params->cancelled};
     /* With the lock on what is to become the file, nobody else makes it; but somebody may have just
@@ -436,9 +406,9 @@ static void init_file(const struct kva_model_pack_params *params, struct kva_pac
 {
     const bool as_file_has = params->weights == KVA_WEIGHTS_AUTO;
     if (as_file_has && !params->cache_path)
-        kva_packed_file_init_none(file);
+        kva_packed_file_init_none(file, &packed_kind);
     else
-        kva_packed_file_init(file, params->path, params->cache_path,
+        kva_packed_file_init(file, &packed_kind, params->path, params->cache_path,
                              as_file_has ? "packed" : kva_model_weights_name(params->weights));
 }
 

@@ -26,11 +26,7 @@ struct page {
     uint64_t own_sum; /* of all before it */
 };
 
-#define MAGIC   "kvahead pack\r\n\x1a"
-#define VERSION 1u
-
-_Static_assert(sizeof(MAGIC) <= 16 && sizeof(struct page) <= KVA_PACKED_FILE_HEADER_BYTES,
-               "the header fits its page");
+_Static_assert(sizeof(struct page) <= KVA_PACKED_FILE_HEADER_BYTES, "the header fits its page");
 
 static void new_path(const struct kva_packed_file *file, char *out, size_t size)
 {
@@ -49,16 +45,24 @@ static void base_name(const char *path, char *out, size_t size)
     snprintf(out, size, "%.*s", (int)(end - start), path + start);
 }
 
-void kva_packed_file_init_none(struct kva_packed_file *file)
+void kva_packed_file_init_none(struct kva_packed_file *file,
+                               const struct kva_packed_file_kind *kind)
 {
-    *file = (struct kva_packed_file){.fd = -1, .watch = KVA_MAPPED_NONE};
+    *file = (struct kva_packed_file){.kind = kind, .fd = -1, .watch = KVA_MAPPED_NONE};
 }
 
-void kva_packed_file_init(struct kva_packed_file *file, const char *model_path,
-                          const char *cache_path, const char *format)
+void kva_packed_file_init_at(struct kva_packed_file *file, const struct kva_packed_file_kind *kind,
+                             const char *path)
+{
+    kva_packed_file_init_none(file, kind);
+    snprintf(file->path, sizeof(file->path), "%s", path);
+}
+
+void kva_packed_file_init(struct kva_packed_file *file, const struct kva_packed_file_kind *kind,
+                          const char *model_path, const char *cache_path, const char *format)
 {
     struct stat info;
-    kva_packed_file_init_none(file);
+    kva_packed_file_init_none(file, kind);
     if (!cache_path) {
         bool is_file = stat(model_path, &info) == 0 && !S_ISDIR(info.st_mode);
         snprintf(file->path, sizeof(file->path), "%s%s%s", model_path,
@@ -123,9 +127,9 @@ const char *kva_packed_file_header_read(const struct kva_packed_file *file,
     if (file->map_bytes < KVA_PACKED_FILE_HEADER_BYTES)
         return "it is too short";
     memcpy(&page, file->map, sizeof(page));
-    if (memcmp(page.magic, MAGIC, sizeof(MAGIC)) != 0)
-        return "it is no file of packed weights";
-    if (page.version != VERSION)
+    if (memcmp(page.magic, file->kind->magic, sizeof(page.magic)) != 0)
+        return "it is a file of another kind";
+    if (page.version != file->kind->version)
         return "it is of another version of kvahead";
     if (page.own_sum != kva_checksum(&page, offsetof(struct page, own_sum)))
         return "its header is damaged";
@@ -135,13 +139,13 @@ const char *kva_packed_file_header_read(const struct kva_packed_file *file,
 
 /* --- writing ---------------------------------------------------------------------------------- */
 
-static void warn_not_kept(const struct kva_packed_file *file, const char *what)
+/* It cannot be kept: errno says why. */
+static void give_up(struct kva_packed_file *file, const char *what)
 {
-    kva_log(
-        KVA_LOG_WARN,
-        "packed weights cannot be kept in %s: %s: %s. They are made at each start, in memory of "
-        "this process alone; --weights-cache names another folder",
-        file->path, what, strerror(errno));
+    snprintf(file->why, sizeof(file->why), "%s: %s", what, strerror(errno));
+    if (file->kind->instead)
+        kva_log(KVA_LOG_WARN, "%s cannot be kept in %s: %s. %s", file->kind->what, file->path,
+                file->why, file->kind->instead);
 }
 
 static void drop_new(struct kva_packed_file *file)
@@ -154,7 +158,7 @@ static void drop_new(struct kva_packed_file *file)
 }
 
 /* flock has no bound and goes on after signals: ask every so often instead. */
-static bool wait_for_lock(const struct kva_packed_file *file, int fd,
+static bool wait_for_lock(struct kva_packed_file *file, int fd,
                           const struct kva_packed_file_wait *wait)
 {
     enum { TURN_MS = 50 };
@@ -169,11 +173,8 @@ static bool wait_for_lock(const struct kva_packed_file *file, int fd,
         if (wait->cancelled && atomic_load(wait->cancelled))
             return false;
         if (waited_ms >= wait->max_ms) {
-            kva_log(
-                KVA_LOG_WARN,
-                "another process has held %s.new for %u s: packed weights are made in memory of "
-                "this process alone",
-                file->path, wait->max_ms / 1000);
+            errno = EBUSY;
+            give_up(file, "another process has held the new one for too long");
             return false;
         }
         nanosleep(&turn, NULL);
@@ -190,7 +191,7 @@ bool kva_packed_file_lock(struct kva_packed_file *file, const struct kva_packed_
     new_path(file, path, sizeof(path));
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (fd < 0) {
-        warn_not_kept(file, "cannot open");
+        give_up(file, "cannot open");
         return true;
     }
     if (!wait_for_lock(file, fd, wait)) {
@@ -226,7 +227,7 @@ static void *map_new(struct kva_packed_file *file, size_t bytes)
     }
     if (failed) {
         errno = failed;
-        warn_not_kept(file, "no room");
+        give_up(file, "no room");
         drop_new(file);
     }
     return map;
@@ -240,7 +241,8 @@ enum kva_status kva_packed_file_begin(struct kva_packed_file *file, size_t bytes
     if (!in_file)
         map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (map == MAP_FAILED)
-        return kva_fail(err, KVA_ENOMEM, "out of memory for %zu bytes of packed weights", bytes);
+        return kva_fail(err, KVA_ENOMEM, "out of memory for %zu bytes of %s", bytes,
+                        file->kind->what);
     if (!in_file)
         (void)madvise(map, bytes, MADV_HUGEPAGE);
     file->map = map;
@@ -252,7 +254,8 @@ enum kva_status kva_packed_file_begin(struct kva_packed_file *file, size_t bytes
 void kva_packed_file_publish(struct kva_packed_file *file,
                              const struct kva_packed_file_header *header)
 {
-    struct page page = {.magic = MAGIC, .version = VERSION, .header = *header};
+    struct page page = {.version = file->kind->version, .header = *header};
+    memcpy(page.magic, file->kind->magic, sizeof(page.magic));
     page.own_sum = kva_checksum(&page, offsetof(struct page, own_sum));
     memcpy(file->map, &page, sizeof(page));
     (void)mprotect(file->map, file->map_bytes, PROT_READ);
@@ -263,7 +266,7 @@ void kva_packed_file_publish(struct kva_packed_file *file,
     new_path(file, path, sizeof(path));
     file->shared = rename(path, file->path) == 0;
     if (!file->shared)
-        warn_not_kept(file, "cannot rename");
+        give_up(file, "cannot rename");
 }
 
 void kva_packed_file_finish(struct kva_packed_file *file, bool failed)

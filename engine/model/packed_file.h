@@ -1,5 +1,6 @@
-/* packed_file.h - the file of a model's packed matrices, from looking for it to renaming it into its
- * place; or memory where there is to be none. What is in it is packed.c's.
+/* packed_file.h - a file that is made of a model's weights and kept beside them, from looking for it
+ * to renaming it into its place; or memory where there is to be none. What is in it is packed.c's,
+ * or skew.c's.
  *
  * A new file is made under the name PATH.new, which its maker holds locked (flock), so that there
  * is one at a time and what a killed process leaves behind is the next one's to write over. The
@@ -17,8 +18,17 @@
 /* In a model's folder, with the name of the format behind it. */
 #define KVA_PACKED_FILE_NAME "kvahead."
 
-/* Matrices begin behind it, at a page. */
+/* What is kept begins behind it, at a page. */
 #define KVA_PACKED_FILE_HEADER_BYTES 4096u
+
+/* What kind of file it is. */
+struct kva_packed_file_kind {
+    char magic[16];
+    uint32_t version;
+    const char *what;    /* "packed weights" */
+    const char *instead; /* logged with the reason where it cannot be kept: what comes of it. NULL:
+                            nothing is logged, `why` has the reason */
+};
 
 struct kva_packed_file_header {
     uint64_t shape_sum;   /* of what the layout follows from */
@@ -28,6 +38,8 @@ struct kva_packed_file_header {
 };
 
 struct kva_packed_file {
+    const struct kva_packed_file_kind *kind;
+    char why[128];       /* why it cannot be kept; "": it can */
     char path[1024];     /* "": there is to be no file */
     int fd;              /* of the new file, locked; -1: none */
     uint64_t looked_ino; /* of the file at `path` when it was opened last; 0: there was none */
@@ -41,11 +53,16 @@ struct kva_packed_file {
 /* PATH: cache_path/NAME-SUM.FORMAT with the model's name and a sum of where it is; without
  * cache_path, kvahead.FORMAT in the model's folder, or beside a model that is one file and with its
  * name, MODEL.gguf.FORMAT. */
-void kva_packed_file_init(struct kva_packed_file *file, const char *model_path,
-                          const char *cache_path, const char *format);
+void kva_packed_file_init(struct kva_packed_file *file, const struct kva_packed_file_kind *kind,
+                          const char *model_path, const char *cache_path, const char *format);
+
+/* At this path, wherever that is. */
+void kva_packed_file_init_at(struct kva_packed_file *file, const struct kva_packed_file_kind *kind,
+                             const char *path);
 
 /* No file: what is begun is memory. */
-void kva_packed_file_init_none(struct kva_packed_file *file);
+void kva_packed_file_init_none(struct kva_packed_file *file,
+                               const struct kva_packed_file_kind *kind);
 
 /* Maps the file for reading. False: there is none, or it cannot be read. */
 bool kva_packed_file_open(struct kva_packed_file *file);
