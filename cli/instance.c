@@ -8,6 +8,7 @@
 #include "cli/models.h"
 #include "cli/progress.h"
 #include "engine/model/packed.h"
+#include "engine/model/skew.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -97,6 +98,22 @@ static enum kva_status pack(struct kva_instance *instance, const struct kva_conf
         .progress_opaque = &progress,
     };
     return kva_model_pack(instance->model, &params, err);
+}
+
+/* For policies that want it. */
+static enum kva_status load_skew(struct kva_instance *instance, const struct kva_config *config,
+                                 struct kva_err *err)
+{
+    struct kva_cli_progress progress = {.what = "checking", .last_ns = kva_time_ns()};
+    const struct kva_skew_file_params params = {
+        .path = config->model,
+        .file = config->skew,
+        .threads = (uint32_t)config->threads,
+        .cancelled = instance->cancelled,
+        .progress = kva_cli_progress_show,
+        .progress_opaque = &progress,
+    };
+    return kva_skew_load(instance->model, &params, err);
 }
 
 static enum kva_status open_texts(struct kva_instance *instance, const struct kva_config *config,
@@ -284,6 +301,8 @@ static enum kva_status open_found(struct kva_instance *instance, const struct kv
     enum kva_status status = check_folder(config->model, texts, err);
     if (!status)
         status = open_model(instance, config, err);
+    if (!status)
+        status = load_skew(instance, config, err);
     if (!status)
         status = open_texts(instance, config, err);
     if (status == KVA_ENOTFOUND && !texts && !instance->tokenizer && instance->model)

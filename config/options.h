@@ -39,6 +39,7 @@ struct kva_config {
     uint64_t context;
     uint32_t weights; /* enum kva_model_weights */
     char *weights_cache;
+    char *skew;
     /* device */
     char *device;
     uint64_t threads;

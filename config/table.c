@@ -46,6 +46,9 @@ static const struct kva_option table[] = {
      "Model",
      "Folder for matrices in int8 or int4, which are made once (default: the model's own folder, or "
      "beside its file), and for blocks of GGUF files (default: in memory)."},
+    {"skew", KVA_OPTION_STRING, ENGINE | EVAL, AT(skew), 0, 0, NULL, NULL, "Model",
+     "File of the model's skew, which `kvahead skew` makes; default: kvahead.skew in the model's "
+     "folder, or beside its file."},
 
     {"device", KVA_OPTION_STRING, ENGINE | EVAL, AT(device), 0, 0, "cpu", NULL, "Device",
      "cpu, cuda:N, or auto: the first GPU where there is one, else the CPU. The CUDA device has "

@@ -8,6 +8,7 @@
 #include "engine/model/gguf_spec.h"
 #include "engine/model/limits.h"
 #include "engine/model/packed.h"
+#include "engine/model/skew.h"
 #include "gguf/file.h"
 
 #include <errno.h>
@@ -133,6 +134,7 @@ void kva_model_close(struct kva_model *model)
         return;
     kva_model_config_finish(&model->config);
     kva_model_packed_close(model->packed);
+    kva_skew_destroy(model->skew);
     kva_model_files_close(model->files);
     kva_model_decodes_finish(model);
     kva_arena_finish(&model->copies);

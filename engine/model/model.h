@@ -88,6 +88,7 @@ struct kva_generation_defaults {
 };
 
 struct kva_model_decode;
+struct kva_skew;
 
 /* Tensors that are decoded into memory of their own: decode.h. */
 struct kva_model_decodes {
@@ -108,6 +109,8 @@ struct kva_model {
     uint64_t parameter_count;
     struct kva_model_files *files;   /* mappings */
     struct kva_model_packed *packed; /* matrices of 2 to 8 bits (packed.h); NULL: none */
+    struct kva_skew *skew;           /* of queries and keys (skew.h); NULL: none, */
+    struct kva_err skew_err;         /* because of this; KVA_OK: nobody has looked */
     struct kva_arena copies;         /* fused tensors, taken apart */
     struct kva_model_decodes decodes;
 };
