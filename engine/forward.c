@@ -182,6 +182,22 @@ static void mlp(struct kva_forward *fw, const struct kva_layer_weights *w, void 
     linear(fw, hidden, activated, w->down, w->down_bias, rows, true);
 }
 
+/* Shows a point of the layer to an observer that wants to see it. */
+static void show_layer(const struct kva_forward *fw, const struct kva_forward_call *call,
+                       const struct kva_kv_pass *pass, struct kva_forward_layer_view view)
+{
+    const struct kva_forward_observer *observer = call->observer;
+    const bool has_queries = view.point == KVA_POINT_QUERIES || view.point == KVA_POINT_ATTENDED;
+    if (!observer || !observer->layer)
+        return;
+    view.sequences = pass->rows;
+    view.sequence_count = pass->rows_count;
+    view.hidden = call->hidden;
+    view.q = has_queries ? fw->scratch[KVA_SCRATCH_Q].data : NULL;
+    view.k = has_queries ? fw->scratch[KVA_SCRATCH_K].data : NULL;
+    observer->layer(observer->opaque, &view);
+}
+
 static void run_layer(struct kva_forward *fw, const struct kva_forward_call *call,
                       struct kva_kv_pass *pass, uint32_t layer, uint32_t rows)
 {
@@ -190,6 +206,8 @@ static void run_layer(struct kva_forward *fw, const struct kva_forward_call *cal
     void *normed = fw->scratch[KVA_SCRATCH_NORMED].data;
     void *q = fw->scratch[KVA_SCRATCH_Q].data;
     void *k = fw->scratch[KVA_SCRATCH_K].data;
+    struct kva_forward_layer_view view = {KVA_POINT_INPUT, .layer = layer, .rows = rows};
+    show_layer(fw, call, pass, view);
     kva_kv_layer_input(fw->params.kv, pass, layer, call->hidden);
     kva_forward_norm(fw, normed, call->hidden, w->attn_norm, w->attn_norm_bias, rows);
     linear(fw, q, normed, w->q, w->q_bias, rows, false);
@@ -198,14 +216,20 @@ static void run_layer(struct kva_forward *fw, const struct kva_forward_call *cal
     if (c->parallel_residual)
         kva_forward_norm(fw, normed, call->hidden, w->mlp_norm, w->mlp_norm_bias, rows);
     position_rows(fw, w, rows);
+    view.point = KVA_POINT_QUERIES;
+    show_layer(fw, call, pass, view);
     kva_kv_layer_begin(fw->params.kv, pass, layer);
     append(fw, pass, rows);
     kva_forward_attend(fw, pass, call->observer, layer, rows);
     kva_kv_layer_end(fw->params.kv, pass, layer);
     linear(fw, call->hidden, fw->scratch[KVA_SCRATCH_ATTN].data, w->o, w->o_bias, rows, true);
+    view.point = KVA_POINT_ATTENDED;
+    show_layer(fw, call, pass, view);
     if (!c->parallel_residual)
         kva_forward_norm(fw, normed, call->hidden, w->mlp_norm, w->mlp_norm_bias, rows);
     mlp(fw, w, call->hidden, rows);
+    view.point = KVA_POINT_OUTPUT;
+    show_layer(fw, call, pass, view);
 }
 
 void kva_forward_run(struct kva_forward *fw, const struct kva_forward_call *call)

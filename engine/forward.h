@@ -43,10 +43,31 @@ struct kva_forward_view {
     const void *out; /* act [rows->row_count, heads, head_dim]: what attention gave; NULL before */
 };
 
+/* Points of a layer. */
+enum kva_forward_point {
+    KVA_POINT_INPUT,    /* hidden is what the layer gets */
+    KVA_POINT_QUERIES,  /* and q and k are made of it, as attention is to have them */
+    KVA_POINT_ATTENDED, /* what attention gave is added to hidden */
+    KVA_POINT_OUTPUT,   /* hidden is what the next layer gets */
+};
+
+/* All rows of a pass at a point of a layer, prompts' rows too. Addresses are the device's. */
+struct kva_forward_layer_view {
+    enum kva_forward_point point;
+    uint32_t layer;
+    const struct kva_kv_rows *sequences; /* [sequence_count]: whose rows they are */
+    uint32_t sequence_count;
+    uint32_t rows;      /* of all of them */
+    const void *hidden; /* act [rows, hidden_size] */
+    const void *q;      /* act [rows, heads, head_dim], from QUERIES to ATTENDED, else NULL */
+    const void *k;      /* act [rows, kv_heads, head_dim]; the same */
+};
+
 /* Only for looking, where the host reads the device's memory: it changes no result. The call costs
  * time, its absence none. */
 struct kva_forward_observer {
-    void (*attends)(void *opaque, const struct kva_forward_view *view);  /* or NULL */
+    void (*layer)(void *opaque, const struct kva_forward_layer_view *view); /* or NULL */
+    void (*attends)(void *opaque, const struct kva_forward_view *view);     /* or NULL */
     void (*attended)(void *opaque, const struct kva_forward_view *view); /* or NULL; no selection */
     void *opaque;
     uint32_t

@@ -60,8 +60,8 @@ KVA_MUST_CHECK enum kva_status kva_model_engine_fill(struct kva_engine *engine,
 /* All sequences must have been destroyed. NULL is allowed. */
 void kva_model_engine_destroy(struct kva_engine *engine);
 
-/* Let `observer` (forward.h) see what decoding sequences attend to from the next step on; it is
- * borrowed. NULL: nobody. */
+/* Let `observer` (forward.h) see what the layers do with prompts up to the context and with decoding
+ * rows, and what these attend to, from the next step on; it is borrowed. NULL: nobody. */
 struct kva_forward_observer;
 void kva_model_engine_observe(struct kva_engine *engine,
                               const struct kva_forward_observer *observer);

@@ -50,7 +50,7 @@ struct model_engine {
     struct kva_sampler *sampler;
     uint64_t steps;
     size_t act_bytes;
-    const struct kva_forward_observer *observer; /* of decoding rows; NULL: nobody looks */
+    const struct kva_forward_observer *observer; /* NULL: nobody looks */
 
     /* The joint pass of a step. */
     struct kva_kv_rows *batch_rows;     /* [sequences_max] */

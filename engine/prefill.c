@@ -49,6 +49,7 @@ static void run_chunk(struct model_engine *e, struct kva_sequence *seq, uint32_t
                  .layer_first = seq->prefill_layer,
                  .layer_count = 1},
         .hidden = hidden,
+        .observer = e->observer,
     };
     if (seq->prefill_layer > 0)
         kva_kv_stream_read(e->kv, &seq->kv, stream_row, rows, hidden);
