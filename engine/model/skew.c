@@ -31,7 +31,7 @@ _Static_assert(sizeof(struct payload) == 64, "the basis begins at a cache line")
 
 const char *kva_skew_method_name(enum kva_skew_method method)
 {
-    static const char *const names[KVA_SKEW_METHOD_COUNT] = {"queries", "balanced"};
+    static const char *const names[KVA_SKEW_METHOD_COUNT] = {"queries", "balanced", "sum"};
     return names[method];
 }
 

@@ -26,6 +26,7 @@
 enum kva_skew_method {
     KVA_SKEW_QUERIES,  /* those in which the queries are large: the paper's */
     KVA_SKEW_BALANCED, /* those in which the products are */
+    KVA_SKEW_SUM,      /* those in which queries or keys are */
     KVA_SKEW_METHOD_COUNT,
 };
 
