@@ -29,6 +29,7 @@ int kva_cli_eval(const struct kva_config *config, const struct kva_string_list *
 int kva_cli_pull(const struct kva_config *config, const struct kva_string_list *rest);
 int kva_cli_list(const struct kva_config *config, const struct kva_string_list *rest);
 int kva_cli_doctor(const struct kva_config *config, const struct kva_string_list *rest);
+int kva_cli_skew(const struct kva_config *config, const struct kva_string_list *rest);
 int kva_cli_make_model(const struct kva_config *config, const struct kva_string_list *rest);
 
 /* What the table of options cannot check. Fails: KVA_EINVAL. */
@@ -48,6 +49,21 @@ KVA_MUST_CHECK enum kva_status kva_cli_check_reach(const struct kva_config *conf
 /* The arguments joined by spaces, or else standard input up to a limit; the caller frees. NULL,
  * with a message printed: none, or too long. */
 char *kva_cli_text(const struct kva_string_list *rest, size_t *ret_length);
+
+/* --- files of text (text_file.c) --------------------------------------------------------------- */
+
+/* Appends the file's text, which is UTF-8 without NUL and not empty, and writes its SHA-256 in hex.
+ * Fails: KVA_ENOTFOUND, KVA_EIO, KVA_ETOOBIG, KVA_EINVAL (empty), KVA_EFORMAT (no text). */
+KVA_MUST_CHECK enum kva_status kva_cli_read_text(const char *path, struct kva_buf *text,
+                                                 char ret_sha256[65], struct kva_err *err);
+
+struct kva_tokenizer;
+struct kva_token_list;
+
+/* Appends what a text of this model begins with: a BOS token, or nothing. Fails: KVA_EUNSUPPORTED
+ * (the tokenizer is NULL), KVA_ETOOBIG, KVA_ENOMEM. */
+KVA_MUST_CHECK enum kva_status kva_cli_push_bos(const struct kva_tokenizer *tokenizer,
+                                                struct kva_token_list *list, struct kva_err *err);
 
 /* --- output (output.c) ----------------------------------------------------------------------- */
 

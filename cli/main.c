@@ -27,6 +27,8 @@ static const struct {
      "Measure a model's speed here, beside the machine's limits."},
     {"eval", KVA_CMD_EVAL, kva_cli_eval, "eval --model MODEL --text FILE [options]",
      "Measure what KV policies cost on your own text."},
+    {"skew", KVA_CMD_SKEW, kva_cli_skew, "skew --model MODEL --text FILE [options]",
+     "Find the directions in which a model's queries and keys meet."},
     {"pull", KVA_CMD_PULL, kva_cli_pull, "pull MODEL [options]",
      "Fetch a model, or what is new of it, and print its path."},
     {"list", KVA_CMD_LIST, kva_cli_list, "list", "Show the models that have been fetched."},

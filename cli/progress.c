@@ -27,9 +27,13 @@ void kva_cli_progress_show(void *opaque, uint64_t done_bytes, uint64_t total_byt
     memset(bar, '.', WIDTH);
     memset(bar, '#', (size_t)filled);
     bar[WIDTH] = '\0';
-    fprintf(stderr, "\r%s [%s] %3d%% of %.1f MiB%s", progress->what, bar,
-            (int)(done_bytes * 100 / total_bytes), (double)total_bytes / (1 << 20),
-            last ? "\n" : "");
+    fprintf(stderr, "\r%s [%s] %3d%% of ", progress->what, bar,
+            (int)(done_bytes * 100 / total_bytes));
+    if (progress->unit)
+        fprintf(stderr, "%llu %s", (unsigned long long)total_bytes, progress->unit);
+    else
+        fprintf(stderr, "%.1f MiB", (double)total_bytes / (1 << 20));
+    fputs(last ? "\n" : "", stderr);
     fflush(stderr);
     progress->shown = !last;
 }

@@ -10,6 +10,7 @@
 
 struct kva_cli_progress {
     const char *what; /* "loading" */
+    const char *unit; /* "tokens"; NULL: bytes */
     bool shown;
     uint64_t last_ns; /* when the bar was last drawn; at first: when the work began */
 };

@@ -22,6 +22,7 @@ static const struct {
     {KVA_CMD_PULL, "pull"},
     {KVA_CMD_LIST, "list"},
     {KVA_CMD_DOCTOR, "doctor"},
+    {KVA_CMD_SKEW, "skew"},
 };
 
 static const char *placeholder(const struct kva_option *option)

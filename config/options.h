@@ -134,7 +134,13 @@ struct kva_config {
     char *eval_policies;
     uint64_t eval_look;
     char *eval_svg;
-    /* bench, eval and doctor */
+    /* skew */
+    char *skew_text;
+    uint64_t skew_tokens;
+    uint64_t skew_window; /* 0: the context, up to a limit */
+    char *skew_out;
+    bool skew_report;
+    /* bench, eval, doctor and skew */
     char *json;
     /* make-model */
     char *shape;
@@ -156,7 +162,8 @@ enum kva_command {
     KVA_CMD_PULL = 1u << 8,
     KVA_CMD_LIST = 1u << 9,
     KVA_CMD_DOCTOR = 1u << 10,
-    KVA_CMD_LAST = KVA_CMD_DOCTOR,
+    KVA_CMD_SKEW = 1u << 11,
+    KVA_CMD_LAST = KVA_CMD_SKEW,
 };
 
 enum kva_option_kind {

@@ -8,6 +8,7 @@
 #define BENCH     KVA_CMD_BENCH
 #define MAKE      KVA_CMD_MAKE_MODEL
 #define EVAL      KVA_CMD_EVAL
+#define SKEW      KVA_CMD_SKEW
 #define SAMPLING  (KVA_CMD_GENERATE | KVA_CMD_CHAT)
 #define AT(field) offsetof(struct kva_config, field)
 #define KIB       1024.0
@@ -26,23 +27,26 @@ static const char *const cpu_levels[] = {"auto",       "ref",        "avx2", "av
                                          "avx512vnni", "avx512bf16", "amx",  NULL};
 
 static const struct kva_option table[] = {
-    {"model", KVA_OPTION_STRING, ENGINE | EVAL | KVA_CMD_TOKENIZE, AT(model), 0, 0, NULL, NULL,
-     "Model",
+    {"model", KVA_OPTION_STRING, ENGINE | EVAL | SKEW | KVA_CMD_TOKENIZE, AT(model), 0, 0, NULL,
+     NULL, "Model",
      "A Hugging Face checkpoint's folder (config.json, safetensors, tokenizer.json) or a GGUF file "
      "(of a split one the first part), by path; or a name, fetched once: smollm2-135m-instruct, or "
      "org/name[@revision][:file] of a hub "
      "(docs/models.md)."},
-    {"offline", KVA_OPTION_BOOL, ENGINE | EVAL | KVA_CMD_TOKENIZE | KVA_CMD_PULL, AT(offline), 0, 0,
-     "false", NULL, "Model", "Use no network: the model is a path, or in a cache already."},
+    {"offline", KVA_OPTION_BOOL, ENGINE | EVAL | SKEW | KVA_CMD_TOKENIZE | KVA_CMD_PULL,
+     AT(offline), 0, 0, "false", NULL, "Model",
+     "Use no network: the model is a path, or in a cache already."},
     {"model-name", KVA_OPTION_STRING, SERVE, AT(model_name), 0, 0, NULL, NULL, "Model",
      "Name that clients use; default: the model's name, or that of its folder or file."},
-    {"context", KVA_OPTION_UINT, ENGINE | EVAL, AT(context), 0, 16.0 * 1024 * 1024, "0", NULL,
-     "Model", "Longest prompt and output together, in tokens; 0: what the model was made for."},
-    {"weights", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(weights), 0, 0, "auto", weights, "Model",
+    {"context", KVA_OPTION_UINT, ENGINE | EVAL | SKEW, AT(context), 0, 16.0 * 1024 * 1024, "0",
+     NULL, "Model",
+     "Longest prompt and output together, in tokens; 0: what the model was made for."},
+    {"weights", KVA_OPTION_CHOICE, ENGINE | EVAL | SKEW, AT(weights), 0, 0, "auto", weights,
+     "Model",
      "Format of the model's matrices. auto: as in its files, a GGUF file's blocks of 2 to 8 bits "
      "as they are; bf16: such blocks decoded; int8, int4: made of what the files have, a half and a "
      "third of bf16's bytes (docs/models.md)."},
-    {"weights-cache", KVA_OPTION_STRING, ENGINE | EVAL, AT(weights_cache), 0, 0, NULL, NULL,
+    {"weights-cache", KVA_OPTION_STRING, ENGINE | EVAL | SKEW, AT(weights_cache), 0, 0, NULL, NULL,
      "Model",
      "Folder for matrices in int8 or int4, which are made once (default: the model's own folder, or "
      "beside its file), and for blocks of GGUF files (default: in memory)."},
@@ -50,22 +54,22 @@ static const struct kva_option table[] = {
      "File of the model's skew, which `kvahead skew` makes; default: kvahead.skew in the model's "
      "folder, or beside its file."},
 
-    {"device", KVA_OPTION_STRING, ENGINE | EVAL, AT(device), 0, 0, "cpu", NULL, "Device",
+    {"device", KVA_OPTION_STRING, ENGINE | EVAL | SKEW, AT(device), 0, 0, "cpu", NULL, "Device",
      "cpu, cuda:N, or auto: the first GPU where there is one, else the CPU. The CUDA device has "
      "not "
      "run on a GPU yet."},
-    {"threads", KVA_OPTION_UINT, ENGINE | EVAL | MAKE, AT(threads), 0, 1024, "0", NULL, "Device",
-     "Compute threads; 0: one per usable core."},
-    {"cpu-level", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(cpu_levels), 0, 0, "auto", cpu_levels,
+    {"threads", KVA_OPTION_UINT, ENGINE | EVAL | SKEW | MAKE, AT(threads), 0, 1024, "0", NULL,
+     "Device", "Compute threads; 0: one per usable core."},
+    {"cpu-level", KVA_OPTION_CHOICE, ENGINE | EVAL | SKEW, AT(cpu_levels), 0, 0, "auto", cpu_levels,
      "Device", "Highest instruction set to use; auto: the best that the machine has."},
-    {"gpu-memory", KVA_OPTION_BYTES, ENGINE | EVAL, AT(gpu_memory), 0, 64 * TIB, "0", NULL,
+    {"gpu-memory", KVA_OPTION_BYTES, ENGINE | EVAL | SKEW, AT(gpu_memory), 0, 64 * TIB, "0", NULL,
      "Device",
      "All that is taken of a GPU's memory, weights and scratch included; 0: what is free there."},
-    {"device-memory", KVA_OPTION_BYTES, ENGINE | EVAL, AT(device_memory), 0, 64 * TIB, "0", NULL,
-     "Device",
+    {"device-memory", KVA_OPTION_BYTES, ENGINE | EVAL | SKEW, AT(device_memory), 0, 64 * TIB, "0",
+     NULL, "Device",
      "Budget of the device tier of the KV cache; 0: a quarter of free memory; on a GPU what "
      "weights and scratch leave."},
-    {"host-memory", KVA_OPTION_BYTES, ENGINE | EVAL, AT(host_memory), 0, 64 * TIB, "0", NULL,
+    {"host-memory", KVA_OPTION_BYTES, ENGINE | EVAL | SKEW, AT(host_memory), 0, 64 * TIB, "0", NULL,
      "Device", "Budget of the host tier of the KV cache; 0: a quarter of free memory."},
     {"prefault", KVA_OPTION_BOOL, SERVE, AT(prefault), 0, 0, "false", NULL, "Device",
      "CPU: take all memory of both tiers at start. Else it comes page by page as it is used, which "
@@ -81,7 +85,7 @@ static const struct kva_option table[] = {
      "for good (streaming, h2o, q-hitter)."},
     {"kv-topk-max", KVA_OPTION_UINT, SERVE, AT(kv_topk_max), 0, 65536, "1024", NULL, "KV cache",
      "Rows per KV head and layer (topk) that a request may ask for."},
-    {"kv-dtype", KVA_OPTION_CHOICE, ENGINE | EVAL, AT(kv_dtype), 0, 0, "auto", kv_dtypes,
+    {"kv-dtype", KVA_OPTION_CHOICE, ENGINE | EVAL | SKEW, AT(kv_dtype), 0, 0, "auto", kv_dtypes,
      "KV cache", "16-bit format of keys and values; auto: bf16 for bf16 models, else f16."},
     {"prefix-cache", KVA_OPTION_BOOL, ENGINE | EVAL, AT(prefix_cache), 0, 0, "true", NULL,
      "KV cache", "Keep finished prompts' KV for requests that begin alike."},
@@ -92,7 +96,7 @@ static const struct kva_option table[] = {
 
     {"sequences", KVA_OPTION_UINT, ENGINE & ~BENCH, AT(sequences), 1, 65536, "64", NULL,
      "Scheduling", "Sequences decoded at the same time."},
-    {"step-tokens", KVA_OPTION_UINT, ENGINE | EVAL, AT(step_tokens), 1, 65536, "256", NULL,
+    {"step-tokens", KVA_OPTION_UINT, ENGINE | EVAL | SKEW, AT(step_tokens), 1, 65536, "256", NULL,
      "Scheduling",
      "Tokens of a step, decoded and prefilled together; at least as many as sequences."},
     {"waiting", KVA_OPTION_UINT, SERVE, AT(waiting), 1, 1000000, "2048", NULL, "Scheduling",
@@ -197,10 +201,10 @@ static const struct kva_option table[] = {
     {"page", KVA_OPTION_BOOL, SERVE, AT(page), 0, 0, "true", NULL, "Server",
      "Answer browsers at / with a page for chats and the server's load."},
 
-    {"log-level", KVA_OPTION_CHOICE, ENGINE | EVAL | KVA_CMD_PULL, AT(log_level), 0, 0, "info",
-     levels, "Log", "Least important lines to write."},
-    {"log-format", KVA_OPTION_CHOICE, ENGINE | EVAL | KVA_CMD_PULL, AT(log_format), 0, 0, "auto",
-     formats, "Log", "auto: text on a terminal, JSON otherwise."},
+    {"log-level", KVA_OPTION_CHOICE, ENGINE | EVAL | SKEW | KVA_CMD_PULL, AT(log_level), 0, 0,
+     "info", levels, "Log", "Least important lines to write."},
+    {"log-format", KVA_OPTION_CHOICE, ENGINE | EVAL | SKEW | KVA_CMD_PULL, AT(log_format), 0, 0,
+     "auto", formats, "Log", "auto: text on a terminal, JSON otherwise."},
 
     {"url", KVA_OPTION_STRING, KVA_CMD_CHAT, AT(url), 0, 0, "http://127.0.0.1:8000/v1", NULL,
      "Chat", "Base URL of the server; any OpenAI-compatible one."},
@@ -272,7 +276,22 @@ static const struct kva_option table[] = {
     {"look", KVA_OPTION_UINT, EVAL, AT(eval_look), 0, 1e6, "1", NULL, "Eval",
      "Steps from one look at attention by layer and head to the next; 0: none."},
 
-    {"json", KVA_OPTION_STRING, BENCH | EVAL | KVA_CMD_DOCTOR, AT(json), 0, 0, NULL, NULL, "Result",
+    {"text", KVA_OPTION_STRING, SKEW, AT(skew_text), 0, 0, NULL, NULL, "Skew",
+     "File of text like that which the model is to read."},
+    {"tokens", KVA_OPTION_UINT, SKEW, AT(skew_tokens), 256, 1e8, "16384", NULL, "Skew",
+     "Tokens of the text to find directions from, in windows from all parts of it; a quarter more is "
+     "read to see what they find."},
+    {"window", KVA_OPTION_UINT, SKEW, AT(skew_window), 0, 16.0 * 1024 * 1024, "0", NULL, "Skew",
+     "Tokens of a window; 0: the model's context, up to 4096."},
+    {"out", KVA_OPTION_STRING, SKEW, AT(skew_out), 0, 0, NULL, NULL, "Skew",
+     "File of the skew; default: kvahead.skew in the model's folder, or beside its file, where it is "
+     "found without --skew."},
+    {"report", KVA_OPTION_BOOL, SKEW, AT(skew_report), 0, 0, "false", NULL, "Skew",
+     "Show by layer how alike the inputs of consecutive layers are, how much the first columns have, "
+     "and how many of the tokens that queries want they find."},
+
+    {"json", KVA_OPTION_STRING, BENCH | EVAL | SKEW | KVA_CMD_DOCTOR, AT(json), 0, 0, NULL, NULL,
+     "Result",
      "File for the whole result, of which tables show a part, as one JSON document; -: standard "
      "output, instead of the tables."},
     {"svg", KVA_OPTION_STRING, EVAL, AT(eval_svg), 0, 0, NULL, NULL, "Result",

@@ -1,11 +1,8 @@
 /* input.c - files of text and of prompts. */
-#include "base/utf8.h"
+#include "cli/cli.h"
 #include "cli/eval/eval.h"
 
 #include <cjson/cJSON.h>
-#include <errno.h>
-#include <openssl/evp.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,47 +10,12 @@
 
 /* --- the file -------------------------------------------------------------------------------- */
 
-static enum kva_status read_open(FILE *file, const char *path, struct kva_buf *text,
-                                 struct kva_err *err)
-{
-    char block[65536];
-    size_t length;
-    while (!text->failed && (length = fread(block, 1, sizeof(block), file)) > 0)
-        kva_buf_append(text, block, length);
-    if (ferror(file))
-        return kva_fail(err, KVA_EIO, "'%s': %s", path, strerror(errno));
-    if (text->failed)
-        return kva_fail(err, KVA_ETOOBIG, "'%s' is over %zu bytes, or memory is out", path,
-                        FILE_BYTES_MAX);
-    if (text->length == 0)
-        return kva_fail(err, KVA_EINVAL, "'%s' is empty", path);
-    if (memchr(text->data, 0, text->length) || !kva_utf8_valid(text->data, text->length))
-        return kva_fail(err, KVA_EFORMAT, "'%s' is no UTF-8 text", path);
-    return KVA_OK;
-}
-
-static void digest(struct kva_cli_eval *eval, const struct kva_buf *text)
-{
-    unsigned char hash[EVP_MAX_MD_SIZE];
-    unsigned length = 0;
-    eval->file_bytes = text->length;
-    if (!EVP_Digest(text->data, text->length, hash, &length, EVP_sha256(), NULL))
-        length = 0;
-    for (unsigned i = 0; i < length && i < 32; i++)
-        snprintf(eval->file_sha256 + (size_t)2 * i, 3, "%02x", hash[i]);
-}
-
 static enum kva_status read_file(struct kva_cli_eval *eval, struct kva_buf *text,
                                  struct kva_err *err)
 {
-    FILE *file = fopen(eval->file_path, "rb");
-    if (!file)
-        return kva_fail(err, errno == ENOENT ? KVA_ENOTFOUND : KVA_EIO, "'%s': %s", eval->file_path,
-                        strerror(errno));
-    enum kva_status status = read_open(file, eval->file_path, text, err);
-    fclose(file);
+    enum kva_status status = kva_cli_read_text(eval->file_path, text, eval->file_sha256, err);
     if (!status)
-        digest(eval, text);
+        eval->file_bytes = text->length;
     return status;
 }
 
@@ -111,18 +73,13 @@ static enum kva_status encode(const struct kva_cli_eval *eval, const char *text,
 
 /* --- text ------------------------------------------------------------------------------------ */
 
-/* What a text of this model begins with: a BOS token, or nothing. */
+/* What a text of this model begins with. */
 static enum kva_status push_bos(const struct kva_cli_eval *eval, struct kva_token_list *list,
                                 struct kva_err *err)
 {
-    struct kva_token_list special;
-    kva_token_list_init(&special, 16);
-    enum kva_status status = encode(eval, "", 0, true, &special, err);
-    if (!status && special.count > 0 &&
-        special.ids[0] == kva_tokenizer_bos(eval->instance.tokenizer))
-        status = kva_token_list_push(list, special.ids[0]);
-    kva_token_list_finish(&special);
-    return status;
+    if (eval->config->raw || !eval->instance.tokenizer)
+        return KVA_OK;
+    return kva_cli_push_bos(eval->instance.tokenizer, list, err);
 }
 
 /* Windows of equal length, one behind the other, each with the beginning of a text. */
