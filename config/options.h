@@ -139,6 +139,7 @@ struct kva_config {
     uint64_t skew_tokens;
     uint64_t skew_window; /* 0: the context, up to a limit */
     char *skew_out;
+    char *skew_fold;
     bool skew_report;
     /* bench, eval, doctor and skew */
     char *json;

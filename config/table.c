@@ -286,6 +286,9 @@ static const struct kva_option table[] = {
     {"out", KVA_OPTION_STRING, SKEW, AT(skew_out), 0, 0, NULL, NULL, "Skew",
      "File of the skew; default: kvahead.skew in the model's folder, or beside its file, where it is "
      "found without --skew."},
+    {"fold", KVA_OPTION_STRING, SKEW, AT(skew_fold), 0, 0, NULL, NULL, "Skew",
+     "Folder for a copy of the checkpoint with the directions in its matrices, for models without "
+     "rotary positions (OPT); no file is then written but where --out says."},
     {"report", KVA_OPTION_BOOL, SKEW, AT(skew_report), 0, 0, "false", NULL, "Skew",
      "Show by layer how alike the inputs of consecutive layers are, how much the first columns have, "
      "and how many of the tokens that queries want they find."},

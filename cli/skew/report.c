@@ -193,11 +193,13 @@ static void put_wanted(const struct kva_calibration *c, struct kva_buf *out)
 void kva_cli_skew_table(const struct kva_cli_skew *skew, struct kva_buf *out)
 {
     const struct kva_calibration *c = skew->result;
+    const char *folder = skew->config->skew_fold;
     kva_buf_printf(out,
-                   "%s: of %u layers with %u KV heads of %u, from %u windows of %u tokens of "
-                   "'%s'; directions of %s\n",
-                   skew->path, c->skew->layers, c->skew->kv_heads, c->skew->head_dim,
-                   skew->window_count, skew->window_tokens, skew->config->skew_text,
+                   "%s%s%s: %u layers with %u KV heads of %u, from %u windows of %u tokens of "
+                   "'%s'; directions: %s\n",
+                   folder ? folder : "", folder && *skew->path ? ", " : "", skew->path,
+                   c->skew->layers, c->skew->kv_heads, c->skew->head_dim, skew->window_count,
+                   skew->window_tokens, skew->config->skew_text,
                    kva_skew_method_name(c->skew->method));
     if (!skew->config->skew_report)
         return;
@@ -299,7 +301,10 @@ void kva_cli_skew_json(const struct kva_cli_skew *skew, struct kva_buf *out)
     const struct kva_calibration *c = skew->result;
     kva_buf_puts(out, "{\"version\": \"" KVA_VERSION "\"");
     put_string(out, "model", skew->config->model);
-    put_string(out, "file", skew->path);
+    if (*skew->path)
+        put_string(out, "file", skew->path);
+    if (skew->config->skew_fold)
+        put_string(out, "folder", skew->config->skew_fold);
     put_string(out, "text", skew->config->skew_text);
     kva_buf_printf(out, ", \"text_bytes\": %zu", skew->text_bytes);
     put_string(out, "text_sha256", skew->text_sha256);

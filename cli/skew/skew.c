@@ -5,7 +5,9 @@
 #include "cli/cli.h"
 #include "cli/models.h"
 #include "cli/progress.h"
+#include "cli/stop.h"
 #include "engine/calibrate/eigen.h"
+#include "engine/model/fold.h"
 #include "engine/model/skew.h"
 
 #include <stdio.h>
@@ -109,6 +111,7 @@ static enum kva_status calibrate(struct kva_cli_skew *skew, struct kva_err *err)
         .look_count = skew->look_count,
         .window_tokens = skew->window_tokens,
         .threads = (uint32_t)skew->config->threads,
+        .cancelled = skew->stopped,
         .progress = kva_cli_progress_show,
         .progress_opaque = &progress,
     };
@@ -124,11 +127,26 @@ static enum kva_status write_file(struct kva_cli_skew *skew, struct kva_err *err
         .path = skew->model_path,
         .file = skew->config->skew_out,
         .threads = (uint32_t)skew->config->threads,
+        .cancelled = skew->stopped,
         .progress = kva_cli_progress_show,
         .progress_opaque = &progress,
     };
     kva_skew_path(&params, skew->path, sizeof(skew->path));
     return kva_skew_write(skew->result->skew, skew->instance.model, &params, err);
+}
+
+static enum kva_status fold(struct kva_cli_skew *skew, struct kva_err *err)
+{
+    struct kva_cli_progress progress = {.what = "folding", .last_ns = kva_time_ns()};
+    const struct kva_fold_params params = {
+        .path = skew->model_path,
+        .out_path = skew->config->skew_fold,
+        .skew = skew->result->skew,
+        .cancelled = skew->stopped,
+        .progress = kva_cli_progress_show,
+        .progress_opaque = &progress,
+    };
+    return kva_fold_write(skew->instance.model, &params, err);
 }
 
 static enum kva_status find_model(struct kva_cli_skew *skew, struct kva_config *config,
@@ -143,28 +161,50 @@ static enum kva_status find_model(struct kva_cli_skew *skew, struct kva_config *
     return KVA_OK;
 }
 
-static enum kva_status run(struct kva_cli_skew *skew, struct kva_err *err)
+/* What can be said before anything is read. */
+static enum kva_status check(const struct kva_config *config, struct kva_err *err)
 {
-    /* One window at a time. */
-    struct kva_config config = *skew->config;
-    config.sequences = 1;
     enum kva_status status = kva_eigen_check(err);
-    if (!status && !config.skew_text)
+    if (!status && !config->skew_text)
         status = kva_fail_param(err, KVA_EINVAL, "text",
                                 "no text: --text FILE is one like those that the model is to read");
-    if (!status)
-        status = kva_cli_check_writable(config.json, err);
-    if (!status)
-        status = find_model(skew, &config, err);
-    if (!status)
-        status = kva_instance_open(&skew->instance, &config, err);
+    return status ? status : kva_cli_check_writable(config->json, err);
+}
+
+static enum kva_status open_and_run(struct kva_cli_skew *skew, const struct kva_config *config,
+                                    struct kva_err *err)
+{
+    const bool folds = config->skew_fold != NULL;
+    enum kva_status status = kva_instance_open_until(&skew->instance, config, skew->stopped, err);
+    if (!status && folds)
+        status = kva_fold_check(skew->instance.model, config->model, err);
     if (!status)
         status = plan_windows(skew, err);
     if (!status)
         status = encode(skew, err);
     if (!status)
         status = calibrate(skew, err);
-    return status ? status : write_file(skew, err);
+    if (!status && folds)
+        status = fold(skew, err);
+    if (!status && (!folds || config->skew_out))
+        status = write_file(skew, err);
+    return status;
+}
+
+static enum kva_status run(struct kva_cli_skew *skew, struct kva_err *err)
+{
+    /* One window at a time. */
+    struct kva_config config = *skew->config;
+    config.sequences = 1;
+    enum kva_status status = check(&config, err);
+    if (!status)
+        status = find_model(skew, &config, err);
+    if (status)
+        return status;
+    skew->stopped = kva_cli_stop_begin();
+    status = open_and_run(skew, &config, err);
+    kva_cli_stop_end(status == KVA_ECANCELLED ? "\nkvahead: stopped; nothing was written\n" : "");
+    return status;
 }
 
 /* --- output ----------------------------------------------------------------------------------- */

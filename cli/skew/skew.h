@@ -1,7 +1,7 @@
 /* skew.h - the command `skew`: from a model and a text to the file of the model's skew
  * (engine/model/skew.h), in parts that do one thing each.
  *
- *     skew.c    options and text -> windows -> a calibration -> the file
+ *     skew.c    options and text -> windows -> a calibration -> the file, or a folded checkpoint
  *     report.c  what was looked at on the way, for people and for programs
  *
  * Nothing that is written depends on time or on the number of threads.
@@ -16,8 +16,9 @@
 struct kva_cli_skew {
     const struct kva_config *config;
     struct kva_instance instance;
-    char *model_path; /* what --model names, found */
-    char path[1024];  /* of the file */
+    const atomic_bool *stopped; /* by a signal */
+    char *model_path;           /* what --model names, found */
+    char path[1024];            /* of the file */
     size_t text_bytes;
     char text_sha256[65];
     uint32_t *ids; /* [windows][window_tokens] */
