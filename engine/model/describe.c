@@ -1,6 +1,7 @@
 /* describe.c - what an opened model is, for people. */
 #include "engine/model/gguf_files.h"
 #include "engine/model/packed.h"
+#include "engine/model/skew.h"
 #include "kernels/packed.h"
 
 size_t kva_model_kv_bytes_per_token(const struct kva_model_config *config)
@@ -96,6 +97,17 @@ static void put_packed(const struct kva_model_packed *packed, struct kva_buf *ou
                    packed->path);
 }
 
+/* Nothing of a model of which nobody has made one. */
+static void put_skew(const struct kva_model *model, struct kva_buf *out)
+{
+    const struct kva_skew *skew = model->skew;
+    if (skew)
+        kva_buf_printf(out, "%-20s of %llu tokens, directions: %s\n", "skew",
+                       (unsigned long long)skew->tokens, kva_skew_method_name(skew->method));
+    else if (model->skew_err.status == KVA_EFORMAT)
+        kva_buf_printf(out, "%-20s %s\n", "skew", model->skew_err.message);
+}
+
 void kva_model_describe(const struct kva_model *model, struct kva_buf *out)
 {
     const struct kva_model_config *config = &model->config;
@@ -107,6 +119,7 @@ void kva_model_describe(const struct kva_model *model, struct kva_buf *out)
     put_formats(model, out);
     put_bytes(out, "weights", model->weight_bytes);
     put_packed(model->packed, out);
+    put_skew(model, out);
     if (model->copied_bytes)
         put_bytes(out, "of these copied", model->copied_bytes);
     kva_buf_printf(out, "%-20s %u\n", "layers", config->layer_count);

@@ -3,6 +3,7 @@
  * Each round lets one more allocation succeed, until the open does. Leaks are the sanitizer's to
  * report; file descriptors and mappings are counted. */
 #include "engine/model/packed.h"
+#include "engine/model/skew.h"
 #include "tests/alloc_guard.h"
 #include "tests/engine/model/checkpoint.h"
 
@@ -98,6 +99,41 @@ static void test_alloc__packing_survives_every_failure(void **state KVA_UNUSED)
     checkpoint_finish(&checkpoint);
 }
 
+/* The same of writing a skew, and of looking for it. */
+static void test_alloc__skews_survive_every_failure(void **state KVA_UNUSED)
+{
+    struct checkpoint checkpoint;
+    checkpoint_init(&checkpoint);
+    checkpoint_write_llama(&checkpoint);
+    const struct kva_skew_file_params params = {.path = checkpoint.dir, .threads = 1};
+    struct kva_model *model;
+    struct kva_skew *skew = NULL;
+    struct kva_err err = {0};
+    assert_int_equal(checkpoint_open(&checkpoint, &model, &err), KVA_OK);
+    unsigned descriptors = count_descriptors();
+    enum kva_status status[3] = {KVA_ENOMEM, KVA_ENOMEM, KVA_ENOMEM};
+    uint64_t refused[3] = {0};
+    for (int i = 0; i < 3; i++) {
+        for (uint64_t round = 0; status[i] == KVA_ENOMEM; round++) {
+            assert_true(i > 0 || !skew);
+            assert_null(model->skew);
+            alloc_guard_fail_at(round);
+            status[i] = i == 0   ? kva_skew_create(1, 1, 4, &skew, &err)
+                        : i == 1 ? kva_skew_write(skew, model, &params, &err)
+                                 : kva_skew_load(model, &params, &err);
+            refused[i] += alloc_guard_fail_none();
+            assert_int_equal(count_descriptors(), descriptors);
+            assert_int_equal(count_mappings(".skew"), 0);
+        }
+        assert_int_equal(status[i], KVA_OK);
+    }
+    assert_true(refused[0] >= 4 && refused[1] >= 1 && refused[2] >= 4);
+    assert_non_null(model->skew);
+    kva_skew_destroy(skew);
+    kva_model_close(model);
+    checkpoint_finish(&checkpoint);
+}
+
 static void test_alloc__open_survives_every_failure(void **state KVA_UNUSED)
 {
     cJSON_Hooks hooks = {alloc_guard_malloc, free};
@@ -130,6 +166,7 @@ int main(void)
         cmocka_unit_test(test_alloc__open_survives_every_failure),
         cmocka_unit_test(test_alloc__gguf_survives_every_failure),
         cmocka_unit_test(test_alloc__packing_survives_every_failure),
+        cmocka_unit_test(test_alloc__skews_survive_every_failure),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

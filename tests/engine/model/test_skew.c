@@ -83,6 +83,15 @@ static struct kva_model *looked(const struct checkpoint *checkpoint)
     return model;
 }
 
+static void expect_described(const struct kva_model *model, const char *part)
+{
+    struct kva_buf text;
+    kva_buf_init(&text, 8192);
+    kva_model_describe(model, &text);
+    assert_non_null(strstr(text.data, part));
+    kva_buf_finish(&text);
+}
+
 static void expect_none(const struct checkpoint *checkpoint, enum kva_status status,
                         const char *part)
 {
@@ -91,6 +100,8 @@ static void expect_none(const struct checkpoint *checkpoint, enum kva_status sta
     assert_int_equal(model->skew_err.status, status);
     expect_message(&model->skew_err, part);
     expect_message(&model->skew_err, FILE_NAME);
+    if (status == KVA_EFORMAT)
+        expect_described(model, "cannot be used");
     expect_message(&model->skew_err, "kvahead skew --model");
     kva_model_close(model);
 }
@@ -105,6 +116,7 @@ static void expect_found(const struct checkpoint *checkpoint)
     assert_memory_equal(model->skew->energy, skew->energy, HEAD_DIM * sizeof(float));
     assert_int_equal(model->skew->method, KVA_SKEW_BALANCED);
     assert_int_equal(model->skew->tokens, 12345);
+    expect_described(model, "of 12345 tokens, directions: balanced");
     kva_skew_destroy(skew);
     kva_model_close(model);
 }
