@@ -479,6 +479,59 @@ static bool check_roll_rows(struct kva_device *device, const struct kva_roll_row
            check_keep_rotary(device, "roll_rows", args->rotary, args->head_dim);
 }
 
+/* --- partial keys ----------------------------------------------------------------------------- */
+
+static bool check_columns(struct kva_device *device, const char *op, uint32_t columns,
+                          uint32_t head_dim)
+{
+    if (columns > 0 && columns <= head_dim)
+        return true;
+    return refuse(device, "%s: %u columns, must be 1 to head_dim %u", op, columns, head_dim);
+}
+
+static bool check_sketch_format(struct kva_device *device, const char *op,
+                                struct kva_sketch_format format, uint32_t head_dim,
+                                enum kva_dtype kv_dtype)
+{
+    if (!check_head_dim(device, op, head_dim) || !check_kv_dtype(device, op, kv_dtype) ||
+        !check_columns(device, op, format.columns, head_dim))
+        return false;
+    if (format.bits == 8 || format.bits == 16)
+        return true;
+    return refuse(device, "%s: %u bits, must be 8 or 16", op, format.bits);
+}
+
+static bool check_sketch(struct kva_device *device, const struct kva_sketch_args *args)
+{
+    return check_sketch_format(device, "sketch", args->format, args->head_dim, args->kv_dtype);
+}
+
+static bool check_sketch_queries(struct kva_device *device,
+                                 const struct kva_sketch_queries_args *args)
+{
+    return check_head_dim(device, "sketch_queries", args->head_dim) &&
+           check_heads(device, "sketch_queries", args->heads, args->kv_heads) &&
+           check_columns(device, "sketch_queries", args->columns, args->head_dim);
+}
+
+static bool check_sketch_weigh(struct kva_device *device, const struct kva_sketch_weigh_args *args)
+{
+    const uint32_t most = limits_of(device)->select_heads_max;
+    if (!check_heads(device, "sketch_weigh", args->heads, args->kv_heads) ||
+        !check_sketch_format(device, "sketch_weigh", args->format, args->head_dim, args->kv_dtype))
+        return false;
+    if (args->heads / args->kv_heads > most)
+        return refuse(device, "sketch_weigh: %u heads share a KV head, at most %u",
+                      args->heads / args->kv_heads, most);
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_sketch_seq *seq = &args->seqs[i];
+        if (seq->page_count > 0 && (!seq->scratch || !seq->weights))
+            return refuse(device, "sketch_weigh: %u pages, and nowhere to weigh them",
+                          seq->page_count);
+    }
+    return true;
+}
+
 /* --- logits ----------------------------------------------------------------------------------- */
 
 static bool check_shortlist(struct kva_device *device, const struct kva_shortlist_args *args)
@@ -533,6 +586,9 @@ CHECKED(row_error)
 CHECKED(keep)
 CHECKED(store_rows)
 CHECKED(roll_rows)
+CHECKED(sketch)
+CHECKED(sketch_queries)
+CHECKED(sketch_weigh)
 
 #define TABLE(fused)                                                                               \
     {                                                                                              \
@@ -546,6 +602,8 @@ CHECKED(roll_rows)
         .query_cosine = checked_query_cosine, .shortlist = checked_shortlist,                      \
         .attend_mass = checked_attend_mass, .row_error = checked_row_error, .keep = checked_keep,  \
         .store_rows = checked_store_rows, .roll_rows = checked_roll_rows,                          \
+        .sketch = checked_sketch, .sketch_queries = checked_sketch_queries,                        \
+        .sketch_weigh = checked_sketch_weigh,                                                      \
     }
 
 static const struct kva_ops with_fused = TABLE(checked_attend_select_fetch);

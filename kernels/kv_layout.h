@@ -137,4 +137,27 @@ static inline size_t kva_lowbit_block_bytes(struct kva_lowbit_format format, uin
     return kva_lowbit_head_bytes(format, head_dim) * kv_heads;
 }
 
+/* A sketch of a block: partial keys, `columns` numbers of each token's key in place of head_dim, as
+ * ops_sketch.h makes them. Per KV head, one behind the other:
+ *
+ *   16 bits   numbers [columns][64], of the KV's format
+ *    8 bits   codes   [columns][64], signed, -127 to 127; scales f16 [64], one per token
+ *
+ * A token's numbers lie apart, so that tokens are the lanes of whoever reads them. */
+struct kva_sketch_format {
+    uint32_t columns; /* 1 to head_dim */
+    uint32_t bits;    /* 8 or 16 */
+};
+
+static inline size_t kva_sketch_head_bytes(struct kva_sketch_format format)
+{
+    size_t numbers = (size_t)format.columns * KVA_PAGE_TOKENS;
+    return format.bits == 16 ? numbers * 2 : numbers + (size_t)KVA_PAGE_TOKENS * 2;
+}
+
+static inline size_t kva_sketch_block_bytes(struct kva_sketch_format format, uint32_t kv_heads)
+{
+    return kva_sketch_head_bytes(format) * kv_heads;
+}
+
 #endif

@@ -1,7 +1,8 @@
 /* ops.h - the operators: one signature each, declared once, filled per device and capability.
  *
  * This header has the table and the dense operators; ops_attend.h attention, ops_rows.h rows and
- * how they are chosen, ops_keep.h rows that are kept for good, ops_logits.h what is read off logits.
+ * how they are chosen, ops_keep.h rows that are kept for good, ops_sketch.h partial keys, ops_logits.h
+ * what is read off logits.
  *
  * All run on the compute queue, but for fetch_rows. Addresses are device addresses unless said
  * otherwise; descriptor arrays (`seqs`, `ranges`, `blocks`, `positions`, ...) are host memory, read
@@ -26,6 +27,7 @@
 #include "kernels/ops_keep.h"
 #include "kernels/ops_logits.h"
 #include "kernels/ops_rows.h"
+#include "kernels/ops_sketch.h"
 
 enum kva_norm_kind {
     KVA_NORM_RMS,   /* x / rms(x) * w */
@@ -140,6 +142,9 @@ struct kva_ops {
     void (*keep)(struct kva_device *device, const struct kva_keep_args *args);
     void (*store_rows)(struct kva_device *device, const struct kva_store_rows_args *args);
     void (*roll_rows)(struct kva_device *device, const struct kva_roll_rows_args *args);
+    void (*sketch)(struct kva_device *device, const struct kva_sketch_args *args);
+    void (*sketch_queries)(struct kva_device *device, const struct kva_sketch_queries_args *args);
+    void (*sketch_weigh)(struct kva_device *device, const struct kva_sketch_weigh_args *args);
 };
 
 #endif

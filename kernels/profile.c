@@ -123,6 +123,9 @@ PLAIN(row_error, kva_row_error_args, KVA_PROFILE_KV)
 PLAIN(keep, kva_keep_args, KVA_PROFILE_KV)
 PLAIN(store_rows, kva_store_rows_args, KVA_PROFILE_KV)
 PLAIN(roll_rows, kva_roll_rows_args, KVA_PROFILE_KV)
+PLAIN(sketch, kva_sketch_args, KVA_PROFILE_KV)
+PLAIN(sketch_queries, kva_sketch_queries_args, KVA_PROFILE_KV)
+PLAIN(sketch_weigh, kva_sketch_weigh_args, KVA_PROFILE_KV)
 
 static void profiled_embed(struct kva_device *device, const struct kva_embed_args *args)
 {
@@ -231,6 +234,9 @@ void kva_profile_attach(struct kva_profile *profile, struct kva_device *device)
                 .keep = profiled_keep,
                 .store_rows = profiled_store_rows,
                 .roll_rows = profiled_roll_rows,
+                .sketch = profiled_sketch,
+                .sketch_queries = profiled_sketch_queries,
+                .sketch_weigh = profiled_sketch_weigh,
                 .fetch_rows = base->ops->fetch_rows, /* the copy queue's: nobody waits for it */
             },
     };

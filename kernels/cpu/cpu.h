@@ -21,8 +21,10 @@
  *
  *   keep     Mass of a token is one chain over rows and heads, in their order; a score is that of
  *            `attend` at the level. All else is exact and has the same bits at every level.
+ *   sketch   Partial keys and scores by them are one chain of fused products each: the same bits
+ *            at every level.
  *
- * Folders: attend, keep, linear, lowbit, rows and select hold the operators: driver.c, then ref.c, avx2.c
+ * Folders: attend, keep, linear, lowbit, rows, select and sketch hold the operators: driver.c, then ref.c, avx2.c
  * and so on, one file a level, body.h where levels share a text that is compiled once for each,
  * over the vectors of simd. device holds the device itself. */
 #ifndef KVA_KERNELS_CPU_CPU_H
@@ -148,6 +150,20 @@ struct kva_cpu_mass_split {
     float *k;      /* [KVA_CPU_MASS_K_FLOATS]: what mass_keys has made of the keys */
 };
 
+/* One page of one KV head: what its partial keys and the queries of some heads come to. */
+struct kva_cpu_sketch_score {
+    float *out;     /* [heads][KVA_PAGE_TOKENS], row stride `stride` */
+    size_t stride;  /* elements */
+    const float *q; /* [heads][columns] */
+    uint32_t heads;
+    const void *keys; /* the KV head's part of a sketch */
+    enum kva_dtype kv_dtype;
+    struct kva_sketch_format format;
+};
+
+/* Differences to the largest score below this are those of no number. */
+#define KVA_SKETCH_FAR (-0x1p126f)
+
 /* Room for the keys of a split as floats. */
 #define KVA_CPU_MASS_K_FLOATS (KVA_CPU_HEAD_DIM_MAX * KVA_ATTEND_SPLIT_TOKENS)
 
@@ -208,6 +224,15 @@ struct kva_cpu_kernels {
     /* out[j] = q . row, for the 16-bit rows at `rows`. */
     void (*lowbit_score)(float *out, const float *q, const void *const *rows, uint32_t count,
                          uint32_t head_dim, enum kva_dtype kv_dtype);
+    /* out[c] = sum_i x[i] basis[i][c], c < columns; a row of the basis is `dim` long. */
+    void (*sketch_row)(float *out, const float *x, const float *basis, uint32_t dim,
+                       uint32_t columns);
+    void (*sketch_score)(const struct kva_cpu_sketch_score *args);
+    /* The largest of scores [count] that are numbers; else -inf. */
+    float (*sketch_most)(const float *scores, uint32_t count);
+    /* out[t] = exp of the largest scores[h][t] - most[h]; -1: none is a number. */
+    void (*sketch_weights)(float *out, const float *scores, size_t stride, const float *most,
+                           uint32_t heads, uint32_t count);
     /* (row, head) pairs [first, end); scratch: partial_count floats. */
     void (*merge)(const struct kva_merge_args *args, uint32_t first, uint32_t end, float *scratch);
     /* The sum of exp((logit - limit) / temperature) over those of logits [count] that are less than
@@ -246,7 +271,13 @@ struct kva_cpu_kernels {
     void kva_lowbit_split_##level(const struct kva_cpu_lowbit_split *split);                       \
     uint32_t kva_lowbit_filter_##level(const struct kva_cpu_lowbit_filter *args);                  \
     void kva_lowbit_score_##level(float *out, const float *q, const void *const *rows,             \
-                                  uint32_t count, uint32_t head_dim, enum kva_dtype kv_dtype);
+                                  uint32_t count, uint32_t head_dim, enum kva_dtype kv_dtype);     \
+    void kva_sketch_row_##level(float *out, const float *x, const float *basis, uint32_t dim,      \
+                                uint32_t columns);                                                 \
+    void kva_sketch_score_##level(const struct kva_cpu_sketch_score *args);                        \
+    float kva_sketch_most_##level(const float *scores, uint32_t count);                            \
+    void kva_sketch_weights_##level(float *out, const float *scores, size_t stride,                \
+                                    const float *most, uint32_t heads, uint32_t count);
 
 KVA_CPU_KERNELS_DECLARE(ref)
 KVA_CPU_KERNELS_DECLARE(avx2)

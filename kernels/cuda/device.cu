@@ -38,6 +38,9 @@ const struct kva_ops kva_cuda_ops = {
     .keep = kva_cuda_keep,
     .store_rows = kva_cuda_store_rows,
     .roll_rows = kva_cuda_roll_rows,
+    .sketch = kva_cuda_sketch,
+    .sketch_queries = kva_cuda_sketch_queries,
+    .sketch_weigh = kva_cuda_sketch_weigh,
 };
 
 /* --- errors ----------------------------------------------------------------------------------- */

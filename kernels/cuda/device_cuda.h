@@ -334,6 +334,9 @@ void kva_cuda_row_error(struct kva_device *device, const struct kva_row_error_ar
 void kva_cuda_keep(struct kva_device *device, const struct kva_keep_args *args);
 void kva_cuda_store_rows(struct kva_device *device, const struct kva_store_rows_args *args);
 void kva_cuda_roll_rows(struct kva_device *device, const struct kva_roll_rows_args *args);
+void kva_cuda_sketch(struct kva_device *device, const struct kva_sketch_args *args);
+void kva_cuda_sketch_queries(struct kva_device *device, const struct kva_sketch_queries_args *args);
+void kva_cuda_sketch_weigh(struct kva_device *device, const struct kva_sketch_weigh_args *args);
 
 enum kva_status kva_cuda_roofs(struct kva_device *device, struct kva_device_roofs *ret,
                                struct kva_err *err);

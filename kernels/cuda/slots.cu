@@ -161,16 +161,22 @@ static __device__ void take_slots(const head &h, uint32_t count, uint32_t stamp,
     }
 }
 
-/* All chosen rows anew, in the first slots; nothing else stays. */
+/* All chosen rows anew, in the first slots; nothing else stays. They are in order as they are. */
 static __device__ void take_all(const head &h, uint32_t chosen, uint32_t stamp)
 {
-    for (uint32_t slot = h.pinned + threadIdx.x; slot < h.slots; slot += THREADS) {
+    for (uint32_t slot = threadIdx.x; slot < h.slots; slot += THREADS) {
         uint32_t i = slot - h.pinned;
+        if (slot < h.pinned + chosen)
+            h.order[slot] = slot;
+        if (slot < h.pinned)
+            continue;
         h.tokens[slot] = i < chosen ? h.chosen[i] : KVA_NO_TOKEN;
         h.used[slot] = i < chosen ? stamp : 0;
         if (i < chosen)
             h.missing[i] = slot;
     }
+    if (threadIdx.x == 0)
+        *h.count = h.pinned + chosen;
 }
 
 static __device__ bool attends(const head &h, uint32_t slot, uint32_t stamp, bool all)
@@ -224,7 +230,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (kva_gate_closed(seqs[blockIdx.x].gate))
         return;
     const head h = head_of(cache, blockIdx.y);
-    sort_key *keys = h.slots > SORT_FROM && h.slots <= SORT_MAX ? shared_keys : nullptr;
+    sort_key *keys = keep && h.slots > SORT_FROM && h.slots <= SORT_MAX ? shared_keys : nullptr;
     for (uint32_t slot = threadIdx.x; slot < h.pinned; slot += THREADS)
         h.tokens[slot] = slot;
     uint32_t chosen = find_chosen(h, h.k, KVA_NO_TOKEN), missing = chosen;
@@ -237,7 +243,8 @@ static __global__ void __launch_bounds__(THREADS)
     for (uint32_t i = missing + threadIdx.x; i < h.slots; i += THREADS)
         h.missing[i] = KVA_NO_TOKEN;
     __syncthreads(); /* every slot has its token */
-    put_in_order(h, stamp, resident, parts, keys);
+    if (keep)
+        put_in_order(h, stamp, resident, parts, keys);
     if (threadIdx.x == 0) {
         unsigned long long *hits = reinterpret_cast<unsigned long long *>(cache.hits);
         atomicAdd(&hits[0], static_cast<unsigned long long>(chosen - missing));
@@ -258,7 +265,7 @@ void kva_cuda_assign_slots(struct kva_device *device, const struct kva_assign_sl
     for (uint32_t i = 0; i < args->count; i++) {
         seqs[i] = {*args->caches[i], args->gates ? args->gates[i] : nullptr};
         uint32_t slots = args->caches[i]->slots;
-        if (slots > SORT_FROM && slots <= SORT_MAX)
+        if (args->keep && slots > SORT_FROM && slots <= SORT_MAX)
             sorted = kva_max_u32(sorted, sort_count(slots));
     }
     memcpy(static_cast<void *>(seqs + args->count), &args->stamp, sizeof args->stamp);

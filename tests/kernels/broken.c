@@ -551,10 +551,11 @@ int check_broken(struct check *check, bool emulated)
         return 1;
     check->variant_count = 1;
     struct kva_ops sound = variant->ops;
-    size_t lowbit_count, select_count, keep_count, packed_count, amx_count, run = 0;
+    size_t lowbit_count, select_count, keep_count, sketch_count, packed_count, amx_count, run = 0;
     const struct broken *lowbit = broken_lowbit(&sound, &lowbit_count);
     const struct broken *select = broken_select(&sound, &select_count);
     const struct broken *keep = broken_keep(&sound, &keep_count);
+    const struct broken *sketch = broken_sketch(&sound, &sketch_count);
     const struct broken *packed = broken_packed(&sound, &packed_count);
     const struct broken *amx = broken_amx(&sound, lower.one, &amx_count);
     good = &sound;
@@ -562,6 +563,7 @@ int check_broken(struct check *check, bool emulated)
     accepted += run_list(check, &sound, lowbit, lowbit_count, ops, &run);
     accepted += run_list(check, &sound, select, select_count, ops, &run);
     accepted += run_list(check, &sound, keep, keep_count, ops, &run);
+    accepted += run_list(check, &sound, sketch, sketch_count, ops, &run);
     accepted += run_list(check, &sound, packed, packed_count, ops, &run);
     accepted += run_list(check, &sound, amx, emulated ? amx_count : 0, ops, &run);
     check_variant_close(variant);

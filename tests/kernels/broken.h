@@ -27,6 +27,9 @@ const struct broken *broken_select(const struct kva_ops *sound, size_t *ret_coun
 /* The same of rows that are kept. */
 const struct broken *broken_keep(const struct kva_ops *sound, size_t *ret_count);
 
+/* The same of partial keys. */
+const struct broken *broken_sketch(const struct kva_ops *sound, size_t *ret_count);
+
 /* The same of linear with packed weights. */
 const struct broken *broken_packed(const struct kva_ops *sound, size_t *ret_count);
 

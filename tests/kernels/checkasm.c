@@ -60,6 +60,9 @@ IN_TABLE(OP_ROW_ERROR, row_error);
 IN_TABLE(OP_KEEP, keep);
 IN_TABLE(OP_STORE_ROWS, store_rows);
 IN_TABLE(OP_ROLL_ROWS, roll_rows);
+IN_TABLE(OP_SKETCH, sketch);
+IN_TABLE(OP_SKETCH_QUERIES, sketch_queries);
+IN_TABLE(OP_SKETCH_WEIGH, sketch_weigh);
 _Static_assert(OP_TABLE_COUNT * sizeof(void (*)(void)) == sizeof(struct kva_ops),
                "an operator of struct kva_ops has no cases");
 
@@ -89,6 +92,9 @@ static const struct check_op_entry entries[OP_COUNT] = {
     [OP_KEEP] = {"keep", check_keep},
     [OP_STORE_ROWS] = {"store_rows", check_store_rows},
     [OP_ROLL_ROWS] = {"roll_rows", check_roll_rows},
+    [OP_SKETCH] = {"sketch", check_sketch},
+    [OP_SKETCH_QUERIES] = {"sketch_queries", check_sketch_queries},
+    [OP_SKETCH_WEIGH] = {"sketch_weigh", check_sketch_weigh},
     [OP_LINEAR_PACKED] = {"linear_packed", check_linear_packed},
 };
 

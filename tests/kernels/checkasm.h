@@ -63,6 +63,9 @@ enum check_op {
     OP_KEEP,
     OP_STORE_ROWS,
     OP_ROLL_ROWS,
+    OP_SKETCH,
+    OP_SKETCH_QUERIES,
+    OP_SKETCH_WEIGH,
     OP_TABLE_COUNT,
     OP_LINEAR_PACKED = OP_TABLE_COUNT, /* linear with packed weights */
     OP_COUNT,
@@ -254,6 +257,9 @@ void check_row_error(struct check *check);
 void check_keep(struct check *check);
 void check_store_rows(struct check *check);
 void check_roll_rows(struct check *check);
+void check_sketch(struct check *check);
+void check_sketch_queries(struct check *check);
+void check_sketch_weigh(struct check *check);
 void check_linear_packed(struct check *check);
 
 const char *check_op_name(enum check_op op);

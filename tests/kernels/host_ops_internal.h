@@ -76,4 +76,9 @@ void host_keep(struct kva_device *device, const struct kva_keep_args *host);
 void host_store_rows(struct kva_device *device, const struct kva_store_rows_args *host);
 void host_roll_rows(struct kva_device *device, const struct kva_roll_rows_args *host);
 
+/* host_ops_sketch.c: operators of partial keys. */
+void host_sketch(struct kva_device *device, const struct kva_sketch_args *host);
+void host_sketch_queries(struct kva_device *device, const struct kva_sketch_queries_args *host);
+void host_sketch_weigh(struct kva_device *device, const struct kva_sketch_weigh_args *host);
+
 #endif

@@ -497,6 +497,9 @@ const struct kva_ops *host_ops_table(void)
         .keep = host_keep,
         .store_rows = host_store_rows,
         .roll_rows = host_roll_rows,
+        .sketch = host_sketch,
+        .sketch_queries = host_sketch_queries,
+        .sketch_weigh = host_sketch_weigh,
     };
     return &table;
 }

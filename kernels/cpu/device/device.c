@@ -52,6 +52,9 @@ const struct kva_ops kva_cpu_ops = {
     .keep = kva_cpu_keep,
     .store_rows = kva_cpu_store_rows,
     .roll_rows = kva_cpu_roll_rows,
+    .sketch = kva_cpu_sketch,
+    .sketch_queries = kva_cpu_sketch_queries,
+    .sketch_weigh = kva_cpu_sketch_weigh,
 };
 
 /* --- memory ---------------------------------------------------------------------------------- */

@@ -82,5 +82,8 @@ void kva_cpu_row_error(struct kva_device *device, const struct kva_row_error_arg
 void kva_cpu_keep(struct kva_device *device, const struct kva_keep_args *args);
 void kva_cpu_store_rows(struct kva_device *device, const struct kva_store_rows_args *args);
 void kva_cpu_roll_rows(struct kva_device *device, const struct kva_roll_rows_args *args);
+void kva_cpu_sketch(struct kva_device *device, const struct kva_sketch_args *args);
+void kva_cpu_sketch_queries(struct kva_device *device, const struct kva_sketch_queries_args *args);
+void kva_cpu_sketch_weigh(struct kva_device *device, const struct kva_sketch_weigh_args *args);
 
 #endif

@@ -26,6 +26,10 @@ static void put_ref(struct kva_cpu_kernels *kernels)
         .lowbit_split = kva_lowbit_split_ref,
         .lowbit_filter = kva_lowbit_filter_ref,
         .lowbit_score = kva_lowbit_score_ref,
+        .sketch_row = kva_sketch_row_ref,
+        .sketch_score = kva_sketch_score_ref,
+        .sketch_most = kva_sketch_most_ref,
+        .sketch_weights = kva_sketch_weights_ref,
         .merge = kva_merge_ref,
         .exp_sum = kva_exp_sum_ref,
     };
@@ -51,6 +55,10 @@ static void put_avx2(struct kva_cpu_kernels *kernels)
     kernels->lowbit_split = kva_lowbit_split_avx2;
     kernels->lowbit_filter = kva_lowbit_filter_avx2;
     kernels->lowbit_score = kva_lowbit_score_avx2;
+    kernels->sketch_row = kva_sketch_row_avx2;
+    kernels->sketch_score = kva_sketch_score_avx2;
+    kernels->sketch_most = kva_sketch_most_avx2;
+    kernels->sketch_weights = kva_sketch_weights_avx2;
     kernels->merge = kva_merge_avx2;
     kernels->exp_sum = kva_exp_sum_avx2;
 }
@@ -74,6 +82,10 @@ static void put_avx512(struct kva_cpu_kernels *kernels)
     kernels->lowbit_split = kva_lowbit_split_avx512;
     kernels->lowbit_filter = kva_lowbit_filter_avx512;
     kernels->lowbit_score = kva_lowbit_score_avx512;
+    kernels->sketch_row = kva_sketch_row_avx512;
+    kernels->sketch_score = kva_sketch_score_avx512;
+    kernels->sketch_most = kva_sketch_most_avx512;
+    kernels->sketch_weights = kva_sketch_weights_avx512;
     kernels->merge = kva_merge_avx512;
     kernels->exp_sum = kva_exp_sum_avx512;
 }

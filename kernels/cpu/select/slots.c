@@ -96,10 +96,13 @@ static void take_slots(struct head *head, uint32_t count, uint32_t stamp, uint64
     }
 }
 
-/* All chosen rows anew, in the first slots; nothing else stays. */
+/* All chosen rows anew, in the first slots; nothing else stays. They are in order as they are. */
 static uint32_t take_all(struct head *head, uint32_t stamp)
 {
     uint32_t chosen = chosen_count(head);
+    for (uint32_t slot = 0; slot < head->pinned + chosen; slot++)
+        head->order[slot] = slot;
+    *head->count = head->pinned + chosen;
     for (uint32_t slot = head->pinned; slot < head->slots; slot++) {
         uint32_t i = slot - head->pinned;
         head->tokens[slot] = i < chosen ? head->chosen[i] : KVA_NO_TOKEN;
@@ -140,7 +143,8 @@ static void assign_head(const struct kva_row_cache *cache, uint32_t kv_head, uin
     }
     for (uint32_t i = missing; i < head.slots; i++)
         head.missing[i] = KVA_NO_TOKEN;
-    put_in_order(&head, mode == KVA_ROWS_RESIDENT, stamp, keys);
+    if (keep)
+        put_in_order(&head, mode == KVA_ROWS_RESIDENT, stamp, keys);
     __atomic_fetch_add(&cache->hits[0], chosen_count(&head) - missing, __ATOMIC_RELAXED);
     __atomic_fetch_add(&cache->hits[1], missing, __ATOMIC_RELAXED);
 }

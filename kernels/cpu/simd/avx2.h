@@ -162,6 +162,12 @@ INLINE vf v_load_16_n(const uint16_t *from, enum kva_dtype dtype, uint32_t n)
     return v_of_16(_mm_loadu_si128((const __m128i *)(const void *)halves), dtype);
 }
 
+INLINE vf v_load_i8(const int8_t *from)
+{
+    const __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)from);
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+}
+
 INLINE __m128i v_to_bf16(vf x)
 {
     const __m256i rest_mask = _mm256_set1_epi32(0x7FFFFFFF);

@@ -173,6 +173,13 @@ INLINE vf v_load_16_n(const uint16_t *from, enum kva_dtype dtype, uint32_t n)
     return dtype == KVA_BF16 ? v_of_bf16(halves) : _mm512_cvtph_ps(halves);
 }
 
+/* VL signed bytes as floats. */
+INLINE vf v_load_i8(const int8_t *from)
+{
+    const __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)from);
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+
 INLINE __m256i v_to_bf16(vf x)
 {
     const __m512i sign = _mm512_set1_epi32((int)0x80000000u);
