@@ -104,7 +104,6 @@ static __global__ void __launch_bounds__(THREADS) sketch_kernel(sketch_params p)
             else
                 reinterpret_cast<int8_t *>(to)[at] = code_of(number, scales[t]);
         }
-        __syncthreads(); /* x and y may be overwritten */
     }
 }
 

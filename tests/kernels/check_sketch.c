@@ -21,6 +21,7 @@ static const struct shape shapes[] = {
     {128, 38, 8, 2, 1, KVA_BF16, true, true}, {64, 64, 8, 1, 9, KVA_F16, true, false},
     {80, 24, 16, 2, 2, KVA_F16, false, true}, {80, 24, 8, 2, 5, KVA_BF16, false, false},
     {20, 1, 16, 1, 1, KVA_F16, true, false},  {16, 16, 16, 4, 4, KVA_BF16, true, true},
+    {16, 10, 8, 2, 2, KVA_F16, true, false},  {24, 9, 8, 1, 3, KVA_BF16, false, true},
     {256, 77, 8, 1, 8, KVA_F16, true, false}, {256, 256, 16, 2, 1, KVA_BF16, true, false},
 };
 
@@ -345,6 +346,18 @@ static const char *compare(const struct weigh_test *test, uint32_t index)
     return NULL;
 }
 
+/* The first tokens have the largest scores by far: they are parallel to the queries. */
+static void make_sinks(const struct shape *s, const float *q, uint16_t *block)
+{
+    for (uint32_t i = 0; i < s->kv_heads * 3; i++) {
+        const uint32_t head = i / 3, token = i % 3;
+        const float *from = q + (size_t)head * s->group * s->columns;
+        uint16_t *to = block + ((size_t)head * KVA_PAGE_TOKENS + token) * 2 * s->dim;
+        for (uint32_t c = 0; c < s->columns; c++)
+            to[c] = kva_16_of_f32(3 * from[c], s->dtype);
+    }
+}
+
 static void make_weigh(struct check *check, struct weigh_test *test)
 {
     const struct shape *s = &test->shape;
@@ -371,6 +384,8 @@ static void make_weigh(struct check *check, struct weigh_test *test)
             struct shape plain = *s;
             uint16_t *block = calloc(1, kva_kv_block_bytes(s->kv_heads, s->dim));
             fill_block(check, s, block);
+            if (page == 0)
+                make_sinks(s, q, block);
             for (uint32_t head = 0; head < s->kv_heads; head++)
                 sketch_model(&plain, &none, head, block,
                              at + head * kva_sketch_head_bytes(format_of(s)));
