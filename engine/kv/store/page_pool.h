@@ -31,10 +31,10 @@ struct kva_page {
     void *device;        /* a copy for policies that attend to whole pages on the device, or NULL */
     uint32_t device_users; /* running sequences that rely on `device`; 0: it may be dropped once
                               on_host */
-    void *low;             /* a low-bit copy on the device that sequences share, or NULL */
-    uint32_t low_users;    /* running sequences that use it; the last one gives it back */
-    uint32_t low_key;      /* its format */
-    uint32_t refs;         /* sequences that hold the page */
+    void *low;          /* a copy in another form, on the device, that sequences share, or NULL */
+    uint32_t low_users; /* running sequences that use it; the last one gives it back */
+    uint64_t low_key;   /* which form */
+    uint32_t refs;      /* sequences that hold the page */
     bool closed;
     bool on_host; /* the host has all of it (or the copy is queued) */
     bool cached;  /* in the prefix table */

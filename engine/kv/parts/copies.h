@@ -1,0 +1,85 @@
+/* copies.h - copies of offloaded pages in another form, in all layers: what parts have in common
+ * whose copy of a page depends on nothing but the page and the settings (lowbit.c, sketch.c).
+ *
+ *     copy of a page:  [16-bit block] x skipped  [the form's block] x (layers - skipped)
+ *
+ * During a prefill a layer is coded from its staged pages as soon as all of the prompt's rows have
+ * gone through it; later a page is coded when it leaves the window. Copies of closed pages belong
+ * to the page and are shared by running sequences with the same key; after a suspension they are
+ * made again from the pages' homes.
+ *
+ * Thread rule: engine thread. */
+#ifndef KVA_ENGINE_KV_PARTS_COPIES_H
+#define KVA_ENGINE_KV_PARTS_COPIES_H
+
+#include "engine/kv/part.h"
+
+/* Pages that one call codes at most. */
+#define KVA_COPIES_LIST_MAX 256u
+
+/* Of a sequence; zeroed. */
+struct kva_copies {
+    void **at;             /* [pages_max]: of page i in all layers */
+    uint32_t count;        /* the first so many are there */
+    uint32_t coded_layers; /* during the prefill: the first so many layers have been coded ... */
+    uint32_t lost_layers;  /* ... of which the first so many were lost */
+};
+
+/* Descriptors of one call. */
+struct kva_copies_list {
+    const void *from[KVA_COPIES_LIST_MAX];
+    void *to[KVA_COPIES_LIST_MAX];
+    uint32_t page[KVA_COPIES_LIST_MAX]; /* of the sequence */
+    uint32_t count;
+};
+
+/* What a part says of its copies. */
+struct kva_copies_kind {
+    struct kva_copies *(*of)(const struct kva_kv_seq *seq);
+    struct kva_copies_list *(*list)(const struct kva_kv *kv);
+    /* One layer of a page in the part's form. */
+    size_t (*block_bytes)(const struct kva_kv *kv, const struct kva_kv_spec *spec);
+    /* Layers that are in 16 bits as they are. */
+    uint32_t (*skip_layers)(const struct kva_kv *kv, const struct kva_kv_spec *spec);
+    /* What must be equal for two sequences to share a copy; not 0, and of no other part. */
+    uint64_t (*key)(const struct kva_kv_spec *spec);
+    /* Code a layer of the listed pages, `to_offset` behind the copies' addresses. */
+    void (*code)(struct kva_kv *kv, const struct kva_kv_seq *seq,
+                 const struct kva_copies_list *list, uint32_t layer, size_t to_offset);
+};
+
+/* Where a layer lies in a copy; with the number of layers: one page in all layers, the item that
+ * is taken from the tier. */
+size_t kva_copies_offset(const struct kva_copies_kind *kind, const struct kva_kv *kv,
+                         const struct kva_kv_spec *spec, uint32_t layer);
+
+/* A range of the skipped layer's blocks of pages [0, page_end). */
+void kva_copies_add_blocks(const struct kva_copies_kind *kind, const struct kva_kv *kv,
+                           struct kva_kv_rows *rows, uint32_t layer, uint32_t page_end);
+
+/* --- as part.h has them ----------------------------------------------------------------------- */
+
+KVA_MUST_CHECK enum kva_status kva_copies_init(const struct kva_copies_kind *kind,
+                                               struct kva_kv *kv, struct kva_kv_seq *seq,
+                                               struct kva_err *err);
+void kva_copies_finish(const struct kva_copies_kind *kind, struct kva_kv_seq *seq);
+void kva_copies_reset(const struct kva_copies_kind *kind, struct kva_kv_seq *seq);
+uint64_t kva_copies_footprint(const struct kva_copies_kind *kind, const struct kva_kv *kv,
+                              const struct kva_kv_spec *spec, const struct kva_kv_extent *extent);
+uint64_t kva_copies_shared_bytes(const struct kva_copies_kind *kind, const struct kva_kv *kv,
+                                 const struct kva_kv_spec *spec, const struct kva_page *page);
+bool kva_copies_alloc(const struct kva_copies_kind *kind, struct kva_kv *kv, struct kva_kv_seq *seq,
+                      uint32_t offloaded);
+void kva_copies_cut(const struct kva_copies_kind *kind, struct kva_kv *kv, struct kva_kv_seq *seq,
+                    uint32_t count);
+void kva_copies_restore(const struct kva_copies_kind *kind, struct kva_kv *kv,
+                        struct kva_kv_seq *seq);
+void kva_copies_prompt_layer(const struct kva_copies_kind *kind, struct kva_kv *kv,
+                             struct kva_kv_seq *seq, uint32_t layer);
+void kva_copies_prompt_end(const struct kva_copies_kind *kind, struct kva_kv *kv,
+                           struct kva_kv_seq *seq);
+void kva_copies_prepare(const struct kva_copies_kind *kind, struct kva_kv *kv,
+                        struct kva_kv_seq *seq, uint32_t first);
+void kva_copies_prepared(const struct kva_copies_kind *kind, struct kva_kv_seq *seq);
+
+#endif
