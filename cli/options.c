@@ -42,7 +42,7 @@ static void put_values(const struct kva_kv_setting *setting, struct kva_buf *out
     kva_buf_printf(out, "%u to %u", setting->min, setting->max);
     if (setting->multiple_of > 0)
         kva_buf_printf(out, ", a multiple of %u", setting->multiple_of);
-    if (setting->kind == KVA_SETTING_AMOUNT)
+    if (kva_kv_setting_is_amount(setting))
         kva_buf_puts(out, ", or `0%` to `100%`");
 }
 

@@ -17,7 +17,7 @@ struct kva_tier_bytes kva_model_engine_footprint(const struct kva_engine *engine
                                                  uint32_t tokens)
 {
     const struct model_engine *e = engine->self;
-    const struct kva_kv_spec resolved = kva_kv_spec_resolve(spec, prompt);
+    const struct kva_kv_spec resolved = kva_kv_spec_resolve(spec, prompt, tokens);
     uint64_t pages = (uint64_t)kva_kv_host_pages(&resolved, prompt, tokens) +
                      kva_kv_saved_pages(e->kv, &resolved, prompt);
     return (struct kva_tier_bytes){

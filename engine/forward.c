@@ -198,6 +198,15 @@ static void show_layer(const struct kva_forward *fw, const struct kva_forward_ca
     observer->layer(observer->opaque, &view);
 }
 
+void kva_forward_queries(struct kva_forward *fw, void *q, const void *normed,
+                         const struct kva_layer_weights *w, const uint32_t *positions,
+                         uint32_t rows)
+{
+    linear(fw, q, normed, w->q, w->q_bias, rows, false);
+    norm_heads(fw, q, w->q_norm, rows, fw->config->heads);
+    rotate_heads(fw, q, positions, rows, fw->config->heads);
+}
+
 static void run_layer(struct kva_forward *fw, const struct kva_forward_call *call,
                       struct kva_kv_pass *pass, uint32_t layer, uint32_t rows)
 {
@@ -209,6 +218,8 @@ static void run_layer(struct kva_forward *fw, const struct kva_forward_call *cal
     struct kva_forward_layer_view view = {KVA_POINT_INPUT, .layer = layer, .rows = rows};
     show_layer(fw, call, pass, view);
     kva_kv_layer_input(fw->params.kv, pass, layer, call->hidden);
+    if (layer + 1 < pass->layer_first + pass->layer_count)
+        kva_forward_rehearse(fw, pass, layer + 1, call->hidden);
     kva_forward_norm(fw, normed, call->hidden, w->attn_norm, w->attn_norm_bias, rows);
     linear(fw, q, normed, w->q, w->q_bias, rows, false);
     linear(fw, k, normed, w->k, w->k_bias, rows, false);

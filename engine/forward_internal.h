@@ -3,6 +3,7 @@
  *     forward.c          the rows of a call through the layers
  *     forward_attend.c   a layer's attention: ranges to operators, and the merge
  *     forward_select.c   attention over low-bit pages, and the selection of rows
+ *     forward_rehearse.c queries of the layer behind
  *     forward_logits.c   from the last layer's rows to logits, and what is wanted of them
  *     forward_memory.c   creation: weights on the device, scratch, descriptors
  *
@@ -71,10 +72,11 @@ struct kva_forward {
     /* [rows_max]: the same, but nearer by what the sequence has rolled: learned positions, and
      * queries before rows ahead of a gap */
     uint32_t *rolled_positions;
-    bool rolls;            /* they are others */
-    uint32_t *row_numbers; /* [rows_max]: 0, 1, 2, ... */
-    void **row_blocks;     /* [rows_max] */
-    const void **blocks;   /* [blocks_max]: the sequences' tables, one after the other */
+    bool rolls;                                     /* they are others */
+    uint32_t *row_numbers;                          /* [rows_max]: 0, 1, 2, ... */
+    uint32_t *rehearsed_rows, *rehearsed_positions; /* [sequences_max] */
+    void **row_blocks;                              /* [rows_max] */
+    const void **blocks; /* [blocks_max]: the sequences' tables, one after the other */
     size_t blocks_max;
     struct kva_attend_seq *attend_seqs;     /* [sequences_max] */
     struct kva_attend_range *attend_ranges; /* [sequences_max * KVA_KV_RANGES_MAX] */
@@ -87,6 +89,17 @@ struct kva_forward {
 /* out = norm of x, act [rows, hidden_size] each; they may be the same. */
 void kva_forward_norm(struct kva_forward *fw, void *out, const void *x, struct kva_weight weight,
                       struct kva_weight bias, uint32_t rows);
+
+/* q = queries of `rows` rows, act [rows, heads, head_dim], of what the layer's norm has made of
+ * them: with norms of heads and rotary embedding at host [rows] positions. */
+void kva_forward_queries(struct kva_forward *fw, void *q, const void *normed,
+                         const struct kva_layer_weights *w, const uint32_t *positions,
+                         uint32_t rows);
+
+/* The queries that the pass's rows will about have in `layer`, where policies ask for them: of
+ * `hidden`, the input of the layer in front of it. Overwrites KVA_SCRATCH_NORMED and _Q. */
+void kva_forward_rehearse(struct kva_forward *fw, struct kva_kv_pass *pass, uint32_t layer,
+                          const void *hidden);
 
 /* KVA_SCRATCH_ATTN = attention of what KVA_SCRATCH_Q holds over all that the pass's sequences have,
  * their own rows' K and V among it; sequences that choose rows for the next step do so on the way.

@@ -84,7 +84,9 @@ static size_t select_bytes(const struct kva_forward *fw)
     const struct kva_device_info *info = kva_device_get_info(fw->device);
     const struct kva_model_config *c = fw->config;
     uint32_t pages = kva_kv_pages(fw->params.context_max);
-    size_t one = kva_attend_select_bytes(c->heads, c->kv_heads, pages);
+    /* With partial queries (ops_sketch.h), which are no longer than queries. */
+    size_t one = kva_attend_select_bytes(c->heads, c->kv_heads, pages) +
+                 kva_align_up((size_t)c->heads * c->head_dim * sizeof(float), 64) + 128;
     size_t own = kva_attend_fused_bytes(c->heads / c->kv_heads, c->head_dim, pages);
     if (info->host_readable)
         return kva_max_size(one, kva_max_u32(c->kv_heads, info->threads) * own);
@@ -175,6 +177,8 @@ static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err 
     fw->ids = calloc(p->rows_max, sizeof(*fw->ids));
     fw->positions = calloc(p->rows_max, sizeof(*fw->positions));
     fw->rolled_positions = calloc(p->rows_max, sizeof(*fw->rolled_positions));
+    fw->rehearsed_rows = calloc(p->sequences_max, sizeof(*fw->rehearsed_rows));
+    fw->rehearsed_positions = calloc(p->sequences_max, sizeof(*fw->rehearsed_positions));
     fw->row_numbers = calloc(p->rows_max, sizeof(*fw->row_numbers));
     fw->brought = calloc(p->logit_rows_max, sizeof(*fw->brought));
     fw->requests = calloc(p->logit_rows_max, sizeof(*fw->requests));
@@ -188,8 +192,9 @@ static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err 
     fw->low_rows = calloc(p->sequences_max, sizeof(*fw->low_rows));
     fw->rows_seqs = calloc(p->sequences_max, sizeof(*fw->rows_seqs));
     if (!fw->ids || !fw->positions || !fw->rolled_positions || !fw->row_numbers || !fw->brought ||
-        !fw->requests || !fw->row_blocks || !fw->blocks || !fw->attend_seqs || !fw->attend_ranges ||
-        !fw->low_blocks || !fw->low_seqs || !fw->low_rows || !fw->rows_seqs)
+        !fw->rehearsed_rows || !fw->rehearsed_positions || !fw->requests || !fw->row_blocks ||
+        !fw->blocks || !fw->attend_seqs || !fw->attend_ranges || !fw->low_blocks || !fw->low_seqs ||
+        !fw->low_rows || !fw->rows_seqs)
         return kva_fail(err, KVA_ENOMEM, "out of memory for %u rows of %u sequences", p->rows_max,
                         p->sequences_max);
     for (uint32_t i = 0; i < p->rows_max; i++)
@@ -241,6 +246,8 @@ void kva_forward_destroy(struct kva_forward *fw)
     free(fw->ids);
     free(fw->positions);
     free(fw->rolled_positions);
+    free(fw->rehearsed_rows);
+    free(fw->rehearsed_positions);
     free(fw->row_numbers);
     free(fw->row_blocks);
     free(fw->blocks);

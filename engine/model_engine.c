@@ -6,6 +6,7 @@
 #include "engine/kv/placement.h"
 #include "engine/kv/stream.h"
 #include "engine/model/packed.h"
+#include "engine/model/skew.h"
 #include "engine/model_engine_internal.h"
 
 #include <stdlib.h>
@@ -255,10 +256,30 @@ static bool has_windows(const struct kva_model_config *config)
     return false;
 }
 
+/* The model's skew where the device has it; without one, why. Vectors keep their bits there. */
+static enum kva_status place_skew(const struct model_engine *e, struct kva_kv_skew *ret,
+                                  struct kva_err *err)
+{
+    const struct kva_model *model = e->params.model;
+    const struct kva_skew *skew = model->skew;
+    struct kva_weight basis, columns;
+    *ret = (struct kva_kv_skew){.missing = model->skew_err.status ? model->skew_err.message : NULL};
+    if (!skew)
+        return KVA_OK;
+    const uint32_t count = skew->layers * skew->kv_heads * skew->head_dim;
+    enum kva_status status =
+        kva_device_weight(e->device, skew->basis, KVA_F32, 1, count * skew->head_dim, &basis, err);
+    if (!status)
+        status = kva_device_weight(e->device, skew->columns, KVA_F32, 1, count, &columns, err);
+    if (!status)
+        *ret = (struct kva_kv_skew){.basis = basis.data, .columns = columns.data};
+    return status;
+}
+
 static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
 {
     const struct kva_model_engine_params *p = &e->params;
-    const struct kva_kv_params kv = {
+    struct kva_kv_params kv = {
         .device = p->device,
         .layers = e->config->layer_count,
         .kv_heads = e->config->kv_heads,
@@ -273,7 +294,9 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
         .heads = e->config->heads,
         .stream_row_bytes = e->config->hidden_size * e->act_bytes,
     };
-    enum kva_status status = kva_kv_create(&kv, &e->kv, err);
+    enum kva_status status = place_skew(e, &kv.skew, err);
+    if (!status)
+        status = kva_kv_create(&kv, &e->kv, err);
     if (status)
         return status;
     const struct kva_forward_params forward = {

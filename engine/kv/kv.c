@@ -49,6 +49,7 @@ enum kva_status kva_kv_create(const struct kva_kv_params *params, struct kva_kv 
     kv->heads = params->heads;
     kv->windowed = params->windowed;
     kv->rotary = params->rotary;
+    kv->skew = params->skew;
     kv->sequences_max = params->sequences_max;
     kv->stream_row_bytes = params->stream_row_bytes;
     kv->query_bytes = (size_t)params->heads * params->head_dim *

@@ -53,6 +53,14 @@ struct kva_kv_shape {
     size_t page_bytes;    /* all layers */
 };
 
+/* The model's skew (kernels/ops_sketch.h: kva_sketch_columns, one after the other for all layers).
+ * Device addresses, which outlive the cache. */
+struct kva_kv_skew {
+    const float *basis;      /* [layers][kv_heads][head_dim][head_dim]; NULL: there is none, */
+    const uint32_t *columns; /* [layers][kv_heads][head_dim]: for keys as they are; NULL: none */
+    const char *missing;     /* because of this, in words; NULL: nobody has looked */
+};
+
 struct kva_kv_params {
     struct kva_device *device;
     uint32_t layers;
@@ -63,9 +71,10 @@ struct kva_kv_params {
     bool prefix_cache;
     bool windowed;                 /* layers of the model have sliding windows */
     struct kva_keep_rotary rotary; /* of the model's keys; outlives the cache */
-    uint32_t sequences_max;        /* admitted at once */
-    uint32_t heads;                /* query heads: for queries that are kept */
-    size_t stream_row_bytes;       /* of the residual stream of a prompt token; 0: none is kept */
+    struct kva_kv_skew skew;
+    uint32_t sequences_max;  /* admitted at once */
+    uint32_t heads;          /* query heads: for queries that are kept */
+    size_t stream_row_bytes; /* of the residual stream of a prompt token; 0: none is kept */
 };
 
 struct kva_kv {
@@ -77,8 +86,9 @@ struct kva_kv {
     uint32_t heads;                /* query heads */
     bool windowed;                 /* layers of the model have sliding windows */
     struct kva_keep_rotary rotary; /* of its keys */
-    size_t query_bytes;            /* of a row of queries */
-    size_t stream_row_bytes;       /* of a row of residual streams (stream.h) */
+    struct kva_kv_skew skew;
+    size_t query_bytes;      /* of a row of queries */
+    size_t stream_row_bytes; /* of a row of residual streams (stream.h) */
 
     /* Pages whose device copy nobody uses now, longest unused first: dropped when the tier is full.
      */

@@ -21,7 +21,8 @@ static enum kva_status check_shape(const struct kva_kv *kv, const struct kva_kv_
 /* Pages of the host tier: of the sequence, and for what its parts save. */
 static uint64_t host_pages(const struct kva_kv *kv, const struct kva_kv_plan *plan)
 {
-    const struct kva_kv_spec spec = kva_kv_spec_resolve(plan->spec, plan->prompt_tokens);
+    const struct kva_kv_spec spec =
+        kva_kv_spec_resolve(plan->spec, plan->prompt_tokens, plan->tokens_max);
     return (uint64_t)kva_kv_host_pages(&spec, plan->prompt_tokens, plan->tokens_max) +
            kva_kv_saved_pages(kv, &spec, plan->prompt_tokens);
 }
@@ -85,7 +86,7 @@ enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
         return status;
     *seq = (struct kva_kv_seq){
         .policy = kva_kv_policy_of(plan->spec),
-        .spec = kva_kv_spec_resolve(plan->spec, plan->prompt_tokens),
+        .spec = kva_kv_spec_resolve(plan->spec, plan->prompt_tokens, plan->tokens_max),
         .pages_max = kva_kv_pages(plan->tokens_max),
         .tokens_max = plan->tokens_max,
         .prompt_tokens = plan->prompt_tokens,

@@ -94,6 +94,10 @@ struct kva_kv_part {
 
     void (*pass_begin)(const struct kva_kv_part *self, struct kva_kv *kv, struct kva_kv_pass *pass);
 
+    /* Queries of a layer have been rehearsed, before the layer in front of it runs. */
+    void (*rehearsed)(const struct kva_kv_part *self, struct kva_kv *kv, struct kva_kv_pass *pass,
+                      const struct kva_kv_rehearsal *rehearsal);
+
     /* Where the rows' sequence has its tokens in this layer: kva_kv_add_range. For each sequence by
      * itself. */
     void (*locate)(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer);
@@ -127,6 +131,8 @@ extern const struct kva_kv_part kva_kv_part_prompt_stage; /* the same, until the
 extern const struct kva_kv_part kva_kv_part_lowbit;       /* low-bit copies of offloaded pages */
 extern const struct kva_kv_part kva_kv_part_rows;         /* 16-bit rows of offloaded pages */
 extern const struct kva_kv_part kva_kv_part_kept;         /* a store of tokens that were kept */
+extern const struct kva_kv_part kva_kv_part_sketch;       /* partial keys of offloaded pages */
+extern const struct kva_kv_part kva_kv_part_ahead;        /* 16-bit rows chosen a layer ahead */
 extern const struct kva_kv_part kva_kv_part_resident;     /* whole pages; always the last */
 
 /* The part's state of a sequence; NULL: its policy does not have the part. */

@@ -11,7 +11,7 @@
 static bool has_pass_hooks(const struct kva_kv_part *part)
 {
     return part->pass_begin || part->layer_begin || part->selected || part->attended ||
-           part->layer_end;
+           part->layer_end || part->rehearsed;
 }
 
 static void add_part(struct kva_kv_pass *pass, const struct kva_kv_part *part)
@@ -98,6 +98,21 @@ void kva_kv_layer_input(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
         const struct kva_kv_policy *policy = pass->rows[i].seq->policy;
         if (policy->layer_input && is_first_of_policy(pass, i))
             policy->layer_input(kv, pass, layer, hidden);
+    }
+}
+
+bool kva_kv_layer_rehearses(const struct kva_kv *kv, const struct kva_kv_rows *rows, uint32_t layer)
+{
+    const struct kva_kv_policy *policy = rows->seq->policy;
+    return policy->rehearses && policy->rehearses(kv, rows->seq, layer);
+}
+
+void kva_kv_layer_rehearsed(struct kva_kv *kv, struct kva_kv_pass *pass,
+                            const struct kva_kv_rehearsal *rehearsal)
+{
+    for (uint32_t i = 0; i < pass->part_count; i++) {
+        if (pass->parts[i]->rehearsed)
+            pass->parts[i]->rehearsed(pass->parts[i], kv, pass, rehearsal);
     }
 }
 

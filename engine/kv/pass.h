@@ -31,6 +31,9 @@ struct kva_kv_rows {
     const void **blocks; /* [pages from page_first up to the last row's]: layer_begin writes this
                             layer's 16-bit block addresses, of pages in ranges of blocks */
 
+    /* --- while the layer in front of a layer begins --- */
+    uint32_t rehearsed; /* its row of the rehearsed queries; KVA_NO_ROW: it has none */
+
     /* --- in each layer, once it is known what selects --- */
     bool fused; /* what select_row selects for itself is fetched by the operator that selects ... */
     struct kva_fused_fetch fetch; /* ... as this says */
@@ -135,6 +138,25 @@ struct kva_kv_pass {
 
 void kva_kv_pass_begin(struct kva_kv *kv, struct kva_kv_pass *pass);
 void kva_kv_layer_begin(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer);
+
+/* Queries that rows are expected to have in a layer: made of the input of the layer in front of it
+ * by the layer's own norm and weights, at the rows' positions. */
+struct kva_kv_rehearsal {
+    uint32_t layer;
+    uint32_t window; /* of the layer, in tokens; 0: none */
+    const void *q;   /* act [.., heads, head_dim]: row i is that with kva_kv_rows.rehearsed i */
+    float scale;     /* of scores */
+    void *scratch;   /* device: for what is put into the compute queue now */
+    size_t scratch_bytes;
+};
+
+/* Whether the rows' queries of a layer are to be rehearsed, of the last of them (policy.h). */
+bool kva_kv_layer_rehearses(const struct kva_kv *kv, const struct kva_kv_rows *rows,
+                            uint32_t layer);
+
+/* They have been. */
+void kva_kv_layer_rehearsed(struct kva_kv *kv, struct kva_kv_pass *pass,
+                            const struct kva_kv_rehearsal *rehearsal);
 
 /* The layer's input, act [rows, hidden_size], is known: policies may look at it. Before
  * layer_begin. */

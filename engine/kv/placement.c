@@ -20,7 +20,7 @@ uint64_t kva_kv_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spe
                           uint32_t tokens)
 {
     const struct kva_kv_policy *policy = kva_kv_policy_of(spec);
-    const struct kva_kv_spec resolved = kva_kv_spec_resolve(spec, prompt);
+    const struct kva_kv_spec resolved = kva_kv_spec_resolve(spec, prompt, tokens);
     spec = &resolved;
     uint32_t offloaded = policy->offloaded(spec, prompt);
     uint64_t bytes = bytes_with(kv, spec, offloaded, kva_kv_pages(prompt) - offloaded, false);

@@ -14,6 +14,8 @@
  *   streaming  prompts   prompt_stage, rows, resident           sinks and window; the rest is gone
  *   h2o        prompts   prompt_stage, kept, resident           a store of kept tokens, and window
  *   q-hitter   prompts   the same                               the same, the store in few bits
+ *   infinigen  prompts   prompt_stage, sketch, ahead, resident  rows chosen a layer ahead, and
+ *                                                               window
  *
  * Thread rule: constants; functions on the engine thread, those that get no sequence on any. */
 #ifndef KVA_ENGINE_KV_POLICY_H
@@ -97,6 +99,10 @@ struct kva_kv_policy {
     /* A token came out of a step with a draft row. */
     void (*emitted)(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t token);
 
+    /* Whether the queries of a layer's rows are made ahead, of the input of the layer in front of
+     * it (kva_kv_rehearsal); not of the first layer. The parts are shown them. */
+    bool (*rehearses)(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer);
+
     /* A layer begins: its input is known, the residual stream, act [rows, hidden_size], before the
      * layer's norm. The rows' ranges are still those of the layer before. */
     void (*layer_input)(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer,
@@ -143,5 +149,6 @@ extern const struct kva_kv_policy kva_kv_policy_specache;
 extern const struct kva_kv_policy kva_kv_policy_streaming;
 extern const struct kva_kv_policy kva_kv_policy_h2o;
 extern const struct kva_kv_policy kva_kv_policy_qhitter;
+extern const struct kva_kv_policy kva_kv_policy_infinigen;
 
 #endif

@@ -16,12 +16,16 @@ static const char *const positions[] = {"index", "original", NULL};
 static const char *const norms[] = {"rank", "minmax", NULL};
 static const char *const masses[] = {"last", "all", NULL};
 
+static const char *const skews[] = {"after", "none", "fold", NULL};
+
+static const uint32_t partial_widths[] = {8, 16, 0};
 static const uint32_t bit_widths[] = {1, 2, 4, 0};
 static const uint32_t groups[] = {32, 64, 0};
 
 #define AT(field) .offset = offsetof(struct kva_kv_spec, field)
 #define NUMBER    .kind = KVA_SETTING_NUMBER
 #define AMOUNT    .kind = KVA_SETTING_AMOUNT
+#define SHARE     .kind = KVA_SETTING_SHARE
 #define WORD      .kind = KVA_SETTING_WORD
 
 static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
@@ -100,6 +104,24 @@ static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
     [KVA_SETTING_NORM] = {"norm", WORD, .words = norms, AT(norm),
                           .help = "what makes attention and error comparable: their `rank` among "
                                   "the tokens, or `minmax`, between the smallest and the largest"},
+    [KVA_SETTING_ALPHA] = {"alpha", NUMBER, .max = 1000, AT(alpha),
+                           .help =
+                               "rows are fetched whose score, by partial keys, is at most so much "
+                               "below the largest of a query head (a score is the exponent of "
+                               "attention); 80 and more: all, up to `cap`"},
+    [KVA_SETTING_CAP] = {"cap", SHARE, .min = 1, .max = 8192, AT(cap),
+                         .help = "rows fetched per KV head and layer at most, besides the sinks; "
+                                 "`20%`: of the tokens before the window, 8192 at most"},
+    [KVA_SETTING_PARTIAL] = {"partial", NUMBER, .min = 1, .max = 100, AT(partial),
+                             .help = "percent of the keys' columns that partial keys have"},
+    [KVA_SETTING_PARTIAL_BITS] = {"partial_bits", NUMBER, .min = 8, .max = 16,
+                                  .among = partial_widths, AT(partial_bits),
+                                  .help = "bits per element of partial keys"},
+    [KVA_SETTING_SKEW] = {"skew", WORD, .words = skews, AT(skew),
+                          .help =
+                              "columns of keys times the model's skew, which `kvahead skew` makes "
+                              "(`after`), of keys as they are (`none`), or the leading ones of a "
+                              "checkpoint that has the skew in its weights (`fold`)"},
 };
 
 const struct kva_kv_setting *kva_kv_setting_at(enum kva_kv_setting_id id)
@@ -215,7 +237,8 @@ static void resolve_amount(uint32_t *amount, uint32_t prompt_tokens)
         *amount = (uint32_t)kva_div_up(percent * prompt_tokens, 100);
 }
 
-struct kva_kv_spec kva_kv_spec_resolve(const struct kva_kv_spec *spec, uint32_t prompt_tokens)
+struct kva_kv_spec kva_kv_spec_resolve(const struct kva_kv_spec *spec, uint32_t prompt_tokens,
+                                       uint32_t tokens_max)
 {
     const struct kva_kv_policy *policy = kva_kv_policy_of(spec);
     struct kva_kv_spec resolved = *spec;
@@ -224,6 +247,8 @@ struct kva_kv_spec kva_kv_spec_resolve(const struct kva_kv_spec *spec, uint32_t 
         if (setting->kind == KVA_SETTING_AMOUNT)
             resolve_amount(kva_kv_setting_value(setting, &resolved), prompt_tokens);
     }
+    if (resolved.tokens_max == 0)
+        resolved.tokens_max = tokens_max;
     if (policy->resolved)
         policy->resolved(&resolved);
     return resolved;
@@ -231,7 +256,7 @@ struct kva_kv_spec kva_kv_spec_resolve(const struct kva_kv_spec *spec, uint32_t 
 
 bool kva_kv_setting_write(const struct kva_kv_setting *setting, uint32_t value, char *text)
 {
-    bool percent = setting->kind == KVA_SETTING_AMOUNT && value & KVA_KV_PERCENT;
+    bool percent = kva_kv_setting_is_amount(setting) && value & KVA_KV_PERCENT;
     if (setting->words)
         snprintf(text, KVA_KV_VALUE_MAX, "%s", setting->words[value]);
     else

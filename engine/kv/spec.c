@@ -72,9 +72,9 @@ static struct words describe(const struct kva_kv_setting *setting)
     if (setting->multiple_of > 0)
         snprintf(text + wrote, sizeof(text) - (size_t)wrote, " that is a multiple of %u",
                  setting->multiple_of);
-    if (setting->kind == KVA_SETTING_AMOUNT)
-        snprintf(text + wrote, sizeof(text) - (size_t)wrote,
-                 ", or from 0%% to 100%% of the prompt");
+    if (kva_kv_setting_is_amount(setting))
+        snprintf(text + wrote, sizeof(text) - (size_t)wrote, ", or from 0%% to 100%% of the %s",
+                 setting->kind == KVA_SETTING_AMOUNT ? "prompt" : "tokens");
     add_word(&words, text);
     return words;
 }
@@ -151,9 +151,9 @@ enum kva_status kva_kv_spec_check(const struct kva_kv_spec *spec, struct kva_err
         uint32_t words = 0;
         while (setting->words && setting->words[words])
             words++;
-        bool fits = setting->kind == KVA_SETTING_AMOUNT ? amount_fits(setting, value)
-                    : setting->words                    ? value < words
-                                                        : number_fits(setting, value);
+        bool fits = kva_kv_setting_is_amount(setting) ? amount_fits(setting, value)
+                    : setting->words                  ? value < words
+                                                      : number_fits(setting, value);
         if (fits)
             continue;
         char text[16];
@@ -222,6 +222,7 @@ enum kva_status kva_kv_spec_set(struct kva_kv_spec *spec, const char *name, cons
     case KVA_SETTING_NUMBER:
         return read_number(setting, value, at, err);
     case KVA_SETTING_AMOUNT:
+    case KVA_SETTING_SHARE:
         return read_amount(setting, value, at, err);
     case KVA_SETTING_WORD:
         return read_word(setting, value, at, err);

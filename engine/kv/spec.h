@@ -29,6 +29,8 @@ enum kva_kv_policy_id {
     KVA_KV_H2O,       /* the tokens that were attended to most, and the newest ones; the others are
                    dropped for good (H2O) */
     KVA_KV_QHITTER,   /* the same in few bits, and tokens that few bits suit (Q-Hitter) */
+    KVA_KV_INFINIGEN, /* partial keys on the device, and the 16-bit rows that the next layer will
+                         need, fetched ahead (InfiniGen) */
     KVA_KV_POLICY_COUNT,
 };
 
@@ -93,6 +95,15 @@ enum kva_kv_norm {
     KVA_NORM_COUNT,
 };
 
+/* What partial keys are made of. */
+enum kva_kv_skew_mode {
+    KVA_SKEW_AFTER, /* keys as they are attended to, times the model's skew (InfiniGen 4.2, after
+                       rotary embedding) */
+    KVA_SKEW_NONE,  /* keys as they are: the columns that matter most, as far as it is known */
+    KVA_SKEW_FOLD,  /* the leading columns: the skew is in the weights */
+    KVA_SKEW_MODE_COUNT,
+};
+
 /* An amount of tokens is a number, or so many percent of the prompt. */
 #define KVA_KV_PERCENT 0x80000000u
 
@@ -128,6 +139,12 @@ struct kva_kv_spec {
     uint32_t pure;   /* of the heavy tokens, so many go by mass alone: an amount */
     uint32_t lambda; /* percent that mass counts for, beside error */
     enum kva_kv_norm norm;
+    uint32_t alpha;        /* rows whose scores are at least max - alpha are fetched ... */
+    uint32_t cap;          /* ... but so many at most: an amount, of the sequence */
+    uint32_t partial;      /* percent of the columns that partial keys have */
+    uint32_t partial_bits; /* 8 or 16 */
+    enum kva_kv_skew_mode skew;
+    uint32_t tokens_max; /* no setting: of the sequence, once amounts are resolved */
     struct kva_kv_k_range k_ranges[KVA_KV_K_RANGES_MAX]; /* the last that has a layer holds */
     uint32_t k_range_count;
     const struct kva_kv_policy *own; /* a policy that is in no table, and that requests cannot name;
@@ -156,12 +173,18 @@ enum kva_kv_setting_id {
     KVA_SETTING_PURE,
     KVA_SETTING_LAMBDA,
     KVA_SETTING_NORM,
+    KVA_SETTING_ALPHA,
+    KVA_SETTING_CAP,
+    KVA_SETTING_PARTIAL,
+    KVA_SETTING_PARTIAL_BITS,
+    KVA_SETTING_SKEW,
     KVA_SETTING_COUNT,
 };
 
 enum kva_kv_setting_kind {
     KVA_SETTING_NUMBER,   /* whole */
-    KVA_SETTING_AMOUNT,   /* the same, or "10%": KVA_KV_PERCENT | 10 */
+    KVA_SETTING_AMOUNT,   /* the same, or "10%": KVA_KV_PERCENT | 10, of the prompt */
+    KVA_SETTING_SHARE,    /* the same, of what there is of the sequence at the time */
     KVA_SETTING_WORD,     /* one of some words; the value is the index */
     KVA_SETTING_BY_LAYER, /* topk: a whole number, and others for some layers (kva_kv_spec_read_k)
                            */
@@ -177,6 +200,12 @@ struct kva_kv_setting {
     size_t offset;            /* of the 32-bit value in struct kva_kv_spec */
     const char *help;         /* Markdown, half a sentence */
 };
+
+/* A number, or percent of something. */
+static inline bool kva_kv_setting_is_amount(const struct kva_kv_setting *setting)
+{
+    return setting->kind == KVA_SETTING_AMOUNT || setting->kind == KVA_SETTING_SHARE;
+}
 
 /* A setting that a policy has. */
 struct kva_kv_policy_setting {
@@ -220,8 +249,10 @@ struct kva_kv_spec kva_kv_spec_paper(enum kva_kv_policy_id policy);
 /* The defaults of a policy that is in no table. */
 struct kva_kv_spec kva_kv_spec_own(const struct kva_kv_policy *policy);
 
-/* The same with amounts in tokens, for a prompt of so many, and with what follows from them. */
-struct kva_kv_spec kva_kv_spec_resolve(const struct kva_kv_spec *spec, uint32_t prompt_tokens);
+/* The same with amounts in tokens, for a prompt of so many in a sequence that can have tokens_max,
+ * and with what follows from them. What is resolved stays as it is. */
+struct kva_kv_spec kva_kv_spec_resolve(const struct kva_kv_spec *spec, uint32_t prompt_tokens,
+                                       uint32_t tokens_max);
 
 /* A value as specs write it; `text` holds KVA_KV_VALUE_MAX bytes. Not of topk by layer. False: it is
  * a number. */
@@ -278,7 +309,7 @@ const char *kva_kv_spec_policy_name(const struct kva_kv_spec *spec);
 
 /* --- policies by name ------------------------------------------------------------------------ */
 
-/* "full", "offload", "kivi", "specache", "streaming", "h2o", "q-hitter". */
+/* "full", "offload", "kivi", "specache", "streaming", "h2o", "q-hitter", "infinigen". */
 const char *kva_kv_policy_name(enum kva_kv_policy_id policy);
 
 /* Policy of that name; KVA_KV_POLICY_COUNT if there is none. */

@@ -83,10 +83,9 @@ static enum kva_status parse_base(struct kva_api_parser *p, const cJSON *object)
 static enum kva_status read_value(struct kva_api_parser *p, const struct kva_kv_setting *setting,
                                   const char *place, const cJSON *value, char *text, size_t size)
 {
-    bool is_text =
-        setting->kind == KVA_SETTING_WORD ||
-        ((setting->kind == KVA_SETTING_BY_LAYER || setting->kind == KVA_SETTING_AMOUNT) &&
-         cJSON_IsString(value));
+    bool is_text = setting->kind == KVA_SETTING_WORD ||
+                   ((setting->kind == KVA_SETTING_BY_LAYER || kva_kv_setting_is_amount(setting)) &&
+                    cJSON_IsString(value));
     if (is_text) {
         struct kva_api_text read;
         enum kva_status status = kva_api_read_text(p, place, value, (uint32_t)size - 1, &read);

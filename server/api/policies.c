@@ -49,7 +49,7 @@ static void put_setting(struct kva_buf *out, const struct kva_kv_policy_setting 
     put_range(out, setting);
     kva_buf_printf(out, ",\"by_layer\":%s,\"percent\":%s,\"default\":",
                    setting->kind == KVA_SETTING_BY_LAYER ? "true" : "false",
-                   setting->kind == KVA_SETTING_AMOUNT ? "true" : "false");
+                   kva_kv_setting_is_amount(setting) ? "true" : "false");
     put_own_value(out, setting, spec);
     kva_buf_puts(out, ",\"paper\":");
     put_value(out, setting, own->paper);

@@ -257,6 +257,7 @@ static const struct variant {
     {"specache sync", KVA_KV_SPECACHE, KVA_PREDICT_SYNC},
     {NULL, KVA_KV_H2O, KVA_PREDICT_SPEC_TOKEN},
     {NULL, KVA_KV_QHITTER, KVA_PREDICT_SPEC_TOKEN},
+    {NULL, KVA_KV_INFINIGEN, KVA_PREDICT_SPEC_TOKEN},
 };
 
 /* A slot of a store has no place in a sliding window: such models are refused. */
@@ -331,6 +332,8 @@ static void check_model(const char *module, const char *path, enum kva_dtype act
         run->kv.predictor = variant->predictor;
         run->kv.min_tokens = 0; /* low bits from the first page on */
         run->kv.window = kva_min_u32(run->kv.window, 64);
+        run->kv.skew = KVA_SKEW_NONE; /* the files of these models have no other beside them */
+        run->kv.skip_layers = 1;
         run->kv.k = 16; /* a choice, also where a prompt has a page or two */
         snprintf(name, sizeof name, "%.40s, %s, %s", tail, what, kva_dtype_name(act));
         struct trace *want = run_one(&cpu, run), *got = run_one(&gpu, run);

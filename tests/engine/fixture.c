@@ -59,6 +59,8 @@ void fixture_open(struct fixture *fixture, const struct fixture_params *params)
         .weights = params->weights, .path = path, .cache_path = "/dev/null", .threads = 1};
     expect_ok(kva_model_pack(fixture->model, &pack, &err), &err);
     assert_true(!fixture->model->packed || !fixture->model->packed->shared);
+    if (params->make_skew)
+        fixture->model->skew = params->make_skew(fixture->model);
     uint64_t plenty = 64ull << 20;
     const struct kva_model_engine_params engine = {
         .device = fixture->device,

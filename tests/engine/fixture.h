@@ -24,7 +24,9 @@ struct fixture_params {
     bool prefix_cache;
     enum kva_model_weights weights; /* what matrices become; kept nowhere */
     bool unfused;                   /* a device without attend_select_fetch */
-    struct kva_profile *profile;    /* counts the device's operators; NULL: nobody counts */
+    /* The model's skew, as a file would have it; NULL: there is none. */
+    struct kva_skew *(*make_skew)(const struct kva_model *model);
+    struct kva_profile *profile; /* counts the device's operators; NULL: nobody counts */
 };
 
 struct fixture {

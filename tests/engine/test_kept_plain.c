@@ -209,7 +209,7 @@ static void run_plain(const char *model, const struct kva_kv_spec *settings, uin
     plain = calloc(1, sizeof(*plain));
     policy = kva_kv_policy_h2o;
     policy.layer_query = note_all;
-    struct kva_kv_spec own = *settings, resolved = kva_kv_spec_resolve(settings, prompt);
+    struct kva_kv_spec own = *settings, resolved = kva_kv_spec_resolve(settings, prompt, prompt);
     own.own = &policy;
     fixture_open(&f, &(struct fixture_params){.model_path = model,
                                               .cpu_level_mask = fixture_unrounded_levels()});

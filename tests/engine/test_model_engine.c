@@ -32,7 +32,7 @@ static void test_model_engine__chunks_do_not_matter(void **state KVA_UNUSED)
 {
     static const char *const models[] = {LLAMA, MISTRAL, NEOX};
     static const uint32_t quotas[] = {1, 7, 50, 63, 64, 129};
-    static const enum variant variants[] = {FULL, KIVI, SPEC};
+    static const enum variant variants[] = {FULL, KIVI, SPEC, AHEAD};
     for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
         struct fixture f;
         fixture_open(&f, &(struct fixture_params){.model_path = models[m], .step_tokens_max = 48});
@@ -235,7 +235,7 @@ static void test_model_engine__a_full_tier_changes_nothing(void **state KVA_UNUS
         struct fixture f;
         fixture_open(&f, &(struct fixture_params){.model_path = LLAMA,
                                                   .step_tokens_max = 48,
-                                                  .device_bytes = 9 * LLAMA_PAGE_BYTES,
+                                                  .device_bytes = 10 * LLAMA_PAGE_BYTES,
                                                   .prefix_cache = round % 2 == 1,
                                                   .copy_delay_max_us = 20,
                                                   .seed = round});

@@ -289,7 +289,7 @@ static void test_policies__tiles_say_what_registers_say(void **state KVA_UNUSED)
 
 static void test_policies__bytes_told_are_bytes_taken(void **state KVA_UNUSED)
 {
-    for (uint32_t v = KIVI; v < VARIANTS; v++) {
+    for (uint32_t v = KIVI; v <= BY_LAYER; v++) {
         struct fixture f;
         uint32_t prompt[CONTEXT], token;
         const struct kva_sampling_params sampling = trace_sampling();

@@ -42,6 +42,15 @@ struct kva_kv_spec trace_variant(enum variant which)
                       .fetch = KVA_FETCH_RESIDENT,
                       .k_ranges = {{0, 1, 8}},
                       .k_range_count = 1},
+        [AHEAD] = {.policy = KVA_KV_INFINIGEN,
+                   .window = 64,
+                   .sinks = 2,
+                   .skip_layers = 1,
+                   .alpha = 1,
+                   .cap = KVA_KV_PERCENT | 20,
+                   .partial = 50,
+                   .partial_bits = 8,
+                   .skew = KVA_SKEW_NONE},
     };
     return specs[which];
 }

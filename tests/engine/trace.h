@@ -48,6 +48,7 @@ enum variant {
     EXEMPT,
     SYNC,
     BY_LAYER,
+    AHEAD,
     VARIANTS
 };
 

@@ -37,9 +37,9 @@ CLOSED = ("kernels/cpu/", "kernels/cuda/")
 SOURCES = {".c", ".cc", ".h", ".cu", ".cuh"}
 # What is particular to a KV policy is in its own file: nobody else asks which one it is.
 POLICY_BRANCH = re.compile(
-    r"[=!]=\s*&?(KVA_KV_(FULL|OFFLOAD|KIVI|SPECACHE|STREAMING|H2O|QHITTER)\b"
-    r"|kva_kv_policy_(full|offload|kivi|specache|streaming|h2o|qhitter)\b)"
-    r"|\bcase\s+KVA_KV_(FULL|OFFLOAD|KIVI|SPECACHE|H2O|QHITTER)\b|(->|\.)(coded|fetched)\b"
+    r"[=!]=\s*&?(KVA_KV_(FULL|OFFLOAD|KIVI|SPECACHE|STREAMING|H2O|QHITTER|INFINIGEN)\b"
+    r"|kva_kv_policy_(full|offload|kivi|specache|streaming|h2o|qhitter|infinigen)\b)"
+    r"|\bcase\s+KVA_KV_(FULL|OFFLOAD|KIVI|SPECACHE|H2O|QHITTER|INFINIGEN)\b|(->|\.)(coded|fetched)\b"
 )
 
 # The scheduler carries a request's KV spec and does not look into it; memory is bytes to it.

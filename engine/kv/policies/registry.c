@@ -5,7 +5,7 @@ static const struct kva_kv_policy *const policies[KVA_KV_POLICY_COUNT] = {
     [KVA_KV_FULL] = &kva_kv_policy_full,           [KVA_KV_OFFLOAD] = &kva_kv_policy_offload,
     [KVA_KV_KIVI] = &kva_kv_policy_kivi,           [KVA_KV_SPECACHE] = &kva_kv_policy_specache,
     [KVA_KV_STREAMING] = &kva_kv_policy_streaming, [KVA_KV_H2O] = &kva_kv_policy_h2o,
-    [KVA_KV_QHITTER] = &kva_kv_policy_qhitter,
+    [KVA_KV_QHITTER] = &kva_kv_policy_qhitter,     [KVA_KV_INFINIGEN] = &kva_kv_policy_infinigen,
 };
 
 const struct kva_kv_policy *kva_kv_policy_get(enum kva_kv_policy_id id)

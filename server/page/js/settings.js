@@ -18,6 +18,7 @@ const POLICY_HELP = {
   offload: 'The cache in host memory; the same answers as full.',
   kivi: 'A low-bit copy in device memory; approximates.',
   specache: 'The low-bit copy, and chosen rows fetched in 16 bits; approximates.',
+  infinigen: 'Partial keys, by which each layer\'s rows are chosen and fetched ahead; approximates.',
   streaming: 'First and newest tokens only; the rest is dropped.',
   h2o: 'The tokens attended to most, and the newest; the rest is dropped.',
   'q-hitter': 'What h2o keeps, in few bits; the rest is dropped.',

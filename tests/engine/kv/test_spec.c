@@ -122,17 +122,17 @@ static void test_parse__amounts(void **state KVA_UNUSED)
     assert_int_equal(spec.heavy, KVA_KV_PERCENT | 15);
     assert_int_equal(spec.recent, 128);
     assert_int_equal(spec.mass, KVA_MASS_ALL);
-    resolved = kva_kv_spec_resolve(&spec, 1001);
+    resolved = kva_kv_spec_resolve(&spec, 1001, 2000);
     assert_int_equal(resolved.heavy, 151);
     assert_int_equal(resolved.recent, 128);
-    const struct kva_kv_spec again = kva_kv_spec_resolve(&resolved, 7);
+    const struct kva_kv_spec again = kva_kv_spec_resolve(&resolved, 7, 9);
     assert_memory_equal(&again, &resolved, sizeof(resolved));
     assert_int_equal(parsed("h2o:heavy=0%").heavy, KVA_KV_PERCENT);
     assert_int_equal(parsed("h2o:heavy=100%").heavy, KVA_KV_PERCENT | 100);
     assert_int_equal(parsed("h2o:heavy=16777216").heavy, 1 << 24);
     /* Recent tokens: as many as the window has in any case. */
     spec = parsed("h2o:recent=1%");
-    assert_int_equal(kva_kv_spec_resolve(&spec, 1000).recent, 64);
+    assert_int_equal(kva_kv_spec_resolve(&spec, 1000, 1000).recent, 64);
     assert_int_equal(parsed("q-hitter:3").bits, 3);
     assert_int_equal(parsed("q-hitter:16:pure=0").bits, 16);
     char text[KVA_KV_VALUE_MAX];
