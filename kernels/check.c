@@ -93,6 +93,8 @@ static bool check_lowbit(struct kva_device *device, const char *op, struct kva_l
         return refuse(device, "%s: %u bits, must be 1, 2 or 4", op, format.bits);
     if (format.group != 32 && format.group != 64)
         return refuse(device, "%s: groups of %u, must be 32 or 64", op, format.group);
+    if (format.coding != KVA_CODING_PLAIN)
+        return refuse(device, "%s: rows are turned with keys per token alone", op);
     return true;
 }
 
@@ -180,9 +182,17 @@ static bool check_attend(struct kva_device *device, const struct kva_attend_args
     return true;
 }
 
+/* Where rows of 16 bits meet those of few, which are not turned then. */
+static bool check_plain(struct kva_device *device, const char *op, struct kva_lowbit_format format)
+{
+    return format.coding == KVA_CODING_PLAIN ||
+           refuse(device, "%s: rows that are turned come by store_rows, and attend alone", op);
+}
+
 static bool check_quantise(struct kva_device *device, const struct kva_quantise_args *args)
 {
-    return check_lowbit(device, "quantise", args->format, args->head_dim) &&
+    return check_plain(device, "quantise", args->format) &&
+           check_lowbit(device, "quantise", args->format, args->head_dim) &&
            check_kv_dtype(device, "quantise", args->kv_dtype);
 }
 
@@ -257,6 +267,7 @@ static bool check_attend_select_fetch(struct kva_device *device,
                                       const struct kva_attend_select_fetch_args *args)
 {
     if (!check_heads(device, SELECT, args->heads, args->kv_heads) ||
+        !check_plain(device, SELECT, args->format) ||
         !check_lowbit(device, SELECT, args->format, args->head_dim) ||
         !check_kv_dtype(device, SELECT, args->kv_dtype))
         return false;

@@ -49,9 +49,20 @@ enum kva_lowbit_levels {
 enum kva_lowbit_keys {
     KVA_KEYS_PER_CHANNEL, /* KIVI's */
     /* Keys as values are: one scale and zero per token over all of head_dim, so that a token can be
-     * coded alone. bits 2, 3, 4 or 8, group = head_dim, PAPER's levels; a token whose scale is
-     * below f16 has zero = (min + max) / 2. */
+     * coded alone. bits 2, 3, 4 or 8, group = head_dim, levels PAPER's or those of its coding; a
+     * token whose scale is below f16 has zero = (min + max) / 2. */
     KVA_KEYS_PER_TOKEN,
+};
+
+/* What is coded of a key or value with KVA_KEYS_PER_TOKEN. */
+enum kva_lowbit_coding {
+    KVA_CODING_PLAIN, /* its numbers (Q-Hitter, KIVI's values) */
+    /* Its numbers turned by kva_turn's rotation, which makes of a few large channels, as keys have
+     * them, many of middling size. Scores do not change if queries are turned too, and sums of
+     * values are turned back. scale = min((max - min) / (2^bits - 1), step * sigma), where step is
+     * that of the best uniform levels of a normal distribution (Max 1960); levels lie around the
+     * mean, or from the minimum on. */
+    KVA_CODING_TURNED,
 };
 
 struct kva_lowbit_format {
@@ -60,13 +71,15 @@ struct kva_lowbit_format {
     enum kva_lowbit_levels key_levels;
     enum kva_lowbit_levels value_levels;
     enum kva_lowbit_keys keys;
+    enum kva_lowbit_coding coding; /* PLAIN with KVA_KEYS_PER_CHANNEL */
 };
 
 /* The format with KVA_KEYS_PER_TOKEN. */
-static inline struct kva_lowbit_format kva_lowbit_per_token(uint32_t bits, uint32_t head_dim)
+static inline struct kva_lowbit_format kva_lowbit_per_token(uint32_t bits, uint32_t head_dim,
+                                                            enum kva_lowbit_coding coding)
 {
-    struct kva_lowbit_format format = {bits, head_dim, KVA_LEVELS_PAPER, KVA_LEVELS_PAPER,
-                                       KVA_KEYS_PER_TOKEN};
+    struct kva_lowbit_format format = {
+        bits, head_dim, KVA_LEVELS_PAPER, KVA_LEVELS_PAPER, KVA_KEYS_PER_TOKEN, coding};
     return format;
 }
 

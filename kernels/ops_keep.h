@@ -75,7 +75,7 @@ struct kva_row_error_seq {
 };
 
 /* error[kv_head][i] = |k - k'|^2 / |k|^2 + |v - v'|^2 / |v|^2, where k', v' are what `format` makes
- * of them (quantise); a vector of zeros has 0. Numbers beyond f16 count as its end. */
+ * of them (kv_layout.h); a vector of zeros has 0. Numbers beyond f16 count as its end. */
 struct kva_row_error_args {
     const struct kva_row_error_seq *seqs; /* host [seq_count] */
     size_t block_offset_bytes;            /* added to every block address */

@@ -14,6 +14,7 @@ static const char *const mispredicts[] = {"chain", "predecode", NULL};
 static const char *const positions[] = {"index", "original", NULL};
 
 static const char *const norms[] = {"rank", "minmax", NULL};
+static const char *const codings[] = {"turned", "plain", NULL};
 static const char *const masses[] = {"last", "all", NULL};
 
 static const char *const skews[] = {"after", "none", "fold", NULL};
@@ -122,6 +123,10 @@ static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
                               "columns of keys times the model's skew, which `kvahead skew` makes "
                               "(`after`), of keys as they are (`none`), or the leading ones of a "
                               "checkpoint that has the skew in its weights (`fold`)"},
+    [KVA_SETTING_CODING] = {"coding", WORD, .words = codings, AT(coding),
+                            .help = "what few bits hold of a kept token: its key and value "
+                                    "`turned`, so that no channel is larger than others, or "
+                                    "`plain`, as they are"},
 };
 
 const struct kva_kv_setting *kva_kv_setting_at(enum kva_kv_setting_id id)

@@ -104,6 +104,13 @@ enum kva_kv_skew_mode {
     KVA_SKEW_MODE_COUNT,
 };
 
+/* What few bits hold of a kept token. */
+enum kva_kv_coding {
+    KVA_KV_CODING_TURNED, /* its key and value turned, so that large channels are shared out */
+    KVA_KV_CODING_PLAIN,  /* as they are (Q-Hitter) */
+    KVA_KV_CODING_COUNT,
+};
+
 /* An amount of tokens is a number, or so many percent of the prompt. */
 #define KVA_KV_PERCENT 0x80000000u
 
@@ -145,6 +152,7 @@ struct kva_kv_spec {
     uint32_t partial_bits; /* 8 or 16 */
     enum kva_kv_skew_mode skew;
     uint32_t tokens_max; /* no setting: of the sequence, once amounts are resolved */
+    enum kva_kv_coding coding;
     struct kva_kv_k_range k_ranges[KVA_KV_K_RANGES_MAX]; /* the last that has a layer holds */
     uint32_t k_range_count;
     const struct kva_kv_policy *own; /* a policy that is in no table, and that requests cannot name;
@@ -178,6 +186,7 @@ enum kva_kv_setting_id {
     KVA_SETTING_PARTIAL,
     KVA_SETTING_PARTIAL_BITS,
     KVA_SETTING_SKEW,
+    KVA_SETTING_CODING,
     KVA_SETTING_COUNT,
 };
 

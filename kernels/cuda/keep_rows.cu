@@ -2,12 +2,11 @@
  * rotated. Codes and errors have the bits of the CPU (kernels/cpu/keep/token_row.h): no product is
  * fused with a sum. A row by one block of threads; the rows of a KV head of a store one after the
  * other, since tokens of one block share bytes. */
-#include "kernels/cuda/number.cuh"
+#include "kernels/cuda/token_row.cuh"
 
 #include <math.h>
 
 #define THREADS  128u
-#define LANES    16u
 #define DIM_MAX  256u
 #define BITS_MAX 8u
 
@@ -20,46 +19,11 @@ struct rotary {
 struct place {
     size_t offset;
     uint32_t dim, bits; /* bits 0: 16-bit blocks */
+    bool turned;
     struct kva_lowbit_layout layout;
 };
 
 /* --- a row ------------------------------------------------------------------------------------ */
-
-static __device__ __forceinline__ float clamped(float x)
-{
-    x += 0.0f;
-    x = x > 65504.0f ? 65504.0f : x;
-    return x < -65504.0f ? -65504.0f : x;
-}
-
-/* zero and scale of a row of such numbers; what is not a number does not count. */
-static __device__ void find_levels(const float *x, uint32_t dim, uint32_t bits, float *zero,
-                                   float *scale)
-{
-    float low = INFINITY, high = -INFINITY;
-    *zero = *scale = 0.0f;
-    for (uint32_t i = 0; i < dim; i++) {
-        low = x[i] < low ? x[i] : low;
-        high = x[i] > high ? x[i] : high;
-    }
-    if (!(low <= high))
-        return;
-    const float code_max = static_cast<float>((1u << bits) - 1);
-    *scale = kva_to_f32(kva_saturate<kva_f16>(__fdiv_rn(__fsub_rn(high, low), code_max)));
-    float from = *scale == 0.0f ? __fadd_rn(__fmul_rn(0.5f, low), __fmul_rn(0.5f, high)) : low;
-    *zero = kva_to_f32(kva_saturate<kva_f16>(from));
-}
-
-static __device__ uint32_t code_of(float x, uint32_t bits, float zero, float scale)
-{
-    const float code_max = static_cast<float>((1u << bits) - 1);
-    if (scale == 0.0f)
-        return 0;
-    float level = __fmul_rn(__fsub_rn(x, zero), __fdiv_rn(1.0f, scale));
-    level = level > 0.0f ? level : 0.0f;
-    level = level < code_max ? level : code_max;
-    return static_cast<uint32_t>(rintf(level));
-}
 
 /* x = a 16-bit row as floats; whoever reads them waits. */
 template <typename KV> static __device__ void load_row(float *x, const KV *from, uint32_t dim)
@@ -99,6 +63,18 @@ static __device__ unsigned char *head_of(const void *block, const place &p, uint
            kv_head * p.layout.head_bytes;
 }
 
+/* Key and value of a token, at x, turned where the place is; they are there, and are when it
+ * returns. */
+static __device__ void turn(float *x, const place &p, bool back)
+{
+    const uint32_t warp = threadIdx.x / KVA_WARP, lane = threadIdx.x % KVA_WARP;
+    if (!p.turned)
+        return;
+    if (warp < 2)
+        kva_turn_row<DIM_MAX / KVA_WARP>(x + warp * p.dim, p.dim, lane, back);
+    __syncthreads(); /* the rows are turned */
+}
+
 /* --- row_error -------------------------------------------------------------------------------- */
 
 struct error_seq {
@@ -111,26 +87,22 @@ struct error_params {
     const error_seq *seqs;
     size_t offset;
     uint32_t dim, bits;
+    bool turned;
 };
 
-static __device__ float sum_lanes(float *lanes)
-{
-    for (uint32_t half = LANES / 2; half > 0; half /= 2) {
-        for (uint32_t i = 0; i < half; i++)
-            lanes[i] = __fadd_rn(lanes[i], lanes[i + half]);
-    }
-    return lanes[0];
-}
-
 template <typename KV>
-static __device__ float row_error(const KV *from, uint32_t dim, uint32_t bits)
+static __device__ float row_error(const KV *from, uint32_t dim, uint32_t bits, bool turned)
 {
     float x[DIM_MAX] = {}, off[LANES], all[LANES], zero, scale;
     for (uint32_t i = 0; i < dim; i++)
         x[i] = clamped(kva_to_f32(from[i]));
+    if (turned)
+        kva_turn_alone(x, dim);
+    for (uint32_t i = 0; i < dim && turned; i++)
+        x[i] = clamped(x[i]);
     for (uint32_t i = 0; i < LANES; i++)
         off[i] = all[i] = 0.0f;
-    find_levels(x, dim, bits, &zero, &scale);
+    find_levels(x, dim, bits, turned, &zero, &scale);
     for (uint32_t i = 0; i < dim; i++) {
         float code = static_cast<float>(code_of(x[i], bits, zero, scale));
         float y = __fsub_rn(x[i], __fadd_rn(zero, __fmul_rn(scale, code)));
@@ -149,9 +121,9 @@ static __global__ void __launch_bounds__(THREADS) error_kernel(error_params p)
     const uint32_t kv_head = blockIdx.y;
     for (uint32_t i = threadIdx.x; i < seq.count; i += THREADS) {
         const KV *row = row_16<KV>(seq.blocks[i / KVA_PAGE_TOKENS], p.offset, kv_head, i, p.dim);
-        float key = row_error(row, p.dim, p.bits);
+        float key = row_error(row, p.dim, p.bits, p.turned);
         seq.error[static_cast<size_t>(kv_head) * seq.stride + i] =
-            __fadd_rn(key, row_error(row + p.dim, p.dim, p.bits));
+            __fadd_rn(key, row_error(row + p.dim, p.dim, p.bits, p.turned));
     }
 }
 
@@ -187,7 +159,8 @@ void kva_cuda_row_error(struct kva_device *device, const struct kva_row_error_ar
         sent += pages_of(seq->count);
     }
     error_params p = {static_cast<const error_seq *>(kva_cuda_send(device, seqs, seqs_bytes)),
-                      args->block_offset_bytes, args->head_dim, args->format.bits};
+                      args->block_offset_bytes, args->head_dim, args->format.bits,
+                      args->format.coding == KVA_CODING_TURNED};
     if (!kva_cuda_failed(device))
         kva_cuda_run(device, KVA_QUEUE_COMPUTE, "row_error",
                      {dim3(args->seq_count, args->kv_heads), THREADS},
@@ -215,7 +188,7 @@ struct move_params {
 
 static place place_of(size_t offset, uint32_t dim, struct kva_lowbit_format format)
 {
-    place p = {offset, dim, format.bits, {}};
+    place p = {offset, dim, format.bits, format.coding == KVA_CODING_TURNED, {}};
     if (format.bits > 0)
         p.layout = kva_lowbit_layout_of(format, dim);
     return p;
@@ -239,7 +212,7 @@ static __device__ void put_row(const float *x, unsigned char *head, const place 
                                uint32_t token)
 {
     float zero, scale;
-    find_levels(x, p.dim, p.bits, &zero, &scale);
+    find_levels(x, p.dim, p.bits, p.turned, &zero, &scale);
     if (threadIdx.x == 0) {
         uint32_t at = values ? p.layout.v_scale : p.layout.k_scale;
         reinterpret_cast<kva_f16 *>(head + at)[token] = kva_from_f32<kva_f16>(scale);
@@ -291,6 +264,10 @@ template <typename KV> static __global__ void __launch_bounds__(THREADS) store_k
         for (uint32_t c = threadIdx.x; c < 2 * dim; c += THREADS)
             x[c] = clamped(x[c]);
         __syncthreads(); /* the row is clamped */
+        turn(x, p.to, false);
+        for (uint32_t c = threadIdx.x; c < 2 * dim && p.to.turned; c += THREADS)
+            x[c] = clamped(x[c]);
+        __syncthreads(); /* and again */
         put_row(x, head, p.to, false, slot % KVA_PAGE_TOKENS);
         put_row(x + dim, head, p.to, true, slot % KVA_PAGE_TOKENS);
     }
@@ -402,6 +379,7 @@ template <typename KV> static __global__ void __launch_bounds__(THREADS) roll_ke
             get_row(x + dim, head, p.from, true, slot % KVA_PAGE_TOKENS);
         }
         __syncthreads(); /* the row is there */
+        turn(x, p.from, true);
         rotate(x, p.turn, seq.position_first + index[slot], false);
         KV *to = row_16<KV>(seq.to[page], p.to.offset, kv_head, slot, dim);
         for (uint32_t c = threadIdx.x; c < 2 * dim; c += THREADS)

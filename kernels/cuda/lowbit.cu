@@ -4,6 +4,7 @@
  * the block; from there it is attention over 16-bit tiles. Scores are kept as [head][position], for
  * select.cu, which does not look at those of tokens that rows have. */
 #include "kernels/cuda/attend_plan.cuh"
+#include "kernels/cuda/turn.cuh"
 
 #define BITS_MAX 8u
 
@@ -14,6 +15,8 @@ struct lowbit_seq {
     uint32_t block_first;
     uint32_t page_count;
     uint32_t select_row; /* of the sequence's rows */
+    uint32_t row_first, row_count;
+    const uint32_t *gate;
     bool has_rows;
 };
 
@@ -26,6 +29,7 @@ struct lowbit_params {
     uint32_t bits;
     uint32_t group_tokens; /* tokens, or channels, of a quantisation group */
     bool token_keys;       /* keys have levels per token */
+    bool turned;           /* rows of pages are turned */
     struct kva_lowbit_layout layout;
 };
 
@@ -124,6 +128,31 @@ static __device__ void find_present(unsigned long long *masks, const lowbit_seq 
     }
 }
 
+/* As load_queries, turned: a query by a warp. */
+template <int D>
+static __device__ void load_turned(kva_f16 (*q)[D + PAD], const attend_shape &p, const item &work,
+                                   uint32_t kv_head, uint32_t pairs, uint32_t lane)
+{
+    for (uint32_t pair = threadIdx.x / KVA_WARP; pair < pairs; pair += blockDim.x / KVA_WARP) {
+        const uint32_t index = work.pair_first + pair;
+        const size_t head = kv_head * p.group + index % p.group;
+        const size_t row = work.row_first + index / p.group;
+        float x[D / KVA_WARP];
+#pragma unroll
+        for (uint32_t j = 0; j < D / KVA_WARP; j++) {
+            const uint32_t d = lane + KVA_WARP * j;
+            const bool there = pair < work.pair_count && d < p.dim;
+            x[j] = there ? kva_load(p.q, p.q_dtype, row * p.q_stride + head * p.dim + d) : 0.0f;
+        }
+        kva_turn_warp(x, p.dim, lane, false);
+#pragma unroll
+        for (uint32_t j = 0; j < D / KVA_WARP; j++) {
+            const uint32_t d = lane + KVA_WARP * j;
+            q[pair][d] = kva_saturate<kva_f16>(d < p.dim ? x[j] : 0.0f);
+        }
+    }
+}
+
 /* --- the kernel ------------------------------------------------------------------------------- */
 
 template <int D>
@@ -159,7 +188,10 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) lowbit_kernel(lowbit_pa
     total.clear();
     split.clear();
     clear_padding(&here, 1, shape.dim);
-    load_queries<kva_f16, D>(q, shape, work, kv_head, pairs);
+    if (p.turned)
+        load_turned<D>(q, shape, work, kv_head, pairs, lane);
+    else
+        load_queries<kva_f16, D>(q, shape, work, kv_head, pairs);
     for (uint32_t t = work.tile_first; t < work.tile_end; t++) {
         const unsigned char *page =
             static_cast<const unsigned char *>(p.blocks[seq.block_first + t]) + p.block_offset +
@@ -191,6 +223,19 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) lowbit_kernel(lowbit_pa
         move_state<true>(total, shape, work, kv_head, warp_pair, lane);
 }
 
+/* Sums of turned values are turned back: those of a query head of a sequence by a block. */
+template <int D> static __global__ void turn_back_kernel(lowbit_params p)
+{
+    const lowbit_seq &seq = p.seqs[blockIdx.x];
+    const attend_shape &shape = p.shape;
+    if (kva_gate_closed(seq.gate))
+        return;
+    for (uint32_t row = threadIdx.y; row < seq.row_count; row += blockDim.y) {
+        const size_t at = static_cast<size_t>(seq.row_first + row) * shape.heads + blockIdx.y;
+        kva_turn_row<D / KVA_WARP>(shape.out.a + at * shape.dim, shape.dim, threadIdx.x, true);
+    }
+}
+
 /* --- the plan --------------------------------------------------------------------------------- */
 
 using plan = seq_plan<kva_attend_lowbit_args, lowbit_seq>;
@@ -201,6 +246,9 @@ static void fill_seq(lowbit_seq *to, const struct kva_lowbit_seq *seq)
     to->block_first = seq->block_first;
     to->page_count = seq->page_count;
     to->select_row = seq->select_row;
+    to->row_first = seq->row_first;
+    to->row_count = seq->row_count;
+    to->gate = seq->gate;
     to->scores = seq->scores;
     to->has_rows = seq->rows != nullptr;
     if (seq->rows)
@@ -224,6 +272,13 @@ static auto kernel_of(uint32_t dim)
     return dim <= 64 ? lowbit_kernel<64> : dim <= 128 ? lowbit_kernel<128> : lowbit_kernel<256>;
 }
 
+static auto turn_back_kernel_of(uint32_t dim)
+{
+    return dim <= 64    ? turn_back_kernel<64>
+           : dim <= 128 ? turn_back_kernel<128>
+                        : turn_back_kernel<256>;
+}
+
 void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args)
 {
     if (args->seq_count == 0 || !kva_cuda_enter(device))
@@ -240,6 +295,7 @@ void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_l
     params.bits = args->format.bits;
     params.group_tokens = args->format.group;
     params.token_keys = args->format.keys == KVA_KEYS_PER_TOKEN;
+    params.turned = args->format.coding == KVA_CODING_TURNED;
     params.layout = kva_lowbit_layout_of(args->format, args->head_dim);
     const auto kernel = kernel_of(args->head_dim);
     if (!make_plan(device, &plan, "attend_lowbit", kernel, 1, args))
@@ -249,4 +305,8 @@ void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_l
     kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend_lowbit", plan_launch(&plan, params.shape),
                  kernel, params);
     run_folds(device, &plan, params.shape, "attend_lowbit's folds");
+    if (params.turned && !kva_cuda_failed(device))
+        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend_lowbit's turn back",
+                     {dim3(args->seq_count, params.shape.heads), dim3(KVA_WARP, 4)},
+                     turn_back_kernel_of(args->head_dim), params);
 }

@@ -106,9 +106,9 @@ static void bench_mass(const struct bench *bench, const unsigned char *memory, e
 static void bench_tokens(const struct bench *bench, const unsigned char *memory, uint32_t bits)
 {
     enum { TOKENS = 65536 };
-    const struct kva_lowbit_format format = bits == 1
-                                                ? (struct kva_lowbit_format){.bits = 4, .group = 64}
-                                                : kva_lowbit_per_token(bits, DIM);
+    const struct kva_lowbit_format format =
+        bits == 1 ? (struct kva_lowbit_format){.bits = 4, .group = 64}
+                  : kva_lowbit_per_token(bits, DIM, KVA_CODING_TURNED);
     const size_t block_bytes = kva_lowbit_block_bytes(format, KV_HEADS, DIM);
     const uint32_t pages = TOKENS / KVA_PAGE_TOKENS;
     const void **blocks = malloc(pages * sizeof *blocks);
@@ -143,7 +143,7 @@ static void bench_tokens(const struct bench *bench, const unsigned char *memory,
 /* A page leaves: 64 tokens for a full store. */
 static void bench_insertion(const struct bench *bench, const unsigned char *memory, uint32_t slots)
 {
-    const struct kva_lowbit_format format = kva_lowbit_per_token(4, DIM);
+    const struct kva_lowbit_format format = kva_lowbit_per_token(4, DIM, KVA_CODING_TURNED);
     const uint32_t count = KVA_PAGE_TOKENS, pages = slots / KVA_PAGE_TOKENS;
     const size_t store_bytes = kva_lowbit_block_bytes(format, KV_HEADS, DIM);
     uint32_t *positions = malloc((size_t)KV_HEADS * slots * 4), *to = malloc(KV_HEADS * count * 4);

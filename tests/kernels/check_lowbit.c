@@ -441,11 +441,12 @@ static void lowbit_part_case(struct check *check, struct lowbit_test *lowbit,
                               .same_levels = plan->bare ? KVA_CPU_AVX512VNNI | KVA_CPU_AMX : 0};
     lowbit->part = part;
     snprintf(test.name, sizeof test.name,
-             "heads %u/%u head_dim %u %u bits group %u seqs %u rows %u pages %u window %u k %u %s "
-             "%s",
+             "heads %u/%u head_dim %u %u bits%s group %u seqs %u rows %u pages %u window %u k %u "
+             "%s %s",
              plan->shape.heads, plan->shape.kv_heads, plan->shape.head_dim, plan->format.bits,
-             plan->format.group, lowbit->args.seq_count, plan->rows[0], plan->pages[0],
-             plan->window, plan->k, kva_dtype_name(plan->dtype), check_fill_name(plan->fill));
+             plan->format.coding == KVA_CODING_TURNED ? " turned" : "", plan->format.group,
+             lowbit->args.seq_count, plan->rows[0], plan->pages[0], plan->window, plan->k,
+             kva_dtype_name(plan->dtype), check_fill_name(plan->fill));
     lowbit_truth(lowbit, LOWBIT_PRECISE, expect, expect + count);
     lowbit_truth(lowbit, check->gpu ? LOWBIT_GPU : LOWBIT_BYTES, expect + 2 * count,
                  expect + 3 * count);
@@ -464,8 +465,9 @@ static void lowbit_case(struct check *check, const struct plan *plan, bool alone
     uint32_t cols = plan->shape.heads * (plan->shape.head_dim + 2);
     double *expect = malloc(4 * (size_t)lowbit->rows * cols * sizeof(double));
     bool fused = check->variants[check->variant_count - 1].ops.attend_select_fetch;
-    lowbit_part_case(check, lowbit, plan, fused ? OP_ATTEND_SELECT_FETCH : OP_ATTEND_ROWS,
-                     LOWBIT_BOTH, expect);
+    if (plan->format.coding == KVA_CODING_PLAIN)
+        lowbit_part_case(check, lowbit, plan, fused ? OP_ATTEND_SELECT_FETCH : OP_ATTEND_ROWS,
+                         LOWBIT_BOTH, expect);
     if (alone && !plan->bare)
         lowbit_part_case(check, lowbit, plan, OP_ATTEND_ROWS, LOWBIT_ROWS, expect);
     if (alone || plan->bare)
@@ -506,14 +508,15 @@ void check_attend_lowbit(struct check *check)
             lowbit_case(check, &plan, false);
         }
     }
-    /* Levels per token, with rows and without. */
+    /* Levels per token, turned, with rows and without. */
     const uint32_t token_bits[] = {2, 3, 4, 8};
     for (size_t i = 0; i < KVA_COUNT_OF(shapes); i++) {
         bool big = shapes[i].heads * shapes[i].head_dim > 512;
-        for (uint32_t j = 0; j < KVA_COUNT_OF(token_bits) * (check->quick ? 1 : 2); j++) {
+        for (uint32_t j = 0; j < KVA_COUNT_OF(token_bits) * (check->quick ? 2 : 3); j++) {
             struct plan plan = {.shape = shapes[i], .dtype = j % 2 ? KVA_F16 : KVA_BF16};
-            plan.format = kva_lowbit_per_token(token_bits[j % 4], shapes[i].head_dim);
-            plan.bare = j < 4;
+            plan.format = kva_lowbit_per_token(token_bits[j % 4], shapes[i].head_dim,
+                                               j < 4 ? KVA_CODING_TURNED : KVA_CODING_PLAIN);
+            plan.bare = j < 8;
             plan.k = plan.bare ? 1 : check_between(check, 1, 64);
             plan.window = check_below(check, 3) ? 0 : check_between(check, 1, 700);
             plan.rows[0] = rows[check_below(check, big ? 4 : KVA_COUNT_OF(rows))];

@@ -404,7 +404,8 @@ void check_quantise(struct check *check)
         const uint32_t token_bits[] = {2, 3, 4, 8};
         for (uint32_t j = 0; j < KVA_COUNT_OF(token_bits); j++) {
             for (int kind = 0; kind < KIND_COUNT; kind += check->quick ? 2 : 1)
-                random_case(check, dims[i], kva_lowbit_per_token(token_bits[j], dims[i]),
+                random_case(check, dims[i],
+                            kva_lowbit_per_token(token_bits[j], dims[i], KVA_CODING_PLAIN),
                             (enum kind)kind);
         }
     }

@@ -2,6 +2,7 @@
  * is rotated; what is rotated is compared with fp64. */
 #include "kernels/convert.h"
 #include "tests/kernels/checkasm.h"
+#include "tests/kernels/coded_row.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,13 +15,19 @@ struct store_shape {
     uint32_t kv_heads, head_dim, bits; /* 0: 16 bits */
     enum kva_dtype dtype;
     uint32_t rotary_dim; /* 0: nothing is rotated */
+    enum kva_lowbit_coding coding;
 };
 
 static struct kva_lowbit_format format_of(const struct store_shape *shape)
 {
     if (shape->bits == 0)
         return (struct kva_lowbit_format){0};
-    return kva_lowbit_per_token(shape->bits, shape->head_dim);
+    return kva_lowbit_per_token(shape->bits, shape->head_dim, shape->coding);
+}
+
+static const char *coding_name(const struct store_shape *shape)
+{
+    return shape->bits > 0 && shape->coding == KVA_CODING_TURNED ? " turned" : "";
 }
 
 static size_t store_bytes(const struct store_shape *shape)
@@ -68,36 +75,23 @@ static uint16_t *row_at(const struct store_shape *shape, const struct check_buf 
                       shape->head_dim;
 }
 
-/* A row in few bits, by kv_layout.h. */
-struct coded {
-    float scale, zero;
-    uint32_t codes[512];
-};
-
 static float number(uint16_t bits, enum kva_dtype dtype)
 {
     const float x = (float)check_widen(bits, dtype) + 0.0f;
     return isnan(x) ? x : fminf(fmaxf(x, -65504.0f), 65504.0f);
 }
 
-static void code_row(struct coded *coded, const float *x, uint32_t dim, uint32_t bits)
+static bool is_turned(const struct store_shape *shape)
 {
-    float low = NAN, high = NAN;
-    const float most = (float)((1u << bits) - 1);
-    for (uint32_t i = 0; i < dim; i++) {
-        low = isnan(low) || x[i] < low ? x[i] : low;
-        high = isnan(high) || x[i] > high ? x[i] : high;
-    }
-    *coded = (struct coded){0};
-    if (isnan(low))
-        return;
-    coded->scale = kva_f32_of_f16(kva_f16_of_f32((high - low) / most));
-    coded->zero =
-        kva_f32_of_f16(kva_f16_of_f32(coded->scale == 0 ? 0.5f * low + 0.5f * high : low));
-    for (uint32_t i = 0; i < dim && coded->scale > 0; i++) {
-        const float level = (x[i] - coded->zero) * (1.0f / coded->scale);
-        coded->codes[i] = isnan(level) ? 0 : (uint32_t)rintf(fminf(fmaxf(level, 0.0f), most));
-    }
+    return shape->bits > 0 && shape->coding == KVA_CODING_TURNED;
+}
+
+/* The row as the shape's store has it, of numbers that are turned for it. */
+static void code_row(const struct store_shape *shape, struct coded_row *coded, float *x)
+{
+    if (is_turned(shape))
+        coded_row_turn(x, shape->head_dim);
+    coded_row_make(coded, x, shape->head_dim, shape->bits ? shape->bits : 8, shape->coding);
 }
 
 /* --- a low-bit store --------------------------------------------------------------------------- */
@@ -120,7 +114,7 @@ static size_t head_bytes(const struct store_shape *shape)
 }
 
 static void put_coded(const struct store_shape *shape, unsigned char *head, bool value,
-                      uint32_t token, const struct coded *coded)
+                      uint32_t token, const struct coded_row *coded)
 {
     uint16_t *levels = (uint16_t *)(void *)head + (value ? 2 * KVA_PAGE_TOKENS : 0);
     levels[token] = kva_f16_of_f32(coded->scale);
@@ -174,6 +168,20 @@ static double stored_at(const struct store_shape *shape, const struct check_buf 
     return x;
 }
 
+/* The row in a slot, turned back; returns what its numbers may be off by. */
+static double stored_row(const struct store_shape *shape, const struct check_buf *bufs,
+                         uint32_t head, uint32_t slot, bool value, double *x)
+{
+    double off = 0, most = 0;
+    for (uint32_t c = 0; c < shape->head_dim; c++) {
+        x[c] = stored_at(shape, bufs, head, slot, value, c, &off);
+        most = fmax(most, off);
+    }
+    if (is_turned(shape))
+        coded_row_turn_back(x, shape->head_dim);
+    return most;
+}
+
 /* --- rotation --------------------------------------------------------------------------------- */
 
 /* Element c of a row rotated by a position, in fp64. */
@@ -209,12 +217,12 @@ static double widen_row(const struct store_shape *shape, const uint16_t *row, do
 
 static double error_truth(const struct store_shape *shape, const uint16_t *row)
 {
-    struct coded coded;
+    struct coded_row coded;
     float x[512] = {0};
     double off = 0, all = 0;
     for (uint32_t c = 0; c < shape->head_dim; c++)
         x[c] = number(row[c], shape->dtype);
-    code_row(&coded, x, shape->head_dim, shape->bits);
+    code_row(shape, &coded, x);
     for (uint32_t c = 0; c < shape->head_dim; c++) {
         const double y = (double)x[c] - ((double)coded.zero + (double)coded.scale * coded.codes[c]);
         off += y * y;
@@ -249,8 +257,9 @@ static void error_case(struct check *check, const struct store_shape *shape, uin
                                             .head_dim = shape->head_dim,
                                             .kv_dtype = shape->dtype,
                                             .format = format_of(shape)};
-    snprintf(name, sizeof name, "%s heads %u dim %u bits %u count %u", kva_dtype_name(shape->dtype),
-             shape->kv_heads, shape->head_dim, shape->bits, count);
+    snprintf(name, sizeof name, "%s heads %u dim %u bits %u%s count %u",
+             kva_dtype_name(shape->dtype), shape->kv_heads, shape->head_dim, shape->bits,
+             coding_name(shape), count);
     for (bool any = false; check_next_run(check, work, &run, &variant, &device); any = true) {
         const char *reason = NULL;
         memset(got, 0x3C, error.bytes);
@@ -300,10 +309,10 @@ static void store_model(struct store_test *test, uint32_t head, uint32_t token, 
     for (int value = 0; value < 2; value++) {
         const uint16_t *row = row_at(shape, test->from, head, token, value);
         float x[512] = {0};
-        struct coded coded;
+        struct coded_row coded;
         for (uint32_t c = 0; c < dim; c++)
             x[c] = number(row[c], shape->dtype);
-        code_row(&coded, x, dim, shape->bits ? shape->bits : 8);
+        code_row(shape, &coded, x);
         if (shape->bits)
             put_coded(shape, store_head(shape, want, head, slot), value, slot % KVA_PAGE_TOKENS,
                       &coded);
@@ -312,29 +321,57 @@ static void store_model(struct store_test *test, uint32_t head, uint32_t token, 
     }
 }
 
+/* Whether a turned key is as near to what it should be as coding that leaves it. */
+static bool near_as_coded(const struct store_test *test, const double *x, const double *got,
+                          double position)
+{
+    const struct store_shape *shape = &test->shape;
+    struct coded_row coded;
+    float y[512];
+    double expect[512], decoded[512], off = 0, least = 0, all = 0;
+    for (uint32_t c = 0; c < shape->head_dim; c++) {
+        expect[c] = rotated(shape, x, c, test->inv_freq, position);
+        y[c] = (float)expect[c];
+    }
+    code_row(shape, &coded, y);
+    for (uint32_t c = 0; c < shape->head_dim; c++)
+        decoded[c] = (double)coded.zero + (double)coded.scale * coded.codes[c];
+    coded_row_turn_back(decoded, shape->head_dim);
+    for (uint32_t c = 0; c < shape->head_dim; c++) {
+        off += (got[c] - expect[c]) * (got[c] - expect[c]);
+        least += (decoded[c] - expect[c]) * (decoded[c] - expect[c]);
+        all += expect[c] * expect[c];
+    }
+    return off <= 1.02 * least + 1e-6 * all + 1e-12;
+}
+
 /* Rotated keys against fp64; where they are right, they become what is wanted. */
 static const char *check_rotated(struct store_test *test, uint32_t head, uint32_t token,
                                  uint32_t slot)
 {
     const struct store_shape *shape = &test->shape;
     struct check_buf want[PAGES];
-    double x[512], off;
+    double x[512], got[512];
     for (int i = 0; i < PAGES; i++)
         want[i].data = test->want[i];
+    const double off = stored_row(shape, test->to, head, slot, false, got);
     const double most = widen_row(shape, row_at(shape, test->from, head, token, false), x);
     const double position = (double)test->position_first + token;
     for (uint32_t c = 0; c < shape->head_dim && most < 60000; c++) {
         const double expect = rotated(shape, x, c, test->inv_freq, -position);
-        const double got = stored_at(shape, test->to, head, slot, false, c, &off);
-        if (!(fabs(got - expect) <= off + most * 8 * UNIT + 2 * format_least(shape->dtype)))
+        if (shape->coding == KVA_CODING_PLAIN &&
+            !(fabs(got[c] - expect) <= off + most * 8 * UNIT + 2 * format_least(shape->dtype)))
             return "a key is not rotated back";
     }
+    if (shape->coding == KVA_CODING_TURNED && most < 60000 &&
+        !near_as_coded(test, x, got, -position))
+        return "a key is not rotated back, or turned another way";
     if (shape->bits == 0) {
         memcpy(row_at(shape, want, head, slot, false), row_at(shape, test->to, head, slot, false),
                shape->head_dim * 2);
         return NULL;
     }
-    struct coded coded = {0};
+    struct coded_row coded = {0};
     const unsigned char *from = store_head(shape, test->to, head, slot);
     const uint16_t *levels = (const uint16_t *)(const void *)from;
     const uint32_t t = slot % KVA_PAGE_TOKENS;
@@ -437,9 +474,9 @@ static void store_case(struct check *check, const struct store_shape *shape, uin
         .kv_dtype = shape->dtype,
         .format = format_of(shape),
         .rotary = {shape->rotary_dim ? test.inv_freq : NULL, shape->rotary_dim}};
-    snprintf(name, sizeof name, "%s heads %u dim %u bits %u rotary %u count %u",
+    snprintf(name, sizeof name, "%s heads %u dim %u bits %u%s rotary %u count %u",
              kva_dtype_name(shape->dtype), shape->kv_heads, shape->head_dim, shape->bits,
-             shape->rotary_dim, count);
+             coding_name(shape), shape->rotary_dim, count);
     while (check_next_run(check, work, &run, &variant, &device))
         check_count_run(check, variant, OP_STORE_ROWS, device, name,
                         run_store(&test, variant, device, &args));
@@ -467,7 +504,7 @@ static const char *check_rolled(const struct roll_test *test, uint32_t head, uin
     const struct store_shape plain = {.kv_heads = shape->kv_heads, .head_dim = shape->head_dim};
     const uint32_t *positions = (const uint32_t *)test->positions.data + head * test->slots;
     const uint32_t *index = (const uint32_t *)test->index.data + head * test->slots;
-    double x[512], most = 0, off;
+    double x[512], most = 0;
     uint32_t below = 0;
     for (uint32_t i = 0; i < test->filled; i++)
         below += positions[i] < positions[slot];
@@ -476,15 +513,15 @@ static const char *check_rolled(const struct roll_test *test, uint32_t head, uin
     for (int value = 0; value < 2; value++) {
         const uint16_t *got = row_at(&plain, test->to, head, slot, value);
         most = 0;
-        for (uint32_t c = 0; c < shape->head_dim; c++) {
-            x[c] = stored_at(shape, test->from, head, slot, value, c, &off);
+        stored_row(shape, test->from, head, slot, value, x);
+        for (uint32_t c = 0; c < shape->head_dim; c++)
             most = isnan(x[c]) || fabs(x[c]) > most ? fabs(x[c]) : most;
-        }
         for (uint32_t c = 0; c < shape->head_dim && most < 60000; c++) {
             const double expect =
                 value ? x[c]
                       : rotated(shape, x, c, test->inv_freq, (double)test->position_first + below);
-            const double bound = fabs(expect) * format_unit(shape->dtype) + most * 8 * UNIT +
+            const double units = shape->coding == KVA_CODING_TURNED ? 128 : 8;
+            const double bound = fabs(expect) * format_unit(shape->dtype) + most * units * UNIT +
                                  2 * format_least(shape->dtype);
             if (!(fabs(check_widen(got[c], shape->dtype) - expect) <= bound))
                 return value ? "another value" : "a key is not where its index is";
@@ -555,13 +592,13 @@ static void roll_case(struct check *check, const struct store_shape *shape, uint
             test.from[i] = check_buf_new(store_bytes(shape));
             for (uint32_t j = 0; j < shape->kv_heads * KVA_PAGE_TOKENS * 2; j++) {
                 const uint32_t head = j / (2 * KVA_PAGE_TOKENS), token = j / 2 % KVA_PAGE_TOKENS;
-                struct coded coded;
+                struct coded_row coded;
                 float x[512] = {0};
                 const uint16_t *row =
                     (uint16_t *)((char *)rows.data + OFFSET) + (size_t)j * shape->head_dim;
                 for (uint32_t c = 0; c < shape->head_dim; c++)
                     x[c] = number(row[c], shape->dtype);
-                code_row(&coded, x, shape->head_dim, shape->bits);
+                code_row(shape, &coded, x);
                 put_coded(shape, store_head(shape, &test.from[i], head, token), j % 2, token,
                           &coded);
             }
@@ -587,9 +624,9 @@ static void roll_case(struct check *check, const struct store_shape *shape, uint
                                             .kv_dtype = shape->dtype,
                                             .format = format_of(shape),
                                             .rotary = {test.inv_freq, shape->rotary_dim}};
-    snprintf(name, sizeof name, "%s heads %u dim %u bits %u rotary %u filled %u",
+    snprintf(name, sizeof name, "%s heads %u dim %u bits %u%s rotary %u filled %u",
              kva_dtype_name(shape->dtype), shape->kv_heads, shape->head_dim, shape->bits,
-             shape->rotary_dim, filled);
+             coding_name(shape), shape->rotary_dim, filled);
     while (check_next_run(check, work, &run, &variant, &device))
         check_count_run(check, variant, OP_ROLL_ROWS, device, name,
                         run_roll(&test, variant, device, &args));
@@ -603,11 +640,19 @@ static void roll_case(struct check *check, const struct store_shape *shape, uint
 
 /* --- all of them ------------------------------------------------------------------------------ */
 
+#define PLAIN  KVA_CODING_PLAIN
+#define TURNED KVA_CODING_TURNED
+
 static const struct store_shape shapes[] = {
-    {2, 64, 0, KVA_BF16, 0},  {1, 80, 0, KVA_F16, 32},   {2, 64, 4, KVA_F16, 0},
-    {1, 128, 3, KVA_BF16, 0}, {3, 20, 2, KVA_F16, 0},    {1, 80, 8, KVA_BF16, 0},
-    {2, 64, 8, KVA_F16, 64},  {1, 128, 4, KVA_BF16, 96}, {1, 256, 2, KVA_BF16, 0},
-    {2, 64, 0, KVA_BF16, 64}, {1, 4, 3, KVA_F16, 2},
+    {2, 64, 0, KVA_BF16, 0, PLAIN},  {1, 80, 0, KVA_F16, 32, PLAIN},
+    {2, 64, 4, KVA_F16, 0, PLAIN},   {1, 128, 3, KVA_BF16, 0, PLAIN},
+    {3, 20, 2, KVA_F16, 0, PLAIN},   {1, 80, 8, KVA_BF16, 0, PLAIN},
+    {2, 64, 8, KVA_F16, 64, PLAIN},  {1, 128, 4, KVA_BF16, 96, PLAIN},
+    {1, 256, 2, KVA_BF16, 0, PLAIN}, {2, 64, 0, KVA_BF16, 64, PLAIN},
+    {1, 4, 3, KVA_F16, 2, PLAIN},    {2, 64, 2, KVA_BF16, 64, TURNED},
+    {1, 80, 3, KVA_F16, 0, TURNED},  {1, 128, 4, KVA_BF16, 96, TURNED},
+    {1, 256, 8, KVA_F16, 0, TURNED}, {3, 20, 2, KVA_BF16, 20, TURNED},
+    {1, 128, 2, KVA_F16, 0, TURNED},
 };
 
 static const uint32_t counts[] = {1, 64, 3, 200};

@@ -1,5 +1,6 @@
 /* What attention over low-bit pages and cached rows should be, in doubles, and its errors' bounds.
  */
+#include "kernels/turn.h"
 #include "tests/kernels/lowbit_case.h"
 
 #include <stdlib.h>
@@ -210,6 +211,55 @@ static void pair_truth(const struct lowbit_test *test, uint32_t first, uint32_t 
     truth->e_bound = truth->e * (relative + UNIT * 64) + 0x1p-115;
 }
 
+/* Numbers turned, or back, by the definition (kernels/turn.h): H has a -1 where the bits that row and
+ * column share are odd in number. `sizes`: of bounds, that add up. */
+static void turn_truth(double *x, size_t dim, bool back, bool sizes)
+{
+    const size_t block = dim & -dim;
+    double out[512];
+    for (size_t i = 0; i < dim; i++) {
+        out[i] = 0;
+        for (size_t j = i / block * block; j < i / block * block + block; j++) {
+            const size_t sign = back ? i : j;
+            bool minus = __builtin_popcountll(i & j & (block - 1)) % 2;
+            minus ^= kva_turn_flips((uint32_t)sign);
+            out[i] += minus && !sizes ? -x[j] : x[j];
+        }
+        out[i] /= sqrt((double)block);
+    }
+    memcpy(x, out, dim * sizeof *x);
+}
+
+/* The query as the pages have their keys; its own roundings are among those of a score. */
+static const float *turned_query(const struct lowbit_test *test, const float *q, float *turned)
+{
+    const size_t dim = test->args.head_dim;
+    double x[512];
+    if (test->args.format.coding != KVA_CODING_TURNED)
+        return q;
+    for (size_t i = 0; i < dim; i++)
+        x[i] = q[i];
+    turn_truth(x, dim, false, false);
+    for (size_t i = 0; i < dim; i++)
+        turned[i] = (float)x[i];
+    return turned;
+}
+
+/* Sums of turned values, back. */
+static void turn_truth_back(const struct lowbit_test *test, struct truth *truth)
+{
+    const size_t dim = test->args.head_dim;
+    double most = 0;
+    if (test->args.format.coding != KVA_CODING_TURNED)
+        return;
+    for (size_t i = 0; i < dim; i++)
+        most = fmax(most, fabs(truth->a[i]));
+    turn_truth(truth->a, dim, true, false);
+    turn_truth(truth->a_bound, dim, true, true);
+    for (size_t i = 0; i < dim; i++)
+        truth->a_bound[i] += 16 * UNIT * sqrt((double)dim) * most;
+}
+
 /* Which positions of a sequence and KV head take part; the caller frees. */
 static bool *find_attends(const struct lowbit_test *test, uint32_t seq, uint32_t kv_head)
 {
@@ -241,10 +291,12 @@ void lowbit_truth(const struct lowbit_test *test, enum lowbit_precision precisio
                 size_t row = seq->row_first + i / group, head = kv_head * group + i % group;
                 double *e = expect + row * cols, *b = bound + row * cols;
                 struct truth truth = {.a = e + head * dim, .a_bound = b + head * dim};
+                float turned[512];
+                const float *q = turned_query(
+                    test, (const float *)args->q + row * args->q_stride + head * dim, turned);
                 pair_truth(test, lowbit_first_seen(test, seq->position_first + i / group),
-                           seq->page_count * 64,
-                           (const float *)args->q + row * args->q_stride + head * dim, kv, attends,
-                           &rounding, scores, &truth);
+                           seq->page_count * 64, q, kv, attends, &rounding, scores, &truth);
+                turn_truth_back(test, &truth);
                 e[heads * dim + head] = truth.m;
                 e[heads * (dim + 1) + head] = truth.e;
                 b[heads * dim + head] = truth.m_bound;

@@ -67,7 +67,7 @@ static void check_block(const unsigned char *block)
 static void test_keep__token_format(void **state KVA_UNUSED)
 {
     const uint32_t levels[] = {KVA_CPU_REF, KVA_CPU_AVX2, KVA_CPU_AVX512, KVA_CPU_AVX512VNNI};
-    const struct kva_lowbit_format format = kva_lowbit_per_token(2, DIM);
+    const struct kva_lowbit_format format = kva_lowbit_per_token(2, DIM, KVA_CODING_PLAIN);
     uint16_t page[64 * 2 * DIM];
     unsigned char block[1024], stored[1024] = {0};
     const void *from[] = {page};
@@ -112,12 +112,13 @@ static void test_keep__row_error(void **state KVA_UNUSED)
     make_page(page);
     const struct kva_row_error_seq seq = {blocks, error, TOKENS, TOKENS};
     kva_device_ops(device)->row_error(
-        device, &(struct kva_row_error_args){.seqs = &seq,
-                                             .seq_count = 1,
-                                             .kv_heads = 1,
-                                             .head_dim = DIM,
-                                             .kv_dtype = KVA_F16,
-                                             .format = kva_lowbit_per_token(2, DIM)});
+        device,
+        &(struct kva_row_error_args){.seqs = &seq,
+                                     .seq_count = 1,
+                                     .kv_heads = 1,
+                                     .head_dim = DIM,
+                                     .kv_dtype = KVA_F16,
+                                     .format = kva_lowbit_per_token(2, DIM, KVA_CODING_PLAIN)});
     for (int i = 0; i < TOKENS; i++) {
         /* 65504 became 65536, and two zeros -21824; of keys and of values. */
         const double off = 2 * (32.0 * 32 + 2 * 21824.0 * 21824) / (2 * 65504.0 * 65504);
@@ -247,14 +248,16 @@ static void test_keep__refusals(void **state KVA_UNUSED)
     store_refused((struct kva_store_rows_args){.seqs = &nowhere, .seq_count = 1},
                   "a store without slots");
     store_refused((struct kva_store_rows_args){.head_dim = 8, .kv_dtype = KVA_F32}, "f16 or bf16");
-    store_refused((struct kva_store_rows_args){.head_dim = 8,
-                                               .kv_dtype = KVA_F16,
-                                               .format = kva_lowbit_per_token(5, 8)},
-                  "2, 3, 4 or 8");
-    store_refused((struct kva_store_rows_args){.head_dim = 8,
-                                               .kv_dtype = KVA_F16,
-                                               .format = kva_lowbit_per_token(4, 16)},
-                  "must be head_dim 8");
+    store_refused(
+        (struct kva_store_rows_args){.head_dim = 8,
+                                     .kv_dtype = KVA_F16,
+                                     .format = kva_lowbit_per_token(5, 8, KVA_CODING_TURNED)},
+        "2, 3, 4 or 8");
+    store_refused(
+        (struct kva_store_rows_args){.head_dim = 8,
+                                     .kv_dtype = KVA_F16,
+                                     .format = kva_lowbit_per_token(4, 16, KVA_CODING_PLAIN)},
+        "must be head_dim 8");
     store_refused((struct kva_store_rows_args){.head_dim = 8,
                                                .kv_dtype = KVA_F16,
                                                .format = {.bits = 4, .group = 32}},

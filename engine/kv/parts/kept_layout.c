@@ -35,7 +35,9 @@ struct kva_lowbit_format kva_kept_format(const struct kva_kv *kv, const struct k
 {
     if (!kva_kept_codes(spec))
         return (struct kva_lowbit_format){0};
-    return kva_lowbit_per_token(spec->bits, kv->shape.head_dim);
+    return kva_lowbit_per_token(spec->bits, kv->shape.head_dim,
+                                spec->coding == KVA_KV_CODING_PLAIN ? KVA_CODING_PLAIN
+                                                                    : KVA_CODING_TURNED);
 }
 
 size_t kva_kept_block_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec)

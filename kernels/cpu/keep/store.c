@@ -51,8 +51,8 @@ static float error_of(const struct kva_row_error_args *args, const uint16_t *fro
                       struct scratch *scratch)
 {
     kva_f32_array(from, args->kv_dtype, args->head_dim, scratch->k);
-    kva_token_row_clamp(scratch->k, args->head_dim);
-    kva_token_row_code(&scratch->row, scratch->k, args->head_dim, args->format.bits);
+    kva_token_row_take(&scratch->row, scratch->k, args->head_dim, args->format.bits,
+                       args->format.coding);
     return kva_token_row_error(&scratch->row, scratch->k, args->head_dim);
 }
 
@@ -109,8 +109,7 @@ static void put_row(const struct store_job *job, float *x, struct kva_token_row 
                     unsigned char *head, struct kva_token_place place, uint32_t slot)
 {
     const uint32_t dim = job->args->head_dim, bits = job->args->format.bits;
-    kva_token_row_clamp(x, dim);
-    kva_token_row_code(row, x, dim, bits);
+    kva_token_row_take(row, x, dim, bits, job->args->format.coding);
     kva_token_row_put(row, head, &job->layout, place, slot % KVA_PAGE_TOKENS, dim, bits);
 }
 
@@ -195,6 +194,10 @@ static void load_row(const struct roll_job *job, const struct kva_roll_seq *seq,
                       bits);
     kva_token_row_get(scratch->v, head, &job->layout, kva_token_values(&job->layout), token, dim,
                       bits);
+    if (args->format.coding == KVA_CODING_TURNED) {
+        kva_token_row_turn_back(scratch->k, dim);
+        kva_token_row_turn_back(scratch->v, dim);
+    }
 }
 
 static void roll_item(void *opaque, uint32_t index, uint32_t worker)

@@ -6,6 +6,7 @@
 
 #include "kernels/convert.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/turn.h"
 
 #include <math.h>
 #include <string.h>
@@ -29,9 +30,80 @@ static inline void kva_token_row_clamp(float *x, uint32_t dim)
     }
 }
 
-/* Code a row of such numbers. What is not a number does not count and has code 0. */
+/* H x, in place (turn.h). */
+static inline void kva_token_row_mix(float *x, uint32_t dim)
+{
+    const uint32_t block = KVA_TURN_BLOCK(dim);
+    const float factor = kva_turn_factor(block);
+    for (uint32_t half = 1; half < block; half *= 2) {
+        for (uint32_t i = 0; i < dim; i += 2 * half) {
+            for (uint32_t j = i; j < i + half; j++) {
+                const float a = x[j], b = x[j + half];
+                x[j] = a + b;
+                x[j + half] = a - b;
+            }
+        }
+    }
+    for (uint32_t i = 0; i < dim; i++)
+        x[i] *= factor;
+}
+
+static inline void kva_token_row_flip(float *x, uint32_t dim)
+{
+    for (uint32_t i = 0; i < dim; i++)
+        x[i] = kva_turn_flips(i) ? -x[i] : x[i];
+}
+
+/* x = a row, or sums of rows, turned; and turned back. */
+static inline void kva_token_row_turn(float *x, uint32_t dim)
+{
+    kva_token_row_flip(x, dim);
+    kva_token_row_mix(x, dim);
+}
+
+static inline void kva_token_row_turn_back(float *x, uint32_t dim)
+{
+    kva_token_row_mix(x, dim);
+    kva_token_row_flip(x, dim);
+}
+
+/* Sum of a lane's numbers, halves added to halves. */
+static inline float kva_token_row_total(float *lanes)
+{
+    for (uint32_t half = KVA_TOKEN_ROW_LANES / 2; half > 0; half /= 2) {
+        for (uint32_t i = 0; i < half; i++)
+            lanes[i] += lanes[i + half];
+    }
+    return lanes[0];
+}
+
+/* Of turned numbers between `low` and `high`: the step, and the first level. */
+static inline void kva_token_row_levels(const float *x, uint32_t dim, uint32_t bits, float *low,
+                                        float *step)
+{
+    float sums[KVA_TOKEN_ROW_LANES] = {0}, squares[KVA_TOKEN_ROW_LANES] = {0};
+    const float from = *low, n = (float)dim, code_max = (float)((1u << bits) - 1);
+    for (uint32_t i = 0; i < dim; i++) {
+        const float y = x[i] - from;
+        sums[i % KVA_TOKEN_ROW_LANES] += y;
+        squares[i % KVA_TOKEN_ROW_LANES] += y * y;
+    }
+    const float mean = kva_token_row_total(sums) / n;
+    float square = mean * mean;
+    square = kva_token_row_total(squares) / n - square;
+    const float best = square > 0.0f ? kva_turn_step(bits) * sqrtf(square) : 0.0f;
+    if (!(best < *step) || best == 0.0f)
+        return;
+    float reach = 0.5f * code_max;
+    reach *= best;
+    *low = from + (mean - reach);
+    *step = best;
+}
+
+/* Code a row of such numbers, turned or not as `coding` says. What is not a number does not count
+ * and has code 0. */
 static inline void kva_token_row_code(struct kva_token_row *row, const float *x, uint32_t dim,
-                                      uint32_t bits)
+                                      uint32_t bits, enum kva_lowbit_coding coding)
 {
     float low = INFINITY, high = -INFINITY;
     const float code_max = (float)((1u << bits) - 1);
@@ -44,7 +116,10 @@ static inline void kva_token_row_code(struct kva_token_row *row, const float *x,
     memset(row->codes, 0, dim);
     if (!(low <= high))
         return;
-    row->scale = kva_f16_of_f32((high - low) / code_max);
+    float step = (high - low) / code_max;
+    if (coding == KVA_CODING_TURNED)
+        kva_token_row_levels(x, dim, bits, &low, &step);
+    row->scale = kva_f16_of_f32(step);
     row->zero = kva_f16_of_f32(row->scale == 0 ? 0.5f * low + 0.5f * high : low);
     if (row->scale == 0)
         return;
@@ -69,13 +144,21 @@ static inline float kva_token_row_error(const struct kva_token_row *row, const f
         off[i % KVA_TOKEN_ROW_LANES] += y * y;
         all[i % KVA_TOKEN_ROW_LANES] += x[i] * x[i];
     }
-    for (uint32_t half = KVA_TOKEN_ROW_LANES / 2; half > 0; half /= 2) {
-        for (uint32_t i = 0; i < half; i++) {
-            off[i] += off[i + half];
-            all[i] += all[i + half];
-        }
+    const float size = kva_token_row_total(all);
+    return size > 0.0f ? kva_token_row_total(off) / size : 0.0f;
+}
+
+/* Code a row of any numbers, which `x` has as they are coded when it returns: within f16, and
+ * turned where `coding` says so. */
+static inline void kva_token_row_take(struct kva_token_row *row, float *x, uint32_t dim,
+                                      uint32_t bits, enum kva_lowbit_coding coding)
+{
+    kva_token_row_clamp(x, dim);
+    if (coding == KVA_CODING_TURNED) {
+        kva_token_row_turn(x, dim);
+        kva_token_row_clamp(x, dim);
     }
-    return all[0] > 0.0f ? off[0] / all[0] : 0.0f;
+    kva_token_row_code(row, x, dim, bits, coding);
 }
 
 /* --- in a block ------------------------------------------------------------------------------- */

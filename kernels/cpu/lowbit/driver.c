@@ -115,6 +115,14 @@ static void clear_out(const struct task *task)
     kva_query_clear(&task->at, &task->args->out, task->fold_dim);
 }
 
+/* The sums of turned values are turned back, once all are in. */
+static void turn_back(const struct task *task)
+{
+    const uint32_t dim = task->args->head_dim;
+    for (uint32_t j = 0; is_turned(task) && j < kva_query_count(&task->at); j++)
+        kva_token_row_turn_back(task->args->out.a + kva_query_pair(&task->at, j) * dim, dim);
+}
+
 /* --- rows ------------------------------------------------------------------------------------- */
 
 /* Behind the low-bit pages; attend_lowbit leaves them to attend_rows. */
@@ -205,6 +213,7 @@ static void run_splits(const struct kva_lowbit_plan *plan, const struct task *ta
         }
         fold_split(plan->device, task, to);
     }
+    turn_back(task);
     fold_rows(plan, task, scratch);
 }
 
@@ -294,6 +303,7 @@ static void run_task_wide(const struct kva_lowbit_plan *plan, uint32_t index)
         kva_pool_run(plan->device->pool, wave.count, run_wave_split, &wave);
         kva_pool_run(plan->device->pool, kva_query_count(&wave.task.at), fold_wave_query, &wave);
     }
+    turn_back(&wave.task);
     load_queries(&wave.task, scratch->q);
     fold_rows(plan, &wave.task, scratch);
 }

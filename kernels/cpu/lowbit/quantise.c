@@ -16,8 +16,7 @@ static void quantise_row(const struct kva_cpu_quantise *args,
     struct kva_token_row row;
     float x[KVA_CPU_HEAD_DIM_MAX];
     kva_f32_array(args->from + (size_t)(2 * token + place.values) * dim, args->kv_dtype, dim, x);
-    kva_token_row_clamp(x, dim);
-    kva_token_row_code(&row, x, dim, bits);
+    kva_token_row_take(&row, x, dim, bits, args->format.coding);
     kva_token_row_put(&row, args->to, layout, place, token, dim, bits);
 }
 

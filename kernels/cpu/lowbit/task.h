@@ -4,6 +4,7 @@
 #ifndef KVA_KERNELS_CPU_LOWBIT_TASK_H
 #define KVA_KERNELS_CPU_LOWBIT_TASK_H
 
+#include "kernels/cpu/keep/token_row.h"
 #include "kernels/cpu/lowbit/plan.h"
 
 struct task {
@@ -85,13 +86,20 @@ static void task_splits(const struct task *task, uint32_t *ret_first, uint32_t *
     *ret_first = first < end ? first / KVA_ATTEND_SPLIT_TOKENS : *ret_end;
 }
 
-/* q = the task's queries, scaled. */
+static bool is_turned(const struct task *task)
+{
+    return task->args->format.coding == KVA_CODING_TURNED;
+}
+
+/* q = the task's queries, scaled, and turned as the keys are. */
 static void load_queries(const struct task *task, float *q)
 {
     const struct kva_attend_select_fetch_args *args = task->args;
     kva_query_load(&task->at,
                    (struct kva_query_rows){args->q, args->q_stride, args->head_dim, args->scale},
                    q);
+    for (uint32_t j = 0; is_turned(task) && j < kva_query_count(&task->at); j++)
+        kva_token_row_turn(q + (size_t)j * args->head_dim, args->head_dim);
 }
 
 #endif

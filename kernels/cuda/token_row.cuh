@@ -1,0 +1,82 @@
+/* token_row.cuh - one key or value in few bits, KVA_KEYS_PER_TOKEN: its levels and codes, with the
+ * bits of the CPU (kernels/cpu/keep/token_row.h): no product is fused with a sum. */
+#ifndef KVA_KERNELS_CUDA_TOKEN_ROW_CUH
+#define KVA_KERNELS_CUDA_TOKEN_ROW_CUH
+
+#include "kernels/cuda/turn.cuh"
+
+#include <math.h>
+
+#define LANES 16u
+
+static __device__ __forceinline__ float clamped(float x)
+{
+    x += 0.0f;
+    x = x > 65504.0f ? 65504.0f : x;
+    return x < -65504.0f ? -65504.0f : x;
+}
+
+static __device__ float sum_lanes(float *lanes)
+{
+    for (uint32_t half = LANES / 2; half > 0; half /= 2) {
+        for (uint32_t i = 0; i < half; i++)
+            lanes[i] = __fadd_rn(lanes[i], lanes[i + half]);
+    }
+    return lanes[0];
+}
+
+/* Of turned numbers: the first level and the step, if they are nearer than those of the range. */
+static __device__ void find_turned(const float *x, uint32_t dim, uint32_t bits, float *low,
+                                   float *step)
+{
+    float sums[LANES], squares[LANES];
+    for (uint32_t i = 0; i < LANES; i++)
+        sums[i] = squares[i] = 0.0f;
+    for (uint32_t i = 0; i < dim; i++) {
+        const float y = __fsub_rn(x[i], *low);
+        sums[i % LANES] = __fadd_rn(sums[i % LANES], y);
+        squares[i % LANES] = __fadd_rn(squares[i % LANES], __fmul_rn(y, y));
+    }
+    const float n = static_cast<float>(dim), code_max = static_cast<float>((1u << bits) - 1);
+    const float mean = __fdiv_rn(sum_lanes(sums), n);
+    const float square = __fsub_rn(__fdiv_rn(sum_lanes(squares), n), __fmul_rn(mean, mean));
+    const float best = square > 0.0f ? __fmul_rn(kva_turn_step(bits), sqrtf(square)) : 0.0f;
+    if (!(best < *step) || best == 0.0f)
+        return;
+    *low = __fadd_rn(*low, __fsub_rn(mean, __fmul_rn(__fmul_rn(0.5f, code_max), best)));
+    *step = best;
+}
+
+/* zero and scale of a row of such numbers; what is not a number does not count. */
+static __device__ void find_levels(const float *x, uint32_t dim, uint32_t bits, bool turned,
+                                   float *zero, float *scale)
+{
+    float low = INFINITY, high = -INFINITY;
+    *zero = *scale = 0.0f;
+    for (uint32_t i = 0; i < dim; i++) {
+        low = x[i] < low ? x[i] : low;
+        high = x[i] > high ? x[i] : high;
+    }
+    if (!(low <= high))
+        return;
+    const float code_max = static_cast<float>((1u << bits) - 1);
+    float step = __fdiv_rn(__fsub_rn(high, low), code_max);
+    if (turned)
+        find_turned(x, dim, bits, &low, &step);
+    *scale = kva_to_f32(kva_saturate<kva_f16>(step));
+    float from = *scale == 0.0f ? __fadd_rn(__fmul_rn(0.5f, low), __fmul_rn(0.5f, high)) : low;
+    *zero = kva_to_f32(kva_saturate<kva_f16>(from));
+}
+
+static __device__ uint32_t code_of(float x, uint32_t bits, float zero, float scale)
+{
+    const float code_max = static_cast<float>((1u << bits) - 1);
+    if (scale == 0.0f)
+        return 0;
+    float level = __fmul_rn(__fsub_rn(x, zero), __fdiv_rn(1.0f, scale));
+    level = level > 0.0f ? level : 0.0f;
+    level = level < code_max ? level : code_max;
+    return static_cast<uint32_t>(rintf(level));
+}
+
+#endif
