@@ -153,9 +153,35 @@ static void test_kept__in_company_of_other_policies(void **state KVA_UNUSED)
 
 enum { STREAM = 900 };
 
-/* The text, of which `prompt` tokens are the prompt: log-probabilities of what comes behind it. */
+static void see_seq(void *opaque, const struct kva_forward_view *view)
+{
+    *(const struct kva_kv_seq **)opaque = view->rows->seq;
+}
+
+/* Suspends and resumes the sequence. The pages that are made of the store are not saved: here nothing
+ * is left of them for certain, whoever had their memory in between. */
+static void suspend_without_rolled(struct fixture *f, struct kva_sequence *seq,
+                                   const struct kva_kv_seq *kv_seq)
+{
+    enum { PAGES_MAX = 4 };
+    const struct kva_kept_state *s = kva_kept_state_of(kv_seq);
+    const struct kva_model_config *c = &f->model->config;
+    const size_t bytes = c->layer_count * kva_kv_block_bytes(c->kv_heads, c->head_dim);
+    const uint32_t count = s->rolled ? s->page_count : 0;
+    struct kva_err err;
+    void *rolled[PAGES_MAX];
+    assert_true(count <= PAGES_MAX);
+    for (uint32_t i = 0; i < count; i++)
+        rolled[i] = s->rolled[i];
+    f->engine->ops->suspend(f->engine->self, seq);
+    for (uint32_t i = 0; i < count; i++)
+        memset(rolled[i], 0x3D, bytes);
+    assert_int_equal(f->engine->ops->resume(f->engine->self, seq, &err), KVA_OK);
+}
+
+/* The text, of which `prompt` tokens are the prompt: logits of what comes behind it, [STREAM][VOCAB]. */
 static void run_stream(const char *model, struct kva_kv_spec spec, uint32_t prompt, uint32_t quota,
-                       uint32_t suspend_every, float *logprobs)
+                       uint32_t suspend_every, float *logits)
 {
     struct fixture f;
     struct kva_err err;
@@ -163,8 +189,11 @@ static void run_stream(const char *model, struct kva_kv_spec spec, uint32_t prom
     const struct kva_sampling_params sampling = trace_sampling();
     spec.positions = KVA_POSITIONS_INDEX;
     fixture_prompt(ids, STREAM + 1, VOCAB, 11);
+    const struct kva_kv_seq *kv_seq = NULL; /* from the first decoded token on */
+    const struct kva_forward_observer observer = {.attends = see_seq, .opaque = &kv_seq};
     fixture_open(
         &f, &(struct fixture_params){.model_path = model, .copy_delay_max_us = 300, .seed = 3});
+    kva_model_engine_observe(f.engine, &observer);
     struct kva_sequence *seq =
         fixture_start(&f, &(struct kva_sequence_params){.prompt = ids,
                                                         .prompt_tokens = prompt,
@@ -174,14 +203,16 @@ static void run_stream(const char *model, struct kva_kv_spec spec, uint32_t prom
     struct kva_step_item item = {.seq = seq, .prefill_tokens = quota, .forced = true};
     for (uint32_t at = prompt, step = 1; at < STREAM; step++) {
         item.forced_token = ids[at];
+        item.logits = logits + (size_t)at * VOCAB;
         assert_int_equal(f.engine->ops->grow(f.engine->self, seq, &err), KVA_OK);
         assert_int_equal(f.engine->ops->step(f.engine->self, &item, 1, &err), KVA_OK);
         assert_int_equal(item.status, KVA_OK);
-        if (item.emitted)
-            logprobs[at++] = item.token.chosen.logprob;
+        at += item.emitted;
         item.prefill_tokens = item.emitted ? 0 : item.prefill_tokens;
         if (suspend_every > 0 && step % suspend_every == 0)
             trace_suspend(&f, seq);
+        if (suspend_every > 0 && step % suspend_every == 1 && kv_seq)
+            suspend_without_rolled(&f, seq, kv_seq);
     }
     f.engine->ops->destroy(f.engine->self, seq);
     fixture_close(&f);
@@ -191,17 +222,19 @@ static void run_stream(const char *model, struct kva_kv_spec spec, uint32_t prom
  * and whoever had the memory in between. */
 static void test_kept__past_the_context(void **state KVA_UNUSED)
 {
-    static float want[STREAM], got[STREAM];
+    static float want[STREAM * VOCAB], got[STREAM * VOCAB];
     static const struct {
         uint32_t prompt, quota, suspend_every;
     } ways[] = {{63, 29, 7}, {300, 200, 0}, {641, 29, 5}, {STREAM - 1, 64, 3}};
     for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
         const struct kva_kv_spec spec = m % 2 ? coded(4, KVA_MASS_LAST) : small(KVA_MASS_LAST);
         run_stream(models[m], spec, 63, 200, 0, want);
+        assert_memory_not_equal(want + 63 * VOCAB, want + (STREAM - 1) * VOCAB,
+                                VOCAB * sizeof(*want)); /* there are logits */
         for (size_t i = 0; i < KVA_COUNT_OF(ways); i++) {
             run_stream(models[m], spec, ways[i].prompt, ways[i].quota, ways[i].suspend_every, got);
-            size_t bytes = (STREAM - ways[i].prompt) * sizeof(float);
-            assert_memory_equal(got + ways[i].prompt, want + ways[i].prompt, bytes);
+            const size_t first = (size_t)ways[i].prompt * VOCAB;
+            assert_memory_equal(got + first, want + first, sizeof(want) - first * sizeof(*want));
         }
     }
 }
