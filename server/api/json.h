@@ -12,27 +12,9 @@
 #ifndef KVA_SERVER_API_JSON_H
 #define KVA_SERVER_API_JSON_H
 
-#include "base/err.h"
+#include "base/json_check.h"
 
 #include <cjson/cJSON.h>
-
-#define KVA_JSON_DEPTH_MAX 128u
-
-struct kva_json_limits {
-    uint32_t depth_max;        /* nested arrays and objects, <= KVA_JSON_DEPTH_MAX */
-    uint32_t number_bytes_max; /* characters of one number; cJSON misreads those beyond 63 */
-    uint32_t values_max;       /* values in the document: a tree node costs about 80 bytes */
-    uint32_t key_bytes_max;    /* of one object key */
-};
-
-/* Depth 64, numbers of 60 characters, a million values, keys of 1,024 bytes. */
-void kva_json_limits_default(struct kva_json_limits *limits);
-
-/* Whether `length` bytes are one RFC 8259 document within `limits`. Fails: KVA_EINVAL; err says
- * what is wrong, at which byte. */
-KVA_MUST_CHECK enum kva_status kva_json_check(const char *text, size_t length,
-                                              const struct kva_json_limits *limits,
-                                              struct kva_err *err);
 
 /* Check, parse and refuse duplicate keys. The caller frees *ret with cJSON_Delete. Fails:
  * KVA_EINVAL, KVA_ENOMEM. */

@@ -1,5 +1,5 @@
-/* json_check.c - the strict check of a body: UTF-8, RFC 8259, depth and size. */
-#include "server/api/json.h"
+/* json_check.c - the walk over a document. */
+#include "base/json_check.h"
 
 #include "base/utf8.h"
 
