@@ -141,7 +141,7 @@ static void create_grammars(struct serve *serve, struct kva_api_config *api)
     const struct kva_config *config = serve->config;
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     const struct kva_grammars_params params = {
-        .vocab = {api->tokenizer, api->vocab_size, api->eos_ids, api->eos_count},
+        .vocab = {api->tokenizer, api->vocab_size, api->eos_ids, api->eos_count, NULL, 0},
         .limits = {config->grammar_time_ms * KVA_NS_PER_MS, config->grammar_bytes,
                    config->grammar_text_bytes},
         .work = {MASK_TIME_NS, MASK_BYTES},

@@ -31,7 +31,7 @@ static struct kva_grammar_vocab *make_vocab(void)
     require(kva_tokenizer_load_buffers(json.data, json.length, NULL, 0, &tokenizer, NULL) ==
             KVA_OK);
     kva_buf_finish(&json);
-    const struct kva_grammar_vocab_params params = {tokenizer, VOCAB, &eos, 1};
+    const struct kva_grammar_vocab_params params = {tokenizer, VOCAB, &eos, 1, NULL, 0};
     require(kva_grammar_vocab_create(&params, &vocab, NULL) == KVA_OK);
     return vocab;
 }

@@ -1,7 +1,6 @@
 /* grammar.c - grammars and matchers: checks first, then the library. */
 #include "base/buf.h"
 #include "text/grammar/internal.h"
-#include "text/grammar/xgrammar.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,13 +38,18 @@ static bool is_one_of(uint32_t id, const uint32_t *ids, uint32_t count)
     return false;
 }
 
-/* What each id adds to a text: special tokens add nothing that a grammar could ask for. */
+/* What each id adds to a text: special tokens add nothing that a grammar could ask for. Those that
+ * may be asked for by their ids have a byte that is in no text. */
 static struct kva_xg_token *read_tokens(const struct kva_grammar_vocab_params *params,
                                         uint32_t count)
 {
     struct kva_xg_token *tokens = calloc((size_t)count + 1, sizeof(*tokens));
     for (uint32_t id = 0; tokens && id < count; id++) {
         bool stop = is_one_of(id, params->eos_ids, params->eos_count);
+        if (!stop && is_one_of(id, params->named_ids, params->named_count)) {
+            tokens[id] = (struct kva_xg_token){"\xff", 1};
+            continue;
+        }
         if (stop || kva_tokenizer_is_special(params->tokenizer, (int32_t)id))
             continue;
         size_t length = 0;
@@ -98,8 +102,8 @@ void kva_grammar_vocab_destroy(struct kva_grammar_vocab *vocab)
 
 /* --- what the library says ------------------------------------------------------------------- */
 
-static enum kva_status over_limit(enum kva_xg_status status,
-                                  const struct kva_grammar_limits *limits, struct kva_err *err)
+enum kva_status kva_grammar_over_limit(enum kva_xg_status status,
+                                       const struct kva_grammar_limits *limits, struct kva_err *err)
 {
     if (status == KVA_XG_TIME)
         return kva_fail(err, KVA_ETOOBIG,
@@ -214,9 +218,9 @@ static const cJSON *find_inside(struct search *search, const cJSON *schema)
     return NULL;
 }
 
-static enum kva_status refuse_schema(const cJSON *root, bool strict,
-                                     const struct kva_xg_limits *limits,
-                                     const struct kva_xg_why *why, struct kva_err *err)
+enum kva_status kva_grammar_refuse_schema(const cJSON *root, bool strict,
+                                          const struct kva_xg_limits *limits,
+                                          const struct kva_xg_why *why, struct kva_err *err)
 {
     struct search search = {.root = root, .limits = limits, .strict = strict, .why = *why};
     const cJSON *schema = root;
@@ -294,12 +298,34 @@ static enum kva_status compile(const struct kva_grammar_vocab *vocab,
     if (status == KVA_XG_OK)
         return KVA_OK;
     if (status != KVA_XG_REFUSED)
-        return over_limit(status, limits, err);
+        return kva_grammar_over_limit(status, limits, err);
     if (root)
-        return refuse_schema(root, source->strict, &xg_limits, &why, err);
+        return kva_grammar_refuse_schema(root, source->strict, &xg_limits, &why, err);
     return refused(source->kind == KVA_XG_REGEX ? "the expression is refused"
                                                 : "the grammar is refused",
                    &why, err);
+}
+
+/* A structural tag, whose schemas are checked as any others. */
+static enum kva_status make_tags(const struct kva_grammar_vocab *vocab,
+                                 const struct kva_grammar_source *source,
+                                 const struct kva_grammar_limits *limits,
+                                 struct kva_xg_grammar **ret, struct kva_err *err)
+{
+    cJSON *root = cJSON_ParseWithLength(source->text, source->length);
+    if (!root)
+        return kva_fail(err, KVA_EINVAL, "the structural tag is not JSON");
+    enum kva_status status = kva_grammar_fill_tags(root, limits, err);
+    char *text = status ? NULL : cJSON_PrintUnformatted(root);
+    if (text) {
+        const struct kva_xg_source xg = {.kind = KVA_XG_TAGS, .text = text, .length = strlen(text)};
+        status = compile(vocab, &xg, NULL, limits, ret, err);
+    } else if (!status) {
+        status = kva_fail(err, KVA_ENOMEM, "out of memory for a grammar");
+    }
+    free(text);
+    cJSON_Delete(root);
+    return status;
 }
 
 static enum kva_status make(const struct kva_grammar_vocab *vocab,
@@ -315,6 +341,8 @@ static enum kva_status make(const struct kva_grammar_vocab *vocab,
     enum kva_status status = check_size(source, limits, err);
     if (status)
         return status;
+    if (source->kind == KVA_GRAMMAR_TAGS)
+        return make_tags(vocab, source, limits, ret, err);
     if (source->kind != KVA_GRAMMAR_SCHEMA) {
         status = check_nesting(source, err);
         return status ? status : compile(vocab, &xg, NULL, limits, ret, err);
@@ -361,7 +389,7 @@ static enum kva_status check_begins(const struct kva_grammar_vocab *vocab,
     if (!mask)
         status = kva_fail(err, KVA_ENOMEM, "out of memory for a grammar");
     else if (kva_grammar_matcher_mask(matcher, mask, &work) != KVA_OK)
-        status = over_limit(KVA_XG_TIME, limits, err);
+        status = kva_grammar_over_limit(KVA_XG_TIME, limits, err);
     else if (!allows_any(mask, vocab->size))
         status = kva_fail(err, KVA_EINVAL, "no text can be it: nothing may come first");
     free(mask);

@@ -32,6 +32,8 @@ struct kva_grammar_vocab_params {
     uint32_t vocab_size;                   /* the model's, which may be wider or narrower */
     const uint32_t *eos_ids;               /* what ends a text */
     uint32_t eos_count;
+    const uint32_t *named_ids; /* special tokens that a KVA_GRAMMAR_TAGS may ask for by their ids */
+    uint32_t named_count;
 };
 
 /* Fails: KVA_EUNSUPPORTED (built without the library; nothing ends the model's texts), KVA_ENOMEM. */
@@ -47,7 +49,13 @@ enum kva_grammar_kind {
     KVA_GRAMMAR_SCHEMA, /* JSON Schema, draft 2020-12: docs/api.md says what of it */
     KVA_GRAMMAR_REGEX,  /* the whole text matches */
     KVA_GRAMMAR_EBNF,   /* rules, of which `root` is the text */
+    KVA_GRAMMAR_TAGS,   /* a structural tag of the library, as JSON: text with calls in it */
 };
+
+/* In a KVA_GRAMMAR_TAGS, the type of a format that is a schema as KVA_GRAMMAR_SCHEMA has it: members
+ * `schema`, `strict`, `place` (what errors call it), and `lax`, true where any object will do if the
+ * schema cannot be enforced. */
+#define KVA_GRAMMAR_TAGS_SCHEMA "schema"
 
 struct kva_grammar_source {
     enum kva_grammar_kind kind;
@@ -65,7 +73,8 @@ struct kva_grammar_limits {
 struct kva_grammar;
 
 /* Fails: KVA_EINVAL (malformed, or no text can be it), KVA_EUNSUPPORTED (cannot be enforced); err
- * names the place in a schema; KVA_ETOOBIG (a limit), KVA_ENOMEM. */
+ * names the place in a schema, and err->param which one of several it is; KVA_ETOOBIG (a limit),
+ * KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_grammar_create(const struct kva_grammar_vocab *vocab,
                                                   const struct kva_grammar_source *source,
                                                   const struct kva_grammar_limits *limits,

@@ -3,6 +3,7 @@
 #define KVA_TEXT_GRAMMAR_INTERNAL_H
 
 #include "text/grammar/grammar.h"
+#include "text/grammar/xgrammar.h"
 
 #include <cjson/cJSON.h>
 
@@ -46,5 +47,21 @@ const char *kva_schema_value_lacks(enum kva_schema_value value, const cJSON *ite
 /* Whether all that the schema says can be enforced; err names the place. A few things are
  * said otherwise in it. */
 KVA_MUST_CHECK enum kva_status kva_grammar_check_tree(cJSON *root, struct kva_err *err);
+
+/* --- grammar.c: what the library says, as errors ------------------------------------------------ */
+
+/* KVA_EINVAL: err names the place in the schema that the library refuses. */
+enum kva_status kva_grammar_refuse_schema(const cJSON *root, bool strict,
+                                          const struct kva_xg_limits *limits,
+                                          const struct kva_xg_why *why, struct kva_err *err);
+enum kva_status kva_grammar_over_limit(enum kva_xg_status status,
+                                       const struct kva_grammar_limits *limits,
+                                       struct kva_err *err);
+
+/* --- tags.c ---------------------------------------------------------------------------------- */
+
+/* Every KVA_GRAMMAR_TAGS_SCHEMA in the structural tag becomes a format of the library. */
+KVA_MUST_CHECK enum kva_status
+kva_grammar_fill_tags(cJSON *root, const struct kva_grammar_limits *limits, struct kva_err *err);
 
 #endif

@@ -19,7 +19,9 @@
 #include <xgrammar/xgrammar.h>
 
 #include <new>
+#include <stdexcept>
 #include <string>
+#include <variant>
 #include <vector>
 
 namespace
@@ -144,9 +146,20 @@ xgrammar::Grammar read_source(const kva_xg_source *source)
     case KVA_XG_REGEX:
         return xgrammar::Grammar::FromRegex(text);
     case KVA_XG_EBNF:
+    case KVA_XG_TAGS:
         break;
     }
     return xgrammar::Grammar::FromEBNF(text);
+}
+
+xgrammar::Grammar read_tags(const kva_xg_source *source, const xgrammar::TokenizerInfo &info)
+{
+    auto made =
+        xgrammar::Grammar::FromStructuralTag(std::string(source->text, source->length), info);
+    if (auto *grammar = std::get_if<xgrammar::Grammar>(&made))
+        return *grammar;
+    throw std::runtime_error(std::visit([](const auto &error) { return std::string(error.what()); },
+                                        std::get<xgrammar::StructuralTagError>(made)));
 }
 
 } // namespace
@@ -271,6 +284,22 @@ extern "C" kva_xg_status kva_xg_check(const kva_xg_source *source, const kva_xg_
     });
 }
 
+extern "C" kva_xg_status kva_xg_rules(const kva_xg_source *source, const kva_xg_limits *limits,
+                                      char **ret, kva_xg_why *why)
+{
+    char *copy = nullptr;
+    kva_xg_status status = fenced(limits, why, [&] {
+        const std::string text = read_source(source).ToString();
+        copy = strdup(text.c_str());
+        return copy ? KVA_XG_OK : KVA_XG_MEMORY;
+    });
+    if (status == KVA_XG_OK)
+        *ret = copy;
+    else
+        free(copy);
+    return status;
+}
+
 extern "C" kva_xg_status kva_xg_compile(const kva_xg_vocab *vocab, const kva_xg_source *source,
                                         const kva_xg_limits *limits, kva_xg_grammar **ret,
                                         kva_xg_why *why)
@@ -278,8 +307,10 @@ extern "C" kva_xg_status kva_xg_compile(const kva_xg_vocab *vocab, const kva_xg_
     kva_xg_grammar *grammar = nullptr;
     kva_xg_status status = fenced(limits, why, [&] {
         xgrammar::GrammarCompiler compiler(vocab->info, 1, false);
-        grammar = new kva_xg_grammar{compiler.CompileGrammar(read_source(source)),
-                                     uint32_t(vocab->info.GetVocabSize())};
+        xgrammar::Grammar read =
+            source->kind == KVA_XG_TAGS ? read_tags(source, vocab->info) : read_source(source);
+        grammar =
+            new kva_xg_grammar{compiler.CompileGrammar(read), uint32_t(vocab->info.GetVocabSize())};
         return KVA_XG_OK;
     });
     if (status == KVA_XG_OK)

@@ -38,6 +38,7 @@ enum kva_xg_kind {
     KVA_XG_SCHEMA,
     KVA_XG_REGEX,
     KVA_XG_EBNF,
+    KVA_XG_TAGS, /* a structural tag, which needs the vocabulary */
 };
 
 struct kva_xg_source {
@@ -72,6 +73,11 @@ void kva_xg_vocab_destroy(struct kva_xg_vocab *vocab);
 /* Reads a source without a vocabulary: whether the library can make a grammar of it. */
 enum kva_xg_status kva_xg_check(const struct kva_xg_source *source,
                                 const struct kva_xg_limits *limits, struct kva_xg_why *why);
+
+/* The rules of a source but tags, as EBNF; the caller frees *ret. */
+enum kva_xg_status kva_xg_rules(const struct kva_xg_source *source,
+                                const struct kva_xg_limits *limits, char **ret,
+                                struct kva_xg_why *why);
 
 enum kva_xg_status kva_xg_compile(const struct kva_xg_vocab *vocab,
                                   const struct kva_xg_source *source,

@@ -151,6 +151,8 @@ enum kva_tpl_known_name {
 
 struct kva_template {
     struct kva_arena arena;
+    const char *source;
+    size_t source_length;
     struct kva_tpl_stmt *body;
     const struct kva_tpl_str **names; /* of variables */
     uint32_t name_count;

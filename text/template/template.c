@@ -30,7 +30,11 @@ enum kva_status kva_template_compile(const char *source, size_t length, struct k
     if (!tmpl)
         return kva_fail(err, KVA_ENOMEM, "out of memory compiling a chat template");
     kva_arena_init(&tmpl->arena, KVA_TEMPLATE_AST_BYTES_MAX);
-    enum kva_status status = kva_tpl_parse(tmpl, source, length, err);
+    tmpl->source = kva_arena_strndup(&tmpl->arena, source, length);
+    tmpl->source_length = length;
+    enum kva_status status = tmpl->source
+                                 ? kva_tpl_parse(tmpl, source, length, err)
+                                 : kva_fail(err, KVA_ENOMEM, "out of memory for a chat template");
     if (status) {
         kva_template_destroy(tmpl);
         return status;
@@ -45,6 +49,17 @@ void kva_template_destroy(struct kva_template *tmpl)
         return;
     kva_arena_finish(&tmpl->arena);
     free(tmpl);
+}
+
+const char *kva_template_source(const struct kva_template *tmpl, size_t *ret_length)
+{
+    *ret_length = tmpl->source_length;
+    return tmpl->source;
+}
+
+bool kva_template_mentions(const struct kva_template *tmpl, const char *name)
+{
+    return kva_tpl_find_name(tmpl, name, strlen(name)) != UINT32_MAX;
 }
 
 /* Give a variable its value, if the template mentions it. */

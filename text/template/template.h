@@ -86,6 +86,11 @@ KVA_MUST_CHECK enum kva_status kva_template_compile(const char *source, size_t l
 /* NULL is allowed. */
 void kva_template_destroy(struct kva_template *tmpl);
 
+/* What it was compiled from, as long as it lives. */
+const char *kva_template_source(const struct kva_template *tmpl, size_t *ret_length);
+/* Whether it names a variable. */
+bool kva_template_mentions(const struct kva_template *tmpl, const char *name);
+
 /* Append the rendering to `out`, whose own maximum holds too; `limits` NULL: the defaults. On
  * failure `out` keeps what it had. Keys of JSON objects keep their order; the last of two equal
  * keys wins. The JSON must not change meanwhile. Fails: KVA_EINVAL (the template called

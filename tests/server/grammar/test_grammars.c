@@ -35,7 +35,7 @@ static struct kva_grammars *open_grammars(uint32_t kept_max)
 {
     struct kva_grammars *grammars = NULL;
     const struct kva_grammars_params params = {
-        .vocab = {tokenizer, VOCAB, &eos, 1},
+        .vocab = {tokenizer, VOCAB, &eos, 1, NULL, 0},
         .kept_bytes = (size_t)64 << 20,
         .kept_max = kept_max,
         .mask_threads = 2,

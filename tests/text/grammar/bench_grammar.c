@@ -83,7 +83,7 @@ int main(int argc, char **argv)
         return fail(&err);
     const uint32_t eos = (uint32_t)strtoul(argv[2], NULL, 10);
     uint32_t vocab_size = kva_tokenizer_vocab_size(tokenizer);
-    const struct kva_grammar_vocab_params params = {tokenizer, vocab_size, &eos, 1};
+    const struct kva_grammar_vocab_params params = {tokenizer, vocab_size, &eos, 1, NULL, 0};
     double begun = cpu_seconds();
     if (kva_grammar_vocab_create(&params, &vocab, &err))
         return fail(&err);

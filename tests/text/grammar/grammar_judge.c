@@ -22,7 +22,7 @@ static struct kva_grammar_vocab *make_vocab(struct kva_tokenizer **tokenizer)
     if (kva_tokenizer_load_buffers(json.data, json.length, NULL, 0, tokenizer, NULL))
         exit(1);
     kva_buf_finish(&json);
-    const struct kva_grammar_vocab_params params = {*tokenizer, VOCAB, &eos, 1};
+    const struct kva_grammar_vocab_params params = {*tokenizer, VOCAB, &eos, 1, NULL, 0};
     if (kva_grammar_vocab_create(&params, &vocab, NULL))
         exit(1);
     return vocab;

@@ -30,7 +30,7 @@ static int set_up(void **state KVA_UNUSED)
                      KVA_OK);
     kva_buf_finish(&json);
     kva_buf_finish(&config);
-    const struct kva_grammar_vocab_params params = {tokenizer, VOCAB, &eos, 1};
+    const struct kva_grammar_vocab_params params = {tokenizer, VOCAB, &eos, 1, NULL, 0};
     assert_int_equal(kva_grammar_vocab_create(&params, &vocab, &err), KVA_OK);
     return 0;
 }

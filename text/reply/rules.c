@@ -1,0 +1,204 @@
+/* rules.c - what replies must be, as a structural tag of the grammar library. */
+#include "text/grammar/grammar.h"
+#include "text/reply/internal.h"
+
+#include <cjson/cJSON.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Nothing here checks for memory: whatever lacks a node prints as nothing, and add() says so. */
+struct maker {
+    const struct kva_reply_rules *rules;
+    const struct kva_reply_syntax *syntax;
+    bool failed;
+};
+
+static void add(struct maker *m, cJSON *object, const char *name, cJSON *item)
+{
+    bool done = item && (name ? cJSON_AddItemToObject(object, name, item)
+                              : cJSON_AddItemToArray(object, item));
+    if (done)
+        return;
+    cJSON_Delete(item);
+    m->failed = true;
+}
+
+static cJSON *node(struct maker *m, const char *type)
+{
+    cJSON *result = cJSON_CreateObject();
+    add(m, result, "type", cJSON_CreateString(type));
+    return result;
+}
+
+static cJSON *text_node(struct maker *m, const char *text)
+{
+    cJSON *result = node(m, "const_string");
+    add(m, result, "value", cJSON_CreateString(text));
+    return result;
+}
+
+/* A place that kva_grammar_create fills with the rules of the schema. */
+static cJSON *schema_node(struct maker *m, const char *schema, bool strict, const char *place,
+                          uint32_t index)
+{
+    char name[64];
+    cJSON *result = node(m, KVA_GRAMMAR_TAGS_SCHEMA);
+    snprintf(name, sizeof(name), place, index);
+    add(m, result, "schema", cJSON_Parse(schema));
+    add(m, result, "strict", cJSON_CreateBool(strict));
+    add(m, result, "place", cJSON_CreateString(name));
+    return result;
+}
+
+static bool marker_is_text(const struct maker *m)
+{
+    return m->syntax->marker && m->rules->marker_token < 0;
+}
+
+/* One tag for each function: all but the arguments is as models of the style write it. */
+static cJSON *tags_node(struct maker *m)
+{
+    bool marked = marker_is_text(m) && !m->syntax->array;
+    cJSON *tags = cJSON_CreateArray();
+    for (uint32_t i = 0; i < m->rules->function_count; i++) {
+        const struct kva_reply_function *function = &m->rules->functions[i];
+        char begin[512], end[64];
+        snprintf(begin, sizeof(begin),
+                 "%s{\"name\": \"%.256s\", \"%s\": ", marked ? m->syntax->before : "",
+                 function->name, m->syntax->arguments);
+        snprintf(end, sizeof(end), "}%s", marked ? m->syntax->after : "");
+        cJSON *tag = node(m, "tag");
+        cJSON *schema = schema_node(m, function->parameters, function->strict,
+                                    "tools[%u].function.parameters", function->index);
+        /* Where the client does not insist on it, a schema that cannot be enforced is none. */
+        add(m, schema, "lax", cJSON_CreateBool(!function->strict));
+        add(m, tag, "begin", cJSON_CreateString(begin));
+        add(m, tag, "content", schema);
+        add(m, tag, "end", cJSON_CreateString(end));
+        add(m, tags, NULL, tag);
+    }
+    return tags;
+}
+
+/* A call or several, and nothing besides. */
+static void add_calls(struct maker *m, cJSON *elements)
+{
+    const struct kva_reply_syntax *syntax = m->syntax;
+    const struct kva_reply_rules *rules = m->rules;
+    bool many = rules->parallel && syntax->separator && (syntax->array || marker_is_text(m));
+    if (syntax->array && rules->marker_token >= 0) {
+        cJSON *token = node(m, "token");
+        add(m, token, "token", cJSON_CreateNumber(rules->marker_token));
+        add(m, elements, NULL, token);
+    } else if (syntax->array) {
+        add(m, elements, NULL, text_node(m, syntax->marker));
+    }
+    if (syntax->array)
+        add(m, elements, NULL, text_node(m, "["));
+    cJSON *calls = node(m, "tags_with_separator");
+    add(m, calls, "tags", tags_node(m));
+    add(m, calls, "separator", cJSON_CreateString(many ? syntax->separator : "\n"));
+    add(m, calls, "at_least_one", cJSON_CreateTrue());
+    add(m, calls, "stop_after_first", cJSON_CreateBool(!many));
+    add(m, elements, NULL, calls);
+    if (syntax->array)
+        add(m, elements, NULL, text_node(m, "]"));
+}
+
+/* What a model thinks first is its own affair. */
+static void add_thought(struct maker *m, cJSON *elements)
+{
+    const struct kva_reply_rules *rules = m->rules;
+    if (!rules->thinks)
+        return;
+    cJSON *thought = cJSON_CreateArray();
+    cJSON *spaces = node(m, "regex");
+    if (!rules->thinking)
+        add(m, thought, NULL, text_node(m, KVA_REPLY_THINK));
+    cJSON *tag = node(m, "tag");
+    add(m, tag, "begin", cJSON_CreateString(""));
+    add(m, tag, "content", node(m, "any_text"));
+    add(m, tag, "end", cJSON_CreateString(KVA_REPLY_THINK_END));
+    add(m, thought, NULL, tag);
+    add(m, spaces, "pattern", cJSON_CreateString("[ \\n]{0,4}"));
+    add(m, thought, NULL, spaces);
+    cJSON *sequence = node(m, "sequence");
+    add(m, sequence, "elements", thought);
+    if (rules->thinking) {
+        add(m, elements, NULL, sequence);
+        return;
+    }
+    cJSON *maybe = node(m, "optional");
+    add(m, maybe, "content", sequence);
+    add(m, elements, NULL, maybe);
+}
+
+static cJSON *sequence_of_calls(struct maker *m)
+{
+    cJSON *result = node(m, "sequence");
+    cJSON *elements = cJSON_CreateArray();
+    add_calls(m, elements);
+    add(m, result, "elements", elements);
+    return result;
+}
+
+/* Calls, or an answer of the schema. */
+static cJSON *calls_or_answer(struct maker *m)
+{
+    cJSON *result = node(m, "or");
+    cJSON *elements = cJSON_CreateArray();
+    add(m, elements, NULL, sequence_of_calls(m));
+    add(m, elements, NULL,
+        schema_node(m, m->rules->answer, m->rules->answer_strict, "response_format", 0));
+    add(m, result, "elements", elements);
+    return result;
+}
+
+/* Any text, in which calls are what they must be. */
+static cJSON *calls_in_text(struct maker *m)
+{
+    cJSON *result = node(m, "triggered_tags");
+    cJSON *triggers = cJSON_CreateArray();
+    add(m, triggers, NULL, cJSON_CreateString(m->syntax->marker));
+    add(m, result, "triggers", triggers);
+    add(m, result, "tags", tags_node(m));
+    add(m, result, "at_least_one", cJSON_CreateFalse());
+    add(m, result, "stop_after_first", cJSON_CreateBool(!m->rules->parallel));
+    return result;
+}
+
+bool kva_reply_has_grammar(const struct kva_reply_rules *rules)
+{
+    const struct kva_reply_syntax *syntax = &kva_reply_syntaxes[rules->style];
+    if (rules->style == KVA_REPLY_NONE || rules->function_count == 0)
+        return false;
+    return rules->required || rules->answer ||
+           (syntax->marker && !syntax->array && rules->marker_token < 0);
+}
+
+void kva_reply_put_grammar(struct kva_buf *out, const struct kva_reply_rules *rules)
+{
+    struct maker m = {.rules = rules, .syntax = &kva_reply_syntaxes[rules->style]};
+    cJSON *root = node(&m, "structural_tag");
+    if (rules->required || rules->answer) {
+        cJSON *sequence = node(&m, "sequence");
+        cJSON *elements = cJSON_CreateArray();
+        add_thought(&m, elements);
+        if (rules->required)
+            add_calls(&m, elements);
+        else
+            add(&m, elements, NULL, calls_or_answer(&m));
+        add(&m, sequence, "elements", elements);
+        add(&m, root, "format", sequence);
+    } else {
+        add(&m, root, "format", calls_in_text(&m));
+    }
+    char *text = m.failed ? NULL : cJSON_PrintUnformatted(root);
+    if (text)
+        kva_buf_puts(out, text);
+    else
+        out->failed = true;
+    free(text);
+    cJSON_Delete(root);
+}
