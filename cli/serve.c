@@ -96,6 +96,21 @@ static uint32_t longest_token(const struct kva_tokenizer *tokenizer)
     return (uint32_t)longest;
 }
 
+static void describe_replies(const struct kva_config *config, struct kva_api_config *api)
+{
+    enum kva_reply_style style = KVA_REPLY_NONE;
+    bool thinks = config->reasoning_parser == 2;
+    if (config->tool_parser > 0)
+        style = (enum kva_reply_style)(config->tool_parser - 1);
+    kva_api_read_template(api, config->tool_parser > 0 ? &style : NULL,
+                          config->reasoning_parser > 0 ? &thinks : NULL);
+    if (api->chat_template)
+        kva_log(KVA_LOG_INFO, "replies       calls as %s%s%s",
+                kva_reply_style_name(api->reply.style),
+                api->reply.thinks ? ", reasoning in <think>" : "",
+                api->template_takes_tools ? "" : "; the template takes no tools, they are told");
+}
+
 static enum kva_status describe_api(const struct serve *serve, struct kva_api_config *api,
                                     struct kva_err *err)
 {
@@ -119,6 +134,7 @@ static enum kva_status describe_api(const struct serve *serve, struct kva_api_co
         .kv_default = instance->kv.policy,
     };
     kva_api_limits_default(&api->limits);
+    describe_replies(serve->config, api);
     api->token_bytes_max = longest_token(instance->tokenizer);
     api->kv_topk_max = (uint32_t)serve->config->kv_topk_max;
     for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)
@@ -139,9 +155,11 @@ static enum kva_status describe_api(const struct serve *serve, struct kva_api_co
 static void create_grammars(struct serve *serve, struct kva_api_config *api)
 {
     const struct kva_config *config = serve->config;
+    const uint32_t marker = (uint32_t)api->reply_marker;
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     const struct kva_grammars_params params = {
-        .vocab = {api->tokenizer, api->vocab_size, api->eos_ids, api->eos_count, NULL, 0},
+        .vocab = {api->tokenizer, api->vocab_size, api->eos_ids, api->eos_count, &marker,
+                  api->reply_marker >= 0},
         .limits = {config->grammar_time_ms * KVA_NS_PER_MS, config->grammar_bytes,
                    config->grammar_text_bytes},
         .work = {MASK_TIME_NS, MASK_BYTES},

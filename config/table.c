@@ -26,6 +26,11 @@ static const char *const weights[] = {"auto", "bf16", "int8", "int4", NULL};
 static const char *const cpu_levels[] = {"auto",       "ref",        "avx2", "avx512",
                                          "avx512vnni", "avx512bf16", "amx",  NULL};
 
+/* Behind auto the order of enum kva_reply_style. */
+static const char *const tool_parsers[] = {"auto",    "none", "hermes", "llama3",
+                                           "mistral", "json", NULL};
+static const char *const reasoning_parsers[] = {"auto", "none", "think", NULL};
+
 static const struct kva_option table[] = {
     {"model", KVA_OPTION_STRING, ENGINE | EVAL | SKEW | KVA_CMD_TOKENIZE, AT(model), 0, 0, NULL,
      NULL, "Model",
@@ -191,6 +196,12 @@ static const struct kva_option table[] = {
      "Server", "Memory that making a grammar may take."},
     {"grammar-cache", KVA_OPTION_BYTES, SERVE, AT(grammar_cache_bytes), 0, TIB, "256M", NULL,
      "Server", "Memory of grammars that are kept for requests that ask for the same."},
+    {"tool-parser", KVA_OPTION_CHOICE, SERVE, AT(tool_parser), 0, 0, "auto", tool_parsers, "Server",
+     "How the model writes calls of functions; auto: as its chat template shows (docs/api.md)."},
+    {"reasoning-parser", KVA_OPTION_CHOICE, SERVE, AT(reasoning_parser), 0, 0, "auto",
+     reasoning_parsers, "Server",
+     "What comes as reasoning_content; think: what is between <think> and </think>; auto: that, "
+     "where the chat template has it."},
     {"metrics-vllm", KVA_OPTION_BOOL, SERVE, AT(metrics_vllm), 0, 0, "false", NULL, "Server",
      "Expose the common metrics under vllm: names too."},
     {"metrics-keys", KVA_OPTION_BOOL, SERVE, AT(metrics_keys), 0, 0, "false", NULL, "Server",

@@ -57,7 +57,7 @@ static void note_end(struct kva_call *call, uint32_t prompt_index, const struct 
     enum kva_end_reason reason = reasons[output->end.reason];
     const char *told = kva_answer_choice_finish(call->answer, prompt_index, output->choice);
     if (told && (reason == KVA_END_STOP || reason == KVA_END_LENGTH))
-        reason = strcmp(told, "stop") == 0 ? KVA_END_STOP : KVA_END_LENGTH;
+        reason = strcmp(told, "length") == 0 ? KVA_END_LENGTH : KVA_END_STOP;
     uint32_t tokens = kva_answer_choice_tokens(call->answer, prompt_index, output->choice);
     metrics->choices_ended[reason]++;
     call->finish = names[reason];

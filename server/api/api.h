@@ -18,6 +18,7 @@
 #include "scheduler/scheduler.h"
 #include "server/api/json.h"
 #include "server/grammar/grammars.h"
+#include "text/reply/reply.h"
 #include "text/template/template.h"
 #include "text/tokenizer/tokenizer.h"
 
@@ -51,9 +52,14 @@ struct kva_api_config {
     const struct kva_tokenizer *tokenizer;
     const struct kva_template *chat_template;          /* NULL: no chat */
     const struct kva_template_limits *template_limits; /* NULL: the defaults */
-    uint32_t context_max;                              /* prompt + output tokens */
-    uint32_t vocab_size;                               /* ids below this exist */
-    uint32_t token_bytes_max; /* of any token: a text of more bytes than the context can have is
+    /* How replies are read, and what the template shows: kva_api_read_template. */
+    struct kva_reply_traits reply;
+    bool template_takes_tools;
+    bool template_knows_calls; /* in the history */
+    int32_t reply_marker;      /* the style's marker, where it is a special token; else -1 */
+    uint32_t context_max;      /* prompt + output tokens */
+    uint32_t vocab_size;       /* ids below this exist */
+    uint32_t token_bytes_max;  /* of any token: a text of more bytes than the context can have is
                                  refused unread; 0: not known */
     const uint32_t *eos_ids;
     uint32_t eos_count;
@@ -75,6 +81,11 @@ struct kva_api_config {
 };
 
 void kva_api_limits_default(struct kva_api_limits *limits);
+
+/* Fills in config->reply and what follows it; chat_template and tokenizer are there. What the operator
+ * says wins over the template: `style` or `thinks` NULL, it says nothing. */
+void kva_api_read_template(struct kva_api_config *config, const enum kva_reply_style *style,
+                           const bool *thinks);
 
 enum kva_api_route {
     KVA_API_COMPLETION,
@@ -101,6 +112,19 @@ struct kva_api_text {
 struct kva_api_format {
     const char *field; /* that says so; NULL: nothing */
     struct kva_grammar_source source;
+};
+
+/* The functions that a reply may call. */
+struct kva_api_tools {
+    const cJSON *list;                    /* as the template gets them; NULL: none */
+    struct kva_reply_function *functions; /* that may be called */
+    const char **names;                   /* of those */
+    uint32_t count;
+    bool required;              /* at least one is called, and nothing else is said */
+    bool parallel;              /* more than one may be */
+    enum kva_reply_bound bound; /* what the grammar sees to */
+    const char *answer;         /* schema of an answer without a call; NULL: any text */
+    bool answer_strict;
 };
 
 /* A validated request. Everything lives in `arena` or `json`. */
@@ -146,6 +170,7 @@ struct kva_api_call {
     int32_t priority;
     struct kva_kv_spec kv;
     struct kva_api_format format;
+    struct kva_api_tools tools;
     /* Arrays stop_ids and bad_words of it are filled in while preparing. */
     struct kva_sampling_params sampling;
     bool has_seed;
@@ -161,6 +186,7 @@ struct kva_api_call {
     bool template_failed; /* an error of the template, or a limit */
 
     /* --- after kva_api_prepare --- */
+    bool thinking;                 /* the prompt ends within the reasoning of what comes next */
     struct kva_request **requests; /* [prompt_count], this call's until they are submitted */
     uint32_t *truncated_tokens;    /* [prompt_count] tokens cut off at the front, on request */
     uint64_t prompt_tokens;        /* over all prompts */

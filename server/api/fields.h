@@ -11,6 +11,8 @@ struct kva_api_parser {
     const struct kva_api_config *config;
     struct kva_err *err;
     uint32_t argument_values; /* of the tool calls' arguments that were parsed */
+    const cJSON *tools;       /* as they came, until all fields are read */
+    const cJSON *tool_choice;
     bool has_best_of;
 };
 
@@ -92,6 +94,16 @@ enum kva_status kva_api_parse_guided_choice(struct kva_api_parser *p, const char
                                             const cJSON *value);
 enum kva_status kva_api_parse_guided_grammar(struct kva_api_parser *p, const char *name,
                                              const cJSON *value);
+
+/* Functions that may be called: tools.c. */
+enum kva_status kva_api_parse_tools(struct kva_api_parser *p, const char *name, const cJSON *value);
+enum kva_status kva_api_parse_tool_choice(struct kva_api_parser *p, const char *name,
+                                          const cJSON *value);
+/* Once all fields are read: tools, tool_choice, and the grammar that follows from both. */
+enum kva_status kva_api_check_tools(struct kva_api_parser *p);
+/* Once the prompt is rendered: the grammar depends on whether it ends within a thought. */
+KVA_MUST_CHECK enum kva_status kva_api_bind_tools(const struct kva_api_config *config,
+                                                  struct kva_api_call *call, struct kva_err *err);
 
 /* The constraint of all of the call's requests, held for the caller; NULL: there is none. format.c. */
 KVA_MUST_CHECK enum kva_status kva_api_get_constraint(const struct kva_api_config *config,

@@ -28,13 +28,10 @@ const struct kva_api_field kva_api_foreign_fields[] = {
     IGNORE("prompt_cache_key", KVA_ROUTE_GENERATE),
     IGNORE("prompt_cache_retention", KVA_ROUTE_GENERATE),
     IGNORE("prompt_cache_options", KVA_ROUTE_GENERATE),
-    IGNORE("parallel_tool_calls", KVA_ROUTE_CHAT),
     IGNORE("cache_prompt", KVA_ROUTE_GENERATE),
     IGNORE("spaces_between_special_tokens", KVA_ROUTE_GENERATE),
 
     /* OpenAI. */
-    REFUSE("tools", TEMPLATED, NULL),
-    REFUSE("tool_choice", KVA_ROUTE_CHAT, "none auto"),
     REFUSE("functions", KVA_ROUTE_CHAT, NULL),
     REFUSE("function_call", KVA_ROUTE_CHAT, "none auto"),
     REFUSE("audio", KVA_ROUTE_CHAT, NULL),

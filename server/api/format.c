@@ -5,8 +5,10 @@
 
 bool kva_api_makes_grammar(const struct kva_api_config *config, const struct kva_api_call *call)
 {
+    /* Which grammar it is of a model that thinks is not known before the prompt is rendered. */
+    bool unknown = call->tools.count > 0 && config->reply.thinks;
     return call->format.field && config->grammars &&
-           !kva_grammars_holds(config->grammars, &call->format.source);
+           (unknown || !kva_grammars_holds(config->grammars, &call->format.source));
 }
 
 enum kva_status kva_api_get_constraint(const struct kva_api_config *config,
@@ -28,9 +30,11 @@ enum kva_status kva_api_get_constraint(const struct kva_api_config *config,
     /* Too large or too slow: that is the request's, not a body over its limit. */
     status = status == KVA_ETOOBIG ? KVA_EINVAL : status;
     if (err) {
-        kva_err_prefix(err, status, "'%s'", format->field);
+        char param[KVA_ERR_PARAM_MAX];
+        snprintf(param, sizeof(param), "%s", err->param[0] ? err->param : format->field);
+        kva_err_prefix(err, status, "'%s'", param);
         err->status = status;
-        snprintf(err->param, sizeof(err->param), "%s", format->field);
+        snprintf(err->param, sizeof(err->param), "%s", param);
     }
     return status;
 }

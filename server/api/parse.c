@@ -312,6 +312,9 @@ const struct kva_api_field kva_api_fields[] = {
     CUSTOM("grammar", KVA_ROUTE_GENERATE, kva_api_parse_guided_grammar),
     CUSTOM("json_schema", KVA_ROUTE_GENERATE, kva_api_parse_guided_json),
     CUSTOM("modalities", KVA_ROUTE_CHAT, parse_modalities),
+    CUSTOM("tools", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, kva_api_parse_tools),
+    CUSTOM("tool_choice", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, kva_api_parse_tool_choice),
+    BOOL("parallel_tool_calls", KVA_ROUTE_CHAT, tools.parallel),
     {NULL, 0, KVA_FIELD_IGNORE, 0, 0, 0, NULL, NULL},
 };
 
@@ -355,6 +358,7 @@ static void set_defaults(struct kva_api_call *call, const struct kva_api_config 
     call->n = 1;
     call->max_tokens = config->completion_tokens_default;
     call->prompt_logprobs_asked = -1;
+    call->tools.parallel = true;
     call->kv = config->kv_specs[config->kv_default];
     call->sampling = (struct kva_sampling_params){
         .temperature = config->temperature,

@@ -197,18 +197,40 @@ static enum kva_status parse_arguments(struct kva_api_parser *p, cJSON *function
                                 : KVA_OK;
 }
 
-static enum kva_status parse_tool_calls(struct kva_api_parser *p, const cJSON *message,
-                                        uint32_t index)
+static enum kva_status parse_tool_call(struct kva_api_parser *p, const cJSON *call,
+                                       const char *place)
+{
+    cJSON *function = cJSON_GetObjectItemCaseSensitive(call, "function");
+    const cJSON *arguments = cJSON_GetObjectItemCaseSensitive(function, "arguments");
+    if (!cJSON_IsObject(function) ||
+        !cJSON_IsString(cJSON_GetObjectItemCaseSensitive(function, "name")))
+        return kva_fail_param(p->err, KVA_EINVAL, place,
+                              "'%s' must be an object that has a 'function' with a 'name'.", place);
+    if (arguments && !cJSON_IsString(arguments) && !cJSON_IsObject(arguments))
+        return kva_fail_param(p->err, KVA_EINVAL, place,
+                              "'%s.function.arguments' must be a string of JSON, not %s.", place,
+                              kva_api_type_name(arguments));
+    return parse_arguments(p, function, place);
+}
+
+/* Calls in the history. None of them is as if nothing had been said of calls: templates ask whether
+ * the member is there. */
+static enum kva_status parse_tool_calls(struct kva_api_parser *p, cJSON *message, uint32_t index)
 {
     const cJSON *calls = cJSON_GetObjectItemCaseSensitive(message, "tool_calls");
+    char place[KVA_ERR_PARAM_MAX];
     uint32_t number = 0;
-    if (!cJSON_IsArray(calls))
+    snprintf(place, sizeof(place), "messages[%u].tool_calls", index);
+    if (calls && !cJSON_IsNull(calls) && !cJSON_IsArray(calls))
+        return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be an array, not %s.", place,
+                              kva_api_type_name(calls));
+    if (!calls || !calls->child) {
+        cJSON_DeleteItemFromObjectCaseSensitive(message, "tool_calls");
         return KVA_OK;
+    }
     for (const cJSON *call = calls->child; call; call = call->next, number++) {
-        char place[KVA_ERR_PARAM_MAX];
         snprintf(place, sizeof(place), "messages[%u].tool_calls[%u]", index, number);
-        cJSON *function = cJSON_GetObjectItemCaseSensitive(call, "function");
-        enum kva_status status = function ? parse_arguments(p, function, place) : KVA_OK;
+        enum kva_status status = parse_tool_call(p, call, place);
         if (status != KVA_OK)
             return status;
     }

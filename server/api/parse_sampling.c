@@ -197,7 +197,7 @@ static enum kva_status check_prompts(struct kva_api_parser *p)
         return kva_fail_param(p->err, KVA_EUNSUPPORTED, "messages",
                               "The model '%.200s' has no chat template; use /v1/completions.",
                               p->config->model_ids[0]);
-    return KVA_OK;
+    return kva_api_check_tools(p);
 }
 
 enum kva_status kva_api_check_call(struct kva_api_parser *p)

@@ -31,6 +31,7 @@ static enum kva_status render_chat(const struct kva_api_config *config, struct k
     struct kva_template_control control = {.cancelled = call->abandoned};
     struct kva_template_input input = {
         .messages = call->messages,
+        .tools = config->template_takes_tools ? call->tools.list : NULL,
         .documents = call->documents,
         .extra = call->template_kwargs,
         .add_generation_prompt = call->add_generation_prompt,
@@ -43,11 +44,21 @@ static enum kva_status render_chat(const struct kva_api_config *config, struct k
         .control = &control,
     };
     uint64_t begin_ns = kva_time_ns();
+    cJSON *messages = cJSON_GetObjectItemCaseSensitive(call->json, "messages");
+    size_t bytes_max = config->limits.arena_bytes_max;
+    bool told = config->template_knows_calls || kva_reply_tell_history(messages, bytes_max);
+    if (call->tools.list && !config->template_takes_tools)
+        told = told &&
+               kva_reply_tell_tools(messages, call->tools.list, call->tools.required, bytes_max);
+    if (!told)
+        return kva_fail_param(err, KVA_ENOMEM, "messages", "Out of memory for the messages.");
     enum kva_status status =
         kva_template_render(config->chat_template, &input, config->template_limits, text, err);
     call->template_ns = kva_time_ns() - begin_ns;
     call->template_steps = control.steps;
     call->template_failed = status != KVA_OK && status != KVA_ECANCELLED;
+    call->thinking =
+        status == KVA_OK && config->reply.thinks && kva_reply_is_thinking(text->data, text->length);
     if (status == KVA_EINVAL && err) {
         kva_err_prefix(err, status, "The chat template refused the messages");
         snprintf(err->param, sizeof(err->param), "messages");
@@ -470,6 +481,7 @@ static enum kva_status drop_json(struct kva_api_call *call, struct kva_err *err)
     cJSON_Delete(call->json);
     call->json = NULL;
     call->messages = NULL;
+    call->tools.list = NULL;
     call->documents = NULL;
     call->template_kwargs = NULL;
     call->bad_words = NULL;
@@ -491,7 +503,9 @@ enum kva_status kva_api_prepare(const struct kva_api_config *config, struct kva_
         return kva_fail(err, KVA_ENOMEM, "Out of memory for %u prompts.", call->prompt_count);
     struct bad_word_list bad_words = {.lengths = NULL};
     struct kva_constraint *constraint = NULL;
-    status = kva_api_get_constraint(config, call, &constraint, err);
+    status = kva_api_bind_tools(config, call, err);
+    if (status == KVA_OK)
+        status = kva_api_get_constraint(config, call, &constraint, err);
     if (status != KVA_OK)
         return status;
     if (call->bad_word_count > 0)

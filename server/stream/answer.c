@@ -20,6 +20,7 @@ static void choice_init(struct kva_answer *answer, struct kva_choice_out *choice
     kva_detok_init(&choice->detok, answer->config->tokenizer, call->skip_special);
     kva_stop_matcher_init(&choice->stops, &answer->stop_set);
     kva_buf_init(&choice->text, max);
+    kva_buf_init(&choice->reasoning, max);
     kva_logprob_lists_init(&choice->logprobs, max);
     kva_buf_init(&choice->token_ids, max);
     choice->index = index;
@@ -29,6 +30,7 @@ static void choice_init(struct kva_answer *answer, struct kva_choice_out *choice
 static void choice_finish(struct kva_choice_out *choice)
 {
     kva_stop_matcher_finish(&choice->stops);
+    kva_choice_reply_finish(choice);
     kva_buf_finish(&choice->text);
     kva_logprob_lists_finish(&choice->logprobs);
     kva_buf_finish(&choice->token_ids);
@@ -36,6 +38,7 @@ static void choice_finish(struct kva_choice_out *choice)
 
 static bool prompts_init(struct kva_answer *answer)
 {
+    bool done = true;
     const struct kva_api_call *call = answer->call;
     struct kva_choice_out *choices = calloc(answer->choices_total, sizeof(*choices));
     answer->prompts = calloc(call->prompt_count, sizeof(*answer->prompts));
@@ -50,8 +53,10 @@ static bool prompts_init(struct kva_answer *answer)
         kva_buf_init(&prompt->prompt_logprobs, answer->choice_bytes_max);
         for (uint32_t j = 0; j < call->best_of; j++)
             choice_init(answer, &prompt->choices[j], i * call->n + j);
+        for (uint32_t j = 0; j < call->best_of && done; j++)
+            done = kva_choice_reply_init(answer, &prompt->choices[j]);
     }
-    return true;
+    return done;
 }
 
 /* The members that every frame and document starts with, written once. */
@@ -81,6 +86,7 @@ enum kva_status kva_answer_create(const struct kva_answer_params *params, struct
     answer->choices_total = call->prompt_count * call->best_of;
     kva_buf_init(&answer->head, 8192);
     kva_buf_init(&answer->scratch, (size_t)1 << 20);
+    kva_buf_init(&answer->certain, params->choice_bytes_max);
     snprintf(answer->id, sizeof(answer->id), "%s-%s",
              call->route == KVA_API_CHAT ? "chatcmpl" : "cmpl", params->id_suffix);
     write_head(answer, params->created_unix_s);
@@ -111,6 +117,7 @@ void kva_answer_destroy(struct kva_answer *answer)
     free(answer->prompts);
     kva_buf_finish(&answer->head);
     kva_buf_finish(&answer->scratch);
+    kva_buf_finish(&answer->certain);
     free(answer);
 }
 
@@ -137,7 +144,8 @@ static bool is_stop_id(const struct kva_answer *answer, const struct kva_choice_
 static bool overflowed(const struct kva_choice_out *choice)
 {
     return choice->text.failed || choice->stops.held.failed || choice->token_ids.failed ||
-           choice->logprobs.tokens.failed || choice->logprobs.top.failed;
+           choice->logprobs.tokens.failed || choice->logprobs.top.failed ||
+           kva_choice_reply_failed(choice);
 }
 
 /* Text of one more token through the stop strings; true: one of them is complete. */
@@ -146,13 +154,24 @@ static bool push_text(struct kva_answer *answer, struct kva_choice_out *choice)
     const struct kva_buf *text = &answer->scratch;
     choice->text.failed = choice->text.failed || text->failed;
     choice->characters += kva_count_characters(text->data, text->length);
-    if (choice->tokens <= answer->call->sampling.min_tokens) {
-        /* Nothing may stop the text yet, so nothing needs to be held back. */
-        kva_buf_append(&choice->text, text->data, text->length);
-        return false;
-    }
-    return kva_stop_matcher_push(&choice->stops, text->data, text->length,
-                                 answer->call->include_stop, &choice->text);
+    bool found = false;
+    kva_buf_clear(&answer->certain);
+    /* Where nothing may stop the text yet, nothing needs to be held back. */
+    if (choice->tokens <= answer->call->sampling.min_tokens)
+        kva_buf_append(&answer->certain, text->data, text->length);
+    else
+        found = kva_stop_matcher_push(&choice->stops, text->data, text->length,
+                                      answer->call->include_stop, &answer->certain);
+    kva_choice_reply_push(answer, choice);
+    return found;
+}
+
+/* The text is over: what might have been a stop string is none. */
+static void end_text(struct kva_answer *answer, struct kva_choice_out *choice)
+{
+    kva_buf_clear(&answer->certain);
+    kva_stop_matcher_flush(&choice->stops, &answer->certain);
+    kva_choice_reply_push(answer, choice);
 }
 
 static void add_logprob(struct kva_answer *answer, struct kva_choice_out *choice,
@@ -168,8 +187,10 @@ static void add_logprob(struct kva_answer *answer, struct kva_choice_out *choice
 static void finish_choice(struct kva_answer *answer, uint32_t prompt_index,
                           struct kva_choice_out *choice, const char *reason, struct kva_buf *out)
 {
+    kva_choice_reply_end(choice);
     choice->finished = true;
-    choice->finish_reason = reason;
+    choice->finish_reason =
+        choice->call_count > 0 && strcmp(reason, "stop") == 0 ? "tool_calls" : reason;
     if (answer->call->stream && !answer->paused && !overflowed(choice))
         kva_frame_json(out, answer, prompt_index, choice, true);
 }
@@ -206,6 +227,8 @@ static enum kva_answer_event push_token(struct kva_answer *answer, uint32_t prom
         kva_buf_printf(&choice->token_ids, "%s%u", choice->token_ids.length ? "," : "",
                        token->token);
     kva_buf_clear(&answer->scratch);
+    choice->detok.skip_special =
+        answer->call->skip_special && !kva_choice_reply_needs(answer, choice, token->token);
     if (!is_stop_id(answer, choice, token->token) || answer->call->include_stop)
         kva_detok_push(&choice->detok, (int32_t)token->token, &answer->scratch);
     if (push_text(answer, choice)) {
@@ -214,7 +237,7 @@ static enum kva_answer_event push_token(struct kva_answer *answer, uint32_t prom
     }
     bool opens = !choice->begun && (answer->call->route == KVA_API_CHAT || answer->call->echo);
     if (answer->call->stream && !answer->paused && !overflowed(choice) &&
-        (choice->text.length > 0 || opens))
+        (kva_choice_untold(choice) > 0 || opens))
         kva_frame_json(out, answer, prompt_index, choice, false);
     return KVA_ANSWER_NONE;
 }
@@ -284,7 +307,7 @@ static enum kva_answer_event push_end(struct kva_answer *answer, uint32_t prompt
         kva_detok_flush(&choice->detok, &answer->scratch);
         bool found = push_text(answer, choice);
         if (!found)
-            kva_stop_matcher_flush(&choice->stops, &choice->text);
+            end_text(answer, choice);
         if (stopped)
             note_stop_token(answer->call, choice, output->end.stop_token);
         bool none = answer->call->has_max_tokens && answer->call->max_tokens == 0;
@@ -349,7 +372,7 @@ void kva_answer_resume(struct kva_answer *answer, struct kva_buf *out)
     for (uint32_t i = 0; i < answer->call->prompt_count; i++) {
         for (uint32_t j = 0; j < answer->call->best_of; j++) {
             struct kva_choice_out *choice = &answer->prompts[i].choices[j];
-            if ((choice->text.length > 0 || choice->finished) && !choice->final_sent)
+            if ((kva_choice_untold(choice) > 0 || choice->finished) && !choice->final_sent)
                 kva_frame_json(out, answer, i, choice, choice->finished);
         }
     }
@@ -361,7 +384,7 @@ size_t kva_answer_buffered(const struct kva_answer *answer)
     for (uint32_t i = 0; i < answer->call->prompt_count; i++) {
         for (uint32_t j = 0; j < answer->call->best_of; j++) {
             const struct kva_choice_out *choice = &answer->prompts[i].choices[j];
-            total += choice->text.length + choice->token_ids.length;
+            total += kva_choice_untold(choice) + choice->token_ids.length;
             total += choice->logprobs.tokens.length + choice->logprobs.logprobs.length +
                      choice->logprobs.top.length + choice->logprobs.offsets.length;
         }

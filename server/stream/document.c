@@ -53,6 +53,16 @@ static void extras_json(struct kva_buf *out, const struct kva_answer *answer)
     kva_buf_puts(out, "]}");
 }
 
+uint64_t kva_answer_reasoning_tokens(const struct kva_answer *answer)
+{
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < answer->call->prompt_count; i++) {
+        for (uint32_t j = 0; j < answer->call->best_of; j++)
+            total += answer->prompts[i].choices[j].reasoning_tokens;
+    }
+    return total;
+}
+
 void kva_usage_json(struct kva_buf *out, const struct kva_answer *answer)
 {
     struct kva_answer_summary sum;
@@ -62,6 +72,9 @@ void kva_usage_json(struct kva_buf *out, const struct kva_answer *answer)
                    (unsigned long long)(sum.prompt_tokens + sum.output_tokens));
     kva_buf_printf(out, ",\"prompt_tokens_details\":{\"cached_tokens\":%llu}",
                    (unsigned long long)sum.cached_tokens);
+    if (answer->config->reply.thinks && answer->call->route != KVA_API_COMPLETION)
+        kva_buf_printf(out, ",\"completion_tokens_details\":{\"reasoning_tokens\":%llu}",
+                       (unsigned long long)kva_answer_reasoning_tokens(answer));
     /* Truncation is always reported, asked for or not. */
     if (answer->call->report || kva_answer_truncated(answer) > 0)
         extras_json(out, answer);
@@ -90,13 +103,36 @@ static void ids_json(struct kva_buf *out, const char *name, const uint32_t *ids,
     kva_buf_putc(out, ']');
 }
 
+/* What the assistant says: text, thoughts, calls. */
+static void message_json(struct kva_buf *out, const struct kva_choice_out *choice)
+{
+    kva_buf_puts(out, "\"message\":{\"role\":\"assistant\",\"content\":");
+    if (choice->call_count > 0 && choice->text.length == 0)
+        kva_buf_puts(out, "null");
+    else
+        kva_buf_json_string(out, choice->text.data, choice->text.length);
+    if (choice->reasoning.length > 0) {
+        kva_buf_puts(out, ",\"reasoning_content\":");
+        kva_buf_json_string(out, choice->reasoning.data, choice->reasoning.length);
+    }
+    for (uint32_t i = 0; i < choice->call_count; i++) {
+        const struct kva_call_out *call = &choice->calls[i];
+        kva_buf_puts(out, i ? "," : ",\"tool_calls\":[");
+        kva_buf_printf(out,
+                       "{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", call->id);
+        kva_buf_json_string(out, call->name, strlen(call->name));
+        kva_buf_puts(out, ",\"arguments\":");
+        kva_buf_json_string(out, call->arguments.data, call->arguments.length);
+        kva_buf_puts(out, "}}");
+    }
+    kva_buf_puts(out, choice->call_count > 0 ? "],\"refusal\":null}," : ",\"refusal\":null},");
+}
+
 static void content_json(struct kva_buf *out, const struct kva_answer *answer,
                          uint32_t prompt_index, const struct kva_choice_out *choice)
 {
     if (answer->call->route == KVA_API_CHAT) {
-        kva_buf_puts(out, "\"message\":{\"role\":\"assistant\",\"content\":");
-        kva_buf_json_string(out, choice->text.data, choice->text.length);
-        kva_buf_puts(out, ",\"refusal\":null},");
+        message_json(out, choice);
         return;
     }
     kva_buf_puts(out, "\"text\":");

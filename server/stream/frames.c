@@ -1,6 +1,8 @@
 /* frames.c - server-sent events: one frame per token that has text, as OpenAI's. */
 #include "server/stream/internal.h"
 
+#include <string.h>
+
 static void begin(struct kva_buf *out, const struct kva_answer *answer)
 {
     kva_buf_append(out, "data: ", 6);
@@ -78,19 +80,25 @@ static void opening_frame(struct kva_buf *out, struct kva_answer *answer, uint32
     end(out, answer);
 }
 
-/* What is buffered of the choice since its last frame; the lists are empty afterwards. */
-static void put_buffered(struct kva_buf *out, const struct kva_answer *answer,
-                         struct kva_choice_out *choice)
+/* The members of a chat's delta: content and reasoning. */
+static void put_delta(struct kva_buf *out, const struct kva_choice_out *choice)
 {
-    bool chat = answer->call->route == KVA_API_CHAT;
-    kva_buf_printf(out, ",\"choices\":[{\"index\":%u,", choice->index);
-    if (choice->text.length > 0) {
-        kva_buf_puts(out, chat ? "\"delta\":{\"content\":" : "\"text\":");
-        kva_buf_json_string(out, choice->text.data, choice->text.length);
-        kva_buf_puts(out, chat ? "}," : ",");
-    } else {
-        kva_buf_puts(out, chat ? "\"delta\":{}," : "\"text\":\"\",");
+    kva_buf_puts(out, "\"delta\":{");
+    if (choice->reasoning.length > 0) {
+        kva_buf_puts(out, "\"reasoning_content\":");
+        kva_buf_json_string(out, choice->reasoning.data, choice->reasoning.length);
     }
+    if (choice->text.length > 0) {
+        kva_buf_puts(out, choice->reasoning.length > 0 ? ",\"content\":" : "\"content\":");
+        kva_buf_json_string(out, choice->text.data, choice->text.length);
+    }
+    kva_buf_puts(out, "},");
+}
+
+/* What else is buffered of the choice since its last frame; all is empty afterwards. */
+static void put_lists(struct kva_buf *out, const struct kva_answer *answer,
+                      struct kva_choice_out *choice)
+{
     if (choice->logprobs.count > 0)
         kva_logprob_lists_json(out, answer, NULL, &choice->logprobs);
     else
@@ -101,8 +109,49 @@ static void put_buffered(struct kva_buf *out, const struct kva_answer *answer,
         kva_buf_putc(out, ']');
     }
     kva_buf_clear(&choice->text);
+    kva_buf_clear(&choice->reasoning);
     kva_buf_clear(&choice->token_ids);
     kva_logprob_lists_clear(&choice->logprobs);
+}
+
+static void put_buffered(struct kva_buf *out, const struct kva_answer *answer,
+                         struct kva_choice_out *choice)
+{
+    kva_buf_printf(out, ",\"choices\":[{\"index\":%u,", choice->index);
+    if (answer->call->route == KVA_API_CHAT) {
+        put_delta(out, choice);
+    } else {
+        kva_buf_puts(out, "\"text\":");
+        kva_buf_json_string(out, choice->text.data, choice->text.length);
+        kva_buf_putc(out, ',');
+    }
+    put_lists(out, answer, choice);
+}
+
+/* A call: first who is called, then the arguments, piece by piece. */
+static void call_frame(struct kva_buf *out, const struct kva_answer *answer,
+                       struct kva_choice_out *choice, uint32_t index)
+{
+    struct kva_call_out *call = &choice->calls[index];
+    begin(out, answer);
+    kva_buf_printf(out, ",\"choices\":[{\"index\":%u,\"delta\":{\"tool_calls\":[{\"index\":%u,",
+                   choice->index, index);
+    if (!call->opened) {
+        kva_buf_printf(out,
+                       "\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", call->id);
+        kva_buf_json_string(out, call->name, strlen(call->name));
+        kva_buf_puts(out, ",\"arguments\":\"\"}}]},");
+        call->opened = true;
+    } else {
+        kva_buf_puts(out, "\"function\":{\"arguments\":");
+        kva_buf_json_string(out, call->arguments.data + call->told,
+                            call->arguments.length - call->told);
+        kva_buf_puts(out, "}}]},");
+        call->told = call->arguments.length;
+    }
+    put_lists(out, answer, choice);
+    kva_buf_puts(out, ",\"finish_reason\":null}]");
+    end(out, answer);
 }
 
 void kva_frame_json(struct kva_buf *out, struct kva_answer *answer, uint32_t prompt_index,
@@ -110,11 +159,16 @@ void kva_frame_json(struct kva_buf *out, struct kva_answer *answer, uint32_t pro
 {
     if (!choice->begun)
         opening_frame(out, answer, prompt_index, choice);
-    if (choice->text.length > 0) {
+    if (choice->text.length > 0 || choice->reasoning.length > 0) {
         begin(out, answer);
         put_buffered(out, answer, choice);
         kva_buf_puts(out, ",\"finish_reason\":null}]");
         end(out, answer);
+    }
+    for (uint32_t i = 0; i < choice->call_count; i++) {
+        while (!choice->calls[i].opened ||
+               choice->calls[i].told < choice->calls[i].arguments.length)
+            call_frame(out, answer, choice, i);
     }
     if (!final)
         return;

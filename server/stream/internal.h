@@ -14,10 +14,27 @@ struct kva_logprob_lists {
     uint32_t count;
 };
 
+/* A call that a reply makes. */
+struct kva_call_out {
+    const char *name; /* one of the request's */
+    struct kva_buf arguments;
+    size_t told; /* bytes of them that frames have had */
+    bool opened; /* a frame has had the name */
+    char id[40];
+};
+
 struct kva_choice_out {
     struct kva_detok detok;
     struct kva_stop_matcher stops;
-    struct kva_buf text; /* certain text: since the last frame, or all of it */
+    struct kva_buf text;        /* certain content: since the last frame, or all of it */
+    struct kva_reply *reply;    /* tells content from the rest; NULL: all text is content */
+    struct kva_buf reasoning;   /* as text */
+    const char *const *names;   /* of functions that may be called */
+    struct kva_call_out *calls; /* all of them */
+    uint32_t name_count;
+    uint32_t call_count;
+    uint32_t reasoning_tokens;
+    bool reply_failed; /* out of memory for the calls */
     struct kva_logprob_lists logprobs;
     struct kva_buf token_ids; /* comma-separated, since the last frame, or all */
     uint64_t characters;      /* of the text that was certain before the next token */
@@ -49,6 +66,7 @@ struct kva_answer {
     struct kva_stop_set stop_set;
     struct kva_buf head;    /* {"id":...,"model":... */
     struct kva_buf scratch; /* text of one token */
+    struct kva_buf certain; /* of it what is no part of a stop string */
     size_t choice_bytes_max;
     uint64_t output_tokens;
     uint32_t choices_ended;
@@ -58,6 +76,20 @@ struct kva_answer {
     struct kva_err err;
     char id[96];
 };
+
+/* --- reply.c: what the text of a choice says --- */
+/* Out of memory: false. */
+bool kva_choice_reply_init(const struct kva_answer *answer, struct kva_choice_out *choice);
+void kva_choice_reply_finish(struct kva_choice_out *choice);
+/* Whether the token must be seen in the text, special as it is. */
+bool kva_choice_reply_needs(const struct kva_answer *answer, const struct kva_choice_out *choice,
+                            uint32_t token);
+/* More certain text, and its end. */
+void kva_choice_reply_push(struct kva_answer *answer, struct kva_choice_out *choice);
+void kva_choice_reply_end(struct kva_choice_out *choice);
+bool kva_choice_reply_failed(const struct kva_choice_out *choice);
+/* Bytes that no frame has had. */
+size_t kva_choice_untold(const struct kva_choice_out *choice);
 
 /* --- logprobs.c --- */
 void kva_logprob_lists_init(struct kva_logprob_lists *lists, size_t max_bytes);
@@ -85,6 +117,7 @@ void kva_echo_logprobs(struct kva_answer *answer, uint32_t prompt_index,
                        const struct kva_prompt_logprob *entries, uint32_t count);
 
 /* --- document.c --- */
+uint64_t kva_answer_reasoning_tokens(const struct kva_answer *answer); /* of all choices */
 void kva_usage_json(struct kva_buf *out, const struct kva_answer *answer);
 void kva_document_json(struct kva_buf *out, struct kva_answer *answer);
 /* The prompt of a choice as text, for echo. */

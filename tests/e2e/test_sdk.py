@@ -465,7 +465,7 @@ def test_completions__refusals_name_the_field(client, fields, param):
 
 
 CHAT_REFUSALS = [
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"response_format": {"type": "xml"}}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
     ({"functions": [{"name": "f"}]}, "functions"),

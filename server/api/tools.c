@@ -1,0 +1,330 @@
+/* tools.c - functions that a reply may call: what a request says of them, and the grammar of it. */
+#include "server/api/fields.h"
+
+#include "base/buf.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* OpenAI: 128. */
+#define TOOLS_MAX      128u
+#define NAME_BYTES_MAX 256u
+
+void kva_api_read_template(struct kva_api_config *config, const enum kva_reply_style *style,
+                           const bool *thinks)
+{
+    static const char *const markers[KVA_REPLY_STYLE_COUNT] = {
+        [KVA_REPLY_HERMES] = "<tool_call>",
+        [KVA_REPLY_LLAMA3] = "<|python_tag|>",
+        [KVA_REPLY_MISTRAL] = "[TOOL_CALLS]",
+    };
+    size_t length = 0;
+    config->reply = (struct kva_reply_traits){.style = KVA_REPLY_NONE};
+    config->template_takes_tools = config->template_knows_calls = false;
+    config->reply_marker = -1;
+    if (config->chat_template) {
+        const char *source = kva_template_source(config->chat_template, &length);
+        kva_reply_read_template(source, length, &config->reply);
+        config->template_takes_tools = kva_template_mentions(config->chat_template, "tools");
+        config->template_knows_calls = memmem(source, length, "tool", 4) != NULL;
+    }
+    if (style)
+        config->reply.style = *style;
+    if (thinks)
+        config->reply.thinks = *thinks;
+    const char *marker = markers[config->reply.style];
+    int32_t id = marker ? kva_tokenizer_lookup(config->tokenizer, marker, strlen(marker)) : -1;
+    if (id >= 0 && (uint32_t)id < config->vocab_size &&
+        kva_tokenizer_is_special(config->tokenizer, id))
+        config->reply_marker = id;
+}
+
+enum kva_status kva_api_parse_tools(struct kva_api_parser *p, const char *name, const cJSON *value)
+{
+    if (!cJSON_IsArray(value))
+        return kva_fail_param(p->err, KVA_EINVAL, name, "'%s' must be an array, not %s.", name,
+                              kva_api_type_name(value));
+    p->tools = value;
+    return KVA_OK;
+}
+
+enum kva_status kva_api_parse_tool_choice(struct kva_api_parser *p, const char *name,
+                                          const cJSON *value)
+{
+    if (!cJSON_IsString(value) && !cJSON_IsObject(value))
+        return kva_fail_param(p->err, KVA_EINVAL, name,
+                              "'%s' must be \"none\", \"auto\", \"required\" or an object that "
+                              "names a function, not %s.",
+                              name, kva_api_type_name(value));
+    p->tool_choice = value;
+    return KVA_OK;
+}
+
+static const cJSON *get(const cJSON *object, const char *name)
+{
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(object, name);
+    return cJSON_IsNull(value) ? NULL : value;
+}
+
+/* --- tools ----------------------------------------------------------------------------------- */
+
+static enum kva_status read_name(struct kva_api_parser *p, const cJSON *value, const char *place,
+                                 const char **ret)
+{
+    const char *name = cJSON_IsString(value) ? value->valuestring : "";
+    size_t length = strlen(name);
+    bool good =
+        length > 0 && length <= NAME_BYTES_MAX &&
+        strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.") == length;
+    if (!good)
+        return kva_fail_param(p->err, KVA_EINVAL, place,
+                              "'%s' must be a name of 1 to %u letters, digits, '_', '-' or '.'.",
+                              place, NAME_BYTES_MAX);
+    *ret = kva_arena_strndup(&p->call->arena, name, length);
+    return *ret ? KVA_OK : kva_fail_param(p->err, KVA_ENOMEM, place, "Out of memory.");
+}
+
+/* Text of the schema, in the call's arena; without one a function has no parameters. */
+static enum kva_status read_parameters(struct kva_api_parser *p, const cJSON *value,
+                                       const char *place, const char **ret)
+{
+    static const char none[] =
+        "{\"type\":\"object\",\"properties\":{},\"additionalProperties\":false}";
+    *ret = none;
+    if (!value || (cJSON_IsObject(value) && !value->child))
+        return KVA_OK;
+    if (!cJSON_IsObject(value))
+        return kva_fail_param(p->err, KVA_EINVAL, place,
+                              "'%s' must be a JSON Schema, an object, not %s.", place,
+                              kva_api_type_name(value));
+    char *text = cJSON_PrintUnformatted(value);
+    *ret = text ? kva_arena_strndup(&p->call->arena, text, strlen(text)) : NULL;
+    free(text);
+    return *ret ? KVA_OK
+                : kva_fail_param(p->err, KVA_ENOMEM, place,
+                                 "'%s' does not fit the request's memory.", place);
+}
+
+static enum kva_status read_tool(struct kva_api_parser *p, const cJSON *tool, uint32_t index,
+                                 struct kva_reply_function *ret)
+{
+    char place[KVA_ERR_PARAM_MAX];
+    const cJSON *type = get(tool, "type");
+    const cJSON *function = get(tool, "function");
+    const cJSON *strict = get(function, "strict");
+    ret->index = index;
+    snprintf(place, sizeof(place), "tools[%u].type", index);
+    if (!cJSON_IsString(type))
+        return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be \"function\".", place);
+    if (strcmp(type->valuestring, "function") != 0)
+        return kva_fail_param(p->err, KVA_EUNSUPPORTED, place,
+                              "'%s' is '%.40s', this server supports only 'function'.", place,
+                              type->valuestring);
+    snprintf(place, sizeof(place), "tools[%u].function", index);
+    if (!cJSON_IsObject(function))
+        return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be an object, not %s.", place,
+                              kva_api_type_name(function));
+    snprintf(place, sizeof(place), "tools[%u].function.strict", index);
+    enum kva_status status = strict ? kva_api_read_bool(p, place, strict, &ret->strict) : KVA_OK;
+    snprintf(place, sizeof(place), "tools[%u].function.description", index);
+    const cJSON *description = get(function, "description");
+    if (status == KVA_OK && description && !cJSON_IsString(description))
+        status = kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be a string, not %s.", place,
+                                kva_api_type_name(description));
+    snprintf(place, sizeof(place), "tools[%u].function.name", index);
+    if (status == KVA_OK)
+        status = read_name(p, get(function, "name"), place, &ret->name);
+    for (uint32_t i = 0; status == KVA_OK && i < index; i++) {
+        if (strcmp(p->call->tools.functions[i].name, ret->name) == 0)
+            status = kva_fail_param(p->err, KVA_EINVAL, place,
+                                    "'%s' is '%.64s', which tools[%u] has already.", place,
+                                    ret->name, i);
+    }
+    snprintf(place, sizeof(place), "tools[%u].function.parameters", index);
+    return status ? status
+                  : read_parameters(p, get(function, "parameters"), place, &ret->parameters);
+}
+
+static enum kva_status read_tools(struct kva_api_parser *p)
+{
+    struct kva_api_tools *tools = &p->call->tools;
+    uint32_t count = 0;
+    for (const cJSON *tool = p->tools->child; tool; tool = tool->next)
+        count++;
+    if (count > TOOLS_MAX)
+        return kva_fail_param(p->err, KVA_EINVAL, "tools", "'tools' has %u tools, limit is %u.",
+                              count, TOOLS_MAX);
+    tools->functions = kva_arena_calloc(&p->call->arena, count, sizeof(*tools->functions));
+    if (!tools->functions)
+        return kva_fail_param(p->err, KVA_ENOMEM, "tools", "Out of memory for 'tools'.");
+    for (const cJSON *tool = p->tools->child; tool; tool = tool->next) {
+        enum kva_status status = read_tool(p, tool, tools->count, &tools->functions[tools->count]);
+        if (status != KVA_OK)
+            return status;
+        tools->count++;
+    }
+    tools->list = p->tools;
+    return KVA_OK;
+}
+
+/* --- tool_choice ----------------------------------------------------------------------------- */
+
+/* Only this one may be called, and it is. */
+static enum kva_status choose_function(struct kva_api_parser *p, const cJSON *choice)
+{
+    struct kva_api_tools *tools = &p->call->tools;
+    const cJSON *type = get(choice, "type");
+    const cJSON *name = get(get(choice, "function"), "name");
+    if (cJSON_IsString(type) && strcmp(type->valuestring, "function") != 0)
+        return kva_fail_param(p->err, KVA_EUNSUPPORTED, "tool_choice.type",
+                              "'tool_choice.type' is '%.40s', this server supports only "
+                              "'function'.",
+                              type->valuestring);
+    if (!cJSON_IsString(name))
+        return kva_fail_param(p->err, KVA_EINVAL, "tool_choice.function.name",
+                              "'tool_choice.function.name' must be the name of one of 'tools'.");
+    for (uint32_t i = 0; i < tools->count; i++) {
+        if (strcmp(tools->functions[i].name, name->valuestring) != 0)
+            continue;
+        tools->functions += i;
+        tools->count = 1;
+        tools->required = true;
+        return KVA_OK;
+    }
+    return kva_fail_param(p->err, KVA_EINVAL, "tool_choice.function.name",
+                          "'tool_choice.function.name' is '%.64s', which 'tools' does not have.",
+                          name->valuestring);
+}
+
+static enum kva_status read_choice(struct kva_api_parser *p)
+{
+    struct kva_api_tools *tools = &p->call->tools;
+    const cJSON *choice = p->tool_choice;
+    const char *word = cJSON_IsString(choice) ? choice->valuestring : "auto";
+    bool none = strcmp(word, "none") == 0, automatic = strcmp(word, "auto") == 0;
+    if (!none && !automatic && strcmp(word, "required") != 0)
+        return kva_fail_param(p->err, KVA_EINVAL, "tool_choice",
+                              "'tool_choice' is '%.40s', allowed is none, auto, required or an "
+                              "object that names a function.",
+                              word);
+    if (tools->count == 0 && !none && (!automatic || cJSON_IsObject(choice)))
+        return kva_fail_param(p->err, KVA_EINVAL, "tool_choice",
+                              "'tool_choice' asks for a call, but there are no 'tools'.");
+    if (none) {
+        tools->list = NULL;
+        tools->count = 0;
+    }
+    tools->required = !none && !automatic;
+    return cJSON_IsObject(choice) ? choose_function(p, choice) : KVA_OK;
+}
+
+/* --- the grammar ----------------------------------------------------------------------------- */
+
+static bool any_is_strict(const struct kva_api_tools *tools)
+{
+    for (uint32_t i = 0; i < tools->count; i++) {
+        if (tools->functions[i].strict)
+            return true;
+    }
+    return false;
+}
+
+/* A tag that no grammar could say would keep the model from thinking. */
+static bool thought_is_text(const struct kva_api_config *config)
+{
+    int32_t id = kva_tokenizer_lookup(config->tokenizer, "<think>", strlen("<think>"));
+    return !config->reply.thinks || id < 0 || !kva_tokenizer_is_special(config->tokenizer, id);
+}
+
+static struct kva_reply_rules rules_of(const struct kva_api_config *config,
+                                       const struct kva_api_call *call)
+{
+    return (struct kva_reply_rules){
+        .style = config->reply.style,
+        .functions = call->tools.functions,
+        .function_count = call->tools.count,
+        .required = call->tools.required,
+        .parallel = call->tools.parallel,
+        .thinks = config->reply.thinks && thought_is_text(config),
+        .thinking = call->thinking,
+        .marker_token = config->reply_marker,
+        .answer = call->tools.answer,
+        .answer_strict = call->tools.answer_strict,
+    };
+}
+
+/* The grammar's source becomes the call's format. */
+static enum kva_status set_format(const struct kva_api_config *config, struct kva_api_call *call,
+                                  struct kva_err *err)
+{
+    const struct kva_reply_rules rules = rules_of(config, call);
+    struct kva_buf text;
+    kva_buf_init(&text, config->limits.arena_bytes_max);
+    kva_reply_put_grammar(&text, &rules);
+    const char *copy = text.failed ? NULL : kva_arena_strndup(&call->arena, text.data, text.length);
+    size_t length = text.length;
+    kva_buf_finish(&text);
+    if (!copy)
+        return kva_fail_param(err, KVA_ENOMEM, "tools", "Out of memory for 'tools'.");
+    call->format.field = "tools";
+    call->format.source = (struct kva_grammar_source){KVA_GRAMMAR_TAGS, copy, length, false};
+    return KVA_OK;
+}
+
+enum kva_status kva_api_bind_tools(const struct kva_api_config *config, struct kva_api_call *call,
+                                   struct kva_err *err)
+{
+    /* Only here is it known whether the prompt ends within a thought. */
+    if (call->tools.bound == KVA_REPLY_FREE || !call->thinking)
+        return KVA_OK;
+    return set_format(config, call, err);
+}
+
+/* An answer's schema, beside which there may be calls. */
+static enum kva_status take_answer(struct kva_api_parser *p)
+{
+    struct kva_api_call *call = p->call;
+    struct kva_api_tools *tools = &call->tools;
+    const struct kva_api_format *format = &call->format;
+    if (!format->field)
+        return KVA_OK;
+    if (format->source.kind != KVA_GRAMMAR_SCHEMA)
+        return kva_fail_param(p->err, KVA_EINVAL, format->field,
+                              "'%s' and 'tools' both say what the answer must be: only one may, "
+                              "unless it is a JSON Schema.",
+                              format->field);
+    tools->answer = tools->required ? NULL : format->source.text;
+    tools->answer_strict = format->source.strict;
+    return KVA_OK;
+}
+
+enum kva_status kva_api_check_tools(struct kva_api_parser *p)
+{
+    const struct kva_api_config *config = p->config;
+    struct kva_api_call *call = p->call;
+    struct kva_api_tools *tools = &call->tools;
+    enum kva_status status = p->tools && p->tools->child ? read_tools(p) : KVA_OK;
+    if (status == KVA_OK && p->tool_choice)
+        status = read_choice(p);
+    if (status != KVA_OK || tools->count == 0 || call->route == KVA_API_TOKENIZE)
+        return status;
+    tools->names = kva_arena_calloc(&call->arena, tools->count, sizeof(*tools->names));
+    if (!tools->names)
+        return kva_fail_param(p->err, KVA_ENOMEM, "tools", "Out of memory for 'tools'.");
+    for (uint32_t i = 0; i < tools->count; i++)
+        tools->names[i] = tools->functions[i].name;
+    if (tools->required && config->reply.style == KVA_REPLY_NONE)
+        return kva_fail_param(p->err, KVA_EUNSUPPORTED, "tool_choice",
+                              "'tool_choice' asks for a call, but this server looks for none "
+                              "(--tool-parser none).");
+    status = take_answer(p);
+    const struct kva_reply_rules rules = rules_of(config, call);
+    bool must = tools->required || tools->answer;
+    bool may = kva_reply_has_grammar(&rules) && thought_is_text(config) && config->grammars;
+    if (status != KVA_OK || (!must && !may && !any_is_strict(tools)) ||
+        !kva_reply_has_grammar(&rules))
+        return status;
+    tools->bound = must ? KVA_REPLY_BOUND : KVA_REPLY_MARKED;
+    return set_format(config, call, p->err);
+}

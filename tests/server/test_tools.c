@@ -1,0 +1,244 @@
+/* Calls of functions, and reasoning, through the whole server: the model echoes its prompt, which is
+ * the last message. */
+#include "tests/cmocka.h"
+#include "tests/server/client.h"
+#include "tests/server/fixture.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TOOLS                                                                                      \
+    "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"add\",\"parameters\":"             \
+    "{\"type\":\"object\"}}},{\"type\":\"function\",\"function\":{\"name\":\"now\"}}]"
+#define CALL                                                                                       \
+    "<tool_call>\\n{\\\"name\\\": \\\"add\\\", \\\"arguments\\\": {\\\"a\\\": 1}}\\n</tool_call>"
+
+static struct server_fixture f;
+
+static int start(void **state)
+{
+    static const char source[] = "{# <tool_call> <think> #}{% if tools %}{% endif %}"
+                                 "{{ messages[-1].content }}";
+    struct kva_err err;
+    (void)state;
+    fixture_init(&f);
+    kva_template_destroy(f.chat_template);
+    assert_int_equal(kva_template_compile(source, strlen(source), &f.chat_template, &err), KVA_OK);
+    f.backend.api.chat_template = f.chat_template;
+    kva_api_read_template(&f.backend.api, NULL, NULL);
+    fixture_start(&f);
+    return 0;
+}
+
+static int stop(void **state)
+{
+    (void)state;
+    fixture_stop(&f);
+    return 0;
+}
+
+/* The message says what the model answers. */
+static cJSON *ask(const char *content, const char *rest)
+{
+    char body[4096];
+    int status;
+    snprintf(body, sizeof(body), "{\"messages\":[{\"role\":\"user\",\"content\":\"%s\"}]%s}",
+             content, rest);
+    cJSON *json = client_post_json(f.port, "/v1/chat/completions", body, &status);
+    if (status != 200)
+        fail_msg("%s: %d %s", body, status, json_text(json, "error.message"));
+    return json;
+}
+
+static void expect(const cJSON *json, const char *path, const char *want)
+{
+    if (strcmp(json_text(json, path), want) != 0)
+        fail_msg("%s is '%s', not '%s'", path, json_text(json, path), want);
+}
+
+static void test_tools__a_call_is_one(void **state)
+{
+    (void)state;
+    cJSON *json = ask("So:\\n" CALL "\\n" CALL, "," TOOLS);
+    expect(json, "choices.0.message.content", "So:");
+    expect(json, "choices.0.finish_reason", "tool_calls");
+    expect(json, "choices.0.message.tool_calls.0.type", "function");
+    expect(json, "choices.0.message.tool_calls.0.function.name", "add");
+    expect(json, "choices.0.message.tool_calls.1.function.arguments", "{\"a\": 1}");
+    const char *first = json_text(json, "choices.0.message.tool_calls.0.id");
+    assert_int_equal(strlen(first), 9);
+    assert_string_not_equal(first, json_text(json, "choices.0.message.tool_calls.1.id"));
+    cJSON_Delete(json);
+    json = ask(CALL, "," TOOLS);
+    assert_true(cJSON_IsNull(json_at(json, "choices.0.message.content")));
+    cJSON_Delete(json);
+}
+
+static void test_tools__without_them_the_text_is_the_answer(void **state)
+{
+    static const char *const rests[] = {"", ",\"tools\":[]", "," TOOLS ",\"tool_choice\":\"none\"",
+                                        ",\"tool_choice\":\"auto\""};
+    (void)state;
+    for (size_t i = 0; i < KVA_COUNT_OF(rests); i++) {
+        cJSON *json = ask(CALL, rests[i]);
+        expect(json, "choices.0.finish_reason", "stop");
+        assert_null(json_at(json, "choices.0.message.tool_calls"));
+        assert_int_equal(
+            strlen(json_text(json, "choices.0.message.content")),
+            strlen("<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>"));
+        cJSON_Delete(json);
+    }
+}
+
+static void test_tools__what_is_cut_is_content(void **state)
+{
+    (void)state;
+    cJSON *json = ask(CALL, "," TOOLS ",\"max_tokens\":38");
+    expect(json, "choices.0.finish_reason", "length");
+    expect(json, "choices.0.message.content", "<tool_call>\n{\"name\": \"add\", \"arguments\"");
+    cJSON_Delete(json);
+    json = ask(CALL, "," TOOLS ",\"stop\":\"arg\"");
+    expect(json, "choices.0.finish_reason", "stop");
+    expect(json, "choices.0.message.content", "<tool_call>\n{\"name\": \"add\", \"");
+    cJSON_Delete(json);
+}
+
+/* All frames of a stream, its deltas joined as clients do. */
+static void test_tools__streams_say_the_same(void **state)
+{
+    static const char body[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"<think>Hm.</think>So:\\n" CALL
+        "\"}]," TOOLS ",\"stream\":true,\"n\":2,\"logprobs\":true}";
+    struct reply reply;
+    char content[2][64] = {"", ""}, arguments[2][64] = {"", ""}, reasoning[2][64] = {"", ""};
+    unsigned names = 0, finishes = 0, logprobs[2] = {0, 0};
+    (void)state;
+    client_post(f.port, "/v1/chat/completions", body, &reply);
+    assert_int_equal(reply.status, 200);
+    for (char *at = strstr(reply.body, "data: {"); at; at = strstr(at + 1, "data: {")) {
+        cJSON *frame = cJSON_Parse(at + 6);
+        assert_non_null(frame);
+        int index = (int)json_number(frame, "choices.0.index");
+        strcat(content[index], json_text(frame, "choices.0.delta.content"));
+        strcat(reasoning[index], json_text(frame, "choices.0.delta.reasoning_content"));
+        const cJSON *call = json_at(frame, "choices.0.delta.tool_calls.0");
+        bool names_it = json_at(call, "function.name") != NULL;
+        if (call && names_it) {
+            assert_string_equal(json_text(call, "type"), "function");
+            assert_string_equal(json_text(call, "function.arguments"), "");
+            assert_string_equal(arguments[index], "");
+        }
+        names += call && names_it;
+        strcat(arguments[index], json_text(call, "function.arguments"));
+        logprobs[index] +=
+            (unsigned)cJSON_GetArraySize(json_at(frame, "choices.0.logprobs.content"));
+        const char *finish = json_text(frame, "choices.0.finish_reason");
+        finishes += finish[0] != '\0';
+        assert_true(!finish[0] || strcmp(finish, "tool_calls") == 0);
+        cJSON_Delete(frame);
+    }
+    assert_int_equal(names, 2);
+    assert_int_equal(finishes, 2);
+    for (int i = 0; i < 2; i++) {
+        assert_string_equal(reasoning[i], "Hm.");
+        assert_string_equal(content[i], "So:");
+        assert_string_equal(arguments[i], "{\"a\": 1}");
+        assert_true(logprobs[i] > 70); /* of every token, whatever it became */
+    }
+    reply_finish(&reply);
+}
+
+static void test_reasoning__is_told_apart(void **state)
+{
+    (void)state;
+    cJSON *json = ask("<think>\\nHm.\\n</think>\\n\\nYes.", "");
+    expect(json, "choices.0.message.content", "Yes.");
+    expect(json, "choices.0.message.reasoning_content", "Hm.");
+    assert_true(json_number(json, "usage.completion_tokens_details.reasoning_tokens") > 3);
+    cJSON_Delete(json);
+    json = ask("Yes.", "");
+    assert_null(json_at(json, "choices.0.message.reasoning_content"));
+    cJSON_Delete(json);
+}
+
+static void test_tools__refusals_name_the_place(void **state)
+{
+    static const struct {
+        const char *rest, *param, *word;
+    } cases[] = {
+        {"\"tools\":7", "tools", "an array"},
+        {"\"tools\":[7]", "tools[0].type", "function"},
+        {"\"tools\":[{\"type\":\"web_search\"}]", "tools[0].type", "web_search"},
+        {"\"tools\":[{\"type\":\"function\"}]", "tools[0].function", "an object"},
+        {"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"a b\"}}]",
+         "tools[0].function.name", "letters"},
+        {"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"a\",\"parameters\":[]}}]",
+         "tools[0].function.parameters", "an object"},
+        {"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"a\",\"strict\":1}}]",
+         "tools[0].function.strict", "boolean"},
+        {"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"a\"}},"
+         "{\"type\":\"function\",\"function\":{\"name\":\"a\"}}]",
+         "tools[1].function.name", "already"},
+        {"\"tool_choice\":\"required\"", "tool_choice", "no 'tools'"},
+        {"\"tool_choice\":\"perhaps\"", "tool_choice", "perhaps"},
+        {"\"tool_choice\":7", "tool_choice", "a number"},
+        {TOOLS ",\"tool_choice\":{\"type\":\"function\",\"function\":{\"name\":\"x\"}}",
+         "tool_choice.function.name", "'x'"},
+        {TOOLS ",\"tool_choice\":{\"type\":\"allowed_tools\"}", "tool_choice.type",
+         "allowed_tools"},
+        {TOOLS ",\"tool_choice\":{\"type\":\"function\"}", "tool_choice.function.name", "name of"},
+        {TOOLS ",\"regex\":\"a\"", "regex", "both say"},
+        {TOOLS ",\"parallel_tool_calls\":1", "parallel_tool_calls", "boolean"},
+        /* The fixture has no grammars. */
+        {TOOLS ",\"tool_choice\":\"required\"", "tools", "structured output"},
+        {"\"messages\":[{\"role\":\"assistant\",\"tool_calls\":7}]", "messages[0].tool_calls",
+         "an array"},
+        {"\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{}]}]", "messages[0].tool_calls[0]",
+         "function"},
+        {"\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"a\","
+         "\"arguments\":3}}]}]",
+         "messages[0].tool_calls[0]", "arguments"},
+    };
+    (void)state;
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        char body[1024];
+        int status;
+        bool whole = strstr(cases[i].rest, "\"messages\"") != NULL;
+        snprintf(body, sizeof(body), "{%s%s}",
+                 whole ? "" : "\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],",
+                 cases[i].rest);
+        cJSON *json = client_post_json(f.port, "/v1/chat/completions", body, &status);
+        if (status != 400 || strcmp(json_text(json, "error.param"), cases[i].param) != 0 ||
+            !strstr(json_text(json, "error.message"), cases[i].word))
+            fail_msg("%s: %d '%s' '%s'", body, status, json_text(json, "error.param"),
+                     json_text(json, "error.message"));
+        cJSON_Delete(json);
+    }
+}
+
+static void test_tools__no_calls_in_the_history_are_none(void **state)
+{
+    int status;
+    (void)state;
+    cJSON *json = client_post_json(
+        f.port, "/v1/chat/completions",
+        "{\"messages\":[{\"role\":\"assistant\",\"content\":\"Hi.\",\"tool_calls\":[]}]}", &status);
+    assert_int_equal(status, 200);
+    expect(json, "choices.0.message.content", "Hi.");
+    cJSON_Delete(json);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tools__a_call_is_one),
+        cmocka_unit_test(test_tools__without_them_the_text_is_the_answer),
+        cmocka_unit_test(test_tools__what_is_cut_is_content),
+        cmocka_unit_test(test_tools__streams_say_the_same),
+        cmocka_unit_test(test_reasoning__is_told_apart),
+        cmocka_unit_test(test_tools__refusals_name_the_place),
+        cmocka_unit_test(test_tools__no_calls_in_the_history_are_none),
+    };
+    return cmocka_run_group_tests(tests, start, stop);
+}
