@@ -27,6 +27,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = pathlib.Path(os.environ.get("KVAHEAD_BINARY") or ROOT / "build" / "kvahead")
 MODEL = ROOT / "models" / "demo"
 
+# A model that has learned to call functions; None: it is not in the cache, and nothing is fetched for a test.
+QWEN = next(iter(pathlib.Path("~/.cache/kvahead/models/qwen2.5-coder-1.5b-instruct").expanduser().glob("*.gguf")), None)
+
 CONTEXT = 8192
 PAGE_TOKENS = 64
 # Liveness bounds, far above what a busy machine needs: nothing here measures speed.

@@ -113,6 +113,12 @@ static enum kva_scan_result at_place(struct kva_call_scan *scan, const char *tex
         scan->from = scan->at;
         return c == '{' ? KVA_SCAN_MORE : KVA_SCAN_BAD;
     case PLACE_FIRST:
+        if (c == '{' && !scan->doubled) {
+            scan->doubled = true;
+            scan->from = scan->at;
+            return KVA_SCAN_MORE;
+        }
+        /* fall through */
     case PLACE_KEY:
         scan->place = PLACE_IN_KEY;
         scan->key_from = scan->at + 1;

@@ -45,6 +45,7 @@ struct kva_call_scan {
     size_t arguments_from, arguments_to;
     uint32_t depth; /* of the value */
     int place;      /* enum place of call_scan.c */
+    bool doubled;   /* {{...}}, as Qwen2.5-Coder's template shows it by mistake */
     bool bare;      /* it is the arguments alone */
     bool in_string;
     bool escaped;

@@ -428,6 +428,11 @@ static bool after_call(struct kva_reply *reply)
     if (only_spaces(reply, &spaces))
         return false;
     char c = reply->held.data[0];
+    if (reply->scan.doubled && c == '}') {
+        drop(reply, 1);
+        reply->scan.doubled = false;
+        return true;
+    }
     if (reply->in_array && (c == ',' || c == ']')) {
         drop(reply, 1);
         reply->in_array = c == ',';

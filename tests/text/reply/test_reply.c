@@ -155,6 +155,8 @@ static void test_reply__without_a_marker(void **state KVA_UNUSED)
                "|call:add|with:{\"a\": 1.5e3}|");
         expect(at, "{\"type\": \"function\", \"name\": \"add\", \"parameters\": {}}",
                "|call:add|with:{}|");
+        expect(at, "{{\"name\": \"add\", \"arguments\": {}}}", "|call:add|with:{}|");
+        expect(at, "{{{\"name\": \"add\"", "|content:{{{\"name\": \"add\"|");
         /* Later in a text it is an example. */
         expect(at, "So: " WEATHER, "|content:So: " WEATHER "|");
     }

@@ -1,0 +1,311 @@
+"""Calls of functions with the official SDK, LangChain and Instructor.
+
+The bundled model knows nothing of tools: with it the mechanics are tested. What clients make of a model that does is
+tested on qwen2.5-coder-1.5b-instruct, where it is in the cache of models.
+"""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import instructor
+import jsonschema
+import langchain_core.messages
+import langchain_openai
+import openai
+import pydantic
+import pytest
+from harness import QWEN
+
+POLICIES = ["full", "offload", "kivi", "specache"]
+LAMP = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}, "color": {"enum": ["red", "blue"]}},
+    "required": ["on", "color"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "set_lamp", "description": "Sets the lamp.", "parameters": LAMP, "strict": True}},
+    {"type": "function", "function": {"name": "now", "description": "The time."}},
+]
+MESSAGES = [{"role": "user", "content": "Once upon a time"}]
+
+
+@pytest.fixture(autouse=True)
+def built(server):
+    if "kvahead_grammar_bytes" not in server.request("GET", "/metrics").body.decode():
+        pytest.skip("built without structured output")
+
+
+def ask(client: openai.OpenAI, **fields):
+    asked = {"model": "demo", "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "temperature": 1, "seed": 3,
+             "max_tokens": 400}
+    return client.chat.completions.create(**asked | fields)
+
+
+def check_call(call) -> None:
+    assert call.type == "function" and call.id
+    schema = LAMP if call.function.name == "set_lamp" else {"type": "object", "maxProperties": 0}
+    assert call.function.name in ("set_lamp", "now")
+    jsonschema.Draft202012Validator(schema).validate(json.loads(call.function.arguments))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_required__is_a_call_of_the_schema(client, policy):
+    for temperature in (0, 1):
+        answer = ask(client, n=3, temperature=temperature, extra_body={"kv": {"policy": policy}})
+        ids = set()
+        for choice in answer.choices:
+            assert choice.finish_reason == "tool_calls" and choice.message.content is None
+            check_call(choice.message.tool_calls[0])
+            ids.add(choice.message.tool_calls[0].id)
+        assert len(ids) == 3
+        assert answer.usage.completion_tokens > 0
+
+
+def test_named__is_that_function(client):
+    for seed in range(4):
+        answer = ask(client, seed=seed, tool_choice={"type": "function", "function": {"name": "set_lamp"}})
+        [call] = answer.choices[0].message.tool_calls
+        assert call.function.name == "set_lamp"
+        check_call(call)
+
+
+def test_none__is_no_call_and_no_tools_in_the_prompt(client):
+    plain = ask(client, tools=openai.NOT_GIVEN, tool_choice=openai.NOT_GIVEN, max_tokens=8)
+    answer = ask(client, tool_choice="none", max_tokens=8)
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.choices[0].message.content == plain.choices[0].message.content
+    assert answer.usage.prompt_tokens == plain.usage.prompt_tokens
+
+
+def test_prompt__tells_of_the_tools(client, server):
+    body = {"messages": MESSAGES, "tools": TOOLS, "return_token_strs": True}
+    tokens = "".join(server.request("POST", "/tokenize", body).json()["token_strs"])
+    assert "set_lamp" in tokens and "Sets" in tokens
+
+
+def joined(chunks) -> dict[int, dict]:
+    """The deltas of a stream by choice, joined as clients do."""
+    choices = {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            said = choices.setdefault(choice.index, {"content": "", "calls": {}, "finish": None, "logprobs": 0})
+            assert said["finish"] is None
+            said["content"] += choice.delta.content or ""
+            said["finish"] = choice.finish_reason
+            said["logprobs"] += len(choice.logprobs.content) if choice.logprobs else 0
+            for call in choice.delta.tool_calls or []:
+                if call.index not in said["calls"]:
+                    assert call.id and call.type == "function" and call.function.arguments == ""
+                    said["calls"][call.index] = [call.function.name, "", 0]
+                else:
+                    assert call.id is None and call.function.name is None and call.function.arguments
+                said["calls"][call.index][1] += call.function.arguments
+                said["calls"][call.index][2] += 1
+    return choices
+
+
+def test_stream__says_the_same(client):
+    whole = ask(client, n=2, logprobs=True)
+    chunks = list(ask(client, n=2, logprobs=True, stream=True, stream_options={"include_usage": True}))
+    choices = joined(chunks)
+    assert chunks[-1].usage == whole.usage
+    for choice in whole.choices:
+        said = choices[choice.index]
+        assert said["finish"] == "tool_calls" and said["content"] == ""
+        assert said["logprobs"] == len(choice.logprobs.content)
+        for index, call in enumerate(choice.message.tool_calls):
+            assert said["calls"][index][:2] == [call.function.name, call.function.arguments]
+            # The arguments came while they were written.
+            assert said["calls"][index][2] > 2
+
+
+def test_sdk__stream_of_events(client):
+    with client.chat.completions.stream(model="demo", messages=MESSAGES, tools=TOOLS[:1], tool_choice="required", seed=3,
+                                        temperature=1, max_tokens=400) as stream:
+        events = list(stream)
+        final = stream.get_final_completion()
+    deltas = [event for event in events if event.type == "tool_calls.function.arguments.delta"]
+    [done] = [event for event in events if event.type == "tool_calls.function.arguments.done"]
+    assert "".join(event.arguments_delta for event in deltas) == done.arguments
+    assert done.parsed_arguments == final.choices[0].message.tool_calls[0].function.parsed_arguments
+
+
+def test_parallel__may_be_forbidden(client):
+    for seed in range(4):
+        answer = ask(client, seed=seed, parallel_tool_calls=False)
+        assert len(answer.choices[0].message.tool_calls) == 1
+
+
+def test_stop__ends_a_call_where_it_stands(client):
+    whole = ask(client).choices[0].message.tool_calls[0].function.arguments
+    answer = ask(client, stop=[":"], tools=TOOLS[:1])
+    [choice] = answer.choices
+    assert choice.finish_reason in ("stop", "tool_calls") and ":" not in (choice.message.content or "")
+    cut = ask(client, max_tokens=20, tools=TOOLS[:1]).choices[0]
+    assert cut.finish_reason == "length" and whole
+
+
+def test_alone_and_among_others__are_the_same(client):
+    def call(seed):
+        function = ask(client, seed=seed).choices[0].message.tool_calls[0].function
+        return function.name, function.arguments
+
+    alone = [call(seed) for seed in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(call, range(6))) == alone
+
+
+def test_answer__is_a_call_or_of_its_schema(client):
+    schema = {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    for seed in range(4):
+        message = ask(client, seed=seed, tool_choice="auto", response_format=form).choices[0].message
+        if message.tool_calls:
+            check_call(message.tool_calls[0])
+        else:
+            jsonschema.Draft202012Validator(schema).validate(json.loads(message.content))
+
+
+def test_strict__what_cannot_be_enforced_is_refused(client):
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"not": {}}}}}
+    asked = {"tools": [TOOLS[1], {"type": "function", "function": function | {"strict": True}}]}
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, **asked)
+    assert caught.value.param == "tools[1].function.parameters"
+    assert "#/properties/a" in caught.value.message
+    lax = ask(client, tools=[{"type": "function", "function": function}], max_tokens=30)
+    assert lax.choices[0].finish_reason in ("tool_calls", "length")
+
+
+# --- a model that has learned it -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def coder(tmp_path_factory):
+    """The SDK on a server with a model that knows tools."""
+    if QWEN is None:
+        pytest.skip("qwen2.5-coder-1.5b-instruct is not in the cache of models")
+    from conftest import Servers
+
+    servers = Servers(tmp_path_factory.mktemp("coder"))
+    server = servers.start("--context", "4096", model=QWEN)
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=600) as made:
+        yield made
+    servers.stop_all()
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the current weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def served(client: openai.OpenAI) -> str:
+    return client.models.list().data[0].id
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_coder__conversation(coder, stream):
+    """A question, a call, its result, an answer."""
+    fields = {"model": served(coder), "tools": [WEATHER], "temperature": 0, "max_tokens": 100}
+    messages = [{"role": "user", "content": "What is the weather in Paris right now?"}]
+    if stream:
+        with coder.chat.completions.stream(messages=messages, **fields) as events:
+            choice = events.get_final_completion().choices[0]
+    else:
+        choice = coder.chat.completions.create(messages=messages, **fields).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    [call] = choice.message.tool_calls
+    assert call.function.name == "get_weather" and json.loads(call.function.arguments)["city"] == "Paris"
+    result = {"temperature": 17, "unit": "celsius", "sky": "cloudy"}
+    messages += [choice.message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": json.dumps(result)}]
+    # With tools at hand, a model as small as this one would ask again.
+    answer = coder.chat.completions.create(messages=messages, tool_choice="none", **fields).choices[0]
+    assert answer.finish_reason == "stop" and "17" in answer.message.content
+
+
+def test_coder__required_and_named(coder):
+    messages = [{"role": "user", "content": "What is the weather in Paris, and in Rome?"}]
+    fields = {"model": served(coder), "messages": messages, "tools": [WEATHER, TOOLS[1]], "temperature": 0, "max_tokens": 150}
+    calls = coder.chat.completions.create(tool_choice="required", **fields).choices[0].message.tool_calls
+    assert {json.loads(call.function.arguments).get("city") for call in calls} == {"Paris", "Rome"}
+    one = coder.chat.completions.create(tool_choice="required", parallel_tool_calls=False, **fields).choices[0].message
+    assert len(one.tool_calls) == 1
+    named = coder.chat.completions.create(tool_choice={"type": "function", "function": {"name": "now"}}, **fields)
+    assert named.choices[0].message.tool_calls[0].function.name == "now"
+
+
+class Person(pydantic.BaseModel):
+    """A person."""
+
+    name: str
+    age: int
+    mood: Literal["happy", "sad"]
+
+
+def check_person(person) -> None:
+    assert isinstance(person, Person) and "Ann" in person.name and person.age == 34
+
+
+QUESTION = [{"role": "user", "content": "Ann is 34 years old and she is happy. Describe Ann."}]
+
+
+def test_coder__sdk_parses_tools_and_formats(coder):
+    fields = {"model": served(coder), "messages": QUESTION, "temperature": 0, "max_tokens": 150}
+    tool = openai.pydantic_function_tool(Person)
+    answer = coder.chat.completions.parse(tools=[tool], tool_choice="required", **fields)
+    check_person(answer.choices[0].message.tool_calls[0].function.parsed_arguments)
+    check_person(coder.chat.completions.parse(response_format=Person, **fields).choices[0].message.parsed)
+    with coder.chat.completions.stream(tools=[tool], tool_choice="required", **fields) as stream:
+        final = stream.get_final_completion()
+    check_person(final.choices[0].message.tool_calls[0].function.parsed_arguments)
+
+
+@pytest.fixture
+def langchain(coder):
+    return langchain_openai.ChatOpenAI(model=served(coder), base_url=str(coder.base_url), api_key="none", temperature=0,
+                                       max_tokens=150, max_retries=0, timeout=600)
+
+
+@pytest.mark.parametrize("method", ["function_calling", "json_schema", "json_mode"])
+def test_coder__langchain_with_structured_output(langchain, method):
+    question = QUESTION[0]["content"]
+    if method == "json_mode":
+        question += ' Answer in JSON: {"name": string, "age": number, "mood": "happy" or "sad"}'
+    check_person(langchain.with_structured_output(Person, method=method).invoke(question))
+
+
+def test_coder__langchain_bind_tools(langchain):
+    bound = langchain.bind_tools([WEATHER])
+    human = langchain_core.messages.HumanMessage("What is the weather in Paris right now?")
+    message = bound.invoke([human])
+    [call] = message.tool_calls
+    assert call["name"] == "get_weather" and call["args"]["city"] == "Paris"
+    result = langchain_core.messages.ToolMessage("17 degrees, cloudy", tool_call_id=call["id"])
+    assert "17" in langchain.invoke([human, message, result]).content
+    streamed = None
+    for chunk in bound.stream([human]):
+        streamed = chunk if streamed is None else streamed + chunk
+    assert [(each["name"], each["args"]) for each in streamed.tool_calls] == [(call["name"], call["args"])]
+    forced = langchain.bind_tools([WEATHER, TOOLS[1]], tool_choice="now").invoke([human])
+    assert [each["name"] for each in forced.tool_calls] == ["now"]
+
+
+@pytest.mark.parametrize("mode", ["TOOLS", "JSON", "JSON_SCHEMA"])
+def test_coder__instructor(coder, mode):
+    client = instructor.from_openai(coder, mode=instructor.Mode[mode])
+    check_person(client.chat.completions.create(model=served(coder), messages=QUESTION, response_model=Person, temperature=0,
+                                                max_tokens=150, max_retries=1))
