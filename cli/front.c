@@ -38,6 +38,7 @@ static void read_options(struct kva_server_params *params, const struct kva_conf
     params->keep_alive_ns = config->keepalive_ms * KVA_NS_PER_MS;
     params->drain_timeout_ns = config->drain_timeout_ms * KVA_NS_PER_MS;
     params->workers = (uint32_t)config->workers;
+    params->responses_bytes_max = config->responses_bytes;
     params->metrics_vllm = config->metrics_vllm;
     params->debug_view = config->live_view;
     params->page = config->page;

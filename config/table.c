@@ -202,6 +202,10 @@ static const struct kva_option table[] = {
      reasoning_parsers, "Server",
      "What comes as reasoning_content; think: what is between <think> and </think>; auto: that, "
      "where the chat template has it."},
+    {"responses-memory", KVA_OPTION_BYTES, SERVE, AT(responses_bytes), 0, TIB, "64M", NULL,
+     "Server",
+     "Memory of responses (/v1/responses) that may be asked for again or continued; of too many the "
+     "oldest go. 0: none is kept."},
     {"metrics-vllm", KVA_OPTION_BOOL, SERVE, AT(metrics_vllm), 0, 0, "false", NULL, "Server",
      "Expose the common metrics under vllm: names too."},
     {"metrics-keys", KVA_OPTION_BOOL, SERVE, AT(metrics_keys), 0, 0, "false", NULL, "Server",

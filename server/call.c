@@ -192,6 +192,10 @@ static void prepare(struct kva_job *job)
         if (call->status != KVA_OK)
             return;
         call->api->abandoned = &call->abandoned;
+        if (call->api->previous)
+            call->status = kva_call_continue(call);
+        if (call->status != KVA_OK)
+            return;
         call->wants_maker = kva_api_makes_grammar(config_of(call), call->api);
         if (call->wants_maker)
             return;
@@ -421,7 +425,7 @@ void kva_call_begin(struct kva_server *server, struct kva_exchange *exchange,
     }
     struct kva_exchange_owner owner = {on_gone, on_writable, call};
     kva_exchange_keep(exchange, &owner);
-    if (call->route != KVA_API_CHAT && call->body_bytes <= server->params.inline_bytes_max) {
+    if (call->route == KVA_API_COMPLETION && call->body_bytes <= server->params.inline_bytes_max) {
         prepare(&call->job);
         prepared(&call->job);
         return;
@@ -439,4 +443,9 @@ void kva_call_completion(struct kva_server *server, struct kva_exchange *exchang
 void kva_call_chat(struct kva_server *server, struct kva_exchange *exchange)
 {
     kva_call_begin(server, exchange, KVA_API_CHAT);
+}
+
+void kva_call_responses(struct kva_server *server, struct kva_exchange *exchange)
+{
+    kva_call_begin(server, exchange, KVA_API_RESPONSES);
 }

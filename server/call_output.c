@@ -145,6 +145,7 @@ static void complete(struct kva_call *call)
     kva_histogram_observe(&metrics->end_to_end,
                           seconds(call->received_ns, kva_clock_now(call->server->clock)));
     kva_answer_finish(call->answer, &call->out);
+    kva_call_store(call);
     if (call->out.failed) {
         struct kva_err err;
         kva_fail(&err, KVA_ENOMEM, "The answer is larger than the server's limit of %zu bytes.",

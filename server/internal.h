@@ -7,6 +7,7 @@
 #include "server/auth/auth.h"
 #include "server/http/http.h"
 #include "server/metrics/metrics.h"
+#include "server/responses/store.h"
 #include "server/server.h"
 #include "server/stream/answer.h"
 #include "server/worker/workers.h"
@@ -45,6 +46,7 @@ struct kva_server {
     struct event_base *base;
     struct kva_http *http;
     struct kva_auth *auth;
+    struct kva_response_store *responses;
     struct kva_workers *workers;
     struct kva_workers *makers; /* of grammars: calls that want a new one are prepared there */
     struct event *wake_event;   /* on wake_fd */
@@ -168,6 +170,7 @@ void kva_call_begin(struct kva_server *server, struct kva_exchange *exchange,
                     enum kva_api_route route);
 void kva_call_completion(struct kva_server *server, struct kva_exchange *exchange);
 void kva_call_chat(struct kva_server *server, struct kva_exchange *exchange);
+void kva_call_responses(struct kva_server *server, struct kva_exchange *exchange);
 /* Send the buffered output; may end the call and free it. */
 void kva_call_flush(struct kva_call *call);
 void kva_call_mark_dirty(struct kva_call *call);
@@ -183,6 +186,13 @@ void kva_calls_end_all(struct kva_server *server, enum kva_status status, const 
 void kva_calls_abort_all(struct kva_server *server);
 /* What the log line says about the call. */
 void kva_call_log_summary(struct kva_call *call);
+
+/* --- responses/views.c --- */
+/* On a worker: the messages of the response that the call continues come before its own. */
+KVA_MUST_CHECK enum kva_status kva_call_continue(struct kva_call *call);
+/* Its answer is complete: keep it, if that was asked for. */
+void kva_call_store(struct kva_call *call);
+void kva_view_response(struct kva_server *server, struct kva_exchange *exchange);
 
 /* --- tokenize.c --- */
 void kva_view_tokenize(struct kva_server *server, struct kva_exchange *exchange);

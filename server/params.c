@@ -27,6 +27,7 @@ void kva_server_params_default(struct kva_server_params *params)
         .keep_alive_ns = 10 * KVA_NS_PER_S,
         .drain_timeout_ns = 30 * KVA_NS_PER_S,
         .retry_after_s = 2,
+        .responses_bytes_max = (size_t)64 << 20,
         .workers = 2,
         .worker_jobs_max = 1024,
         .inline_bytes_max = 4096,

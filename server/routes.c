@@ -27,6 +27,8 @@ struct route {
 static const struct route routes[] = {
     {"/v1/chat/completions", POST, ACCESS_KEY, kva_call_chat},
     {"/v1/completions", POST, ACCESS_KEY, kva_call_completion},
+    {"/v1/responses", POST, ACCESS_KEY, kva_call_responses},
+    {"/v1/responses/", GET | KVA_HTTP_DELETE, ACCESS_KEY, kva_view_response},
     {"/health", GET, ACCESS_OPEN, kva_view_health},
     {"/ready", GET, ACCESS_OPEN, kva_view_ready},
     {"/metrics", GET, ACCESS_ADMIN, kva_view_metrics},
@@ -50,7 +52,6 @@ static const struct route page_route = {"/", GET, ACCESS_PAGE, view_page};
 
 /* Known to clients, not here: the answer should not look like a typing error. */
 static const char *const later[] = {
-    "/v1/responses",
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/embeddings",
@@ -208,7 +209,8 @@ static void add_cors(const struct kva_server *server, struct kva_exchange *excha
 
 static void list_methods(uint32_t methods, char *out, size_t size)
 {
-    snprintf(out, size, "%s%s", methods & KVA_HTTP_POST ? "POST" : "GET, HEAD", ", OPTIONS");
+    const char *more = methods & KVA_HTTP_DELETE ? ", DELETE" : "";
+    snprintf(out, size, "%s%s, OPTIONS", methods & KVA_HTTP_POST ? "POST" : "GET, HEAD", more);
 }
 
 /* The names that a browser asks for, which are what the page's script sets: SDKs have headers of their

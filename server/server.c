@@ -327,6 +327,8 @@ enum kva_status kva_server_create(const struct kva_server_params *params, struct
     signal(SIGPIPE, SIG_IGN);
     status = kva_tickets_init(&server->tickets, params->prompts_live_max);
     if (status == KVA_OK)
+        status = kva_response_store_create(params->responses_bytes_max, &server->responses, err);
+    if (status == KVA_OK)
         status = create_loop(server, err);
     if (status == KVA_OK)
         status = create_parts(server, err);
@@ -384,6 +386,7 @@ void kva_server_destroy(struct kva_server *server)
     while (server->calls)
         kva_call_destroy(server->calls);
     kva_auth_destroy(server->auth);
+    kva_response_store_destroy(server->responses);
     kva_tickets_finish(&server->tickets);
     if (server->wake_event)
         event_free(server->wake_event);

@@ -61,6 +61,8 @@ struct kva_server_params {
     uint64_t drain_timeout_ns;   /* then running requests are ended */
     uint32_t retry_after_s;      /* of 503 answers */
 
+    size_t responses_bytes_max; /* of stored responses; 0: none are */
+
     /* --- work --- */
     uint32_t workers; /* tokenisation and templates */
     uint32_t worker_jobs_max;

@@ -92,6 +92,13 @@ enum kva_api_route {
     KVA_API_CHAT,
     KVA_API_TOKENIZE,
     KVA_API_DETOKENIZE,
+    KVA_API_RESPONSES, /* read as what it is, and a chat from then on */
+};
+
+/* How an answer is written. */
+enum kva_api_face {
+    KVA_FACE_OPENAI, /* completions and chats */
+    KVA_FACE_RESPONSES,
 };
 
 /* One prompt as it came: text or ids. */
@@ -132,7 +139,9 @@ struct kva_api_call {
     struct kva_arena arena;
     cJSON *json; /* the body; messages point into it. Freed once the call is prepared */
     enum kva_api_route route;
-    const char *model; /* as asked for, or the first model id */
+    enum kva_api_face face;
+    const char *prompt_field; /* what errors call the prompt */
+    const char *model;        /* as asked for, or the first model id */
 
     struct kva_api_prompt *prompts; /* completion and tokenize; a chat has one after preparing */
     uint32_t prompt_count;
@@ -176,6 +185,13 @@ struct kva_api_call {
     bool has_seed;
     bool return_token_strings; /* tokenize */
 
+    /* Of the Responses API. */
+    const char *instructions; /* the system's, of this answer only; or NULL */
+    const char *previous;     /* id of the response that this one continues; or NULL */
+    const char *echoed;       /* members of the answer that repeat the request */
+    const char *conversation; /* all messages as JSON, if it is to be stored */
+    bool store;
+
     const atomic_bool *abandoned; /* by whoever prepares it: true ends that; or NULL */
 
     uint32_t unknown_fields; /* accepted and counted */
@@ -198,6 +214,12 @@ KVA_MUST_CHECK enum kva_status kva_api_parse(const struct kva_api_config *config
                                              enum kva_api_route route, const char *body,
                                              size_t length, struct kva_api_call **ret,
                                              struct kva_err *err);
+
+/* Put the messages of an earlier response, which call->previous asks for, before the call's own.
+ * Fails: KVA_EINVAL (too long), KVA_ENOMEM. */
+KVA_MUST_CHECK enum kva_status kva_api_continue(const struct kva_api_config *config,
+                                                struct kva_api_call *call, const char *conversation,
+                                                struct kva_err *err);
 
 /* Whether preparing would have to make a grammar, which can take seconds. */
 bool kva_api_makes_grammar(const struct kva_api_config *config, const struct kva_api_call *call);

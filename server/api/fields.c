@@ -184,9 +184,9 @@ enum kva_status kva_api_read_fields(struct kva_api_parser *p, const cJSON *objec
                                     const struct kva_api_field *foreign)
 {
     for (const cJSON *item = object->child; item; item = item->next) {
-        const struct kva_api_field *field = find(fields, p->call->route, item->string);
+        const struct kva_api_field *field = find(fields, p->route, item->string);
         if (!field && foreign)
-            field = find(foreign, p->call->route, item->string);
+            field = find(foreign, p->route, item->string);
         if (!field) {
             p->call->unknown_fields++;
             continue;

@@ -7,12 +7,16 @@
 #include "server/api/api.h"
 
 struct kva_api_parser {
+    enum kva_api_route route; /* whose fields are read */
     struct kva_api_call *call;
     const struct kva_api_config *config;
     struct kva_err *err;
     uint32_t argument_values; /* of the tool calls' arguments that were parsed */
     const cJSON *tools;       /* as they came, until all fields are read */
     const cJSON *tool_choice;
+    const cJSON *input;      /* of the Responses API */
+    const uint32_t *origins; /* [messages] the item of it that a message was made of; or NULL */
+    const char *effort;      /* of reasoning, for the template */
     bool has_best_of;
 };
 
@@ -30,7 +34,9 @@ enum kva_field_kind {
 #define KVA_ROUTE_CHAT       (1u << KVA_API_CHAT)
 #define KVA_ROUTE_TOKENIZE   (1u << KVA_API_TOKENIZE)
 #define KVA_ROUTE_DETOKENIZE (1u << KVA_API_DETOKENIZE)
-#define KVA_ROUTE_GENERATE   (KVA_ROUTE_COMPLETION | KVA_ROUTE_CHAT)
+#define KVA_ROUTE_RESPONSES  (1u << KVA_API_RESPONSES)
+#define KVA_ROUTE_OPENAI     (KVA_ROUTE_COMPLETION | KVA_ROUTE_CHAT)
+#define KVA_ROUTE_GENERATE   (KVA_ROUTE_OPENAI | KVA_ROUTE_RESPONSES)
 
 struct kva_api_field {
     const char *name;
@@ -81,7 +87,30 @@ enum kva_status kva_api_parse_bad_words(struct kva_api_parser *p, const char *na
                                         const cJSON *value);
 enum kva_status kva_api_parse_kv(struct kva_api_parser *p, const char *name, const cJSON *value);
 
+/* The Responses API: responses.c. */
+enum kva_status kva_api_parse_input(struct kva_api_parser *p, const char *name, const cJSON *value);
+enum kva_status kva_api_parse_instructions(struct kva_api_parser *p, const char *name,
+                                           const cJSON *value);
+enum kva_status kva_api_parse_previous(struct kva_api_parser *p, const char *name,
+                                       const cJSON *value);
+enum kva_status kva_api_parse_text(struct kva_api_parser *p, const char *name, const cJSON *value);
+enum kva_status kva_api_parse_reasoning(struct kva_api_parser *p, const char *name,
+                                        const cJSON *value);
+enum kva_status kva_api_parse_include(struct kva_api_parser *p, const char *name,
+                                      const cJSON *value);
+/* Once all fields are read: the input becomes messages. */
+enum kva_status kva_api_read_input(struct kva_api_parser *p);
+/* Before rendering: what is stored of the conversation, and the instructions before it. */
+KVA_MUST_CHECK enum kva_status kva_api_open_conversation(struct kva_api_call *call,
+                                                         struct kva_err *err);
+
+/* How hard the model is to think, for templates that ask. */
+enum kva_status kva_api_parse_effort(struct kva_api_parser *p, const char *name,
+                                     const cJSON *value);
+
 /* What the answer must be: parse_format.c. */
+enum kva_status kva_api_parse_text_format(struct kva_api_parser *p, const char *name,
+                                          const cJSON *value);
 enum kva_status kva_api_parse_response_format(struct kva_api_parser *p, const char *name,
                                               const cJSON *value);
 enum kva_status kva_api_parse_structured_outputs(struct kva_api_parser *p, const char *name,

@@ -38,7 +38,6 @@ const struct kva_api_field kva_api_foreign_fields[] = {
     REFUSE("prediction", KVA_ROUTE_CHAT, NULL),
     REFUSE("moderation", KVA_ROUTE_GENERATE, NULL),
     REFUSE("web_search_options", KVA_ROUTE_CHAT, NULL),
-    REFUSE("reasoning_effort", KVA_ROUTE_CHAT, "none"),
     REFUSE("verbosity", KVA_ROUTE_CHAT, "medium"),
     REFUSE("store", KVA_ROUTE_CHAT, NULL),
     REFUSE("service_tier", KVA_ROUTE_GENERATE, "auto default"),
@@ -46,6 +45,15 @@ const struct kva_api_field kva_api_foreign_fields[] = {
     REFUSE("max_completion_tokens", KVA_ROUTE_COMPLETION, NULL),
     REFUSE("echo", KVA_ROUTE_CHAT, NULL),
     REFUSE_BUT("best_of", KVA_ROUTE_CHAT, 1),
+
+    /* OpenAI's Responses. */
+    REFUSE("background", KVA_ROUTE_RESPONSES, NULL),
+    REFUSE("conversation", KVA_ROUTE_RESPONSES, NULL),
+    REFUSE("context_management", KVA_ROUTE_RESPONSES, NULL),
+    REFUSE("max_tool_calls", KVA_ROUTE_RESPONSES, NULL),
+    REFUSE("messages", KVA_ROUTE_RESPONSES, NULL),
+    REFUSE("prompt", KVA_ROUTE_RESPONSES, NULL),
+    REFUSE("truncation", KVA_ROUTE_RESPONSES, "disabled"),
 
     /* vLLM. */
     REFUSE("continue_final_message", TEMPLATED, NULL),

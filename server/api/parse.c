@@ -241,6 +241,7 @@ static enum kva_status parse_stream_options(struct kva_api_parser *p, const char
 }
 
 #define ALL_ROUTES (KVA_ROUTE_GENERATE | KVA_ROUTE_TOKENIZE | KVA_ROUTE_DETOKENIZE)
+#define TALK       (KVA_ROUTE_CHAT | KVA_ROUTE_RESPONSES)
 #define CUSTOM(name, routes, fn)                                                                   \
     {                                                                                              \
         name, routes, KVA_FIELD_CUSTOM, 0, 0, 0, fn, NULL                                          \
@@ -264,7 +265,7 @@ const struct kva_api_field kva_api_fields[] = {
     CUSTOM("prompt", KVA_ROUTE_COMPLETION | KVA_ROUTE_TOKENIZE, kva_api_parse_prompt),
     CUSTOM("tokens", KVA_ROUTE_DETOKENIZE, kva_api_parse_tokens),
     CUSTOM("messages", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, kva_api_parse_messages),
-    CUSTOM("max_tokens", KVA_ROUTE_GENERATE, parse_max_tokens),
+    CUSTOM("max_tokens", KVA_ROUTE_OPENAI, parse_max_tokens),
     CUSTOM("max_completion_tokens", KVA_ROUTE_CHAT, parse_max_completion),
     BOOL("stream", KVA_ROUTE_GENERATE, stream),
     CUSTOM("stream_options", KVA_ROUTE_GENERATE, parse_stream_options),
@@ -275,7 +276,7 @@ const struct kva_api_field kva_api_fields[] = {
     FLOAT("repetition_penalty", sampling.repetition_penalty, 0.01, 10),
     FLOAT("presence_penalty", sampling.presence_penalty, -2, 2),
     FLOAT("frequency_penalty", sampling.frequency_penalty, -2, 2),
-    CUSTOM("n", KVA_ROUTE_GENERATE, parse_n),
+    CUSTOM("n", KVA_ROUTE_OPENAI, parse_n),
     CUSTOM("best_of", KVA_ROUTE_COMPLETION, parse_best_of),
     CUSTOM("seed", KVA_ROUTE_GENERATE, parse_seed),
     CUSTOM("stop", KVA_ROUTE_GENERATE, kva_api_parse_stop),
@@ -285,13 +286,13 @@ const struct kva_api_field kva_api_fields[] = {
     UINT("min_tokens", sampling.min_tokens, 0, 4294967295.0),
     BOOL("skip_special_tokens", KVA_ROUTE_GENERATE | KVA_ROUTE_DETOKENIZE, skip_special),
     CUSTOM("truncate_prompt_tokens", KVA_ROUTE_GENERATE, parse_truncate),
-    CUSTOM("logprobs", KVA_ROUTE_GENERATE, parse_logprobs),
-    CUSTOM("top_logprobs", KVA_ROUTE_CHAT, parse_top_logprobs),
-    CUSTOM("prompt_logprobs", KVA_ROUTE_GENERATE, parse_prompt_logprobs),
+    CUSTOM("logprobs", KVA_ROUTE_OPENAI, parse_logprobs),
+    CUSTOM("top_logprobs", TALK, parse_top_logprobs),
+    CUSTOM("prompt_logprobs", KVA_ROUTE_OPENAI, parse_prompt_logprobs),
     CUSTOM("logit_bias", KVA_ROUTE_GENERATE, kva_api_parse_logit_bias),
     CUSTOM("allowed_token_ids", KVA_ROUTE_GENERATE, parse_allowed_ids),
     CUSTOM("bad_words", KVA_ROUTE_GENERATE, kva_api_parse_bad_words),
-    BOOL("return_token_ids", KVA_ROUTE_GENERATE, return_token_ids),
+    BOOL("return_token_ids", KVA_ROUTE_OPENAI, return_token_ids),
     CUSTOM("priority", KVA_ROUTE_GENERATE, parse_priority),
     CUSTOM("cache_salt", KVA_ROUTE_GENERATE, parse_cache_salt),
     CUSTOM("kv", KVA_ROUTE_GENERATE, kva_api_parse_kv),
@@ -300,21 +301,30 @@ const struct kva_api_field kva_api_fields[] = {
     BOOL("add_generation_prompt", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, add_generation_prompt),
     BOOL("return_token_strs", KVA_ROUTE_TOKENIZE, return_token_strings),
     CUSTOM("documents", KVA_ROUTE_CHAT, parse_documents),
-    CUSTOM("chat_template_kwargs", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, parse_template_kwargs),
-    CUSTOM("response_format", KVA_ROUTE_GENERATE, kva_api_parse_response_format),
-    CUSTOM("structured_outputs", KVA_ROUTE_GENERATE, kva_api_parse_structured_outputs),
-    CUSTOM("guided_json", KVA_ROUTE_GENERATE, kva_api_parse_guided_json),
-    CUSTOM("guided_regex", KVA_ROUTE_GENERATE, kva_api_parse_guided_regex),
-    CUSTOM("guided_choice", KVA_ROUTE_GENERATE, kva_api_parse_guided_choice),
-    CUSTOM("guided_grammar", KVA_ROUTE_GENERATE, kva_api_parse_guided_grammar),
-    CUSTOM("regex", KVA_ROUTE_GENERATE, kva_api_parse_guided_regex),
-    CUSTOM("ebnf", KVA_ROUTE_GENERATE, kva_api_parse_guided_grammar),
-    CUSTOM("grammar", KVA_ROUTE_GENERATE, kva_api_parse_guided_grammar),
-    CUSTOM("json_schema", KVA_ROUTE_GENERATE, kva_api_parse_guided_json),
+    CUSTOM("chat_template_kwargs", TALK | KVA_ROUTE_TOKENIZE, parse_template_kwargs),
+    CUSTOM("response_format", KVA_ROUTE_OPENAI, kva_api_parse_response_format),
+    CUSTOM("structured_outputs", KVA_ROUTE_OPENAI, kva_api_parse_structured_outputs),
+    CUSTOM("guided_json", KVA_ROUTE_OPENAI, kva_api_parse_guided_json),
+    CUSTOM("guided_regex", KVA_ROUTE_OPENAI, kva_api_parse_guided_regex),
+    CUSTOM("guided_choice", KVA_ROUTE_OPENAI, kva_api_parse_guided_choice),
+    CUSTOM("guided_grammar", KVA_ROUTE_OPENAI, kva_api_parse_guided_grammar),
+    CUSTOM("regex", KVA_ROUTE_OPENAI, kva_api_parse_guided_regex),
+    CUSTOM("ebnf", KVA_ROUTE_OPENAI, kva_api_parse_guided_grammar),
+    CUSTOM("grammar", KVA_ROUTE_OPENAI, kva_api_parse_guided_grammar),
+    CUSTOM("json_schema", KVA_ROUTE_OPENAI, kva_api_parse_guided_json),
     CUSTOM("modalities", KVA_ROUTE_CHAT, parse_modalities),
-    CUSTOM("tools", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, kva_api_parse_tools),
-    CUSTOM("tool_choice", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, kva_api_parse_tool_choice),
-    BOOL("parallel_tool_calls", KVA_ROUTE_CHAT, tools.parallel),
+    CUSTOM("tools", TALK | KVA_ROUTE_TOKENIZE, kva_api_parse_tools),
+    CUSTOM("tool_choice", TALK | KVA_ROUTE_TOKENIZE, kva_api_parse_tool_choice),
+    BOOL("parallel_tool_calls", TALK, tools.parallel),
+    CUSTOM("reasoning_effort", KVA_ROUTE_CHAT, kva_api_parse_effort),
+    CUSTOM("input", KVA_ROUTE_RESPONSES, kva_api_parse_input),
+    CUSTOM("instructions", KVA_ROUTE_RESPONSES, kva_api_parse_instructions),
+    CUSTOM("max_output_tokens", KVA_ROUTE_RESPONSES, parse_max_tokens),
+    CUSTOM("previous_response_id", KVA_ROUTE_RESPONSES, kva_api_parse_previous),
+    BOOL("store", KVA_ROUTE_RESPONSES, store),
+    CUSTOM("text", KVA_ROUTE_RESPONSES, kva_api_parse_text),
+    CUSTOM("reasoning", KVA_ROUTE_RESPONSES, kva_api_parse_reasoning),
+    CUSTOM("include", KVA_ROUTE_RESPONSES, kva_api_parse_include),
     {NULL, 0, KVA_FIELD_IGNORE, 0, 0, 0, NULL, NULL},
 };
 
@@ -359,6 +369,7 @@ static void set_defaults(struct kva_api_call *call, const struct kva_api_config 
     call->max_tokens = config->completion_tokens_default;
     call->prompt_logprobs_asked = -1;
     call->tools.parallel = true;
+    call->store = call->face == KVA_FACE_RESPONSES;
     call->kv = config->kv_specs[config->kv_default];
     call->sampling = (struct kva_sampling_params){
         .temperature = config->temperature,
@@ -371,6 +382,38 @@ static void set_defaults(struct kva_api_call *call, const struct kva_api_config 
     };
 }
 
+enum kva_status kva_api_parse_effort(struct kva_api_parser *p, const char *name, const cJSON *value)
+{
+    static const char *const words[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
+    for (size_t i = 0; cJSON_IsString(value) && i < KVA_COUNT_OF(words); i++) {
+        if (strcmp(value->valuestring, words[i]) == 0) {
+            p->effort = words[i];
+            return KVA_OK;
+        }
+    }
+    return kva_fail_param(p->err, KVA_EINVAL, name,
+                          "'%s' must be none, minimal, low, medium, high, xhigh or max.", name);
+}
+
+/* Templates know it as reasoning_effort, or know only whether to think (enable_thinking); what the
+ * request says to the template itself wins. */
+static enum kva_status tell_effort(struct kva_api_parser *p)
+{
+    struct kva_api_call *call = p->call;
+    cJSON *kwargs = cJSON_GetObjectItemCaseSensitive(call->json, "chat_template_kwargs");
+    if (!cJSON_IsObject(kwargs)) {
+        cJSON_DeleteItemFromObjectCaseSensitive(call->json, "chat_template_kwargs");
+        kwargs = cJSON_AddObjectToObject(call->json, "chat_template_kwargs");
+    }
+    bool none = strcmp(p->effort, "none") == 0;
+    bool told = kwargs && (cJSON_HasObjectItem(kwargs, "reasoning_effort") ||
+                           cJSON_AddStringToObject(kwargs, "reasoning_effort", p->effort));
+    if (told && none && !cJSON_HasObjectItem(kwargs, "enable_thinking"))
+        told = cJSON_AddFalseToObject(kwargs, "enable_thinking");
+    call->template_kwargs = kwargs;
+    return told ? KVA_OK : kva_fail_param(p->err, KVA_ENOMEM, "reasoning_effort", "Out of memory.");
+}
+
 static enum kva_status read_call(struct kva_api_parser *p)
 {
     struct kva_api_call *call = p->call;
@@ -379,6 +422,10 @@ static enum kva_status read_call(struct kva_api_parser *p)
                         kva_api_type_name(call->json));
     enum kva_status status =
         kva_api_read_fields(p, call->json, kva_api_fields, kva_api_foreign_fields);
+    if (status == KVA_OK && p->route == KVA_API_RESPONSES)
+        status = kva_api_read_input(p);
+    if (status == KVA_OK && p->effort)
+        status = tell_effort(p);
     return status == KVA_OK ? kva_api_check_call(p) : status;
 }
 
@@ -390,9 +437,13 @@ enum kva_status kva_api_parse(const struct kva_api_config *config, enum kva_api_
     if (!call)
         return kva_fail(err, KVA_ENOMEM, "Out of memory for a request.");
     kva_arena_init(&call->arena, config->limits.arena_bytes_max);
-    call->route = route;
+    call->route = route == KVA_API_RESPONSES ? KVA_API_CHAT : route;
+    call->face = route == KVA_API_RESPONSES ? KVA_FACE_RESPONSES : KVA_FACE_OPENAI;
+    call->prompt_field = route == KVA_API_RESPONSES ? "input"
+                         : route == KVA_API_CHAT    ? "messages"
+                                                    : "prompt";
     set_defaults(call, config);
-    struct kva_api_parser parser = {.call = call, .config = config, .err = err};
+    struct kva_api_parser parser = {.route = route, .call = call, .config = config, .err = err};
     enum kva_status status = kva_json_parse(body, length, &config->limits.json, &call->json, err);
     if (status == KVA_OK)
         status = read_call(&parser);

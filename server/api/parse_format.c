@@ -97,6 +97,26 @@ static enum kva_status parse_json_schema(struct kva_api_parser *p, const char *n
     return set_schema(p, name, schema, is_strict);
 }
 
+/* The Responses API has the members of json_schema beside the type. */
+enum kva_status kva_api_parse_text_format(struct kva_api_parser *p, const char *name,
+                                          const cJSON *value)
+{
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(value, "type");
+    const cJSON *schema = cJSON_GetObjectItemCaseSensitive(value, "schema");
+    const cJSON *strict = cJSON_GetObjectItemCaseSensitive(value, "strict");
+    const char *word = cJSON_IsString(type) ? type->valuestring : "";
+    if (strcmp(word, "text") == 0)
+        return KVA_OK;
+    if (strcmp(word, "json_object") == 0)
+        return set_object(p, name);
+    if (strcmp(word, "json_schema") == 0 && cJSON_IsObject(schema))
+        return set_schema(p, name, schema, cJSON_IsTrue(strict));
+    return kva_fail_param(p->err, KVA_EINVAL, name,
+                          "'%s' must have a 'type' of text, json_object, or json_schema with a "
+                          "'schema'.",
+                          name);
+}
+
 enum kva_status kva_api_parse_response_format(struct kva_api_parser *p, const char *name,
                                               const cJSON *value)
 {

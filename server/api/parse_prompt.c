@@ -117,6 +117,12 @@ static enum kva_status part_text(struct kva_api_parser *p, const cJSON *part, co
                           place, type->valuestring);
 }
 
+/* Which item of the request a message is, or was made of. */
+static uint32_t origin(const struct kva_api_parser *p, uint32_t index)
+{
+    return p->origins ? p->origins[index] : index;
+}
+
 /* Joins the parts of `content` to one string: templates expect text. */
 static enum kva_status flatten_content(struct kva_api_parser *p, cJSON *message, cJSON *content,
                                        uint32_t index)
@@ -128,7 +134,8 @@ static enum kva_status flatten_content(struct kva_api_parser *p, cJSON *message,
     for (const cJSON *part = content->child; part && !status; part = part->next, number++) {
         char place[KVA_ERR_PARAM_MAX];
         const char *text = "";
-        snprintf(place, sizeof(place), "messages[%u].content[%u]", index, number);
+        snprintf(place, sizeof(place), "%s[%u].content[%u]", p->call->prompt_field,
+                 origin(p, index), number);
         status = part_text(p, part, place, &text);
         kva_buf_puts(&joined, number ? "\n" : "");
         kva_buf_puts(&joined, text);
@@ -155,7 +162,7 @@ static enum kva_status check_role(struct kva_api_parser *p, const cJSON *message
             return KVA_OK;
     }
     char place[KVA_ERR_PARAM_MAX];
-    snprintf(place, sizeof(place), "messages[%u].role", index);
+    snprintf(place, sizeof(place), "%s[%u].role", p->call->prompt_field, origin(p, index));
     return kva_fail_param(p->err, KVA_EINVAL, place,
                           "'%s' must be one of system, developer, user, assistant, tool, function.",
                           place);
@@ -220,7 +227,7 @@ static enum kva_status parse_tool_calls(struct kva_api_parser *p, cJSON *message
     const cJSON *calls = cJSON_GetObjectItemCaseSensitive(message, "tool_calls");
     char place[KVA_ERR_PARAM_MAX];
     uint32_t number = 0;
-    snprintf(place, sizeof(place), "messages[%u].tool_calls", index);
+    snprintf(place, sizeof(place), "%s[%u].tool_calls", p->call->prompt_field, origin(p, index));
     if (calls && !cJSON_IsNull(calls) && !cJSON_IsArray(calls))
         return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be an array, not %s.", place,
                               kva_api_type_name(calls));
@@ -229,7 +236,8 @@ static enum kva_status parse_tool_calls(struct kva_api_parser *p, cJSON *message
         return KVA_OK;
     }
     for (const cJSON *call = calls->child; call; call = call->next, number++) {
-        snprintf(place, sizeof(place), "messages[%u].tool_calls[%u]", index, number);
+        snprintf(place, sizeof(place), "%s[%u].tool_calls[%u]", p->call->prompt_field,
+                 origin(p, index), number);
         enum kva_status status = parse_tool_call(p, call, place);
         if (status != KVA_OK)
             return status;
@@ -254,7 +262,7 @@ static enum kva_status empty_content(struct kva_api_parser *p, cJSON *message, b
 static enum kva_status check_message(struct kva_api_parser *p, cJSON *message, uint32_t index)
 {
     char place[KVA_ERR_PARAM_MAX];
-    snprintf(place, sizeof(place), "messages[%u]", index);
+    snprintf(place, sizeof(place), "%s[%u]", p->call->prompt_field, origin(p, index));
     if (!cJSON_IsObject(message))
         return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be an object, not %s.", place,
                               kva_api_type_name(message));
@@ -273,7 +281,7 @@ static enum kva_status check_message(struct kva_api_parser *p, cJSON *message, u
     bool may_lack = strcmp(role, "assistant") == 0 || strcmp(role, "function") == 0;
     if (may_lack && (!content || cJSON_IsNull(content)))
         return empty_content(p, message, content != NULL);
-    snprintf(place, sizeof(place), "messages[%u].content", index);
+    snprintf(place, sizeof(place), "%s[%u].content", p->call->prompt_field, origin(p, index));
     return kva_fail_param(p->err, KVA_EINVAL, place,
                           "'%s' must be a string or an array of text parts.", place);
 }

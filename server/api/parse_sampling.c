@@ -161,7 +161,8 @@ static enum kva_status check_logprobs(struct kva_api_parser *p)
 {
     struct kva_api_call *call = p->call;
     struct kva_sampling_params *sampling = &call->sampling;
-    if (call->route == KVA_API_CHAT && call->top_logprobs > 0 && !call->want_logprobs)
+    if (call->route == KVA_API_CHAT && call->face == KVA_FACE_OPENAI && call->top_logprobs > 0 &&
+        !call->want_logprobs)
         return kva_fail_param(p->err, KVA_EINVAL, "top_logprobs",
                               "'top_logprobs' needs 'logprobs' to be true.");
     if (call->prompt_logprobs_asked >= 0 && call->stream)

@@ -61,7 +61,7 @@ static enum kva_status render_chat(const struct kva_api_config *config, struct k
         status == KVA_OK && config->reply.thinks && kva_reply_is_thinking(text->data, text->length);
     if (status == KVA_EINVAL && err) {
         kva_err_prefix(err, status, "The chat template refused the messages");
-        snprintf(err->param, sizeof(err->param), "messages");
+        snprintf(err->param, sizeof(err->param), "%s", call->prompt_field);
     }
     return status;
 }
@@ -90,7 +90,7 @@ static enum kva_status too_long(const struct kva_api_config *config,
                                 const struct kva_api_call *call, size_t length, struct kva_err *err)
 {
     return kva_fail_param(
-        err, KVA_ECONTEXT, call->route == KVA_API_CHAT ? "messages" : "prompt",
+        err, KVA_ECONTEXT, call->prompt_field,
         "The prompt of %zu bytes has more than %zu tokens, limit is %u. " CONTEXT_IS
         ", for prompt and completion.",
         length, countable_tokens(config, call), tokens_max(config, call) - 1, config->context_max);
@@ -201,7 +201,9 @@ enum kva_status kva_api_detokenize(const struct kva_api_config *config,
 static enum kva_status over_context(const struct kva_api_call *call, uint32_t count,
                                     uint32_t wanted, uint32_t context_max, struct kva_err *err)
 {
-    const char *name = call->max_is_new ? "max_completion_tokens" : "max_tokens";
+    const char *name = call->face == KVA_FACE_RESPONSES ? "max_output_tokens"
+                       : call->max_is_new               ? "max_completion_tokens"
+                                                        : "max_tokens";
     return kva_fail_param(err, KVA_ECONTEXT, name,
                           "The prompt has %u tokens and '%s' is %u: %llu tokens, limit is "
                           "%u. " CONTEXT_IS ".",
@@ -214,7 +216,7 @@ static enum kva_status fit_prompt(const struct kva_api_config *config, struct kv
                                   uint32_t index, uint32_t *ret_output_max, struct kva_err *err)
 {
     struct kva_api_prompt *prompt = &call->prompts[index];
-    const char *param = call->route == KVA_API_CHAT ? "messages" : "prompt";
+    const char *param = call->prompt_field;
     uint32_t context_max = config->context_max;
     uint32_t wanted = call->has_max_tokens || call->route == KVA_API_COMPLETION
                           ? kva_max_u32(call->max_tokens, 1)
@@ -421,8 +423,7 @@ static enum kva_status build_request(const struct kva_api_config *config, struct
     uint32_t output_max = 0;
     enum kva_status status = fit_prompt(config, call, index, &output_max, err);
     if (status == KVA_OK)
-        status =
-            check_ids(config, prompt, call->route == KVA_API_CHAT ? "messages" : "prompt", err);
+        status = check_ids(config, prompt, call->prompt_field, err);
     if (status != KVA_OK)
         return status;
     size_t bytes =
@@ -481,6 +482,7 @@ static enum kva_status drop_json(struct kva_api_call *call, struct kva_err *err)
     cJSON_Delete(call->json);
     call->json = NULL;
     call->messages = NULL;
+    call->instructions = NULL;
     call->tools.list = NULL;
     call->documents = NULL;
     call->template_kwargs = NULL;
@@ -492,7 +494,11 @@ static enum kva_status drop_json(struct kva_api_call *call, struct kva_err *err)
 enum kva_status kva_api_prepare(const struct kva_api_config *config, struct kva_api_call *call,
                                 const struct kva_api_identity *identity, struct kva_err *err)
 {
-    enum kva_status status = kva_api_tokenize(config, call, err);
+    enum kva_status status = KVA_OK;
+    if (call->face == KVA_FACE_RESPONSES)
+        status = kva_api_open_conversation(call, err);
+    if (status == KVA_OK)
+        status = kva_api_tokenize(config, call, err);
     if (status != KVA_OK)
         return status;
     call->requests =

@@ -67,6 +67,33 @@ static const cJSON *get(const cJSON *object, const char *name)
     return cJSON_IsNull(value) ? NULL : value;
 }
 
+/* Where the members of a function are: beside the tool's type, in the Responses API. */
+static const char *inside(const struct kva_api_parser *p)
+{
+    return p->route == KVA_API_RESPONSES ? "" : ".function";
+}
+
+/* The form that templates know has them in an object of their own. */
+static bool nest(cJSON *tool)
+{
+    cJSON *function = cJSON_CreateObject();
+    for (cJSON *at = tool->child, *next; function && at; at = next) {
+        next = at->next;
+        if (strcmp(at->string, "type") == 0)
+            continue;
+        cJSON *member = cJSON_DetachItemViaPointer(tool, at);
+        if (!cJSON_AddItemToObject(function, member->string, member)) {
+            cJSON_Delete(member);
+            cJSON_Delete(function);
+            return false;
+        }
+    }
+    if (function && cJSON_AddItemToObject(tool, "function", function))
+        return true;
+    cJSON_Delete(function);
+    return false;
+}
+
 /* --- tools ----------------------------------------------------------------------------------- */
 
 static enum kva_status read_name(struct kva_api_parser *p, const cJSON *value, const char *place,
@@ -106,13 +133,11 @@ static enum kva_status read_parameters(struct kva_api_parser *p, const cJSON *va
                                  "'%s' does not fit the request's memory.", place);
 }
 
-static enum kva_status read_tool(struct kva_api_parser *p, const cJSON *tool, uint32_t index,
+static enum kva_status read_tool(struct kva_api_parser *p, cJSON *tool, uint32_t index,
                                  struct kva_reply_function *ret)
 {
     char place[KVA_ERR_PARAM_MAX];
     const cJSON *type = get(tool, "type");
-    const cJSON *function = get(tool, "function");
-    const cJSON *strict = get(function, "strict");
     ret->index = index;
     snprintf(place, sizeof(place), "tools[%u].type", index);
     if (!cJSON_IsString(type))
@@ -121,18 +146,22 @@ static enum kva_status read_tool(struct kva_api_parser *p, const cJSON *tool, ui
         return kva_fail_param(p->err, KVA_EUNSUPPORTED, place,
                               "'%s' is '%.40s', this server supports only 'function'.", place,
                               type->valuestring);
-    snprintf(place, sizeof(place), "tools[%u].function", index);
+    if (p->route == KVA_API_RESPONSES && !nest(tool))
+        return kva_fail_param(p->err, KVA_ENOMEM, "tools", "Out of memory for 'tools'.");
+    const cJSON *function = get(tool, "function");
+    const cJSON *strict = get(function, "strict");
+    snprintf(place, sizeof(place), "tools[%u]%s", index, inside(p));
     if (!cJSON_IsObject(function))
         return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be an object, not %s.", place,
                               kva_api_type_name(function));
-    snprintf(place, sizeof(place), "tools[%u].function.strict", index);
+    snprintf(place, sizeof(place), "tools[%u]%s.strict", index, inside(p));
     enum kva_status status = strict ? kva_api_read_bool(p, place, strict, &ret->strict) : KVA_OK;
-    snprintf(place, sizeof(place), "tools[%u].function.description", index);
+    snprintf(place, sizeof(place), "tools[%u]%s.description", index, inside(p));
     const cJSON *description = get(function, "description");
     if (status == KVA_OK && description && !cJSON_IsString(description))
         status = kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be a string, not %s.", place,
                                 kva_api_type_name(description));
-    snprintf(place, sizeof(place), "tools[%u].function.name", index);
+    snprintf(place, sizeof(place), "tools[%u]%s.name", index, inside(p));
     if (status == KVA_OK)
         status = read_name(p, get(function, "name"), place, &ret->name);
     for (uint32_t i = 0; status == KVA_OK && i < index; i++) {
@@ -141,7 +170,7 @@ static enum kva_status read_tool(struct kva_api_parser *p, const cJSON *tool, ui
                                     "'%s' is '%.64s', which tools[%u] has already.", place,
                                     ret->name, i);
     }
-    snprintf(place, sizeof(place), "tools[%u].function.parameters", index);
+    snprintf(place, sizeof(place), "tools[%u]%s.parameters", index, inside(p));
     return status ? status
                   : read_parameters(p, get(function, "parameters"), place, &ret->parameters);
 }
@@ -158,7 +187,7 @@ static enum kva_status read_tools(struct kva_api_parser *p)
     tools->functions = kva_arena_calloc(&p->call->arena, count, sizeof(*tools->functions));
     if (!tools->functions)
         return kva_fail_param(p->err, KVA_ENOMEM, "tools", "Out of memory for 'tools'.");
-    for (const cJSON *tool = p->tools->child; tool; tool = tool->next) {
+    for (cJSON *tool = p->tools->child; tool; tool = tool->next) {
         enum kva_status status = read_tool(p, tool, tools->count, &tools->functions[tools->count]);
         if (status != KVA_OK)
             return status;
@@ -175,15 +204,17 @@ static enum kva_status choose_function(struct kva_api_parser *p, const cJSON *ch
 {
     struct kva_api_tools *tools = &p->call->tools;
     const cJSON *type = get(choice, "type");
-    const cJSON *name = get(get(choice, "function"), "name");
+    bool flat = p->route == KVA_API_RESPONSES;
+    const cJSON *name = get(flat ? choice : get(choice, "function"), "name");
+    const char *place = flat ? "tool_choice.name" : "tool_choice.function.name";
     if (cJSON_IsString(type) && strcmp(type->valuestring, "function") != 0)
         return kva_fail_param(p->err, KVA_EUNSUPPORTED, "tool_choice.type",
                               "'tool_choice.type' is '%.40s', this server supports only "
                               "'function'.",
                               type->valuestring);
     if (!cJSON_IsString(name))
-        return kva_fail_param(p->err, KVA_EINVAL, "tool_choice.function.name",
-                              "'tool_choice.function.name' must be the name of one of 'tools'.");
+        return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be the name of one of 'tools'.",
+                              place);
     for (uint32_t i = 0; i < tools->count; i++) {
         if (strcmp(tools->functions[i].name, name->valuestring) != 0)
             continue;
@@ -192,8 +223,8 @@ static enum kva_status choose_function(struct kva_api_parser *p, const cJSON *ch
         tools->required = true;
         return KVA_OK;
     }
-    return kva_fail_param(p->err, KVA_EINVAL, "tool_choice.function.name",
-                          "'tool_choice.function.name' is '%.64s', which 'tools' does not have.",
+    return kva_fail_param(p->err, KVA_EINVAL, place,
+                          "'%s' is '%.64s', which 'tools' does not have.", place,
                           name->valuestring);
 }
 
@@ -251,6 +282,8 @@ static struct kva_reply_rules rules_of(const struct kva_api_config *config,
         .marker_token = config->reply_marker,
         .answer = call->tools.answer,
         .answer_strict = call->tools.answer_strict,
+        .schema_place = call->face == KVA_FACE_RESPONSES ? "tools[%u].parameters"
+                                                         : "tools[%u].function.parameters",
     };
 }
 

@@ -87,8 +87,11 @@ enum kva_status kva_answer_create(const struct kva_answer_params *params, struct
     kva_buf_init(&answer->head, 8192);
     kva_buf_init(&answer->scratch, (size_t)1 << 20);
     kva_buf_init(&answer->certain, params->choice_bytes_max);
-    snprintf(answer->id, sizeof(answer->id), "%s-%s",
-             call->route == KVA_API_CHAT ? "chatcmpl" : "cmpl", params->id_suffix);
+    answer->created_unix_s = params->created_unix_s;
+    const char *prefix = call->face == KVA_FACE_RESPONSES ? "resp_"
+                         : call->route == KVA_API_CHAT    ? "chatcmpl-"
+                                                          : "cmpl-";
+    snprintf(answer->id, sizeof(answer->id), "%s%s", prefix, params->id_suffix);
     write_head(answer, params->created_unix_s);
     /* The stop set first: the choices' matchers take their size from it. */
     enum kva_status stops =
@@ -398,6 +401,13 @@ void kva_answer_finish(struct kva_answer *answer, struct kva_buf *out)
         kva_last_frames(out, answer);
     else
         kva_document_json(out, answer);
+}
+
+void kva_answer_record(const struct kva_answer *answer, struct kva_buf *document,
+                       struct kva_buf *message)
+{
+    kva_response_json(document, answer);
+    kva_message_json(message, &answer->prompts[0].choices[0], true);
 }
 
 enum kva_status kva_answer_error(const struct kva_answer *answer, struct kva_err *err)

@@ -57,6 +57,10 @@ size_t kva_answer_buffered(const struct kva_answer *answer);
 /* After KVA_ANSWER_DONE: the document, or the last frames with the usage and [DONE]. */
 void kva_answer_finish(struct kva_answer *answer, struct kva_buf *out);
 
+/* After KVA_ANSWER_DONE, of a response: its document, and what the assistant has said as a message. */
+void kva_answer_record(const struct kva_answer *answer, struct kva_buf *document,
+                       struct kva_buf *message);
+
 /* Why KVA_ANSWER_FAILED: the status, err filled in. */
 enum kva_status kva_answer_error(const struct kva_answer *answer, struct kva_err *err);
 

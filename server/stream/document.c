@@ -22,7 +22,7 @@ void kva_counts_json(struct kva_buf *out, const struct kva_counts *counts)
     }
 }
 
-static void extras_json(struct kva_buf *out, const struct kva_answer *answer)
+void kva_extras_json(struct kva_buf *out, const struct kva_answer *answer)
 {
     const struct kva_api_call *call = answer->call;
     struct kva_sequence_info total = {.policy = kva_kv_policy_name(call->kv.policy)};
@@ -77,7 +77,7 @@ void kva_usage_json(struct kva_buf *out, const struct kva_answer *answer)
                        (unsigned long long)kva_answer_reasoning_tokens(answer));
     /* Truncation is always reported, asked for or not. */
     if (answer->call->report || kva_answer_truncated(answer) > 0)
-        extras_json(out, answer);
+        kva_extras_json(out, answer);
     kva_buf_putc(out, '}');
 }
 
@@ -103,11 +103,20 @@ static void ids_json(struct kva_buf *out, const char *name, const uint32_t *ids,
     kva_buf_putc(out, ']');
 }
 
-/* What the assistant says: text, thoughts, calls. */
-static void message_json(struct kva_buf *out, const struct kva_choice_out *choice)
+static void arguments_json(struct kva_buf *out, const struct kva_buf *arguments, bool history)
 {
-    kva_buf_puts(out, "\"message\":{\"role\":\"assistant\",\"content\":");
-    if (choice->call_count > 0 && choice->text.length == 0)
+    struct kva_json_limits limits;
+    kva_json_limits_default(&limits);
+    if (history && kva_json_check(arguments->data, arguments->length, &limits, NULL) == KVA_OK)
+        kva_buf_append(out, arguments->data, arguments->length);
+    else
+        kva_buf_json_string(out, arguments->data, arguments->length);
+}
+
+void kva_message_json(struct kva_buf *out, const struct kva_choice_out *choice, bool history)
+{
+    kva_buf_puts(out, "{\"role\":\"assistant\",\"content\":");
+    if (choice->call_count > 0 && choice->text.length == 0 && !history)
         kva_buf_puts(out, "null");
     else
         kva_buf_json_string(out, choice->text.data, choice->text.length);
@@ -122,17 +131,19 @@ static void message_json(struct kva_buf *out, const struct kva_choice_out *choic
                        "{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", call->id);
         kva_buf_json_string(out, call->name, strlen(call->name));
         kva_buf_puts(out, ",\"arguments\":");
-        kva_buf_json_string(out, call->arguments.data, call->arguments.length);
+        arguments_json(out, &call->arguments, history);
         kva_buf_puts(out, "}}");
     }
-    kva_buf_puts(out, choice->call_count > 0 ? "],\"refusal\":null}," : ",\"refusal\":null},");
+    kva_buf_puts(out, choice->call_count > 0 ? "],\"refusal\":null}" : ",\"refusal\":null}");
 }
 
 static void content_json(struct kva_buf *out, const struct kva_answer *answer,
                          uint32_t prompt_index, const struct kva_choice_out *choice)
 {
     if (answer->call->route == KVA_API_CHAT) {
-        message_json(out, choice);
+        kva_buf_puts(out, "\"message\":");
+        kva_message_json(out, choice, false);
+        kva_buf_putc(out, ',');
         return;
     }
     kva_buf_puts(out, "\"text\":");
@@ -229,6 +240,10 @@ static void prompt_choices_json(struct kva_buf *out, const struct kva_answer *an
 
 void kva_document_json(struct kva_buf *out, struct kva_answer *answer)
 {
+    if (answer->call->face == KVA_FACE_RESPONSES) {
+        kva_response_json(out, answer);
+        return;
+    }
     kva_buf_append(out, answer->head.data, answer->head.length);
     kva_buf_puts(out, ",\"choices\":[");
     for (uint32_t i = 0; i < answer->call->prompt_count; i++)

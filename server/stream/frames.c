@@ -157,6 +157,10 @@ static void call_frame(struct kva_buf *out, const struct kva_answer *answer,
 void kva_frame_json(struct kva_buf *out, struct kva_answer *answer, uint32_t prompt_index,
                     struct kva_choice_out *choice, bool final)
 {
+    if (answer->call->face == KVA_FACE_RESPONSES) {
+        kva_response_events(out, answer, choice, final);
+        return;
+    }
     if (!choice->begun)
         opening_frame(out, answer, prompt_index, choice);
     if (choice->text.length > 0 || choice->reasoning.length > 0) {
@@ -180,8 +184,12 @@ void kva_frame_json(struct kva_buf *out, struct kva_answer *answer, uint32_t pro
     end(out, answer);
 }
 
-void kva_last_frames(struct kva_buf *out, const struct kva_answer *answer)
+void kva_last_frames(struct kva_buf *out, struct kva_answer *answer)
 {
+    if (answer->call->face == KVA_FACE_RESPONSES) {
+        kva_response_last_event(out, answer);
+        return;
+    }
     if (answer->call->include_usage) {
         begin(out, answer);
         kva_buf_puts(out, ",\"choices\":[],\"usage\":");

@@ -18,8 +18,9 @@ struct kva_logprob_lists {
 struct kva_call_out {
     const char *name; /* one of the request's */
     struct kva_buf arguments;
-    size_t told; /* bytes of them that frames have had */
-    bool opened; /* a frame has had the name */
+    size_t told;  /* bytes of them that frames have had */
+    int32_t item; /* of the Responses API: its index */
+    bool opened;  /* a frame has had the name */
     char id[40];
 };
 
@@ -35,6 +36,13 @@ struct kva_choice_out {
     uint32_t call_count;
     uint32_t reasoning_tokens;
     bool reply_failed; /* out of memory for the calls */
+    /* Of the Responses API, whose events leave text and reasoning where they are. */
+    size_t text_told, reasoning_told;
+    uint32_t message_at;                  /* calls before the message */
+    uint32_t items;                       /* that events have opened */
+    uint32_t sequence;                    /* of events */
+    int32_t message_item, reasoning_item; /* -1: not opened */
+    bool reasoning_closed;
     struct kva_logprob_lists logprobs;
     struct kva_buf token_ids; /* comma-separated, since the last frame, or all */
     uint64_t characters;      /* of the text that was certain before the next token */
@@ -72,6 +80,7 @@ struct kva_answer {
     uint32_t choices_ended;
     uint32_t choices_total;
     bool paused;
+    int64_t created_unix_s;
     enum kva_status status;
     struct kva_err err;
     char id[96];
@@ -123,11 +132,24 @@ void kva_document_json(struct kva_buf *out, struct kva_answer *answer);
 /* The prompt of a choice as text, for echo. */
 void kva_echo_text(const struct kva_answer *answer, uint32_t prompt_index, struct kva_buf *out);
 
+/* ,"kvahead":{...} of the usage. */
+void kva_extras_json(struct kva_buf *out, const struct kva_answer *answer);
+/* The assistant's message; as `history` in the form that templates get, with arguments that are no
+ * text and content that is. */
+void kva_message_json(struct kva_buf *out, const struct kva_choice_out *choice, bool history);
+
+/* --- responses.c --- */
+void kva_response_json(struct kva_buf *out, const struct kva_answer *answer);
+/* The events of all that is new of the choice; `final` closes its items. */
+void kva_response_events(struct kva_buf *out, struct kva_answer *answer,
+                         struct kva_choice_out *choice, bool final);
+void kva_response_last_event(struct kva_buf *out, struct kva_answer *answer);
+
 /* --- frames.c --- */
 /* A frame with all that is buffered of the choice; `final` adds the finish reason. */
 void kva_frame_json(struct kva_buf *out, struct kva_answer *answer, uint32_t prompt_index,
                     struct kva_choice_out *choice, bool final);
-void kva_last_frames(struct kva_buf *out, const struct kva_answer *answer);
+void kva_last_frames(struct kva_buf *out, struct kva_answer *answer);
 
 /* Code points in valid UTF-8. */
 uint64_t kva_count_characters(const char *text, size_t length);

@@ -15,6 +15,8 @@ static void on_reasoning(void *opaque, const char *text, size_t length)
 static void on_content(void *opaque, const char *text, size_t length)
 {
     struct kva_choice_out *choice = opaque;
+    if (choice->text.length == 0)
+        choice->message_at = choice->call_count;
     kva_buf_append(&choice->text, text, length);
 }
 
@@ -133,7 +135,8 @@ bool kva_choice_reply_failed(const struct kva_choice_out *choice)
 
 size_t kva_choice_untold(const struct kva_choice_out *choice)
 {
-    size_t bytes = choice->text.length + choice->reasoning.length;
+    size_t bytes = choice->text.length - choice->text_told;
+    bytes += choice->reasoning.length - choice->reasoning_told;
     for (uint32_t i = 0; i < choice->call_count; i++) {
         const struct kva_call_out *call = &choice->calls[i];
         bytes += call->arguments.length - call->told + !call->opened;

@@ -40,14 +40,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const struct kva_api_identity identity = {.seed = 1};
     prepare_once();
-    for (int route = KVA_API_COMPLETION; route <= KVA_API_DETOKENIZE; route++) {
+    for (int route = KVA_API_COMPLETION; route <= KVA_API_RESPONSES; route++) {
         struct kva_api_call *call = NULL;
         struct kva_err err = {.status = KVA_OK};
         enum kva_status status = kva_api_parse(&config, (enum kva_api_route)route,
                                                (const char *)data, size, &call, &err);
         if (status != KVA_OK && err.message[0] == '\0')
             abort();
-        if (status == KVA_OK && route <= KVA_API_CHAT &&
+        bool generates = route <= KVA_API_CHAT || route == KVA_API_RESPONSES;
+        if (status == KVA_OK && generates &&
             kva_api_prepare(&config, call, &identity, &err) == KVA_OK)
             check(call);
         else if (status == KVA_OK && route == KVA_API_TOKENIZE &&

@@ -124,6 +124,7 @@ struct kva_reply_rules {
     int32_t marker_token; /* the style's marker, where it is a special token; -1: it is text */
     const char *answer;   /* schema of an answer without a call; NULL: any text */
     bool answer_strict;
+    const char *schema_place; /* what errors call a function's schema, with %u for its index */
 };
 
 /* Whether there is a grammar for that: without a marker that is text, nothing tells a call from an

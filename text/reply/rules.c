@@ -70,7 +70,7 @@ static cJSON *tags_node(struct maker *m)
         snprintf(end, sizeof(end), "}%s", marked ? m->syntax->after : "");
         cJSON *tag = node(m, "tag");
         cJSON *schema = schema_node(m, function->parameters, function->strict,
-                                    "tools[%u].function.parameters", function->index);
+                                    m->rules->schema_place, function->index);
         /* Where the client does not insist on it, a schema that cannot be enforced is none. */
         add(m, schema, "lax", cJSON_CreateBool(!function->strict));
         add(m, tag, "begin", cJSON_CreateString(begin));

@@ -54,7 +54,8 @@ static struct kva_reply_rules rules_of(enum kva_reply_style style)
                                     .functions = functions,
                                     .function_count = 2,
                                     .parallel = true,
-                                    .marker_token = -1};
+                                    .marker_token = -1,
+                                    .schema_place = "tools[%u].function.parameters"};
 }
 
 static enum kva_status make(const struct kva_reply_rules *rules, struct kva_grammar **ret,

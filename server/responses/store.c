@@ -1,0 +1,173 @@
+/* store.c - a table by id, and a list by age. */
+#include "server/responses/store.h"
+
+#include "base/list.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BUCKETS 4096u
+
+struct entry {
+    struct kva_list age;
+    struct entry *next; /* in the bucket */
+    uint64_t hash;
+    uint64_t owner;
+    size_t bytes; /* of all */
+    size_t document_bytes;
+    size_t conversation_bytes;
+    const char *id;
+    const char *document;
+    const char *conversation;
+    char text[];
+};
+
+struct kva_response_store {
+    pthread_mutex_t lock;
+    size_t bytes_max;
+    size_t bytes;
+    uint32_t kept;
+    struct kva_list ages; /* the oldest first */
+    struct entry *buckets[BUCKETS];
+};
+
+enum kva_status kva_response_store_create(size_t bytes_max, struct kva_response_store **ret,
+                                          struct kva_err *err)
+{
+    struct kva_response_store *store = calloc(1, sizeof(*store));
+    if (!store)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for stored responses");
+    store->bytes_max = bytes_max;
+    kva_list_init(&store->ages);
+    pthread_mutex_init(&store->lock, NULL);
+    *ret = store;
+    return KVA_OK;
+}
+
+/* FNV-1a; ids are compared in full, too. */
+static uint64_t hash_of(const char *id)
+{
+    uint64_t hash = 14695981039346656037ull;
+    for (; *id; id++)
+        hash = (hash ^ (unsigned char)*id) * 1099511628211ull;
+    return hash;
+}
+
+static struct entry **find(struct kva_response_store *store, const char *id, uint64_t owner)
+{
+    uint64_t hash = hash_of(id);
+    struct entry **at = &store->buckets[hash % BUCKETS];
+    while (*at && ((*at)->hash != hash || (*at)->owner != owner || strcmp((*at)->id, id) != 0))
+        at = &(*at)->next;
+    return at;
+}
+
+static void drop(struct kva_response_store *store, struct entry **at)
+{
+    struct entry *entry = *at;
+    *at = entry->next;
+    kva_list_remove(&entry->age);
+    store->bytes -= entry->bytes;
+    store->kept--;
+    free(entry);
+}
+
+static void drop_oldest(struct kva_response_store *store)
+{
+    struct entry *entry = KVA_CONTAINER_OF(store->ages.next, struct entry, age);
+    drop(store, find(store, entry->id, entry->owner));
+}
+
+void kva_response_store_destroy(struct kva_response_store *store)
+{
+    if (!store)
+        return;
+    while (!kva_list_empty(&store->ages))
+        drop_oldest(store);
+    pthread_mutex_destroy(&store->lock);
+    free(store);
+}
+
+static const char *copy(char **at, const char *text, size_t length)
+{
+    char *result = *at;
+    memcpy(result, text, length);
+    result[length] = '\0';
+    *at += length + 1;
+    return result;
+}
+
+static struct entry *make(const struct kva_stored_response *response)
+{
+    size_t id_bytes = strlen(response->id);
+    size_t bytes = sizeof(struct entry) + id_bytes + response->document_bytes +
+                   response->conversation_bytes + 3;
+    struct entry *entry = malloc(bytes);
+    if (!entry)
+        return NULL;
+    char *at = entry->text;
+    *entry = (struct entry){
+        .hash = hash_of(response->id),
+        .owner = response->owner,
+        .bytes = bytes,
+        .document_bytes = response->document_bytes,
+        .conversation_bytes = response->conversation_bytes,
+    };
+    entry->id = copy(&at, response->id, id_bytes);
+    entry->document = copy(&at, response->document, response->document_bytes);
+    entry->conversation = copy(&at, response->conversation, response->conversation_bytes);
+    return entry;
+}
+
+void kva_response_store_put(struct kva_response_store *store,
+                            const struct kva_stored_response *response)
+{
+    size_t bytes = sizeof(struct entry) + strlen(response->id) + response->document_bytes +
+                   response->conversation_bytes + 3;
+    struct entry *entry = bytes <= store->bytes_max ? make(response) : NULL;
+    if (!entry)
+        return;
+    pthread_mutex_lock(&store->lock);
+    while (store->bytes + bytes > store->bytes_max)
+        drop_oldest(store);
+    struct entry **bucket = &store->buckets[entry->hash % BUCKETS];
+    entry->next = *bucket;
+    *bucket = entry;
+    kva_list_append(&store->ages, &entry->age);
+    store->bytes += bytes;
+    store->kept++;
+    pthread_mutex_unlock(&store->lock);
+}
+
+bool kva_response_store_get(struct kva_response_store *store, const char *id, uint64_t owner,
+                            struct kva_buf *document, struct kva_buf *conversation)
+{
+    pthread_mutex_lock(&store->lock);
+    const struct entry *entry = *find(store, id, owner);
+    if (entry && document)
+        kva_buf_append(document, entry->document, entry->document_bytes);
+    if (entry && conversation)
+        kva_buf_append(conversation, entry->conversation, entry->conversation_bytes);
+    pthread_mutex_unlock(&store->lock);
+    return entry != NULL;
+}
+
+bool kva_response_store_remove(struct kva_response_store *store, const char *id, uint64_t owner)
+{
+    pthread_mutex_lock(&store->lock);
+    struct entry **at = find(store, id, owner);
+    bool found = *at != NULL;
+    if (found)
+        drop(store, at);
+    pthread_mutex_unlock(&store->lock);
+    return found;
+}
+
+void kva_response_store_get_stats(struct kva_response_store *store,
+                                  struct kva_response_store_stats *ret)
+{
+    pthread_mutex_lock(&store->lock);
+    *ret = (struct kva_response_store_stats){store->kept, store->bytes};
+    pthread_mutex_unlock(&store->lock);
+}
