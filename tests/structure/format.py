@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 
-FOLDERS = ["base", "config", "gguf", "hub", "kernels", "engine", "text", "scheduler", "server", "cli",
+FOLDERS = ["base", "config", "gguf", "hub", "kernels", "engine", "text", "scheduler", "cluster", "server", "cli",
            "clients", "tests"]
 SOURCES = {".c", ".h", ".cu", ".cuh"}
 

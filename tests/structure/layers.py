@@ -22,6 +22,7 @@ ALLOWED = {
     "engine/kv": {"base", "kernels"},
     "engine": {"base", "kernels"},
     "scheduler": {"base", "engine"},
+    "cluster": {"base"},
     "server": {"base", "text", "engine", "scheduler"},
     "cli": {"base", "gguf", "text", "config", "hub", "engine", "scheduler", "server", "clients", "kernels"},
     "cli/main.c": {"base", "config", "server"},

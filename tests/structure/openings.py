@@ -6,7 +6,7 @@
 import pathlib
 import sys
 
-FOLDERS = ["base", "config", "gguf", "hub", "kernels", "engine", "text", "scheduler", "server", "cli", "clients"]
+FOLDERS = ["base", "config", "gguf", "hub", "kernels", "engine", "text", "scheduler", "cluster", "server", "cli", "clients"]
 SOURCES = {".c", ".cc", ".h", ".cu", ".cuh"}
 
 
