@@ -7,8 +7,9 @@
 # without one all three. The first two are fetched if they are not there (docs/models.md). STAGE:
 # prose, code, wikitext-2 (divergence along a text), weights (formats of weights), kept and
 # kept-bits (policies that drop tokens, docs/results/kept.md), gap (between predictors), settings
-# (levels, layers, rows, sinks), facts, needles, lists (tasks); of demo policies, topk, levels,
-# needle, steps; without one all of them. Run again, it goes on where it stopped. Tables:
+# (levels, layers, rows, sinks), facts, needles, lists, others (tasks), rows (scores by rows fetched),
+# grid (a needle by depth and length); of demo policies, topk, levels, needle, steps; without one all
+# of them. Run again, it goes on where it stopped. Tables:
 # OUT/MODEL/tables.md, of demo also OUT/demo/*/report.md.
 #
 # Environment: KVAHEAD (build/kvahead), QUALITY (kvahead-quality), PYTHON (python3: one that has
@@ -139,6 +140,22 @@ specache:1:64:sinks=16,specache:2:64,specache:2:64:levels=minmax,specache:2:64:l
     lists)
         by_length lists --questions 1 --answer-tokens 64 --tasks niah_multivalue,niah_multiquery,fwe
         ;;
+    others)
+        by_length others --questions $questions --answer-tokens 40 --tasks \
+            niah_single_1,niah_single_3,niah_multikey_2,niah_multikey_3,vt,cwe
+        ;;
+    rows)
+        POLICIES=kivi:1,specache:1:16,specache:1:32,specache:1:64,specache:1:128,specache:1:256,\
+kivi:2,specache:2:16,specache:2:32,specache:2:64
+        by_length rows --questions $questions --answer-tokens 16 --tasks niah_multikey_1
+        ;;
+    grid)
+        start "$name" --weights $weights
+        ask needle grid --lengths "$(echo $lengths | tr ' ' ,)" --depths 5 --samples "$contexts" \
+            --concurrency 1 --together 24 --stop-at-answer --answer-tokens 16 --policies \
+            "full,${POLICIES:-kivi:1,specache:1:64,$spec}"
+        unserve
+        ;;
     *) echo "make.sh: no stage $1 of $name" >&2 && exit 2 ;;
     esac
     svg=
@@ -216,7 +233,7 @@ stages() {
         for stage; do demo "$stage"; done
     else
         [ $# -gt 0 ] || set -- prose code wikitext-2 weights kept kept-bits gap settings facts \
-            needles lists
+            needles lists others rows grid
         for stage; do real "$stage"; done
     fi
 }
