@@ -1,6 +1,7 @@
 /* calibrate.c - windows as prompts, under full KV, with an observer. */
 #include "engine/calibrate/calibrate.h"
 
+#include "engine/calibrate/bring.h"
 #include "engine/calibrate/directions.h"
 #include "engine/calibrate/eigen.h"
 #include "engine/engine.h"
@@ -16,19 +17,23 @@ struct run {
     const struct kva_calibrate_params *params;
     struct kva_calibration *result;
     struct kva_pool *pool;
+    struct kva_bring *bring;
     struct kva_look *look; /* NULL: rows are added up */
     uint64_t done, total;  /* tokens */
 };
 
 /* --- a window --------------------------------------------------------------------------------- */
 
-static void see(void *opaque, const struct kva_forward_layer_view *view)
+static void see(void *opaque, const struct kva_forward_layer_view *device_view)
 {
     struct run *run = opaque;
+    if (!run->look && device_view->point != KVA_POINT_QUERIES)
+        return;
+    const struct kva_forward_layer_view view = kva_bring_view(run->bring, device_view);
     if (run->look)
-        kva_look_at(run->look, view);
-    else if (view->point == KVA_POINT_QUERIES)
-        kva_gram_add(run->result->gram, run->pool, view->layer, view->q, view->k, view->rows);
+        kva_look_at(run->look, &view);
+    else
+        kva_gram_add(run->result->gram, run->pool, view.layer, view.q, view.k, view.rows);
 }
 
 static enum kva_status step(struct run *run, struct kva_step_item *item, struct kva_err *err)
@@ -101,13 +106,16 @@ double kva_calibration_recall(const struct kva_calibration *c, enum kva_look_bas
     return layers > 0 ? sum / layers : (double)NAN;
 }
 
-/* A model of one layer has nothing rehearsed: there the first method is taken. */
+/* By rehearsed queries, or the layers' own where nothing was rehearsed: in a model of one layer, and
+ * where the host cannot run the operators. */
 static void choose(struct kva_calibration *c)
 {
     double best = -1;
     for (uint32_t i = 0; i < KVA_SKEW_METHOD_COUNT; i++) {
-        const double recall = kva_calibration_recall(c, kva_look_basis_of((enum kva_skew_method)i),
-                                                     KVA_LOOK_REHEARSED, KVA_LOOK_AWAY, 0);
+        const enum kva_look_basis basis = kva_look_basis_of((enum kva_skew_method)i);
+        double recall = kva_calibration_recall(c, basis, KVA_LOOK_REHEARSED, KVA_LOOK_AWAY, 0);
+        if (isnan(recall))
+            recall = kva_calibration_recall(c, basis, KVA_LOOK_OWN, KVA_LOOK_AWAY, 0);
         if (i > 0 && !(recall > best))
             continue;
         best = recall;
@@ -156,7 +164,6 @@ static enum kva_status look(struct run *run, struct kva_err *err)
 
 static enum kva_status check(const struct kva_calibrate_params *p, struct kva_err *err)
 {
-    const struct kva_device_info *info = kva_device_get_info(p->device);
     if (p->window_count == 0 || p->look_count == 0 || p->window_tokens < WINDOW_TOKENS_MIN)
         return kva_fail(err, KVA_EINVAL,
                         "%u windows of %u tokens and %u more are too few: at least one of each of "
@@ -165,10 +172,6 @@ static enum kva_status check(const struct kva_calibrate_params *p, struct kva_er
     if (p->window_tokens >= p->engine->limits.context_max)
         return kva_fail(err, KVA_ECONTEXT, "windows of %u tokens exceed the context of %u",
                         p->window_tokens, p->engine->limits.context_max);
-    if (!info->host_readable || info->act != KVA_F32)
-        return kva_fail(err, KVA_EUNSUPPORTED,
-                        "queries cannot be looked at in the memory of %s: give --device cpu",
-                        info->name);
     return kva_eigen_check(err);
 }
 
@@ -183,7 +186,11 @@ static enum kva_status alloc(struct run *run, struct kva_err *err)
     c->layers = calloc(c->layer_count, sizeof(*c->layers));
     if (!c->layers)
         return kva_fail(err, KVA_ENOMEM, "out of memory for %u layers", c->layer_count);
-    return kva_gram_create(&shape, &c->gram, err);
+    enum kva_status status = kva_gram_create(&shape, &c->gram, err);
+    if (!status)
+        status = kva_bring_create(run->params->device, config,
+                                  run->params->engine->limits.step_tokens_max, &run->bring, err);
+    return status;
 }
 
 enum kva_status kva_calibrate(const struct kva_calibrate_params *params,
@@ -206,6 +213,7 @@ enum kva_status kva_calibrate(const struct kva_calibrate_params *params,
         status = find_directions(&run, err);
     if (!status)
         status = look(&run, err);
+    kva_bring_destroy(run.bring);
     kva_pool_destroy(run.pool);
     if (status) {
         kva_calibration_destroy(run.result);

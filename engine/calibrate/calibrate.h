@@ -4,7 +4,8 @@
  *
  * Of the ways to choose directions (struct kva_skew's method) all are tried, and that one is taken
  * which finds more of the tokens that queries want, with rehearsed queries, among tokens that would
- * be away, at a part of 30% of the columns.
+ * be away, at a part of 30% of the columns. Where the host cannot run operators on the device's
+ * memory nothing is rehearsed, and the layers' own queries decide.
  *
  * The result depends on model, device and windows, not on the number of threads.
  *
@@ -42,7 +43,7 @@ struct kva_calibration {
     uint32_t columns; /* of the partial products that were looked at */
 };
 
-/* Fails: KVA_EUNSUPPORTED (no LAPACK; a device whose memory the host cannot read), KVA_EINVAL (too
+/* Fails: KVA_EUNSUPPORTED (no LAPACK), KVA_EINVAL (too
  * few windows, or too short ones), KVA_ELIMIT (a window does not fit the budgets), KVA_ECANCELLED,
  * KVA_EFORMAT (numbers that are not finite), KVA_ENOMEM, KVA_EDEVICE. */
 KVA_MUST_CHECK enum kva_status kva_calibrate(const struct kva_calibrate_params *params,

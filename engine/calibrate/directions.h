@@ -24,8 +24,10 @@ KVA_MUST_CHECK enum kva_status kva_directions_find(const struct kva_gram *gram,
  *     KVA_SKEW_SUM        Sq / tr Sq + C / tr C
  *
  * What is lost by leaving directions out is the mean square of q Q . k Q over the projection Q on
- * them, tr(Q Sq Q C). No eigenvectors minimise that for every number of columns; with one matrix
- * for the queries and another for the keys those of BALANCED would (docs/results/infinigen.md). */
+ * them, tr(Q Sq Q C), and no eigenvectors minimise that for every number of columns: which A is
+ * best is measured (docs/results/infinigen.md). With one matrix for queries and another for keys,
+ * which the skew has not, it would be Sq^-1/2 U and Sq^1/2 U of BALANCED's U.
+ */
 struct kva_directions_params {
     enum kva_skew_method method;
     uint32_t d;

@@ -1,4 +1,5 @@
 /* look.c - the rows of a window as they come: cosines, and what a layer's products are made of. */
+#include "engine/calibrate/bring.h"
 #include "engine/calibrate/look_internal.h"
 
 #include <math.h>
@@ -68,7 +69,7 @@ static void rehearse(struct kva_look *look, const struct kva_forward_layer_view 
     const uint32_t count = look->config->hidden_size, next = view->layer + 1;
     const uint32_t position_first = view->sequences[0].position_first;
     uint32_t positions[KVA_LOOK_SAMPLES], first, end = samples_of(look, view, &first);
-    if (next == look->config->layer_count || first == end)
+    if (next == look->config->layer_count || first == end || !look->rehearsal)
         return;
     for (uint32_t i = first; i < end; i++) {
         positions[i - first] = kva_look_position(look, i);
@@ -167,8 +168,10 @@ enum kva_status kva_look_create(const struct kva_look_params *params, struct kva
         return kva_fail(err, KVA_ENOMEM, "out of memory");
     look->params = *params;
     look->config = &params->model->config;
-    enum kva_status status = kva_rehearsal_create(params->device, params->model, KVA_LOOK_SAMPLES,
-                                                  &look->rehearsal, err);
+    enum kva_status status = KVA_OK;
+    if (kva_bring_needs_none(params->device))
+        status = kva_rehearsal_create(params->device, params->model, KVA_LOOK_SAMPLES,
+                                      &look->rehearsal, err);
     if (!status && !alloc(look))
         status = kva_fail(err, KVA_ENOMEM, "out of memory for the keys of %u tokens",
                           params->window_tokens);

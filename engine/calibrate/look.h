@@ -86,14 +86,14 @@ struct kva_look_params {
 
 struct kva_look;
 
-/* Fails: KVA_ENOMEM, KVA_EUNSUPPORTED (a device whose memory the host cannot read). */
+/* On a device whose memory the host cannot read nothing is rehearsed. Fails: KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_look_create(const struct kva_look_params *params,
                                                struct kva_look **ret, struct kva_err *err);
 
 /* NULL is allowed. */
 void kva_look_destroy(struct kva_look *look);
 
-/* A point of a layer of a pass that has rows of one window and of nothing else, in the order of a
+/* A point of a layer, with numbers that the host can read (bring.h), of a pass that has rows of one window and of nothing else, in the order of a
  * prefill: all rows of a layer before the next layer. */
 void kva_look_at(struct kva_look *look, const struct kva_forward_layer_view *view);
 

@@ -229,7 +229,7 @@ static void look_at_head(void *opaque, uint32_t head, uint32_t worker)
             .away = {kva_max_u32(first, KVA_LOOK_SINKS), newest},
         };
         look_at_query(&sample, look->own + i * q_row + at,
-                      work->layer > 0 ? rehearsed + i * q_row : NULL);
+                      work->layer > 0 && look->rehearsal ? rehearsed + i * q_row : NULL);
     }
 }
 

@@ -1,6 +1,7 @@
 /* rehearse.c - the operators of the forward pass, on rows of their own. */
 #include "engine/calibrate/rehearse.h"
 
+#include "engine/calibrate/bring.h"
 #include "kernels/ops.h"
 
 #include <stdlib.h>
@@ -59,9 +60,9 @@ enum kva_status kva_rehearsal_create(struct kva_device *device, const struct kva
                                      uint32_t rows_max, struct kva_rehearsal **ret,
                                      struct kva_err *err)
 {
-    const struct kva_device_info *info = kva_device_get_info(device);
-    if (!info->host_readable || info->act != KVA_F32)
-        return kva_fail(err, KVA_EUNSUPPORTED, "the host cannot read the memory of %s", info->name);
+    if (!kva_bring_needs_none(device))
+        return kva_fail(err, KVA_EUNSUPPORTED, "the host cannot read the memory of %s",
+                        kva_device_get_info(device)->name);
     struct kva_rehearsal *r = calloc(1, sizeof(*r));
     if (!r)
         return kva_fail(err, KVA_ENOMEM, "out of memory");
