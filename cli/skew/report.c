@@ -43,35 +43,54 @@ static void put_cell(struct kva_buf *out, double value, int width, int decimals)
 /* Percent of columns whose share is shown. */
 static const uint32_t percents[] = {10, 20, 30, 50};
 
-static double diagonal(const double *sums, const float *basis, uint32_t d, uint32_t column)
+/* Sums of x^T x of one head; of keys without those of their mean, which changes no query's order of
+ * them. */
+struct energy {
+    const double *sums; /* [i][j] for i <= j */
+    const double *sum;  /* of x; NULL: the mean counts */
+    double rows;
+    uint32_t d;
+};
+
+/* Of a direction: column `column` of a basis, or that of the vectors as they are (NULL). */
+static double energy_of(const struct energy *e, const float *basis, uint32_t column)
 {
-    double energy = 0;
-    for (uint32_t i = 0; i < d; i++) {
-        double row = 0.5 * sums[(size_t)i * d + i] * (double)basis[(size_t)i * d + column];
-        for (uint32_t j = i + 1; j < d; j++)
-            row += sums[(size_t)i * d + j] * (double)basis[(size_t)j * d + column];
-        energy += 2 * row * (double)basis[(size_t)i * d + column];
+    double energy = 0, sum = 0;
+    if (!basis) {
+        energy = e->sums[(size_t)column * e->d + column];
+        sum = e->sum ? e->sum[column] : 0;
     }
-    return energy;
+    for (uint32_t i = 0; basis && i < e->d; i++) {
+        const double at = (double)basis[(size_t)i * e->d + column];
+        double row = 0.5 * e->sums[(size_t)i * e->d + i] * at;
+        for (uint32_t j = i + 1; j < e->d; j++)
+            row += e->sums[(size_t)i * e->d + j] * (double)basis[(size_t)j * e->d + column];
+        energy += 2 * row * at;
+        sum += e->sum ? e->sum[i] * at : 0;
+    }
+    return energy - (e->rows > 0 ? sum * sum / e->rows : 0);
 }
 
-/* The share of sum x^T x that the first columns have, in a layer: the mean of its heads. `skew`
- * NULL: the columns as they are, by energy. */
-static double energy_share(const struct kva_calibration *c, const double *sums, bool skewed,
-                           uint32_t layer, uint32_t columns)
+/* The share of the energy of queries or keys that the first columns have, in a layer: the mean of
+ * its heads. Not `skewed`: the columns as they are, by energy. */
+static double energy_share(const struct kva_calibration *c, bool keys, bool skewed, uint32_t layer,
+                           uint32_t columns)
 {
     const struct kva_skew *skew = c->skew;
-    const uint32_t d = skew->head_dim;
     double mean = 0;
     for (uint32_t head = 0; head < skew->kv_heads; head++) {
-        const double *s = sums + kva_gram_at(c->gram, layer, head);
+        const size_t at = kva_gram_at(c->gram, layer, head);
+        const struct energy e = {.sums = (keys ? c->gram->k : c->gram->q) + at,
+                                 .sum = keys ? c->gram->k_sum + at / skew->head_dim : NULL,
+                                 .rows = (double)c->gram->rows[layer],
+                                 .d = skew->head_dim};
+        const float *basis = skew->basis + kva_skew_basis_at(skew, layer, head);
         double all = 0, first = 0;
-        for (uint32_t i = 0; i < d; i++)
-            all += s[(size_t)i * d + i];
-        for (uint32_t i = 0; i < columns; i++) {
+        for (uint32_t i = 0; i < skew->head_dim; i++) {
             const uint32_t column = skew->columns[kva_skew_columns_at(skew, layer, head) + i];
-            first += skewed ? diagonal(s, skew->basis + kva_skew_basis_at(skew, layer, head), d, i)
-                            : s[(size_t)column * d + column];
+            all += energy_of(&e, NULL, column);
+            if (i < columns)
+                first += energy_of(&e, skewed ? basis : NULL, skewed ? i : column);
         }
         mean += all > 0 ? first / all / skew->kv_heads : 0;
     }
@@ -109,15 +128,17 @@ static void put_cosines(const struct kva_calibration *c, struct kva_buf *out)
 
 static void put_energies(const struct kva_calibration *c, struct kva_buf *out)
 {
-    kva_buf_puts(out, "\nEnergy in the first columns, percent, mean of layers and heads:\n\n"
-                      "columns  queries  skewed     keys  skewed\n");
+    kva_buf_puts(
+        out,
+        "\nEnergy in the first columns, percent, of keys without their mean; mean of layers and heads:\n\n"
+        "columns  queries  skewed     keys  skewed\n");
     for (size_t p = 0; p < KVA_COUNT_OF(percents); p++) {
         const uint32_t columns = columns_of(c, percents[p]);
         kva_buf_printf(out, "%4u%% %1s", percents[p], "");
         for (int which = 0; which < 4; which++) {
             double sum = 0;
             for (uint32_t i = 0; i < c->layer_count; i++)
-                sum += energy_share(c, which < 2 ? c->gram->q : c->gram->k, which % 2, i, columns);
+                sum += energy_share(c, which >= 2, which % 2, i, columns);
             put_cell(out, 100 * sum / c->layer_count, which % 2 ? 7 : 8, 1);
         }
         kva_buf_putc(out, '\n');
@@ -265,10 +286,10 @@ static void put_json_energy(const struct kva_calibration *c, uint32_t layer, str
     for (size_t p = 0; p < KVA_COUNT_OF(percents); p++) {
         const uint32_t columns = columns_of(c, percents[p]);
         kva_buf_printf(out, "%s{\"columns\": %u", p ? ", " : "", columns);
-        put_field(out, "queries", energy_share(c, c->gram->q, false, layer, columns));
-        put_field(out, "queries_skewed", energy_share(c, c->gram->q, true, layer, columns));
-        put_field(out, "keys", energy_share(c, c->gram->k, false, layer, columns));
-        put_field(out, "keys_skewed", energy_share(c, c->gram->k, true, layer, columns));
+        put_field(out, "queries", energy_share(c, false, false, layer, columns));
+        put_field(out, "queries_skewed", energy_share(c, false, true, layer, columns));
+        put_field(out, "keys", energy_share(c, true, false, layer, columns));
+        put_field(out, "keys_skewed", energy_share(c, true, true, layer, columns));
         kva_buf_putc(out, '}');
     }
     kva_buf_putc(out, ']');

@@ -119,15 +119,19 @@ struct work {
     struct kva_err *errs; /* [layers * kv_heads] */
 };
 
-/* How much of a product the columns have as they are: the root of the energies of q and k. */
+/* How much of a product the columns have as they are: the root of the energies of q and of k without
+ * its mean. */
 static void put_energy(const struct work *work, uint32_t layer, uint32_t head)
 {
     const uint32_t d = work->skew->head_dim;
     const size_t at = kva_gram_at(work->gram, layer, head);
     const double *q = work->gram->q + at, *k = work->gram->k + at;
     float *energy = work->skew->energy + kva_skew_columns_at(work->skew, layer, head);
-    for (uint32_t i = 0; i < d; i++)
-        energy[i] = (float)sqrt(q[(size_t)i * d + i] * k[(size_t)i * d + i]);
+    const double *sum = work->gram->k_sum + at / d, rows = (double)work->gram->rows[layer];
+    for (uint32_t i = 0; i < d; i++) {
+        const double of_mean = rows > 0 ? sum[i] * sum[i] / rows : 0;
+        energy[i] = (float)sqrt(q[(size_t)i * d + i] * fmax(k[(size_t)i * d + i] - of_mean, 0));
+    }
 }
 
 static enum kva_status find_one(const struct work *work, uint32_t layer, uint32_t head,

@@ -40,7 +40,7 @@ struct kva_skew {
     /* [layers][kv_heads][head_dim: of k][head_dim: columns]: orthogonal, columns by descending
      * share of the product */
     float *basis;
-    /* [layers][kv_heads][head_dim]: of the columns as the model has them; positive */
+    /* [layers][kv_heads][head_dim]: of the columns as the model has them; 0 or more */
     float *energy;
     /* [layers][kv_heads][head_dim]: those columns by descending energy, ties by their number */
     uint32_t *columns;
