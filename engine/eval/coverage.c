@@ -8,6 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Pages [0, so many) that are not whole on the device: in low bits, or attended to by rows alone. */
+static uint32_t away_pages(const struct kva_kv_rows *rows)
+{
+    bool alone = kva_kv_find_range(rows, KVA_RANGE_ROWS) && !rows->seq->policy->drops;
+    return alone ? rows->seq->offloaded : kva_kv_lowbit_pages(rows);
+}
+
 /* --- exact attention ------------------------------------------------------------------------- */
 
 /* The head's 16-bit K row of a token: at home if its page is offloaded, else on the device. */
@@ -18,7 +25,7 @@ static const uint16_t *key_of(const struct kva_coverage *c, const struct kva_for
     uint32_t page = token / KVA_PAGE_TOKENS, d = c->config->head_dim;
     size_t block_bytes = kva_kv_block_bytes(c->config->kv_heads, d);
     const unsigned char *block =
-        page < kva_kv_lowbit_pages(rows)
+        page < away_pages(rows)
             ? (const unsigned char *)rows->seq->pages[page]->host + view->layer * block_bytes
             : *kva_kv_block_at(rows, page);
     size_t row = (size_t)head * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS;
@@ -91,7 +98,7 @@ static void weigh(struct kva_coverage *c, const struct kva_forward_view *view, u
 static void mark_attended(const struct kva_coverage *c, const struct kva_kv_rows *rows,
                           uint32_t head, uint32_t end)
 {
-    uint32_t offloaded = kva_min_u32(kva_kv_lowbit_pages(rows) * KVA_PAGE_TOKENS, end);
+    uint32_t offloaded = kva_min_u32(away_pages(rows) * KVA_PAGE_TOKENS, end);
     const struct kva_row_cache *cache = kva_kv_find_rows(rows);
     memset(c->attended, 0, offloaded * sizeof(*c->attended));
     memset(c->attended + offloaded, 1, (end - offloaded) * sizeof(*c->attended));
@@ -139,7 +146,7 @@ static void count_rows(struct kva_coverage *c, const struct kva_forward_view *vi
                        uint32_t first, struct kva_coverage_head *sums)
 {
     const struct kva_row_cache *cache = kva_kv_find_rows(view->rows);
-    uint32_t offloaded = kva_kv_lowbit_pages(view->rows) * KVA_PAGE_TOKENS, count = 0;
+    uint32_t offloaded = away_pages(view->rows) * KVA_PAGE_TOKENS, count = 0;
     for (uint32_t t = kva_max_u32(first, cache->pinned); t < offloaded; t++)
         c->order[count++] = t;
     uint32_t k = kva_min_u32(cache->k, count);
@@ -157,6 +164,25 @@ static void count_rows(struct kva_coverage *c, const struct kva_forward_view *vi
     }
 }
 
+/* Rows that were chosen for this layer's query before it was known: of as many that it would have
+ * chosen by its attention, how many are among them. */
+static void count_ahead(struct kva_coverage *c, const struct kva_kv_rows *rows, uint32_t first,
+                        struct kva_coverage_head *sums)
+{
+    uint32_t away = away_pages(rows) * KVA_PAGE_TOKENS, count = 0, k = 0;
+    for (uint32_t t = kva_max_u32(first, rows->seq->spec.sinks); t < away; t++) {
+        c->order[count++] = t;
+        k += c->attended[t];
+    }
+    select_best(c->weights, c->order, count, k);
+    for (uint32_t i = 0; i < k; i++) {
+        bool attends = c->attended[c->order[i]];
+        sums->best++, sums->best_hit += attends;
+        sums->wanted++, sums->hit += attends;
+        sums->ceiling += c->weights[c->order[i]];
+    }
+}
+
 static void look_at_head(struct kva_coverage *c, const struct kva_forward_view *view, uint32_t head)
 {
     const struct kva_kv_rows *rows = view->rows;
@@ -165,7 +191,7 @@ static void look_at_head(struct kva_coverage *c, const struct kva_forward_view *
     uint32_t first = window > 0 && end > window ? end - window : 0;
     sums->steps++;
     sums->waited += view->selection && kva_kv_select_now_holds(rows);
-    if (kva_kv_lowbit_pages(rows) == 0) {
+    if (away_pages(rows) == 0) {
         sums->covered += 1;
         sums->ceiling += 1;
         return;
@@ -173,14 +199,17 @@ static void look_at_head(struct kva_coverage *c, const struct kva_forward_view *
     weigh(c, view, head, first, end);
     mark_attended(c, rows, head, end);
     const struct kva_row_cache *cache = kva_kv_find_rows(rows);
-    uint32_t pinned = cache ? cache->pinned : 0;
+    bool ahead = kva_kv_find_range(rows, KVA_RANGE_ROWS) != NULL;
+    uint32_t pinned = ahead ? rows->seq->spec.sinks : cache ? cache->pinned : 0;
     for (uint32_t t = first; t < end; t++) {
         sums->covered += c->attended[t] ? c->weights[t] : 0;
-        if (t < pinned || t >= kva_kv_lowbit_pages(rows) * KVA_PAGE_TOKENS)
+        if (t < pinned || t >= away_pages(rows) * KVA_PAGE_TOKENS)
             sums->ceiling += c->weights[t];
     }
     if (view->selection)
         count_rows(c, view, head, first, sums);
+    else if (ahead)
+        count_ahead(c, rows, first, sums);
 }
 
 static void look(void *opaque, const struct kva_forward_view *view)

@@ -12,6 +12,9 @@
  *     hit       those of them that attend in 16 bits
  *     waited    the query did choose for itself, so that the step waited for its rows
  *
+ * Where rows were chosen before the query was known (policy.h: rehearses), `wanted` are as many rows
+ * as were fetched, those of the largest probability.
+ *
  * With fetch = resident more than k rows may attend, so that `covered` can exceed `ceiling`.
  *
  * Thread rule: engine thread. It waits for the copy queue before it reads a page's home. */

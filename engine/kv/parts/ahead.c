@@ -174,11 +174,20 @@ static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool 
 
 /* --- counters -------------------------------------------------------------------------------- */
 
+static const struct kva_counter rows_left = {
+    .name = "rehearsed_rows_left",
+    .unit = "rows",
+    .help = "Rows among which these were, and that were left on the host.",
+    .field = "rehearsed_rows_left",
+};
+
 static const struct kva_counter rows_rehearsed = {
     .name = "rehearsed_rows",
     .unit = "rows",
     .help = "Rows that were chosen a layer ahead and fetched.",
     .field = "rehearsed_rows",
+    .share_field = "rehearsed_share",
+    .others = &rows_left,
 };
 
 static const struct kva_counter layers_rehearsed = {
@@ -186,13 +195,6 @@ static const struct kva_counter layers_rehearsed = {
     .unit = "layers",
     .help = "Choices of rows, one per step, layer and KV head.",
     .field = "rehearsed_layers",
-};
-
-static const struct kva_counter tokens_rehearsed = {
-    .name = "rehearsed_tokens",
-    .unit = "tokens",
-    .help = "Tokens that were not whole on the device where rows were chosen among them.",
-    .field = "rehearsed_tokens",
 };
 
 static const struct kva_counter rehearsed_late = {
@@ -203,8 +205,8 @@ static const struct kva_counter rehearsed_late = {
     .inline_only = true,
 };
 
-static const struct kva_counter *const counters[] = {&rows_rehearsed, &layers_rehearsed,
-                                                     &tokens_rehearsed, &rehearsed_late, NULL};
+static const struct kva_counter *const counters[] = {&rows_rehearsed, &rows_left, &layers_rehearsed,
+                                                     &rehearsed_late, NULL};
 
 static void count(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
@@ -213,7 +215,7 @@ static void count(struct kva_kv *kv, struct kva_kv_seq *seq)
     s->counted = s->hits[1];
     kva_kv_count(kv, seq, &rows_rehearsed, rows);
     kva_kv_count(kv, seq, &layers_rehearsed, s->choices);
-    kva_kv_count(kv, seq, &tokens_rehearsed, s->candidates);
+    kva_kv_count(kv, seq, &rows_left, s->candidates - rows);
     kva_kv_count(kv, seq, &kva_kv_counter_fetched_bytes,
                  rows * 2 * kv->shape.head_dim * sizeof(uint16_t));
     s->choices = s->candidates = 0;
