@@ -4,6 +4,7 @@
 #include "cli/listen.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static void read_options(struct kva_server_params *params, const struct kva_config *config)
 {
@@ -70,7 +71,12 @@ enum kva_status kva_cli_check_default(const struct kva_instance *instance, struc
     const uint32_t token = 0;
     const struct kva_sequence_params params = {
         .prompt = &token, .prompt_tokens = 1, .tokens_max = 2, .kv = *spec};
+    const struct kva_err *why = &instance->model->skew_err;
     enum kva_status status = engine->ops->check(engine->self, &params, err);
+    if (status && why->status &&
+        strcmp(err->param, "skew") == 0) /* names files: not for requests */
+        return kva_fail_param(err, status, "skew", "--kv %s: %s", kva_kv_policy_name(spec->policy),
+                              why->message);
     return status ? kva_err_prefix(err, status, "--kv %s", kva_kv_policy_name(spec->policy))
                   : KVA_OK;
 }

@@ -263,7 +263,7 @@ static enum kva_status place_skew(const struct model_engine *e, struct kva_kv_sk
     const struct kva_model *model = e->params.model;
     const struct kva_skew *skew = model->skew;
     struct kva_weight basis, columns;
-    *ret = (struct kva_kv_skew){.missing = model->skew_err.status ? model->skew_err.message : NULL};
+    *ret = (struct kva_kv_skew){.unusable = model->skew_err.status == KVA_EFORMAT};
     if (!skew)
         return KVA_OK;
     const uint32_t count = skew->layers * skew->kv_heads * skew->head_dim;

@@ -56,9 +56,9 @@ struct kva_kv_shape {
 /* The model's skew (kernels/ops_sketch.h: kva_sketch_columns, one after the other for all layers).
  * Device addresses, which outlive the cache. */
 struct kva_kv_skew {
-    const float *basis;      /* [layers][kv_heads][head_dim][head_dim]; NULL: there is none, */
+    const float *basis;      /* [layers][kv_heads][head_dim][head_dim]; NULL: there is none */
     const uint32_t *columns; /* [layers][kv_heads][head_dim]: for keys as they are; NULL: none */
-    const char *missing;     /* because of this, in words; NULL: nobody has looked */
+    bool unusable;           /* without a basis: there is a file, which does not count */
 };
 
 struct kva_kv_params {

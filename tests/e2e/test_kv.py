@@ -170,6 +170,37 @@ def test_what_is_attended_to_most_is_kept(servers, server: Server):
         assert reply.status == 400 and words in reply.json()["error"]["message"], reply
 
 
+def test_rows_chosen_a_layer_ahead_are_told(server: Server):
+    """Nothing is lost for good, so requests may choose it; without a skew they say how to go on."""
+    assert "infinigen" in server.request("GET", "/v1/models").json()["data"][0]["kv_policies"]
+    reply = server.post("/v1/completions", {"prompt": PROMPT, "kv": {"policy": "infinigen"}})
+    assert reply.status == 400 and reply.error()["param"] == "skew"
+    assert "kvahead skew --model" in reply.json()["error"]["message"]
+    kv = {"policy": "infinigen", "skew": "none", "skip_layers": 1, "alpha": 2, "cap": "10%"}
+    told = account(server, **kv)
+    # 17 of 19 pages, then 18, are away in 19 steps; in three layers of four.
+    assert told["rehearsed_layers"] % (19 * 3) == 0
+    heads = told["rehearsed_layers"] // (19 * 3)
+    assert 0 < told["rehearsed_rows"] <= told["rehearsed_layers"] * (116 + 4)
+    assert told["rehearsed_share"] == pytest.approx(
+        told["rehearsed_rows"] / (told["rehearsed_rows"] + told["rehearsed_rows_left"]), abs=1e-3
+    )
+    assert (told["rehearsed_rows"] + told["rehearsed_rows_left"]) % (64 * 3 * heads) == 0
+    assert told["fetched_bytes"] >= told["rehearsed_rows"] * 4
+    assert 2 * told["device_bytes"] < account(server, policy="full")["device_bytes"]
+    assert account(server, **kv, partial_bits=8)["device_bytes"] < told["device_bytes"]
+    prompt = {"prompt": PROMPT, "max_tokens": 20, "ignore_eos": True, "cache_salt": "a"}
+    want = server.complete(**prompt, kv=kv)["choices"][0]["token_ids"]
+    crowd = server.complete(**prompt, kv=kv, n=3)
+    assert [choice["token_ids"] for choice in crowd["choices"]] == 3 * [want]
+
+
+def test_a_default_without_its_skew_is_told_at_the_start():
+    done = command("serve", "--model", ROOT / "models/demo", "--port", 0, "--kv", "infinigen")
+    assert done.returncode != 0
+    assert "--kv infinigen: " in done.stderr and "kvahead skew --model" in done.stderr
+
+
 def test_a_stream_goes_on_past_the_context(servers):
     """Alone and among others: the same tokens."""
     own = servers.start("--kv", STREAM, "--context", "512")

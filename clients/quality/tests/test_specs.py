@@ -34,6 +34,7 @@ from kvahead_quality.errors import UsageError
         ("specache:2:exact=true", {"policy": "specache", "bits": 2, "exact": True}),
         ("q-hitter", {"policy": "q-hitter"}),
         ("h2o:heavy=15%:recent=64", {"policy": "h2o", "heavy": "15%", "recent": 64}),
+        ("infinigen:cap=20%:skew=none", {"policy": "infinigen", "cap": "20%", "skew": "none"}),
         ("default", None),
     ],
 )

@@ -110,11 +110,10 @@ static enum kva_status check(const struct kva_kv *kv, const struct kva_kv_spec *
     if (spec->skew != KVA_SKEW_AFTER || kv->skew.basis)
         return KVA_OK;
     return kva_fail_param(err, KVA_EUNSUPPORTED, "skew",
-                          "policy '%s' with skew=after needs the model's skew: %s; skew=none goes "
-                          "without, and finds less",
+                          "policy '%s' with skew=after needs the model's skew, and %s: 'kvahead "
+                          "skew --model MODEL --text FILE' makes it; skew=none goes without",
                           kva_kv_spec_policy_name(spec),
-                          kv->skew.missing ? kv->skew.missing
-                                           : "run 'kvahead skew --model MODEL' to make it");
+                          kv->skew.unusable ? "its file is not of this model" : "it has none");
 }
 
 static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)

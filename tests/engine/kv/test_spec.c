@@ -133,6 +133,12 @@ static void test_parse__amounts(void **state KVA_UNUSED)
     /* Recent tokens: as many as the window has in any case. */
     spec = parsed("h2o:recent=1%");
     assert_int_equal(kva_kv_spec_resolve(&spec, 1000, 1000).recent, 64);
+    /* Shares of what there is at the time are left as they are. */
+    spec = parsed("infinigen:cap=25%:alpha=0:partial=100:skew=fold");
+    assert_int_equal(kva_kv_spec_resolve(&spec, 1000, 1500).cap, KVA_KV_PERCENT | 25);
+    assert_int_equal(kva_kv_spec_resolve(&spec, 1000, 1500).tokens_max, 1500);
+    assert_int_equal(spec.skew, KVA_SKEW_FOLD);
+    assert_int_equal(parsed("infinigen:cap=8192").cap, 8192);
     assert_int_equal(parsed("q-hitter:3").bits, 3);
     assert_int_equal(parsed("q-hitter:16:pure=0").bits, 16);
     char text[KVA_KV_VALUE_MAX];
@@ -166,6 +172,12 @@ static void test_parse__refuses(void **state KVA_UNUSED)
         const char *text, *param, *says;
     } cases[] = {
         {"", "policy", "no such policy"},
+        {"infinigen:cap=8193", "cap", "or from 0% to 100% of the tokens"},
+        {"infinigen:cap=0", "cap", "from 1 to 8192"},
+        {"infinigen:partial=0", "partial", "from 1 to 100"},
+        {"infinigen:partial_bits=4", "partial_bits", "8, 16"},
+        {"infinigen:skew=planes", "skew", "after, none, fold"},
+        {"infinigen:topk=3", "topk", "no setting"},
         {"fulll", "policy", "no such policy"},
         {"Full", "policy", "no such policy"},
         {":1", "policy", "no such policy"},
