@@ -86,13 +86,34 @@ struct choose_job {
 };
 
 /* What a candidate must weigh at least. */
-static float least_weight(const struct kva_choose_args *args, const struct kva_choose_seq *seq,
-                          const float *weights)
+static float least_weight(const struct kva_device *device, const struct kva_choose_args *args,
+                          const struct kva_choose_seq *seq, const float *weights)
 {
-    float most = 0.0f;
-    for (uint32_t t = seq->first; t < seq->end && args->kind == KVA_CHOOSE_NEAR; t++)
-        most = weights[t] > most ? weights[t] : most;
-    return most * args->share;
+    float most = device->kernels.sketch_most(weights + seq->first, seq->end - seq->first);
+    return (most > 0.0f ? most : 0.0f) * args->share;
+}
+
+/* The order in which tokens are wanted. */
+static uint64_t wanted_key(const struct kva_choose_args *args, float weight, uint32_t position)
+{
+    /* The smallest first; ties go to the lower position, too. */
+    const uint64_t turned = args->kind == KVA_CHOOSE_LEAST ? 0x7FFFFFFF00000000u : 0;
+    return key_of(weight, position) ^ turned;
+}
+
+/* chosen [k] = the positions whose keys are not below the least of the best: in their order, which
+ * thousands of them need not be brought into. */
+static void write_in_order(const struct kva_choose_args *args, const struct kva_choose_seq *seq,
+                           const float *weights, float least_weight, uint64_t least_key,
+                           uint32_t *chosen)
+{
+    uint32_t count = 0;
+    for (uint32_t t = seq->first; t < seq->end && count < seq->k; t++) {
+        if (weights[t] >= least_weight && wanted_key(args, weights[t], t) >= least_key)
+            chosen[count++] = t;
+    }
+    for (; count < seq->k; count++)
+        chosen[count] = KVA_NO_TOKEN;
 }
 
 static void choose_item(void *opaque, uint32_t index, uint32_t worker)
@@ -105,16 +126,14 @@ static void choose_item(void *opaque, uint32_t index, uint32_t worker)
     uint32_t kv_head = index % args->kv_heads;
     const float *weights = seq->weights + (size_t)kv_head * seq->stride;
     struct best best = best_of(kva_cpu_scratch(job->device, worker), seq->k);
-    float least = args->kind == KVA_CHOOSE_NEAR ? least_weight(args, seq, weights) : 0.0f;
+    float least =
+        args->kind == KVA_CHOOSE_NEAR ? least_weight(job->device, args, seq, weights) : 0.0f;
     for (uint32_t t = seq->first; t < seq->end; t++) {
-        uint64_t key = key_of(weights[t], t);
-        if (args->kind ==
-            KVA_CHOOSE_LEAST) /* the smallest first; ties go to the lower position, too */
-            key ^= 0x7FFFFFFF00000000u;
         if (weights[t] >= least)
-            add_key(&best, key);
+            add_key(&best, wanted_key(args, weights[t], t));
     }
-    write_chosen(&best, seq->chosen + (size_t)kv_head * seq->k);
+    drop_all_but(&best, best.k);
+    write_in_order(args, seq, weights, least, best.least, seq->chosen + (size_t)kv_head * seq->k);
 }
 
 void kva_cpu_choose(struct kva_device *device, const struct kva_choose_args *args)

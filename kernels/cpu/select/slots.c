@@ -179,6 +179,16 @@ struct fetch {
 
 _Static_assert(sizeof(struct fetch) <= KVA_COPY_QUEUE_ARGS_BYTES, "a fetch outgrew its entry");
 
+/* Rows on their way to the caches while one is copied. */
+#define FETCH_AHEAD 8u
+
+static const unsigned char *home_of(const struct fetch *fetch, uint32_t kv_head, uint32_t token)
+{
+    const unsigned char *page = fetch->pages[token / KVA_PAGE_TOKENS];
+    size_t row = (size_t)kv_head * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS;
+    return page + fetch->page_offset_bytes + row * fetch->head_dim * 2 * sizeof(uint16_t);
+}
+
 static void fetch_head(const struct fetch *fetch, uint32_t kv_head)
 {
     const struct head head = head_of(&fetch->cache, kv_head);
@@ -186,11 +196,13 @@ static void fetch_head(const struct fetch *fetch, uint32_t kv_head)
     unsigned char *rows =
         (unsigned char *)fetch->cache.rows + (size_t)kv_head * head.slots * row_bytes;
     for (uint32_t i = 0; i < head.slots && head.missing[i] != KVA_NO_TOKEN; i++) {
-        uint32_t slot = head.missing[i], token = head.tokens[slot];
-        size_t row = (size_t)kv_head * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS;
-        const unsigned char *page = fetch->pages[token / KVA_PAGE_TOKENS];
-        memcpy(rows + slot * row_bytes, page + fetch->page_offset_bytes + row * row_bytes,
-               row_bytes);
+        uint32_t slot = head.missing[i], next = i + FETCH_AHEAD;
+        if (next < head.slots && head.missing[next] != KVA_NO_TOKEN) {
+            const unsigned char *row = home_of(fetch, kv_head, head.tokens[head.missing[next]]);
+            for (size_t line = 0; line < row_bytes; line += 64)
+                __builtin_prefetch(row + line);
+        }
+        memcpy(rows + slot * row_bytes, home_of(fetch, kv_head, head.tokens[slot]), row_bytes);
     }
 }
 
