@@ -47,6 +47,7 @@ POLICIES = (
     {"policy": "specache", "min_tokens": 128},
     {"policy": "specache", "bits": 1, "topk": 32, "min_tokens": 0, "predictor": "spec-token"},
     {"policy": "specache", "bits": 1, "topk": 16, "min_tokens": 0, "predictor": "prev-query"},
+    {"policy": "infinigen", "skew": "none", "alpha": 2, "min_tokens": 0},
 )
 BAD = (
     (400, {"prompt": 5}),

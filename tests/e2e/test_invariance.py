@@ -119,6 +119,7 @@ APPROXIMATING = {
     "paper": {"policy": "specache", "paper": True, "topk": 16},
     "prev-query": {"policy": "specache", "bits": 2, "predictor": "prev-query", "min_tokens": 128},
     "sync": {"policy": "specache", "bits": 1, "topk": 8, "predictor": "sync", "min_tokens": 0},
+    "ahead": {"policy": "infinigen", "skew": "none", "alpha": 1, "skip_layers": 1, "min_tokens": 0},
 }
 
 
@@ -161,6 +162,8 @@ def test_approximating__preemptions(servers, own_references, name):
     assert device <= metrics['kvahead_kv_budget_bytes{tier="device"}'] == 3 << 20
     if kv["policy"] == "specache":
         assert metrics["kvahead_fetch_rows_hit_total"] + metrics["kvahead_fetch_rows_missed_total"]
+    if kv["policy"] == "infinigen":
+        assert metrics["kvahead_rehearsed_rows_total"] > 0
     if kv.get("predictor") == "spec-token" or kv.get("paper"):
         assert metrics["kvahead_speculative_tokens_total"] > 0
 
