@@ -125,7 +125,6 @@ PLAIN(store_rows, kva_store_rows_args, KVA_PROFILE_KV)
 PLAIN(roll_rows, kva_roll_rows_args, KVA_PROFILE_KV)
 PLAIN(sketch, kva_sketch_args, KVA_PROFILE_KV)
 PLAIN(sketch_queries, kva_sketch_queries_args, KVA_PROFILE_KV)
-PLAIN(sketch_weigh, kva_sketch_weigh_args, KVA_PROFILE_KV)
 
 static void profiled_embed(struct kva_device *device, const struct kva_embed_args *args)
 {
@@ -186,6 +185,21 @@ static void profiled_attend_rows(struct kva_device *device, const struct kva_att
         count_rows(&profile->counts, device, args->seqs[i].rows, args->kv_heads, args->head_dim);
     profile->inner->attend_rows(device, args);
     count(profile, device, KVA_PROFILE_ATTEND, start_ns);
+}
+
+static void profiled_sketch_weigh(struct kva_device *device,
+                                  const struct kva_sketch_weigh_args *args)
+{
+    struct kva_profile *profile = profile_of(device);
+    uint64_t start_ns = profile->now_ns();
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        uint64_t pages = args->seqs[i].page_count;
+        profile->counts.kv_bytes += pages * kva_sketch_block_bytes(args->format, args->kv_heads);
+        profile->counts.flops +=
+            2ull * args->heads * args->format.columns * pages * KVA_PAGE_TOKENS;
+    }
+    profile->inner->sketch_weigh(device, args);
+    count(profile, device, KVA_PROFILE_KV, start_ns);
 }
 
 static void profiled_attend_select_fetch(struct kva_device *device,

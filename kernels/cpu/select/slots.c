@@ -180,7 +180,7 @@ struct fetch {
 _Static_assert(sizeof(struct fetch) <= KVA_COPY_QUEUE_ARGS_BYTES, "a fetch outgrew its entry");
 
 /* Rows on their way to the caches while one is copied. */
-#define FETCH_AHEAD 8u
+#define FETCH_AHEAD 16u
 
 static const unsigned char *home_of(const struct fetch *fetch, uint32_t kv_head, uint32_t token)
 {
