@@ -89,6 +89,7 @@ static struct kva_kv_spec spec_of(uint32_t alpha, uint32_t cap, uint32_t partial
     spec.alpha = alpha;
     spec.cap = cap;
     spec.partial = partial;
+    spec.partial_bits = 16;
     spec.skew = KVA_SKEW_NONE;
     spec.min_tokens = 0;
     spec.skip_layers = 1;

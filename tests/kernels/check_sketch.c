@@ -368,6 +368,10 @@ static void make_weigh(struct check *check, struct weigh_test *test)
         const uint32_t tokens = seq->page_count * KVA_PAGE_TOKENS;
         seq->first = check_below(check, 2) ? check_below(check, tokens + 1) : 0;
         seq->always = check_below(check, 2) ? check_below(check, 6) : 0;
+        if (i == 0) { /* its sinks, which would set the maximum, are wanted in any case */
+            seq->first = 0;
+            seq->always = 3;
+        }
         test->q[i] = check_buf_new((size_t)heads * s->columns * sizeof(float));
         test->scratch[i] = check_buf_new(kva_sketch_scratch_bytes(heads, seq->page_count));
         test->weights[i] = check_buf_new((size_t)s->kv_heads * tokens * sizeof(float));
