@@ -121,8 +121,13 @@ void kva_call_fail(struct kva_call *call, enum kva_status status, const struct k
     if (exchange && call->head_sent) {
         struct kva_buf frame;
         kva_buf_init(&frame, 8192);
-        kva_buf_puts(&frame, "data: ");
-        kva_error_json(&frame, status, err);
+        if (call->route == KVA_API_MESSAGES) {
+            kva_buf_puts(&frame, "event: error\ndata: ");
+            kva_anthropic_error_json(&frame, status, err);
+        } else {
+            kva_buf_puts(&frame, "data: ");
+            kva_error_json(&frame, status, err);
+        }
         kva_buf_puts(&frame, "\n\n");
         if (!frame.failed)
             kva_exchange_stream_write(exchange, frame.data, frame.length);
@@ -448,4 +453,9 @@ void kva_call_chat(struct kva_server *server, struct kva_exchange *exchange)
 void kva_call_responses(struct kva_server *server, struct kva_exchange *exchange)
 {
     kva_call_begin(server, exchange, KVA_API_RESPONSES);
+}
+
+void kva_call_messages(struct kva_server *server, struct kva_exchange *exchange)
+{
+    kva_call_begin(server, exchange, KVA_API_MESSAGES);
 }

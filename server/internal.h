@@ -171,6 +171,7 @@ void kva_call_begin(struct kva_server *server, struct kva_exchange *exchange,
 void kva_call_completion(struct kva_server *server, struct kva_exchange *exchange);
 void kva_call_chat(struct kva_server *server, struct kva_exchange *exchange);
 void kva_call_responses(struct kva_server *server, struct kva_exchange *exchange);
+void kva_call_messages(struct kva_server *server, struct kva_exchange *exchange);
 /* Send the buffered output; may end the call and free it. */
 void kva_call_flush(struct kva_call *call);
 void kva_call_mark_dirty(struct kva_call *call);
@@ -196,6 +197,7 @@ void kva_view_response(struct kva_server *server, struct kva_exchange *exchange)
 
 /* --- tokenize.c --- */
 void kva_view_tokenize(struct kva_server *server, struct kva_exchange *exchange);
+void kva_view_count_tokens(struct kva_server *server, struct kva_exchange *exchange);
 void kva_view_detokenize(struct kva_server *server, struct kva_exchange *exchange);
 
 /* --- access_log.c --- */

@@ -27,6 +27,8 @@ struct route {
 static const struct route routes[] = {
     {"/v1/chat/completions", POST, ACCESS_KEY, kva_call_chat},
     {"/v1/completions", POST, ACCESS_KEY, kva_call_completion},
+    {"/v1/messages", POST, ACCESS_KEY, kva_call_messages},
+    {"/v1/messages/count_tokens", POST, ACCESS_KEY, kva_view_count_tokens},
     {"/v1/responses", POST, ACCESS_KEY, kva_call_responses},
     {"/v1/responses/", GET | KVA_HTTP_DELETE, ACCESS_KEY, kva_view_response},
     {"/health", GET, ACCESS_OPEN, kva_view_health},
@@ -52,8 +54,6 @@ static const struct route page_route = {"/", GET, ACCESS_PAGE, view_page};
 
 /* Known to clients, not here: the answer should not look like a typing error. */
 static const char *const later[] = {
-    "/v1/messages",
-    "/v1/messages/count_tokens",
     "/v1/embeddings",
     "/v1/audio/speech",
     "/v1/audio/transcriptions",
@@ -184,7 +184,16 @@ void kva_server_reply_error(struct kva_server *server, struct kva_exchange *exch
     if (status == KVA_ETIMEOUT)
         kva_exchange_add_header(exchange, "X-Should-Retry", "false");
     kva_server_count_rejection(server, status);
-    kva_exchange_reply_error(exchange, status, err);
+    const char *route = kva_exchange_info(exchange)->route;
+    if (!route || strncmp(route, "/v1/messages", strlen("/v1/messages")) != 0) {
+        kva_exchange_reply_error(exchange, status, err);
+        return;
+    }
+    struct kva_buf body;
+    kva_buf_init(&body, 65536);
+    kva_anthropic_error_json(&body, status, err);
+    kva_exchange_reply_buf(exchange, kva_status_info(status)->http_code, "application/json", &body);
+    kva_buf_finish(&body);
 }
 
 static bool origin_allowed(const struct kva_server *server, const char *origin)

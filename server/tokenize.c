@@ -1,4 +1,4 @@
-/* tokenize.c - POST /tokenize and /detokenize, with vLLM's bodies. */
+/* tokenize.c - POST /tokenize and /detokenize, with vLLM's bodies, and Anthropic's count_tokens. */
 #include "server/internal.h"
 
 #include <stdlib.h>
@@ -71,7 +71,9 @@ static void run(struct kva_job *base)
     } else if (job->status == KVA_OK) {
         call->abandoned = &job->abandoned;
         job->status = kva_api_tokenize(config, call, &job->err);
-        if (job->status == KVA_OK)
+        if (job->status == KVA_OK && job->route == KVA_API_COUNT_TOKENS)
+            kva_buf_printf(&job->out, "{\"input_tokens\":%u}", call->prompts[0].id_count);
+        else if (job->status == KVA_OK)
             put_tokens(&job->out, config, call);
     }
     if (job->status == KVA_OK && job->out.failed)
@@ -173,4 +175,9 @@ void kva_view_tokenize(struct kva_server *server, struct kva_exchange *exchange)
 void kva_view_detokenize(struct kva_server *server, struct kva_exchange *exchange)
 {
     begin(server, exchange, KVA_API_DETOKENIZE);
+}
+
+void kva_view_count_tokens(struct kva_server *server, struct kva_exchange *exchange)
+{
+    begin(server, exchange, KVA_API_COUNT_TOKENS);
 }

@@ -92,13 +92,16 @@ enum kva_api_route {
     KVA_API_CHAT,
     KVA_API_TOKENIZE,
     KVA_API_DETOKENIZE,
-    KVA_API_RESPONSES, /* read as what it is, and a chat from then on */
+    KVA_API_RESPONSES, /* read as what they are, and chats from then on */
+    KVA_API_MESSAGES,
+    KVA_API_COUNT_TOKENS, /* of a KVA_API_MESSAGES */
 };
 
 /* How an answer is written. */
 enum kva_api_face {
     KVA_FACE_OPENAI, /* completions and chats */
     KVA_FACE_RESPONSES,
+    KVA_FACE_MESSAGES,
 };
 
 /* One prompt as it came: text or ids. */

@@ -14,7 +14,8 @@ struct kva_api_parser {
     uint32_t argument_values; /* of the tool calls' arguments that were parsed */
     const cJSON *tools;       /* as they came, until all fields are read */
     const cJSON *tool_choice;
-    const cJSON *input;      /* of the Responses API */
+    const cJSON *input;      /* of the Responses API; messages of Anthropic's */
+    const cJSON *system;     /* of Anthropic's */
     const uint32_t *origins; /* [messages] the item of it that a message was made of; or NULL */
     const char *effort;      /* of reasoning, for the template */
     bool has_best_of;
@@ -35,8 +36,9 @@ enum kva_field_kind {
 #define KVA_ROUTE_TOKENIZE   (1u << KVA_API_TOKENIZE)
 #define KVA_ROUTE_DETOKENIZE (1u << KVA_API_DETOKENIZE)
 #define KVA_ROUTE_RESPONSES  (1u << KVA_API_RESPONSES)
+#define KVA_ROUTE_MESSAGES   (1u << KVA_API_MESSAGES | 1u << KVA_API_COUNT_TOKENS)
 #define KVA_ROUTE_OPENAI     (KVA_ROUTE_COMPLETION | KVA_ROUTE_CHAT)
-#define KVA_ROUTE_GENERATE   (KVA_ROUTE_OPENAI | KVA_ROUTE_RESPONSES)
+#define KVA_ROUTE_GENERATE   (KVA_ROUTE_OPENAI | KVA_ROUTE_RESPONSES | KVA_ROUTE_MESSAGES)
 
 struct kva_api_field {
     const char *name;
@@ -103,6 +105,17 @@ enum kva_status kva_api_read_input(struct kva_api_parser *p);
 /* Before rendering: what is stored of the conversation, and the instructions before it. */
 KVA_MUST_CHECK enum kva_status kva_api_open_conversation(struct kva_api_call *call,
                                                          struct kva_err *err);
+
+/* Anthropic's Messages API: messages.c. */
+enum kva_status kva_api_keep_messages(struct kva_api_parser *p, const char *name,
+                                      const cJSON *value);
+enum kva_status kva_api_parse_system(struct kva_api_parser *p, const char *name,
+                                     const cJSON *value);
+enum kva_status kva_api_parse_thinking(struct kva_api_parser *p, const char *name,
+                                       const cJSON *value);
+enum kva_status kva_api_parse_output_config(struct kva_api_parser *p, const char *name,
+                                            const cJSON *value);
+enum kva_status kva_api_read_messages(struct kva_api_parser *p);
 
 /* How hard the model is to think, for templates that ask. */
 enum kva_status kva_api_parse_effort(struct kva_api_parser *p, const char *name,

@@ -40,7 +40,7 @@ const struct kva_api_field kva_api_foreign_fields[] = {
     REFUSE("web_search_options", KVA_ROUTE_CHAT, NULL),
     REFUSE("verbosity", KVA_ROUTE_CHAT, "medium"),
     REFUSE("store", KVA_ROUTE_CHAT, NULL),
-    REFUSE("service_tier", KVA_ROUTE_GENERATE, "auto default"),
+    REFUSE("service_tier", KVA_ROUTE_GENERATE, "auto default standard_only"),
     REFUSE("suffix", KVA_ROUTE_COMPLETION, NULL),
     REFUSE("max_completion_tokens", KVA_ROUTE_COMPLETION, NULL),
     REFUSE("echo", KVA_ROUTE_CHAT, NULL),
@@ -54,6 +54,11 @@ const struct kva_api_field kva_api_foreign_fields[] = {
     REFUSE("messages", KVA_ROUTE_RESPONSES, NULL),
     REFUSE("prompt", KVA_ROUTE_RESPONSES, NULL),
     REFUSE("truncation", KVA_ROUTE_RESPONSES, "disabled"),
+
+    /* Anthropic's. */
+    REFUSE("container", KVA_ROUTE_MESSAGES, NULL),
+    REFUSE("mcp_servers", KVA_ROUTE_MESSAGES, NULL),
+    REFUSE("context_management", KVA_ROUTE_MESSAGES, NULL),
 
     /* vLLM. */
     REFUSE("continue_final_message", TEMPLATED, NULL),

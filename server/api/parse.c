@@ -241,7 +241,7 @@ static enum kva_status parse_stream_options(struct kva_api_parser *p, const char
 }
 
 #define ALL_ROUTES (KVA_ROUTE_GENERATE | KVA_ROUTE_TOKENIZE | KVA_ROUTE_DETOKENIZE)
-#define TALK       (KVA_ROUTE_CHAT | KVA_ROUTE_RESPONSES)
+#define TALK       (KVA_ROUTE_CHAT | KVA_ROUTE_RESPONSES | KVA_ROUTE_MESSAGES)
 #define CUSTOM(name, routes, fn)                                                                   \
     {                                                                                              \
         name, routes, KVA_FIELD_CUSTOM, 0, 0, 0, fn, NULL                                          \
@@ -315,8 +315,15 @@ const struct kva_api_field kva_api_fields[] = {
     CUSTOM("modalities", KVA_ROUTE_CHAT, parse_modalities),
     CUSTOM("tools", TALK | KVA_ROUTE_TOKENIZE, kva_api_parse_tools),
     CUSTOM("tool_choice", TALK | KVA_ROUTE_TOKENIZE, kva_api_parse_tool_choice),
-    BOOL("parallel_tool_calls", TALK, tools.parallel),
+    BOOL("parallel_tool_calls", KVA_ROUTE_CHAT | KVA_ROUTE_RESPONSES, tools.parallel),
     CUSTOM("reasoning_effort", KVA_ROUTE_CHAT, kva_api_parse_effort),
+    CUSTOM("messages", KVA_ROUTE_MESSAGES, kva_api_keep_messages),
+    CUSTOM("max_tokens", KVA_ROUTE_MESSAGES, parse_max_tokens),
+    CUSTOM("system", KVA_ROUTE_MESSAGES, kva_api_parse_system),
+    CUSTOM("stop_sequences", KVA_ROUTE_MESSAGES, kva_api_parse_stop),
+    CUSTOM("thinking", KVA_ROUTE_MESSAGES, kva_api_parse_thinking),
+    CUSTOM("output_config", KVA_ROUTE_MESSAGES, kva_api_parse_output_config),
+    CUSTOM("output_format", KVA_ROUTE_MESSAGES, kva_api_parse_text_format),
     CUSTOM("input", KVA_ROUTE_RESPONSES, kva_api_parse_input),
     CUSTOM("instructions", KVA_ROUTE_RESPONSES, kva_api_parse_instructions),
     CUSTOM("max_output_tokens", KVA_ROUTE_RESPONSES, parse_max_tokens),
@@ -424,6 +431,8 @@ static enum kva_status read_call(struct kva_api_parser *p)
         kva_api_read_fields(p, call->json, kva_api_fields, kva_api_foreign_fields);
     if (status == KVA_OK && p->route == KVA_API_RESPONSES)
         status = kva_api_read_input(p);
+    if (status == KVA_OK && p->call->face == KVA_FACE_MESSAGES)
+        status = kva_api_read_messages(p);
     if (status == KVA_OK && p->effort)
         status = tell_effort(p);
     return status == KVA_OK ? kva_api_check_call(p) : status;
@@ -437,11 +446,15 @@ enum kva_status kva_api_parse(const struct kva_api_config *config, enum kva_api_
     if (!call)
         return kva_fail(err, KVA_ENOMEM, "Out of memory for a request.");
     kva_arena_init(&call->arena, config->limits.arena_bytes_max);
-    call->route = route == KVA_API_RESPONSES ? KVA_API_CHAT : route;
-    call->face = route == KVA_API_RESPONSES ? KVA_FACE_RESPONSES : KVA_FACE_OPENAI;
-    call->prompt_field = route == KVA_API_RESPONSES ? "input"
-                         : route == KVA_API_CHAT    ? "messages"
-                                                    : "prompt";
+    bool responses = route == KVA_API_RESPONSES;
+    bool messages = route == KVA_API_MESSAGES || route == KVA_API_COUNT_TOKENS;
+    call->route = route == KVA_API_COUNT_TOKENS ? KVA_API_TOKENIZE
+                  : responses || messages       ? KVA_API_CHAT
+                                                : route;
+    call->face = responses ? KVA_FACE_RESPONSES : messages ? KVA_FACE_MESSAGES : KVA_FACE_OPENAI;
+    call->prompt_field = responses                                 ? "input"
+                         : messages || call->route == KVA_API_CHAT ? "messages"
+                                                                   : "prompt";
     set_defaults(call, config);
     struct kva_api_parser parser = {.route = route, .call = call, .config = config, .err = err};
     enum kva_status status = kva_json_parse(body, length, &config->limits.json, &call->json, err);

@@ -1,5 +1,5 @@
 /* prepare.c - from parsed fields to requests: templates, tokens, limits. */
-#include "server/api/fields.h"
+#include "server/api/bad_words.h"
 
 #include "base/clock.h"
 
@@ -273,77 +273,12 @@ static enum kva_status check_ids(const struct kva_api_config *config,
     return KVA_OK;
 }
 
-/* Bad words as token ids: at the start of a word, and inside a text after a space. */
-struct bad_word_list {
-    struct kva_token_list ids; /* all of them, one after another */
-    uint32_t *lengths;
-    uint32_t count;
-};
-
-static enum kva_status push_bad_word(const struct kva_api_config *config,
-                                     struct bad_word_list *list, const char *text, size_t length,
-                                     struct kva_err *err)
-{
-    size_t before = list->ids.count;
-    enum kva_status status =
-        kva_tokenizer_encode(config->tokenizer, text, length, NULL, &list->ids, err);
-    bool possible = true; /* no other ids than those that can be generated */
-    for (size_t i = before; i < list->ids.count; i++)
-        possible = possible && (uint32_t)list->ids.ids[i] < config->vocab_size;
-    if (!possible)
-        list->ids.count = before;
-    if (status == KVA_OK && list->ids.count > before)
-        list->lengths[list->count++] = (uint32_t)(list->ids.count - before);
-    return status;
-}
-
-static enum kva_status tokenise_bad_words(const struct kva_api_config *config,
-                                          const struct kva_api_call *call,
-                                          struct bad_word_list *list, struct kva_err *err)
-{
-    kva_token_list_init(&list->ids, (size_t)1 << 20);
-    list->lengths = calloc((size_t)call->bad_word_count * 2 + 1, sizeof(*list->lengths));
-    list->count = 0;
-    if (!list->lengths)
-        return kva_fail(err, KVA_ENOMEM, "Out of memory for 'bad_words'.");
-    enum kva_status status = KVA_OK;
-    for (uint32_t i = 0; i < call->bad_word_count && status == KVA_OK; i++) {
-        const struct kva_api_text *word = &call->bad_words[i];
-        char spaced[1024];
-        status = push_bad_word(config, list, word->data, word->length, err);
-        if (status == KVA_OK && word->data[0] != ' ' && word->length + 2 <= sizeof(spaced)) {
-            spaced[0] = ' ';
-            memcpy(spaced + 1, word->data, word->length);
-            status = push_bad_word(config, list, spaced, word->length + 1, err);
-        }
-    }
-    return status;
-}
-
 static void *copy_array(struct kva_arena *arena, const void *data, size_t count, size_t size)
 {
     void *copy = kva_arena_calloc(arena, count, size);
     if (copy)
         memcpy(copy, data, count * size);
     return copy;
-}
-
-static bool copy_bad_words(struct kva_request *request, const struct bad_word_list *list)
-{
-    struct kva_bad_word *words = kva_arena_calloc(&request->arena, list->count, sizeof(*words));
-    uint32_t *ids = kva_arena_calloc(&request->arena, list->ids.count, sizeof(*ids));
-    if (!words || !ids)
-        return false;
-    size_t at = 0;
-    for (uint32_t i = 0; i < list->count; i++) {
-        words[i] = (struct kva_bad_word){.tokens = ids + at, .count = list->lengths[i]};
-        at += list->lengths[i];
-    }
-    for (size_t i = 0; i < list->ids.count; i++)
-        ids[i] = (uint32_t)list->ids.ids[i];
-    request->sampling.bad_words = words;
-    request->sampling.bad_word_count = list->count;
-    return true;
 }
 
 /* The model's EOS and the request's own stop ids. */
@@ -370,7 +305,7 @@ static bool copy_stop_ids(const struct kva_api_config *config, const struct kva_
 
 /* A request owns all it points to: it outlives the call's arena in the scheduler. */
 static bool fill_arrays(const struct kva_api_config *config, const struct kva_api_call *call,
-                        const struct kva_api_prompt *prompt, const struct bad_word_list *bad_words,
+                        const struct kva_api_prompt *prompt, const struct kva_bad_words *bad_words,
                         struct kva_request *request)
 {
     struct kva_sampling_params *sampling = &request->sampling;
@@ -393,7 +328,7 @@ static bool fill_arrays(const struct kva_api_config *config, const struct kva_ap
         if (!sampling->allowed_ids)
             return false;
     }
-    return bad_words->count == 0 || copy_bad_words(request, bad_words);
+    return bad_words->count == 0 || kva_bad_words_copy(request, bad_words);
 }
 
 /* The scope of the key, mixed with the request's salt: neither can be turned into the other. */
@@ -416,7 +351,7 @@ static enum kva_status mix_salt(const struct kva_api_text *salt, uint64_t scope[
 
 static enum kva_status build_request(const struct kva_api_config *config, struct kva_api_call *call,
                                      const struct kva_api_identity *identity, uint32_t index,
-                                     const struct bad_word_list *bad_words,
+                                     const struct kva_bad_words *bad_words,
                                      struct kva_constraint *constraint, struct kva_err *err)
 {
     const struct kva_api_prompt *prompt = &call->prompts[index];
@@ -507,7 +442,7 @@ enum kva_status kva_api_prepare(const struct kva_api_config *config, struct kva_
         kva_arena_calloc(&call->arena, call->prompt_count, sizeof(*call->truncated_tokens));
     if (!call->requests || !call->truncated_tokens)
         return kva_fail(err, KVA_ENOMEM, "Out of memory for %u prompts.", call->prompt_count);
-    struct bad_word_list bad_words = {.lengths = NULL};
+    struct kva_bad_words bad_words = {.lengths = NULL};
     struct kva_constraint *constraint = NULL;
     status = kva_api_bind_tools(config, call, err);
     if (status == KVA_OK)
@@ -515,12 +450,11 @@ enum kva_status kva_api_prepare(const struct kva_api_config *config, struct kva_
     if (status != KVA_OK)
         return status;
     if (call->bad_word_count > 0)
-        status = tokenise_bad_words(config, call, &bad_words, err);
+        status = kva_bad_words_read(config, call, &bad_words, err);
     for (uint32_t i = 0; i < call->prompt_count && status == KVA_OK; i++)
         status = build_request(config, call, identity, i, &bad_words, constraint, err);
     kva_constraint_release(constraint);
-    free(bad_words.lengths);
     if (call->bad_word_count > 0)
-        kva_token_list_finish(&bad_words.ids);
+        kva_bad_words_finish(&bad_words);
     return status == KVA_OK ? drop_json(call, err) : status;
 }

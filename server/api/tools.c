@@ -67,10 +67,22 @@ static const cJSON *get(const cJSON *object, const char *name)
     return cJSON_IsNull(value) ? NULL : value;
 }
 
-/* Where the members of a function are: beside the tool's type, in the Responses API. */
+/* Where the members of a function are: beside the tool's type, but in chats. */
+static bool is_flat(const struct kva_api_parser *p)
+{
+    return p->call->face != KVA_FACE_OPENAI;
+}
+
 static const char *inside(const struct kva_api_parser *p)
 {
-    return p->route == KVA_API_RESPONSES ? "" : ".function";
+    return is_flat(p) ? "" : ".function";
+}
+
+static const char *schema_name(const struct kva_api_call *call)
+{
+    return call->face == KVA_FACE_MESSAGES    ? "tools[%u].input_schema"
+           : call->face == KVA_FACE_RESPONSES ? "tools[%u].parameters"
+                                              : "tools[%u].function.parameters";
 }
 
 /* The form that templates know has them in an object of their own. */
@@ -79,16 +91,23 @@ static bool nest(cJSON *tool)
     cJSON *function = cJSON_CreateObject();
     for (cJSON *at = tool->child, *next; function && at; at = next) {
         next = at->next;
-        if (strcmp(at->string, "type") == 0)
+        if (strcmp(at->string, "type") == 0 || strcmp(at->string, "cache_control") == 0)
             continue;
         cJSON *member = cJSON_DetachItemViaPointer(tool, at);
-        if (!cJSON_AddItemToObject(function, member->string, member)) {
+        const char *name = strcmp(at->string, "input_schema") == 0 ? "parameters" : at->string;
+        char *copy = strdup(name);
+        bool added = copy && cJSON_AddItemToObject(function, copy, member);
+        free(copy);
+        if (!added) {
             cJSON_Delete(member);
             cJSON_Delete(function);
             return false;
         }
     }
-    if (function && cJSON_AddItemToObject(tool, "function", function))
+    cJSON_DeleteItemFromObjectCaseSensitive(tool, "type");
+    cJSON_DeleteItemFromObjectCaseSensitive(tool, "cache_control");
+    bool made = function && cJSON_AddStringToObject(tool, "type", "function");
+    if (made && cJSON_AddItemToObject(tool, "function", function))
         return true;
     cJSON_Delete(function);
     return false;
@@ -140,13 +159,15 @@ static enum kva_status read_tool(struct kva_api_parser *p, cJSON *tool, uint32_t
     const cJSON *type = get(tool, "type");
     ret->index = index;
     snprintf(place, sizeof(place), "tools[%u].type", index);
-    if (!cJSON_IsString(type))
-        return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be \"function\".", place);
-    if (strcmp(type->valuestring, "function") != 0)
+    bool custom = p->call->face == KVA_FACE_MESSAGES;
+    if (!cJSON_IsObject(tool) || (!cJSON_IsString(type) && !(custom && !type)))
+        return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be \"%s\".", place,
+                              custom ? "custom" : "function");
+    if (type && strcmp(type->valuestring, custom ? "custom" : "function") != 0)
         return kva_fail_param(p->err, KVA_EUNSUPPORTED, place,
-                              "'%s' is '%.40s', this server supports only 'function'.", place,
+                              "'%s' is '%.40s', this server supports only functions.", place,
                               type->valuestring);
-    if (p->route == KVA_API_RESPONSES && !nest(tool))
+    if (is_flat(p) && !nest(tool))
         return kva_fail_param(p->err, KVA_ENOMEM, "tools", "Out of memory for 'tools'.");
     const cJSON *function = get(tool, "function");
     const cJSON *strict = get(function, "strict");
@@ -170,7 +191,7 @@ static enum kva_status read_tool(struct kva_api_parser *p, cJSON *tool, uint32_t
                                     "'%s' is '%.64s', which tools[%u] has already.", place,
                                     ret->name, i);
     }
-    snprintf(place, sizeof(place), "tools[%u]%s.parameters", index, inside(p));
+    snprintf(place, sizeof(place), schema_name(p->call), index);
     return status ? status
                   : read_parameters(p, get(function, "parameters"), place, &ret->parameters);
 }
@@ -204,14 +225,14 @@ static enum kva_status choose_function(struct kva_api_parser *p, const cJSON *ch
 {
     struct kva_api_tools *tools = &p->call->tools;
     const cJSON *type = get(choice, "type");
-    bool flat = p->route == KVA_API_RESPONSES;
+    bool flat = is_flat(p);
     const cJSON *name = get(flat ? choice : get(choice, "function"), "name");
     const char *place = flat ? "tool_choice.name" : "tool_choice.function.name";
-    if (cJSON_IsString(type) && strcmp(type->valuestring, "function") != 0)
+    const char *kind = p->call->face == KVA_FACE_MESSAGES ? "tool" : "function";
+    if (cJSON_IsString(type) && strcmp(type->valuestring, kind) != 0)
         return kva_fail_param(p->err, KVA_EUNSUPPORTED, "tool_choice.type",
-                              "'tool_choice.type' is '%.40s', this server supports only "
-                              "'function'.",
-                              type->valuestring);
+                              "'tool_choice.type' is '%.40s', this server supports only '%s'.",
+                              type->valuestring, kind);
     if (!cJSON_IsString(name))
         return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be the name of one of 'tools'.",
                               place);
@@ -228,18 +249,36 @@ static enum kva_status choose_function(struct kva_api_parser *p, const cJSON *ch
                           name->valuestring);
 }
 
+/* none, auto, required or whatever was said; NULL: a function is named. Anthropic's words are types of
+ * an object, which may forbid more than one call, too. */
+static const char *choice_word(struct kva_api_parser *p, const cJSON *choice)
+{
+    const cJSON *type = get(choice, "type");
+    if (p->call->face != KVA_FACE_MESSAGES)
+        return cJSON_IsString(choice) ? choice->valuestring : NULL;
+    if (cJSON_IsTrue(get(choice, "disable_parallel_tool_use")))
+        p->call->tools.parallel = false;
+    if (!cJSON_IsString(type))
+        return "";
+    if (strcmp(type->valuestring, "any") == 0)
+        return "required";
+    return strcmp(type->valuestring, "tool") == 0 ? NULL : type->valuestring;
+}
+
 static enum kva_status read_choice(struct kva_api_parser *p)
 {
     struct kva_api_tools *tools = &p->call->tools;
     const cJSON *choice = p->tool_choice;
-    const char *word = cJSON_IsString(choice) ? choice->valuestring : "auto";
+    const char *word = choice_word(p, choice);
+    bool named = !word;
+    word = word ? word : "auto";
     bool none = strcmp(word, "none") == 0, automatic = strcmp(word, "auto") == 0;
     if (!none && !automatic && strcmp(word, "required") != 0)
         return kva_fail_param(p->err, KVA_EINVAL, "tool_choice",
                               "'tool_choice' is '%.40s', allowed is none, auto, required or an "
                               "object that names a function.",
                               word);
-    if (tools->count == 0 && !none && (!automatic || cJSON_IsObject(choice)))
+    if (tools->count == 0 && !none && (!automatic || named))
         return kva_fail_param(p->err, KVA_EINVAL, "tool_choice",
                               "'tool_choice' asks for a call, but there are no 'tools'.");
     if (none) {
@@ -247,7 +286,7 @@ static enum kva_status read_choice(struct kva_api_parser *p)
         tools->count = 0;
     }
     tools->required = !none && !automatic;
-    return cJSON_IsObject(choice) ? choose_function(p, choice) : KVA_OK;
+    return named ? choose_function(p, choice) : KVA_OK;
 }
 
 /* --- the grammar ----------------------------------------------------------------------------- */
@@ -282,8 +321,7 @@ static struct kva_reply_rules rules_of(const struct kva_api_config *config,
         .marker_token = config->reply_marker,
         .answer = call->tools.answer,
         .answer_strict = call->tools.answer_strict,
-        .schema_place = call->face == KVA_FACE_RESPONSES ? "tools[%u].parameters"
-                                                         : "tools[%u].function.parameters",
+        .schema_place = schema_name(call),
     };
 }
 

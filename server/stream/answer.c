@@ -88,9 +88,10 @@ enum kva_status kva_answer_create(const struct kva_answer_params *params, struct
     kva_buf_init(&answer->scratch, (size_t)1 << 20);
     kva_buf_init(&answer->certain, params->choice_bytes_max);
     answer->created_unix_s = params->created_unix_s;
-    const char *prefix = call->face == KVA_FACE_RESPONSES ? "resp_"
-                         : call->route == KVA_API_CHAT    ? "chatcmpl-"
-                                                          : "cmpl-";
+    const char *prefix = call->face == KVA_FACE_RESPONSES  ? "resp_"
+                         : call->face == KVA_FACE_MESSAGES ? "msg_"
+                         : call->route == KVA_API_CHAT     ? "chatcmpl-"
+                                                           : "cmpl-";
     snprintf(answer->id, sizeof(answer->id), "%s%s", prefix, params->id_suffix);
     write_head(answer, params->created_unix_s);
     /* The stop set first: the choices' matchers take their size from it. */

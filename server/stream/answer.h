@@ -70,6 +70,10 @@ void kva_answer_get_summary(const struct kva_answer *answer, struct kva_answer_s
 /* {"error":{...}}, the form of every failure. */
 void kva_error_json(struct kva_buf *out, enum kva_status status, const struct kva_err *err);
 
+/* The same as Anthropic's API has it, with a type beside it. */
+void kva_anthropic_error_json(struct kva_buf *out, enum kva_status status,
+                              const struct kva_err *err);
+
 /* Tokens so far: of all choices, of one. */
 uint64_t kva_answer_output_tokens(const struct kva_answer *answer);
 uint32_t kva_answer_choice_tokens(const struct kva_answer *answer, uint32_t prompt_index,

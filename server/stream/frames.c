@@ -161,6 +161,10 @@ void kva_frame_json(struct kva_buf *out, struct kva_answer *answer, uint32_t pro
         kva_response_events(out, answer, choice, final);
         return;
     }
+    if (answer->call->face == KVA_FACE_MESSAGES) {
+        kva_anthropic_events(out, answer, choice, final);
+        return;
+    }
     if (!choice->begun)
         opening_frame(out, answer, prompt_index, choice);
     if (choice->text.length > 0 || choice->reasoning.length > 0) {
@@ -188,6 +192,10 @@ void kva_last_frames(struct kva_buf *out, struct kva_answer *answer)
 {
     if (answer->call->face == KVA_FACE_RESPONSES) {
         kva_response_last_event(out, answer);
+        return;
+    }
+    if (answer->call->face == KVA_FACE_MESSAGES) {
+        kva_anthropic_last_events(out, answer);
         return;
     }
     if (answer->call->include_usage) {

@@ -145,6 +145,12 @@ void kva_response_events(struct kva_buf *out, struct kva_answer *answer,
                          struct kva_choice_out *choice, bool final);
 void kva_response_last_event(struct kva_buf *out, struct kva_answer *answer);
 
+/* --- messages.c --- */
+void kva_anthropic_json(struct kva_buf *out, const struct kva_answer *answer);
+void kva_anthropic_events(struct kva_buf *out, struct kva_answer *answer,
+                          struct kva_choice_out *choice, bool final);
+void kva_anthropic_last_events(struct kva_buf *out, const struct kva_answer *answer);
+
 /* --- frames.c --- */
 /* A frame with all that is buffered of the choice; `final` adds the finish reason. */
 void kva_frame_json(struct kva_buf *out, struct kva_answer *answer, uint32_t prompt_index,

@@ -40,18 +40,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const struct kva_api_identity identity = {.seed = 1};
     prepare_once();
-    for (int route = KVA_API_COMPLETION; route <= KVA_API_RESPONSES; route++) {
+    for (int route = KVA_API_COMPLETION; route <= KVA_API_COUNT_TOKENS; route++) {
         struct kva_api_call *call = NULL;
         struct kva_err err = {.status = KVA_OK};
         enum kva_status status = kva_api_parse(&config, (enum kva_api_route)route,
                                                (const char *)data, size, &call, &err);
         if (status != KVA_OK && err.message[0] == '\0')
             abort();
-        bool generates = route <= KVA_API_CHAT || route == KVA_API_RESPONSES;
+        bool generates =
+            route <= KVA_API_CHAT || route == KVA_API_RESPONSES || route == KVA_API_MESSAGES;
         if (status == KVA_OK && generates &&
             kva_api_prepare(&config, call, &identity, &err) == KVA_OK)
             check(call);
-        else if (status == KVA_OK && route == KVA_API_TOKENIZE &&
+        else if (status == KVA_OK && (route == KVA_API_TOKENIZE || route == KVA_API_COUNT_TOKENS) &&
                  kva_api_tokenize(&config, call, &err) != KVA_OK && err.message[0] == '\0')
             abort();
         kva_api_call_destroy(call);
