@@ -128,6 +128,8 @@ static enum kva_status open_texts(struct kva_instance *instance, const struct kv
                 "the tokenizer has ids up to %u, the model only %u embeddings: prompts with "
                 "larger ids are refused",
                 vocab - 1, instance->model->config.vocab_size);
+    if (config->chat_template)
+        return kva_template_load_file(config->chat_template, &instance->chat_template, err);
     status = kva_template_load(config->model, NULL, &instance->chat_template, err);
     return status == KVA_ENOTFOUND ? KVA_OK : status;
 }

@@ -36,6 +36,7 @@ struct kva_config {
     char *model;
     bool offline;
     char *model_name;
+    char *chat_template;
     uint64_t context;
     uint32_t weights; /* enum kva_model_weights */
     char *weights_cache;

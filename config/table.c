@@ -43,6 +43,8 @@ static const struct kva_option table[] = {
      "Use no network: the model is a path, or in a cache already."},
     {"model-name", KVA_OPTION_STRING, SERVE, AT(model_name), 0, 0, NULL, NULL, "Model",
      "Name that clients use; default: the model's name, or that of its folder or file."},
+    {"chat-template", KVA_OPTION_STRING, SERVE | KVA_CMD_GENERATE, AT(chat_template), 0, 0, NULL,
+     NULL, "Model", "A file with the chat template (Jinja), instead of the model's own."},
     {"context", KVA_OPTION_UINT, ENGINE | EVAL | SKEW, AT(context), 0, 16.0 * 1024 * 1024, "0",
      NULL, "Model",
      "Longest prompt and output together, in tokens; 0: what the model was made for."},

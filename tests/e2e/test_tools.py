@@ -17,7 +17,7 @@ import langchain_openai
 import openai
 import pydantic
 import pytest
-from harness import QWEN
+from harness import MODEL, QWEN, command
 
 POLICIES = ["full", "offload", "kivi", "specache"]
 LAMP = {
@@ -179,6 +179,24 @@ def test_strict__what_cannot_be_enforced_is_refused(client):
     assert "#/properties/a" in caught.value.message
     lax = ask(client, tools=[{"type": "function", "function": function}], max_tokens=30)
     assert lax.choices[0].finish_reason in ("tool_calls", "length")
+
+
+def test_template__may_be_a_file(servers, tmp_path):
+    """Another style, another place for tools: what the template shows."""
+    path = tmp_path / "mistral.jinja"
+    path.write_text("{{ messages[-1].content }}{% for t in tools or [] %}[TOOL_CALLS]{{ t.function.name }}{% endfor %}")
+    server = servers.start("--chat-template", str(path))
+    assert "calls as mistral" in server.log_path.read_text()
+    body = {"messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS[1:], "return_token_strs": True}
+    told = server.request("POST", "/tokenize", body).json()
+    assert "".join(told["token_strs"]) == "Hi[TOOL_CALLS]now"
+    answer = server.client().chat.completions.create(model="demo", messages=MESSAGES, tools=TOOLS, tool_choice="required",
+                                                     temperature=1, seed=1, max_tokens=400)
+    for call in answer.choices[0].message.tool_calls:
+        check_call(call)
+    path.write_text("{% if")
+    failed = command("serve", "--model", MODEL, "--port", "0", "--chat-template", path)
+    assert failed.returncode != 0 and "mistral.jinja" in failed.stderr + failed.stdout
 
 
 # --- a model that has learned it -------------------------------------------------------------------------------------

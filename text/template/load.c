@@ -119,6 +119,24 @@ static enum kva_status load_gguf(const char *path, const char *name, struct kva_
     return status;
 }
 
+enum kva_status kva_template_load_file(const char *path, struct kva_template **ret,
+                                       struct kva_err *err)
+{
+    struct kva_buf buf;
+    kva_buf_init(&buf, KVA_TEMPLATE_SOURCE_BYTES_MAX);
+    enum kva_status status = kva_file_read(AT_FDCWD, path, &buf, err);
+    if (status == KVA_ETOOBIG)
+        status = kva_fail(err, KVA_EFORMAT, "%s: more than %u bytes", path,
+                          KVA_TEMPLATE_SOURCE_BYTES_MAX);
+    if (status == KVA_OK) {
+        status = kva_template_compile(buf.data ? buf.data : "", buf.length, ret, err);
+        if (status)
+            status = kva_err_prefix(err, status, "%s", path);
+    }
+    kva_buf_finish(&buf);
+    return status;
+}
+
 enum kva_status kva_template_load(const char *path, const char *name, struct kva_template **ret,
                                   struct kva_err *err)
 {

@@ -111,4 +111,8 @@ KVA_MUST_CHECK enum kva_status kva_template_render(const struct kva_template *tm
 KVA_MUST_CHECK enum kva_status kva_template_load(const char *path, const char *name,
                                                  struct kva_template **ret, struct kva_err *err);
 
+/* The same of one file. Fails: KVA_ENOTFOUND, KVA_EIO, KVA_EFORMAT, KVA_ENOMEM; err names it. */
+KVA_MUST_CHECK enum kva_status kva_template_load_file(const char *path, struct kva_template **ret,
+                                                      struct kva_err *err);
+
 #endif
