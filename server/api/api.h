@@ -152,6 +152,7 @@ struct kva_api_call {
     const cJSON *documents;
     const cJSON *template_kwargs;
     bool add_generation_prompt;
+    bool continue_final; /* the prompt ends with the last message, which the answer goes on with */
     bool add_special_tokens;
 
     bool stream;

@@ -61,7 +61,6 @@ const struct kva_api_field kva_api_foreign_fields[] = {
     REFUSE("context_management", KVA_ROUTE_MESSAGES, NULL),
 
     /* vLLM. */
-    REFUSE("continue_final_message", TEMPLATED, NULL),
     REFUSE("chat_template", TEMPLATED, NULL),
     REFUSE("use_beam_search", KVA_ROUTE_GENERATE, NULL),
     REFUSE_BUT("length_penalty", KVA_ROUTE_GENERATE, 1),

@@ -240,5 +240,9 @@ enum kva_status kva_api_read_messages(struct kva_api_parser *p)
         return status ? status : no_memory(p);
     }
     p->origins = m.origins;
+    /* A last message of the assistant is the beginning of the answer. */
+    const cJSON *last = cJSON_GetArrayItem(m.messages, cJSON_GetArraySize(m.messages) - 1);
+    call->continue_final =
+        strcmp(text_of(last, "role"), "assistant") == 0 && !cJSON_HasObjectItem(last, "tool_calls");
     return kva_api_parse_messages(p, "messages", m.messages);
 }

@@ -299,6 +299,7 @@ const struct kva_api_field kva_api_fields[] = {
     BOOL("echo", KVA_ROUTE_COMPLETION, echo),
     BOOL("add_special_tokens", KVA_ROUTE_GENERATE | KVA_ROUTE_TOKENIZE, add_special_tokens),
     BOOL("add_generation_prompt", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, add_generation_prompt),
+    BOOL("continue_final_message", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, continue_final),
     BOOL("return_token_strs", KVA_ROUTE_TOKENIZE, return_token_strings),
     CUSTOM("documents", KVA_ROUTE_CHAT, parse_documents),
     CUSTOM("chat_template_kwargs", TALK | KVA_ROUTE_TOKENIZE, parse_template_kwargs),

@@ -201,12 +201,41 @@ static enum kva_status check_prompts(struct kva_api_parser *p)
     return kva_api_check_tools(p);
 }
 
+/* What the assistant has begun to say, to be gone on with. */
+static enum kva_status check_final(struct kva_api_parser *p)
+{
+    static const char name[] = "continue_final_message";
+    struct kva_api_call *call = p->call;
+    const cJSON *asked = cJSON_GetObjectItemCaseSensitive(call->json, "add_generation_prompt");
+    const cJSON *last = NULL;
+    if (!call->continue_final)
+        return KVA_OK;
+    cJSON_ArrayForEach(last, call->messages)
+    {
+        if (!last->next)
+            break;
+    }
+    const cJSON *role = cJSON_GetObjectItemCaseSensitive(last, "role");
+    const cJSON *content = cJSON_GetObjectItemCaseSensitive(last, "content");
+    if (!cJSON_IsString(role) || strcmp(role->valuestring, "assistant") != 0 ||
+        !cJSON_IsString(content) || content->valuestring[0] == '\0')
+        return kva_fail_param(p->err, KVA_EINVAL, name,
+                              "'%s' needs a last message of the assistant that has text.", name);
+    if (cJSON_IsTrue(asked))
+        return kva_fail_param(p->err, KVA_EINVAL, name,
+                              "'%s' and 'add_generation_prompt' cannot both be true.", name);
+    call->add_generation_prompt = false;
+    return KVA_OK;
+}
+
 enum kva_status kva_api_check_call(struct kva_api_parser *p)
 {
     struct kva_api_call *call = p->call;
     enum kva_status status = check_prompts(p);
     if (status == KVA_OK)
         status = check_choices(p);
+    if (status == KVA_OK)
+        status = check_final(p);
     if (status == KVA_OK)
         status = check_logprobs(p);
     if (status != KVA_OK)

@@ -66,6 +66,36 @@ static enum kva_status render_chat(const struct kva_api_config *config, struct k
     return status;
 }
 
+/* The rendering ends where the last message does: what a template writes behind it, it would write
+ * behind the whole answer. */
+static enum kva_status cut_behind_final(const struct kva_api_call *call, struct kva_buf *text,
+                                        struct kva_err *err)
+{
+    const cJSON *last = call->messages->child;
+    while (last->next)
+        last = last->next;
+    const char *content = cJSON_GetObjectItemCaseSensitive(last, "content")->valuestring;
+    size_t length = strlen(content);
+    /* Some templates strip what is said. */
+    for (int stripped = 0; stripped < 2; stripped++) {
+        for (size_t at = text->length + 1; at-- > 0;) {
+            if (length > text->length - at || memcmp(text->data + at, content, length) != 0)
+                continue;
+            text->length = at + length;
+            return KVA_OK;
+        }
+        while (length > 0 && strchr(" \n\r\t", content[length - 1]))
+            length--;
+        while (length > 0 && strchr(" \n\r\t", content[0])) {
+            content++;
+            length--;
+        }
+    }
+    return kva_fail_param(err, KVA_EINVAL, "continue_final_message",
+                          "The chat template does not write the last message as it is: it cannot "
+                          "be continued.");
+}
+
 /* Tokens of prompt and completion together. */
 static uint32_t tokens_max(const struct kva_api_config *config, const struct kva_api_call *call)
 {
@@ -153,6 +183,8 @@ static enum kva_status encode_chat(const struct kva_api_config *config, struct k
     call->prompts = kva_arena_calloc(&call->arena, 1, sizeof(*call->prompts));
     enum kva_status status = call->prompts ? render_chat(config, call, &text, err)
                                            : kva_fail(err, KVA_ENOMEM, "Out of memory.");
+    if (status == KVA_OK && call->continue_final)
+        status = cut_behind_final(call, &text, err);
     if (status == KVA_OK) {
         call->prompt_count = 1;
         status =

@@ -193,3 +193,14 @@ def test_coder__conversation(coder):  # noqa: F811
                      {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "Done: red, on."}]}]
         last = claude.messages.create(messages=messages, tools=CUSTOM[:1], tool_choice={"type": "none"}, **fields)
         assert last.stop_reason == "end_turn" and "red" in last.content[0].text.lower()
+
+
+def test_prefill__the_answer_goes_on(claude, client):
+    begun = [*ONCE, {"role": "assistant", "content": "Hello! How"}]
+    answer = ask(claude, messages=begun)
+    chat = client.chat.completions.create(model="demo", messages=begun, temperature=0, max_tokens=30,
+                                          extra_body={"continue_final_message": True})
+    assert answer.content[0].text == chat.choices[0].message.content
+    turn = "<|im_start|>user\nOnce upon a time<|im_end|>\n<|im_start|>assistant\nHello! How"
+    plain = client.completions.create(model="demo", prompt=turn, temperature=0, max_tokens=30)
+    assert plain.choices[0].text == answer.content[0].text and plain.usage.prompt_tokens == chat.usage.prompt_tokens

@@ -217,6 +217,29 @@ static void test_tools__refusals_name_the_place(void **state)
     }
 }
 
+static void test_final__message_is_gone_on_with(void **state)
+{
+    static const char one[] = "{\"role\":\"user\",\"content\":\"Hi \"}";
+    char body[1024];
+    int status;
+    (void)state;
+    /* The template writes the last message; the model echoes it. */
+    snprintf(body, sizeof(body),
+             "{\"messages\":[%s,{\"role\":\"assistant\",\"content\":\"So I\"}],"
+             "\"continue_final_message\":true,\"return_token_ids\":true}",
+             one);
+    cJSON *json = client_post_json(f.port, "/v1/chat/completions", body, &status);
+    assert_int_equal(status, 200);
+    expect(json, "choices.0.message.content", "So I");
+    assert_int_equal(cJSON_GetArraySize(json_at(json, "prompt_token_ids")), 4);
+    cJSON_Delete(json);
+    snprintf(body, sizeof(body), "{\"messages\":[%s],\"continue_final_message\":true}", one);
+    json = client_post_json(f.port, "/v1/chat/completions", body, &status);
+    assert_int_equal(status, 400);
+    expect(json, "error.param", "continue_final_message");
+    cJSON_Delete(json);
+}
+
 static void test_tools__no_calls_in_the_history_are_none(void **state)
 {
     int status;
@@ -238,6 +261,7 @@ int main(void)
         cmocka_unit_test(test_tools__streams_say_the_same),
         cmocka_unit_test(test_reasoning__is_told_apart),
         cmocka_unit_test(test_tools__refusals_name_the_place),
+        cmocka_unit_test(test_final__message_is_gone_on_with),
         cmocka_unit_test(test_tools__no_calls_in_the_history_are_none),
     };
     return cmocka_run_group_tests(tests, start, stop);
