@@ -2,13 +2,14 @@
  *
  *     bench_grammar MODEL_OR_TOKENIZER_FOLDER EOS_ID SCHEMA.json TEXT.json
  *
- * The text, which the schema lets pass, is tokenised and followed; each token's time is that of
+ * The schema may be a structural tag (KVA_GRAMMAR_TAGS) as well. The text, which it lets pass, is tokenised and followed; each token's time is that of
  * taking it and making the next mask. */
 #include "base/buf.h"
 #include "text/grammar/grammar.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 static double cpu_seconds(void)
@@ -90,6 +91,8 @@ int main(int argc, char **argv)
     printf("vocabulary of %u: %.1f ms\n", vocab_size, (cpu_seconds() - begun) * 1e3);
     struct kva_grammar_source source = {.kind = KVA_GRAMMAR_SCHEMA, .strict = true};
     source.text = read_all(argv[3], &source.length);
+    if (strstr(source.text, "\"structural_tag\""))
+        source.kind = KVA_GRAMMAR_TAGS;
     const struct kva_grammar_limits limits = {0, 0, 0};
     begun = cpu_seconds();
     if (kva_grammar_create(vocab, &source, &limits, &grammar, &err))
