@@ -19,7 +19,8 @@ struct planner {
     uint32_t *first;                          /* [instance_count + 1]: of each instance */
     uint32_t *order;                          /* debtors, then scratch */
     uint8_t *role;
-    bool *tried; /* creditors, for one request */
+    bool *tried;  /* creditors, for one request */
+    bool gathers; /* for a request that fits nowhere */
 };
 
 enum role {
@@ -107,13 +108,14 @@ static double usage(const struct planner *p, uint32_t index)
     return side->instance->pages > 0 ? 1 - (double)side->free_pages / side->instance->pages : 1;
 }
 
-/* Whether it may hold pages for others: lines 3, 4. Who has requests waiting that its own free
- * memory will take is no creditor. */
+/* Whether it may hold pages for others: lines 3, 4. Who has requests waiting is no creditor, unless
+ * the first of them fits nowhere, nor does that of the debtor: one has to give way. */
 static bool may_lend(const struct planner *p, uint32_t index)
 {
     const struct kva_plan_instance *instance = p->sides.sides[index].instance;
     return (p->role[index] == ROLE_NONE || p->role[index] == ROLE_CREDITOR) &&
-           instance->waiting == 0 && usage(p, index) <= p->params->usage_threshold &&
+           (instance->waiting == 0 || (p->gathers && instance->head_pages > instance->pages)) &&
+           usage(p, index) <= p->params->usage_threshold &&
            kva_plan_sides_spare(&p->sides, index) >= p->params->grain_pages;
 }
 
@@ -219,6 +221,7 @@ static struct kva_plan_move lend(const struct kva_plan_request *request, uint32_
         .debtor = request->instance,
         .creditor = creditor,
         .pages = pages,
+        .head = request->head,
         .gain = gain,
     };
 }
@@ -279,6 +282,7 @@ static bool gather(struct planner *p, const struct kva_plan_request *request,
         roles[i] = p->role[i];
     }
     forget_tried(p);
+    p->gathers = true;
     while (deficit > 0) {
         uint32_t creditor = next_creditor(p, debtor);
         if (creditor == UINT32_MAX)
@@ -290,6 +294,7 @@ static bool gather(struct planner *p, const struct kva_plan_request *request,
         p->tried[creditor] = true;
         deficit -= kva_min_u32(deficit, pages);
     }
+    p->gathers = false;
     if (deficit == 0) {
         p->moves[p->move_count - 1].gain = kva_plan_sides_total(&p->sides) - before;
         return true;

@@ -43,7 +43,7 @@ struct kva_plan_request {
     uint64_t id;
     uint32_t generation;
     uint32_t instance; /* index; its debtor, if it has pages elsewhere */
-    uint32_t pages;    /* that may go: closed ones here, or, if it waits, that it will need here */
+    uint32_t pages;    /* that may go: closed ones here, or, if it waits, of its prompt */
     bool head;         /* waits, the first of its instance: nothing is to be copied */
 };
 
@@ -93,6 +93,7 @@ struct kva_plan_move {
     uint32_t debtor; /* indices */
     uint32_t creditor;
     uint32_t pages;
+    bool head;   /* of a request that waits */
     double gain; /* tokens a second of both, as the model has it */
 };
 

@@ -247,6 +247,24 @@ static void test_planner__the_first_in_line_may_need_several(void **state KVA_UN
         lent += t.plan.moves[i].pages;
     }
     assert_true(t.plan.move_count >= 2 && lent >= 4600 - A100_PAGES);
+    /* Two of them: the first by id is served, by the other one as well. */
+    uint32_t other = table_add(&t, 0, 0, 0);
+    t.instances[other].waiting = 1;
+    t.instances[other].head_pages = 6300;
+    t.instances[other].waiting_pages = 6300;
+    t.requests[t.state.request_count++] =
+        (struct kva_plan_request){.id = 6, .instance = other, .pages = 6300, .head = true};
+    t.instances[debtor].head_pages = 6300;
+    t.instances[debtor].waiting_pages = 6300;
+    t.requests[at].pages = 6300;
+    table_plan(&t);
+    bool lends = false;
+    for (uint32_t i = 0; i < t.plan.move_count; i++) {
+        assert_int_equal(t.plan.moves[i].debtor, debtor);
+        lends |= t.plan.moves[i].creditor == other;
+    }
+    assert_true(lends);
+    t.instances[other].closed = true;
     t.instances[debtor].head_pages = 8000; /* more than all have */
     t.instances[debtor].waiting_pages = 8000;
     t.requests[at].pages = 8000;

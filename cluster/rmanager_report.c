@@ -1,0 +1,105 @@
+/* rmanager_report.c - heartbeats: the load, and what has changed in the placement map since the last
+ * one; everything to a leader that is new or asks for it. */
+#include "cluster/rmanager_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int compare(const void *a, const void *b)
+{
+    const struct kva_message_entry *x = a, *y = b;
+    if (x->request != y->request)
+        return x->request < y->request ? -1 : 1;
+    return x->loan < y->loan ? -1 : x->loan > y->loan;
+}
+
+static bool same(const struct kva_message_entry *a, const struct kva_message_entry *b)
+{
+    return a->generation == b->generation && a->instance == b->instance && a->pages == b->pages &&
+           a->flags == b->flags;
+}
+
+/* Requests and loans as they are now, sorted. How many. */
+static uint32_t collect(struct kva_rmanager *r, struct kva_message_load *ret_load)
+{
+    struct kva_message_load load = {0};
+    uint32_t max = r->params.entries_max, count = 0;
+    r->ops.load(r->ops.opaque, &load);
+    for (uint32_t i = 0; i < r->params.loans_max; i++) {
+        const struct kva_debt *debt = &r->debts[i];
+        load.lent_pages += r->guests[i].loan.pages;
+        load.moving |= r->guests[i].recall_end_ns != 0;
+        if (debt->state == KVA_DEBT_NONE)
+            continue;
+        load.moving |= debt->state != KVA_DEBT_LENT;
+        if (debt->state == KVA_DEBT_RELEASING || count == max)
+            continue;
+        load.borrowed_pages += debt->loan.pages;
+        r->current[count++] = (struct kva_message_entry){
+            .request = debt->loan.request,
+            .loan = debt->loan.id,
+            .generation = debt->loan.generation,
+            .instance = debt->loan.creditor,
+            .pages = debt->loan.pages,
+        };
+    }
+    uint32_t requests = r->ops.requests(r->ops.opaque, r->current + count, max - count);
+    for (uint32_t i = count; i < count + requests; i++)
+        r->current[i].instance = r->params.node;
+    count += requests;
+    qsort(r->current, count, sizeof(*r->current), compare);
+    *ret_load = load;
+    return count;
+}
+
+/* What differs between what was reported and what is. How many. */
+static uint32_t list_changes(struct kva_rmanager *r, uint32_t count)
+{
+    uint32_t old = 0, now = 0, changes = 0;
+    while (old < r->reported_count || now < count) {
+        int order = old == r->reported_count ? 1
+                    : now == count           ? -1
+                                             : compare(&r->reported[old], &r->current[now]);
+        if (order < 0) {
+            r->changes[changes] = r->reported[old++];
+            r->changes[changes++].flags |= KVA_ENTRY_REMOVED;
+            continue;
+        }
+        if (order > 0 || !same(&r->reported[old], &r->current[now]))
+            r->changes[changes++] = r->current[now];
+        now++;
+        old += order == 0;
+    }
+    return changes;
+}
+
+/* In as many messages as it takes; one, if there is nothing to say. */
+void kva_report_send(struct kva_rmanager *r, uint64_t round, bool full)
+{
+    struct kva_message_load load;
+    uint32_t count = collect(r, &load), at = 0;
+    if (full || r->report_revision != r->revision) {
+        r->reported_count = 0;
+        full = true;
+    }
+    uint32_t changes = list_changes(r, count);
+    do {
+        uint32_t part = kva_min_u32(changes - at, KVA_MESSAGE_ENTRIES_MAX);
+        struct kva_message message = {
+            .type = KVA_MESSAGE_HEARTBEAT,
+            .heartbeat = {.revision = r->revision,
+                          .round = round,
+                          .index = r->report_index + 1,
+                          .base = full && at == 0 ? 0 : r->report_index,
+                          .load = load,
+                          .entry_count = (uint16_t)part,
+                          .entries = r->changes + at},
+        };
+        r->report_index++;
+        kva_rmanager_send(r, &message, r->leader, 0);
+        at += part;
+    } while (at < changes);
+    memcpy(r->reported, r->current, count * sizeof(*r->current));
+    r->reported_count = count;
+    r->report_revision = r->revision;
+}

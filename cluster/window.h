@@ -1,0 +1,45 @@
+/* window.h - which messages of which peers have come: lives, and repetitions within a life.
+ *
+ * A message that is older than KVA_WINDOW_MESSAGES before the newest counts as repeated: it is then
+ * lost, which every protocol here survives. Thread rule: one thread at a time. */
+#ifndef KVA_CLUSTER_WINDOW_H
+#define KVA_CLUSTER_WINDOW_H
+
+#include "base/err.h"
+
+#include <stdbool.h>
+
+#define KVA_WINDOW_MESSAGES 64u
+
+struct kva_peer {
+    uint32_t node;
+    uint64_t life;
+    uint64_t newest; /* sequence */
+    uint64_t seen;   /* bit n: newest - n */
+};
+
+struct kva_peers {
+    struct kva_peer *peers; /* [capacity] */
+    uint32_t count;
+    uint32_t capacity;
+};
+
+enum kva_arrival {
+    KVA_ARRIVAL_NEW,
+    KVA_ARRIVAL_NEW_LIFE, /* the same, and the first of a later life */
+    KVA_ARRIVAL_REPEATED,
+    KVA_ARRIVAL_PAST_LIFE,
+    KVA_ARRIVAL_NO_ROOM, /* one peer more than there is room for */
+};
+
+KVA_MUST_CHECK enum kva_status kva_peers_init(struct kva_peers *peers, uint32_t capacity);
+void kva_peers_finish(struct kva_peers *peers);
+
+/* A node that will not come back. */
+void kva_peers_forget(struct kva_peers *peers, uint32_t node);
+
+/* Note a message. */
+enum kva_arrival kva_peers_arrive(struct kva_peers *peers, uint32_t node, uint64_t life,
+                                  uint64_t sequence);
+
+#endif
