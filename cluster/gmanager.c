@@ -118,11 +118,12 @@ void kva_gmanager_member_gone(struct kva_gmanager *g, uint32_t node)
 
 void kva_gmanager_elected(struct kva_gmanager *g, uint64_t revision, uint64_t sent_ns)
 {
+    bool again = revision == g->revision; /* answers came out of order: it never lost it */
     g->elected = true;
     g->revision = revision;
     g->keepalive_ns = sent_ns;
-    g->round = 0;
-    g->loan_number = 0;
+    g->round = again ? g->round : 0;
+    g->loan_number = again ? g->loan_number : 0;
     g->round_due_ns = 0;
     g->plan_due_ns = 0;
     for (uint32_t i = 0; i < g->member_count; i++)

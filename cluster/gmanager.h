@@ -68,7 +68,8 @@ KVA_MUST_CHECK enum kva_status kva_gmanager_member(struct kva_gmanager *g, uint3
                                                    uint64_t life);
 void kva_gmanager_member_gone(struct kva_gmanager *g, uint32_t node);
 
-/* It was elected, with a lease whose keep-alive was sent at `sent_ns`. */
+/* It was elected, with a lease whose keep-alive was sent at `sent_ns`. Told once more of the same
+ * election, it goes on in it: rounds and numbers of loans are used once. */
 void kva_gmanager_elected(struct kva_gmanager *g, uint64_t revision, uint64_t sent_ns);
 /* A keep-alive that was sent at `sent_ns` was answered. */
 void kva_gmanager_kept_alive(struct kva_gmanager *g, uint64_t sent_ns);

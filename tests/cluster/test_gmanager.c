@@ -136,6 +136,27 @@ static void test_gmanager__a_round_asks_plans_and_orders(void **state KVA_UNUSED
     kva_gmanager_destroy(leader.g);
 }
 
+/* Deposed by an answer that was late, then told again of the same election. */
+static void test_gmanager__numbers_of_an_election_are_used_once(void **state KVA_UNUSED)
+{
+    struct leader leader;
+    uint64_t loan[2], round[2];
+    leader_init(&leader);
+    for (uint32_t i = 0; i < 2; i++) {
+        kva_gmanager_deposed(leader.g);
+        kva_gmanager_elected(leader.g, 7, leader.now_ns);
+        leader.sent_count = 0;
+        kva_gmanager_tick(leader.g, leader.now_ns);
+        report(&leader, 1, 0, 1 + 2 * i, debtor_load, &long_request, 1);
+        report(&leader, 2, 0, 1 + 2 * i, creditor_load, NULL, 0);
+        advance(&leader, ROUND_NS / 5);
+        loan[i] = find_sent(&leader, KVA_MESSAGE_MOVE)->move.loan;
+        round[i] = find_sent(&leader, KVA_MESSAGE_MOVE)->move.round;
+    }
+    assert_true(loan[1] > loan[0] && round[1] > round[0]);
+    kva_gmanager_destroy(leader.g);
+}
+
 static void test_gmanager__who_has_not_answered_takes_no_part(void **state KVA_UNUSED)
 {
     struct leader leader;
@@ -269,6 +290,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gmanager__a_round_asks_plans_and_orders),
+        cmocka_unit_test(test_gmanager__numbers_of_an_election_are_used_once),
         cmocka_unit_test(test_gmanager__who_has_not_answered_takes_no_part),
         cmocka_unit_test(test_gmanager__reports_follow_one_another),
         cmocka_unit_test(test_gmanager__a_map_has_an_end),
