@@ -129,7 +129,7 @@ static inline uint32_t kva_keep_filled(const struct kva_keep_seq *seq)
 /* Scratch memory of one sequence. */
 static inline size_t kva_keep_scratch_bytes(uint32_t kv_heads, uint32_t filled, uint32_t count)
 {
-    return (size_t)kv_heads * ((size_t)filled + count) * (2 * sizeof(uint64_t));
+    return (size_t)kv_heads * ((size_t)filled + count) * (3 * sizeof(uint64_t));
 }
 
 /* min(slots, filled + count) of them stay, the same number in every KV head: first those that are

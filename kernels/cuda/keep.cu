@@ -35,7 +35,7 @@ static __device__ entries entries_of(const keep_seq &from, uint32_t kv_head)
     const size_t at = static_cast<size_t>(kv_head) * seq.store.slots;
     const size_t come = static_cast<size_t>(kv_head) * seq.stride;
     const uint32_t count = seq.filled + seq.count;
-    keep_key *keys = from.scratch + static_cast<size_t>(kv_head) * 2 * count;
+    keep_key *keys = from.scratch + static_cast<size_t>(kv_head) * 3 * count;
     return {seq.store.positions + at,
             seq.store.mass + at,
             seq.store.error ? seq.store.error + at : nullptr,

@@ -19,7 +19,7 @@ struct entries {
     const float *new_mass, *new_error;
     uint32_t *to;
     uint64_t *keys;  /* [count] */
-    uint64_t *spare; /* [count] */
+    uint64_t *spare; /* [2 * count] */
     uint32_t count;
 };
 
@@ -111,12 +111,12 @@ static void add_ranks(const struct entries *all, value_of *value, float weight)
     uint32_t below = 0;
     for (uint32_t i = 0; i < all->count; i++)
         all->spare[i] = (uint64_t)ordered(value(all, i)) << 32 | i;
-    kva_order_sort(all->spare, all->count);
+    const uint64_t *sorted = kva_order_radix(all->spare, all->spare + all->count, all->count);
     for (uint32_t i = 0; i < all->count; i++) {
-        if (i > 0 && all->spare[i] >> 32 != all->spare[i - 1] >> 32)
+        if (i > 0 && sorted[i] >> 32 != sorted[i - 1] >> 32)
             below = i;
         const float norm = (float)below / (float)(all->count - 1);
-        add_score(all, (uint32_t)all->spare[i], weight * norm);
+        add_score(all, (uint32_t)sorted[i], weight * norm);
     }
 }
 
@@ -220,7 +220,7 @@ static void keep_item(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
         .to = seq->to + (size_t)index * seq->count,
         .count = seq->filled + seq->count,
     };
-    all.keys = scratch + (size_t)index * 2 * all.count;
+    all.keys = scratch + (size_t)index * 3 * all.count;
     all.spare = all.keys + all.count;
     if (seq->count > 0)
         keep_head(&all);
