@@ -13,6 +13,9 @@
 
 #define KVA_TOKEN_ROW_LANES 16u
 
+/* Adding and subtracting this rounds a float of 0 to 2^22 to the nearest whole number. */
+#define KVA_TOKEN_ROW_ROUND 0x1p23f
+
 /* zero + scale * code, as f16 has them. */
 struct kva_token_row {
     uint16_t scale;
@@ -128,7 +131,8 @@ static inline void kva_token_row_code(struct kva_token_row *row, const float *x,
         float level = (x[i] - zero) * inverse;
         level = level > 0.0f ? level : 0.0f;
         level = level < code_max ? level : code_max;
-        row->codes[i] = (uint8_t)rintf(level);
+        level += KVA_TOKEN_ROW_ROUND;
+        row->codes[i] = (uint8_t)(level - KVA_TOKEN_ROW_ROUND);
     }
 }
 
@@ -179,10 +183,18 @@ static inline struct kva_token_place kva_token_values(const struct kva_lowbit_la
     return (struct kva_token_place){layout->v_scale, layout->v_zero, layout->v_codes, true};
 }
 
-static inline size_t kva_token_bit(struct kva_token_place place, uint32_t token, uint32_t i,
-                                   uint32_t dim)
+/* Nibble `i` of a plane, and whether it is the high half of its byte. A key's nibble has four
+ * channels of its token; a value's has one channel of four tokens. */
+static inline uint8_t kva_token_nibble(const unsigned char *plane, size_t i)
 {
-    return place.values ? kva_lowbit_v_bit(token, i, dim) : kva_lowbit_k_bit(token, i);
+    return (uint8_t)(plane[i / 2] >> i % 2 * 4 & 15);
+}
+
+static inline void kva_token_nibble_put(unsigned char *plane, size_t i, uint32_t mask,
+                                        uint32_t nibble)
+{
+    const uint32_t shift = i % 2 * 4;
+    plane[i / 2] = (unsigned char)((plane[i / 2] & ~(mask << shift)) | nibble << shift);
 }
 
 /* Over whatever was in the slot. */
@@ -191,16 +203,18 @@ static inline void kva_token_row_put(const struct kva_token_row *row, unsigned c
                                      struct kva_token_place place, uint32_t token, uint32_t dim,
                                      uint32_t bits)
 {
+    const uint8_t *codes = row->codes;
     memcpy(head + place.scale + (size_t)token * 2, &row->scale, 2);
     memcpy(head + place.zero + (size_t)token * 2, &row->zero, 2);
     for (uint32_t b = 0; b < bits; b++) {
         unsigned char *plane = head + place.codes + (size_t)b * layout->plane_bytes;
-        for (uint32_t i = 0; i < dim; i++) {
-            const size_t bit = kva_token_bit(place, token, i, dim);
-            const unsigned char mask = (unsigned char)(1u << bit % 8);
-            const bool set = row->codes[i] >> b & 1u;
-            plane[bit / 8] = (unsigned char)((plane[bit / 8] & ~mask) | (set ? mask : 0));
-        }
+        for (uint32_t i = 0; place.values && i < dim; i++)
+            kva_token_nibble_put(plane, kva_lowbit_v_bit(token, i, dim) / 4, 1u << token % 4,
+                                 (codes[i] >> b & 1u) << token % 4);
+        for (uint32_t i = 0; !place.values && i < dim; i += 4)
+            kva_token_nibble_put(plane, kva_lowbit_k_bit(token, i) / 4, 15,
+                                 (codes[i] >> b & 1u) | (codes[i + 1] >> b & 1u) << 1 |
+                                     (codes[i + 2] >> b & 1u) << 2 | (codes[i + 3] >> b & 1u) << 3);
     }
 }
 
@@ -210,16 +224,26 @@ static inline void kva_token_row_get(float *x, const unsigned char *head,
                                      uint32_t bits)
 {
     uint16_t scale, zero;
+    uint8_t codes[KVA_CPU_HEAD_DIM_MAX] = {0};
     memcpy(&scale, head + place.scale + (size_t)token * 2, 2);
     memcpy(&zero, head + place.zero + (size_t)token * 2, 2);
+    const float step = kva_f32_of_f16(scale), first = kva_f32_of_f16(zero);
+    for (uint32_t b = 0; b < bits; b++) {
+        const unsigned char *plane = head + place.codes + (size_t)b * layout->plane_bytes;
+        for (uint32_t i = 0; place.values && i < dim; i++)
+            codes[i] |= (uint8_t)((kva_token_nibble(plane, kva_lowbit_v_bit(token, i, dim) / 4) >>
+                                       token % 4 &
+                                   1u)
+                                  << b);
+        for (uint32_t i = 0; !place.values && i < dim; i += 4) {
+            const uint32_t nibble = kva_token_nibble(plane, kva_lowbit_k_bit(token, i) / 4);
+            for (uint32_t j = 0; j < 4; j++)
+                codes[i + j] |= (uint8_t)((nibble >> j & 1u) << b);
+        }
+    }
     for (uint32_t i = 0; i < dim; i++) {
-        const size_t bit = kva_token_bit(place, token, i, dim);
-        uint32_t code = 0;
-        for (uint32_t b = 0; b < bits; b++)
-            code |= (head[place.codes + (size_t)b * layout->plane_bytes + bit / 8] >> bit % 8 & 1u)
-                    << b;
-        const float y = kva_f32_of_f16(scale) * (float)code;
-        x[i] = kva_f32_of_f16(zero) + y;
+        const float y = step * (float)codes[i];
+        x[i] = first + y;
     }
 }
 
