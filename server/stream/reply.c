@@ -76,6 +76,7 @@ bool kva_choice_reply_init(const struct kva_answer *answer, struct kva_choice_ou
         .bound = call->tools.bound,
         .thinks = traits->thinks,
         .thinking = call->thinking,
+        .single = !call->tools.parallel,
         .names = choice->names,
         .name_count = choice->name_count,
         .bytes_max = answer->choice_bytes_max,

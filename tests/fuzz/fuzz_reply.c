@@ -84,6 +84,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         .bound = data[0] & 8u ? KVA_REPLY_MARKED : KVA_REPLY_FREE,
         .thinks = data[0] & 16u,
         .thinking = data[0] & 32u,
+        .single = length % 2,
         .names = names,
         .name_count = 2,
         .bytes_max = length + 1,

@@ -43,6 +43,7 @@ struct kva_reply {
     bool in_array;
     bool in_fence;
     bool call_told;
+    bool sated; /* no more calls are looked for */
     bool failed;
 };
 
@@ -250,7 +251,8 @@ static bool at_start(struct kva_reply *reply)
     if (only_spaces(reply, &at) && at <= SPACES_MAX && !reply->finishing)
         return false;
     reply->state = STATE_CONTENT;
-    if (reply->params.style == KVA_REPLY_NONE || at == held->length || at > SPACES_MAX)
+    if (reply->params.style == KVA_REPLY_NONE || at == held->length || at > SPACES_MAX ||
+        reply->sated)
         return true;
     size_t from = at;
     enum kva_scan_result fence = held->data[at] == '`' ? read_fence(reply, &from) : KVA_SCAN_BAD;
@@ -278,7 +280,7 @@ static bool at_start(struct kva_reply *reply)
 static bool in_content(struct kva_reply *reply)
 {
     size_t spaces;
-    bool looks = reply->false_calls < FALSE_CALLS_MAX;
+    bool looks = reply->false_calls < FALSE_CALLS_MAX && !reply->sated;
     if (!tell_until(reply, false, looks ? reply->syntax->marker : NULL, &spaces))
         return false;
     reply->lead = spaces + strlen(reply->syntax->marker);
@@ -368,6 +370,7 @@ static void tell_call(struct kva_reply *reply)
         (void)name_is_known(reply, &name, &length);
         sink->call(sink->opaque, name, length);
         reply->call_told = true;
+        reply->sated = reply->params.single;
         reply->drop_spaces = true;
         reply->told = scan->arguments_from;
     }
@@ -433,14 +436,14 @@ static bool after_call(struct kva_reply *reply)
         reply->scan.doubled = false;
         return true;
     }
-    if (reply->in_array && (c == ',' || c == ']')) {
+    if (reply->in_array && (c == ']' || (c == ',' && !reply->sated))) {
         drop(reply, 1);
         reply->in_array = c == ',';
         if (c == ',')
             begin_call(reply, 0, false);
         return true;
     }
-    if (!closing && (c == ';' || c == ',')) {
+    if (!closing && !reply->sated && (c == ';' || c == ',')) {
         drop(reply, 1);
         reply->state = STATE_START;
         return true;

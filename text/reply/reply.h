@@ -80,6 +80,7 @@ struct kva_reply_params {
     enum kva_reply_bound bound;
     bool thinks;
     bool thinking;            /* the prompt ends within the reasoning */
+    bool single;              /* what follows a call is content, whatever it looks like */
     const char *const *names; /* of the functions that may be called; borrowed */
     uint32_t name_count;
     size_t bytes_max; /* of what is held back */

@@ -225,6 +225,17 @@ static void test_reply__reasoning(void **state KVA_UNUSED)
     check(params, "<think>x</think>", "|content:<think>x</think>|");
 }
 
+static void test_reply__may_have_a_single_call(void **state KVA_UNUSED)
+{
+    struct kva_reply_params params = params_of(KVA_REPLY_HERMES);
+    params.single = true;
+    check(params, "So. <tool_call>" WEATHER "</tool_call>\n<tool_call>" WEATHER "</tool_call>",
+          "|content:So." CALLED "|content:<tool_call>" WEATHER "</tool_call>|");
+    check(params, WEATHER "\n" WEATHER, CALLED "|content:" WEATHER "|");
+    check(params, "[" WEATHER ", " WEATHER "]", CALLED "|content:, " WEATHER "]|");
+    check(params, "```json\n[" WEATHER "]\n```", CALLED "|");
+}
+
 /* The arguments come while they are written; where nothing has made sure of them, at their end. */
 static void test_reply__bound_arguments_come_in_pieces(void **state KVA_UNUSED)
 {
@@ -339,6 +350,7 @@ int main(void)
         cmocka_unit_test(test_reply__mistral),
         cmocka_unit_test(test_reply__what_is_no_call_is_content),
         cmocka_unit_test(test_reply__reasoning),
+        cmocka_unit_test(test_reply__may_have_a_single_call),
         cmocka_unit_test(test_reply__bound_arguments_come_in_pieces),
         cmocka_unit_test(test_reply__long_texts_take_linear_time),
         cmocka_unit_test(test_reply__held_text_is_bounded),
