@@ -6,10 +6,11 @@
 # OUT: a folder for the results. MODEL: smollm2-135m-instruct, qwen2.5-coder-1.5b-instruct or demo;
 # without one all three. The first two are fetched if they are not there (docs/models.md). STAGE:
 # prose, code, wikitext-2 (divergence along a text), weights (formats of weights), kept and
-# kept-bits (policies that drop tokens, docs/results/kept.md), gap (between predictors), settings
-# (levels, layers, rows, sinks), facts, needles, lists, others (tasks), rows (scores by rows fetched),
-# grid (a needle by depth and length); of demo policies, topk, levels, needle, steps; without one all
-# of them. Run again, it goes on where it stopped. Tables:
+# kept-bits (policies that drop tokens, docs/results/kept.md), ahead (rows chosen a layer ahead,
+# docs/results/infinigen.md), gap (between predictors), settings (levels, layers, rows, sinks), facts,
+# needles, lists, others (tasks), rows (scores by rows fetched), grid (a needle by depth and length);
+# of demo policies, topk, levels, needle, steps; without one all of them. Run again, it goes on where
+# it stopped. Tables:
 # OUT/MODEL/tables.md, of demo also OUT/demo/*/report.md.
 #
 # Environment: KVAHEAD (build/kvahead), QUALITY (kvahead-quality), PYTHON (python3: one that has
@@ -40,6 +41,13 @@ streaming:window=192:positions=original,streaming:window=384:positions=original,
 streaming:window=960:positions=original
 few=q-hitter:16,q-hitter:8,q-hitter:4,q-hitter:3,q-hitter:2,q-hitter:3:lambda=0,\
 q-hitter:3:lambda=100,q-hitter:3:norm=minmax
+i=infinigen
+ahead=offload,$i:alpha=1:cap=100%,$i:alpha=2:cap=100%,$i:alpha=4:cap=100%,$i:alpha=6:cap=100%,\
+$i:alpha=8:cap=100%,$i:sinks=0:alpha=2:cap=100%,$i:sinks=0:alpha=4:cap=100%,\
+$i:sinks=0:alpha=6:cap=100%,$i:paper=true,$i:alpha=2,$i,$i:cap=10%,$i:cap=5%,$i:alpha=2:cap=5%,\
+$i:skip_layers=1,$i:skip_layers=4,$i:partial=10,$i:partial=20,$i:partial=50,$i:partial=100,\
+$i:skew=none:partial=10,$i:skew=none:partial=20,$i:skew=none,$i:skew=none:partial=50,\
+$i:partial_bits=8,kivi:2,specache:1,specache:2
 allowed='--kv-allow full --kv-allow kivi --kv-allow specache --kv-allow streaming --kv-allow h2o
 --kv-allow q-hitter'
 spec=specache:1:64:predictor=spec-token
@@ -122,6 +130,13 @@ real() {
         along kept-bits "${TEXTS:?}/wikitext-2.txt" --from 1984 --tokens 32 --windows 6 --look 0 \
             --policies \
             "$few,streaming:window=192:positions=original,kivi:1,kivi:2,specache:1,specache:2"
+        ;;
+    ahead) # Rows chosen a layer ahead, by thresholds, columns and layers.
+        skew=$out/$name/skew
+        [ -s "$skew" ] || "$kvahead" skew --model "$name" --threads "$threads" \
+            --text "${TEXTS:?}/prose.txt" --out "$skew" > "$skew.log" 2>&1
+        along ahead "${TEXTS:?}/prose.txt" --weights bf16 --skew "$skew" --from 2048 --tokens 16 \
+            --windows 8 --look 4 --policies "$ahead"
         ;;
     gap) # Between the oracle, a speculative token, the paper's settings and the previous query.
         along gap "${TEXTS:?}/prose.txt" $windows --look 4 --policies \
@@ -232,8 +247,8 @@ stages() {
         [ $# -gt 0 ] || set -- policies topk levels needle steps
         for stage; do demo "$stage"; done
     else
-        [ $# -gt 0 ] || set -- prose code wikitext-2 weights kept kept-bits gap settings facts \
-            needles lists others rows grid
+        [ $# -gt 0 ] || set -- prose code wikitext-2 weights kept kept-bits ahead gap settings \
+            facts needles lists others rows grid
         for stage; do real "$stage"; done
     fi
 }
