@@ -271,6 +271,35 @@ def test_stop_keeps_what_has_come(chat: web.Browser, scripted: Scripted) -> None
     assert scripted.bodies[-1]["kv"] == {"report": True}
 
 
+def test_thoughts_are_apart_from_the_answer(chat: web.Browser, scripted: Scripted) -> None:
+    def thinking(out: Out) -> None:
+        out.begin()
+        for piece in ("Hm, ", "<b>why</b>?"):
+            delta = {"reasoning_content": piece}
+            out.frame({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+        seen.wait(30)
+        out.text("Because.")
+        out.end()
+
+    seen = threading.Event()
+    scripted.answers = [thinking, lambda out: out.whole("More.")]
+    ask(chat, STORY)
+    wait_until("thoughts are shown", lambda: chat.text(f"{LAST} .thoughts p") == "Hm, <b>why</b>?")
+    assert chat.js(f"return document.querySelector('{LAST} .thoughts').open")
+    seen.set()
+    wait_done(chat, 1)
+    assert chat.text(f"{LAST} .body") == "Because."
+    assert not chat.js(f"return document.querySelector('{LAST} .thoughts').open")
+    chat.reload()
+    chat.wait(f"{LAST} .thoughts")
+    chat.click(f"{LAST} .thoughts summary")
+    assert chat.text(f"{LAST} .thoughts p") == "Hm, <b>why</b>?"
+    ask(chat, "And?")
+    wait_done(chat, 2)
+    # What it thought is not said again.
+    assert scripted.bodies[-1]["messages"][1] == {"role": "assistant", "content": "Because."}
+
+
 def test_a_reload_keeps_what_has_come(chat: web.Browser, scripted: Scripted) -> None:
     def endless(out: Out) -> None:
         out.begin()

@@ -224,11 +224,13 @@ const rateOf = (job) => (job.pieces > 1 ? (job.pieces - 1) * 1000 / (job.last - 
 function takeFrame(job, frame) {
   const choice = frame.choices?.[0];
   const text = choice?.delta?.content;
-  if (text) {
+  const thought = choice?.delta?.reasoning_content;
+  if (text || thought) {
     job.last = performance.now();
     job.first = job.first || job.last;
     job.pieces++;
-    job.message.content += text;
+    if (thought) job.message.thoughts = (job.message.thoughts ?? '') + thought;
+    job.message.content += text ?? '';
   }
   if (choice?.finish_reason) job.end = choice.finish_reason;
   if (frame.usage) job.usage = frame.usage;

@@ -74,7 +74,24 @@ class MessageView {
   /* While the answer comes. What is below it is not seen, so that nothing moves. */
   grow() {
     this.node.classList.add('streaming');
+    this.think();
     this.markdown.update(this.message.content);
+  }
+
+  /* What came before the answer, folded up once there is one. */
+  think() {
+    const { thoughts, content } = this.message;
+    if (!thoughts) return;
+    if (!this.thoughts) {
+      this.thoughts = h('details', { className: 'thoughts', open: content === '' },
+        h('summary', { className: 'stats', text: 'Thoughts' }), h('p', { dir: 'auto' }));
+      this.body.before(this.thoughts);
+    }
+    this.thoughts.lastChild.textContent = thoughts;
+    if (content !== '' && !this.answered) {
+      this.answered = true;
+      this.thoughts.open = false;
+    }
   }
 
 
@@ -83,6 +100,7 @@ class MessageView {
     const { message, actions } = this;
     const tools = h('div', { className: 'tools' });
     this.node.classList.remove('streaming');
+    this.think();
     if (message.content) {
       const copy = iconButton('copy', 'Copy', () => copyText(message.content, copy));
       tools.append(copy);
