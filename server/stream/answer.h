@@ -79,7 +79,7 @@ uint64_t kva_answer_output_tokens(const struct kva_answer *answer);
 uint32_t kva_answer_choice_tokens(const struct kva_answer *answer, uint32_t prompt_index,
                                   uint32_t choice);
 
-/* The finish reason of a choice that the client gets, "stop" or "length"; NULL: nothing yet. A stop
+/* The finish reason of a choice, "stop", "length" or "tool_calls"; NULL: nothing yet. A stop
  * string may be found when the scheduler has just ended the choice by its length: the client's view
  * counts. */
 const char *kva_answer_choice_finish(const struct kva_answer *answer, uint32_t prompt_index,
