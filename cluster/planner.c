@@ -50,8 +50,6 @@ static double worth(const struct planner *p, uint32_t debtor, struct kva_plan_ou
         return -INFINITY;
     double bytes = (double)copied_pages * (double)p->sides.sides[debtor].instance->cost->page_bytes;
     double copy_s = bytes / params->copy_bytes_per_s;
-    if (copy_s >= params->horizon_s)
-        return -INFINITY;
     double tokens = outcome.gain * (params->horizon_s - copy_s) -
                     params->copy_loss_share * outcome.before * copy_s;
     return tokens > 0 ? tokens : -INFINITY;
@@ -108,13 +106,18 @@ static double usage(const struct planner *p, uint32_t index)
     return side->instance->pages > 0 ? 1 - (double)side->free_pages / side->instance->pages : 1;
 }
 
-/* Whether it may hold pages for others: lines 3, 4. Who has requests waiting is no creditor, unless
- * the first of them fits nowhere, nor does that of the debtor: one has to give way. */
+/* Whether requests wait for its memory, and not for a place in its batch. */
+static bool short_of_memory(const struct kva_plan_instance *instance)
+{
+    return instance->waiting > 0 && instance->batch < instance->batch_max;
+}
+
+/* Whether it may hold pages for others: lines 3, 4. Who is short of memory is no creditor, except
+ * for a request that fits nowhere: somebody has to give way. */
 static bool may_lend(const struct planner *p, uint32_t index)
 {
-    const struct kva_plan_instance *instance = p->sides.sides[index].instance;
     return (p->role[index] == ROLE_NONE || p->role[index] == ROLE_CREDITOR) &&
-           (instance->waiting == 0 || (p->gathers && instance->head_pages > instance->pages)) &&
+           (p->gathers || !short_of_memory(p->sides.sides[index].instance)) &&
            usage(p, index) <= p->params->usage_threshold &&
            kva_plan_sides_spare(&p->sides, index) >= p->params->grain_pages;
 }

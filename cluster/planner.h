@@ -8,7 +8,8 @@
  *   longest request   when all of its pages have gone, the next longest follows
  *   roles             an instance that holds pages for others borrows none, and the reverse
  *   capacity          no more than is free, less a share that a creditor keeps to grow
- *   waiting           memory that is freed gains rows only if somebody waits for it
+ *   waiting           memory that is freed gains rows only if somebody waits for it; who is short
+ *                     of memory lends none, except for a request that fits nowhere
  *   first in line     a request that its instance can never hold is spread over several before
  *                     it starts, all that it lacks or nothing, whatever the tokens a second
  *   latency           no move lets a step take longer than a bound, or than it took before

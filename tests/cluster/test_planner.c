@@ -114,6 +114,35 @@ static void test_planner__who_has_borrowed_lends_nothing(void **state KVA_UNUSED
     assert_int_equal(t.plan.moves[0].creditor, second);
 }
 
+/* Reports of two instances need not be of one time: who seems to have both roles is left alone. */
+static void test_planner__who_seems_to_have_both_roles_is_left_alone(void **state KVA_UNUSED)
+{
+    struct table t;
+    table_init(&t);
+    uint32_t both = table_add(&t, 1, 1700, 50), other = table_add(&t, 10, 20, 0);
+    t.loans[0] = (struct kva_plan_loan){
+        .id = 1, .request = 1000, .debtor = both, .creditor = other, .pages = 40};
+    t.loans[1] = (struct kva_plan_loan){
+        .id = 2, .request = 2000, .debtor = other, .creditor = both, .pages = 40};
+    t.state.loan_count = 2;
+    table_plan(&t);
+    assert_int_equal(t.plan.move_count, 0);
+}
+
+static void test_planner__who_has_rows_enough_borrows_nothing(void **state KVA_UNUSED)
+{
+    struct table t;
+    table_init(&t);
+    table_add(&t, 4, 440, 50);
+    table_add(&t, 10, 20, 0);
+    t.params.batch_threshold = 4;
+    table_plan(&t);
+    assert_true(t.plan.move_count > 0);
+    t.params.batch_threshold = 3;
+    table_plan(&t);
+    assert_int_equal(t.plan.move_count, 0);
+}
+
 static void test_planner__who_is_closed_takes_no_part(void **state KVA_UNUSED)
 {
     struct table t;
@@ -151,6 +180,21 @@ static void test_planner__waiting_requests_are_what_memory_is_for(void **state K
     table_add(&t, 10, 20, 200);
     table_plan(&t);
     assert_int_equal(t.plan.move_count, 0);
+}
+
+/* Who has as many rows as it may have waits for none of the memory that it lends. */
+static void test_planner__a_full_batch_lends_what_it_cannot_use(void **state KVA_UNUSED)
+{
+    struct table t;
+    table_init(&t);
+    table_add(&t, 1, 1760, 60);
+    uint32_t creditor = table_add(&t, 30, 10, 40);
+    table_plan(&t);
+    assert_int_equal(t.plan.move_count, 0);
+    t.instances[creditor].batch_max = 30;
+    table_plan(&t);
+    assert_true(t.plan.move_count > 0);
+    assert_int_equal(t.plan.moves[0].creditor, creditor);
 }
 
 static void test_planner__no_step_gets_longer_than_the_bound(void **state KVA_UNUSED)
@@ -326,8 +370,11 @@ int main(void)
         cmocka_unit_test(test_planner__nothing_is_done_where_nothing_is_gained),
         cmocka_unit_test(test_planner__a_creditor_keeps_its_share),
         cmocka_unit_test(test_planner__who_has_borrowed_lends_nothing),
+        cmocka_unit_test(test_planner__who_seems_to_have_both_roles_is_left_alone),
+        cmocka_unit_test(test_planner__who_has_rows_enough_borrows_nothing),
         cmocka_unit_test(test_planner__who_is_closed_takes_no_part),
         cmocka_unit_test(test_planner__waiting_requests_are_what_memory_is_for),
+        cmocka_unit_test(test_planner__a_full_batch_lends_what_it_cannot_use),
         cmocka_unit_test(test_planner__no_step_gets_longer_than_the_bound),
         cmocka_unit_test(test_planner__a_move_has_to_win_more_than_it_costs),
         cmocka_unit_test(test_planner__plans_come_to_rest),
