@@ -120,6 +120,7 @@ static void test_planner__who_seems_to_have_both_roles_is_left_alone(void **stat
     struct table t;
     table_init(&t);
     uint32_t both = table_add(&t, 1, 1700, 50), other = table_add(&t, 10, 20, 0);
+    table_add(&t, 10, 20, 0); /* which could lend */
     t.loans[0] = (struct kva_plan_loan){
         .id = 1, .request = 1000, .debtor = both, .creditor = other, .pages = 40};
     t.loans[1] = (struct kva_plan_loan){
