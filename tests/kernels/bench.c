@@ -300,6 +300,7 @@ static void bench_kernels(const struct bench *bench, unsigned char *memory, bool
     }
     bench_lowbit(bench, memory, slow);
     bench_keep(bench, memory, slow);
+    bench_sketch(bench, memory, slow);
     bench_rows(bench, 1);
     bench_rows(bench, 256);
 }

@@ -37,4 +37,7 @@ void bench_lowbit(const struct bench *bench, unsigned char *memory, bool slow);
 /* Kept rows; the same memory. */
 void bench_keep(const struct bench *bench, unsigned char *memory, bool slow);
 
+/* Rows chosen by partial keys; the same memory, which it overwrites. */
+void bench_sketch(const struct bench *bench, unsigned char *memory, bool slow);
+
 #endif

@@ -321,7 +321,7 @@ static int usage(const char *name)
         stderr,
         "usage: %s --list\n"
         "       [--seed N] [--op NAME]... [--quick]\n"
-        "       [--level NAME] [--broken] [--bench] [--bench-only linear|attend|lowbit|keep|rows]\n"
+        "       [--level NAME] [--broken] [--bench] [--bench-only linear|attend|lowbit|keep|sketch|rows]\n"
         "       [--module PATH [--act f32|f16|bf16] [--mutations]]\n",
         name);
     return 2;

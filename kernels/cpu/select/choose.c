@@ -1,10 +1,13 @@
 /* choose.c - choose, alone and within the fused operator: the k tokens of a KV head with the
  * largest weight.
  *
- * Candidates are kept as numbers whose order is the order wanted: the weight's bits (weights are
- * not negative), then the complement of the position, since ties go to the lower one. The fused
- * operator filters pages by the k-th best weight so far; where what they leave has filled its
- * buffer, all but the best k are dropped. What is chosen does not depend on how often that happens.
+ * Alone, the k-th largest is found by counting digits, and tokens are written as they come.
+ *
+ * Within the fused operator candidates are kept as numbers whose order is the order wanted: the
+ * weight's bits (weights are not negative), then the complement of the position, since ties go to
+ * the lower one. It filters pages by the k-th best weight so far; where what they leave has filled
+ * its buffer, all but the best k are dropped. What is chosen does not depend on how often that
+ * happens.
  */
 #include "kernels/cpu/lowbit/plan.h"
 #include "kernels/cpu/select/order.h"
@@ -93,30 +96,70 @@ static float least_weight(const struct kva_device *device, const struct kva_choo
     return (most > 0.0f ? most : 0.0f) * args->share;
 }
 
-/* The order in which tokens are wanted. */
-static uint64_t wanted_key(const struct kva_choose_args *args, float weight, uint32_t position)
+/* One KV head's candidates. */
+struct candidates {
+    const float *weights;
+    uint32_t first, end;
+    float least;     /* what they must weigh */
+    uint32_t turned; /* so that the larger number is wanted first: bits that are turned over */
+};
+
+/* The two zeros are the same weight. */
+static uint32_t order_of(const struct candidates *c, uint32_t position)
 {
-    /* The smallest first; ties go to the lower position, too. */
-    const uint64_t turned = args->kind == KVA_CHOOSE_LEAST ? 0x7FFFFFFF00000000u : 0;
-    return key_of(weight, position) ^ turned;
+    return kva_bits_of_float(c->weights[position] + 0.0f) ^ c->turned;
 }
 
-/* chosen [k] = the positions whose keys are not below the least of the best: in their order, which
- * thousands of them need not be brought into. */
-static void write_in_order(const struct kva_choose_args *args, const struct kva_choose_seq *seq,
-                           const float *weights, float least_weight, uint64_t least_key,
-                           uint32_t *chosen)
+/* A digit of the order, from the highest on. */
+static const struct digit {
+    uint32_t shift, bits;
+} digits[] = {{21, 11}, {10, 11}, {0, 10}};
+
+/* The k-th of the candidates by their order, and how many of those equal to it are wanted; fewer
+ * than that: false, all are. Digit by digit, by counting: thousands are not sorted. */
+static bool find_last(const struct candidates *c, uint32_t k, uint32_t *ret_last,
+                      uint32_t *ret_equal)
 {
-    uint32_t count = 0;
-    for (uint32_t t = seq->first; t < seq->end && count < seq->k; t++) {
-        if (weights[t] >= least_weight && wanted_key(args, weights[t], t) >= least_key)
-            chosen[count++] = t;
+    uint32_t prefix = 0, left = k;
+    for (size_t d = 0; d < KVA_COUNT_OF(digits); d++) {
+        const uint32_t shift = digits[d].shift, above = shift + digits[d].bits;
+        uint32_t counts[1u << 11] = {0}, digit = (1u << digits[d].bits) - 1;
+        for (uint32_t t = c->first; t < c->end; t++) {
+            const uint32_t x = order_of(c, t);
+            if (c->weights[t] >= c->least && (d == 0 || x >> above == prefix))
+                counts[x >> shift & ((1u << digits[d].bits) - 1)]++;
+        }
+        for (; digit > 0 && counts[digit] < left; digit--)
+            left -= counts[digit];
+        if (counts[digit] < left)
+            return false;
+        prefix = prefix << digits[d].bits | digit;
     }
-    for (; count < seq->k; count++)
+    *ret_last = prefix;
+    *ret_equal = left;
+    return true;
+}
+
+/* chosen [k] = the wanted positions, ascending. */
+static void write_wanted(const struct candidates *c, uint32_t k, uint32_t *chosen)
+{
+    uint32_t count = 0, last = 0, equal = UINT32_MAX;
+    if (k > 0 && !find_last(c, k, &last, &equal)) {
+        last = 0;
+        equal = UINT32_MAX;
+    }
+    for (uint32_t t = c->first; t < c->end && count < k; t++) {
+        const uint32_t x = order_of(c, t);
+        if (!(c->weights[t] >= c->least) || x < last || (x == last && equal == 0))
+            continue;
+        equal -= x == last;
+        chosen[count++] = t;
+    }
+    for (; count < k; count++)
         chosen[count] = KVA_NO_TOKEN;
 }
 
-static void choose_item(void *opaque, uint32_t index, uint32_t worker)
+static void choose_item(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
 {
     const struct choose_job *job = opaque;
     const struct kva_choose_args *args = job->args;
@@ -124,16 +167,14 @@ static void choose_item(void *opaque, uint32_t index, uint32_t worker)
     if (kva_gate_closed(seq->gate))
         return;
     uint32_t kv_head = index % args->kv_heads;
-    const float *weights = seq->weights + (size_t)kv_head * seq->stride;
-    struct best best = best_of(kva_cpu_scratch(job->device, worker), seq->k);
-    float least =
-        args->kind == KVA_CHOOSE_NEAR ? least_weight(job->device, args, seq, weights) : 0.0f;
-    for (uint32_t t = seq->first; t < seq->end; t++) {
-        if (weights[t] >= least)
-            add_key(&best, wanted_key(args, weights[t], t));
-    }
-    drop_all_but(&best, best.k);
-    write_in_order(args, seq, weights, least, best.least, seq->chosen + (size_t)kv_head * seq->k);
+    struct candidates c = {.weights = seq->weights + (size_t)kv_head * seq->stride,
+                           .first = seq->first,
+                           .end = seq->end};
+    if (args->kind == KVA_CHOOSE_NEAR)
+        c.least = least_weight(job->device, args, seq, c.weights);
+    if (args->kind == KVA_CHOOSE_LEAST)
+        c.turned = 0x7FFFFFFFu;
+    write_wanted(&c, seq->k, seq->chosen + (size_t)kv_head * seq->k);
 }
 
 void kva_cpu_choose(struct kva_device *device, const struct kva_choose_args *args)
