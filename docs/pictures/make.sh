@@ -5,8 +5,8 @@
 #
 # OUT: a folder for the results. MODEL: smollm2-135m-instruct, qwen2.5-coder-1.5b-instruct or demo;
 # without one all three. The first two are fetched if they are not there (docs/models.md). STAGE:
-# prose, code, wikitext-2 (divergence along a text), weights (formats of weights), kept and
-# kept-bits (policies that drop tokens, docs/results/kept.md), ahead (rows chosen a layer ahead,
+# prose, code, wikitext-2 (divergence along a text), weights (formats of weights), kept, kept-bits
+# and kept-budget (policies that drop tokens, docs/results/kept.md), ahead (rows chosen a layer ahead,
 # docs/results/infinigen.md), gap (between predictors), settings (levels, layers, rows, sinks), facts,
 # needles, lists, others (tasks), rows (scores by rows fetched), grid (a needle by depth and length);
 # of demo policies, topk, levels, needle, steps; without one all of them. Run again, it goes on where
@@ -39,8 +39,18 @@ specache:1:64:paper=true,specache:2:64:paper=true
 dropping=h2o:heavy=5%:recent=5%,h2o,h2o:heavy=25%:recent=25%,h2o:mass=all,\
 streaming:window=192:positions=original,streaming:window=384:positions=original,\
 streaming:window=960:positions=original
-few=q-hitter:16,q-hitter:8,q-hitter:4,q-hitter:3,q-hitter:2,q-hitter:3:lambda=0,\
-q-hitter:3:lambda=100,q-hitter:3:norm=minmax
+plain=coding=plain
+few=q-hitter:16,q-hitter:8,q-hitter:4,q-hitter:3,q-hitter:2,\
+q-hitter:4:$plain,q-hitter:3:$plain,q-hitter:2:$plain,q-hitter:2:lambda=0,q-hitter:2:lambda=100,\
+q-hitter:2:norm=minmax,q-hitter:3:$plain:lambda=0,q-hitter:3:$plain:lambda=100,\
+q-hitter:3:$plain:norm=minmax
+# Policies that keep part, and that keep all, by their bytes on the device.
+budgets=h2o:heavy=2%:recent=3%,h2o:heavy=5%:recent=5%,h2o,h2o:heavy=15%:recent=15%,\
+h2o:heavy=25%:recent=25%,q-hitter:2,q-hitter:2:heavy=35%:recent=15%,q-hitter:4,\
+q-hitter:4:heavy=35%:recent=15%,streaming:window=64:positions=original,\
+streaming:window=192:positions=original,streaming:window=384:positions=original,\
+streaming:window=640:positions=original,streaming:window=960:positions=original,\
+kivi:1,kivi:2,kivi:4,specache:1:16,specache:1,specache:2,specache:2:256
 i=infinigen
 ahead=offload,$i:alpha=1:cap=100%,$i:alpha=2:cap=100%,$i:alpha=4:cap=100%,$i:alpha=6:cap=100%,\
 $i:alpha=8:cap=100%,$i:sinks=0:alpha=2:cap=100%,$i:sinks=0:alpha=4:cap=100%,\
@@ -126,6 +136,10 @@ real() {
         along kept "${TEXTS:?}/prose.txt" --from 1984 --tokens 48 --windows 4 --look 0 \
             --policies "$dropping,kivi:1,kivi:2,specache:1,specache:2"
         ;;
+    kept-budget) # Divergence against bytes on the device.
+        along kept-budget "${TEXTS:?}/prose.txt" --from 1984 --tokens 48 --windows 4 --look 0 \
+            --policies "$budgets"
+        ;;
     kept-bits) # Kept tokens in few bits.
         along kept-bits "${TEXTS:?}/wikitext-2.txt" --from 1984 --tokens 32 --windows 6 --look 0 \
             --policies \
@@ -175,6 +189,7 @@ kivi:2,specache:2:16,specache:2:32,specache:2:64
     esac
     svg=
     [ ! -s "$out/$name/kl-prose.json" ] || svg="--svg docs/pictures/divergence-$name.svg"
+    [ ! -s "$out/$name/kl-kept-budget.json" ] || svg="$svg --budget-svg docs/pictures/kept-$name.svg"
     # shellcheck disable=SC2086 # an option with its value, or nothing
     "${PYTHON:-python3}" docs/pictures/tables.py "$out/$name" $svg > "$out/$name/tables.md"
 }
@@ -247,8 +262,8 @@ stages() {
         [ $# -gt 0 ] || set -- policies topk levels needle steps
         for stage; do demo "$stage"; done
     else
-        [ $# -gt 0 ] || set -- prose code wikitext-2 weights kept kept-bits ahead gap settings \
-            facts needles lists others rows grid
+        [ $# -gt 0 ] || set -- prose code wikitext-2 weights kept kept-bits kept-budget ahead gap \
+            settings facts needles lists others rows grid
         for stage; do real "$stage"; done
     fi
 }

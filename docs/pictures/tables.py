@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """tables.py - what docs/pictures/make.sh has measured, as the tables of docs/results/quality.md.
 
-    python3 docs/pictures/tables.py FOLDER [--svg FILE]
+    python3 docs/pictures/tables.py FOLDER [--svg FILE] [--budget-svg FILE]
 
 FOLDER is a model's: its kl-*.json are of `kvahead eval`, its other folders of `kvahead-quality`.
-Tables go to standard output. --svg: a picture of divergence against KV bytes, of kl-prose.json.
+Tables go to standard output. --svg: a picture of divergence against KV bytes, of kl-prose.json. --budget-svg: the same of kl-kept-budget.json, a line a policy.
 
 Intervals are 95%: of a KL a bootstrap over steps, of an agreement Wilson's, of a score's difference
 to `full` a paired bootstrap over contexts (clients/quality/README.md).
@@ -197,10 +197,45 @@ def picture(folder, path):
         figure.savefig(path, metadata={"Date": None}, facecolor="white")
 
 
+def family(spec):
+    """The policy, with its bits where they set lines apart."""
+    name, *settings = spec.split(":")
+    return f"{name}:{settings[0]}" if name in ("q-hitter", "specache") else name
+
+
+def budget_picture(folder, path):
+    """KL against KV bytes, a line through the amounts of each policy."""
+    run = json.loads((folder / "kl-kept-budget.json").read_text())
+    lines = {}
+    for p in run["policies"]:
+        share = 100 * p["device_bytes"] / p["device_bytes_full"]
+        lines.setdefault(family(p["policy"]), []).append((share, p["kl_mean"], kl_interval(p)))
+    with plt.rc_context(STYLE):
+        figure, ax = plt.subplots(figsize=(7, 4.4), layout="constrained")
+        for number, (name, points) in enumerate(lines.items()):
+            points.sort()
+            shares, means = [x for x, _, _ in points], [y for _, y, _ in points]
+            ax.errorbar(
+                shares,
+                means,
+                yerr=np.transpose([(y - low, high - y) for _, y, (low, high) in points]),
+                marker=MARKERS[number % len(MARKERS)],
+                color=COLOURS[number % len(COLOURS)],
+                label=name,
+                capsize=2,
+                linewidth=1.2,
+            )
+        ax.set(yscale="log", xlabel="KV bytes on the device, percent of full", ylabel="KL, nats")
+        ax.set_title(f"{run['model']['name']}: {run['prompt_tokens'][0]} tokens of prose")
+        ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        figure.savefig(path, metadata={"Date": None}, facecolor="white")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--svg", type=pathlib.Path)
+    parser.add_argument("--budget-svg", type=pathlib.Path)
     args = parser.parse_args()
     for path in sorted(args.folder.glob("kl-*.json")):
         divergence(path)
@@ -208,6 +243,8 @@ def main():
         scores(path.parent)
     if args.svg:
         picture(args.folder, args.svg)
+    if args.budget_svg:
+        budget_picture(args.folder, args.budget_svg)
 
 
 if __name__ == "__main__":
