@@ -176,8 +176,9 @@ struct move_seq {
     const uint32_t *slots; /* store: where a token goes; roll: positions */
     uint32_t *index;       /* roll */
     uint32_t count;
-    uint32_t stride; /* of slots and index */
+    uint32_t stride; /* of slots, index and places */
     uint32_t position_first;
+    uint32_t *places; /* roll */
 };
 
 struct move_params {
@@ -367,9 +368,13 @@ template <typename KV> static __global__ void __launch_bounds__(THREADS) roll_ke
     const move_seq seq = p.seqs[blockIdx.x];
     const uint32_t kv_head = blockIdx.y, dim = p.to.dim, page = blockIdx.z;
     const uint32_t *index = seq.index + static_cast<size_t>(kv_head) * seq.stride;
+    uint32_t *places = seq.places + static_cast<size_t>(kv_head) * seq.stride;
     const uint32_t end = min(seq.count, (page + 1) * KVA_PAGE_TOKENS);
     for (uint32_t slot = page * KVA_PAGE_TOKENS; slot < end; slot++) {
         const void *from = seq.from[page];
+        const uint32_t position = seq.position_first + index[slot];
+        if (places[slot] == position + 1)
+            continue;
         __syncthreads(); /* the row before has been written */
         if (p.from.bits == 0) {
             load_row(x, row_16<KV>(from, p.from.offset, kv_head, slot, dim), 2 * dim);
@@ -380,7 +385,9 @@ template <typename KV> static __global__ void __launch_bounds__(THREADS) roll_ke
         }
         __syncthreads(); /* the row is there */
         turn(x, p.from, true);
-        rotate(x, p.turn, seq.position_first + index[slot], false);
+        rotate(x, p.turn, position, false);
+        if (threadIdx.x == 0)
+            places[slot] = position + 1;
         KV *to = row_16<KV>(seq.to[page], p.to.offset, kv_head, slot, dim);
         for (uint32_t c = threadIdx.x; c < 2 * dim; c += THREADS)
             to[c] = kva_saturate<KV>(x[c]);
@@ -415,8 +422,8 @@ void kva_cuda_roll_rows(struct kva_device *device, const struct kva_roll_rows_ar
     for (uint32_t i = 0; i < args->seq_count; i++) {
         const struct kva_roll_seq *seq = &args->seqs[i];
         void *const *to = const_cast<void *const *>(sent + pages_of(seq->filled));
-        seqs[i] = {sent,        to,         seq->positions,     seq->index,
-                   seq->filled, seq->slots, seq->position_first};
+        seqs[i] = {sent,        to,         seq->positions,      seq->index,
+                   seq->filled, seq->slots, seq->position_first, seq->places};
         sent += 2 * pages_of(seq->filled);
     }
     move_params p = {static_cast<const move_seq *>(kva_cuda_send(device, seqs, bytes)),

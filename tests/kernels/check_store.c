@@ -493,10 +493,30 @@ static void store_case(struct check *check, const struct store_shape *shape, uin
 
 struct roll_test {
     struct store_shape shape;
-    struct check_buf from[PAGES], to[PAGES], positions, index;
+    struct check_buf from[PAGES], to[PAGES], positions, index, places;
     float inv_freq[256];
     uint32_t filled, slots, position_first;
 };
+
+/* A row in three is in its place already; one is in another's. */
+static bool is_there(const struct roll_test *test, uint32_t head, uint32_t slot, uint32_t below)
+{
+    return (head + slot + below + test->position_first) % 3 == 0;
+}
+
+static void make_places(struct roll_test *test)
+{
+    const uint32_t *positions = test->positions.data;
+    uint32_t *places = test->places.data;
+    for (uint32_t i = 0; i < test->shape.kv_heads * test->slots; i++) {
+        const uint32_t head = i / test->slots, slot = i % test->slots;
+        uint32_t below = 0;
+        for (uint32_t j = 0; j < test->filled; j++)
+            below += positions[head * test->slots + j] < positions[i];
+        const uint32_t place = test->position_first + below + 1;
+        places[i] = is_there(test, head, slot, below) ? place : i % 2 ? 0 : place + 64;
+    }
+}
 
 static const char *check_rolled(const struct roll_test *test, uint32_t head, uint32_t slot)
 {
@@ -510,6 +530,17 @@ static const char *check_rolled(const struct roll_test *test, uint32_t head, uin
         below += positions[i] < positions[slot];
     if (index[slot] != below)
         return "another index";
+    if (((const uint32_t *)test->places.data)[head * test->slots + slot] !=
+        test->position_first + below + 1)
+        return "another place";
+    if (is_there(test, head, slot, below)) {
+        const uint16_t *row = row_at(&plain, test->to, head, slot, false);
+        for (uint32_t c = 0; c < 2 * shape->head_dim; c++) {
+            if (row[c] != 0x7777)
+                return "wrote a row that is there";
+        }
+        return NULL;
+    }
     for (int value = 0; value < 2; value++) {
         const uint16_t *got = row_at(&plain, test->to, head, slot, value);
         most = 0;
@@ -539,6 +570,7 @@ static const char *run_roll(struct roll_test *test, const struct check_variant *
     for (int i = 0; i < PAGES; i++)
         memset(test->to[i].data, 0x77, test->to[i].bytes);
     memset(test->index.data, 0x77, test->index.bytes);
+    make_places(test);
     variant->ops.roll_rows(device, args);
     for (uint32_t i = 0; i < shape->kv_heads * test->slots && !reason; i++) {
         const uint32_t head = i / test->slots, slot = i % test->slots;
@@ -553,7 +585,9 @@ static const char *run_roll(struct roll_test *test, const struct check_variant *
         if (!check_buf_intact(&test->to[i]) || *(unsigned char *)test->to[i].data != 0x77)
             return "wrote before a block";
     }
-    return check_buf_intact(&test->index) ? reason : "wrote before its output";
+    return check_buf_intact(&test->index) && check_buf_intact(&test->places)
+               ? reason
+               : "wrote before its output";
 }
 
 static void roll_case(struct check *check, const struct store_shape *shape, uint32_t filled)
@@ -574,6 +608,7 @@ static void roll_case(struct check *check, const struct store_shape *shape, uint
     fill_blocks(check, &plain, test.from);
     test.positions = check_buf_new((size_t)shape->kv_heads * test.slots * sizeof(uint32_t));
     test.index = check_buf_new(test.positions.bytes);
+    test.places = check_buf_new(test.positions.bytes);
     make_frequencies(test.inv_freq, shape->rotary_dim);
     uint32_t *positions = test.positions.data;
     for (uint32_t head = 0; head < shape->kv_heads; head++) {
@@ -610,6 +645,7 @@ static void roll_case(struct check *check, const struct store_shape *shape, uint
     }
     const struct kva_roll_seq seqs[] = {{.positions = positions,
                                          .index = test.index.data,
+                                         .places = test.places.data,
                                          .from = from,
                                          .to = to,
                                          .slots = test.slots,
@@ -636,6 +672,7 @@ static void roll_case(struct check *check, const struct store_shape *shape, uint
     }
     check_buf_free(&test.positions);
     check_buf_free(&test.index);
+    check_buf_free(&test.places);
 }
 
 /* --- all of them ------------------------------------------------------------------------------ */

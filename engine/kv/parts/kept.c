@@ -73,7 +73,7 @@ static void restore(struct kva_kv *kv, struct kva_kv_seq *seq)
         return;
     kva_kv_order_compute(kv);
     for (uint32_t layer = 0; layer < kv->shape.layers; layer++)
-        kva_kept_roll(kv, seq, layer, seq->offloaded);
+        kva_kept_roll(kv, seq, layer, seq->offloaded, true);
 }
 
 static void free_pages(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)

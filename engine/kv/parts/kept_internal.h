@@ -28,7 +28,8 @@ struct kva_kept_state {
 struct kva_kept_layout {
     size_t positions, mass, error, window; /* from the layer's beginning */
     size_t layer_bytes;
-    size_t index;   /* for rolling: [kv_heads][slots], of one layer at a time */
+    size_t places;  /* for rolling: [layers][kv_heads][slots] */
+    size_t index;   /* the same, of one layer at a time */
     size_t weights; /* what a row gave to slots in few bits: the same */
     size_t scratch; /* of keep: the same */
     size_t scratch_bytes;
@@ -101,7 +102,8 @@ void kva_kept_attended(const struct kva_kv_part *self, struct kva_kv *kv, struct
 void kva_kept_prompt_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer);
 void kva_kept_prepare(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first);
 
-/* The rolled pages are made of the store's. */
-void kva_kept_roll(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer, uint32_t offloaded);
+/* The rolled pages are made of the store's; `anew`: nothing is in them yet. */
+void kva_kept_roll(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer, uint32_t offloaded,
+                   bool anew);
 
 #endif

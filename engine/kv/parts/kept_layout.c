@@ -79,6 +79,7 @@ struct kva_kept_layout kva_kept_layout_of(const struct kva_kv *kv, const struct 
     l.error = piece(&l.layer_bytes, codes ? all : 0);
     l.window = piece(&l.layer_bytes, (size_t)heads * KVA_KEPT_WINDOW * sizeof(float));
     l.bytes = l.layer_bytes * kv->shape.layers;
+    l.places = piece(&l.bytes, rolls ? all * kv->shape.layers : 0);
     l.index = piece(&l.bytes, rolls ? all : 0);
     l.weights = piece(&l.bytes, codes && !rolls ? all : 0);
     l.scratch = piece(&l.bytes, l.scratch_bytes);

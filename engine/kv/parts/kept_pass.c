@@ -265,7 +265,8 @@ static void keep(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer
                                                   .rotary = rotary_of(kv, seq)});
 }
 
-void kva_kept_roll(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer, uint32_t offloaded)
+void kva_kept_roll(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer, uint32_t offloaded,
+                   bool anew)
 {
     const struct kva_kept_state *s = kva_kept_state_of(seq);
     const struct kva_keep_store store = store_of(kv, seq, layer);
@@ -273,8 +274,13 @@ void kva_kept_roll(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer, ui
     if (!s->rolled || filled == 0)
         return;
     struct kva_kept_layout l = kva_kept_layout_of(kv, &seq->spec);
+    const size_t bytes = (size_t)kv->shape.kv_heads * store.slots * sizeof(uint32_t);
+    unsigned char *places = s->marks + l.places + layer * bytes;
+    if (anew)
+        clear(kv, places, bytes);
     const struct kva_roll_seq roll = {.positions = store.positions,
                                       .index = (uint32_t *)(void *)(s->marks + l.index),
+                                      .places = (uint32_t *)(void *)places,
                                       .from = (const void *const *)s->pages,
                                       .to = s->rolled,
                                       .slots = store.slots,
@@ -323,7 +329,7 @@ void kva_kept_prompt_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t l
         s->from[i] = kva_kv_find_block(kv, seq, layer, i);
     if (end > 0) {
         keep(kv, seq, layer, &coming);
-        kva_kept_roll(kv, seq, layer, seq->offloaded);
+        kva_kept_roll(kv, seq, layer, seq->offloaded, true);
     }
     clear(kv, window, (size_t)kv->shape.kv_heads * KVA_KEPT_WINDOW * sizeof(float));
     move_mass(kv, window, KVA_KEPT_WINDOW, mass + end, stride, seq->prompt_tokens - end);
@@ -347,7 +353,7 @@ static void give_page(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer,
         .scratch_bytes = l.scratch_bytes,
     };
     keep(kv, seq, layer, &coming);
-    kva_kept_roll(kv, seq, layer, page + 1);
+    kva_kept_roll(kv, seq, layer, page + 1, page == 0);
     move_mass(kv, window, KVA_KEPT_WINDOW, window + KVA_PAGE_TOKENS, KVA_KEPT_WINDOW,
               KVA_PAGE_TOKENS);
     for (uint32_t head = 0; head < kv->shape.kv_heads; head++)

@@ -207,13 +207,18 @@ static void roll_item(void *opaque, uint32_t index, uint32_t worker)
     const struct kva_roll_seq *seq = &args->seqs[index / args->kv_heads];
     const uint32_t kv_head = index % args->kv_heads, dim = args->head_dim;
     const uint32_t *order = seq->index + (size_t)kv_head * seq->slots;
+    uint32_t *places = seq->places + (size_t)kv_head * seq->slots;
     struct scratch *scratch = kva_cpu_scratch(job->device, worker);
     put_in_order(seq, kv_head, scratch->keys);
     for (uint32_t slot = 0; slot < seq->filled; slot++) {
+        const uint32_t position = seq->position_first + order[slot];
+        if (places[slot] == position + 1)
+            continue;
+        places[slot] = position + 1;
         uint16_t *to =
             row_16(seq->to[slot / KVA_PAGE_TOKENS], args->to_offset_bytes, kv_head, slot, dim);
         load_row(job, seq, kv_head, slot, scratch);
-        rotate(scratch->k, &args->rotary, seq->position_first + order[slot], false, scratch);
+        rotate(scratch->k, &args->rotary, position, false, scratch);
         for (uint32_t i = 0; i < dim; i++) {
             to[i] = kva_16_of_f32(scratch->k[i], args->kv_dtype);
             to[dim + i] = kva_16_of_f32(scratch->v[i], args->kv_dtype);
