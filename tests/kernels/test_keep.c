@@ -5,6 +5,7 @@
 #include "kernels/ops.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -241,7 +242,9 @@ static void test_keep__refusals(void **state KVA_UNUSED)
                  "a lambda of 1.5");
     keep_refused((struct kva_keep_seq){.store = store},
                  (struct kva_keep_args){.score = KVA_KEEP_RANK}, "no errors");
-    keep_refused((struct kva_keep_seq){.store = store, .filled = 64}, none, "needs 1024 bytes");
+    char need[64];
+    snprintf(need, sizeof need, "needs %zu bytes", kva_keep_scratch_bytes(1, 64, 0));
+    keep_refused((struct kva_keep_seq){.store = store, .filled = 64}, none, need);
     store_refused((struct kva_store_rows_args){.head_dim = 6, .kv_dtype = KVA_F16},
                   "multiple of 4");
     const struct kva_store_seq nowhere = {.count = 3};
