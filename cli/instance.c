@@ -304,11 +304,11 @@ static enum kva_status open_found(struct kva_instance *instance, const struct kv
     if (!status)
         status = open_model(instance, config, err);
     if (!status)
-        status = load_skew(instance, config, err);
-    if (!status)
         status = open_texts(instance, config, err);
     if (status == KVA_ENOTFOUND && !texts && !instance->tokenizer && instance->model)
         status = KVA_OK;
+    if (!status)
+        status = load_skew(instance, config, err);
     if (!status)
         status = kva_model_check_cancelled(cancelled, err);
     if (!status)
