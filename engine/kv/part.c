@@ -122,6 +122,16 @@ void kva_kv_parts_finish_seq(struct kva_kv *kv, struct kva_kv_seq *seq)
     free_states(seq);
 }
 
+enum kva_status kva_kv_check_heads(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                                   struct kva_err *err)
+{
+    if (kv->shape.head_dim % 4 == 0)
+        return KVA_OK;
+    return kva_fail_param(err, KVA_EUNSUPPORTED, "policy",
+                          "policy '%s' needs heads of a multiple of 4, the model's are of %u",
+                          kva_kv_spec_policy_name(spec), kv->shape.head_dim);
+}
+
 const void *kva_kv_find_block(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer,
                               uint32_t page)
 {

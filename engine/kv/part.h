@@ -25,8 +25,14 @@ struct kva_kv_extent {
     bool prefilled;
 };
 
+struct kva_copies_kind;
+
 struct kva_kv_part {
     const struct kva_counter *const *counters; /* NULL-terminated, or NULL */
+
+    /* The form of its copies of offloaded pages (parts/copies.h), of one part of a policy at most;
+     * NULL: it has none. */
+    const struct kva_copies_kind *copies;
 
     size_t state_bytes; /* of a sequence: kva_kv_part_state */
     size_t cache_bytes; /* of the cache: kva_kv_part_cache */
@@ -154,6 +160,20 @@ static inline void *kva_kv_part_cache(const struct kva_kv *kv, const struct kva_
             return kv->part_caches[i];
     }
     return NULL;
+}
+
+/* For a part's check: low-bit pages and rows are of heads of a multiple of 4. Fails:
+ * KVA_EUNSUPPORTED. */
+KVA_MUST_CHECK enum kva_status
+kva_kv_check_heads(const struct kva_kv *kv, const struct kva_kv_spec *spec, struct kva_err *err);
+
+/* For what lies behind one another in a part's memory, each at a multiple of 64 bytes: where so many
+ * bytes are; *at goes on behind them. */
+static inline size_t kva_kv_lay_piece(size_t *at, size_t bytes)
+{
+    size_t offset = *at;
+    *at += kva_align_up(bytes, 64);
+    return offset;
 }
 
 /* The layer's 16-bit block of a page, from the part that has it on the device, else on the host. */

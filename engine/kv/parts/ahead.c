@@ -40,38 +40,21 @@ struct layout {
     size_t bytes;
 };
 
-static size_t piece(size_t *at, size_t bytes)
-{
-    size_t offset = *at;
-    *at += kva_align_up(bytes, 64);
-    return offset;
-}
-
 static struct layout layout_of(const struct kva_kv *kv, const struct kva_kv_spec *spec)
 {
     const size_t slots = (size_t)slots_of(spec) * kv->shape.kv_heads;
     struct layout l = {0};
-    (void)piece(&l.bytes, slots * 2 * kv->shape.head_dim * sizeof(uint16_t));
-    l.tokens = piece(&l.bytes, slots * sizeof(uint32_t));
-    l.used = piece(&l.bytes, slots * sizeof(uint32_t));
-    l.order = piece(&l.bytes, slots * sizeof(uint32_t));
-    l.missing = piece(&l.bytes, slots * sizeof(uint32_t));
-    l.chosen = piece(&l.bytes, slots * sizeof(uint32_t));
-    l.count = piece(&l.bytes, kv->shape.kv_heads * sizeof(uint32_t));
+    (void)kva_kv_lay_piece(&l.bytes, slots * 2 * kv->shape.head_dim * sizeof(uint16_t));
+    l.tokens = kva_kv_lay_piece(&l.bytes, slots * sizeof(uint32_t));
+    l.used = kva_kv_lay_piece(&l.bytes, slots * sizeof(uint32_t));
+    l.order = kva_kv_lay_piece(&l.bytes, slots * sizeof(uint32_t));
+    l.missing = kva_kv_lay_piece(&l.bytes, slots * sizeof(uint32_t));
+    l.chosen = kva_kv_lay_piece(&l.bytes, slots * sizeof(uint32_t));
+    l.count = kva_kv_lay_piece(&l.bytes, kv->shape.kv_heads * sizeof(uint32_t));
     return l;
 }
 
 /* --- memory ---------------------------------------------------------------------------------- */
-
-static enum kva_status check(const struct kva_kv *kv, const struct kva_kv_spec *spec,
-                             struct kva_err *err)
-{
-    if (kv->shape.head_dim % 4 == 0)
-        return KVA_OK;
-    return kva_fail_param(err, KVA_EUNSUPPORTED, "policy",
-                          "policy '%s' needs heads of a multiple of 4, the model's are of %u",
-                          kva_kv_spec_policy_name(spec), kv->shape.head_dim);
-}
 
 static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
 {
@@ -271,7 +254,7 @@ const struct kva_kv_part kva_kv_part_ahead = {
     .cache_bytes = sizeof(struct kva_ahead_cache),
     .cache_init = cache_init,
     .cache_finish = cache_finish,
-    .check = check,
+    .check = kva_kv_check_heads,
     .init = init,
     .finish = finish,
     .reset = reset,

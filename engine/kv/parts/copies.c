@@ -3,23 +3,40 @@
 
 #include <stdlib.h>
 
-size_t kva_copies_offset(const struct kva_copies_kind *kind, const struct kva_kv *kv,
-                         const struct kva_kv_spec *spec, uint32_t layer)
+/* The part of a policy that has copies. */
+static const struct kva_kv_part *part_of(const struct kva_kv_policy *policy)
 {
+    const struct kva_kv_part *const *part = policy->parts;
+    while (!(*part)->copies)
+        part++;
+    return *part;
+}
+
+static const struct kva_copies_kind *kind_of(const struct kva_kv_spec *spec)
+{
+    return part_of(kva_kv_policy_of(spec))->copies;
+}
+
+struct kva_copies *kva_copies_of(const struct kva_kv_seq *seq)
+{
+    return kva_kv_part_state(seq, part_of(seq->policy));
+}
+
+size_t kva_copies_offset(const struct kva_kv *kv, const struct kva_kv_spec *spec, uint32_t layer)
+{
+    const struct kva_copies_kind *kind = kind_of(spec);
     uint32_t skipped = kva_min_u32(kind->skip_layers(kv, spec), layer);
     return skipped * kv->shape.block_bytes + (layer - skipped) * kind->block_bytes(kv, spec);
 }
 
-static size_t page_bytes(const struct kva_copies_kind *kind, const struct kva_kv *kv,
-                         const struct kva_kv_spec *spec)
+static size_t page_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec)
 {
-    return kva_copies_offset(kind, kv, spec, kv->shape.layers);
+    return kva_copies_offset(kv, spec, kv->shape.layers);
 }
 
-static bool is_shared(const struct kva_copies_kind *kind, const struct kva_page *page,
-                      const struct kva_kv_spec *spec)
+static bool is_shared(const struct kva_page *page, const struct kva_kv_spec *spec)
 {
-    return page->low && page->low_key == kind->key(spec);
+    return page->low && page->low_key == kind_of(spec)->key(spec);
 }
 
 /* --- memory ---------------------------------------------------------------------------------- */
@@ -31,13 +48,13 @@ static bool is_of_page(const struct kva_copies *copies, const struct kva_kv_seq 
     return seq->pages[index]->low == copies->at[index];
 }
 
-static bool take_next(const struct kva_copies_kind *kind, struct kva_kv *kv, struct kva_kv_seq *seq)
+static bool take_next(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    struct kva_copies *copies = kind->of(seq);
+    struct kva_copies *copies = kva_copies_of(seq);
     uint32_t index = copies->count;
     struct kva_page *page = seq->pages[index];
-    size_t bytes = page_bytes(kind, kv, &seq->spec);
-    if (is_shared(kind, page, &seq->spec)) {
+    size_t bytes = page_bytes(kv, &seq->spec);
+    if (is_shared(page, &seq->spec)) {
         page->low_users++;
         copies->at[index] = page->low;
     } else {
@@ -51,12 +68,11 @@ static bool take_next(const struct kva_copies_kind *kind, struct kva_kv *kv, str
 }
 
 /* Give back those from `count` on. */
-static void free_copies(const struct kva_copies_kind *kind, struct kva_kv *kv,
-                        struct kva_kv_seq *seq, uint32_t count)
+static void free_copies(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count)
 {
-    struct kva_copies *copies = kind->of(seq);
+    struct kva_copies *copies = kva_copies_of(seq);
     while (copies->count > count) {
-        size_t bytes = page_bytes(kind, kv, &seq->spec);
+        size_t bytes = page_bytes(kv, &seq->spec);
         uint32_t index = --copies->count;
         struct kva_page *page = seq->pages[index];
         void *copy = copies->at[index];
@@ -74,14 +90,14 @@ static void free_copies(const struct kva_copies_kind *kind, struct kva_kv *kv,
 }
 
 /* The copies of pages [0, prepared) are complete and the pages closed: others may use them. */
-void kva_copies_prepared(const struct kva_copies_kind *kind, struct kva_kv_seq *seq)
+void kva_copies_prepared(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 {
     for (uint32_t i = 0; i < seq->prepared; i++) {
         struct kva_page *page = seq->pages[i];
         if (page->low)
             continue;
-        page->low = kind->of(seq)->at[i];
-        page->low_key = kind->key(&seq->spec);
+        page->low = kva_copies_of(seq)->at[i];
+        page->low_key = kind_of(&seq->spec)->key(&seq->spec);
         page->low_users = 1;
     }
 }
@@ -96,10 +112,11 @@ static void copy_listed(struct kva_kv *kv, const struct kva_copies_list *list, s
                         list->from[i], kv->shape.block_bytes);
 }
 
-static void code_listed(const struct kva_copies_kind *kind, struct kva_kv *kv,
-                        const struct kva_kv_seq *seq, struct kva_copies_list *list, uint32_t layer)
+static void code_listed(struct kva_kv *kv, const struct kva_kv_seq *seq,
+                        struct kva_copies_list *list, uint32_t layer)
 {
-    size_t to_offset = kva_copies_offset(kind, kv, &seq->spec, layer);
+    size_t to_offset = kva_copies_offset(kv, &seq->spec, layer);
+    const struct kva_copies_kind *kind = kind_of(&seq->spec);
     if (layer < kind->skip_layers(kv, &seq->spec))
         copy_listed(kv, list, to_offset);
     else if (list->count > 0)
@@ -108,12 +125,11 @@ static void code_listed(const struct kva_copies_kind *kind, struct kva_kv *kv,
 }
 
 /* One layer of pages [first, end), those that others have coded excepted. */
-static void code(const struct kva_copies_kind *kind, struct kva_kv *kv,
-                 const struct kva_kv_seq *seq, uint32_t layer, uint32_t first, uint32_t end,
-                 bool from_host)
+static void code(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer, uint32_t first,
+                 uint32_t end, bool from_host)
 {
-    struct kva_copies_list *list = kind->list(kv);
-    const struct kva_copies *copies = kind->of(seq);
+    struct kva_copies_list *list = kva_kv_part_cache(kv, part_of(seq->policy));
+    const struct kva_copies *copies = kva_copies_of(seq);
     list->count = 0;
     for (uint32_t i = first; i < end; i++) {
         if (is_of_page(copies, seq, i))
@@ -124,117 +140,114 @@ static void code(const struct kva_copies_kind *kind, struct kva_kv *kv,
         list->to[at] = copies->at[i];
         list->page[at] = i;
         if (list->count == KVA_COPIES_LIST_MAX)
-            code_listed(kind, kv, seq, list, layer);
+            code_listed(kv, seq, list, layer);
     }
-    code_listed(kind, kv, seq, list, layer);
+    code_listed(kv, seq, list, layer);
 }
 
 /* Layers [0, layer_end) of the pages that are prepared, from the host. */
-static void code_host(const struct kva_copies_kind *kind, struct kva_kv *kv,
-                      const struct kva_kv_seq *seq, uint32_t layer_end)
+static void code_host(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer_end)
 {
     if (layer_end == 0)
         return;
     kva_kv_order_compute(kv);
     for (uint32_t layer = 0; layer < layer_end; layer++)
-        code(kind, kv, seq, layer, 0, seq->prepared, true);
+        code(kv, seq, layer, 0, seq->prepared, true);
 }
 
 /* --- as part.h has them ----------------------------------------------------------------------- */
 
-enum kva_status kva_copies_init(const struct kva_copies_kind *kind, struct kva_kv *kv,
-                                struct kva_kv_seq *seq, struct kva_err *err)
+enum kva_status kva_copies_init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
 {
-    struct kva_copies *copies = kind->of(seq);
+    struct kva_copies *copies = kva_copies_of(seq);
     copies->at = calloc(seq->pages_max, sizeof(void *));
-    if (!copies->at || !kva_tier_prepare(kv->tier, page_bytes(kind, kv, &seq->spec)))
+    if (!copies->at || !kva_tier_prepare(kv->tier, page_bytes(kv, &seq->spec)))
         return kva_fail(err, KVA_ENOMEM, "out of memory for the page table of %u tokens",
                         seq->tokens_max);
     return KVA_OK;
 }
 
-void kva_copies_finish(const struct kva_copies_kind *kind, struct kva_kv_seq *seq)
+void kva_copies_finish(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 {
-    free(kind->of(seq)->at);
+    free(kva_copies_of(seq)->at);
 }
 
-void kva_copies_reset(const struct kva_copies_kind *kind, struct kva_kv_seq *seq)
+void kva_copies_reset(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 {
-    kind->of(seq)->coded_layers = kind->of(seq)->lost_layers = 0;
+    kva_copies_of(seq)->coded_layers = kva_copies_of(seq)->lost_layers = 0;
 }
 
-uint64_t kva_copies_footprint(const struct kva_copies_kind *kind, const struct kva_kv *kv,
-                              const struct kva_kv_spec *spec, const struct kva_kv_extent *extent)
+uint64_t kva_copies_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                              const struct kva_kv_extent *extent)
 {
-    return kva_tier_footprint(kv->tier, page_bytes(kind, kv, spec), extent->offloaded);
+    return kva_tier_footprint(kv->tier, page_bytes(kv, spec), extent->offloaded);
 }
 
-uint64_t kva_copies_shared_bytes(const struct kva_copies_kind *kind, const struct kva_kv *kv,
-                                 const struct kva_kv_spec *spec, const struct kva_page *page)
+uint64_t kva_copies_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                                 const struct kva_page *page)
 {
-    return !page || is_shared(kind, page, spec) ? page_bytes(kind, kv, spec) : 0;
+    return !page || is_shared(page, spec) ? page_bytes(kv, spec) : 0;
 }
 
 /* Using what others have made. */
-bool kva_copies_alloc(const struct kva_copies_kind *kind, struct kva_kv *kv, struct kva_kv_seq *seq,
-                      uint32_t offloaded)
+bool kva_copies_alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
+                      uint32_t end KVA_UNUSED)
 {
-    uint32_t before = kind->of(seq)->count;
-    while (kind->of(seq)->count < offloaded) {
-        if (take_next(kind, kv, seq))
+    uint32_t before = kva_copies_of(seq)->count;
+    while (kva_copies_of(seq)->count < offloaded) {
+        if (take_next(kv, seq))
             continue;
-        free_copies(kind, kv, seq, before);
+        free_copies(kv, seq, before);
         return false;
     }
     return true;
 }
 
-void kva_copies_cut(const struct kva_copies_kind *kind, struct kva_kv *kv, struct kva_kv_seq *seq,
-                    uint32_t count)
+uint32_t kva_copies_held(const struct kva_kv_seq *seq)
+{
+    return kva_copies_of(seq)->count;
+}
+
+void kva_copies_cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool save KVA_UNUSED)
 {
     if (count == 0)
-        kind->of(seq)->lost_layers = kind->of(seq)->coded_layers;
-    free_copies(kind, kv, seq, count);
+        kva_copies_of(seq)->lost_layers = kva_copies_of(seq)->coded_layers;
+    free_copies(kv, seq, count);
 }
 
 /* Once the prompt is in. */
-void kva_copies_restore(const struct kva_copies_kind *kind, struct kva_kv *kv,
-                        struct kva_kv_seq *seq)
+void kva_copies_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     if (!seq->prefilled || seq->prepared == 0)
         return;
-    code_host(kind, kv, seq, kv->shape.layers);
-    kva_copies_prepared(kind, seq);
+    code_host(kv, seq, kv->shape.layers);
+    kva_copies_prepared(kv, seq);
 }
 
-void kva_copies_prompt_layer(const struct kva_copies_kind *kind, struct kva_kv *kv,
-                             struct kva_kv_seq *seq, uint32_t layer)
+void kva_copies_prompt_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer)
 {
-    code(kind, kv, seq, layer, 0, seq->offloaded, false);
-    kind->of(seq)->coded_layers = layer + 1;
+    code(kv, seq, layer, 0, seq->offloaded, false);
+    kva_copies_of(seq)->coded_layers = layer + 1;
 }
 
-void kva_copies_prompt_end(const struct kva_copies_kind *kind, struct kva_kv *kv,
-                           struct kva_kv_seq *seq)
+void kva_copies_prompt_end(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    code_host(kind, kv, seq, kind->of(seq)->lost_layers);
-    kva_copies_prepared(kind, seq);
+    code_host(kv, seq, kva_copies_of(seq)->lost_layers);
+    kva_copies_prepared(kv, seq);
 }
 
-void kva_copies_prepare(const struct kva_copies_kind *kind, struct kva_kv *kv,
-                        struct kva_kv_seq *seq, uint32_t first)
+void kva_copies_prepare(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
 {
     for (uint32_t layer = 0; layer < kv->shape.layers; layer++)
-        code(kind, kv, seq, layer, seq->prepared, first, false);
+        code(kv, seq, layer, seq->prepared, first, false);
 }
 
-void kva_copies_add_blocks(const struct kva_copies_kind *kind, const struct kva_kv *kv,
-                           struct kva_kv_rows *rows, uint32_t layer, uint32_t page_end)
+void kva_copies_add_blocks(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
 {
-    for (uint32_t i = 0; i < page_end; i++)
-        rows->blocks[i] =
-            (unsigned char *)kind->of(rows->seq)->at[i] + layer * kv->shape.block_bytes;
-    if (page_end > 0)
-        kva_kv_add_range(rows,
-                         (struct kva_kv_range){.kind = KVA_RANGE_BLOCKS, .page_end = page_end});
+    const struct kva_copies *copies = kva_copies_of(rows->seq);
+    const uint32_t end = rows->seq->offloaded;
+    for (uint32_t i = 0; i < end; i++)
+        rows->blocks[i] = (unsigned char *)copies->at[i] + layer * kv->shape.block_bytes;
+    if (end > 0)
+        kva_kv_add_range(rows, (struct kva_kv_range){.kind = KVA_RANGE_BLOCKS, .page_end = end});
 }

@@ -17,7 +17,7 @@
 /* Pages that one call codes at most. */
 #define KVA_COPIES_LIST_MAX 256u
 
-/* Of a sequence; zeroed. */
+/* The part's state of a sequence. */
 struct kva_copies {
     void **at;             /* [pages_max]: of page i in all layers */
     uint32_t count;        /* the first so many are there */
@@ -25,7 +25,7 @@ struct kva_copies {
     uint32_t lost_layers;  /* ... of which the first so many were lost */
 };
 
-/* Descriptors of one call. */
+/* Descriptors of one call: what the part has of the cache begins with them. */
 struct kva_copies_list {
     const void *from[KVA_COPIES_LIST_MAX];
     void *to[KVA_COPIES_LIST_MAX];
@@ -33,10 +33,8 @@ struct kva_copies_list {
     uint32_t count;
 };
 
-/* What a part says of its copies. */
+/* What a part says of its copies (struct kva_kv_part, `copies`). */
 struct kva_copies_kind {
-    struct kva_copies *(*of)(const struct kva_kv_seq *seq);
-    struct kva_copies_list *(*list)(const struct kva_kv *kv);
     /* One layer of a page in the part's form. */
     size_t (*block_bytes)(const struct kva_kv *kv, const struct kva_kv_spec *spec);
     /* Layers that are in 16 bits as they are. */
@@ -48,38 +46,32 @@ struct kva_copies_kind {
                  const struct kva_copies_list *list, uint32_t layer, size_t to_offset);
 };
 
+/* The copies of a sequence whose policy has such a part. */
+struct kva_copies *kva_copies_of(const struct kva_kv_seq *seq);
+
 /* Where a layer lies in a copy; with the number of layers: one page in all layers, the item that
  * is taken from the tier. */
-size_t kva_copies_offset(const struct kva_copies_kind *kind, const struct kva_kv *kv,
-                         const struct kva_kv_spec *spec, uint32_t layer);
+size_t kva_copies_offset(const struct kva_kv *kv, const struct kva_kv_spec *spec, uint32_t layer);
 
-/* A range of the skipped layer's blocks of pages [0, page_end). */
-void kva_copies_add_blocks(const struct kva_copies_kind *kind, const struct kva_kv *kv,
-                           struct kva_kv_rows *rows, uint32_t layer, uint32_t page_end);
+/* A range of the skipped layer's blocks of all offloaded pages. */
+void kva_copies_add_blocks(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer);
 
-/* --- as part.h has them ----------------------------------------------------------------------- */
+/* --- functions of the part, as part.h has them ------------------------------------------------ */
 
-KVA_MUST_CHECK enum kva_status kva_copies_init(const struct kva_copies_kind *kind,
-                                               struct kva_kv *kv, struct kva_kv_seq *seq,
-                                               struct kva_err *err);
-void kva_copies_finish(const struct kva_copies_kind *kind, struct kva_kv_seq *seq);
-void kva_copies_reset(const struct kva_copies_kind *kind, struct kva_kv_seq *seq);
-uint64_t kva_copies_footprint(const struct kva_copies_kind *kind, const struct kva_kv *kv,
-                              const struct kva_kv_spec *spec, const struct kva_kv_extent *extent);
-uint64_t kva_copies_shared_bytes(const struct kva_copies_kind *kind, const struct kva_kv *kv,
-                                 const struct kva_kv_spec *spec, const struct kva_page *page);
-bool kva_copies_alloc(const struct kva_copies_kind *kind, struct kva_kv *kv, struct kva_kv_seq *seq,
-                      uint32_t offloaded);
-void kva_copies_cut(const struct kva_copies_kind *kind, struct kva_kv *kv, struct kva_kv_seq *seq,
-                    uint32_t count);
-void kva_copies_restore(const struct kva_copies_kind *kind, struct kva_kv *kv,
-                        struct kva_kv_seq *seq);
-void kva_copies_prompt_layer(const struct kva_copies_kind *kind, struct kva_kv *kv,
-                             struct kva_kv_seq *seq, uint32_t layer);
-void kva_copies_prompt_end(const struct kva_copies_kind *kind, struct kva_kv *kv,
-                           struct kva_kv_seq *seq);
-void kva_copies_prepare(const struct kva_copies_kind *kind, struct kva_kv *kv,
-                        struct kva_kv_seq *seq, uint32_t first);
-void kva_copies_prepared(const struct kva_copies_kind *kind, struct kva_kv_seq *seq);
+enum kva_status kva_copies_init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err);
+void kva_copies_finish(struct kva_kv *kv, struct kva_kv_seq *seq);
+void kva_copies_reset(struct kva_kv *kv, struct kva_kv_seq *seq);
+uint64_t kva_copies_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                              const struct kva_kv_extent *extent);
+uint64_t kva_copies_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                                 const struct kva_page *page);
+bool kva_copies_alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded, uint32_t end);
+uint32_t kva_copies_held(const struct kva_kv_seq *seq);
+void kva_copies_cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t held, bool save);
+void kva_copies_restore(struct kva_kv *kv, struct kva_kv_seq *seq);
+void kva_copies_prompt_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer);
+void kva_copies_prompt_end(struct kva_kv *kv, struct kva_kv_seq *seq);
+void kva_copies_prepare(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first);
+void kva_copies_prepared(struct kva_kv *kv, struct kva_kv_seq *seq);
 
 #endif

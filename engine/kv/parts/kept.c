@@ -171,11 +171,7 @@ static enum kva_status check(const struct kva_kv *kv, const struct kva_kv_spec *
                               "policy '%s' needs layers that attend to all tokens, the model's "
                               "have sliding windows",
                               kva_kv_spec_policy_name(spec));
-    if (kva_kept_codes(spec) && kv->shape.head_dim % 4 != 0)
-        return kva_fail_param(err, KVA_EUNSUPPORTED, "policy",
-                              "policy '%s' needs heads of a multiple of 4, the model's are of %u",
-                              kva_kv_spec_policy_name(spec), kv->shape.head_dim);
-    return KVA_OK;
+    return kva_kept_codes(spec) ? kva_kv_check_heads(kv, spec, err) : KVA_OK;
 }
 
 static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)

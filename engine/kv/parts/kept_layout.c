@@ -53,13 +53,6 @@ size_t kva_kept_page_bytes(const struct kva_kv *kv, const struct kva_kv_spec *sp
     return kva_kept_block_bytes(kv, spec) * kv->shape.layers;
 }
 
-static size_t piece(size_t *at, size_t bytes)
-{
-    size_t offset = *at;
-    *at += kva_align_up(bytes, 64);
-    return offset;
-}
-
 /* Items are whole chunks of the tier, so that there are few sizes of them. */
 static size_t whole_chunks(const struct kva_kv *kv, size_t bytes)
 {
@@ -74,15 +67,15 @@ struct kva_kept_layout kva_kept_layout_of(const struct kva_kv *kv, const struct 
     struct kva_kept_layout l = {
         .scratch_bytes = kva_keep_scratch_bytes(heads, slots, KVA_PAGE_TOKENS),
     };
-    l.positions = piece(&l.layer_bytes, all);
-    l.mass = piece(&l.layer_bytes, all);
-    l.error = piece(&l.layer_bytes, codes ? all : 0);
-    l.window = piece(&l.layer_bytes, (size_t)heads * KVA_KEPT_WINDOW * sizeof(float));
+    l.positions = kva_kv_lay_piece(&l.layer_bytes, all);
+    l.mass = kva_kv_lay_piece(&l.layer_bytes, all);
+    l.error = kva_kv_lay_piece(&l.layer_bytes, codes ? all : 0);
+    l.window = kva_kv_lay_piece(&l.layer_bytes, (size_t)heads * KVA_KEPT_WINDOW * sizeof(float));
     l.bytes = l.layer_bytes * kv->shape.layers;
-    l.places = piece(&l.bytes, rolls ? all * kv->shape.layers : 0);
-    l.index = piece(&l.bytes, rolls ? all : 0);
-    l.weights = piece(&l.bytes, codes && !rolls ? all : 0);
-    l.scratch = piece(&l.bytes, l.scratch_bytes);
+    l.places = kva_kv_lay_piece(&l.bytes, rolls ? all * kv->shape.layers : 0);
+    l.index = kva_kv_lay_piece(&l.bytes, rolls ? all : 0);
+    l.weights = kva_kv_lay_piece(&l.bytes, codes && !rolls ? all : 0);
+    l.scratch = kva_kv_lay_piece(&l.bytes, l.scratch_bytes);
     l.bytes = whole_chunks(kv, l.bytes);
     return l;
 }
@@ -94,10 +87,10 @@ struct kva_kept_prompt kva_kept_prompt_of(const struct kva_kv *kv, const struct 
     struct kva_kept_prompt l = {.stride = pages * KVA_PAGE_TOKENS};
     size_t all = (size_t)heads * l.stride * sizeof(uint32_t);
     l.scratch_bytes = kva_keep_scratch_bytes(heads, 0, l.stride);
-    l.mass = piece(&l.bytes, all);
-    l.slots = piece(&l.bytes, all);
-    l.error = piece(&l.bytes, kva_kept_codes(spec) ? all : 0);
-    l.scratch = piece(&l.bytes, l.scratch_bytes);
+    l.mass = kva_kv_lay_piece(&l.bytes, all);
+    l.slots = kva_kv_lay_piece(&l.bytes, all);
+    l.error = kva_kv_lay_piece(&l.bytes, kva_kept_codes(spec) ? all : 0);
+    l.scratch = kva_kv_lay_piece(&l.bytes, l.scratch_bytes);
     l.bytes = whole_chunks(kv, l.bytes);
     return l;
 }

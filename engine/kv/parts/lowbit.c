@@ -3,25 +3,11 @@
 
 #include "engine/kv/parts/copies.h"
 
-struct state {
-    struct kva_copies copies;
-};
-
 /* Descriptors of one call. */
 struct cache {
     struct kva_copies_list list;
     uint32_t exempt[KVA_COPIES_LIST_MAX];
 };
-
-static struct kva_copies *copies_of(const struct kva_kv_seq *seq)
-{
-    return &((struct state *)kva_kv_part_state(seq, &kva_kv_part_lowbit))->copies;
-}
-
-static struct kva_copies_list *list_of(const struct kva_kv *kv)
-{
-    return &((struct cache *)kva_kv_part_cache(kv, &kva_kv_part_lowbit))->list;
-}
 
 static struct kva_lowbit_format format_of(const struct kva_kv_spec *spec)
 {
@@ -80,9 +66,7 @@ static void code(struct kva_kv *kv, const struct kva_kv_seq *seq,
                                });
 }
 
-static const struct kva_copies_kind kind = {
-    .of = copies_of,
-    .list = list_of,
+static const struct kva_copies_kind copies = {
     .block_bytes = block_bytes,
     .skip_layers = kva_kv_lowbit_skip_layers,
     .key = copy_key,
@@ -91,84 +75,6 @@ static const struct kva_copies_kind kind = {
 
 /* --- the part -------------------------------------------------------------------------------- */
 
-static enum kva_status check(const struct kva_kv *kv, const struct kva_kv_spec *spec,
-                             struct kva_err *err)
-{
-    if (kv->shape.head_dim % 4 == 0)
-        return KVA_OK;
-    return kva_fail_param(err, KVA_EUNSUPPORTED, "policy",
-                          "policy '%s' needs heads of a multiple of 4, the model's are of %u",
-                          kva_kv_spec_policy_name(spec), kv->shape.head_dim);
-}
-
-static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
-{
-    return kva_copies_init(&kind, kv, seq, err);
-}
-
-static void finish(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
-{
-    kva_copies_finish(&kind, seq);
-}
-
-static void reset(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
-{
-    kva_copies_reset(&kind, seq);
-}
-
-static uint64_t footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec,
-                          const struct kva_kv_extent *extent)
-{
-    return kva_copies_footprint(&kind, kv, spec, extent);
-}
-
-static uint64_t shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
-                             const struct kva_page *page)
-{
-    return kva_copies_shared_bytes(&kind, kv, spec, page);
-}
-
-static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
-                  uint32_t end KVA_UNUSED)
-{
-    return kva_copies_alloc(&kind, kv, seq, offloaded);
-}
-
-static uint32_t held(const struct kva_kv_seq *seq)
-{
-    return copies_of(seq)->count;
-}
-
-static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool save KVA_UNUSED)
-{
-    kva_copies_cut(&kind, kv, seq, count);
-}
-
-static void restore(struct kva_kv *kv, struct kva_kv_seq *seq)
-{
-    kva_copies_restore(&kind, kv, seq);
-}
-
-static void prompt_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer)
-{
-    kva_copies_prompt_layer(&kind, kv, seq, layer);
-}
-
-static void prompt_end(struct kva_kv *kv, struct kva_kv_seq *seq)
-{
-    kva_copies_prompt_end(&kind, kv, seq);
-}
-
-static void prepare(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
-{
-    kva_copies_prepare(&kind, kv, seq, first);
-}
-
-static void prepared(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
-{
-    kva_copies_prepared(&kind, seq);
-}
-
 static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
 {
     const struct kva_kv_seq *seq = rows->seq;
@@ -176,13 +82,13 @@ static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t l
         .kind = KVA_RANGE_LOWBIT,
         .page_end = seq->offloaded,
         .format = format_of(&seq->spec),
-        .low = copies_of(seq)->at,
-        .low_offset_bytes = kva_copies_offset(&kind, kv, &seq->spec, layer),
+        .low = kva_copies_of(seq)->at,
+        .low_offset_bytes = kva_copies_offset(kv, &seq->spec, layer),
     };
     if (!seq->prefilled || seq->prepared == 0)
         return;
     if (layer < kva_kv_lowbit_skip_layers(kv, &seq->spec)) {
-        kva_copies_add_blocks(&kind, kv, rows, layer, seq->offloaded);
+        kva_copies_add_blocks(kv, rows, layer);
         return;
     }
     if (seq->offloaded > 0)
@@ -194,21 +100,22 @@ static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t l
 }
 
 const struct kva_kv_part kva_kv_part_lowbit = {
-    .state_bytes = sizeof(struct state),
+    .state_bytes = sizeof(struct kva_copies),
     .cache_bytes = sizeof(struct cache),
-    .check = check,
-    .init = init,
-    .finish = finish,
-    .reset = reset,
-    .footprint = footprint,
-    .shared_bytes = shared_bytes,
-    .alloc = alloc,
-    .held = held,
-    .cut = cut,
-    .restore = restore,
-    .prompt_layer = prompt_layer,
-    .prompt_end = prompt_end,
-    .prepare = prepare,
-    .prepared = prepared,
+    .check = kva_kv_check_heads,
+    .copies = &copies,
+    .init = kva_copies_init,
+    .finish = kva_copies_finish,
+    .reset = kva_copies_reset,
+    .footprint = kva_copies_footprint,
+    .shared_bytes = kva_copies_shared_bytes,
+    .alloc = kva_copies_alloc,
+    .held = kva_copies_held,
+    .cut = kva_copies_cut,
+    .restore = kva_copies_restore,
+    .prompt_layer = kva_copies_prompt_layer,
+    .prompt_end = kva_copies_prompt_end,
+    .prepare = kva_copies_prepare,
+    .prepared = kva_copies_prepared,
     .locate = locate,
 };

@@ -48,13 +48,6 @@ struct layout {
     size_t state_bytes;
 };
 
-static size_t piece(size_t *at, size_t bytes)
-{
-    size_t offset = *at;
-    *at += kva_align_up(bytes, 64);
-    return offset;
-}
-
 /* Slots per KV head. */
 static uint32_t slots_of(const struct kva_kv_spec *spec, uint32_t layer)
 {
@@ -75,13 +68,14 @@ static struct layout layout_of(const struct kva_kv *kv, const struct kva_kv_spec
     uint32_t k = kva_kv_spec_k(spec, layer);
     size_t slots = (size_t)slots_of(spec, layer) * shape->kv_heads;
     struct layout l = {.rows_bytes = kva_align_up(slots * 4 * shape->head_dim, 64)};
-    l.tokens = piece(&l.state_bytes, slots * sizeof(uint32_t));
-    l.used = piece(&l.state_bytes, slots * sizeof(uint32_t));
-    l.order = piece(&l.state_bytes, slots * sizeof(uint32_t));
-    l.missing = piece(&l.state_bytes, slots * sizeof(uint32_t));
-    l.chosen = piece(&l.state_bytes, (size_t)k * shape->kv_heads * sizeof(uint32_t));
-    l.count = piece(&l.state_bytes, slots > 0 ? shape->kv_heads * sizeof(uint32_t) : 0);
-    l.query = piece(&l.state_bytes, k > 0 && kva_rows_corrects(spec) ? kv->query_bytes : 0);
+    l.tokens = kva_kv_lay_piece(&l.state_bytes, slots * sizeof(uint32_t));
+    l.used = kva_kv_lay_piece(&l.state_bytes, slots * sizeof(uint32_t));
+    l.order = kva_kv_lay_piece(&l.state_bytes, slots * sizeof(uint32_t));
+    l.missing = kva_kv_lay_piece(&l.state_bytes, slots * sizeof(uint32_t));
+    l.chosen = kva_kv_lay_piece(&l.state_bytes, (size_t)k * shape->kv_heads * sizeof(uint32_t));
+    l.count = kva_kv_lay_piece(&l.state_bytes, slots > 0 ? shape->kv_heads * sizeof(uint32_t) : 0);
+    l.query =
+        kva_kv_lay_piece(&l.state_bytes, k > 0 && kva_rows_corrects(spec) ? kv->query_bytes : 0);
     return l;
 }
 

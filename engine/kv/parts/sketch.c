@@ -3,25 +3,6 @@
 
 #include "engine/kv/parts/copies.h"
 
-struct state {
-    struct kva_copies copies;
-};
-
-/* Descriptors of one call. */
-struct cache {
-    struct kva_copies_list list;
-};
-
-static struct kva_copies *copies_of(const struct kva_kv_seq *seq)
-{
-    return &((struct state *)kva_kv_part_state(seq, &kva_kv_part_sketch))->copies;
-}
-
-static struct kva_copies_list *list_of(const struct kva_kv *kv)
-{
-    return &((struct cache *)kva_kv_part_cache(kv, &kva_kv_part_sketch))->list;
-}
-
 /* --- the form -------------------------------------------------------------------------------- */
 
 uint32_t kva_sketch_skip_layers(const struct kva_kv *kv, const struct kva_kv_spec *spec)
@@ -78,9 +59,7 @@ static void code(struct kva_kv *kv, const struct kva_kv_seq *seq,
                              });
 }
 
-static const struct kva_copies_kind kind = {
-    .of = copies_of,
-    .list = list_of,
+static const struct kva_copies_kind copies = {
     .block_bytes = block_bytes,
     .skip_layers = kva_sketch_skip_layers,
     .key = copy_key,
@@ -89,12 +68,12 @@ static const struct kva_copies_kind kind = {
 
 const void *const *kva_sketch_copies(const struct kva_kv_seq *seq)
 {
-    return (const void *const *)copies_of(seq)->at;
+    return (const void *const *)kva_copies_of(seq)->at;
 }
 
 size_t kva_sketch_offset(const struct kva_kv *kv, const struct kva_kv_spec *spec, uint32_t layer)
 {
-    return kva_copies_offset(&kind, kv, spec, layer);
+    return kva_copies_offset(kv, spec, layer);
 }
 
 /* --- the part -------------------------------------------------------------------------------- */
@@ -116,97 +95,30 @@ static enum kva_status check(const struct kva_kv *kv, const struct kva_kv_spec *
                           kv->skew.unusable ? "its file is not of this model" : "it has none");
 }
 
-static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
-{
-    return kva_copies_init(&kind, kv, seq, err);
-}
-
-static void finish(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
-{
-    kva_copies_finish(&kind, seq);
-}
-
-static void reset(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
-{
-    kva_copies_reset(&kind, seq);
-}
-
-static uint64_t footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec,
-                          const struct kva_kv_extent *extent)
-{
-    return kva_copies_footprint(&kind, kv, spec, extent);
-}
-
-static uint64_t shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
-                             const struct kva_page *page)
-{
-    return kva_copies_shared_bytes(&kind, kv, spec, page);
-}
-
-static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
-                  uint32_t end KVA_UNUSED)
-{
-    return kva_copies_alloc(&kind, kv, seq, offloaded);
-}
-
-static uint32_t held(const struct kva_kv_seq *seq)
-{
-    return copies_of(seq)->count;
-}
-
-static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool save KVA_UNUSED)
-{
-    kva_copies_cut(&kind, kv, seq, count);
-}
-
-static void restore(struct kva_kv *kv, struct kva_kv_seq *seq)
-{
-    kva_copies_restore(&kind, kv, seq);
-}
-
-static void prompt_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer)
-{
-    kva_copies_prompt_layer(&kind, kv, seq, layer);
-}
-
-static void prompt_end(struct kva_kv *kv, struct kva_kv_seq *seq)
-{
-    kva_copies_prompt_end(&kind, kv, seq);
-}
-
-static void prepare(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
-{
-    kva_copies_prepare(&kind, kv, seq, first);
-}
-
-static void prepared(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
-{
-    kva_copies_prepared(&kind, seq);
-}
-
 static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
 {
     const struct kva_kv_seq *seq = rows->seq;
     if (seq->prefilled && layer < kva_sketch_skip_layers(kv, &seq->spec))
-        kva_copies_add_blocks(&kind, kv, rows, layer, seq->offloaded);
+        kva_copies_add_blocks(kv, rows, layer);
 }
 
 const struct kva_kv_part kva_kv_part_sketch = {
-    .state_bytes = sizeof(struct state),
-    .cache_bytes = sizeof(struct cache),
+    .state_bytes = sizeof(struct kva_copies),
+    .cache_bytes = sizeof(struct kva_copies_list),
     .check = check,
-    .init = init,
-    .finish = finish,
-    .reset = reset,
-    .footprint = footprint,
-    .shared_bytes = shared_bytes,
-    .alloc = alloc,
-    .held = held,
-    .cut = cut,
-    .restore = restore,
-    .prompt_layer = prompt_layer,
-    .prompt_end = prompt_end,
-    .prepare = prepare,
-    .prepared = prepared,
+    .copies = &copies,
+    .init = kva_copies_init,
+    .finish = kva_copies_finish,
+    .reset = kva_copies_reset,
+    .footprint = kva_copies_footprint,
+    .shared_bytes = kva_copies_shared_bytes,
+    .alloc = kva_copies_alloc,
+    .held = kva_copies_held,
+    .cut = kva_copies_cut,
+    .restore = kva_copies_restore,
+    .prompt_layer = kva_copies_prompt_layer,
+    .prompt_end = kva_copies_prompt_end,
+    .prepare = kva_copies_prepare,
+    .prepared = kva_copies_prepared,
     .locate = locate,
 };
