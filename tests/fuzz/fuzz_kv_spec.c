@@ -48,7 +48,7 @@ static void check(struct kva_kv_spec *spec)
             words++;
         if (setting->kind == KVA_SETTING_WORD)
             require(value < words);
-        else if (setting->kind == KVA_SETTING_AMOUNT && value & KVA_KV_PERCENT)
+        else if (kva_kv_setting_is_amount(setting) && value & KVA_KV_PERCENT)
             require((value & ~KVA_KV_PERCENT) <= 100);
         else if (!setting->among)
             require(value >= setting->min && value <= setting->max);
