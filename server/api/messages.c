@@ -228,11 +228,11 @@ static enum kva_status read_messages(struct maker *m)
 enum kva_status kva_api_read_messages(struct kva_api_parser *p)
 {
     struct kva_api_call *call = p->call;
-    struct maker m = {.p = p, .messages = cJSON_CreateArray()};
     if (!p->input)
         return kva_fail_param(p->err, KVA_EINVAL, "messages", "'messages' is missing.");
     if (p->route == KVA_API_MESSAGES && !call->has_max_tokens)
         return kva_fail_param(p->err, KVA_EINVAL, "max_tokens", "'max_tokens' is missing.");
+    struct maker m = {.p = p, .messages = cJSON_CreateArray()};
     enum kva_status status = m.messages ? read_messages(&m) : no_memory(p);
     cJSON_DeleteItemFromObjectCaseSensitive(call->json, "messages");
     if (status != KVA_OK || !cJSON_AddItemToObject(call->json, "messages", m.messages)) {

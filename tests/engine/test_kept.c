@@ -151,7 +151,8 @@ static void test_kept__in_company_of_other_policies(void **state KVA_UNUSED)
 
 /* --- past the context ------------------------------------------------------------------------ */
 
-enum { STREAM = 900 };
+/* LOGITS: at least as many as any of the models has. */
+enum { STREAM = 900, LOGITS = 320 };
 
 static void see_seq(void *opaque, const struct kva_forward_view *view)
 {
@@ -179,7 +180,8 @@ static void suspend_without_rolled(struct fixture *f, struct kva_sequence *seq,
     assert_int_equal(f->engine->ops->resume(f->engine->self, seq, &err), KVA_OK);
 }
 
-/* The text, of which `prompt` tokens are the prompt: logits of what comes behind it, [STREAM][VOCAB]. */
+/* The text, of which `prompt` tokens are the prompt: logits of what comes behind it, [STREAM]
+ * [LOGITS]. */
 static void run_stream(const char *model, struct kva_kv_spec spec, uint32_t prompt, uint32_t quota,
                        uint32_t suspend_every, float *logits)
 {
@@ -193,6 +195,7 @@ static void run_stream(const char *model, struct kva_kv_spec spec, uint32_t prom
     const struct kva_forward_observer observer = {.attends = see_seq, .opaque = &kv_seq};
     fixture_open(
         &f, &(struct fixture_params){.model_path = model, .copy_delay_max_us = 300, .seed = 3});
+    assert_true(f.model->config.vocab_size <= LOGITS);
     kva_model_engine_observe(f.engine, &observer);
     struct kva_sequence *seq =
         fixture_start(&f, &(struct kva_sequence_params){.prompt = ids,
@@ -203,7 +206,7 @@ static void run_stream(const char *model, struct kva_kv_spec spec, uint32_t prom
     struct kva_step_item item = {.seq = seq, .prefill_tokens = quota, .forced = true};
     for (uint32_t at = prompt, step = 1; at < STREAM; step++) {
         item.forced_token = ids[at];
-        item.logits = logits + (size_t)at * VOCAB;
+        item.logits = logits + (size_t)at * LOGITS;
         assert_int_equal(f.engine->ops->grow(f.engine->self, seq, &err), KVA_OK);
         assert_int_equal(f.engine->ops->step(f.engine->self, &item, 1, &err), KVA_OK);
         assert_int_equal(item.status, KVA_OK);
@@ -222,18 +225,18 @@ static void run_stream(const char *model, struct kva_kv_spec spec, uint32_t prom
  * and whoever had the memory in between. */
 static void test_kept__past_the_context(void **state KVA_UNUSED)
 {
-    static float want[STREAM * VOCAB], got[STREAM * VOCAB];
+    static float want[STREAM * LOGITS], got[STREAM * LOGITS];
     static const struct {
         uint32_t prompt, quota, suspend_every;
     } ways[] = {{63, 29, 7}, {300, 200, 0}, {641, 29, 5}, {STREAM - 1, 64, 3}};
     for (size_t m = 0; m < KVA_COUNT_OF(models); m++) {
         const struct kva_kv_spec spec = m % 2 ? coded(4, KVA_MASS_LAST) : small(KVA_MASS_LAST);
         run_stream(models[m], spec, 63, 200, 0, want);
-        assert_memory_not_equal(want + 63 * VOCAB, want + (STREAM - 1) * VOCAB,
+        assert_memory_not_equal(want + 63 * LOGITS, want + (STREAM - 1) * LOGITS,
                                 VOCAB * sizeof(*want)); /* there are logits */
         for (size_t i = 0; i < KVA_COUNT_OF(ways); i++) {
             run_stream(models[m], spec, ways[i].prompt, ways[i].quota, ways[i].suspend_every, got);
-            const size_t first = (size_t)ways[i].prompt * VOCAB;
+            const size_t first = (size_t)ways[i].prompt * LOGITS;
             assert_memory_equal(got + first, want + first, sizeof(want) - first * sizeof(*want));
         }
     }
