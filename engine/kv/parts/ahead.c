@@ -61,18 +61,7 @@ static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kv
     struct kva_ahead_state *s = kva_ahead_state_of(seq);
     if (!kva_tier_prepare(kv->tier, layout_of(kv, &seq->spec).bytes))
         return kva_fail(err, KVA_ENOMEM, "out of memory for one more kind of device memory");
-    void *data;
-    enum kva_status status =
-        kva_device_alloc(kv->device, KVA_MEM_HOST, 2 * sizeof(uint64_t), &data, err);
-    if (status)
-        return status;
-    s->hits = data;
-    status =
-        kva_device_alloc(kv->device, KVA_MEM_HOST, seq->pages_max * sizeof(void *), &data, err);
-    if (status)
-        return status;
-    s->homes = data;
-    return KVA_OK;
+    return kva_homes_init(&s->homes, kv, seq, err);
 }
 
 static void finish(struct kva_kv *kv, struct kva_kv_seq *seq)
@@ -80,16 +69,12 @@ static void finish(struct kva_kv *kv, struct kva_kv_seq *seq)
     struct kva_ahead_state *s = kva_ahead_state_of(seq);
     /* Queued fetches may still use this memory. */
     kva_device_sync(kv->device, KVA_QUEUE_COPY);
-    if (s->hits)
-        kva_device_free(kv->device, KVA_MEM_HOST, s->hits, 2 * sizeof(uint64_t));
-    if (s->homes)
-        kva_device_free(kv->device, KVA_MEM_HOST, (void *)s->homes,
-                        seq->pages_max * sizeof(void *));
+    kva_homes_finish(&s->homes, kv, seq);
 }
 
 static void reset(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 {
-    kva_ahead_state_of(seq)->home_count = 0;
+    kva_ahead_state_of(seq)->homes.page_count = 0;
 }
 
 static uint64_t footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec,
@@ -131,7 +116,7 @@ static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
             .count = (void *)(item + l.count),
             .chosen = (void *)(item + l.chosen),
             .missing = (void *)(item + l.missing),
-            .hits = s->hits,
+            .hits = s->homes.hits,
             .slots = slots_of(&seq->spec),
         };
     }
@@ -194,8 +179,8 @@ static const struct kva_counter *const counters[] = {&rows_rehearsed, &rows_left
 static void count(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     struct kva_ahead_state *s = kva_ahead_state_of(seq);
-    const uint64_t rows = s->hits[1] - s->counted;
-    s->counted = s->hits[1];
+    const uint64_t rows = s->homes.hits[1] - s->counted;
+    s->counted = s->homes.hits[1];
     kva_kv_count(kv, seq, &rows_rehearsed, rows);
     kva_kv_count(kv, seq, &layers_rehearsed, s->choices);
     kva_kv_count(kv, seq, &rows_left, s->candidates - rows);

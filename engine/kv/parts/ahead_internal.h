@@ -8,6 +8,7 @@
 #define KVA_ENGINE_KV_PARTS_AHEAD_INTERNAL_H
 
 #include "engine/kv/part.h"
+#include "engine/kv/parts/homes.h"
 
 /* One for the layer that attends, one for that behind it. */
 #define KVA_AHEAD_BUFFERS 2u
@@ -16,10 +17,8 @@
 struct kva_ahead_state {
     struct kva_row_cache buffers[KVA_AHEAD_BUFFERS]; /* by parity of the layer */
     bool allocated;                                  /* they have device memory */
-    const void **homes;                              /* host tier [pages_max]: pages on the host */
-    uint32_t home_count;                             /* of them filled in */
-    uint64_t *hits;      /* host tier [2]: the second is the rows that were fetched */
-    uint64_t counted;    /* of them in the counters */
+    struct kva_homes homes;
+    uint64_t counted;    /* of the rows that were fetched, homes.hits[1], in the counters */
     uint64_t choices;    /* not in the counters yet: of layers and KV heads, ... */
     uint64_t candidates; /* ... and the tokens among which they were */
 };

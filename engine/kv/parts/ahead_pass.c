@@ -179,13 +179,6 @@ static uint32_t choose_alike(struct kva_kv *kv, struct kva_ahead_cache *cache,
 
 /* --- fetching -------------------------------------------------------------------------------- */
 
-static void list_homes(struct kva_kv_seq *seq)
-{
-    struct kva_ahead_state *s = kva_ahead_state_of(seq);
-    for (; s->home_count < seq->prepared; s->home_count++)
-        s->homes[s->home_count] = seq->pages[s->home_count]->host;
-}
-
 /* Those that were chosen get slots, and come. */
 static void fetch(struct kva_kv *kv, struct kva_ahead_cache *cache, uint32_t count, uint32_t layer)
 {
@@ -219,11 +212,11 @@ void kva_ahead_rehearsed(const struct kva_kv_part *self, struct kva_kv *kv,
         struct kva_ahead_state *s = kva_ahead_state_of(rows->seq);
         if (rows->rehearsed == KVA_NO_ROW || !s)
             continue;
-        list_homes(rows->seq);
+        kva_homes_list(&s->homes, rows->seq);
         s->choices += kv->shape.kv_heads;
         s->candidates += (uint64_t)kv->shape.kv_heads * rows->seq->offloaded * KVA_PAGE_TOKENS;
         const struct kva_row_cache *buffer = buffer_of(rows->seq, rehearsal->layer);
-        cache->fetches[count] = (struct kva_rows_fetch){buffer, s->homes, NULL};
+        cache->fetches[count] = (struct kva_rows_fetch){buffer, s->homes.pages, NULL};
         cache->buffers[count] = buffer;
         cache->rows[count++] = rows;
     }

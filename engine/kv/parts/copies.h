@@ -58,6 +58,15 @@ void kva_copies_add_blocks(const struct kva_kv *kv, struct kva_kv_rows *rows, ui
 
 /* --- functions of the part, as part.h has them ------------------------------------------------ */
 
+/* For the part's table: all of them. */
+#define KVA_COPIES_FUNCTIONS                                                                       \
+    .init = kva_copies_init, .finish = kva_copies_finish, .reset = kva_copies_reset,               \
+    .footprint = kva_copies_footprint, .shared_bytes = kva_copies_shared_bytes,                    \
+    .alloc = kva_copies_alloc, .held = kva_copies_held, .cut = kva_copies_cut,                     \
+    .restore = kva_copies_restore, .prompt_layer = kva_copies_prompt_layer,                        \
+    .prompt_end = kva_copies_prompt_end, .prepare = kva_copies_prepare,                            \
+    .prepared = kva_copies_prepared
+
 enum kva_status kva_copies_init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err);
 void kva_copies_finish(struct kva_kv *kv, struct kva_kv_seq *seq);
 void kva_copies_reset(struct kva_kv *kv, struct kva_kv_seq *seq);

@@ -164,16 +164,7 @@ static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kv
     if (status)
         return status;
     state->saved = data;
-    status = kva_device_alloc(kv->device, KVA_MEM_HOST, 2 * sizeof(uint64_t), &data, err);
-    if (status)
-        return status;
-    state->hits = data;
-    status =
-        kva_device_alloc(kv->device, KVA_MEM_HOST, seq->pages_max * sizeof(void *), &data, err);
-    if (status)
-        return status;
-    state->host_blocks = data;
-    return KVA_OK;
+    return kva_homes_init(&state->homes, kv, seq, err);
 }
 
 static void finish(struct kva_kv *kv, struct kva_kv_seq *seq)
@@ -184,16 +175,14 @@ static void finish(struct kva_kv *kv, struct kva_kv_seq *seq)
     /* Queued fetches and copies may still use this memory. */
     kva_device_sync(kv->device, KVA_QUEUE_COPY);
     kva_device_free(kv->device, KVA_MEM_HOST, state->saved, saved_bytes(kv, seq));
-    kva_device_free(kv->device, KVA_MEM_HOST, state->hits, 2 * sizeof(uint64_t));
-    kva_device_free(kv->device, KVA_MEM_HOST, (void *)state->host_blocks,
-                    seq->pages_max * sizeof(void *));
+    kva_homes_finish(&state->homes, kv, seq);
     free(state->caches);
 }
 
 static void reset(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 {
     kva_rows_state_of(seq)->started = false;
-    kva_rows_state_of(seq)->host_block_count = 0;
+    kva_rows_state_of(seq)->homes.page_count = 0;
 }
 
 static void free_layers(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t end)
@@ -232,7 +221,7 @@ static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
             .count = (void *)(state + l.count),
             .chosen = (void *)(state + l.chosen),
             .missing = (void *)(state + l.missing),
-            .hits = s->hits,
+            .hits = s->homes.hits,
             .slots = slots_of(&seq->spec, i),
             .pinned = seq->spec.sinks,
             .k = kva_kv_spec_k(&seq->spec, i),
@@ -268,15 +257,6 @@ static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool 
 
 /* --- content --------------------------------------------------------------------------------- */
 
-void kva_rows_list_host_blocks(struct kva_kv_seq *seq)
-{
-    struct kva_rows_state *s = kva_rows_state_of(seq);
-    for (; s->host_block_count < seq->prepared; s->host_block_count++) {
-        const struct kva_page *page = seq->pages[s->host_block_count];
-        s->host_blocks[s->host_block_count] = page ? page->host : NULL; /* NULL: dropped */
-    }
-}
-
 void kva_rows_fetch_layer(struct kva_kv *kv, uint32_t count, uint32_t layer)
 {
     kva_device_ops(kv->device)
@@ -293,16 +273,16 @@ void kva_rows_fetch_layer(struct kva_kv *kv, uint32_t count, uint32_t layer)
 /* The saved state, with the rows of all its tokens missing, becomes the state on the device. */
 static void upload(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    const struct kva_rows_state *s = kva_rows_state_of(seq);
+    struct kva_rows_state *s = kva_rows_state_of(seq);
     struct kva_rows_fetch *fetch = kva_rows_cache_of(kv)->fetches;
-    kva_rows_list_host_blocks(seq);
+    kva_homes_list(&s->homes, seq);
     kva_kv_order_copies(kv);
     for (uint32_t i = 0; i < kv->shape.layers; i++) {
         if (layer_bytes(kv, &seq->spec, i) == 0)
             continue;
         kva_kv_fetch(kv, seq, s->caches[i].tokens, s->saved + saved_at(kv, &seq->spec, i),
                      layout_of(kv, &seq->spec, i).state_bytes);
-        fetch[0] = (struct kva_rows_fetch){&s->caches[i], s->host_blocks, NULL};
+        fetch[0] = (struct kva_rows_fetch){&s->caches[i], s->homes.pages, NULL};
         kva_rows_fetch_layer(kv, 1, i);
     }
 }
@@ -433,11 +413,11 @@ static uint64_t footprint(const struct kva_kv *kv, const struct kva_kv_spec *spe
 static void count(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     struct kva_rows_state *s = kva_rows_state_of(seq);
-    if (!s->hits)
+    if (!s->homes.hits)
         return;
-    uint64_t hits = s->hits[0] - s->counted[0], misses = s->hits[1] - s->counted[1];
-    s->counted[0] = s->hits[0];
-    s->counted[1] = s->hits[1];
+    uint64_t hits = s->homes.hits[0] - s->counted[0], misses = s->homes.hits[1] - s->counted[1];
+    s->counted[0] = s->homes.hits[0];
+    s->counted[1] = s->homes.hits[1];
     kva_kv_count(kv, seq, &rows_hit, hits);
     kva_kv_count(kv, seq, &rows_missed, misses);
     kva_kv_count(kv, seq, &kva_kv_counter_fetched_bytes,

@@ -8,6 +8,7 @@
 #define KVA_ENGINE_KV_PARTS_ROWS_INTERNAL_H
 
 #include "engine/kv/part.h"
+#include "engine/kv/parts/homes.h"
 
 /* Of a sequence. */
 struct kva_rows_state {
@@ -15,10 +16,8 @@ struct kva_rows_state {
     bool allocated;               /* they have device memory */
     bool started;                 /* and content */
     unsigned char *saved; /* host tier: what assign_slots keeps of all layers, while suspended */
-    const void **host_blocks;  /* host tier [pages_max]: the pages on the host */
-    uint32_t host_block_count; /* of them filled in */
-    uint64_t *hits;            /* host tier [2]: selected rows that were there, and that were not */
-    uint64_t counted[2];       /* of them in the counters */
+    struct kva_homes homes;
+    uint64_t counted[2]; /* of homes.hits in the counters */
 };
 
 /* Of the cache: the lists are descriptors of one call, [sequences_max]. */
@@ -51,9 +50,6 @@ bool kva_rows_corrects(const struct kva_kv_spec *spec);
 
 /* Where the query that selected last for the layer is. */
 void *kva_rows_query(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer);
-
-/* Fill in host_blocks of all pages that are offloaded. */
-void kva_rows_list_host_blocks(struct kva_kv_seq *seq);
 
 /* Queue the fetch of the first `count` of the cache's fetches. */
 void kva_rows_fetch_layer(struct kva_kv *kv, uint32_t count, uint32_t layer);

@@ -62,9 +62,9 @@ static void resolve(struct kva_kv *kv, const struct kva_kv_pass *pass, uint32_t 
         const struct kva_kv_rows *rows = &pass->rows[i];
         if (!selects(rows, now))
             continue;
-        kva_rows_list_host_blocks(rows->seq);
-        const struct kva_rows_state *state = kva_rows_state_of(rows->seq);
-        cache->fetches[count++] = (struct kva_rows_fetch){&state->caches[layer], state->host_blocks,
+        struct kva_rows_state *state = kva_rows_state_of(rows->seq);
+        kva_homes_list(&state->homes, rows->seq);
+        cache->fetches[count++] = (struct kva_rows_fetch){&state->caches[layer], state->homes.pages,
                                                           now ? rows->gate : NULL};
     }
     kva_rows_fetch_layer(kv, count, layer);
@@ -105,9 +105,10 @@ void kva_rows_selected(const struct kva_kv_part *self KVA_UNUSED, struct kva_kv 
 struct kva_fused_fetch kva_rows_fused(const struct kva_kv *kv, struct kva_kv_seq *seq,
                                       uint32_t layer)
 {
-    kva_rows_list_host_blocks(seq);
+    struct kva_homes *homes = &kva_rows_state_of(seq)->homes;
+    kva_homes_list(homes, seq);
     return (struct kva_fused_fetch){
-        .pages = kva_rows_state_of(seq)->host_blocks,
+        .pages = homes->pages,
         .page_offset_bytes = layer * kv->shape.block_bytes,
         .stamp = kva_rows_cache_of(kv)->stamp,
         .mode = mode_of(seq->spec.fetch),
