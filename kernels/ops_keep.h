@@ -182,23 +182,28 @@ struct kva_store_rows_args {
     struct kva_keep_rotary rotary;
 };
 
+/* What a slot of `to` has. */
+struct kva_roll_place {
+    uint32_t token;    /* 1 + the position of the token whose row is there; 0: none */
+    uint32_t position; /* its key is rotated by */
+};
+
 struct kva_roll_seq {
     const uint32_t *positions; /* [kv_heads][slots]: the store's; device */
     uint32_t *index;           /* out: [kv_heads][slots]: of slots [0, filled) the index among them
                                   by ascending position; device */
-    uint32_t *places;        /* in and out: [kv_heads][slots]: 1 + the position by which the row in
-                                  `to` is rotated; 0: it is not there yet; device */
-    const void *const *from; /* host: blocks of the store, keys not rotated */
-    void *const *to;         /* host: 16-bit blocks, as many; they are not those of `from` */
-    uint32_t slots;          /* stride of positions and index */
+    struct kva_roll_place *places; /* in and out: [kv_heads][slots]; device */
+    const void *const *from;       /* host: blocks of the store, keys not rotated */
+    void *const *to;               /* host: 16-bit blocks, as many; they are not those of `from` */
+    uint32_t slots;                /* stride of positions and index */
     uint32_t filled;
     uint32_t position_first; /* what index 0 is rotated by */
 };
 
 /* Slots [0, filled) of `from` as 16-bit rows in the same slots of `to`, keys rotated by
- * position_first + index. Rows that have that place already are left as they are: most of them, since
- * tokens behind all that went move up as position_first does. Tokens that come later than others have
- * later places, so that no place is that of the slot's token before. */
+ * position_first + index. Of tokens that are there already, values are left as they are, and keys
+ * that are rotated so: those of tokens behind all that went, since they move up as position_first
+ * does. */
 struct kva_roll_rows_args {
     const struct kva_roll_seq *seqs; /* host [seq_count] */
     size_t from_offset_bytes;

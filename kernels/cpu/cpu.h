@@ -150,6 +150,24 @@ struct kva_cpu_mass_split {
     float *k;      /* [KVA_CPU_MASS_K_FLOATS]: what mass_keys has made of the keys */
 };
 
+/* Keys of slots of one page of one KV head of a store: as 16-bit rows, rotated. */
+struct kva_cpu_roll_keys {
+    const void *from;          /* the KV head's part of the store's block */
+    uint16_t *to;              /* K row of slot 0: the KV head's rows of a 16-bit block */
+    uint64_t slots;            /* bit t: slot t is wanted; nothing else is written */
+    const uint32_t *positions; /* [KVA_PAGE_TOKENS]: to rotate by; of other slots anything */
+    const struct kva_keep_rotary *rotary;
+    const struct kva_lowbit_layout *layout;
+    struct kva_lowbit_format format; /* bits 0: 16-bit rows */
+    uint32_t head_dim;
+    enum kva_dtype kv_dtype;
+    void *scratch; /* KVA_CPU_ROLL_SCRATCH_BYTES, 64-byte aligned */
+};
+
+/* A page's keys, channel by channel: as floats, then as 16 bits. */
+#define KVA_CPU_ROLL_SCRATCH_BYTES                                                                 \
+    (KVA_CPU_HEAD_DIM_MAX * KVA_PAGE_TOKENS * (sizeof(float) + sizeof(uint16_t)))
+
 /* One page of one KV head: what its partial keys and the queries of some heads come to. */
 struct kva_cpu_sketch_score {
     float *out;     /* [heads][KVA_PAGE_TOKENS], row stride `stride` */
@@ -216,6 +234,7 @@ struct kva_cpu_kernels {
     /* split->k = the keys of tokens [0, slots); nothing else of it is set. */
     void (*mass_keys)(const struct kva_cpu_mass_split *split);
     void (*mass_split)(const struct kva_cpu_mass_split *split);
+    void (*roll_keys)(const struct kva_cpu_roll_keys *args);
     void (*quantise)(const struct kva_cpu_quantise *args);
     /* A query that sees no slot gets m = -inf, e = 0, a = 0. */
     void (*lowbit_split)(const struct kva_cpu_lowbit_split *split);
@@ -267,6 +286,7 @@ struct kva_cpu_kernels {
                                  float split_m, float split_e, uint32_t head_dim);                 \
     void kva_mass_keys_##level(const struct kva_cpu_mass_split *split);                            \
     void kva_mass_split_##level(const struct kva_cpu_mass_split *split);                           \
+    void kva_roll_keys_##level(const struct kva_cpu_roll_keys *args);                              \
     void kva_quantise_##level(const struct kva_cpu_quantise *args);                                \
     void kva_lowbit_split_##level(const struct kva_cpu_lowbit_split *split);                       \
     uint32_t kva_lowbit_filter_##level(const struct kva_cpu_lowbit_filter *args);                  \

@@ -178,7 +178,7 @@ struct move_seq {
     uint32_t count;
     uint32_t stride; /* of slots, index and places */
     uint32_t position_first;
-    uint32_t *places; /* roll */
+    kva_roll_place *places; /* roll */
 };
 
 struct move_params {
@@ -368,28 +368,33 @@ template <typename KV> static __global__ void __launch_bounds__(THREADS) roll_ke
     const move_seq seq = p.seqs[blockIdx.x];
     const uint32_t kv_head = blockIdx.y, dim = p.to.dim, page = blockIdx.z;
     const uint32_t *index = seq.index + static_cast<size_t>(kv_head) * seq.stride;
-    uint32_t *places = seq.places + static_cast<size_t>(kv_head) * seq.stride;
+    const size_t first = static_cast<size_t>(kv_head) * seq.stride;
+    const uint32_t *positions = seq.slots + first;
+    kva_roll_place *places = seq.places + first;
     const uint32_t end = min(seq.count, (page + 1) * KVA_PAGE_TOKENS);
     for (uint32_t slot = page * KVA_PAGE_TOKENS; slot < end; slot++) {
         const void *from = seq.from[page];
         const uint32_t position = seq.position_first + index[slot];
-        if (places[slot] == position + 1)
+        const bool there = places[slot].token == positions[slot] + 1;
+        if (there && places[slot].position == position)
             continue;
-        __syncthreads(); /* the row before has been written */
+        const uint32_t width = there ? dim : 2 * dim;
+        __syncthreads(); /* the row before has been written, the place read */
         if (p.from.bits == 0) {
-            load_row(x, row_16<KV>(from, p.from.offset, kv_head, slot, dim), 2 * dim);
+            load_row(x, row_16<KV>(from, p.from.offset, kv_head, slot, dim), width);
         } else {
             const unsigned char *head = head_of(from, p.from, kv_head);
             get_row(x, head, p.from, false, slot % KVA_PAGE_TOKENS);
-            get_row(x + dim, head, p.from, true, slot % KVA_PAGE_TOKENS);
+            if (!there)
+                get_row(x + dim, head, p.from, true, slot % KVA_PAGE_TOKENS);
         }
         __syncthreads(); /* the row is there */
         turn(x, p.from, true);
         rotate(x, p.turn, position, false);
         if (threadIdx.x == 0)
-            places[slot] = position + 1;
+            places[slot] = {positions[slot] + 1, position};
         KV *to = row_16<KV>(seq.to[page], p.to.offset, kv_head, slot, dim);
-        for (uint32_t c = threadIdx.x; c < 2 * dim; c += THREADS)
+        for (uint32_t c = threadIdx.x; c < width; c += THREADS)
             to[c] = kva_saturate<KV>(x[c]);
     }
 }

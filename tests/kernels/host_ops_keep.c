@@ -173,6 +173,8 @@ void host_roll_rows(struct kva_device *device, const struct kva_roll_rows_args *
         at += count;
         seqs[i].positions = host_put_in(h, seq->positions, words);
         seqs[i].index = host_put_out(h, seq->index, words);
+        seqs[i].places = host_put_out(
+            h, seq->places, (size_t)args.kv_heads * seq->slots * sizeof(struct kva_roll_place));
     }
     args.seqs = seqs;
     host_send(h);

@@ -72,7 +72,9 @@ struct kva_kept_layout kva_kept_layout_of(const struct kva_kv *kv, const struct 
     l.error = kva_kv_lay_piece(&l.layer_bytes, codes ? all : 0);
     l.window = kva_kv_lay_piece(&l.layer_bytes, (size_t)heads * KVA_KEPT_WINDOW * sizeof(float));
     l.bytes = l.layer_bytes * kv->shape.layers;
-    l.places = kva_kv_lay_piece(&l.bytes, rolls ? all * kv->shape.layers : 0);
+    l.places = kva_kv_lay_piece(
+        &l.bytes,
+        rolls ? (size_t)heads * slots * sizeof(struct kva_roll_place) * kv->shape.layers : 0);
     l.index = kva_kv_lay_piece(&l.bytes, rolls ? all : 0);
     l.weights = kva_kv_lay_piece(&l.bytes, codes && !rolls ? all : 0);
     l.scratch = kva_kv_lay_piece(&l.bytes, l.scratch_bytes);

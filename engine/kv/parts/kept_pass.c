@@ -274,13 +274,13 @@ void kva_kept_roll(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer, ui
     if (!s->rolled || filled == 0)
         return;
     struct kva_kept_layout l = kva_kept_layout_of(kv, &seq->spec);
-    const size_t bytes = (size_t)kv->shape.kv_heads * store.slots * sizeof(uint32_t);
+    const size_t bytes = (size_t)kv->shape.kv_heads * store.slots * sizeof(struct kva_roll_place);
     unsigned char *places = s->marks + l.places + layer * bytes;
     if (anew)
         clear(kv, places, bytes);
     const struct kva_roll_seq roll = {.positions = store.positions,
                                       .index = (uint32_t *)(void *)(s->marks + l.index),
-                                      .places = (uint32_t *)(void *)places,
+                                      .places = (struct kva_roll_place *)(void *)places,
                                       .from = (const void *const *)s->pages,
                                       .to = s->rolled,
                                       .slots = store.slots,

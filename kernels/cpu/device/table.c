@@ -22,6 +22,7 @@ static void put_ref(struct kva_cpu_kernels *kernels)
         .attend_fold = kva_attend_fold_ref,
         .mass_keys = kva_mass_keys_ref,
         .mass_split = kva_mass_split_ref,
+        .roll_keys = kva_roll_keys_ref,
         .quantise = kva_quantise_ref,
         .lowbit_split = kva_lowbit_split_ref,
         .lowbit_filter = kva_lowbit_filter_ref,
@@ -51,6 +52,7 @@ static void put_avx2(struct kva_cpu_kernels *kernels)
     kernels->attend_fold = kva_attend_fold_avx2;
     kernels->mass_keys = kva_mass_keys_avx2;
     kernels->mass_split = kva_mass_split_avx2;
+    kernels->roll_keys = kva_roll_keys_avx2;
     kernels->quantise = kva_quantise_avx2;
     kernels->lowbit_split = kva_lowbit_split_avx2;
     kernels->lowbit_filter = kva_lowbit_filter_avx2;
@@ -78,6 +80,7 @@ static void put_avx512(struct kva_cpu_kernels *kernels)
     kernels->attend_fold = kva_attend_fold_avx512;
     kernels->mass_keys = kva_mass_keys_avx512;
     kernels->mass_split = kva_mass_split_avx512;
+    kernels->roll_keys = kva_roll_keys_avx512;
     kernels->quantise = kva_quantise_avx512;
     kernels->lowbit_split = kva_lowbit_split_avx512;
     kernels->lowbit_filter = kva_lowbit_filter_avx512;

@@ -1,5 +1,11 @@
-/* avx2.c - mass of the tokens of a split, level avx2. */
+/* avx2.c - mass of the tokens of a split, and keys of a store that are rotated, level avx2. */
 #include "kernels/cpu/simd/avx2.h"
 #include "kernels/cpu/cpu.h"
 
 #include "kernels/cpu/keep/mass_body.h"
+#include "kernels/cpu/keep/roll_body.h"
+
+void kva_roll_keys_avx2(const struct kva_cpu_roll_keys *args)
+{
+    roll_keys(args);
+}

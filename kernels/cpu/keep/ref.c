@@ -1,5 +1,7 @@
-/* ref.c - reference kernels of kept rows: what queries give to the tokens of a split. */
+/* ref.c - reference kernels of kept rows: what queries give to the tokens of a split, and keys of a
+ * store that are rotated. */
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/keep/roll_body.h"
 #include "kernels/cpu/simd/scalar.h"
 
 void kva_mass_keys_ref(const struct kva_cpu_mass_split *split)
@@ -26,4 +28,9 @@ void kva_mass_split_ref(const struct kva_cpu_mass_split *split)
             split->mass[slot] += kva_scalar_exp(sum - split->m[j]) * split->inverse[j];
         }
     }
+}
+
+void kva_roll_keys_ref(const struct kva_cpu_roll_keys *args)
+{
+    roll_keys(args);
 }

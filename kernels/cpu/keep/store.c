@@ -12,7 +12,9 @@ struct scratch {
     float cosines[KVA_CPU_HEAD_DIM_MAX / 2];
     float sines[KVA_CPU_HEAD_DIM_MAX / 2];
     struct kva_token_row row;
+    uint32_t positions[KVA_PAGE_TOKENS];
     uint64_t keys[KVA_CPU_ROLL_SLOTS_MAX];
+    _Alignas(64) unsigned char page[KVA_CPU_ROLL_SCRATCH_BYTES];
 };
 
 _Static_assert(sizeof(struct scratch) <= KVA_CPU_SCRATCH_BYTES, "kept rows outgrew the scratch");
@@ -31,14 +33,14 @@ static unsigned char *head_of(const void *block, size_t offset_bytes, uint32_t k
     return (unsigned char *)((uintptr_t)block + offset_bytes) + kv_head * layout->head_bytes;
 }
 
-/* Rotate a row by a position, or back. */
-static void rotate(float *x, const struct kva_keep_rotary *rotary, uint32_t position, bool back,
-                   struct scratch *scratch)
+/* Rotate a row back by a position. */
+static void rotate_back(float *x, const struct kva_keep_rotary *rotary, uint32_t position,
+                        struct scratch *scratch)
 {
     const uint32_t half = rotary->rotary_dim / 2;
     kva_angles(position, rotary->inv_freq, half, 1.0f, scratch->cosines, scratch->sines);
     for (uint32_t i = 0; i < half; i++) {
-        const float c = scratch->cosines[i], s = back ? -scratch->sines[i] : scratch->sines[i];
+        const float c = scratch->cosines[i], s = -scratch->sines[i];
         const float a = x[i], b = x[half + i];
         x[i] = a * c - b * s;
         x[half + i] = b * c + a * s;
@@ -100,7 +102,7 @@ static void store_16(const struct kva_store_rows_args *args, const uint16_t *fro
     if (!args->rotary.inv_freq)
         return;
     kva_f32_array(from, args->kv_dtype, dim, scratch->k);
-    rotate(scratch->k, &args->rotary, position, true, scratch);
+    rotate_back(scratch->k, &args->rotary, position, scratch);
     for (uint32_t i = 0; i < args->rotary.rotary_dim; i++)
         to[i] = kva_16_of_f32(scratch->k[i], args->kv_dtype);
 }
@@ -120,7 +122,7 @@ static void store_lowbit(const struct store_job *job, const uint16_t *from, uint
     kva_f32_array(from, args->kv_dtype, args->head_dim, scratch->k);
     kva_f32_array(from + args->head_dim, args->kv_dtype, args->head_dim, scratch->v);
     if (args->rotary.inv_freq)
-        rotate(scratch->k, &args->rotary, position, true, scratch);
+        rotate_back(scratch->k, &args->rotary, position, scratch);
     put_row(job, scratch->k, &scratch->row, head, kva_token_keys(&job->layout), slot);
     put_row(job, scratch->v, &scratch->row, head, kva_token_values(&job->layout), slot);
 }
@@ -176,54 +178,69 @@ static void put_in_order(const struct kva_roll_seq *seq, uint32_t kv_head, uint6
         seq->index[at + (uint32_t)keys[i]] = i;
 }
 
-/* The row in a slot, as floats. */
-static void load_row(const struct roll_job *job, const struct kva_roll_seq *seq, uint32_t kv_head,
-                     uint32_t slot, struct scratch *scratch)
+/* The value in a slot, as it is. */
+static void roll_value(const struct roll_job *job, const void *from, uint16_t *to, uint32_t token,
+                       struct scratch *scratch)
 {
-    const struct kva_roll_rows_args *args = job->args;
-    const uint32_t dim = args->head_dim, bits = args->format.bits, token = slot % KVA_PAGE_TOKENS;
-    const void *from = seq->from[slot / KVA_PAGE_TOKENS];
+    const uint32_t dim = job->args->head_dim, bits = job->args->format.bits;
     if (bits == 0) {
-        const uint16_t *row = row_16(from, args->from_offset_bytes, kv_head, slot, dim);
-        kva_f32_array(row, args->kv_dtype, dim, scratch->k);
-        kva_f32_array(row + dim, args->kv_dtype, dim, scratch->v);
+        memcpy(to, (const uint16_t *)from + ((size_t)token * 2 + 1) * dim, dim * sizeof *to);
         return;
     }
-    const unsigned char *head = head_of(from, args->from_offset_bytes, kv_head, &job->layout);
-    kva_token_row_get(scratch->k, head, &job->layout, kva_token_keys(&job->layout), token, dim,
+    kva_token_row_get(scratch->v, from, &job->layout, kva_token_values(&job->layout), token, dim,
                       bits);
-    kva_token_row_get(scratch->v, head, &job->layout, kva_token_values(&job->layout), token, dim,
-                      bits);
-    if (args->format.coding == KVA_CODING_TURNED) {
-        kva_token_row_turn_back(scratch->k, dim);
+    if (job->args->format.coding == KVA_CODING_TURNED)
         kva_token_row_turn_back(scratch->v, dim);
+    for (uint32_t i = 0; i < dim; i++)
+        to[i] = kva_16_of_f32(scratch->v[i], job->args->kv_dtype);
+}
+
+/* Slots of a page, whose tokens are at order[] among the kept ones. */
+static void roll_page(const struct roll_job *job, const struct kva_roll_seq *seq, uint32_t kv_head,
+                      uint32_t page, struct scratch *scratch)
+{
+    const struct kva_roll_rows_args *args = job->args;
+    const size_t first = (size_t)kv_head * seq->slots + (size_t)page * KVA_PAGE_TOKENS;
+    const uint32_t count = kva_min_u32(seq->filled - page * KVA_PAGE_TOKENS, KVA_PAGE_TOKENS);
+    struct kva_cpu_roll_keys keys = {
+        .to = row_16(seq->to[page], args->to_offset_bytes, kv_head, 0, args->head_dim),
+        .positions = scratch->positions,
+        .rotary = &args->rotary,
+        .layout = &job->layout,
+        .format = args->format,
+        .head_dim = args->head_dim,
+        .kv_dtype = args->kv_dtype,
+        .scratch = scratch->page,
+    };
+    if (args->format.bits == 0)
+        keys.from = row_16(seq->from[page], args->from_offset_bytes, kv_head, 0, args->head_dim);
+    else
+        keys.from = head_of(seq->from[page], args->from_offset_bytes, kv_head, &job->layout);
+    memset(scratch->positions, 0, sizeof scratch->positions);
+    for (uint32_t t = 0; t < count; t++) {
+        struct kva_roll_place *place = &seq->places[first + t];
+        const uint32_t token = seq->positions[first + t] + 1;
+        const uint32_t position = seq->position_first + seq->index[first + t];
+        if (place->token != token)
+            roll_value(job, keys.from, keys.to + ((size_t)t * 2 + 1) * args->head_dim, t, scratch);
+        if (place->token != token || place->position != position)
+            keys.slots |= UINT64_C(1) << t;
+        scratch->positions[t] = position;
+        *place = (struct kva_roll_place){token, position};
     }
+    if (keys.slots)
+        job->device->kernels.roll_keys(&keys);
 }
 
 static void roll_item(void *opaque, uint32_t index, uint32_t worker)
 {
     const struct roll_job *job = opaque;
-    const struct kva_roll_rows_args *args = job->args;
-    const struct kva_roll_seq *seq = &args->seqs[index / args->kv_heads];
-    const uint32_t kv_head = index % args->kv_heads, dim = args->head_dim;
-    const uint32_t *order = seq->index + (size_t)kv_head * seq->slots;
-    uint32_t *places = seq->places + (size_t)kv_head * seq->slots;
+    const struct kva_roll_seq *seq = &job->args->seqs[index / job->args->kv_heads];
+    const uint32_t kv_head = index % job->args->kv_heads;
     struct scratch *scratch = kva_cpu_scratch(job->device, worker);
     put_in_order(seq, kv_head, scratch->keys);
-    for (uint32_t slot = 0; slot < seq->filled; slot++) {
-        const uint32_t position = seq->position_first + order[slot];
-        if (places[slot] == position + 1)
-            continue;
-        places[slot] = position + 1;
-        uint16_t *to =
-            row_16(seq->to[slot / KVA_PAGE_TOKENS], args->to_offset_bytes, kv_head, slot, dim);
-        load_row(job, seq, kv_head, slot, scratch);
-        rotate(scratch->k, &args->rotary, position, false, scratch);
-        for (uint32_t i = 0; i < dim; i++) {
-            to[i] = kva_16_of_f32(scratch->k[i], args->kv_dtype);
-            to[dim + i] = kva_16_of_f32(scratch->v[i], args->kv_dtype);
-        }
-    }
+    for (uint32_t page = 0; page * KVA_PAGE_TOKENS < seq->filled; page++)
+        roll_page(job, seq, kv_head, page, scratch);
 }
 
 void kva_cpu_roll_rows(struct kva_device *device, const struct kva_roll_rows_args *args)
