@@ -65,6 +65,7 @@ static uint32_t list_blocks(struct kva_forward *fw, const struct kva_kv_rows *ro
         .position_first = rows->position_first,
         .range_first = range_count,
         .range_count = at - range_count,
+        .scores = rows->scores,
     };
     return at;
 }

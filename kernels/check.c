@@ -166,6 +166,26 @@ static bool check_kv_append(struct kva_device *device, const struct kva_kv_appen
     return check_kv_dtype(device, "kv_append", args->kv_dtype);
 }
 
+static bool check_scores(struct kva_device *device, const char *op,
+                         const struct kva_attend_scores *scores, uint32_t row_count,
+                         const struct kva_attend_range *ranges, uint32_t range_count)
+{
+    if (!scores->data)
+        return true;
+    if (row_count != 1)
+        return refuse(device, "%s: scores of %u rows, those of one are kept", op, row_count);
+    for (uint32_t i = 0; i < range_count; i++) {
+        const uint32_t first = ranges[i].token_first / KVA_ATTEND_SPLIT_TOKENS;
+        const uint64_t end = (uint64_t)ranges[i].token_first + ranges[i].token_count;
+        if (first < scores->split_first ||
+            kva_div_up(end, KVA_ATTEND_SPLIT_TOKENS) > scores->split_first + scores->split_count)
+            return refuse(device, "%s: scores of splits %u to %u, tokens up to %llu", op,
+                          scores->split_first, scores->split_first + scores->split_count,
+                          (unsigned long long)end);
+    }
+    return true;
+}
+
 static bool check_attend(struct kva_device *device, const struct kva_attend_args *args)
 {
     if (!check_head_dim(device, "attend", args->head_dim) ||
@@ -174,6 +194,9 @@ static bool check_attend(struct kva_device *device, const struct kva_attend_args
         return false;
     for (uint32_t i = 0; i < args->seq_count; i++) {
         const struct kva_attend_range *ranges = args->ranges + args->seqs[i].range_first;
+        if (!check_scores(device, "attend", &args->seqs[i].scores, args->seqs[i].row_count, ranges,
+                          args->seqs[i].range_count))
+            return false;
         for (uint32_t j = 0; j < args->seqs[i].range_count; j++) {
             if (ranges[j].format != KVA_KV_16BIT)
                 return refuse(device, "attend: no kernel for KV format %d", (int)ranges[j].format);
@@ -378,6 +401,9 @@ static bool check_attend_mass(struct kva_device *device, const struct kva_attend
                       args->partial_count, most);
     for (uint32_t i = 0; i < args->seq_count; i++) {
         const struct kva_mass_seq *seq = &args->seqs[i];
+        if (!check_scores(device, "attend_mass", &seq->scores, seq->row_count,
+                          args->ranges + seq->range_first, seq->range_count))
+            return false;
         for (uint32_t j = 0; j < seq->range_count; j++) {
             const struct kva_attend_range *range = &args->ranges[seq->range_first + j];
             if (range->format != KVA_KV_16BIT)

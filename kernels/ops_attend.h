@@ -38,6 +38,15 @@ struct kva_attend_range {
     uint32_t block_first; /* index into args.blocks */
 };
 
+/* Where the scores of one row are kept for attend_mass (ops_keep.h), which then need not read the
+ * keys again: [heads][split_count][KVA_ATTEND_SPLIT_TOKENS], from the split `split_first` on. A
+ * device whose attend_mass reads the keys all the same leaves them as they are. */
+struct kva_attend_scores {
+    float *data; /* device; NULL: they are not kept */
+    uint32_t split_first;
+    uint32_t split_count;
+};
+
 /* One sequence's rows: consecutive rows at consecutive positions. */
 struct kva_attend_seq {
     uint32_t row_first;
@@ -46,6 +55,7 @@ struct kva_attend_seq {
                                 the ranges */
     uint32_t range_first;    /* index into args.ranges; ranges ascend and are disjoint */
     uint32_t range_count;
+    struct kva_attend_scores scores; /* of a sequence of one row; all its splits lie within */
 };
 
 /* The partial result of attention over some tokens (architecture.md; DistAttention eq. 2-3,

@@ -17,11 +17,7 @@
 #ifndef KVA_KERNELS_OPS_KEEP_H
 #define KVA_KERNELS_OPS_KEEP_H
 
-#include "kernels/device.h"
-#include "kernels/kv_layout.h"
-
-struct kva_partial;
-struct kva_attend_range;
+#include "kernels/ops_attend.h"
 
 #define KVA_NO_SLOT UINT32_MAX
 
@@ -39,6 +35,7 @@ struct kva_mass_seq {
     float *mass;         /* [kv_heads][mass_stride]: of token t at t - mass_first; device */
     uint32_t mass_first; /* <= the first token of the ranges */
     uint32_t mass_stride;
+    struct kva_attend_scores scores; /* what attend kept for the one row */
 };
 
 /* mass[kv_head][t - mass_first] += the probabilities that the rows' query heads which share the KV

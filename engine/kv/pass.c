@@ -70,6 +70,7 @@ void kva_kv_layer_begin(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         struct kva_kv_rows *rows = &pass->rows[i];
         rows->range_count = 0;
+        rows->scores.data = NULL;
         rows->fused = false;
         rows->candidates.page_end = 0;
         for (const struct kva_kv_part *const *part = rows->seq->policy->parts; *part; part++)

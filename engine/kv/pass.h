@@ -41,6 +41,7 @@ struct kva_kv_rows {
     /* --- from layer_begin --- */
     struct kva_kv_range ranges[KVA_KV_RANGES_MAX];
     uint32_t range_count;
+    struct kva_attend_scores scores; /* where attention to blocks keeps the one row's */
     struct kva_kv_range candidates; /* low-bit pages that select_row selects from for the next step,
                                        where not all of them attend yet; page_end 0: those that
                                        attend */

@@ -32,6 +32,8 @@
 
 #include "kernels/ops.h"
 
+#include <string.h>
+
 /* Inputs of a linear that are summed before they are added to the total: one block of a tile's
  * weights and rows stays in the first-level cache. */
 #define KVA_CPU_LINEAR_INNER 512u
@@ -78,13 +80,26 @@ struct kva_cpu_attend_split {
     uint32_t q_count;
     uint32_t head_dim;
     enum kva_dtype kv_dtype;
-    float *a;      /* out: [q_count, head_dim] */
-    float *m;      /* out: [q_count] */
-    float *e;      /* out: [q_count] */
+    float *a;    /* out: [q_count, head_dim] */
+    float *m;    /* out: [q_count] */
+    float *e;    /* out: [q_count] */
+    float *kept; /* out: [q_count][KVA_ATTEND_SPLIT_TOKENS], rows `kept_stride` apart: the scores
+                      of what each query sees, -inf where no token is; NULL: nobody wants them */
+    size_t kept_stride;
     float *scores; /* scratch: [KVA_CPU_ATTEND_QUERIES, KVA_ATTEND_SPLIT_TOKENS] */
     float *k;      /* scratch: [KVA_CPU_ATTEND_K_FLOATS] */
     float *v;      /* scratch: [KVA_CPU_ATTEND_V_FLOATS] */
 };
+
+/* Scores of a query's slots [first, end), which are made, are kept if they are wanted. */
+static inline void kva_cpu_keep_scores(const struct kva_cpu_attend_split *split, uint32_t query,
+                                       uint32_t first, uint32_t end)
+{
+    if (split->kept)
+        memcpy(split->kept + query * split->kept_stride + first,
+               split->scores + (size_t)query * KVA_ATTEND_SPLIT_TOKENS + first,
+               (end - first) * sizeof(float));
+}
 
 /* One KV head of one block to be quantised. */
 struct kva_cpu_quantise {
@@ -146,7 +161,8 @@ struct kva_cpu_mass_split {
     uint32_t head_dim;
     enum kva_dtype kv_dtype;
     float *mass;   /* [KVA_ATTEND_SPLIT_TOKENS]; of slots that are not present anything */
-    float *scores; /* scratch: [KVA_CPU_ATTEND_QUERIES, KVA_ATTEND_SPLIT_TOKENS] */
+    float *scores; /* [q_count] rows of KVA_ATTEND_SPLIT_TOKENS: given, or scratch */
+    bool scored;   /* given, -inf where no token is; tokens, q and k are not read then */
     float *k;      /* [KVA_CPU_MASS_K_FLOATS]: what mass_keys has made of the keys */
 };
 

@@ -43,6 +43,22 @@ static void mass_no_scale(struct kva_device *device, const struct kva_attend_mas
     good->attend_mass(device, &wrong);
 }
 
+/* Of scores that attention has kept, those of the tokens behind. */
+static void mass_next_score(struct kva_device *device, const struct kva_attend_mass_args *args)
+{
+    struct kva_attend_mass_args wrong = *args;
+    struct kva_mass_seq seqs[SEQS_MAX];
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_attend_scores *scores = &args->seqs[i].scores;
+        const size_t lines = (size_t)args->heads * scores->split_count;
+        seqs[i] = args->seqs[i];
+        for (size_t j = 0; scores->data && j < lines * KVA_ATTEND_SPLIT_TOKENS - 1; j++)
+            scores->data[j] = scores->data[j + 1];
+    }
+    wrong.seqs = seqs;
+    good->attend_mass(device, &wrong);
+}
+
 /* --- keep ------------------------------------------------------------------------------------- */
 
 static void keep_changed(struct kva_device *device, const struct kva_keep_args *args,
@@ -172,6 +188,7 @@ static const struct broken list[] = {
     BREAKS(mass_one_partial, OP_ATTEND_MASS, attend_mass),
     BREAKS(mass_anew, OP_ATTEND_MASS, attend_mass),
     BREAKS(mass_no_scale, OP_ATTEND_MASS, attend_mass),
+    BREAKS(mass_next_score, OP_ATTEND_MASS, attend_mass),
     BREAKS(keep_no_sinks, OP_KEEP, keep),
     BREAKS(keep_one_recent_less, OP_KEEP, keep),
     BREAKS(keep_no_pure, OP_KEEP, keep),

@@ -23,6 +23,7 @@ struct mass_test {
     struct check_buf pages[PAGES_MAX], q, mass[2];
     struct check_buf m[PARTIALS], e[PARTIALS];
     struct kva_partial partials[PARTIALS];
+    struct check_buf scores[2], attended; /* of one row of each sequence, and what attend gives */
     uint32_t tokens, page_count, rows;
     float *before; /* what mass was, of both sequences */
 };
@@ -31,6 +32,11 @@ struct mass_test {
 enum precision { PRECISE, BF16_PRODUCTS, GPU };
 
 /* --- building --------------------------------------------------------------------------------- */
+
+static uint32_t splits_of(const struct mass_test *test)
+{
+    return (uint32_t)kva_div_up(test->tokens, KVA_ATTEND_SPLIT_TOKENS);
+}
 
 static bool in_ranges(const struct mass_test *test, const struct kva_mass_seq *seq, uint32_t token)
 {
@@ -158,6 +164,12 @@ static void make_test(struct check *check, struct mass_test *test, bool holes)
         test->seqs[i].mass = test->mass[i].data;
         floats += count;
     }
+    for (int i = 0; i < 2; i++) {
+        test->scores[i] = check_buf_new((size_t)args->heads * splits_of(test) *
+                                        KVA_ATTEND_SPLIT_TOKENS * sizeof(float));
+        check_buf_garbage(check, &test->scores[i]);
+    }
+    test->attended = check_buf_new(pairs * (args->head_dim + 2) * sizeof(float));
     test->before = malloc(floats * sizeof *test->before);
     for (size_t i = 0; i < floats; i++)
         test->before[i] = 3 * fabsf(check_normal(check));
@@ -179,6 +191,9 @@ static void free_test(struct mass_test *test)
     }
     check_buf_free(&test->mass[0]);
     check_buf_free(&test->mass[1]);
+    check_buf_free(&test->scores[0]);
+    check_buf_free(&test->scores[1]);
+    check_buf_free(&test->attended);
     check_buf_free(&test->q);
     free(test->before);
 }
@@ -253,7 +268,42 @@ static const char *compare(const struct mass_test *test, uint32_t s, const struc
 
 /* --- running ---------------------------------------------------------------------------------- */
 
-/* Rows of both sequences, `chunk` of the first one at a time. */
+/* Attention of the sequences' one row each, which keeps its scores. */
+static void keep_scores(struct mass_test *test, const struct check_variant *variant,
+                        struct kva_device *device, struct kva_mass_seq *seqs, uint32_t count)
+{
+    const struct kva_attend_mass_args *args = &test->args;
+    const size_t pairs = (size_t)test->rows * args->heads;
+    float *out = test->attended.data;
+    struct kva_attend_seq attend[2];
+    for (uint32_t i = 0; i < count; i++) {
+        seqs[i].scores = (struct kva_attend_scores){test->scores[i].data, 0, splits_of(test)};
+        attend[i] = (struct kva_attend_seq){.row_first = seqs[i].row_first,
+                                            .row_count = 1,
+                                            .position_first = seqs[i].position_first,
+                                            .range_first = seqs[i].range_first,
+                                            .range_count = seqs[i].range_count,
+                                            .scores = seqs[i].scores};
+    }
+    variant->ops.attend(device,
+                        &(struct kva_attend_args){.q = args->q,
+                                                  .out = {out, out + pairs * args->head_dim,
+                                                          out + pairs * (args->head_dim + 1)},
+                                                  .seqs = attend,
+                                                  .ranges = args->ranges,
+                                                  .blocks = args->blocks,
+                                                  .block_offset_bytes = args->block_offset_bytes,
+                                                  .seq_count = count,
+                                                  .q_stride = args->q_stride,
+                                                  .heads = args->heads,
+                                                  .kv_heads = args->kv_heads,
+                                                  .head_dim = args->head_dim,
+                                                  .kv_dtype = args->kv_dtype,
+                                                  .scale = args->scale});
+}
+
+/* Rows of both sequences, `chunk` of the first one at a time; of one at a time attention has kept
+ * the scores. */
 static void run_chunks(struct mass_test *test, const struct check_variant *variant,
                        struct kva_device *device, uint32_t chunk)
 {
@@ -267,29 +317,48 @@ static void run_chunks(struct mass_test *test, const struct check_variant *varia
         seqs[0].row_count = kva_min_u32(chunk, test->seqs[0].row_count - first);
         args.seqs = seqs;
         args.seq_count = first == 0 ? 2 : 1;
+        if (chunk == 1)
+            keep_scores(test, variant, device, seqs, args.seq_count);
         variant->ops.attend_mass(device, &args);
     }
 }
 
 static const char *run_test(struct mass_test *test, const struct check_variant *variant,
-                            struct kva_device *device, const struct truth *truths, float *first)
+                            struct kva_device *device, const struct truth *truths,
+                            const struct truth *kept, float *first)
 {
     const size_t bytes[2] = {test->mass[0].bytes, test->mass[1].bytes};
-    const uint32_t chunks[] = {UINT32_MAX / 2, 1, 7};
+    const uint32_t chunks[] = {UINT32_MAX / 2, 7, 1};
+    const char *reason = NULL;
     for (size_t i = 0; i < KVA_COUNT_OF(chunks); i++) {
         run_chunks(test, variant, device, chunks[i]);
-        if (!check_buf_intact(&test->mass[0]) || !check_buf_intact(&test->mass[1]))
+        if (!check_buf_intact(&test->mass[0]) || !check_buf_intact(&test->mass[1]) ||
+            !check_buf_intact(&test->scores[0]) || !check_buf_intact(&test->scores[1]))
             return "wrote before its output";
         if (i == 0 && device == variant->one) {
             memcpy(first, test->mass[0].data, bytes[0]);
             memcpy((char *)first + bytes[0], test->mass[1].data, bytes[1]);
         }
-        if (memcmp(first, test->mass[0].data, bytes[0]) != 0 ||
-            memcmp((char *)first + bytes[0], test->mass[1].data, bytes[1]) != 0)
-            return i == 0 ? "other bits with several threads" : "other bits in chunks";
+        /* Tiles of AMX add in an order of their own, so what attention keeps is another rounding. */
+        const bool same = chunks[i] > 1 || !(variant->levels & KVA_CPU_AMX);
+        if (same && (memcmp(first, test->mass[0].data, bytes[0]) != 0 ||
+                     memcmp((char *)first + bytes[0], test->mass[1].data, bytes[1]) != 0))
+            return i == 0          ? "other bits with several threads"
+                   : chunks[i] > 1 ? "other bits in chunks"
+                                   : "other bits from the scores that were kept";
+        for (uint32_t s = 0; s < 2 && !reason; s++)
+            reason = compare(test, s, chunks[i] > 1 ? &truths[s] : &kept[s]);
     }
-    const char *reason = compare(test, 0, &truths[0]);
-    return reason ? reason : compare(test, 1, &truths[1]);
+    return reason;
+}
+
+/* Levels `rounding` have bf16 products. */
+static enum precision precision_of(const struct check_variant *variant, enum kva_dtype dtype,
+                                   uint32_t rounding)
+{
+    if (variant->levels & CHECK_LEVEL_CUDA)
+        return GPU;
+    return dtype == KVA_BF16 && variant->levels & rounding ? BF16_PRODUCTS : PRECISE;
 }
 
 static void mass_case(struct check *check, struct shape shape, enum kva_dtype dtype,
@@ -323,14 +392,17 @@ static void mass_case(struct check *check, struct shape shape, enum kva_dtype dt
     float *first = malloc(test.mass[0].bytes + test.mass[1].bytes);
     struct truth truths[GPU + 1][2] = {0};
     while (check_next_run(check, work, &run, &variant, &device)) {
-        const bool rounds = dtype == KVA_BF16 && variant->levels & KVA_CPU_AVX512BF16;
-        const enum precision precision = variant->levels & CHECK_LEVEL_CUDA ? GPU
-                                         : rounds                           ? BF16_PRODUCTS
-                                                                            : PRECISE;
-        for (uint32_t i = 0; i < 2 && !truths[precision][i].expect; i++)
-            truths[precision][i] = truth_of(&test, i, precision);
+        const enum precision precision = precision_of(variant, dtype, KVA_CPU_AVX512BF16);
+        /* The level amx by itself has attention, and mass of the level ref. */
+        const enum precision kept = precision_of(variant, dtype, KVA_CPU_AVX512BF16 | KVA_CPU_AMX);
+        for (uint32_t i = 0; i < 2; i++) {
+            if (!truths[precision][i].expect)
+                truths[precision][i] = truth_of(&test, i, precision);
+            if (!truths[kept][i].expect)
+                truths[kept][i] = truth_of(&test, i, kept);
+        }
         check_count_run(check, variant, OP_ATTEND_MASS, device, name,
-                        run_test(&test, variant, device, truths[precision], first));
+                        run_test(&test, variant, device, truths[precision], truths[kept], first));
     }
     for (uint32_t i = 0; i < 2 * (GPU + 1); i++) {
         free(truths[i / 2][i % 2].expect);

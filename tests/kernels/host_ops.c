@@ -163,6 +163,16 @@ void *host_put_out(struct host_ops *h, void *host, size_t bytes)
     return host_put(&h->device_tier, host, bytes, true);
 }
 
+struct kva_attend_scores host_put_scores(struct host_ops *h, struct kva_attend_scores scores,
+                                         uint32_t heads)
+{
+    if (scores.data)
+        scores.data = host_put_out(h, scores.data,
+                                   (size_t)heads * scores.split_count * KVA_ATTEND_SPLIT_TOKENS *
+                                       sizeof(float));
+    return scores;
+}
+
 struct kva_weight host_put_weight(struct host_ops *h, const struct kva_weight *weight)
 {
     size_t bytes = kva_weight_bytes(weight);

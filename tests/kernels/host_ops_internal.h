@@ -67,6 +67,8 @@ void *host_put_act(struct host_ops *h, const void *host, uint32_t rows, uint32_t
 void *host_put_in(struct host_ops *h, const void *host, size_t bytes);
 void *host_put_out(struct host_ops *h, void *host, size_t bytes);
 
+struct kva_attend_scores host_put_scores(struct host_ops *h, struct kva_attend_scores scores,
+                                         uint32_t heads);
 struct kva_weight host_put_weight(struct host_ops *h, const struct kva_weight *weight);
 
 /* host_ops_keep.c: operators of kept rows, for the table. */

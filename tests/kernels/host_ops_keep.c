@@ -32,6 +32,7 @@ void host_attend_mass(struct kva_device *device, const struct kva_attend_mass_ar
     for (uint32_t i = 0; i < args.seq_count; i++) {
         seqs[i] = host->seqs[i];
         rows = kva_max_u32(rows, seqs[i].row_first + seqs[i].row_count);
+        seqs[i].scores = host_put_scores(h, seqs[i].scores, args.heads);
         seqs[i].mass = host_put_out(h, seqs[i].mass,
                                     (size_t)args.kv_heads * seqs[i].mass_stride * sizeof(float));
         for (uint32_t j = 0; j < seqs[i].range_count; j++) {

@@ -144,9 +144,12 @@ static void host_attend(struct kva_device *device, const struct kva_attend_args 
     struct host_ops *h = host_begin(device);
     struct kva_attend_args args = *host;
     size_t bytes = args.block_offset_bytes + kva_kv_block_bytes(args.kv_heads, args.head_dim);
+    struct kva_attend_seq *seqs = calloc(args.seq_count + 1, sizeof *seqs);
     uint32_t rows = 0, count = 0;
     for (uint32_t i = 0; i < args.seq_count; i++) {
         const struct kva_attend_seq *seq = &args.seqs[i];
+        seqs[i] = *seq;
+        seqs[i].scores = host_put_scores(h, seq->scores, args.heads);
         rows = kva_max_u32(rows, seq->row_first + seq->row_count);
         for (uint32_t j = 0; j < seq->range_count; j++) {
             const struct kva_attend_range *range = &args.ranges[seq->range_first + j];
@@ -158,6 +161,7 @@ static void host_attend(struct kva_device *device, const struct kva_attend_args 
     void **blocks = addresses_new(count);
     for (uint32_t i = 0; i < count; i++)
         blocks[i] = host_put_in(h, host->blocks[i], bytes);
+    args.seqs = seqs;
     args.blocks = (const void *const *)blocks;
     args.q = host_put_act(h, host->q, rows, args.heads * args.head_dim, args.q_stride, false);
     args.out = put_partial(h, &host->out, (size_t)rows * args.heads, args.head_dim, true);
@@ -165,6 +169,7 @@ static void host_attend(struct kva_device *device, const struct kva_attend_args 
     h->ops->attend(device, &args);
     host_end(h);
     free(blocks);
+    free(seqs);
 }
 
 static void host_merge(struct kva_device *device, const struct kva_merge_args *host)

@@ -208,8 +208,41 @@ static void attend_format(struct kva_device *device)
     kva_device_ops(device)->attend(device, &args);
 }
 
+/* Scores of so many rows, with tokens of splits 1 and 2. */
+static void attend_scores(struct kva_device *device, uint32_t rows, uint32_t first, uint32_t count)
+{
+    struct kva_attend_args args = good_attend();
+    float score;
+    const struct kva_attend_range range = {.token_first = KVA_ATTEND_SPLIT_TOKENS,
+                                           .token_count = KVA_ATTEND_SPLIT_TOKENS + 1};
+    const struct kva_attend_seq seq = {
+        .row_count = rows, .range_count = 1, .scores = {&score, first, count}};
+    args.seqs = &seq;
+    args.ranges = &range;
+    args.seq_count = 1;
+    kva_device_ops(device)->attend(device, &args);
+}
+
+static void attend_scores_rows(struct kva_device *device)
+{
+    attend_scores(device, 2, 1, 2);
+}
+
+static void attend_scores_early(struct kva_device *device)
+{
+    attend_scores(device, 1, 2, 2);
+}
+
+static void attend_scores_late(struct kva_device *device)
+{
+    attend_scores(device, 1, 1, 1);
+}
+
 static void test_check__attend(void **state KVA_UNUSED)
 {
+    refused("attend: ", "scores of 2 rows", attend_scores_rows);
+    refused("attend: ", "scores of splits 2 to 4", attend_scores_early);
+    refused("attend: ", "scores of splits 1 to 2, tokens up to 513", attend_scores_late);
     refused("attend: ", "head_dim 0", attend_no_dim);
     refused("attend: ", "head_dim", attend_wide);
     refused("attend: ", "4 heads cannot share 3 KV heads", attend_odd_heads);

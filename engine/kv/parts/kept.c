@@ -258,15 +258,32 @@ static void locate_coded(const struct kva_kv *kv, struct kva_kv_rows *rows, uint
                            });
 }
 
+/* Attention keeps the scores of a row with the pages from `first` on, for its mass. */
+static void keep_scores(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t first)
+{
+    const struct kva_kept_layout l = kva_kept_layout_of(kv, &rows->seq->spec);
+    unsigned char *marks = kva_kept_state_of(rows->seq)->marks;
+    if (rows->row_count == 1)
+        rows->scores = (struct kva_attend_scores){
+            .data = (float *)(void *)(marks + l.scores),
+            .split_first = first * KVA_PAGE_TOKENS / KVA_ATTEND_SPLIT_TOKENS,
+            .split_count = l.splits,
+        };
+}
+
 /* In 16 bits: where the last pages before the window would be. */
 static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
 {
     const struct kva_kv_seq *seq = rows->seq;
     const struct kva_kept_state *s = kva_kept_state_of(seq);
+    const bool coded = kva_kept_codes(&seq->spec) && !s->rolled;
     uint32_t count = kva_kv_stored(seq), first = seq->offloaded - count;
-    if (!seq->prefilled || count == 0)
+    if (!seq->prefilled)
         return;
-    if (kva_kept_codes(&seq->spec) && !s->rolled) {
+    keep_scores(kv, rows, coded ? seq->offloaded : first);
+    if (count == 0)
+        return;
+    if (coded) {
         locate_coded(kv, rows, layer);
         return;
     }

@@ -28,10 +28,12 @@ struct kva_kept_state {
 struct kva_kept_layout {
     size_t positions, mass, error, window; /* from the layer's beginning */
     size_t layer_bytes;
-    size_t places;  /* for rolling: [layers][kv_heads][slots] */
-    size_t index;   /* the same, of one layer at a time */
-    size_t weights; /* what a row gave to slots in few bits: the same */
-    size_t scratch; /* of keep: the same */
+    size_t places;   /* for rolling: [layers][kv_heads][slots] */
+    size_t index;    /* the same, of one layer at a time */
+    size_t weights;  /* what a row gave to slots in few bits: the same */
+    size_t scores;   /* of a row with what it sees in 16 bits: struct kva_attend_scores */
+    uint32_t splits; /* of them */
+    size_t scratch;  /* of keep: the same */
     size_t scratch_bytes;
     size_t bytes;
 };

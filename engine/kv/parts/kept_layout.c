@@ -77,6 +77,10 @@ struct kva_kept_layout kva_kept_layout_of(const struct kva_kv *kv, const struct 
         rolls ? (size_t)heads * slots * sizeof(struct kva_roll_place) * kv->shape.layers : 0);
     l.index = kva_kv_lay_piece(&l.bytes, rolls ? all : 0);
     l.weights = kva_kv_lay_piece(&l.bytes, codes && !rolls ? all : 0);
+    const uint32_t seen = (codes && !rolls ? 0 : slots) + KVA_KEPT_WINDOW;
+    l.splits = (uint32_t)kva_div_up(seen, KVA_ATTEND_SPLIT_TOKENS) + 1; /* it begins anywhere */
+    l.scores = kva_kv_lay_piece(&l.bytes, (size_t)kv->heads * l.splits * KVA_ATTEND_SPLIT_TOKENS *
+                                              sizeof(float));
     l.scratch = kva_kv_lay_piece(&l.bytes, l.scratch_bytes);
     l.bytes = whole_chunks(kv, l.bytes);
     return l;

@@ -135,7 +135,8 @@ static void add_decoding(const struct kva_kv *kv, struct list *list, const struc
                                  .position_first = rows->position_first,
                                  .mass = store.mass,
                                  .mass_first = window - kva_kv_stored(seq) * KVA_PAGE_TOKENS,
-                                 .mass_stride = store.slots};
+                                 .mass_stride = store.slots,
+                                 .scores = rows->scores};
     if (entry.mass_first < window && !weighed(rows))
         add(list, rows, entry, window);
     entry.mass = window_mass(kv, seq, layer);

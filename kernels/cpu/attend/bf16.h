@@ -152,6 +152,7 @@ static void softmax_split(const struct kva_cpu_attend_split *split, const struct
     const uint32_t from = first / SOFTEN_SLOTS * SOFTEN_SLOTS;
     const uint32_t to = (uint32_t)kva_align_up(end, SOFTEN_SLOTS);
     hide(split, query, from, to, holes, scores);
+    kva_cpu_keep_scores(split, query, from, to);
     float m = greatest(scores, from, to);
     /* A maximum may pass over what is not a number. Where that is all there is, it must not be
      * taken for nothing. */

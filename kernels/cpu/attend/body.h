@@ -78,6 +78,7 @@ static void softmax_split(const struct kva_cpu_attend_split *split, uint32_t que
         if (!split->tokens[slot])
             scores[slot] = -INFINITY;
     }
+    kva_cpu_keep_scores(split, query, low, high);
     vf top = v_set(-INFINITY);
     for (uint32_t slot = low; slot < high; slot += VL)
         top = v_max(top, v_load(scores + slot));

@@ -246,6 +246,15 @@ static void begin_walk(const struct task *task, const struct walk *walk, struct 
     find_tokens(task, walk->split, walk->kv, scratch->tokens[0]);
 }
 
+/* Where the scores of the task's first query of a KV head are kept; NULL: they are not. */
+static float *kept_scores(const struct task *task, uint32_t split, uint32_t kv)
+{
+    const struct kva_attend_scores *scores = &task->seq->scores;
+    const struct kva_query_task at = of_head(task, kv);
+    const size_t line = kva_query_head(&at) * scores->split_count + split - scores->split_first;
+    return scores->data ? scores->data + line * KVA_ATTEND_SPLIT_TOKENS : NULL;
+}
+
 /* to = attention of the task's queries of one KV head to one split, where `walk` stands, which then
  * goes on. */
 static void walk_on(const struct kva_device *device, const struct task *task, struct walk *walk,
@@ -276,6 +285,8 @@ static void walk_on(const struct kva_device *device, const struct task *task, st
         .a = to.a,
         .m = to.m,
         .e = to.e,
+        .kept = kept_scores(task, at.split, at.kv),
+        .kept_stride = (size_t)task->seq->scores.split_count * KVA_ATTEND_SPLIT_TOKENS,
         .scores = scratch->scores,
         .k = scratch->k,
         .v = scratch->v,

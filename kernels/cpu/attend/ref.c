@@ -41,6 +41,7 @@ static void softmax_split(const struct kva_cpu_attend_split *split, uint32_t que
 {
     float *scores = scores_of(split, query);
     float m = -INFINITY, e = 0.0f;
+    kva_cpu_keep_scores(split, query, 0, KVA_ATTEND_SPLIT_TOKENS);
     for (uint32_t slot = 0; slot < KVA_ATTEND_SPLIT_TOKENS; slot++)
         m = scores[slot] > m || scores[slot] != scores[slot] ? scores[slot] : m;
     for (uint32_t slot = 0; slot < KVA_ATTEND_SPLIT_TOKENS; slot++) {

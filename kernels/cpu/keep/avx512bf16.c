@@ -46,7 +46,7 @@ void kva_mass_split_avx512bf16(const struct kva_cpu_mass_split *split)
     const uint32_t group = group_queries(split->q_count);
     const struct pairs first = pairs_at(split, 0);
     struct ahead none = plan_ahead(&attend);
-    if (split->kv_dtype != KVA_BF16) {
+    if (split->kv_dtype != KVA_BF16 || split->scored) {
         kva_mass_split_avx512(split);
         return;
     }

@@ -74,30 +74,45 @@ static struct item item_at(const struct kva_attend_mass_args *args, uint32_t ind
 
 /* --- the tokens ------------------------------------------------------------------------------- */
 
-/* tokens[slot] = the K row of position base + slot; NULL where no range has it. Returns the end of
- * those that are there. */
-static uint32_t find_tokens(const struct item *item, const void **tokens)
+/* Slots [*ret_first, *ret_end) of the item are of range `i` of its sequence. */
+static void range_slots(const struct item *item, uint32_t i, uint32_t *ret_first, uint32_t *ret_end)
+{
+    const struct kva_attend_range *range = &item->args->ranges[item->seq->range_first + i];
+    const uint32_t end = range->token_first + range->token_count, base = item->base;
+    *ret_end = kva_min_u32(kva_max_u32(end, base) - base, KVA_ATTEND_SPLIT_TOKENS);
+    *ret_first = kva_min_u32(kva_max_u32(range->token_first, base) - base, *ret_end);
+}
+
+/* The end of the slots that some range has. */
+static uint32_t slots_of(const struct item *item)
+{
+    uint32_t slots = 0, first, end;
+    for (uint32_t i = 0; i < item->seq->range_count; i++) {
+        range_slots(item, i, &first, &end);
+        slots = first < end ? end : slots;
+    }
+    return slots;
+}
+
+/* tokens[slot] = the K row of position base + slot; NULL where no range has it. */
+static void find_tokens(const struct item *item, const void **tokens)
 {
     const struct kva_attend_mass_args *args = item->args;
     const size_t token_bytes = (size_t)args->head_dim * 2 * sizeof(uint16_t);
     const size_t head_at =
         args->block_offset_bytes + (size_t)item->kv_head * KVA_PAGE_TOKENS * token_bytes;
-    uint32_t slots = 0;
+    uint32_t slot, end;
     memset(tokens, 0, KVA_ATTEND_SPLIT_TOKENS * sizeof *tokens);
     for (uint32_t i = 0; i < item->seq->range_count; i++) {
         const struct kva_attend_range *range = &args->ranges[item->seq->range_first + i];
-        uint32_t position = kva_max_u32(item->base, range->token_first);
-        const uint32_t end = kva_min_u32(item->base + KVA_ATTEND_SPLIT_TOKENS,
-                                         range->token_first + range->token_count);
-        for (; position < end; position++) {
+        for (range_slots(item, i, &slot, &end); slot < end; slot++) {
+            const uint32_t position = item->base + slot;
             const uint32_t block = range->block_first + position / KVA_PAGE_TOKENS -
                                    range->token_first / KVA_PAGE_TOKENS;
-            slots = position - item->base + 1;
-            tokens[slots - 1] = (const unsigned char *)args->blocks[block] + head_at +
-                                position % KVA_PAGE_TOKENS * token_bytes;
+            tokens[slot] = (const unsigned char *)args->blocks[block] + head_at +
+                           position % KVA_PAGE_TOKENS * token_bytes;
         }
     }
-    return slots;
 }
 
 static float *mass_of(const struct item *item, uint32_t slot)
@@ -107,22 +122,43 @@ static float *mass_of(const struct item *item, uint32_t slot)
            (item->base + slot - seq->mass_first);
 }
 
-static void load_mass(const struct item *item, struct scratch *scratch, uint32_t slots)
+static void load_mass(const struct item *item, struct scratch *scratch)
 {
+    uint32_t first, end;
     memset(scratch->mass, 0, sizeof scratch->mass);
-    for (uint32_t slot = 0; slot < slots; slot++)
-        scratch->mass[slot] = scratch->tokens[slot] ? *mass_of(item, slot) : 0.0f;
+    for (uint32_t i = 0; i < item->seq->range_count; i++) {
+        range_slots(item, i, &first, &end);
+        memcpy(scratch->mass + first, mass_of(item, first), (end - first) * sizeof(float));
+    }
 }
 
-static void store_mass(const struct item *item, const struct scratch *scratch, uint32_t slots)
+static void store_mass(const struct item *item, const struct scratch *scratch)
 {
-    for (uint32_t slot = 0; slot < slots; slot++) {
-        if (scratch->tokens[slot])
-            *mass_of(item, slot) = scratch->mass[slot];
+    uint32_t first, end;
+    for (uint32_t i = 0; i < item->seq->range_count; i++) {
+        range_slots(item, i, &first, &end);
+        memcpy(mass_of(item, first), scratch->mass + first, (end - first) * sizeof(float));
     }
 }
 
 /* --- the rows --------------------------------------------------------------------------------- */
+
+/* A query of the tile as it is scored: scaled, or its scores, which attention has kept. */
+static void load_scored(const struct item *item, uint32_t row, uint32_t head, uint32_t j,
+                        struct scratch *scratch)
+{
+    const struct kva_attend_mass_args *args = item->args;
+    const struct kva_attend_scores *kept = &item->seq->scores;
+    const float *q =
+        (const float *)args->q + (size_t)row * args->q_stride + (size_t)head * args->head_dim;
+    const size_t split = item->base / KVA_ATTEND_SPLIT_TOKENS - kept->split_first;
+    for (uint32_t i = 0; !kept->data && i < args->head_dim; i++)
+        scratch->q[(size_t)j * args->head_dim + i] = q[i] * args->scale;
+    if (kept->data)
+        memcpy(scratch->scores + (size_t)j * KVA_ATTEND_SPLIT_TOKENS,
+               kept->data + (head * (size_t)kept->split_count + split) * KVA_ATTEND_SPLIT_TOKENS,
+               KVA_ATTEND_SPLIT_TOKENS * sizeof(float));
+}
 
 /* A query of the tile, from a row and head of the call. False: it saw nothing at all. */
 static bool load_query(const struct item *item, uint32_t row, uint32_t head, uint32_t j,
@@ -130,8 +166,6 @@ static bool load_query(const struct item *item, uint32_t row, uint32_t head, uin
 {
     const struct kva_attend_mass_args *args = item->args;
     const size_t pair = (size_t)row * args->heads + head;
-    const float *q =
-        (const float *)args->q + (size_t)row * args->q_stride + (size_t)head * args->head_dim;
     float top = args->partials[0].m[pair], e = 0.0f;
     for (uint32_t i = 1; i < args->partial_count; i++)
         top = args->partials[i].m[pair] > top ? args->partials[i].m[pair] : top;
@@ -143,8 +177,7 @@ static bool load_query(const struct item *item, uint32_t row, uint32_t head, uin
         return false;
     scratch->m[j] = top;
     scratch->inverse[j] = 1.0f / e;
-    for (uint32_t i = 0; i < args->head_dim; i++)
-        scratch->q[(size_t)j * args->head_dim + i] = q[i] * args->scale;
+    load_scored(item, row, head, j, scratch);
     return true;
 }
 
@@ -164,6 +197,7 @@ static void add_tile(const struct job *job, const struct item *item, uint32_t q_
         .kv_dtype = item->args->kv_dtype,
         .mass = scratch->mass,
         .scores = scratch->scores,
+        .scored = item->seq->scores.data != NULL,
         .k = scratch->k,
     };
     if (q_count > 0)
@@ -177,7 +211,7 @@ static void mass_item(void *opaque, uint32_t index, uint32_t worker)
     const struct item item = item_at(args, index);
     struct scratch *scratch = kva_cpu_scratch(job->device, worker);
     const uint32_t group = args->heads / args->kv_heads;
-    const uint32_t slots = find_tokens(&item, scratch->tokens);
+    const uint32_t slots = slots_of(&item);
     const struct kva_cpu_mass_split keys = {.tokens = scratch->tokens,
                                             .slots = slots,
                                             .head_dim = args->head_dim,
@@ -186,8 +220,11 @@ static void mass_item(void *opaque, uint32_t index, uint32_t worker)
     uint32_t q_count = 0;
     if (slots == 0)
         return;
-    load_mass(&item, scratch, slots);
-    job->device->kernels.mass_keys(&keys);
+    load_mass(&item, scratch);
+    if (!item.seq->scores.data) {
+        find_tokens(&item, scratch->tokens);
+        job->device->kernels.mass_keys(&keys);
+    }
     for (uint32_t i = 0; i < item.seq->row_count; i++) {
         const uint32_t position = item.seq->position_first + i;
         if (position < item.base)
@@ -203,7 +240,7 @@ static void mass_item(void *opaque, uint32_t index, uint32_t worker)
         }
     }
     add_tile(job, &item, q_count, slots, scratch);
-    store_mass(&item, scratch, slots);
+    store_mass(&item, scratch);
 }
 
 void kva_cpu_attend_mass(struct kva_device *device, const struct kva_attend_mass_args *args)

@@ -26,7 +26,7 @@ void LEVEL(kva_mass_keys)(const struct kva_cpu_mass_split *split)
 void LEVEL(kva_mass_split)(const struct kva_cpu_mass_split *split)
 {
     const uint32_t group = group_queries(split->q_count), dim = split->head_dim;
-    for (uint32_t base = 0; base < split->slots; base += KVA_PAGE_TOKENS) {
+    for (uint32_t base = 0; base < split->slots && !split->scored; base += KVA_PAGE_TOKENS) {
         const float *k = split->k + (size_t)base * dim;
         for (uint32_t j = 0; j < split->q_count; j += group) {
             const uint32_t queries = kva_min_u32(group, split->q_count - j);

@@ -21,10 +21,12 @@ void kva_mass_split_ref(const struct kva_cpu_mass_split *split)
         for (uint32_t slot = 0; slot < split->slot_end[j]; slot++) {
             const float *k = split->k + (size_t)slot * dim;
             float sum = 0.0f;
-            if (!split->tokens[slot])
+            if (!split->scored && !split->tokens[slot])
                 continue;
-            for (uint32_t i = 0; i < dim; i++)
+            for (uint32_t i = 0; i < dim && !split->scored; i++)
                 sum += q[i] * k[i];
+            if (split->scored)
+                sum = split->scores[(size_t)j * KVA_ATTEND_SPLIT_TOKENS + slot];
             split->mass[slot] += kva_scalar_exp(sum - split->m[j]) * split->inverse[j];
         }
     }
