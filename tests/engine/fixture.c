@@ -3,12 +3,14 @@
 #include "tests/engine/fixture.h"
 
 #include "engine/model/packed.h"
+#include "engine/model/synthetic.h"
 #include "engine/sampler.h"
 #include "kernels/backend.h"
 #include "kernels/convert.h"
 #include "kernels/profile.h"
 #include "tests/data.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static void expect_ok(enum kva_status status, const struct kva_err *err)
@@ -26,6 +28,28 @@ uint32_t fixture_unrounded_levels(void)
         kva_device_get_info(device)->cpu_levels & ~(uint32_t)(KVA_CPU_AVX512BF16 | KVA_CPU_AMX);
     kva_device_close(device);
     return levels;
+}
+
+void fixture_make_model(const char *config_json, uint64_t seed, uint32_t context_max,
+                        char path[FIXTURE_PATH_BYTES])
+{
+    struct kva_err err = {0};
+    struct kva_synthetic_info info;
+    snprintf(path, FIXTURE_PATH_BYTES, "/tmp/kvahead-model-XXXXXX");
+    assert_non_null(mkdtemp(path));
+    const struct kva_synthetic_params params = {.dir_path = path,
+                                                .config_json = config_json,
+                                                .seed = seed,
+                                                .context_max = context_max,
+                                                .threads = 1};
+    expect_ok(kva_synthetic_write(&params, &info, &err), &err);
+}
+
+void fixture_remove_model(const char *path)
+{
+    char command[FIXTURE_PATH_BYTES + 16];
+    snprintf(command, sizeof command, "rm -r '%s'", path);
+    assert_int_equal(system(command), 0);
 }
 
 void fixture_open(struct fixture *fixture, const struct fixture_params *params)

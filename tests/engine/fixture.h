@@ -10,6 +10,8 @@
 
 struct kva_profile;
 
+#define FIXTURE_PATH_BYTES 64
+
 struct fixture_params {
     const char *model_path; /* relative to the source root, or absolute */
     uint32_t threads;
@@ -37,6 +39,11 @@ struct fixture {
 };
 
 /* Fails the test on any error. */
+/* A checkpoint of noise in a new folder, whose path is written to `path`. */
+void fixture_make_model(const char *config_json, uint64_t seed, uint32_t context_max,
+                        char path[FIXTURE_PATH_BYTES]);
+void fixture_remove_model(const char *path);
+
 void fixture_open(struct fixture *fixture, const struct fixture_params *params);
 void fixture_close(struct fixture *fixture);
 

@@ -3,7 +3,6 @@
  * have been of the page that has just left. */
 #include "tests/cmocka.h"
 
-#include "engine/model/synthetic.h"
 #include "tests/data.h"
 #include "tests/engine/fixture.h"
 
@@ -52,31 +51,6 @@ struct world {
     uint32_t ids[LONGEST];
     float *logits; /* of full KV [tokens_max][vocab] */
 };
-
-static void write_model(const char *config, char *path, size_t bytes)
-{
-    struct kva_err err = {0};
-    struct kva_synthetic_info info;
-    snprintf(path, bytes, "/tmp/kvahead-borders-XXXXXX");
-    assert_non_null(mkdtemp(path));
-    const struct kva_synthetic_params params = {
-        .dir_path = path, .config_json = config, .seed = 11, .threads = 1};
-    if (kva_synthetic_write(&params, &info, &err))
-        fail_msg("%s", err.message);
-}
-
-static void remove_model(const char *path)
-{
-    static const char *const files[] = {"config.json", "model.safetensors",
-                                        "model-00001-of-00001.safetensors",
-                                        "model.safetensors.index.json"};
-    char file[400];
-    for (size_t i = 0; i < KVA_COUNT_OF(files); i++) {
-        snprintf(file, sizeof(file), "%s/%s", path, files[i]);
-        remove(file);
-    }
-    assert_int_equal(remove(path), 0);
-}
 
 /* While the sequence is suspended another one writes all over the device tier. */
 static void suspend_and_resume(struct world *w, struct kva_sequence *seq)
@@ -172,10 +146,10 @@ static void check_model(const struct model *model, bool unfused)
         "predictor=spec-token:on_mispredict=chain", "predictor=spec-token:on_mispredict=predecode",
         "predictor=prev-query:reselect_below=0", "predictor=prev-query:reselect_below=90",
         "predictor=sync"};
-    char path[256];
+    char path[FIXTURE_PATH_BYTES];
     struct world w = {.prompt_tokens = 140, .tokens_max = model->config ? 460 : 256};
     if (model->config)
-        write_model(model->config, path, sizeof(path));
+        fixture_make_model(model->config, 11, 0, path);
     else
         snprintf(path, sizeof(path), "tests/golden/families/%s", model->family);
     fixture_open(&w.f, &(struct fixture_params){.model_path = path,
@@ -203,7 +177,7 @@ static void check_model(const struct model *model, bool unfused)
     free(w.logits);
     fixture_close(&w.f);
     if (model->config)
-        remove_model(path);
+        fixture_remove_model(path);
 }
 
 static void test_borders__every_row_fetched_is_full(void **state KVA_UNUSED)

@@ -3,7 +3,6 @@
  * results are merged. */
 #include "tests/cmocka.h"
 
-#include "engine/model/synthetic.h"
 #include "tests/engine/policy_lent.h"
 #include "tests/engine/policy_windowed.h"
 #include "tests/engine/trace.h"
@@ -15,7 +14,7 @@
 
 enum { TOKENS = 700, ROWS = 64, STEPS = 60, COMPANY = 5 };
 
-static char folder[64];
+static char folder[FIXTURE_PATH_BYTES];
 
 static int make_model(void **state KVA_UNUSED)
 {
@@ -25,26 +24,14 @@ static int make_model(void **state KVA_UNUSED)
         "\"num_key_value_heads\":2,\"vocab_size\":300,\"max_position_embeddings\":1024,"
         "\"rms_norm_eps\":1e-5,\"rope_theta\":10000.0,\"hidden_act\":\"silu\","
         "\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\"}";
-    struct kva_synthetic_info info;
-    struct kva_err err = {.message = ""};
-    snprintf(folder, sizeof(folder), "/tmp/kvahead-partial-XXXXXX");
-    if (!mkdtemp(folder))
-        return -1;
-    if (kva_synthetic_write(&(struct kva_synthetic_params){.dir_path = folder,
-                                                           .config_json = config,
-                                                           .seed = 4,
-                                                           .context_max = 1024,
-                                                           .threads = 1},
-                            &info, &err))
-        fail_msg("%s", err.message);
+    fixture_make_model(config, 4, 1024, folder);
     return 0;
 }
 
 static int remove_model(void **state KVA_UNUSED)
 {
-    char command[128];
-    snprintf(command, sizeof(command), "rm -rf '%s'", folder);
-    return system(command);
+    fixture_remove_model(folder);
+    return 0;
 }
 
 static void open_engine(struct fixture *f)
