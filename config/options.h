@@ -137,6 +137,7 @@ struct kva_config {
     uint64_t eval_windows;
     char *eval_policies;
     uint64_t eval_look;
+    char *eval_sparsity;
     char *eval_svg;
     /* skew */
     char *skew_text;

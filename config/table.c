@@ -292,6 +292,10 @@ static const struct kva_option table[] = {
      "Windows of the text, one behind the other."},
     {"look", KVA_OPTION_UINT, EVAL, AT(eval_look), 0, 1e6, "1", NULL, "Eval",
      "Steps from one look at attention by layer and head to the next; 0: none."},
+    {"sparsity", KVA_OPTION_STRING, EVAL, AT(eval_sparsity), 0, 0, NULL, NULL, "Eval",
+     "With --stream and the policy full: percents of its tokens, with commas between, as in "
+     "0.5,1,5. How much of exact attention so many tokens have, the best for each query, and those "
+     "that greedy eviction has kept."},
 
     {"text", KVA_OPTION_STRING, SKEW, AT(skew_text), 0, 0, NULL, NULL, "Skew",
      "File of text like that which the model is to read."},

@@ -201,6 +201,8 @@ int kva_cli_eval(const struct kva_config *config, const struct kva_string_list *
         return KVA_EXIT_USAGE;
     }
     enum kva_status status = read_policies(&eval, &err);
+    if (!status)
+        status = kva_cli_eval_read_sparsity(&eval, &err);
     if (!status && config->eval_stream && config->eval_svg)
         status = kva_fail(&err, KVA_EINVAL, "--svg draws no --stream: see --json");
     if (!status)
@@ -213,6 +215,7 @@ int kva_cli_eval(const struct kva_config *config, const struct kva_string_list *
         status = write_all(&eval, &err);
     kva_eval_destroy(eval.result);
     free(eval.stream);
+    kva_sparsity_finish(&eval.sparsity);
     kva_cli_eval_drop_samples(&eval);
     kva_instance_close(&eval.reference);
     kva_instance_close(&eval.instance);

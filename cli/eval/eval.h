@@ -4,10 +4,12 @@
  *     input.c   a file of text or of prompts -> samples of token ids
  *     eval.c    options -> a run (engine/eval/eval.h), with a bar on standard error
  *     table.c   the result for people; json.c for programs; svg.c as heat maps
- *   stream.c  --stream: one text, past the context, window by window
+ *     stream.c  --stream: one text, past the context, window by window
+ *     sparsity.c  --sparsity: of a stream, how few tokens attention needs
  *
- * But for the times of a stream, nothing that is written depends on time or on the number of threads: the same options on the same
- * files give the same bytes at one capability level of the processor.
+ * But for the times of a stream, nothing that is written depends on time or on the number of
+ * threads: the same options on the same files give the same bytes at one capability level of the
+ * processor.
  *
  * Thread rule: main thread. */
 #ifndef KVA_CLI_EVAL_EVAL_H
@@ -15,10 +17,12 @@
 
 #include "cli/instance.h"
 #include "engine/eval/eval.h"
+#include "engine/eval/sparsity.h"
 #include "engine/eval/stream.h"
 
 #define KVA_EVAL_POLICIES_MAX 64u
 #define KVA_EVAL_SAMPLES_MAX  65536u
+#define KVA_EVAL_SHARES_MAX   32u
 
 struct kva_cli_eval {
     const struct kva_config *config;
@@ -40,7 +44,11 @@ struct kva_cli_eval {
     uint32_t sample_count;
 
     struct kva_eval *result;
-    struct kva_stream_window *stream; /* [spec_count][--windows]; NULL: no --stream */
+    struct kva_stream_window *stream;     /* [spec_count][--windows]; NULL: no --stream */
+    double percents[KVA_EVAL_SHARES_MAX]; /* --sparsity */
+    uint32_t kept[KVA_EVAL_SHARES_MAX];   /* the same in tokens */
+    uint32_t percent_count;
+    struct kva_sparsity sparsity;
 };
 
 /* Reads --text, --prompts or --stream into samples. Fails: KVA_EINVAL, KVA_ENOTFOUND, KVA_EIO, KVA_ETOOBIG,
@@ -55,6 +63,15 @@ KVA_MUST_CHECK enum kva_status kva_cli_eval_run_stream(struct kva_cli_eval *eval
                                                        struct kva_err *err);
 void kva_cli_eval_stream_table(const struct kva_cli_eval *eval, struct kva_buf *out);
 void kva_cli_eval_stream_json(const struct kva_cli_eval *eval, struct kva_buf *out);
+
+/* --sparsity: what is to be looked at, before the stream; and what was seen. Fails: KVA_EINVAL
+ * (names the option), as kva_sparsity_init. */
+KVA_MUST_CHECK enum kva_status kva_cli_eval_read_sparsity(struct kva_cli_eval *eval,
+                                                          struct kva_err *err);
+KVA_MUST_CHECK enum kva_status kva_cli_eval_begin_sparsity(struct kva_cli_eval *eval,
+                                                           struct kva_err *err);
+void kva_cli_eval_sparsity_table(const struct kva_cli_eval *eval, struct kva_buf *out);
+void kva_cli_eval_sparsity_json(const struct kva_cli_eval *eval, struct kva_buf *out);
 
 /* What both documents begin with, and an open object with a policy's name and settings. */
 void kva_cli_eval_json_head(const struct kva_cli_eval *eval, struct kva_buf *out);

@@ -20,6 +20,7 @@ enum kva_status kva_cli_eval_run_stream(struct kva_cli_eval *eval, void (*progre
     if (!eval->stream)
         return kva_fail(err, KVA_ENOMEM, "out of memory for %llu windows",
                         (unsigned long long)config->eval_windows);
+    status = kva_cli_eval_begin_sparsity(eval, err);
     for (uint32_t i = 0; i < eval->spec_count && !status; i++) {
         const struct kva_stream_params params = {
             .engine = eval->instance.engine,
@@ -60,6 +61,7 @@ void kva_cli_eval_stream_table(const struct kva_cli_eval *eval, struct kva_buf *
                            (double)w->bytes.device / 1024, (double)w->bytes.host / 1024);
         }
     }
+    kva_cli_eval_sparsity_table(eval, out);
 }
 
 static void put_window(const struct kva_stream_window *w, struct kva_buf *out)
@@ -79,6 +81,7 @@ void kva_cli_eval_stream_json(const struct kva_cli_eval *eval, struct kva_buf *o
 {
     const struct kva_config *config = eval->config;
     kva_cli_eval_json_head(eval, out);
+    kva_cli_eval_sparsity_json(eval, out);
     kva_buf_puts(out, "  \"policies\": [\n");
     for (uint32_t i = 0; i < eval->spec_count; i++) {
         kva_buf_puts(out, "    ");

@@ -74,9 +74,8 @@ static void add_softmax(const struct kva_coverage *c, const float *scores, uint3
         c->weights[t] += share * exp((double)(scores[t] - most)) / sum;
 }
 
-/* Attention probabilities of tokens [first, end), as the mean over the head's queries. */
-static void weigh(struct kva_coverage *c, const struct kva_forward_view *view, uint32_t head,
-                  uint32_t first, uint32_t end)
+void kva_coverage_weigh(struct kva_coverage *c, const struct kva_forward_view *view, uint32_t head,
+                        uint32_t first, uint32_t end)
 {
     const struct kva_model_config *config = c->config;
     uint32_t group = config->heads / config->kv_heads, d = config->head_dim;
@@ -115,8 +114,7 @@ static bool before(const double *weights, uint32_t a, uint32_t b)
     return weights[a] > weights[b] || (weights[a] == weights[b] && a < b);
 }
 
-/* Reorders `order` so that its first k have the largest weights; ties go to the lower position. */
-static void select_best(const double *weights, uint32_t *order, uint32_t count, uint32_t k)
+void kva_coverage_best(const double *weights, uint32_t *order, uint32_t count, uint32_t k)
 {
     uint32_t low = 0, high = count;
     while (high - low > 1 && k > low && k < high) {
@@ -150,7 +148,7 @@ static void count_rows(struct kva_coverage *c, const struct kva_forward_view *vi
     for (uint32_t t = kva_max_u32(first, cache->pinned); t < offloaded; t++)
         c->order[count++] = t;
     uint32_t k = kva_min_u32(cache->k, count);
-    select_best(c->weights, c->order, count, k);
+    kva_coverage_best(c->weights, c->order, count, k);
     for (uint32_t i = 0; i < k; i++) {
         uint32_t token = c->order[i];
         sums->best++;
@@ -174,7 +172,7 @@ static void count_ahead(struct kva_coverage *c, const struct kva_kv_rows *rows, 
         c->order[count++] = t;
         k += c->attended[t];
     }
-    select_best(c->weights, c->order, count, k);
+    kva_coverage_best(c->weights, c->order, count, k);
     for (uint32_t i = 0; i < k; i++) {
         bool attends = c->attended[c->order[i]];
         sums->best++, sums->best_hit += attends;
@@ -196,7 +194,7 @@ static void look_at_head(struct kva_coverage *c, const struct kva_forward_view *
         sums->ceiling += 1;
         return;
     }
-    weigh(c, view, head, first, end);
+    kva_coverage_weigh(c, view, head, first, end);
     mark_attended(c, rows, head, end);
     const struct kva_row_cache *cache = kva_kv_find_rows(rows);
     bool ahead = kva_kv_find_range(rows, KVA_RANGE_ROWS) != NULL;

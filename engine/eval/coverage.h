@@ -43,7 +43,7 @@ struct kva_coverage {
     struct kva_coverage_head *heads;      /* [layers][kv_heads] */
     uint64_t steps;
 
-    /* --- private --- */
+    /* --- private; weights are those that kva_coverage_weigh made last --- */
     struct kva_device *device;
     const struct kva_model_config *config;
     enum kva_dtype kv_dtype;
@@ -68,6 +68,15 @@ KVA_MUST_CHECK enum kva_status kva_coverage_init(struct kva_coverage *coverage,
                                                  const struct kva_coverage_params *params,
                                                  struct kva_err *err);
 void kva_coverage_finish(struct kva_coverage *coverage);
+
+/* c->weights[first, end) = exact attention probabilities of the step's query, as the mean over the
+ * query heads that share the KV head. */
+void kva_coverage_weigh(struct kva_coverage *c, const struct kva_forward_view *view, uint32_t head,
+                        uint32_t first, uint32_t end);
+
+/* Reorders `order` [count], positions, so that its first k have the largest weights; ties go to the
+ * lower position. */
+void kva_coverage_best(const double *weights, uint32_t *order, uint32_t count, uint32_t k);
 
 /* Forget the sums. */
 void kva_coverage_clear(struct kva_coverage *coverage);

@@ -247,3 +247,25 @@ def test_eval__a_stream_past_the_context(tmp_path):
     done = evaluate(*fields, *policies)
     assert done.returncode == 0 and done.stderr == ""
     assert done.stdout.count("perplexity") == 3 and done.stdout.count(" -\n") == 4
+
+
+def test_eval__how_few_tokens_attention_needs(tmp_path):
+    fields = ("--stream", TEXT, "--tokens", "100", "--windows", "2", "--policies", "full")
+    percents = ("--sparsity", "1,10,50,100")
+    shares = measure(tmp_path, *fields, *percents)["sparsity"]
+    assert [share["tokens"] for share in shares] == [2, 20, 100, 200]
+    assert all(share["greedy"] <= share["best"] for share in shares)
+    best = [share["best"] for share in shares]
+    assert best == sorted(best) and shares[3]["best"] == shares[3]["greedy"] == 1
+    done = evaluate(*fields, *percents)
+    assert done.returncode == 0 and done.stderr == ""
+    assert "100.0%" in done.stdout and "greedy" in done.stdout
+    for wrong, why in (("0", "'0' is no percentage"), ("5,,1", "'' is no percentage"),
+                       ("5%", "'5%' is no percentage"), ("101", "'101' is no percentage"),
+                       (",".join(["1"] * 33), "more than 32")):
+        done = evaluate(*fields, "--sparsity", wrong)
+        assert done.returncode == 1 and why in done.stderr, done.stderr
+    done = evaluate(*fields[:-1], "kivi:2", *percents)
+    assert done.returncode == 1 and "--policies full" in done.stderr
+    done = evaluate(*fields, "--context", "128", *percents)
+    assert done.returncode == 1 and "exceed the context of 128" in done.stderr
