@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HEADS = 32, KV_HEADS = 8, TOKENS = 8192, PAGES = TOKENS / KVA_PAGE_TOKENS };
+/* CHOICES: sets of rows that are fetched in turn, so that none is still in a cache. */
+enum { HEADS = 32, KV_HEADS = 8, TOKENS = 8192, PAGES = TOKENS / KVA_PAGE_TOKENS, CHOICES = 8 };
 
 struct ahead_work {
     const struct bench *bench;
@@ -16,8 +17,13 @@ struct ahead_work {
     struct kva_assign_slots_args assign;
     struct kva_fetch_rows_args fetch;
     struct kva_attend_rows_args attend;
+    struct kva_rows_fetch fetches[CHOICES];
     size_t layer_bytes; /* of pages, from one fetch to the next: other pages, which are cold */
-    uint32_t layer, layers;
+    uint32_t turn, layers;
+    const void *const *pages; /* for copies of whole ones into `rows` */
+    unsigned char *rows;
+    size_t copy_bytes, page_bytes, row_bytes;
+    uint64_t sum; /* of what is read, or nobody would read it */
 };
 
 static void run_sketch(void *opaque)
@@ -47,9 +53,53 @@ static void run_assign(void *opaque)
 static void run_fetch(void *opaque)
 {
     struct ahead_work *work = opaque;
-    work->layer = (work->layer + 1) % work->layers;
-    work->fetch.page_offset_bytes = work->layer * work->layer_bytes;
+    const uint32_t turn = work->turn++;
+    work->fetch.page_offset_bytes = turn % work->layers * work->layer_bytes;
+    work->fetch.fetches = &work->fetches[turn / work->layers % CHOICES];
     work->bench->ops->fetch_rows(work->bench->device, &work->fetch);
+}
+
+static const uint64_t *row_at(const struct ahead_work *work, size_t layer, uint32_t head,
+                              uint32_t token)
+{
+    const size_t row = head * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS;
+    const unsigned char *page = work->pages[token / KVA_PAGE_TOKENS];
+    return (const uint64_t *)(const void *)(page + layer + row * work->row_bytes);
+}
+
+/* What memory gives for the same rows if nothing is done with them: a word of every line is read,
+ * with the rows to come on their way into the second level. */
+static void run_read(void *opaque)
+{
+    enum { AHEAD = 16, LINE = 8 };
+    struct ahead_work *work = opaque;
+    const uint32_t turn = work->turn++;
+    const struct kva_row_cache *cache = work->fetches[turn / work->layers % CHOICES].cache;
+    const size_t layer = turn % work->layers * work->layer_bytes, words = work->row_bytes / 8;
+    for (uint32_t head = 0; head < KV_HEADS; head++) {
+        const uint32_t *tokens = cache->tokens + (size_t)head * cache->k;
+        for (uint32_t i = 0; i < cache->k; i++) {
+            const uint32_t next = kva_min_u32(i + AHEAD, cache->k - 1);
+            const uint64_t *ahead = row_at(work, layer, head, tokens[next]);
+            const uint64_t *row = row_at(work, layer, head, tokens[i]);
+            for (size_t word = 0; word < words; word += LINE)
+                __builtin_prefetch(ahead + word, 0, 2);
+            for (size_t word = 0; word < words; word += LINE)
+                work->sum += row[word];
+        }
+    }
+}
+
+/* What a policy that fetches all does: whole pages, by the copy thread's means. */
+static void run_copy(void *opaque)
+{
+    struct ahead_work *work = opaque;
+    const uint32_t turn = work->turn++;
+    const size_t layer = turn % work->layers * work->layer_bytes;
+    uint32_t page = turn / work->layers % CHOICES * (PAGES / CHOICES);
+    for (size_t done = 0; done < work->copy_bytes; done += work->page_bytes, page++)
+        memcpy(work->rows + done, (const unsigned char *)work->pages[page % PAGES] + layer,
+               kva_min_size(work->page_bytes, work->copy_bytes - done));
 }
 
 static void run_attend(void *opaque)
@@ -121,62 +171,93 @@ static void bench_making(const struct bench *bench, unsigned char *memory, uint3
     free(basis);
 }
 
-/* `share` of the tokens are near the largest. */
-static void bench_rows(const struct bench *bench, unsigned char *memory, uint32_t dim,
-                       uint32_t share)
+/* --- rows ------------------------------------------------------------------------------------- */
+
+/* A device's memory of its own, as the engine has its tiers in. */
+static void *alloc(const struct bench *bench, enum kva_mem mem, size_t bytes)
 {
-    const uint32_t k = TOKENS * share / 100;
-    const size_t block = kva_kv_block_bytes(KV_HEADS, dim), words = (size_t)KV_HEADS * k;
+    void *memory;
+    if (kva_device_alloc(bench->device, mem, bytes, &memory, NULL) != KVA_OK)
+        exit(2);
+    memset(memory, 0, bytes);
+    return memory;
+}
+
+/* `cache` gets k random tokens a head, in slots. Times of choosing and of finding slots are
+ * reported if `loud`. */
+static void choose_rows(const struct bench *bench, struct ahead_work *work,
+                        const struct kva_row_cache *cache, uint64_t *random, bool loud)
+{
     float *weights = malloc((size_t)KV_HEADS * TOKENS * sizeof *weights);
-    uint32_t *chosen = calloc(6 * words + KV_HEADS, sizeof *chosen);
-    uint64_t hits[2] = {0}, random = 88172645463325252u;
-    const void *pages[PAGES];
     char name[80];
     for (uint32_t i = 0; i < KV_HEADS * TOKENS; i++) {
-        random ^= random << 13, random ^= random >> 7, random ^= random << 17;
-        weights[i] = (float)(random >> 40) * 0x1p-24f;
+        *random ^= *random << 13, *random ^= *random >> 7, *random ^= *random << 17;
+        weights[i] = (float)(*random >> 40) * 0x1p-24f;
     }
-    struct ahead_work work = {.bench = bench, .layer_bytes = block};
-    const struct kva_choose_seq seq = {
-        .weights = weights, .chosen = chosen, .stride = TOKENS, .end = TOKENS, .k = k};
-    work.choose = (struct kva_choose_args){
+    const struct kva_choose_seq seq = {.weights = weights,
+                                       .chosen = cache->chosen,
+                                       .stride = TOKENS,
+                                       .end = TOKENS,
+                                       .k = cache->k};
+    work->choose = (struct kva_choose_args){
         .seqs = &seq, .seq_count = 1, .kv_heads = KV_HEADS, .kind = KVA_CHOOSE_NEAR};
-    snprintf(name, sizeof name, "choose %u of %u, %u heads", k, TOKENS, KV_HEADS);
-    bench_report(bench, name, KVA_F32, bench_seconds_of(bench->threads, run_choose, &work),
-                 (double)KV_HEADS * TOKENS * sizeof(float), 0);
-    const struct kva_row_cache cache = {.rows = malloc(words * dim * 4),
-                                        .chosen = chosen,
-                                        .tokens = chosen + words,
-                                        .used = chosen + 2 * words,
-                                        .order = chosen + 3 * words,
-                                        .missing = chosen + 4 * words,
-                                        .count = chosen + 6 * words,
-                                        .hits = hits,
-                                        .slots = k,
-                                        .k = k};
-    const struct kva_row_cache *caches[] = {&cache};
-    work.assign = (struct kva_assign_slots_args){
-        .caches = caches, .count = 1, .kv_heads = KV_HEADS, .stamp = 1};
-    snprintf(name, sizeof name, "assign_slots %u, %u heads, anew", k, KV_HEADS);
-    bench_report(bench, name, KVA_F32, bench_seconds_of(bench->threads, run_assign, &work),
-                 (double)words * 5 * sizeof(uint32_t), 0);
+    work->assign = (struct kva_assign_slots_args){
+        .caches = &cache, .count = 1, .kv_heads = KV_HEADS, .stamp = 1};
+    run_choose(work);
+    run_assign(work);
+    if (loud) {
+        snprintf(name, sizeof name, "choose %u of %u, %u heads", cache->k, TOKENS, KV_HEADS);
+        bench_report(bench, name, KVA_F32, bench_seconds_of(bench->threads, run_choose, work),
+                     (double)KV_HEADS * TOKENS * sizeof(float), 0);
+        snprintf(name, sizeof name, "assign_slots %u, %u heads, anew", cache->k, KV_HEADS);
+        bench_report(bench, name, KVA_F32, bench_seconds_of(bench->threads, run_assign, work),
+                     (double)KV_HEADS * cache->k * 5 * sizeof(uint32_t), 0);
+    }
+    free(weights);
+}
+
+static void bench_fetch(const struct bench *bench, struct ahead_work *work,
+                        const struct kva_row_cache *caches, uint32_t dim)
+{
+    const uint32_t k = caches[0].k;
+    const size_t block = kva_kv_block_bytes(KV_HEADS, dim), stride = COLD_BYTES / PAGES;
+    unsigned char *memory = alloc(bench, KVA_MEM_HOST, COLD_BYTES);
+    const void *pages[PAGES];
+    char name[80];
     /* As many layers as the memory has of so many pages. */
+    work->layers = (uint32_t)(stride / block);
+    work->layer_bytes = block;
     for (uint32_t i = 0; i < PAGES; i++)
-        pages[i] = memory + i * (COLD_BYTES / PAGES / block * block);
-    work.layers = (uint32_t)(COLD_BYTES / PAGES / block);
-    const struct kva_rows_fetch fetch = {.cache = &cache, .pages = pages};
-    work.fetch = (struct kva_fetch_rows_args){.fetches = &fetch,
-                                              .count = 1,
-                                              .kv_heads = KV_HEADS,
-                                              .head_dim = dim,
-                                              .queue = KVA_QUEUE_COMPUTE};
+        pages[i] = memory + i * (stride / block * block);
+    for (uint32_t i = 0; i < CHOICES; i++)
+        work->fetches[i] = (struct kva_rows_fetch){.cache = &caches[i], .pages = pages};
+    work->fetch = (struct kva_fetch_rows_args){
+        .count = 1, .kv_heads = KV_HEADS, .head_dim = dim, .queue = KVA_QUEUE_COMPUTE};
+    work->pages = pages;
+    work->copy_bytes = (size_t)KV_HEADS * k * dim * 4;
+    work->page_bytes = block;
+    work->row_bytes = (size_t)dim * 4;
+    work->rows = caches[0].rows;
     snprintf(name, sizeof name, "fetch_rows %u of %u, %u x %u, cold", k, TOKENS, KV_HEADS, dim);
-    bench_report(bench, name, KVA_BF16, bench_seconds_of(bench->threads, run_fetch, &work),
-                 (double)words * dim * 4 * 2, 0);
+    bench_report(bench, name, KVA_BF16, bench_seconds_of(bench->threads, run_fetch, work),
+                 (double)work->copy_bytes, 0);
+    if (bench->threads == 1) {
+        bench_report(bench, "  these rows, read alone", KVA_BF16,
+                     bench_seconds_of(bench->threads, run_read, work), (double)work->copy_bytes, 0);
+        bench_report(bench, "  as many bytes, copied in whole pages", KVA_BF16,
+                     bench_seconds_of(bench->threads, run_copy, work), (double)work->copy_bytes, 0);
+    }
+    kva_device_free(bench->device, KVA_MEM_HOST, memory, COLD_BYTES);
+}
+
+static void bench_attend_rows(const struct bench *bench, struct ahead_work *work,
+                              const struct kva_row_cache *cache, uint32_t dim)
+{
     float *q = calloc((size_t)HEADS * dim, sizeof *q);
     float *a = calloc((size_t)HEADS * (dim + 2), sizeof *a);
-    const struct kva_rows_seq rows = {.row_count = 1, .position_first = TOKENS, .rows = &cache};
-    work.attend = (struct kva_attend_rows_args){
+    char name[80];
+    const struct kva_rows_seq rows = {.row_count = 1, .position_first = TOKENS, .rows = cache};
+    work->attend = (struct kva_attend_rows_args){
         .q = q,
         .out = {a, a + (size_t)HEADS * dim, a + (size_t)HEADS * (dim + 1)},
         .seqs = &rows,
@@ -187,14 +268,41 @@ static void bench_rows(const struct bench *bench, unsigned char *memory, uint32_
         .head_dim = dim,
         .kv_dtype = KVA_BF16,
         .scale = 0.1f};
-    snprintf(name, sizeof name, "attend_rows %u/%u x %u, %u rows", HEADS, KV_HEADS, dim, k);
-    bench_report(bench, name, KVA_BF16, bench_seconds_of(bench->threads, run_attend, &work),
-                 (double)words * dim * 4, 4.0 * HEADS * dim * k);
-    free(cache.rows);
-    free(weights);
-    free(chosen);
+    snprintf(name, sizeof name, "attend_rows %u/%u x %u, %u rows", HEADS, KV_HEADS, dim, cache->k);
+    bench_report(bench, name, KVA_BF16, bench_seconds_of(bench->threads, run_attend, work),
+                 (double)KV_HEADS * cache->k * dim * 4, 4.0 * HEADS * dim * cache->k);
     free(q);
     free(a);
+}
+
+/* `share` of the tokens are near the largest. */
+static void bench_rows(const struct bench *bench, uint32_t dim, uint32_t share)
+{
+    const uint32_t k = TOKENS * share / 100;
+    const size_t words = (size_t)KV_HEADS * k;
+    uint32_t *lists = calloc(CHOICES * (6 * words + KV_HEADS), sizeof *lists);
+    uint64_t hits[2] = {0}, random = 88172645463325252u;
+    void *rows = alloc(bench, KVA_MEM_DEVICE, words * dim * 4);
+    struct kva_row_cache caches[CHOICES];
+    struct ahead_work work = {.bench = bench};
+    for (uint32_t i = 0; i < CHOICES; i++) {
+        uint32_t *list = lists + i * (6 * words + KV_HEADS);
+        caches[i] = (struct kva_row_cache){.rows = rows,
+                                           .chosen = list,
+                                           .tokens = list + words,
+                                           .used = list + 2 * words,
+                                           .order = list + 3 * words,
+                                           .missing = list + 4 * words,
+                                           .count = list + 6 * words,
+                                           .hits = hits,
+                                           .slots = k,
+                                           .k = k};
+        choose_rows(bench, &work, &caches[i], &random, i == 0);
+    }
+    bench_fetch(bench, &work, caches, dim);
+    bench_attend_rows(bench, &work, &caches[0], dim);
+    kva_device_free(bench->device, KVA_MEM_DEVICE, rows, words * dim * 4);
+    free(lists);
 }
 
 void bench_sketch(const struct bench *bench, unsigned char *memory, bool slow)
@@ -205,7 +313,7 @@ void bench_sketch(const struct bench *bench, unsigned char *memory, bool slow)
         bench_columns(bench, memory, dim, 16);
         bench_columns(bench, memory, dim, 8);
         bench_making(bench, memory, dim);
-        bench_rows(bench, memory, dim, 5);
-        bench_rows(bench, memory, dim, 20);
+        bench_rows(bench, dim, 5);
+        bench_rows(bench, dim, 20);
     }
 }

@@ -179,8 +179,16 @@ struct fetch {
 
 _Static_assert(sizeof(struct fetch) <= KVA_COPY_QUEUE_ARGS_BYTES, "a fetch outgrew its entry");
 
-/* Rows on their way to the caches while one is copied. */
+/* Rows on their way while one is copied. They are strewn, so that no prefetcher of the processor
+ * sees them coming, and what counts is how many lines may be under way: into the second level that
+ * is more than into the first. */
 #define FETCH_AHEAD 16u
+
+static void prefetch_row(const unsigned char *row, size_t bytes)
+{
+    for (size_t line = 0; line < bytes; line += 64)
+        __builtin_prefetch(row + line, 0, 2);
+}
 
 static const unsigned char *home_of(const struct fetch *fetch, uint32_t kv_head, uint32_t token)
 {
@@ -197,11 +205,8 @@ static void fetch_head(const struct fetch *fetch, uint32_t kv_head)
         (unsigned char *)fetch->cache.rows + (size_t)kv_head * head.slots * row_bytes;
     for (uint32_t i = 0; i < head.slots && head.missing[i] != KVA_NO_TOKEN; i++) {
         uint32_t slot = head.missing[i], next = i + FETCH_AHEAD;
-        if (next < head.slots && head.missing[next] != KVA_NO_TOKEN) {
-            const unsigned char *row = home_of(fetch, kv_head, head.tokens[head.missing[next]]);
-            for (size_t line = 0; line < row_bytes; line += 64)
-                __builtin_prefetch(row + line);
-        }
+        if (next < head.slots && head.missing[next] != KVA_NO_TOKEN)
+            prefetch_row(home_of(fetch, kv_head, head.tokens[head.missing[next]]), row_bytes);
         memcpy(rows + slot * row_bytes, home_of(fetch, kv_head, head.tokens[slot]), row_bytes);
     }
 }
