@@ -59,7 +59,7 @@ $i:skip_layers=1,$i:skip_layers=4,$i:partial=10,$i:partial=20,$i:partial=50,$i:p
 $i:skew=none:partial=10,$i:skew=none:partial=20,$i:skew=none,$i:skew=none:partial=50,\
 $i:partial_bits=8,kivi:2,specache:1,specache:2
 allowed='--kv-allow full --kv-allow kivi --kv-allow specache --kv-allow streaming --kv-allow h2o
---kv-allow q-hitter'
+--kv-allow q-hitter --kv-allow infinigen'
 spec=specache:1:64:predictor=spec-token
 paper=specache:1:64:paper=true
 previous=specache:1:64:predictor=prev-query
