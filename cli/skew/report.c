@@ -204,9 +204,9 @@ static void put_wanted(const struct kva_calibration *c, struct kva_buf *out)
         }
         if (count == 0)
             continue;
-        kva_buf_printf(out, "%7u", KVA_LOOK_LENGTH_FIRST << length);
+        kva_buf_printf(out, "%7u", kva_look_lengths[length]);
         put_cell(out, sum / (double)count, 8, 1);
-        put_cell(out, 100 * sum / (double)count / (KVA_LOOK_LENGTH_FIRST << length), 8, 1);
+        put_cell(out, 100 * sum / (double)count / kva_look_lengths[length], 8, 1);
         kva_buf_putc(out, '\n');
     }
 }
@@ -309,7 +309,7 @@ static void put_json_layer(const struct kva_calibration *c, uint32_t layer, stru
     for (uint32_t i = 0; i < KVA_LOOK_LENGTHS; i++) {
         if (l->wanted_count[i] == 0)
             continue;
-        kva_buf_printf(out, "%s{\"context\": %u", before, KVA_LOOK_LENGTH_FIRST << i);
+        kva_buf_printf(out, "%s{\"context\": %u", before, kva_look_lengths[i]);
         put_field(out, "tokens", l->wanted[i] / (double)l->wanted_count[i]);
         kva_buf_putc(out, '}');
         before = ", ";

@@ -59,10 +59,10 @@ struct kva_look_found {
     uint64_t count;      /* of queries, by head */
 };
 
-/* Context lengths, doubling from the first, at which wanted tokens are counted: queries that see so
- * many tokens, or up to an eighth fewer. */
-#define KVA_LOOK_LENGTH_FIRST 512u
-#define KVA_LOOK_LENGTHS      8u
+/* Context lengths at which wanted tokens are counted (queries that see so many tokens, or up to an
+ * eighth fewer): those of the paper's figure 16, then doubling. */
+#define KVA_LOOK_LENGTHS 9u
+extern const uint32_t kva_look_lengths[KVA_LOOK_LENGTHS];
 
 struct kva_look_layer {
     uint64_t

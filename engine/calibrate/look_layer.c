@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+const uint32_t kva_look_lengths[KVA_LOOK_LENGTHS] = {512,  1024,  1536,  2048, 4096,
+                                                     8192, 16384, 32768, 65536};
+
 /* --- products --------------------------------------------------------------------------------- */
 
 static float dot(const float *a, const float *b, uint32_t count)
@@ -181,7 +184,7 @@ static void add_wanted(const struct sample *s)
     const uint32_t tokens = s->all.end;
     const float least = largest(s->scratch->exact, s->all) - KVA_LOOK_ALPHA;
     for (uint32_t i = 0; i < KVA_LOOK_LENGTHS; i++) {
-        const uint32_t length = KVA_LOOK_LENGTH_FIRST << i;
+        const uint32_t length = kva_look_lengths[i];
         if (tokens > length || tokens <= length - length / 8)
             continue;
         s->to->wanted[i] += count_from(s->scratch->exact, s->all, least);

@@ -64,6 +64,18 @@ def test_skew__a_file_is_made_beside_the_model(made):
     assert "cosine_input" in result["layers"][1] and result["layers"][0]["cosine_input"] is None
 
 
+def test_skew__wanted_tokens_are_counted_at_the_papers_contexts(lapack, tmp_path):
+    out = tmp_path / "result.json"
+    done = command(
+        *("skew", "--model", MODEL, "--text", TEXT, "--window", "1536", "--tokens", "1536"),
+        *("--out", tmp_path / "skew", "--report", "--json", out),
+    )
+    assert done.returncode == 0, done.stderr
+    for layer in json.loads(out.read_text())["layers"]:
+        assert [wanted["context"] for wanted in layer["wanted"]] == [512, 1024, 1536]
+        assert all(1 <= wanted["tokens"] <= wanted["context"] for wanted in layer["wanted"])
+
+
 def test_skew__the_same_bytes_again_and_with_other_threads(made):
     model, table = made
     first = (model / "kvahead.skew").read_bytes()
