@@ -6,12 +6,12 @@
 # OUT: a folder for the results. MODEL: smollm2-135m-instruct, qwen2.5-coder-1.5b-instruct or demo;
 # without one all three. The first two are fetched if they are not there (docs/models.md). STAGE:
 # prose, code, wikitext-2 (divergence along a text), weights (formats of weights), kept, kept-bits
-# and kept-budget (policies that drop tokens, docs/results/kept.md), ahead (rows chosen a layer ahead,
-# docs/results/infinigen.md), gap (between predictors), settings (levels, layers, rows, sinks), facts,
-# needles, lists, others (tasks), rows (scores by rows fetched), grid (a needle by depth and length);
-# of demo policies, topk, levels, needle, steps; without one all of them. Run again, it goes on where
-# it stopped. Tables:
-# OUT/MODEL/tables.md, of demo also OUT/demo/*/report.md.
+# and kept-budget (policies that drop tokens, docs/results/kept.md), ahead, beside and long
+# (rows chosen a layer ahead, docs/results/infinigen.md: their settings, others at as many bytes, by
+# context), gap (between predictors), settings (levels, layers, rows, sinks), facts, needles, lists,
+# others (tasks), rows (scores by rows fetched), grid (a needle by depth and length); of demo
+# policies, topk, levels, needle, steps; without one all of them. Run again, it goes on where it
+# stopped. Tables: OUT/MODEL/tables.md, of demo also OUT/demo/*/report.md.
 #
 # Environment: KVAHEAD (build/kvahead), QUALITY (kvahead-quality), PYTHON (python3: one that has
 # kvahead_quality), PORT (18330), THREADS (1), TEXTS (a folder with prose.txt and wikitext-2.txt),
@@ -58,6 +58,11 @@ $i:sinks=0:alpha=6:cap=100%,$i:paper=true,$i:alpha=2,$i,$i:cap=10%,$i:cap=5%,$i:
 $i:skip_layers=1,$i:skip_layers=4,$i:partial=10,$i:partial=20,$i:partial=50,$i:partial=100,\
 $i:skew=none:partial=10,$i:skew=none:partial=20,$i:skew=none,$i:skew=none:partial=50,\
 $i:partial_bits=8,kivi:2,specache:1,specache:2
+beside=$i:alpha=1,$i:alpha=2,$i,$i:alpha=6,$i:cap=100%,$i:alpha=2:cap=5%,$i:alpha=1:cap=2%,\
+$i:skew=none,$i:partial=10,$i:skew=none:partial=10,$i:paper=true,specache:1,specache:2,\
+specache:1:256,kivi:2,h2o:heavy=5%:recent=5%,h2o:heavy=6%:recent=6%,h2o
+long=$i,$i:alpha=2,$i:cap=256,$i:cap=64,$i:cap=64:paper=true,$i:skew=none:cap=64,specache:1,\
+specache:2,h2o:heavy=64:recent=64,h2o,streaming:window=192:positions=original
 allowed='--kv-allow full --kv-allow kivi --kv-allow specache --kv-allow streaming --kv-allow h2o
 --kv-allow q-hitter --kv-allow infinigen'
 spec=specache:1:64:predictor=spec-token
@@ -106,6 +111,13 @@ along() {
     mv "$to.part" "$to.json"
 }
 
+# Sets skew to a file of the model's, made of prose.
+skewed() {
+    skew=$out/$name/skew
+    [ -s "$skew" ] || "$kvahead" skew --model "$name" --threads "$threads" \
+        --text "${TEXTS:?}/prose.txt" --out "$skew" > "$skew.log" 2>&1
+}
+
 # One stage of a model that people use. From the model's size: the windows of texts, and the lengths
 # and tasks of which full KV has something to lose.
 real() {
@@ -146,11 +158,21 @@ real() {
             "$few,streaming:window=192:positions=original,kivi:1,kivi:2,specache:1,specache:2"
         ;;
     ahead) # Rows chosen a layer ahead, by thresholds, columns and layers.
-        skew=$out/$name/skew
-        [ -s "$skew" ] || "$kvahead" skew --model "$name" --threads "$threads" \
-            --text "${TEXTS:?}/prose.txt" --out "$skew" > "$skew.log" 2>&1
+        skewed
         along ahead "${TEXTS:?}/prose.txt" --weights bf16 --skew "$skew" --from 2048 --tokens 16 \
             --windows 8 --look 4 --policies "$ahead"
+        ;;
+    beside) # Others at as many bytes on the device, or moved in a step.
+        skewed
+        along beside "${TEXTS:?}/wikitext-2.txt" --skew "$skew" --from 2048 --tokens 24 \
+            --windows 8 --look 4 --policies "$beside"
+        ;;
+    long) # As many tokens a head in any context.
+        skewed
+        for from in 2048 4096 7936; do
+            along long-$from "${TEXTS:?}/wikitext-2.txt" --weights bf16 --skew "$skew" \
+                --from $from --tokens 24 --windows 8 --look 0 --policies "$long"
+        done
         ;;
     gap) # Between the oracle, a speculative token, the paper's settings and the previous query.
         along gap "${TEXTS:?}/prose.txt" $windows --look 4 --policies \
@@ -262,8 +284,8 @@ stages() {
         [ $# -gt 0 ] || set -- policies topk levels needle steps
         for stage; do demo "$stage"; done
     else
-        [ $# -gt 0 ] || set -- prose code wikitext-2 weights kept kept-bits kept-budget ahead gap \
-            settings facts needles lists others rows grid
+        [ $# -gt 0 ] || set -- prose code wikitext-2 weights kept kept-bits kept-budget ahead \
+            beside long gap settings facts needles lists others rows grid
         for stage; do real "$stage"; done
     fi
 }
