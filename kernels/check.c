@@ -159,6 +159,13 @@ static bool check_gather(struct kva_device *device, const struct kva_gather_args
     return true;
 }
 
+static bool check_sum_rows(struct kva_device *device, const struct kva_sum_rows_args *args)
+{
+    (void)device;
+    (void)args;
+    return true;
+}
+
 /* --- attention -------------------------------------------------------------------------------- */
 
 static bool check_kv_append(struct kva_device *device, const struct kva_kv_append_args *args)
@@ -604,6 +611,7 @@ CHECKED(linear)
 CHECKED(rope)
 CHECKED(glu)
 CHECKED(gather)
+CHECKED(sum_rows)
 CHECKED(kv_append)
 CHECKED(quantise)
 CHECKED(attend)
@@ -631,7 +639,8 @@ CHECKED(sketch_weigh)
     {                                                                                              \
         .embed = checked_embed, .norm = checked_norm, .linear = checked_linear,                    \
         .rope = checked_rope, .glu = checked_glu, .gather = checked_gather,                        \
-        .kv_append = checked_kv_append, .quantise = checked_quantise, .attend = checked_attend,    \
+        .sum_rows = checked_sum_rows, .kv_append = checked_kv_append,                              \
+        .quantise = checked_quantise, .attend = checked_attend,                                    \
         .attend_lowbit = checked_attend_lowbit, .attend_rows = checked_attend_rows,                \
         .merge = checked_merge, .attend_select_fetch = fused, .weigh = checked_weigh,              \
         .choose = checked_choose, .accumulate = checked_accumulate,                                \

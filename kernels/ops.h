@@ -113,6 +113,16 @@ struct kva_gather_args {
     uint32_t dim;
 };
 
+/* out[i] = x[0, i] + x[1, i] + ..., to what out holds if accumulate; added up in the order of the rows,
+ * so that it does not matter in how many calls they come. */
+struct kva_sum_rows_args {
+    float *out;    /* [dim]; may be host memory of the device's (KVA_MEM_HOST) */
+    const void *x; /* act [rows, dim] */
+    uint32_t rows;
+    uint32_t dim;
+    bool accumulate;
+};
+
 /* The table of a device (kva_device_ops). */
 struct kva_ops {
     void (*embed)(struct kva_device *device, const struct kva_embed_args *args);
@@ -121,6 +131,7 @@ struct kva_ops {
     void (*rope)(struct kva_device *device, const struct kva_rope_args *args);
     void (*glu)(struct kva_device *device, const struct kva_glu_args *args);
     void (*gather)(struct kva_device *device, const struct kva_gather_args *args);
+    void (*sum_rows)(struct kva_device *device, const struct kva_sum_rows_args *args);
     void (*kv_append)(struct kva_device *device, const struct kva_kv_append_args *args);
     void (*quantise)(struct kva_device *device, const struct kva_quantise_args *args);
     void (*attend)(struct kva_device *device, const struct kva_attend_args *args);

@@ -109,6 +109,7 @@ static void count_pages(struct kva_profile_counts *counts, struct kva_lowbit_for
 PLAIN(rope, kva_rope_args, KVA_PROFILE_ROWS)
 PLAIN(glu, kva_glu_args, KVA_PROFILE_ROWS)
 PLAIN(gather, kva_gather_args, KVA_PROFILE_ROWS)
+PLAIN(sum_rows, kva_sum_rows_args, KVA_PROFILE_ROWS)
 PLAIN(shortlist, kva_shortlist_args, KVA_PROFILE_ROWS)
 PLAIN(kv_append, kva_kv_append_args, KVA_PROFILE_KV)
 PLAIN(quantise, kva_quantise_args, KVA_PROFILE_KV)
@@ -231,6 +232,7 @@ void kva_profile_attach(struct kva_profile *profile, struct kva_device *device)
                 .rope = profiled_rope,
                 .glu = profiled_glu,
                 .gather = profiled_gather,
+                .sum_rows = profiled_sum_rows,
                 .kv_append = profiled_kv_append,
                 .quantise = profiled_quantise,
                 .attend = profiled_attend,

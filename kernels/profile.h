@@ -14,7 +14,7 @@ enum kva_profile_kind {
     KVA_PROFILE_LINEAR,
     KVA_PROFILE_ATTEND, /* attend, attend_lowbit, attend_rows, merge */
     KVA_PROFILE_KV,     /* kv_append, quantise, and what chooses rows */
-    KVA_PROFILE_ROWS,   /* embed, norm, rope, glu, gather, shortlist */
+    KVA_PROFILE_ROWS,   /* embed, norm, rope, glu, gather, sum_rows, shortlist */
     KVA_PROFILE_COUNT,
 };
 

@@ -20,6 +20,7 @@ const struct kva_ops kva_cuda_ops = {
     .rope = kva_cuda_rope,
     .glu = kva_cuda_glu,
     .gather = kva_cuda_gather,
+    .sum_rows = kva_cuda_sum_rows,
     .kv_append = kva_cuda_kv_append,
     .quantise = kva_cuda_quantise,
     .attend = kva_cuda_attend,

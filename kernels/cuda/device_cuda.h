@@ -316,6 +316,7 @@ bool kva_cuda_try_linear(struct kva_device *device, const struct kva_linear_args
 void kva_cuda_rope(struct kva_device *device, const struct kva_rope_args *args);
 void kva_cuda_glu(struct kva_device *device, const struct kva_glu_args *args);
 void kva_cuda_gather(struct kva_device *device, const struct kva_gather_args *args);
+void kva_cuda_sum_rows(struct kva_device *device, const struct kva_sum_rows_args *args);
 void kva_cuda_kv_append(struct kva_device *device, const struct kva_kv_append_args *args);
 void kva_cuda_quantise(struct kva_device *device, const struct kva_quantise_args *args);
 void kva_cuda_attend(struct kva_device *device, const struct kva_attend_args *args);

@@ -1,4 +1,4 @@
-/* rows.cu - operators that treat rows alone: embed, norm, rope, glu, kv_append, merge, gather. All
+/* rows.cu - operators that treat rows alone: embed, norm, rope, glu, kv_append, merge, gather, sum_rows. All
  * are bound by memory or by the launch; each element is computed in fp32 and rounded once. */
 #include "kernels/cuda/packed.cuh"
 
@@ -319,6 +319,36 @@ void kva_cuda_gather(struct kva_device *device, const struct kva_gather_args *ar
 {
     if (args->count > 0 && kva_cuda_enter(device))
         KVA_BY_FORMAT(device->base.info.act, gather, device, args);
+}
+
+/* --- sum_rows --------------------------------------------------------------------------------- */
+
+/* A thread per column: the order of the additions is that of the rows. */
+template <typename T>
+static __global__ void sum_rows_kernel(float *out, const T *x, uint32_t rows, uint32_t dim,
+                                       bool accumulate)
+{
+    uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= dim)
+        return;
+    float sum = accumulate ? out[i] : 0;
+    for (uint32_t r = 0; r < rows; r++)
+        sum += kva_to_f32(x[static_cast<size_t>(r) * dim + i]);
+    out[i] = sum;
+}
+
+template <typename T>
+static void sum_rows(struct kva_device *device, const struct kva_sum_rows_args *args)
+{
+    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "sum_rows", {kva_blocks(args->dim, THREADS), THREADS},
+                 sum_rows_kernel<T>, args->out, static_cast<const T *>(args->x), args->rows,
+                 args->dim, args->accumulate);
+}
+
+void kva_cuda_sum_rows(struct kva_device *device, const struct kva_sum_rows_args *args)
+{
+    if (args->dim > 0 && kva_cuda_enter(device))
+        KVA_BY_FORMAT(device->base.info.act, sum_rows, device, args);
 }
 
 /* --- formats ---------------------------------------------------------------------------------- */

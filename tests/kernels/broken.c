@@ -233,6 +233,20 @@ static void gather_next(struct kva_device *device, const struct kva_gather_args 
     good->gather(device, &wrong);
 }
 
+static void sum_starts_anew(struct kva_device *device, const struct kva_sum_rows_args *args)
+{
+    struct kva_sum_rows_args wrong = *args;
+    wrong.accumulate = false;
+    good->sum_rows(device, &wrong);
+}
+
+static void sum_misses_last(struct kva_device *device, const struct kva_sum_rows_args *args)
+{
+    struct kva_sum_rows_args wrong = *args;
+    wrong.rows -= wrong.rows > 1;
+    good->sum_rows(device, &wrong);
+}
+
 /* --- keys and values -------------------------------------------------------------------------- */
 
 static void append_truncates(struct kva_device *device, const struct kva_kv_append_args *args)
@@ -468,6 +482,8 @@ static const struct broken list[] = {
     BREAKS(glu_other_gelu, OP_GLU, glu),
     BREAKS(glu_no_up, OP_GLU, glu),
     BREAKS(gather_next, OP_GATHER, gather),
+    BREAKS(sum_starts_anew, OP_SUM_ROWS, sum_rows),
+    BREAKS(sum_misses_last, OP_SUM_ROWS, sum_rows),
     BREAKS(append_truncates, OP_KV_APPEND, kv_append),
     BREAKS(append_slot, OP_KV_APPEND, kv_append),
     BREAKS(merge_no_max, OP_MERGE, merge),

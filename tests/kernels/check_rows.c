@@ -1,7 +1,8 @@
-/* Cases of embed, norm, glu and gather. */
+/* Cases of embed, norm, glu, gather and sum_rows. */
 #include "kernels/packed.h"
 #include "tests/kernels/checkasm.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -350,5 +351,84 @@ void check_gather(struct check *check)
         free(truth.expect);
         check_buf_free(&x);
         check_buf_free(&rows);
+    }
+}
+
+/* --- sum_rows --------------------------------------------------------------------------------- */
+
+/* Sums of [terms, dim] each, one behind the other. */
+struct sums {
+    const float *x;
+    uint32_t terms, dim;
+    bool accumulate;
+};
+
+/* Each sum in two calls, cut elsewhere in every run: the bits must be the same. */
+static bool run_sum_rows(struct check *check, const struct check_variant *variant,
+                         struct kva_device *device, const struct check_case *test, uint32_t first,
+                         uint32_t rows, float *out)
+{
+    const struct sums *sums = test->opaque;
+    size_t dim = sums->dim;
+    for (uint32_t i = 0; i < rows; i++) {
+        const float *x = sums->x + (first + i) * (size_t)sums->terms * dim;
+        uint32_t cut = check_below(check, sums->terms);
+        struct kva_sum_rows_args args = {.out = out + i * dim,
+                                         .x = x,
+                                         .rows = cut,
+                                         .dim = sums->dim,
+                                         .accumulate = sums->accumulate};
+        if (cut > 0)
+            variant->ops.sum_rows(device, &args);
+        args.x = x + cut * dim;
+        args.rows = sums->terms - cut;
+        args.accumulate = sums->accumulate || cut > 0;
+        variant->ops.sum_rows(device, &args);
+    }
+    return true;
+}
+
+static void sum_case(struct check *check, uint32_t terms, uint32_t dim, bool accumulate)
+{
+    const uint32_t count = 3;
+    size_t size = (size_t)count * dim;
+    if (!check_wanted(check, OP_SUM_ROWS, (double)size * terms))
+        return;
+    struct check_buf x = check_buf_new(size * terms * sizeof(float));
+    struct check_buf initial = check_buf_new(size * sizeof(float));
+    check_fill(check, FILL_NORMAL, x.data, size * terms);
+    check_fill(check, FILL_NORMAL, initial.data, size);
+    struct truth truth = truth_new(size);
+    for (size_t i = 0; i < size; i++) {
+        double sum = accumulate ? ((float *)initial.data)[i] : 0, absolute = fabs(sum);
+        for (uint32_t r = 0; r < terms; r++) {
+            double term = ((float *)x.data)[(i / dim * terms + r) * dim + i % dim];
+            sum += term;
+            absolute += fabs(term);
+        }
+        truth.expect[i] = sum;
+        /* One rounding for each addition, of at most the sum so far. */
+        truth.bound[i] = absolute * terms * 0x1p-24;
+    }
+    struct sums sums = {.x = x.data, .terms = terms, .dim = dim, .accumulate = accumulate};
+    struct check_case test = case_of(OP_SUM_ROWS, run_sum_rows, &sums, count, dim, truth);
+    test.out_f32 = true;
+    test.initial = accumulate ? initial.data : NULL;
+    test.work *= terms;
+    snprintf(test.name, sizeof test.name, "terms %u dim %u%s", terms, dim,
+             accumulate ? " accumulate" : "");
+    check_case(check, &test);
+    free(truth.expect);
+    check_buf_free(&x);
+    check_buf_free(&initial);
+}
+
+void check_sum_rows(struct check *check)
+{
+    const uint32_t dims[] = {1, 31, 64, 576, 4097};
+    for (size_t i = 0; i < KVA_COUNT_OF(dims); i++) {
+        sum_case(check, 1, dims[i], check_below(check, 2));
+        sum_case(check, check_between(check, 2, 70), dims[i], false);
+        sum_case(check, check_between(check, 2, 70), dims[i], true);
     }
 }

@@ -41,6 +41,7 @@ IN_TABLE(OP_LINEAR, linear);
 IN_TABLE(OP_ROPE, rope);
 IN_TABLE(OP_GLU, glu);
 IN_TABLE(OP_GATHER, gather);
+IN_TABLE(OP_SUM_ROWS, sum_rows);
 IN_TABLE(OP_KV_APPEND, kv_append);
 IN_TABLE(OP_QUANTISE, quantise);
 IN_TABLE(OP_ATTEND, attend);
@@ -73,6 +74,7 @@ static const struct check_op_entry entries[OP_COUNT] = {
     [OP_ROPE] = {"rope", check_rope},
     [OP_GLU] = {"glu", check_glu},
     [OP_GATHER] = {"gather", check_gather},
+    [OP_SUM_ROWS] = {"sum_rows", check_sum_rows},
     [OP_KV_APPEND] = {"kv_append", check_kv_append},
     [OP_QUANTISE] = {"quantise", check_quantise},
     [OP_ATTEND] = {"attend", check_attend},

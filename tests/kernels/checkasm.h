@@ -44,6 +44,7 @@ enum check_op {
     OP_ROPE,
     OP_GLU,
     OP_GATHER,
+    OP_SUM_ROWS,
     OP_KV_APPEND,
     OP_QUANTISE,
     OP_ATTEND,
@@ -241,6 +242,7 @@ void check_linear(struct check *check);
 void check_rope(struct check *check);
 void check_glu(struct check *check);
 void check_gather(struct check *check);
+void check_sum_rows(struct check *check);
 void check_kv_append(struct check *check);
 void check_quantise(struct check *check);
 void check_attend(struct check *check);

@@ -82,6 +82,17 @@ static void host_gather(struct kva_device *device, const struct kva_gather_args 
     host_end(h);
 }
 
+static void host_sum_rows(struct kva_device *device, const struct kva_sum_rows_args *host)
+{
+    struct host_ops *h = host_begin(device);
+    struct kva_sum_rows_args args = *host;
+    args.out = host_put_numbers(h, host->out, 1, args.dim, args.dim, KVA_F32, true);
+    args.x = host_put_act(h, host->x, args.rows, args.dim, args.dim, false);
+    host_send(h);
+    h->ops->sum_rows(device, &args);
+    host_end(h);
+}
+
 /* --- attention -------------------------------------------------------------------------------- */
 
 static void **addresses_new(uint32_t count)
@@ -484,6 +495,7 @@ const struct kva_ops *host_ops_table(void)
         .rope = host_rope,
         .glu = host_glu,
         .gather = host_gather,
+        .sum_rows = host_sum_rows,
         .kv_append = host_kv_append,
         .quantise = host_quantise,
         .attend = host_attend,

@@ -33,6 +33,7 @@ const struct kva_ops kva_cpu_ops = {
     .rope = kva_cpu_rope,
     .glu = kva_cpu_glu,
     .gather = kva_cpu_gather,
+    .sum_rows = kva_cpu_sum_rows,
     .kv_append = kva_cpu_kv_append,
     .quantise = kva_cpu_quantise,
     .attend = kva_cpu_attend,

@@ -62,6 +62,7 @@ void kva_cpu_linear(struct kva_device *device, const struct kva_linear_args *arg
 void kva_cpu_rope(struct kva_device *device, const struct kva_rope_args *args);
 void kva_cpu_glu(struct kva_device *device, const struct kva_glu_args *args);
 void kva_cpu_gather(struct kva_device *device, const struct kva_gather_args *args);
+void kva_cpu_sum_rows(struct kva_device *device, const struct kva_sum_rows_args *args);
 void kva_cpu_kv_append(struct kva_device *device, const struct kva_kv_append_args *args);
 void kva_cpu_quantise(struct kva_device *device, const struct kva_quantise_args *args);
 void kva_cpu_attend(struct kva_device *device, const struct kva_attend_args *args);

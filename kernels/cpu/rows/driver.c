@@ -91,6 +91,26 @@ void kva_cpu_gather(struct kva_device *device, const struct kva_gather_args *arg
     kva_pieces_run(device, args, kva_cut_units(device, args->count, args->dim, 1), gather_piece);
 }
 
+static void sum_rows_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
+{
+    const struct kva_piece_job *job = opaque;
+    const struct kva_sum_rows_args *args = job->args;
+    size_t first = kva_cut_first(&job->cut, index), end = kva_cut_end(&job->cut, index);
+    float *restrict out = args->out;
+    if (!args->accumulate)
+        memset(out + first, 0, (end - first) * sizeof(float));
+    for (size_t r = 0; r < args->rows; r++) {
+        const float *restrict x = (const float *)args->x + r * args->dim;
+        for (size_t i = first; i < end; i++)
+            out[i] += x[i];
+    }
+}
+
+void kva_cpu_sum_rows(struct kva_device *device, const struct kva_sum_rows_args *args)
+{
+    kva_pieces_run(device, args, kva_cut_units(device, args->dim, args->rows, 64), sum_rows_piece);
+}
+
 static void kv_append_piece(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
 {
     const struct kva_piece_job *job = opaque;
