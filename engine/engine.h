@@ -25,6 +25,14 @@
 
 struct kva_sequence; /* the engine's own */
 
+/* What of the prompt is wanted instead of tokens that follow: one vector, of what the last layer makes
+ * of its tokens, behind the final norm. */
+enum kva_pooling {
+    KVA_POOLING_NONE,
+    KVA_POOLING_MEAN, /* of all tokens */
+    KVA_POOLING_LAST, /* the last token's */
+};
+
 /* Constant properties that the scheduler plans with. */
 struct kva_engine_limits {
     uint32_t context_max;          /* prompt + output tokens of one sequence, but for policies
@@ -56,6 +64,7 @@ struct kva_sequence_params {
     struct kva_kv_spec kv;
     uint64_t cache_scope[2]; /* prefixes are shared only within one scope (key and salt) */
     bool cache_disabled;
+    enum kva_pooling pooling;
 };
 
 /* What a sequence holds now, for usage.kvahead and the live view. */
@@ -81,6 +90,7 @@ struct kva_step_item {
     bool emitted;           /* `token` is valid: a decode, but for steps in which the sequence only
                                prepares one; or the step that finished the prefill */
     struct kva_token_output token;
+    bool pooled;     /* the prompt is in, and its vector is there: there is nothing to decode */
     bool speculated; /* a speculative token was decoded along: spec_token, expected to be `token` */
     uint32_t spec_token;
 };
@@ -132,6 +142,10 @@ struct kva_engine_ops {
     /* prompt_tokens - 1 entries once the prefill is done, if they were asked for, else NULL;
      * borrowed until destroy. */
     const struct kva_prompt_logprob *(*prompt_logprobs)(void *self, const struct kva_sequence *seq);
+
+    /* *ret_count numbers, once a step has said `pooled`; borrowed until destroy. Waits for the
+     * device. May be NULL where no sequence has a pooling. */
+    const float *(*pooled)(void *self, struct kva_sequence *seq, uint32_t *ret_count);
 
     void (*usage)(void *self, struct kva_engine_usage *ret);
 

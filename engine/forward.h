@@ -125,6 +125,21 @@ void kva_forward_pick(struct kva_forward *forward, const struct kva_forward_pick
  * for, now. */
 float *kva_forward_logits(struct kva_forward *forward, uint32_t index);
 
+/* The final norm of `rows` rows of hidden, from row `first` on, is added up in slot `slot`, of one for
+ * each sequence; to what is there if `accumulate`. */
+struct kva_forward_pool {
+    const void *hidden;
+    uint32_t first, rows;
+    uint32_t slot;
+    bool accumulate;
+};
+
+void kva_forward_pool(struct kva_forward *forward, const struct kva_forward_pool *pool);
+
+/* The slot's numbers, [hidden_size], as of the last call. Waits for the device; the host may write to
+ * them. */
+float *kva_forward_pooled(struct kva_forward *forward, uint32_t slot);
+
 /* Bytes of scratch memory on the device. */
 size_t kva_forward_scratch_bytes(const struct kva_forward *forward);
 

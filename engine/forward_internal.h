@@ -4,7 +4,8 @@
  *     forward_attend.c   a layer's attention: ranges to operators, and the merge
  *     forward_select.c   attention over low-bit pages, and the selection of rows
  *     forward_rehearse.c queries of the layer behind
- *     forward_logits.c   from the last layer's rows to logits, and what is wanted of them
+ *     forward_logits.c   from the last layer's rows to logits, and what is wanted of them;
+ *                        sums of rows
  *     forward_memory.c   creation: weights on the device, scratch, descriptors
  *
  * Thread rule: engine thread. */
@@ -64,6 +65,7 @@ struct kva_forward {
     struct kva_scratch_piece summaries;      /* kva_shortlist [logit_rows] */
     struct kva_scratch_piece listed;         /* kva_candidate [logit_rows][KVA_SHORTLIST_MAX] */
     struct kva_scratch_piece tracked_logits; /* float [tracked_max] */
+    struct kva_scratch_piece pooled;         /* float [sequences_max][hidden] */
     struct kva_shortlist_request *requests;  /* [logit_rows]: of rows with a list */
 
     /* Descriptors of the current call, on the host. */

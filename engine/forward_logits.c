@@ -1,5 +1,5 @@
 /* forward_logits.c - logits of the rows that need them, on the device, and what of them the host is
- * given: lists where those are enough, all of them where not. */
+ * given: lists where those are enough, all of them where not. And sums of rows, for those that want no logits. */
 #include "engine/forward_internal.h"
 
 /* Logits of some rows, on the device. */
@@ -85,4 +85,26 @@ float *kva_forward_logits(struct kva_forward *fw, uint32_t index)
     float *logits =
         fw->host_logits.data ? fw->host_logits.data : fw->scratch[KVA_SCRATCH_LOGITS].data;
     return logits + (size_t)index * fw->config->vocab_size;
+}
+
+void kva_forward_pool(struct kva_forward *fw, const struct kva_forward_pool *pool)
+{
+    const struct kva_model_config *c = fw->config;
+    void *normed = fw->scratch[KVA_SCRATCH_NORMED].data;
+    const void *rows = (const char *)pool->hidden + pool->first * c->hidden_size * fw->act_bytes;
+    kva_forward_norm(fw, normed, rows, fw->final_norm, fw->final_norm_bias, pool->rows);
+    fw->ops->sum_rows(fw->device,
+                      &(struct kva_sum_rows_args){
+                          .out = (float *)fw->pooled.data + (size_t)pool->slot * c->hidden_size,
+                          .x = normed,
+                          .rows = pool->rows,
+                          .dim = c->hidden_size,
+                          .accumulate = pool->accumulate,
+                      });
+}
+
+float *kva_forward_pooled(struct kva_forward *fw, uint32_t slot)
+{
+    kva_device_sync(fw->device, KVA_QUEUE_COMPUTE);
+    return (float *)fw->pooled.data + (size_t)slot * fw->config->hidden_size;
 }

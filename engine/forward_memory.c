@@ -157,6 +157,7 @@ static enum kva_status alloc_scratch(struct kva_forward *fw, struct kva_err *err
         {&fw->summaries, logit_rows * sizeof(struct kva_shortlist)},
         {&fw->listed, logit_rows * KVA_SHORTLIST_MAX * sizeof(struct kva_candidate)},
         {&fw->tracked_logits, kva_max_size(fw->params.tracked_max, 1) * sizeof(float)},
+        {&fw->pooled, (size_t)fw->params.sequences_max * c->hidden_size * sizeof(float)},
         {&fw->host_logits, fw->scratch[KVA_SCRATCH_LOGITS].bytes},
     };
     bool readable = kva_device_get_info(fw->device)->host_readable;
@@ -240,6 +241,7 @@ void kva_forward_destroy(struct kva_forward *fw)
     kva_device_free(fw->device, KVA_MEM_HOST, fw->summaries.data, fw->summaries.bytes);
     kva_device_free(fw->device, KVA_MEM_HOST, fw->listed.data, fw->listed.bytes);
     kva_device_free(fw->device, KVA_MEM_HOST, fw->tracked_logits.data, fw->tracked_logits.bytes);
+    kva_device_free(fw->device, KVA_MEM_HOST, fw->pooled.data, fw->pooled.bytes);
     free(fw->brought);
     free(fw->requests);
     free(fw->layers);

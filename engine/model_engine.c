@@ -22,6 +22,7 @@ static void sequence_free(struct model_engine *e, struct kva_sequence *seq)
 {
     if (seq->constraint)
         seq->params.sampling->constraint->ops->end(seq->constraint);
+    kva_pooling_end(e, seq);
     kva_kv_seq_finish(e->kv, &seq->kv);
     free(seq->prompt_logprobs);
     free(seq->ids);
@@ -83,6 +84,7 @@ static enum kva_status engine_create(void *self, const struct kva_sequence_param
     if (!seq)
         return kva_fail(err, KVA_ENOMEM, "out of memory for a sequence");
     seq->params = *params;
+    seq->pool_slot = KVA_NO_SLOT;
     if (kva_kv_spec_has_setting(&params->kv, KVA_SETTING_PREDICTOR))
         seq->params.kv.predictor =
             kva_kv_predictor_of(&params->kv, kva_device_get_info(e->device)->host_readable);
@@ -95,8 +97,9 @@ static enum kva_status engine_create(void *self, const struct kva_sequence_param
     bool want_prompt_logprobs = params->sampling->prompt_logprobs >= 0 && params->prompt_tokens > 1;
     seq->kv.scope[0] = params->cache_scope[0];
     seq->kv.scope[1] = params->cache_scope[1];
-    /* Log-probabilities of the prompt need every row computed. */
-    seq->kv.share = e->params.prefix_cache && !params->cache_disabled && !want_prompt_logprobs;
+    /* Log-probabilities of the prompt, and the mean of its tokens, need every row computed. */
+    bool want_rows = want_prompt_logprobs || params->pooling == KVA_POOLING_MEAN;
+    seq->kv.share = e->params.prefix_cache && !params->cache_disabled && !want_rows;
     seq->ids = malloc(params->tokens_max * sizeof(*seq->ids));
     if (want_prompt_logprobs)
         seq->prompt_logprobs = calloc(params->prompt_tokens - 1, sizeof(*seq->prompt_logprobs));
@@ -133,6 +136,7 @@ static enum kva_status engine_admit(void *self, struct kva_sequence *seq, uint32
         return status;
     seq->prefill_first = cached;
     seq->prefill_position = cached;
+    kva_pooling_begin(e, seq);
     *ret_cached = cached;
     return KVA_OK;
 }
@@ -191,6 +195,13 @@ static const struct kva_prompt_logprob *engine_prompt_logprobs(void *self KVA_UN
     return seq->prompt_logprobs;
 }
 
+static const float *engine_pooled(void *self, struct kva_sequence *seq, uint32_t *ret_count)
+{
+    struct model_engine *e = self;
+    *ret_count = e->config->hidden_size;
+    return kva_pooling_vector(e, seq);
+}
+
 static void engine_usage(void *self, struct kva_engine_usage *ret)
 {
     struct model_engine *e = self;
@@ -220,6 +231,7 @@ static const struct kva_engine_ops engine_ops = {
     .destroy = engine_destroy,
     .sequence_info = engine_sequence_info,
     .prompt_logprobs = engine_prompt_logprobs,
+    .pooled = engine_pooled,
     .usage = engine_usage,
     .check = engine_check,
     .tokens_max = engine_tokens_max,
@@ -319,9 +331,12 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
         return status;
     e->batch_rows = calloc(p->sequences_max, sizeof(*e->batch_rows));
     e->batch_items = calloc(p->sequences_max, sizeof(struct kva_step_item *));
-    if (!e->batch_rows || !e->batch_items)
+    e->pool_slots = calloc(p->sequences_max, sizeof(*e->pool_slots));
+    if (!e->batch_rows || !e->batch_items || !e->pool_slots)
         return kva_fail(err, KVA_ENOMEM, "out of memory for steps of %u sequences",
                         p->sequences_max);
+    for (uint32_t i = 0; i < p->sequences_max; i++)
+        e->pool_slots[e->pool_slot_count++] = i;
     return KVA_OK;
 }
 
@@ -371,6 +386,7 @@ void kva_model_engine_destroy(struct kva_engine *engine)
     kva_kv_destroy(e->kv);
     free(e->batch_rows);
     free(e->batch_items);
+    free(e->pool_slots);
     kva_pick_destroy(&e->pick);
     free(e);
 }

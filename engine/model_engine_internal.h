@@ -1,5 +1,5 @@
 /* model_engine_internal.h - what model_engine.c (life of sequences, memory), step.c (the step),
- * prefill.c (long prompts) and pick.c (tokens) share.
+ * prefill.c (long prompts), pick.c (tokens) and pooling.c (vectors) share.
  *
  * Thread rule: engine thread. */
 #ifndef KVA_ENGINE_MODEL_ENGINE_INTERNAL_H
@@ -27,7 +27,11 @@ struct kva_sequence {
 
     struct kva_prompt_logprob *prompt_logprobs; /* [prompt_tokens - 1], or NULL */
     struct kva_constraint_state *constraint;    /* of params.sampling->constraint, or NULL */
+    uint32_t pool_slot;                         /* of the forward pass; KVA_NO_SLOT: none */
+    bool pool_divided;                          /* the sum there has become the mean */
 };
+
+#define KVA_NO_SLOT          UINT32_MAX
 
 #define KVA_PICK_TRACKED_MAX (KVA_LOGIT_ROWS_MAX * KVA_SAMPLER_TRACKED_MAX)
 
@@ -56,6 +60,10 @@ struct model_engine {
     struct kva_kv_rows *batch_rows;     /* [sequences_max] */
     struct kva_step_item **batch_items; /* [sequences_max] */
     struct kva_pick pick;
+
+    /* Slots of vectors that nobody has. */
+    uint32_t *pool_slots; /* [sequences_max] */
+    uint32_t pool_slot_count;
 };
 
 /* Rows of the sequence's next decode: a draft one may come behind its own. */
@@ -90,9 +98,23 @@ struct kva_pick_prompt {
     uint32_t row_count;
 };
 
-/* Log-probabilities of the tokens after these, if the sequence wants them. A pick of its own. */
+/* Log-probabilities of the tokens after these, if the sequence wants them. Picks of their own. */
 void kva_pick_score_prompt(struct model_engine *e, struct kva_sequence *seq,
                            const struct kva_pick_prompt *prompt);
+
+/* --- pooling.c ------------------------------------------------------------------------------- */
+
+/* What these rows, behind the last layer, are to a sequence whose prompt is in no further than they
+ * are: tokens to score, or part of its vector. */
+void kva_pooling_take(struct model_engine *e, struct kva_sequence *seq,
+                      const struct kva_pick_prompt *prompt);
+
+/* An admitted sequence has a slot for its vector if it wants one, until it ends. */
+void kva_pooling_begin(struct model_engine *e, struct kva_sequence *seq);
+void kva_pooling_end(struct model_engine *e, struct kva_sequence *seq);
+
+/* The vector, once all rows have been taken: [hidden_size]. */
+const float *kva_pooling_vector(struct model_engine *e, struct kva_sequence *seq);
 
 /* --- prefill.c ------------------------------------------------------------------------------- */
 
@@ -102,7 +124,7 @@ uint32_t kva_prefill_left(const struct kva_sequence *seq);
 /* The quota of a prompt that does not fit the step whole. */
 void kva_prefill_run(struct model_engine *e, struct kva_step_item *item);
 
-/* The last row of the prompt has gone through all layers. */
+/* The last row of the prompt has gone through all layers, and been taken. */
 void kva_prefill_finish(struct kva_step_item *item);
 
 /* How many tokens the next piece of a prompt that exceeds the context brings the sequence to; 0: it

@@ -25,6 +25,7 @@ void kva_prefill_finish(struct kva_step_item *item)
     struct kva_sequence *seq = item->seq;
     report(seq, item, kva_prefill_left(seq));
     seq->prefilled = true;
+    item->pooled = seq->params.pooling != KVA_POOLING_NONE;
 }
 
 /* --- the exact part, layer-major ------------------------------------------------------------- */
@@ -55,7 +56,7 @@ static void run_chunk(struct model_engine *e, struct kva_sequence *seq, uint32_t
         kva_kv_stream_read(e->kv, &seq->kv, stream_row, rows, hidden);
     kva_forward_run(e->forward, &call);
     if (last_layer)
-        kva_pick_score_prompt(e, seq, &(struct kva_pick_prompt){hidden, 0, position, rows});
+        kva_pooling_take(e, seq, &(struct kva_pick_prompt){hidden, 0, position, rows});
     else
         kva_kv_stream_write(e->kv, &seq->kv, stream_row, rows, hidden);
     seq->prefill_position += rows;
@@ -115,7 +116,7 @@ static void run_piece(struct model_engine *e, struct kva_sequence *seq, uint32_t
     kva_forward_run(e->forward, &call);
     kva_kv_seq_commit(e->kv, &seq->kv, seq->ids, end);
     const struct kva_pick_prompt rows = {call.hidden, 0, position, end - position};
-    kva_pick_score_prompt(e, seq, &rows);
+    kva_pooling_take(e, seq, &rows);
     seq->prefill_position = end;
 }
 
@@ -140,9 +141,13 @@ static uint32_t run_pieces(struct model_engine *e, struct kva_sequence *seq, uin
 
 /* --- a step ---------------------------------------------------------------------------------- */
 
-/* The first token, from the last of `rows` rows. */
+/* The first token, from the last of `rows` rows, or the vector. */
 static void emit(struct model_engine *e, struct kva_step_item *item, uint32_t rows)
 {
+    if (item->seq->params.pooling != KVA_POOLING_NONE) {
+        kva_prefill_finish(item);
+        return;
+    }
     kva_pick_begin(e);
     kva_pick_item(e, rows - 1, item);
     kva_pick_run(e, kva_forward_hidden(e->forward));

@@ -192,6 +192,22 @@ static void emit_batch(struct model_engine *e, const void *hidden, uint32_t batc
     }
 }
 
+/* Whoever wants a vector has it now, and gets no token. Returns how many are left. */
+static uint32_t drop_pooled(struct model_engine *e, uint32_t batch)
+{
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < batch; i++) {
+        if (e->batch_items[i]->pooled)
+            continue;
+        if (left < i) {
+            e->batch_rows[left] = e->batch_rows[i];
+            e->batch_items[left] = e->batch_items[i];
+        }
+        left++;
+    }
+    return left;
+}
+
 static void run_batch(struct model_engine *e, uint32_t batch)
 {
     if (batch == 0)
@@ -209,11 +225,11 @@ static void run_batch(struct model_engine *e, uint32_t batch)
         if (!seq->prefilled) {
             const struct kva_pick_prompt prompt = {hidden, rows->row_first, rows->position_first,
                                                    rows->row_count};
-            kva_pick_score_prompt(e, seq, &prompt);
+            kva_pooling_take(e, seq, &prompt);
             kva_prefill_finish(item);
         }
     }
-    emit_batch(e, hidden, batch);
+    emit_batch(e, hidden, drop_pooled(e, batch));
 }
 
 /* A sequence that pre-decodes sits out: its row is one more of the joint pass, and its token comes
@@ -235,6 +251,7 @@ enum kva_status kva_model_engine_step(void *self, struct kva_step_item *items, u
     for (uint32_t i = 0; i < count; i++) {
         items[i].status = KVA_OK;
         items[i].emitted = false;
+        items[i].pooled = false;
         items[i].speculated = false;
         items[i].prefill_done = 0;
     }

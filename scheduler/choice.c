@@ -250,3 +250,11 @@ void kva_choice_emit_prompt_logprobs(struct kva_scheduler *s, struct kva_choice 
         output.prompt_logprobs.entries != NULL ? c->prompt_tokens - 1 : 0;
     s->params.on_output(s->params.opaque, &output);
 }
+
+void kva_choice_emit_pooled(struct kva_scheduler *s, struct kva_choice *c, uint64_t now_ns)
+{
+    struct kva_output output;
+    address(&output, c, KVA_OUTPUT_POOLED, now_ns);
+    output.pooled.values = s->ops->pooled(s->engine_self, c->seq, &output.pooled.count);
+    s->params.on_output(s->params.opaque, &output);
+}

@@ -191,6 +191,7 @@ void kva_group_free(struct kva_scheduler *s, struct kva_group *group);
 void kva_choice_emit_token(struct kva_scheduler *s, struct kva_choice *c,
                            const struct kva_token_output *token, uint64_t now_ns);
 void kva_choice_emit_progress(struct kva_scheduler *s, struct kva_choice *c, uint64_t now_ns);
+void kva_choice_emit_pooled(struct kva_scheduler *s, struct kva_choice *c, uint64_t now_ns);
 void kva_choice_emit_prompt_logprobs(struct kva_scheduler *s, struct kva_choice *c,
                                      uint64_t now_ns);
 

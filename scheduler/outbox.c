@@ -45,6 +45,9 @@ static size_t output_bytes(const struct kva_output *output)
     case KVA_OUTPUT_PROMPT_LOGPROBS:
         bytes = offsetof(struct kva_output, prompt_logprobs) + sizeof(output->prompt_logprobs);
         break;
+    case KVA_OUTPUT_POOLED:
+        bytes = offsetof(struct kva_output, pooled) + sizeof(output->pooled);
+        break;
     case KVA_OUTPUT_TOKEN:
         bytes = offsetof(struct kva_output, token.top) +
                 output->token.top_count * sizeof(output->token.top[0]);
@@ -103,29 +106,45 @@ static struct kva_output *put_record(struct kva_outbox *box, struct kva_outbox_b
     return (struct kva_output *)(void *)(at + sizeof(head));
 }
 
+/* What an output points to, and how much that is; NULL: nothing. */
+static const void *extra_of(const struct kva_output *output, size_t *ret_bytes)
+{
+    *ret_bytes = 0;
+    if (output->kind == KVA_OUTPUT_PROMPT_LOGPROBS) {
+        *ret_bytes = output->prompt_logprobs.count * sizeof(*output->prompt_logprobs.entries);
+        return output->prompt_logprobs.entries;
+    }
+    if (output->kind == KVA_OUTPUT_POOLED) {
+        *ret_bytes = output->pooled.count * sizeof(*output->pooled.values);
+        return output->pooled.values;
+    }
+    return NULL;
+}
+
 enum kva_status kva_outbox_put(struct kva_outbox *box, const struct kva_output *output)
 {
-    struct kva_prompt_logprob *entries = NULL;
-    size_t entry_bytes = 0;
-    if (output->kind == KVA_OUTPUT_PROMPT_LOGPROBS && output->prompt_logprobs.count > 0) {
-        entry_bytes = output->prompt_logprobs.count * sizeof(*entries);
-        entries = malloc(entry_bytes);
-        if (!entries)
+    size_t extra_bytes;
+    const void *extra = extra_of(output, &extra_bytes);
+    void *own = NULL;
+    if (extra_bytes > 0) {
+        own = malloc(extra_bytes);
+        if (!own)
             return KVA_ENOMEM;
-        memcpy(entries, output->prompt_logprobs.entries, entry_bytes);
+        memcpy(own, extra, extra_bytes);
     }
     size_t bytes = output_bytes(output);
     struct kva_outbox_block *block = block_with_room(box, sizeof(struct record_head) + bytes);
     if (!block) {
-        free(entries);
+        free(own);
         return KVA_ENOMEM;
     }
     struct kva_output *copy = put_record(box, block, output, bytes);
-    if (output->kind == KVA_OUTPUT_PROMPT_LOGPROBS) {
-        copy->prompt_logprobs.entries = entries;
-        block->extra_bytes += entry_bytes;
-        box->bytes += entry_bytes;
-    }
+    if (output->kind == KVA_OUTPUT_PROMPT_LOGPROBS)
+        copy->prompt_logprobs.entries = own;
+    else if (output->kind == KVA_OUTPUT_POOLED)
+        copy->pooled.values = own;
+    block->extra_bytes += extra_bytes;
+    box->bytes += extra_bytes;
     return KVA_OK;
 }
 
@@ -173,8 +192,8 @@ static void drain_block(const struct kva_outbox_block *block, kva_output_fn fn, 
         memcpy(&output, block->data + at + sizeof(head), head.bytes);
         if (fn)
             fn(opaque, &output);
-        if (output.kind == KVA_OUTPUT_PROMPT_LOGPROBS)
-            free((void *)(uintptr_t)output.prompt_logprobs.entries);
+        size_t extra_bytes;
+        free((void *)(uintptr_t)extra_of(&output, &extra_bytes));
         at += sizeof(head) + head.bytes;
     }
 }

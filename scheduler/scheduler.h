@@ -40,6 +40,7 @@ struct kva_request {
     uint64_t submitted_ns;
     uint64_t cache_scope[2];
     bool cache_disabled;
+    enum kva_pooling pooling; /* if any: one choice, no tokens, and output_tokens_max is 1 */
     struct kva_sampling_params sampling;
     struct kva_kv_spec kv;
 };
@@ -52,7 +53,8 @@ struct kva_request *kva_request_create(size_t arena_limit_bytes) KVA_MUST_CHECK;
 void kva_request_destroy(struct kva_request *request);
 
 enum kva_finish_reason {
-    KVA_FINISH_STOP,   /* a stop id was sampled: the model's EOS or one of the request's */
+    KVA_FINISH_STOP,   /* a stop id was sampled: the model's EOS or one of the request's; or the
+                          prompt's vector is there */
     KVA_FINISH_LENGTH, /* output_tokens_max reached */
     KVA_FINISH_CANCELLED,
     KVA_FINISH_DEADLINE,
@@ -64,7 +66,8 @@ enum kva_output_kind {
     KVA_OUTPUT_PROGRESS,        /* prefill progress */
     KVA_OUTPUT_PROMPT_LOGPROBS, /* once, before the first token of choice 0, if asked for */
     KVA_OUTPUT_TOKEN,
-    KVA_OUTPUT_END, /* the last event of a choice */
+    KVA_OUTPUT_POOLED, /* once, if a vector was asked for */
+    KVA_OUTPUT_END,    /* the last event of a choice */
 };
 
 /* Points in a choice's life on the scheduler's clock; 0: not reached. */
@@ -91,6 +94,10 @@ struct kva_output {
             const struct kva_prompt_logprob *entries; /* valid during the callback */
             uint32_t count;                           /* prompt_tokens - 1 */
         } prompt_logprobs;
+        struct {
+            const float *values; /* valid during the callback */
+            uint32_t count;
+        } pooled;
         struct {
             enum kva_finish_reason reason;
             enum kva_status status; /* KVA_FINISH_ERROR: why */

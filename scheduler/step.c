@@ -26,6 +26,7 @@ static void plan_item(struct kva_scheduler *s, struct kva_choice *c, uint32_t pr
     item->status = KVA_OK;
     item->prefill_done = 0;
     item->emitted = false;
+    item->pooled = false;
     item->token.top_count = 0;
     s->owners[s->item_count] = c;
     c->planned_step = s->step_serial;
@@ -261,6 +262,16 @@ static void take_prefill(struct kva_scheduler *s, struct kva_choice *c,
     kva_choice_prefill_finished(s, c);
 }
 
+/* The prompt is in, and was all that there is. */
+static void take_pooled(struct kva_scheduler *s, struct kva_choice *c,
+                        const struct kva_step_item *item, uint64_t now_ns)
+{
+    c->prefill_done += item->prefill_done;
+    s->stats.prompt_tokens_computed += item->prefill_done;
+    kva_choice_emit_pooled(s, c, now_ns);
+    kva_choice_end(s, c, KVA_FINISH_STOP, KVA_OK, 0, now_ns);
+}
+
 static void take_results(struct kva_scheduler *s, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < s->item_count; i++) {
@@ -270,7 +281,9 @@ static void take_results(struct kva_scheduler *s, uint64_t now_ns)
             kva_choice_end(s, c, KVA_FINISH_ERROR, item->status, 0, now_ns);
             continue;
         }
-        if (item->prefill_tokens > 0)
+        if (item->pooled)
+            take_pooled(s, c, item, now_ns);
+        else if (item->prefill_tokens > 0)
             take_prefill(s, c, item, now_ns);
         if (item->emitted)
             take_token(s, c, &item->token, now_ns);

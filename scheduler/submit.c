@@ -13,6 +13,9 @@ enum kva_status kva_request_check(const struct kva_scheduler_params *params,
         return kva_fail_param(err, KVA_EINVAL, "max_tokens", "at least 1 output token is needed");
     if (request->choices == 0)
         return kva_fail_param(err, KVA_EINVAL, "n", "at least 1 choice is needed");
+    if (request->pooling != KVA_POOLING_NONE && request->choices > 1)
+        return kva_fail_param(err, KVA_EINVAL, "n", "a prompt has one vector, not %u",
+                              request->choices);
     if (request->choices > params->waiting_max)
         return kva_fail_param(err, KVA_EINVAL, "n",
                               "the request has %u choices, the queue takes at most %u",
@@ -37,6 +40,7 @@ enum kva_status kva_request_check(const struct kva_scheduler_params *params,
         .kv = request->kv,
         .cache_scope = {request->cache_scope[0], request->cache_scope[1]},
         .cache_disabled = request->cache_disabled,
+        .pooling = request->pooling,
     };
     return engine->ops->check(engine->self, &sequence, err);
 }
@@ -70,6 +74,7 @@ static enum kva_status create_sequences(struct kva_scheduler *s, struct kva_grou
             .kv = request->kv,
             .cache_scope = {request->cache_scope[0], request->cache_scope[1]},
             .cache_disabled = request->cache_disabled,
+            .pooling = request->pooling,
         };
         enum kva_status status =
             s->ops->create(s->engine_self, &params, &group->choices[i].seq, err);

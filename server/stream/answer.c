@@ -350,6 +350,8 @@ enum kva_answer_event kva_answer_push(struct kva_answer *answer, uint32_t prompt
         if (!choice->finished)
             event = push_token(answer, prompt_index, choice, &output->token, out);
         break;
+    case KVA_OUTPUT_POOLED:
+        break;
     case KVA_OUTPUT_END:
         event = push_end(answer, prompt_index, choice, output, out);
         break;

@@ -377,6 +377,19 @@ static const struct kva_prompt_logprob *scripted_prompt_logprobs(void *self,
     return seq->outputs > 0 ? seq->prompt_logprobs : NULL;
 }
 
+void kva_scripted_vector(uint64_t prompt_hash, enum kva_pooling pooling, float *ret)
+{
+    for (uint32_t i = 0; i < KVA_SCRIPTED_WIDTH; i++)
+        ret[i] = (float)((prompt_hash >> (8 * i)) & 0xFF) + (float)pooling;
+}
+
+static const float *scripted_pooled(void *self, struct kva_sequence *seq, uint32_t *ret_count)
+{
+    check_thread(self);
+    *ret_count = KVA_SCRIPTED_WIDTH;
+    return seq->vector;
+}
+
 static void scripted_usage(void *self, struct kva_engine_usage *ret)
 {
     const struct kva_scripted *e = self;
@@ -429,6 +442,7 @@ struct kva_scripted *kva_scripted_create(const struct kva_scripted_params *param
         .destroy = scripted_destroy,
         .sequence_info = scripted_info,
         .prompt_logprobs = scripted_prompt_logprobs,
+        .pooled = scripted_pooled,
         .usage = scripted_usage,
         .check = params->without_check ? NULL : scripted_check,
     };

@@ -93,6 +93,10 @@ struct kva_scripted_report {
 /* Engine thread, or when it rests. */
 void kva_scripted_get_report(const struct kva_scripted *scripted, struct kva_scripted_report *ret);
 
+/* The vector of a prompt: so many numbers. */
+#define KVA_SCRIPTED_WIDTH 8u
+void kva_scripted_vector(uint64_t prompt_hash, enum kva_pooling pooling, float *ret);
+
 /* What output token `index` of a choice must be, unless next_token says otherwise. */
 uint64_t kva_scripted_hash(const uint32_t *prompt, uint32_t prompt_tokens);
 uint32_t kva_scripted_token(uint64_t prompt_hash, const struct kva_sampling_params *sampling,

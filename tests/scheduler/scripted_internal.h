@@ -26,6 +26,7 @@ struct kva_sequence {
     uint32_t grown_outputs; /* when grow last succeeded */
     uint64_t last_step;
     struct kva_prompt_logprob *prompt_logprobs;
+    float vector[KVA_SCRIPTED_WIDTH];
 };
 
 struct kva_scripted {
@@ -37,6 +38,7 @@ struct kva_scripted {
     uint32_t admitted;
     uint32_t on_device[KVA_KV_POLICY_COUNT];
     uint32_t partial_prefills; /* on the device or suspended */
+    uint32_t failed_prefills;  /* of them, in the last step */
     uint64_t prefix_lookup_tokens;
     uint64_t prefix_hit_tokens;
     uint64_t creates, items, decodes, admits, grows, prefill_grows, resumes;

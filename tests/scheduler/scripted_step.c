@@ -52,6 +52,14 @@ static void emit(struct kva_scripted *e, struct kva_step_item *item)
             .token = (token + i) % e->params.vocab, .logprob = -0.25f - (float)i, .rank = i + 1};
 }
 
+/* The prompt's hash, and how it is pooled. */
+static void pool(struct kva_sequence *seq, struct kva_step_item *item)
+{
+    seq->outputs++;
+    item->pooled = true;
+    kva_scripted_vector(seq->prompt_hash, seq->params.pooling, seq->vector);
+}
+
 static void prefill(struct kva_scripted *e, struct kva_step_item *item)
 {
     struct kva_sequence *seq = item->seq;
@@ -64,7 +72,10 @@ static void prefill(struct kva_scripted *e, struct kva_step_item *item)
     seq->prefill_done += item->prefill_tokens;
     if (seq->prefill_done == seq->params.prompt_tokens) {
         publish_prompt(e, seq);
-        emit(e, item);
+        if (seq->params.pooling == KVA_POOLING_NONE)
+            emit(e, item);
+        else
+            pool(seq, item);
     }
     e->partial_prefills += prefill_unfinished(seq);
 }
@@ -77,8 +88,11 @@ static void run_item(struct kva_scripted *e, struct kva_step_item *item)
     seq->last_step = e->report.steps;
     item->status = KVA_OK;
     item->emitted = false;
+    item->pooled = false;
     item->prefill_done = 0;
     if (injected(&e->items, e->params.item_fails_every)) {
+        /* It may have been the prefill that makes room for another, and is about to end. */
+        e->failed_prefills += prefill_unfinished(seq);
         item->status = KVA_EINTERNAL;
         return;
     }
@@ -86,6 +100,7 @@ static void run_item(struct kva_scripted *e, struct kva_step_item *item)
         prefill(e, item);
         return;
     }
+    SCRIPTED_CHECK(seq->params.pooling == KVA_POOLING_NONE, "a decode of a vector's sequence");
     SCRIPTED_CHECK(seq->outputs > 0, "decode before the prefill is finished");
     SCRIPTED_CHECK(seq->grown_outputs == seq->outputs, "decode without a grow before it");
     SCRIPTED_CHECK(kv_tokens(seq) < device_capacity_tokens(e, seq),
@@ -124,6 +139,7 @@ enum kva_status scripted_step(void *self, struct kva_step_item *items, uint32_t 
     }
     e->report.decode_rows = 0;
     e->report.prefill_rows = 0;
+    e->failed_prefills = 0;
     for (uint32_t i = 0; i < count; i++) {
         e->report.decode_rows += items[i].prefill_tokens == 0;
         e->report.prefill_rows += items[i].prefill_tokens;
@@ -133,7 +149,8 @@ enum kva_status scripted_step(void *self, struct kva_step_item *items, uint32_t 
     SCRIPTED_CHECK(rows <= e->params.limits.step_tokens_max, "%u rows", rows);
     if (rows > e->report.rows_max)
         e->report.rows_max = rows;
-    SCRIPTED_CHECK(e->partial_prefills <= e->params.limits.partial_prefills_max,
+    SCRIPTED_CHECK(e->partial_prefills - e->failed_prefills <=
+                       e->params.limits.partial_prefills_max,
                    "%u prefills are unfinished", e->partial_prefills);
     SCRIPTED_CHECK(e->pool.used.device <= e->pool.budget.device, "device budget exceeded");
     SCRIPTED_CHECK(e->pool.used.host <= e->pool.budget.host, "host budget exceeded");

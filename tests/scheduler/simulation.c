@@ -89,6 +89,11 @@ static struct request_spec random_request(struct simulation *sim)
     spec.prompt_logprobs = rng_below(rng, 30) == 0 ? (int32_t)rng_below(rng, 3) : -1;
     if (rng_below(rng, 100) < traffic->choices_pct)
         spec.choices = 2 + rng_below(rng, 4);
+    if (spec.choices == 1 && spec.id % 17 == 0) {
+        spec.pooling = spec.id % 2 ? KVA_POOLING_MEAN : KVA_POOLING_LAST;
+        spec.output_tokens_max = 1;
+        spec.prompt_logprobs = -1;
+    }
     if (rng_below(rng, 100) < traffic->deadline_pct)
         spec.deadline_ns = sim->clock.now_ns + (uint64_t)rng_exponential(rng, 20e9) + 1;
     if (rng_below(rng, 100) < traffic->prefix_pct) {

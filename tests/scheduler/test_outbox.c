@@ -8,12 +8,13 @@
 /* The nth output of a long sequence of all kinds and sizes. */
 static struct kva_output make_output(uint64_t n, struct kva_prompt_logprob *entries)
 {
+    static float values[11];
     struct kva_output output;
     memset(&output, 0xEE, sizeof(output));
     output.request_id = n;
     output.choice = (uint32_t)n % 5;
     output.time_ns = n * 3;
-    output.kind = (enum kva_output_kind)(n % 4);
+    output.kind = (enum kva_output_kind)(n % 5);
     switch (output.kind) {
     case KVA_OUTPUT_PROGRESS:
         output.progress.done_tokens = (uint32_t)n;
@@ -27,9 +28,15 @@ static struct kva_output make_output(uint64_t n, struct kva_prompt_logprob *entr
         break;
     case KVA_OUTPUT_TOKEN:
         output.token.token = (uint32_t)n;
-        output.token.top_count = (uint32_t)(n / 4) % (KVA_LOGPROBS_MAX + 1);
+        output.token.top_count = (uint32_t)(n / 5) % (KVA_LOGPROBS_MAX + 1);
         for (uint32_t i = 0; i < output.token.top_count; i++)
             output.token.top[i] = (struct kva_logprob){.token = (uint32_t)n + i, .rank = i};
+        break;
+    case KVA_OUTPUT_POOLED:
+        output.pooled.count = (uint32_t)n % 11;
+        output.pooled.values = values;
+        for (uint32_t i = 0; i < output.pooled.count; i++)
+            values[i] = (float)n + (float)i;
         break;
     case KVA_OUTPUT_END:
         output.end.reason = KVA_FINISH_LENGTH;
@@ -65,6 +72,12 @@ static void check_output(void *opaque, const struct kva_output *output)
         assert_int_equal(output->token.top_count, want.token.top_count);
         assert_memory_equal(output->token.top, want.token.top,
                             want.token.top_count * sizeof(want.token.top[0]));
+        break;
+    case KVA_OUTPUT_POOLED:
+        assert_int_equal(output->pooled.count, want.pooled.count);
+        if (want.pooled.count > 0)
+            assert_memory_equal(output->pooled.values, want.pooled.values,
+                                want.pooled.count * sizeof(float));
         break;
     case KVA_OUTPUT_END:
         assert_int_equal(output->end.output_tokens, want.end.output_tokens);
@@ -134,7 +147,7 @@ static void test_outbox__keeps_an_end_in_borrowed_storage(void **state KVA_UNUSE
     uint64_t next = 0;
     for (uint64_t n = 0; n < 10; n++) {
         struct kva_output output = make_output(n, entries);
-        if (n == 3)
+        if (n == 4)
             kva_outbox_put_end(&box, &output, storage, note_release, &released);
         else
             assert_int_equal(kva_outbox_put(&box, &output), KVA_OK);

@@ -515,6 +515,35 @@ static void test_step__prompt_logprobs_come_once_before_the_first_token(void **s
     fixture_end(&f);
 }
 
+static void test_step__a_vector_comes_once_and_ends_its_request(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    fixture_begin(&f);
+    for (uint64_t id = 1; id <= 4; id++) {
+        struct request_spec spec = tracker_spec(id);
+        spec.prompt_tokens = id == 3 ? 700 : 40;
+        spec.pooling = id == 4 ? KVA_POOLING_NONE : id == 2 ? KVA_POOLING_LAST : KVA_POOLING_MEAN;
+        spec.output_tokens_max = id == 4 ? 10 : 1;
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    }
+    fixture_run(&f); /* the tracker checks what is in them */
+    for (uint64_t id = 1; id <= 3; id++) {
+        const struct tracked_choice *choice = tracker_choice(&f.tracker, id, 0);
+        assert_int_equal(choice->vectors, 1);
+        assert_int_equal(choice->tokens, 0);
+        assert_int_equal(choice->end.end.reason, KVA_FINISH_STOP);
+    }
+    assert_int_equal(tracker_choice(&f.tracker, 4, 0)->tokens, 10);
+    struct request_spec spec = tracker_spec(5);
+    struct kva_err err;
+    spec.pooling = KVA_POOLING_MEAN;
+    spec.choices = 2;
+    assert_int_equal(tracker_submit(&f.tracker, f.scheduler, &spec, &err), KVA_EINVAL);
+    assert_string_equal(err.param, "n");
+    fixture_end(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -539,6 +568,7 @@ int main(void)
         cmocka_unit_test(test_step__says_when_to_come_back),
         cmocka_unit_test(test_step__reports_prefill_progress_once_per_step),
         cmocka_unit_test(test_step__prompt_logprobs_come_once_before_the_first_token),
+        cmocka_unit_test(test_step__a_vector_comes_once_and_ends_its_request),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -81,6 +81,7 @@ struct kva_request *tracker_request(struct tracker *tracker, const struct reques
     request->submitted_ns = spec->submitted_ns;
     request->cache_scope[0] = 7;
     request->cache_disabled = spec->cache_disabled;
+    request->pooling = spec->pooling;
     request->kv.policy = spec->policy;
     request->sampling = (struct kva_sampling_params){
         .top_p = 1,
@@ -96,6 +97,7 @@ struct kva_request *tracker_request(struct tracker *tracker, const struct reques
     tracked->prompt_tokens = spec->prompt_tokens;
     tracked->output_tokens_max = spec->output_tokens_max;
     tracked->prompt_hash = kva_scripted_hash(prompt, spec->prompt_tokens);
+    tracked->pooling = spec->pooling;
     tracked->deadline_ns = spec->deadline_ns;
     tracked->submitted_ns = spec->submitted_ns;
     tracked->stop_ids[1] = 1;
@@ -174,6 +176,7 @@ static uint32_t expected_token(const struct tracker *tracker, const struct track
 static void check_token(struct tracker *tracker, const struct tracked_request *tracked,
                         struct tracked_choice *choice, const struct kva_output *output)
 {
+    assert_int_equal(tracked->pooling, KVA_POOLING_NONE);
     tracker->tokens++;
     assert_true(choice->tokens < tracked->output_tokens_max);
     if (choice->tokens == 0) {
@@ -210,6 +213,18 @@ static void check_logprobs(const struct tracked_request *tracked, struct tracked
     choice->logprob_events++;
 }
 
+static void check_vector(const struct tracked_request *tracked, struct tracked_choice *choice,
+                         const struct kva_output *output)
+{
+    float expected[KVA_SCRIPTED_WIDTH];
+    kva_scripted_vector(tracked->prompt_hash, tracked->pooling, expected);
+    assert_int_not_equal(tracked->pooling, KVA_POOLING_NONE);
+    assert_int_equal(choice->vectors, 0);
+    assert_int_equal(output->pooled.count, KVA_SCRIPTED_WIDTH);
+    assert_memory_equal(output->pooled.values, expected, sizeof(expected));
+    choice->vectors++;
+}
+
 /* It waited as long as it may, and nothing of its request was begun. */
 static void check_waited(const struct tracker *tracker, const struct tracked_request *tracked,
                          const struct kva_output *output)
@@ -241,6 +256,10 @@ static void check_end(struct tracker *tracker, struct tracked_request *tracked,
     case KVA_FINISH_STOP:
         if (tracker->foreign_tokens || choice->stop_requested)
             break;
+        if (tracked->pooling != KVA_POOLING_NONE) {
+            assert_int_equal(choice->vectors, 1);
+            break;
+        }
         assert_true(choice->tokens > 0);
         assert_true(is_stop_id(tracked, output->end.stop_token));
         assert_int_equal(output->end.stop_token,
@@ -294,6 +313,9 @@ void tracker_output(void *opaque, const struct kva_output *output)
                          is_stop_id(tracked, expected_token(tracker, tracked, output->choice,
                                                             choice->tokens - 1)));
         check_token(tracker, tracked, choice, output);
+        break;
+    case KVA_OUTPUT_POOLED:
+        check_vector(tracked, choice, output);
         break;
     case KVA_OUTPUT_END:
         check_end(tracker, tracked, choice, output);

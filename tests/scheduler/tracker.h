@@ -14,6 +14,7 @@ struct tracked_choice {
     uint32_t progress_tokens; /* done_tokens of the last progress event */
     uint32_t progress_events;
     uint32_t logprob_events;
+    uint32_t vectors;
     uint64_t first_token_ns;
     bool ended;
     bool stop_requested; /* cancelled with KVA_FINISH_STOP */
@@ -27,6 +28,7 @@ struct tracked_request {
     uint32_t prompt_tokens;
     uint32_t output_tokens_max;
     uint64_t prompt_hash;
+    enum kva_pooling pooling;
     uint64_t deadline_ns;
     uint64_t submitted_ns;
     bool accepted;
@@ -67,6 +69,7 @@ struct request_spec {
     uint32_t stop_id_count; /* ids 0, 1 */
     int32_t logprobs;       /* -1: none */
     int32_t prompt_logprobs;
+    enum kva_pooling pooling;
     enum kva_kv_policy_id policy;
     bool cache_disabled;
 };
