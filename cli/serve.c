@@ -135,6 +135,8 @@ static enum kva_status describe_api(const struct serve *serve, struct kva_api_co
     };
     kva_api_limits_default(&api->limits);
     describe_replies(serve->config, api);
+    api->embedding_size = instance->model->config.hidden_size;
+    api->pooling = serve->config->pooling ? KVA_POOLING_LAST : KVA_POOLING_MEAN;
     api->token_bytes_max = longest_token(instance->tokenizer);
     api->kv_topk_max = (uint32_t)serve->config->kv_topk_max;
     for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)

@@ -430,7 +430,8 @@ void kva_call_begin(struct kva_server *server, struct kva_exchange *exchange,
     }
     struct kva_exchange_owner owner = {on_gone, on_writable, call};
     kva_exchange_keep(exchange, &owner);
-    if (call->route == KVA_API_COMPLETION && call->body_bytes <= server->params.inline_bytes_max) {
+    bool plain = call->route == KVA_API_COMPLETION || call->route == KVA_API_EMBEDDINGS;
+    if (plain && call->body_bytes <= server->params.inline_bytes_max) {
         prepare(&call->job);
         prepared(&call->job);
         return;
@@ -458,4 +459,9 @@ void kva_call_responses(struct kva_server *server, struct kva_exchange *exchange
 void kva_call_messages(struct kva_server *server, struct kva_exchange *exchange)
 {
     kva_call_begin(server, exchange, KVA_API_MESSAGES);
+}
+
+void kva_call_embeddings(struct kva_server *server, struct kva_exchange *exchange)
+{
+    kva_call_begin(server, exchange, KVA_API_EMBEDDINGS);
 }

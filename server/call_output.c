@@ -61,7 +61,8 @@ static void note_end(struct kva_call *call, uint32_t prompt_index, const struct 
     uint32_t tokens = kva_answer_choice_tokens(call->answer, prompt_index, output->choice);
     metrics->choices_ended[reason]++;
     call->finish = names[reason];
-    kva_histogram_observe(&metrics->request_generation_tokens, tokens);
+    if (call->route != KVA_API_EMBEDDINGS)
+        kva_histogram_observe(&metrics->request_generation_tokens, tokens);
     if (times->admitted_ns)
         kva_histogram_observe(&metrics->queue, seconds(times->submitted_ns, times->admitted_ns));
     if (!times->first_token_ns)
@@ -101,6 +102,7 @@ static void on_output(void *opaque, const struct kva_output *output)
     }
     if (output->kind == KVA_OUTPUT_TOKEN)
         note_token(call, prompt_index, output);
+    server->metrics.embeddings += output->kind == KVA_OUTPUT_POOLED;
     enum kva_answer_event event = kva_answer_push(call->answer, prompt_index, output, &call->out);
     if (output->kind == KVA_OUTPUT_END)
         note_end(call, prompt_index, output);

@@ -172,6 +172,7 @@ void kva_call_completion(struct kva_server *server, struct kva_exchange *exchang
 void kva_call_chat(struct kva_server *server, struct kva_exchange *exchange);
 void kva_call_responses(struct kva_server *server, struct kva_exchange *exchange);
 void kva_call_messages(struct kva_server *server, struct kva_exchange *exchange);
+void kva_call_embeddings(struct kva_server *server, struct kva_exchange *exchange);
 /* Send the buffered output; may end the call and free it. */
 void kva_call_flush(struct kva_call *call);
 void kva_call_mark_dirty(struct kva_call *call);

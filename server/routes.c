@@ -27,6 +27,7 @@ struct route {
 static const struct route routes[] = {
     {"/v1/chat/completions", POST, ACCESS_KEY, kva_call_chat},
     {"/v1/completions", POST, ACCESS_KEY, kva_call_completion},
+    {"/v1/embeddings", POST, ACCESS_KEY, kva_call_embeddings},
     {"/v1/messages", POST, ACCESS_KEY, kva_call_messages},
     {"/v1/messages/count_tokens", POST, ACCESS_KEY, kva_view_count_tokens},
     {"/v1/responses", POST, ACCESS_KEY, kva_call_responses},
@@ -54,7 +55,6 @@ static const struct route page_route = {"/", GET, ACCESS_PAGE, view_page};
 
 /* Known to clients, not here: the answer should not look like a typing error. */
 static const char *const later[] = {
-    "/v1/embeddings",
     "/v1/audio/speech",
     "/v1/audio/transcriptions",
     "/v1/audio/translations",

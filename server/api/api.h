@@ -29,6 +29,7 @@
 struct kva_api_limits {
     struct kva_json_limits json;
     uint32_t prompts_max;      /* prompts of one batch */
+    uint32_t inputs_max;       /* texts of which one call wants the embeddings; OpenAI: 2048 */
     uint32_t choices_max;      /* prompts * n of one call */
     uint32_t n_max;            /* OpenAI: 128 */
     uint32_t best_of_max;      /* OpenAI: 20 */
@@ -74,7 +75,9 @@ struct kva_api_config {
     uint32_t kv_allowed_mask; /* bit (1 << enum kva_kv_policy_id) */
     enum kva_kv_policy_id kv_default;
     struct kva_kv_spec kv_specs[KVA_KV_POLICY_COUNT]; /* what requests start from */
-    uint32_t kv_topk_max;                             /* rows that a request may have fetched */
+    uint32_t embedding_size;       /* numbers of a vector: the model's hidden size */
+    enum kva_pooling pooling;      /* of embeddings, where the request says nothing */
+    uint32_t kv_topk_max;          /* rows that a request may have fetched */
     struct kva_grammars *grammars; /* NULL: no structured output, `grammars_why` says why */
     const char *grammars_why;
     struct kva_api_limits limits;
@@ -95,6 +98,7 @@ enum kva_api_route {
     KVA_API_RESPONSES, /* read as what they are, and chats from then on */
     KVA_API_MESSAGES,
     KVA_API_COUNT_TOKENS, /* of a KVA_API_MESSAGES */
+    KVA_API_EMBEDDINGS,
 };
 
 /* How an answer is written. */
@@ -102,6 +106,7 @@ enum kva_api_face {
     KVA_FACE_OPENAI, /* completions and chats */
     KVA_FACE_RESPONSES,
     KVA_FACE_MESSAGES,
+    KVA_FACE_EMBEDDINGS,
 };
 
 /* One prompt as it came: text or ids. */
@@ -135,6 +140,13 @@ struct kva_api_tools {
     enum kva_reply_bound bound; /* what the grammar sees to */
     const char *answer;         /* schema of an answer without a call; NULL: any text */
     bool answer_strict;
+};
+
+/* What is wanted of each input of a KVA_API_EMBEDDINGS. */
+struct kva_api_embedding {
+    enum kva_pooling pooling;
+    uint32_t dimensions; /* the first numbers of the vector */
+    bool base64;         /* little-endian floats; else JSON numbers */
 };
 
 /* A validated request. Everything lives in `arena` or `json`. */
@@ -184,6 +196,7 @@ struct kva_api_call {
     struct kva_kv_spec kv;
     struct kva_api_format format;
     struct kva_api_tools tools;
+    struct kva_api_embedding embedding;
     /* Arrays stop_ids and bad_words of it are filled in while preparing. */
     struct kva_sampling_params sampling;
     bool has_seed;

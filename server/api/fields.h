@@ -37,6 +37,7 @@ enum kva_field_kind {
 #define KVA_ROUTE_DETOKENIZE (1u << KVA_API_DETOKENIZE)
 #define KVA_ROUTE_RESPONSES  (1u << KVA_API_RESPONSES)
 #define KVA_ROUTE_MESSAGES   (1u << KVA_API_MESSAGES | 1u << KVA_API_COUNT_TOKENS)
+#define KVA_ROUTE_EMBEDDINGS (1u << KVA_API_EMBEDDINGS)
 #define KVA_ROUTE_OPENAI     (KVA_ROUTE_COMPLETION | KVA_ROUTE_CHAT)
 #define KVA_ROUTE_GENERATE   (KVA_ROUTE_OPENAI | KVA_ROUTE_RESPONSES | KVA_ROUTE_MESSAGES)
 
@@ -116,6 +117,14 @@ enum kva_status kva_api_parse_thinking(struct kva_api_parser *p, const char *nam
 enum kva_status kva_api_parse_output_config(struct kva_api_parser *p, const char *name,
                                             const cJSON *value);
 enum kva_status kva_api_read_messages(struct kva_api_parser *p);
+
+/* Embeddings: embeddings.c. */
+enum kva_status kva_api_parse_encoding(struct kva_api_parser *p, const char *name,
+                                       const cJSON *value);
+enum kva_status kva_api_parse_dimensions(struct kva_api_parser *p, const char *name,
+                                         const cJSON *value);
+enum kva_status kva_api_parse_pooling(struct kva_api_parser *p, const char *name,
+                                      const cJSON *value);
 
 /* How hard the model is to think, for templates that ask. */
 enum kva_status kva_api_parse_effort(struct kva_api_parser *p, const char *name,

@@ -2,8 +2,9 @@
  * change an answer are refused unless their value asks for nothing; the others are ignored. */
 #include "server/api/fields.h"
 
-#define ALL_ROUTES (KVA_ROUTE_GENERATE | KVA_ROUTE_TOKENIZE | KVA_ROUTE_DETOKENIZE)
-#define TEMPLATED  (KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE)
+#define ALL_ROUTES                                                                                 \
+    (KVA_ROUTE_GENERATE | KVA_ROUTE_TOKENIZE | KVA_ROUTE_DETOKENIZE | KVA_ROUTE_EMBEDDINGS)
+#define TEMPLATED (KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE)
 
 #define IGNORE(name, routes)                                                                       \
     {                                                                                              \
@@ -68,7 +69,7 @@ const struct kva_api_field kva_api_foreign_fields[] = {
     REFUSE("structural_tag", KVA_ROUTE_GENERATE, NULL),
     REFUSE("logits_processors", KVA_ROUTE_GENERATE, NULL),
     REFUSE("prompt_embeds", KVA_ROUTE_COMPLETION, NULL),
-    REFUSE("truncation_side", KVA_ROUTE_GENERATE, "left"),
+    REFUSE("truncation_side", KVA_ROUTE_GENERATE | KVA_ROUTE_EMBEDDINGS, "left"),
     REFUSE("return_tokens_as_token_ids", KVA_ROUTE_GENERATE, NULL),
     REFUSE("logprob_token_ids", KVA_ROUTE_GENERATE, NULL),
     REFUSE("repetition_detection", KVA_ROUTE_GENERATE, NULL),
@@ -80,6 +81,14 @@ const struct kva_api_field kva_api_foreign_fields[] = {
     REFUSE("kv_transfer_params", KVA_ROUTE_GENERATE, NULL),
     REFUSE("vllm_xargs", KVA_ROUTE_GENERATE, NULL),
     REFUSE("mm_processor_kwargs", KVA_ROUTE_GENERATE, NULL),
+
+    /* vLLM's embeddings: always of length 1, in the order of this machine's numbers, of one text. */
+    REFUSE("messages", KVA_ROUTE_EMBEDDINGS, NULL),
+    REFUSE("normalize", KVA_ROUTE_EMBEDDINGS, "true"),
+    REFUSE("use_activation", KVA_ROUTE_EMBEDDINGS, "true"),
+    REFUSE("embed_dtype", KVA_ROUTE_EMBEDDINGS, "float32"),
+    REFUSE("endianness", KVA_ROUTE_EMBEDDINGS, "native little"),
+    REFUSE("additional_data", KVA_ROUTE_EMBEDDINGS, NULL),
 
     /* SGLang, llama-server, text-generation-inference. */
     REFUSE_BUT("n_predict", KVA_ROUTE_GENERATE, -1),

@@ -1,4 +1,4 @@
-/* parse.c - the fields of both completion routes. */
+/* parse.c - the fields of all routes that have some. */
 #include "server/api/fields.h"
 
 #include <math.h>
@@ -240,7 +240,8 @@ static enum kva_status parse_stream_options(struct kva_api_parser *p, const char
     return kva_api_read_fields(p, value, stream_option_fields, NULL);
 }
 
-#define ALL_ROUTES (KVA_ROUTE_GENERATE | KVA_ROUTE_TOKENIZE | KVA_ROUTE_DETOKENIZE)
+#define COMPUTE    (KVA_ROUTE_GENERATE | KVA_ROUTE_EMBEDDINGS)
+#define ALL_ROUTES (COMPUTE | KVA_ROUTE_TOKENIZE | KVA_ROUTE_DETOKENIZE)
 #define TALK       (KVA_ROUTE_CHAT | KVA_ROUTE_RESPONSES | KVA_ROUTE_MESSAGES)
 #define CUSTOM(name, routes, fn)                                                                   \
     {                                                                                              \
@@ -285,7 +286,7 @@ const struct kva_api_field kva_api_fields[] = {
     BOOL("ignore_eos", KVA_ROUTE_GENERATE, ignore_eos),
     UINT("min_tokens", sampling.min_tokens, 0, 4294967295.0),
     BOOL("skip_special_tokens", KVA_ROUTE_GENERATE | KVA_ROUTE_DETOKENIZE, skip_special),
-    CUSTOM("truncate_prompt_tokens", KVA_ROUTE_GENERATE, parse_truncate),
+    CUSTOM("truncate_prompt_tokens", COMPUTE, parse_truncate),
     CUSTOM("logprobs", KVA_ROUTE_OPENAI, parse_logprobs),
     CUSTOM("top_logprobs", TALK, parse_top_logprobs),
     CUSTOM("prompt_logprobs", KVA_ROUTE_OPENAI, parse_prompt_logprobs),
@@ -293,11 +294,11 @@ const struct kva_api_field kva_api_fields[] = {
     CUSTOM("allowed_token_ids", KVA_ROUTE_GENERATE, parse_allowed_ids),
     CUSTOM("bad_words", KVA_ROUTE_GENERATE, kva_api_parse_bad_words),
     BOOL("return_token_ids", KVA_ROUTE_OPENAI, return_token_ids),
-    CUSTOM("priority", KVA_ROUTE_GENERATE, parse_priority),
-    CUSTOM("cache_salt", KVA_ROUTE_GENERATE, parse_cache_salt),
-    CUSTOM("kv", KVA_ROUTE_GENERATE, kva_api_parse_kv),
+    CUSTOM("priority", COMPUTE, parse_priority),
+    CUSTOM("cache_salt", COMPUTE, parse_cache_salt),
+    CUSTOM("kv", COMPUTE, kva_api_parse_kv),
     BOOL("echo", KVA_ROUTE_COMPLETION, echo),
-    BOOL("add_special_tokens", KVA_ROUTE_GENERATE | KVA_ROUTE_TOKENIZE, add_special_tokens),
+    BOOL("add_special_tokens", COMPUTE | KVA_ROUTE_TOKENIZE, add_special_tokens),
     BOOL("add_generation_prompt", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, add_generation_prompt),
     BOOL("continue_final_message", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, continue_final),
     BOOL("return_token_strs", KVA_ROUTE_TOKENIZE, return_token_strings),
@@ -326,6 +327,10 @@ const struct kva_api_field kva_api_fields[] = {
     CUSTOM("output_config", KVA_ROUTE_MESSAGES, kva_api_parse_output_config),
     CUSTOM("output_format", KVA_ROUTE_MESSAGES, kva_api_parse_text_format),
     CUSTOM("input", KVA_ROUTE_RESPONSES, kva_api_parse_input),
+    CUSTOM("input", KVA_ROUTE_EMBEDDINGS, kva_api_parse_prompt),
+    CUSTOM("encoding_format", KVA_ROUTE_EMBEDDINGS, kva_api_parse_encoding),
+    CUSTOM("dimensions", KVA_ROUTE_EMBEDDINGS, kva_api_parse_dimensions),
+    CUSTOM("pooling", KVA_ROUTE_EMBEDDINGS, kva_api_parse_pooling),
     CUSTOM("instructions", KVA_ROUTE_RESPONSES, kva_api_parse_instructions),
     CUSTOM("max_output_tokens", KVA_ROUTE_RESPONSES, parse_max_tokens),
     CUSTOM("previous_response_id", KVA_ROUTE_RESPONSES, kva_api_parse_previous),
@@ -340,6 +345,7 @@ void kva_api_limits_default(struct kva_api_limits *limits)
 {
     *limits = (struct kva_api_limits){
         .prompts_max = 256,
+        .inputs_max = 2048,
         .choices_max = 1024,
         .n_max = 128,
         .best_of_max = 20,
@@ -378,6 +384,8 @@ static void set_defaults(struct kva_api_call *call, const struct kva_api_config 
     call->prompt_logprobs_asked = -1;
     call->tools.parallel = true;
     call->store = call->face == KVA_FACE_RESPONSES;
+    call->embedding = (struct kva_api_embedding){.pooling = config->pooling,
+                                                 .dimensions = config->embedding_size};
     call->kv = config->kv_specs[config->kv_default];
     call->sampling = (struct kva_sampling_params){
         .temperature = config->temperature,
@@ -452,8 +460,11 @@ enum kva_status kva_api_parse(const struct kva_api_config *config, enum kva_api_
     call->route = route == KVA_API_COUNT_TOKENS ? KVA_API_TOKENIZE
                   : responses || messages       ? KVA_API_CHAT
                                                 : route;
-    call->face = responses ? KVA_FACE_RESPONSES : messages ? KVA_FACE_MESSAGES : KVA_FACE_OPENAI;
-    call->prompt_field = responses                                 ? "input"
+    call->face = responses                     ? KVA_FACE_RESPONSES
+                 : messages                    ? KVA_FACE_MESSAGES
+                 : route == KVA_API_EMBEDDINGS ? KVA_FACE_EMBEDDINGS
+                                               : KVA_FACE_OPENAI;
+    call->prompt_field = responses || route == KVA_API_EMBEDDINGS  ? "input"
                          : messages || call->route == KVA_API_CHAT ? "messages"
                                                                    : "prompt";
     set_defaults(call, config);

@@ -58,7 +58,10 @@ enum kva_status kva_api_parse_prompt(struct kva_api_parser *p, const char *name,
         for (const cJSON *item = value->child; item; item = item->next)
             count++;
     }
-    uint32_t prompts_max = p->call->route == KVA_API_TOKENIZE ? 1 : p->config->limits.prompts_max;
+    const struct kva_api_limits *limits = &p->config->limits;
+    uint32_t prompts_max = p->call->route == KVA_API_TOKENIZE     ? 1
+                           : p->call->route == KVA_API_EMBEDDINGS ? limits->inputs_max
+                                                                  : limits->prompts_max;
     if (count == 0)
         return kva_fail_param(p->err, KVA_EINVAL, name, "'%s' must not be empty.", name);
     if (count > prompts_max)

@@ -149,7 +149,8 @@ static enum kva_status check_choices(struct kva_api_parser *p)
                               "'best_of' (%u) greater than 'n' (%u) cannot be streamed.",
                               call->best_of, call->n);
     uint64_t prompts = call->route == KVA_API_CHAT ? 1 : call->prompt_count;
-    if (prompts * call->best_of > p->config->limits.choices_max)
+    if (call->route != KVA_API_EMBEDDINGS &&
+        prompts * call->best_of > p->config->limits.choices_max)
         return kva_fail_param(p->err, KVA_EINVAL, p->has_best_of ? "best_of" : "n",
                               "The request has %llu choices (prompts * n), limit is %u.",
                               (unsigned long long)(prompts * call->best_of),
@@ -188,6 +189,8 @@ static enum kva_status check_prompts(struct kva_api_parser *p)
                               "Either 'prompt' or 'messages', not both.");
     if (call->route == KVA_API_COMPLETION && !call->prompts)
         return kva_fail_param(p->err, KVA_EINVAL, "prompt", "'prompt' is missing.");
+    if (call->route == KVA_API_EMBEDDINGS && !call->prompts)
+        return kva_fail_param(p->err, KVA_EINVAL, "input", "'input' is missing.");
     if (call->route == KVA_API_CHAT && !call->messages)
         return kva_fail_param(p->err, KVA_EINVAL, "messages", "'messages' is missing.");
     if (call->route == KVA_API_TOKENIZE && !call->messages && !call->prompts)

@@ -207,7 +207,7 @@ enum kva_status kva_api_tokenize(const struct kva_api_config *config, struct kva
             encode_text(config, call, prompt->text, prompt->text_bytes, prompt, err);
         if (status != KVA_OK) {
             if (err && !err->param[0])
-                snprintf(err->param, sizeof(err->param), "prompt");
+                snprintf(err->param, sizeof(err->param), "%s", call->prompt_field);
             return status;
         }
     }
@@ -416,6 +416,8 @@ static enum kva_status build_request(const struct kva_api_config *config, struct
     if (!call->has_seed)
         request->sampling.seed = identity->seed + (uint64_t)index * call->best_of;
     request->kv = call->kv;
+    if (call->route == KVA_API_EMBEDDINGS)
+        request->pooling = call->embedding.pooling;
     if (!fill_arrays(config, call, prompt, bad_words, request))
         return kva_fail(err, KVA_ENOMEM, "A prompt of %u tokens does not fit its memory.",
                         prompt->id_count);

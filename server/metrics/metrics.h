@@ -43,6 +43,7 @@ enum kva_end_reason {
 struct kva_metrics {
     uint64_t prompt_tokens; /* of requests that were taken */
     uint64_t generation_tokens;
+    uint64_t embeddings;
     uint64_t choices_ended[KVA_END_REASON_COUNT];
     uint64_t rejected[KVA_REJECT_REASON_COUNT];
     uint64_t unknown_fields;

@@ -193,6 +193,8 @@ static void put_server(struct kva_buf *out, const struct kva_metrics_view *view,
            "Prompt tokens of the requests that were taken.");
     single(out, "kvahead_generation_tokens_total", "counter", labels,
            (double)metrics->generation_tokens, "Tokens that were generated.");
+    single(out, "kvahead_embeddings_total", "counter", labels, (double)metrics->embeddings,
+           "Vectors of prompts that were made.");
     single(out, "kvahead_log_lines_dropped_total", "counter", labels, (double)kva_log_dropped(),
            "Log lines that were dropped because nobody read the log.");
     single(out, "kvahead_template_steps_total", "counter", labels, (double)metrics->template_steps,

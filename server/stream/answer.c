@@ -51,6 +51,7 @@ static bool prompts_init(struct kva_answer *answer)
         prompt->choices = choices + (size_t)i * call->best_of;
         kva_logprob_lists_init(&prompt->logprobs, answer->choice_bytes_max);
         kva_buf_init(&prompt->prompt_logprobs, answer->choice_bytes_max);
+        kva_buf_init(&prompt->embedding, answer->choice_bytes_max);
         for (uint32_t j = 0; j < call->best_of; j++)
             choice_init(answer, &prompt->choices[j], i * call->n + j);
         for (uint32_t j = 0; j < call->best_of && done; j++)
@@ -113,6 +114,7 @@ void kva_answer_destroy(struct kva_answer *answer)
         struct kva_prompt_out *prompt = &answer->prompts[i];
         kva_logprob_lists_finish(&prompt->logprobs);
         kva_buf_finish(&prompt->prompt_logprobs);
+        kva_buf_finish(&prompt->embedding);
         for (uint32_t j = 0; prompt->choices && j < answer->call->best_of; j++)
             choice_finish(&prompt->choices[j]);
     }
@@ -351,12 +353,14 @@ enum kva_answer_event kva_answer_push(struct kva_answer *answer, uint32_t prompt
             event = push_token(answer, prompt_index, choice, &output->token, out);
         break;
     case KVA_OUTPUT_POOLED:
+        kva_embedding_take(answer, prompt_index, output->pooled.values, output->pooled.count);
         break;
     case KVA_OUTPUT_END:
         event = push_end(answer, prompt_index, choice, output, out);
         break;
     }
-    if (answer->status == KVA_OK && overflowed(choice)) {
+    bool full = overflowed(choice) || answer->prompts[prompt_index].embedding.failed;
+    if (answer->status == KVA_OK && full) {
         answer->status = kva_fail(&answer->err, KVA_ENOMEM,
                                   "The answer is larger than the server's limit of %zu bytes.",
                                   answer->choice_bytes_max);

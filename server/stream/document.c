@@ -248,6 +248,10 @@ void kva_document_json(struct kva_buf *out, struct kva_answer *answer)
         kva_anthropic_json(out, answer);
         return;
     }
+    if (answer->call->face == KVA_FACE_EMBEDDINGS) {
+        kva_embeddings_json(out, answer);
+        return;
+    }
     kva_buf_append(out, answer->head.data, answer->head.length);
     kva_buf_puts(out, ",\"choices\":[");
     for (uint32_t i = 0; i < answer->call->prompt_count; i++)

@@ -61,6 +61,7 @@ struct kva_prompt_out {
     struct kva_choice_out *choices;    /* [best_of] */
     struct kva_logprob_lists logprobs; /* of the echoed prompt */
     struct kva_buf prompt_logprobs;    /* vLLM's form, a JSON array */
+    struct kva_buf embedding;          /* as JSON */
     struct kva_sequence_info info; /* of choice 0 at its end; bytes and fetches of all choices */
     uint64_t echo_characters;      /* of the echoed prompt: offsets continue from there */
     uint32_t preemptions;
@@ -137,6 +138,12 @@ void kva_extras_json(struct kva_buf *out, const struct kva_answer *answer);
 /* The assistant's message; as `history` in the form that templates get, with arguments that are no
  * text and content that is. */
 void kva_message_json(struct kva_buf *out, const struct kva_choice_out *choice, bool history);
+
+/* --- embeddings.c --- */
+/* The vector of a prompt has come. */
+void kva_embedding_take(struct kva_answer *answer, uint32_t prompt_index, const float *values,
+                        uint32_t count);
+void kva_embeddings_json(struct kva_buf *out, const struct kva_answer *answer);
 
 /* --- responses.c --- */
 void kva_response_json(struct kva_buf *out, const struct kva_answer *answer);

@@ -25,6 +25,9 @@ static void check(const struct kva_api_call *call)
         abort();
     for (uint32_t i = 0; i < call->prompt_count; i++) {
         const struct kva_request *request = call->requests[i];
+        if (call->route == KVA_API_EMBEDDINGS &&
+            (request->pooling == KVA_POOLING_NONE || call->embedding.dimensions == 0))
+            abort();
         if (request->prompt_tokens == 0 ||
             (uint64_t)request->prompt_tokens + request->output_tokens_max > config.context_max ||
             request->choices == 0)
@@ -40,16 +43,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const struct kva_api_identity identity = {.seed = 1};
     prepare_once();
-    for (int route = KVA_API_COMPLETION; route <= KVA_API_COUNT_TOKENS; route++) {
+    for (int route = KVA_API_COMPLETION; route <= KVA_API_EMBEDDINGS; route++) {
         struct kva_api_call *call = NULL;
         struct kva_err err = {.status = KVA_OK};
         enum kva_status status = kva_api_parse(&config, (enum kva_api_route)route,
                                                (const char *)data, size, &call, &err);
         if (status != KVA_OK && err.message[0] == '\0')
             abort();
-        bool generates =
-            route <= KVA_API_CHAT || route == KVA_API_RESPONSES || route == KVA_API_MESSAGES;
-        if (status == KVA_OK && generates &&
+        bool computes = route != KVA_API_TOKENIZE && route != KVA_API_DETOKENIZE &&
+                        route != KVA_API_COUNT_TOKENS;
+        if (status == KVA_OK && computes &&
             kva_api_prepare(&config, call, &identity, &err) == KVA_OK)
             check(call);
         else if (status == KVA_OK && (route == KVA_API_TOKENIZE || route == KVA_API_COUNT_TOKENS) &&

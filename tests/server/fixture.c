@@ -111,6 +111,8 @@ void fixture_api_config(struct kva_api_config *config, struct kva_tokenizer *tok
     };
     kva_api_limits_default(&config->limits);
     config->kv_topk_max = 256;
+    config->embedding_size = KVA_SCRIPTED_WIDTH;
+    config->pooling = KVA_POOLING_MEAN;
     for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)
         config->kv_specs[id] = kva_kv_spec_default((enum kva_kv_policy_id)id);
     kva_api_read_template(config, NULL, NULL);

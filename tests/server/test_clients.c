@@ -274,8 +274,7 @@ static void expect_not_found(const char *path, const char *words)
 static void test_clients__routes_that_are_not_here(void **state)
 {
     (void)state;
-    static const char *const paths[] = {"/rerank", "/v2/rerank", "/score", "/infill",
-                                        "/v1/embeddings"};
+    static const char *const paths[] = {"/rerank", "/v2/rerank", "/score", "/infill", "/pooling"};
     for (size_t i = 0; i < KVA_COUNT_OF(paths); i++)
         expect_not_found(paths[i], "is not supported by this server");
     expect_not_found("/chat/completions",
@@ -283,6 +282,44 @@ static void test_clients__routes_that_are_not_here(void **state)
     expect_not_found("/v1/completions/", "but there is '/v1/completions'");
     expect_not_found("/models", "but there is '/v1/models'");
     expect_not_found("//v1/chat/completions", "There is no route '//v1/chat/completions'.");
+}
+
+static double number_at(const cJSON *vector, int index)
+{
+    return cJSON_GetArrayItem(vector, index)->valuedouble;
+}
+
+/* The scripted engine's vector is known: what is answered is its unit vector. */
+static void test_clients__embeddings_are_unit_vectors_in_the_order_of_the_texts(void **state)
+{
+    (void)state;
+    cJSON *json =
+        post("/v1/embeddings",
+             "{\"model\": \"echo\", \"input\": [\"ab\", [97, 98], \"abc\"], \"user\": \"u\"}", 200);
+    const cJSON *data = json_at(json, "data");
+    assert_string_equal(json_text(json, "object"), "list");
+    assert_string_equal(json_text(json, "model"), "echo");
+    assert_int_equal(cJSON_GetArraySize(data), 3);
+    for (int i = 0; i < 3; i++) {
+        const cJSON *entry = cJSON_GetArrayItem(data, i);
+        const cJSON *vector = json_at(entry, "embedding");
+        double squares = 0;
+        assert_string_equal(json_text(entry, "object"), "embedding");
+        assert_true(json_number(entry, "index") == i);
+        assert_int_equal(cJSON_GetArraySize(vector), KVA_SCRIPTED_WIDTH);
+        for (int j = 0; j < cJSON_GetArraySize(vector); j++)
+            squares += number_at(vector, j) * number_at(vector, j);
+        assert_true(squares > 0.99999 && squares < 1.00001);
+    }
+    assert_true(json_number(json_at(json, "usage"), "prompt_tokens") ==
+                json_number(json_at(json, "usage"), "total_tokens"));
+    cJSON_Delete(json);
+    json = post("/v1/embeddings",
+                "{\"input\": \"ab\", \"encoding_format\": \"base64\", \"dimensions\": 3}", 200);
+    const cJSON *entry = cJSON_GetArrayItem(json_at(json, "data"), 0);
+    assert_int_equal(strlen(json_text(entry, "embedding")), 16);
+    cJSON_Delete(json);
+    assert_true(client_metric(f.port, "kvahead_embeddings_total", NULL) == 4);
 }
 
 static int run_preflight(const char *origin, const char *asked, char *ret, size_t size)
@@ -336,6 +373,7 @@ int main(void)
         WITH_SERVER(test_clients__an_escaped_nul_is_named),
         WITH_SERVER(test_clients__histograms_have_buckets_where_values_are),
         WITH_SERVER(test_clients__routes_that_are_not_here),
+        WITH_SERVER(test_clients__embeddings_are_unit_vectors_in_the_order_of_the_texts),
         cmocka_unit_test(test_clients__a_page_may_send_any_header),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

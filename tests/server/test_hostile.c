@@ -280,7 +280,7 @@ static void test_serving__09_malformed_http(void **state)
     expect_raw("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}",
                415);
     expect_raw("GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n", 404);
-    expect_raw("GET /v1/embeddings HTTP/1.1\r\nHost: localhost\r\n\r\n", 404);
+    expect_raw("GET /v1/embeddings HTTP/1.1\r\nHost: localhost\r\n\r\n", 405);
     expect_raw("DELETE /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n", 405);
     expect_alive();
 }
