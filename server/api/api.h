@@ -137,6 +137,7 @@ struct kva_api_tools {
     uint32_t count;
     bool required;              /* at least one is called, and nothing else is said */
     bool parallel;              /* more than one may be */
+    bool legacy;                /* they came as `functions`: so does the call, as function_call */
     enum kva_reply_bound bound; /* what the grammar sees to */
     const char *answer;         /* schema of an answer without a call; NULL: any text */
     bool answer_strict;

@@ -14,6 +14,8 @@ struct kva_api_parser {
     uint32_t argument_values; /* of the tool calls' arguments that were parsed */
     const cJSON *tools;       /* as they came, until all fields are read */
     const cJSON *tool_choice;
+    const cJSON *functions; /* the old form of both */
+    const cJSON *function_call;
     const cJSON *input;      /* of the Responses API; messages of Anthropic's */
     const cJSON *system;     /* of Anthropic's */
     const uint32_t *origins; /* [messages] the item of it that a message was made of; or NULL */
@@ -150,6 +152,14 @@ enum kva_status kva_api_parse_guided_grammar(struct kva_api_parser *p, const cha
 enum kva_status kva_api_parse_tools(struct kva_api_parser *p, const char *name, const cJSON *value);
 enum kva_status kva_api_parse_tool_choice(struct kva_api_parser *p, const char *name,
                                           const cJSON *value);
+/* Their old form: functions.c. It becomes the new one once all fields are read. */
+enum kva_status kva_api_parse_functions(struct kva_api_parser *p, const char *name,
+                                        const cJSON *value);
+enum kva_status kva_api_parse_function_call(struct kva_api_parser *p, const char *name,
+                                            const cJSON *value);
+enum kva_status kva_api_take_functions(struct kva_api_parser *p);
+/* A message with a role, at `place`, gets the new form. */
+enum kva_status kva_api_lift_message(struct kva_api_parser *p, cJSON *message, const char *place);
 /* Once all fields are read: tools, tool_choice, and the grammar that follows from both. */
 enum kva_status kva_api_check_tools(struct kva_api_parser *p);
 /* Once the prompt is rendered: the grammar depends on whether it ends within a thought. */

@@ -33,8 +33,6 @@ const struct kva_api_field kva_api_foreign_fields[] = {
     IGNORE("spaces_between_special_tokens", KVA_ROUTE_GENERATE),
 
     /* OpenAI. */
-    REFUSE("functions", KVA_ROUTE_CHAT, NULL),
-    REFUSE("function_call", KVA_ROUTE_CHAT, "none auto"),
     REFUSE("audio", KVA_ROUTE_CHAT, NULL),
     REFUSE("prediction", KVA_ROUTE_CHAT, NULL),
     REFUSE("moderation", KVA_ROUTE_GENERATE, NULL),

@@ -317,6 +317,8 @@ const struct kva_api_field kva_api_fields[] = {
     CUSTOM("modalities", KVA_ROUTE_CHAT, parse_modalities),
     CUSTOM("tools", TALK | KVA_ROUTE_TOKENIZE, kva_api_parse_tools),
     CUSTOM("tool_choice", TALK | KVA_ROUTE_TOKENIZE, kva_api_parse_tool_choice),
+    CUSTOM("functions", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, kva_api_parse_functions),
+    CUSTOM("function_call", KVA_ROUTE_CHAT | KVA_ROUTE_TOKENIZE, kva_api_parse_function_call),
     BOOL("parallel_tool_calls", KVA_ROUTE_CHAT | KVA_ROUTE_RESPONSES, tools.parallel),
     CUSTOM("reasoning_effort", KVA_ROUTE_CHAT, kva_api_parse_effort),
     CUSTOM("messages", KVA_ROUTE_MESSAGES, kva_api_keep_messages),

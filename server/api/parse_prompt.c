@@ -270,6 +270,8 @@ static enum kva_status check_message(struct kva_api_parser *p, cJSON *message, u
         return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be an object, not %s.", place,
                               kva_api_type_name(message));
     enum kva_status status = check_role(p, message, index);
+    if (status == KVA_OK)
+        status = kva_api_lift_message(p, message, place);
     if (status != KVA_OK)
         return status;
     status = parse_tool_calls(p, message, index);

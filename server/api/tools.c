@@ -70,7 +70,13 @@ static const cJSON *get(const cJSON *object, const char *name)
 /* Where the members of a function are: beside the tool's type, but in chats. */
 static bool is_flat(const struct kva_api_parser *p)
 {
-    return p->call->face != KVA_FACE_OPENAI;
+    return p->call->face != KVA_FACE_OPENAI || p->call->tools.legacy;
+}
+
+/* What the request calls them. */
+static const char *field_of(const struct kva_api_call *call)
+{
+    return call->tools.legacy ? "functions" : "tools";
 }
 
 static const char *inside(const struct kva_api_parser *p)
@@ -80,7 +86,8 @@ static const char *inside(const struct kva_api_parser *p)
 
 static const char *schema_name(const struct kva_api_call *call)
 {
-    return call->face == KVA_FACE_MESSAGES    ? "tools[%u].input_schema"
+    return call->tools.legacy                 ? "functions[%u].parameters"
+           : call->face == KVA_FACE_MESSAGES  ? "tools[%u].input_schema"
            : call->face == KVA_FACE_RESPONSES ? "tools[%u].parameters"
                                               : "tools[%u].function.parameters";
 }
@@ -156,11 +163,17 @@ static enum kva_status read_tool(struct kva_api_parser *p, cJSON *tool, uint32_t
                                  struct kva_reply_function *ret)
 {
     char place[KVA_ERR_PARAM_MAX];
-    const cJSON *type = get(tool, "type");
+    const cJSON *type = p->call->tools.legacy ? NULL : get(tool, "type");
+    const char *list = field_of(p->call);
     ret->index = index;
-    snprintf(place, sizeof(place), "tools[%u].type", index);
-    bool custom = p->call->face == KVA_FACE_MESSAGES;
-    if (!cJSON_IsObject(tool) || (!cJSON_IsString(type) && !(custom && !type)))
+    snprintf(place, sizeof(place), "%s[%u].type", list, index);
+    bool custom = p->call->face == KVA_FACE_MESSAGES, legacy = p->call->tools.legacy;
+    if (legacy && !cJSON_IsObject(tool)) {
+        snprintf(place, sizeof(place), "%s[%u]", list, index);
+        return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be an object, not %s.", place,
+                              kva_api_type_name(tool));
+    }
+    if (!cJSON_IsObject(tool) || (!cJSON_IsString(type) && !((custom || legacy) && !type)))
         return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be \"%s\".", place,
                               custom ? "custom" : "function");
     if (type && strcmp(type->valuestring, custom ? "custom" : "function") != 0)
@@ -168,28 +181,28 @@ static enum kva_status read_tool(struct kva_api_parser *p, cJSON *tool, uint32_t
                               "'%s' is '%.40s', this server supports only functions.", place,
                               type->valuestring);
     if (is_flat(p) && !nest(tool))
-        return kva_fail_param(p->err, KVA_ENOMEM, "tools", "Out of memory for 'tools'.");
+        return kva_fail_param(p->err, KVA_ENOMEM, list, "Out of memory for '%s'.", list);
     const cJSON *function = get(tool, "function");
     const cJSON *strict = get(function, "strict");
-    snprintf(place, sizeof(place), "tools[%u]%s", index, inside(p));
+    snprintf(place, sizeof(place), "%s[%u]%s", list, index, inside(p));
     if (!cJSON_IsObject(function))
         return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be an object, not %s.", place,
                               kva_api_type_name(function));
-    snprintf(place, sizeof(place), "tools[%u]%s.strict", index, inside(p));
+    snprintf(place, sizeof(place), "%s[%u]%s.strict", list, index, inside(p));
     enum kva_status status = strict ? kva_api_read_bool(p, place, strict, &ret->strict) : KVA_OK;
-    snprintf(place, sizeof(place), "tools[%u]%s.description", index, inside(p));
+    snprintf(place, sizeof(place), "%s[%u]%s.description", list, index, inside(p));
     const cJSON *description = get(function, "description");
     if (status == KVA_OK && description && !cJSON_IsString(description))
         status = kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be a string, not %s.", place,
                                 kva_api_type_name(description));
-    snprintf(place, sizeof(place), "tools[%u]%s.name", index, inside(p));
+    snprintf(place, sizeof(place), "%s[%u]%s.name", list, index, inside(p));
     if (status == KVA_OK)
         status = read_name(p, get(function, "name"), place, &ret->name);
     for (uint32_t i = 0; status == KVA_OK && i < index; i++) {
         if (strcmp(p->call->tools.functions[i].name, ret->name) == 0)
             status = kva_fail_param(p->err, KVA_EINVAL, place,
-                                    "'%s' is '%.64s', which tools[%u] has already.", place,
-                                    ret->name, i);
+                                    "'%s' is '%.64s', which %s[%u] has already.", place, ret->name,
+                                    list, i);
     }
     snprintf(place, sizeof(place), schema_name(p->call), index);
     return status ? status
@@ -203,8 +216,9 @@ static enum kva_status read_tools(struct kva_api_parser *p)
     for (const cJSON *tool = p->tools->child; tool; tool = tool->next)
         count++;
     if (count > TOOLS_MAX)
-        return kva_fail_param(p->err, KVA_EINVAL, "tools", "'tools' has %u tools, limit is %u.",
-                              count, TOOLS_MAX);
+        return kva_fail_param(p->err, KVA_EINVAL, field_of(p->call),
+                              "'%s' has %u functions, limit is %u.", field_of(p->call), count,
+                              TOOLS_MAX);
     tools->functions = kva_arena_calloc(&p->call->arena, count, sizeof(*tools->functions));
     if (!tools->functions)
         return kva_fail_param(p->err, KVA_ENOMEM, "tools", "Out of memory for 'tools'.");
@@ -224,18 +238,20 @@ static enum kva_status read_tools(struct kva_api_parser *p)
 static enum kva_status choose_function(struct kva_api_parser *p, const cJSON *choice)
 {
     struct kva_api_tools *tools = &p->call->tools;
-    const cJSON *type = get(choice, "type");
+    const cJSON *type = p->call->tools.legacy ? NULL : get(choice, "type");
     bool flat = is_flat(p);
     const cJSON *name = get(flat ? choice : get(choice, "function"), "name");
-    const char *place = flat ? "tool_choice.name" : "tool_choice.function.name";
+    const char *place = p->call->tools.legacy ? "function_call.name"
+                        : flat                ? "tool_choice.name"
+                                              : "tool_choice.function.name";
     const char *kind = p->call->face == KVA_FACE_MESSAGES ? "tool" : "function";
     if (cJSON_IsString(type) && strcmp(type->valuestring, kind) != 0)
         return kva_fail_param(p->err, KVA_EUNSUPPORTED, "tool_choice.type",
                               "'tool_choice.type' is '%.40s', this server supports only '%s'.",
                               type->valuestring, kind);
     if (!cJSON_IsString(name))
-        return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be the name of one of 'tools'.",
-                              place);
+        return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be the name of one of '%s'.",
+                              place, field_of(p->call));
     for (uint32_t i = 0; i < tools->count; i++) {
         if (strcmp(tools->functions[i].name, name->valuestring) != 0)
             continue;
@@ -244,9 +260,8 @@ static enum kva_status choose_function(struct kva_api_parser *p, const cJSON *ch
         tools->required = true;
         return KVA_OK;
     }
-    return kva_fail_param(p->err, KVA_EINVAL, place,
-                          "'%s' is '%.64s', which 'tools' does not have.", place,
-                          name->valuestring);
+    return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' is '%.64s', which '%s' does not have.",
+                          place, name->valuestring, field_of(p->call));
 }
 
 /* none, auto, required or whatever was said; NULL: a function is named. Anthropic's words are types of
@@ -273,14 +288,16 @@ static enum kva_status read_choice(struct kva_api_parser *p)
     bool named = !word;
     word = word ? word : "auto";
     bool none = strcmp(word, "none") == 0, automatic = strcmp(word, "auto") == 0;
-    if (!none && !automatic && strcmp(word, "required") != 0)
-        return kva_fail_param(p->err, KVA_EINVAL, "tool_choice",
-                              "'tool_choice' is '%.40s', allowed is none, auto, required or an "
-                              "object that names a function.",
-                              word);
+    const char *field = tools->legacy ? "function_call" : "tool_choice";
+    if (!none && !automatic && (tools->legacy || strcmp(word, "required") != 0))
+        return kva_fail_param(p->err, KVA_EINVAL, field,
+                              "'%s' is '%.40s', allowed is none, auto%s or an object that names a "
+                              "function.",
+                              field, word, tools->legacy ? "" : ", required");
     if (tools->count == 0 && !none && (!automatic || named))
-        return kva_fail_param(p->err, KVA_EINVAL, "tool_choice",
-                              "'tool_choice' asks for a call, but there are no 'tools'.");
+        return kva_fail_param(p->err, KVA_EINVAL, field,
+                              "'%s' asks for a call, but there are no '%s'.", field,
+                              field_of(p->call));
     if (none) {
         tools->list = NULL;
         tools->count = 0;
@@ -338,7 +355,7 @@ static enum kva_status set_format(const struct kva_api_config *config, struct kv
     kva_buf_finish(&text);
     if (!copy)
         return kva_fail_param(err, KVA_ENOMEM, "tools", "Out of memory for 'tools'.");
-    call->format.field = "tools";
+    call->format.field = field_of(call);
     call->format.source = (struct kva_grammar_source){KVA_GRAMMAR_TAGS, copy, length, false};
     return KVA_OK;
 }
@@ -362,9 +379,9 @@ static enum kva_status take_answer(struct kva_api_parser *p)
         return KVA_OK;
     if (format->source.kind != KVA_GRAMMAR_SCHEMA)
         return kva_fail_param(p->err, KVA_EINVAL, format->field,
-                              "'%s' and 'tools' both say what the answer must be: only one may, "
+                              "'%s' and '%s' both say what the answer must be: only one may, "
                               "unless it is a JSON Schema.",
-                              format->field);
+                              format->field, field_of(call));
     tools->answer = tools->required ? NULL : format->source.text;
     tools->answer_strict = format->source.strict;
     return KVA_OK;
@@ -375,7 +392,9 @@ enum kva_status kva_api_check_tools(struct kva_api_parser *p)
     const struct kva_api_config *config = p->config;
     struct kva_api_call *call = p->call;
     struct kva_api_tools *tools = &call->tools;
-    enum kva_status status = p->tools && p->tools->child ? read_tools(p) : KVA_OK;
+    enum kva_status status = kva_api_take_functions(p);
+    if (status == KVA_OK && p->tools && p->tools->child)
+        status = read_tools(p);
     if (status == KVA_OK && p->tool_choice)
         status = read_choice(p);
     if (status != KVA_OK || tools->count == 0 || call->route == KVA_API_TOKENIZE)
@@ -386,8 +405,9 @@ enum kva_status kva_api_check_tools(struct kva_api_parser *p)
     for (uint32_t i = 0; i < tools->count; i++)
         tools->names[i] = tools->functions[i].name;
     if (tools->required && config->reply.style == KVA_REPLY_NONE)
-        return kva_fail_param(p->err, KVA_EUNSUPPORTED, "tool_choice",
-                              "'tool_choice' asks for a call, but this server looks for none "
+        return kva_fail_param(p->err, KVA_EUNSUPPORTED,
+                              tools->legacy ? "function_call" : "tool_choice",
+                              "The request asks for a call, but this server looks for none "
                               "(--tool-parser none).");
     status = take_answer(p);
     const struct kva_reply_rules rules = rules_of(config, call);

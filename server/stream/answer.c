@@ -195,8 +195,8 @@ static void finish_choice(struct kva_answer *answer, uint32_t prompt_index,
 {
     kva_choice_reply_end(choice);
     choice->finished = true;
-    choice->finish_reason =
-        choice->call_count > 0 && strcmp(reason, "stop") == 0 ? "tool_calls" : reason;
+    bool calls = choice->call_count > 0 && strcmp(reason, "stop") == 0;
+    choice->finish_reason = !calls ? reason : choice->legacy ? "function_call" : "tool_calls";
     if (answer->call->stream && !answer->paused && !overflowed(choice))
         kva_frame_json(out, answer, prompt_index, choice, true);
 }

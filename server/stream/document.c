@@ -113,6 +113,20 @@ static void arguments_json(struct kva_buf *out, const struct kva_buf *arguments,
         kva_buf_json_string(out, arguments->data, arguments->length);
 }
 
+void kva_call_json(struct kva_buf *out, const struct kva_call_out *call, const char *arguments,
+                   size_t length)
+{
+    kva_buf_puts(out, "\"function_call\":{");
+    if (!call->opened) {
+        kva_buf_puts(out, "\"name\":");
+        kva_buf_json_string(out, call->name, strlen(call->name));
+        kva_buf_putc(out, ',');
+    }
+    kva_buf_puts(out, "\"arguments\":");
+    kva_buf_json_string(out, arguments, length);
+    kva_buf_putc(out, '}');
+}
+
 void kva_message_json(struct kva_buf *out, const struct kva_choice_out *choice, bool history)
 {
     kva_buf_puts(out, "{\"role\":\"assistant\",\"content\":");
@@ -123,6 +137,13 @@ void kva_message_json(struct kva_buf *out, const struct kva_choice_out *choice, 
     if (choice->reasoning.length > 0) {
         kva_buf_puts(out, ",\"reasoning_content\":");
         kva_buf_json_string(out, choice->reasoning.data, choice->reasoning.length);
+    }
+    if (choice->legacy && choice->call_count > 0) {
+        const struct kva_call_out *call = &choice->calls[0];
+        kva_buf_putc(out, ',');
+        kva_call_json(out, call, call->arguments.data, call->arguments.length);
+        kva_buf_puts(out, ",\"refusal\":null}");
+        return;
     }
     for (uint32_t i = 0; i < choice->call_count; i++) {
         const struct kva_call_out *call = &choice->calls[i];

@@ -128,27 +128,39 @@ static void put_buffered(struct kva_buf *out, const struct kva_answer *answer,
     put_lists(out, answer, choice);
 }
 
-/* A call: first who is called, then the arguments, piece by piece. */
-static void call_frame(struct kva_buf *out, const struct kva_answer *answer,
-                       struct kva_choice_out *choice, uint32_t index)
+/* A call's delta: first who is called, then the arguments, piece by piece. */
+static void tool_call_json(struct kva_buf *out, const struct kva_call_out *call, uint32_t index,
+                           const char *arguments, size_t length)
 {
-    struct kva_call_out *call = &choice->calls[index];
-    begin(out, answer);
-    kva_buf_printf(out, ",\"choices\":[{\"index\":%u,\"delta\":{\"tool_calls\":[{\"index\":%u,",
-                   choice->index, index);
+    kva_buf_printf(out, "\"tool_calls\":[{\"index\":%u,", index);
     if (!call->opened) {
         kva_buf_printf(out,
                        "\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":", call->id);
         kva_buf_json_string(out, call->name, strlen(call->name));
-        kva_buf_puts(out, ",\"arguments\":\"\"}}]},");
-        call->opened = true;
+        kva_buf_putc(out, ',');
     } else {
-        kva_buf_puts(out, "\"function\":{\"arguments\":");
-        kva_buf_json_string(out, call->arguments.data + call->told,
-                            call->arguments.length - call->told);
-        kva_buf_puts(out, "}}]},");
-        call->told = call->arguments.length;
+        kva_buf_puts(out, "\"function\":{");
     }
+    kva_buf_puts(out, "\"arguments\":");
+    kva_buf_json_string(out, arguments, length);
+    kva_buf_puts(out, "}}]");
+}
+
+static void call_frame(struct kva_buf *out, const struct kva_answer *answer,
+                       struct kva_choice_out *choice, uint32_t index)
+{
+    struct kva_call_out *call = &choice->calls[index];
+    size_t length = call->opened ? call->arguments.length - call->told : 0;
+    const char *arguments = length > 0 ? call->arguments.data + call->told : "";
+    begin(out, answer);
+    kva_buf_printf(out, ",\"choices\":[{\"index\":%u,\"delta\":{", choice->index);
+    if (choice->legacy)
+        kva_call_json(out, call, arguments, length);
+    else
+        tool_call_json(out, call, index, arguments, length);
+    kva_buf_puts(out, "},");
+    call->opened = true;
+    call->told += length;
     put_lists(out, answer, choice);
     kva_buf_puts(out, ",\"finish_reason\":null}]");
     end(out, answer);

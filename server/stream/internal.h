@@ -36,6 +36,7 @@ struct kva_choice_out {
     uint32_t call_count;
     uint32_t reasoning_tokens;
     bool reply_failed; /* out of memory for the calls */
+    bool legacy;       /* a call is told as function_call */
     /* Of the Responses API, whose events leave text and reasoning where they are. */
     size_t text_told, reasoning_told;
     uint32_t message_at;                  /* calls before the message */
@@ -135,6 +136,9 @@ void kva_echo_text(const struct kva_answer *answer, uint32_t prompt_index, struc
 
 /* ,"kvahead":{...} of the usage. */
 void kva_extras_json(struct kva_buf *out, const struct kva_answer *answer);
+/* "function_call":{...}, the old form; the name only before frames have had it. */
+void kva_call_json(struct kva_buf *out, const struct kva_call_out *call, const char *arguments,
+                   size_t length);
 /* The assistant's message; as `history` in the form that templates get, with arguments that are no
  * text and content that is. */
 void kva_message_json(struct kva_buf *out, const struct kva_choice_out *choice, bool history);

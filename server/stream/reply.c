@@ -69,6 +69,7 @@ bool kva_choice_reply_init(const struct kva_answer *answer, struct kva_choice_ou
     bool calls = call->tools.count > 0 && traits->style != KVA_REPLY_NONE;
     if (call->route == KVA_API_COMPLETION || (!calls && !traits->thinks))
         return true;
+    choice->legacy = call->tools.legacy;
     choice->names = call->tools.names;
     choice->name_count = call->tools.count;
     const struct kva_reply_params params = {

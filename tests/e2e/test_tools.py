@@ -73,6 +73,27 @@ def test_named__is_that_function(client):
         check_call(call)
 
 
+def test_functions__are_the_old_form_of_tools(client):
+    old = {"functions": [tool["function"] for tool in TOOLS], "function_call": {"name": "set_lamp"}}
+    fields = {"tools": openai.NOT_GIVEN, "tool_choice": openai.NOT_GIVEN} | old
+    choice = ask(client, **fields).choices[0]
+    new = ask(client, tool_choice={"type": "function", "function": {"name": "set_lamp"}}, parallel_tool_calls=False)
+    assert choice.finish_reason == "function_call" and choice.message.tool_calls is None
+    assert choice.message.function_call.name == "set_lamp"
+    arguments = choice.message.function_call.arguments
+    assert arguments == new.choices[0].message.tool_calls[0].function.arguments
+    jsonschema.Draft202012Validator(LAMP).validate(json.loads(arguments))
+    name, streamed, finish = "", "", None
+    for chunk in ask(client, stream=True, **fields):
+        call = chunk.choices[0].delta.function_call
+        name += (call.name or "") if call else ""
+        streamed += call.arguments if call else ""
+        finish = chunk.choices[0].finish_reason
+    assert (name, streamed, finish) == ("set_lamp", arguments, "function_call")
+    history = [*MESSAGES, choice.message.model_dump(exclude_none=True), {"role": "function", "name": "set_lamp", "content": "on"}]
+    assert ask(client, messages=history, **fields | {"function_call": "auto"}, max_tokens=5).choices[0].message
+
+
 def test_none__is_no_call_and_no_tools_in_the_prompt(client):
     plain = ask(client, tools=openai.NOT_GIVEN, tool_choice=openai.NOT_GIVEN, max_tokens=8)
     answer = ask(client, tool_choice="none", max_tokens=8)

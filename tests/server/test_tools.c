@@ -149,6 +149,107 @@ static void test_tools__streams_say_the_same(void **state)
     reply_finish(&reply);
 }
 
+#define FUNCTIONS                                                                                  \
+    "\"functions\":[{\"name\":\"add\",\"parameters\":{\"type\":\"object\"}},{\"name\":\"now\"}]"
+
+static void test_functions__are_called_as_they_came(void **state)
+{
+    (void)state;
+    cJSON *json = ask("So:\\n" CALL "\\n" CALL, "," FUNCTIONS ",\"function_call\":\"auto\"");
+    const cJSON *message = json_at(json, "choices.0.message");
+    expect(json, "choices.0.finish_reason", "function_call");
+    expect(message, "function_call.name", "add");
+    expect(message, "function_call.arguments", "{\"a\": 1}");
+    assert_null(json_at(message, "tool_calls"));
+    assert_int_equal(strncmp(json_text(message, "content"), "So:", 3), 0);
+    cJSON_Delete(json);
+    json = ask(CALL, "," FUNCTIONS ",\"function_call\":\"none\"");
+    expect(json, "choices.0.finish_reason", "stop");
+    assert_null(json_at(json, "choices.0.message.function_call"));
+    cJSON_Delete(json);
+}
+
+static void test_functions__streams_say_the_same(void **state)
+{
+    static const char body[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"" CALL
+                               "\"}]," FUNCTIONS ",\"stream\":true}";
+    struct reply reply;
+    char arguments[64] = "", name[16] = "", finish[32] = "";
+    (void)state;
+    client_post(f.port, "/v1/chat/completions", body, &reply);
+    assert_int_equal(reply.status, 200);
+    for (char *at = strstr(reply.body, "data: {"); at; at = strstr(at + 1, "data: {")) {
+        cJSON *frame = cJSON_Parse(at + 6);
+        assert_non_null(frame);
+        assert_null(json_at(frame, "choices.0.delta.tool_calls"));
+        strcat(name, json_text(frame, "choices.0.delta.function_call.name"));
+        strcat(arguments, json_text(frame, "choices.0.delta.function_call.arguments"));
+        strcat(finish, json_text(frame, "choices.0.finish_reason"));
+        cJSON_Delete(frame);
+    }
+    assert_string_equal(name, "add");
+    assert_string_equal(arguments, "{\"a\": 1}");
+    assert_string_equal(finish, "function_call");
+    reply_finish(&reply);
+}
+
+/* What templates see of the old form is the new one. */
+static void test_functions__the_history_is_that_of_tools(void **state)
+{
+    static const char source[] =
+        "{% for m in messages %}{{ m.role }}:{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name }}({{ c.function.arguments | tojson }})"
+        "{% endfor %}{{ m.content }};{% endfor %}";
+    static const char body[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"?\"},"
+        "{\"role\":\"assistant\",\"content\":null,\"function_call\":{\"name\":\"add\","
+        "\"arguments\":\"{\\\"a\\\":1}\"}},"
+        "{\"role\":\"function\",\"name\":\"add\",\"content\":\"2\"}]," FUNCTIONS "}";
+    struct kva_err err;
+    int status;
+    (void)state;
+    fixture_stop(&f);
+    fixture_init(&f);
+    kva_template_destroy(f.chat_template);
+    assert_int_equal(kva_template_compile(source, strlen(source), &f.chat_template, &err), KVA_OK);
+    f.backend.api.chat_template = f.chat_template;
+    kva_api_read_template(&f.backend.api, NULL, NULL);
+    fixture_start(&f);
+    cJSON *json = client_post_json(f.port, "/v1/chat/completions", body, &status);
+    assert_int_equal(status, 200);
+    const char *said = json_text(json, "choices.0.message.content");
+    if (!strstr(said, "user:?;assistant:add({\"a\": 1});tool:2;"))
+        fail_msg("the template saw '%s'", said);
+    cJSON_Delete(json);
+}
+
+static void test_functions__refusals_name_the_place(void **state)
+{
+    static const char *const cases[][3] = {
+        {FUNCTIONS "," TOOLS, "functions", "old form of 'tools'"},
+        {"\"function_call\":{\"name\":\"add\"}", "function_call", "no 'functions'"},
+        {FUNCTIONS ",\"function_call\":\"required\"", "function_call", "none, auto or an object"},
+        {FUNCTIONS ",\"function_call\":{\"name\":\"x\"}", "function_call.name", "'functions'"},
+        {"\"functions\":7", "functions", "a number"},
+        {"\"functions\":[7]", "functions[0]", "an object"},
+        {"\"functions\":[{\"name\":\"a b\"}]", "functions[0].name", "letters"},
+        {"\"functions\":[{\"name\":\"a\",\"parameters\":7}]", "functions[0].parameters", "Schema"},
+    };
+    (void)state;
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        char body[1024];
+        int status;
+        snprintf(body, sizeof(body), "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],%s}",
+                 cases[i][0]);
+        cJSON *json = client_post_json(f.port, "/v1/chat/completions", body, &status);
+        assert_int_equal(status, 400);
+        expect(json, "error.param", cases[i][1]);
+        if (!strstr(json_text(json, "error.message"), cases[i][2]))
+            fail_msg("%s: '%s'", cases[i][0], json_text(json, "error.message"));
+        cJSON_Delete(json);
+    }
+}
+
 static void test_reasoning__is_told_apart(void **state)
 {
     (void)state;
@@ -263,6 +364,10 @@ int main(void)
         cmocka_unit_test(test_tools__refusals_name_the_place),
         cmocka_unit_test(test_final__message_is_gone_on_with),
         cmocka_unit_test(test_tools__no_calls_in_the_history_are_none),
+        cmocka_unit_test(test_functions__are_called_as_they_came),
+        cmocka_unit_test(test_functions__streams_say_the_same),
+        cmocka_unit_test(test_functions__refusals_name_the_place),
+        cmocka_unit_test(test_functions__the_history_is_that_of_tools), /* with another template */
     };
     return cmocka_run_group_tests(tests, start, stop);
 }
