@@ -66,3 +66,19 @@ enum kva_status kva_file_check(const char *path, struct kva_err *err)
         close(fd);
     return status;
 }
+
+bool kva_file_write_at(int fd, const void *data, size_t bytes, uint64_t at)
+{
+    const unsigned char *from = data;
+    while (bytes > 0) {
+        const ssize_t written = pwrite(fd, from, bytes, (off_t)at);
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written <= 0)
+            return false;
+        from += written;
+        at += (uint64_t)written;
+        bytes -= (size_t)written;
+    }
+    return true;
+}

@@ -21,6 +21,9 @@ KVA_MUST_CHECK enum kva_status kva_file_open(int dir_fd, const char *path, int *
 KVA_MUST_CHECK enum kva_status kva_file_read(int dir_fd, const char *path, struct kva_buf *out,
                                              struct kva_err *err);
 
+/* Write all of it from offset `at` on. False: errno says why. */
+KVA_MUST_CHECK bool kva_file_write_at(int fd, const void *data, size_t bytes, uint64_t at);
+
 /* Whether `path` could be opened so, for libraries that open it themselves. */
 KVA_MUST_CHECK enum kva_status kva_file_check(const char *path, struct kva_err *err);
 

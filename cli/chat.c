@@ -18,12 +18,8 @@ static void use_utf8(void)
 int kva_cli_chat(const struct kva_config *config, const struct kva_string_list *rest)
 {
     struct kva_err err;
-    if (rest->count > 0) {
-        fprintf(stderr,
-                "kvahead: chat takes options only, not '%s'; messages come from standard input\n",
-                rest->items[0]);
-        return KVA_EXIT_USAGE;
-    }
+    if (rest->count > 0)
+        return kva_cli_unexpected("chat", rest, "messages come from standard input");
     use_utf8();
     const struct kva_chat_params params = {
         .url = config->url,

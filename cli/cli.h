@@ -41,6 +41,11 @@ int kva_cli_options(int argc, char **argv);
 /* "kvahead: message" on standard error; returns KVA_EXIT_FAILURE. */
 int kva_cli_fail(const struct kva_err *err);
 
+/* Says on standard error that a command takes no arguments, and what `instead`; returns
+ * KVA_EXIT_USAGE. */
+int kva_cli_unexpected(const char *command, const struct kva_string_list *rest,
+                       const char *instead);
+
 /* Addresses that other machines reach want an API key, or the operator's word (reach.c). Fails:
  * KVA_EINVAL. */
 KVA_MUST_CHECK enum kva_status kva_cli_check_reach(const struct kva_config *config,

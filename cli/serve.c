@@ -367,10 +367,8 @@ int kva_cli_serve(const struct kva_config *config, const struct kva_string_list 
     struct serve serve = {.config = config, .started_ns = kva_time_ns()};
     struct kva_err err = {0};
     sigset_t set;
-    if (rest->count > 0) {
-        fprintf(stderr, "kvahead: serve takes options only, not '%s'\n", rest->items[0]);
-        return KVA_EXIT_USAGE;
-    }
+    if (rest->count > 0)
+        return kva_cli_unexpected("serve", rest, NULL);
     return_freed_memory();
     block_signals(&set);
     enum kva_status status = kva_cli_check_reach(config, &err);

@@ -9,6 +9,13 @@
 
 #define TEXT_BYTES_MAX ((size_t)64 << 20)
 
+int kva_cli_unexpected(const char *command, const struct kva_string_list *rest, const char *instead)
+{
+    fprintf(stderr, "kvahead: %s takes options only, not '%s'%s%s\n", command, rest->items[0],
+            instead ? "; " : "", instead ? instead : "");
+    return KVA_EXIT_USAGE;
+}
+
 int kva_cli_fail(const struct kva_err *err)
 {
     struct pollfd ready = {.fd = STDERR_FILENO, .events = POLLOUT};

@@ -1,14 +1,12 @@
 /* gmanager.c - who is there, who leads, and when a round begins and is planned. */
 #include "cluster/gmanager_internal.h"
+#include "cluster/needed.h"
 
 #include <stdlib.h>
 
 static enum kva_status check_params(const struct kva_gmanager_params *params, struct kva_err *err)
 {
-    const struct {
-        const char *name;
-        uint64_t value;
-    } needed[] = {
+    const struct kva_needed needed[] = {
         {"node", params->node},
         {"life", params->life},
         {"instances_max", params->instances_max},
@@ -18,9 +16,9 @@ static enum kva_status check_params(const struct kva_gmanager_params *params, st
         {"loan_ttl_ns", params->loan_ttl_ns},
         {"lease_ttl_ns", params->lease_ttl_ns},
     };
-    for (size_t i = 0; i < KVA_COUNT_OF(needed); i++)
-        if (needed[i].value == 0)
-            return kva_fail_param(err, KVA_EINVAL, needed[i].name, "%s is 0", needed[i].name);
+    enum kva_status status = kva_needed_check(needed, KVA_COUNT_OF(needed), err);
+    if (status)
+        return status;
     if (params->instances_max > KVA_PLAN_INSTANCES_MAX)
         return kva_fail_param(err, KVA_EINVAL, "instances_max", "%u instances, at most %u",
                               params->instances_max, KVA_PLAN_INSTANCES_MAX);

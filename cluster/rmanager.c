@@ -1,4 +1,5 @@
 /* rmanager.c - whom a message is for and of, which orders count, and who handles what. */
+#include "cluster/needed.h"
 #include "cluster/rmanager_internal.h"
 
 #include <stdlib.h>
@@ -7,10 +8,7 @@
 
 static enum kva_status check_params(const struct kva_rmanager_params *params, struct kva_err *err)
 {
-    const struct {
-        const char *name;
-        uint64_t value;
-    } needed[] = {
+    const struct kva_needed needed[] = {
         {"node", params->node},
         {"life", params->life},
         {"loans_max", params->loans_max},
@@ -21,9 +19,9 @@ static enum kva_status check_params(const struct kva_rmanager_params *params, st
         {"retry_ns", params->retry_ns},
         {"recall_within_ns", params->recall_within_ns},
     };
-    for (size_t i = 0; i < KVA_COUNT_OF(needed); i++)
-        if (needed[i].value == 0)
-            return kva_fail_param(err, KVA_EINVAL, needed[i].name, "%s is 0", needed[i].name);
+    enum kva_status status = kva_needed_check(needed, KVA_COUNT_OF(needed), err);
+    if (status)
+        return status;
     if (params->recall_within_ns > KVA_MESSAGE_TTL_MAX_NS)
         return kva_fail_param(err, KVA_EINVAL, "recall_within_ns",
                               "%llu ns to recall, at most %llu",

@@ -267,10 +267,8 @@ int kva_cli_doctor(const struct kva_config *config, const struct kva_string_list
     struct kva_findings findings = {0};
     struct kva_machine machine;
     struct kva_err err = {0};
-    if (rest->count > 0) {
-        fprintf(stderr, "kvahead: doctor takes options only, not '%s'\n", rest->items[0]);
-        return KVA_EXIT_USAGE;
-    }
+    if (rest->count > 0)
+        return kva_cli_unexpected("doctor", rest, NULL);
     if (kva_cli_check_writable(config->json, &err))
         return kva_cli_fail(&err);
     /* Findings say what a log would. */

@@ -194,12 +194,8 @@ int kva_cli_eval(const struct kva_config *config, const struct kva_string_list *
 {
     struct kva_cli_eval eval = {.config = config};
     struct kva_err err;
-    if (rest->count > 0) {
-        kva_fail(&err, KVA_EINVAL, "unexpected argument '%s': the text comes from --text FILE",
-                 rest->items[0]);
-        kva_cli_fail(&err);
-        return KVA_EXIT_USAGE;
-    }
+    if (rest->count > 0)
+        return kva_cli_unexpected("eval", rest, "the text comes from --text FILE");
     enum kva_status status = read_policies(&eval, &err);
     if (!status)
         status = kva_cli_eval_read_sparsity(&eval, &err);

@@ -225,12 +225,8 @@ int kva_cli_skew(const struct kva_config *config, const struct kva_string_list *
 {
     struct kva_cli_skew skew = {.config = config};
     struct kva_err err;
-    if (rest->count > 0) {
-        kva_fail(&err, KVA_EINVAL, "unexpected argument '%s': the text comes from --text FILE",
-                 rest->items[0]);
-        kva_cli_fail(&err);
-        return KVA_EXIT_USAGE;
-    }
+    if (rest->count > 0)
+        return kva_cli_unexpected("skew", rest, "the text comes from --text FILE");
     enum kva_status status = run(&skew, &err);
     if (!status && !kva_cli_is_stdout(config->json))
         status = write_to(&skew, KVA_CLI_STDOUT, kva_cli_skew_table, &err);

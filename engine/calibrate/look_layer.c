@@ -1,5 +1,6 @@
 /* look_layer.c - the products of one layer: what queries want, and what is found of it. */
 #include "engine/calibrate/look_internal.h"
+#include "engine/dot.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -9,22 +10,6 @@ const uint32_t kva_look_lengths[KVA_LOOK_LENGTHS] = {512,  1024,  1536,  2048, 4
                                                      8192, 16384, 32768, 65536};
 
 /* --- products --------------------------------------------------------------------------------- */
-
-static float dot(const float *a, const float *b, uint32_t count)
-{
-    enum { LANES = 8 };
-    float lanes[LANES] = {0}, sum = 0;
-    uint32_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        for (uint32_t j = 0; j < LANES; j++)
-            lanes[j] += a[i + j] * b[i + j];
-    }
-    for (; i < count; i++)
-        sum += a[i] * b[i];
-    for (uint32_t j = 0; j < LANES; j++)
-        sum += lanes[j];
-    return sum;
-}
 
 /* The first columns of a vector in a basis. */
 static void project(const struct kva_look *look, enum kva_look_basis basis, uint32_t layer,
@@ -149,7 +134,7 @@ static void score(const struct kva_look *look, const float *query, const float *
                   uint32_t columns, struct span span, float *out)
 {
     for (uint32_t t = span.first; t < span.end; t++)
-        out[t] = look->config->attend_scale * dot(query, keys + t * stride, columns);
+        out[t] = look->config->attend_scale * kva_dot(query, keys + t * stride, columns);
 }
 
 struct sample {

@@ -1,6 +1,7 @@
 /* coverage.c - attention of observed rows, against what they attended to in 16 bits. */
 #include "engine/eval/coverage.h"
 
+#include "engine/dot.h"
 #include "engine/model/limits.h"
 #include "kernels/convert.h"
 
@@ -44,22 +45,6 @@ static void widen(const struct kva_coverage *c, const uint16_t *row, float *out)
     }
 }
 
-static float dot(const float *a, const float *b, uint32_t count)
-{
-    enum { LANES = 16 };
-    float lanes[LANES] = {0}, sum = 0;
-    uint32_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        for (uint32_t j = 0; j < LANES; j++)
-            lanes[j] += a[i + j] * b[i + j];
-    }
-    for (; i < count; i++)
-        sum += a[i] * b[i];
-    for (uint32_t j = 0; j < LANES; j++)
-        sum += lanes[j];
-    return sum;
-}
-
 /* weights[t] += share * softmax(scores)[t] for tokens [first, end). */
 static void add_softmax(const struct kva_coverage *c, const float *scores, uint32_t first,
                         uint32_t end, double share)
@@ -85,7 +70,7 @@ void kva_coverage_weigh(struct kva_coverage *c, const struct kva_forward_view *v
         widen(c, key_of(c, view, head, t), key);
         for (uint32_t i = 0; i < group; i++)
             c->scores[(size_t)i * c->context_max + t] =
-                config->attend_scale * dot(queries + (size_t)i * d, key, d);
+                config->attend_scale * kva_dot(queries + (size_t)i * d, key, d);
     }
     memset(c->weights, 0, end * sizeof(*c->weights));
     for (uint32_t i = 0; i < group; i++)

@@ -108,22 +108,6 @@ static enum kva_status failed(const struct fold *fold, const char *name)
     return kva_fail(fold->err, KVA_EIO, "%s/%s: %s", fold->new_path, name, strerror(errno));
 }
 
-static bool write_at(int fd, const void *data, size_t bytes, uint64_t at)
-{
-    const unsigned char *from = data;
-    while (bytes > 0) {
-        const ssize_t written = pwrite(fd, from, bytes, (off_t)at);
-        if (written < 0 && errno == EINTR)
-            continue;
-        if (written <= 0)
-            return false;
-        from += written;
-        at += (uint64_t)written;
-        bytes -= (size_t)written;
-    }
-    return true;
-}
-
 /* A tensor's skewed numbers over those that the copy has. `heads` of them, of which `group` share a
  * KV head. */
 static enum kva_status fold_tensor(struct fold *fold, const struct kva_model_shard *shard, int fd,
@@ -142,7 +126,8 @@ static enum kva_status fold_tensor(struct fold *fold, const struct kva_model_sha
     for (uint32_t head = 0; head < heads; head++)
         fold_head(tensor, (size_t)head * d * cols, cols,
                   skew->basis + kva_skew_basis_at(skew, layer, head / group), d, folded);
-    const bool ok = write_at(fd, folded, bytes, (uintptr_t)tensor->data - (uintptr_t)shard->map);
+    const bool ok =
+        kva_file_write_at(fd, folded, bytes, (uintptr_t)tensor->data - (uintptr_t)shard->map);
     free(folded);
     return ok ? KVA_OK : failed(fold, shard->name);
 }
@@ -170,7 +155,7 @@ static enum kva_status copy_bytes(struct fold *fold, const char *name, int fd, c
     for (size_t at = 0; at < bytes && !status; at += PIECE_BYTES) {
         const size_t piece = kva_min_size(PIECE_BYTES, bytes - at);
         status = kva_model_check_cancelled(fold->params->cancelled, fold->err);
-        if (!status && !write_at(fd, (const unsigned char *)data + at, piece, at))
+        if (!status && !kva_file_write_at(fd, (const unsigned char *)data + at, piece, at))
             status = failed(fold, name);
         fold->done += piece;
         if (!status && fold->params->progress)

@@ -1,6 +1,7 @@
 /* synthetic.c - writing config.json, tokenizer and shards of noise. */
 #include "engine/model/synthetic.h"
 
+#include "base/file.h"
 #include "base/noise.h"
 #include "base/pool.h"
 #include "engine/model/bind.h"
@@ -193,28 +194,13 @@ static enum kva_status file_failed(struct plan *plan, const char *name)
     return kva_fail(plan->err, KVA_EIO, "%s/%s: %s", plan->params->dir_path, name, strerror(errno));
 }
 
-static bool write_at(int fd, const void *data, size_t bytes, uint64_t at)
-{
-    const unsigned char *from = data;
-    while (bytes > 0) {
-        ssize_t written = pwrite(fd, from, bytes, (off_t)at);
-        if (written < 0 && errno == EINTR)
-            continue;
-        if (written <= 0)
-            return false;
-        from += written;
-        at += (uint64_t)written;
-        bytes -= (size_t)written;
-    }
-    return true;
-}
-
 static enum kva_status write_text(struct plan *plan, const char *name, const char *text)
 {
     int fd = openat(plan->dir_fd, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (fd < 0)
         return file_failed(plan, name);
-    bool ok = write_at(fd, text, strlen(text), 0) && write_at(fd, "\n", 1, strlen(text));
+    bool ok = kva_file_write_at(fd, text, strlen(text), 0) &&
+              kva_file_write_at(fd, "\n", 1, strlen(text));
     enum kva_status status = ok ? KVA_OK : file_failed(plan, name);
     if (close(fd) != 0 && !status)
         status = file_failed(plan, name);
@@ -273,8 +259,8 @@ static void write_piece(void *opaque, uint32_t index, uint32_t worker)
         for (size_t i = 0; i < count; i++)
             out[i] = (uint16_t)(bits >> 16);
     }
-    if (!write_at(work->fd, out, count * sizeof(*out),
-                  work->data_begin + tensor->begin + first * sizeof(*out)))
+    if (!kva_file_write_at(work->fd, out, count * sizeof(*out),
+                           work->data_begin + tensor->begin + first * sizeof(*out)))
         work->failed_errno = errno ? errno : EIO;
 }
 
@@ -339,8 +325,8 @@ static enum kva_status write_shard(struct plan *plan, uint32_t first, uint32_t c
         length[i] = (unsigned char)((uint64_t)header.length >> 8 * i);
     work.data_begin = sizeof(length) + header.length;
     work.fd = openat(plan->dir_fd, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    bool ok = work.fd >= 0 && write_at(work.fd, length, sizeof(length), 0) &&
-              write_at(work.fd, header.data, header.length, sizeof(length)) &&
+    bool ok = work.fd >= 0 && kva_file_write_at(work.fd, length, sizeof(length), 0) &&
+              kva_file_write_at(work.fd, header.data, header.length, sizeof(length)) &&
               write_data(plan, &work, last->piece_first + tensor_pieces(last)) == KVA_OK;
     enum kva_status status = ok ? KVA_OK : file_failed(plan, name);
     if (work.fd >= 0 && close(work.fd) != 0 && !status)

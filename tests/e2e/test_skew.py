@@ -123,7 +123,7 @@ def test_skew__what_cannot_be_done_is_said(lapack, arguments, message):
 
 def test_skew__arguments_are_refused(lapack):
     done = command("skew", "--model", MODEL, "text")
-    assert done.returncode == 2 and "unexpected argument 'text'" in done.stderr
+    assert done.returncode == 2 and "takes options only, not 'text'" in done.stderr
 
 
 def test_skew__stopped_it_leaves_nothing(lapack, tmp_path):
