@@ -212,6 +212,7 @@ kivi:2,specache:2:16,specache:2:32,specache:2:64
     svg=
     [ ! -s "$out/$name/kl-prose.json" ] || svg="--svg docs/pictures/divergence-$name.svg"
     [ ! -s "$out/$name/kl-kept-budget.json" ] || svg="$svg --budget-svg docs/pictures/kept-$name.svg"
+    [ ! -s "$out/$name/kl-beside.json" ] || svg="$svg --beside-svg docs/pictures/beside-$name.svg"
     # shellcheck disable=SC2086 # an option with its value, or nothing
     "${PYTHON:-python3}" docs/pictures/tables.py "$out/$name" $svg > "$out/$name/tables.md"
 }

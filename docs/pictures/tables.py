@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """tables.py - what docs/pictures/make.sh has measured, as the tables of docs/results/quality.md.
 
-    python3 docs/pictures/tables.py FOLDER [--svg FILE] [--budget-svg FILE]
+    python3 docs/pictures/tables.py FOLDER [--svg FILE] [--budget-svg FILE] [--beside-svg FILE]
 
 FOLDER is a model's: its kl-*.json are of `kvahead eval`, its other folders of `kvahead-quality`.
-Tables go to standard output. --svg: a picture of divergence against KV bytes, of kl-prose.json. --budget-svg: the same of kl-kept-budget.json, a line a policy.
+Tables go to standard output. --svg: a picture of divergence against KV bytes, of kl-prose.json.
+--budget-svg: the same of kl-kept-budget.json, a line a policy. --beside-svg: of kl-beside.json,
+against bytes moved in a step, too.
 
 Intervals are 95%: of a KL a bootstrap over steps, of an agreement Wilson's, of a score's difference
 to `full` a paired bootstrap over contexts (clients/quality/README.md).
@@ -231,11 +233,48 @@ def budget_picture(folder, path):
         figure.savefig(path, metadata={"Date": None}, facecolor="white")
 
 
+def beside_picture(folder, path):
+    """KL against KV bytes on the device, and against bytes moved in a step; a colour a family."""
+    run = json.loads((folder / "kl-beside.json").read_text())
+    families = {}
+    for p in run["policies"]:
+        families.setdefault(p["policy"].split(":")[0], []).append(p)
+    sides = {
+        "KV bytes on the device, percent of full": lambda p: p["device_bytes"],
+        "KV bytes moved in a step, percent of full": lambda p: p["fetched_bytes"] / p["steps"],
+    }
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), sharey=True, layout="constrained")
+        for ax, (label, bytes_of) in zip(axes, sides.items(), strict=True):
+            for number, (name, policies) in enumerate(families.items()):
+                shown_here = [p for p in policies if bytes_of(p) > 0]
+                if not shown_here:
+                    continue
+                low, high = np.transpose([kl_interval(p) for p in shown_here])
+                means = np.array([p["kl_mean"] for p in shown_here])
+                ax.errorbar(
+                    [100 * bytes_of(p) / p["device_bytes_full"] for p in shown_here],
+                    means,
+                    yerr=[means - low, high - means],
+                    fmt=MARKERS[number % len(MARKERS)],
+                    color=COLOURS[number % len(COLOURS)],
+                    label=name,
+                    capsize=2,
+                )
+            ax.set(yscale="log", xlabel=label)
+        axes[0].set_ylabel("KL, nats")
+        axes[1].set_xscale("log")
+        axes[0].legend(fontsize=8)
+        figure.suptitle(f"{run['model']['name']}: {run['prompt_tokens'][0]} tokens of WikiText-2")
+        figure.savefig(path, metadata={"Date": None}, facecolor="white")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--svg", type=pathlib.Path)
     parser.add_argument("--budget-svg", type=pathlib.Path)
+    parser.add_argument("--beside-svg", type=pathlib.Path)
     args = parser.parse_args()
     for path in sorted(args.folder.glob("kl-*.json")):
         divergence(path)
@@ -245,6 +284,8 @@ def main():
         picture(args.folder, args.svg)
     if args.budget_svg:
         budget_picture(args.folder, args.budget_svg)
+    if args.beside_svg:
+        beside_picture(args.folder, args.beside_svg)
 
 
 if __name__ == "__main__":
