@@ -28,7 +28,7 @@ static const char *const cpu_levels[] = {"auto",       "ref",        "avx2", "av
 
 /* Behind auto the order of enum kva_reply_style. */
 static const char *const tool_parsers[] = {"auto",    "none", "hermes", "llama3",
-                                           "mistral", "json", NULL};
+                                           "mistral", "json", "xml",    NULL};
 static const char *const poolings[] = {"mean", "last", NULL};
 static const char *const reasoning_parsers[] = {"auto", "none", "think", NULL};
 

@@ -134,6 +134,7 @@ struct kva_api_tools {
     const cJSON *list;                    /* as the template gets them; NULL: none */
     struct kva_reply_function *functions; /* that may be called */
     const char **names;                   /* of those */
+    const char **schemas;
     uint32_t count;
     bool required;              /* at least one is called, and nothing else is said */
     bool parallel;              /* more than one may be */

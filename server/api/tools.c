@@ -18,6 +18,7 @@ void kva_api_read_template(struct kva_api_config *config, const enum kva_reply_s
         [KVA_REPLY_HERMES] = "<tool_call>",
         [KVA_REPLY_LLAMA3] = "<|python_tag|>",
         [KVA_REPLY_MISTRAL] = "[TOOL_CALLS]",
+        [KVA_REPLY_XML] = "<tool_call>",
     };
     size_t length = 0;
     config->reply = (struct kva_reply_traits){.style = KVA_REPLY_NONE};
@@ -400,10 +401,13 @@ enum kva_status kva_api_check_tools(struct kva_api_parser *p)
     if (status != KVA_OK || tools->count == 0 || call->route == KVA_API_TOKENIZE)
         return status;
     tools->names = kva_arena_calloc(&call->arena, tools->count, sizeof(*tools->names));
-    if (!tools->names)
+    tools->schemas = kva_arena_calloc(&call->arena, tools->count, sizeof(*tools->schemas));
+    if (!tools->names || !tools->schemas)
         return kva_fail_param(p->err, KVA_ENOMEM, "tools", "Out of memory for 'tools'.");
-    for (uint32_t i = 0; i < tools->count; i++)
+    for (uint32_t i = 0; i < tools->count; i++) {
         tools->names[i] = tools->functions[i].name;
+        tools->schemas[i] = tools->functions[i].parameters;
+    }
     if (tools->required && config->reply.style == KVA_REPLY_NONE)
         return kva_fail_param(p->err, KVA_EUNSUPPORTED,
                               tools->legacy ? "function_call" : "tool_choice",

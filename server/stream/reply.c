@@ -79,6 +79,7 @@ bool kva_choice_reply_init(const struct kva_answer *answer, struct kva_choice_ou
         .thinking = call->thinking,
         .single = !call->tools.parallel,
         .names = choice->names,
+        .schemas = call->tools.schemas,
         .name_count = choice->name_count,
         .bytes_max = answer->choice_bytes_max,
         .sink = {choice, on_reasoning, on_content, on_call, on_arguments},

@@ -94,6 +94,18 @@ def test_functions__are_the_old_form_of_tools(client):
     assert ask(client, messages=history, **fields | {"function_call": "auto"}, max_tokens=5).choices[0].message
 
 
+def test_xml__calls_are_of_the_schema_too(servers):
+    own = servers.start("--tool-parser", "xml")
+    with own.client() as client:
+        for seed in range(4):
+            answer = ask(client, seed=seed)
+            assert answer.choices[0].finish_reason == "tool_calls" and answer.choices[0].message.content is None
+            check_call(answer.choices[0].message.tool_calls[0])
+            [said] = joined(ask(client, seed=seed, stream=True)).values()
+            [call] = [call.function for call in answer.choices[0].message.tool_calls][:1]
+            assert said["calls"][0][:2] == [call.name, call.arguments] and said["finish"] == "tool_calls"
+
+
 def test_none__is_no_call_and_no_tools_in_the_prompt(client):
     plain = ask(client, tools=openai.NOT_GIVEN, tool_choice=openai.NOT_GIVEN, max_tokens=8)
     answer = ask(client, tool_choice="none", max_tokens=8)

@@ -75,17 +75,22 @@ static void run(struct kva_reply_params params, const char *text, size_t length,
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static const char *const names[] = {"f", "add"};
+    static const char *const schemas[] = {
+        NULL,
+        "{\"properties\":{\"a\":{\"type\":\"string\"},\"b\":{\"type\":[\"integer\",\"null\"]},"
+        "\"c\":{\"enum\":[1,\"x\"]}}}"};
     if (size == 0)
         return 0;
     const char *text = (const char *)data + 1;
     size_t length = size - 1;
     const struct kva_reply_params params = {
-        .style = (enum kva_reply_style)(data[0] % KVA_REPLY_STYLE_COUNT),
+        .style = data[0] < 240 ? (enum kva_reply_style)(data[0] % KVA_REPLY_XML) : KVA_REPLY_XML,
         .bound = data[0] & 8u ? KVA_REPLY_MARKED : KVA_REPLY_FREE,
         .thinks = data[0] & 16u,
         .thinking = data[0] & 32u,
         .single = length % 2,
         .names = names,
+        .schemas = schemas,
         .name_count = 2,
         .bytes_max = length + 1,
     };

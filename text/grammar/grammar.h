@@ -54,7 +54,7 @@ enum kva_grammar_kind {
 
 /* In a KVA_GRAMMAR_TAGS, the type of a format that is a schema as KVA_GRAMMAR_SCHEMA has it: members
  * `schema`, `strict`, `place` (what errors call it), and `lax`, true where any object will do if the
- * schema cannot be enforced. */
+ * schema cannot be enforced, and `xml`, true where the object is written as XML. */
 #define KVA_GRAMMAR_TAGS_SCHEMA "schema"
 
 struct kva_grammar_source {

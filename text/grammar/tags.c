@@ -10,7 +10,7 @@ static cJSON *get(const cJSON *object, const char *name)
 }
 
 /* Rules as text, which the caller frees. */
-static enum kva_status rules_of(const cJSON *schema, bool strict,
+static enum kva_status rules_of(const cJSON *schema, bool strict, bool xml,
                                 const struct kva_grammar_limits *limits, char **ret,
                                 struct kva_err *err)
 {
@@ -26,6 +26,7 @@ static enum kva_status rules_of(const cJSON *schema, bool strict,
             .length = strlen(text),
             .strict = strict,
             .whitespace_max = KVA_GRAMMAR_WHITESPACE_MAX,
+            .xml = xml,
         };
         struct kva_xg_why why = {""};
         enum kva_xg_status made = kva_xg_rules(&source, &xg_limits, ret, &why);
@@ -42,11 +43,11 @@ static enum kva_status rules_of(const cJSON *schema, bool strict,
 }
 
 /* Any object, in the place of what cannot be enforced and need not be. */
-static enum kva_status any_object(const struct kva_grammar_limits *limits, char **ret,
+static enum kva_status any_object(bool xml, const struct kva_grammar_limits *limits, char **ret,
                                   struct kva_err *err)
 {
     cJSON *schema = cJSON_Parse("{\"type\":\"object\"}");
-    enum kva_status status = rules_of(schema, false, limits, ret, err);
+    enum kva_status status = rules_of(schema, false, xml, limits, ret, err);
     cJSON_Delete(schema);
     return status;
 }
@@ -59,10 +60,11 @@ static enum kva_status fill_node(cJSON *node, const struct kva_grammar_limits *l
     const char *name = cJSON_IsString(place) ? place->valuestring : "schema";
     char *rules = NULL;
     struct kva_err why = {.status = KVA_OK};
+    bool xml = cJSON_IsTrue(get(node, "xml"));
     enum kva_status status =
-        rules_of(get(node, "schema"), cJSON_IsTrue(get(node, "strict")), limits, &rules, &why);
+        rules_of(get(node, "schema"), cJSON_IsTrue(get(node, "strict")), xml, limits, &rules, &why);
     if (status && status != KVA_ENOMEM && cJSON_IsTrue(get(node, "lax")))
-        status = any_object(limits, &rules, &why);
+        status = any_object(xml, limits, &rules, &why);
     if (status)
         return kva_fail_param(err, status, name, "%s", why.message);
     cJSON *text = cJSON_CreateString(rules);
@@ -77,6 +79,7 @@ static enum kva_status fill_node(cJSON *node, const struct kva_grammar_limits *l
     cJSON_DeleteItemFromObjectCaseSensitive(node, "strict");
     cJSON_DeleteItemFromObjectCaseSensitive(node, "lax");
     cJSON_DeleteItemFromObjectCaseSensitive(node, "place");
+    cJSON_DeleteItemFromObjectCaseSensitive(node, "xml");
     if (cJSON_AddItemToObject(node, "grammar", text))
         return KVA_OK;
     cJSON_Delete(text);

@@ -8,6 +8,7 @@
  * out of it. */
 #include "text/grammar/xgrammar.h"
 
+#include "json_schema_converter.h"
 #include "support/logging.h"
 
 #include <dlpack/dlpack.h>
@@ -141,6 +142,10 @@ xgrammar::Grammar read_source(const kva_xg_source *source)
     const std::string text(source->text, source->length);
     switch (source->kind) {
     case KVA_XG_SCHEMA:
+        if (source->xml)
+            return xgrammar::Grammar::FromEBNF(xgrammar::JSONSchemaToEBNF(
+                text, true, std::nullopt, std::nullopt, source->strict,
+                int(source->whitespace_max), xgrammar::JSONFormat::kQwenXML));
         return xgrammar::Grammar::FromJSONSchema(text, true, std::nullopt, std::nullopt,
                                                  source->strict, int(source->whitespace_max));
     case KVA_XG_REGEX:

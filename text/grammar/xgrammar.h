@@ -47,6 +47,8 @@ struct kva_xg_source {
     size_t length;
     bool strict;             /* SCHEMA: no properties and items but those that it names */
     uint32_t whitespace_max; /* SCHEMA: characters between two tokens of JSON */
+    bool xml; /* SCHEMA, of an object: its members as <parameter=NAME>VALUE</parameter>, strings
+                 without quotes, other values as JSON */
 };
 
 struct kva_xg_vocab;

@@ -10,6 +10,12 @@
 #define KVA_REPLY_ARGS    "[ARGS]"
 #define KVA_REPLY_CALL_ID "[CALL_ID]"
 
+/* Calls in XML. */
+#define KVA_REPLY_FUNCTION      "<function="
+#define KVA_REPLY_FUNCTION_END  "</function>"
+#define KVA_REPLY_PARAMETER     "<parameter="
+#define KVA_REPLY_PARAMETER_END "</parameter>"
+
 /* How a style is written. */
 struct kva_reply_syntax {
     const char *name;
@@ -20,6 +26,7 @@ struct kva_reply_syntax {
     const char *after;
     const char *separator; /* of calls; NULL: it has one call only */
     bool array;            /* calls are the items of an array */
+    bool xml;              /* they are no JSON: xml.c */
 };
 extern const struct kva_reply_syntax kva_reply_syntaxes[KVA_REPLY_STYLE_COUNT]; /* style.c */
 
@@ -55,5 +62,17 @@ struct kva_call_scan {
 void kva_call_scan_begin(struct kva_call_scan *scan, size_t from, bool bare);
 /* Look at what is new in text[0, length). */
 enum kva_scan_result kva_call_scan_go(struct kva_call_scan *scan, const char *text, size_t length);
+
+/* --- xml.c: one call in XML, from its <function= on ------------------------------------------- */
+
+/* *at: looked at before, 0 at first; in the end behind the call. */
+enum kva_scan_result kva_xml_find_end(const char *text, size_t length, size_t *at);
+/* False: there is no name, or it has not ended yet. */
+#define KVA_XML_NAME_BYTES_MAX 512u /* with what is before it and behind */
+bool kva_xml_read_name(const char *text, size_t length, const char **ret, size_t *ret_length);
+/* Appends its parameters as an object of JSON, of the types that `schema` (NULL: nothing is known) has.
+ * False: it is no call, or memory has run out (out->failed). */
+bool kva_xml_put_arguments(const char *text, size_t length, const char *schema,
+                           struct kva_buf *out);
 
 #endif

@@ -23,6 +23,7 @@ enum state {
     STATE_CONTENT,   /* up to a marker */
     STATE_MARKED,    /* behind it */
     STATE_CALL,      /* in the object */
+    STATE_XML,       /* in the function */
     STATE_AFTER,     /* behind it */
 };
 
@@ -238,6 +239,13 @@ static enum kva_scan_result read_fence(const struct kva_reply *reply, size_t *re
     return KVA_SCAN_DONE;
 }
 
+static void begin_xml(struct kva_reply *reply, size_t lead)
+{
+    reply->lead = lead;
+    reply->told = 0; /* of the call, looked at */
+    reply->state = STATE_XML;
+}
+
 /* A call without a marker: an object, an array of them, in a fence or not. */
 static bool at_start(struct kva_reply *reply)
 {
@@ -254,6 +262,16 @@ static bool at_start(struct kva_reply *reply)
     if (reply->params.style == KVA_REPLY_NONE || at == held->length || at > SPACES_MAX ||
         reply->sated)
         return true;
+    enum kva_scan_result function =
+        reply->syntax->xml ? stands_at(reply, at, KVA_REPLY_FUNCTION) : KVA_SCAN_BAD;
+    if (function == KVA_SCAN_MORE) {
+        reply->state = STATE_START;
+        return false;
+    }
+    if (function == KVA_SCAN_DONE) {
+        begin_xml(reply, at);
+        return true;
+    }
     size_t from = at;
     enum kva_scan_result fence = held->data[at] == '`' ? read_fence(reply, &from) : KVA_SCAN_BAD;
     if (fence == KVA_SCAN_MORE) {
@@ -326,6 +344,15 @@ static bool is_marked(struct kva_reply *reply)
         return no_call(reply, reply->lead);
     if (at == held->length)
         return false;
+    if (reply->syntax->xml) {
+        enum kva_scan_result function = stands_at(reply, at, KVA_REPLY_FUNCTION);
+        if (function == KVA_SCAN_MORE)
+            return false;
+        if (function == KVA_SCAN_DONE) {
+            begin_xml(reply, at);
+            return true;
+        }
+    }
     if (reply->syntax->array && held->data[at] == '[') {
         reply->in_array = true;
         begin_call(reply, at + 1, false);
@@ -421,6 +448,63 @@ static bool in_call(struct kva_reply *reply)
     return true;
 }
 
+/* The index of a function that may be called; -1: there is none of that name. */
+static int64_t find_function(const struct kva_reply *reply, const char *name, size_t length)
+{
+    for (uint32_t i = 0; i < reply->params.name_count; i++) {
+        const char *known = reply->params.names[i];
+        if (strlen(known) == length && memcmp(known, name, length) == 0)
+            return i;
+    }
+    return -1;
+}
+
+/* The whole call is there: it is told as JSON, or it is none. */
+static bool tell_xml(struct kva_reply *reply, size_t end)
+{
+    const struct kva_reply_sink *sink = &reply->params.sink;
+    const char *text = reply->held.data + reply->lead, *name = NULL;
+    size_t length = end - reply->lead, name_length = 0;
+    struct kva_buf arguments;
+    /* A byte of the text is six of JSON at most. */
+    kva_buf_init(&arguments, reply->params.bytes_max * 6 + 16);
+    bool named = kva_xml_read_name(text, length, &name, &name_length);
+    int64_t index = named ? find_function(reply, name, name_length) : -1;
+    const char *schema = index >= 0 && reply->params.schemas ? reply->params.schemas[index] : NULL;
+    bool good = index >= 0 && kva_xml_put_arguments(text, length, schema, &arguments);
+    if (good) {
+        sink->call(sink->opaque, name, name_length);
+        sink->arguments(sink->opaque, arguments.data, arguments.length);
+        reply->sated = reply->params.single;
+        reply->drop_spaces = true;
+    }
+    reply->failed = reply->failed || arguments.failed;
+    kva_buf_finish(&arguments);
+    return good;
+}
+
+static bool in_xml(struct kva_reply *reply)
+{
+    const char *text = reply->held.data + reply->lead, *name;
+    size_t length = reply->held.length - reply->lead, name_length;
+    bool named =
+        kva_xml_read_name(text, kva_min_size(length, KVA_XML_NAME_BYTES_MAX), &name, &name_length);
+    bool hopeless =
+        named ? find_function(reply, name, name_length) < 0 : length > KVA_XML_NAME_BYTES_MAX;
+    enum kva_scan_result result =
+        hopeless ? KVA_SCAN_BAD : kva_xml_find_end(text, length, &reply->told);
+    if (result == KVA_SCAN_MORE && !reply->finishing)
+        return false;
+    size_t end = reply->lead + reply->told;
+    if (result != KVA_SCAN_DONE || !tell_xml(reply, end))
+        return no_call(reply, reply->lead);
+    drop(reply, end);
+    reply->scan.doubled = false;
+    reply->in_array = reply->in_fence = false;
+    reply->state = STATE_AFTER;
+    return true;
+}
+
 /* Commas, brackets and closing marks between calls and behind them. */
 static bool after_call(struct kva_reply *reply)
 {
@@ -463,7 +547,7 @@ static void advance(struct kva_reply *reply)
     static bool (*const states[])(struct kva_reply *) = {
         [STATE_BEGIN] = at_begin,     [STATE_REASONING] = in_reasoning, [STATE_START] = at_start,
         [STATE_CONTENT] = in_content, [STATE_MARKED] = is_marked,       [STATE_CALL] = in_call,
-        [STATE_AFTER] = after_call,
+        [STATE_XML] = in_xml,         [STATE_AFTER] = after_call,
     };
     while (!kva_reply_failed(reply) && reply->held.length > 0 && states[reply->state](reply))
         continue;

@@ -5,6 +5,8 @@
  *     hermes    <tool_call>{"name": "f", "arguments": {...}}</tool_call>     (Hermes, Qwen)
  *     llama3    {"name": "f", "parameters": {...}}, with or without <|python_tag|> before it
  *     mistral   [TOOL_CALLS][{"name": "f", "arguments": {...}}], or [TOOL_CALLS]f[ARGS]{...}
+ *     xml       <tool_call><function=f><parameter=a>...</parameter></function></tool_call>
+ *                                                                            (Qwen3-Coder)
  *     json      {"name": "f", "arguments": {...}}, or an array of those
  *
  * Whatever the style, a reply that begins with such an object, in a Markdown fence or not, is a call
@@ -30,6 +32,7 @@ enum kva_reply_style {
     KVA_REPLY_LLAMA3,
     KVA_REPLY_MISTRAL,
     KVA_REPLY_JSON,
+    KVA_REPLY_XML,
     KVA_REPLY_STYLE_COUNT,
 };
 
@@ -79,9 +82,10 @@ struct kva_reply_params {
     enum kva_reply_style style;
     enum kva_reply_bound bound;
     bool thinks;
-    bool thinking;            /* the prompt ends within the reasoning */
-    bool single;              /* what follows a call is content, whatever it looks like */
-    const char *const *names; /* of the functions that may be called; borrowed */
+    bool thinking;              /* the prompt ends within the reasoning */
+    bool single;                /* what follows a call is content, whatever it looks like */
+    const char *const *names;   /* of the functions that may be called; borrowed */
+    const char *const *schemas; /* of their parameters, for XML; borrowed, or NULL */
     uint32_t name_count;
     size_t bytes_max; /* of what is held back */
     struct kva_reply_sink sink;

@@ -63,16 +63,23 @@ static cJSON *tags_node(struct maker *m)
     cJSON *tags = cJSON_CreateArray();
     for (uint32_t i = 0; i < m->rules->function_count; i++) {
         const struct kva_reply_function *function = &m->rules->functions[i];
+        const char *before = marked ? m->syntax->before : "",
+                   *after = marked ? m->syntax->after : "";
+        bool xml = m->syntax->xml;
         char begin[512], end[64];
-        snprintf(begin, sizeof(begin),
-                 "%s{\"name\": \"%.256s\", \"%s\": ", marked ? m->syntax->before : "",
-                 function->name, m->syntax->arguments);
-        snprintf(end, sizeof(end), "}%s", marked ? m->syntax->after : "");
+        if (xml)
+            snprintf(begin, sizeof(begin), "%s" KVA_REPLY_FUNCTION "%.256s>\n", before,
+                     function->name);
+        else
+            snprintf(begin, sizeof(begin), "%s{\"name\": \"%.256s\", \"%s\": ", before,
+                     function->name, m->syntax->arguments);
+        snprintf(end, sizeof(end), "%s%s", xml ? KVA_REPLY_FUNCTION_END : "}", after);
         cJSON *tag = node(m, "tag");
         cJSON *schema = schema_node(m, function->parameters, function->strict,
                                     m->rules->schema_place, function->index);
         /* Where the client does not insist on it, a schema that cannot be enforced is none. */
         add(m, schema, "lax", cJSON_CreateBool(!function->strict));
+        add(m, schema, "xml", cJSON_CreateBool(xml));
         add(m, tag, "begin", cJSON_CreateString(begin));
         add(m, tag, "content", schema);
         add(m, tag, "end", cJSON_CreateString(end));

@@ -24,6 +24,13 @@ const struct kva_reply_syntax kva_reply_syntaxes[KVA_REPLY_STYLE_COUNT] = {
                            .after = "",
                            .separator = ", ",
                            .array = true},
+    [KVA_REPLY_XML] = {.name = "xml",
+                       .marker = "<tool_call>",
+                       .closing = "</tool_call>",
+                       .before = "<tool_call>\n",
+                       .after = "\n</tool_call>",
+                       .separator = "\n",
+                       .xml = true},
     [KVA_REPLY_JSON] = {.name = "json", .arguments = "arguments", .before = "", .after = ""},
 };
 
@@ -43,9 +50,11 @@ void kva_reply_read_template(const char *source, size_t length, struct kva_reply
         .style = KVA_REPLY_JSON,
         .thinks = has(source, length, "<think>") || has(source, length, "</think>"),
     };
-    /* Some write XML between the same marks, which is no style that is known here. */
-    if (has(source, length, "<tool_call>") && !has(source, length, "<function=") &&
-        !has(source, length, "<arg_key>"))
+    /* Some write XML between the same marks; one of its kinds is known here. */
+    if (has(source, length, KVA_REPLY_FUNCTION) && has(source, length, KVA_REPLY_PARAMETER))
+        ret->style = KVA_REPLY_XML;
+    else if (has(source, length, "<tool_call>") && !has(source, length, KVA_REPLY_FUNCTION) &&
+             !has(source, length, "<arg_key>"))
         ret->style = KVA_REPLY_HERMES;
     else if (has(source, length, "[TOOL_CALLS]"))
         ret->style = KVA_REPLY_MISTRAL;

@@ -290,6 +290,59 @@ static void test_reply__held_text_is_bounded(void **state KVA_UNUSED)
     kva_buf_finish(&record.text);
 }
 
+#define XML(name, parameters) "<function=" name ">\n" parameters "</function>"
+#define PARAMETER(key, value) "<parameter=" key ">\n" value "\n</parameter>\n"
+
+/* Values are of the types that the schema has. */
+static void test_xml__calls_are_objects_of_the_schema(void **state KVA_UNUSED)
+{
+    static const char *const schemas[] = {
+        "{\"properties\":{\"city\":{\"type\":\"string\"},\"days\":{\"type\":\"integer\"},"
+        "\"all\":{\"type\":\"boolean\"},\"at\":{\"type\":[\"string\",\"null\"]},"
+        "\"of\":{\"anyOf\":[{\"type\":\"number\"},{\"type\":\"array\"}]},"
+        "\"unit\":{\"enum\":[\"C\",\"F\"]}}}",
+        NULL};
+    static const struct {
+        const char *text, *want;
+    } cases[] = {
+        {XML("get_weather", PARAMETER("city", "Paris")), CALLED "|"},
+        {"<tool_call>\n" XML("get_weather", PARAMETER("city", "Paris")) "\n</tool_call>",
+         CALLED "|"},
+        {"Well.\n<tool_call>" XML("get_weather",
+                                  "<parameter=city>Paris</parameter>") "</tool_call>\n",
+         "|content:Well." CALLED "|"},
+        {"<tool_call>" XML(
+             "get_weather",
+             PARAMETER("city", "Paris")) "</tool_call>\n<tool_call>" XML("add", "") "</tool_call>",
+         CALLED "|call:add|with:{}|"},
+        {XML("get_weather",
+             PARAMETER("city", "\"a\"\nb") PARAMETER("days", " 12345678901234567890 ")),
+         "|call:get_weather|with:{\"city\": \"\\\"a\\\"\\nb\", \"days\": 12345678901234567890}|"},
+        {XML("get_weather",
+             PARAMETER("all", "True") PARAMETER("at", "null") PARAMETER("of", "[1, {}]")),
+         "|call:get_weather|with:{\"all\": true, \"at\": null, \"of\": [1, {}]}|"},
+        {XML("get_weather",
+             PARAMETER("days", "two") PARAMETER("unit", " \n C") PARAMETER("more", "1")),
+         "|call:get_weather|with:{\"days\": \"two\", \"unit\": \"C\", \"more\": \"1\"}|"},
+        /* What only looks like one. */
+        {XML("remove", ""), "|content:" XML("remove", "") "|"},
+        {"<function=get_weather", "|content:<function=get_weather|"},
+        {"<tool_call>" XML("get_weather", "Paris"),
+         "|content:<tool_call>" XML("get_weather", "Paris") "|"},
+        {"<tool_call>\n" XML("get_weather", "<parameter=city>P"),
+         "|content:<tool_call>\n" XML("get_weather", "<parameter=city>P") "|"},
+        /* The other form is one, too. */
+        {"<tool_call>\n" WEATHER "\n</tool_call>", CALLED "|"},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct kva_reply_params params = params_of(KVA_REPLY_XML);
+        params.schemas = schemas;
+        check(params, cases[i].text, cases[i].want);
+        params.bound = KVA_REPLY_MARKED;
+        check(params, cases[i].text, cases[i].want);
+    }
+}
+
 static void test_template__shows_its_style(void **state KVA_UNUSED)
 {
     static const struct {
@@ -299,6 +352,7 @@ static void test_template__shows_its_style(void **state KVA_UNUSED)
     } cases[] = {
         {"{% if tools %}<tool_call>{% endif %}", KVA_REPLY_HERMES, false},
         {"{% if tools %}<tool_call><function=f>", KVA_REPLY_JSON, false},
+        {"{% if tools %}<tool_call><function=f><parameter=a>", KVA_REPLY_XML, false},
         {"{{ '[TOOL_CALLS]' }}{{ tools }}", KVA_REPLY_MISTRAL, false},
         {"<|start_header_id|>{{ tools }}\"parameters\"", KVA_REPLY_LLAMA3, false},
         {"{{ tools }}<|python_tag|>", KVA_REPLY_LLAMA3, false},
@@ -354,6 +408,7 @@ int main(void)
         cmocka_unit_test(test_reply__bound_arguments_come_in_pieces),
         cmocka_unit_test(test_reply__long_texts_take_linear_time),
         cmocka_unit_test(test_reply__held_text_is_bounded),
+        cmocka_unit_test(test_xml__calls_are_objects_of_the_schema),
         cmocka_unit_test(test_template__shows_its_style),
         cmocka_unit_test(test_tools__are_told_where_the_template_has_no_place_for_them),
     };

@@ -110,6 +110,27 @@ static void test_auto__text_is_free_and_calls_are_not(void **state KVA_UNUSED)
     assert_false(allows(&rules, HERMES("get_weather", PARIS) "\n" HERMES("get_weather", PARIS)));
 }
 
+#define XML(name, parameters)                                                                      \
+    "<tool_call>\n<function=" name ">\n" parameters "\n</function>\n</tool_call>"
+
+static void test_xml__calls_are_what_they_must_be(void **state KVA_UNUSED)
+{
+    struct kva_reply_rules rules = rules_of(KVA_REPLY_XML);
+    assert_true(kva_reply_has_grammar(&rules));
+    assert_true(allows(&rules, "Hello, <b>you</b>!"));
+    for (int required = 0; required < 2; required++) {
+        rules.required = required;
+        assert_true(
+            allows(&rules, XML("get_weather", "<parameter=city>\nSt. \"Paul\"\n</parameter>")));
+        assert_true(allows(&rules, XML("get_weather", "<parameter=city>Paris</parameter>") "\n" XML(
+                                       "add", "<parameter=b>1</parameter>")));
+        assert_false(allows(&rules, XML("get_weather", "<parameter=town>Paris</parameter>")));
+        assert_false(allows(&rules, XML("get_weather", "")));
+        assert_false(allows(&rules, XML("remove", "")));
+    }
+    assert_false(allows(&rules, "Hello"));
+}
+
 static void test_required__there_is_nothing_but_calls(void **state KVA_UNUSED)
 {
     struct kva_reply_rules rules = rules_of(KVA_REPLY_HERMES);
@@ -204,6 +225,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_auto__text_is_free_and_calls_are_not),
+        cmocka_unit_test(test_xml__calls_are_what_they_must_be),
         cmocka_unit_test(test_required__there_is_nothing_but_calls),
         cmocka_unit_test(test_required__in_every_style),
         cmocka_unit_test(test_required__the_marker_may_be_a_token),
