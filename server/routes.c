@@ -31,7 +31,7 @@ static const struct route routes[] = {
     {"/v1/messages", POST, ACCESS_KEY, kva_call_messages},
     {"/v1/messages/count_tokens", POST, ACCESS_KEY, kva_view_count_tokens},
     {"/v1/responses", POST, ACCESS_KEY, kva_call_responses},
-    {"/v1/responses/", GET | KVA_HTTP_DELETE, ACCESS_KEY, kva_view_response},
+    {"/v1/responses/", GET | KVA_HTTP_DELETE | POST, ACCESS_KEY, kva_view_response},
     {"/health", GET, ACCESS_OPEN, kva_view_health},
     {"/ready", GET, ACCESS_OPEN, kva_view_ready},
     {"/metrics", GET, ACCESS_ADMIN, kva_view_metrics},
@@ -219,7 +219,10 @@ static void add_cors(const struct kva_server *server, struct kva_exchange *excha
 static void list_methods(uint32_t methods, char *out, size_t size)
 {
     const char *more = methods & KVA_HTTP_DELETE ? ", DELETE" : "";
-    snprintf(out, size, "%s%s, OPTIONS", methods & KVA_HTTP_POST ? "POST" : "GET, HEAD", more);
+    const char *first = !(methods & KVA_HTTP_POST) ? "GET, HEAD"
+                        : methods & KVA_HTTP_GET   ? "GET, HEAD, POST"
+                                                   : "POST";
+    snprintf(out, size, "%s%s, OPTIONS", first, more);
 }
 
 /* The names that a browser asks for, which are what the page's script sets: SDKs have headers of their
@@ -375,9 +378,11 @@ static enum kva_status check_message(struct kva_exchange *exchange, const struct
         return kva_fail(err, KVA_EMETHOD, "%s is not allowed here, only %s.", info->method,
                         methods);
     }
-    if (route->methods & KVA_HTTP_POST)
+    bool has_body = head->chunked || head->content_length > 0;
+    /* Where a GET is a request, too, a POST may need none. */
+    if (head->method == KVA_HTTP_POST && (has_body || !(route->methods & KVA_HTTP_GET)))
         return check_json(exchange, err);
-    if (head->chunked || head->content_length > 0)
+    if (head->method != KVA_HTTP_POST && has_body)
         return kva_fail(err, KVA_EINVAL, "%s %.80s takes no body.", info->method, info->path);
     return KVA_OK;
 }

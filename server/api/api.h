@@ -209,6 +209,7 @@ struct kva_api_call {
     const char *previous;     /* id of the response that this one continues; or NULL */
     const char *echoed;       /* members of the answer that repeat the request */
     const char *conversation; /* all messages as JSON, if it is to be stored */
+    const char *input_items;  /* the items of the input as JSON, if it is */
     bool store;
 
     const atomic_bool *abandoned; /* by whoever prepares it: true ends that; or NULL */

@@ -296,12 +296,69 @@ static enum kva_status keep_echo(struct kva_api_parser *p)
     return copy ? KVA_OK : no_memory(p);
 }
 
+/* Content as a list of parts. */
+static bool list_content(cJSON *item, const char *text)
+{
+    const cJSON *role = get(item, "role");
+    bool assistant = cJSON_IsString(role) && strcmp(role->valuestring, "assistant") == 0;
+    cJSON *parts = cJSON_CreateArray(), *part = cJSON_CreateObject();
+    bool made = part &&
+                cJSON_AddStringToObject(part, "type", assistant ? "output_text" : "input_text") &&
+                cJSON_AddStringToObject(part, "text", text) &&
+                (!assistant || cJSON_AddArrayToObject(part, "annotations"));
+    if (!made || !parts || !cJSON_AddItemToArray(parts, part)) {
+        cJSON_Delete(part);
+        cJSON_Delete(parts);
+        return false;
+    }
+    cJSON_DeleteItemFromObjectCaseSensitive(item, "content");
+    if (cJSON_AddItemToObject(item, "content", parts))
+        return true;
+    cJSON_Delete(parts);
+    return false;
+}
+
+/* An item as it is shown: of a type, with an id, and its text in a list. */
+static bool complete_item(cJSON *item, uint32_t index)
+{
+    char id[32];
+    snprintf(id, sizeof(id), "item_%u", index);
+    const cJSON *content = get(item, "content");
+    return (get(item, "type") || cJSON_AddStringToObject(item, "type", "message")) &&
+           (get(item, "id") || cJSON_AddStringToObject(item, "id", id)) &&
+           (get(item, "status") || cJSON_AddStringToObject(item, "status", "completed")) &&
+           (!cJSON_IsString(content) || list_content(item, content->valuestring));
+}
+
+/* Before they become messages; what is no item is refused when they do. */
+static enum kva_status keep_items(struct kva_api_parser *p)
+{
+    struct kva_api_call *call = p->call;
+    bool text_alone = cJSON_IsString(p->input);
+    cJSON *items = text_alone ? cJSON_CreateArray() : cJSON_Duplicate(p->input, true);
+    cJSON *only = items && text_alone ? cJSON_CreateObject() : NULL;
+    bool made =
+        items && (!text_alone || (only && cJSON_AddItemToArray(items, only) &&
+                                  cJSON_AddStringToObject(only, "role", "user") &&
+                                  cJSON_AddStringToObject(only, "content", p->input->valuestring)));
+    uint32_t index = 0;
+    for (cJSON *item = made ? items->child : NULL; item && made; item = item->next)
+        made = !cJSON_IsObject(item) || complete_item(item, index++);
+    char *text = made ? cJSON_PrintUnformatted(items) : NULL;
+    call->input_items = text ? kva_arena_strndup(&call->arena, text, strlen(text)) : NULL;
+    free(text);
+    cJSON_Delete(items);
+    return call->input_items ? KVA_OK : no_memory(p);
+}
+
 enum kva_status kva_api_read_input(struct kva_api_parser *p)
 {
     struct kva_api_call *call = p->call;
     if (!p->input)
         return kva_fail_param(p->err, KVA_EINVAL, "input", "'input' is missing.");
     enum kva_status status = keep_echo(p);
+    if (status == KVA_OK && call->store)
+        status = keep_items(p);
     struct maker m = {.p = p, .messages = cJSON_CreateArray()};
     if (status == KVA_OK)
         status = m.messages ? read_input(&m) : no_memory(p);

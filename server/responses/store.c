@@ -17,9 +17,11 @@ struct entry {
     size_t bytes; /* of all */
     size_t document_bytes;
     size_t conversation_bytes;
+    size_t input_bytes;
     const char *id;
     const char *document;
     const char *conversation;
+    const char *input;
     char text[];
 };
 
@@ -98,11 +100,15 @@ static const char *copy(char **at, const char *text, size_t length)
     return result;
 }
 
+static size_t bytes_of(const struct kva_stored_response *response)
+{
+    return sizeof(struct entry) + strlen(response->id) + response->document_bytes +
+           response->conversation_bytes + response->input_bytes + 4;
+}
+
 static struct entry *make(const struct kva_stored_response *response)
 {
-    size_t id_bytes = strlen(response->id);
-    size_t bytes = sizeof(struct entry) + id_bytes + response->document_bytes +
-                   response->conversation_bytes + 3;
+    size_t bytes = bytes_of(response);
     struct entry *entry = malloc(bytes);
     if (!entry)
         return NULL;
@@ -113,18 +119,19 @@ static struct entry *make(const struct kva_stored_response *response)
         .bytes = bytes,
         .document_bytes = response->document_bytes,
         .conversation_bytes = response->conversation_bytes,
+        .input_bytes = response->input_bytes,
     };
-    entry->id = copy(&at, response->id, id_bytes);
+    entry->id = copy(&at, response->id, strlen(response->id));
     entry->document = copy(&at, response->document, response->document_bytes);
     entry->conversation = copy(&at, response->conversation, response->conversation_bytes);
+    entry->input = copy(&at, response->input, response->input_bytes);
     return entry;
 }
 
 void kva_response_store_put(struct kva_response_store *store,
                             const struct kva_stored_response *response)
 {
-    size_t bytes = sizeof(struct entry) + strlen(response->id) + response->document_bytes +
-                   response->conversation_bytes + 3;
+    size_t bytes = bytes_of(response);
     struct entry *entry = bytes <= store->bytes_max ? make(response) : NULL;
     if (!entry)
         return;
@@ -141,7 +148,8 @@ void kva_response_store_put(struct kva_response_store *store,
 }
 
 bool kva_response_store_get(struct kva_response_store *store, const char *id, uint64_t owner,
-                            struct kva_buf *document, struct kva_buf *conversation)
+                            struct kva_buf *document, struct kva_buf *conversation,
+                            struct kva_buf *input)
 {
     pthread_mutex_lock(&store->lock);
     const struct entry *entry = *find(store, id, owner);
@@ -149,6 +157,8 @@ bool kva_response_store_get(struct kva_response_store *store, const char *id, ui
         kva_buf_append(document, entry->document, entry->document_bytes);
     if (entry && conversation)
         kva_buf_append(conversation, entry->conversation, entry->conversation_bytes);
+    if (entry && input)
+        kva_buf_append(input, entry->input, entry->input_bytes);
     pthread_mutex_unlock(&store->lock);
     return entry != NULL;
 }

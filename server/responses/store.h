@@ -27,16 +27,19 @@ struct kva_stored_response {
     size_t document_bytes;
     const char *conversation; /* JSON: the messages up to and with the answer's */
     size_t conversation_bytes;
+    const char *input; /* JSON: the items that it was asked with */
+    size_t input_bytes;
 };
 
 /* Copies it; one that is larger than the store, or for which there is no memory, is not kept. */
 void kva_response_store_put(struct kva_response_store *store,
                             const struct kva_stored_response *response);
 
-/* Append the document, or the conversation; either may be NULL. False: there is none of the id and the
+/* Append the document, the conversation, or the input; each may be NULL. False: there is none of the id and the
  * owner. */
 bool kva_response_store_get(struct kva_response_store *store, const char *id, uint64_t owner,
-                            struct kva_buf *document, struct kva_buf *conversation);
+                            struct kva_buf *document, struct kva_buf *conversation,
+                            struct kva_buf *input);
 
 /* False: there is none. */
 bool kva_response_store_remove(struct kva_response_store *store, const char *id, uint64_t owner);

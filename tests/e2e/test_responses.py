@@ -153,6 +153,41 @@ def test_store__responses_are_continued_shown_and_deleted(client):
     assert caught.value.param == "previous_response_id"
 
 
+def test_store__says_what_was_asked(client, server):
+    items = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Yes?"},
+             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Well."}]}]
+    answer = ask(client, input=items)
+    shown = client.responses.input_items.list(answer.id, order="asc").data
+    assert [item.type for item in shown] == ["message"] * 3 and [item.id for item in shown] == ["item_0", "item_1", "item_2"]
+    assert [item.role for item in shown] == ["user", "assistant", "user"]
+    assert [item.content[0].text for item in shown] == ["Hello", "Yes?", "Well."]
+    assert [item.content[0].type for item in shown] == ["input_text", "output_text", "input_text"]
+    page = client.responses.input_items.list(answer.id, limit=2)
+    assert [item.id for item in page.data] == ["item_2", "item_1"] and page.has_more
+    assert [item.id for item in page] == ["item_2", "item_1", "item_0"], "the SDK asks for the rest"
+    later = ask(client, previous_response_id=answer.id, input="And?")
+    [item] = client.responses.input_items.list(later.id).data
+    assert item.content[0].text == "And?"
+    for query in ("limit=0", "limit=101", "limit=x", "order=up"):
+        reply = server.request("GET", f"/v1/responses/{answer.id}/input_items?{query}")
+        assert reply.status == 400 and reply.error()["param"] == query.partition("=")[0]
+    client.responses.delete(answer.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_items.list(answer.id)
+
+
+def test_cancel__is_for_what_runs_in_the_background(client, server):
+    answer = ask(client)
+    with pytest.raises(openai.BadRequestError, match="background"):
+        client.responses.cancel(answer.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.cancel("resp_none")
+    assert server.request("POST", f"/v1/responses/{answer.id}/cancel").status == 400, "without a body"
+    assert server.request("GET", f"/v1/responses/{answer.id}/cancel").status == 405
+    assert server.request("POST", f"/v1/responses/{answer.id}", {}).status == 405
+    assert server.request("GET", f"/v1/responses/{answer.id}/elsewhere").status == 404
+
+
 def test_store__is_bounded_and_belongs_to_its_key(servers, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("one\ntwo\n")

@@ -22,6 +22,8 @@ static void put(struct kva_response_store *store, const char *id, uint64_t owner
         .document_bytes = strlen(text),
         .conversation = "[1]",
         .conversation_bytes = 3,
+        .input = "[2]",
+        .input_bytes = 3,
     };
     kva_response_store_put(store, &response);
 }
@@ -29,16 +31,19 @@ static void put(struct kva_response_store *store, const char *id, uint64_t owner
 static bool holds(struct kva_response_store *store, const char *id, uint64_t owner,
                   const char *document)
 {
-    struct kva_buf text, conversation;
+    struct kva_buf text, conversation, input;
     kva_buf_init(&text, 1 << 20);
     kva_buf_init(&conversation, 1 << 20);
-    bool found = kva_response_store_get(store, id, owner, &text, &conversation);
+    kva_buf_init(&input, 1 << 20);
+    bool found = kva_response_store_get(store, id, owner, &text, &conversation, &input);
     if (found) {
         assert_string_equal(text.data, document);
         assert_string_equal(conversation.data, "[1]");
+        assert_string_equal(input.data, "[2]");
     }
     kva_buf_finish(&text);
     kva_buf_finish(&conversation);
+    kva_buf_finish(&input);
     return found;
 }
 
