@@ -415,11 +415,11 @@ enum kva_status kva_api_check_tools(struct kva_api_parser *p)
                               "(--tool-parser none).");
     status = take_answer(p);
     const struct kva_reply_rules rules = rules_of(config, call);
-    bool must = tools->required || tools->answer;
-    bool may = kva_reply_has_grammar(&rules) && thought_is_text(config) && config->grammars;
-    if (status != KVA_OK || (!must && !may && !any_is_strict(tools)) ||
-        !kva_reply_has_grammar(&rules))
+    enum kva_reply_bound bound = kva_reply_bound_of(&rules);
+    bool must = tools->required || tools->answer || any_is_strict(tools);
+    bool may = thought_is_text(config) && config->grammars;
+    if (status != KVA_OK || bound == KVA_REPLY_FREE || (!must && !may))
         return status;
-    tools->bound = must ? KVA_REPLY_BOUND : KVA_REPLY_MARKED;
+    tools->bound = bound;
     return set_format(config, call, p->err);
 }

@@ -132,9 +132,10 @@ struct kva_reply_rules {
     const char *schema_place; /* what errors call a function's schema, with %u for its index */
 };
 
-/* Whether there is a grammar for that: without a marker that is text, nothing tells a call from an
- * answer before it is there, unless an answer must be a call, or of a schema. */
-bool kva_reply_has_grammar(const struct kva_reply_rules *rules);
+/* What a grammar can see to; FREE: there is none. Without a marker that is text, nothing tells a call
+ * from an answer before it is there, unless an answer must be a call, or of a schema, or a function is
+ * strict and calls begin with a brace: an answer then begins with something else. */
+enum kva_reply_bound kva_reply_bound_of(const struct kva_reply_rules *rules);
 /* Appends the source of a grammar of kind KVA_GRAMMAR_TAGS. Fails by out->failed. */
 void kva_reply_put_grammar(struct kva_buf *out, const struct kva_reply_rules *rules);
 

@@ -175,27 +175,70 @@ static cJSON *calls_in_text(struct maker *m)
     return result;
 }
 
-bool kva_reply_has_grammar(const struct kva_reply_rules *rules)
+/* Text that does not begin as a call without a marker does: what comes behind is free. */
+static cJSON *text_without_call(struct maker *m)
+{
+    bool may_think = m->rules->thinks && !m->rules->thinking;
+    cJSON *first = node(m, "regex"), *text = node(m, "sequence"), *maybe = node(m, "optional");
+    cJSON *elements = cJSON_CreateArray();
+    add(m, first, "pattern",
+        cJSON_CreateString(may_think ? "[ \\n\\r\\t]*[^ \\n\\r\\t{\\[`<]"
+                                     : "[ \\n\\r\\t]*[^ \\n\\r\\t{\\[`]"));
+    add(m, elements, NULL, first);
+    add(m, elements, NULL, node(m, "any_text"));
+    add(m, text, "elements", elements);
+    add(m, maybe, "content", text);
+    return maybe;
+}
+
+/* Calls, or a text that is none from its first character on. */
+static cJSON *calls_or_text(struct maker *m)
+{
+    cJSON *result = node(m, "or");
+    cJSON *elements = cJSON_CreateArray();
+    add(m, elements, NULL, sequence_of_calls(m));
+    add(m, elements, NULL, text_without_call(m));
+    add(m, result, "elements", elements);
+    return result;
+}
+
+/* The first character tells a call from an answer: in styles whose calls have no marker, or one that no
+ * text can have. That keeps answers from beginning like one, so it has to be asked for. */
+static bool begins_bare(const struct kva_reply_rules *rules)
+{
+    const struct kva_reply_syntax *syntax = &kva_reply_syntaxes[rules->style];
+    bool strict = false;
+    for (uint32_t i = 0; i < rules->function_count; i++)
+        strict = strict || rules->functions[i].strict;
+    return strict &&
+           (rules->style == KVA_REPLY_JSON ||
+            (rules->style == KVA_REPLY_LLAMA3 && rules->marker_token >= 0)) &&
+           !syntax->array;
+}
+
+enum kva_reply_bound kva_reply_bound_of(const struct kva_reply_rules *rules)
 {
     const struct kva_reply_syntax *syntax = &kva_reply_syntaxes[rules->style];
     if (rules->style == KVA_REPLY_NONE || rules->function_count == 0)
-        return false;
-    return rules->required || rules->answer ||
-           (syntax->marker && !syntax->array && rules->marker_token < 0);
+        return KVA_REPLY_FREE;
+    if (rules->required || rules->answer || begins_bare(rules))
+        return KVA_REPLY_BOUND;
+    return syntax->marker && !syntax->array && rules->marker_token < 0 ? KVA_REPLY_MARKED
+                                                                       : KVA_REPLY_FREE;
 }
 
 void kva_reply_put_grammar(struct kva_buf *out, const struct kva_reply_rules *rules)
 {
     struct maker m = {.rules = rules, .syntax = &kva_reply_syntaxes[rules->style]};
     cJSON *root = node(&m, "structural_tag");
-    if (rules->required || rules->answer) {
+    if (kva_reply_bound_of(rules) == KVA_REPLY_BOUND) {
         cJSON *sequence = node(&m, "sequence");
         cJSON *elements = cJSON_CreateArray();
         add_thought(&m, elements);
         if (rules->required)
             add_calls(&m, elements);
         else
-            add(&m, elements, NULL, calls_or_answer(&m));
+            add(&m, elements, NULL, rules->answer ? calls_or_answer(&m) : calls_or_text(&m));
         add(&m, sequence, "elements", elements);
         add(&m, root, "format", sequence);
     } else {

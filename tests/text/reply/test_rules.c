@@ -94,7 +94,7 @@ static bool allows(const struct kva_reply_rules *rules, const char *text)
 static void test_auto__text_is_free_and_calls_are_not(void **state KVA_UNUSED)
 {
     struct kva_reply_rules rules = rules_of(KVA_REPLY_HERMES);
-    assert_true(kva_reply_has_grammar(&rules));
+    assert_int_not_equal(kva_reply_bound_of(&rules), KVA_REPLY_FREE);
     assert_true(allows(&rules, ""));
     assert_true(allows(&rules, "Hello, <b>you</b>! {\"name\": 1}"));
     assert_true(allows(&rules, "Well.\n" HERMES("get_weather", PARIS) "\nSo."));
@@ -116,7 +116,7 @@ static void test_auto__text_is_free_and_calls_are_not(void **state KVA_UNUSED)
 static void test_xml__calls_are_what_they_must_be(void **state KVA_UNUSED)
 {
     struct kva_reply_rules rules = rules_of(KVA_REPLY_XML);
-    assert_true(kva_reply_has_grammar(&rules));
+    assert_int_not_equal(kva_reply_bound_of(&rules), KVA_REPLY_FREE);
     assert_true(allows(&rules, "Hello, <b>you</b>!"));
     for (int required = 0; required < 2; required++) {
         rules.required = required;
@@ -148,7 +148,7 @@ static void test_required__there_is_nothing_but_calls(void **state KVA_UNUSED)
 static void test_required__in_every_style(void **state KVA_UNUSED)
 {
     struct kva_reply_rules rules = rules_of(KVA_REPLY_LLAMA3);
-    assert_true(kva_reply_has_grammar(&rules)); /* its marker is text here */
+    assert_int_not_equal(kva_reply_bound_of(&rules), KVA_REPLY_FREE); /* its marker is text here */
     rules.required = true;
     assert_true(allows(&rules, "{\"name\": \"get_weather\", \"parameters\": " PARIS "}"));
     rules.style = KVA_REPLY_JSON;
@@ -158,9 +158,44 @@ static void test_required__in_every_style(void **state KVA_UNUSED)
     assert_true(allows(&rules, "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {}}, "
                                "{\"name\": \"get_weather\", \"arguments\": " PARIS "}]"));
     rules.required = false;
-    assert_false(kva_reply_has_grammar(&rules));
+    assert_int_equal(kva_reply_bound_of(&rules), KVA_REPLY_FREE);
     rules.style = KVA_REPLY_JSON;
-    assert_false(kva_reply_has_grammar(&rules));
+    rules.functions++; /* is not strict */
+    rules.function_count = 1;
+    assert_int_equal(kva_reply_bound_of(&rules), KVA_REPLY_FREE);
+}
+
+/* Without a marker, the first character says what an answer is, where a function is strict. */
+static void test_auto__a_brace_is_a_call_of_a_strict_function(void **state KVA_UNUSED)
+{
+    struct kva_reply_rules rules = rules_of(KVA_REPLY_JSON);
+    assert_int_equal(kva_reply_bound_of(&rules), KVA_REPLY_BOUND);
+    for (int thinks = 0; thinks < 2; thinks++) {
+        rules.thinks = thinks;
+        assert_true(allows(&rules, ""));
+        assert_true(allows(&rules, "Hello, {\"you\"}! <think>"));
+        assert_true(allows(&rules, " \n1 {\"name\": 1}"));
+        assert_true(allows(&rules, "\xc3\xa4h"));
+        assert_true(allows(&rules, "{\"name\": \"get_weather\", \"arguments\": " PARIS "}"));
+        assert_false(allows(&rules, "{\"name\": \"get_weather\", \"arguments\": {}}"));
+        assert_false(allows(&rules, " {\"name\": \"get_weather\", \"arguments\": {}}"));
+        assert_false(allows(&rules, "```json\n{}\n```"));
+        assert_false(allows(&rules, "{}"));
+        assert_true(allows(&rules, "<b>") == !thinks);
+    }
+    assert_true(allows(&rules, "<think>Hm.</think>\nWell."));
+    assert_true(
+        allows(&rules, "<think>Hm.</think>{\"name\": \"get_weather\", \"arguments\": " PARIS "}"));
+    assert_false(
+        allows(&rules, "<think>Hm.</think>{\"name\": \"get_weather\", \"arguments\": {}}"));
+    rules = rules_of(KVA_REPLY_LLAMA3);
+    rules.marker_token = MARKER;
+    assert_int_equal(kva_reply_bound_of(&rules), KVA_REPLY_BOUND);
+    assert_true(allows(&rules, "{\"name\": \"get_weather\", \"parameters\": " PARIS "}"));
+    assert_false(allows(&rules, "{\"name\": \"get_weather\", \"parameters\": {}}"));
+    assert_true(allows(&rules, "Hello."));
+    rules.style = KVA_REPLY_MISTRAL;
+    assert_int_equal(kva_reply_bound_of(&rules), KVA_REPLY_FREE);
 }
 
 static void test_required__the_marker_may_be_a_token(void **state KVA_UNUSED)
@@ -228,6 +263,7 @@ int main(void)
         cmocka_unit_test(test_xml__calls_are_what_they_must_be),
         cmocka_unit_test(test_required__there_is_nothing_but_calls),
         cmocka_unit_test(test_required__in_every_style),
+        cmocka_unit_test(test_auto__a_brace_is_a_call_of_a_strict_function),
         cmocka_unit_test(test_required__the_marker_may_be_a_token),
         cmocka_unit_test(test_answer__is_a_call_or_of_the_schema),
         cmocka_unit_test(test_thoughts__come_first),
