@@ -499,6 +499,18 @@ static bool check_keep(struct kva_device *device, const struct kva_keep_args *ar
     return true;
 }
 
+static bool check_use_rows(struct kva_device *device, const struct kva_use_rows_args *args)
+{
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_use_seq *seq = &args->seqs[i];
+        if (seq->filled > seq->slots)
+            return refuse(device, "use_rows: %u of %u slots are filled", seq->filled, seq->slots);
+        if ((unsigned)seq->rule > KVA_USE_STAMP)
+            return refuse(device, "use_rows: there is no rule %d", (int)seq->rule);
+    }
+    return true;
+}
+
 static bool check_store_rows(struct kva_device *device, const struct kva_store_rows_args *args)
 {
     for (uint32_t i = 0; i < args->seq_count; i++) {
@@ -629,6 +641,7 @@ CHECKED(shortlist)
 CHECKED(attend_mass)
 CHECKED(row_error)
 CHECKED(keep)
+CHECKED(use_rows)
 CHECKED(store_rows)
 CHECKED(roll_rows)
 CHECKED(sketch)
@@ -647,9 +660,9 @@ CHECKED(sketch_weigh)
         .assign_slots = checked_assign_slots, .fetch_rows = checked_fetch_rows,                    \
         .query_cosine = checked_query_cosine, .shortlist = checked_shortlist,                      \
         .attend_mass = checked_attend_mass, .row_error = checked_row_error, .keep = checked_keep,  \
-        .store_rows = checked_store_rows, .roll_rows = checked_roll_rows,                          \
-        .sketch = checked_sketch, .sketch_queries = checked_sketch_queries,                        \
-        .sketch_weigh = checked_sketch_weigh,                                                      \
+        .use_rows = checked_use_rows, .store_rows = checked_store_rows,                            \
+        .roll_rows = checked_roll_rows, .sketch = checked_sketch,                                  \
+        .sketch_queries = checked_sketch_queries, .sketch_weigh = checked_sketch_weigh,            \
     }
 
 static const struct kva_ops with_fused = TABLE(checked_attend_select_fetch);

@@ -151,6 +151,7 @@ struct kva_ops {
     void (*attend_mass)(struct kva_device *device, const struct kva_attend_mass_args *args);
     void (*row_error)(struct kva_device *device, const struct kva_row_error_args *args);
     void (*keep)(struct kva_device *device, const struct kva_keep_args *args);
+    void (*use_rows)(struct kva_device *device, const struct kva_use_rows_args *args);
     void (*store_rows)(struct kva_device *device, const struct kva_store_rows_args *args);
     void (*roll_rows)(struct kva_device *device, const struct kva_roll_rows_args *args);
     void (*sketch)(struct kva_device *device, const struct kva_sketch_args *args);

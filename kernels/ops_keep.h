@@ -5,6 +5,7 @@
  *   row_error     what keeping a token in few bits would cost
  *   keep          which of the tokens in the store, and of those that come, stay, and in which slot
  *   store_rows    the rows of those that come, into their slots
+ *   use_rows      what is in a slot has been used: its mass says how often, or when last
  *   roll_rows     the store as 16-bit blocks whose keys are rotated by their index among the kept
  *
  * A store is ordinary KV blocks, of 16 bits or of few with KVA_KEYS_PER_TOKEN, whose slots hold
@@ -104,7 +105,7 @@ struct kva_keep_store {
 /* What is in the store, slots [0, filled), and `count` tokens that come. */
 struct kva_keep_seq {
     struct kva_keep_store store;
-    const float *mass;       /* [kv_heads][stride], of the tokens that come */
+    const float *mass;       /* [kv_heads][stride], of the tokens that come; NULL: 0 */
     const float *error;      /* [kv_heads][stride]; NULL with KVA_KEEP_MASS: 0 */
     uint32_t *to;            /* out: [kv_heads][count]: the slot of the token, or KVA_NO_SLOT */
     uint32_t filled;         /* <= slots */
@@ -115,6 +116,7 @@ struct kva_keep_seq {
     uint32_t recent;         /* of all, the tokens at so many newest positions stay: those at
                                 position_first + count - recent and later */
     uint32_t pure;           /* of what else stays, so many go by mass alone */
+    bool newer;              /* ties go to the higher position, not to the lower one */
 };
 
 static inline uint32_t kva_keep_filled(const struct kva_keep_seq *seq)
@@ -131,7 +133,7 @@ static inline size_t kva_keep_scratch_bytes(uint32_t kv_heads, uint32_t filled, 
 
 /* min(slots, filled + count) of them stay, the same number in every KV head: first those that are
  * protected (sinks, recent: no more than there are slots), then `pure` by mass, then by score; ties
- * go to the lower position. Min, max and ranks are over all of a KV head's entries. What is not a
+ * go to the lower position, or to the higher one. Min, max and ranks are over all of a KV head's entries. What is not a
  * number is the least.
  *
  * The tokens that come and stay, ascending, take the slots of those that go, ascending, then the
@@ -178,6 +180,35 @@ struct kva_store_rows_args {
     struct kva_lowbit_format format; /* KVA_KEYS_PER_TOKEN; bits 0: 16-bit blocks */
     struct kva_keep_rotary rotary;
 };
+
+/* --- use --------------------------------------------------------------------------------------- */
+
+/* A count that has come to so much makes its KV head's counts half of what they are. */
+#define KVA_USES_MAX 255.0f
+
+enum kva_use_rule {
+    KVA_USE_COUNT, /* mass += 1. If any mass of the KV head has then reached KVA_USES_MAX, all of
+                      them are halved, rounded down (InfiniGen 4.4) */
+    KVA_USE_STAMP, /* mass = first + step * i, i the index among `used`: in one rounding */
+};
+
+struct kva_use_seq {
+    const uint32_t *used; /* [kv_heads][count]: different slots < filled, or KVA_NO_SLOT; device */
+    float *mass;          /* [kv_heads][slots]; device */
+    uint32_t count;
+    uint32_t slots;
+    uint32_t filled; /* <= slots: there is something in slots [0, filled) */
+    enum kva_use_rule rule;
+    float first, step; /* KVA_USE_STAMP */
+};
+
+struct kva_use_rows_args {
+    const struct kva_use_seq *seqs; /* host [seq_count]; of different stores */
+    uint32_t seq_count;
+    uint32_t kv_heads;
+};
+
+/* --- rolling ------------------------------------------------------------------------------------ */
 
 /* What a slot of `to` has. */
 struct kva_roll_place {

@@ -123,6 +123,7 @@ PLAIN(attend_mass, kva_attend_mass_args, KVA_PROFILE_ATTEND)
 PLAIN(row_error, kva_row_error_args, KVA_PROFILE_KV)
 PLAIN(keep, kva_keep_args, KVA_PROFILE_KV)
 PLAIN(store_rows, kva_store_rows_args, KVA_PROFILE_KV)
+PLAIN(use_rows, kva_use_rows_args, KVA_PROFILE_KV)
 PLAIN(roll_rows, kva_roll_rows_args, KVA_PROFILE_KV)
 PLAIN(sketch, kva_sketch_args, KVA_PROFILE_KV)
 PLAIN(sketch_queries, kva_sketch_queries_args, KVA_PROFILE_KV)
@@ -249,6 +250,7 @@ void kva_profile_attach(struct kva_profile *profile, struct kva_device *device)
                 .row_error = profiled_row_error,
                 .keep = profiled_keep,
                 .store_rows = profiled_store_rows,
+                .use_rows = profiled_use_rows,
                 .roll_rows = profiled_roll_rows,
                 .sketch = profiled_sketch,
                 .sketch_queries = profiled_sketch_queries,

@@ -37,6 +37,7 @@ const struct kva_ops kva_cuda_ops = {
     .attend_mass = kva_cuda_attend_mass,
     .row_error = kva_cuda_row_error,
     .keep = kva_cuda_keep,
+    .use_rows = kva_cuda_use_rows,
     .store_rows = kva_cuda_store_rows,
     .roll_rows = kva_cuda_roll_rows,
     .sketch = kva_cuda_sketch,

@@ -334,6 +334,7 @@ void kva_cuda_attend_mass(struct kva_device *device, const struct kva_attend_mas
 void kva_cuda_row_error(struct kva_device *device, const struct kva_row_error_args *args);
 void kva_cuda_keep(struct kva_device *device, const struct kva_keep_args *args);
 void kva_cuda_store_rows(struct kva_device *device, const struct kva_store_rows_args *args);
+void kva_cuda_use_rows(struct kva_device *device, const struct kva_use_rows_args *args);
 void kva_cuda_roll_rows(struct kva_device *device, const struct kva_roll_rows_args *args);
 void kva_cuda_sketch(struct kva_device *device, const struct kva_sketch_args *args);
 void kva_cuda_sketch_queries(struct kva_device *device, const struct kva_sketch_queries_args *args);

@@ -1,4 +1,4 @@
-/* keep.cu - keep: which tokens stay, and where. One KV head of one sequence by one block of
+/* keep.cu - keep: which tokens stay, and where; use_rows: how often they were used. One KV head of one sequence by one block of
  * threads. The numbers are those of the CPU (kernels/cpu/keep/keep.c): keys whose order is the order
  * wanted, scores whose products are not fused with sums. The least key that stays is found bit by
  * bit, ranks by counting. */
@@ -14,14 +14,15 @@ typedef unsigned long long keep_key;
 /* One KV head: the slots' entries, then those that come. */
 struct entries {
     uint32_t *positions;
-    float *mass, *error; /* error NULL: none is kept */
-    const float *new_mass, *new_error;
+    float *mass, *error;               /* error NULL: none is kept */
+    const float *new_mass, *new_error; /* NULL: 0 */
     uint32_t *to;
     keep_key *keys;  /* [count] */
     uint32_t *freed; /* [slots] */
     uint32_t count, filled, slots;
     uint32_t position_first, position_end; /* of what comes */
     uint32_t sinks, recent, pure;
+    bool newer;
 };
 
 struct keep_seq {
@@ -39,7 +40,7 @@ static __device__ entries entries_of(const keep_seq &from, uint32_t kv_head)
     return {seq.store.positions + at,
             seq.store.mass + at,
             seq.store.error ? seq.store.error + at : nullptr,
-            seq.mass + come,
+            seq.mass ? seq.mass + come : nullptr,
             seq.error ? seq.error + come : nullptr,
             seq.to + static_cast<size_t>(kv_head) * seq.count,
             keys,
@@ -51,7 +52,8 @@ static __device__ entries entries_of(const keep_seq &from, uint32_t kv_head)
             seq.position_first + seq.count,
             seq.sinks,
             seq.recent,
-            seq.pure};
+            seq.pure,
+            seq.newer};
 }
 
 static __device__ uint32_t position_of(const entries &all, uint32_t i)
@@ -64,7 +66,9 @@ static __device__ float value_of(const entries &all, uint32_t i, bool worth)
 {
     if (worth)
         return -(i < all.filled ? all.error[i] : all.new_error[i - all.filled]);
-    return i < all.filled ? all.mass[i] : all.new_mass[i - all.filled];
+    if (i < all.filled)
+        return all.mass[i];
+    return all.new_mass ? all.new_mass[i - all.filled] : 0.0f;
 }
 
 /* Bits that ascend as the number does; the two zeros are one, what is no number is the least. */
@@ -79,7 +83,7 @@ static __device__ uint32_t ordered(float x)
 static __device__ keep_key key_of(const entries &all, uint32_t i, float score)
 {
     return static_cast<keep_key>(ordered(score)) << 32 |
-           static_cast<uint32_t>(~position_of(all, i));
+           (all.newer ? position_of(all, i) : ~position_of(all, i));
 }
 
 /* The sum of the block's numbers. */
@@ -179,7 +183,7 @@ static __device__ void settle(const entries &all, uint32_t i, uint32_t slot)
 {
     all.to[i] = slot;
     all.positions[slot] = all.position_first + i;
-    all.mass[slot] = all.new_mass[i];
+    all.mass[slot] = all.new_mass ? all.new_mass[i] : 0.0f;
     if (all.error)
         all.error[slot] = all.new_error ? all.new_error[i] : 0.0f;
 }
@@ -265,4 +269,40 @@ void kva_cuda_keep(struct kva_device *device, const struct kva_keep_args *args)
         kva_cuda_run(device, KVA_QUEUE_COMPUTE, "keep",
                      {dim3(args->seq_count, args->kv_heads), THREADS}, keep_kernel, seqs,
                      args->score, args->lambda);
+}
+
+/* --- use_rows ---------------------------------------------------------------------------------- */
+
+static __global__ void __launch_bounds__(THREADS) use_kernel(const struct kva_use_seq *seqs)
+{
+    __shared__ uint32_t full;
+    const struct kva_use_seq &seq = seqs[blockIdx.x];
+    const uint32_t *used = seq.used + static_cast<size_t>(blockIdx.y) * seq.count;
+    float *mass = seq.mass + static_cast<size_t>(blockIdx.y) * seq.slots;
+    const bool counts = seq.rule == KVA_USE_COUNT;
+    if (threadIdx.x == 0)
+        full = 0;
+    __syncthreads(); /* nothing is full yet */
+    for (uint32_t i = threadIdx.x; i < seq.count; i += THREADS) {
+        const uint32_t slot = used[i];
+        if (slot == KVA_NO_SLOT)
+            continue;
+        mass[slot] =
+            counts ? __fadd_rn(mass[slot], 1.0f) : fmaf(seq.step, static_cast<float>(i), seq.first);
+        if (counts && mass[slot] >= KVA_USES_MAX)
+            atomicAdd(&full, 1u);
+    }
+    __syncthreads(); /* all have been counted */
+    for (uint32_t slot = threadIdx.x; full > 0 && slot < seq.filled; slot += THREADS)
+        mass[slot] = floorf(__fmul_rn(mass[slot], 0.5f));
+}
+
+void kva_cuda_use_rows(struct kva_device *device, const struct kva_use_rows_args *args)
+{
+    if (args->seq_count == 0 || !kva_cuda_enter(device))
+        return;
+    const struct kva_use_seq *seqs = kva_cuda_upload_array(device, args->seqs, args->seq_count);
+    if (!kva_cuda_failed(device))
+        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "use_rows",
+                     {dim3(args->seq_count, args->kv_heads), THREADS}, use_kernel, seqs);
 }

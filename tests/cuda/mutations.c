@@ -29,7 +29,7 @@ static const struct {
     {"radix.cuh", MUTATIONS_OF_OPERATORS, "shortlist choose"},
     {"shortlist.cu", MUTATIONS_OF_OPERATORS, "shortlist"},
     {"mass.cu", MUTATIONS_OF_OPERATORS, "attend_mass"},
-    {"keep.cu", MUTATIONS_OF_OPERATORS, "keep"},
+    {"keep.cu", MUTATIONS_OF_OPERATORS, "keep use_rows"},
     {"keep_rows.cu", MUTATIONS_OF_OPERATORS, "row_error store_rows roll_rows"},
     {"sketch.cu", MUTATIONS_OF_OPERATORS, "sketch sketch_queries sketch_weigh"},
     {"device.cu", MUTATIONS_OF_PARTS, "device"},

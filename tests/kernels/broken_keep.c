@@ -104,6 +104,16 @@ static void keep_no_pure(struct kva_device *device, const struct kva_keep_args *
     keep_changed(device, args, no_pure);
 }
 
+static void other_tie(struct kva_keep_seq *seq)
+{
+    seq->newer = !seq->newer;
+}
+
+static void keep_other_tie(struct kva_device *device, const struct kva_keep_args *args)
+{
+    keep_changed(device, args, other_tie);
+}
+
 static void keep_other_norm(struct kva_device *device, const struct kva_keep_args *args)
 {
     struct kva_keep_args wrong = *args;
@@ -183,6 +193,41 @@ static void roll_by_slot(struct kva_device *device, const struct kva_roll_rows_a
     free(positions);
 }
 
+/* --- use_rows ---------------------------------------------------------------------------------- */
+
+static void use_changed(struct kva_device *device, const struct kva_use_rows_args *args,
+                        void (*change)(struct kva_use_seq *seq))
+{
+    struct kva_use_rows_args wrong = *args;
+    struct kva_use_seq seqs[SEQS_MAX];
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        seqs[i] = args->seqs[i];
+        change(&seqs[i]);
+    }
+    wrong.seqs = seqs;
+    good->use_rows(device, &wrong);
+}
+
+static void one_halved_less(struct kva_use_seq *seq)
+{
+    seq->filled -= seq->filled > 0;
+}
+
+static void use_one_halved_less(struct kva_device *device, const struct kva_use_rows_args *args)
+{
+    use_changed(device, args, one_halved_less);
+}
+
+static void all_stamped_alike(struct kva_use_seq *seq)
+{
+    seq->step = 0;
+}
+
+static void use_stamped_alike(struct kva_device *device, const struct kva_use_rows_args *args)
+{
+    use_changed(device, args, all_stamped_alike);
+}
+
 static const struct broken list[] = {
     BREAKS(mass_not_causal, OP_ATTEND_MASS, attend_mass),
     BREAKS(mass_one_partial, OP_ATTEND_MASS, attend_mass),
@@ -192,8 +237,11 @@ static const struct broken list[] = {
     BREAKS(keep_no_sinks, OP_KEEP, keep),
     BREAKS(keep_one_recent_less, OP_KEEP, keep),
     BREAKS(keep_no_pure, OP_KEEP, keep),
+    BREAKS(keep_other_tie, OP_KEEP, keep),
     BREAKS(keep_other_norm, OP_KEEP, keep),
     BREAKS(keep_by_mass, OP_KEEP, keep),
+    BREAKS(use_one_halved_less, OP_USE_ROWS, use_rows),
+    BREAKS(use_stamped_alike, OP_USE_ROWS, use_rows),
     BREAKS(error_of_keys, OP_ROW_ERROR, row_error),
     BREAKS(error_no_offset, OP_ROW_ERROR, row_error),
     BREAKS(store_next_position, OP_STORE_ROWS, store_rows),

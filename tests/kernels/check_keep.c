@@ -60,13 +60,14 @@ static const char *bufs_compare(const struct keep_bufs *got, const struct keep_b
 
 struct entry {
     uint32_t position;
+    uint32_t order; /* of equals the less stays */
     uint32_t index; /* slots first, then tokens that come */
     float mass, error;
     float score;
     bool outright, stays;
 };
 
-/* Whether `a` is better by a number; of equals the older. NaN is the least. */
+/* Whether `a` is better by a number; of equals the one with the lower order. NaN is the least. */
 static bool better(float a, float b, uint32_t position_a, uint32_t position_b)
 {
     if (isnan(a) || isnan(b))
@@ -84,7 +85,7 @@ static void pick(struct entry *all, uint32_t total, uint32_t count, bool by_mass
             if (e->stays || e->outright)
                 continue;
             if (!best || better(by_mass ? e->mass : e->score, by_mass ? best->mass : best->score,
-                                e->position, best->position))
+                                e->order, best->order))
                 best = e;
         }
         if (best && outright)
@@ -127,7 +128,8 @@ static void keep_model(const struct kva_keep_args *args, const struct kva_keep_s
         const bool old = i < seq->filled;
         all[i].index = i;
         all[i].position = old ? positions[i] : seq->position_first + i - seq->filled;
-        all[i].mass = old ? mass[i] : seq->mass[come];
+        all[i].order = seq->newer ? UINT32_MAX - all[i].position : all[i].position;
+        all[i].mass = old ? mass[i] : seq->mass ? seq->mass[come] : 0;
         all[i].error = old ? error[i] : seq->error ? seq->error[come] : 0.0f;
         all[i].outright = total <= slots || all[i].position < seq->sinks ||
                           all[i].position + seq->recent >= seq->position_first + seq->count;
@@ -207,6 +209,7 @@ static void keep_case(struct check *check, const struct keep_shape *shape)
                                         .sinks = shape->sinks,
                                         .recent = shape->recent,
                                         .pure = shape->pure,
+                                        .newer = i > 0,
                                         .position_first = i ? 90 : 0};
     }
     for (uint32_t step = 0; step < STEPS; step++) {
@@ -220,7 +223,7 @@ static void keep_case(struct check *check, const struct keep_shape *shape)
             fill_values(check, want[i].new_mass.data, want[i].new_mass.bytes / sizeof(float));
             fill_values(check, want[i].new_error.data, want[i].new_error.bytes / sizeof(float));
             bufs_copy(&before[i], &want[i]);
-            seq->mass = want[i].new_mass.data;
+            seq->mass = step == 2 ? NULL : want[i].new_mass.data;
             seq->error = want[i].new_error.data;
             seq->to = want[i].to.data;
             seq->store = (struct kva_keep_store){want[i].positions.data, want[i].mass.data,

@@ -59,6 +59,7 @@ IN_TABLE(OP_SHORTLIST, shortlist);
 IN_TABLE(OP_ATTEND_MASS, attend_mass);
 IN_TABLE(OP_ROW_ERROR, row_error);
 IN_TABLE(OP_KEEP, keep);
+IN_TABLE(OP_USE_ROWS, use_rows);
 IN_TABLE(OP_STORE_ROWS, store_rows);
 IN_TABLE(OP_ROLL_ROWS, roll_rows);
 IN_TABLE(OP_SKETCH, sketch);
@@ -92,6 +93,7 @@ static const struct check_op_entry entries[OP_COUNT] = {
     [OP_ATTEND_MASS] = {"attend_mass", check_attend_mass},
     [OP_ROW_ERROR] = {"row_error", check_row_error},
     [OP_KEEP] = {"keep", check_keep},
+    [OP_USE_ROWS] = {"use_rows", check_use_rows},
     [OP_STORE_ROWS] = {"store_rows", check_store_rows},
     [OP_ROLL_ROWS] = {"roll_rows", check_roll_rows},
     [OP_SKETCH] = {"sketch", check_sketch},

@@ -62,6 +62,7 @@ enum check_op {
     OP_ATTEND_MASS,
     OP_ROW_ERROR,
     OP_KEEP,
+    OP_USE_ROWS,
     OP_STORE_ROWS,
     OP_ROLL_ROWS,
     OP_SKETCH,
@@ -257,6 +258,7 @@ void check_shortlist(struct check *check);
 void check_attend_mass(struct check *check);
 void check_row_error(struct check *check);
 void check_keep(struct check *check);
+void check_use_rows(struct check *check);
 void check_store_rows(struct check *check);
 void check_roll_rows(struct check *check);
 void check_sketch(struct check *check);

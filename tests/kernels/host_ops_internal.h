@@ -75,6 +75,7 @@ struct kva_weight host_put_weight(struct host_ops *h, const struct kva_weight *w
 void host_attend_mass(struct kva_device *device, const struct kva_attend_mass_args *host);
 void host_row_error(struct kva_device *device, const struct kva_row_error_args *host);
 void host_keep(struct kva_device *device, const struct kva_keep_args *host);
+void host_use_rows(struct kva_device *device, const struct kva_use_rows_args *host);
 void host_store_rows(struct kva_device *device, const struct kva_store_rows_args *host);
 void host_roll_rows(struct kva_device *device, const struct kva_roll_rows_args *host);
 

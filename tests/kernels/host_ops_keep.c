@@ -113,6 +113,24 @@ void host_keep(struct kva_device *device, const struct kva_keep_args *host)
     free(seqs);
 }
 
+void host_use_rows(struct kva_device *device, const struct kva_use_rows_args *host)
+{
+    struct host_ops *h = host_begin(device);
+    struct kva_use_rows_args args = *host;
+    struct kva_use_seq *seqs = calloc(args.seq_count + 1, sizeof *seqs);
+    for (uint32_t i = 0; i < args.seq_count; i++) {
+        const struct kva_use_seq *seq = &host->seqs[i];
+        seqs[i] = *seq;
+        seqs[i].used = host_put_in(h, seq->used, (size_t)args.kv_heads * seq->count * 4);
+        seqs[i].mass = host_put_out(h, seq->mass, (size_t)args.kv_heads * seq->slots * 4);
+    }
+    args.seqs = seqs;
+    host_send(h);
+    h->ops->use_rows(device, &args);
+    host_end(h);
+    free(seqs);
+}
+
 static size_t store_bytes(struct kva_lowbit_format format, uint32_t kv_heads, uint32_t head_dim)
 {
     return format.bits ? kva_lowbit_block_bytes(format, kv_heads, head_dim)

@@ -512,6 +512,7 @@ const struct kva_ops *host_ops_table(void)
         .attend_mass = host_attend_mass,
         .row_error = host_row_error,
         .keep = host_keep,
+        .use_rows = host_use_rows,
         .store_rows = host_store_rows,
         .roll_rows = host_roll_rows,
         .sketch = host_sketch,

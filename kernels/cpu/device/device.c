@@ -52,6 +52,7 @@ const struct kva_ops kva_cpu_ops = {
     .row_error = kva_cpu_row_error,
     .keep = kva_cpu_keep,
     .store_rows = kva_cpu_store_rows,
+    .use_rows = kva_cpu_use_rows,
     .roll_rows = kva_cpu_roll_rows,
     .sketch = kva_cpu_sketch,
     .sketch_queries = kva_cpu_sketch_queries,

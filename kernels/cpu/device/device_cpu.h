@@ -82,6 +82,7 @@ void kva_cpu_attend_mass(struct kva_device *device, const struct kva_attend_mass
 void kva_cpu_row_error(struct kva_device *device, const struct kva_row_error_args *args);
 void kva_cpu_keep(struct kva_device *device, const struct kva_keep_args *args);
 void kva_cpu_store_rows(struct kva_device *device, const struct kva_store_rows_args *args);
+void kva_cpu_use_rows(struct kva_device *device, const struct kva_use_rows_args *args);
 void kva_cpu_roll_rows(struct kva_device *device, const struct kva_roll_rows_args *args);
 void kva_cpu_sketch(struct kva_device *device, const struct kva_sketch_args *args);
 void kva_cpu_sketch_queries(struct kva_device *device, const struct kva_sketch_queries_args *args);

@@ -1,7 +1,7 @@
-/* keep.c - keep: a KV head of a sequence is an item of work.
+/* keep.c - keep: a KV head of a sequence is an item of work; and use_rows.
  *
  * Entries are numbers whose order is the order wanted: the score's bits, turned so that they
- * compare as whole numbers, then the complement of the position, since ties go to the lower one.
+ * compare as whole numbers, then the complement of the position, where ties go to the lower one.
  * What is kept outright is above all scores. */
 #include "kernels/convert.h"
 #include "kernels/cpu/device/device_cpu.h"
@@ -34,7 +34,8 @@ static uint32_t position_of(const struct entries *all, uint32_t i)
 static float mass_of(const struct entries *all, uint32_t i)
 {
     const uint32_t filled = all->seq->filled;
-    return i < filled ? all->mass[i] : all->new_mass[i - filled];
+    const float come = i >= filled && all->new_mass ? all->new_mass[i - filled] : 0.0f;
+    return i < filled ? all->mass[i] : come;
 }
 
 /* The greater the better. */
@@ -63,7 +64,8 @@ static uint32_t ordered(float x)
 
 static uint64_t key_of(const struct entries *all, uint32_t i, float score)
 {
-    return (uint64_t)ordered(score) << 32 | (uint32_t)~position_of(all, i);
+    const uint32_t position = position_of(all, i);
+    return (uint64_t)ordered(score) << 32 | (all->seq->newer ? position : ~position);
 }
 
 #define OUTRIGHT UINT64_MAX
@@ -157,7 +159,7 @@ static void settle(const struct entries *all, uint32_t i, uint32_t slot)
 {
     all->to[i] = slot;
     all->positions[slot] = all->seq->position_first + i;
-    all->mass[slot] = all->new_mass[i];
+    all->mass[slot] = all->new_mass ? all->new_mass[i] : 0.0f;
     if (all->error)
         all->error[slot] = all->new_error ? all->new_error[i] : 0.0f;
 }
@@ -215,7 +217,7 @@ static void keep_item(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED)
         .positions = seq->store.positions + at,
         .mass = seq->store.mass + at,
         .error = seq->store.error ? seq->store.error + at : NULL,
-        .new_mass = seq->mass + from,
+        .new_mass = seq->mass ? seq->mass + from : NULL,
         .new_error = seq->error ? seq->error + from : NULL,
         .to = seq->to + (size_t)index * seq->count,
         .count = seq->filled + seq->count,
@@ -230,4 +232,40 @@ void kva_cpu_keep(struct kva_device *device, const struct kva_keep_args *args)
 {
     if (!kva_cpu_failed(device))
         kva_pool_run(device->pool, args->seq_count * args->kv_heads, keep_item, (void *)args);
+}
+
+/* --- use_rows --------------------------------------------------------------------------------- */
+
+static void halve(float *mass, uint32_t filled)
+{
+    for (uint32_t slot = 0; slot < filled; slot++)
+        mass[slot] = floorf(mass[slot] * 0.5f);
+}
+
+static void use_head(const struct kva_use_seq *seq, const uint32_t *used, float *mass)
+{
+    bool full = false;
+    for (uint32_t i = 0; i < seq->count; i++) {
+        const uint32_t slot = used[i];
+        if (slot == KVA_NO_SLOT)
+            continue;
+        mass[slot] =
+            seq->rule == KVA_USE_COUNT ? mass[slot] + 1.0f : fmaf(seq->step, (float)i, seq->first);
+        full |= seq->rule == KVA_USE_COUNT && mass[slot] >= KVA_USES_MAX;
+    }
+    if (full)
+        halve(mass, seq->filled);
+}
+
+/* Some hundreds of slots: not worth a thread. */
+void kva_cpu_use_rows(struct kva_device *device, const struct kva_use_rows_args *args)
+{
+    if (kva_cpu_failed(device))
+        return;
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        const struct kva_use_seq *seq = &args->seqs[i];
+        for (uint32_t head = 0; head < args->kv_heads; head++)
+            use_head(seq, seq->used + (size_t)head * seq->count,
+                     seq->mass + (size_t)head * seq->slots);
+    }
 }
