@@ -7,8 +7,9 @@
 static void describe_gap(const struct kva_kv_seq *seq, struct kva_kv_rows *rows)
 {
     const struct kva_kv_policy *policy = seq->policy;
+    const bool drops = kva_kv_drops(&seq->spec);
     rows->rolled = seq->prefilled && policy->rolled ? policy->rolled(seq) : 0;
-    rows->page_first = seq->prefilled && policy->drops ? seq->offloaded - kva_kv_stored(seq) : 0;
+    rows->page_first = seq->prefilled && drops ? seq->offloaded - kva_kv_stored(seq) : 0;
 }
 
 /* Token ids and positions of all rows, and where each sequence's block table lies. Returns the

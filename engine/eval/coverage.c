@@ -12,7 +12,7 @@
 /* Pages [0, so many) that are not whole on the device: in low bits, or attended to by rows alone. */
 static uint32_t away_pages(const struct kva_kv_rows *rows)
 {
-    bool alone = kva_kv_find_range(rows, KVA_RANGE_ROWS) && !rows->seq->policy->drops;
+    bool alone = kva_kv_find_range(rows, KVA_RANGE_ROWS) && !kva_kv_drops(&rows->seq->spec);
     return alone ? rows->seq->offloaded : kva_kv_lowbit_pages(rows);
 }
 

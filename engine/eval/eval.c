@@ -386,7 +386,9 @@ static enum kva_status init(struct run *run, struct kva_err *err)
         policy->spec = p->specs[i];
         k_max = kva_max_u32(k_max, kva_kv_spec_k_max(&policy->spec));
         /* Attention to tokens that are gone cannot be looked at. */
-        bool looks = p->look_every > 0 && !kva_kv_policy_of(&policy->spec)->drops;
+        const struct kva_kv_spec resolved =
+            kva_kv_spec_resolve(&policy->spec, p->samples[0].prompt, KVA_KV_TOKENS_MAX);
+        bool looks = p->look_every > 0 && !kva_kv_drops(&resolved);
         if (looks)
             policy->heads = calloc(heads, sizeof(*policy->heads));
         ok = !looks || policy->heads;

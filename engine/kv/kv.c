@@ -223,7 +223,7 @@ struct kva_tier_bytes kva_kv_seq_bytes(const struct kva_kv *kv, const struct kva
 {
     return (struct kva_tier_bytes){
         .device = seq->device_bytes,
-        .host = (uint64_t)(seq->page_count - seq->dropped + seq->promised_pages +
+        .host = (uint64_t)(seq->page_count - seq->dropped + seq->promised_pages + seq->pool_pages +
                            seq->stream.page_count + seq->saved.page_count) *
                 kv->shape.page_bytes,
     };

@@ -132,6 +132,7 @@ struct kva_kv_seq {
     uint32_t dropped;        /* pages [1, 1 + dropped) do not any more: NULL */
     uint32_t closed_count;   /* the first so many are closed */
     uint32_t promised_pages; /* host memory promised and not taken yet */
+    uint32_t pool_pages;     /* of a part's own (parts/pool.h) */
     uint32_t tokens_max;
     uint32_t tokens;        /* tokens whose K and V are complete in every layer */
     uint32_t prompt_tokens; /* of them computed exactly */

@@ -138,6 +138,7 @@ extern const struct kva_kv_part kva_kv_part_lowbit;       /* low-bit copies of o
 extern const struct kva_kv_part kva_kv_part_rows;         /* 16-bit rows of offloaded pages */
 extern const struct kva_kv_part kva_kv_part_kept;         /* a store of tokens that were kept */
 extern const struct kva_kv_part kva_kv_part_sketch;       /* partial keys of offloaded pages */
+extern const struct kva_kv_part kva_kv_part_pool;         /* a limit on host memory */
 extern const struct kva_kv_part kva_kv_part_ahead;        /* 16-bit rows chosen a layer ahead */
 extern const struct kva_kv_part kva_kv_part_resident;     /* whole pages; always the last */
 

@@ -73,8 +73,10 @@ void kva_kv_layer_begin(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
         rows->scores.data = NULL;
         rows->fused = false;
         rows->candidates.page_end = 0;
-        for (const struct kva_kv_part *const *part = rows->seq->policy->parts; *part; part++)
-            (*part)->locate(kv, rows, layer);
+        for (const struct kva_kv_part *const *part = rows->seq->policy->parts; *part; part++) {
+            if ((*part)->locate)
+                (*part)->locate(kv, rows, layer);
+        }
     }
     for (uint32_t i = 0; i < pass->part_count; i++) {
         if (pass->parts[i]->layer_begin)

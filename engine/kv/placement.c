@@ -46,6 +46,8 @@ uint32_t kva_kv_host_pages(const struct kva_kv_spec *spec, uint32_t prompt, uint
 {
     const struct kva_kv_policy *policy = kva_kv_policy_of(spec);
     uint32_t later = kva_kv_pages(tokens) - kva_kv_pages(prompt);
+    if (policy->host_pages)
+        return policy->host_pages(spec, prompt, tokens);
     /* A page is taken before another one leaves. */
     if (policy->drops)
         later = kva_min_u32(later, kva_kv_pages(tokens) - policy->offloaded(spec, tokens) + 2);
@@ -139,26 +141,28 @@ void kva_kv_send_closed(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t inde
     }
 }
 
-/* A page goes for good. One that came after the prompt was nobody else's: its memory is promised to
- * the next one. */
+/* A page goes for good. One that came after the prompt, and that no part has taken over, was nobody
+ * else's: its memory is promised to the next one. */
 static void drop_page(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t index)
 {
+    const bool freed = seq->pages[index]->refs == 1;
     kva_page_pool_release(kv->pages, seq->pages[index]);
     seq->pages[index] = NULL;
     seq->dropped++;
-    if (index >= kva_kv_pages(seq->prompt_tokens) &&
+    if (freed && index >= kva_kv_pages(seq->prompt_tokens) &&
         seq->promised_pages < seq->pages_max - seq->page_count &&
         kva_page_pool_promise(kv->pages, 1))
         seq->promised_pages++;
 }
 
-/* Pages up to `offloaded` have left the device. */
+/* Pages up to `offloaded` have left the device: of the host too, those that nobody will want. */
 static void drop_offloaded(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     uint32_t before = seq->dropped;
-    if (!seq->policy->drops || seq->offloaded == 0)
+    if (!kva_kv_drops(&seq->spec) || seq->offloaded == 0)
         return;
-    for (uint32_t i = 1 + before; i < seq->offloaded; i++)
+    const uint32_t gone = seq->policy->gone ? seq->policy->gone(seq) : seq->offloaded;
+    for (uint32_t i = 1 + before; i < gone; i++)
         drop_page(kv, seq, i);
     uint32_t stored = kva_kv_stored(seq) * KVA_PAGE_TOKENS;
     uint64_t kept = seq->policy->stored ? stored : seq->spec.sinks;

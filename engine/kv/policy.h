@@ -14,8 +14,8 @@
  *   streaming  prompts   prompt_stage, rows, resident           sinks and window; the rest is gone
  *   h2o        prompts   prompt_stage, kept, resident           a store of kept tokens, and window
  *   q-hitter   prompts   the same                               the same, the store in few bits
- *   infinigen  prompts   prompt_stage, sketch, ahead, resident  rows chosen a layer ahead, and
- *                                                               window
+ *   infinigen  prompts   prompt_stage, sketch, pool, ahead,     rows chosen a layer ahead, and
+ *                        resident                               window
  *
  * Thread rule: constants; functions on the engine thread, those that get no sequence on any. */
 #ifndef KVA_ENGINE_KV_POLICY_H
@@ -61,6 +61,8 @@ struct kva_kv_policy {
     /* Offloaded tokens that no part has are gone for good: their pages leave the host too, all but
      * the sequence's first one, from which sinks are restored. */
     bool drops;
+    /* The same of some settings only; NULL: `drops` says it. */
+    bool (*limits)(const struct kva_kv_spec *spec);
 
     /* --- NULL: nothing ----------------------------------------------------------------------- */
 
@@ -71,6 +73,13 @@ struct kva_kv_policy {
      * content of a store: tokens from anywhere before, others in each KV head. Never falls as
      * `offloaded` grows. NULL: none. */
     uint32_t (*stored)(const struct kva_kv_spec *spec, uint32_t offloaded);
+
+    /* Where tokens are dropped: the pages [1, so many) that have. NULL: all that are offloaded. */
+    uint32_t (*gone)(const struct kva_kv_seq *seq);
+
+    /* The same: host pages that a sequence has at most, its residual stream and what its parts save
+     * apart. NULL: the prompt, and what is not offloaded of what comes behind it. */
+    uint32_t (*host_pages)(const struct kva_kv_spec *spec, uint32_t prompt, uint32_t tokens);
 
     /* So many last tokens of a prompt are computed, whatever the prefix cache has. NULL: one. */
     uint32_t (*computed)(const struct kva_kv_spec *spec);
@@ -124,6 +133,13 @@ bool kva_kv_policy_has_setting(const struct kva_kv_policy *policy, enum kva_kv_s
 /* All but a window of the newest tokens, between `window` and window + 63, leave sequences of at
  * least min_tokens. */
 uint32_t kva_kv_offload_behind_window(const struct kva_kv_spec *spec, uint32_t tokens);
+
+/* Whether tokens of a sequence with such settings, which are resolved, are dropped for good. */
+static inline bool kva_kv_drops(const struct kva_kv_spec *spec)
+{
+    const struct kva_kv_policy *policy = kva_kv_policy_of(spec);
+    return policy->drops || (policy->limits && policy->limits(spec));
+}
 
 /* Pages [offloaded - so many, offloaded) are of a store. */
 static inline uint32_t kva_kv_stored(const struct kva_kv_seq *seq)

@@ -19,6 +19,8 @@ static const char *const masses[] = {"last", "all", NULL};
 
 static const char *const skews[] = {"after", "none", "fold", NULL};
 
+static const char *const victims[] = {"counter", "lru", "fifo", NULL};
+
 static const uint32_t partial_widths[] = {8, 16, 0};
 static const uint32_t bit_widths[] = {1, 2, 4, 0};
 static const uint32_t groups[] = {32, 64, 0};
@@ -123,6 +125,14 @@ static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
                               "columns of keys times the model's skew, which `kvahead skew` makes "
                               "(`after`), of keys as they are (`none`), or the leading ones of a "
                               "checkpoint that has the skew in its weights (`fold`)"},
+    [KVA_SETTING_POOL] = {"pool", AMOUNT, .max = KVA_KV_TOKENS_MAX, AT(pool),
+                          .help = "tokens before the window that are kept in host memory, per "
+                                  "layer and KV head, in whole pages; others take the place of "
+                                  "`victim`s; `80%`: of the prompt; 0: all"},
+    [KVA_SETTING_VICTIM] = {"victim", WORD, .words = victims, AT(victim),
+                            .help = "whose place in the pool is taken: of the tokens that were "
+                                    "fetched least often (`counter`), longest ago (`lru`), or that "
+                                    "came first (`fifo`)"},
     [KVA_SETTING_CODING] = {"coding", WORD, .words = codings, AT(coding),
                             .help = "what few bits hold of a kept token: its key and value "
                                     "`turned`, so that no channel is larger than others, or "

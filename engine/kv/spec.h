@@ -104,6 +104,14 @@ enum kva_kv_skew_mode {
     KVA_SKEW_MODE_COUNT,
 };
 
+/* Which rows in host memory give their place to newer ones (InfiniGen 4.4). */
+enum kva_kv_victim {
+    KVA_VICTIM_COUNTER, /* those that were chosen least often; of equals the oldest */
+    KVA_VICTIM_LRU,     /* those whose last choice is longest ago */
+    KVA_VICTIM_FIFO,    /* the oldest */
+    KVA_VICTIM_COUNT,
+};
+
 /* What few bits hold of a kept token. */
 enum kva_kv_coding {
     KVA_KV_CODING_TURNED, /* its key and value turned, so that large channels are shared out */
@@ -151,6 +159,9 @@ struct kva_kv_spec {
     uint32_t partial;      /* percent of the columns that partial keys have */
     uint32_t partial_bits; /* 8 or 16 */
     enum kva_kv_skew_mode skew;
+    uint32_t pool; /* tokens before the window in host memory, per layer and KV head: an
+                              amount; 0: all */
+    enum kva_kv_victim victim;
     uint32_t tokens_max; /* no setting: of the sequence, once amounts are resolved */
     enum kva_kv_coding coding;
     struct kva_kv_k_range k_ranges[KVA_KV_K_RANGES_MAX]; /* the last that has a layer holds */
@@ -186,6 +197,8 @@ enum kva_kv_setting_id {
     KVA_SETTING_PARTIAL,
     KVA_SETTING_PARTIAL_BITS,
     KVA_SETTING_SKEW,
+    KVA_SETTING_POOL,
+    KVA_SETTING_VICTIM,
     KVA_SETTING_CODING,
     KVA_SETTING_COUNT,
 };

@@ -18,7 +18,7 @@ static uint32_t rows_of(const struct kva_kv_spec *spec, uint32_t tokens)
 
 uint32_t kva_ahead_rows(const struct kva_kv_seq *seq)
 {
-    const uint32_t tokens = seq->offloaded * KVA_PAGE_TOKENS;
+    const uint32_t tokens = kva_kv_stored(seq) * KVA_PAGE_TOKENS;
     return kva_min_u32(rows_of(&seq->spec, tokens) + seq->spec.sinks, tokens);
 }
 
@@ -75,6 +75,7 @@ static void finish(struct kva_kv *kv, struct kva_kv_seq *seq)
 static void reset(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 {
     kva_ahead_state_of(seq)->homes.page_count = 0;
+    kva_ahead_state_of(seq)->pool_listed = false;
 }
 
 static uint64_t footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec,
@@ -208,10 +209,11 @@ static enum kva_status cache_init(const struct kva_kv_part *self, struct kva_kv 
     cache->rows = calloc(count, sizeof(*cache->rows));
     cache->turn = calloc(count, sizeof(*cache->turn));
     cache->numbers = calloc(count, sizeof(*cache->numbers));
+    cache->uses = calloc(count, sizeof(*cache->uses));
     cache->weighed = calloc(count, sizeof(*cache->weighed));
     cache->chosen = calloc(count, sizeof(*cache->chosen));
     if (!cache->buffers || !cache->fetches || !cache->rows || !cache->turn || !cache->numbers ||
-        !cache->weighed || !cache->chosen)
+        !cache->uses || !cache->weighed || !cache->chosen)
         return kva_fail(err, KVA_ENOMEM, "out of memory for the KV cache");
     enum kva_status status = KVA_OK;
     for (uint32_t i = 0; i < KVA_AHEAD_BUFFERS && !status; i++)
@@ -229,6 +231,7 @@ static void cache_finish(const struct kva_kv_part *self, struct kva_kv *kv)
     free(cache->rows);
     free(cache->turn);
     free(cache->numbers);
+    free(cache->uses);
     free(cache->weighed);
     free(cache->chosen);
 }

@@ -18,6 +18,7 @@ struct kva_ahead_state {
     struct kva_row_cache buffers[KVA_AHEAD_BUFFERS]; /* by parity of the layer */
     bool allocated;                                  /* they have device memory */
     struct kva_homes homes;
+    bool pool_listed;    /* in homes are pages that nobody else has (pool.h) */
     uint64_t counted;    /* of the rows that were fetched, homes.hits[1], in the counters */
     uint64_t choices;    /* not in the counters yet: of layers and KV heads, ... */
     uint64_t candidates; /* ... and the tokens among which they were */
@@ -35,6 +36,7 @@ struct kva_ahead_cache {
     uint32_t *numbers;               /* their rows of the rehearsed queries */
     struct kva_sketch_seq *weighed;
     struct kva_choose_seq *chosen;
+    struct kva_use_seq *uses; /* of those whose host memory is limited */
 };
 
 static inline struct kva_ahead_state *kva_ahead_state_of(const struct kva_kv_seq *seq)

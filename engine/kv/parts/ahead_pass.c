@@ -1,6 +1,7 @@
 /* ahead_pass.c - rows chosen a layer ahead, within a pass. */
 #include "engine/kv/parts/ahead.h"
 #include "engine/kv/parts/ahead_internal.h"
+#include "engine/kv/parts/pool.h"
 #include "engine/kv/parts/sketch.h"
 
 #include <math.h>
@@ -67,7 +68,7 @@ static uint32_t count_fitting(const struct kva_kv *kv, const struct turn *turn,
 {
     size_t bytes = 0;
     for (uint32_t i = 0; i < count; i++) {
-        const uint32_t pages = rows[i]->seq->offloaded;
+        const uint32_t pages = kva_kv_stored(rows[i]->seq);
         bytes += scores_bytes(kv, pages) + weights_bytes(kv, pages);
         if (i > 0 && bytes + queries_bytes(kv, turn, i + 1) > turn->rehearsal->scratch_bytes)
             return i;
@@ -90,7 +91,7 @@ static void describe(const struct kva_kv *kv, struct kva_ahead_cache *cache,
     unsigned char *at = queries + queries_bytes(kv, turn, turn->count);
     for (uint32_t i = 0; i < turn->count; i++) {
         const struct kva_kv_seq *seq = rows[i]->seq;
-        const uint32_t pages = seq->offloaded, end = pages * KVA_PAGE_TOKENS;
+        const uint32_t pages = kva_kv_stored(seq), end = pages * KVA_PAGE_TOKENS;
         const uint32_t first = first_visible(rows[i], rehearsal->window, end);
         struct kva_row_cache *buffer = buffer_of(seq, rehearsal->layer);
         buffer->k = kva_ahead_rows(seq);
@@ -115,6 +116,25 @@ static void describe(const struct kva_kv *kv, struct kva_ahead_cache *cache,
         };
         at += scores_bytes(kv, pages) + weights_bytes(kv, pages);
     }
+}
+
+/* Where host memory is limited: what was chosen is worth keeping. */
+static void note_uses(struct kva_kv *kv, struct kva_ahead_cache *cache, const struct turn *turn,
+                      const struct kva_kv_rows *const *rows)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < turn->count; i++) {
+        struct kva_use_seq *use = &cache->uses[count];
+        const uint32_t position = rows[i]->position_first + rows[i]->row_count - 1;
+        if (!kva_pool_use(kv, rows[i]->seq, turn->rehearsal->layer, position, use))
+            continue;
+        use->used = cache->chosen[i].chosen;
+        use->count = cache->chosen[i].k;
+        count++;
+    }
+    const struct kva_use_rows_args args = {cache->uses, count, kv->shape.kv_heads};
+    if (count > 0)
+        kva_device_ops(kv->device)->use_rows(kv->device, &args);
 }
 
 /* Partial queries, weights, and what is near the largest. */
@@ -173,6 +193,7 @@ static uint32_t choose_alike(struct kva_kv *kv, struct kva_ahead_cache *cache,
         turn.count = count_fitting(kv, &turn, cache->turn + first, together - first);
         describe(kv, cache, &turn, cache->turn + first);
         run_turn(kv, cache, &turn);
+        note_uses(kv, cache, &turn, cache->turn + first);
     }
     return others;
 }
@@ -202,6 +223,22 @@ static void fetch(struct kva_kv *kv, struct kva_ahead_cache *cache, uint32_t cou
     kva_event_record(cache->ready[layer % KVA_AHEAD_BUFFERS], KVA_QUEUE_COPY);
 }
 
+/* Where the rows are in host memory; once others have taken places there, in pages of the
+ * sequence's own. */
+static void list_homes(struct kva_ahead_state *s, const struct kva_kv_seq *seq)
+{
+    struct kva_homes *homes = &s->homes;
+    if (!kva_pool_limits(&seq->spec)) {
+        kva_homes_list(homes, seq);
+        return;
+    }
+    if (kva_pool_is_full(seq) && !s->pool_listed)
+        homes->page_count = 0;
+    s->pool_listed = kva_pool_is_full(seq);
+    for (; homes->page_count < kva_kv_stored(seq); homes->page_count++)
+        homes->pages[homes->page_count] = kva_pool_home(seq, homes->page_count);
+}
+
 void kva_ahead_rehearsed(const struct kva_kv_part *self, struct kva_kv *kv,
                          struct kva_kv_pass *pass, const struct kva_kv_rehearsal *rehearsal)
 {
@@ -212,9 +249,9 @@ void kva_ahead_rehearsed(const struct kva_kv_part *self, struct kva_kv *kv,
         struct kva_ahead_state *s = kva_ahead_state_of(rows->seq);
         if (rows->rehearsed == KVA_NO_ROW || !s)
             continue;
-        kva_homes_list(&s->homes, rows->seq);
+        list_homes(s, rows->seq);
         s->choices += kv->shape.kv_heads;
-        s->candidates += (uint64_t)kv->shape.kv_heads * rows->seq->offloaded * KVA_PAGE_TOKENS;
+        s->candidates += (uint64_t)kv->shape.kv_heads * kva_kv_stored(rows->seq) * KVA_PAGE_TOKENS;
         const struct kva_row_cache *buffer = buffer_of(rows->seq, rehearsal->layer);
         cache->fetches[count] = (struct kva_rows_fetch){buffer, s->homes.pages, NULL};
         cache->buffers[count] = buffer;

@@ -1,6 +1,8 @@
 /* copies.c - copies of offloaded pages in another form. */
 #include "engine/kv/parts/copies.h"
 
+#include "engine/kv/parts/pool.h"
+
 #include <stdlib.h>
 
 /* The part of a policy that has copies. */
@@ -36,7 +38,7 @@ static size_t page_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec
 
 static bool is_shared(const struct kva_page *page, const struct kva_kv_spec *spec)
 {
-    return page->low && page->low_key == kind_of(spec)->key(spec);
+    return !kva_pool_limits(spec) && page->low && page->low_key == kind_of(spec)->key(spec);
 }
 
 /* --- memory ---------------------------------------------------------------------------------- */
@@ -45,16 +47,16 @@ static bool is_shared(const struct kva_page *page, const struct kva_kv_spec *spe
 static bool is_of_page(const struct kva_copies *copies, const struct kva_kv_seq *seq,
                        uint32_t index)
 {
-    return seq->pages[index]->low == copies->at[index];
+    return !kva_pool_limits(&seq->spec) && seq->pages[index]->low == copies->at[index];
 }
 
 static bool take_next(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     struct kva_copies *copies = kva_copies_of(seq);
     uint32_t index = copies->count;
-    struct kva_page *page = seq->pages[index];
+    struct kva_page *page = seq->pages[kva_pool_source(seq, index)];
     size_t bytes = page_bytes(kv, &seq->spec);
-    if (is_shared(page, &seq->spec)) {
+    if (page && is_shared(page, &seq->spec)) {
         page->low_users++;
         copies->at[index] = page->low;
     } else {
@@ -74,7 +76,7 @@ static void free_copies(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t coun
     while (copies->count > count) {
         size_t bytes = page_bytes(kv, &seq->spec);
         uint32_t index = --copies->count;
-        struct kva_page *page = seq->pages[index];
+        struct kva_page *page = seq->pages[kva_pool_source(seq, index)];
         void *copy = copies->at[index];
         bool last = true;
         if (is_of_page(copies, seq, index)) {
@@ -92,7 +94,7 @@ static void free_copies(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t coun
 /* The copies of pages [0, prepared) are complete and the pages closed: others may use them. */
 void kva_copies_prepared(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 {
-    for (uint32_t i = 0; i < seq->prepared; i++) {
+    for (uint32_t i = 0; i < seq->prepared && !kva_pool_limits(&seq->spec); i++) {
         struct kva_page *page = seq->pages[i];
         if (page->low)
             continue;
@@ -124,7 +126,7 @@ static void code_listed(struct kva_kv *kv, const struct kva_kv_seq *seq,
     list->count = 0;
 }
 
-/* One layer of pages [first, end), those that others have coded excepted. */
+/* One layer of copies [first, end), those that others have coded excepted. */
 static void code(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer, uint32_t first,
                  uint32_t end, bool from_host)
 {
@@ -135,8 +137,8 @@ static void code(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer
         if (is_of_page(copies, seq, i))
             continue;
         uint32_t at = list->count++;
-        list->from[at] = from_host ? seq->pages[i]->host + layer * kv->shape.block_bytes
-                                   : kva_kv_find_block(kv, seq, layer, i);
+        list->from[at] = from_host ? kva_pool_home(seq, i) + layer * kv->shape.block_bytes
+                                   : kva_kv_find_block(kv, seq, layer, kva_pool_source(seq, i));
         list->to[at] = copies->at[i];
         list->page[at] = i;
         if (list->count == KVA_COPIES_LIST_MAX)
@@ -145,14 +147,25 @@ static void code(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer
     code_listed(kv, seq, list, layer);
 }
 
-/* Layers [0, layer_end) of the pages that are prepared, from the host. */
-static void code_host(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer_end)
+/* Layers [0, layer_end) of the first `count` copies, from the host. */
+static void code_host(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer_end,
+                      uint32_t count)
 {
     if (layer_end == 0)
         return;
     kva_kv_order_compute(kv);
     for (uint32_t layer = 0; layer < layer_end; layer++)
-        code(kv, seq, layer, 0, seq->prepared, true);
+        code(kv, seq, layer, 0, count, true);
+}
+
+static uint32_t prepared_copies(const struct kva_kv_seq *seq)
+{
+    return kva_pool_stored(&seq->spec, seq->prepared);
+}
+
+void kva_copies_anew(struct kva_kv *kv, const struct kva_kv_seq *seq)
+{
+    code_host(kv, seq, kv->shape.layers, kva_copies_of(seq)->count);
 }
 
 /* --- as part.h has them ----------------------------------------------------------------------- */
@@ -180,21 +193,23 @@ void kva_copies_reset(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 uint64_t kva_copies_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                               const struct kva_kv_extent *extent)
 {
-    return kva_tier_footprint(kv->tier, page_bytes(kv, spec), extent->offloaded);
+    return kva_tier_footprint(kv->tier, page_bytes(kv, spec),
+                              kva_pool_stored(spec, extent->offloaded));
 }
 
 uint64_t kva_copies_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                                  const struct kva_page *page)
 {
-    return !page || is_shared(page, spec) ? page_bytes(kv, spec) : 0;
+    const bool nobody = !page && !kva_pool_limits(spec);
+    return nobody || (page && is_shared(page, spec)) ? page_bytes(kv, spec) : 0;
 }
 
 /* Using what others have made. */
 bool kva_copies_alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
                       uint32_t end KVA_UNUSED)
 {
-    uint32_t before = kva_copies_of(seq)->count;
-    while (kva_copies_of(seq)->count < offloaded) {
+    uint32_t before = kva_copies_of(seq)->count, wanted = kva_pool_stored(&seq->spec, offloaded);
+    while (kva_copies_of(seq)->count < wanted) {
         if (take_next(kv, seq))
             continue;
         free_copies(kv, seq, before);
@@ -220,34 +235,38 @@ void kva_copies_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     if (!seq->prefilled || seq->prepared == 0)
         return;
-    code_host(kv, seq, kv->shape.layers);
+    code_host(kv, seq, kv->shape.layers, prepared_copies(seq));
     kva_copies_prepared(kv, seq);
 }
 
 void kva_copies_prompt_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer)
 {
-    code(kv, seq, layer, 0, seq->offloaded, false);
+    code(kv, seq, layer, 0, kva_pool_stored(&seq->spec, seq->offloaded), false);
     kva_copies_of(seq)->coded_layers = layer + 1;
 }
 
 void kva_copies_prompt_end(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
-    code_host(kv, seq, kva_copies_of(seq)->lost_layers);
+    code_host(kv, seq, kva_copies_of(seq)->lost_layers, prepared_copies(seq));
     kva_copies_prepared(kv, seq);
 }
 
 void kva_copies_prepare(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
 {
     for (uint32_t layer = 0; layer < kv->shape.layers; layer++)
-        code(kv, seq, layer, seq->prepared, first, false);
+        code(kv, seq, layer, kva_pool_stored(&seq->spec, seq->prepared),
+             kva_pool_stored(&seq->spec, first), false);
 }
 
 void kva_copies_add_blocks(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
 {
     const struct kva_copies *copies = kva_copies_of(rows->seq);
     const uint32_t end = rows->seq->offloaded;
-    for (uint32_t i = 0; i < end; i++)
-        rows->blocks[i] = (unsigned char *)copies->at[i] + layer * kv->shape.block_bytes;
-    if (end > 0)
-        kva_kv_add_range(rows, (struct kva_kv_range){.kind = KVA_RANGE_BLOCKS, .page_end = end});
+    const uint32_t count = kva_pool_stored(&rows->seq->spec, end), first = end - count;
+    for (uint32_t i = 0; i < count; i++)
+        *kva_kv_block_at(rows, first + i) =
+            (unsigned char *)copies->at[i] + layer * kv->shape.block_bytes;
+    if (count > 0)
+        kva_kv_add_range(rows, (struct kva_kv_range){
+                                   .kind = KVA_RANGE_BLOCKS, .page_first = first, .page_end = end});
 }

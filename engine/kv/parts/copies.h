@@ -6,7 +6,8 @@
  * During a prefill a layer is coded from its staged pages as soon as all of the prompt's rows have
  * gone through it; later a page is coded when it leaves the window. Copies of closed pages belong
  * to the page and are shared by running sequences with the same key; after a suspension they are
- * made again from the pages' homes.
+ * made again from the pages' homes. Where host memory is limited (pool.h), a page of slots stands
+ * where a page stands, and its copy is nobody else's.
  *
  * Thread rule: engine thread. */
 #ifndef KVA_ENGINE_KV_PARTS_COPIES_H
@@ -52,6 +53,9 @@ struct kva_copies *kva_copies_of(const struct kva_kv_seq *seq);
 /* Where a layer lies in a copy; with the number of layers: one page in all layers, the item that
  * is taken from the tier. */
 size_t kva_copies_offset(const struct kva_kv *kv, const struct kva_kv_spec *spec, uint32_t layer);
+
+/* Make all copies again, of what is in host memory now. */
+void kva_copies_anew(struct kva_kv *kv, const struct kva_kv_seq *seq);
 
 /* A range of the skipped layer's blocks of all offloaded pages. */
 void kva_copies_add_blocks(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer);

@@ -7,6 +7,7 @@
  * each head; those are fetched, and due at layer i of the same step. */
 #include "engine/kv/part.h"
 #include "engine/kv/parts/ahead.h"
+#include "engine/kv/parts/pool.h"
 #include "engine/kv/policy.h"
 
 /* InfiniGen 4.3 and 5.1: alpha 4, a ratio of .3, 20% at most; the first layers are whole. */
@@ -16,6 +17,8 @@ static const struct kva_kv_policy_setting settings[] = {
     {KVA_SETTING_PARTIAL, 30, 30, NULL},
     {KVA_SETTING_PARTIAL_BITS, 8, 16, NULL},
     {KVA_SETTING_SKEW, KVA_SKEW_AFTER, KVA_SKEW_AFTER, NULL},
+    {KVA_SETTING_POOL, 0, 0, NULL},
+    {KVA_SETTING_VICTIM, KVA_VICTIM_COUNTER, KVA_VICTIM_COUNTER, NULL},
     {KVA_SETTING_WINDOW, 64, 64, NULL},
     {KVA_SETTING_SINKS, 4, 0, NULL},
     {KVA_SETTING_MIN_TOKENS, 1024, 0, NULL},
@@ -23,7 +26,8 @@ static const struct kva_kv_policy_setting settings[] = {
 };
 
 static const struct kva_kv_part *const parts[] = {&kva_kv_part_prompt_stage, &kva_kv_part_sketch,
-                                                  &kva_kv_part_ahead, &kva_kv_part_resident, NULL};
+                                                  &kva_kv_part_pool,         &kva_kv_part_ahead,
+                                                  &kva_kv_part_resident,     NULL};
 
 const struct kva_kv_policy kva_kv_policy_infinigen = {
     .name = "infinigen",
@@ -32,5 +36,9 @@ const struct kva_kv_policy kva_kv_policy_infinigen = {
     .setting_count = KVA_COUNT_OF(settings),
     .parts = parts,
     .offloaded = kva_kv_offload_behind_window,
+    .limits = kva_pool_limits,
+    .stored = kva_pool_stored,
+    .gone = kva_pool_gone,
+    .host_pages = kva_pool_host_pages,
     .rehearses = kva_ahead_rehearses,
 };
