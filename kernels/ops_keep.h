@@ -160,7 +160,7 @@ struct kva_keep_rotary {
 struct kva_store_seq {
     const void *const *from; /* host [blocks], in either tier: 16-bit blocks, token i is token
                                 i % KVA_PAGE_TOKENS of from[i / KVA_PAGE_TOKENS] */
-    void *const *to;         /* host [slot_count / KVA_PAGE_TOKENS]: blocks of the store */
+    void *const *to;         /* host [slot_count / KVA_PAGE_TOKENS]: the store, in either tier */
     const uint32_t *slots;   /* [kv_heads][count]: as keep's `to`; device */
     uint32_t slot_count;     /* of the store: slots are less */
     uint32_t count;

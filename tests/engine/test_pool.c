@@ -317,7 +317,7 @@ static void check_slots(const struct kva_forward_view *view, uint32_t kv_head, u
     const size_t block = view->layer * kva_kv_block_bytes(book.f->model->config.kv_heads, d);
     for (uint32_t s = 0; s < stored * KVA_PAGE_TOKENS; s++) {
         const uint32_t token = book.slots[view->layer][kv_head][s].token;
-        const uint16_t *row = row_at(kva_pool_home(view->rows->seq, s / KVA_PAGE_TOKENS) + block,
+        const uint16_t *row = row_at(kva_kv_pool_home(view->rows->seq, s / KVA_PAGE_TOKENS) + block,
                                      kv_head, s % KVA_PAGE_TOKENS);
         const uint16_t *want = book.rows[view->layer][kv_head][token];
         if (row[0] != want[0] || row[d] != want[1])

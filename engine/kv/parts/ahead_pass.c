@@ -126,7 +126,7 @@ static void note_uses(struct kva_kv *kv, struct kva_ahead_cache *cache, const st
     for (uint32_t i = 0; i < turn->count; i++) {
         struct kva_use_seq *use = &cache->uses[count];
         const uint32_t position = rows[i]->position_first + rows[i]->row_count - 1;
-        if (!kva_pool_use(kv, rows[i]->seq, turn->rehearsal->layer, position, use))
+        if (!kva_kv_pool_use(kv, rows[i]->seq, turn->rehearsal->layer, position, use))
             continue;
         use->used = cache->chosen[i].chosen;
         use->count = cache->chosen[i].k;
@@ -228,15 +228,15 @@ static void fetch(struct kva_kv *kv, struct kva_ahead_cache *cache, uint32_t cou
 static void list_homes(struct kva_ahead_state *s, const struct kva_kv_seq *seq)
 {
     struct kva_homes *homes = &s->homes;
-    if (!kva_pool_limits(&seq->spec)) {
+    if (!kva_kv_pool_limits(&seq->spec)) {
         kva_homes_list(homes, seq);
         return;
     }
-    if (kva_pool_is_full(seq) && !s->pool_listed)
+    if (kva_kv_pool_is_full(seq) && !s->pool_listed)
         homes->page_count = 0;
-    s->pool_listed = kva_pool_is_full(seq);
+    s->pool_listed = kva_kv_pool_is_full(seq);
     for (; homes->page_count < kva_kv_stored(seq); homes->page_count++)
-        homes->pages[homes->page_count] = kva_pool_home(seq, homes->page_count);
+        homes->pages[homes->page_count] = kva_kv_pool_home(seq, homes->page_count);
 }
 
 void kva_ahead_rehearsed(const struct kva_kv_part *self, struct kva_kv *kv,

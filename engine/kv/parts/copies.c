@@ -38,7 +38,7 @@ static size_t page_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec
 
 static bool is_shared(const struct kva_page *page, const struct kva_kv_spec *spec)
 {
-    return !kva_pool_limits(spec) && page->low && page->low_key == kind_of(spec)->key(spec);
+    return !kva_kv_pool_limits(spec) && page->low && page->low_key == kind_of(spec)->key(spec);
 }
 
 /* --- memory ---------------------------------------------------------------------------------- */
@@ -47,14 +47,14 @@ static bool is_shared(const struct kva_page *page, const struct kva_kv_spec *spe
 static bool is_of_page(const struct kva_copies *copies, const struct kva_kv_seq *seq,
                        uint32_t index)
 {
-    return !kva_pool_limits(&seq->spec) && seq->pages[index]->low == copies->at[index];
+    return !kva_kv_pool_limits(&seq->spec) && seq->pages[index]->low == copies->at[index];
 }
 
 static bool take_next(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     struct kva_copies *copies = kva_copies_of(seq);
     uint32_t index = copies->count;
-    struct kva_page *page = seq->pages[kva_pool_source(seq, index)];
+    struct kva_page *page = seq->pages[kva_kv_pool_source(seq, index)];
     size_t bytes = page_bytes(kv, &seq->spec);
     if (page && is_shared(page, &seq->spec)) {
         page->low_users++;
@@ -76,7 +76,7 @@ static void free_copies(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t coun
     while (copies->count > count) {
         size_t bytes = page_bytes(kv, &seq->spec);
         uint32_t index = --copies->count;
-        struct kva_page *page = seq->pages[kva_pool_source(seq, index)];
+        struct kva_page *page = seq->pages[kva_kv_pool_source(seq, index)];
         void *copy = copies->at[index];
         bool last = true;
         if (is_of_page(copies, seq, index)) {
@@ -94,7 +94,7 @@ static void free_copies(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t coun
 /* The copies of pages [0, prepared) are complete and the pages closed: others may use them. */
 void kva_copies_prepared(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 {
-    for (uint32_t i = 0; i < seq->prepared && !kva_pool_limits(&seq->spec); i++) {
+    for (uint32_t i = 0; i < seq->prepared && !kva_kv_pool_limits(&seq->spec); i++) {
         struct kva_page *page = seq->pages[i];
         if (page->low)
             continue;
@@ -137,8 +137,8 @@ static void code(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer
         if (is_of_page(copies, seq, i))
             continue;
         uint32_t at = list->count++;
-        list->from[at] = from_host ? kva_pool_home(seq, i) + layer * kv->shape.block_bytes
-                                   : kva_kv_find_block(kv, seq, layer, kva_pool_source(seq, i));
+        list->from[at] = from_host ? kva_kv_pool_home(seq, i) + layer * kv->shape.block_bytes
+                                   : kva_kv_find_block(kv, seq, layer, kva_kv_pool_source(seq, i));
         list->to[at] = copies->at[i];
         list->page[at] = i;
         if (list->count == KVA_COPIES_LIST_MAX)
@@ -160,7 +160,7 @@ static void code_host(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t 
 
 static uint32_t prepared_copies(const struct kva_kv_seq *seq)
 {
-    return kva_pool_stored(&seq->spec, seq->prepared);
+    return kva_kv_pool_stored(&seq->spec, seq->prepared);
 }
 
 void kva_copies_anew(struct kva_kv *kv, const struct kva_kv_seq *seq)
@@ -194,13 +194,13 @@ uint64_t kva_copies_footprint(const struct kva_kv *kv, const struct kva_kv_spec 
                               const struct kva_kv_extent *extent)
 {
     return kva_tier_footprint(kv->tier, page_bytes(kv, spec),
-                              kva_pool_stored(spec, extent->offloaded));
+                              kva_kv_pool_stored(spec, extent->offloaded));
 }
 
 uint64_t kva_copies_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                                  const struct kva_page *page)
 {
-    const bool nobody = !page && !kva_pool_limits(spec);
+    const bool nobody = !page && !kva_kv_pool_limits(spec);
     return nobody || (page && is_shared(page, spec)) ? page_bytes(kv, spec) : 0;
 }
 
@@ -208,7 +208,7 @@ uint64_t kva_copies_shared_bytes(const struct kva_kv *kv, const struct kva_kv_sp
 bool kva_copies_alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
                       uint32_t end KVA_UNUSED)
 {
-    uint32_t before = kva_copies_of(seq)->count, wanted = kva_pool_stored(&seq->spec, offloaded);
+    uint32_t before = kva_copies_of(seq)->count, wanted = kva_kv_pool_stored(&seq->spec, offloaded);
     while (kva_copies_of(seq)->count < wanted) {
         if (take_next(kv, seq))
             continue;
@@ -241,7 +241,7 @@ void kva_copies_restore(struct kva_kv *kv, struct kva_kv_seq *seq)
 
 void kva_copies_prompt_layer(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer)
 {
-    code(kv, seq, layer, 0, kva_pool_stored(&seq->spec, seq->offloaded), false);
+    code(kv, seq, layer, 0, kva_kv_pool_stored(&seq->spec, seq->offloaded), false);
     kva_copies_of(seq)->coded_layers = layer + 1;
 }
 
@@ -254,15 +254,15 @@ void kva_copies_prompt_end(struct kva_kv *kv, struct kva_kv_seq *seq)
 void kva_copies_prepare(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
 {
     for (uint32_t layer = 0; layer < kv->shape.layers; layer++)
-        code(kv, seq, layer, kva_pool_stored(&seq->spec, seq->prepared),
-             kva_pool_stored(&seq->spec, first), false);
+        code(kv, seq, layer, kva_kv_pool_stored(&seq->spec, seq->prepared),
+             kva_kv_pool_stored(&seq->spec, first), false);
 }
 
 void kva_copies_add_blocks(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)
 {
     const struct kva_copies *copies = kva_copies_of(rows->seq);
     const uint32_t end = rows->seq->offloaded;
-    const uint32_t count = kva_pool_stored(&rows->seq->spec, end), first = end - count;
+    const uint32_t count = kva_kv_pool_stored(&rows->seq->spec, end), first = end - count;
     for (uint32_t i = 0; i < count; i++)
         *kva_kv_block_at(rows, first + i) =
             (unsigned char *)copies->at[i] + layer * kv->shape.block_bytes;

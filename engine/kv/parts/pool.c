@@ -31,43 +31,43 @@ static uint32_t pages_of(const struct kva_kv_spec *spec)
     return kva_max_u32(kva_kv_pages(spec->pool), PAGES_MIN);
 }
 
-bool kva_pool_limits(const struct kva_kv_spec *spec)
+bool kva_kv_pool_limits(const struct kva_kv_spec *spec)
 {
     if (spec->pool == 0 || spec->pool & KVA_KV_PERCENT)
         return false;
     return kva_kv_policy_of(spec)->offloaded(spec, spec->tokens_max) > pages_of(spec);
 }
 
-uint32_t kva_pool_stored(const struct kva_kv_spec *spec, uint32_t offloaded)
+uint32_t kva_kv_pool_stored(const struct kva_kv_spec *spec, uint32_t offloaded)
 {
-    return kva_pool_limits(spec) ? kva_min_u32(offloaded, pages_of(spec)) : offloaded;
+    return kva_kv_pool_limits(spec) ? kva_min_u32(offloaded, pages_of(spec)) : offloaded;
 }
 
 /* Pages of a prompt that is too long for the slots: so many, from the second one on, are dropped. */
 static uint32_t gap_of(const struct kva_kv_seq *seq)
 {
     const uint32_t offloaded = seq->policy->offloaded(&seq->spec, seq->prompt_tokens);
-    return offloaded - kva_pool_stored(&seq->spec, offloaded);
+    return offloaded - kva_kv_pool_stored(&seq->spec, offloaded);
 }
 
-uint32_t kva_pool_source(const struct kva_kv_seq *seq, uint32_t index)
+uint32_t kva_kv_pool_source(const struct kva_kv_seq *seq, uint32_t index)
 {
-    return index > 0 && kva_pool_limits(&seq->spec) ? index + gap_of(seq) : index;
+    return index > 0 && kva_kv_pool_limits(&seq->spec) ? index + gap_of(seq) : index;
 }
 
-uint32_t kva_pool_gone(const struct kva_kv_seq *seq)
+uint32_t kva_kv_pool_gone(const struct kva_kv_seq *seq)
 {
-    if (kva_pool_is_full(seq))
+    if (kva_kv_pool_is_full(seq))
         return seq->offloaded;
-    return kva_pool_limits(&seq->spec) ? 1 + gap_of(seq) : 0;
+    return kva_kv_pool_limits(&seq->spec) ? 1 + gap_of(seq) : 0;
 }
 
 /* The prompt, or the slots, and a window; and copies of those of its pages that are among the slots
  * and perhaps others' too. */
-uint32_t kva_pool_host_pages(const struct kva_kv_spec *spec, uint32_t prompt, uint32_t tokens)
+uint32_t kva_kv_pool_host_pages(const struct kva_kv_spec *spec, uint32_t prompt, uint32_t tokens)
 {
     const uint32_t all = kva_kv_pages(tokens), read = kva_kv_pages(prompt);
-    if (!kva_pool_limits(spec))
+    if (!kva_kv_pool_limits(spec))
         return all;
     /* A page is taken before another one leaves. */
     const uint32_t window = all - kva_kv_policy_of(spec)->offloaded(spec, tokens) + 2;
@@ -117,10 +117,10 @@ static struct kva_use_seq use_of(const struct kva_kv *kv, const struct kva_kv_se
     return (struct kva_use_seq){.mass = mark(kv, seq, layer, l.mass), .slots = l.slots};
 }
 
-bool kva_pool_use(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer,
-                  uint32_t position, struct kva_use_seq *ret)
+bool kva_kv_pool_use(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer,
+                     uint32_t position, struct kva_use_seq *ret)
 {
-    if (!kva_pool_limits(&seq->spec) || seq->spec.victim == KVA_VICTIM_FIFO)
+    if (!kva_kv_pool_limits(&seq->spec) || seq->spec.victim == KVA_VICTIM_FIFO)
         return false;
     *ret = use_of(kv, seq, layer);
     ret->filled = kva_kv_stored(seq) * KVA_PAGE_TOKENS;
@@ -185,7 +185,7 @@ static void own_pages(struct kva_kv *kv, struct kva_kv_seq *seq)
     /* Fetches that wait in the queue find pages where they were. */
     kva_device_sync(kv->device, KVA_QUEUE_COPY);
     for (uint32_t i = 0; i < pages_of(&seq->spec); i++) {
-        struct kva_page *page = seq->pages[kva_pool_source(seq, i)];
+        struct kva_page *page = seq->pages[kva_kv_pool_source(seq, i)];
         const bool alone = i > 0 && page->refs == 1 && !page->cached; /* the first one stays */
         if (alone && kva_page_pool_hold(kv->pages, page)) {
             s->pages[i] = page;
@@ -230,40 +230,40 @@ static void replace(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t page)
 static void prompt_end(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
     const uint32_t stored = kva_kv_stored(seq);
-    if (!kva_pool_limits(&seq->spec) || stored == 0)
+    if (!kva_kv_pool_limits(&seq->spec) || stored == 0)
         return;
     fill(kv, seq, 0, 1, 0);
-    fill(kv, seq, 1, stored - 1, kva_pool_source(seq, 1));
+    fill(kv, seq, 1, stored - 1, kva_kv_pool_source(seq, 1));
 }
 
 /* Copies of pages that have slots of their own are made already: the part is behind sketch. */
 static void prepare(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
 {
-    if (!kva_pool_limits(&seq->spec))
+    if (!kva_kv_pool_limits(&seq->spec))
         return;
     uint32_t page = seq->prepared;
     for (; page < first && page < pages_of(&seq->spec); page++)
         fill(kv, seq, page, 1, page);
     if (page == first)
         return;
-    if (!kva_pool_is_full(seq))
+    if (!kva_kv_pool_is_full(seq))
         own_pages(kv, seq);
     for (; page < first; page++)
         replace(kv, seq, page);
     kva_copies_anew(kv, seq);
 }
 
-bool kva_pool_is_full(const struct kva_kv_seq *seq)
+bool kva_kv_pool_is_full(const struct kva_kv_seq *seq)
 {
     const struct state *s = state_of(seq);
     return s && s->full;
 }
 
-unsigned char *kva_pool_home(const struct kva_kv_seq *seq, uint32_t index)
+unsigned char *kva_kv_pool_home(const struct kva_kv_seq *seq, uint32_t index)
 {
-    if (kva_pool_is_full(seq))
+    if (kva_kv_pool_is_full(seq))
         return state_of(seq)->pages[index]->host;
-    return seq->pages[kva_pool_source(seq, index)]->host;
+    return seq->pages[kva_kv_pool_source(seq, index)]->host;
 }
 
 /* --- as part.h has them ----------------------------------------------------------------------- */
@@ -281,7 +281,7 @@ static enum kva_status check(const struct kva_kv *kv, const struct kva_kv_spec *
 static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
 {
     struct state *s = state_of(seq);
-    if (!kva_pool_limits(&seq->spec))
+    if (!kva_kv_pool_limits(&seq->spec))
         return KVA_OK;
     s->pages = calloc(pages_of(&seq->spec), sizeof(struct kva_page *));
     s->homes = calloc(pages_of(&seq->spec), sizeof(void *));
@@ -308,14 +308,14 @@ static void reset(struct kva_kv *kv, struct kva_kv_seq *seq)
 static uint64_t footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                           const struct kva_kv_extent *extent)
 {
-    return kva_pool_limits(spec) && extent->offloaded > 0 ? layout_of(kv, spec).bytes : 0;
+    return kva_kv_pool_limits(spec) && extent->offloaded > 0 ? layout_of(kv, spec).bytes : 0;
 }
 
 static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
                   uint32_t end KVA_UNUSED)
 {
     struct state *s = state_of(seq);
-    if (s->marks || offloaded == 0 || !kva_pool_limits(&seq->spec))
+    if (s->marks || offloaded == 0 || !kva_kv_pool_limits(&seq->spec))
         return true;
     const size_t bytes = layout_of(kv, &seq->spec).bytes;
     s->marks = kva_kv_alloc_device(kv, bytes);
@@ -336,7 +336,7 @@ static size_t saved_bytes_of(const struct kva_kv *kv, const struct kva_kv_spec *
 static uint64_t saved_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                             uint32_t prompt KVA_UNUSED)
 {
-    return kva_pool_limits(spec) ? saved_bytes_of(kv, spec) : 0;
+    return kva_kv_pool_limits(spec) ? saved_bytes_of(kv, spec) : 0;
 }
 
 /* Whether there is anything in the marks. */

@@ -36,9 +36,9 @@ const struct kva_kv_policy kva_kv_policy_infinigen = {
     .setting_count = KVA_COUNT_OF(settings),
     .parts = parts,
     .offloaded = kva_kv_offload_behind_window,
-    .limits = kva_pool_limits,
-    .stored = kva_pool_stored,
-    .gone = kva_pool_gone,
-    .host_pages = kva_pool_host_pages,
+    .limits = kva_kv_pool_limits,
+    .stored = kva_kv_pool_stored,
+    .gone = kva_kv_pool_gone,
+    .host_pages = kva_kv_pool_host_pages,
     .rehearses = kva_ahead_rehearses,
 };
