@@ -52,6 +52,9 @@ struct kva_backend {
     /* NULL: cannot be measured there. */
     enum kva_status (*roofs)(struct kva_device *device, struct kva_device_roofs *ret,
                              struct kva_err *err);
+    /* NULL: it has no solver. */
+    enum kva_status (*eigen)(struct kva_device *device, double *matrices, double *values,
+                             uint32_t n, uint32_t count, struct kva_err *err);
 };
 
 struct kva_device_base {

@@ -55,6 +55,15 @@ enum kva_status kva_device_measure(struct kva_device *device, struct kva_device_
     return backend_of(device)->roofs(device, ret, err);
 }
 
+enum kva_status kva_device_eigen(struct kva_device *device, double *matrices, double *values,
+                                 uint32_t n, uint32_t count, struct kva_err *err)
+{
+    if (!backend_of(device)->eigen)
+        return kva_fail(err, KVA_EUNSUPPORTED, "'%s' has no solver of eigenvectors",
+                        kva_device_get_info(device)->name);
+    return backend_of(device)->eigen(device, matrices, values, n, count, err);
+}
+
 /* --- memory ----------------------------------------------------------------------------------- */
 
 enum kva_status kva_device_alloc(struct kva_device *device, enum kva_mem mem, size_t bytes,

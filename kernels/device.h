@@ -121,6 +121,15 @@ struct kva_device_roofs {
 KVA_MUST_CHECK enum kva_status
 kva_device_measure(struct kva_device *device, struct kva_device_roofs *ret, struct kva_err *err);
 
+/* Eigenvectors of `count` symmetric matrices [count][n][n] in memory of the host, of which element
+ * [i][j] with i <= j is read: each becomes its own, orthonormal, one a row, and values [count][n]
+ * their eigenvalues, ascending. Finite numbers. Waits for the device. Fails: KVA_EUNSUPPORTED (the
+ * device has no solver; err says what it lacks), KVA_EFORMAT (a matrix for which it finds no end;
+ * err says which), KVA_ENOMEM, KVA_EDEVICE. */
+KVA_MUST_CHECK enum kva_status kva_device_eigen(struct kva_device *device, double *matrices,
+                                                double *values, uint32_t n, uint32_t count,
+                                                struct kva_err *err);
+
 /* --- memory ---------------------------------------------------------------------------------- */
 
 /* `bytes` of zeroed memory, 64-byte aligned; physical memory is taken when touched where the tier

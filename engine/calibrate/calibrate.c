@@ -128,8 +128,8 @@ static enum kva_status find_directions(struct run *run, struct kva_err *err)
     struct kva_calibration *c = run->result;
     enum kva_status status = KVA_OK;
     for (uint32_t i = 0; i < KVA_SKEW_METHOD_COUNT && !status; i++) {
-        status =
-            kva_directions_find(c->gram, (enum kva_skew_method)i, run->pool, &c->skews[i], err);
+        status = kva_directions_find(c->gram, (enum kva_skew_method)i, run->params->device,
+                                     run->pool, &c->skews[i], err);
         if (!status)
             c->skews[i]->tokens = (uint64_t)run->params->window_count * run->params->window_tokens;
     }

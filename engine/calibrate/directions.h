@@ -1,19 +1,20 @@
 /* directions.h - from sums over queries and keys to a skew: an orthogonal matrix per layer and KV
  * head, whose first columns keep the most of the products.
  *
- * Thread rule: that of the pool. */
+ * Thread rule: engine thread, with the pool. */
 #ifndef KVA_ENGINE_CALIBRATE_DIRECTIONS_H
 #define KVA_ENGINE_CALIBRATE_DIRECTIONS_H
 
 #include "engine/calibrate/gram.h"
 #include "engine/model/skew.h"
 
-/* The skew of these sums. The same bits for any number of threads. Fails: KVA_EUNSUPPORTED (no
- * LAPACK), KVA_EFORMAT (sums that are not finite; err names layer and head), KVA_ENOMEM. */
+/* The skew of these sums, by the solver of `device` or by LAPACK (eigen.h). The same bits for any
+ * number of threads. Fails: KVA_EUNSUPPORTED (neither), KVA_EFORMAT (sums that are not finite; err
+ * names layer and head), KVA_ENOMEM, KVA_EDEVICE. */
 KVA_MUST_CHECK enum kva_status kva_directions_find(const struct kva_gram *gram,
                                                    enum kva_skew_method method,
-                                                   struct kva_pool *pool, struct kva_skew **ret,
-                                                   struct kva_err *err);
+                                                   struct kva_device *device, struct kva_pool *pool,
+                                                   struct kva_skew **ret, struct kva_err *err);
 
 /* One matrix. With C the keys' sums without what all keys have in common (their mean, which changes
  * no query's order of them), A has the eigenvectors, by descending value, of

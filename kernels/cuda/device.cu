@@ -376,6 +376,7 @@ static const struct kva_backend backend = {
     .step_end = kva_cuda_step_end,
     .steps = kva_cuda_step_counts,
     .roofs = kva_cuda_roofs,
+    .eigen = kva_cuda_eigen,
 };
 
 /* Which GPU; what is wrong if there is none. */

@@ -343,6 +343,10 @@ void kva_cuda_sketch_weigh(struct kva_device *device, const struct kva_sketch_we
 enum kva_status kva_cuda_roofs(struct kva_device *device, struct kva_device_roofs *ret,
                                struct kva_err *err);
 
+/* eigen.cu: cuSOLVER's, which is loaded when it is asked for. */
+enum kva_status kva_cuda_eigen(struct kva_device *device, double *matrices, double *values,
+                               uint32_t n, uint32_t count, struct kva_err *err);
+
 /* to[i] = from[i], between any two formats. */
 void kva_cuda_convert(struct kva_device *device, void *to, enum kva_dtype to_dtype,
                       const void *from, enum kva_dtype from_dtype, size_t count);

@@ -266,6 +266,60 @@ static void check_failure(struct check *check)
     check_that(check, "another device goes on", kva_device_error(check->gpu, NULL) == KVA_OK);
 }
 
+/* Largest of |A v - value v| and of |V V^T - 1|, beside the largest value. */
+static double eigen_error(const double *matrix, const double *vectors, const double *values,
+                          uint32_t n)
+{
+    double worst = 0, largest = 0;
+    for (uint32_t i = 0; i < n; i++)
+        largest = fmax(largest, fabs(values[i]));
+    for (uint32_t v = 0; v < n; v++) {
+        for (uint32_t i = 0; i < n; i++) {
+            double product = 0, dot = 0;
+            for (uint32_t j = 0; j < n; j++) {
+                product += matrix[(i < j ? i : j) * n + (i < j ? j : i)] * vectors[v * n + j];
+                dot += vectors[v * n + j] * vectors[i * n + j];
+            }
+            worst = fmax(worst, fabs(product - values[v] * vectors[v * n + i]) / largest);
+            worst = fmax(worst, fabs(dot - (i == v)));
+        }
+    }
+    return worst;
+}
+
+/* Eigenvectors of matrices of which the lower half is not there. */
+static void check_eigen(struct check *check)
+{
+    enum { COUNT = 3, N_MAX = 64 };
+    static const uint32_t sizes[] = {1, 7, N_MAX};
+    static double from[COUNT * N_MAX * N_MAX], matrices[COUNT * N_MAX * N_MAX];
+    double values[COUNT * N_MAX];
+    struct kva_err err;
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        const uint32_t n = sizes[s];
+        for (uint32_t i = 0; i < COUNT * n * n; i++)
+            from[i] = i / n % n <= i % n ? (double)check_normal(check) : NAN;
+        memcpy(matrices, from, sizeof matrices);
+        const enum kva_status status =
+            kva_device_eigen(check->gpu, matrices, values, n, COUNT, &err);
+        if (status == KVA_EUNSUPPORTED && !check->simt) {
+            printf("SKIPPED eigenvectors: %s\n", err.message);
+            return;
+        }
+        check_that(check, "eigenvectors", status == KVA_OK);
+        for (uint32_t i = 0; i < COUNT && !status; i++) {
+            const double *value = values + (size_t)i * n;
+            const size_t at = (size_t)i * n * n;
+            bool ascending = true;
+            for (uint32_t j = 1; j < n; j++)
+                ascending = ascending && value[j - 1] <= value[j];
+            check_that(check, "eigenvalues ascend", ascending);
+            check_that(check, "eigenvectors to 11 digits",
+                       eigen_error(from + at, matrices + at, value, n) < 1e-11);
+        }
+    }
+}
+
 void check_device(struct check *check)
 {
     check->op = "device";
@@ -277,5 +331,6 @@ void check_device(struct check *check)
     if (check->act == KVA_BF16)
         check_large_weight(check);
     check_measure(check);
+    check_eigen(check);
     check_failure(check);
 }

@@ -33,6 +33,7 @@ static const struct {
     {"keep_rows.cu", MUTATIONS_OF_OPERATORS, "row_error store_rows roll_rows"},
     {"sketch.cu", MUTATIONS_OF_OPERATORS, "sketch sketch_queries sketch_weigh"},
     {"device.cu", MUTATIONS_OF_PARTS, "device"},
+    {"eigen.cu", MUTATIONS_OF_PARTS, "device"},
     {"pinned.cu", MUTATIONS_OF_PARTS, "device"},
     {"ring.cu", MUTATIONS_OF_PARTS, "device"},
     {"spare.cu", MUTATIONS_OF_PARTS, "device"},

@@ -223,7 +223,7 @@ static struct kva_skew *found(const struct kva_gram *gram, uint32_t threads)
     struct kva_pool *pool;
     struct kva_skew *skew;
     assert_int_equal(kva_pool_create(threads, &pool, &err), KVA_OK);
-    assert_int_equal(kva_directions_find(gram, KVA_SKEW_BALANCED, pool, &skew, &err), KVA_OK);
+    assert_int_equal(kva_directions_find(gram, KVA_SKEW_BALANCED, NULL, pool, &skew, &err), KVA_OK);
     kva_pool_destroy(pool);
     return skew;
 }
@@ -255,7 +255,8 @@ static void test_directions__sums_that_are_not_finite_are_named(void **state KVA
     struct kva_gram *gram = made_gram(2, 2, 8);
     gram->q[kva_gram_at(gram, 1, 1) + 3] = NAN;
     assert_int_equal(kva_pool_create(2, &pool, &err), KVA_OK);
-    assert_int_equal(kva_directions_find(gram, KVA_SKEW_QUERIES, pool, &skew, &err), KVA_EFORMAT);
+    assert_int_equal(kva_directions_find(gram, KVA_SKEW_QUERIES, NULL, pool, &skew, &err),
+                     KVA_EFORMAT);
     assert_non_null(strstr(err.message, "layer 1, KV head 1"));
     assert_non_null(strstr(err.message, "not finite"));
     kva_pool_destroy(pool);
