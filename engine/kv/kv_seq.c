@@ -30,8 +30,10 @@ static uint64_t host_pages(const struct kva_kv *kv, const struct kva_kv_plan *pl
 /* Of the prompt with its residual stream, or of what follows without it. */
 static uint64_t largest_device_bytes(const struct kva_kv *kv, const struct kva_kv_plan *plan)
 {
-    uint64_t bytes = kva_kv_footprint(kv, plan->spec, plan->prompt_tokens, plan->tokens_max);
-    uint64_t prompt = kva_kv_footprint(kv, plan->spec, plan->prompt_tokens, plan->prompt_tokens) +
+    const struct kva_kv_spec spec =
+        kva_kv_spec_resolve(plan->spec, plan->prompt_tokens, plan->tokens_max);
+    uint64_t bytes = kva_kv_footprint(kv, &spec, plan->prompt_tokens, plan->tokens_max);
+    uint64_t prompt = kva_kv_footprint(kv, &spec, plan->prompt_tokens, plan->prompt_tokens) +
                       kva_kv_stream_bytes(kv, plan->prompt_tokens);
     return prompt > bytes ? prompt : bytes;
 }
