@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { LAYERS = 3, MODELS = 4, LENGTH_MAX = 640, KV_HEADS_MAX = 4, SLOTS = 192 };
 
@@ -23,21 +22,15 @@ static const char *const families[MODELS] = {"llama3_gqa_bf16", "gemma_tied", "n
 static char folder[] = "/tmp/kvahead_pool_XXXXXX";
 static char paths[MODELS][200];
 
-static char *read_text(const char *path)
+/* The family's configuration with more layers and more room. */
+static char *deepen(const char *path)
 {
+    char text[1 << 13] = {0};
     FILE *file = fopen(path, "r");
     assert_non_null(file);
-    char *text = calloc(1, 1 << 16);
-    (void)!fread(text, 1, (1 << 16) - 1, file);
+    (void)!fread(text, 1, sizeof text - 1, file);
     fclose(file);
-    return text;
-}
-
-static char *deepen(const char *text)
-{
-    cJSON *config = cJSON_Parse(text), *types = cJSON_GetObjectItem(config, "layer_types");
-    for (int i = cJSON_GetArraySize(types); types && i < LAYERS; i++)
-        cJSON_AddItemToArray(types, cJSON_Duplicate(cJSON_GetArrayItem(types, 0), true));
+    cJSON *config = cJSON_Parse(text);
     cJSON_ReplaceItemInObject(config, "num_hidden_layers", cJSON_CreateNumber(LAYERS));
     cJSON_ReplaceItemInObject(config, "max_position_embeddings", cJSON_CreateNumber(1024));
     char *deep = cJSON_PrintUnformatted(config);
@@ -55,12 +48,11 @@ static int make_models(void **state KVA_UNUSED)
         snprintf(name, sizeof name, "tests/golden/families/%s/config.json", families[i]);
         kva_test_source(name, config, sizeof config);
         snprintf(paths[i], sizeof paths[i], "%s/%s", folder, families[i]);
-        char *text = read_text(config), *deep = deepen(text);
+        char *deep = deepen(config);
         const struct kva_synthetic_params params = {
             .dir_path = paths[i], .config_json = deep, .seed = 50 + i, .threads = 1};
         if (kva_synthetic_write(&params, &info, &err))
             fail_msg("%s: %s", families[i], err.message);
-        free(text);
         free(deep);
     }
     return 0;
@@ -87,7 +79,7 @@ struct told {
     uint32_t tokens[LENGTH_MAX];
     float logprobs[LENGTH_MAX];
     uint32_t cached;
-    uint64_t victims, evicted, host_bytes, device_bytes;
+    uint64_t victims, evicted, host_bytes;
 };
 
 static struct kva_kv_spec limited(uint32_t pool, enum kva_kv_victim victim)
@@ -150,7 +142,6 @@ static void tell_info(struct fixture *f, struct kva_sequence *seq, struct told *
     told->victims = kva_counts_named(&info.counts, "pool_victims");
     told->evicted = kva_counts_named(&info.counts, "evicted_tokens");
     told->host_bytes = info.bytes.host;
-    told->device_bytes = info.bytes.device;
 }
 
 static struct told *tell(struct fixture *f, const struct long_run *run)
@@ -200,8 +191,6 @@ static void expect_same(const struct told *a, const struct told *b, const char *
     if (first_other(a, b) < LENGTH_MAX)
         fail_msg("%s: other bits from output %u on", what, first_other(a, b));
 }
-
-/* --- room ------------------------------------------------------------------------------------ */
 
 /* As long as there is room, nothing is different; then something is. */
 static void test_pool__with_room_is_no_limit(void **state KVA_UNUSED)
@@ -466,8 +455,6 @@ static void test_pool__shared_pages_are_not_written(void **state KVA_UNUSED)
         free(want[i]);
 }
 
-/* --- memory ---------------------------------------------------------------------------------- */
-
 /* Host memory does not grow with the answer: in a tier that has no room for more. */
 static void test_pool__host_memory_is_bounded(void **state KVA_UNUSED)
 {
@@ -479,12 +466,9 @@ static void test_pool__host_memory_is_bounded(void **state KVA_UNUSED)
     const uint64_t page = LAYERS * kva_kv_block_bytes(2, 16);
     /* Three pages of slots, the first page, a window of two, one before another leaves, the prompt's
      * copy; and the marks. */
-    params.host_bytes = 10 * page;
     run.kv = limited(SLOTS, KVA_VICTIM_COUNTER);
-    struct told *want = tell_alone(&(struct fixture_params){.model_path = paths[0],
-                                                            .context_max = 1024,
-                                                            .step_tokens_max = 256},
-                                   &run);
+    struct told *want = tell_alone(&params, &run);
+    params.host_bytes = 10 * page;
     fixture_open(&f, &params);
     struct told *told = tell(&f, &run);
     expect_same(told, want, "little memory");
