@@ -198,6 +198,12 @@ bool kva_kv_policy_drops(enum kva_kv_policy_id policy)
     return kva_kv_policy_get(policy)->drops;
 }
 
+bool kva_kv_spec_drops(const struct kva_kv_spec *spec)
+{
+    return kva_kv_policy_of(spec)->drops ||
+           (kva_kv_spec_has_setting(spec, KVA_SETTING_POOL) && spec->pool > 0);
+}
+
 uint32_t kva_kv_tokens_max(const struct kva_kv_spec *spec, uint32_t context)
 {
     const struct kva_kv_policy *policy = kva_kv_policy_of(spec);

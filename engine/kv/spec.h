@@ -345,6 +345,9 @@ bool kva_kv_policy_exact(enum kva_kv_policy_id policy);
 /* Whether it drops tokens for good, which no later query can bring back. */
 bool kva_kv_policy_drops(enum kva_kv_policy_id policy);
 
+/* The same of a policy with such settings: its own doing, or that of a limit (`pool`). */
+bool kva_kv_spec_drops(const struct kva_kv_spec *spec);
+
 /* Tokens of a sequence whose policy lets it go on past the model's context. */
 #define KVA_KV_TOKENS_MAX (1u << 24)
 

@@ -146,6 +146,18 @@ static enum kva_status parse_item(struct kva_api_parser *p, const cJSON *item)
     return parse_setting(p, item->string, place, item);
 }
 
+/* What is gone is gone for good, so requests may choose it only where the operator has. */
+static enum kva_status check_limit(const struct kva_api_parser *p)
+{
+    const struct kva_kv_spec *spec = &p->call->kv, *own = &p->config->kv_specs[spec->policy];
+    if (!kva_kv_spec_drops(spec) || kva_kv_spec_drops(own))
+        return KVA_OK;
+    return kva_fail_param(p->err, KVA_EINVAL, "kv.pool",
+                          "'kv.pool' drops tokens for good, and this server's own settings of '%s' "
+                          "do not.",
+                          kva_kv_policy_name(spec->policy));
+}
+
 enum kva_status kva_api_parse_kv(struct kva_api_parser *p, const char *name, const cJSON *value)
 {
     if (!cJSON_IsObject(value))
@@ -160,5 +172,5 @@ enum kva_status kva_api_parse_kv(struct kva_api_parser *p, const char *name, con
     status = kva_kv_spec_check(&p->call->kv, &err);
     if (status)
         return kva_fail_param(p->err, status, name, "'kv': %s.", err.message);
-    return KVA_OK;
+    return check_limit(p);
 }

@@ -195,6 +195,19 @@ def test_rows_chosen_a_layer_ahead_are_told(server: Server):
     assert [choice["token_ids"] for choice in crowd["choices"]] == 3 * [want]
 
 
+def test_a_limit_on_host_memory_is_the_operators(servers, server: Server):
+    kv = {"policy": "infinigen", "skew": "none", "skip_layers": 1, "alpha": 2, "pool": 256}
+    body = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True, "kv": kv | {"report": True}}
+    reply = server.post("/v1/completions", body)
+    assert reply.status == 400 and reply.error()["param"] == "kv.pool", reply
+    limited = servers.start("--kv", "full", "--kv", "infinigen:pool=90%:skew=none")
+    told = limited.complete(**body)["usage"]["kvahead"]
+    assert told["pool_victims"] > 0 and told["evicted_tokens"] > 0
+    body["kv"] = kv | {"report": True, "pool": 0}
+    unlimited = limited.complete(**body)["usage"]["kvahead"]
+    assert unlimited["pool_victims"] == 0 and told["host_bytes"] < unlimited["host_bytes"]
+
+
 def test_a_default_without_its_skew_is_told_at_the_start():
     done = command("serve", "--model", ROOT / "models/demo", "--port", 0, "--kv", "infinigen")
     assert done.returncode != 0
