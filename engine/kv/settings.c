@@ -136,7 +136,7 @@ static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
     [KVA_SETTING_CODING] = {"coding", WORD, .words = codings, AT(coding),
                             .help = "what few bits hold of a kept token: its key and value "
                                     "`turned`, so that no channel is larger than others, or "
-                                    "`plain`, as they are; `auto`: turned at 2 and 3 bits"},
+                                    "`plain`, as they are; `auto`: plain at 4 bits, else turned"},
 };
 
 const struct kva_kv_setting *kva_kv_setting_at(enum kva_kv_setting_id id)

@@ -31,12 +31,13 @@ bool kva_kept_codes(const struct kva_kv_spec *spec)
     return spec->bits > 0 && spec->bits < 16;
 }
 
-/* Turned, a key whose one channel is far larger than all others has that size in every channel, and
- * few levels for what tells it from other keys: 4 bits are enough without, and 2 or 3 are not. */
+/* Turned, a key whose one channel is far larger than all others has that size, of either sign, in
+ * every channel. Of 4 bits' levels it falls between two, which is where rounding loses most; 4 bits
+ * do without turning, fewer do not, and to more nothing happens (docs/results/kept.md). */
 static enum kva_lowbit_coding coding_of(const struct kva_kv_spec *spec)
 {
     if (spec->coding == KVA_KV_CODING_AUTO)
-        return spec->bits <= 3 ? KVA_CODING_TURNED : KVA_CODING_PLAIN;
+        return spec->bits == 4 ? KVA_CODING_PLAIN : KVA_CODING_TURNED;
     return spec->coding == KVA_KV_CODING_PLAIN ? KVA_CODING_PLAIN : KVA_CODING_TURNED;
 }
 
