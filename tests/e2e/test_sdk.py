@@ -468,7 +468,7 @@ CHAT_REFUSALS = [
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"response_format": {"type": "xml"}}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call.name"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
@@ -522,9 +522,9 @@ def test_model__unknown_one_is_not_found(client):
 
 def test_routes__that_are_not_here_say_so(client):
     with pytest.raises(openai.NotFoundError) as caught:
-        client.embeddings.create(model="demo", input="x")
+        client.moderations.create(model="demo", input="x")
     assert caught.value.code == "not_found"
-    assert "/v1/embeddings" in caught.value.message
+    assert "/v1/moderations" in caught.value.message
 
 
 # --- many at once
