@@ -6,12 +6,11 @@
 #include "engine/kv/parts/ahead_internal.h"
 #include "engine/kv/parts/sketch.h"
 #include "engine/model/skew.h"
-#include "engine/model/synthetic.h"
 #include "kernels/convert.h"
 #include "tests/data.h"
+#include "tests/engine/family_models.h"
 #include "tests/engine/trace.h"
 
-#include <cjson/cJSON.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,60 +26,22 @@ static const char *const families[MODELS] = {
     "gemma_tied",      "qwen2_mixed_window", "llama_yarn",
 };
 
-static char folder[] = "/tmp/kvahead_ahead_XXXXXX";
-static char paths[MODELS][200];
-
-static char *read_text(const char *path)
-{
-    FILE *file = fopen(path, "r");
-    assert_non_null(file);
-    char *text = calloc(1, 1 << 16);
-    (void)!fread(text, 1, (1 << 16) - 1, file);
-    fclose(file);
-    return text;
-}
-
-/* With as many kinds of layers as there are to be, in turns. */
-static char *deepen(const char *text)
-{
-    cJSON *config = cJSON_Parse(text), *types = cJSON_GetObjectItem(config, "layer_types");
-    const int had = cJSON_GetArraySize(types);
-    for (int i = had; types && i < LAYERS; i++)
-        cJSON_AddItemToArray(types, cJSON_Duplicate(cJSON_GetArrayItem(types, i % had), true));
-    cJSON_ReplaceItemInObject(config, "num_hidden_layers", cJSON_CreateNumber(LAYERS));
-    if (cJSON_IsNumber(cJSON_GetObjectItem(config, "sliding_window"))) /* past the pages' own */
-        cJSON_ReplaceItemInObject(config, "sliding_window", cJSON_CreateNumber(100));
-    char *deep = cJSON_PrintUnformatted(config);
-    cJSON_Delete(config);
-    return deep;
-}
+static char paths[MODELS][FIXTURE_PATH_BYTES];
 
 static int make_models(void **state KVA_UNUSED)
 {
-    assert_non_null(mkdtemp(folder));
-    for (size_t i = 0; i < MODELS; i++) {
-        char name[100], config[4096];
-        struct kva_synthetic_info info;
-        struct kva_err err = {0};
-        snprintf(name, sizeof name, "tests/golden/families/%s/config.json", families[i]);
-        kva_test_source(name, config, sizeof config);
-        snprintf(paths[i], sizeof paths[i], "%s/%s", folder, families[i]);
-        char *text = read_text(config), *deep = deepen(text);
-        const struct kva_synthetic_params params = {
-            .dir_path = paths[i], .config_json = deep, .seed = 40 + i, .threads = 1};
-        if (kva_synthetic_write(&params, &info, &err))
-            fail_msg("%s: %s", families[i], err.message);
-        free(text);
-        free(deep);
-    }
+    family_models_make(
+        &(struct family_models){
+            .families = families, .count = MODELS, .layers = LAYERS, .seed = 40},
+        paths);
     return 0;
 }
 
 static int remove_models(void **state KVA_UNUSED)
 {
-    char command[300];
-    snprintf(command, sizeof command, "rm -r '%s'", folder);
-    return system(command);
+    for (size_t i = 0; i < MODELS; i++)
+        fixture_remove_model(paths[i]);
+    return 0;
 }
 
 static struct kva_kv_spec spec_of(uint32_t alpha, uint32_t cap, uint32_t partial)

@@ -4,11 +4,10 @@
 #include "tests/cmocka.h"
 
 #include "engine/kv/parts/pool.h"
-#include "engine/model/synthetic.h"
 #include "tests/data.h"
+#include "tests/engine/family_models.h"
 #include "tests/engine/trace.h"
 
-#include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,50 +18,22 @@ enum { LAYERS = 3, MODELS = 4, LENGTH_MAX = 640, KV_HEADS_MAX = 4, SLOTS = 192 }
 static const char *const families[MODELS] = {"llama3_gqa_bf16", "gemma_tied", "neox_parallel",
                                              "opt_relu_tied"};
 
-static char folder[] = "/tmp/kvahead_pool_XXXXXX";
-static char paths[MODELS][200];
-
-/* The family's configuration with more layers and more room. */
-static char *deepen(const char *path)
-{
-    char text[1 << 13] = {0};
-    FILE *file = fopen(path, "r");
-    assert_non_null(file);
-    (void)!fread(text, 1, sizeof text - 1, file);
-    fclose(file);
-    cJSON *config = cJSON_Parse(text);
-    cJSON_ReplaceItemInObject(config, "num_hidden_layers", cJSON_CreateNumber(LAYERS));
-    cJSON_ReplaceItemInObject(config, "max_position_embeddings", cJSON_CreateNumber(1024));
-    char *deep = cJSON_PrintUnformatted(config);
-    cJSON_Delete(config);
-    return deep;
-}
+static char paths[MODELS][FIXTURE_PATH_BYTES];
 
 static int make_models(void **state KVA_UNUSED)
 {
-    assert_non_null(mkdtemp(folder));
-    for (size_t i = 0; i < MODELS; i++) {
-        char name[100], config[4096];
-        struct kva_synthetic_info info;
-        struct kva_err err = {0};
-        snprintf(name, sizeof name, "tests/golden/families/%s/config.json", families[i]);
-        kva_test_source(name, config, sizeof config);
-        snprintf(paths[i], sizeof paths[i], "%s/%s", folder, families[i]);
-        char *deep = deepen(config);
-        const struct kva_synthetic_params params = {
-            .dir_path = paths[i], .config_json = deep, .seed = 50 + i, .threads = 1};
-        if (kva_synthetic_write(&params, &info, &err))
-            fail_msg("%s: %s", families[i], err.message);
-        free(deep);
-    }
+    family_models_make(
+        &(struct family_models){
+            .families = families, .count = MODELS, .layers = LAYERS, .positions = 1024, .seed = 50},
+        paths);
     return 0;
 }
 
 static int remove_models(void **state KVA_UNUSED)
 {
-    char command[300];
-    snprintf(command, sizeof command, "rm -r '%s'", folder);
-    return system(command);
+    for (size_t i = 0; i < MODELS; i++)
+        fixture_remove_model(paths[i]);
+    return 0;
 }
 
 /* --- runs ------------------------------------------------------------------------------------ */
