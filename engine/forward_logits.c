@@ -1,5 +1,6 @@
 /* forward_logits.c - logits of the rows that need them, on the device, and what of them the host is
- * given: lists where those are enough, all of them where not. And sums of rows, for those that want no logits. */
+ * given: lists where those are enough, all of them where not. And sums of rows, for those that want
+ * no logits. */
 #include "engine/forward_internal.h"
 
 /* Logits of some rows, on the device. */

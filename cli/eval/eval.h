@@ -51,8 +51,8 @@ struct kva_cli_eval {
     struct kva_sparsity sparsity;
 };
 
-/* Reads --text, --prompts or --stream into samples. Fails: KVA_EINVAL, KVA_ENOTFOUND, KVA_EIO, KVA_ETOOBIG,
- * KVA_EFORMAT, KVA_ECONTEXT, KVA_ENOMEM; err names the file, and the line of prompts. */
+/* Reads --text, --prompts or --stream into samples. Fails: KVA_EINVAL, KVA_ENOTFOUND, KVA_EIO,
+ * KVA_ETOOBIG, KVA_EFORMAT, KVA_ECONTEXT, KVA_ENOMEM; err names the file, and the line of prompts. */
 KVA_MUST_CHECK enum kva_status kva_cli_eval_read(struct kva_cli_eval *eval, struct kva_err *err);
 void kva_cli_eval_drop_samples(struct kva_cli_eval *eval);
 

@@ -93,8 +93,8 @@ KVA_MUST_CHECK enum kva_status kva_look_create(const struct kva_look_params *par
 /* NULL is allowed. */
 void kva_look_destroy(struct kva_look *look);
 
-/* A point of a layer, with numbers that the host can read (bring.h), of a pass that has rows of one window and of nothing else, in the order of a
- * prefill: all rows of a layer before the next layer. */
+/* A point of a layer, with numbers that the host can read (bring.h), of a pass that has rows of one
+ * window and of nothing else, in the order of a prefill: all rows of a layer before the next layer. */
 void kva_look_at(struct kva_look *look, const struct kva_forward_layer_view *view);
 
 /* [layer_count]; the look's own. Of layer 0 there are no cosines and nothing is rehearsed. */

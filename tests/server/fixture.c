@@ -167,6 +167,16 @@ void fixture_attach(struct server_fixture *f)
     must(kva_server_attach(f->server, &f->backend, &err), &err, "attach");
 }
 
+void fixture_init_template(struct server_fixture *f, const char *source)
+{
+    struct kva_err err = {.status = KVA_OK};
+    fixture_init(f);
+    kva_template_destroy(f->chat_template);
+    must(kva_template_compile(source, strlen(source), &f->chat_template, &err), &err, "template");
+    f->backend.api.chat_template = f->chat_template;
+    kva_api_read_template(&f->backend.api, NULL, NULL);
+}
+
 void fixture_start(struct server_fixture *f)
 {
     struct kva_err err = {.status = KVA_OK};

@@ -37,6 +37,9 @@ struct server_fixture {
 /* Defaults: quiet log, no step time, keep-alives as the server has them. */
 void fixture_init(struct server_fixture *f);
 void fixture_start(struct server_fixture *f);
+
+/* fixture_init with another chat template: what it says of calls is read, too. */
+void fixture_init_template(struct server_fixture *f, const char *source);
 /* For attach_later. */
 void fixture_attach(struct server_fixture *f);
 /* Drain, join, free everything. */

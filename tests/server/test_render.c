@@ -84,12 +84,7 @@ static void test_render__stopping_ends_what_is_rendered(void **state)
 
 static void start_with(const char *source)
 {
-    struct kva_err err;
-    fixture_init(&f);
-    kva_template_destroy(f.chat_template);
-    assert_int_equal(kva_template_compile(source, strlen(source), &f.chat_template, &err), KVA_OK);
-    f.backend.api.chat_template = f.chat_template;
-    kva_api_read_template(&f.backend.api, NULL, NULL);
+    fixture_init_template(&f, source);
     fixture_start(&f);
 }
 

@@ -20,13 +20,8 @@ static int start(void **state)
 {
     static const char source[] = "{# <tool_call> <think> #}{% if tools %}{% endif %}"
                                  "{{ messages[-1].content }}";
-    struct kva_err err;
     (void)state;
-    fixture_init(&f);
-    kva_template_destroy(f.chat_template);
-    assert_int_equal(kva_template_compile(source, strlen(source), &f.chat_template, &err), KVA_OK);
-    f.backend.api.chat_template = f.chat_template;
-    kva_api_read_template(&f.backend.api, NULL, NULL);
+    fixture_init_template(&f, source);
     fixture_start(&f);
     return 0;
 }
@@ -205,15 +200,10 @@ static void test_functions__the_history_is_that_of_tools(void **state)
         "{\"role\":\"assistant\",\"content\":null,\"function_call\":{\"name\":\"add\","
         "\"arguments\":\"{\\\"a\\\":1}\"}},"
         "{\"role\":\"function\",\"name\":\"add\",\"content\":\"2\"}]," FUNCTIONS "}";
-    struct kva_err err;
     int status;
     (void)state;
     fixture_stop(&f);
-    fixture_init(&f);
-    kva_template_destroy(f.chat_template);
-    assert_int_equal(kva_template_compile(source, strlen(source), &f.chat_template, &err), KVA_OK);
-    f.backend.api.chat_template = f.chat_template;
-    kva_api_read_template(&f.backend.api, NULL, NULL);
+    fixture_init_template(&f, source);
     fixture_start(&f);
     cJSON *json = client_post_json(f.port, "/v1/chat/completions", body, &status);
     assert_int_equal(status, 200);
