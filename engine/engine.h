@@ -10,7 +10,9 @@
  *                               |        ^                |         ^
  *                            suspend   resume          suspend    resume
  *
- * suspend gives the device memory back and loses nothing: no token is computed twice.
+ * suspend gives the device memory back and loses nothing: no token is computed twice. A sequence that
+ * has lent KV to another instance may lose it there: a step says so, and restart puts it back before
+ * admit, with all of its tokens for a prompt.
  *
  * Thread rule: the engine thread calls everything. Steps allocate nothing. */
 #ifndef KVA_ENGINE_ENGINE_H
@@ -91,6 +93,7 @@ struct kva_step_item {
                                prepares one; or the step that finished the prefill */
     struct kva_token_output token;
     bool pooled;     /* the prompt is in, and its vector is there: there is nothing to decode */
+    bool lost;       /* KV of the sequence is gone: nothing came of the step, and restart is next */
     bool speculated; /* a speculative token was decoded along: spec_token, expected to be `token` */
     uint32_t spec_token;
 };
@@ -132,6 +135,11 @@ struct kva_engine_ops {
      * only if the device failed (KVA_EDEVICE). */
     enum kva_status (*step)(void *self, struct kva_step_item *items, uint32_t count,
                             struct kva_err *err);
+
+    /* Give everything back: the sequence is as after create, but that its prompt is all tokens that it
+     * has, output too, and the first token that comes out is the next one. Fails: KVA_ENOMEM (destroy
+     * is all that is left). May be NULL where no item is ever lost. */
+    enum kva_status (*restart)(void *self, struct kva_sequence *seq, struct kva_err *err);
 
     /* Any state; pages go to the prefix cache or back to the pools. NULL is allowed. */
     void (*destroy)(void *self, struct kva_sequence *seq);

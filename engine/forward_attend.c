@@ -22,19 +22,13 @@ static const struct kva_kv_range *find_prefix(const struct kva_kv_rows *rows)
     return NULL;
 }
 
-static void await_partial(const struct kva_kv_range *range)
-{
-    if (range->ready)
-        kva_event_wait(range->ready, KVA_QUEUE_COMPUTE);
-}
-
 /* The rows' result over blocks begins as that of the prefix. */
 static void copy_prefix(struct kva_forward *fw, const struct kva_kv_rows *rows,
                         const struct kva_kv_range *prefix)
 {
     const struct kva_partial to = kva_forward_partial_of(fw, KVA_RANGE_BLOCKS, rows->row_first);
     size_t pairs = (size_t)rows->row_count * fw->config->heads;
-    await_partial(prefix);
+    kva_kv_layer_await(fw->params.kv, rows, prefix);
     kva_device_copy(fw->device, KVA_QUEUE_COMPUTE, to.a, prefix->partial.a,
                     pairs * fw->config->head_dim * sizeof(float));
     kva_device_copy(fw->device, KVA_QUEUE_COMPUTE, to.m, prefix->partial.m, pairs * sizeof(float));
@@ -270,7 +264,7 @@ uint32_t kva_forward_list_rest(const struct kva_forward *fw, const struct kva_kv
     for (uint32_t i = 0; i < rows->range_count; i++) {
         if (!is_merged(&rows->ranges[i]))
             continue;
-        await_partial(&rows->ranges[i]);
+        kva_kv_layer_await(fw->params.kv, rows, &rows->ranges[i]);
         ret[count++] = rows->ranges[i].partial;
     }
     return count;

@@ -54,12 +54,31 @@ static enum kva_status check_params(const struct model_engine *e,
     return KVA_OK;
 }
 
-/* So much of the prompt is computed exactly: all of it, or of one that exceeds the context less than
+/* So much of a prompt is computed exactly: all of it, or of one that exceeds the context less than
  * a page, which is for nobody else. What follows is fed piece by piece (prefill.c). */
-static uint32_t exact_tokens(const struct model_engine *e, const struct kva_sequence_params *p)
+static uint32_t exact_tokens(const struct model_engine *e, uint32_t prompt_tokens)
 {
-    bool exceeds = p->prompt_tokens > e->engine.limits.context_max;
-    return exceeds ? KVA_PAGE_TOKENS - 1 : p->prompt_tokens;
+    bool exceeds = prompt_tokens > e->engine.limits.context_max;
+    return exceeds ? KVA_PAGE_TOKENS - 1 : prompt_tokens;
+}
+
+/* The sequence's storage in the cache, with its first `prefill_tokens` tokens for a prompt. */
+static enum kva_status begin_kv(struct model_engine *e, struct kva_sequence *seq,
+                                uint32_t prefill_tokens, struct kva_err *err)
+{
+    const struct kva_sequence_params *p = &seq->params;
+    const struct kva_kv_plan plan = {&p->kv, exact_tokens(e, prefill_tokens), p->tokens_max};
+    enum kva_status status = kva_kv_seq_init(e->kv, &seq->kv, &plan, err);
+    if (status)
+        return status;
+    /* Log-probabilities of the prompt, and the mean of its tokens, need every row computed. */
+    bool want_rows = (p->sampling->prompt_logprobs >= 0 && p->prompt_tokens > 1) ||
+                     p->pooling == KVA_POOLING_MEAN;
+    seq->kv.scope[0] = p->cache_scope[0];
+    seq->kv.scope[1] = p->cache_scope[1];
+    seq->kv.share = e->params.prefix_cache && !p->cache_disabled && !want_rows;
+    seq->prefill_tokens = prefill_tokens;
+    return KVA_OK;
 }
 
 static enum kva_status engine_check(void *self, const struct kva_sequence_params *params,
@@ -69,7 +88,8 @@ static enum kva_status engine_check(void *self, const struct kva_sequence_params
     enum kva_status status = check_params(e, params, err);
     if (status)
         return status;
-    const struct kva_kv_plan plan = {&params->kv, exact_tokens(e, params), params->tokens_max};
+    const struct kva_kv_plan plan = {&params->kv, exact_tokens(e, params->prompt_tokens),
+                                     params->tokens_max};
     return kva_kv_check_fits(e->kv, &plan, err);
 }
 
@@ -88,18 +108,12 @@ static enum kva_status engine_create(void *self, const struct kva_sequence_param
     if (kva_kv_spec_has_setting(&params->kv, KVA_SETTING_PREDICTOR))
         seq->params.kv.predictor =
             kva_kv_predictor_of(&params->kv, kva_device_get_info(e->device)->host_readable);
-    const struct kva_kv_plan plan = {&seq->params.kv, exact_tokens(e, params), params->tokens_max};
-    status = kva_kv_seq_init(e->kv, &seq->kv, &plan, err);
+    status = begin_kv(e, seq, params->prompt_tokens, err);
     if (status) {
         free(seq);
         return status;
     }
     bool want_prompt_logprobs = params->sampling->prompt_logprobs >= 0 && params->prompt_tokens > 1;
-    seq->kv.scope[0] = params->cache_scope[0];
-    seq->kv.scope[1] = params->cache_scope[1];
-    /* Log-probabilities of the prompt, and the mean of its tokens, need every row computed. */
-    bool want_rows = want_prompt_logprobs || params->pooling == KVA_POOLING_MEAN;
-    seq->kv.share = e->params.prefix_cache && !params->cache_disabled && !want_rows;
     seq->ids = malloc(params->tokens_max * sizeof(*seq->ids));
     if (want_prompt_logprobs)
         seq->prompt_logprobs = calloc(params->prompt_tokens - 1, sizeof(*seq->prompt_logprobs));
@@ -175,6 +189,19 @@ static enum kva_status engine_resume(void *self, struct kva_sequence *seq, struc
     return kva_kv_seq_resume(e->kv, &seq->kv, err);
 }
 
+/* Determinism makes it the same sequence: K and V of a token do not depend on whether it came in a
+ * prompt or was decoded. */
+static enum kva_status engine_restart(void *self, struct kva_sequence *seq, struct kva_err *err)
+{
+    struct model_engine *e = self;
+    kva_kv_seq_finish(e->kv, &seq->kv);
+    kva_pooling_end(e, seq);
+    seq->prefill_first = seq->prefill_layer = seq->prefill_position = 0;
+    seq->prefill_reported = 0;
+    seq->prefilled = seq->silent = false;
+    return begin_kv(e, seq, seq->token_count, err);
+}
+
 static void engine_sequence_info(void *self, const struct kva_sequence *seq,
                                  struct kva_sequence_info *ret)
 {
@@ -227,6 +254,7 @@ static const struct kva_engine_ops engine_ops = {
     .grow = engine_grow,
     .suspend = engine_suspend,
     .resume = engine_resume,
+    .restart = engine_restart,
     .step = kva_model_engine_step,
     .destroy = engine_destroy,
     .sequence_info = engine_sequence_info,
@@ -305,6 +333,7 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
         .sequences_max = p->sequences_max,
         .heads = e->config->heads,
         .stream_row_bytes = e->config->hidden_size * e->act_bytes,
+        .remote = p->remote,
     };
     enum kva_status status = place_skew(e, &kv.skew, err);
     if (!status)

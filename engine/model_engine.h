@@ -23,6 +23,8 @@ struct kva_model_engine_params {
     bool prefix_cache;
     /* F16 or BF16; F32: chosen by the model's own format (BF16 for BF16, else F16). */
     enum kva_dtype kv_dtype;
+    const struct kva_remote *remote; /* kv/remote.h: pages may be lent (lending.h); NULL: never.
+                                        Outlives the engine */
 };
 
 /* The KV format that kv_dtype = F32 stands for. */

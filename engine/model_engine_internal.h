@@ -18,12 +18,16 @@ struct kva_sequence {
     uint32_t *ids;        /* [tokens_max]: prompt, then output */
     uint32_t token_count; /* of ids */
 
-    /* Prefill: layer-major cursor over the prompt tokens that the prefix cache did not have. */
+    uint32_t prefill_tokens; /* to compute before the next one: the prompt, or all there were when
+                                the sequence was put back to its beginning */
+
+    /* Prefill: layer-major cursor over these tokens that the prefix cache did not have. */
     uint32_t prefill_first; /* first token to compute */
     uint32_t prefill_layer;
     uint32_t prefill_position;
     uint32_t prefill_reported; /* tokens' worth of progress told to the scheduler */
     bool prefilled;
+    bool silent; /* nothing came of the step in progress: it is run again */
 
     struct kva_prompt_logprob *prompt_logprobs; /* [prompt_tokens - 1], or NULL */
     struct kva_constraint_state *constraint;    /* of params.sampling->constraint, or NULL */
@@ -118,7 +122,7 @@ const float *kva_pooling_vector(struct model_engine *e, struct kva_sequence *seq
 
 /* --- prefill.c ------------------------------------------------------------------------------- */
 
-/* Prompt tokens that had to be computed when the sequence was admitted. */
+/* Tokens that had to be computed when the sequence was admitted. */
 uint32_t kva_prefill_left(const struct kva_sequence *seq);
 
 /* The quota of a prompt that does not fit the step whole. */

@@ -10,7 +10,7 @@
 
 uint32_t kva_prefill_left(const struct kva_sequence *seq)
 {
-    return seq->params.prompt_tokens - seq->prefill_first;
+    return seq->prefill_tokens - seq->prefill_first;
 }
 
 /* The prompt is in `done` tokens deep. */
@@ -92,7 +92,7 @@ static uint32_t exact_done(const struct model_engine *e, const struct kva_sequen
 uint32_t kva_model_engine_piece_end(const struct kva_sequence *seq)
 {
     uint32_t at = seq->kv.tokens, page_end = (at / KVA_PAGE_TOKENS + 1) * KVA_PAGE_TOKENS;
-    return seq->kv.prefilled ? kva_min_u32(page_end, seq->params.prompt_tokens) : 0;
+    return seq->kv.prefilled ? kva_min_u32(page_end, seq->prefill_tokens) : 0;
 }
 
 /* Tokens up to `end` through all layers. */
@@ -125,7 +125,7 @@ static void run_piece(struct model_engine *e, struct kva_sequence *seq, uint32_t
 static uint32_t run_pieces(struct model_engine *e, struct kva_sequence *seq, uint64_t tokens)
 {
     uint32_t rows = 0;
-    while (tokens > 0 && seq->prefill_position < seq->params.prompt_tokens) {
+    while (tokens > 0 && seq->prefill_position < seq->prefill_tokens) {
         uint32_t end = kva_model_engine_piece_end(seq), at = seq->prefill_position;
         rows = kva_min_u32(end - at, e->engine.limits.step_tokens_max);
         rows = tokens < rows ? (uint32_t)tokens : rows;
@@ -167,13 +167,13 @@ void kva_prefill_run(struct model_engine *e, struct kva_step_item *item)
             return;
         }
         kva_kv_seq_commit(e->kv, &seq->kv, seq->ids, exact);
-        if (exact == seq->params.prompt_tokens) {
+        if (exact == seq->prefill_tokens) {
             emit(e, item, rows);
             return;
         }
     }
     uint32_t rows = run_pieces(e, seq, units / layers);
-    if (seq->prefill_position < seq->params.prompt_tokens)
+    if (seq->prefill_position < seq->prefill_tokens)
         report(seq, item, seq->prefill_position - seq->prefill_first);
     else
         emit(e, item, rows);

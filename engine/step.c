@@ -1,4 +1,5 @@
 /* step.c - one step of the engine: the joint pass, then the quotas of long prompts (prefill.c). */
+#include "engine/kv/parts/lent.h"
 #include "engine/model_engine_internal.h"
 
 /* --- the joint pass: decoding rows and prompts that fit whole -------------------------------- */
@@ -6,7 +7,7 @@
 static bool fits_whole(const struct kva_step_item *item, uint32_t rows_left)
 {
     const struct kva_sequence *seq = item->seq;
-    bool exact = seq->kv.prompt_tokens == seq->params.prompt_tokens;
+    bool exact = seq->kv.prompt_tokens == seq->prefill_tokens;
     return exact && seq->prefill_layer == 0 && seq->prefill_position == seq->prefill_first &&
            kva_prefill_left(seq) <= item->prefill_tokens && kva_prefill_left(seq) <= rows_left;
 }
@@ -99,6 +100,9 @@ static uint32_t gather_batch(struct model_engine *e, struct kva_step_item *items
         rows_left -= items[i].seq->prefilled;
     for (uint32_t i = 0; i < count; i++) {
         struct kva_sequence *seq = items[i].seq;
+        items[i].lost = kva_kv_is_lost(&seq->kv);
+        if (items[i].lost)
+            continue;
         if ((!seq->prefilled && !fits_whole(&items[i], rows_left)) || sits_out(seq))
             continue;
         rows_left -= seq->prefilled ? 0 : kva_prefill_left(seq);
@@ -192,12 +196,13 @@ static void emit_batch(struct model_engine *e, const void *hidden, uint32_t batc
     }
 }
 
-/* Whoever wants a vector has it now, and gets no token. Returns how many are left. */
-static uint32_t drop_pooled(struct model_engine *e, uint32_t batch)
+/* Whoever wants a vector has it now and gets no token, nor does a sequence for which attention
+ * elsewhere gave no answer. Returns how many are left. */
+static uint32_t drop_silent(struct model_engine *e, uint32_t batch)
 {
     uint32_t left = 0;
     for (uint32_t i = 0; i < batch; i++) {
-        if (e->batch_items[i]->pooled)
+        if (e->batch_items[i]->pooled || e->batch_items[i]->seq->silent)
             continue;
         if (left < i) {
             e->batch_rows[left] = e->batch_rows[i];
@@ -219,6 +224,10 @@ static void run_batch(struct model_engine *e, uint32_t batch)
         struct kva_sequence *seq = item->seq;
         if (rows->predecode)
             continue;
+        seq->silent = !kva_kv_settle_step(e->kv, &seq->kv);
+        item->lost = kva_kv_is_lost(&seq->kv);
+        if (seq->silent)
+            continue;
         /* A draft token's K and V are never part of the sequence. */
         uint32_t kept = rows->row_count - rows->draft;
         kva_kv_seq_commit(e->kv, &seq->kv, seq->ids, rows->position_first + kept);
@@ -229,7 +238,7 @@ static void run_batch(struct model_engine *e, uint32_t batch)
             kva_prefill_finish(item);
         }
     }
-    emit_batch(e, hidden, drop_pooled(e, batch));
+    emit_batch(e, hidden, drop_silent(e, batch));
 }
 
 /* A sequence that pre-decodes sits out: its row is one more of the joint pass, and its token comes
@@ -252,6 +261,7 @@ enum kva_status kva_model_engine_step(void *self, struct kva_step_item *items, u
         items[i].status = KVA_OK;
         items[i].emitted = false;
         items[i].pooled = false;
+        items[i].lost = false;
         items[i].speculated = false;
         items[i].prefill_done = 0;
     }

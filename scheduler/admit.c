@@ -121,7 +121,7 @@ static bool prefill_possible(const struct kva_scheduler *s, const struct kva_ste
     uint32_t left = plan->prefill_quota - plan->prefill_used;
     if (left == 0)
         return false;
-    if (c->prompt_tokens <= left)
+    if (c->prefill_tokens <= left)
         return true;
     const struct kva_engine_limits *limits = &s->params.engine->limits;
     uint32_t places = limits->partial_prefills_max;
@@ -164,8 +164,9 @@ static enum verdict try_admit(struct kva_scheduler *s, struct kva_step_plan *pla
         return ENDED;
     }
     kva_choice_leave_waiting(s, c);
-    c->cached_tokens = kva_min_u32(cached_tokens, c->prompt_tokens);
-    c->times.admitted_ns = now_ns;
+    c->cached_tokens = kva_min_u32(cached_tokens, c->prefill_tokens);
+    if (c->times.admitted_ns == 0)
+        c->times.admitted_ns = now_ns;
     c->group->admitted = true;
     s->stats.prompt_tokens_cached += c->cached_tokens;
     kva_choice_enter_running(s, c, false);

@@ -101,6 +101,20 @@ void kva_choice_suspend(struct kva_scheduler *s, struct kva_choice *c)
     s->stats.preemptions++;
 }
 
+void kva_choice_restart(struct kva_scheduler *s, struct kva_choice *c, uint64_t now_ns)
+{
+    enum kva_status status = s->ops->restart(s->engine_self, c->seq, NULL);
+    s->stats.restarts++;
+    if (status != KVA_OK) {
+        kva_choice_end(s, c, KVA_FINISH_ERROR, status, 0, now_ns);
+        return;
+    }
+    leave_running(s, c);
+    c->prefill_tokens = c->prompt_tokens + c->output_tokens;
+    c->cached_tokens = c->prefill_done = 0;
+    kva_choice_enter_waiting(s, c);
+}
+
 /* A group whose leader is gone before its prompt was finished needs another. */
 static void replace_leader(struct kva_scheduler *s, struct kva_group *group)
 {

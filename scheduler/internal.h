@@ -80,6 +80,7 @@ struct kva_choice {
     uint32_t output_tokens;
     uint32_t output_tokens_max;
     uint32_t prompt_tokens;
+    uint32_t prefill_tokens; /* the prompt, or all that there was when it was put back to waiting */
     uint32_t stop_id_count;
     const uint32_t *stop_ids;
     uint64_t request_id;
@@ -177,6 +178,10 @@ void kva_choice_enter_running(struct kva_scheduler *s, struct kva_choice *c, boo
 void kva_choice_prefill_finished(struct kva_scheduler *s, struct kva_choice *c);
 void kva_choice_suspend(struct kva_scheduler *s, struct kva_choice *c);
 
+/* A running choice whose KV is lost waits again, in the place that it had in the order. It ends with
+ * an error if the engine cannot put it back. */
+void kva_choice_restart(struct kva_scheduler *s, struct kva_choice *c, uint64_t now_ns);
+
 /* Emit END, give everything back; frees the group with its last choice. */
 void kva_choice_end(struct kva_scheduler *s, struct kva_choice *c, enum kva_finish_reason reason,
                     enum kva_status status, uint32_t stop_token, uint64_t now_ns);
@@ -269,11 +274,11 @@ static inline uint32_t kva_waiting_count(const struct kva_scheduler *s)
     return s->waiting_count + s->sibling_count;
 }
 
-/* Prompt tokens whose work is still to be done: at least 1 until the engine has emitted a token. */
+/* Tokens of its prefill whose work is still to be done: at least 1 until the engine has emitted a token. */
 static inline uint32_t kva_prefill_left(const struct kva_choice *c)
 {
     uint32_t done = c->cached_tokens + c->prefill_done;
-    return done < c->prompt_tokens ? c->prompt_tokens - done : 1;
+    return done < c->prefill_tokens ? c->prefill_tokens - done : 1;
 }
 
 #endif

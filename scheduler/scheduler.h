@@ -153,6 +153,7 @@ struct kva_scheduler_stats {
     uint32_t waiting;                                  /* not admitted yet */
     uint32_t waiting_by_reason[KVA_WAIT_REASON_COUNT]; /* why each waits, as of the last step */
     uint64_t preemptions;                              /* counters since start */
+    uint64_t restarts; /* choices whose KV was lost, and computed again */
     uint64_t rejected_queue_full;
     uint64_t rejected_budget;
     uint64_t rejected_queue_time; /* requests that were not admitted in waiting_time_ns */

@@ -27,6 +27,7 @@ static void plan_item(struct kva_scheduler *s, struct kva_choice *c, uint32_t pr
     item->prefill_done = 0;
     item->emitted = false;
     item->pooled = false;
+    item->lost = false;
     item->token.top_count = 0;
     s->owners[s->item_count] = c;
     c->planned_step = s->step_serial;
@@ -251,13 +252,13 @@ static void take_prefill(struct kva_scheduler *s, struct kva_choice *c,
 {
     c->prefill_done += item->prefill_done;
     s->stats.prompt_tokens_computed += item->prefill_done;
-    if (!item->emitted) {
+    /* What was computed again has been told once. */
+    bool told = c->output_tokens > 0;
+    if (!told && (!item->emitted || c->progress_sent))
         kva_choice_emit_progress(s, c, now_ns);
+    if (!item->emitted)
         return;
-    }
-    if (c->progress_sent)
-        kva_choice_emit_progress(s, c, now_ns);
-    if (c->index == 0 && c->group->request->sampling.prompt_logprobs >= 0)
+    if (!told && c->index == 0 && c->group->request->sampling.prompt_logprobs >= 0)
         kva_choice_emit_prompt_logprobs(s, c, now_ns);
     kva_choice_prefill_finished(s, c);
 }
@@ -279,6 +280,10 @@ static void take_results(struct kva_scheduler *s, uint64_t now_ns)
         struct kva_choice *c = s->owners[i];
         if (item->status != KVA_OK) {
             kva_choice_end(s, c, KVA_FINISH_ERROR, item->status, 0, now_ns);
+            continue;
+        }
+        if (item->lost) {
+            kva_choice_restart(s, c, now_ns);
             continue;
         }
         if (item->pooled)

@@ -95,7 +95,7 @@ static void queue_choice(struct kva_scheduler *s, struct kva_group *group,
     c->request_id = request->id;
     c->index = index;
     c->item_index = UINT32_MAX;
-    c->prompt_tokens = request->prompt_tokens;
+    c->prompt_tokens = c->prefill_tokens = request->prompt_tokens;
     c->output_tokens_max = request->output_tokens_max;
     c->stop_ids = request->sampling.stop_ids;
     c->stop_id_count = request->sampling.stop_id_count;

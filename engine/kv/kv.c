@@ -52,6 +52,7 @@ enum kva_status kva_kv_create(const struct kva_kv_params *params, struct kva_kv 
     kv->skew = params->skew;
     kv->sequences_max = params->sequences_max;
     kv->stream_row_bytes = params->stream_row_bytes;
+    kv->remote = params->remote;
     kv->query_bytes = (size_t)params->heads * params->head_dim *
                       kva_dtype_bytes(kva_device_get_info(params->device)->act);
     kv->shape = (struct kva_kv_shape){
@@ -223,8 +224,8 @@ struct kva_tier_bytes kva_kv_seq_bytes(const struct kva_kv *kv, const struct kva
 {
     return (struct kva_tier_bytes){
         .device = seq->device_bytes,
-        .host = (uint64_t)(seq->page_count - seq->dropped + seq->promised_pages + seq->pool_pages +
-                           seq->stream.page_count + seq->saved.page_count) *
+        .host = (uint64_t)(seq->page_count - seq->dropped - seq->away + seq->promised_pages +
+                           seq->pool_pages + seq->stream.page_count + seq->saved.page_count) *
                 kv->shape.page_bytes,
     };
 }

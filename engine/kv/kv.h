@@ -43,6 +43,7 @@
 
 struct kva_kv_part;
 struct kva_kv_policy;
+struct kva_remote;
 
 struct kva_kv_shape {
     uint32_t layers;
@@ -72,9 +73,10 @@ struct kva_kv_params {
     bool windowed;                 /* layers of the model have sliding windows */
     struct kva_keep_rotary rotary; /* of the model's keys; outlives the cache */
     struct kva_kv_skew skew;
-    uint32_t sequences_max;  /* admitted at once */
-    uint32_t heads;          /* query heads: for queries that are kept */
-    size_t stream_row_bytes; /* of the residual stream of a prompt token; 0: none is kept */
+    uint32_t sequences_max;          /* admitted at once */
+    uint32_t heads;                  /* query heads: for queries that are kept */
+    size_t stream_row_bytes;         /* of the residual stream of a prompt token; 0: none is kept */
+    const struct kva_remote *remote; /* remote.h; NULL: no pages are lent. Outlives the cache */
 };
 
 struct kva_kv {
@@ -87,8 +89,9 @@ struct kva_kv {
     bool windowed;                 /* layers of the model have sliding windows */
     struct kva_keep_rotary rotary; /* of its keys */
     struct kva_kv_skew skew;
-    size_t query_bytes;      /* of a row of queries */
-    size_t stream_row_bytes; /* of a row of residual streams (stream.h) */
+    size_t query_bytes;              /* of a row of queries */
+    size_t stream_row_bytes;         /* of a row of residual streams (stream.h) */
+    const struct kva_remote *remote; /* NULL: no pages are lent */
 
     /* Pages whose device copy nobody uses now, longest unused first: dropped when the tier is full.
      */
@@ -130,6 +133,7 @@ struct kva_kv_seq {
     uint32_t pages_max;
     uint32_t page_count;     /* pages that exist, or have */
     uint32_t dropped;        /* pages [1, 1 + dropped) do not any more: NULL */
+    uint32_t away;           /* pages that are NULL because their only home is elsewhere (lent.h) */
     uint32_t closed_count;   /* the first so many are closed */
     uint32_t promised_pages; /* host memory promised and not taken yet */
     uint32_t pool_pages;     /* of a part's own (parts/pool.h) */

@@ -132,6 +132,30 @@ enum kva_status kva_kv_check_heads(const struct kva_kv *kv, const struct kva_kv_
                           kva_kv_spec_policy_name(spec), kv->shape.head_dim);
 }
 
+bool kva_kv_begin_use(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_page *page)
+{
+    kva_kv_page_use(kv, page);
+    if (!page->device) {
+        page->device = kva_kv_alloc_device(kv, kv->shape.page_bytes);
+        if (!page->device) {
+            kva_kv_page_unuse(kv, page);
+            return false;
+        }
+        if (page->on_host)
+            kva_kv_fetch(kv, seq, page->device, page->host, kv->shape.page_bytes);
+    }
+    seq->device_bytes += kv->shape.page_bytes;
+    return true;
+}
+
+void kva_kv_end_use(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_page *page)
+{
+    seq->device_bytes -= kv->shape.page_bytes;
+    kva_kv_page_unuse(kv, page);
+    if (!page->closed)
+        kva_kv_page_drop(kv, page);
+}
+
 const void *kva_kv_find_block(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer,
                               uint32_t page)
 {

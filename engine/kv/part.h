@@ -108,6 +108,16 @@ struct kva_kv_part {
      * itself. */
     void (*locate)(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer);
 
+    /* The rows' queries are known, act [rows of the pass, heads, head_dim], and their K and V are in
+     * place; nothing has attended yet. */
+    void (*queried)(const struct kva_kv_part *self, struct kva_kv *kv, struct kva_kv_pass *pass,
+                    uint32_t layer, const void *q);
+
+    /* A partial result of the part's (range.h) is about to be read by compute, which waits for it;
+     * again if it is read again. */
+    void (*await)(struct kva_kv *kv, const struct kva_kv_rows *rows,
+                  const struct kva_kv_range *range);
+
     /* All have been located: compute waits for what it is about to read. */
     void (*layer_begin)(const struct kva_kv_part *self, struct kva_kv *kv, struct kva_kv_pass *pass,
                         uint32_t layer);
@@ -140,6 +150,7 @@ extern const struct kva_kv_part kva_kv_part_kept;         /* a store of tokens t
 extern const struct kva_kv_part kva_kv_part_sketch;       /* partial keys of offloaded pages */
 extern const struct kva_kv_part kva_kv_part_pool;         /* a limit on host memory */
 extern const struct kva_kv_part kva_kv_part_ahead;        /* 16-bit rows chosen a layer ahead */
+extern const struct kva_kv_part kva_kv_part_lent;         /* pages at other instances */
 extern const struct kva_kv_part kva_kv_part_resident;     /* whole pages; always the last */
 
 /* The part's state of a sequence; NULL: its policy does not have the part. */
@@ -167,6 +178,11 @@ static inline void *kva_kv_part_cache(const struct kva_kv *kv, const struct kva_
  * KVA_EUNSUPPORTED. */
 KVA_MUST_CHECK enum kva_status
 kva_kv_check_heads(const struct kva_kv *kv, const struct kva_kv_spec *spec, struct kva_err *err);
+
+/* For parts of whole pages: begin to use a page's device copy, which is taken and fetched unless
+ * somebody has it, and stop. The copy queue has been ordered. False: the tier is full. */
+bool kva_kv_begin_use(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_page *page);
+void kva_kv_end_use(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_page *page);
 
 /* For what lies behind one another in a part's memory, each at a multiple of 64 bytes: where so many
  * bytes are; *at goes on behind them. */

@@ -11,7 +11,7 @@
 static bool has_pass_hooks(const struct kva_kv_part *part)
 {
     return part->pass_begin || part->layer_begin || part->selected || part->attended ||
-           part->layer_end || part->rehearsed;
+           part->layer_end || part->rehearsed || part->queried;
 }
 
 static void add_part(struct kva_kv_pass *pass, const struct kva_kv_part *part)
@@ -126,6 +126,17 @@ void kva_kv_layer_query(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
         if (policy->layer_query && is_first_of_policy(pass, i))
             policy->layer_query(kv, pass, layer, q);
     }
+    for (uint32_t i = 0; i < pass->part_count; i++) {
+        if (pass->parts[i]->queried)
+            pass->parts[i]->queried(pass->parts[i], kv, pass, layer, q);
+    }
+}
+
+void kva_kv_layer_await(struct kva_kv *kv, const struct kva_kv_rows *rows,
+                        const struct kva_kv_range *range)
+{
+    if (range->owner->await)
+        range->owner->await(kv, rows, range);
 }
 
 void kva_kv_layer_fuse(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer)

@@ -165,11 +165,15 @@ void kva_kv_layer_input(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
                         const void *hidden);
 
 /* The rows' queries, act [rows, heads, head_dim], are known, and nothing has attended yet: policies
- * may have rows select now. */
+ * may have rows select now, and parts send them elsewhere. */
 void kva_kv_layer_query(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, const void *q);
 
 /* The rows' selection for themselves is left to the operator that attends. */
 void kva_kv_layer_fuse(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t layer);
+
+/* A partial result is about to be read: compute waits for it. */
+void kva_kv_layer_await(struct kva_kv *kv, const struct kva_kv_rows *rows,
+                        const struct kva_kv_range *range);
 
 /* What a layer attended with, and what came of it. */
 struct kva_kv_attention {

@@ -18,9 +18,11 @@ enum kva_kv_range_kind {
     KVA_RANGE_PARTIAL, /* tokens that others attend to: `partial` is what came of it */
 };
 
-/* Blocks before and behind a gap, low-bit pages, rows alone, and partial results. Of low-bit pages
+struct kva_kv_part;
+
+/* Blocks before and behind gaps, low-bit pages, rows alone, and partial results. Of low-bit pages
  * and of rows alone there is one range at most. */
-#define KVA_KV_RANGES_MAX 8u
+#define KVA_KV_RANGES_MAX 10u
 
 struct kva_kv_range {
     enum kva_kv_range_kind kind;
@@ -36,11 +38,9 @@ struct kva_kv_range {
 
     const struct kva_row_cache *rows; /* LOWBIT: or NULL; ROWS */
 
-    /* --- PARTIAL: of the sequence's rows alone, device addresses, valid until the layer ends. The
-     * queries are known to the policy's layer_query. --- */
+    /* --- PARTIAL: of the sequence's rows alone, device addresses, valid until the layer ends. --- */
     struct kva_partial partial;
-    struct kva_event *ready; /* the compute queue waits for it before `partial` is read; NULL: what
-                                writes it is in that queue */
+    const struct kva_kv_part *owner; /* whose `await` comes before `partial` is read */
     /* The range begins the sequence, and attention over its 16-bit blocks goes on from it. If it is
      * what attend gives for tokens up to a multiple of KVA_ATTEND_SPLIT_TOKENS, the result is that
      * of attend over all of them, bit for bit; but those blocks wait for it. Otherwise it is

@@ -50,6 +50,8 @@ static void put_scheduler(struct kva_buf *out, const struct kva_scheduler_stats 
                  kva_kv_policy_name((enum kva_kv_policy_id)i), stats->engine.sequences[i]);
     single(out, "kvahead_preemptions_total", "counter", labels, (double)stats->preemptions,
            "Choices that gave their device memory to others.");
+    single(out, "kvahead_restarts_total", "counter", labels, (double)stats->restarts,
+           "Choices whose KV was lost at another instance, and computed again.");
     single(out, "kvahead_steps_total", "counter", labels, (double)stats->steps, "Engine steps.");
     single(out, "kvahead_step_rows_total", "counter", labels, (double)stats->step_rows,
            "Decode rows and prefill tokens of all steps.");

@@ -96,6 +96,7 @@ void fixture_open(struct fixture *fixture, const struct fixture_params *params)
         .step_tokens_max = params->step_tokens_max ? params->step_tokens_max : 64,
         .prefix_cache = params->prefix_cache,
         .kv_dtype = KVA_F32,
+        .remote = params->remote,
     };
     expect_ok(kva_model_engine_create(&engine, &fixture->engine, &err), &err);
 }

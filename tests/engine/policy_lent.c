@@ -89,6 +89,8 @@ static struct kva_partial partial_at(const struct kva_partial *all, uint32_t row
 
 /* Behind the resident part, whose range it cuts. */
 
+static const struct kva_kv_part part;
+
 static void locate(const struct kva_kv *kv KVA_UNUSED, struct kva_kv_rows *rows,
                    uint32_t layer KVA_UNUSED)
 {
@@ -105,15 +107,11 @@ static void locate(const struct kva_kv *kv KVA_UNUSED, struct kva_kv_rows *rows,
                                    .page_first = splits * i / count * SPLIT_PAGES,
                                    .page_end = splits * (i + 1) / count * SPLIT_PAGES,
                                    .partial = partial_at(&x->arrived, rows->row_first),
-                                   .ready = x->arrived_event,
+                                   .owner = &part,
                                    .prefix = lent.how == LENT_PREFIX,
                                });
     }
 }
-
-static const struct kva_kv_part part = {.locate = locate};
-
-static const struct kva_kv_part *const parts[] = {&kva_kv_part_resident, &part, NULL};
 
 /* --- elsewhere ------------------------------------------------------------------------------- */
 
@@ -162,7 +160,8 @@ static void send(struct exchange *x)
     kva_event_record(x->arrived_event, KVA_QUEUE_COPY);
 }
 
-static void layer_query(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t layer, const void *q)
+static void queried(const struct kva_kv_part *self KVA_UNUSED, struct kva_kv *kv,
+                    struct kva_kv_pass *pass, uint32_t layer, const void *q)
 {
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];
@@ -179,7 +178,18 @@ static void layer_query(struct kva_kv *kv, struct kva_kv_pass *pass, uint32_t la
         send(&lent.exchanges[i]);
 }
 
+static void await(struct kva_kv *kv KVA_UNUSED, const struct kva_kv_rows *rows KVA_UNUSED,
+                  const struct kva_kv_range *range KVA_UNUSED)
+{
+    for (int i = 0; i < PARTIALS; i++)
+        kva_event_wait(lent.exchanges[i].arrived_event, KVA_QUEUE_COMPUTE);
+}
+
 /* --- the policy ------------------------------------------------------------------------------ */
+
+static const struct kva_kv_part part = {.locate = locate, .queried = queried, .await = await};
+
+static const struct kva_kv_part *const parts[] = {&kva_kv_part_resident, &part, NULL};
 
 static uint32_t offloaded(const struct kva_kv_spec *spec KVA_UNUSED, uint32_t tokens KVA_UNUSED)
 {
@@ -191,5 +201,4 @@ const struct kva_kv_policy policy_lent = {
     .exactness = KVA_KV_INEXACT,
     .parts = parts,
     .offloaded = offloaded,
-    .layer_query = layer_query,
 };

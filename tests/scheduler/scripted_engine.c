@@ -136,6 +136,7 @@ static enum kva_status scripted_create(void *self, const struct kva_sequence_par
         return kva_fail(err, KVA_ENOMEM, "out of memory");
     seq->params = *params;
     seq->sampling = *params->sampling;
+    seq->prefill_tokens = params->prompt_tokens;
     seq->page_hash_count = params->prompt_tokens / e->params.page_tokens;
     seq->page_hashes = calloc(seq->page_hash_count + 1u, sizeof(uint64_t));
     seq->shared = calloc(seq->page_hash_count + 1u, sizeof(struct scripted_page *));
@@ -224,7 +225,7 @@ static enum kva_status scripted_admit(void *self, struct kva_sequence *seq,
         scripted_page_host_ref(&e->pool, seq->shared[i]);
     }
     seq->shared_count = hits;
-    uint32_t device_pages = pages_of(e, seq->params.prompt_tokens) + 1 - hits;
+    uint32_t device_pages = pages_of(e, seq->prefill_tokens) + 1 - hits;
     uint32_t host_pages = pages_of(e, seq->params.tokens_max) - hits;
     struct kva_tier_bytes want = bytes_of(e, seq, device_pages, host_pages);
     want.device += ref_shared_device(e, seq);
@@ -254,7 +255,7 @@ static void scripted_admit_bytes(void *self, const struct kva_sequence *seq,
     struct kva_scripted *e = self;
     check_thread(e);
     uint32_t hits = find_cached(e, seq);
-    *ret = bytes_of(e, seq, pages_of(e, seq->params.prompt_tokens) + 1 - hits,
+    *ret = bytes_of(e, seq, pages_of(e, seq->prefill_tokens) + 1 - hits,
                     pages_of(e, seq->params.tokens_max) - hits);
     for (uint32_t i = 0; i < hits; i++) {
         const struct scripted_page *page = scripted_pool_find(&e->pool, seq->page_hashes[i]);
@@ -276,11 +277,12 @@ static enum kva_status scripted_grow(void *self, struct kva_sequence *seq, struc
     struct kva_scripted *e = self;
     check_thread(e);
     SCRIPTED_CHECK(seq->state == ON_DEVICE, "grow without device memory");
-    if (seq->outputs == 0 && injected(&e->prefill_grows, e->params.prefill_grow_refused_every)) {
+    bool prefills = seq->prefill_done < seq->prefill_tokens;
+    if (prefills && injected(&e->prefill_grows, e->params.prefill_grow_refused_every)) {
         e->report.refusals++;
         return kva_fail(err, KVA_ELIMIT, "injected");
     }
-    if (seq->outputs == 0)
+    if (prefills)
         return KVA_OK;
     if (kv_tokens(seq) < device_capacity_tokens(e, seq)) {
         seq->grown_outputs = seq->outputs;
@@ -333,12 +335,8 @@ static enum kva_status scripted_resume(void *self, struct kva_sequence *seq, str
     return KVA_OK;
 }
 
-static void scripted_destroy(void *self, struct kva_sequence *seq)
+static void give_all(struct kva_scripted *e, struct kva_sequence *seq)
 {
-    struct kva_scripted *e = self;
-    if (!seq)
-        return;
-    check_thread(e);
     if (seq->state == ON_DEVICE) {
         unref_shared_device(e, seq);
         scripted_pool_give(&e->pool, bytes_of(e, seq, seq->own_device_pages, 0));
@@ -350,6 +348,30 @@ static void scripted_destroy(void *self, struct kva_sequence *seq)
         e->admitted--;
         e->partial_prefills -= prefill_unfinished(seq);
     }
+}
+
+static enum kva_status scripted_restart(void *self, struct kva_sequence *seq,
+                                        struct kva_err *err KVA_UNUSED)
+{
+    struct kva_scripted *e = self;
+    check_thread(e);
+    SCRIPTED_CHECK(seq->lost, "restarted without a loss");
+    give_all(e, seq);
+    seq->state = CREATED;
+    seq->lost = false;
+    seq->own_device_pages = seq->own_host_pages = 0;
+    seq->cached_tokens = seq->prefill_done = 0;
+    seq->prefill_tokens = seq->params.prompt_tokens + seq->outputs;
+    return KVA_OK;
+}
+
+static void scripted_destroy(void *self, struct kva_sequence *seq)
+{
+    struct kva_scripted *e = self;
+    if (!seq)
+        return;
+    check_thread(e);
+    give_all(e, seq);
     e->report.live_sequences--;
     free_sequence(seq);
 }
@@ -438,6 +460,7 @@ struct kva_scripted *kva_scripted_create(const struct kva_scripted_params *param
         .grow = scripted_grow,
         .suspend = scripted_suspend,
         .resume = scripted_resume,
+        .restart = scripted_restart,
         .step = scripted_step,
         .destroy = scripted_destroy,
         .sequence_info = scripted_info,

@@ -56,6 +56,9 @@ struct kva_scripted_params {
     /* Every so many decodes one gives no token, as when its sequence pre-decodes; 0: none. */
     uint32_t sits_out_every;
 
+    /* Every so many decodes one gives no token because its KV is lost; 0: none. */
+    uint32_t lost_every;
+
     bool without_check; /* which an engine may lack */
 };
 

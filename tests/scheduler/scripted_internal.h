@@ -21,7 +21,9 @@ struct kva_sequence {
     uint32_t own_device_pages;
     uint32_t own_host_pages;
     uint32_t cached_tokens;
-    uint32_t prefill_done; /* cached ones included */
+    uint32_t prefill_tokens; /* the prompt, and what had come out before a restart */
+    uint32_t prefill_done;   /* cached ones included */
+    bool lost;
     uint32_t outputs;
     uint32_t grown_outputs; /* when grow last succeeded */
     uint64_t last_step;
@@ -41,7 +43,7 @@ struct kva_scripted {
     uint32_t failed_prefills;  /* of them, in the last step */
     uint64_t prefix_lookup_tokens;
     uint64_t prefix_hit_tokens;
-    uint64_t creates, items, decodes, admits, grows, prefill_grows, resumes;
+    uint64_t creates, items, decodes, losses, admits, grows, prefill_grows, resumes;
     bool failed;
     bool has_thread;
     pthread_t thread;
@@ -78,7 +80,7 @@ static inline struct kva_tier_bytes bytes_of(const struct kva_scripted *e,
 
 static inline bool prefill_unfinished(const struct kva_sequence *seq)
 {
-    return seq->outputs == 0 && seq->prefill_done > seq->cached_tokens;
+    return seq->prefill_done < seq->prefill_tokens && seq->prefill_done > seq->cached_tokens;
 }
 
 static inline uint32_t device_capacity_tokens(const struct kva_scripted *e,

@@ -63,14 +63,14 @@ static void pool(struct kva_sequence *seq, struct kva_step_item *item)
 static void prefill(struct kva_scripted *e, struct kva_step_item *item)
 {
     struct kva_sequence *seq = item->seq;
-    uint32_t left = seq->params.prompt_tokens - seq->prefill_done;
-    SCRIPTED_CHECK(seq->outputs == 0, "prefill after the first token");
+    uint32_t left = seq->prefill_tokens - seq->prefill_done;
+    SCRIPTED_CHECK(left > 0, "prefill after its end");
     SCRIPTED_CHECK(item->prefill_tokens <= left, "%u tokens of prefill, %u are left",
                    item->prefill_tokens, left);
     e->partial_prefills -= prefill_unfinished(seq);
     item->prefill_done = item->prefill_tokens;
     seq->prefill_done += item->prefill_tokens;
-    if (seq->prefill_done == seq->params.prompt_tokens) {
+    if (seq->prefill_done == seq->prefill_tokens) {
         publish_prompt(e, seq);
         if (seq->params.pooling == KVA_POOLING_NONE)
             emit(e, item);
@@ -89,6 +89,7 @@ static void run_item(struct kva_scripted *e, struct kva_step_item *item)
     item->status = KVA_OK;
     item->emitted = false;
     item->pooled = false;
+    item->lost = false;
     item->prefill_done = 0;
     if (injected(&e->items, e->params.item_fails_every)) {
         /* It may have been the prefill that makes room for another, and is about to end. */
@@ -101,12 +102,15 @@ static void run_item(struct kva_scripted *e, struct kva_step_item *item)
         return;
     }
     SCRIPTED_CHECK(seq->params.pooling == KVA_POOLING_NONE, "a decode of a vector's sequence");
-    SCRIPTED_CHECK(seq->outputs > 0, "decode before the prefill is finished");
+    SCRIPTED_CHECK(seq->prefill_done == seq->prefill_tokens,
+                   "decode before the prefill is finished");
+    SCRIPTED_CHECK(!seq->lost, "decode of a sequence whose KV is lost");
     SCRIPTED_CHECK(seq->grown_outputs == seq->outputs, "decode without a grow before it");
     SCRIPTED_CHECK(kv_tokens(seq) < device_capacity_tokens(e, seq),
                    "no room for token %u, capacity %u", kv_tokens(seq),
                    device_capacity_tokens(e, seq));
-    if (!injected(&e->decodes, e->params.sits_out_every))
+    item->lost = seq->lost = injected(&e->losses, e->params.lost_every);
+    if (!seq->lost && !injected(&e->decodes, e->params.sits_out_every))
         emit(e, item);
 }
 

@@ -153,6 +153,8 @@ static struct simulation random_simulation(uint64_t seed)
         sim.traffic.tenants = 1 + rng_below(rng, 9);
     if (rng_below(rng, 3) == 0)
         sim.scheduling.waiting_time_ns = (1 + rng_below(rng, 1000)) * KVA_NS_PER_MS;
+    if (rng_below(rng, 4) == 0)
+        sim.engine.lost_every = 20 + rng_below(rng, 1000);
     return sim;
 }
 
@@ -160,7 +162,7 @@ static void test_simulation__invariants_hold_in_any_configuration(void **state K
 {
     uint64_t first = seed_option != 0 ? seed_option : 1;
     uint64_t last = seed_option != 0 ? seed_option : 300;
-    uint64_t tokens = 0, preemptions = 0, waited = 0;
+    uint64_t tokens = 0, preemptions = 0, waited = 0, restarts = 0;
     for (uint64_t seed = first; seed <= last; seed++) {
         struct simulation sim = random_simulation(seed);
         simulation_begin(&sim);
@@ -173,12 +175,14 @@ static void test_simulation__invariants_hold_in_any_configuration(void **state K
         kva_scheduler_get_stats(sim.scheduler, &stats);
         tokens += stats.output_tokens;
         preemptions += stats.preemptions;
+        restarts += stats.restarts;
         waited += stats.rejected_queue_time;
         simulation_end(&sim);
     }
-    printf("seeds %llu..%llu: %llu tokens, %llu preemptions\n", (unsigned long long)first,
-           (unsigned long long)last, (unsigned long long)tokens, (unsigned long long)preemptions);
-    assert_true(seed_option != 0 || (preemptions > 1000 && waited > 100));
+    printf("seeds %llu..%llu: %llu tokens, %llu preemptions, %llu restarts\n",
+           (unsigned long long)first, (unsigned long long)last, (unsigned long long)tokens,
+           (unsigned long long)preemptions, (unsigned long long)restarts);
+    assert_true(seed_option != 0 || (preemptions > 1000 && waited > 100 && restarts > 1000));
 }
 
 /* The same seed gives the same run, event for event. */

@@ -281,6 +281,32 @@ static void test_step__a_sequence_may_sit_out(void **state KVA_UNUSED)
     fixture_end(&f);
 }
 
+/* Its tokens so far are its prompt then; nobody hears of it but by the pause. */
+static void test_step__what_is_lost_is_computed_again(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.lost_every = 7;
+    fixture_begin(&f);
+    for (uint64_t id = 1; id <= 3; id++) {
+        struct request_spec spec = tracker_spec(id);
+        spec.output_tokens_max = 30;
+        spec.prompt_logprobs = id == 1 ? 1 : -1;
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    }
+    fixture_run(&f);
+    for (uint64_t id = 1; id <= 3; id++)
+        assert_int_equal(tracker_choice(&f.tracker, id, 0)->tokens, 30);
+    struct kva_scheduler_stats stats = fixture_stats(&f);
+    assert_int_equal(stats.finished[KVA_FINISH_LENGTH], 3);
+    assert_int_equal(stats.output_tokens, 90);
+    /* A restart's prefill gives a token too, so that fewer are decoded. */
+    assert_in_range(stats.restarts, 8, 90 / 7);
+    assert_int_equal(stats.waiting, 0);
+    assert_int_equal(fixture_report(&f).live_sequences, 0);
+    fixture_end(&f);
+}
+
 static void test_step__ends_on_stop_ids_and_length(void **state KVA_UNUSED)
 {
     struct fixture f;
@@ -559,6 +585,7 @@ int main(void)
         cmocka_unit_test(test_step__ends_a_sequence_that_cannot_grow_alone),
         cmocka_unit_test(test_step__makes_room_for_prefills),
         cmocka_unit_test(test_step__a_sequence_may_sit_out),
+        cmocka_unit_test(test_step__what_is_lost_is_computed_again),
         cmocka_unit_test(test_step__ends_on_stop_ids_and_length),
         cmocka_unit_test(test_step__an_items_failure_is_its_own),
         cmocka_unit_test(test_step__a_device_failure_is_for_good),

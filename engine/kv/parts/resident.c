@@ -1,9 +1,11 @@
-/* resident.c - whole pages on the device: pages [offloaded, end) of a sequence, in all layers.
+/* resident.c - whole pages on the device: pages [offloaded, end) of a sequence, in all layers, less
+ * those that are lent (lent.h).
  *
  * Device copies of pages belong to the page and are shared by all running sequences that hold it.
  * Closed pages are also in their host slots, so that a copy which nobody uses may be dropped at any
  * time. */
 #include "engine/kv/part.h"
+#include "engine/kv/parts/lent.h"
 
 struct state {
     uint32_t end; /* pages [offloaded, end) are in use; 0: none */
@@ -19,28 +21,9 @@ static uint32_t held(const struct kva_kv_seq *seq)
     return kva_max_u32(state_of(seq)->end, seq->offloaded);
 }
 
-static void unuse_page(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_page *page)
+static bool is_absent(const struct kva_kv_seq *seq, uint32_t index)
 {
-    seq->device_bytes -= kv->shape.page_bytes;
-    kva_kv_page_unuse(kv, page);
-    if (!page->closed)
-        kva_kv_page_drop(kv, page);
-}
-
-static bool use_page(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_page *page)
-{
-    kva_kv_page_use(kv, page);
-    if (!page->device) {
-        page->device = kva_kv_alloc_device(kv, kv->shape.page_bytes);
-        if (!page->device) {
-            kva_kv_page_unuse(kv, page);
-            return false;
-        }
-        if (page->on_host)
-            kva_kv_fetch(kv, seq, page->device, page->host, kv->shape.page_bytes);
-    }
-    seq->device_bytes += kv->shape.page_bytes;
-    return true;
+    return kva_kv_find_absent(seq, index, index + 1).first == index;
 }
 
 /* Stop using pages from `count` on. */
@@ -52,11 +35,13 @@ static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool 
         kva_kv_order_copies(kv);
     while (state->end > end) {
         struct kva_page *page = seq->pages[--state->end];
+        if (is_absent(seq, state->end))
+            continue;
         if (save && !page->closed) {
             kva_kv_offload(kv, page->host, page->device, kv->shape.page_bytes);
             page->on_host = true;
         }
-        unuse_page(kv, seq, page);
+        kva_kv_end_use(kv, seq, page);
     }
 }
 
@@ -69,7 +54,7 @@ static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded 
     if (before < end)
         kva_kv_order_copies(kv);
     for (state->end = before; state->end < end; state->end++) {
-        if (use_page(kv, seq, seq->pages[state->end]))
+        if (is_absent(seq, state->end) || kva_kv_begin_use(kv, seq, seq->pages[state->end]))
             continue;
         cut(kv, seq, before, false);
         return false;
@@ -108,13 +93,13 @@ static void page_full(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t index)
 static void leave(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t first)
 {
     for (uint32_t i = seq->offloaded; i < first; i++)
-        unuse_page(kv, seq, seq->pages[i]);
+        kva_kv_end_use(kv, seq, seq->pages[i]);
 }
 
 static const void *block(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer,
                          uint32_t page)
 {
-    bool there = page >= seq->offloaded && page < state_of(seq)->end;
+    bool there = page >= seq->offloaded && page < state_of(seq)->end && !is_absent(seq, page);
     return there ? (unsigned char *)seq->pages[page]->device + layer * kv->shape.block_bytes : NULL;
 }
 
@@ -122,14 +107,17 @@ static void locate(const struct kva_kv *kv, struct kva_kv_rows *rows, uint32_t l
 {
     const struct kva_kv_seq *seq = rows->seq;
     uint32_t end = kva_kv_pages(rows->position_first + rows->row_count);
-    if (end <= seq->offloaded)
-        return;
-    for (uint32_t i = seq->offloaded; i < end; i++)
-        *kva_kv_block_at(rows, i) =
-            (unsigned char *)seq->pages[i]->device + layer * kv->shape.block_bytes;
-    kva_kv_add_range(rows, (struct kva_kv_range){.kind = KVA_RANGE_BLOCKS,
-                                                 .page_first = seq->offloaded,
-                                                 .page_end = end});
+    for (uint32_t first = seq->offloaded; first < end;) {
+        const struct kva_kv_absent absent = kva_kv_find_absent(seq, first, end);
+        for (uint32_t i = first; i < absent.first; i++)
+            *kva_kv_block_at(rows, i) =
+                (unsigned char *)seq->pages[i]->device + layer * kv->shape.block_bytes;
+        if (first < absent.first)
+            kva_kv_add_range(rows, (struct kva_kv_range){.kind = KVA_RANGE_BLOCKS,
+                                                         .page_first = first,
+                                                         .page_end = absent.first});
+        first = absent.end;
+    }
 }
 
 const struct kva_kv_part kva_kv_part_resident = {

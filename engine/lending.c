@@ -1,0 +1,59 @@
+/* lending.c - pages of this engine's sequences at other instances. */
+#include "engine/lending.h"
+
+#include "engine/model_engine_internal.h"
+
+bool kva_lending_lendable(const struct kva_engine *engine, const struct kva_sequence *seq,
+                          uint32_t first, uint32_t count)
+{
+    const struct model_engine *e = engine->self;
+    return kva_kv_lendable(e->kv, &seq->kv, first, count);
+}
+
+void kva_lending_lend(struct kva_engine *engine, struct kva_sequence *seq,
+                      const struct kva_kv_loan *loan)
+{
+    struct model_engine *e = engine->self;
+    kva_kv_lend(e->kv, &seq->kv, loan);
+}
+
+uint32_t kva_lending_closed_pages(const struct kva_sequence *seq)
+{
+    return seq->kv.closed_count;
+}
+
+uint32_t kva_lending_loans(const struct kva_sequence *seq, struct kva_kv_loan ret[KVA_KV_LOANS_MAX])
+{
+    return kva_kv_loans(&seq->kv, ret);
+}
+
+size_t kva_lending_page_bytes(const struct kva_engine *engine)
+{
+    const struct model_engine *e = engine->self;
+    return e->kv->shape.page_bytes;
+}
+
+void *kva_lending_home_of(struct kva_engine *engine, const struct kva_sequence *seq, uint32_t index)
+{
+    struct model_engine *e = engine->self;
+    return kva_kv_home_of(e->kv, &seq->kv, index);
+}
+
+enum kva_status kva_lending_home_reserve(struct kva_engine *engine, struct kva_sequence *seq,
+                                         uint64_t loan, struct kva_err *err)
+{
+    struct model_engine *e = engine->self;
+    return kva_kv_home_reserve(e->kv, &seq->kv, loan, err);
+}
+
+void kva_lending_come_home(struct kva_engine *engine, struct kva_sequence *seq, uint64_t loan)
+{
+    struct model_engine *e = engine->self;
+    kva_kv_come_home(e->kv, &seq->kv, loan, seq->ids);
+}
+
+void kva_lending_lose(struct kva_engine *engine, struct kva_sequence *seq)
+{
+    struct model_engine *e = engine->self;
+    kva_kv_lose(e->kv, &seq->kv);
+}
