@@ -46,7 +46,8 @@ struct kva_loan {
     bool fresh; /* made for a request that waits: its pages are written there first */
 };
 
-/* What a node does for its rManager. No callback may call the rManager. */
+/* What a node does for its rManager. No callback may call the rManager, but to ask (find_loan, lent,
+ * get_stats). */
 struct kva_rmanager_ops {
     void *opaque;
     /* PAGES goes out with the content of its pages as they are now. */
@@ -81,9 +82,10 @@ struct kva_rmanager_ops {
 struct kva_rmanager_params {
     uint32_t node; /* not 0; a gManager on the same machine has a number of its own */
     uint64_t life; /* larger than any life that this node had: of its lease in etcd, for instance */
-    uint32_t loans_max;   /* in each role */
-    uint32_t peers_max;   /* nodes, gManagers included */
-    uint32_t entries_max; /* requests and loans in a report */
+    uint32_t loans_max;         /* in each role */
+    uint32_t peers_max;         /* nodes, gManagers included */
+    uint32_t entries_max;       /* requests and loans in a report */
+    uint32_t request_loans_max; /* of one request at a time, as debtor; 0: any number */
     uint32_t lend_pages_max;
     uint32_t step_pages;       /* that are copied in a step, of all loans: the rate */
     uint32_t unacked_pages;    /* of a loan, on their way */
@@ -147,6 +149,9 @@ void kva_rmanager_peer_lost(struct kva_rmanager *r, uint32_t node, uint64_t now_
  * `max`. How many there are. */
 uint32_t kva_rmanager_lent(const struct kva_rmanager *r, uint64_t request, struct kva_loan *ret,
                            uint32_t max);
+
+/* A loan of this instance's requests, by its id. False: there is none. */
+bool kva_rmanager_find_loan(const struct kva_rmanager *r, uint64_t loan, struct kva_loan *ret);
 
 void kva_rmanager_get_stats(const struct kva_rmanager *r, struct kva_rmanager_stats *ret_stats);
 

@@ -144,11 +144,16 @@ void kva_debt_move(struct kva_rmanager *r, const struct kva_message *message, ui
 {
     struct kva_debt *slot = NULL;
     bool creditor = false;
+    uint32_t of_request = 0;
     for (uint32_t i = 0; i < r->params.loans_max; i++) {
         creditor |= r->guests[i].loan.pages > 0;
         if (r->debts[i].state == KVA_DEBT_NONE && !slot)
             slot = &r->debts[i];
+        of_request += r->debts[i].state != KVA_DEBT_NONE &&
+                      r->debts[i].state != KVA_DEBT_RELEASING &&
+                      r->debts[i].loan.request == message->move.request;
     }
+    bool too_many = r->params.request_loans_max > 0 && of_request >= r->params.request_loans_max;
     struct kva_loan loan = {
         .id = message->move.loan,
         .request = message->move.request,
@@ -161,7 +166,7 @@ void kva_debt_move(struct kva_rmanager *r, const struct kva_message *message, ui
     if (kva_debt_find(r, loan.id))
         return;
     loan.first_page = first_free_page(r, &loan);
-    if (creditor || !slot || loan.first_page > KVA_MESSAGE_PAGES_MAX - loan.pages ||
+    if (creditor || !slot || too_many || loan.first_page > KVA_MESSAGE_PAGES_MAX - loan.pages ||
         !r->ops.lendable(r->ops.opaque, &loan)) {
         r->stats.orders_refused++;
         return;
@@ -424,4 +429,15 @@ uint32_t kva_rmanager_lent(const struct kva_rmanager *r, uint64_t request, struc
         count++;
     }
     return count;
+}
+
+bool kva_rmanager_find_loan(const struct kva_rmanager *r, uint64_t loan, struct kva_loan *ret)
+{
+    for (uint32_t i = 0; i < r->params.loans_max; i++) {
+        if (r->debts[i].state == KVA_DEBT_NONE || r->debts[i].loan.id != loan)
+            continue;
+        *ret = r->debts[i].loan;
+        return true;
+    }
+    return false;
 }

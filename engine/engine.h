@@ -49,6 +49,7 @@ struct kva_engine_limits {
 struct kva_engine_usage {
     struct kva_tier_bytes used;   /* by admitted sequences and the prefix cache */
     struct kva_tier_bytes cached; /* of it: prefix cache only, given up on demand */
+    struct kva_tier_bytes guests; /* of it: held for other instances, until it is recalled */
     struct kva_tier_bytes budget;
     uint32_t sequences[KVA_KV_POLICY_COUNT]; /* that hold device memory, by policy */
     uint64_t prefix_lookup_tokens;           /* counters since start */

@@ -125,6 +125,7 @@ enum kva_status kva_guests_reserve(struct kva_guests *g, const struct kva_kv_loa
     *place = (struct guest){.loan = *loan, .pages = pages};
     pthread_mutex_unlock(&g->lock);
     g->page_count += loan->page_count;
+    g->engine->kv->guest_bytes += loan->page_count * page_bytes(g);
     return KVA_OK;
 }
 
@@ -184,6 +185,7 @@ void kva_guests_free(struct kva_guests *g, uint64_t loan)
     for (uint32_t i = 0; i < gone.loan.page_count; i++)
         kva_kv_offload(g->engine->kv, gone.pages[i], g->zeros, page_bytes(g));
     g->page_count -= gone.loan.page_count;
+    g->engine->kv->guest_bytes -= gone.loan.page_count * page_bytes(g);
     free_pages(g, gone.pages, gone.loan.page_count);
 }
 

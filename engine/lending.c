@@ -17,9 +17,10 @@ void kva_lending_lend(struct kva_engine *engine, struct kva_sequence *seq,
     kva_kv_lend(e->kv, &seq->kv, loan);
 }
 
-uint32_t kva_lending_closed_pages(const struct kva_sequence *seq)
+uint32_t kva_lending_lendable_pages(const struct kva_engine *engine, const struct kva_sequence *seq)
 {
-    return seq->kv.closed_count;
+    const struct model_engine *e = engine->self;
+    return kva_kv_lendable_pages(e->kv, &seq->kv);
 }
 
 uint32_t kva_lending_loans(const struct kva_sequence *seq, struct kva_kv_loan ret[KVA_KV_LOANS_MAX])

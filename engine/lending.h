@@ -24,8 +24,9 @@ bool kva_lending_lendable(const struct kva_engine *engine, const struct kva_sequ
 void kva_lending_lend(struct kva_engine *engine, struct kva_sequence *seq,
                       const struct kva_kv_loan *loan);
 
-/* Pages [0, so many) of the sequence are closed. */
-uint32_t kva_lending_closed_pages(const struct kva_sequence *seq);
+/* How many of its pages may leave in all, now. */
+uint32_t kva_lending_lendable_pages(const struct kva_engine *engine,
+                                    const struct kva_sequence *seq);
 
 /* The sequence's loans; how many. */
 uint32_t kva_lending_loans(const struct kva_sequence *seq,

@@ -237,6 +237,7 @@ static void engine_usage(void *self, struct kva_engine_usage *ret)
     *ret = (struct kva_engine_usage){
         .used = kv.used,
         .cached = kv.cached,
+        .guests = {.device = e->kv->guest_bytes},
         .budget = kv.budget,
         .prefix_lookup_tokens = kv.prefix_lookup_tokens,
         .prefix_hit_tokens = kv.prefix_hit_tokens,

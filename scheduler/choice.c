@@ -105,6 +105,7 @@ void kva_choice_restart(struct kva_scheduler *s, struct kva_choice *c, uint64_t 
 {
     enum kva_status status = s->ops->restart(s->engine_self, c->seq, NULL);
     s->stats.restarts++;
+    c->restarts++;
     if (status != KVA_OK) {
         kva_choice_end(s, c, KVA_FINISH_ERROR, status, 0, now_ns);
         return;

@@ -86,6 +86,7 @@ struct kva_choice {
     uint64_t request_id;
     uint32_t index; /* within the request */
     uint32_t preemptions;
+    uint32_t restarts;
     struct kva_choice_times times;
 
     struct kva_group *group;

@@ -159,3 +159,42 @@ uint32_t kva_scheduler_get_view(const struct kva_scheduler *s, struct kva_choice
     }
     return count;
 }
+
+static bool place_of(const struct kva_choice *c, struct kva_choice_place *ret)
+{
+    bool suspended = c->state == KVA_CHOICE_SUSPENDED;
+    bool decodes = c->state == KVA_CHOICE_DECODE || (suspended && !c->prefill_resumes);
+    if (c->state == KVA_CHOICE_SIBLING || c->state == KVA_CHOICE_ENDED)
+        return false;
+    *ret = (struct kva_choice_place){
+        .id = c->arrival + 1, /* never 0 */
+        .generation = c->restarts,
+        .stage = decodes                          ? KVA_STAGE_DECODE
+                 : c->state == KVA_CHOICE_WAITING ? KVA_STAGE_WAITING
+                                                  : KVA_STAGE_PREFILL,
+        .tokens = c->prompt_tokens + c->output_tokens,
+        .suspended = suspended,
+        .seq = c->seq,
+    };
+    return true;
+}
+
+uint32_t kva_scheduler_get_places(const struct kva_scheduler *s, struct kva_choice_place *ret,
+                                  uint32_t max)
+{
+    uint32_t count = 0;
+    for (const struct kva_list *at = s->live.next; at != &s->live && count < max; at = at->next)
+        count += place_of(KVA_CONTAINER_OF(at, const struct kva_choice, age), &ret[count]);
+    return count;
+}
+
+bool kva_scheduler_find_place(const struct kva_scheduler *s, uint64_t id,
+                              struct kva_choice_place *ret)
+{
+    for (const struct kva_list *at = s->live.next; at != &s->live; at = at->next) {
+        const struct kva_choice *c = KVA_CONTAINER_OF(at, const struct kva_choice, age);
+        if (c->arrival + 1 == id)
+            return place_of(c, ret);
+    }
+    return false;
+}

@@ -213,6 +213,30 @@ KVA_MUST_CHECK enum kva_status kva_scheduler_step(struct kva_scheduler *schedule
 void kva_scheduler_get_stats(const struct kva_scheduler *scheduler,
                              struct kva_scheduler_stats *ret);
 
+/* What whoever places KV elsewhere wants to know of a choice. */
+enum kva_choice_stage {
+    KVA_STAGE_WAITING, /* without memory, siblings apart */
+    KVA_STAGE_PREFILL,
+    KVA_STAGE_DECODE, /* perhaps preempted */
+};
+
+struct kva_choice_place {
+    uint64_t id;         /* of the choice: no other one of this scheduler has it, ever */
+    uint32_t generation; /* grows whenever it is computed again */
+    enum kva_choice_stage stage;
+    uint32_t tokens; /* prompt and output */
+    bool suspended;
+    struct kva_sequence *seq; /* the engine's own, until the next call of the scheduler */
+};
+
+/* Up to `max` live choices but siblings, oldest first; returns how many. */
+uint32_t kva_scheduler_get_places(const struct kva_scheduler *scheduler,
+                                  struct kva_choice_place *ret, uint32_t max);
+
+/* False: it has ended, or is a sibling. */
+bool kva_scheduler_find_place(const struct kva_scheduler *scheduler, uint64_t id,
+                              struct kva_choice_place *ret);
+
 /* Up to `max` live choices, oldest first; returns how many. */
 uint32_t kva_scheduler_get_view(const struct kva_scheduler *scheduler,
                                 struct kva_choice_view *views, uint32_t max);

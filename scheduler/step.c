@@ -9,7 +9,8 @@
 #define SHORT_PROMPT_DIVISOR 4u
 
 /* When nothing runs and nothing can be admitted, memory may still be on its way back (a copy in
- * flight): look again after this long, and give up on the first choice after that long. */
+ * flight): look again after this long, and give up on the first choice after that long, unless other
+ * instances have memory here, which is recalled from them. */
 #define STUCK_RETRY_NS KVA_NS_PER_MS
 #define STUCK_LIMIT_NS KVA_NS_PER_S
 
@@ -64,6 +65,13 @@ void kva_step_preempt(struct kva_scheduler *s, struct kva_step_plan *plan, struc
     plan->preempted = true;
 }
 
+/* Whether other instances have device memory here: it is recalled from them where it is short. */
+static bool is_lender(struct kva_scheduler *s)
+{
+    s->ops->usage(s->engine_self, &s->usage);
+    return s->usage.guests.device > 0;
+}
+
 /* Make room for one more token of `c`, at the cost of those behind it if need be. False: it is not
  * in the step. */
 static bool make_room(struct kva_scheduler *s, struct kva_step_plan *plan, struct kva_choice *c,
@@ -74,7 +82,8 @@ static bool make_room(struct kva_scheduler *s, struct kva_step_plan *plan, struc
         if (status == KVA_OK)
             return true;
         struct kva_choice *victim = kva_tenants_victim(s);
-        if (status != KVA_ELIMIT || (victim == c && kva_running_count(s) == 1)) {
+        bool alone = victim == c && kva_running_count(s) == 1;
+        if (status != KVA_ELIMIT || (alone && !is_lender(s))) {
             kva_choice_end(s, c, KVA_FINISH_ERROR, status, 0, now_ns);
             return false;
         }
@@ -327,6 +336,8 @@ static void plan_wakeup(struct kva_scheduler *s, uint64_t now_ns, uint64_t *ret_
         return;
     }
     if (s->stuck_since_ns == 0)
+        s->stuck_since_ns = now_ns;
+    if (s->usage.guests.device > 0)
         s->stuck_since_ns = now_ns;
     if (now_ns - s->stuck_since_ns >= STUCK_LIMIT_NS) {
         const struct kva_heap_node *first =

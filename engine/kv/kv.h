@@ -100,6 +100,7 @@ struct kva_kv {
 
     struct kva_event *compute_event; /* recorded on the compute queue, waited for by copies */
     struct kva_event *copy_event;    /* recorded on the copy queue, waited for by compute */
+    uint64_t guest_bytes;            /* device memory that other instances' pages have */
     bool copies_pending;             /* copies were queued since the queues were last ordered */
     uint32_t sequences_max;
 

@@ -146,7 +146,7 @@ static void test_lent__what_cannot_be_is_refused(void **state KVA_UNUSED)
     talker_begin(&t, &w, 600, full());
     assert_false(kva_lending_lendable(e, t.seq, 0, 4)); /* its prompt is not in */
     talker_speak(&t, 2);
-    assert_int_equal(kva_lending_closed_pages(t.seq), 9);
+    assert_int_equal(kva_lending_lendable_pages(e, t.seq), 8);
     assert_true(kva_lending_lendable(e, t.seq, 0, 8));
     assert_false(kva_lending_lendable(e, t.seq, 0, 9)); /* the last closed page stays */
     assert_false(kva_lending_lendable(e, t.seq, 0, 0));

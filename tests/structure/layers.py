@@ -23,6 +23,7 @@ ALLOWED = {
     "engine": {"base", "kernels"},
     "scheduler": {"base", "engine"},
     "cluster": {"base"},
+    "cluster/instance": {"base", "engine", "scheduler"},
     "server": {"base", "text", "engine", "scheduler"},
     "cli": {"base", "gguf", "text", "config", "hub", "engine", "scheduler", "server", "clients", "kernels"},
     "cli/main.c": {"base", "config", "server"},

@@ -44,14 +44,22 @@ static void remove_debt(struct kva_lent *lent, struct kva_lent_debt *debt)
 
 /* --- leaving --------------------------------------------------------------------------------- */
 
+uint32_t kva_kv_lendable_pages(const struct kva_kv *kv, const struct kva_kv_seq *seq)
+{
+    const struct kva_lent *lent = kva_lent_of(seq);
+    if (!kv->remote || !lent || lent->lost || lent->count == KVA_KV_LOANS_MAX || !seq->prefilled)
+        return 0;
+    uint32_t stay = 1;
+    for (uint32_t i = 0; i < lent->count; i++)
+        stay += lent->debts[i].loan.page_count;
+    return seq->closed_count > stay ? seq->closed_count - stay : 0;
+}
+
 bool kva_kv_lendable(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t first,
                      uint32_t count)
 {
-    const struct kva_lent *lent = kva_lent_of(seq);
     uint64_t end = (uint64_t)first + count;
-    if (!kv->remote || !lent || lent->lost || lent->count == KVA_KV_LOANS_MAX)
-        return false;
-    if (!seq->prefilled || count == 0 || end >= seq->closed_count)
+    if (count == 0 || count > kva_kv_lendable_pages(kv, seq) || end >= seq->closed_count)
         return false;
     return kva_kv_find_absent(seq, first, (uint32_t)end).first == end;
 }

@@ -35,6 +35,9 @@ struct kva_kv_loan {
 bool kva_kv_lendable(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t first,
                      uint32_t count);
 
+/* How many of its pages may become loans in all; 0: none, or not now. */
+uint32_t kva_kv_lendable_pages(const struct kva_kv *kv, const struct kva_kv_seq *seq);
+
 /* The creditor has the pages of a loan that is lendable: they leave. */
 void kva_kv_lend(struct kva_kv *kv, struct kva_kv_seq *seq, const struct kva_kv_loan *loan);
 

@@ -1,0 +1,363 @@
+/* instance.c - an rManager's callbacks, carried out on an engine and a scheduler. */
+#include "cluster/instance/instance.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A request that may have loans: it was found lendable. */
+struct borrower {
+    uint64_t request;
+    uint32_t generation;
+};
+
+struct kva_instance {
+    struct kva_instance_params params;
+    struct kva_rmanager *rmanager;
+    struct kva_guests *guests;
+    size_t page_bytes;
+    struct borrower *borrowers; /* [live_max] */
+    uint32_t borrower_count;
+    struct kva_choice_place *places; /* [live_max] */
+    uint32_t live_max;               /* choices with KV */
+    unsigned char *content;          /* of unacked_pages pages, that go out */
+    const unsigned char *arrived;    /* of the message being received */
+};
+
+/* --- who is who ------------------------------------------------------------------------------ */
+
+/* The choice whose KV a loan is of, if it still is. */
+static bool find_owner(const struct kva_instance *instance, const struct kva_loan *loan,
+                       struct kva_choice_place *ret)
+{
+    return kva_scheduler_find_place(instance->params.scheduler, loan->request, ret) &&
+           ret->generation == loan->generation && ret->stage == KVA_STAGE_DECODE;
+}
+
+static struct kva_kv_loan kv_loan_of(const struct kva_instance *instance,
+                                     const struct kva_loan *loan)
+{
+    return (struct kva_kv_loan){.id = loan->id,
+                                .creditor = loan->creditor,
+                                .first_page = loan->first_page,
+                                .page_count = loan->pages,
+                                .keeps_home = instance->params.keeps_homes};
+}
+
+static void remember(struct kva_instance *instance, const struct kva_loan *loan)
+{
+    for (uint32_t i = 0; i < instance->borrower_count; i++) {
+        if (instance->borrowers[i].request == loan->request &&
+            instance->borrowers[i].generation == loan->generation)
+            return;
+    }
+    if (instance->borrower_count < instance->live_max)
+        instance->borrowers[instance->borrower_count++] =
+            (struct borrower){loan->request, loan->generation};
+}
+
+/* --- messages -------------------------------------------------------------------------------- */
+
+/* The content of PAGES. False: the request has just ended. */
+static bool gather(struct kva_instance *instance, const struct kva_message *message)
+{
+    const uint32_t first = message->pages.first_page;
+    struct kva_loan loan;
+    struct kva_choice_place owner;
+    for (uint32_t i = 0; i < message->pages.pages; i++) {
+        unsigned char *to = instance->content + i * instance->page_bytes;
+        if (message->pages.home) {
+            if (kva_guests_read(instance->guests, message->pages.loan, first + i, to, NULL))
+                return false;
+            continue;
+        }
+        if (!kva_rmanager_find_loan(instance->rmanager, message->pages.loan, &loan) ||
+            !find_owner(instance, &loan, &owner))
+            return false;
+        const void *page =
+            kva_lending_home_of(instance->params.engine, owner.seq, loan.first_page + first + i);
+        if (!page)
+            return false;
+        memcpy(to, page, instance->page_bytes);
+    }
+    return true;
+}
+
+static void send(void *opaque, const struct kva_message *message)
+{
+    struct kva_instance *instance = opaque;
+    bool pages = message->type == KVA_MESSAGE_PAGES;
+    if (pages && !gather(instance, message))
+        return; /* as if the network had lost it */
+    instance->params.send(instance->params.opaque, message, pages ? instance->content : NULL);
+}
+
+static void take(void *opaque, const struct kva_loan *loan, uint32_t first, uint32_t count)
+{
+    struct kva_instance *instance = opaque;
+    struct kva_choice_place owner;
+    bool home = loan->debtor == instance->params.rmanager.node;
+    if (home && !find_owner(instance, loan, &owner))
+        return;
+    for (uint32_t i = 0; i < count; i++) {
+        const unsigned char *from = instance->arrived + i * instance->page_bytes;
+        if (home)
+            memcpy(kva_lending_home_of(instance->params.engine, owner.seq,
+                                       loan->first_page + first + i),
+                   from, instance->page_bytes);
+        else if (kva_guests_write(instance->guests, loan->id, first + i, from, NULL))
+            return; /* not a loan that was reserved here */
+    }
+}
+
+/* --- reports --------------------------------------------------------------------------------- */
+
+static uint32_t pages_of(uint64_t tokens)
+{
+    return (uint32_t)kva_div_up(tokens, KVA_PAGE_TOKENS);
+}
+
+static void load(void *opaque, struct kva_message_load *ret)
+{
+    const struct kva_instance *instance = opaque;
+    const struct kva_engine *engine = instance->params.engine;
+    struct kva_engine_usage usage;
+    engine->ops->usage(engine->self, &usage);
+    uint64_t used = usage.used.device - usage.cached.device;
+    uint32_t count =
+        kva_scheduler_get_places(instance->params.scheduler, instance->places, instance->live_max);
+    *ret = (struct kva_message_load){
+        .pages = (uint32_t)(usage.budget.device / instance->page_bytes),
+        .free_pages = (uint32_t)((usage.budget.device - used) / instance->page_bytes),
+        .batch_max = instance->params.running_max,
+    };
+    for (uint32_t i = 0; i < count; i++) {
+        const struct kva_choice_place *place = &instance->places[i];
+        if (place->stage != KVA_STAGE_WAITING && !place->suspended) {
+            ret->batch++;
+            ret->tokens += place->tokens;
+            continue;
+        }
+        ret->head_pages = ret->waiting == 0 ? pages_of(place->tokens) + 1 : ret->head_pages;
+        ret->waiting++;
+        ret->waiting_pages += pages_of(place->tokens) + 1;
+    }
+}
+
+static uint32_t requests(void *opaque, struct kva_message_entry *ret, uint32_t max)
+{
+    const struct kva_instance *instance = opaque;
+    uint32_t count = 0, all = kva_scheduler_get_places(instance->params.scheduler, instance->places,
+                                                       instance->live_max);
+    for (uint32_t i = 0; i < all && count < max; i++) {
+        const struct kva_choice_place *place = &instance->places[i];
+        uint32_t pages = place->stage == KVA_STAGE_DECODE
+                             ? kva_lending_lendable_pages(instance->params.engine, place->seq)
+                             : 0;
+        if (pages == 0)
+            continue;
+        ret[count++] = (struct kva_message_entry){
+            .request = place->id,
+            .generation = place->generation,
+            .pages = pages,
+            .flags = KVA_ENTRY_LOCAL,
+        };
+    }
+    return count;
+}
+
+/* --- as creditor ----------------------------------------------------------------------------- */
+
+static bool guest_reserve(void *opaque, const struct kva_loan *loan)
+{
+    struct kva_instance *instance = opaque;
+    const struct kva_kv_loan guest = kv_loan_of(instance, loan);
+    return !loan->fresh && kva_guests_reserve(instance->guests, &guest, NULL) == KVA_OK;
+}
+
+static void guest_free(void *opaque, const struct kva_loan *loan)
+{
+    struct kva_instance *instance = opaque;
+    kva_guests_free(instance->guests, loan->id);
+}
+
+/* --- as debtor ------------------------------------------------------------------------------- */
+
+static bool lendable(void *opaque, const struct kva_loan *loan)
+{
+    struct kva_instance *instance = opaque;
+    struct kva_choice_place owner;
+    if (loan->fresh || !find_owner(instance, loan, &owner) ||
+        !kva_lending_lendable(instance->params.engine, owner.seq, loan->first_page, loan->pages))
+        return false;
+    remember(instance, loan);
+    return true;
+}
+
+static void lent(void *opaque, const struct kva_loan *loan)
+{
+    struct kva_instance *instance = opaque;
+    const struct kva_kv_loan out = kv_loan_of(instance, loan);
+    struct kva_choice_place owner;
+    if (find_owner(instance, loan, &owner))
+        kva_lending_lend(instance->params.engine, owner.seq, &out);
+}
+
+static bool home_reserve(void *opaque, const struct kva_loan *loan)
+{
+    struct kva_instance *instance = opaque;
+    struct kva_choice_place owner;
+    return find_owner(instance, loan, &owner) &&
+           kva_lending_home_reserve(instance->params.engine, owner.seq, loan->id, NULL) == KVA_OK;
+}
+
+static void came_home(void *opaque, const struct kva_loan *loan)
+{
+    struct kva_instance *instance = opaque;
+    struct kva_choice_place owner;
+    if (find_owner(instance, loan, &owner))
+        kva_lending_come_home(instance->params.engine, owner.seq, loan->id);
+}
+
+static void lost(void *opaque, uint64_t request, uint32_t generation)
+{
+    struct kva_instance *instance = opaque;
+    const struct kva_loan loan = {.request = request, .generation = generation};
+    struct kva_choice_place owner;
+    if (find_owner(instance, &loan, &owner))
+        kva_lending_lose(instance->params.engine, owner.seq);
+}
+
+/* --- between steps --------------------------------------------------------------------------- */
+
+/* What the engine knows first: requests that have ended or begun anew, and loans whose answers did
+ * not come. */
+static void tell_ends(struct kva_instance *instance, uint64_t now_ns)
+{
+    for (uint32_t i = instance->borrower_count; i-- > 0;) {
+        const struct borrower b = instance->borrowers[i];
+        const struct kva_loan loan = {.request = b.request, .generation = b.generation};
+        struct kva_kv_loan loans[KVA_KV_LOANS_MAX];
+        struct kva_choice_place owner;
+        bool there = find_owner(instance, &loan, &owner);
+        if (there && (kva_lending_loans(owner.seq, loans) > 0 ||
+                      kva_rmanager_lent(instance->rmanager, b.request, NULL, 0) == 0))
+            continue;
+        kva_rmanager_request_end(instance->rmanager, b.request, b.generation, now_ns);
+        if (!there)
+            instance->borrowers[i] = instance->borrowers[--instance->borrower_count];
+    }
+}
+
+/* Its own requests wait for memory that others have. */
+static void reclaim(struct kva_instance *instance, uint64_t now_ns)
+{
+    struct kva_message_load now;
+    if (kva_guests_pages(instance->guests) == 0)
+        return;
+    load(instance, &now);
+    if (now.waiting > 0 && now.head_pages > now.free_pages)
+        kva_rmanager_reclaim(instance->rmanager, now.head_pages - now.free_pages, now_ns);
+}
+
+void kva_instance_between_steps(struct kva_instance *instance, uint64_t now_ns)
+{
+    tell_ends(instance, now_ns);
+    kva_rmanager_tick(instance->rmanager, now_ns);
+    reclaim(instance, now_ns);
+    kva_rmanager_step(instance->rmanager, now_ns);
+}
+
+enum kva_status kva_instance_receive(struct kva_instance *instance,
+                                     const struct kva_message *message, const void *content,
+                                     size_t bytes, uint64_t now_ns, struct kva_err *err)
+{
+    uint32_t pages = message->type == KVA_MESSAGE_PAGES ? message->pages.pages : 0;
+    if (bytes != pages * instance->page_bytes)
+        return kva_fail(
+            err, KVA_EFORMAT, "%s of node %u comes with %zu bytes, %u pages of %zu are expected",
+            kva_message_name(message->type), message->source, bytes, pages, instance->page_bytes);
+    instance->arrived = content;
+    kva_rmanager_receive(instance->rmanager, message, now_ns);
+    instance->arrived = NULL;
+    return KVA_OK;
+}
+
+void kva_instance_peer_lost(struct kva_instance *instance, uint32_t node, uint64_t now_ns)
+{
+    kva_rmanager_peer_lost(instance->rmanager, node, now_ns);
+}
+
+struct kva_guests *kva_instance_guests(struct kva_instance *instance)
+{
+    return instance->guests;
+}
+
+size_t kva_instance_page_bytes(const struct kva_instance *instance)
+{
+    return instance->page_bytes;
+}
+
+void kva_instance_get_stats(const struct kva_instance *instance, struct kva_rmanager_stats *ret)
+{
+    kva_rmanager_get_stats(instance->rmanager, ret);
+}
+
+/* --- life ------------------------------------------------------------------------------------ */
+
+static enum kva_status create_tables(struct kva_instance *instance, struct kva_err *err)
+{
+    const struct kva_instance_params *p = &instance->params;
+    const struct kva_rmanager_ops ops = {.opaque = instance,
+                                         .send = send,
+                                         .load = load,
+                                         .requests = requests,
+                                         .take = take,
+                                         .guest_reserve = guest_reserve,
+                                         .guest_free = guest_free,
+                                         .lendable = lendable,
+                                         .lent = lent,
+                                         .home_reserve = home_reserve,
+                                         .came_home = came_home,
+                                         .lost = lost};
+    struct kva_rmanager_params rmanager = p->rmanager;
+    if (rmanager.request_loans_max == 0 || rmanager.request_loans_max > KVA_KV_LOANS_MAX)
+        rmanager.request_loans_max = KVA_KV_LOANS_MAX;
+    instance->content = calloc(rmanager.unacked_pages, instance->page_bytes);
+    instance->borrowers = calloc(instance->live_max, sizeof(*instance->borrowers));
+    instance->places = calloc(instance->live_max, sizeof(*instance->places));
+    if (!instance->content || !instance->borrowers || !instance->places)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for an instance of a cluster");
+    enum kva_status status =
+        kva_guests_create(p->engine, rmanager.loans_max, &instance->guests, err);
+    return status ? status : kva_rmanager_create(&rmanager, &ops, &instance->rmanager, err);
+}
+
+enum kva_status kva_instance_create(const struct kva_instance_params *params,
+                                    struct kva_instance **ret, struct kva_err *err)
+{
+    struct kva_instance *instance = calloc(1, sizeof(*instance));
+    if (!instance)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for an instance of a cluster");
+    instance->params = *params;
+    instance->page_bytes = kva_lending_page_bytes(params->engine);
+    instance->live_max = params->rmanager.entries_max;
+    enum kva_status status = create_tables(instance, err);
+    if (status) {
+        kva_instance_destroy(instance);
+        return status;
+    }
+    *ret = instance;
+    return KVA_OK;
+}
+
+void kva_instance_destroy(struct kva_instance *instance)
+{
+    if (!instance)
+        return;
+    kva_guests_destroy(instance->guests);
+    kva_rmanager_destroy(instance->rmanager);
+    free(instance->content);
+    free(instance->borrowers);
+    free(instance->places);
+    free(instance);
+}

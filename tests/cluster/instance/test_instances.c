@@ -1,0 +1,191 @@
+/* Three servers that lend each other memory, the real code from planner to attention: what a request
+ * says is what it says alone, whatever is lent, lost, delayed, recalled or killed; and nothing is
+ * left behind. */
+#include "tests/cmocka.h"
+
+#include "tests/cluster/instance/world.h"
+#include "tests/engine/trace.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static struct world *new_world(uint64_t seed)
+{
+    struct world *w = calloc(1, sizeof(*w));
+    assert_non_null(w);
+    w->rng = seed * 7919 + 1;
+    w->device_pages = 40;
+    return w;
+}
+
+static void end(struct world *w)
+{
+    world_close(w);
+    free(w);
+}
+
+/* The first instance has long requests, and others that wait for their memory. */
+static void load_first(struct world *w)
+{
+    for (uint32_t i = 0; i < 3; i++)
+        world_submit(w, 0, 600 + 40 * i, 150);
+    for (uint32_t i = 0; i < 6; i++)
+        world_submit(w, 0, 300 + 20 * i, 60);
+}
+
+static void test_instances__memory_is_lent_and_answers_stay(void **state KVA_UNUSED)
+{
+    uint32_t ticks[2];
+    for (uint32_t lending = 0; lending < 2; lending++) {
+        struct world *w = new_world(1);
+        world_open(w);
+        for (uint32_t i = 0; i < 16; i++)
+            world_submit(w, 0, 480 + i, 150);
+        if (!lending) { /* a cluster of one */
+            world_kill(w, 1);
+            world_kill(w, 2);
+        }
+        for (ticks[lending] = 0; !world_run(w, 1); ticks[lending]++)
+            assert_true(ticks[lending] < 5000);
+        struct kva_rmanager_stats stats = world_loans(w);
+        assert_int_equal(stats.loans_lent > 0, lending);
+        assert_int_equal(w->attended > 0, lending);
+        assert_int_equal(world_restarts(w), 0);
+        world_expect_answers(w);
+        world_expect_rest(w);
+        end(w);
+    }
+    printf("alone %u steps, with two that lend %u\n", ticks[0], ticks[1]);
+    assert_true(ticks[1] < ticks[0]);
+}
+
+static void test_instances__networks_fail(void **state KVA_UNUSED)
+{
+    uint64_t lent = 0, restarts = 0;
+    for (uint64_t seed = 0; seed < (TRACE_QUICK ? 2 : 8); seed++) {
+        struct world *w = new_world(seed);
+        w->keeps_homes = seed % 2;
+        world_open(w);
+        w->loss_pct = w->double_pct = w->late_pct = 5 + 5 * ((uint32_t)seed % 4);
+        load_first(w);
+        assert_true(world_run(w, 20000));
+        world_expect_answers(w);
+        w->loss_pct = 0;
+        world_expect_rest(w);
+        lent += world_loans(w).loans_lent;
+        restarts += world_restarts(w);
+        end(w);
+    }
+    printf("%llu loans, %llu restarts\n", (unsigned long long)lent, (unsigned long long)restarts);
+    assert_true(lent > 0);
+}
+
+/* Whoever lends has its own requests first. */
+static void test_instances__creditors_want_their_memory_back(void **state KVA_UNUSED)
+{
+    uint64_t home = 0;
+    for (uint32_t keeps = 0; keeps < 2; keeps++) {
+        struct world *w = new_world(3 + keeps);
+        w->keeps_homes = keeps;
+        world_open(w);
+        load_first(w);
+        for (uint32_t i = 0; i < 3000 && world_loans(w).loans_lent == 0; i++)
+            world_tick(w);
+        for (uint32_t node = 1; node < WORLD_NODES; node++) {
+            for (uint32_t i = 0; i < 4; i++)
+                world_submit(w, node, 700, 60);
+        }
+        assert_true(world_run(w, 20000));
+        world_expect_answers(w);
+        world_expect_rest(w);
+        home += world_loans(w).loans_home;
+        end(w);
+    }
+    printf("%llu loans came home\n", (unsigned long long)home);
+    assert_true(home > 0);
+}
+
+/* At any time; it is there again later, and may lend again. */
+static void test_instances__creditors_die(void **state KVA_UNUSED)
+{
+    uint64_t restarts = 0, lost = 0;
+    for (uint64_t seed = 0; seed < (TRACE_QUICK ? 2 : 8); seed++) {
+        struct world *w = new_world(seed);
+        uint32_t dead[WORLD_NODES] = {0};
+        w->keeps_homes = seed % 4 == 3;
+        world_open(w);
+        load_first(w);
+        for (uint32_t tick = 0; tick < 20000 && !world_run(w, 1); tick++) {
+            for (uint32_t node = 1; node < WORLD_NODES; node++) {
+                if (dead[node] > 0 && --dead[node] == 0)
+                    world_start(w, node);
+                bool lends = w->nodes[node].up &&
+                             kva_guests_pages(kva_instance_guests(w->nodes[node].instance)) > 0;
+                if (!lends || world_below(w, 60) > 0)
+                    continue;
+                world_kill(w, node);
+                dead[node] = 1 + world_below(w, 100);
+            }
+        }
+        assert_true(world_run(w, 1));
+        world_expect_answers(w);
+        world_expect_rest(w);
+        restarts += world_restarts(w);
+        lost += world_loans(w).loans_lost;
+        end(w);
+    }
+    printf("%llu restarts, %llu loans lost\n", (unsigned long long)restarts,
+           (unsigned long long)lost);
+    assert_true(restarts > 0);
+}
+
+/* What it had elsewhere is forgotten there. */
+static void test_instances__debtors_die(void **state KVA_UNUSED)
+{
+    struct world *w = new_world(5);
+    world_open(w);
+    load_first(w);
+    for (uint32_t i = 0; i < 3000 && world_loans(w).loans_lent == 0; i++)
+        world_tick(w);
+    assert_true(world_loans(w).guests > 0);
+    world_kill(w, 0);
+    world_expect_rest(w);
+    world_start(w, 0);
+    load_first(w);
+    assert_true(world_run(w, 20000));
+    world_expect_answers(w);
+    world_expect_rest(w);
+    end(w);
+}
+
+static void test_instances__content_has_to_be_that_of_the_message(void **state KVA_UNUSED)
+{
+    struct world *w = new_world(6);
+    struct kva_err err;
+    unsigned char byte = 0;
+    world_open(w);
+    const struct kva_message pages = {.type = KVA_MESSAGE_PAGES,
+                                      .source = 2,
+                                      .target = 1,
+                                      .source_life = 1,
+                                      .sequence = 1,
+                                      .pages = {.loan = 1, .pages = 1}};
+    assert_int_equal(kva_instance_receive(w->nodes[0].instance, &pages, &byte, 1, w->now_ns, &err),
+                     KVA_EFORMAT);
+    assert_non_null(strstr(err.message, "PAGES of node 2 comes with 1 bytes"));
+    end(w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_instances__memory_is_lent_and_answers_stay),
+        cmocka_unit_test(test_instances__networks_fail),
+        cmocka_unit_test(test_instances__creditors_want_their_memory_back),
+        cmocka_unit_test(test_instances__creditors_die),
+        cmocka_unit_test(test_instances__debtors_die),
+        cmocka_unit_test(test_instances__content_has_to_be_that_of_the_message),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
