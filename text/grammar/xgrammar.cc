@@ -8,6 +8,8 @@
  * out of it. */
 #include "text/grammar/xgrammar.h"
 
+#include "text/grammar/automaton.h"
+
 #include "json_schema_converter.h"
 #include "support/logging.h"
 
@@ -32,6 +34,9 @@ namespace
 constexpr unsigned clock_period = 64;
 /* Smaller ones are refused at twice the limit only. */
 constexpr size_t small_bytes = 1024;
+
+/* Of processor time for masks that are made with a grammar. */
+constexpr uint64_t prepare_ns = 25 * 1000 * 1000;
 
 struct fence_state {
     bool armed;
@@ -250,11 +255,19 @@ struct kva_xg_vocab {
 };
 
 struct kva_xg_grammar {
+    explicit kva_xg_grammar(const xgrammar::CompiledGrammar &made)
+        : compiled(made), automaton(made),
+          vocab_size(uint32_t(made.GetTokenizerInfo().GetVocabSize()))
+    {
+    }
+
     xgrammar::CompiledGrammar compiled;
+    mutable kva::automaton automaton;
     uint32_t vocab_size;
 };
 
 struct kva_xg_matcher {
+    const kva_xg_grammar *grammar;
     xgrammar::GrammarMatcher matcher;
     uint32_t vocab_size;
 };
@@ -314,15 +327,21 @@ extern "C" kva_xg_status kva_xg_compile(const kva_xg_vocab *vocab, const kva_xg_
         xgrammar::GrammarCompiler compiler(vocab->info, 1, false);
         xgrammar::Grammar read =
             source->kind == KVA_XG_TAGS ? read_tags(source, vocab->info) : read_source(source);
-        grammar =
-            new kva_xg_grammar{compiler.CompileGrammar(read), uint32_t(vocab->info.GetVocabSize())};
+        grammar = new kva_xg_grammar(compiler.CompileGrammar(read));
         return KVA_XG_OK;
     });
-    if (status == KVA_XG_OK)
-        *ret = grammar;
-    else
+    if (status != KVA_XG_OK) {
         delete grammar;
-    return status;
+        return status;
+    }
+    /* Masks that are wanted soon; what is not ready within its limits is made when it is asked for. */
+    fenced(limits, nullptr, [&] {
+        xgrammar::GrammarMatcher matcher(grammar->compiled);
+        grammar->automaton.prepare(matcher, prepare_ns);
+        return KVA_XG_OK;
+    });
+    *ret = grammar;
+    return KVA_XG_OK;
 }
 
 extern "C" void kva_xg_grammar_destroy(kva_xg_grammar *grammar)
@@ -332,7 +351,7 @@ extern "C" void kva_xg_grammar_destroy(kva_xg_grammar *grammar)
 
 extern "C" size_t kva_xg_grammar_bytes(const kva_xg_grammar *grammar)
 {
-    return grammar->compiled.MemorySizeBytes();
+    return grammar->compiled.MemorySizeBytes() + grammar->automaton.bytes();
 }
 
 /* --- matchers -------------------------------------------------------------------------------- */
@@ -341,7 +360,8 @@ extern "C" kva_xg_status kva_xg_matcher_create(const kva_xg_grammar *grammar, kv
                                                kva_xg_why *why)
 {
     return fenced(nullptr, why, [&] {
-        *ret = new kva_xg_matcher{xgrammar::GrammarMatcher(grammar->compiled), grammar->vocab_size};
+        *ret = new kva_xg_matcher{grammar, xgrammar::GrammarMatcher(grammar->compiled),
+                                  grammar->vocab_size};
         return KVA_XG_OK;
     });
 }
@@ -376,12 +396,9 @@ extern "C" void kva_xg_matcher_undo(kva_xg_matcher *matcher)
     matcher->matcher.Rollback(1);
 }
 
-extern "C" kva_xg_status kva_xg_matcher_mask(kva_xg_matcher *matcher, uint32_t *mask,
-                                             const kva_xg_limits *limits)
+static void fill_anew(kva_xg_matcher *matcher, uint32_t *mask)
 {
     int64_t words = (int64_t(matcher->vocab_size) + 31) / 32;
-    if (matcher->matcher.IsTerminated())
-        return KVA_XG_REFUSED;
     memset(mask, 0xff, size_t(words) * sizeof(*mask));
     DLTensor tensor = {};
     tensor.data = mask;
@@ -389,8 +406,28 @@ extern "C" kva_xg_status kva_xg_matcher_mask(kva_xg_matcher *matcher, uint32_t *
     tensor.ndim = 1;
     tensor.dtype = {kDLInt, 32, 1};
     tensor.shape = &words;
+    matcher->matcher.FillNextTokenBitmask(&tensor);
+}
+
+extern "C" kva_xg_status kva_xg_matcher_mask(kva_xg_matcher *matcher, uint32_t *mask,
+                                             const kva_xg_limits *limits)
+{
+    if (matcher->matcher.IsTerminated())
+        return KVA_XG_REFUSED;
     return fenced(limits, nullptr, [&] {
-        matcher->matcher.FillNextTokenBitmask(&tensor);
+        if (!matcher->grammar->automaton.mask(matcher->matcher, mask))
+            fill_anew(matcher, mask);
+        return KVA_XG_OK;
+    });
+}
+
+extern "C" kva_xg_status kva_xg_matcher_mask_anew(kva_xg_matcher *matcher, uint32_t *mask,
+                                                  const kva_xg_limits *limits)
+{
+    if (matcher->matcher.IsTerminated())
+        return KVA_XG_REFUSED;
+    return fenced(limits, nullptr, [&] {
+        fill_anew(matcher, mask);
         return KVA_XG_OK;
     });
 }

@@ -106,6 +106,10 @@ void kva_xg_matcher_undo(struct kva_xg_matcher *matcher);
 enum kva_xg_status kva_xg_matcher_mask(struct kva_xg_matcher *matcher, uint32_t *mask,
                                        const struct kva_xg_limits *limits);
 
+/* The same as the library makes it, with nothing that was kept: for tests. */
+enum kva_xg_status kva_xg_matcher_mask_anew(struct kva_xg_matcher *matcher, uint32_t *mask,
+                                            const struct kva_xg_limits *limits);
+
 bool kva_xg_matcher_completed(const struct kva_xg_matcher *matcher); /* may end here */
 bool kva_xg_matcher_ended(const struct kva_xg_matcher *matcher);     /* a stop id was accepted */
 

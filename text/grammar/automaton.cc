@@ -1,0 +1,497 @@
+/* automaton.cc - configurations of the library's parser as nodes, bytes as edges, masks kept.
+ *
+ * The parser is a private class of grammar_matcher.cc, which is therefore a part of this file. */
+#include "text/grammar/automaton.h"
+
+#include "compiled_grammar_impl.h"
+#include "earley_parser.h"
+#include "grammar_matcher.cc"
+#include "tokenizer_info_impl.h"
+
+#include <string.h>
+#include <time.h>
+
+#include <algorithm>
+
+namespace kva
+{
+
+namespace
+{
+
+/* All is forgotten beyond this, before the next mask; a mask that adds as much is the library's. */
+constexpr size_t held_max = size_t(8) << 20;
+/* Rules that a configuration is within; deeper ones are the library's. */
+constexpr size_t rules_max = 256;
+
+/* Of texts whose masks are prepared. */
+constexpr size_t length_max = 4096;
+constexpr int ascii_max = 0x7f;
+
+constexpr int32_t unknown = -1; /* of edges */
+constexpr int32_t dead = -2;
+
+using parser_state = xgrammar::ParserState;
+using parser = xgrammar::GrammarMatcher::Impl;
+
+/* The library's parser keeps its rows to itself and its heirs. */
+struct rows : xgrammar::EarleyParser {
+    /* States that wait for a byte, by position in the text. */
+    static const auto &scanable(const xgrammar::EarleyParser &of)
+    {
+        return of.*(&rows::scanable_state_history_);
+    }
+    /* (rule, state): states that wait for a rule which began there. */
+    static const auto &waiting(const xgrammar::EarleyParser &of)
+    {
+        return of.*(&rows::rule_id_to_completable_states_);
+    }
+    static const xgrammar::Grammar &grammar(const xgrammar::EarleyParser &of)
+    {
+        return of.*(&rows::grammar_);
+    }
+    static bool counts(const xgrammar::EarleyParser &of)
+    {
+        return of.*(&rows::has_budget_rules_) || of.*(&rows::has_char_budget_rules_);
+    }
+};
+
+auto latest(const parser &of)
+{
+    const auto &history = rows::scanable(of);
+    return history[history.size() - 1];
+}
+
+/* Writes the configuration of a parser. A rule that began in some row is named by the order in which
+ * it is come upon, so that rows have no numbers. */
+class key_writer
+{
+  public:
+    key_writer(const parser &source, key &out) : source(source), out(out)
+    {
+    }
+
+    /* False: too deep. */
+    bool write()
+    {
+        const auto &waiting = rows::waiting(source);
+        const auto states = latest(source);
+        out.clear();
+        out.push_back(source.IsCompleted());
+        out.push_back(states.size());
+        for (const parser_state &state : states)
+            put(state);
+        for (size_t i = 0; i < rules.size() && rules.size() <= rules_max; i++) {
+            const auto [row, rule] = rules[i];
+            size_t count_at = out.size();
+            out.push_back(0);
+            for (const auto &[awaited, state] : waiting[row]) {
+                if (awaited != rule)
+                    continue;
+                out[count_at]++;
+                put(state);
+            }
+        }
+        return rules.size() <= rules_max;
+    }
+
+  private:
+    int32_t name(int32_t row, int32_t rule)
+    {
+        if (row == parser_state::kNoPrevInputPos)
+            return -1;
+        const std::pair<int32_t, int32_t> wanted(row, rule);
+        auto at = std::find(rules.begin(), rules.end(), wanted);
+        if (at == rules.end())
+            at = rules.insert(at, wanted);
+        return int32_t(at - rules.begin());
+    }
+
+    void put(const parser_state &state)
+    {
+        const int32_t words[] = {
+            state.rule_id,        state.sequence_id,  state.element_id,
+            state.sub_element_id, state.repeat_count, state.partial_codepoint,
+            name(state.rule_start_pos, state.rule_id)};
+        out.insert(out.end(), std::begin(words), std::end(words));
+    }
+
+    const parser &source;
+    key &out;
+    std::vector<std::pair<int32_t, int32_t>> rules;
+};
+
+/* The bytes around `byte` that do the same to these states: no edge of theirs tells them apart. */
+std::pair<int, int> bytes_alike(const parser &of, uint8_t byte)
+{
+    int low = 0, high = 255;
+    const auto &grammar = rows::grammar(of);
+    for (const parser_state &state : latest(of)) {
+        if (state.rule_id == -1)
+            return {byte, byte};
+        const auto &fsm = grammar->per_rule_fsms[state.rule_id].value();
+        for (const auto &edge : fsm.GetFsm().GetFsm().GetEdges(state.element_id)) {
+            if (!edge.IsCharRange())
+                continue;
+            if (edge.max < byte) {
+                low = std::max(low, edge.max + 1);
+            } else if (edge.min > byte) {
+                high = std::min(high, edge.min - 1);
+            } else {
+                low = std::max<int>(low, edge.min);
+                high = std::min<int>(high, edge.max);
+            }
+        }
+    }
+    return {low, high};
+}
+
+uint64_t processor_ns()
+{
+    timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return uint64_t(now.tv_sec) * 1000000000u + uint64_t(now.tv_nsec);
+}
+
+void set_bit(uint32_t *mask, int32_t id)
+{
+    mask[id / 32] |= 1u << id % 32;
+}
+
+void clear_bit(uint32_t *mask, int32_t id)
+{
+    mask[id / 32] &= ~(1u << id % 32);
+}
+
+bool has_bit(const uint32_t *mask, int32_t id)
+{
+    return mask[id / 32] >> id % 32 & 1u;
+}
+
+/* Adds what a state allows whatever is around it. */
+void add_certain(const xgrammar::AdaptiveTokenMask &of, const xgrammar::TokenizerInfo &info,
+                 size_t words, uint32_t *mask)
+{
+    using store = xgrammar::AdaptiveTokenMask::StoreType;
+    const auto &sorted = info.GetSortedDecodedVocab();
+    if (of.store_type == store::kAccepted) {
+        for (int32_t at : of.accepted_indices)
+            set_bit(mask, sorted[size_t(at)].first);
+        return;
+    }
+    if (of.store_type == store::kAcceptedBitset) {
+        xgrammar::DynamicBitset all(info.GetVocabSize(), mask);
+        all |= of.accepted_bitset;
+        return;
+    }
+    std::vector<uint32_t> accepted(words, ~0u);
+    for (int32_t at : of.rejected_indices)
+        clear_bit(accepted.data(), sorted[size_t(at)].first);
+    for (int32_t at : of.uncertain_indices)
+        clear_bit(accepted.data(), sorted[size_t(at)].first);
+    for (int32_t id : info.GetSpecialTokenIds())
+        clear_bit(accepted.data(), id);
+    for (size_t i = 0; i < words; i++)
+        mask[i] |= accepted[i];
+}
+
+} // namespace
+
+size_t key_hash::operator()(const key &words) const
+{
+    uint64_t hash = 14695981039346656037u;
+    for (int32_t word : words)
+        hash = (hash ^ uint32_t(word)) * 1099511628211u;
+    return size_t(hash ^ hash >> 32);
+}
+
+struct automaton::node {
+    int32_t next[256];
+    /* Its mask, if it was asked for: words, or the words that are not 0, each behind its place. */
+    std::vector<uint32_t> mask;
+    bool has_mask = false;
+    bool is_sparse = false;
+
+    node()
+    {
+        std::fill(std::begin(next), std::end(next), unknown);
+    }
+};
+
+/* A way from the parser's place: bytes, the node behind each, and how many of them the parser has
+ * gone, which goes only where edges are unknown. */
+class automaton::walk
+{
+  public:
+    walk(parser &of, int32_t start) : of(of), places{start}
+    {
+    }
+    ~walk()
+    {
+        back_to(0);
+    }
+
+    size_t length() const
+    {
+        return bytes.size();
+    }
+    int32_t place() const
+    {
+        return places.back();
+    }
+
+    void go(uint8_t byte, int32_t place)
+    {
+        bytes.push_back(byte);
+        places.push_back(place);
+    }
+
+    void back_to(size_t length)
+    {
+        bytes.resize(length);
+        places.resize(length + 1);
+        if (gone > length) {
+            of.PopLastStates(int32_t(gone - length));
+            gone = length;
+        }
+    }
+
+    /* The parser, brought to the end of the way. */
+    parser &at_end()
+    {
+        for (; gone < bytes.size(); gone++)
+            of.Advance(bytes[gone]);
+        return of;
+    }
+    /* It has gone one byte further than the way, which follows, or steps back. */
+    void stepped()
+    {
+        gone++;
+    }
+
+  private:
+    parser &of;
+    std::vector<uint8_t> bytes;
+    std::vector<int32_t> places;
+    size_t gone = 0;
+};
+
+automaton::automaton(const xgrammar::CompiledGrammar &compiled)
+    : compiled(compiled), words((size_t(compiled.GetTokenizerInfo().GetVocabSize()) + 31) / 32)
+{
+}
+
+automaton::~automaton() = default;
+
+void automaton::forget()
+{
+    places.clear();
+    nodes.clear();
+    held = 0;
+}
+
+int32_t automaton::find_or_add(const key &words)
+{
+    auto found = places.find(words);
+    if (found != places.end())
+        return found->second;
+    nodes.push_back(std::make_unique<node>());
+    int32_t place = int32_t(nodes.size()) - 1;
+    places.emplace(words, place);
+    held += sizeof(node) + words.size() * sizeof(words[0]) + 128;
+    return place;
+}
+
+/* Where a byte leads from a node that the parser is at; unless that is nowhere, the parser goes
+ * there. Unknown: too deep. */
+int32_t automaton::find_edge(node &from, parser &at, uint8_t byte)
+{
+    const auto [low, high] = bytes_alike(at, byte);
+    int32_t next = dead;
+    if (at.Advance(byte)) {
+        if (!key_writer(at, scratch).write())
+            return unknown;
+        next = find_or_add(scratch);
+    }
+    std::fill(from.next + low, from.next + high + 1, next);
+    return next;
+}
+
+/* Where a byte leads from the end of the way; unknown: too deep. */
+int32_t automaton::step(walk &way, uint8_t byte)
+{
+    node &from = *nodes[size_t(way.place())];
+    if (from.next[byte] != unknown)
+        return from.next[byte];
+    int32_t next = find_edge(from, way.at_end(), byte);
+    if (next != dead)
+        way.stepped();
+    return next;
+}
+
+struct too_much {
+};
+
+/* Adds those of the tokens, which are in order, that the way's beginning allows. */
+void automaton::try_tokens(walk &way, const std::vector<int32_t> &uncertain, uint32_t *mask)
+{
+    const xgrammar::TokenizerInfo &info = compiled.ImplPtr()->tokenizer_info;
+    const auto &sorted = info.GetSortedDecodedVocab();
+    const auto &subtree_ends = info.GetTrieSubtreeNodesRange();
+    const std::string *previous = nullptr;
+    auto end = uncertain.end();
+    for (auto at = uncertain.begin(); at != end;) {
+        const auto &[id, token] = sorted[size_t(*at)];
+        const int32_t subtree_end = subtree_ends[size_t(*at)];
+        ++at;
+        if (has_bit(mask, id))
+            continue;
+        size_t common = 0, common_max = previous ? std::min(token.size(), previous->size()) : 0;
+        while (common < common_max && token[common] == (*previous)[common])
+            common++;
+        previous = &token;
+        if (common < way.length())
+            way.back_to(common);
+        bool goes_on = true;
+        while (goes_on && way.length() < token.size()) {
+            uint8_t byte = uint8_t(token[way.length()]);
+            int32_t next = step(way, byte);
+            if (next == unknown || held > held_max)
+                throw too_much();
+            goes_on = next != dead;
+            if (goes_on)
+                way.go(byte, next);
+        }
+        if (goes_on)
+            set_bit(mask, id);
+        else
+            at = std::lower_bound(at, end, subtree_end);
+    }
+    way.back_to(0);
+}
+
+void automaton::keep_mask(node &of, const uint32_t *mask)
+{
+    size_t set = size_t(std::count_if(mask, mask + words, [](uint32_t word) { return word != 0; }));
+    of.is_sparse = 2 * set < words;
+    if (of.is_sparse) {
+        of.mask.reserve(2 * set);
+        for (size_t i = 0; i < words; i++) {
+            if (mask[i]) {
+                of.mask.push_back(uint32_t(i));
+                of.mask.push_back(mask[i]);
+            }
+        }
+    } else {
+        of.mask.assign(mask, mask + words);
+    }
+    of.has_mask = true;
+    held += of.mask.size() * sizeof(of.mask[0]);
+}
+
+/* Of the place where the parser is; the mask is empty. */
+bool automaton::make_mask(parser &at, int32_t place, uint32_t *mask)
+{
+    const auto &impl = *compiled.ImplPtr();
+    std::vector<const std::vector<int32_t> *> uncertain;
+    for (const parser_state &state : latest(at)) {
+        auto found = impl.adaptive_token_mask_cache.find(state);
+        if (found == impl.adaptive_token_mask_cache.end())
+            return false;
+        const auto *tokens = &found->second.uncertain_indices;
+        if (std::find(uncertain.begin(), uncertain.end(), tokens) != uncertain.end())
+            continue;
+        uncertain.push_back(tokens);
+        add_certain(found->second, impl.tokenizer_info, words, mask);
+    }
+    try {
+        walk way(at, place);
+        for (const auto *tokens : uncertain)
+            try_tokens(way, *tokens, mask);
+    } catch (const too_much &) {
+        return false;
+    }
+    for (int32_t id : impl.tokenizer_info.GetStopTokenIds()) {
+        if (at.IsCompleted())
+            set_bit(mask, id);
+        else
+            clear_bit(mask, id);
+    }
+    keep_mask(*nodes[size_t(place)], mask);
+    return true;
+}
+
+bool automaton::mask(xgrammar::GrammarMatcher &matcher, uint32_t *mask)
+{
+    parser &at = *matcher.ImplPtr();
+    std::lock_guard<std::mutex> guard(lock);
+    if (rows::counts(at) || !key_writer(at, scratch).write())
+        return false;
+    if (held > held_max)
+        forget();
+    const int32_t place = find_or_add(scratch);
+    const node &here = *nodes[size_t(place)];
+    if (here.has_mask && !here.is_sparse) {
+        memcpy(mask, here.mask.data(), words * sizeof(*mask));
+        return true;
+    }
+    memset(mask, 0, words * sizeof(*mask));
+    if (!here.has_mask)
+        return make_mask(at, place, mask);
+    for (size_t i = 0; i < here.mask.size(); i += 2)
+        mask[here.mask[i]] = here.mask[i + 1];
+    return true;
+}
+
+/* Depth first and from the highest byte down: JSON's closing brackets come before what they would
+ * close, so that the shortest texts are gone through to their ends before longer ones. */
+void automaton::prepare(xgrammar::GrammarMatcher &matcher, uint64_t time_ns)
+{
+    struct stay {
+        int32_t place;
+        int byte; /* to be looked at next */
+        bool behind_space;
+    };
+    parser &at = *matcher.ImplPtr();
+    std::lock_guard<std::mutex> guard(lock);
+    if (rows::counts(at) || !key_writer(at, scratch).write())
+        return;
+    const uint64_t end_ns = processor_ns() + time_ns;
+    std::vector<uint32_t> mask(words);
+    std::vector<stay> stays;
+    stays.push_back({find_or_add(scratch), ascii_max, false});
+    bool goes_on = make_mask(at, stays.back().place, mask.data());
+    while (goes_on && !stays.empty()) {
+        stay &here = stays.back();
+        if (here.byte < 0) {
+            stays.pop_back();
+            if (!stays.empty())
+                at.PopLastStates(1);
+            continue;
+        }
+        const uint8_t byte = uint8_t(here.byte--);
+        const bool is_space = byte == ' ' || (byte >= '\t' && byte <= '\r');
+        if (is_space && here.behind_space)
+            continue;
+        node &from = *nodes[size_t(here.place)];
+        int32_t next = from.next[byte];
+        bool there = next == unknown;
+        if (there)
+            next = find_edge(from, at, byte);
+        if (next == dead)
+            continue;
+        if (next == unknown || nodes[size_t(next)]->has_mask) {
+            if (there)
+                at.PopLastStates(1);
+            continue;
+        }
+        if (!there)
+            at.Advance(byte);
+        std::fill(mask.begin(), mask.end(), 0);
+        goes_on = make_mask(at, next, mask.data()) && processor_ns() < end_ns &&
+                  stays.size() < length_max && held < held_max / 2;
+        stays.push_back({next, ascii_max, is_space});
+    }
+}
+
+} // namespace kva
