@@ -105,6 +105,17 @@ static void shrink(struct kva_grammars *g, const struct kva_grammar_entry *keep)
     }
 }
 
+/* A grammar grows with what follows it. */
+static void measure(struct kva_grammars *g, struct kva_grammar_entry *entry)
+{
+    if (!entry->grammar || !entry->listed)
+        return;
+    g->kept_bytes -= entry->bytes;
+    entry->bytes = kva_grammar_bytes(entry->grammar) + sizeof(*entry) + entry->source.length;
+    g->kept_bytes += entry->bytes;
+    shrink(g, entry);
+}
+
 /* --- making ---------------------------------------------------------------------------------- */
 
 static void make(struct kva_grammars *g, struct kva_grammar_entry *entry)
@@ -124,9 +135,7 @@ static void make(struct kva_grammars *g, struct kva_grammar_entry *entry)
         unlist(g, entry);
     } else {
         entry->grammar = grammar;
-        entry->bytes = kva_grammar_bytes(grammar) + sizeof(*entry) + entry->source.length;
-        g->kept_bytes += entry->bytes;
-        shrink(g, entry);
+        measure(g, entry);
     }
     pthread_cond_broadcast(&g->made);
     pthread_mutex_unlock(&g->lock);
@@ -171,6 +180,7 @@ enum kva_status kva_grammars_get(struct kva_grammars *g, const struct kva_gramma
         atomic_fetch_add(&entry->references, 1);
         kva_list_remove(&entry->link);
         list_first(g, entry);
+        measure(g, entry);
         waited = wait_made(g, entry, cancelled);
         pthread_mutex_unlock(&g->lock);
     } else {

@@ -20,7 +20,7 @@ namespace
 {
 
 /* All is forgotten beyond this, before the next mask; a mask that adds as much is the library's. */
-constexpr size_t held_max = size_t(8) << 20;
+constexpr size_t held_max = size_t(16) << 20;
 /* Rules that a configuration is within; deeper ones are the library's. */
 constexpr size_t rules_max = 256;
 
@@ -63,11 +63,13 @@ auto latest(const parser &of)
 }
 
 /* Writes the configuration of a parser. A rule that began in some row is named by the order in which
- * it is come upon, so that rows have no numbers. */
+ * it is come upon, so that rows have no numbers. Repetitions are counted by how many must and may
+ * still come, but not beyond what fits a token: nodes are told apart by what is within one token. */
 class key_writer
 {
   public:
-    key_writer(const parser &source, key &out) : source(source), out(out)
+    key_writer(const parser &source, int32_t bytes_max, key &out)
+        : source(source), bytes_max(bytes_max), out(out)
     {
     }
 
@@ -109,14 +111,38 @@ class key_writer
 
     void put(const parser_state &state)
     {
-        const int32_t words[] = {
-            state.rule_id,        state.sequence_id,  state.element_id,
-            state.sub_element_id, state.repeat_count, state.partial_codepoint,
-            name(state.rule_start_pos, state.rule_id)};
+        const auto [must, may] = repetitions(state);
+        const int32_t words[] = {state.rule_id,
+                                 state.sequence_id,
+                                 state.element_id,
+                                 state.sub_element_id,
+                                 state.partial_codepoint,
+                                 name(state.rule_start_pos, state.rule_id),
+                                 must,
+                                 may};
         out.insert(out.end(), std::begin(words), std::end(words));
     }
 
+    /* Each takes a byte at least. */
+    std::pair<int32_t, int32_t> repetitions(const parser_state &state) const
+    {
+        const int32_t count = state.repeat_count;
+        const auto &grammar = rows::grammar(source);
+        if (state.rule_id == -1)
+            return {count, 0};
+        const auto &fsm = grammar->per_rule_fsms[state.rule_id]->GetFsm().GetFsm();
+        for (const auto &edge : fsm.GetEdges(state.element_id)) {
+            if (!edge.IsRepeatRef())
+                continue;
+            const auto info = grammar->complete_fsm.GetRepeatEdgeInfo(edge.GetAuxIndex());
+            return {std::min(std::max(info.Lower() - count, 0), bytes_max + 1),
+                    std::min(info.Upper() - count, bytes_max + 1)};
+        }
+        return {count, 0};
+    }
+
     const parser &source;
+    const int32_t bytes_max;
     key &out;
     std::vector<std::pair<int32_t, int32_t>> rules;
 };
@@ -276,8 +302,9 @@ class automaton::walk
     size_t gone = 0;
 };
 
-automaton::automaton(const xgrammar::CompiledGrammar &compiled)
-    : compiled(compiled), words((size_t(compiled.GetTokenizerInfo().GetVocabSize()) + 31) / 32)
+automaton::automaton(const xgrammar::CompiledGrammar &compiled, size_t token_bytes_max)
+    : compiled(compiled), bytes_max(int32_t(token_bytes_max)),
+      words((size_t(compiled.GetTokenizerInfo().GetVocabSize()) + 31) / 32)
 {
 }
 
@@ -309,7 +336,7 @@ int32_t automaton::find_edge(node &from, parser &at, uint8_t byte)
     const auto [low, high] = bytes_alike(at, byte);
     int32_t next = dead;
     if (at.Advance(byte)) {
-        if (!key_writer(at, scratch).write())
+        if (!key_writer(at, bytes_max, scratch).write())
             return unknown;
         next = find_or_add(scratch);
     }
@@ -425,7 +452,7 @@ bool automaton::mask(xgrammar::GrammarMatcher &matcher, uint32_t *mask)
 {
     parser &at = *matcher.ImplPtr();
     std::lock_guard<std::mutex> guard(lock);
-    if (rows::counts(at) || !key_writer(at, scratch).write())
+    if (rows::counts(at) || !key_writer(at, bytes_max, scratch).write())
         return false;
     if (held > held_max)
         forget();
@@ -443,26 +470,32 @@ bool automaton::mask(xgrammar::GrammarMatcher &matcher, uint32_t *mask)
     return true;
 }
 
-/* Depth first and from the highest byte down: JSON's closing brackets come before what they would
- * close, so that the shortest texts are gone through to their ends before longer ones. */
+/* Depth first, bytes that are like no other first, and from the highest one down: JSON's quotes and
+ * closing brackets come before what they would close, so that the shortest texts are gone through to
+ * their ends before longer ones. */
 void automaton::prepare(xgrammar::GrammarMatcher &matcher, uint64_t time_ns)
 {
     struct stay {
         int32_t place;
-        int byte; /* to be looked at next */
         bool behind_space;
+        int byte = ascii_max; /* to be looked at next */
+        bool wide = false;    /* those with others alike, behind those without */
     };
     parser &at = *matcher.ImplPtr();
     std::lock_guard<std::mutex> guard(lock);
-    if (rows::counts(at) || !key_writer(at, scratch).write())
+    if (rows::counts(at) || !key_writer(at, bytes_max, scratch).write())
         return;
     const uint64_t end_ns = processor_ns() + time_ns;
     std::vector<uint32_t> mask(words);
     std::vector<stay> stays;
-    stays.push_back({find_or_add(scratch), ascii_max, false});
+    stays.push_back({find_or_add(scratch), false});
     bool goes_on = make_mask(at, stays.back().place, mask.data());
     while (goes_on && !stays.empty()) {
         stay &here = stays.back();
+        if (here.byte < 0 && !here.wide) {
+            here.byte = ascii_max;
+            here.wide = true;
+        }
         if (here.byte < 0) {
             stays.pop_back();
             if (!stays.empty())
@@ -472,6 +505,9 @@ void automaton::prepare(xgrammar::GrammarMatcher &matcher, uint64_t time_ns)
         const uint8_t byte = uint8_t(here.byte--);
         const bool is_space = byte == ' ' || (byte >= '\t' && byte <= '\r');
         if (is_space && here.behind_space)
+            continue;
+        const auto [low, high] = bytes_alike(at, byte);
+        if ((low < high) != here.wide)
             continue;
         node &from = *nodes[size_t(here.place)];
         int32_t next = from.next[byte];
@@ -490,7 +526,7 @@ void automaton::prepare(xgrammar::GrammarMatcher &matcher, uint64_t time_ns)
         std::fill(mask.begin(), mask.end(), 0);
         goes_on = make_mask(at, next, mask.data()) && processor_ns() < end_ns &&
                   stays.size() < length_max && held < held_max / 2;
-        stays.push_back({next, ascii_max, is_space});
+        stays.push_back({next, is_space});
     }
 }
 

@@ -37,7 +37,7 @@ struct key_hash {
 class automaton
 {
   public:
-    explicit automaton(const xgrammar::CompiledGrammar &compiled);
+    automaton(const xgrammar::CompiledGrammar &compiled, size_t token_bytes_max);
     ~automaton();
 
     /* The tokens that may come next, [(vocab_size + 31) / 32] words. What the library throws comes
@@ -49,7 +49,7 @@ class automaton
      * much processor time. The matcher is new, and of no use afterwards. Throws as mask does. */
     void prepare(xgrammar::GrammarMatcher &matcher, uint64_t time_ns);
 
-    /* Of memory, about; it grows with the texts that are followed, up to 8 MiB and what one mask
+    /* Of memory, about; it grows with the texts that are followed, up to 16 MiB and what one mask
      * adds. */
     size_t bytes() const
     {
@@ -69,6 +69,7 @@ class automaton
     void forget();
 
     const xgrammar::CompiledGrammar compiled;
+    const int32_t bytes_max; /* of tokens */
     const size_t words;
     std::mutex lock;
     std::vector<std::unique_ptr<node>> nodes;

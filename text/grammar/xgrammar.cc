@@ -21,6 +21,7 @@
 #include <time.h>
 #include <xgrammar/xgrammar.h>
 
+#include <algorithm>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -149,8 +150,8 @@ xgrammar::Grammar read_source(const kva_xg_source *source)
     case KVA_XG_SCHEMA:
         if (source->xml)
             return xgrammar::Grammar::FromEBNF(xgrammar::JSONSchemaToEBNF(
-                text, true, std::nullopt, std::nullopt, source->strict,
-                int(source->whitespace_max), xgrammar::JSONFormat::kQwenXML));
+                text, true, std::nullopt, std::nullopt, source->strict, int(source->whitespace_max),
+                xgrammar::JSONFormat::kQwenXML));
         return xgrammar::Grammar::FromJSONSchema(text, true, std::nullopt, std::nullopt,
                                                  source->strict, int(source->whitespace_max));
     case KVA_XG_REGEX:
@@ -252,11 +253,12 @@ void LogMessageImpl(const std::string &, int, int level, const std::string &mess
 
 struct kva_xg_vocab {
     xgrammar::TokenizerInfo info;
+    size_t token_bytes_max;
 };
 
 struct kva_xg_grammar {
-    explicit kva_xg_grammar(const xgrammar::CompiledGrammar &made)
-        : compiled(made), automaton(made),
+    kva_xg_grammar(const xgrammar::CompiledGrammar &made, size_t token_bytes_max)
+        : compiled(made), automaton(made, token_bytes_max),
           vocab_size(uint32_t(made.GetTokenizerInfo().GetVocabSize()))
     {
     }
@@ -278,12 +280,16 @@ extern "C" kva_xg_status kva_xg_vocab_create(const kva_xg_vocab_params *params, 
     return fenced(nullptr, why, [&] {
         std::vector<std::string> tokens;
         tokens.reserve(params->token_count);
-        for (uint32_t i = 0; i < params->token_count; i++)
+        size_t bytes_max = 0;
+        for (uint32_t i = 0; i < params->token_count; i++) {
             tokens.emplace_back(params->tokens[i].bytes ? params->tokens[i].bytes : "",
                                 params->tokens[i].length);
+            bytes_max = std::max(bytes_max, params->tokens[i].length);
+        }
         std::vector<int32_t> stops(params->stop_ids, params->stop_ids + params->stop_count);
         *ret = new kva_xg_vocab{xgrammar::TokenizerInfo(tokens, xgrammar::VocabType::RAW,
-                                                        int(params->vocab_size), stops)};
+                                                        int(params->vocab_size), stops),
+                                bytes_max};
         return KVA_XG_OK;
     });
 }
@@ -327,7 +333,7 @@ extern "C" kva_xg_status kva_xg_compile(const kva_xg_vocab *vocab, const kva_xg_
         xgrammar::GrammarCompiler compiler(vocab->info, 1, false);
         xgrammar::Grammar read =
             source->kind == KVA_XG_TAGS ? read_tags(source, vocab->info) : read_source(source);
-        grammar = new kva_xg_grammar(compiler.CompileGrammar(read));
+        grammar = new kva_xg_grammar(compiler.CompileGrammar(read), vocab->token_bytes_max);
         return KVA_XG_OK;
     });
     if (status != KVA_XG_OK) {

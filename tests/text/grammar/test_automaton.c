@@ -8,28 +8,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WORDS  100u
-#define VOCAB  (256u + WORDS + 1u)
-#define STOP   (VOCAB - 1u)
-#define STEPS  120u
-#define TEXTS  6u
+#define WORDS      100u
+#define VOCAB      (256u + WORDS + 1u)
+#define STOP       (VOCAB - 1u)
+#define STEPS      120u
+#define TEXTS      6u
 #define MASK_WORDS ((VOCAB + 31u) / 32u)
 
 /* Besides all bytes: what runs over the ends of rules, in one token. */
 static const char *const words[WORDS] = {
-    "{\"",      "\"}",     "\",",      "\", \"",   "\":",   "\": ",     "\": \"",  "\":\"",
-    "\"},",     "\"}}",    "\"]",      "\"],",     "\"]}",  "[\"",      "[[",      "]]",
-    "]}",       "},{",     "}, {\"",   "{}",       "[]",    "[],",      "{},",     ", ",
-    ",\n",      "\n  ",    "  ",       "    ",     "\n",    "\n}",      "\n]",     "null",
-    "null,",    "true",    "true}",    "false",    "false,", "10",      "12,",     "1.5",
-    "0}",       "-",       "e+",       "name",     "na",    "me\":",    "tags",    "\"tags\"",
-    "ab",       "abc",     "a\",\"b",  "\\n",      "\\\"",  "\\u00e9",  "\\u",     "\\",
-    "\xc3\xa9", "\xc3",    "\xe2\x82", "\xe2\x82\xac", "x\"", "y\"}",    "z\"]",    " \"",
-    " [",       " {",      " {\"",     "2024-",    "-01",   "T00:",     "@b.c",    "red",
-    "green",    "reen\"",  "ed\",",    "aaaa",     "aaaaaaaa", "aaaa\"", "\n\n",   "\t",
-    "\t\"",     "\"\n",    "\" :",     " :",       " : ",   "1]",       "2]}",     "3, 4",
-    "children", "dren\":", "[{\"",     "}]",       "}]}",   "},",       "value",   "kind",
-    "\"kind\"", "a",       "b",        "c",
+    "{\"",       "\"}",     "\",",      "\", \"",       "\":",      "\": ",     "\": \"",
+    "\":\"",     "\"},",    "\"}}",     "\"]",          "\"],",     "\"]}",     "[\"",
+    "[[",        "]]",      "]}",       "},{",          "}, {\"",   "{}",       "[]",
+    "[],",       "{},",     ", ",       ",\n",          "\n  ",     "  ",       "    ",
+    "\n",        "\n}",     "\n]",      "null",         "null,",    "true",     "true}",
+    "false",     "false,",  "10",       "12,",          "1.5",      "0}",       "-",
+    "e+",        "name",    "na",       "me\":",        "tags",     "\"tags\"", "ab",
+    "abc",       "a\",\"b", "\\n",      "\\\"",         "\\u00e9",  "\\u",      "\\",
+    "\xc3\xa9",  "\xc3",    "\xe2\x82", "\xe2\x82\xac", "x\"",      "y\"}",     "z\"]",
+    " \"",       " [",      " {",       " {\"",         "2024-",    "-01",      "T00:",
+    "@b.c",      "red",     "green",    "reen\"",       "ed\",",    "aaaa",     "aaaaaaaa",
+    "aaaaaaa\"", "\n\n",    "\t",       "\t\"",         "\"\n",     "\" :",     " :",
+    " : ",       "1]",      "2]}",      "3, 4",         "children", "dren\":",  "[{\"",
+    "}]",        "}]}",     "},",       "value",        "kind",     "\"kind\"", "a",
+    "b",         "c",
 };
 
 static struct kva_xg_vocab *vocab;
@@ -135,6 +137,9 @@ static void test_automaton__masks_of_schemas_are_the_librarys(void **state KVA_U
         "\"properties\": {\"kind\": {\"const\": \"ab\"}, \"value\": {\"type\": \"integer\"}}, "
         "\"required\": [\"kind\", \"value\"]}]}",
         "{\"type\": \"string\", \"minLength\": 2, \"maxLength\": 9}",
+        "{\"type\": \"string\", \"minLength\": 12, \"maxLength\": 14}",
+        "{\"type\": \"string\", \"minLength\": 20}",
+        "{\"type\": \"string\", \"minLength\": 20, \"maxLength\": 400}",
         "{\"type\": \"string\", \"maxLength\": 300}",
         "{\"type\": \"string\", \"minLength\": 150, \"maxLength\": 400}",
         "{\"type\": \"array\", \"items\": {\"type\": \"integer\", \"minimum\": 3, \"maximum\": "
@@ -158,6 +163,7 @@ static void test_automaton__masks_of_expressions_and_rules_are_the_librarys(void
         "root ::= item (\",\" \" \"? item)*\nitem ::= \"a\" item \"b\" | \"\"",
         "root ::= root \"a\" | \"b\"",
         "root ::= \"[\" (root (\",\" root)*)? \"]\" | [0-9]+",
+        "root ::= \"a\"{7,9} | \"a\"{11,30} \"b\"",
         "root ::= x x x\nx ::= [a-c]{0,3} | \"\\n\" x",
     };
     for (size_t i = 0; i < KVA_COUNT_OF(expressions); i++)
