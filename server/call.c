@@ -316,6 +316,10 @@ static enum kva_status submit(struct kva_call *call)
         api->requests[i] = NULL;
     }
     server->metrics.prompt_tokens += api->prompt_tokens;
+    if (call->route != KVA_API_EMBEDDINGS)
+        kva_histogram_observe(&server->metrics.params_n, api->n);
+    if (api->has_max_tokens)
+        kva_histogram_observe(&server->metrics.params_max_tokens, api->max_tokens);
     call->state = KVA_CALL_RUNNING;
     return KVA_OK;
 }

@@ -70,6 +70,7 @@ static void note_end(struct kva_call *call, uint32_t prompt_index, const struct 
     kva_histogram_observe(&metrics->prefill, seconds(times->admitted_ns, times->first_token_ns));
     double decode_s = seconds(times->first_token_ns, times->last_token_ns);
     kva_histogram_observe(&metrics->decode, decode_s);
+    kva_histogram_observe(&metrics->inference, seconds(times->admitted_ns, times->last_token_ns));
     if (output->end.output_tokens > 1)
         kva_histogram_observe(&metrics->time_per_output_token,
                               decode_s / (output->end.output_tokens - 1));

@@ -19,6 +19,8 @@ static const double count_bounds[] = {1,     2,      5,      10,     20,     50,
                                       200,   500,    1000,   2000,   5000,   10000, 20000,
                                       50000, 100000, 200000, 500000, 1000000};
 
+static const double choices_bounds[] = {1, 2, 5, 10, 20};
+
 /* Answers that are counted one by one; others share the last place. */
 static const int http_codes[KVA_HTTP_CODES_MAX] = {0,   200, 204, 400, 401, 404, 405, 408,
                                                    413, 415, 417, 429, 431, 499, 500, 503};
@@ -34,6 +36,9 @@ void kva_metrics_init(struct kva_metrics *metrics)
     kva_histogram_init(&metrics->queue, request_bounds, KVA_COUNT_OF(request_bounds));
     kva_histogram_init(&metrics->prefill, request_bounds, KVA_COUNT_OF(request_bounds));
     kva_histogram_init(&metrics->decode, request_bounds, KVA_COUNT_OF(request_bounds));
+    kva_histogram_init(&metrics->inference, request_bounds, KVA_COUNT_OF(request_bounds));
+    kva_histogram_init(&metrics->params_n, choices_bounds, KVA_COUNT_OF(choices_bounds));
+    kva_histogram_init(&metrics->params_max_tokens, count_bounds, KVA_COUNT_OF(count_bounds));
     kva_histogram_init(&metrics->request_prompt_tokens, count_bounds, KVA_COUNT_OF(count_bounds));
     kva_histogram_init(&metrics->request_generation_tokens, count_bounds,
                        KVA_COUNT_OF(count_bounds));

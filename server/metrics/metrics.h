@@ -60,6 +60,9 @@ struct kva_metrics {
     struct kva_histogram queue;
     struct kva_histogram prefill;
     struct kva_histogram decode;
+    struct kva_histogram inference; /* prefill and decode */
+    struct kva_histogram params_n;
+    struct kva_histogram params_max_tokens; /* where it is said */
     struct kva_histogram request_prompt_tokens;
     struct kva_histogram request_generation_tokens;
     struct {

@@ -66,9 +66,16 @@ void kva_metrics_vllm_text(struct kva_buf *out, const struct kva_metrics_view *v
         {"vllm:request_queue_time_seconds", &metrics->queue, "Time in the queue."},
         {"vllm:request_prefill_time_seconds", &metrics->prefill, "Time in prefill."},
         {"vllm:request_decode_time_seconds", &metrics->decode, "Time in decode."},
+        {"vllm:request_inference_time_seconds", &metrics->inference, "Time in prefill and decode."},
+        {"vllm:iteration_tokens_total", &stats->rows_per_step, "Tokens of a step."},
+        {"vllm:request_params_n", &metrics->params_n, "The parameter n."},
+        {"vllm:request_params_max_tokens", &metrics->params_max_tokens,
+         "The parameter max_tokens."},
         {"vllm:request_prompt_tokens", &metrics->request_prompt_tokens, "Prompt tokens."},
         {"vllm:request_generation_tokens", &metrics->request_generation_tokens,
          "Generated tokens."},
+        {"vllm:request_max_num_generation_tokens", &metrics->request_generation_tokens,
+         "Generated tokens of one choice."},
     };
     for (size_t i = 0; i < KVA_COUNT_OF(histograms); i++)
         kva_metrics_histogram(out, histograms[i].name, labels, histograms[i].help,

@@ -38,7 +38,9 @@ def test_metrics__promtool_has_no_complaint(servers):
     both = servers.start("--metrics-vllm")
     both.post(COMPLETIONS, SMALL)
     text = both.request("GET", "/metrics").body
-    assert b"vllm:num_requests_running" in text
+    for name in ("num_requests_running", "gpu_cache_usage_perc", "request_max_num_generation_tokens_bucket",
+                 "iteration_tokens_total_bucket", "request_inference_time_seconds_bucket", "request_params_n_bucket"):
+        assert re.search(rb'^vllm:%s\{model_name="[^"]*",engine="0"' % name.encode(), text, re.M), name
     check = [promtool, "check", "metrics"]
     done = subprocess.run(check, input=text, capture_output=True, check=False)
     # vLLM's names are what they are; our own must be beyond reproach.
