@@ -6,7 +6,10 @@ tested on qwen2.5-coder-1.5b-instruct, where it is in the cache of models.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pathlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
@@ -17,7 +20,9 @@ import langchain_openai
 import openai
 import pydantic
 import pytest
-from harness import MODEL, QWEN, command
+from harness import MODEL, QWEN, ROOT, command
+
+DATA = pathlib.Path(os.environ.get("KVAHEAD_TEST_DATA") or ROOT.parent / "shared" / "data")
 
 POLICIES = ["full", "offload", "kivi", "specache"]
 LAMP = {
@@ -235,18 +240,26 @@ def test_template__may_be_a_file(servers, tmp_path):
 # --- a model that has learned it -------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def coder(tmp_path_factory):
+@contextlib.contextmanager
+def coding(folder, *options):
     """The SDK on a server with a model that knows tools."""
     if QWEN is None:
         pytest.skip("qwen2.5-coder-1.5b-instruct is not in the cache of models")
     from conftest import Servers
 
-    servers = Servers(tmp_path_factory.mktemp("coder"))
-    server = servers.start("--context", "4096", model=QWEN)
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=600) as made:
+    servers = Servers(folder)
+    try:
+        server = servers.start("--context", "4096", *options, model=QWEN)
+        with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=600) as made:
+            yield made
+    finally:
+        servers.stop_all()
+
+
+@pytest.fixture(scope="module")
+def coder(tmp_path_factory):
+    with coding(tmp_path_factory.mktemp("coder")) as made:
         yield made
-    servers.stop_all()
 
 
 WEATHER = {
@@ -286,6 +299,35 @@ def test_coder__conversation(coder, stream):
     # With tools at hand, a model as small as this one would ask again.
     answer = coder.chat.completions.create(messages=messages, tool_choice="none", **fields).choices[0]
     assert answer.finish_reason == "stop" and "17" in answer.message.content
+
+
+def test_coder__calls_in_xml(tmp_path):
+    """With the template of a model that writes them so: a call, and how it comes back in the next prompt."""
+    template = DATA / "templates" / "llama.cpp" / "Qwen3.5-4B.jinja"
+    if not template.exists():
+        pytest.skip(f"{template} is not there")
+    with coding(tmp_path, "--chat-template", str(template)) as coder:
+        fields = {"model": served(coder), "tools": [WEATHER], "temperature": 0, "max_tokens": 150}
+        messages = [{"role": "user", "content": "What is the weather in Paris right now, in celsius?"}]
+        for choice in ("auto", "required"):
+            for stream in (False, True):
+                with coder.chat.completions.stream(messages=messages, tool_choice=choice, **fields) as events:
+                    streamed = events.get_final_completion()
+                answer = streamed if stream else coder.chat.completions.create(messages=messages, tool_choice=choice, **fields)
+                assert answer.choices[0].finish_reason == "tool_calls", (choice, answer.choices[0].message)
+                [call] = answer.choices[0].message.tool_calls
+                assert call.function.name == "get_weather"
+                arguments = json.loads(call.function.arguments)
+                assert arguments["city"] == "Paris", arguments
+                jsonschema.Draft202012Validator(WEATHER["function"]["parameters"]).validate(arguments)
+        messages += [answer.choices[0].message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "17 degrees"}]
+        body = {"messages": messages, "tools": [WEATHER], "return_token_strs": True}
+        told = coder.post("http://" + coder.base_url.netloc.decode() + "/tokenize", body=body, cast_to=object)
+        prompt = "".join(told["token_strs"])
+        assert "<function=get_weather>\n<parameter=city>\nParis\n</parameter>" in prompt
+        assert "<tool_response>\n17 degrees\n</tool_response>" in prompt
+        answer = coder.chat.completions.create(messages=messages, tool_choice="none", **fields).choices[0]
+        assert "17" in answer.message.content
 
 
 def test_coder__required_and_named(coder):
