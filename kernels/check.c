@@ -339,6 +339,7 @@ CHECKED_BY(store_rows, kva_check_store_rows)
 CHECKED_BY(roll_rows, kva_check_roll_rows)
 CHECKED_BY(sketch, kva_check_sketch)
 CHECKED_BY(sketch_queries, kva_check_sketch_queries)
+CHECKED_BY(sketch_sums, kva_check_sketch_sums)
 CHECKED_BY(sketch_weigh, kva_check_sketch_weigh)
 
 #define TABLE(fused)                                                                               \
@@ -355,7 +356,8 @@ CHECKED_BY(sketch_weigh, kva_check_sketch_weigh)
         .attend_mass = checked_attend_mass, .row_error = checked_row_error, .keep = checked_keep,  \
         .use_rows = checked_use_rows, .store_rows = checked_store_rows,                            \
         .roll_rows = checked_roll_rows, .sketch = checked_sketch,                                  \
-        .sketch_queries = checked_sketch_queries, .sketch_weigh = checked_sketch_weigh,            \
+        .sketch_queries = checked_sketch_queries, .sketch_sums = checked_sketch_sums,              \
+        .sketch_weigh = checked_sketch_weigh,                                                      \
     }
 
 static const struct kva_ops with_fused = TABLE(checked_attend_select_fetch);

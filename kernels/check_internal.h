@@ -62,6 +62,7 @@ bool kva_check_roll_rows(struct kva_device *device, const struct kva_roll_rows_a
 bool kva_check_sketch(struct kva_device *device, const struct kva_sketch_args *args);
 bool kva_check_sketch_queries(struct kva_device *device,
                               const struct kva_sketch_queries_args *args);
+bool kva_check_sketch_sums(struct kva_device *device, const struct kva_sketch_sums_args *args);
 bool kva_check_sketch_weigh(struct kva_device *device, const struct kva_sketch_weigh_args *args);
 
 #endif

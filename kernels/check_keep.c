@@ -181,6 +181,12 @@ bool kva_check_sketch_queries(struct kva_device *device, const struct kva_sketch
            check_columns(device, "sketch_queries", args->columns, args->head_dim);
 }
 
+bool kva_check_sketch_sums(struct kva_device *device, const struct kva_sketch_sums_args *args)
+{
+    return kva_check_head_dim(device, "sketch_sums", args->head_dim) &&
+           kva_check_heads(device, "sketch_sums", args->heads, args->kv_heads);
+}
+
 bool kva_check_sketch_weigh(struct kva_device *device, const struct kva_sketch_weigh_args *args)
 {
     const uint32_t most = kva_check_limits(device)->select_heads_max;

@@ -156,6 +156,7 @@ struct kva_ops {
     void (*roll_rows)(struct kva_device *device, const struct kva_roll_rows_args *args);
     void (*sketch)(struct kva_device *device, const struct kva_sketch_args *args);
     void (*sketch_queries)(struct kva_device *device, const struct kva_sketch_queries_args *args);
+    void (*sketch_sums)(struct kva_device *device, const struct kva_sketch_sums_args *args);
     void (*sketch_weigh)(struct kva_device *device, const struct kva_sketch_weigh_args *args);
 };
 

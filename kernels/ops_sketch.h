@@ -3,6 +3,7 @@
  *
  *   sketch          a page's keys -> its partial keys
  *   sketch_queries  queries -> partial queries
+ *   sketch_sums     how large the columns of queries and keys are: what columns are chosen by
  *   sketch_weigh    both -> how near each token's score comes to the largest
  *
  * Columns are those of k A, where A is orthogonal, head_dim x head_dim, one per KV head: a score
@@ -56,6 +57,27 @@ struct kva_sketch_queries_args {
     uint32_t head_dim;
     uint32_t columns; /* 1 to head_dim */
     float scale;
+};
+
+/* sums[kv_head][c] += the magnitude of column c of x A, for every x: the queries of `count` rows, of
+ * the heads that share the KV head, or the keys of tokens [0, count) of some blocks. One addition
+ * per x, rows ascending, the heads of a row ascending: so bits do not depend on how rows are cut
+ * into calls. */
+struct kva_sketch_sums_args {
+    const void *q; /* act [row_first + count, heads, head_dim], row stride q_stride elements; NULL:
+                      keys */
+    const void *const *blocks; /* host: 16-bit blocks, in either tier: token i is token
+                                  i % KVA_PAGE_TOKENS of blocks[i / KVA_PAGE_TOKENS] */
+    float *sums;               /* device [kv_heads][head_dim] */
+    const float *basis;        /* as kva_sketch_columns has it */
+    uint32_t row_first;        /* of the queries */
+    uint32_t count;
+    uint32_t q_stride;
+    uint32_t heads;
+    uint32_t kv_heads; /* divides heads */
+    uint32_t head_dim;
+    enum kva_dtype kv_dtype;
+    bool anew; /* sums are 0 before */
 };
 
 /* One row before the sketches of its sequence's pages, which hold positions [0, page_count *

@@ -127,6 +127,7 @@ PLAIN(use_rows, kva_use_rows_args, KVA_PROFILE_KV)
 PLAIN(roll_rows, kva_roll_rows_args, KVA_PROFILE_KV)
 PLAIN(sketch, kva_sketch_args, KVA_PROFILE_KV)
 PLAIN(sketch_queries, kva_sketch_queries_args, KVA_PROFILE_KV)
+PLAIN(sketch_sums, kva_sketch_sums_args, KVA_PROFILE_KV)
 
 static void profiled_embed(struct kva_device *device, const struct kva_embed_args *args)
 {
@@ -254,6 +255,7 @@ void kva_profile_attach(struct kva_profile *profile, struct kva_device *device)
                 .roll_rows = profiled_roll_rows,
                 .sketch = profiled_sketch,
                 .sketch_queries = profiled_sketch_queries,
+                .sketch_sums = profiled_sketch_sums,
                 .sketch_weigh = profiled_sketch_weigh,
                 .fetch_rows = base->ops->fetch_rows, /* the copy queue's: nobody waits for it */
             },

@@ -42,6 +42,7 @@ const struct kva_ops kva_cuda_ops = {
     .roll_rows = kva_cuda_roll_rows,
     .sketch = kva_cuda_sketch,
     .sketch_queries = kva_cuda_sketch_queries,
+    .sketch_sums = kva_cuda_sketch_sums,
     .sketch_weigh = kva_cuda_sketch_weigh,
 };
 

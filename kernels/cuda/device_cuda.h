@@ -338,6 +338,7 @@ void kva_cuda_use_rows(struct kva_device *device, const struct kva_use_rows_args
 void kva_cuda_roll_rows(struct kva_device *device, const struct kva_roll_rows_args *args);
 void kva_cuda_sketch(struct kva_device *device, const struct kva_sketch_args *args);
 void kva_cuda_sketch_queries(struct kva_device *device, const struct kva_sketch_queries_args *args);
+void kva_cuda_sketch_sums(struct kva_device *device, const struct kva_sketch_sums_args *args);
 void kva_cuda_sketch_weigh(struct kva_device *device, const struct kva_sketch_weigh_args *args);
 
 enum kva_status kva_cuda_roofs(struct kva_device *device, struct kva_device_roofs *ret,

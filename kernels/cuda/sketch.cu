@@ -1,6 +1,6 @@
-/* sketch.cu - partial keys: a page's, queries', and what both say of scores. Sums are one chain of
- * fused products each, a column or a token a thread, so that bits are those of the CPU. Plain
- * arithmetic: no matrix instructions. */
+/* sketch.cu - partial keys: a page's, queries', how large both are, and what they say of scores.
+ * Sums are one chain of fused products each, a column or a token a thread, so that bits are those of
+ * the CPU. Plain arithmetic: no matrix instructions. */
 #include "kernels/cuda/number.cuh"
 
 #include <math.h>
@@ -184,6 +184,91 @@ void kva_cuda_sketch_queries(struct kva_device *device, const struct kva_sketch_
         kva_cuda_run(device, KVA_QUEUE_COMPUTE, "sketch_queries",
                      {dim3(args->count, args->heads), THREADS, p.dim * sizeof(float)},
                      queries_kernel, p);
+}
+
+/* --- sketch_sums ------------------------------------------------------------------------------ */
+
+struct sums_params {
+    const void *q;
+    const void *const *blocks;
+    float *sums;
+    const float *basis;
+    uint32_t row_first, rows, q_stride, group, dim; /* rows: of queries by head, or of keys */
+    enum kva_dtype q_dtype, kv_dtype;
+    bool anew;
+};
+
+/* Number i of row `row` of a KV head. */
+static __device__ float sums_number(const sums_params &p, uint32_t kv_head, uint32_t row,
+                                    uint32_t i)
+{
+    if (p.q) {
+        const size_t at = static_cast<size_t>(p.row_first + row / p.group) * p.q_stride;
+        return kva_load(p.q, p.q_dtype, at + (kv_head * p.group + row % p.group) * p.dim + i);
+    }
+    const size_t slot = static_cast<size_t>(kv_head) * KVA_PAGE_TOKENS + row % KVA_PAGE_TOKENS;
+    return kva_load(p.blocks[row / KVA_PAGE_TOKENS], p.kv_dtype, slot * 2 * p.dim + i);
+}
+
+/* Rows that a block reads at a time: TOKENS a warp. */
+#define SUMS_ROWS (THREADS / KVA_WARP * TOKENS)
+
+/* KVA_WARP columns of a KV head by a block, a column by a lane; the first warp adds what all warps
+ * have made, in the order of the rows. */
+static __global__ void __launch_bounds__(THREADS) sums_kernel(sums_params p)
+{
+    KVA_DYNAMIC_SHARED(float, x); /* [SUMS_ROWS][dim], then magnitudes [SUMS_ROWS][KVA_WARP] */
+    const uint32_t kv_head = blockIdx.x, dim = p.dim;
+    const uint32_t lane = threadIdx.x % KVA_WARP, begin = threadIdx.x / KVA_WARP * TOKENS;
+    const uint32_t column = blockIdx.y * KVA_WARP + lane;
+    const bool adds = begin == 0 && column < dim;
+    const float *basis = p.basis ? p.basis + static_cast<size_t>(kv_head) * dim * dim : nullptr;
+    float *sums = p.sums + static_cast<size_t>(kv_head) * dim, *magnitudes = x + SUMS_ROWS * dim;
+    float sum = adds && !p.anew ? sums[column] : 0.0f;
+    for (uint32_t first = 0; first < p.rows; first += SUMS_ROWS) {
+        const uint32_t count = p.rows - first < SUMS_ROWS ? p.rows - first : SUMS_ROWS;
+        for (uint32_t i = threadIdx.x; i < count * dim; i += THREADS)
+            x[i] = sums_number(p, kv_head, first + i / dim, i % dim);
+        __syncthreads(); /* the rows are there */
+        const uint32_t left = count > begin ? count - begin : 0;
+        const uint32_t own = left < TOKENS ? left : TOKENS;
+        float columns[TOKENS];
+        if (column < dim)
+            project(columns, x + begin * dim, basis, dim, column, own);
+        for (uint32_t t = 0; t < own && column < dim; t++)
+            magnitudes[(begin + t) * KVA_WARP + lane] = fabsf(columns[t]);
+        __syncthreads(); /* the magnitudes are there, and the rows have been read */
+        for (uint32_t t = 0; t < count && adds; t++)
+            sum = __fadd_rn(sum, magnitudes[t * KVA_WARP + lane]);
+    }
+    if (adds)
+        sums[column] = sum;
+}
+
+void kva_cuda_sketch_sums(struct kva_device *device, const struct kva_sketch_sums_args *args)
+{
+    if (!kva_cuda_enter(device))
+        return;
+    sums_params p = {};
+    p.q = args->q;
+    if (!args->q)
+        p.blocks = kva_cuda_upload_array(device, args->blocks,
+                                         (args->count + KVA_PAGE_TOKENS - 1) / KVA_PAGE_TOKENS);
+    p.sums = args->sums;
+    p.basis = args->basis;
+    p.row_first = args->row_first;
+    p.group = args->heads / args->kv_heads;
+    p.rows = args->q ? args->count * p.group : args->count;
+    p.q_stride = args->q_stride;
+    p.dim = args->head_dim;
+    p.q_dtype = device->base.info.act;
+    p.kv_dtype = args->kv_dtype;
+    p.anew = args->anew;
+    if (!kva_cuda_failed(device))
+        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "sketch_sums",
+                     {dim3(args->kv_heads, (p.dim + KVA_WARP - 1) / KVA_WARP), THREADS,
+                      SUMS_ROWS * (p.dim + KVA_WARP) * sizeof(float)},
+                     sums_kernel, p);
 }
 
 /* --- sketch_weigh ----------------------------------------------------------------------------- */

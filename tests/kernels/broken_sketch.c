@@ -126,7 +126,25 @@ static void weigh_first_block(struct kva_device *device, const struct kva_sketch
     good->sketch_weigh(device, &wrong);
 }
 
+/* --- sketch_sums -------------------------------------------------------------------------------- */
+
+static void sums_one_less(struct kva_device *device, const struct kva_sketch_sums_args *args)
+{
+    struct kva_sketch_sums_args wrong = *args;
+    wrong.count -= wrong.count > 0;
+    good->sketch_sums(device, &wrong);
+}
+
+static void sums_never_anew(struct kva_device *device, const struct kva_sketch_sums_args *args)
+{
+    struct kva_sketch_sums_args wrong = *args;
+    wrong.anew = false;
+    good->sketch_sums(device, &wrong);
+}
+
 static const struct broken list[] = {
+    BREAKS(sums_one_less, OP_SKETCH_SUMS, sketch_sums),
+    BREAKS(sums_never_anew, OP_SKETCH_SUMS, sketch_sums),
     BREAKS(sketch_no_basis, OP_SKETCH, sketch),
     BREAKS(sketch_leading, OP_SKETCH, sketch),
     BREAKS(sketch_one_less, OP_SKETCH, sketch),

@@ -64,6 +64,7 @@ IN_TABLE(OP_STORE_ROWS, store_rows);
 IN_TABLE(OP_ROLL_ROWS, roll_rows);
 IN_TABLE(OP_SKETCH, sketch);
 IN_TABLE(OP_SKETCH_QUERIES, sketch_queries);
+IN_TABLE(OP_SKETCH_SUMS, sketch_sums);
 IN_TABLE(OP_SKETCH_WEIGH, sketch_weigh);
 _Static_assert(OP_TABLE_COUNT * sizeof(void (*)(void)) == sizeof(struct kva_ops),
                "an operator of struct kva_ops has no cases");
@@ -98,6 +99,7 @@ static const struct check_op_entry entries[OP_COUNT] = {
     [OP_ROLL_ROWS] = {"roll_rows", check_roll_rows},
     [OP_SKETCH] = {"sketch", check_sketch},
     [OP_SKETCH_QUERIES] = {"sketch_queries", check_sketch_queries},
+    [OP_SKETCH_SUMS] = {"sketch_sums", check_sketch_sums},
     [OP_SKETCH_WEIGH] = {"sketch_weigh", check_sketch_weigh},
     [OP_LINEAR_PACKED] = {"linear_packed", check_linear_packed},
 };

@@ -67,6 +67,7 @@ enum check_op {
     OP_ROLL_ROWS,
     OP_SKETCH,
     OP_SKETCH_QUERIES,
+    OP_SKETCH_SUMS,
     OP_SKETCH_WEIGH,
     OP_TABLE_COUNT,
     OP_LINEAR_PACKED = OP_TABLE_COUNT, /* linear with packed weights */
@@ -263,6 +264,7 @@ void check_store_rows(struct check *check);
 void check_roll_rows(struct check *check);
 void check_sketch(struct check *check);
 void check_sketch_queries(struct check *check);
+void check_sketch_sums(struct check *check);
 void check_sketch_weigh(struct check *check);
 void check_linear_packed(struct check *check);
 

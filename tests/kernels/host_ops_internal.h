@@ -82,6 +82,7 @@ void host_roll_rows(struct kva_device *device, const struct kva_roll_rows_args *
 /* host_ops_sketch.c: operators of partial keys. */
 void host_sketch(struct kva_device *device, const struct kva_sketch_args *host);
 void host_sketch_queries(struct kva_device *device, const struct kva_sketch_queries_args *host);
+void host_sketch_sums(struct kva_device *device, const struct kva_sketch_sums_args *host);
 void host_sketch_weigh(struct kva_device *device, const struct kva_sketch_weigh_args *host);
 
 #endif

@@ -52,6 +52,28 @@ void host_sketch_queries(struct kva_device *device, const struct kva_sketch_quer
     host_end(h);
 }
 
+void host_sketch_sums(struct kva_device *device, const struct kva_sketch_sums_args *host)
+{
+    struct host_ops *h = host_begin(device);
+    struct kva_sketch_sums_args args = *host;
+    const uint32_t pages = host->q ? 0 : (uint32_t)kva_div_up(host->count, KVA_PAGE_TOKENS);
+    const size_t columns = (size_t)args.kv_heads * args.head_dim * sizeof(float);
+    void **blocks = calloc(pages + 1, sizeof(void *));
+    for (uint32_t i = 0; i < pages; i++)
+        blocks[i] = host_put(i % 2 ? &h->host_tier : &h->device_tier, host->blocks[i],
+                             kva_kv_block_bytes(args.kv_heads, args.head_dim), false);
+    args.blocks = (const void *const *)blocks;
+    if (host->q)
+        args.q = host_put_act(h, host->q, args.row_first + args.count, args.heads * args.head_dim,
+                              args.q_stride, false);
+    args.sums = host_put_out(h, host->sums, columns);
+    args.basis = host_put_in(h, host->basis, columns * args.head_dim);
+    host_send(h);
+    h->ops->sketch_sums(device, &args);
+    host_end(h);
+    free(blocks);
+}
+
 void host_sketch_weigh(struct kva_device *device, const struct kva_sketch_weigh_args *host)
 {
     struct host_ops *h = host_begin(device);

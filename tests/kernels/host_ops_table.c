@@ -517,6 +517,7 @@ const struct kva_ops *host_ops_table(void)
         .roll_rows = host_roll_rows,
         .sketch = host_sketch,
         .sketch_queries = host_sketch_queries,
+        .sketch_sums = host_sketch_sums,
         .sketch_weigh = host_sketch_weigh,
     };
     return &table;

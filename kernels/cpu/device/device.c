@@ -56,6 +56,7 @@ const struct kva_ops kva_cpu_ops = {
     .roll_rows = kva_cpu_roll_rows,
     .sketch = kva_cpu_sketch,
     .sketch_queries = kva_cpu_sketch_queries,
+    .sketch_sums = kva_cpu_sketch_sums,
     .sketch_weigh = kva_cpu_sketch_weigh,
 };
 

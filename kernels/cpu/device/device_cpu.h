@@ -86,6 +86,7 @@ void kva_cpu_use_rows(struct kva_device *device, const struct kva_use_rows_args 
 void kva_cpu_roll_rows(struct kva_device *device, const struct kva_roll_rows_args *args);
 void kva_cpu_sketch(struct kva_device *device, const struct kva_sketch_args *args);
 void kva_cpu_sketch_queries(struct kva_device *device, const struct kva_sketch_queries_args *args);
+void kva_cpu_sketch_sums(struct kva_device *device, const struct kva_sketch_sums_args *args);
 void kva_cpu_sketch_weigh(struct kva_device *device, const struct kva_sketch_weigh_args *args);
 
 #endif

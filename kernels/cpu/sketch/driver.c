@@ -1,5 +1,5 @@
-/* driver.c - sketch, sketch_queries and sketch_weigh: a KV head of a page, a head of a row, and a
- * split of a KV head are items of work. */
+/* driver.c - sketch, sketch_queries, sketch_sums and sketch_weigh: a KV head of a page, a head of a
+ * row, some columns of a KV head, and a split of a KV head are items of work. */
 #include "kernels/convert.h"
 #include "kernels/cpu/device/device_cpu.h"
 
@@ -140,6 +140,95 @@ void kva_cpu_sketch_queries(struct kva_device *device, const struct kva_sketch_q
     struct queries_job job = {device, args};
     if (!kva_cpu_failed(device))
         kva_pool_run(device->pool, args->count * args->heads, queries_item, &job);
+}
+
+/* --- sketch_sums ------------------------------------------------------------------------------ */
+
+struct sums_job {
+    struct kva_device *device;
+    const struct kva_sketch_sums_args *args;
+};
+
+/* Columns of an item of work. */
+#define SUMS_COLUMNS 64u
+
+/* Some columns of a KV head: those of `sums` and of the basis from `first` on. */
+struct sums_tile {
+    float *sums;
+    const float *basis;
+    uint32_t first, count;
+};
+
+/* The magnitudes of scratch->x's columns. */
+static void add_columns(const struct sums_job *job, const struct sums_tile *tile,
+                        struct scratch *scratch)
+{
+    const float *columns = scratch->x + tile->first;
+    if (tile->basis) {
+        job->device->kernels.sketch_row(scratch->y, scratch->x, tile->basis, job->args->head_dim,
+                                        tile->count);
+        columns = scratch->y;
+    }
+    for (uint32_t c = 0; c < tile->count; c++)
+        tile->sums[c] += fabsf(columns[c]);
+}
+
+static void add_queries(const struct sums_job *job, const struct sums_tile *tile, uint32_t kv_head,
+                        struct scratch *scratch)
+{
+    const struct kva_sketch_sums_args *args = job->args;
+    const uint32_t dim = args->head_dim, group = args->heads / args->kv_heads;
+    for (uint32_t i = 0; i < args->count; i++) {
+        const float *q = (const float *)args->q + (size_t)(args->row_first + i) * args->q_stride;
+        for (uint32_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
+            memcpy(scratch->x, q + (size_t)head * dim, dim * sizeof(float));
+            add_columns(job, tile, scratch);
+        }
+    }
+}
+
+static void add_keys(const struct sums_job *job, const struct sums_tile *tile, uint32_t kv_head,
+                     struct scratch *scratch)
+{
+    const struct kva_sketch_sums_args *args = job->args;
+    const uint32_t dim = args->head_dim;
+    for (uint32_t i = 0; i < args->count; i++) {
+        const uint16_t *block = args->blocks[i / KVA_PAGE_TOKENS];
+        const size_t row = (size_t)kv_head * KVA_PAGE_TOKENS + i % KVA_PAGE_TOKENS;
+        kva_f32_array(block + row * 2 * dim, args->kv_dtype, dim, scratch->x);
+        add_columns(job, tile, scratch);
+    }
+}
+
+static uint32_t sums_tiles(const struct kva_sketch_sums_args *args)
+{
+    return (uint32_t)kva_div_up(args->head_dim, SUMS_COLUMNS);
+}
+
+static void sums_item(void *opaque, uint32_t index, uint32_t worker)
+{
+    const struct sums_job *job = opaque;
+    const struct kva_sketch_sums_args *args = job->args;
+    const uint32_t dim = args->head_dim, kv_head = index / sums_tiles(args);
+    const uint32_t first = index % sums_tiles(args) * SUMS_COLUMNS;
+    const struct kva_sketch_columns by = {.basis = args->basis};
+    const float *basis = basis_of(&by, kv_head, dim);
+    const struct sums_tile tile = {
+        .sums = args->sums + (size_t)kv_head * dim + first,
+        .basis = basis ? basis + first : NULL,
+        .first = first,
+        .count = kva_min_u32(dim - first, SUMS_COLUMNS),
+    };
+    if (args->anew)
+        memset(tile.sums, 0, tile.count * sizeof(float));
+    (args->q ? add_queries : add_keys)(job, &tile, kv_head, kva_cpu_scratch(job->device, worker));
+}
+
+void kva_cpu_sketch_sums(struct kva_device *device, const struct kva_sketch_sums_args *args)
+{
+    struct sums_job job = {device, args};
+    if (!kva_cpu_failed(device))
+        kva_pool_run(device->pool, args->kv_heads * sums_tiles(args), sums_item, &job);
 }
 
 /* --- sketch_weigh ----------------------------------------------------------------------------- */
