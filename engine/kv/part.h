@@ -66,8 +66,8 @@ struct kva_kv_part {
     uint32_t (*held)(const struct kva_kv_seq *seq);
     /* With `save`, first queue copies to the host of what only the part has. */
     void (*cut)(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t held, bool save);
-    /* Host bytes that cut with save takes at most, beyond the sequence's pages (saved.h); of one
-     * part of a policy. `spec` is resolved. */
+    /* Host bytes that cut with save takes at most, beyond the sequence's pages (saved.h); of
+     * several parts of a policy each knows what is before its own. `spec` is resolved. */
     uint64_t (*saved_bytes)(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                             uint32_t prompt);
     /* After cut with save and alloc: the same content, also in the middle of a prompt. */
@@ -147,6 +147,7 @@ extern const struct kva_kv_part kva_kv_part_prompt_stage; /* the same, until the
 extern const struct kva_kv_part kva_kv_part_lowbit;       /* low-bit copies of offloaded pages */
 extern const struct kva_kv_part kva_kv_part_rows;         /* 16-bit rows of offloaded pages */
 extern const struct kva_kv_part kva_kv_part_kept;         /* a store of tokens that were kept */
+extern const struct kva_kv_part kva_kv_part_columns;      /* columns of a prompt's own */
 extern const struct kva_kv_part kva_kv_part_sketch;       /* partial keys of offloaded pages */
 extern const struct kva_kv_part kva_kv_part_pool;         /* a limit on host memory */
 extern const struct kva_kv_part kva_kv_part_ahead;        /* 16-bit rows chosen a layer ahead */

@@ -14,8 +14,8 @@
  *   streaming  prompts   prompt_stage, rows, resident           sinks and window; the rest is gone
  *   h2o        prompts   prompt_stage, kept, resident           a store of kept tokens, and window
  *   q-hitter   prompts   the same                               the same, the store in few bits
- *   infinigen  prompts   prompt_stage, sketch, pool, ahead,     rows chosen a layer ahead, and
- *                        resident                               window
+ *   infinigen  prompts   prompt_stage, columns, sketch, pool,   rows chosen a layer ahead, and
+ *                        ahead, resident                        window
  *
  * Thread rule: constants; functions on the engine thread, those that get no sequence on any. */
 #ifndef KVA_ENGINE_KV_POLICY_H

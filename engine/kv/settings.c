@@ -19,6 +19,7 @@ static const char *const masses[] = {"last", "all", NULL};
 
 static const char *const skews[] = {"after", "none", "fold", NULL};
 
+static const char *const column_choices[] = {"static", "prompt", NULL};
 static const char *const victims[] = {"counter", "lru", "fifo", NULL};
 
 static const uint32_t partial_widths[] = {8, 16, 0};
@@ -125,6 +126,12 @@ static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
                               "columns of keys times the model's skew, which `kvahead skew` makes "
                               "(`after`), of keys as they are (`none`), or the leading ones of a "
                               "checkpoint that has the skew in its weights (`fold`)"},
+    [KVA_SETTING_COLUMNS] =
+        {"columns", WORD, .words = column_choices, AT(columns),
+         .help = "which columns these are: `static`, the same for every prompt, so "
+                 "that partial keys are shared; or those in which the `prompt`'s "
+                 "queries and keys are largest, which takes nothing from the prefix "
+                 "cache"},
     [KVA_SETTING_POOL] = {"pool", AMOUNT, .max = KVA_KV_TOKENS_MAX, AT(pool),
                           .help = "tokens before the window that are kept in host memory, per "
                                   "layer and KV head, in whole pages; others take the place of "

@@ -104,6 +104,14 @@ enum kva_kv_skew_mode {
     KVA_SKEW_MODE_COUNT,
 };
 
+/* Which columns partial keys have. */
+enum kva_kv_columns {
+    KVA_COLUMNS_STATIC, /* the same for all prompts: partial keys are shared as pages are */
+    KVA_COLUMNS_PROMPT, /* those in which the prompt's queries and keys are largest (InfiniGen 4.2):
+                           nothing comes from the prefix cache */
+    KVA_COLUMNS_COUNT,
+};
+
 /* Which rows in host memory give their place to newer ones (InfiniGen 4.4). */
 enum kva_kv_victim {
     KVA_VICTIM_COUNTER, /* those that were chosen least often; of equals the oldest */
@@ -160,6 +168,7 @@ struct kva_kv_spec {
     uint32_t partial;      /* percent of the columns that partial keys have */
     uint32_t partial_bits; /* 8 or 16 */
     enum kva_kv_skew_mode skew;
+    enum kva_kv_columns columns;
     uint32_t pool; /* tokens before the window in host memory, per layer and KV head: an
                               amount; 0: all */
     enum kva_kv_victim victim;
@@ -198,6 +207,7 @@ enum kva_kv_setting_id {
     KVA_SETTING_PARTIAL,
     KVA_SETTING_PARTIAL_BITS,
     KVA_SETTING_SKEW,
+    KVA_SETTING_COLUMNS,
     KVA_SETTING_POOL,
     KVA_SETTING_VICTIM,
     KVA_SETTING_CODING,

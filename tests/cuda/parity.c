@@ -242,22 +242,25 @@ static void fill_run(struct run *run, const struct kva_model *model, uint64_t se
         run->prompt[i] = (uint32_t)(kva_sampler_uniform(seed, i) * vocab);
 }
 
-/* What is compared: every policy, and SpeCache by its other predictors. */
+/* What is compared: every policy, SpeCache by its other predictors, and InfiniGen by a prompt's own
+ * columns. */
 static const struct variant {
     const char *name; /* NULL: the policy's */
     enum kva_kv_policy_id policy;
     enum kva_kv_predictor predictor;
+    enum kva_kv_columns columns;
 } variants[] = {
-    {NULL, KVA_KV_FULL, KVA_PREDICT_SPEC_TOKEN},
-    {NULL, KVA_KV_OFFLOAD, KVA_PREDICT_SPEC_TOKEN},
-    {NULL, KVA_KV_STREAMING, KVA_PREDICT_SPEC_TOKEN},
-    {NULL, KVA_KV_KIVI, KVA_PREDICT_SPEC_TOKEN},
-    {NULL, KVA_KV_SPECACHE, KVA_PREDICT_SPEC_TOKEN},
-    {"specache prev-query", KVA_KV_SPECACHE, KVA_PREDICT_PREV_QUERY},
-    {"specache sync", KVA_KV_SPECACHE, KVA_PREDICT_SYNC},
-    {NULL, KVA_KV_H2O, KVA_PREDICT_SPEC_TOKEN},
-    {NULL, KVA_KV_QHITTER, KVA_PREDICT_SPEC_TOKEN},
-    {NULL, KVA_KV_INFINIGEN, KVA_PREDICT_SPEC_TOKEN},
+    {NULL, KVA_KV_FULL, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC},
+    {NULL, KVA_KV_OFFLOAD, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC},
+    {NULL, KVA_KV_STREAMING, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC},
+    {NULL, KVA_KV_KIVI, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC},
+    {NULL, KVA_KV_SPECACHE, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC},
+    {"specache prev-query", KVA_KV_SPECACHE, KVA_PREDICT_PREV_QUERY, KVA_COLUMNS_STATIC},
+    {"specache sync", KVA_KV_SPECACHE, KVA_PREDICT_SYNC, KVA_COLUMNS_STATIC},
+    {NULL, KVA_KV_H2O, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC},
+    {NULL, KVA_KV_QHITTER, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC},
+    {NULL, KVA_KV_INFINIGEN, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC},
+    {"infinigen, own columns", KVA_KV_INFINIGEN, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_PROMPT},
 };
 
 /* A slot of a store has no place in a sliding window: such models are refused. */
@@ -330,6 +333,7 @@ static void check_model(const char *module, const char *path, enum kva_dtype act
             continue;
         run->kv = kva_kv_spec_default(variant->policy);
         run->kv.predictor = variant->predictor;
+        run->kv.columns = variant->columns;
         run->kv.min_tokens = 0; /* low bits from the first page on */
         run->kv.window = kva_min_u32(run->kv.window, 64);
         run->kv.skew = KVA_SKEW_NONE; /* the files of these models have no other beside them */

@@ -25,11 +25,15 @@ void kva_ahead_pass_begin(const struct kva_kv_part *self, struct kva_kv *kv,
 
 /* --- choosing -------------------------------------------------------------------------------- */
 
-/* Whether one call can choose for both. */
-static bool alike(const struct kva_kv_spec *a, const struct kva_kv_spec *b)
+/* Whether one call can choose for both: not where columns are a sequence's own. */
+static bool alike(const struct kva_kv_seq *first, const struct kva_kv_seq *second)
 {
-    return a->alpha == b->alpha && a->partial == b->partial && a->partial_bits == b->partial_bits &&
-           a->skew == b->skew && a->skip_layers == b->skip_layers;
+    const struct kva_kv_spec *a = &first->spec, *b = &second->spec;
+    const bool both =
+        first == second || (a->columns == KVA_COLUMNS_STATIC && b->columns == KVA_COLUMNS_STATIC);
+    return both && a->alpha == b->alpha && a->partial == b->partial &&
+           a->partial_bits == b->partial_bits && a->skew == b->skew &&
+           a->skip_layers == b->skip_layers;
 }
 
 /* Scores at least max - alpha; an exponential that is 0 in fp32 takes what there is. */
@@ -42,7 +46,8 @@ static float share_of(const struct kva_kv_spec *spec)
  * once. */
 struct turn {
     const struct kva_kv_rehearsal *rehearsal;
-    const struct kva_kv_spec *spec; /* of any of them */
+    const struct kva_kv_seq *seq;   /* any of them */
+    const struct kva_kv_spec *spec; /* its own */
     struct kva_sketch_format format;
     uint32_t count;
 };
@@ -148,7 +153,7 @@ static void run_turn(struct kva_kv *kv, struct kva_ahead_cache *cache, const str
                             .q = rehearsal->q,
                             .rows = cache->numbers,
                             .out = rehearsal->scratch,
-                            .by = kva_sketch_columns_of(kv, turn->spec, rehearsal->layer),
+                            .by = kva_sketch_columns_of(kv, turn->seq, rehearsal->layer),
                             .count = turn->count,
                             .q_stride = kv->heads * shape->head_dim,
                             .heads = kv->heads,
@@ -180,11 +185,12 @@ static void run_turn(struct kva_kv *kv, struct kva_ahead_cache *cache, const str
 static uint32_t choose_alike(struct kva_kv *kv, struct kva_ahead_cache *cache,
                              const struct kva_kv_rehearsal *rehearsal, uint32_t count)
 {
-    struct turn turn = {.rehearsal = rehearsal, .spec = &cache->rows[0]->seq->spec};
+    const struct kva_kv_seq *seq = cache->rows[0]->seq;
+    struct turn turn = {.rehearsal = rehearsal, .seq = seq, .spec = &seq->spec};
     uint32_t others = 0, together = 0;
     turn.format = kva_sketch_format_of(kv, turn.spec);
     for (uint32_t i = 0; i < count; i++) {
-        if (alike(&cache->rows[i]->seq->spec, turn.spec))
+        if (alike(cache->rows[i]->seq, seq))
             cache->turn[together++] = cache->rows[i];
         else
             cache->rows[others++] = cache->rows[i];

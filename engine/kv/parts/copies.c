@@ -36,9 +36,15 @@ static size_t page_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec
     return kva_copies_offset(kv, spec, kv->shape.layers);
 }
 
+/* Whether copies are the sequence's own, not the pages'. */
+static bool are_own(const struct kva_kv_spec *spec)
+{
+    return spec->columns == KVA_COLUMNS_PROMPT || kva_kv_pool_limits(spec);
+}
+
 static bool is_shared(const struct kva_page *page, const struct kva_kv_spec *spec)
 {
-    return !kva_kv_pool_limits(spec) && page->low && page->low_key == kind_of(spec)->key(spec);
+    return !are_own(spec) && page->low && page->low_key == kind_of(spec)->key(spec);
 }
 
 /* --- memory ---------------------------------------------------------------------------------- */
@@ -47,7 +53,7 @@ static bool is_shared(const struct kva_page *page, const struct kva_kv_spec *spe
 static bool is_of_page(const struct kva_copies *copies, const struct kva_kv_seq *seq,
                        uint32_t index)
 {
-    return !kva_kv_pool_limits(&seq->spec) && seq->pages[index]->low == copies->at[index];
+    return !are_own(&seq->spec) && seq->pages[index]->low == copies->at[index];
 }
 
 static bool take_next(struct kva_kv *kv, struct kva_kv_seq *seq)
@@ -94,7 +100,7 @@ static void free_copies(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t coun
 /* The copies of pages [0, prepared) are complete and the pages closed: others may use them. */
 void kva_copies_prepared(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
 {
-    for (uint32_t i = 0; i < seq->prepared && !kva_kv_pool_limits(&seq->spec); i++) {
+    for (uint32_t i = 0; i < seq->prepared && !are_own(&seq->spec); i++) {
         struct kva_page *page = seq->pages[i];
         if (page->low)
             continue;
@@ -200,7 +206,7 @@ uint64_t kva_copies_footprint(const struct kva_kv *kv, const struct kva_kv_spec 
 uint64_t kva_copies_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                                  const struct kva_page *page)
 {
-    const bool nobody = !page && !kva_kv_pool_limits(spec);
+    const bool nobody = !page && !are_own(spec);
     return nobody || (page && is_shared(page, spec)) ? page_bytes(kv, spec) : 0;
 }
 

@@ -1,6 +1,7 @@
 /* sketch.c - partial keys of offloaded pages. */
 #include "engine/kv/parts/sketch.h"
 
+#include "engine/kv/parts/columns.h"
 #include "engine/kv/parts/copies.h"
 
 /* --- the form -------------------------------------------------------------------------------- */
@@ -18,13 +19,14 @@ struct kva_sketch_format kva_sketch_format_of(const struct kva_kv *kv,
 }
 
 struct kva_sketch_columns kva_sketch_columns_of(const struct kva_kv *kv,
-                                                const struct kva_kv_spec *spec, uint32_t layer)
+                                                const struct kva_kv_seq *seq, uint32_t layer)
 {
     const size_t at = (size_t)layer * kv->shape.kv_heads * kv->shape.head_dim;
-    struct kva_sketch_columns columns = {0};
+    const struct kva_kv_spec *spec = &seq->spec;
+    struct kva_sketch_columns columns = {.columns = kva_columns_of(kv, seq, layer)};
     if (spec->skew == KVA_SKEW_AFTER)
         columns.basis = kv->skew.basis + at * kv->shape.head_dim;
-    else if (spec->skew == KVA_SKEW_NONE && kv->skew.columns)
+    else if (spec->skew == KVA_SKEW_NONE && kv->skew.columns && !columns.columns)
         columns.columns = kv->skew.columns + at;
     return columns;
 }
@@ -50,7 +52,7 @@ static void code(struct kva_kv *kv, const struct kva_kv_seq *seq,
                                  .from = list->from,
                                  .to = list->to,
                                  .to_offset_bytes = to_offset,
-                                 .by = kva_sketch_columns_of(kv, &seq->spec, layer),
+                                 .by = kva_sketch_columns_of(kv, seq, layer),
                                  .count = list->count,
                                  .kv_heads = kv->shape.kv_heads,
                                  .head_dim = kv->shape.head_dim,

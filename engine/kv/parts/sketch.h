@@ -15,9 +15,9 @@ uint32_t kva_sketch_skip_layers(const struct kva_kv *kv, const struct kva_kv_spe
 struct kva_sketch_format kva_sketch_format_of(const struct kva_kv *kv,
                                               const struct kva_kv_spec *spec);
 
-/* Which columns a layer has. */
+/* Which columns a layer of the sequence has. */
 struct kva_sketch_columns kva_sketch_columns_of(const struct kva_kv *kv,
-                                                const struct kva_kv_spec *spec, uint32_t layer);
+                                                const struct kva_kv_seq *seq, uint32_t layer);
 
 /* Of a sequence, [offloaded]: its pages' copies; and where in each a layer is. */
 const void *const *kva_sketch_copies(const struct kva_kv_seq *seq);

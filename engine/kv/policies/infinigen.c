@@ -7,6 +7,7 @@
  * each head; those are fetched, and due at layer i of the same step. */
 #include "engine/kv/part.h"
 #include "engine/kv/parts/ahead.h"
+#include "engine/kv/parts/columns.h"
 #include "engine/kv/parts/pool.h"
 #include "engine/kv/policy.h"
 
@@ -17,6 +18,7 @@ static const struct kva_kv_policy_setting settings[] = {
     {KVA_SETTING_PARTIAL, 30, 30, NULL},
     {KVA_SETTING_PARTIAL_BITS, 8, 16, NULL},
     {KVA_SETTING_SKEW, KVA_SKEW_AFTER, KVA_SKEW_AFTER, NULL},
+    {KVA_SETTING_COLUMNS, KVA_COLUMNS_STATIC, KVA_COLUMNS_PROMPT, NULL},
     {KVA_SETTING_POOL, 0, 0, NULL},
     {KVA_SETTING_VICTIM, KVA_VICTIM_COUNTER, KVA_VICTIM_COUNTER, NULL},
     {KVA_SETTING_WINDOW, 64, 64, NULL},
@@ -25,9 +27,15 @@ static const struct kva_kv_policy_setting settings[] = {
     {KVA_SETTING_SKIP_LAYERS, 2, 2, NULL},
 };
 
-static const struct kva_kv_part *const parts[] = {&kva_kv_part_prompt_stage, &kva_kv_part_sketch,
-                                                  &kva_kv_part_pool,         &kva_kv_part_ahead,
-                                                  &kva_kv_part_resident,     NULL};
+static const struct kva_kv_part *const parts[] = {
+    &kva_kv_part_prompt_stage,
+    &kva_kv_part_columns,
+    &kva_kv_part_sketch,
+    &kva_kv_part_pool,
+    &kva_kv_part_ahead,
+    &kva_kv_part_resident,
+    NULL,
+};
 
 const struct kva_kv_policy kva_kv_policy_infinigen = {
     .name = "infinigen",
@@ -36,6 +44,7 @@ const struct kva_kv_policy kva_kv_policy_infinigen = {
     .setting_count = KVA_COUNT_OF(settings),
     .parts = parts,
     .offloaded = kva_kv_offload_behind_window,
+    .computed = kva_columns_computed,
     .limits = kva_kv_pool_limits,
     .stored = kva_kv_pool_stored,
     .gone = kva_kv_pool_gone,
