@@ -164,7 +164,9 @@ static enum kva_status find_model(struct kva_cli_skew *skew, struct kva_config *
 /* What can be said before anything is read. */
 static enum kva_status check(const struct kva_config *config, struct kva_err *err)
 {
-    enum kva_status status = kva_eigen_check(err);
+    /* A GPU may have a solver of its own: it is asked when it is there. */
+    const bool cpu = config->device && strcmp(config->device, "cpu") == 0;
+    enum kva_status status = cpu ? kva_eigen_check(NULL, err) : KVA_OK;
     if (!status && !config->skew_text)
         status = kva_fail_param(err, KVA_EINVAL, "text",
                                 "no text: --text FILE is one like those that the model is to read");
@@ -178,6 +180,8 @@ static enum kva_status open_and_run(struct kva_cli_skew *skew, const struct kva_
     enum kva_status status = kva_instance_open_until(&skew->instance, config, skew->stopped, err);
     if (!status && folds)
         status = kva_fold_check(skew->instance.model, config->model, err);
+    if (!status)
+        status = kva_eigen_check(skew->instance.device, err);
     if (!status)
         status = plan_windows(skew, err);
     if (!status)

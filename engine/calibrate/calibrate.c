@@ -172,7 +172,7 @@ static enum kva_status check(const struct kva_calibrate_params *p, struct kva_er
     if (p->window_tokens >= p->engine->limits.context_max)
         return kva_fail(err, KVA_ECONTEXT, "windows of %u tokens exceed the context of %u",
                         p->window_tokens, p->engine->limits.context_max);
-    return kva_eigen_check(err);
+    return kva_eigen_check(p->device, err);
 }
 
 static enum kva_status alloc(struct run *run, struct kva_err *err)

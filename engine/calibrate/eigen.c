@@ -51,7 +51,7 @@ static enum kva_status check_finite(const double *matrix, uint32_t n, struct kva
 
 #ifdef KVA_HAVE_LAPACK
 
-enum kva_status kva_eigen_check(struct kva_err *err KVA_UNUSED)
+static enum kva_status check_lapack(struct kva_err *err KVA_UNUSED)
 {
     return KVA_OK;
 }
@@ -76,7 +76,7 @@ enum kva_status kva_eigen(double *matrix, double *values, uint32_t n, struct kva
 
 #else
 
-enum kva_status kva_eigen_check(struct kva_err *err)
+static enum kva_status check_lapack(struct kva_err *err)
 {
     return kva_fail(err, KVA_EUNSUPPORTED,
                     "this kvahead was built without LAPACK, which finds the directions: install it "
@@ -87,10 +87,18 @@ enum kva_status kva_eigen_check(struct kva_err *err)
 enum kva_status kva_eigen(double *matrix KVA_UNUSED, double *values KVA_UNUSED,
                           uint32_t n KVA_UNUSED, struct kva_err *err)
 {
-    return kva_eigen_check(err);
+    return check_lapack(err);
 }
 
 #endif
+
+enum kva_status kva_eigen_check(struct kva_device *device, struct kva_err *err)
+{
+    double matrix[4] = {2, 0, 0, 1}, values[2];
+    enum kva_status status =
+        device ? kva_device_eigen(device, matrix, values, 2, 1, err) : KVA_EUNSUPPORTED;
+    return status == KVA_EUNSUPPORTED ? check_lapack(err) : status;
+}
 
 /* --- many ------------------------------------------------------------------------------------- */
 

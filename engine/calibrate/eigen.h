@@ -9,8 +9,10 @@
 #include "base/pool.h"
 #include "kernels/device.h"
 
-/* Whether there is LAPACK. Fails: KVA_EUNSUPPORTED (err says what to install). Any thread. */
-KVA_MUST_CHECK enum kva_status kva_eigen_check(struct kva_err *err);
+/* Whether there is a solver: that of `device`, which solves a small matrix, or else, and for NULL,
+ * LAPACK. Fails: KVA_EUNSUPPORTED (err says what to install), KVA_ENOMEM, KVA_EDEVICE. Engine thread;
+ * for NULL any. */
+KVA_MUST_CHECK enum kva_status kva_eigen_check(struct kva_device *device, struct kva_err *err);
 
 /* `matrix` [n][n], of which element [i][j] with i <= j is read, becomes the orthonormal
  * eigenvectors, one a row, and values [n] their eigenvalues, ascending; of each vector the element

@@ -41,6 +41,7 @@ static struct kva_calibration *calibrated(const char *module, const char *path, 
     expect_ok(module ? kva_device_open_cuda(module, &of_device, &device, &err)
                      : kva_device_open_cpu(&of_device, &device, &err),
               &err, "open");
+    expect_ok(kva_eigen_check(device, &err), &err, "solver");
     const struct kva_model_engine_params of_engine = {.device = device,
                                                       .model = model,
                                                       .budget = {64ull << 20, 64ull << 20},
@@ -114,7 +115,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: calibrate --module PATH MODEL...\n");
         return 2;
     }
-    if (kva_eigen_check(&err) != KVA_OK) {
+    if (kva_eigen_check(NULL, &err) != KVA_OK) {
         printf("SKIPPED %s\n", err.message);
         return SKIPPED;
     }

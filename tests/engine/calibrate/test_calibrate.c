@@ -22,7 +22,7 @@ static const char *const families[] = {
 static bool lapack_is_here(void)
 {
     struct kva_err err;
-    return kva_eigen_check(&err) == KVA_OK;
+    return kva_eigen_check(NULL, &err) == KVA_OK;
 }
 
 static void open_family(struct fixture *f, const char *path)

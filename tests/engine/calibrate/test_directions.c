@@ -97,7 +97,7 @@ static double energy(const double *sums, const double *a, uint32_t d, uint32_t c
 static bool lapack_is_here(void)
 {
     struct kva_err err;
-    return kva_eigen_check(&err) == KVA_OK;
+    return kva_eigen_check(NULL, &err) == KVA_OK;
 }
 
 static void test_directions__are_orthogonal_to_12_digits(void **state KVA_UNUSED)
