@@ -111,12 +111,23 @@ static void close_engine(struct bench *bench)
     kva_model_close(bench->model);
 }
 
+static bool is_coded(const struct case_of_kv *kv)
+{
+    return kv->kind == KV_KIVI || kv->kind == KV_SPECACHE;
+}
+
 static struct kva_kv_spec spec_of(const struct case_of_kv *kv)
 {
-    static const enum kva_kv_policy_id policies[] = {
-        [KV_FULL] = KVA_KV_FULL, [KV_KIVI] = KVA_KV_KIVI, [KV_SPECACHE] = KVA_KV_SPECACHE};
+    static const enum kva_kv_policy_id policies[] = {[KV_FULL] = KVA_KV_FULL,
+                                                     [KV_KIVI] = KVA_KV_KIVI,
+                                                     [KV_SPECACHE] = KVA_KV_SPECACHE,
+                                                     [KV_OFFLOAD] = KVA_KV_OFFLOAD,
+                                                     [KV_AHEAD] = KVA_KV_INFINIGEN};
     struct kva_kv_spec spec = kva_kv_spec_default(policies[kv->kind]);
-    spec.bits = kv->kind == KV_FULL ? spec.bits : kv->bits;
+    spec.bits = is_coded(kv) ? kv->bits : spec.bits;
+    spec.alpha = 1000; /* of noise as many rows as there may be */
+    spec.cap = kv->rows > 0 ? kv->rows : spec.cap;
+    spec.skew = KVA_SKEW_NONE;
     spec.min_tokens = 0; /* low bits, however short */
     /* As the forecast has it: two rows a step. Of random weights every speculative token is wrong,
      * and would cost a pass of its own if it were followed by a pre-decoding. */
@@ -226,7 +237,7 @@ static double whole_step(const struct bench *bench, const struct forecast *part,
 /* Seconds of a prompt, in steps as large as the engine takes them; 0: no room. */
 static double measure_prefill(struct bench *bench, uint32_t tokens)
 {
-    const struct case_of_kv kv = {KV_SPECACHE, 2, tokens};
+    const struct case_of_kv kv = {KV_SPECACHE, 2, tokens, 0};
     const struct kva_engine_ops *ops = bench->engine->ops;
     uint32_t *prompt = calloc(tokens, sizeof *prompt);
     double best = 0;
@@ -276,13 +287,16 @@ static double aim_of(double budget_gib, uint32_t tokens, uint32_t bits)
 static double print_row(struct bench *bench, double budget_gib, const struct case_of_kv *kv,
                         double full_roof, double full_measured, double *predicted)
 {
-    static const char *const names[] = {"full", "kivi", "specache"};
+    static const char *const names[] = {"full", "kivi", "specache", "offload", "infinigen"};
     struct batch batch = forecast_batch(&bench->whole, kv, budget_gib * 0x1p30);
     if (bench->small)
         batch.sequences = 2;
     char name[24], aim[24], tokens_per_s[24], times[24], share[24];
-    snprintf(name, sizeof name, kv->kind == KV_FULL ? "%s" : "%s %u bit", names[kv->kind],
-             kv->bits);
+    snprintf(name, sizeof name,
+             is_coded(kv)   ? "%s %u bit"
+             : kv->rows > 0 ? "%s, %u rows"
+                            : "%s",
+             names[kv->kind], is_coded(kv) ? kv->bits : kv->rows);
     if (batch.sequences == 0) {
         printf("| %.0f | %u | %s | 0 | card | - | - | - | - | - | - | - |\n", budget_gib,
                kv->tokens, name);
@@ -300,7 +314,7 @@ static double print_row(struct bench *bench, double budget_gib, const struct cas
             of_roof = 100 * part.step_s / m.step_s;
         }
     }
-    double wanted = kv->kind == KV_FULL ? 0 : aim_of(budget_gib, kv->tokens, kv->bits);
+    double wanted = !is_coded(kv) ? 0 : aim_of(budget_gib, kv->tokens, kv->bits);
     printf("| %.0f | %u | %s | %u | %s | %.2f | %.0f | %.1f | %s | %s | %s | %s |\n", budget_gib,
            kv->tokens, name, batch.sequences, forecast_limit(&batch, &roof), roof.step_s * 1e3,
            *predicted, full_roof > 0 ? *predicted / full_roof : 1, figure(aim, "%.1f", wanted),
@@ -321,12 +335,16 @@ static void print_batches(struct bench *bench)
         for (size_t i = 0; i < (bench->small ? 1 : KVA_COUNT_OF(lengths)); i++) {
             uint32_t tokens = bench->small ? 256 : lengths[i];
             double full_roof, roof, full;
-            struct case_of_kv kv = {KV_FULL, 16, tokens};
+            struct case_of_kv kv = {KV_FULL, 16, tokens, 0};
             full = print_row(bench, budgets_gib[b], &kv, 0, 0, &full_roof);
             for (uint32_t bits = 1; bits <= 2; bits++) {
-                kv = (struct case_of_kv){KV_SPECACHE, bits, tokens};
+                kv = (struct case_of_kv){KV_SPECACHE, bits, tokens, 0};
                 (void)print_row(bench, budgets_gib[b], &kv, full_roof, full, &roof);
             }
+            const struct case_of_kv others[] = {
+                {KV_OFFLOAD, 16, tokens, 0}, {KV_AHEAD, 16, tokens, 0}, {KV_AHEAD, 16, tokens, 64}};
+            for (size_t j = 0; j < KVA_COUNT_OF(others); j++)
+                (void)print_row(bench, budgets_gib[b], &others[j], full_roof, full, &roof);
         }
     }
 }
@@ -338,7 +356,7 @@ static void print_hidden(struct bench *bench)
            "| tokens | bits | batch | fetch, ms | beside, ms | roof | aim | measured | fetched, ms "
            "|\n|---|---|---|---|---|---|---|---|---|\n");
     for (uint32_t bits = 1; bits <= 2; bits++) {
-        struct case_of_kv spec = {KV_SPECACHE, bits, bench->small ? 256 : 32768}, kivi = spec;
+        struct case_of_kv spec = {KV_SPECACHE, bits, bench->small ? 256 : 32768, 0}, kivi = spec;
         kivi.kind = KV_KIVI;
         struct batch batch = forecast_batch(&bench->whole, &spec, 48 * 0x1p30);
         uint32_t count = bench->small ? 2 : batch.sequences;
@@ -361,7 +379,7 @@ static void print_hidden(struct bench *bench)
 
 static void print_single(struct bench *bench)
 {
-    const struct case_of_kv kv = {KV_FULL, 16, bench->small ? 64 : 128};
+    const struct case_of_kv kv = {KV_FULL, 16, bench->small ? 64 : 128, 0};
     struct forecast roof = forecast_step(&bench->whole, &bench->ceilings, &kv, 1);
     struct measured m = {0};
     char ms[24], share[24];

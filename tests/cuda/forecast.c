@@ -8,6 +8,10 @@
 #define SINKS  4u
 #define SLOTS  (SINKS + 2 * HOT_K)
 
+/* InfiniGen: layers that are whole, and columns of partial keys of 8 bits, percent. */
+#define WHOLE_LAYERS 2u
+#define PARTIAL      30u
+
 /* Rows of a tile of matrix products: fewer take as long. */
 #define TILE_ROWS 16u
 
@@ -48,8 +52,8 @@ static double pages(uint32_t tokens)
 static double low_bytes(const struct shape *s, const struct case_of_kv *kv)
 {
     const struct kva_lowbit_format format = {.bits = kv->bits, .group = 64};
-    double away = kv->tokens > WINDOW ? pages(kv->tokens - WINDOW) : 0;
-    return away * s->layers * (double)kva_lowbit_block_bytes(format, s->kv_heads, s->head_dim);
+    double offloaded = kv->tokens > WINDOW ? pages(kv->tokens - WINDOW) : 0;
+    return offloaded * s->layers * (double)kva_lowbit_block_bytes(format, s->kv_heads, s->head_dim);
 }
 
 static double row_bytes(const struct shape *s)
@@ -57,10 +61,41 @@ static double row_bytes(const struct shape *s)
     return (double)s->layers * s->kv_heads * s->head_dim * 4;
 }
 
+/* Pages before the window. */
+static double away(const struct case_of_kv *kv)
+{
+    return kv->tokens > WINDOW ? pages(kv->tokens - WINDOW) : 0;
+}
+
+/* Rows that a KV head fetches in a layer. */
+static double ahead_rows(const struct case_of_kv *kv)
+{
+    return kv->rows > 0 ? kv->rows : kv->tokens / 5.0;
+}
+
+static double partial_bytes(const struct shape *s, const struct case_of_kv *kv)
+{
+    const struct kva_sketch_format format = {(s->head_dim * PARTIAL + 99) / 100, 8};
+    return away(kv) * (s->layers - WHOLE_LAYERS) *
+           (double)kva_sketch_block_bytes(format, s->kv_heads);
+}
+
+/* The whole layers, partial keys of the others, the window, and rows of two layers. */
+static double ahead_bytes(const struct shape *s, const struct case_of_kv *kv)
+{
+    return away(kv) * WHOLE_LAYERS * page_bytes(s) / s->layers + partial_bytes(s, kv) +
+           (WINDOW / KVA_PAGE_TOKENS + 2) * page_bytes(s) +
+           2 * ahead_rows(kv) * row_bytes(s) / s->layers;
+}
+
 static double device_bytes(const struct shape *s, const struct case_of_kv *kv)
 {
     if (kv->kind == KV_FULL)
         return (pages(kv->tokens) + 1) * page_bytes(s);
+    if (kv->kind == KV_OFFLOAD)
+        return pages(kv->tokens) * 2 * page_bytes(s) / s->layers + 2 * page_bytes(s);
+    if (kv->kind == KV_AHEAD)
+        return ahead_bytes(s, kv);
     double bytes = low_bytes(s, kv) + (WINDOW / KVA_PAGE_TOKENS + 2) * page_bytes(s);
     return kv->kind == KV_KIVI ? bytes : bytes + SLOTS * row_bytes(s);
 }
@@ -81,6 +116,39 @@ static double most(double a, double b)
     return a > b ? a : b;
 }
 
+/* What attention reads of a sequence in 16 bits, in tokens of all layers. */
+static double exact_tokens(const struct shape *s, const struct case_of_kv *kv)
+{
+    const double window = WINDOW + KVA_PAGE_TOKENS / 2;
+    const double whole = (double)WHOLE_LAYERS / s->layers;
+    if (kv->kind == KV_AHEAD)
+        return window + whole * kv->tokens + (1 - whole) * ahead_rows(kv);
+    return window + (kv->kind == KV_SPECACHE ? SLOTS : 0);
+}
+
+/* Rows of all layers that come over the link for a sequence. */
+static double fetched_rows(const struct shape *s, const struct case_of_kv *kv)
+{
+    if (kv->kind == KV_OFFLOAD)
+        return kv->tokens;
+    if (kv->kind == KV_AHEAD)
+        return ahead_rows(kv) * (s->layers - WHOLE_LAYERS) / s->layers;
+    return kv->kind == KV_SPECACHE ? FETCHED_SHARE * HOT_K : 0;
+}
+
+static double attend_seconds(const struct shape *s, const struct ceilings *c,
+                             const struct case_of_kv *kv, uint32_t rows_each)
+{
+    const double exact_s = exact_tokens(s, kv) * row_bytes(s) / c->memory_bytes_per_s;
+    if (kv->kind == KV_FULL || kv->kind == KV_OFFLOAD)
+        return kv->tokens * row_bytes(s) / c->memory_bytes_per_s;
+    if (kv->kind == KV_AHEAD)
+        return partial_bytes(s, kv) / c->memory_bytes_per_s + exact_s;
+    double tile = (double)kva_align_up((size_t)rows_each * s->heads / s->kv_heads, TILE_ROWS);
+    double flops = 4.0 * tile * s->kv_heads * s->head_dim * kv->tokens * s->layers;
+    return most(low_bytes(s, kv) / c->memory_bytes_per_s, flops / c->flops_per_s) + exact_s;
+}
+
 struct forecast forecast_step(const struct shape *s, const struct ceilings *c,
                               const struct case_of_kv *kv, uint32_t sequences)
 {
@@ -88,23 +156,16 @@ struct forecast forecast_step(const struct shape *s, const struct ceilings *c,
     double rows = (double)sequences * rows_each, n = sequences;
     double weights = s->layers * layer_parameters(s), head = head_parameters(s);
     struct forecast f = {0};
+    if (kv->kind == KV_AHEAD) /* queries, a layer early */
+        weights += (double)(s->layers - WHOLE_LAYERS) * s->heads * s->head_dim * s->hidden;
     double read_s = 2 * weights / c->memory_bytes_per_s;
     double product_s = 2 * rows * weights / c->flops_per_s;
     f.head_s = most(2 * head / c->memory_bytes_per_s, 2 * rows * head / c->flops_per_s);
     f.linear_s = most(read_s, product_s) + f.head_s;
     f.by_flops = product_s > read_s;
-    if (kv->kind == KV_FULL) {
-        f.attend_s = n * kv->tokens * row_bytes(s) / c->memory_bytes_per_s;
-    } else {
-        double exact = WINDOW + KVA_PAGE_TOKENS / 2 + (kv->kind == KV_SPECACHE ? SLOTS : 0);
-        double tile = (double)kva_align_up((size_t)rows_each * s->heads / s->kv_heads, TILE_ROWS);
-        double flops = 4.0 * tile * s->kv_heads * s->head_dim * kv->tokens * s->layers * n;
-        f.attend_s = most(n * low_bytes(s, kv) / c->memory_bytes_per_s, flops / c->flops_per_s) +
-                     n * exact * row_bytes(s) / c->memory_bytes_per_s;
-    }
+    f.attend_s = n * attend_seconds(s, c, kv, rows_each);
     /* Chosen rows come in; a new token's row goes home. */
-    double fetched = kv->kind == KV_SPECACHE ? FETCHED_SHARE * HOT_K : 0;
-    f.link_s = n * most(fetched, 1) * row_bytes(s) / c->link_bytes_per_s;
+    f.link_s = n * most(fetched_rows(s, kv), 1) * row_bytes(s) / c->link_bytes_per_s;
     f.step_s = most(f.linear_s + f.attend_s, f.link_s);
     f.by_link = f.link_s > f.linear_s + f.attend_s;
     return f;

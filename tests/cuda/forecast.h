@@ -4,7 +4,8 @@
  *
  * A step takes at least: reading the weights, or their products for all rows; reading what
  * attention reads, or its products, in tiles of 16 rows a KV head; beside that, fetched rows over
- * the link. */
+ * the link. Where queries are rehearsed their weights are read twice, and partial keys besides; rows
+ * are due a layer later, so what the link takes in a step is beside what all layers take. */
 #ifndef KVA_TESTS_CUDA_FORECAST_H
 #define KVA_TESTS_CUDA_FORECAST_H
 
@@ -28,12 +29,16 @@ enum kv_kind {
     KV_FULL,
     KV_KIVI,     /* R = 64, as specache */
     KV_SPECACHE, /* R = 64, k = 64, 4 sinks, delta fetch, a second row */
+    KV_OFFLOAD,  /* every page from the host in every step */
+    KV_AHEAD, /* infinigen: partial keys by 30% of the columns in 8 bits, two whole layers, R = 64 */
 };
 
 struct case_of_kv {
     enum kv_kind kind;
     uint32_t bits; /* 1, 2 */
     uint32_t tokens;
+    uint32_t
+        rows; /* of infinigen, per KV head and layer; 0: a fifth of the tokens, which is its cap */
 };
 
 /* Rows that are fetched anew of those chosen; the rest is there from before (kv.md: overlap of 60%
