@@ -9,9 +9,9 @@
 
 static const char *basis_name(uint32_t basis)
 {
-    return basis < KVA_LOOK_FIRST
-               ? "none"
-               : kva_skew_method_name((enum kva_skew_method)(basis - KVA_LOOK_FIRST));
+    if (basis < KVA_LOOK_FIRST)
+        return basis == KVA_LOOK_NONE ? "none" : "planes";
+    return kva_skew_method_name((enum kva_skew_method)(basis - KVA_LOOK_FIRST));
 }
 
 static double found_recall(const struct kva_look_found *found)

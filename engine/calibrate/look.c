@@ -147,6 +147,8 @@ static bool alloc(struct kva_look *look)
     const size_t window = look->params.window_tokens, steps = look->params.step_tokens;
     const size_t q_bytes = KVA_LOOK_SAMPLES * kva_look_q_row(look) * sizeof(float);
     look->layers = calloc(c->layer_count, sizeof(*look->layers));
+    look->planes =
+        calloc((size_t)c->layer_count * c->kv_heads * look->params.columns, sizeof(*look->planes));
     look->heads = calloc(c->heads, sizeof(*look->heads));
     look->input = malloc(steps * c->hidden_size * sizeof(float));
     look->attended = malloc(steps * c->hidden_size * sizeof(float));
@@ -156,8 +158,9 @@ static bool alloc(struct kva_look *look)
     look->own = malloc(q_bytes);
     look->rehearsed = malloc(2 * q_bytes);
     look->gathered = malloc(KVA_LOOK_SAMPLES * c->hidden_size * sizeof(float));
-    return look->layers && look->heads && look->input && look->attended && look->keys &&
-           look->projected && look->own && look->rehearsed && look->gathered && alloc_scratch(look);
+    return look->layers && look->planes && look->heads && look->input && look->attended &&
+           look->keys && look->projected && look->own && look->rehearsed && look->gathered &&
+           alloc_scratch(look);
 }
 
 enum kva_status kva_look_create(const struct kva_look_params *params, struct kva_look **ret,
@@ -179,6 +182,7 @@ enum kva_status kva_look_create(const struct kva_look_params *params, struct kva
         kva_look_destroy(look);
         return status;
     }
+    kva_look_list_planes(look);
     *ret = look;
     return KVA_OK;
 }
@@ -196,6 +200,7 @@ void kva_look_destroy(struct kva_look *look)
     free(look->scratch);
     kva_rehearsal_destroy(look->rehearsal);
     free(look->layers);
+    free(look->planes);
     free(look->heads);
     free(look->input);
     free(look->attended);

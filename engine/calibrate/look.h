@@ -30,8 +30,11 @@
 
 /* By what columns the products are partial. */
 enum kva_look_basis {
-    KVA_LOOK_NONE,  /* of q and k as they are: those with the largest energy */
-    KVA_LOOK_FIRST, /* the first ones behind A of method 0, and so on for all methods */
+    KVA_LOOK_NONE,   /* of q and k as they are: those with the largest energy */
+    KVA_LOOK_PLANES, /* the same in pairs that are rotated together: what the rows of the query
+                        weights that a choice of planes needs would give, so that the others need not
+                        be read a second time */
+    KVA_LOOK_FIRST,  /* the first ones behind A of method 0, and so on for all methods */
     KVA_LOOK_BASES = KVA_LOOK_FIRST + KVA_SKEW_METHOD_COUNT,
 };
 

@@ -21,6 +21,9 @@ struct kva_look {
     struct kva_rehearsal *rehearsal;
     struct kva_look_layer *layers;    /* [layer_count] */
     struct kva_look_scratch *scratch; /* [threads] */
+    uint32_t
+        *planes; /* [layer_count][kv_heads][columns]: whole ones, by descending energy; where the
+                         columns are odd in number, one less */
 
     /* Of the rows of a pass. */
     float *input;    /* [step_tokens][hidden_size]: what the layer got */
@@ -47,6 +50,9 @@ static inline size_t kva_look_q_row(const struct kva_look *look)
 {
     return (size_t)look->config->heads * look->config->head_dim;
 }
+
+/* Fills `planes`. */
+void kva_look_list_planes(struct kva_look *look);
 
 /* All keys and sampled queries of the layer are there. */
 void kva_look_finish_layer(struct kva_look *look, uint32_t layer);

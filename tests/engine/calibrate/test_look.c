@@ -190,6 +190,22 @@ static bool found_of(const struct made *m, uint32_t position, uint32_t head, boo
     return last > first;
 }
 
+/* Pairs of columns that are rotated together, by what both have. */
+static void order_planes(const struct kva_model_config *c, const float *energy, uint32_t *order)
+{
+    const uint32_t half = c->head_dim / 2;
+    assert_int_equal(c->rope.rotary_dim, c->head_dim);
+    for (uint32_t i = 0; i < half; i++) {
+        uint32_t rank = 0;
+        for (uint32_t j = 0; j < half; j++) {
+            const float own = energy[i] + energy[half + i], other = energy[j] + energy[half + j];
+            rank += other > own || (!(own > other) && j < i);
+        }
+        order[2 * rank] = i;
+        order[2 * rank + 1] = half + i;
+    }
+}
+
 static void test_look__found_is_what_plain_loops_find(void **state KVA_UNUSED)
 {
     enum { COLUMNS = 5 };
@@ -197,25 +213,28 @@ static void test_look__found_is_what_plain_loops_find(void **state KVA_UNUSED)
     make(&m);
     struct kva_look *look = looked(&m, COLUMNS);
     const struct kva_model_config *c = m.c;
-    uint32_t reversed[128];
+    static const enum kva_look_basis bases[] = {KVA_LOOK_NONE, KVA_LOOK_PLANES, KVA_LOOK_FIRST};
+    uint32_t reversed[128], planes[128];
     for (uint32_t i = 0; i < c->head_dim; i++)
         reversed[i] = c->head_dim - 1 - i;
-    for (uint32_t basis = 0; basis < 2; basis++) {
+    for (uint32_t b = 0; b < KVA_COUNT_OF(bases); b++) {
+        const uint32_t columns = bases[b] == KVA_LOOK_PLANES ? COLUMNS / 2 * 2 : COLUMNS;
         for (int away = 0; away < 2; away++) {
             const struct kva_look_found *found =
-                &kva_look_layers(look)[1].found[basis][KVA_LOOK_OWN][away];
+                &kva_look_layers(look)[1].found[bases[b]][KVA_LOOK_OWN][away];
             double recall = 0, mass = 0;
             uint64_t count = 0;
             for (uint32_t i = 0; i < KVA_LOOK_SAMPLES; i++) {
                 const uint32_t position = (i + 1) * WINDOW / KVA_LOOK_SAMPLES - 1;
                 for (uint32_t head = 0; head < c->heads; head++) {
                     const uint32_t kv_head = head / (c->heads / c->kv_heads);
-                    const uint32_t *order =
-                        basis == KVA_LOOK_NONE
-                            ? m.skew->columns + kva_skew_columns_at(m.skew, 1, kv_head)
-                            : reversed;
+                    const size_t at = kva_skew_columns_at(m.skew, 1, kv_head);
+                    const uint32_t *order = bases[b] == KVA_LOOK_NONE    ? m.skew->columns + at
+                                            : bases[b] == KVA_LOOK_FIRST ? reversed
+                                                                         : planes;
+                    order_planes(c, m.skew->energy + at, planes);
                     double one, other;
-                    if (!found_of(&m, position, head, away, order, COLUMNS, &one, &other))
+                    if (!found_of(&m, position, head, away, order, columns, &one, &other))
                         continue;
                     recall += one;
                     mass += other;
