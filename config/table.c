@@ -307,7 +307,8 @@ static const struct kva_option table[] = {
      "Tokens of the text to find directions from, in windows from all parts of it; a quarter more is "
      "read to see what they find."},
     {"window", KVA_OPTION_UINT, SKEW, AT(skew_window), 0, 16.0 * 1024 * 1024, "0", NULL, "Skew",
-     "Tokens of a window; 0: the model's context, up to 4096."},
+     "Tokens of a window; 0: the model's context, up to 16384. Positions that no window reaches have "
+     "no say in the skew."},
     {"out", KVA_OPTION_STRING, SKEW, AT(skew_out), 0, 0, NULL, NULL, "Skew",
      "File of the skew; default: kvahead.skew in the model's folder, or beside its file, where it is "
      "found without --skew."},

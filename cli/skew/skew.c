@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WINDOW_TOKENS_MAX 4096u
+#define WINDOW_TOKENS_MAX 16384u
 /* One window of so many is for looking. */
 #define LOOK_EVERY 5u
 

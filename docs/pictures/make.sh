@@ -6,9 +6,9 @@
 # OUT: a folder for the results. MODEL: smollm2-135m-instruct, qwen2.5-coder-1.5b-instruct or demo;
 # without one all three. The first two are fetched if they are not there (docs/models.md). STAGE:
 # prose, code, wikitext-2 (divergence along a text), weights (formats of weights), kept, kept-bits
-# and kept-budget (policies that drop tokens, docs/results/kept.md), ahead, beside and long
-# (rows chosen a layer ahead, docs/results/infinigen.md: their settings, others at as many bytes, by
-# context), gap (between predictors), settings (levels, layers, rows, sinks), facts, needles, lists,
+# and kept-budget (policies that drop tokens, docs/results/kept.md), ahead, beside, long, columns and
+# relative (rows chosen a layer ahead, docs/results/infinigen.md: their settings, others at as many
+# bytes, by context, a prompt's own columns, by share of the tokens), gap (between predictors), settings (levels, layers, rows, sinks), facts, needles, lists,
 # others (tasks), rows (scores by rows fetched), grid (a needle by depth and length); of demo
 # policies, topk, levels, needle, steps; without one all of them. Run again, it goes on where it
 # stopped. Tables: OUT/MODEL/tables.md, of demo also OUT/demo/*/report.md.
@@ -64,6 +64,17 @@ $i:skew=none,$i:partial=10,$i:skew=none:partial=10,$i:paper=true,specache:1,spec
 specache:1:256,kivi:2,h2o:heavy=5%:recent=5%,h2o:heavy=6%:recent=6%,h2o
 long=$i,$i:alpha=2,$i:cap=256,$i:cap=64,$i:cap=64:paper=true,$i:skew=none:cap=64,specache:1,\
 specache:2,h2o:heavy=64:recent=64,h2o,streaming:window=192:positions=original
+columns=$i,$i:columns=prompt,$i:partial=20,$i:partial=20:columns=prompt,$i:partial=10,\
+$i:partial=10:columns=prompt,$i:skew=none:partial=20,$i:skew=none:partial=20:columns=prompt,\
+$i:skew=none:partial=10,$i:skew=none:partial=10:columns=prompt,$i:paper=true:columns=static,\
+$i:paper=true
+relative=
+for share in 2 4 7 10 15 20; do
+    relative=$relative$i:alpha=100:cap=$share%,$i:alpha=100:cap=$share%:skew=none,
+done
+for half in 1 2 4 5 8 10; do
+    relative=${relative}h2o:heavy=$half%:recent=$half%,
+done
 allowed='--kv-allow full --kv-allow kivi --kv-allow specache --kv-allow streaming --kv-allow h2o
 --kv-allow q-hitter --kv-allow infinigen'
 spec=specache:1:64:predictor=spec-token
@@ -175,6 +186,16 @@ real() {
                 --from $from --tokens 24 --windows 8 --look 0 --policies "$long"
         done
         ;;
+    columns) # Columns of partial keys: the same for all prompts, or the prompt's own.
+        skewed
+        along columns "${TEXTS:?}/prose.txt" --weights bf16 --skew "$skew" --from 2048 \
+            --tokens 16 --windows 8 --look 4 --policies "$columns"
+        ;;
+    relative) # Figure 11 of InfiniGen: by the share of tokens that attend.
+        skewed
+        along relative "${TEXTS:?}/wikitext-2.txt" --weights bf16 --skew "$skew" --from 2048 \
+            --tokens 24 --windows 8 --look 0 --policies "${relative%,}"
+        ;;
     gap) # Between the oracle, a speculative token, the paper's settings and the previous query.
         along gap "${TEXTS:?}/prose.txt" $windows --look 4 --policies \
 specache:1:64,$spec,$spec:on_mispredict=chain,$paper,$paper:sinks=4,$paper:fetch=resident,\
@@ -214,6 +235,8 @@ kivi:2,specache:2:16,specache:2:32,specache:2:64
     [ ! -s "$out/$name/kl-prose.json" ] || svg="--svg docs/pictures/divergence-$name.svg"
     [ ! -s "$out/$name/kl-kept-budget.json" ] || svg="$svg --budget-svg docs/pictures/kept-$name.svg"
     [ ! -s "$out/$name/kl-beside.json" ] || svg="$svg --beside-svg docs/pictures/beside-$name.svg"
+    [ ! -s "$out/$name/kl-relative.json" ] ||
+        svg="$svg --relative-svg docs/pictures/relative-$name.svg"
     # shellcheck disable=SC2086 # an option with its value, or nothing
     "${PYTHON:-python3}" docs/pictures/tables.py "$out/$name" $svg > "$out/$name/tables.md"
 }

@@ -2,11 +2,13 @@
 """tables.py - what docs/pictures/make.sh has measured, as the tables of docs/results/quality.md.
 
     python3 docs/pictures/tables.py FOLDER [--svg FILE] [--budget-svg FILE] [--beside-svg FILE]
+        [--relative-svg FILE]
 
 FOLDER is a model's: its kl-*.json are of `kvahead eval`, its other folders of `kvahead-quality`.
 Tables go to standard output. --svg: a picture of divergence against KV bytes, of kl-prose.json.
 --budget-svg: the same of kl-kept-budget.json, a line a policy. --beside-svg: of kl-beside.json,
-against bytes moved in a step, too.
+against bytes moved in a step, too. --relative-svg: how often the next token is full's, and
+divergence, against the share of tokens that attend, of kl-relative.json.
 
 Intervals are 95%: of a KL a bootstrap over steps, of an agreement Wilson's, of a score's difference
 to `full` a paired bootstrap over contexts (clients/quality/README.md).
@@ -269,12 +271,54 @@ def beside_picture(folder, path):
         figure.savefig(path, metadata={"Date": None}, facecolor="white")
 
 
+def relative_line(p):
+    """The line a policy is on, and what share of the tokens it was given, in percent."""
+    settings = p["settings"]
+    if settings["policy"] == "h2o":
+        return "h2o, as many tokens kept", float(settings["heavy"][:-1]) + float(settings["recent"][:-1])
+    skewed = "with a skew" if settings["skew"] == "after" else "columns with most energy"
+    return f"infinigen, {skewed}", float(settings["cap"][:-1])
+
+
+def relative_picture(folder, path):
+    """Agreement and KL against the share of the tokens that attend beside sinks and window."""
+    run = json.loads((folder / "kl-relative.json").read_text())
+    lines = {}
+    for p in run["policies"]:
+        name, share = relative_line(p)
+        lines.setdefault(name, []).append((share, p))
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained")
+        for number, (name, points) in enumerate(lines.items()):
+            points.sort(key=lambda point: point[0])
+            how = {
+                "marker": MARKERS[number % len(MARKERS)],
+                "color": COLOURS[number % len(COLOURS)],
+                "label": name,
+                "capsize": 2,
+                "linewidth": 1.2,
+            }
+            shares = [share for share, _ in points]
+            agreed = np.array([p["top1_agreement"] for _, p in points])
+            low, high = np.transpose([wilson(round(p["top1_agreement"] * p["steps"]), p["steps"]) for _, p in points])
+            axes[0].errorbar(shares, 100 * agreed, yerr=100 * np.array([agreed - low, high - agreed]), **how)
+            means = np.array([p["kl_mean"] for _, p in points])
+            low, high = np.transpose([kl_interval(p) for _, p in points])
+            axes[1].errorbar(shares, means, yerr=[means - low, high - means], **how)
+        axes[0].set(xlabel="tokens that attend, percent", ylabel="steps with full's next token, percent")
+        axes[1].set(xlabel="tokens that attend, percent", ylabel="KL, nats", yscale="log")
+        axes[0].legend(fontsize=8)
+        figure.suptitle(f"{run['model']['name']}: {run['prompt_tokens'][0]} tokens of WikiText-2")
+        figure.savefig(path, metadata={"Date": None}, facecolor="white")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--svg", type=pathlib.Path)
     parser.add_argument("--budget-svg", type=pathlib.Path)
     parser.add_argument("--beside-svg", type=pathlib.Path)
+    parser.add_argument("--relative-svg", type=pathlib.Path)
     args = parser.parse_args()
     for path in sorted(args.folder.glob("kl-*.json")):
         divergence(path)
@@ -286,6 +330,8 @@ def main():
         budget_picture(args.folder, args.budget_svg)
     if args.beside_svg:
         beside_picture(args.folder, args.beside_svg)
+    if args.relative_svg:
+        relative_picture(args.folder, args.relative_svg)
 
 
 if __name__ == "__main__":
