@@ -419,6 +419,7 @@ static void scripted_usage(void *self, struct kva_engine_usage *ret)
         .used = e->pool.used,
         .cached = e->pool.cached,
         .budget = e->pool.budget,
+        .guests = e->params.guests,
         .prefix_lookup_tokens = e->prefix_lookup_tokens,
         .prefix_hit_tokens = e->prefix_hit_tokens,
         .steps = e->report.steps,

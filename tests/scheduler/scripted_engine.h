@@ -59,6 +59,8 @@ struct kva_scripted_params {
     /* Every so many decodes one gives no token because its KV is lost; 0: none. */
     uint32_t lost_every;
 
+    struct kva_tier_bytes guests; /* what usage says that other instances have here */
+
     bool without_check; /* which an engine may lack */
 };
 

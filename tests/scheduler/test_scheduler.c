@@ -143,12 +143,47 @@ static void test_scheduler__shows_the_oldest_first(void **state KVA_UNUSED)
     fixture_end(&f);
 }
 
+/* Who places KV elsewhere finds each choice by a number that no other one has. */
+static void test_scheduler__says_where_choices_are(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    struct kva_choice_place places[8], place;
+    fixture_init(&f);
+    f.scheduling.running_max = 2;
+    fixture_begin(&f);
+    for (uint64_t id = 1; id <= 3; id++) {
+        struct request_spec spec = tracker_spec(id);
+        spec.prompt_tokens = id == 2 ? 2000 : 100;
+        assert_int_equal(fixture_submit(&f, &spec), KVA_OK);
+    }
+    fixture_steps(&f, 2);
+    assert_int_equal(kva_scheduler_get_places(f.scheduler, places, 8), 3);
+    assert_int_equal(places[0].stage, KVA_STAGE_DECODE);
+    assert_int_equal(places[1].stage, KVA_STAGE_PREFILL);
+    assert_int_equal(places[2].stage, KVA_STAGE_WAITING);
+    assert_int_equal(places[0].tokens, 100 + tracker_choice(&f.tracker, 1, 0)->tokens);
+    assert_int_equal(kva_scheduler_get_places(f.scheduler, places, 2), 2);
+    kva_scripted_params(f.scripted)->lost_every = 1;
+    fixture_step(&f);
+    kva_scripted_params(f.scripted)->lost_every = 0;
+    assert_true(kva_scheduler_find_place(f.scheduler, places[0].id, &place));
+    assert_int_equal(place.generation, 1);
+    assert_ptr_equal(place.seq, places[0].seq);
+    assert_false(kva_scheduler_find_place(f.scheduler, 0, &place));
+    tracker_cancels(&f.tracker, 1, KVA_ALL_CHOICES, KVA_FINISH_CANCELLED);
+    kva_scheduler_cancel(f.scheduler, 1, 0, KVA_FINISH_CANCELLED);
+    assert_false(kva_scheduler_find_place(f.scheduler, places[0].id, &place));
+    fixture_run(&f);
+    fixture_end(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_scheduler__refuses_bad_parameters),
         cmocka_unit_test(test_scheduler__destroys_live_requests_without_events),
         cmocka_unit_test(test_scheduler__counts_what_happens),
+        cmocka_unit_test(test_scheduler__says_where_choices_are),
         cmocka_unit_test(test_scheduler__ends_carry_times_and_sequence_info),
         cmocka_unit_test(test_scheduler__shows_the_oldest_first),
     };

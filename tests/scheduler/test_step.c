@@ -237,6 +237,31 @@ static void test_step__ends_a_sequence_that_cannot_grow_alone(void **state KVA_U
     fixture_end(&f);
 }
 
+/* Unless others have memory here, which is recalled from them: it waits for that. */
+static void test_step__waits_for_what_others_have(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.grow_refused_every = 1;
+    f.engine.guests.device = 1;
+    fixture_begin(&f);
+    submit_many(&f, 1, 60, 200);
+    for (uint32_t i = 0; i < 100; i++) {
+        bool idle;
+        uint64_t wake_ns;
+        struct kva_err err;
+        assert_int_equal(kva_scheduler_step(f.scheduler, &idle, &wake_ns, &err), KVA_OK);
+        f.clock.now_ns += 100 * KVA_NS_PER_MS; /* far longer than anything is waited for */
+    }
+    assert_false(tracker_choice(&f.tracker, 1, 0)->ended);
+    assert_int_equal(tracker_choice(&f.tracker, 1, 0)->tokens, 69);
+    kva_scripted_params(f.scripted)->guests.device = 0;
+    kva_scripted_params(f.scripted)->grow_refused_every = 0;
+    fixture_run(&f);
+    assert_int_equal(tracker_choice(&f.tracker, 1, 0)->tokens, 200);
+    fixture_end(&f);
+}
+
 /* A prefill that has no room to go on takes that of whoever is behind it, and nobody loses a token
  * of his. */
 static void test_step__makes_room_for_prefills(void **state KVA_UNUSED)
@@ -583,6 +608,7 @@ int main(void)
         cmocka_unit_test(test_step__preempts_the_last_and_never_the_first),
         cmocka_unit_test(test_step__preempts_an_unfinished_prefill),
         cmocka_unit_test(test_step__ends_a_sequence_that_cannot_grow_alone),
+        cmocka_unit_test(test_step__waits_for_what_others_have),
         cmocka_unit_test(test_step__makes_room_for_prefills),
         cmocka_unit_test(test_step__a_sequence_may_sit_out),
         cmocka_unit_test(test_step__what_is_lost_is_computed_again),
