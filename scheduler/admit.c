@@ -165,6 +165,7 @@ static enum verdict try_admit(struct kva_scheduler *s, struct kva_step_plan *pla
     }
     kva_choice_leave_waiting(s, c);
     c->cached_tokens = kva_min_u32(cached_tokens, c->prefill_tokens);
+    c->entered_ns = now_ns;
     if (c->times.admitted_ns == 0)
         c->times.admitted_ns = now_ns;
     c->group->admitted = true;

@@ -87,6 +87,7 @@ struct kva_choice {
     uint32_t index; /* within the request */
     uint32_t preemptions;
     uint32_t restarts;
+    uint64_t entered_ns; /* when it was admitted last */
     struct kva_choice_times times;
 
     struct kva_group *group;

@@ -203,7 +203,7 @@ bool kva_tenant_take(struct kva_scheduler *s, struct kva_step_plan *plan, struct
      * others count already: both in the next step. */
     struct kva_choice *c = last_of(from);
     bool planned = c->state == KVA_CHOICE_PREFILL && plan->prefill_quota > 0;
-    if ((c->times.admitted_ns == now_ns && c->prefill_done == 0) ||
+    if ((c->entered_ns == now_ns && c->prefill_done == 0) ||
         (planned && c->prefill_quota >= kva_prefill_left(c)))
         return false;
     if (missing_bytes > 0 && bytes_to_take(s, t) < missing_bytes) {
