@@ -42,6 +42,14 @@ const struct kva_schema_word *kva_schema_word_find(const char *name);
 /* What the value of a word must be and is not; NULL: it is. */
 const char *kva_schema_value_lacks(enum kva_schema_value value, const cJSON *item);
 
+/* --- schema_apart.c -------------------------------------------------------------------------- */
+
+/* The schema that a reference ("#/$defs/a") names; NULL: none. */
+cJSON *kva_schema_find_reference(cJSON *root, const char *reference);
+
+/* Whether they are objects that all require a property which is one of other strings in each. */
+bool kva_schema_are_apart(cJSON *root, const cJSON *alternatives);
+
 /* --- schema.c -------------------------------------------------------------------------------- */
 
 /* Whether all that the schema says can be enforced; err names the place. A few things are

@@ -179,29 +179,6 @@ static enum kva_status check_beside(const struct walk *w, const cJSON *schema,
     return KVA_OK;
 }
 
-/* The schema that a reference names; NULL: none. */
-static cJSON *find_reference(const struct walk *w, const char *reference)
-{
-    cJSON *at = w->root;
-    if (strcmp(reference, "#") == 0)
-        return at;
-    if (strncmp(reference, "#/", 2) != 0)
-        return NULL;
-    for (const char *name = reference + 2; at; name++) {
-        char part[256];
-        size_t length = strcspn(name, "/");
-        if (length == 0 || length >= sizeof(part) || !cJSON_IsObject(at))
-            return NULL;
-        memcpy(part, name, length);
-        part[length] = '\0';
-        at = get(at, part);
-        name += length;
-        if (*name == '\0')
-            return at;
-    }
-    return NULL;
-}
-
 static enum kva_status check_reference(struct walk *w, const char *reference)
 {
     if (reference[0] != '#')
@@ -210,7 +187,7 @@ static enum kva_status check_reference(struct walk *w, const char *reference)
     if (strpbrk(reference, "~%"))
         return refuse_word(w, KVA_EUNSUPPORTED, "$ref",
                            "with escapes (~ or %) is not followed: rename what it names");
-    cJSON *target = find_reference(w, reference);
+    cJSON *target = kva_schema_find_reference(w->root, reference);
     if (!target)
         return kva_fail(w->err, KVA_EINVAL,
                         "the schema at '#%s': '$ref' names '%.100s', which is not "
@@ -252,6 +229,22 @@ static enum kva_status check_strong(struct walk *w, const cJSON *schema,
     if (strcmp(strong->name, "allOf") == 0 && value->child->next)
         return refuse_word(w, KVA_EUNSUPPORTED, "allOf", "of more than one schema is not enforced");
     return check_each(w, strong->name, value);
+}
+
+/* Of alternatives that are apart, one is any. The library knows some of those, but not by references
+ * and not where objects may have further properties. */
+static bool mend_one_of(const struct walk *w, cJSON *schema)
+{
+    cJSON *alternatives = get(schema, "oneOf");
+    if (get(schema, "anyOf") || !kva_schema_are_apart(w->root, alternatives))
+        return false;
+    char *name = malloc(sizeof("anyOf"));
+    if (!name)
+        return false;
+    memcpy(name, "anyOf", sizeof("anyOf"));
+    cJSON_free(alternatives->string);
+    alternatives->string = name;
+    return true;
 }
 
 /* --- what a type has ------------------------------------------------------------------------- */
@@ -427,6 +420,8 @@ static enum kva_status check_object(struct walk *w, cJSON *schema)
         status = check_type(w, type);
     if (status)
         return status;
+    if (strong && strcmp(strong->name, "oneOf") == 0 && mend_one_of(w, schema))
+        strong = kva_schema_word_find("anyOf");
     if (strong)
         return check_strong(w, schema, strong);
     if (asserts && !type && strcmp(asserts->type, "object") != 0 &&

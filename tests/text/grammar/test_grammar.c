@@ -114,6 +114,12 @@ static void test_schema__what_is_not_enforced_is_refused_with_its_place(void **s
         {"{\"properties\":{\"\u00e9\":{}},\"additionalProperties\":true}", KVA_EUNSUPPORTED, "'#'",
          "'additionalProperties'"},
         {"[]", KVA_EINVAL, "'#'", "a schema must be"},
+        {"{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"const\":\"x\"}},\"required\":[\"a\"]},"
+         "{\"type\":\"object\",\"properties\":{\"a\":{\"enum\":[\"y\",\"x\"]}},\"required\":[\"a\"]}]}",
+         KVA_EINVAL, "'#'", "oneOf"},
+        {"{\"oneOf\":[{\"type\":\"object\",\"properties\":{\"a\":{\"const\":\"x\"}},\"required\":[\"a\"]},"
+         "{\"type\":\"object\",\"properties\":{\"a\":{\"const\":\"y\"}}}]}",
+         KVA_EINVAL, "'#'", "oneOf"},
         /* Those that only the library knows. */
         {"{\"properties\":{\"a\":{\"items\":{\"type\":\"integer\",\"minimum\":3,\"maximum\":2}}}}",
          KVA_EINVAL, "'#/properties/a/items'", "minimum"},
@@ -164,10 +170,20 @@ static void test_schema__texts(void **state KVA_UNUSED)
     static const char open[] =
         "{\"properties\":{\"a\":{\"type\":\"integer\"}},\"additionalProperties\":{\"type\":\"string\"}}";
     static const char tree[] = "{\"type\":\"object\",\"properties\":{\"next\":{\"$ref\":\"#\"}}}";
+    /* As Pydantic writes a union with a discriminator. */
+    static const char pet[] =
+        "{\"$defs\":{\"cat\":{\"type\":\"object\",\"properties\":{\"kind\":{\"const\":\"cat\"},\"lives\":{"
+        "\"type\":\"integer\"}},\"required\":[\"kind\",\"lives\"]}},\"oneOf\":[{\"$ref\":\"#/$defs/cat\"},"
+        "{\"type\":\"object\",\"properties\":{\"kind\":{\"enum\":[\"dog\",\"hound\"]}},\"required\":"
+        "[\"kind\"]}],\"discriminator\":{\"propertyName\":\"kind\"}}";
     static const struct {
         const char *schema, *text;
         bool passes;
     } cases[] = {
+        {pet, "{\"kind\":\"cat\",\"lives\":9}", true},
+        {pet, "{\"kind\":\"hound\"}", true},
+        {pet, "{\"kind\":\"cat\"}", false},
+        {pet, "{\"kind\":\"cow\"}", false},
         {person, "{\"name\":\"ab\",\"age\":120}", true},
         {person, "{ \"name\" : \"ab\" }", true},
         {person, "{\"name\":\"abcd\"}", false},
