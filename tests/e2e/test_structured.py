@@ -192,6 +192,29 @@ def test_limits__of_making_a_grammar(servers):
     assert small.request("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 5}).status == 200
 
 
+def test_making__keeps_nobody_waiting(servers):
+    """While as many grammars are made as there are threads for it, others are served, with a kept grammar too."""
+    own = servers.start("--grammar-time", "3s")
+    plain = {"prompt": "Once", "max_tokens": 5}
+    kept = plain | {"regex": "kept[a-z]+"}
+    assert own.request("POST", "/v1/completions", kept).status == 200
+
+    def heavy(name):
+        properties = {f"{name}{i}": {"type": "string", "format": "uri"} for i in range(1200)}
+        return own.request("POST", "/v1/completions", plain | {"guided_json": {"type": "object", "properties": properties}})
+
+    served = 0
+    with ThreadPoolExecutor(2) as pool:
+        making = [pool.submit(heavy, name) for name in "ab"]
+        while 'grammar="new"} 3' not in own.request("GET", "/metrics").body.decode():
+            assert not any(future.done() for future in making)
+        while not any(future.done() for future in making):
+            assert [own.request("POST", "/v1/completions", body).status for body in (plain, kept)] == [200, 200]
+            served += 1
+        assert all(future.result().status in (200, 400) for future in making)
+    assert served > 0
+
+
 def test_cache__a_schema_is_made_once(client, server):
     def count(which):
         text = server.request("GET", "/metrics").body.decode()

@@ -71,14 +71,15 @@ class Server:
         body |= {"response_format": FORMAT} if structured else {"ignore_eos": True}
         request = urllib.request.Request(self.url + "/v1/chat/completions", json.dumps(body).encode(),
                                          {"Content-Type": "application/json"})
-        count = 0
+        count, said = 0, b""
         with urllib.request.urlopen(request, timeout=600) as answer:
             for line in answer:
+                said = line if b'"error"' in line else said
                 if line.startswith(b"data: {"):
                     usage = json.loads(line[6:]).get("usage")
                     count = usage["completion_tokens"] if usage else count
         if count != tokens:
-            raise SystemExit(f"{count} tokens instead of {tokens}")
+            raise SystemExit(f"{self.url}: {count} tokens instead of {tokens} {said.decode()}")
         return count
 
     def measure(self, streams, structured, tokens):
@@ -98,8 +99,9 @@ def free_port():
 def start(options, streams_max):
     threads, servers = str(options.threads), {}
     port = free_port()
+    # Neither refuses what has to wait.
     servers["kvahead"] = Server([options.kvahead, "serve", "--model", options.model, "--port", str(port), "--threads",
-                                 threads, *options.ours], port)
+                                 threads, "--waiting-time", "0", *options.ours], port)
     servers["kvahead"].wait_ready("/ready")
     if options.llama:
         port = free_port()
