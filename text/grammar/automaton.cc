@@ -24,6 +24,8 @@ constexpr size_t held_max = size_t(16) << 20;
 /* Rules that a configuration is within; deeper ones are the library's. */
 constexpr size_t rules_max = 256;
 
+/* Bytes of tokens that are not long. */
+constexpr int32_t short_max = 16;
 /* Of texts whose masks are prepared. */
 constexpr size_t length_max = 4096;
 constexpr int ascii_max = 0x7f;
@@ -302,8 +304,23 @@ class automaton::walk
     size_t gone = 0;
 };
 
-automaton::automaton(const xgrammar::CompiledGrammar &compiled, size_t token_bytes_max)
-    : compiled(compiled), bytes_max(int32_t(token_bytes_max)),
+token_lengths::token_lengths(const xgrammar::TokenizerInfo &info)
+    : bytes_max(short_max), short_ones((size_t(info.GetVocabSize()) + 31) / 32, ~0u)
+{
+    const auto &sorted = info.GetSortedDecodedVocab();
+    for (size_t at = 0; at < sorted.size(); at++) {
+        const int32_t length = int32_t(sorted[at].second.size());
+        bytes_max = std::max(bytes_max, length);
+        if (length <= short_max)
+            continue;
+        long_ones.push_back(int32_t(at));
+        clear_bit(short_ones.data(), sorted[at].first);
+    }
+}
+
+automaton::automaton(const xgrammar::CompiledGrammar &compiled,
+                     const std::shared_ptr<const token_lengths> &lengths)
+    : compiled(compiled), lengths(lengths),
       words((size_t(compiled.GetTokenizerInfo().GetVocabSize()) + 31) / 32)
 {
 }
@@ -314,6 +331,7 @@ void automaton::forget()
 {
     places.clear();
     nodes.clear();
+    short_masks.clear();
     held = 0;
 }
 
@@ -336,7 +354,7 @@ int32_t automaton::find_edge(node &from, parser &at, uint8_t byte)
     const auto [low, high] = bytes_alike(at, byte);
     int32_t next = dead;
     if (at.Advance(byte)) {
-        if (!key_writer(at, bytes_max, scratch).write())
+        if (!key_writer(at, lengths->bytes_max, scratch).write())
             return unknown;
         next = find_or_add(scratch);
     }
@@ -416,8 +434,8 @@ void automaton::keep_mask(node &of, const uint32_t *mask)
     held += of.mask.size() * sizeof(of.mask[0]);
 }
 
-/* Of the place where the parser is; the mask is empty. */
-bool automaton::make_mask(parser &at, int32_t place, uint32_t *mask)
+/* Tokens at the place where the parser is; the mask is empty. False: the library has to be asked. */
+bool automaton::add_uncertain(parser &at, int32_t place, uint32_t *mask)
 {
     const auto &impl = *compiled.ImplPtr();
     std::vector<const std::vector<int32_t> *> uncertain;
@@ -431,14 +449,40 @@ bool automaton::make_mask(parser &at, int32_t place, uint32_t *mask)
         uncertain.push_back(tokens);
         add_certain(found->second, impl.tokenizer_info, words, mask);
     }
+    walk way(at, place);
+    for (const auto *tokens : uncertain)
+        try_tokens(way, *tokens, mask);
+    return true;
+}
+
+/* Near the bound of a repetition places differ, but not for tokens that end before it: of a place
+ * like an earlier one but for its long tokens, only these are tried. */
+bool automaton::make_mask(parser &at, int32_t place, uint32_t *mask)
+{
+    key exact, rough;
+    key_writer(at, lengths->bytes_max, exact).write();
+    key_writer(at, short_max, rough).write();
     try {
-        walk way(at, place);
-        for (const auto *tokens : uncertain)
-            try_tokens(way, *tokens, mask);
+        const auto known = short_masks.find(rough);
+        if (known == short_masks.end()) {
+            if (!add_uncertain(at, place, mask))
+                return false;
+        } else {
+            memcpy(mask, known->second.data(), words * sizeof(*mask));
+            walk way(at, place);
+            try_tokens(way, lengths->long_ones, mask);
+        }
+        if (exact != rough && known == short_masks.end()) {
+            std::vector<uint32_t> &kept = short_masks[rough];
+            kept.assign(mask, mask + words);
+            for (size_t i = 0; i < words; i++)
+                kept[i] &= lengths->short_ones[i];
+            held += (words + rough.size()) * sizeof(*mask) + 128;
+        }
     } catch (const too_much &) {
         return false;
     }
-    for (int32_t id : impl.tokenizer_info.GetStopTokenIds()) {
+    for (int32_t id : compiled.ImplPtr()->tokenizer_info.GetStopTokenIds()) {
         if (at.IsCompleted())
             set_bit(mask, id);
         else
@@ -452,7 +496,7 @@ bool automaton::mask(xgrammar::GrammarMatcher &matcher, uint32_t *mask)
 {
     parser &at = *matcher.ImplPtr();
     std::lock_guard<std::mutex> guard(lock);
-    if (rows::counts(at) || !key_writer(at, bytes_max, scratch).write())
+    if (rows::counts(at) || !key_writer(at, lengths->bytes_max, scratch).write())
         return false;
     if (held > held_max)
         forget();
@@ -483,7 +527,7 @@ void automaton::prepare(xgrammar::GrammarMatcher &matcher, uint64_t time_ns)
     };
     parser &at = *matcher.ImplPtr();
     std::lock_guard<std::mutex> guard(lock);
-    if (rows::counts(at) || !key_writer(at, bytes_max, scratch).write())
+    if (rows::counts(at) || !key_writer(at, lengths->bytes_max, scratch).write())
         return;
     const uint64_t end_ns = processor_ns() + time_ns;
     std::vector<uint32_t> mask(words);

@@ -34,10 +34,20 @@ struct key_hash {
     size_t operator()(const key &words) const;
 };
 
+/* What is the same for all grammars of a vocabulary. */
+struct token_lengths {
+    explicit token_lengths(const xgrammar::TokenizerInfo &info);
+
+    int32_t bytes_max;
+    std::vector<int32_t> long_ones;   /* places in the order of tokens, ascending */
+    std::vector<uint32_t> short_ones; /* a bit for each id of any other token */
+};
+
 class automaton
 {
   public:
-    automaton(const xgrammar::CompiledGrammar &compiled, size_t token_bytes_max);
+    automaton(const xgrammar::CompiledGrammar &compiled,
+              const std::shared_ptr<const token_lengths> &lengths);
     ~automaton();
 
     /* The tokens that may come next, [(vocab_size + 31) / 32] words. What the library throws comes
@@ -64,16 +74,19 @@ class automaton
     int32_t find_edge(node &from, xgrammar::GrammarMatcher::Impl &at, uint8_t byte);
     int32_t step(walk &way, uint8_t byte);
     void try_tokens(walk &way, const std::vector<int32_t> &uncertain, uint32_t *mask);
+    bool add_uncertain(xgrammar::GrammarMatcher::Impl &at, int32_t place, uint32_t *mask);
     bool make_mask(xgrammar::GrammarMatcher::Impl &at, int32_t place, uint32_t *mask);
     void keep_mask(node &of, const uint32_t *mask);
     void forget();
 
     const xgrammar::CompiledGrammar compiled;
-    const int32_t bytes_max; /* of tokens */
+    const std::shared_ptr<const token_lengths> lengths;
     const size_t words;
     std::mutex lock;
     std::vector<std::unique_ptr<node>> nodes;
     std::unordered_map<key, int32_t, key_hash> places;
+    /* By configurations that are told apart by what is within a short token: masks of those. */
+    std::unordered_map<key, std::vector<uint32_t>, key_hash> short_masks;
     key scratch;
     std::atomic<size_t> held{0};
 };

@@ -21,7 +21,7 @@
 #include <time.h>
 #include <xgrammar/xgrammar.h>
 
-#include <algorithm>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -253,12 +253,13 @@ void LogMessageImpl(const std::string &, int, int level, const std::string &mess
 
 struct kva_xg_vocab {
     xgrammar::TokenizerInfo info;
-    size_t token_bytes_max;
+    std::shared_ptr<const kva::token_lengths> lengths;
 };
 
 struct kva_xg_grammar {
-    kva_xg_grammar(const xgrammar::CompiledGrammar &made, size_t token_bytes_max)
-        : compiled(made), automaton(made, token_bytes_max),
+    kva_xg_grammar(const xgrammar::CompiledGrammar &made,
+                   const std::shared_ptr<const kva::token_lengths> &lengths)
+        : compiled(made), automaton(made, lengths),
           vocab_size(uint32_t(made.GetTokenizerInfo().GetVocabSize()))
     {
     }
@@ -280,16 +281,13 @@ extern "C" kva_xg_status kva_xg_vocab_create(const kva_xg_vocab_params *params, 
     return fenced(nullptr, why, [&] {
         std::vector<std::string> tokens;
         tokens.reserve(params->token_count);
-        size_t bytes_max = 0;
-        for (uint32_t i = 0; i < params->token_count; i++) {
+        for (uint32_t i = 0; i < params->token_count; i++)
             tokens.emplace_back(params->tokens[i].bytes ? params->tokens[i].bytes : "",
                                 params->tokens[i].length);
-            bytes_max = std::max(bytes_max, params->tokens[i].length);
-        }
         std::vector<int32_t> stops(params->stop_ids, params->stop_ids + params->stop_count);
-        *ret = new kva_xg_vocab{xgrammar::TokenizerInfo(tokens, xgrammar::VocabType::RAW,
-                                                        int(params->vocab_size), stops),
-                                bytes_max};
+        const xgrammar::TokenizerInfo info(tokens, xgrammar::VocabType::RAW,
+                                           int(params->vocab_size), stops);
+        *ret = new kva_xg_vocab{info, std::make_shared<kva::token_lengths>(info)};
         return KVA_XG_OK;
     });
 }
@@ -333,7 +331,7 @@ extern "C" kva_xg_status kva_xg_compile(const kva_xg_vocab *vocab, const kva_xg_
         xgrammar::GrammarCompiler compiler(vocab->info, 1, false);
         xgrammar::Grammar read =
             source->kind == KVA_XG_TAGS ? read_tags(source, vocab->info) : read_source(source);
-        grammar = new kva_xg_grammar(compiler.CompileGrammar(read), vocab->token_bytes_max);
+        grammar = new kva_xg_grammar(compiler.CompileGrammar(read), vocab->lengths);
         return KVA_XG_OK;
     });
     if (status != KVA_XG_OK) {
