@@ -111,6 +111,16 @@ static void describe_replies(const struct kva_config *config, struct kva_api_con
                 api->template_takes_tools ? "" : "; the template takes no tools, they are told");
 }
 
+static enum kva_status set_limits(const struct kva_config *config, struct kva_api_limits *limits,
+                                  struct kva_err *err)
+{
+    enum kva_status status = KVA_OK;
+    kva_api_limits_default(limits);
+    for (uint32_t i = 0; i < config->request_limits.count && !status; i++)
+        status = kva_api_limits_set(limits, config->request_limits.items[i], err);
+    return status;
+}
+
 static enum kva_status describe_api(const struct serve *serve, struct kva_api_config *api,
                                     struct kva_err *err)
 {
@@ -133,7 +143,9 @@ static enum kva_status describe_api(const struct serve *serve, struct kva_api_co
         .completion_tokens_default = COMPLETION_TOKENS_DEFAULT,
         .kv_default = instance->kv.policy,
     };
-    kva_api_limits_default(&api->limits);
+    enum kva_status status = set_limits(serve->config, &api->limits, err);
+    if (status)
+        return status;
     describe_replies(serve->config, api);
     api->embedding_size = instance->model->config.hidden_size;
     api->pooling = serve->config->pooling ? KVA_POOLING_LAST : KVA_POOLING_MEAN;
@@ -141,7 +153,7 @@ static enum kva_status describe_api(const struct serve *serve, struct kva_api_co
     api->kv_topk_max = (uint32_t)serve->config->kv_topk_max;
     for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)
         api->kv_specs[id] = instance->kv.specs[id];
-    enum kva_status status = kva_cli_check_default(instance, err);
+    status = kva_cli_check_default(instance, err);
     return status ? status
                   : allowed_policies(serve->config, api->kv_default, &api->kv_allowed_mask, err);
 }

@@ -81,6 +81,7 @@ struct kva_config {
     struct kva_string_list cors_origins;
     uint64_t connections;
     uint64_t idle_per_address;
+    struct kva_string_list request_limits;
     uint64_t body_bytes;
     uint64_t bodies_bytes;
     uint64_t bodies_per_key;

@@ -167,6 +167,8 @@ static const struct kva_option table[] = {
      "Connections of one address (IPv6: of one /64) that may wait for a request; of more the "
      "oldest "
      "is closed."},
+    {"request-limit", KVA_OPTION_LIST, SERVE, AT(request_limits), 0, 0, NULL, NULL, "Server",
+     "NAME=NUMBER: how much one request may ask for, as docs/api.md has it; repeat for several."},
     {"body-limit", KVA_OPTION_BYTES, SERVE, AT(body_bytes), KIB, GIB, "16M", NULL, "Server",
      "Largest request body."},
     {"bodies-limit", KVA_OPTION_BYTES, SERVE, AT(bodies_bytes), KIB, TIB, "1G", NULL, "Server",

@@ -85,6 +85,10 @@ struct kva_api_config {
 
 void kva_api_limits_default(struct kva_api_limits *limits);
 
+/* NAME=NUMBER, as an operator says it: names are those of docs/api.md. Fails: KVA_EINVAL. */
+KVA_MUST_CHECK enum kva_status kva_api_limits_set(struct kva_api_limits *limits, const char *text,
+                                                  struct kva_err *err);
+
 /* Fills in config->reply and what follows it; chat_template and tokenizer are there. What the operator
  * says wins over the template: `style` or `thinks` NULL, it says nothing. */
 void kva_api_read_template(struct kva_api_config *config, const enum kva_reply_style *style,

@@ -343,29 +343,6 @@ const struct kva_api_field kva_api_fields[] = {
     {NULL, 0, KVA_FIELD_IGNORE, 0, 0, 0, NULL, NULL},
 };
 
-void kva_api_limits_default(struct kva_api_limits *limits)
-{
-    *limits = (struct kva_api_limits){
-        .prompts_max = 256,
-        .inputs_max = 2048,
-        .choices_max = 1024,
-        .n_max = 128,
-        .best_of_max = 20,
-        .messages_max = 65536,
-        .stop_bytes_max = 1024,
-        .stop_ids_max = 128,
-        .logit_bias_max = 1024,
-        .allowed_ids_max = 65536,
-        .bad_words_max = 256,
-        .bad_word_bytes = 256,
-        .cache_salt_bytes = 256,
-        .priority_min = -100,
-        .priority_max = 100,
-        .arena_bytes_max = (size_t)64 << 20,
-    };
-    kva_json_limits_default(&limits->json);
-}
-
 bool kva_api_serves_model(const struct kva_api_config *config, const char *id)
 {
     for (uint32_t i = 0; i < config->model_id_count; i++) {

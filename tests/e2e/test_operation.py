@@ -426,8 +426,22 @@ def test_start__bad_options():
     assert "device-memory" in line and "lots" in line
     line = serve(env=clean_environment(KVAHEAD_SEQUENCES="0"), code=2)
     assert "KVAHEAD_SEQUENCES" in line
+    line = serve("--request-limit", "n=0")
+    assert "'n=0'" in line and "4096" in line
+    assert "best_of" in serve("--request-limit", "stops=3")
     assert "stray" in command("serve", "--model", MODEL, "stray").stderr
     assert "context" in serve("--context", "100000")
+
+
+def test_start__limits_of_requests_are_the_operators(servers, server):
+    """A fixed limit, and what a request beyond it is told, with another number."""
+    own = servers.start("--request-limit", "prompts=300", "--request-limit", "n=2")
+    many = SMALL | {"prompt": [[1]] * 300, "max_tokens": 1}
+    assert own.request("POST", COMPLETIONS, many).status == 200
+    refused = server.request("POST", COMPLETIONS, many)
+    assert refused.status == 400 and "256" in refused.json()["error"]["message"]
+    refused = own.request("POST", COMPLETIONS, SMALL | {"n": 3})
+    assert refused.status == 400 and refused.json()["error"]["param"] == "n"
 
 
 def test_start__configuration_file(servers, tmp_path):
