@@ -70,7 +70,8 @@ def strip_comments(text):
 
 XGRAMMAR = ("support", "dlpack", "xgrammar", "json_schema_converter.h", "compiled_grammar_impl.h", "earley_parser.h",
             "grammar_matcher.cc", "tokenizer_info_impl.h")
-XGRAMMAR_USERS = ("text/grammar/automaton.cc", "text/grammar/xgrammar.cc")
+XGRAMMAR_USERS = ("text/grammar/automaton.cc", "text/grammar/configuration.cc", "text/grammar/configuration.h",
+                  "text/grammar/xgrammar.cc")
 
 
 def check(root):

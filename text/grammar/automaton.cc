@@ -4,7 +4,6 @@
 #include "text/grammar/automaton.h"
 
 #include "compiled_grammar_impl.h"
-#include "earley_parser.h"
 #include "grammar_matcher.cc"
 #include "tokenizer_info_impl.h"
 
@@ -21,9 +20,6 @@ namespace
 
 /* All is forgotten beyond this, before the next mask; a mask that adds as much is the library's. */
 constexpr size_t held_max = size_t(16) << 20;
-/* Rules that a configuration is within; deeper ones are the library's. */
-constexpr size_t rules_max = 256;
-
 /* Bytes of tokens that are not long. */
 constexpr int32_t short_max = 16;
 /* Of texts whose masks are prepared. */
@@ -33,146 +29,7 @@ constexpr int ascii_max = 0x7f;
 constexpr int32_t unknown = -1; /* of edges */
 constexpr int32_t dead = -2;
 
-using parser_state = xgrammar::ParserState;
 using parser = xgrammar::GrammarMatcher::Impl;
-
-/* The library's parser keeps its rows to itself and its heirs. */
-struct rows : xgrammar::EarleyParser {
-    /* States that wait for a byte, by position in the text. */
-    static const auto &scanable(const xgrammar::EarleyParser &of)
-    {
-        return of.*(&rows::scanable_state_history_);
-    }
-    /* (rule, state): states that wait for a rule which began there. */
-    static const auto &waiting(const xgrammar::EarleyParser &of)
-    {
-        return of.*(&rows::rule_id_to_completable_states_);
-    }
-    static const xgrammar::Grammar &grammar(const xgrammar::EarleyParser &of)
-    {
-        return of.*(&rows::grammar_);
-    }
-    static bool counts(const xgrammar::EarleyParser &of)
-    {
-        return of.*(&rows::has_budget_rules_) || of.*(&rows::has_char_budget_rules_);
-    }
-};
-
-auto latest(const parser &of)
-{
-    const auto &history = rows::scanable(of);
-    return history[history.size() - 1];
-}
-
-/* Writes the configuration of a parser. A rule that began in some row is named by the order in which
- * it is come upon, so that rows have no numbers. Repetitions are counted by how many must and may
- * still come, but not beyond what fits a token: nodes are told apart by what is within one token. */
-class key_writer
-{
-  public:
-    key_writer(const parser &source, int32_t bytes_max, key &out)
-        : source(source), bytes_max(bytes_max), out(out)
-    {
-    }
-
-    /* False: too deep. */
-    bool write()
-    {
-        const auto &waiting = rows::waiting(source);
-        const auto states = latest(source);
-        out.clear();
-        out.push_back(source.IsCompleted());
-        out.push_back(states.size());
-        for (const parser_state &state : states)
-            put(state);
-        for (size_t i = 0; i < rules.size() && rules.size() <= rules_max; i++) {
-            const auto [row, rule] = rules[i];
-            size_t count_at = out.size();
-            out.push_back(0);
-            for (const auto &[awaited, state] : waiting[row]) {
-                if (awaited != rule)
-                    continue;
-                out[count_at]++;
-                put(state);
-            }
-        }
-        return rules.size() <= rules_max;
-    }
-
-  private:
-    int32_t name(int32_t row, int32_t rule)
-    {
-        if (row == parser_state::kNoPrevInputPos)
-            return -1;
-        const std::pair<int32_t, int32_t> wanted(row, rule);
-        auto at = std::find(rules.begin(), rules.end(), wanted);
-        if (at == rules.end())
-            at = rules.insert(at, wanted);
-        return int32_t(at - rules.begin());
-    }
-
-    void put(const parser_state &state)
-    {
-        const auto [must, may] = repetitions(state);
-        const int32_t words[] = {state.rule_id,
-                                 state.sequence_id,
-                                 state.element_id,
-                                 state.sub_element_id,
-                                 state.partial_codepoint,
-                                 name(state.rule_start_pos, state.rule_id),
-                                 must,
-                                 may};
-        out.insert(out.end(), std::begin(words), std::end(words));
-    }
-
-    /* Each takes a byte at least. */
-    std::pair<int32_t, int32_t> repetitions(const parser_state &state) const
-    {
-        const int32_t count = state.repeat_count;
-        const auto &grammar = rows::grammar(source);
-        if (state.rule_id == -1)
-            return {count, 0};
-        const auto &fsm = grammar->per_rule_fsms[state.rule_id]->GetFsm().GetFsm();
-        for (const auto &edge : fsm.GetEdges(state.element_id)) {
-            if (!edge.IsRepeatRef())
-                continue;
-            const auto info = grammar->complete_fsm.GetRepeatEdgeInfo(edge.GetAuxIndex());
-            return {std::min(std::max(info.Lower() - count, 0), bytes_max + 1),
-                    std::min(info.Upper() - count, bytes_max + 1)};
-        }
-        return {count, 0};
-    }
-
-    const parser &source;
-    const int32_t bytes_max;
-    key &out;
-    std::vector<std::pair<int32_t, int32_t>> rules;
-};
-
-/* The bytes around `byte` that do the same to these states: no edge of theirs tells them apart. */
-std::pair<int, int> bytes_alike(const parser &of, uint8_t byte)
-{
-    int low = 0, high = 255;
-    const auto &grammar = rows::grammar(of);
-    for (const parser_state &state : latest(of)) {
-        if (state.rule_id == -1)
-            return {byte, byte};
-        const auto &fsm = grammar->per_rule_fsms[state.rule_id].value();
-        for (const auto &edge : fsm.GetFsm().GetFsm().GetEdges(state.element_id)) {
-            if (!edge.IsCharRange())
-                continue;
-            if (edge.max < byte) {
-                low = std::max(low, edge.max + 1);
-            } else if (edge.min > byte) {
-                high = std::min(high, edge.min - 1);
-            } else {
-                low = std::max<int>(low, edge.min);
-                high = std::min<int>(high, edge.max);
-            }
-        }
-    }
-    return {low, high};
-}
 
 uint64_t processor_ns()
 {
@@ -224,14 +81,6 @@ void add_certain(const xgrammar::AdaptiveTokenMask &of, const xgrammar::Tokenize
 }
 
 } // namespace
-
-size_t key_hash::operator()(const key &words) const
-{
-    uint64_t hash = 14695981039346656037u;
-    for (int32_t word : words)
-        hash = (hash ^ uint32_t(word)) * 1099511628211u;
-    return size_t(hash ^ hash >> 32);
-}
 
 struct automaton::node {
     int32_t next[256];
@@ -354,7 +203,7 @@ int32_t automaton::find_edge(node &from, parser &at, uint8_t byte)
     const auto [low, high] = bytes_alike(at, byte);
     int32_t next = dead;
     if (at.Advance(byte)) {
-        if (!key_writer(at, lengths->bytes_max, scratch).write())
+        if (!write_configuration(at, lengths->bytes_max, scratch))
             return unknown;
         next = find_or_add(scratch);
     }
@@ -439,7 +288,7 @@ bool automaton::add_uncertain(parser &at, int32_t place, uint32_t *mask)
 {
     const auto &impl = *compiled.ImplPtr();
     std::vector<const std::vector<int32_t> *> uncertain;
-    for (const parser_state &state : latest(at)) {
+    for (const xgrammar::ParserState &state : latest_states(at)) {
         auto found = impl.adaptive_token_mask_cache.find(state);
         if (found == impl.adaptive_token_mask_cache.end())
             return false;
@@ -460,8 +309,8 @@ bool automaton::add_uncertain(parser &at, int32_t place, uint32_t *mask)
 bool automaton::make_mask(parser &at, int32_t place, uint32_t *mask)
 {
     key exact, rough;
-    key_writer(at, lengths->bytes_max, exact).write();
-    key_writer(at, short_max, rough).write();
+    write_configuration(at, lengths->bytes_max, exact);
+    write_configuration(at, short_max, rough);
     try {
         const auto known = short_masks.find(rough);
         if (known == short_masks.end()) {
@@ -496,7 +345,7 @@ bool automaton::mask(xgrammar::GrammarMatcher &matcher, uint32_t *mask)
 {
     parser &at = *matcher.ImplPtr();
     std::lock_guard<std::mutex> guard(lock);
-    if (rows::counts(at) || !key_writer(at, lengths->bytes_max, scratch).write())
+    if (counts_budgets(at) || !write_configuration(at, lengths->bytes_max, scratch))
         return false;
     if (held > held_max)
         forget();
@@ -527,7 +376,7 @@ void automaton::prepare(xgrammar::GrammarMatcher &matcher, uint64_t time_ns)
     };
     parser &at = *matcher.ImplPtr();
     std::lock_guard<std::mutex> guard(lock);
-    if (rows::counts(at) || !key_writer(at, lengths->bytes_max, scratch).write())
+    if (counts_budgets(at) || !write_configuration(at, lengths->bytes_max, scratch))
         return;
     const uint64_t end_ns = processor_ns() + time_ns;
     std::vector<uint32_t> mask(words);
@@ -565,8 +414,16 @@ void automaton::prepare(xgrammar::GrammarMatcher &matcher, uint64_t time_ns)
                 at.PopLastStates(1);
             continue;
         }
-        if (!there)
+        if (!there) {
+            /* The edge's end is like the parser's place within a token only. */
             at.Advance(byte);
+            next = write_configuration(at, lengths->bytes_max, scratch) ? find_or_add(scratch)
+                                                                        : unknown;
+            if (next == unknown || nodes[size_t(next)]->has_mask) {
+                at.PopLastStates(1);
+                continue;
+            }
+        }
         std::fill(mask.begin(), mask.end(), 0);
         goes_on = make_mask(at, next, mask.data()) && processor_ns() < end_ns &&
                   stays.size() < length_max && held < held_max / 2;

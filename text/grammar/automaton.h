@@ -1,10 +1,8 @@
 /* automaton.h - what a grammar's masks are, worked out once (inside text/grammar, C++).
  *
  * The library follows a text by an Earley parser and, for a mask, tries some thousand tokens byte by
- * byte whose fate hangs on what is around the current rule. Where a parser can get from a place in a
- * text depends on its latest states and, through the rows in which their rules began, on those that
- * wait for these rules to end; not on where in the text that is. Such a *configuration* is a node
- * here: edges are bytes, found out by the parser when they are first asked for, and a node keeps
+ * byte whose fate hangs on what is around the current rule. A configuration (configuration.h) is a
+ * node here: edges are bytes, found out by the parser when they are first asked for, and a node keeps
  * its mask. Tokens are then tried along edges, and a place like one that was there before, in this
  * text or another one of the same grammar, has its mask at once. Masks are the library's own, bit
  * for bit.
@@ -12,6 +10,8 @@
  * Thread rule: any thread; a lock is held during mask. */
 #ifndef KVA_TEXT_GRAMMAR_AUTOMATON_H
 #define KVA_TEXT_GRAMMAR_AUTOMATON_H
+
+#include "text/grammar/configuration.h"
 
 #include <xgrammar/xgrammar.h>
 
@@ -26,13 +26,6 @@
 
 namespace kva
 {
-
-/* A configuration in words: equal ones have equal futures. */
-using key = std::vector<int32_t>;
-
-struct key_hash {
-    size_t operator()(const key &words) const;
-};
 
 /* What is the same for all grammars of a vocabulary. */
 struct token_lengths {
