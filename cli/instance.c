@@ -263,6 +263,7 @@ static enum kva_status open_engine(struct kva_instance *instance, const struct k
         .step_tokens_max = (uint32_t)config->step_tokens,
         .prefix_cache = config->prefix_cache,
         .kv_dtype = (enum kva_dtype)config->kv_dtype,
+        .planes_percent = (uint32_t)config->skew_planes,
     };
     return kva_model_engine_create(&params, &instance->engine, err);
 }

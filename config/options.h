@@ -144,6 +144,7 @@ struct kva_config {
     /* skew */
     char *skew_text;
     uint64_t skew_tokens;
+    uint64_t skew_planes; /* percent; 0: none */
     uint64_t skew_window; /* 0: the context, up to a limit */
     char *skew_out;
     char *skew_fold;

@@ -61,6 +61,9 @@ static const struct kva_option table[] = {
     {"skew", KVA_OPTION_STRING, ENGINE | EVAL, AT(skew), 0, 0, NULL, NULL, "Model",
      "File of the model's skew, which `kvahead skew` makes; default: kvahead.skew in the model's "
      "folder, or beside its file."},
+    {"skew-planes", KVA_OPTION_UINT, ENGINE | EVAL, AT(skew_planes), 0, 100, "0", NULL, "Model",
+     "Keep the query weights of so many percent of the columns a second time, for infinigen with "
+     "skew=planes and as many `partial`, which then reads no others to rehearse a layer; 0: none."},
 
     {"device", KVA_OPTION_STRING, ENGINE | EVAL | SKEW, AT(device), 0, 0, "cpu", NULL, "Device",
      "cpu, cuda:N, or auto: the first GPU where there is one, else the CPU. The CUDA device has "

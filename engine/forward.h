@@ -24,11 +24,12 @@ struct kva_forward_params {
     struct kva_device *device;
     const struct kva_model *model; /* outlives the forward pass */
     struct kva_kv *kv;
-    uint32_t rows_max;       /* rows of one call */
-    uint32_t sequences_max;  /* sequences of one call */
-    uint32_t context_max;    /* tokens of one sequence */
-    uint32_t logit_rows_max; /* rows of one kva_forward_pick call */
-    uint32_t tracked_max;    /* tokens that they track together */
+    uint32_t rows_max;               /* rows of one call */
+    uint32_t sequences_max;          /* sequences of one call */
+    uint32_t context_max;            /* tokens of one sequence */
+    uint32_t logit_rows_max;         /* rows of one kva_forward_pick call */
+    uint32_t tracked_max;            /* tokens that they track together */
+    const struct kva_planes *planes; /* outlive it; NULL: no sequence asks for them */
 };
 
 /* What one sequence attends to in one layer: shown to an observer before it happens, and before

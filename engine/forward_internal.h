@@ -99,7 +99,8 @@ void kva_forward_queries(struct kva_forward *fw, void *q, const void *normed,
                          uint32_t rows);
 
 /* The queries that the pass's rows will about have in `layer`, where policies ask for them: of
- * `hidden`, the input of the layer in front of it. Overwrites KVA_SCRATCH_NORMED and _Q. */
+ * `hidden`, the input of the layer in front of it. Overwrites KVA_SCRATCH_NORMED, _Q and
+ * _ATTN. */
 void kva_forward_rehearse(struct kva_forward *fw, struct kva_kv_pass *pass, uint32_t layer,
                           const void *hidden);
 

@@ -8,6 +8,7 @@
 #include "engine/model/packed.h"
 #include "engine/model/skew.h"
 #include "engine/model_engine_internal.h"
+#include "engine/planes.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -337,6 +338,12 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
         .remote = p->remote,
     };
     enum kva_status status = place_skew(e, &kv.skew, err);
+    if (!status && p->planes_percent > 0)
+        status = kva_planes_create(p->device, p->model, p->planes_percent, &e->planes, err);
+    if (!status && e->planes) {
+        kv.skew.planes = e->planes->placed;
+        kv.skew.plane_columns = e->planes->columns;
+    }
     if (!status)
         status = kva_kv_create(&kv, &e->kv, err);
     if (status)
@@ -350,6 +357,7 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
         .context_max = p->context_max,
         .logit_rows_max = KVA_LOGIT_ROWS_MAX,
         .tracked_max = KVA_PICK_TRACKED_MAX,
+        .planes = e->planes,
     };
     status = kva_forward_create(&forward, &e->forward, err);
     if (!status)
@@ -414,6 +422,7 @@ void kva_model_engine_destroy(struct kva_engine *engine)
     kva_sampler_destroy(e->sampler);
     kva_forward_destroy(e->forward);
     kva_kv_destroy(e->kv);
+    kva_planes_destroy(e->planes);
     free(e->batch_rows);
     free(e->batch_items);
     free(e->pool_slots);

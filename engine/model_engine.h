@@ -25,6 +25,9 @@ struct kva_model_engine_params {
     enum kva_dtype kv_dtype;
     const struct kva_remote *remote; /* kv/remote.h: pages may be lent (lending.h); NULL: never.
                                         Outlives the engine */
+    /* For sequences with skew=planes and as many percent of the columns: a part of the query weights
+     * is there a second time (planes.h). 0: there are no such sequences. */
+    uint32_t planes_percent;
 };
 
 /* The KV format that kv_dtype = F32 stands for. */

@@ -55,6 +55,7 @@ struct model_engine {
     struct kva_device *device;
     struct kva_kv *kv;
     struct kva_forward *forward;
+    struct kva_planes *planes; /* NULL: nobody asks for them */
     struct kva_sampler *sampler;
     uint64_t steps;
     size_t act_bytes;

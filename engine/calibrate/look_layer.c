@@ -1,7 +1,6 @@
 /* look_layer.c - the products of one layer: what queries want, and what is found of it. */
 #include "engine/calibrate/look_internal.h"
 #include "engine/dot.h"
-#include "engine/model/limits.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -12,42 +11,9 @@ const uint32_t kva_look_lengths[KVA_LOOK_LENGTHS] = {512,  1024,  1536,  2048, 4
 
 /* --- planes ----------------------------------------------------------------------------------- */
 
-/* The other column of a column's plane; behind the rotated ones, its neighbour. */
-static uint32_t partner_of(const struct kva_model_config *c, uint32_t column)
-{
-    const uint32_t half = c->rope.rotary_dim / 2;
-    if (column >= 2 * half)
-        return column ^ 1u;
-    return column < half ? column + half : column - half;
-}
-
 static uint32_t plane_columns(const struct kva_look *look)
 {
     return look->params.columns / 2 * 2;
-}
-
-/* The columns of a KV head's planes by descending energy. */
-static void list_planes(const struct kva_look *look, uint32_t layer, uint32_t kv_head,
-                        uint32_t *list)
-{
-    const struct kva_skew *skew = look->params.skews[0];
-    const float *energy = skew->energy + kva_skew_columns_at(skew, layer, kv_head);
-    bool taken[KVA_MODEL_HEAD_DIM_MAX] = {false};
-    uint32_t count = 0;
-    while (count < plane_columns(look)) {
-        uint32_t best = KVA_MODEL_HEAD_DIM_MAX;
-        float most = -1;
-        for (uint32_t i = 0; i < look->config->head_dim; i++) {
-            const uint32_t other = partner_of(look->config, i);
-            if (taken[i] || other < i || !(energy[i] + energy[other] > most))
-                continue;
-            best = i;
-            most = energy[i] + energy[other];
-        }
-        list[count++] = best;
-        list[count++] = partner_of(look->config, best);
-        taken[best] = taken[partner_of(look->config, best)] = true;
-    }
 }
 
 static uint32_t *planes_of(const struct kva_look *look, uint32_t layer, uint32_t kv_head)
@@ -57,9 +23,14 @@ static uint32_t *planes_of(const struct kva_look *look, uint32_t layer, uint32_t
 
 void kva_look_list_planes(struct kva_look *look)
 {
-    for (uint32_t layer = 0; layer < look->config->layer_count; layer++) {
-        for (uint32_t head = 0; head < look->config->kv_heads; head++)
-            list_planes(look, layer, head, planes_of(look, layer, head));
+    const struct kva_model_config *c = look->config;
+    const uint32_t count = plane_columns(look) / 2;
+    for (uint32_t layer = 0; layer < c->layer_count; layer++) {
+        for (uint32_t head = 0; head < c->kv_heads; head++) {
+            uint32_t *list = planes_of(look, layer, head);
+            kva_skew_planes(look->params.skews[0], c->rope.rotary_dim, layer, head, list, count,
+                            list + count);
+        }
     }
 }
 

@@ -59,8 +59,17 @@ struct kva_kv_shape {
 struct kva_kv_skew {
     const float *basis;      /* [layers][kv_heads][head_dim][head_dim]; NULL: there is none */
     const uint32_t *columns; /* [layers][kv_heads][head_dim]: for keys as they are; NULL: none */
+    const uint32_t *planes;  /* [layers][kv_heads][head_dim]: of planes.h; NULL: none were made */
+    uint32_t plane_columns;  /* of them so many count */
     bool unusable;           /* without a basis: there is a file, which does not count */
 };
+
+/* Columns of `percent` of a head as whole rotation planes: even. */
+static inline uint32_t kva_kv_plane_columns(uint32_t head_dim, uint32_t percent)
+{
+    const uint32_t columns = (uint32_t)kva_div_up((size_t)head_dim * percent, 100);
+    return kva_max_u32(2, kva_min_u32(columns + columns % 2, head_dim / 2 * 2));
+}
 
 struct kva_kv_params {
     struct kva_device *device;

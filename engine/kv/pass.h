@@ -146,8 +146,10 @@ struct kva_kv_rehearsal {
     uint32_t layer;
     uint32_t window; /* of the layer, in tokens; 0: none */
     const void *q;   /* act [.., heads, head_dim]: row i is that with kva_kv_rows.rehearsed i */
-    float scale;     /* of scores */
-    void *scratch;   /* device: for what is put into the compute queue now */
+    /* act [.., heads, plane_columns]: the same of those whose skew is planes (kv.h). */
+    const void *q_planes;
+    float scale;   /* of scores */
+    void *scratch; /* device: for what is put into the compute queue now */
     size_t scratch_bytes;
 };
 

@@ -17,7 +17,7 @@ static const char *const norms[] = {"rank", "minmax", NULL};
 static const char *const codings[] = {"auto", "turned", "plain", NULL};
 static const char *const masses[] = {"last", "all", NULL};
 
-static const char *const skews[] = {"after", "none", "fold", NULL};
+static const char *const skews[] = {"after", "none", "fold", "planes", NULL};
 
 static const char *const column_choices[] = {"static", "prompt", NULL};
 static const char *const victims[] = {"counter", "lru", "fifo", NULL};
@@ -124,8 +124,10 @@ static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
     [KVA_SETTING_SKEW] = {"skew", WORD, .words = skews, AT(skew),
                           .help =
                               "columns of keys times the model's skew, which `kvahead skew` makes "
-                              "(`after`), of keys as they are (`none`), or the leading ones of a "
-                              "checkpoint that has the skew in its weights (`fold`)"},
+                              "(`after`), of keys as they are (`none`), the leading ones of a "
+                              "checkpoint that has the skew in its weights (`fold`), or of keys as "
+                              "they are in whole rotation planes (`planes`), for which a layer is "
+                              "rehearsed with a part of its query weights (`--skew-planes`)"},
     [KVA_SETTING_COLUMNS] =
         {"columns", WORD, .words = column_choices, AT(columns),
          .help = "which columns these are: `static`, the same for every prompt, so "

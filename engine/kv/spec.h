@@ -101,6 +101,8 @@ enum kva_kv_skew_mode {
                        rotary embedding) */
     KVA_SKEW_NONE,  /* keys as they are: the columns that matter most, as far as it is known */
     KVA_SKEW_FOLD,  /* the leading columns: the skew is in the weights */
+    KVA_SKEW_PLANES, /* columns of keys as they are, in whole rotation planes: rehearsing reads only a
+                        part of the query weights (engine/planes.h) */
     KVA_SKEW_MODE_COUNT,
 };
 

@@ -91,6 +91,35 @@ void kva_skew_sort(struct kva_skew *skew)
     }
 }
 
+/* The first column of plane i. */
+static uint32_t first_of(uint32_t rotary_dim, uint32_t i)
+{
+    return i < rotary_dim / 2 ? i : rotary_dim + 2 * (i - rotary_dim / 2);
+}
+
+static uint32_t second_of(uint32_t rotary_dim, uint32_t i)
+{
+    return i < rotary_dim / 2 ? i + rotary_dim / 2 : first_of(rotary_dim, i) + 1;
+}
+
+void kva_skew_planes(const struct kva_skew *skew, uint32_t rotary_dim, uint32_t layer,
+                     uint32_t head, uint32_t *firsts, uint32_t count, uint32_t *seconds)
+{
+    const float *energy = skew->energy + kva_skew_columns_at(skew, layer, head);
+    for (uint32_t i = 0; i < skew->head_dim / 2; i++) {
+        const float own = energy[first_of(rotary_dim, i)] + energy[second_of(rotary_dim, i)];
+        uint32_t rank = 0;
+        for (uint32_t j = 0; j < skew->head_dim / 2; j++) {
+            const float other = energy[first_of(rotary_dim, j)] + energy[second_of(rotary_dim, j)];
+            rank += other > own || (!(own > other) && j < i);
+        }
+        if (rank >= count)
+            continue;
+        firsts[rank] = first_of(rotary_dim, i);
+        seconds[rank] = second_of(rotary_dim, i);
+    }
+}
+
 /* --- reading ---------------------------------------------------------------------------------- */
 
 static size_t payload_bytes(const struct kva_skew *skew)

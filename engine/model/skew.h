@@ -69,6 +69,12 @@ static inline size_t kva_skew_columns_at(const struct kva_skew *skew, uint32_t l
 /* `columns` from `energy`. */
 void kva_skew_sort(struct kva_skew *skew);
 
+/* The `count` planes of a KV head with the most energy, largest first, of equal ones the leading: the
+ * two columns of each that rotary embedding turns into each other, or, behind the rotated ones,
+ * neighbours. firsts, seconds [count]; count is at most half of head_dim. */
+void kva_skew_planes(const struct kva_skew *skew, uint32_t rotary_dim, uint32_t layer,
+                     uint32_t head, uint32_t *firsts, uint32_t count, uint32_t *seconds);
+
 struct kva_skew_file_params {
     const char *path;               /* the model's folder or file */
     const char *file;               /* the skew's, if not beside it; NULL: there */

@@ -92,6 +92,7 @@ void fixture_open(struct fixture *fixture, const struct fixture_params *params)
         .budget = {params->device_bytes ? params->device_bytes : plenty,
                    params->host_bytes ? params->host_bytes : plenty},
         .context_max = params->context_max,
+        .planes_percent = params->planes_percent,
         .sequences_max = 16,
         .step_tokens_max = params->step_tokens_max ? params->step_tokens_max : 64,
         .prefix_cache = params->prefix_cache,

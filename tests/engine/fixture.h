@@ -28,6 +28,7 @@ struct fixture_params {
     bool unfused;                   /* a device without attend_select_fetch */
     /* The model's skew, as a file would have it; NULL: there is none. */
     struct kva_skew *(*make_skew)(const struct kva_model *model);
+    uint32_t planes_percent;         /* of the query weights (engine/planes.h) */
     struct kva_profile *profile;     /* counts the device's operators; NULL: nobody counts */
     const struct kva_remote *remote; /* the engine's */
 };

@@ -137,8 +137,11 @@ static struct kva_skew *make_skew(const struct kva_model *model, bool turned)
             own[j] = own[other];
             own[other] = j;
         }
-        for (uint32_t j = 0; j < c->head_dim; j++)
+        for (uint32_t j = 0; j < c->head_dim; j++) {
             basis[(size_t)own[j] * c->head_dim + j] = 1;
+            skew->energy[kva_skew_columns_at(skew, i / c->kv_heads, i % c->kv_heads) + own[j]] =
+                (float)(c->head_dim - j);
+        }
         for (uint32_t j = 0; turned && j < c->head_dim * c->head_dim; j += 2) {
             const float a = basis[j], b = basis[j + 1];
             basis[j] = 0.6f * a - 0.8f * b;
@@ -243,6 +246,17 @@ static const float *basis_of(uint32_t layer, uint32_t kv_head)
                : NULL;
 }
 
+/* Columns of planes, in the order in which they are computed; else as they come. */
+static void list_columns(uint32_t layer, uint32_t kv_head, uint32_t count, uint32_t *list)
+{
+    const struct kva_model *model = probe->f->model;
+    for (uint32_t c = 0; c < count; c++)
+        list[c] = c;
+    if (probe->spec.skew == KVA_SKEW_PLANES)
+        kva_skew_planes(model->skew, model->config.rope.rotary_dim, layer, kv_head, list, count / 2,
+                        list + count / 2);
+}
+
 static double column(const float *basis, const double *x, uint32_t c)
 {
     const uint32_t dim = probe->f->model->config.head_dim;
@@ -256,13 +270,15 @@ static double column(const float *basis, const double *x, uint32_t c)
 static void plain_keys(const struct kva_forward_view *view, const float *basis, uint32_t kv_head,
                        uint32_t columns, uint32_t first, uint32_t end, double (*keys)[DIM_MAX])
 {
+    uint32_t list[DIM_MAX];
+    list_columns(view->layer, kv_head, columns, list);
     for (uint32_t t = first; t < end; t++) {
         const uint16_t *k = fixture_kv_row(probe->f, view, kv_head, t);
         double x[DIM_MAX] = {0};
         for (uint32_t i = 0; i < probe->f->model->config.head_dim; i++)
             x[i] = fixture_kv_number(probe->f, k + i);
         for (uint32_t c = 0; c < columns; c++)
-            keys[t][c] = column(basis, x, c);
+            keys[t][c] = column(basis, x, list[c]);
     }
 }
 
@@ -272,18 +288,21 @@ static void plain_distances(const struct kva_forward_view *view, uint32_t kv_hea
 {
     const struct kva_model_config *c = &probe->f->model->config;
     const uint32_t group = c->heads / c->kv_heads;
-    const uint32_t columns = (c->head_dim * probe->spec.partial + 99) / 100;
+    uint32_t columns = (c->head_dim * probe->spec.partial + 99) / 100;
+    columns += probe->spec.skew == KVA_SKEW_PLANES ? columns % 2 : 0;
     const uint32_t from = kva_max_u32(first, probe->spec.sinks);
     const float *basis = basis_of(view->layer, kv_head);
     static double keys[TOKENS_MAX][DIM_MAX];
     for (uint32_t t = 0; t < end; t++)
         below[t] = INFINITY;
+    uint32_t list[DIM_MAX];
+    list_columns(view->layer, kv_head, columns, list);
     plain_keys(view, basis, kv_head, columns, from, end, keys);
     for (uint32_t h = 0; h < group; h++) {
         double q[DIM_MAX], q_columns[DIM_MAX], scores[TOKENS_MAX], most = -INFINITY;
         plain_query(view->layer, kv_head * group + h, view->rows->position_first, q);
         for (uint32_t i = 0; i < columns; i++)
-            q_columns[i] = column(basis, q, i);
+            q_columns[i] = column(basis, q, list[i]);
         for (uint32_t t = from; t < end; t++) {
             scores[t] = 0;
             for (uint32_t i = 0; i < columns; i++)
@@ -395,7 +414,10 @@ static void test_ahead__against_a_plain_computation(void **state KVA_UNUSED)
         struct probe own = {.f = &f, .spec = specs[i % KVA_COUNT_OF(specs)]};
         if (TRACE_QUICK && i % 5 != 0)
             continue;
+        const bool planes = i % 4 == 2 && i / 4 != 1; /* of one spec, where heads have no norms */
+        own.spec.partial = planes ? 40 : own.spec.partial;
         fixture_open(&f, &(struct fixture_params){.model_path = paths[i / KVA_COUNT_OF(specs)],
+                                                  .planes_percent = planes ? 40 : 0,
                                                   .cpu_level_mask = fixture_unrounded_levels(),
                                                   .copy_delay_max_us = 100,
                                                   .make_skew = make_turned,
@@ -408,6 +430,8 @@ static void test_ahead__against_a_plain_computation(void **state KVA_UNUSED)
         own.spec.skew = i % 3 ? KVA_SKEW_AFTER : KVA_SKEW_FOLD; /* else the leading columns */
         if (own.spec.skew == KVA_SKEW_FOLD && f.model->config.rope.rotary_dim > 0)
             own.spec.skew = KVA_SKEW_AFTER;
+        if (planes)
+            own.spec.skew = KVA_SKEW_PLANES;
         const struct kva_forward_observer observer = {.attended = check_layer};
         kva_model_engine_observe(f.engine, &observer);
         trace_run(&f, &(struct run){
@@ -455,6 +479,20 @@ static void test_ahead__refused(void **state KVA_UNUSED)
     params.kv.skew = KVA_SKEW_FOLD;
     assert_int_equal(f.engine->ops->check(f.engine->self, &params, &err), KVA_EUNSUPPORTED);
     assert_non_null(strstr(err.message, "rotary"));
+    params.kv.skew = KVA_SKEW_PLANES;
+    assert_int_equal(f.engine->ops->check(f.engine->self, &params, &err), KVA_EUNSUPPORTED);
+    assert_non_null(strstr(err.message, "--skew-planes"));
+    fixture_close(&f);
+    fixture_open(&f, &(struct fixture_params){
+                         .model_path = paths[0], .make_skew = make_turned, .planes_percent = 50});
+    assert_int_equal(f.engine->ops->check(f.engine->self, &params, &err), KVA_OK);
+    params.kv.partial = 20;
+    assert_int_equal(f.engine->ops->check(f.engine->self, &params, &err), KVA_EUNSUPPORTED);
+    params.kv.partial = 50;
+    params.kv.columns = KVA_COLUMNS_PROMPT;
+    assert_int_equal(f.engine->ops->check(f.engine->self, &params, &err), KVA_EUNSUPPORTED);
+    params.kv.columns = KVA_COLUMNS_STATIC;
+    params.kv.skew = KVA_SKEW_FOLD;
     fixture_close(&f);
     fixture_open(&f, &(struct fixture_params){.model_path = paths[3]}); /* learned positions */
     assert_int_equal(f.engine->ops->check(f.engine->self, &params, &err), KVA_OK);
@@ -478,6 +516,11 @@ static void test_ahead__chunks_suspension_and_delays(void **state KVA_UNUSED)
             .prompt_tokens = prompts[i % KVA_COUNT_OF(prompts)], .prompt_seed = 9, .kv = some()};
         run.kv.partial_bits = i % 2 ? 8 : 16;
         run.kv.min_tokens = i % 3 ? 0 : 128;
+        if (i % 3 == 1 && i / KVA_COUNT_OF(prompts) != 1) { /* which has norms of heads */
+            run.kv.skew = KVA_SKEW_PLANES;
+            params.planes_percent = run.kv.partial;
+            params.make_skew = make_turned;
+        }
         const struct trace want = run_one(&params, run);
         for (size_t w = 0; w < KVA_COUNT_OF(ways); w++) {
             params.step_tokens_max = 64;

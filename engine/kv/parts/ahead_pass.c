@@ -148,17 +148,21 @@ static void run_turn(struct kva_kv *kv, struct kva_ahead_cache *cache, const str
     const struct kva_ops *ops = kva_device_ops(kv->device);
     const struct kva_kv_rehearsal *rehearsal = turn->rehearsal;
     const struct kva_kv_shape *shape = &kv->shape;
+    /* Of planes the queries have no more columns than are wanted. */
+    const bool planes = turn->spec->skew == KVA_SKEW_PLANES;
+    const uint32_t dim = planes ? turn->format.columns : shape->head_dim;
     ops->sketch_queries(kv->device,
                         &(struct kva_sketch_queries_args){
-                            .q = rehearsal->q,
+                            .q = planes ? rehearsal->q_planes : rehearsal->q,
                             .rows = cache->numbers,
                             .out = rehearsal->scratch,
-                            .by = kva_sketch_columns_of(kv, turn->seq, rehearsal->layer),
+                            .by = planes ? (struct kva_sketch_columns){0}
+                                         : kva_sketch_columns_of(kv, turn->seq, rehearsal->layer),
                             .count = turn->count,
-                            .q_stride = kv->heads * shape->head_dim,
+                            .q_stride = kv->heads * dim,
                             .heads = kv->heads,
                             .kv_heads = shape->kv_heads,
-                            .head_dim = shape->head_dim,
+                            .head_dim = dim,
                             .columns = turn->format.columns,
                             .scale = rehearsal->scale,
                         });

@@ -14,6 +14,9 @@ uint32_t kva_sketch_skip_layers(const struct kva_kv *kv, const struct kva_kv_spe
 struct kva_sketch_format kva_sketch_format_of(const struct kva_kv *kv,
                                               const struct kva_kv_spec *spec)
 {
+    if (spec->skew == KVA_SKEW_PLANES)
+        return (struct kva_sketch_format){kva_kv_plane_columns(kv->shape.head_dim, spec->partial),
+                                          spec->partial_bits};
     uint32_t columns = (uint32_t)kva_div_up((size_t)kv->shape.head_dim * spec->partial, 100);
     return (struct kva_sketch_format){kva_max_u32(columns, 1), spec->partial_bits};
 }
@@ -26,6 +29,8 @@ struct kva_sketch_columns kva_sketch_columns_of(const struct kva_kv *kv,
     struct kva_sketch_columns columns = {.columns = kva_columns_of(kv, seq, layer)};
     if (spec->skew == KVA_SKEW_AFTER)
         columns.basis = kv->skew.basis + at * kv->shape.head_dim;
+    else if (spec->skew == KVA_SKEW_PLANES)
+        columns.columns = kv->skew.planes + at;
     else if (spec->skew == KVA_SKEW_NONE && kv->skew.columns && !columns.columns)
         columns.columns = kv->skew.columns + at;
     return columns;
@@ -80,6 +85,23 @@ size_t kva_sketch_offset(const struct kva_kv *kv, const struct kva_kv_spec *spec
 
 /* --- the part -------------------------------------------------------------------------------- */
 
+/* The part of the query weights that was made at the start. */
+static enum kva_status check_planes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                                    struct kva_err *err)
+{
+    if (spec->columns == KVA_COLUMNS_PROMPT)
+        return kva_fail_param(err, KVA_EUNSUPPORTED, "columns",
+                              "skew=planes has the planes that were chosen at the start: "
+                              "columns=static");
+    if (kv->skew.plane_columns == kva_kv_plane_columns(kv->shape.head_dim, spec->partial))
+        return KVA_OK;
+    return kva_fail_param(err, KVA_EUNSUPPORTED, "skew",
+                          "skew=planes with partial=%u needs the query weights of as many columns, "
+                          "%u, and there are those of %u: --skew-planes PERCENT makes them",
+                          spec->partial, kva_kv_plane_columns(kv->shape.head_dim, spec->partial),
+                          kv->skew.plane_columns);
+}
+
 static enum kva_status check(const struct kva_kv *kv, const struct kva_kv_spec *spec,
                              struct kva_err *err)
 {
@@ -88,6 +110,8 @@ static enum kva_status check(const struct kva_kv *kv, const struct kva_kv_spec *
             err, KVA_EUNSUPPORTED, "skew",
             "skew=fold is for checkpoints without rotary positions that have the "
             "skew in their weights; this model's positions are rotary: skew=after");
+    if (spec->skew == KVA_SKEW_PLANES)
+        return check_planes(kv, spec, err);
     if (spec->skew != KVA_SKEW_AFTER || kv->skew.basis)
         return KVA_OK;
     return kva_fail_param(err, KVA_EUNSUPPORTED, "skew",

@@ -176,7 +176,7 @@ static void test_parse__refuses(void **state KVA_UNUSED)
         {"infinigen:cap=0", "cap", "from 1 to 8192"},
         {"infinigen:partial=0", "partial", "from 1 to 100"},
         {"infinigen:partial_bits=4", "partial_bits", "8, 16"},
-        {"infinigen:skew=planes", "skew", "after, none, fold"},
+        {"infinigen:skew=plane", "skew", "after, none, fold, planes"},
         {"infinigen:topk=3", "topk", "no setting"},
         {"fulll", "policy", "no such policy"},
         {"Full", "policy", "no such policy"},
