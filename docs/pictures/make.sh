@@ -72,7 +72,7 @@ relative=
 for share in 2 4 7 10 15 20; do
     relative=$relative$i:alpha=100:cap=$share%,$i:alpha=100:cap=$share%:skew=none,
 done
-for half in 1 2 4 5 8 10; do
+for half in 2 4 5 8 10; do
     relative=${relative}h2o:heavy=$half%:recent=$half%,
 done
 allowed='--kv-allow full --kv-allow kivi --kv-allow specache --kv-allow streaming --kv-allow h2o

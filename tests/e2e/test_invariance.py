@@ -120,6 +120,7 @@ APPROXIMATING = {
     "prev-query": {"policy": "specache", "bits": 2, "predictor": "prev-query", "min_tokens": 128},
     "sync": {"policy": "specache", "bits": 1, "topk": 8, "predictor": "sync", "min_tokens": 0},
     "ahead": {"policy": "infinigen", "skew": "none", "alpha": 1, "skip_layers": 1, "min_tokens": 0},
+    "own-columns": {"policy": "infinigen", "skew": "none", "columns": "prompt", "skip_layers": 1, "min_tokens": 0},
 }
 
 

@@ -102,6 +102,16 @@ def test_skew__one_of_other_weights_is_refused_only_where_it_was_asked_for(made,
     assert command("generate", "--model", model, "--skew", model / "kvahead.skew", *arguments).returncode == 0
 
 
+def test_skew__planes_want_their_part_of_the_query_weights(made):
+    model, _ = made
+    arguments = ("--model", model, "--max-tokens", "4", "--kv", "infinigen:skew=planes:min_tokens=0", "Hello")
+    done = command("generate", *arguments)
+    assert done.returncode == 1 and "--skew-planes PERCENT" in done.stderr
+    assert command("generate", "--skew-planes", "50", *arguments).returncode == 1
+    done = command("generate", "--skew-planes", "30", *arguments)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
