@@ -9,6 +9,7 @@
 #include "cli/progress.h"
 #include "engine/model/packed.h"
 #include "engine/model/skew.h"
+#include "engine/planes.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -230,11 +231,14 @@ uint64_t kva_instance_gpu_room(const struct kva_instance *instance)
     return left > 2 * scratch ? left - scratch : left / 2;
 }
 
-/* A share of free memory, or what a GPU has. */
-static uint64_t device_budget(const struct kva_instance *instance, uint64_t share)
+/* A share of free memory, or what a GPU has, without the weights that are there a second time. */
+static uint64_t device_budget(const struct kva_instance *instance, const struct kva_config *config,
+                              uint64_t share)
 {
-    return kva_device_get_info(instance->device)->free_bytes ? kva_instance_gpu_room(instance)
-                                                             : share;
+    uint64_t room =
+        kva_device_get_info(instance->device)->free_bytes ? kva_instance_gpu_room(instance) : share;
+    uint64_t planes = kva_planes_bytes(instance->model, (uint32_t)config->skew_planes);
+    return room > planes ? room - planes : 0;
 }
 
 /* With keys, a choice may have to give its slot to another key's and waits for one with its host
@@ -256,7 +260,8 @@ static enum kva_status open_engine(struct kva_instance *instance, const struct k
     const struct kva_model_engine_params params = {
         .device = instance->device,
         .model = instance->model,
-        .budget = {config->device_memory ? config->device_memory : device_budget(instance, share),
+        .budget = {config->device_memory ? config->device_memory
+                                         : device_budget(instance, config, share),
                    config->host_memory ? config->host_memory : share},
         .context_max = (uint32_t)config->context,
         .sequences_max = admitted_max(config),

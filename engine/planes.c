@@ -48,13 +48,21 @@ static void gather(const struct kva_planes *planes, const struct kva_model_confi
     }
 }
 
-static size_t layer_bytes(const struct kva_planes *planes, const struct kva_model *model,
-                          const struct kva_layer_tensors *t)
+static size_t layer_bytes(const struct kva_model *model, uint32_t columns, uint32_t layer)
 {
-    const size_t rows = (size_t)model->config.heads * planes->columns;
+    const struct kva_layer_tensors *t = &model->layers[layer];
+    const size_t rows = (size_t)model->config.heads * columns;
     const size_t q = rows * t->q.cols * kva_dtype_bytes(t->q.dtype);
     return kva_align_up(q, 64) +
            (t->q_bias.data ? kva_align_up(rows * kva_dtype_bytes(t->q_bias.dtype), 64) : 0);
+}
+
+static size_t all_bytes(const struct kva_model *model, uint32_t columns)
+{
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < model->config.layer_count; i++)
+        bytes += layer_bytes(model, columns, i);
+    return bytes;
 }
 
 static enum kva_status fill_layer(struct kva_planes *planes, struct kva_device *device,
@@ -83,9 +91,8 @@ static enum kva_status fill(struct kva_planes *planes, struct kva_device *device
     const struct kva_model_config *c = &model->config;
     const uint32_t heads = c->layer_count * c->kv_heads;
     struct kva_weight lists;
-    size_t bytes = 0, at = 0;
-    for (uint32_t i = 0; i < c->layer_count; i++)
-        bytes += layer_bytes(planes, model, &model->layers[i]);
+    const size_t bytes = all_bytes(model, planes->columns);
+    size_t at = 0;
     planes->q = calloc(c->layer_count, sizeof(*planes->q));
     planes->biases = calloc(c->layer_count, sizeof(*planes->biases));
     planes->inv_freq = calloc((size_t)heads * planes->columns / 2, sizeof(float));
@@ -97,7 +104,7 @@ static enum kva_status fill(struct kva_planes *planes, struct kva_device *device
         enum kva_status status = fill_layer(planes, device, model, i, planes->numbers + at, err);
         if (status)
             return status;
-        at += layer_bytes(planes, model, &model->layers[i]);
+        at += layer_bytes(model, planes->columns, i);
     }
     /* Numbers of 32 bits keep theirs. */
     enum kva_status status =
@@ -122,6 +129,14 @@ static enum kva_status check(const struct kva_model *model, struct kva_err *err)
             why = "its query weights are of few bits, of which rows are not apart (--weights bf16)";
     }
     return why ? kva_fail(err, KVA_EUNSUPPORTED, "no rotation planes: %s", why) : KVA_OK;
+}
+
+uint64_t kva_planes_bytes(const struct kva_model *model, uint32_t percent)
+{
+    struct kva_err err;
+    if (percent == 0 || check(model, &err))
+        return 0;
+    return all_bytes(model, kva_kv_plane_columns(model->config.head_dim, percent));
 }
 
 enum kva_status kva_planes_create(struct kva_device *device, const struct kva_model *model,

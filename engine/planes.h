@@ -27,6 +27,9 @@ struct kva_planes {
     unsigned char *numbers;    /* of q and biases */
 };
 
+/* Memory that the weights of `percent` of the columns take on the device; any thread. */
+uint64_t kva_planes_bytes(const struct kva_model *model, uint32_t percent);
+
 /* Of a model with a skew. The planes outlive the device's use of them. Fails: KVA_EUNSUPPORTED (no
  * skew, norms of heads, query weights of few bits, a factor on some columns only), KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_planes_create(struct kva_device *device,

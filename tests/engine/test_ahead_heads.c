@@ -4,6 +4,7 @@
 
 #include "base/file.h"
 #include "engine/kv/parts/ahead_internal.h"
+#include "engine/model/skew.h"
 #include "tests/data.h"
 #include "tests/engine/fixture.h"
 #include "tests/engine/trace.h"
@@ -240,11 +241,73 @@ static void test_ahead_heads__one_is_one_of_many(void **state KVA_UNUSED)
     fixture_close(&f);
 }
 
+/* An own energy for each column, so that heads have other planes; directions as they are. */
+static struct kva_skew *make_skew(const struct kva_model *model)
+{
+    const struct kva_model_config *c = &model->config;
+    struct kva_skew *skew;
+    struct kva_err err;
+    assert_int_equal(kva_skew_create(c->layer_count, c->kv_heads, c->head_dim, &skew, &err),
+                     KVA_OK);
+    for (uint32_t i = 0; i < c->layer_count * c->kv_heads * c->head_dim; i++) {
+        skew->energy[i] = (float)(i * 37 % 101);
+        skew->basis[(size_t)i * c->head_dim + i % c->head_dim] = 1;
+    }
+    kva_skew_sort(skew);
+    return skew;
+}
+
+/* Whole queries and those of planes are rehearsed for the same pass, each for whom it is. */
+static void test_ahead_heads__skews_beside_each_other(void **state KVA_UNUSED)
+{
+    enum { COUNT = 4, STEPS = 8 };
+    static const enum kva_kv_skew_mode skews[COUNT] = {KVA_SKEW_PLANES, KVA_SKEW_NONE,
+                                                       KVA_SKEW_PLANES, KVA_SKEW_AFTER};
+    const struct kva_sampling_params sampling = trace_sampling();
+    struct kva_step_item items[COUNT] = {0};
+    struct trace want[COUNT];
+    struct fixture f;
+    struct kva_err err;
+    fixture_open(&f, &(struct fixture_params){
+                         .model_path = grouped, .make_skew = make_skew, .planes_percent = 50});
+    for (uint32_t i = 0; i < COUNT; i++) {
+        uint32_t prompt[CONTEXT];
+        struct kva_kv_spec spec = spec_of(1);
+        spec.skew = skews[i];
+        want[i] = trace_run(
+            &f, &(struct run){
+                    .prompt_tokens = PROMPT, .prompt_seed = 8, .outputs = 1 + STEPS, .kv = spec});
+        fixture_prompt(prompt, PROMPT, VOCAB, 8);
+        items[i].seq =
+            fixture_start(&f, &(struct kva_sequence_params){.prompt = prompt,
+                                                            .prompt_tokens = PROMPT,
+                                                            .tokens_max = PROMPT + 1 + STEPS,
+                                                            .sampling = &sampling,
+                                                            .kv = spec});
+        assert_int_equal(fixture_prefill(&f, items[i].seq, CONTEXT), want[i].tokens[0]);
+    }
+    trace_expect_same(&want[0], &want[2], "the same request");
+    assert_memory_not_equal(want[0].logprobs, want[1].logprobs, sizeof want[0].logprobs);
+    for (uint32_t t = 1; t <= STEPS; t++) {
+        for (uint32_t i = 0; i < COUNT; i++)
+            assert_int_equal(f.engine->ops->grow(f.engine->self, items[i].seq, &err), KVA_OK);
+        assert_int_equal(f.engine->ops->step(f.engine->self, items, COUNT, &err), KVA_OK);
+        for (uint32_t i = 0; i < COUNT; i++) {
+            assert_int_equal(items[i].token.token, want[i].tokens[t]);
+            assert_true(items[i].token.chosen.logprob == want[i].logprobs[t]);
+        }
+    }
+    for (uint32_t i = 0; i < COUNT; i++)
+        f.engine->ops->destroy(f.engine->self, items[i].seq);
+    fixture_close(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ahead_heads__grouped_ones_are_a_clones_together),
         cmocka_unit_test(test_ahead_heads__one_is_one_of_many),
+        cmocka_unit_test(test_ahead_heads__skews_beside_each_other),
     };
     return cmocka_run_group_tests(tests, make_models, remove_models);
 }
