@@ -304,6 +304,37 @@ static void test_columns__company_and_the_prefix_cache(void **state KVA_UNUSED)
     fixture_close(&f);
 }
 
+/* What columns take is told, and taken for no longer than the sequence is there. */
+static void test_columns__bytes_told_are_bytes_taken(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    struct kva_sequence_info info[2];
+    uint32_t prompt[CONTEXT];
+    const struct kva_sampling_params sampling = trace_sampling();
+    fixture_open(&f, &(struct fixture_params){.model_path = paths[0]});
+    const struct kva_model_config *c = &f.model->config;
+    fixture_prompt(prompt, 200, VOCAB, 4);
+    for (uint32_t i = 0; i < 2; i++) {
+        struct kva_kv_spec spec = own_columns(KVA_SKEW_NONE);
+        spec.columns = i ? KVA_COLUMNS_PROMPT : KVA_COLUMNS_STATIC;
+        struct kva_sequence *seq =
+            fixture_start(&f, &(struct kva_sequence_params){.prompt = prompt,
+                                                            .prompt_tokens = 200,
+                                                            .tokens_max = 240,
+                                                            .sampling = &sampling,
+                                                            .kv = spec});
+        fixture_prefill(&f, seq, CONTEXT);
+        f.engine->ops->sequence_info(f.engine->self, seq, &info[i]);
+        assert_true(kva_model_engine_footprint(f.engine, &spec, 200, 240).device >=
+                    info[i].bytes.device);
+        f.engine->ops->destroy(f.engine->self, seq);
+    }
+    /* Those of every layer, and sums of one. */
+    assert_int_equal(info[1].bytes.device - info[0].bytes.device,
+                     (LAYERS + 1) * c->kv_heads * c->head_dim * 4);
+    fixture_close(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -311,6 +342,7 @@ int main(void)
         cmocka_unit_test(test_columns__all_are_all),
         cmocka_unit_test(test_columns__chunks_suspension_and_delays),
         cmocka_unit_test(test_columns__company_and_the_prefix_cache),
+        cmocka_unit_test(test_columns__bytes_told_are_bytes_taken),
     };
     return cmocka_run_group_tests(tests, make_models, remove_models);
 }

@@ -47,10 +47,10 @@ static size_t saved_bytes_of(const struct kva_kv *kv)
     return (kv->shape.layers + 1) * layer_bytes(kv);
 }
 
-/* Whole chunks of the tier, so that there are few sizes of items. */
+/* The same of every sequence: items of one size. */
 static size_t marks_bytes(const struct kva_kv *kv)
 {
-    return kva_div_up(saved_bytes_of(kv), kv->shape.page_bytes) * kv->shape.page_bytes;
+    return kva_align_up(saved_bytes_of(kv), 64);
 }
 
 static uint32_t *columns_at(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer)
@@ -158,7 +158,7 @@ static uint64_t footprint(const struct kva_kv *kv, const struct kva_kv_spec *spe
                           const struct kva_kv_extent *extent)
 {
     const bool any = extent->offloaded + extent->resident > 0;
-    return is_own(spec) && any ? marks_bytes(kv) : 0;
+    return is_own(spec) && any ? kva_tier_footprint(kv->tier, marks_bytes(kv), 1) : 0;
 }
 
 static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded KVA_UNUSED,
