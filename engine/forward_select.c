@@ -37,6 +37,7 @@ static void describe_seqs(struct kva_forward *fw, const struct kva_lowbit_call *
             .rows = range ? range->rows : NULL,
             .select_row = selects ? rows->select_row : KVA_NO_ROW,
             .now = rows->fused ? &rows->fetch : NULL,
+            .mean = range ? range->mean : NULL,
         };
         for (uint32_t j = 0; range && j < range->page_end; j++)
             fw->low_blocks[block++] = range->low[j];
@@ -157,6 +158,7 @@ static void plan_turn(struct turn *turn, const struct kva_forward *fw,
             .page_count = seq->page_count,
             .rows = seq->rows,
             .select_row = seq->select_row,
+            .mean = seq->mean,
             .gate = gate,
         };
         if (seq->rows)

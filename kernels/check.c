@@ -332,6 +332,7 @@ CHECKED(fetch_rows)
 CHECKED(query_cosine)
 CHECKED(shortlist)
 CHECKED_BY(attend_mass, kva_check_attend_mass)
+CHECKED_BY(mean_keys, kva_check_mean_keys)
 CHECKED_BY(row_error, kva_check_row_error)
 CHECKED_BY(keep, kva_check_keep)
 CHECKED_BY(use_rows, kva_check_use_rows)
@@ -353,11 +354,11 @@ CHECKED_BY(sketch_weigh, kva_check_sketch_weigh)
         .choose = checked_choose, .accumulate = checked_accumulate,                                \
         .assign_slots = checked_assign_slots, .fetch_rows = checked_fetch_rows,                    \
         .query_cosine = checked_query_cosine, .shortlist = checked_shortlist,                      \
-        .attend_mass = checked_attend_mass, .row_error = checked_row_error, .keep = checked_keep,  \
-        .use_rows = checked_use_rows, .store_rows = checked_store_rows,                            \
-        .roll_rows = checked_roll_rows, .sketch = checked_sketch,                                  \
-        .sketch_queries = checked_sketch_queries, .sketch_sums = checked_sketch_sums,              \
-        .sketch_weigh = checked_sketch_weigh,                                                      \
+        .attend_mass = checked_attend_mass, .mean_keys = checked_mean_keys,                        \
+        .row_error = checked_row_error, .keep = checked_keep, .use_rows = checked_use_rows,        \
+        .store_rows = checked_store_rows, .roll_rows = checked_roll_rows,                          \
+        .sketch = checked_sketch, .sketch_queries = checked_sketch_queries,                        \
+        .sketch_sums = checked_sketch_sums, .sketch_weigh = checked_sketch_weigh,                  \
     }
 
 static const struct kva_ops with_fused = TABLE(checked_attend_select_fetch);

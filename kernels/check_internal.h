@@ -54,6 +54,7 @@ bool kva_check_scores(struct kva_device *device, const char *op,
 /* --- kept rows, partial keys ------------------------------------------------------------------- */
 
 bool kva_check_attend_mass(struct kva_device *device, const struct kva_attend_mass_args *args);
+bool kva_check_mean_keys(struct kva_device *device, const struct kva_mean_keys_args *args);
 bool kva_check_row_error(struct kva_device *device, const struct kva_row_error_args *args);
 bool kva_check_keep(struct kva_device *device, const struct kva_keep_args *args);
 bool kva_check_use_rows(struct kva_device *device, const struct kva_use_rows_args *args);

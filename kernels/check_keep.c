@@ -34,6 +34,14 @@ bool kva_check_attend_mass(struct kva_device *device, const struct kva_attend_ma
     return true;
 }
 
+/* Rows in 16 bits are whole. */
+static bool check_mean(struct kva_device *device, const char *op, struct kva_lowbit_format format,
+                       const float *mean)
+{
+    return format.bits > 0 || !mean ||
+           kva_check_refuse(device, "%s: rows of 16 bits without a mean key", op);
+}
+
 /* A store in 16 bits, or in few per token. */
 static bool check_store_format(struct kva_device *device, const char *op,
                                struct kva_lowbit_format format, uint32_t head_dim,
@@ -57,6 +65,15 @@ static bool check_keep_rotary(struct kva_device *device, const char *op,
         return true;
     return kva_check_refuse(device, "%s: rotary_dim %u, must be even and %u at most", op,
                             rotary.rotary_dim, most);
+}
+
+bool kva_check_mean_keys(struct kva_device *device, const struct kva_mean_keys_args *args)
+{
+    if (args->first >= args->end || args->end > KVA_PAGE_TOKENS)
+        return kva_check_refuse(device, "mean_keys: tokens %u to %u of a block of %u", args->first,
+                                args->end, KVA_PAGE_TOKENS);
+    return kva_check_head_dim_of_rows(device, "mean_keys", args->head_dim) &&
+           kva_check_kv_dtype(device, "mean_keys", args->kv_dtype);
 }
 
 bool kva_check_row_error(struct kva_device *device, const struct kva_row_error_args *args)
@@ -128,6 +145,8 @@ bool kva_check_store_rows(struct kva_device *device, const struct kva_store_rows
         if (args->seqs[i].count > 0 && args->seqs[i].slot_count == 0)
             return kva_check_refuse(device, "store_rows: %u tokens come to a store without slots",
                                     args->seqs[i].count);
+        if (!check_mean(device, "store_rows", args->format, args->seqs[i].mean))
+            return false;
     }
     return check_store_format(device, "store_rows", args->format, args->head_dim, args->kv_dtype) &&
            check_keep_rotary(device, "store_rows", args->rotary, args->head_dim);
@@ -141,6 +160,8 @@ bool kva_check_roll_rows(struct kva_device *device, const struct kva_roll_rows_a
         if (args->seqs[i].filled > args->seqs[i].slots)
             return kva_check_refuse(device, "roll_rows: %u of %u slots are filled",
                                     args->seqs[i].filled, args->seqs[i].slots);
+        if (!check_mean(device, "roll_rows", args->format, args->seqs[i].mean))
+            return false;
     }
     return check_store_format(device, "roll_rows", args->format, args->head_dim, args->kv_dtype) &&
            check_keep_rotary(device, "roll_rows", args->rotary, args->head_dim);

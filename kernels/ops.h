@@ -149,6 +149,7 @@ struct kva_ops {
     void (*query_cosine)(struct kva_device *device, const struct kva_query_cosine_args *args);
     void (*shortlist)(struct kva_device *device, const struct kva_shortlist_args *args);
     void (*attend_mass)(struct kva_device *device, const struct kva_attend_mass_args *args);
+    void (*mean_keys)(struct kva_device *device, const struct kva_mean_keys_args *args);
     void (*row_error)(struct kva_device *device, const struct kva_row_error_args *args);
     void (*keep)(struct kva_device *device, const struct kva_keep_args *args);
     void (*use_rows)(struct kva_device *device, const struct kva_use_rows_args *args);

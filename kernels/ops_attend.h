@@ -145,6 +145,8 @@ struct kva_lowbit_seq {
     const struct kva_row_cache *rows; /* host pointer; NULL: nothing is replaced */
     uint32_t select_row;              /* its row whose scores are kept, if `scores` is not NULL */
     float *scores;                    /* kva_attend_scores_bytes, device; NULL: none are kept */
+    const float *mean;                /* [kv_heads][head_dim]: what keys of pages are without
+                                         (mean_keys); device. NULL: nothing is missing */
     const uint32_t *gate;             /* ops.h */
 };
 
@@ -221,6 +223,7 @@ struct kva_select_seq {
     const struct kva_fused_fetch *now; /* of a sequence of one row, which selects: what it chooses
                                           is fetched and attends in this very call. NULL: the
                                           choice is for a later one */
+    const float *mean;                 /* as kva_lowbit_seq's */
 };
 
 /* Scratch memory with which one sequence can select. */

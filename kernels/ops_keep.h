@@ -2,6 +2,7 @@
  * place of all of them (H2O, Q-Hitter).
  *
  *   attend_mass   how much of the attention of some rows each token had, added up
+ *   mean_keys     what keys have in common, and are coded without
  *   row_error     what keeping a token in few bits would cost
  *   keep          which of the tokens in the store, and of those that come, stay, and in which slot
  *   store_rows    the rows of those that come, into their slots
@@ -61,6 +62,30 @@ struct kva_attend_mass_args {
     float scale;
 };
 
+/* --- the mean key ---------------------------------------------------------------------------- */
+
+/* A channel's mean counts from so many standard deviations on: squared. */
+#define KVA_MEAN_KEY_DEVIATIONS_2 64.0f
+
+/* mean[kv_head] = of the keys of tokens [first, end) of a block the mean of each channel that hardly
+ * changes from token to token: mean^2 > KVA_MEAN_KEY_DEVIATIONS_2 * variance; of other channels 0.
+ * Sums are by ascending token; numbers beyond f16 count as its end, what is not a number as 0.
+ *
+ * A projection with a bias makes such channels, some of them a hundred times larger than what tells
+ * tokens apart. Levels that reach over them leave only noise of the rest. So keys are coded without
+ * them, and queries bring them back: q.k = q.(k - mean) + q.mean, and the second part is one number
+ * for all tokens of a store. Means of all channels would make the keys of sinks larger, which are
+ * unlike the others and have most of the attention (docs/results/kept.md). */
+struct kva_mean_keys_args {
+    const void *block; /* 16 bits, in either tier */
+    float *mean;       /* out: [kv_heads][head_dim]; device */
+    size_t block_offset_bytes;
+    uint32_t first, end; /* first < end <= KVA_PAGE_TOKENS */
+    uint32_t kv_heads;
+    uint32_t head_dim;
+    enum kva_dtype kv_dtype;
+};
+
 /* --- error ----------------------------------------------------------------------------------- */
 
 /* Tokens of some consecutive 16-bit blocks. */
@@ -68,12 +93,14 @@ struct kva_row_error_seq {
     const void *const *blocks; /* host [blocks], in either tier: token i is token
                                   i % KVA_PAGE_TOKENS of blocks[i / KVA_PAGE_TOKENS] */
     float *error;              /* out: [kv_heads][stride]; device */
+    const float *mean;         /* [kv_heads][head_dim]: taken off keys; device. NULL: nothing is */
     uint32_t count;
     uint32_t stride; /* >= count */
 };
 
-/* error[kv_head][i] = |k - k'|^2 / |k|^2 + |v - v'|^2 / |v|^2, where k', v' are what `format` makes
- * of them (kv_layout.h); a vector of zeros has 0. Numbers beyond f16 count as its end. */
+/* error[kv_head][i] = |k - k'|^2 / |k|^2 + |v - v'|^2 / |v|^2, where k is a key without the mean, and
+ * k', v' are what `format` makes of k and v (kv_layout.h); a vector of zeros has 0. Numbers beyond
+ * f16 count as its end. */
 struct kva_row_error_args {
     const struct kva_row_error_seq *seqs; /* host [seq_count] */
     size_t block_offset_bytes;            /* added to every block address */
@@ -162,6 +189,8 @@ struct kva_store_seq {
                                 i % KVA_PAGE_TOKENS of from[i / KVA_PAGE_TOKENS] */
     void *const *to;         /* host [slot_count / KVA_PAGE_TOKENS]: the store, in either tier */
     const uint32_t *slots;   /* [kv_heads][count]: as keep's `to`; device */
+    const float *mean;       /* [kv_heads][head_dim]: taken off keys in few bits, once they are
+                                rotated back; device. NULL: nothing is */
     uint32_t slot_count;     /* of the store: slots are less */
     uint32_t count;
     uint32_t position_first; /* of token 0; matters for rotation only */
@@ -223,6 +252,7 @@ struct kva_roll_seq {
     struct kva_roll_place *places; /* in and out: [kv_heads][slots]; device */
     const void *const *from;       /* host: blocks of the store, keys not rotated */
     void *const *to;               /* host: 16-bit blocks, as many; they are not those of `from` */
+    const float *mean;             /* what was taken off keys in few bits: comes back; or NULL */
     uint32_t slots;                /* stride of positions and index */
     uint32_t filled;
     uint32_t position_first; /* what index 0 is rotated by */

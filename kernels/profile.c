@@ -120,6 +120,7 @@ PLAIN(assign_slots, kva_assign_slots_args, KVA_PROFILE_KV)
 PLAIN(query_cosine, kva_query_cosine_args, KVA_PROFILE_KV)
 PLAIN(merge, kva_merge_args, KVA_PROFILE_ATTEND)
 PLAIN(attend_mass, kva_attend_mass_args, KVA_PROFILE_ATTEND)
+PLAIN(mean_keys, kva_mean_keys_args, KVA_PROFILE_KV)
 PLAIN(row_error, kva_row_error_args, KVA_PROFILE_KV)
 PLAIN(keep, kva_keep_args, KVA_PROFILE_KV)
 PLAIN(store_rows, kva_store_rows_args, KVA_PROFILE_KV)
@@ -248,6 +249,7 @@ void kva_profile_attach(struct kva_profile *profile, struct kva_device *device)
                 .query_cosine = profiled_query_cosine,
                 .shortlist = profiled_shortlist,
                 .attend_mass = profiled_attend_mass,
+                .mean_keys = profiled_mean_keys,
                 .row_error = profiled_row_error,
                 .keep = profiled_keep,
                 .store_rows = profiled_store_rows,

@@ -35,6 +35,7 @@ struct kva_kv_range {
     /* Of a sequence of one row, device [kv_heads][page_end * KVA_PAGE_TOKENS]: gets the share of
      * the row's attention that each token had (kernels/ops_rows.h: weigh); NULL: nobody asks. */
     float *weights;
+    const float *mean; /* [kv_heads][head_dim]: what keys are without, device; NULL: nothing */
 
     const struct kva_row_cache *rows; /* LOWBIT: or NULL; ROWS */
 

@@ -177,7 +177,8 @@ struct kva_cpu_roll_keys {
     struct kva_lowbit_format format; /* bits 0: 16-bit rows */
     uint32_t head_dim;
     enum kva_dtype kv_dtype;
-    void *scratch; /* KVA_CPU_ROLL_SCRATCH_BYTES, 64-byte aligned */
+    const float *mean; /* added to coded keys; or NULL */
+    void *scratch;     /* KVA_CPU_ROLL_SCRATCH_BYTES, 64-byte aligned */
 };
 
 /* A page's keys, channel by channel: as floats, then as 16 bits. */

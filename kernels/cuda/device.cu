@@ -35,6 +35,7 @@ const struct kva_ops kva_cuda_ops = {
     .query_cosine = kva_cuda_query_cosine,
     .shortlist = kva_cuda_shortlist,
     .attend_mass = kva_cuda_attend_mass,
+    .mean_keys = kva_cuda_mean_keys,
     .row_error = kva_cuda_row_error,
     .keep = kva_cuda_keep,
     .use_rows = kva_cuda_use_rows,

@@ -331,6 +331,7 @@ void kva_cuda_fetch_rows(struct kva_device *device, const struct kva_fetch_rows_
 void kva_cuda_query_cosine(struct kva_device *device, const struct kva_query_cosine_args *args);
 void kva_cuda_shortlist(struct kva_device *device, const struct kva_shortlist_args *args);
 void kva_cuda_attend_mass(struct kva_device *device, const struct kva_attend_mass_args *args);
+void kva_cuda_mean_keys(struct kva_device *device, const struct kva_mean_keys_args *args);
 void kva_cuda_row_error(struct kva_device *device, const struct kva_row_error_args *args);
 void kva_cuda_keep(struct kva_device *device, const struct kva_keep_args *args);
 void kva_cuda_store_rows(struct kva_device *device, const struct kva_store_rows_args *args);

@@ -1,5 +1,5 @@
-/* keep_rows.cu - row_error, store_rows and roll_rows: rows of kept tokens, coded, put into slots,
- * rotated. Codes and errors have the bits of the CPU (kernels/cpu/keep/token_row.h): no product is
+/* keep_rows.cu - mean_keys, row_error, store_rows and roll_rows: rows of kept tokens, coded, put
+ * into slots, rotated. Codes and errors have the bits of the CPU (kernels/cpu/keep/token_row.h): no product is
  * fused with a sum. A row by one block of threads; the rows of a KV head of a store one after the
  * other, since tokens of one block share bytes. */
 #include "kernels/cuda/token_row.cuh"
@@ -47,16 +47,6 @@ static __device__ void rotate(float *x, const rotary &r, uint32_t position, bool
     __syncthreads(); /* the row is rotated */
 }
 
-/* The K row of a token of a 16-bit block. */
-template <typename KV>
-static __device__ KV *row_16(const void *block, size_t offset, uint32_t kv_head, uint32_t token,
-                             uint32_t dim)
-{
-    unsigned char *at = static_cast<unsigned char *>(const_cast<void *>(block)) + offset;
-    return reinterpret_cast<KV *>(at) +
-           (static_cast<size_t>(kv_head) * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS) * 2 * dim;
-}
-
 static __device__ unsigned char *head_of(const void *block, const place &p, uint32_t kv_head)
 {
     return static_cast<unsigned char *>(const_cast<void *>(block)) + p.offset +
@@ -75,11 +65,55 @@ static __device__ void turn(float *x, const place &p, bool back)
     __syncthreads(); /* the rows are turned */
 }
 
+/* --- mean_keys -------------------------------------------------------------------------------- */
+
+/* A KV head by a block of threads, a channel by a thread. */
+template <typename KV>
+static __global__ void __launch_bounds__(THREADS) mean_kernel(kva_mean_keys_args p)
+{
+    const uint32_t kv_head = blockIdx.x, dim = p.head_dim;
+    const float n = static_cast<float>(p.end - p.first);
+    for (uint32_t c = threadIdx.x; c < dim; c += THREADS) {
+        auto at = [&](uint32_t t) {
+            const KV *row = row_16<KV>(p.block, p.block_offset_bytes, kv_head, t, dim);
+            const float x = clamped(kva_to_f32(row[c]));
+            return x == x ? x : 0.0f;
+        };
+        float sum = 0.0f, squares = 0.0f;
+        for (uint32_t t = p.first; t < p.end; t++)
+            sum = __fadd_rn(sum, at(t));
+        const float mean = __fdiv_rn(sum, n);
+        for (uint32_t t = p.first; t < p.end; t++) {
+            const float off = __fsub_rn(at(t), mean);
+            squares = __fadd_rn(squares, __fmul_rn(off, off));
+        }
+        const bool counts =
+            __fmul_rn(__fmul_rn(mean, mean), n) > __fmul_rn(KVA_MEAN_KEY_DEVIATIONS_2, squares);
+        p.mean[static_cast<size_t>(kv_head) * dim + c] = counts ? mean : 0.0f;
+    }
+}
+
+void kva_cuda_mean_keys(struct kva_device *device, const struct kva_mean_keys_args *args)
+{
+    if (kva_cuda_enter(device))
+        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "mean_keys", {dim3(args->kv_heads), THREADS},
+                     args->kv_dtype == KVA_F16 ? mean_kernel<kva_f16> : mean_kernel<kva_bf16>,
+                     *args);
+}
+
+/* x = a key without the mean, if there is one; whoever reads it waits. */
+static __device__ void take_mean(float *x, const float *mean, uint32_t kv_head, uint32_t dim)
+{
+    for (uint32_t c = threadIdx.x; c < dim && mean; c += THREADS)
+        x[c] = __fsub_rn(x[c], mean[static_cast<size_t>(kv_head) * dim + c]);
+}
+
 /* --- row_error -------------------------------------------------------------------------------- */
 
 struct error_seq {
     const void *const *blocks;
     float *error;
+    const float *mean;
     uint32_t count, stride;
 };
 
@@ -91,11 +125,12 @@ struct error_params {
 };
 
 template <typename KV>
-static __device__ float row_error(const KV *from, uint32_t dim, uint32_t bits, bool turned)
+static __device__ float row_error(const KV *from, const float *mean, uint32_t dim, uint32_t bits,
+                                  bool turned)
 {
     float x[DIM_MAX] = {}, off[LANES], all[LANES], zero, scale;
     for (uint32_t i = 0; i < dim; i++)
-        x[i] = clamped(kva_to_f32(from[i]));
+        x[i] = clamped(mean ? __fsub_rn(kva_to_f32(from[i]), mean[i]) : kva_to_f32(from[i]));
     if (turned)
         kva_turn_alone(x, dim);
     for (uint32_t i = 0; i < dim && turned; i++)
@@ -121,9 +156,10 @@ static __global__ void __launch_bounds__(THREADS) error_kernel(error_params p)
     const uint32_t kv_head = blockIdx.y;
     for (uint32_t i = threadIdx.x; i < seq.count; i += THREADS) {
         const KV *row = row_16<KV>(seq.blocks[i / KVA_PAGE_TOKENS], p.offset, kv_head, i, p.dim);
-        float key = row_error(row, p.dim, p.bits, p.turned);
+        const float *mean = seq.mean ? seq.mean + static_cast<size_t>(kv_head) * p.dim : nullptr;
+        float key = row_error(row, mean, p.dim, p.bits, p.turned);
         seq.error[static_cast<size_t>(kv_head) * seq.stride + i] =
-            __fadd_rn(key, row_error(row + p.dim, p.dim, p.bits, p.turned));
+            __fadd_rn(key, row_error<KV>(row + p.dim, nullptr, p.dim, p.bits, p.turned));
     }
 }
 
@@ -155,7 +191,7 @@ void kva_cuda_row_error(struct kva_device *device, const struct kva_row_error_ar
         return;
     for (uint32_t i = 0; i < args->seq_count; i++) {
         const struct kva_row_error_seq *seq = &args->seqs[i];
-        seqs[i] = {sent, seq->error, seq->count, seq->stride};
+        seqs[i] = {sent, seq->error, seq->mean, seq->count, seq->stride};
         sent += pages_of(seq->count);
     }
     error_params p = {static_cast<const error_seq *>(kva_cuda_send(device, seqs, seqs_bytes)),
@@ -179,6 +215,7 @@ struct move_seq {
     uint32_t stride; /* of slots, index and places */
     uint32_t position_first;
     kva_roll_place *places; /* roll */
+    const float *mean;      /* of keys, or NULL */
 };
 
 struct move_params {
@@ -262,6 +299,8 @@ template <typename KV> static __global__ void __launch_bounds__(THREADS) store_k
             continue;
         }
         unsigned char *head = head_of(to, p.to, kv_head);
+        take_mean(x, seq.mean, kv_head, dim);
+        __syncthreads(); /* the mean is off */
         for (uint32_t c = threadIdx.x; c < 2 * dim; c += THREADS)
             x[c] = clamped(x[c]);
         __syncthreads(); /* the row is clamped */
@@ -314,7 +353,9 @@ void kva_cuda_store_rows(struct kva_device *device, const struct kva_store_rows_
     for (uint32_t i = 0; i < args->seq_count; i++) {
         const struct kva_store_seq *seq = &args->seqs[i];
         void *const *to = const_cast<void *const *>(sent + pages_of(seq->count));
-        seqs[i] = {sent, to, seq->slots, nullptr, seq->count, seq->count, seq->position_first};
+        seqs[i] = {sent,       to,         seq->slots,          nullptr,
+                   seq->count, seq->count, seq->position_first, nullptr,
+                   seq->mean};
         sent += pages_of(seq->count) + store_pages(seq);
     }
     move_params p = {static_cast<const move_seq *>(kva_cuda_send(device, seqs, bytes)),
@@ -390,6 +431,9 @@ template <typename KV> static __global__ void __launch_bounds__(THREADS) roll_ke
         }
         __syncthreads(); /* the row is there */
         turn(x, p.from, true);
+        for (uint32_t c = threadIdx.x; c < dim && seq.mean; c += THREADS)
+            x[c] = __fadd_rn(x[c], seq.mean[static_cast<size_t>(kv_head) * dim + c]);
+        __syncthreads(); /* the keys are whole */
         rotate(x, p.turn, position, false);
         if (threadIdx.x == 0)
             places[slot] = {positions[slot] + 1, position};
@@ -428,7 +472,8 @@ void kva_cuda_roll_rows(struct kva_device *device, const struct kva_roll_rows_ar
         const struct kva_roll_seq *seq = &args->seqs[i];
         void *const *to = const_cast<void *const *>(sent + pages_of(seq->filled));
         seqs[i] = {sent,        to,         seq->positions,      seq->index,
-                   seq->filled, seq->slots, seq->position_first, seq->places};
+                   seq->filled, seq->slots, seq->position_first, seq->places,
+                   seq->mean};
         sent += 2 * pages_of(seq->filled);
     }
     move_params p = {static_cast<const move_seq *>(kva_cuda_send(device, seqs, bytes)),

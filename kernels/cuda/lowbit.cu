@@ -17,6 +17,7 @@ struct lowbit_seq {
     uint32_t select_row; /* of the sequence's rows */
     uint32_t row_first, row_count;
     const uint32_t *gate;
+    const float *mean; /* what keys are without; or NULL */
     bool has_rows;
 };
 
@@ -153,6 +154,20 @@ static __device__ void load_turned(kva_f16 (*q)[D + PAD], const attend_shape &p,
     }
 }
 
+/* What the scores of the lane's pair lack whose keys are without a mean: from the query as it came,
+ * since such a product is large. */
+static __device__ float shift_of(const attend_shape &p, const item &work, const float *mean,
+                                 uint32_t kv_head, uint32_t pair)
+{
+    const size_t head = kv_head * p.group + pair % p.group;
+    const size_t at = (work.row_first + pair / p.group) * static_cast<size_t>(p.q_stride);
+    float sum = 0.0f;
+    for (uint32_t d = 0; d < p.dim; d++)
+        sum = fmaf(kva_load(p.q, p.q_dtype, at + head * p.dim + d),
+                   mean[static_cast<size_t>(kv_head) * p.dim + d], sum);
+    return sum * p.scale;
+}
+
 /* --- the kernel ------------------------------------------------------------------------------- */
 
 template <int D>
@@ -172,11 +187,13 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) lowbit_kernel(lowbit_pa
         return;
 
     uint32_t seen_first[2];
+    float shift[2];
     float *scores[2]; /* of the lane's rows; NULL: of no interest */
     for (uint32_t i = 0; i < 2; i++) {
         uint32_t pair = work.pair_first + min(warp_pair + lane / 4 + 8 * i, work.pair_count - 1);
         uint32_t row = pair / shape.group, position = work.position_first + row;
         bool cut = shape.window && position >= shape.window;
+        shift[i] = seq.mean ? shift_of(shape, work, seq.mean, kv_head, pair) : 0.0f;
         seen_first[i] = cut ? position - shape.window + 1 : 0;
         size_t head = kv_head * shape.group + pair % shape.group;
         bool own = warp_pair + lane / 4 + 8 * i < work.pair_count;
@@ -206,7 +223,7 @@ static __global__ void __launch_bounds__(WARPS_MAX * 32) lowbit_kernel(lowbit_pa
             auto look = [&](uint32_t slot, int i, float x) {
                 uint32_t token = t * TILE + slot;
                 bool seen = (mask >> slot & 1) && token >= seen_first[i];
-                x = seen ? x : -INFINITY;
+                x = seen ? x + shift[i] : -INFINITY;
                 if (scores[i])
                     scores[i][token] = x;
                 return x;
@@ -250,6 +267,7 @@ static void fill_seq(lowbit_seq *to, const struct kva_lowbit_seq *seq)
     to->row_count = seq->row_count;
     to->gate = seq->gate;
     to->scores = seq->scores;
+    to->mean = seq->mean;
     to->has_rows = seq->rows != nullptr;
     if (seq->rows)
         to->rows = *seq->rows;

@@ -16,6 +16,16 @@ static __device__ __forceinline__ float clamped(float x)
     return x < -65504.0f ? -65504.0f : x;
 }
 
+/* The K row of a token of a 16-bit block. */
+template <typename KV>
+static __device__ KV *row_16(const void *block, size_t offset, uint32_t kv_head, uint32_t token,
+                             uint32_t dim)
+{
+    unsigned char *at = static_cast<unsigned char *>(const_cast<void *>(block)) + offset;
+    return reinterpret_cast<KV *>(at) +
+           (static_cast<size_t>(kv_head) * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS) * 2 * dim;
+}
+
 static __device__ float sum_lanes(float *lanes)
 {
     for (uint32_t half = LANES / 2; half > 0; half /= 2) {

@@ -74,6 +74,7 @@ static void plan_turn(struct turn *turn, const struct kva_attend_select_fetch_ar
             .page_count = seq->page_count,
             .rows = seq->rows,
             .select_row = seq->select_row,
+            .mean = seq->mean,
         };
         if (seq->rows)
             turn->rows[turn->rows_count++] =

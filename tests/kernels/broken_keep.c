@@ -145,6 +145,38 @@ static void error_no_offset(struct kva_device *device, const struct kva_row_erro
     good->row_error(device, &wrong);
 }
 
+static void error_no_mean(struct kva_device *device, const struct kva_row_error_args *args)
+{
+    struct kva_row_error_args wrong = *args;
+    struct kva_row_error_seq seq = args->seqs[0];
+    seq.mean = NULL;
+    wrong.seqs = &seq;
+    good->row_error(device, &wrong);
+}
+
+static void mean_one_less(struct kva_device *device, const struct kva_mean_keys_args *args)
+{
+    struct kva_mean_keys_args wrong = *args;
+    wrong.end -= args->end - args->first > 1;
+    good->mean_keys(device, &wrong);
+}
+
+static void mean_of_values(struct kva_device *device, const struct kva_mean_keys_args *args)
+{
+    struct kva_mean_keys_args wrong = *args;
+    wrong.block_offset_bytes += (size_t)args->head_dim * 2;
+    good->mean_keys(device, &wrong);
+}
+
+static void store_no_mean(struct kva_device *device, const struct kva_store_rows_args *args)
+{
+    struct kva_store_rows_args wrong = *args;
+    struct kva_store_seq seq = args->seqs[0];
+    seq.mean = NULL;
+    wrong.seqs = &seq;
+    good->store_rows(device, &wrong);
+}
+
 static void store_next_position(struct kva_device *device, const struct kva_store_rows_args *args)
 {
     struct kva_store_rows_args wrong = *args;
@@ -175,6 +207,15 @@ static void roll_from_zero(struct kva_device *device, const struct kva_roll_rows
     struct kva_roll_rows_args wrong = *args;
     struct kva_roll_seq seq = args->seqs[0];
     seq.position_first = 0;
+    wrong.seqs = &seq;
+    good->roll_rows(device, &wrong);
+}
+
+static void roll_no_mean(struct kva_device *device, const struct kva_roll_rows_args *args)
+{
+    struct kva_roll_rows_args wrong = *args;
+    struct kva_roll_seq seq = args->seqs[0];
+    seq.mean = NULL;
     wrong.seqs = &seq;
     good->roll_rows(device, &wrong);
 }
@@ -242,11 +283,16 @@ static const struct broken list[] = {
     BREAKS(keep_by_mass, OP_KEEP, keep),
     BREAKS(use_one_halved_less, OP_USE_ROWS, use_rows),
     BREAKS(use_stamped_alike, OP_USE_ROWS, use_rows),
+    BREAKS(mean_one_less, OP_MEAN_KEYS, mean_keys),
+    BREAKS(mean_of_values, OP_MEAN_KEYS, mean_keys),
     BREAKS(error_of_keys, OP_ROW_ERROR, row_error),
     BREAKS(error_no_offset, OP_ROW_ERROR, row_error),
+    BREAKS(error_no_mean, OP_ROW_ERROR, row_error),
+    BREAKS(store_no_mean, OP_STORE_ROWS, store_rows),
     BREAKS(store_next_position, OP_STORE_ROWS, store_rows),
     BREAKS(store_one_less, OP_STORE_ROWS, store_rows),
     BREAKS(roll_from_zero, OP_ROLL_ROWS, roll_rows),
+    BREAKS(roll_no_mean, OP_ROLL_ROWS, roll_rows),
     BREAKS(roll_by_slot, OP_ROLL_ROWS, roll_rows),
 };
 

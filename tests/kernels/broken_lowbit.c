@@ -207,6 +207,18 @@ static void pages_attend_too(struct kva_device *device, const struct kva_attend_
     good->attend_lowbit(device, &wrong);
 }
 
+static void pages_whole(struct kva_device *device, const struct kva_attend_lowbit_args *args)
+{
+    struct kva_attend_lowbit_args wrong = *args;
+    struct kva_lowbit_seq seqs[SEQS_MAX];
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        seqs[i] = args->seqs[i];
+        seqs[i].mean = NULL; /* scores lack what keys do */
+    }
+    wrong.seqs = seqs;
+    good->attend_lowbit(device, &wrong);
+}
+
 static void weigh_no_rest(struct kva_device *device, const struct kva_weigh_args *args)
 {
     struct kva_weigh_args wrong = *args;
@@ -237,6 +249,7 @@ static const struct broken list[] = {
     BREAKS(rows_not_folded, OP_ATTEND_ROWS, attend_rows),
     BREAKS(rows_no_window, OP_ATTEND_ROWS, attend_rows),
     BREAKS(pages_attend_too, OP_ATTEND_LOWBIT, attend_lowbit),
+    BREAKS(pages_whole, OP_ATTEND_LOWBIT, attend_lowbit),
     BREAKS(weigh_no_rest, OP_WEIGH, weigh),
     BREAKS(choose_least, OP_CHOOSE, choose),
     BREAKS(choose_pinned, OP_CHOOSE, choose),

@@ -206,9 +206,9 @@ uint32_t check_failed(const struct check_variant *variant)
 bool check_has_activations(enum check_op op)
 {
     return op != OP_QUANTISE && op != OP_CHOOSE && op != OP_ACCUMULATE && op != OP_ASSIGN_SLOTS &&
-           op != OP_FETCH_ROWS && op != OP_SHORTLIST && op != OP_ROW_ERROR && op != OP_KEEP &&
-           op != OP_USE_ROWS && op != OP_STORE_ROWS && op != OP_ROLL_ROWS && op != OP_SKETCH &&
-           op != OP_SKETCH_WEIGH;
+           op != OP_FETCH_ROWS && op != OP_SHORTLIST && op != OP_MEAN_KEYS && op != OP_ROW_ERROR &&
+           op != OP_KEEP && op != OP_USE_ROWS && op != OP_STORE_ROWS && op != OP_ROLL_ROWS &&
+           op != OP_SKETCH && op != OP_SKETCH_WEIGH;
 }
 
 bool check_wanted(const struct check *check, enum check_op op, double work)

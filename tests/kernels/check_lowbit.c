@@ -84,6 +84,7 @@ struct plan {
     enum kva_dtype dtype;
     enum check_fill fill;
     bool bare; /* no cached rows */
+    bool mean; /* keys are without one */
 };
 
 static void make_rest(struct check *check, struct lowbit_test *test)
@@ -97,6 +98,17 @@ static void make_rest(struct check *check, struct lowbit_test *test)
         test->rest.e[i] = none ? 0 : 1 + (float)check_below(check, 50);
     }
     test->with_rest = check_below(check, 4) > 0;
+}
+
+static void make_mean(struct check *check, struct lowbit_test *test)
+{
+    const uint32_t count = test->args.kv_heads * test->args.head_dim;
+    test->mean = check_buf_new(count * sizeof(float));
+    float *mean = test->mean.data;
+    for (uint32_t i = 0; i < count; i++)
+        mean[i] = check_normal(check) * (i % 7 ? 1.0f : 20.0f);
+    for (uint32_t i = 0; i < test->args.seq_count; i++)
+        test->seqs[i].mean = mean;
 }
 
 static struct lowbit_test *lowbit_build(struct check *check, const struct plan *plan)
@@ -137,6 +149,8 @@ static struct lowbit_test *lowbit_build(struct check *check, const struct plan *
     args->seqs = test->seqs;
     args->blocks = test->blocks;
     make_rest(check, test);
+    if (plan->mean)
+        make_mean(check, test);
     return test;
 }
 
@@ -150,6 +164,8 @@ static void lowbit_free(struct lowbit_test *test)
         free(test->data[i].rows);
     }
     check_buf_free(&test->q);
+    if (test->mean.data)
+        check_buf_free(&test->mean);
     free(test->rest.m);
     free(test->rest.e);
     free(test);
@@ -274,7 +290,8 @@ static void run_part(const struct check_variant *variant, struct kva_device *dev
                                          .position_first = seq->position_first,
                                          .block_first = seq->block_first,
                                          .page_count = seq->page_count,
-                                         .rows = seq->rows};
+                                         .rows = seq->rows,
+                                         .mean = seq->mean};
         rows[i] = (struct kva_rows_seq){.row_first = seq->row_first,
                                         .row_count = seq->row_count,
                                         .position_first = seq->position_first,
@@ -441,12 +458,12 @@ static void lowbit_part_case(struct check *check, struct lowbit_test *lowbit,
                               .same_levels = plan->bare ? KVA_CPU_AVX512VNNI | KVA_CPU_AMX : 0};
     lowbit->part = part;
     snprintf(test.name, sizeof test.name,
-             "heads %u/%u head_dim %u %u bits%s group %u seqs %u rows %u pages %u window %u k %u "
+             "heads %u/%u head_dim %u %u bits%s%s group %u seqs %u rows %u pages %u window %u k %u "
              "%s %s",
              plan->shape.heads, plan->shape.kv_heads, plan->shape.head_dim, plan->format.bits,
-             plan->format.coding == KVA_CODING_TURNED ? " turned" : "", plan->format.group,
-             lowbit->args.seq_count, plan->rows[0], plan->pages[0], plan->window, plan->k,
-             kva_dtype_name(plan->dtype), check_fill_name(plan->fill));
+             plan->format.coding == KVA_CODING_TURNED ? " turned" : "", plan->mean ? " mean" : "",
+             plan->format.group, lowbit->args.seq_count, plan->rows[0], plan->pages[0],
+             plan->window, plan->k, kva_dtype_name(plan->dtype), check_fill_name(plan->fill));
     lowbit_truth(lowbit, LOWBIT_PRECISE, expect, expect + count);
     lowbit_truth(lowbit, check->gpu ? LOWBIT_GPU : LOWBIT_BYTES, expect + 2 * count,
                  expect + 3 * count);
@@ -517,6 +534,7 @@ void check_attend_lowbit(struct check *check)
             plan.format = kva_lowbit_per_token(token_bits[j % 4], shapes[i].head_dim,
                                                j < 4 ? KVA_CODING_TURNED : KVA_CODING_PLAIN);
             plan.bare = j < 8;
+            plan.mean = plan.bare && j % 4 > 0;
             plan.k = plan.bare ? 1 : check_between(check, 1, 64);
             plan.window = check_below(check, 3) ? 0 : check_between(check, 1, 700);
             plan.rows[0] = rows[check_below(check, big ? 4 : KVA_COUNT_OF(rows))];
@@ -532,4 +550,7 @@ void check_attend_lowbit(struct check *check)
     wide.window = 1700;
     wide.format.bits = 2;
     lowbit_case(check, &wide, true);
+    wide.format = kva_lowbit_per_token(3, 64, KVA_CODING_TURNED);
+    wide.bare = wide.mean = true;
+    lowbit_case(check, &wide, false);
 }

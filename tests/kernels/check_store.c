@@ -1,4 +1,4 @@
-/* Cases of row_error, store_rows and roll_rows, against plain models. Codes are exact where nothing
+/* Cases of mean_keys, row_error, store_rows and roll_rows, against plain models. Codes are exact where nothing
  * is rotated; what is rotated is compared with fp64. */
 #include "kernels/convert.h"
 #include "tests/kernels/checkasm.h"
@@ -16,6 +16,7 @@ struct store_shape {
     enum kva_dtype dtype;
     uint32_t rotary_dim; /* 0: nothing is rotated */
     enum kva_lowbit_coding coding;
+    bool mean; /* keys are coded without one */
 };
 
 static struct kva_lowbit_format format_of(const struct store_shape *shape)
@@ -28,6 +29,11 @@ static struct kva_lowbit_format format_of(const struct store_shape *shape)
 static const char *coding_name(const struct store_shape *shape)
 {
     return shape->bits > 0 && shape->coding == KVA_CODING_TURNED ? " turned" : "";
+}
+
+static const char *mean_name(const struct store_shape *shape)
+{
+    return shape->mean ? " mean" : "";
 }
 
 static size_t store_bytes(const struct store_shape *shape)
@@ -75,10 +81,42 @@ static uint16_t *row_at(const struct store_shape *shape, const struct check_buf 
                       shape->head_dim;
 }
 
-static float number(uint16_t bits, enum kva_dtype dtype)
+static float within_f16(float x)
 {
-    const float x = (float)check_widen(bits, dtype) + 0.0f;
-    return isnan(x) ? x : fminf(fmaxf(x, -65504.0f), 65504.0f);
+    return isnan(x) ? x : fminf(fmaxf(x + 0.0f, -65504.0f), 65504.0f);
+}
+
+/* A mean key of each KV head: large numbers, of either sign. */
+static struct check_buf mean_new(struct check *check, const struct store_shape *shape)
+{
+    struct check_buf mean =
+        check_buf_new((size_t)shape->kv_heads * shape->head_dim * sizeof(float));
+    float *x = mean.data;
+    for (uint32_t i = 0; i < shape->kv_heads * shape->head_dim; i++)
+        x[i] = check_normal(check) * (i % 7 ? 2.0f : 50.0f);
+    return mean;
+}
+
+static const float *mean_of(const struct store_shape *shape, const struct check_buf *mean)
+{
+    return shape->mean ? mean->data : NULL;
+}
+
+/* Element c of the mean key of a KV head; none of a value. */
+static float mean_at(const struct store_shape *shape, const struct check_buf *mean, uint32_t head,
+                     bool value, uint32_t c)
+{
+    return shape->mean && !value ? ((const float *)mean->data)[head * shape->head_dim + c] : 0.0f;
+}
+
+/* What is coded of a row, before it is turned. */
+static void load_number(const struct store_shape *shape, const struct check_buf *mean,
+                        uint32_t head, bool value, const uint16_t *row, float *x)
+{
+    for (uint32_t c = 0; c < shape->head_dim; c++) {
+        x[c] = (float)check_widen(row[c], shape->dtype);
+        x[c] = within_f16(x[c] - mean_at(shape, mean, head, value, c));
+    }
 }
 
 static bool is_turned(const struct store_shape *shape)
@@ -215,13 +253,13 @@ static double widen_row(const struct store_shape *shape, const uint16_t *row, do
 
 /* --- row_error -------------------------------------------------------------------------------- */
 
-static double error_truth(const struct store_shape *shape, const uint16_t *row)
+static double error_truth(const struct store_shape *shape, const struct check_buf *mean,
+                          const struct check_buf *blocks, uint32_t head, uint32_t token, bool value)
 {
     struct coded_row coded;
     float x[512] = {0};
     double off = 0, all = 0;
-    for (uint32_t c = 0; c < shape->head_dim; c++)
-        x[c] = number(row[c], shape->dtype);
+    load_number(shape, mean, head, value, row_at(shape, blocks, head, token, value), x);
     code_row(shape, &coded, x);
     for (uint32_t c = 0; c < shape->head_dim; c++) {
         const double y = (double)x[c] - ((double)coded.zero + (double)coded.scale * coded.codes[c]);
@@ -245,11 +283,15 @@ static void error_case(struct check *check, const struct store_shape *shape, uin
     fill_blocks(check, shape, blocks);
     for (int i = 0; i < PAGES; i++)
         addresses[i] = blocks[i].data;
+    struct check_buf mean = mean_new(check, shape);
     const uint32_t stride = count + 3;
     struct check_buf error = check_buf_new((size_t)shape->kv_heads * stride * sizeof(float));
     float *first = malloc(error.bytes), *got = error.data;
-    const struct kva_row_error_seq seqs[] = {
-        {.blocks = addresses, .error = got, .count = count, .stride = stride}};
+    const struct kva_row_error_seq seqs[] = {{.blocks = addresses,
+                                              .error = got,
+                                              .mean = mean_of(shape, &mean),
+                                              .count = count,
+                                              .stride = stride}};
     const struct kva_row_error_args args = {.seqs = seqs,
                                             .seq_count = 1,
                                             .block_offset_bytes = OFFSET,
@@ -257,9 +299,9 @@ static void error_case(struct check *check, const struct store_shape *shape, uin
                                             .head_dim = shape->head_dim,
                                             .kv_dtype = shape->dtype,
                                             .format = format_of(shape)};
-    snprintf(name, sizeof name, "%s heads %u dim %u bits %u%s count %u",
+    snprintf(name, sizeof name, "%s heads %u dim %u bits %u%s%s count %u",
              kva_dtype_name(shape->dtype), shape->kv_heads, shape->head_dim, shape->bits,
-             coding_name(shape), count);
+             coding_name(shape), mean_name(shape), count);
     for (bool any = false; check_next_run(check, work, &run, &variant, &device); any = true) {
         const char *reason = NULL;
         memset(got, 0x3C, error.bytes);
@@ -268,9 +310,8 @@ static void error_case(struct check *check, const struct store_shape *shape, uin
             memcpy(first, got, error.bytes);
         for (uint32_t i = 0; i < shape->kv_heads * count && !reason; i++) {
             const uint32_t head = i / count, token = i % count;
-            const uint16_t *k = row_at(shape, blocks, head, token, false);
-            const uint16_t *v = row_at(shape, blocks, head, token, true);
-            const double truth = error_truth(shape, k) + error_truth(shape, v);
+            const double truth = error_truth(shape, &mean, blocks, head, token, false) +
+                                 error_truth(shape, &mean, blocks, head, token, true);
             /* A chain of roundings in the sums, and differences of numbers that are alike. */
             if (!isnan(truth) && !(fabs((double)got[head * stride + token] - truth) <=
                                    truth * shape->head_dim * 4 * UNIT + 64 * UNIT))
@@ -283,6 +324,7 @@ static void error_case(struct check *check, const struct store_shape *shape, uin
         check_count_run(check, variant, OP_ROW_ERROR, device, name, reason);
     }
     free(first);
+    check_buf_free(&mean);
     check_buf_free(&error);
     for (int i = 0; i < PAGES; i++)
         check_buf_free(&blocks[i]);
@@ -292,7 +334,7 @@ static void error_case(struct check *check, const struct store_shape *shape, uin
 
 struct store_test {
     struct store_shape shape;
-    struct check_buf from[PAGES], to[PAGES], slots;
+    struct check_buf from[PAGES], to[PAGES], slots, mean;
     unsigned char *before[PAGES], *want[PAGES];
     float inv_freq[256];
     uint32_t count, position_first;
@@ -310,8 +352,7 @@ static void store_model(struct store_test *test, uint32_t head, uint32_t token, 
         const uint16_t *row = row_at(shape, test->from, head, token, value);
         float x[512] = {0};
         struct coded_row coded;
-        for (uint32_t c = 0; c < dim; c++)
-            x[c] = number(row[c], shape->dtype);
+        load_number(shape, &test->mean, head, value, row, x);
         code_row(shape, &coded, x);
         if (shape->bits)
             put_coded(shape, store_head(shape, want, head, slot), value, slot % KVA_PAGE_TOKENS,
@@ -322,15 +363,16 @@ static void store_model(struct store_test *test, uint32_t head, uint32_t token, 
 }
 
 /* Whether a turned key is as near to what it should be as coding that leaves it. */
-static bool near_as_coded(const struct store_test *test, const double *x, const double *got,
-                          double position)
+static bool near_as_coded(const struct store_test *test, uint32_t head, const double *x,
+                          const double *got, double position)
 {
     const struct store_shape *shape = &test->shape;
     struct coded_row coded;
     float y[512];
     double expect[512], decoded[512], off = 0, least = 0, all = 0;
     for (uint32_t c = 0; c < shape->head_dim; c++) {
-        expect[c] = rotated(shape, x, c, test->inv_freq, position);
+        expect[c] = rotated(shape, x, c, test->inv_freq, position) -
+                    (double)mean_at(shape, &test->mean, head, false, c);
         y[c] = (float)expect[c];
     }
     code_row(shape, &coded, y);
@@ -358,13 +400,14 @@ static const char *check_rotated(struct store_test *test, uint32_t head, uint32_
     const double most = widen_row(shape, row_at(shape, test->from, head, token, false), x);
     const double position = (double)test->position_first + token;
     for (uint32_t c = 0; c < shape->head_dim && most < 60000; c++) {
-        const double expect = rotated(shape, x, c, test->inv_freq, -position);
+        const double expect = rotated(shape, x, c, test->inv_freq, -position) -
+                              (double)mean_at(shape, &test->mean, head, false, c);
         if (shape->coding == KVA_CODING_PLAIN &&
             !(fabs(got[c] - expect) <= off + most * 8 * UNIT + 2 * format_least(shape->dtype)))
             return "a key is not rotated back";
     }
     if (shape->coding == KVA_CODING_TURNED && most < 60000 &&
-        !near_as_coded(test, x, got, -position))
+        !near_as_coded(test, head, x, got, -position))
         return "a key is not rotated back, or turned another way";
     if (shape->bits == 0) {
         memcpy(row_at(shape, want, head, slot, false), row_at(shape, test->to, head, slot, false),
@@ -447,6 +490,7 @@ static void store_case(struct check *check, const struct store_shape *shape, uin
         return;
     fill_blocks(check, shape, test.from);
     test.slots = check_buf_new((size_t)shape->kv_heads * count * sizeof(uint32_t));
+    test.mean = mean_new(check, shape);
     make_slots(check, &test);
     make_frequencies(test.inv_freq, shape->rotary_dim);
     for (int i = 0; i < PAGES; i++) {
@@ -461,6 +505,7 @@ static void store_case(struct check *check, const struct store_shape *shape, uin
     const struct kva_store_seq seqs[] = {{.from = from,
                                           .to = to,
                                           .slots = test.slots.data,
+                                          .mean = mean_of(shape, &test.mean),
                                           .slot_count = PAGES * KVA_PAGE_TOKENS,
                                           .count = count,
                                           .position_first = test.position_first}};
@@ -474,9 +519,9 @@ static void store_case(struct check *check, const struct store_shape *shape, uin
         .kv_dtype = shape->dtype,
         .format = format_of(shape),
         .rotary = {shape->rotary_dim ? test.inv_freq : NULL, shape->rotary_dim}};
-    snprintf(name, sizeof name, "%s heads %u dim %u bits %u%s rotary %u count %u",
+    snprintf(name, sizeof name, "%s heads %u dim %u bits %u%s%s rotary %u count %u",
              kva_dtype_name(shape->dtype), shape->kv_heads, shape->head_dim, shape->bits,
-             coding_name(shape), shape->rotary_dim, count);
+             coding_name(shape), mean_name(shape), shape->rotary_dim, count);
     while (check_next_run(check, work, &run, &variant, &device))
         check_count_run(check, variant, OP_STORE_ROWS, device, name,
                         run_store(&test, variant, device, &args));
@@ -487,13 +532,14 @@ static void store_case(struct check *check, const struct store_shape *shape, uin
         free(test.want[i]);
     }
     check_buf_free(&test.slots);
+    check_buf_free(&test.mean);
 }
 
 /* --- roll_rows -------------------------------------------------------------------------------- */
 
 struct roll_test {
     struct store_shape shape;
-    struct check_buf from[PAGES], to[PAGES], positions, index, places;
+    struct check_buf from[PAGES], to[PAGES], positions, index, places, mean;
     float inv_freq[256];
     uint32_t filled, slots, position_first;
 };
@@ -555,6 +601,8 @@ static const char *check_rolled(const struct roll_test *test, uint32_t head, uin
         }
         most = 0;
         stored_row(shape, test->from, head, slot, value, x);
+        for (uint32_t c = 0; c < shape->head_dim; c++)
+            x[c] += (double)mean_at(shape, &test->mean, head, value, c);
         for (uint32_t c = 0; c < shape->head_dim; c++)
             most = isnan(x[c]) || fabs(x[c]) > most ? fabs(x[c]) : most;
         for (uint32_t c = 0; c < shape->head_dim && most < 60000; c++) {
@@ -620,6 +668,7 @@ static void roll_case(struct check *check, const struct store_shape *shape, uint
     test.index = check_buf_new(test.positions.bytes);
     test.places =
         check_buf_new((size_t)shape->kv_heads * test.slots * sizeof(struct kva_roll_place));
+    test.mean = mean_new(check, shape);
     make_frequencies(test.inv_freq, shape->rotary_dim);
     uint32_t *positions = test.positions.data;
     for (uint32_t head = 0; head < shape->kv_heads; head++) {
@@ -642,8 +691,7 @@ static void roll_case(struct check *check, const struct store_shape *shape, uint
                 float x[512] = {0};
                 const uint16_t *row =
                     (uint16_t *)((char *)rows.data + OFFSET) + (size_t)j * shape->head_dim;
-                for (uint32_t c = 0; c < shape->head_dim; c++)
-                    x[c] = number(row[c], shape->dtype);
+                load_number(shape, &test.mean, head, j % 2, row, x);
                 code_row(shape, &coded, x);
                 put_coded(shape, store_head(shape, &test.from[i], head, token), j % 2, token,
                           &coded);
@@ -659,6 +707,7 @@ static void roll_case(struct check *check, const struct store_shape *shape, uint
                                          .places = test.places.data,
                                          .from = from,
                                          .to = to,
+                                         .mean = mean_of(shape, &test.mean),
                                          .slots = test.slots,
                                          .filled = filled,
                                          .position_first = test.position_first}};
@@ -671,9 +720,9 @@ static void roll_case(struct check *check, const struct store_shape *shape, uint
                                             .kv_dtype = shape->dtype,
                                             .format = format_of(shape),
                                             .rotary = {test.inv_freq, shape->rotary_dim}};
-    snprintf(name, sizeof name, "%s heads %u dim %u bits %u%s rotary %u filled %u",
+    snprintf(name, sizeof name, "%s heads %u dim %u bits %u%s%s rotary %u filled %u",
              kva_dtype_name(shape->dtype), shape->kv_heads, shape->head_dim, shape->bits,
-             coding_name(shape), shape->rotary_dim, filled);
+             coding_name(shape), mean_name(shape), shape->rotary_dim, filled);
     while (check_next_run(check, work, &run, &variant, &device))
         check_count_run(check, variant, OP_ROLL_ROWS, device, name,
                         run_roll(&test, variant, device, &args));
@@ -684,6 +733,7 @@ static void roll_case(struct check *check, const struct store_shape *shape, uint
     check_buf_free(&test.positions);
     check_buf_free(&test.index);
     check_buf_free(&test.places);
+    check_buf_free(&test.mean);
 }
 
 /* --- all of them ------------------------------------------------------------------------------ */
@@ -692,18 +742,83 @@ static void roll_case(struct check *check, const struct store_shape *shape, uint
 #define TURNED KVA_CODING_TURNED
 
 static const struct store_shape shapes[] = {
-    {2, 64, 0, KVA_BF16, 0, PLAIN},  {1, 80, 0, KVA_F16, 32, PLAIN},
-    {2, 64, 4, KVA_F16, 0, PLAIN},   {1, 128, 3, KVA_BF16, 0, PLAIN},
-    {3, 20, 2, KVA_F16, 0, PLAIN},   {1, 80, 8, KVA_BF16, 0, PLAIN},
-    {2, 64, 8, KVA_F16, 64, PLAIN},  {1, 128, 4, KVA_BF16, 96, PLAIN},
-    {1, 256, 2, KVA_BF16, 0, PLAIN}, {2, 64, 0, KVA_BF16, 64, PLAIN},
-    {1, 4, 3, KVA_F16, 2, PLAIN},    {2, 64, 2, KVA_BF16, 64, TURNED},
-    {1, 80, 3, KVA_F16, 0, TURNED},  {1, 128, 4, KVA_BF16, 96, TURNED},
-    {1, 256, 8, KVA_F16, 0, TURNED}, {3, 20, 2, KVA_BF16, 20, TURNED},
-    {1, 128, 2, KVA_F16, 0, TURNED},
+    {2, 64, 0, KVA_BF16, 0, PLAIN, false},  {1, 80, 0, KVA_F16, 32, PLAIN, false},
+    {2, 64, 4, KVA_F16, 0, PLAIN, false},   {1, 128, 3, KVA_BF16, 0, PLAIN, true},
+    {3, 20, 2, KVA_F16, 0, PLAIN, false},   {1, 80, 8, KVA_BF16, 0, PLAIN, false},
+    {2, 64, 8, KVA_F16, 64, PLAIN, true},   {1, 128, 4, KVA_BF16, 96, PLAIN, false},
+    {1, 256, 2, KVA_BF16, 0, PLAIN, false}, {2, 64, 0, KVA_BF16, 64, PLAIN, false},
+    {1, 4, 3, KVA_F16, 2, PLAIN, true},     {2, 64, 2, KVA_BF16, 64, TURNED, false},
+    {1, 80, 3, KVA_F16, 0, TURNED, true},   {1, 128, 4, KVA_BF16, 96, TURNED, true},
+    {1, 256, 8, KVA_F16, 0, TURNED, true},  {3, 20, 2, KVA_BF16, 20, TURNED, true},
+    {1, 128, 2, KVA_F16, 0, TURNED, false},
 };
 
 static const uint32_t counts[] = {1, 64, 3, 200};
+
+static void mean_case(struct check *check, const struct store_shape *shape, uint32_t first,
+                      uint32_t end)
+{
+    const size_t count = (size_t)shape->kv_heads * shape->head_dim;
+    const double work = (double)count * (end - first);
+    struct check_buf blocks[PAGES];
+    struct check_variant *variant;
+    struct kva_device *device;
+    uint32_t run = 0;
+    char name[120];
+    if (!check_wanted(check, OP_MEAN_KEYS, work))
+        return;
+    struct check_buf mean = check_buf_new(count * sizeof(float));
+    float *want = calloc(count, sizeof *want), *got = mean.data;
+    fill_blocks(check, shape, blocks);
+    for (size_t i = 0; i < count; i++) {
+        float x[KVA_PAGE_TOKENS], mean_of = 0.0f, squares = 0.0f;
+        for (uint32_t t = first; t < end; t++) {
+            uint16_t *row = row_at(shape, blocks, (uint32_t)(i / shape->head_dim), t, false);
+            uint16_t *from = &row[i % shape->head_dim];
+            if (i % 3 == 0) /* a channel that hardly changes; every other of them just so */
+                *from =
+                    check_narrow(20.0f + check_normal(check) * (i % 2 ? 2.4f : 0.5f), shape->dtype);
+            x[t] = within_f16((float)check_widen(*from, shape->dtype));
+            x[t] = isnan(x[t]) ? 0.0f : x[t];
+            mean_of += x[t];
+        }
+        mean_of /= (float)(end - first);
+        for (uint32_t t = first; t < end; t++)
+            squares += (x[t] - mean_of) * (x[t] - mean_of);
+        if (mean_of * mean_of * (float)(end - first) > 64 * squares)
+            want[i] = mean_of;
+    }
+    snprintf(name, sizeof name, "%s heads %u dim %u tokens %u to %u", kva_dtype_name(shape->dtype),
+             shape->kv_heads, shape->head_dim, first, end);
+    while (check_next_run(check, work, &run, &variant, &device)) {
+        memset(got, 0x3C, mean.bytes);
+        variant->ops.mean_keys(device, &(struct kva_mean_keys_args){.block = blocks[0].data,
+                                                                    .mean = got,
+                                                                    .block_offset_bytes = OFFSET,
+                                                                    .first = first,
+                                                                    .end = end,
+                                                                    .kv_heads = shape->kv_heads,
+                                                                    .head_dim = shape->head_dim,
+                                                                    .kv_dtype = shape->dtype});
+        const char *reason = memcmp(got, want, count * sizeof *want) != 0 ? "another mean"
+                             : !check_buf_intact(&mean) ? "wrote before its output"
+                                                        : NULL;
+        check_count_run(check, variant, OP_MEAN_KEYS, device, name, reason);
+    }
+    free(want);
+    check_buf_free(&mean);
+    for (int i = 0; i < PAGES; i++)
+        check_buf_free(&blocks[i]);
+}
+
+void check_mean_keys(struct check *check)
+{
+    for (size_t i = 0; i < KVA_COUNT_OF(shapes); i++) {
+        mean_case(check, &shapes[i], 4, 64);
+        mean_case(check, &shapes[i], 0, 1);
+        mean_case(check, &shapes[i], 32, 63);
+    }
+}
 
 void check_row_error(struct check *check)
 {

@@ -57,6 +57,7 @@ IN_TABLE(OP_FETCH_ROWS, fetch_rows);
 IN_TABLE(OP_QUERY_COSINE, query_cosine);
 IN_TABLE(OP_SHORTLIST, shortlist);
 IN_TABLE(OP_ATTEND_MASS, attend_mass);
+IN_TABLE(OP_MEAN_KEYS, mean_keys);
 IN_TABLE(OP_ROW_ERROR, row_error);
 IN_TABLE(OP_KEEP, keep);
 IN_TABLE(OP_USE_ROWS, use_rows);
@@ -92,6 +93,7 @@ static const struct check_op_entry entries[OP_COUNT] = {
     [OP_QUERY_COSINE] = {"query_cosine", check_query_cosine},
     [OP_SHORTLIST] = {"shortlist", check_shortlist},
     [OP_ATTEND_MASS] = {"attend_mass", check_attend_mass},
+    [OP_MEAN_KEYS] = {"mean_keys", check_mean_keys},
     [OP_ROW_ERROR] = {"row_error", check_row_error},
     [OP_KEEP] = {"keep", check_keep},
     [OP_USE_ROWS] = {"use_rows", check_use_rows},

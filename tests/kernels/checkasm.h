@@ -60,6 +60,7 @@ enum check_op {
     OP_QUERY_COSINE,
     OP_SHORTLIST,
     OP_ATTEND_MASS,
+    OP_MEAN_KEYS,
     OP_ROW_ERROR,
     OP_KEEP,
     OP_USE_ROWS,
@@ -257,6 +258,7 @@ void check_fetch_rows(struct check *check);
 void check_query_cosine(struct check *check);
 void check_shortlist(struct check *check);
 void check_attend_mass(struct check *check);
+void check_mean_keys(struct check *check);
 void check_row_error(struct check *check);
 void check_keep(struct check *check);
 void check_use_rows(struct check *check);

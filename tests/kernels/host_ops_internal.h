@@ -73,6 +73,7 @@ struct kva_weight host_put_weight(struct host_ops *h, const struct kva_weight *w
 
 /* host_ops_keep.c: operators of kept rows, for the table. */
 void host_attend_mass(struct kva_device *device, const struct kva_attend_mass_args *host);
+void host_mean_keys(struct kva_device *device, const struct kva_mean_keys_args *host);
 void host_row_error(struct kva_device *device, const struct kva_row_error_args *host);
 void host_keep(struct kva_device *device, const struct kva_keep_args *host);
 void host_use_rows(struct kva_device *device, const struct kva_use_rows_args *host);

@@ -61,6 +61,27 @@ void host_attend_mass(struct kva_device *device, const struct kva_attend_mass_ar
     free(seqs);
 }
 
+static const float *put_mean(struct host_ops *h, const float *mean, uint32_t kv_heads,
+                             uint32_t head_dim)
+{
+    return host_put_in(h, mean, (size_t)kv_heads * head_dim * sizeof *mean);
+}
+
+void host_mean_keys(struct kva_device *device, const struct kva_mean_keys_args *host)
+{
+    struct host_ops *h = host_begin(device);
+    struct kva_mean_keys_args args = *host;
+    const size_t bytes = args.block_offset_bytes + kva_kv_block_bytes(args.kv_heads, args.head_dim);
+    void *block;
+    put_blocks(h, &host->block, 1, bytes, true, false, &block);
+    args.block = block;
+    args.mean =
+        host_put_out(h, host->mean, (size_t)args.kv_heads * args.head_dim * sizeof *args.mean);
+    host_send(h);
+    h->ops->mean_keys(device, &args);
+    host_end(h);
+}
+
 void host_row_error(struct kva_device *device, const struct kva_row_error_args *host)
 {
     struct host_ops *h = host_begin(device);
@@ -78,6 +99,7 @@ void host_row_error(struct kva_device *device, const struct kva_row_error_args *
         seqs[i].blocks = (const void *const *)at;
         seqs[i].error =
             host_put_out(h, seq->error, (size_t)args.kv_heads * seq->stride * sizeof(float));
+        seqs[i].mean = put_mean(h, seq->mean, args.kv_heads, args.head_dim);
         at += pages_of(seq->count);
     }
     args.seqs = seqs;
@@ -158,6 +180,7 @@ void host_store_rows(struct kva_device *device, const struct kva_store_rows_args
         seqs[i].to = at;
         at += pages_of(seq->slot_count);
         seqs[i].slots = host_put_in(h, seq->slots, (size_t)args.kv_heads * seq->count * 4);
+        seqs[i].mean = put_mean(h, seq->mean, args.kv_heads, args.head_dim);
     }
     args.seqs = seqs;
     host_send(h);
@@ -191,6 +214,7 @@ void host_roll_rows(struct kva_device *device, const struct kva_roll_rows_args *
         seqs[i].to = at;
         at += count;
         seqs[i].positions = host_put_in(h, seq->positions, words);
+        seqs[i].mean = put_mean(h, seq->mean, args.kv_heads, args.head_dim);
         seqs[i].index = host_put_out(h, seq->index, words);
         seqs[i].places = host_put_out(
             h, seq->places, (size_t)args.kv_heads * seq->slots * sizeof(struct kva_roll_place));

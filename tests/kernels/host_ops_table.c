@@ -251,6 +251,8 @@ static void host_attend_lowbit(struct kva_device *device, const struct kva_atten
             blocks[j] = host_put_in(h, host->blocks[j], bytes);
         seqs[i].scores =
             host_put_out(h, seq->scores, kva_attend_scores_bytes(args.heads, seq->page_count));
+        seqs[i].mean =
+            host_put_in(h, seq->mean, (size_t)args.kv_heads * args.head_dim * sizeof(float));
         seqs[i].gate = put_gate(h, seq->gate);
         if (!seq->rows)
             continue;
@@ -510,6 +512,7 @@ const struct kva_ops *host_ops_table(void)
         .query_cosine = host_query_cosine,
         .shortlist = host_shortlist,
         .attend_mass = host_attend_mass,
+        .mean_keys = host_mean_keys,
         .row_error = host_row_error,
         .keep = host_keep,
         .use_rows = host_use_rows,

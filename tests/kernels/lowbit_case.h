@@ -49,6 +49,7 @@ struct lowbit_test {
     bool with_rest;
     enum lowbit_part part; /* that the operator under test attends to */
     struct check_buf q;
+    struct check_buf mean; /* key of each KV head, which pages are without; or empty */
     uint32_t rows;
 };
 

@@ -110,6 +110,7 @@ uint32_t lowbit_rounding_levels(enum kva_dtype kv_dtype)
 struct rounding {
     const double *k_scale; /* [positions, head_dim]; 0 for cached rows */
     const double *v_scale;
+    double shift; /* of the pair's scores */
     bool on;
     bool gpu;
 };
@@ -170,6 +171,7 @@ static void pair_truth(const struct lowbit_test *test, uint32_t first, uint32_t 
     /* As in check_attend.c, with a rounding for the product of code and scale and one for the sum
      * with zero, which may be larger than the sum. */
     double score_error = ((double)dim + 8) * UNIT * 3 * largest + (double)dim * 0x1p-145 + rounded;
+    score_error += 4 * UNIT * fabs(rounding->shift); /* added to scores, or to their largest */
     double folds = tokens / KVA_ATTEND_SPLIT_TOKENS + 4.0;
     double range = fmin(truth->m > -INFINITY ? truth->m - lowest : 0, 110);
     double relative = 2 * score_error + UNIT * (16 + range + 8 * folds);
@@ -260,6 +262,22 @@ static void turn_truth_back(const struct lowbit_test *test, struct truth *truth)
         truth->a_bound[i] += 16 * UNIT * sqrt((double)dim) * most;
 }
 
+/* What all scores of a pair lack whose keys are without a mean, and how far that may be off. */
+static double shift_truth(const struct lowbit_test *test, const struct kva_select_seq *seq,
+                          uint32_t kv_head, const float *q, double *ret_bound)
+{
+    const size_t dim = test->args.head_dim;
+    double sum = 0, size = 0;
+    for (size_t i = 0; seq->mean && i < dim; i++) {
+        const double x =
+            (double)q[i] * (double)test->args.scale * (double)seq->mean[kv_head * dim + i];
+        sum += x;
+        size += fabs(x);
+    }
+    *ret_bound = ((double)dim + 8) * UNIT * 3 * size;
+    return sum;
+}
+
 /* Which positions of a sequence and KV head take part; the caller frees. */
 static bool *find_attends(const struct lowbit_test *test, uint32_t seq, uint32_t kv_head)
 {
@@ -292,14 +310,16 @@ void lowbit_truth(const struct lowbit_test *test, enum lowbit_precision precisio
                 double *e = expect + row * cols, *b = bound + row * cols;
                 struct truth truth = {.a = e + head * dim, .a_bound = b + head * dim};
                 float turned[512];
-                const float *q = turned_query(
-                    test, (const float *)args->q + row * args->q_stride + head * dim, turned);
+                const float *from = (const float *)args->q + row * args->q_stride + head * dim;
+                const float *q = turned_query(test, from, turned);
+                double shift_bound;
+                rounding.shift = shift_truth(test, seq, kv_head, from, &shift_bound);
                 pair_truth(test, lowbit_first_seen(test, seq->position_first + i / group),
                            seq->page_count * 64, q, kv, attends, &rounding, scores, &truth);
                 turn_truth_back(test, &truth);
-                e[heads * dim + head] = truth.m;
+                e[heads * dim + head] = truth.m + rounding.shift;
                 e[heads * (dim + 1) + head] = truth.e;
-                b[heads * dim + head] = truth.m_bound;
+                b[heads * dim + head] = truth.m_bound + shift_bound;
                 b[heads * (dim + 1) + head] = truth.e_bound;
             }
             free(attends);

@@ -255,6 +255,7 @@ static void locate_coded(const struct kva_kv *kv, struct kva_kv_rows *rows, uint
                                .low = s->pages,
                                .low_offset_bytes = layer * kva_kept_block_bytes(kv, &seq->spec),
                                .weights = (float *)(void *)(s->marks + weights),
+                               .mean = kva_kept_mean(kv, seq, layer),
                            });
 }
 

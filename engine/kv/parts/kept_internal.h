@@ -26,7 +26,7 @@ struct kva_kept_state {
 
 /* Offsets within `marks`: what is saved comes first, layer by layer. */
 struct kva_kept_layout {
-    size_t positions, mass, error, window; /* from the layer's beginning */
+    size_t positions, mass, error, mean, window; /* from the layer's beginning */
     size_t layer_bytes;
     size_t places;   /* for rolling: [layers][kv_heads][slots] */
     size_t index;    /* the same, of one layer at a time */
@@ -96,6 +96,9 @@ bool kva_kept_rolls(const struct kva_kv *kv, const struct kva_kv_spec *spec);
 #define KVA_KEPT_ZERO_BYTES ((size_t)16 << 10)
 
 /* --- kept_pass.c ------------------------------------------------------------------------------ */
+
+/* The mean key of a layer, without which a store in few bits has its keys; NULL: they are whole. */
+float *kva_kept_mean(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer);
 
 void kva_kept_layer_begin(const struct kva_kv_part *self, struct kva_kv *kv,
                           struct kva_kv_pass *pass, uint32_t layer);

@@ -78,6 +78,8 @@ struct kva_kept_layout kva_kept_layout_of(const struct kva_kv *kv, const struct 
     l.positions = kva_kv_lay_piece(&l.layer_bytes, all);
     l.mass = kva_kv_lay_piece(&l.layer_bytes, all);
     l.error = kva_kv_lay_piece(&l.layer_bytes, codes ? all : 0);
+    l.mean = kva_kv_lay_piece(&l.layer_bytes,
+                              codes ? (size_t)heads * kv->shape.head_dim * sizeof(float) : 0);
     l.window = kva_kv_lay_piece(&l.layer_bytes, (size_t)heads * KVA_KEPT_WINDOW * sizeof(float));
     l.bytes = l.layer_bytes * kv->shape.layers;
     l.places = kva_kv_lay_piece(

@@ -27,6 +27,13 @@ static struct kva_keep_store store_of(const struct kva_kv *kv, const struct kva_
     };
 }
 
+float *kva_kept_mean(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer)
+{
+    if (!kva_kept_codes(&seq->spec))
+        return NULL;
+    return mark(kv, seq, layer, kva_kept_layout_of(kv, &seq->spec).mean);
+}
+
 static float *prompt_mass(const struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t *stride)
 {
     struct kva_kept_prompt l = kva_kept_prompt_of(kv, &seq->spec, kva_kv_pages(seq->prompt_tokens));
@@ -209,11 +216,32 @@ static enum kva_keep_score score_of(const struct kva_kv_spec *spec)
     return spec->norm == KVA_NORM_MINMAX ? KVA_KEEP_MINMAX : KVA_KEEP_RANK;
 }
 
+/* Of the sequence's first page, which comes first however the others do; sinks have keys unlike all
+ * others. */
+static void find_mean(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer,
+                      const struct coming *coming)
+{
+    if (coming->keep.position_first > 0)
+        return;
+    kva_device_ops(kv->device)
+        ->mean_keys(kv->device, &(struct kva_mean_keys_args){
+                                    .block = coming->from[0],
+                                    .mean = kva_kept_mean(kv, seq, layer),
+                                    .first = seq->spec.sinks,
+                                    .end = KVA_PAGE_TOKENS,
+                                    .kv_heads = kv->shape.kv_heads,
+                                    .head_dim = kv->shape.head_dim,
+                                    .kv_dtype = kv->shape.dtype,
+                                });
+}
+
 /* What few bits would do to them. */
-static void find_errors(struct kva_kv *kv, const struct kva_kv_seq *seq, struct coming *coming)
+static void find_errors(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer,
+                        struct coming *coming)
 {
     const struct kva_row_error_seq errors = {.blocks = coming->from,
                                              .error = coming->error,
+                                             .mean = kva_kept_mean(kv, seq, layer),
                                              .count = coming->keep.count,
                                              .stride = coming->keep.stride};
     coming->keep.error = coming->error;
@@ -239,8 +267,10 @@ static void keep(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer
     k->sinks = seq->spec.sinks;
     k->recent = seq->spec.recent - KVA_PAGE_TOKENS;
     k->pure = seq->spec.pure;
-    if (kva_kept_codes(&seq->spec))
-        find_errors(kv, seq, coming);
+    if (kva_kept_codes(&seq->spec)) {
+        find_mean(kv, seq, layer, coming);
+        find_errors(kv, seq, layer, coming);
+    }
     ops->keep(kv->device, &(struct kva_keep_args){.seqs = k,
                                                   .scratch = coming->scratch,
                                                   .scratch_bytes = coming->scratch_bytes,
@@ -253,6 +283,7 @@ static void keep(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t layer
                                         .to = s->pages,
                                         .slots = k->to,
                                         .slot_count = s->page_count * KVA_PAGE_TOKENS,
+                                        .mean = kva_kept_mean(kv, seq, layer),
                                         .count = k->count,
                                         .position_first = k->position_first};
     ops->store_rows(kv->device,
@@ -284,6 +315,7 @@ void kva_kept_roll(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t layer, ui
                                       .places = (struct kva_roll_place *)(void *)places,
                                       .from = (const void *const *)s->pages,
                                       .to = s->rolled,
+                                      .mean = kva_kept_mean(kv, seq, layer),
                                       .slots = store.slots,
                                       .filled = filled,
                                       .position_first = end - filled};

@@ -49,6 +49,7 @@ const struct kva_ops kva_cpu_ops = {
     .query_cosine = kva_cpu_query_cosine,
     .shortlist = kva_cpu_shortlist,
     .attend_mass = kva_cpu_attend_mass,
+    .mean_keys = kva_cpu_mean_keys,
     .row_error = kva_cpu_row_error,
     .keep = kva_cpu_keep,
     .store_rows = kva_cpu_store_rows,

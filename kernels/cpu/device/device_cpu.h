@@ -79,6 +79,7 @@ void kva_cpu_fetch_rows(struct kva_device *device, const struct kva_fetch_rows_a
 void kva_cpu_query_cosine(struct kva_device *device, const struct kva_query_cosine_args *args);
 void kva_cpu_shortlist(struct kva_device *device, const struct kva_shortlist_args *args);
 void kva_cpu_attend_mass(struct kva_device *device, const struct kva_attend_mass_args *args);
+void kva_cpu_mean_keys(struct kva_device *device, const struct kva_mean_keys_args *args);
 void kva_cpu_row_error(struct kva_device *device, const struct kva_row_error_args *args);
 void kva_cpu_keep(struct kva_device *device, const struct kva_keep_args *args);
 void kva_cpu_store_rows(struct kva_device *device, const struct kva_store_rows_args *args);

@@ -81,6 +81,14 @@ static void roll_turn_back(float *x, uint32_t dim)
     }
 }
 
+static void roll_add_mean(float *x, const float *mean, uint32_t dim)
+{
+    for (uint32_t c = 0; c < dim; c++) {
+        for (uint32_t t = 0; t < ROLL_TOKENS; t++)
+            x[(size_t)c * ROLL_TOKENS + t] += mean[c];
+    }
+}
+
 static void roll_rotate(const struct kva_cpu_roll_keys *args, float *x)
 {
     const uint32_t half = args->rotary->rotary_dim / 2;
@@ -121,6 +129,8 @@ static void roll_keys(const struct kva_cpu_roll_keys *args)
         roll_load_coded(args, x);
     if (args->format.bits > 0 && args->format.coding == KVA_CODING_TURNED)
         roll_turn_back(x, args->head_dim);
+    if (args->mean)
+        roll_add_mean(x, args->mean, args->head_dim);
     roll_rotate(args, x);
     roll_narrow(args, x, (uint16_t *)(x + (size_t)args->head_dim * ROLL_TOKENS));
 }

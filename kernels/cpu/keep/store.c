@@ -1,5 +1,5 @@
-/* store.c - row_error, store_rows and roll_rows: a KV head of a sequence is an item of work, since
- * tokens of one block share bytes. A row goes through floats. */
+/* store.c - mean_keys, row_error, store_rows and roll_rows: a KV head of a sequence is an item of
+ * work, since tokens of one block share bytes. A row goes through floats. */
 #include "kernels/cpu/device/device_cpu.h"
 #include "kernels/cpu/keep/token_row.h"
 #include "kernels/cpu/rows/angles.h"
@@ -47,12 +47,51 @@ static void rotate_back(float *x, const struct kva_keep_rotary *rotary, uint32_t
     }
 }
 
+/* --- mean_keys -------------------------------------------------------------------------------- */
+
+/* Mean of channel `c`, if it counts. */
+static float channel_mean(const struct kva_mean_keys_args *args, uint32_t kv_head, uint32_t c)
+{
+    const float n = (float)(args->end - args->first);
+    float sum = 0.0f, squares = 0.0f, x[KVA_PAGE_TOKENS];
+    for (uint32_t t = args->first; t < args->end; t++) {
+        const uint16_t *row =
+            row_16(args->block, args->block_offset_bytes, kv_head, t, args->head_dim);
+        x[t] = kva_f32_of_16(row[c], args->kv_dtype);
+        kva_token_row_clamp(&x[t], 1);
+        x[t] = x[t] == x[t] ? x[t] : 0.0f;
+        sum += x[t];
+    }
+    const float mean = sum / n;
+    for (uint32_t t = args->first; t < args->end; t++) {
+        const float off = x[t] - mean;
+        squares += off * off;
+    }
+    return mean * mean * n > KVA_MEAN_KEY_DEVIATIONS_2 * squares ? mean : 0.0f;
+}
+
+/* Some tokens of a page, once a sequence: not worth a thread. */
+void kva_cpu_mean_keys(struct kva_device *device, const struct kva_mean_keys_args *args)
+{
+    const uint32_t dim = args->head_dim;
+    for (uint32_t i = 0; i < args->kv_heads * dim && !kva_cpu_failed(device); i++)
+        args->mean[i] = channel_mean(args, i / dim, i % dim);
+}
+
+/* x = a key without the mean of its KV head, if there is one. */
+static void take_mean(float *x, const float *mean, uint32_t kv_head, uint32_t dim)
+{
+    for (uint32_t i = 0; mean && i < dim; i++)
+        x[i] -= mean[(size_t)kv_head * dim + i];
+}
+
 /* --- row_error -------------------------------------------------------------------------------- */
 
 static float error_of(const struct kva_row_error_args *args, const uint16_t *from,
-                      struct scratch *scratch)
+                      const float *mean, uint32_t kv_head, struct scratch *scratch)
 {
     kva_f32_array(from, args->kv_dtype, args->head_dim, scratch->k);
+    take_mean(scratch->k, mean, kv_head, args->head_dim);
     kva_token_row_take(&scratch->row, scratch->k, args->head_dim, args->format.bits,
                        args->format.coding);
     return kva_token_row_error(&scratch->row, scratch->k, args->head_dim);
@@ -74,8 +113,8 @@ static void error_item(void *opaque, uint32_t index, uint32_t worker)
     for (uint32_t i = 0; i < seq->count; i++) {
         const uint16_t *from = row_16(seq->blocks[i / KVA_PAGE_TOKENS], args->block_offset_bytes,
                                       kv_head, i, args->head_dim);
-        const float key = error_of(args, from, scratch);
-        error[i] = key + error_of(args, from + args->head_dim, scratch);
+        const float key = error_of(args, from, seq->mean, kv_head, scratch);
+        error[i] = key + error_of(args, from + args->head_dim, NULL, kv_head, scratch);
     }
 }
 
@@ -92,6 +131,14 @@ struct store_job {
     struct kva_device *device;
     const struct kva_store_rows_args *args;
     struct kva_lowbit_layout layout;
+};
+
+/* Where a row goes. */
+struct slot {
+    const struct kva_store_seq *seq;
+    unsigned char *head; /* the KV head's part of the block */
+    uint32_t kv_head;
+    uint32_t slot;
 };
 
 static void store_16(const struct kva_store_rows_args *args, const uint16_t *from,
@@ -116,15 +163,16 @@ static void put_row(const struct store_job *job, float *x, struct kva_token_row 
 }
 
 static void store_lowbit(const struct store_job *job, const uint16_t *from, uint32_t position,
-                         struct scratch *scratch, unsigned char *head, uint32_t slot)
+                         struct scratch *scratch, const struct slot *to)
 {
     const struct kva_store_rows_args *args = job->args;
     kva_f32_array(from, args->kv_dtype, args->head_dim, scratch->k);
     kva_f32_array(from + args->head_dim, args->kv_dtype, args->head_dim, scratch->v);
     if (args->rotary.inv_freq)
         rotate_back(scratch->k, &args->rotary, position, scratch);
-    put_row(job, scratch->k, &scratch->row, head, kva_token_keys(&job->layout), slot);
-    put_row(job, scratch->v, &scratch->row, head, kva_token_values(&job->layout), slot);
+    take_mean(scratch->k, to->seq->mean, to->kv_head, args->head_dim);
+    put_row(job, scratch->k, &scratch->row, to->head, kva_token_keys(&job->layout), to->slot);
+    put_row(job, scratch->v, &scratch->row, to->head, kva_token_values(&job->layout), to->slot);
 }
 
 static void store_item(void *opaque, uint32_t index, uint32_t worker)
@@ -147,7 +195,9 @@ static void store_item(void *opaque, uint32_t index, uint32_t worker)
                      row_16(to, args->to_offset_bytes, kv_head, slot, dim));
         else
             store_lowbit(job, from, seq->position_first + i, scratch,
-                         head_of(to, args->to_offset_bytes, kv_head, &job->layout), slot);
+                         &(struct slot){seq,
+                                        head_of(to, args->to_offset_bytes, kv_head, &job->layout),
+                                        kv_head, slot});
     }
 }
 
@@ -210,6 +260,7 @@ static void roll_page(const struct roll_job *job, const struct kva_roll_seq *seq
         .format = args->format,
         .head_dim = args->head_dim,
         .kv_dtype = args->kv_dtype,
+        .mean = seq->mean ? seq->mean + (size_t)kv_head * args->head_dim : NULL,
         .scratch = scratch->page,
     };
     if (args->format.bits == 0)

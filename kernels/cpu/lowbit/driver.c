@@ -99,6 +99,8 @@ static void run_split(const struct kva_lowbit_plan *plan, const struct task *tas
         .scratch = scratch->kernel.lowbit,
     };
     plan->device->kernels.lowbit_split(&split);
+    for (uint32_t j = 0; task->seq->mean && j < split.q_count; j++)
+        split.m[j] += scratch->shift[j];
     keep_weights(plan, task, index, split.weights, to.m);
 }
 
@@ -199,7 +201,7 @@ static void run_splits(const struct kva_lowbit_plan *plan, const struct task *ta
     struct turn turn = {0};
     task_splits(task, &first, &end);
     clear_out(task);
-    load_queries(task, scratch->q);
+    load_queries(task, scratch);
     at = next_split(outdated, first, end);
     if (at < end)
         turn.count = find_pages(task, at, scratch->pages[turn.side]);
@@ -273,7 +275,7 @@ static void run_wave_split(void *opaque, uint32_t index, uint32_t worker)
     const struct wave *wave = opaque;
     struct scratch *scratch = kva_cpu_scratch(wave->device, worker);
     uint32_t split = wave->first + index;
-    load_queries(&wave->task, scratch->q);
+    load_queries(&wave->task, scratch);
     const struct turn turn = {.count = find_pages(&wave->task, split, scratch->pages[0])};
     run_split(wave->plan, &wave->task, split, turn, scratch, wave_partial(wave, index));
 }
@@ -304,7 +306,7 @@ static void run_task_wide(const struct kva_lowbit_plan *plan, uint32_t index)
         kva_pool_run(plan->device->pool, kva_query_count(&wave.task.at), fold_wave_query, &wave);
     }
     turn_back(&wave.task);
-    load_queries(&wave.task, scratch->q);
+    load_queries(&wave.task, scratch);
     fold_rows(plan, &wave.task, scratch);
 }
 
@@ -441,7 +443,8 @@ void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lo
                                               .block_first = seq->block_first,
                                               .page_count = seq->page_count,
                                               .rows = seq->rows,
-                                              .select_row = seq->select_row};
+                                              .select_row = seq->select_row,
+                                              .mean = seq->mean};
             scores[i] = seq->scores;
         }
         plan.seq_first = 0;

@@ -24,6 +24,7 @@ struct scratch {
     const void *tokens[KVA_ATTEND_SPLIT_TOKENS];
     uint32_t slot_first[KVA_CPU_ATTEND_QUERIES];
     uint32_t slot_end[KVA_CPU_ATTEND_QUERIES];
+    float shift[KVA_CPU_ATTEND_QUERIES]; /* of a query's scores: its product with the mean key */
     float m[KVA_CPU_ATTEND_QUERIES];
     float e[KVA_CPU_ATTEND_QUERIES];
     _Alignas(64) float weights[KVA_CPU_ATTEND_QUERIES * KVA_ATTEND_SPLIT_TOKENS];
@@ -91,15 +92,29 @@ static bool is_turned(const struct task *task)
     return task->args->format.coding == KVA_CODING_TURNED;
 }
 
-/* q = the task's queries, scaled, and turned as the keys are. */
-static void load_queries(const struct task *task, float *q)
+/* What scores lack whose keys are without a mean. */
+static float shift_of(const float *q, const float *mean, uint32_t dim)
+{
+    float lanes[KVA_TOKEN_ROW_LANES] = {0};
+    for (uint32_t i = 0; i < dim; i++)
+        lanes[i % KVA_TOKEN_ROW_LANES] += q[i] * mean[i];
+    return kva_token_row_total(lanes);
+}
+
+/* The task's queries, scaled, and turned as the keys are. */
+static void load_queries(const struct task *task, struct scratch *scratch)
 {
     const struct kva_attend_select_fetch_args *args = task->args;
-    kva_query_load(&task->at,
-                   (struct kva_query_rows){args->q, args->q_stride, args->head_dim, args->scale},
-                   q);
-    for (uint32_t j = 0; is_turned(task) && j < kva_query_count(&task->at); j++)
-        kva_token_row_turn(q + (size_t)j * args->head_dim, args->head_dim);
+    const uint32_t dim = args->head_dim;
+    const float *mean = task->seq->mean;
+    kva_query_load(&task->at, (struct kva_query_rows){args->q, args->q_stride, dim, args->scale},
+                   scratch->q);
+    for (uint32_t j = 0; j < kva_query_count(&task->at); j++) {
+        float *q = scratch->q + (size_t)j * dim;
+        scratch->shift[j] = mean ? shift_of(q, mean + (size_t)task->at.kv_head * dim, dim) : 0.0f;
+        if (is_turned(task))
+            kva_token_row_turn(q, dim);
+    }
 }
 
 #endif
