@@ -14,7 +14,7 @@ static const char *const mispredicts[] = {"chain", "predecode", NULL};
 static const char *const positions[] = {"index", "original", NULL};
 
 static const char *const norms[] = {"rank", "minmax", NULL};
-static const char *const codings[] = {"auto", "turned", "plain", NULL};
+static const char *const codings[] = {"turned", "plain", NULL};
 static const char *const masses[] = {"last", "all", NULL};
 
 static const char *const skews[] = {"after", "none", "fold", "planes", NULL};
@@ -145,7 +145,7 @@ static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
     [KVA_SETTING_CODING] = {"coding", WORD, .words = codings, AT(coding),
                             .help = "what few bits hold of a kept token: its key and value "
                                     "`turned`, so that no channel is larger than others, or "
-                                    "`plain`, as they are; `auto`: plain at 4 bits, else turned"},
+                                    "`plain`, as they are"},
 };
 
 const struct kva_kv_setting *kva_kv_setting_at(enum kva_kv_setting_id id)

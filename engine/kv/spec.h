@@ -124,7 +124,6 @@ enum kva_kv_victim {
 
 /* What few bits hold of a kept token. */
 enum kva_kv_coding {
-    KVA_KV_CODING_AUTO,   /* plain at 4 bits, else turned */
     KVA_KV_CODING_TURNED, /* its key and value turned, so that large channels are shared out */
     KVA_KV_CODING_PLAIN,  /* as they are (Q-Hitter) */
     KVA_KV_CODING_COUNT,

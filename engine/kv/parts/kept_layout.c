@@ -31,21 +31,13 @@ bool kva_kept_codes(const struct kva_kv_spec *spec)
     return spec->bits > 0 && spec->bits < 16;
 }
 
-/* Turned, a key whose one channel is far larger than all others has that size, of either sign, in
- * every channel. Of 4 bits' levels it falls between two, which is where rounding loses most; 4 bits
- * do without turning, fewer do not, and to more nothing happens (docs/results/kept.md). */
-static enum kva_lowbit_coding coding_of(const struct kva_kv_spec *spec)
-{
-    if (spec->coding == KVA_KV_CODING_AUTO)
-        return spec->bits == 4 ? KVA_CODING_PLAIN : KVA_CODING_TURNED;
-    return spec->coding == KVA_KV_CODING_PLAIN ? KVA_CODING_PLAIN : KVA_CODING_TURNED;
-}
-
 struct kva_lowbit_format kva_kept_format(const struct kva_kv *kv, const struct kva_kv_spec *spec)
 {
     if (!kva_kept_codes(spec))
         return (struct kva_lowbit_format){0};
-    return kva_lowbit_per_token(spec->bits, kv->shape.head_dim, coding_of(spec));
+    return kva_lowbit_per_token(spec->bits, kv->shape.head_dim,
+                                spec->coding == KVA_KV_CODING_PLAIN ? KVA_CODING_PLAIN
+                                                                    : KVA_CODING_TURNED);
 }
 
 size_t kva_kept_block_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec)
