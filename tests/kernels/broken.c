@@ -534,11 +534,11 @@ static bool rejected(struct check *check, const struct kva_ops *sound, const str
 /* Those of `count` broken operators that are not noticed; `ops`: bits of the operators asked for.
  * *ret_run grows by those that were. */
 static int run_list(struct check *check, const struct kva_ops *sound, const struct broken *broken,
-                    size_t count, uint32_t ops, size_t *ret_run)
+                    size_t count, uint64_t ops, size_t *ret_run)
 {
     int accepted = 0;
     for (size_t i = 0; i < count; i++) {
-        if (!(ops & 1u << broken[i].op))
+        if (!(ops & 1ull << broken[i].op))
             continue;
         accepted += !rejected(check, sound, &broken[i]);
         ++*ret_run;
@@ -548,12 +548,13 @@ static int run_list(struct check *check, const struct kva_ops *sound, const stru
 
 /* Operators that level amx has kernels for. */
 #define AMX_OPS                                                                                    \
-    (1u << OP_LINEAR | 1u << OP_LINEAR_PACKED | 1u << OP_ATTEND | 1u << OP_ATTEND_LOWBIT |         \
-     1u << OP_ATTEND_ROWS | 1u << OP_ATTEND_SELECT_FETCH)
+    (1ull << OP_LINEAR | 1ull << OP_LINEAR_PACKED | 1ull << OP_ATTEND | 1ull << OP_ATTEND_LOWBIT | \
+     1ull << OP_ATTEND_ROWS | 1ull << OP_ATTEND_SELECT_FETCH)
 
 int check_broken(struct check *check, bool emulated)
 {
-    const uint32_t all = 2 * KVA_CPU_AMX - 1, ops = emulated ? AMX_OPS : ~0u;
+    const uint32_t all = 2 * KVA_CPU_AMX - 1;
+    const uint64_t ops = emulated ? AMX_OPS : UINT64_MAX;
     struct check_variant *variant = &check->variants[0], lower = {0};
     check->quick = true;
     check->quiet = true;

@@ -111,7 +111,7 @@ static void test_keep__row_error(void **state KVA_UNUSED)
     const void *blocks[] = {page};
     float error[TOKENS];
     make_page(page);
-    const struct kva_row_error_seq seq = {blocks, error, TOKENS, TOKENS};
+    const struct kva_row_error_seq seq = {blocks, error, NULL, TOKENS, TOKENS};
     kva_device_ops(device)->row_error(
         device,
         &(struct kva_row_error_args){.seqs = &seq,
