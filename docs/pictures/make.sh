@@ -40,15 +40,14 @@ dropping=h2o:heavy=5%:recent=5%,h2o,h2o:heavy=25%:recent=25%,h2o:mass=all,\
 streaming:window=192:positions=original,streaming:window=384:positions=original,\
 streaming:window=960:positions=original
 plain=coding=plain
-turned=coding=turned
-few=q-hitter:16,q-hitter:8:$turned,q-hitter:4:$turned,q-hitter:3,q-hitter:2,\
+few=q-hitter:16,q-hitter:8,q-hitter:4,q-hitter:3,q-hitter:2,\
 q-hitter:4:$plain,q-hitter:3:$plain,q-hitter:2:$plain,q-hitter:2:lambda=0,q-hitter:2:lambda=100,\
 q-hitter:2:norm=minmax,q-hitter:3:$plain:lambda=0,q-hitter:3:$plain:lambda=100,\
 q-hitter:3:$plain:norm=minmax
 # Policies that keep part, and that keep all, by their bytes on the device.
 budgets=h2o:heavy=2%:recent=3%,h2o:heavy=5%:recent=5%,h2o,h2o:heavy=15%:recent=15%,\
-h2o:heavy=25%:recent=25%,q-hitter:2,q-hitter:2:heavy=35%:recent=15%,q-hitter:4:$turned,\
-q-hitter:4:$turned:heavy=35%:recent=15%,streaming:window=64:positions=original,\
+h2o:heavy=25%:recent=25%,q-hitter:2,q-hitter:2:heavy=35%:recent=15%,q-hitter:4,\
+q-hitter:4:heavy=35%:recent=15%,streaming:window=64:positions=original,\
 streaming:window=192:positions=original,streaming:window=384:positions=original,\
 streaming:window=640:positions=original,streaming:window=960:positions=original,\
 kivi:1,kivi:2,kivi:4,specache:1:16,specache:1,specache:2,specache:2:256
