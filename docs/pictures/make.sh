@@ -6,12 +6,13 @@
 # OUT: a folder for the results. MODEL: smollm2-135m-instruct, qwen2.5-coder-1.5b-instruct or demo;
 # without one all three. The first two are fetched if they are not there (docs/models.md). STAGE:
 # prose, code, wikitext-2 (divergence along a text), weights (formats of weights), kept, kept-bits
-# and kept-budget (policies that drop tokens, docs/results/kept.md), ahead, beside, long, columns and
-# relative (rows chosen a layer ahead, docs/results/infinigen.md: their settings, others at as many
-# bytes, by context, a prompt's own columns, by share of the tokens), gap (between predictors), settings (levels, layers, rows, sinks), facts, needles, lists,
-# others (tasks), rows (scores by rows fetched), grid (a needle by depth and length); of demo
-# policies, topk, levels, needle, steps; without one all of them. Run again, it goes on where it
-# stopped. Tables: OUT/MODEL/tables.md, of demo also OUT/demo/*/report.md.
+# and kept-budget (policies that drop tokens, docs/results/kept.md), ahead, beside, long, columns
+# and relative (rows chosen a layer ahead, docs/results/infinigen.md: their settings, others at as
+# many bytes, by context, a prompt's own columns, by share of the tokens), gap (between predictors),
+# settings (levels, layers, rows, sinks), facts, needles, lists, others (tasks), rows (scores by
+# rows fetched), grid (a needle by depth and length); of demo policies, topk, levels, needle, steps;
+# without one all of them. Run again, it goes on where it stopped. Tables: OUT/MODEL/tables.md, of
+# demo also OUT/demo/*/report.md.
 #
 # Environment: KVAHEAD (build/kvahead), QUALITY (kvahead-quality), PYTHON (python3: one that has
 # kvahead_quality), PORT (18330), THREADS (1), TEXTS (a folder with prose.txt and wikitext-2.txt),
