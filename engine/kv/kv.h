@@ -187,7 +187,7 @@ kva_kv_check_fits(const struct kva_kv *kv, const struct kva_kv_plan *plan, struc
 KVA_MUST_CHECK enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
                                                const struct kva_kv_plan *plan, struct kva_err *err);
 
-/* Gives everything back; closed pages stay in the prefix cache. */
+/* Gives everything back; closed pages stay in the prefix cache. Nothing, after an init that failed. */
 void kva_kv_seq_finish(struct kva_kv *kv, struct kva_kv_seq *seq);
 
 /* Promise host memory for tokens_max, find the prompt's beginning in the prefix cache, take device

@@ -138,6 +138,8 @@ static void set_resident(struct kva_kv *kv, struct kva_kv_seq *seq, bool residen
 
 void kva_kv_seq_finish(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
+    if (!seq->policy)
+        return;
     if (seq->resident)
         kva_kv_release(kv, seq, false);
     set_resident(kv, seq, false);
