@@ -208,7 +208,6 @@ static void test_ahead_heads__one_is_one_of_many(void **state KVA_UNUSED)
     struct kva_step_item items[COUNT] = {0};
     struct trace want[COUNT];
     struct fixture f;
-    struct kva_err err;
     const struct fixture_params params = {.model_path = grouped};
     fixture_open(&f, &params);
     for (uint32_t i = 0; i < COUNT; i++)
@@ -227,17 +226,7 @@ static void test_ahead_heads__one_is_one_of_many(void **state KVA_UNUSED)
                                                             .kv = spec_of(1)});
         assert_int_equal(fixture_prefill(&f, items[i].seq, CONTEXT), want[i].tokens[0]);
     }
-    for (uint32_t t = 1; t <= STEPS; t++) {
-        for (uint32_t i = 0; i < COUNT; i++)
-            assert_int_equal(f.engine->ops->grow(f.engine->self, items[i].seq, &err), KVA_OK);
-        assert_int_equal(f.engine->ops->step(f.engine->self, items, COUNT, &err), KVA_OK);
-        for (uint32_t i = 0; i < COUNT; i++) {
-            assert_int_equal(items[i].token.token, want[i].tokens[t]);
-            assert_true(items[i].token.chosen.logprob == want[i].logprobs[t]);
-        }
-    }
-    for (uint32_t i = 0; i < COUNT; i++)
-        f.engine->ops->destroy(f.engine->self, items[i].seq);
+    trace_expect_together(&f, items, want, COUNT, STEPS + 1);
     fixture_close(&f);
 }
 
@@ -267,7 +256,6 @@ static void test_ahead_heads__skews_beside_each_other(void **state KVA_UNUSED)
     struct kva_step_item items[COUNT] = {0};
     struct trace want[COUNT];
     struct fixture f;
-    struct kva_err err;
     fixture_open(&f, &(struct fixture_params){
                          .model_path = grouped, .make_skew = make_skew, .planes_percent = 50});
     for (uint32_t i = 0; i < COUNT; i++) {
@@ -288,17 +276,7 @@ static void test_ahead_heads__skews_beside_each_other(void **state KVA_UNUSED)
     }
     trace_expect_same(&want[0], &want[2], "the same request");
     assert_memory_not_equal(want[0].logprobs, want[1].logprobs, sizeof want[0].logprobs);
-    for (uint32_t t = 1; t <= STEPS; t++) {
-        for (uint32_t i = 0; i < COUNT; i++)
-            assert_int_equal(f.engine->ops->grow(f.engine->self, items[i].seq, &err), KVA_OK);
-        assert_int_equal(f.engine->ops->step(f.engine->self, items, COUNT, &err), KVA_OK);
-        for (uint32_t i = 0; i < COUNT; i++) {
-            assert_int_equal(items[i].token.token, want[i].tokens[t]);
-            assert_true(items[i].token.chosen.logprob == want[i].logprobs[t]);
-        }
-    }
-    for (uint32_t i = 0; i < COUNT; i++)
-        f.engine->ops->destroy(f.engine->self, items[i].seq);
+    trace_expect_together(&f, items, want, COUNT, STEPS + 1);
     fixture_close(&f);
 }
 

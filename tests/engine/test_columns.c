@@ -264,7 +264,6 @@ static void test_columns__company_and_the_prefix_cache(void **state KVA_UNUSED)
     struct trace want[COUNT];
     struct kva_step_item items[COUNT] = {0};
     struct fixture f;
-    struct kva_err err;
     uint32_t prompt[CONTEXT];
     const struct kva_sampling_params sampling = trace_sampling();
     for (uint32_t i = 0; i < COUNT; i++) {
@@ -290,17 +289,7 @@ static void test_columns__company_and_the_prefix_cache(void **state KVA_UNUSED)
         assert_int_equal(info.cached_tokens, i % 2 ? 192 : 0);
         assert_int_equal(fixture_prefill(&f, items[i].seq, 33), want[i].tokens[0]);
     }
-    for (uint32_t t = 1; t < OUTPUT; t++) {
-        for (uint32_t i = 0; i < COUNT; i++)
-            assert_int_equal(f.engine->ops->grow(f.engine->self, items[i].seq, &err), KVA_OK);
-        assert_int_equal(f.engine->ops->step(f.engine->self, items, COUNT, &err), KVA_OK);
-        for (uint32_t i = 0; i < COUNT; i++) {
-            assert_int_equal(items[i].token.token, want[i].tokens[t]);
-            assert_true(items[i].token.chosen.logprob == want[i].logprobs[t]);
-        }
-    }
-    for (uint32_t i = 0; i < COUNT; i++)
-        f.engine->ops->destroy(f.engine->self, items[i].seq);
+    trace_expect_together(&f, items, want, COUNT, OUTPUT);
     fixture_close(&f);
 }
 

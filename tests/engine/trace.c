@@ -117,6 +117,24 @@ struct trace trace_run(struct fixture *f, const struct run *run)
     return trace;
 }
 
+void trace_expect_together(struct fixture *f, struct kva_step_item *items, const struct trace *want,
+                           uint32_t count, uint32_t outputs)
+{
+    struct kva_err err;
+    const struct kva_engine *engine = f->engine;
+    for (uint32_t t = 1; t < outputs; t++) {
+        for (uint32_t i = 0; i < count; i++)
+            assert_int_equal(engine->ops->grow(engine->self, items[i].seq, &err), KVA_OK);
+        assert_int_equal(engine->ops->step(engine->self, items, count, &err), KVA_OK);
+        for (uint32_t i = 0; i < count; i++) {
+            assert_int_equal(items[i].token.token, want[i].tokens[t]);
+            assert_true(items[i].token.chosen.logprob == want[i].logprobs[t]);
+        }
+    }
+    for (uint32_t i = 0; i < count; i++)
+        engine->ops->destroy(engine->self, items[i].seq);
+}
+
 void trace_expect_same(const struct trace *a, const struct trace *b, const char *what)
 {
     if (memcmp(a->tokens, b->tokens, sizeof(a->tokens)) != 0)

@@ -63,6 +63,11 @@ struct trace trace_run(struct fixture *f, const struct run *run);
 /* Suspend and resume it; meanwhile another one writes all over the device tier. */
 void trace_suspend(struct fixture *f, struct kva_sequence *seq);
 
+/* Sequences whose prompts are in, each with its first token told, go on together: each says what it
+ * says alone, bit for bit, up to `outputs` tokens; then they end. */
+void trace_expect_together(struct fixture *f, struct kva_step_item *items, const struct trace *want,
+                           uint32_t count, uint32_t outputs);
+
 void trace_expect_same(const struct trace *a, const struct trace *b, const char *what);
 
 #endif
