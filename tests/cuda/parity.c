@@ -8,7 +8,9 @@
  * the one that does not, and the same run the same bits, whether steps are graphs or not.
  *
  * No test library: this runs on GPU machines that have none. */
+#include "engine/model/skew.h"
 #include "engine/model_engine.h"
+#include "engine/planes.h"
 #include "engine/sampler.h"
 #include "tests/cuda/mutations.h"
 
@@ -18,6 +20,9 @@
 #include <string.h>
 
 #define TOKENS_MAX 4096
+
+/* Of the columns: those of partial keys, and of the query weights that planes read. */
+#define PARTIAL_PERCENT 30u
 
 struct setup {
     struct kva_device *device;
@@ -53,6 +58,26 @@ static void expect_ok(enum kva_status status, const struct kva_err *err, const c
     exit(1);
 }
 
+static bool has_planes(const struct kva_model *model)
+{
+    return kva_planes_bytes(model, PARTIAL_PERCENT) > 0;
+}
+
+/* A skew that turns nothing; which columns matter is drawn. */
+static void give_skew(struct kva_model *model)
+{
+    const struct kva_model_config *c = &model->config;
+    struct kva_err err = {0};
+    struct kva_skew *skew;
+    expect_ok(kva_skew_create(c->layer_count, c->kv_heads, c->head_dim, &skew, &err), &err, "skew");
+    for (uint32_t i = 0; i < c->layer_count * c->kv_heads * c->head_dim; i++) {
+        skew->energy[i] = (float)(i * 37 % 101);
+        skew->basis[(size_t)i * c->head_dim + i % c->head_dim] = 1;
+    }
+    kva_skew_sort(skew);
+    model->skew = skew;
+}
+
 /* `module` NULL: on the CPU. */
 static void open_setup(struct setup *setup, const char *module, const char *path,
                        enum kva_dtype act, enum kva_dtype kv_dtype, bool direct)
@@ -60,6 +85,7 @@ static void open_setup(struct setup *setup, const char *module, const char *path
     struct kva_err err = {0};
     const struct kva_model_open_params open = {.path = path};
     expect_ok(kva_model_open(&open, &setup->model, &err), &err, path);
+    give_skew(setup->model);
     const struct kva_device_params device = {
         .act = act, .cpu_level_mask = KVA_CPU_REF, .gpu_direct = direct};
     expect_ok(module ? kva_device_open_cuda(module, &device, &setup->device, &err)
@@ -72,6 +98,7 @@ static void open_setup(struct setup *setup, const char *module, const char *path
         .sequences_max = 4,
         .step_tokens_max = 256,
         .kv_dtype = kv_dtype,
+        .planes_percent = has_planes(setup->model) ? PARTIAL_PERCENT : 0,
     };
     expect_ok(kva_model_engine_create(&engine, &setup->engine, &err), &err, "engine");
 }
@@ -243,29 +270,35 @@ static void fill_run(struct run *run, const struct kva_model *model, uint64_t se
 }
 
 /* What is compared: every policy, SpeCache by its other predictors, and InfiniGen by a prompt's own
- * columns. */
+ * columns, and by whole planes. */
 static const struct variant {
     const char *name; /* NULL: the policy's */
     enum kva_kv_policy_id policy;
     enum kva_kv_predictor predictor;
     enum kva_kv_columns columns;
+    bool planes;
 } variants[] = {
-    {NULL, KVA_KV_FULL, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC},
-    {NULL, KVA_KV_OFFLOAD, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC},
-    {NULL, KVA_KV_STREAMING, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC},
-    {NULL, KVA_KV_KIVI, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC},
-    {NULL, KVA_KV_SPECACHE, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC},
-    {"specache prev-query", KVA_KV_SPECACHE, KVA_PREDICT_PREV_QUERY, KVA_COLUMNS_STATIC},
-    {"specache sync", KVA_KV_SPECACHE, KVA_PREDICT_SYNC, KVA_COLUMNS_STATIC},
-    {NULL, KVA_KV_H2O, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC},
-    {NULL, KVA_KV_QHITTER, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC},
-    {NULL, KVA_KV_INFINIGEN, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC},
-    {"infinigen, own columns", KVA_KV_INFINIGEN, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_PROMPT},
+    {NULL, KVA_KV_FULL, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, false},
+    {NULL, KVA_KV_OFFLOAD, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, false},
+    {NULL, KVA_KV_STREAMING, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, false},
+    {NULL, KVA_KV_KIVI, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, false},
+    {NULL, KVA_KV_SPECACHE, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, false},
+    {"specache prev-query", KVA_KV_SPECACHE, KVA_PREDICT_PREV_QUERY, KVA_COLUMNS_STATIC, false},
+    {"specache sync", KVA_KV_SPECACHE, KVA_PREDICT_SYNC, KVA_COLUMNS_STATIC, false},
+    {NULL, KVA_KV_H2O, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, false},
+    {NULL, KVA_KV_QHITTER, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, false},
+    {NULL, KVA_KV_INFINIGEN, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, false},
+    {"infinigen, own columns", KVA_KV_INFINIGEN, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_PROMPT, false},
+    {"infinigen, planes", KVA_KV_INFINIGEN, KVA_PREDICT_SPEC_TOKEN, KVA_COLUMNS_STATIC, true},
 };
 
-/* A slot of a store has no place in a sliding window: such models are refused. */
-static bool fits(const struct variant *variant, const struct kva_model_config *config)
+/* A slot of a store has no place in a sliding window, and a part of a query no norm: such models are
+ * refused. */
+static bool fits(const struct variant *variant, const struct kva_model *model)
 {
+    const struct kva_model_config *config = &model->config;
+    if (variant->planes && !has_planes(model))
+        return false;
     bool stores = variant->policy == KVA_KV_H2O || variant->policy == KVA_KV_QHITTER;
     for (uint32_t i = 0; stores && i < config->layer_count; i++) {
         if (config->layer_window[i] > 0)
@@ -329,14 +362,15 @@ static void check_model(const char *module, const char *path, enum kva_dtype act
     for (size_t i = 0; i < KVA_COUNT_OF(variants); i++) {
         const struct variant *variant = &variants[i];
         const char *what = variant->name ? variant->name : kva_kv_policy_name(variant->policy);
-        if (!fits(variant, &cpu.model->config))
+        if (!fits(variant, cpu.model))
             continue;
         run->kv = kva_kv_spec_default(variant->policy);
         run->kv.predictor = variant->predictor;
         run->kv.columns = variant->columns;
         run->kv.min_tokens = 0; /* low bits from the first page on */
         run->kv.window = kva_min_u32(run->kv.window, 64);
-        run->kv.skew = KVA_SKEW_NONE; /* the files of these models have no other beside them */
+        run->kv.partial = PARTIAL_PERCENT;
+        run->kv.skew = variant->planes ? KVA_SKEW_PLANES : KVA_SKEW_NONE;
         run->kv.skip_layers = 1;
         run->kv.k = 16; /* a choice, also where a prompt has a page or two */
         snprintf(name, sizeof name, "%.40s, %s, %s", tail, what, kva_dtype_name(act));
