@@ -22,7 +22,6 @@ struct kva_guests {
     struct model_engine *engine;
     struct guest *places; /* [places_max] */
     uint32_t places_max;
-    uint32_t page_count;
     unsigned char *zeros; /* host tier: a page */
     pthread_mutex_t lock; /* of places */
     pthread_cond_t let_go;
@@ -87,7 +86,7 @@ static struct guest *find(const struct kva_guests *g, uint64_t loan)
 
 uint32_t kva_guests_pages(const struct kva_guests *g)
 {
-    return g->page_count;
+    return (uint32_t)(g->engine->kv->guest_bytes / page_bytes(g));
 }
 
 /* --- memory ---------------------------------------------------------------------------------- */
@@ -124,7 +123,6 @@ enum kva_status kva_guests_reserve(struct kva_guests *g, const struct kva_kv_loa
     pthread_mutex_lock(&g->lock);
     *place = (struct guest){.loan = *loan, .pages = pages};
     pthread_mutex_unlock(&g->lock);
-    g->page_count += loan->page_count;
     g->engine->kv->guest_bytes += loan->page_count * page_bytes(g);
     return KVA_OK;
 }
@@ -184,7 +182,6 @@ void kva_guests_free(struct kva_guests *g, uint64_t loan)
     kva_kv_order_copies(g->engine->kv);
     for (uint32_t i = 0; i < gone.loan.page_count; i++)
         kva_kv_offload(g->engine->kv, gone.pages[i], g->zeros, page_bytes(g));
-    g->page_count -= gone.loan.page_count;
     g->engine->kv->guest_bytes -= gone.loan.page_count * page_bytes(g);
     free_pages(g, gone.pages, gone.loan.page_count);
 }

@@ -2,6 +2,7 @@
 #include "engine/kv/kv.h"
 
 #include "engine/kv/part.h"
+#include "engine/kv/parts/lent.h"
 
 #include <stdlib.h>
 
@@ -224,8 +225,9 @@ struct kva_tier_bytes kva_kv_seq_bytes(const struct kva_kv *kv, const struct kva
 {
     return (struct kva_tier_bytes){
         .device = seq->device_bytes,
-        .host = (uint64_t)(seq->page_count - seq->dropped - seq->away + seq->promised_pages +
-                           seq->pool_pages + seq->stream.page_count + seq->saved.page_count) *
+        .host = (uint64_t)(seq->page_count - seq->dropped - kva_kv_pages_away(seq) +
+                           seq->promised_pages + seq->pool_pages + seq->stream.page_count +
+                           seq->saved.page_count) *
                 kv->shape.page_bytes,
     };
 }

@@ -143,7 +143,6 @@ struct kva_kv_seq {
     uint32_t pages_max;
     uint32_t page_count;     /* pages that exist, or have */
     uint32_t dropped;        /* pages [1, 1 + dropped) do not any more: NULL */
-    uint32_t away;           /* pages that are NULL because their only home is elsewhere (lent.h) */
     uint32_t closed_count;   /* the first so many are closed */
     uint32_t promised_pages; /* host memory promised and not taken yet */
     uint32_t pool_pages;     /* of a part's own (parts/pool.h) */

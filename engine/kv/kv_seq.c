@@ -118,7 +118,6 @@ static void release_pages(struct kva_kv *kv, struct kva_kv_seq *seq)
     kva_kv_saved_end(kv, seq);
     seq->closed_count = 0;
     seq->dropped = 0;
-    seq->away = 0;
     seq->tokens = 0;
     seq->prefilled = false;
     seq->offloaded = seq->prepared = seq->considered = 0;

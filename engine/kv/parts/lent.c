@@ -26,6 +26,18 @@ uint32_t kva_kv_loans(const struct kva_kv_seq *seq, struct kva_kv_loan ret[KVA_K
     return lent ? lent->count : 0;
 }
 
+uint32_t kva_kv_pages_away(const struct kva_kv_seq *seq)
+{
+    const struct kva_lent *lent = seq->policy ? kva_lent_of(seq) : NULL; /* an init failed */
+    uint32_t pages = 0;
+    for (uint32_t i = 0; lent && i < lent->count; i++) {
+        const struct kva_lent_debt *debt = &lent->debts[i];
+        bool gone = debt->stage == KVA_LENT_AWAY && !debt->loan.keeps_home;
+        pages += gone ? debt->loan.page_count : 0;
+    }
+    return pages;
+}
+
 static struct kva_lent_debt *find_debt(const struct kva_kv_seq *seq, uint64_t id)
 {
     struct kva_lent *lent = kva_lent_of(seq);
@@ -80,7 +92,6 @@ void kva_kv_lend(struct kva_kv *kv, struct kva_kv_seq *seq, const struct kva_kv_
             continue;
         kva_page_pool_release(kv->pages, seq->pages[i]);
         seq->pages[i] = NULL;
-        seq->away++;
     }
 }
 
@@ -101,7 +112,6 @@ enum kva_status kva_kv_home_reserve(struct kva_kv *kv, struct kva_kv_seq *seq, u
                             l->page_count, (unsigned long long)loan);
         for (uint32_t i = 0; i < l->page_count; i++)
             seq->pages[l->first_page + i] = kva_page_pool_take(kv->pages);
-        seq->away -= l->page_count;
     }
     debt->stage = KVA_LENT_RESERVED;
     return KVA_OK;

@@ -67,6 +67,9 @@ bool kva_kv_settle_step(struct kva_kv *kv, struct kva_kv_seq *seq);
 /* The sequence's loans, at most KVA_KV_LOANS_MAX; how many. */
 uint32_t kva_kv_loans(const struct kva_kv_seq *seq, struct kva_kv_loan ret[KVA_KV_LOANS_MAX]);
 
+/* Pages of the sequence, NULL in its table, whose only home is elsewhere. */
+uint32_t kva_kv_pages_away(const struct kva_kv_seq *seq);
+
 /* --- for the resident part: pages that it does not have ---------------------------------------- */
 
 struct kva_kv_absent {
