@@ -88,6 +88,27 @@ static bool check_attend(struct kva_device *device, const struct kva_attend_args
     return true;
 }
 
+static bool check_apart(struct kva_device *device, const char *op,
+                        const struct kva_attend_apart_args *args)
+{
+    if (!args->attend.accumulate)
+        return kva_check_refuse(device, "%s: there must be a result to go on from", op);
+    if ((uintptr_t)args->memory % KVA_CACHE_LINE)
+        return kva_check_refuse(device, "%s: the memory for splits begins %u bytes into a line", op,
+                                (unsigned)((uintptr_t)args->memory % KVA_CACHE_LINE));
+    return check_attend(device, &args->attend);
+}
+
+static bool check_attend_apart(struct kva_device *device, const struct kva_attend_apart_args *args)
+{
+    return check_apart(device, "attend_apart", args);
+}
+
+static bool check_attend_join(struct kva_device *device, const struct kva_attend_apart_args *args)
+{
+    return check_apart(device, "attend_join", args);
+}
+
 /* Where rows of 16 bits meet those of few, which are not turned then. */
 static bool check_plain(struct kva_device *device, const char *op, struct kva_lowbit_format format)
 {
@@ -301,14 +322,15 @@ static bool check_shortlist(struct kva_device *device, const struct kva_shortlis
 
 /* --- the table -------------------------------------------------------------------------------- */
 
-#define CHECKED_BY(name, check)                                                                    \
-    static void checked_##name(struct kva_device *device, const struct kva_##name##_args *args)    \
+#define CHECKED_AS(name, type, check)                                                              \
+    static void checked_##name(struct kva_device *device, const struct type *args)                 \
     {                                                                                              \
         if (check(device, args))                                                                   \
             kva_check_base(device)->ops->name(device, args);                                       \
     }
 
-#define CHECKED(name) CHECKED_BY(name, check_##name)
+#define CHECKED_BY(name, check) CHECKED_AS(name, kva_##name##_args, check)
+#define CHECKED(name)           CHECKED_BY(name, check_##name)
 
 CHECKED(embed)
 CHECKED(norm)
@@ -324,6 +346,8 @@ CHECKED(attend_lowbit)
 CHECKED(attend_rows)
 CHECKED(merge)
 CHECKED(attend_select_fetch)
+CHECKED(attend_apart)
+CHECKED_AS(attend_join, kva_attend_apart_args, check_attend_join)
 CHECKED(weigh)
 CHECKED(choose)
 CHECKED(accumulate)
@@ -343,7 +367,7 @@ CHECKED_BY(sketch_queries, kva_check_sketch_queries)
 CHECKED_BY(sketch_sums, kva_check_sketch_sums)
 CHECKED_BY(sketch_weigh, kva_check_sketch_weigh)
 
-#define TABLE(fused)                                                                               \
+#define TABLE(fused, apart, join)                                                                  \
     {                                                                                              \
         .embed = checked_embed, .norm = checked_norm, .linear = checked_linear,                    \
         .rope = checked_rope, .glu = checked_glu, .gather = checked_gather,                        \
@@ -359,12 +383,22 @@ CHECKED_BY(sketch_weigh, kva_check_sketch_weigh)
         .store_rows = checked_store_rows, .roll_rows = checked_roll_rows,                          \
         .sketch = checked_sketch, .sketch_queries = checked_sketch_queries,                        \
         .sketch_sums = checked_sketch_sums, .sketch_weigh = checked_sketch_weigh,                  \
+        .attend_apart = apart, .attend_join = join,                                                \
     }
 
-static const struct kva_ops with_fused = TABLE(checked_attend_select_fetch);
-static const struct kva_ops without_fused = TABLE(NULL);
+#define TABLES(apart, join)                                                                        \
+    {                                                                                              \
+        TABLE(NULL, apart, join), TABLE(checked_attend_select_fetch, apart, join)                  \
+    }
+
+/* By whether a device has attend_apart and attend_join, and attend_select_fetch. */
+static const struct kva_ops tables[2][2] = {
+    TABLES(NULL, NULL),
+    TABLES(checked_attend_apart, checked_attend_join),
+};
 
 const struct kva_ops *kva_checked_ops(const struct kva_device *device)
 {
-    return kva_check_base(device)->ops->attend_select_fetch ? &with_fused : &without_fused;
+    const struct kva_ops *ops = kva_check_base(device)->ops;
+    return &tables[ops->attend_apart && ops->attend_join][ops->attend_select_fetch != NULL];
 }

@@ -159,6 +159,9 @@ struct kva_ops {
     void (*sketch_queries)(struct kva_device *device, const struct kva_sketch_queries_args *args);
     void (*sketch_sums)(struct kva_device *device, const struct kva_sketch_sums_args *args);
     void (*sketch_weigh)(struct kva_device *device, const struct kva_sketch_weigh_args *args);
+    /* Both, or NULL: the device cannot attend before it has what it goes on from. */
+    void (*attend_apart)(struct kva_device *device, const struct kva_attend_apart_args *args);
+    void (*attend_join)(struct kva_device *device, const struct kva_attend_apart_args *args);
 };
 
 #endif

@@ -89,6 +89,19 @@ struct kva_attend_args {
     bool accumulate;
 };
 
+/* Attention that goes on from a result which is not there yet, in two calls, optional operators of
+ * which a device has both or neither: attend_apart computes the partial results of splits into
+ * `memory`, of each sequence the first ones, as many as fit in its even share; attend_join, once
+ * attend.out holds what they are to be folded into, folds them and attends to the other splits.
+ * Together they give the bits of attend with the same arguments. attend_apart neither reads nor
+ * writes attend.out; the two calls have the same arguments, and nothing else uses `memory` in
+ * between. Without these operators the caller waits, then calls attend. */
+struct kva_attend_apart_args {
+    struct kva_attend_args attend; /* with `accumulate` */
+    void *memory;                  /* device [bytes], begins a cache line */
+    size_t bytes;
+};
+
 /* Low-bit blocks from 16-bit ones. Scale and zero are computed in fp32 and rounded to f16 before
  * coding, so that encoder and decoder agree; codes are clamped. A constant group has scale 0 and
  * codes 0. Elements beyond the range of f16 count as its end. */
@@ -124,6 +137,13 @@ static inline size_t kva_attend_splits(uint32_t page_count)
 {
     size_t tokens = (size_t)page_count * KVA_PAGE_TOKENS;
     return (tokens + KVA_ATTEND_SPLIT_TOKENS - 1) / KVA_ATTEND_SPLIT_TOKENS;
+}
+
+/* Memory for one row's partial results of all splits of `page_count` pages (attend_apart). */
+static inline size_t kva_attend_apart_bytes(uint32_t heads, uint32_t head_dim, uint32_t page_count)
+{
+    size_t pair = kva_align_up(((size_t)head_dim + 2) * sizeof(float), KVA_CACHE_LINE);
+    return heads * kva_attend_splits(page_count) * pair;
 }
 
 /* Memory for one row's scores over `page_count` pages: per head and split, in whole lines of the

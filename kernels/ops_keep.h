@@ -67,15 +67,23 @@ struct kva_attend_mass_args {
 /* A channel's mean counts from so many standard deviations on: squared. */
 #define KVA_MEAN_KEY_DEVIATIONS_2 64.0f
 
+/* Means that count are taken off where they have, squared and added up, more than so many times the
+ * variance of all channels of the head. Heads that need it have 30 to 4000 times it (Qwen2.5), others
+ * 5 at most (docs/results/kept.md). */
+#define KVA_MEAN_KEY_SHARE 16.0f
+
 /* mean[kv_head] = of the keys of tokens [first, end) of a block the mean of each channel that hardly
  * changes from token to token: mean^2 > KVA_MEAN_KEY_DEVIATIONS_2 * variance; of other channels 0.
- * Sums are by ascending token; numbers beyond f16 count as its end, what is not a number as 0.
+ * All are 0 of a KV head where these means outweigh what tells its keys apart by less than
+ * KVA_MEAN_KEY_SHARE. Sums are by ascending token and channel; numbers beyond f16 count as its end,
+ * what is not a number as 0.
  *
  * A projection with a bias makes such channels, some of them a hundred times larger than what tells
  * tokens apart. Levels that reach over them leave only noise of the rest. So keys are coded without
  * them, and queries bring them back: q.k = q.(k - mean) + q.mean, and the second part is one number
- * for all tokens of a store. Means of all channels would make the keys of sinks larger, which are
- * unlike the others and have most of the attention (docs/results/kept.md). */
+ * for all tokens of a store. The keys of sinks, which are unlike the others and have most of the
+ * attention, become larger without a mean that they do not share: so nothing is taken off where
+ * little would be gained. */
 struct kva_mean_keys_args {
     const void *block; /* 16 bits, in either tier */
     float *mean;       /* out: [kv_heads][head_dim]; device */

@@ -120,6 +120,7 @@ PLAIN(assign_slots, kva_assign_slots_args, KVA_PROFILE_KV)
 PLAIN(query_cosine, kva_query_cosine_args, KVA_PROFILE_KV)
 PLAIN(merge, kva_merge_args, KVA_PROFILE_ATTEND)
 PLAIN(attend_mass, kva_attend_mass_args, KVA_PROFILE_ATTEND)
+PLAIN(attend_join, kva_attend_apart_args, KVA_PROFILE_ATTEND)
 PLAIN(mean_keys, kva_mean_keys_args, KVA_PROFILE_KV)
 PLAIN(row_error, kva_row_error_args, KVA_PROFILE_KV)
 PLAIN(keep, kva_keep_args, KVA_PROFILE_KV)
@@ -166,6 +167,17 @@ static void profiled_attend(struct kva_device *device, const struct kva_attend_a
     uint64_t start_ns = profile->now_ns();
     count_attend(&profile->counts, args);
     profile->inner->attend(device, args);
+    count(profile, device, KVA_PROFILE_ATTEND, start_ns);
+}
+
+/* The bytes and the arithmetic of both calls. */
+static void profiled_attend_apart(struct kva_device *device,
+                                  const struct kva_attend_apart_args *args)
+{
+    struct kva_profile *profile = profile_of(device);
+    uint64_t start_ns = profile->now_ns();
+    count_attend(&profile->counts, &args->attend);
+    profile->inner->attend_apart(device, args);
     count(profile, device, KVA_PROFILE_ATTEND, start_ns);
 }
 
@@ -264,6 +276,10 @@ void kva_profile_attach(struct kva_profile *profile, struct kva_device *device)
     };
     if (base->ops->attend_select_fetch)
         profile->outer.attend_select_fetch = profiled_attend_select_fetch;
+    if (base->ops->attend_apart && base->ops->attend_join) {
+        profile->outer.attend_apart = profiled_attend_apart;
+        profile->outer.attend_join = profiled_attend_join;
+    }
     base->profile = profile;
     base->ops = &profile->outer;
 }

@@ -161,9 +161,11 @@ struct kva_cpu_mass_split {
     uint32_t head_dim;
     enum kva_dtype kv_dtype;
     float *mass;   /* [KVA_ATTEND_SPLIT_TOKENS]; of slots that are not present anything */
-    float *scores; /* [q_count] rows of KVA_ATTEND_SPLIT_TOKENS: given, or scratch */
-    bool scored;   /* given, -inf where no token is; tokens, q and k are not read then */
+    float *scores; /* [q_count] rows of KVA_ATTEND_SPLIT_TOKENS: scratch */
     float *k;      /* [KVA_CPU_MASS_K_FLOATS]: what mass_keys has made of the keys */
+    const float *const
+        *scored; /* [q_count]: scores that are there already, such rows, -inf where no
+                                   token is; tokens, q, k and scores do not count then. Or NULL */
 };
 
 /* Keys of slots of one page of one KV head of a store: as 16-bit rows, rotated. */
@@ -320,12 +322,16 @@ KVA_CPU_KERNELS_DECLARE(ref)
 KVA_CPU_KERNELS_DECLARE(avx2)
 KVA_CPU_KERNELS_DECLARE(avx512)
 KVA_CPU_KERNELS_DECLARE(avx512vnni)
+KVA_CPU_KERNELS_DECLARE(avx512gfni)
 KVA_CPU_KERNELS_DECLARE(avx512bf16)
 KVA_CPU_KERNELS_DECLARE(amx)
 
 /* Levels that both this build and this machine have. AMX is among them if the operating system
  * lets this process use its tiles, which is asked for here. */
 uint32_t kva_cpu_levels(void);
+
+/* Whether the machine multiplies matrices of bits (GFNI): of those of level avx512bf16 nearly all. */
+bool kva_cpu_has_gfni(void);
 
 /* Fill the table from the levels in `mask` (0: all), lowest first; the reference level is always
  * the bottom. `emulated`: levels that count as there. *ret_levels: those in use. Fails: KVA_EINVAL

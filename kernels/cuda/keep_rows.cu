@@ -67,30 +67,55 @@ static __device__ void turn(float *x, const place &p, bool back)
 
 /* --- mean_keys -------------------------------------------------------------------------------- */
 
-/* A KV head by a block of threads, a channel by a thread. */
+/* The mean of each channel of a KV head, and the sum of the squares of what tokens have else; a
+ * channel by a thread. */
 template <typename KV>
-static __global__ void __launch_bounds__(THREADS) mean_kernel(kva_mean_keys_args p)
+static __device__ void channel_means(const kva_mean_keys_args &p, float *mean, float *squares)
 {
-    const uint32_t kv_head = blockIdx.x, dim = p.head_dim;
     const float n = static_cast<float>(p.end - p.first);
-    for (uint32_t c = threadIdx.x; c < dim; c += THREADS) {
+    for (uint32_t c = threadIdx.x; c < p.head_dim; c += THREADS) {
         auto at = [&](uint32_t t) {
-            const KV *row = row_16<KV>(p.block, p.block_offset_bytes, kv_head, t, dim);
+            const KV *row = row_16<KV>(p.block, p.block_offset_bytes, blockIdx.x, t, p.head_dim);
             const float x = clamped(kva_to_f32(row[c]));
             return x == x ? x : 0.0f;
         };
-        float sum = 0.0f, squares = 0.0f;
+        float sum = 0.0f;
         for (uint32_t t = p.first; t < p.end; t++)
             sum = __fadd_rn(sum, at(t));
-        const float mean = __fdiv_rn(sum, n);
+        mean[c] = __fdiv_rn(sum, n);
+        squares[c] = 0.0f;
         for (uint32_t t = p.first; t < p.end; t++) {
-            const float off = __fsub_rn(at(t), mean);
-            squares = __fadd_rn(squares, __fmul_rn(off, off));
+            const float off = __fsub_rn(at(t), mean[c]);
+            squares[c] = __fadd_rn(squares[c], __fmul_rn(off, off));
         }
-        const bool counts =
-            __fmul_rn(__fmul_rn(mean, mean), n) > __fmul_rn(KVA_MEAN_KEY_DEVIATIONS_2, squares);
-        p.mean[static_cast<size_t>(kv_head) * dim + c] = counts ? mean : 0.0f;
     }
+}
+
+/* A KV head by a block of threads. */
+template <typename KV>
+static __global__ void __launch_bounds__(THREADS) mean_kernel(kva_mean_keys_args p)
+{
+    __shared__ float mean[DIM_MAX], squares[DIM_MAX];
+    __shared__ bool some;
+    const float n = static_cast<float>(p.end - p.first);
+    auto weight = [&](uint32_t c) { return __fmul_rn(__fmul_rn(mean[c], mean[c]), n); };
+    auto counts = [&](uint32_t c) {
+        return weight(c) > __fmul_rn(KVA_MEAN_KEY_DEVIATIONS_2, squares[c]);
+    };
+    channel_means<KV>(p, mean, squares);
+    __syncthreads(); /* the means are there */
+    if (threadIdx.x == 0) {
+        float common = 0.0f, apart = 0.0f;
+        for (uint32_t c = 0; c < p.head_dim; c++) {
+            common = __fadd_rn(common, counts(c) ? weight(c) : 0.0f);
+            apart = __fadd_rn(apart, squares[c]);
+        }
+        some = common > __fmul_rn(KVA_MEAN_KEY_SHARE, apart);
+    }
+    __syncthreads(); /* `some` is */
+    float *to = p.mean + static_cast<size_t>(blockIdx.x) * p.head_dim;
+    for (uint32_t c = threadIdx.x; c < p.head_dim; c += THREADS)
+        to[c] = some && counts(c) ? mean[c] : 0.0f;
 }
 
 void kva_cuda_mean_keys(struct kva_device *device, const struct kva_mean_keys_args *args)

@@ -17,6 +17,7 @@ struct keep_work {
     struct kva_keep_args keep;
     struct kva_store_rows_args store;
     struct kva_row_error_args error;
+    struct kva_mean_keys_args mean;
 };
 
 static void run_mass(void *opaque)
@@ -47,6 +48,12 @@ static void run_error(void *opaque)
 {
     struct keep_work *work = opaque;
     work->bench->ops->row_error(work->bench->device, &work->error);
+}
+
+static void run_mean(void *opaque)
+{
+    struct keep_work *work = opaque;
+    work->bench->ops->mean_keys(work->bench->device, &work->mean);
 }
 
 static float *numbers_new(size_t count, float value)
@@ -102,42 +109,66 @@ static void bench_mass(const struct bench *bench, const unsigned char *memory, e
     free(e);
 }
 
+/* Heads of a model. */
+struct heads {
+    uint32_t all, kv, dim;
+};
+
 /* One row before low-bit pages with keys per token; bits 1: KIVI's with 4, to be compared. */
-static void bench_tokens(const struct bench *bench, const unsigned char *memory, uint32_t bits)
+static void bench_tokens(const struct bench *bench, const unsigned char *memory,
+                         const struct heads *heads, uint32_t bits)
 {
     enum { TOKENS = 65536 };
     const struct kva_lowbit_format format =
         bits == 1 ? (struct kva_lowbit_format){.bits = 4, .group = 64}
-                  : kva_lowbit_per_token(bits, DIM, KVA_CODING_TURNED);
-    const size_t block_bytes = kva_lowbit_block_bytes(format, KV_HEADS, DIM);
-    const uint32_t pages = TOKENS / KVA_PAGE_TOKENS;
+                  : kva_lowbit_per_token(bits, heads->dim, KVA_CODING_TURNED);
+    const size_t block_bytes = kva_lowbit_block_bytes(format, heads->kv, heads->dim);
+    const uint32_t pages = TOKENS / KVA_PAGE_TOKENS, width = heads->all * heads->dim;
     const void **blocks = malloc(pages * sizeof *blocks);
-    float *q = numbers_new(HEADS * DIM, -0.6f), *a = numbers_new(HEADS * (DIM + 2), 0);
+    float *q = numbers_new(width, -0.6f), *a = numbers_new(width + 2 * heads->all, 0);
     const struct kva_lowbit_seq seq = {
         .row_count = 1, .position_first = TOKENS, .page_count = pages};
     struct keep_work work = {.bench = bench};
     char name[80];
     for (uint32_t i = 0; i < pages; i++)
         blocks[i] = memory + i * block_bytes % (COLD_BYTES - block_bytes) / 64 * 64;
-    work.lowbit =
-        (struct kva_attend_lowbit_args){.q = q,
-                                        .out = {a, a + HEADS * DIM, a + HEADS * (DIM + 1)},
-                                        .seqs = &seq,
-                                        .blocks = blocks,
-                                        .seq_count = 1,
-                                        .q_stride = HEADS * DIM,
-                                        .heads = HEADS,
-                                        .kv_heads = KV_HEADS,
-                                        .head_dim = DIM,
-                                        .format = format,
-                                        .scale = 0.1f};
+    work.lowbit = (struct kva_attend_lowbit_args){.q = q,
+                                                  .out = {a, a + width, a + width + heads->all},
+                                                  .seqs = &seq,
+                                                  .blocks = blocks,
+                                                  .seq_count = 1,
+                                                  .q_stride = width,
+                                                  .heads = heads->all,
+                                                  .kv_heads = heads->kv,
+                                                  .head_dim = heads->dim,
+                                                  .format = format,
+                                                  .scale = 0.1f};
     snprintf(name, sizeof name, "attend_lowbit %u bit per %s %u/%u x %u at %u", format.bits,
-             bits == 1 ? "channel" : "token", HEADS, KV_HEADS, DIM, TOKENS);
+             bits == 1 ? "channel" : "token", heads->all, heads->kv, heads->dim, TOKENS);
     bench_report(bench, name, KVA_INT8, bench_seconds_of(bench->threads, run_lowbit, &work),
-                 (double)block_bytes * pages, 4.0 * HEADS * (double)TOKENS * DIM);
+                 (double)block_bytes * pages, 4.0 * TOKENS * width);
     free(blocks);
     free(q);
     free(a);
+}
+
+/* Once per layer of a prompt. */
+static void bench_mean(const struct bench *bench, const unsigned char *memory)
+{
+    float *mean = numbers_new(KV_HEADS * DIM, 0);
+    struct keep_work work = {.bench = bench,
+                             .mean = {.block = memory,
+                                      .mean = mean,
+                                      .first = 4,
+                                      .end = KVA_PAGE_TOKENS,
+                                      .kv_heads = KV_HEADS,
+                                      .head_dim = DIM,
+                                      .kv_dtype = KVA_BF16}};
+    char name[80];
+    snprintf(name, sizeof name, "mean_keys %u tokens kv_heads %u x %u", KVA_PAGE_TOKENS - 4,
+             KV_HEADS, DIM);
+    bench_report(bench, name, KVA_F32, bench_seconds_of(bench->threads, run_mean, &work), 0, 0);
+    free(mean);
 }
 
 /* A page leaves: 64 tokens for a full store. */
@@ -219,6 +250,8 @@ static void bench_insertion(const struct bench *bench, const unsigned char *memo
 void bench_keep(const struct bench *bench, unsigned char *memory, bool slow)
 {
     const uint32_t bits[] = {1, 2, 3, 4, 8};
+    /* TinyLlama's, and those of SmolLM2 and Qwen2.5 Coder 1.5B. */
+    const struct heads heads[] = {{HEADS, KV_HEADS, DIM}, {9, 3, 64}, {12, 2, 128}};
     if (!bench_wanted(bench, "keep") || slow)
         return;
     bench_mass(bench, memory, KVA_BF16, 2048, 512);
@@ -226,7 +259,10 @@ void bench_keep(const struct bench *bench, unsigned char *memory, bool slow)
     bench_mass(bench, memory, KVA_BF16, 512, 1);
     bench_mass(bench, memory, KVA_BF16, 32768, 1);
     for (size_t i = 0; i < KVA_COUNT_OF(bits); i++)
-        bench_tokens(bench, memory, bits[i]);
+        bench_tokens(bench, memory, &heads[0], bits[i]);
+    bench_tokens(bench, memory, &heads[1], 4);
+    bench_tokens(bench, memory, &heads[2], 4);
+    bench_mean(bench, memory);
     bench_insertion(bench, memory, 512);
     bench_insertion(bench, memory, 4096);
 }

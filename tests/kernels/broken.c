@@ -454,6 +454,55 @@ static void attend_leak(struct kva_device *device, const struct kva_attend_args 
     }
 }
 
+/* --- attend_apart, attend_join ----------------------------------------------------------------- */
+
+static void apart_folds(struct kva_device *device, const struct kva_attend_apart_args *args)
+{
+    /* What is there already is taken for what is awaited. */
+    good->attend_apart(device, args);
+    good->attend(device, &args->attend);
+}
+
+static void apart_short(struct kva_device *device, const struct kva_attend_apart_args *args)
+{
+    /* The calls do not agree on how much there is room for. */
+    struct kva_attend_apart_args wrong = *args;
+    wrong.bytes /= 2;
+    good->attend_apart(device, &wrong);
+}
+
+static void join_again(struct kva_device *device, const struct kva_attend_apart_args *args)
+{
+    /* Everything comes behind what has been folded. */
+    good->attend_join(device, args);
+    good->attend(device, &args->attend);
+}
+
+static void join_fold_order(struct kva_device *device, const struct kva_attend_apart_args *args)
+{
+    /* What is awaited is folded into the splits that came before it. */
+    struct kva_attend_apart_args wrong = *args;
+    const uint32_t pairs = args->attend.heads;
+    const size_t dim = args->attend.head_dim;
+    float *before = malloc(pairs * (dim + 2) * sizeof *before);
+    memcpy(before, args->attend.out.a, pairs * dim * sizeof *before);
+    memcpy(before + pairs * dim, args->attend.out.m, pairs * sizeof *before);
+    memcpy(before + pairs * (dim + 1), args->attend.out.e, pairs * sizeof *before);
+    wrong.attend.accumulate = false;
+    good->attend(device, &wrong.attend);
+    for (uint32_t i = 0; i < pairs; i++) {
+        float *m = &args->attend.out.m[i], most = fmaxf(*m, before[pairs * dim + i]);
+        float old = *m > -INFINITY ? expf(*m - most) : 0;
+        float new = before[pairs * dim + i] > -INFINITY ? expf(before[pairs * dim + i] - most) : 0;
+        for (size_t j = 0; j < dim; j++)
+            args->attend.out.a[i * dim + j] =
+                args->attend.out.a[i * dim + j] * old + before[i * dim + j] * new;
+        args->attend.out.e[i] = args->attend.out.e[i] * old + before[pairs * (dim + 1) + i] * new;
+        *m = most;
+    }
+    free(before);
+}
+
 /* --- the list --------------------------------------------------------------------------------- */
 
 static const struct broken list[] = {
@@ -500,6 +549,10 @@ static const struct broken list[] = {
     BREAKS(attend_range_start, OP_ATTEND, attend),
     BREAKS(attend_last_dimension, OP_ATTEND, attend),
     BREAKS(attend_leak, OP_ATTEND, attend),
+    BREAKS(apart_folds, OP_ATTEND_APART, attend_apart),
+    BREAKS(apart_short, OP_ATTEND_APART, attend_apart),
+    BREAKS(join_again, OP_ATTEND_JOIN, attend_join),
+    BREAKS(join_fold_order, OP_ATTEND_JOIN, attend_join),
 };
 
 /* `ops` with the operators that `with` has: a table holds nothing else. */

@@ -614,6 +614,12 @@ void check_attend(struct check *check)
     wide.window = 1700;
     wide.rows[0] = 3;
     attend_case(check, &wide);
+    /* Heads of a KV head in two tasks, of which only the larger one is long (by THREADS_MANY). */
+    const struct plan uneven = {.shape = {71, 1, 16},
+                                .rows = {1, 1, 1, 1},
+                                .positions = {1700, 4000, 4000, 4000},
+                                .dtype = KVA_BF16};
+    attend_case(check, &uneven);
     /* More pairs of a row and a head than the largest block of a GPU takes: what it takes of its
      * shared memory (kernels/cuda/attend_plan.cuh). */
     const struct plan full[] = {

@@ -450,7 +450,7 @@ static void lowbit_part_case(struct check *check, struct lowbit_test *lowbit,
                               .needs = {.head_dim_max = plan->shape.head_dim},
                               /* Bounds take every rounding for the worst: together they are far
                                * from it. */
-                              .rounding_levels = lowbit_rounding_levels(plan->dtype),
+                              .rounding_levels = lowbit_rounding_levels(),
                               .expect_rounded = expect + 2 * count,
                               .bound_rounded = expect + 3 * count,
                               .norm_share_rounded = check->gpu ? 0.5 : 0.1,

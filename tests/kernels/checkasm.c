@@ -67,6 +67,8 @@ IN_TABLE(OP_SKETCH, sketch);
 IN_TABLE(OP_SKETCH_QUERIES, sketch_queries);
 IN_TABLE(OP_SKETCH_SUMS, sketch_sums);
 IN_TABLE(OP_SKETCH_WEIGH, sketch_weigh);
+IN_TABLE(OP_ATTEND_APART, attend_apart);
+IN_TABLE(OP_ATTEND_JOIN, attend_join);
 _Static_assert(OP_TABLE_COUNT * sizeof(void (*)(void)) == sizeof(struct kva_ops),
                "an operator of struct kva_ops has no cases");
 
@@ -103,6 +105,8 @@ static const struct check_op_entry entries[OP_COUNT] = {
     [OP_SKETCH_QUERIES] = {"sketch_queries", check_sketch_queries},
     [OP_SKETCH_SUMS] = {"sketch_sums", check_sketch_sums},
     [OP_SKETCH_WEIGH] = {"sketch_weigh", check_sketch_weigh},
+    [OP_ATTEND_APART] = {"attend_apart", check_attend_join},
+    [OP_ATTEND_JOIN] = {"attend_join", check_attend_join},
     [OP_LINEAR_PACKED] = {"linear_packed", check_linear_packed},
 };
 

@@ -70,6 +70,8 @@ enum check_op {
     OP_SKETCH_QUERIES,
     OP_SKETCH_SUMS,
     OP_SKETCH_WEIGH,
+    OP_ATTEND_APART,
+    OP_ATTEND_JOIN,
     OP_TABLE_COUNT,
     OP_LINEAR_PACKED = OP_TABLE_COUNT, /* linear with packed weights */
     OP_COUNT,
@@ -250,6 +252,7 @@ void check_kv_append(struct check *check);
 void check_quantise(struct check *check);
 void check_attend(struct check *check);
 void check_attend_lowbit(struct check *check);
+void check_attend_join(struct check *check); /* with attend_apart */
 void check_merge(struct check *check);
 void check_choose(struct check *check);
 void check_accumulate(struct check *check);

@@ -68,7 +68,7 @@ double *lowbit_widen(const struct lowbit_test *test, uint32_t seq, uint32_t kv_h
 uint32_t lowbit_first_seen(const struct lowbit_test *test, uint32_t position);
 
 /* Levels that round queries and weights. */
-uint32_t lowbit_rounding_levels(enum kva_dtype kv_dtype);
+uint32_t lowbit_rounding_levels(void);
 
 /* expect and bound of rows a [heads, head_dim], m [heads], e [heads]. */
 void lowbit_truth(const struct lowbit_test *test, enum lowbit_precision precision, double *expect,

@@ -138,7 +138,7 @@ void lowbit_check_selection(struct check *check, const struct lowbit_test *test,
             if (!test->data[s].cache)
                 continue;
             mean_truth(test, s, run.select[s], head, means);
-            bool rounds = variant->levels & lowbit_rounding_levels(args->kv_dtype);
+            bool rounds = variant->levels & lowbit_rounding_levels();
             reason = check_chosen(means, test->seqs[s].page_count * 64,
                                   run.chosen[0][s] + (size_t)head * k, k,
                                   rounds ? slack_rounded : slack);

@@ -95,18 +95,17 @@ struct truth {
     double m, e, m_bound, e_bound;
 };
 
-uint32_t lowbit_rounding_levels(enum kva_dtype kv_dtype)
+uint32_t lowbit_rounding_levels(void)
 {
-    return CHECK_LEVEL_CUDA | KVA_CPU_AVX512VNNI | KVA_CPU_AMX |
-           (kv_dtype == KVA_BF16 ? KVA_CPU_AVX512BF16 : 0);
+    return CHECK_LEVEL_CUDA | KVA_CPU_AVX512VNNI | KVA_CPU_AVX512BF16 | KVA_CPU_AMX;
 }
 
-/* What rounding to 8 bits may add, where codes meet integers (avx512vnni, amx): a factor is off by
- * half a step (a query's) or by one (a weight's, see the kernel), a step being the 127th part of
- * the largest factor, and counts once per unit of code. With 3 bits and more the steps are 128 times finer.
- * Where bf16 rows meet bf16 products (avx512bf16, amx), a cached row's query and weight are off by
- * 2^-8. One bound serves the levels of either kind and of both. On a GPU queries, keys, values and
- * weights are rounded to f16 instead. */
+/* What rounding to 8 bits may add, where codes meet integers (avx512vnni and higher): a factor is off
+ * by half a step (a query's) or by one (a weight's, see the kernel), a step being the 127th part of
+ * the largest factor, and counts once per unit of code. The steps are 128 times finer with 3 bits and
+ * more, and with 8 where keys have levels per token. Where bf16 rows meet bf16 products (avx512bf16,
+ * amx), a cached row's query and weight are off by 2^-8. One bound serves the levels of either kind
+ * and of both. On a GPU queries, keys, values and weights are rounded to f16 instead. */
 struct rounding {
     const double *k_scale; /* [positions, head_dim]; 0 for cached rows */
     const double *v_scale;
@@ -121,7 +120,8 @@ struct rounding {
 
 static double steps_of(const struct lowbit_test *test)
 {
-    return test->args.format.bits >= 3 ? 127.0 * 128 : 127.0;
+    const bool tokens = test->args.format.keys == KVA_KEYS_PER_TOKEN;
+    return test->args.format.bits >= (tokens ? 8 : 3) ? 127.0 * 128 : 127.0;
 }
 
 /* Largest error of a score of `token`. */

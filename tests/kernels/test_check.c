@@ -566,6 +566,33 @@ static void fetch_queue(struct kva_device *device)
     kva_device_ops(device)->fetch_rows(device, &args);
 }
 
+static void apart_from_nothing(struct kva_device *device)
+{
+    kva_device_ops(device)->attend_apart(device,
+                                         &(struct kva_attend_apart_args){.attend = good_attend()});
+}
+
+static void join_of_half_a_line(struct kva_device *device)
+{
+    static _Alignas(KVA_CACHE_LINE) float memory[32];
+    struct kva_attend_apart_args args = {
+        .attend = good_attend(), .memory = memory + 8, .bytes = KVA_CACHE_LINE};
+    args.attend.accumulate = true;
+    kva_device_ops(device)->attend_join(device, &args);
+}
+
+static void test_check__splits_apart(void **state KVA_UNUSED)
+{
+    struct kva_device *device = open_device();
+    const bool apart = kva_device_ops(device)->attend_apart != NULL;
+    assert_int_equal(apart, kva_device_ops(device)->attend_join != NULL);
+    kva_device_close(device);
+    if (!apart)
+        skip();
+    refused("attend_apart: ", "a result to go on from", apart_from_nothing);
+    refused("attend_join: ", "begins 32 bytes into a line", join_of_half_a_line);
+}
+
 static void test_check__selection(void **state KVA_UNUSED)
 {
     struct kva_device *device = open_device();
@@ -699,6 +726,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_check__dense),
         cmocka_unit_test(test_check__attend),
         cmocka_unit_test(test_check__lowbit),
+        cmocka_unit_test(test_check__splits_apart),
         cmocka_unit_test(test_check__selection),
         cmocka_unit_test(test_check__merge_and_shortlist),
         cmocka_unit_test(test_check__good_calls_pass),

@@ -2,6 +2,7 @@
  * operators' own cases are checkasm's. */
 #include "tests/cmocka.h"
 
+#include "kernels/convert.h"
 #include "kernels/ops.h"
 
 #include <math.h>
@@ -128,6 +129,56 @@ static void test_keep__row_error(void **state KVA_UNUSED)
     kva_device_close(device);
 }
 
+/* Two channels of a KV head have `level` in all tokens, and less than 8 standard deviations of it in
+ * one of them; the other channels tell tokens apart. */
+static void make_common(uint16_t *page, uint32_t head, float level)
+{
+    for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t++) {
+        uint16_t *key = page + (head * KVA_PAGE_TOKENS + t) * 2 * DIM;
+        const float sign = t % 2 ? 1.0f : -1.0f;
+        memset(key, 0, 2 * DIM * sizeof *key);
+        key[0] = kva_f16_of_f32(level);
+        key[1] = kva_f16_of_f32(level + sign * level / 4);
+        key[2] = kva_f16_of_f32(sign * 2);
+    }
+}
+
+static void find_means(struct kva_device *device, const uint16_t *page, float *mean)
+{
+    kva_device_ops(device)->mean_keys(device, &(struct kva_mean_keys_args){.block = page,
+                                                                           .mean = mean,
+                                                                           .first = 2,
+                                                                           .end = 64,
+                                                                           .kv_heads = 2,
+                                                                           .head_dim = DIM,
+                                                                           .kv_dtype = KVA_F16});
+    assert_int_equal(kva_device_error(device, NULL), KVA_OK);
+}
+
+/* Means come off where they are most of the keys: 16 times the variance of all channels, and the
+ * channel's own eight standard deviations. */
+static void test_keep__mean_keys(void **state KVA_UNUSED)
+{
+    struct kva_device *device = open_level(0);
+    uint16_t page[2 * KVA_PAGE_TOKENS * 2 * DIM];
+    float mean[2 * DIM];
+    const float levels[] = {64, 7}; /* 7^2 < 16 (2^2 + (7/4)^2) */
+    make_common(page, 0, levels[0]);
+    make_common(page, 1, levels[1]);
+    for (uint32_t i = 0; i < KVA_COUNT_OF(mean); i++)
+        mean[i] = -1;
+    find_means(device, page, mean);
+    /* The first head: 64^2 < 16 (2^2 + 16^2) as well, for its second channel counts as spread. */
+    for (uint32_t i = 0; i < KVA_COUNT_OF(mean); i++)
+        assert_true(mean[i] == 0.0f);
+    for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t++)
+        page[t * 2 * DIM + 1] = 0;
+    find_means(device, page, mean);
+    for (uint32_t i = 0; i < KVA_COUNT_OF(mean); i++)
+        assert_true(mean[i] == (i == 0 ? levels[0] : 0.0f));
+    kva_device_close(device);
+}
+
 /* --- what stays ------------------------------------------------------------------------------- */
 
 static void keep(struct kva_device *device, const struct kva_keep_seq *seq,
@@ -227,6 +278,14 @@ static void store_refused(struct kva_store_rows_args args, const char *text)
     refused(device, text);
 }
 
+static void mean_refused(struct kva_mean_keys_args args, const char *text)
+{
+    struct kva_device *device = open_level(0);
+    args.kv_heads = 1;
+    kva_device_ops(device)->mean_keys(device, &args);
+    refused(device, text);
+}
+
 static void test_keep__refusals(void **state KVA_UNUSED)
 {
     const struct kva_keep_store store = {.slots = 64};
@@ -269,6 +328,12 @@ static void test_keep__refusals(void **state KVA_UNUSED)
     store_refused(
         (struct kva_store_rows_args){.head_dim = 8, .kv_dtype = KVA_F16, .rotary = {inv_freq, 10}},
         "rotary_dim 10");
+    mean_refused((struct kva_mean_keys_args){.first = 4, .end = 4}, "tokens 4 to 4 of a block");
+    mean_refused((struct kva_mean_keys_args){.end = 65}, "tokens 0 to 65 of a block of 64");
+    mean_refused((struct kva_mean_keys_args){.end = 64, .head_dim = 6, .kv_dtype = KVA_F16},
+                 "multiple of 4");
+    mean_refused((struct kva_mean_keys_args){.end = 64, .head_dim = 8, .kv_dtype = KVA_F32},
+                 "f16 or bf16");
     struct kva_device *device = open_level(0);
     kva_device_ops(device)->roll_rows(
         device, &(struct kva_roll_rows_args){.head_dim = 8, .kv_dtype = KVA_F16});
@@ -298,6 +363,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_keep__token_format),
         cmocka_unit_test(test_keep__row_error),
+        cmocka_unit_test(test_keep__mean_keys),
         cmocka_unit_test(test_keep__scripted),
         cmocka_unit_test(test_keep__lambda_of_one_is_mass),
         cmocka_unit_test(test_keep__refusals),

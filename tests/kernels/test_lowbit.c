@@ -279,11 +279,83 @@ static void test_attend_lowbit__rounding_is_small_beside_quantisation(void **sta
     }
 }
 
+/* Any codes, with levels from 1/16 to 1/8. */
+static unsigned char *any_blocks(struct kva_lowbit_format format, size_t *ret_block_bytes)
+{
+    const struct kva_lowbit_layout layout = kva_lowbit_layout_of(format, WIDE);
+    unsigned char *low = malloc((size_t)PAGES * layout.head_bytes);
+    for (uint32_t page = 0; page < PAGES; page++) {
+        unsigned char *head = low + (size_t)page * layout.head_bytes;
+        for (uint32_t i = 0; i < layout.head_bytes; i++)
+            head[i] = (unsigned char)(normal() * 16 + 128);
+        for (uint32_t i = 1; i < layout.k_codes; i += 2)
+            head[i] = (unsigned char)((head[i] & 3) | 0x2C);
+    }
+    *ret_block_bytes = layout.head_bytes;
+    return low;
+}
+
+/* Sums, largest scores and sums of weights. */
+static void attend_alone(struct kva_device *device, const void *const *blocks, const float *q,
+                         struct kva_lowbit_format format, float *out)
+{
+    const struct kva_lowbit_seq seq = {
+        .row_count = 1, .position_first = TOKENS, .page_count = PAGES};
+    const struct kva_attend_lowbit_args args = {
+        .q = q,
+        .out = {out, out + HEADS * WIDE, out + HEADS * (WIDE + 1)},
+        .seqs = &seq,
+        .blocks = blocks,
+        .seq_count = 1,
+        .q_stride = HEADS * WIDE,
+        .heads = HEADS,
+        .kv_heads = 1,
+        .head_dim = WIDE,
+        .format = format,
+        .scale = 0.125f,
+    };
+    kva_device_ops(device)->attend_lowbit(device, &args);
+    assert_int_equal(kva_device_error(device, NULL), KVA_OK);
+}
+
+/* How codes become bytes is not a matter of bits: with GFNI (avx512bf16) as without. */
+static void test_attend_lowbit__levels_of_bytes_agree(void **state KVA_UNUSED)
+{
+    const uint32_t masks[] = {2 * KVA_CPU_AVX512VNNI - 1, 2 * KVA_CPU_AVX512BF16 - 1};
+    struct kva_device *devices[2];
+    float q[HEADS * WIDE], out[2][HEADS * (WIDE + 2)];
+    for (uint32_t i = 0; i < 2; i++) {
+        if (!open_level(masks[i], &devices[i]))
+            skip();
+    }
+    for (uint32_t bits = 1; bits <= 8; bits++) {
+        struct kva_lowbit_format format = kva_lowbit_per_token(bits, WIDE, KVA_CODING_TURNED);
+        if (bits == 1)
+            format = (struct kva_lowbit_format){.bits = 1, .group = 32};
+        if (bits > 4 && bits < 8)
+            continue;
+        size_t block_bytes;
+        const void *pages[PAGES];
+        unsigned char *low = any_blocks(format, &block_bytes);
+        for (uint32_t i = 0; i < PAGES; i++)
+            pages[i] = low + i * block_bytes;
+        for (int i = 0; i < HEADS * WIDE; i++)
+            q[i] = normal();
+        for (uint32_t i = 0; i < 2; i++)
+            attend_alone(devices[i], pages, q, format, out[i]);
+        assert_memory_equal(out[0], out[1], sizeof out[0]);
+        free(low);
+    }
+    kva_device_close(devices[0]);
+    kva_device_close(devices[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_quantise__golden_vectors),
         cmocka_unit_test(test_attend_lowbit__rounding_is_small_beside_quantisation),
+        cmocka_unit_test(test_attend_lowbit__levels_of_bytes_agree),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -59,6 +59,8 @@ const struct kva_ops kva_cpu_ops = {
     .sketch_queries = kva_cpu_sketch_queries,
     .sketch_sums = kva_cpu_sketch_sums,
     .sketch_weigh = kva_cpu_sketch_weigh,
+    .attend_apart = kva_cpu_attend_apart,
+    .attend_join = kva_cpu_attend_join,
 };
 
 /* --- memory ---------------------------------------------------------------------------------- */

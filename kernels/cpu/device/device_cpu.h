@@ -66,6 +66,8 @@ void kva_cpu_sum_rows(struct kva_device *device, const struct kva_sum_rows_args 
 void kva_cpu_kv_append(struct kva_device *device, const struct kva_kv_append_args *args);
 void kva_cpu_quantise(struct kva_device *device, const struct kva_quantise_args *args);
 void kva_cpu_attend(struct kva_device *device, const struct kva_attend_args *args);
+void kva_cpu_attend_apart(struct kva_device *device, const struct kva_attend_apart_args *args);
+void kva_cpu_attend_join(struct kva_device *device, const struct kva_attend_apart_args *args);
 void kva_cpu_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args);
 void kva_cpu_attend_rows(struct kva_device *device, const struct kva_attend_rows_args *args);
 void kva_cpu_merge(struct kva_device *device, const struct kva_merge_args *args);

@@ -91,6 +91,11 @@ static uint32_t detect(void)
         levels |= KVA_CPU_AMX;
     return levels;
 }
+bool kva_cpu_has_gfni(void)
+{
+    uint32_t a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && has_bits(c, 1u << 8);
+}
 #else
 static uint32_t detect(void)
 {

@@ -109,6 +109,8 @@ static void put_avx512bf16(struct kva_cpu_kernels *kernels)
     kernels->attend_fold = kva_attend_fold_avx512;
     kernels->mass_keys = kva_mass_keys_avx512bf16;
     kernels->mass_split = kva_mass_split_avx512bf16;
+    kernels->lowbit_split =
+        kva_cpu_has_gfni() ? kva_lowbit_split_avx512gfni : kva_lowbit_split_avx512vnni;
 }
 
 static void put_amx(struct kva_cpu_kernels *kernels)

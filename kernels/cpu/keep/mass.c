@@ -12,6 +12,7 @@ struct scratch {
     uint32_t slot_end[KVA_CPU_ATTEND_QUERIES];
     float m[KVA_CPU_ATTEND_QUERIES];
     float inverse[KVA_CPU_ATTEND_QUERIES];
+    const float *scored[KVA_CPU_ATTEND_QUERIES];
     _Alignas(64) float mass[KVA_ATTEND_SPLIT_TOKENS];
     _Alignas(64) float scores[KVA_CPU_ATTEND_QUERIES * KVA_ATTEND_SPLIT_TOKENS];
     _Alignas(64) float q[KVA_CPU_ATTEND_QUERIES * KVA_CPU_HEAD_DIM_MAX];
@@ -122,20 +123,25 @@ static float *mass_of(const struct item *item, uint32_t slot)
            (item->base + slot - seq->mass_first);
 }
 
-static void load_mass(const struct item *item, struct scratch *scratch)
+/* The mass of the split: where it lies, if one range has all of it, or a copy. */
+static float *load_mass(const struct item *item, struct scratch *scratch)
 {
     uint32_t first, end;
+    range_slots(item, 0, &first, &end);
+    if (first == 0 && end == KVA_ATTEND_SPLIT_TOKENS)
+        return mass_of(item, 0);
     memset(scratch->mass, 0, sizeof scratch->mass);
     for (uint32_t i = 0; i < item->seq->range_count; i++) {
         range_slots(item, i, &first, &end);
         memcpy(scratch->mass + first, mass_of(item, first), (end - first) * sizeof(float));
     }
+    return scratch->mass;
 }
 
-static void store_mass(const struct item *item, const struct scratch *scratch)
+static void store_mass(const struct item *item, const struct scratch *scratch, const float *mass)
 {
     uint32_t first, end;
-    for (uint32_t i = 0; i < item->seq->range_count; i++) {
+    for (uint32_t i = 0; i < item->seq->range_count && mass == scratch->mass; i++) {
         range_slots(item, i, &first, &end);
         memcpy(mass_of(item, first), scratch->mass + first, (end - first) * sizeof(float));
     }
@@ -143,7 +149,7 @@ static void store_mass(const struct item *item, const struct scratch *scratch)
 
 /* --- the rows --------------------------------------------------------------------------------- */
 
-/* A query of the tile as it is scored: scaled, or its scores, which attention has kept. */
+/* A query of the tile as it is scored: scaled, or where attention has kept its scores. */
 static void load_scored(const struct item *item, uint32_t row, uint32_t head, uint32_t j,
                         struct scratch *scratch)
 {
@@ -155,9 +161,8 @@ static void load_scored(const struct item *item, uint32_t row, uint32_t head, ui
     for (uint32_t i = 0; !kept->data && i < args->head_dim; i++)
         scratch->q[(size_t)j * args->head_dim + i] = q[i] * args->scale;
     if (kept->data)
-        memcpy(scratch->scores + (size_t)j * KVA_ATTEND_SPLIT_TOKENS,
-               kept->data + (head * (size_t)kept->split_count + split) * KVA_ATTEND_SPLIT_TOKENS,
-               KVA_ATTEND_SPLIT_TOKENS * sizeof(float));
+        scratch->scored[j] =
+            kept->data + (head * (size_t)kept->split_count + split) * KVA_ATTEND_SPLIT_TOKENS;
 }
 
 /* A query of the tile, from a row and head of the call. False: it saw nothing at all. */
@@ -181,9 +186,9 @@ static bool load_query(const struct item *item, uint32_t row, uint32_t head, uin
     return true;
 }
 
-/* What the queries of the tile give to the split. */
+/* What the queries of the tile give to the split, whose mass is at `mass`. */
 static void add_tile(const struct job *job, const struct item *item, uint32_t q_count,
-                     uint32_t slots, struct scratch *scratch)
+                     uint32_t slots, float *mass, struct scratch *scratch)
 {
     const struct kva_cpu_mass_split split = {
         .tokens = scratch->tokens,
@@ -195,9 +200,9 @@ static void add_tile(const struct job *job, const struct item *item, uint32_t q_
         .slots = slots,
         .head_dim = item->args->head_dim,
         .kv_dtype = item->args->kv_dtype,
-        .mass = scratch->mass,
+        .mass = mass,
         .scores = scratch->scores,
-        .scored = item->seq->scores.data != NULL,
+        .scored = item->seq->scores.data ? scratch->scored : NULL,
         .k = scratch->k,
     };
     if (q_count > 0)
@@ -220,7 +225,7 @@ static void mass_item(void *opaque, uint32_t index, uint32_t worker)
     uint32_t q_count = 0;
     if (slots == 0)
         return;
-    load_mass(&item, scratch);
+    float *mass = load_mass(&item, scratch);
     if (!item.seq->scores.data) {
         find_tokens(&item, scratch->tokens);
         job->device->kernels.mass_keys(&keys);
@@ -231,7 +236,7 @@ static void mass_item(void *opaque, uint32_t index, uint32_t worker)
             continue;
         for (uint32_t h = 0; h < group; h++) {
             if (q_count == KVA_CPU_ATTEND_QUERIES) {
-                add_tile(job, &item, q_count, slots, scratch);
+                add_tile(job, &item, q_count, slots, mass, scratch);
                 q_count = 0;
             }
             scratch->slot_end[q_count] = kva_min_u32(position - item.base + 1, slots);
@@ -239,8 +244,8 @@ static void mass_item(void *opaque, uint32_t index, uint32_t worker)
                                   scratch);
         }
     }
-    add_tile(job, &item, q_count, slots, scratch);
-    store_mass(&item, scratch);
+    add_tile(job, &item, q_count, slots, mass, scratch);
+    store_mass(&item, scratch, mass);
 }
 
 void kva_cpu_attend_mass(struct kva_device *device, const struct kva_attend_mass_args *args)

@@ -27,7 +27,9 @@ static void add_queries(const struct kva_cpu_mass_split *split)
         for (uint32_t n = 0; n < MASS_VECTORS; n++)
             sums[n] = v_load(split->mass + slot + n * VL);
         for (uint32_t j = 0; j < split->q_count; j++) {
-            const float *scores = split->scores + (size_t)j * KVA_ATTEND_SPLIT_TOKENS;
+            const float *scores = split->scored
+                                      ? split->scored[j]
+                                      : split->scores + (size_t)j * KVA_ATTEND_SPLIT_TOKENS;
             const uint32_t end = split->slot_end[j];
             const vf m = v_set(split->m[j]), inverse = v_set(split->inverse[j]);
             if (end <= slot)

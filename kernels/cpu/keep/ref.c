@@ -26,7 +26,7 @@ void kva_mass_split_ref(const struct kva_cpu_mass_split *split)
             for (uint32_t i = 0; i < dim && !split->scored; i++)
                 sum += q[i] * k[i];
             if (split->scored)
-                sum = split->scores[(size_t)j * KVA_ATTEND_SPLIT_TOKENS + slot];
+                sum = split->scored[j][slot];
             split->mass[slot] += kva_scalar_exp(sum - split->m[j]) * split->inverse[j];
         }
     }

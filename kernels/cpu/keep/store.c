@@ -49,8 +49,9 @@ static void rotate_back(float *x, const struct kva_keep_rotary *rotary, uint32_t
 
 /* --- mean_keys -------------------------------------------------------------------------------- */
 
-/* Mean of channel `c`, if it counts. */
-static float channel_mean(const struct kva_mean_keys_args *args, uint32_t kv_head, uint32_t c)
+/* The mean of channel `c`, and the sum of the squares of what tokens have else. */
+static float channel_mean(const struct kva_mean_keys_args *args, uint32_t kv_head, uint32_t c,
+                          float *ret_squares)
 {
     const float n = (float)(args->end - args->first);
     float sum = 0.0f, squares = 0.0f, x[KVA_PAGE_TOKENS];
@@ -67,15 +68,33 @@ static float channel_mean(const struct kva_mean_keys_args *args, uint32_t kv_hea
         const float off = x[t] - mean;
         squares += off * off;
     }
-    return mean * mean * n > KVA_MEAN_KEY_DEVIATIONS_2 * squares ? mean : 0.0f;
+    *ret_squares = squares;
+    return mean;
+}
+
+/* The means that count, if they outweigh what tells tokens apart. */
+static void mean_of_head(const struct kva_mean_keys_args *args, uint32_t kv_head, float *mean)
+{
+    const float n = (float)(args->end - args->first);
+    float common = 0.0f, apart = 0.0f;
+    for (uint32_t c = 0; c < args->head_dim; c++) {
+        float squares;
+        const float of_channel = channel_mean(args, kv_head, c, &squares);
+        const float weight = of_channel * of_channel * n;
+        const bool counts = weight > KVA_MEAN_KEY_DEVIATIONS_2 * squares;
+        mean[c] = counts ? of_channel : 0.0f;
+        common += counts ? weight : 0.0f;
+        apart += squares;
+    }
+    if (!(common > KVA_MEAN_KEY_SHARE * apart))
+        memset(mean, 0, args->head_dim * sizeof *mean);
 }
 
 /* Some tokens of a page, once a sequence: not worth a thread. */
 void kva_cpu_mean_keys(struct kva_device *device, const struct kva_mean_keys_args *args)
 {
-    const uint32_t dim = args->head_dim;
-    for (uint32_t i = 0; i < args->kv_heads * dim && !kva_cpu_failed(device); i++)
-        args->mean[i] = channel_mean(args, i / dim, i % dim);
+    for (uint32_t i = 0; i < args->kv_heads && !kva_cpu_failed(device); i++)
+        mean_of_head(args, i, args->mean + (size_t)i * args->head_dim);
 }
 
 /* x = a key without the mean of its KV head, if there is one. */

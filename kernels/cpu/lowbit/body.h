@@ -4,6 +4,7 @@
  * A page is expanded to floats once for all queries: keys [head_dim, 64], values [64, head_dim]. */
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/lowbit/lanes.h"
+#include "kernels/cpu/lowbit/quads.h"
 
 #include <string.h>
 
@@ -14,24 +15,42 @@ _Static_assert(PAGE_FLOATS * sizeof(float) <= KVA_CPU_LOWBIT_SCRATCH_BYTES,
 
 /* --- a page as floats ------------------------------------------------------------------------- */
 
-/* Codes of 16 numbers that are bit `j` of 16 nibbles, times scale plus zero. */
-INLINE void decode_16(const uint32_t bits, const unsigned char *from, size_t plane_bytes,
-                      size_t bytes, uint32_t j, const vf *scale, const vf *zero, float *to)
+/* Of each of four numbers of 16 lanes. */
+struct levels {
+    vf scale[4][16 / VL], zero[4][16 / VL];
+};
+
+/* Levels that all lanes share: four of them, side by side, from f16. */
+INLINE struct levels shared_levels(const unsigned char *scale, const unsigned char *zero)
 {
-    uint32_t masks[8];
-    for (uint32_t b = 0; b < bits; b++) {
-        uint64_t nibbles = 0;
-        if (bytes == 8)
-            memcpy(&nibbles, from + b * plane_bytes, 8);
-        else
-            memcpy(&nibbles, from + b * plane_bytes, bytes);
-        masks[b] = (uint32_t)_pext_u64(nibbles, 0x1111111111111111ull << j);
+    struct levels levels;
+    for (uint32_t j = 0; j < 4; j++) {
+        uint16_t halves[2];
+        memcpy(&halves[0], scale + 2 * j, 2);
+        memcpy(&halves[1], zero + 2 * j, 2);
+        for (uint32_t i = 0; i < 16 / VL; i++) {
+            levels.scale[j][i] = v_set(kva_f32_of_f16(halves[0]));
+            levels.zero[j][i] = v_set(kva_f32_of_f16(halves[1]));
+        }
     }
+    return levels;
+}
+
+/* The numbers of 16 nibbles, times scale plus zero: number j of lane i to to[j * stride + i]. */
+INLINE void decode_quads(const uint32_t bits, const unsigned char *from, size_t plane_bytes,
+                         size_t bytes, const struct levels *levels, float *to, size_t stride)
+{
+    uint32_t quads[QUADS];
+    expand_quads(bits, from, plane_bytes, bytes, quads);
     for (uint32_t i = 0; i < 16 / VL; i++) {
-        vf code = v_zero();
-        for (uint32_t b = 0; b < bits; b++)
-            code = v_add(code, v_where(masks[b] >> i * VL & ALL_LANES, v_set((float)(1u << b))));
-        v_store(to + i * VL, v_fma(code, scale[i], zero[i]));
+        const uint32_t *at = quads + i * VL;
+        v_store(to + i * VL, v_fma(quad_codes(at, 0), levels->scale[0][i], levels->zero[0][i]));
+        v_store(to + stride + i * VL,
+                v_fma(quad_codes(at, 1), levels->scale[1][i], levels->zero[1][i]));
+        v_store(to + 2 * stride + i * VL,
+                v_fma(quad_codes(at, 2), levels->scale[2][i], levels->zero[2][i]));
+        v_store(to + 3 * stride + i * VL,
+                v_fma(quad_codes(at, 3), levels->scale[3][i], levels->zero[3][i]));
     }
 }
 
@@ -43,17 +62,17 @@ INLINE void decode_token_keys(const uint32_t bits, const struct kva_cpu_lowbit_s
     const uint16_t *scales = (const uint16_t *)(const void *)(head + layout->k_scale);
     const uint16_t *zeros = (const uint16_t *)(const void *)(head + layout->k_zero);
     for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t += 16) {
-        vf scale[2], zero[2];
-        for (uint32_t i = 0; i < 16 / VL; i++) {
-            scale[i] = v_load_16(scales + t + i * VL, KVA_F16);
-            zero[i] = v_load_16(zeros + t + i * VL, KVA_F16);
+        struct levels levels;
+        for (uint32_t i = 0; i < 4 * (16 / VL); i++) {
+            const uint32_t at = t + i / 4 * VL;
+            levels.scale[i % 4][i / 4] = v_load_16(scales + at, KVA_F16);
+            levels.zero[i % 4][i / 4] = v_load_16(zeros + at, KVA_F16);
         }
-        for (uint32_t c = 0; c < split->head_dim; c++) {
-            const unsigned char *row =
-                head + layout->k_codes + (size_t)(c / 4) * KVA_PAGE_TOKENS / 2;
-            decode_16(bits, row + t / 2, layout->plane_bytes, 8, c % 4, scale, zero,
-                      to + (size_t)c * KVA_PAGE_TOKENS + t);
-        }
+        for (uint32_t c = 0; c < split->head_dim; c += 4)
+            decode_quads(bits,
+                         head + layout->k_codes + (size_t)(c / 4) * KVA_PAGE_TOKENS / 2 + t / 2,
+                         layout->plane_bytes, 8, &levels, to + (size_t)c * KVA_PAGE_TOKENS + t,
+                         KVA_PAGE_TOKENS);
     }
 }
 
@@ -62,19 +81,16 @@ INLINE void decode_keys(const uint32_t bits, const struct kva_cpu_lowbit_split *
                         const struct kva_lowbit_layout *layout, const unsigned char *head,
                         float *to)
 {
-    uint32_t dim = split->head_dim;
-    for (uint32_t c = 0; c < dim; c++) {
+    const uint32_t dim = split->head_dim, group = split->format.group;
+    for (uint32_t c = 0; c < dim; c += 4) {
         const unsigned char *row = head + layout->k_codes + (size_t)(c / 4) * KVA_PAGE_TOKENS / 2;
-        for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t += 16) {
-            size_t level = ((size_t)(t / split->format.group) * dim + c) * 2;
-            uint16_t halves[2];
-            memcpy(&halves[0], head + layout->k_scale + level, 2);
-            memcpy(&halves[1], head + layout->k_zero + level, 2);
-            vf scale[2], zero[2];
-            scale[0] = scale[1] = v_set(kva_f32_of_f16(halves[0]));
-            zero[0] = zero[1] = v_set(kva_f32_of_f16(halves[1]));
-            decode_16(bits, row + t / 2, layout->plane_bytes, 8, c % 4, scale, zero,
-                      to + (size_t)c * KVA_PAGE_TOKENS + t);
+        for (uint32_t first = 0; first < KVA_PAGE_TOKENS; first += group) {
+            const size_t level = ((size_t)(first / group) * dim + c) * 2;
+            const struct levels levels =
+                shared_levels(head + layout->k_scale + level, head + layout->k_zero + level);
+            for (uint32_t t = first; t < first + group; t += 16)
+                decode_quads(bits, row + t / 2, layout->plane_bytes, 8, &levels,
+                             to + (size_t)c * KVA_PAGE_TOKENS + t, KVA_PAGE_TOKENS);
         }
     }
 }
@@ -84,19 +100,16 @@ INLINE void decode_values(const uint32_t bits, const struct kva_cpu_lowbit_split
                           const struct kva_lowbit_layout *layout, const unsigned char *head,
                           uint32_t stride, float *to)
 {
-    uint32_t dim = split->head_dim;
-    for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t++) {
+    const uint32_t dim = split->head_dim, group = split->format.group;
+    for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t += 4) {
         const unsigned char *row = head + layout->v_codes + (size_t)(t / 4) * dim / 2;
-        for (uint32_t c = 0; c < dim; c += 16) {
-            size_t level = (size_t)(c / split->format.group * KVA_PAGE_TOKENS + t) * 2;
-            uint16_t halves[2];
-            memcpy(&halves[0], head + layout->v_scale + level, 2);
-            memcpy(&halves[1], head + layout->v_zero + level, 2);
-            vf scale[2], zero[2];
-            scale[0] = scale[1] = v_set(kva_f32_of_f16(halves[0]));
-            zero[0] = zero[1] = v_set(kva_f32_of_f16(halves[1]));
-            decode_16(bits, row + c / 2, layout->plane_bytes, kva_min_size(8, (dim - c) / 2), t % 4,
-                      scale, zero, to + (size_t)t * stride + c);
+        for (uint32_t first = 0; first < dim; first += group) {
+            const size_t level = (size_t)(first / group * KVA_PAGE_TOKENS + t) * 2;
+            const struct levels levels =
+                shared_levels(head + layout->v_scale + level, head + layout->v_zero + level);
+            for (uint32_t c = first; c < kva_min_u32(dim, first + group); c += 16)
+                decode_quads(bits, row + c / 2, layout->plane_bytes, kva_min_size(8, (dim - c) / 2),
+                             &levels, to + (size_t)t * stride + c, stride);
         }
     }
 }
@@ -105,6 +118,7 @@ INLINE void decode_values(const uint32_t bits, const struct kva_cpu_lowbit_split
 
 #define TILE_QUERIES ATTEND_TILE_QUERIES
 #define TILE_VECTORS ATTEND_TILE_VECTORS
+_Static_assert(TILE_QUERIES == 6, "tiles have 1 to 6 queries");
 
 /* sums[j][n] (+)= sum over i < count of x[j][i] y[i][n], in order. */
 INLINE void float_tile(const int queries, const int vectors, const float *x, size_t x_stride,
@@ -132,22 +146,41 @@ INLINE void float_tile(const int queries, const int vectors, const float *x, siz
     }
 }
 
-/* Any number of queries, in tiles as even as can be, each one of three sizes. */
-INLINE void float_tiles(const int vectors, uint32_t queries, const float *x, size_t x_stride,
-                        const float *y, size_t y_stride, uint32_t count, bool add, float *sums,
-                        size_t sums_stride)
+INLINE void float_tile_of(uint32_t queries, const int vectors, const float *x, size_t x_stride,
+                          const float *y, size_t y_stride, uint32_t count, bool add, float *sums,
+                          size_t sums_stride)
 {
-    uint32_t j = 0;
-    for (; j + TILE_QUERIES <= queries; j += TILE_QUERIES)
-        float_tile(TILE_QUERIES, vectors, x + j * x_stride, x_stride, y, y_stride, count, add,
-                   sums + j * sums_stride, sums_stride);
-    for (; j + 2 <= queries; j += 2)
-        float_tile(2, vectors, x + j * x_stride, x_stride, y, y_stride, count, add,
-                   sums + j * sums_stride, sums_stride);
-    for (; j < queries; j++)
-        float_tile(1, vectors, x + j * x_stride, x_stride, y, y_stride, count, add,
-                   sums + j * sums_stride, sums_stride);
+#define TILE(n)                                                                                    \
+    case n:                                                                                        \
+        float_tile(n, vectors, x, x_stride, y, y_stride, count, add, sums, sums_stride);           \
+        return;
+    switch (queries) {
+        TILE(1)
+        TILE(2)
+        TILE(3)
+        TILE(4)
+        TILE(5)
+        TILE(6)
+    }
+#undef TILE
 }
+
+/* Any number of queries, in tiles as even as can be. Not a part of its callers: there are many. */
+#define FLOAT_TILES(name, vectors)                                                                 \
+    __attribute__((noinline)) static void name(uint32_t queries, const float *x, size_t x_stride,  \
+                                               const float *y, size_t y_stride, uint32_t count,    \
+                                               bool add, float *sums, size_t sums_stride)          \
+    {                                                                                              \
+        const uint32_t tiles = (uint32_t)kva_div_up(queries, TILE_QUERIES);                        \
+        for (uint32_t tile = 0, j = 0, size; tile < tiles; tile++, j += size) {                    \
+            size = (uint32_t)kva_div_up(queries - j, tiles - tile);                                \
+            float_tile_of(size, vectors, x + j * x_stride, x_stride, y, y_stride, count, add,      \
+                          sums + j * sums_stride, sums_stride);                                    \
+        }                                                                                          \
+    }
+
+FLOAT_TILES(wide_tiles, TILE_VECTORS)
+FLOAT_TILES(narrow_tiles, 1)
 
 /* --- attention -------------------------------------------------------------------------------- */
 
@@ -210,11 +243,11 @@ INLINE void add_values(const struct kva_cpu_lowbit_split *split, uint32_t page, 
     const float *weights = split->weights + page * KVA_PAGE_TOKENS;
     uint32_t dim = split->head_dim, c = 0;
     for (; c + TILE_VECTORS * VL <= dim; c += TILE_VECTORS * VL)
-        float_tiles(TILE_VECTORS, split->q_count, weights, KVA_ATTEND_SPLIT_TOKENS, values + c,
-                    stride, KVA_PAGE_TOKENS, true, split->a + c, dim);
+        wide_tiles(split->q_count, weights, KVA_ATTEND_SPLIT_TOKENS, values + c, stride,
+                   KVA_PAGE_TOKENS, true, split->a + c, dim);
     for (; c + VL <= dim; c += VL)
-        float_tiles(1, split->q_count, weights, KVA_ATTEND_SPLIT_TOKENS, values + c, stride,
-                    KVA_PAGE_TOKENS, true, split->a + c, dim);
+        narrow_tiles(split->q_count, weights, KVA_ATTEND_SPLIT_TOKENS, values + c, stride,
+                     KVA_PAGE_TOKENS, true, split->a + c, dim);
     for (uint32_t j = 0; c < dim && j < split->q_count; j++) {
         float *a = split->a + (size_t)j * dim + c;
         vf sum = v_load_n(a, dim - c);
@@ -237,9 +270,8 @@ INLINE void attend(const uint32_t bits, const bool tokens, const struct kva_cpu_
         else
             decode_keys(bits, split, &layout, split->pages[page], floats);
         for (uint32_t t = 0; t < KVA_PAGE_TOKENS; t += TILE_VECTORS * VL)
-            float_tiles(TILE_VECTORS, split->q_count, split->q, dim, floats + t, KVA_PAGE_TOKENS,
-                        dim, false, split->weights + page * KVA_PAGE_TOKENS + t,
-                        KVA_ATTEND_SPLIT_TOKENS);
+            wide_tiles(split->q_count, split->q, dim, floats + t, KVA_PAGE_TOKENS, dim, false,
+                       split->weights + page * KVA_PAGE_TOKENS + t, KVA_ATTEND_SPLIT_TOKENS);
     }
     for (uint32_t j = 0; j < split->q_count; j++)
         softmax_split(split, j);

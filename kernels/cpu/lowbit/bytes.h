@@ -72,18 +72,75 @@ INLINE __m512i expand_64(const uint32_t bits, const unsigned char *from, size_t 
             memcpy(&plane, from + b * plane_bytes, 8);
         else
             memcpy(&plane, from + b * plane_bytes, bytes);
-        __m512i limb =
-            _mm512_maskz_mov_epi8(_cvtu64_mask64(plane), _mm512_set1_epi8((char)(1 << b)));
-        codes = b == 0 ? limb : _mm512_or_si512(codes, limb);
+        codes = _mm512_mask_add_epi8(codes, _cvtu64_mask64(plane), codes,
+                                     _mm512_set1_epi8((char)(1 << b)));
     }
     return codes;
 }
+
+#ifdef __GFNI__
+/* 16-bit words in the order in which unpacking them byte by byte, lane by lane, three times leaves 64
+ * consecutive codes in each vector: word v of lane l is word 4 v + l. */
+INLINE __m512i plane_words(const unsigned char *from)
+{
+    uint16_t order[32];
+    for (uint16_t i = 0; i < 32; i++)
+        order[i] = (uint16_t)(i % 8 * 4 + i / 8);
+    return _mm512_permutexvar_epi16(_mm512_loadu_si512(order), _mm512_loadu_si512(from));
+}
+
+/* Bytes of two planes, or of one and zeros, side by side. */
+struct byte_pairs {
+    __m512i low, high;
+};
+
+INLINE struct byte_pairs pair_planes(const uint32_t bits, uint32_t plane, const unsigned char *from,
+                                     size_t plane_bytes)
+{
+    const __m512i none = _mm512_setzero_si512();
+    const __m512i a = plane < bits ? plane_words(from + plane * plane_bytes) : none;
+    const __m512i b = plane + 1 < bits ? plane_words(from + (plane + 1) * plane_bytes) : none;
+    return (struct byte_pairs){_mm512_unpacklo_epi8(b, a), _mm512_unpackhi_epi8(b, a)};
+}
+
+/* The codes of 64 numbers of which each qword has eight: byte 7 - b those of plane b. A product with
+ * the columns of the unit matrix transposes them: byte j then has bit j of every plane. */
+INLINE void store_codes(__m512i planes, uint8_t *to)
+{
+    const __m512i columns = _mm512_set1_epi64((long long)0x8040201008040201ull);
+    _mm512_store_si512(to, _mm512_gf2p8affine_epi64_epi8(columns, planes, 0));
+}
+
+/* 512 numbers as bytes, of 64 bytes of each plane. */
+INLINE void expand_512(const uint32_t bits, const unsigned char *from, size_t plane_bytes,
+                       uint8_t *to)
+{
+    const struct byte_pairs p01 = pair_planes(bits, 0, from, plane_bytes);
+    const struct byte_pairs p23 = pair_planes(bits, 2, from, plane_bytes);
+    const struct byte_pairs p45 = pair_planes(bits, 4, from, plane_bytes);
+    const struct byte_pairs p67 = pair_planes(bits, 6, from, plane_bytes);
+    const __m512i quads[4] = {
+        _mm512_unpacklo_epi16(p23.low, p01.low), _mm512_unpackhi_epi16(p23.low, p01.low),
+        _mm512_unpacklo_epi16(p23.high, p01.high), _mm512_unpackhi_epi16(p23.high, p01.high)};
+    const __m512i rest[4] = {
+        _mm512_unpacklo_epi16(p67.low, p45.low), _mm512_unpackhi_epi16(p67.low, p45.low),
+        _mm512_unpacklo_epi16(p67.high, p45.high), _mm512_unpackhi_epi16(p67.high, p45.high)};
+    for (uint32_t i = 0; i < 4; i++) {
+        store_codes(_mm512_unpacklo_epi32(rest[i], quads[i]), to + (size_t)i * 128);
+        store_codes(_mm512_unpackhi_epi32(rest[i], quads[i]), to + (size_t)i * 128 + 64);
+    }
+}
+#endif
 
 /* `count` numbers as bytes; the planes' bits go on behind them. */
 INLINE void expand(const uint32_t bits, const unsigned char *from, size_t plane_bytes, size_t count,
                    uint8_t *to)
 {
     size_t i = 0;
+#ifdef __GFNI__
+    for (; bits > 1 && i + 512 <= count; i += 512)
+        expand_512(bits, from + i / 8, plane_bytes, to + i);
+#endif
     for (; i + 64 <= count; i += 64)
         _mm512_store_si512(to + i, expand_64(bits, from + i / 8, plane_bytes, 8));
     if (i < count)

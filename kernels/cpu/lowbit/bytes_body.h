@@ -12,7 +12,9 @@
  *            the slots: rounding to nearest would lose the many small weights of a long context.
  *
  * With 3 bits and more the codes are exact enough for these roundings to show: both are rounded to
- * two 7-bit limbs there. A page is expanded to bytes once for QUERIES queries.
+ * two 7-bit limbs there; with keys per token from 8 bits on, since one step for all of a row leaves
+ * ten times what rounding does (docs/results/kept.md). A page is expanded to bytes once for QUERIES
+ * queries.
  *
  * With keys per token a score is zero[t] sum_c q[c] + scale[t] sum_c q[c] code[c]: the same products
  * as if all scales were 1, then a product and a sum by lanes. */
@@ -424,7 +426,8 @@ INLINE void prefetch_part(const struct kva_cpu_lowbit_split *split, uint32_t par
 INLINE void attend_bits(const uint32_t bits, const bool tokens,
                         const struct kva_cpu_lowbit_split *split)
 {
-    const uint32_t limbs = bits >= 3 ? 2 : 1, pages = split->page_count, dim = split->head_dim;
+    const uint32_t limbs = bits >= (tokens ? 8 : 3) ? 2 : 1, pages = split->page_count,
+                   dim = split->head_dim;
     const struct kva_lowbit_layout layout = kva_lowbit_layout_of(split->format, dim);
     struct work *work = split->scratch;
     const uint32_t stride = (uint32_t)kva_align_up(dim, VL);

@@ -228,6 +228,12 @@ struct cudaDeviceProp {
 };
 
 typedef struct simt_stream *cudaStream_t;
+
+/* How a stream begins, for libraries beside the module: work of theirs is queued as the module's. */
+struct simt_stream_entry {
+    int (*enqueue)(cudaStream_t stream, std::function<void()> run); /* a cudaError_t */
+};
+
 typedef struct simt_event *cudaEvent_t;
 typedef struct simt_graph *cudaGraph_t;
 typedef struct simt_graph_exec *cudaGraphExec_t;

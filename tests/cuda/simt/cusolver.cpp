@@ -1,6 +1,6 @@
 /* cusolver.cpp - eigenvectors as cuSOLVER gives them, on the host: a library that the simulated
- * module loads as it loads the real one. Jacobi's method, by rows and columns in order. It runs when
- * it is called, so what it reads must be there. */
+ * module loads as it loads the real one. Jacobi's method, by rows and columns in order, queued on the
+ * handle's stream as kernels are. */
 #include "cusolverDn.h"
 
 #include <algorithm>
@@ -93,14 +93,9 @@ static bool turn_until_diagonal(double *x, double *v, int n)
     return false;
 }
 
-cusolverStatus_t cusolverDnDsyevjBatched(cusolverDnHandle_t handle, cusolverEigMode_t mode,
-                                         cublasFillMode_t uplo, int n, double *a, int lda,
-                                         double *w, double *work, int lwork, int *info,
-                                         syevjInfo_t settings, int count)
+static void solve(cublasFillMode_t uplo, int n, double *a, double *w, double *work, int *info,
+                  int count)
 {
-    if (!handle || !handle->stream || !settings || mode != CUSOLVER_EIG_MODE_VECTOR || lda != n ||
-        lwork < 2 * n * n)
-        return CUSOLVER_STATUS_INVALID_VALUE;
     for (int matrix = 0; matrix < count; matrix++) {
         double *from = a + (size_t)matrix * n * n, *x = work, *v = work + n * n;
         for (int row = 0; row < n; row++) {
@@ -124,5 +119,18 @@ cusolverStatus_t cusolverDnDsyevjBatched(cusolverDnHandle_t handle, cusolverEigM
             std::copy_n(v + order[i] * n, n, from + (size_t)i * n);
         }
     }
-    return CUSOLVER_STATUS_SUCCESS;
+}
+
+cusolverStatus_t cusolverDnDsyevjBatched(cusolverDnHandle_t handle, cusolverEigMode_t mode,
+                                         cublasFillMode_t uplo, int n, double *a, int lda,
+                                         double *w, double *work, int lwork, int *info,
+                                         syevjInfo_t settings, int count)
+{
+    if (!handle || !handle->stream || !settings || mode != CUSOLVER_EIG_MODE_VECTOR || lda != n ||
+        lwork < 2 * n * n)
+        return CUSOLVER_STATUS_INVALID_VALUE;
+    auto *entry = reinterpret_cast<simt_stream_entry *>(handle->stream);
+    const int failed =
+        entry->enqueue(handle->stream, [=]() { solve(uplo, n, a, w, work, info, count); });
+    return failed ? CUSOLVER_STATUS_EXECUTION_FAILED : CUSOLVER_STATUS_SUCCESS;
 }

@@ -24,7 +24,7 @@ struct work {
     bool wait = false;
 };
 
-struct simt_stream {
+struct simt_stream : simt_stream_entry {
     std::deque<work> queue;
     simt_graph *capture = nullptr; /* that it takes part in */
     std::vector<int> last;         /* nodes that its next one comes after */
@@ -475,6 +475,9 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
     if (flags != cudaStreamNonBlocking)
         return cudaErrorInvalidValue;
     *stream = new simt_stream;
+    (*stream)->enqueue = [](cudaStream_t to, std::function<void()> run) {
+        return (int)simt::enqueue(to, std::move(run));
+    };
     streams.push_back(*stream);
     return cudaSuccess;
 }
