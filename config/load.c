@@ -16,7 +16,7 @@ struct loader {
     const struct kva_config_sources *sources;
     const struct kva_option *options;
     size_t count;
-    bool set[128];
+    bool set[192];
 };
 
 enum kva_status kva_config_init(struct kva_config *config, struct kva_err *err)

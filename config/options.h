@@ -105,6 +105,25 @@ struct kva_config {
     bool live_view;
     bool page;
     bool metrics_keys;
+    char *agent_listen;
+    /* cluster */
+    char *cluster_listen; /* NULL: none */
+    char *cluster_name;
+    struct kva_string_list cluster_etcd;
+    struct kva_string_list cluster_etcd_user;
+    char *cluster_etcd_ca;
+    char *cluster_secret_file;
+    char *cluster_advertise;
+    uint64_t cluster_nodes;
+    uint64_t cluster_lend; /* percent */
+    bool cluster_keep_home;
+    uint64_t cluster_threads;
+    uint64_t cluster_answer_ms;
+    uint64_t cluster_lease_ms;
+    uint64_t cluster_loan_ms;
+    uint64_t cluster_recall_ms;
+    uint64_t cluster_round_ms;
+    uint64_t cluster_wait_ms;
     /* log */
     uint32_t log_level;
     uint32_t log_format;

@@ -11,6 +11,8 @@
  *                            suspend   resume          suspend    resume
  *
  * suspend gives the device memory back and loses nothing: no token is computed twice. A sequence that
+ * is longer than the device tier, because other instances can hold the rest, comes out of its prefill
+ * as if it were suspended, and resumes when enough of it is lent. A sequence that
  * has lent KV to another instance may lose it there: a step says so, and restart puts it back before
  * admit, with all of its tokens for a prompt.
  *
@@ -94,6 +96,8 @@ struct kva_step_item {
                                prepares one; or the step that finished the prefill */
     struct kva_token_output token;
     bool pooled;     /* the prompt is in, and its vector is there: there is nothing to decode */
+    bool parked;     /* the prompt is in, and is longer than the device tier: the sequence is as
+                        after suspend, and resumes when enough of it is lent */
     bool lost;       /* KV of the sequence is gone: nothing came of the step, and restart is next */
     bool speculated; /* a speculative token was decoded along: spec_token, expected to be `token` */
     uint32_t spec_token;
@@ -101,8 +105,8 @@ struct kva_step_item {
 
 struct kva_engine_ops {
     /* Validate and remember; takes no page. Fails: KVA_EINVAL, KVA_EUNSUPPORTED, KVA_ENOMEM;
-     * KVA_ELIMIT if the sequence could not fit the budgets even alone (err names the tier and both
-     * byte counts). */
+     * KVA_ELIMIT if the sequence could not fit the budgets even alone, with what other instances can
+     * lend (err names the tier and all byte counts). */
     enum kva_status (*create)(void *self, const struct kva_sequence_params *params,
                               struct kva_sequence **ret, struct kva_err *err);
 
@@ -132,6 +136,12 @@ struct kva_engine_ops {
     /* Take it again. Fails: KVA_ELIMIT (not now). */
     enum kva_status (*resume)(void *self, struct kva_sequence *seq, struct kva_err *err);
 
+    /* Device bytes with which the sequence, admitted, goes on as it is: about what resume takes of a
+     * suspended one. It falls where pages are lent, and may exceed the budget of a sequence that is
+     * longer than the device tier; resume then fails until enough of it is lent. NULL: what it had
+     * when it was suspended. */
+    uint64_t (*resume_bytes)(void *self, const struct kva_sequence *seq);
+
     /* Run one step. Each sequence at most once; sum of rows <= step_tokens_max. Fails as a whole
      * only if the device failed (KVA_EDEVICE). */
     enum kva_status (*step)(void *self, struct kva_step_item *items, uint32_t count,
@@ -159,7 +169,7 @@ struct kva_engine_ops {
     void (*usage)(void *self, struct kva_engine_usage *ret);
 
     /* Whether create would accept these parameters: same errors, nothing made. Reads constants
-     * only, so that any thread may call it while a step runs: it lets a request that can never fit
+     * and what others can lend, so that any thread may call it while a step runs: it lets a request that can never fit
      * be refused at once. NULL: such a request ends with an error instead. */
     enum kva_status (*check)(void *self, const struct kva_sequence_params *params,
                              struct kva_err *err);

@@ -1,7 +1,7 @@
 /* forward_attend.c - a layer's attention: every range of the sequences' tokens
  * (engine/kv/range.h) by the operator of its kind, then one merge of the partial results.
  *
- *     BLOCKS    attend
+ *     BLOCKS    attend; behind a partial result that is awaited, attend_apart and attend_join
  *     LOWBIT    forward_select.c, a call per format: attend_lowbit, attend_rows, and selection
  *     ROWS      attend_rows
  *     PARTIAL   computed elsewhere
@@ -9,6 +9,8 @@
  * The engine's own partial results, one per kind, are of all rows of the pass: a kind that one
  * sequence has gives an empty result to the rows of the others. */
 #include "engine/forward_internal.h"
+
+#include <string.h>
 
 /* --- 16-bit blocks --------------------------------------------------------------------------- */
 
@@ -64,39 +66,67 @@ static uint32_t list_blocks(struct kva_forward *fw, const struct kva_kv_rows *ro
     return at;
 }
 
-/* Attention over blocks of the sequences that have a prefix, or of those that have none. */
-static void attend_blocks(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer,
-                          bool prefixed)
+/* Attention over blocks of the `seq_count` sequences that have been listed. */
+static struct kva_attend_args blocks_call(const struct kva_forward *fw, uint32_t layer,
+                                          uint32_t seq_count)
 {
     const struct kva_model_config *c = fw->config;
+    return (struct kva_attend_args){
+        .q = fw->scratch[KVA_SCRATCH_Q].data,
+        .out = fw->partials[KVA_RANGE_BLOCKS],
+        .seqs = fw->attend_seqs,
+        .ranges = fw->attend_ranges,
+        .blocks = fw->blocks,
+        .seq_count = seq_count,
+        .q_stride = c->heads * c->head_dim,
+        .heads = c->heads,
+        .kv_heads = c->kv_heads,
+        .head_dim = c->head_dim,
+        .window = c->layer_window[layer],
+        .kv_dtype = fw->params.kv->shape.dtype,
+        .scale = c->attend_scale,
+    };
+}
+
+static void attend_blocks(struct kva_forward *fw, const struct kva_kv_pass *pass, uint32_t layer)
+{
     uint32_t count = 0, range_count = 0;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
-        const struct kva_kv_rows *rows = &pass->rows[i];
-        const struct kva_kv_range *prefix = find_prefix(rows);
-        if ((prefix != NULL) != prefixed)
-            continue;
-        if (prefix)
-            copy_prefix(fw, rows, prefix);
-        range_count = list_blocks(fw, rows, count++, range_count);
+        if (!find_prefix(&pass->rows[i]))
+            range_count = list_blocks(fw, &pass->rows[i], count++, range_count);
     }
     if (count == 0)
         return;
-    fw->ops->attend(fw->device, &(struct kva_attend_args){
-                                    .q = fw->scratch[KVA_SCRATCH_Q].data,
-                                    .out = fw->partials[KVA_RANGE_BLOCKS],
-                                    .seqs = fw->attend_seqs,
-                                    .ranges = fw->attend_ranges,
-                                    .blocks = fw->blocks,
-                                    .seq_count = count,
-                                    .q_stride = c->heads * c->head_dim,
-                                    .heads = c->heads,
-                                    .kv_heads = c->kv_heads,
-                                    .head_dim = c->head_dim,
-                                    .window = c->layer_window[layer],
-                                    .kv_dtype = fw->params.kv->shape.dtype,
-                                    .scale = c->attend_scale,
-                                    .accumulate = prefixed,
-                                });
+    const struct kva_attend_args args = blocks_call(fw, layer, count);
+    fw->ops->attend(fw->device, &args);
+}
+
+/* The same of sequences that have a prefix: before it is there, as far as the device can. */
+static void attend_behind_prefixes(struct kva_forward *fw, const struct kva_kv_pass *pass,
+                                   uint32_t layer)
+{
+    const struct kva_scratch_piece *memory = &fw->scratch[KVA_SCRATCH_APART];
+    uint32_t count = 0, range_count = 0;
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        if (find_prefix(&pass->rows[i]))
+            range_count = list_blocks(fw, &pass->rows[i], count++, range_count);
+    }
+    if (count == 0)
+        return;
+    struct kva_attend_apart_args args = {
+        .attend = blocks_call(fw, layer, count), .memory = memory->data, .bytes = memory->bytes};
+    args.attend.accumulate = true;
+    if (memory->data)
+        fw->ops->attend_apart(fw->device, &args);
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        const struct kva_kv_range *prefix = find_prefix(&pass->rows[i]);
+        if (prefix)
+            copy_prefix(fw, &pass->rows[i], prefix);
+    }
+    if (memory->data)
+        fw->ops->attend_join(fw->device, &args);
+    else
+        fw->ops->attend(fw->device, &args.attend);
 }
 
 /* --- rows alone ------------------------------------------------------------------------------ */
@@ -235,13 +265,14 @@ static void select_apart(struct kva_forward *fw, const struct kva_kv_pass *pass,
 {
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         struct kva_kv_rows one = pass->rows[i];
+        struct kva_kv_range candidates = one.candidates;
         if (!kva_kv_selects_apart(&one))
             continue;
         one.row_first += one.select_row;
         one.position_first += one.select_row;
         one.row_count = 1;
         one.select_row = 0;
-        one.ranges[0] = one.candidates;
+        one.ranges = &candidates;
         one.range_count = 1;
         fw->low_rows[0] = &one;
         kva_forward_attend_lowbit(fw, &(struct kva_lowbit_call){.rows = fw->low_rows,
@@ -341,6 +372,9 @@ static const uint32_t *observe_selection(struct kva_forward *fw, const struct kv
                                          uint32_t *into, uint32_t layer)
 {
     struct kva_kv_rows own = *rows;
+    struct kva_kv_range ranges[KVA_KV_RANGES_MAX];
+    memcpy(ranges, rows->ranges, rows->range_count * sizeof(*ranges));
+    own.ranges = ranges;
     own.row_count = 1;
     own.select_row = 0;
     if (!kva_kv_selects(&own))
@@ -409,8 +443,8 @@ void kva_forward_attend(struct kva_forward *fw, struct kva_kv_pass *pass,
         if (can_fuse(fw, &pass->rows[i]))
             kva_kv_layer_fuse(kv, &pass->rows[i], layer);
     }
-    attend_blocks(fw, pass, layer, false);
-    attend_blocks(fw, pass, layer, true);
+    attend_blocks(fw, pass, layer);
+    attend_behind_prefixes(fw, pass, layer);
     kinds[KVA_RANGE_ROWS] = attend_rows(fw, pass, layer);
     if (read_lowbit(fw, pass, layer, &to_select))
         kva_kv_layer_choose(kv, pass, layer);

@@ -39,6 +39,8 @@ enum kva_scratch_name {
     KVA_SCRATCH_UP,         /* [rows, intermediate] */
     KVA_SCRATCH_PARTIALS,   /* what `partials` points to */
     KVA_SCRATCH_SELECT,     /* scores of one sequence at a time; on a GPU of many */
+    KVA_SCRATCH_APART,      /* what comes before the partial results of others: with a remote, where
+                               the device has attend_apart; else nothing */
     KVA_SCRATCH_LOGIT_ROWS, /* [logit_rows, hidden] */
     KVA_SCRATCH_LOGITS,     /* fp32 [logit_rows, vocab] */
     KVA_SCRATCH_COUNT,

@@ -7,6 +7,10 @@
 /* Scores of selecting sequences that a GPU keeps at a time: 64 of 32k tokens and 32 heads. */
 #define SELECT_BYTES_MAX ((size_t)256 << 20)
 
+/* Partial results of splits that are computed while answers of other instances are awaited: all of
+ * 14 sequences of 8k tokens and 32 heads of 128. */
+#define APART_BYTES_MAX ((size_t)8 << 20)
+
 /* --- weights --------------------------------------------------------------------------------- */
 
 static enum kva_status load_weight(struct kva_forward *fw, const struct kva_tensor *tensor,
@@ -94,6 +98,17 @@ static size_t select_bytes(const struct kva_forward *fw)
     return kva_max_size(one, kva_min_size(all, SELECT_BYTES_MAX));
 }
 
+/* Nothing without instances to wait for, or on a device that can only wait. */
+static size_t apart_bytes(const struct kva_forward *fw)
+{
+    const struct kva_model_config *c = fw->config;
+    if (!fw->params.kv->remote || !fw->ops->attend_apart)
+        return 0;
+    size_t one =
+        kva_attend_apart_bytes(c->heads, c->head_dim, kva_kv_pages(fw->params.context_max));
+    return kva_min_size(one * fw->params.sequences_max, APART_BYTES_MAX);
+}
+
 /* Bytes of a partial result's a, and of its m or e. */
 static size_t partial_a_bytes(const struct kva_forward *fw)
 {
@@ -136,6 +151,7 @@ static enum kva_status alloc_scratch(struct kva_forward *fw, struct kva_err *err
         [KVA_SCRATCH_PARTIALS] =
             KVA_RANGE_PARTIAL * (partial_a_bytes(fw) + 2 * partial_m_bytes(fw)),
         [KVA_SCRATCH_SELECT] = select_bytes(fw),
+        [KVA_SCRATCH_APART] = apart_bytes(fw),
         [KVA_SCRATCH_LOGIT_ROWS] = (size_t)fw->params.logit_rows_max * c->hidden_size * act,
         [KVA_SCRATCH_LOGITS] = (size_t)fw->params.logit_rows_max * c->vocab_size * sizeof(float),
     };

@@ -1,6 +1,8 @@
 /* lending.c - pages of this engine's sequences at other instances. */
 #include "engine/lending.h"
 
+#include "engine/kv/placement.h"
+#include "engine/kv/stream.h"
 #include "engine/model_engine_internal.h"
 
 bool kva_lending_lendable(const struct kva_engine *engine, const struct kva_sequence *seq,
@@ -26,6 +28,30 @@ uint32_t kva_lending_lendable_pages(const struct kva_engine *engine, const struc
 uint32_t kva_lending_loans(const struct kva_sequence *seq, struct kva_kv_loan ret[KVA_KV_LOANS_MAX])
 {
     return kva_kv_loans(&seq->kv, ret);
+}
+
+void kva_lending_set_others(struct kva_engine *engine, uint64_t bytes)
+{
+    struct model_engine *e = engine->self;
+    atomic_store(&e->kv->others_bytes, bytes);
+}
+
+struct kva_lending_need kva_lending_need_of(const struct kva_engine *engine,
+                                            const struct kva_sequence *seq)
+{
+    const struct model_engine *e = engine->self;
+    const struct kva_kv_seq *kv = &seq->kv;
+    uint64_t page_bytes = e->kv->shape.page_bytes, bytes;
+    if (kv->spreads && !kv->prefilled)
+        bytes = kva_kv_staged_bytes(e->kv, &kv->spec, kv->prompt_tokens) +
+                kva_kv_stream_bytes(e->kv, kv->prompt_tokens);
+    else if (kv->prefilled)
+        bytes = kva_kv_seq_resume_bytes(e->kv, kv);
+    else
+        bytes = kva_kv_pages(seq->token_count) * page_bytes;
+    uint32_t pages = (uint32_t)kva_div_up(bytes, page_bytes) + 1;
+    uint32_t last = kva_kv_pages(kv->tokens_max) - kva_kv_pages_lent(kv);
+    return (struct kva_lending_need){.pages = pages, .pages_max = kva_max_u32(pages, last)};
 }
 
 size_t kva_lending_page_bytes(const struct kva_engine *engine)

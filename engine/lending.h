@@ -28,6 +28,18 @@ void kva_lending_lend(struct kva_engine *engine, struct kva_sequence *seq,
 uint32_t kva_lending_lendable_pages(const struct kva_engine *engine,
                                     const struct kva_sequence *seq);
 
+/* Device memory that other instances can lend, all of them together: `full` sequences that may be
+ * spread are accepted up to so much beyond the device tier. 0 at first. Any thread. */
+void kva_lending_set_others(struct kva_engine *engine, uint64_t bytes);
+
+/* Pages of device memory that the sequence needs here to begin, or to go on as it is, beside those
+ * that are lent; and beside which it will never need more. */
+struct kva_lending_need {
+    uint32_t pages, pages_max;
+};
+struct kva_lending_need kva_lending_need_of(const struct kva_engine *engine,
+                                            const struct kva_sequence *seq);
+
 /* The sequence's loans; how many. */
 uint32_t kva_lending_loans(const struct kva_sequence *seq,
                            struct kva_kv_loan ret[KVA_KV_LOANS_MAX]);

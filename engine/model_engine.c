@@ -63,12 +63,16 @@ static uint32_t exact_tokens(const struct model_engine *e, uint32_t prompt_token
     return exceeds ? KVA_PAGE_TOKENS - 1 : prompt_tokens;
 }
 
-/* The sequence's storage in the cache, with its first `prefill_tokens` tokens for a prompt. */
+/* The sequence's storage in the cache, with its first `prefill_tokens` tokens for a prompt; `again`:
+ * once more. */
 static enum kva_status begin_kv(struct model_engine *e, struct kva_sequence *seq,
-                                uint32_t prefill_tokens, struct kva_err *err)
+                                uint32_t prefill_tokens, bool again, struct kva_err *err)
 {
     const struct kva_sequence_params *p = &seq->params;
-    const struct kva_kv_plan plan = {&p->kv, exact_tokens(e, prefill_tokens), p->tokens_max};
+    const struct kva_kv_plan plan = {.spec = &p->kv,
+                                     .prompt_tokens = exact_tokens(e, prefill_tokens),
+                                     .tokens_max = p->tokens_max,
+                                     .again = again};
     enum kva_status status = kva_kv_seq_init(e->kv, &seq->kv, &plan, err);
     if (status)
         return status;
@@ -89,8 +93,9 @@ static enum kva_status engine_check(void *self, const struct kva_sequence_params
     enum kva_status status = check_params(e, params, err);
     if (status)
         return status;
-    const struct kva_kv_plan plan = {&params->kv, exact_tokens(e, params->prompt_tokens),
-                                     params->tokens_max};
+    const struct kva_kv_plan plan = {.spec = &params->kv,
+                                     .prompt_tokens = exact_tokens(e, params->prompt_tokens),
+                                     .tokens_max = params->tokens_max};
     return kva_kv_check_fits(e->kv, &plan, err);
 }
 
@@ -109,7 +114,7 @@ static enum kva_status engine_create(void *self, const struct kva_sequence_param
     if (kva_kv_spec_has_setting(&params->kv, KVA_SETTING_PREDICTOR))
         seq->params.kv.predictor =
             kva_kv_predictor_of(&params->kv, kva_device_get_info(e->device)->host_readable);
-    status = begin_kv(e, seq, params->prompt_tokens, err);
+    status = begin_kv(e, seq, params->prompt_tokens, false, err);
     if (status) {
         free(seq);
         return status;
@@ -190,6 +195,12 @@ static enum kva_status engine_resume(void *self, struct kva_sequence *seq, struc
     return kva_kv_seq_resume(e->kv, &seq->kv, err);
 }
 
+static uint64_t engine_resume_bytes(void *self, const struct kva_sequence *seq)
+{
+    struct model_engine *e = self;
+    return kva_kv_seq_resume_bytes(e->kv, &seq->kv);
+}
+
 /* Determinism makes it the same sequence: K and V of a token do not depend on whether it came in a
  * prompt or was decoded. */
 static enum kva_status engine_restart(void *self, struct kva_sequence *seq, struct kva_err *err)
@@ -200,7 +211,7 @@ static enum kva_status engine_restart(void *self, struct kva_sequence *seq, stru
     seq->prefill_first = seq->prefill_layer = seq->prefill_position = 0;
     seq->prefill_reported = 0;
     seq->prefilled = seq->silent = false;
-    return begin_kv(e, seq, seq->token_count, err);
+    return begin_kv(e, seq, seq->token_count, true, err);
 }
 
 static void engine_sequence_info(void *self, const struct kva_sequence *seq,
@@ -256,6 +267,7 @@ static const struct kva_engine_ops engine_ops = {
     .grow = engine_grow,
     .suspend = engine_suspend,
     .resume = engine_resume,
+    .resume_bytes = engine_resume_bytes,
     .restart = engine_restart,
     .step = kva_model_engine_step,
     .destroy = engine_destroy,

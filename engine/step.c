@@ -262,6 +262,7 @@ enum kva_status kva_model_engine_step(void *self, struct kva_step_item *items, u
         items[i].emitted = false;
         items[i].pooled = false;
         items[i].lost = false;
+        items[i].parked = false;
         items[i].speculated = false;
         items[i].prefill_done = 0;
     }
@@ -277,6 +278,7 @@ enum kva_status kva_model_engine_step(void *self, struct kva_step_item *items, u
     for (uint32_t i = 0; i < count; i++) {
         if (!items[i].seq->prefilled)
             kva_prefill_run(e, &items[i]);
+        items[i].parked = !items[i].seq->kv.resident;
     }
     e->steps++;
     enum kva_status status = kva_model_check(e->params.model, err);

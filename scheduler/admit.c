@@ -67,8 +67,12 @@ static bool resume_one(struct kva_scheduler *s, struct kva_step_plan *plan, stru
 {
     struct kva_choice *c = KVA_CONTAINER_OF(kva_heap_peek(&t->suspended), struct kva_choice, order);
     uint32_t slots = s->params.running_max - plan->reserved;
-    if (leftover ? missing_bytes(s, c, c->device_bytes) > 0
-                 : !make_way(s, plan, c, c->device_bytes, slots, now_ns))
+    if (kva_choice_outgrew(s, c)) {
+        kva_choice_strand(s, c);
+        return true;
+    }
+    uint64_t bytes = kva_choice_resume_bytes(s, c);
+    if (leftover ? missing_bytes(s, c, bytes) > 0 : !make_way(s, plan, c, bytes, slots, now_ns))
         return false;
     enum kva_status status = s->ops->resume(s->engine_self, c->seq, NULL);
     if (status == KVA_ELIMIT)
@@ -88,6 +92,7 @@ void kva_scheduler_resume_suspended(struct kva_scheduler *s, struct kva_step_pla
 {
     clear_reserved(s);
     plan->reserved = 0;
+    kva_scheduler_unstrand(s, now_ns);
     if (s->suspended_count == 0)
         return;
     refresh_usage(s);
@@ -194,7 +199,7 @@ static bool nobody_fits(struct kva_scheduler *s, const struct kva_tenant *t,
                         enum kva_wait_reason *ret_reason)
 {
     *ret_reason = KVA_WAIT_BATCH_FULL;
-    if (kva_running_count(s) + s->suspended_count >= s->sequences_max)
+    if (kva_running_count(s) + s->suspended_count + s->stranded_count >= s->sequences_max)
         return true;
     if (kva_running_count(s) >= s->params.running_max && !kva_tenant_may_take(s, t))
         return true;

@@ -47,6 +47,63 @@ void kva_choice_enter_running(struct kva_scheduler *s, struct kva_choice *c, boo
     s->running_growth_bytes += c->growth_bytes;
 }
 
+uint64_t kva_choice_resume_bytes(const struct kva_scheduler *s, const struct kva_choice *c)
+{
+    return s->ops->resume_bytes ? s->ops->resume_bytes(s->engine_self, c->seq) : c->device_bytes;
+}
+
+bool kva_choice_outgrew(const struct kva_scheduler *s, const struct kva_choice *c)
+{
+    return s->ops->resume_bytes &&
+           s->ops->resume_bytes(s->engine_self, c->seq) > s->params.engine->limits.budget.device;
+}
+
+static void enter_stranded(struct kva_scheduler *s, struct kva_choice *c)
+{
+    c->state = KVA_CHOICE_STRANDED;
+    c->stranded_ns = kva_clock_now(s->params.clock);
+    kva_list_append(&s->stranded, &c->run);
+    s->stranded_count++;
+    c->tenant->stranded++;
+}
+
+static void leave_stranded(struct kva_scheduler *s, struct kva_choice *c)
+{
+    kva_list_remove(&c->run);
+    s->stranded_count--;
+    c->tenant->stranded--;
+}
+
+static void enter_suspended(struct kva_scheduler *s, struct kva_choice *c)
+{
+    s->suspended_prefills += c->prefill_resumes;
+    c->tenant->suspended_prefills += c->prefill_resumes;
+    c->state = KVA_CHOICE_SUSPENDED;
+    place(&c->tenant->suspended, c);
+    s->suspended_count++;
+}
+
+void kva_choice_strand(struct kva_scheduler *s, struct kva_choice *c)
+{
+    kva_choice_leave_suspended(s, c);
+    enter_stranded(s, c);
+}
+
+void kva_scheduler_unstrand(struct kva_scheduler *s, uint64_t now_ns)
+{
+    uint64_t time_ns = s->params.lending_time_ns;
+    for (struct kva_list *at = s->stranded.next, *next; at != &s->stranded; at = next) {
+        struct kva_choice *c = KVA_CONTAINER_OF(at, struct kva_choice, run);
+        next = at->next;
+        if (!kva_choice_outgrew(s, c)) {
+            leave_stranded(s, c);
+            enter_suspended(s, c);
+        } else if (time_ns > 0 && now_ns - c->stranded_ns >= time_ns) {
+            kva_choice_end(s, c, KVA_FINISH_ERROR, KVA_ELIMIT, 0, now_ns);
+        }
+    }
+}
+
 static void leave_running(struct kva_scheduler *s, struct kva_choice *c)
 {
     kva_heap_remove(&c->tenant->victims, &c->order);
@@ -84,19 +141,23 @@ void kva_choice_prefill_finished(struct kva_scheduler *s, struct kva_choice *c)
     release_siblings(s, c->group, true);
 }
 
+void kva_choice_park(struct kva_scheduler *s, struct kva_choice *c)
+{
+    leave_running(s, c);
+    c->prefill_resumes = c->state == KVA_CHOICE_PREFILL;
+    if (kva_choice_outgrew(s, c))
+        enter_stranded(s, c);
+    else
+        enter_suspended(s, c);
+}
+
 void kva_choice_suspend(struct kva_scheduler *s, struct kva_choice *c)
 {
     struct kva_sequence_info info = {0};
     s->ops->sequence_info(s->engine_self, c->seq, &info);
     s->ops->suspend(s->engine_self, c->seq);
-    leave_running(s, c);
     c->device_bytes = info.bytes.device;
-    c->prefill_resumes = c->state == KVA_CHOICE_PREFILL;
-    s->suspended_prefills += c->prefill_resumes;
-    c->tenant->suspended_prefills += c->prefill_resumes;
-    c->state = KVA_CHOICE_SUSPENDED;
-    place(&c->tenant->suspended, c);
-    s->suspended_count++;
+    kva_choice_park(s, c);
     c->preemptions++;
     s->stats.preemptions++;
 }
@@ -145,6 +206,9 @@ static void leave_place(struct kva_scheduler *s, struct kva_choice *c)
         break;
     case KVA_CHOICE_SUSPENDED:
         kva_choice_leave_suspended(s, c);
+        break;
+    case KVA_CHOICE_STRANDED:
+        leave_stranded(s, c);
         break;
     case KVA_CHOICE_ENDED:
         break;

@@ -8,6 +8,8 @@
  *     list `prefill`   \  heap   PREFILL    has device memory, prompt unfinished
  *     list `decode`    / victims DECODE     has device memory, one token per step
  *     heap `suspended`           SUSPENDED  device memory given back, host memory kept
+ *     list `stranded`            STRANDED   the same, and the device could not hold it even alone:
+ *                                           it waits for other instances to hold a part
  *
  * The heaps are the tenant's. Between tenants the price of a slot decides (tenant.c); within one, a
  * total order rules admission, resumption and (reversed) preemption: (aged priority, arrival). Two
@@ -21,7 +23,10 @@
  * few slots, so that its next slot becomes cheaper than any other's last; within the tenant its
  * turn goes to the first of its live choices, which is never preempted for another of the tenant,
  * and only finitely many choices ever come before one in the order. With one tenant, the first of
- * all live choices is never preempted. */
+ * all live choices is never preempted.
+ *
+ * Who is stranded holds up nobody, and loses no place: once enough of it is lent it is among the
+ * suspended ones, in the order that it always had, and others come behind it. */
 #ifndef KVA_SCHEDULER_INTERNAL_H
 #define KVA_SCHEDULER_INTERNAL_H
 
@@ -38,6 +43,7 @@ enum kva_choice_state {
     KVA_CHOICE_PREFILL,
     KVA_CHOICE_DECODE,
     KVA_CHOICE_SUSPENDED,
+    KVA_CHOICE_STRANDED,
     KVA_CHOICE_ENDED,
 };
 
@@ -60,6 +66,7 @@ struct kva_tenant {
     uint32_t choices;     /* live */
     uint32_t running;
     uint32_t suspended_prefills;
+    uint32_t stranded;
     bool wants_more; /* after the last step */
     /* In the step being planned. */
     uint32_t step_tokens;
@@ -72,7 +79,7 @@ struct kva_tenant {
 
 /* Members that every decode step touches come first. */
 struct kva_choice {
-    struct kva_list run; /* of `prefill` or `decode` */
+    struct kva_list run; /* of `prefill`, `decode` or `stranded` */
     struct kva_sequence *seq;
     uint64_t planned_step; /* the step that it was last planned for */
     uint32_t item_index;   /* its item in that step; UINT32_MAX: none */
@@ -87,7 +94,8 @@ struct kva_choice {
     uint32_t index; /* within the request */
     uint32_t preemptions;
     uint32_t restarts;
-    uint64_t entered_ns; /* when it was admitted last */
+    uint64_t entered_ns;  /* when it was admitted last */
+    uint64_t stranded_ns; /* since when it has been STRANDED */
     struct kva_choice_times times;
 
     struct kva_group *group;
@@ -146,6 +154,8 @@ struct kva_scheduler {
     uint32_t suspended_count; /* likewise */
     struct kva_list prefill;
     struct kva_list decode;
+    struct kva_list stranded;
+    uint32_t stranded_count;
     uint32_t prefill_count;
     uint32_t decode_count;
     uint32_t sibling_count;
@@ -179,6 +189,19 @@ void kva_choice_leave_suspended(struct kva_scheduler *s, struct kva_choice *c);
 void kva_choice_enter_running(struct kva_scheduler *s, struct kva_choice *c, bool decode);
 void kva_choice_prefill_finished(struct kva_scheduler *s, struct kva_choice *c);
 void kva_choice_suspend(struct kva_scheduler *s, struct kva_choice *c);
+
+/* A running choice whose sequence is as after suspend (engine.h: parked). */
+void kva_choice_park(struct kva_scheduler *s, struct kva_choice *c);
+
+/* Device bytes with which a suspended choice goes on; whether those of a choice with a sequence are
+ * more than the device will ever have. */
+uint64_t kva_choice_resume_bytes(const struct kva_scheduler *s, const struct kva_choice *c);
+bool kva_choice_outgrew(const struct kva_scheduler *s, const struct kva_choice *c);
+
+/* Of a suspended one that has outgrown the device, and of those of which enough is lent by now. Ends
+ * those that have waited for too long. */
+void kva_choice_strand(struct kva_scheduler *s, struct kva_choice *c);
+void kva_scheduler_unstrand(struct kva_scheduler *s, uint64_t now_ns);
 
 /* A running choice whose KV is lost waits again, in the place that it had in the order. It ends with
  * an error if the engine cannot put it back. */

@@ -75,6 +75,7 @@ enum kva_status kva_scheduler_create(const struct kva_scheduler_params *params,
     kva_list_init(&s->live);
     kva_list_init(&s->prefill);
     kva_list_init(&s->decode);
+    kva_list_init(&s->stranded);
     kva_list_init(&s->tenants);
     kva_list_init(&s->idle_tenants);
     if (allocate(s) != KVA_OK) {
@@ -110,7 +111,7 @@ void kva_scheduler_get_stats(const struct kva_scheduler *s, struct kva_scheduler
 {
     *ret = s->stats;
     ret->running = kva_running_count(s);
-    ret->suspended = s->suspended_count;
+    ret->suspended = s->suspended_count + s->stranded_count;
     ret->waiting = kva_waiting_count(s);
     ret->waiting_by_reason[KVA_WAIT_SIBLING] = s->sibling_count;
     ret->waiting_by_reason[s->wait_reason] += s->waiting_count;
@@ -125,6 +126,7 @@ static const char *state_name(enum kva_choice_state state)
     case KVA_CHOICE_DECODE:
         return "decode";
     case KVA_CHOICE_SUSPENDED:
+    case KVA_CHOICE_STRANDED:
         return "suspended";
     case KVA_CHOICE_SIBLING:
     case KVA_CHOICE_WAITING:
@@ -162,7 +164,8 @@ uint32_t kva_scheduler_get_view(const struct kva_scheduler *s, struct kva_choice
 
 static bool place_of(const struct kva_choice *c, struct kva_choice_place *ret)
 {
-    bool suspended = c->state == KVA_CHOICE_SUSPENDED;
+    bool stranded = c->state == KVA_CHOICE_STRANDED;
+    bool suspended = c->state == KVA_CHOICE_SUSPENDED || stranded;
     bool decodes = c->state == KVA_CHOICE_DECODE || (suspended && !c->prefill_resumes);
     if (c->state == KVA_CHOICE_SIBLING || c->state == KVA_CHOICE_ENDED)
         return false;
@@ -174,6 +177,7 @@ static bool place_of(const struct kva_choice *c, struct kva_choice_place *ret)
                                                   : KVA_STAGE_PREFILL,
         .tokens = c->prompt_tokens + c->output_tokens,
         .suspended = suspended,
+        .stranded = stranded,
         .seq = c->seq,
     };
     return true;

@@ -131,6 +131,10 @@ struct kva_scheduler_params {
      * KVA_FINISH_ERROR and KVA_EQUEUETIME: under more load than there is capacity for, those that
      * are served are served in time. 0: they wait as long as it takes. */
     uint64_t waiting_time_ns;
+    /* A choice that is longer than the device tier waits, once its prompt is in, for other instances
+     * to hold the rest of it; where that takes so long, it ends with KVA_FINISH_ERROR and
+     * KVA_ELIMIT. 0: it waits as long as it takes. */
+    uint64_t lending_time_ns;
     uint64_t aging_ns;       /* one priority level is gained per this long in the queue; 0: none,
                                 strict priorities */
     kva_output_fn on_output; /* called within cancel and step; must not call the scheduler */
@@ -149,7 +153,7 @@ enum kva_wait_reason {
 
 struct kva_scheduler_stats {
     uint32_t running;                                  /* choices with device memory */
-    uint32_t suspended;                                /* preempted, waiting to resume */
+    uint32_t suspended;                                /* waiting to resume, or to be lent */
     uint32_t waiting;                                  /* not admitted yet */
     uint32_t waiting_by_reason[KVA_WAIT_REASON_COUNT]; /* why each waits, as of the last step */
     uint64_t preemptions;                              /* counters since start */
@@ -226,6 +230,7 @@ struct kva_choice_place {
     enum kva_choice_stage stage;
     uint32_t tokens; /* prompt and output */
     bool suspended;
+    bool stranded;            /* likewise, and it goes on when enough of it is lent */
     struct kva_sequence *seq; /* the engine's own, until the next call of the scheduler */
 };
 

@@ -269,6 +269,14 @@ void kva_service_cancel(struct kva_service *service, uint64_t request_id, uint32
     pthread_mutex_unlock(&service->lock);
 }
 
+void kva_service_nudge(struct kva_service *service)
+{
+    pthread_mutex_lock(&service->lock);
+    service->nudged = true;
+    pthread_cond_signal(&service->work);
+    pthread_mutex_unlock(&service->lock);
+}
+
 void kva_service_drain(struct kva_service *service)
 {
     pthread_mutex_lock(&service->lock);

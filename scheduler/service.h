@@ -3,7 +3,7 @@
  * Requests and cancellations go in through one bounded queue, outputs come back through another,
  * and the receiver is woken at most once per step. No lock is held while a step runs.
  *
- * Thread rule: submit, cancel, get_stats, get_view: any thread. poll: one thread (the event loop).
+ * Thread rule: submit, cancel, nudge, get_stats, get_view: any thread. poll: one thread (the event loop).
  * `wake` is called on the engine thread and must only signal (write an eventfd). The scheduler's
  * clock is read on any thread. */
 #ifndef KVA_SCHEDULER_SERVICE_H
@@ -13,6 +13,16 @@
 
 struct kva_service;
 
+/* What goes on beside requests on the engine thread: loans of a cluster. */
+struct kva_service_beside {
+    void *opaque;
+    /* Before every step, and before every rest; returns when it wants to be called again at the
+     * latest, on the scheduler's clock; 0: it does not mind. */
+    uint64_t (*between_steps)(void *opaque, struct kva_scheduler *scheduler);
+    /* After the last step, before the scheduler is destroyed. */
+    void (*end)(void *opaque);
+};
+
 struct kva_service_params {
     struct kva_scheduler_params scheduler; /* on_output and opaque are the service's own */
     void (*wake)(void *opaque);            /* outputs are ready to be polled */
@@ -21,6 +31,7 @@ struct kva_service_params {
      * per-thread set-up. May be NULL. */
     void (*thread_begin)(void *opaque);
     void (*thread_end)(void *opaque);
+    const struct kva_service_beside *beside; /* borrowed; NULL: nothing */
     /* The engine pauses while more than this waits to be polled; 0: KVA_SERVICE_OUTPUT_BYTES. */
     size_t output_bytes_max;
 };
@@ -42,6 +53,9 @@ KVA_MUST_CHECK enum kva_status kva_service_submit(struct kva_service *service,
 
 void kva_service_cancel(struct kva_service *service, uint64_t request_id, uint32_t choice,
                         enum kva_finish_reason reason);
+
+/* Call between_steps soon, also if nothing runs. Any thread. */
+void kva_service_nudge(struct kva_service *service);
 
 /* Hand over everything that is ready, in order, through `fn`, on the caller's thread; returns how
  * many. */

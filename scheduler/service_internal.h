@@ -65,6 +65,7 @@ struct kva_service {
     uint32_t waiting_choices; /* in the scheduler, not fewer than there are */
     bool draining;
     bool stopping;
+    bool nudged;
     bool paused; /* the engine waits for the outbox to be polled */
     struct kva_outbox outbox;
     size_t polling_count; /* taken from the outbox, being handed over */

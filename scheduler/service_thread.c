@@ -211,7 +211,7 @@ static void sleep_until(struct kva_service *service, uint64_t wake_ns)
         until.tv_sec = (time_t)(at_ns / KVA_NS_PER_S);
         until.tv_nsec = (long)(at_ns % KVA_NS_PER_S);
     }
-    while (!service->stopping && kva_list_empty(&service->submits) &&
+    while (!service->stopping && !service->nudged && kva_list_empty(&service->submits) &&
            kva_list_empty(&service->cancels)) {
         if (service->paused && service->outbox.bytes <= service->output_bytes_max)
             break;
@@ -220,6 +220,19 @@ static void sleep_until(struct kva_service *service, uint64_t wake_ns)
         if (result == ETIMEDOUT)
             break;
     }
+}
+
+/* The earlier of two points in time; 0: none. */
+static uint64_t earlier(uint64_t a_ns, uint64_t b_ns)
+{
+    return a_ns == 0 || (b_ns != 0 && b_ns < a_ns) ? b_ns : a_ns;
+}
+
+/* When it wants to be called again; 0: it does not mind. */
+static uint64_t run_beside(struct kva_service *service)
+{
+    const struct kva_service_beside *beside = service->params.beside;
+    return beside ? beside->between_steps(beside->opaque, service->scheduler) : 0;
 }
 
 /* One round, under the lock, which is given up meanwhile. True: nothing to do before *ret_wake_ns.
@@ -234,6 +247,7 @@ static bool run_round(struct kva_service *service, uint64_t *ret_wake_ns)
     service->waiting_choices += service->queued_choices;
     service->queued_choices = 0;
     take_cancels(service, &cancels);
+    service->nudged = false;
     bool paused = service->outbox.bytes > service->output_bytes_max;
     pthread_mutex_unlock(&service->lock);
 
@@ -243,8 +257,10 @@ static bool run_round(struct kva_service *service, uint64_t *ret_wake_ns)
     enum kva_status status = KVA_OK;
     apply_submits(service, &submits);
     cancel_marked(service, &cancels, false);
+    uint64_t beside_ns = run_beside(service);
     if (!paused)
         status = kva_scheduler_step(service->scheduler, &idle, ret_wake_ns, &err);
+    *ret_wake_ns = earlier(*ret_wake_ns, beside_ns);
     cancel_marked(service, &service->failing, true);
     take_snapshot(service, idle);
 
@@ -278,6 +294,8 @@ void *kva_service_main(void *opaque)
             sleep_until(service, wake_ns);
     }
     pthread_mutex_unlock(&service->lock);
+    if (service->params.beside)
+        service->params.beside->end(service->params.beside->opaque);
     /* The engine's objects belong to this thread, to the end. */
     kva_scheduler_destroy(service->scheduler);
     service->scheduler = NULL;

@@ -14,6 +14,9 @@
 #define STUCK_RETRY_NS KVA_NS_PER_MS
 #define STUCK_LIMIT_NS KVA_NS_PER_S
 
+/* When all that there is waits to be lent: look again after this long. */
+#define STRANDED_RETRY_NS (10 * KVA_NS_PER_MS)
+
 static bool is_planned(const struct kva_scheduler *s, const struct kva_choice *c)
 {
     return c->planned_step == s->step_serial && c->item_index != UINT32_MAX;
@@ -28,6 +31,7 @@ static void plan_item(struct kva_scheduler *s, struct kva_choice *c, uint32_t pr
     item->prefill_done = 0;
     item->emitted = false;
     item->pooled = false;
+    item->parked = false;
     item->lost = false;
     item->token.top_count = 0;
     s->owners[s->item_count] = c;
@@ -81,6 +85,10 @@ static bool make_room(struct kva_scheduler *s, struct kva_step_plan *plan, struc
         enum kva_status status = s->ops->grow(s->engine_self, c->seq, NULL);
         if (status == KVA_OK)
             return true;
+        if (status == KVA_ELIMIT && kva_choice_outgrew(s, c)) {
+            kva_step_preempt(s, plan, c); /* no memory of others here would do */
+            return false;
+        }
         struct kva_choice *victim = kva_tenants_victim(s);
         bool alone = victim == c && kva_running_count(s) == 1;
         if (status != KVA_ELIMIT || (alone && !is_lender(s))) {
@@ -299,6 +307,8 @@ static void take_results(struct kva_scheduler *s, uint64_t now_ns)
             take_pooled(s, c, item, now_ns);
         else if (item->prefill_tokens > 0)
             take_prefill(s, c, item, now_ns);
+        if (item->emitted && item->parked)
+            kva_choice_park(s, c);
         if (item->emitted)
             take_token(s, c, &item->token, now_ns);
     }
@@ -329,6 +339,9 @@ static void plan_wakeup(struct kva_scheduler *s, uint64_t now_ns, uint64_t *ret_
 {
     const struct kva_heap_node *deadline = kva_heap_peek(&s->deadlines);
     uint64_t wake_ns = deadline ? (uint64_t)deadline->key : 0;
+    uint64_t stranded_ns = s->stranded_count > 0 ? now_ns + STRANDED_RETRY_NS : 0;
+    if (stranded_ns > 0 && (wake_ns == 0 || stranded_ns < wake_ns))
+        wake_ns = stranded_ns;
     const struct kva_tenant *t = kva_tenant_cheapest(s, true);
     if (!t) {
         s->stuck_since_ns = 0;

@@ -111,7 +111,7 @@ void kva_tenants_finish(struct kva_scheduler *s)
 
 bool kva_tenant_capped(const struct kva_tenant *t)
 {
-    return t->running_max > 0 && t->running + t->suspended.count >= t->running_max;
+    return t->running_max > 0 && t->running + t->suspended.count + t->stranded >= t->running_max;
 }
 
 struct kva_tenant *kva_tenant_cheapest(struct kva_scheduler *s, bool waiting_too)

@@ -3,6 +3,7 @@
 
 #include "engine/kv/part.h"
 #include "engine/kv/parts/lent.h"
+#include "engine/kv/range.h"
 
 #include <stdlib.h>
 
@@ -79,7 +80,12 @@ enum kva_status kva_kv_create(const struct kva_kv_params *params, struct kva_kv 
         .drop_device = drop_page_device,
         .opaque = kv,
     };
-    enum kva_status status = kva_page_pool_create(&pool, &kv->pages, err);
+    kv->ranges = calloc((size_t)kva_max_u32(1, params->sequences_max) * KVA_KV_RANGES_MAX,
+                        sizeof(*kv->ranges));
+    enum kva_status status =
+        kv->ranges ? kva_page_pool_create(&pool, &kv->pages, err)
+                   : kva_fail(err, KVA_ENOMEM, "out of memory for the ranges of %u sequences",
+                              params->sequences_max);
     if (!status)
         status = kva_tier_create(params->device, params->budget.device, kv->shape.page_bytes,
                                  &kv->tier, err);
@@ -107,6 +113,7 @@ void kva_kv_destroy(struct kva_kv *kv)
     kva_kv_parts_finish(kv);
     kva_page_pool_destroy(kv->pages);
     kva_tier_destroy(kv->tier);
+    free(kv->ranges);
     free(kv);
 }
 

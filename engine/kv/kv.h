@@ -35,6 +35,8 @@
 #include "engine/kv/usage.h"
 #include "kernels/ops.h"
 
+#include <stdatomic.h>
+
 #define KVA_NO_LAYER UINT32_MAX
 
 /* Parts of one policy, and of all of them. */
@@ -43,6 +45,7 @@
 
 struct kva_kv_part;
 struct kva_kv_policy;
+struct kva_kv_range;
 struct kva_remote;
 
 struct kva_kv_shape {
@@ -110,8 +113,10 @@ struct kva_kv {
     struct kva_event *compute_event; /* recorded on the compute queue, waited for by copies */
     struct kva_event *copy_event;    /* recorded on the copy queue, waited for by compute */
     uint64_t guest_bytes;            /* device memory that other instances' pages have */
+    _Atomic uint64_t others_bytes;   /* that other instances can lend, for check_fits */
     bool copies_pending;             /* copies were queued since the queues were last ordered */
     uint32_t sequences_max;
+    struct kva_kv_range *ranges; /* [sequences_max][KVA_KV_RANGES_MAX]: those of a layer */
 
     /* The parts of all policies that were met, and what each keeps for the whole cache. */
     const struct kva_kv_part *parts[KVA_KV_PART_KINDS_MAX];
@@ -153,7 +158,10 @@ struct kva_kv_seq {
     bool share;     /* look up and feed the prefix cache */
     bool resident;  /* holds its device memory */
     bool prefilled; /* the prompt is in; what is offloaded is attended to as the policy says */
+    bool spreads;   /* longer than the device tier: its prompt is staged, and it decodes when enough
+                       of it is lent */
     uint64_t device_bytes;
+    uint64_t suspended_bytes; /* device_bytes when it was suspended */
     struct kva_counts counts;
     uint32_t reserved_pages; /* there is device memory for the tokens of so many */
     uint32_t offloaded;      /* pages [0, offloaded) are not whole on the device */
@@ -174,11 +182,13 @@ struct kva_kv_plan {
     const struct kva_kv_spec *spec;
     uint32_t prompt_tokens;
     uint32_t tokens_max;
+    bool again; /* it was accepted before: what others can lend is not asked any more */
 };
 
-/* Whether a sequence fits the budgets alone. Reads constants only: any thread. Fails: KVA_EINVAL
- * (a setting of the spec; err->param names it), KVA_EUNSUPPORTED (the model's shape with this
- * policy), KVA_ELIMIT (err names the tier, in words and as its param, and both byte counts). */
+/* Whether a sequence fits the budgets alone, the device's together with what others can lend if its
+ * pages may go there. Reads constants and others_bytes: any thread. Fails: KVA_EINVAL (a setting of
+ * the spec; err->param names it), KVA_EUNSUPPORTED (the model's shape with this policy), KVA_ELIMIT
+ * (err names the tier, in words and as its param, and all byte counts). */
 KVA_MUST_CHECK enum kva_status
 kva_kv_check_fits(const struct kva_kv *kv, const struct kva_kv_plan *plan, struct kva_err *err);
 
@@ -213,8 +223,13 @@ void kva_kv_seq_suspend(struct kva_kv *kv, struct kva_kv_seq *seq);
 KVA_MUST_CHECK enum kva_status kva_kv_seq_resume(struct kva_kv *kv, struct kva_kv_seq *seq,
                                                  struct kva_err *err);
 
+/* Device bytes with which the sequence goes on as it is, those of lent pages apart. */
+uint64_t kva_kv_seq_resume_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq);
+
 /* K and V of tokens [seq->tokens, tokens) are complete in every layer; `ids` are all of the
  * sequence's token ids. Closes pages that became full, and lets go of those that leave the device.
+ * Where that completes the prompt of a sequence that is longer than the device tier, it has no
+ * device memory any more, as after suspend.
  */
 void kva_kv_seq_commit(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_t *ids,
                        uint32_t tokens);

@@ -1,6 +1,7 @@
 /* kv_seq.c - the life of a sequence in the cache. */
 #include "engine/kv/kv.h"
 #include "engine/kv/part.h"
+#include "engine/kv/parts/lent.h"
 #include "engine/kv/placement.h"
 #include "engine/kv/saved.h"
 #include "engine/kv/stream.h"
@@ -27,6 +28,15 @@ static uint64_t host_pages(const struct kva_kv *kv, const struct kva_kv_plan *pl
            kva_kv_saved_pages(kv, &spec, plan->prompt_tokens);
 }
 
+/* Whether pages may be at other instances while the sequence decodes. */
+static bool may_spread(const struct kva_kv *kv, const struct kva_kv_spec *spec)
+{
+    const struct kva_kv_part *const *part = kva_kv_policy_of(spec)->parts;
+    while (*part && *part != &kva_kv_part_lent)
+        part++;
+    return kv->remote && *part && spec->spread == KVA_SPREAD_AUTO;
+}
+
 /* Of the prompt with its residual stream, or of what follows without it. */
 static uint64_t largest_device_bytes(const struct kva_kv *kv, const struct kva_kv_plan *plan)
 {
@@ -38,23 +48,63 @@ static uint64_t largest_device_bytes(const struct kva_kv *kv, const struct kva_k
     return prompt > bytes ? prompt : bytes;
 }
 
+static bool is_long(const struct kva_kv *kv, const struct kva_kv_plan *plan)
+{
+    return may_spread(kv, plan->spec) &&
+           largest_device_bytes(kv, plan) > kva_tier_budget_bytes(kv->tier);
+}
+
+/* What the device tier has to hold of a sequence that is longer than it is the prompt's stage; the
+ * rest may be anywhere. */
+static enum kva_status check_spread(const struct kva_kv *kv, const struct kva_kv_plan *plan,
+                                    struct kva_err *err)
+{
+    uint64_t budget = kva_tier_budget_bytes(kv->tier), others = atomic_load(&kv->others_bytes);
+    uint64_t stage = kva_kv_staged_bytes(kv, plan->spec, plan->prompt_tokens) +
+                     kva_kv_stream_bytes(kv, plan->prompt_tokens);
+    uint64_t all = kva_kv_footprint(kv, plan->spec, plan->prompt_tokens, plan->tokens_max);
+    if (stage > budget)
+        return kva_fail_param(err, KVA_ELIMIT, "device",
+                              "a prompt of %u tokens is computed in %llu bytes of the device tier "
+                              "where it does not fit whole, its budget is %llu bytes",
+                              plan->prompt_tokens, (unsigned long long)stage,
+                              (unsigned long long)budget);
+    if (!plan->again && all > budget && all - budget > others)
+        return kva_fail_param(err, KVA_ELIMIT, "device",
+                              "%u tokens need %llu bytes of device memory under policy '%s', the "
+                              "budget is %llu bytes, and other instances can lend %llu",
+                              plan->tokens_max, (unsigned long long)all,
+                              kva_kv_spec_policy_name(plan->spec), (unsigned long long)budget,
+                              (unsigned long long)others);
+    return KVA_OK;
+}
+
+static enum kva_status check_device(const struct kva_kv *kv, const struct kva_kv_plan *plan,
+                                    struct kva_err *err)
+{
+    uint64_t device = largest_device_bytes(kv, plan);
+    uint64_t budget = kva_tier_budget_bytes(kv->tier);
+    if (is_long(kv, plan))
+        return check_spread(kv, plan, err);
+    if (device <= budget)
+        return KVA_OK;
+    return kva_fail_param(err, KVA_ELIMIT, "device",
+                          "%u tokens need %llu bytes of the device tier under policy '%s', its "
+                          "budget is %llu bytes",
+                          plan->tokens_max, (unsigned long long)device,
+                          kva_kv_spec_policy_name(plan->spec), (unsigned long long)budget);
+}
+
 enum kva_status kva_kv_check_fits(const struct kva_kv *kv, const struct kva_kv_plan *plan,
                                   struct kva_err *err)
 {
     enum kva_status status = kva_kv_spec_check(plan->spec, err);
     if (!status)
         status = check_shape(kv, plan->spec, err);
+    if (!status)
+        status = check_device(kv, plan, err);
     if (status)
         return status;
-    uint64_t device = largest_device_bytes(kv, plan);
-    uint64_t device_budget = kva_tier_budget_bytes(kv->tier);
-    if (device > device_budget)
-        return kva_fail_param(err, KVA_ELIMIT, "device",
-                              "%u tokens need %llu bytes of the device tier under policy '%s', its "
-                              "budget is %llu bytes",
-                              plan->tokens_max, (unsigned long long)device,
-                              kva_kv_spec_policy_name(plan->spec),
-                              (unsigned long long)device_budget);
     uint64_t host =
         host_pages(kv, plan) * kv->shape.page_bytes + kva_kv_stream_bytes(kv, plan->prompt_tokens);
     uint64_t host_budget = kva_page_pool_total(kv->pages) * (uint64_t)kv->shape.page_bytes;
@@ -92,6 +142,7 @@ enum kva_status kva_kv_seq_init(struct kva_kv *kv, struct kva_kv_seq *seq,
         .pages_max = kva_kv_pages(plan->tokens_max),
         .tokens_max = plan->tokens_max,
         .prompt_tokens = plan->prompt_tokens,
+        .spreads = is_long(kv, plan),
     };
     status = init_tables(kv, seq, err);
     if (status) {
@@ -173,9 +224,10 @@ struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const stru
                                              const uint32_t *prompt)
 {
     uint32_t prompt_tokens = seq->prompt_tokens;
-    const struct kva_kv_plan plan = {&seq->spec, prompt_tokens, seq->tokens_max};
+    const struct kva_kv_plan plan = {&seq->spec, prompt_tokens, seq->tokens_max, true};
     struct kva_tier_bytes bytes = {
-        .device = kva_kv_footprint(kv, &seq->spec, prompt_tokens, prompt_tokens),
+        .device = seq->spreads ? kva_kv_staged_bytes(kv, &seq->spec, prompt_tokens)
+                               : kva_kv_footprint(kv, &seq->spec, prompt_tokens, prompt_tokens),
         .host = host_pages(kv, &plan) * kv->shape.page_bytes,
     };
     const struct kva_page *page = NULL;
@@ -188,7 +240,8 @@ struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const stru
         if (page->refs == 0)
             continue;
         bytes.host -= kv->shape.page_bytes;
-        bytes.device -= kva_kv_shared_bytes(kv, &seq->spec, page);
+        if (!seq->spreads)
+            bytes.device -= kva_kv_shared_bytes(kv, &seq->spec, page);
     }
     uint64_t stream = kva_kv_stream_bytes(kv, prompt_tokens - cached * KVA_PAGE_TOKENS);
     bytes.host += stream;
@@ -234,7 +287,8 @@ enum kva_status kva_kv_seq_admit(struct kva_kv *kv, struct kva_kv_seq *seq, cons
     kva_kv_saved_begin(kv, seq);
     kva_kv_stream_begin(kv, seq, prompt_tokens - cached);
     take_pages(kv, seq, kva_kv_pages(prompt_tokens));
-    seq->offloaded = seq->policy->offloaded(&seq->spec, prompt_tokens);
+    seq->offloaded = seq->spreads ? kva_kv_pages(prompt_tokens) - 1
+                                  : seq->policy->offloaded(&seq->spec, prompt_tokens);
     seq->prepared = seq->considered = seq->offloaded;
     if (!kva_kv_reserve(kv, seq, prompt_tokens)) {
         release_pages(kv, seq);
@@ -255,6 +309,8 @@ enum kva_status kva_kv_seq_grow(struct kva_kv *kv, struct kva_kv_seq *seq, uint3
                                 struct kva_err *err)
 {
     uint32_t pages = kva_kv_pages(tokens);
+    if (kva_kv_is_lost(seq))
+        return KVA_OK; /* nothing of it is attended to any more */
     if (pages <= seq->reserved_pages && seq->policy->offloaded(&seq->spec, tokens) <= seq->prepared)
         return KVA_OK;
     take_pages(kv, seq, pages);
@@ -265,22 +321,44 @@ enum kva_status kva_kv_seq_grow(struct kva_kv *kv, struct kva_kv_seq *seq, uint3
 
 void kva_kv_seq_suspend(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
+    if (seq->resident)
+        seq->suspended_bytes = seq->device_bytes;
     kva_kv_release(kv, seq, true);
     set_resident(kv, seq, false);
+    kva_kv_settle_home(kv, seq);
 }
 
 enum kva_status kva_kv_seq_resume(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)
 {
-    if (!kva_kv_restore(kv, seq))
+    if (!kva_kv_is_lost(seq) && !kva_kv_restore(kv, seq))
         return kva_fail(err, KVA_ELIMIT, "the device tier has no room for %u tokens now",
                         seq->tokens);
     set_resident(kv, seq, true);
     return KVA_OK;
 }
 
+uint64_t kva_kv_seq_resume_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq)
+{
+    if (kva_kv_is_lost(seq))
+        return 0;
+    if (seq->prefilled && may_spread(kv, &seq->spec))
+        return (seq->page_count - kva_kv_pages_lent(seq)) * (uint64_t)kv->shape.page_bytes;
+    return seq->resident ? seq->device_bytes : seq->suspended_bytes;
+}
+
+/* The prompt of a sequence that is longer than the device tier is in: it is as if it were suspended,
+ * with homes for all of its pages. */
+static void park(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    kva_kv_release(kv, seq, true);
+    seq->offloaded = seq->prepared = seq->considered = 0;
+    set_resident(kv, seq, false);
+}
+
 void kva_kv_seq_commit(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_t *ids,
                        uint32_t tokens)
 {
+    const bool was_prefilled = seq->prefilled;
     seq->tokens = tokens;
     while ((seq->closed_count + 1) * KVA_PAGE_TOKENS <= tokens) {
         uint32_t index = seq->closed_count++;
@@ -296,6 +374,8 @@ void kva_kv_seq_commit(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_t
                             ids + index * KVA_PAGE_TOKENS, seq->share && exact);
     }
     kva_kv_apply_policy(kv, seq);
+    if (seq->spreads && seq->prefilled && !was_prefilled)
+        park(kv, seq);
     for (const struct kva_kv_part *const *part = seq->policy->parts; *part; part++) {
         if ((*part)->count)
             (*part)->count(kv, seq);

@@ -42,8 +42,11 @@ static void list_parts(struct kva_kv_pass *pass)
 
 void kva_kv_pass_begin(struct kva_kv *kv, struct kva_kv_pass *pass)
 {
-    for (uint32_t i = 0; i < pass->rows_count; i++)
+    assert(pass->rows_count <= kv->sequences_max);
+    for (uint32_t i = 0; i < pass->rows_count; i++) {
+        pass->rows[i].ranges = kv->ranges + (size_t)i * KVA_KV_RANGES_MAX;
         kva_kv_leave_considered(kv, pass->rows[i].seq);
+    }
     list_parts(pass);
     for (uint32_t i = 0; i < pass->part_count; i++) {
         if (pass->parts[i]->pass_begin)

@@ -39,7 +39,7 @@ struct kva_kv_rows {
     struct kva_fused_fetch fetch; /* ... as this says */
 
     /* --- from layer_begin --- */
-    struct kva_kv_range ranges[KVA_KV_RANGES_MAX];
+    struct kva_kv_range *ranges; /* [KVA_KV_RANGES_MAX], of the cache's */
     uint32_t range_count;
     struct kva_attend_scores scores; /* where attention to blocks keeps the one row's */
     struct kva_kv_range candidates; /* low-bit pages that select_row selects from for the next step,

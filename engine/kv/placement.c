@@ -42,6 +42,12 @@ uint64_t kva_kv_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spe
     return later > bytes ? later : bytes;
 }
 
+uint64_t kva_kv_staged_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                             uint32_t prompt)
+{
+    return bytes_with(kv, spec, kva_kv_pages(prompt) - 1, 1, false);
+}
+
 uint32_t kva_kv_host_pages(const struct kva_kv_spec *spec, uint32_t prompt, uint32_t tokens)
 {
     const struct kva_kv_policy *policy = kva_kv_policy_of(spec);

@@ -15,6 +15,10 @@
 uint64_t kva_kv_footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec, uint32_t prompt,
                           uint32_t tokens);
 
+/* The same of a prompt whose pages are staged but for the last one, its residual stream apart. */
+uint64_t kva_kv_staged_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,
+                             uint32_t prompt);
+
 /* Of it: what a sequence need not take for a page of its beginning, because a running one has it.
  * NULL: for a page that a running sequence of the same settings has. */
 uint64_t kva_kv_shared_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spec,

@@ -6,7 +6,7 @@
  * is particular to a policy is in its file in policies/; docs/policies.md says how to write one.
  *
  *              exact     parts                                  while decoding
- *   full       yes       lent, resident                         all pages are whole, here or lent
+ *   full       yes       prompt_stage, lent, resident           all pages are whole, here or lent
  *   offload    yes       stage, resident                        all but the last page are staged
  *   kivi       prompts   prompt_stage, lowbit, rows, resident   low-bit pages; sinks and window
  *                                                               whole

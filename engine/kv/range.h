@@ -20,9 +20,9 @@ enum kva_kv_range_kind {
 
 struct kva_kv_part;
 
-/* Blocks before and behind gaps, low-bit pages, rows alone, and partial results. Of low-bit pages
- * and of rows alone there is one range at most. */
-#define KVA_KV_RANGES_MAX 10u
+/* Blocks before and behind gaps, low-bit pages, rows alone, and partial results (of parts/lent.h, a
+ * loan and the blocks before each). Of low-bit pages and of rows alone there is one range at most. */
+#define KVA_KV_RANGES_MAX 68u
 
 struct kva_kv_range {
     enum kva_kv_range_kind kind;
@@ -44,8 +44,9 @@ struct kva_kv_range {
     const struct kva_kv_part *owner; /* whose `await` comes before `partial` is read */
     /* The range begins the sequence, and attention over its 16-bit blocks goes on from it. If it is
      * what attend gives for tokens up to a multiple of KVA_ATTEND_SPLIT_TOKENS, the result is that
-     * of attend over all of them, bit for bit; but those blocks wait for it. Otherwise it is
-     * merged, which is the same up to rounding, and is waited for as late as possible. */
+     * of attend over all of them, bit for bit: where the device has attend_apart, the blocks
+     * are attended to before it is waited for, and folded onto it; else they wait. A range that is
+     * no prefix is merged, which is the same up to rounding, and waited for as late as possible. */
     bool prefix;
 };
 

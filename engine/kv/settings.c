@@ -22,6 +22,8 @@ static const char *const skews[] = {"after", "none", "fold", "planes", NULL};
 static const char *const column_choices[] = {"static", "prompt", NULL};
 static const char *const victims[] = {"counter", "lru", "fifo", NULL};
 
+static const char *const spreads[] = {"auto", "never", NULL};
+
 static const uint32_t partial_widths[] = {8, 16, 0};
 static const uint32_t bit_widths[] = {1, 2, 4, 0};
 static const uint32_t groups[] = {32, 64, 0};
@@ -146,6 +148,9 @@ static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
                             .help = "what few bits hold of a kept token: its key and value "
                                     "`turned`, so that no channel is larger than others, or "
                                     "`plain`, as they are"},
+    [KVA_SETTING_SPREAD] = {"spread", WORD, .words = spreads, AT(spread),
+                            .help = "whether pages may be lent to other instances of a cluster: "
+                                    "where a plan finds that it gains (`auto`), or `never`"},
 };
 
 const struct kva_kv_setting *kva_kv_setting_at(enum kva_kv_setting_id id)

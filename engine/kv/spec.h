@@ -129,6 +129,13 @@ enum kva_kv_coding {
     KVA_KV_CODING_COUNT,
 };
 
+/* Whether pages may be lent to other instances of a cluster. */
+enum kva_kv_spread {
+    KVA_SPREAD_AUTO, /* where a plan finds that it gains */
+    KVA_SPREAD_NEVER,
+    KVA_SPREAD_COUNT,
+};
+
 /* An amount of tokens is a number, or so many percent of the prompt. */
 #define KVA_KV_PERCENT 0x80000000u
 
@@ -175,6 +182,7 @@ struct kva_kv_spec {
     enum kva_kv_victim victim;
     uint32_t tokens_max; /* no setting: of the sequence, once amounts are resolved */
     enum kva_kv_coding coding;
+    enum kva_kv_spread spread;
     struct kva_kv_k_range k_ranges[KVA_KV_K_RANGES_MAX]; /* the last that has a layer holds */
     uint32_t k_range_count;
     const struct kva_kv_policy *own; /* a policy that is in no table, and that requests cannot name;
@@ -212,6 +220,7 @@ enum kva_kv_setting_id {
     KVA_SETTING_POOL,
     KVA_SETTING_VICTIM,
     KVA_SETTING_CODING,
+    KVA_SETTING_SPREAD,
     KVA_SETTING_COUNT,
 };
 

@@ -68,11 +68,14 @@ void fixture_open(struct fixture *fixture, const struct fixture_params *params)
         .copy_delay_seed = params->seed,
     };
     expect_ok(kva_device_open_cpu(&device, &fixture->device, &err), &err);
-    if (params->unfused) {
+    if (params->unfused || params->waits) {
         struct kva_device_base *base = (struct kva_device_base *)fixture->device;
-        fixture->unfused = *base->ops;
-        fixture->unfused.attend_select_fetch = NULL;
-        base->ops = &fixture->unfused;
+        fixture->fewer = *base->ops;
+        if (params->unfused)
+            fixture->fewer.attend_select_fetch = NULL;
+        if (params->waits)
+            fixture->fewer.attend_apart = fixture->fewer.attend_join = NULL;
+        base->ops = &fixture->fewer;
     }
     if (params->profile)
         kva_profile_attach(params->profile, fixture->device);

@@ -26,6 +26,7 @@ struct fixture_params {
     bool prefix_cache;
     enum kva_model_weights weights; /* what matrices become; kept nowhere */
     bool unfused;                   /* a device without attend_select_fetch */
+    bool waits;                     /* a device without attend_apart and attend_join */
     /* The model's skew, as a file would have it; NULL: there is none. */
     struct kva_skew *(*make_skew)(const struct kva_model *model);
     uint32_t planes_percent;         /* of the query weights (engine/planes.h) */
@@ -37,7 +38,7 @@ struct fixture {
     struct kva_device *device;
     struct kva_model *model;
     struct kva_engine *engine;
-    struct kva_ops unfused;
+    struct kva_ops fewer; /* the device's, if it is to have fewer */
 };
 
 /* Fails the test on any error. */

@@ -5,7 +5,7 @@
 #include "tests/engine/loopback.h"
 #include "tests/engine/trace.h"
 
-enum { STEPS = 40, PROMPT_MAX = 1000, CONTEXT_MAX = 1200, PAGE = KVA_PAGE_TOKENS };
+enum { STEPS = 40, PROMPT_MAX = 1240, CONTEXT_MAX = 1400, PAGE = KVA_PAGE_TOKENS };
 
 struct lent_world {
     struct loopback net;
@@ -17,8 +17,18 @@ int lent_make_models(void **state);
 int lent_remove_models(void **state);
 const char *lent_model(bool windowed);
 
+/* A model of many layers, so that a few of them are little: what prompts are staged in. */
+const char *lent_deep_model(void);
+
 /* `levels` of the CPU, 0: all. */
 void lent_open(struct lent_world *w, const char *model, uint32_t levels);
+
+/* The same with a debtor of little device memory, whose creditors can lend as much as they like. */
+void lent_open_small(struct lent_world *w, const char *model, uint32_t levels,
+                     uint64_t device_bytes);
+
+/* The same with a debtor whose device can only wait for answers. */
+void lent_open_waiting(struct lent_world *w, const char *model);
 void lent_close(struct lent_world *w);
 
 /* Nothing of anybody is left anywhere. */
@@ -35,9 +45,11 @@ struct talker {
     struct kva_sampling_params sampling;
     uint32_t prompt[PROMPT_MAX];
     struct talk talk;
+    uint32_t quota;    /* of prompt tokens in a step; 0: 50 */
     uint32_t done;     /* tokens of the talk */
     uint32_t restarts; /* it was computed again */
     uint32_t retries;  /* steps that gave nothing */
+    bool parked;       /* it waits until more of it is lent: talker_resume */
 };
 
 /* Tokens are drawn: each depends on how many came before, and on which. */
@@ -45,7 +57,10 @@ void talker_begin(struct talker *t, struct lent_world *w, uint32_t prompt_tokens
                   struct kva_kv_spec spec);
 void talker_end(struct talker *t);
 
-/* Steps of all of them together until each has `until` tokens; of one. */
+/* Device memory for what is not lent. */
+void talker_resume(struct talker *t);
+
+/* Steps of all of them together until each has `until` tokens, or is parked; of one. */
 void talkers_run(struct talker *const *talkers, uint32_t count, uint32_t until);
 void talker_speak(struct talker *t, uint32_t until);
 

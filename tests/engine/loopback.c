@@ -100,6 +100,8 @@ static bool collect(void *self, uint32_t index)
     const struct kva_remote_rows *rows = &net->posted[index];
     struct loopback_creditor *c = &net->creditors[rows->creditor - 1];
     uint32_t row = 0;
+    if (net->collects)
+        net->collects(net->opaque, rows);
     pthread_mutex_lock(&c->lock);
     while (c->busy)
         pthread_cond_wait(&c->changed, &c->lock);

@@ -8,7 +8,7 @@
 
 #include <pthread.h>
 
-enum { LOOPBACK_CREDITORS = 2, LOOPBACK_ROWS = 16, LOOPBACK_LOANS = 16 };
+enum { LOOPBACK_CREDITORS = 4, LOOPBACK_ROWS = 16, LOOPBACK_LOANS = 16 };
 
 struct loopback;
 
@@ -44,6 +44,9 @@ struct loopback {
     uint64_t posts;
     uint64_t loans; /* ids given out */
     uint32_t heads, head_dim;
+    /* Before an answer is waited for; NULL: nobody is told. */
+    void (*collects)(void *opaque, const struct kva_remote_rows *rows);
+    void *opaque;
 };
 
 /* Creditors with engines as `params` describes them; the debtor's is opened after it with

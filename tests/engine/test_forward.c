@@ -33,7 +33,8 @@ static float *all_logits(struct fixture *f, const uint32_t *ids, uint32_t count,
         .sequences_max = 1,
     };
     const struct kva_kv_spec spec = {.policy = KVA_KV_FULL};
-    const struct kva_kv_plan plan = {&spec, count, count + 1};
+    const struct kva_kv_plan plan = {
+        .spec = &spec, .prompt_tokens = count, .tokens_max = count + 1};
     assert_int_equal(kva_kv_create(&kv_params, &kv, &err), KVA_OK);
     assert_int_equal(kva_kv_seq_init(kv, &seq, &plan, &err), KVA_OK);
     uint32_t cached;

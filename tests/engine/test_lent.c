@@ -2,6 +2,7 @@
  * has its beginning, the same numbers elsewhere; loans come and go between any steps. */
 #include "tests/cmocka.h"
 
+#include "kernels/backend.h"
 #include "tests/engine/lent_world.h"
 
 #include <math.h>
@@ -41,6 +42,83 @@ static void test_lent__a_beginning_at_one_creditor_gives_the_same_bits(void **st
 static void test_lent__and_with_sliding_windows(void **state KVA_UNUSED)
 {
     check_prefix(lent_model(true), false);
+}
+
+/* What the debtor's device was asked for. */
+static struct watch {
+    const struct kva_ops *inner;
+    struct kva_ops outer;
+    uint32_t apart, joined, awaited;
+} watch;
+
+static void watched_apart(struct kva_device *device, const struct kva_attend_apart_args *args)
+{
+    uint32_t tokens = 0;
+    assert_int_equal(watch.apart, watch.awaited);
+    for (uint32_t i = 0; i < args->attend.seqs[0].range_count; i++)
+        tokens += args->attend.ranges[args->attend.seqs[0].range_first + i].token_count;
+    assert_int_equal(args->attend.seq_count, 1);
+    assert_true(tokens > 0 &&
+                args->bytes >= kva_attend_apart_bytes(args->attend.heads, args->attend.head_dim,
+                                                      kva_kv_pages(tokens)));
+    watch.inner->attend_apart(device, args);
+    watch.apart++;
+}
+
+static void watched_join(struct kva_device *device, const struct kva_attend_apart_args *args)
+{
+    assert_int_equal(watch.awaited, watch.joined + 1);
+    watch.inner->attend_join(device, args);
+    watch.joined++;
+}
+
+static void watch_answer(void *opaque KVA_UNUSED, const struct kva_remote_rows *rows KVA_UNUSED)
+{
+    watch.awaited++;
+    assert_int_equal(watch.apart, watch.awaited);
+}
+
+/* The local splits are computed before the answer is waited for. */
+static void test_lent__local_attention_does_not_wait(void **state KVA_UNUSED)
+{
+    struct lent_world w;
+    struct talker t;
+    lent_open(&w, lent_model(false), 0);
+    struct talk want = talk_alone(&w, 1000, full());
+    struct kva_device_base *base = (struct kva_device_base *)w.debtor.device;
+    watch = (struct watch){.inner = base->ops, .outer = *base->ops};
+    watch.outer.attend_apart = watched_apart;
+    watch.outer.attend_join = watched_join;
+    base->ops = &watch.outer;
+    w.net.collects = watch_answer;
+    talker_begin(&t, &w, 1000, full());
+    talker_speak(&t, 5);
+    loopback_lend(&w.net, &w.debtor, t.seq, 0, 0, 4, false);
+    talker_speak(&t, STEPS);
+    assert_int_equal(watch.joined, (STEPS - 5) * 3);
+    assert_int_equal(watch.apart, watch.joined);
+    talk_expect_bits(&t.talk, &want);
+    talker_end(&t);
+    loopback_release(&w.net);
+    lent_close(&w);
+}
+
+/* A device without the operators for that. */
+static void test_lent__a_device_that_waits_gives_the_same_bits(void **state KVA_UNUSED)
+{
+    struct lent_world w;
+    struct talker t;
+    lent_open_waiting(&w, lent_model(false));
+    assert_null(kva_device_ops(w.debtor.device)->attend_apart);
+    struct talk want = talk_alone(&w, 600, full());
+    talker_begin(&t, &w, 600, full());
+    talker_speak(&t, 5);
+    loopback_lend(&w.net, &w.debtor, t.seq, 0, 0, 8, false);
+    talker_speak(&t, STEPS);
+    talk_expect_bits(&t.talk, &want);
+    talker_end(&t);
+    loopback_release(&w.net);
+    lent_close(&w);
 }
 
 /* Two creditors, a loan that does not begin the sequence, one that ends within a split. */
@@ -234,6 +312,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lent__a_beginning_at_one_creditor_gives_the_same_bits),
         cmocka_unit_test(test_lent__and_with_sliding_windows),
+        cmocka_unit_test(test_lent__local_attention_does_not_wait),
+        cmocka_unit_test(test_lent__a_device_that_waits_gives_the_same_bits),
         cmocka_unit_test(test_lent__anything_else_gives_the_same_numbers),
         cmocka_unit_test(test_lent__company_changes_nothing),
         cmocka_unit_test(test_lent__memory_is_free_while_pages_are_away),

@@ -74,7 +74,9 @@ static enum kva_status scripted_check(void *self, const struct kva_sequence_para
     const struct kva_tier_bytes *page = &e->params.page_bytes[params->kv.policy];
     uint64_t device = (uint64_t)page->device * (pages_of(e, params->tokens_max) + 1);
     uint64_t host = (uint64_t)page->host * pages_of(e, params->tokens_max);
-    if (device > e->params.limits.budget.device)
+    uint64_t others =
+        params->kv.policy == KVA_KV_FULL ? (uint64_t)page->device * e->params.others_pages : 0;
+    if (device > e->params.limits.budget.device + others)
         return kva_fail(err, KVA_ELIMIT, "the device tier has %llu bytes, the request needs %llu",
                         (unsigned long long)e->params.limits.budget.device,
                         (unsigned long long)device);
@@ -137,6 +139,8 @@ static enum kva_status scripted_create(void *self, const struct kva_sequence_par
     seq->params = *params;
     seq->sampling = *params->sampling;
     seq->prefill_tokens = params->prompt_tokens;
+    seq->is_long = bytes_of(e, seq, pages_of(e, params->tokens_max) + 1, 0).device >
+                   e->params.limits.budget.device;
     seq->page_hash_count = params->prompt_tokens / e->params.page_tokens;
     seq->page_hashes = calloc(seq->page_hash_count + 1u, sizeof(uint64_t));
     seq->shared = calloc(seq->page_hash_count + 1u, sizeof(struct scripted_page *));
@@ -160,7 +164,8 @@ static enum kva_status scripted_create(void *self, const struct kva_sequence_par
 static uint32_t find_cached(const struct kva_scripted *e, const struct kva_sequence *seq)
 {
     uint32_t count = 0;
-    if (!e->params.prefix_cache || seq->params.cache_disabled || seq->prompt_logprobs)
+    if (!e->params.prefix_cache || seq->params.cache_disabled || seq->prompt_logprobs ||
+        seq->is_long)
         return 0;
     uint32_t most = (seq->params.prompt_tokens - 1) / e->params.page_tokens;
     while (count < most && scripted_pool_find(&e->pool, seq->page_hashes[count]))
@@ -206,6 +211,14 @@ static void set_state(struct kva_scripted *e, struct kva_sequence *seq, enum seq
     seq->state = state;
 }
 
+/* Of its own: what the prompt is computed in. */
+static uint32_t admit_pages(const struct kva_scripted *e, const struct kva_sequence *seq,
+                            uint32_t hits)
+{
+    uint32_t pages = pages_of(e, seq->prefill_tokens);
+    return (seq->is_long ? pages / 8 : pages - hits) + 1;
+}
+
 static enum kva_status scripted_admit(void *self, struct kva_sequence *seq,
                                       uint32_t *ret_cached_tokens, enum kva_tier_id *short_of,
                                       struct kva_err *err)
@@ -225,7 +238,7 @@ static enum kva_status scripted_admit(void *self, struct kva_sequence *seq,
         scripted_page_host_ref(&e->pool, seq->shared[i]);
     }
     seq->shared_count = hits;
-    uint32_t device_pages = pages_of(e, seq->prefill_tokens) + 1 - hits;
+    uint32_t device_pages = admit_pages(e, seq, hits);
     uint32_t host_pages = pages_of(e, seq->params.tokens_max) - hits;
     struct kva_tier_bytes want = bytes_of(e, seq, device_pages, host_pages);
     want.device += ref_shared_device(e, seq);
@@ -255,8 +268,7 @@ static void scripted_admit_bytes(void *self, const struct kva_sequence *seq,
     struct kva_scripted *e = self;
     check_thread(e);
     uint32_t hits = find_cached(e, seq);
-    *ret = bytes_of(e, seq, pages_of(e, seq->prefill_tokens) + 1 - hits,
-                    pages_of(e, seq->params.tokens_max) - hits);
+    *ret = bytes_of(e, seq, admit_pages(e, seq, hits), pages_of(e, seq->params.tokens_max) - hits);
     for (uint32_t i = 0; i < hits; i++) {
         const struct scripted_page *page = scripted_pool_find(&e->pool, seq->page_hashes[i]);
         if (page->device_refs == 0)
@@ -295,6 +307,7 @@ static enum kva_status scripted_grow(void *self, struct kva_sequence *seq, struc
     enum kva_status status = scripted_pool_take(&e->pool, bytes_of(e, seq, 1, 0), NULL, err);
     if (status != KVA_OK) {
         e->report.refusals++;
+        seq->wants_page = seq->is_long;
         return status;
     }
     seq->own_device_pages++;
@@ -308,7 +321,7 @@ static void scripted_suspend(void *self, struct kva_sequence *seq)
     check_thread(e);
     SCRIPTED_CHECK(seq->state == ON_DEVICE, "suspended without device memory");
     unref_shared_device(e, seq);
-    scripted_pool_give(&e->pool, bytes_of(e, seq, seq->own_device_pages, 0));
+    scripted_pool_give(&e->pool, bytes_of(e, seq, own_pages_here(seq), 0));
     set_state(e, seq, SUSPENDED);
     e->report.suspends++;
 }
@@ -322,7 +335,9 @@ static enum kva_status scripted_resume(void *self, struct kva_sequence *seq, str
         e->report.refusals++;
         return kva_fail(err, KVA_ELIMIT, "injected");
     }
-    struct kva_tier_bytes want = bytes_of(e, seq, seq->own_device_pages, 0);
+    if (seq->lent_pages > 0 && injected(&e->homes, e->params.home_every))
+        scripted_come_home(e, seq);
+    struct kva_tier_bytes want = bytes_of(e, seq, own_pages_here(seq) + seq->wants_page, 0);
     want.device += ref_shared_device(e, seq);
     enum kva_status status = scripted_pool_take(&e->pool, want, NULL, err);
     if (status != KVA_OK) {
@@ -332,6 +347,8 @@ static enum kva_status scripted_resume(void *self, struct kva_sequence *seq, str
     }
     make_shared_resident(seq);
     set_state(e, seq, ON_DEVICE);
+    seq->own_device_pages += seq->wants_page;
+    seq->wants_page = false;
     return KVA_OK;
 }
 
@@ -339,7 +356,7 @@ static void give_all(struct kva_scripted *e, struct kva_sequence *seq)
 {
     if (seq->state == ON_DEVICE) {
         unref_shared_device(e, seq);
-        scripted_pool_give(&e->pool, bytes_of(e, seq, seq->own_device_pages, 0));
+        scripted_pool_give(&e->pool, bytes_of(e, seq, own_pages_here(seq), 0));
         e->on_device[seq->params.kv.policy]--;
     }
     if (seq->state != CREATED) {
@@ -348,6 +365,8 @@ static void give_all(struct kva_scripted *e, struct kva_sequence *seq)
         e->admitted--;
         e->partial_prefills -= prefill_unfinished(seq);
     }
+    scripted_come_home(e, seq);
+    seq->wants_page = false;
 }
 
 static enum kva_status scripted_restart(void *self, struct kva_sequence *seq,
@@ -383,7 +402,7 @@ static void scripted_info(void *self, const struct kva_sequence *seq, struct kva
     struct kva_scripted *e = self;
     check_thread(e);
     bool admitted = seq->state != CREATED;
-    uint32_t device_pages = seq->state == ON_DEVICE ? seq->shared_count + seq->own_device_pages : 0;
+    uint32_t device_pages = seq->state == ON_DEVICE ? seq->shared_count + own_pages_here(seq) : 0;
     *ret = (struct kva_sequence_info){
         .policy = seq->params.kv.policy == KVA_KV_FULL ? "full" : "offload",
         .bytes =
@@ -461,6 +480,7 @@ struct kva_scripted *kva_scripted_create(const struct kva_scripted_params *param
         .grow = scripted_grow,
         .suspend = scripted_suspend,
         .resume = scripted_resume,
+        .resume_bytes = params->others_pages > 0 ? scripted_resume_bytes : NULL,
         .restart = scripted_restart,
         .step = scripted_step,
         .destroy = scripted_destroy,
@@ -481,6 +501,7 @@ void kva_scripted_destroy(struct kva_scripted *e)
     SCRIPTED_CHECK(e->report.live_sequences == 0, "%u sequences are left",
                    e->report.live_sequences);
     SCRIPTED_CHECK(e->partial_prefills == 0, "prefills are miscounted");
+    SCRIPTED_CHECK(e->others_used == 0, "%u pages are lent", e->others_used);
     scripted_pool_finish(&e->pool);
     free(e);
 }

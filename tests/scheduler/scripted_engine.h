@@ -59,6 +59,11 @@ struct kva_scripted_params {
     /* Every so many decodes one gives no token because its KV is lost; 0: none. */
     uint32_t lost_every;
 
+    /* Device pages that other instances can lend in all: sequences may be longer than the device by
+     * so much. Every so many times that one which waits for it is asked for its bytes, it is lent
+     * what it lacks, or nothing; every so many resumes, what was lent comes home instead. */
+    uint32_t others_pages, lent_every, home_every;
+
     struct kva_tier_bytes guests; /* what usage says that other instances have here */
 
     bool without_check; /* which an engine may lack */
@@ -90,6 +95,8 @@ struct kva_scripted_report {
     uint64_t rows_max;  /* of one step */
     uint64_t refusals;  /* of admit, grow and resume, injected or real */
     uint64_t suspends;
+    uint64_t parked;       /* prompts longer than the device */
+    uint64_t lent;         /* times */
     uint32_t decode_rows;  /* of the last step */
     uint32_t prefill_rows; /* of the last step: tokens */
     struct kva_tier_bytes peak;

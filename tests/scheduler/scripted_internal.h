@@ -20,6 +20,9 @@ struct kva_sequence {
     uint32_t shared_count;
     uint32_t own_device_pages;
     uint32_t own_host_pages;
+    uint32_t lent_pages; /* of own_device_pages */
+    bool is_long;        /* longer than the device */
+    bool wants_page;     /* there was no room to grow */
     uint32_t cached_tokens;
     uint32_t prefill_tokens; /* the prompt, and what had come out before a restart */
     uint32_t prefill_done;   /* cached ones included */
@@ -43,6 +46,8 @@ struct kva_scripted {
     uint32_t failed_prefills;  /* of them, in the last step */
     uint64_t prefix_lookup_tokens;
     uint64_t prefix_hit_tokens;
+    uint32_t others_used; /* pages */
+    uint64_t asked, homes;
     uint64_t creates, items, decodes, losses, admits, grows, prefill_grows, resumes;
     bool failed;
     bool has_thread;
@@ -77,6 +82,16 @@ static inline struct kva_tier_bytes bytes_of(const struct kva_scripted *e,
     return (struct kva_tier_bytes){.device = device_pages * page->device,
                                    .host = host_pages * page->host};
 }
+
+/* Device pages of its own that a sequence has or takes, without those of the prefix cache. */
+static inline uint32_t own_pages_here(const struct kva_sequence *seq)
+{
+    return seq->own_device_pages - seq->lent_pages;
+}
+
+/* scripted_step.c */
+uint64_t scripted_resume_bytes(void *self, const struct kva_sequence *seq);
+void scripted_come_home(struct kva_scripted *e, struct kva_sequence *seq);
 
 static inline bool prefill_unfinished(const struct kva_sequence *seq)
 {

@@ -3,10 +3,52 @@
 
 #include <time.h>
 
+/* --- what others hold ------------------------------------------------------------------------ */
+
+uint64_t scripted_resume_bytes(void *self, const struct kva_sequence *seq)
+{
+    struct kva_scripted *e = self;
+    struct kva_sequence *mine = (struct kva_sequence *)(uintptr_t)seq;
+    check_thread(e);
+    SCRIPTED_CHECK(seq->state != CREATED, "bytes of a sequence that was not admitted");
+    uint32_t pages = seq->shared_count + own_pages_here(seq) + seq->wants_page;
+    uint32_t budget = (uint32_t)(e->params.limits.budget.device / bytes_of(e, seq, 1, 0).device);
+    bool waits = seq->state == SUSPENDED && pages > budget;
+    if (waits && injected(&e->asked, e->params.lent_every) &&
+        pages - budget <= e->params.others_pages - e->others_used) {
+        mine->lent_pages += pages - budget;
+        e->others_used += pages - budget;
+        e->report.lent++;
+        pages = budget;
+    }
+    return bytes_of(e, seq, pages, 0).device;
+}
+
+void scripted_come_home(struct kva_scripted *e, struct kva_sequence *seq)
+{
+    e->others_used -= seq->lent_pages;
+    seq->lent_pages = 0;
+}
+
+/* A prompt that is longer than the device is in. */
+static void park(struct kva_scripted *e, struct kva_step_item *item)
+{
+    struct kva_sequence *seq = item->seq;
+    scripted_pool_give(&e->pool, bytes_of(e, seq, seq->own_device_pages, 0));
+    e->on_device[seq->params.kv.policy]--;
+    seq->own_device_pages = (uint32_t)kva_div_up(seq->prefill_tokens, e->params.page_tokens) + 1;
+    seq->state = SUSPENDED;
+    item->parked = true;
+    e->report.parked++;
+}
+
+/* --- a step ---------------------------------------------------------------------------------- */
+
 /* The prompt's closed pages become common property. */
 static void publish_prompt(struct kva_scripted *e, struct kva_sequence *seq)
 {
-    if (!e->params.prefix_cache || seq->params.cache_disabled || seq->prompt_logprobs)
+    if (!e->params.prefix_cache || seq->params.cache_disabled || seq->prompt_logprobs ||
+        seq->is_long)
         return;
     const struct kva_tier_bytes page_bytes = bytes_of(e, seq, 1, 1);
     for (uint32_t i = seq->shared_count; i < seq->page_hash_count; i++) {
@@ -74,7 +116,9 @@ static void prefill(struct kva_scripted *e, struct kva_step_item *item)
         publish_prompt(e, seq);
         if (seq->params.pooling == KVA_POOLING_NONE)
             emit(e, item);
-        else
+        if (item->emitted && seq->is_long)
+            park(e, item);
+        if (seq->params.pooling != KVA_POOLING_NONE)
             pool(seq, item);
     }
     e->partial_prefills += prefill_unfinished(seq);
@@ -89,6 +133,7 @@ static void run_item(struct kva_scripted *e, struct kva_step_item *item)
     item->status = KVA_OK;
     item->emitted = false;
     item->pooled = false;
+    item->parked = false;
     item->lost = false;
     item->prefill_done = 0;
     if (injected(&e->items, e->params.item_fails_every)) {

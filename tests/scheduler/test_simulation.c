@@ -158,6 +158,52 @@ static struct simulation random_simulation(uint64_t seed)
     return sim;
 }
 
+/* The device holds a third of the longest sequence, or more: others can hold the rest. */
+static struct simulation lent_simulation(uint64_t seed)
+{
+    struct simulation sim = random_simulation(seed);
+    struct rng *rng = &sim.rng;
+    uint32_t pages = sim.engine.limits.context_max / sim.engine.page_tokens + 2;
+    uint32_t device = kva_max_u32(pages / 3, 2) + rng_below(rng, pages);
+    sim.engine.limits.budget.device = (uint64_t)device << 16;
+    sim.engine.others_pages = pages + rng_below(rng, pages);
+    sim.engine.lent_every = 1 + rng_below(rng, 20);
+    sim.engine.home_every = rng_below(rng, 2) ? 2 + rng_below(rng, 10) : 0;
+    if (rng_below(rng, 4) == 0)
+        sim.scheduling.lending_time_ns = (1 + rng_below(rng, 2000)) * KVA_NS_PER_MS;
+    return sim;
+}
+
+/* Requests longer than the device, among others: nobody waits for ever. */
+static void
+test_simulation__what_is_longer_than_the_device_waits_to_be_lent(void **state KVA_UNUSED)
+{
+    uint64_t first = seed_option != 0 ? seed_option : 1;
+    uint64_t last = seed_option != 0 ? seed_option : 200;
+    uint64_t parked = 0, lent = 0, tokens = 0;
+    for (uint64_t seed = first; seed <= last; seed++) {
+        struct simulation sim = lent_simulation(seed);
+        struct kva_scripted_report report;
+        struct kva_scheduler_stats stats;
+        simulation_begin(&sim);
+        sim.tracker.expect_errors =
+            sim.engine.item_fails_every != 0 || sim.engine.grow_refused_every != 0 ||
+            sim.engine.prefill_grow_refused_every != 0 || sim.scheduling.lending_time_ns != 0;
+        simulation_run(&sim);
+        simulation_check_rest(&sim);
+        kva_scheduler_get_stats(sim.scheduler, &stats);
+        kva_scripted_get_report(sim.scripted, &report);
+        parked += report.parked;
+        lent += report.lent;
+        tokens += stats.output_tokens;
+        simulation_end(&sim);
+    }
+    printf("seeds %llu..%llu: %llu tokens, %llu parked, lent %llu times\n",
+           (unsigned long long)first, (unsigned long long)last, (unsigned long long)tokens,
+           (unsigned long long)parked, (unsigned long long)lent);
+    assert_true(seed_option != 0 || (parked > 500 && lent > parked / 2));
+}
+
 static void test_simulation__invariants_hold_in_any_configuration(void **state KVA_UNUSED)
 {
     uint64_t first = seed_option != 0 ? seed_option : 1;
@@ -268,6 +314,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_simulation__invariants_hold_in_any_configuration),
         cmocka_unit_test(test_simulation__ten_thousand_requests_end_as_they_must),
+        cmocka_unit_test(test_simulation__what_is_longer_than_the_device_waits_to_be_lent),
         cmocka_unit_test(test_simulation__is_deterministic),
         cmocka_unit_test(test_simulation__prints_the_cost_of_scheduling),
     };

@@ -38,6 +38,15 @@ uint32_t kva_kv_pages_away(const struct kva_kv_seq *seq)
     return pages;
 }
 
+uint32_t kva_kv_pages_lent(const struct kva_kv_seq *seq)
+{
+    const struct kva_lent *lent = kva_lent_of(seq);
+    uint32_t pages = 0;
+    for (uint32_t i = 0; lent && i < lent->count; i++)
+        pages += lent->debts[i].stage != KVA_LENT_HOME ? lent->debts[i].loan.page_count : 0;
+    return pages;
+}
+
 static struct kva_lent_debt *find_debt(const struct kva_kv_seq *seq, uint64_t id)
 {
     struct kva_lent *lent = kva_lent_of(seq);
@@ -48,8 +57,14 @@ static struct kva_lent_debt *find_debt(const struct kva_kv_seq *seq, uint64_t id
     return NULL;
 }
 
-static void remove_debt(struct kva_lent *lent, struct kva_lent_debt *debt)
+static struct kva_lent_pass *pass_of(const struct kva_kv *kv)
 {
+    return kva_kv_part_cache(kv, &kva_kv_part_lent);
+}
+
+static void remove_debt(struct kva_kv *kv, struct kva_lent *lent, struct kva_lent_debt *debt)
+{
+    pass_of(kv)->loan_count--;
     struct kva_lent_debt *end = lent->debts + --lent->count;
     memmove(debt, debt + 1, (size_t)(end - debt) * sizeof(*debt));
 }
@@ -59,7 +74,8 @@ static void remove_debt(struct kva_lent *lent, struct kva_lent_debt *debt)
 uint32_t kva_kv_lendable_pages(const struct kva_kv *kv, const struct kva_kv_seq *seq)
 {
     const struct kva_lent *lent = kva_lent_of(seq);
-    if (!kv->remote || !lent || lent->lost || lent->count == KVA_KV_LOANS_MAX || !seq->prefilled)
+    if (!kv->remote || !lent || lent->lost || lent->count == KVA_KV_LOANS_MAX || !seq->prefilled ||
+        seq->spec.spread == KVA_SPREAD_NEVER || pass_of(kv)->loan_count == pass_of(kv)->entries_max)
         return 0;
     uint32_t stay = 1;
     for (uint32_t i = 0; i < lent->count; i++)
@@ -85,6 +101,7 @@ void kva_kv_lend(struct kva_kv *kv, struct kva_kv_seq *seq, const struct kva_kv_
     memmove(lent->debts + at + 1, lent->debts + at, (lent->count - at) * sizeof(lent->debts[0]));
     lent->debts[at] = (struct kva_lent_debt){.loan = *loan};
     lent->count++;
+    pass_of(kv)->loan_count++;
     for (uint32_t i = loan->first_page; i < end; i++) {
         if (seq->resident)
             kva_kv_end_use(kv, seq, seq->pages[i]);
@@ -140,7 +157,7 @@ static void end_debt(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_lent_
     }
     debt->stage = KVA_LENT_HOME;
     if (!seq->resident)
-        remove_debt(kva_lent_of(seq), debt);
+        remove_debt(kv, kva_lent_of(seq), debt);
     seq->reserved_pages = 0; /* the next growth takes device memory */
 }
 
@@ -149,6 +166,15 @@ void kva_kv_come_home(struct kva_kv *kv, struct kva_kv_seq *seq, uint64_t loan, 
     struct kva_lent_debt *debt = find_debt(seq, loan);
     if (debt && debt->stage == KVA_LENT_RESERVED)
         end_debt(kv, seq, debt, ids);
+}
+
+void kva_kv_settle_home(struct kva_kv *kv, struct kva_kv_seq *seq)
+{
+    struct kva_lent *lent = kva_lent_of(seq);
+    for (uint32_t i = lent ? lent->count : 0; i-- > 0;) {
+        if (lent->debts[i].stage == KVA_LENT_HOME)
+            remove_debt(kv, lent, &lent->debts[i]);
+    }
 }
 
 /* --- loss ------------------------------------------------------------------------------------ */
@@ -210,7 +236,7 @@ static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded 
             continue;
         if (seq->resident && !use_pages(kv, seq, &debt->loan))
             return false;
-        remove_debt(lent, debt);
+        remove_debt(kv, lent, debt);
     }
     return true;
 }
@@ -220,8 +246,9 @@ static uint32_t held(const struct kva_kv_seq *seq KVA_UNUSED)
     return 0;
 }
 
-static void reset(struct kva_kv *kv KVA_UNUSED, struct kva_kv_seq *seq)
+static void reset(struct kva_kv *kv, struct kva_kv_seq *seq)
 {
+    pass_of(kv)->loan_count -= kva_lent_of(seq)->count;
     *kva_lent_of(seq) = (struct kva_lent){0};
 }
 
@@ -237,4 +264,5 @@ const struct kva_kv_part kva_kv_part_lent = {
     .locate = kva_lent_locate,
     .queried = kva_lent_queried,
     .await = kva_lent_await,
+    .counters = kva_lent_counters,
 };

@@ -19,8 +19,10 @@
 
 #include "engine/kv/kv.h"
 
-/* Loans of one sequence at a time. */
-#define KVA_KV_LOANS_MAX 4u
+/* Loans of one sequence at a time; and of a cache, beyond so many for each of its sequences, those of
+ * one that has more. */
+#define KVA_KV_LOANS_MAX      32u
+#define KVA_KV_LOANS_EACH_MAX 4u
 
 struct kva_kv_loan {
     uint64_t id;
@@ -55,6 +57,9 @@ void *kva_kv_home_of(struct kva_kv *kv, const struct kva_kv_seq *seq, uint32_t i
 void kva_kv_come_home(struct kva_kv *kv, struct kva_kv_seq *seq, uint64_t loan,
                       const uint32_t *ids);
 
+/* The sequence has given its device memory back: pages that came home are as all others. */
+void kva_kv_settle_home(struct kva_kv *kv, struct kva_kv_seq *seq);
+
 /* All loans of the sequence end, because pages of one are gone: they are as if they had come home
  * where all of them keep their homes, else the sequence is lost. */
 void kva_kv_lose(struct kva_kv *kv, struct kva_kv_seq *seq);
@@ -69,6 +74,9 @@ uint32_t kva_kv_loans(const struct kva_kv_seq *seq, struct kva_kv_loan ret[KVA_K
 
 /* Pages of the sequence, NULL in its table, whose only home is elsewhere. */
 uint32_t kva_kv_pages_away(const struct kva_kv_seq *seq);
+
+/* Pages of the sequence that its loans have elsewhere, with or without a home here. */
+uint32_t kva_kv_pages_lent(const struct kva_kv_seq *seq);
 
 /* --- for the resident part: pages that it does not have ---------------------------------------- */
 

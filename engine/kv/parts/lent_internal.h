@@ -29,7 +29,8 @@ struct kva_lent {
 /* Of the cache, where the engine has a remote: an entry for each loan of each sequence of a pass.
  * Answers arrive in memory of the host; where the device cannot read that, they are copied on. */
 struct kva_lent_pass {
-    uint32_t entries_max;
+    uint32_t entries_max;          /* loans that there may be */
+    uint32_t loan_count;           /* that there are */
     struct kva_remote_rows *posts; /* [entries_max] */
     bool *collected;               /* [entries_max] */
     uint32_t count;                /* entries of the pass */
@@ -44,6 +45,7 @@ static inline struct kva_lent *kva_lent_of(const struct kva_kv_seq *seq)
 }
 
 /* The hooks of lent_pass.c. */
+extern const struct kva_counter *const kva_lent_counters[];
 enum kva_status kva_lent_cache_init(const struct kva_kv_part *self, struct kva_kv *kv,
                                     struct kva_err *err);
 void kva_lent_cache_finish(const struct kva_kv_part *self, struct kva_kv *kv);

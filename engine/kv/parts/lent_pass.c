@@ -40,7 +40,7 @@ enum kva_status kva_lent_cache_init(const struct kva_kv_part *self, struct kva_k
     void *q = NULL;
     if (!kv->remote)
         return KVA_OK;
-    p->entries_max = kv->sequences_max * KVA_KV_LOANS_MAX;
+    p->entries_max = kv->sequences_max * KVA_KV_LOANS_EACH_MAX + KVA_KV_LOANS_MAX;
     p->posts = calloc(p->entries_max, sizeof(*p->posts));
     p->collected = calloc(p->entries_max, sizeof(*p->collected));
     if (!p->posts || !p->collected)
@@ -76,6 +76,17 @@ static struct kva_partial partial_at(const struct kva_kv *kv, const struct kva_p
     size_t pair = (size_t)entry * kv->heads;
     return (struct kva_partial){all->a + pair * head_dim(kv), all->m + pair, all->e + pair};
 }
+
+/* --- counters -------------------------------------------------------------------------------- */
+
+static const struct kva_counter remote_tokens = {
+    .name = "remote_tokens",
+    .unit = "tokens",
+    .help = "Tokens at other instances that decoding rows have attended to.",
+    .field = "remote_tokens",
+};
+
+const struct kva_counter *const kva_lent_counters[] = {&remote_tokens, NULL};
 
 /* --- a pass ---------------------------------------------------------------------------------- */
 
@@ -158,6 +169,9 @@ void kva_lent_queried(const struct kva_kv_part *self, struct kva_kv *kv, struct 
             continue;
         const void *query = bring_query(kv, p, rows, i, q);
         for (uint32_t j = 0; j < lent->count; j++, count++) {
+            if (layer == 0)
+                kva_kv_count(kv, rows->seq, &remote_tokens,
+                             (uint64_t)lent->debts[j].loan.page_count * KVA_PAGE_TOKENS);
             p->collected[count] = false;
             p->posts[count] = (struct kva_remote_rows){
                 .loan = lent->debts[j].loan.id,

@@ -43,6 +43,8 @@ static void cut(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t count, bool 
         }
         kva_kv_end_use(kv, seq, page);
     }
+    if (count == 0)
+        state->end = 0;
 }
 
 /* Use pages up to `end`, fetching what the host has. */
