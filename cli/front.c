@@ -51,20 +51,25 @@ enum kva_status kva_cli_front_init(struct kva_cli_front *front, const struct kva
 {
     *front = (struct kva_cli_front){0};
     read_options(&front->params, config);
-    if (!config->admin_listen)
-        return KVA_OK;
-    enum kva_status status = kva_cli_parse_address(
-        "admin-listen", config->admin_listen, &front->admin_host, &front->params.admin_port, err);
+    enum kva_status status = KVA_OK;
+    if (config->admin_listen)
+        status = kva_cli_parse_address("admin-listen", config->admin_listen, &front->admin_host,
+                                       &front->params.admin_port, err);
+    if (!status && config->agent_listen)
+        status = kva_cli_parse_address("agent-listen", config->agent_listen, &front->agent_host,
+                                       &front->params.agent_port, err);
     front->params.admin_host = front->admin_host;
+    front->params.agent_host = front->agent_host;
     return status;
 }
 
 void kva_cli_front_finish(struct kva_cli_front *front)
 {
     free(front->admin_host);
+    free(front->agent_host);
 }
 
-enum kva_status kva_cli_check_default(const struct kva_instance *instance, struct kva_err *err)
+enum kva_status kva_cli_check_default(const struct kva_cli_instance *instance, struct kva_err *err)
 {
     const struct kva_engine *engine = instance->engine;
     const struct kva_kv_spec *spec = &instance->kv.specs[instance->kv.policy];

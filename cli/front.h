@@ -10,6 +10,7 @@
 struct kva_cli_front {
     struct kva_server_params params; /* borrow from the config and from here */
     char *admin_host;
+    char *agent_host;
 };
 
 /* Fails: KVA_EINVAL (--admin-listen), KVA_ENOMEM; what there is, is finished all the same. */
@@ -20,7 +21,7 @@ void kva_cli_front_finish(struct kva_cli_front *front);
 
 /* A model that the default policy cannot serve is refused at the start, not with every request.
  * Fails: KVA_EINVAL, KVA_EUNSUPPORTED. */
-KVA_MUST_CHECK enum kva_status kva_cli_check_default(const struct kva_instance *instance,
+KVA_MUST_CHECK enum kva_status kva_cli_check_default(const struct kva_cli_instance *instance,
                                                      struct kva_err *err);
 
 #endif

@@ -54,7 +54,7 @@ static void set_sampling(struct kva_sampling_params *sampling, const struct kva_
     };
 }
 
-static enum kva_status make_request(const struct kva_instance *instance,
+static enum kva_status make_request(const struct kva_cli_instance *instance,
                                     const struct kva_config *config, const char *text,
                                     size_t length, struct kva_request **ret, struct kva_err *err)
 {
@@ -107,7 +107,7 @@ static void report(const struct printer *printer, uint32_t prompt_tokens)
             prompt_tokens, prefill, output, output > 1 && decode > 0 ? (output - 1) / decode : 0.0);
 }
 
-static enum kva_status run(const struct kva_instance *instance, const struct kva_config *config,
+static enum kva_status run(const struct kva_cli_instance *instance, const struct kva_config *config,
                            const char *text, size_t length, struct kva_err *err)
 {
     struct kva_request *request;
@@ -157,7 +157,7 @@ static enum kva_status run(const struct kva_instance *instance, const struct kva
 
 int kva_cli_generate(const struct kva_config *config, const struct kva_string_list *rest)
 {
-    struct kva_instance instance;
+    struct kva_cli_instance instance;
     struct kva_err err;
     size_t length = 0;
     char *text = config->prompt ? strdup(config->prompt) : kva_cli_text(rest, &length);
@@ -165,10 +165,10 @@ int kva_cli_generate(const struct kva_config *config, const struct kva_string_li
         return KVA_EXIT_USAGE;
     if (config->prompt)
         length = strlen(text);
-    enum kva_status status = kva_instance_open(&instance, config, &err);
+    enum kva_status status = kva_cli_instance_open(&instance, config, &err);
     if (!status) {
         status = run(&instance, config, text, length, &err);
-        kva_instance_close(&instance);
+        kva_cli_instance_close(&instance);
     }
     free(text);
     return status ? kva_cli_fail(&err) : KVA_EXIT_OK;

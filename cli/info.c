@@ -6,9 +6,9 @@
 
 int kva_cli_info(const struct kva_config *config, const struct kva_string_list *rest KVA_UNUSED)
 {
-    struct kva_instance instance;
+    struct kva_cli_instance instance;
     struct kva_err err;
-    if (kva_instance_open(&instance, config, &err))
+    if (kva_cli_instance_open(&instance, config, &err))
         return kva_cli_fail(&err);
     struct kva_buf text;
     kva_buf_init(&text, 1 << 16);
@@ -20,6 +20,6 @@ int kva_cli_info(const struct kva_config *config, const struct kva_string_list *
     kva_model_engine_describe(instance.engine, instance.kv.specs, &text);
     fputs(text.data ? text.data : "", stdout);
     kva_buf_finish(&text);
-    kva_instance_close(&instance);
+    kva_cli_instance_close(&instance);
     return KVA_EXIT_OK;
 }

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mapped.h"
+#include "cli/cluster.h"
 #include "cli/machine.h"
 #include "cli/models.h"
 #include "cli/progress.h"
@@ -48,7 +49,7 @@ static size_t stem_length(const char *path, size_t length)
     return length;
 }
 
-static void set_name(struct kva_instance *instance, const struct kva_config *config)
+static void set_name(struct kva_cli_instance *instance, const struct kva_config *config)
 {
     const char *name = config->model_name;
     size_t length = strlen(config->model);
@@ -65,8 +66,8 @@ static void set_name(struct kva_instance *instance, const struct kva_config *con
                  config->model + start);
 }
 
-static enum kva_status open_model(struct kva_instance *instance, const struct kva_config *config,
-                                  struct kva_err *err)
+static enum kva_status open_model(struct kva_cli_instance *instance,
+                                  const struct kva_config *config, struct kva_err *err)
 {
     struct kva_cli_progress progress = {.what = "loading", .last_ns = kva_time_ns()};
     const struct kva_model_open_params params = {
@@ -84,7 +85,7 @@ static enum kva_status open_model(struct kva_instance *instance, const struct kv
 }
 
 /* Matrices in fewer bits, where they are wanted or the file has them so. */
-static enum kva_status pack(struct kva_instance *instance, const struct kva_config *config,
+static enum kva_status pack(struct kva_cli_instance *instance, const struct kva_config *config,
                             struct kva_err *err)
 {
     struct kva_cli_progress progress = {.what = "packing", .last_ns = kva_time_ns()};
@@ -102,7 +103,7 @@ static enum kva_status pack(struct kva_instance *instance, const struct kva_conf
 }
 
 /* For policies that want it. */
-static enum kva_status load_skew(struct kva_instance *instance, const struct kva_config *config,
+static enum kva_status load_skew(struct kva_cli_instance *instance, const struct kva_config *config,
                                  struct kva_err *err)
 {
     struct kva_cli_progress progress = {.what = "checking", .last_ns = kva_time_ns()};
@@ -117,8 +118,8 @@ static enum kva_status load_skew(struct kva_instance *instance, const struct kva
     return kva_skew_load(instance->model, &params, err);
 }
 
-static enum kva_status open_texts(struct kva_instance *instance, const struct kva_config *config,
-                                  struct kva_err *err)
+static enum kva_status open_texts(struct kva_cli_instance *instance,
+                                  const struct kva_config *config, struct kva_err *err)
 {
     enum kva_status status = kva_tokenizer_load(config->model, &instance->tokenizer, err);
     if (status)
@@ -155,8 +156,9 @@ static void find_cuda_module(char *path, size_t size)
     }
 }
 
-static enum kva_status open_cuda(struct kva_instance *instance, const struct kva_config *config,
-                                 uint32_t index, struct kva_err *err)
+static enum kva_status open_cuda(const struct kva_cli_instance *instance,
+                                 const struct kva_config *config, uint32_t index,
+                                 struct kva_device **ret, struct kva_err *err)
 {
     char path[4096];
     const struct kva_device_params device = {
@@ -167,10 +169,10 @@ static enum kva_status open_cuda(struct kva_instance *instance, const struct kva
     find_cuda_module(path, sizeof(path));
     if (access(path, R_OK) != 0)
         return kva_fail(err, KVA_ENOTFOUND, "no GPU: this program was built without CUDA");
-    return kva_device_open_cuda(path, &device, &instance->device, err);
+    return kva_device_open_cuda(path, &device, ret, err);
 }
 
-bool kva_instance_find_gpu(char *ret, size_t size)
+bool kva_cli_instance_find_gpu(char *ret, size_t size)
 {
     char path[4096];
     struct kva_device *device = NULL;
@@ -189,40 +191,51 @@ bool kva_instance_find_gpu(char *ret, size_t size)
     return false;
 }
 
-static enum kva_status open_cpu(struct kva_instance *instance, const struct kva_config *config,
-                                struct kva_err *err)
+static enum kva_status open_cpu(const struct kva_config *config, uint32_t threads,
+                                struct kva_device **ret, struct kva_err *err)
 {
     const struct kva_device_params device = {
-        .threads = (uint32_t)config->threads,
+        .threads = threads,
         .cpu_level_mask = cpu_level_mask(config->cpu_levels),
         .prefault = config->prefault,
     };
-    return kva_device_open_cpu(&device, &instance->device, err);
+    return kva_device_open_cpu(&device, ret, err);
 }
 
-static enum kva_status open_device(struct kva_instance *instance, const struct kva_config *config,
-                                   struct kva_err *err)
+static enum kva_status open_device(struct kva_cli_instance *instance,
+                                   const struct kva_config *config, struct kva_err *err)
 {
     const char *wanted = config->device ? config->device : "auto";
+    uint32_t threads = (uint32_t)config->threads;
     char *end = NULL;
     if (strcmp(wanted, "cpu") == 0)
-        return open_cpu(instance, config, err);
+        return open_cpu(config, threads, &instance->device, err);
     if (strcmp(wanted, "auto") == 0) {
         struct kva_err why;
-        enum kva_status status = open_cuda(instance, config, 0, &why);
-        if (status == KVA_OK)
+        instance->on_gpu = open_cuda(instance, config, 0, &instance->device, &why) == KVA_OK;
+        if (instance->on_gpu)
             return KVA_OK;
         snprintf(instance->device_why, sizeof(instance->device_why), "%s", why.message);
-        return open_cpu(instance, config, err);
+        return open_cpu(config, threads, &instance->device, err);
     }
     unsigned long index = strncmp(wanted, "cuda:", 5) == 0 ? strtoul(wanted + 5, &end, 10) : 0;
     if (strcmp(wanted, "cuda") != 0 && (!end || end == wanted + 5 || *end || index > 1024))
         return kva_fail_param(err, KVA_EINVAL, "device",
                               "device is '%s', it must be auto, cpu or cuda:N", wanted);
-    return open_cuda(instance, config, (uint32_t)index, err);
+    instance->on_gpu = true;
+    instance->gpu_index = (uint32_t)index;
+    return open_cuda(instance, config, instance->gpu_index, &instance->device, err);
 }
 
-uint64_t kva_instance_gpu_room(const struct kva_instance *instance)
+enum kva_status kva_cli_instance_open_device(const struct kva_cli_instance *instance,
+                                             const struct kva_config *config, uint32_t threads,
+                                             struct kva_device **ret, struct kva_err *err)
+{
+    return instance->on_gpu ? open_cuda(instance, config, instance->gpu_index, ret, err)
+                            : open_cpu(config, threads, ret, err);
+}
+
+uint64_t kva_cli_instance_gpu_room(const struct kva_cli_instance *instance)
 {
     uint64_t there = kva_device_get_info(instance->device)->free_bytes;
     uint64_t weights = instance->model->weight_bytes;
@@ -232,11 +245,12 @@ uint64_t kva_instance_gpu_room(const struct kva_instance *instance)
 }
 
 /* A share of free memory, or what a GPU has, without the weights that are there a second time. */
-static uint64_t device_budget(const struct kva_instance *instance, const struct kva_config *config,
-                              uint64_t share)
+static uint64_t device_budget(const struct kva_cli_instance *instance,
+                              const struct kva_config *config, uint64_t share)
 {
-    uint64_t room =
-        kva_device_get_info(instance->device)->free_bytes ? kva_instance_gpu_room(instance) : share;
+    uint64_t room = kva_device_get_info(instance->device)->free_bytes
+                        ? kva_cli_instance_gpu_room(instance)
+                        : share;
     uint64_t planes = kva_planes_bytes(instance->model, (uint32_t)config->skew_planes);
     return room > planes ? room - planes : 0;
 }
@@ -253,8 +267,8 @@ static uint32_t admitted_max(const struct kva_config *config)
     return (uint32_t)(most > slots ? most : slots);
 }
 
-static enum kva_status open_engine(struct kva_instance *instance, const struct kva_config *config,
-                                   struct kva_err *err)
+static enum kva_status open_engine(struct kva_cli_instance *instance,
+                                   const struct kva_config *config, struct kva_err *err)
 {
     uint64_t share = kva_memory_available() / AUTO_BUDGET_SHARE;
     const struct kva_model_engine_params params = {
@@ -269,6 +283,7 @@ static enum kva_status open_engine(struct kva_instance *instance, const struct k
         .prefix_cache = config->prefix_cache,
         .kv_dtype = (enum kva_dtype)config->kv_dtype,
         .planes_percent = (uint32_t)config->skew_planes,
+        .remote = kva_cli_cluster_remote(instance->cluster),
     };
     return kva_model_engine_create(&params, &instance->engine, err);
 }
@@ -301,8 +316,8 @@ static enum kva_status check_folder(const char *path, bool texts, struct kva_err
 }
 
 /* `config` names the model's folder or file. */
-static enum kva_status open_found(struct kva_instance *instance, const struct kva_config *config,
-                                  bool texts, struct kva_err *err)
+static enum kva_status open_found(struct kva_cli_instance *instance,
+                                  const struct kva_config *config, bool texts, struct kva_err *err)
 {
     const atomic_bool *cancelled = instance->cancelled;
     set_name(instance, config);
@@ -323,21 +338,24 @@ static enum kva_status open_found(struct kva_instance *instance, const struct kv
         status = pack(instance, config, err);
     if (!status)
         status = kva_model_check_cancelled(cancelled, err);
+    if (!status && config->cluster_listen)
+        status = kva_cli_cluster_open(instance, config, &instance->cluster, err);
     if (!status)
         status = open_engine(instance, config, err);
     if (!status)
         status = kva_model_check_cancelled(cancelled, err);
     if (status)
-        kva_instance_close(instance);
+        kva_cli_instance_close(instance);
     return status;
 }
 
-static enum kva_status open_parts(struct kva_instance *instance, const struct kva_config *config,
-                                  bool texts, const atomic_bool *cancelled, struct kva_err *err)
+static enum kva_status open_parts(struct kva_cli_instance *instance,
+                                  const struct kva_config *config, bool texts,
+                                  const atomic_bool *cancelled, struct kva_err *err)
 {
     struct kva_hub_found found;
     struct kva_config own = *config;
-    *instance = (struct kva_instance){.cancelled = cancelled};
+    *instance = (struct kva_cli_instance){.cancelled = cancelled};
     kva_cli_kv_init(&instance->kv);
     enum kva_status status = kva_cli_kv_read(&instance->kv, config, err);
     if (!status)
@@ -352,39 +370,40 @@ static enum kva_status open_parts(struct kva_instance *instance, const struct kv
     return status;
 }
 
-enum kva_status kva_instance_open(struct kva_instance *instance, const struct kva_config *config,
-                                  struct kva_err *err)
+enum kva_status kva_cli_instance_open(struct kva_cli_instance *instance,
+                                      const struct kva_config *config, struct kva_err *err)
 {
     return open_parts(instance, config, true, NULL, err);
 }
 
-enum kva_status kva_instance_open_until(struct kva_instance *instance,
-                                        const struct kva_config *config,
-                                        const atomic_bool *cancelled, struct kva_err *err)
+enum kva_status kva_cli_instance_open_until(struct kva_cli_instance *instance,
+                                            const struct kva_config *config,
+                                            const atomic_bool *cancelled, struct kva_err *err)
 {
     return open_parts(instance, config, true, cancelled, err);
 }
 
-enum kva_status kva_instance_open_ids(struct kva_instance *instance,
-                                      const struct kva_config *config, struct kva_err *err)
+enum kva_status kva_cli_instance_open_ids(struct kva_cli_instance *instance,
+                                          const struct kva_config *config, struct kva_err *err)
 {
     return open_parts(instance, config, false, NULL, err);
 }
 
-enum kva_status kva_instance_renew_engine(struct kva_instance *instance,
-                                          const struct kva_config *config, struct kva_err *err)
+enum kva_status kva_cli_instance_renew_engine(struct kva_cli_instance *instance,
+                                              const struct kva_config *config, struct kva_err *err)
 {
     kva_model_engine_destroy(instance->engine);
     instance->engine = NULL;
     return open_engine(instance, config, err);
 }
 
-void kva_instance_close(struct kva_instance *instance)
+void kva_cli_instance_close(struct kva_cli_instance *instance)
 {
+    kva_cli_cluster_close(instance->cluster);
     kva_model_engine_destroy(instance->engine);
     kva_template_destroy(instance->chat_template);
     kva_tokenizer_destroy(instance->tokenizer);
     kva_model_close(instance->model);
     kva_device_close(instance->device);
-    *instance = (struct kva_instance){0};
+    *instance = (struct kva_cli_instance){0};
 }

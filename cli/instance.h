@@ -12,47 +12,59 @@
 
 #include <stdatomic.h>
 
-struct kva_instance {
+struct kva_cli_cluster;
+
+struct kva_cli_instance {
     struct kva_cli_kv kv; /* what the options say of KV policies */
     struct kva_device *device;
+    bool on_gpu;
+    uint32_t gpu_index;
     char device_why[512]; /* why not a GPU, where `auto` chose the CPU; else "" */
     struct kva_model *model;
     struct kva_tokenizer *tokenizer;
     struct kva_template *chat_template; /* NULL: the model has none */
     struct kva_engine *engine;
-    const atomic_bool *cancelled; /* while it is opened; or NULL */
-    char name[256];               /* what clients call it */
+    struct kva_cli_cluster *cluster; /* cluster.h; NULL: it is in none */
+    const atomic_bool *cancelled;    /* while it is opened; or NULL */
+    char name[256];                  /* what clients call it */
 };
 
 /* Opens everything, with a progress bar on a terminal. Fails with an err that names the file or
  * option at fault; the instance is then empty. */
-KVA_MUST_CHECK enum kva_status kva_instance_open(struct kva_instance *instance,
-                                                 const struct kva_config *config,
-                                                 struct kva_err *err);
-
-/* The same, but ends with KVA_ECANCELLED at the next piece of work once *cancelled is set. */
-KVA_MUST_CHECK enum kva_status kva_instance_open_until(struct kva_instance *instance,
-                                                       const struct kva_config *config,
-                                                       const atomic_bool *cancelled,
-                                                       struct kva_err *err);
-
-/* The same for work on token ids: without tokenizer and template where the model has none. */
-KVA_MUST_CHECK enum kva_status kva_instance_open_ids(struct kva_instance *instance,
+KVA_MUST_CHECK enum kva_status kva_cli_instance_open(struct kva_cli_instance *instance,
                                                      const struct kva_config *config,
                                                      struct kva_err *err);
 
-/* An engine by other options, on the same device and model; all sequences must have been destroyed.
- * On failure the instance has no engine. */
-KVA_MUST_CHECK enum kva_status kva_instance_renew_engine(struct kva_instance *instance,
+/* The same, but ends with KVA_ECANCELLED at the next piece of work once *cancelled is set. */
+KVA_MUST_CHECK enum kva_status kva_cli_instance_open_until(struct kva_cli_instance *instance,
+                                                           const struct kva_config *config,
+                                                           const atomic_bool *cancelled,
+                                                           struct kva_err *err);
+
+/* The same for work on token ids: without tokenizer and template where the model has none. */
+KVA_MUST_CHECK enum kva_status kva_cli_instance_open_ids(struct kva_cli_instance *instance,
                                                          const struct kva_config *config,
                                                          struct kva_err *err);
 
-void kva_instance_close(struct kva_instance *instance);
+/* An engine by other options, on the same device and model; all sequences must have been destroyed.
+ * On failure the instance has no engine. */
+KVA_MUST_CHECK enum kva_status kva_cli_instance_renew_engine(struct kva_cli_instance *instance,
+                                                             const struct kva_config *config,
+                                                             struct kva_err *err);
+
+void kva_cli_instance_close(struct kva_cli_instance *instance);
+
+/* One more handle of the same device as the instance's, with its own threads on a CPU. */
+KVA_MUST_CHECK enum kva_status kva_cli_instance_open_device(const struct kva_cli_instance *instance,
+                                                            const struct kva_config *config,
+                                                            uint32_t threads,
+                                                            struct kva_device **ret,
+                                                            struct kva_err *err);
 
 /* Of a GPU's memory, what the model's weights and scratch leave for the device tier; 0 on a CPU. */
-uint64_t kva_instance_gpu_room(const struct kva_instance *instance);
+uint64_t kva_cli_instance_gpu_room(const struct kva_cli_instance *instance);
 
 /* Whether a GPU is here and can be used: `ret` is then its name, else why not. */
-bool kva_instance_find_gpu(char *ret, size_t size);
+bool kva_cli_instance_find_gpu(char *ret, size_t size);
 
 #endif

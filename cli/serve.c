@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/cluster.h"
 #include "cli/front.h"
 #include "cli/instance.h"
 
@@ -32,7 +33,7 @@ struct serve {
     const struct kva_config *config;
     struct kva_server *server;
     struct kva_cli_front front;
-    struct kva_instance instance;
+    struct kva_cli_instance instance;
     struct kva_service *service;
     uint64_t started_ns;
     atomic_bool loading;
@@ -124,7 +125,7 @@ static enum kva_status set_limits(const struct kva_config *config, struct kva_ap
 static enum kva_status describe_api(const struct serve *serve, struct kva_api_config *api,
                                     struct kva_err *err)
 {
-    const struct kva_instance *instance = &serve->instance;
+    const struct kva_cli_instance *instance = &serve->instance;
     const struct kva_generation_defaults *generation = &instance->model->generation;
     *api = (struct kva_api_config){
         .model_ids = {instance->name},
@@ -202,16 +203,21 @@ static enum kva_status start_service(struct serve *serve, struct kva_err *err)
                 .waiting_time_ns = config->waiting_time_ms * KVA_NS_PER_MS,
                 .step_time_ns = config->step_time_ms * KVA_NS_PER_MS,
                 .aging_ns = config->aging_ms * KVA_NS_PER_MS,
+                .lending_time_ns = config->cluster_wait_ms * KVA_NS_PER_MS,
             },
         .wake = kva_server_wake,
         .wake_opaque = serve->server,
+        .beside = kva_cli_cluster_beside(serve->instance.cluster),
     };
-    return kva_service_start(&params, &serve->service, err);
+    enum kva_status status = kva_service_start(&params, &serve->service, err);
+    if (!status)
+        kva_cli_cluster_set_service(serve->instance.cluster, serve->service);
+    return status;
 }
 
 /* --- loading --------------------------------------------------------------------------------- */
 
-static void log_plan(const struct kva_instance *instance)
+static void log_plan(const struct kva_cli_instance *instance)
 {
     struct kva_buf plan;
     kva_buf_init(&plan, 1 << 16);
@@ -231,7 +237,7 @@ static enum kva_status load(struct serve *serve, struct kva_err *err)
 {
     const struct kva_config *config = serve->config;
     enum kva_status status =
-        kva_instance_open_until(&serve->instance, config, &serve->stop_loading, err);
+        kva_cli_instance_open_until(&serve->instance, config, &serve->stop_loading, err);
     if (status)
         return status;
     const char *why = serve->instance.device_why;
@@ -245,10 +251,15 @@ static enum kva_status load(struct serve *serve, struct kva_err *err)
     if (!status)
         create_grammars(serve, &backend.api);
     if (!status)
+        status = kva_cli_cluster_join(serve->instance.cluster, &serve->instance, config, err);
+    if (!status)
         status = start_service(serve, err);
     if (status)
         return status;
     backend.service = serve->service;
+    if (serve->instance.cluster)
+        backend.cluster =
+            (struct kva_server_cluster){serve->instance.cluster, kva_cli_cluster_view};
     status = kva_server_attach(serve->server, &backend, err);
     if (status)
         return status;
@@ -260,6 +271,9 @@ static enum kva_status load(struct serve *serve, struct kva_err *err)
     if (serve->front.admin_host)
         kva_log(KVA_LOG_INFO, "probes and metrics at http://%s port %u", serve->front.admin_host,
                 kva_server_admin_port(serve->server));
+    if (serve->front.agent_host)
+        kva_log(KVA_LOG_INFO, "agent-check   at %s port %u", serve->front.agent_host,
+                kva_server_agent_port(serve->server));
     return KVA_OK;
 }
 
@@ -385,6 +399,8 @@ int kva_cli_serve(const struct kva_config *config, const struct kva_string_list 
     block_signals(&set);
     enum kva_status status = kva_cli_check_reach(config, &err);
     if (!status)
+        status = kva_cli_cluster_check(config, &err);
+    if (!status)
         status = kva_log_start(&err);
     if (!status)
         status = kva_cli_front_init(&serve.front, config, &err);
@@ -393,11 +409,12 @@ int kva_cli_serve(const struct kva_config *config, const struct kva_string_list 
     if (!status)
         status = run(&serve, &err);
     /* The engine thread wakes the server to the last, so the server goes after it. */
+    kva_cli_cluster_set_service(serve.instance.cluster, NULL);
     kva_service_stop(serve.service);
     kva_server_destroy(serve.server);
     kva_grammars_destroy(serve.grammars);
     kva_cli_front_finish(&serve.front);
-    kva_instance_close(&serve.instance);
+    kva_cli_instance_close(&serve.instance);
     if (status == KVA_ETIMEOUT)
         kva_log(KVA_LOG_WARN, "%s", err.message);
     kva_log_stop(LOG_WAIT_MS);

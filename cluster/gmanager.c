@@ -76,7 +76,7 @@ void kva_gmanager_destroy(struct kva_gmanager *g)
 
 /* --- members ---------------------------------------------------------------------------------- */
 
-static struct kva_member *find(struct kva_gmanager *g, uint32_t node)
+static struct kva_gmanager_member *find(struct kva_gmanager *g, uint32_t node)
 {
     for (uint32_t i = 0; i < g->member_count; i++)
         if (g->members[i].node == node)
@@ -86,7 +86,7 @@ static struct kva_member *find(struct kva_gmanager *g, uint32_t node)
 
 enum kva_status kva_gmanager_member(struct kva_gmanager *g, uint32_t node, uint64_t life)
 {
-    struct kva_member *member = find(g, node);
+    struct kva_gmanager_member *member = find(g, node);
     if (!member && g->member_count == g->params.instances_max)
         return KVA_ELIMIT;
     if (!member) {
@@ -96,17 +96,17 @@ enum kva_status kva_gmanager_member(struct kva_gmanager *g, uint32_t node, uint6
     }
     if (member->life != life) {
         struct kva_message_entry *entries = member->entries;
-        *member = (struct kva_member){.node = node, .life = life, .entries = entries};
+        *member = (struct kva_gmanager_member){.node = node, .life = life, .entries = entries};
     }
     return KVA_OK;
 }
 
 void kva_gmanager_member_gone(struct kva_gmanager *g, uint32_t node)
 {
-    struct kva_member *member = find(g, node);
+    struct kva_gmanager_member *member = find(g, node);
     if (!member)
         return;
-    struct kva_member gone = *member;
+    struct kva_gmanager_member gone = *member;
     *member = g->members[--g->member_count];
     g->members[g->member_count] = gone; /* its entries stay with the slots */
     kva_peers_forget(&g->peers, node);
@@ -147,7 +147,7 @@ bool kva_gmanager_leads(const struct kva_gmanager *g, uint64_t now_ns)
 /* --- messages and rounds ---------------------------------------------------------------------- */
 
 void kva_gmanager_send(struct kva_gmanager *g, struct kva_message *message,
-                       const struct kva_member *member)
+                       const struct kva_gmanager_member *member)
 {
     message->source = g->params.node;
     message->source_life = g->params.life;
@@ -161,7 +161,7 @@ void kva_gmanager_receive(struct kva_gmanager *g, const struct kva_message *mess
 {
     if (message->target != g->params.node || message->type != KVA_MESSAGE_HEARTBEAT)
         return;
-    struct kva_member *member = find(g, message->source);
+    struct kva_gmanager_member *member = find(g, message->source);
     if (!member || member->life != message->source_life) {
         g->stats.strangers++; /* membership will tell, or has told */
         return;
@@ -174,7 +174,7 @@ void kva_gmanager_receive(struct kva_gmanager *g, const struct kva_message *mess
     }
     g->stats.reports++;
     if (!g->elected || message->heartbeat.revision != g->revision ||
-        !kva_member_report(member, message, g->params.entries_max))
+        !kva_gmanager_member_report(member, message, g->params.entries_max))
         g->stats.reports_unfit++;
 }
 

@@ -10,7 +10,7 @@
 /* Of the numbers of loans, those that one leader can give. */
 #define KVA_GMANAGER_LOAN_BITS 24u
 
-struct kva_member {
+struct kva_gmanager_member {
     uint32_t node;
     uint64_t life;
     bool fresh;     /* its state is what it reported, all of it */
@@ -25,7 +25,7 @@ struct kva_gmanager {
     struct kva_gmanager_params params;
     struct kva_gmanager_ops ops;
     struct kva_gmanager_stats stats;
-    struct kva_member *members; /* [instances_max], by node */
+    struct kva_gmanager_member *members; /* [instances_max], by node */
     uint32_t member_count;
     struct kva_message_entry *entries; /* of all of them */
     struct kva_peers peers;
@@ -40,13 +40,13 @@ struct kva_gmanager {
 };
 
 /* gmanager_map.c: a report; false: it does not follow. */
-bool kva_member_report(struct kva_member *member, const struct kva_message *message,
-                       uint32_t entries_max);
+bool kva_gmanager_member_report(struct kva_gmanager_member *member,
+                                const struct kva_message *message, uint32_t entries_max);
 
 /* gmanager_plan.c: plan and order. */
 void kva_gmanager_plan(struct kva_gmanager *g);
 
 void kva_gmanager_send(struct kva_gmanager *g, struct kva_message *message,
-                       const struct kva_member *member);
+                       const struct kva_gmanager_member *member);
 
 #endif

@@ -4,8 +4,8 @@
 #include <string.h>
 
 /* Where the entry is, or would be. */
-static uint32_t place(const struct kva_member *member, const struct kva_message_entry *entry,
-                      bool *ret_found)
+static uint32_t place(const struct kva_gmanager_member *member,
+                      const struct kva_message_entry *entry, bool *ret_found)
 {
     uint32_t low = 0, high = member->entry_count;
     while (low < high) {
@@ -25,7 +25,8 @@ static uint32_t place(const struct kva_member *member, const struct kva_message_
 }
 
 /* False: there is no room for one more. */
-static bool apply(struct kva_member *member, const struct kva_message_entry *entry, uint32_t max)
+static bool apply(struct kva_gmanager_member *member, const struct kva_message_entry *entry,
+                  uint32_t max)
 {
     bool found;
     uint32_t at = place(member, entry, &found), behind = member->entry_count - at;
@@ -45,8 +46,8 @@ static bool apply(struct kva_member *member, const struct kva_message_entry *ent
     return true;
 }
 
-bool kva_member_report(struct kva_member *member, const struct kva_message *message,
-                       uint32_t entries_max)
+bool kva_gmanager_member_report(struct kva_gmanager_member *member,
+                                const struct kva_message *message, uint32_t entries_max)
 {
     if (message->heartbeat.index <= member->index)
         return false; /* overtaken */

@@ -20,7 +20,7 @@ static uint32_t index_of(const struct kva_gmanager *g, uint32_t node)
 }
 
 static struct kva_plan_instance instance_of(const struct kva_gmanager *g,
-                                            const struct kva_member *member)
+                                            const struct kva_gmanager_member *member)
 {
     const struct kva_message_load *load = &member->load;
     bool heard = member->fresh && member->round == g->round;
@@ -75,7 +75,7 @@ static bool draw(const struct kva_gmanager *g, struct kva_arena *arena, struct p
     if (!picture->instances || !picture->requests || !picture->loans)
         return false;
     for (uint32_t i = 0; i < g->member_count; i++) {
-        const struct kva_member *member = &g->members[i];
+        const struct kva_gmanager_member *member = &g->members[i];
         picture->instances[i] = instance_of(g, member);
         for (uint32_t n = 0; n < member->entry_count; n++)
             add_entry(g, picture, i, &member->entries[n]);
@@ -89,8 +89,8 @@ static bool draw(const struct kva_gmanager *g, struct kva_arena *arena, struct p
 
 static void order(struct kva_gmanager *g, const struct kva_plan_move *move)
 {
-    const struct kva_member *debtor = &g->members[move->debtor];
-    const struct kva_member *creditor = &g->members[move->creditor];
+    const struct kva_gmanager_member *debtor = &g->members[move->debtor];
+    const struct kva_gmanager_member *creditor = &g->members[move->creditor];
     if (move->kind == KVA_PLAN_RETURN) {
         struct kva_message message = {
             .type = KVA_MESSAGE_RETURN,
@@ -112,7 +112,6 @@ static void order(struct kva_gmanager *g, const struct kva_plan_move *move)
                  .creditor = creditor->node,
                  .creditor_life = creditor->life,
                  .pages = move->pages,
-                 .fresh = move->head,
                  .ttl_ns = g->params.loan_ttl_ns},
     };
     g->stats.moves++;

@@ -30,7 +30,7 @@
 
 #include <stdbool.h>
 
-#define KVA_MESSAGE_VERSION      1u
+#define KVA_MESSAGE_VERSION      2u
 #define KVA_MESSAGE_HEADER_BYTES 40u
 #define KVA_MESSAGE_NONCE_BYTES  16u
 #define KVA_MESSAGE_MAC_BYTES    32u
@@ -70,7 +70,7 @@ enum kva_refusal {
 
 enum kva_entry_flag {
     KVA_ENTRY_LOCAL = 1,   /* pages of a request that may be moved; without: a loan */
-    KVA_ENTRY_HEAD = 2,    /* the request waits, the first in line */
+    KVA_ENTRY_HEAD = 2,    /* the first in line, whose need is head_pages: its prompt is in */
     KVA_ENTRY_REMOVED = 4, /* no longer so */
     KVA_ENTRY_FLAGS = 7,
 };
@@ -135,7 +135,6 @@ struct kva_message {
             uint32_t creditor;
             uint64_t creditor_life;
             uint32_t pages;
-            uint8_t fresh; /* the request waits: there is nothing to copy */
             uint64_t ttl_ns;
         } move;
         struct {
@@ -150,7 +149,6 @@ struct kva_message {
             uint32_t generation;
             uint32_t first_page;
             uint32_t pages;
-            uint8_t fresh;
             uint64_t ttl_ns;
         } reserve;
         struct {

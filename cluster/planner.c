@@ -55,11 +55,11 @@ static double worth(const struct planner *p, uint32_t debtor, struct kva_plan_ou
     return tokens > 0 ? tokens : -INFINITY;
 }
 
-static void consider(const struct planner *p, uint32_t debtor, uint32_t creditor,
-                     const struct kva_plan_request *request, uint32_t pages, struct choice *best)
+static void consider(const struct planner *p, uint32_t debtor, uint32_t creditor, uint32_t pages,
+                     struct choice *best)
 {
     struct kva_plan_outcome outcome = kva_plan_sides_try(&p->sides, debtor, creditor, pages);
-    double tokens = worth(p, debtor, outcome, request->head ? 0 : pages);
+    double tokens = worth(p, debtor, outcome, pages);
     if (tokens > best->tokens)
         *best = (struct choice){.pages = pages, .tokens = tokens, .gain = outcome.gain};
 }
@@ -68,7 +68,7 @@ static void consider(const struct planner *p, uint32_t debtor, uint32_t creditor
  * request that comes to fit, and smooth between them: some points over the whole range, the one
  * with which the first request fits, then all around the best. */
 static struct choice best_pages(const struct planner *p, uint32_t debtor, uint32_t creditor,
-                                const struct kva_plan_request *request, uint32_t max)
+                                uint32_t max)
 {
     uint32_t grain = p->params->grain_pages;
     struct choice best = {.tokens = 0};
@@ -76,13 +76,13 @@ static struct choice best_pages(const struct planner *p, uint32_t debtor, uint32
     if (grains == 0)
         return best;
     for (uint32_t n = stride; n <= grains; n += stride)
-        consider(p, debtor, creditor, request, n * grain, &best);
+        consider(p, debtor, creditor, n * grain, &best);
     uint32_t fits = (uint32_t)kva_div_up(kva_plan_sides_deficit(&p->sides, debtor), grain);
     if (fits > 0 && fits <= grains)
-        consider(p, debtor, creditor, request, fits * grain, &best);
+        consider(p, debtor, creditor, fits * grain, &best);
     uint32_t middle = best.pages / grain, from = middle > stride ? middle - stride + 1 : 1;
     for (uint32_t n = from; n < middle + stride && n <= grains && middle > 0; n++)
-        consider(p, debtor, creditor, request, n * grain, &best);
+        consider(p, debtor, creditor, n * grain, &best);
     return best;
 }
 
@@ -224,7 +224,6 @@ static struct kva_plan_move lend(const struct kva_plan_request *request, uint32_
         .debtor = request->instance,
         .creditor = creditor,
         .pages = pages,
-        .head = request->head,
         .gain = gain,
     };
 }
@@ -253,7 +252,7 @@ static bool spread_request(struct planner *p, const struct kva_plan_request *req
         if (creditor == UINT32_MAX)
             break;
         uint32_t max = kva_min_u32(left, kva_plan_sides_spare(&p->sides, creditor));
-        struct choice best = best_pages(p, debtor, creditor, request, max);
+        struct choice best = best_pages(p, debtor, creditor, max);
         if (best.pages == 0 || !add_move(p, lend(request, creditor, best.pages, best.gain)))
             break;
         p->tried[creditor] = true;
@@ -263,17 +262,22 @@ static bool spread_request(struct planner *p, const struct kva_plan_request *req
     return moved;
 }
 
-/* The first request that waits needs more than its instance will ever have: pages of several, all
- * that it lacks or none. Tokens a second do not decide: one long request costs its creditors more
- * than it brings, and would never be served. */
+/* The first in line, and needs more than its instance will ever have. */
+static bool is_too_long(const struct planner *p, const struct kva_plan_request *request)
+{
+    const struct kva_plan_instance *instance = p->sides.sides[request->instance].instance;
+    return request->head && instance->head_pages > instance->pages;
+}
+
+/* Such a request gets pages of several instances, all that it lacks or none. Tokens a second do not
+ * decide: one long request costs its creditors more than it brings, and would never be served. */
 static bool gather(struct planner *p, const struct kva_plan_request *request,
                    struct kva_arena *arena)
 {
     uint32_t debtor = request->instance, grain = p->params->grain_pages;
     uint32_t instances = p->state->instance_count, begin = p->move_count;
     uint32_t deficit = kva_plan_sides_deficit(&p->sides, debtor);
-    const struct kva_plan_instance *instance = p->sides.sides[debtor].instance;
-    if (instance->head_pages <= instance->pages || deficit > movable(p, request))
+    if (deficit > movable(p, request))
         return false;
     double before = kva_plan_sides_total(&p->sides);
     struct kva_plan_side *sides = kva_arena_calloc(arena, instances, sizeof(*sides));
@@ -319,9 +323,8 @@ static void plan_debtor(struct planner *p, uint32_t debtor, struct kva_arena *ar
     uint32_t moved = 0;
     for (uint32_t i = p->first[debtor]; i < p->first[debtor + 1]; i++) {
         const struct kva_plan_request *request = p->requests[i];
-        bool went = spread_request(p, request);
-        if (!went && request->head)
-            went = gather(p, request, arena);
+        bool went =
+            is_too_long(p, request) ? gather(p, request, arena) : spread_request(p, request);
         moved += went;
         /* Shorter ones gain no more than the longest did; the head is of another kind. */
         if ((!went && !request->head) || moved >= p->params->requests_per_debtor)

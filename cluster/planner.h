@@ -11,7 +11,7 @@
  *   waiting           memory that is freed gains rows only if somebody waits for it; who is short
  *                     of memory lends none, except for a request that fits nowhere
  *   first in line     a request that its instance can never hold is spread over several before
- *                     it starts, all that it lacks or nothing, whatever the tokens a second
+ *                     it decodes, all that it lacks or nothing, whatever the tokens a second
  *   latency           no move lets a step take longer than a bound, or than it took before
  *   hysteresis        what a plan wins within a horizon has to exceed what moving costs
  *   return            pages come home when there is room for them and it gains as much
@@ -35,17 +35,17 @@ struct kva_plan_instance {
     uint32_t batch_max;                 /* at most */
     uint64_t tokens;                    /* of those that decode, wherever they lie */
     uint32_t waiting;                   /* requests that wait for memory, in order */
-    uint32_t head_pages;                /* which the first of them needs here */
-    uint64_t waiting_pages;             /* which all of them need */
-    bool closed;                        /* takes no part: it moves pages, drains, or is not heard */
+    uint32_t head_pages;    /* which the first of them needs here, beside what is lent */
+    uint64_t waiting_pages; /* which all of them need */
+    bool closed;            /* takes no part: it moves pages, drains, or is not heard */
 };
 
 struct kva_plan_request {
     uint64_t id;
     uint32_t generation;
     uint32_t instance; /* index; its debtor, if it has pages elsewhere */
-    uint32_t pages;    /* that may go: closed ones here, or, if it waits, of its prompt */
-    bool head;         /* waits, the first of its instance: nothing is to be copied */
+    uint32_t pages;    /* that may go: closed ones here, or on its host */
+    bool head;         /* its prompt is in, and it is the one that head_pages speaks of */
 };
 
 /* Pages that lie elsewhere now. */
@@ -94,7 +94,6 @@ struct kva_plan_move {
     uint32_t debtor; /* indices */
     uint32_t creditor;
     uint32_t pages;
-    bool head;   /* of a request that waits */
     double gain; /* tokens a second of both, as the model has it */
 };
 

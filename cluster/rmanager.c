@@ -14,7 +14,6 @@ static enum kva_status check_params(const struct kva_rmanager_params *params, st
         {"loans_max", params->loans_max},
         {"peers_max", params->peers_max},
         {"entries_max", params->entries_max},
-        {"step_pages", params->step_pages},
         {"unacked_pages", params->unacked_pages},
         {"retry_ns", params->retry_ns},
         {"recall_within_ns", params->recall_within_ns},
@@ -218,9 +217,9 @@ void kva_rmanager_tick(struct kva_rmanager *r, uint64_t now_ns)
     kva_guest_tick(r, now_ns);
 }
 
-void kva_rmanager_step(struct kva_rmanager *r, uint64_t now_ns)
+void kva_rmanager_step(struct kva_rmanager *r, uint32_t pages, uint64_t now_ns)
 {
-    kva_debt_step(r, now_ns);
+    kva_debt_step(r, pages, now_ns);
 }
 
 void kva_rmanager_get_stats(const struct kva_rmanager *r, struct kva_rmanager_stats *ret_stats)

@@ -43,7 +43,6 @@ struct kva_loan {
     uint32_t creditor;
     uint32_t first_page; /* of the request */
     uint32_t pages;
-    bool fresh; /* made for a request that waits: its pages are written there first */
 };
 
 /* What a node does for its rManager. No callback may call the rManager, but to ask (find_loan, lent,
@@ -65,8 +64,7 @@ struct kva_rmanager_ops {
     bool (*guest_reserve)(void *opaque, const struct kva_loan *loan);
     void (*guest_free)(void *opaque, const struct kva_loan *loan);
 
-    /* As debtor. Whether the request is alive in this generation and the pages are closed and here
-     * (fresh: whether it waits). */
+    /* As debtor. Whether the request is alive in this generation and the pages are closed and here. */
     bool (*lendable)(void *opaque, const struct kva_loan *loan);
     /* From the coming step on the creditor's pages are the ones: those here are to be freed. */
     void (*lent)(void *opaque, const struct kva_loan *loan);
@@ -87,7 +85,6 @@ struct kva_rmanager_params {
     uint32_t entries_max;       /* requests and loans in a report */
     uint32_t request_loans_max; /* of one request at a time, as debtor; 0: any number */
     uint32_t lend_pages_max;
-    uint32_t step_pages;       /* that are copied in a step, of all loans: the rate */
     uint32_t unacked_pages;    /* of a loan, on their way */
     uint64_t retry_ns;         /* until what was not answered is sent again */
     uint64_t lease_margin_ns;  /* by which a debtor gives up before its creditor */
@@ -127,13 +124,9 @@ void kva_rmanager_receive(struct kva_rmanager *r, const struct kva_message *mess
 /* What is due: to be called before every step, and when nothing steps. */
 void kva_rmanager_tick(struct kva_rmanager *r, uint64_t now_ns);
 
-/* Between two steps: pages change hands, and the next ones are copied. */
-void kva_rmanager_step(struct kva_rmanager *r, uint64_t now_ns);
-
-/* A request that waited is computed from now on: loans made for it that are not LENT yet come too
- * late and are released. */
-void kva_rmanager_request_start(struct kva_rmanager *r, uint64_t request, uint32_t generation,
-                                uint64_t now_ns);
+/* Between two steps: pages change hands, and the next ones are copied, `pages` of all loans at most,
+ * which is the rate; of loans that are recalled one at least, since they are lost otherwise. */
+void kva_rmanager_step(struct kva_rmanager *r, uint32_t pages, uint64_t now_ns);
 
 /* A request is over, or is being computed again: its loans are released. */
 void kva_rmanager_request_end(struct kva_rmanager *r, uint64_t request, uint32_t generation,

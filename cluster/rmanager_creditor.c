@@ -61,7 +61,6 @@ static void reserve(struct kva_rmanager *r, const struct kva_message *message, u
         .creditor = r->params.node,
         .first_page = message->reserve.first_page,
         .pages = message->reserve.pages,
-        .fresh = message->reserve.fresh,
     };
     if (debtor) {
         refuse(r, message, KVA_REFUSAL_ROLE);
@@ -77,7 +76,6 @@ static void reserve(struct kva_rmanager *r, const struct kva_message *message, u
             .ttl_ns = message->reserve.ttl_ns,
             .expires_ns = now_ns + message->reserve.ttl_ns,
             .number = ++r->guest_number,
-            .received = loan.fresh ? loan.pages : 0,
         };
         r->stats.guests_accepted++;
         send_accept(r, message);

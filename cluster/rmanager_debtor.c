@@ -52,17 +52,6 @@ void kva_rmanager_request_end(struct kva_rmanager *r, uint64_t request, uint32_t
     }
 }
 
-void kva_rmanager_request_start(struct kva_rmanager *r, uint64_t request, uint32_t generation,
-                                uint64_t now_ns)
-{
-    for (uint32_t i = 0; i < r->params.loans_max; i++) {
-        struct kva_debt *debt = &r->debts[i];
-        if (debt->state != KVA_DEBT_NONE && debt->state < KVA_DEBT_LENT && debt->loan.fresh &&
-            debt->loan.request == request && debt->loan.generation == generation)
-            release(r, debt, now_ns);
-    }
-}
-
 /* The creditor has the pages no more. Those of its loans that were relied on take their request
  * along, with all its other loans. */
 static void fail(struct kva_rmanager *r, struct kva_debt *debt, bool gone, uint64_t now_ns)
@@ -123,6 +112,19 @@ static uint32_t first_free_page(const struct kva_rmanager *r, const struct kva_l
     return first;
 }
 
+/* Where `loan` may begin, and what of its pages may go from there: all of them, or a part where
+ * loans that came home have left gaps between others. False: nothing may. */
+static bool place(struct kva_rmanager *r, struct kva_loan *loan)
+{
+    for (; loan->pages > 0; loan->pages /= 2) {
+        loan->first_page = first_free_page(r, loan);
+        if (loan->first_page <= KVA_MESSAGE_PAGES_MAX - loan->pages &&
+            r->ops.lendable(r->ops.opaque, loan))
+            return true;
+    }
+    return false;
+}
+
 static void send_reserve(struct kva_rmanager *r, struct kva_debt *debt, uint64_t now_ns)
 {
     struct kva_message message = {
@@ -133,7 +135,6 @@ static void send_reserve(struct kva_rmanager *r, struct kva_debt *debt, uint64_t
                     .generation = debt->loan.generation,
                     .first_page = debt->loan.first_page,
                     .pages = debt->loan.pages,
-                    .fresh = debt->loan.fresh,
                     .ttl_ns = debt->ttl_ns},
     };
     debt->retry_ns = now_ns + r->params.retry_ns;
@@ -161,13 +162,10 @@ void kva_debt_move(struct kva_rmanager *r, const struct kva_message *message, ui
         .debtor = r->params.node,
         .creditor = message->move.creditor,
         .pages = message->move.pages,
-        .fresh = message->move.fresh,
     };
     if (kva_debt_find(r, loan.id))
         return;
-    loan.first_page = first_free_page(r, &loan);
-    if (creditor || !slot || too_many || loan.first_page > KVA_MESSAGE_PAGES_MAX - loan.pages ||
-        !r->ops.lendable(r->ops.opaque, &loan)) {
+    if (creditor || !slot || too_many || !place(r, &loan)) {
         r->stats.orders_refused++;
         return;
     }
@@ -211,7 +209,7 @@ static void receive_accept(struct kva_rmanager *r, struct kva_debt *debt,
     extend(r, debt, message->accept.sent_ns);
     if (debt->state != KVA_DEBT_RESERVING)
         return;
-    debt->state = debt->loan.fresh ? KVA_DEBT_READY : KVA_DEBT_COPYING;
+    debt->state = KVA_DEBT_COPYING;
     debt->renew_ns = now_ns + debt->ttl_ns / 4;
 }
 
@@ -399,9 +397,8 @@ static uint32_t copy(struct kva_rmanager *r, struct kva_debt *debt, uint32_t bud
     return count;
 }
 
-void kva_debt_step(struct kva_rmanager *r, uint64_t now_ns)
+void kva_debt_step(struct kva_rmanager *r, uint32_t pages, uint64_t now_ns)
 {
-    uint32_t budget = r->params.step_pages;
     for (uint32_t i = 0; i < r->params.loans_max; i++) {
         struct kva_debt *debt = &r->debts[i];
         if (debt->state == KVA_DEBT_READY && now_ns < debt->lease_end_ns) {
@@ -411,8 +408,10 @@ void kva_debt_step(struct kva_rmanager *r, uint64_t now_ns)
             kva_rmanager_send_loan(r, KVA_MESSAGE_SWITCH, debt->loan.id, debt->loan.creditor,
                                    debt->creditor_life);
         }
-        if (debt->state == KVA_DEBT_COPYING || debt->state == KVA_DEBT_RETURNING)
-            budget -= copy(r, debt, budget, now_ns);
+        if (debt->state == KVA_DEBT_COPYING || debt->state == KVA_DEBT_RETURNING) {
+            const uint32_t least = debt->recall_ns != 0;
+            pages -= kva_min_u32(pages, copy(r, debt, kva_max_u32(pages, least), now_ns));
+        }
     }
 }
 

@@ -82,7 +82,7 @@ void kva_debt_move(struct kva_rmanager *r, const struct kva_message *message, ui
 void kva_debt_return(struct kva_rmanager *r, uint64_t loan);
 void kva_debt_receive(struct kva_rmanager *r, const struct kva_message *message, uint64_t now_ns);
 void kva_debt_tick(struct kva_rmanager *r, uint64_t now_ns);
-void kva_debt_step(struct kva_rmanager *r, uint64_t now_ns);
+void kva_debt_step(struct kva_rmanager *r, uint32_t pages, uint64_t now_ns);
 void kva_debt_peer_gone(struct kva_rmanager *r, uint32_t node, uint64_t new_life, uint64_t now_ns);
 
 /* rmanager_creditor.c */

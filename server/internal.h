@@ -45,6 +45,7 @@ struct kva_server {
     struct kva_server_params params;
     struct event_base *base;
     struct kva_http *http;
+    struct kva_agent *agent;
     struct kva_auth *auth;
     struct kva_response_store *responses;
     struct kva_workers *workers;

@@ -2,6 +2,7 @@
 #include "server/internal.h"
 
 #include "base/log.h"
+#include "server/agent.h"
 
 #include <errno.h>
 #include <event2/event.h>
@@ -262,6 +263,32 @@ static enum kva_status create_http(struct kva_server *server, struct kva_err *er
     return kva_http_create(&http, &server->http, err);
 }
 
+/* The share of the device tier that is free, of a server that takes requests. */
+static int weight(void *opaque)
+{
+    struct kva_server *server = opaque;
+    struct kva_scheduler_stats stats;
+    if (server->phase != KVA_PHASE_READY)
+        return server->phase == KVA_PHASE_DRAINING ? 0 : -1;
+    kva_service_get_stats(server->backend.service, &stats);
+    const struct kva_engine_usage *use = &stats.engine;
+    uint64_t held = use->used.device - use->cached.device;
+    if (use->budget.device == 0 || held >= use->budget.device)
+        return 1;
+    uint64_t percent = (use->budget.device - held) / (use->budget.device / 100 + 1);
+    return percent < 1 ? 1 : (int)percent;
+}
+
+static enum kva_status create_agent(struct kva_server *server, struct kva_err *err)
+{
+    const struct kva_agent_params params = {.base = server->base,
+                                            .host = server->params.agent_host,
+                                            .port = server->params.agent_port,
+                                            .weight = weight,
+                                            .opaque = server};
+    return kva_agent_create(&params, &server->agent, err);
+}
+
 static enum kva_status create_parts(struct kva_server *server, struct kva_err *err)
 {
     const struct kva_server_params *params = &server->params;
@@ -287,6 +314,8 @@ static enum kva_status create_parts(struct kva_server *server, struct kva_err *e
         status = kva_workers_create(&pool, &server->makers, err);
     if (status == KVA_OK)
         status = create_http(server, err);
+    if (status == KVA_OK && params->agent_host)
+        status = create_agent(server, err);
     return status;
 }
 
@@ -345,6 +374,11 @@ uint16_t kva_server_port(const struct kva_server *server)
     return kva_http_port(server->http);
 }
 
+uint16_t kva_server_agent_port(const struct kva_server *server)
+{
+    return server->agent ? kva_agent_port(server->agent) : 0;
+}
+
 uint16_t kva_server_admin_port(const struct kva_server *server)
 {
     return kva_http_admin_port(server->http);
@@ -381,6 +415,7 @@ void kva_server_destroy(struct kva_server *server)
     /* Jobs first: those on workers still point to their calls. */
     if (server->http)
         kva_http_destroy(server->http);
+    kva_agent_destroy(server->agent);
     kva_workers_destroy(server->workers);
     kva_workers_destroy(server->makers);
     while (server->calls)

@@ -11,6 +11,7 @@
 #ifndef KVA_SERVER_SERVER_H
 #define KVA_SERVER_SERVER_H
 
+#include "cluster/view.h"
 #include "scheduler/service.h"
 #include "server/api/api.h"
 #include "server/auth/auth.h"
@@ -24,6 +25,8 @@ struct kva_server_params {
     const char *admin_host;    /* /health, /ready, /metrics, /version without a key, without TLS;
                                   NULL: no such listener */
     uint16_t admin_port;       /* 0: any free one, see kva_server_admin_port */
+    const char *agent_host;    /* a weight for HAProxy (agent.h); NULL: no such listener */
+    uint16_t agent_port;       /* 0: any free one, see kva_server_agent_port */
     const char *tls_cert_path; /* PEM chain; NULL: plain HTTP */
     const char *tls_key_path;  /* NULL: in the certificate's file */
 
@@ -87,14 +90,22 @@ KVA_MUST_CHECK enum kva_status kva_server_create(const struct kva_server_params 
 
 uint16_t kva_server_port(const struct kva_server *server);
 uint16_t kva_server_admin_port(const struct kva_server *server); /* 0: none */
+uint16_t kva_server_agent_port(const struct kva_server *server); /* 0: none */
 
 /* For struct kva_service_params: wake = kva_server_wake, wake_opaque = the server. */
 void kva_server_wake(void *server);
+
+/* The cluster that the server is in, if it is in one: called on the event loop's thread. */
+struct kva_server_cluster {
+    void *opaque;
+    void (*get_view)(void *opaque, struct kva_cluster_view *ret); /* NULL: there is none */
+};
 
 /* What is served. The service is borrowed until run has returned, the rest until destroy. */
 struct kva_server_backend {
     struct kva_service *service;
     struct kva_api_config api;
+    struct kva_server_cluster cluster;
 };
 
 /* From now on requests are taken. Once only; fails: KVA_EINVAL. */

@@ -166,6 +166,11 @@ void kva_view_metrics(struct kva_server *server, struct kva_exchange *exchange)
     struct kva_grammars *grammars = server->has_backend ? server->backend.api.grammars : NULL;
     struct kva_grammars_stats grammar_stats;
     kva_grammars_get_stats(grammars, &grammar_stats);
+    struct kva_cluster_view cluster;
+    const struct kva_server_cluster *in = &server->backend.cluster;
+    bool clustered = server->has_backend && in->get_view;
+    if (clustered)
+        in->get_view(in->opaque, &cluster);
     struct kva_metrics_view view = {
         .metrics = &server->metrics,
         .stats = &stats,
@@ -177,6 +182,7 @@ void kva_view_metrics(struct kva_server *server, struct kva_exchange *exchange)
         .version = server->params.version,
         .http = &http,
         .grammars = &grammar_stats,
+        .cluster = clustered ? &cluster : NULL,
         .ready = server->phase == KVA_PHASE_READY,
         .draining = server->phase == KVA_PHASE_DRAINING,
         .vllm_names = server->params.metrics_vllm,

@@ -103,7 +103,7 @@ static void limit_memory(struct kva_bench *bench)
     if (info->host_readable)
         kept += bench->instance.model->weight_bytes;
     uint64_t usable = less(available, kept);
-    uint64_t device = info->host_readable ? usable : kva_instance_gpu_room(&bench->instance);
+    uint64_t device = info->host_readable ? usable : kva_cli_instance_gpu_room(&bench->instance);
     uint64_t stream = kva_model_engine_stream_bytes(
         bench->instance.engine, kva_max_u32(largest(&bench->depth), largest(&bench->prefill)));
     bench->available_bytes = available;
@@ -169,7 +169,7 @@ static enum kva_status measure_policy(struct kva_bench *bench, struct kva_config
     struct kva_tier_bytes budget = budget_for(bench, spec);
     config->device_memory = budget.device;
     config->host_memory = budget.host;
-    enum kva_status status = kva_instance_renew_engine(&bench->instance, config, err);
+    enum kva_status status = kva_cli_instance_renew_engine(&bench->instance, config, err);
     return status ? status : kva_bench_measure(bench, spec, done, err);
 }
 
@@ -219,7 +219,7 @@ static enum kva_status open_instance(struct kva_bench *bench, struct kva_config 
     /* A sequence may have a speculative row. */
     if (config->step_tokens < 2ull * sequences)
         config->step_tokens = 2ull * sequences;
-    return kva_instance_open(&bench->instance, config, err);
+    return kva_cli_instance_open(&bench->instance, config, err);
 }
 
 int kva_cli_bench(const struct kva_config *config, const struct kva_string_list *rest)
@@ -242,7 +242,7 @@ int kva_cli_bench(const struct kva_config *config, const struct kva_string_list 
         status = open_instance(&bench, &own, &err);
     if (!status)
         status = run(&bench, &own, &err);
-    kva_instance_close(&bench.instance);
+    kva_cli_instance_close(&bench.instance);
     for (uint32_t i = 0; i < bench.row_count; i++)
         free(bench.rows[i].samples_s);
     free(bench.rows);

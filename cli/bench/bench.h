@@ -92,7 +92,7 @@ double kva_bench_spread(const struct kva_bench_row *row);
 
 struct kva_bench {
     const struct kva_config *config;
-    struct kva_instance instance;
+    struct kva_cli_instance instance;
     struct kva_profile profile;
     struct kva_bench_list prefill, batch, depth;
     struct kva_kv_spec specs[KVA_BENCH_SPECS_MAX]; /* the policies to be measured */

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/cluster.h"
 #include "cli/front.h"
 #include "cli/models.h"
 #include "hub/places.h"
@@ -31,7 +32,7 @@ static bool judge_gpu(const struct kva_config *config, struct kva_findings *find
     char what[512];
     const char *device = config->device ? config->device : "auto";
     bool wanted = strncmp(device, "cuda", 4) == 0, automatic = strcmp(device, "auto") == 0;
-    bool any = kva_instance_find_gpu(what, sizeof(what));
+    bool any = kva_cli_instance_find_gpu(what, sizeof(what));
     if (!any && wanted)
         kva_findings_add(findings, KVA_VERDICT_FAIL, "GPU",
                          "--device cpu, or auto; docs/cuda.md has what a GPU needs.",
@@ -145,6 +146,21 @@ static void judge_front(const struct kva_config *config, struct kva_findings *fi
     kva_cli_front_finish(&front);
 }
 
+/* Whether its address can be listened on is tried with the model. */
+static void judge_cluster(const struct kva_config *config, struct kva_findings *findings)
+{
+    struct kva_err err;
+    if (!config->cluster_listen)
+        return;
+    if (kva_cli_cluster_check(config, &err))
+        kva_findings_add(findings, KVA_VERDICT_FAIL, "cluster", NULL, "%s", err.message);
+    else
+        kva_findings_add(findings, KVA_VERDICT_OK, "cluster", NULL,
+                         "%s, at %s; etcd is not asked here", config->cluster_name,
+                         config->cluster_listen);
+    judge_secret("cluster's secret", config->cluster_secret_file, findings);
+}
+
 /* --- the model ------------------------------------------------------------------------------- */
 
 /* The longest sequence, in whole pages, that fits alone. */
@@ -161,7 +177,7 @@ static uint32_t longest_that_fits(const struct kva_engine *engine, const struct 
     return low * 64;
 }
 
-static void judge_room(const struct kva_instance *instance, struct kva_findings *findings)
+static void judge_room(const struct kva_cli_instance *instance, struct kva_findings *findings)
 {
     const struct kva_engine *engine = instance->engine;
     const struct kva_kv_spec *spec = &instance->kv.specs[instance->kv.policy];
@@ -183,7 +199,7 @@ static void judge_room(const struct kva_instance *instance, struct kva_findings 
                          context, policy, longest_that_fits(engine, spec));
 }
 
-static void judge_grammars(const struct kva_instance *instance, struct kva_findings *findings)
+static void judge_grammars(const struct kva_cli_instance *instance, struct kva_findings *findings)
 {
     const struct kva_model_config *config = &instance->model->config;
     const struct kva_grammars_params params = {
@@ -204,7 +220,7 @@ static void judge_grammars(const struct kva_instance *instance, struct kva_findi
 static void judge_model(const struct kva_config *config, const struct kva_machine *machine,
                         bool gpu, struct kva_findings *findings)
 {
-    struct kva_instance instance;
+    struct kva_cli_instance instance;
     struct kva_config own = *config;
     struct kva_err err = {0};
     own.offline = true;
@@ -215,7 +231,7 @@ static void judge_model(const struct kva_config *config, const struct kva_machin
                                gpu, findings);
         return;
     }
-    if (kva_instance_open(&instance, &own, &err)) {
+    if (kva_cli_instance_open(&instance, &own, &err)) {
         kva_findings_add(findings, KVA_VERDICT_FAIL, "model", NULL, "%s", err.message);
         return;
     }
@@ -237,7 +253,7 @@ static void judge_model(const struct kva_config *config, const struct kva_machin
     const struct kva_tier_bytes *budget = &instance.engine->limits.budget;
     kva_doctor_judge_tiers(machine, budget->host + (gpu ? 0 : budget->device), gpu, findings);
     judge_grammars(&instance, findings);
-    kva_instance_close(&instance);
+    kva_cli_instance_close(&instance);
 }
 
 /* --- the command ----------------------------------------------------------------------------- */
@@ -279,6 +295,7 @@ int kva_cli_doctor(const struct kva_config *config, const struct kva_string_list
     kva_doctor_judge_machine(&machine, config, &findings);
     judge_caches(config, &findings);
     judge_front(config, &findings);
+    judge_cluster(config, &findings);
     judge_model(config, &machine, gpu, &findings);
     enum kva_status status = put_result(config, &findings, &err);
     bool failed = kva_findings_count(&findings, KVA_VERDICT_FAIL) > 0;

@@ -110,7 +110,7 @@ static enum kva_status run_stream(struct kva_cli_eval *eval, struct kva_err *err
 static enum kva_status run(struct kva_cli_eval *eval, struct kva_err *err)
 {
     struct bar bar = {.begun_ns = kva_time_ns()};
-    const struct kva_instance *instance = &eval->instance;
+    const struct kva_cli_instance *instance = &eval->instance;
     const struct kva_eval_params params = {
         .engine = instance->engine,
         .reference = eval->reference.engine,
@@ -135,7 +135,7 @@ static enum kva_status open_and_run(struct kva_cli_eval *eval, struct kva_err *e
     /* One sequence at a time. */
     struct kva_config config = *eval->config;
     config.sequences = 1;
-    enum kva_status status = kva_instance_open_ids(&eval->instance, &config, err);
+    enum kva_status status = kva_cli_instance_open_ids(&eval->instance, &config, err);
     if (status)
         return status;
     eval->kv_dtype = (enum kva_dtype)config.kv_dtype;
@@ -154,7 +154,7 @@ static enum kva_status open_and_run(struct kva_cli_eval *eval, struct kva_err *e
         return run_stream(eval, err);
     if (!status && config.weights > KVA_WEIGHTS_BF16) {
         config.weights = KVA_WEIGHTS_BF16;
-        status = kva_instance_open_ids(&eval->reference, &config, err);
+        status = kva_cli_instance_open_ids(&eval->reference, &config, err);
     }
     return status ? status : run(eval, err);
 }
@@ -213,8 +213,8 @@ int kva_cli_eval(const struct kva_config *config, const struct kva_string_list *
     free(eval.stream);
     kva_sparsity_finish(&eval.sparsity);
     kva_cli_eval_drop_samples(&eval);
-    kva_instance_close(&eval.reference);
-    kva_instance_close(&eval.instance);
+    kva_cli_instance_close(&eval.reference);
+    kva_cli_instance_close(&eval.instance);
     free(eval.texts);
     return status ? kva_cli_fail(&err) : KVA_EXIT_OK;
 }

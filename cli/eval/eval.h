@@ -26,8 +26,9 @@
 
 struct kva_cli_eval {
     const struct kva_config *config;
-    struct kva_instance instance;
-    struct kva_instance reference; /* with the weights of the files, where the other's are int8 */
+    struct kva_cli_instance instance;
+    struct kva_cli_instance
+        reference; /* with the weights of the files, where the other's are int8 */
     enum kva_dtype kv_dtype;
 
     struct kva_cli_kv kv;

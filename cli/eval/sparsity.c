@@ -48,7 +48,7 @@ enum kva_status kva_cli_eval_read_sparsity(struct kva_cli_eval *eval, struct kva
 
 enum kva_status kva_cli_eval_begin_sparsity(struct kva_cli_eval *eval, struct kva_err *err)
 {
-    const struct kva_instance *instance = &eval->instance;
+    const struct kva_cli_instance *instance = &eval->instance;
     if (eval->percent_count == 0)
         return KVA_OK;
     const uint32_t context = instance->engine->limits.context_max;

@@ -177,7 +177,8 @@ static enum kva_status open_and_run(struct kva_cli_skew *skew, const struct kva_
                                     struct kva_err *err)
 {
     const bool folds = config->skew_fold != NULL;
-    enum kva_status status = kva_instance_open_until(&skew->instance, config, skew->stopped, err);
+    enum kva_status status =
+        kva_cli_instance_open_until(&skew->instance, config, skew->stopped, err);
     if (!status && folds)
         status = kva_fold_check(skew->instance.model, config->model, err);
     if (!status)
@@ -237,7 +238,7 @@ int kva_cli_skew(const struct kva_config *config, const struct kva_string_list *
     if (!status && config->json)
         status = write_to(&skew, config->json, kva_cli_skew_json, &err);
     kva_calibration_destroy(skew.result);
-    kva_instance_close(&skew.instance);
+    kva_cli_instance_close(&skew.instance);
     free(skew.model_path);
     free(skew.ids);
     return status ? kva_cli_fail(&err) : KVA_EXIT_OK;

@@ -15,7 +15,7 @@
 
 struct kva_cli_skew {
     const struct kva_config *config;
-    struct kva_instance instance;
+    struct kva_cli_instance instance;
     const atomic_bool *stopped; /* by a signal */
     char *model_path;           /* what --model names, found */
     char path[1024];            /* of the file */

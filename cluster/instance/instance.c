@@ -1,6 +1,7 @@
 /* instance.c - an rManager's callbacks, carried out on an engine and a scheduler. */
 #include "cluster/instance/instance.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,6 +22,7 @@ struct kva_instance {
     uint32_t live_max;               /* choices with KV */
     unsigned char *content;          /* of unacked_pages pages, that go out */
     const unsigned char *arrived;    /* of the message being received */
+    double due_pages;                /* of loans, to be copied */
 };
 
 /* --- who is who ------------------------------------------------------------------------------ */
@@ -111,9 +113,33 @@ static void take(void *opaque, const struct kva_loan *loan, uint32_t first, uint
 
 /* --- reports --------------------------------------------------------------------------------- */
 
-static uint32_t pages_of(uint64_t tokens)
+/* What is asked for a stranded request, so that it does not stop at its next page already: room for
+ * an eighth of the device tier, or to its end, if that is nearer. */
+#define GROWTH_SHARE 8u
+
+static uint32_t wanted_pages(const struct kva_instance *instance,
+                             const struct kva_choice_place *place, uint32_t pages)
 {
-    return (uint32_t)kva_div_up(tokens, KVA_PAGE_TOKENS);
+    const struct kva_lending_need need = kva_lending_need_of(instance->params.engine, place->seq);
+    uint32_t growth = place->stranded ? pages / GROWTH_SHARE : 0;
+    return need.pages + kva_min_u32(growth, need.pages_max - need.pages);
+}
+
+/* Of the `count` places, the first that waits for memory; one that is stranded before others, since
+ * only a plan can help it, or none of those. UINT32_MAX: nobody waits. */
+static uint32_t find_head(const struct kva_instance *instance, uint32_t count, bool stranded_too)
+{
+    uint32_t first = UINT32_MAX;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct kva_choice_place *place = &instance->places[i];
+        if (place->stranded && stranded_too)
+            return i;
+        if (place->stranded)
+            continue;
+        if (first == UINT32_MAX && (place->stage == KVA_STAGE_WAITING || place->suspended))
+            first = i;
+    }
+    return first;
 }
 
 static void load(void *opaque, struct kva_message_load *ret)
@@ -130,6 +156,7 @@ static void load(void *opaque, struct kva_message_load *ret)
         .free_pages = (uint32_t)((usage.budget.device - used) / instance->page_bytes),
         .batch_max = instance->params.running_max,
     };
+    uint32_t head = find_head(instance, count, true);
     for (uint32_t i = 0; i < count; i++) {
         const struct kva_choice_place *place = &instance->places[i];
         if (place->stage != KVA_STAGE_WAITING && !place->suspended) {
@@ -137,9 +164,10 @@ static void load(void *opaque, struct kva_message_load *ret)
             ret->tokens += place->tokens;
             continue;
         }
-        ret->head_pages = ret->waiting == 0 ? pages_of(place->tokens) + 1 : ret->head_pages;
+        uint32_t pages = wanted_pages(instance, place, ret->pages);
+        ret->head_pages = i == head ? pages : ret->head_pages;
         ret->waiting++;
-        ret->waiting_pages += pages_of(place->tokens) + 1;
+        ret->waiting_pages += pages;
     }
 }
 
@@ -148,6 +176,7 @@ static uint32_t requests(void *opaque, struct kva_message_entry *ret, uint32_t m
     const struct kva_instance *instance = opaque;
     uint32_t count = 0, all = kva_scheduler_get_places(instance->params.scheduler, instance->places,
                                                        instance->live_max);
+    uint32_t head = find_head(instance, all, true);
     for (uint32_t i = 0; i < all && count < max; i++) {
         const struct kva_choice_place *place = &instance->places[i];
         uint32_t pages = place->stage == KVA_STAGE_DECODE
@@ -159,7 +188,8 @@ static uint32_t requests(void *opaque, struct kva_message_entry *ret, uint32_t m
             .request = place->id,
             .generation = place->generation,
             .pages = pages,
-            .flags = KVA_ENTRY_LOCAL,
+            .flags =
+                (uint8_t)(KVA_ENTRY_LOCAL | (i == head && place->stranded ? KVA_ENTRY_HEAD : 0)),
         };
     }
     return count;
@@ -171,7 +201,7 @@ static bool guest_reserve(void *opaque, const struct kva_loan *loan)
 {
     struct kva_instance *instance = opaque;
     const struct kva_kv_loan guest = kv_loan_of(instance, loan);
-    return !loan->fresh && kva_guests_reserve(instance->guests, &guest, NULL) == KVA_OK;
+    return kva_guests_reserve(instance->guests, &guest, NULL) == KVA_OK;
 }
 
 static void guest_free(void *opaque, const struct kva_loan *loan)
@@ -186,7 +216,7 @@ static bool lendable(void *opaque, const struct kva_loan *loan)
 {
     struct kva_instance *instance = opaque;
     struct kva_choice_place owner;
-    if (loan->fresh || !find_owner(instance, loan, &owner) ||
+    if (!find_owner(instance, loan, &owner) ||
         !kva_lending_lendable(instance->params.engine, owner.seq, loan->first_page, loan->pages))
         return false;
     remember(instance, loan);
@@ -248,15 +278,35 @@ static void tell_ends(struct kva_instance *instance, uint64_t now_ns)
     }
 }
 
-/* Its own requests wait for memory that others have. */
+/* Its own requests wait for memory that others have. For one that does not fit here alone nothing is
+ * recalled: it would not help, and two instances would take each other's loans away for ever. */
 static void reclaim(struct kva_instance *instance, uint64_t now_ns)
 {
     struct kva_message_load now;
     if (kva_guests_pages(instance->guests) == 0)
         return;
     load(instance, &now);
-    if (now.waiting > 0 && now.head_pages > now.free_pages)
-        kva_rmanager_reclaim(instance->rmanager, now.head_pages - now.free_pages, now_ns);
+    uint32_t count =
+        kva_scheduler_get_places(instance->params.scheduler, instance->places, instance->live_max);
+    uint32_t head = find_head(instance, count, false);
+    uint32_t pages =
+        head == UINT32_MAX ? 0 : wanted_pages(instance, &instance->places[head], now.pages);
+    if (pages > now.free_pages)
+        kva_rmanager_reclaim(instance->rmanager, pages - now.free_pages, now_ns);
+}
+
+/* What is to be copied now. While nothing runs it holds nobody up. */
+static uint32_t due_pages(struct kva_instance *instance)
+{
+    const double rate = instance->params.step_pages;
+    struct kva_scheduler_stats stats;
+    kva_scheduler_get_stats(instance->params.scheduler, &stats);
+    if (stats.running == 0)
+        return UINT32_MAX;
+    instance->due_pages = fmin(instance->due_pages + rate, fmax(rate, 1.0));
+    const uint32_t pages = (uint32_t)instance->due_pages;
+    instance->due_pages -= pages;
+    return pages;
 }
 
 void kva_instance_between_steps(struct kva_instance *instance, uint64_t now_ns)
@@ -264,7 +314,7 @@ void kva_instance_between_steps(struct kva_instance *instance, uint64_t now_ns)
     tell_ends(instance, now_ns);
     kva_rmanager_tick(instance->rmanager, now_ns);
     reclaim(instance, now_ns);
-    kva_rmanager_step(instance->rmanager, now_ns);
+    kva_rmanager_step(instance->rmanager, due_pages(instance), now_ns);
 }
 
 enum kva_status kva_instance_receive(struct kva_instance *instance,

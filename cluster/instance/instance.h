@@ -8,7 +8,11 @@
  * too, and a lost creditor costs computing the request again.
  *
  * A creditor that is short of device memory itself recalls what it holds for others: its own requests
- * come first.
+ * come first, but for one that is longer than the instance, which no recall would help.
+ *
+ * A request that is longer than the instance waits, when its prompt is in, as the first in line, until
+ * plans have lent what it lacks. What others can lend is told to the engine by whoever knows the
+ * cluster (engine/lending.h: kva_lending_set_others).
  *
  * As in rmanager.h, messages and times are handed in: a transport is around it, or a test.
  *
@@ -28,6 +32,7 @@ struct kva_instance_params {
     struct kva_scheduler *scheduler;
     uint32_t running_max; /* of the scheduler */
     bool keeps_homes;
+    double step_pages; /* pages of loans that are copied in a step, on average; > 0, may be < 1 */
     /* A message goes out; of PAGES `content` is that of its pages, page_bytes each, else NULL. Does
      * not call back. */
     void (*send)(void *opaque, const struct kva_message *message, const void *content);

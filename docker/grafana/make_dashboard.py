@@ -37,6 +37,22 @@ PANELS = [
      [("rate(kvahead_step_rows_total[$__rate_interval]) / rate(kvahead_steps_total[$__rate_interval])", "rows")]),
     ("Queue time", "s", quantiles("request_queue_time_seconds")),
     ("Prefill time", "s", quantiles("request_prefill_time_seconds")),
+    # Servers of a cluster only.
+    ("Cluster: members, links", "short", [("kvahead_cluster_members", "{{instance}} members"),
+                                          ("kvahead_cluster_links", "{{instance}} links"),
+                                          ("kvahead_cluster_leads", "{{instance}} leads")]),
+    ("Cluster: lent memory", "bytes", [("kvahead_cluster_loan_bytes", "{{instance}} as {{role}}")]),
+    ("Cluster: moved and asked", "Bps",
+     [("rate(kvahead_cluster_moved_bytes_total[$__rate_interval])", "{{instance}} pages {{direction}}"),
+      ("rate(kvahead_cluster_attention_bytes_total[$__rate_interval])", "{{instance}} attention {{direction}}")]),
+    ("Cluster: share of time spent waiting", "percentunit",
+     [("rate(kvahead_cluster_wait_seconds_total[$__rate_interval])", "{{instance}} waits"),
+      ("rate(kvahead_cluster_answer_seconds_total[$__rate_interval])", "{{instance}} attends for others")]),
+    ("Cluster: loans", "short", [("rate(kvahead_cluster_loans_total[$__rate_interval])", "{{instance}} {{event}}"),
+                                 ("rate(kvahead_restarts_total[$__rate_interval])", "{{instance}} computed again")]),
+    ("Cluster: tokens per second by the plan", "short",
+     [("kvahead_cluster_plan_tokens_per_second", "{{plan}} it"),
+      ("sum(rate(kvahead_generation_tokens_total[$__rate_interval]))", "measured")]),
 ]
 
 

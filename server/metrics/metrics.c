@@ -88,6 +88,21 @@ void kva_metrics_label(struct kva_buf *out, const char *key, const char *value)
     kva_buf_putc(out, '"');
 }
 
+void kva_metrics_labelled(struct kva_buf *out, const char *name, const char *labels,
+                          const char *key, const char *value, double number)
+{
+    char all[1024];
+    snprintf(all, sizeof(all), "%s,%s=\"%s\"", labels, key, value);
+    kva_metrics_value(out, name, all, number);
+}
+
+void kva_metrics_single(struct kva_buf *out, const char *name, const char *type, const char *labels,
+                        double value, const char *help)
+{
+    kva_metrics_head(out, name, type, help);
+    kva_metrics_value(out, name, labels, value);
+}
+
 void kva_metrics_histogram(struct kva_buf *out, const char *name, const char *labels,
                            const char *help, const struct kva_histogram *histogram)
 {

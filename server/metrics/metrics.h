@@ -10,6 +10,7 @@
 
 #include "base/buf.h"
 #include "base/histogram.h"
+#include "cluster/view.h"
 #include "scheduler/scheduler.h"
 #include "server/grammar/grammars.h"
 #include "server/http/http.h"
@@ -94,6 +95,7 @@ struct kva_metrics_view {
     const char *version;
     const struct kva_http_counts *http;
     const struct kva_grammars_stats *grammars;
+    const struct kva_cluster_view *cluster; /* NULL: it is in none */
     bool ready;
     bool draining;
     bool vllm_names; /* also expose the common names under vllm: */
@@ -101,6 +103,10 @@ struct kva_metrics_view {
 };
 
 void kva_metrics_text(struct kva_buf *out, const struct kva_metrics_view *view);
+
+/* What a cluster's node counts (cluster.c). */
+void kva_metrics_cluster_text(struct kva_buf *out, const struct kva_cluster_view *view,
+                              const char *labels);
 
 /* The names under vllm: (metrics_vllm.c). */
 void kva_metrics_vllm_text(struct kva_buf *out, const struct kva_metrics_view *view);
@@ -110,6 +116,11 @@ void kva_metrics_head(struct kva_buf *out, const char *name, const char *type, c
 void kva_metrics_value(struct kva_buf *out, const char *name, const char *labels, double value);
 void kva_metrics_histogram(struct kva_buf *out, const char *name, const char *labels,
                            const char *help, const struct kva_histogram *histogram);
+/* The same with a further label, `key`="`value`"; and a metric of one value with its head. */
+void kva_metrics_labelled(struct kva_buf *out, const char *name, const char *labels,
+                          const char *key, const char *value, double number);
+void kva_metrics_single(struct kva_buf *out, const char *name, const char *type, const char *labels,
+                        double value, const char *help);
 /* model="..." with the escapes that the format wants. */
 void kva_metrics_label(struct kva_buf *out, const char *key, const char *value);
 

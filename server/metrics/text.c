@@ -5,22 +5,6 @@
 
 #include <stdio.h>
 
-/* Labels of one more dimension: the model's and `key`="`value`". */
-static void labelled(struct kva_buf *out, const char *name, const char *labels, const char *key,
-                     const char *value, double number)
-{
-    char all[1024];
-    snprintf(all, sizeof(all), "%s,%s=\"%s\"", labels, key, value);
-    kva_metrics_value(out, name, all, number);
-}
-
-static void single(struct kva_buf *out, const char *name, const char *type, const char *labels,
-                   double value, const char *help)
-{
-    kva_metrics_head(out, name, type, help);
-    kva_metrics_value(out, name, labels, value);
-}
-
 static void put_scheduler(struct kva_buf *out, const struct kva_scheduler_stats *stats,
                           const char *labels)
 {
@@ -29,38 +13,41 @@ static void put_scheduler(struct kva_buf *out, const struct kva_scheduler_stats 
         [KVA_WAIT_HOST_BYTES] = "host_bytes", [KVA_WAIT_PREFILL] = "prefill",
         [KVA_WAIT_SIBLING] = "sibling",       [KVA_WAIT_TENANT] = "key",
     };
-    single(out, "kvahead_requests_running", "gauge", labels, stats->running,
-           "Choices that hold device memory.");
-    single(out, "kvahead_requests_suspended", "gauge", labels, stats->suspended,
-           "Choices that were preempted and wait to go on.");
+    kva_metrics_single(out, "kvahead_requests_running", "gauge", labels, stats->running,
+                       "Choices that hold device memory.");
+    kva_metrics_single(out, "kvahead_requests_suspended", "gauge", labels, stats->suspended,
+                       "Choices that were preempted and wait to go on.");
     kva_metrics_head(out, "kvahead_requests_waiting", "gauge",
                      "Choices that wait for their first admission, by reason.");
     uint32_t named = 0;
     for (int i = 0; i < KVA_WAIT_REASON_COUNT; i++) {
         named += stats->waiting_by_reason[i];
-        labelled(out, "kvahead_requests_waiting", labels, "reason", reasons[i],
-                 stats->waiting_by_reason[i]);
+        kva_metrics_labelled(out, "kvahead_requests_waiting", labels, "reason", reasons[i],
+                             stats->waiting_by_reason[i]);
     }
-    labelled(out, "kvahead_requests_waiting", labels, "reason", "new",
-             stats->waiting > named ? stats->waiting - named : 0);
+    kva_metrics_labelled(out, "kvahead_requests_waiting", labels, "reason", "new",
+                         stats->waiting > named ? stats->waiting - named : 0);
     kva_metrics_head(out, "kvahead_sequences", "gauge",
                      "Choices that hold device memory, by KV policy.");
     for (unsigned i = 0; i < KVA_KV_POLICY_COUNT; i++)
-        labelled(out, "kvahead_sequences", labels, "policy",
-                 kva_kv_policy_name((enum kva_kv_policy_id)i), stats->engine.sequences[i]);
-    single(out, "kvahead_preemptions_total", "counter", labels, (double)stats->preemptions,
-           "Choices that gave their device memory to others.");
-    single(out, "kvahead_restarts_total", "counter", labels, (double)stats->restarts,
-           "Choices whose KV was lost at another instance, and computed again.");
-    single(out, "kvahead_steps_total", "counter", labels, (double)stats->steps, "Engine steps.");
-    single(out, "kvahead_step_rows_total", "counter", labels, (double)stats->step_rows,
-           "Decode rows and prefill tokens of all steps.");
+        kva_metrics_labelled(out, "kvahead_sequences", labels, "policy",
+                             kva_kv_policy_name((enum kva_kv_policy_id)i),
+                             stats->engine.sequences[i]);
+    kva_metrics_single(out, "kvahead_preemptions_total", "counter", labels,
+                       (double)stats->preemptions,
+                       "Choices that gave their device memory to others.");
+    kva_metrics_single(out, "kvahead_restarts_total", "counter", labels, (double)stats->restarts,
+                       "Choices whose KV was lost at another instance, and computed again.");
+    kva_metrics_single(out, "kvahead_steps_total", "counter", labels, (double)stats->steps,
+                       "Engine steps.");
+    kva_metrics_single(out, "kvahead_step_rows_total", "counter", labels, (double)stats->step_rows,
+                       "Decode rows and prefill tokens of all steps.");
     kva_metrics_head(out, "kvahead_scheduler_prompt_tokens_total", "counter",
                      "Prompt tokens by where their keys and values came from.");
-    labelled(out, "kvahead_scheduler_prompt_tokens_total", labels, "source", "computed",
-             (double)stats->prompt_tokens_computed);
-    labelled(out, "kvahead_scheduler_prompt_tokens_total", labels, "source", "cached",
-             (double)stats->prompt_tokens_cached);
+    kva_metrics_labelled(out, "kvahead_scheduler_prompt_tokens_total", labels, "source", "computed",
+                         (double)stats->prompt_tokens_computed);
+    kva_metrics_labelled(out, "kvahead_scheduler_prompt_tokens_total", labels, "source", "cached",
+                         (double)stats->prompt_tokens_cached);
 }
 
 static double ratio(uint64_t used, uint64_t budget)
@@ -72,8 +59,8 @@ static void put_tier(struct kva_buf *out, const char *name, const char *help, co
                      double device, double host)
 {
     kva_metrics_head(out, name, "gauge", help);
-    labelled(out, name, labels, "tier", "device", device);
-    labelled(out, name, labels, "tier", "host", host);
+    kva_metrics_labelled(out, name, labels, "tier", "device", device);
+    kva_metrics_labelled(out, name, labels, "tier", "host", host);
 }
 
 static void put_engine(struct kva_buf *out, const struct kva_engine_usage *use, const char *labels)
@@ -98,13 +85,14 @@ static void put_engine(struct kva_buf *out, const struct kva_engine_usage *use, 
          "Prompt tokens that were found there."},
     };
     for (size_t i = 0; i < KVA_COUNT_OF(counters); i++)
-        single(out, counters[i].name, "counter", labels, (double)counters[i].value,
-               counters[i].help);
+        kva_metrics_single(out, counters[i].name, "counter", labels, (double)counters[i].value,
+                           counters[i].help);
     for (uint32_t i = 0; i < use->counts.count; i++) {
         const struct kva_counter *counter = use->counts.at[i].counter;
         char name[128];
         snprintf(name, sizeof(name), "kvahead_%s_total", counter->name);
-        single(out, name, "counter", labels, (double)use->counts.at[i].value, counter->help);
+        kva_metrics_single(out, name, "counter", labels, (double)use->counts.at[i].value,
+                           counter->help);
     }
 }
 
@@ -121,17 +109,17 @@ static void put_ends(struct kva_buf *out, const struct kva_metrics_view *view, c
     kva_metrics_head(out, "kvahead_requests_finished_total", "counter",
                      "Choices that ended, by reason.");
     for (int i = 0; i < KVA_END_REASON_COUNT; i++)
-        labelled(out, "kvahead_requests_finished_total", labels, "reason", ends[i],
-                 (double)metrics->choices_ended[i]);
+        kva_metrics_labelled(out, "kvahead_requests_finished_total", labels, "reason", ends[i],
+                             (double)metrics->choices_ended[i]);
     kva_metrics_head(out, "kvahead_requests_rejected_total", "counter",
                      "Requests that were not taken, by reason.");
     for (int i = 0; i < KVA_REJECT_REASON_COUNT; i++)
         if (rejects[i])
-            labelled(out, "kvahead_requests_rejected_total", labels, "reason", rejects[i],
-                     (double)metrics->rejected[i]);
+            kva_metrics_labelled(out, "kvahead_requests_rejected_total", labels, "reason",
+                                 rejects[i], (double)metrics->rejected[i]);
     for (uint32_t i = 0; i < KVA_METRICS_KEY_LIMITS && view->key_refused; i++)
-        labelled(out, "kvahead_requests_rejected_total", labels, "reason", limits[i],
-                 (double)view->key_refused[i]);
+        kva_metrics_labelled(out, "kvahead_requests_rejected_total", labels, "reason", limits[i],
+                             (double)view->key_refused[i]);
 }
 
 static void put_http(struct kva_buf *out, const struct kva_metrics *metrics, const char *labels)
@@ -157,74 +145,87 @@ static void put_grammars(struct kva_buf *out, const struct kva_grammars_stats *s
 {
     kva_metrics_head(out, "kvahead_grammar_requests_total", "counter",
                      "Requests with a grammar, by whether it was there or had to be made.");
-    labelled(out, "kvahead_grammar_requests_total", labels, "grammar", "kept", (double)stats->hits);
-    labelled(out, "kvahead_grammar_requests_total", labels, "grammar", "new",
-             (double)stats->misses);
-    single(out, "kvahead_grammar_failures_total", "counter", labels, (double)stats->failures,
-           "Grammars that could not be made.");
-    single(out, "kvahead_grammars", "gauge", labels, stats->kept, "Grammars that are kept.");
-    single(out, "kvahead_grammar_bytes", "gauge", labels, (double)stats->kept_bytes,
-           "Memory of the grammars that are kept.");
+    kva_metrics_labelled(out, "kvahead_grammar_requests_total", labels, "grammar", "kept",
+                         (double)stats->hits);
+    kva_metrics_labelled(out, "kvahead_grammar_requests_total", labels, "grammar", "new",
+                         (double)stats->misses);
+    kva_metrics_single(out, "kvahead_grammar_failures_total", "counter", labels,
+                       (double)stats->failures, "Grammars that could not be made.");
+    kva_metrics_single(out, "kvahead_grammars", "gauge", labels, stats->kept,
+                       "Grammars that are kept.");
+    kva_metrics_single(out, "kvahead_grammar_bytes", "gauge", labels, (double)stats->kept_bytes,
+                       "Memory of the grammars that are kept.");
     kva_metrics_histogram(out, "kvahead_grammar_seconds", labels, "Time of making a grammar.",
                           &stats->make_seconds);
     kva_metrics_histogram(out, "kvahead_grammar_mask_seconds", labels,
                           "Time of taking a token and making the mask of the next.",
                           &stats->mask_seconds);
-    single(out, "kvahead_grammar_late_total", "counter", labels, (double)stats->late,
-           "Steps that a sequence sat out because its mask was not there.");
+    kva_metrics_single(out, "kvahead_grammar_late_total", "counter", labels, (double)stats->late,
+                       "Steps that a sequence sat out because its mask was not there.");
 }
 
 static void put_server(struct kva_buf *out, const struct kva_metrics_view *view, const char *labels)
 {
     const struct kva_metrics *metrics = view->metrics;
-    single(out, "kvahead_ready", "gauge", labels, view->ready, "1: requests are taken.");
-    single(out, "kvahead_draining", "gauge", labels, view->draining, "1: shutting down.");
-    single(out, "kvahead_connections", "gauge", labels, view->http->connections,
-           "Open connections.");
-    single(out, "kvahead_connections_waiting", "gauge", labels, view->http->waiting,
-           "Open connections without a request.");
-    single(out, "kvahead_connections_evicted_total", "counter", labels, (double)view->http->evicted,
-           "Waiting connections closed to make room for others.");
-    single(out, "kvahead_accept_errors_total", "counter", labels, (double)view->http->accept_errors,
-           "Connections that could not be accepted.");
-    single(out, "kvahead_request_body_bytes", "gauge", labels, (double)view->http->body_bytes,
-           "Bodies of requests that arrive or are being prepared.");
-    single(out, "kvahead_start_time_seconds", "gauge", labels, (double)view->start_unix_s,
-           "Start of the server, Unix time.");
-    single(out, "kvahead_prompt_tokens_total", "counter", labels, (double)metrics->prompt_tokens,
-           "Prompt tokens of the requests that were taken.");
-    single(out, "kvahead_generation_tokens_total", "counter", labels,
-           (double)metrics->generation_tokens, "Tokens that were generated.");
-    single(out, "kvahead_embeddings_total", "counter", labels, (double)metrics->embeddings,
-           "Vectors of prompts that were made.");
-    single(out, "kvahead_log_lines_dropped_total", "counter", labels, (double)kva_log_dropped(),
-           "Log lines that were dropped because nobody read the log.");
-    single(out, "kvahead_template_steps_total", "counter", labels, (double)metrics->template_steps,
-           "Work of chat templates, in steps of which one rendering has a limited number.");
-    single(out, "kvahead_template_failures_total", "counter", labels,
-           (double)metrics->template_failures,
-           "Renderings that ended with an error of the template or at a limit.");
+    kva_metrics_single(out, "kvahead_ready", "gauge", labels, view->ready,
+                       "1: requests are taken.");
+    kva_metrics_single(out, "kvahead_draining", "gauge", labels, view->draining,
+                       "1: shutting down.");
+    kva_metrics_single(out, "kvahead_connections", "gauge", labels, view->http->connections,
+                       "Open connections.");
+    kva_metrics_single(out, "kvahead_connections_waiting", "gauge", labels, view->http->waiting,
+                       "Open connections without a request.");
+    kva_metrics_single(out, "kvahead_connections_evicted_total", "counter", labels,
+                       (double)view->http->evicted,
+                       "Waiting connections closed to make room for others.");
+    kva_metrics_single(out, "kvahead_accept_errors_total", "counter", labels,
+                       (double)view->http->accept_errors,
+                       "Connections that could not be accepted.");
+    kva_metrics_single(out, "kvahead_request_body_bytes", "gauge", labels,
+                       (double)view->http->body_bytes,
+                       "Bodies of requests that arrive or are being prepared.");
+    kva_metrics_single(out, "kvahead_start_time_seconds", "gauge", labels,
+                       (double)view->start_unix_s, "Start of the server, Unix time.");
+    kva_metrics_single(out, "kvahead_prompt_tokens_total", "counter", labels,
+                       (double)metrics->prompt_tokens,
+                       "Prompt tokens of the requests that were taken.");
+    kva_metrics_single(out, "kvahead_generation_tokens_total", "counter", labels,
+                       (double)metrics->generation_tokens, "Tokens that were generated.");
+    kva_metrics_single(out, "kvahead_embeddings_total", "counter", labels,
+                       (double)metrics->embeddings, "Vectors of prompts that were made.");
+    kva_metrics_single(out, "kvahead_log_lines_dropped_total", "counter", labels,
+                       (double)kva_log_dropped(),
+                       "Log lines that were dropped because nobody read the log.");
+    kva_metrics_single(
+        out, "kvahead_template_steps_total", "counter", labels, (double)metrics->template_steps,
+        "Work of chat templates, in steps of which one rendering has a limited number.");
+    kva_metrics_single(out, "kvahead_template_failures_total", "counter", labels,
+                       (double)metrics->template_failures,
+                       "Renderings that ended with an error of the template or at a limit.");
     kva_metrics_histogram(out, "kvahead_template_seconds", labels,
                           "Time of rendering a chat's template.", &metrics->template_render);
     put_grammars(out, view->grammars, labels);
-    single(out, "kvahead_unknown_fields_total", "counter", labels, (double)metrics->unknown_fields,
-           "Fields of requests that nobody knows.");
-    single(out, "kvahead_keep_alives_total", "counter", labels, (double)metrics->keep_alives,
-           "Keep-alive comments that were sent.");
-    single(out, "kvahead_worker_jobs_waiting", "gauge", labels, view->jobs_waiting,
-           "Requests that wait for a worker to tokenise them.");
+    kva_metrics_single(out, "kvahead_unknown_fields_total", "counter", labels,
+                       (double)metrics->unknown_fields, "Fields of requests that nobody knows.");
+    kva_metrics_single(out, "kvahead_keep_alives_total", "counter", labels,
+                       (double)metrics->keep_alives, "Keep-alive comments that were sent.");
+    kva_metrics_single(out, "kvahead_worker_jobs_waiting", "gauge", labels, view->jobs_waiting,
+                       "Requests that wait for a worker to tokenise them.");
     kva_metrics_head(out, "kvahead_worker_jobs_total", "counter",
                      "Requests that a worker has begun, or whose client left before.");
-    labelled(out, "kvahead_worker_jobs_total", labels, "result", "run", (double)view->jobs_run);
-    labelled(out, "kvahead_worker_jobs_total", labels, "result", "abandoned",
-             (double)view->jobs_abandoned);
-    single(out, "kvahead_streams_paused_total", "counter", labels, (double)metrics->streams_paused,
-           "Times that a slow reader paused its stream.");
-    single(out, "kvahead_slow_readers_cut_total", "counter", labels,
-           (double)metrics->slow_readers_aborted,
-           "Connections cut because their peer did not read.");
-    single(out, "kvahead_http_malformed_total", "counter", labels, (double)view->http->malformed,
-           "Connections that did not speak HTTP, or too much or too slowly.");
+    kva_metrics_labelled(out, "kvahead_worker_jobs_total", labels, "result", "run",
+                         (double)view->jobs_run);
+    kva_metrics_labelled(out, "kvahead_worker_jobs_total", labels, "result", "abandoned",
+                         (double)view->jobs_abandoned);
+    kva_metrics_single(out, "kvahead_streams_paused_total", "counter", labels,
+                       (double)metrics->streams_paused,
+                       "Times that a slow reader paused its stream.");
+    kva_metrics_single(out, "kvahead_slow_readers_cut_total", "counter", labels,
+                       (double)metrics->slow_readers_aborted,
+                       "Connections cut because their peer did not read.");
+    kva_metrics_single(out, "kvahead_http_malformed_total", "counter", labels,
+                       (double)view->http->malformed,
+                       "Connections that did not speak HTTP, or too much or too slowly.");
 }
 
 void kva_metrics_text(struct kva_buf *out, const struct kva_metrics_view *view)
@@ -235,7 +236,7 @@ void kva_metrics_text(struct kva_buf *out, const struct kva_metrics_view *view)
     kva_metrics_label(&label, "model", view->model);
     const char *labels = label.failed || !label.data ? "model=\"\"" : label.data;
     kva_metrics_head(out, "kvahead_build_info", "gauge", "1, with the version.");
-    labelled(out, "kvahead_build_info", labels, "version", view->version, 1);
+    kva_metrics_labelled(out, "kvahead_build_info", labels, "version", view->version, 1);
     put_server(out, view, labels);
     put_scheduler(out, view->stats, labels);
     put_engine(out, &view->stats->engine, labels);
@@ -270,6 +271,8 @@ void kva_metrics_text(struct kva_buf *out, const struct kva_metrics_view *view)
     for (size_t i = 0; i < KVA_COUNT_OF(histograms); i++)
         kva_metrics_histogram(out, histograms[i].name, labels, histograms[i].help,
                               histograms[i].histogram);
+    if (view->cluster)
+        kva_metrics_cluster_text(out, view->cluster, labels);
     kva_buf_finish(&label);
     if (view->vllm_names)
         kva_metrics_vllm_text(out, view);

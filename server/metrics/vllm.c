@@ -3,13 +3,6 @@
 
 #include <stdio.h>
 
-static void single(struct kva_buf *out, const char *name, const char *type, const char *labels,
-                   double value, const char *help)
-{
-    kva_metrics_head(out, name, type, help);
-    kva_metrics_value(out, name, labels, value);
-}
-
 static void put_finished(struct kva_buf *out, const struct kva_metrics *metrics, const char *labels)
 {
     static const char *const reasons[KVA_END_REASON_COUNT] = {"stop", "length", "abort", "error"};
@@ -34,24 +27,26 @@ void kva_metrics_vllm_text(struct kva_buf *out, const struct kva_metrics_view *v
     const char *labels = label.failed || !label.data ? "model_name=\"\"" : label.data;
     double budget = (double)use->budget.device;
     double in_use = (double)(use->used.device - use->cached.device);
-    single(out, "vllm:num_requests_running", "gauge", labels, stats->running, "Running requests.");
-    single(out, "vllm:num_requests_waiting", "gauge", labels,
-           (double)stats->waiting + stats->suspended, "Waiting requests.");
-    single(out, "vllm:kv_cache_usage_perc", "gauge", labels, budget > 0 ? in_use / budget : 0,
-           "KV cache usage, 1: full.");
+    kva_metrics_single(out, "vllm:num_requests_running", "gauge", labels, stats->running,
+                       "Running requests.");
+    kva_metrics_single(out, "vllm:num_requests_waiting", "gauge", labels,
+                       (double)stats->waiting + stats->suspended, "Waiting requests.");
+    kva_metrics_single(out, "vllm:kv_cache_usage_perc", "gauge", labels,
+                       budget > 0 ? in_use / budget : 0, "KV cache usage, 1: full.");
     /* The older name, which vLLM's own dashboard still asks for. */
-    single(out, "vllm:gpu_cache_usage_perc", "gauge", labels, budget > 0 ? in_use / budget : 0,
-           "KV cache usage, 1: full.");
-    single(out, "vllm:num_preemptions_total", "counter", labels, (double)stats->preemptions,
-           "Preemptions.");
-    single(out, "vllm:prompt_tokens_total", "counter", labels, (double)metrics->prompt_tokens,
-           "Prompt tokens.");
-    single(out, "vllm:generation_tokens_total", "counter", labels,
-           (double)metrics->generation_tokens, "Generated tokens.");
-    single(out, "vllm:prefix_cache_queries_total", "counter", labels,
-           (double)use->prefix_lookup_tokens, "Prompt tokens looked up in the prefix cache.");
-    single(out, "vllm:prefix_cache_hits_total", "counter", labels, (double)use->prefix_hit_tokens,
-           "Prompt tokens found in the prefix cache.");
+    kva_metrics_single(out, "vllm:gpu_cache_usage_perc", "gauge", labels,
+                       budget > 0 ? in_use / budget : 0, "KV cache usage, 1: full.");
+    kva_metrics_single(out, "vllm:num_preemptions_total", "counter", labels,
+                       (double)stats->preemptions, "Preemptions.");
+    kva_metrics_single(out, "vllm:prompt_tokens_total", "counter", labels,
+                       (double)metrics->prompt_tokens, "Prompt tokens.");
+    kva_metrics_single(out, "vllm:generation_tokens_total", "counter", labels,
+                       (double)metrics->generation_tokens, "Generated tokens.");
+    kva_metrics_single(out, "vllm:prefix_cache_queries_total", "counter", labels,
+                       (double)use->prefix_lookup_tokens,
+                       "Prompt tokens looked up in the prefix cache.");
+    kva_metrics_single(out, "vllm:prefix_cache_hits_total", "counter", labels,
+                       (double)use->prefix_hit_tokens, "Prompt tokens found in the prefix cache.");
     put_finished(out, metrics, labels);
     const struct {
         const char *name;

@@ -265,7 +265,10 @@ static enum kva_answer_event fail(struct kva_answer *answer, const struct kva_ou
         message = status == KVA_EDEVICE      ? "The server has failed and is shutting down."
                   : status == KVA_EQUEUETIME ? "The server has more to do than it can: the request "
                                                "waited as long as it may; retry later."
-                                             : "The engine could not continue this request.";
+                  : status == KVA_ELIMIT ? "The request has no memory to go on in: neither this "
+                                           "server's nor, in a cluster, what others lend it is "
+                                           "enough."
+                                         : "The engine could not continue this request.";
     }
     if (answer->status == KVA_OK)
         answer->status = kva_fail(&answer->err, status, "%s", message);

@@ -62,7 +62,9 @@ static void pair_guest_free(void *opaque, const struct kva_loan *loan)
 
 static bool pair_lendable(void *opaque, const struct kva_loan *loan)
 {
-    return !((struct pair_node *)opaque)->refuses && loan->request == 5 && loan->generation == 3;
+    const struct pair_node *node = opaque;
+    bool closed = node->closed_pages == 0 || loan->first_page + loan->pages <= node->closed_pages;
+    return !node->refuses && closed && loan->request == 5 && loan->generation == 3;
 }
 
 static void pair_lent(void *opaque, const struct kva_loan *loan)
@@ -97,6 +99,7 @@ void pair_init(struct pair *pair)
 {
     memset(pair, 0, sizeof(*pair));
     pair->now_ns = 5 * KVA_NS_PER_S;
+    pair->step_pages = 4;
     for (uint32_t i = 0; i < 2; i++) {
         struct pair_node *node = &pair->nodes[i];
         struct kva_rmanager_ops ops = {
@@ -120,7 +123,6 @@ void pair_init(struct pair *pair)
             .peers_max = 4,
             .entries_max = 1300,
             .lend_pages_max = 60,
-            .step_pages = 4,
             .unacked_pages = 6,
             .retry_ns = 50 * KVA_NS_PER_MS,
             .lease_margin_ns = PAIR_TTL_NS / 10,
@@ -160,7 +162,7 @@ void pair_step(struct pair *pair)
 {
     for (uint32_t i = 0; i < 2; i++)
         if (pair->nodes[i].rmanager)
-            kva_rmanager_step(pair->nodes[i].rmanager, pair->now_ns);
+            kva_rmanager_step(pair->nodes[i].rmanager, pair->step_pages, pair->now_ns);
 }
 
 uint32_t pair_sent(const struct pair *pair, enum kva_message_type type)

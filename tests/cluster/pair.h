@@ -17,7 +17,8 @@ struct pair_node {
     struct kva_rmanager *rmanager;
     uint32_t free_pages;
     uint32_t guest_pages;
-    bool refuses; /* nothing of it is lendable */
+    bool refuses;          /* nothing of it is lendable */
+    uint32_t closed_pages; /* the request's first so many are; 0: as many as are asked for */
     uint32_t request_count;
     struct kva_message_entry requests[1200];
     /* What it was told to do. */
@@ -32,6 +33,7 @@ struct pair {
     uint32_t sent_count;
     uint32_t delivered;
     uint64_t now_ns;
+    uint32_t step_pages; /* 4, if a test does not change it */
     uint64_t leader_sequence;
 };
 

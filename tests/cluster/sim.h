@@ -77,6 +77,7 @@ struct sim_node {
     uint64_t stopped_ns;  /* until which it does nothing */
     uint64_t stop_end_ns; /* the end of its last stop */
     uint32_t pages;       /* capacity */
+    uint32_t step_pages;  /* that are copied in a step */
     uint32_t local_pages;
     uint32_t guest_pages;
     uint64_t revision; /* the highest that an order to it had, in this life */

@@ -26,7 +26,7 @@ static void check_debt(struct sim *sim, struct sim_node *node, const struct kva_
                  (unsigned long long)debt->loan.id, debt->loan.creditor);
         return;
     }
-    for (uint32_t i = 0; i < debt->loan.pages && request->state == SIM_RUNNING; i++)
+    for (uint32_t i = 0; i < debt->loan.pages; i++)
         if (store->content[i] != sim_content(request->id, debt->loan.first_page + i))
             sim_fail(sim, "loan %llx: page %u at node %u is not what was lent",
                      (unsigned long long)debt->loan.id, i, debt->loan.creditor);

@@ -99,23 +99,11 @@ static void finish(struct sim_node *node, struct sim_request *request)
     node->sim->stats.ended++;
 }
 
-/* Pages that were lent before there was anything in them get their content at the creditor. */
-static void write_remote(struct sim_node *node, const struct kva_loan *loan)
-{
-    struct sim *sim = node->sim;
-    struct sim_node *creditor = &sim->nodes[loan->creditor - 1];
-    struct sim_store *store = creditor->rmanager ? sim_store_find(creditor, loan->id) : NULL;
-    for (uint32_t i = 0; i < loan->pages && store; i++)
-        store->content[i] = sim_content(loan->request, loan->first_page + i);
-}
-
 static bool creditors_answer(struct sim_node *node, const struct sim_request *request);
 
 static void begin(struct sim_node *node, struct sim_request *request)
 {
     struct kva_loan loans[SIM_STORES_MAX];
-    kva_rmanager_request_start(node->rmanager, request->id, request->generation,
-                               sim_local_ns(node->sim, &node->clock));
     uint32_t count = kva_rmanager_lent(node->rmanager, request->id, loans, SIM_STORES_MAX);
     for (uint32_t p = 0; p < sim_request_closed(request); p++) {
         request->local[p] = true;
@@ -125,8 +113,6 @@ static void begin(struct sim_node *node, struct sim_request *request)
         request->content[p] = request->local[p] ? sim_content(request->id, p) : 0;
         node->local_pages += request->local[p];
     }
-    for (uint32_t i = 0; i < count; i++)
-        write_remote(node, &loans[i]);
     node->local_pages++; /* the open page */
     request->state = SIM_RUNNING;
     request->since_ns = 0;
@@ -145,7 +131,8 @@ static void let_in(struct sim_node *node)
             begin(node, head);
             continue;
         }
-        if (need > room && node->guest_pages > 0)
+        /* For one that is longer than the node it is others who have to lend. */
+        if (need > room && need <= node->pages && node->guest_pages > 0)
             kva_rmanager_reclaim(node->rmanager, need - room, sim_local_ns(sim, &node->clock));
         if (sim->now_ns > head->since_ns + PATIENCE_NS && sim_lent_pages(node, head) > 0)
             preempt(node, head);
@@ -270,7 +257,9 @@ void sim_node_step(struct sim *sim, uint32_t index)
         return;
     uint64_t local_ns = sim_local_ns(sim, &node->clock);
     kva_rmanager_tick(node->rmanager, local_ns);
-    kva_rmanager_step(node->rmanager, local_ns);
+    kva_rmanager_step(node->rmanager, node->step_pages, local_ns);
+    if (sim->faults && sim->now_ns < sim->faults_end_ns && sim_chance(sim, 1))
+        kva_rmanager_reclaim(node->rmanager, node->guest_pages, local_ns); /* it drains */
     let_in(node);
     for (uint32_t i = 0; i < sim->request_count; i++)
         if (sim->requests[i].node == index && sim->requests[i].state == SIM_RUNNING)

@@ -151,7 +151,8 @@ static void random_order(struct sim *sim, struct sim_manager *manager, uint64_t 
     struct kva_gmanager *g = manager->gmanager;
     struct sim_request *request = &sim->requests[sim_below(sim, sim->request_count)];
     uint32_t creditor = sim_below(sim, sim->node_count);
-    struct kva_member target = {.node = request->node + 1, .life = sim->nodes[request->node].life};
+    struct kva_gmanager_member target = {.node = request->node + 1,
+                                         .life = sim->nodes[request->node].life};
     if (creditor == request->node || request->state == SIM_ENDED)
         return;
     bool wrong = sim_chance(sim, 5);
@@ -167,7 +168,6 @@ static void random_order(struct sim *sim, struct sim_manager *manager, uint64_t 
                  .creditor = creditor + 1,
                  .creditor_life = kva_max_u64(1, sim->nodes[creditor].life - sim_chance(sim, 5)),
                  .pages = 1 + sim_below(sim, sim_request_closed(request) + 3),
-                 .fresh = request->state == SIM_WAITING,
                  .ttl_ns = SIM_TTL_NS},
     };
     if (g->round == 0)
@@ -180,7 +180,7 @@ static void random_return(struct sim *sim, struct sim_manager *manager)
 {
     uint32_t index = sim_below(sim, sim->node_count);
     struct sim_node *node = &sim->nodes[index];
-    struct kva_member target = {.node = index + 1, .life = node->life};
+    struct kva_gmanager_member target = {.node = index + 1, .life = node->life};
     if (!node->rmanager)
         return;
     const struct kva_debt *debt = &node->rmanager->debts[sim_below(sim, SIM_STORES_MAX)];

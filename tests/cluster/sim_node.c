@@ -18,6 +18,14 @@ struct sim_store *sim_store_find(struct sim_node *node, uint64_t loan)
     return NULL;
 }
 
+/* What the node has of a page: the prompt of a request that waits lies on its host. */
+static uint64_t home_of(const struct sim_request *request, uint32_t page)
+{
+    if (request->state == SIM_WAITING)
+        return sim_content(request->id, page);
+    return request->local[page] ? request->content[page] : 0;
+}
+
 /* --- sending ---------------------------------------------------------------------------------- */
 
 static void node_send(void *opaque, const struct kva_message *message)
@@ -42,9 +50,7 @@ static void node_send(void *opaque, const struct kva_message *message)
         }
         for (uint32_t i = 0; i < count; i++) {
             uint32_t page = message->pages.home ? 0 : debt->loan.first_page + first + i;
-            content[i] = message->pages.home    ? store->content[first + i]
-                         : request->local[page] ? request->content[page]
-                                                : 0;
+            content[i] = message->pages.home ? store->content[first + i] : home_of(request, page);
         }
     }
     sim_send(node->sim, message, content, count);
@@ -94,8 +100,8 @@ static void node_load(void *opaque, struct kva_message_load *load)
     }
 }
 
-/* Pages of a request that waits which may be made elsewhere. */
-static uint32_t promised(const struct sim_node *node, const struct sim_request *request)
+/* Pages of a request that waits which may go. */
+static uint32_t on_host(const struct sim_node *node, const struct sim_request *request)
 {
     uint32_t closed = sim_request_closed(request), lent = sim_lent_pages(node, request);
     return closed > lent ? closed - lent : 0;
@@ -119,7 +125,7 @@ static uint32_t node_requests(void *opaque, struct kva_message_entry *entries, u
         entries[count++] = (struct kva_message_entry){
             .request = request->id,
             .generation = request->generation,
-            .pages = waits ? promised(node, request) : pages,
+            .pages = waits ? on_host(node, request) : pages,
             .flags = (uint8_t)(KVA_ENTRY_LOCAL | (waits ? KVA_ENTRY_HEAD : 0)),
         };
     }
@@ -166,17 +172,14 @@ static bool node_lendable(void *opaque, const struct kva_loan *loan)
     uint32_t index = (uint32_t)(node - node->sim->nodes);
     uint32_t end = loan->first_page + loan->pages;
     if (node->sim->broken && node->sim->broken->lends_anything && request &&
-        request->state == SIM_RUNNING && end <= SIM_PAGES_MAX && !loan->fresh)
+        request->state == SIM_RUNNING && end <= SIM_PAGES_MAX)
         return true;
     if (!request || request->node != index || request->generation != loan->generation)
         return false;
-    if (loan->fresh)
-        return request->state == SIM_WAITING && end < SIM_PAGES_MAX &&
-               end < (request->prompt + request->emitted) / SIM_PAGE_TOKENS;
-    if (request->state != SIM_RUNNING || end >= sim_request_closed(request))
+    if (request->state == SIM_ENDED || end >= sim_request_closed(request))
         return false;
     for (uint32_t p = loan->first_page; p < end; p++)
-        if (!request->local[p])
+        if (request->state == SIM_RUNNING && !request->local[p])
             return false;
     return true;
 }
@@ -185,7 +188,9 @@ static void node_lent(void *opaque, const struct kva_loan *loan)
 {
     struct sim_node *node = opaque;
     struct sim_request *request = sim_request_find(node->sim, loan->request);
-    for (uint32_t p = loan->first_page; p < loan->first_page + loan->pages && !loan->fresh; p++) {
+    if (request->state == SIM_WAITING)
+        return; /* it has no memory here yet */
+    for (uint32_t p = loan->first_page; p < loan->first_page + loan->pages; p++) {
         if (!request->local[p])
             sim_fail(node->sim, "page %u of request %llu is lent and not here", p,
                      (unsigned long long)request->id);
@@ -254,6 +259,7 @@ void sim_node_start(struct sim *sim, uint32_t index)
         .came_home = node_came_home,
         .lost = node_lost,
     };
+    node->step_pages = 1 + sim_below(sim, 6);
     struct kva_rmanager_params params = {
         .node = index + 1,
         .life = ++node->life,
@@ -261,7 +267,6 @@ void sim_node_start(struct sim *sim, uint32_t index)
         .peers_max = SIM_NODES_MAX + SIM_MANAGERS_MAX,
         .entries_max = SIM_REQUESTS_MAX + SIM_STORES_MAX,
         .lend_pages_max = SIM_PAGES_MAX,
-        .step_pages = 1 + sim_below(sim, 6),
         .unacked_pages = 1 + sim_below(sim, 12),
         .retry_ns = (20 + sim_below(sim, 60)) * KVA_NS_PER_MS,
         .lease_margin_ns = SIM_MARGIN_NS,

@@ -12,7 +12,6 @@ static void test_allocation__creating_survives_having_no_memory(void **state KVA
                                            .loans_max = 2,
                                            .peers_max = 2,
                                            .entries_max = 2,
-                                           .step_pages = 1,
                                            .unacked_pages = 1,
                                            .retry_ns = 1,
                                            .recall_within_ns = 1};

@@ -126,7 +126,7 @@ static void test_gmanager__a_round_asks_plans_and_orders(void **state KVA_UNUSED
     assert_non_null(move);
     assert_true(move->target == 1 && move->move.creditor == 2 && move->move.creditor_life == 12);
     assert_true(move->move.request == 5 && move->move.generation == 2 && move->move.pages > 0);
-    assert_true(move->move.revision == 7 && move->move.round == 1 && !move->move.fresh);
+    assert_true(move->move.revision == 7 && move->move.round == 1);
     assert_true(move->move.loan >> KVA_GMANAGER_LOAN_BITS == 7);
     /* Next round: what is known is not asked for again. */
     leader.sent_count = 0;
@@ -175,7 +175,7 @@ static void test_gmanager__reports_follow_one_another(void **state KVA_UNUSED)
 {
     struct leader leader;
     leader_init(&leader);
-    struct kva_member *member = &leader.g->members[0];
+    struct kva_gmanager_member *member = &leader.g->members[0];
     struct kva_message_entry entries[] = {
         {.request = 9, .instance = 1, .pages = 3, .flags = KVA_ENTRY_LOCAL},
         {.request = 5, .instance = 1, .pages = 1, .flags = KVA_ENTRY_LOCAL},

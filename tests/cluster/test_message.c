@@ -40,7 +40,7 @@ static struct kva_message sample(enum kva_message_type type)
     case KVA_MESSAGE_MOVE:
         m.move.revision = 21, m.move.round = 22, m.move.loan = 31, m.move.request = 32;
         m.move.generation = 33, m.move.creditor = 34, m.move.creditor_life = 35;
-        m.move.pages = 36, m.move.fresh = 1, m.move.ttl_ns = 37;
+        m.move.pages = 36, m.move.ttl_ns = 37;
         break;
     case KVA_MESSAGE_RETURN:
         m.home.revision = 21, m.home.round = 22, m.home.loan = 31;
@@ -122,17 +122,58 @@ static void test_message__every_type_comes_back_as_it_went(void **state KVA_UNUS
 static void test_message__the_format_is_fixed(void **state KVA_UNUSED)
 {
     static const uint8_t expected[] = {
-        'a',  'v',  'k',  'C',  1,    0,    KVA_MESSAGE_ACK,
+        'a',
+        'v',
+        'k',
+        'C',
+        KVA_MESSAGE_VERSION,
+        0,
+        KVA_MESSAGE_ACK,
         0, /* magic, version, type */
-        3,    0,    0,    0,    4,    0,    0,
+        3,
+        0,
+        0,
+        0,
+        4,
+        0,
+        0,
         0, /* source, target */
-        5,    0,    0,    0,    0,    0,    0,
-        0,    6,    0,    0,    0,    0,    0,
-        0,    0, /* their lives */
-        0xEF, 0xCD, 0xAB, 0x89, 0x67, 0x45, 0x23,
+        5,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        6,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0, /* their lives */
+        0xEF,
+        0xCD,
+        0xAB,
+        0x89,
+        0x67,
+        0x45,
+        0x23,
         0x01, /* sequence */
-        31,   0,    0,    0,    0,    0,    0,
-        0,    53,   0,    0,    0, /* loan, pages */
+        31,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        53,
+        0,
+        0,
+        0, /* loan, pages */
     };
     uint8_t bytes[KVA_MESSAGE_BYTES_MAX];
     struct kva_message message = sample(KVA_MESSAGE_ACK);
@@ -202,8 +243,6 @@ static void test_message__values_out_of_bounds_are_not_written(void **state KVA_
     refused(m, "move.ttl_ns");
     m = sample(KVA_MESSAGE_MOVE), m.move.ttl_ns = KVA_MESSAGE_TTL_MAX_NS + 1;
     refused(m, "move.ttl_ns");
-    m = sample(KVA_MESSAGE_MOVE), m.move.fresh = 2;
-    refused(m, "move.fresh");
     m = sample(KVA_MESSAGE_MOVE), m.move.creditor = m.target;
     refused(m, "move.creditor");
     m = sample(KVA_MESSAGE_REFUSE), m.refuse.reason = KVA_REFUSAL_END;
@@ -244,9 +283,9 @@ static void test_message__what_is_wrong_is_named(void **state KVA_UNUSED)
     not_read(bytes, size - 1, "are left");
     bytes[0] = 'b';
     not_read(bytes, size, "62 76 6b 43");
-    bytes[0] = 'a', bytes[4] = 2;
-    not_read(bytes, size, "version 2");
-    bytes[4] = 1, bytes[6] = KVA_MESSAGE_TYPE_END;
+    bytes[0] = 'a', bytes[4] = 1;
+    not_read(bytes, size, "version 1");
+    bytes[4] = KVA_MESSAGE_VERSION, bytes[6] = KVA_MESSAGE_TYPE_END;
     not_read(bytes, size, "18 is no type");
     bytes[6] = KVA_MESSAGE_ACK;
     not_read(bytes, size, "ACK has");

@@ -45,6 +45,23 @@ static void test_rmanager__loans_of_a_request_do_not_overlap(void **state KVA_UN
     pair_finish(&pair);
 }
 
+/* Where the pages that are asked for do not lie together, half of them go, or a quarter. */
+static void test_rmanager__an_order_may_be_carried_out_in_part(void **state KVA_UNUSED)
+{
+    struct pair pair;
+    pair_init(&pair);
+    pair.nodes[0].closed_pages = 14;
+    pair_move(&pair, 100, 8, 1, 1);
+    pair_move(&pair, 101, 12, 1, 1);
+    const struct kva_message *reserve = pair_last(&pair, KVA_MESSAGE_RESERVE);
+    assert_int_equal(reserve->reserve.first_page, 8);
+    assert_int_equal(reserve->reserve.pages, 6);
+    pair_move(&pair, 102, 1, 1, 1);
+    assert_int_equal(pair_stats(&pair, 1).loans_begun, 2);
+    assert_int_equal(pair_stats(&pair, 1).orders_refused, 1);
+    pair_finish(&pair);
+}
+
 static void test_rmanager__pages_go_at_their_rate(void **state KVA_UNUSED)
 {
     struct pair pair;
@@ -241,6 +258,36 @@ static void test_rmanager__a_recall_brings_pages_home_or_loses_them(void **state
 }
 
 /* A debtor that does not hear of the recall renews until the deadline, and no longer. */
+/* Whatever the rate is, what a creditor wants back comes: its deadline does not wait. */
+static void test_rmanager__what_is_recalled_comes_by_a_page_a_step_at_least(void **state KVA_UNUSED)
+{
+    struct pair pair;
+    pair_init(&pair);
+    pair_lend(&pair);
+    pair.step_pages = 0;
+    kva_rmanager_reclaim(pair.nodes[1].rmanager, 1, pair.now_ns);
+    pair_settle(&pair, 0);
+    pair_forget(&pair);
+    pair_step(&pair);
+    assert_int_equal(pair_last(&pair, KVA_MESSAGE_PULL)->pull.pages, 1);
+    pair_finish(&pair);
+}
+
+static void test_rmanager__nothing_else_is_copied_without_pages(void **state KVA_UNUSED)
+{
+    struct pair pair;
+    pair_init(&pair);
+    pair.step_pages = 0;
+    pair_move(&pair, 100, 20, 1, 1);
+    pair_settle(&pair, 0);
+    pair_step(&pair);
+    assert_int_equal(pair_sent(&pair, KVA_MESSAGE_PAGES), 0);
+    pair.step_pages = 1;
+    pair_step(&pair);
+    assert_int_equal(pair_last(&pair, KVA_MESSAGE_PAGES)->pages.pages, 1);
+    pair_finish(&pair);
+}
+
 static void test_rmanager__a_recall_ends_in_any_case(void **state KVA_UNUSED)
 {
     struct pair pair;
@@ -307,40 +354,6 @@ static void test_rmanager__a_broken_link_loses_what_lies_behind_it(void **state 
     pair_settle(&pair, 0); /* it works again: both are released */
     assert_int_equal(pair.nodes[1].guest_pages, 0);
     assert_int_equal(pair_stats(&pair, 1).loans, 0);
-    pair_finish(&pair);
-}
-
-/* A loan for a request that waits has nothing to copy, and comes too late once that has begun. */
-static void test_rmanager__a_fresh_loan_is_there_before_its_request(void **state KVA_UNUSED)
-{
-    struct pair pair;
-    struct kva_message move = {
-        .type = KVA_MESSAGE_MOVE,
-        .move = {.revision = 1,
-                 .round = 1,
-                 .loan = 100,
-                 .request = 5,
-                 .generation = 3,
-                 .creditor = 2,
-                 .creditor_life = 12,
-                 .pages = 8,
-                 .fresh = 1,
-                 .ttl_ns = PAIR_TTL_NS},
-    };
-    pair_init(&pair);
-    pair_order(&pair, move, 1);
-    pair_settle(&pair, 0);
-    pair_step(&pair);
-    assert_int_equal(pair.nodes[0].lent, 1);
-    assert_int_equal(pair_sent(&pair, KVA_MESSAGE_PAGES), 0);
-    move.move.loan = 101;
-    pair_order(&pair, move, 1);
-    kva_rmanager_request_start(pair.nodes[0].rmanager, 5, 3, pair.now_ns);
-    pair_settle(&pair, 0);
-    pair_step(&pair);
-    pair_settle(&pair, 0);
-    assert_int_equal(pair.nodes[0].lent, 1);
-    assert_int_equal(pair.nodes[1].guest_pages, 8);
     pair_finish(&pair);
 }
 
@@ -417,7 +430,6 @@ static void test_rmanager__parameters_are_checked(void **state KVA_UNUSED)
                                        .loans_max = 1,
                                        .peers_max = 1,
                                        .entries_max = 1,
-                                       .step_pages = 1,
                                        .unacked_pages = 1,
                                        .retry_ns = 1,
                                        .recall_within_ns = 1};
@@ -428,9 +440,9 @@ static void test_rmanager__parameters_are_checked(void **state KVA_UNUSED)
     kva_rmanager_destroy(r);
     kva_rmanager_destroy(NULL);
     struct kva_rmanager_params bad = good;
-    bad.step_pages = 0;
+    bad.unacked_pages = 0;
     assert_int_equal(kva_rmanager_create(&bad, &ops, &r, &err), KVA_EINVAL);
-    assert_string_equal(err.param, "step_pages");
+    assert_string_equal(err.param, "unacked_pages");
     bad = good, bad.recall_within_ns = KVA_MESSAGE_TTL_MAX_NS + 1;
     assert_int_equal(kva_rmanager_create(&bad, &ops, &r, &err), KVA_EINVAL);
     assert_string_equal(err.param, "recall_within_ns");
@@ -441,6 +453,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rmanager__a_loan_goes_and_comes_home),
         cmocka_unit_test(test_rmanager__loans_of_a_request_do_not_overlap),
+        cmocka_unit_test(test_rmanager__an_order_may_be_carried_out_in_part),
         cmocka_unit_test(test_rmanager__pages_go_at_their_rate),
         cmocka_unit_test(test_rmanager__nobody_has_both_roles),
         cmocka_unit_test(test_rmanager__memory_and_tables_have_ends),
@@ -450,10 +463,11 @@ int main(void)
         cmocka_unit_test(test_rmanager__a_loan_that_fails_before_the_switch_costs_nothing),
         cmocka_unit_test(test_rmanager__renewals_keep_a_loan),
         cmocka_unit_test(test_rmanager__a_recall_brings_pages_home_or_loses_them),
+        cmocka_unit_test(test_rmanager__what_is_recalled_comes_by_a_page_a_step_at_least),
+        cmocka_unit_test(test_rmanager__nothing_else_is_copied_without_pages),
         cmocka_unit_test(test_rmanager__a_recall_ends_in_any_case),
         cmocka_unit_test(test_rmanager__a_new_life_holds_nothing),
         cmocka_unit_test(test_rmanager__a_broken_link_loses_what_lies_behind_it),
-        cmocka_unit_test(test_rmanager__a_fresh_loan_is_there_before_its_request),
         cmocka_unit_test(test_rmanager__reports_say_what_has_changed),
         cmocka_unit_test(test_rmanager__long_reports_come_in_pieces),
         cmocka_unit_test(test_rmanager__parameters_are_checked),

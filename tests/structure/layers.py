@@ -24,8 +24,10 @@ ALLOWED = {
     "scheduler": {"base", "engine"},
     "cluster": {"base"},
     "cluster/instance": {"base", "engine", "scheduler"},
-    "server": {"base", "text", "engine", "scheduler"},
-    "cli": {"base", "gguf", "text", "config", "hub", "engine", "scheduler", "server", "clients", "kernels"},
+    "cluster/remote": {"base", "engine", "kernels"},
+    "cluster/node": {"base", "engine", "scheduler"},
+    "server": {"base", "text", "cluster", "engine", "scheduler"},
+    "cli": {"base", "cluster", "gguf", "text", "config", "hub", "engine", "scheduler", "server", "clients", "kernels"},
     "cli/main.c": {"base", "config", "server"},
     "clients": {"base"},
 }

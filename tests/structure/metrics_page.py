@@ -32,7 +32,7 @@ def port_of(process):
     """The server says in its log which port it has; wait until it is ready."""
     deadline = time.monotonic() + START_S
     for line in process.stderr:
-        found = re.search(r"127\.0\.0\.1:(\d+)", line)
+        found = re.search(r"serving .* at http://127\.0\.0\.1:(\d+)", line)
         if found:
             port = int(found[1])
             break
@@ -47,15 +47,23 @@ def port_of(process):
     raise RuntimeError("the server is not ready")
 
 
-def scrape(binary, root):
-    """What a server exports that has all optional metrics on and has answered something."""
+def has_clusters(binary):
+    ended = subprocess.run([binary, "serve", "--model", "none", "--cluster-listen", "127.0.0.1:0"], text=True,
+                           capture_output=True, timeout=START_S, check=False)
+    return "without clusters" not in ended.stderr
+
+
+def scrape(binary, root, clustered):
+    """What a server exports that has all optional metrics on and has answered something; its cluster has no etcd."""
     with tempfile.TemporaryDirectory() as folder:
-        keys = pathlib.Path(folder) / "keys"
+        keys, secret = pathlib.Path(folder) / "keys", pathlib.Path(folder) / "secret"
         keys.write_text(f"{KEY} name=test\n")
+        secret.write_text("of more than sixteen bytes\n")
+        cluster = ["--cluster-listen", "127.0.0.1:0", "--cluster-etcd", "http://127.0.0.1:1", "--cluster-secret-file", secret]
         process = subprocess.Popen(
             [binary, "serve", "--model", root / "models/demo", "--port", "0", "--device-memory", "16M",
              "--host-memory", "16M", "--threads", "1", "--metrics-vllm", "--metrics-keys", "--api-key-file", keys,
-             "--log-format", "text"], stderr=subprocess.PIPE, text=True)
+             "--log-format", "text", *(cluster if clustered else [])], stderr=subprocess.PIPE, text=True)
         try:
             port = port_of(process)
             call(port, "/v1/completions", json.dumps({"prompt": "a", "max_tokens": 1}).encode())
@@ -78,10 +86,11 @@ def parse(text):
 
 def main():
     binary, root = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
-    exported = parse(scrape(binary, root))
+    clustered = has_clusters(binary)
+    exported = parse(scrape(binary, root, clustered))
     page = (root / "docs/operations.md").read_text()
     described = {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in ROW.findall(page)
-                 if name.startswith(("kvahead_", "vllm:"))}
+                 if name.startswith(("kvahead_", "vllm:")) and (clustered or not name.startswith("kvahead_cluster_"))}
     problems = [f"operations.md lacks `{name}`" for name in exported.keys() - described.keys()]
     problems += [f"operations.md has `{name}`, which is not exported" for name in described.keys() - exported.keys()]
     problems += [f"operations.md: `{name}` is {described[name]}, exported is {exported[name]}"

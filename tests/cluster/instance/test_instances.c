@@ -159,6 +159,108 @@ static void test_instances__debtors_die(void **state KVA_UNUSED)
     end(w);
 }
 
+/* --- requests longer than an instance ---------------------------------------------------------- */
+
+static struct world *new_long_world(uint64_t seed)
+{
+    struct world *w = new_world(seed);
+    w->device_pages = 14;
+    w->layers = 16; /* a prompt is staged in a quarter of its size */
+    return w;
+}
+
+/* 23 pages, where an instance has 14 and three have 42; among others, at each of which it looks. */
+static void load_long(struct world *w, uint32_t count)
+{
+    world_submit(w, 0, 250, 60);
+    for (uint32_t i = 0; i < count; i++)
+        world_submit(w, 0, 1400 + 10 * i, 60);
+    for (uint32_t i = 0; i < 5; i++)
+        world_submit(w, i % 2, 200 + 20 * i, 40);
+}
+
+static void test_instances__a_request_may_be_longer_than_an_instance(void **state KVA_UNUSED)
+{
+    for (uint32_t keeps = 0; keeps < 2; keeps++) {
+        struct world *w = new_long_world(10 + keeps);
+        w->keeps_homes = keeps;
+        world_open(w);
+        load_long(w, 2);
+        uint32_t ticks = 0;
+        for (; !world_run(w, 1); ticks++)
+            assert_true(ticks < 10000);
+        printf("%u ticks, %llu loans\n", ticks, (unsigned long long)world_loans(w).loans_lent);
+        assert_true(world_loans(w).loans_lent >= 2 && w->attended > 0);
+        assert_int_equal(world_restarts(w), 0);
+        world_expect_answers(w);
+        world_expect_rest(w);
+        end(w);
+    }
+}
+
+/* Others are served meanwhile where it is too much for the cluster, and it is where that grows. */
+static void test_instances__it_waits_for_a_cluster_that_is_large_enough(void **state KVA_UNUSED)
+{
+    struct world *w = new_long_world(12);
+    world_open(w);
+    world_kill(w, 1);
+    world_kill(w, 2);
+    uint32_t number = world_submit(w, 0, 1400, 60);
+    for (uint32_t i = 0; i < 4; i++)
+        world_submit(w, 0, 200 + 20 * i, 40);
+    assert_false(world_run(w, 1500));
+    for (uint32_t i = 0; i < w->request_count; i++)
+        assert_int_equal(w->requests[i].ended, i != number);
+    assert_int_equal(w->requests[number].count, 1);
+    world_start(w, 1);
+    world_start(w, 2);
+    assert_true(world_run(w, 10000));
+    world_expect_answers(w);
+    world_expect_rest(w);
+    end(w);
+}
+
+/* Networks fail, creditors want their memory back, and die. */
+static void test_instances__long_requests_survive(void **state KVA_UNUSED)
+{
+    uint64_t restarts = 0, lost = 0, home = 0;
+    for (uint64_t seed = 0; seed < (TRACE_QUICK ? 2 : 6); seed++) {
+        struct world *w = new_long_world(20 + seed);
+        uint32_t dead[WORLD_NODES] = {0}, kills = 0;
+        w->keeps_homes = seed % 2;
+        world_open(w);
+        w->loss_pct = w->double_pct = w->late_pct = 5 * ((uint32_t)seed % 3);
+        load_long(w, 1);
+        for (uint32_t tick = 0; tick < 20000 && !world_run(w, 1); tick++) {
+            for (uint32_t node = 1; node < WORLD_NODES; node++) {
+                if (dead[node] > 0 && --dead[node] == 0)
+                    world_start(w, node);
+                bool lends = w->nodes[node].up &&
+                             kva_guests_pages(kva_instance_guests(w->nodes[node].instance)) > 0;
+                uint32_t draw = lends ? world_below(w, 60) : 60;
+                if (draw == 1 && w->request_count < 16)
+                    world_submit(w, node, 600, 30);
+                if (draw > 0 || kills == 4)
+                    continue;
+                world_kill(w, node);
+                dead[node] = 1 + world_below(w, 100);
+                kills++;
+            }
+        }
+        assert_true(world_run(w, 1));
+        world_expect_answers(w);
+        w->loss_pct = 0;
+        world_expect_rest(w);
+        restarts += world_restarts(w);
+        lost += world_loans(w).loans_lost;
+        home += world_loans(w).loans_home;
+        end(w);
+    }
+    printf("%llu restarts, %llu loans lost, %llu came home\n", (unsigned long long)restarts,
+           (unsigned long long)lost, (unsigned long long)home);
+    assert_true(restarts > 0);
+}
+
 static void test_instances__content_has_to_be_that_of_the_message(void **state KVA_UNUSED)
 {
     struct world *w = new_world(6);
@@ -185,6 +287,9 @@ int main(void)
         cmocka_unit_test(test_instances__creditors_want_their_memory_back),
         cmocka_unit_test(test_instances__creditors_die),
         cmocka_unit_test(test_instances__debtors_die),
+        cmocka_unit_test(test_instances__a_request_may_be_longer_than_an_instance),
+        cmocka_unit_test(test_instances__it_waits_for_a_cluster_that_is_large_enough),
+        cmocka_unit_test(test_instances__long_requests_survive),
         cmocka_unit_test(test_instances__content_has_to_be_that_of_the_message),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

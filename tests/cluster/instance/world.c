@@ -2,6 +2,7 @@
 
 #include "tests/cluster/instance/world.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,12 +12,12 @@
 
 static const char config[] =
     "{\"model_type\":\"llama\",\"architectures\":[\"LlamaForCausalLM\"],\"hidden_size\":32,"
-    "\"intermediate_size\":48,\"num_hidden_layers\":3,\"num_attention_heads\":4,"
+    "\"intermediate_size\":48,\"num_hidden_layers\":%u,\"num_attention_heads\":4,"
     "\"num_key_value_heads\":2,\"vocab_size\":300,\"max_position_embeddings\":2048,"
     "\"rms_norm_eps\":1e-5,\"rope_theta\":10000.0,\"hidden_act\":\"silu\","
     "\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\"}";
 
-enum { CONTEXT = 2048, PAGE_BYTES = 3 * 2 * 64 * 2 * 8 * 2, RUNNING = 8 };
+enum { CONTEXT = 2048, LAYER_BYTES = 2 * 64 * 2 * 8 * 2, RUNNING = 8 };
 
 static void expect_ok(enum kva_status status, const struct kva_err *err)
 {
@@ -72,7 +73,7 @@ static void send(struct world *w, const struct kva_message *message, const void 
 static void node_send(void *opaque, const struct kva_message *message, const void *content)
 {
     struct world_node *node = opaque;
-    send(node->world, message, content, PAGE_BYTES);
+    send(node->world, message, content, node->world->page_bytes);
 }
 
 static void manager_send(void *opaque, const struct kva_message *message)
@@ -163,11 +164,11 @@ static void open_engine(struct world *w, struct fixture *f, uint32_t pages,
                                              .context_max = CONTEXT,
                                              .step_tokens_max = 128,
                                              .threads = 1,
-                                             .device_bytes = (uint64_t)pages * PAGE_BYTES,
-                                             .host_bytes = (uint64_t)ENGINE_PAGES * PAGE_BYTES,
+                                             .device_bytes = (uint64_t)pages * w->page_bytes,
+                                             .host_bytes = (uint64_t)ENGINE_PAGES * w->page_bytes,
                                              .prefix_cache = true,
                                              .remote = remote});
-    assert_int_equal(kva_lending_page_bytes(f->engine), PAGE_BYTES);
+    assert_int_equal(kva_lending_page_bytes(f->engine), w->page_bytes);
 }
 
 static struct kva_scheduler *open_scheduler(struct world *w, struct fixture *f, void *opaque)
@@ -195,6 +196,8 @@ void world_start(struct world *w, uint32_t index)
     *node = (struct world_node){.world = w, .up = true, .life = life};
     node->remote = (struct kva_remote){&remote_ops, node};
     open_engine(w, &node->fixture, w->device_pages, &node->remote);
+    kva_lending_set_others(node->fixture.engine,
+                           (WORLD_NODES - 1) * (uint64_t)w->device_pages * w->page_bytes);
     node->scheduler = open_scheduler(w, &node->fixture, node);
     const struct kva_instance_params params = {.rmanager = {.node = index + 1,
                                                             .life = life,
@@ -202,7 +205,6 @@ void world_start(struct world *w, uint32_t index)
                                                             .peers_max = 8,
                                                             .entries_max = WORLD_REQUESTS,
                                                             .lend_pages_max = w->device_pages,
-                                                            .step_pages = 2,
                                                             .unacked_pages = 4,
                                                             .retry_ns = 60 * MS,
                                                             .lease_margin_ns = TTL_NS / 8,
@@ -211,6 +213,7 @@ void world_start(struct world *w, uint32_t index)
                                                .scheduler = node->scheduler,
                                                .running_max = RUNNING,
                                                .keeps_homes = w->keeps_homes,
+                                               .step_pages = w->keeps_homes ? 2 : 0.6,
                                                .send = node_send,
                                                .opaque = node};
     expect_ok(kva_instance_create(&params, &node->instance, &err), &err);
@@ -304,7 +307,7 @@ static void open_manager(struct world *w)
         .loan_ttl_ns = TTL_NS,
         .lease_ttl_ns = 10000 * MS,
         .lease_margin_ns = 1000 * MS,
-        .cost = {.layers = 3,
+        .cost = {.layers = w->layers,
                  .point_count = 2,
                  .points = {{1, 1e-3}, {64, 2e-3}},
                  .attend_token_s = 1e-7,
@@ -312,7 +315,7 @@ static void open_manager(struct world *w)
                  .link_bytes_per_s = 1e9,
                  .query_bytes = 128,
                  .partial_bytes = 160,
-                 .page_bytes = PAGE_BYTES},
+                 .page_bytes = w->page_bytes},
     };
     params.plan = kva_plan_defaults(&params.cost);
     params.plan.page_tokens = KVA_PAGE_TOKENS;
@@ -329,7 +332,11 @@ void world_open(struct world *w)
     w->clock = (struct kva_clock){.now_ns = now, .opaque = w};
     w->packets = calloc(WORLD_PACKETS, sizeof(*w->packets));
     assert_non_null(w->packets);
-    fixture_make_model(config, 4, CONTEXT, w->model);
+    char json[sizeof(config) + 10];
+    w->layers = w->layers ? w->layers : 3;
+    w->page_bytes = (size_t)w->layers * LAYER_BYTES;
+    snprintf(json, sizeof(json), config, w->layers);
+    fixture_make_model(json, 4, CONTEXT, w->model);
     open_manager(w);
     for (uint32_t i = 0; i < WORLD_NODES; i++)
         world_start(w, i);

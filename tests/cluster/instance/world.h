@@ -60,6 +60,8 @@ struct world {
     bool keeps_homes;
     uint32_t loss_pct, double_pct, late_pct;
     uint32_t device_pages; /* of each instance */
+    uint32_t layers;       /* of the model; 0: 3 */
+    size_t page_bytes;
     char model[FIXTURE_PATH_BYTES];
     struct world_node nodes[WORLD_NODES];
     struct kva_gmanager *gmanager;
@@ -71,7 +73,7 @@ struct world {
     uint64_t restarts;                /* the same */
 };
 
-/* What is set of `world` before: keeps_homes, the network's percentages, device_pages, rng. */
+/* What is set of `world` before: keeps_homes, the network's percentages, device_pages, layers, rng. */
 void world_open(struct world *world);
 void world_close(struct world *world);
 

@@ -1,0 +1,180 @@
+/* incoming.c - see internal.h. */
+#include "cluster/link/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static uint32_t read_u32(const uint8_t *at)
+{
+    return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
+}
+
+static struct connection *find(struct kva_link *link, ucp_ep_h ep)
+{
+    for (struct kva_list *at = link->connections.next; at != &link->connections; at = at->next) {
+        struct connection *connection = KVA_CONTAINER_OF(at, struct connection, links);
+        if (connection->ep == ep)
+            return connection;
+    }
+    return NULL;
+}
+
+void kva_incoming_free(struct kva_link *link, struct incoming *frame)
+{
+    if (frame->is_ucx)
+        kva_ucx.am_data_release(link->worker, frame->bytes);
+    else
+        free(frame->bytes);
+    free(frame);
+}
+
+void kva_incoming_drop(struct connection *connection)
+{
+    while (!kva_list_empty(&connection->frames)) {
+        struct incoming *frame = KVA_CONTAINER_OF(connection->frames.next, struct incoming, links);
+        kva_list_remove(&frame->links);
+        kva_incoming_free(connection->link, frame);
+    }
+}
+
+bool kva_incoming_is_whole(const struct connection *connection)
+{
+    if (kva_list_empty(&connection->frames))
+        return false;
+    const struct incoming *frame =
+        KVA_CONTAINER_OF(connection->frames.next, struct incoming, links);
+    return frame->come == frame->size;
+}
+
+struct incoming *kva_incoming_take(struct connection *connection)
+{
+    struct incoming *frame = KVA_CONTAINER_OF(connection->frames.next, struct incoming, links);
+    kva_list_remove(&frame->links);
+    return frame;
+}
+
+/* --- what UCX calls ---------------------------------------------------------------------------- */
+
+/* What a prefix says of the frame that a piece belongs to. */
+static struct incoming read_prefix(const uint8_t at[LINK_PREFIX_BYTES])
+{
+    return (struct incoming){.sequence = read_u32(at) | (uint64_t)read_u32(at + 4) << 32,
+                             .type = read_u32(at + 8),
+                             .kind = read_u32(at + 12),
+                             .header_bytes = read_u32(at + 16),
+                             .size = read_u32(at + 20) | (uint64_t)read_u32(at + 24) << 32};
+}
+
+/* Until both have shown who they are, nothing but HELLO is said; it is answered at once, so that
+ * the frames which follow it find the connection up. */
+static void greet(struct connection *connection, const struct incoming *frame, const void *bytes,
+                  size_t size)
+{
+    if (frame->type != LINK_FRAME_HELLO || frame->size != KVA_HELLO_BYTES || frame->size != size ||
+        frame->sequence != connection->received + 1) {
+        kva_connection_fail(connection, "what it said first is no HELLO");
+        return;
+    }
+    connection->received++;
+    kva_connection_hello(connection, bytes, size);
+}
+
+/* Whether a frame may begin so; if not, the connection has failed. */
+static bool check(struct connection *connection, const struct incoming *frame, size_t size)
+{
+    const struct kva_link_params *params = &connection->link->params;
+    if (frame->type != LINK_FRAME_DATA)
+        kva_connection_fail(connection, "a second HELLO");
+    else if (frame->sequence != connection->received + 1)
+        kva_connection_fail(connection, "frame %llu came where %llu should",
+                            (unsigned long long)frame->sequence,
+                            (unsigned long long)connection->received + 1);
+    else if (frame->header_bytes > frame->size || frame->header_bytes > params->header_bytes_max)
+        kva_connection_fail(connection, "a frame whose header has %llu bytes, at most %zu are read",
+                            (unsigned long long)frame->header_bytes, params->header_bytes_max);
+    else if (frame->size - frame->header_bytes > params->data_bytes_max)
+        kva_connection_fail(connection, "a frame with %llu bytes of data, at most %zu are read",
+                            (unsigned long long)(frame->size - frame->header_bytes),
+                            params->data_bytes_max);
+    else if (size > frame->size || (size == 0 && frame->size > 0))
+        kva_connection_fail(connection, "a piece of %zu bytes of a frame of %llu", size,
+                            (unsigned long long)frame->size);
+    else
+        return true;
+    return false;
+}
+
+static void *allocate(uint64_t size)
+{
+    size_t whole = (size_t)(size + LINK_ALIGNMENT - 1) / LINK_ALIGNMENT * LINK_ALIGNMENT;
+    return aligned_alloc(LINK_ALIGNMENT, whole > 0 ? whole : LINK_ALIGNMENT);
+}
+
+/* The first piece of a frame. UCX's memory is kept (UCS_INPROGRESS) if it holds the whole frame, is
+ * aligned and may be kept (`lasting`). */
+static ucs_status_t begin(struct connection *connection, const struct incoming *frame, void *bytes,
+                          size_t size, bool lasting)
+{
+    if (!check(connection, frame, size))
+        return UCS_OK;
+    struct incoming *held = malloc(sizeof(*held));
+    bool is_ucx =
+        lasting && size > 0 && size == frame->size && (uintptr_t)bytes % LINK_ALIGNMENT == 0;
+    uint8_t *memory = is_ucx ? bytes : allocate(frame->size);
+    if (!held || !memory) {
+        kva_connection_fail(connection, "no memory for a frame of %llu bytes",
+                            (unsigned long long)frame->size);
+        free(held);
+        if (!is_ucx)
+            free(memory);
+        return UCS_OK;
+    }
+    *held = *frame;
+    held->bytes = memory;
+    held->is_ucx = is_ucx;
+    held->come = size;
+    if (!is_ucx && size > 0)
+        memcpy(memory, bytes, size);
+    kva_list_append(&connection->frames, &held->links);
+    connection->received++;
+    return is_ucx ? UCS_INPROGRESS : UCS_OK;
+}
+
+static void go_on(struct connection *connection, struct incoming *held,
+                  const struct incoming *frame, const void *bytes, size_t size)
+{
+    if (frame->sequence != held->sequence || frame->type != held->type ||
+        frame->kind != held->kind || frame->header_bytes != held->header_bytes ||
+        frame->size != held->size || size == 0 || size > held->size - held->come) {
+        kva_connection_fail(connection, "a piece that does not belong to the frame before it");
+        return;
+    }
+    memcpy(held->bytes + held->come, bytes, size);
+    held->come += size;
+}
+
+ucs_status_t kva_incoming_note(void *arg, const void *prefix, size_t prefix_bytes, void *bytes,
+                               size_t size, const ucp_am_recv_param_t *param)
+{
+    struct kva_link *link = arg;
+    const bool announced = param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV;
+    struct connection *connection = NULL;
+    if (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP)
+        connection = find(link, param->reply_ep);
+    if (!connection || connection->why[0])
+        return announced ? UCS_ERR_CANCELED : UCS_OK;
+    if (announced || prefix_bytes != LINK_PREFIX_BYTES) {
+        kva_connection_fail(connection, "what came is no frame of this version");
+        return announced ? UCS_ERR_CANCELED : UCS_OK;
+    }
+    const struct incoming frame = read_prefix(prefix);
+    struct incoming *last = KVA_CONTAINER_OF(connection->frames.prev, struct incoming, links);
+    if (connection->state != CONNECTION_UP)
+        greet(connection, &frame, bytes, size);
+    else if (kva_list_empty(&connection->frames) || last->come == last->size)
+        return begin(connection, &frame, bytes, size,
+                     param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA);
+    else
+        go_on(connection, last, &frame, bytes, size);
+    return UCS_OK;
+}

@@ -1,0 +1,358 @@
+/* world.c - requests that arrive, wait, take memory, and get a token in each step. */
+#include "tests/cluster/traces/world.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/cluster/a100.h"
+#include "tests/cluster/traces/internal.h"
+#include "tests/random.h"
+
+#define IDLE_NS       (10 * KVA_NS_PER_MS)
+#define MANAGER_NS    (50 * KVA_NS_PER_MS)
+#define PATIENCE_NS   (3 * KVA_NS_PER_S) /* with loans that do not suffice to begin */
+#define QUEUE_ROOM    4096u              /* in front, for those that are computed again */
+#define TP_MAX        8u                 /* devices over which layers are split */
+#define WEIGHTS_PAGES 386u               /* 13 GB of weights, which a group has once */
+
+/* A reduction over 8 devices by NVLink, twice a layer: 15 us, and twice the bytes of the rows. */
+#define REDUCE_S    15e-6
+#define ROW_BYTES   8192.0
+#define LIMIT_SHARE 0.85  /* of all memory; creditors keep a twentieth, and loans have a grain */
+#define LAUNCH_S    20e-6 /* of a layer, as in a100.c: not split */
+
+/* --- requests --------------------------------------------------------------------------------- */
+
+uint32_t world_closed(const struct world_request *request)
+{
+    uint32_t tokens = request->prompt + request->emitted;
+    return tokens / WORLD_PAGE_TOKENS;
+}
+
+uint32_t world_free(const struct world_instance *at)
+{
+    return at->pages - at->local - at->guests;
+}
+
+struct world_request *world_head(const struct world_instance *at)
+{
+    return at->queue_first < at->queue_end ? &at->world->requests[at->queue[at->queue_first]]
+                                           : NULL;
+}
+
+static uint32_t missing(const struct world_instance *at, const struct world_request *head)
+{
+    uint32_t need = head->pages - head->away, room = world_free(at);
+    return need > room ? need - room : 0;
+}
+
+bool world_is_short(const struct world_instance *at)
+{
+    const struct world_request *head = world_head(at);
+    return head && at->row_count < at->rows_max && missing(at, head) > 0;
+}
+
+static void *grow(void *array, uint32_t count, size_t size)
+{
+    void *more = realloc(array, count * size);
+    if (!more) {
+        fprintf(stderr, "no memory for %u requests\n", count);
+        exit(1);
+    }
+    return more;
+}
+
+static void enqueue(struct world_instance *at, uint32_t index)
+{
+    if (at->queue_end == at->queue_max) {
+        at->queue_max = 2 * at->queue_max + 2 * QUEUE_ROOM;
+        at->queue = grow(at->queue, at->queue_max, sizeof(*at->queue));
+        if (at->queue_end == 0)
+            at->queue_first = at->queue_end = QUEUE_ROOM;
+    }
+    at->queue[at->queue_end++] = index;
+    at->queue_pages += at->world->requests[index].pages;
+}
+
+static void drop_pages(struct world_instance *at, struct world_request *request)
+{
+    at->local -= request->home;
+    if (request->state == WORLD_RUNNING)
+        at->local -= request->pages - request->away;
+    request->away = request->home = 0;
+}
+
+static void drop_row(struct world_instance *at, uint32_t row)
+{
+    at->rows[row] = at->rows[--at->row_count];
+}
+
+void world_again(struct world_instance *at, struct world_request *request)
+{
+    uint32_t index = (uint32_t)(request - at->world->requests);
+    bool runs = request->state == WORLD_RUNNING;
+    drop_pages(at, request);
+    request->state = WORLD_WAITING;
+    request->generation++;
+    request->since_ns = at->world->now_ns;
+    if (!runs)
+        return;
+    at->world->result.computed_again++;
+    for (uint32_t row = 0; row < at->row_count; row++)
+        if (at->rows[row] == index) {
+            drop_row(at, row);
+            break;
+        }
+    at->queue[--at->queue_first] = index;
+    at->queue_pages += request->pages;
+}
+
+double world_tokens_max(uint32_t instances)
+{
+    return LIMIT_SHARE * instances * A100_PAGES * WORLD_PAGE_TOKENS;
+}
+
+/* --- arrival ---------------------------------------------------------------------------------- */
+
+static void arrive(struct world *world)
+{
+    uint32_t tokens = trace_draw(world->params.trace, &world->random);
+    uint32_t best = 0, pages = (uint32_t)kva_div_up(tokens, WORLD_PAGE_TOKENS);
+    int64_t most = INT64_MIN;
+    uint64_t all = 0;
+    world->arrival_ns +=
+        (uint64_t)(-log(trace_uniform(&world->random)) / world->rate * (double)KVA_NS_PER_S);
+    for (uint32_t i = 0; i < world->params.instances; i++) {
+        const struct world_instance *at = &world->instances[i];
+        int64_t room = (int64_t)world_free(at) - (int64_t)at->queue_pages;
+        all += at->pages;
+        if (room > most) {
+            most = room;
+            best = i;
+        }
+    }
+    double limit = world->params.lends ? LIMIT_SHARE * (double)all : world->instances[0].pages;
+    if (pages > limit) {
+        world->result.refused++;
+        return;
+    }
+    if (world->request_count == world->request_max) {
+        world->request_max = 2 * world->request_max + 1024;
+        world->requests = grow(world->requests, world->request_max, sizeof(*world->requests));
+    }
+    uint32_t index = world->request_count++, outputs = trace_outputs(tokens);
+    world->requests[index] = (struct world_request){
+        .id = index + 1,
+        .instance = best,
+        .prompt = tokens - outputs,
+        .outputs = outputs,
+        .pages = pages,
+        .since_ns = world->now_ns,
+    };
+    enqueue(&world->instances[best], index);
+}
+
+/* --- steps ------------------------------------------------------------------------------------ */
+
+static void let_in(struct world_instance *at)
+{
+    struct world *world = at->world;
+    struct world_request *head;
+    while ((head = world_head(at)) && at->row_count < at->rows_max && head->home == 0) {
+        uint32_t lack = missing(at, head);
+        if (lack == 0) {
+            at->queue_first++;
+            at->queue_pages -= head->pages;
+            at->local += head->pages - head->away;
+            head->state = WORLD_RUNNING;
+            if (world->now_ns > (uint64_t)(world->params.warm_s * (double)KVA_NS_PER_S)) {
+                world->wait_sum_s +=
+                    (double)(world->now_ns - head->since_ns) / (double)KVA_NS_PER_S;
+                world->begun++;
+            }
+            at->rows[at->row_count++] = (uint32_t)(head - world->requests);
+            continue;
+        }
+        /* Who waits for more than an instance has, waits for others to lend: what comes back would
+         * not let it in, and where all wait so, nobody would ever begin. */
+        if (at->guests > 0 && head->pages - head->away <= at->pages)
+            kva_rmanager_reclaim(at->rmanager, lack, world->now_ns);
+        if (head->away > 0 && world->now_ns > head->since_ns + PATIENCE_NS) {
+            kva_rmanager_request_end(at->rmanager, head->id, head->generation, world->now_ns);
+            world_again(at, head);
+        }
+        return;
+    }
+}
+
+/* A token for each row. */
+static void emit(struct world_instance *at)
+{
+    struct world *world = at->world;
+    double measured_s = (double)world->now_ns / (double)KVA_NS_PER_S - world->params.warm_s;
+    if (measured_s >= 0) {
+        world->measured[measured_s >= world->params.measured_s / 2] += at->row_count;
+        world->row_steps += at->row_count;
+        world->steps += at->row_count > 0;
+        world->used_sum += at->row_count > 0 ? (double)(at->local + at->guests) / at->pages : 0;
+    }
+    for (uint32_t row = at->row_count; row-- > 0;) {
+        struct world_request *request = &world->requests[at->rows[row]];
+        if (++request->emitted < request->outputs)
+            continue;
+        if (at->rmanager)
+            kva_rmanager_request_end(at->rmanager, request->id, request->generation, world->now_ns);
+        drop_pages(at, request);
+        request->state = WORLD_ENDED;
+        drop_row(at, row);
+        world->result.ended++;
+    }
+}
+
+/* Layers split over devices of a machine, and machines one after the other, with a part of the rows
+ * in each. */
+static double group_step_s(const struct kva_cost_params *cost, uint32_t devices, uint32_t rows,
+                           uint64_t tokens)
+{
+    uint32_t split = kva_min_u32(devices, TP_MAX), stages = devices / split;
+    uint32_t part = (uint32_t)kva_div_up(rows, stages);
+    double linear_s = LAUNCH_S + (kva_cost_linear_s(cost, part) - LAUNCH_S) / split;
+    double reduce_s = REDUCE_S + 2 * ROW_BYTES * part / cost->link_bytes_per_s;
+    double attend_s = (double)tokens * cost->attend_token_s / stages / split;
+    return cost->layers * (linear_s + 2 * reduce_s + attend_s);
+}
+
+static double step_s(struct world_instance *at)
+{
+    struct world *world = at->world;
+    uint32_t self = (uint32_t)(at - world->instances);
+    uint64_t asked[WORLD_INSTANCES_MAX] = {0};
+    struct kva_cost_load load = {.batch = at->row_count};
+    struct kva_loan loans[WORLD_REQUEST_LOANS];
+    for (uint32_t row = 0; row < at->row_count; row++) {
+        const struct world_request *request = &world->requests[at->rows[row]];
+        load.tokens += request->prompt + request->emitted;
+        uint32_t count = request->away > 0 ? world_loans(at, request, loans) : 0;
+        for (uint32_t i = 0; i < count; i++)
+            asked[loans[i].creditor - 1] += (uint64_t)loans[i].pages * WORLD_PAGE_TOKENS;
+        load.borrowed_rows += count;
+    }
+    if (world->params.devices > 1)
+        return group_step_s(&world->cost, world->params.devices, load.batch, load.tokens);
+    for (uint32_t i = 0; i < world->params.instances; i++) {
+        const struct world_instance *debtor = &world->instances[i];
+        load.borrowed_tokens += asked[i];
+        load.borrowed_tokens_most = kva_max_u64(load.borrowed_tokens_most, asked[i]);
+        world->instances[i].asked[self] = asked[i];
+        load.guest_share += kva_cost_guest_share(&world->cost, at->asked[i],
+                                                 fmax(debtor->step_s, 1e-3) / world->cost.layers);
+    }
+    return kva_cost_step_s(&world->cost, &load);
+}
+
+static void step(struct world_instance *at)
+{
+    struct world *world = at->world;
+    emit(at);
+    if (at->rmanager) {
+        kva_rmanager_tick(at->rmanager, world->now_ns);
+        kva_rmanager_step(at->rmanager, WORLD_STEP_PAGES, world->now_ns);
+    }
+    let_in(at);
+    at->step_s = step_s(at);
+    uint64_t took_ns = (uint64_t)(at->step_s * (double)KVA_NS_PER_S);
+    at->step_ns = world->now_ns + (at->row_count > 0 ? took_ns : IDLE_NS);
+}
+
+/* --- a run ------------------------------------------------------------------------------------ */
+
+/* What a device could do at best, were all requests of average length. */
+static double best_rate(const struct world *world)
+{
+    const struct trace *trace = world->params.trace;
+    uint64_t random = 1;
+    double tokens = 0, outputs = 0, count = 20000;
+    for (int i = 0; i < (int)count; i++) {
+        uint32_t drawn = trace_draw(trace, &random);
+        tokens += drawn;
+        outputs += trace_outputs(drawn);
+    }
+    double rows = fmin(WORLD_ROWS_PER_DEVICE, A100_PAGES * WORLD_PAGE_TOKENS / (tokens / count));
+    double layer_s = kva_cost_linear_s(&world->cost, (uint32_t)fmax(rows, 1)) +
+                     rows * tokens / count * world->cost.attend_token_s;
+    return rows / (layer_s * world->cost.layers) / (outputs / count);
+}
+
+static void begin(struct world *world, const struct world_params *params)
+{
+    uint32_t devices = params->devices;
+    world->params = *params;
+    world->cost = a100_llama7b();
+    world->now_ns = KVA_NS_PER_MS;
+    world->random = params->seed * 0x9E3779B97F4A7C15ull;
+    world->rate = params->load * best_rate(world) * params->instances * devices;
+    for (uint32_t i = 0; i < params->instances; i++) {
+        struct world_instance *at = &world->instances[i];
+        at->world = world;
+        at->pages = devices * A100_PAGES + (devices - 1) * WEIGHTS_PAGES;
+        at->rows_max = devices * WORLD_ROWS_PER_DEVICE;
+        at->rows = grow(NULL, at->rows_max, sizeof(*at->rows));
+        at->step_ns = world->now_ns + i * KVA_NS_PER_MS;
+    }
+    if (params->lends)
+        world_lend_begin(world);
+}
+
+static void turn(struct world *world)
+{
+    world_deliver(world);
+    while (world->arrival_ns <= world->now_ns)
+        arrive(world);
+    if (world->gmanager && world->manager_ns <= world->now_ns) {
+        kva_gmanager_kept_alive(world->gmanager, world->now_ns);
+        kva_gmanager_tick(world->gmanager, world->now_ns);
+        world->manager_ns = world->now_ns + MANAGER_NS;
+    }
+    uint64_t next_ns = world->arrival_ns;
+    for (uint32_t i = 0; i < world->params.instances; i++) {
+        struct world_instance *at = &world->instances[i];
+        if (at->step_ns <= world->now_ns)
+            step(at);
+        next_ns = at->step_ns < next_ns ? at->step_ns : next_ns;
+    }
+    if (world->gmanager && world->manager_ns < next_ns)
+        next_ns = world->manager_ns;
+    if (world->packet_count > 0 && world->packets[world->packet_first].due_ns < next_ns)
+        next_ns = world->packets[world->packet_first].due_ns;
+    world->now_ns = next_ns;
+}
+
+struct world_result world_run(const struct world_params *params)
+{
+    struct world *world = calloc(1, sizeof(*world));
+    if (!world)
+        exit(1);
+    begin(world, params);
+    uint64_t end_ns = (uint64_t)((params->warm_s + params->measured_s) * (double)KVA_NS_PER_S);
+    while (world->now_ns < end_ns)
+        turn(world);
+    struct world_result *result = &world->result;
+    for (int i = 0; i < 2; i++)
+        result->halves[i] = 2 * (double)world->measured[i] / params->measured_s;
+    result->tokens_per_s = (result->halves[0] + result->halves[1]) / 2;
+    result->rows = world->row_steps / fmax(world->steps, 1);
+    result->used = world->used_sum / fmax(world->steps, 1);
+    result->wait_s = world->wait_sum_s / fmax(world->begun, 1);
+    if (params->lends)
+        world_lend_end(world);
+    struct world_result ret = *result;
+    for (uint32_t i = 0; i < params->instances; i++) {
+        free(world->instances[i].rows);
+        free(world->instances[i].queue);
+    }
+    free(world->requests);
+    free(world);
+    return ret;
+}
