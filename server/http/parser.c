@@ -388,6 +388,11 @@ static void translate_error(struct kva_http_parser *parser, llhttp_errno_t code)
     (void)refuse(parser, status, message);
 }
 
+static uint64_t framing_max(const struct kva_http_parser *parser)
+{
+    return parser->params.head_bytes_max + FRAMING_PER_BODY_BYTE * parser->body_bytes;
+}
+
 static bool too_long(struct kva_http_parser *parser)
 {
     char message[96];
@@ -395,8 +400,7 @@ static bool too_long(struct kva_http_parser *parser)
         snprintf(message, sizeof(message), "The headers are larger than the limit of %zu bytes.",
                  parser->params.head_bytes_max);
         (void)refuse(parser, KVA_EHEADERS, message);
-    } else if (parser->framing_bytes >
-               parser->params.head_bytes_max + FRAMING_PER_BODY_BYTE * parser->body_bytes) {
+    } else if (parser->framing_bytes > framing_max(parser)) {
         (void)refuse(parser, KVA_EINVAL, "The body has too many chunk extensions or trailers.");
     }
     return parser->stage == STAGE_REFUSED;
@@ -437,6 +441,11 @@ enum kva_http_event kva_http_parser_feed(struct kva_http_parser *parser, const c
         uint64_t room = parser->params.head_bytes_max + 1 - parser->head_bytes;
         length = length < room ? length : (size_t)room;
         line_end = scan_line(parser, data, length);
+    } else {
+        /* Nor more framing, were it nothing else: what is refused, and why, does not depend on the
+         * pieces in which it comes. */
+        uint64_t room = framing_max(parser) + 1 - parser->framing_bytes;
+        length = length < room ? length : (size_t)room;
     }
     llhttp_errno_t code = llhttp_execute(&parser->llhttp, length ? data : "", length);
     size_t used = length;

@@ -302,6 +302,24 @@ static void test_parser__bounds_everything(void **state)
     }
 }
 
+/* Too large a chunk behind extensions: that they are too many is said wherever the bytes are cut. */
+static void test_parser__extensions_are_bounded_in_any_pieces(void **state)
+{
+    (void)state;
+    static const char head[] = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+    for (unsigned framing = HEAD_MAX - 2; framing <= HEAD_MAX + 40; framing++) {
+        char bytes[sizeof(head) + HEAD_MAX + 64];
+        struct reading reading;
+        unsigned length = (unsigned)snprintf(bytes, sizeof(bytes), "%s4ffffffffff;%0*d\r\n", head,
+                                             (int)(framing - strlen("4ffffffffff;\r\n")), 0);
+        assert_int_equal(length, strlen(head) + framing);
+        for (size_t cut = 0; cut < length; cut++) {
+            run(bytes, length, cut, &reading);
+            assert_int_equal(reading.refused, framing > HEAD_MAX + 1 ? KVA_EINVAL : KVA_ETOOBIG);
+        }
+    }
+}
+
 static void test_parser__nul_bytes_are_refused(void **state)
 {
     (void)state;
@@ -346,6 +364,7 @@ int main(void)
         cmocka_unit_test(test_parser__refuses_what_is_ambiguous),
         cmocka_unit_test(test_parser__refuses_bad_chunks),
         cmocka_unit_test(test_parser__bounds_everything),
+        cmocka_unit_test(test_parser__extensions_are_bounded_in_any_pieces),
         cmocka_unit_test(test_parser__nul_bytes_are_refused),
         cmocka_unit_test(test_parser__begun_tells_whether_a_message_is_open),
     };
