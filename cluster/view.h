@@ -10,7 +10,7 @@
 enum kva_cluster_state {
     KVA_CLUSTER_JOINING, /* etcd has not given it a number yet */
     KVA_CLUSTER_JOINED,
-    KVA_CLUSTER_APART, /* etcd does not answer: no new members, no plans; loans go on */
+    KVA_CLUSTER_APART, /* etcd keeps no lease alive: no new members, no plans; loans go on */
     KVA_CLUSTER_LEFT,  /* its number is another's: it serves by itself, until it is started again */
     KVA_CLUSTER_STATE_COUNT,
 };

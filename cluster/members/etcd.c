@@ -267,11 +267,9 @@ static void take_token(struct kva_etcd *etcd, const cJSON *answer, uint64_t now_
 
 /* --- answers ---------------------------------------------------------------------------------- */
 
-static void answered(struct kva_etcd *etcd, struct kva_etcd_transfer *transfer, bool settled,
-                     uint64_t now_ns)
+static void answered(struct kva_etcd *etcd, struct kva_etcd_transfer *transfer, bool settled)
 {
     bool said = transfer->said[0];
-    etcd->answered_ns = now_ns;
     if (!settled)
         return;
     transfer->failures = 0;
@@ -307,7 +305,7 @@ static bool deliver(struct kva_etcd *etcd, enum kva_etcd_slot slot, const char *
         take_token(etcd, reading.answer, now_ns);
     /* It was good unless it was blamed. A watch has to live on to be. */
     if (!failed && transfer->failures == failures)
-        answered(etcd, transfer, !transfer->lines || !first, now_ns);
+        answered(etcd, transfer, !transfer->lines || !first);
     cJSON_Delete(reading.root);
     return !failed;
 }
@@ -461,11 +459,6 @@ bool kva_etcd_wait(struct kva_etcd *etcd, const int *fds, uint32_t fd_count, uin
     for (uint32_t i = 0; i < fd_count; i++)
         readable = readable || etcd->waits[i].revents != 0;
     return readable;
-}
-
-uint64_t kva_etcd_answered_ns(const struct kva_etcd *etcd)
-{
-    return etcd->answered_ns;
 }
 
 uint64_t kva_etcd_failures(const struct kva_etcd *etcd)

@@ -83,9 +83,6 @@ uint64_t kva_etcd_due_ns(const struct kva_etcd *etcd, uint64_t now_ns);
 /* Wait until a socket is ready, or one of `fds` is readable: then true; or for `wait_ns`. */
 bool kva_etcd_wait(struct kva_etcd *etcd, const int *fds, uint32_t fd_count, uint64_t wait_ns);
 
-/* When etcd answered well last, of the monotonic clock; 0: never. */
-uint64_t kva_etcd_answered_ns(const struct kva_etcd *etcd);
-
 uint64_t kva_etcd_failures(const struct kva_etcd *etcd);
 
 /* Of the last failure, or "". */

@@ -43,7 +43,6 @@ struct kva_etcd {
     uint32_t endpoint;
     char token[KVA_ETCD_TOKEN_MAX]; /* "": none */
     bool open;                      /* etcd knows no users */
-    uint64_t answered_ns;
     uint64_t failures;
     uint64_t chance;
     char why[KVA_ETCD_WHY_MAX];

@@ -250,12 +250,11 @@ void kva_members_stand(struct kva_members *members, bool stands)
 void kva_members_get_view(const struct kva_members *members, struct kva_members_view *ret)
 {
     struct kva_members_view view = {.state = KVA_MEMBERS_JOINED};
-    uint64_t answered_ns = kva_etcd_answered_ns(members->etcd);
     if (members->left)
         view.state = KVA_MEMBERS_LEFT;
     else if (!members->joined)
         view.state = KVA_MEMBERS_JOINING;
-    else if (kva_time_ns() - answered_ns > members->params.lease_ttl_ns)
+    else if (kva_time_ns() - members->sent_ns > members->params.lease_ttl_ns)
         view.state = KVA_MEMBERS_APART;
     for (uint32_t node = 1; node <= KVA_MEMBERS_NODES_MAX; node++) {
         bool self = members->joined && node == members->params.self.node;

@@ -46,7 +46,7 @@ struct kva_member {
 enum kva_members_state {
     KVA_MEMBERS_JOINING, /* not yet a member */
     KVA_MEMBERS_JOINED,
-    KVA_MEMBERS_APART, /* a member, but etcd has not answered for a lease's ttl */
+    KVA_MEMBERS_APART, /* a member whose lease etcd has not kept alive for its ttl */
     KVA_MEMBERS_LEFT,  /* its number is another's: for good */
 };
 

@@ -21,7 +21,7 @@ static void put_membership(struct kva_buf *out, const struct kva_cluster_view *v
     double is[KVA_CLUSTER_STATE_COUNT] = {0};
     is[view->state] = 1;
     COUNTED(out, "kvahead_cluster_state", "gauge",
-            "1: how this server stands with its cluster; apart: etcd does not answer.", labels,
+            "1: how this server stands with its cluster; apart: etcd keeps no lease alive.", labels,
             "state", states, is);
     kva_metrics_single(out, "kvahead_cluster_node", "gauge", labels, view->node,
                        "Number of this server in its cluster; 0: none yet.");

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,14 +41,15 @@ int free_port(void)
 
 int etcd_ctl(const struct etcd_process *etcd, char *ret, size_t size, const char *format, ...)
 {
-    char arguments[1024], command[1280];
+    char arguments[1024], command[1408];
     va_list list;
     va_start(list, format);
     vsnprintf(arguments, sizeof(arguments), format, list);
     va_end(list);
     snprintf(command, sizeof(command),
-             "ETCDCTL_API=3 timeout 20 etcdctl --endpoints=%s%s%s %s 2>&1", etcd->endpoint,
-             etcd->user[0] ? " --user=" : "", etcd->user, arguments);
+             "ETCDCTL_API=3 timeout 20 etcdctl --endpoints=%s%s%s%s%s %s 2>&1", etcd->endpoint,
+             etcd->user[0] ? " --user=" : "", etcd->user, etcd->ca[0] ? " --cacert=" : "", etcd->ca,
+             arguments);
     FILE *pipe = popen(command, "r");
     assert_non_null(pipe);
     size_t length = fread(ret, 1, size - 1, pipe);
@@ -59,38 +61,66 @@ int etcd_ctl(const struct etcd_process *etcd, char *ret, size_t size, const char
 
 static void run_etcd(const struct etcd_process *etcd)
 {
-    char data[96], log[96], client[64], peer[64], cluster[80];
+    char data[96], log[96], key[96], peer[64];
     snprintf(data, sizeof(data), "%s/data", etcd->folder);
     snprintf(log, sizeof(log), "%s/log", etcd->folder);
-    snprintf(client, sizeof(client), "http://127.0.0.1:%d", etcd->client_port);
+    snprintf(key, sizeof(key), "%s/key.pem", etcd->folder);
     snprintf(peer, sizeof(peer), "http://127.0.0.1:%d", etcd->peer_port);
-    snprintf(cluster, sizeof(cluster), "default=%s", peer);
     int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
     if (fd >= 0) {
         dup2(fd, 1);
         dup2(fd, 2);
     }
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    execlp("etcd", "etcd", "--data-dir", data, "--listen-client-urls", client,
-           "--advertise-client-urls", client, "--listen-peer-urls", peer,
-           "--initial-advertise-peer-urls", peer, "--initial-cluster", cluster, "--unsafe-no-fsync",
-           (char *)NULL);
+    const bool https = etcd->ca[0];
+    const char *const arguments[] = {"etcd",
+                                     "--unsafe-no-fsync",
+                                     "--name",
+                                     etcd->name,
+                                     "--data-dir",
+                                     data,
+                                     "--listen-client-urls",
+                                     etcd->endpoint,
+                                     "--advertise-client-urls",
+                                     etcd->endpoint,
+                                     "--listen-peer-urls",
+                                     peer,
+                                     "--initial-advertise-peer-urls",
+                                     peer,
+                                     "--initial-cluster",
+                                     etcd->cluster,
+                                     https ? "--cert-file" : NULL,
+                                     etcd->ca,
+                                     "--key-file",
+                                     key,
+                                     NULL};
+    execvp("etcd", (char **)(uintptr_t)arguments);
     _exit(127);
 }
 
-void etcd_start(struct etcd_process *etcd)
+void etcd_launch(struct etcd_process *etcd)
 {
-    char text[256];
     etcd->pid = fork();
     assert_true(etcd->pid >= 0);
     if (etcd->pid == 0)
         run_etcd(etcd);
+}
+
+void etcd_await(struct etcd_process *etcd)
+{
+    char text[256];
     for (int i = 0; i < START_MAX_S * 10; i++) {
         if (etcd_ctl(etcd, text, sizeof(text), "get /") == 0)
             return;
         usleep(100000);
     }
     fail_msg("etcd does not start: %s", text);
+}
+
+void etcd_start(struct etcd_process *etcd)
+{
+    etcd_launch(etcd);
+    etcd_await(etcd);
 }
 
 void etcd_kill(struct etcd_process *etcd)
@@ -107,13 +137,58 @@ void etcd_signal(const struct etcd_process *etcd, int number)
     assert_int_equal(0, kill(etcd->pid, number));
 }
 
-void etcd_begin(struct etcd_process *etcd)
+static void prepare(struct etcd_process *etcd, const char *scheme, unsigned index)
 {
     *etcd = (struct etcd_process){.folder = "/tmp/kvahead-etcd-XXXXXX"};
     assert_non_null(mkdtemp(etcd->folder));
     etcd->client_port = free_port();
     etcd->peer_port = free_port();
-    snprintf(etcd->endpoint, sizeof(etcd->endpoint), "http://127.0.0.1:%d", etcd->client_port);
+    snprintf(etcd->name, sizeof(etcd->name), "etcd%u", index);
+    snprintf(etcd->endpoint, sizeof(etcd->endpoint), "%s://127.0.0.1:%d", scheme,
+             etcd->client_port);
+}
+
+/* Each knows all of them. */
+static void introduce(struct etcd_process *all, unsigned count)
+{
+    char cluster[sizeof(all->cluster)];
+    size_t length = 0;
+    for (unsigned i = 0; i < count; i++)
+        length +=
+            (size_t)snprintf(cluster + length, sizeof(cluster) - length, "%s%s=http://127.0.0.1:%d",
+                             i ? "," : "", all[i].name, all[i].peer_port);
+    assert_true(length < sizeof(cluster));
+    for (unsigned i = 0; i < count; i++)
+        memcpy(all[i].cluster, cluster, sizeof(cluster));
+}
+
+void etcd_begin_several(struct etcd_process *all, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++)
+        prepare(&all[i], "http", i);
+    introduce(all, count);
+    for (unsigned i = 0; i < count; i++)
+        etcd_launch(&all[i]);
+    for (unsigned i = 0; i < count; i++)
+        etcd_await(&all[i]);
+}
+
+void etcd_begin(struct etcd_process *etcd)
+{
+    etcd_begin_several(etcd, 1);
+}
+
+void etcd_begin_https(struct etcd_process *etcd)
+{
+    char command[512];
+    prepare(etcd, "https", 0);
+    introduce(etcd, 1);
+    snprintf(etcd->ca, sizeof(etcd->ca), "%s/cert.pem", etcd->folder);
+    snprintf(command, sizeof(command),
+             "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=etcd "
+             "-addext subjectAltName=IP:127.0.0.1 -keyout %s/key.pem -out %s 2>%s/openssl",
+             etcd->folder, etcd->ca, etcd->folder);
+    assert_int_equal(0, system(command));
     etcd_start(etcd);
 }
 
