@@ -152,6 +152,12 @@ bool kva_link_is_up(const struct kva_link *link, uint32_t node)
     return find(link, node, is_up) != NULL;
 }
 
+uint64_t kva_link_life(const struct kva_link *link, uint32_t node)
+{
+    const struct connection *connection = find(link, node, is_up);
+    return connection ? connection->life : 0;
+}
+
 /* All of a node's connections that were up, since on one of them frames may be lost; then who wants
  * to know is told. */
 static void lose(struct kva_link *link, uint32_t node, uint64_t life, const char *why)

@@ -86,6 +86,9 @@ void kva_link_disconnect(struct kva_link *link, uint32_t node);
 /* Whether something can be sent to the node. */
 bool kva_link_is_up(const struct kva_link *link, uint32_t node);
 
+/* The life with which a node is up; 0: it is not. */
+uint64_t kva_link_life(const struct kva_link *link, uint32_t node);
+
 /* Send a frame; header and data are copied. Fails: KVA_ENOTFOUND (no connection), KVA_EBUSY (too much
  * is unsent), KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_link_send(struct kva_link *link, uint32_t node, uint32_t kind,

@@ -68,6 +68,13 @@ static void connect_with(struct kva_node *node, struct kva_peer *peer, uint64_t 
     peer->retry_ns = now_ns + RETRY_NS;
 }
 
+static void connected(struct kva_node *node, struct kva_peer *peer)
+{
+    kva_log(KVA_LOG_INFO, "cluster       connected with node %u", peer->member.node);
+    peer->up = true;
+    kva_probe_begin(node, peer, kva_time_ns());
+}
+
 static void forget(struct kva_node *node, struct kva_peer *peer)
 {
     const struct kva_member member = peer->member;
@@ -99,6 +106,8 @@ static void member(void *opaque, const struct kva_member *member)
     kva_log(KVA_LOG_INFO, "cluster       node %u is there, at %s:%u", member->node, member->host,
             member->port);
     tell_engine(node, KVA_NOTE_MEMBER, member);
+    if (kva_link_life(node->link, member->node) == member->life)
+        connected(node, peer); /* it knew of this node, and had connected, before this one of it */
     connect_with(node, peer, kva_time_ns());
 }
 
@@ -205,14 +214,13 @@ static void changed(void *opaque, uint32_t number, uint64_t life, bool up, const
     if (!peer || peer->member.life != life)
         return;
     if (up && !peer->up) {
-        kva_log(KVA_LOG_INFO, "cluster       connected with node %u", number);
-        kva_probe_begin(node, peer, kva_time_ns());
+        connected(node, peer);
     } else if (!up) {
         kva_log(peer->up ? KVA_LOG_WARN : KVA_LOG_DEBUG,
                 "cluster       no connection with node %u: %s", number, why);
         peer->retry_ns = kva_time_ns() + RETRY_NS;
+        peer->up = false;
     }
-    peer->up = up;
 }
 
 /* --- the thread -------------------------------------------------------------------------------- */
