@@ -63,6 +63,10 @@ struct kva_cost_load {
 KVA_MUST_CHECK enum kva_status kva_cost_check(const struct kva_cost_params *params,
                                               struct kva_err *err);
 
+/* Constants as if a step took as long whatever its rows, and attention and links took nothing: by
+ * them whoever waits is worth a loan, and no loan comes home before its request ends. */
+void kva_cost_disregard(struct kva_cost_params *params);
+
 /* W(b) / f(b) of Eq. 5, between the points on a line, before the first as there, and behind the
  * last on along the last line. 0 rows take 0. */
 double kva_cost_linear_s(const struct kva_cost_params *params, uint32_t rows);

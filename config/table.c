@@ -30,6 +30,7 @@ static const char *const cpu_levels[] = {"auto",       "ref",        "avx2", "av
 static const char *const tool_parsers[] = {"auto",    "none", "hermes", "llama3",
                                            "mistral", "json", "xml",    NULL};
 static const char *const poolings[] = {"mean", "last", NULL};
+static const char *const cluster_plans[] = {"gain", "waiting", NULL};
 static const char *const reasoning_parsers[] = {"auto", "none", "think", NULL};
 
 static const struct kva_option table[] = {
@@ -268,6 +269,10 @@ static const struct kva_option table[] = {
      "Cluster", "Time after which memory is free again whose borrower is not heard of."},
     {"cluster-recall", KVA_OPTION_DURATION, SERVE, AT(cluster_recall_ms), 10, HOUR, "5s", NULL,
      "Cluster", "Time that borrowers have to take back what this instance needs itself."},
+    {"cluster-plan", KVA_OPTION_CHOICE, SERVE, AT(cluster_plan), 0, 0, "gain", cluster_plans,
+     "Cluster",
+     "When the instance that leads has memory lent. gain: when requests wait for it and all together "
+     "produce more tokens a second, by what was measured at the start. waiting: whenever they wait."},
     {"cluster-round", KVA_OPTION_DURATION, SERVE, AT(cluster_round_ms), 50, HOUR, "1s", NULL,
      "Cluster", "Time between two plans of the instance that leads."},
     {"cluster-wait", KVA_OPTION_DURATION, SERVE, AT(cluster_wait_ms), 0, 24 * HOUR, "5m", NULL,

@@ -37,6 +37,8 @@ static struct kva_cost_params cost_now(const struct kva_node *node)
         cost.link_latency_s = LINK_LATENCY_S;
     if (cost.link_bytes_per_s == 0)
         cost.link_bytes_per_s = LINK_BYTES_PER_S;
+    if (node->params.plan == KVA_CLUSTER_PLAN_WAITING)
+        kva_cost_disregard(&cost);
     return cost;
 }
 

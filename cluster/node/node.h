@@ -25,6 +25,12 @@ struct kva_node;
 
 #define KVA_NODE_ETCD_MAX 16u
 
+/* When a leader has memory lent. */
+enum kva_cluster_plan {
+    KVA_CLUSTER_PLAN_GAIN,    /* when it is waited for and the model of cost says that all gain */
+    KVA_CLUSTER_PLAN_WAITING, /* whenever it is waited for: kva_cost_disregard */
+};
+
 struct kva_node_params {
     /* --- where --- */
     const char *name;        /* of the cluster */
@@ -43,13 +49,14 @@ struct kva_node_params {
     uint32_t rows_max;  /* of a step */
     /* --- bounds --- */
     uint32_t nodes_max;
-    uint32_t lend_percent; /* of device memory that others may have here */
-    bool keeps_homes;      /* instance.h */
-    uint64_t answer_ns;    /* that a creditor has to answer a layer */
-    uint64_t lease_ttl_ns; /* of membership */
-    uint64_t loan_ttl_ns;  /* of loans that this node orders as a leader */
-    uint64_t recall_ns;    /* that debtors have to bring pages home */
-    uint64_t round_ns;     /* between a leader's plans */
+    uint32_t lend_percent;      /* of device memory that others may have here */
+    bool keeps_homes;           /* instance.h */
+    uint64_t answer_ns;         /* that a creditor has to answer a layer */
+    uint64_t lease_ttl_ns;      /* of membership */
+    uint64_t loan_ttl_ns;       /* of loans that this node orders as a leader */
+    uint64_t recall_ns;         /* that debtors have to bring pages home */
+    enum kva_cluster_plan plan; /* when it has memory lent, as a leader */
+    uint64_t round_ns;          /* between a leader's plans */
 };
 
 /* Strings are borrowed until destroy. Fails: KVA_EINVAL (a parameter, by its option's name), KVA_EIO (address in use, secret unreadable),

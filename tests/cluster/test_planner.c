@@ -253,6 +253,35 @@ static void test_planner__plans_come_to_rest(void **state KVA_UNUSED)
     assert_in_range(rounds, 1, 4);
 }
 
+/* Steps as long as they have rows: who waits gains nothing, and is lent to only if costs are left out,
+ * no more than he needs. */
+static void test_planner__costs_may_be_disregarded(void **state KVA_UNUSED)
+{
+    struct table t;
+    table_init(&t);
+    t.cost.point_count = 2;
+    t.cost.points[0] = (struct kva_cost_point){1, 1e-3};
+    t.cost.points[1] = (struct kva_cost_point){64, 64e-3};
+    t.params = kva_plan_defaults(&t.cost);
+    uint32_t debtor = table_add(&t, 2, 880, 5), creditor = table_add(&t, 3, 20, 0);
+    table_plan(&t);
+    assert_int_equal(t.plan.move_count, 0);
+    kva_cost_disregard(&t.cost);
+    assert_int_equal(kva_cost_check(&t.cost, NULL), KVA_OK);
+    t.params = kva_plan_defaults(&t.cost);
+    table_plan(&t);
+    assert_int_equal(t.plan.move_count, 1);
+    assert_int_equal(t.plan.moves[0].kind, KVA_PLAN_LEND);
+    assert_int_equal(t.plan.moves[0].debtor, debtor);
+    assert_int_equal(t.plan.moves[0].creditor, creditor);
+    assert_in_range(t.plan.moves[0].pages, 5 * 8, 5 * 8 + t.params.grain_pages);
+    table_carry_out(&t);
+    table_let_in(&t);
+    assert_int_equal(t.instances[debtor].waiting, 0);
+    table_plan(&t);
+    assert_int_equal(t.plan.move_count, 0);
+}
+
 static void test_planner__pages_come_home_when_there_is_room(void **state KVA_UNUSED)
 {
     struct table t;
@@ -379,6 +408,7 @@ int main(void)
         cmocka_unit_test(test_planner__no_step_gets_longer_than_the_bound),
         cmocka_unit_test(test_planner__a_move_has_to_win_more_than_it_costs),
         cmocka_unit_test(test_planner__plans_come_to_rest),
+        cmocka_unit_test(test_planner__costs_may_be_disregarded),
         cmocka_unit_test(test_planner__pages_come_home_when_there_is_room),
         cmocka_unit_test(test_planner__the_first_in_line_may_need_several),
         cmocka_unit_test(test_planner__a_state_that_cannot_be_is_refused),

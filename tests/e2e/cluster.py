@@ -85,7 +85,9 @@ class Cluster:
     def options(self, *more: str) -> tuple[str, ...]:
         return ("--cluster-listen", "127.0.0.1:0", "--cluster-etcd", self.etcd.url,
                 "--cluster-secret-file", str(self.secret), "--cluster-lease", "2s",
-                "--cluster-loan", "2s", "--cluster-round", "100ms", *more)
+                "--cluster-loan", "2s", "--cluster-round", "100ms",
+                # Not by what was measured: tests must not depend on time.
+                "--cluster-plan", "waiting", *more)
 
     def start(self, *more: str, **fields) -> Server:
         server = self.servers.start(*self.options(*more), **fields)
