@@ -8,13 +8,19 @@
 #include <string.h>
 
 #define ROWS_MAX     64u
-#define TIMED        3u
+#define ROW_POINTS   7u /* 1, 2, 4 .. ROWS_MAX */
 #define WARM         1u
+#define TIMED_MIN    3u
+#define TIMED_MAX    7u /* as long as they are short: one of them is undisturbed */
+#define ENOUGH_NS    (200 * KVA_NS_PER_MS)
 #define POINT_NS     (400 * KVA_NS_PER_MS) /* a step that takes longer is the last */
 #define ALL_NS       (3 * KVA_NS_PER_S)
 #define DEPTH_TOKENS 4096u
 #define SHORT_TOKENS 2u
-#define STEPS_MAX    ((TIMED + WARM) * KVA_COST_POINTS_MAX) /* of a sequence */
+#define STEPS_MAX    ((WARM + TIMED_MAX) * ROW_POINTS) /* of a sequence, which fits into a page */
+
+_Static_assert(SHORT_TOKENS + STEPS_MAX < KVA_PAGE_TOKENS, "short sequences are of a page");
+_Static_assert((1u << (ROW_POINTS - 1)) == ROWS_MAX && ROW_POINTS <= KVA_COST_POINTS_MAX, "points");
 
 /* Sequences that decode together. */
 struct group {
@@ -60,10 +66,12 @@ static enum kva_status time_steps(struct group *g, double *ret_s, struct kva_err
 {
     const struct kva_engine_ops *ops = g->engine->ops;
     struct kva_step_item items[ROWS_MAX];
-    uint64_t least_ns = UINT64_MAX;
+    uint64_t least_ns = UINT64_MAX, first_ns = kva_time_ns();
     enum kva_status status = KVA_OK;
-    for (uint32_t i = 0; i < WARM + TIMED && !status; i++) {
+    for (uint32_t i = 0; i < WARM + TIMED_MAX && !status; i++) {
         uint64_t begin_ns = kva_time_ns();
+        if (i >= WARM + TIMED_MIN && begin_ns - first_ns > ENOUGH_NS)
+            break;
         for (uint32_t s = 0; s < g->count && !status; s++) {
             items[s] = (struct kva_step_item){.seq = g->seqs[s]};
             status = ops->grow(g->engine->self, g->seqs[s], err);
@@ -134,7 +142,7 @@ static enum kva_status measure_copy(struct kva_node *node, struct kva_err *err)
 {
     unsigned char *from = calloc(1, node->page_bytes), *to = calloc(1, node->page_bytes);
     uint64_t least_ns = UINT64_MAX;
-    for (uint32_t i = 0; from && to && i < TIMED + WARM; i++) {
+    for (uint32_t i = 0; from && to && i < WARM + TIMED_MAX; i++) {
         uint64_t begin_ns = kva_time_ns();
         memcpy(to, from, node->page_bytes);
         memcpy(from, to, node->page_bytes);
