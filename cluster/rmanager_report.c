@@ -31,8 +31,11 @@ static uint32_t collect(struct kva_rmanager *r, struct kva_message_load *ret_loa
         load.moving |= r->guests[i].recall_end_ns != 0;
         if (debt->state == KVA_DEBT_NONE)
             continue;
+        /* Nothing relies on a loan that is over, and its creditor may never answer. */
+        if (debt->state == KVA_DEBT_RELEASING)
+            continue;
         load.moving |= debt->state != KVA_DEBT_LENT;
-        if (debt->state == KVA_DEBT_RELEASING || count == max)
+        if (count == max)
             continue;
         load.borrowed_pages += debt->loan.pages;
         r->current[count++] = (struct kva_message_entry){
