@@ -369,6 +369,19 @@ static const struct kva_message *report(struct pair *pair, uint64_t revision, ui
     return pair_last(pair, KVA_MESSAGE_HEARTBEAT);
 }
 
+static void test_rmanager__a_loan_that_nobody_takes_back_moves_nothing(void **state KVA_UNUSED)
+{
+    struct pair pair;
+    pair_init(&pair);
+    pair_lend(&pair);
+    kva_rmanager_peer_lost(pair.nodes[0].rmanager, 2, pair.now_ns); /* and it never answers */
+    const struct kva_message *heartbeat = report(&pair, 1, 3, true);
+    assert_int_equal(heartbeat->heartbeat.load.moving, 0);
+    assert_int_equal(heartbeat->heartbeat.load.borrowed_pages, 0);
+    assert_int_equal(pair_stats(&pair, 1).loans, 1); /* being released, for two ttl */
+    pair_finish(&pair);
+}
+
 static void test_rmanager__reports_say_what_has_changed(void **state KVA_UNUSED)
 {
     struct pair pair;
@@ -468,6 +481,7 @@ int main(void)
         cmocka_unit_test(test_rmanager__a_recall_ends_in_any_case),
         cmocka_unit_test(test_rmanager__a_new_life_holds_nothing),
         cmocka_unit_test(test_rmanager__a_broken_link_loses_what_lies_behind_it),
+        cmocka_unit_test(test_rmanager__a_loan_that_nobody_takes_back_moves_nothing),
         cmocka_unit_test(test_rmanager__reports_say_what_has_changed),
         cmocka_unit_test(test_rmanager__long_reports_come_in_pieces),
         cmocka_unit_test(test_rmanager__parameters_are_checked),
