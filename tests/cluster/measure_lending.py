@@ -1,11 +1,11 @@
 """What lending wins on one machine: tokens a second of a debtor and a creditor, by how much may be lent.
 
-    python3 tests/cluster/measure_lending.py --model smollm2-135m-instruct [--shares 0,20,40,60,80] [--seconds 20]
+    python3 tests/cluster/measure_lending.py --model smollm2-135m-instruct [--shares 0,20,40,60,80] [--plan waiting]
 
 Two servers with a thread each, an etcd of their own. The debtor decodes one long request, which takes most of its device
-tier, while short ones wait; the creditor has fewer short ones than it has room for. Shares are the creditor's --cluster-lend.
-Prints a table of what was lent and what both gave, and what the leader's plan expected. Needs the packages of
-tests/e2e/requirements.txt.
+tier, while short ones wait; the creditor has fewer short ones than it has room for. Shares are the creditor's --cluster-lend;
+--plan waiting lends all of that, beyond what pays. Prints a table of what was lent and what both gave, and what the leader's
+plan expected. Needs the packages of tests/e2e/requirements.txt.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def measure(options, share: int) -> dict:
         cluster = Cluster(servers, folder)
         try:
             common = ("--threads", "1", "--waiting-time", "0", "--device-memory", options.device_memory, "--host-memory", "4G",
-                      "--no-prefix-cache")
+                      "--no-prefix-cache", "--cluster-plan", options.plan)
             debtor = cluster.start(*common, "--cluster-lend", "0", model=options.model)
             creditor = cluster.start(*common, "--cluster-lend", str(share), model=options.model)
             cluster.wait_complete()
@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("--waiting", type=int, default=16, help="short requests at the debtor, at once")
     parser.add_argument("--own", type=int, default=2, help="short requests at the creditor, at once")
     parser.add_argument("--shares", default="0,15,30,45,60,80")
+    parser.add_argument("--plan", default="gain", choices=("gain", "waiting"), help="the servers' --cluster-plan")
     parser.add_argument("--warm", type=float, default=20)
     parser.add_argument("--seconds", type=float, default=20)
     options = parser.parse_args()
