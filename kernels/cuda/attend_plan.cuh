@@ -95,7 +95,7 @@ static void plan_part(attend_plan *plan, item part)
 }
 
 /* `work`, whose tiles are known: one item, or one for each split, which are then folded. */
-static void plan_splits(attend_plan *plan, const item &work)
+[[maybe_unused]] static void plan_splits(attend_plan *plan, const item &work)
 {
     uint32_t first = work.tile_first / SPLIT_TILES, end = kva_blocks(work.tile_end, SPLIT_TILES);
     if (!plan->wide || end < first + 2) {
@@ -211,7 +211,8 @@ static bool make_plan(struct kva_device *device, Plan *plan, const char *name, K
 }
 
 /* The block of threads of a plan, for each of its items and KV heads. */
-static struct kva_cuda_launch plan_launch(const attend_plan *plan, const attend_shape &shape)
+[[maybe_unused]] static struct kva_cuda_launch plan_launch(const attend_plan *plan,
+                                                           const attend_shape &shape)
 {
     return {dim3(plan->item_count, shape.kv_heads), plan->pairs * 2, plan->shared_bytes};
 }

@@ -1,12 +1,22 @@
-/* lowbit.cu - attend_lowbit: partial attention over low-bit pages (attend_tile.cuh).
+/* lowbit.cu - attend_lowbit: partial attention over low-bit pages.
  *
- * A tile's codes become f16 numbers in shared memory, zero + scale * code, once for all pairs of
- * the block; from there it is attention over 16-bit tiles. Scores are kept as [head][position], for
- * select.cu, which does not look at those of tokens that rows have. */
+ * A warp takes up to 8 or 16 (row, query head) pairs that share a KV head, and walks the pages by
+ * itself: no barrier of a block, a ring of pages of its own in shared memory, which asynchronous
+ * copies fill ahead, and the matrix products of lowbit_page.cuh. Within a run of RUN_TOKENS the
+ * softmax goes online, page by page, to base 2; runs are folded in ascending order (attend_tile.cuh).
+ * What a pair's numbers are depends on it and on the pages alone: not on the pairs beside it, nor on
+ * whether runs are attended to one after the other or side by side. Scores are kept as
+ * [head][position], for select.cu, which does not look at those of tokens that rows have. */
 #include "kernels/cuda/attend_plan.cuh"
+#include "kernels/cuda/lowbit_page.cuh"
 #include "kernels/cuda/turn.cuh"
 
-#define BITS_MAX 8u
+#define RUN_TILES   16u
+#define RUN_TOKENS  (RUN_TILES * TILE)
+#define BLOCK_WARPS 4u
+
+#define LOG2E       1.44269504f
+#define LN2         0.69314718f
 
 /* A sequence, on the device. */
 struct lowbit_seq {
@@ -23,221 +33,405 @@ struct lowbit_seq {
 
 struct lowbit_params {
     attend_shape shape;
+    page_shape page;
     const item *items;
     const lowbit_seq *seqs;
     const void *const *blocks;
     size_t block_offset;
-    uint32_t bits;
-    uint32_t group_tokens; /* tokens, or channels, of a quantisation group */
-    bool token_keys;       /* keys have levels per token */
-    bool turned;           /* rows of pages are turned */
-    struct kva_lowbit_layout layout;
+    uint32_t item_count;
+    uint32_t stages, stage_bytes, warp_bytes; /* of a warp's shared memory */
+    bool turned;                              /* rows of pages are turned */
 };
 
-/* --- tiles ------------------------------------------------------------------------------------ */
+/* What a warp knows of a pair. */
+struct pair_facts {
+    float factor;        /* of a product: its score, to base 2 */
+    float shift;         /* what the score lacks whose keys are without a mean; the same */
+    float sum;           /* of the query, as it is multiplied */
+    uint32_t seen_first; /* the first token in sight */
+    uint32_t head;       /* whose scores are kept; KVA_NONE: they are not */
+};
 
-static __device__ __forceinline__ float f16_at(const unsigned char *from, uint32_t index)
-{
-    return kva_to_f32(reinterpret_cast<const kva_f16 *>(from)[index]);
-}
+/* A warp's shared memory: the ring of pages, then this. */
+template <int D, int NT> struct warp_memory {
+    kva_f16 q[8 * NT][D + PAD];
+    pair_facts pairs[8 * NT];
+    uint32_t masks[RUN_TOKENS / 32]; /* of a run: tokens that no row replaces */
+};
 
-/* The code of bit `bit` of every plane's byte `index`. */
-static __device__ __forceinline__ uint32_t spread(const unsigned char *codes, uint32_t plane_bytes,
-                                                  uint32_t index, uint32_t bits, uint32_t *planes)
-{
-    for (uint32_t b = 0; b < bits; b++)
-        planes[b] = codes[b * plane_bytes + index];
-    return bits;
-}
+/* --- pairs ------------------------------------------------------------------------------------ */
 
-static __device__ __forceinline__ float code_of(const uint32_t *planes, uint32_t bits, uint32_t bit)
+/* Query and facts of a pair, by the warp. The query is multiplied by a power of two that makes it
+ * less than one, so that it can be multiplied by any scale. */
+template <int D, int NT>
+static __device__ void load_pair(warp_memory<D, NT> &memory, const lowbit_params &p,
+                                 const lowbit_seq &seq, const item &work, uint32_t kv_head,
+                                 uint32_t pair, uint32_t lane)
 {
-    uint32_t code = 0;
+    const attend_shape &shape = p.shape;
+    const bool own = pair < work.pair_count;
+    const uint32_t index = work.pair_first + (own ? pair : 0);
+    const uint32_t row = index / shape.group, head = kv_head * shape.group + index % shape.group;
+    const size_t from = static_cast<size_t>(work.row_first + row) * shape.q_stride +
+                        static_cast<size_t>(head) * shape.dim;
+    float x[D / KVA_WARP], shift = 0.0f, most = 0.0f, sum = 0.0f;
 #pragma unroll
-    for (uint32_t b = 0; b < BITS_MAX; b++) {
-        if (b < bits)
-            code |= (planes[b] >> bit & 1u) << b;
+    for (uint32_t j = 0; j < D / KVA_WARP; j++) {
+        const uint32_t d = lane + KVA_WARP * j;
+        x[j] = own && d < shape.dim ? kva_load(shape.q, shape.q_dtype, from + d) : 0.0f;
+        if (seq.mean && d < shape.dim) /* of the query as it came, since the product is large */
+            shift = fmaf(x[j], seq.mean[static_cast<size_t>(kv_head) * shape.dim + d], shift);
     }
-    return static_cast<float>(code);
+    if (p.turned)
+        kva_turn_warp(x, shape.dim, lane, false);
+#pragma unroll
+    for (uint32_t j = 0; j < D / KVA_WARP; j++)
+        most = fmaxf(most, fabsf(x[j]));
+#pragma unroll
+    for (int lanes = KVA_WARP / 2; lanes > 0; lanes /= 2)
+        most = fmaxf(most, __shfl_xor_sync(KVA_ALL, most, lanes));
+    const uint32_t exponent = min(max(__float_as_uint(most) >> 23, 64u), 190u);
+    const float down = __uint_as_float((253 - exponent) << 23);
+#pragma unroll
+    for (uint32_t j = 0; j < D / KVA_WARP; j++) {
+        const kva_f16 element = kva_saturate<kva_f16>(x[j] * down);
+        memory.q[pair][lane + KVA_WARP * j] = element;
+        sum += kva_to_f32(element);
+    }
+    sum = kva_warp_sum(sum);
+    shift = kva_warp_sum(shift);
+    if (lane > 0)
+        return;
+    pair_facts &facts = memory.pairs[pair];
+    const uint32_t position = work.position_first + row;
+    const float scale = shape.scale * LOG2E;
+    facts.factor = scale * __uint_as_float((exponent + 1) << 23);
+    facts.shift = shift * scale;
+    facts.sum = sum;
+    facts.seen_first = shape.window && position >= shape.window ? position - shape.window + 1 : 0;
+    facts.head = own && seq.scores && row == seq.select_row ? head : KVA_NONE;
 }
 
-/* A byte of a key plane: channels 4 i .. 4 i + 3 of tokens t and t + 1. */
-template <int D>
-static __device__ void decode_keys(kva_f16 (*k)[D + PAD], const lowbit_params &p,
-                                   const unsigned char *page)
-{
-    const uint32_t dim = p.shape.dim, bytes = TILE / 2;
-    for (uint32_t i = threadIdx.x; i < dim / 4 * bytes; i += blockDim.x) {
-        uint32_t channel = i / bytes * 4, token = i % bytes * 2, planes[BITS_MAX] = {};
-        uint32_t at = token / p.group_tokens * dim + channel;
-        spread(page + p.layout.k_codes, p.layout.plane_bytes, i, p.bits, planes);
-        float x[8];
+/* --- a page ----------------------------------------------------------------------------------- */
+
+/* What is summed up over a run. Lane 4 g + t has pairs 2 t and 2 t + 1 of each 8. */
+template <int D, int NT> struct run_state {
+    float a[D / 32][2][NT][4]; /* multiply_values */
+    float zeros[NT][4];        /* multiply_zeros */
+    float m[NT][2];            /* to base 2 */
+    float e[NT][2];            /* of the lane's tokens */
+
+    __device__ __forceinline__ void clear()
+    {
 #pragma unroll
-        for (uint32_t c = 0; c < 4; c++) {
-            const uint32_t low = p.token_keys ? token : at + c;
-            const uint32_t high = p.token_keys ? token + 1 : at + c;
-            x[c] = fmaf(f16_at(page + p.layout.k_scale, low), code_of(planes, p.bits, c),
-                        f16_at(page + p.layout.k_zero, low));
-            x[4 + c] = fmaf(f16_at(page + p.layout.k_scale, high), code_of(planes, p.bits, 4 + c),
-                            f16_at(page + p.layout.k_zero, high));
+        for (int j = 0; j < NT; j++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+#pragma unroll
+                for (int c = 0; c < D / 32; c++)
+                    a[c][0][j][i] = a[c][1][j][i] = 0.0f;
+                zeros[j][i] = 0.0f;
+            }
+            m[j][0] = m[j][1] = -INFINITY;
+            e[j][0] = e[j][1] = 0.0f;
+        }
+    }
+};
+
+/* The products of multiply_keys become scores, to base 2. */
+template <int D, int BITS, bool KEYED, int NT>
+static __device__ __forceinline__ void
+find_scores(float (&s)[2][2][NT][4], const float (&zeros)[NT][4], const float (&factor)[NT][2],
+            const float (&shift)[NT][2], const warp_memory<D, NT> &memory,
+            const unsigned char *page, const page_shape &p, uint32_t lane)
+{
+    const unsigned char *levels = page + page_place<D, BITS>::levels + lane / 4 * 8;
+#pragma unroll
+    for (int part = 0; part < 2; part++) {
+        float scale[4], zero[4];
+        if (KEYED) {
+            const uint2 scales = shared_load<uint2>(levels + part * TILE);
+            const uint2 level = shared_load<uint2>(levels + p.k_zero + part * TILE);
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                const uint32_t shifted = n % 2 * 16;
+                scale[n] = kva_code_factor<BITS>(n) *
+                           kva_to_f32(kva_f16{
+                               static_cast<uint16_t>((n < 2 ? scales.x : scales.y) >> shifted)});
+                zero[n] = kva_to_f32(
+                    kva_f16{static_cast<uint16_t>((n < 2 ? level.x : level.y) >> shifted)});
+            }
         }
 #pragma unroll
-        for (uint32_t t = 0; t < 2; t++) {
-            uint32_t *to = reinterpret_cast<uint32_t *>(&k[token + t][channel]);
-            to[0] = kva_pack<kva_f16>(x[4 * t], x[4 * t + 1]);
-            to[1] = kva_pack<kva_f16>(x[4 * t + 2], x[4 * t + 3]);
-        }
-    }
-}
-
-/* A byte of a value plane: tokens 4 i .. 4 i + 3 of channels c and c + 1. */
-template <int D>
-static __device__ void decode_values(kva_f16 (*v)[D + PAD], const lowbit_params &p,
-                                     const unsigned char *page)
-{
-    const uint32_t dim = p.shape.dim, bytes = dim / 2;
-    for (uint32_t i = threadIdx.x; i < TILE / 4 * bytes; i += blockDim.x) {
-        uint32_t token = i / bytes * 4, channel = i % bytes * 2, planes[BITS_MAX] = {};
-        uint32_t at = channel / p.group_tokens * TILE + token;
-        spread(page + p.layout.v_codes, p.layout.plane_bytes, i, p.bits, planes);
+        for (int j = 0; j < NT; j++) {
 #pragma unroll
-        for (uint32_t t = 0; t < 4; t++) {
-            float scale = f16_at(page + p.layout.v_scale, at + t);
-            float zero = f16_at(page + p.layout.v_zero, at + t);
-            *reinterpret_cast<uint32_t *>(&v[token + t][channel]) =
-                kva_pack<kva_f16>(fmaf(scale, code_of(planes, p.bits, t), zero),
-                                  fmaf(scale, code_of(planes, p.bits, 4 + t), zero));
+            for (int i = 0; i < 2; i++) {
+                const float base = fmaf(zeros[j][2 * part + i], factor[j][i], shift[j][i]);
+                const float sum = KEYED ? memory.pairs[8 * j + lane % 4 * 2 + i].sum : 0.0f;
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    float &x = s[part][n / 2][j][n % 2 * 2 + i];
+                    x = KEYED ? fmaf(fmaf(x, scale[n], zero[n] * sum), factor[j][i], shift[j][i])
+                              : fmaf(x, factor[j][i] * kva_code_factor<BITS>(n), base);
+                }
+            }
         }
     }
 }
 
-/* masks[i] = the tokens of tile i of the split that no row replaces; complete after the next
- * barrier. */
-static __device__ void find_present(unsigned long long *masks, const lowbit_seq &seq,
-                                    uint32_t kv_head, uint32_t split)
+/* Scores of tokens that rows have, or that are out of sight, become -inf; scores that are wanted are
+ * kept. */
+template <int D, int NT>
+static __device__ void look_at_scores(float (&s)[2][2][NT][4], const warp_memory<D, NT> &memory,
+                                      const lowbit_seq &seq, uint32_t tile, uint32_t lane)
 {
-    if (threadIdx.x < SPLIT_TILES)
-        masks[threadIdx.x] = ~0ull;
-    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const pair_facts &facts = memory.pairs[8 * j + lane % 4 * 2 + i];
+#pragma unroll
+            for (int part = 0; part < 2; part++) {
+                const uint32_t own = lane / 4 * 4, token = tile * TILE + part * 32 + own;
+                const uint32_t mask = memory.masks[tile % RUN_TILES * 2 + part] >> own;
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    float &x = s[part][n / 2][j][n % 2 * 2 + i];
+                    if (!(mask >> n & 1) || token + n < facts.seen_first)
+                        x = -INFINITY;
+                }
+                if (facts.head == KVA_NONE)
+                    continue;
+                const size_t at = static_cast<size_t>(facts.head) * seq.page_count * TILE + token;
+                *reinterpret_cast<float4 *>(seq.scores + at) =
+                    make_float4(s[part][0][j][i] * LN2, s[part][0][j][2 + i] * LN2,
+                                s[part][1][j][i] * LN2, s[part][1][j][2 + i] * LN2);
+            }
+        }
+    }
+}
+
+/* Scores become probabilities relative to the running maximum, as 16-bit columns of the product with
+ * V; the state is rescaled to it. */
+template <int D, int NT>
+static __device__ __forceinline__ void
+soften(run_state<D, NT> &state, uint32_t (&weights)[2][2][NT][2], float (&s)[2][2][NT][4])
+{
+    float keep[NT][2];
+    bool grown = false;
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float top = state.m[j][i], sum = 0.0f;
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+                top = fmaxf(top, s[n / 4][n / 2 % 2][j][n % 2 * 2 + i]);
+            top = fmaxf(top, __shfl_xor_sync(KVA_ALL, top, 4));
+            top = fmaxf(top, __shfl_xor_sync(KVA_ALL, top, 8));
+            top = fmaxf(top, __shfl_xor_sync(KVA_ALL, top, 16));
+            const float base = top == -INFINITY ? 0.0f : top;
+            keep[j][i] = kva_exp2(state.m[j][i] - base);
+            grown = grown || top > state.m[j][i];
+            state.m[j][i] = top;
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                float &x = s[n / 4][n / 2 % 2][j][n % 2 * 2 + i];
+                x = kva_exp2(x - base);
+                sum += x;
+            }
+            state.e[j][i] = fmaf(state.e[j][i], keep[j][i], sum);
+        }
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const float *pair = &s[n / 4][n / 2 % 2][j][n % 2 * 2];
+            weights[n / 4][n / 2 % 2][j][n % 2] =
+                kva_transpose(kva_pack<kva_f16>(pair[0], pair[1]));
+        }
+    }
+    if (!__any_sync(KVA_ALL, grown))
+        return; /* all of them would be multiplied by one */
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int c = 0; c < D / 32; c++) {
+                state.a[c][0][j][i] *= keep[j][i % 2];
+                state.a[c][1][j][i] *= keep[j][i % 2];
+            }
+            state.zeros[j][i] *= keep[j][i % 2];
+        }
+    }
+}
+
+/* --- runs ------------------------------------------------------------------------------------- */
+
+/* masks = the tokens of the run of `tile` that no row replaces. */
+static __device__ void find_present(uint32_t *masks, const lowbit_seq &seq, uint32_t kv_head,
+                                    uint32_t tile, uint32_t lane)
+{
+    static_assert(RUN_TOKENS / 32 == KVA_WARP, "a word a lane");
+    __syncwarp(); /* those of the run before have been read */
+    masks[lane] = KVA_ALL;
+    __syncwarp();
     if (seq.has_rows) {
         const size_t head = static_cast<size_t>(kv_head) * seq.rows.slots;
-        for (uint32_t i = threadIdx.x; i < seq.rows.count[kv_head]; i += blockDim.x) {
-            uint32_t token = seq.rows.tokens[head + seq.rows.order[head + i]];
-            if (token / KVA_ATTEND_SPLIT_TOKENS == split)
-                atomicAnd(&masks[token / TILE % SPLIT_TILES], ~(1ull << token % TILE));
+        for (uint32_t i = lane; i < seq.rows.count[kv_head]; i += KVA_WARP) {
+            const uint32_t token = seq.rows.tokens[head + seq.rows.order[head + i]];
+            if (token / RUN_TOKENS == tile / RUN_TILES)
+                atomicAnd(&masks[token % RUN_TOKENS / 32], ~(1u << token % 32));
         }
     }
+    __syncwarp(); /* the masks are complete */
 }
 
-/* As load_queries, turned: a query by a warp. */
-template <int D>
-static __device__ void load_turned(kva_f16 (*q)[D + PAD], const attend_shape &p, const item &work,
-                                   uint32_t kv_head, uint32_t pairs, uint32_t lane)
+/* A run's result goes where the item's belongs; `more`: to what is there. */
+template <int D, int BITS, int NT>
+static __device__ void end_run(run_state<D, NT> &state, const lowbit_params &p, const item &work,
+                               uint32_t kv_head, bool more, uint32_t lane)
 {
-    for (uint32_t pair = threadIdx.x / KVA_WARP; pair < pairs; pair += blockDim.x / KVA_WARP) {
-        const uint32_t index = work.pair_first + pair;
-        const size_t head = kv_head * p.group + index % p.group;
-        const size_t row = work.row_first + index / p.group;
-        float x[D / KVA_WARP];
+    const attend_shape &shape = p.shape;
 #pragma unroll
-        for (uint32_t j = 0; j < D / KVA_WARP; j++) {
-            const uint32_t d = lane + KVA_WARP * j;
-            const bool there = pair < work.pair_count && d < p.dim;
-            x[j] = there ? kva_load(p.q, p.q_dtype, row * p.q_stride + head * p.dim + d) : 0.0f;
-        }
-        kva_turn_warp(x, p.dim, lane, false);
+    for (int j = 0; j < NT; j++) {
 #pragma unroll
-        for (uint32_t j = 0; j < D / KVA_WARP; j++) {
-            const uint32_t d = lane + KVA_WARP * j;
-            q[pair][d] = kva_saturate<kva_f16>(d < p.dim ? x[j] : 0.0f);
+        for (int i = 0; i < 2; i++) {
+            const uint32_t pair = 8 * j + lane % 4 * 2 + i;
+            const bool own = pair < work.pair_count;
+            float e = state.e[j][i], m = state.m[j][i] * LN2, keep = 0.0f, add = 1.0f;
+            e += __shfl_xor_sync(KVA_ALL, e, 4);
+            e += __shfl_xor_sync(KVA_ALL, e, 8);
+            e += __shfl_xor_sync(KVA_ALL, e, 16);
+            if (e != e)
+                m = e; /* what is not a number stays */
+            const place at = place_of(shape, work, kv_head, own ? pair : 0);
+            if (more && own && m != -INFINITY) {
+                const float before = *at.m;
+                fold_scales(before, m, m, keep, add);
+                e = fold(*at.e, keep, e, add);
+            }
+            const bool nothing = more && m == -INFINITY;
+            __syncwarp(); /* what is there has been read */
+#pragma unroll
+            for (int c = 0; c < D / 32; c++) {
+                const float zero =
+                    __shfl_sync(KVA_ALL, state.zeros[j][i],
+                                static_cast<int>((c >> p.page.v_group_shift) * 4 + lane % 4));
+                const uint32_t d = c * 32 + lane / 4 * 4;
+                if (!own || nothing || d >= shape.dim)
+                    continue;
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    const float x =
+                        fmaf(state.a[c][n / 2][j][n % 2 * 2 + i], kva_code_factor<BITS>(n), zero);
+                    at.a[d + n] = (more ? fold(at.a[d + n], keep, x, add) : x) + 0.0f;
+                }
+            }
+            if (own && !nothing && lane / 4 == 0) {
+                *at.m = m;
+                *at.e = e;
+            }
         }
     }
-}
-
-/* What the scores of the lane's pair lack whose keys are without a mean: from the query as it came,
- * since such a product is large. */
-static __device__ float shift_of(const attend_shape &p, const item &work, const float *mean,
-                                 uint32_t kv_head, uint32_t pair)
-{
-    const size_t head = kv_head * p.group + pair % p.group;
-    const size_t at = (work.row_first + pair / p.group) * static_cast<size_t>(p.q_stride);
-    float sum = 0.0f;
-    for (uint32_t d = 0; d < p.dim; d++)
-        sum = fmaf(kva_load(p.q, p.q_dtype, at + head * p.dim + d),
-                   mean[static_cast<size_t>(kv_head) * p.dim + d], sum);
-    return sum * p.scale;
 }
 
 /* --- the kernel ------------------------------------------------------------------------------- */
 
-template <int D>
-static __global__ void __launch_bounds__(WARPS_MAX * 32) lowbit_kernel(lowbit_params p)
+template <int D, int BITS, bool KEYED, int NT>
+static __global__ void __launch_bounds__(BLOCK_WARPS *KVA_WARP, D *NT > 128 ? 2 : 4)
+    lowbit_kernel(lowbit_params p)
 {
-    __shared__ unsigned long long masks[SPLIT_TILES];
-    const attend_shape &shape = p.shape;
-    const uint32_t pairs = blockDim.x / 2, lane = threadIdx.x % KVA_WARP;
-    const uint32_t warp_pair = threadIdx.x / KVA_WARP * 16, kv_head = blockIdx.y;
-    const item work = p.items[blockIdx.x];
-    const lowbit_seq &seq = p.seqs[work.seq];
+    const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
+    const uint32_t index = blockIdx.x * (blockDim.x / KVA_WARP) + warp, kv_head = blockIdx.y;
     KVA_DYNAMIC_SHARED(unsigned char, shared_bytes);
-    stage<kva_f16, D> &here = *reinterpret_cast<stage<kva_f16, D> *>(shared_bytes);
-    kva_f16(*q)[D + PAD] = reinterpret_cast<kva_f16(*)[D + PAD]>(&here + 1);
-    bool busy = warp_pair < work.pair_count;
+    if (index >= p.item_count)
+        return;
+    const item work = p.items[index];
     if (kva_gate_closed(work.gate))
         return;
+    const lowbit_seq &seq = p.seqs[work.seq];
+    unsigned char *const ring = shared_bytes + warp * p.warp_bytes;
+    auto &memory = *reinterpret_cast<warp_memory<D, NT> *>(ring + p.stages * p.stage_bytes);
+    const void *const *blocks = p.blocks + seq.block_first;
+    const size_t offset = p.block_offset + static_cast<size_t>(kv_head) * p.page.head_bytes;
 
-    uint32_t seen_first[2];
-    float shift[2];
-    float *scores[2]; /* of the lane's rows; NULL: of no interest */
-    for (uint32_t i = 0; i < 2; i++) {
-        uint32_t pair = work.pair_first + min(warp_pair + lane / 4 + 8 * i, work.pair_count - 1);
-        uint32_t row = pair / shape.group, position = work.position_first + row;
-        bool cut = shape.window && position >= shape.window;
-        shift[i] = seq.mean ? shift_of(shape, work, seq.mean, kv_head, pair) : 0.0f;
-        seen_first[i] = cut ? position - shape.window + 1 : 0;
-        size_t head = kv_head * shape.group + pair % shape.group;
-        bool own = warp_pair + lane / 4 + 8 * i < work.pair_count;
-        scores[i] = own && seq.scores && row == seq.select_row
-                        ? seq.scores + head * seq.page_count * TILE
-                        : nullptr;
+    if (p.page.dim < D) { /* what no copy writes */
+        for (uint32_t i = lane * 4; i < p.stages * p.stage_bytes; i += KVA_WARP * 4)
+            *reinterpret_cast<uint32_t *>(ring + i) = 0;
+        __syncwarp();
     }
-    state<D> total, split;
-    total.clear();
-    split.clear();
-    clear_padding(&here, 1, shape.dim);
-    if (p.turned)
-        load_turned<D>(q, shape, work, kv_head, pairs, lane);
-    else
-        load_queries<kva_f16, D>(q, shape, work, kv_head, pairs);
+    uint32_t asked = work.tile_first, slot = 0;
+    auto ask = [&](uint32_t to) {
+        if (asked < work.tile_end)
+            copy_page<D, BITS>(ring + to * p.stage_bytes,
+                               static_cast<const unsigned char *>(blocks[asked]) + offset, p.page,
+                               lane);
+        asked++;
+        kva_copy_commit();
+    };
+    for (uint32_t i = 0; i + 1 < p.stages; i++)
+        ask(i);
+
+    for (uint32_t pair = 0; pair < 8 * NT; pair++)
+        load_pair<D, NT>(memory, p, seq, work, kv_head, pair, lane);
+    __syncwarp(); /* the queries are there */
+    uint32_t q[D / 16][NT][2];
+    float factor[NT][2], shift[NT][2];
+    uint32_t seen_most = 0;
+    bool kept = false;
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+#pragma unroll
+        for (int c = 0; c < D / 16; c++) {
+            const uint2 four = *reinterpret_cast<const uint2 *>(
+                &memory.q[8 * j + lane / 4][c * 16 + lane % 4 * 4]);
+            q[c][j][0] = four.x;
+            q[c][j][1] = four.y;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const pair_facts &facts = memory.pairs[8 * j + lane % 4 * 2 + i];
+            factor[j][i] = facts.factor;
+            shift[j][i] = facts.shift;
+            seen_most = max(seen_most, facts.seen_first);
+            kept = kept || facts.head != KVA_NONE;
+        }
+    }
+
+    run_state<D, NT> state;
+    state.clear();
+    bool more = false;
     for (uint32_t t = work.tile_first; t < work.tile_end; t++) {
-        const unsigned char *page =
-            static_cast<const unsigned char *>(p.blocks[seq.block_first + t]) + p.block_offset +
-            kv_head * p.layout.head_bytes;
-        if (t == work.tile_first || t % SPLIT_TILES == 0)
-            find_present(masks, seq, kv_head, t / SPLIT_TILES);
-        decode_keys<D>(here.k, p, page);
-        decode_values<D>(here.v, p, page);
-        __syncthreads(); /* the tile is decoded */
-        const uint64_t mask = masks[t % SPLIT_TILES];
-        if (busy && mask) {
-            auto look = [&](uint32_t slot, int i, float x) {
-                uint32_t token = t * TILE + slot;
-                bool seen = (mask >> slot & 1) && token >= seen_first[i];
-                x = seen ? x + shift[i] : -INFINITY;
-                if (scores[i])
-                    scores[i][token] = x;
-                return x;
-            };
-            attend_tile<kva_f16, D>(split, q + warp_pair, here, shape.scale, lane, look);
+        if (t == work.tile_first || t % RUN_TILES == 0)
+            find_present(memory.masks, seq, kv_head, t, lane);
+        if (p.stages > 2)
+            kva_copy_wait<1>();
+        else
+            kva_copy_wait<0>();
+        __syncwarp(); /* the page is there, and the one before has been read */
+        ask(slot > 0 ? slot - 1 : p.stages - 1);
+        const unsigned char *page = ring + slot * p.stage_bytes;
+        slot = slot + 1 < p.stages ? slot + 1 : 0;
+
+        float s[2][2][NT][4] = {}, zeros[NT][4] = {};
+        uint32_t weights[2][2][NT][2];
+        multiply_keys<D, BITS, KEYED, NT>(s, zeros, q, page, p.page, lane);
+        find_scores<D, BITS, KEYED, NT>(s, zeros, factor, shift, memory, page, p.page, lane);
+        const uint32_t *masks = memory.masks + t % RUN_TILES * 2;
+        if (__any_sync(KVA_ALL, kept || t * TILE < seen_most || (masks[0] & masks[1]) != KVA_ALL))
+            look_at_scores<D, NT>(s, memory, seq, t, lane);
+        soften<D, NT>(state, weights, s);
+        multiply_zeros<BITS, NT, D>(state.zeros, weights, page, p.page, lane);
+        multiply_values<D, BITS, KEYED, NT>(state.a, weights, page, p.page, lane);
+        if ((t + 1) % RUN_TILES == 0 || t + 1 == work.tile_end) {
+            end_run<D, BITS, NT>(state, p, work, kv_head, more, lane);
+            state.clear();
+            more = true;
         }
-        if ((t + 1) % SPLIT_TILES == 0 || t + 1 == work.tile_end) {
-            fold_split(total, split);
-            split.clear();
-        }
-        __syncthreads(); /* the next tile may be decoded */
     }
-    if (busy)
-        move_state<true>(total, shape, work, kv_head, warp_pair, lane);
+    kva_copy_wait<0>();
+    if (!more)
+        end_run<D, BITS, NT>(state, p, work, kv_head, false, lane);
 }
 
 /* Sums of turned values are turned back: those of a query head of a sequence by a block. */
@@ -255,7 +449,8 @@ template <int D> static __global__ void turn_back_kernel(lowbit_params p)
 
 /* --- the plan --------------------------------------------------------------------------------- */
 
-using plan = seq_plan<kva_attend_lowbit_args, lowbit_seq>;
+struct lowbit_plan : seq_plan<kva_attend_lowbit_args, lowbit_seq> {
+};
 
 static void fill_seq(lowbit_seq *to, const struct kva_lowbit_seq *seq)
 {
@@ -274,7 +469,7 @@ static void fill_seq(lowbit_seq *to, const struct kva_lowbit_seq *seq)
 }
 
 /* All pages but those before the window of the first row. */
-static void find_tiles(const plan *plan, const struct kva_lowbit_seq *seq, item *work)
+static void find_tiles(const lowbit_plan *plan, const struct kva_lowbit_seq *seq, item *work)
 {
     uint32_t window = plan->args->window;
     uint32_t position = seq->position_first + work->pair_first / plan->group;
@@ -283,11 +478,147 @@ static void find_tiles(const plan *plan, const struct kva_lowbit_seq *seq, item 
     work->tile_end = seq->page_count;
 }
 
+/* One item, or one for each run, which are then folded. */
+static void plan_runs(lowbit_plan *plan, const item &work)
+{
+    const uint32_t first = work.tile_first / RUN_TILES, end = kva_blocks(work.tile_end, RUN_TILES);
+    if (!plan->wide || end < first + 2) {
+        plan_item(plan, work);
+        return;
+    }
+    plan_fold(plan, work, end - first);
+    item part = work;
+    for (uint32_t run = first; run < end; run++) {
+        part.tile_first = kva_max_u32(work.tile_first, run * RUN_TILES);
+        part.tile_end = kva_min_u32(work.tile_end, (run + 1) * RUN_TILES);
+        plan_part(plan, part);
+    }
+}
+
+static void walk(lowbit_plan *plan)
+{
+    const struct kva_attend_lowbit_args *args = plan->args;
+    plan->item_count = plan->fold_count = plan->partial_count = 0;
+    for (uint32_t s = 0; s < args->seq_count; s++) {
+        const struct kva_lowbit_seq *seq = &args->seqs[s];
+        const uint32_t pair_count = seq->row_count * plan->group;
+        if (plan->items)
+            fill_seq(&plan->seqs[s], seq);
+        for (uint32_t pair = 0; pair < pair_count; pair += plan->pairs) {
+            item work = {};
+            work.row_first = seq->row_first;
+            work.position_first = seq->position_first;
+            work.pair_first = pair;
+            work.pair_count = kva_min_u32(plan->pairs, pair_count - pair);
+            work.partial = KVA_NONE;
+            work.seq = s;
+            work.gate = seq->gate;
+            find_tiles(plan, seq, &work);
+            plan_runs(plan, work);
+        }
+    }
+}
+
+/* Runs go side by side where whole items would leave a part of the GPU idle, which has room for
+ * about 16 warps a multiprocessor, and scratch holds the partial results. Neither changes a bit. */
+static void choose_runs(lowbit_plan *plan, const struct kva_device *device)
+{
+    const struct kva_attend_lowbit_args *args = plan->args;
+    plan->items = nullptr;
+    plan->wide = false;
+    walk(plan);
+    if (plan->item_count * args->kv_heads >= 16u * static_cast<uint32_t>(device->sm_count))
+        return;
+    plan->wide = true;
+    walk(plan);
+    const size_t pair_bytes = args->kv_heads * (args->head_dim + 2) * sizeof(float);
+    if (plan->partial_count * pair_bytes <= KVA_CUDA_SCRATCH_BYTES)
+        return;
+    plan->wide = false;
+    walk(plan);
+}
+
 /* --- the operator ----------------------------------------------------------------------------- */
 
-static auto kernel_of(uint32_t dim)
+using lowbit_function = void (*)(lowbit_params);
+
+/* A kernel, and what its warps need beside the ring and of it. */
+struct lowbit_choice {
+    lowbit_function kernel;
+    uint32_t page_bytes; /* without levels */
+    uint32_t warp_bytes; /* without the ring */
+};
+
+template <int D, int BITS, bool KEYED, int NT> static lowbit_choice choice_of()
 {
-    return dim <= 64 ? lowbit_kernel<64> : dim <= 128 ? lowbit_kernel<128> : lowbit_kernel<256>;
+    return {lowbit_kernel<D, BITS, KEYED, NT>, page_place<D, BITS>::levels,
+            static_cast<uint32_t>(kva_align_up(sizeof(warp_memory<D, NT>), 16))};
+}
+
+template <int D, int NT> static lowbit_choice choose_format(struct kva_lowbit_format format)
+{
+    if (format.keys == KVA_KEYS_PER_TOKEN)
+        return format.bits == 2   ? choice_of<D, 2, true, NT>()
+               : format.bits == 3 ? choice_of<D, 3, true, NT>()
+               : format.bits == 4 ? choice_of<D, 4, true, NT>()
+                                  : choice_of<D, 8, true, NT>();
+    return format.bits == 1   ? choice_of<D, 1, false, NT>()
+           : format.bits == 2 ? choice_of<D, 2, false, NT>()
+                              : choice_of<D, 4, false, NT>();
+}
+
+/* For so many pairs a warp. */
+static lowbit_choice choose_kernel(struct kva_lowbit_format format, uint32_t dim, uint32_t pairs)
+{
+    if (dim > 128)
+        return choose_format<256, 1>(format);
+    if (dim > 64)
+        return pairs > 8 ? choose_format<128, 2>(format) : choose_format<128, 1>(format);
+    return pairs > 8 ? choose_format<64, 2>(format) : choose_format<64, 1>(format);
+}
+
+static page_shape page_shape_of(struct kva_lowbit_format format, uint32_t dim)
+{
+    const struct kva_lowbit_layout layout = kva_lowbit_layout_of(format, dim);
+    page_shape page = {};
+    page.dim = dim;
+    page.k_codes = layout.k_codes;
+    page.v_codes = layout.v_codes;
+    page.head_bytes = layout.head_bytes;
+    page.plane_bytes = layout.plane_bytes;
+    page.k_zero = layout.k_zero;
+    page.v_scale = layout.v_scale;
+    page.v_zero = layout.v_zero;
+    page.k_group_bytes = layout.k_groups > 1 ? dim * 2 : 0;
+    page.v_groups = layout.v_groups;
+    page.v_group_shift = layout.v_groups == 1 ? 31 : format.group / 64;
+    return page;
+}
+
+/* Shared memory: three pages a warp if there is room, else two, and then rather fewer warps. False:
+ * the device has failed. */
+static bool fit_ring(lowbit_params *params, struct kva_cuda_launch *launch,
+                     struct kva_device *device, const lowbit_choice &choice)
+{
+    const size_t room = kva_cuda_shared_room(device, "attend_lowbit",
+                                             reinterpret_cast<const void *>(choice.kernel));
+    if (kva_cuda_failed(device))
+        return false;
+    params->stage_bytes = choice.page_bytes + params->page.k_codes;
+    for (uint32_t warps = BLOCK_WARPS; warps > 0; warps /= 2) {
+        for (params->stages = 3; params->stages > 1; params->stages--) {
+            params->warp_bytes = params->stages * params->stage_bytes + choice.warp_bytes;
+            launch->shared_bytes = static_cast<size_t>(warps) * params->warp_bytes;
+            launch->block = dim3(warps * KVA_WARP);
+            if (launch->shared_bytes <= room)
+                return true;
+        }
+    }
+    kva_cuda_fail(device,
+                  "GPU %d: attend_lowbit: heads of %u need more than its %zu bytes of "
+                  "shared memory",
+                  device->index, params->page.dim, room);
+    return false;
 }
 
 static auto turn_back_kernel_of(uint32_t dim)
@@ -297,31 +628,46 @@ static auto turn_back_kernel_of(uint32_t dim)
                         : turn_back_kernel<256>;
 }
 
+/* The pairs that a warp takes: fewer if there are no more, and where registers end. */
+static uint32_t pairs_of(const struct kva_attend_lowbit_args *args)
+{
+    uint32_t rows_max = 0;
+    for (uint32_t i = 0; i < args->seq_count; i++)
+        rows_max = kva_max_u32(rows_max, args->seqs[i].row_count);
+    const size_t most = static_cast<size_t>(rows_max) * (args->heads / args->kv_heads);
+    return most <= 8 || args->head_dim > 128 ? 8 : 16;
+}
+
 void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_lowbit_args *args)
 {
     if (args->seq_count == 0 || !kva_cuda_enter(device))
         return;
-    plan plan = {};
     uint32_t block_count = 0;
     for (uint32_t i = 0; i < args->seq_count; i++)
         block_count =
             kva_max_u32(block_count, args->seqs[i].block_first + args->seqs[i].page_count);
+    lowbit_plan plan = {};
+    plan.args = args;
+    plan.group = args->heads / args->kv_heads;
+    plan.pairs = pairs_of(args);
     lowbit_params params = {};
+    struct kva_cuda_launch launch = {};
     params.shape = shape_of(device, args);
+    params.page = page_shape_of(args->format, args->head_dim);
     params.blocks = kva_cuda_upload_array(device, args->blocks, block_count);
     params.block_offset = args->block_offset_bytes;
-    params.bits = args->format.bits;
-    params.group_tokens = args->format.group;
-    params.token_keys = args->format.keys == KVA_KEYS_PER_TOKEN;
     params.turned = args->format.coding == KVA_CODING_TURNED;
-    params.layout = kva_lowbit_layout_of(args->format, args->head_dim);
-    const auto kernel = kernel_of(args->head_dim);
-    if (!make_plan(device, &plan, "attend_lowbit", kernel, 1, args))
+    const lowbit_choice choice = choose_kernel(args->format, args->head_dim, plan.pairs);
+    if (!fit_ring(&params, &launch, device, choice))
+        return;
+    choose_runs(&plan, device);
+    if (plan.item_count == 0 || !send_plan(device, &plan))
         return;
     params.items = plan.items;
+    params.item_count = plan.item_count;
     params.seqs = plan.seqs;
-    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend_lowbit", plan_launch(&plan, params.shape),
-                 kernel, params);
+    launch.grid = dim3(kva_blocks(plan.item_count, launch.block.x / KVA_WARP), args->kv_heads);
+    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend_lowbit", launch, choice.kernel, params);
     run_folds(device, &plan, params.shape, "attend_lowbit's folds");
     if (params.turned && !kva_cuda_failed(device))
         kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend_lowbit's turn back",

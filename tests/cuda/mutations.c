@@ -23,6 +23,8 @@ static const struct {
     {"attend_tile.cuh", MUTATIONS_OF_OPERATORS, "attend"},
     {"attend_rows.cu", MUTATIONS_OF_OPERATORS, "attend_lowbit"},
     {"lowbit.cu", MUTATIONS_OF_OPERATORS, "attend_lowbit"},
+    {"lowbit_page.cuh", MUTATIONS_OF_OPERATORS, "attend_lowbit"},
+    {"codes.cuh", MUTATIONS_OF_OPERATORS, "attend_lowbit"},
     {"quantise.cu", MUTATIONS_OF_OPERATORS, "quantise"},
     {"select.cu", MUTATIONS_OF_OPERATORS, "choose accumulate weigh"},
     {"slots.cu", MUTATIONS_OF_OPERATORS, "assign_slots fetch_rows query_cosine"},

@@ -38,6 +38,10 @@ struct alignas(16) float4 {
     float x, y, z, w;
 };
 
+inline uint2 make_uint2(unsigned x, unsigned y)
+{
+    return {x, y};
+}
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w)
 {
     return {x, y, z, w};
@@ -45,6 +49,10 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w)
 inline float2 make_float2(float x, float y)
 {
     return {x, y};
+}
+inline float4 make_float4(float x, float y, float z, float w)
+{
+    return {x, y, z, w};
 }
 
 inline void __syncthreads()
@@ -125,6 +133,15 @@ inline int __popcll(unsigned long long x)
 inline int __ffs(int x)
 {
     return __builtin_ffs(x);
+}
+/* Of the eight bytes of a, then b, those that the selector's nibbles name. */
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector)
+{
+    const uint64_t bytes = (uint64_t)b << 32 | a;
+    unsigned chosen = 0;
+    for (unsigned i = 0; i < 4; i++)
+        chosen |= (unsigned)(bytes >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i;
+    return chosen;
 }
 inline float __expf(float x)
 {
