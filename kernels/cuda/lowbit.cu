@@ -519,15 +519,15 @@ static void walk(lowbit_plan *plan)
     }
 }
 
-/* Runs go side by side where whole items would leave a part of the GPU idle, which has room for
- * about 16 warps a multiprocessor, and scratch holds the partial results. Neither changes a bit. */
+/* Runs go side by side where whole items would leave a part of the GPU idle, with less than two
+ * warps a scheduler, and scratch holds the partial results. Neither changes a bit. */
 static void choose_runs(lowbit_plan *plan, const struct kva_device *device)
 {
     const struct kva_attend_lowbit_args *args = plan->args;
     plan->items = nullptr;
     plan->wide = false;
     walk(plan);
-    if (plan->item_count * args->kv_heads >= 16u * static_cast<uint32_t>(device->sm_count))
+    if (plan->item_count * args->kv_heads >= 8u * static_cast<uint32_t>(device->sm_count))
         return;
     plan->wide = true;
     walk(plan);

@@ -553,14 +553,15 @@ void check_attend_lowbit(struct check *check)
     wide.format = kva_lowbit_per_token(3, 64, KVA_CODING_TURNED);
     wide.bare = wide.mean = true;
     lowbit_case(check, &wide, false);
-    /* Heads of 256, and so many rows that splits come one after the other. */
-    struct plan large = {.shape = {4, 1, 256}, .rows = {3, 2}, .pages = {5, 18}, .k = 64};
+    /* Heads of 256. */
+    struct plan large = {.shape = {2, 1, 256}, .rows = {1}, .pages = {2}, .k = 8};
     for (uint32_t width = 1; width <= 4; width *= 2) {
         large.dtype = KVA_BF16;
         large.format = (struct kva_lowbit_format){.bits = width, .group = width == 2 ? 32 : 64};
         lowbit_case(check, &large, true);
     }
-    struct plan many = {.shape = {32, 4, 64}, .rows = {17, 17}, .pages = {17, 35}, .k = 64};
+    /* So many tasks that splits come one after the other. */
+    struct plan many = {.shape = {32, 32, 4}, .rows = {1}, .pages = {17}, .k = 8};
     many.format = (struct kva_lowbit_format){.bits = 2, .group = 64};
     many.dtype = KVA_BF16;
     lowbit_case(check, &many, true);
