@@ -239,6 +239,8 @@ static bool check_weigh(struct kva_device *device, const struct kva_weigh_args *
             return kva_check_refuse(device,
                                     "weigh: %u pages without scores, or nowhere to weigh them",
                                     seq->page_count);
+        if (((uintptr_t)seq->scores | (uintptr_t)seq->weights) % 16 != 0)
+            return kva_check_refuse(device, "weigh: scores or weights not at a multiple of 16");
     }
     return true;
 }

@@ -51,8 +51,8 @@ struct kva_weigh_seq {
     uint32_t row;                     /* of q and of the partial results */
     uint32_t first;                   /* positions before it are out of its sight */
     uint32_t page_count;              /* low-bit pages from position 0 on */
-    const float *scores;              /* what attend_lowbit left for this row; NULL if page_count
-                                         is 0 */
+    const float *scores;              /* what attend_lowbit left for this row, at a multiple of 16
+                                         bytes, as weights; NULL if page_count is 0 */
     const struct kva_row_cache *rows; /* host pointer; NULL: none */
     float *weights;                   /* out: [kv_heads][page_count * KVA_PAGE_TOKENS] */
     const uint32_t *gate;             /* ops.h */

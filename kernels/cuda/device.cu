@@ -416,14 +416,22 @@ static enum kva_status find_gpu(const struct kva_device_params *params, cudaDevi
     return KVA_OK;
 }
 
+/* Kernels of the copy queue are small, and a layer waits for them: their blocks go first. */
+static cudaError_t create_streams(struct kva_device *device)
+{
+    int least, greatest;
+    cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    for (int queue = 0; queue < KVA_QUEUE_COUNT && error == cudaSuccess; queue++)
+        error = cudaStreamCreateWithPriority(&device->streams[queue], cudaStreamNonBlocking,
+                                             queue == KVA_QUEUE_COPY ? greatest : least);
+    return error;
+}
+
 static enum kva_status create_queues(struct kva_device *device, struct kva_err *err)
 {
-    for (int queue = 0; queue < KVA_QUEUE_COUNT; queue++) {
-        cudaError_t error =
-            cudaStreamCreateWithFlags(&device->streams[queue], cudaStreamNonBlocking);
-        if (error != cudaSuccess)
-            return kva_cuda_fail_with(err, error, "cudaStreamCreate");
-    }
+    cudaError_t error = create_streams(device);
+    if (error != cudaSuccess)
+        return kva_cuda_fail_with(err, error, "cudaStreamCreate");
     enum kva_status status =
         kva_cuda_alloc_device(device, BLAS_WORKSPACE_BYTES, &device->blas_workspace, err);
     if (!status)

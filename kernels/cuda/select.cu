@@ -1,15 +1,17 @@
 /* select.cu - weigh, choose and accumulate: what share of a row's attention each token had, and
- * which tokens have most. One KV head of one sequence by one block of threads.
+ * which tokens have most.
  *
  * For choose, weights become keys whose order is the order wanted: the bits of the weight, which is
- * not negative, plus one; 0 is no candidate. The k-th largest key is found digit by digit; then the
- * tokens above it, and the first of those equal to it, are written in ascending position. */
+ * not negative, plus one; 0 is no candidate. The largest of them are found as radix.cuh says. */
 #include "kernels/cuda/radix.cuh"
 #include "kernels/cuda/select.cuh"
 
 #include <math.h>
 
-#define THREADS 512u
+#define THREADS 256u
+
+/* Tokens that a block weighs. */
+#define WEIGH_TOKENS 2048u
 
 /* --- weigh ------------------------------------------------------------------------------------ */
 
@@ -55,16 +57,31 @@ static __device__ float probability(float score, float top, float inverse)
     return score == -INFINITY ? 0.0f : __expf(score - top) * inverse;
 }
 
-/* The weights of rows, by their 16 bits: a row a warp, heads ascending. */
+/* Where the tokens from `token` on begin in a cache's order. */
+static __device__ uint32_t find_row(const weigh_seq &seq, uint32_t kv_head, uint32_t token)
+{
+    const size_t head = static_cast<size_t>(kv_head) * seq.cache.slots;
+    uint32_t low = 0, high = seq.cache.count[kv_head];
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (seq.cache.tokens[head + seq.cache.order[head + middle]] < token)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The weights of rows, by their 16 bits, of tokens [first, end): a row a warp, heads ascending. */
 static __device__ void weigh_rows(const weigh_params &p, const weigh_seq &seq, uint32_t kv_head,
-                                  float *weights, const float *top, const float *inverse)
+                                  uint32_t first, uint32_t end, float *weights, const float *top,
+                                  const float *inverse)
 {
     const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
     const size_t head = static_cast<size_t>(kv_head) * seq.cache.slots;
-    for (uint32_t i = warp; i < seq.cache.count[kv_head]; i += THREADS / KVA_WARP) {
+    const uint32_t row_end = find_row(seq, kv_head, end);
+    for (uint32_t i = find_row(seq, kv_head, first) + warp; i < row_end; i += THREADS / KVA_WARP) {
         uint32_t slot = seq.cache.order[head + i], token = seq.cache.tokens[head + slot];
-        if (token < seq.first || token >= seq.end)
-            continue;
         float sum = 0.0f;
         for (uint32_t h = 0; h < p.group; h++) {
             size_t q_at = static_cast<size_t>(seq.row) * p.q_stride +
@@ -80,25 +97,57 @@ static __device__ void weigh_rows(const weigh_params &p, const weigh_seq &seq, u
     }
 }
 
+/* sums[i] = the probabilities of the four tokens from t on, heads ascending; scores of four heads
+ * are on their way at a time. */
+static __device__ __forceinline__ void weigh_four(const weigh_params &p, const float *scores,
+                                                  uint32_t stride, const float *top,
+                                                  const float *inverse, float (&sums)[4])
+{
+    for (uint32_t first = 0; first < p.group; first += 4) {
+        float4 four[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t h = min(first + i, p.group - 1);
+            four[i] = *reinterpret_cast<const float4 *>(scores + static_cast<size_t>(h) * stride);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            if (first + i >= p.group)
+                break;
+            const float most = top[first + i], over = inverse[first + i];
+            sums[0] += probability(four[i].x, most, over);
+            sums[1] += probability(four[i].y, most, over);
+            sums[2] += probability(four[i].z, most, over);
+            sums[3] += probability(four[i].w, most, over);
+        }
+        scores += static_cast<size_t>(4) * stride;
+    }
+}
+
+/* WEIGH_TOKENS of one KV head of one sequence by a block. */
 static __global__ void __launch_bounds__(THREADS) weigh_kernel(weigh_params p)
 {
     __shared__ float top[KVA_SELECT_HEADS_MAX], inverse[KVA_SELECT_HEADS_MAX];
     const weigh_seq &seq = p.seqs[blockIdx.x];
-    const uint32_t kv_head = blockIdx.y;
-    if (kva_gate_closed(seq.gate))
+    const uint32_t kv_head = blockIdx.y, first = blockIdx.z * WEIGH_TOKENS;
+    const uint32_t end = min(first + WEIGH_TOKENS, seq.end);
+    if (kva_gate_closed(seq.gate) || first >= seq.end)
         return;
     const float *scores = seq.scores + static_cast<size_t>(kv_head) * p.group * seq.end;
     float *weights = seq.weights + static_cast<size_t>(kv_head) * seq.end;
     find_totals(p, seq, kv_head, top, inverse);
-    for (uint32_t t = threadIdx.x; t < seq.end; t += blockDim.x) {
-        float sum = 0.0f;
-        for (uint32_t h = 0; h < p.group && t >= seq.first; h++)
-            sum += probability(scores[static_cast<size_t>(h) * seq.end + t], top[h], inverse[h]);
-        weights[t] = sum >= 0.0f && t >= seq.first ? sum : -1.0f;
+    for (uint32_t t = first + threadIdx.x * 4; t < end; t += THREADS * 4) {
+        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        if (t + 4 > seq.first)
+            weigh_four(p, scores + t, seq.end, top, inverse, sums);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            sums[i] = sums[i] >= 0.0f && t + i >= seq.first ? sums[i] : -1.0f;
+        *reinterpret_cast<float4 *>(weights + t) = {sums[0], sums[1], sums[2], sums[3]};
     }
     __syncthreads(); /* rows take the place of what their tokens had in the pages */
     if (seq.has_rows)
-        weigh_rows(p, seq, kv_head, weights, top, inverse);
+        weigh_rows(p, seq, kv_head, max(first, seq.first), end, weights, top, inverse);
 }
 
 void kva_cuda_weigh(struct kva_device *device, const struct kva_weigh_args *args)
@@ -109,8 +158,10 @@ void kva_cuda_weigh(struct kva_device *device, const struct kva_weigh_args *args
     weigh_seq *staged = static_cast<weigh_seq *>(kva_cuda_stage(device, bytes));
     if (!staged)
         return;
+    uint32_t tokens = 1;
     for (uint32_t i = 0; i < args->seq_count; i++) {
         const struct kva_weigh_seq *seq = &args->seqs[i];
+        tokens = kva_max_u32(tokens, seq->page_count * KVA_PAGE_TOKENS);
         staged[i] = {};
         staged[i].scores = seq->scores;
         staged[i].weights = seq->weights;
@@ -135,80 +186,175 @@ void kva_cuda_weigh(struct kva_device *device, const struct kva_weigh_args *args
     p.dim = args->head_dim;
     p.scale = args->scale;
     if (!kva_cuda_failed(device))
-        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "weigh",
-                     {dim3(args->seq_count, args->kv_heads), THREADS}, weigh_kernel, p);
+        kva_cuda_run(
+            device, KVA_QUEUE_COMPUTE, "weigh",
+            {dim3(args->seq_count, args->kv_heads, kva_blocks(tokens, WEIGH_TOKENS)), THREADS},
+            weigh_kernel, p);
 }
 
 /* --- choose ----------------------------------------------------------------------------------- */
 
-/* The largest of the block's numbers, none of them negative. */
-static __device__ float block_max(float x, float *parts)
+/* Ranges of more keys than a block holds at once are split: of each chunk of positions a block lists
+ * the k best, and one block of threads chooses among those that were listed. Where a list would be
+ * more than a quarter of its chunk, one block reads all of them. */
+#define LISTED_MAX (RADIX_CHUNK / 4)
+
+struct listed {
+    uint32_t key, position;
+};
+
+struct choose_params {
+    const struct kva_choose_seq *seqs;
+    listed *lists; /* [seq][kv_head][split][k_max], position by position, then keys of 0; NULL: no
+                      lists are made */
+    uint32_t splits, k_max;
+    enum kva_choose_kind kind;
+    float share;
+};
+
+/* The lists of a KV head. */
+static __device__ listed *lists_of(const choose_params &p)
 {
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2)
-        x = fmaxf(x, __shfl_xor_sync(KVA_ALL, x, lanes));
-    if (threadIdx.x % KVA_WARP == 0)
-        parts[threadIdx.x / KVA_WARP] = x;
-    __syncthreads(); /* every warp's largest is there */
-    for (uint32_t i = 0; i < THREADS / KVA_WARP; i++)
-        x = fmaxf(x, parts[i]);
-    return x;
+    const size_t head = static_cast<size_t>(blockIdx.x) * gridDim.y + blockIdx.y;
+    return p.lists + head * p.splits * p.k_max;
 }
 
-/* By kind; weights under `least`, and what is no candidate: 0. */
-static __device__ uint32_t key_of(float weight, enum kva_choose_kind kind, float least)
+/* By kind; what is no candidate: 0. */
+static __device__ __forceinline__ uint32_t key_of(float weight, enum kva_choose_kind kind)
 {
-    if (!(weight >= least))
+    if (!(weight >= 0.0f))
         return 0;
     uint32_t bits = __float_as_uint(weight + 0.0f); /* the two zeros are the same weight */
     return kind == KVA_CHOOSE_LEAST ? 0x80000000u - bits : bits + 1;
 }
 
-static __global__ void __launch_bounds__(THREADS)
-    choose_kernel(const struct kva_choose_seq *seqs, enum kva_choose_kind kind, float share)
+/* The keys of a chunk of positions. */
+static __device__ __forceinline__ void load_weights(uint32_t (&keys)[RADIX_KEYS],
+                                                    const struct kva_choose_seq &seq,
+                                                    enum kva_choose_kind kind, uint32_t chunk)
 {
-    __shared__ uint32_t parts[THREADS / KVA_WARP];
-    __shared__ float most[THREADS / KVA_WARP];
-    const struct kva_choose_seq seq = seqs[blockIdx.x];
-    const uint32_t kv_head = blockIdx.y, first = seq.first, end = seq.end, k = seq.k;
-    const float *weights = seq.weights + static_cast<size_t>(kv_head) * seq.stride;
-    uint32_t *chosen = seq.chosen + static_cast<size_t>(kv_head) * k;
-    float least = 0.0f;
+    const float *weights = seq.weights + static_cast<size_t>(blockIdx.y) * seq.stride;
+    float x[RADIX_KEYS];
+    radix_load(x, weights, chunk, seq.end, -1.0f);
+#pragma unroll
+    for (uint32_t i = 0; i < RADIX_KEYS; i++)
+        keys[i] = chunk * RADIX_CHUNK + radix_at(i) >= seq.first ? key_of(x[i], kind) : 0;
+}
+
+/* One chunk of one KV head's positions. */
+static __global__ void __launch_bounds__(RADIX_THREADS, 4) list_kernel(choose_params p)
+{
+    __shared__ radix shared;
+    const struct kva_choose_seq seq = p.seqs[blockIdx.x];
+    const uint32_t chunk = blockIdx.z;
+    listed *list = lists_of(p) + static_cast<size_t>(chunk) * p.k_max;
+    if (kva_gate_closed(seq.gate) || chunk >= radix_chunks(seq.end))
+        return;
+    auto load = [&](uint32_t(&keys)[RADIX_KEYS], uint32_t) {
+        load_weights(keys, seq, p.kind, chunk);
+    };
+    auto take = [&](uint32_t rank, uint32_t at, uint32_t key) {
+        list[rank] = {key, chunk * RADIX_CHUNK + at};
+    };
+    const uint32_t taken = take_largest(shared, load, 1, seq.k, take);
+    for (uint32_t i = taken + threadIdx.x; i < p.k_max; i += RADIX_THREADS)
+        list[i] = {0, 0};
+}
+
+/* The least key that is near enough to the largest. */
+template <typename Load>
+static __device__ uint32_t least_near(radix &shared, Load load, uint32_t chunks, float share)
+{
+    uint32_t keys[RADIX_KEYS], most = 0;
+    for (uint32_t chunk = 0; chunk < chunks; chunk++) {
+        load(keys, chunk);
+#pragma unroll
+        for (uint32_t i = 0; i < RADIX_KEYS; i++)
+            most = max(most, keys[i]);
+    }
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2)
+        most = max(most, __shfl_xor_sync(KVA_ALL, most, lanes));
+    if (threadIdx.x % KVA_WARP == 0)
+        shared.parts[threadIdx.x / KVA_WARP] = most;
+    __syncthreads(); /* every warp's largest is there */
+    for (uint32_t i = 0; i < RADIX_WARPS; i++)
+        most = max(most, shared.parts[i]);
+    return most ? key_of(__uint_as_float(most - 1) * share, KVA_CHOOSE_NEAR) : 1;
+}
+
+/* All of a KV head, of weights or of lists. */
+template <typename Load, typename Position>
+static __device__ void choose_all(radix &shared, const choose_params &p,
+                                  const struct kva_choose_seq &seq, uint32_t chunks, Load load,
+                                  Position position_of)
+{
+    uint32_t *chosen = seq.chosen + static_cast<size_t>(blockIdx.y) * seq.k;
+    uint32_t least = 1;
+    if (p.kind == KVA_CHOOSE_NEAR)
+        least = least_near(shared, load, chunks, p.share);
+    auto load_near = [&](uint32_t(&keys)[RADIX_KEYS], uint32_t chunk) {
+        load(keys, chunk);
+#pragma unroll
+        for (uint32_t i = 0; i < RADIX_KEYS; i++)
+            keys[i] = keys[i] >= least && least ? keys[i] : 0;
+    };
+    auto take = [&](uint32_t rank, uint32_t at, uint32_t) { chosen[rank] = position_of(at); };
+    const uint32_t taken = take_largest(shared, load_near, chunks, seq.k, take);
+    for (uint32_t i = taken + threadIdx.x; i < seq.k; i += RADIX_THREADS)
+        chosen[i] = KVA_NO_TOKEN;
+}
+
+static __global__ void __launch_bounds__(RADIX_THREADS) choose_kernel(choose_params p)
+{
+    __shared__ radix shared;
+    const struct kva_choose_seq seq = p.seqs[blockIdx.x];
     if (kva_gate_closed(seq.gate))
         return;
-    if (kind == KVA_CHOOSE_NEAR) {
-        for (uint32_t i = first + threadIdx.x; i < end; i += blockDim.x)
-            least = fmaxf(least, weights[i]);
-        least = block_max(least, most) * share;
+    if (p.lists) {
+        const listed *lists = lists_of(p);
+        const uint32_t count = radix_chunks(seq.end) * p.k_max;
+        auto load = [&](uint32_t(&keys)[RADIX_KEYS], uint32_t chunk) {
+#pragma unroll
+            for (uint32_t i = 0; i < RADIX_KEYS; i++) {
+                const uint32_t at = chunk * RADIX_CHUNK + radix_at(i);
+                keys[i] = at < count ? lists[at].key : 0;
+            }
+        };
+        choose_all(shared, p, seq, radix_chunks(count), load,
+                   [&](uint32_t at) { return lists[at].position; });
+    } else {
+        const uint32_t from = seq.first / RADIX_CHUNK;
+        auto load = [&](uint32_t(&keys)[RADIX_KEYS], uint32_t chunk) {
+            load_weights(keys, seq, p.kind, from + chunk);
+        };
+        choose_all(shared, p, seq, radix_chunks(seq.end) - from, load,
+                   [&](uint32_t at) { return from * RADIX_CHUNK + at; });
     }
-    auto key = [&](uint32_t i) { return key_of(weights[i], kind, least); };
-    uint32_t equal, taken = 0, equal_taken = 0;
-    uint32_t last = find_least(key, first, end, k, &equal);
-    for (uint32_t base = first; base < end; base += THREADS) {
-        uint32_t i = base + threadIdx.x, total;
-        uint32_t x = i < end ? key(i) : 0;
-        uint32_t same = x && x == last;
-        uint32_t rank = equal_taken + kva_sum_before(same, parts, &total);
-        equal_taken += total;
-        uint32_t take = x > last || (same && rank < equal);
-        uint32_t at = taken + kva_sum_before(take, parts, &total);
-        if (take)
-            chosen[at] = i;
-        taken += total;
-    }
-    for (uint32_t i = taken + threadIdx.x; i < k; i += blockDim.x)
-        chosen[i] = KVA_NO_TOKEN;
 }
 
 void kva_cuda_choose(struct kva_device *device, const struct kva_choose_args *args)
 {
     if (args->seq_count == 0 || !kva_cuda_enter(device))
         return;
-    const struct kva_choose_seq *seqs = kva_cuda_upload_array(device, args->seqs, args->seq_count);
+    choose_params p = {};
+    p.seqs = kva_cuda_upload_array(device, args->seqs, args->seq_count);
+    p.kind = args->kind;
+    p.share = args->share;
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        p.k_max = kva_max_u32(p.k_max, args->seqs[i].k);
+        p.splits = kva_max_u32(p.splits, radix_chunks(args->seqs[i].end));
+    }
+    const dim3 heads(args->seq_count, args->kv_heads);
+    const size_t bytes =
+        static_cast<size_t>(heads.x) * heads.y * p.splits * p.k_max * sizeof(listed);
+    if (p.splits > 1 && p.k_max <= LISTED_MAX && bytes <= KVA_CUDA_SCRATCH_BYTES)
+        p.lists = static_cast<listed *>(device->scratch);
+    if (p.lists && !kva_cuda_failed(device))
+        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "choose's lists",
+                     {dim3(heads.x, heads.y, p.splits), RADIX_THREADS}, list_kernel, p);
     if (!kva_cuda_failed(device))
-        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "choose",
-                     {dim3(args->seq_count, args->kv_heads), THREADS}, choose_kernel, seqs,
-                     args->kind, args->share);
+        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "choose", {heads, RADIX_THREADS}, choose_kernel, p);
 }
 
 /* --- accumulate ------------------------------------------------------------------------------- */

@@ -1,36 +1,75 @@
-/* slots.cu - row caches: which slots the chosen rows take (assign_slots), how they get there
- * (fetch_rows), and how far the queries that chose them have turned (query_cosine). One KV head of
- * one sequence by one block of threads. Ranks are found by counting where slots are few, else by
- * sorting. */
-#include "kernels/cuda/number.cuh"
+/* slots.cu - row caches: which slots the chosen rows take (assign_slots), and how far the queries
+ * that chose them have turned (query_cosine). fetch.cu brings the rows.
+ *
+ * assign_slots takes one KV head of one sequence a block. Where slots are few, all of its arrays are
+ * in shared memory while it works, and ranks are found by counting; else by sorting. */
+#include "kernels/cuda/slots.cuh"
 
 #include <math.h>
 #include <string.h>
 
 #define THREADS 256u
 
-/* Slots from which on they are sorted; so many at most, in shared memory. */
+/* Slots up to which ranks are counted in shared memory; more are sorted there, so many at most. */
 #define SORT_FROM 256u
 #define SORT_MAX  8192u
 
-/* One KV head's part of a row cache. */
-struct head {
-    uint32_t *tokens, *used, *order, *count, *chosen, *missing;
-    uint32_t slots, pinned, k;
+/* A head of few slots in shared memory. */
+struct small_head {
+    uint32_t tokens[SORT_FROM], used[SORT_FROM], order[SORT_FROM], missing[SORT_FROM];
+    uint32_t chosen[SORT_FROM];
+    uint4 keys[SORT_FROM / 4]; /* to be ranked */
 };
 
-static __device__ head head_of(const struct kva_row_cache &cache, uint32_t kv_head)
+/* Read what assign_slots goes on from; the arrays of the result are those in `small`. */
+static __device__ head stage_head(const head &h, small_head &small)
 {
-    size_t slot = static_cast<size_t>(kv_head) * cache.slots;
-    return {cache.tokens + slot,
-            cache.used + slot,
-            cache.order + slot,
-            cache.count + kv_head,
-            cache.chosen + static_cast<size_t>(kv_head) * cache.k,
-            cache.missing + slot,
-            cache.slots,
-            cache.pinned,
-            cache.k};
+    const uint32_t i = threadIdx.x;
+    if (i < h.slots) {
+        small.tokens[i] = h.tokens[i];
+        small.used[i] = h.used[i];
+    }
+    if (i < h.k)
+        small.chosen[i] = h.chosen[i];
+    __syncthreads(); /* the head is in shared memory */
+    return {small.tokens,  small.used, small.order, h.count, small.chosen,
+            small.missing, h.slots,    h.pinned,    h.k};
+}
+
+/* What has changed goes back. */
+static __device__ void return_head(const head &h, const small_head &small)
+{
+    const uint32_t i = threadIdx.x;
+    __syncthreads(); /* order is whole */
+    if (i >= h.slots)
+        return;
+    h.tokens[i] = small.tokens[i];
+    h.used[i] = small.used[i];
+    h.missing[i] = small.missing[i];
+    if (i < *h.count)
+        h.order[i] = small.order[i];
+}
+
+/* How many of the keys are less than `own`, or, of the first `equal_end`, no greater. */
+static __device__ uint32_t count_less(const small_head &small, uint32_t slots, uint32_t own,
+                                      uint32_t equal_end)
+{
+    uint32_t rank = 0;
+    for (uint32_t i = 0; i < slots; i += 4) {
+        const uint4 four = small.keys[i / 4];
+        rank += four.x < own || (four.x == own && i < equal_end);
+        rank += four.y < own || (four.y == own && i + 1 < equal_end);
+        rank += four.z < own || (four.z == own && i + 2 < equal_end);
+        rank += four.w < own || (four.w == own && i + 3 < equal_end);
+    }
+    return rank;
+}
+
+/* Each thread's key among those of its slot's neighbours; whoever has none gives the largest. */
+static __device__ void give_key(small_head &small, uint32_t key)
+{
+    (&small.keys[0].x)[threadIdx.x] = key;
+    __syncthreads(); /* every slot's key is there */
 }
 
 /* The first of chosen[0 .. count), which ascend, that is not below `token`. */
@@ -131,7 +170,8 @@ static __device__ bool goes_first(const head &h, uint32_t a, uint32_t b)
     return used_a < used_b || (used_a == used_b && a < b);
 }
 
-static __device__ void rank_free_slots(const head &h, uint32_t count, uint32_t stamp)
+/* The same by counting, of more slots than can be sorted. */
+static __device__ void count_free_slots(const head &h, uint32_t count, uint32_t stamp)
 {
     for (uint32_t slot = h.pinned + threadIdx.x; slot < h.slots; slot += THREADS) {
         uint32_t rank = 0;
@@ -144,15 +184,29 @@ static __device__ void rank_free_slots(const head &h, uint32_t count, uint32_t s
     }
 }
 
-/* missing[0 .. count) = the slots that take the positions order[0 .. count). keys NULL: by
- * counting.
- */
-static __device__ void take_slots(const head &h, uint32_t count, uint32_t stamp, sort_key *keys)
+/* The same of few slots. */
+static __device__ void rank_free_slots(const head &h, uint32_t count, uint32_t stamp,
+                                       small_head &small)
 {
-    if (keys)
+    const uint32_t slot = threadIdx.x;
+    const bool free = slot >= h.pinned && slot < h.slots && h.used[slot] != stamp;
+    const uint32_t used = free && h.tokens[slot] != KVA_NO_TOKEN ? h.used[slot] : 0;
+    give_key(small, free ? used : UINT32_MAX);
+    const uint32_t rank = free ? count_less(small, h.slots, used, slot) : count;
+    if (rank < count)
+        h.missing[rank] = slot;
+}
+
+/* missing[0 .. count) = the slots that take the positions order[0 .. count). */
+static __device__ void take_slots(const head &h, uint32_t count, uint32_t stamp, sort_key *keys,
+                                  small_head &small)
+{
+    if (h.slots <= SORT_FROM)
+        rank_free_slots(h, count, stamp, small);
+    else if (h.slots <= SORT_MAX)
         sort_free_slots(h, count, stamp, keys);
     else
-        rank_free_slots(h, count, stamp);
+        count_free_slots(h, count, stamp);
     __syncthreads();
     for (uint32_t i = threadIdx.x; i < count; i += THREADS) {
         uint32_t slot = h.missing[i];
@@ -184,24 +238,37 @@ static __device__ bool attends(const head &h, uint32_t slot, uint32_t stamp, boo
     return h.tokens[slot] != KVA_NO_TOKEN && (slot < h.pinned || all || h.used[slot] == stamp);
 }
 
-/* order and count: the slots that attend, by position. */
-static __device__ void put_in_order(const head &h, uint32_t stamp, bool all, uint32_t *parts,
-                                    sort_key *keys)
+/* order = the slots that attend, by position; each returns how many the thread has put there. */
+static __device__ uint32_t rank_order(const head &h, uint32_t stamp, bool all, small_head &small)
 {
-    uint32_t own = 0, total, keys_count = sort_count(h.slots);
-    for (uint32_t slot = threadIdx.x; slot < keys_count && keys; slot += THREADS) {
+    const uint32_t slot = threadIdx.x;
+    const bool in = slot < h.slots && attends(h, slot, stamp, all);
+    const uint32_t token = in ? h.tokens[slot] : KVA_NO_TOKEN;
+    give_key(small, token);
+    if (in)
+        h.order[count_less(small, h.slots, token, 0)] = slot;
+    return in;
+}
+
+static __device__ uint32_t sort_order(const head &h, uint32_t stamp, bool all, sort_key *keys)
+{
+    uint32_t own = 0, keys_count = sort_count(h.slots);
+    for (uint32_t slot = threadIdx.x; slot < keys_count; slot += THREADS) {
         bool in = slot < h.slots && attends(h, slot, stamp, all);
         keys[slot] = in ? static_cast<sort_key>(h.tokens[slot]) << 32 | slot : LAST_KEY;
     }
-    if (keys)
-        sort_keys(keys, keys_count);
-    for (uint32_t i = threadIdx.x; i < h.slots && keys; i += THREADS) {
-        if (keys[i] == LAST_KEY)
-            break;
+    sort_keys(keys, keys_count);
+    for (uint32_t i = threadIdx.x; i < h.slots && keys[i] != LAST_KEY; i += THREADS) {
         h.order[i] = static_cast<uint32_t>(keys[i]);
         own++;
     }
-    for (uint32_t slot = threadIdx.x; slot < h.slots && !keys; slot += THREADS) {
+    return own;
+}
+
+static __device__ uint32_t count_order(const head &h, uint32_t stamp, bool all)
+{
+    uint32_t own = 0;
+    for (uint32_t slot = threadIdx.x; slot < h.slots; slot += THREADS) {
         uint32_t rank = 0;
         if (!attends(h, slot, stamp, all))
             continue;
@@ -210,6 +277,20 @@ static __device__ void put_in_order(const head &h, uint32_t stamp, bool all, uin
             rank += h.tokens[other] < h.tokens[slot] && attends(h, other, stamp, all);
         h.order[rank] = slot;
     }
+    return own;
+}
+
+/* order and count. */
+static __device__ void put_in_order(const head &h, uint32_t stamp, bool all, uint32_t *parts,
+                                    sort_key *keys, small_head &small)
+{
+    uint32_t own = 0, total;
+    if (h.slots <= SORT_FROM)
+        own = rank_order(h, stamp, all, small);
+    else if (h.slots <= SORT_MAX)
+        own = sort_order(h, stamp, all, keys);
+    else
+        own = count_order(h, stamp, all);
     (void)kva_sum_before(own, parts, &total);
     if (threadIdx.x == 0)
         *h.count = total;
@@ -220,23 +301,34 @@ struct assign_seq {
     const uint32_t *gate;
 };
 
-static __global__ void __launch_bounds__(THREADS)
+/* What was there and what was not is counted in host memory: two numbers a head, none of them 0. */
+static __device__ void count_hits(uint64_t *counts, uint32_t hits, uint32_t misses)
+{
+    unsigned long long *to = reinterpret_cast<unsigned long long *>(counts);
+    if (hits > 0)
+        atomicAdd(&to[0], static_cast<unsigned long long>(hits));
+    if (misses > 0)
+        atomicAdd(&to[1], static_cast<unsigned long long>(misses));
+}
+
+static __global__ void __launch_bounds__(THREADS, 4)
     assign_kernel(const assign_seq *seqs, const uint32_t *stamps, bool resident, bool keep)
 {
-    KVA_DYNAMIC_SHARED(sort_key, shared_keys);
+    KVA_DYNAMIC_SHARED(sort_key, keys);
     __shared__ uint32_t parts[THREADS / KVA_WARP];
+    __shared__ small_head small;
     const struct kva_row_cache cache = seqs[blockIdx.x].cache;
     const uint32_t stamp = stamps[0];
     if (kva_gate_closed(seqs[blockIdx.x].gate))
         return;
-    const head h = head_of(cache, blockIdx.y);
-    sort_key *keys = keep && h.slots > SORT_FROM && h.slots <= SORT_MAX ? shared_keys : nullptr;
+    const head whole = head_of(cache, blockIdx.y);
+    const head h = whole.slots <= SORT_FROM ? stage_head(whole, small) : whole;
     for (uint32_t slot = threadIdx.x; slot < h.pinned; slot += THREADS)
         h.tokens[slot] = slot;
     uint32_t chosen = find_chosen(h, h.k, KVA_NO_TOKEN), missing = chosen;
     if (keep) {
         missing = find_absent(h, chosen, stamp, parts);
-        take_slots(h, missing, stamp, keys);
+        take_slots(h, missing, stamp, keys, small);
     } else {
         take_all(h, chosen, stamp);
     }
@@ -244,12 +336,11 @@ static __global__ void __launch_bounds__(THREADS)
         h.missing[i] = KVA_NO_TOKEN;
     __syncthreads(); /* every slot has its token */
     if (keep)
-        put_in_order(h, stamp, resident, parts, keys);
-    if (threadIdx.x == 0) {
-        unsigned long long *hits = reinterpret_cast<unsigned long long *>(cache.hits);
-        atomicAdd(&hits[0], static_cast<unsigned long long>(chosen - missing));
-        atomicAdd(&hits[1], static_cast<unsigned long long>(missing));
-    }
+        put_in_order(h, stamp, resident, parts, keys, small);
+    if (whole.slots <= SORT_FROM)
+        return_head(whole, small);
+    if (threadIdx.x == 0)
+        count_hits(cache.hits, chosen - missing, missing);
 }
 
 void kva_cuda_assign_slots(struct kva_device *device, const struct kva_assign_slots_args *args)
@@ -275,74 +366,6 @@ void kva_cuda_assign_slots(struct kva_device *device, const struct kva_assign_sl
                      {dim3(args->count, args->kv_heads), THREADS, sorted * sizeof(sort_key)},
                      assign_kernel, sent, reinterpret_cast<const uint32_t *>(sent + args->count),
                      args->mode == KVA_ROWS_RESIDENT, args->keep);
-}
-
-/* --- fetch ------------------------------------------------------------------------------------ */
-
-/* Sequences that one launch fetches for; their descriptors are an argument (4 KB at most), since
- * the ring is the compute queue's. */
-#define FETCH_SEQS 32u
-
-/* Blocks of one launch: with eight rows each on their way they keep the link busy, and more would
- * take processors from the work that goes on beside them. */
-#define FETCH_BLOCKS 32u
-
-struct fetch_seq {
-    struct kva_row_cache cache;
-    const void *const *pages;
-    const uint32_t *gate;
-};
-
-struct fetch_seqs {
-    fetch_seq seqs[FETCH_SEQS];
-};
-
-/* One KV head of one sequence after the other by a block, one row a warp, 16 bytes a lane: rows of
- * pinned host memory are read where they lie. */
-static __global__ void __launch_bounds__(THREADS)
-    fetch_kernel(fetch_seqs list, uint32_t head_count, uint32_t kv_heads, size_t offset,
-                 uint32_t dim)
-{
-    const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
-    const uint32_t pieces = dim / 4; /* of 16 bytes in a row of K and V */
-    for (uint32_t index = blockIdx.x; index < head_count; index += gridDim.x) {
-        const fetch_seq &seq = list.seqs[index / kv_heads];
-        const uint32_t kv_head = index % kv_heads;
-        if (kva_gate_closed(seq.gate))
-            continue;
-        const head h = head_of(seq.cache, kv_head);
-        uint4 *rows =
-            static_cast<uint4 *>(seq.cache.rows) + static_cast<size_t>(kv_head) * h.slots * pieces;
-        for (uint32_t i = warp; i < h.slots; i += THREADS / KVA_WARP) {
-            uint32_t slot = h.missing[i];
-            if (slot == KVA_NO_TOKEN)
-                break;
-            uint32_t token = h.tokens[slot];
-            const unsigned char *page =
-                static_cast<const unsigned char *>(seq.pages[token / KVA_PAGE_TOKENS]);
-            size_t row = static_cast<size_t>(kv_head) * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS;
-            const uint4 *from = reinterpret_cast<const uint4 *>(page + offset) + row * pieces;
-            for (uint32_t j = lane; j < pieces; j += KVA_WARP)
-                rows[static_cast<size_t>(slot) * pieces + j] = from[j];
-        }
-    }
-}
-
-void kva_cuda_fetch_rows(struct kva_device *device, const struct kva_fetch_rows_args *args)
-{
-    if (!kva_cuda_enter(device))
-        return;
-    for (uint32_t first = 0; first < args->count && !kva_cuda_failed(device); first += FETCH_SEQS) {
-        uint32_t seqs = kva_min_u32(args->count - first, FETCH_SEQS);
-        fetch_seqs list = {};
-        for (uint32_t i = 0; i < seqs; i++)
-            list.seqs[i] = {*args->fetches[first + i].cache, args->fetches[first + i].pages,
-                            args->fetches[first + i].gate};
-        kva_cuda_run(device, args->queue, "fetch_rows",
-                     {kva_min_u32(seqs * args->kv_heads, FETCH_BLOCKS), THREADS}, fetch_kernel,
-                     list, seqs * args->kv_heads, args->kv_heads, args->page_offset_bytes,
-                     args->head_dim);
-    }
 }
 
 /* --- query_cosine ----------------------------------------------------------------------------- */

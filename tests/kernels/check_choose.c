@@ -127,8 +127,8 @@ static void choose_case(struct check *check, enum kva_choose_kind kind, float sh
 
 void check_choose(struct check *check)
 {
-    const uint32_t tokens[] = {1, 2, 31, 64, 65, 500, 512, 513, 1030, 4100};
-    const uint32_t ks[] = {1, 2, 7, 64, 700};
+    const uint32_t tokens[] = {1, 2, 31, 64, 65, 500, 512, 513, 1030, 4100, 8190};
+    const uint32_t ks[] = {1, 2, 7, 64, 700, 1500};
     const float shares[] = {0, 1, 0.5f, 0.0183f};
     for (size_t i = 0; i < KVA_COUNT_OF(tokens); i++) {
         for (size_t j = 0; j < KVA_COUNT_OF(ks); j++) {

@@ -400,8 +400,8 @@ static void fetch_case(struct check *check, uint32_t count, uint32_t kv_heads, u
 
 void check_fetch_rows(struct check *check)
 {
-    const uint32_t shapes[][4] = {{1, 1, 4, 1},   {2, 2, 20, 9},   {3, 1, 64, 70},
-                                  {35, 3, 8, 12}, {36, 2, 80, 33}, {4, 8, 128, 132}};
+    const uint32_t shapes[][4] = {{1, 1, 4, 1},    {2, 2, 20, 9},   {3, 1, 64, 70},  {35, 3, 8, 12},
+                                  {33, 2, 4, 150}, {36, 2, 80, 33}, {4, 8, 128, 132}};
     for (size_t i = 0; i < KVA_COUNT_OF(shapes); i++)
         fetch_case(check, shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3]);
 }

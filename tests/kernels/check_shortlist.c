@@ -227,7 +227,7 @@ static void fill_want(struct check *check, struct kva_shortlist_request *request
 static void shortlist_case(struct check *check, uint32_t count, uint32_t vocab, uint32_t best_max)
 {
     struct shortlist_test *test = calloc(1, sizeof *test);
-    const double work = (double)ROWS * vocab * 16;
+    const double work = (double)ROWS * vocab * 4;
     char name[96];
     if (!check_wanted(check, OP_SHORTLIST, work)) {
         free(test);
@@ -267,7 +267,7 @@ static void shortlist_case(struct check *check, uint32_t count, uint32_t vocab, 
 
 void check_shortlist(struct check *check)
 {
-    static const uint32_t vocabs[] = {1, 2, 31, 33, 64, 97, 512, 1537, 3000, 5000, 32000};
+    static const uint32_t vocabs[] = {1, 2, 31, 33, 64, 97, 512, 1537, 3000, 5000, 9001, 32000};
     for (uint32_t i = 0; i < 24; i++)
         shortlist_case(check, check_between(check, 1, CALLS_MAX), check_between(check, 1, 400),
                        i % 2 ? 70 : 20);

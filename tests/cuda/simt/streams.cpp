@@ -470,9 +470,19 @@ cudaError_t cudaHostUnregister(void *data)
     return host_memory.erase((uintptr_t)data) ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags)
+static const int priority_least = 0, priority_greatest = -5;
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 {
-    if (flags != cudaStreamNonBlocking)
+    *least = priority_least;
+    *greatest = priority_greatest;
+    return last_error;
+}
+
+/* Priorities change no order that anybody may count on. */
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority)
+{
+    if (flags != cudaStreamNonBlocking || priority > priority_least || priority < priority_greatest)
         return cudaErrorInvalidValue;
     *stream = new simt_stream;
     (*stream)->enqueue = [](cudaStream_t to, std::function<void()> run) {
