@@ -23,6 +23,7 @@ struct attend_plan {
     size_t shared_bytes;
     bool wide;                       /* splits side by side */
     uint32_t item_count, fold_count; /* of items and folds */
+    uint32_t fold_pairs;             /* at most, of a fold */
     uint32_t partial_count;          /* pairs in scratch */
     item *items;                     /* NULL: only counted */
     item *folds;
@@ -84,6 +85,7 @@ static void plan_fold(attend_plan *plan, const item &work, uint32_t splits)
         fold.tile_first = 0;
         fold.tile_end = splits;
     }
+    plan->fold_pairs = kva_max_u32(plan->fold_count ? plan->fold_pairs : 0, work.pair_count);
     plan->fold_count++;
 }
 
@@ -242,7 +244,8 @@ static void run_folds(struct kva_device *device, const attend_plan *plan, const 
 {
     if (plan->fold_count > 0 && !kva_cuda_failed(device))
         kva_cuda_run(device, KVA_QUEUE_COMPUTE, name,
-                     {dim3(plan->fold_count, shape.kv_heads, plan->pairs / 4), dim3(KVA_WARP, 4)},
+                     {dim3(plan->fold_count, shape.kv_heads, plan->fold_pairs),
+                      dim3(KVA_WARP, fold_warps(shape.dim))},
                      fold_kernel, shape, plan->folds);
 }
 

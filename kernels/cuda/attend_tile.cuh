@@ -234,13 +234,19 @@ struct place {
     float *a, *m, *e;
 };
 
+/* In scratch: a, then m, then e. */
+static __device__ float *partial_of(const attend_shape &p, const item &work, uint32_t kv_head,
+                                    uint32_t pair)
+{
+    size_t at = static_cast<size_t>(work.partial) * p.kv_heads + kv_head * work.pair_count + pair;
+    return p.partials + at * (p.dim + 2);
+}
+
 static __device__ place place_of(const attend_shape &p, const item &work, uint32_t kv_head,
                                  uint32_t pair)
 {
     if (work.partial != KVA_NONE) {
-        size_t at =
-            static_cast<size_t>(work.partial) * p.kv_heads + kv_head * work.pair_count + pair;
-        float *a = p.partials + at * (p.dim + 2);
+        float *a = partial_of(p, work, kv_head, pair);
         return {a, a + p.dim, a + p.dim + 1};
     }
     uint32_t index = work.pair_first + pair;
@@ -297,47 +303,76 @@ static __device__ void load_queries(KV (*q)[D + PAD], const attend_shape &p, con
     }
 }
 
-/* Fold the splits of an item's pairs: one pair a warp. items[i].partial is the first split's place,
- * tile_end - tile_first the number of splits. */
-static __global__ void fold_kernel(attend_shape p, const item *items)
+/* Warps that fold a pair: a dimension a lane. */
+static inline __host__ __device__ uint32_t fold_warps(uint32_t dim)
+{
+    return (dim + KVA_WARP - 1) / KVA_WARP;
+}
+
+/* A lane's split in the fold of up to KVA_WARP of them, and the scales that bring the running
+ * total, and the split, to the maximum of what came before and the split. */
+struct fold_step {
+    float e, keep, add;
+};
+
+/* The steps of the splits from `first` on, one a lane, and in *m the maximum behind them all. What
+ * is not there, or saw nothing, changes no total. */
+static __device__ fold_step find_fold_step(const float *own, bool there, uint32_t dim, float *m)
+{
+    const float own_m = there ? own[dim] : -INFINITY, before_all = *m;
+    fold_step ret = {there ? own[dim + 1] : 0.0f, 1.0f, 0.0f};
+    float top = own_m;
+#pragma unroll
+    for (uint32_t delta = 1; delta < KVA_WARP; delta *= 2) {
+        const float earlier = __shfl_up_sync(KVA_ALL, top, delta);
+        top = threadIdx.x >= delta ? greater(earlier, top) : top;
+    }
+    top = greater(before_all, top);
+    const float earlier = __shfl_up_sync(KVA_ALL, top, 1);
+    if (own_m != -INFINITY)
+        fold_scales(threadIdx.x > 0 ? earlier : before_all, own_m, top, ret.keep, ret.add);
+    *m = __shfl_sync(KVA_ALL, top, KVA_WARP - 1);
+    return ret;
+}
+
+/* Fold the splits of an item's pairs: one pair a block of fold_warps(dim) warps. items[i].partial
+ * is the first split's place, tile_end - tile_first the number of splits. Of KVA_WARP splits at a
+ * time all maxima, sums and values are asked for at once; the additions are those of fold_split, in
+ * its order. */
+static __global__ void __launch_bounds__(256) fold_kernel(attend_shape p, const item *items)
 {
     const item work = items[blockIdx.x];
-    uint32_t kv_head = blockIdx.y, pair = blockIdx.z * blockDim.y + threadIdx.y;
+    const uint32_t kv_head = blockIdx.y, pair = blockIdx.z;
+    const uint32_t d = threadIdx.y * KVA_WARP + threadIdx.x;
     if (pair >= work.pair_count || kva_gate_closed(work.gate))
         return;
-    item result = work, from = work;
+    item result = work;
     result.partial = KVA_NONE;
-    place out = place_of(p, result, kv_head, pair);
+    const place out = place_of(p, result, kv_head, pair);
+    const float *splits = partial_of(p, work, kv_head, pair);
+    const size_t stride = static_cast<size_t>(work.pair_count) * p.kv_heads * (p.dim + 2);
+    const uint32_t count = work.tile_end - work.tile_first;
     float m = p.accumulate ? *out.m : -INFINITY, e = p.accumulate ? *out.e : 0.0f;
-    float a[16];
-    for (uint32_t j = 0; j < 16; j++) {
-        uint32_t d = j * KVA_WARP + threadIdx.x;
-        a[j] = p.accumulate && d < p.dim ? out.a[d] : 0.0f;
-    }
-    for (uint32_t split = 0; split < work.tile_end - work.tile_first; split++) {
-        from.partial = work.partial + split * work.pair_count;
-        place at = place_of(p, from, kv_head, pair);
-        float split_m = *at.m;
-        if (split_m == -INFINITY)
-            continue;
-        float top, keep, add;
-        fold_scales(m, split_m, top, keep, add);
+    float a = p.accumulate && d < p.dim ? out.a[d] : 0.0f;
+    for (uint32_t first = 0; first < count; first += KVA_WARP, splits += KVA_WARP * stride) {
+        float values[KVA_WARP];
 #pragma unroll
-        for (uint32_t j = 0; j < 16; j++) {
-            uint32_t d = j * KVA_WARP + threadIdx.x;
-            if (d < p.dim)
-                a[j] = fold(a[j], keep, at.a[d], add);
+        for (uint32_t i = 0; i < KVA_WARP; i++)
+            values[i] = first + i < count && d < p.dim ? splits[i * stride + d] : 0.0f;
+        const fold_step own =
+            find_fold_step(splits + threadIdx.x * stride, first + threadIdx.x < count, p.dim, &m);
+#pragma unroll
+        for (uint32_t i = 0; i < KVA_WARP; i++) {
+            const float keep = __shfl_sync(KVA_ALL, own.keep, i);
+            const float add = __shfl_sync(KVA_ALL, own.add, i);
+            a = fold(a, keep, values[i], add);
+            e = fold(e, keep, __shfl_sync(KVA_ALL, own.e, i), add);
         }
-        e = fold(e, keep, *at.e, add);
-        m = top;
     }
-    __syncwarp();
-    for (uint32_t j = 0; j < 16; j++) {
-        uint32_t d = j * KVA_WARP + threadIdx.x;
-        if (d < p.dim)
-            out.a[d] = a[j] + 0.0f;
-    }
-    if (threadIdx.x == 0) {
+    __syncthreads(); /* all warps have what was there before */
+    if (d < p.dim)
+        out.a[d] = a + 0.0f;
+    if (d == 0) {
         *out.m = m;
         *out.e = e;
     }

@@ -8,7 +8,7 @@
 
 #define SEQS_MAX   4
 #define RANGES_MAX 64
-#define PAGES_MAX  64
+#define PAGES_MAX  136
 
 struct shape {
     uint32_t heads;
@@ -614,6 +614,12 @@ void check_attend(struct check *check)
     wide.window = 1700;
     wide.rows[0] = 3;
     attend_case(check, &wide);
+    /* More splits than a GPU folds at a time, and an odd number of dimensions. */
+    const struct plan many = {.shape = {2, 1, 5},
+                              .rows = {1},
+                              .positions = {33 * KVA_ATTEND_SPLIT_TOKENS + 9},
+                              .dtype = KVA_F16};
+    attend_case(check, &many);
     /* Heads of a KV head in two tasks, of which only the larger one is long (by THREADS_MANY). */
     const struct plan uneven = {.shape = {71, 1, 16},
                                 .rows = {1, 1, 1, 1},
