@@ -1,157 +1,29 @@
-/* attend.cu - attend: partial attention over 16-bit pages, prompts and decoding alike
- * (attend_tile.cuh).
+/* attend.cu - attend: partial attention over 16-bit pages. Sequences with few pairs, as in decoding,
+ * go to one kernel (attend_decode.cuh), the others to another (attend_prompt.cuh); what a pair gets
+ * is the same (attend_pages.cuh).
  *
- * Tiles come through two stages of shared memory, or one where a GPU has no room for two. Tiles and
- * splits are aligned to positions, so the order of additions is a property of the sequence.
+ * Tiles and splits are aligned to positions, so the order of additions is a property of the
+ * sequence.
  *
  * What is not a number in V spreads to the rows of the same sequence that do not see the token, if
  * it lies in a tile of theirs: a product by zero does not remove it. */
+#include "kernels/cuda/attend_decode.cuh"
 #include "kernels/cuda/attend_plan.cuh"
+#include "kernels/cuda/attend_prompt.cuh"
 
 #include <string.h>
 
-/* A tile of a sequence: the tokens of slots [first, end) of a block; more in overflow tile next - 1
- * if ranges meet within it. */
-struct tile {
-    const unsigned char *block; /* NULL: no token */
-    uint16_t first, end;
-    uint32_t next; /* 0: none */
-};
-
-struct attend_params {
-    attend_shape shape;
-    const tile *tiles;
-    const tile *overflow;
-    const item *items;
-    uint32_t stages; /* 1 or 2 */
-};
-
-/* --- tiles in shared memory ------------------------------------------------------------------- */
-
-/* Start bringing the rows of a tile; rows of no token become zero. */
-template <typename KV, int D>
-static __device__ void load_tile(stage<KV, D> &to, const attend_params &p, tile piece,
-                                 uint32_t kv_head)
-{
-    const size_t head_bytes = static_cast<size_t>(TILE) * 2 * p.shape.dim * sizeof(KV);
-    bool first_piece = true;
-    for (;;) {
-        const KV *from = reinterpret_cast<const KV *>(piece.block + kv_head * head_bytes);
-        uint32_t chunk = p.shape.dim % 8 == 0 ? 8 : 1, chunks = 2 * p.shape.dim / chunk;
-        for (uint32_t i = threadIdx.x; i < TILE * chunks; i += blockDim.x) {
-            uint32_t token = i / chunks, at = i % chunks * chunk;
-            bool valid = piece.block && token >= piece.first && token < piece.end;
-            KV *row = at < p.shape.dim ? &to.k[token][at] : &to.v[token][at - p.shape.dim];
-            if (!valid && !first_piece)
-                continue;
-            const KV *source =
-                valid ? from + token * 2 * p.shape.dim + at : reinterpret_cast<const KV *>(p.tiles);
-            if (chunk == 8)
-                kva_copy_async(row, source, valid);
-            else
-                row->bits = valid ? source->bits : 0;
-        }
-        if (piece.next == 0)
-            return;
-        piece = p.overflow[piece.next - 1];
-        first_piece = false;
-        /* A later piece may write what an earlier one has under way as zeros. */
-        kva_copy_commit();
-        kva_copy_wait<0>();
-        __syncthreads();
-    }
-}
-
-/* Bit i: slot i of the tile holds a token. */
-static __device__ uint64_t tile_mask(const attend_params &p, tile piece)
-{
-    uint64_t mask = 0;
-    for (;;) {
-        if (piece.block && piece.end > piece.first)
-            mask |= ~0ull >> (64 - (piece.end - piece.first)) << piece.first;
-        if (piece.next == 0)
-            return mask;
-        piece = p.overflow[piece.next - 1];
-    }
-}
-
-/* --- the kernel ------------------------------------------------------------------------------- */
-
-template <typename KV, int D>
-static __global__ void __launch_bounds__(WARPS_MAX * 32) attend_kernel(attend_params p)
-{
-    const attend_shape &shape = p.shape;
-    const uint32_t pairs = blockDim.x / 2, lane = threadIdx.x % KVA_WARP;
-    const uint32_t warp_pair = threadIdx.x / KVA_WARP * 16, kv_head = blockIdx.y;
-    const item work = p.items[blockIdx.x];
-    const tile *tiles = p.tiles + work.tiles;
-    KVA_DYNAMIC_SHARED(unsigned char, shared_bytes);
-    stage<KV, D> *stages = reinterpret_cast<stage<KV, D> *>(shared_bytes);
-    KV(*q)[D + PAD] = reinterpret_cast<KV(*)[D + PAD]>(stages + p.stages);
-    bool busy = warp_pair < work.pair_count;
-
-    uint32_t position[2], seen_first[2];
-    for (uint32_t i = 0; i < 2; i++) {
-        uint32_t pair = min(warp_pair + lane / 4 + 8 * i, work.pair_count - 1);
-        position[i] = work.position_first + (work.pair_first + pair) / shape.group;
-        bool cut = shape.window && position[i] >= shape.window;
-        seen_first[i] = cut ? position[i] - shape.window + 1 : 0;
-    }
-    state<D> total, split;
-    total.clear();
-    split.clear();
-    if (shape.accumulate && work.partial == KVA_NONE && busy)
-        move_state<false>(total, shape, work, kv_head, warp_pair, lane);
-    clear_padding(stages, p.stages, shape.dim);
-    load_queries<KV, D>(q, shape, work, kv_head, pairs);
-    tile next = {};
-    if (work.tile_first < work.tile_end) {
-        next = tiles[work.tile_first];
-        load_tile(stages[0], p, next, kv_head);
-    }
-    kva_copy_commit();
-    for (uint32_t t = work.tile_first; t < work.tile_end; t++) {
-        const tile current = next;
-        const bool more = t + 1 < work.tile_end;
-        if (more)
-            next = tiles[t + 1];
-        if (more && p.stages > 1)
-            load_tile(stages[(t + 1 - work.tile_first) % 2], p, next, kv_head);
-        kva_copy_commit();
-        if (p.stages > 1)
-            kva_copy_wait<1>();
-        else
-            kva_copy_wait<0>();
-        __syncthreads(); /* everybody's part of the tile is there */
-        const uint64_t mask = tile_mask(p, current);
-        const stage<KV, D> &here = stages[(t - work.tile_first) % p.stages];
-        if (busy && mask) {
-            auto look = [&](uint32_t slot, int i, float x) {
-                uint32_t token = t * TILE + slot;
-                bool seen = (mask >> slot & 1) && token <= position[i] && token >= seen_first[i];
-                return seen ? x : -INFINITY;
-            };
-            attend_tile<KV, D>(split, q + warp_pair, here, shape.scale, lane, look);
-        }
-        if ((t + 1) % SPLIT_TILES == 0 || t + 1 == work.tile_end) {
-            fold_split(total, split);
-            split.clear();
-        }
-        __syncthreads(); /* the stage may be written again */
-        if (more && p.stages == 1)
-            load_tile(stages[0], p, next, kv_head);
-    }
-    if (busy)
-        move_state<true>(total, shape, work, kv_head, warp_pair, lane);
-}
-
 /* --- the plan --------------------------------------------------------------------------------- */
 
+/* Items and folds are those of prompts and decoding; the items of decoding lie in an array of their
+ * own. */
 struct plan : attend_plan {
     const struct kva_attend_args *args;
-    uint32_t tile_count, overflow_count;
+    uint32_t tile_count, overflow_count, decode_count;
+    uint32_t decode_pairs; /* at most, of an item */
     tile *tiles;
     tile *overflow;
+    item *decode_items;
 };
 
 struct tile_span {
@@ -216,19 +88,70 @@ static void add_tiles(struct plan *plan, const struct kva_attend_seq *seq)
     plan->tile_count += span.end - span.first;
 }
 
+/* Whether a sequence's splits go to the kernel of decoding: if it takes so many pairs and such
+ * queries, and scratch holds them beside those before. No bit depends on it. */
+static bool decodes(const struct plan *plan, const struct kva_attend_seq *seq, uint32_t splits)
+{
+    const struct kva_attend_args *args = plan->args;
+    const uint32_t pairs = seq->row_count * plan->group;
+    const size_t partials = plan->partial_count + static_cast<size_t>(splits) * pairs;
+    return pairs <= decode_pairs(args->head_dim) && args->head_dim % 8 == 0 &&
+           partials * args->kv_heads * (args->head_dim + 2) * sizeof(float) <=
+               KVA_CUDA_SCRATCH_BYTES;
+}
+
+static void add_decode_item(struct plan *plan, const item &work)
+{
+    if (plan->items)
+        plan->decode_items[plan->decode_count] = work;
+    plan->decode_count++;
+    plan->decode_pairs = kva_max_u32(plan->decode_pairs, work.pair_count);
+}
+
+/* A sequence that decodes: an item a split; a single one needs no fold. */
+static void add_decode_items(struct plan *plan, const item &work)
+{
+    const uint32_t first = work.tile_first / SPLIT_TILES;
+    const uint32_t end = kva_blocks(work.tile_end, SPLIT_TILES);
+    const bool empty = work.tile_first == work.tile_end;
+    if (!plan->args->accumulate && (empty || end == first + 1)) {
+        add_decode_item(plan, work);
+        return;
+    }
+    if (empty)
+        return;
+    plan_fold(plan, work, end - first);
+    item part = work;
+    for (uint32_t split = first; split < end; split++) {
+        part.tile_first = kva_max_u32(work.tile_first, split * SPLIT_TILES);
+        part.tile_end = kva_min_u32(work.tile_end, (split + 1) * SPLIT_TILES);
+        part.partial = plan->partial_count;
+        plan->partial_count += part.pair_count;
+        add_decode_item(plan, part);
+    }
+}
+
 /* The items of one sequence. */
 static void add_items(struct plan *plan, const struct kva_attend_seq *seq)
 {
     const struct kva_attend_args *args = plan->args;
     uint32_t pair_count = seq->row_count * plan->group;
     int32_t tiles = static_cast<int32_t>(plan->tile_count - seq_tiles(args, seq).first);
+    struct tile_span all = rows_tiles(args, seq, 0, seq->row_count);
+    item work = {seq->row_first, seq->position_first, 0, pair_count, all.first, all.end, tiles,
+                 KVA_NONE};
+    if (decodes(plan, seq, kva_blocks(all.end, SPLIT_TILES) - all.first / SPLIT_TILES)) {
+        add_decode_items(plan, work);
+        return;
+    }
     for (uint32_t pair = 0; pair < pair_count; pair += plan->pairs) {
         uint32_t pair_end = kva_min_u32(pair + plan->pairs, pair_count);
         struct tile_span span =
             rows_tiles(args, seq, pair / plan->group, kva_blocks(pair_end, plan->group));
-        item work = {
-            seq->row_first, seq->position_first, pair, pair_end - pair, span.first, span.end, tiles,
-            KVA_NONE};
+        work.pair_first = pair;
+        work.pair_count = pair_end - pair;
+        work.tile_first = span.first;
+        work.tile_end = span.end;
         plan_splits(plan, work);
     }
 }
@@ -237,6 +160,7 @@ static void walk(struct plan *plan)
 {
     plan->item_count = plan->fold_count = plan->tile_count = 0;
     plan->overflow_count = plan->partial_count = 0;
+    plan->decode_count = plan->decode_pairs = 0;
     for (uint32_t i = 0; i < plan->args->seq_count; i++) {
         add_items(plan, &plan->args->seqs[i]);
         add_tiles(plan, &plan->args->seqs[i]);
@@ -250,16 +174,65 @@ static size_t lay_out(struct plan *plan, const void *base)
     plan->overflow = plan_array<tile>(base, &bytes, plan->overflow_count);
     plan->items = plan_array<item>(base, &bytes, plan->item_count);
     plan->folds = plan_array<item>(base, &bytes, plan->fold_count);
+    plan->decode_items = plan_array<item>(base, &bytes, plan->decode_count);
     return bytes;
 }
 
 /* --- the operator ----------------------------------------------------------------------------- */
 
-template <typename KV> static auto kernel_of(uint32_t dim)
+template <typename KV> static auto prompt_kernel_of(uint32_t dim)
 {
-    return dim <= 64    ? attend_kernel<KV, 64>
-           : dim <= 128 ? attend_kernel<KV, 128>
-                        : attend_kernel<KV, 256>;
+    return dim <= 64    ? prompt_kernel<KV, 64>
+           : dim <= 128 ? prompt_kernel<KV, 128>
+                        : prompt_kernel<KV, 256>;
+}
+
+template <typename KV> static auto decode_kernel_of(uint32_t dim, uint32_t pairs)
+{
+    if (dim > 128)
+        return decode_kernel<KV, 256, 1>;
+    if (dim > 64)
+        return pairs > 8 ? decode_kernel<KV, 128, 2> : decode_kernel<KV, 128, 1>;
+    return pairs > 8 ? decode_kernel<KV, 64, 2> : decode_kernel<KV, 64, 1>;
+}
+
+static void run_prompts(struct kva_device *device, const struct plan *plan,
+                        const attend_params &params, decltype(&prompt_kernel<kva_f16, 64>) kernel)
+{
+    struct kva_cuda_launch launch = plan_launch(plan, params.shape);
+    launch.block.x *= prompt_slices(params.shape.dim);
+    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend", launch, kernel, params);
+}
+
+static void run_decoding(struct kva_device *device, const struct plan *plan, attend_params params)
+{
+    const struct kva_attend_args *args = plan->args;
+    const auto kernel = args->kv_dtype == KVA_F16
+                            ? decode_kernel_of<kva_f16>(args->head_dim, plan->decode_pairs)
+                            : decode_kernel_of<kva_bf16>(args->head_dim, plan->decode_pairs);
+    params.items = plan->decode_items;
+    const size_t bytes = 2 * TILE * padded_dim(args->head_dim) * sizeof(uint16_t);
+    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend, decoding",
+                 {dim3(plan->decode_count, args->kv_heads), dim3(KVA_WARP), bytes}, kernel, params);
+}
+
+/* Plan the call and send the plan; false: there is nothing to do, or it failed. */
+template <typename Kernel>
+static bool prepare(struct kva_device *device, struct plan *plan, Kernel *kernel,
+                    const struct kva_attend_args *args)
+{
+    uint32_t rows_max = 0;
+    for (uint32_t i = 0; i < args->seq_count; i++)
+        rows_max = kva_max_u32(rows_max, args->seqs[i].row_count);
+    plan->args = args;
+    plan->group = args->heads / args->kv_heads;
+    plan->stages = 2;
+    plan->pairs_max = WARPS_MAX * 16 / prompt_slices(args->head_dim);
+    plan->shared_queries = prompt_slices(args->head_dim) > 1;
+    if (!plan_begin(plan, device, "attend", kernel, rows_max, args->head_dim))
+        return false;
+    choose_width(plan, device, args);
+    return plan->item_count + plan->decode_count > 0 && send_plan(device, plan);
 }
 
 void kva_cuda_attend(struct kva_device *device, const struct kva_attend_args *args)
@@ -267,9 +240,9 @@ void kva_cuda_attend(struct kva_device *device, const struct kva_attend_args *ar
     if (args->seq_count == 0 || !kva_cuda_enter(device))
         return;
     struct plan plan = {};
-    auto kernel = args->kv_dtype == KVA_F16 ? kernel_of<kva_f16>(args->head_dim)
-                                            : kernel_of<kva_bf16>(args->head_dim);
-    if (!make_plan(device, &plan, "attend", kernel, 2, args))
+    const auto kernel = args->kv_dtype == KVA_F16 ? prompt_kernel_of<kva_f16>(args->head_dim)
+                                                  : prompt_kernel_of<kva_bf16>(args->head_dim);
+    if (!prepare(device, &plan, kernel, args))
         return;
     attend_params params = {};
     params.shape = shape_of(device, args);
@@ -278,7 +251,9 @@ void kva_cuda_attend(struct kva_device *device, const struct kva_attend_args *ar
     params.overflow = plan.overflow;
     params.items = plan.items;
     params.stages = plan.stages;
-    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend", plan_launch(&plan, params.shape), kernel,
-                 params);
+    if (plan.decode_count > 0)
+        run_decoding(device, &plan, params);
+    if (plan.item_count > 0 && !kva_cuda_failed(device))
+        run_prompts(device, &plan, params, kernel);
     run_folds(device, &plan, params.shape, "attend's folds");
 }

@@ -17,9 +17,11 @@
 #include "kernels/cuda/attend_tile.cuh"
 
 struct attend_plan {
-    uint32_t group;  /* query heads of a KV head */
-    uint32_t pairs;  /* of a block of threads, two threads each */
-    uint32_t stages; /* tiles in shared memory */
+    uint32_t group; /* query heads of a KV head */
+    uint32_t pairs; /* of a block of threads, two threads each */
+    uint32_t pairs_max = WARPS_MAX * 16;
+    uint32_t stages;            /* tiles in shared memory */
+    bool shared_queries = true; /* or in registers */
     size_t shared_bytes;
     bool wide;                       /* splits side by side */
     uint32_t item_count, fold_count; /* of items and folds */
@@ -44,7 +46,8 @@ static bool fit_block(attend_plan *plan, uint32_t dim, size_t room)
     for (; plan->stages > 0; plan->stages--) {
         const uint32_t least = plan->stages > 1 ? 32 : 16;
         for (plan->pairs = wanted; plan->pairs >= least; plan->pairs /= 2) {
-            plan->shared_bytes = (2 * TILE * plan->stages + plan->pairs) * row_bytes;
+            const uint32_t query_rows = plan->shared_queries ? plan->pairs : 0;
+            plan->shared_bytes = (2 * TILE * plan->stages + query_rows) * row_bytes;
             if (plan->shared_bytes <= room)
                 return true;
         }
@@ -58,7 +61,7 @@ static bool plan_begin(attend_plan *plan, struct kva_device *device, const char 
                        Kernel *kernel, uint32_t rows_max, uint32_t dim)
 {
     size_t room = kva_cuda_shared_room(device, name, reinterpret_cast<const void *>(kernel));
-    plan->pairs = static_cast<size_t>(rows_max) * plan->group <= 64 ? 64 : WARPS_MAX * 16;
+    plan->pairs = static_cast<size_t>(rows_max) * plan->group <= 64 ? 64 : plan->pairs_max;
     if (kva_cuda_failed(device))
         return false;
     if (fit_block(plan, dim, room))

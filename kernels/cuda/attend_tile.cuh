@@ -135,10 +135,10 @@ static __device__ void multiply_keys(float (&s)[N / 8][4], const KV (*q)[D + PAD
     }
 }
 
-/* a += p v for the N tokens that begin at v. */
-template <typename KV, int D, int N>
+/* a += p v for the N tokens that begin at v, in rows of PITCH elements. */
+template <typename KV, int D, int N, int PITCH>
 static __device__ void multiply_values(state<D> &to, const float (&p)[N / 8][4],
-                                       const KV (*v)[D + PAD], uint32_t lane)
+                                       const KV (*v)[PITCH], uint32_t lane)
 {
 #pragma unroll
     for (int j = 0; j < N / 8; j += 2) {
@@ -255,10 +255,12 @@ static __device__ place place_of(const attend_shape &p, const item &work, uint32
     return {p.out.a + at * p.dim, p.out.m + at, p.out.e + at};
 }
 
-/* Between a state and memory, for the lane's two pairs. */
+/* Between a state and memory, for the lane's two pairs: D dimensions from `first` on, and with the
+ * first ones m and e. */
 template <bool STORE, int D>
 static __device__ void move_state(state<D> &s, const attend_shape &p, const item &work,
-                                  uint32_t kv_head, uint32_t warp_pair, uint32_t lane)
+                                  uint32_t kv_head, uint32_t warp_pair, uint32_t lane,
+                                  uint32_t first = 0)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -268,7 +270,7 @@ static __device__ void move_state(state<D> &s, const attend_shape &p, const item
         place at = place_of(p, work, kv_head, pair);
 #pragma unroll
         for (int j = 0; j < D / 4; j++) {
-            uint32_t d = j / 2 * 8 + lane % 4 * 2 + j % 2;
+            uint32_t d = first + j / 2 * 8 + lane % 4 * 2 + j % 2;
             float &x = s.a[j / 2][2 * i + j % 2];
             if (d >= p.dim)
                 continue;
@@ -277,7 +279,7 @@ static __device__ void move_state(state<D> &s, const attend_shape &p, const item
             else
                 x = at.a[d];
         }
-        if (STORE && lane % 4 == 0) {
+        if (STORE && lane % 4 == 0 && first == 0) {
             *at.m = s.m[i];
             *at.e = s.e[i];
         } else if (!STORE) {

@@ -23,23 +23,6 @@ static __device__ __forceinline__ uint32_t kva_multiply_halves(uint32_t a, uint3
     return product;
 }
 
-/* An 8 x 8 matrix of 16-bit elements, of which lane 4 g + t holds row g, columns 2 t and 2 t + 1:
- * what its transpose has there. */
-static __device__ __forceinline__ uint32_t kva_transpose(uint32_t x)
-{
-    uint32_t transposed;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(x));
-    return transposed;
-}
-
-/* 2^x; results below the normal numbers are 0. */
-static __device__ __forceinline__ float kva_exp2(float x)
-{
-    float power;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
-    return power;
-}
-
 #else
 #include <simt_codes.h>
 #endif

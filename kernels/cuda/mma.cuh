@@ -63,6 +63,15 @@ static __device__ __forceinline__ void kva_load_transposed(uint32_t *to, const v
                  : "memory");
 }
 
+/* An 8 x 8 matrix of 16-bit elements, transposed between the lanes of a warp: lane 4 g + t has
+ * columns 2 t and 2 t + 1 of row g before and after. */
+static __device__ __forceinline__ uint32_t kva_transpose(uint32_t pair)
+{
+    uint32_t to;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(pair));
+    return to;
+}
+
 /* 16 bytes from global to shared memory, later; zeros instead if not `valid`. */
 static __device__ __forceinline__ void kva_copy_async(void *to, const void *from, bool valid)
 {

@@ -6,6 +6,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <math.h>
 
 #define KVA_WARP 32u
 #define KVA_ALL  0xFFFFFFFFu
@@ -23,6 +24,19 @@
 __device__ __forceinline__ bool kva_gate_closed(const uint32_t *gate)
 {
     return gate && *gate == 0;
+}
+
+/* 2^x by the special function unit: what is below the normal numbers becomes 0. */
+__device__ __forceinline__ float kva_exp2(float x)
+{
+#ifdef __CUDACC__
+    float to;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(to) : "f"(x));
+    return to;
+#else
+    const float to = exp2f(x);
+    return to < 0x1p-126f ? 0.0f : to;
+#endif
 }
 
 /* Storage of an element; distinct types, so that templates tell them apart. */

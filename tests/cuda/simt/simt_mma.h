@@ -73,6 +73,26 @@ inline void load_matrices(void *const *lanes, uint32_t mask)
     }
 }
 
+struct transpose_operands {
+    uint32_t from, to;
+};
+
+inline void transpose(void *const *lanes, uint32_t mask)
+{
+    if (mask != 0xFFFFFFFFu)
+        defect("a transposition with the mask 0x%x", mask);
+    for (int lane = 0; lane < 32; lane++) {
+        int row = lane / 4, column = lane % 4 * 2;
+        uint32_t bits[2];
+        for (int j = 0; j < 2; j++) {
+            /* Element [column + j][row] of what is given. */
+            int from = (column + j) * 4 + row / 2;
+            bits[j] = ((const transpose_operands *)lanes[from])->from >> row % 2 * 16 & 0xFFFF;
+        }
+        ((transpose_operands *)lanes[lane])->to = bits[0] | bits[1] << 16;
+    }
+}
+
 } // namespace simt
 
 template <typename T> void kva_mma(float *c, const uint32_t *a, uint32_t b0, uint32_t b1)
@@ -91,6 +111,13 @@ inline void kva_load_transposed(uint32_t *to, const void *row)
 {
     simt::matrix_operands own = {to, (const uint16_t *)row, true};
     simt::warp_collective(0xFFFFFFFFu, simt::load_matrices, &own);
+}
+
+inline uint32_t kva_transpose(uint32_t pair)
+{
+    simt::transpose_operands own = {pair, 0};
+    simt::warp_collective(0xFFFFFFFFu, simt::transpose, &own);
+    return own.to;
 }
 
 namespace simt
