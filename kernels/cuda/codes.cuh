@@ -13,19 +13,20 @@
 
 #include "kernels/cuda/number.cuh"
 
-#ifdef __CUDACC__
-
 /* The products of two pairs of halves. */
 static __device__ __forceinline__ uint32_t kva_multiply_halves(uint32_t a, uint32_t b)
 {
-    uint32_t product;
+    uint32_t product = 0;
+#ifdef __CUDACC__
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+#else
+    for (int shift = 0; shift < 32; shift += 16) {
+        const kva_f16 x = {(uint16_t)(a >> shift)}, y = {(uint16_t)(b >> shift)};
+        product |= (uint32_t)kva_from_f32<kva_f16>(kva_to_f32(x) * kva_to_f32(y)).bits << shift;
+    }
+#endif
     return product;
 }
-
-#else
-#include <simt_codes.h>
-#endif
 
 /* Of the nibbles of both halves of a register the codes at bit R of each: of bits up to 4, nibble n
  * of a half is the code of nibble n; of 8 bits, its low bits and its high bits are apart. */
