@@ -116,9 +116,9 @@ static __device__ double block_sum(double x)
     for (uint32_t half = RADIX_THREADS / 2; half > 0; half /= 2) {
         __syncthreads(); /* every warp's part is there */
         if (threadIdx.x < half)
-            parts[threadIdx.x] += parts[threadIdx.x + half];
+            parts[threadIdx.x] = x += parts[threadIdx.x + half];
     }
-    return parts[0];
+    return x;
 }
 
 /* --- chunks ----------------------------------------------------------------------------------- */

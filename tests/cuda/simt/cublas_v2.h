@@ -12,6 +12,12 @@ enum cublasGemmAlgo_t { CUBLAS_GEMM_DEFAULT = -1 };
 
 typedef struct simt_blas *cublasHandle_t;
 
+#define cublasCreate       cublasCreate_v2
+#define cublasDestroy      cublasDestroy_v2
+#define cublasSetStream    cublasSetStream_v2
+#define cublasSetWorkspace cublasSetWorkspace_v2
+
+extern "C" {
 cublasStatus_t cublasCreate(cublasHandle_t *handle);
 cublasStatus_t cublasDestroy(cublasHandle_t handle);
 cublasStatus_t cublasSetStream(cublasHandle_t handle, cudaStream_t stream);
@@ -23,5 +29,6 @@ cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t transa,
                             cudaDataType_t btype, int ldb, const void *beta, void *c,
                             cudaDataType_t ctype, int ldc, cublasComputeType_t compute,
                             cublasGemmAlgo_t algo);
+}
 
 #endif

@@ -279,6 +279,8 @@ struct cudaLaunchConfig_t {
     unsigned numAttrs;
 };
 
+/* By the names that the toolkit's headers give them: tests/cuda/ptx links nvcc's objects with them. */
+extern "C" {
 cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device);
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device);
@@ -318,6 +320,7 @@ cudaError_t cudaGraphExecKernelNodeSetParams(cudaGraphExec_t exec, cudaGraphNode
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
+}
 
 namespace simt
 {

@@ -64,8 +64,17 @@ unsigned lane_index();
 /* Run a kernel's blocks, in random order. */
 void run_grid(const std::function<void()> &kernel, dim3 grid, dim3 block, size_t shared_bytes);
 
+/* The grid and its blocks, checked, before a kernel runs; then each of its blocks, in random order,
+ * with its index set. */
+enum { THREADS_MAX = 1024 };
+void begin_grid(dim3 grid, dim3 block, size_t shared_bytes);
+void for_each_block(const std::function<void()> &run);
+
 /* End the program: the device code is wrong. */
 [[noreturn]] void defect(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Whether the bytes are in one device allocation or in one piece of pinned memory, and which. */
+bool find_memory(uint64_t address, size_t bytes, uint64_t *ret_begin, uint64_t *ret_end);
 
 /* Random numbers of the scheduler. */
 uint32_t random_below(uint32_t limit);

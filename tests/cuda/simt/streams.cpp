@@ -146,18 +146,28 @@ static cudaError_t allocate(void **ret, size_t bytes)
     return cudaSuccess;
 }
 
-static bool inside(const std::map<uintptr_t, size_t> &memory, const void *data, size_t bytes)
+static bool find_in(const std::map<uintptr_t, size_t> &memory, uint64_t address, size_t bytes,
+                    uint64_t *ret_begin, uint64_t *ret_end)
 {
-    auto next = memory.upper_bound((uintptr_t)data);
+    auto next = memory.upper_bound(address);
     if (next == memory.begin())
         return false;
     auto own = std::prev(next);
-    return (uintptr_t)data + bytes <= own->first + own->second;
+    *ret_begin = own->first;
+    *ret_end = own->first + own->second;
+    return address + bytes <= *ret_end;
+}
+
+bool find_memory(uint64_t address, size_t bytes, uint64_t *ret_begin, uint64_t *ret_end)
+{
+    return find_in(device_memory, address, bytes, ret_begin, ret_end) ||
+           find_in(host_memory, address, bytes, ret_begin, ret_end);
 }
 
 static void check_range(const void *data, size_t bytes, const char *what)
 {
-    if (!inside(device_memory, data, bytes) && !inside(host_memory, data, bytes))
+    uint64_t begin, end;
+    if (!find_memory((uint64_t)data, bytes, &begin, &end))
         defect("%s of %zu bytes at %p is neither in one device allocation nor in pinned memory",
                what, bytes, data);
 }
