@@ -159,7 +159,7 @@ struct warp {
     uint32_t mask, arrived;
 };
 
-static warp warps[THREADS_MAX / WARP];
+static warp warps[THREADS_MAX / (unsigned)WARP];
 
 static void release_barrier()
 {
