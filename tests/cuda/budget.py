@@ -2,11 +2,11 @@
 """Holds the CUDA module's machine code against a table of budgets: tests/cuda/budget.py MODULE [--write]
 
 What the compiler made of every kernel for every architecture: registers of a thread, its stack
-(where spills go), static shared memory, instructions; and of its innermost loops the one with the
-most products of tiles (HMMA, IMMA) and the one that asks global memory for the most bytes: what a
-warp issues in one turn of it, products, bytes. budget.tsv has the table. More than it says, fewer
-products or bytes in a turn (a loop is unrolled less), a kernel that it lacks or that is gone: fails.
---write makes it again.
+(where spills go), static shared memory, instructions; of all its pieces without a branch that have
+products of tiles (HMMA, IMMA) the instructions and the products; and of its innermost loops the one
+that asks global memory for the most bytes: what a warp issues in one turn of it, and bytes.
+budget.tsv has the table. More than it says, fewer products or bytes (a loop is unrolled less), a
+kernel that it lacks or that is gone: fails. --write makes it again.
 
 Needs cuobjdump and nvdisasm (KVAHEAD_CUDA_TOOLS names their folder, or they are on PATH or in
 CUDA's), and the nvcc that the table was written with, since others count otherwise; else it is
@@ -92,24 +92,38 @@ class Code:
         return [a for a in loops if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in loops)]
 
     def turn(self, loop):
-        """What a warp issues in one turn: (instructions, products, bytes that it asks for)."""
-        count = products = loaded = 0
+        """What a warp issues in one turn: (instructions, bytes that it asks for)."""
+        count = loaded = 0
         for at, opcode, _ in self.lines:
             if not loop[0] <= at <= loop[1] or opcode == "NOP":
                 continue
             count += 1
             base = opcode.split(".")[0]
-            products += base in ("HMMA", "IMMA")
             if base in ("LDG", "LDGSTS"):
                 loaded += WARP * width(opcode)
-        return count, products, loaded
+        return count, loaded
+
+    def products(self):
+        """Of all pieces without a branch that have products: (instructions, products)."""
+        targets = {target for _, _, target in self.lines if target is not None}
+        ret, count, products = [0, 0], 0, 0
+        for at, opcode, _ in [*self.lines, (None, "EXIT", None)]:
+            if at is None or at in targets:
+                ret = [ret[0] + (count if products else 0), ret[1] + products]
+                count = products = 0
+            count += opcode != "NOP"
+            products += opcode.split(".")[0] in ("HMMA", "IMMA")
+            if opcode.split(".")[0] in ("BRA", "EXIT", "RET", "BSYNC"):
+                ret = [ret[0] + (count if products else 0), ret[1] + products]
+                count = products = 0
+        return ret
 
     def numbers(self):
         turns = [self.turn(loop) for loop in self.inner_loops()]
-        mma = max((t for t in turns if t[1]), key=lambda t: t[1], default=(0, 0, 0))
-        load = max((t for t in turns if t[2]), key=lambda t: (t[2], -t[0]), default=(0, 0, 0))
+        mma = self.products()
+        load = max((t for t in turns if t[1]), key=lambda t: (t[1], -t[0]), default=(0, 0))
         count = sum(opcode != "NOP" for _, opcode, _ in self.lines)
-        return [count, mma[0], mma[1], load[0], load[2]]
+        return [count, *mma, *load]
 
 
 LINE = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(.*?);")

@@ -26,6 +26,7 @@ static const struct {
     {"attend_tile.cuh", MUTATIONS_OF_OPERATORS, "attend attend_lowbit"},
     {"attend_rows.cu", MUTATIONS_OF_OPERATORS, "attend_lowbit"},
     {"lowbit.cu", MUTATIONS_OF_OPERATORS, "attend_lowbit"},
+    {"lowbit_run.cuh", MUTATIONS_OF_OPERATORS, "attend_lowbit"},
     {"lowbit_page.cuh", MUTATIONS_OF_OPERATORS, "attend_lowbit"},
     {"codes.cuh", MUTATIONS_OF_OPERATORS, "attend_lowbit"},
     {"quantise.cu", MUTATIONS_OF_OPERATORS, "quantise"},

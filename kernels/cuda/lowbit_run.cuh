@@ -1,0 +1,445 @@
+/* lowbit_run.cuh - low-bit pages and up to 8 NT (row, query head) pairs that share a KV head, by a
+ * warp.
+ *
+ * It walks the pages by itself: no barrier of a block, a ring of pages of its own in shared memory,
+ * which asynchronous copies fill ahead, and the matrix products of lowbit_page.cuh. Within a run of
+ * RUN_TOKENS the softmax goes online, page by page, to base 2; runs are folded in ascending order
+ * (attend_tile.cuh). What a pair's numbers are depends on it and on the pages alone: not on the pairs
+ * beside it, nor on whether runs are attended to one after the other or side by side. Scores are kept
+ * as [head][position], for select.cu, which does not look at those of tokens that rows have. */
+#ifndef KVA_KERNELS_CUDA_LOWBIT_RUN_CUH
+#define KVA_KERNELS_CUDA_LOWBIT_RUN_CUH
+
+#include "kernels/cuda/lowbit_page.cuh"
+#include "kernels/cuda/turn.cuh"
+
+#define RUN_TILES   16u
+#define RUN_TOKENS  (RUN_TILES * TILE)
+#define BLOCK_WARPS 4u
+
+#define LOG2E       1.44269504f
+#define LN2         0.69314718f
+
+/* A sequence, on the device. */
+struct lowbit_seq {
+    struct kva_row_cache rows;
+    float *scores; /* [heads][page_count * KVA_PAGE_TOKENS] of the selecting row; NULL: none */
+    uint32_t block_first;
+    uint32_t page_count;
+    uint32_t select_row; /* of the sequence's rows */
+    uint32_t row_first, row_count;
+    const uint32_t *gate;
+    const float *mean; /* what keys are without; or NULL */
+    bool has_rows;
+};
+
+struct lowbit_params {
+    attend_shape shape;
+    page_shape page;
+    const item *items;
+    const lowbit_seq *seqs;
+    const void *const *blocks;
+    size_t block_offset;
+    uint32_t item_count;
+    uint32_t stages, stage_bytes, warp_bytes; /* of a warp's shared memory */
+    bool turned;                              /* rows of pages are turned */
+};
+
+/* What a warp knows of a pair. */
+struct pair_facts {
+    float factor;        /* of a product: its score, to base 2 */
+    float shift;         /* what the score lacks whose keys are without a mean; the same */
+    float sum;           /* of the query, as it is multiplied */
+    uint32_t seen_first; /* the first token in sight */
+    uint32_t head;       /* whose scores are kept; KVA_NONE: they are not */
+};
+
+/* A warp's shared memory: the ring of pages, then this. */
+template <int D, int NT> struct warp_memory {
+    kva_f16 q[8 * NT][D + PAD];
+    pair_facts pairs[8 * NT];
+    uint32_t masks[RUN_TOKENS / 32]; /* of a run: tokens that no row replaces */
+};
+
+/* --- pairs ------------------------------------------------------------------------------------ */
+
+/* Query and facts of a pair, by the warp. The query is multiplied by a power of two that makes it
+ * less than one, so that it can be multiplied by any scale. */
+template <int D, int NT>
+static __device__ void load_pair(warp_memory<D, NT> &memory, const lowbit_params &p,
+                                 const lowbit_seq &seq, const item &work, uint32_t kv_head,
+                                 uint32_t pair, uint32_t lane)
+{
+    const attend_shape &shape = p.shape;
+    const bool own = pair < work.pair_count;
+    const uint32_t index = work.pair_first + (own ? pair : 0);
+    const uint32_t row = index / shape.group, head = kv_head * shape.group + index % shape.group;
+    const size_t from = static_cast<size_t>(work.row_first + row) * shape.q_stride +
+                        static_cast<size_t>(head) * shape.dim;
+    float x[D / KVA_WARP], shift = 0.0f, most = 0.0f, sum = 0.0f;
+#pragma unroll
+    for (uint32_t j = 0; j < D / KVA_WARP; j++) {
+        const uint32_t d = lane + KVA_WARP * j;
+        x[j] = own && d < shape.dim ? kva_load(shape.q, shape.q_dtype, from + d) : 0.0f;
+        if (seq.mean && d < shape.dim) /* of the query as it came, since the product is large */
+            shift = fmaf(x[j], seq.mean[static_cast<size_t>(kv_head) * shape.dim + d], shift);
+    }
+    if (p.turned)
+        kva_turn_warp(x, shape.dim, lane, false);
+#pragma unroll
+    for (uint32_t j = 0; j < D / KVA_WARP; j++)
+        most = fmaxf(most, fabsf(x[j]));
+#pragma unroll
+    for (int lanes = KVA_WARP / 2; lanes > 0; lanes /= 2)
+        most = fmaxf(most, __shfl_xor_sync(KVA_ALL, most, lanes));
+    const uint32_t exponent = min(max(__float_as_uint(most) >> 23, 64u), 190u);
+    const float down = __uint_as_float((253 - exponent) << 23);
+#pragma unroll
+    for (uint32_t j = 0; j < D / KVA_WARP; j++) {
+        const kva_f16 element = kva_saturate<kva_f16>(x[j] * down);
+        memory.q[pair][lane + KVA_WARP * j] = element;
+        sum += kva_to_f32(element);
+    }
+    sum = kva_warp_sum(sum);
+    shift = kva_warp_sum(shift);
+    if (lane > 0)
+        return;
+    pair_facts &facts = memory.pairs[pair];
+    const uint32_t position = work.position_first + row;
+    const float scale = shape.scale * LOG2E;
+    facts.factor = scale * __uint_as_float((exponent + 1) << 23);
+    facts.shift = shift * scale;
+    facts.sum = sum;
+    facts.seen_first = shape.window && position >= shape.window ? position - shape.window + 1 : 0;
+    facts.head = own && seq.scores && row == seq.select_row ? head : KVA_NONE;
+}
+
+/* --- a page ----------------------------------------------------------------------------------- */
+
+/* What is summed up over a run. Lane 4 g + t has pairs 2 t and 2 t + 1 of each 8. */
+template <int D, int NT> struct run_state {
+    float a[D / 32][2][NT][4]; /* multiply_values */
+    float zeros[NT][4];        /* multiply_zeros */
+    float m[NT][2];            /* to base 2 */
+    float e[NT][2];            /* of the lane's tokens */
+
+    __device__ __forceinline__ void clear()
+    {
+#pragma unroll
+        for (int j = 0; j < NT; j++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+#pragma unroll
+                for (int c = 0; c < D / 32; c++)
+                    a[c][0][j][i] = a[c][1][j][i] = 0.0f;
+                zeros[j][i] = 0.0f;
+            }
+            m[j][0] = m[j][1] = -INFINITY;
+            e[j][0] = e[j][1] = 0.0f;
+        }
+    }
+};
+
+/* The products of multiply_keys become scores, to base 2. */
+template <int D, int BITS, bool KEYED, int NT>
+static __device__ __forceinline__ void
+find_scores(float (&s)[2][2][NT][4], const float (&zeros)[NT][4], const float (&factor)[NT][2],
+            const float (&shift)[NT][2], const warp_memory<D, NT> &memory,
+            const unsigned char *page, const page_shape &p, uint32_t lane)
+{
+    const unsigned char *levels = page + page_place<D, BITS>::levels + lane / 4 * 8;
+#pragma unroll
+    for (int part = 0; part < 2; part++) {
+        float scale[4], zero[4];
+        if (KEYED) {
+            const uint2 scales = shared_load<uint2>(levels + part * TILE);
+            const uint2 level = shared_load<uint2>(levels + p.k_zero + part * TILE);
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                const uint32_t shifted = n % 2 * 16;
+                scale[n] = kva_code_factor<BITS>(n) *
+                           kva_to_f32(kva_f16{
+                               static_cast<uint16_t>((n < 2 ? scales.x : scales.y) >> shifted)});
+                zero[n] = kva_to_f32(
+                    kva_f16{static_cast<uint16_t>((n < 2 ? level.x : level.y) >> shifted)});
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < NT; j++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float base = fmaf(zeros[j][2 * part + i], factor[j][i], shift[j][i]);
+                const float sum = KEYED ? memory.pairs[8 * j + lane % 4 * 2 + i].sum : 0.0f;
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    float &x = s[part][n / 2][j][n % 2 * 2 + i];
+                    x = KEYED ? fmaf(fmaf(x, scale[n], zero[n] * sum), factor[j][i], shift[j][i])
+                              : fmaf(x, factor[j][i] * kva_code_factor<BITS>(n), base);
+                }
+            }
+        }
+    }
+}
+
+/* Scores of tokens that rows have, or that are out of sight, become -inf; scores that are wanted are
+ * kept. */
+template <int D, int NT>
+static __device__ void look_at_scores(float (&s)[2][2][NT][4], const warp_memory<D, NT> &memory,
+                                      const lowbit_seq &seq, uint32_t tile, uint32_t lane)
+{
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const pair_facts &facts = memory.pairs[8 * j + lane % 4 * 2 + i];
+#pragma unroll
+            for (int part = 0; part < 2; part++) {
+                const uint32_t own = lane / 4 * 4, token = tile * TILE + part * 32 + own;
+                const uint32_t mask = memory.masks[tile % RUN_TILES * 2 + part] >> own;
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    float &x = s[part][n / 2][j][n % 2 * 2 + i];
+                    if (!(mask >> n & 1) || token + n < facts.seen_first)
+                        x = -INFINITY;
+                }
+                if (facts.head == KVA_NONE)
+                    continue;
+                const size_t at = static_cast<size_t>(facts.head) * seq.page_count * TILE + token;
+                *reinterpret_cast<float4 *>(seq.scores + at) =
+                    make_float4(s[part][0][j][i] * LN2, s[part][0][j][2 + i] * LN2,
+                                s[part][1][j][i] * LN2, s[part][1][j][2 + i] * LN2);
+            }
+        }
+    }
+}
+
+/* Scores become probabilities relative to the running maximum, as 16-bit columns of the product with
+ * V; the state is rescaled to it. */
+template <int D, int NT>
+static __device__ __forceinline__ void
+soften(run_state<D, NT> &state, uint32_t (&weights)[2][2][NT][2], float (&s)[2][2][NT][4])
+{
+    float keep[NT][2];
+    bool grown = false;
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float top = state.m[j][i], sum = 0.0f;
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+                top = fmaxf(top, s[n / 4][n / 2 % 2][j][n % 2 * 2 + i]);
+            top = fmaxf(top, __shfl_xor_sync(KVA_ALL, top, 4));
+            top = fmaxf(top, __shfl_xor_sync(KVA_ALL, top, 8));
+            top = fmaxf(top, __shfl_xor_sync(KVA_ALL, top, 16));
+            const float base = top == -INFINITY ? 0.0f : top;
+            keep[j][i] = kva_exp2(state.m[j][i] - base);
+            grown = grown || top > state.m[j][i];
+            state.m[j][i] = top;
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                float &x = s[n / 4][n / 2 % 2][j][n % 2 * 2 + i];
+                x = kva_exp2(x - base);
+                sum += x;
+            }
+            state.e[j][i] = fmaf(state.e[j][i], keep[j][i], sum);
+        }
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const float *pair = &s[n / 4][n / 2 % 2][j][n % 2 * 2];
+            weights[n / 4][n / 2 % 2][j][n % 2] =
+                kva_transpose(kva_pack<kva_f16>(pair[0], pair[1]));
+        }
+    }
+    if (!__any_sync(KVA_ALL, grown))
+        return; /* all of them would be multiplied by one */
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int c = 0; c < D / 32; c++) {
+                state.a[c][0][j][i] *= keep[j][i % 2];
+                state.a[c][1][j][i] *= keep[j][i % 2];
+            }
+            state.zeros[j][i] *= keep[j][i % 2];
+        }
+    }
+}
+
+/* --- runs ------------------------------------------------------------------------------------- */
+
+/* masks = the tokens of the run of `tile` that no row replaces. */
+static __device__ void find_present(uint32_t *masks, const lowbit_seq &seq, uint32_t kv_head,
+                                    uint32_t tile, uint32_t lane)
+{
+    static_assert(RUN_TOKENS / 32 == KVA_WARP, "a word a lane");
+    __syncwarp(); /* those of the run before have been read */
+    masks[lane] = KVA_ALL;
+    __syncwarp();
+    if (seq.has_rows) {
+        const size_t head = static_cast<size_t>(kv_head) * seq.rows.slots;
+        for (uint32_t i = lane; i < seq.rows.count[kv_head]; i += KVA_WARP) {
+            const uint32_t token = seq.rows.tokens[head + seq.rows.order[head + i]];
+            if (token / RUN_TOKENS == tile / RUN_TILES)
+                atomicAnd(&masks[token % RUN_TOKENS / 32], ~(1u << token % 32));
+        }
+    }
+    __syncwarp(); /* the masks are complete */
+}
+
+/* A run's result goes where the item's belongs; `more`: to what is there. */
+template <int D, int BITS, int NT>
+static __device__ void end_run(run_state<D, NT> &state, const lowbit_params &p, const item &work,
+                               uint32_t kv_head, bool more, uint32_t lane)
+{
+    const attend_shape &shape = p.shape;
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint32_t pair = 8 * j + lane % 4 * 2 + i;
+            const bool own = pair < work.pair_count;
+            float e = state.e[j][i], m = state.m[j][i] * LN2, keep = 0.0f, add = 1.0f;
+            e += __shfl_xor_sync(KVA_ALL, e, 4);
+            e += __shfl_xor_sync(KVA_ALL, e, 8);
+            e += __shfl_xor_sync(KVA_ALL, e, 16);
+            if (e != e)
+                m = e; /* what is not a number stays */
+            const place at = place_of(shape, work, kv_head, own ? pair : 0);
+            if (more && own && m != -INFINITY) {
+                const float before = *at.m;
+                fold_scales(before, m, m, keep, add);
+                e = fold(*at.e, keep, e, add);
+            }
+            const bool nothing = more && m == -INFINITY;
+            __syncwarp(); /* what is there has been read */
+#pragma unroll
+            for (int c = 0; c < D / 32; c++) {
+                const float zero =
+                    __shfl_sync(KVA_ALL, state.zeros[j][i],
+                                static_cast<int>((c >> p.page.v_group_shift) * 4 + lane % 4));
+                const uint32_t d = c * 32 + lane / 4 * 4;
+                if (!own || nothing || d >= shape.dim)
+                    continue;
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    const float x =
+                        fmaf(state.a[c][n / 2][j][n % 2 * 2 + i], kva_code_factor<BITS>(n), zero);
+                    at.a[d + n] = (more ? fold(at.a[d + n], keep, x, add) : x) + 0.0f;
+                }
+            }
+            if (own && !nothing && lane / 4 == 0) {
+                *at.m = m;
+                *at.e = e;
+            }
+        }
+    }
+}
+
+/* --- the kernel ------------------------------------------------------------------------------- */
+
+/* Blocks whose registers a multiprocessor has to hold. */
+static constexpr int blocks_at_once(int dim, int columns)
+{
+    return dim > 128 ? 2 : columns == 1 ? 4 : dim > 64 ? 2 : 3;
+}
+
+template <int D, int BITS, bool KEYED, int NT>
+static __global__ void __launch_bounds__(BLOCK_WARPS *KVA_WARP, blocks_at_once(D, NT))
+    lowbit_kernel(lowbit_params p)
+{
+    const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
+    const uint32_t index = blockIdx.x * (blockDim.x / KVA_WARP) + warp, kv_head = blockIdx.y;
+    KVA_DYNAMIC_SHARED(unsigned char, shared_bytes);
+    if (index >= p.item_count)
+        return;
+    const item work = p.items[index];
+    if (kva_gate_closed(work.gate))
+        return;
+    const lowbit_seq &seq = p.seqs[work.seq];
+    unsigned char *const ring = shared_bytes + warp * p.warp_bytes;
+    auto &memory = *reinterpret_cast<warp_memory<D, NT> *>(ring + p.stages * p.stage_bytes);
+    const void *const *blocks = p.blocks + seq.block_first;
+    const size_t offset = p.block_offset + static_cast<size_t>(kv_head) * p.page.head_bytes;
+
+    if (p.page.dim < D) { /* what no copy writes */
+        for (uint32_t i = lane * 4; i < p.stages * p.stage_bytes; i += KVA_WARP * 4)
+            *reinterpret_cast<uint32_t *>(ring + i) = 0;
+        __syncwarp();
+    }
+    uint32_t asked = work.tile_first, slot = 0;
+    auto ask = [&](uint32_t to) {
+        if (asked < work.tile_end)
+            copy_page<D, BITS>(ring + to * p.stage_bytes,
+                               static_cast<const unsigned char *>(blocks[asked]) + offset, p.page,
+                               lane);
+        asked++;
+        kva_copy_commit();
+    };
+    for (uint32_t i = 0; i + 1 < p.stages; i++)
+        ask(i);
+
+    for (uint32_t pair = 0; pair < 8 * NT; pair++)
+        load_pair<D, NT>(memory, p, seq, work, kv_head, pair, lane);
+    __syncwarp(); /* the queries are there */
+    uint32_t q[D / 16][NT][2];
+    float factor[NT][2], shift[NT][2];
+    uint32_t seen_most = 0;
+    bool kept = false;
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+#pragma unroll
+        for (int c = 0; c < D / 16; c++) {
+            const uint2 four = *reinterpret_cast<const uint2 *>(
+                &memory.q[8 * j + lane / 4][c * 16 + lane % 4 * 4]);
+            q[c][j][0] = four.x;
+            q[c][j][1] = four.y;
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const pair_facts &facts = memory.pairs[8 * j + lane % 4 * 2 + i];
+            factor[j][i] = facts.factor;
+            shift[j][i] = facts.shift;
+            seen_most = max(seen_most, facts.seen_first);
+            kept = kept || facts.head != KVA_NONE;
+        }
+    }
+
+    run_state<D, NT> state;
+    state.clear();
+    bool more = false;
+    for (uint32_t t = work.tile_first; t < work.tile_end; t++) {
+        if (t == work.tile_first || t % RUN_TILES == 0)
+            find_present(memory.masks, seq, kv_head, t, lane);
+        if (p.stages > 2)
+            kva_copy_wait<1>();
+        else
+            kva_copy_wait<0>();
+        __syncwarp(); /* the page is there, and the one before has been read */
+        ask(slot > 0 ? slot - 1 : p.stages - 1);
+        const unsigned char *page = ring + slot * p.stage_bytes;
+        slot = slot + 1 < p.stages ? slot + 1 : 0;
+
+        float s[2][2][NT][4] = {}, zeros[NT][4] = {};
+        uint32_t weights[2][2][NT][2];
+        multiply_keys<D, BITS, KEYED, NT>(s, zeros, q, page, p.page, lane);
+        find_scores<D, BITS, KEYED, NT>(s, zeros, factor, shift, memory, page, p.page, lane);
+        const uint32_t *masks = memory.masks + t % RUN_TILES * 2;
+        if (__any_sync(KVA_ALL, kept || t * TILE < seen_most || (masks[0] & masks[1]) != KVA_ALL))
+            look_at_scores<D, NT>(s, memory, seq, t, lane);
+        soften<D, NT>(state, weights, s);
+        multiply_zeros<BITS, NT, D>(state.zeros, weights, page, p.page, lane);
+        multiply_values<D, BITS, KEYED, NT>(state.a, weights, page, p.page, lane);
+        if ((t + 1) % RUN_TILES == 0 || t + 1 == work.tile_end) {
+            end_run<D, BITS, NT>(state, p, work, kv_head, more, lane);
+            state.clear();
+            more = true;
+        }
+    }
+    kva_copy_wait<0>();
+    if (!more)
+        end_run<D, BITS, NT>(state, p, work, kv_head, false, lane);
+}
+
+#endif
