@@ -445,6 +445,9 @@ static enum kva_status create_queues(struct kva_device *device, struct kva_err *
     cublasStatus_t blas = cublasCreate(&device->blas);
     if (blas == CUBLAS_STATUS_SUCCESS)
         blas = cublasSetStream(device->blas, device->streams[KVA_QUEUE_COMPUTE]);
+    /* Else parts of a sum would be added up in 16 bits: in f16 they overflow, in bf16 they lose. */
+    if (blas == CUBLAS_STATUS_SUCCESS)
+        blas = cublasSetMathMode(device->blas, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
     if (blas == CUBLAS_STATUS_SUCCESS)
         blas = cublasSetWorkspace(device->blas, device->blas_workspace, BLAS_WORKSPACE_BYTES);
     if (blas != CUBLAS_STATUS_SUCCESS)

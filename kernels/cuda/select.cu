@@ -120,7 +120,6 @@ static __device__ __forceinline__ void weigh_four(const weigh_params &p, const f
             sums[2] += probability(four[i].z, most, over);
             sums[3] += probability(four[i].w, most, over);
         }
-        scores += static_cast<size_t>(4) * stride;
     }
 }
 

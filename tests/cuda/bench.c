@@ -1,10 +1,11 @@
 /* bench.c - what the operators of a CUDA device give, beside what the device gives at most.
  *
- *     bench_cuda --module PATH [--small]
+ *     bench_cuda --module PATH [--small | --once]
  *
  * Each line is the best of a few batches, each long enough that the host's waiting does not count.
  * Data is random and larger than the caches. --small: shapes that a simulated device can run, to
- * try the program; its figures mean nothing. */
+ * try the program; its figures mean nothing. --once: one call of each operator, for a profiler that
+ * takes the figures (tests/gpu/profile). */
 #include "tests/cuda/bench.h"
 
 #include "base/clock.h"
@@ -60,6 +61,12 @@ double bench_seconds(struct bench *bench, enum kva_queue queue, bench_fn *run, c
     double best = 1e9;
     uint32_t calls = 1;
     uint64_t budget = (bench->small ? 1 : 30) * KVA_NS_PER_MS;
+    if (bench->once) {
+        run(bench, opaque, 0);
+        kva_device_sync(bench->device, queue);
+        expect_ok(kva_device_error(bench->device, &err), &err);
+        return 1;
+    }
     for (int batch = 0; batch < BATCHES; batch++) {
         uint64_t start = kva_time_ns();
         for (uint32_t i = 0; i < calls; i++)
@@ -342,21 +349,26 @@ int main(int argc, char **argv)
             module = argv[++i];
         else if (strcmp(argv[i], "--small") == 0)
             bench.small = true;
+        else if (strcmp(argv[i], "--once") == 0)
+            bench.once = true;
     }
     if (!module) {
-        fprintf(stderr, "usage: %s --module PATH [--small]\n", argv[0]);
+        fprintf(stderr, "usage: %s --module PATH [--small | --once]\n", argv[0]);
         return 2;
     }
     expect_ok(kva_device_open_cuda(module, &params, &bench.device, &err), &err);
     bench.ops = kva_device_ops(bench.device);
     printf("%s\n", kva_device_get_info(bench.device)->name);
-    bench_roofs(&bench);
-    bench_linear(&bench);
+    if (!bench.once) {
+        bench_roofs(&bench);
+        bench_linear(&bench);
+    }
     bench_attend(&bench);
     bench_lowbit(&bench);
     bench_small(&bench);
     bench_lists(&bench);
-    bench_steps(&bench);
+    if (!bench.once)
+        bench_steps(&bench);
     kva_device_close(bench.device);
     return 0;
 }

@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define HEADS    32u
 #define KV_HEADS 8u
@@ -129,28 +130,30 @@ struct lowbit {
     uint32_t pages, stamp;
 };
 
-#define HOT_K     64u
-#define HOT_SLOTS 132u
-#define HOT_SINKS 4u
+#define HOT_K       64u
+#define HOT_SLOTS   132u
+#define HOT_SINKS   4u
+
+#define FETCHES_MAX 32u
 
 static void run_lowbit(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
 {
     const struct lowbit *l = opaque;
-    attend_apart(bench->device, kva_device_ops(bench->device),
-                 &(struct kva_attend_select_fetch_args){.q = l->a->q,
-                                                        .out = partial_of(l->a),
-                                                        .seqs = l->seqs,
-                                                        .blocks = l->blocks,
-                                                        .scratch = l->scratch,
-                                                        .scratch_bytes = l->scratch_bytes,
-                                                        .seq_count = l->a->sequences,
-                                                        .q_stride = HEADS * DIM,
-                                                        .heads = HEADS,
-                                                        .kv_heads = KV_HEADS,
-                                                        .head_dim = DIM,
-                                                        .kv_dtype = KVA_BF16,
-                                                        .format = l->format,
-                                                        .scale = 0.088f});
+    attend_apart_once(bench->device, kva_device_ops(bench->device),
+                      &(struct kva_attend_select_fetch_args){.q = l->a->q,
+                                                             .out = partial_of(l->a),
+                                                             .seqs = l->seqs,
+                                                             .blocks = l->blocks,
+                                                             .scratch = l->scratch,
+                                                             .scratch_bytes = l->scratch_bytes,
+                                                             .seq_count = l->a->sequences,
+                                                             .q_stride = HEADS * DIM,
+                                                             .heads = HEADS,
+                                                             .kv_heads = KV_HEADS,
+                                                             .head_dim = DIM,
+                                                             .kv_dtype = KVA_BF16,
+                                                             .format = l->format,
+                                                             .scale = 0.088f});
 }
 
 static void run_quantise(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
@@ -165,24 +168,58 @@ static void run_quantise(struct bench *bench, const void *opaque, uint32_t call 
                                                                     .format = l->format});
 }
 
+/* What SpeCache does for a layer, for so many sequences. They share the rows: what those are does not
+ * change the work. */
+struct rows_bench {
+    const struct kva_row_cache *caches[FETCHES_MAX];
+    struct kva_rows_fetch fetches[FETCHES_MAX];
+    uint32_t count;
+};
+
 static void run_resolve(struct bench *bench, const void *opaque, uint32_t call)
 {
-    const struct lowbit *l = opaque;
-    const struct kva_row_cache *hot = &l->hot;
-    bench->ops->assign_slots(
-        bench->device, &(struct kva_assign_slots_args){
-                           .caches = &hot, .count = 1, .kv_heads = KV_HEADS, .stamp = call + 1});
+    const struct rows_bench *rows = opaque;
+    bench->ops->assign_slots(bench->device, &(struct kva_assign_slots_args){.caches = rows->caches,
+                                                                            .count = rows->count,
+                                                                            .kv_heads = KV_HEADS,
+                                                                            .stamp = call + 1});
 }
 
 static void run_fetch(struct bench *bench, const void *opaque, uint32_t call KVA_UNUSED)
 {
-    const struct lowbit *l = opaque;
-    const struct kva_rows_fetch fetch = {&l->hot, l->host_from, NULL};
-    bench->ops->fetch_rows(bench->device, &(struct kva_fetch_rows_args){.fetches = &fetch,
-                                                                        .count = 1,
+    const struct rows_bench *rows = opaque;
+    bench->ops->fetch_rows(bench->device, &(struct kva_fetch_rows_args){.fetches = rows->fetches,
+                                                                        .count = rows->count,
                                                                         .kv_heads = KV_HEADS,
                                                                         .head_dim = DIM,
                                                                         .queue = KVA_QUEUE_COPY});
+}
+
+/* Each head's slots hold the pinned tokens and, behind them, k that lie far from each other, all of
+ * which are to be fetched. */
+static void fill_rows(struct bench *bench, struct lowbit *l)
+{
+    const size_t slots = (size_t)KV_HEADS * HOT_SLOTS;
+    unsigned char *host = bench_take(bench, KVA_MEM_HOST, l->state_bytes);
+    uint32_t *tokens = (uint32_t *)(void *)(host + 64), *used = tokens + slots;
+    uint32_t *order = used + slots, *missing = order + slots, *count = missing + slots;
+    uint32_t *chosen = count + KV_HEADS, apart = (l->a->tokens - HOT_SINKS) / HOT_K;
+    memset(host, 0, l->state_bytes);
+    for (uint32_t i = 0; i < slots; i++) {
+        uint32_t slot = i % HOT_SLOTS;
+        bool pinned = slot < HOT_SINKS, has = slot < HOT_SINKS + HOT_K;
+        uint32_t token = pinned ? slot : HOT_SINKS + (slot - HOT_SINKS) * apart;
+        tokens[i] = has ? token : KVA_NO_TOKEN;
+        order[i] = slot;
+        missing[i] = slot < HOT_K ? slot + HOT_SINKS : KVA_NO_TOKEN;
+        if (has && !pinned)
+            chosen[i / HOT_SLOTS * HOT_K + slot - HOT_SINKS] = token;
+    }
+    for (uint32_t h = 0; h < KV_HEADS; h++)
+        count[h] = HOT_SINKS + HOT_K;
+    kva_device_copy(bench->device, KVA_QUEUE_COMPUTE, l->state, host, l->state_bytes);
+    kva_device_sync(bench->device, KVA_QUEUE_COMPUTE);
+    bench_give(bench, KVA_MEM_HOST, host, l->state_bytes);
 }
 
 static void lowbit_new(struct bench *bench, struct lowbit *l, const struct attention *a,
@@ -209,7 +246,7 @@ static void lowbit_new(struct bench *bench, struct lowbit *l, const struct atten
         l->from[i] = a->blocks[i];
         l->host_from[i] = (unsigned char *)l->host + i * kva_kv_block_bytes(KV_HEADS, DIM);
     }
-    /* One set of hot rows, for all sequences: what they are does not change the work. */
+    /* One set of hot rows, for all sequences. */
     size_t slots = (size_t)KV_HEADS * HOT_SLOTS;
     l->hot_row_bytes = slots * 2 * DIM * 2;
     l->state_bytes = (4 * slots + KV_HEADS + KV_HEADS * HOT_K) * sizeof(uint32_t) + 64;
@@ -227,6 +264,7 @@ static void lowbit_new(struct bench *bench, struct lowbit *l, const struct atten
                                     .slots = HOT_SLOTS,
                                     .pinned = HOT_SINKS,
                                     .k = HOT_K};
+    fill_rows(bench, l);
     for (uint32_t s = 0; s < a->sequences; s++)
         l->seqs[s] = (struct kva_select_seq){.row_first = s * a->rows,
                                              .row_count = a->rows,
@@ -251,7 +289,28 @@ static void lowbit_free(struct bench *bench, struct lowbit *l)
     free(l->to);
 }
 
-/* Two rows a sequence, as SpeCache has them; the first sequence chooses its hot rows. */
+/* Closing pages, and what is done about chosen rows, for one sequence and for many. */
+static void bench_rows(struct bench *bench, struct lowbit *l)
+{
+    double from = (double)l->pages * (double)kva_kv_block_bytes(KV_HEADS, DIM);
+    double quantise = bench_seconds(bench, KVA_QUEUE_COMPUTE, run_quantise, l);
+    printf("  quantise %.1f us, %.0f GB/s read\n", quantise * 1e6, from / quantise * 1e-9);
+    struct rows_bench rows;
+    for (uint32_t i = 0; i < FETCHES_MAX; i++) {
+        rows.caches[i] = &l->hot;
+        rows.fetches[i] = (struct kva_rows_fetch){&l->hot, l->host_from, NULL};
+    }
+    for (rows.count = 1; rows.count <= FETCHES_MAX; rows.count *= FETCHES_MAX) {
+        double count = (double)rows.count * KV_HEADS * HOT_K;
+        double resolve = bench_seconds(bench, KVA_QUEUE_COMPUTE, run_resolve, &rows);
+        fill_rows(bench, l); /* all are missing again */
+        double fetch = bench_seconds(bench, KVA_QUEUE_COPY, run_fetch, &rows);
+        printf("  %2u sequences: resolve %.1f us, fetch of %.0f rows %.1f us, %.1f GB/s\n",
+               rows.count, resolve * 1e6, count, fetch * 1e6, count * 2 * DIM * 2 / fetch * 1e-9);
+    }
+}
+
+/* Two rows a sequence, as SpeCache has them; the first sequence chooses rows. */
 void bench_lowbit(struct bench *bench)
 {
     static const uint32_t shapes[][2] = {{1, 32768}, {16, 32768}, {36, 32768}};
@@ -270,17 +329,8 @@ void bench_lowbit(struct bench *bench)
                    sequences, a.tokens, seconds * 1e6, (double)l.low_bytes / seconds * 1e-9,
                    100 * (double)l.low_bytes / seconds / bench->copy_bytes_per_s,
                    (double)a.page_bytes / seconds * 1e-9);
-            if (i == 0) {
-                double from = (double)l.pages * (double)kva_kv_block_bytes(KV_HEADS, DIM);
-                double quantise = bench_seconds(bench, KVA_QUEUE_COMPUTE, run_quantise, &l);
-                double resolve = bench_seconds(bench, KVA_QUEUE_COMPUTE, run_resolve, &l);
-                double fetch = bench_seconds(bench, KVA_QUEUE_COPY, run_fetch, &l);
-                double rows = (double)KV_HEADS * HOT_K;
-                printf("  quantise %.0f GB/s read, resolve %.1f us, fetch of %.0f rows %.1f us, "
-                       "%.1f GB/s\n",
-                       from / quantise * 1e-9, resolve * 1e6, rows, fetch * 1e6,
-                       rows * 2 * DIM * 2 / fetch * 1e-9);
-            }
+            if (i == 0)
+                bench_rows(bench, &l);
             lowbit_free(bench, &l);
         }
         attention_free(bench, &a);

@@ -69,7 +69,9 @@ static void make_model(struct bench *bench, char *dir, size_t size)
         .seed = 1,
         .layer_count = bench->layers,
     };
+    uint64_t start_ns = kva_time_ns();
     expect_ok(kva_synthetic_write(&params, &info, &err), &err);
+    printf("%s: made in %.1f s\n", dir, (double)(kva_time_ns() - start_ns) * 1e-9);
 }
 
 static void open_engine(struct bench *bench)

@@ -170,6 +170,17 @@ static void run_turn(struct kva_device *device, const struct kva_ops *ops,
         select_turn(device, ops, args, turn, kind);
 }
 
+/* Sequences from `first` on. */
+static void plan_some(struct turn *turn, const struct kva_attend_select_fetch_args *args,
+                      uint32_t first)
+{
+    plan_turn(turn, args, first);
+    if (turn->count > 0)
+        return;
+    fprintf(stderr, "attend_apart: %zu bytes are too few to select in\n", args->scratch_bytes);
+    abort();
+}
+
 /* Each call twice: behind open gates, and behind closed ones with other numbers, which must change
  * nothing. */
 void attend_apart(struct kva_device *device, const struct kva_ops *ops,
@@ -180,13 +191,18 @@ void attend_apart(struct kva_device *device, const struct kva_ops *ops,
     struct turn turn;
     wrong.scale *= 2;
     for (uint32_t first = 0; first < args->seq_count; first += turn.count) {
-        plan_turn(&turn, args, first);
-        if (turn.count == 0) {
-            fprintf(stderr, "attend_apart: %zu bytes are too few to select in\n",
-                    args->scratch_bytes);
-            abort();
-        }
+        plan_some(&turn, args, first);
         run_turn(device, ops, args, &turn, KVA_CHOOSE_MOST, &open);
         run_turn(device, ops, &wrong, &turn, KVA_CHOOSE_LEAST, &closed);
+    }
+}
+
+void attend_apart_once(struct kva_device *device, const struct kva_ops *ops,
+                       const struct kva_attend_select_fetch_args *args)
+{
+    struct turn turn;
+    for (uint32_t first = 0; first < args->seq_count; first += turn.count) {
+        plan_some(&turn, args, first);
+        run_turn(device, ops, args, &turn, KVA_CHOOSE_MOST, NULL);
     }
 }

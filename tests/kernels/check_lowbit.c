@@ -553,6 +553,13 @@ void check_attend_lowbit(struct check *check)
     wide.format = kva_lowbit_per_token(3, 64, KVA_CODING_TURNED);
     wide.bare = wide.mean = true;
     lowbit_case(check, &wide, false);
+    /* Rows are chosen by groups of any size, however small a case has to be. */
+    for (uint32_t heads = 5; heads <= 9; heads += 2) {
+        struct plan group = {.shape = {heads, 1, 8}, .rows = {1}, .pages = {2}, .k = 9};
+        group.format = (struct kva_lowbit_format){.bits = 2, .group = 64};
+        group.dtype = KVA_BF16;
+        lowbit_case(check, &group, false);
+    }
     /* Heads of 256. */
     struct plan large = {.shape = {2, 1, 256}, .rows = {1}, .pages = {2}, .k = 8};
     for (uint32_t width = 1; width <= 4; width *= 2) {

@@ -16,7 +16,7 @@
 /* What a case may cost. The CPU's are bounded by the fp64 references, a simulation by the switch
  * from thread to thread at every barrier, a GPU under compute-sanitizer likewise. */
 #define CPU_WORK  3e8
-#define GPU_WORK  1e10
+#define GPU_WORK  2e9
 #define SLOW_WORK 3e5
 
 /* Arguments of a call on a CUDA device, in bytes. */
