@@ -16,32 +16,103 @@ struct rows_params {
     enum kva_dtype kv_dtype;
 };
 
-/* Rows first .. first + TILE - 1 in ascending position; those beyond `count` become zero. */
+/* Pieces of 16 bytes that a thread has on their way. */
+#define GATHER_FLIGHT 8u
+
+/* Which rows a tile has. */
+struct tile_rows {
+    uint32_t slots[TILE]; /* KVA_NONE: there is no row */
+    uint32_t positions[TILE];
+};
+
+/* Rows first .. first + TILE - 1 in ascending position. */
+static __device__ void find_rows(tile_rows &to, const struct kva_row_cache &cache, uint32_t kv_head,
+                                 uint32_t first)
+{
+    const size_t head = static_cast<size_t>(kv_head) * cache.slots;
+    const uint32_t count = cache.count[kv_head];
+    for (uint32_t i = threadIdx.x; i < TILE; i += blockDim.x) {
+        const bool there = first + i < count;
+        const uint32_t slot = there ? cache.order[head + first + i] : KVA_NONE;
+        to.slots[i] = slot;
+        to.positions[i] = there ? cache.tokens[head + slot] : 0;
+    }
+    __syncthreads(); /* the rows are known */
+}
+
+/* Two 16-bit numbers as two f16. */
+static __device__ __forceinline__ uint32_t two_halves(uint32_t bits, enum kva_dtype dtype)
+{
+    if (dtype == KVA_F16)
+        return bits;
+    const float low = __uint_as_float(bits << 16), high = __uint_as_float(bits & 0xFFFF0000u);
+    return kva_saturate<kva_f16>(low).bits | static_cast<uint32_t>(kva_saturate<kva_f16>(high).bits)
+                                                 << 16;
+}
+
+/* The rows' numbers, where a row is so many pieces of 16 bytes; those of no row become zero. */
 template <int D>
-static __device__ void gather_rows(stage<kva_f16, D> &to, uint32_t *positions, const rows_params &p,
-                                   const struct kva_row_cache &cache, uint32_t kv_head,
-                                   uint32_t first, uint32_t count)
+static __device__ void gather_pieces(stage<kva_f16, D> &to, const tile_rows &rows,
+                                     const rows_params &p, const uint4 *from)
+{
+    const uint32_t half = p.shape.dim / 8, pieces = 2 * half;
+    for (uint32_t base = threadIdx.x; base < TILE * pieces; base += GATHER_FLIGHT * blockDim.x) {
+        uint4 x[GATHER_FLIGHT];
+#pragma unroll
+        for (uint32_t i = 0; i < GATHER_FLIGHT; i++) {
+            const uint32_t at = min(base + i * blockDim.x, TILE * pieces - 1);
+            const uint32_t slot = rows.slots[at / pieces];
+            x[i] = make_uint4(0, 0, 0, 0);
+            if (slot != KVA_NONE)
+                x[i] = from[static_cast<size_t>(slot) * pieces + at % pieces];
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < GATHER_FLIGHT; i++) {
+            const uint32_t at = base + i * blockDim.x, piece = at % pieces;
+            if (at >= TILE * pieces)
+                break;
+            kva_f16 *row = piece < half ? to.k[at / pieces] : to.v[at / pieces];
+            reinterpret_cast<uint4 *>(row)[piece % half] =
+                make_uint4(two_halves(x[i].x, p.kv_dtype), two_halves(x[i].y, p.kv_dtype),
+                           two_halves(x[i].z, p.kv_dtype), two_halves(x[i].w, p.kv_dtype));
+        }
+    }
+}
+
+/* The same, number by number. */
+template <int D>
+static __device__ void gather_numbers(stage<kva_f16, D> &to, const tile_rows &rows,
+                                      const rows_params &p, const struct kva_row_cache &cache,
+                                      size_t head)
 {
     const uint32_t dim = p.shape.dim;
-    const size_t head = static_cast<size_t>(kv_head) * cache.slots;
     for (uint32_t i = threadIdx.x; i < TILE * 2 * dim; i += blockDim.x) {
-        uint32_t row = i / (2 * dim), at = i % (2 * dim);
-        float x = 0.0f;
-        if (first + row < count) {
-            uint32_t slot = cache.order[head + first + row];
-            x = kva_load(cache.rows, p.kv_dtype, (head + slot) * 2 * dim + at);
-            if (at == 0)
-                positions[row] = cache.tokens[head + slot];
-        }
+        const uint32_t row = i / (2 * dim), at = i % (2 * dim), slot = rows.slots[row];
+        const float x = slot == KVA_NONE
+                            ? 0.0f
+                            : kva_load(cache.rows, p.kv_dtype, (head + slot) * 2 * dim + at);
         (at < dim ? to.k[row][at] : to.v[row][at - dim]) = kva_saturate<kva_f16>(x);
     }
+}
+
+template <int D>
+static __device__ void gather_rows(stage<kva_f16, D> &to, const tile_rows &rows,
+                                   const rows_params &p, const struct kva_row_cache &cache,
+                                   uint32_t kv_head)
+{
+    const size_t head = static_cast<size_t>(kv_head) * cache.slots;
+    if (p.shape.dim % 8 == 0)
+        gather_pieces<D>(to, rows, p,
+                         static_cast<const uint4 *>(cache.rows) + head * (p.shape.dim / 4));
+    else
+        gather_numbers<D>(to, rows, p, cache, head);
 }
 
 /* --- the kernel ------------------------------------------------------------------------------- */
 
 template <int D> static __global__ void __launch_bounds__(WARPS_MAX * 32) rows_kernel(rows_params p)
 {
-    __shared__ uint32_t positions[TILE];
+    __shared__ tile_rows rows;
     const attend_shape &shape = p.shape;
     const uint32_t pairs = blockDim.x / 2, lane = threadIdx.x % KVA_WARP;
     const uint32_t warp_pair = threadIdx.x / KVA_WARP * 16, kv_head = blockIdx.y;
@@ -67,14 +138,15 @@ template <int D> static __global__ void __launch_bounds__(WARPS_MAX * 32) rows_k
     if (shape.accumulate && work.partial == KVA_NONE && busy)
         move_state<false>(total, shape, work, kv_head, warp_pair, lane);
     clear_padding(&here, 1, shape.dim);
-    load_queries<kva_f16, D>(q, shape, work, kv_head, pairs);
+    load_queries<kva_f16, D>(q, shape, work, kv_head, min(pairs, (work.pair_count + 15) / 16 * 16));
     const uint32_t count = seq.has_rows ? seq.cache.count[kv_head] : 0;
     for (uint32_t t = work.tile_first; t < work.tile_end && t * TILE < count; t++) {
-        gather_rows<D>(here, positions, p, seq.cache, kv_head, t * TILE, count);
+        find_rows(rows, seq.cache, kv_head, t * TILE);
+        gather_rows<D>(here, rows, p, seq.cache, kv_head);
         __syncthreads(); /* the tile is gathered */
         if (busy) {
             auto look = [&](uint32_t slot, int i, float x) {
-                bool seen = t * TILE + slot < count && positions[slot] >= seen_first[i];
+                bool seen = rows.slots[slot] != KVA_NONE && rows.positions[slot] >= seen_first[i];
                 return seen ? x : -INFINITY;
             };
             attend_tile<kva_f16, D>(split, q + warp_pair, here, shape.scale, lane, look);
