@@ -3,7 +3,7 @@
  * link: what matters is that enough rows are on their way. */
 #include "kernels/cuda/slots.cuh"
 
-#define THREADS 256u
+#define THREADS 512u
 #define WARPS   (THREADS / KVA_WARP)
 
 /* Sequences that one launch fetches for; their descriptors are an argument (4 KB at most), since
@@ -11,9 +11,9 @@
 #define FETCH_SEQS 32u
 
 /* Blocks of one launch, few of them, since each takes a processor from the matrix products that go
- * on beside it: 64 warps, of 4 KiB each on their way, are twice what a link of 64 GB/s wants that
- * answers after 2 us. */
-#define FETCH_BLOCKS 8u
+ * on beside it: with four, an H200 has the 128 that cuBLAS likes to fill in one turn. 64 warps, of
+ * 4 KiB each on their way, are twice what a link of 64 GB/s wants that answers after 2 us. */
+#define FETCH_BLOCKS 4u
 
 /* Pieces of 16 bytes that a lane has on their way. */
 #define FETCH_FLIGHT 8u

@@ -1,13 +1,15 @@
 /* bench_engine.c - whole steps and prompts on a GPU beside what its ceilings allow.
  *
  *     bench_engine --predict
- *     bench_engine --module PATH --models DIR [--layers N] [--seconds S] [--small]
+ *     bench_engine --module PATH --models DIR [--layers N] [--seconds S] [--small] [--only ROW]
  *
  * --predict: no GPU; ceilings as published for an H200. Else a model of Mistral-7B's shape with N
  * layers (8) is made below DIR and measured: the batch is the one that all 32 layers would have
  * within the budget, so that a layer's time is that of the whole model and host memory is a
  * quarter. Measured tokens per second are for 32 layers: the layers' time times 32 / N, the head's
  * once.
+ * --only: of the batches, those whose row begins so ("24 | 32768 | specache 1"), and what their steps
+ * did besides; nothing else. For a profiler, too.
  * --small: a tiny model and short sequences, to try the program; its figures mean nothing. */
 #include "base/clock.h"
 #include "engine/model/synthetic.h"
@@ -34,6 +36,7 @@ struct bench {
     uint32_t layers;
     uint64_t deadline_ns;
     bool small;
+    const char *only;
     struct ceilings ceilings;
     struct shape whole; /* of the prediction: 32 layers */
     struct shape shape; /* of the model measured */
@@ -192,6 +195,18 @@ struct measured {
     double fetched_s; /* bytes fetched in a step, by the link's rate */
 };
 
+static void print_steps(struct bench *bench, const struct measured *m)
+{
+    struct kva_device_steps steps;
+    kva_device_get_steps(bench->device, &steps);
+    printf(
+        "a step of %u layers: %.2f ms, in which %.2f ms of rows come; so far %llu as graphs (%llu "
+        "made, %llu kernels set anew), %llu call by call\n",
+        bench->shape.layers, m->step_s * 1e3, m->fetched_s * 1e3,
+        (unsigned long long)steps.launched, (unsigned long long)steps.captured,
+        (unsigned long long)steps.updated, (unsigned long long)steps.replayed);
+}
+
 /* Decoding steps of `count` sequences. */
 static struct measured measure(struct bench *bench, const struct case_of_kv *kv, uint32_t count)
 {
@@ -225,6 +240,8 @@ static struct measured measure(struct bench *bench, const struct case_of_kv *kv,
     for (uint32_t i = 0; i < made; i++)
         ops->destroy(bench->engine->self, seqs[i]);
     free(prompt);
+    if (bench->only)
+        print_steps(bench, &measured);
     return measured;
 }
 
@@ -299,10 +316,14 @@ static double print_row(struct bench *bench, double budget_gib, const struct cas
              : kv->rows > 0 ? "%s, %u rows"
                             : "%s",
              names[kv->kind], is_coded(kv) ? kv->bits : kv->rows);
+    char row[64];
+    snprintf(row, sizeof row, "%.0f | %u | %s", budget_gib, kv->tokens, name);
+    *predicted = 0;
+    if (bench->only && strncmp(row, bench->only, strlen(bench->only)) != 0)
+        return 0;
     if (batch.sequences == 0) {
         printf("| %.0f | %u | %s | 0 | card | - | - | - | - | - | - | - |\n", budget_gib,
                kv->tokens, name);
-        *predicted = 0;
         return 0;
     }
     struct forecast roof = forecast_step(&bench->whole, &bench->ceilings, kv, batch.sequences);
@@ -423,6 +444,8 @@ int main(int argc, char **argv)
             seconds = strtoull(argv[++i], NULL, 10);
         else if (strcmp(argv[i], "--small") == 0)
             bench.small = true;
+        else if (strcmp(argv[i], "--only") == 0 && i + 1 < argc)
+            bench.only = argv[++i];
         else if (strcmp(argv[i], "--predict") == 0)
             predict = true;
     }
@@ -438,9 +461,11 @@ int main(int argc, char **argv)
     printf("ceilings (%s): memory %.0f GB/s, link %.1f GB/s, products %.1f TFLOP/s\n",
            predict ? "published for an H200" : "measured", bench.ceilings.memory_bytes_per_s * 1e-9,
            bench.ceilings.link_bytes_per_s * 1e-9, bench.ceilings.flops_per_s * 1e-12);
-    print_single(&bench);
+    if (!bench.only)
+        print_single(&bench);
     print_batches(&bench);
-    print_hidden(&bench);
+    if (!bench.only)
+        print_hidden(&bench);
     if (!predict)
         close_engine(&bench);
     return 0;
