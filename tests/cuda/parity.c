@@ -209,9 +209,9 @@ static struct trace *run_one(struct setup *setup, const struct run *run)
 /* --- comparing -------------------------------------------------------------------------------- */
 
 /* How far log-probabilities may be apart in the mean: activations are rounded after every operator,
- * keys, values and probabilities to 16 bits. Single ones may be ten times as far. That is for logits
- * like those of models that were not trained; what rounding does to a logit grows with it, and so
- * does the distance of a token that is more improbable than one of a uniform draw. */
+ * keys, values and probabilities to 16 bits. Single ones may be ten times as far, and one in a
+ * hundred fifty times: models that were trained have tokens that hang on one head's one choice. That
+ * is for tokens as probable as those of a uniform draw; what rounding does to a logit grows with it. */
 static float tolerance(enum kva_dtype act, const struct run *run)
 {
     float base = act == KVA_F32 ? 0.003f : act == KVA_F16 ? 0.02f : 0.12f;
@@ -221,23 +221,30 @@ static float tolerance(enum kva_dtype act, const struct run *run)
 
 struct distance {
     double mean, most;
-    double at; /* the log-probability that is the most apart */
+    double at;    /* the log-probability that is the most apart */
+    uint32_t far; /* how many are more than ten times `limit` apart */
 };
 
 /* `uniform`: the logarithm of how many tokens there are. */
 static struct distance distance_of(const float *want, const float *got, uint32_t count,
-                                   double uniform)
+                                   double uniform, float limit)
 {
-    struct distance distance = {0, 0, 0};
+    struct distance distance = {0, 0, 0, 0};
     for (uint32_t i = 0; i < count; i++) {
         double d = fabs((double)want[i] - (double)got[i]) / fmax(1, -(double)want[i] / uniform);
         distance.mean += d / count;
+        distance.far += !(d <= 10 * limit);
         if (d > distance.most || isnan(d)) {
             distance.most = d;
             distance.at = want[i];
         }
     }
     return distance;
+}
+
+static bool near_enough(const struct distance *distance, uint32_t count, float limit)
+{
+    return distance->mean <= limit && distance->most <= 50 * limit && distance->far <= count / 100;
 }
 
 static void compare(const char *name, enum kva_dtype act, const struct run *run, double uniform,
@@ -248,14 +255,17 @@ static void compare(const char *name, enum kva_dtype act, const struct run *run,
     while (same < run->output_tokens && want->tokens[same] == got->tokens[same])
         same++;
     struct distance prompt =
-        distance_of(want->prompt, got->prompt, run->prompt_tokens - 1, uniform);
-    struct distance output = distance_of(want->chosen, got->chosen, same, uniform);
+        distance_of(want->prompt, got->prompt, run->prompt_tokens - 1, uniform, limit);
+    struct distance output = distance_of(want->chosen, got->chosen, same, uniform, limit);
     bool close = same == run->output_tokens || want->lead[same] <= 10 * limit;
-    bool good = prompt.mean <= limit && prompt.most <= 10 * limit && output.mean <= limit &&
-                output.most <= 10 * limit && close;
-    printf("%s %-50s prompt %.4f (%.3f at %.1f) output %.4f (%.3f) apart, %u of %u tokens%s\n",
+    bool good = near_enough(&prompt, run->prompt_tokens - 1, limit) &&
+                near_enough(&output, same, limit) && close;
+    printf("%s %-50s prompt %.4f (%.3f at %.1f) output %.4f (%.3f) apart, %u of %u tokens",
            good ? "PASS" : "FAIL", name, prompt.mean, prompt.most, prompt.at, output.mean,
-           output.most, same, run->output_tokens, close ? "" : ", then a clear other choice");
+           output.most, same, run->output_tokens);
+    if (same < run->output_tokens)
+        printf(", then another that leads by %.3f", want->lead[same]);
+    printf("\n");
     failures += !good;
 }
 
@@ -325,7 +335,7 @@ static void check_sampling(struct setup *setup, const struct run *greedy, const 
     struct trace *listed = run_one(setup, &run);
     run.all_logits = true;
     struct trace *all = run_one(setup, &run);
-    struct distance distance = distance_of(listed->chosen, all->chosen, run.output_tokens, 1);
+    struct distance distance = distance_of(listed->chosen, all->chosen, run.output_tokens, 1, 0);
     snprintf(name, sizeof name, "%.100s, sampled by lists and by all logits, %.1e apart", what,
              distance.most);
     expect_same(name, &run, listed, all, false);
@@ -350,6 +360,17 @@ static void report_steps(const struct kva_device *device)
     failures += !good;
 }
 
+/* The last part of a path, whatever it ends with. */
+static const char *name_of(const char *path)
+{
+    const char *end = path + strlen(path);
+    while (end > path && end[-1] == '/')
+        end--;
+    while (end > path && end[-1] != '/')
+        end--;
+    return end;
+}
+
 static void check_model(const char *module, const char *path, enum kva_dtype act,
                         uint32_t prompt_tokens, uint32_t output_tokens, uint64_t seed)
 {
@@ -366,7 +387,9 @@ static void check_model(const char *module, const char *path, enum kva_dtype act
     run->output_tokens = kva_min_u32(output_tokens, context / 4);
     run->prompt_tokens = kva_min_u32(prompt_tokens, context - run->output_tokens);
     fill_run(run, cpu.model, seed);
-    const char *tail = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    char tail[41] = "";
+    snprintf(tail, sizeof tail, "%s", name_of(path));
+    tail[strcspn(tail, "/")] = 0;
     for (size_t i = 0; i < KVA_COUNT_OF(variants); i++) {
         const struct variant *variant = &variants[i];
         const char *what = variant->name ? variant->name : kva_kv_policy_name(variant->policy);
