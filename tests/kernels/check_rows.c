@@ -199,7 +199,7 @@ static void norm_case(struct check *check, uint32_t rows, uint32_t dim, enum kva
 
 void check_norm(struct check *check)
 {
-    const uint32_t dims[] = {1, 8, 15, 17, 64, 128, 2048, 4097};
+    const uint32_t dims[] = {1, 8, 15, 17, 64, 128, 2048, 4097, 8208};
     for (size_t i = 0; i < KVA_COUNT_OF(dims); i++) {
         for (int fill = 0; fill < FILL_COUNT; fill++) {
             for (int kind = 0; kind < 2; kind++)
