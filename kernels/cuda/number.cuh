@@ -85,11 +85,15 @@ template <> __device__ __forceinline__ float kva_largest<kva_bf16>()
     return __uint_as_float(0x7F7F0000u);
 }
 
-template <typename T> __device__ __forceinline__ T kva_saturate(float x)
+template <typename T> __device__ __forceinline__ float kva_clamp(float x)
 {
     float most = kva_largest<T>();
-    x = x > most ? most : x < -most ? -most : x; /* what is not a number stays */
-    return kva_from_f32<T>(x);
+    return x > most ? most : x < -most ? -most : x; /* what is not a number stays */
+}
+
+template <typename T> __device__ __forceinline__ T kva_saturate(float x)
+{
+    return kva_from_f32<T>(kva_clamp<T>(x));
 }
 
 /* Two numbers as one register of a matrix product, the first in the low half. */

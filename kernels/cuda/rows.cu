@@ -247,14 +247,22 @@ void kva_cuda_norm(struct kva_device *device, const struct kva_norm_args *args)
 
 /* --- rope ------------------------------------------------------------------------------------- */
 
-/* One row a block. Angles reach 10^5 and more: they are reduced to a part of a turn in fp64, the
- * rest is fp32. */
-template <typename T>
+/* A row by blocks side by side, a thread for each vector of pairs. Angles reach 10^5 and more: they
+ * are reduced to a part of a turn in fp64, the rest is fp32. */
+template <typename T, bool WHOLE>
 static __global__ void rope_kernel(T *x, const uint32_t *positions, const float *inv_freq,
                                    uint32_t heads, uint32_t head_dim, uint32_t half,
                                    uint32_t x_stride, float factor)
 {
     KVA_DYNAMIC_SHARED(float, angles); /* [2][half]: cosines, sines */
+    const uint32_t per_head = (half + KVA_VECTOR - 1) / KVA_VECTOR;
+    const uint32_t at = blockIdx.y * blockDim.x + threadIdx.x, head = at / per_head;
+    const uint32_t first = at % per_head * KVA_VECTOR;
+    const uint32_t count = head < heads ? min(half - first, KVA_VECTOR) : 0;
+    T *low = x + static_cast<size_t>(blockIdx.x) * x_stride + static_cast<size_t>(head) * head_dim +
+             first;
+    const kva_vector<T> lows = kva_vector_load<WHOLE>(low, count);
+    const kva_vector<T> highs = kva_vector_load<WHOLE>(low + half, count);
     for (uint32_t i = threadIdx.x; i < half; i += blockDim.x) {
         double turns = positions[blockIdx.x] * static_cast<double>(inv_freq[i]) *
                        0.15915494309189533577; /* 1 / 2 pi */
@@ -264,14 +272,18 @@ static __global__ void rope_kernel(T *x, const uint32_t *positions, const float 
         angles[half + i] = s * factor;
     }
     __syncthreads(); /* all angles are there */
-    T *row = x + static_cast<size_t>(blockIdx.x) * x_stride;
-    for (uint32_t i = threadIdx.x; i < heads * half; i += blockDim.x) {
-        T *low = row + i / half * head_dim + i % half, *high = low + half;
-        float a = kva_to_f32(*low), b = kva_to_f32(*high);
-        float c = angles[i % half], s = angles[half + i % half];
-        *low = kva_from_f32<T>(a * c - b * s);
-        *high = kva_from_f32<T>(b * c + a * s);
+    const float *angle = angles + first;
+    const kva_numbers c = kva_vector_to_f32(kva_vector_load<WHOLE>(angle, count));
+    const kva_numbers s = kva_vector_to_f32(kva_vector_load<WHOLE>(angle + half, count));
+    kva_numbers a = kva_vector_to_f32(lows), b = kva_vector_to_f32(highs);
+#pragma unroll
+    for (uint32_t i = 0; i < KVA_VECTOR; i++) {
+        const float turned = a.x[i] * c.x[i] - b.x[i] * s.x[i];
+        b.x[i] = b.x[i] * c.x[i] + a.x[i] * s.x[i];
+        a.x[i] = turned;
     }
+    kva_vector_store<WHOLE>(low, kva_vector_from_f32<T>(a), count);
+    kva_vector_store<WHOLE>(low + half, kva_vector_from_f32<T>(b), count);
 }
 
 template <typename T> static void rope(struct kva_device *device, const struct kva_rope_args *args)
@@ -279,11 +291,18 @@ template <typename T> static void rope(struct kva_device *device, const struct k
     uint32_t half = args->rotary_dim / 2;
     const uint32_t *positions = kva_cuda_upload_array(device, args->positions, args->rows);
     const float *inv_freq = kva_cuda_upload_array(device, args->inv_freq, half);
-    if (!kva_cuda_failed(device))
-        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "rope",
-                     {args->rows, THREADS, 2 * half * sizeof(float)}, rope_kernel<T>,
-                     static_cast<T *>(args->x), positions, inv_freq, args->heads, args->head_dim,
-                     half, args->x_stride, args->factor);
+    if (kva_cuda_failed(device))
+        return;
+    const bool whole = half % KVA_VECTOR == 0 && args->head_dim % KVA_VECTOR == 0 &&
+                       args->x_stride % KVA_VECTOR == 0 && kva_vector_at(args->x);
+    const size_t vectors = args->heads * kva_div_up(half, KVA_VECTOR);
+    const size_t threads = kva_min_size(kva_align_up(vectors, KVA_WARP), THREADS);
+    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "rope",
+                 {dim3(args->rows, kva_blocks(vectors, static_cast<uint32_t>(threads))),
+                  static_cast<uint32_t>(threads), 2 * half * sizeof(float)},
+                 whole ? rope_kernel<T, true> : rope_kernel<T, false>, static_cast<T *>(args->x),
+                 positions, inv_freq, args->heads, args->head_dim, half, args->x_stride,
+                 args->factor);
 }
 
 void kva_cuda_rope(struct kva_device *device, const struct kva_rope_args *args)
@@ -295,9 +314,13 @@ void kva_cuda_rope(struct kva_device *device, const struct kva_rope_args *args)
 
 /* --- glu -------------------------------------------------------------------------------------- */
 
-static __device__ float activate(float x, enum kva_activation activation)
+/* Vectors that a thread has of each of its inputs. */
+#define GLU_OWN     2u
+#define GLU_THREADS 128u
+
+template <enum kva_activation KIND> static __device__ __forceinline__ float activate(float x)
 {
-    switch (activation) {
+    switch (KIND) {
     case KVA_ACT_SILU:
         return x / (1.0f + expf(-x));
     case KVA_ACT_GELU: /* by erfc, which keeps its precision where x is negative */
@@ -309,23 +332,64 @@ static __device__ float activate(float x, enum kva_activation activation)
     }
 }
 
-template <typename T>
-static __global__ void glu_kernel(T *out, const T *gate, const T *up, size_t count,
-                                  enum kva_activation activation)
+template <typename T, enum kva_activation KIND, bool WHOLE>
+static __global__ void __launch_bounds__(GLU_THREADS)
+    glu_kernel(T *out, const T *gate, const T *up, size_t count)
 {
-    size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i >= count)
-        return;
-    float y = activate(kva_to_f32(gate[i]), activation);
-    out[i] = kva_from_f32<T>(up ? y * kva_to_f32(up[i]) : y);
+    kva_vector<T> gates[GLU_OWN], ups[GLU_OWN] = {};
+    size_t first[GLU_OWN];
+    uint32_t there[GLU_OWN];
+#pragma unroll
+    for (uint32_t i = 0; i < GLU_OWN; i++) {
+        const size_t block = static_cast<size_t>(blockIdx.x) * GLU_OWN + i;
+        first[i] = (block * GLU_THREADS + threadIdx.x) * KVA_VECTOR;
+        there[i] =
+            first[i] < count
+                ? static_cast<uint32_t>(min(count - first[i], static_cast<size_t>(KVA_VECTOR)))
+                : 0;
+        gates[i] = kva_vector_load<WHOLE>(gate + first[i], there[i]);
+        if (up)
+            ups[i] = kva_vector_load<WHOLE>(up + first[i], there[i]);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < GLU_OWN; i++) {
+        kva_numbers y = kva_vector_to_f32(gates[i]);
+        const kva_numbers by = kva_vector_to_f32(ups[i]);
+#pragma unroll
+        for (uint32_t j = 0; j < KVA_VECTOR; j++) {
+            y.x[j] = activate<KIND>(y.x[j]);
+            if (up)
+                y.x[j] *= by.x[j];
+        }
+        kva_vector_store<WHOLE>(out + first[i], kva_vector_from_f32<T>(y), there[i]);
+    }
+}
+
+template <typename T, enum kva_activation KIND>
+static void glu_of(struct kva_device *device, const struct kva_glu_args *args)
+{
+    const size_t count = static_cast<size_t>(args->rows) * args->dim;
+    const bool whole = count % KVA_VECTOR == 0 && kva_vector_at(args->out) &&
+                       kva_vector_at(args->gate) && kva_vector_at(args->up);
+    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "glu",
+                 {kva_blocks(count, GLU_OWN * GLU_THREADS * KVA_VECTOR), GLU_THREADS},
+                 whole ? glu_kernel<T, KIND, true> : glu_kernel<T, KIND, false>,
+                 static_cast<T *>(args->out), static_cast<const T *>(args->gate),
+                 static_cast<const T *>(args->up), count);
 }
 
 template <typename T> static void glu(struct kva_device *device, const struct kva_glu_args *args)
 {
-    size_t count = static_cast<size_t>(args->rows) * args->dim;
-    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "glu", {kva_blocks(count, THREADS), THREADS},
-                 glu_kernel<T>, static_cast<T *>(args->out), static_cast<const T *>(args->gate),
-                 static_cast<const T *>(args->up), count, args->activation);
+    switch (args->activation) {
+    case KVA_ACT_SILU:
+        return glu_of<T, KVA_ACT_SILU>(device, args);
+    case KVA_ACT_GELU:
+        return glu_of<T, KVA_ACT_GELU>(device, args);
+    case KVA_ACT_GELU_TANH:
+        return glu_of<T, KVA_ACT_GELU_TANH>(device, args);
+    default:
+        return glu_of<T, KVA_ACT_RELU>(device, args);
+    }
 }
 
 void kva_cuda_glu(struct kva_device *device, const struct kva_glu_args *args)
@@ -336,33 +400,71 @@ void kva_cuda_glu(struct kva_device *device, const struct kva_glu_args *args)
 
 /* --- kv_append -------------------------------------------------------------------------------- */
 
+template <typename KV, typename T>
+static __device__ __forceinline__ kva_vector<KV> saturated(const kva_vector<T> &from)
+{
+    kva_numbers x = kva_vector_to_f32(from);
+#pragma unroll
+    for (uint32_t i = 0; i < KVA_VECTOR; i++)
+        x.x[i] = kva_clamp<KV>(x.x[i]);
+    return kva_vector_from_f32<KV>(x);
+}
+
 /* One row a block. */
-template <typename T, typename KV>
+template <typename T, typename KV, bool WHOLE>
 static __global__ void append_kernel(const T *k, const T *v, void *const *blocks, size_t offset,
                                      const uint32_t *positions, uint32_t kv_heads, uint32_t dim)
 {
-    size_t row = blockIdx.x;
-    KV *block = reinterpret_cast<KV *>(static_cast<unsigned char *>(blocks[row]) + offset);
-    uint32_t slot = positions[row] % KVA_PAGE_TOKENS;
-    for (uint32_t i = threadIdx.x; i < kv_heads * dim; i += blockDim.x) {
-        size_t from = row * kv_heads * dim + i;
-        KV *to = block + (static_cast<size_t>(i / dim) * KVA_PAGE_TOKENS + slot) * 2 * dim;
-        to[i % dim] = kva_saturate<KV>(kva_to_f32(k[from]));
-        to[dim + i % dim] = kva_saturate<KV>(kva_to_f32(v[from]));
+    const size_t row = blockIdx.x;
+    const uint32_t per_head = (dim + KVA_VECTOR - 1) / KVA_VECTOR;
+    for (uint32_t at = threadIdx.x; at < kv_heads * per_head; at += blockDim.x) {
+        const uint32_t head = at / per_head, first = at % per_head * KVA_VECTOR;
+        const uint32_t count = min(dim - first, KVA_VECTOR);
+        const size_t from = (row * kv_heads + head) * dim + first;
+        const kva_vector<T> key = kva_vector_load<WHOLE>(k + from, count);
+        const kva_vector<T> value = kva_vector_load<WHOLE>(v + from, count);
+        KV *block = reinterpret_cast<KV *>(static_cast<unsigned char *>(blocks[row]) + offset);
+        const size_t slot =
+            static_cast<size_t>(head) * KVA_PAGE_TOKENS + positions[row] % KVA_PAGE_TOKENS;
+        KV *to = block + slot * 2 * dim + first;
+        kva_vector_store<WHOLE>(to, saturated<KV>(key), count);
+        kva_vector_store<WHOLE>(to + dim, saturated<KV>(value), count);
     }
 }
 
-template <typename T>
-static void append(struct kva_device *device, const struct kva_kv_append_args *args)
+static bool append_whole(const struct kva_kv_append_args *args)
+{
+    bool whole = args->head_dim % KVA_VECTOR == 0 &&
+                 args->block_offset_bytes % sizeof(uint4) == 0 && kva_vector_at(args->k) &&
+                 kva_vector_at(args->v);
+    for (uint32_t i = 0; i < args->rows && whole; i++)
+        whole = kva_vector_at(args->blocks[i]);
+    return whole;
+}
+
+template <typename T, typename KV>
+static void append_as(struct kva_device *device, const struct kva_kv_append_args *args)
 {
     void *const *blocks = kva_cuda_upload_array(device, args->blocks, args->rows);
     const uint32_t *positions = kva_cuda_upload_array(device, args->positions, args->rows);
     if (kva_cuda_failed(device))
         return;
-    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "kv_append", {args->rows, THREADS},
-                 args->kv_dtype == KVA_F16 ? append_kernel<T, kva_f16> : append_kernel<T, kva_bf16>,
+    const size_t vectors = args->kv_heads * kva_div_up(args->head_dim, KVA_VECTOR);
+    const size_t threads = kva_min_size(kva_align_up(vectors, KVA_WARP), THREADS);
+    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "kv_append",
+                 {args->rows, static_cast<uint32_t>(threads)},
+                 append_whole(args) ? append_kernel<T, KV, true> : append_kernel<T, KV, false>,
                  static_cast<const T *>(args->k), static_cast<const T *>(args->v), blocks,
                  args->block_offset_bytes, positions, args->kv_heads, args->head_dim);
+}
+
+template <typename T>
+static void append(struct kva_device *device, const struct kva_kv_append_args *args)
+{
+    if (args->kv_dtype == KVA_F16)
+        append_as<T, kva_f16>(device, args);
+    else
+        append_as<T, kva_bf16>(device, args);
 }
 
 void kva_cuda_kv_append(struct kva_device *device, const struct kva_kv_append_args *args)
