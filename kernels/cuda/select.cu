@@ -57,43 +57,57 @@ static __device__ float probability(float score, float top, float inverse)
     return score == -INFINITY ? 0.0f : __expf(score - top) * inverse;
 }
 
-/* Where the tokens from `token` on begin in a cache's order. */
-static __device__ uint32_t find_row(const weigh_seq &seq, uint32_t kv_head, uint32_t token)
+/* Rows that a block looks at together, and those of them that it weighs. */
+struct weigh_list {
+    uint32_t slots[THREADS], tokens[THREADS];
+    uint32_t count;
+};
+
+/* Of the rows from number `from` on, a thread each, those of tokens [first, end), in any order. */
+static __device__ void list_rows(weigh_list &list, const weigh_seq &seq, uint32_t kv_head,
+                                 uint32_t from, uint32_t first, uint32_t end)
 {
     const size_t head = static_cast<size_t>(kv_head) * seq.cache.slots;
-    uint32_t low = 0, high = seq.cache.count[kv_head];
-    while (low < high) {
-        uint32_t middle = (low + high) / 2;
-        if (seq.cache.tokens[head + seq.cache.order[head + middle]] < token)
-            low = middle + 1;
-        else
-            high = middle;
+    const uint32_t i = from + threadIdx.x;
+    __syncthreads(); /* the rows before have been weighed */
+    if (threadIdx.x == 0)
+        list.count = 0;
+    __syncthreads(); /* the list is empty */
+    if (i < seq.cache.count[kv_head]) {
+        const uint32_t slot = seq.cache.order[head + i], token = seq.cache.tokens[head + slot];
+        if (token >= first && token < end) {
+            const uint32_t at = atomicAdd(&list.count, 1u);
+            list.slots[at] = slot;
+            list.tokens[at] = token;
+        }
     }
-    return low;
+    __syncthreads(); /* the list is complete */
 }
 
 /* The weights of rows, by their 16 bits, of tokens [first, end): a row a warp, heads ascending. */
-static __device__ void weigh_rows(const weigh_params &p, const weigh_seq &seq, uint32_t kv_head,
-                                  uint32_t first, uint32_t end, float *weights, const float *top,
-                                  const float *inverse)
+static __device__ void weigh_rows(const weigh_params &p, weigh_list &list, const weigh_seq &seq,
+                                  uint32_t kv_head, uint32_t first, uint32_t end, float *weights,
+                                  const float *top, const float *inverse)
 {
     const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
     const size_t head = static_cast<size_t>(kv_head) * seq.cache.slots;
-    const uint32_t row_end = find_row(seq, kv_head, end);
-    for (uint32_t i = find_row(seq, kv_head, first) + warp; i < row_end; i += THREADS / KVA_WARP) {
-        uint32_t slot = seq.cache.order[head + i], token = seq.cache.tokens[head + slot];
-        float sum = 0.0f;
-        for (uint32_t h = 0; h < p.group; h++) {
-            size_t q_at = static_cast<size_t>(seq.row) * p.q_stride +
-                          static_cast<size_t>(kv_head * p.group + h) * p.dim;
-            float dot = 0.0f;
-            for (uint32_t d = lane; d < p.dim; d += KVA_WARP)
-                dot += kva_load(p.q, p.q_dtype, q_at + d) *
-                       kva_load(seq.cache.rows, p.kv_dtype, (head + slot) * 2 * p.dim + d);
-            sum += probability(kva_warp_sum(dot) * p.scale, top[h], inverse[h]);
+    for (uint32_t from = 0; from < seq.cache.count[kv_head]; from += THREADS) {
+        list_rows(list, seq, kv_head, from, first, end);
+        for (uint32_t i = warp; i < list.count; i += THREADS / KVA_WARP) {
+            float sum = 0.0f;
+            for (uint32_t h = 0; h < p.group; h++) {
+                size_t q_at = static_cast<size_t>(seq.row) * p.q_stride +
+                              static_cast<size_t>(kv_head * p.group + h) * p.dim;
+                float dot = 0.0f;
+                for (uint32_t d = lane; d < p.dim; d += KVA_WARP)
+                    dot += kva_load(p.q, p.q_dtype, q_at + d) *
+                           kva_load(seq.cache.rows, p.kv_dtype,
+                                    (head + list.slots[i]) * 2 * p.dim + d);
+                sum += probability(kva_warp_sum(dot) * p.scale, top[h], inverse[h]);
+            }
+            if (lane == 0)
+                weights[list.tokens[i]] = sum >= 0.0f ? sum : -1.0f;
         }
-        if (lane == 0)
-            weights[token] = sum >= 0.0f ? sum : -1.0f;
     }
 }
 
@@ -127,6 +141,7 @@ static __device__ __forceinline__ void weigh_four(const weigh_params &p, const f
 static __global__ void __launch_bounds__(THREADS) weigh_kernel(weigh_params p)
 {
     __shared__ float top[KVA_SELECT_HEADS_MAX], inverse[KVA_SELECT_HEADS_MAX];
+    __shared__ weigh_list list;
     const weigh_seq &seq = p.seqs[blockIdx.x];
     const uint32_t kv_head = blockIdx.y, first = blockIdx.z * WEIGH_TOKENS;
     const uint32_t end = min(first + WEIGH_TOKENS, seq.end);
@@ -144,9 +159,9 @@ static __global__ void __launch_bounds__(THREADS) weigh_kernel(weigh_params p)
             sums[i] = sums[i] >= 0.0f && t + i >= seq.first ? sums[i] : -1.0f;
         *reinterpret_cast<float4 *>(weights + t) = {sums[0], sums[1], sums[2], sums[3]};
     }
-    __syncthreads(); /* rows take the place of what their tokens had in the pages */
+    /* Rows take the place of what their tokens had in the pages. */
     if (seq.has_rows)
-        weigh_rows(p, seq, kv_head, max(first, seq.first), end, weights, top, inverse);
+        weigh_rows(p, list, seq, kv_head, max(first, seq.first), end, weights, top, inverse);
 }
 
 void kva_cuda_weigh(struct kva_device *device, const struct kva_weigh_args *args)
