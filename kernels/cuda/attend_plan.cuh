@@ -22,11 +22,14 @@ struct attend_plan {
     uint32_t pairs_max = WARPS_MAX * 16;
     uint32_t stages;            /* tiles in shared memory */
     bool shared_queries = true; /* or in registers */
+    bool shared_sums;           /* of all splits; or in registers */
     size_t shared_bytes;
     bool wide;                       /* splits side by side */
     uint32_t item_count, fold_count; /* of items and folds */
     uint32_t fold_pairs;             /* at most, of a fold */
     uint32_t partial_count;          /* pairs in scratch */
+    uint64_t tiles_all;              /* of items, decoding apart */
+    uint32_t tiles_most;             /* of an item */
     item *items;                     /* NULL: only counted */
     item *folds;
 };
@@ -37,17 +40,24 @@ static inline uint32_t padded_dim(uint32_t dim)
     return (dim <= 64 ? 64 : dim <= 128 ? 128 : 256) + PAD;
 }
 
-/* The largest block of which a GPU has the shared memory: rather fewer pairs than one stage. False:
- * none fits. Neither changes a bit. */
+/* Shared memory of a pair. */
+static size_t pair_bytes(const attend_plan *plan, uint32_t dim)
+{
+    return (plan->shared_queries ? padded_dim(dim) * sizeof(uint16_t) : 0) +
+           (plan->shared_sums ? (padded_dim(dim) - PAD) * sizeof(float) : 0);
+}
+
+/* The largest block of which a GPU has the shared memory: rather fewer pairs than one stage, but
+ * two warps at least, four where pairs take most of it. False: none fits. Neither changes a bit. */
 static bool fit_block(attend_plan *plan, uint32_t dim, size_t room)
 {
-    const size_t row_bytes = padded_dim(dim) * sizeof(uint16_t);
+    const size_t stage_bytes = 2 * TILE * padded_dim(dim) * sizeof(uint16_t);
     const uint32_t wanted = plan->pairs;
     for (; plan->stages > 0; plan->stages--) {
-        const uint32_t least = plan->stages > 1 ? 32 : 16;
-        for (plan->pairs = wanted; plan->pairs >= least; plan->pairs /= 2) {
-            const uint32_t query_rows = plan->shared_queries ? plan->pairs : 0;
-            plan->shared_bytes = (2 * TILE * plan->stages + query_rows) * row_bytes;
+        const uint32_t least = plan->stages == 1 ? 16 : plan->shared_sums ? 64 : 32;
+        for (plan->pairs = wanted; plan->pairs >= least;
+             plan->pairs = plan->pairs > 128 ? 128 : plan->pairs / 2) {
+            plan->shared_bytes = stage_bytes * plan->stages + plan->pairs * pair_bytes(plan, dim);
             if (plan->shared_bytes <= room)
                 return true;
         }
@@ -75,6 +85,9 @@ static void plan_item(attend_plan *plan, const item &work)
 {
     if (plan->items)
         plan->items[plan->item_count] = work;
+    const uint32_t tiles = work.tile_end - work.tile_first;
+    plan->tiles_all = (plan->item_count ? plan->tiles_all : 0) + tiles;
+    plan->tiles_most = kva_max_u32(plan->item_count ? plan->tiles_most : 0, tiles);
     plan->item_count++;
 }
 
@@ -124,21 +137,32 @@ template <typename T> static T *plan_array(const void *base, size_t *bytes, size
     return reinterpret_cast<T *>(at);
 }
 
-/* Splits go side by side where whole items would leave a part of the GPU idle, and scratch holds
- * the partial results. Neither changes a bit. */
+/* Pairs in scratch whose writing and folding take a block as long as a tile: for 128 pairs, about
+ * as long as a split's tiles (measured on an H200). */
+#define FOLD_PAIRS (128 / SPLIT_TILES)
+
+/* Tiles for which the second kernel has to be worth its launch. */
+#define FOLD_LAUNCH 4u
+
+/* Splits go side by side where that takes less time, in tiles of a block: whole items take as long
+ * as the longest of them, or as their share of the GPU; splits take their share, and are written
+ * and folded. And scratch has to hold them. Neither changes a bit. */
 template <typename Plan, typename Args>
 static void choose_width(Plan *plan, const struct kva_device *device, const Args *args)
 {
+    const uint64_t sm_count = static_cast<uint64_t>(device->sm_count);
     plan->items = nullptr;
     plan->wide = false;
     walk(plan);
-    if (plan->item_count * args->kv_heads >= 4u * static_cast<uint32_t>(device->sm_count))
-        return;
+    const uint64_t whole_ones = plan->item_count ? plan->tiles_most * sm_count : 0;
+    const uint32_t partials = plan->partial_count;
     plan->wide = true;
     walk(plan);
-    size_t bytes = static_cast<size_t>(plan->partial_count) * args->kv_heads *
-                   (args->head_dim + 2) * sizeof(float);
-    if (bytes <= KVA_CUDA_SCRATCH_BYTES)
+    const uint64_t folds = (plan->partial_count - partials) / FOLD_PAIRS;
+    const uint64_t shares = plan->item_count ? (plan->tiles_all + folds) * args->kv_heads : 0;
+    const size_t bytes = static_cast<size_t>(plan->partial_count) * args->kv_heads *
+                         (args->head_dim + 2) * sizeof(float);
+    if (shares + FOLD_LAUNCH * sm_count < whole_ones && bytes <= KVA_CUDA_SCRATCH_BYTES)
         return;
     plan->wide = false;
     walk(plan);

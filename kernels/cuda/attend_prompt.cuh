@@ -1,10 +1,11 @@
 /* attend_prompt.cuh - attention over 16-bit pages for many pairs: prompts (attend_pages.cuh).
  *
- * A block takes up to 128 pairs of a KV head, 16 a warp, and brings tiles for all of them into
- * shared memory, where there is room the next one while one is multiplied. Queries stay in
- * registers. Heads of more than 128 dimensions take two warps for 16 pairs: both make all scores,
- * and each multiplies half of the values, so that sums of a split and of all splits find room in
- * registers; their queries lie in shared memory. */
+ * A block takes up to 192 pairs of a KV head, 16 a warp, and brings tiles for all of them into
+ * shared memory, where there is room the next one while one is multiplied. Queries and the sums of
+ * a split stay in registers; the sums of all splits, which are touched once a split, lie in shared
+ * memory, so that registers suffice for twelve warps. Heads of more than 128 dimensions take two
+ * warps for 16 pairs, eight in all: both make all scores, and each multiplies half of the values, so
+ * that there are registers for all sums; their queries lie in shared memory. */
 #ifndef KVA_KERNELS_CUDA_ATTEND_PROMPT_CUH
 #define KVA_KERNELS_CUDA_ATTEND_PROMPT_CUH
 
@@ -16,15 +17,27 @@ static constexpr __host__ __device__ uint32_t prompt_slices(uint32_t dim)
     return dim > 128 ? 2 : 1;
 }
 
+/* Whether the sums of all splits lie in shared memory; queries do otherwise. */
+static constexpr __host__ __device__ bool prompt_shares_sums(uint32_t dim)
+{
+    return dim <= 128;
+}
+
+/* Warps of a block, at most. */
+static constexpr __host__ __device__ uint32_t prompt_warps(uint32_t dim)
+{
+    return prompt_shares_sums(dim) ? 12 : 8;
+}
+
 /* A split of the lane's pairs while its tiles are added: m as products have it, e without the
  * tokens of odd slots. */
 template <int D> struct split_state : state<D> {
-    float base[2], odd[2];
+    float odd[2];
 
     __device__ void begin()
     {
         this->clear();
-        base[0] = base[1] = odd[0] = odd[1] = 0.0f;
+        odd[0] = odd[1] = 0.0f;
     }
 };
 
@@ -42,7 +55,7 @@ static __device__ __forceinline__ void weigh_tile(split_state<D> &to, float (&s)
             top = fmaxf(top, fmaxf(s[j][2 * i], s[j][2 * i + 1]));
         top = fmaxf(top, __shfl_xor_sync(KVA_ALL, top, 1));
         top = fmaxf(top, __shfl_xor_sync(KVA_ALL, top, 2));
-        scale[i] = grow_maximum(to.m[i], to.base[i], top, c);
+        scale[i] = grow_maximum(to.m[i], __fmul_rn(to.m[i], c), top, c);
 #pragma unroll
         for (int j = 0; j < static_cast<int>(TILE) / 8; j++) {
             sum[0] += s[j][2 * i] = weight_of(s[j][2 * i], c, scale[i].base);
@@ -51,7 +64,6 @@ static __device__ __forceinline__ void weigh_tile(split_state<D> &to, float (&s)
         to.e[i] = fmaf(to.e[i], scale[i].keep, sum[0]);
         to.odd[i] = fmaf(to.odd[i], scale[i].keep, sum[1]);
         to.m[i] = top;
-        to.base[i] = scale[i].base;
     }
     if (!__any_sync(KVA_ALL, scale[0].keep != 1.0f || scale[1].keep != 1.0f))
         return; /* most tiles raise no maximum */
@@ -64,10 +76,89 @@ static __device__ __forceinline__ void weigh_tile(split_state<D> &to, float (&s)
     }
 }
 
+/* All splits of a warp's 16 pairs: in registers, or in shared memory. Behind what is in shared
+ * memory nobody waits: lanes have their own. */
+template <int D, bool SHARED> struct prompt_total {
+    state<D> sums;
+
+    __device__ void begin(const state<D> &from, float2 *, uint32_t)
+    {
+        sums = from;
+    }
+
+    __device__ __forceinline__ void add(const state<D> &split)
+    {
+        fold_split<D>(sums, split);
+    }
+
+    __device__ state<D> &end(state<D> &)
+    {
+        return sums;
+    }
+};
+
+template <int D> struct prompt_total<D, true> {
+    float2 *a; /* of pair lane / 4 + 8 i dimensions j * 8 + lane % 4 * 2 and the next: own(j, i) */
+    float m[2], e[2];
+
+    __device__ __forceinline__ float2 &own(int j, int i) const
+    {
+        return a[(j * 2 + i) * KVA_WARP];
+    }
+
+    __device__ void begin(const state<D> &from, float2 *shared, uint32_t warp)
+    {
+        a = shared + warp * (D / 4 * KVA_WARP) + threadIdx.x % KVA_WARP;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            m[i] = from.m[i];
+            e[i] = from.e[i];
+#pragma unroll
+            for (int j = 0; j < D / 8; j++)
+                own(j, i) = {from.a[j][2 * i], from.a[j][2 * i + 1]};
+        }
+    }
+
+    /* fold_split */
+    __device__ __forceinline__ void add(const state<D> &split)
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            if (split.m[i] == -INFINITY)
+                continue;
+            float top, keep, add;
+            fold_scales(m[i], split.m[i], top, keep, add);
+#pragma unroll
+            for (int j = 0; j < D / 8; j++) {
+                const float2 old = own(j, i);
+                own(j, i) = {fold(old.x, keep, split.a[j][2 * i], add),
+                             fold(old.y, keep, split.a[j][2 * i + 1], add)};
+            }
+            e[i] = fold(e[i], keep, split.e[i], add);
+            m[i] = top;
+        }
+    }
+
+    __device__ state<D> &end(state<D> &to)
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            to.m[i] = m[i];
+            to.e[i] = e[i];
+#pragma unroll
+            for (int j = 0; j < D / 8; j++) {
+                to.a[j][2 * i] = own(j, i).x;
+                to.a[j][2 * i + 1] = own(j, i).y;
+            }
+        }
+        return to;
+    }
+};
+
 /* The split is complete: into `total` with it. */
-template <int D>
-static __device__ __forceinline__ void end_split(state<D> &total, split_state<D> &split,
-                                                 float scale)
+template <int D, bool SHARED>
+static __device__ __forceinline__ void end_split(prompt_total<D, SHARED> &total,
+                                                 split_state<D> &split, float scale)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -76,12 +167,12 @@ static __device__ __forceinline__ void end_split(state<D> &total, split_state<D>
         split.e[i] += __shfl_xor_sync(KVA_ALL, split.e[i], 2);
         split.m[i] = maximum_of(split.m[i], split.e[i], scale);
     }
-    fold_split<D>(total, split);
+    total.add(split);
     split.begin();
 }
 
 /* The queries of a warp's 16 pairs: in registers, or in shared memory. */
-template <typename KV, int D, bool SHARED = (D > 128)> struct prompt_queries {
+template <typename KV, int D, bool SHARED = !prompt_shares_sums(D)> struct prompt_queries {
     uint32_t words[2][D / 8];
 
     __device__ void load(KV (*)[D + PAD], const attend_shape &p, const item &work, uint32_t kv_head,
@@ -130,20 +221,65 @@ template <typename KV, int D> struct prompt_queries<KV, D, true> {
     }
 };
 
-/* What is not seen weighs nothing. */
-static __device__ __forceinline__ void hide_scores(float (&s)[TILE / 8][4], uint64_t mask,
-                                                   const view (&views)[2], uint32_t t,
-                                                   uint32_t lane)
+/* The block's item; the last ones, which see most, come first. It is read again where it is needed
+ * rather than kept in registers, and so are tiles. */
+static __device__ __forceinline__ const item &own_item(const attend_params &p)
 {
+    return p.items[gridDim.x - 1 - blockIdx.x];
+}
+
+/* Tiles [first, end). */
+struct tile_range {
+    uint32_t first, end;
+};
+
+/* The tiles that all of a warp's 16 pairs see whole; mostly, nothing else has to be asked. */
+static __device__ tile_range plain_tiles(const attend_shape &p, const item &work,
+                                         uint32_t warp_pair)
+{
+    const view first = view_of(p, work, warp_pair), last = view_of(p, work, warp_pair + 15);
+    if (warp_pair >= work.pair_count)
+        return {0, 0};
+    return {(last.first + TILE - 1) / TILE, (first.last + 1) / TILE};
+}
+
+/* Whether some of a warp's 16 pairs see some of tile t. */
+static __device__ bool is_seen(const attend_params &p, uint32_t warp_pair, uint32_t t)
+{
+    const item &work = own_item(p);
+    return warp_pair < work.pair_count &&
+           sees_any(view_of(p.shape, work, warp_pair), view_of(p.shape, work, warp_pair + 15), t);
+}
+
+/* What is not seen weighs nothing. */
+static __device__ __forceinline__ void hide_scores(float (&s)[TILE / 8][4], const attend_params &p,
+                                                   uint32_t warp_pair, uint32_t t, uint32_t lane)
+{
+    const item &work = own_item(p);
+    const uint64_t mask = tile_mask(p, p.tiles[work.tiles + static_cast<int32_t>(t)]);
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const uint64_t seen = (mask & seen_mask(views[i], t)) >> lane % 4 * 2;
+        const view own = view_of(p.shape, work, warp_pair + lane / 4 + 8 * i);
+        const uint64_t seen = (mask & seen_mask(own, t)) >> lane % 4 * 2;
 #pragma unroll
         for (int j = 0; j < static_cast<int>(TILE) / 4; j++) {
             if (!(seen >> (j / 2 * 8 + j % 2) & 1))
                 s[j / 2][2 * i + j % 2] = -INFINITY;
         }
     }
+}
+
+/* A whole tile of D dimensions: a token's key and value lie side by side. */
+template <typename KV, int D>
+static __device__ __forceinline__ void load_whole(stage<KV, D> &to, const KV *from)
+{
+    constexpr uint32_t COLUMNS = 2 * D / 8; /* threads of a token; blocks have a multiple of them */
+    const uint32_t column = threadIdx.x % COLUMNS * 8, step = blockDim.x / COLUMNS;
+    uint32_t token = threadIdx.x / COLUMNS;
+    KV *row = column < D ? &to.k[token][column] : &to.v[token][column - D];
+    from += token * 2 * D + column;
+    for (; token < TILE; token += step, row += step * (D + PAD), from += step * 2 * D)
+        kva_copy_async(row, from, true);
 }
 
 /* Start bringing a tile, by all threads of the block; rows of no token become zero. */
@@ -153,6 +289,11 @@ static __device__ void load_tile(stage<KV, D> &to, const attend_params &p, const
 {
     const uint32_t lane = threadIdx.x % KVA_WARP, dim = p.shape.dim;
     const row_walk walk = {0, TILE, threadIdx.x / KVA_WARP, blockDim.x / KVA_WARP};
+    if (dim == D && is_whole(piece)) {
+        load_whole<KV, D>(to, reinterpret_cast<const KV *>(piece.block) +
+                                  static_cast<size_t>(kv_head) * TILE * 2 * D);
+        return;
+    }
     if (dim % 8 == 0) {
         copy_rows<KV, D>(to.k, p, piece, kv_head, 0, walk, lane);
         copy_rows<KV, D>(to.v, p, piece, kv_head, dim, walk, lane);
@@ -167,70 +308,83 @@ static __device__ void load_tile(stage<KV, D> &to, const attend_params &p, const
     }
 }
 
+/* What the item begins with; `rest`: shared memory behind the stages, for queries or sums. */
+template <typename KV, int D, int WIDTH>
+static __device__ __forceinline__ void
+begin_prompt(const attend_params &p, void *rest, split_state<WIDTH> &split,
+             prompt_total<WIDTH, prompt_shares_sums(D)> &total, prompt_queries<KV, D> &queries,
+             tile_range &plain)
+{
+    constexpr uint32_t SLICES = D / WIDTH;
+    const uint32_t warp = threadIdx.x / KVA_WARP, lane = threadIdx.x % KVA_WARP;
+    const uint32_t warp_pair = warp / SLICES * 16, kv_head = blockIdx.y;
+    const item &work = own_item(p);
+    split.begin();
+    if (p.shape.accumulate && work.partial == KVA_NONE && warp_pair < work.pair_count)
+        move_state<false>(split, p.shape, work, kv_head, warp_pair, lane, warp % SLICES * WIDTH);
+    total.begin(split, static_cast<float2 *>(rest), warp);
+    split.begin();
+    queries.load(static_cast<KV(*)[D + PAD]>(rest), p.shape, work, kv_head,
+                 blockDim.x / KVA_WARP / SLICES * 16, warp_pair, lane);
+    plain = plain_tiles(p.shape, work, warp_pair);
+}
+
 template <typename KV, int D>
-static __global__ void __launch_bounds__(WARPS_MAX * 32) prompt_kernel(attend_params p)
+static __global__ void __launch_bounds__(prompt_warps(D) * KVA_WARP) prompt_kernel(attend_params p)
 {
     constexpr uint32_t SLICES = prompt_slices(D), WIDTH = D / SLICES;
     const attend_shape &shape = p.shape;
     const uint32_t warp = threadIdx.x / KVA_WARP, lane = threadIdx.x % KVA_WARP;
     const uint32_t warp_pair = warp / SLICES * 16, slice = warp % SLICES * WIDTH;
     const uint32_t kv_head = blockIdx.y;
-    /* The last items, which see most, come first. */
-    const item work = p.items[gridDim.x - 1 - blockIdx.x];
-    const tile *tiles = p.tiles + work.tiles;
     KVA_DYNAMIC_SHARED(unsigned char, shared_bytes);
     stage<KV, D> *stages = reinterpret_cast<stage<KV, D> *>(shared_bytes);
-    const bool busy = warp_pair < work.pair_count;
 
-    const view views[2] = {view_of(shape, work, warp_pair + lane / 4),
-                           view_of(shape, work, warp_pair + lane / 4 + 8)};
-    const view first = view_of(shape, work, warp_pair), last = view_of(shape, work, warp_pair + 15);
-    const float c = __fmul_rn(shape.scale, LOG2_E);
-    state<WIDTH> total;
     split_state<WIDTH> split;
-    total.clear();
-    split.begin();
-    if (shape.accumulate && work.partial == KVA_NONE && busy)
-        move_state<false>(total, shape, work, kv_head, warp_pair, lane, slice);
-    tile next = {};
-    if (work.tile_first < work.tile_end) {
-        next = tiles[work.tile_first];
-        load_tile(stages[0], p, next, kv_head);
-    }
-    kva_copy_commit();
+    prompt_total<WIDTH, prompt_shares_sums(D)> total;
     prompt_queries<KV, D> queries;
-    queries.load(reinterpret_cast<KV(*)[D + PAD]>(stages + p.stages), shape, work, kv_head,
-                 blockDim.x / KVA_WARP / SLICES * 16, warp_pair, lane);
-    for (uint32_t t = work.tile_first; t < work.tile_end; t++) {
-        const tile current = next;
-        const bool more = t + 1 < work.tile_end;
-        if (more)
-            next = tiles[t + 1];
+    tile_range plain;
+    begin_prompt<KV, D, WIDTH>(p, stages + p.stages, split, total, queries, plain);
+    const float c = __fmul_rn(shape.scale, LOG2_E);
+    const uint32_t tile_first = own_item(p).tile_first, tile_end = own_item(p).tile_end;
+    const tile *tiles = p.tiles + own_item(p).tiles;
+    /* Tile `at` is asked for, and the one before multiplied, or itself where there is one stage. */
+    const uint32_t ahead = p.stages - 1;
+    bool whole = false, next_whole = false;
+    for (uint32_t at = tile_first, turn = 0; at < tile_end + ahead; at++, turn ^= ahead) {
+        const uint32_t t = at - ahead;
+        tile next = {};
+        if (at < tile_end)
+            next = tiles[at];
         kva_copy_wait<0>();
-        __syncthreads(); /* everybody's part of the tile is there; the other stage is free */
-        const stage<KV, D> &here = stages[(t - work.tile_first) % p.stages];
-        if (more && p.stages > 1)
-            load_tile(stages[(t + 1 - work.tile_first) % 2], p, next, kv_head);
+        __syncthreads(); /* everybody's part of tile at - 1 is there; the other stage is free */
+        if (at < tile_end)
+            load_tile(stages[turn], p, next, kv_head);
         kva_copy_commit();
-        if (busy && sees_any(first, last, t)) {
+        whole = ahead ? next_whole : is_whole(next);
+        next_whole = is_whole(next);
+        if (ahead == 0) {
+            kva_copy_wait<0>(); /* no other stage */
+            __syncthreads();
+        } else if (at == tile_first) {
+            continue;
+        }
+        const bool border = t < plain.first || t >= plain.end;
+        if (!border || is_seen(p, warp_pair, t)) {
+            const stage<KV, D> &here = stages[turn ^ ahead];
             float s[TILE / 8][4];
             queries.multiply(s, here.k, lane);
-            if (!is_whole(current) || !sees_all(first, last, t))
-                hide_scores(s, tile_mask(p, current), views, t, lane);
+            if (!whole || border)
+                hide_scores(s, p, warp_pair, t, lane);
             weigh_tile<WIDTH>(split, s, c);
             multiply_values<KV, WIDTH, TILE, D + PAD>(
                 split, s, reinterpret_cast<const KV(*)[D + PAD]>(&here.v[0][slice]), lane);
         }
-        if ((t + 1) % SPLIT_TILES == 0 || !more)
-            end_split<WIDTH>(total, split, shape.scale);
-        if (more && p.stages == 1) {
-            __syncthreads(); /* the stage may be written again */
-            load_tile(stages[0], p, next, kv_head);
-            kva_copy_commit();
-        }
+        if ((t + 1) % SPLIT_TILES == 0 || t + 1 == tile_end)
+            end_split(total, split, shape.scale);
     }
-    if (busy)
-        move_state<true>(total, shape, work, kv_head, warp_pair, lane, slice);
+    if (warp_pair < own_item(p).pair_count)
+        move_state<true>(total.end(split), shape, own_item(p), kv_head, warp_pair, lane, slice);
 }
 
 #endif
