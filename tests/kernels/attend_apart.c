@@ -181,20 +181,39 @@ static void plan_some(struct turn *turn, const struct kva_attend_select_fetch_ar
     abort();
 }
 
+/* Whether tokens that a selecting row does not see weigh less than nothing. */
+static bool sight_is_kept(const struct turn *turn, uint32_t kv_heads)
+{
+    for (uint32_t i = 0; i < turn->select_count; i++) {
+        const struct kva_weigh_seq *seq = &turn->weigh[i];
+        const size_t end = (size_t)seq->page_count * KVA_PAGE_TOKENS;
+        for (size_t head = 0; head < kv_heads; head++) {
+            for (size_t t = 0; t < seq->first; t++) {
+                if (!(seq->weights[head * end + t] < 0))
+                    return false;
+            }
+        }
+    }
+    return true;
+}
+
 /* Each call twice: behind open gates, and behind closed ones with other numbers, which must change
  * nothing. */
-void attend_apart(struct kva_device *device, const struct kva_ops *ops,
+bool attend_apart(struct kva_device *device, const struct kva_ops *ops,
                   const struct kva_attend_select_fetch_args *args)
 {
     const uint32_t open = 1, closed = 0;
     struct kva_attend_select_fetch_args wrong = *args;
     struct turn turn;
+    bool kept = true;
     wrong.scale *= 2;
     for (uint32_t first = 0; first < args->seq_count; first += turn.count) {
         plan_some(&turn, args, first);
         run_turn(device, ops, args, &turn, KVA_CHOOSE_MOST, &open);
         run_turn(device, ops, &wrong, &turn, KVA_CHOOSE_LEAST, &closed);
+        kept &= sight_is_kept(&turn, args->kv_heads);
     }
+    return kept;
 }
 
 void attend_apart_once(struct kva_device *device, const struct kva_ops *ops,

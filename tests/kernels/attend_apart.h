@@ -7,8 +7,9 @@
 
 /* The four calls of `ops`, a table of the device, in turns as the scratch memory allows. What a
  * sequence would do `now` is not done. Each call twice, the second behind closed gates in host
- * memory: for devices that read it, or a table that brings it there (host_ops.h). */
-void attend_apart(struct kva_device *device, const struct kva_ops *ops,
+ * memory: for devices that read it, or a table that brings it there (host_ops.h). False: a token that
+ * a selecting row does not see has a weight. */
+bool attend_apart(struct kva_device *device, const struct kva_ops *ops,
                   const struct kva_attend_select_fetch_args *args);
 
 /* The same once, without gates: for measuring. */

@@ -371,8 +371,8 @@ bool lowbit_run(struct check *check, const struct check_variant *variant, struct
     args.scratch = scratch.data;
     bool good = true;
     if (test->part == LOWBIT_BOTH) {
-        attend_apart(device, &variant->ops, &args);
-        good = !check_fault(variant, device) && check_buf_intact(&scratch) &&
+        good = attend_apart(device, &variant->ops, &args);
+        good = good && !check_fault(variant, device) && check_buf_intact(&scratch) &&
                same_fused(check, variant, device, args, rows, caches);
     } else {
         run_part(variant, device, &args, test->part);
