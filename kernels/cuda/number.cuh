@@ -39,6 +39,20 @@ __device__ __forceinline__ float kva_exp2(float x)
 #endif
 }
 
+/* 1 / x by the special function unit, off by a unit in the last place: what is below the normal
+ * numbers becomes 0. */
+__device__ __forceinline__ float kva_reciprocal(float x)
+{
+#ifdef __CUDACC__
+    float to;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(to) : "f"(x));
+    return to;
+#else
+    const float to = 1.0f / x;
+    return fabsf(to) < 0x1p-126f ? 0.0f : to;
+#endif
+}
+
 /* Storage of an element; distinct types, so that templates tell them apart. */
 struct kva_f16 {
     uint16_t bits;

@@ -318,21 +318,46 @@ void kva_cuda_rope(struct kva_device *device, const struct kva_rope_args *args)
 #define GLU_OWN     2u
 #define GLU_THREADS 128u
 
-template <enum kva_activation KIND> static __device__ __forceinline__ float activate(float x)
+/* x / (1 + e^z), without the branch of a division that is right for every number: a quarter of the
+ * divisor, one at least and no infinity, has a reciprocal in the range of normal numbers, and a step
+ * of Newton's makes that right to its last bit but one. */
+static __device__ __forceinline__ float by_logistic(float x, float z)
 {
-    switch (KIND) {
-    case KVA_ACT_SILU:
-        return x / (1.0f + expf(-x));
-    case KVA_ACT_GELU: /* by erfc, which keeps its precision where x is negative */
-        return 0.5f * x * erfcf(-x * 0.70710678118654752f);
-    case KVA_ACT_GELU_TANH:
-        return x / (1.0f + expf(-2.0f * 0.79788456080286536f * (x + 0.044715f * (x * x * x))));
-    default:
-        return x > 0.0f || x != x ? x : 0.0f;
-    }
+    const float by = fminf(fmaf(expf(z), 0.25f, 0.25f), 0x1p127f);
+    float r = kva_reciprocal(by);
+    r = fmaf(fmaf(-by, r, 1.0f), r, r);
+    return 0.25f * x * r;
 }
 
-template <typename T, enum kva_activation KIND, bool WHOLE>
+struct silu {
+    static __device__ __forceinline__ float of(float x)
+    {
+        return by_logistic(x, -x);
+    }
+};
+
+struct gelu { /* by erfc, which keeps its precision where x is negative */
+    static __device__ __forceinline__ float of(float x)
+    {
+        return 0.5f * x * erfcf(-x * 0.70710678118654752f);
+    }
+};
+
+struct gelu_tanh {
+    static __device__ __forceinline__ float of(float x)
+    {
+        return by_logistic(x, -2.0f * 0.79788456080286536f * (x + 0.044715f * (x * x * x)));
+    }
+};
+
+struct relu {
+    static __device__ __forceinline__ float of(float x)
+    {
+        return x > 0.0f || x != x ? x : 0.0f;
+    }
+};
+
+template <typename T, typename ACTIVATION, bool WHOLE>
 static __global__ void __launch_bounds__(GLU_THREADS)
     glu_kernel(T *out, const T *gate, const T *up, size_t count)
 {
@@ -357,7 +382,7 @@ static __global__ void __launch_bounds__(GLU_THREADS)
         const kva_numbers by = kva_vector_to_f32(ups[i]);
 #pragma unroll
         for (uint32_t j = 0; j < KVA_VECTOR; j++) {
-            y.x[j] = activate<KIND>(y.x[j]);
+            y.x[j] = ACTIVATION::of(y.x[j]);
             if (up)
                 y.x[j] *= by.x[j];
         }
@@ -365,7 +390,7 @@ static __global__ void __launch_bounds__(GLU_THREADS)
     }
 }
 
-template <typename T, enum kva_activation KIND>
+template <typename T, typename ACTIVATION>
 static void glu_of(struct kva_device *device, const struct kva_glu_args *args)
 {
     const size_t count = static_cast<size_t>(args->rows) * args->dim;
@@ -373,7 +398,7 @@ static void glu_of(struct kva_device *device, const struct kva_glu_args *args)
                        kva_vector_at(args->gate) && kva_vector_at(args->up);
     kva_cuda_run(device, KVA_QUEUE_COMPUTE, "glu",
                  {kva_blocks(count, GLU_OWN * GLU_THREADS * KVA_VECTOR), GLU_THREADS},
-                 whole ? glu_kernel<T, KIND, true> : glu_kernel<T, KIND, false>,
+                 whole ? glu_kernel<T, ACTIVATION, true> : glu_kernel<T, ACTIVATION, false>,
                  static_cast<T *>(args->out), static_cast<const T *>(args->gate),
                  static_cast<const T *>(args->up), count);
 }
@@ -382,13 +407,13 @@ template <typename T> static void glu(struct kva_device *device, const struct kv
 {
     switch (args->activation) {
     case KVA_ACT_SILU:
-        return glu_of<T, KVA_ACT_SILU>(device, args);
+        return glu_of<T, silu>(device, args);
     case KVA_ACT_GELU:
-        return glu_of<T, KVA_ACT_GELU>(device, args);
+        return glu_of<T, gelu>(device, args);
     case KVA_ACT_GELU_TANH:
-        return glu_of<T, KVA_ACT_GELU_TANH>(device, args);
+        return glu_of<T, gelu_tanh>(device, args);
     default:
-        return glu_of<T, KVA_ACT_RELU>(device, args);
+        return glu_of<T, relu>(device, args);
     }
 }
 
