@@ -14,7 +14,8 @@ static const struct {
     enum mutations_of who;
     const char *parts;
 } files[] = {
-    {"rows.cu", MUTATIONS_OF_OPERATORS, "embed norm rope glu kv_append merge gather"},
+    {"rows.cu", MUTATIONS_OF_OPERATORS, "embed rope glu kv_append merge gather"},
+    {"norm.cu", MUTATIONS_OF_OPERATORS, "norm"},
     {"linear.cu", MUTATIONS_OF_OPERATORS, "linear"},
     {"linear_packed.cu", MUTATIONS_OF_OPERATORS, "linear_packed"},
     {"packed.cuh", MUTATIONS_OF_OPERATORS, "linear_packed embed"},
