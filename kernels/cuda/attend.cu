@@ -252,6 +252,9 @@ void kva_cuda_attend(struct kva_device *device, const struct kva_attend_args *ar
     params.overflow = plan.overflow;
     params.items = plan.items;
     params.stages = plan.stages;
+    /* Rows that the pairs of an item lie in, and the tiles that end behind the first of them. */
+    const uint32_t rows = kva_blocks(plan.pairs, plan.group) + 1;
+    params.border = kva_blocks(rows + TILE - 2, TILE);
     if (plan.decode_count > 0)
         run_decoding(device, &plan, params);
     if (plan.item_count > 0 && !kva_cuda_failed(device))

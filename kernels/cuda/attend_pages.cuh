@@ -35,6 +35,8 @@ struct attend_params {
     const tile *overflow;
     const item *items;
     uint32_t stages; /* 1 or 2; of prompts */
+    uint32_t
+        border; /* of prompts: so many tiles before an item's end not all of its rows may see */
 };
 
 /* --- which tokens are seen -------------------------------------------------------------------- */

@@ -99,29 +99,37 @@ template <int D, bool SHARED> struct prompt_total {
 
 template <int D> struct prompt_total<D, true> {
     float2 *a; /* of pair lane / 4 + 8 i dimensions j * 8 + lane % 4 * 2 and the next: own(j, i) */
-    float m[2], e[2];
+    float parts; /* m and e of both pairs, one in each of the four lanes that need them */
 
     __device__ __forceinline__ float2 &own(int j, int i) const
     {
         return a[(j * 2 + i) * KVA_WARP];
     }
 
+    __device__ __forceinline__ void keep_parts(const float (&m)[2], const float (&e)[2])
+    {
+        const uint32_t part = threadIdx.x % 4;
+        parts = part == 0 ? m[0] : part == 1 ? m[1] : part == 2 ? e[0] : e[1];
+    }
+
+    __device__ __forceinline__ float part_of(uint32_t part) const
+    {
+        return __shfl_sync(KVA_ALL, parts, threadIdx.x % KVA_WARP / 4 * 4 + part);
+    }
+
     __device__ void begin(const state<D> &from, float2 *shared, uint32_t warp)
     {
         a = shared + warp * (D / 4 * KVA_WARP) + threadIdx.x % KVA_WARP;
+        keep_parts(from.m, from.e);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            m[i] = from.m[i];
-            e[i] = from.e[i];
-#pragma unroll
-            for (int j = 0; j < D / 8; j++)
-                own(j, i) = {from.a[j][2 * i], from.a[j][2 * i + 1]};
-        }
+        for (int j = 0; j < D / 4; j++)
+            own(j / 2, j % 2) = {from.a[j / 2][j % 2 * 2], from.a[j / 2][j % 2 * 2 + 1]};
     }
 
     /* fold_split */
     __device__ __forceinline__ void add(const state<D> &split)
     {
+        float m[2] = {part_of(0), part_of(1)}, e[2] = {part_of(2), part_of(3)};
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             if (split.m[i] == -INFINITY)
@@ -137,19 +145,20 @@ template <int D> struct prompt_total<D, true> {
             e[i] = fold(e[i], keep, split.e[i], add);
             m[i] = top;
         }
+        keep_parts(m, e);
     }
 
     __device__ state<D> &end(state<D> &to)
     {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            to.m[i] = m[i];
-            to.e[i] = e[i];
+            to.m[i] = part_of(i);
+            to.e[i] = part_of(2 + i);
+        }
 #pragma unroll
-            for (int j = 0; j < D / 8; j++) {
-                to.a[j][2 * i] = own(j, i).x;
-                to.a[j][2 * i + 1] = own(j, i).y;
-            }
+        for (int j = 0; j < D / 4; j++) {
+            to.a[j / 2][j % 2 * 2] = own(j / 2, j % 2).x;
+            to.a[j / 2][j % 2 * 2 + 1] = own(j / 2, j % 2).y;
         }
         return to;
     }
@@ -228,27 +237,23 @@ static __device__ __forceinline__ const item &own_item(const attend_params &p)
     return p.items[gridDim.x - 1 - blockIdx.x];
 }
 
-/* Tiles [first, end). */
-struct tile_range {
-    uint32_t first, end;
-};
-
-/* The tiles that all of a warp's 16 pairs see whole; mostly, nothing else has to be asked. */
-static __device__ tile_range plain_tiles(const attend_shape &p, const item &work,
-                                         uint32_t warp_pair)
+/* Tile t of its sequence. */
+static __device__ __forceinline__ const tile &own_tile(const attend_params &p, uint32_t t)
 {
-    const view first = view_of(p, work, warp_pair), last = view_of(p, work, warp_pair + 15);
-    if (warp_pair >= work.pair_count)
-        return {0, 0};
-    return {(last.first + TILE - 1) / TILE, (first.last + 1) / TILE};
+    return p.tiles[own_item(p).tiles + static_cast<int32_t>(t)];
+}
+
+/* Whether a window begins behind tile t's first token. */
+static __device__ bool window_cuts(const attend_params &p, uint32_t warp_pair, uint32_t t)
+{
+    return p.shape.window && t * TILE < view_of(p.shape, own_item(p), warp_pair + 15).first;
 }
 
 /* Whether some of a warp's 16 pairs see some of tile t. */
 static __device__ bool is_seen(const attend_params &p, uint32_t warp_pair, uint32_t t)
 {
     const item &work = own_item(p);
-    return warp_pair < work.pair_count &&
-           sees_any(view_of(p.shape, work, warp_pair), view_of(p.shape, work, warp_pair + 15), t);
+    return sees_any(view_of(p.shape, work, warp_pair), view_of(p.shape, work, warp_pair + 15), t);
 }
 
 /* What is not seen weighs nothing. */
@@ -256,7 +261,7 @@ static __device__ __forceinline__ void hide_scores(float (&s)[TILE / 8][4], cons
                                                    uint32_t warp_pair, uint32_t t, uint32_t lane)
 {
     const item &work = own_item(p);
-    const uint64_t mask = tile_mask(p, p.tiles[work.tiles + static_cast<int32_t>(t)]);
+    const uint64_t mask = tile_mask(p, own_tile(p, t));
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         const view own = view_of(p.shape, work, warp_pair + lane / 4 + 8 * i);
@@ -312,8 +317,7 @@ static __device__ void load_tile(stage<KV, D> &to, const attend_params &p, const
 template <typename KV, int D, int WIDTH>
 static __device__ __forceinline__ void
 begin_prompt(const attend_params &p, void *rest, split_state<WIDTH> &split,
-             prompt_total<WIDTH, prompt_shares_sums(D)> &total, prompt_queries<KV, D> &queries,
-             tile_range &plain)
+             prompt_total<WIDTH, prompt_shares_sums(D)> &total, prompt_queries<KV, D> &queries)
 {
     constexpr uint32_t SLICES = D / WIDTH;
     const uint32_t warp = threadIdx.x / KVA_WARP, lane = threadIdx.x % KVA_WARP;
@@ -326,7 +330,6 @@ begin_prompt(const attend_params &p, void *rest, split_state<WIDTH> &split,
     split.begin();
     queries.load(static_cast<KV(*)[D + PAD]>(rest), p.shape, work, kv_head,
                  blockDim.x / KVA_WARP / SLICES * 16, warp_pair, lane);
-    plain = plain_tiles(p.shape, work, warp_pair);
 }
 
 template <typename KV, int D>
@@ -343,38 +346,37 @@ static __global__ void __launch_bounds__(prompt_warps(D) * KVA_WARP) prompt_kern
     split_state<WIDTH> split;
     prompt_total<WIDTH, prompt_shares_sums(D)> total;
     prompt_queries<KV, D> queries;
-    tile_range plain;
-    begin_prompt<KV, D, WIDTH>(p, stages + p.stages, split, total, queries, plain);
+    begin_prompt<KV, D, WIDTH>(p, stages + p.stages, split, total, queries);
     const float c = __fmul_rn(shape.scale, LOG2_E);
+    const bool busy = warp_pair < own_item(p).pair_count;
     const uint32_t tile_first = own_item(p).tile_first, tile_end = own_item(p).tile_end;
-    const tile *tiles = p.tiles + own_item(p).tiles;
-    /* Tile `at` is asked for, and the one before multiplied, or itself where there is one stage. */
+    /* Tile t is multiplied, and before that tile `at` asked for: the next, or where there is one
+     * stage the same. */
     const uint32_t ahead = p.stages - 1;
-    bool whole = false, next_whole = false;
-    for (uint32_t at = tile_first, turn = 0; at < tile_end + ahead; at++, turn ^= ahead) {
-        const uint32_t t = at - ahead;
+    uint32_t whole = 0; /* bit 0: of the tile that was asked for last, bit 1: of the one before */
+    for (uint32_t t = tile_first - ahead; t != tile_end; t++) {
+        const uint32_t at = t + ahead;
         tile next = {};
         if (at < tile_end)
-            next = tiles[at];
+            next = own_tile(p, at);
         kva_copy_wait<0>();
-        __syncthreads(); /* everybody's part of tile at - 1 is there; the other stage is free */
+        __syncthreads(); /* everybody's part of tile t is there; the other stage is free */
         if (at < tile_end)
-            load_tile(stages[turn], p, next, kv_head);
+            load_tile(stages[at & ahead], p, next, kv_head);
         kva_copy_commit();
-        whole = ahead ? next_whole : is_whole(next);
-        next_whole = is_whole(next);
+        whole = whole << 1 | is_whole(next);
         if (ahead == 0) {
             kva_copy_wait<0>(); /* no other stage */
             __syncthreads();
-        } else if (at == tile_first) {
+        } else if (t + 1 == tile_first) {
             continue;
         }
-        const bool border = t < plain.first || t >= plain.end;
-        if (!border || is_seen(p, warp_pair, t)) {
-            const stage<KV, D> &here = stages[turn ^ ahead];
+        const bool border = t + p.border >= tile_end || window_cuts(p, warp_pair, t);
+        if (busy && (!border || is_seen(p, warp_pair, t))) {
+            const stage<KV, D> &here = stages[t & ahead];
             float s[TILE / 8][4];
             queries.multiply(s, here.k, lane);
-            if (!whole || border)
+            if (border || !(whole >> ahead & 1))
                 hide_scores(s, p, warp_pair, t, lane);
             weigh_tile<WIDTH>(split, s, c);
             multiply_values<KV, WIDTH, TILE, D + PAD>(
@@ -383,7 +385,7 @@ static __global__ void __launch_bounds__(prompt_warps(D) * KVA_WARP) prompt_kern
         if ((t + 1) % SPLIT_TILES == 0 || t + 1 == tile_end)
             end_split(total, split, shape.scale);
     }
-    if (warp_pair < own_item(p).pair_count)
+    if (busy)
         move_state<true>(total.end(split), shape, own_item(p), kv_head, warp_pair, lane, slice);
 }
 

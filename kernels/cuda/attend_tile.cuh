@@ -2,7 +2,7 @@
  * share: items of work, tiles in shared memory, the product of a warp's 16 pairs with a tile, and
  * the fold of splits.
  *
- * A block of threads takes up to 128 (row, query head) pairs that share a KV head, and walks
+ * A block of threads takes up to 128 or 192 (row, query head) pairs that share a KV head, and walks
  * the tokens by tiles of KVA_PAGE_TOKENS: each K and V is read once for all pairs. Each warp
  * multiplies its 16 pairs on the tensor cores. Within a split of KVA_ATTEND_SPLIT_TOKENS the
  * softmax runs online, tile by tile; splits are folded in ascending order by fold_scales and fold
