@@ -347,27 +347,63 @@ static double print_row(struct bench *bench, double budget_gib, const struct cas
     return measured;
 }
 
-static void print_batches(struct bench *bench)
+/* Tokens per second of `full`, by budget and length. */
+struct full_speed {
+    double roof, measured;
+};
+
+static void print_head(void)
 {
     printf(
-        "\nTokens/s at the largest batch that fits (roof / measured)\n\n"
         "| GiB | tokens | policy | batch | limit | roof, ms a step | roof, tokens/s | x full | aim "
         "| measured, tokens/s | x full | of roof |\n|---|---|---|---|---|---|---|---|---|---|---|"
         "---|\n");
-    for (size_t b = 0; b < (bench->small ? 1 : KVA_COUNT_OF(budgets_gib)); b++) {
-        for (size_t i = 0; i < (bench->small ? 1 : KVA_COUNT_OF(lengths)); i++) {
+}
+
+static uint32_t budgets_of(const struct bench *bench)
+{
+    return bench->small ? 1 : KVA_COUNT_OF(budgets_gib);
+}
+
+static uint32_t lengths_of(const struct bench *bench)
+{
+    return bench->small ? 1 : KVA_COUNT_OF(lengths);
+}
+
+/* `full` and SpeCache, at every budget and length. */
+static void print_batches(struct bench *bench, struct full_speed (*full)[KVA_COUNT_OF(lengths)])
+{
+    printf("\nTokens/s at the largest batch that fits (roof / measured)\n\n");
+    print_head();
+    for (size_t b = 0; b < budgets_of(bench); b++) {
+        for (size_t i = 0; i < lengths_of(bench); i++) {
             uint32_t tokens = bench->small ? 256 : lengths[i];
-            double full_roof, roof, full;
+            struct full_speed *speed = &full[b][i];
+            double roof;
             struct case_of_kv kv = {KV_FULL, 16, tokens, 0};
-            full = print_row(bench, budgets_gib[b], &kv, 0, 0, &full_roof);
+            speed->measured = print_row(bench, budgets_gib[b], &kv, 0, 0, &speed->roof);
             for (uint32_t bits = 1; bits <= 2; bits++) {
                 kv = (struct case_of_kv){KV_SPECACHE, bits, tokens, 0};
-                (void)print_row(bench, budgets_gib[b], &kv, full_roof, full, &roof);
+                (void)print_row(bench, budgets_gib[b], &kv, speed->roof, speed->measured, &roof);
             }
-            const struct case_of_kv others[] = {
-                {KV_OFFLOAD, 16, tokens, 0}, {KV_AHEAD, 16, tokens, 0}, {KV_AHEAD, 16, tokens, 64}};
-            for (size_t j = 0; j < KVA_COUNT_OF(others); j++)
-                (void)print_row(bench, budgets_gib[b], &others[j], full_roof, full, &roof);
+        }
+    }
+}
+
+/* Policies that bring much over the link. */
+static void print_bringing(struct bench *bench, struct full_speed (*full)[KVA_COUNT_OF(lengths)])
+{
+    printf("\nThe same, policies that bring much over the link\n\n");
+    print_head();
+    for (size_t b = 0; b < budgets_of(bench); b++) {
+        for (size_t i = 0; i < lengths_of(bench); i++) {
+            uint32_t tokens = bench->small ? 256 : lengths[i];
+            const struct case_of_kv kvs[] = {
+                {KV_AHEAD, 16, tokens, 64}, {KV_AHEAD, 16, tokens, 0}, {KV_OFFLOAD, 16, tokens, 0}};
+            double roof;
+            for (size_t j = 0; j < KVA_COUNT_OF(kvs); j++)
+                (void)print_row(bench, budgets_gib[b], &kvs[j], full[b][i].roof,
+                                full[b][i].measured, &roof);
         }
     }
 }
@@ -463,9 +499,11 @@ int main(int argc, char **argv)
            bench.ceilings.link_bytes_per_s * 1e-9, bench.ceilings.flops_per_s * 1e-12);
     if (!bench.only)
         print_single(&bench);
-    print_batches(&bench);
+    struct full_speed full[KVA_COUNT_OF(budgets_gib)][KVA_COUNT_OF(lengths)];
+    print_batches(&bench, full);
     if (!bench.only)
         print_hidden(&bench);
+    print_bringing(&bench, full);
     if (!predict)
         close_engine(&bench);
     return 0;
