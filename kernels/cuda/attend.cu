@@ -216,6 +216,35 @@ static void run_decoding(struct kva_device *device, const struct plan *plan, att
                  {dim3(plan->decode_count, args->kv_heads), dim3(KVA_WARP), bytes}, kernel, params);
 }
 
+/* How long a tile takes a block, by its warps, of 16 pairs each (measured on an H200 with 8 and 12
+ * of them). */
+static uint32_t tile_cost(uint32_t pairs)
+{
+    return 9 + pairs / 16;
+}
+
+/* The pairs of a block with which prompts take the GPU fewest turns, and those the shortest: none
+ * more than shared memory holds. No bit depends on it. */
+static void choose_pairs(struct plan *plan, const struct kva_device *device,
+                         const struct kva_attend_args *args)
+{
+    const uint32_t most = plan->pairs, sm_count = static_cast<uint32_t>(device->sm_count);
+    uint64_t least = UINT64_MAX;
+    for (uint32_t pairs = most; pairs >= 64; pairs -= 16) {
+        uint64_t blocks = 0;
+        for (uint32_t i = 0; i < args->seq_count; i++) {
+            const uint32_t count = args->seqs[i].row_count * plan->group;
+            blocks += count > decode_pairs(args->head_dim) ? kva_blocks(count, pairs) : 0;
+        }
+        const uint64_t turns = (blocks * args->kv_heads + sm_count - 1) / sm_count;
+        if (turns * tile_cost(pairs) < least) {
+            least = turns * tile_cost(pairs);
+            plan->pairs = pairs;
+        }
+    }
+    plan->shared_bytes -= (most - plan->pairs) * pair_bytes(plan, args->head_dim);
+}
+
 /* Plan the call and send the plan; false: there is nothing to do, or it failed. */
 template <typename Kernel>
 static bool prepare(struct kva_device *device, struct plan *plan, Kernel *kernel,
@@ -232,6 +261,7 @@ static bool prepare(struct kva_device *device, struct plan *plan, Kernel *kernel
     plan->shared_sums = prompt_shares_sums(args->head_dim);
     if (!plan_begin(plan, device, "attend", kernel, rows_max, args->head_dim))
         return false;
+    choose_pairs(plan, device, args);
     choose_width(plan, device, args);
     return plan->item_count + plan->decode_count > 0 && send_plan(device, plan);
 }

@@ -15,7 +15,7 @@
 
 #define RUN_TILES   16u
 #define RUN_TOKENS  (RUN_TILES * TILE)
-#define BLOCK_WARPS 2u
+#define BLOCK_WARPS 4u
 
 #define LOG2E       1.44269504f
 #define LN2         0.69314718f
@@ -63,11 +63,12 @@ template <int D, int NT> struct warp_memory {
 
 /* --- pairs ------------------------------------------------------------------------------------ */
 
-/* A pair's query, a number of each 32 a lane; zeros where there is no pair. */
-template <int D>
-static __device__ __forceinline__ void load_query(float (&x)[D / KVA_WARP], const lowbit_params &p,
-                                                  const item &work, uint32_t kv_head, uint32_t pair,
-                                                  uint32_t lane)
+/* Query and facts of a pair, by the warp. The query is multiplied by a power of two that makes it
+ * less than one, so that it can be multiplied by any scale. */
+template <int D, int NT>
+static __device__ void load_pair(warp_memory<D, NT> &memory, const lowbit_params &p,
+                                 const lowbit_seq &seq, const item &work, uint32_t kv_head,
+                                 uint32_t pair, uint32_t lane)
 {
     const attend_shape &shape = p.shape;
     const bool own = pair < work.pair_count;
@@ -75,33 +76,13 @@ static __device__ __forceinline__ void load_query(float (&x)[D / KVA_WARP], cons
     const uint32_t row = index / shape.group, head = kv_head * shape.group + index % shape.group;
     const size_t from = static_cast<size_t>(work.row_first + row) * shape.q_stride +
                         static_cast<size_t>(head) * shape.dim;
+    float x[D / KVA_WARP], shift = 0.0f, most = 0.0f, sum = 0.0f;
 #pragma unroll
     for (uint32_t j = 0; j < D / KVA_WARP; j++) {
         const uint32_t d = lane + KVA_WARP * j;
         x[j] = own && d < shape.dim ? kva_load(shape.q, shape.q_dtype, from + d) : 0.0f;
-    }
-}
-
-/* Query and facts of a pair, by the warp. The query is multiplied by a power of two that makes it
- * less than one, so that it can be multiplied by any scale. */
-template <int D, int NT>
-static __device__ __forceinline__ void
-keep_pair(warp_memory<D, NT> &memory, float (&x)[D / KVA_WARP], const lowbit_params &p,
-          const lowbit_seq &seq, const item &work, uint32_t kv_head, uint32_t pair, uint32_t lane)
-{
-    const attend_shape &shape = p.shape;
-    const bool own = pair < work.pair_count;
-    const uint32_t index = work.pair_first + (own ? pair : 0);
-    const uint32_t row = index / shape.group, head = kv_head * shape.group + index % shape.group;
-    float shift = 0.0f, most = 0.0f, sum = 0.0f;
-    if (seq.mean) { /* of the query as it came, since the product is large */
-#pragma unroll
-        for (uint32_t j = 0; j < D / KVA_WARP; j++) {
-            const uint32_t d = lane + KVA_WARP * j;
-            if (d < shape.dim)
-                shift = fmaf(x[j], seq.mean[static_cast<size_t>(kv_head) * shape.dim + d], shift);
-        }
-        shift = kva_warp_sum(shift);
+        if (seq.mean && d < shape.dim) /* of the query as it came, since the product is large */
+            shift = fmaf(x[j], seq.mean[static_cast<size_t>(kv_head) * shape.dim + d], shift);
     }
     if (p.turned)
         kva_turn_warp(x, shape.dim, lane, false);
@@ -120,6 +101,7 @@ keep_pair(warp_memory<D, NT> &memory, float (&x)[D / KVA_WARP], const lowbit_par
         sum += kva_to_f32(element);
     }
     sum = kva_warp_sum(sum);
+    shift = kva_warp_sum(shift);
     if (lane > 0)
         return;
     pair_facts &facts = memory.pairs[pair];
@@ -130,26 +112,6 @@ keep_pair(warp_memory<D, NT> &memory, float (&x)[D / KVA_WARP], const lowbit_par
     facts.sum = sum;
     facts.seen_first = shape.window && position >= shape.window ? position - shape.window + 1 : 0;
     facts.head = own && seq.scores && row == seq.select_row ? head : KVA_NONE;
-}
-
-/* All pairs, the queries of a few on their way at a time. */
-template <int D, int NT>
-static __device__ __forceinline__ void load_pairs(warp_memory<D, NT> &memory,
-                                                  const lowbit_params &p, const lowbit_seq &seq,
-                                                  const item &work, uint32_t kv_head, uint32_t lane)
-{
-    constexpr uint32_t FLIGHT = 4;
-#pragma unroll 1
-    for (uint32_t first = 0; first < 8 * NT; first += FLIGHT) {
-        float x[FLIGHT][D / KVA_WARP];
-#pragma unroll
-        for (uint32_t i = 0; i < FLIGHT; i++)
-            load_query<D>(x[i], p, work, kv_head, first + i, lane);
-#pragma unroll
-        for (uint32_t i = 0; i < FLIGHT; i++)
-            keep_pair<D, NT>(memory, x[i], p, seq, work, kv_head, first + i, lane);
-    }
-    __syncwarp(); /* the queries are there */
 }
 
 /* --- a page ----------------------------------------------------------------------------------- */
@@ -380,7 +342,7 @@ static __device__ void end_run(run_state<D, NT> &state, const lowbit_params &p, 
 /* Blocks whose registers a multiprocessor has to hold. */
 static constexpr int blocks_at_once(int dim, int columns)
 {
-    return dim > 128 ? 4 : columns == 1 ? (dim > 64 ? 8 : 10) : dim > 64 ? 4 : 6;
+    return dim > 128 ? 2 : columns == 1 ? (dim > 64 ? 4 : 5) : dim > 64 ? 2 : 3;
 }
 
 template <int D, int BITS, bool KEYED, int NT>
@@ -418,7 +380,9 @@ static __global__ void __launch_bounds__(BLOCK_WARPS *KVA_WARP, blocks_at_once(D
     for (uint32_t i = 0; i + 1 < p.stages; i++)
         ask(i);
 
-    load_pairs<D, NT>(memory, p, seq, work, kv_head, lane);
+    for (uint32_t pair = 0; pair < 8 * NT; pair++)
+        load_pair<D, NT>(memory, p, seq, work, kv_head, pair, lane);
+    __syncwarp(); /* the queries are there */
     uint32_t q[D / 16][NT][2];
     float factor[NT][2], shift[NT][2];
     uint32_t seen_most = 0;

@@ -124,7 +124,7 @@ struct lowbit {
     void *low, *scratch, *state;
     void **to; /* quantise: where each page of the first sequence goes */
     const void **from;
-    const void **host_from; /* the same pages in the host tier */
+    const void **host_from; /* the same pages in the host tier, and again the first FETCHES_MAX */
     void *host;
     size_t low_bytes, scratch_bytes, state_bytes, hot_row_bytes;
     uint32_t pages, stamp;
@@ -168,8 +168,8 @@ static void run_quantise(struct bench *bench, const void *opaque, uint32_t call 
                                                                     .format = l->format});
 }
 
-/* What SpeCache does for a layer, for so many sequences. They share the rows: what those are does not
- * change the work. */
+/* What SpeCache does for a layer, for so many sequences. They share the slots, but read other rows:
+ * those that come twice would come from the L2 cache. */
 struct rows_bench {
     const struct kva_row_cache *caches[FETCHES_MAX];
     struct kva_rows_fetch fetches[FETCHES_MAX];
@@ -237,15 +237,17 @@ static void lowbit_new(struct bench *bench, struct lowbit *l, const struct atten
     l->blocks = calloc((size_t)a->sequences * l->pages, sizeof *l->blocks);
     l->to = calloc(l->pages, sizeof *l->to);
     l->from = calloc(l->pages, sizeof *l->from);
-    l->host_from = bench_take(bench, KVA_MEM_HOST, l->pages * sizeof *l->host_from);
+    l->host_from = bench_take(bench, KVA_MEM_HOST, (l->pages + FETCHES_MAX) * sizeof *l->host_from);
     l->host = bench_take(bench, KVA_MEM_HOST, l->pages * kva_kv_block_bytes(KV_HEADS, DIM));
     for (size_t i = 0; i < (size_t)a->sequences * l->pages; i++)
         l->blocks[i] = (unsigned char *)l->low + i * block;
     for (uint32_t i = 0; i < l->pages; i++) {
         l->to[i] = (unsigned char *)l->low + i * block;
         l->from[i] = a->blocks[i];
-        l->host_from[i] = (unsigned char *)l->host + i * kva_kv_block_bytes(KV_HEADS, DIM);
     }
+    for (uint32_t i = 0; i < l->pages + FETCHES_MAX; i++)
+        l->host_from[i] =
+            (unsigned char *)l->host + i % l->pages * kva_kv_block_bytes(KV_HEADS, DIM);
     /* One set of hot rows, for all sequences. */
     size_t slots = (size_t)KV_HEADS * HOT_SLOTS;
     l->hot_row_bytes = slots * 2 * DIM * 2;
@@ -281,7 +283,8 @@ static void lowbit_free(struct bench *bench, struct lowbit *l)
     bench_give(bench, KVA_MEM_DEVICE, l->scratch, l->scratch_bytes);
     bench_give(bench, KVA_MEM_DEVICE, l->state, l->state_bytes);
     bench_give(bench, KVA_MEM_DEVICE, l->hot.rows, l->hot_row_bytes);
-    bench_give(bench, KVA_MEM_HOST, (void *)l->host_from, l->pages * sizeof *l->host_from);
+    bench_give(bench, KVA_MEM_HOST, (void *)l->host_from,
+               (l->pages + FETCHES_MAX) * sizeof *l->host_from);
     bench_give(bench, KVA_MEM_HOST, l->host, l->pages * kva_kv_block_bytes(KV_HEADS, DIM));
     free(l->from);
     free(l->seqs);
@@ -298,7 +301,7 @@ static void bench_rows(struct bench *bench, struct lowbit *l)
     struct rows_bench rows;
     for (uint32_t i = 0; i < FETCHES_MAX; i++) {
         rows.caches[i] = &l->hot;
-        rows.fetches[i] = (struct kva_rows_fetch){&l->hot, l->host_from, NULL};
+        rows.fetches[i] = (struct kva_rows_fetch){&l->hot, l->host_from + i, NULL};
     }
     for (rows.count = 1; rows.count <= FETCHES_MAX; rows.count *= FETCHES_MAX) {
         double count = (double)rows.count * KV_HEADS * HOT_K;
