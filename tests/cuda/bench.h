@@ -10,7 +10,7 @@ struct bench {
     struct kva_device *device;
     const struct kva_ops *ops;
     bool small;
-    bool once; /* for a profiler: one call of each operator, no figures */
+    bool once;               /* for a profiler: one call of each operator, no figures */
     double copy_bytes_per_s; /* read and written */
     double flops_per_s;
 };
