@@ -34,9 +34,9 @@ struct attend_params {
     const tile *tiles;
     const tile *overflow;
     const item *items;
-    uint32_t stages; /* 1 or 2; of prompts */
-    uint32_t
-        border; /* of prompts: so many tiles before an item's end not all of its rows may see */
+    /* Of prompts: tiles in shared memory, 1 or 2, and the last tiles of an item that not all of its
+     * rows see whole. */
+    uint32_t stages, border;
 };
 
 /* --- which tokens are seen -------------------------------------------------------------------- */

@@ -46,8 +46,7 @@ static __device__ __forceinline__ uint32_t two_halves(uint32_t bits, enum kva_dt
     if (dtype == KVA_F16)
         return bits;
     const float low = __uint_as_float(bits << 16), high = __uint_as_float(bits & 0xFFFF0000u);
-    return kva_saturate<kva_f16>(low).bits | static_cast<uint32_t>(kva_saturate<kva_f16>(high).bits)
-                                                 << 16;
+    return kva_pack<kva_f16>(kva_clamp<kva_f16>(low), kva_clamp<kva_f16>(high));
 }
 
 /* The rows' numbers, where a row is so many pieces of 16 bytes; those of no row become zero. */

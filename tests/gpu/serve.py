@@ -2,7 +2,8 @@
 
 Both answer the same requests under every KV policy, streamed and at once, alone and eight at a time. On the CUDA device
 activations have 16 bits, so tokens may part where two are nearly as likely; the first tokens' log-probabilities must be
-near. OPTIONs go to both servers. Nothing but Python is needed. A line PASS or FAIL a check; exit code 1 if one failed.
+near. OPTIONs go to both servers, whose libraries may lie in lib/ beside SERVER. Nothing but Python is needed. A line
+PASS or FAIL a check; exit code 1 if one failed.
 """
 
 import concurrent.futures
@@ -22,8 +23,14 @@ import urllib.request
 
 LOW = {"min_tokens": 0}  # low bits, however short
 KV = [
-    {"policy": "full"}, {"policy": "offload"}, {"policy": "kivi", "bits": 2} | LOW, {"policy": "specache", "bits": 1} | LOW,
-    {"policy": "streaming"}, {"policy": "h2o"}, {"policy": "q-hitter"}, {"policy": "infinigen", "skew": "none"},
+    {"policy": "full"},
+    {"policy": "offload"},
+    {"policy": "kivi", "bits": 2} | LOW,
+    {"policy": "specache", "bits": 1} | LOW,
+    {"policy": "streaming"},
+    {"policy": "h2o"},
+    {"policy": "q-hitter"},
+    {"policy": "infinigen", "skew": "none"},
 ]
 PROMPT = "Once upon a time there was a little dog. It lived in a house by the sea, and every morning it ran to the sand. " * 8
 OUTPUT = 24
@@ -42,10 +49,11 @@ def say(good, what):
 class Server:
     """A server on a free port of this machine, until the with block ends."""
 
-    def __init__(self, binary, model, options):
+    def __init__(self, binary, libraries, model, options):
         self.log = tempfile.NamedTemporaryFile("w+", suffix=".log")
         command = [binary, "serve", "--model", model, "--port", "0", "--log-format", "text", *options]
         env = {name: value for name, value in os.environ.items() if not name.startswith("KVAHEAD_")}
+        env["LD_LIBRARY_PATH"] = f"{libraries}:{env.get('LD_LIBRARY_PATH', '')}"
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, env=env)
 
     def __enter__(self):
@@ -121,10 +129,10 @@ def main():
         beside = pathlib.Path(folder)
         shutil.copy(binary, beside / "kvahead")
         shutil.copy(module, beside / "kvahead-cuda.so")
-        program = str(beside / "kvahead")
+        program, libraries = str(beside / "kvahead"), pathlib.Path(binary).absolute().parent / "lib"
         options += [word for kv in KV for word in ("--kv-allow", kv["policy"])]
-        with Server(program, model, ["--device", "cpu", *options]) as cpu, \
-                Server(program, model, ["--device", "cuda:0", *options]) as cuda:
+        with Server(program, libraries, model, ["--device", "cpu", *options]) as cpu, \
+                Server(program, libraries, model, ["--device", "cuda:0", *options]) as cuda:
             print(*re.findall(r"(?:device|compute) .*", cuda.text())[:2], sep="\n")
             same = [check_policy(cpu, cuda, kv) for kv in KV]
             say(sum(same) * 2 >= len(same) * OUTPUT, f"{sum(same)} of {len(same) * OUTPUT} tokens as on the CPU")
