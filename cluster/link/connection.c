@@ -33,6 +33,8 @@ void kva_connection_fail(struct connection *connection, const char *format, ...)
     va_start(args, format);
     vsnprintf(connection->why, sizeof(connection->why), format, args);
     va_end(args);
+    if (connection->link)
+        kva_watch_note(connection->link);
 }
 
 /* --- endpoints --------------------------------------------------------------------------------- */
@@ -63,7 +65,8 @@ enum kva_status kva_connection_accept(struct connection *connection)
     params.field_mask |= UCP_EP_PARAM_FIELD_CONN_REQUEST;
     params.conn_request = connection->request;
     connection->request = NULL;
-    ucs_status_t failed = kva_ucx.ep_create(connection->link->worker, &params, &connection->ep);
+    ucs_status_t failed =
+        kva_ucx.ep_create(connection->link->transport->worker, &params, &connection->ep);
     if (failed == UCS_OK) {
         connection->state = CONNECTION_LISTENS;
         return KVA_OK;
@@ -105,8 +108,9 @@ enum kva_status kva_connection_call(struct connection *connection,
         return kva_fail(err, KVA_EIO, "no random numbers");
     /* UCX 1.13 takes events of sockets that it has closed for those of a new one with the same
      * descriptor, and then ends the process: they are dealt with before there is a new one. */
-    (void)kva_ucx.worker_progress(connection->link->worker);
-    ucs_status_t failed = kva_ucx.ep_create(connection->link->worker, &params, &connection->ep);
+    struct kva_transport *transport = connection->link->transport;
+    (void)kva_transport_progress(transport, connection->link);
+    ucs_status_t failed = kva_ucx.ep_create(transport->worker, &params, &connection->ep);
     if (failed != UCS_OK) {
         connection->ep = NULL;
         kva_connection_fail(connection, "%s", kva_ucx.status_string(failed));
@@ -195,6 +199,8 @@ void kva_connection_hello(struct connection *connection, const void *bytes, size
         believe(connection, &hello);
     else
         meet(connection, &hello);
+    if (connection->state == CONNECTION_UP)
+        kva_watch_note(connection->link);
     if (connection->why[0] && !connection->own)
         tell(connection);
 }
@@ -231,10 +237,10 @@ static bool is_over(struct connection *connection)
     return !connection->closing && connection->operations == 0;
 }
 
-void kva_connection_reap(struct kva_link *link, bool now)
+void kva_connection_reap(struct kva_list *ending, bool now)
 {
     struct kva_list *next;
-    for (struct kva_list *at = link->ending.next; at != &link->ending; at = next) {
+    for (struct kva_list *at = ending->next; at != ending; at = next) {
         struct connection *connection = KVA_CONTAINER_OF(at, struct connection, links);
         next = at->next;
         if (!now && !is_over(connection))

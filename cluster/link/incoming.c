@@ -9,20 +9,30 @@ static uint32_t read_u32(const uint8_t *at)
     return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
 }
 
-static struct connection *find(struct kva_link *link, ucp_ep_h ep)
+/* Whose endpoint it is, of all links. */
+static struct connection *find(struct kva_transport *transport, ucp_ep_h ep)
 {
-    for (struct kva_list *at = link->connections.next; at != &link->connections; at = at->next) {
-        struct connection *connection = KVA_CONTAINER_OF(at, struct connection, links);
-        if (connection->ep == ep)
-            return connection;
+    for (struct kva_list *i = transport->links.next; i != &transport->links; i = i->next) {
+        struct kva_link *link = KVA_CONTAINER_OF(i, struct kva_link, siblings);
+        for (struct kva_list *at = link->connections.next; at != &link->connections;
+             at = at->next) {
+            struct connection *connection = KVA_CONTAINER_OF(at, struct connection, links);
+            if (connection->ep == ep)
+                return connection;
+        }
     }
     return NULL;
 }
 
-void kva_incoming_free(struct kva_link *link, struct incoming *frame)
+static uint64_t cost(const struct incoming *frame)
+{
+    return frame->size + LINK_FRAME_COST;
+}
+
+void kva_incoming_free(struct kva_transport *transport, struct incoming *frame)
 {
     if (frame->is_ucx)
-        kva_ucx.am_data_release(link->worker, frame->bytes);
+        kva_ucx.am_data_release(transport->worker, frame->bytes);
     else
         free(frame->bytes);
     free(frame);
@@ -33,7 +43,7 @@ void kva_incoming_drop(struct connection *connection)
     while (!kva_list_empty(&connection->frames)) {
         struct incoming *frame = KVA_CONTAINER_OF(connection->frames.next, struct incoming, links);
         kva_list_remove(&frame->links);
-        kva_incoming_free(connection->link, frame);
+        kva_incoming_free(connection->link->transport, frame);
     }
 }
 
@@ -50,6 +60,7 @@ struct incoming *kva_incoming_take(struct connection *connection)
 {
     struct incoming *frame = KVA_CONTAINER_OF(connection->frames.next, struct incoming, links);
     kva_list_remove(&frame->links);
+    connection->unread_bytes -= cost(frame);
     return frame;
 }
 
@@ -96,6 +107,10 @@ static bool check(struct connection *connection, const struct incoming *frame, s
         kva_connection_fail(connection, "a frame with %llu bytes of data, at most %zu are read",
                             (unsigned long long)(frame->size - frame->header_bytes),
                             params->data_bytes_max);
+    else if (connection->unread_bytes > 0 &&
+             connection->unread_bytes + cost(frame) > params->unread_bytes_max)
+        kva_connection_fail(connection, "it sends more than is read: %llu bytes wait",
+                            (unsigned long long)connection->unread_bytes);
     else if (size > frame->size || (size == 0 && frame->size > 0))
         kva_connection_fail(connection, "a piece of %zu bytes of a frame of %llu", size,
                             (unsigned long long)frame->size);
@@ -137,6 +152,7 @@ static ucs_status_t begin(struct connection *connection, const struct incoming *
         memcpy(memory, bytes, size);
     kva_list_append(&connection->frames, &held->links);
     connection->received++;
+    connection->unread_bytes += cost(held);
     return is_ucx ? UCS_INPROGRESS : UCS_OK;
 }
 
@@ -156,17 +172,18 @@ static void go_on(struct connection *connection, struct incoming *held,
 ucs_status_t kva_incoming_note(void *arg, const void *prefix, size_t prefix_bytes, void *bytes,
                                size_t size, const ucp_am_recv_param_t *param)
 {
-    struct kva_link *link = arg;
+    struct kva_transport *transport = arg;
     const bool announced = param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV;
     struct connection *connection = NULL;
     if (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP)
-        connection = find(link, param->reply_ep);
+        connection = find(transport, param->reply_ep);
     if (!connection || connection->why[0])
         return announced ? UCS_ERR_CANCELED : UCS_OK;
     if (announced || prefix_bytes != LINK_PREFIX_BYTES) {
         kva_connection_fail(connection, "what came is no frame of this version");
         return announced ? UCS_ERR_CANCELED : UCS_OK;
     }
+    kva_watch_note(connection->link);
     const struct incoming frame = read_prefix(prefix);
     struct incoming *last = KVA_CONTAINER_OF(connection->frames.prev, struct incoming, links);
     if (connection->state != CONNECTION_UP)

@@ -1,16 +1,21 @@
 /* internal.h - what a link is made of.
  *
- *     transport.c    UCX's context, worker and listener
  *     ucx.c          UCX's functions
  *     ucx_log.c      what UCX has to say
+ *     transport.c    UCX's context and worker, and whose turn it is to use them
+ *     watch.c        how threads sleep until there is something for their links
+ *     listener.c     who wants to connect
  *     connection.c   the life of a connection, from the first HELLO to its last byte
  *     outgoing.c     frames that leave
  *     incoming.c     frames that come, in pieces: bounds, order, memory
  *     link.c         what callers see; nodes, and what becomes of their connections
  *
- * UCX calls back in the middle of its progress. There a link only takes notes: a frame, a failure,
- * somebody who wants to connect. What follows from them, endings and the callbacks of whoever owns
- * the link among them, is done when UCX's progress has returned.
+ * UCX calls back in the middle of its progress, on any link's thread. There a link only takes notes: a
+ * frame, a failure, somebody who wants to connect. What follows from them, endings and the callbacks
+ * of whoever owns the link among them, is done by its own thread, when UCX's progress has returned.
+ *
+ * Everything here is called by the thread whose turn it is (kva_transport_enter), but what says so.
+ * Only a link's own thread ends its connections; so it may give its turn away and find them again.
  *
  * On the wire a frame is one active message, or several, one after the other, of LINK_PIECE_BYTES
  * each but for the last. UCX's header is the prefix below, little-endian and the same for all pieces;
@@ -24,7 +29,10 @@
 #include "cluster/link/address.h"
 #include "cluster/link/hello.h"
 #include "cluster/link/link.h"
+#include "cluster/link/transport.h"
 #include "cluster/link/ucx.h"
+
+#include <pthread.h>
 
 enum {
     LINK_MESSAGE = 0,            /* the one id of active messages that is in use */
@@ -47,8 +55,8 @@ enum connection_state {
 };
 
 struct connection {
-    struct kva_list links; /* of link->connections, or link->ending */
-    struct kva_link *link;
+    struct kva_list links; /* of link->connections or link->ending, or transport->orphans */
+    struct kva_link *link; /* NULL: it has gone before UCX let go of the connection */
     enum connection_state state;
     bool own;  /* we have begun it */
     bool told; /* CONNECTION_UP, and its place among the node's others is decided */
@@ -70,6 +78,7 @@ struct connection {
 
     struct kva_list frames; /* struct incoming, oldest first; the last may not be whole yet */
     uint64_t received;      /* frames that have begun to come */
+    uint64_t unread_bytes;  /* of `frames` */
 };
 
 /* A frame that UCX still needs. */
@@ -92,18 +101,36 @@ struct incoming {
     bool is_ucx; /* bytes are UCX's */
 };
 
+struct kva_transport {
+    ucp_context_h context;
+    ucp_worker_h worker;
+    int fd; /* UCX's: readable when there is progress to be made, after worker_arm */
+
+    pthread_mutex_t lock; /* of the two below; whose turn it is has all the rest */
+    pthread_cond_t changed;
+    uint64_t next, serving;
+
+    struct kva_list links;    /* struct kva_link */
+    struct kva_list orphans;  /* connections of links that are gone */
+    struct kva_link *watcher; /* which descriptor shows `fd`; NULL: none does */
+};
+
 struct kva_link {
+    struct kva_list siblings; /* of transport->links */
+    struct kva_transport *transport;
     struct kva_link_params params;
     uint8_t *secret;
     uint32_t node;
     uint64_t life;
     uint64_t now_ns;
 
-    ucp_context_h context;
-    ucp_worker_h worker;
     ucp_listener_h listener;
     uint16_t port;
-    int fd;
+
+    int fd;      /* of epoll: `wake_fd`, and UCX's while this link watches it */
+    int wake_fd; /* of an eventfd */
+    bool asleep; /* its descriptor is waited for, as far as is known */
+    bool noted;  /* UCX has called back since its last progress */
 
     struct kva_list connections;
     struct kva_list ending;
@@ -113,8 +140,36 @@ struct kva_link {
 
 /* --- transport.c ------------------------------------------------------------------------------ */
 
-enum kva_status kva_link_transport_open(struct kva_link *link, struct kva_err *err);
-void kva_link_transport_close(struct kva_link *link);
+/* Wait for this thread's turn; end it. Not while it is this thread's. */
+void kva_transport_enter(struct kva_transport *transport);
+void kva_transport_leave(struct kva_transport *transport);
+
+/* Some of UCX's progress, on a link's thread. Whether there was any. */
+bool kva_transport_progress(struct kva_transport *transport, struct kva_link *self);
+
+/* --- watch.c ---------------------------------------------------------------------------------- */
+
+/* Descriptors of a link that is on transport->links. */
+enum kva_status kva_watch_open(struct kva_link *link, struct kva_err *err);
+void kva_watch_close(struct kva_link *link);
+
+/* Something came for the link. */
+void kva_watch_note(struct kva_link *link);
+
+/* After progress of `self`: wake whoever something came for, and let the last of them watch. */
+void kva_watch_tell(struct kva_transport *transport, struct kva_link *self);
+
+/* The link's thread goes to sleep; false: there is something already. */
+bool kva_watch_sleep(struct kva_link *link);
+
+/* Make the link's descriptor readable. Any thread, whoever's turn it is. */
+void kva_watch_wake(struct kva_link *link);
+
+/* --- listener.c ------------------------------------------------------------------------------- */
+
+/* Listen at params.listen. */
+enum kva_status kva_listener_open(struct kva_link *link, struct kva_err *err);
+void kva_listener_close(struct kva_link *link);
 
 /* --- ucx_log.c -------------------------------------------------------------------------------- */
 
@@ -140,12 +195,13 @@ void kva_connection_hello(struct connection *connection, const void *bytes, size
 /* Begin to let go of it: it is on link->ending from now on, and not to be used. */
 void kva_connection_end(struct connection *connection);
 
-/* Free those which UCX has let go of; `now`: all of them, since there is no worker any more. */
-void kva_connection_reap(struct kva_link *link, bool now);
+/* Free those of a list of endings which UCX has let go of; `now`: all of them, since there is no
+ * worker any more. */
+void kva_connection_reap(struct kva_list *ending, bool now);
 
 /* --- outgoing.c ------------------------------------------------------------------------------- */
 
-/* Errors of kva_link_send. */
+/* Errors of kva_link_send. Where there is more than a piece, others have their turn in between. */
 enum kva_status kva_outgoing_send(struct connection *connection, uint32_t type, uint32_t kind,
                                   const void *header, size_t header_bytes, const void *data,
                                   size_t data_bytes);
@@ -153,14 +209,14 @@ void kva_outgoing_drop(struct connection *connection);
 
 /* --- incoming.c ------------------------------------------------------------------------------- */
 
-/* UCX's handler of active messages; `arg` is the link. */
+/* UCX's handler of active messages; `arg` is the transport. */
 ucs_status_t kva_incoming_note(void *arg, const void *prefix, size_t prefix_bytes, void *bytes,
                                size_t size, const ucp_am_recv_param_t *param);
 
 /* Whether the oldest frame is whole; it, which is the caller's to free. */
 bool kva_incoming_is_whole(const struct connection *connection);
 struct incoming *kva_incoming_take(struct connection *connection);
-void kva_incoming_free(struct kva_link *link, struct incoming *frame);
+void kva_incoming_free(struct kva_transport *transport, struct incoming *frame);
 void kva_incoming_drop(struct connection *connection);
 
 #endif

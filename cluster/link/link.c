@@ -7,10 +7,36 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    PROGRESS_MAX = 32, /* of UCX's, before what came is handed on */
-    ENDING_WAIT_MS = 2000,
-};
+enum { ENDING_WAIT_MS = 2000 };
+
+/* --- turns -------------------------------------------------------------------------------------- */
+
+static void leave(const struct kva_link *link)
+{
+    kva_transport_leave(link->transport);
+}
+
+static void enter(const struct kva_link *link)
+{
+    kva_transport_enter(link->transport);
+}
+
+/* The same, of the link's own thread, which does not sleep then. */
+static void enter_awake(struct kva_link *link)
+{
+    enter(link);
+    link->asleep = false;
+}
+
+/* What the owner is told, while it is others' turn. */
+static void tell(struct kva_link *link, uint32_t node, uint64_t life, const char *why)
+{
+    leave(link);
+    link->params.changed(link->params.opaque, node, life, !why, why);
+    enter_awake(link);
+}
+
+/* --- life --------------------------------------------------------------------------------------- */
 
 static enum kva_status check_params(const struct kva_link_params *params, struct kva_err *err)
 {
@@ -25,9 +51,22 @@ static enum kva_status check_params(const struct kva_link_params *params, struct
         return kva_fail_param(err, KVA_EINVAL, "data_bytes_max",
                               "frames of %zu and %zu bytes, at most %u are possible",
                               params->header_bytes_max, params->data_bytes_max, UINT32_MAX);
-    if (params->hello_ns == 0 || !params->received || !params->changed)
-        return kva_fail_param(err, KVA_EINVAL, "hello_ns", "no time for HELLO, or no callbacks");
+    if (params->hello_ns == 0 || !params->transport || !params->received || !params->changed)
+        return kva_fail_param(err, KVA_EINVAL, "hello_ns",
+                              "no time for HELLO, no transport, or no callbacks");
     return KVA_OK;
+}
+
+static enum kva_status open(struct kva_link *link, struct kva_err *err)
+{
+    link->secret = malloc(link->params.secret_bytes);
+    if (!link->secret)
+        return kva_fail(err, KVA_ENOMEM, "no memory for a link");
+    memcpy(link->secret, link->params.secret, link->params.secret_bytes);
+    enum kva_status status = kva_watch_open(link, err);
+    if (!status && link->params.listen)
+        status = kva_listener_open(link, err);
+    return status;
 }
 
 enum kva_status kva_link_create(const struct kva_link_params *params, struct kva_link **ret,
@@ -40,18 +79,17 @@ enum kva_status kva_link_create(const struct kva_link_params *params, struct kva
     if (!link)
         return kva_fail(err, KVA_ENOMEM, "no memory for a link");
     link->params = *params;
+    link->transport = params->transport;
     link->now_ns = kva_time_ns();
-    link->fd = -1;
+    link->fd = link->wake_fd = -1;
     kva_list_init(&link->connections);
     kva_list_init(&link->ending);
-    link->secret = malloc(params->secret_bytes);
-    status = link->secret ? KVA_OK : kva_fail(err, KVA_ENOMEM, "no memory for a link");
-    if (!status) {
-        memcpy(link->secret, params->secret, params->secret_bytes);
-        status = kva_link_transport_open(link, err);
-    }
+    enter(link);
+    kva_list_append(&link->transport->links, &link->siblings);
+    leave(link);
+    status = open(link, err);
     link->params.secret = link->secret;
-    link->params.listen = link->params.interface = NULL;
+    link->params.listen = NULL;
     if (status)
         kva_link_destroy(link);
     else
@@ -64,21 +102,33 @@ static struct connection *first(const struct kva_link *link)
     return KVA_CONTAINER_OF(link->connections.next, struct connection, links);
 }
 
+/* What UCX does not let go of in time is the transport's: it still writes there. */
+static void abandon(struct kva_link *link)
+{
+    for (struct kva_list *at = link->ending.next; at != &link->ending; at = at->next)
+        KVA_CONTAINER_OF(at, struct connection, links)->link = NULL;
+    kva_list_splice(&link->transport->orphans, &link->ending);
+}
+
 void kva_link_destroy(struct kva_link *link)
 {
     if (!link)
         return;
+    enter(link);
     while (!kva_list_empty(&link->connections))
         kva_connection_end(first(link));
-    if (link->listener)
-        kva_ucx.listener_destroy(link->listener);
+    kva_listener_close(link);
     uint64_t until_ns = kva_time_ns() + ENDING_WAIT_MS * KVA_NS_PER_MS;
     while (!kva_list_empty(&link->ending) && kva_time_ns() < until_ns) {
-        kva_ucx.worker_progress(link->worker);
-        kva_connection_reap(link, false);
+        kva_transport_progress(link->transport, link);
+        kva_connection_reap(&link->ending, false);
+        leave(link);
+        enter(link);
     }
-    kva_link_transport_close(link);
-    kva_connection_reap(link, true);
+    abandon(link);
+    kva_watch_close(link);
+    kva_list_remove(&link->siblings);
+    leave(link);
     if (link->secret)
         OPENSSL_cleanse(link->secret, link->params.secret_bytes);
     free(link->secret);
@@ -92,8 +142,10 @@ uint16_t kva_link_port(const struct kva_link *link)
 
 void kva_link_identify(struct kva_link *link, uint32_t node, uint64_t life)
 {
+    enter_awake(link);
     link->node = node;
     link->life = life;
+    leave(link);
 }
 
 /* --- nodes ------------------------------------------------------------------------------------- */
@@ -147,15 +199,21 @@ static uint32_t peers(const struct kva_link *link)
     return count;
 }
 
-bool kva_link_is_up(const struct kva_link *link, uint32_t node)
-{
-    return find(link, node, is_up) != NULL;
-}
-
 uint64_t kva_link_life(const struct kva_link *link, uint32_t node)
 {
+    enter(link);
     const struct connection *connection = find(link, node, is_up);
-    return connection ? connection->life : 0;
+    uint64_t life = connection ? connection->life : 0;
+    leave(link);
+    return life;
+}
+
+bool kva_link_is_up(const struct kva_link *link, uint32_t node)
+{
+    enter(link);
+    bool any = find(link, node, is_up);
+    leave(link);
+    return any;
 }
 
 /* All of a node's connections that were up, since on one of them frames may be lost; then who wants
@@ -167,7 +225,7 @@ static void lose(struct kva_link *link, uint32_t node, uint64_t life, const char
     memcpy(words, why, sizeof(words));
     while ((connection = find(link, node, is_up)))
         kva_connection_end(connection);
-    link->params.changed(link->params.opaque, node, life, false, words);
+    tell(link, node, life, words);
 }
 
 static void end_failed(struct connection *connection)
@@ -177,8 +235,8 @@ static void end_failed(struct connection *connection)
     kva_connection_end(connection);
     if (gone.told)
         lose(link, gone.node, gone.life, gone.why);
-    else if (gone.own && !kva_link_is_up(link, gone.node))
-        link->params.changed(link->params.opaque, gone.node, gone.life, false, gone.why);
+    else if (gone.own && !find(link, gone.node, is_up))
+        tell(link, gone.node, gone.life, gone.why);
 }
 
 /* Why the node's other connections cannot stay beside a new one; NULL: they can. */
@@ -214,24 +272,17 @@ static void rise(struct connection *connection)
         lose(link, node, other->life, why);
     if (connection->state != CONNECTION_UP)
         return; /* whoever was told has ended it */
-    bool known = kva_link_is_up(link, node);
+    bool known = find(link, node, is_up);
     connection->told = true;
     if (!known)
-        link->params.changed(link->params.opaque, node, connection->life, true, NULL);
+        tell(link, node, connection->life, NULL);
 }
 
-enum kva_status kva_link_connect(struct kva_link *link, uint32_t node, uint64_t life,
-                                 const char *address, struct kva_err *err)
+/* A connection with a node that has none of this side's with this life. */
+static enum kva_status call(struct kva_link *link, uint32_t node, uint64_t life,
+                            const struct kva_link_address *to, struct kva_err *err)
 {
-    struct kva_link_address to;
     struct connection *own = find(link, node, is_own);
-    if (own && own->life == life && !own->why[0])
-        return KVA_OK;
-    if (node == 0 || link->node == 0 || node == link->node)
-        return kva_fail(err, KVA_EINVAL, "node %u does not connect with node %u", link->node, node);
-    enum kva_status status = kva_link_address_resolve(address, false, &to, err);
-    if (status)
-        return status;
     if (!find(link, node, is_known) && peers(link) >= link->params.peers_max)
         return kva_fail(err, KVA_ELIMIT, "there are %u peers already", link->params.peers_max);
     if (own)
@@ -242,9 +293,30 @@ enum kva_status kva_link_connect(struct kva_link *link, uint32_t node, uint64_t 
     connection->own = true;
     connection->node = node;
     connection->life = life;
-    status = kva_connection_call(connection, &to, err);
+    enum kva_status status = kva_connection_call(connection, to, err);
     if (status)
         kva_connection_end(connection);
+    return status;
+}
+
+enum kva_status kva_link_connect(struct kva_link *link, uint32_t node, uint64_t life,
+                                 const char *address, struct kva_err *err)
+{
+    struct kva_link_address to;
+    enter_awake(link);
+    const struct connection *own = find(link, node, is_own);
+    const bool is_there = own && own->life == life && !own->why[0];
+    leave(link);
+    if (is_there)
+        return KVA_OK;
+    if (node == 0 || link->node == 0 || node == link->node)
+        return kva_fail(err, KVA_EINVAL, "node %u does not connect with node %u", link->node, node);
+    enum kva_status status = kva_link_address_resolve(address, false, &to, err);
+    if (status)
+        return status;
+    enter_awake(link);
+    status = call(link, node, life, &to, err);
+    leave(link);
     return status;
 }
 
@@ -256,21 +328,26 @@ static bool is_of(const struct connection *connection, uint32_t node)
 void kva_link_disconnect(struct kva_link *link, uint32_t node)
 {
     struct connection *connection;
+    enter_awake(link);
     while ((connection = find(link, node, is_of)))
         kva_connection_end(connection);
+    leave(link);
 }
 
 enum kva_status kva_link_send(struct kva_link *link, uint32_t node, uint32_t kind,
                               const void *header, size_t header_bytes, const void *data,
                               size_t data_bytes)
 {
+    enum kva_status status = KVA_ENOTFOUND;
+    enter_awake(link);
     struct connection *connection = find(link, node, is_own_up);
     if (!connection)
         connection = find(link, node, is_up);
-    if (!connection)
-        return KVA_ENOTFOUND;
-    return kva_outgoing_send(connection, LINK_FRAME_DATA, kind, header, header_bytes, data,
-                             data_bytes);
+    if (connection)
+        status = kva_outgoing_send(connection, LINK_FRAME_DATA, kind, header, header_bytes, data,
+                                   data_bytes);
+    leave(link);
+    return status;
 }
 
 /* --- progress ---------------------------------------------------------------------------------- */
@@ -310,17 +387,18 @@ static void hand_on(struct kva_link *link, struct connection *connection)
                                         .header_bytes = frame->header_bytes,
                                         .data = frame->bytes,
                                         .data_bytes = data_bytes};
+    leave(link);
     link->params.received(link->params.opaque, &seen);
-    kva_incoming_free(link, frame);
+    enter_awake(link);
+    kva_incoming_free(link->transport, frame);
 }
 
 bool kva_link_progress(struct kva_link *link, uint64_t now_ns)
 {
     struct connection *connection;
-    bool any = false;
+    enter_awake(link);
     link->now_ns = now_ns;
-    for (int i = 0; i < PROGRESS_MAX && kva_ucx.worker_progress(link->worker) > 0; i++)
-        any = true;
+    bool any = kva_transport_progress(link->transport, link);
     /* Frames first: what was whole before a connection failed is handed on. */
     for (;;) {
         if ((connection = find(link, 0, has_frame)))
@@ -331,7 +409,8 @@ bool kva_link_progress(struct kva_link *link, uint64_t now_ns)
             break;
         any = true;
     }
-    kva_connection_reap(link, false);
+    kva_connection_reap(&link->ending, false);
+    leave(link);
     return any;
 }
 
@@ -342,10 +421,13 @@ int kva_link_fd(const struct kva_link *link)
 
 bool kva_link_arm(struct kva_link *link)
 {
-    return !find(link, 0, needs_care) && kva_ucx.worker_arm(link->worker) == UCS_OK;
+    enter_awake(link);
+    bool sleeps = !find(link, 0, has_frame) && !find(link, 0, needs_care) && kva_watch_sleep(link);
+    leave(link);
+    return sleeps;
 }
 
 void kva_link_wake(struct kva_link *link)
 {
-    (void)kva_ucx.worker_signal(link->worker);
+    kva_watch_wake(link);
 }

@@ -18,6 +18,8 @@
  * to be down. It is too where it comes back in a newer life, or begins a connection that this side
  * still has, before the new one is said to be up.
  *
+ * Links of one process share a transport (transport.h), and may have a thread each.
+ *
  * Thread rule: one thread at a time, but for kva_link_wake. Callbacks are called by progress (and
  * by disconnect and destroy: none), and may send, connect and disconnect. */
 #ifndef KVA_CLUSTER_LINK_LINK_H
@@ -28,6 +30,7 @@
 #include <stdbool.h>
 
 struct kva_link;
+struct kva_transport;
 
 #define KVA_LINK_SECRET_MIN 16u /* bytes */
 
@@ -43,14 +46,16 @@ struct kva_link_frame {
 };
 
 struct kva_link_params {
-    const char *listen;    /* "ADDRESS:PORT", "[ADDRESS]:PORT"; port 0: any; NULL: only connects */
-    const char *interface; /* network interface that connections use; NULL: the one that has the
-                              address of `listen`, or UCX's choice */
+    struct kva_transport *transport; /* outlives the link */
+    const char *listen; /* "ADDRESS:PORT", "[ADDRESS]:PORT", of the transport's interface; port 0:
+                           any; NULL: only connects */
     const void *secret;
     size_t secret_bytes;
     size_t header_bytes_max; /* of frames that come; larger ones end their connection */
     size_t data_bytes_max;
     size_t unsent_bytes_max; /* to one node, before sending fails with KVA_EBUSY */
+    size_t unread_bytes_max; /* of a connection, that other links' threads have taken in while this
+                                one's was busy, before the connection is ended */
     uint32_t peers_max;      /* nodes; as many connections again may be in their HELLO */
     uint64_t hello_ns;       /* that a connection has to be established and to say HELLO */
 

@@ -1,5 +1,5 @@
 /* outgoing.c - see internal.h. A frame is copied once, and kept until UCX has no more use for any of
- * its pieces. */
+ * its pieces. Nobody waits longer for his turn than a piece takes. */
 #include "cluster/link/internal.h"
 
 #include <stdlib.h>
@@ -67,14 +67,34 @@ static bool hand_over(struct outgoing *frame, size_t from, size_t size)
 
 static bool cut(struct outgoing *frame, size_t size)
 {
+    struct kva_transport *transport = frame->connection->link->transport;
     size_t from = 0, piece;
-    do {
+    for (;;) {
         piece = kva_min_size(size - from, LINK_PIECE_BYTES);
         if (!hand_over(frame, from, piece))
             return false;
         from += piece;
-    } while (from < size);
-    return true;
+        if (from == size)
+            return true;
+        kva_transport_leave(transport);
+        kva_transport_enter(transport);
+    }
+}
+
+/* The content of a frame; that of a large one while it is others' turn. */
+static void copy(struct outgoing *frame, const void *header, size_t header_bytes, const void *data,
+                 size_t data_bytes)
+{
+    struct kva_transport *transport = frame->connection->link->transport;
+    const bool is_large = header_bytes + data_bytes > LINK_PIECE_BYTES;
+    if (is_large)
+        kva_transport_leave(transport);
+    if (data_bytes > 0)
+        memcpy(frame->bytes, data, data_bytes);
+    if (header_bytes > 0)
+        memcpy(frame->bytes + data_bytes, header, header_bytes);
+    if (is_large)
+        kva_transport_enter(transport);
 }
 
 enum kva_status kva_outgoing_send(struct connection *connection, uint32_t type, uint32_t kind,
@@ -92,11 +112,8 @@ enum kva_status kva_outgoing_send(struct connection *connection, uint32_t type, 
     if (!frame)
         return KVA_ENOMEM;
     *frame = (struct outgoing){.connection = connection, .cost = cost, .uses = 1};
+    copy(frame, header, header_bytes, data, data_bytes);
     write_prefix(frame->prefix, ++connection->sent, type, kind, header_bytes, size);
-    if (data_bytes > 0)
-        memcpy(frame->bytes, data, data_bytes);
-    if (header_bytes > 0)
-        memcpy(frame->bytes + data_bytes, header, header_bytes);
     kva_list_append(&connection->unsent, &frame->links);
     connection->unsent_bytes += cost;
     bool taken = cut(frame, size);

@@ -1,9 +1,10 @@
-/* transport.c - see internal.h. */
+/* transport.c - see transport.h and internal.h. */
 #include "cluster/link/internal.h"
 
 #include <net/if.h>
-#include <stdio.h>
-#include <string.h>
+#include <stdlib.h>
+
+enum { PROGRESS_MAX = 32 }; /* of UCX's, before what came is handed on */
 
 /* What is set besides what UCX finds out by itself.
  *
@@ -38,21 +39,21 @@ static enum kva_status configure(ucp_config_t *config, const char *interface, st
     return status;
 }
 
-static enum kva_status open_context(struct kva_link *link, const char *interface,
-                                    struct kva_err *err)
+static enum kva_status open_context(struct kva_transport *transport, const char *interface,
+                                    uint32_t peers_max, struct kva_err *err)
 {
     const ucp_params_t params = {.field_mask =
                                      UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS,
                                  .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
-                                 .estimated_num_eps = link->params.peers_max};
+                                 .estimated_num_eps = peers_max};
     ucp_config_t *config;
     ucs_status_t failed = kva_ucx.config_read(NULL, NULL, &config);
     if (failed != UCS_OK)
         return kva_fail(err, KVA_EIO, "UCX's configuration: %s", kva_ucx.status_string(failed));
     enum kva_status status = configure(config, interface, err);
     if (!status) {
-        failed =
-            kva_ucx.init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &link->context);
+        failed = kva_ucx.init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config,
+                                      &transport->context);
         if (failed != UCS_OK)
             status = kva_fail(err, failed == UCS_ERR_NO_MEMORY ? KVA_ENOMEM : KVA_EIO,
                               "UCX on %s: %s", interface[0] ? interface : "all network interfaces",
@@ -62,11 +63,11 @@ static enum kva_status open_context(struct kva_link *link, const char *interface
     return status;
 }
 
-static enum kva_status open_worker(struct kva_link *link, struct kva_err *err)
+static enum kva_status open_worker(struct kva_transport *transport, struct kva_err *err)
 {
     const ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE |
                                                       UCP_WORKER_PARAM_FIELD_AM_ALIGNMENT,
-                                        .thread_mode = UCS_THREAD_MODE_SINGLE,
+                                        .thread_mode = UCS_THREAD_MODE_SERIALIZED,
                                         .am_alignment = LINK_ALIGNMENT};
     const ucp_am_handler_param_t handler = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
@@ -74,97 +75,99 @@ static enum kva_status open_worker(struct kva_link *link, struct kva_err *err)
         .id = LINK_MESSAGE,
         .flags = UCP_AM_FLAG_WHOLE_MSG,
         .cb = kva_incoming_note,
-        .arg = link};
-    ucs_status_t failed = kva_ucx.worker_create(link->context, &params, &link->worker);
+        .arg = transport};
+    ucs_status_t failed = kva_ucx.worker_create(transport->context, &params, &transport->worker);
     if (failed != UCS_OK)
-        link->worker = NULL;
+        transport->worker = NULL;
     if (failed == UCS_OK)
-        failed = kva_ucx.worker_set_am_recv_handler(link->worker, &handler);
+        failed = kva_ucx.worker_set_am_recv_handler(transport->worker, &handler);
     if (failed == UCS_OK)
-        failed = kva_ucx.worker_get_efd(link->worker, &link->fd);
+        failed = kva_ucx.worker_get_efd(transport->worker, &transport->fd);
     if (failed == UCS_OK)
         return KVA_OK;
     return kva_fail(err, failed == UCS_ERR_NO_MEMORY ? KVA_ENOMEM : KVA_EIO, "UCX's worker: %s",
                     kva_ucx.status_string(failed));
 }
 
-/* Somebody wants to connect: he is looked at when UCX's progress has returned. */
-static void arrived(ucp_conn_request_h request, void *arg)
+/* --- turns -------------------------------------------------------------------------------------- */
+
+void kva_transport_enter(struct kva_transport *transport)
 {
-    struct kva_link *link = arg;
-    ucp_conn_request_attr_t asked = {.field_mask = UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ADDR};
-    uint32_t strangers = 0;
-    for (struct kva_list *at = link->connections.next; at != &link->connections; at = at->next) {
-        const struct connection *other = KVA_CONTAINER_OF(at, struct connection, links);
-        strangers += !other->own && other->state != CONNECTION_UP;
-    }
-    struct connection *connection = NULL;
-    if (link->node != 0 && strangers < link->params.peers_max)
-        connection = kva_connection_create(link, CONNECTION_ARRIVED);
-    if (!connection) {
-        (void)kva_ucx.listener_reject(link->listener, request);
-        return;
-    }
-    connection->request = request;
-    if (kva_ucx.conn_request_query(request, &asked) == UCS_OK)
-        kva_link_address_write(&asked.client_address, connection->address);
+    pthread_mutex_lock(&transport->lock);
+    uint64_t turn = transport->next++;
+    while (transport->serving != turn)
+        pthread_cond_wait(&transport->changed, &transport->lock);
+    pthread_mutex_unlock(&transport->lock);
 }
 
-static enum kva_status listen_at(struct kva_link *link, const struct kva_link_address *address,
-                                 struct kva_err *err)
+void kva_transport_leave(struct kva_transport *transport)
 {
-    const ucp_listener_params_t params = {
-        .field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER,
-        .sockaddr = {(const struct sockaddr *)&address->socket, address->bytes},
-        .conn_handler = {arrived, link}};
-    ucp_listener_attr_t got = {.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR};
-    ucs_status_t failed = kva_ucx.listener_create(link->worker, &params, &link->listener);
-    if (failed != UCS_OK)
-        link->listener = NULL;
-    if (failed == UCS_OK)
-        failed = kva_ucx.listener_query(link->listener, &got);
-    if (failed == UCS_OK) {
-        link->port = kva_link_address_port(&got.sockaddr);
-        return KVA_OK;
-    }
-    return kva_fail(err, failed == UCS_ERR_BUSY ? KVA_EBUSY : KVA_EIO, "listening at %s: %s",
-                    link->params.listen,
-                    failed == UCS_ERR_BUSY ? "the address is in use"
-                                           : kva_ucx.status_string(failed));
+    pthread_mutex_lock(&transport->lock);
+    if (++transport->serving != transport->next)
+        pthread_cond_broadcast(&transport->changed);
+    pthread_mutex_unlock(&transport->lock);
 }
 
-enum kva_status kva_link_transport_open(struct kva_link *link, struct kva_err *err)
+bool kva_transport_progress(struct kva_transport *transport, struct kva_link *self)
 {
-    const struct kva_link_params *params = &link->params;
-    struct kva_link_address address;
+    bool any = false;
+    for (int i = 0; i < PROGRESS_MAX && kva_ucx.worker_progress(transport->worker) > 0; i++)
+        any = true;
+    kva_watch_tell(transport, self);
+    kva_connection_reap(&transport->orphans, false);
+    return any;
+}
+
+/* --- life --------------------------------------------------------------------------------------- */
+
+static enum kva_status open(struct kva_transport *transport, const char *address,
+                            uint32_t peers_max, struct kva_err *err)
+{
+    struct kva_link_address resolved;
     char interface[IF_NAMESIZE] = "";
     enum kva_status status = kva_ucx_load(err);
     if (status)
         return status;
     kva_link_take_ucx_log();
-    if (params->listen)
-        status = kva_link_address_resolve(params->listen, true, &address, err);
-    if (!status && params->interface && !if_nametoindex(params->interface))
-        status = kva_fail(err, KVA_EINVAL, "there is no network interface '%s'", params->interface);
-    if (!status && params->interface)
-        snprintf(interface, sizeof(interface), "%s", params->interface);
-    else if (!status && params->listen)
-        status = kva_link_address_interface(&address, interface, sizeof(interface), err);
+    if (address)
+        status = kva_link_address_resolve(address, true, &resolved, err);
+    if (!status && address)
+        status = kva_link_address_interface(&resolved, interface, sizeof(interface), err);
     if (!status)
-        status = open_context(link, interface, err);
+        status = open_context(transport, interface, peers_max, err);
     if (!status)
-        status = open_worker(link, err);
-    if (!status && params->listen)
-        status = listen_at(link, &address, err);
+        status = open_worker(transport, err);
     return status;
 }
 
-void kva_link_transport_close(struct kva_link *link)
+enum kva_status kva_transport_create(const char *address, uint32_t peers_max,
+                                     struct kva_transport **ret, struct kva_err *err)
 {
-    if (link->worker)
-        kva_ucx.worker_destroy(link->worker);
-    if (link->context)
-        kva_ucx.cleanup(link->context);
-    link->worker = NULL;
-    link->context = NULL;
+    struct kva_transport *transport = calloc(1, sizeof(*transport));
+    if (!transport)
+        return kva_fail(err, KVA_ENOMEM, "no memory for links");
+    kva_list_init(&transport->links);
+    kva_list_init(&transport->orphans);
+    pthread_mutex_init(&transport->lock, NULL);
+    pthread_cond_init(&transport->changed, NULL);
+    enum kva_status status = open(transport, address, peers_max, err);
+    if (status)
+        kva_transport_destroy(transport);
+    else
+        *ret = transport;
+    return status;
+}
+
+void kva_transport_destroy(struct kva_transport *transport)
+{
+    if (!transport)
+        return;
+    if (transport->worker)
+        kva_ucx.worker_destroy(transport->worker);
+    if (transport->context)
+        kva_ucx.cleanup(transport->context);
+    kva_connection_reap(&transport->orphans, true);
+    pthread_cond_destroy(&transport->changed);
+    pthread_mutex_destroy(&transport->lock);
+    free(transport);
 }

@@ -37,7 +37,6 @@
     X(worker_get_efd)                                                                              \
     X(worker_progress)                                                                             \
     X(worker_set_am_recv_handler)                                                                  \
-    X(worker_signal)                                                                               \
     X(init_version)
 
 struct kva_ucx {

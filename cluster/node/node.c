@@ -2,10 +2,8 @@
 #include "cluster/node/node_internal.h"
 
 #include "base/file.h"
-#include "cluster/link/address.h"
 
 #include <fcntl.h>
-#include <net/if.h>
 #include <openssl/crypto.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -83,19 +81,12 @@ static enum kva_status create_parts(struct kva_node *node, struct kva_err *err)
 {
     const struct kva_node_params *p = &node->params;
     const struct kva_model_config *c = &p->model->config;
-    struct kva_link_address address;
-    char interface[IF_NAMESIZE] = "";
-    enum kva_status status = kva_link_address_resolve(p->listen, true, &address, err);
-    if (!status)
-        status = kva_link_address_interface(&address, interface, sizeof(interface), err);
-    if (status)
-        return status;
     const struct kva_debtor_params debtor = {
+        .transport = node->transport,
         .secret = node->secret,
         .secret_bytes = node->secret_bytes,
         .heads = c->heads,
         .head_dim = c->head_dim,
-        .interface = interface[0] ? interface : NULL,
         .act = p->act,
         .rows_max = node->asked_max,
         .peers_max = p->nodes_max,
@@ -105,6 +96,7 @@ static enum kva_status create_parts(struct kva_node *node, struct kva_err *err)
     const char *port = strrchr(p->listen, ':');
     snprintf(listen, sizeof(listen), "%.*s:0", port ? (int)(port - p->listen) : 0, p->listen);
     const struct kva_creditor_params creditor = {
+        .transport = node->transport,
         .listen = listen,
         .secret = node->secret,
         .secret_bytes = node->secret_bytes,
@@ -115,7 +107,7 @@ static enum kva_status create_parts(struct kva_node *node, struct kva_err *err)
         .rows_max = node->asked_max,
         .peers_max = p->nodes_max,
     };
-    status = kva_node_listen(node, err);
+    enum kva_status status = kva_node_listen(node, err);
     if (!status)
         status = kva_debtor_create(&debtor, &node->debtor, err);
     if (!status)
@@ -138,7 +130,8 @@ static enum kva_status create(struct kva_node *node, struct kva_err *err)
     node->peers = calloc(p->nodes_max, sizeof(*node->peers));
     if (!node->peers)
         return kva_fail(err, KVA_ENOMEM, "out of memory for a cluster");
-    return create_parts(node, err);
+    status = kva_transport_create(p->listen, p->nodes_max, &node->transport, err);
+    return status ? status : create_parts(node, err);
 }
 
 enum kva_status kva_node_create(const struct kva_node_params *params, struct kva_node **ret,
@@ -173,6 +166,7 @@ void kva_node_destroy(struct kva_node *node)
     kva_node_thread_stop(node);
     kva_creditor_destroy(node->creditor);
     kva_debtor_destroy(node->debtor);
+    kva_transport_destroy(node->transport);
     kva_mailbox_finish(&node->to_engine);
     kva_mailbox_finish(&node->to_cluster);
     pthread_mutex_destroy(&node->view_lock);

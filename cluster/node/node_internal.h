@@ -7,6 +7,7 @@
 
 #include "cluster/instance/instance.h"
 #include "cluster/link/link.h"
+#include "cluster/link/transport.h"
 #include "cluster/members/members.h"
 #include "cluster/node/mailbox.h"
 #include "cluster/node/node.h"
@@ -79,6 +80,7 @@ struct kva_node {
     uint32_t lend_pages; /* that others may have here at most */
     double copy_page_s;  /* what a page takes the engine's thread to send */
 
+    struct kva_transport *transport; /* of the three links */
     struct kva_mailbox to_engine;
     struct kva_mailbox to_cluster;
     pthread_mutex_t view_lock;

@@ -291,12 +291,14 @@ enum kva_status kva_node_listen(struct kva_node *node, struct kva_err *err)
 {
     const struct kva_node_params *p = &node->params;
     const struct kva_link_params params = {
+        .transport = node->transport,
         .listen = p->listen,
         .secret = node->secret,
         .secret_bytes = node->secret_bytes,
         .header_bytes_max = KVA_MESSAGE_BYTES_MAX,
         .data_bytes_max = KVA_NODE_UNACKED_PAGES * node->page_bytes,
         .unsent_bytes_max = UNSENT_BYTES,
+        .unread_bytes_max = UNSENT_BYTES,
         .peers_max = p->nodes_max,
         .hello_ns = HELLO_NS,
         .opaque = node,

@@ -187,16 +187,19 @@ static void *serve(void *opaque)
 static enum kva_status open_link(struct kva_creditor *c, const struct kva_creditor_params *params,
                                  struct kva_err *err)
 {
+    const size_t question = kva_wire_question_bytes(params->rows_max) +
+                            kva_wire_query_bytes(&c->shape, params->rows_max);
     const size_t answer = kva_wire_partial_bytes(&c->shape, params->rows_max) +
                           kva_wire_answer_bytes(params->rows_max);
     const struct kva_link_params link = {
+        .transport = params->transport,
         .listen = params->listen,
-        .interface = params->interface,
         .secret = params->secret,
         .secret_bytes = params->secret_bytes,
         .header_bytes_max = kva_wire_question_bytes(params->rows_max),
         .data_bytes_max = kva_wire_query_bytes(&c->shape, params->rows_max),
         .unsent_bytes_max = 4 * answer + (1 << 20),
+        .unread_bytes_max = 4 * question + (1 << 20),
         .peers_max = params->peers_max,
         .hello_ns = HELLO_NS,
         .opaque = c,

@@ -13,8 +13,8 @@
 struct kva_creditor;
 
 struct kva_creditor_params {
-    const char *listen;    /* as of a link */
-    const char *interface; /* or NULL */
+    struct kva_transport *transport; /* as of a link */
+    const char *listen;
     const void *secret;
     size_t secret_bytes;
     uint32_t heads; /* of queries */

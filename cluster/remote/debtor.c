@@ -295,15 +295,18 @@ static enum kva_status allocate(struct kva_debtor *d, struct kva_err *err)
 static enum kva_status open_link(struct kva_debtor *d, const struct kva_debtor_params *params,
                                  struct kva_err *err)
 {
+    const size_t question = kva_wire_question_bytes(params->rows_max) +
+                            kva_wire_query_bytes(&d->shape, params->rows_max);
+    const size_t answer = kva_wire_answer_bytes(params->rows_max) +
+                          kva_wire_partial_bytes(&d->shape, params->rows_max);
     const struct kva_link_params link = {
-        .interface = params->interface,
+        .transport = params->transport,
         .secret = params->secret,
         .secret_bytes = params->secret_bytes,
         .header_bytes_max = kva_wire_answer_bytes(params->rows_max),
         .data_bytes_max = kva_wire_partial_bytes(&d->shape, params->rows_max),
-        .unsent_bytes_max = 4 * (kva_wire_question_bytes(params->rows_max) +
-                                 kva_wire_query_bytes(&d->shape, params->rows_max)) +
-                            (1 << 20),
+        .unsent_bytes_max = 4 * question + (1 << 20),
+        .unread_bytes_max = 4 * answer + (1 << 20),
         .peers_max = params->peers_max,
         .hello_ns = HELLO_NS,
         .opaque = d,
@@ -336,7 +339,7 @@ enum kva_status kva_debtor_create(const struct kva_debtor_params *params, struct
     status = allocate(d, err);
     if (!status)
         status = open_link(d, params, err);
-    d->params.secret = d->params.interface = NULL; /* the link has its own */
+    d->params.secret = NULL; /* the link has its own */
     if (status)
         kva_debtor_destroy(d);
     else

@@ -22,10 +22,10 @@
 struct kva_debtor;
 
 struct kva_debtor_params {
+    struct kva_transport *transport; /* as of a link */
     const void *secret;
     size_t secret_bytes;
-    const char *interface; /* or NULL, as of a link */
-    uint32_t heads;        /* of queries */
+    uint32_t heads; /* of queries */
     uint32_t head_dim;
     enum kva_dtype act; /* of queries: what the engine's device computes in */
     uint32_t rows_max;  /* of a step, loans counted each */

@@ -8,6 +8,7 @@
  * 50 us awake, then asleep; the plain socket blocks. */
 #include "base/clock.h"
 #include "cluster/link/link.h"
+#include "cluster/link/transport.h"
 #include "cluster/remote/turn.h"
 #include "cluster/remote/wire.h"
 
@@ -37,6 +38,7 @@ static void require(bool condition, const char *what)
 /* --- links ------------------------------------------------------------------------------------- */
 
 struct end {
+    struct kva_transport *transport;
     struct kva_link *link;
     uint64_t frames;
     bool up, down, echoes;
@@ -69,19 +71,22 @@ static void changed(void *opaque, uint32_t node, uint64_t life, bool up, const c
 static void open_end(struct end *end, uint32_t node)
 {
     struct kva_err err;
-    const struct kva_link_params params = {.listen = "127.0.0.1:0",
-                                           .secret = secret,
-                                           .secret_bytes = sizeof(secret),
-                                           .header_bytes_max = 64,
-                                           .data_bytes_max = LARGE,
-                                           .unsent_bytes_max = (uint64_t)2 * STREAM * LARGE,
-                                           .peers_max = 2,
-                                           .hello_ns = FOREVER_S * KVA_NS_PER_S,
-                                           .opaque = end,
-                                           .received = received,
-                                           .changed = changed};
-    if (kva_link_create(&params, &end->link, &err) != KVA_OK)
+    struct kva_link_params params = {.listen = "127.0.0.1:0",
+                                     .secret = secret,
+                                     .secret_bytes = sizeof(secret),
+                                     .header_bytes_max = 64,
+                                     .data_bytes_max = LARGE,
+                                     .unsent_bytes_max = (uint64_t)2 * STREAM * LARGE,
+                                     .unread_bytes_max = (uint64_t)2 * STREAM * LARGE,
+                                     .peers_max = 2,
+                                     .hello_ns = FOREVER_S * KVA_NS_PER_S,
+                                     .opaque = end,
+                                     .received = received,
+                                     .changed = changed};
+    if (kva_transport_create("127.0.0.1:0", 2, &params.transport, &err) != KVA_OK ||
+        kva_link_create(&params, &end->link, &err) != KVA_OK)
         require(false, err.message);
+    end->transport = params.transport;
     kva_link_identify(end->link, node, 1);
 }
 
@@ -109,6 +114,7 @@ static int echo_frames(const char *address, const unsigned char *bytes)
     while (!end.down)
         kva_remote_turn(end.link, &idle_ns, UINT64_MAX);
     kva_link_destroy(end.link);
+    kva_transport_destroy(end.transport);
     return 0;
 }
 
@@ -382,6 +388,7 @@ int main(int argc, char **argv)
     measure(trips, rounds);
     measure_ways(&end, rounds);
     kva_link_destroy(end.link);
+    kva_transport_destroy(end.transport);
     close(fd);
     waitpid(echo, NULL, 0);
     waitpid(plain, NULL, 0);

@@ -80,8 +80,18 @@ struct kva_link_params ends_params(void)
                                     .header_bytes_max = ENDS_HEADER_MAX,
                                     .data_bytes_max = ENDS_DATA_MAX,
                                     .unsent_bytes_max = 64 << 20,
+                                    .unread_bytes_max = 64 << 20,
                                     .peers_max = ENDS_NODES,
                                     .hello_ns = 30 * KVA_NS_PER_S};
+}
+
+struct kva_transport *ends_transport(void)
+{
+    struct kva_transport *transport;
+    struct kva_err err;
+    if (kva_transport_create("127.0.0.1:0", ENDS_NODES, &transport, &err) != KVA_OK)
+        fail_msg("%s", err.message);
+    return transport;
 }
 
 void end_open(struct end *end, uint32_t node, uint64_t life, const struct kva_link_params *params)
@@ -89,6 +99,8 @@ void end_open(struct end *end, uint32_t node, uint64_t life, const struct kva_li
     struct kva_err err;
     struct kva_link_params own = params ? *params : ends_params();
     *end = (struct end){.node = node, .life = life};
+    if (!own.transport)
+        own.transport = end->transport = ends_transport();
     own.opaque = end;
     own.received = received;
     own.changed = changed;
@@ -101,7 +113,9 @@ void end_open(struct end *end, uint32_t node, uint64_t life, const struct kva_li
 void end_close(struct end *end)
 {
     kva_link_destroy(end->link);
+    kva_transport_destroy(end->transport);
     end->link = NULL;
+    end->transport = NULL;
 }
 
 void end_connect(struct end *from, const struct end *to)

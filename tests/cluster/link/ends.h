@@ -4,6 +4,7 @@
 #define KVA_TESTS_CLUSTER_LINK_ENDS_H
 
 #include "cluster/link/link.h"
+#include "cluster/link/transport.h"
 
 enum { ENDS_NODES = 32, ENDS_KIND = 7, ENDS_DATA_MAX = 8 << 20, ENDS_HEADER_MAX = 4096 };
 
@@ -12,6 +13,7 @@ enum { ENDS_NODES = 32, ENDS_KIND = 7, ENDS_DATA_MAX = 8 << 20, ENDS_HEADER_MAX 
 
 struct end {
     struct kva_link *link;
+    struct kva_transport *transport; /* its own; NULL: it was given one */
     uint32_t node;
     uint64_t life;
     char address[32]; /* where it listens */
@@ -29,8 +31,10 @@ struct end {
 };
 
 struct kva_link_params ends_params(void);
+struct kva_transport *ends_transport(void);
 
-/* A link on port 0 of 127.0.0.1 that is identified. `params` may be NULL. */
+/* A link on port 0 of 127.0.0.1 that is identified, on a transport of its own unless `params` have
+ * one. They may be NULL. */
 void end_open(struct end *end, uint32_t node, uint64_t life, const struct kva_link_params *params);
 void end_close(struct end *end);
 

@@ -182,6 +182,16 @@ static void expect_refusal(struct kva_link_params params, enum kva_status status
         fail_msg("'%s' does not name '%s'", err.message, word);
 }
 
+static void expect_no_transport(const char *address, const char *word)
+{
+    struct kva_transport *transport = NULL;
+    struct kva_err err = {0};
+    assert_int_equal(kva_transport_create(address, 1, &transport, &err), KVA_EINVAL);
+    assert_null(transport);
+    if (!strstr(err.message, word))
+        fail_msg("'%s' does not name '%s'", err.message, word);
+}
+
 static void heard(void *opaque KVA_UNUSED, const struct kva_link_frame *frame KVA_UNUSED)
 {
 }
@@ -195,6 +205,7 @@ static void test_link__what_is_wrong_is_named(void **state KVA_UNUSED)
 {
     struct end taken;
     struct kva_link_params params = ends_params();
+    params.transport = ends_transport();
     params.received = heard;
     params.changed = told;
     static const struct {
@@ -208,19 +219,17 @@ static void test_link__what_is_wrong_is_named(void **state KVA_UNUSED)
         {"[::1]80", "[::1]80"},
         {":80", "host"},
         {"no.such.host.invalid:80", "no.such.host.invalid"},
-        {"192.0.2.77:0", "192.0.2.77"},
     };
     for (size_t i = 0; i < KVA_COUNT_OF(addresses); i++) {
         params.listen = addresses[i].listen;
         expect_refusal(params, KVA_EINVAL, addresses[i].word);
+        expect_no_transport(addresses[i].listen, addresses[i].word);
     }
+    expect_no_transport("192.0.2.77:0", "192.0.2.77");
     end_open(&taken, 1, 5, NULL);
     params.listen = taken.address;
     expect_refusal(params, KVA_EBUSY, taken.address);
     params.listen = "127.0.0.1:0";
-    params.interface = "nosuch0";
-    expect_refusal(params, KVA_EINVAL, "nosuch0");
-    params.interface = NULL;
     params.secret_bytes = KVA_LINK_SECRET_MIN - 1;
     expect_refusal(params, KVA_EINVAL, "15");
     params.secret_bytes = KVA_LINK_SECRET_MIN;
@@ -232,6 +241,7 @@ static void test_link__what_is_wrong_is_named(void **state KVA_UNUSED)
     assert_int_equal(kva_link_connect(taken.link, 1, 1, "127.0.0.1:80", &err), KVA_EINVAL);
     assert_int_equal(kva_link_send(taken.link, 2, 0, NULL, 0, NULL, 0), KVA_ENOTFOUND);
     end_close(&taken);
+    kva_transport_destroy(params.transport);
 }
 
 static void test_link__it_may_connect_only(void **state KVA_UNUSED)
@@ -239,7 +249,6 @@ static void test_link__it_may_connect_only(void **state KVA_UNUSED)
     struct end a, b, *both[] = {&a, &b};
     struct kva_link_params params = ends_params();
     params.listen = NULL;
-    params.interface = "lo";
     end_open(&a, 1, 5, &params);
     assert_int_equal(kva_link_port(a.link), 0);
     end_open(&b, 2, 6, NULL);

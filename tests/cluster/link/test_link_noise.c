@@ -1,7 +1,8 @@
 /* Who does not even speak UCX.
  *
- * The two nodes are two processes: UCX is not safe from noise where several of its workers are in
- * one (docs/cluster.md, "Who is trusted"). */
+ * The two nodes are two processes with a transport each: UCX is not safe from noise where several of
+ * its workers are in one (transport.h). As in a server another link listens on the same transport, and
+ * has a thread. */
 #include "tests/cmocka.h"
 
 #include "tests/cluster/link/ends.h"
@@ -11,15 +12,18 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { PORTS = 4, HERE = 1, THERE = 2 };
+enum { PORTS = 6, HERE = 1, THERE = 2 };
 
-/* Ports of 127.0.0.1 at which this process listens: the link's and UCX's own. */
+/* Ports of 127.0.0.1 at which this process listens: the links' and UCX's own. */
 static uint32_t find_ports(uint16_t ret[PORTS])
 {
     uint32_t count = 0;
@@ -34,12 +38,44 @@ static uint32_t find_ports(uint16_t ret[PORTS])
     return count;
 }
 
-/* Who soon tries again. */
-static void open_impatient(struct end *end, uint32_t node, uint64_t life)
+/* A node: a link that soon tries again, and another, whose thread has nothing to do but with noise. */
+struct node {
+    struct kva_transport *transport;
+    struct end end, beside;
+    pthread_t thread;
+    atomic_bool quit;
+};
+
+static void *attend(void *opaque)
+{
+    struct node *n = opaque;
+    while (!atomic_load(&n->quit)) {
+        struct pollfd ready = {.fd = kva_link_fd(n->beside.link), .events = POLLIN};
+        if (!kva_link_progress(n->beside.link, kva_time_ns()) && kva_link_arm(n->beside.link))
+            (void)poll(&ready, 1, 10);
+    }
+    return NULL;
+}
+
+static void open_node(struct node *n, uint32_t node, uint64_t life)
 {
     struct kva_link_params params = ends_params();
+    n->transport = params.transport = ends_transport();
     params.hello_ns = 5 * KVA_NS_PER_S;
-    end_open(end, node, life, &params);
+    end_open(&n->end, node, life, &params);
+    end_open(&n->beside, node, life, &params);
+    atomic_store(&n->quit, false);
+    assert_int_equal(pthread_create(&n->thread, NULL, attend, n), 0);
+}
+
+static void close_node(struct node *n)
+{
+    atomic_store(&n->quit, true);
+    kva_link_wake(n->beside.link);
+    pthread_join(n->thread, NULL);
+    end_close(&n->end);
+    end_close(&n->beside);
+    kva_transport_destroy(n->transport);
 }
 
 /* --- the other process ------------------------------------------------------------------------- */
@@ -62,16 +98,17 @@ static int other; /* to the one that is spoken to */
 
 static int run_other(int fd)
 {
-    struct end b, *ends[] = {&b};
+    static struct node node;
+    struct end *b = &node.end, *ends[] = {b};
     struct report report = {.ups = 0};
-    open_impatient(&b, THERE, 6);
-    memcpy(report.address, b.address, sizeof(report.address));
+    open_node(&node, THERE, 6);
+    memcpy(report.address, b->address, sizeof(report.address));
     report.port_count = find_ports(report.ports);
     for (bool asked = true;;) {
         char byte;
-        report.ups = b.ups[HERE];
-        report.downs = b.downs[HERE];
-        report.frames = b.frames[HERE];
+        report.ups = b->ups[HERE];
+        report.downs = b->downs[HERE];
+        report.frames = b->frames[HERE];
         if (asked && write(fd, &report, sizeof(report)) != sizeof(report))
             return 1;
         ends_idle(ends, 1, 1);
@@ -80,7 +117,7 @@ static int run_other(int fd)
             break;
         asked = got == 1;
     }
-    end_close(&b);
+    close_node(&node);
     return 0;
 }
 
@@ -155,7 +192,8 @@ static void hang_up(int fd, uint64_t *random)
 
 struct scene {
     size_t which; /* of the others */
-    struct end a, b;
+    struct node a;
+    struct end b;
     uint16_t ports[2 * PORTS]; /* of both */
     uint32_t port_count;
     int open[40];
@@ -167,10 +205,10 @@ static void begin(struct scene *scene, size_t which)
     *scene = (struct scene){.which = which, .b = {.node = THERE, .life = 6}, .random = 11};
     other = others[which].fd;
     struct report there = hear(NULL);
-    open_impatient(&scene->a, HERE, 5);
+    open_node(&scene->a, HERE, 5);
     memcpy(scene->b.address, there.address, sizeof(there.address));
     uint32_t count = find_ports(scene->ports);
-    assert_true(count >= 2 && there.port_count >= 2); /* of each link its own and UCX's */
+    assert_true(count >= 3 && there.port_count >= 3); /* of each link its own, and UCX's */
     memcpy(scene->ports + count, there.ports, there.port_count * sizeof(there.ports[0]));
     scene->port_count = count + there.port_count;
     memset(scene->open, -1, sizeof(scene->open));
@@ -179,7 +217,7 @@ static void begin(struct scene *scene, size_t which)
 static void make_noise(struct scene *scene)
 {
     unsigned char noise[512];
-    struct end *a = &scene->a;
+    struct end *a = &scene->a.end;
     uint64_t *random = &scene->random;
     int *fd = &scene->open[kva_test_below(random, KVA_COUNT_OF(scene->open))];
     if (*fd >= 0)
@@ -194,7 +232,7 @@ static void make_noise(struct scene *scene)
 
 static void meet(struct scene *scene)
 {
-    struct end *a = &scene->a;
+    struct end *a = &scene->a.end;
     const uint32_t ups = ask(a).ups;
     const uint64_t limit_ns = kva_time_ns() + ENDS_LIMIT_NS;
     while (!kva_link_is_up(a->link, THERE) || ask(a).ups == ups) {
@@ -206,7 +244,7 @@ static void meet(struct scene *scene)
 
 static void part(struct scene *scene)
 {
-    struct end *a = &scene->a;
+    struct end *a = &scene->a.end;
     const uint32_t downs = ask(a).downs;
     kva_link_disconnect(a->link, THERE);
     while (ask(a).downs == downs)
@@ -218,14 +256,14 @@ static void end(struct scene *scene)
     for (uint32_t i = 0; i < KVA_COUNT_OF(scene->open); i++)
         if (scene->open[i] >= 0)
             close(scene->open[i]);
-    end_close(&scene->a);
+    close_node(&scene->a);
     end_other(scene->which);
 }
 
 static void test_link__noise_at_its_ports_harms_nobody(void **state KVA_UNUSED)
 {
     struct scene scene;
-    struct end *a = &scene.a;
+    struct end *a = &scene.a.end;
     begin(&scene, 0);
     meet(&scene);
     for (uint32_t i = 0; i < 4000; i++) {

@@ -107,6 +107,7 @@ static void test_link__nobody_is_answered_before_one_knows_who_one_is(void **sta
     struct kva_link_params params = ends_params();
     struct end a, b = {.node = 2, .life = 6}, *only = &a;
     end_open(&a, 1, 5, NULL);
+    params.transport = ends_transport();
     params.received = hear_nothing;
     params.changed = be_told_nothing;
     assert_int_equal(kva_link_create(&params, &mute, &err), KVA_OK);
@@ -117,6 +118,7 @@ static void test_link__nobody_is_answered_before_one_knows_who_one_is(void **sta
         ends_idle(&only, 1, 1);
     }
     kva_link_destroy(mute);
+    kva_transport_destroy(params.transport);
     end_close(&a);
 }
 

@@ -19,7 +19,6 @@ struct kva_debtor_params distance_debtor_params(const struct distance *d)
 {
     return (struct kva_debtor_params){.secret = secret,
                                       .secret_bytes = sizeof(secret),
-                                      .interface = "lo",
                                       .heads = d->lent.net.heads,
                                       .head_dim = d->lent.net.head_dim,
                                       .act = KVA_F32,
@@ -68,10 +67,12 @@ static const struct kva_remote_ops ops = {.post = post, .collect = collect};
 
 void distance_revive(struct distance *d, uint32_t creditor)
 {
-    const struct kva_creditor_params params = distance_creditor_params(d);
+    struct kva_creditor_params params = distance_creditor_params(d);
     struct kva_err err;
     char address[32];
     uint64_t life = ++d->lives[creditor];
+    expect_ok(kva_transport_create("127.0.0.1:0", 4, &d->transports[creditor], &err), &err);
+    params.transport = d->transports[creditor];
     expect_ok(kva_creditor_create(&params, &d->creditors[creditor], &err), &err);
     snprintf(address, sizeof(address), "127.0.0.1:%u", kva_creditor_port(d->creditors[creditor]));
     kva_creditor_begin(d->creditors[creditor], creditor + 1, life, d->workers[creditor]);
@@ -81,7 +82,9 @@ void distance_revive(struct distance *d, uint32_t creditor)
 void distance_kill(struct distance *d, uint32_t creditor)
 {
     kva_creditor_destroy(d->creditors[creditor]);
+    kva_transport_destroy(d->transports[creditor]);
     d->creditors[creditor] = NULL;
+    d->transports[creditor] = NULL;
 }
 
 static void open_worker(struct distance *d, uint32_t creditor, uint32_t levels)
@@ -114,6 +117,8 @@ void distance_open(struct distance *d, const char *model, uint32_t levels, uint6
     struct kva_debtor_params debtor = distance_debtor_params(d);
     if (answer_ns)
         debtor.answer_ns = answer_ns;
+    expect_ok(kva_transport_create("127.0.0.1:0", 4, &d->transport, &err), &err);
+    debtor.transport = d->transport;
     expect_ok(kva_debtor_create(&debtor, &d->debtor, &err), &err);
     kva_debtor_identify(d->debtor, DISTANCE_DEBTOR, 1);
     for (uint32_t i = 0; i < LOOPBACK_CREDITORS; i++) {
@@ -127,8 +132,9 @@ void distance_close(struct distance *d)
 {
     fixture_close(&d->lent.debtor);
     kva_debtor_destroy(d->debtor);
+    kva_transport_destroy(d->transport);
     for (uint32_t i = 0; i < LOOPBACK_CREDITORS; i++) {
-        kva_creditor_destroy(d->creditors[i]);
+        distance_kill(d, i);
         kva_guest_worker_destroy(d->workers[i]);
         kva_device_close(d->devices[i]);
     }

@@ -3,6 +3,7 @@
 #ifndef KVA_TESTS_CLUSTER_REMOTE_DISTANCE_H
 #define KVA_TESTS_CLUSTER_REMOTE_DISTANCE_H
 
+#include "cluster/link/transport.h"
 #include "cluster/remote/creditor.h"
 #include "cluster/remote/debtor.h"
 #include "tests/engine/lent_world.h"
@@ -10,13 +11,15 @@
 enum { DISTANCE_DEBTOR = 9 }; /* its node; creditors are 1 and 2 */
 
 struct distance {
-    struct lent_world lent; /* its network only holds guests */
+    struct lent_world lent;          /* its network only holds guests */
+    struct kva_transport *transport; /* the debtor's */
     struct kva_debtor *debtor;
     struct kva_remote remote; /* what the engine has: the debtor's, and what follows */
     uint64_t posts;
     uint64_t dies_at; /* before this post creditor 1 dies; 0: never */
     bool dies_after;  /* not before, but when the question is on its way */
 
+    struct kva_transport *transports[LOOPBACK_CREDITORS];
     struct kva_creditor *creditors[LOOPBACK_CREDITORS];
     struct kva_device *devices[LOOPBACK_CREDITORS];
     struct kva_guest_worker *workers[LOOPBACK_CREDITORS];

@@ -3,6 +3,7 @@
 #include "tests/cmocka.h"
 
 #include "cluster/link/link.h"
+#include "cluster/link/transport.h"
 #include "cluster/remote/creditor.h"
 #include "cluster/remote/debtor.h"
 #include "cluster/remote/wire.h"
@@ -43,6 +44,7 @@ enum answer {
 };
 
 struct scripted {
+    struct kva_transport *transport;
     struct kva_link *link;
     pthread_t thread;
     _Atomic bool quit;
@@ -116,6 +118,7 @@ static struct kva_link_params link_params(void *opaque)
                                     .header_bytes_max = 4096,
                                     .data_bytes_max = 1 << 20,
                                     .unsent_bytes_max = 8 << 20,
+                                    .unread_bytes_max = 8 << 20,
                                     .peers_max = 4,
                                     .hello_ns = 30 * KVA_NS_PER_S,
                                     .opaque = opaque,
@@ -123,11 +126,21 @@ static struct kva_link_params link_params(void *opaque)
                                     .changed = told};
 }
 
+static struct kva_transport *new_transport(void)
+{
+    struct kva_transport *transport;
+    struct kva_err err;
+    if (kva_transport_create("127.0.0.1:0", 4, &transport, &err))
+        fail_msg("%s", err.message);
+    return transport;
+}
+
 static void scripted_open(struct scripted *s, uint32_t node, uint64_t life)
 {
     struct kva_err err;
     *s = (struct scripted){.next = HONEST};
-    const struct kva_link_params params = link_params(s);
+    struct kva_link_params params = link_params(s);
+    params.transport = s->transport = new_transport();
     if (kva_link_create(&params, &s->link, &err))
         fail_msg("%s", err.message);
     kva_link_identify(s->link, node, life);
@@ -141,15 +154,19 @@ static void scripted_close(struct scripted *s)
     kva_link_wake(s->link);
     pthread_join(s->thread, NULL);
     kva_link_destroy(s->link);
+    kva_transport_destroy(s->transport);
 }
 
 /* --- a debtor ---------------------------------------------------------------------------------- */
 
+static struct kva_transport *transport; /* the debtor's */
+
 static struct kva_debtor *open_debtor(uint64_t answer_ns)
 {
-    const struct kva_debtor_params params = {.secret = secret,
+    transport = new_transport();
+    const struct kva_debtor_params params = {.transport = transport,
+                                             .secret = secret,
                                              .secret_bytes = sizeof(secret),
-                                             .interface = "lo",
                                              .heads = HEADS,
                                              .head_dim = HEAD_DIM,
                                              .act = KVA_F32,
@@ -162,6 +179,12 @@ static struct kva_debtor *open_debtor(uint64_t answer_ns)
         fail_msg("%s", err.message);
     kva_debtor_identify(debtor, 9, 1);
     return debtor;
+}
+
+static void close_debtor(struct kva_debtor *debtor)
+{
+    kva_debtor_destroy(debtor);
+    kva_transport_destroy(transport);
 }
 
 static void introduce(struct kva_debtor *debtor, uint32_t node, uint64_t life,
@@ -251,7 +274,7 @@ static void test_debtor__answers_that_are_none_are_a_loss(void **state KVA_UNUSE
         recover(debtor, 1);
     }
     assert_int_equal(stats_of(debtor).late, 0);
-    kva_debtor_destroy(debtor);
+    close_debtor(debtor);
     scripted_close(&s);
 }
 
@@ -273,7 +296,7 @@ static void test_debtor__any_numbers_are_handed_on(void **state KVA_UNUSED)
     s.next = HONEST;
     post(debtor, 1, 3);
     assert_true(collect(debtor));
-    kva_debtor_destroy(debtor);
+    close_debtor(debtor);
     scripted_close(&s);
 }
 
@@ -294,7 +317,7 @@ static void test_debtor__a_late_answer_is_to_nobody(void **state KVA_UNUSED)
     post(debtor, 1, 2);
     assert_true(collect(debtor));
     assert_true(results[0] == first + 2 && results[2 * ROW - 1] == first + 2);
-    kva_debtor_destroy(debtor);
+    close_debtor(debtor);
     scripted_close(&s);
 }
 
@@ -323,7 +346,7 @@ static void test_debtor__who_never_answers_is_given_up(void **state KVA_UNUSED)
     assert_true(stats_of(debtor).wait_ns >= 2 * KVA_NS_PER_S);
     s.next = HONEST;
     recover(debtor, 1);
-    kva_debtor_destroy(debtor);
+    close_debtor(debtor);
     scripted_close(&s);
     scripted_close(&other);
 }
@@ -353,7 +376,7 @@ static void test_debtor__a_creditor_comes_again_in_a_new_life(void **state KVA_U
     assert_int_equal(kva_debtor_peer(debtor, 2, 1, "127.0.0.1:1", &err), KVA_OK);
     assert_int_equal(kva_debtor_peer(debtor, 3, 1, "127.0.0.1:1", &err), KVA_ELIMIT);
     assert_int_equal(kva_debtor_peer(debtor, 2, 1, "127.0.0.1", &err), KVA_EINVAL);
-    kva_debtor_destroy(debtor);
+    close_debtor(debtor);
 }
 
 /* --- a creditor -------------------------------------------------------------------------------- */
@@ -388,7 +411,8 @@ static void turn(struct rogue *rogue)
  * every time. */
 static void test_creditor__what_is_no_question_ends_the_connection(void **state KVA_UNUSED)
 {
-    const struct kva_creditor_params params = {.listen = "127.0.0.1:0",
+    const struct kva_creditor_params params = {.transport = new_transport(),
+                                               .listen = "127.0.0.1:0",
                                                .secret = secret,
                                                .secret_bytes = sizeof(secret),
                                                .heads = HEADS,
@@ -403,6 +427,7 @@ static void test_creditor__what_is_no_question_ends_the_connection(void **state 
     struct rogue rogue = {0};
     char address[32];
     struct kva_link_params link = link_params(&rogue);
+    link.transport = new_transport();
     link.received = rogue_hears;
     link.changed = rogue_is_told;
     assert_int_equal(kva_creditor_create(&params, &creditor, &err), KVA_OK);
@@ -433,6 +458,8 @@ static void test_creditor__what_is_no_question_ends_the_connection(void **state 
     assert_int_equal(stats.answers, 0);
     kva_link_destroy(rogue.link);
     kva_creditor_destroy(creditor);
+    kva_transport_destroy(link.transport);
+    kva_transport_destroy(params.transport);
 }
 
 int main(void)
