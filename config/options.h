@@ -116,6 +116,7 @@ struct kva_config {
     char *cluster_advertise;
     uint64_t cluster_nodes;
     uint64_t cluster_lend; /* percent */
+    uint64_t cluster_copy; /* percent */
     bool cluster_keep_home;
     uint64_t cluster_threads;
     uint64_t cluster_answer_ms;

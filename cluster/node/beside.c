@@ -13,9 +13,6 @@
 #define RETRY_NS        (250 * KVA_NS_PER_MS)
 #define LEASE_MARGIN_OF 8u
 
-/* Of a step's time that copying pages may take. */
-#define COPY_SHARE 0.01
-
 /* Pages that are copied in a step, on average, at least: a loan has to come about. */
 #define STEP_PAGES_MIN 0.02
 
@@ -56,8 +53,9 @@ static void receive(struct kva_node *node, const struct kva_note *note)
 
 static double step_pages(const struct kva_node *node)
 {
-    const double step_s = node->cost.layers * node->cost.points[0].s;
-    const double pages = node->copy_page_s > 0 ? COPY_SHARE * step_s / node->copy_page_s : 1;
+    const double copy_s =
+        node->params.copy_percent / 100.0 * node->cost.layers * node->cost.points[0].s;
+    const double pages = node->copy_page_s > 0 ? copy_s / node->copy_page_s : 1;
     return fmin(fmax(pages, STEP_PAGES_MIN), KVA_NODE_UNACKED_PAGES);
 }
 

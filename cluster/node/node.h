@@ -50,6 +50,7 @@ struct kva_node_params {
     /* --- bounds --- */
     uint32_t nodes_max;
     uint32_t lend_percent;      /* of device memory that others may have here */
+    uint32_t copy_percent;      /* of a step of one row that copying pages may take */
     bool keeps_homes;           /* instance.h */
     uint64_t answer_ns;         /* that a creditor has to answer a layer */
     uint64_t lease_ttl_ns;      /* of membership */
