@@ -64,7 +64,8 @@ enum kva_message_type {
 enum kva_refusal {
     KVA_REFUSAL_ROLE = 1, /* it has borrowed itself */
     KVA_REFUSAL_MEMORY,
-    KVA_REFUSAL_LOANS, /* its table of loans is full */
+    KVA_REFUSAL_LOANS,    /* its table of loans is full */
+    KVA_REFUSAL_DRAINING, /* it is about to leave */
     KVA_REFUSAL_END,
 };
 

@@ -22,6 +22,8 @@
  *   - Every handler may run twice, late or never. A node that starts again has a new life; what is
  *     meant for another life is not done.
  *   - A creditor gets memory back within the recall's deadline and one ttl, whatever its debtors do.
+ *   - An instance that drains takes part in nothing new. What it holds for others is recalled at once,
+ *     so that nobody relies on it when it leaves; what it has lent stays lent until its requests end.
  *
  * Nothing here knows a socket, a thread or a clock: messages, step borders and the time are handed
  * in, and what is to be done goes out by `struct kva_rmanager_ops`. Times are nanoseconds of the
@@ -134,6 +136,11 @@ void kva_rmanager_request_end(struct kva_rmanager *r, uint64_t request, uint32_t
 
 /* This instance needs `pages` of what it has lent, those that are recalled already included. */
 void kva_rmanager_reclaim(struct kva_rmanager *r, uint32_t pages, uint64_t now_ns);
+
+/* This instance is about to leave, and there is no way back: from now on its reports keep it out of
+ * plans, it refuses to hold pages and to lend any more, and all guests are recalled. It may leave when
+ * there are none (stats.guests), at the latest after recall_within_ns and the longest ttl. */
+void kva_rmanager_drain(struct kva_rmanager *r, uint64_t now_ns);
 
 /* The link to a creditor is broken for good, says the transport: what lies there is lost. */
 void kva_rmanager_peer_lost(struct kva_rmanager *r, uint32_t node, uint64_t now_ns);

@@ -62,7 +62,9 @@ static void reserve(struct kva_rmanager *r, const struct kva_message *message, u
         .first_page = message->reserve.first_page,
         .pages = message->reserve.pages,
     };
-    if (debtor) {
+    if (r->draining) {
+        refuse(r, message, KVA_REFUSAL_DRAINING);
+    } else if (debtor) {
         refuse(r, message, KVA_REFUSAL_ROLE);
     } else if (!slot) {
         refuse(r, message, KVA_REFUSAL_LOANS);
@@ -230,6 +232,12 @@ void kva_rmanager_reclaim(struct kva_rmanager *r, uint32_t pages, uint64_t now_n
         coming += guest->loan.pages;
         send_recall(r, guest, now_ns);
     }
+}
+
+void kva_rmanager_drain(struct kva_rmanager *r, uint64_t now_ns)
+{
+    r->draining = true;
+    kva_rmanager_reclaim(r, UINT32_MAX, now_ns);
 }
 
 void kva_guest_tick(struct kva_rmanager *r, uint64_t now_ns)

@@ -165,7 +165,7 @@ void kva_debt_move(struct kva_rmanager *r, const struct kva_message *message, ui
     };
     if (kva_debt_find(r, loan.id))
         return;
-    if (creditor || !slot || too_many || !place(r, &loan)) {
+    if (r->draining || creditor || !slot || too_many || !place(r, &loan)) {
         r->stats.orders_refused++;
         return;
     }

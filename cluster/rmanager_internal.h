@@ -59,6 +59,7 @@ struct kva_rmanager {
     uint64_t revision; /* the highest seen */
     uint64_t round;    /* of it */
     uint32_t leader;
+    bool draining; /* about to leave */
     /* What the leader was told last, and what it is told now, by request and loan. */
     struct kva_message_entry *reported;
     struct kva_message_entry *current;

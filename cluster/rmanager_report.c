@@ -25,6 +25,7 @@ static uint32_t collect(struct kva_rmanager *r, struct kva_message_load *ret_loa
     struct kva_message_load load = {0};
     uint32_t max = r->params.entries_max, count = 0;
     r->ops.load(r->ops.opaque, &load);
+    load.moving |= r->draining;
     for (uint32_t i = 0; i < r->params.loans_max; i++) {
         const struct kva_debt *debt = &r->debts[i];
         load.lent_pages += r->guests[i].loan.pages;

@@ -279,9 +279,21 @@ void kva_service_nudge(struct kva_service *service)
 
 void kva_service_drain(struct kva_service *service)
 {
+    const struct kva_service_beside *beside = service->params.beside;
     pthread_mutex_lock(&service->lock);
     service->draining = true;
+    service->left |= !beside || !beside->leave;
+    service->nudged = true;
+    pthread_cond_signal(&service->work);
     pthread_mutex_unlock(&service->lock);
+}
+
+bool kva_service_left(struct kva_service *service)
+{
+    pthread_mutex_lock(&service->lock);
+    bool left = service->left || service->status != KVA_OK;
+    pthread_mutex_unlock(&service->lock);
+    return left;
 }
 
 /* --- results ------------------------------------------------------------------------------- */

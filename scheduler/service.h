@@ -19,6 +19,9 @@ struct kva_service_beside {
     /* Before every step, and before every rest; returns when it wants to be called again at the
      * latest, on the scheduler's clock; 0: it does not mind. */
     uint64_t (*between_steps)(void *opaque, struct kva_scheduler *scheduler);
+    /* While the service drains, behind every between_steps: others are told that it will be gone.
+     * True: none of them needs it any more. NULL: nobody does. */
+    bool (*leave)(void *opaque);
     /* After the last step, before the scheduler is destroyed. */
     void (*end)(void *opaque);
 };
@@ -70,8 +73,12 @@ void kva_service_get_stats(struct kva_service *service, struct kva_scheduler_sta
 uint32_t kva_service_get_view(struct kva_service *service, struct kva_choice_view *views,
                               uint32_t max);
 
-/* Refuse new requests; running and queued ones go on. */
+/* Refuse new requests; running and queued ones go on. What goes on beside them is told. */
 void kva_service_drain(struct kva_service *service);
+
+/* It drains, and what goes on beside requests is needed by nobody any more, of which `wake` tells; or
+ * the engine has failed, and is of no use to anybody. */
+bool kva_service_left(struct kva_service *service);
 
 /* Nothing queued, running or unpolled. */
 bool kva_service_idle(struct kva_service *service);

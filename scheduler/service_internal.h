@@ -64,6 +64,7 @@ struct kva_service {
     uint32_t queued_choices;  /* in `submits` */
     uint32_t waiting_choices; /* in the scheduler, not fewer than there are */
     bool draining;
+    bool left; /* draining, and needed by nobody beside */
     bool stopping;
     bool nudged;
     bool paused; /* the engine waits for the outbox to be polled */

@@ -235,6 +235,13 @@ static uint64_t run_beside(struct kva_service *service)
     return beside ? beside->between_steps(beside->opaque, service->scheduler) : 0;
 }
 
+/* Whether nobody needs what goes on beside requests, in a service that drains. */
+static bool leave(struct kva_service *service)
+{
+    const struct kva_service_beside *beside = service->params.beside;
+    return !beside || !beside->leave || beside->leave(beside->opaque);
+}
+
 /* One round, under the lock, which is given up meanwhile. True: nothing to do before *ret_wake_ns.
  */
 static bool run_round(struct kva_service *service, uint64_t *ret_wake_ns)
@@ -249,6 +256,7 @@ static bool run_round(struct kva_service *service, uint64_t *ret_wake_ns)
     take_cancels(service, &cancels);
     service->nudged = false;
     bool paused = service->outbox.bytes > service->output_bytes_max;
+    bool draining = service->draining;
     pthread_mutex_unlock(&service->lock);
 
     bool idle = true;
@@ -258,6 +266,7 @@ static bool run_round(struct kva_service *service, uint64_t *ret_wake_ns)
     apply_submits(service, &submits);
     cancel_marked(service, &cancels, false);
     uint64_t beside_ns = run_beside(service);
+    bool left = draining && leave(service);
     if (!paused)
         status = kva_scheduler_step(service->scheduler, &idle, ret_wake_ns, &err);
     *ret_wake_ns = earlier(*ret_wake_ns, beside_ns);
@@ -269,7 +278,8 @@ static bool run_round(struct kva_service *service, uint64_t *ret_wake_ns)
         service->status = status;
         service->err = err;
     }
-    bool wake = publish(service, &garbage);
+    bool wake = publish(service, &garbage) || (left && !service->left);
+    service->left |= left;
     service->paused = paused;
     if (wake || !kva_list_empty(&garbage)) {
         pthread_mutex_unlock(&service->lock);

@@ -123,6 +123,8 @@ static void handle_requests_of_threads(struct kva_server *server)
     if (!server->has_backend && atomic_load(&server->backend_given)) {
         server->backend = server->given;
         server->has_backend = true;
+        if (server->drain_deadline_ns != 0)
+            kva_service_drain(server->backend.service);
         if (server->phase == KVA_PHASE_LOADING)
             server->phase = KVA_PHASE_READY;
     }
@@ -153,11 +155,23 @@ static void check_device(struct kva_server *server)
     start_drain(server);
 }
 
+/* Whether other servers of its cluster have taken home what they had here, or had the time to. */
+static bool has_left(struct kva_server *server, bool over)
+{
+    if (!server->has_backend || kva_service_left(server->backend.service))
+        return true;
+    if (over)
+        kva_log(KVA_LOG_WARN, "draining took longer than allowed: other servers of the cluster "
+                              "still have memory here, and lose it");
+    return over;
+}
+
 static void check_drained(struct kva_server *server, uint64_t now_ns)
 {
+    bool over = now_ns >= server->drain_deadline_ns;
     if (server->drain_deadline_ns == 0)
         return;
-    if (server->call_count > 0 && now_ns >= server->drain_deadline_ns && !server->timed_out) {
+    if (server->call_count > 0 && over && !server->timed_out) {
         kva_log(KVA_LOG_WARN, "draining took longer than allowed: %u requests are ended",
                 server->call_count);
         server->timed_out = true;
@@ -167,7 +181,8 @@ static void check_drained(struct kva_server *server, uint64_t now_ns)
     bool late = now_ns >= server->drain_deadline_ns + KVA_NS_PER_S;
     struct kva_http_counts http;
     kva_http_get_counts(server->http, &http);
-    if ((server->call_count == 0 && http.exchanges == 0) || late) {
+    bool answered = server->call_count == 0 && http.exchanges == 0;
+    if (late || (answered && has_left(server, over))) {
         if (server->end_status == KVA_OK && server->timed_out)
             server->end_status = KVA_ETIMEOUT;
         event_base_loopbreak(server->base);

@@ -337,6 +337,11 @@ void kva_instance_peer_lost(struct kva_instance *instance, uint32_t node, uint64
     kva_rmanager_peer_lost(instance->rmanager, node, now_ns);
 }
 
+void kva_instance_drain(struct kva_instance *instance, uint64_t now_ns)
+{
+    kva_rmanager_drain(instance->rmanager, now_ns);
+}
+
 struct kva_guests *kva_instance_guests(struct kva_instance *instance)
 {
     return instance->guests;

@@ -57,6 +57,9 @@ KVA_MUST_CHECK enum kva_status kva_instance_receive(struct kva_instance *instanc
  * leases are renewed, memory that is short is recalled. */
 void kva_instance_between_steps(struct kva_instance *instance, uint64_t now_ns);
 
+/* It is about to leave: kva_rmanager_drain. */
+void kva_instance_drain(struct kva_instance *instance, uint64_t now_ns);
+
 /* The link to a creditor is broken for good, says the transport. */
 void kva_instance_peer_lost(struct kva_instance *instance, uint32_t node, uint64_t now_ns);
 

@@ -204,6 +204,21 @@ uint64_t kva_node_between_steps(void *opaque, struct kva_scheduler *scheduler)
     return now_ns + (loans.loans + loans.guests > 0 ? LOANS_TICK_NS : IDLE_TICK_NS);
 }
 
+/* The service drains, and so does the instance: what others have here goes home. A node that has not
+ * joined has nothing of anybody. */
+bool kva_node_leave(void *opaque)
+{
+    struct kva_node *node = opaque;
+    struct kva_rmanager_stats loans;
+    if (!node->instance)
+        return true;
+    if (!node->draining)
+        kva_instance_drain(node->instance, kva_time_ns());
+    node->draining = true;
+    kva_instance_get_stats(node->instance, &loans);
+    return loans.guests == 0;
+}
+
 /* The creditor's thread lets go of what lies in this engine before it goes. */
 void kva_node_end(void *opaque)
 {

@@ -149,7 +149,11 @@ enum kva_status kva_node_create(const struct kva_node_params *params, struct kva
     pthread_mutex_init(&node->view_lock, NULL);
     pthread_mutex_init(&node->service_lock, NULL);
     node->beside = (struct kva_service_beside){
-        .opaque = node, .between_steps = kva_node_between_steps, .end = kva_node_end};
+        .opaque = node,
+        .between_steps = kva_node_between_steps,
+        .leave = kva_node_leave,
+        .end = kva_node_end,
+    };
     enum kva_status status = create(node, err);
     if (status) {
         kva_node_destroy(node);

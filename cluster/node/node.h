@@ -10,7 +10,8 @@
  * when it has lost it.
  *
  * Life: create (listens) -> the engine is made with kva_node_remote -> attach (joins) -> the
- * service is started with kva_node_beside -> the service is stopped -> destroy, before the engine.
+ * service is started with kva_node_beside -> it drains, and what others have here goes home -> it is
+ * stopped -> destroy, before the engine.
  *
  * Thread rule: create, attach and destroy: one thread, no service running; get_view: any. */
 #ifndef KVA_CLUSTER_NODE_NODE_H

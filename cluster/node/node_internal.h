@@ -100,6 +100,7 @@ struct kva_node {
     int64_t others_pages; /* that all other members may lend */
     uint32_t node;        /* 0: not joined */
     bool failed;          /* what joining needs could not be made: it was said */
+    bool draining;        /* the instance was told that it leaves */
 
     /* Cluster's thread. */
     pthread_t thread;
@@ -150,6 +151,7 @@ KVA_MUST_CHECK enum kva_status kva_node_measure(struct kva_node *node, struct kv
 /* --- beside.c: the engine's thread ----------------------------------------------------------------- */
 
 uint64_t kva_node_between_steps(void *opaque, struct kva_scheduler *scheduler);
+bool kva_node_leave(void *opaque);
 void kva_node_end(void *opaque);
 
 #endif

@@ -126,6 +126,24 @@ static void fault(struct sim *sim)
     sim_at(sim, sim->now_ns + sim_below(sim, 250) * KVA_NS_PER_MS, SIM_EVENT_FAULT, 0);
 }
 
+/* A node that nobody asks anything any more: it ends what it has, and is gone, and starts again. Without
+ * faults it has the time that it needs, and no request for which it would need others. */
+static void drain(struct sim *sim)
+{
+    uint32_t index = sim_below(sim, sim->node_count);
+    uint64_t within_ns = (300 + sim_below(sim, 2500)) * KVA_NS_PER_MS;
+    if (sim->now_ns >= sim->faults_end_ns)
+        return;
+    sim_at(sim, sim->now_ns + sim_below(sim, 1000) * KVA_NS_PER_MS, SIM_EVENT_DRAIN, 0);
+    for (uint32_t i = 0; i < sim->request_count && !sim->faults; i++) {
+        const struct sim_request *request = &sim->requests[i];
+        if (request->node == index && request->state != SIM_ENDED &&
+            sim_request_last(request) > sim->nodes[index].pages)
+            return;
+    }
+    sim_node_drain(sim, index, sim->faults ? within_ns : REST_MAX_NS);
+}
+
 /* --- events ----------------------------------------------------------------------------------- */
 
 static void start(struct sim *sim, uint32_t index)
@@ -179,6 +197,9 @@ static void handle(struct sim *sim, struct sim_event *event)
         break;
     case SIM_EVENT_FAULT:
         fault(sim);
+        break;
+    case SIM_EVENT_DRAIN:
+        drain(sim);
         break;
     case SIM_EVENT_START:
         start(sim, event->index);
@@ -269,6 +290,8 @@ static void init(struct sim *sim, uint64_t seed, bool faults, const struct sim_b
     for (uint32_t i = 0; i < sim->node_count + sim->manager_count; i++)
         start(sim, i);
     sim_at(sim, sim->now_ns, SIM_EVENT_SUBMIT, 0);
+    if (seed % 4 == 0)
+        sim_at(sim, sim->now_ns + sim_below(sim, 1000) * KVA_NS_PER_MS, SIM_EVENT_DRAIN, 0);
 }
 
 static void finish(struct sim *sim)

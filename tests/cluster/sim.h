@@ -1,5 +1,5 @@
 /* sim.h - a cluster on a virtual clock: instances with rManagers, gManagers, etcd and a network that
- * loses, doubles, delays, reorders and splits; nodes crash, stop and start again.
+ * loses, doubles, delays, reorders and splits; nodes crash, stop, drain and start again.
  *
  * The code of cluster/ is the real one, messages go through their encoding. What is modelled: an
  * engine, whose requests grow by tokens and whose pages have content, so that every token is worked
@@ -76,8 +76,12 @@ struct sim_node {
     uint64_t died_ns;     /* of the life before this one; 0 */
     uint64_t stopped_ns;  /* until which it does nothing */
     uint64_t stop_end_ns; /* the end of its last stop */
-    uint32_t pages;       /* capacity */
-    uint32_t step_pages;  /* that are copied in a step */
+    uint64_t leave_ns;    /* it drains, and is gone by then; 0 */
+    bool drains;          /* its rManager knows it, with what it had then: */
+    uint64_t loans_begun;
+    uint64_t guests_begun;
+    uint32_t pages;      /* capacity */
+    uint32_t step_pages; /* that are copied in a step */
     uint32_t local_pages;
     uint32_t guest_pages;
     uint64_t revision; /* the highest that an order to it had, in this life */
@@ -114,6 +118,7 @@ enum sim_event_kind {
     SIM_EVENT_MEMBER_GONE, /* the lease of an instance ends */
     SIM_EVENT_SUBMIT,
     SIM_EVENT_FAULT,
+    SIM_EVENT_DRAIN,
     SIM_EVENT_START, /* what was crashed starts again */
 };
 
@@ -142,11 +147,12 @@ struct sim_broken {
     bool (*before)(struct sim_node *node, struct kva_message *message); /* false: swallowed */
     void (*after)(struct sim_node *node);
     void (*manager)(struct sim_manager *manager);
-    bool forgets_lost, forgets_end, has_room, lends_anything;
+    bool forgets_lost, forgets_end, has_room, lends_anything, leaves_guests;
 };
 
 struct sim_stats {
     uint64_t events, packets, lost, doubled, late, crashes, stops, splits, elections;
+    uint64_t drains, drains_lending, left; /* with guests; before the time was over */
     uint64_t requests, ended, failed, recomputed, tokens, remote_tokens;
     struct kva_rmanager_stats loans; /* sums over all lives */
 };
@@ -198,11 +204,14 @@ void sim_member_gone(struct sim *sim, const struct sim_event *event);
 /* sim_node.c */
 void sim_node_start(struct sim *sim, uint32_t index);
 void sim_node_crash(struct sim *sim, uint32_t index);
+void sim_node_drain(struct sim *sim, uint32_t index, uint64_t within_ns);
+void sim_node_leave(struct sim *sim, uint32_t index);
 void sim_submit(struct sim *sim);
 /* sim_engine.c */
 void sim_node_step(struct sim *sim, uint32_t index);
 void sim_request_requeue(struct sim_node *node, struct sim_request *request);
 uint32_t sim_request_closed(const struct sim_request *request);
+uint32_t sim_request_last(const struct sim_request *request);
 uint32_t sim_lent_pages(const struct sim_node *node, const struct sim_request *request);
 uint32_t sim_request_need(const struct sim_node *node, const struct sim_request *request);
 uint64_t sim_content(uint64_t request, uint32_t page);
@@ -212,6 +221,7 @@ struct sim_store *sim_store_find(struct sim_node *node, uint64_t loan);
 
 /* sim_check.c */
 void sim_check(struct sim *sim);
+void sim_check_left(struct sim *sim, const struct sim_node *node);
 void sim_check_end(struct sim *sim);
 
 /* sim_broken.c */

@@ -146,6 +146,19 @@ static void drop_recalled(struct sim_node *node)
     }
 }
 
+/* --- who drains ------------------------------------------------------------------------------- */
+
+static void forget_drain(struct sim_node *node)
+{
+    node->rmanager->draining = false;
+}
+
+static void never_recall(struct sim_node *node)
+{
+    for (uint32_t i = 0; i < SIM_STORES_MAX && node->drains; i++)
+        node->rmanager->guests[i].recall_end_ns = 0;
+}
+
 /* --- leaders ---------------------------------------------------------------------------------- */
 
 static void lead_on(struct sim_manager *manager)
@@ -185,6 +198,9 @@ const struct sim_broken sim_broken[] = {
     {.name = "a creditor borrows", .noticed = "both roles", .before = owe_while_lending},
     {.name = "what is recalled is renewed", .noticed = "overdue", .after = renew_recalled},
     {.name = "what is recalled is dropped", .noticed = "does not hold", .after = drop_recalled},
+    {.name = "who drains takes part", .noticed = "begins a loan", .after = forget_drain},
+    {.name = "who drains keeps its guests", .noticed = "drains and keeps", .after = never_recall},
+    {.name = "who drains leaves its guests", .noticed = "leaves while", .leaves_guests = true},
     {.name = "there is always room", .noticed = "over capacity", .has_room = true},
     {.name = "a leader never steps down", .noticed = "leads with", .manager = lead_on},
     {.name = "a leader stays longer than its lease",

@@ -78,12 +78,43 @@ static uint64_t due_ns(const struct sim *sim, const struct sim_node *node,
     return due == UINT64_MAX ? due : kva_max_u64(due, node->stop_end_ns + SLACK_NS);
 }
 
+/* Who drains lends and borrows nothing more, and has all guests recalled. */
+static void check_drains(struct sim *sim, const struct sim_node *node)
+{
+    const struct kva_rmanager *r = node->rmanager;
+    uint32_t number = (uint32_t)(node - sim->nodes) + 1;
+    if (r->stats.loans_begun != node->loans_begun || r->guest_number != node->guests_begun)
+        sim_fail(sim, "node %u drains and begins a loan", number);
+    for (uint32_t i = 0; i < SIM_STORES_MAX; i++)
+        if (r->guests[i].loan.pages > 0 && r->guests[i].recall_end_ns == 0)
+            sim_fail(sim, "node %u drains and keeps what it holds for node %u", number,
+                     r->guests[i].loan.debtor);
+}
+
+/* A node has drained in time: nobody loses anything by it. */
+void sim_check_left(struct sim *sim, const struct sim_node *node)
+{
+    uint32_t number = (uint32_t)(node - sim->nodes) + 1;
+    for (uint32_t i = 0; i < sim->node_count; i++) {
+        const struct kva_rmanager *r = sim->nodes[i].rmanager;
+        for (uint32_t n = 0; r && n < SIM_STORES_MAX; n++) {
+            const struct kva_debt *debt = &r->debts[n];
+            bool leased = sim_local_ns(sim, &sim->nodes[i].clock) < debt->lease_end_ns;
+            if (relied_on(debt) && leased && debt->loan.creditor == number &&
+                debt->creditor_life == node->life)
+                sim_fail(sim, "node %u leaves while node %u relies on it", number, i + 1);
+        }
+    }
+}
+
 static void check_node(struct sim *sim, struct sim_node *node)
 {
     const struct kva_rmanager *r = node->rmanager;
     uint32_t debts = 0, guests = 0, guest_pages = 0, index = (uint32_t)(node - sim->nodes);
     if (!r)
         return;
+    if (node->drains)
+        check_drains(sim, node);
     for (uint32_t i = 0; i < SIM_STORES_MAX; i++) {
         const struct kva_guest *guest = &r->guests[i];
         if (r->debts[i].state != KVA_DEBT_NONE) {

@@ -20,6 +20,12 @@ uint32_t sim_request_closed(const struct sim_request *request)
     return (request->prompt + request->emitted) / SIM_PAGE_TOKENS;
 }
 
+/* Pages that it has when it ends. */
+uint32_t sim_request_last(const struct sim_request *request)
+{
+    return (request->prompt + request->outputs) / SIM_PAGE_TOKENS + 1;
+}
+
 struct sim_request *sim_head(struct sim_node *node)
 {
     struct sim *sim = node->sim;
@@ -42,7 +48,7 @@ uint32_t sim_lent_pages(const struct sim_node *node, const struct sim_request *r
 /* Pages that it needs here to begin: as it is, or, if it will outgrow the node, as it will be. */
 uint32_t sim_request_need(const struct sim_node *node, const struct sim_request *request)
 {
-    uint32_t last = (request->prompt + request->outputs) / SIM_PAGE_TOKENS + 1;
+    uint32_t last = sim_request_last(request);
     uint32_t need = last > node->pages ? last : sim_request_closed(request) + 1;
     uint32_t lent = sim_lent_pages(node, request);
     return need > lent ? need - lent : 0;
@@ -259,11 +265,13 @@ void sim_node_step(struct sim *sim, uint32_t index)
     kva_rmanager_tick(node->rmanager, local_ns);
     kva_rmanager_step(node->rmanager, node->step_pages, local_ns);
     if (sim->faults && sim->now_ns < sim->faults_end_ns && sim_chance(sim, 1))
-        kva_rmanager_reclaim(node->rmanager, node->guest_pages, local_ns); /* it drains */
+        kva_rmanager_reclaim(node->rmanager, node->guest_pages, local_ns); /* it wants all back */
     let_in(node);
     for (uint32_t i = 0; i < sim->request_count; i++)
         if (sim->requests[i].node == index && sim->requests[i].state == SIM_RUNNING)
             decode(node, &sim->requests[i]);
+    if (node->leave_ns != 0)
+        sim_node_leave(sim, index);
     uint64_t took_ns = SIM_STEP_NS / 2 + sim_below(sim, SIM_STEP_NS);
     sim_at(sim, sim->now_ns + took_ns, SIM_EVENT_STEP, index)->life = node->life;
 }

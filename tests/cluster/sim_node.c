@@ -279,6 +279,8 @@ void sim_node_start(struct sim *sim, uint32_t index)
     };
     node->pages = node->pages ? node->pages : 20 + sim_below(sim, 20);
     node->stopped_ns = 0;
+    node->leave_ns = 0;
+    node->drains = false;
     node->revision = 0;
     if (kva_rmanager_create(&params, &ops, &node->rmanager, &err)) {
         sim_fail(sim, "no rManager: %s", err.message);
@@ -332,13 +334,59 @@ void sim_node_crash(struct sim *sim, uint32_t index)
     sim_at(sim, sim->now_ns + SIM_ETCD_TTL_NS, SIM_EVENT_MEMBER_GONE, index)->life = node->life;
 }
 
-/* One more request, at an instance that is up; some are longer than an instance. */
+/* --- leaving ---------------------------------------------------------------------------------- */
+
+/* It gets no more requests, and is told when it steps next. */
+void sim_node_drain(struct sim *sim, uint32_t index, uint64_t within_ns)
+{
+    struct sim_node *node = &sim->nodes[index];
+    if (!node->rmanager || node->leave_ns != 0)
+        return;
+    node->leave_ns = sim->now_ns + within_ns;
+    sim->stats.drains++;
+    sim->stats.drains_lending += node->guest_pages > 0;
+}
+
+static bool has_requests(const struct sim_node *node)
+{
+    const struct sim *sim = node->sim;
+    for (uint32_t i = 0; i < sim->request_count; i++)
+        if (sim->requests[i].node == node - sim->nodes && sim->requests[i].state != SIM_ENDED)
+            return true;
+    return false;
+}
+
+/* When its requests have ended and its guests gone home, or its time is over. */
+void sim_node_leave(struct sim *sim, uint32_t index)
+{
+    struct sim_node *node = &sim->nodes[index];
+    bool over = sim->now_ns >= node->leave_ns;
+    bool lends = node->guest_pages > 0 && !(sim->broken && sim->broken->leaves_guests);
+    if (!node->drains) {
+        kva_rmanager_drain(node->rmanager, sim_local_ns(sim, &node->clock));
+        node->drains = true;
+        node->loans_begun = node->rmanager->stats.loans_begun;
+        node->guests_begun = node->rmanager->guest_number;
+        return;
+    }
+    if (!over && (has_requests(node) || lends))
+        return;
+    if (!over)
+        sim_check_left(sim, node);
+    sim->stats.left += !over;
+    sim_node_crash(sim, index);
+    sim_at(sim, sim->now_ns + sim_below(sim, 1500) * KVA_NS_PER_MS, SIM_EVENT_START, index);
+}
+
+/* --- requests --------------------------------------------------------------------------------- */
+
+/* One more request, at an instance that is up and does not drain; some are longer than an instance. */
 void sim_submit(struct sim *sim)
 {
     uint32_t index = sim_below(sim, sim->node_count);
     uint64_t gap_ns = (10 + sim_below(sim, 2 * 2300 / sim->request_max)) * KVA_NS_PER_MS;
     struct sim_node *node = &sim->nodes[index];
-    if (node->rmanager) {
+    if (node->rmanager && node->leave_ns == 0) {
         struct sim_request *request = &sim->requests[sim->request_count++];
         bool is_big = sim->node_count > 2 && sim_chance(sim, 10);
         uint32_t pages = is_big ? node->pages + 1 + sim_below(sim, node->pages / 3)

@@ -171,6 +171,27 @@ static void test_gmanager__who_has_not_answered_takes_no_part(void **state KVA_U
     kva_gmanager_destroy(leader.g);
 }
 
+/* Neither as a debtor nor as a creditor. */
+static void test_gmanager__who_drains_takes_no_part(void **state KVA_UNUSED)
+{
+    for (uint32_t drains = 1; drains <= 2; drains++) {
+        struct leader leader;
+        struct kva_message_load debtor = debtor_load, creditor = creditor_load;
+        debtor.moving = drains == 1;
+        creditor.moving = drains == 2;
+        leader_init(&leader);
+        kva_gmanager_tick(leader.g, leader.now_ns);
+        report(&leader, 1, 0, 1, debtor, &long_request, 1);
+        report(&leader, 2, 0, 1, creditor, NULL, 0);
+        advance(&leader, ROUND_NS / 5);
+        assert_null(find_sent(&leader, KVA_MESSAGE_MOVE));
+        struct kva_gmanager_stats stats;
+        kva_gmanager_get_stats(leader.g, &stats);
+        assert_true(stats.plans == 1 && stats.fresh == 2);
+        kva_gmanager_destroy(leader.g);
+    }
+}
+
 static void test_gmanager__reports_follow_one_another(void **state KVA_UNUSED)
 {
     struct leader leader;
@@ -292,6 +313,7 @@ int main(void)
         cmocka_unit_test(test_gmanager__a_round_asks_plans_and_orders),
         cmocka_unit_test(test_gmanager__numbers_of_an_election_are_used_once),
         cmocka_unit_test(test_gmanager__who_has_not_answered_takes_no_part),
+        cmocka_unit_test(test_gmanager__who_drains_takes_no_part),
         cmocka_unit_test(test_gmanager__reports_follow_one_another),
         cmocka_unit_test(test_gmanager__a_map_has_an_end),
         cmocka_unit_test(test_gmanager__a_leader_stops_before_its_lease_does),

@@ -45,6 +45,8 @@ static void print_stats(const struct sim_stats *s)
            (unsigned long long)s->lost, (unsigned long long)s->doubled, (unsigned long long)s->late,
            (unsigned long long)s->crashes, (unsigned long long)s->stops,
            (unsigned long long)s->splits, (unsigned long long)s->elections);
+    printf("%llu drains, %llu with guests, %llu left in time\n", (unsigned long long)s->drains,
+           (unsigned long long)s->drains_lending, (unsigned long long)s->left);
     printf("%llu requests: %llu ended, %llu with their node, %llu computed again, %llu tokens\n",
            (unsigned long long)s->requests, (unsigned long long)s->ended,
            (unsigned long long)s->failed, (unsigned long long)s->recomputed,
@@ -82,6 +84,7 @@ static void test_simulation__promises_hold_when_all_goes_well(void **state KVA_U
     struct sim_stats sum = {0};
     run_seeds(false, &sum);
     assert_true(sum.failed == 0 && sum.lost == 0 && sum.ended == sum.requests);
+    assert_true(sum.left == sum.drains);
     assert_true(seed_option || (sum.loans.loans_lent > seeds_option && sum.loans.loans_home > 0));
 }
 
@@ -95,6 +98,7 @@ static void test_simulation__promises_hold_when_all_goes_wrong(void **state KVA_
     /* It did go wrong. */
     assert_true(sum.crashes > seeds_option && sum.stops > seeds_option &&
                 sum.splits > seeds_option && sum.lost > seeds_option);
+    assert_true(sum.drains > seeds_option / 2 && sum.drains_lending > 0 && sum.left < sum.drains);
     assert_true(sum.doubled > seeds_option && sum.late > seeds_option &&
                 sum.elections > seeds_option);
     assert_true(sum.loans.loans_lent > seeds_option && sum.loans.loans_lost > seeds_option / 10);

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from cluster import BORROWED, ETCD, LENT, LOANS, STATE, Cluster
-from harness import MODEL, Server, command, wait_until
+from harness import EXIT_S, MODEL, Server, command, wait_until
 
 pytestmark = [
     pytest.mark.skipif(not ETCD, reason="etcd is not installed"),
@@ -124,6 +124,41 @@ def test_a_creditor_is_killed(cluster, prompts, alone, keep):
     debtor.wait_idle()
     restarts = debtor.metrics()["kvahead_restarts_total"]
     assert keep == "false" or restarts == 0
+
+
+@pytest.mark.parametrize("keep", ["true", "false"])
+def test_a_creditor_drains(cluster, prompts, alone, keep):
+    """What it holds goes home before it ends: nobody loses an answer, and nothing is computed again."""
+    options = (*SMALL, f"--cluster-keep-home={keep}", "--cluster-recall", "60s", "--drain-timeout", "5m")
+    debtor, creditor = cluster.start(*options), cluster.start(*options)
+    cluster.wait_complete()
+    with borrowing(debtor, prompts, alone) as futures:
+        wait_until("the creditor has pages", lambda: creditor.metrics()[LENT] > 0)
+        creditor.stop()
+        cluster.members.remove(creditor)
+        wait_until("all is at home", lambda: debtor.metrics()[BORROWED] == 0)
+        assert results(futures) == alone
+    debtor.wait_idle()
+    seen = debtor.metrics()
+    assert seen[LOANS % "lent"] > 0
+    assert seen[LOANS % "lost"] == 0 and seen["kvahead_cluster_lost_total"] == 0
+    assert seen["kvahead_restarts_total"] == 0
+    assert "draining took longer" not in creditor.log()
+
+
+def test_a_debtor_drains(cluster, prompts, alone):
+    """Its requests keep what is lent to them until they end; then it ends."""
+    options = (*SMALL, "--drain-timeout", "5m")
+    debtor, creditor = cluster.start(*options), cluster.start(*options)
+    cluster.wait_complete()
+    with borrowing(debtor, prompts, alone) as futures:
+        debtor.process.send_signal(signal.SIGTERM)
+        assert results(futures) == alone
+    debtor.process.wait(EXIT_S)
+    debtor.stop()
+    cluster.members.remove(debtor)
+    cluster.wait_nothing_lent()
+    creditor.wait_idle()
 
 
 def test_a_creditor_that_stands_still_is_given_up(cluster, prompts, alone):

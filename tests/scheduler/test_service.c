@@ -429,81 +429,6 @@ static void test_service__serves_several_threads_at_once(void **state KVA_UNUSED
     setup_end(&s);
 }
 
-/* What goes on beside requests, in counts that a test waits for. */
-struct beside {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    uint32_t calls;
-    uint32_t ends;
-    uint64_t again_ns; /* after a call, when the next one is wanted; 0: not at all */
-};
-
-static uint64_t between_steps(void *opaque, struct kva_scheduler *scheduler)
-{
-    struct beside *b = opaque;
-    assert_non_null(scheduler);
-    pthread_mutex_lock(&b->lock);
-    b->calls++;
-    uint64_t again_ns = b->again_ns ? kva_time_ns() + b->again_ns : 0;
-    pthread_cond_broadcast(&b->changed);
-    pthread_mutex_unlock(&b->lock);
-    return again_ns;
-}
-
-static void end_beside(void *opaque)
-{
-    struct beside *b = opaque;
-    b->ends++;
-}
-
-static void wait_calls(struct beside *b, uint32_t calls)
-{
-    pthread_mutex_lock(&b->lock);
-    while (b->calls < calls)
-        pthread_cond_wait(&b->changed, &b->lock);
-    pthread_mutex_unlock(&b->lock);
-}
-
-static uint32_t calls_of(struct beside *b)
-{
-    pthread_mutex_lock(&b->lock);
-    uint32_t calls = b->calls;
-    pthread_mutex_unlock(&b->lock);
-    return calls;
-}
-
-static void test_service__goes_on_beside_requests(void **state KVA_UNUSED)
-{
-    struct beside b = {.again_ns = KVA_NS_PER_MS};
-    const struct kva_service_beside beside = {&b, between_steps, end_beside};
-    struct setup s;
-    pthread_mutex_init(&b.lock, NULL);
-    pthread_cond_init(&b.changed, NULL);
-    setup_init(&s);
-    s.params.beside = &beside;
-    setup_begin(&s);
-    wait_calls(&b, 5); /* nothing runs: it is called when it wants to be */
-    pthread_mutex_lock(&b.lock);
-    b.again_ns = 0;
-    uint32_t calls = b.calls;
-    pthread_mutex_unlock(&b.lock);
-    for (uint32_t i = 1; i <= 5; i++) {
-        kva_service_nudge(s.service);
-        wait_calls(&b, calls + i);
-    }
-    struct request_spec spec = tracker_spec(1);
-    assert_int_equal(setup_submit(&s, &spec, NULL), KVA_OK);
-    setup_run_to_end(&s);
-    struct kva_scheduler_stats stats;
-    kva_service_get_stats(s.service, &stats);
-    assert_true(calls_of(&b) >= stats.steps);
-    assert_int_equal(b.ends, 0);
-    setup_end(&s);
-    assert_int_equal(b.ends, 1);
-    pthread_mutex_destroy(&b.lock);
-    pthread_cond_destroy(&b.changed);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -520,7 +445,6 @@ int main(void)
         cmocka_unit_test(test_service__stops_with_requests_alive),
         cmocka_unit_test(test_service__shows_the_live_view),
         cmocka_unit_test(test_service__serves_several_threads_at_once),
-        cmocka_unit_test(test_service__goes_on_beside_requests),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -157,8 +157,10 @@ static void *run(void *opaque)
 void fixture_attach(struct server_fixture *f)
 {
     struct kva_err err = {.status = KVA_OK};
-    struct kva_service_params service = {
-        .scheduler = f->scheduling, .wake = kva_server_wake, .wake_opaque = f->server};
+    struct kva_service_params service = {.scheduler = f->scheduling,
+                                         .wake = kva_server_wake,
+                                         .wake_opaque = f->server,
+                                         .beside = f->beside};
     f->scripted = kva_scripted_create(&f->engine);
     service.scheduler.engine = kva_scripted_engine(f->scripted);
     must(kva_service_start(&service, &f->service, &err), &err, "service");

@@ -21,6 +21,7 @@ struct server_fixture {
     struct kva_scripted_params engine;
     struct kva_scheduler_params scheduling;
     struct kva_server_backend backend;
+    const struct kva_service_beside *beside; /* or NULL */
     bool attach_later;
 
     struct kva_tokenizer *tokenizer;

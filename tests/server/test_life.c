@@ -4,6 +4,7 @@
 #include "tests/server/fixture.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -230,6 +231,60 @@ static void test_serving__12_drain_has_a_bound(void **state)
     fixture_stop(&f);
 }
 
+/* A cluster in which others need this server until it is told otherwise. */
+static atomic_bool needed;
+
+static uint64_t between_steps(void *opaque, struct kva_scheduler *scheduler)
+{
+    (void)opaque;
+    (void)scheduler;
+    return kva_time_ns() + KVA_NS_PER_MS;
+}
+
+static bool leave(void *opaque)
+{
+    (void)opaque;
+    return !atomic_load(&needed);
+}
+
+static void end_beside(void *opaque)
+{
+    (void)opaque;
+}
+
+static const struct kva_service_beside beside = {
+    .between_steps = between_steps, .leave = leave, .end = end_beside};
+
+static void test_serving__12_drain_waits_for_others_of_a_cluster(void **state)
+{
+    (void)state;
+    fixture_init(&f);
+    f.beside = &beside;
+    atomic_store(&needed, true);
+    fixture_start(&f);
+    kva_server_drain(f.server);
+    for (int i = 0; i < 2000 && get_status("/ready") != 503; i++)
+        usleep(1000);
+    for (int i = 0; i < 20; i++) /* it is there still, and refuses */
+        assert_int_equal(get_status("/ready"), 503);
+    atomic_store(&needed, false);
+    assert_int_equal(fixture_join(&f), KVA_OK);
+    fixture_stop(&f);
+}
+
+static void test_serving__12_others_of_a_cluster_have_a_bound(void **state)
+{
+    (void)state;
+    fixture_init(&f);
+    f.beside = &beside;
+    f.params.drain_timeout_ns = 50 * KVA_NS_PER_MS;
+    atomic_store(&needed, true);
+    fixture_start(&f);
+    kva_server_drain(f.server);
+    assert_int_equal(fixture_join(&f), KVA_OK); /* no request was ended */
+    fixture_stop(&f);
+}
+
 static void test_serving__12_second_signal_ends_at_once(void **state)
 {
     (void)state;
@@ -354,6 +409,8 @@ int main(void)
         cmocka_unit_test(test_serving__12_failed_loading_is_told),
         cmocka_unit_test(test_serving__12_drain_ends_streams_and_refuses_new_work),
         cmocka_unit_test(test_serving__12_drain_has_a_bound),
+        cmocka_unit_test(test_serving__12_drain_waits_for_others_of_a_cluster),
+        cmocka_unit_test(test_serving__12_others_of_a_cluster_have_a_bound),
         cmocka_unit_test(test_serving__12_second_signal_ends_at_once),
         cmocka_unit_test(test_serving__12_device_failure_ends_with_errors_not_silence),
         cmocka_unit_test(test_serving__12_request_timeout_is_an_error),

@@ -140,6 +140,48 @@ static void test_instances__creditors_die(void **state KVA_UNUSED)
     assert_true(restarts > 0);
 }
 
+/* At any time; it leaves when what it holds has gone home, and is there again later. Nothing is
+ * computed again. */
+static void test_instances__creditors_drain(void **state KVA_UNUSED)
+{
+    uint64_t drained = 0;
+    for (uint64_t seed = 0; seed < (TRACE_QUICK ? 2 : 8); seed++) {
+        struct world *w = new_world(40 + seed);
+        enum { STAYS, DRAINS, AWAY } stage[WORLD_NODES] = {STAYS};
+        w->keeps_homes = seed % 2;
+        world_open(w);
+        load_first(w);
+        for (uint32_t tick = 0; tick < 20000 && !world_run(w, 1); tick++) {
+            for (uint32_t node = 1; node < WORLD_NODES; node++) {
+                struct kva_rmanager_stats stats = {0};
+                if (stage[node] == AWAY && world_below(w, 50) == 0) {
+                    world_start(w, node);
+                    stage[node] = STAYS;
+                }
+                if (stage[node] == AWAY)
+                    continue;
+                kva_instance_get_stats(w->nodes[node].instance, &stats);
+                if (stage[node] == STAYS && stats.guests > 0 && world_below(w, 40) == 0) {
+                    kva_instance_drain(w->nodes[node].instance, w->now_ns);
+                    stage[node] = DRAINS;
+                } else if (stage[node] == DRAINS && stats.guests == 0) {
+                    world_kill(w, node);
+                    stage[node] = AWAY;
+                    drained++;
+                }
+            }
+        }
+        assert_true(world_run(w, 1));
+        assert_int_equal(world_restarts(w), 0);
+        assert_int_equal(world_loans(w).loans_lost, 0);
+        world_expect_answers(w);
+        world_expect_rest(w);
+        end(w);
+    }
+    printf("%llu creditors left\n", (unsigned long long)drained);
+    assert_true(drained > 0);
+}
+
 /* What it had elsewhere is forgotten there. */
 static void test_instances__debtors_die(void **state KVA_UNUSED)
 {
@@ -286,6 +328,7 @@ int main(void)
         cmocka_unit_test(test_instances__networks_fail),
         cmocka_unit_test(test_instances__creditors_want_their_memory_back),
         cmocka_unit_test(test_instances__creditors_die),
+        cmocka_unit_test(test_instances__creditors_drain),
         cmocka_unit_test(test_instances__debtors_die),
         cmocka_unit_test(test_instances__a_request_may_be_longer_than_an_instance),
         cmocka_unit_test(test_instances__it_waits_for_a_cluster_that_is_large_enough),
