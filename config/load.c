@@ -17,6 +17,7 @@ struct loader {
     const struct kva_option *options;
     size_t count;
     bool set[192];
+    bool in_file[192]; /* met in the configuration file */
 };
 
 enum kva_status kva_config_init(struct kva_config *config, struct kva_err *err)
@@ -53,18 +54,23 @@ void kva_config_finish(struct kva_config *config)
     }
 }
 
-/* Option of this command with that name (length `length`, '_' is '-'); -1: none. */
+/* Whether `name` (length `length`, '_' is '-') is `option`. */
+static bool names_option(const char *option, const char *name, size_t length)
+{
+    size_t i = 0;
+    while (i < length && option[i] &&
+           (option[i] == name[i] || (option[i] == '-' && name[i] == '_')))
+        i++;
+    return i == length && !option[i];
+}
+
+/* Option of this command with that name; -1: none. */
 static int find_option(const struct loader *loader, const char *name, size_t length)
 {
     for (size_t i = 0; i < loader->count; i++) {
         const struct kva_option *option = &loader->options[i];
-        if (!(option->commands & loader->sources->command) || strlen(option->name) != length)
-            continue;
-        size_t j = 0;
-        while (j < length &&
-               (option->name[j] == name[j] || (option->name[j] == '-' && name[j] == '_')))
-            j++;
-        if (j == length)
+        if ((option->commands & loader->sources->command) &&
+            names_option(option->name, name, length))
             return (int)i;
     }
     return -1;
@@ -91,15 +97,11 @@ static const char *const retired[] = {
     "kv-plain",  "kv-exempt", "kv-topk", "kv-predictor", "kv-correct", "kv-fetch",  "kv-miss",
 };
 
-/* Whether `name` (length `length`, '_' is '-') is one of them. */
+/* Whether `name` (length `length`) is one of them. */
 static bool is_retired(const char *name, size_t length)
 {
     for (size_t i = 0; i < KVA_COUNT_OF(retired); i++) {
-        size_t j = 0;
-        while (j < length && retired[i][j] &&
-               (retired[i][j] == name[j] || (retired[i][j] == '-' && name[j] == '_')))
-            j++;
-        if (j == length && !retired[i][j])
+        if (names_option(retired[i], name, length))
             return true;
     }
     return false;
@@ -237,7 +239,8 @@ static enum kva_status read_arguments(struct loader *loader, struct kva_string_l
 
 /* --- environment ----------------------------------------------------------------------------- */
 
-/* Values with commas between; empty ones, as behind a last comma, are none. */
+/* Values with commas between; empty ones, as behind a last comma, are none. A variable of commas
+ * alone is what a script makes of others that are not set: it must not mean "no key". */
 static enum kva_status set_several(struct kva_config *config, const struct kva_option *option,
                                    const char *value, const char *name, struct kva_err *err)
 {
@@ -250,6 +253,9 @@ static enum kva_status set_several(struct kva_config *config, const struct kva_o
         status = kva_config_set(config, option, one, name, err);
     memset(copy, 0, strlen(value));
     free(copy);
+    if (!status && strspn(value, ",") == strlen(value) && *value)
+        return kva_fail_param(err, KVA_EINVAL, option->name,
+                              "%s has commas and no value between them", name);
     return status;
 }
 
@@ -326,11 +332,16 @@ static enum kva_status read_entry(struct loader *loader, const char *path, const
     if (found < 0)
         return kva_fail(err, KVA_EINVAL, "configuration file '%s': unknown option '%.100s'", path,
                         entry->string);
+    const struct kva_option *option = &loader->options[found];
+    bool several = option->kind == KVA_OPTION_LIST || option->kind == KVA_OPTION_SECRETS;
+    if (loader->in_file[found] && !several)
+        return kva_fail_param(err, KVA_EINVAL, option->name,
+                              "configuration file '%s': '%s' stands there twice", path,
+                              option->name);
+    loader->in_file[found] = true;
     if (loader->set[found])
         return KVA_OK;
-    const struct kva_option *option = &loader->options[found];
-    bool many = cJSON_IsArray(entry) &&
-                (option->kind == KVA_OPTION_LIST || option->kind == KVA_OPTION_SECRETS);
+    bool many = several && cJSON_IsArray(entry);
     for (const cJSON *value = many ? entry->child : entry; value;
          value = many ? value->next : NULL) {
         char scratch[40], origin[256];

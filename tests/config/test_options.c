@@ -181,6 +181,12 @@ static void test_options__precedence(void **state KVA_UNUSED)
     kva_config_finish(&config);
     env_port = env_config = NULL;
     unlink(path);
+
+    write_file(path, "{\"kv_allow\": \"full\", \"kv-allow\": [\"kivi\", \"offload\"]}");
+    assert_int_equal(LOAD(&config, &rest, &err, "--config", path), KVA_OK);
+    assert_int_equal(config.kv_allow.count, 3);
+    kva_config_finish(&config);
+    unlink(path);
 }
 
 /* The command line can be read by everybody on the machine. */
@@ -203,6 +209,18 @@ static void test_options__a_secret_is_no_flag(void **state KVA_UNUSED)
     assert_string_equal(config.api_keys.items[0], "one");
     assert_string_equal(config.api_keys.items[1], "two");
     kva_config_finish(&config);
+    env_api_key = "";
+    assert_int_equal(LOAD(&config, &rest, &err, "--port", "3"), KVA_OK);
+    assert_int_equal(config.api_keys.count, 0);
+    kva_config_finish(&config);
+    /* "$FIRST,$SECOND" of two that are not set: a server without a key is not what was meant. */
+    static const char *const commas[] = {",", ",,"};
+    for (size_t i = 0; i < KVA_COUNT_OF(commas); i++) {
+        env_api_key = commas[i];
+        assert_int_equal(LOAD(&config, &rest, &err, "--port", "3"), KVA_EINVAL);
+        assert_non_null(strstr(err.message, "KVAHEAD_API_KEY"));
+        kva_config_finish(&config);
+    }
     env_api_key = NULL;
 }
 
@@ -219,6 +237,9 @@ static void test_options__bad_files(void **state KVA_UNUSED)
         {"{\"port\": \"many\"}", "many"},
         {"", "malformed"},
         {"{\"port\": 1} x", "malformed"},
+        {"{\"port\": 1, \"port\": 2}", "'port' stands there twice"},
+        {"{\"read-timeout\": \"1s\", \"read_timeout\": \"2s\"}",
+         "'read-timeout' stands there twice"},
     };
     struct kva_config config;
     struct kva_string_list rest;
