@@ -270,7 +270,8 @@ static uint32_t admitted_max(const struct kva_config *config)
 static enum kva_status open_engine(struct kva_cli_instance *instance,
                                    const struct kva_config *config, struct kva_err *err)
 {
-    uint64_t share = kva_memory_available() / AUTO_BUDGET_SHARE;
+    uint64_t room = kva_memory_available();
+    uint64_t share = room / AUTO_BUDGET_SHARE;
     const struct kva_model_engine_params params = {
         .device = instance->device,
         .model = instance->model,
@@ -285,6 +286,12 @@ static enum kva_status open_engine(struct kva_cli_instance *instance,
         .planes_percent = (uint32_t)config->skew_planes,
         .remote = kva_cli_cluster_remote(instance->cluster),
     };
+    uint64_t tiers = params.budget.host + params.budget.device;
+    if (config->prefault && !instance->on_gpu &&
+        kva_machine_check_tiers(room, tiers, false, err) != KVA_OK)
+        return kva_err_prefix(err, err->status,
+                              "--prefault takes --device-memory and "
+                              "--host-memory whole");
     return kva_model_engine_create(&params, &instance->engine, err);
 }
 

@@ -103,3 +103,16 @@ uint64_t kva_memory_available(void)
     kva_cgroup_read("", &machine.cgroup);
     return kva_machine_room(&machine);
 }
+
+enum kva_status kva_machine_check_tiers(uint64_t room, uint64_t bytes, bool gpu,
+                                        struct kva_err *err)
+{
+    const double gib = 1u << 30;
+    if (bytes <= room)
+        return KVA_OK;
+    return kva_fail_param(err, KVA_ENOMEM, "host-memory",
+                          "%s %.1f GiB, and %.1f can be taken: the kernel would kill the server "
+                          "when they fill",
+                          gpu ? "the host tier is" : "the tiers are", (double)bytes / gib,
+                          (double)room / gib);
+}

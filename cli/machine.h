@@ -5,6 +5,7 @@
 #define KVA_CLI_MACHINE_H
 
 #include "base/cgroup.h"
+#include "base/err.h"
 
 #include <stdbool.h>
 
@@ -40,5 +41,10 @@ static inline uint64_t kva_machine_room(const struct kva_machine *machine)
 
 /* Bytes of memory that this process could still take: the machine's and the cgroup's limits. */
 uint64_t kva_memory_available(void);
+
+/* Whether tiers of `bytes` (with a GPU the host's alone) can be taken where `room` can: KVA_ENOMEM
+ * with both numbers. */
+enum kva_status kva_machine_check_tiers(uint64_t room, uint64_t bytes, bool gpu,
+                                        struct kva_err *err);
 
 #endif

@@ -10,6 +10,7 @@
 #include "cli/cluster.h"
 #include "cli/front.h"
 #include "cli/instance.h"
+#include "cli/machine.h"
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -233,6 +234,17 @@ static void log_plan(const struct kva_cli_instance *instance)
     kva_buf_finish(&plan);
 }
 
+/* They are taken as they fill: what they lack is missing only then, in the middle of requests. */
+static void warn_of_tiers(const struct kva_cli_instance *instance)
+{
+    const struct kva_tier_bytes *budget = &instance->engine->limits.budget;
+    const bool gpu = instance->on_gpu;
+    struct kva_err err;
+    if (kva_machine_check_tiers(kva_memory_available(), budget->host + (gpu ? 0 : budget->device),
+                                gpu, &err))
+        kva_log(KVA_LOG_WARN, "%s; lower --device-memory or --host-memory", err.message);
+}
+
 static enum kva_status load(struct serve *serve, struct kva_err *err)
 {
     const struct kva_config *config = serve->config;
@@ -244,6 +256,8 @@ static enum kva_status load(struct serve *serve, struct kva_err *err)
     kva_log(KVA_LOG_INFO, "device        %s%s%s", kva_device_get_info(serve->instance.device)->name,
             why[0] ? "; " : "", why);
     log_plan(&serve->instance);
+    if (!config->prefault)
+        warn_of_tiers(&serve->instance);
     if (!serve->instance.chat_template)
         kva_log(KVA_LOG_WARN, "the model has no chat template: chat requests will be refused");
     struct kva_server_backend backend = {0};

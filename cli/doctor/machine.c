@@ -105,13 +105,12 @@ void kva_doctor_judge_tiers(const struct kva_machine *machine, uint64_t tiers, b
 {
     const char *options = gpu ? "the host tier is" : "the tiers are";
     uint64_t room = kva_machine_room(machine);
-    if (tiers > room)
+    struct kva_err err;
+    if (kva_machine_check_tiers(room, tiers, gpu, &err))
         kva_findings_add(findings, KVA_VERDICT_FAIL, "tiers",
                          "Lower --device-memory and --host-memory: the tiers, the weights and an "
                          "eighth for everything else have to fit.",
-                         "%s %.1f GiB, and %.1f can be taken: the kernel would kill the server "
-                         "when they fill",
-                         options, GIB(tiers), GIB(room));
+                         "%s", err.message);
     else if (tiers > room / 8 * 7)
         kva_findings_add(findings, KVA_VERDICT_WARN, "tiers",
                          "Leave an eighth for requests, grammars and weights.",

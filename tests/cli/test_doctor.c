@@ -118,6 +118,16 @@ static enum kva_verdict judge_tiers(uint64_t tiers, uint64_t limit, bool gpu)
     return verdict;
 }
 
+static void test_doctor__tiers_that_memory_lacks(void **state KVA_UNUSED)
+{
+    struct kva_err err = {0};
+    assert_int_equal(kva_machine_check_tiers(8 * GIB, 8 * GIB, false, &err), KVA_OK);
+    assert_int_equal(kva_machine_check_tiers(8 * GIB, 9 * GIB, false, &err), KVA_ENOMEM);
+    assert_non_null(strstr(err.message, "the tiers are 9.0 GiB, and 8.0 can be taken"));
+    assert_int_equal(kva_machine_check_tiers(8 * GIB, 9 * GIB, true, &err), KVA_ENOMEM);
+    assert_non_null(strstr(err.message, "the host tier is 9.0 GiB"));
+}
+
 static void test_doctor__tiers(void **state KVA_UNUSED)
 {
     assert_int_equal(judge_tiers(50 * GIB, UINT64_MAX, false), KVA_VERDICT_OK);
@@ -170,6 +180,7 @@ int main(void)
         cmocka_unit_test(test_doctor__processors),
         cmocka_unit_test(test_doctor__memory),
         cmocka_unit_test(test_doctor__tiers),
+        cmocka_unit_test(test_doctor__tiers_that_memory_lacks),
         cmocka_unit_test(test_doctor__findings_for_people_and_programs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -475,6 +475,15 @@ def test_start__budget_too_small():
     assert "host" in line
 
 
+def test_start__tiers_that_memory_lacks(servers):
+    twice = f"{2 * os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') >> 30}G"
+    # Taken at once they would end the process, and perhaps others, without a word.
+    line = serve("--prefault", "--host-memory", twice)
+    assert "--prefault" in line and "--host-memory" in line and len(re.findall(r"[\d.]+ GiB", line)) == 1, line
+    own = servers.start("--host-memory", twice)
+    assert re.search(r"warn .*the tiers are [\d.]+ GiB, and [\d.]+ can be taken.*--host-memory", own.log()), own.log()
+
+
 def test_start__unreadable_key_file_and_certificate(tmp_path):
     assert "nokeys" in serve("--api-key-file", str(tmp_path / "nokeys"))
     (tmp_path / "empty").write_text("\n# nothing\n")
