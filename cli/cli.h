@@ -51,6 +51,11 @@ int kva_cli_unexpected(const char *command, const struct kva_string_list *rest,
 KVA_MUST_CHECK enum kva_status kva_cli_check_reach(const struct kva_config *config,
                                                    struct kva_err *err);
 
+/* Origins and host names that no request can have are refused: they would be waited for in vain
+ * (reach.c). Fails: KVA_EINVAL. */
+KVA_MUST_CHECK enum kva_status kva_cli_check_callers(const struct kva_config *config,
+                                                     struct kva_err *err);
+
 /* The arguments joined by spaces, or else standard input up to a limit; the caller frees. NULL,
  * with a message printed: none, or too long. */
 char *kva_cli_text(const struct kva_string_list *rest, size_t *ret_length);

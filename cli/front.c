@@ -1,6 +1,7 @@
 /* front.c - from the options to the server's parameters. */
 #include "cli/front.h"
 
+#include "cli/cli.h"
 #include "cli/listen.h"
 
 #include <stdlib.h>
@@ -51,8 +52,8 @@ enum kva_status kva_cli_front_init(struct kva_cli_front *front, const struct kva
 {
     *front = (struct kva_cli_front){0};
     read_options(&front->params, config);
-    enum kva_status status = KVA_OK;
-    if (config->admin_listen)
+    enum kva_status status = kva_cli_check_callers(config, err);
+    if (!status && config->admin_listen)
         status = kva_cli_parse_address("admin-listen", config->admin_listen, &front->admin_host,
                                        &front->params.admin_port, err);
     if (!status && config->agent_listen)

@@ -462,6 +462,11 @@ def test_start__port_in_use(server: Server):
     assert str(server.port) in line and "in use" in line
 
 
+def test_start__callers_that_never_come():
+    assert "https://a.example/" in serve("--cors-origin", "https://a.example/")
+    assert "http://a.example" in serve("--allowed-host", "http://a.example")
+
+
 def test_start__other_machines_want_a_key():
     for host in ("0.0.0.0", "::"):
         line = serve("--host", host, env=clean_environment())
