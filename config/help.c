@@ -73,6 +73,32 @@ static void put_choices(const struct kva_option *option, struct kva_buf *text)
         kva_buf_putc(text, '.');
 }
 
+/* How the option is given: what has no flag by its variable. */
+static int write_flag(const struct kva_option *option, char *flag, size_t size)
+{
+    char variable[80];
+    const char *value = placeholder(option);
+    if (option->kind == KVA_OPTION_SECRETS) {
+        kva_option_variable(option->name, variable, sizeof(variable));
+        return snprintf(flag, size, "  %s=%s", variable, value);
+    }
+    return snprintf(flag, size, "  --%s%s%s", option->name, value ? " " : "", value ? value : "");
+}
+
+static void put_sources(struct kva_buf *out)
+{
+    kva_buf_puts(out, "\nAll\n");
+    kva_buf_printf(out, "%-*s", HELP_COLUMN, "  --config FILE");
+    put_wrapped(out, "JSON file with option names as keys.", HELP_COLUMN, HELP_COLUMN);
+    kva_buf_putc(out, '\n');
+    put_wrapped(out,
+                "Each option is an environment variable too, as KVAHEAD_DEVICE_MEMORY is "
+                "--device-memory, and a key of the file that --config or KVAHEAD_CONFIG names: a "
+                "flag comes before a variable, a variable before the file. What needs no value is "
+                "turned off by --no-NAME. BYTES take K, M, G, T (binary), TIME takes ms, s, m, h.",
+                0, 0);
+}
+
 void kva_options_help(enum kva_command command, struct kva_buf *out)
 {
     size_t count;
@@ -86,10 +112,7 @@ void kva_options_help(enum kva_command command, struct kva_buf *out)
             kva_buf_printf(out, "\n%s\n", option->group);
         group = option->group;
         char flag[80];
-        const char *value = placeholder(option);
-        bool secret = option->kind == KVA_OPTION_SECRETS;
-        int length = snprintf(flag, sizeof(flag), "  %s%s%s%s", secret ? "" : "--", option->name,
-                              value ? " " : "", value ? value : "");
+        int length = write_flag(option, flag, sizeof(flag));
         kva_buf_printf(out, "%-*s", HELP_COLUMN, flag);
         if (length >= HELP_COLUMN)
             kva_buf_printf(out, "\n%*s", HELP_COLUMN, "");
@@ -102,9 +125,7 @@ void kva_options_help(enum kva_command command, struct kva_buf *out)
         put_wrapped(out, text.data ? text.data : "", HELP_COLUMN, HELP_COLUMN);
         kva_buf_finish(&text);
     }
-    kva_buf_puts(out, "\nAll\n");
-    kva_buf_printf(out, "%-*s", HELP_COLUMN, "  --config FILE");
-    put_wrapped(out, "JSON file with option names as keys.", HELP_COLUMN, HELP_COLUMN);
+    put_sources(out);
 }
 
 static void put_range(const struct kva_option *option, struct kva_buf *out)

@@ -8,7 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FILE_BYTES_MAX (1u << 20)
+#define FILE_BYTES_MAX  (1u << 20)
+#define NAME_MAX_LENGTH 40u
+/* Wrong letters of a name that is still taken for an option's. */
+#define DISTANCE_MAX 2u
 
 /* Which options a source of higher precedence has set already. */
 struct loader {
@@ -115,11 +118,61 @@ static enum kva_status retired_option(const char *origin, struct kva_err *err)
                           origin);
 }
 
-static enum kva_status unknown_flag(const char *flag, struct kva_err *err)
+/* Letters to put in, leave out, replace or swap with their neighbour to make `b` of `a` (length
+ * `length`); more than DISTANCE_MAX counts as that many and one. */
+static unsigned distance(const char *a, size_t length, const char *b)
 {
-    if (strncmp(flag, "--", 2) == 0 && is_retired(flag + 2, strcspn(flag + 2, "=")))
-        return retired_option(flag, err);
-    return kva_fail(err, KVA_EINVAL, "unknown option '%.100s'; --help lists the options", flag);
+    unsigned rows[3][NAME_MAX_LENGTH + 1];
+    size_t columns = strlen(b);
+    if (length > NAME_MAX_LENGTH || columns > NAME_MAX_LENGTH)
+        return DISTANCE_MAX + 1;
+    for (size_t i = 0; i <= length; i++) {
+        unsigned *row = rows[i % 3], *above = rows[(i + 2) % 3], *before = rows[(i + 1) % 3];
+        row[0] = (unsigned)i;
+        for (size_t j = 1; j <= columns; j++) {
+            if (i == 0) {
+                row[j] = (unsigned)j;
+                continue;
+            }
+            unsigned same = above[j - 1] + (a[i - 1] != b[j - 1]);
+            unsigned other = 1 + (above[j] < row[j - 1] ? above[j] : row[j - 1]);
+            row[j] = same < other ? same : other;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+                before[j - 2] + 1 < row[j])
+                row[j] = before[j - 2] + 1;
+        }
+    }
+    return rows[length % 3][columns];
+}
+
+/* The option of this command that was probably meant, of a name with few wrong letters; NULL. */
+static const char *near_option(const struct loader *loader, const char *name, size_t length)
+{
+    const char *nearest = NULL;
+    unsigned least = length < 4 ? 2 : DISTANCE_MAX + 1;
+    for (size_t i = 0; i < loader->count; i++) {
+        const struct kva_option *option = &loader->options[i];
+        unsigned far = distance(name, length, option->name);
+        if ((option->commands & loader->sources->command) && far < least) {
+            nearest = option->name;
+            least = far;
+        }
+    }
+    return nearest;
+}
+
+static enum kva_status unknown_flag(const struct loader *loader, const char *flag,
+                                    struct kva_err *err)
+{
+    const char *near = NULL;
+    if (strncmp(flag, "--", 2) == 0) {
+        size_t length = strcspn(flag + 2, "=");
+        if (is_retired(flag + 2, length))
+            return retired_option(flag, err);
+        near = near_option(loader, flag + 2, length);
+    }
+    return kva_fail(err, KVA_EINVAL, "unknown option '%.100s'%s%s%s; --help lists the options",
+                    flag, near ? " (is --" : "", near ? near : "", near ? " meant?)" : "");
 }
 
 /* What an argument that begins with "--" says. */
@@ -167,8 +220,7 @@ static enum kva_status next_value(const struct loader *loader, const char *flag,
     return KVA_OK;
 }
 
-/* "KVAHEAD_DEVICE_MEMORY" of "device-memory". */
-static void write_env_name(const char *option, char *name, size_t size)
+void kva_option_variable(const char *option, char *name, size_t size)
 {
     int length = snprintf(name, size, "KVAHEAD_%s", option);
     for (int i = 8; i < length; i++)
@@ -179,7 +231,7 @@ static enum kva_status no_flag(const struct loader *loader, const struct kva_opt
                                struct kva_err *err)
 {
     char variable[80], file[80];
-    write_env_name(option->name, variable, sizeof(variable));
+    kva_option_variable(option->name, variable, sizeof(variable));
     int length = snprintf(file, sizeof(file), "%s-file", option->name);
     bool has_file = find_option(loader, file, (size_t)length) >= 0;
     return kva_fail_param(err, KVA_EINVAL, option->name,
@@ -196,7 +248,7 @@ static enum kva_status read_flag(struct loader *loader, int *index, char **ret_f
     const char *argument = loader->sources->argv[*index];
     struct flag flag = parse_flag(loader, argument);
     if (flag.option < 0 && !flag.is_file)
-        return unknown_flag(argument, err);
+        return unknown_flag(loader, argument, err);
     if (flag.option >= 0 && loader->options[flag.option].kind == KVA_OPTION_SECRETS)
         return no_flag(loader, &loader->options[flag.option], err);
     enum kva_status status = KVA_OK;
@@ -227,7 +279,7 @@ static enum kva_status read_arguments(struct loader *loader, struct kva_string_l
             if (status)
                 return status;
         } else if (!only_rest && argument[0] == '-' && argument[1]) {
-            return unknown_flag(argument, err);
+            return unknown_flag(loader, argument, err);
         } else if (ret_rest->count == KVA_LIST_MAX) {
             return kva_fail(err, KVA_EINVAL, "more than %u arguments", KVA_LIST_MAX);
         } else {
@@ -263,7 +315,7 @@ static enum kva_status read_environment(struct loader *loader, struct kva_err *e
 {
     char name[80];
     for (size_t i = 0; i < KVA_COUNT_OF(retired); i++) {
-        write_env_name(retired[i], name, sizeof(name));
+        kva_option_variable(retired[i], name, sizeof(name));
         if (loader->sources->env(name))
             return retired_option(name, err);
     }
@@ -271,7 +323,7 @@ static enum kva_status read_environment(struct loader *loader, struct kva_err *e
         const struct kva_option *option = &loader->options[i];
         if (loader->set[i] || !(option->commands & loader->sources->command))
             continue;
-        write_env_name(option->name, name, sizeof(name));
+        kva_option_variable(option->name, name, sizeof(name));
         const char *value = loader->sources->env(name);
         if (!value)
             continue;
@@ -329,9 +381,12 @@ static enum kva_status read_entry(struct loader *loader, const char *path, const
         return KVA_OK;
     if (found < 0 && is_retired(entry->string, strlen(entry->string)))
         return retired_option(entry->string, err);
-    if (found < 0)
-        return kva_fail(err, KVA_EINVAL, "configuration file '%s': unknown option '%.100s'", path,
-                        entry->string);
+    if (found < 0) {
+        const char *near = near_option(loader, entry->string, strlen(entry->string));
+        return kva_fail(err, KVA_EINVAL, "configuration file '%s': unknown option '%.100s'%s%s%s",
+                        path, entry->string, near ? " (is '" : "", near ? near : "",
+                        near ? "' meant?)" : "");
+    }
     const struct kva_option *option = &loader->options[found];
     bool several = option->kind == KVA_OPTION_LIST || option->kind == KVA_OPTION_SECRETS;
     if (loader->in_file[found] && !several)

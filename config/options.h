@@ -250,6 +250,9 @@ KVA_MUST_CHECK enum kva_status kva_config_set(struct kva_config *config,
                                               const struct kva_option *option, const char *value,
                                               const char *origin, struct kva_err *err);
 
+/* The environment variable of an option: "KVAHEAD_DEVICE_MEMORY" of "device-memory". */
+void kva_option_variable(const char *option, char *name, size_t size);
+
 /* The part of --help that lists a command's options, and the reference page in Markdown. */
 void kva_options_help(enum kva_command command, struct kva_buf *out);
 void kva_options_markdown(struct kva_buf *out);

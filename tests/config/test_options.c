@@ -103,7 +103,12 @@ static void test_options__errors_name_option_value_and_range(void **state KVA_UN
         {"--kv-bits=1", {"--kv-bits", "--kv specache:bits=1"}},
         {"--cpu-level=best", {"--cpu-level", "best", "auto", "ref"}},
         {"--prefix-cache=maybe", {"--prefix-cache", "maybe", "true"}},
-        {"--prot=1", {"--prot"}},
+        {"--prot=1", {"--prot", "is --port meant?", "--help"}},
+        {"--device-memroy=1G", {"is --device-memory meant?"}},
+        {"--device_memry=1G", {"is --device-memory meant?"}},
+        {"--kv-alow", {"is --kv-allow meant?"}},
+        {"--max-model-len=5", {"'--max-model-len=5'; --help"}},
+        {"--tp=2", {"'--tp=2'; --help"}},
         {"-p", {"-p"}},
         {"--no-port", {"--no-port"}},
         {"--host", {"--host", "value"}},
@@ -224,6 +229,21 @@ static void test_options__a_secret_is_no_flag(void **state KVA_UNUSED)
     env_api_key = NULL;
 }
 
+static void test_options__help_says_where_else_they_may_stand(void **state KVA_UNUSED)
+{
+    static const enum kva_command secretive[] = {KVA_CMD_SERVE, KVA_CMD_CHAT};
+    struct kva_buf text;
+    for (size_t i = 0; i < KVA_COUNT_OF(secretive); i++) {
+        kva_buf_init(&text, 1 << 20);
+        kva_options_help(secretive[i], &text);
+        assert_non_null(strstr(text.data, "\n  KVAHEAD_API_KEY=TEXT  "));
+        assert_non_null(strstr(text.data, "KVAHEAD_DEVICE_MEMORY is --device-memory"));
+        assert_non_null(strstr(text.data, "--no-NAME"));
+        assert_null(strstr(text.data, "  api-key"));
+        kva_buf_finish(&text);
+    }
+}
+
 static void test_options__bad_files(void **state KVA_UNUSED)
 {
     static const struct {
@@ -231,7 +251,8 @@ static void test_options__bad_files(void **state KVA_UNUSED)
     } cases[] = {
         {"{\"port\": 1,\n\n \"x\" 3}", "line 3"},
         {"[1]", "object"},
-        {"{\"prot\": 1}", "prot"},
+        {"{\"prot\": 1}", "unknown option 'prot' (is 'port' meant?)"},
+        {"{\"max_model_len\": 1}", "unknown option 'max_model_len'"},
         {"{\"port\": {}}", "port"},
         {"{\"port\": 1e999}", "port"},
         {"{\"port\": \"many\"}", "many"},
@@ -266,6 +287,7 @@ int main(void)
         cmocka_unit_test(test_options__an_option_is_no_value),
         cmocka_unit_test(test_options__precedence),
         cmocka_unit_test(test_options__a_secret_is_no_flag),
+        cmocka_unit_test(test_options__help_says_where_else_they_may_stand),
         cmocka_unit_test(test_options__bad_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
