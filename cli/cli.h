@@ -41,6 +41,9 @@ int kva_cli_options(int argc, char **argv);
 /* "kvahead: message" on standard error; returns KVA_EXIT_FAILURE. */
 int kva_cli_fail(const struct kva_err *err);
 
+/* For those who name a model as other servers have it: `serve MODEL`. */
+#define KVA_CLI_BY_MODEL "a model is given by --model MODEL"
+
 /* Says on standard error that a command takes no arguments, and what `instead`; returns
  * KVA_EXIT_USAGE. */
 int kva_cli_unexpected(const char *command, const struct kva_string_list *rest,

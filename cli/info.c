@@ -4,10 +4,12 @@
 
 #include <stdio.h>
 
-int kva_cli_info(const struct kva_config *config, const struct kva_string_list *rest KVA_UNUSED)
+int kva_cli_info(const struct kva_config *config, const struct kva_string_list *rest)
 {
     struct kva_cli_instance instance;
     struct kva_err err;
+    if (rest->count > 0)
+        return kva_cli_unexpected("info", rest, KVA_CLI_BY_MODEL);
     if (kva_cli_instance_open(&instance, config, &err))
         return kva_cli_fail(&err);
     struct kva_buf text;

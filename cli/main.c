@@ -101,24 +101,39 @@ static int run_command(size_t index, int argc, char **argv)
     return code;
 }
 
+/* Its place in the table; -1: there is none. */
+static int find_command(const char *name)
+{
+    for (size_t i = 0; i < KVA_COUNT_OF(commands); i++) {
+        if (strcmp(commands[i].name, name) == 0)
+            return (int)i;
+    }
+    return -1;
+}
+
+static int unknown_command(const char *name)
+{
+    fprintf(stderr, "kvahead: unknown command '%s'\n\n", name);
+    print_overview(stderr);
+    return KVA_EXIT_USAGE;
+}
+
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "--help";
+    const bool help = strcmp(name, "help") == 0;
+    int command = find_command(help && argc > 2 ? argv[2] : name);
     if (strcmp(name, "--version") == 0) {
         puts("kvahead " KVA_VERSION);
         return KVA_EXIT_OK;
     }
-    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
+    if (help && argc > 2)
+        return command < 0 ? unknown_command(argv[2]) : print_help((size_t)command);
+    if (help || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
         print_overview(argc > 1 ? stdout : stderr);
         return argc > 1 ? KVA_EXIT_OK : KVA_EXIT_USAGE;
     }
     if (strcmp(name, "options") == 0)
         return kva_cli_options(argc - 2, argv + 2);
-    for (size_t i = 0; i < KVA_COUNT_OF(commands); i++) {
-        if (strcmp(commands[i].name, name) == 0)
-            return run_command(i, argc - 2, argv + 2);
-    }
-    fprintf(stderr, "kvahead: unknown command '%s'\n\n", name);
-    print_overview(stderr);
-    return KVA_EXIT_USAGE;
+    return command < 0 ? unknown_command(name) : run_command((size_t)command, argc - 2, argv + 2);
 }

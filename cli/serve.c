@@ -408,7 +408,7 @@ int kva_cli_serve(const struct kva_config *config, const struct kva_string_list 
     struct kva_err err = {0};
     sigset_t set;
     if (rest->count > 0)
-        return kva_cli_unexpected("serve", rest, NULL);
+        return kva_cli_unexpected("serve", rest, KVA_CLI_BY_MODEL);
     return_freed_memory();
     block_signals(&set);
     enum kva_status status = kva_cli_check_reach(config, &err);

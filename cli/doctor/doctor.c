@@ -284,7 +284,7 @@ int kva_cli_doctor(const struct kva_config *config, const struct kva_string_list
     struct kva_machine machine;
     struct kva_err err = {0};
     if (rest->count > 0)
-        return kva_cli_unexpected("doctor", rest, NULL);
+        return kva_cli_unexpected("doctor", rest, KVA_CLI_BY_MODEL);
     if (kva_cli_check_writable(config->json, &err))
         return kva_cli_fail(&err);
     /* Findings say what a log would. */

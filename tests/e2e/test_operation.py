@@ -530,11 +530,17 @@ def test_commands__version_help_options():
         assert f"kvahead {name}" in overview.stdout
         help_ = command(name, "--help")
         assert help_.returncode == 0 and not help_.stderr and "--" in help_.stdout
+        assert command("help", name).stdout == help_.stdout
     options = command("options")
     assert options.returncode == 0 and "| `api-key-file` |" in options.stdout
     assert command().returncode == 2
     unknown = command("swerve")
     assert unknown.returncode == 2 and "swerve" in unknown.stderr
+    unknown = command("help", "swerve")
+    assert unknown.returncode == 2 and "swerve" in unknown.stderr
+    for name in ("serve", "info", "doctor"):
+        positional = command(name, MODEL)
+        assert positional.returncode == 2 and "--model MODEL" in positional.stderr
 
 
 def test_commands__info():
