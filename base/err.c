@@ -12,6 +12,8 @@ static const struct kva_status_info status_table[KVA_STATUS_COUNT] = {
     [KVA_EAUTH] = {"unauthorized", 401, "authentication_error", "invalid_api_key"},
     [KVA_ENOTFOUND] = {"not_found", 404, "not_found_error", "not_found"},
     [KVA_EMODEL] = {"model_not_found", 404, "invalid_request_error", "model_not_found"},
+    [KVA_EPREVIOUS] = {"previous_response_not_found", 400, "invalid_request_error",
+                       "previous_response_not_found"},
     [KVA_EMETHOD] = {"method_not_allowed", 405, "invalid_request_error", "method_not_allowed"},
     [KVA_ETIMEOUT] = {"timeout", 408, "timeout_error", "timeout"},
     [KVA_ETOOBIG] = {"body_too_large", 413, "invalid_request_error", "body_too_large"},

@@ -20,6 +20,7 @@ enum kva_status {
     KVA_EAUTH,        /* No or wrong key: 401. */
     KVA_ENOTFOUND,    /* No such route or file: 404. */
     KVA_EMODEL,       /* A model that is not served here: 404. */
+    KVA_EPREVIOUS,    /* The response to go on from is not stored: 400. */
     KVA_EMETHOD,      /* Route exists, method does not: 405. */
     KVA_ETIMEOUT,     /* The peer or a deadline was too slow: 408. */
     KVA_ETOOBIG,      /* Body over its limit: 413. */

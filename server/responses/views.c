@@ -21,7 +21,7 @@ enum kva_status kva_call_continue(struct kva_call *call)
     kva_buf_init(&conversation, server->params.responses_bytes_max + 1);
     enum kva_status status;
     if (!kva_response_store_get(server->responses, id, call->job.owner, NULL, &conversation, NULL))
-        status = kva_fail_param(&call->err, KVA_EINVAL, "previous_response_id",
+        status = kva_fail_param(&call->err, KVA_EPREVIOUS, "previous_response_id",
                                 "There is no stored response '%.80s'.", id);
     else if (conversation.failed)
         status = kva_fail_param(&call->err, KVA_ENOMEM, "previous_response_id", "Out of memory.");
