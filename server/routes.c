@@ -293,6 +293,11 @@ static enum kva_status no_route(const char *path, struct kva_err *err)
     if (near)
         return kva_fail(err, KVA_ENOTFOUND, "There is no route '%.200s', but there is '%s'.", path,
                         near->path);
+    if (strncmp(path, "/api/", strlen("/api/")) == 0)
+        return kva_fail(err, KVA_ENOTFOUND,
+                        "There is no route '%.200s': Ollama's API is not supported by this server, "
+                        "OpenAI's is, below /v1.",
+                        path);
     return kva_fail(err, KVA_ENOTFOUND, "There is no route '%.200s'.", path);
 }
 

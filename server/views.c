@@ -98,8 +98,11 @@ void kva_view_model(struct kva_server *server, struct kva_exchange *exchange)
         reply_json(exchange, 200, &body);
     } else {
         struct kva_err err;
-        kva_fail_param(&err, KVA_EMODEL, "model", "The model '%.200s' does not exist here.",
-                       id ? id : raw);
+        const bool knows = server->has_backend;
+        kva_fail_param(&err, KVA_EMODEL, "model",
+                       "The model '%.200s' does not exist here%s%.200s%s.", id ? id : raw,
+                       knows ? "; served is '" : "", knows ? server->backend.api.model_ids[0] : "",
+                       knows ? "'" : "");
         kva_server_reply_error(server, exchange, KVA_EMODEL, &err);
     }
     free(id);

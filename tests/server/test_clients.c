@@ -281,7 +281,19 @@ static void test_clients__routes_that_are_not_here(void **state)
                      "'/chat/completions', but there is '/v1/chat/completions'");
     expect_not_found("/v1/completions/", "but there is '/v1/completions'");
     expect_not_found("/models", "but there is '/v1/models'");
+    expect_not_found("/api/chat", "'/api/chat': Ollama's API is not supported by this server");
     expect_not_found("//v1/chat/completions", "There is no route '//v1/chat/completions'.");
+}
+
+static void test_clients__a_model_that_is_not_here(void **state)
+{
+    (void)state;
+    struct reply reply;
+    client_get(f.port, "/v1/models/gpt-9", &reply);
+    assert_int_equal(reply.status, 404);
+    if (!strstr(reply.body, "The model 'gpt-9' does not exist here; served is 'echo'."))
+        fail_msg("%s", reply.body);
+    reply_finish(&reply);
 }
 
 static double number_at(const cJSON *vector, int index)
@@ -373,6 +385,7 @@ int main(void)
         WITH_SERVER(test_clients__an_escaped_nul_is_named),
         WITH_SERVER(test_clients__histograms_have_buckets_where_values_are),
         WITH_SERVER(test_clients__routes_that_are_not_here),
+        WITH_SERVER(test_clients__a_model_that_is_not_here),
         WITH_SERVER(test_clients__embeddings_are_unit_vectors_in_the_order_of_the_texts),
         cmocka_unit_test(test_clients__a_page_may_send_any_header),
     };
