@@ -120,6 +120,7 @@ void kva_call_fail(struct kva_call *call, enum kva_status status, const struct k
     call->exchange = NULL;
     if (exchange && call->head_sent) {
         struct kva_buf frame;
+        kva_exchange_note_error(exchange, status, err);
         kva_buf_init(&frame, 8192);
         if (call->route == KVA_API_MESSAGES) {
             kva_buf_puts(&frame, "event: error\ndata: ");
@@ -336,6 +337,13 @@ static enum kva_status give_to(struct kva_workers *pool, struct kva_call *call)
     return kva_workers_submit(pool, &call->job, &call->err);
 }
 
+static void log_unknown_fields(struct kva_call *call)
+{
+    struct kva_exchange_info *info = kva_exchange_info(call->exchange);
+    info->unknown_fields = call->api->unknown_fields;
+    snprintf(info->unknown_field, sizeof(info->unknown_field), "%s", call->api->unknown_field);
+}
+
 /* Back on the event loop. */
 static void prepared(struct kva_job *job)
 {
@@ -356,6 +364,7 @@ static void prepared(struct kva_job *job)
     if (call->api) {
         struct kva_metrics *metrics = &call->server->metrics;
         metrics->unknown_fields += call->api->unknown_fields;
+        log_unknown_fields(call);
         if (call->api->template_steps > 0)
             kva_histogram_observe(&metrics->template_render,
                                   (double)call->api->template_ns / KVA_NS_PER_S);

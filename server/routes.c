@@ -178,6 +178,7 @@ void kva_server_reply_error(struct kva_server *server, struct kva_exchange *exch
         return;
     }
     struct kva_buf body;
+    kva_exchange_note_error(exchange, status, err);
     kva_buf_init(&body, 65536);
     kva_anthropic_error_json(&body, status, err);
     kva_exchange_reply_buf(exchange, kva_status_info(status)->http_code, "application/json", &body);

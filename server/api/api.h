@@ -218,7 +218,8 @@ struct kva_api_call {
 
     const atomic_bool *abandoned; /* by whoever prepares it: true ends that; or NULL */
 
-    uint32_t unknown_fields; /* accepted and counted */
+    uint32_t unknown_fields;               /* accepted and counted */
+    char unknown_field[KVA_ERR_PARAM_MAX]; /* the first of them, cut at any byte; "": none */
 
     /* Of the chat template, once it has rendered or failed to; 0 steps: it was not asked. */
     uint64_t template_steps;

@@ -2,6 +2,7 @@
 #include "server/api/fields.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 const char *kva_api_type_name(const cJSON *value)
@@ -188,7 +189,9 @@ enum kva_status kva_api_read_fields(struct kva_api_parser *p, const cJSON *objec
         if (!field && foreign)
             field = find(foreign, p->route, item->string);
         if (!field) {
-            p->call->unknown_fields++;
+            if (p->call->unknown_fields++ == 0)
+                snprintf(p->call->unknown_field, sizeof(p->call->unknown_field), "%s",
+                         item->string);
             continue;
         }
         if (cJSON_IsNull(item))

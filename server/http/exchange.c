@@ -364,10 +364,18 @@ void kva_exchange_reply_buf(struct kva_exchange *exchange, int code, const char 
         kva_exchange_reply(exchange, code, content_type, body->data, body->length);
 }
 
+void kva_exchange_note_error(struct kva_exchange *exchange, enum kva_status status,
+                             const struct kva_err *err)
+{
+    exchange->info.error = kva_status_info(status)->name;
+    snprintf(exchange->info.param, sizeof(exchange->info.param), "%s", err ? err->param : "");
+}
+
 void kva_exchange_reply_error(struct kva_exchange *exchange, enum kva_status status,
                               const struct kva_err *err)
 {
     struct kva_buf body;
+    kva_exchange_note_error(exchange, status, err);
     kva_buf_init(&body, 8192);
     kva_error_json(&body, status, err);
     kva_exchange_reply_buf(exchange, kva_status_info(status)->http_code, "application/json", &body);

@@ -118,7 +118,11 @@ struct kva_exchange_info {
     bool aborted;        /* the connection ended before the answer did */
     bool stalled;        /* it was cut because the peer took nothing for write_timeout_ns */
     int key_index;       /* -1: no key */
-    char summary[192];   /* what the log line adds, e.g. tokens and the finish reason */
+    const char *error;   /* name of the status that it was refused or ended with; NULL: none */
+    char param[KVA_ERR_PARAM_MAX];         /* the field at fault, or "" */
+    char unknown_field[KVA_ERR_PARAM_MAX]; /* the first one that nobody knows, or "" */
+    uint32_t unknown_fields;
+    char summary[192]; /* what the log line adds, e.g. tokens and the finish reason */
     char summary_json[192];
 };
 
@@ -154,6 +158,10 @@ void kva_exchange_reply(struct kva_exchange *exchange, int code, const char *con
 /* The same with the content of a buffer; 503 without a body if that ran out of memory. */
 void kva_exchange_reply_buf(struct kva_exchange *exchange, int code, const char *content_type,
                             const struct kva_buf *body);
+
+/* What the log says of an error; all that reply with one do. */
+void kva_exchange_note_error(struct kva_exchange *exchange, enum kva_status status,
+                             const struct kva_err *err);
 
 /* The same with an error in OpenAI's form and its status' code. */
 void kva_exchange_reply_error(struct kva_exchange *exchange, enum kva_status status,

@@ -188,6 +188,31 @@ def test_log__a_pipe_that_nobody_reads_holds_up_nothing():
 # --- keys
 
 
+def test_log__who_asked_what_was_refused_and_what_nobody_knows(servers, tmp_path):
+    (tmp_path / "keys").write_text("one name=search\ntwo\n")
+    own = servers.start("--api-key-file", str(tmp_path / "keys"), "--log-format", "json", key="one")
+
+    def logged(reply) -> dict:
+        wanted = reply.headers["x-request-id"]
+        return wait_until("the line", lambda: next(
+            (line for line in map(json.loads, own.log().splitlines()) if line.get("request_id") == wanted), None))
+
+    good = logged(own.post(COMPLETIONS, SMALL))
+    assert (good["key"], good["key_name"], good["output_tokens"]) == (0, "search", SMALL["max_tokens"]), good
+    assert not {"error", "param", "unknown_field"} & good.keys()
+    assert f" id={good['request_id']} key=0 key_name=search prompt=" in good["message"]
+    typed = logged(own.post(COMPLETIONS, SMALL | {"temprature": 0, 'x"\n key=7\u20ac': 1}))
+    assert (typed["unknown_field"], typed["unknown_fields"]) == ("temprature", 2), typed
+    assert " unknown=temprature+1 prompt=" in typed["message"]
+    forged = logged(own.post(COMPLETIONS, SMALL | {'x"\n key=7\u20ac': 1}))
+    assert forged["unknown_field"] == "x???key?7???" and " unknown=x???key?7??? " in forged["message"]
+    refused_ = logged(own.post(COMPLETIONS, SMALL | {"temperature": 9}))
+    assert (refused_["status"], refused_["error"], refused_["param"]) == (400, "invalid_request", "temperature")
+    assert " error=invalid_request param=temperature" in refused_["message"]
+    stranger = logged(own.request("GET", "/v1/models", headers={"Authorization": "Bearer three"}))
+    assert stranger["error"] == "unauthorized" and "key_name" not in stranger and "param" not in stranger
+
+
 def test_keys__on_every_route_but_liveness(servers, tmp_path):
     path = tmp_path / "keys"
     path.write_text("# two of them\n\nfile-one\n  file-two  \n")
