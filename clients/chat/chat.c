@@ -29,7 +29,9 @@ static enum kva_status choose_model(struct kva_chat *chat, struct kva_err *err)
     kva_buf_init(&ids, MODELS_BYTES_MAX);
     enum kva_status status = kva_chat_models(chat, &ids, err);
     if (!status && ids.length == 0)
-        status = kva_fail(err, KVA_ENOTFOUND, "the server lists no model; name one");
+        status = kva_fail(err, KVA_ENOTFOUND,
+                          "the server lists no model: if it is still loading its own, ask again "
+                          "in a while; else name one with --model-name");
     if (!status)
         status = kva_chat_use_model(chat, ids.data, err);
     kva_buf_finish(&ids);

@@ -214,6 +214,12 @@ static void on_models(struct evhttp_request *request, void *opaque)
               "{\"object\":\"list\",\"data\":[{\"id\":\"first\"},{\"id\":\"second\"}]}");
 }
 
+static void on_models_while_loading(struct evhttp_request *request, void *opaque)
+{
+    (void)opaque;
+    reply(request, 200, "application/json", "{\"object\":\"list\",\"data\":[]}");
+}
+
 static void on_stop(evutil_socket_t fd, short what, void *opaque)
 {
     struct stub *stub = opaque;
@@ -243,6 +249,7 @@ struct stub *stub_start(bool want_key)
     stub->stop = event_new(stub->base, -1, 0, on_stop, stub);
     evhttp_set_cb(stub->http, "/v1/chat/completions", on_chat, stub);
     evhttp_set_cb(stub->http, "/v1/models", on_models, stub);
+    evhttp_set_cb(stub->http, "/v1/loading/models", on_models_while_loading, stub);
     struct evhttp_bound_socket *bound = evhttp_bind_socket_with_handle(stub->http, "127.0.0.1", 0);
     getsockname(evhttp_bound_socket_get_fd(bound), (struct sockaddr *)&address, &length);
     snprintf(stub->url, sizeof(stub->url), "http://127.0.0.1:%u/v1/",

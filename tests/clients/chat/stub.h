@@ -21,7 +21,7 @@ struct stub;
 struct stub *stub_start(bool want_key);
 void stub_stop(struct stub *stub);
 
-/* "http://127.0.0.1:PORT/v1/" */
+/* "http://127.0.0.1:PORT/v1/"; with "loading" behind it, of a server that lists no model yet. */
 const char *stub_url(const struct stub *stub);
 
 /* The chat requests' bodies so far, in order; valid until the stub stops. NULL: fewer came. */

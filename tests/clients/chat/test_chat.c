@@ -178,6 +178,17 @@ static void test_chat__unreachable_and_wrong_urls(void **state KVA_UNUSED)
     expect_part(run.err.message, "127.0.0.1");
 }
 
+static void test_chat__server_that_lists_no_model(void **state KVA_UNUSED)
+{
+    char url[64];
+    struct run run;
+    snprintf(url, sizeof(url), "%sloading", stub_url(stub));
+    chat_with((struct kva_chat_params){.url = url}, "hello\n", &run);
+    assert_int_equal(run.status, KVA_ENOTFOUND);
+    expect_part(run.err.message, "loading");
+    expect_part(run.err.message, "--model-name");
+}
+
 static void test_chat__key(void **state KVA_UNUSED)
 {
     struct stub *open_stub = stub;
@@ -287,6 +298,7 @@ int main(void)
         TEST(test_chat__answers_of_other_kinds),
         TEST(test_chat__failures_end_the_run_and_say_why),
         TEST(test_chat__unreachable_and_wrong_urls),
+        TEST(test_chat__server_that_lists_no_model),
         TEST(test_chat__key),
         TEST(test_chat__commands),
         TEST(test_chat__save_never_overwrites),
