@@ -90,19 +90,23 @@ void kva_view_models(struct kva_server *server, struct kva_exchange *exchange)
 void kva_view_model(struct kva_server *server, struct kva_exchange *exchange)
 {
     const char *raw = kva_exchange_info(exchange)->path + strlen("/v1/models/");
+    struct kva_err err;
+    /* Before the model is there nobody knows whether it is this one. */
+    enum kva_status status = server->has_backend ? KVA_OK : kva_server_check_open(server, &err);
+    if (status) {
+        kva_server_reply_error(server, exchange, status, &err);
+        return;
+    }
     char *id = evhttp_uridecode(raw, 0, NULL);
-    if (id && server->has_backend && kva_api_serves_model(&server->backend.api, id)) {
+    if (id && kva_api_serves_model(&server->backend.api, id)) {
         struct kva_buf body;
         kva_buf_init(&body, 65536);
         model_json(&body, server, id);
         reply_json(exchange, 200, &body);
     } else {
-        struct kva_err err;
-        const bool knows = server->has_backend;
         kva_fail_param(&err, KVA_EMODEL, "model",
-                       "The model '%.200s' does not exist here%s%.200s%s.", id ? id : raw,
-                       knows ? "; served is '" : "", knows ? server->backend.api.model_ids[0] : "",
-                       knows ? "'" : "");
+                       "The model '%.200s' does not exist here; served is '%.200s'.", id ? id : raw,
+                       server->backend.api.model_ids[0]);
         kva_server_reply_error(server, exchange, KVA_EMODEL, &err);
     }
     free(id);

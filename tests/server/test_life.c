@@ -127,19 +127,24 @@ static void test_serving__12_loading_says_503_until_attached(void **state)
     assert_int_equal(get_status("/metrics"), 200);
     assert_int_equal(get_status("/v1/models"), 200);
     assert_int_equal(get_status("/v1/kvahead/requests"), 200);
-    client_get(f.port, "/ready", &reply);
-    assert_int_equal(reply.status, 503);
-    assert_non_null(strstr(reply.body, "still loading"));
-    reply_finish(&reply);
+    static const char *const waiting[] = {"/ready", "/v1/models/echo", "/v1/models/other"};
+    for (size_t i = 0; i < KVA_COUNT_OF(waiting); i++) {
+        client_get(f.port, waiting[i], &reply);
+        assert_int_equal(reply.status, 503);
+        assert_non_null(reply_header(&reply, "Retry-After"));
+        assert_non_null(strstr(reply.body, "still loading"));
+        reply_finish(&reply);
+    }
     client_post(f.port, "/v1/completions", "{\"prompt\":\"x\"}", &reply);
     assert_int_equal(reply.status, 503);
     assert_non_null(reply_header(&reply, "Retry-After"));
     reply_finish(&reply);
-    assert_true(client_metric(f.port, "kvahead_requests_rejected_total", "loading") == 1);
+    assert_true(client_metric(f.port, "kvahead_requests_rejected_total", "loading") == 3);
     fixture_attach(&f);
     for (int i = 0; i < 5000 && get_status("/ready") != 200; i++)
         usleep(1000);
     assert_int_equal(get_status("/ready"), 200);
+    assert_int_equal(get_status("/v1/models/echo"), 200);
     client_post(f.port, "/v1/completions", "{\"prompt\":\"x\"}", &reply);
     assert_int_equal(reply.status, 200);
     reply_finish(&reply);
