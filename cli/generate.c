@@ -160,6 +160,11 @@ int kva_cli_generate(const struct kva_config *config, const struct kva_string_li
     struct kva_cli_instance instance;
     struct kva_err err;
     size_t length = 0;
+    if (config->prompt && rest->count > 0) {
+        fprintf(stderr, "kvahead: generate has two texts, --prompt and '%s': which one?\n",
+                rest->items[0]);
+        return KVA_EXIT_USAGE;
+    }
     char *text = config->prompt ? strdup(config->prompt) : kva_cli_text(rest, &length);
     if (!text)
         return KVA_EXIT_USAGE;

@@ -45,7 +45,8 @@ char *kva_cli_text(const struct kva_string_list *rest, size_t *ret_length)
         fprintf(stderr, "kvahead: the text is over %zu bytes, or memory is out\n", TEXT_BYTES_MAX);
     else if (text.length == 0)
         fprintf(stderr, "kvahead: no text given\n");
-    char *data = kva_buf_take(&text, ret_length);
+    bool some = !text.failed && text.length > 0;
+    char *data = some ? kva_buf_take(&text, ret_length) : NULL;
     kva_buf_finish(&text);
     return data;
 }

@@ -584,6 +584,8 @@ def test_commands__tokenize_as_the_server_does(server):
     assert by_input.stdout == by_argument.stdout
     raw = command("tokenize", "--model", MODEL, "--ids", "--raw", text)
     assert [int(i) for i in raw.stdout.split()] == server.encode(text)
+    empty = command("tokenize", "--model", MODEL, "")
+    assert empty.returncode == 1 and empty.stderr == "kvahead: no text given\n" and not empty.stdout
     shown = command("tokenize", "--model", MODEL, text)
     assert len(shown.stdout.splitlines()) == len(by_server)
 
@@ -595,6 +597,9 @@ def test_commands__generate_as_the_server_does(server):
     assert done.returncode == 0, done
     assert document["choices"][0]["text"].strip() in done.stdout
     assert command(*asked, "--kv", "offload", "Once upon a time").stdout == done.stdout
+    for text, words in ((("--prompt", "Once", "upon"), "two texts"), (("",), "no text given")):
+        refused_ = command(*asked, *text)
+        assert refused_.returncode == 2 and words in refused_.stderr and not refused_.stdout, refused_
     seeded = [command(*asked, "--temperature", "1", "--seed", "7", "Once").stdout for _ in (1, 2)]
     assert seeded[0] == seeded[1]
 
