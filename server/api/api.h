@@ -57,10 +57,11 @@ struct kva_api_config {
     struct kva_reply_traits reply;
     bool template_takes_tools;
     bool template_knows_calls; /* in the history */
-    int32_t reply_marker;      /* the style's marker, where it is a special token; else -1 */
-    uint32_t context_max;      /* prompt + output tokens */
-    uint32_t vocab_size;       /* ids below this exist */
-    uint32_t token_bytes_max;  /* of any token: a text of more bytes than the context can have is
+    bool template_knows_developers;
+    int32_t reply_marker;     /* the style's marker, where it is a special token; else -1 */
+    uint32_t context_max;     /* prompt + output tokens */
+    uint32_t vocab_size;      /* ids below this exist */
+    uint32_t token_bytes_max; /* of any token: a text of more bytes than the context can have is
                                  refused unread; 0: not known */
     const uint32_t *eos_ids;
     uint32_t eos_count;

@@ -46,6 +46,8 @@ static enum kva_status render_chat(const struct kva_api_config *config, struct k
     uint64_t begin_ns = kva_time_ns();
     cJSON *messages = cJSON_GetObjectItemCaseSensitive(call->json, "messages");
     size_t bytes_max = config->limits.arena_bytes_max;
+    if (!config->template_knows_developers)
+        kva_reply_rename_developers(messages);
     bool told = config->template_knows_calls || kva_reply_tell_history(messages, bytes_max);
     if (call->tools.list && !config->template_takes_tools)
         told = told &&

@@ -11,6 +11,14 @@
 #define TOOLS_MAX      128u
 #define NAME_BYTES_MAX 256u
 
+/* As a string of its own: the word may be in a default text. */
+static bool names_developers(const char *source, size_t length)
+{
+    static const char *const strings[] = {"'developer'", "\"developer\""};
+    return memmem(source, length, strings[0], strlen(strings[0])) != NULL ||
+           memmem(source, length, strings[1], strlen(strings[1])) != NULL;
+}
+
 void kva_api_read_template(struct kva_api_config *config, const enum kva_reply_style *style,
                            const bool *thinks)
 {
@@ -23,12 +31,14 @@ void kva_api_read_template(struct kva_api_config *config, const enum kva_reply_s
     size_t length = 0;
     config->reply = (struct kva_reply_traits){.style = KVA_REPLY_NONE};
     config->template_takes_tools = config->template_knows_calls = false;
+    config->template_knows_developers = false;
     config->reply_marker = -1;
     if (config->chat_template) {
         const char *source = kva_template_source(config->chat_template, &length);
         kva_reply_read_template(source, length, &config->reply);
         config->template_takes_tools = kva_template_mentions(config->chat_template, "tools");
         config->template_knows_calls = memmem(source, length, "tool", 4) != NULL;
+        config->template_knows_developers = names_developers(source, length);
     }
     if (style)
         config->reply.style = *style;

@@ -57,6 +57,26 @@ def check_call(call) -> None:
     jsonschema.Draft202012Validator(schema).validate(json.loads(call.function.arguments))
 
 
+DEVELOPER = [{"role": "developer", "content": "Answer in French."}, {"role": "user", "content": "hi"}]
+# As Qwen2.5's: who it does not know has said nothing.
+LEAVES_OUT = "{% for m in messages %}{% if m.role in ['system', 'user'] %}{{ m.role }}: {{ m.content }}\n{% endif %}{% endfor %}"
+KNOWS = "{# a developer #}{% for m in messages %}{% if m.role == 'developer' %}DEV {% endif %}{{ m.content }}\n{% endfor %}"
+
+
+def test_developer__is_the_system_where_the_template_does_not_name_it(servers, tmp_path):
+    for template, want in ((LEAVES_OUT, "system: Answer in French.\nuser: hi\n"), (KNOWS, "DEV Answer in French.\nhi\n")):
+        (tmp_path / "template.jinja").write_text(template)
+        own = servers.start("--chat-template", str(tmp_path / "template.jinja"))
+        tokens = own.post("/tokenize", {"messages": DEVELOPER}).json()["tokens"]
+        assert own.post("/detokenize", {"tokens": tokens}).json()["prompt"] == want
+        asked = own.post("/v1/chat/completions", {"messages": DEVELOPER, "max_tokens": 1, "return_token_ids": True})
+        assert asked.json()["prompt_token_ids"] == tokens
+        asked = own.post("/v1/responses", {"input": DEVELOPER, "max_output_tokens": 16}).json()
+        assert asked["usage"]["input_tokens"] == len(tokens)
+        items = own.request("GET", f"/v1/responses/{asked['id']}/input_items").json()["data"]
+        assert {item["role"] for item in items} == {"developer", "user"}
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_required__is_a_call_of_the_schema(client, policy):
     for temperature in (0, 1):

@@ -60,6 +60,10 @@ bool kva_reply_tell_tools(cJSON *messages, const cJSON *tools, bool required, si
  * the user says. False: as above. */
 bool kva_reply_tell_history(cJSON *messages, size_t bytes_max);
 
+/* For those that do not name the role `developer`, OpenAI's newer word for `system`: many leave out
+ * what has a role that they do not know. */
+void kva_reply_rename_developers(cJSON *messages);
+
 /* --- parsing --------------------------------------------------------------------------------- */
 
 /* What a grammar has made sure of. */

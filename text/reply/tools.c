@@ -97,6 +97,15 @@ static bool tell_tools(cJSON *messages, const cJSON *tools, bool required, struc
     return false;
 }
 
+void kva_reply_rename_developers(cJSON *messages)
+{
+    for (cJSON *message = messages->child; message; message = message->next) {
+        cJSON *role = cJSON_GetObjectItemCaseSensitive(message, "role");
+        if (cJSON_IsString(role) && strcmp(role->valuestring, "developer") == 0)
+            cJSON_SetValuestring(role, "system"); /* shorter: in its place */
+    }
+}
+
 bool kva_reply_tell_history(cJSON *messages, size_t bytes_max)
 {
     bool told = true;

@@ -394,6 +394,19 @@ static void test_tools__are_told_where_the_template_has_no_place_for_them(void *
     cJSON_Delete(tools);
 }
 
+static void test_developers__are_the_system(void **state KVA_UNUSED)
+{
+    cJSON *messages =
+        cJSON_Parse("[{\"role\":\"developer\",\"content\":\"developer\"},"
+                    "{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"developer\"}]");
+    kva_reply_rename_developers(messages);
+    char *text = cJSON_PrintUnformatted(messages);
+    assert_string_equal(text, "[{\"role\":\"system\",\"content\":\"developer\"},"
+                              "{\"role\":\"user\",\"content\":\"hi\"},{\"role\":\"system\"}]");
+    free(text);
+    cJSON_Delete(messages);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -410,6 +423,7 @@ int main(void)
         cmocka_unit_test(test_reply__held_text_is_bounded),
         cmocka_unit_test(test_xml__calls_are_objects_of_the_schema),
         cmocka_unit_test(test_template__shows_its_style),
+        cmocka_unit_test(test_developers__are_the_system),
         cmocka_unit_test(test_tools__are_told_where_the_template_has_no_place_for_them),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
