@@ -68,7 +68,14 @@ def test_run__offline_is_told_to_both(tree):
     assert tree.calls() == [f"pull {KNOWN} --log-format text --offline", f"serve --model {KNOWN} --offline"]
 
 
-@pytest.mark.parametrize("option", ["--model=x", "--config=x", "--help"])
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_run__help_is_its_own_and_the_server_s(tree, option):
+    done = tree.run(option)
+    assert tree.calls() == [f"serve {option}"] and done.returncode == 0 and not done.stderr
+    assert "./run --cluster N" in done.stdout and "#" not in done.stdout and "set -e" not in done.stdout
+
+
+@pytest.mark.parametrize("option", ["--model=x", "--config=x"])
 def test_run__a_model_of_one_s_own(tree, option):
     done = tree.run(option)
     assert tree.calls() == [f"serve {option}"] and not done.stdout
