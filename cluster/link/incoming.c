@@ -34,7 +34,7 @@ void kva_incoming_free(struct kva_transport *transport, struct incoming *frame)
     if (frame->is_ucx)
         kva_ucx.am_data_release(transport->worker, frame->bytes);
     else
-        free(frame->bytes);
+        kva_spares_give(&transport->spares, frame->bytes);
     free(frame);
 }
 
@@ -119,12 +119,6 @@ static bool check(struct connection *connection, const struct incoming *frame, s
     return false;
 }
 
-static void *allocate(uint64_t size)
-{
-    size_t whole = (size_t)(size + LINK_ALIGNMENT - 1) / LINK_ALIGNMENT * LINK_ALIGNMENT;
-    return aligned_alloc(LINK_ALIGNMENT, whole > 0 ? whole : LINK_ALIGNMENT);
-}
-
 /* The first piece of a frame. UCX's memory is kept (UCS_INPROGRESS) if it holds the whole frame, is
  * aligned and may be kept (`lasting`). */
 static ucs_status_t begin(struct connection *connection, const struct incoming *frame, void *bytes,
@@ -135,13 +129,14 @@ static ucs_status_t begin(struct connection *connection, const struct incoming *
     struct incoming *held = malloc(sizeof(*held));
     bool is_ucx =
         lasting && size > 0 && size == frame->size && (uintptr_t)bytes % LINK_ALIGNMENT == 0;
-    uint8_t *memory = is_ucx ? bytes : allocate(frame->size);
+    struct kva_spares *spares = &connection->link->transport->spares;
+    uint8_t *memory = is_ucx ? bytes : kva_spares_take(spares, frame->size);
     if (!held || !memory) {
         kva_connection_fail(connection, "no memory for a frame of %llu bytes",
                             (unsigned long long)frame->size);
         free(held);
         if (!is_ucx)
-            free(memory);
+            kva_spares_give(spares, memory);
         return UCS_OK;
     }
     *held = *frame;

@@ -26,6 +26,7 @@
 #define KVA_CLUSTER_LINK_INTERNAL_H
 
 #include "base/list.h"
+#include "base/spares.h"
 #include "cluster/link/address.h"
 #include "cluster/link/hello.h"
 #include "cluster/link/link.h"
@@ -85,6 +86,7 @@ struct connection {
 struct outgoing {
     struct kva_list links;
     struct connection *connection;
+    struct kva_spares *spares; /* which have its memory */
     uint64_t cost;
     uint32_t uses;
     uint8_t prefix[LINK_PREFIX_BYTES];
@@ -112,6 +114,7 @@ struct kva_transport {
 
     struct kva_list links;    /* struct kva_link */
     struct kva_list orphans;  /* connections of links that are gone */
+    struct kva_spares spares; /* memory of frames */
     struct kva_link *watcher; /* which descriptor shows `fd`; NULL: none does */
 };
 

@@ -2,7 +2,6 @@
  * its pieces. Nobody waits longer for his turn than a piece takes. */
 #include "cluster/link/internal.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 static void write_u32(uint8_t *at, uint32_t value)
@@ -30,7 +29,7 @@ static void release(struct outgoing *frame)
         return;
     frame->connection->unsent_bytes -= frame->cost;
     kva_list_remove(&frame->links);
-    free(frame);
+    kva_spares_give(frame->spares, frame);
 }
 
 static void sent(void *request, ucs_status_t status, void *arg)
@@ -108,10 +107,11 @@ enum kva_status kva_outgoing_send(struct connection *connection, uint32_t type, 
     if (connection->unsent_bytes > 0 &&
         connection->unsent_bytes + cost > connection->link->params.unsent_bytes_max)
         return KVA_EBUSY;
-    struct outgoing *frame = malloc(sizeof(*frame) + size);
+    struct kva_spares *spares = &connection->link->transport->spares;
+    struct outgoing *frame = kva_spares_take(spares, sizeof(*frame) + size);
     if (!frame)
         return KVA_ENOMEM;
-    *frame = (struct outgoing){.connection = connection, .cost = cost, .uses = 1};
+    *frame = (struct outgoing){.connection = connection, .spares = spares, .cost = cost, .uses = 1};
     copy(frame, header, header_bytes, data, data_bytes);
     write_prefix(frame->prefix, ++connection->sent, type, kind, header_bytes, size);
     kva_list_append(&connection->unsent, &frame->links);
@@ -126,7 +126,7 @@ void kva_outgoing_drop(struct connection *connection)
     while (!kva_list_empty(&connection->unsent)) {
         struct outgoing *first = KVA_CONTAINER_OF(connection->unsent.next, struct outgoing, links);
         kva_list_remove(&first->links);
-        free(first);
+        kva_spares_give(first->spares, first);
     }
     connection->unsent_bytes = 0;
 }

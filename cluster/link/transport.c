@@ -6,6 +6,9 @@
 
 enum { PROGRESS_MAX = 32 }; /* of UCX's, before what came is handed on */
 
+/* Of frames that come and go. */
+#define SPARE_BYTES ((size_t)32 << 20)
+
 /* What is set besides what UCX finds out by itself.
  *
  * Nothing is sent from where it lies (ZCOPY_THRESH): when a peer dies in the middle of that, UCX's TCP
@@ -148,6 +151,7 @@ enum kva_status kva_transport_create(const char *address, uint32_t peers_max,
         return kva_fail(err, KVA_ENOMEM, "no memory for links");
     kva_list_init(&transport->links);
     kva_list_init(&transport->orphans);
+    kva_spares_init(&transport->spares, SPARE_BYTES);
     pthread_mutex_init(&transport->lock, NULL);
     pthread_cond_init(&transport->changed, NULL);
     enum kva_status status = open(transport, address, peers_max, err);
@@ -167,6 +171,7 @@ void kva_transport_destroy(struct kva_transport *transport)
     if (transport->context)
         kva_ucx.cleanup(transport->context);
     kva_connection_reap(&transport->orphans, true);
+    kva_spares_finish(&transport->spares);
     pthread_cond_destroy(&transport->changed);
     pthread_mutex_destroy(&transport->lock);
     free(transport);

@@ -186,7 +186,7 @@ uint64_t kva_node_between_steps(void *opaque, struct kva_scheduler *scheduler)
         struct kva_note *note = KVA_CONTAINER_OF(notes.next, struct kva_note, link);
         kva_list_remove(&note->link);
         take(node, scheduler, note);
-        kva_note_free(note);
+        kva_note_free(&node->to_engine, note);
     }
     while ((count = kva_debtor_take_lost(node->debtor, lost, KVA_COUNT_OF(lost))) > 0) {
         for (uint32_t i = 0; i < count; i++)

@@ -9,6 +9,7 @@
 #define KVA_CLUSTER_NODE_MAILBOX_H
 
 #include "base/list.h"
+#include "base/spares.h"
 #include "cluster/members/members.h"
 #include "cluster/message.h"
 
@@ -37,6 +38,7 @@ struct kva_mailbox {
     size_t bytes;
     size_t bytes_max;
     uint64_t lost;
+    struct kva_spares spares; /* of notes with the content of pages */
 };
 
 void kva_mailbox_init(struct kva_mailbox *mailbox, size_t bytes_max);
@@ -52,6 +54,6 @@ bool kva_mailbox_put_member(struct kva_mailbox *mailbox, enum kva_note_kind kind
 
 /* All of it, in order; each is freed by its taker. */
 void kva_mailbox_take(struct kva_mailbox *mailbox, struct kva_list *ret);
-void kva_note_free(struct kva_note *note);
+void kva_note_free(struct kva_mailbox *mailbox, struct kva_note *note);
 
 #endif

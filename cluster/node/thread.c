@@ -160,7 +160,7 @@ static void send_out(struct kva_node *node)
         struct kva_note *note = KVA_CONTAINER_OF(notes.next, struct kva_note, link);
         kva_list_remove(&note->link);
         kva_node_route(node, note->message, note->size, note->content, note->content_bytes);
-        kva_note_free(note);
+        kva_note_free(&node->to_cluster, note);
     }
 }
 

@@ -5,8 +5,8 @@
  *
  * A table in Markdown. The pages go the way that a server's go: the engine's thread copies them into a
  * mailbox, another thread sends them, at most so many unacknowledged as a loan may have; the other
- * process writes them where a creditor's device tier would be. Rates are taken in turns, a block of
- * steps each. */
+ * process writes them where a creditor's device tier would be. Blocks of steps with and without are
+ * taken in turns. */
 #include "tests/cmocka.h"
 
 #include "base/clock.h"
@@ -17,6 +17,7 @@
 #include "engine/lending.h"
 #include "tests/engine/fixture.h"
 
+#include <malloc.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -30,7 +31,7 @@
 enum { UNACKED = 8, BLOCK = 48, SKIPPED = 8, BLOCKS_MAX = 64, MESSAGE_BYTES = 64 };
 
 static const char secret[] = "a secret of this benchmark";
-static const uint32_t rates[] = {0, 8, 16, 32, 64, 128, 256, 512}; /* tokens a step */
+static const uint32_t rates[] = {8, 16, 32, 64, 128, 256, 512}; /* tokens a step */
 
 /* A link and who uses it: the sender's thread, or the other process. */
 struct side {
@@ -152,7 +153,7 @@ static void send_out(struct side *side)
         require(kva_link_send(side->link, 2, 0, note->message, note->size, note->content,
                               note->content_bytes) == KVA_OK,
                 "a page cannot be sent");
-        kva_note_free(note);
+        kva_note_free(&side->mailbox, note);
     }
 }
 
@@ -175,10 +176,12 @@ struct debtor {
     struct kva_sampling_params sampling;
     struct kva_sequence *seq;
     struct side side;
+    uint32_t *prompt;
+    uint32_t tokens;
     uint32_t pages; /* that may leave */
     uint32_t next;
     double due;
-    uint64_t copied; /* pages, in this block */
+    uint64_t copied, copy_ns; /* pages, in this block, and what they took this thread */
 };
 
 static void open_debtor(struct debtor *d, const char *model, uint32_t tokens, uint32_t steps)
@@ -190,26 +193,43 @@ static void open_debtor(struct debtor *d, const char *model, uint32_t tokens, ui
                                           .context_max = tokens + steps + 2};
     d->sampling = fixture_greedy();
     fixture_open(&d->fixture, &params);
-    uint32_t *prompt = calloc(tokens, sizeof(*prompt));
-    require(prompt, "no memory");
-    fixture_prompt(prompt, tokens, d->fixture.model->config.vocab_size, 3);
-    const struct kva_sequence_params wanted = {.prompt = prompt,
-                                               .prompt_tokens = tokens,
-                                               .tokens_max = tokens + steps + 2,
+    d->prompt = calloc(tokens, sizeof(*d->prompt));
+    require(d->prompt, "no memory");
+    fixture_prompt(d->prompt, tokens, d->fixture.model->config.vocab_size, 3);
+    d->tokens = tokens;
+    d->pages = tokens / KVA_PAGE_TOKENS - 1;
+}
+
+static void close_debtor(struct debtor *d)
+{
+    free(d->prompt);
+    fixture_close(&d->fixture);
+}
+
+/* Each rate has a sequence of its own: one that has grown takes longer. */
+static void start_sequence(struct debtor *d, uint32_t steps)
+{
+    const struct kva_sequence_params wanted = {.prompt = d->prompt,
+                                               .prompt_tokens = d->tokens,
+                                               .tokens_max = d->tokens + steps + 2,
                                                .sampling = &d->sampling,
                                                .kv = kva_kv_spec_default(KVA_KV_FULL),
                                                .cache_disabled = true};
     struct kva_err err;
     d->seq = fixture_start(&d->fixture, &wanted);
     require(kva_model_engine_fill(d->fixture.engine, d->seq, 5, &err) == KVA_OK, err.message);
-    free(prompt);
-    d->pages = tokens / KVA_PAGE_TOKENS - 1;
+}
+
+static void end_sequence(struct debtor *d)
+{
+    d->fixture.engine->ops->destroy(d->fixture.engine->self, d->seq);
 }
 
 /* Pages that are due leave, as far as those before them have arrived. */
 static void copy_pages(struct debtor *d, uint32_t rate)
 {
     const unsigned char message[MESSAGE_BYTES] = {0};
+    const uint64_t begin_ns = kva_time_ns();
     d->due += (double)rate / KVA_PAGE_TOKENS;
     while (d->due >= 1 && atomic_load(&d->side.unacked) < UNACKED) {
         const void *page = kva_lending_home_of(d->fixture.engine, d->seq, d->next);
@@ -222,6 +242,7 @@ static void copy_pages(struct debtor *d, uint32_t rate)
         kva_link_wake(d->side.link);
     }
     d->due = d->due > UNACKED ? UNACKED : d->due;
+    d->copy_ns += kva_time_ns() - begin_ns;
 }
 
 static void step(struct debtor *d, uint32_t rate)
@@ -236,21 +257,26 @@ static void step(struct debtor *d, uint32_t rate)
     require(item.status == KVA_OK, kva_status_info(item.status)->name);
 }
 
-/* Milliseconds of a step, on average over a block; pages of a step. */
-static double run_block(struct debtor *d, uint32_t rate, double *ret_pages)
+/* Of a step, on average over a block. */
+struct measured {
+    double ms, copy_ms, pages;
+};
+
+static struct measured run_block(struct debtor *d, uint32_t rate)
 {
     d->due = 0;
     for (uint32_t i = 0; i < SKIPPED; i++)
         step(d, rate);
-    d->copied = 0;
+    d->copied = d->copy_ns = 0;
     uint64_t begin_ns = kva_time_ns();
     for (uint32_t i = SKIPPED; i < BLOCK; i++)
         step(d, rate);
     double took_ms = (double)(kva_time_ns() - begin_ns) / 1e6;
     while (atomic_load(&d->side.unacked) > 0)
         usleep(100);
-    *ret_pages = (double)d->copied / (BLOCK - SKIPPED);
-    return took_ms / (BLOCK - SKIPPED);
+    const double steps = BLOCK - SKIPPED;
+    return (struct measured){took_ms / steps, (double)d->copy_ns / 1e6 / steps,
+                             (double)d->copied / steps};
 }
 
 /* --- the table ----------------------------------------------------------------------------------- */
@@ -267,24 +293,33 @@ static double median(double *values, uint32_t count)
     return (values[(count - 1) / 2] + values[count / 2]) / 2;
 }
 
+/* Each rate beside none, the one or the other first. */
 static void measure(struct debtor *d, uint32_t blocks)
 {
-    static double ms[KVA_COUNT_OF(rates)][BLOCKS_MAX], over[KVA_COUNT_OF(rates)][BLOCKS_MAX];
-    double pages[KVA_COUNT_OF(rates)] = {0};
-    for (uint32_t turn = 0; turn < blocks; turn++) {
-        for (size_t i = 0; i < KVA_COUNT_OF(rates); i++) {
-            double copied;
-            ms[i][turn] = run_block(d, rates[i], &copied);
-            pages[i] += copied / blocks;
-            over[i][turn] = ms[i][turn] / ms[0][turn];
-        }
-    }
+    static double none[BLOCKS_MAX], over[BLOCKS_MAX], copy[BLOCKS_MAX];
     printf("A page of %u tokens has %zu KiB.\n\n", KVA_PAGE_TOKENS,
            kva_lending_page_bytes(d->fixture.engine) >> 10);
-    printf("| tokens a step | copied | ms a step | over none |\n|---|---|---|---|\n");
-    for (size_t i = 0; i < KVA_COUNT_OF(rates); i++)
-        printf("| %u | %.0f | %.2f | %.3f |\n", rates[i], pages[i] * KVA_PAGE_TOKENS,
-               median(ms[i], blocks), median(over[i], blocks));
+    printf("| tokens a step | copied | ms a step without | copying in this thread | a step with, "
+           "over without |\n|---|---|---|---|---|\n");
+    for (size_t i = 0; i < KVA_COUNT_OF(rates); i++) {
+        double pages = 0;
+        start_sequence(d, 2 * blocks * BLOCK);
+        for (uint32_t turn = 0; turn < blocks; turn++) {
+            struct measured pair[2]; /* without, with */
+            for (uint32_t j = 0; j < 2; j++) {
+                const uint32_t with = (turn + j) % 2;
+                pair[with] = run_block(d, with ? rates[i] : 0);
+            }
+            none[turn] = pair[0].ms;
+            over[turn] = pair[1].ms / pair[0].ms;
+            copy[turn] = pair[1].copy_ms;
+            pages += pair[1].pages / blocks;
+        }
+        end_sequence(d);
+        printf("| %u | %.0f | %.2f | %.3f | %.3f |\n", rates[i], pages * KVA_PAGE_TOKENS,
+               median(none, blocks), median(copy, blocks), median(over, blocks));
+        fflush(stdout);
+    }
 }
 
 int main(int argc, char **argv)
@@ -299,10 +334,11 @@ int main(int argc, char **argv)
     const uint32_t tokens = argc > 2 ? (uint32_t)atoi(argv[2]) : 4096;
     uint32_t blocks = argc > 3 ? (uint32_t)atoi(argv[3]) : 12;
     blocks = blocks < 1 ? 1 : blocks > BLOCKS_MAX ? BLOCKS_MAX : blocks;
+    mallopt(M_MMAP_THRESHOLD, 1 << 20); /* as `serve` does */
     open_side(&d.side, 1);
     pid_t creditor = start_creditor(&d.side);
     kva_mailbox_init(&d.side.mailbox, (size_t)256 << 20);
-    open_debtor(&d, argv[1], tokens, (blocks + 1) * BLOCK * (uint32_t)KVA_COUNT_OF(rates));
+    open_debtor(&d, argv[1], tokens, 2 * blocks * BLOCK);
     require(pthread_create(&d.side.thread, NULL, run, &d.side) == 0, "no thread");
     measure(&d, blocks);
     atomic_store(&d.side.quit, true);
@@ -312,7 +348,6 @@ int main(int argc, char **argv)
     close_side(&d.side);
     kill(creditor, SIGTERM);
     waitpid(creditor, NULL, 0);
-    d.fixture.engine->ops->destroy(d.fixture.engine->self, d.seq);
-    fixture_close(&d.fixture);
+    close_debtor(&d);
     return 0;
 }
