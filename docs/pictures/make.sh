@@ -228,6 +228,7 @@ kivi:2,specache:2:16,specache:2:32,specache:2:64
             --concurrency 1 --together 24 --stop-at-answer --answer-tokens 16 --policies \
             "full,${POLICIES:-kivi:1,specache:1:64,$spec}"
         unserve
+        cp "$out/$name/grid/needle.svg" "docs/pictures/needle-$name.svg"
         ;;
     *) echo "make.sh: no stage $1 of $name" >&2 && exit 2 ;;
     esac
