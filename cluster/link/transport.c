@@ -111,11 +111,22 @@ void kva_transport_leave(struct kva_transport *transport)
     pthread_mutex_unlock(&transport->lock);
 }
 
+static bool is_waited_for(struct kva_transport *transport)
+{
+    pthread_mutex_lock(&transport->lock);
+    bool any = transport->next > transport->serving + 1;
+    pthread_mutex_unlock(&transport->lock);
+    return any;
+}
+
 bool kva_transport_progress(struct kva_transport *transport, struct kva_link *self)
 {
     bool any = false;
-    for (int i = 0; i < PROGRESS_MAX && kva_ucx.worker_progress(transport->worker) > 0; i++)
+    for (int i = 0; i < PROGRESS_MAX && kva_ucx.worker_progress(transport->worker) > 0; i++) {
         any = true;
+        if (is_waited_for(transport))
+            break;
+    }
     kva_watch_tell(transport, self);
     kva_connection_reap(&transport->orphans, false);
     return any;
