@@ -50,7 +50,7 @@ static void take_out(struct kva_spares *spares, struct block *block)
 static void shrink(struct kva_spares *spares, size_t bytes)
 {
     while (spares->bytes > bytes) {
-        struct block *oldest = block_at(spares->blocks.prev);
+        struct block *oldest = block_at(spares->blocks.next);
         take_out(spares, oldest);
         free(oldest);
     }
@@ -69,8 +69,8 @@ void *kva_spares_take(struct kva_spares *spares, size_t size)
         return NULL;
     size = kva_align_up(size, KVA_CACHE_LINE);
     pthread_mutex_lock(&spares->lock);
-    for (struct kva_list *at = spares->blocks.next; at != &spares->blocks && !found;
-         at = at->next) {
+    for (struct kva_list *at = spares->blocks.prev; at != &spares->blocks && !found;
+         at = at->prev) {
         struct block *block = block_at(at);
         if (block->size >= size && block->size / 2 <= size)
             found = block;
@@ -98,10 +98,7 @@ void kva_spares_give(struct kva_spares *spares, void *memory)
     }
     pthread_mutex_lock(&spares->lock);
     shrink(spares, spares->bytes_max - block->size);
-    block->link.prev = &spares->blocks;
-    block->link.next = spares->blocks.next;
-    block->link.next->prev = &block->link;
-    spares->blocks.next = &block->link;
+    kva_list_append(&spares->blocks, &block->link);
     spares->bytes += block->size;
     ASAN_POISON_MEMORY_REGION(memory, block->size);
     pthread_mutex_unlock(&spares->lock);

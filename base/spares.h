@@ -14,7 +14,7 @@
 
 struct kva_spares {
     pthread_mutex_t lock;
-    struct kva_list blocks; /* the last one given is the first */
+    struct kva_list blocks; /* the last one given is the last */
     size_t bytes;
     size_t bytes_max;
 };

@@ -13,7 +13,8 @@ struct kva_cli_front {
     char *agent_host;
 };
 
-/* Fails: KVA_EINVAL (--admin-listen, --cors-origin, --allowed-host), KVA_ENOMEM; what there is, is finished all the same. */
+/* Fails: KVA_EINVAL (--admin-listen, --cors-origin, --allowed-host), KVA_ENOMEM; what there is, is
+ * finished all the same. */
 KVA_MUST_CHECK enum kva_status kva_cli_front_init(struct kva_cli_front *front,
                                                   const struct kva_config *config,
                                                   struct kva_err *err);

@@ -16,7 +16,7 @@ struct connection *kva_connection_create(struct kva_link *link, enum connection_
     struct connection *connection = malloc(sizeof(*connection));
     if (!connection)
         return NULL;
-    *connection = (struct connection){.link = link, .state = state};
+    *connection = (struct connection){.link = link, .transport = link->transport, .state = state};
     connection->deadline_ns = link->now_ns + link->params.hello_ns;
     snprintf(connection->address, sizeof(connection->address), "an unknown address");
     kva_list_init(&connection->unsent);
@@ -66,7 +66,7 @@ enum kva_status kva_connection_accept(struct connection *connection)
     params.conn_request = connection->request;
     connection->request = NULL;
     ucs_status_t failed =
-        kva_ucx.ep_create(connection->link->transport->worker, &params, &connection->ep);
+        kva_ucx.ep_create(connection->transport->worker, &params, &connection->ep);
     if (failed == UCS_OK) {
         connection->state = CONNECTION_LISTENS;
         return KVA_OK;
@@ -108,9 +108,9 @@ enum kva_status kva_connection_call(struct connection *connection,
         return kva_fail(err, KVA_EIO, "no random numbers");
     /* UCX 1.13 takes events of sockets that it has closed for those of a new one with the same
      * descriptor, and then ends the process: they are dealt with before there is a new one. */
-    struct kva_transport *transport = connection->link->transport;
-    (void)kva_transport_progress(transport, connection->link);
-    ucs_status_t failed = kva_ucx.ep_create(transport->worker, &params, &connection->ep);
+    (void)kva_transport_progress(connection->transport, connection->link);
+    ucs_status_t failed =
+        kva_ucx.ep_create(connection->transport->worker, &params, &connection->ep);
     if (failed != UCS_OK) {
         connection->ep = NULL;
         kva_connection_fail(connection, "%s", kva_ucx.status_string(failed));

@@ -43,7 +43,7 @@ void kva_incoming_drop(struct connection *connection)
     while (!kva_list_empty(&connection->frames)) {
         struct incoming *frame = KVA_CONTAINER_OF(connection->frames.next, struct incoming, links);
         kva_list_remove(&frame->links);
-        kva_incoming_free(connection->link->transport, frame);
+        kva_incoming_free(connection->transport, frame);
     }
 }
 
@@ -129,7 +129,7 @@ static ucs_status_t begin(struct connection *connection, const struct incoming *
     struct incoming *held = malloc(sizeof(*held));
     bool is_ucx =
         lasting && size > 0 && size == frame->size && (uintptr_t)bytes % LINK_ALIGNMENT == 0;
-    struct kva_spares *spares = &connection->link->transport->spares;
+    struct kva_spares *spares = &connection->transport->spares;
     uint8_t *memory = is_ucx ? bytes : kva_spares_take(spares, frame->size);
     if (!held || !memory) {
         kva_connection_fail(connection, "no memory for a frame of %llu bytes",
@@ -178,15 +178,17 @@ ucs_status_t kva_incoming_note(void *arg, const void *prefix, size_t prefix_byte
         kva_connection_fail(connection, "what came is no frame of this version");
         return announced ? UCS_ERR_CANCELED : UCS_OK;
     }
-    kva_watch_note(connection->link);
     const struct incoming frame = read_prefix(prefix);
     struct incoming *last = KVA_CONTAINER_OF(connection->frames.prev, struct incoming, links);
+    ucs_status_t status = UCS_OK;
     if (connection->state != CONNECTION_UP)
         greet(connection, &frame, bytes, size);
     else if (kva_list_empty(&connection->frames) || last->come == last->size)
-        return begin(connection, &frame, bytes, size,
-                     param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA);
+        status =
+            begin(connection, &frame, bytes, size, param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA);
     else
         go_on(connection, last, &frame, bytes, size);
-    return UCS_OK;
+    if (kva_incoming_is_whole(connection))
+        kva_watch_note(connection->link);
+    return status;
 }

@@ -58,6 +58,7 @@ enum connection_state {
 struct connection {
     struct kva_list links; /* of link->connections or link->ending, or transport->orphans */
     struct kva_link *link; /* NULL: it has gone before UCX let go of the connection */
+    struct kva_transport *transport;
     enum connection_state state;
     bool own;  /* we have begun it */
     bool told; /* CONNECTION_UP, and its place among the node's others is decided */
@@ -86,7 +87,6 @@ struct connection {
 struct outgoing {
     struct kva_list links;
     struct connection *connection;
-    struct kva_spares *spares; /* which have its memory */
     uint64_t cost;
     uint32_t uses;
     uint8_t prefix[LINK_PREFIX_BYTES];
@@ -137,7 +137,6 @@ struct kva_link {
 
     struct kva_list connections;
     struct kva_list ending;
-    uint32_t connection_count;
     uint64_t stranger_ns; /* when one was last logged */
 };
 

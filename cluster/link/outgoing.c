@@ -29,7 +29,7 @@ static void release(struct outgoing *frame)
         return;
     frame->connection->unsent_bytes -= frame->cost;
     kva_list_remove(&frame->links);
-    kva_spares_give(frame->spares, frame);
+    kva_spares_give(&frame->connection->transport->spares, frame);
 }
 
 static void sent(void *request, ucs_status_t status, void *arg)
@@ -42,7 +42,8 @@ static void sent(void *request, ucs_status_t status, void *arg)
     release(frame);
 }
 
-/* Bytes of a frame to UCX. Whether it took them. */
+/* Bytes of a frame to UCX. Whether it took them: not those of a connection that has failed, perhaps
+ * while it was others' turn. */
 static bool hand_over(struct outgoing *frame, size_t from, size_t size)
 {
     struct connection *connection = frame->connection;
@@ -52,6 +53,8 @@ static bool hand_over(struct outgoing *frame, size_t from, size_t size)
                                        .flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER,
                                        .cb.send = sent,
                                        .user_data = frame};
+    if (connection->why[0])
+        return false;
     void *request = kva_ucx.am_send_nbx(connection->ep, LINK_MESSAGE, frame->prefix,
                                         sizeof(frame->prefix), frame->bytes + from, size, &param);
     if (UCS_PTR_IS_PTR(request)) {
@@ -66,7 +69,7 @@ static bool hand_over(struct outgoing *frame, size_t from, size_t size)
 
 static bool cut(struct outgoing *frame, size_t size)
 {
-    struct kva_transport *transport = frame->connection->link->transport;
+    struct kva_transport *transport = frame->connection->transport;
     size_t from = 0, piece;
     for (;;) {
         piece = kva_min_size(size - from, LINK_PIECE_BYTES);
@@ -84,7 +87,7 @@ static bool cut(struct outgoing *frame, size_t size)
 static void copy(struct outgoing *frame, const void *header, size_t header_bytes, const void *data,
                  size_t data_bytes)
 {
-    struct kva_transport *transport = frame->connection->link->transport;
+    struct kva_transport *transport = frame->connection->transport;
     const bool is_large = header_bytes + data_bytes > LINK_PIECE_BYTES;
     if (is_large)
         kva_transport_leave(transport);
@@ -107,11 +110,10 @@ enum kva_status kva_outgoing_send(struct connection *connection, uint32_t type, 
     if (connection->unsent_bytes > 0 &&
         connection->unsent_bytes + cost > connection->link->params.unsent_bytes_max)
         return KVA_EBUSY;
-    struct kva_spares *spares = &connection->link->transport->spares;
-    struct outgoing *frame = kva_spares_take(spares, sizeof(*frame) + size);
+    struct outgoing *frame = kva_spares_take(&connection->transport->spares, sizeof(*frame) + size);
     if (!frame)
         return KVA_ENOMEM;
-    *frame = (struct outgoing){.connection = connection, .spares = spares, .cost = cost, .uses = 1};
+    *frame = (struct outgoing){.connection = connection, .cost = cost, .uses = 1};
     copy(frame, header, header_bytes, data, data_bytes);
     write_prefix(frame->prefix, ++connection->sent, type, kind, header_bytes, size);
     kva_list_append(&connection->unsent, &frame->links);
@@ -126,7 +128,7 @@ void kva_outgoing_drop(struct connection *connection)
     while (!kva_list_empty(&connection->unsent)) {
         struct outgoing *first = KVA_CONTAINER_OF(connection->unsent.next, struct outgoing, links);
         kva_list_remove(&first->links);
-        kva_spares_give(first->spares, first);
+        kva_spares_give(&connection->transport->spares, first);
     }
     connection->unsent_bytes = 0;
 }

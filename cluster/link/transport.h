@@ -7,8 +7,8 @@
  *
  * Links have threads of their own. Whoever makes progress makes it for all of them: what comes for
  * another link is noted there, and its thread is woken. Threads have their turn in the order in which
- * they ask, and none keeps it while a callback of a link's owner runs, or for longer than a piece of a
- * frame takes.
+ * they ask. Where another waits none keeps it for longer than a piece of a frame or a round of UCX's
+ * progress takes, and never while a callback of a link's owner runs.
  *
  * Of the links that sleep one watches UCX's descriptor, the last for which something came, so that
  * what comes often wakes the thread that it is for, and no other. While that thread is at work nobody

@@ -7,14 +7,12 @@
  * Tables in Markdown. Whoever waits does so as debtors and creditors do (cluster/remote/turn.h):
  * 50 us awake, then asleep; the plain socket blocks. */
 #include "base/clock.h"
-#include "cluster/link/link.h"
-#include "cluster/link/transport.h"
-#include "cluster/remote/turn.h"
 #include "cluster/remote/wire.h"
+#include "tests/cluster/bench_end.h"
+#include "tests/median.h"
 
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,117 +20,24 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { LARGE = 8 << 20, STREAM = 64, WINDOW = 4, FOREVER_S = 60 };
+enum { LARGE = 8 << 20, STREAM = 64, WINDOW = 4 };
 
-static const char secret[] = "a secret of this benchmark";
 static const size_t sizes[] = {64, 6 << 10, 96 << 10, LARGE};
-
-static void require(bool condition, const char *what)
-{
-    if (condition)
-        return;
-    fprintf(stderr, "bench_cluster_link: %s\n", what);
-    exit(1);
-}
 
 /* --- links ------------------------------------------------------------------------------------- */
 
-struct end {
-    struct kva_transport *transport;
-    struct kva_link *link;
-    uint64_t frames;
-    bool up, down, echoes;
-    const unsigned char *bytes; /* [LARGE] */
-};
-
-static void received(void *opaque, const struct kva_link_frame *frame)
+/* The header says how much comes back: the same bytes, over and over. */
+static void echo(struct bench_end *end, const struct kva_link_frame *frame)
 {
-    struct end *end = opaque;
-    end->frames++;
-    if (!end->echoes)
-        return;
-    uint32_t answer_bytes; /* the header says how much comes back: the same bytes, over and over */
+    uint32_t answer_bytes;
     memcpy(&answer_bytes, frame->header, sizeof(answer_bytes));
-    require(answer_bytes <= LARGE, "an answer is too large");
-    require(kva_link_send(end->link, frame->node, 0, NULL, 0, end->bytes, answer_bytes) == KVA_OK,
-            "an answer cannot be sent");
+    bench_require(answer_bytes <= LARGE, "an answer is too large");
+    bench_end_send(end, frame->node, NULL, 0, end->opaque, answer_bytes);
 }
 
-static void changed(void *opaque, uint32_t node, uint64_t life, bool up, const char *why)
+static void ask(struct bench_end *end, size_t bytes, uint32_t answer_bytes)
 {
-    struct end *end = opaque;
-    (void)node;
-    (void)life;
-    (void)why;
-    end->up = up;
-    end->down = !up;
-}
-
-static void open_end(struct end *end, uint32_t node)
-{
-    struct kva_err err;
-    struct kva_link_params params = {.listen = "127.0.0.1:0",
-                                     .secret = secret,
-                                     .secret_bytes = sizeof(secret),
-                                     .header_bytes_max = 64,
-                                     .data_bytes_max = LARGE,
-                                     .unsent_bytes_max = (uint64_t)2 * STREAM * LARGE,
-                                     .unread_bytes_max = (uint64_t)2 * STREAM * LARGE,
-                                     .peers_max = 2,
-                                     .hello_ns = FOREVER_S * KVA_NS_PER_S,
-                                     .opaque = end,
-                                     .received = received,
-                                     .changed = changed};
-    if (kva_transport_create("127.0.0.1:0", 2, &params.transport, &err) != KVA_OK ||
-        kva_link_create(&params, &end->link, &err) != KVA_OK)
-        require(false, err.message);
-    end->transport = params.transport;
-    kva_link_identify(end->link, node, 1);
-}
-
-static void turn_until(struct end *end, uint64_t frames)
-{
-    uint64_t idle_ns = 0;
-    while (end->frames < frames && !end->down)
-        kva_remote_turn(end->link, &idle_ns, UINT64_MAX);
-    require(!end->down, "the connection broke");
-}
-
-static void ask(struct end *end, size_t bytes, uint32_t answer_bytes)
-{
-    require(kva_link_send(end->link, 2, 0, &answer_bytes, sizeof(answer_bytes), end->bytes,
-                          bytes) == KVA_OK,
-            "a frame cannot be sent");
-}
-
-static int echo_frames(const char *address, const unsigned char *bytes)
-{
-    struct end end = {.echoes = true, .bytes = bytes};
-    uint64_t idle_ns = 0;
-    open_end(&end, 2);
-    require(kva_link_connect(end.link, 1, 1, address, NULL) == KVA_OK, address);
-    while (!end.down)
-        kva_remote_turn(end.link, &idle_ns, UINT64_MAX);
-    kva_link_destroy(end.link);
-    kva_transport_destroy(end.transport);
-    return 0;
-}
-
-static pid_t start_echo(struct end *end, char *self)
-{
-    char address[32];
-    uint64_t idle_ns = 0;
-    snprintf(address, sizeof(address), "127.0.0.1:%u", kva_link_port(end->link));
-    char *const args[] = {self, (char *)"--echo", address, NULL};
-    pid_t pid = fork();
-    require(pid >= 0, "no second process");
-    if (pid == 0) {
-        execv("/proc/self/exe", args);
-        _exit(127);
-    }
-    while (!end->up)
-        kva_remote_turn(end->link, &idle_ns, UINT64_MAX);
-    return pid;
+    bench_end_send(end, BENCH_END_OTHER, &answer_bytes, sizeof(answer_bytes), end->opaque, bytes);
 }
 
 /* --- a plain socket ---------------------------------------------------------------------------- */
@@ -141,7 +46,7 @@ static void move_all(int fd, unsigned char *bytes, size_t size, bool out)
 {
     while (size > 0) {
         ssize_t moved = out ? send(fd, bytes, size, MSG_NOSIGNAL) : recv(fd, bytes, size, 0);
-        require(moved > 0, "the plain socket broke");
+        bench_require(moved > 0, "the plain socket broke");
         bytes += moved;
         size -= (size_t)moved;
     }
@@ -162,13 +67,14 @@ static int start_plain(unsigned char *bytes, pid_t *ret_pid)
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t size = sizeof(at);
     int one = 1, listening = socket(AF_INET, SOCK_STREAM, 0);
-    require(bind(listening, (struct sockaddr *)&at, size) == 0 && listen(listening, 1) == 0 &&
-                getsockname(listening, (struct sockaddr *)&at, &size) == 0,
-            "no plain socket");
+    bench_require(bind(listening, (struct sockaddr *)&at, size) == 0 && listen(listening, 1) == 0 &&
+                      getsockname(listening, (struct sockaddr *)&at, &size) == 0,
+                  "no plain socket");
     *ret_pid = fork();
-    require(*ret_pid >= 0, "no second process");
+    bench_require(*ret_pid >= 0, "no second process");
     int fd = *ret_pid == 0 ? accept(listening, NULL, NULL) : socket(AF_INET, SOCK_STREAM, 0);
-    require(*ret_pid == 0 || connect(fd, (struct sockaddr *)&at, size) == 0, "no plain socket");
+    bench_require(*ret_pid == 0 || connect(fd, (struct sockaddr *)&at, size) == 0,
+                  "no plain socket");
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     close(listening);
     if (*ret_pid == 0) {
@@ -180,14 +86,8 @@ static int start_plain(unsigned char *bytes, pid_t *ret_pid)
 
 /* --- measurements ------------------------------------------------------------------------------ */
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 struct trip {
-    struct end *end; /* NULL: the plain socket */
+    struct bench_end *end; /* NULL: the plain socket */
     int fd;
     unsigned char *bytes;
 };
@@ -196,7 +96,7 @@ static void make_trip(const struct trip *trip, size_t size)
 {
     if (trip->end) {
         ask(trip->end, size, (uint32_t)size);
-        turn_until(trip->end, trip->end->frames + 1);
+        bench_end_turn(trip->end, trip->end->frames + 1);
     } else {
         const uint32_t order[2] = {(uint32_t)size, (uint32_t)size};
         move_all(trip->fd, (unsigned char *)(uintptr_t)order, sizeof(order), true);
@@ -210,7 +110,7 @@ static void measure_trips(const struct trip *trip, size_t size, uint32_t rounds,
                           double *ret_high)
 {
     double *us = calloc(rounds, sizeof(*us));
-    require(us, "no memory");
+    bench_require(us, "no memory");
     for (uint32_t i = 0; i < rounds / 10 + 2; i++)
         make_trip(trip, size);
     for (uint32_t i = 0; i < rounds; i++) {
@@ -218,8 +118,7 @@ static void measure_trips(const struct trip *trip, size_t size, uint32_t rounds,
         make_trip(trip, size);
         us[i] = (double)(kva_time_ns() - begin_ns) / 1e3;
     }
-    qsort(us, rounds, sizeof(*us), by_value);
-    *ret_median = us[rounds / 2];
+    *ret_median = kva_test_median(us, rounds);
     *ret_high = us[rounds - 1 - rounds / 100];
     free(us);
 }
@@ -232,9 +131,9 @@ static double measure_stream(const struct trip *trip)
         uint64_t before = trip->end->frames;
         for (uint64_t i = 0; i < STREAM; i++) {
             ask(trip->end, LARGE, 0);
-            turn_until(trip->end, before + (i < WINDOW ? 0 : i - WINDOW));
+            bench_end_turn(trip->end, before + (i < WINDOW ? 0 : i - WINDOW));
         }
-        turn_until(trip->end, before + STREAM);
+        bench_end_turn(trip->end, before + STREAM);
     } else {
         for (int i = 0; i < STREAM; i++) {
             const uint32_t order[2] = {LARGE, i == STREAM - 1};
@@ -249,7 +148,7 @@ static double measure_stream(const struct trip *trip)
 static double measure_memcpy(unsigned char *bytes)
 {
     unsigned char *to = malloc(LARGE);
-    require(to, "no memory");
+    bench_require(to, "no memory");
     memset(to, 1, LARGE);
     uint64_t begin_ns = kva_time_ns();
     for (int i = 0; i < STREAM; i++) {
@@ -322,10 +221,10 @@ static struct exchange ring(const struct shape *shape, uint64_t tokens)
 }
 
 /* Median us of an exchange; what does not go into one frame follows at once. */
-static double measure_exchange(struct end *end, struct exchange exchange, uint32_t rounds)
+static double measure_exchange(struct bench_end *end, struct exchange exchange, uint32_t rounds)
 {
     double *us = calloc(rounds, sizeof(*us)), median;
-    require(us, "no memory");
+    bench_require(us, "no memory");
     for (uint32_t i = 0; i < rounds; i++) {
         const uint64_t begin_ns = kva_time_ns();
         uint64_t back = exchange.back, frames = 0;
@@ -334,16 +233,15 @@ static double measure_exchange(struct end *end, struct exchange exchange, uint32
             ask(end, frames++ == 0 ? exchange.there : 0, answer);
             back -= answer;
         } while (back > 0);
-        turn_until(end, end->frames + frames);
+        bench_end_turn(end, end->frames + frames);
         us[i] = (double)(kva_time_ns() - begin_ns) / 1e3;
     }
-    qsort(us, rounds, sizeof(*us), by_value);
-    median = us[rounds / 2];
+    median = kva_test_median(us, rounds);
     free(us);
     return median;
 }
 
-static void measure_ways(struct end *end, uint32_t rounds)
+static void measure_ways(struct bench_end *end, uint32_t rounds)
 {
     static const uint64_t tokens[] = {1024, 16384};
     printf(
@@ -375,22 +273,24 @@ int main(int argc, char **argv)
 {
     unsigned char *bytes = malloc(LARGE);
     uint32_t rounds = argc == 2 ? (uint32_t)strtoul(argv[1], NULL, 10) : 2000;
-    require(bytes && rounds > 0, "no memory, or no rounds");
+    struct bench_end end = {.opaque = bytes};
+    pid_t plain, other;
+    bench_require(bytes && rounds > 0, "no memory, or no rounds");
     memset(bytes, 7, LARGE);
-    if (argc == 3 && strcmp(argv[1], "--echo") == 0)
-        return echo_frames(argv[2], bytes);
-    struct end end = {.bytes = bytes};
-    pid_t plain, echo;
+    if (argc == 3 && strcmp(argv[1], "--echo") == 0) {
+        end.then = echo;
+        bench_end_serve(&end, argv[2]);
+        free(bytes);
+        return 0;
+    }
     int fd = start_plain(bytes, &plain);
-    open_end(&end, 1);
-    echo = start_echo(&end, argv[0]);
+    bench_end_open(&end, "--echo", &other);
     const struct trip trips[2] = {{.end = &end, .bytes = bytes}, {.fd = fd, .bytes = bytes}};
     measure(trips, rounds);
     measure_ways(&end, rounds);
-    kva_link_destroy(end.link);
-    kva_transport_destroy(end.transport);
+    bench_end_close(&end);
     close(fd);
-    waitpid(echo, NULL, 0);
+    waitpid(other, NULL, 0);
     waitpid(plain, NULL, 0);
     free(bytes);
     return 0;

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "cluster/planner.h"
 #include "tests/cluster/a100.h"
+#include "tests/median.h"
 #include "tests/random.h"
 
 #include <stdio.h>
@@ -11,12 +12,6 @@
 
 #define REQUESTS 10000u
 #define ROUNDS   21
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
 
 /* A quarter of the instances are full of a few long requests, with others waiting. */
 static void fill(struct kva_plan_instance *instances, struct kva_plan_request *requests,
@@ -75,7 +70,7 @@ static int run(uint32_t instance_count)
         moves = plan.move_count;
         kva_arena_finish(&arena);
     }
-    qsort(ms, ROUNDS, sizeof(ms[0]), compare);
+    kva_test_sort(ms, ROUNDS);
     printf("| %u | %u | %u | %.1f | %.1f |\n", REQUESTS, instance_count, moves, ms[ROUNDS / 2],
            ms[ROUNDS - 1]);
     free(instances);

@@ -15,6 +15,7 @@
 #include "engine/model/synthetic.h"
 #include "engine/model_engine.h"
 #include "tests/cuda/forecast.h"
+#include "tests/median.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -170,12 +171,6 @@ static struct kva_sequence *start(struct bench *bench, const struct case_of_kv *
     return seq;
 }
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static double step_once(struct bench *bench, struct kva_sequence *const *seqs,
                         struct kva_step_item *items, uint32_t count)
 {
@@ -231,7 +226,7 @@ static struct measured measure(struct bench *bench, const struct case_of_kv *kv,
         while (steps < STEPS_MAX && (steps < 3 || kva_time_ns() - start_ns < ROW_NS))
             samples[steps++] = step_once(bench, seqs, items, count);
         ops->usage(bench->engine->self, &after);
-        qsort(samples, steps, sizeof *samples, ascending);
+        kva_test_sort(samples, steps);
         measured.step_s = samples[steps / 2];
         measured.fetched_s = (double)(kva_counts_named(&after.counts, "fetched_bytes") -
                                       kva_counts_named(&before.counts, "fetched_bytes")) /

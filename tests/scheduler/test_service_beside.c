@@ -41,6 +41,22 @@ static void end_beside(void *opaque)
     b->ends++;
 }
 
+static void begin(struct setup *s, struct beside *b, const struct kva_service_beside *beside)
+{
+    pthread_mutex_init(&b->lock, NULL);
+    pthread_cond_init(&b->changed, NULL);
+    setup_init(s);
+    s->params.beside = beside;
+    setup_begin(s);
+}
+
+static void end(struct setup *s, struct beside *b)
+{
+    setup_end(s);
+    pthread_mutex_destroy(&b->lock);
+    pthread_cond_destroy(&b->changed);
+}
+
 static void wait_calls(struct beside *b, uint32_t calls)
 {
     pthread_mutex_lock(&b->lock);
@@ -63,11 +79,7 @@ static void test_service__goes_on_beside_requests(void **state KVA_UNUSED)
     const struct kva_service_beside beside = {
         .opaque = &b, .between_steps = between_steps, .end = end_beside};
     struct setup s;
-    pthread_mutex_init(&b.lock, NULL);
-    pthread_cond_init(&b.changed, NULL);
-    setup_init(&s);
-    s.params.beside = &beside;
-    setup_begin(&s);
+    begin(&s, &b, &beside);
     wait_calls(&b, 5); /* nothing runs: it is called when it wants to be */
     pthread_mutex_lock(&b.lock);
     b.again_ns = 0;
@@ -84,10 +96,8 @@ static void test_service__goes_on_beside_requests(void **state KVA_UNUSED)
     kva_service_get_stats(s.service, &stats);
     assert_true(calls_of(&b) >= stats.steps);
     assert_int_equal(b.ends, 0);
-    setup_end(&s);
+    end(&s, &b);
     assert_int_equal(b.ends, 1);
-    pthread_mutex_destroy(&b.lock);
-    pthread_cond_destroy(&b.changed);
 }
 
 /* A service that drains is told of it by what goes on beside it, and says when nobody needs that. */
@@ -97,11 +107,7 @@ static void test_service__is_left_when_others_need_it_no_more(void **state KVA_U
     const struct kva_service_beside beside = {
         .opaque = &b, .between_steps = between_steps, .leave = leave_beside, .end = end_beside};
     struct setup s;
-    pthread_mutex_init(&b.lock, NULL);
-    pthread_cond_init(&b.changed, NULL);
-    setup_init(&s);
-    s.params.beside = &beside;
-    setup_begin(&s);
+    begin(&s, &b, &beside);
     wait_calls(&b, 1);
     assert_false(b.drains || kva_service_left(s.service));
     kva_service_drain(s.service);
@@ -117,9 +123,7 @@ static void test_service__is_left_when_others_need_it_no_more(void **state KVA_U
     kva_service_nudge(s.service);
     while (!kva_service_left(s.service))
         setup_wait_and_poll(&s); /* it wakes whoever polls */
-    setup_end(&s);
-    pthread_mutex_destroy(&b.lock);
-    pthread_cond_destroy(&b.changed);
+    end(&s, &b);
 }
 
 int main(void)

@@ -16,6 +16,7 @@
 #include "cluster/remote/debtor.h"
 #include "engine/lending.h"
 #include "tests/engine/fixture.h"
+#include "tests/median.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -254,7 +255,7 @@ static void come_home(struct debtor *d, struct creditor *c, struct kva_kv_loan l
 /* --- steps -------------------------------------------------------------------------------------- */
 
 struct times {
-    uint64_t step_ns[TURNS_MAX], local_ns[TURNS_MAX], waited_ns[TURNS_MAX];
+    double step_ms[TURNS_MAX], local_ms[TURNS_MAX], waited_ms[TURNS_MAX];
 };
 
 static uint32_t step(struct debtor *d, struct times *times, uint32_t turn)
@@ -263,23 +264,10 @@ static uint32_t step(struct debtor *d, struct times *times, uint32_t turn)
     d->local_ns = d->waited_ns = 0;
     const uint64_t begin_ns = kva_time_ns();
     fixture_decode(&d->fixture, &d->seq, 1, &token);
-    times->step_ns[turn] = kva_time_ns() - begin_ns;
-    times->local_ns[turn] = d->local_ns;
-    times->waited_ns[turn] = d->waited_ns;
+    times->step_ms[turn] = (double)(kva_time_ns() - begin_ns) / 1e6;
+    times->local_ms[turn] = (double)d->local_ns / 1e6;
+    times->waited_ms[turn] = (double)d->waited_ns / 1e6;
     return token;
-}
-
-static int compare(const void *a, const void *b)
-{
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
-/* In milliseconds. */
-static double median(uint64_t *ns, uint32_t count)
-{
-    qsort(ns, count, sizeof(*ns), compare);
-    return (double)ns[count / 2] / 1e6;
 }
 
 /* Steps of both in turns, who is first changing; they say the same. debtors[0] overlaps. */
@@ -304,9 +292,10 @@ static void measure(struct debtor *debtors, struct creditor *c, uint32_t local, 
     }
     for (uint32_t i = 0; i < 2; i++)
         come_home(&debtors[i], c, loans[i]);
-    const double waits = median(times[1].step_ns, turns),
-                 overlaps = median(times[0].step_ns, turns);
-    const double here = median(times[0].local_ns, turns), there = median(times[1].waited_ns, turns);
+    const double waits = kva_test_median(times[1].step_ms, turns);
+    const double overlaps = kva_test_median(times[0].step_ms, turns);
+    const double here = kva_test_median(times[0].local_ms, turns);
+    const double there = kva_test_median(times[1].waited_ms, turns);
     if (answer_us >= 0)
         snprintf(answer, sizeof(answer), "%.1f ms", (double)answer_us / 1e3);
     printf("| %u | %s | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f | %.2f |\n", local, answer, here,

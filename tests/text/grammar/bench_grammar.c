@@ -6,6 +6,7 @@
  * tokenised and followed twice; each token's time is that of taking it and making the next mask. The
  * first time some masks are new, the second time all of them are kept. */
 #include "base/buf.h"
+#include "tests/median.h"
 #include "text/grammar/grammar.h"
 
 #include <stdio.h>
@@ -24,12 +25,6 @@ static int fail(const struct kva_err *err)
 {
     fprintf(stderr, "%s\n", err->message);
     return 1;
-}
-
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 static char *read_all(const char *path, size_t *ret_length)
@@ -62,7 +57,7 @@ static int follow(const char *name, const struct kva_grammar *grammar,
     }
     if (status)
         fprintf(stderr, "the text leaves the schema at token %zu\n", count);
-    qsort(times, count, sizeof(*times), ascending);
+    kva_test_sort(times, count);
     printf("%s, %zu tokens: p50 %.1f us, p99 %.1f us, worst %.1f us\n", name, count,
            times[count / 2] * 1e6, times[count * 99 / 100] * 1e6, times[count - 1] * 1e6);
     kva_grammar_matcher_destroy(matcher);
