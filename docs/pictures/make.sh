@@ -9,10 +9,10 @@
 # and kept-budget (policies that drop tokens, docs/results/kept.md), ahead, beside, long, columns
 # and relative (rows chosen a layer ahead, docs/results/infinigen.md: their settings, others at as
 # many bytes, by context, a prompt's own columns, by share of the tokens), gap (between predictors),
-# settings (levels, layers, rows, sinks), facts, needles, lists, others (tasks), rows (scores by
-# rows fetched), grid (a needle by depth and length); of demo policies, topk, levels, needle, steps;
-# without one all of them. Run again, it goes on where it stopped. Tables: OUT/MODEL/tables.md, of
-# demo also OUT/demo/*/report.md.
+# settings (levels, layers, rows, sinks), facts, needles, lists, others (tasks), rows (scores by rows
+# fetched), alike (scores by settings, of facts that look alike), grid (a needle by depth and
+# length); of demo policies, topk, levels, needle, steps; without one all of them. Run again, it goes
+# on where it stopped. Tables: OUT/MODEL/tables.md, of demo also OUT/demo/*/report.md.
 #
 # Environment: KVAHEAD (build/kvahead), QUALITY (kvahead-quality), PYTHON (python3: one that has
 # kvahead_quality), PORT (18330), THREADS (1), TEXTS (a folder with prose.txt and wikitext-2.txt),
@@ -100,13 +100,14 @@ ask() {
         --out "$out/$name/$folder" "$@" > "$out/$name/$folder.log" 2>&1
 }
 
-# by_length FOLDER [OPTION ...]: tasks under all policies, of several questions a context.
+# by_length FOLDER POLICIES [OPTION ...]: tasks, of several questions a context, under the policies or
+# those of the environment.
 by_length() {
-    into=$1
-    shift
+    into=$1 policies=$2
+    shift 2
     start "$name" --weights $weights
     for length in $lengths; do
-        ask ruler "$into" --policies "full,${POLICIES:-$low}" --together 24 --concurrency 1 \
+        ask ruler "$into" --policies "full,${POLICIES:-$policies}" --together 24 --concurrency 1 \
             --stop-at-answer --lengths "$length" --samples "$contexts" "$@"
     done
     unserve
@@ -208,19 +209,26 @@ kivi:1,kivi:1:levels=minmax,kivi:1:levels=mse,specache:1:64,specache:1:64:levels
 specache:1:64:levels=mse,specache:1:64:group=32,specache:1:64:skip_layers=1,specache:1:128,\
 specache:1:64:sinks=16,specache:2:64,specache:2:64:levels=minmax,specache:2:64:levels=mse
         ;;
-    facts) by_length numbers --questions $questions --answer-tokens 16 --tasks facts ;;
-    needles) by_length numbers --questions $questions --answer-tokens 16 --tasks $needles ;;
+    facts) by_length numbers $low --questions $questions --answer-tokens 16 --tasks facts ;;
+    needles) by_length numbers $low --questions $questions --answer-tokens 16 --tasks $needles ;;
     lists)
-        by_length lists --questions 1 --answer-tokens 64 --tasks niah_multivalue,niah_multiquery,fwe
+        by_length lists $low --questions 1 --answer-tokens 64 --tasks niah_multivalue,niah_multiquery,fwe
         ;;
     others)
-        by_length others --questions $questions --answer-tokens 40 --tasks \
+        by_length others $low --questions $questions --answer-tokens 40 --tasks \
             niah_single_1,niah_single_3,niah_multikey_2,niah_multikey_3,vt,cwe
         ;;
     rows)
-        POLICIES=kivi:1,specache:1:16,specache:1:32,specache:1:64,specache:1:128,specache:1:256,\
-kivi:2,specache:2:16,specache:2:32,specache:2:64
-        by_length rows --questions $questions --answer-tokens 16 --tasks niah_multikey_1
+        by_length rows kivi:1,specache:1:16,specache:1:32,specache:1:64,specache:1:128,\
+specache:1:256,kivi:2,specache:2:16,specache:2:32,specache:2:64 \
+            --questions $questions --answer-tokens 16 --tasks niah_multikey_1
+        ;;
+    alike) # Settings, where the scores of one bit tell too little: a text of pairs of UUIDs.
+        by_length alike kivi:2,kivi:4,specache:1:64,specache:1:64:group=32,\
+specache:1:64:skip_layers=2,specache:1:64:sinks=16,specache:1:64:levels=minmax,specache:1:128,\
+specache:1:128:levels=minmax,specache:1:256,specache:1:256:levels=minmax,specache:2:32,\
+specache:2:64,specache:2:128 \
+            --questions 10 --answer-tokens 40 --tasks niah_multikey_3
         ;;
     grid)
         start "$name" --weights $weights
@@ -311,7 +319,7 @@ stages() {
         for stage; do demo "$stage"; done
     else
         [ $# -gt 0 ] || set -- prose code wikitext-2 weights kept kept-bits kept-budget ahead \
-            beside long gap settings facts needles lists others rows grid
+            beside long gap settings facts needles lists others rows alike grid
         for stage; do real "$stage"; done
     fi
 }
