@@ -47,11 +47,18 @@ void kva_cost_disregard(struct kva_cost_params *params)
     params->link_bytes_per_s = 1e15;
 }
 
-double kva_cost_linear_s(const struct kva_cost_params *params, uint32_t rows)
+void kva_cost_scale(struct kva_cost_params *params, double pace)
+{
+    for (uint32_t i = 0; i < params->point_count; i++)
+        params->points[i].s *= pace;
+    params->attend_token_s *= pace;
+}
+
+double kva_cost_linear_s(const struct kva_cost_params *params, double rows)
 {
     const struct kva_cost_point *points = params->points;
     uint32_t last = params->point_count - 1;
-    if (rows == 0)
+    if (rows <= 0)
         return 0;
     if (rows <= points[0].rows || last == 0)
         return points[0].s;
@@ -59,7 +66,7 @@ double kva_cost_linear_s(const struct kva_cost_params *params, uint32_t rows)
     while (i < last && rows > points[i].rows)
         i++;
     double slope = (points[i].s - points[i - 1].s) / (points[i].rows - points[i - 1].rows);
-    return points[i].s + slope * ((double)rows - points[i].rows);
+    return points[i].s + slope * (rows - points[i].rows);
 }
 
 /* Until the slowest creditor has answered. Queries leave one after the other, on one link. */
@@ -75,7 +82,8 @@ static double remote_s(const struct kva_cost_params *params, const struct kva_co
 double kva_cost_layer_s(const struct kva_cost_params *params, const struct kva_cost_load *load)
 {
     double local_s = (double)(load->tokens - load->borrowed_tokens) * params->attend_token_s;
-    double own_s = kva_cost_linear_s(params, load->batch) + fmax(local_s, remote_s(params, load));
+    double own_s = kva_cost_linear_s(params, load->batch) + fmax(local_s, remote_s(params, load)) +
+                   load->batch * load->prompt_s / params->layers;
     double share = fmin(load->guest_share, KVA_COST_GUEST_SHARE_MAX);
     return own_s / (1 - share);
 }

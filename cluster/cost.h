@@ -12,7 +12,11 @@
  * debtor. Here a layer of the debtor is not over before its slowest creditor has answered: two
  * ways over the link, the bytes of queries and partial results, and the creditor's attention. And
  * a creditor works for its guests as often as *they* step: Eq. 6 is the case where both steps are
- * equally long.
+ * equally long. And a request that ends makes room for another, whose prompt takes time of steps:
+ *
+ *     tokens/s    = b / (n T + b p)
+ *
+ * with p what prompts take for each token that is generated.
  *
  * Nothing is measured here: constants are handed in. Times are seconds of one layer unless the
  * name says otherwise. Thread rule: none; no state. */
@@ -57,6 +61,7 @@ struct kva_cost_load {
     uint64_t borrowed_tokens_most; /* of them, at the creditor that holds most */
     uint32_t borrowed_rows;        /* queries that go out, one for each row and creditor of it */
     double guest_share;            /* of the device's time that guests take: see below */
+    double prompt_s;               /* p: what prompts take for each token, all layers */
 };
 
 /* Refuses constants by which nothing can be computed. Fails: KVA_EINVAL, err names the field. */
@@ -69,10 +74,13 @@ void kva_cost_disregard(struct kva_cost_params *params);
 
 /* W(b) / f(b) of Eq. 5, between the points on a line, before the first as there, and behind the
  * last on along the last line. 0 rows take 0. */
-double kva_cost_linear_s(const struct kva_cost_params *params, uint32_t rows);
+double kva_cost_linear_s(const struct kva_cost_params *params, double rows);
+
+/* Constants of a device on which everything but the link takes `pace` times as long. */
+void kva_cost_scale(struct kva_cost_params *params, double pace);
 
 /* One layer of a step (Eq. 5, 6): linear layers, then the longer of local attention and the
- * slowest creditor's answer, stretched by what guests take. */
+ * slowest creditor's answer, its part of what prompts take; stretched by what guests take. */
 double kva_cost_layer_s(const struct kva_cost_params *params, const struct kva_cost_load *load);
 
 /* One step, all layers. */

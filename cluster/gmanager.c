@@ -112,6 +112,17 @@ void kva_gmanager_member_gone(struct kva_gmanager *g, uint32_t node)
     kva_peers_forget(&g->peers, node);
 }
 
+enum kva_status kva_gmanager_set_cost(struct kva_gmanager *g, const struct kva_cost_params *cost,
+                                      const struct kva_plan_params *plan, struct kva_err *err)
+{
+    enum kva_status status = kva_cost_check(cost, err);
+    if (status)
+        return status;
+    g->params.cost = *cost;
+    g->params.plan = *plan;
+    return KVA_OK;
+}
+
 /* --- leading ---------------------------------------------------------------------------------- */
 
 void kva_gmanager_elected(struct kva_gmanager *g, uint64_t revision, uint64_t sent_ns)

@@ -39,7 +39,8 @@ struct kva_gmanager_params {
     uint64_t lease_ttl_ns;    /* of its own lease in etcd */
     uint64_t lease_margin_ns; /* by which it stops before */
     struct kva_plan_params plan;
-    struct kva_cost_params cost; /* of every instance: one model on equal devices */
+    struct kva_cost_params cost; /* of a device; others may be faster or slower: by their steps */
+    bool disregard;              /* plan by who waits for memory: kva_cost_disregard */
 };
 
 struct kva_gmanager_stats {
@@ -67,6 +68,12 @@ void kva_gmanager_destroy(struct kva_gmanager *g);
 KVA_MUST_CHECK enum kva_status kva_gmanager_member(struct kva_gmanager *g, uint32_t node,
                                                    uint64_t life);
 void kva_gmanager_member_gone(struct kva_gmanager *g, uint32_t node);
+
+/* Constants are known better: of a link that has been measured. Fails: as create. */
+KVA_MUST_CHECK enum kva_status kva_gmanager_set_cost(struct kva_gmanager *g,
+                                                     const struct kva_cost_params *cost,
+                                                     const struct kva_plan_params *plan,
+                                                     struct kva_err *err);
 
 /* It was elected, with a lease whose keep-alive was sent at `sent_ns`. Told once more of the same
  * election, it goes on in it: rounds and numbers of loans are used once. */

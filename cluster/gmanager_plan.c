@@ -1,11 +1,19 @@
 /* gmanager_plan.c - from the placement map to the planner's state, and from its moves to orders. */
 #include "cluster/gmanager_internal.h"
 
+#include <math.h>
+
 #define PLAN_BYTES_MAX (256u << 20)
+
+/* By how much an instance may be slower, or faster, than the constants; and what a round counts for
+ * among those before it. */
+#define PACE_MAX    8.0
+#define PACE_WEIGHT 0.2
 
 /* What the planner is given, in its arena. */
 struct picture {
     struct kva_plan_state state;
+    struct kva_cost_params *costs; /* of each instance */
     struct kva_plan_instance *instances;
     struct kva_plan_request *requests;
     struct kva_plan_loan *loans;
@@ -19,14 +27,29 @@ static uint32_t index_of(const struct kva_gmanager *g, uint32_t node)
     return UINT32_MAX;
 }
 
+/* How fast a member steps, by what the last of its steps took and should have taken. */
+static void learn_pace(const struct kva_gmanager *g, struct kva_gmanager_member *member)
+{
+    const struct kva_message_load *load = &member->load;
+    const struct kva_cost_params *cost = &g->params.cost;
+    if (load->step_ns == 0 || load->step_millirows == 0)
+        return;
+    double layer_s = kva_cost_linear_s(cost, load->step_millirows / 1e3) +
+                     (double)load->step_tokens * cost->attend_token_s;
+    double pace = (double)load->step_ns / 1e9 / (cost->layers * layer_s);
+    pace = fmin(fmax(pace, 1 / PACE_MAX), PACE_MAX);
+    member->pace = member->pace == 0 ? pace : member->pace + (pace - member->pace) * PACE_WEIGHT;
+}
+
 static struct kva_plan_instance instance_of(const struct kva_gmanager *g,
-                                            const struct kva_gmanager_member *member)
+                                            const struct kva_gmanager_member *member,
+                                            const struct kva_cost_params *cost)
 {
     const struct kva_message_load *load = &member->load;
     bool heard = member->fresh && member->round == g->round;
     return (struct kva_plan_instance){
         .id = member->node,
-        .cost = &g->params.cost,
+        .cost = cost,
         .pages = load->pages,
         .free_pages = load->free_pages,
         .batch = load->batch,
@@ -35,6 +58,7 @@ static struct kva_plan_instance instance_of(const struct kva_gmanager *g,
         .waiting = load->waiting,
         .head_pages = load->waiting > 0 ? load->head_pages : 0,
         .waiting_pages = load->waiting > 0 ? load->waiting_pages : 0,
+        .prompt_s = (double)load->prompt_ns / 1e9,
         .closed = !heard || load->moving,
     };
 }
@@ -64,19 +88,23 @@ static void add_entry(const struct kva_gmanager *g, struct picture *picture, uin
     };
 }
 
-static bool draw(const struct kva_gmanager *g, struct kva_arena *arena, struct picture *picture)
+static bool draw(struct kva_gmanager *g, struct kva_arena *arena, struct picture *picture)
 {
     size_t entries = 1;
     for (uint32_t i = 0; i < g->member_count; i++)
         entries += g->members[i].entry_count;
+    picture->costs = kva_arena_calloc(arena, g->member_count, sizeof(*picture->costs));
     picture->instances = kva_arena_calloc(arena, g->member_count, sizeof(*picture->instances));
     picture->requests = kva_arena_calloc(arena, entries, sizeof(*picture->requests));
     picture->loans = kva_arena_calloc(arena, entries, sizeof(*picture->loans));
-    if (!picture->instances || !picture->requests || !picture->loans)
+    if (!picture->costs || !picture->instances || !picture->requests || !picture->loans)
         return false;
     for (uint32_t i = 0; i < g->member_count; i++) {
-        const struct kva_gmanager_member *member = &g->members[i];
-        picture->instances[i] = instance_of(g, member);
+        struct kva_gmanager_member *member = &g->members[i];
+        learn_pace(g, member);
+        picture->costs[i] = g->params.cost;
+        kva_cost_scale(&picture->costs[i], member->pace > 0 ? member->pace : 1);
+        picture->instances[i] = instance_of(g, member, &picture->costs[i]);
         for (uint32_t n = 0; n < member->entry_count; n++)
             add_entry(g, picture, i, &member->entries[n]);
     }
@@ -118,15 +146,48 @@ static void order(struct kva_gmanager *g, const struct kva_plan_move *move)
     kva_gmanager_send(g, &message, debtor);
 }
 
+/* As if nothing took time, for a plan by who waits alone. */
+static void disregard(const struct kva_gmanager *g, struct kva_cost_params *cost,
+                      struct picture *picture)
+{
+    *cost = g->params.cost;
+    kva_cost_disregard(cost);
+    for (uint32_t i = 0; i < g->member_count; i++) {
+        picture->instances[i].cost = cost;
+        picture->instances[i].prompt_s = 0;
+    }
+}
+
+static void regard(const struct kva_gmanager *g, struct picture *picture)
+{
+    for (uint32_t i = 0; i < g->member_count; i++)
+        picture->instances[i] = instance_of(g, &g->members[i], &picture->costs[i]);
+}
+
+/* Plan, and say what it is worth. False: without memory, or with reports that cannot be, there is no
+ * plan in this round. */
+static bool make(struct kva_gmanager *g, struct kva_arena *arena, struct kva_plan *ret_plan)
+{
+    struct picture picture = {0};
+    struct kva_cost_params nothing;
+    if (!draw(g, arena, &picture))
+        return false;
+    if (g->params.disregard)
+        disregard(g, &nothing, &picture);
+    if (kva_plan_make(&g->params.plan, &picture.state, g->params.moves_max, arena, ret_plan, NULL))
+        return false;
+    if (!g->params.disregard)
+        return true;
+    regard(g, &picture);
+    return kva_plan_value(&g->params.plan, &picture.state, arena, ret_plan, NULL) == KVA_OK;
+}
+
 void kva_gmanager_plan(struct kva_gmanager *g)
 {
     struct kva_arena arena;
-    struct picture picture = {0};
     struct kva_plan plan = {0};
     kva_arena_init(&arena, PLAN_BYTES_MAX);
-    /* Without memory, or with reports that cannot be, there is no plan in this round. */
-    if (draw(g, &arena, &picture) &&
-        !kva_plan_make(&g->params.plan, &picture.state, g->params.moves_max, &arena, &plan, NULL)) {
+    if (make(g, &arena, &plan)) {
         g->stats.plans++;
         g->stats.tokens_per_s_before = plan.tokens_per_s_before;
         g->stats.tokens_per_s_after = plan.tokens_per_s_after;

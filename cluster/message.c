@@ -11,7 +11,8 @@ enum rule {
     BOOLEAN,
     PAGES,     /* up to KVA_MESSAGE_PAGES_MAX */
     PAGES_ONE, /* the same, and not 0 */
-    DURATION,  /* 1 to KVA_MESSAGE_TTL_MAX_NS */
+    SPAN,      /* up to KVA_MESSAGE_TTL_MAX_NS */
+    DURATION,  /* the same, and not 0 */
     REASON,
     ENTRIES,
     FLAGS,
@@ -31,7 +32,7 @@ struct field {
     }
 #define M(member, rule) FIELD(struct kva_message, member, rule)
 #define E(member, rule) FIELD(struct kva_message_entry, member, rule)
-#define FIELDS_MAX      16u
+#define FIELDS_MAX      20u
 
 static const struct field header_fields[] = {
     M(source, ONE_UP),   M(target, ONE_UP),   M(source_life, ONE_UP),
@@ -50,16 +51,27 @@ static const struct type {
     [KVA_MESSAGE_HELLO] = {"HELLO", {M(hello.nonce, BYTES), M(hello.mac, BYTES)}},
     [KVA_MESSAGE_LEAD] = {"LEAD",
                           {M(lead.revision, ONE_UP), M(lead.round, ONE_UP), M(lead.full, BOOLEAN)}},
-    [KVA_MESSAGE_HEARTBEAT] =
-        {"HEARTBEAT",
-         {M(heartbeat.revision, ONE_UP), M(heartbeat.round, ONE_UP), M(heartbeat.index, ONE_UP),
-          M(heartbeat.base, ANY), M(heartbeat.load.pages, PAGES),
-          M(heartbeat.load.free_pages, PAGES), M(heartbeat.load.batch, PAGES),
-          M(heartbeat.load.batch_max, PAGES), M(heartbeat.load.tokens, ANY),
-          M(heartbeat.load.waiting, PAGES), M(heartbeat.load.head_pages, PAGES),
-          M(heartbeat.load.waiting_pages, ANY), M(heartbeat.load.borrowed_pages, PAGES),
-          M(heartbeat.load.lent_pages, PAGES), M(heartbeat.load.moving, BOOLEAN),
-          M(heartbeat.entry_count, ENTRIES)}},
+    [KVA_MESSAGE_HEARTBEAT] = {"HEARTBEAT",
+                               {M(heartbeat.revision, ONE_UP),
+                                M(heartbeat.round, ONE_UP),
+                                M(heartbeat.index, ONE_UP),
+                                M(heartbeat.base, ANY),
+                                M(heartbeat.load.pages, PAGES),
+                                M(heartbeat.load.free_pages, PAGES),
+                                M(heartbeat.load.batch, PAGES),
+                                M(heartbeat.load.batch_max, PAGES),
+                                M(heartbeat.load.tokens, ANY),
+                                M(heartbeat.load.waiting, PAGES),
+                                M(heartbeat.load.head_pages, PAGES),
+                                M(heartbeat.load.waiting_pages, ANY),
+                                M(heartbeat.load.borrowed_pages, PAGES),
+                                M(heartbeat.load.lent_pages, PAGES),
+                                M(heartbeat.load.moving, BOOLEAN),
+                                M(heartbeat.load.step_ns, SPAN),
+                                M(heartbeat.load.step_tokens, ANY),
+                                M(heartbeat.load.step_millirows, ANY),
+                                M(heartbeat.load.prompt_ns, SPAN),
+                                M(heartbeat.entry_count, ENTRIES)}},
     [KVA_MESSAGE_MOVE] = {"MOVE",
                           {M(move.revision, ONE_UP), M(move.round, ONE_UP), M(move.loan, ONE_UP),
                            M(move.request, ONE_UP), M(move.generation, ANY),
@@ -153,6 +165,7 @@ static void bounds(enum rule rule, uint64_t *ret_min, uint64_t *ret_max)
     case PAGES_ONE:
         *ret_max = KVA_MESSAGE_PAGES_MAX;
         break;
+    case SPAN:
     case DURATION:
         *ret_max = KVA_MESSAGE_TTL_MAX_NS;
         break;

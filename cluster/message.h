@@ -30,7 +30,7 @@
 
 #include <stdbool.h>
 
-#define KVA_MESSAGE_VERSION      2u
+#define KVA_MESSAGE_VERSION      3u
 #define KVA_MESSAGE_HEADER_BYTES 40u
 #define KVA_MESSAGE_NONCE_BYTES  16u
 #define KVA_MESSAGE_MAC_BYTES    32u
@@ -99,6 +99,11 @@ struct kva_message_load {
     uint32_t borrowed_pages;
     uint32_t lent_pages;
     uint8_t moving; /* pages are on their way, or it drains */
+    /* Its last steps without prompts while it had no loans, on average; 0: none yet. */
+    uint64_t step_ns;
+    uint64_t step_tokens;    /* that their rows attended to */
+    uint32_t step_millirows; /* a thousand for each row */
+    uint64_t prompt_ns;      /* that prompts take for each token it says; 0: not known */
 };
 
 struct kva_message {

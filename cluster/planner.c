@@ -435,6 +435,24 @@ enum kva_status kva_plan_make(const struct kva_plan_params *params,
     return KVA_OK;
 }
 
+enum kva_status kva_plan_value(const struct kva_plan_params *params,
+                               const struct kva_plan_state *state, struct kva_arena *arena,
+                               struct kva_plan *plan, struct kva_err *err)
+{
+    struct kva_plan_sides sides;
+    enum kva_status status = kva_plan_sides_init(&sides, params, state, arena, err);
+    if (status)
+        return status;
+    plan->tokens_per_s_before = kva_plan_sides_total(&sides);
+    for (uint32_t i = 0; i < plan->move_count; i++) {
+        const struct kva_plan_move *move = &plan->moves[i];
+        int64_t pages = move->kind == KVA_PLAN_LEND ? move->pages : -(int64_t)move->pages;
+        kva_plan_sides_apply(&sides, move->debtor, move->creditor, pages);
+    }
+    plan->tokens_per_s_after = kva_plan_sides_total(&sides);
+    return KVA_OK;
+}
+
 enum kva_status kva_plan_gain(const struct kva_plan_params *params,
                               const struct kva_plan_state *state, uint32_t debtor,
                               uint32_t creditor, uint32_t pages, struct kva_arena *arena,

@@ -37,6 +37,7 @@ struct kva_plan_instance {
     uint32_t waiting;                   /* requests that wait for memory, in order */
     uint32_t head_pages;    /* which the first of them needs here, beside what is lent */
     uint64_t waiting_pages; /* which all of them need */
+    double prompt_s;        /* what prompts take of its time for each token that it says */
     bool closed;            /* takes no part: it moves pages, drains, or is not heard */
 };
 
@@ -113,6 +114,13 @@ KVA_MUST_CHECK enum kva_status kva_plan_make(const struct kva_plan_params *param
                                              const struct kva_plan_state *state, uint32_t moves_max,
                                              struct kva_arena *arena, struct kva_plan *ret_plan,
                                              struct kva_err *err);
+
+/* What the model says of a plan's moves in a state with other constants than those it was made with:
+ * its tokens_per_s_*. Fails: as above. */
+KVA_MUST_CHECK enum kva_status kva_plan_value(const struct kva_plan_params *params,
+                                              const struct kva_plan_state *state,
+                                              struct kva_arena *arena, struct kva_plan *plan,
+                                              struct kva_err *err);
 
 /* What the model says of lending `pages` more of one request to one creditor: tokens a second that
  * both together gain (Eq. 7), in a state without plan. For tests and reports. Fails: as above. */

@@ -64,6 +64,7 @@ static struct view view_debtor(const struct kva_plan_sides *sides, uint32_t inde
         .borrowed_tokens_most = most * page_tokens,
         .borrowed_rows = side->borrowed_rows + (extra > 0),
         .guest_share = side->guest_share,
+        .prompt_s = instance->prompt_s,
     };
     /* What waits for its first step is not among the tokens that decode. */
     load.tokens = kva_max_u64(load.tokens, load.borrowed_tokens);
@@ -84,6 +85,7 @@ static struct view view_creditor(const struct kva_plan_sides *sides, uint32_t in
         .batch = instance->batch + joined,
         .tokens = instance->tokens + joined_pages * sides->params->page_tokens,
         .guest_share = guest_share,
+        .prompt_s = instance->prompt_s,
     };
     struct view view = {.step_s = kva_cost_step_s(instance->cost, &load)};
     view.tokens_per_s = kva_cost_tokens_per_s(instance->cost, &load);

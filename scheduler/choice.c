@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define ENDED_WEIGHT (1.0 / 16) /* of a choice among those before it, in what they bring */
+
 static void place(struct kva_heap *heap, struct kva_choice *c)
 {
     c->order.key = c->key;
@@ -241,6 +243,18 @@ static void address(struct kva_output *output, const struct kva_choice *c,
     output->time_ns = now_ns;
 }
 
+/* What choices bring and say; those that were broken off say nothing of it. */
+static void learn_lengths(struct kva_scheduler *s, const struct kva_choice *c,
+                          enum kva_finish_reason reason)
+{
+    struct kva_scheduler_pace *pace = &s->pace;
+    if ((reason != KVA_FINISH_STOP && reason != KVA_FINISH_LENGTH) || c->output_tokens == 0)
+        return;
+    double weight = pace->output_tokens == 0 ? 1 : ENDED_WEIGHT;
+    pace->prompt_tokens += (c->prefill_done - pace->prompt_tokens) * weight;
+    pace->output_tokens += (c->output_tokens - pace->output_tokens) * weight;
+}
+
 void kva_choice_end(struct kva_scheduler *s, struct kva_choice *c, enum kva_finish_reason reason,
                     enum kva_status status, uint32_t stop_token, uint64_t now_ns)
 {
@@ -263,6 +277,7 @@ void kva_choice_end(struct kva_scheduler *s, struct kva_choice *c, enum kva_fini
     s->ops->destroy(s->engine_self, c->seq);
     c->seq = NULL;
     s->stats.finished[reason]++;
+    learn_lengths(s, c, reason);
     s->params.on_output(s->params.opaque, &output);
 
     struct kva_group *group = c->group;

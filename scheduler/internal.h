@@ -168,9 +168,7 @@ struct kva_scheduler {
     uint32_t item_count;
     uint32_t item_max;
 
-    /* What steps cost, as running means; 0: not seen yet. */
-    double decode_step_ns;   /* a step without prefill */
-    double prefill_token_ns; /* what each prompt token adds to that */
+    struct kva_scheduler_pace pace;
 
     uint64_t running_growth_bytes;    /* sum of running choices */
     struct kva_engine_usage usage;    /* as of the last refresh */

@@ -183,6 +183,11 @@ static bool place_of(const struct kva_choice *c, struct kva_choice_place *ret)
     return true;
 }
 
+void kva_scheduler_get_pace(const struct kva_scheduler *s, struct kva_scheduler_pace *ret)
+{
+    *ret = s->pace;
+}
+
 uint32_t kva_scheduler_get_places(const struct kva_scheduler *s, struct kva_choice_place *ret,
                                   uint32_t max)
 {

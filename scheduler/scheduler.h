@@ -172,6 +172,16 @@ struct kva_scheduler_stats {
     struct kva_engine_usage engine;
 };
 
+/* What steps take and requests bring, as running means over the last of them; 0: none yet. */
+struct kva_scheduler_pace {
+    double decode_step_ns;   /* a step without prompts */
+    double decode_rows;      /* of such a step */
+    double decode_tokens;    /* that its rows attended to, all together */
+    double prefill_token_ns; /* what each token of a prompt adds to a step */
+    double prompt_tokens;    /* computed for a choice that has ended */
+    double output_tokens;    /* of it */
+};
+
 /* One choice in the live view. */
 struct kva_choice_view {
     uint64_t request_id;
@@ -216,6 +226,8 @@ KVA_MUST_CHECK enum kva_status kva_scheduler_step(struct kva_scheduler *schedule
 
 void kva_scheduler_get_stats(const struct kva_scheduler *scheduler,
                              struct kva_scheduler_stats *ret);
+
+void kva_scheduler_get_pace(const struct kva_scheduler *scheduler, struct kva_scheduler_pace *ret);
 
 /* What whoever places KV elsewhere wants to know of a choice. */
 enum kva_choice_stage {

@@ -14,6 +14,10 @@
 #define STUCK_RETRY_NS KVA_NS_PER_MS
 #define STUCK_LIMIT_NS KVA_NS_PER_S
 
+/* Of a step among those before it, in what steps take. */
+#define DECODE_WEIGHT  0.1
+#define PREFILL_WEIGHT 0.3
+
 /* When all that there is waits to be lent: look again after this long. */
 #define STRANDED_RETRY_NS (10 * KVA_NS_PER_MS)
 
@@ -151,9 +155,9 @@ static void share_quota(struct kva_scheduler *s, struct kva_step_plan *plan, uin
 static uint32_t tokens_in_time(const struct kva_scheduler *s)
 {
     double aim = (double)s->params.step_time_ns;
-    if (aim == 0 || s->prefill_token_ns == 0)
+    if (aim == 0 || s->pace.prefill_token_ns == 0)
         return UINT32_MAX;
-    double tokens = (aim - s->decode_step_ns) / s->prefill_token_ns;
+    double tokens = (aim - s->pace.decode_step_ns) / s->pace.prefill_token_ns;
     if (tokens <= KVA_PREFILL_TOKENS_MIN)
         return KVA_PREFILL_TOKENS_MIN;
     return tokens < s->step_tokens_max ? (uint32_t)tokens : s->step_tokens_max;
@@ -169,14 +173,21 @@ static void mean_add(double *mean, double value, double weight)
 static void learn_step_cost(struct kva_scheduler *s, const struct kva_step_plan *plan,
                             uint64_t step_ns)
 {
+    struct kva_scheduler_pace *pace = &s->pace;
     if (plan->prefill_used == 0) {
-        mean_add(&s->decode_step_ns, (double)step_ns, 0.1);
+        uint64_t tokens = 0;
+        for (uint32_t i = 0; i < s->item_count; i++)
+            tokens += s->owners[i]->prompt_tokens + s->owners[i]->output_tokens;
+        mean_add(&pace->decode_step_ns, (double)step_ns, DECODE_WEIGHT);
+        mean_add(&pace->decode_rows, plan->rows, DECODE_WEIGHT);
+        mean_add(&pace->decode_tokens, (double)tokens, DECODE_WEIGHT);
         return;
     }
     bool decodes = plan->rows > plan->prefill_used;
-    double extra = (double)step_ns - (decodes ? s->decode_step_ns : 0);
+    double extra = (double)step_ns - (decodes ? pace->decode_step_ns : 0);
     double least = (double)step_ns / 16;
-    mean_add(&s->prefill_token_ns, (extra > least ? extra : least) / plan->prefill_used, 0.3);
+    mean_add(&pace->prefill_token_ns, (extra > least ? extra : least) / plan->prefill_used,
+             PREFILL_WEIGHT);
 }
 
 /* Prompts that exceed the context take memory as they go. */

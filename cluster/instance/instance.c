@@ -18,11 +18,12 @@ struct kva_instance {
     size_t page_bytes;
     struct borrower *borrowers; /* [live_max] */
     uint32_t borrower_count;
-    struct kva_choice_place *places; /* [live_max] */
-    uint32_t live_max;               /* choices with KV */
-    unsigned char *content;          /* of unacked_pages pages, that go out */
-    const unsigned char *arrived;    /* of the message being received */
-    double due_pages;                /* of loans, to be copied */
+    struct kva_choice_place *places;     /* [live_max] */
+    uint32_t live_max;                   /* choices with KV */
+    unsigned char *content;              /* of unacked_pages pages, that go out */
+    const unsigned char *arrived;        /* of the message being received */
+    double due_pages;                    /* of loans, to be copied */
+    struct kva_scheduler_pace own_steps; /* since there was a loan last */
 };
 
 /* --- who is who ------------------------------------------------------------------------------ */
@@ -142,6 +143,36 @@ static uint32_t find_head(const struct kva_instance *instance, uint32_t count, b
     return first;
 }
 
+/* How it steps by itself: what it was when there was a loan last does not count. */
+static void note_steps(struct kva_instance *instance)
+{
+    struct kva_scheduler_pace pace;
+    struct kva_rmanager_stats loans;
+    kva_scheduler_get_pace(instance->params.scheduler, &pace);
+    kva_rmanager_get_stats(instance->rmanager, &loans);
+    if (loans.loans + loans.guests == 0)
+        instance->own_steps = pace;
+}
+
+/* Nanoseconds that prompts take for each token that is said: what waits has prompts that are known,
+ * how much it will say is what others have said. */
+static uint64_t prompt_ns(const struct kva_instance *instance, uint64_t waiting_tokens,
+                          uint32_t waiting)
+{
+    struct kva_scheduler_pace pace;
+    struct kva_scheduler_stats stats;
+    kva_scheduler_get_pace(instance->params.scheduler, &pace);
+    kva_scheduler_get_stats(instance->params.scheduler, &stats);
+    double computed = (double)stats.prompt_tokens_computed,
+           cached = (double)stats.prompt_tokens_cached;
+    if (pace.output_tokens == 0)
+        return 0;
+    double tokens = pace.prompt_tokens;
+    if (waiting > 0)
+        tokens = (double)waiting_tokens / waiting * computed / fmax(computed + cached, 1);
+    return (uint64_t)(tokens / pace.output_tokens * pace.prefill_token_ns);
+}
+
 static void load(void *opaque, struct kva_message_load *ret)
 {
     const struct kva_instance *instance = opaque;
@@ -155,7 +186,11 @@ static void load(void *opaque, struct kva_message_load *ret)
         .pages = (uint32_t)(usage.budget.device / instance->page_bytes),
         .free_pages = (uint32_t)((usage.budget.device - used) / instance->page_bytes),
         .batch_max = instance->params.running_max,
+        .step_ns = (uint64_t)instance->own_steps.decode_step_ns,
+        .step_tokens = (uint64_t)instance->own_steps.decode_tokens,
+        .step_millirows = (uint32_t)(instance->own_steps.decode_rows * 1000),
     };
+    uint64_t waiting_tokens = 0;
     uint32_t head = find_head(instance, count, true);
     for (uint32_t i = 0; i < count; i++) {
         const struct kva_choice_place *place = &instance->places[i];
@@ -167,8 +202,10 @@ static void load(void *opaque, struct kva_message_load *ret)
         uint32_t pages = wanted_pages(instance, place, ret->pages);
         ret->head_pages = i == head ? pages : ret->head_pages;
         ret->waiting++;
+        waiting_tokens += place->tokens;
         ret->waiting_pages += pages;
     }
+    ret->prompt_ns = prompt_ns(instance, waiting_tokens, ret->waiting);
 }
 
 static uint32_t requests(void *opaque, struct kva_message_entry *ret, uint32_t max)
@@ -311,6 +348,7 @@ static uint32_t due_pages(struct kva_instance *instance)
 
 void kva_instance_between_steps(struct kva_instance *instance, uint64_t now_ns)
 {
+    note_steps(instance);
     tell_ends(instance, now_ns);
     kva_rmanager_tick(instance->rmanager, now_ns);
     reclaim(instance, now_ns);

@@ -37,9 +37,14 @@ static struct kva_cost_params cost_now(const struct kva_node *node)
         cost.link_latency_s = LINK_LATENCY_S;
     if (cost.link_bytes_per_s == 0)
         cost.link_bytes_per_s = LINK_BYTES_PER_S;
-    if (node->params.plan == KVA_CLUSTER_PLAN_WAITING)
-        kva_cost_disregard(&cost);
     return cost;
+}
+
+static struct kva_plan_params plan_now(const struct kva_cost_params *cost)
+{
+    struct kva_plan_params plan = kva_plan_defaults(cost);
+    plan.page_tokens = KVA_PAGE_TOKENS;
+    return plan;
 }
 
 static enum kva_status create(struct kva_node *node, uint64_t revision, struct kva_err *err)
@@ -58,9 +63,9 @@ static enum kva_status create(struct kva_node *node, uint64_t revision, struct k
         .lease_ttl_ns = p->lease_ttl_ns,
         .lease_margin_ns = p->lease_ttl_ns / LEASE_MARGIN_OF,
         .cost = cost_now(node),
+        .disregard = p->plan == KVA_CLUSTER_PLAN_WAITING,
     };
-    params.plan = kva_plan_defaults(&params.cost);
-    params.plan.page_tokens = KVA_PAGE_TOKENS;
+    params.plan = plan_now(&params.cost);
     return kva_gmanager_create(&params, &ops, &node->gmanager, err);
 }
 
@@ -99,6 +104,18 @@ void kva_node_deposed(void *opaque)
     kva_log(KVA_LOG_INFO, "cluster       this node leads no more");
     kva_gmanager_destroy(node->gmanager);
     node->gmanager = NULL;
+}
+
+/* Links come up, and are measured, when others are there, which may be long after the election. */
+void kva_node_manager_link_measured(struct kva_node *node)
+{
+    struct kva_err err;
+    if (!node->gmanager)
+        return;
+    const struct kva_cost_params cost = cost_now(node);
+    const struct kva_plan_params plan = plan_now(&cost);
+    if (kva_gmanager_set_cost(node->gmanager, &cost, &plan, &err))
+        kva_log(KVA_LOG_ERROR, "cluster       plans keep their constants: %s", err.message);
 }
 
 void kva_node_manager_tick(struct kva_node *node, uint64_t now_ns)

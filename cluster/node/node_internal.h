@@ -136,6 +136,7 @@ void kva_node_route(struct kva_node *node, const uint8_t *bytes, size_t size, co
 void kva_node_elected(void *opaque, uint64_t revision, uint64_t sent_ns);
 void kva_node_kept_alive(void *opaque, uint64_t sent_ns);
 void kva_node_deposed(void *opaque);
+void kva_node_manager_link_measured(struct kva_node *node);
 void kva_node_manager_tick(struct kva_node *node, uint64_t now_ns);
 
 /* --- probe.c -------------------------------------------------------------------------------------- */

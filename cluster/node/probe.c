@@ -35,12 +35,13 @@ void kva_probe_answer(struct kva_node *node, const struct kva_link_frame *frame)
                              frame->header_bytes, NULL, 0);
 }
 
-static void conclude(struct kva_probe *probe)
+static void conclude(struct kva_node *node, struct kva_probe *probe)
 {
     double longer_s = probe->least_s[1] - probe->least_s[0];
     probe->latency_s = probe->least_s[0] / 2;
     if (longer_s > 0)
         probe->bytes_per_s = (double)DATA_BYTES / longer_s;
+    kva_node_manager_link_measured(node);
 }
 
 void kva_probe_take(struct kva_node *node, const struct kva_link_frame *frame, uint64_t now_ns)
@@ -59,5 +60,5 @@ void kva_probe_take(struct kva_node *node, const struct kva_link_frame *frame, u
     if (peer->probe.asked < ROUNDS)
         ask(node, peer, now_ns);
     else
-        conclude(&peer->probe);
+        conclude(node, &peer->probe);
 }

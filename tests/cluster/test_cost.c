@@ -51,6 +51,31 @@ static void test_cost__a_layer_is_equation_5(void **state KVA_UNUSED)
     assert_near(kva_cost_tokens_per_s(&params, &load), 0);
 }
 
+/* 4 rows in 32 us, and 2 us of prompts for each of their tokens. */
+static void test_cost__prompts_take_time_of_steps(void **state KVA_UNUSED)
+{
+    struct kva_cost_params params = simple();
+    struct kva_cost_load load = {.batch = 4, .tokens = 6000, .prompt_s = 2e-6};
+    assert_near(kva_cost_step_s(&params, &load), 40e-6);
+    assert_near(kva_cost_tokens_per_s(&params, &load), 4 / 40e-6);
+    /* More rows bring more prompts: with nothing else to do, no more tokens than 1 / p. */
+    load = (struct kva_cost_load){.batch = 1u << 30, .prompt_s = 1e-3};
+    assert_in_range(kva_cost_tokens_per_s(&params, &load), 990, 1000);
+    /* A debtor that prefills asks less often. */
+    load = (struct kva_cost_load){.batch = 4, .prompt_s = 2e-6};
+    assert_near(kva_cost_guest_share(&params, 5000, kva_cost_layer_s(&params, &load)), 5.0 / 14);
+}
+
+static void test_cost__a_slower_device_takes_longer_for_all_but_the_link(void **state KVA_UNUSED)
+{
+    struct kva_cost_params params = simple();
+    struct kva_cost_load load = {.batch = 12, .tokens = 6000};
+    double layer_s = kva_cost_layer_s(&params, &load), move_s = kva_cost_move_s(&params, 7);
+    kva_cost_scale(&params, 1.5);
+    assert_near(kva_cost_layer_s(&params, &load), 1.5 * layer_s);
+    assert_near(kva_cost_move_s(&params, 7), move_s);
+}
+
 /* Without a link that takes time, and with less there than here: the paper's debtor. */
 static void test_cost__a_debtor_is_equation_6(void **state KVA_UNUSED)
 {
@@ -217,6 +242,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cost__linear_layers_follow_their_points),
         cmocka_unit_test(test_cost__a_layer_is_equation_5),
+        cmocka_unit_test(test_cost__prompts_take_time_of_steps),
+        cmocka_unit_test(test_cost__a_slower_device_takes_longer_for_all_but_the_link),
         cmocka_unit_test(test_cost__a_debtor_is_equation_6),
         cmocka_unit_test(test_cost__a_creditor_in_step_is_equation_6),
         cmocka_unit_test(test_cost__a_debtor_waits_for_its_slowest_creditor),

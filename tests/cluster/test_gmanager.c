@@ -4,6 +4,7 @@
 #include "tests/cluster/a100.h"
 #include "tests/cmocka.h"
 
+#include <math.h>
 #include <string.h>
 
 #define TTL_NS   (1000 * KVA_NS_PER_MS)
@@ -192,6 +193,100 @@ static void test_gmanager__who_drains_takes_no_part(void **state KVA_UNUSED)
     }
 }
 
+/* What the plan of one round says and does. */
+static struct kva_gmanager_stats plan_once(struct leader *leader, struct kva_message_load debtor,
+                                           struct kva_message_load creditor, bool *ret_moves)
+{
+    struct kva_gmanager_stats stats;
+    leader->sent_count = 0;
+    kva_gmanager_elected(leader->g, 7, leader->now_ns);
+    kva_gmanager_tick(leader->g, leader->now_ns);
+    report(leader, 1, 0, ++leader->index[1], debtor, &long_request, 1);
+    report(leader, 2, 0, ++leader->index[2], creditor, NULL, 0);
+    advance(leader, ROUND_NS / 5);
+    kva_gmanager_get_stats(leader->g, &stats);
+    *ret_moves = find_sent(leader, KVA_MESSAGE_MOVE) != NULL;
+    return stats;
+}
+
+/* Where prompts take nearly all of the time there is nothing to be won by more rows; by who waits,
+ * pages are lent all the same, and the model still says what comes of it. */
+static void test_gmanager__prompts_count(void **state KVA_UNUSED)
+{
+    bool moves;
+    struct leader leader;
+    struct kva_message_load debtor = debtor_load;
+    leader_init(&leader);
+    struct kva_gmanager_stats stats = plan_once(&leader, debtor, creditor_load, &moves);
+    double without = stats.tokens_per_s_before;
+    assert_true(moves && stats.tokens_per_s_after > 1.02 * without);
+    debtor.prompt_ns = 10ull * 1000 * 1000 * 1000;
+    stats = plan_once(&leader, debtor, creditor_load, &moves);
+    assert_false(moves);
+    assert_true(stats.tokens_per_s_before < without);
+    double prompts = stats.tokens_per_s_before;
+    leader.g->params.disregard = true;
+    stats = plan_once(&leader, debtor, creditor_load, &moves);
+    assert_true(moves);
+    assert_true(fabs(stats.tokens_per_s_before - prompts) < 1e-9 * prompts);
+    assert_true(stats.tokens_per_s_after < prompts);
+    kva_gmanager_destroy(leader.g);
+}
+
+/* The creditor says that its steps take twice as long as the constants have it, which are learnt to
+ * be so within some rounds; what no device could be is cut. */
+static void test_gmanager__steps_say_how_fast_an_instance_is(void **state KVA_UNUSED)
+{
+    bool moves;
+    struct leader leader;
+    struct kva_message_load creditor = creditor_load;
+    leader_init(&leader);
+    const struct kva_cost_params *cost = &leader.g->params.cost;
+    struct kva_message_load idle = {.pages = A100_PAGES, .free_pages = A100_PAGES};
+    double expected = plan_once(&leader, idle, creditor, &moves).tokens_per_s_before;
+    creditor.step_millirows = 20500;
+    creditor.step_tokens = 10000;
+    double layer_s = kva_cost_linear_s(cost, 20.5) + 10000 * cost->attend_token_s;
+    creditor.step_ns = (uint64_t)(2e9 * cost->layers * layer_s);
+    double slower = plan_once(&leader, idle, creditor, &moves).tokens_per_s_before;
+    assert_true(fabs(slower - expected / 2) < 1e-6 * expected);
+    creditor.step_ns /= 2;
+    double last = slower;
+    for (uint32_t round = 0; round < 40; round++) {
+        double now = plan_once(&leader, idle, creditor, &moves).tokens_per_s_before;
+        assert_true(now > last && now < expected);
+        last = now;
+    }
+    assert_true(last > 0.999 * expected);
+    creditor.step_ns = KVA_MESSAGE_TTL_MAX_NS;
+    for (uint32_t round = 0; round < 100; round++)
+        last = plan_once(&leader, idle, creditor, &moves).tokens_per_s_before;
+    assert_true(fabs(last - expected / 8) < 1e-6 * expected);
+    kva_gmanager_destroy(leader.g);
+}
+
+/* A link that is measured after the election. */
+static void test_gmanager__constants_may_become_better_known(void **state KVA_UNUSED)
+{
+    bool moves;
+    struct kva_err err;
+    struct leader leader;
+    leader_init(&leader);
+    struct kva_cost_params cost = leader.g->params.cost;
+    struct kva_plan_params plan = leader.g->params.plan;
+    cost.link_latency_s = 1;
+    assert_int_equal(kva_gmanager_set_cost(leader.g, &cost, &plan, &err), KVA_OK);
+    (void)plan_once(&leader, debtor_load, creditor_load, &moves);
+    assert_false(moves);
+    cost.link_latency_s = -1;
+    assert_int_equal(kva_gmanager_set_cost(leader.g, &cost, &plan, &err), KVA_EINVAL);
+    cost.link_latency_s = 5e-6;
+    assert_int_equal(kva_gmanager_set_cost(leader.g, &cost, &plan, &err), KVA_OK);
+    (void)plan_once(&leader, debtor_load, creditor_load, &moves);
+    assert_true(moves);
+    kva_gmanager_destroy(leader.g);
+}
+
 static void test_gmanager__reports_follow_one_another(void **state KVA_UNUSED)
 {
     struct leader leader;
@@ -314,6 +409,9 @@ int main(void)
         cmocka_unit_test(test_gmanager__numbers_of_an_election_are_used_once),
         cmocka_unit_test(test_gmanager__who_has_not_answered_takes_no_part),
         cmocka_unit_test(test_gmanager__who_drains_takes_no_part),
+        cmocka_unit_test(test_gmanager__prompts_count),
+        cmocka_unit_test(test_gmanager__steps_say_how_fast_an_instance_is),
+        cmocka_unit_test(test_gmanager__constants_may_become_better_known),
         cmocka_unit_test(test_gmanager__reports_follow_one_another),
         cmocka_unit_test(test_gmanager__a_map_has_an_end),
         cmocka_unit_test(test_gmanager__a_leader_stops_before_its_lease_does),

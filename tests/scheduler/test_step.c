@@ -30,6 +30,33 @@ static void test_step__decodes_every_sequence_once_per_step(void **state KVA_UNU
     fixture_end(&f);
 }
 
+/* Prompts of 10 tokens, answers of 50: 20 rows a step of 1 ms, and what they attend to. */
+static void test_step__learns_what_steps_take_and_requests_bring(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    struct kva_scheduler_pace pace;
+    fixture_init(&f);
+    fixture_begin(&f);
+    kva_scheduler_get_pace(f.scheduler, &pace);
+    assert_true(pace.decode_step_ns == 0 && pace.output_tokens == 0);
+    submit_many(&f, 20, 10, 50);
+    fixture_steps(&f, 2); /* prompts, then rows with a token each */
+    kva_scheduler_get_pace(f.scheduler, &pace);
+    assert_true(pace.decode_step_ns == 1e6 && pace.decode_rows == 20);
+    assert_true(pace.decode_tokens == 20 * 11);
+    assert_true(pace.prefill_token_ns == 1e6 / 200);
+    assert_true(pace.output_tokens == 0);
+    tracker_cancels(&f.tracker, 1, 0, KVA_FINISH_CANCELLED);
+    kva_scheduler_cancel(f.scheduler, 1, 0, KVA_FINISH_CANCELLED);
+    kva_scheduler_get_pace(f.scheduler, &pace);
+    assert_true(pace.output_tokens == 0); /* it said no more than it was let */
+    fixture_run(&f);
+    kva_scheduler_get_pace(f.scheduler, &pace);
+    assert_true(pace.prompt_tokens == 10 && pace.output_tokens == 50);
+    assert_true(pace.decode_rows < 20 && pace.decode_rows > 18.9);
+    fixture_end(&f);
+}
+
 /* More running sequences than rows in a step: they take turns. */
 static void test_step__rotates_when_a_step_is_too_small(void **state KVA_UNUSED)
 {
@@ -599,6 +626,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_step__decodes_every_sequence_once_per_step),
+        cmocka_unit_test(test_step__learns_what_steps_take_and_requests_bring),
         cmocka_unit_test(test_step__rotates_when_a_step_is_too_small),
         cmocka_unit_test(test_step__prefill_takes_no_more_than_its_share),
         cmocka_unit_test(test_step__prefill_leaves_streams_their_rhythm),
