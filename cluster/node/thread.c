@@ -1,5 +1,6 @@
 /* thread.c - the cluster's thread: connections with other members, what etcd says, and messages
  * between them and the engine's thread. */
+#include "base/thread.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "cluster/node/node_internal.h"
@@ -272,6 +273,7 @@ static void *run(void *opaque)
 {
     struct kva_node *node = opaque;
     const int fd = kva_link_fd(node->link);
+    kva_thread_be_prompt();
     while (!atomic_load(&node->stop)) {
         uint64_t now_ns = kva_time_ns();
         if (now_ns - node->tick_ns >= TICK_NS) {

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "cluster/link/link.h"
 #include "cluster/remote/turn.h"
 #include "cluster/remote/wire.h"
@@ -29,6 +30,7 @@ struct kva_creditor {
 
     /* The thread's. */
     bool identified;
+    struct kva_remote_waiter waiter;
     uint32_t connections;
     struct kva_wire_entry *entries; /* [rows_max] */
     struct kva_remote_rows *rows;   /* [rows_max] */
@@ -176,9 +178,9 @@ static bool attend_to_orders(struct kva_creditor *c)
 static void *serve(void *opaque)
 {
     struct kva_creditor *c = opaque;
-    uint64_t idle_ns = 0;
+    kva_thread_be_prompt();
     while (attend_to_orders(c))
-        kva_remote_turn(c->link, &idle_ns, UINT64_MAX);
+        kva_remote_turn(c->link, &c->waiter, UINT64_MAX);
     return NULL;
 }
 

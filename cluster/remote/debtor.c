@@ -35,6 +35,7 @@ struct kva_debtor {
     struct kva_wire_shape shape;
     struct kva_remote remote;
     struct kva_link *link;
+    struct kva_remote_waiter waiter;
     bool identified;
     struct peer *peers; /* [peers_max] */
     struct kva_debtor_stats stats;
@@ -257,12 +258,13 @@ static void changed(void *opaque, uint32_t node, uint64_t life KVA_UNUSED, bool 
 static bool collect(void *self, uint32_t index)
 {
     struct kva_debtor *d = self;
-    uint64_t begin_ns = kva_time_ns(), until_ns = begin_ns + d->params.answer_ns, idle_ns = 0;
+    uint64_t begin_ns = kva_time_ns(), until_ns = begin_ns + d->params.answer_ns;
     if (index >= d->count)
         return false;
+    d->waiter.since_ns = 0;
     while (d->states[index] == ENTRY_WAITS) {
         bool late = kva_time_ns() >= until_ns;
-        kva_remote_turn(d->link, &idle_ns, until_ns);
+        kva_remote_turn(d->link, &d->waiter, until_ns);
         struct peer *peer = find(d, d->posted[index].creditor);
         if (late && d->states[index] == ENTRY_WAITS)
             give_up(d, peer, &d->stats.late, "it has not answered in time");

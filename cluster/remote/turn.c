@@ -7,20 +7,38 @@
 #include <sched.h>
 #include <time.h>
 
-#define SPIN_NS  (50 * KVA_NS_PER_US)
-#define SLEEP_NS (100 * KVA_NS_PER_MS) /* a link wants progress now and then (link.h) */
+#define SPIN_NS      (50 * KVA_NS_PER_US)
+#define YIELD_NS_MAX (200 * KVA_NS_PER_US) /* another side's turn takes less */
+#define SLEEPS_MIN   256u
+#define SLEEPS_MAX   8192u
+#define SLEEP_NS     (100 * KVA_NS_PER_MS) /* a link wants progress now and then (link.h) */
 
-void kva_remote_turn(struct kva_link *link, uint64_t *idle_ns, uint64_t until_ns)
+static void begin_wait(struct kva_remote_waiter *w, uint64_t now_ns)
+{
+    w->since_ns = now_ns;
+    w->sleeps -= w->sleeps > 0;
+}
+
+static void yield(struct kva_remote_waiter *w, uint64_t now_ns)
+{
+    sched_yield();
+    if (kva_time_ns() - now_ns < YIELD_NS_MAX)
+        return;
+    w->crowded = kva_min_u32(kva_max_u32(2 * w->crowded, SLEEPS_MIN), SLEEPS_MAX);
+    w->sleeps = w->crowded;
+}
+
+void kva_remote_turn(struct kva_link *link, struct kva_remote_waiter *w, uint64_t until_ns)
 {
     uint64_t now_ns = kva_time_ns();
     if (kva_link_progress(link, now_ns)) {
-        *idle_ns = 0;
+        w->since_ns = 0;
         return;
     }
-    if (*idle_ns == 0)
-        *idle_ns = now_ns;
-    if (now_ns - *idle_ns < SPIN_NS) {
-        sched_yield(); /* the other side may be waiting for this very core */
+    if (w->since_ns == 0)
+        begin_wait(w, now_ns);
+    if (w->sleeps == 0 && now_ns - w->since_ns < SPIN_NS) {
+        yield(w, now_ns);
         return;
     }
     if (now_ns >= until_ns || !kva_link_arm(link))

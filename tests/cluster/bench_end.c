@@ -1,7 +1,7 @@
 #include "tests/cluster/bench_end.h"
 
 #include "base/clock.h"
-#include "cluster/remote/turn.h"
+#include "base/thread.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -60,7 +60,6 @@ static void create(struct bench_end *end, uint32_t node)
 void bench_end_open(struct bench_end *end, const char *role, pid_t *ret_other)
 {
     char address[32];
-    uint64_t idle_ns = 0;
     create(end, 1);
     snprintf(address, sizeof(address), "127.0.0.1:%u", kva_link_port(end->link));
     *ret_other = fork();
@@ -70,17 +69,17 @@ void bench_end_open(struct bench_end *end, const char *role, pid_t *ret_other)
         _exit(127);
     }
     while (!end->up)
-        kva_remote_turn(end->link, &idle_ns, UINT64_MAX);
+        kva_remote_turn(end->link, &end->waiter, UINT64_MAX);
 }
 
 void bench_end_serve(struct bench_end *end, const char *address)
 {
     struct kva_err err;
-    uint64_t idle_ns = 0;
+    kva_thread_be_prompt();
     create(end, BENCH_END_OTHER);
     bench_require(kva_link_connect(end->link, 1, 1, address, &err) == KVA_OK, err.message);
     while (!end->down)
-        kva_remote_turn(end->link, &idle_ns, UINT64_MAX);
+        kva_remote_turn(end->link, &end->waiter, UINT64_MAX);
     bench_end_close(end);
 }
 
@@ -92,9 +91,8 @@ void bench_end_close(struct bench_end *end)
 
 void bench_end_turn(struct bench_end *end, uint64_t frames)
 {
-    uint64_t idle_ns = 0;
     while (end->frames < frames && !end->down)
-        kva_remote_turn(end->link, &idle_ns, UINT64_MAX);
+        kva_remote_turn(end->link, &end->waiter, UINT64_MAX);
     bench_require(!end->down, "the connection broke");
 }
 

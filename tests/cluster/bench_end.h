@@ -7,6 +7,7 @@
 
 #include "cluster/link/link.h"
 #include "cluster/link/transport.h"
+#include "cluster/remote/turn.h"
 
 #include <stdlib.h>
 #include <sys/types.h>
@@ -16,6 +17,7 @@ enum { BENCH_END_OTHER = 2, BENCH_END_HEADER_MAX = 64, BENCH_END_DATA_MAX = 64 <
 struct bench_end {
     struct kva_transport *transport;
     struct kva_link *link;
+    struct kva_remote_waiter waiter;
     uint64_t frames; /* that came */
     bool up, down;
     void (*then)(struct bench_end *end, const struct kva_link_frame *frame); /* or NULL */
