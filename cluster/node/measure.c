@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "cluster/node/node_internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -156,6 +157,21 @@ static enum kva_status measure_copy(struct kva_node *node, struct kva_err *err)
     return fits ? KVA_OK : kva_fail(err, KVA_ENOMEM, "out of memory for a page");
 }
 
+static void say(const struct kva_node *node)
+{
+    const struct kva_cost_params *cost = &node->cost;
+    char steps[256] = "";
+    size_t used = 0;
+    for (uint32_t i = 0; i < cost->point_count && used < sizeof(steps); i++) {
+        int written = snprintf(steps + used, sizeof(steps) - used, "%s%u %.2f", i > 0 ? ", " : "",
+                               cost->points[i].rows, cost->points[i].s * cost->layers * 1e3);
+        used += written > 0 ? (size_t)written : 0;
+    }
+    kva_log(KVA_LOG_INFO,
+            "cluster       steps by rows, ms: %s; 1,000 tokens of a row %.3f ms; a page %.3f ms",
+            steps, cost->attend_token_s * cost->layers * 1e6, node->copy_page_s * 1e3);
+}
+
 enum kva_status kva_node_measure(struct kva_node *node, struct kva_err *err)
 {
     const struct kva_model_config *c = &node->params.model->config;
@@ -182,13 +198,6 @@ enum kva_status kva_node_measure(struct kva_node *node, struct kva_err *err)
     free(g.prompt);
     if (status)
         return status;
-    const struct kva_cost_point *last = &node->cost.points[node->cost.point_count - 1];
-    kva_log(
-        KVA_LOG_INFO,
-        "cluster       a step of 1 row %.2f ms, of %u %.2f ms; 1,000 tokens of a row %.2f ms; a "
-        "page %.2f ms",
-        node->cost.points[0].s * node->cost.layers * 1e3, last->rows,
-        last->s * node->cost.layers * 1e3, node->cost.attend_token_s * node->cost.layers * 1e6,
-        node->copy_page_s * 1e3);
+    say(node);
     return KVA_OK;
 }

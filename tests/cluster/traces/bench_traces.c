@@ -72,7 +72,9 @@ static void measure_groups(struct world_params params, uint32_t devices, uint32_
 
 static void run(const struct trace *trace, uint32_t devices, uint32_t seeds, double measured_s)
 {
-    struct world_params params = {.trace = trace,
+    const struct world_machine machine = world_a100();
+    struct world_params params = {.machine = &machine,
+                                  .trace = trace,
                                   .instances = devices,
                                   .devices = 1,
                                   .warm_s = measured_s / 2,

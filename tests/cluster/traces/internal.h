@@ -25,8 +25,6 @@ struct world_request {
     uint64_t since_ns; /* it waits, or waits again */
 };
 
-#define WORLD_STEP_PAGES 32u /* that are copied in a step: 1 GB, of NVLink's 6 in that time */
-
 struct world_guest {
     uint64_t loan; /* 0: none */
     uint32_t pages;
@@ -40,6 +38,8 @@ struct world_instance {
     uint32_t rows_max;
     uint64_t step_ns; /* when the next one begins */
     double step_s;    /* that the last one took */
+    double due_pages; /* of loans, to be copied */
+    uint64_t prompts; /* tokens of those that have just been let in */
     uint32_t *rows;   /* requests that run, by index */
     uint32_t row_count;
     uint32_t *queue; /* that wait, by index, in order */
@@ -58,8 +58,10 @@ struct world_packet {
 
 struct world {
     struct world_params params;
+    struct world_machine machine;
     struct kva_cost_params cost; /* of one device */
     uint64_t now_ns, random;
+    uint32_t given; /* arrivals that have come */
     struct world_instance instances[WORLD_INSTANCES_MAX];
     struct kva_gmanager *gmanager;
     uint64_t manager_ns; /* its next turn */

@@ -16,12 +16,23 @@
 #define QUEUE_ROOM    4096u              /* in front, for those that are computed again */
 #define TP_MAX        8u                 /* devices over which layers are split */
 #define WEIGHTS_PAGES 386u               /* 13 GB of weights, which a group has once */
+#define ROWS_MAX      256u               /* vLLM's limit of rows in a step */
+#define STEP_PAGES    32.0               /* 1 GB, of NVLink's 6 in the time of a step */
 
 /* A reduction over 8 devices by NVLink, twice a layer: 15 us, and twice the bytes of the rows. */
 #define REDUCE_S    15e-6
 #define ROW_BYTES   8192.0
 #define LIMIT_SHARE 0.85  /* of all memory; creditors keep a twentieth, and loans have a grain */
 #define LAUNCH_S    20e-6 /* of a layer, as in a100.c: not split */
+
+struct world_machine world_a100(void)
+{
+    return (struct world_machine){.cost = a100_llama7b(),
+                                  .pages = A100_PAGES,
+                                  .rows_max = ROWS_MAX,
+                                  .step_pages = STEP_PAGES,
+                                  .lend_share = 1};
+}
 
 /* --- requests --------------------------------------------------------------------------------- */
 
@@ -116,23 +127,42 @@ double world_tokens_max(uint32_t instances)
 
 /* --- arrival ---------------------------------------------------------------------------------- */
 
-static void arrive(struct world *world)
+static uint64_t ns_of(double s)
 {
-    uint32_t tokens = trace_draw(world->params.trace, &world->random);
-    uint32_t best = 0, pages = (uint32_t)kva_div_up(tokens, WORLD_PAGE_TOKENS);
+    return (uint64_t)(s * (double)KVA_NS_PER_S);
+}
+
+/* The next request; when the one behind it comes. */
+static struct world_arrival next_arrival(struct world *world)
+{
+    const struct world_params *params = &world->params;
+    if (params->arrivals) {
+        uint32_t at = world->given++;
+        world->arrival_ns = world->given < params->arrival_count
+                                ? ns_of(params->arrivals[at + 1].at_s)
+                                : UINT64_MAX;
+        return params->arrivals[at];
+    }
+    uint32_t tokens = trace_draw(params->trace, &world->random), outputs = trace_outputs(tokens);
+    struct world_arrival ret = {.prompt = tokens - outputs, .outputs = outputs};
     int64_t most = INT64_MIN;
-    uint64_t all = 0;
-    world->arrival_ns +=
-        (uint64_t)(-log(trace_uniform(&world->random)) / world->rate * (double)KVA_NS_PER_S);
-    for (uint32_t i = 0; i < world->params.instances; i++) {
+    world->arrival_ns += ns_of(-log(trace_uniform(&world->random)) / world->rate);
+    for (uint32_t i = 0; i < params->instances; i++) {
         const struct world_instance *at = &world->instances[i];
         int64_t room = (int64_t)world_free(at) - (int64_t)at->queue_pages;
-        all += at->pages;
         if (room > most) {
             most = room;
-            best = i;
+            ret.instance = i;
         }
     }
+    return ret;
+}
+
+static void arrive(struct world *world)
+{
+    const struct world_arrival arrival = next_arrival(world);
+    uint32_t pages = (uint32_t)kva_div_up(arrival.prompt + arrival.outputs, WORLD_PAGE_TOKENS);
+    uint64_t all = (uint64_t)world->params.instances * world->instances[0].pages;
     double limit = world->params.lends ? LIMIT_SHARE * (double)all : world->instances[0].pages;
     if (pages > limit) {
         world->result.refused++;
@@ -142,16 +172,16 @@ static void arrive(struct world *world)
         world->request_max = 2 * world->request_max + 1024;
         world->requests = grow(world->requests, world->request_max, sizeof(*world->requests));
     }
-    uint32_t index = world->request_count++, outputs = trace_outputs(tokens);
+    uint32_t index = world->request_count++;
     world->requests[index] = (struct world_request){
         .id = index + 1,
-        .instance = best,
-        .prompt = tokens - outputs,
-        .outputs = outputs,
+        .instance = arrival.instance,
+        .prompt = arrival.prompt,
+        .outputs = arrival.outputs,
         .pages = pages,
         .since_ns = world->now_ns,
     };
-    enqueue(&world->instances[best], index);
+    enqueue(&world->instances[arrival.instance], index);
 }
 
 /* --- steps ------------------------------------------------------------------------------------ */
@@ -167,6 +197,7 @@ static void let_in(struct world_instance *at)
             at->queue_pages -= head->pages;
             at->local += head->pages - head->away;
             head->state = WORLD_RUNNING;
+            at->prompts += head->prompt + head->emitted;
             if (world->now_ns > (uint64_t)(world->params.warm_s * (double)KVA_NS_PER_S)) {
                 world->wait_sum_s +=
                     (double)(world->now_ns - head->since_ns) / (double)KVA_NS_PER_S;
@@ -257,12 +288,16 @@ static void step(struct world_instance *at)
     struct world *world = at->world;
     emit(at);
     if (at->rmanager) {
+        const double rate = world->machine.step_pages;
         kva_rmanager_tick(at->rmanager, world->now_ns);
-        kva_rmanager_step(at->rmanager, WORLD_STEP_PAGES, world->now_ns);
+        at->due_pages = fmin(at->due_pages + rate, fmax(rate, 1));
+        kva_rmanager_step(at->rmanager, (uint32_t)at->due_pages, world->now_ns);
+        at->due_pages -= floor(at->due_pages);
     }
     let_in(at);
     at->step_s = step_s(at);
-    uint64_t took_ns = (uint64_t)(at->step_s * (double)KVA_NS_PER_S);
+    uint64_t took_ns = ns_of(at->step_s + (double)at->prompts * world->machine.prompt_s);
+    at->prompts = 0;
     at->step_ns = world->now_ns + (at->row_count > 0 ? took_ns : IDLE_NS);
 }
 
@@ -279,7 +314,8 @@ static double best_rate(const struct world *world)
         tokens += drawn;
         outputs += trace_outputs(drawn);
     }
-    double rows = fmin(WORLD_ROWS_PER_DEVICE, A100_PAGES * WORLD_PAGE_TOKENS / (tokens / count));
+    double rows =
+        fmin(world->machine.rows_max, world->machine.pages * WORLD_PAGE_TOKENS / (tokens / count));
     double layer_s = kva_cost_linear_s(&world->cost, (uint32_t)fmax(rows, 1)) +
                      rows * tokens / count * world->cost.attend_token_s;
     return rows / (layer_s * world->cost.layers) / (outputs / count);
@@ -289,15 +325,20 @@ static void begin(struct world *world, const struct world_params *params)
 {
     uint32_t devices = params->devices;
     world->params = *params;
-    world->cost = a100_llama7b();
+    world->machine = *params->machine;
+    world->cost = world->machine.cost;
     world->now_ns = KVA_NS_PER_MS;
     world->random = params->seed * 0x9E3779B97F4A7C15ull;
-    world->rate = params->load * best_rate(world) * params->instances * devices;
+    if (params->arrivals)
+        world->arrival_ns =
+            params->arrival_count > 0 ? ns_of(params->arrivals[0].at_s) : UINT64_MAX;
+    else
+        world->rate = params->load * best_rate(world) * params->instances * devices;
     for (uint32_t i = 0; i < params->instances; i++) {
         struct world_instance *at = &world->instances[i];
         at->world = world;
-        at->pages = devices * A100_PAGES + (devices - 1) * WEIGHTS_PAGES;
-        at->rows_max = devices * WORLD_ROWS_PER_DEVICE;
+        at->pages = devices * world->machine.pages + (devices - 1) * WEIGHTS_PAGES;
+        at->rows_max = devices * world->machine.rows_max;
         at->rows = grow(NULL, at->rows_max, sizeof(*at->rows));
         at->step_ns = world->now_ns + i * KVA_NS_PER_MS;
     }

@@ -2,9 +2,10 @@
  * the real planner, gManager and rManagers.
  *
  * An engine is its memory in pages and the time of its steps (cost.h); a request takes memory for all
- * of its tokens before it starts, in order of arrival, and a row until it has its answer. Prompts cost
- * nothing, in any of the worlds: cost.h has no term for them. Requests go where most memory is free,
- * less what waits there. The network delivers everything; nobody fails.
+ * of its tokens before it starts, in order of arrival, and a row until it has its answer; its prompt
+ * makes its first step longer, on a machine whose prompts take time. Requests are drawn and go where
+ * most memory is free, less what waits there, or are given. The network delivers everything; nobody
+ * fails.
  *
  * Thread rule: none; a world is one thread's. */
 #ifndef KVA_TESTS_CLUSTER_TRACES_WORLD_H
@@ -14,10 +15,31 @@
 #include "cluster/rmanager.h"
 #include "tests/cluster/traces/trace.h"
 
-#define WORLD_INSTANCES_MAX   32u
-#define WORLD_ROWS_PER_DEVICE 256u /* vLLM's limit of rows in a step */
+#define WORLD_INSTANCES_MAX 32u
+
+/* What an instance runs on. */
+struct world_machine {
+    struct kva_cost_params cost;
+    uint32_t pages;    /* for KV */
+    uint32_t rows_max; /* in a step */
+    double prompt_s;   /* that a prompt's token takes, all layers */
+    double step_pages; /* that are copied in a step */
+    double lend_share; /* of its pages that others may have */
+};
+
+/* An A100 with LLaMA2-7B, on which prompts take no time. */
+struct world_machine world_a100(void);
+
+/* A request that is given. */
+struct world_arrival {
+    double at_s;
+    uint32_t instance, prompt, outputs; /* outputs > 0 */
+};
 
 struct world_params {
+    const struct world_machine *machine;
+    const struct world_arrival *arrivals; /* in their order; NULL: drawn from the trace */
+    uint32_t arrival_count;
     const struct trace *trace;
     uint32_t instances;
     uint32_t devices; /* of each: weights and KV are split over them */

@@ -1,4 +1,5 @@
 /* world_lend.c - what instances do for their rManagers, and the messages between them. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,6 +81,13 @@ uint32_t world_loans(const struct world_instance *at, const struct world_request
                         : 0;
 }
 
+/* Of the first in line, for each of its tokens. */
+static uint64_t prompt_ns(const struct world_instance *at, const struct world_request *head)
+{
+    double prompt_s = head ? head->prompt * at->world->machine.prompt_s : 0;
+    return head ? (uint64_t)(prompt_s / head->outputs * (double)KVA_NS_PER_S) : 0;
+}
+
 /* Those who wait for a row do not wait for memory. */
 static void node_load(void *opaque, struct kva_message_load *load)
 {
@@ -95,6 +103,7 @@ static void node_load(void *opaque, struct kva_message_load *load)
         const struct world_request *request = &at->world->requests[at->rows[i]];
         load->tokens += request->prompt + request->emitted;
     }
+    load->prompt_ns = prompt_ns(at, head);
     if (!world_is_short(at))
         return;
     load->waiting = at->queue_end - at->queue_first;
@@ -239,8 +248,8 @@ static void begin_instance(struct world *world, uint32_t index)
         .peers_max = WORLD_INSTANCES_MAX + 1,
         .entries_max = KVA_MESSAGE_ENTRIES_MAX,
         .request_loans_max = WORLD_REQUEST_LOANS,
-        .lend_pages_max = at->pages,
-        .unacked_pages = 2 * WORLD_STEP_PAGES,
+        .lend_pages_max = (uint32_t)(at->pages * world->machine.lend_share),
+        .unacked_pages = (uint32_t)fmax(2 * world->machine.step_pages, 8),
         .retry_ns = 200 * KVA_NS_PER_MS,
         .lease_margin_ns = TTL_NS / 5,
         .recall_within_ns = 5 * KVA_NS_PER_S,
@@ -272,7 +281,8 @@ void world_lend_begin(struct world *world)
     params.plan = kva_plan_defaults(&world->cost);
     params.plan.page_tokens = WORLD_PAGE_TOKENS;
     /* As many pages as go in steps of 25 ms. */
-    params.plan.copy_bytes_per_s = WORLD_STEP_PAGES * (double)world->cost.page_bytes / 0.025;
+    params.plan.copy_bytes_per_s =
+        world->machine.step_pages * (double)world->cost.page_bytes / 0.025;
     if (kva_gmanager_create(&params, &ops, &world->gmanager, &err))
         die("gManager", err.message);
     for (uint32_t i = 0; i < world->params.instances; i++)

@@ -1,0 +1,144 @@
+"""A trace on real servers, and what the virtual clock of the same planner, rManagers and cost model makes of it.
+
+    python3 tests/cluster/measure_trace.py --model smollm2-135m-instruct [--trace 3] [--scale 0.036] [--rate 0.8] [--shares 0,80]
+
+Servers with a thread and a core each, as many as this machine has cores, and an etcd of their own. Constants are those that
+the first server measures of itself, and what a prompt of 512 tokens takes it. Requests of the trace, their lengths scaled, come
+at the same times to the same servers in both. Prints tokens a second of the measured time, by share that may be lent, and the
+prediction's ratio. Needs the packages of tests/e2e/requirements.txt, and bench_cluster_prediction of a build folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
+
+from cluster import Cluster  # noqa: E402
+from conftest import Servers  # noqa: E402
+from harness import BINARY  # noqa: E402
+from measure_lending import on_core, tokens  # noqa: E402
+
+PREDICT = pathlib.Path(BINARY).parent / "tests/cluster/traces/bench_cluster_prediction"
+LINK_LATENCY_S, LINK_BYTES_PER_S = 20e-6, 2e9  # bench_cluster_link, two processes of one machine
+PROMPT_TOKENS = 512
+
+
+def prompt_of(index: int, count: int) -> list[int]:
+    return [100 + (index * 104729 + j * j * 31) % 2000 for j in range(count)]
+
+
+def constants(server, options) -> list[str]:
+    """What the prediction needs to know of a server that has nothing to do."""
+    log = server.log()
+    points = re.search(r"steps by rows, ms: (.*?); 1,000 tokens of a row ([\d.]+) ms; a page ([\d.]+) ms", log)
+    layers, heads, head_dim = options.layers, options.heads, options.head_dim
+    took = []
+    for turn in range(5):
+        began = time.monotonic()
+        server.tokens(prompt_of(7 + turn, PROMPT_TOKENS), max_tokens=1, ignore_eos=True)
+        took.append(time.monotonic() - began)
+    steps = [point.split() for point in points[1].split(",")]
+    pages = int(options.device_memory * 2**20 // options.page_bytes)
+    return [f"layers {layers}", f"page_bytes {options.page_bytes}", f"pages {pages}", "rows_max 64",
+            f"step_pages {min(8, 0.01 * float(steps[0][1]) / float(points[3])):.4f}",
+            f"attend_token_s {float(points[2]) / 1e6 / layers:.4e}", f"link_latency_s {LINK_LATENCY_S}",
+            f"link_bytes_per_s {LINK_BYTES_PER_S}", f"query_bytes {heads * head_dim * 4}",
+            f"partial_bytes {heads * (head_dim + 2) * 4}",
+            f"prompt_s {statistics.median(took) / PROMPT_TOKENS:.4e}",
+            *(f"point {rows} {float(ms) / 1e3 / layers:.4e}" for rows, ms in steps)]
+
+
+def ask(server, index: int, prompt: int, outputs: int) -> None:
+    try:
+        server.tokens(prompt_of(index, prompt), max_tokens=outputs, ignore_eos=True)
+    except (OSError, http.client.HTTPException):
+        pass  # the servers were stopped
+
+
+def replay(servers, requests, options) -> float:
+    """Tokens a second behind the time to warm up."""
+    began, before, measured_ns = time.monotonic(), None, 0.0
+    end = options.warm + options.measured
+    for index, (at, instance, prompt, outputs) in enumerate(requests):
+        due = min(at, end)
+        while time.monotonic() < began + due:
+            if before is None and time.monotonic() >= began + options.warm:
+                before, measured_ns = tokens(servers), time.monotonic()
+            time.sleep(0.005)
+        if at >= end:
+            break
+        threading.Thread(target=ask, args=(servers[instance], index, prompt, outputs), daemon=True).start()
+    time.sleep(max(0.0, began + end - time.monotonic()))
+    return (tokens(servers) - before) / (time.monotonic() - measured_ns)
+
+
+def predict(folder: pathlib.Path, lines: list[str], count: int, options) -> dict[str, float]:
+    path = folder / "prediction"
+    path.write_text("\n".join(lines) + "\n")
+    words = subprocess.run([PREDICT, "run", path, str(count), str(options.warm), str(options.measured)], check=True,
+                           capture_output=True, text=True).stdout.split()
+    return {name: float(value) for name, value in zip(words[::2], words[1::2])}
+
+
+def measure(options, share: int, drawn: list[str]) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    requests = [(float(t), int(i), int(p), int(o)) for _, t, i, p, o in (line.split() for line in drawn)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        cluster = Cluster(Servers(folder), folder)
+        try:
+            members = []
+            for core in cores:
+                with on_core(core):
+                    members.append(cluster.start(
+                        "--threads", "1", "--waiting-time", "0", "--device-memory", f"{options.device_memory}M", "--host-memory",
+                        "4G", "--no-prefix-cache", "--cluster-plan", "gain", "--cluster-round", "500ms", "--cluster-lend",
+                        str(share), model=options.model))
+            cluster.wait_complete()
+            known = constants(members[0], options)
+            real = replay(members, requests, options)
+            expected = predict(folder, [*known, f"lend_share {share / 100}", *drawn], len(cores), options)
+            lent = sum(m.metrics()['kvahead_cluster_loans_total{event="lent"}'] for m in members)
+            print(f"| {share}% | {real:.1f} | {lent:.0f} | {expected['tokens_per_s']:.1f} | {expected['loans']:.0f} "
+                  f"| {expected['tokens_per_s'] / real:.2f} |", flush=True)
+        finally:
+            cluster.kill_all()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--heads", type=int, default=9)
+    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument("--page-bytes", type=int, default=64 * 23040, help="of 64 tokens' keys and values")
+    parser.add_argument("--device-memory", type=int, default=100, help="MiB")
+    parser.add_argument("--trace", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=0.036, help="of lengths")
+    parser.add_argument("--rate", type=float, default=0.8, help="requests a second in all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--shares", default="0,80")
+    parser.add_argument("--warm", type=float, default=30)
+    parser.add_argument("--measured", type=float, default=60)
+    options = parser.parse_args()
+    count = int(2 * options.rate * (options.warm + options.measured)) + 20
+    drawn = subprocess.run([PREDICT, "draw", str(options.trace), str(options.scale), str(count), str(len(os.sched_getaffinity(0))),
+                            str(options.rate), str(options.seed)], check=True, capture_output=True, text=True).stdout.splitlines()
+    print("| may be lent | tokens/s | loans | predicted | loans | of measured |\n|---|---|---|---|---|---|", flush=True)
+    for share in map(int, options.shares.split(",")):
+        measure(options, share, drawn)
+
+
+if __name__ == "__main__":
+    main()
