@@ -38,8 +38,8 @@ enum kva_lowbit_levels {
      * (SpeCache eq. 3 and 4): levels (3 min + max) / 4 and (min + 3 max) / 4, code = x >=
      * (min + max) / 2. */
     KVA_LEVELS_PAPER,
-    /* The same codes (1 bit: code = x >= mean), then zero and scale by least squares: at 1 bit the
-     * conditional means. The same bytes, less error. */
+    /* The same codes, then zero and scale by least squares: at 1 bit the means of the two halves of
+     * the range. The same bytes, less error. */
     KVA_LEVELS_FIT,
     /* KIVI's own at every number of bits. 1 bit: min and max themselves (KIVI eq. 2; SpeCache's
      * table 5 holds its own against them), codes as PAPER's; else PAPER. */

@@ -46,9 +46,10 @@ static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
                             .help =
                                 "quantisation levels. `minmax`: from a group's minimum and maximum "
                                 "(1 bit: a quarter of the range inwards, SpeCache eq. 3); `mse`: "
-                                "least squares for the same codes (1 bit: the conditional means); "
-                                "`extremes`: `minmax`, but minimum and maximum themselves at 1 bit "
-                                "(KIVI); `auto`: `mse` for keys, `minmax` for values"},
+                                "least squares for the same codes (1 bit: the means of both halves "
+                                "of the range); `extremes`: `minmax`, but minimum and maximum "
+                                "themselves at 1 bit (KIVI); `auto`: `mse` for keys, `minmax` for "
+                                "values"},
     [KVA_SETTING_WINDOW] = {"window", NUMBER, .min = 64, .max = 1u << 20, .multiple_of = 64,
                             AT(window),
                             .help = "newest tokens in 16 bits: between this many and 63 more"},

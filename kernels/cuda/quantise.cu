@@ -124,18 +124,15 @@ static __device__ void quantise_group(group<KV> &g, uint32_t bits, enum kva_lowb
     float mean = __fdiv_rn(group_sum(g, low, false), n);
     uint32_t code_max = (1u << bits) - 1;
     if (bits == 1) {
-        bool fit = levels == KVA_LEVELS_FIT;
-        float threshold = fit ? mean : __fadd_rn(__fmul_rn(0.5f, low), __fmul_rn(0.5f, high));
+        float threshold = __fadd_rn(__fmul_rn(0.5f, low), __fmul_rn(0.5f, high));
         g.zero = as_f16(__fadd_rn(__fmul_rn(0.75f, low), __fmul_rn(0.25f, high)));
         g.scale = as_f16(__fsub_rn(__fmul_rn(0.5f, high), __fmul_rn(0.5f, low)));
         if (levels == KVA_LEVELS_EXTREMES) {
             g.zero = as_f16(low);
             g.scale = as_f16(fminf(__fsub_rn(high, low), 65504.0f));
         }
-        for (uint32_t i = 0; i < g.count; i++) {
-            float x = fit ? __fsub_rn(g.at(i), low) : g.at(i);
-            g.codes[i * g.code_step] = x >= threshold;
-        }
+        for (uint32_t i = 0; i < g.count; i++)
+            g.codes[i * g.code_step] = g.at(i) >= threshold;
     } else {
         g.zero = as_f16(low);
         g.scale = as_f16(__fdiv_rn(__fsub_rn(high, low), static_cast<float>(code_max)));

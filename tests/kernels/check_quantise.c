@@ -160,8 +160,8 @@ static const char *check_group(const struct stored *group, struct kva_lowbit_for
         return reason;
     double coarse = group->scale == 0 ? INFINITY : 0; /* all was one code */
     if (bits == 1)
-        reason = check_codes_1(group, paper ? (low + high) / 2 : mean,
-                               coarse + fmax(high - low, fabs(low)) * 1e-6);
+        reason =
+            check_codes_1(group, (low + high) / 2, coarse + fmax(high - low, fabs(low)) * 1e-6);
     else if (paper)
         reason = check_codes_n(group, group->zero, group->scale, code_max, 1e-5);
     else if (scale < 60000 && fabs(zero) < 60000) /* rounded from doubles: maybe the next step */

@@ -108,9 +108,7 @@ static inline void kva_lowbit_quantise_group(struct kva_lowbit_group *group, uin
     uint32_t code_max = (1u << bits) - 1;
     if (bits == 1) {
         /* Products by 3/4, 1/4 and 1/2 do not overflow where sums would. */
-        bool fit = levels == KVA_LEVELS_FIT;
-        float threshold = fit ? mean : 0.5f * low + 0.5f * high;
-        const float *from = fit ? y : group->x;
+        float threshold = 0.5f * low + 0.5f * high;
         group->zero = kva_f16_of_f32(0.75f * low + 0.25f * high);
         group->scale = kva_f16_of_f32(0.5f * high - 0.5f * low);
         if (levels == KVA_LEVELS_EXTREMES) {
@@ -118,7 +116,7 @@ static inline void kva_lowbit_quantise_group(struct kva_lowbit_group *group, uin
             group->scale = kva_f16_of_f32(high - low < 65504.0f ? high - low : 65504.0f);
         }
         for (uint32_t i = 0; i < group->count; i++)
-            group->codes[i] = from[i] >= threshold;
+            group->codes[i] = group->x[i] >= threshold;
     } else {
         group->zero = kva_f16_of_f32(low);
         group->scale = kva_f16_of_f32((high - low) / (float)code_max);

@@ -15,10 +15,9 @@
 struct levels {
     vf low, high;
     vf sum_y; /* of x - low; fit only */
-    vf mean;  /* of x - low; fit only */
     vf zero, scale;
     vf inverse;
-    vf threshold; /* 1 bit: of x (paper), of x - low (fit) */
+    vf threshold; /* 1 bit */
 };
 
 /* The nearest f16. */
@@ -29,12 +28,10 @@ INLINE vf v_as_f16(vf x)
     return v_load_16(halves, KVA_F16);
 }
 
-INLINE void find_levels(struct levels *levels, const uint32_t bits, const bool fit,
-                        const bool extremes, float n)
+INLINE void find_levels(struct levels *levels, const uint32_t bits, const bool extremes)
 {
     vf low = levels->low, high = levels->high, half = v_set(0.5f);
-    levels->mean = v_div(levels->sum_y, v_set(n));
-    levels->threshold = fit ? levels->mean : v_add(v_mul(half, low), v_mul(half, high));
+    levels->threshold = v_add(v_mul(half, low), v_mul(half, high));
     if (bits == 1) {
         levels->zero = v_as_f16(v_add(v_mul(v_set(0.75f), low), v_mul(v_set(0.25f), high)));
         levels->scale = v_as_f16(v_sub(v_mul(half, high), v_mul(half, low)));
@@ -49,12 +46,11 @@ INLINE void find_levels(struct levels *levels, const uint32_t bits, const bool f
     levels->inverse = v_div(v_set(1.0f), levels->scale);
 }
 
-/* Codes as whole numbers; y = x - low. */
-INLINE vf code_of(const uint32_t bits, const bool fit, vf x, vf y, vf zero, vf inverse,
-                  vf threshold)
+/* Codes as whole numbers. */
+INLINE vf code_of(const uint32_t bits, vf x, vf zero, vf inverse, vf threshold)
 {
     if (bits == 1)
-        return v_where(v_not_less(fit ? y : x, threshold), v_set(1.0f));
+        return v_where(v_not_less(x, threshold), v_set(1.0f));
     vf level = v_max(v_mul(v_sub(x, zero), inverse), v_zero());
     return v_round(v_min(level, v_set((float)((1u << bits) - 1))));
 }
@@ -130,14 +126,14 @@ INLINE void quantise_keys(const struct kva_cpu_quantise *args,
     for (uint32_t t = 0; fit && t < group; t++)
         lanes[t % LANES] = v_add(lanes[t % LANES], v_sub(x[t], levels.low));
     levels.sum_y = add_lanes(lanes);
-    find_levels(&levels, bits, fit, args->format.key_levels == KVA_LEVELS_EXTREMES, (float)group);
+    find_levels(&levels, bits, args->format.key_levels == KVA_LEVELS_EXTREMES);
     uint32_t odd = odd_lanes(&levels);
     vf sum_c = v_zero(), sum_cc = v_zero();
     for (uint32_t i = 0; i < LANES; i++)
         lanes[i] = v_zero();
     for (uint32_t t = 0; t < group; t++) {
         vf y = v_sub(x[t], levels.low);
-        vf code = code_of(bits, fit, x[t], y, levels.zero, levels.inverse, levels.threshold);
+        vf code = code_of(bits, x[t], levels.zero, levels.inverse, levels.threshold);
         for (uint32_t b = 0; b < bits; b++)
             masks[b][t] = v_bit_of(code, b);
         if (fit) {
@@ -223,7 +219,7 @@ INLINE void code_values(const struct kva_cpu_quantise *args, const struct kva_lo
         for (uint32_t i = 0; i < vectors; i++) {
             vf x = load_numbers(from + i * VL, args->kv_dtype, VL);
             y[i] = v_sub(x, v_set(all->low[t]));
-            code[i] = code_of(bits, fit, x, y[i], v_set(all->zero[t]), v_set(all->inverse[t]),
+            code[i] = code_of(bits, x, v_set(all->zero[t]), v_set(all->inverse[t]),
                               v_set(all->threshold[t]));
             sum_c = v_add(sum_c, code[i]);
             sum_cc = v_add(sum_cc, v_mul(code[i], code[i]));
@@ -280,7 +276,7 @@ INLINE void quantise_values(const struct kva_cpu_quantise *args,
         levels[i] = (struct levels){.low = v_load(all.low + t),
                                     .high = v_load(all.high + t),
                                     .sum_y = v_load(all.sum_y + t)};
-        find_levels(&levels[i], bits, fit, extremes, (float)(vectors * VL));
+        find_levels(&levels[i], bits, extremes);
         odd |= (uint64_t)odd_lanes(&levels[i]) << t;
         v_store(all.zero + t, levels[i].zero);
         v_store(all.inverse + t, levels[i].inverse);
