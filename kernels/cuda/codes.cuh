@@ -28,61 +28,106 @@ static __device__ __forceinline__ uint32_t kva_multiply_halves(uint32_t a, uint3
     return product;
 }
 
-/* Of the nibbles of both halves of a register the codes at bit R of each: of bits up to 4, nibble n
- * of a half is the code of nibble n; of 8 bits, its low bits and its high bits are apart. */
+/* The codes of both halves of a register of each plane, bits of which stand beside each other. Number
+ * (r, n) is the code at bit r of nibble n:
+ *
+ *   1 bit    as they came, and a nibble lower
+ *   2 bits   of even and of odd r, each with the bits of r and r + 2 in a nibble; and a byte lower
+ *   3, 4     of each r, a code a nibble; and a byte lower
+ *   8 bits   of each r; low and high bits apart */
 template <int BITS> struct code_set {
-    uint32_t low, high;
+    static constexpr int words = BITS > 4 ? 8 : BITS > 2 ? 4 : BITS;
+    uint32_t at[words];
+    uint32_t lower[words];
 };
 
-template <int COUNT, int R>
-static __device__ __forceinline__ uint32_t kva_join_planes(const uint32_t *planes)
+/* The bits of `mask` of a, the others of b. */
+static __device__ __forceinline__ uint32_t kva_join(uint32_t mask, uint32_t a, uint32_t b)
 {
-    uint32_t codes = planes[0] >> R;
+    return (a & mask) | (b & ~mask);
+}
+
+/* The codes of four planes, or of three. */
+template <int PLANES>
+static __device__ __forceinline__ void kva_join_planes(uint32_t *to, const uint32_t *planes)
+{
+    constexpr uint32_t bits = 0x55555555u, pairs = 0x33333333u;
+    const uint32_t even = kva_join(bits, planes[0], planes[1] << 1);
+    const uint32_t odd = kva_join(bits, planes[0] >> 1, planes[1]);
+    /* The third bit of a code, and the fourth: two further up. */
+    const uint32_t more[2] = {PLANES > 3 ? kva_join(bits, planes[2], planes[3] << 1) : planes[2],
+                              PLANES > 3 ? kva_join(bits, planes[2] >> 1, planes[3])
+                                         : planes[2] >> 1};
+    to[0] = kva_join(pairs, even, more[0] << 2);
+    to[1] = kva_join(pairs, odd, more[1] << 2);
+    to[2] = kva_join(pairs, even >> 2, more[0]);
+    to[3] = kva_join(pairs, odd >> 2, more[1]);
+}
+
+template <int BITS>
+static __device__ __forceinline__ code_set<BITS> kva_codes_of(const uint32_t *planes)
+{
+    code_set<BITS> codes = {};
+    if constexpr (BITS == 1) {
+        codes.at[0] = planes[0];
+        codes.lower[0] = planes[0] >> 4;
+    } else if constexpr (BITS == 2) {
+        codes.at[0] = kva_join(0x55555555u, planes[0], planes[1] << 1);
+        codes.at[1] = kva_join(0x55555555u, planes[0] >> 1, planes[1]);
+    } else if constexpr (BITS <= 4) {
+        kva_join_planes<BITS>(codes.at, planes);
+    } else {
+        kva_join_planes<4>(codes.at, planes);
+        kva_join_planes<4>(codes.at + 4, planes + 4);
+    }
+    if constexpr (BITS > 1) {
 #pragma unroll
-    for (int b = 1; b < COUNT; b++) {
-        const uint32_t plane = R >= b ? planes[b] >> (R - b) : planes[b] << (b - R);
-        const uint32_t mask = 0x11111111u << b;
-        codes = (codes & ~mask) | (plane & mask);
+        for (int i = 0; i < code_set<BITS>::words; i++)
+            codes.lower[i] = codes.at[i] >> 8;
     }
     return codes;
 }
 
-template <int BITS, int R>
-static __device__ __forceinline__ code_set<BITS> kva_codes_of(const uint32_t *planes)
-{
-    if constexpr (BITS > 4)
-        return {kva_join_planes<4, R>(planes), kva_join_planes<BITS - 4, R>(planes + 4)};
-    else
-        return {kva_join_planes<BITS, R>(planes), 0};
-}
-
-/* The codes of nibble N of both halves, as numbers: code * 2^-kva_code_place<BITS>(N). */
-template <int BITS, int N>
+/* Number (R, N) of both halves: the code times 2^kva_code_step<BITS>(R) /
+ * kva_code_factor<BITS>(N). */
+template <int BITS, int R, int N>
 static __device__ __forceinline__ uint32_t kva_code_numbers(const code_set<BITS> &codes)
 {
-    constexpr uint32_t mask = ((1u << BITS) - 1) * 0x00010001u;
-    if constexpr (BITS == 1 || (BITS <= 4 && N < 2)) {
-        return codes.low & mask << 4 * N;
-    } else if constexpr (BITS <= 4) {
-        return codes.low >> 8 & mask << 4 * (N - 2);
-    } else {
-        const uint32_t low = codes.low >> 4 * N;
-        const uint32_t high = N > 0 ? codes.high >> 4 * (N - 1) : codes.high << 4;
-        return ((low & 0x000F000Fu) | (high & ~0x000F000Fu)) & mask;
-    }
+    constexpr uint32_t one = 0x00010001u, mask = ((1u << BITS) - 1) * one;
+    if constexpr (BITS == 1)
+        return N < 3 ? codes.at[0] & mask << (4 * N + R) : codes.lower[0] & mask << (8 + R);
+    else if constexpr (BITS == 2)
+        return (N < 2 ? codes.at : codes.lower)[R % 2] & mask << (4 * (N % 2) + R / 2 * 2);
+    else if constexpr (BITS <= 4)
+        return (N < 2 ? codes.at : codes.lower)[R] & mask << 4 * (N % 2);
+    const uint32_t low = (N < 2 ? codes.at : codes.lower)[R];
+    const uint32_t high = (N < 2 ? codes.at : codes.lower)[4 + R];
+    return N % 2 ? kva_join(0x000F000Fu, low >> 4, high & 0x00F000F0u)
+                 : kva_join(0x000F000Fu, low, high << 4 & 0x00F000F0u);
 }
 
-template <int BITS> static __device__ __forceinline__ constexpr int kva_code_place(int n)
+/* The binary logarithm of what a code's place in its nibble multiplies it by. */
+template <int BITS> static __device__ __forceinline__ constexpr uint32_t kva_code_step(int r)
 {
-    if (BITS == 1)
-        return n < 3 ? 24 - 4 * n : 11; /* the bit at place 12 is one of the exponent */
-    return BITS <= 4 && n % 2 ? 20 : 24;
+    return BITS == 1 ? static_cast<uint32_t>(r) : BITS == 2 && r > 1 ? 2 : 0;
 }
 
-/* 2^place of it. */
-template <int BITS> static __device__ __forceinline__ float kva_code_factor(int n)
+/* Both halves of a register, for codes at bits r and s of their nibbles, without these steps. */
+template <int BITS, int R, int S>
+static __device__ __forceinline__ uint32_t kva_without_steps(uint32_t pair)
 {
-    return static_cast<float>(1u << kva_code_place<BITS>(n));
+    constexpr uint32_t low = kva_code_step<BITS>(R), high = kva_code_step<BITS>(S);
+    if constexpr (low == 0 && high == 0)
+        return pair;
+    return kva_multiply_halves(pair, (15 - low) << 10 | (15 - high) << 26); /* powers of two */
+}
+
+/* What its nibble divides it by. */
+template <int BITS> static __device__ __forceinline__ constexpr float kva_code_factor(int n)
+{
+    return static_cast<float>(1u << (BITS == 1            ? 24 - 4 * (n < 3 ? n : 2)
+                                     : BITS <= 4 && n % 2 ? 20
+                                                          : 24));
 }
 
 #endif

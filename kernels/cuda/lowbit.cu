@@ -115,26 +115,32 @@ using lowbit_function = void (*)(lowbit_params);
 /* A kernel, and what its warps need beside the ring and of it. */
 struct lowbit_choice {
     lowbit_function kernel;
-    uint32_t page_bytes; /* without levels */
+    uint32_t page_bytes;
     uint32_t warp_bytes; /* without the ring */
 };
 
-template <int D, int BITS, bool KEYED, int NT> static lowbit_choice choice_of()
+template <int D, int BITS, int GROUP, int NT> static lowbit_choice choice_of()
 {
-    return {lowbit_kernel<D, BITS, KEYED, NT>, page_place<D, BITS>::levels,
+    return {lowbit_kernel<D, BITS, GROUP, NT>, page_place<D, BITS, GROUP>::bytes,
             static_cast<uint32_t>(kva_align_up(sizeof(warp_memory<D, NT>), 16))};
+}
+
+template <int D, int GROUP, int NT> static lowbit_choice choose_bits(uint32_t bits)
+{
+    return bits == 1   ? choice_of<D, 1, GROUP, NT>()
+           : bits == 2 ? choice_of<D, 2, GROUP, NT>()
+                       : choice_of<D, 4, GROUP, NT>();
 }
 
 template <int D, int NT> static lowbit_choice choose_format(struct kva_lowbit_format format)
 {
     if (format.keys == KVA_KEYS_PER_TOKEN)
-        return format.bits == 2   ? choice_of<D, 2, true, NT>()
-               : format.bits == 3 ? choice_of<D, 3, true, NT>()
-               : format.bits == 4 ? choice_of<D, 4, true, NT>()
-                                  : choice_of<D, 8, true, NT>();
-    return format.bits == 1   ? choice_of<D, 1, false, NT>()
-           : format.bits == 2 ? choice_of<D, 2, false, NT>()
-                              : choice_of<D, 4, false, NT>();
+        return format.bits == 2   ? choice_of<D, 2, 0, NT>()
+               : format.bits == 3 ? choice_of<D, 3, 0, NT>()
+               : format.bits == 4 ? choice_of<D, 4, 0, NT>()
+                                  : choice_of<D, 8, 0, NT>();
+    return format.group == 32 ? choose_bits<D, 32, NT>(format.bits)
+                              : choose_bits<D, 64, NT>(format.bits);
 }
 
 /* For so many pairs a warp. */
@@ -152,16 +158,13 @@ static page_shape page_shape_of(struct kva_lowbit_format format, uint32_t dim)
     const struct kva_lowbit_layout layout = kva_lowbit_layout_of(format, dim);
     page_shape page = {};
     page.dim = dim;
-    page.k_codes = layout.k_codes;
-    page.v_codes = layout.v_codes;
-    page.head_bytes = layout.head_bytes;
-    page.plane_bytes = layout.plane_bytes;
-    page.k_zero = layout.k_zero;
     page.v_scale = layout.v_scale;
     page.v_zero = layout.v_zero;
-    page.k_group_bytes = layout.k_groups > 1 ? dim * 2 : 0;
-    page.v_groups = layout.v_groups;
-    page.v_group_shift = layout.v_groups == 1 ? 31 : format.group / 64;
+    page.k_codes = layout.k_codes;
+    page.v_codes = layout.v_codes;
+    page.plane_bytes = layout.plane_bytes;
+    page.head_bytes = layout.head_bytes;
+    page.k_row = layout.k_zero / layout.k_groups;
     return page;
 }
 
@@ -174,10 +177,9 @@ static bool fit_ring(lowbit_params *params, struct kva_cuda_launch *launch,
                                              reinterpret_cast<const void *>(choice.kernel));
     if (kva_cuda_failed(device))
         return false;
-    params->stage_bytes = choice.page_bytes + params->page.k_codes;
     for (uint32_t warps = BLOCK_WARPS; warps > 0; warps /= 2) {
         for (params->stages = 3; params->stages > 1; params->stages--) {
-            params->warp_bytes = params->stages * params->stage_bytes + choice.warp_bytes;
+            params->warp_bytes = params->stages * choice.page_bytes + choice.warp_bytes;
             launch->shared_bytes = static_cast<size_t>(warps) * params->warp_bytes;
             launch->block = dim3(warps * KVA_WARP);
             if (launch->shared_bytes <= room)

@@ -8,9 +8,10 @@
  *   values  [channel][pair]  = codes of V [channel][token] * (probability * scale) [token][pair]
  *
  * Which token or channel is which row is chosen by where codes lie. A half word of a plane of K has
- * four tokens' nibbles of four channels; of V four channels' nibbles of four tokens. Lane 4 g + t
- * takes of every 32 tokens (channels) number 4 g + n, n < 4: rows g and g + 8 of a product are n = 0
- * and 1, of the next one n = 2 and 3.
+ * four tokens' nibbles of four channels; of V four channels' nibbles of four tokens. Matrix loads
+ * give lane 4 g + t of every 32 tokens (channels) numbers 4 g + n, n < 4, each with channels (tokens)
+ * 8 t + r and 8 t + 4 + r of 32 in one register: rows g and g + 8 of a product are n = 0 and 1, of
+ * the next one n = 2 and 3, and its columns r = 0 and 1, then 2 and 3.
  *
  * Scales are multiplied into the other operand, 16 bits, and zeros are a product of their own, so
  * that nothing is done for each number but one AND. */
@@ -20,77 +21,105 @@
 #include "kernels/cuda/attend_tile.cuh"
 #include "kernels/cuda/codes.cuh"
 
-/* How a page's pieces lie in shared memory: codes as for heads of D channels, with 16 bytes between
- * each two quads of V's tokens, which lanes read at once, so that these are in different banks; then
- * scales and zeros as in memory. */
-template <int D, int BITS> struct page_place {
-    static constexpr uint32_t k_plane = TILE * D / 8;
-    static constexpr uint32_t v_pair = D + 16; /* two quads of tokens */
-    static constexpr uint32_t v_plane = TILE / 8 * v_pair;
-    static constexpr uint32_t v_codes = BITS * k_plane;
-    static constexpr uint32_t levels = v_codes + BITS * v_plane;
+/* Where byte `at` of a plane is in shared memory: with 16 bytes behind each 128, so that the rows of
+ * a matrix load are in different banks. */
+KVA_ON_DEVICE static constexpr uint32_t padded(uint32_t at)
+{
+    return at + at / 128 * 16;
+}
+
+/* How a page lies in shared memory, for heads of D channels or somewhat less: planes of codes, then
+ * scales and zeros. GROUP is that of levels; 0: keys and values have one scale and zero a token. */
+template <int D, int BITS, int GROUP> struct page_place {
+    static constexpr uint32_t plane_bytes = TILE * D / 8; /* in memory */
+    static constexpr uint32_t plane = padded(plane_bytes);
+    static constexpr uint32_t v_codes = BITS * plane;
+    static constexpr uint32_t levels = 2 * v_codes;
+    static constexpr uint32_t k_groups = GROUP > 0 ? TILE / GROUP : 1;
+    static constexpr uint32_t v_groups = GROUP > 0 ? D / GROUP : 1;
+    static constexpr int v_pieces = GROUP > 0 ? GROUP / 32 : D / 32; /* of 32 channels, a group */
+    /* From `levels` on: rows of K's scales and of its zeros, then V's. */
+    static constexpr uint32_t k_row = GROUP > 0 ? D * 2 : TILE * 2, v_row = TILE * 2;
+    static constexpr uint32_t k_zero = k_groups * k_row;
+    static constexpr uint32_t v_scale = 2 * k_zero;
+    static constexpr uint32_t v_zero = v_scale + v_groups * v_row;
+    static constexpr uint32_t level_bytes = v_zero + v_groups * v_row;
+    static constexpr uint32_t bytes = levels + level_bytes;
 };
 
-/* What a page is like, wherever it lies. */
+/* What a page is like in memory. */
 struct page_shape {
     uint32_t dim;
-    uint32_t k_codes, v_codes, head_bytes; /* as kva_lowbit_layout, in memory */
-    uint32_t plane_bytes;
-    uint32_t k_zero, v_scale, v_zero; /* from `levels` on */
-    uint32_t k_group_bytes;           /* to the second group of tokens; 0: there is one */
-    uint32_t v_groups, v_group_shift; /* channel / 32 >> shift is its group */
+    uint32_t v_scale, v_zero, k_codes, v_codes, plane_bytes, head_bytes; /* as kva_lowbit_layout */
+    uint32_t k_row;                                                      /* of K's levels */
 };
 
 /* --- copies ----------------------------------------------------------------------------------- */
 
-template <uint32_t BYTES>
-static __device__ __forceinline__ void copy_part(unsigned char *to, const unsigned char *from,
-                                                 uint32_t lane)
+/* Scales and zeros of heads that are no D wide, whose rows need not begin at multiples of 16 bytes. */
+template <int D, int BITS, int GROUP>
+static __device__ void copy_levels(unsigned char *to, const unsigned char *from,
+                                   const page_shape &p, uint32_t lane)
 {
-#pragma unroll
-    for (uint32_t i = 0; i < BYTES; i += KVA_WARP * 16) {
-        if (BYTES - i >= KVA_WARP * 16 || lane * 16 < BYTES - i)
-            kva_copy_async(to + i + lane * 16, from + i + lane * 16, true);
+    using place = page_place<D, BITS, GROUP>;
+    for (uint32_t i = lane * 8; i < p.v_scale; i += KVA_WARP * 8)
+        *reinterpret_cast<uint2 *>(to + i / p.k_row * place::k_row + i % p.k_row) =
+            *reinterpret_cast<const uint2 *>(from + i);
+    for (uint32_t i = lane * 16; i < p.v_zero - p.v_scale; i += KVA_WARP * 16) {
+        kva_copy_async(to + place::v_scale + i, from + p.v_scale + i, true);
+        kva_copy_async(to + place::v_zero + i, from + p.v_zero + i, true);
     }
 }
 
 /* Codes of V for heads that are no D wide, whose rows do not begin at multiples of 16 bytes. */
-template <int D, int BITS>
+template <int D>
 static __device__ void copy_values(unsigned char *to, const unsigned char *from,
                                    const page_shape &p, uint32_t lane)
 {
-    const uint32_t row = p.dim / 4, count = BITS * TILE / 4 * row;
-    for (uint32_t i = lane; i < count; i += KVA_WARP) {
-        const uint32_t quad = i / row,
-                       at = quad / 2 * page_place<D, BITS>::v_pair + quad % 2 * (D / 2);
-        *reinterpret_cast<uint16_t *>(to + at + i % row * 2) =
+    const uint32_t row = p.dim / 4;
+    for (uint32_t i = lane; i < TILE / 4 * row; i += KVA_WARP)
+        *reinterpret_cast<uint16_t *>(to + padded(i / row * (D / 2) + i % row * 2)) =
             *reinterpret_cast<const uint16_t *>(from + i * 2);
+}
+
+/* A page's part of a KV head whose heads are no D wide. */
+template <int D, int BITS, int GROUP>
+static __device__ void copy_narrow_page(unsigned char *to, const unsigned char *from,
+                                        const page_shape &p, uint32_t lane)
+{
+    using place = page_place<D, BITS, GROUP>;
+    copy_levels<D, BITS, GROUP>(to + place::levels, from, p, lane);
+    for (uint32_t b = 0; b < BITS; b++) {
+        for (uint32_t i = lane * 16; i < p.plane_bytes; i += KVA_WARP * 16)
+            kva_copy_async(to + b * place::plane + padded(i),
+                           from + p.k_codes + b * p.plane_bytes + i, true);
+        copy_values<D>(to + place::v_codes + b * place::plane, from + p.v_codes + b * p.plane_bytes,
+                       p, lane);
     }
 }
 
-/* Ask for a page's part of a KV head. */
-template <int D, int BITS>
+/* Ask for a page's part of a KV head: pieces that lie between are as many in each turn. */
+template <int D, int BITS, int GROUP>
 static __device__ __forceinline__ void copy_page(unsigned char *to, const unsigned char *from,
                                                  const page_shape &p, uint32_t lane)
 {
-    using place = page_place<D, BITS>;
-    for (uint32_t i = lane * 16; i < p.k_codes; i += KVA_WARP * 16)
-        kva_copy_async(to + place::levels + i, from + i, true);
-    if (p.dim == D) {
-        copy_part<BITS * place::k_plane>(to, from + p.k_codes, lane);
-        const uint32_t own = lane * 16; /* the pieces that lie between are as many in each turn */
-        unsigned char *values = to + place::v_codes + own + own / D * 16;
-#pragma unroll
-        for (uint32_t i = 0; i < BITS * place::k_plane; i += KVA_WARP * 16)
-            kva_copy_async(values + i + i / D * 16, from + p.v_codes + own + i, true);
+    using place = page_place<D, BITS, GROUP>;
+    if (p.dim != D) {
+        copy_narrow_page<D, BITS, GROUP>(to, from, p, lane);
         return;
     }
-    for (uint32_t b = 0; b < BITS; b++) {
-        for (uint32_t i = lane * 16; i < p.plane_bytes; i += KVA_WARP * 16)
-            kva_copy_async(to + b * place::k_plane + i, from + p.k_codes + b * p.plane_bytes + i,
-                           true);
+    constexpr uint32_t turn = KVA_WARP * 16, codes = 2 * BITS * place::plane_bytes;
+    const uint32_t own = lane * 16;
+    from += own;
+#pragma unroll
+    for (uint32_t i = 0; i < place::level_bytes; i += turn) {
+        if (place::level_bytes - i >= turn || own < place::level_bytes - i)
+            kva_copy_async(to + place::levels + i + own, from + i, true);
     }
-    copy_values<D, BITS>(to + place::v_codes, from + p.v_codes, p, lane);
+    to += padded(own);
+#pragma unroll
+    for (uint32_t i = 0; i < codes; i += turn)
+        kva_copy_async(to + padded(i), from + place::level_bytes + i, true);
 }
 
 /* --- products --------------------------------------------------------------------------------- */
@@ -100,95 +129,45 @@ template <typename T> static __device__ __forceinline__ T shared_load(const unsi
     return *reinterpret_cast<const T *>(from);
 }
 
-/* Two rows' numbers of a product of which columns are R and R + 1, R + 2 and R + 3 of what nibbles
- * have (mma.cuh has the order). */
-template <int BITS, int X>
-static __device__ __forceinline__ void code_rows(uint32_t (&a)[4], const code_set<BITS> &first,
-                                                 const code_set<BITS> &second)
+/* The numbers of nibbles 2 X and 2 X + 1, of which columns are bits R and R + 1 (mma.cuh has the
+ * order). */
+template <int BITS, int X, int R>
+static __device__ __forceinline__ void code_rows(uint32_t (&a)[4], const code_set<BITS> &codes)
 {
-    a[0] = kva_code_numbers<BITS, 2 * X>(first);
-    a[1] = kva_code_numbers<BITS, 2 * X + 1>(first);
-    a[2] = kva_code_numbers<BITS, 2 * X>(second);
-    a[3] = kva_code_numbers<BITS, 2 * X + 1>(second);
-}
-
-/* sums[x] += the rows of nibbles 2 x and 2 x + 1 times b. */
-template <int BITS, int NT>
-static __device__ __forceinline__ void
-multiply_codes(float (&sums)[2][NT][4], const code_set<BITS> &first, const code_set<BITS> &second,
-               const uint32_t (&b)[NT][2])
-{
-    uint32_t a[4];
-    code_rows<BITS, 0>(a, first, second);
-#pragma unroll
-    for (int j = 0; j < NT; j++)
-        kva_mma<kva_f16>(sums[0][j], a, b[j][0], b[j][1]);
-    code_rows<BITS, 1>(a, first, second);
-#pragma unroll
-    for (int j = 0; j < NT; j++)
-        kva_mma<kva_f16>(sums[1][j], a, b[j][0], b[j][1]);
+    a[0] = kva_code_numbers<BITS, R, 2 * X>(codes);
+    a[1] = kva_code_numbers<BITS, R, 2 * X + 1>(codes);
+    a[2] = kva_code_numbers<BITS, R + 1, 2 * X>(codes);
+    a[3] = kva_code_numbers<BITS, R + 1, 2 * X + 1>(codes);
 }
 
 template <int NT>
-static __device__ __forceinline__ void scale_pairs(uint32_t (&to)[NT][2],
-                                                   const uint32_t (&from)[NT][2], uint2 scale)
+static __device__ __forceinline__ void multiply_rows(float (&sums)[NT][4], const uint32_t (&a)[4],
+                                                     const uint32_t (&b0)[NT],
+                                                     const uint32_t (&b1)[NT])
 {
 #pragma unroll
-    for (int j = 0; j < NT; j++) {
-        to[j][0] = kva_multiply_halves(from[j][0], scale.x);
-        to[j][1] = kva_multiply_halves(from[j][1], scale.y);
-    }
+    for (int j = 0; j < NT; j++)
+        kva_mma<kva_f16>(sums[j], a, b0[j], b1[j]);
 }
 
-/* s[half of the page][n / 2][pairs][n % 2 * 2 + pair] of token half * 32 + 4 g + n: the products of
- * codes, times 2^-kva_code_place(n). zeros[pairs][half * 2 + pair]: of queries and zeros (nothing
- * if keys have levels per token). q[channels / 16]: channels 4 t .. 4 t + 3 of pair g of each 8. */
-template <int D, int BITS, bool KEYED, int NT>
+/* sums[x] += the rows of nibbles 2 x and 2 x + 1 times b[bit]. */
+template <int BITS, int NT>
 static __device__ __forceinline__ void
-multiply_keys(float (&s)[2][2][NT][4], float (&zeros)[NT][4], const uint32_t (&q)[D / 16][NT][2],
-              const unsigned char *page, const page_shape &p, uint32_t lane)
+multiply_codes(float (&sums)[2][NT][4], const code_set<BITS> &codes, const uint32_t (&b)[4][NT])
 {
-    using place = page_place<D, BITS>;
-    const uint32_t half = lane / 4 % 2 ? 0x7632u : 0x5410u;
-    const unsigned char *codes = page + lane % 4 * 32 + lane / 8 * 4;
-    const unsigned char *levels = page + place::levels + lane % 4 * 8;
-#pragma unroll
-    for (int c = 0; c < D / 16; c++) {
-        uint32_t b[NT][2];
-#pragma unroll
-        for (int j = 0; j < NT; j++) {
-            b[j][0] = q[c][j][0];
-            b[j][1] = q[c][j][1];
-        }
-        if (!KEYED) {
-            const uint2 low = shared_load<uint2>(levels + p.k_zero + c * 32);
-            const uint2 high = shared_load<uint2>(levels + p.k_zero + p.k_group_bytes + c * 32);
-            const uint32_t a[4] = {low.x, high.x, low.y, high.y};
-#pragma unroll
-            for (int j = 0; j < NT; j++)
-                kva_mma<kva_f16>(zeros[j], a, q[c][j][0], q[c][j][1]);
-            scale_pairs<NT>(b, q[c], shared_load<uint2>(levels + c * 32));
-        }
-#pragma unroll
-        for (int part = 0; part < 2; part++) {
-            if (!KEYED && part > 0 && p.k_group_bytes > 0)
-                scale_pairs<NT>(b, q[c], shared_load<uint2>(levels + p.k_group_bytes + c * 32));
-            uint32_t planes[BITS];
-#pragma unroll
-            for (int i = 0; i < BITS; i++) {
-                const uint32_t word =
-                    shared_load<uint32_t>(codes + i * place::k_plane + c * 128 + part * 16);
-                planes[i] = __byte_perm(word, word >> 1, half);
-            }
-            multiply_codes<BITS, NT>(s[part], kva_codes_of<BITS, 0>(planes),
-                                     kva_codes_of<BITS, 2>(planes), b);
-        }
-    }
+    uint32_t a[4];
+    code_rows<BITS, 0, 0>(a, codes);
+    multiply_rows<NT>(sums[0], a, b[0], b[1]);
+    code_rows<BITS, 1, 0>(a, codes);
+    multiply_rows<NT>(sums[1], a, b[0], b[1]);
+    code_rows<BITS, 0, 2>(a, codes);
+    multiply_rows<NT>(sums[0], a, b[2], b[3]);
+    code_rows<BITS, 1, 2>(a, codes);
+    multiply_rows<NT>(sums[1], a, b[2], b[3]);
 }
 
-/* Of eight halves of consecutive tokens those that stand in a register beside the ones four further
- * on. */
-static __device__ __forceinline__ void pair_tokens(uint32_t (&to)[4], uint4 from)
+/* Of eight halves in a row those that stand in a register beside the ones four further on. */
+static __device__ __forceinline__ void pair_halves(uint32_t (&to)[4], uint4 from)
 {
     to[0] = __byte_perm(from.x, from.z, 0x5410);
     to[1] = __byte_perm(from.x, from.z, 0x7632);
@@ -196,71 +175,204 @@ static __device__ __forceinline__ void pair_tokens(uint32_t (&to)[4], uint4 from
     to[3] = __byte_perm(from.y, from.w, 0x7632);
 }
 
-/* zeros[pairs][pair] of channel group g: += of probabilities and zeros. */
-template <int BITS, int NT, int D>
-static __device__ __forceinline__ void
-multiply_zeros(float (&zeros)[NT][4], const uint32_t (&weights)[2][2][NT][2],
-               const unsigned char *page, const page_shape &p, uint32_t lane)
+/* b[bit][pairs] = queries times the scales of eight channels in a row, paired. */
+template <int BITS, int NT>
+static __device__ __forceinline__ void scale_queries(uint32_t (&b)[4][NT], const uint4 (&q)[NT],
+                                                     uint4 scale)
 {
-    const unsigned char *from =
-        page + page_place<D, BITS>::levels + p.v_zero + lane / 4 * TILE * 2 + lane % 4 * 16;
+    scale.x = kva_without_steps<BITS, 0, 1>(scale.x);
+    scale.y = kva_without_steps<BITS, 2, 3>(scale.y);
+    scale.z = kva_without_steps<BITS, 0, 1>(scale.z);
+    scale.w = kva_without_steps<BITS, 2, 3>(scale.w);
 #pragma unroll
-    for (int part = 0; part < 2; part++) {
-        uint32_t level[4] = {};
-        if (lane / 4 < p.v_groups)
-            pair_tokens(level, shared_load<uint4>(from + part * TILE));
+    for (int j = 0; j < NT; j++) {
+        uint32_t paired[4];
+        pair_halves(paired, make_uint4(kva_multiply_halves(q[j].x, scale.x),
+                                       kva_multiply_halves(q[j].y, scale.y),
+                                       kva_multiply_halves(q[j].z, scale.z),
+                                       kva_multiply_halves(q[j].w, scale.w)));
 #pragma unroll
-        for (int y = 0; y < 2; y++) {
-            const uint32_t a[4] = {level[2 * y], 0, level[2 * y + 1], 0};
+        for (int r = 0; r < 4; r++)
+            b[r][j] = paired[r];
+    }
+}
+
+/* Where multiply_keys wants a channel of a query: in a row; paired if there is nothing to multiply
+ * by. And what it wants it divided by, as a power of two. */
+template <int GROUP> static __device__ __forceinline__ uint32_t query_place(uint32_t channel)
+{
+    return GROUP > 0 ? channel : channel / 8 * 8 + channel % 4 * 2 + channel / 4 % 2;
+}
+
+template <int BITS, int GROUP>
+static __device__ __forceinline__ uint32_t query_step(uint32_t channel)
+{
+    return GROUP > 0 ? 0 : kva_code_step<BITS>(static_cast<int>(channel % 4));
+}
+
+/* zeros[x][pairs][..] += queries times zeros: with one group of tokens, what is wanted is in row g
+ * of x = 0 and row g + 8 of x = 1, so that what was loaded is an operand as it is; with two, their
+ * rows are g and g + 8. */
+template <int GROUP, int NT>
+static __device__ __forceinline__ void multiply_key_zeros(float (&zeros)[2][NT][4],
+                                                          const uint4 (&q)[NT],
+                                                          const unsigned char *levels, uint32_t row)
+{
+    const uint4 low = shared_load<uint4>(levels);
+    if (GROUP == 64) {
+        const uint32_t a[4] = {low.x, low.y, low.z, low.w};
 #pragma unroll
-            for (int j = 0; j < NT; j++)
-                kva_mma<kva_f16>(zeros[j], a, weights[part][y][j][0], weights[part][y][j][1]);
+        for (int j = 0; j < NT; j++) {
+            kva_mma<kva_f16>(zeros[0][j], a, q[j].x, q[j].z);
+            kva_mma<kva_f16>(zeros[1][j], a, q[j].y, q[j].w);
+        }
+        return;
+    }
+    const uint4 high = shared_load<uint4>(levels + row);
+    const uint32_t first[4] = {low.x, high.x, low.y, high.y};
+    const uint32_t second[4] = {low.z, high.z, low.w, high.w};
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+        kva_mma<kva_f16>(zeros[0][j], first, q[j].x, q[j].y);
+        kva_mma<kva_f16>(zeros[1][j], second, q[j].z, q[j].w);
+    }
+}
+
+/* Of these, that of a pair and a half of the page. */
+template <int GROUP, int NT>
+static __device__ __forceinline__ float key_zero(const float (&zeros)[2][NT][4], int j, int i,
+                                                 int part)
+{
+    return GROUP == 64 ? zeros[0][j][i] + zeros[1][j][2 + i]
+                       : zeros[0][j][2 * part + i] + zeros[1][j][2 * part + i];
+}
+
+/* The codes that a matrix load per plane gave as number `which`. */
+template <int BITS>
+static __device__ __forceinline__ code_set<BITS> codes_at(const uint32_t (&planes)[BITS][4],
+                                                          int which)
+{
+    uint32_t own[BITS];
+#pragma unroll
+    for (int i = 0; i < BITS; i++)
+        own[i] = planes[i][which];
+    return kva_codes_of<BITS>(own);
+}
+
+/* s[half of the page][n / 2][pairs][n % 2 * 2 + pair] of token half * 32 + 4 g + n: the products of
+ * codes, divided by kva_code_factor(n). zeros: multiply_key_zeros (nothing if keys have levels per
+ * token). `queries`: the lane's of pair g of each 8, channels 8 t .. 8 t + 7 (query_place); a pair's
+ * are `stride` apart. */
+template <int D, int BITS, int GROUP, int NT>
+static __device__ __forceinline__ void
+multiply_keys(float (&s)[2][2][NT][4], float (&zeros)[2][NT][4], const kva_f16 *queries,
+              uint32_t stride, const unsigned char *page, uint32_t lane)
+{
+    using place = page_place<D, BITS, GROUP>;
+    /* Lane 8 i + j: quad j of channels; i: of 32 further on, and of which half of the page. */
+    const unsigned char *rows = page + padded(lane / 16 * 256 + lane % 8 * 32) + lane / 8 % 2 * 16;
+    const unsigned char *levels = page + place::levels + lane % 4 * 16;
+    uint32_t planes[BITS][4];
+#pragma unroll
+    for (int c = 0; c < D / 32; c++) {
+        uint4 q[NT];
+        uint32_t b[4][NT];
+#pragma unroll
+        for (int j = 0; j < NT; j++) {
+            q[j] = *reinterpret_cast<const uint4 *>(queries + 8 * j * stride + c * 32);
+            b[0][j] = q[j].x;
+            b[1][j] = q[j].y;
+            b[2][j] = q[j].z;
+            b[3][j] = q[j].w;
+        }
+        if (GROUP > 0)
+            multiply_key_zeros<GROUP, NT>(zeros, q, levels + place::k_zero + c * 64, place::k_row);
+        if (c % 2 == 0) {
+#pragma unroll
+            for (int i = 0; i < BITS; i++)
+                kva_load_transposed(planes[i], rows + i * place::plane + c * padded(256));
+        }
+#pragma unroll
+        for (int part = 0; part < 2; part++) {
+            if (GROUP > 0 && (part == 0 || GROUP == 32))
+                scale_queries<BITS, NT>(b, q,
+                                        shared_load<uint4>(levels + part * place::k_row + c * 64));
+            multiply_codes<BITS, NT>(s[part], codes_at<BITS>(planes, c % 2 * 2 + part), b);
         }
     }
 }
 
-/* weights[half of the page][n / 2][pairs][n % 2]: of pair g of each 8, tokens half * 32 + 8 t + n and
- * + 4. sums[channels / 32][n / 2][pairs][n % 2 * 2 + pair] of channel 32 i + 4 g + n: += the
- * products of codes, times 2^-kva_code_place(n). */
-template <int D, int BITS, bool KEYED, int NT>
-static __device__ __forceinline__ void
-multiply_values(float (&sums)[D / 32][2][NT][4], const uint32_t (&weights)[2][2][NT][2],
-                const unsigned char *page, const page_shape &p, uint32_t lane)
+/* zeros[pairs][pair] of channel group g: += of probabilities and zeros. Rows behind the last group
+ * repeat. */
+template <int D, int BITS, int GROUP, int NT>
+static __device__ __forceinline__ void multiply_zeros(float (&zeros)[NT][4],
+                                                      const uint32_t (&weights)[2][4][NT],
+                                                      const unsigned char *page, uint32_t lane)
 {
-    using place = page_place<D, BITS>;
-    const uint32_t half = lane / 4 % 2 ? 0x7632u : 0x5410u;
-    const unsigned char *codes = page + place::v_codes + lane % 4 * place::v_pair + lane / 8 * 4;
-    const unsigned char *scales = page + place::levels + p.v_scale + lane % 4 * 16;
-    uint32_t b[2][2][NT][2]; /* of the channels' group */
+    using place = page_place<D, BITS, GROUP>;
+    const unsigned char *from = page + place::levels + place::v_zero +
+                                lane / 4 % place::v_groups * place::v_row + lane % 4 * 16;
+#pragma unroll
+    for (int part = 0; part < 2; part++) {
+        uint32_t level[4];
+        pair_halves(level, shared_load<uint4>(from + part * TILE));
+#pragma unroll
+        for (int r = 0; r < 4; r += 2) {
+            const uint32_t a[4] = {level[r], 0, level[r + 1], 0};
+            multiply_rows<NT>(zeros, a, weights[part][r], weights[part][r + 1]);
+        }
+    }
+}
+
+/* b[half of the page][bit][pairs] = probabilities times the scales of their tokens. */
+template <int BITS, int NT>
+static __device__ __forceinline__ void scale_weights(uint32_t (&b)[2][4][NT],
+                                                     const uint32_t (&weights)[2][4][NT],
+                                                     const unsigned char *scales)
+{
+#pragma unroll
+    for (int part = 0; part < 2; part++) {
+        uint32_t scale[4];
+        pair_halves(scale, shared_load<uint4>(scales + part * TILE));
+        scale[0] = kva_without_steps<BITS, 0, 0>(scale[0]);
+        scale[1] = kva_without_steps<BITS, 1, 1>(scale[1]);
+        scale[2] = kva_without_steps<BITS, 2, 2>(scale[2]);
+        scale[3] = kva_without_steps<BITS, 3, 3>(scale[3]);
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+#pragma unroll
+            for (int j = 0; j < NT; j++)
+                b[part][r][j] = kva_multiply_halves(weights[part][r][j], scale[r]);
+        }
+    }
+}
+
+/* weights[half of the page][n][pairs]: of pair g of each 8, tokens half * 32 + 8 t + n and + 4.
+ * sums[channels / 32][n / 2][pairs][n % 2 * 2 + pair] of channel 32 i + 4 g + n: += the products of
+ * codes, divided by kva_code_factor(n). */
+template <int D, int BITS, int GROUP, int NT>
+static __device__ __forceinline__ void multiply_values(float (&sums)[D / 32][2][NT][4],
+                                                       const uint32_t (&weights)[2][4][NT],
+                                                       const unsigned char *page, uint32_t lane)
+{
+    using place = page_place<D, BITS, GROUP>;
+    /* Lane 8 i + j: quad j of tokens; i: of which half of the page, and of channels 32 further on. */
+    const unsigned char *rows =
+        page + place::v_codes + padded((lane / 8 % 2 * 8 + lane % 8) * (D / 2)) + lane / 16 * 16;
+    const unsigned char *scales = page + place::levels + place::v_scale + lane % 4 * 16;
+    uint32_t planes[BITS][4], b[2][4][NT]; /* b of the channels' group */
 #pragma unroll
     for (int c = 0; c < D / 32; c++) {
-        if (c == 0 || (!KEYED && (c % 2 == 0 || p.v_group_shift == 0))) {
+        if (c % 2 == 0) {
 #pragma unroll
-            for (int part = 0; part < 2; part++) {
-                uint32_t scale[4];
-                pair_tokens(scale, shared_load<uint4>(scales + (c >> p.v_group_shift) * TILE * 2 +
-                                                      part * TILE));
-#pragma unroll
-                for (int y = 0; y < 2; y++)
-                    scale_pairs<NT>(b[part][y], weights[part][y],
-                                    make_uint2(scale[2 * y], scale[2 * y + 1]));
-            }
+            for (int i = 0; i < BITS; i++)
+                kva_load_transposed(planes[i], rows + i * place::plane + c * 16);
         }
+        if (c % place::v_pieces == 0)
+            scale_weights<BITS, NT>(b, weights, scales + c / place::v_pieces * place::v_row);
 #pragma unroll
-        for (int part = 0; part < 2; part++) {
-            uint32_t planes[BITS];
-#pragma unroll
-            for (int i = 0; i < BITS; i++) {
-                const unsigned char *from =
-                    codes + i * place::v_plane + part * 4 * place::v_pair + c * 16;
-                planes[i] = __byte_perm(shared_load<uint32_t>(from),
-                                        shared_load<uint32_t>(from + D / 2), half);
-            }
-            multiply_codes<BITS, NT>(sums[c], kva_codes_of<BITS, 0>(planes),
-                                     kva_codes_of<BITS, 1>(planes), b[part][0]);
-            multiply_codes<BITS, NT>(sums[c], kva_codes_of<BITS, 2>(planes),
-                                     kva_codes_of<BITS, 3>(planes), b[part][1]);
-        }
+        for (int part = 0; part < 2; part++)
+            multiply_codes<BITS, NT>(sums[c], codes_at<BITS>(planes, c % 2 * 2 + part), b[part]);
     }
 }
 

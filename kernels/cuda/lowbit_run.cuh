@@ -41,22 +41,23 @@ struct lowbit_params {
     const void *const *blocks;
     size_t block_offset;
     uint32_t item_count;
-    uint32_t stages, stage_bytes, warp_bytes; /* of a warp's shared memory */
-    bool turned;                              /* rows of pages are turned */
+    uint32_t stages, warp_bytes; /* of a warp's shared memory */
+    bool turned;                 /* rows of pages are turned */
 };
 
 /* What a warp knows of a pair. */
-struct pair_facts {
+struct alignas(16) pair_facts {
     float factor;        /* of a product: its score, to base 2 */
     float shift;         /* what the score lacks whose keys are without a mean; the same */
     float sum;           /* of the query, as it is multiplied */
     uint32_t seen_first; /* the first token in sight */
-    uint32_t head;       /* whose scores are kept; KVA_NONE: they are not */
+    float *scores;       /* where its scores are kept; NULL: they are not */
 };
 
 /* A warp's shared memory: the ring of pages, then this. */
 template <int D, int NT> struct warp_memory {
-    kva_f16 q[8 * NT][D + PAD];
+    static constexpr uint32_t q_row = D + 4 * PAD; /* rows that are read at once: in other banks */
+    kva_f16 q[8 * NT][q_row];
     pair_facts pairs[8 * NT];
     uint32_t masks[RUN_TOKENS / 32]; /* of a run: tokens that no row replaces */
 };
@@ -65,7 +66,7 @@ template <int D, int NT> struct warp_memory {
 
 /* Query and facts of a pair, by the warp. The query is multiplied by a power of two that makes it
  * less than one, so that it can be multiplied by any scale. */
-template <int D, int NT>
+template <int D, int BITS, int GROUP, int NT>
 static __device__ void load_pair(warp_memory<D, NT> &memory, const lowbit_params &p,
                                  const lowbit_seq &seq, const item &work, uint32_t kv_head,
                                  uint32_t pair, uint32_t lane)
@@ -96,8 +97,10 @@ static __device__ void load_pair(warp_memory<D, NT> &memory, const lowbit_params
     const float down = __uint_as_float((253 - exponent) << 23);
 #pragma unroll
     for (uint32_t j = 0; j < D / KVA_WARP; j++) {
+        const uint32_t d = lane + KVA_WARP * j;
         const kva_f16 element = kva_saturate<kva_f16>(x[j] * down);
-        memory.q[pair][lane + KVA_WARP * j] = element;
+        const float step = static_cast<float>(1u << query_step<BITS, GROUP>(d));
+        memory.q[pair][query_place<GROUP>(d)] = kva_saturate<kva_f16>(x[j] * down / step);
         sum += kva_to_f32(element);
     }
     sum = kva_warp_sum(sum);
@@ -111,7 +114,9 @@ static __device__ void load_pair(warp_memory<D, NT> &memory, const lowbit_params
     facts.shift = shift * scale;
     facts.sum = sum;
     facts.seen_first = shape.window && position >= shape.window ? position - shape.window + 1 : 0;
-    facts.head = own && seq.scores && row == seq.select_row ? head : KVA_NONE;
+    facts.scores = own && seq.scores && row == seq.select_row
+                       ? seq.scores + static_cast<size_t>(head) * seq.page_count * TILE
+                       : nullptr;
 }
 
 /* --- a page ----------------------------------------------------------------------------------- */
@@ -140,75 +145,101 @@ template <int D, int NT> struct run_state {
     }
 };
 
+/* Scales and zeros of four tokens whose keys have levels of their own. */
+template <int BITS> struct token_levels {
+    float scale[4], zero[4];
+
+    __device__ __forceinline__ void take(uint2 scales, uint2 zeros)
+    {
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const uint32_t shifted = n % 2 * 16;
+            scale[n] = kva_code_factor<BITS>(n) * kva_to_f32(kva_f16{static_cast<uint16_t>(
+                                                      (n < 2 ? scales.x : scales.y) >> shifted)});
+            zero[n] =
+                kva_to_f32(kva_f16{static_cast<uint16_t>((n < 2 ? zeros.x : zeros.y) >> shifted)});
+        }
+    }
+};
+
 /* The products of multiply_keys become scores, to base 2. */
-template <int D, int BITS, bool KEYED, int NT>
+template <int D, int BITS, int GROUP, int NT>
 static __device__ __forceinline__ void
-find_scores(float (&s)[2][2][NT][4], const float (&zeros)[NT][4], const float (&factor)[NT][2],
-            const float (&shift)[NT][2], const warp_memory<D, NT> &memory,
-            const unsigned char *page, const page_shape &p, uint32_t lane)
+find_scores(float (&s)[2][2][NT][4], const float (&zeros)[2][NT][4],
+            const warp_memory<D, NT> &memory, const unsigned char *page, uint32_t lane)
 {
-    const unsigned char *levels = page + page_place<D, BITS>::levels + lane / 4 * 8;
+    using place = page_place<D, BITS, GROUP>;
+    const unsigned char *levels = page + place::levels + lane / 4 * 8;
 #pragma unroll
     for (int part = 0; part < 2; part++) {
-        float scale[4], zero[4];
-        if (KEYED) {
-            const uint2 scales = shared_load<uint2>(levels + part * TILE);
-            const uint2 level = shared_load<uint2>(levels + p.k_zero + part * TILE);
-#pragma unroll
-            for (int n = 0; n < 4; n++) {
-                const uint32_t shifted = n % 2 * 16;
-                scale[n] = kva_code_factor<BITS>(n) *
-                           kva_to_f32(kva_f16{
-                               static_cast<uint16_t>((n < 2 ? scales.x : scales.y) >> shifted)});
-                zero[n] = kva_to_f32(
-                    kva_f16{static_cast<uint16_t>((n < 2 ? level.x : level.y) >> shifted)});
-            }
-        }
+        token_levels<BITS> own;
+        if (GROUP == 0)
+            own.take(shared_load<uint2>(levels + part * TILE),
+                     shared_load<uint2>(levels + place::k_zero + part * TILE));
 #pragma unroll
         for (int j = 0; j < NT; j++) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const float base = fmaf(zeros[j][2 * part + i], factor[j][i], shift[j][i]);
-                const float sum = KEYED ? memory.pairs[8 * j + lane % 4 * 2 + i].sum : 0.0f;
+                const pair_facts &pair = memory.pairs[8 * j + lane % 4 * 2 + i];
+                const float base =
+                    fmaf(key_zero<GROUP, NT>(zeros, j, i, part), pair.factor, pair.shift);
 #pragma unroll
                 for (int n = 0; n < 4; n++) {
                     float &x = s[part][n / 2][j][n % 2 * 2 + i];
-                    x = KEYED ? fmaf(fmaf(x, scale[n], zero[n] * sum), factor[j][i], shift[j][i])
-                              : fmaf(x, factor[j][i] * kva_code_factor<BITS>(n), base);
+                    x = GROUP == 0 ? fmaf(fmaf(x, own.scale[n], own.zero[n] * pair.sum),
+                                          pair.factor, pair.shift)
+                                   : fmaf(x, pair.factor * kva_code_factor<BITS>(n), base);
                 }
             }
         }
     }
 }
 
-/* Scores of tokens that rows have, or that are out of sight, become -inf; scores that are wanted are
- * kept. */
+/* Scores of tokens that rows have, or that are out of sight, become -inf. */
 template <int D, int NT>
-static __device__ void look_at_scores(float (&s)[2][2][NT][4], const warp_memory<D, NT> &memory,
-                                      const lowbit_seq &seq, uint32_t tile, uint32_t lane)
+static __device__ void hide_scores(float (&s)[2][2][NT][4], const warp_memory<D, NT> &memory,
+                                   uint32_t tile, uint32_t lane)
+{
+#pragma unroll
+    for (int part = 0; part < 2; part++) {
+        const uint32_t own = lane / 4 * 4, token = tile * TILE + part * 32 + own;
+        const uint32_t mask = memory.masks[tile % RUN_TILES * 2 + part] >> own;
+#pragma unroll
+        for (int j = 0; j < NT; j++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const uint32_t first = memory.pairs[8 * j + lane % 4 * 2 + i].seen_first;
+                const uint32_t before = first > token ? min(first - token, 4u) : 0;
+                const uint32_t seen = mask & 0xFu << before;
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    float &x = s[part][n / 2][j][n % 2 * 2 + i];
+                    x = seen >> n & 1 ? x : -INFINITY;
+                }
+            }
+        }
+    }
+}
+
+/* Scores that are wanted are kept. */
+template <int D, int NT>
+static __device__ __forceinline__ void keep_scores(const float (&s)[2][2][NT][4],
+                                                   const warp_memory<D, NT> &memory, uint32_t tile,
+                                                   uint32_t lane)
 {
 #pragma unroll
     for (int j = 0; j < NT; j++) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const pair_facts &facts = memory.pairs[8 * j + lane % 4 * 2 + i];
+            float *to = memory.pairs[8 * j + lane % 4 * 2 + i].scores;
+            if (!to)
+                continue;
+            to += tile * TILE + lane / 4 * 4;
 #pragma unroll
-            for (int part = 0; part < 2; part++) {
-                const uint32_t own = lane / 4 * 4, token = tile * TILE + part * 32 + own;
-                const uint32_t mask = memory.masks[tile % RUN_TILES * 2 + part] >> own;
-#pragma unroll
-                for (int n = 0; n < 4; n++) {
-                    float &x = s[part][n / 2][j][n % 2 * 2 + i];
-                    if (!(mask >> n & 1) || token + n < facts.seen_first)
-                        x = -INFINITY;
-                }
-                if (facts.head == KVA_NONE)
-                    continue;
-                const size_t at = static_cast<size_t>(facts.head) * seq.page_count * TILE + token;
-                *reinterpret_cast<float4 *>(seq.scores + at) =
+            for (int part = 0; part < 2; part++)
+                *reinterpret_cast<float4 *>(to + part * 32) =
                     make_float4(s[part][0][j][i] * LN2, s[part][0][j][2 + i] * LN2,
                                 s[part][1][j][i] * LN2, s[part][1][j][2 + i] * LN2);
-            }
         }
     }
 }
@@ -217,7 +248,7 @@ static __device__ void look_at_scores(float (&s)[2][2][NT][4], const warp_memory
  * V; the state is rescaled to it. */
 template <int D, int NT>
 static __device__ __forceinline__ void
-soften(run_state<D, NT> &state, uint32_t (&weights)[2][2][NT][2], float (&s)[2][2][NT][4])
+soften(run_state<D, NT> &state, uint32_t (&weights)[2][4][NT], float (&s)[2][2][NT][4])
 {
     float keep[NT][2];
     bool grown = false;
@@ -247,8 +278,7 @@ soften(run_state<D, NT> &state, uint32_t (&weights)[2][2][NT][2], float (&s)[2][
 #pragma unroll
         for (int n = 0; n < 8; n++) {
             const float *pair = &s[n / 4][n / 2 % 2][j][n % 2 * 2];
-            weights[n / 4][n / 2 % 2][j][n % 2] =
-                kva_transpose(kva_pack<kva_f16>(pair[0], pair[1]));
+            weights[n / 4][n % 4][j] = kva_transpose(kva_pack<kva_f16>(pair[0], pair[1]));
         }
     }
     if (!__any_sync(KVA_ALL, grown))
@@ -289,7 +319,7 @@ static __device__ void find_present(uint32_t *masks, const lowbit_seq &seq, uint
 }
 
 /* A run's result goes where the item's belongs; `more`: to what is there. */
-template <int D, int BITS, int NT>
+template <int D, int BITS, int GROUP, int NT>
 static __device__ void end_run(run_state<D, NT> &state, const lowbit_params &p, const item &work,
                                uint32_t kv_head, bool more, uint32_t lane)
 {
@@ -316,9 +346,9 @@ static __device__ void end_run(run_state<D, NT> &state, const lowbit_params &p, 
             __syncwarp(); /* what is there has been read */
 #pragma unroll
             for (int c = 0; c < D / 32; c++) {
-                const float zero =
-                    __shfl_sync(KVA_ALL, state.zeros[j][i],
-                                static_cast<int>((c >> p.page.v_group_shift) * 4 + lane % 4));
+                const float zero = __shfl_sync(
+                    KVA_ALL, state.zeros[j][i],
+                    static_cast<int>(c / page_place<D, BITS, GROUP>::v_pieces * 4 + lane % 4));
                 const uint32_t d = c * 32 + lane / 4 * 4;
                 if (!own || nothing || d >= shape.dim)
                     continue;
@@ -345,12 +375,13 @@ static constexpr int blocks_at_once(int dim, int columns)
     return dim > 128 ? 2 : columns == 1 ? (dim > 64 ? 4 : 5) : dim > 64 ? 2 : 3;
 }
 
-template <int D, int BITS, bool KEYED, int NT>
+template <int D, int BITS, int GROUP, int NT>
 static __global__ void __launch_bounds__(BLOCK_WARPS *KVA_WARP, blocks_at_once(D, NT))
     lowbit_kernel(lowbit_params p)
 {
     const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
     const uint32_t index = blockIdx.x * (blockDim.x / KVA_WARP) + warp, kv_head = blockIdx.y;
+    constexpr uint32_t page_bytes = page_place<D, BITS, GROUP>::bytes;
     KVA_DYNAMIC_SHARED(unsigned char, shared_bytes);
     if (index >= p.item_count)
         return;
@@ -359,50 +390,42 @@ static __global__ void __launch_bounds__(BLOCK_WARPS *KVA_WARP, blocks_at_once(D
         return;
     const lowbit_seq &seq = p.seqs[work.seq];
     unsigned char *const ring = shared_bytes + warp * p.warp_bytes;
-    auto &memory = *reinterpret_cast<warp_memory<D, NT> *>(ring + p.stages * p.stage_bytes);
+    auto &memory = *reinterpret_cast<warp_memory<D, NT> *>(ring + p.stages * page_bytes);
     const void *const *blocks = p.blocks + seq.block_first;
     const size_t offset = p.block_offset + static_cast<size_t>(kv_head) * p.page.head_bytes;
 
     if (p.page.dim < D) { /* what no copy writes */
-        for (uint32_t i = lane * 4; i < p.stages * p.stage_bytes; i += KVA_WARP * 4)
+        for (uint32_t i = lane * 4; i < p.stages * page_bytes; i += KVA_WARP * 4)
             *reinterpret_cast<uint32_t *>(ring + i) = 0;
         __syncwarp();
     }
     uint32_t asked = work.tile_first, slot = 0;
+    const void *next = asked < work.tile_end ? blocks[asked] : nullptr; /* on its way before */
     auto ask = [&](uint32_t to) {
         if (asked < work.tile_end)
-            copy_page<D, BITS>(ring + to * p.stage_bytes,
-                               static_cast<const unsigned char *>(blocks[asked]) + offset, p.page,
-                               lane);
+            copy_page<D, BITS, GROUP>(ring + to * page_bytes,
+                                      static_cast<const unsigned char *>(next) + offset, p.page,
+                                      lane);
         asked++;
+        if (asked < work.tile_end)
+            next = blocks[asked];
         kva_copy_commit();
     };
     for (uint32_t i = 0; i + 1 < p.stages; i++)
         ask(i);
 
     for (uint32_t pair = 0; pair < 8 * NT; pair++)
-        load_pair<D, NT>(memory, p, seq, work, kv_head, pair, lane);
+        load_pair<D, BITS, GROUP, NT>(memory, p, seq, work, kv_head, pair, lane);
     __syncwarp(); /* the queries are there */
-    uint32_t q[D / 16][NT][2];
-    float factor[NT][2], shift[NT][2];
     uint32_t seen_most = 0;
     bool kept = false;
 #pragma unroll
     for (int j = 0; j < NT; j++) {
 #pragma unroll
-        for (int c = 0; c < D / 16; c++) {
-            const uint2 four = *reinterpret_cast<const uint2 *>(
-                &memory.q[8 * j + lane / 4][c * 16 + lane % 4 * 4]);
-            q[c][j][0] = four.x;
-            q[c][j][1] = four.y;
-        }
-#pragma unroll
         for (int i = 0; i < 2; i++) {
             const pair_facts &facts = memory.pairs[8 * j + lane % 4 * 2 + i];
-            factor[j][i] = facts.factor;
-            shift[j][i] = facts.shift;
             seen_most = max(seen_most, facts.seen_first);
-            kept = kept || facts.head != KVA_NONE;
+            kept = kept || facts.scores;
         }
     }
 
@@ -418,28 +441,31 @@ static __global__ void __launch_bounds__(BLOCK_WARPS *KVA_WARP, blocks_at_once(D
             kva_copy_wait<0>();
         __syncwarp(); /* the page is there, and the one before has been read */
         ask(slot > 0 ? slot - 1 : p.stages - 1);
-        const unsigned char *page = ring + slot * p.stage_bytes;
+        const unsigned char *page = ring + slot * page_bytes;
         slot = slot + 1 < p.stages ? slot + 1 : 0;
 
-        float s[2][2][NT][4] = {}, zeros[NT][4] = {};
-        uint32_t weights[2][2][NT][2];
-        multiply_keys<D, BITS, KEYED, NT>(s, zeros, q, page, p.page, lane);
-        find_scores<D, BITS, KEYED, NT>(s, zeros, factor, shift, memory, page, p.page, lane);
+        float s[2][2][NT][4] = {}, zeros[2][NT][4] = {};
+        uint32_t weights[2][4][NT];
+        multiply_keys<D, BITS, GROUP, NT>(s, zeros, &memory.q[lane / 4][lane % 4 * 8],
+                                          warp_memory<D, NT>::q_row, page, lane);
+        find_scores<D, BITS, GROUP, NT>(s, zeros, memory, page, lane);
         const uint32_t *masks = memory.masks + t % RUN_TILES * 2;
-        if (__any_sync(KVA_ALL, kept || t * TILE < seen_most || (masks[0] & masks[1]) != KVA_ALL))
-            look_at_scores<D, NT>(s, memory, seq, t, lane);
+        if (__any_sync(KVA_ALL, t * TILE < seen_most || (masks[0] & masks[1]) != KVA_ALL))
+            hide_scores<D, NT>(s, memory, t, lane);
+        if (kept)
+            keep_scores<D, NT>(s, memory, t, lane);
         soften<D, NT>(state, weights, s);
-        multiply_zeros<BITS, NT, D>(state.zeros, weights, page, p.page, lane);
-        multiply_values<D, BITS, KEYED, NT>(state.a, weights, page, p.page, lane);
+        multiply_zeros<D, BITS, GROUP, NT>(state.zeros, weights, page, lane);
+        multiply_values<D, BITS, GROUP, NT>(state.a, weights, page, lane);
         if ((t + 1) % RUN_TILES == 0 || t + 1 == work.tile_end) {
-            end_run<D, BITS, NT>(state, p, work, kv_head, more, lane);
+            end_run<D, BITS, GROUP, NT>(state, p, work, kv_head, more, lane);
             state.clear();
             more = true;
         }
     }
     kva_copy_wait<0>();
     if (!more)
-        end_run<D, BITS, NT>(state, p, work, kv_head, false, lane);
+        end_run<D, BITS, GROUP, NT>(state, p, work, kv_head, false, lane);
 }
 
 #endif
