@@ -5,12 +5,13 @@
  * which asynchronous copies fill ahead, and the matrix products of lowbit_page.cuh. Within a run of
  * RUN_TOKENS the softmax goes online, page by page, to base 2; runs are folded in ascending order
  * (attend_tile.cuh). What a pair's numbers are depends on it and on the pages alone: not on the pairs
- * beside it, nor on whether runs are attended to one after the other or side by side. Scores are kept
- * as [head][position], for select.cu, which does not look at those of tokens that rows have. */
+ * beside it, nor on whether runs are attended to one after the other or side by side. What a selecting
+ * row's tokens weigh is kept (select.cuh); those of tokens that rows have are not looked at. */
 #ifndef KVA_KERNELS_CUDA_LOWBIT_RUN_CUH
 #define KVA_KERNELS_CUDA_LOWBIT_RUN_CUH
 
 #include "kernels/cuda/lowbit_page.cuh"
+#include "kernels/cuda/select.cuh"
 #include "kernels/cuda/turn.cuh"
 
 #define RUN_TILES   16u
@@ -18,12 +19,11 @@
 #define BLOCK_WARPS 4u
 
 #define LOG2E       1.44269504f
-#define LN2         0.69314718f
 
 /* A sequence, on the device. */
 struct lowbit_seq {
     struct kva_row_cache rows;
-    float *scores; /* [heads][page_count * KVA_PAGE_TOKENS] of the selecting row; NULL: none */
+    float *scores; /* of the selecting row (kva_kept_of); NULL: none are kept */
     uint32_t block_first;
     uint32_t page_count;
     uint32_t select_row; /* of the sequence's rows */
@@ -51,7 +51,7 @@ struct alignas(16) pair_facts {
     float shift;         /* what the score lacks whose keys are without a mean; the same */
     float sum;           /* of the query, as it is multiplied */
     uint32_t seen_first; /* the first token in sight */
-    float *scores;       /* where its scores are kept; NULL: they are not */
+    kva_kept kept;       /* where its weights are kept; NULL: they are not */
 };
 
 /* A warp's shared memory: the ring of pages, then this. */
@@ -114,9 +114,9 @@ static __device__ void load_pair(warp_memory<D, NT> &memory, const lowbit_params
     facts.shift = shift * scale;
     facts.sum = sum;
     facts.seen_first = shape.window && position >= shape.window ? position - shape.window + 1 : 0;
-    facts.scores = own && seq.scores && row == seq.select_row
-                       ? seq.scores + static_cast<size_t>(head) * seq.page_count * TILE
-                       : nullptr;
+    facts.kept = {};
+    if (own && seq.scores && row == seq.select_row)
+        facts.kept = kva_kept_of(seq.scores, shape.heads, seq.page_count, head);
 }
 
 /* --- a page ----------------------------------------------------------------------------------- */
@@ -221,29 +221,6 @@ static __device__ void hide_scores(float (&s)[2][2][NT][4], const warp_memory<D,
     }
 }
 
-/* Scores that are wanted are kept. */
-template <int D, int NT>
-static __device__ __forceinline__ void keep_scores(const float (&s)[2][2][NT][4],
-                                                   const warp_memory<D, NT> &memory, uint32_t tile,
-                                                   uint32_t lane)
-{
-#pragma unroll
-    for (int j = 0; j < NT; j++) {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            float *to = memory.pairs[8 * j + lane % 4 * 2 + i].scores;
-            if (!to)
-                continue;
-            to += tile * TILE + lane / 4 * 4;
-#pragma unroll
-            for (int part = 0; part < 2; part++)
-                *reinterpret_cast<float4 *>(to + part * 32) =
-                    make_float4(s[part][0][j][i] * LN2, s[part][0][j][2 + i] * LN2,
-                                s[part][1][j][i] * LN2, s[part][1][j][2 + i] * LN2);
-        }
-    }
-}
-
 /* Scores become probabilities relative to the running maximum, as 16-bit columns of the product with
  * V; the state is rescaled to it. */
 template <int D, int NT>
@@ -293,6 +270,35 @@ soften(run_state<D, NT> &state, uint32_t (&weights)[2][4][NT], float (&s)[2][2][
                 state.a[c][1][j][i] *= keep[j][i % 2];
             }
             state.zeros[j][i] *= keep[j][i % 2];
+        }
+    }
+}
+
+/* Weights that are wanted are kept. */
+template <int D, int NT>
+static __device__ __forceinline__ void
+keep_weights(const run_state<D, NT> &state, const float (&s)[2][2][NT][4],
+             const warp_memory<D, NT> &memory, uint32_t tile, uint32_t lane)
+{
+    constexpr float factor = KVA_KEPT_FACTOR;
+#pragma unroll
+    for (int j = 0; j < NT; j++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const kva_kept kept = memory.pairs[8 * j + lane % 4 * 2 + i].kept;
+            if (!kept.weights)
+                continue;
+            kva_f16 *to = kept.weights + tile * TILE + lane / 4 * 4;
+#pragma unroll
+            for (int part = 0; part < 2; part++) {
+                const uint32_t low =
+                    kva_pack<kva_f16>(s[part][0][j][i] * factor, s[part][0][j][2 + i] * factor);
+                const uint32_t high =
+                    kva_pack<kva_f16>(s[part][1][j][i] * factor, s[part][1][j][2 + i] * factor);
+                *reinterpret_cast<uint2 *>(to + part * 32) = make_uint2(low, high);
+            }
+            if (lane / 4 == 0)
+                kept.tops[tile] = state.m[j][i];
         }
     }
 }
@@ -425,7 +431,7 @@ static __global__ void __launch_bounds__(BLOCK_WARPS *KVA_WARP, blocks_at_once(D
         for (int i = 0; i < 2; i++) {
             const pair_facts &facts = memory.pairs[8 * j + lane % 4 * 2 + i];
             seen_most = max(seen_most, facts.seen_first);
-            kept = kept || facts.scores;
+            kept = kept || facts.kept.weights;
         }
     }
 
@@ -452,9 +458,9 @@ static __global__ void __launch_bounds__(BLOCK_WARPS *KVA_WARP, blocks_at_once(D
         const uint32_t *masks = memory.masks + t % RUN_TILES * 2;
         if (__any_sync(KVA_ALL, t * TILE < seen_most || (masks[0] & masks[1]) != KVA_ALL))
             hide_scores<D, NT>(s, memory, t, lane);
-        if (kept)
-            keep_scores<D, NT>(s, memory, t, lane);
         soften<D, NT>(state, weights, s);
+        if (kept)
+            keep_weights<D, NT>(state, s, memory, t, lane);
         multiply_zeros<D, BITS, GROUP, NT>(state.zeros, weights, page, lane);
         multiply_values<D, BITS, GROUP, NT>(state.a, weights, page, lane);
         if ((t + 1) % RUN_TILES == 0 || t + 1 == work.tile_end) {

@@ -10,14 +10,16 @@
 
 #define THREADS 256u
 
-/* Tokens that a block weighs. */
+/* Tokens that a block weighs, of whose pages it holds the factors of so many heads at a time. */
 #define WEIGH_TOKENS 2048u
+#define WEIGH_PAGES  (WEIGH_TOKENS / KVA_PAGE_TOKENS)
+#define WEIGH_HEADS  8u
 
 /* --- weigh ------------------------------------------------------------------------------------ */
 
 struct weigh_seq {
     struct kva_row_cache cache;
-    const float *scores; /* [heads][page_count * KVA_PAGE_TOKENS] */
+    float *scores; /* kva_kept_of */
     float *weights;
     uint32_t row, first, end;
     bool has_rows;
@@ -111,28 +113,48 @@ static __device__ void weigh_rows(const weigh_params &p, weigh_list &list, const
     }
 }
 
-/* sums[i] = the probabilities of the four tokens from t on, heads ascending; scores of four heads
- * are on their way at a time. */
-static __device__ __forceinline__ void weigh_four(const weigh_params &p, const float *scores,
-                                                  uint32_t stride, const float *top,
-                                                  const float *inverse, float (&sums)[4])
+/* factors[i][page]: what head first + i of the KV head makes of the weights of a page, from the
+ * block's first on. */
+static __device__ void find_factors(float (*factors)[WEIGH_PAGES], const weigh_params &p,
+                                    const weigh_seq &seq, uint32_t kv_head, uint32_t first,
+                                    const float *top, const float *inverse)
 {
-    for (uint32_t first = 0; first < p.group; first += 4) {
-        float4 four[4];
+    const uint32_t pages = seq.end / KVA_PAGE_TOKENS, page_first = blockIdx.z * WEIGH_PAGES;
+    __syncthreads(); /* the heads before have been weighed */
+    for (uint32_t i = threadIdx.x; i < WEIGH_HEADS * WEIGH_PAGES; i += blockDim.x) {
+        const uint32_t h = first + i / WEIGH_PAGES, page = page_first + i % WEIGH_PAGES;
+        if (h >= p.group || page >= pages)
+            continue;
+        const kva_kept kept = kva_kept_of(seq.scores, p.heads, pages, kv_head * p.group + h);
+        factors[i / WEIGH_PAGES][i % WEIGH_PAGES] =
+            probability(kept.tops[page] * LN2, top[h], inverse[h]) / KVA_KEPT_FACTOR;
+    }
+    __syncthreads(); /* the factors are there */
+}
+
+/* sums[i] += the probabilities of the eight tokens from t on, heads first .. ascending; weights of
+ * four heads are on their way at a time. */
+static __device__ __forceinline__ void weigh_eight(const float (*factors)[WEIGH_PAGES],
+                                                   const kva_f16 *weights, size_t stride,
+                                                   uint32_t heads, uint32_t page, float (&sums)[8])
+{
+    for (uint32_t first = 0; first < heads; first += 4) {
+        uint4 eight[4];
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++)
+            eight[i] =
+                *reinterpret_cast<const uint4 *>(weights + min(first + i, heads - 1) * stride);
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
-            const uint32_t h = min(first + i, p.group - 1);
-            four[i] = *reinterpret_cast<const float4 *>(scores + static_cast<size_t>(h) * stride);
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++) {
-            if (first + i >= p.group)
+            if (first + i >= heads)
                 break;
-            const float most = top[first + i], over = inverse[first + i];
-            sums[0] += probability(four[i].x, most, over);
-            sums[1] += probability(four[i].y, most, over);
-            sums[2] += probability(four[i].z, most, over);
-            sums[3] += probability(four[i].w, most, over);
+            const float factor = factors[first + i][page];
+            const uint32_t pairs[4] = {eight[i].x, eight[i].y, eight[i].z, eight[i].w};
+#pragma unroll
+            for (uint32_t n = 0; n < 8; n++)
+                sums[n] =
+                    fmaf(kva_to_f32(kva_f16{static_cast<uint16_t>(pairs[n / 2] >> n % 2 * 16)}),
+                         factor, sums[n]);
         }
     }
 }
@@ -141,23 +163,31 @@ static __device__ __forceinline__ void weigh_four(const weigh_params &p, const f
 static __global__ void __launch_bounds__(THREADS) weigh_kernel(weigh_params p)
 {
     __shared__ float top[KVA_SELECT_HEADS_MAX], inverse[KVA_SELECT_HEADS_MAX];
+    __shared__ float factors[WEIGH_HEADS][WEIGH_PAGES];
     __shared__ weigh_list list;
+    static_assert(WEIGH_TOKENS == 8 * THREADS, "eight tokens a thread");
     const weigh_seq &seq = p.seqs[blockIdx.x];
     const uint32_t kv_head = blockIdx.y, first = blockIdx.z * WEIGH_TOKENS;
-    const uint32_t end = min(first + WEIGH_TOKENS, seq.end);
+    const uint32_t end = min(first + WEIGH_TOKENS, seq.end), t = first + threadIdx.x * 8;
     if (kva_gate_closed(seq.gate) || first >= seq.end)
         return;
-    const float *scores = seq.scores + static_cast<size_t>(kv_head) * p.group * seq.end;
-    float *weights = seq.weights + static_cast<size_t>(kv_head) * seq.end;
+    float *weights = seq.weights + static_cast<size_t>(kv_head) * seq.end, sums[8] = {};
     find_totals(p, seq, kv_head, top, inverse);
-    for (uint32_t t = first + threadIdx.x * 4; t < end; t += THREADS * 4) {
-        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (t + 4 > seq.first)
-            weigh_four(p, scores + t, seq.end, top, inverse, sums);
+    for (uint32_t h = 0; h < p.group; h += WEIGH_HEADS) {
+        find_factors(factors, p, seq, kv_head, h, top, inverse);
+        const kva_kept kept =
+            kva_kept_of(seq.scores, p.heads, seq.end / KVA_PAGE_TOKENS, kv_head * p.group + h);
+        if (t < end && t + 8 > seq.first)
+            weigh_eight(factors, kept.weights + t, seq.end, min(p.group - h, WEIGH_HEADS),
+                        threadIdx.x * 8 / KVA_PAGE_TOKENS, sums);
+    }
+    if (t < end) {
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++)
+        for (uint32_t i = 0; i < 8; i++)
             sums[i] = sums[i] >= 0.0f && t + i >= seq.first ? sums[i] : -1.0f;
-        *reinterpret_cast<float4 *>(weights + t) = {sums[0], sums[1], sums[2], sums[3]};
+        auto *to = reinterpret_cast<float4 *>(weights + t);
+        to[0] = {sums[0], sums[1], sums[2], sums[3]};
+        to[1] = {sums[4], sums[5], sums[6], sums[7]};
     }
     /* Rows take the place of what their tokens had in the pages. */
     if (seq.has_rows)
@@ -177,7 +207,7 @@ void kva_cuda_weigh(struct kva_device *device, const struct kva_weigh_args *args
         const struct kva_weigh_seq *seq = &args->seqs[i];
         tokens = kva_max_u32(tokens, seq->page_count * KVA_PAGE_TOKENS);
         staged[i] = {};
-        staged[i].scores = seq->scores;
+        staged[i].scores = const_cast<float *>(seq->scores);
         staged[i].weights = seq->weights;
         staged[i].row = seq->row;
         staged[i].first = seq->first;
