@@ -28,8 +28,8 @@ static __device__ __forceinline__ uint32_t kva_multiply_halves(uint32_t a, uint3
     return product;
 }
 
-/* The codes of both halves of a register of each plane, bits of which stand beside each other. Number
- * (r, n) is the code at bit r of nibble n:
+/* The codes of both halves of a register of each plane, bits of which stand beside each other.
+ * Number (r, n) is the code at bit r of nibble n:
  *
  *   1 bit    as they came, and a nibble lower
  *   2 bits   of even and of odd r, each with the bits of r and r + 2 in a nibble; and a byte lower

@@ -56,7 +56,7 @@ struct page_shape {
 
 /* --- copies ----------------------------------------------------------------------------------- */
 
-/* Scales and zeros of heads that are no D wide, whose rows need not begin at multiples of 16 bytes. */
+/* Scales and zeros of heads that are no D wide, whose rows begin at multiples of 8 bytes. */
 template <int D, int BITS, int GROUP>
 static __device__ void copy_levels(unsigned char *to, const unsigned char *from,
                                    const page_shape &p, uint32_t lane)
@@ -356,7 +356,7 @@ static __device__ __forceinline__ void multiply_values(float (&sums)[D / 32][2][
                                                        const unsigned char *page, uint32_t lane)
 {
     using place = page_place<D, BITS, GROUP>;
-    /* Lane 8 i + j: quad j of tokens; i: of which half of the page, and of channels 32 further on. */
+    /* Lane 8 i + j: quad j of tokens; i: of which half of the page; of channels 32 further on. */
     const unsigned char *rows =
         page + place::v_codes + padded((lane / 8 % 2 * 8 + lane % 8) * (D / 2)) + lane / 16 * 16;
     const unsigned char *scales = page + place::levels + place::v_scale + lane % 4 * 16;

@@ -2,10 +2,10 @@
  * (select.cu).
  *
  * A token's weight is its probability before the row's sum is known, as attention multiplies it with
- * V: exp(score - top), where the page's `top` is the largest score of its run so far. 16 bits do for
- * it, times 2^15 so that they are normal numbers down to 2^-29: 2^-11 of a weight is what rounding
- * takes or adds, so that tokens nearer to each other than that may change places, and equal ones go
- * by position. */
+ * V: exp(score - top), where the page's `top` is the largest score of its run so far. 16 bits do
+ * for it, times 2^15 so that they are normal numbers down to 2^-29. Rounding takes or adds 2^-11 of
+ * a weight: tokens nearer to each other than twice that may change places, and equal ones go by
+ * position. */
 #ifndef KVA_KERNELS_CUDA_SELECT_CUH
 #define KVA_KERNELS_CUDA_SELECT_CUH
 
@@ -20,7 +20,7 @@
 /* Of tops and scores to base 2. */
 #define LN2 0.69314718f
 
-/* [heads][page_count * KVA_PAGE_TOKENS] weights, behind them [heads][page_count] tops, to base 2. */
+/* [heads][page_count * KVA_PAGE_TOKENS] weights, then [heads][page_count] tops, to base 2. */
 struct kva_kept {
     kva_f16 *weights;
     float *tops;
