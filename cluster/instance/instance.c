@@ -154,8 +154,14 @@ static void note_steps(struct kva_instance *instance)
         instance->own_steps = pace;
 }
 
-/* Nanoseconds that prompts take for each token that is said: what waits has prompts that are known,
- * how much it will say is what others have said. */
+/* As a message can say it. */
+static uint64_t span_ns(double ns)
+{
+    return (uint64_t)fmin(ns, (double)KVA_MESSAGE_TTL_MAX_NS);
+}
+
+/* Nanoseconds that prompts take for each token that is said: prompts that wait are known, and how
+ * much will be said is what others have said. */
 static uint64_t prompt_ns(const struct kva_instance *instance, uint64_t waiting_tokens,
                           uint32_t waiting)
 {
@@ -170,7 +176,7 @@ static uint64_t prompt_ns(const struct kva_instance *instance, uint64_t waiting_
     double tokens = pace.prompt_tokens;
     if (waiting > 0)
         tokens = (double)waiting_tokens / waiting * computed / fmax(computed + cached, 1);
-    return (uint64_t)(tokens / pace.output_tokens * pace.prefill_token_ns);
+    return span_ns(tokens / pace.output_tokens * pace.prefill_token_ns);
 }
 
 static void load(void *opaque, struct kva_message_load *ret)
@@ -186,12 +192,12 @@ static void load(void *opaque, struct kva_message_load *ret)
         .pages = (uint32_t)(usage.budget.device / instance->page_bytes),
         .free_pages = (uint32_t)((usage.budget.device - used) / instance->page_bytes),
         .batch_max = instance->params.running_max,
-        .step_ns = (uint64_t)instance->own_steps.decode_step_ns,
+        .step_ns = span_ns(instance->own_steps.decode_step_ns),
         .step_tokens = (uint64_t)instance->own_steps.decode_tokens,
         .step_millirows = (uint32_t)(instance->own_steps.decode_rows * 1000),
     };
-    uint64_t waiting_tokens = 0;
-    uint32_t head = find_head(instance, count, true);
+    uint64_t prompt_tokens = 0;
+    uint32_t head = find_head(instance, count, true), prompts = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct kva_choice_place *place = &instance->places[i];
         if (place->stage != KVA_STAGE_WAITING && !place->suspended) {
@@ -202,10 +208,11 @@ static void load(void *opaque, struct kva_message_load *ret)
         uint32_t pages = wanted_pages(instance, place, ret->pages);
         ret->head_pages = i == head ? pages : ret->head_pages;
         ret->waiting++;
-        waiting_tokens += place->tokens;
         ret->waiting_pages += pages;
+        prompts += place->stage == KVA_STAGE_WAITING; /* who is suspended only comes back */
+        prompt_tokens += place->stage == KVA_STAGE_WAITING ? place->tokens : 0;
     }
-    ret->prompt_ns = prompt_ns(instance, waiting_tokens, ret->waiting);
+    ret->prompt_ns = prompt_ns(instance, prompt_tokens, prompts);
 }
 
 static uint32_t requests(void *opaque, struct kva_message_entry *ret, uint32_t max)
