@@ -3,8 +3,9 @@
     python3 tests/cluster/measure_trace.py --model smollm2-135m-instruct [--trace 3] [--scale 0.036] [--rate 0.8] [--shares 0,80]
 
 Servers with a thread and a core each, as many as this machine has cores, and an etcd of their own. Constants are those that
-the first server measures of itself, and what a prompt of 512 tokens takes it. Requests of the trace, their lengths scaled, come
-at the same times to the same servers in both. Prints tokens a second of the measured time, by share that may be lent, and the
+the first server measures of itself, and what a prompt takes it of such a length (sum of squares over sum) that a token of it
+costs what those of all prompts do on average, attention included. Requests of the trace, their lengths scaled, come at the
+same times to the same servers in both. Prints tokens a second of the measured time, by share that may be lent, and the
 prediction's ratio. Needs the packages of tests/e2e/requirements.txt, and bench_cluster_prediction of a build folder.
 """
 
@@ -31,39 +32,37 @@ from measure_lending import on_core, tokens  # noqa: E402
 
 PREDICT = pathlib.Path(BINARY).parent / "tests/cluster/traces/bench_cluster_prediction"
 LINK_LATENCY_S, LINK_BYTES_PER_S = 20e-6, 2e9  # bench_cluster_link, two processes of one machine
-PROMPT_TOKENS = 512
 
 
 def prompt_of(index: int, count: int) -> list[int]:
     return [100 + (index * 104729 + j * j * 31) % 2000 for j in range(count)]
 
 
-def constants(server, options) -> list[str]:
+def constants(server, options, prompts: list[int]) -> list[str]:
     """What the prediction needs to know of a server that has nothing to do."""
     log = server.log()
     points = re.search(r"steps by rows, ms: (.*?); 1,000 tokens of a row ([\d.]+) ms; a page ([\d.]+) ms", log)
     layers, heads, head_dim = options.layers, options.heads, options.head_dim
-    took = []
+    took, length = [], min(sum(p * p for p in prompts) // sum(prompts), options.pages * 60)
     for turn in range(5):
         began = time.monotonic()
-        server.tokens(prompt_of(7 + turn, PROMPT_TOKENS), max_tokens=1, ignore_eos=True)
+        server.tokens(prompt_of(7 + turn, length), max_tokens=1, ignore_eos=True)
         took.append(time.monotonic() - began)
     steps = [point.split() for point in points[1].split(",")]
-    pages = int(options.device_memory * 2**20 // options.page_bytes)
-    return [f"layers {layers}", f"page_bytes {options.page_bytes}", f"pages {pages}", "rows_max 64",
+    return [f"layers {layers}", f"page_bytes {options.page_bytes}", f"pages {options.pages}", "rows_max 64",
             f"step_pages {min(8, 0.01 * float(steps[0][1]) / float(points[3])):.4f}",
             f"attend_token_s {float(points[2]) / 1e6 / layers:.4e}", f"link_latency_s {LINK_LATENCY_S}",
             f"link_bytes_per_s {LINK_BYTES_PER_S}", f"query_bytes {heads * head_dim * 4}",
             f"partial_bytes {heads * (head_dim + 2) * 4}",
-            f"prompt_s {statistics.median(took) / PROMPT_TOKENS:.4e}",
+            f"prompt_s {statistics.median(took) / length:.4e}",
             *(f"point {rows} {float(ms) / 1e3 / layers:.4e}" for rows, ms in steps)]
 
 
 def ask(server, index: int, prompt: int, outputs: int) -> None:
     try:
         server.tokens(prompt_of(index, prompt), max_tokens=outputs, ignore_eos=True)
-    except (OSError, http.client.HTTPException):
-        pass  # the servers were stopped
+    except (OSError, http.client.HTTPException, AssertionError):
+        pass  # the servers were stopped, or it is too long for them
 
 
 def replay(servers, requests, options) -> float:
@@ -106,7 +105,7 @@ def measure(options, share: int, drawn: list[str]) -> None:
                         "4G", "--no-prefix-cache", "--cluster-plan", "gain", "--cluster-round", "500ms", "--cluster-lend",
                         str(share), model=options.model))
             cluster.wait_complete()
-            known = constants(members[0], options)
+            known = constants(members[0], options, [prompt for _, _, prompt, _ in requests])
             real = replay(members, requests, options)
             expected = predict(folder, [*known, f"lend_share {share / 100}", *drawn], len(cores), options)
             lent = sum(m.metrics()['kvahead_cluster_loans_total{event="lent"}'] for m in members)
@@ -132,6 +131,7 @@ def main() -> None:
     parser.add_argument("--warm", type=float, default=30)
     parser.add_argument("--measured", type=float, default=60)
     options = parser.parse_args()
+    options.pages = int(options.device_memory * 2**20 // options.page_bytes)
     count = int(2 * options.rate * (options.warm + options.measured)) + 20
     drawn = subprocess.run([PREDICT, "draw", str(options.trace), str(options.scale), str(count), str(len(os.sched_getaffinity(0))),
                             str(options.rate), str(options.seed)], check=True, capture_output=True, text=True).stdout.splitlines()
