@@ -37,6 +37,11 @@ def on_core(core: int | None):
     os.sched_setaffinity(0, before)
 
 
+def prompt_of(number: int, count: int) -> list[int]:
+    """Ids of a prompt that no other number has."""
+    return [100 + (number * 104729 + j * j * 31) % 2000 for j in range(count)]
+
+
 class Load:
     """Requests of a kind, so many at once, until it is stopped."""
 
@@ -49,7 +54,7 @@ class Load:
     def run(self, index: int) -> None:
         turn = 0
         while not self.ends.is_set():
-            prompt = [100 + (index * 7919 + turn * 104729 + j * j * 31) % 2000 for j in range(self.sizes[0])]
+            prompt = prompt_of(100 * index + turn, self.sizes[0])
             try:
                 self.server.tokens(prompt, max_tokens=self.sizes[1], ignore_eos=True)
             except (OSError, http.client.HTTPException):

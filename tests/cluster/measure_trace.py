@@ -28,14 +28,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
 from cluster import Cluster  # noqa: E402
 from conftest import Servers  # noqa: E402
 from harness import BINARY  # noqa: E402
-from measure_lending import on_core, tokens  # noqa: E402
+from measure_lending import on_core, prompt_of, tokens  # noqa: E402
 
 PREDICT = pathlib.Path(BINARY).parent / "tests/cluster/traces/bench_cluster_prediction"
 LINK_LATENCY_S, LINK_BYTES_PER_S = 20e-6, 2e9  # bench_cluster_link, two processes of one machine
-
-
-def prompt_of(index: int, count: int) -> list[int]:
-    return [100 + (index * 104729 + j * j * 31) % 2000 for j in range(count)]
 
 
 def constants(server, options, prompts: list[int]) -> list[str]:

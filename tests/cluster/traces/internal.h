@@ -59,7 +59,6 @@ struct world_packet {
 struct world {
     struct world_params params;
     struct world_machine machine;
-    struct kva_cost_params cost; /* of one device */
     uint64_t now_ns, random;
     uint32_t given; /* arrivals that have come */
     struct world_instance instances[WORLD_INSTANCES_MAX];

@@ -271,16 +271,17 @@ static double step_s(struct world_instance *at)
         load.borrowed_rows += count;
     }
     if (world->params.devices > 1)
-        return group_step_s(&world->cost, world->params.devices, load.batch, load.tokens);
+        return group_step_s(&world->machine.cost, world->params.devices, load.batch, load.tokens);
     for (uint32_t i = 0; i < world->params.instances; i++) {
         const struct world_instance *debtor = &world->instances[i];
         load.borrowed_tokens += asked[i];
         load.borrowed_tokens_most = kva_max_u64(load.borrowed_tokens_most, asked[i]);
         world->instances[i].asked[self] = asked[i];
-        load.guest_share += kva_cost_guest_share(&world->cost, at->asked[i],
-                                                 fmax(debtor->step_s, 1e-3) / world->cost.layers);
+        load.guest_share +=
+            kva_cost_guest_share(&world->machine.cost, at->asked[i],
+                                 fmax(debtor->step_s, 1e-3) / world->machine.cost.layers);
     }
-    return kva_cost_step_s(&world->cost, &load);
+    return kva_cost_step_s(&world->machine.cost, &load);
 }
 
 static void step(struct world_instance *at)
@@ -316,9 +317,9 @@ static double best_rate(const struct world *world)
     }
     double rows =
         fmin(world->machine.rows_max, world->machine.pages * WORLD_PAGE_TOKENS / (tokens / count));
-    double layer_s = kva_cost_linear_s(&world->cost, (uint32_t)fmax(rows, 1)) +
-                     rows * tokens / count * world->cost.attend_token_s;
-    return rows / (layer_s * world->cost.layers) / (outputs / count);
+    double layer_s = kva_cost_linear_s(&world->machine.cost, (uint32_t)fmax(rows, 1)) +
+                     rows * tokens / count * world->machine.cost.attend_token_s;
+    return rows / (layer_s * world->machine.cost.layers) / (outputs / count);
 }
 
 static void begin(struct world *world, const struct world_params *params)
@@ -326,7 +327,6 @@ static void begin(struct world *world, const struct world_params *params)
     uint32_t devices = params->devices;
     world->params = *params;
     world->machine = *params->machine;
-    world->cost = world->machine.cost;
     world->now_ns = KVA_NS_PER_MS;
     world->random = params->seed * 0x9E3779B97F4A7C15ull;
     if (params->arrivals)

@@ -275,14 +275,14 @@ void world_lend_begin(struct world *world)
         .loan_ttl_ns = TTL_NS,
         .lease_ttl_ns = TTL_NS,
         .lease_margin_ns = TTL_NS / 5,
-        .cost = world->cost,
+        .cost = world->machine.cost,
     };
     struct kva_err err = {0};
-    params.plan = kva_plan_defaults(&world->cost);
+    params.plan = kva_plan_defaults(&world->machine.cost);
     params.plan.page_tokens = WORLD_PAGE_TOKENS;
     /* As many pages as go in steps of 25 ms. */
     params.plan.copy_bytes_per_s =
-        world->machine.step_pages * (double)world->cost.page_bytes / 0.025;
+        world->machine.step_pages * (double)world->machine.cost.page_bytes / 0.025;
     if (kva_gmanager_create(&params, &ops, &world->gmanager, &err))
         die("gManager", err.message);
     for (uint32_t i = 0; i < world->params.instances; i++)
