@@ -174,8 +174,9 @@ struct kva_scheduler_stats {
 
 /* What steps take and requests bring, as running means over the last of them; 0: none yet. */
 struct kva_scheduler_pace {
-    double decode_step_ns;   /* a step without prompts */
-    double decode_rows;      /* of such a step */
+    uint64_t decode_steps;   /* steps without prompts, all there were */
+    double decode_step_ns;   /* such a step */
+    double decode_rows;      /* of it */
     double decode_tokens;    /* that its rows attended to, all together */
     double prefill_token_ns; /* what each token of a prompt adds to a step */
     double prompt_tokens;    /* computed for a choice that has ended */

@@ -57,6 +57,26 @@ static void test_step__learns_what_steps_take_and_requests_bring(void **state KV
     fixture_end(&f);
 }
 
+/* The first steps count alike, and none for more than the others. */
+static void test_step__means_of_few_steps_are_means(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    struct kva_scheduler_pace pace;
+    fixture_init(&f);
+    fixture_begin(&f);
+    submit_many(&f, 19, 10, 2);
+    struct request_spec last = tracker_spec(20);
+    last.prompt_tokens = 10;
+    last.output_tokens_max = 50;
+    assert_int_equal(fixture_submit(&f, &last), KVA_OK);
+    fixture_steps(&f, 6); /* prompts, then 20 rows, then four times the last one */
+    kva_scheduler_get_pace(f.scheduler, &pace);
+    assert_int_equal(pace.decode_steps, 5);
+    assert_true(pace.decode_rows > 4.799 && pace.decode_rows < 4.801);
+    fixture_run(&f);
+    fixture_end(&f);
+}
+
 /* More running sequences than rows in a step: they take turns. */
 static void test_step__rotates_when_a_step_is_too_small(void **state KVA_UNUSED)
 {
@@ -627,6 +647,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_step__decodes_every_sequence_once_per_step),
         cmocka_unit_test(test_step__learns_what_steps_take_and_requests_bring),
+        cmocka_unit_test(test_step__means_of_few_steps_are_means),
         cmocka_unit_test(test_step__rotates_when_a_step_is_too_small),
         cmocka_unit_test(test_step__prefill_takes_no_more_than_its_share),
         cmocka_unit_test(test_step__prefill_leaves_streams_their_rhythm),
