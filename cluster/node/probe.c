@@ -2,6 +2,7 @@
  * the other side sends back without their data: the shortest round trip without data is twice the
  * latency, and what the shortest one with data takes longer is the time of its bytes. */
 #include "base/clock.h"
+#include "base/log.h"
 #include "cluster/node/node_internal.h"
 
 #include <stdlib.h>
@@ -35,12 +36,16 @@ void kva_probe_answer(struct kva_node *node, const struct kva_link_frame *frame)
                              frame->header_bytes, NULL, 0);
 }
 
-static void conclude(struct kva_node *node, struct kva_probe *probe)
+/* Said each time: it is what plans are made with. */
+static void conclude(struct kva_node *node, struct kva_peer *peer)
 {
+    struct kva_probe *probe = &peer->probe;
     double longer_s = probe->least_s[1] - probe->least_s[0];
     probe->latency_s = probe->least_s[0] / 2;
     if (longer_s > 0)
         probe->bytes_per_s = (double)DATA_BYTES / longer_s;
+    kva_log(KVA_LOG_INFO, "cluster       link to node %u: %.1f us one way, %.0f MB/s",
+            peer->member.node, probe->latency_s * 1e6, probe->bytes_per_s / 1e6);
     kva_node_manager_link_measured(node);
 }
 
@@ -60,5 +65,5 @@ void kva_probe_take(struct kva_node *node, const struct kva_link_frame *frame, u
     if (peer->probe.asked < ROUNDS)
         ask(node, peer, now_ns);
     else
-        conclude(node, &peer->probe);
+        conclude(node, peer);
 }
