@@ -27,18 +27,32 @@ static uint32_t index_of(const struct kva_gmanager *g, uint32_t node)
     return UINT32_MAX;
 }
 
-/* How fast a member steps, by what the last of its steps took and should have taken. */
+/* How fast a member steps, by what the last of its steps took and should have taken. A report that
+ * says the same as before is of the same steps: while there are loans, nothing is learnt. */
 static void learn_pace(const struct kva_gmanager *g, struct kva_gmanager_member *member)
 {
     const struct kva_message_load *load = &member->load;
     const struct kva_cost_params *cost = &g->params.cost;
-    if (load->step_ns == 0 || load->step_millirows == 0)
+    if (load->step_ns == 0 || load->step_millirows == 0 || load->step_ns == member->pace_step_ns)
         return;
+    member->pace_step_ns = load->step_ns;
     double layer_s = kva_cost_linear_s(cost, load->step_millirows / 1e3) +
                      (double)load->step_tokens * cost->attend_token_s;
     double pace = (double)load->step_ns / 1e9 / (cost->layers * layer_s);
     pace = fmin(fmax(pace, 1 / PACE_MAX), PACE_MAX);
     member->pace = member->pace == 0 ? pace : member->pace + (pace - member->pace) * PACE_WEIGHT;
+}
+
+/* Of an instance that has not told yet: as the others on average, or as the constants. */
+static double usual_pace(const struct kva_gmanager *g)
+{
+    double sum = 0;
+    uint32_t known = 0;
+    for (uint32_t i = 0; i < g->member_count; i++) {
+        sum += g->members[i].pace;
+        known += g->members[i].pace > 0;
+    }
+    return known > 0 ? sum / known : 1;
 }
 
 static struct kva_plan_instance instance_of(const struct kva_gmanager *g,
@@ -99,11 +113,13 @@ static bool draw(struct kva_gmanager *g, struct kva_arena *arena, struct picture
     picture->loans = kva_arena_calloc(arena, entries, sizeof(*picture->loans));
     if (!picture->costs || !picture->instances || !picture->requests || !picture->loans)
         return false;
+    for (uint32_t i = 0; i < g->member_count; i++)
+        learn_pace(g, &g->members[i]);
+    const double usual = usual_pace(g);
     for (uint32_t i = 0; i < g->member_count; i++) {
-        struct kva_gmanager_member *member = &g->members[i];
-        learn_pace(g, member);
+        const struct kva_gmanager_member *member = &g->members[i];
         picture->costs[i] = g->params.cost;
-        kva_cost_scale(&picture->costs[i], member->pace > 0 ? member->pace : 1);
+        kva_cost_scale(&picture->costs[i], member->pace > 0 ? member->pace : usual);
         picture->instances[i] = instance_of(g, member, &picture->costs[i]);
         for (uint32_t n = 0; n < member->entry_count; n++)
             add_entry(g, picture, i, &member->entries[n]);

@@ -99,7 +99,7 @@ struct kva_message_load {
     uint32_t borrowed_pages;
     uint32_t lent_pages;
     uint8_t moving; /* pages are on their way, or it drains */
-    /* Its last steps without prompts while it had no loans, on average; 0: none yet. */
+    /* Its last steps without prompts while it had no loans, on average; 0: too few yet. */
     uint64_t step_ns;
     uint64_t step_tokens;    /* that their rows attended to */
     uint32_t step_millirows; /* a thousand for each row */

@@ -23,7 +23,8 @@ struct kva_instance {
     unsigned char *content;              /* of unacked_pages pages, that go out */
     const unsigned char *arrived;        /* of the message being received */
     double due_pages;                    /* of loans, to be copied */
-    struct kva_scheduler_pace own_steps; /* since there was a loan last */
+    uint64_t steps_with_loans;           /* decoding ones, when there was a loan last */
+    struct kva_scheduler_pace own_steps; /* of those since, when there were enough */
 };
 
 /* --- who is who ------------------------------------------------------------------------------ */
@@ -143,6 +144,10 @@ static uint32_t find_head(const struct kva_instance *instance, uint32_t count, b
     return first;
 }
 
+/* Of steps without loans, so many tell how fast an instance is: the means are of the last ten, mostly,
+ * and among few of them one that is disturbed is all that is known. */
+#define OWN_STEPS_MIN 20u
+
 /* How it steps by itself: what it was when there was a loan last does not count. */
 static void note_steps(struct kva_instance *instance)
 {
@@ -150,7 +155,9 @@ static void note_steps(struct kva_instance *instance)
     struct kva_rmanager_stats loans;
     kva_scheduler_get_pace(instance->params.scheduler, &pace);
     kva_rmanager_get_stats(instance->rmanager, &loans);
-    if (loans.loans + loans.guests == 0)
+    if (loans.loans + loans.guests > 0)
+        instance->steps_with_loans = pace.decode_steps;
+    else if (pace.decode_steps - instance->steps_with_loans >= OWN_STEPS_MIN)
         instance->own_steps = pace;
 }
 

@@ -234,7 +234,8 @@ static void test_gmanager__prompts_count(void **state KVA_UNUSED)
 }
 
 /* The creditor says that its steps take twice as long as the constants have it, which are learnt to
- * be so within some rounds; what no device could be is cut. */
+ * be so within some rounds; what no device could be is cut. Steps that were reported before, as they
+ * are while there are loans, say nothing more, and who has said nothing is as slow as others are. */
 static void test_gmanager__steps_say_how_fast_an_instance_is(void **state KVA_UNUSED)
 {
     bool moves;
@@ -243,6 +244,7 @@ static void test_gmanager__steps_say_how_fast_an_instance_is(void **state KVA_UN
     leader_init(&leader);
     const struct kva_cost_params *cost = &leader.g->params.cost;
     struct kva_message_load idle = {.pages = A100_PAGES, .free_pages = A100_PAGES};
+    double both = plan_once(&leader, debtor_load, creditor, &moves).tokens_per_s_before;
     double expected = plan_once(&leader, idle, creditor, &moves).tokens_per_s_before;
     creditor.step_millirows = 20500;
     creditor.step_tokens = 10000;
@@ -250,17 +252,26 @@ static void test_gmanager__steps_say_how_fast_an_instance_is(void **state KVA_UN
     creditor.step_ns = (uint64_t)(2e9 * cost->layers * layer_s);
     double slower = plan_once(&leader, idle, creditor, &moves).tokens_per_s_before;
     assert_true(fabs(slower - expected / 2) < 1e-6 * expected);
+    double as_slow = plan_once(&leader, debtor_load, creditor, &moves).tokens_per_s_before;
+    assert_true(fabs(as_slow - both / 2) < 1e-6 * both);
     creditor.step_ns /= 2;
-    double last = slower;
+    double last = plan_once(&leader, idle, creditor, &moves).tokens_per_s_before;
+    assert_true(last > slower);
     for (uint32_t round = 0; round < 40; round++) {
+        double now = plan_once(&leader, idle, creditor, &moves).tokens_per_s_before;
+        assert_true(now == last);
+    }
+    for (uint32_t round = 0; round < 40; round++) {
+        creditor.step_ns++;
         double now = plan_once(&leader, idle, creditor, &moves).tokens_per_s_before;
         assert_true(now > last && now < expected);
         last = now;
     }
     assert_true(last > 0.999 * expected);
-    creditor.step_ns = KVA_MESSAGE_TTL_MAX_NS;
-    for (uint32_t round = 0; round < 100; round++)
+    for (uint32_t round = 0; round < 100; round++) {
+        creditor.step_ns = KVA_MESSAGE_TTL_MAX_NS - round;
         last = plan_once(&leader, idle, creditor, &moves).tokens_per_s_before;
+    }
     assert_true(fabs(last - expected / 8) < 1e-6 * expected);
     kva_gmanager_destroy(leader.g);
 }

@@ -3,6 +3,7 @@
  * left behind. */
 #include "tests/cmocka.h"
 
+#include "cluster/gmanager_internal.h"
 #include "tests/cluster/instance/world.h"
 #include "tests/engine/trace.h"
 
@@ -58,6 +59,44 @@ static void test_instances__memory_is_lent_and_answers_stay(void **state KVA_UNU
     }
     printf("alone %u steps, with two that lend %u\n", ticks[0], ticks[1]);
     assert_true(ticks[1] < ticks[0]);
+}
+
+/* An instance reports how it steps by itself when it has stepped often enough without loans; while
+ * there are loans, what it reported before. */
+static void test_instances__few_steps_say_nothing(void **state KVA_UNUSED)
+{
+    uint32_t learnt = 0, beside_loans = 0, lent_ticks = 0;
+    uint64_t before = 0;
+    struct kva_scheduler_pace pace;
+    struct world *w = new_world(1);
+    world_open(w);
+    world_submit(w, 0, 100, 10);
+    for (uint32_t tick = 0; tick < 200; tick++)
+        world_tick(w);
+    kva_scheduler_get_pace(w->nodes[0].scheduler, &pace);
+    assert_int_equal(pace.decode_steps, 9);
+    assert_true(w->gmanager->members[0].fresh);
+    assert_int_equal(w->gmanager->members[0].load.step_tokens, 0);
+    world_submit(w, 0, 100, 150);
+    for (uint32_t tick = 0; !world_run(w, 1); tick++) {
+        struct kva_rmanager_stats loans;
+        assert_true(tick < 5000);
+        kva_instance_get_stats(w->nodes[0].instance, &loans);
+        uint64_t now = w->gmanager->members[0].load.step_tokens;
+        lent_ticks = loans.loans > 0 ? lent_ticks + 1 : 0;
+        if (lent_ticks > 50) { /* reports on their way have come */
+            assert_true(now == before);
+            beside_loans++;
+        }
+        learnt += now != before;
+        before = now;
+        if (tick == 100)
+            load_first(w);
+    }
+    printf("%u reports of other steps, %u ticks with the same one beside loans\n", learnt,
+           beside_loans);
+    assert_true(learnt > 0 && beside_loans > 0);
+    end(w);
 }
 
 static void test_instances__networks_fail(void **state KVA_UNUSED)
@@ -325,6 +364,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_instances__memory_is_lent_and_answers_stay),
+        cmocka_unit_test(test_instances__few_steps_say_nothing),
         cmocka_unit_test(test_instances__networks_fail),
         cmocka_unit_test(test_instances__creditors_want_their_memory_back),
         cmocka_unit_test(test_instances__creditors_die),
