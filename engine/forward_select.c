@@ -129,6 +129,7 @@ static void add_selection(struct turn *turn, const struct kva_forward *fw,
         .first = kva_min_u32(kva_max_u32(visible, seq->rows->pinned), end),
         .end = end,
         .k = seq->rows->k,
+        .successor = seq->rows->successor,
         .gate = gate,
     };
 }

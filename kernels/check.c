@@ -257,6 +257,9 @@ static bool check_choose(struct kva_device *device, const struct kva_choose_args
         if (seq->end > seq->stride)
             return kva_check_refuse(device, "choose: candidates up to %u of %u", seq->end,
                                     seq->stride);
+        if (!(seq->successor >= 0.0f && seq->successor <= 1.0f))
+            return kva_check_refuse(device, "choose: a successor's share of %g, must be 0 to 1",
+                                    (double)seq->successor);
         if (seq->k > kva_check_limits(device)->select_max)
             return kva_check_refuse(device, "choose: %u rows to choose, at most %u", seq->k,
                                     kva_check_limits(device)->select_max);

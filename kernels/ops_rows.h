@@ -37,6 +37,7 @@ struct kva_row_cache {
     uint32_t slots; /* >= pinned + k */
     uint32_t pinned;
     uint32_t k;
+    float successor; /* kva_choose_seq has it */
 };
 
 enum kva_rows_mode {
@@ -90,6 +91,8 @@ struct kva_choose_seq {
     uint32_t first; /* positions [first, end) are candidates */
     uint32_t end;
     uint32_t k;
+    float successor;      /* 0 to 1: a candidate weighs at least so much of what the candidate right
+                        before it weighs */
     const uint32_t *gate; /* ops.h */
 };
 

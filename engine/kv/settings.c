@@ -80,6 +80,10 @@ static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
                            .help =
                                "`all` selected rows every step; `delta`: those that are not there; "
                                "`resident`: the same, and rows of earlier selections attend too"},
+    [KVA_SETTING_SUCCESSOR] = {"successor", NUMBER, .max = 100, AT(successor),
+                               .help = "percent of the attention to a token that the token behind "
+                                       "it counts for at least, when rows are selected; at 2 bits "
+                                       "a ninth of that, at 4 bits hardly any"},
     [KVA_SETTING_ON_MISPREDICT] = {"on_mispredict", WORD, .words = mispredicts, AT(on_mispredict),
                                    .help =
                                        "`spec-token`: after a wrong speculative token the next one "

@@ -163,6 +163,8 @@ struct kva_kv_spec {
     uint32_t reselect_below; /* prev-query: percent of cosine between successive queries of a layer,
                                 mean over its heads, under which it selects again; 0: never */
     enum kva_kv_fetch fetch;
+    uint32_t successor; /* percent, at 1 bit, of the weight of the token before it that a token has
+                           at least when rows are selected */
     enum kva_kv_mispredict on_mispredict; /* spec-token */
     enum kva_kv_positions positions;
     uint32_t heavy;  /* tokens kept because they were attended to: an amount */
@@ -203,6 +205,7 @@ enum kva_kv_setting_id {
     KVA_SETTING_PREDICTOR,
     KVA_SETTING_RESELECT_BELOW,
     KVA_SETTING_FETCH,
+    KVA_SETTING_SUCCESSOR,
     KVA_SETTING_ON_MISPREDICT,
     KVA_SETTING_POSITIONS,
     KVA_SETTING_HEAVY,

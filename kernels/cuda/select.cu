@@ -281,8 +281,13 @@ static __device__ __forceinline__ void load_weights(uint32_t (&keys)[RADIX_KEYS]
     float x[RADIX_KEYS];
     radix_load(x, weights, chunk, seq.end, -1.0f);
 #pragma unroll
-    for (uint32_t i = 0; i < RADIX_KEYS; i++)
-        keys[i] = chunk * RADIX_CHUNK + radix_at(i) >= seq.first ? key_of(x[i], kind) : 0;
+    for (uint32_t i = 0; i < RADIX_KEYS; i++) {
+        const uint32_t at = chunk * RADIX_CHUNK + radix_at(i);
+        float weight = x[i];
+        if (seq.successor > 0.0f && weight >= 0.0f && at > seq.first)
+            weight = fmaxf(weight, (i % 4 ? x[i - 1] : weights[at - 1]) * seq.successor);
+        keys[i] = at >= seq.first ? key_of(weight, kind) : 0;
+    }
 }
 
 /* One chunk of one KV head's positions. */

@@ -49,6 +49,7 @@ static void add_selection(struct turn *turn, const struct kva_attend_select_fetc
         .first = kva_min_u32(kva_max_u32(visible, seq->rows->pinned), end),
         .end = end,
         .k = seq->rows->k,
+        .successor = seq->rows->successor,
     };
 }
 

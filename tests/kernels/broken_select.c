@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#define SEQS_MAX 4
+
 static const struct kva_ops *good;
 
 static void choose_all_near(struct kva_device *device, const struct kva_choose_args *args)
@@ -18,6 +20,18 @@ static void choose_one_less(struct kva_device *device, const struct kva_choose_a
 {
     good->choose(device, args);
     args->seqs[0].chosen[args->seqs[0].k - 1] = KVA_NO_TOKEN;
+}
+
+static void choose_each_alone(struct kva_device *device, const struct kva_choose_args *args)
+{
+    struct kva_choose_args wrong = *args;
+    struct kva_choose_seq seqs[SEQS_MAX];
+    for (uint32_t i = 0; i < args->seq_count; i++) {
+        seqs[i] = args->seqs[i];
+        seqs[i].successor = 0; /* nothing comes from the one before */
+    }
+    wrong.seqs = seqs;
+    good->choose(device, &wrong);
 }
 
 static void accumulate_all(struct kva_device *device, const struct kva_accumulate_args *args)
@@ -107,6 +121,7 @@ static void shortlist_rank_before(struct kva_device *device, const struct kva_sh
 static const struct broken list[] = {
     BREAKS(choose_all_near, OP_CHOOSE, choose),
     BREAKS(choose_one_less, OP_CHOOSE, choose),
+    BREAKS(choose_each_alone, OP_CHOOSE, choose),
     BREAKS(accumulate_all, OP_ACCUMULATE, accumulate),
     BREAKS(assign_anew, OP_ASSIGN_SLOTS, assign_slots),
     BREAKS(assign_all_attend, OP_ASSIGN_SLOTS, assign_slots),

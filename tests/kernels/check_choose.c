@@ -24,12 +24,23 @@ static bool goes_before(const float *weights, enum kva_choose_kind kind, uint32_
     return a < b;
 }
 
+/* The candidates' weights, with what the one before brings to each. */
+static float *weights_of(const struct kva_choose_seq *seq, uint32_t kv_head)
+{
+    const float *from = seq->weights + (size_t)kv_head * seq->stride;
+    float *weights = malloc((seq->end + 1) * sizeof *weights);
+    for (uint32_t i = seq->first; i < seq->end; i++) {
+        float brought = i > seq->first ? from[i - 1] * seq->successor : 0.0f;
+        weights[i] = from[i] >= 0 && brought > from[i] ? brought : from[i];
+    }
+    return weights;
+}
+
 /* By counting, for each candidate, those that go before it. */
 static void choose_model(const struct kva_choose_args *args, const struct kva_choose_seq *seq,
                          uint32_t kv_head, uint32_t *chosen)
 {
-    const float *weights = seq->weights + (size_t)kv_head * seq->stride;
-    float most = 0;
+    float *weights = weights_of(seq, kv_head), most = 0;
     uint32_t count = 0;
     for (uint32_t i = seq->first; i < seq->end; i++)
         most = weights[i] > most ? weights[i] : most;
@@ -43,6 +54,7 @@ static void choose_model(const struct kva_choose_args *args, const struct kva_ch
     }
     for (uint32_t i = count; i < seq->k; i++)
         chosen[i] = KVA_NO_TOKEN;
+    free(weights);
 }
 
 /* Few different numbers, for ties; zeros of both signs; what is no candidate. */
@@ -81,6 +93,7 @@ static void choose_fill(struct check *check, struct choose_test *test, uint32_t 
                                    .stride = tokens,
                                    .first = check_below(check, 2) ? check_below(check, tokens) : 0,
                                    .k = k};
+    seq->successor = (const float[]){0, 0.1f, 1}[check_below(check, 3)];
     seq->end = check_below(check, 2) ? check_between(check, seq->first, tokens) : tokens;
     test->expect[i] = malloc(test->chosen[i].bytes + 1);
     for (uint32_t head = 0; head < kv_heads; head++)

@@ -134,6 +134,7 @@ static struct lowbit_test *lowbit_build(struct check *check, const struct plan *
         test->rows += seq->row_count;
         test->data[i].cache = check_below(check, 4) > 0 && !plan->bare;
         test->data[i].k = plan->k;
+        test->data[i].successor = check_below(check, 2) ? 0.1f : 0.0f;
         test->data[i].pinned = seq->page_count ? check_below(check, 3) * 4 : 0;
         make_pages(check, test, i);
         if (test->data[i].cache)
@@ -224,6 +225,7 @@ static void cache_new(struct check *check, const struct lowbit_test *test, uint3
                                          .chosen = bufs->chosen.data,
                                          .slots = data->slots,
                                          .pinned = data->pinned,
+                                         .successor = data->successor,
                                          .k = data->k};
     for (uint32_t head = 0; head < heads; head++)
         cache_place(check, data, head, (uint32_t)dim, &bufs->cache);

@@ -23,6 +23,7 @@ struct lowbit_seq_data {
     uint32_t pinned;
     uint32_t slots;
     uint32_t k;
+    float successor; /* kva_choose_seq has it */
     bool cache;
 };
 

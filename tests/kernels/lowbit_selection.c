@@ -37,6 +37,15 @@ static void mean_truth(const struct lowbit_test *test, uint32_t seq, uint32_t se
     free(scores);
 }
 
+/* A candidate weighs at least `share` of what the one before it does. */
+static void bring_successors(double *means, uint32_t tokens, double share)
+{
+    for (uint32_t t = tokens; share > 0 && t-- > 1;) {
+        if (means[t] >= 0)
+            means[t] = fmax(means[t], means[t - 1] * share);
+    }
+}
+
 /* What is left out may not weigh more than what was chosen, but for `slack` of the weight. */
 static const char *check_chosen(const double *means, uint32_t tokens, const uint32_t *chosen,
                                 uint32_t k, double slack)
@@ -138,6 +147,7 @@ void lowbit_check_selection(struct check *check, const struct lowbit_test *test,
             if (!test->data[s].cache)
                 continue;
             mean_truth(test, s, run.select[s], head, means);
+            bring_successors(means, test->seqs[s].page_count * 64, (double)test->data[s].successor);
             bool rounds = variant->levels & lowbit_rounding_levels();
             reason = check_chosen(means, test->seqs[s].page_count * 64,
                                   run.chosen[0][s] + (size_t)head * k, k,

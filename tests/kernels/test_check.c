@@ -543,6 +543,11 @@ static void choose_end(struct kva_device *device)
     call_choose(device, (struct kva_choose_seq){.stride = 8, .end = 9});
 }
 
+static void choose_successor(struct kva_device *device)
+{
+    call_choose(device, (struct kva_choose_seq){.successor = 1.5f});
+}
+
 static void choose_many(struct kva_device *device)
 {
     call_choose(device, (struct kva_choose_seq){.k = limits_of(device)->select_max + 1});
@@ -630,6 +635,7 @@ static void test_check__selection(void **state KVA_UNUSED)
     refused("choose: ", "no kind 3", choose_kind);
     refused("choose: ", "a share of", choose_share);
     refused("choose: ", "candidates up to 9 of 8", choose_end);
+    refused("choose: ", "a successor's share of 1.5", choose_successor);
     refused("fetch_rows: ", "aligned to 16", fetch_dim);
     refused("fetch_rows: ", "aligned to 16", fetch_offset);
     refused("fetch_rows: ", "no queue 2", fetch_queue);

@@ -40,6 +40,7 @@ struct sequence {
     const void *homes[PAGES_MAX];
     void *low[PAGES_MAX];
     uint32_t slots, pinned, k;
+    float successor;
     enum kva_rows_mode mode;
     bool keep;
 };
@@ -74,6 +75,7 @@ static void sequence_new(struct test *t, struct sequence *s, uint32_t pages_max)
                            .acts = below(4) > 0,
                            .pinned = below(2) * 4,
                            .k = 1 + below(48),
+                           .successor = below(2) ? 0.3f : 0.0f,
                            .mode = below(2) ? KVA_ROWS_CHOSEN : KVA_ROWS_RESIDENT,
                            .keep = below(3) > 0};
     s->rows = s->acts ? 1 : 1 + below(2);
@@ -112,8 +114,12 @@ static void cache_new(const struct sequence *s, struct cache *h)
     uint32_t *at = get(h->bytes);
     memset(at, 0, h->bytes);
     h->hits[0] = h->hits[1] = 0;
-    h->cache = (struct kva_row_cache){
-        .slots = s->slots, .pinned = s->pinned, .k = s->k, .hits = h->hits, .rows = at};
+    h->cache = (struct kva_row_cache){.slots = s->slots,
+                                      .pinned = s->pinned,
+                                      .k = s->k,
+                                      .successor = s->successor,
+                                      .hits = h->hits,
+                                      .rows = at};
     h->cache.tokens = at + slots * DIM;
     h->cache.used = h->cache.tokens + slots;
     h->cache.order = h->cache.used + slots;

@@ -140,6 +140,16 @@ static size_t saved_at(const struct kva_kv *kv, const struct kva_kv_spec *spec, 
     return at;
 }
 
+/* A chosen token brings the one behind it. What that makes up for is the error of low-bit scores,
+ * whose square falls with that of the step between levels: so does its share. */
+static float successor_of(const struct kva_kv_spec *spec)
+{
+    if (spec->successor == 0)
+        return 0.0f;
+    const float steps = (float)((1u << spec->bits) - 1);
+    return (float)spec->successor / 100.0f / (steps * steps);
+}
+
 /* --- memory ---------------------------------------------------------------------------------- */
 
 static size_t saved_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq)
@@ -225,6 +235,7 @@ static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
             .slots = slots_of(&seq->spec, i),
             .pinned = seq->spec.sinks,
             .k = kva_kv_spec_k(&seq->spec, i),
+            .successor = successor_of(&seq->spec),
         };
     }
     s->allocated = true;

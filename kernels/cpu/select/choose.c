@@ -7,7 +7,7 @@
  * weight's bits (weights are not negative), then the complement of the position, since ties go to
  * the lower one. It filters pages by the k-th best weight so far; where what they leave has filled
  * its buffer, all but the best k are dropped. What is chosen does not depend on how often that
- * happens.
+ * happens. A token that is left out brings its successor less than the threshold, too.
  */
 #include "kernels/cpu/lowbit/plan.h"
 #include "kernels/cpu/select/order.h"
@@ -18,6 +18,12 @@
 #include <string.h>
 
 #define KEYS_MAX (2 * KVA_CPU_SELECT_MAX)
+
+/* A token's weight, or what the one before it brings. */
+static float at_least(float weight, float brought)
+{
+    return brought > weight ? brought : weight;
+}
 
 /* --- the best so far -------------------------------------------------------------------------- */
 
@@ -100,14 +106,23 @@ static float least_weight(const struct kva_device *device, const struct kva_choo
 struct candidates {
     const float *weights;
     uint32_t first, end;
+    float successor;
     float least;     /* what they must weigh */
     uint32_t turned; /* so that the larger number is wanted first: bits that are turned over */
 };
 
-/* The two zeros are the same weight. */
-static uint32_t order_of(const struct candidates *c, uint32_t position)
+static float weight_of(const struct candidates *c, uint32_t position)
 {
-    return kva_bits_of_float(c->weights[position] + 0.0f) ^ c->turned;
+    const float weight = c->weights[position];
+    if (c->successor > 0.0f && position > c->first && weight >= 0.0f)
+        return at_least(weight, c->weights[position - 1] * c->successor);
+    return weight;
+}
+
+/* The two zeros are the same weight. */
+static uint32_t order_of(const struct candidates *c, float weight)
+{
+    return kva_bits_of_float(weight + 0.0f) ^ c->turned;
 }
 
 /* A digit of the order, from the highest on. */
@@ -125,8 +140,9 @@ static bool find_last(const struct candidates *c, uint32_t k, uint32_t *ret_last
         const uint32_t shift = digits[d].shift, above = shift + digits[d].bits;
         uint32_t counts[1u << 11] = {0}, digit = (1u << digits[d].bits) - 1;
         for (uint32_t t = c->first; t < c->end; t++) {
-            const uint32_t x = order_of(c, t);
-            if (c->weights[t] >= c->least && (d == 0 || x >> above == prefix))
+            const float weight = weight_of(c, t);
+            const uint32_t x = order_of(c, weight);
+            if (weight >= c->least && (d == 0 || x >> above == prefix))
                 counts[x >> shift & ((1u << digits[d].bits) - 1)]++;
         }
         for (; digit > 0 && counts[digit] < left; digit--)
@@ -149,8 +165,9 @@ static void write_wanted(const struct candidates *c, uint32_t k, uint32_t *chose
         equal = UINT32_MAX;
     }
     for (uint32_t t = c->first; t < c->end && count < k; t++) {
-        const uint32_t x = order_of(c, t);
-        if (!(c->weights[t] >= c->least) || x < last || (x == last && equal == 0))
+        const float weight = weight_of(c, t);
+        const uint32_t x = order_of(c, weight);
+        if (!(weight >= c->least) || x < last || (x == last && equal == 0))
             continue;
         equal -= x == last;
         chosen[count++] = t;
@@ -169,7 +186,8 @@ static void choose_item(void *opaque, uint32_t index, uint32_t worker KVA_UNUSED
     uint32_t kv_head = index % args->kv_heads;
     struct candidates c = {.weights = seq->weights + (size_t)kv_head * seq->stride,
                            .first = seq->first,
-                           .end = seq->end};
+                           .end = seq->end,
+                           .successor = seq->successor};
     if (args->kind == KVA_CHOOSE_NEAR)
         c.least = least_weight(job->device, args, seq, c.weights);
     if (args->kind == KVA_CHOOSE_LEAST)
@@ -212,36 +230,110 @@ struct span {
     uint32_t end;
 };
 
-static void add_rows(const struct kva_weigh_head *head, struct span span, struct best *best)
+/* The rows of the KV head by ascending position, with their weights. */
+struct row_walk {
+    const struct kva_weigh_head *head;
+    uint32_t next;
+    uint32_t weighed; /* which KVA_WEIGH_ROWS of them have their weights in the scratch */
+};
+
+/* Whether there is a next one before position `end`. */
+static bool row_before(const struct row_walk *walk, uint32_t end)
 {
-    uint32_t rows = head->rows->count[head->kv_head];
-    for (uint32_t first = 0; first < rows; first += KVA_WEIGH_ROWS) {
-        uint32_t count = kva_min_u32(KVA_WEIGH_ROWS, rows - first);
-        kva_weigh_rows(head, first, count);
-        for (uint32_t i = 0; i < count; i++) {
-            uint32_t position = kva_row_position(head->rows, head->kv_head, first + i);
-            float sum = head->scratch->sums[i];
-            if (position >= span.first && position < span.end && sum >= 0.0f)
-                add(best, sum, position);
-        }
+    const struct kva_row_cache *rows = walk->head->rows;
+    const uint32_t kv_head = walk->head->kv_head;
+    return walk->next < rows->count[kv_head] && kva_row_position(rows, kv_head, walk->next) < end;
+}
+
+static float take_row(struct row_walk *walk)
+{
+    const struct kva_weigh_head *head = walk->head;
+    const uint32_t at = walk->next++, first = at / KVA_WEIGH_ROWS * KVA_WEIGH_ROWS;
+    if (walk->weighed != first)
+        kva_weigh_rows(head, first,
+                       kva_min_u32(KVA_WEIGH_ROWS, head->rows->count[head->kv_head] - first));
+    walk->weighed = first;
+    return head->scratch->sums[at - first];
+}
+
+/* The threshold that rows alone make: pages have less to show then. */
+static void start_with_rows(struct row_walk *walk, struct span span, struct best *best)
+{
+    const struct row_walk start = *walk;
+    while (row_before(walk, span.end)) {
+        uint32_t position = kva_row_position(walk->head->rows, walk->head->kv_head, walk->next);
+        float weight = take_row(walk);
+        if (position >= span.first && weight >= 0.0f)
+            add(best, weight, position);
+    }
+    if (best->count >= best->k) {
+        drop_all_but(best, best->k);
+        best->least = key_of(best->threshold, UINT32_MAX);
+    }
+    best->count = 0;
+    walk->next = start.next;
+}
+
+/* Tokens by ascending position; those left out are below the threshold. */
+struct token_walk {
+    struct best *best;
+    struct span span;
+    float successor;
+    uint32_t next; /* position behind the token before */
+    float brought; /* what that one brings it */
+};
+
+/* The token behind the one before has not come itself. */
+static void bring(struct token_walk *walk)
+{
+    if (walk->brought > 0.0f && walk->next < walk->span.end)
+        add(walk->best, walk->brought, walk->next);
+    walk->brought = 0.0f;
+}
+
+static void take_token(struct token_walk *walk, float weight, uint32_t position)
+{
+    if (position < walk->span.first || !(weight >= 0.0f))
+        return;
+    if (position != walk->next)
+        bring(walk);
+    add(walk->best, at_least(weight, walk->brought), position);
+    walk->next = position + 1;
+    walk->brought = weight * walk->successor;
+}
+
+static void take_rows(struct row_walk *rows, uint32_t end, struct token_walk *tokens)
+{
+    while (row_before(rows, end)) {
+        uint32_t position = kva_row_position(rows->head->rows, rows->head->kv_head, rows->next);
+        take_token(tokens, take_row(rows), position);
     }
 }
 
-static void add_pages(const struct kva_weigh_head *head, struct span span, struct best *best,
-                      struct scratch *scratch)
+/* Pages and rows in one order, so that each token meets the one before it. */
+static void add_tokens(const struct kva_weigh_head *head, struct span span, struct best *best,
+                       struct scratch *scratch)
 {
+    struct row_walk rows = {.head = head, .weighed = UINT32_MAX};
+    struct token_walk tokens = {.best = best, .span = span, .successor = head->rows->successor};
     uint32_t split = UINT32_MAX;
+    start_with_rows(&rows, span, best);
     for (uint32_t page = span.first / KVA_PAGE_TOKENS; page < head->page_count; page++) {
         uint32_t of = page * KVA_PAGE_TOKENS / KVA_ATTEND_SPLIT_TOKENS;
+        uint32_t base = page * KVA_PAGE_TOKENS;
         if (of != split)
             kva_weigh_split(head, of);
         split = of;
         uint32_t count =
             kva_weigh_page(head, page, kva_page_tokens_between(page, span.first, span.end),
                            best->threshold, scratch->found, scratch->tokens);
-        for (uint32_t i = 0; i < count; i++)
-            add(best, scratch->found[i], page * KVA_PAGE_TOKENS + scratch->tokens[i]);
+        for (uint32_t i = 0; i < count; i++) {
+            take_rows(&rows, base + scratch->tokens[i], &tokens);
+            take_token(&tokens, scratch->found[i], base + scratch->tokens[i]);
+        }
+        take_rows(&rows, base + KVA_PAGE_TOKENS, &tokens);
     }
+    bring(&tokens);
 }
 
 static void choose_head(const struct kva_lowbit_plan *plan, const struct kva_select_seq *seq,
@@ -272,8 +364,7 @@ static void choose_head(const struct kva_lowbit_plan *plan, const struct kva_sel
                               .end = seq->page_count * KVA_PAGE_TOKENS};
     struct best best = best_of(scratch->keys, rows->k);
     kva_weigh_totals(&head, partials, args->rest ? 2 : 1);
-    add_rows(&head, span, &best);
-    add_pages(&head, span, &best, scratch);
+    add_tokens(&head, span, &best, scratch);
     write_chosen(&best, rows->chosen + (size_t)kv_head * rows->k);
 }
 

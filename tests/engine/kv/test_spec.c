@@ -42,7 +42,8 @@ static void test_parse__every_setting(void **state KVA_UNUSED)
     struct kva_kv_spec spec =
         parsed("specache:bits=4:group=32:levels=minmax:window=128:sinks=8:min_tokens=64:skip_"
                "layers=3:topk=32:"
-               "predictor=prev-query:reselect_below=70:fetch=delta:on_mispredict=predecode");
+               "predictor=prev-query:reselect_below=70:fetch=delta:successor=20:on_mispredict="
+               "predecode");
     const struct kva_kv_spec expected = {.policy = KVA_KV_SPECACHE,
                                          .bits = 4,
                                          .group = 32,
@@ -55,6 +56,7 @@ static void test_parse__every_setting(void **state KVA_UNUSED)
                                          .predictor = KVA_PREDICT_PREV_QUERY,
                                          .reselect_below = 70,
                                          .fetch = KVA_FETCH_DELTA,
+                                         .successor = 20,
                                          .on_mispredict = KVA_MISPREDICT_PREDECODE};
     assert_memory_equal(&spec, &expected, sizeof(spec));
 }
