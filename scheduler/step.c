@@ -1,8 +1,6 @@
 /* step.c - one iteration: who decodes, who prefills how much, and what became of it. */
 #include "scheduler/internal.h"
 
-#include <math.h>
-
 /* While prefill waits, decoding leaves it at least this part of the step. */
 #define PREFILL_FLOOR_DIVISOR 16u
 
@@ -181,7 +179,8 @@ static void learn_step_cost(struct kva_scheduler *s, const struct kva_step_plan 
         for (uint32_t i = 0; i < s->item_count; i++)
             tokens += s->owners[i]->prompt_tokens + s->owners[i]->output_tokens;
         /* The first is often slow, and one of many like the others. */
-        double weight = fmax(DECODE_WEIGHT, 1.0 / (double)++pace->decode_steps);
+        double share = 1.0 / (double)++pace->decode_steps;
+        double weight = share > DECODE_WEIGHT ? share : DECODE_WEIGHT;
         mean_add(&pace->decode_step_ns, (double)step_ns, weight);
         mean_add(&pace->decode_rows, plan->rows, weight);
         mean_add(&pace->decode_tokens, (double)tokens, weight);
