@@ -6,9 +6,11 @@
 
 #include <math.h>
 
-#define THREADS  128u
-#define DIM_MAX  256u
-#define BITS_MAX 8u
+#define THREADS      128u
+#define DIM_MAX      256u
+#define STORE_BLOCKS 10u /* of store_rows, that a multiprocessor has registers for */
+#define BITS_MAX     8u
+#define ROW_OWN      (DIM_MAX / KVA_WARP) /* numbers of a row that a lane of a warp has */
 
 struct rotary {
     const float *inv_freq; /* NULL: none */
@@ -61,7 +63,7 @@ static __device__ void turn(float *x, const place &p, bool back)
     if (!p.turned)
         return;
     if (warp < 2)
-        kva_turn_row<DIM_MAX / KVA_WARP>(x + warp * p.dim, p.dim, lane, back);
+        kva_turn_row<ROW_OWN>(x + warp * p.dim, p.dim, lane, back);
     __syncthreads(); /* the rows are turned */
 }
 
@@ -149,43 +151,60 @@ struct error_params {
     bool turned;
 };
 
-template <typename KV>
-static __device__ float row_error(const KV *from, const float *mean, uint32_t dim, uint32_t bits,
-                                  bool turned)
+/* Of one row, by a warp whose lanes hold it. */
+template <typename KV, int N>
+static __device__ float row_error(const KV *from, const float *mean, const error_params &p)
 {
-    float x[DIM_MAX] = {}, off[LANES], all[LANES], zero, scale;
-    for (uint32_t i = 0; i < dim; i++)
-        x[i] = clamped(mean ? __fsub_rn(kva_to_f32(from[i]), mean[i]) : kva_to_f32(from[i]));
-    if (turned)
-        kva_turn_alone(x, dim);
-    for (uint32_t i = 0; i < dim && turned; i++)
-        x[i] = clamped(x[i]);
-    for (uint32_t i = 0; i < LANES; i++)
-        off[i] = all[i] = 0.0f;
-    find_levels(x, dim, bits, turned, &zero, &scale);
-    for (uint32_t i = 0; i < dim; i++) {
-        float code = static_cast<float>(code_of(x[i], bits, zero, scale));
-        float y = __fsub_rn(x[i], __fadd_rn(zero, __fmul_rn(scale, code)));
-        off[i % LANES] = __fadd_rn(off[i % LANES], __fmul_rn(y, y));
-        all[i % LANES] = __fadd_rn(all[i % LANES], __fmul_rn(x[i], x[i]));
+    const uint32_t lane = threadIdx.x % KVA_WARP;
+    float x[N], zero, scale;
+    row_sum off, all;
+#pragma unroll
+    for (uint32_t j = 0; j < N; j++) {
+        const uint32_t i = lane + KVA_WARP * j;
+        const float own = i < p.dim ? kva_to_f32(from[i]) : 0.0f;
+        x[j] = clamped(mean && i < p.dim ? __fsub_rn(own, mean[i]) : own);
     }
-    float size = sum_lanes(all);
-    return size > 0.0f ? __fdiv_rn(sum_lanes(off), size) : 0.0f;
+    if (p.turned)
+        kva_turn_warp(x, p.dim, lane, false);
+#pragma unroll
+    for (uint32_t j = 0; j < N; j++)
+        x[j] = clamped(x[j]);
+    find_levels(x, p.dim, lane, p.bits, p.turned, &zero, &scale);
+#pragma unroll
+    for (uint32_t j = 0; j < N; j++) {
+        const bool there = lane + KVA_WARP * j < p.dim;
+        const float code = static_cast<float>(code_of(x[j], p.bits, zero, scale));
+        const float y = __fsub_rn(x[j], __fadd_rn(zero, __fmul_rn(scale, code)));
+        off.add(there ? __fmul_rn(y, y) : 0.0f, lane);
+        all.add(there ? __fmul_rn(x[j], x[j]) : 0.0f, lane);
+    }
+    const float size = all.whole(), error = off.whole();
+    return size > 0.0f ? __fdiv_rn(error, size) : 0.0f;
 }
 
-/* A token a thread. */
-template <typename KV>
+/* A token a warp, a page of them a block; N: numbers of a row that a lane has. */
+template <typename KV, int N>
 static __global__ void __launch_bounds__(THREADS) error_kernel(error_params p)
 {
     const error_seq seq = p.seqs[blockIdx.x];
-    const uint32_t kv_head = blockIdx.y;
-    for (uint32_t i = threadIdx.x; i < seq.count; i += THREADS) {
-        const KV *row = row_16<KV>(seq.blocks[i / KVA_PAGE_TOKENS], p.offset, kv_head, i, p.dim);
-        const float *mean = seq.mean ? seq.mean + static_cast<size_t>(kv_head) * p.dim : nullptr;
-        float key = row_error(row, mean, p.dim, p.bits, p.turned);
-        seq.error[static_cast<size_t>(kv_head) * seq.stride + i] =
-            __fadd_rn(key, row_error<KV>(row + p.dim, nullptr, p.dim, p.bits, p.turned));
+    const uint32_t kv_head = blockIdx.y, page = blockIdx.z, warps = THREADS / KVA_WARP;
+    const uint32_t end = min(seq.count, (page + 1) * KVA_PAGE_TOKENS);
+    const float *mean = seq.mean ? seq.mean + static_cast<size_t>(kv_head) * p.dim : nullptr;
+    for (uint32_t i = page * KVA_PAGE_TOKENS + threadIdx.x / KVA_WARP; i < end; i += warps) {
+        const KV *row = row_16<KV>(seq.blocks[page], p.offset, kv_head, i, p.dim);
+        const float key = row_error<KV, N>(row, mean, p);
+        const float both = __fadd_rn(key, row_error<KV, N>(row + p.dim, nullptr, p));
+        if (threadIdx.x % KVA_WARP == 0)
+            seq.error[static_cast<size_t>(kv_head) * seq.stride + i] = both;
     }
+}
+
+template <typename KV>
+static void run_error(struct kva_device *device, const dim3 &grid, const error_params &p)
+{
+    constexpr int own = ROW_OWN;
+    kva_cuda_run(device, KVA_QUEUE_COMPUTE, "row_error", {grid, THREADS},
+                 p.dim > DIM_MAX / 2 ? error_kernel<KV, own> : error_kernel<KV, own / 2>, p);
 }
 
 static uint32_t pages_of(uint32_t tokens)
@@ -197,9 +216,13 @@ void kva_cuda_row_error(struct kva_device *device, const struct kva_row_error_ar
 {
     if (args->seq_count == 0 || !kva_cuda_enter(device))
         return;
-    uint32_t pages = 0, at = 0;
-    for (uint32_t i = 0; i < args->seq_count; i++)
+    uint32_t pages = 0, most = 0, at = 0;
+    for (uint32_t i = 0; i < args->seq_count; i++) {
         pages += pages_of(args->seqs[i].count);
+        most = kva_max_u32(most, pages_of(args->seqs[i].count));
+    }
+    if (most == 0)
+        return;
     const size_t seqs_bytes = args->seq_count * sizeof(error_seq);
     const void **blocks =
         static_cast<const void **>(kva_cuda_stage(device, pages * sizeof(void *)));
@@ -222,10 +245,13 @@ void kva_cuda_row_error(struct kva_device *device, const struct kva_row_error_ar
     error_params p = {static_cast<const error_seq *>(kva_cuda_send(device, seqs, seqs_bytes)),
                       args->block_offset_bytes, args->head_dim, args->format.bits,
                       args->format.coding == KVA_CODING_TURNED};
-    if (!kva_cuda_failed(device))
-        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "row_error",
-                     {dim3(args->seq_count, args->kv_heads), THREADS},
-                     args->kv_dtype == KVA_F16 ? error_kernel<kva_f16> : error_kernel<kva_bf16>, p);
+    if (kva_cuda_failed(device))
+        return;
+    const dim3 grid(args->seq_count, args->kv_heads, most);
+    if (args->kv_dtype == KVA_F16)
+        run_error<kva_f16>(device, grid, p);
+    else
+        run_error<kva_bf16>(device, grid, p);
 }
 
 /* --- tables of blocks ------------------------------------------------------------------------- */
@@ -274,8 +300,12 @@ static void put_blocks(const void **blocks, const void *const *from, uint32_t fr
 static __device__ void put_row(const float *x, unsigned char *head, const place &p, bool values,
                                uint32_t token)
 {
-    float zero, scale;
-    find_levels(x, p.dim, p.bits, p.turned, &zero, &scale);
+    const uint32_t lane = threadIdx.x % KVA_WARP;
+    float own[ROW_OWN], zero, scale; /* of each warp */
+#pragma unroll
+    for (uint32_t j = 0; j < ROW_OWN; j++)
+        own[j] = lane + KVA_WARP * j < p.dim ? x[lane + KVA_WARP * j] : 0.0f;
+    find_levels(own, p.dim, lane, p.bits, p.turned, &zero, &scale);
     if (threadIdx.x == 0) {
         uint32_t at = values ? p.layout.v_scale : p.layout.k_scale;
         reinterpret_cast<kva_f16 *>(head + at)[token] = kva_from_f32<kva_f16>(scale);
@@ -301,7 +331,8 @@ static __device__ void put_row(const float *x, unsigned char *head, const place 
     }
 }
 
-template <typename KV> static __global__ void __launch_bounds__(THREADS) store_kernel(move_params p)
+template <typename KV>
+static __global__ void __launch_bounds__(THREADS, STORE_BLOCKS) store_kernel(move_params p)
 {
     __shared__ float x[2 * DIM_MAX];
     const move_seq seq = p.seqs[blockIdx.x];

@@ -8,6 +8,7 @@
 #include <math.h>
 
 #define THREADS     256u
+#define BLOCKS      5u /* that a multiprocessor has registers for */
 #define GROUP_LANES 16u
 
 struct quantise_params {
@@ -69,8 +70,10 @@ static __device__ float group_sum(const group<KV> &g, float low, bool by_code)
 #pragma unroll
     for (uint32_t half = GROUP_LANES / 2; half > 0; half /= 2) {
 #pragma unroll
-        for (uint32_t i = 0; i < half; i++)
-            lanes[i] = __fadd_rn(lanes[i], lanes[i + half]);
+        for (uint32_t i = 0; i < GROUP_LANES / 2; i++) {
+            if (i < half) /* known to the compiler, as the bounds of the loop are */
+                lanes[i] = __fadd_rn(lanes[i], lanes[i + half]);
+        }
     }
     return lanes[0];
 }
@@ -199,7 +202,7 @@ static __device__ void store_f16(unsigned char *to, uint32_t index, float x)
 }
 
 template <typename KV>
-static __global__ void __launch_bounds__(THREADS) quantise_kernel(quantise_params p)
+static __global__ void __launch_bounds__(THREADS, BLOCKS) quantise_kernel(quantise_params p)
 {
     const uint32_t dim = p.dim, block = blockIdx.x, head = blockIdx.y;
     const size_t rows = static_cast<size_t>(KVA_PAGE_TOKENS) * 2 * dim;

@@ -26,30 +26,44 @@ static __device__ KV *row_16(const void *block, size_t offset, uint32_t kv_head,
            (static_cast<size_t>(kv_head) * KVA_PAGE_TOKENS + token % KVA_PAGE_TOKENS) * 2 * dim;
 }
 
-static __device__ float sum_lanes(float *lanes)
-{
-    for (uint32_t half = LANES / 2; half > 0; half /= 2) {
-        for (uint32_t i = 0; i < half; i++)
-            lanes[i] = __fadd_rn(lanes[i], lanes[i + half]);
+/* What a warp adds up of a row: lane l has numbers l + KVA_WARP * j. The CPU's order: sixteen sums,
+ * each of the numbers sixteen apart, then by halves; here lanes l and l + 16 both have sum l. */
+struct row_sum {
+    float sum = 0.0f;
+
+    /* x = number lane + KVA_WARP * j, zero where the row has none. */
+    __device__ __forceinline__ void add(float x, uint32_t lane)
+    {
+        const float other = __shfl_xor_sync(KVA_ALL, x, LANES);
+        sum = __fadd_rn(sum, lane < LANES ? x : other);
+        sum = __fadd_rn(sum, lane < LANES ? other : x);
     }
-    return lanes[0];
-}
+
+    __device__ __forceinline__ float whole() const
+    {
+        float ret = sum;
+#pragma unroll
+        for (uint32_t half = LANES / 2; half > 0; half /= 2)
+            ret = __fadd_rn(ret, __shfl_xor_sync(KVA_ALL, ret, half));
+        return ret;
+    }
+};
 
 /* Of turned numbers: the first level and the step, if they are nearer than those of the range. */
-static __device__ void find_turned(const float *x, uint32_t dim, uint32_t bits, float *low,
-                                   float *step)
+template <int N>
+static __device__ void find_turned(const float (&x)[N], uint32_t dim, uint32_t lane, uint32_t bits,
+                                   float *low, float *step)
 {
-    float sums[LANES], squares[LANES];
-    for (uint32_t i = 0; i < LANES; i++)
-        sums[i] = squares[i] = 0.0f;
-    for (uint32_t i = 0; i < dim; i++) {
-        const float y = __fsub_rn(x[i], *low);
-        sums[i % LANES] = __fadd_rn(sums[i % LANES], y);
-        squares[i % LANES] = __fadd_rn(squares[i % LANES], __fmul_rn(y, y));
+    row_sum sums, squares;
+#pragma unroll
+    for (uint32_t j = 0; j < N; j++) {
+        const float y = lane + KVA_WARP * j < dim ? __fsub_rn(x[j], *low) : 0.0f;
+        sums.add(y, lane);
+        squares.add(__fmul_rn(y, y), lane);
     }
     const float n = static_cast<float>(dim), code_max = static_cast<float>((1u << bits) - 1);
-    const float mean = __fdiv_rn(sum_lanes(sums), n);
-    const float square = __fsub_rn(__fdiv_rn(sum_lanes(squares), n), __fmul_rn(mean, mean));
+    const float mean = __fdiv_rn(sums.whole(), n);
+    const float square = __fsub_rn(__fdiv_rn(squares.whole(), n), __fmul_rn(mean, mean));
     const float best = square > 0.0f ? __fmul_rn(kva_turn_step(bits), sqrtf(square)) : 0.0f;
     if (!(best < *step) || best == 0.0f)
         return;
@@ -57,22 +71,30 @@ static __device__ void find_turned(const float *x, uint32_t dim, uint32_t bits, 
     *step = best;
 }
 
-/* zero and scale of a row of such numbers; what is not a number does not count. */
-static __device__ void find_levels(const float *x, uint32_t dim, uint32_t bits, bool turned,
-                                   float *zero, float *scale)
+/* zero and scale of a warp's row of such numbers; what is not a number does not count. */
+template <int N>
+static __device__ void find_levels(const float (&x)[N], uint32_t dim, uint32_t lane, uint32_t bits,
+                                   bool turned, float *zero, float *scale)
 {
     float low = INFINITY, high = -INFINITY;
     *zero = *scale = 0.0f;
-    for (uint32_t i = 0; i < dim; i++) {
-        low = x[i] < low ? x[i] : low;
-        high = x[i] > high ? x[i] : high;
+#pragma unroll
+    for (uint32_t j = 0; j < N; j++) {
+        const bool there = lane + KVA_WARP * j < dim;
+        low = there && x[j] < low ? x[j] : low;
+        high = there && x[j] > high ? x[j] : high;
+    }
+#pragma unroll
+    for (uint32_t half = KVA_WARP / 2; half > 0; half /= 2) {
+        low = fminf(low, __shfl_xor_sync(KVA_ALL, low, half));
+        high = fmaxf(high, __shfl_xor_sync(KVA_ALL, high, half));
     }
     if (!(low <= high))
         return;
     const float code_max = static_cast<float>((1u << bits) - 1);
     float step = __fdiv_rn(__fsub_rn(high, low), code_max);
     if (turned)
-        find_turned(x, dim, bits, &low, &step);
+        find_turned(x, dim, lane, bits, &low, &step);
     *scale = kva_to_f32(kva_saturate<kva_f16>(step));
     float from = *scale == 0.0f ? __fadd_rn(__fmul_rn(0.5f, low), __fmul_rn(0.5f, high)) : low;
     *zero = kva_to_f32(kva_saturate<kva_f16>(from));

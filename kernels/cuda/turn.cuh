@@ -1,5 +1,5 @@
 /* turn.cuh - rows turned and turned back (kernels/turn.h), with the bits of the CPU
- * (kernels/cpu/keep/token_row.h): by a warp whose lanes hold a row, or by one thread. */
+ * (kernels/cpu/keep/token_row.h): by a warp whose lanes hold a row. */
 #ifndef KVA_KERNELS_CUDA_TURN_CUH
 #define KVA_KERNELS_CUDA_TURN_CUH
 
@@ -56,26 +56,6 @@ static __device__ void kva_turn_row(float *row, uint32_t dim, uint32_t lane, boo
         if (lane + KVA_WARP * j < dim)
             row[lane + KVA_WARP * j] = x[j];
     }
-}
-
-/* A row by the calling thread. */
-static __device__ inline void kva_turn_alone(float *x, uint32_t dim)
-{
-    const uint32_t block = KVA_TURN_BLOCK(dim);
-    const float factor = kva_turn_factor(block);
-    for (uint32_t i = 0; i < dim; i++)
-        x[i] = kva_turn_flips(i) ? -x[i] : x[i];
-    for (uint32_t half = 1; half < block; half *= 2) {
-        for (uint32_t i = 0; i < dim; i++) {
-            if (i & half)
-                continue;
-            const float a = x[i], b = x[i + half];
-            x[i] = __fadd_rn(a, b);
-            x[i + half] = __fsub_rn(a, b);
-        }
-    }
-    for (uint32_t i = 0; i < dim; i++)
-        x[i] = __fmul_rn(x[i], factor);
 }
 
 #endif

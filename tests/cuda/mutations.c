@@ -39,6 +39,7 @@ static const struct {
     {"mass.cu", MUTATIONS_OF_OPERATORS, "attend_mass"},
     {"keep.cu", MUTATIONS_OF_OPERATORS, "keep use_rows"},
     {"keep_rows.cu", MUTATIONS_OF_OPERATORS, "mean_keys row_error store_rows roll_rows"},
+    {"token_row.cuh", MUTATIONS_OF_OPERATORS, "row_error store_rows"},
     {"sketch.cu", MUTATIONS_OF_OPERATORS, "sketch sketch_queries sketch_sums sketch_weigh"},
     {"device.cu", MUTATIONS_OF_PARTS, "device"},
     {"eigen.cu", MUTATIONS_OF_PARTS, "device"},
