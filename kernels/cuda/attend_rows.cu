@@ -107,6 +107,66 @@ static __device__ void gather_rows(stage<kva_f16, D> &to, const tile_rows &rows,
         gather_numbers<D>(to, rows, p, cache, head);
 }
 
+/* --- sums of splits --------------------------------------------------------------------------- */
+
+/* What the splits before came to. Their values are in memory, where the result belongs: nearly all
+ * caches are one split, and two sums of heads of 256 do not fit the registers. */
+struct splits_before {
+    float m[2], e[2];
+    bool there; /* values are in memory */
+
+    __device__ void begin(const attend_shape &p, const item &work, uint32_t kv_head,
+                          uint32_t warp_pair, uint32_t lane)
+    {
+        there = p.accumulate && work.partial == KVA_NONE;
+        for (int i = 0; i < 2; i++) {
+            const uint32_t pair = warp_pair + lane / 4 + 8 * i;
+            const bool known = there && pair < work.pair_count;
+            m[i] = known ? *place_of(p, work, kv_head, pair).m : -INFINITY;
+            e[i] = known ? *place_of(p, work, kv_head, pair).e : 0.0f;
+        }
+    }
+
+    /* As fold_split. */
+    template <int D>
+    __device__ void add(const state<D> &split, const attend_shape &p, const item &work,
+                        uint32_t kv_head, uint32_t warp_pair, uint32_t lane)
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint32_t pair = warp_pair + lane / 4 + 8 * i;
+            const bool empty = split.m[i] == -INFINITY;
+            if (pair >= work.pair_count || (empty && there))
+                continue;
+            float top = m[i], keep = 1.0f, share = 0.0f, *a = place_of(p, work, kv_head, pair).a;
+            if (!empty)
+                fold_scales(m[i], split.m[i], top, keep, share);
+#pragma unroll
+            for (int j = 0; j < D / 4; j++) {
+                const uint32_t d = j / 2 * 8 + lane % 4 * 2 + j % 2;
+                if (d < p.dim) /* no negative zeros, as move_state */
+                    a[d] = fold(there ? a[d] : 0.0f, keep, split.a[j / 2][2 * i + j % 2], share) +
+                           0.0f;
+            }
+            e[i] = fold(e[i], keep, split.e[i], share);
+            m[i] = top;
+        }
+        there = true;
+    }
+
+    __device__ void end(const attend_shape &p, const item &work, uint32_t kv_head,
+                        uint32_t warp_pair, uint32_t lane)
+    {
+        for (int i = 0; i < 2; i++) {
+            const uint32_t pair = warp_pair + lane / 4 + 8 * i;
+            if (pair >= work.pair_count || lane % 4 != 0)
+                continue;
+            *place_of(p, work, kv_head, pair).m = m[i];
+            *place_of(p, work, kv_head, pair).e = e[i];
+        }
+    }
+};
+
 /* --- the kernel ------------------------------------------------------------------------------- */
 
 template <int D> static __global__ void __launch_bounds__(WARPS_MAX * 32) rows_kernel(rows_params p)
@@ -131,11 +191,10 @@ template <int D> static __global__ void __launch_bounds__(WARPS_MAX * 32) rows_k
         bool cut = shape.window && position >= shape.window;
         seen_first[i] = cut ? position - shape.window + 1 : 0;
     }
-    state<D> total, split;
-    total.clear();
+    state<D> split;
+    splits_before before;
     split.clear();
-    if (shape.accumulate && work.partial == KVA_NONE && busy)
-        move_state<false>(total, shape, work, kv_head, warp_pair, lane);
+    before.begin(shape, work, kv_head, warp_pair, lane);
     clear_padding(&here, 1, shape.dim);
     load_queries<kva_f16, D>(q, shape, work, kv_head, min(pairs, (work.pair_count + 15) / 16 * 16));
     const uint32_t count = seq.has_rows ? seq.cache.count[kv_head] : 0;
@@ -151,13 +210,14 @@ template <int D> static __global__ void __launch_bounds__(WARPS_MAX * 32) rows_k
             attend_tile<kva_f16, D>(split, q + warp_pair, here, shape.scale, lane, look);
         }
         if ((t + 1) % SPLIT_TILES == 0 || t + 1 == work.tile_end || (t + 1) * TILE >= count) {
-            fold_split(total, split);
+            before.add(split, shape, work, kv_head, warp_pair, lane);
             split.clear();
         }
         __syncthreads(); /* the next tile may be gathered */
     }
-    if (busy)
-        move_state<true>(total, shape, work, kv_head, warp_pair, lane);
+    if (!before.there)
+        before.add(split, shape, work, kv_head, warp_pair, lane);
+    before.end(shape, work, kv_head, warp_pair, lane);
 }
 
 /* --- the plan --------------------------------------------------------------------------------- */
