@@ -237,14 +237,19 @@ struct row_walk {
     uint32_t weighed; /* which KVA_WEIGH_ROWS of them have their weights in the scratch */
 };
 
+/* Position of the next one. */
+static uint32_t next_row(const struct row_walk *walk)
+{
+    return kva_row_position(walk->head->rows, walk->head->kv_head, walk->next);
+}
+
 /* Whether there is a next one before position `end`. */
 static bool row_before(const struct row_walk *walk, uint32_t end)
 {
-    const struct kva_row_cache *rows = walk->head->rows;
-    const uint32_t kv_head = walk->head->kv_head;
-    return walk->next < rows->count[kv_head] && kva_row_position(rows, kv_head, walk->next) < end;
+    return walk->next < walk->head->rows->count[walk->head->kv_head] && next_row(walk) < end;
 }
 
+/* Its weight. */
 static float take_row(struct row_walk *walk)
 {
     const struct kva_weigh_head *head = walk->head;
@@ -259,9 +264,8 @@ static float take_row(struct row_walk *walk)
 /* The threshold that rows alone make: pages have less to show then. */
 static void start_with_rows(struct row_walk *walk, struct span span, struct best *best)
 {
-    const struct row_walk start = *walk;
     while (row_before(walk, span.end)) {
-        uint32_t position = kva_row_position(walk->head->rows, walk->head->kv_head, walk->next);
+        uint32_t position = next_row(walk);
         float weight = take_row(walk);
         if (position >= span.first && weight >= 0.0f)
             add(best, weight, position);
@@ -271,7 +275,7 @@ static void start_with_rows(struct row_walk *walk, struct span span, struct best
         best->least = key_of(best->threshold, UINT32_MAX);
     }
     best->count = 0;
-    walk->next = start.next;
+    walk->next = 0;
 }
 
 /* Tokens by ascending position; those left out are below the threshold. */
@@ -305,7 +309,7 @@ static void take_token(struct token_walk *walk, float weight, uint32_t position)
 static void take_rows(struct row_walk *rows, uint32_t end, struct token_walk *tokens)
 {
     while (row_before(rows, end)) {
-        uint32_t position = kva_row_position(rows->head->rows, rows->head->kv_head, rows->next);
+        uint32_t position = next_row(rows);
         take_token(tokens, take_row(rows), position);
     }
 }
