@@ -41,8 +41,7 @@ enum kva_kv_predictor {
                                moved away from it, rows are selected again, with a wait (FreeKV) */
     KVA_PREDICT_SYNC,       /* the next token itself, which then waits for the rows: the oracle */
     KVA_PREDICT_AUTO,       /* sync on a CPU, where rows are fetched by the attention that selected
-                               them; on a GPU spec-token where a second row is measured to be
-                               nearly free on this machine with this model, else prev-query */
+                               them; spec-token on a GPU */
     KVA_PREDICTOR_COUNT,
 };
 
