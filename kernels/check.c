@@ -158,6 +158,14 @@ static bool check_attend_rows(struct kva_device *device, const struct kva_attend
 
 #define SELECT "attend_select_fetch"
 
+/* What a token brings the one behind it, of a choice. */
+static bool check_successor(struct kva_device *device, const char *op, float successor)
+{
+    return (successor >= 0.0f && successor <= 1.0f) ||
+           kva_check_refuse(device, "%s: a successor's share of %g, must be 0 to 1", op,
+                            (double)successor);
+}
+
 /* A row of the sequence chooses. */
 static bool check_selection(struct kva_device *device,
                             const struct kva_attend_select_fetch_args *args,
@@ -176,7 +184,7 @@ static bool check_selection(struct kva_device *device,
     if (seq->rows->k > limits->select_max)
         return kva_check_refuse(device, SELECT ": %u rows to choose, at most %u", seq->rows->k,
                                 limits->select_max);
-    return true;
+    return check_successor(device, SELECT, seq->rows->successor);
 }
 
 static bool check_select_seq(struct kva_device *device,
@@ -257,9 +265,8 @@ static bool check_choose(struct kva_device *device, const struct kva_choose_args
         if (seq->end > seq->stride)
             return kva_check_refuse(device, "choose: candidates up to %u of %u", seq->end,
                                     seq->stride);
-        if (!(seq->successor >= 0.0f && seq->successor <= 1.0f))
-            return kva_check_refuse(device, "choose: a successor's share of %g, must be 0 to 1",
-                                    (double)seq->successor);
+        if (!check_successor(device, "choose", seq->successor))
+            return false;
         if (seq->k > kva_check_limits(device)->select_max)
             return kva_check_refuse(device, "choose: %u rows to choose, at most %u", seq->k,
                                     kva_check_limits(device)->select_max);

@@ -3,6 +3,7 @@
 #include "kernels/backend.h"
 #include "kernels/ops.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
@@ -356,6 +357,15 @@ static void select_heads(struct kva_device *device)
     call_selecting(device, args, &slots, (struct kva_select_seq){0});
 }
 
+static void select_successor(struct kva_device *device)
+{
+    struct kva_attend_select_fetch_args args = good_select();
+    struct kva_row_cache slots = good_slots();
+    slots.successor = NAN;
+    args.scratch_bytes = SIZE_MAX;
+    call_selecting(device, args, &slots, (struct kva_select_seq){0});
+}
+
 static void select_k(struct kva_device *device)
 {
     struct kva_attend_select_fetch_args args = good_select();
@@ -613,6 +623,8 @@ static void test_check__selection(void **state KVA_UNUSED)
     }
     refused("assign_slots: ", "8 slots cannot hold 5 pinned", resolve_slots);
     refused("assign_slots: ", "greater than 0", resolve_stamp);
+    if (fused)
+        refused("attend_select_fetch: ", "a successor's share of", select_successor);
     if (fused && limits.select_max < UINT32_MAX)
         refused("attend_select_fetch: ", "rows to choose", select_k);
     if (limits.slots_max < UINT32_MAX)
