@@ -119,7 +119,7 @@ static void close_engine(struct bench *bench)
 
 static bool is_coded(const struct case_of_kv *kv)
 {
-    return kv->kind == KV_KIVI || kv->kind == KV_SPECACHE;
+    return kv->kind == KV_KIVI || kv->kind == KV_SPECACHE || kv->kind == KV_PREVIOUS;
 }
 
 static struct kva_kv_spec spec_of(const struct case_of_kv *kv)
@@ -127,6 +127,7 @@ static struct kva_kv_spec spec_of(const struct case_of_kv *kv)
     static const enum kva_kv_policy_id policies[] = {[KV_FULL] = KVA_KV_FULL,
                                                      [KV_KIVI] = KVA_KV_KIVI,
                                                      [KV_SPECACHE] = KVA_KV_SPECACHE,
+                                                     [KV_PREVIOUS] = KVA_KV_SPECACHE,
                                                      [KV_OFFLOAD] = KVA_KV_OFFLOAD,
                                                      [KV_AHEAD] = KVA_KV_INFINIGEN};
     struct kva_kv_spec spec = kva_kv_spec_default(policies[kv->kind]);
@@ -137,7 +138,7 @@ static struct kva_kv_spec spec_of(const struct case_of_kv *kv)
     spec.min_tokens = 0; /* low bits, however short */
     /* As the forecast has it: two rows a step. Of random weights every speculative token is wrong,
      * and would cost a pass of its own if it were followed by a pre-decoding. */
-    spec.predictor = KVA_PREDICT_SPEC_TOKEN;
+    spec.predictor = kv->kind == KV_PREVIOUS ? KVA_PREDICT_PREV_QUERY : KVA_PREDICT_SPEC_TOKEN;
     spec.on_mispredict = KVA_MISPREDICT_CHAIN;
     return spec;
 }
@@ -301,7 +302,8 @@ static double aim_of(double budget_gib, uint32_t tokens, uint32_t bits)
 static double print_row(struct bench *bench, double budget_gib, const struct case_of_kv *kv,
                         double full_roof, double full_measured, double *predicted)
 {
-    static const char *const names[] = {"full", "kivi", "specache", "offload", "infinigen"};
+    static const char *const names[] = {"full",    "kivi",    "specache", "prev-query",
+                                        "offload", "infinigen"};
     struct batch batch = forecast_batch(&bench->whole, kv, budget_gib * 0x1p30);
     if (bench->small)
         batch.sequences = 2;
@@ -381,6 +383,21 @@ static void print_batches(struct bench *bench, struct full_speed (*full)[KVA_COU
                 kv = (struct case_of_kv){KV_SPECACHE, bits, tokens, 0};
                 (void)print_row(bench, budgets_gib[b], &kv, speed->roof, speed->measured, &roof);
             }
+        }
+    }
+}
+
+/* SpeCache by the query before, which needs no second row. */
+static void print_previous(struct bench *bench, struct full_speed (*full)[KVA_COUNT_OF(lengths)])
+{
+    printf("\nThe same, specache with predictor=prev-query\n\n");
+    print_head();
+    for (size_t i = 0; i < lengths_of(bench); i++) {
+        for (uint32_t bits = 1; bits <= 2; bits++) {
+            double roof;
+            const struct case_of_kv kv = {KV_PREVIOUS, bits, bench->small ? 256 : lengths[i], 0};
+            (void)print_row(bench, budgets_gib[0], &kv, full[0][i].roof, full[0][i].measured,
+                            &roof);
         }
     }
 }
@@ -496,6 +513,7 @@ int main(int argc, char **argv)
         print_single(&bench);
     struct full_speed full[KVA_COUNT_OF(budgets_gib)][KVA_COUNT_OF(lengths)];
     print_batches(&bench, full);
+    print_previous(&bench, full);
     if (!bench.only)
         print_hidden(&bench);
     print_bringing(&bench, full);

@@ -67,6 +67,11 @@ static double away(const struct case_of_kv *kv)
     return kv->tokens > WINDOW ? pages(kv->tokens - WINDOW) : 0;
 }
 
+static bool is_choosing(const struct case_of_kv *kv)
+{
+    return kv->kind == KV_SPECACHE || kv->kind == KV_PREVIOUS;
+}
+
 /* Rows that a KV head fetches in a layer. */
 static double ahead_rows(const struct case_of_kv *kv)
 {
@@ -123,7 +128,7 @@ static double exact_tokens(const struct shape *s, const struct case_of_kv *kv)
     const double whole = (double)WHOLE_LAYERS / s->layers;
     if (kv->kind == KV_AHEAD)
         return window + whole * kv->tokens + (1 - whole) * ahead_rows(kv);
-    return window + (kv->kind == KV_SPECACHE ? SLOTS : 0);
+    return window + (is_choosing(kv) ? SLOTS : 0);
 }
 
 /* Rows of all layers that come over the link for a sequence. */
@@ -133,7 +138,7 @@ static double fetched_rows(const struct shape *s, const struct case_of_kv *kv)
         return kv->tokens;
     if (kv->kind == KV_AHEAD)
         return ahead_rows(kv) * (s->layers - WHOLE_LAYERS) / s->layers;
-    return kv->kind == KV_SPECACHE ? FETCHED_SHARE * HOT_K : 0;
+    return is_choosing(kv) ? FETCHED_SHARE * HOT_K : 0;
 }
 
 static double attend_seconds(const struct shape *s, const struct ceilings *c,

@@ -29,6 +29,7 @@ enum kv_kind {
     KV_FULL,
     KV_KIVI,     /* R = 64, as specache */
     KV_SPECACHE, /* R = 64, k = 64, 4 sinks, delta fetch, a second row */
+    KV_PREVIOUS, /* the same with predictor=prev-query, which has no second row */
     KV_OFFLOAD,  /* every page from the host in every step */
     KV_AHEAD, /* infinigen: partial keys by 30% of the columns in 8 bits, two whole layers, R = 64 */
 };
