@@ -19,6 +19,9 @@ struct rows_params {
 /* Pieces of 16 bytes that a thread has on their way. */
 #define GATHER_FLIGHT 8u
 
+/* Values of a sum that a thread has on their way when it is folded. */
+#define FOLD_FLIGHT 16
+
 /* Which rows a tile has. */
 struct tile_rows {
     uint32_t slots[TILE]; /* KVA_NONE: there is no row */
@@ -127,6 +130,12 @@ struct splits_before {
         }
     }
 
+    /* Of a lane's value number j of a pair. */
+    static __device__ __forceinline__ uint32_t dim_of(int j, uint32_t lane)
+    {
+        return j / 2 * 8 + lane % 4 * 2 + j % 2;
+    }
+
     /* As fold_split. */
     template <int D>
     __device__ void add(const state<D> &split, const attend_shape &p, const item &work,
@@ -141,12 +150,23 @@ struct splits_before {
             float top = m[i], keep = 1.0f, share = 0.0f, *a = place_of(p, work, kv_head, pair).a;
             if (!empty)
                 fold_scales(m[i], split.m[i], top, keep, share);
+                /* Loads of a piece are all on their way before its first store, behind which the
+             * compiler would not have them. */
 #pragma unroll
-            for (int j = 0; j < D / 4; j++) {
-                const uint32_t d = j / 2 * 8 + lane % 4 * 2 + j % 2;
-                if (d < p.dim) /* no negative zeros, as move_state */
-                    a[d] = fold(there ? a[d] : 0.0f, keep, split.a[j / 2][2 * i + j % 2], share) +
-                           0.0f;
+            for (int first = 0; first < D / 4; first += FOLD_FLIGHT) {
+                float known[FOLD_FLIGHT];
+#pragma unroll
+                for (int j = 0; j < FOLD_FLIGHT; j++) {
+                    const uint32_t d = dim_of(first + j, lane);
+                    known[j] = there && d < p.dim ? a[d] : 0.0f;
+                }
+#pragma unroll
+                for (int j = 0; j < FOLD_FLIGHT; j++) {
+                    const uint32_t d = dim_of(first + j, lane);
+                    const float own = split.a[(first + j) / 2][2 * i + (first + j) % 2];
+                    if (d < p.dim) /* no negative zeros, as move_state */
+                        a[d] = fold(known[j], keep, own, share) + 0.0f;
+                }
             }
             e[i] = fold(e[i], keep, split.e[i], share);
             m[i] = top;

@@ -64,59 +64,132 @@ template <int D, int NT> struct warp_memory {
 
 /* --- pairs ------------------------------------------------------------------------------------ */
 
-/* Query and facts of a pair, by the warp. The query is multiplied by a power of two that makes it
- * less than one, so that it can be multiplied by any scale. */
-template <int D, int BITS, int GROUP, int NT>
-static __device__ void load_pair(warp_memory<D, NT> &memory, const lowbit_params &p,
-                                 const lowbit_seq &seq, const item &work, uint32_t kv_head,
-                                 uint32_t pair, uint32_t lane)
+/* Pairs that are loaded side by side: what one waits for the others wait for, too. */
+#define PAIRS_AT_ONCE 4
+
+/* Where a pair's query is. */
+struct pair_place {
+    uint32_t row, head; /* the row is the sequence's */
+    bool own;           /* else there is no such pair, and the first stands for it */
+};
+
+static __device__ __forceinline__ pair_place find_pair(const attend_shape &shape, const item &work,
+                                                       uint32_t kv_head, uint32_t pair)
 {
-    const attend_shape &shape = p.shape;
     const bool own = pair < work.pair_count;
     const uint32_t index = work.pair_first + (own ? pair : 0);
-    const uint32_t row = index / shape.group, head = kv_head * shape.group + index % shape.group;
-    const size_t from = static_cast<size_t>(work.row_first + row) * shape.q_stride +
-                        static_cast<size_t>(head) * shape.dim;
-    float x[D / KVA_WARP], shift = 0.0f, most = 0.0f, sum = 0.0f;
+    return {index / shape.group, kv_head * shape.group + index % shape.group, own};
+}
+
+/* x[i][j] = number lane + KVA_WARP * j of the query of pair first + i; 0: there is none. */
+template <int D>
+static __device__ __forceinline__ void load_numbers(float (&x)[PAIRS_AT_ONCE][D / KVA_WARP],
+                                                    const attend_shape &shape, const item &work,
+                                                    uint32_t kv_head, uint32_t first, uint32_t lane)
+{
+    uint32_t bits[PAIRS_AT_ONCE][D / KVA_WARP];
+#pragma unroll
+    for (int i = 0; i < PAIRS_AT_ONCE; i++) {
+        const pair_place at = find_pair(shape, work, kv_head, first + i);
+        const size_t from = static_cast<size_t>(work.row_first + at.row) * shape.q_stride +
+                            static_cast<size_t>(at.head) * shape.dim;
+#pragma unroll
+        for (uint32_t j = 0; j < D / KVA_WARP; j++)
+            bits[i][j] = kva_load_bits(shape.q, shape.q_dtype,
+                                       from + min(lane + KVA_WARP * j, shape.dim - 1));
+    }
+#pragma unroll
+    for (int i = 0; i < PAIRS_AT_ONCE; i++) {
+        const bool own = find_pair(shape, work, kv_head, first + i).own;
+        kva_from_bits(x[i], bits[i], shape.q_dtype);
+#pragma unroll
+        for (uint32_t j = 0; j < D / KVA_WARP; j++)
+            x[i][j] = own && lane + KVA_WARP * j < shape.dim ? x[i][j] : 0.0f;
+    }
+}
+
+/* Queries and facts of pairs first .. first + PAIRS_AT_ONCE - 1, by the warp. A query is multiplied
+ * by a power of two that makes it less than one, so that it can be multiplied by any scale. `mean`:
+ * the lane's numbers of what keys are without, or 0. */
+template <int D, int BITS, int GROUP, int NT>
+static __device__ void load_pairs(warp_memory<D, NT> &memory, const lowbit_params &p,
+                                  const lowbit_seq &seq, const item &work, uint32_t kv_head,
+                                  uint32_t first, const float (&mean)[D / KVA_WARP], uint32_t lane)
+{
+    constexpr int N = PAIRS_AT_ONCE;
+    const attend_shape &shape = p.shape;
+    float x[N][D / KVA_WARP], shift[N] = {}, most[N] = {}, sum[N] = {}, down[N];
+    uint32_t exponent[N];
+    load_numbers<D>(x, shape, work, kv_head, first, lane);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+#pragma unroll
+        for (uint32_t j = 0; j < D / KVA_WARP; j++) /* of the query as it came: a large product */
+            shift[i] = seq.mean ? fmaf(x[i][j], mean[j], shift[i]) : 0.0f;
+        if (p.turned)
+            kva_turn_warp(x[i], shape.dim, lane, false);
+#pragma unroll
+        for (uint32_t j = 0; j < D / KVA_WARP; j++)
+            most[i] = fmaxf(most[i], fabsf(x[i][j]));
+    }
+#pragma unroll
+    for (int lanes = KVA_WARP / 2; lanes > 0; lanes /= 2) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            most[i] = fmaxf(most[i], __shfl_xor_sync(KVA_ALL, most[i], lanes));
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        exponent[i] = min(max(__float_as_uint(most[i]) >> 23, 64u), 190u);
+        down[i] = __uint_as_float((253 - exponent[i]) << 23);
+#pragma unroll
+        for (uint32_t j = 0; j < D / KVA_WARP; j++) {
+            const uint32_t d = lane + KVA_WARP * j;
+            const kva_f16 element = kva_saturate<kva_f16>(x[i][j] * down[i]);
+            const float step = static_cast<float>(1u << query_step<BITS, GROUP>(d));
+            memory.q[first + i][query_place<GROUP>(d)] =
+                kva_saturate<kva_f16>(x[i][j] * down[i] / step);
+            sum[i] += kva_to_f32(element);
+        }
+    }
+    kva_warp_sums(sum);
+    kva_warp_sums(shift);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (lane != static_cast<uint32_t>(i)) /* a lane a pair */
+            continue;
+        pair_facts &facts = memory.pairs[first + i];
+        const pair_place at = find_pair(shape, work, kv_head, first + i);
+        const uint32_t position = work.position_first + at.row;
+        const float scale = shape.scale * LOG2E;
+        facts.factor = scale * __uint_as_float((exponent[i] + 1) << 23);
+        facts.shift = shift[i] * scale;
+        facts.sum = sum[i];
+        facts.seen_first =
+            shape.window && position >= shape.window ? position - shape.window + 1 : 0;
+        facts.kept = {};
+        if (at.own && seq.scores && at.row == seq.select_row)
+            facts.kept = kva_kept_of(seq.scores, shape.heads, seq.page_count, at.head);
+    }
+}
+
+template <int D, int BITS, int GROUP, int NT>
+static __device__ void load_all_pairs(warp_memory<D, NT> &memory, const lowbit_params &p,
+                                      const lowbit_seq &seq, const item &work, uint32_t kv_head,
+                                      uint32_t lane)
+{
+    float mean[D / KVA_WARP];
 #pragma unroll
     for (uint32_t j = 0; j < D / KVA_WARP; j++) {
         const uint32_t d = lane + KVA_WARP * j;
-        x[j] = own && d < shape.dim ? kva_load(shape.q, shape.q_dtype, from + d) : 0.0f;
-        if (seq.mean && d < shape.dim) /* of the query as it came, since the product is large */
-            shift = fmaf(x[j], seq.mean[static_cast<size_t>(kv_head) * shape.dim + d], shift);
+        mean[j] = seq.mean && d < p.shape.dim
+                      ? seq.mean[static_cast<size_t>(kv_head) * p.shape.dim + d]
+                      : 0.0f;
     }
-    if (p.turned)
-        kva_turn_warp(x, shape.dim, lane, false);
-#pragma unroll
-    for (uint32_t j = 0; j < D / KVA_WARP; j++)
-        most = fmaxf(most, fabsf(x[j]));
-#pragma unroll
-    for (int lanes = KVA_WARP / 2; lanes > 0; lanes /= 2)
-        most = fmaxf(most, __shfl_xor_sync(KVA_ALL, most, lanes));
-    const uint32_t exponent = min(max(__float_as_uint(most) >> 23, 64u), 190u);
-    const float down = __uint_as_float((253 - exponent) << 23);
-#pragma unroll
-    for (uint32_t j = 0; j < D / KVA_WARP; j++) {
-        const uint32_t d = lane + KVA_WARP * j;
-        const kva_f16 element = kva_saturate<kva_f16>(x[j] * down);
-        const float step = static_cast<float>(1u << query_step<BITS, GROUP>(d));
-        memory.q[pair][query_place<GROUP>(d)] = kva_saturate<kva_f16>(x[j] * down / step);
-        sum += kva_to_f32(element);
-    }
-    sum = kva_warp_sum(sum);
-    shift = kva_warp_sum(shift);
-    if (lane > 0)
-        return;
-    pair_facts &facts = memory.pairs[pair];
-    const uint32_t position = work.position_first + row;
-    const float scale = shape.scale * LOG2E;
-    facts.factor = scale * __uint_as_float((exponent + 1) << 23);
-    facts.shift = shift * scale;
-    facts.sum = sum;
-    facts.seen_first = shape.window && position >= shape.window ? position - shape.window + 1 : 0;
-    facts.kept = {};
-    if (own && seq.scores && row == seq.select_row)
-        facts.kept = kva_kept_of(seq.scores, shape.heads, seq.page_count, head);
+#pragma unroll 1
+    for (uint32_t first = 0; first < 8 * NT; first += PAIRS_AT_ONCE)
+        load_pairs<D, BITS, GROUP, NT>(memory, p, seq, work, kv_head, first, mean, lane);
+    __syncwarp(); /* the queries are there */
 }
 
 /* --- a page ----------------------------------------------------------------------------------- */
@@ -305,6 +378,9 @@ keep_weights(const run_state<D, NT> &state, const float (&s)[2][2][NT][4],
 
 /* --- runs ------------------------------------------------------------------------------------- */
 
+/* Rows of which a lane looks at so many side by side. */
+#define ROWS_AT_ONCE 5u
+
 /* masks = the tokens of the run of `tile` that no row replaces. */
 static __device__ void find_present(uint32_t *masks, const lowbit_seq &seq, uint32_t kv_head,
                                     uint32_t tile, uint32_t lane)
@@ -313,12 +389,20 @@ static __device__ void find_present(uint32_t *masks, const lowbit_seq &seq, uint
     __syncwarp(); /* those of the run before have been read */
     masks[lane] = KVA_ALL;
     __syncwarp();
-    if (seq.has_rows) {
-        const size_t head = static_cast<size_t>(kv_head) * seq.rows.slots;
-        for (uint32_t i = lane; i < seq.rows.count[kv_head]; i += KVA_WARP) {
-            const uint32_t token = seq.rows.tokens[head + seq.rows.order[head + i]];
-            if (token / RUN_TOKENS == tile / RUN_TILES)
-                atomicAnd(&masks[token % RUN_TOKENS / 32], ~(1u << token % 32));
+    const size_t head = static_cast<size_t>(kv_head) * seq.rows.slots;
+    const uint32_t count = seq.has_rows ? seq.rows.count[kv_head] : 0;
+    for (uint32_t base = lane; base < count; base += ROWS_AT_ONCE * KVA_WARP) {
+        uint32_t slots[ROWS_AT_ONCE], tokens[ROWS_AT_ONCE];
+#pragma unroll
+        for (uint32_t i = 0; i < ROWS_AT_ONCE; i++)
+            slots[i] = seq.rows.order[head + min(base + i * KVA_WARP, count - 1)];
+#pragma unroll
+        for (uint32_t i = 0; i < ROWS_AT_ONCE; i++)
+            tokens[i] = seq.rows.tokens[head + slots[i]];
+#pragma unroll
+        for (uint32_t i = 0; i < ROWS_AT_ONCE; i++) {
+            if (tokens[i] / RUN_TOKENS == tile / RUN_TILES)
+                atomicAnd(&masks[tokens[i] % RUN_TOKENS / 32], ~(1u << tokens[i] % 32));
         }
     }
     __syncwarp(); /* the masks are complete */
@@ -420,9 +504,7 @@ static __global__ void __launch_bounds__(BLOCK_WARPS *KVA_WARP, blocks_at_once(D
     for (uint32_t i = 0; i + 1 < p.stages; i++)
         ask(i);
 
-    for (uint32_t pair = 0; pair < 8 * NT; pair++)
-        load_pair<D, BITS, GROUP, NT>(memory, p, seq, work, kv_head, pair, lane);
-    __syncwarp(); /* the queries are there */
+    load_all_pairs<D, BITS, GROUP, NT>(memory, p, seq, work, kv_head, lane);
     uint32_t seen_most = 0;
     bool kept = false;
 #pragma unroll

@@ -126,12 +126,47 @@ __device__ __forceinline__ float kva_load(const void *data, enum kva_dtype dtype
     return kva_to_f32(static_cast<const kva_bf16 *>(data)[index]);
 }
 
+/* The same in two parts, so that many loads are on their way before one is waited for: the element
+ * as it lies there, and its number. */
+__device__ __forceinline__ uint32_t kva_load_bits(const void *data, enum kva_dtype dtype,
+                                                  size_t index)
+{
+    return dtype == KVA_F32 ? static_cast<const uint32_t *>(data)[index]
+                            : static_cast<const uint16_t *>(data)[index];
+}
+template <int N>
+__device__ __forceinline__ void kva_from_bits(float (&to)[N], const uint32_t (&bits)[N],
+                                              enum kva_dtype dtype)
+{
+    if (dtype == KVA_F16) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            to[i] = kva_to_f32(kva_f16{static_cast<uint16_t>(bits[i])});
+        return;
+    }
+    const uint32_t up = dtype == KVA_F32 ? 0 : 16;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        to[i] = __uint_as_float(bits[i] << up);
+}
+
 __device__ __forceinline__ float kva_warp_sum(float x)
 {
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2)
         x += __shfl_xor_sync(KVA_ALL, x, lanes);
     return x;
+}
+
+/* The same of several, side by side. */
+template <int N> __device__ __forceinline__ void kva_warp_sums(float (&x)[N])
+{
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            x[i] += __shfl_xor_sync(KVA_ALL, x[i], lanes);
+    }
 }
 
 /* Sum of `x` over the block's threads before this one; *total: over all. blockDim.x is a multiple

@@ -123,17 +123,48 @@ static __device__ bool find_digit(radix &shared, uint32_t *left, uint32_t *ret_d
     return true;
 }
 
-/* Of the keys whose bits from `shift` + `bits` on are `prefix`, the next digits. */
+/* Of the keys whose bits from `shift` + `bits` on are `prefix`, the next digits; the first ones of
+ * those from `bound` on. */
 static __device__ __forceinline__ void count_keys(radix &shared, const uint32_t (&keys)[RADIX_KEYS],
-                                                  int shift, int bits, uint32_t prefix)
+                                                  int shift, int bits, uint32_t prefix,
+                                                  uint32_t bound)
 {
     uint32_t *counts = &shared.counts[0].x;
 #pragma unroll
     for (uint32_t i = 0; i < RADIX_KEYS; i++) {
         const uint32_t x = keys[i];
-        if (x && (bits + shift == 32 || x >> (shift + bits) == prefix))
+        if (x && (bits + shift == 32 ? x >= bound : x >> (shift + bits) == prefix))
             atomicAdd(&counts[x >> shift & ((1u << bits) - 1)], 1u);
     }
+}
+
+/* A key that at least `wanted` of the block's are not below; 0: none is known. A lane's largest key
+ * is no less than the least of its warp's, so that as many warps as there are lanes wanted by the
+ * warp have a lane's each. Most keys are below it, and need not be counted. */
+static __device__ uint32_t find_bound(radix &shared, uint32_t wanted,
+                                      const uint32_t (&keys)[RADIX_KEYS])
+{
+    const uint32_t warps = (wanted + KVA_WARP - 1) / KVA_WARP;
+    uint32_t least = 0, bound = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < RADIX_KEYS; i++)
+        least = max(least, keys[i]);
+#pragma unroll
+    for (int lanes = KVA_WARP / 2; lanes > 0; lanes /= 2)
+        least = min(least, __shfl_xor_sync(KVA_ALL, least, lanes));
+    if (threadIdx.x % KVA_WARP == 0)
+        shared.parts[threadIdx.x / KVA_WARP] = least;
+    __syncthreads(); /* every warp's least is there */
+#pragma unroll
+    for (uint32_t i = 0; i < RADIX_WARPS; i++) {
+        const uint32_t own = shared.parts[i];
+        uint32_t above = 0; /* warps whose least is no less, this one among them */
+#pragma unroll
+        for (uint32_t j = 0; j < RADIX_WARPS; j++)
+            above += shared.parts[j] >= own;
+        bound = above >= warps ? max(bound, own) : bound;
+    }
+    return bound;
 }
 
 /* What is taken of a selection: keys above `least`, and the first `equal` of those that equal it.
@@ -148,13 +179,15 @@ template <typename Load>
 static __device__ radix_border find_border(radix &shared, Load load, uint32_t chunks,
                                            uint32_t wanted, uint32_t (&keys)[RADIX_KEYS])
 {
-    uint32_t prefix = 0, left = wanted, digit;
+    uint32_t prefix = 0, left = wanted, bound = 0, digit;
     __syncthreads(); /* whatever was there has been read */
 #pragma unroll
     for (uint32_t i = 0; i < RADIX_OWN / 4; i++)
         shared.counts[threadIdx.x * (RADIX_OWN / 4) + i] = make_uint4(0, 0, 0, 0);
-    if (chunks == 1)
+    if (chunks == 1) {
         load(keys, 0);
+        bound = find_bound(shared, wanted, keys);
+    }
 #pragma unroll
     for (int pass = 0; pass < 3; pass++) {
         const int bits = pass < 2 ? RADIX_BITS : 32 - 2 * RADIX_BITS;
@@ -163,7 +196,7 @@ static __device__ radix_border find_border(radix &shared, Load load, uint32_t ch
         for (uint32_t chunk = 0; chunk < chunks; chunk++) {
             if (chunks > 1)
                 load(keys, chunk);
-            count_keys(shared, keys, shift, bits, prefix);
+            count_keys(shared, keys, shift, bits, prefix, bound);
         }
         __syncthreads(); /* all keys are counted */
         if (!find_digit(shared, &left, &digit))

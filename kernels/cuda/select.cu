@@ -10,10 +10,9 @@
 
 #define THREADS 256u
 
-/* Tokens that a block weighs, of whose pages it holds the factors of so many heads at a time. */
+/* Tokens that a block weighs. */
 #define WEIGH_TOKENS 2048u
 #define WEIGH_PAGES  (WEIGH_TOKENS / KVA_PAGE_TOKENS)
-#define WEIGH_HEADS  8u
 
 /* --- weigh ------------------------------------------------------------------------------------ */
 
@@ -35,21 +34,36 @@ struct weigh_params {
     float scale;
 };
 
+/* Partial results, heads, and numbers of a row and of queries that a thread has on their way. */
+#define FLIGHT 4u
+
 /* top[h] and inverse[h]: a head's probability of a score is exp(score - top) * inverse. */
 static __device__ void find_totals(const weigh_params &p, const weigh_seq &seq, uint32_t kv_head,
                                    float *top, float *inverse)
 {
     for (uint32_t h = threadIdx.x; h < p.group; h += blockDim.x) {
-        size_t pair = static_cast<size_t>(seq.row) * p.heads + kv_head * p.group + h;
-        float m = p.partials[0].m[pair], e = 0.0f;
-        for (uint32_t i = 1; i < p.partial_count; i++)
-            m = p.partials[i].m[pair] > m ? p.partials[i].m[pair] : m;
-        for (uint32_t i = 0; i < p.partial_count; i++) {
-            float part = p.partials[i].m[pair];
-            e += part == -INFINITY ? 0.0f : p.partials[i].e[pair] * __expf(part - m);
+        const size_t pair = static_cast<size_t>(seq.row) * p.heads + kv_head * p.group + h;
+        float most = -INFINITY, sum = 0.0f;
+        for (uint32_t first = 0; first < p.partial_count; first += FLIGHT) {
+            float m[FLIGHT], e[FLIGHT], before = most;
+#pragma unroll
+            for (uint32_t i = 0; i < FLIGHT; i++) {
+                const kva_partial &partial = p.partials[min(first + i, p.partial_count - 1)];
+                m[i] = partial.m[pair];
+                e[i] = partial.e[pair];
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < FLIGHT; i++) {
+                m[i] = first + i < p.partial_count ? m[i] : -INFINITY;
+                most = m[i] > most ? m[i] : most;
+            }
+            sum *= before == -INFINITY ? 0.0f : __expf(before - most);
+#pragma unroll
+            for (uint32_t i = 0; i < FLIGHT; i++)
+                sum += m[i] == -INFINITY ? 0.0f : e[i] * __expf(m[i] - most);
         }
-        top[h] = m;
-        inverse[h] = e > 0.0f ? 1.0f / e : 0.0f;
+        top[h] = most;
+        inverse[h] = sum > 0.0f ? 1.0f / sum : 0.0f;
     }
     __syncthreads(); /* every head's total is there */
 }
@@ -65,47 +79,91 @@ struct weigh_list {
     uint32_t count;
 };
 
-/* Of the rows from number `from` on, a thread each, those of tokens [first, end), in any order. */
-static __device__ void list_rows(weigh_list &list, const weigh_seq &seq, uint32_t kv_head,
-                                 uint32_t from, uint32_t first, uint32_t end)
+/* A row of the cache; of the token KVA_NO_TOKEN: none. */
+struct cached_row {
+    uint32_t slot, token;
+};
+
+static __device__ cached_row find_row(const weigh_seq &seq, uint32_t kv_head, uint32_t count,
+                                      uint32_t i)
 {
     const size_t head = static_cast<size_t>(kv_head) * seq.cache.slots;
-    const uint32_t i = from + threadIdx.x;
+    if (i >= count)
+        return {0, KVA_NO_TOKEN};
+    const uint32_t slot = seq.cache.order[head + i];
+    return {slot, seq.cache.tokens[head + slot]};
+}
+
+/* Of the threads' rows those of tokens [first, end), in any order. */
+static __device__ void list_rows(weigh_list &list, cached_row row, uint32_t first, uint32_t end)
+{
     __syncthreads(); /* the rows before have been weighed */
     if (threadIdx.x == 0)
         list.count = 0;
     __syncthreads(); /* the list is empty */
-    if (i < seq.cache.count[kv_head]) {
-        const uint32_t slot = seq.cache.order[head + i], token = seq.cache.tokens[head + slot];
-        if (token >= first && token < end) {
-            const uint32_t at = atomicAdd(&list.count, 1u);
-            list.slots[at] = slot;
-            list.tokens[at] = token;
-        }
+    if (row.token != KVA_NO_TOKEN && row.token >= first && row.token < end) {
+        const uint32_t at = atomicAdd(&list.count, 1u);
+        list.slots[at] = row.slot;
+        list.tokens[at] = row.token;
     }
     __syncthreads(); /* the list is complete */
 }
 
-/* The weights of rows, by their 16 bits, of tokens [first, end): a row a warp, heads ascending. */
+/* dots[i] = the lane's part of the product of a key and the query of head min(h + i, group - 1). */
+static __device__ __forceinline__ void multiply_row(const weigh_params &p, const weigh_seq &seq,
+                                                    uint32_t kv_head, uint32_t h, size_t key,
+                                                    float (&dots)[FLIGHT])
+{
+    const uint32_t lane = threadIdx.x % KVA_WARP;
+    const size_t row = static_cast<size_t>(seq.row) * p.q_stride;
+    for (uint32_t base = lane; base < p.dim; base += FLIGHT * KVA_WARP) {
+        uint32_t k_bits[FLIGHT], q_bits[FLIGHT][FLIGHT];
+        float k[FLIGHT], q[FLIGHT];
+#pragma unroll
+        for (uint32_t n = 0; n < FLIGHT; n++) {
+            const uint32_t d = min(base + n * KVA_WARP, p.dim - 1);
+            k_bits[n] = kva_load_bits(seq.cache.rows, p.kv_dtype, key + d);
+#pragma unroll
+            for (uint32_t i = 0; i < FLIGHT; i++) {
+                const uint32_t head = kv_head * p.group + min(h + i, p.group - 1);
+                q_bits[i][n] = kva_load_bits(p.q, p.q_dtype, row + head * p.dim + d);
+            }
+        }
+        kva_from_bits(k, k_bits, p.kv_dtype);
+#pragma unroll
+        for (uint32_t i = 0; i < FLIGHT; i++) {
+            kva_from_bits(q, q_bits[i], p.q_dtype);
+#pragma unroll
+            for (uint32_t n = 0; n < FLIGHT; n++)
+                dots[i] += base + n * KVA_WARP < p.dim ? q[n] * k[n] : 0.0f;
+        }
+    }
+}
+
+/* The weights of rows, by their 16 bits, of tokens [first, end): a row a warp, heads ascending.
+ * `row`: the thread's of the first rows. */
 static __device__ void weigh_rows(const weigh_params &p, weigh_list &list, const weigh_seq &seq,
-                                  uint32_t kv_head, uint32_t first, uint32_t end, float *weights,
-                                  const float *top, const float *inverse)
+                                  uint32_t kv_head, uint32_t count, cached_row row, uint32_t first,
+                                  uint32_t end, float *weights, const float *top,
+                                  const float *inverse)
 {
     const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
     const size_t head = static_cast<size_t>(kv_head) * seq.cache.slots;
-    for (uint32_t from = 0; from < seq.cache.count[kv_head]; from += THREADS) {
-        list_rows(list, seq, kv_head, from, first, end);
+    for (uint32_t from = 0; from < count; from += THREADS) {
+        if (from > 0)
+            row = find_row(seq, kv_head, count, from + threadIdx.x);
+        list_rows(list, row, first, end);
         for (uint32_t i = warp; i < list.count; i += THREADS / KVA_WARP) {
             float sum = 0.0f;
-            for (uint32_t h = 0; h < p.group; h++) {
-                size_t q_at = static_cast<size_t>(seq.row) * p.q_stride +
-                              static_cast<size_t>(kv_head * p.group + h) * p.dim;
-                float dot = 0.0f;
-                for (uint32_t d = lane; d < p.dim; d += KVA_WARP)
-                    dot += kva_load(p.q, p.q_dtype, q_at + d) *
-                           kva_load(seq.cache.rows, p.kv_dtype,
-                                    (head + list.slots[i]) * 2 * p.dim + d);
-                sum += probability(kva_warp_sum(dot) * p.scale, top[h], inverse[h]);
+            for (uint32_t h = 0; h < p.group; h += FLIGHT) {
+                float dots[FLIGHT] = {};
+                multiply_row(p, seq, kv_head, h, (head + list.slots[i]) * 2 * p.dim, dots);
+                kva_warp_sums(dots);
+#pragma unroll
+                for (uint32_t n = 0; n < FLIGHT; n++) {
+                    if (h + n < p.group)
+                        sum += probability(dots[n] * p.scale, top[h + n], inverse[h + n]);
+                }
             }
             if (lane == 0)
                 weights[list.tokens[i]] = sum >= 0.0f ? sum : -1.0f;
@@ -113,73 +171,81 @@ static __device__ void weigh_rows(const weigh_params &p, weigh_list &list, const
     }
 }
 
-/* factors[i][page]: what head first + i of the KV head makes of the weights of a page, from the
- * block's first on. */
-static __device__ void find_factors(float (*factors)[WEIGH_PAGES], const weigh_params &p,
-                                    const weigh_seq &seq, uint32_t kv_head, uint32_t first,
-                                    const float *top, const float *inverse)
+/* What a thread wants of FLIGHT heads: the weights of its eight tokens, and a page's top. */
+struct weigh_ahead {
+    uint4 eight[FLIGHT];
+    float top;
+};
+
+/* Heads h .. of the KV head, of which the last stands for those behind it. */
+static __device__ __forceinline__ weigh_ahead ask_heads(const weigh_params &p, const weigh_seq &seq,
+                                                        uint32_t kv_head, uint32_t h, uint32_t t)
 {
-    const uint32_t pages = seq.end / KVA_PAGE_TOKENS, page_first = blockIdx.z * WEIGH_PAGES;
-    __syncthreads(); /* the heads before have been weighed */
-    for (uint32_t i = threadIdx.x; i < WEIGH_HEADS * WEIGH_PAGES; i += blockDim.x) {
-        const uint32_t h = first + i / WEIGH_PAGES, page = page_first + i % WEIGH_PAGES;
-        if (h >= p.group || page >= pages)
-            continue;
-        const kva_kept kept = kva_kept_of(seq.scores, p.heads, pages, kv_head * p.group + h);
-        factors[i / WEIGH_PAGES][i % WEIGH_PAGES] =
-            probability(kept.tops[page] * LN2, top[h], inverse[h]) / KVA_KEPT_FACTOR;
+    const uint32_t pages = seq.end / KVA_PAGE_TOKENS;
+    weigh_ahead ahead = {};
+    const uint32_t page = blockIdx.z * WEIGH_PAGES + threadIdx.x % WEIGH_PAGES;
+    const uint32_t own = min(h + threadIdx.x / WEIGH_PAGES, p.group - 1);
+    if (threadIdx.x < FLIGHT * WEIGH_PAGES && page < pages)
+        ahead.top = kva_kept_of(seq.scores, p.heads, pages, kv_head * p.group + own).tops[page];
+    if (t >= seq.end || t + 8 <= seq.first)
+        return ahead;
+#pragma unroll
+    for (uint32_t i = 0; i < FLIGHT; i++) {
+        const uint32_t head = kv_head * p.group + min(h + i, p.group - 1);
+        ahead.eight[i] = *reinterpret_cast<const uint4 *>(
+            kva_kept_of(seq.scores, p.heads, pages, head).weights + t);
     }
-    __syncthreads(); /* the factors are there */
+    return ahead;
 }
 
-/* sums[i] += the probabilities of the eight tokens from t on, heads first .. ascending; weights of
- * four heads are on their way at a time. */
-static __device__ __forceinline__ void weigh_eight(const float (*factors)[WEIGH_PAGES],
-                                                   const kva_f16 *weights, size_t stride,
+/* sums[i] += the probabilities of the eight tokens, heads ascending. */
+static __device__ __forceinline__ void weigh_eight(const weigh_ahead &ahead,
+                                                   const float (*factors)[WEIGH_PAGES],
                                                    uint32_t heads, uint32_t page, float (&sums)[8])
 {
-    for (uint32_t first = 0; first < heads; first += 4) {
-        uint4 eight[4];
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++)
-            eight[i] =
-                *reinterpret_cast<const uint4 *>(weights + min(first + i, heads - 1) * stride);
+    for (uint32_t i = 0; i < FLIGHT; i++) {
+        if (i >= heads)
+            break;
+        const float factor = factors[i][page];
+        const uint32_t pairs[4] = {ahead.eight[i].x, ahead.eight[i].y, ahead.eight[i].z,
+                                   ahead.eight[i].w};
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++) {
-            if (first + i >= heads)
-                break;
-            const float factor = factors[first + i][page];
-            const uint32_t pairs[4] = {eight[i].x, eight[i].y, eight[i].z, eight[i].w};
-#pragma unroll
-            for (uint32_t n = 0; n < 8; n++)
-                sums[n] =
-                    fmaf(kva_to_f32(kva_f16{static_cast<uint16_t>(pairs[n / 2] >> n % 2 * 16)}),
-                         factor, sums[n]);
-        }
+        for (uint32_t n = 0; n < 8; n++)
+            sums[n] = fmaf(kva_to_f32(kva_f16{static_cast<uint16_t>(pairs[n / 2] >> n % 2 * 16)}),
+                           factor, sums[n]);
     }
 }
 
-/* WEIGH_TOKENS of one KV head of one sequence by a block. */
-static __global__ void __launch_bounds__(THREADS) weigh_kernel(weigh_params p)
+/* WEIGH_TOKENS of one KV head of one sequence by a block. What it reads is asked for before it waits
+ * for anything. */
+static __global__ void __launch_bounds__(THREADS, 4) weigh_kernel(weigh_params p)
 {
     __shared__ float top[KVA_SELECT_HEADS_MAX], inverse[KVA_SELECT_HEADS_MAX];
-    __shared__ float factors[WEIGH_HEADS][WEIGH_PAGES];
+    __shared__ float factors[FLIGHT][WEIGH_PAGES];
     __shared__ weigh_list list;
     static_assert(WEIGH_TOKENS == 8 * THREADS, "eight tokens a thread");
+    static_assert(FLIGHT * WEIGH_PAGES <= THREADS, "a factor a thread");
     const weigh_seq &seq = p.seqs[blockIdx.x];
     const uint32_t kv_head = blockIdx.y, first = blockIdx.z * WEIGH_TOKENS;
     const uint32_t end = min(first + WEIGH_TOKENS, seq.end), t = first + threadIdx.x * 8;
     if (kva_gate_closed(seq.gate) || first >= seq.end)
         return;
     float *weights = seq.weights + static_cast<size_t>(kv_head) * seq.end, sums[8] = {};
+    const uint32_t rows = seq.has_rows ? seq.cache.count[kv_head] : 0;
+    weigh_ahead ahead = ask_heads(p, seq, kv_head, 0, t);
+    const cached_row row = find_row(seq, kv_head, rows, threadIdx.x);
     find_totals(p, seq, kv_head, top, inverse);
-    for (uint32_t h = 0; h < p.group; h += WEIGH_HEADS) {
-        find_factors(factors, p, seq, kv_head, h, top, inverse);
-        const kva_kept kept =
-            kva_kept_of(seq.scores, p.heads, seq.end / KVA_PAGE_TOKENS, kv_head * p.group + h);
-        if (t < end && t + 8 > seq.first)
-            weigh_eight(factors, kept.weights + t, seq.end, min(p.group - h, WEIGH_HEADS),
-                        threadIdx.x * 8 / KVA_PAGE_TOKENS, sums);
+    for (uint32_t h = 0; h < p.group; h += FLIGHT) {
+        const uint32_t own = min(h + threadIdx.x / WEIGH_PAGES, p.group - 1);
+        if (h > 0)
+            ahead = ask_heads(p, seq, kv_head, h, t);
+        __syncthreads(); /* the heads before have been weighed */
+        if (threadIdx.x < FLIGHT * WEIGH_PAGES)
+            factors[threadIdx.x / WEIGH_PAGES][threadIdx.x % WEIGH_PAGES] =
+                probability(ahead.top * LN2, top[own], inverse[own]) / KVA_KEPT_FACTOR;
+        __syncthreads(); /* the factors are there */
+        weigh_eight(ahead, factors, p.group - h, threadIdx.x * 8 / KVA_PAGE_TOKENS, sums);
     }
     if (t < end) {
 #pragma unroll
@@ -190,8 +256,7 @@ static __global__ void __launch_bounds__(THREADS) weigh_kernel(weigh_params p)
         to[1] = {sums[4], sums[5], sums[6], sums[7]};
     }
     /* Rows take the place of what their tokens had in the pages. */
-    if (seq.has_rows)
-        weigh_rows(p, list, seq, kv_head, max(first, seq.first), end, weights, top, inverse);
+    weigh_rows(p, list, seq, kv_head, rows, row, max(first, seq.first), end, weights, top, inverse);
 }
 
 void kva_cuda_weigh(struct kva_device *device, const struct kva_weigh_args *args)

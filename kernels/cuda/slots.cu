@@ -296,15 +296,31 @@ static __device__ void put_in_order(const head &h, uint32_t stamp, bool all, uin
         *h.count = total;
 }
 
+/* What the heads of a sequence have counted, and how many of them have. Zero when they begin. */
+struct assign_tally {
+    uint32_t hits, misses, heads;
+};
+
 struct assign_seq {
     struct kva_row_cache cache;
     const uint32_t *gate;
+    assign_tally tally;
 };
 
-/* What was there and what was not is counted in host memory: two numbers a head, none of them 0. */
-static __device__ void count_hits(uint64_t *counts, uint32_t hits, uint32_t misses)
+/* What was there and what was not is counted in host memory, which an addition takes long to reach:
+ * the sequence's last head adds for all. */
+static __device__ void count_hits(assign_seq &seq, uint32_t hits, uint32_t misses)
 {
-    unsigned long long *to = reinterpret_cast<unsigned long long *>(counts);
+    auto *to = reinterpret_cast<unsigned long long *>(seq.cache.hits);
+    atomicAdd(&seq.tally.hits, hits);
+    atomicAdd(&seq.tally.misses, misses);
+    __threadfence();
+    if (atomicAdd(&seq.tally.heads, 1u) + 1 < gridDim.y)
+        return;
+    __threadfence();
+    hits = atomicAdd(&seq.tally.hits, 0u);
+    misses = atomicAdd(&seq.tally.misses, 0u);
+    seq.tally = {}; /* the next launch may be given the same descriptors */
     if (hits > 0)
         atomicAdd(&to[0], static_cast<unsigned long long>(hits));
     if (misses > 0)
@@ -312,7 +328,7 @@ static __device__ void count_hits(uint64_t *counts, uint32_t hits, uint32_t miss
 }
 
 static __global__ void __launch_bounds__(THREADS, 4)
-    assign_kernel(const assign_seq *seqs, const uint32_t *stamps, bool resident, bool keep)
+    assign_kernel(assign_seq *seqs, const uint32_t *stamps, bool resident, bool keep)
 {
     KVA_DYNAMIC_SHARED(sort_key, keys);
     __shared__ uint32_t parts[THREADS / KVA_WARP];
@@ -340,7 +356,7 @@ static __global__ void __launch_bounds__(THREADS, 4)
     if (whole.slots <= SORT_FROM)
         return_head(whole, small);
     if (threadIdx.x == 0)
-        count_hits(cache.hits, chosen - missing, missing);
+        count_hits(seqs[blockIdx.x], chosen - missing, missing);
 }
 
 void kva_cuda_assign_slots(struct kva_device *device, const struct kva_assign_slots_args *args)
@@ -354,13 +370,13 @@ void kva_cuda_assign_slots(struct kva_device *device, const struct kva_assign_sl
         return;
     uint32_t sorted = 0;
     for (uint32_t i = 0; i < args->count; i++) {
-        seqs[i] = {*args->caches[i], args->gates ? args->gates[i] : nullptr};
+        seqs[i] = {*args->caches[i], args->gates ? args->gates[i] : nullptr, {}};
         uint32_t slots = args->caches[i]->slots;
         if (args->keep && slots > SORT_FROM && slots <= SORT_MAX)
             sorted = kva_max_u32(sorted, sort_count(slots));
     }
     memcpy(static_cast<void *>(seqs + args->count), &args->stamp, sizeof args->stamp);
-    const assign_seq *sent = static_cast<const assign_seq *>(kva_cuda_send(device, seqs, bytes));
+    auto *sent = static_cast<assign_seq *>(const_cast<void *>(kva_cuda_send(device, seqs, bytes)));
     if (sent)
         kva_cuda_run(device, KVA_QUEUE_COMPUTE, "assign_slots",
                      {dim3(args->count, args->kv_heads), THREADS, sorted * sizeof(sort_key)},

@@ -37,6 +37,7 @@ struct bench {
     uint32_t layers;
     uint64_t deadline_ns;
     bool small;
+    bool strange; /* every token is another */
     const char *only;
     struct ceilings ceilings;
     struct shape whole; /* of the prediction: 32 layers */
@@ -124,12 +125,10 @@ static bool is_coded(const struct case_of_kv *kv)
 
 static struct kva_kv_spec spec_of(const struct case_of_kv *kv)
 {
-    static const enum kva_kv_policy_id policies[] = {[KV_FULL] = KVA_KV_FULL,
-                                                     [KV_KIVI] = KVA_KV_KIVI,
-                                                     [KV_SPECACHE] = KVA_KV_SPECACHE,
-                                                     [KV_PREVIOUS] = KVA_KV_SPECACHE,
-                                                     [KV_OFFLOAD] = KVA_KV_OFFLOAD,
-                                                     [KV_AHEAD] = KVA_KV_INFINIGEN};
+    static const enum kva_kv_policy_id policies[] = {
+        [KV_FULL] = KVA_KV_FULL,         [KV_KIVI] = KVA_KV_KIVI,
+        [KV_SPECACHE] = KVA_KV_SPECACHE, [KV_PREVIOUS] = KVA_KV_SPECACHE,
+        [KV_OFFLOAD] = KVA_KV_OFFLOAD,   [KV_AHEAD] = KVA_KV_INFINIGEN};
     struct kva_kv_spec spec = kva_kv_spec_default(policies[kv->kind]);
     spec.bits = is_coded(kv) ? kv->bits : spec.bits;
     spec.alpha = 1000; /* of noise as many rows as there may be */
@@ -146,6 +145,17 @@ static struct kva_kv_spec spec_of(const struct case_of_kv *kv)
 static const struct kva_sampling_params greedy = {
     .top_p = 1, .repetition_penalty = 1, .logprobs = -1, .prompt_logprobs = -1};
 
+/* The same token in every step: queries turn by what positions turn them, and most of what a step
+ * chooses is there from the one before, as with real models. Of other tokens random weights make
+ * queries that have nothing in common, and nearly all rows have to come. */
+static const struct kva_logit_bias one_token = {.token = 7, .bias = 100};
+static const struct kva_sampling_params steady = {.top_p = 1,
+                                                  .repetition_penalty = 1,
+                                                  .logit_bias = &one_token,
+                                                  .logit_bias_count = 1,
+                                                  .logprobs = -1,
+                                                  .prompt_logprobs = -1};
+
 /* A sequence of `tokens` tokens, filled or with its prompt still to be read; NULL: no room. */
 static struct kva_sequence *start(struct bench *bench, const struct case_of_kv *kv,
                                   const uint32_t *prompt, uint32_t tokens, uint64_t seed, bool fill)
@@ -158,7 +168,7 @@ static struct kva_sequence *start(struct bench *bench, const struct case_of_kv *
         .prompt = prompt,
         .prompt_tokens = tokens,
         .tokens_max = tokens + (fill ? WARM_STEPS + STEPS_MAX + 1 : 1),
-        .sampling = &greedy,
+        .sampling = bench->strange ? &greedy : &steady,
         .kv = spec_of(kv),
         .cache_disabled = true,
     };
@@ -189,6 +199,7 @@ static double step_once(struct bench *bench, struct kva_sequence *const *seqs,
 struct measured {
     double step_s;    /* median; 0: not measured */
     double fetched_s; /* bytes fetched in a step, by the link's rate */
+    double came;      /* of the chosen rows those that were not there, percent; 0: none chosen */
 };
 
 static void print_steps(struct bench *bench, const struct measured *m)
@@ -201,6 +212,14 @@ static void print_steps(struct bench *bench, const struct measured *m)
         bench->shape.layers, m->step_s * 1e3, m->fetched_s * 1e3,
         (unsigned long long)steps.launched, (unsigned long long)steps.captured,
         (unsigned long long)steps.updated, (unsigned long long)steps.replayed);
+}
+
+/* What a counter has counted in between. */
+static double counted(const struct kva_engine_usage *before, const struct kva_engine_usage *after,
+                      const char *name)
+{
+    return (double)(kva_counts_named(&after->counts, name) -
+                    kva_counts_named(&before->counts, name));
 }
 
 /* Decoding steps of `count` sequences. */
@@ -229,9 +248,11 @@ static struct measured measure(struct bench *bench, const struct case_of_kv *kv,
         ops->usage(bench->engine->self, &after);
         kva_test_sort(samples, steps);
         measured.step_s = samples[steps / 2];
-        measured.fetched_s = (double)(kva_counts_named(&after.counts, "fetched_bytes") -
-                                      kva_counts_named(&before.counts, "fetched_bytes")) /
-                             steps / bench->ceilings.link_bytes_per_s;
+        measured.fetched_s =
+            counted(&before, &after, "fetched_bytes") / steps / bench->ceilings.link_bytes_per_s;
+        const double missed = counted(&before, &after, "fetch_rows_missed");
+        const double hit = counted(&before, &after, "fetch_rows_hit");
+        measured.came = missed > 0 ? 100 * missed / (missed + hit) : 0;
     }
     for (uint32_t i = 0; i < made; i++)
         ops->destroy(bench->engine->self, seqs[i]);
@@ -302,12 +323,12 @@ static double aim_of(double budget_gib, uint32_t tokens, uint32_t bits)
 static double print_row(struct bench *bench, double budget_gib, const struct case_of_kv *kv,
                         double full_roof, double full_measured, double *predicted)
 {
-    static const char *const names[] = {"full",    "kivi",    "specache", "prev-query",
-                                        "offload", "infinigen"};
+    static const char *const names[] = {"full",       "kivi",    "specache",
+                                        "prev-query", "offload", "infinigen"};
     struct batch batch = forecast_batch(&bench->whole, kv, budget_gib * 0x1p30);
     if (bench->small)
         batch.sequences = 2;
-    char name[24], aim[24], tokens_per_s[24], times[24], share[24];
+    char name[24], aim[24], tokens_per_s[24], times[24], share[24], came[24];
     snprintf(name, sizeof name,
              is_coded(kv)   ? "%s %u bit"
              : kv->rows > 0 ? "%s, %u rows"
@@ -319,28 +340,29 @@ static double print_row(struct bench *bench, double budget_gib, const struct cas
     if (bench->only && strncmp(row, bench->only, strlen(bench->only)) != 0)
         return 0;
     if (batch.sequences == 0) {
-        printf("| %.0f | %u | %s | 0 | card | - | - | - | - | - | - | - |\n", budget_gib,
+        printf("| %.0f | %u | %s | 0 | card | - | - | - | - | - | - | - | - |\n", budget_gib,
                kv->tokens, name);
         return 0;
     }
     struct forecast roof = forecast_step(&bench->whole, &bench->ceilings, kv, batch.sequences);
     *predicted = batch.sequences / roof.step_s;
-    double measured = 0, of_roof = 0;
+    double measured = 0, of_roof = 0, came_percent = 0;
     if (bench->engine && batch.sequences <= SEQUENCES_MAX) {
         struct forecast part = forecast_step(&bench->shape, &bench->ceilings, kv, batch.sequences);
         struct measured m = measure(bench, kv, batch.sequences);
         if (m.step_s > 0) {
             measured = batch.sequences / whole_step(bench, &part, m.step_s);
             of_roof = 100 * part.step_s / m.step_s;
+            came_percent = m.came;
         }
     }
     double wanted = !is_coded(kv) ? 0 : aim_of(budget_gib, kv->tokens, kv->bits);
-    printf("| %.0f | %u | %s | %u | %s | %.2f | %.0f | %.1f | %s | %s | %s | %s |\n", budget_gib,
-           kv->tokens, name, batch.sequences, forecast_limit(&batch, &roof), roof.step_s * 1e3,
-           *predicted, full_roof > 0 ? *predicted / full_roof : 1, figure(aim, "%.1f", wanted),
-           figure(tokens_per_s, "%.0f", measured),
+    printf("| %.0f | %u | %s | %u | %s | %.2f | %.0f | %.1f | %s | %s | %s | %s | %s |\n",
+           budget_gib, kv->tokens, name, batch.sequences, forecast_limit(&batch, &roof),
+           roof.step_s * 1e3, *predicted, full_roof > 0 ? *predicted / full_roof : 1,
+           figure(aim, "%.1f", wanted), figure(tokens_per_s, "%.0f", measured),
            figure(times, "%.1f", full_measured > 0 ? measured / full_measured : 0),
-           figure(share, "%.0f%%", of_roof));
+           figure(share, "%.0f%%", of_roof), figure(came, "%.0f%%", came_percent));
     return measured;
 }
 
@@ -353,8 +375,8 @@ static void print_head(void)
 {
     printf(
         "| GiB | tokens | policy | batch | limit | roof, ms a step | roof, tokens/s | x full | aim "
-        "| measured, tokens/s | x full | of roof |\n|---|---|---|---|---|---|---|---|---|---|---|"
-        "---|\n");
+        "| measured, tokens/s | x full | of roof | rows that came |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
 }
 
 static uint32_t budgets_of(const struct bench *bench)
@@ -367,24 +389,37 @@ static uint32_t lengths_of(const struct bench *bench)
     return bench->small ? 1 : KVA_COUNT_OF(lengths);
 }
 
-/* `full` and SpeCache, at every budget and length. */
-static void print_batches(struct bench *bench, struct full_speed (*full)[KVA_COUNT_OF(lengths)])
+/* `full` and SpeCache at every length. */
+static void print_batches(struct bench *bench, struct full_speed (*full)[KVA_COUNT_OF(lengths)],
+                          size_t b)
 {
     printf("\nTokens/s at the largest batch that fits (roof / measured)\n\n");
     print_head();
-    for (size_t b = 0; b < budgets_of(bench); b++) {
-        for (size_t i = 0; i < lengths_of(bench); i++) {
-            uint32_t tokens = bench->small ? 256 : lengths[i];
-            struct full_speed *speed = &full[b][i];
-            double roof;
-            struct case_of_kv kv = {KV_FULL, 16, tokens, 0};
-            speed->measured = print_row(bench, budgets_gib[b], &kv, 0, 0, &speed->roof);
-            for (uint32_t bits = 1; bits <= 2; bits++) {
-                kv = (struct case_of_kv){KV_SPECACHE, bits, tokens, 0};
-                (void)print_row(bench, budgets_gib[b], &kv, speed->roof, speed->measured, &roof);
-            }
+    for (size_t i = 0; i < lengths_of(bench); i++) {
+        uint32_t tokens = bench->small ? 256 : lengths[i];
+        struct full_speed *speed = &full[b][i];
+        double roof;
+        struct case_of_kv kv = {KV_FULL, 16, tokens, 0};
+        speed->measured = print_row(bench, budgets_gib[b], &kv, 0, 0, &speed->roof);
+        for (uint32_t bits = 1; bits <= 2; bits++) {
+            kv = (struct case_of_kv){KV_SPECACHE, bits, tokens, 0};
+            (void)print_row(bench, budgets_gib[b], &kv, speed->roof, speed->measured, &roof);
         }
     }
+}
+
+/* SpeCache with 1 bit where nearly all rows have to come. */
+static void print_strange(struct bench *bench, struct full_speed (*full)[KVA_COUNT_OF(lengths)])
+{
+    printf("\nThe same, every token another\n\n");
+    print_head();
+    bench->strange = true;
+    for (size_t i = 0; i < lengths_of(bench); i++) {
+        double roof;
+        const struct case_of_kv kv = {KV_SPECACHE, 1, bench->small ? 256 : lengths[i], 0};
+        (void)print_row(bench, budgets_gib[0], &kv, full[0][i].roof, full[0][i].measured, &roof);
+    }
+    bench->strange = false;
 }
 
 /* SpeCache by the query before, which needs no second row. */
@@ -512,8 +547,12 @@ int main(int argc, char **argv)
     if (!bench.only)
         print_single(&bench);
     struct full_speed full[KVA_COUNT_OF(budgets_gib)][KVA_COUNT_OF(lengths)];
-    print_batches(&bench, full);
+    print_batches(&bench, full, 0);
     print_previous(&bench, full);
+    if (!bench.only)
+        print_strange(&bench, full);
+    if (budgets_of(&bench) > 1)
+        print_batches(&bench, full, 1);
     if (!bench.only)
         print_hidden(&bench);
     print_bringing(&bench, full);

@@ -117,6 +117,11 @@ inline int __all_sync(unsigned mask, int predicate)
 {
     return __ballot_sync(mask, predicate) == mask;
 }
+/* Threads run one at a time: what they have written is there. */
+inline void __threadfence()
+{
+}
+
 inline void __syncwarp(unsigned mask = 0xFFFFFFFFu)
 {
     simt::warp_collective(mask, simt::nothing, nullptr);
