@@ -62,6 +62,7 @@ struct kva_device_params {
     enum kva_dtype act;      /* CUDA: activations, the model's own format */
     uint64_t gpu_bytes_max;  /* CUDA: all that may be allocated there; 0: no limit but the GPU's */
     bool gpu_direct;         /* CUDA: every operator is launched by itself, steps are no graphs */
+    bool gpu_serial;         /* CUDA: no kernel is launched before the one ahead of it has ended */
     /* Tests only: a copy starts after a seeded random delay up to this long, so that a missing
      * event shows up as a wrong result; 0: none. */
     uint32_t copy_delay_max_us;

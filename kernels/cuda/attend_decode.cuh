@@ -161,6 +161,7 @@ static __device__ void store_columns(columns<D> &from, const attend_params &p, c
 template <typename KV, int D, int N>
 static __global__ void __launch_bounds__(KVA_WARP) decode_kernel(attend_params p)
 {
+    kva_begin();
     const uint32_t lane = threadIdx.x, kv_head = blockIdx.y, dim = p.shape.dim;
     const item work = p.items[blockIdx.x];
     const tile *tiles = p.tiles + work.tiles;

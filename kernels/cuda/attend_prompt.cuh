@@ -343,6 +343,7 @@ begin_prompt(const attend_params &p, void *rest, split_state<WIDTH> &split,
 template <typename KV, int D>
 static __global__ void __launch_bounds__(prompt_warps(D) * KVA_WARP) prompt_kernel(attend_params p)
 {
+    kva_begin();
     constexpr uint32_t SLICES = prompt_slices(D), WIDTH = D / SLICES;
     const attend_shape &shape = p.shape;
     const uint32_t warp = threadIdx.x / KVA_WARP, lane = threadIdx.x % KVA_WARP;

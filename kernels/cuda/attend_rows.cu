@@ -191,6 +191,7 @@ struct splits_before {
 
 template <int D> static __global__ void __launch_bounds__(WARPS_MAX * 32) rows_kernel(rows_params p)
 {
+    kva_begin();
     __shared__ tile_rows rows;
     const attend_shape &shape = p.shape;
     const uint32_t pairs = blockDim.x / 2, lane = threadIdx.x % KVA_WARP;

@@ -343,6 +343,7 @@ static __device__ fold_step find_fold_step(const float *own, bool there, uint32_
  * its order. */
 static __global__ void __launch_bounds__(256) fold_kernel(attend_shape p, const item *items)
 {
+    kva_begin();
     const item work = items[blockIdx.x];
     const uint32_t kv_head = blockIdx.y, pair = blockIdx.z;
     const uint32_t d = threadIdx.y * KVA_WARP + threadIdx.x;

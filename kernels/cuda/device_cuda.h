@@ -101,6 +101,7 @@ struct kva_device {
     bool direct;    /* steps are not deferred */
     bool deferring; /* a step is being deferred */
     bool capturing; /* calls go into a graph: what fails is not the device, but the capture */
+    bool early;     /* kernels are launched while the one before them ends (kva_begin) */
     struct kva_cuda_block *weights;
     struct kva_cuda_piece *pieces; /* of both tiers, in use and spare: spare.cu */
     size_t spare_bytes[2];         /* by enum kva_mem */
@@ -272,6 +273,16 @@ void *kva_cuda_step_stage(struct kva_device *device, size_t bytes);
 const void *kva_cuda_step_address(const struct kva_device *device, const void *staged);
 const void *kva_cuda_step_upload(struct kva_device *device, const void *data, size_t bytes);
 
+/* A launch that need not wait for the kernel before it in its stream; `attribute` holds what it
+ * wants. */
+inline void kva_cuda_launch_early(cudaLaunchConfig_t *config, cudaLaunchAttribute *attribute)
+{
+    attribute->id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute->val.programmaticStreamSerializationAllowed = 1;
+    config->attrs = attribute;
+    config->numAttrs = 1;
+}
+
 /* The only way a kernel is launched: in the compute stream unless `queue` says otherwise, checked.
  */
 template <typename... Expected, typename... Given>
@@ -302,6 +313,9 @@ bool kva_cuda_run(struct kva_device *device, enum kva_queue queue, const char *n
     config.blockDim = launch.block;
     config.dynamicSmemBytes = launch.shared_bytes;
     config.stream = device->streams[queue];
+    cudaLaunchAttribute attribute = {};
+    if (device->early)
+        kva_cuda_launch_early(&config, &attribute);
     return kva_cuda_check(
         device, cudaLaunchKernelEx(&config, kernel, static_cast<Given &&>(given)...), name);
 }

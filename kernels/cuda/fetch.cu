@@ -78,6 +78,7 @@ static __global__ void __launch_bounds__(THREADS)
     fetch_kernel(fetch_seqs list, uint32_t head_count, uint32_t kv_heads, uint32_t share,
                  size_t offset, uint32_t dim)
 {
+    kva_begin();
     __shared__ fetch_rows shared_rows[WARPS];
     const uint32_t warp = threadIdx.x / KVA_WARP, index = blockIdx.x * WARPS + warp;
     const uint32_t at_once = gridDim.x * WARPS / share, pieces = dim / 4;

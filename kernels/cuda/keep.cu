@@ -216,6 +216,7 @@ static __device__ void assign(const entries &all, keep_key least, uint32_t *part
 static __global__ void __launch_bounds__(THREADS)
     keep_kernel(const keep_seq *seqs, enum kva_keep_score score, float lambda)
 {
+    kva_begin();
     __shared__ uint32_t parts[THREADS / KVA_WARP];
     __shared__ float lows[THREADS / KVA_WARP], highs[THREADS / KVA_WARP];
     const entries all = entries_of(seqs[blockIdx.x], blockIdx.y);
@@ -275,6 +276,7 @@ void kva_cuda_keep(struct kva_device *device, const struct kva_keep_args *args)
 
 static __global__ void __launch_bounds__(THREADS) use_kernel(const struct kva_use_seq *seqs)
 {
+    kva_begin();
     __shared__ uint32_t full;
     const struct kva_use_seq &seq = seqs[blockIdx.x];
     const uint32_t *used = seq.used + static_cast<size_t>(blockIdx.y) * seq.count;

@@ -97,6 +97,7 @@ static __device__ void channel_means(const kva_mean_keys_args &p, float *mean, f
 template <typename KV>
 static __global__ void __launch_bounds__(THREADS) mean_kernel(kva_mean_keys_args p)
 {
+    kva_begin();
     __shared__ float mean[DIM_MAX], squares[DIM_MAX];
     __shared__ bool some;
     const float n = static_cast<float>(p.end - p.first);
@@ -186,6 +187,7 @@ static __device__ float row_error(const KV *from, const float *mean, const error
 template <typename KV, int N>
 static __global__ void __launch_bounds__(THREADS) error_kernel(error_params p)
 {
+    kva_begin();
     const error_seq seq = p.seqs[blockIdx.x];
     const uint32_t kv_head = blockIdx.y, page = blockIdx.z, warps = THREADS / KVA_WARP;
     const uint32_t end = min(seq.count, (page + 1) * KVA_PAGE_TOKENS);
@@ -334,6 +336,7 @@ static __device__ void put_row(const float *x, unsigned char *head, const place 
 template <typename KV>
 static __global__ void __launch_bounds__(THREADS, STORE_BLOCKS) store_kernel(move_params p)
 {
+    kva_begin();
     __shared__ float x[2 * DIM_MAX];
     const move_seq seq = p.seqs[blockIdx.x];
     const uint32_t kv_head = blockIdx.y, dim = p.to.dim;
@@ -429,6 +432,7 @@ void kva_cuda_store_rows(struct kva_device *device, const struct kva_store_rows_
 /* index = how many positions of the KV head are lower. */
 static __global__ void __launch_bounds__(THREADS) index_kernel(const move_seq *seqs)
 {
+    kva_begin();
     const move_seq seq = seqs[blockIdx.x];
     const size_t at = static_cast<size_t>(blockIdx.y) * seq.stride;
     for (uint32_t i = threadIdx.x; i < seq.count; i += THREADS) {
@@ -461,6 +465,7 @@ static __device__ void get_row(float *x, const unsigned char *head, const place 
 /* The slots of a page by a block. */
 template <typename KV> static __global__ void __launch_bounds__(THREADS) roll_kernel(move_params p)
 {
+    kva_begin();
     __shared__ float x[2 * DIM_MAX];
     const move_seq seq = p.seqs[blockIdx.x];
     const uint32_t kv_head = blockIdx.y, dim = p.to.dim, page = blockIdx.z;

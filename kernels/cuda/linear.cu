@@ -13,6 +13,7 @@ static cudaDataType_t blas_type(enum kva_dtype dtype)
 template <typename T>
 static __global__ void bias_kernel(T *out, kva_weight bias, uint32_t outputs, uint32_t out_stride)
 {
+    kva_begin();
     T *row = out + static_cast<size_t>(blockIdx.x) * out_stride;
     for (uint32_t i = threadIdx.x; i < outputs; i += blockDim.x)
         row[i] = kva_from_f32<T>(kva_to_f32(row[i]) + kva_load(bias.data, bias.dtype, i));

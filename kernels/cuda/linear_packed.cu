@@ -80,6 +80,7 @@ static __device__ __forceinline__ void add_rows(const few &f, const T *x, uint32
 template <typename T, typename Out, uint32_t LOW, uint32_t HIGH>
 static __global__ void few_kernel(Out *out, const T *x, few f)
 {
+    kva_begin();
     __shared__ float parts[WARPS][TILE_ROWS][KVA_PACKED_PANEL];
     const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
     const uint32_t row_first = blockIdx.y * TILE_ROWS;
@@ -166,6 +167,7 @@ static bool few_rows(struct kva_device *device, const struct kva_linear_args *ar
 template <typename T>
 static __global__ void expand_kernel(T *out, kva_cuda_packed w, uint32_t first)
 {
+    kva_begin();
     T *to = out + static_cast<size_t>(blockIdx.x) * w.cols;
     for (uint32_t col = threadIdx.x * 4; col < w.cols; col += blockDim.x * 4) {
         float four[4];

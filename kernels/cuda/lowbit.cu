@@ -7,6 +7,7 @@
 /* Sums of turned values are turned back: those of a query head of a sequence by a block. */
 template <int D> static __global__ void turn_back_kernel(lowbit_params p)
 {
+    kva_begin();
     const lowbit_seq &seq = p.seqs[blockIdx.x];
     const attend_shape &shape = p.shape;
     if (kva_gate_closed(seq.gate))

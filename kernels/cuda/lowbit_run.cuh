@@ -469,6 +469,7 @@ template <int D, int BITS, int GROUP, int NT>
 static __global__ void __launch_bounds__(BLOCK_WARPS *KVA_WARP, blocks_at_once(D, NT))
     lowbit_kernel(lowbit_params p)
 {
+    kva_begin();
     const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
     const uint32_t index = blockIdx.x * (blockDim.x / KVA_WARP) + warp, kv_head = blockIdx.y;
     constexpr uint32_t page_bytes = page_place<D, BITS, GROUP>::bytes;

@@ -46,6 +46,7 @@ static __device__ void find_total(const mass_params &p, size_t pair, float *m, f
 
 template <typename KV> static __global__ void __launch_bounds__(THREADS) mass_kernel(mass_params p)
 {
+    kva_begin();
     __shared__ float m[QUERIES], inverse[QUERIES];
     KVA_DYNAMIC_SHARED(float, q); /* [QUERIES][dim], rounded as attention does */
     const mass_item item = p.items[blockIdx.x];

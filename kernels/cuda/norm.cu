@@ -110,6 +110,7 @@ static __device__ float row_sum(float x, float *parts)
 template <typename T, bool LAYER, bool WHOLE>
 static __global__ void __launch_bounds__(NORM_THREADS) norm_kernel(kva_norm_args args)
 {
+    kva_begin();
     __shared__ float parts[1 + LAYER][NORM_THREADS / KVA_WARP];
     const size_t row = static_cast<size_t>(blockIdx.x) * blockDim.y + threadIdx.y;
     const float n = static_cast<float>(args.dim);

@@ -61,6 +61,17 @@ struct kva_bf16 {
     uint16_t bits;
 };
 
+/* Every kernel's first statement. It waits for what its stream had before, and has written: the
+ * kernel may have been launched ahead of that (kva_cuda_run), so nothing is read or written before,
+ * nor returned. Then the kernel behind it may be launched, which waits in the same way. */
+__device__ __forceinline__ void kva_begin()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ float kva_to_f32(float x)
 {
     return x;

@@ -204,6 +204,7 @@ static __device__ void store_f16(unsigned char *to, uint32_t index, float x)
 template <typename KV>
 static __global__ void __launch_bounds__(THREADS, BLOCKS) quantise_kernel(quantise_params p)
 {
+    kva_begin();
     const uint32_t dim = p.dim, block = blockIdx.x, head = blockIdx.y;
     const size_t rows = static_cast<size_t>(KVA_PAGE_TOKENS) * 2 * dim;
     const KV *from = reinterpret_cast<const KV *>(

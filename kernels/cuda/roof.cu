@@ -24,6 +24,7 @@ extern "C" {
  * numbers cost less. */
 template <typename T> static __global__ void noise_kernel(T *out, size_t count)
 {
+    kva_begin();
     for (size_t i = static_cast<size_t>(blockIdx.x) * THREADS + threadIdx.x; i < count;
          i += static_cast<size_t>(gridDim.x) * THREADS) {
         uint32_t x = static_cast<uint32_t>(i) * 2654435761u;

@@ -13,6 +13,7 @@ template <typename T>
 static __global__ void embed_kernel(T *out, kva_weight table, kva_weight learned,
                                     const uint32_t *ids, const uint32_t *positions, float scale)
 {
+    kva_begin();
     size_t row = blockIdx.x, dim = table.cols;
     for (uint32_t i = threadIdx.x; i < dim; i += blockDim.x) {
         float x = kva_load(table.data, table.dtype, ids[row] * dim + i) * scale;
@@ -27,6 +28,7 @@ static __global__ void embed_packed_kernel(T *out, kva_cuda_packed table, kva_we
                                            const uint32_t *ids, const uint32_t *positions,
                                            float scale)
 {
+    kva_begin();
     size_t row = blockIdx.x, dim = table.cols;
     for (uint32_t first = threadIdx.x * 4; first < dim; first += blockDim.x * 4) {
         float four[4];
@@ -73,6 +75,7 @@ static __global__ void rope_kernel(T *x, const uint32_t *positions, const float 
                                    uint32_t heads, uint32_t head_dim, uint32_t half,
                                    uint32_t x_stride, float factor)
 {
+    kva_begin();
     KVA_DYNAMIC_SHARED(float, angles); /* [2][half]: cosines, sines */
     const uint32_t per_head = (half + KVA_VECTOR - 1) / KVA_VECTOR;
     const uint32_t at = blockIdx.y * blockDim.x + threadIdx.x, head = at / per_head;
@@ -180,6 +183,7 @@ template <typename T, typename ACTIVATION, bool WHOLE>
 static __global__ void __launch_bounds__(GLU_THREADS)
     glu_kernel(T *out, const T *gate, const T *up, size_t count)
 {
+    kva_begin();
     kva_vector<T> gates[GLU_OWN], ups[GLU_OWN] = {};
     size_t first[GLU_OWN];
     uint32_t there[GLU_OWN];
@@ -259,6 +263,7 @@ template <typename T, typename KV, bool WHOLE>
 static __global__ void append_kernel(const T *k, const T *v, void *const *blocks, size_t offset,
                                      const uint32_t *positions, uint32_t kv_heads, uint32_t dim)
 {
+    kva_begin();
     const size_t row = blockIdx.x;
     const uint32_t per_head = (dim + KVA_VECTOR - 1) / KVA_VECTOR;
     for (uint32_t at = threadIdx.x; at < kv_heads * per_head; at += blockDim.x) {
@@ -325,6 +330,7 @@ template <typename T>
 static __global__ void merge_kernel(T *out, const kva_partial *partials, uint32_t partial_count,
                                     size_t pairs, uint32_t dim)
 {
+    kva_begin();
     size_t pair = static_cast<size_t>(blockIdx.x) * blockDim.y + threadIdx.y;
     if (pair >= pairs)
         return;
@@ -367,6 +373,7 @@ void kva_cuda_merge(struct kva_device *device, const struct kva_merge_args *args
 template <typename T>
 static __global__ void gather_kernel(T *out, const T *x, const uint32_t *rows, uint32_t dim)
 {
+    kva_begin();
     const T *from = x + static_cast<size_t>(rows[blockIdx.x]) * dim;
     for (uint32_t i = threadIdx.x; i < dim; i += blockDim.x)
         out[static_cast<size_t>(blockIdx.x) * dim + i] = from[i];
@@ -394,6 +401,7 @@ template <typename T>
 static __global__ void sum_rows_kernel(float *out, const T *x, uint32_t rows, uint32_t dim,
                                        bool accumulate)
 {
+    kva_begin();
     uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= dim)
         return;
@@ -423,6 +431,7 @@ template <typename T>
 static __global__ void convert_kernel(T *to, const void *from, enum kva_dtype from_dtype,
                                       size_t count)
 {
+    kva_begin();
     for (size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
          i += static_cast<size_t>(gridDim.x) * blockDim.x)
         to[i] = kva_from_f32<T>(kva_load(from, from_dtype, i));

@@ -221,6 +221,7 @@ static __device__ __forceinline__ void weigh_eight(const weigh_ahead &ahead,
  * for anything. */
 static __global__ void __launch_bounds__(THREADS, 4) weigh_kernel(weigh_params p)
 {
+    kva_begin();
     __shared__ float top[KVA_SELECT_HEADS_MAX], inverse[KVA_SELECT_HEADS_MAX];
     __shared__ float factors[FLIGHT][WEIGH_PAGES];
     __shared__ weigh_list list;
@@ -358,6 +359,7 @@ static __device__ __forceinline__ void load_weights(uint32_t (&keys)[RADIX_KEYS]
 /* One chunk of one KV head's positions. */
 static __global__ void __launch_bounds__(RADIX_THREADS, 4) list_kernel(choose_params p)
 {
+    kva_begin();
     __shared__ radix shared;
     const struct kva_choose_seq seq = p.seqs[blockIdx.x];
     const uint32_t chunk = blockIdx.z;
@@ -421,6 +423,7 @@ static __device__ void choose_all(radix &shared, const choose_params &p,
 
 static __global__ void __launch_bounds__(RADIX_THREADS) choose_kernel(choose_params p)
 {
+    kva_begin();
     __shared__ radix shared;
     const struct kva_choose_seq seq = p.seqs[blockIdx.x];
     if (kva_gate_closed(seq.gate))
@@ -475,6 +478,7 @@ void kva_cuda_choose(struct kva_device *device, const struct kva_choose_args *ar
 
 static __global__ void accumulate_kernel(float *mass, const float *weights, uint32_t count)
 {
+    kva_begin();
     uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count && weights[i] >= 0.0f)
         mass[i] += weights[i];

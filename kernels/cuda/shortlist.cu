@@ -172,6 +172,7 @@ static __device__ void add_up(const uint32_t (&keys)[RADIX_KEYS], chunk_part *pa
 
 static __global__ void __launch_bounds__(RADIX_THREADS) list_kernel(shortlist_params p)
 {
+    kva_begin();
     const struct kva_shortlist_request request = p.requests[blockIdx.x];
     const float *row = row_of(p, request);
     const uint32_t chunk = blockIdx.y, first = chunk * RADIX_CHUNK;
@@ -217,6 +218,7 @@ static __device__ double log_sum_of(const chunk_part *parts, uint32_t chunks)
 
 static __global__ void __launch_bounds__(RADIX_THREADS) join_kernel(shortlist_params p)
 {
+    kva_begin();
     __shared__ radix shared;
     const struct kva_shortlist_request request = p.requests[blockIdx.x];
     const float *row = row_of(p, request);
@@ -259,6 +261,7 @@ static __global__ void __launch_bounds__(RADIX_THREADS) join_kernel(shortlist_pa
 
 static __global__ void __launch_bounds__(RADIX_THREADS) rest_kernel(shortlist_params p)
 {
+    kva_begin();
     const struct kva_shortlist_request request = p.requests[blockIdx.x];
     const radix_border border = p.borders[blockIdx.x];
     uint32_t keys[RADIX_KEYS], same = 0;
@@ -285,6 +288,7 @@ static __global__ void __launch_bounds__(RADIX_THREADS) rest_kernel(shortlist_pa
 /* A row a thread. */
 static __global__ void add_kernel(shortlist_params p, uint32_t count)
 {
+    kva_begin();
     const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count || !(p.requests[i].temperature > 0.0f) || p.borders[i].least == 0)
         return;

@@ -68,6 +68,7 @@ static __device__ int8_t code_of(float x, float scale)
 template <typename KV>
 static __global__ void __launch_bounds__(THREADS) sketch_kernel(sketch_params p)
 {
+    kva_begin();
     __shared__ float scales[TOKENS];
     KVA_DYNAMIC_SHARED(float, x); /* [TOKENS][dim], then what they come to [TOKENS][columns] */
     const uint32_t kv_head = blockIdx.y, dim = p.dim, columns = p.columns;
@@ -148,6 +149,7 @@ struct queries_params {
 /* A head of a row by a block. */
 static __global__ void __launch_bounds__(THREADS) queries_kernel(queries_params p)
 {
+    kva_begin();
     KVA_DYNAMIC_SHARED(float, x);
     const uint32_t head = blockIdx.y, dim = p.dim, kv_head = head / p.group;
     const size_t from = static_cast<size_t>(p.rows[blockIdx.x]) * p.q_stride + head * dim;
@@ -217,6 +219,7 @@ static __device__ float sums_number(const sums_params &p, uint32_t kv_head, uint
  * have made, in the order of the rows. */
 static __global__ void __launch_bounds__(THREADS) sums_kernel(sums_params p)
 {
+    kva_begin();
     KVA_DYNAMIC_SHARED(float, x); /* [SUMS_ROWS][dim], then magnitudes [SUMS_ROWS][KVA_WARP] */
     const uint32_t kv_head = blockIdx.x, dim = p.dim;
     const uint32_t lane = threadIdx.x % KVA_WARP, begin = threadIdx.x / KVA_WARP * TOKENS;
@@ -325,6 +328,7 @@ static __device__ float number_at(const weigh_params &p, const void *keys, uint3
 /* A split of a KV head of a sequence by a block: scores, and the largest of each head. */
 static __global__ void __launch_bounds__(SPLIT) scores_kernel(weigh_params p)
 {
+    kva_begin();
     __shared__ float parts[SPLIT / KVA_WARP];
     KVA_DYNAMIC_SHARED(float, q); /* [QUERIES][columns] */
     const weigh_seq &seq = p.seqs[blockIdx.z];
@@ -367,6 +371,7 @@ static __global__ void __launch_bounds__(SPLIT) scores_kernel(weigh_params p)
 
 static __global__ void __launch_bounds__(SPLIT) weights_kernel(weigh_params p)
 {
+    kva_begin();
     __shared__ float parts[SPLIT / KVA_WARP];
     const weigh_seq &seq = p.seqs[blockIdx.z];
     const uint32_t kv_head = blockIdx.y, token = blockIdx.x * SPLIT + threadIdx.x;

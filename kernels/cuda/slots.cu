@@ -330,6 +330,7 @@ static __device__ void count_hits(assign_seq &seq, uint32_t hits, uint32_t misse
 static __global__ void __launch_bounds__(THREADS, 4)
     assign_kernel(assign_seq *seqs, const uint32_t *stamps, bool resident, bool keep)
 {
+    kva_begin();
     KVA_DYNAMIC_SHARED(sort_key, keys);
     __shared__ uint32_t parts[THREADS / KVA_WARP];
     __shared__ small_head small;
@@ -393,6 +394,7 @@ static __global__ void __launch_bounds__(THREADS)
     cosine_kernel(const T *q, const uint32_t *rows, void *const *places, const float *percents,
                   float *cosine, uint32_t *gates, uint32_t q_stride, uint32_t heads, uint32_t dim)
 {
+    kva_begin();
     __shared__ float parts[THREADS / KVA_WARP];
     const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
     const T *row = q + static_cast<size_t>(rows[blockIdx.x]) * q_stride;

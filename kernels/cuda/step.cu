@@ -29,8 +29,9 @@
 
 /* --- replaying -------------------------------------------------------------------------------- */
 
+/* `early`: it may begin while the one before it ends. */
 static cudaError_t replay_kernel(const struct log *log, const struct call *call,
-                                 cudaStream_t stream)
+                                 cudaStream_t stream, bool early)
 {
     void *args[KVA_CUDA_ARGS_MAX];
     unsigned char *at = log->args + call->args_at;
@@ -43,6 +44,9 @@ static cudaError_t replay_kernel(const struct log *log, const struct call *call,
     config.blockDim = call->launch.block;
     config.dynamicSmemBytes = call->launch.shared_bytes;
     config.stream = stream;
+    cudaLaunchAttribute attribute = {};
+    if (early)
+        kva_cuda_launch_early(&config, &attribute);
     return call->kernel.launch(&config, call->kernel.function, args);
 }
 
@@ -70,7 +74,8 @@ static void replay(struct kva_device *device)
         cudaStream_t stream = device->streams[call->queue];
         switch (call->kind) {
         case CALL_KERNEL:
-            good = kva_cuda_check(device, replay_kernel(log, call, stream), call->kernel.name);
+            good = kva_cuda_check(device, replay_kernel(log, call, stream, device->early),
+                                  call->kernel.name);
             break;
         case CALL_LINEAR:
             kva_cuda_linear(device, &call->linear);
@@ -95,21 +100,27 @@ static bool last_node(cudaStream_t stream, cudaGraphNode_t *ret)
 {
     cudaStreamCaptureStatus status;
     const cudaGraphNode_t *nodes = nullptr;
+    const cudaGraphEdgeData *edges = nullptr;
     size_t count = 0;
-    if (CAPTURE_INFO(stream, &status, nullptr, nullptr, &nodes, nullptr, &count) != cudaSuccess ||
+    if (CAPTURE_INFO(stream, &status, nullptr, nullptr, &nodes, &edges, &count) != cudaSuccess ||
         status != cudaStreamCaptureStatusActive || count != 1)
         return false;
     *ret = nodes[0];
     return true;
 }
 
-static bool capture_call(struct kva_device *device, const struct log *log, struct call *call)
+/* `before`: the call before it in its queue, or NULL. Only behind a kernel is one launched early:
+ * edges from anything else are whole. */
+static bool capture_call(struct kva_device *device, const struct log *log, struct call *call,
+                         const struct call *before)
 {
     struct kva_cuda_step *step = device->step;
     cudaStream_t stream = device->streams[call->queue];
+    const bool follows = before && (before->kind == CALL_KERNEL || before->kind == CALL_LINEAR);
     switch (call->kind) {
     case CALL_KERNEL:
-        return replay_kernel(log, call, stream) == cudaSuccess && last_node(stream, &call->node);
+        return replay_kernel(log, call, stream, follows && device->early) == cudaSuccess &&
+               last_node(stream, &call->node);
     case CALL_LINEAR:
         return kva_cuda_try_linear(device, &call->linear);
     case CALL_RECORD:
@@ -168,8 +179,12 @@ static struct graph *capture(struct kva_device *device)
     device->capturing = true;
     if (good) {
         good = !log->copies || fork_copies(device);
-        for (uint32_t i = 0; i < log->count && good; i++)
-            good = capture_call(device, log, &log->calls[i]);
+        const struct call *last[KVA_QUEUE_COUNT] = {};
+        for (uint32_t i = 0; i < log->count && good; i++) {
+            struct call *call = &log->calls[i];
+            good = capture_call(device, log, call, last[call->queue]);
+            last[call->queue] = call->kind == CALL_RECORD ? last[call->queue] : call;
+        }
         good = good && (!log->copies || join_copies(device));
         good = cudaStreamEndCapture(stream, &graph->graph) == cudaSuccess && good;
     }
@@ -177,7 +192,8 @@ static struct graph *capture(struct kva_device *device)
     if (!good || cudaGraphInstantiate(&graph->exec, graph->graph, 0) != cudaSuccess) {
         (void)cudaGetLastError();
         drop_graph(graph);
-        step->uncapturable = true;
+        step->uncapturable = !device->early; /* it may have been that */
+        device->early = false;
         return nullptr;
     }
     /* The graph takes this log, and the next step writes into the one it had. */

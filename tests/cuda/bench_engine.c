@@ -1,7 +1,8 @@
 /* bench_engine.c - whole steps and prompts on a GPU beside what its ceilings allow.
  *
  *     bench_engine --predict
- *     bench_engine --module PATH --models DIR [--layers N] [--seconds S] [--small] [--only ROW]
+ *     bench_engine --module PATH --models DIR [--layers N] [--seconds S] [--small] [--serial]
+ *                  [--only ROW]
  *
  * --predict: no GPU; ceilings as published for an H200. Else a model of Mistral-7B's shape with N
  * layers (8) is made below DIR and measured: the batch is the one that all 32 layers would have
@@ -10,6 +11,7 @@
  * once.
  * --only: of the batches, those whose row begins so ("24 | 32768 | specache 1"), and what their steps
  * did besides; nothing else. For a profiler, too.
+ * --serial: no kernel is launched before the one ahead of it has ended.
  * --small: a tiny model and short sequences, to try the program; its figures mean nothing. */
 #include "base/clock.h"
 #include "engine/model/synthetic.h"
@@ -38,6 +40,7 @@ struct bench {
     uint64_t deadline_ns;
     bool small;
     bool strange; /* every token is another */
+    bool serial;  /* kernels wait for each other's end */
     const char *only;
     struct ceilings ceilings;
     struct shape whole; /* of the prediction: 32 layers */
@@ -86,7 +89,7 @@ static void open_engine(struct bench *bench)
     char dir[400];
     make_model(bench, dir, sizeof dir);
     const struct kva_model_open_params open = {.path = dir};
-    const struct kva_device_params device = {.act = KVA_BF16};
+    const struct kva_device_params device = {.act = KVA_BF16, .gpu_serial = bench->serial};
     expect_ok(kva_model_open(&open, &bench->model, &err), &err);
     expect_ok(kva_device_open_cuda(bench->module, &device, &bench->device, &err), &err);
     expect_ok(kva_device_measure(bench->device, &roofs, &err), &err);
@@ -529,6 +532,8 @@ int main(int argc, char **argv)
             bench.small = true;
         else if (strcmp(argv[i], "--only") == 0 && i + 1 < argc)
             bench.only = argv[++i];
+        else if (strcmp(argv[i], "--serial") == 0)
+            bench.serial = true;
         else if (strcmp(argv[i], "--predict") == 0)
             predict = true;
     }

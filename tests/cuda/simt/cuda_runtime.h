@@ -276,11 +276,22 @@ struct cudaKernelNodeParams {
     void **kernelParams, **extra;
 };
 
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+
+/* Larger than what is looked at here, as in the toolkit's header. */
+struct cudaLaunchAttribute {
+    cudaLaunchAttributeID id;
+    union {
+        char room[64];
+        int programmaticStreamSerializationAllowed;
+    } val;
+};
+
 struct cudaLaunchConfig_t {
     dim3 gridDim, blockDim;
     size_t dynamicSmemBytes;
     cudaStream_t stream;
-    void *attrs;
+    cudaLaunchAttribute *attrs;
     unsigned numAttrs;
 };
 
