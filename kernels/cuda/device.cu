@@ -326,6 +326,24 @@ static void cuda_event_sync(struct kva_event *event)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
+static void drop_blas(struct kva_device *device, struct kva_cuda_blas *blas)
+{
+    if (blas->handle)
+        (void)cublasDestroy(blas->handle);
+    kva_cuda_free_device(device, blas->workspace, BLAS_WORKSPACE_BYTES);
+}
+
+static void drop_lanes(struct kva_device *device)
+{
+    for (struct kva_cuda_lane &lane : device->lanes) {
+        drop_blas(device, &lane.blas);
+        if (lane.done)
+            (void)cudaEventDestroy(lane.done);
+        if (lane.stream)
+            (void)cudaStreamDestroy(lane.stream);
+    }
+}
+
 static void cuda_close(struct kva_device *device)
 {
     for (int queue = 0; queue < KVA_QUEUE_COUNT; queue++) {
@@ -333,9 +351,8 @@ static void cuda_close(struct kva_device *device)
             kva_cuda_sync(device, static_cast<enum kva_queue>(queue));
     }
     (void)kva_cuda_spare_drop(device);
-    if (device->blas)
-        (void)cublasDestroy(device->blas);
-    kva_cuda_free_device(device, device->blas_workspace, BLAS_WORKSPACE_BYTES);
+    drop_lanes(device);
+    drop_blas(device, &device->blas);
     kva_cuda_free_device(device, device->scratch, KVA_CUDA_SCRATCH_BYTES);
     kva_cuda_step_destroy(device);
     kva_cuda_ring_destroy(device);
@@ -427,32 +444,56 @@ static cudaError_t create_streams(struct kva_device *device)
     return error;
 }
 
+static enum kva_status create_blas(struct kva_device *device, struct kva_cuda_blas *to,
+                                   cudaStream_t stream, struct kva_err *err)
+{
+    enum kva_status status =
+        kva_cuda_alloc_device(device, BLAS_WORKSPACE_BYTES, &to->workspace, err);
+    if (status)
+        return status;
+    cublasStatus_t blas = cublasCreate(&to->handle);
+    if (blas == CUBLAS_STATUS_SUCCESS)
+        blas = cublasSetStream(to->handle, stream);
+    /* Else parts of a sum would be added up in 16 bits: in f16 they overflow, in bf16 they lose. */
+    if (blas == CUBLAS_STATUS_SUCCESS)
+        blas = cublasSetMathMode(to->handle, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
+    if (blas == CUBLAS_STATUS_SUCCESS)
+        blas = cublasSetWorkspace(to->handle, to->workspace, BLAS_WORKSPACE_BYTES);
+    if (blas != CUBLAS_STATUS_SUCCESS)
+        return kva_fail(err, KVA_EDEVICE, "cuBLAS: %s", cublasGetStatusString(blas));
+    return KVA_OK;
+}
+
+static enum kva_status create_lane(struct kva_device *device, struct kva_cuda_lane *lane,
+                                   struct kva_err *err)
+{
+    int least, greatest;
+    cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (error == cudaSuccess)
+        error = cudaStreamCreateWithPriority(&lane->stream, cudaStreamNonBlocking, least);
+    if (error == cudaSuccess)
+        error = cudaEventCreateWithFlags(&lane->done, cudaEventDisableTiming);
+    if (error != cudaSuccess)
+        return kva_cuda_fail_with(err, error, "cudaStreamCreate");
+    return create_blas(device, &lane->blas, lane->stream, err);
+}
+
 static enum kva_status create_queues(struct kva_device *device, struct kva_err *err)
 {
     cudaError_t error = create_streams(device);
     if (error != cudaSuccess)
         return kva_cuda_fail_with(err, error, "cudaStreamCreate");
     enum kva_status status =
-        kva_cuda_alloc_device(device, BLAS_WORKSPACE_BYTES, &device->blas_workspace, err);
+        create_blas(device, &device->blas, device->streams[KVA_QUEUE_COMPUTE], err);
+    for (uint32_t i = 0; i < KVA_CUDA_LANES && !status; i++)
+        status = create_lane(device, &device->lanes[i], err);
     if (!status)
         status = kva_cuda_alloc_device(device, KVA_CUDA_SCRATCH_BYTES, &device->scratch, err);
     if (!status)
         status = kva_cuda_ring_create(device, err);
     if (!status)
         status = kva_cuda_step_create(device, err);
-    if (status)
-        return status;
-    cublasStatus_t blas = cublasCreate(&device->blas);
-    if (blas == CUBLAS_STATUS_SUCCESS)
-        blas = cublasSetStream(device->blas, device->streams[KVA_QUEUE_COMPUTE]);
-    /* Else parts of a sum would be added up in 16 bits: in f16 they overflow, in bf16 they lose. */
-    if (blas == CUBLAS_STATUS_SUCCESS)
-        blas = cublasSetMathMode(device->blas, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
-    if (blas == CUBLAS_STATUS_SUCCESS)
-        blas = cublasSetWorkspace(device->blas, device->blas_workspace, BLAS_WORKSPACE_BYTES);
-    if (blas != CUBLAS_STATUS_SUCCESS)
-        return kva_fail(err, KVA_EDEVICE, "cuBLAS: %s", cublasGetStatusString(blas));
-    return KVA_OK;
+    return status;
 }
 
 static enum kva_status open_cuda(const struct kva_device_params *params, struct kva_device **ret,

@@ -81,6 +81,21 @@ struct kva_event {
     uint32_t deferred_record;
 };
 
+/* Products of matrices in a stream, whose workspace nobody else uses at the time. */
+struct kva_cuda_blas {
+    cublasHandle_t handle;
+    void *workspace;
+};
+
+/* Streams of a captured step for products that go beside one of the compute stream's. */
+#define KVA_CUDA_LANES 2u
+
+struct kva_cuda_lane {
+    cudaStream_t stream;
+    struct kva_cuda_blas blas;
+    cudaEvent_t done;
+};
+
 struct kva_device {
     struct kva_device_base base;
     int index;
@@ -93,8 +108,8 @@ struct kva_device {
     uint32_t shared_count;
     int numa_node; /* that the GPU hangs at; -1: unknown */
     cudaStream_t streams[KVA_QUEUE_COUNT];
-    cublasHandle_t blas;
-    void *blas_workspace;
+    struct kva_cuda_blas blas;
+    struct kva_cuda_lane lanes[KVA_CUDA_LANES];
     struct kva_cuda_ring ring;
     void *scratch; /* device, KVA_CUDA_SCRATCH_BYTES; in the compute stream's order */
     struct kva_cuda_step *step;
@@ -325,8 +340,11 @@ bool kva_cuda_run(struct kva_device *device, enum kva_queue queue, const char *n
 void kva_cuda_embed(struct kva_device *device, const struct kva_embed_args *args);
 void kva_cuda_norm(struct kva_device *device, const struct kva_norm_args *args);
 void kva_cuda_linear(struct kva_device *device, const struct kva_linear_args *args);
-/* The same into a capture, whose failure is none of the device's. */
+/* The same into a capture, whose failure is none of the device's; beside the compute stream's, in a
+ * lane: of weights that are not packed, without a bias. */
 bool kva_cuda_try_linear(struct kva_device *device, const struct kva_linear_args *args);
+bool kva_cuda_try_linear_beside(struct kva_device *device, uint32_t lane,
+                                const struct kva_linear_args *args);
 void kva_cuda_rope(struct kva_device *device, const struct kva_rope_args *args);
 void kva_cuda_glu(struct kva_device *device, const struct kva_glu_args *args);
 void kva_cuda_gather(struct kva_device *device, const struct kva_gather_args *args);

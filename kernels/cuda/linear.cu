@@ -33,18 +33,23 @@ static enum kva_dtype out_format(const struct kva_device *device,
     return args->out_f32 ? KVA_F32 : device->base.info.act;
 }
 
-static cublasStatus_t multiply(struct kva_device *device, const struct kva_linear_args *args)
+static cublasStatus_t multiply_by(struct kva_device *device, cublasHandle_t blas,
+                                  const struct kva_linear_args *args)
 {
     const struct kva_weight *w = &args->weight;
     const cudaDataType_t act = blas_type(device->base.info.act);
     /* Row-major x w^T is, to the column-major cuBLAS, w^T x: [outputs, rows]. */
     const float alpha = 1.0f, beta = args->accumulate ? 1.0f : 0.0f;
-    return cublasGemmEx(device->blas, CUBLAS_OP_T, CUBLAS_OP_N, static_cast<int>(w->rows),
-                        static_cast<int>(args->rows), static_cast<int>(w->cols), &alpha, w->data,
-                        act, static_cast<int>(w->cols), args->x, act,
-                        static_cast<int>(args->x_stride), &beta, args->out,
-                        blas_type(out_format(device, args)), static_cast<int>(args->out_stride),
-                        CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    return cublasGemmEx(
+        blas, CUBLAS_OP_T, CUBLAS_OP_N, static_cast<int>(w->rows), static_cast<int>(args->rows),
+        static_cast<int>(w->cols), &alpha, w->data, act, static_cast<int>(w->cols), args->x, act,
+        static_cast<int>(args->x_stride), &beta, args->out, blas_type(out_format(device, args)),
+        static_cast<int>(args->out_stride), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+}
+
+static cublasStatus_t multiply(struct kva_device *device, const struct kva_linear_args *args)
+{
+    return multiply_by(device, device->blas.handle, args);
 }
 
 static bool try_plain(struct kva_device *device, const struct kva_linear_args *args)
@@ -71,6 +76,12 @@ bool kva_cuda_try_linear(struct kva_device *device, const struct kva_linear_args
 {
     return kva_dtype_is_packed(args->weight.dtype) ? kva_cuda_linear_packed(device, args, try_plain)
                                                    : try_plain(device, args);
+}
+
+bool kva_cuda_try_linear_beside(struct kva_device *device, uint32_t lane,
+                                const struct kva_linear_args *args)
+{
+    return multiply_by(device, device->lanes[lane].blas.handle, args) == CUBLAS_STATUS_SUCCESS;
 }
 
 void kva_cuda_linear(struct kva_device *device, const struct kva_linear_args *args)

@@ -131,6 +131,48 @@ static bool capture_call(struct kva_device *device, const struct log *log, struc
     return false;
 }
 
+/* Products of few rows that are one branch each: what a weight's bytes are at most, beside the first
+ * one's, for the GPU to have room for both. */
+#define BESIDE_ROWS  64u
+#define BESIDE_BYTES ((size_t)16 << 20)
+
+/* Whether a call may run while the product before it does: of the same rows, and small. */
+static bool goes_beside(const struct call *first, const struct call *call)
+{
+    const struct kva_linear_args *a = &first->linear, *b = &call->linear;
+    return first->kind == CALL_LINEAR && call->kind == CALL_LINEAR && a->x == b->x &&
+           a->out != b->out && a->rows <= BESIDE_ROWS && !a->accumulate && !b->accumulate &&
+           !b->bias.data && !kva_dtype_is_packed(b->weight.dtype) &&
+           static_cast<size_t>(b->weight.rows) * b->weight.cols * sizeof(uint16_t) <= BESIDE_BYTES;
+}
+
+/* How many calls behind the first one go beside it. */
+static uint32_t count_beside(const struct log *log, uint32_t first)
+{
+    uint32_t count = 0;
+    while (count < KVA_CUDA_LANES && first + 1 + count < log->count &&
+           goes_beside(&log->calls[first], &log->calls[first + 1 + count]))
+        count++;
+    return count;
+}
+
+/* The first of `calls` into the compute stream, `count` more beside it. */
+static bool capture_beside(struct kva_device *device, const struct call *calls, uint32_t count)
+{
+    struct kva_cuda_step *step = device->step;
+    cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
+    bool good = cudaEventRecord(step->beside, stream) == cudaSuccess &&
+                kva_cuda_try_linear(device, &calls[0].linear);
+    for (uint32_t i = 0; i < count && good; i++) {
+        const struct kva_cuda_lane *lane = &device->lanes[i];
+        good = cudaStreamWaitEvent(lane->stream, step->beside, 0) == cudaSuccess &&
+               kva_cuda_try_linear_beside(device, i, &calls[1 + i].linear) &&
+               cudaEventRecord(lane->done, lane->stream) == cudaSuccess &&
+               cudaStreamWaitEvent(stream, lane->done, 0) == cudaSuccess;
+    }
+    return good;
+}
+
 /* The copy stream joins the capture, after what it has been given before. The graph's wait for
  * `copied` is bound when the graph is launched, to what the event was recorded for right before;
  * every step is awaited before the next is launched, so one that were bound as it runs would find
@@ -182,6 +224,13 @@ static struct graph *capture(struct kva_device *device)
         const struct call *last[KVA_QUEUE_COUNT] = {};
         for (uint32_t i = 0; i < log->count && good; i++) {
             struct call *call = &log->calls[i];
+            const uint32_t beside = count_beside(log, i);
+            if (beside > 0) {
+                good = capture_beside(device, call, beside);
+                last[call->queue] = nullptr; /* what follows has several before it */
+                i += beside;
+                continue;
+            }
             good = capture_call(device, log, call, last[call->queue]);
             last[call->queue] = call->kind == CALL_RECORD ? last[call->queue] : call;
         }
@@ -422,7 +471,7 @@ enum kva_status kva_cuda_step_create(struct kva_device *device, struct kva_err *
         step->host[side] = static_cast<unsigned char *>(data);
     }
     cudaError_t error = new_events(step->records, EVENTS_MAX);
-    cudaEvent_t *others[] = {&step->fork, &step->join, &step->copied};
+    cudaEvent_t *others[] = {&step->fork, &step->join, &step->copied, &step->beside};
     for (cudaEvent_t *other : others)
         error = error ? error : new_events(other, 1);
     error = error ? error : new_events(step->done, 2);
@@ -455,6 +504,7 @@ void kva_cuda_step_destroy(struct kva_device *device)
     drop_events(&step->fork, 1);
     drop_events(&step->join, 1);
     drop_events(&step->copied, 1);
+    drop_events(&step->beside, 1);
     drop_events(step->done, 2);
     drop_events(step->sent, 2);
     kva_cuda_free_device(device, step->device, KVA_CUDA_ARENA_BYTES);

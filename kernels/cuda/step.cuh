@@ -60,6 +60,7 @@ struct kva_cuda_step {
     bool uncapturable; /* it was tried, and failed */
     cudaEvent_t records[EVENTS_MAX];
     cudaEvent_t fork, join, copied; /* copied: what the copy stream had before the graph */
+    cudaEvent_t beside;             /* what products side by side wait for */
     cudaEvent_t done[2];            /* the last two graphs have run */
     cudaEvent_t sent[2];            /* each side of the arena has been copied */
     unsigned char *host[2];         /* [KVA_CUDA_ARENA_BYTES], pinned */
