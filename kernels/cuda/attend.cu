@@ -257,7 +257,7 @@ static bool prepare(struct kva_device *device, struct plan *plan, Kernel *kernel
     plan->group = args->heads / args->kv_heads;
     plan->stages = 2;
     plan->pairs_max = prompt_warps(args->head_dim) * 16 / prompt_slices(args->head_dim);
-    plan->shared_queries = prompt_shares_queries(args->head_dim);
+    plan->shared_queries = !prompt_shares_sums(args->head_dim);
     plan->shared_sums = prompt_shares_sums(args->head_dim);
     if (!plan_begin(plan, device, "attend", kernel, rows_max, args->head_dim))
         return false;

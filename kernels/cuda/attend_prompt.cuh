@@ -1,11 +1,11 @@
 /* attend_prompt.cuh - attention over 16-bit pages for many pairs: prompts (attend_pages.cuh).
  *
  * A block takes up to 192 pairs of a KV head, 16 a warp, and brings tiles for all of them into
- * shared memory, where there is room the next one while one is multiplied. The sums of a split stay
- * in registers; the sums of all splits, which are touched once a split, lie in shared memory, so
- * that registers suffice for twelve warps, and so do queries, of heads of more than 64 dimensions.
- * Those of more than 128 take two warps for 16 pairs, eight in all: both make all scores, and each
- * multiplies half of the values, so that there are registers for all sums. */
+ * shared memory, where there is room the next one while one is multiplied. Queries and the sums of
+ * a split stay in registers; the sums of all splits, which are touched once a split, lie in shared
+ * memory, so that registers suffice for twelve warps. Heads of more than 128 dimensions take two
+ * warps for 16 pairs, eight in all: both make all scores, and each multiplies half of the values, so
+ * that there are registers for all sums; their queries lie in shared memory. */
 #ifndef KVA_KERNELS_CUDA_ATTEND_PROMPT_CUH
 #define KVA_KERNELS_CUDA_ATTEND_PROMPT_CUH
 
@@ -17,16 +17,10 @@ static constexpr __host__ __device__ uint32_t prompt_slices(uint32_t dim)
     return dim > 128 ? 2 : 1;
 }
 
-/* Whether the sums of all splits lie in shared memory. */
+/* Whether the sums of all splits lie in shared memory; queries do otherwise. */
 static constexpr __host__ __device__ bool prompt_shares_sums(uint32_t dim)
 {
     return dim <= 128;
-}
-
-/* Whether queries do: so that several loads of keys and values find registers. */
-static constexpr __host__ __device__ bool prompt_shares_queries(uint32_t dim)
-{
-    return dim > 64;
 }
 
 /* Warps of a block, at most. */
@@ -187,7 +181,7 @@ static __device__ __forceinline__ void end_split(prompt_total<D, SHARED> &total,
 }
 
 /* The queries of a warp's 16 pairs: in registers, or in shared memory. */
-template <typename KV, int D, bool SHARED = prompt_shares_queries(D)> struct prompt_queries {
+template <typename KV, int D, bool SHARED = !prompt_shares_sums(D)> struct prompt_queries {
     uint32_t words[2][D / 8];
 
     __device__ void load(KV (*)[D + PAD], const attend_shape &p, const item &work, uint32_t kv_head,
@@ -319,7 +313,7 @@ static __device__ void load_tile(stage<KV, D> &to, const attend_params &p, const
     }
 }
 
-/* What the item begins with; `rest`: shared memory behind the stages, for sums, then queries. */
+/* What the item begins with; `rest`: shared memory behind the stages, for queries or sums. */
 template <typename KV, int D, int WIDTH>
 static __device__ __forceinline__ void
 begin_prompt(const attend_params &p, void *rest, split_state<WIDTH> &split,
@@ -328,16 +322,14 @@ begin_prompt(const attend_params &p, void *rest, split_state<WIDTH> &split,
     constexpr uint32_t SLICES = D / WIDTH;
     const uint32_t warp = threadIdx.x / KVA_WARP, lane = threadIdx.x % KVA_WARP;
     const uint32_t warp_pair = warp / SLICES * 16, kv_head = blockIdx.y;
-    const uint32_t pairs = blockDim.x / KVA_WARP / SLICES * 16;
     const item &work = own_item(p);
-    float *const behind = static_cast<float *>(rest) + (prompt_shares_sums(D) ? pairs * D : 0);
     split.begin();
     if (p.shape.accumulate && work.partial == KVA_NONE && warp_pair < work.pair_count)
         move_state<false>(split, p.shape, work, kv_head, warp_pair, lane, warp % SLICES * WIDTH);
     total.begin(split, static_cast<float2 *>(rest), warp);
     split.begin();
-    queries.load(reinterpret_cast<KV(*)[D + PAD]>(behind), p.shape, work, kv_head, pairs, warp_pair,
-                 lane);
+    queries.load(static_cast<KV(*)[D + PAD]>(rest), p.shape, work, kv_head,
+                 blockDim.x / KVA_WARP / SLICES * 16, warp_pair, lane);
 }
 
 template <typename KV, int D>
