@@ -354,8 +354,9 @@ void kva_sampler_request(struct kva_sampler *s, const struct kva_sampler_context
     if (p->constraint && p->temperature > 0 && p->top_k == 0)
         return;
     request->tracked_count = count;
-    bool best_only = count == 0 && p->temperature <= 0 && p->logprobs < 0 && !p->constraint;
-    request->k = best_only ? 1 : KVA_SHORTLIST_MAX;
+    /* Of so many tokens one at least is none of those whose logits are known and changed. */
+    bool best_only = p->temperature <= 0 && p->logprobs < 0 && !p->constraint;
+    request->k = best_only ? kva_min_u32(count + 1, KVA_SHORTLIST_MAX) : KVA_SHORTLIST_MAX;
     if (p->temperature > 0 && p->top_k == 0 && p->min_p <= 0 && p->allowed_id_count == 0)
         request->temperature = p->temperature;
 }

@@ -10,7 +10,7 @@
  * quarter. Measured tokens per second are for 32 layers: the layers' time times 32 / N, the head's
  * once.
  * --only: of the batches, those whose row begins so ("24 | 32768 | specache 1"), and what their steps
- * did besides; nothing else. For a profiler, too.
+ * did besides; nothing else ("one": the sequence alone). For a profiler, too.
  * --serial: no kernel is launched before the one ahead of it has ended.
  * --small: a tiny model and short sequences, to try the program; its figures mean nothing. */
 #include "base/clock.h"
@@ -549,7 +549,7 @@ int main(int argc, char **argv)
     printf("ceilings (%s): memory %.0f GB/s, link %.1f GB/s, products %.1f TFLOP/s\n",
            predict ? "published for an H200" : "measured", bench.ceilings.memory_bytes_per_s * 1e-9,
            bench.ceilings.link_bytes_per_s * 1e-9, bench.ceilings.flops_per_s * 1e-12);
-    if (!bench.only)
+    if (!bench.only || strcmp(bench.only, "one") == 0)
         print_single(&bench);
     struct full_speed full[KVA_COUNT_OF(budgets_gib)][KVA_COUNT_OF(lengths)];
     print_batches(&bench, full, 0);
