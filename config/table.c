@@ -66,9 +66,8 @@ static const struct kva_option table[] = {
      "Keep the query weights of so many percent of the columns a second time, for infinigen with "
      "skew=planes and as many `partial`, which then reads no others to rehearse a layer; 0: none."},
 
-    {"device", KVA_OPTION_STRING, ENGINE | EVAL | SKEW, AT(device), 0, 0, "cpu", NULL, "Device",
-     "cpu, cuda:N, or auto: the first GPU where there is one, else the CPU. The server has not "
-     "run on a GPU yet, its engine has."},
+    {"device", KVA_OPTION_STRING, ENGINE | EVAL | SKEW, AT(device), 0, 0, "auto", NULL, "Device",
+     "cpu, cuda:N, or auto: the first GPU where there is one, else the CPU."},
     {"threads", KVA_OPTION_UINT, ENGINE | EVAL | SKEW | MAKE, AT(threads), 0, 1024, "0", NULL,
      "Device", "Compute threads; 0: one per usable core."},
     {"cpu-level", KVA_OPTION_CHOICE, ENGINE | EVAL | SKEW, AT(cpu_levels), 0, 0, "auto", cpu_levels,

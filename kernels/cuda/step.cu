@@ -149,10 +149,15 @@ static bool goes_beside(const struct call *first, const struct call *call)
 /* How many calls behind the first one go beside it. */
 static uint32_t count_beside(const struct log *log, uint32_t first)
 {
+    const struct call *calls = &log->calls[first];
     uint32_t count = 0;
-    while (count < KVA_CUDA_LANES && first + 1 + count < log->count &&
-           goes_beside(&log->calls[first], &log->calls[first + 1 + count]))
-        count++;
+    for (; count < KVA_CUDA_LANES && first + 1 + count < log->count; count++) {
+        bool apart = true; /* from every one that it would run beside */
+        for (uint32_t i = 0; i <= count; i++)
+            apart = apart && goes_beside(&calls[i], &calls[1 + count]);
+        if (!apart)
+            break;
+    }
     return count;
 }
 
