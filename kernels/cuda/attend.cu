@@ -200,8 +200,7 @@ static void run_prompts(struct kva_device *device, const struct plan *plan,
                         const attend_params &params, decltype(&prompt_kernel<kva_f16, 64>) kernel)
 {
     struct kva_cuda_launch launch = plan_launch(plan, params.shape);
-    launch.block.x =
-        launch.block.x * prompt_slices(params.shape.dim) / prompt_groups(params.shape.dim);
+    launch.block.x *= prompt_slices(params.shape.dim);
     kva_cuda_run(device, KVA_QUEUE_COMPUTE, "attend", launch, kernel, params);
 }
 
@@ -231,7 +230,7 @@ static void choose_pairs(struct plan *plan, const struct kva_device *device,
 {
     const uint32_t most = plan->pairs, sm_count = static_cast<uint32_t>(device->sm_count);
     uint64_t least = UINT64_MAX;
-    for (uint32_t pairs = most; pairs >= 64; pairs -= plan->pairs_step) {
+    for (uint32_t pairs = most; pairs >= 64; pairs -= 16) {
         uint64_t blocks = 0;
         for (uint32_t i = 0; i < args->seq_count; i++) {
             const uint32_t count = args->seqs[i].row_count * plan->group;
@@ -257,10 +256,8 @@ static bool prepare(struct kva_device *device, struct plan *plan, Kernel *kernel
     plan->args = args;
     plan->group = args->heads / args->kv_heads;
     plan->stages = 2;
-    plan->pairs_step = 16 * prompt_groups(args->head_dim);
-    plan->pairs_max =
-        prompt_warps(args->head_dim) * plan->pairs_step / prompt_slices(args->head_dim);
-    plan->shared_queries = prompt_shares_queries(args->head_dim);
+    plan->pairs_max = prompt_warps(args->head_dim) * 16 / prompt_slices(args->head_dim);
+    plan->shared_queries = !prompt_shares_sums(args->head_dim);
     plan->shared_sums = prompt_shares_sums(args->head_dim);
     if (!plan_begin(plan, device, "attend", kernel, rows_max, args->head_dim))
         return false;

@@ -20,7 +20,6 @@ struct attend_plan {
     uint32_t group; /* query heads of a KV head */
     uint32_t pairs; /* of a block of threads, two threads each */
     uint32_t pairs_max = WARPS_MAX * 16;
-    uint32_t pairs_step = 16;   /* of a warp */
     uint32_t stages;            /* tiles in shared memory */
     bool shared_queries = true; /* or in registers */
     bool shared_sums;           /* of all splits; or in registers */
@@ -55,7 +54,7 @@ static bool fit_block(attend_plan *plan, uint32_t dim, size_t room)
     const size_t stage_bytes = 2 * TILE * padded_dim(dim) * sizeof(uint16_t);
     const uint32_t wanted = plan->pairs;
     for (; plan->stages > 0; plan->stages--) {
-        const uint32_t least = plan->stages == 1 ? plan->pairs_step : plan->shared_sums ? 64 : 32;
+        const uint32_t least = plan->stages == 1 ? 16 : plan->shared_sums ? 64 : 32;
         for (plan->pairs = wanted; plan->pairs >= least;
              plan->pairs = plan->pairs > 128 ? 128 : plan->pairs / 2) {
             plan->shared_bytes = stage_bytes * plan->stages + plan->pairs * pair_bytes(plan, dim);

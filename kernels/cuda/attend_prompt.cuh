@@ -1,12 +1,11 @@
 /* attend_prompt.cuh - attention over 16-bit pages for many pairs: prompts (attend_pages.cuh).
  *
- * A block takes up to 192 pairs of a KV head and brings tiles for all of them into shared memory,
- * where there is room the next one while one is multiplied. A warp takes 16 pairs or, of heads of
- * more than 64 dimensions, 32: what it loads of a tile then feeds twice the products, and it is
- * shared memory that binds. The sums of a split stay in registers; the sums of all splits, which are
- * touched once a split, lie in shared memory, and so do queries where registers end. Heads of more
- * than 128 dimensions take two warps for 16 pairs, eight in all: both make all scores, and each
- * multiplies half of the values, so that there are registers for all sums. */
+ * A block takes up to 192 pairs of a KV head, 16 a warp, and brings tiles for all of them into
+ * shared memory, where there is room the next one while one is multiplied. Queries and the sums of
+ * a split stay in registers; the sums of all splits, which are touched once a split, lie in shared
+ * memory, so that registers suffice for twelve warps. Heads of more than 128 dimensions take two
+ * warps for 16 pairs, eight in all: both make all scores, and each multiplies half of the values, so
+ * that there are registers for all sums; their queries lie in shared memory. */
 #ifndef KVA_KERNELS_CUDA_ATTEND_PROMPT_CUH
 #define KVA_KERNELS_CUDA_ATTEND_PROMPT_CUH
 
@@ -18,28 +17,16 @@ static constexpr __host__ __device__ uint32_t prompt_slices(uint32_t dim)
     return dim > 128 ? 2 : 1;
 }
 
-/* A warp's pairs, in groups of 16. */
-static constexpr __host__ __device__ uint32_t prompt_groups(uint32_t dim)
-{
-    return dim > 64 && dim <= 128 ? 2 : 1;
-}
-
-/* Whether the sums of all splits lie in shared memory. */
+/* Whether the sums of all splits lie in shared memory; queries do otherwise. */
 static constexpr __host__ __device__ bool prompt_shares_sums(uint32_t dim)
 {
     return dim <= 128;
 }
 
-/* Whether queries do. */
-static constexpr __host__ __device__ bool prompt_shares_queries(uint32_t dim)
-{
-    return dim > 64;
-}
-
 /* Warps of a block, at most. */
 static constexpr __host__ __device__ uint32_t prompt_warps(uint32_t dim)
 {
-    return dim <= 64 ? 12 : dim <= 128 ? 6 : 8;
+    return prompt_shares_sums(dim) ? 12 : 8;
 }
 
 /* A split of the lane's pairs while its tiles are added: m as products have it, e without the
@@ -193,111 +180,55 @@ static __device__ __forceinline__ void end_split(prompt_total<D, SHARED> &total,
     split.begin();
 }
 
-/* The queries of a warp's 16 pairs in registers. */
-template <typename KV, int D, bool SHARED = prompt_shares_queries(D)> struct prompt_queries {
+/* The queries of a warp's 16 pairs: in registers, or in shared memory. */
+template <typename KV, int D, bool SHARED = !prompt_shares_sums(D)> struct prompt_queries {
     uint32_t words[2][D / 8];
 
     __device__ void load(KV (*)[D + PAD], const attend_shape &p, const item &work, uint32_t kv_head,
-                         uint32_t warp_pair, uint32_t lane)
+                         uint32_t, uint32_t warp_pair, uint32_t lane)
     {
         load_query<KV, D>(words[0], p, work, kv_head, warp_pair + lane / 4, lane);
         load_query<KV, D>(words[1], p, work, kv_head, warp_pair + lane / 4 + 8, lane);
     }
 
-    __device__ __forceinline__ void operands(uint32_t (&a)[4], uint32_t, uint32_t d, uint32_t) const
+    /* s = q k^T for the tokens of a tile. */
+    __device__ __forceinline__ void multiply(float (&s)[TILE / 8][4], const KV (*k)[D + PAD],
+                                             uint32_t lane) const
     {
-        a[0] = words[0][d / 8];
-        a[1] = words[1][d / 8];
-        a[2] = words[0][d / 8 + 1];
-        a[3] = words[1][d / 8 + 1];
+#pragma unroll
+        for (int j = 0; j < static_cast<int>(TILE) / 8; j++)
+            s[j][0] = s[j][1] = s[j][2] = s[j][3] = 0.0f;
+#pragma unroll
+        for (int d = 0; d < D; d += 16) {
+            const uint32_t a[4] = {words[0][d / 8], words[1][d / 8], words[0][d / 8 + 1],
+                                   words[1][d / 8 + 1]};
+#pragma unroll
+            for (int j = 0; j < static_cast<int>(TILE) / 8; j += 2) {
+                uint32_t b[4];
+                kva_load_matrices(b, &k[j * 8 + lane % 8 + lane / 16 * 8][d + lane / 8 % 2 * 8]);
+                kva_mma<KV>(s[j], a, b[0], b[1]);
+                kva_mma<KV>(s[j + 1], a, b[2], b[3]);
+            }
+        }
     }
 };
 
-/* Those of all its pairs in shared memory, which no other warp needs, or the one that shares them
- * has written as well. */
 template <typename KV, int D> struct prompt_queries<KV, D, true> {
     const KV (*q)[D + PAD];
 
     __device__ void load(KV (*shared)[D + PAD], const attend_shape &p, const item &work,
-                         uint32_t kv_head, uint32_t warp_pair, uint32_t lane)
+                         uint32_t kv_head, uint32_t pairs, uint32_t warp_pair, uint32_t)
     {
-        for (uint32_t row = lane / 4; row < 16 * prompt_groups(D); row += 8) {
-            uint32_t words[D / 8];
-            load_query<KV, D>(words, p, work, kv_head, warp_pair + row, lane);
-#pragma unroll
-            for (uint32_t i = 0; i < D / 8; i++)
-                reinterpret_cast<uint32_t *>(shared[warp_pair + row])[i * 4 + lane % 4] = words[i];
-        }
-        __syncwarp(); /* all lanes' are there */
+        load_queries<KV, D>(shared, p, work, kv_head, pairs);
         q = shared + warp_pair;
     }
 
-    __device__ __forceinline__ void operands(uint32_t (&a)[4], uint32_t group, uint32_t d,
+    __device__ __forceinline__ void multiply(float (&s)[TILE / 8][4], const KV (*k)[D + PAD],
                                              uint32_t lane) const
     {
-        kva_load_matrices(a, &q[group * 16 + lane % 16][d + lane / 16 * 8]);
+        multiply_keys<KV, D, TILE>(s, q, k, lane);
     }
 };
-
-/* s = q k^T for the tokens of a tile. */
-template <typename KV, int D, uint32_t GROUPS>
-static __device__ __forceinline__ void multiply_prompt_keys(float (&s)[GROUPS][TILE / 8][4],
-                                                            const prompt_queries<KV, D> &queries,
-                                                            const KV (*k)[D + PAD], uint32_t lane)
-{
-#pragma unroll
-    for (uint32_t g = 0; g < GROUPS; g++) {
-#pragma unroll
-        for (uint32_t j = 0; j < TILE / 8; j++)
-            s[g][j][0] = s[g][j][1] = s[g][j][2] = s[g][j][3] = 0.0f;
-    }
-#pragma unroll
-    for (uint32_t d = 0; d < D; d += 16) {
-        uint32_t a[GROUPS][4];
-#pragma unroll
-        for (uint32_t g = 0; g < GROUPS; g++)
-            queries.operands(a[g], g, d, lane);
-#pragma unroll
-        for (uint32_t j = 0; j < TILE / 8; j += 2) {
-            uint32_t b[4];
-            kva_load_matrices(b, &k[j * 8 + lane % 8 + lane / 16 * 8][d + lane / 8 % 2 * 8]);
-#pragma unroll
-            for (uint32_t g = 0; g < GROUPS; g++) {
-                kva_mma<KV>(s[g][j], a[g], b[0], b[1]);
-                kva_mma<KV>(s[g][j + 1], a[g], b[2], b[3]);
-            }
-        }
-    }
-}
-
-/* sums += p v for the tokens of a tile, in rows of PITCH elements. */
-template <typename KV, int D, uint32_t GROUPS, int PITCH>
-static __device__ __forceinline__ void multiply_prompt_values(split_state<D> (&to)[GROUPS],
-                                                              const float (&p)[GROUPS][TILE / 8][4],
-                                                              const KV (*v)[PITCH], uint32_t lane)
-{
-#pragma unroll
-    for (uint32_t j = 0; j < TILE / 8; j += 2) {
-        uint32_t a[GROUPS][4];
-#pragma unroll
-        for (uint32_t g = 0; g < GROUPS; g++) {
-            a[g][0] = kva_pack<KV>(p[g][j][0], p[g][j][1]);
-            a[g][1] = kva_pack<KV>(p[g][j][2], p[g][j][3]);
-            a[g][2] = kva_pack<KV>(p[g][j + 1][0], p[g][j + 1][1]);
-            a[g][3] = kva_pack<KV>(p[g][j + 1][2], p[g][j + 1][3]);
-        }
-#pragma unroll
-        for (uint32_t d = 0; d < D; d += 16) {
-            uint32_t b[4];
-            kva_load_transposed(b, &v[j * 8 + lane % 16][d + lane / 16 * 8]);
-#pragma unroll
-            for (uint32_t g = 0; g < GROUPS; g++) {
-                kva_mma<KV>(to[g].a[d / 8], a[g], b[0], b[1]);
-                kva_mma<KV>(to[g].a[d / 8 + 1], a[g], b[2], b[3]);
-            }
-        }
-    }
-}
 
 /* The block's item; the last ones, which see most, come first. It is read again where it is needed
  * rather than kept in registers, and so are tiles. */
@@ -312,18 +243,17 @@ static __device__ __forceinline__ const tile &own_tile(const attend_params &p, u
     return p.tiles[own_item(p).tiles + static_cast<int32_t>(t)];
 }
 
-/* Whether a window begins behind tile t's first token, for the last of a warp's pairs. */
-static __device__ bool window_cuts(const attend_params &p, uint32_t last_pair, uint32_t t)
+/* Whether a window begins behind tile t's first token. */
+static __device__ bool window_cuts(const attend_params &p, uint32_t warp_pair, uint32_t t)
 {
-    return p.shape.window && t * TILE < view_of(p.shape, own_item(p), last_pair).first;
+    return p.shape.window && t * TILE < view_of(p.shape, own_item(p), warp_pair + 15).first;
 }
 
-/* Whether some of the pairs between the first and the last see some of tile t. */
-static __device__ bool is_seen(const attend_params &p, uint32_t first_pair, uint32_t last_pair,
-                               uint32_t t)
+/* Whether some of a warp's 16 pairs see some of tile t. */
+static __device__ bool is_seen(const attend_params &p, uint32_t warp_pair, uint32_t t)
 {
     const item &work = own_item(p);
-    return sees_any(view_of(p.shape, work, first_pair), view_of(p.shape, work, last_pair), t);
+    return sees_any(view_of(p.shape, work, warp_pair), view_of(p.shape, work, warp_pair + 15), t);
 }
 
 /* What is not seen weighs nothing. */
@@ -383,48 +313,41 @@ static __device__ void load_tile(stage<KV, D> &to, const attend_params &p, const
     }
 }
 
-/* What the item begins with; `rest`: shared memory behind the stages, for sums, then queries. */
-template <typename KV, int D, int WIDTH, uint32_t GROUPS>
+/* What the item begins with; `rest`: shared memory behind the stages, for queries or sums. */
+template <typename KV, int D, int WIDTH>
 static __device__ __forceinline__ void
-begin_prompt(const attend_params &p, float *rest, split_state<WIDTH> (&split)[GROUPS],
-             prompt_total<WIDTH, prompt_shares_sums(D)> (&total)[GROUPS],
-             prompt_queries<KV, D> &queries)
+begin_prompt(const attend_params &p, void *rest, split_state<WIDTH> &split,
+             prompt_total<WIDTH, prompt_shares_sums(D)> &total, prompt_queries<KV, D> &queries)
 {
     constexpr uint32_t SLICES = D / WIDTH;
     const uint32_t warp = threadIdx.x / KVA_WARP, lane = threadIdx.x % KVA_WARP;
-    const uint32_t warp_pair = warp / SLICES * 16 * GROUPS, kv_head = blockIdx.y;
-    const uint32_t pairs = blockDim.x / KVA_WARP / SLICES * 16 * GROUPS;
+    const uint32_t warp_pair = warp / SLICES * 16, kv_head = blockIdx.y;
     const item &work = own_item(p);
-#pragma unroll
-    for (uint32_t g = 0; g < GROUPS; g++) {
-        split[g].begin();
-        if (p.shape.accumulate && work.partial == KVA_NONE)
-            move_state<false>(split[g], p.shape, work, kv_head, warp_pair + 16 * g, lane,
-                              warp % SLICES * WIDTH);
-        total[g].begin(split[g], reinterpret_cast<float2 *>(rest), warp * GROUPS + g);
-        split[g].begin();
-    }
-    rest += prompt_shares_sums(D) ? pairs * D : 0;
-    queries.load(reinterpret_cast<KV(*)[D + PAD]>(rest), p.shape, work, kv_head, warp_pair, lane);
+    split.begin();
+    if (p.shape.accumulate && work.partial == KVA_NONE && warp_pair < work.pair_count)
+        move_state<false>(split, p.shape, work, kv_head, warp_pair, lane, warp % SLICES * WIDTH);
+    total.begin(split, static_cast<float2 *>(rest), warp);
+    split.begin();
+    queries.load(static_cast<KV(*)[D + PAD]>(rest), p.shape, work, kv_head,
+                 blockDim.x / KVA_WARP / SLICES * 16, warp_pair, lane);
 }
 
 template <typename KV, int D>
 static __global__ void __launch_bounds__(prompt_warps(D) * KVA_WARP) prompt_kernel(attend_params p)
 {
     kva_begin();
-    constexpr uint32_t SLICES = prompt_slices(D), WIDTH = D / SLICES, GROUPS = prompt_groups(D);
+    constexpr uint32_t SLICES = prompt_slices(D), WIDTH = D / SLICES;
     const attend_shape &shape = p.shape;
     const uint32_t warp = threadIdx.x / KVA_WARP, lane = threadIdx.x % KVA_WARP;
-    const uint32_t warp_pair = warp / SLICES * 16 * GROUPS, slice = warp % SLICES * WIDTH;
-    const uint32_t last_pair = warp_pair + 16 * GROUPS - 1, kv_head = blockIdx.y;
+    const uint32_t warp_pair = warp / SLICES * 16, slice = warp % SLICES * WIDTH;
+    const uint32_t kv_head = blockIdx.y;
     KVA_DYNAMIC_SHARED(unsigned char, shared_bytes);
     stage<KV, D> *stages = reinterpret_cast<stage<KV, D> *>(shared_bytes);
 
-    split_state<WIDTH> split[GROUPS];
-    prompt_total<WIDTH, prompt_shares_sums(D)> total[GROUPS];
+    split_state<WIDTH> split;
+    prompt_total<WIDTH, prompt_shares_sums(D)> total;
     prompt_queries<KV, D> queries;
-    begin_prompt<KV, D, WIDTH, GROUPS>(p, reinterpret_cast<float *>(stages + p.stages), split,
-                                       total, queries);
+    begin_prompt<KV, D, WIDTH>(p, stages + p.stages, split, total, queries);
     const float c = __fmul_rn(shape.scale, LOG2_E);
     const bool busy = warp_pair < own_item(p).pair_count;
     const uint32_t tile_first = own_item(p).tile_first, tile_end = own_item(p).tile_end;
@@ -449,30 +372,22 @@ static __global__ void __launch_bounds__(prompt_warps(D) * KVA_WARP) prompt_kern
         } else if (t + 1 == tile_first) {
             continue;
         }
-        const bool border = t + p.border >= tile_end || window_cuts(p, last_pair, t);
-        if (busy && (!border || is_seen(p, warp_pair, last_pair, t))) {
+        const bool border = t + p.border >= tile_end || window_cuts(p, warp_pair, t);
+        if (busy && (!border || is_seen(p, warp_pair, t))) {
             const stage<KV, D> &here = stages[t & ahead];
-            float s[GROUPS][TILE / 8][4];
-            multiply_prompt_keys<KV, D, GROUPS>(s, queries, here.k, lane);
-#pragma unroll
-            for (uint32_t g = 0; g < GROUPS; g++) {
-                if (border || !(whole >> ahead & 1))
-                    hide_scores(s[g], p, warp_pair + 16 * g, t, lane);
-                weigh_tile<WIDTH>(split[g], s[g], c);
-            }
-            multiply_prompt_values<KV, WIDTH, GROUPS, D + PAD>(
+            float s[TILE / 8][4];
+            queries.multiply(s, here.k, lane);
+            if (border || !(whole >> ahead & 1))
+                hide_scores(s, p, warp_pair, t, lane);
+            weigh_tile<WIDTH>(split, s, c);
+            multiply_values<KV, WIDTH, TILE, D + PAD>(
                 split, s, reinterpret_cast<const KV(*)[D + PAD]>(&here.v[0][slice]), lane);
         }
-        if ((t + 1) % SPLIT_TILES == 0 || t + 1 == tile_end) {
-#pragma unroll
-            for (uint32_t g = 0; g < GROUPS; g++)
-                end_split(total[g], split[g], shape.scale);
-        }
+        if ((t + 1) % SPLIT_TILES == 0 || t + 1 == tile_end)
+            end_split(total, split, shape.scale);
     }
-#pragma unroll
-    for (uint32_t g = 0; g < GROUPS && busy; g++)
-        move_state<true>(total[g].end(split[g]), shape, own_item(p), kv_head, warp_pair + 16 * g,
-                         lane, slice);
+    if (busy)
+        move_state<true>(total.end(split), shape, own_item(p), kv_head, warp_pair, lane, slice);
 }
 
 #endif
