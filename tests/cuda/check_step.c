@@ -13,21 +13,23 @@
 #define PAGES    3u
 #define ROWS_MAX 40u
 #define WIDTH    24u
+#define PRODUCTS 3u /* of the same rows and weights, side by side */
+#define FACTORS  8u /* rows of each */
 
 /* What a decoding step does to one row cache: rows are chosen, assigned to slots, fetched in the
  * copy queue, and read in the next step; beside it, other rows are gathered and multiplied. */
 struct pipeline {
     struct kva_device *gpu;
     struct kva_row_cache cache;
-    unsigned char *memory, *choices, *read, *x, *y, *product; /* device */
-    unsigned char *zeros, *back, *back_y;                     /* host tier */
-    uint16_t *pages;                                          /* host tier: [PAGES] blocks */
+    unsigned char *memory, *choices, *read, *x, *y, *products[PRODUCTS], *last; /* device */
+    unsigned char *zeros, *back, *back_y, *back_products;                       /* host tier */
+    uint16_t *pages; /* host tier: [PAGES] blocks */
     const void **homes;
     struct both_weight weight;
     struct acts wide;
     struct kva_event *chosen, *fetched, *seen, *done, *taken;
     uint32_t chosen_tokens[STEPS][K], rows[STEPS][ROWS_MAX], row_count[STEPS];
-    size_t memory_bytes, rows_bytes, choice_bytes, row_bytes, y_bytes;
+    size_t memory_bytes, rows_bytes, choice_bytes, row_bytes, y_bytes, product_bytes;
     bool any;
 };
 
@@ -90,6 +92,7 @@ static void pipeline_new(struct check *check, struct pipeline *p)
     p->choice_bytes = K * 4;
     p->row_bytes = 2 * DIM * 2;
     p->y_bytes = (size_t)ROWS_MAX * WIDTH * act;
+    p->product_bytes = (size_t)FACTORS * WIDTH * act;
     draw(check, p);
     p->memory = gpu_new(check, NULL, p->memory_bytes);
     lay_out_cache(p);
@@ -97,12 +100,15 @@ static void pipeline_new(struct check *check, struct pipeline *p)
     p->choices = gpu_new(check, p->chosen_tokens, sizeof p->chosen_tokens);
     p->read = gpu_new(check, NULL, K * p->row_bytes);
     p->y = gpu_new(check, NULL, p->y_bytes);
-    p->product = gpu_new(check, NULL, p->y_bytes);
+    for (uint32_t i = 0; i < PRODUCTS; i++)
+        p->products[i] = gpu_new(check, NULL, p->product_bytes);
+    p->last = gpu_new(check, NULL, p->product_bytes);
     p->wide = acts_new(check, check->act, ROWS_MAX * WIDTH, 1.0f);
     p->weight = weight_new(check, check->act, WIDTH, WIDTH, 1.0f);
     p->zeros = take(check, KVA_MEM_HOST, p->rows_bytes);
     p->back = take(check, KVA_MEM_HOST, STEPS * K * p->row_bytes);
     p->back_y = take(check, KVA_MEM_HOST, STEPS * p->y_bytes);
+    p->back_products = take(check, KVA_MEM_HOST, STEPS * 2 * p->product_bytes);
     p->pages = take(check, KVA_MEM_HOST, PAGES * block);
     p->homes = take(check, KVA_MEM_HOST, PAGES * sizeof *p->homes);
     for (size_t i = 0; i < PAGES * block / 2; i++)
@@ -120,13 +126,16 @@ static void pipeline_free(struct check *check, struct pipeline *p)
     kva_device_free(p->gpu, KVA_MEM_HOST, p->zeros, p->rows_bytes);
     kva_device_free(p->gpu, KVA_MEM_HOST, p->back, STEPS * K * p->row_bytes);
     kva_device_free(p->gpu, KVA_MEM_HOST, p->back_y, STEPS * p->y_bytes);
+    kva_device_free(p->gpu, KVA_MEM_HOST, p->back_products, STEPS * 2 * p->product_bytes);
     kva_device_free(p->gpu, KVA_MEM_HOST, p->pages, PAGES * kva_kv_block_bytes(1, DIM));
     kva_device_free(p->gpu, KVA_MEM_HOST, (void *)p->homes, PAGES * sizeof *p->homes);
     gpu_free(check, p->memory, p->memory_bytes);
     gpu_free(check, p->choices, sizeof p->chosen_tokens);
     gpu_free(check, p->read, K * p->row_bytes);
     gpu_free(check, p->y, p->y_bytes);
-    gpu_free(check, p->product, p->y_bytes);
+    for (uint32_t i = 0; i < PRODUCTS; i++)
+        gpu_free(check, p->products[i], p->product_bytes);
+    gpu_free(check, p->last, p->product_bytes);
     acts_free(check, &p->wide);
     weight_free(check, &p->weight);
     struct kva_event *events[] = {p->chosen, p->fetched, p->seen, p->done, p->taken};
@@ -176,15 +185,21 @@ static void choose(struct pipeline *p, uint32_t step)
     kva_event_record(p->fetched, KVA_QUEUE_COPY);
 }
 
+/* The last product is read right behind them. */
 static void multiply(struct pipeline *p, uint32_t step, uint32_t act_bytes)
 {
+    uint32_t rows[FACTORS];
+    for (uint32_t i = 0; i < FACTORS; i++)
+        rows[i] = i;
     gather(p, p->y, p->wide.gpu, p->rows[step], p->row_count[step], (size_t)WIDTH * act_bytes);
-    kva_device_ops(p->gpu)->linear(p->gpu, &(struct kva_linear_args){.out = p->product,
-                                                                     .x = p->y,
-                                                                     .weight = p->weight.gpu,
-                                                                     .rows = 8,
-                                                                     .x_stride = WIDTH,
-                                                                     .out_stride = WIDTH});
+    for (uint32_t i = 0; i < PRODUCTS; i++)
+        kva_device_ops(p->gpu)->linear(p->gpu, &(struct kva_linear_args){.out = p->products[i],
+                                                                         .x = p->y,
+                                                                         .weight = p->weight.gpu,
+                                                                         .rows = FACTORS,
+                                                                         .x_stride = WIDTH,
+                                                                         .out_stride = WIDTH});
+    gather(p, p->last, p->products[PRODUCTS - 1], rows, FACTORS, (size_t)WIDTH * act_bytes);
 }
 
 /* Results go home in the copy queue, beside the next step. */
@@ -196,6 +211,9 @@ static void send_home(struct pipeline *p, uint32_t step)
         kva_device_copy(p->gpu, KVA_QUEUE_COPY, p->back + (step - 1) * K * p->row_bytes, p->read,
                         K * p->row_bytes);
     kva_device_copy(p->gpu, KVA_QUEUE_COPY, p->back_y + step * p->y_bytes, p->y, p->y_bytes);
+    unsigned char *products = p->back_products + (size_t)step * 2 * p->product_bytes;
+    kva_device_copy(p->gpu, KVA_QUEUE_COPY, products, p->products[0], p->product_bytes);
+    kva_device_copy(p->gpu, KVA_QUEUE_COPY, products + p->product_bytes, p->last, p->product_bytes);
     kva_event_record(p->taken, KVA_QUEUE_COPY);
 }
 
@@ -246,6 +264,9 @@ static void compare(struct check *check, const struct pipeline *p)
         for (uint32_t i = 0; i < p->row_count[step]; i++)
             check_same(check, "a row that a step gathered", p->back_y + step * p->y_bytes + i * row,
                        wide + p->rows[step][i] * row, row);
+        const unsigned char *products = p->back_products + (size_t)step * 2 * p->product_bytes;
+        check_same(check, "a product beside another", products + p->product_bytes, products,
+                   p->product_bytes);
     }
     free(wide);
 }
