@@ -22,6 +22,9 @@
 #define SCRATCH_BYTES ((uint64_t)1 << 30)
 #define SCRATCH_SHARE 32u
 
+/* What a GPU has free beside the weights if it is taken unasked. */
+#define UNASKED_BYTES ((uint64_t)512 << 20)
+
 /* For another process that makes the int8 weights of the same model: some minutes for large ones.
  */
 #define LOCK_WAIT_MS (10u * 60 * 1000)
@@ -202,6 +205,28 @@ static enum kva_status open_cpu(const struct kva_config *config, uint32_t thread
     return kva_device_open_cpu(&device, ret, err);
 }
 
+/* The first GPU, if it holds the model; else false, and why. */
+static bool open_first_gpu(struct kva_cli_instance *instance, const struct kva_config *config)
+{
+    struct kva_err why;
+    if (open_cuda(instance, config, 0, &instance->device, &why)) {
+        snprintf(instance->device_why, sizeof(instance->device_why), "%s", why.message);
+        return false;
+    }
+    const struct kva_device_info *info = kva_device_get_info(instance->device);
+    const uint64_t weights = instance->model->weight_bytes;
+    if (info->free_bytes >= weights + UNASKED_BYTES)
+        return true;
+    snprintf(
+        instance->device_why, sizeof(instance->device_why),
+        "no room for %.1f MiB of weights and %.0f MiB beside them: %.1f MiB may be taken of %s",
+        (double)weights / (1 << 20), (double)UNASKED_BYTES / (1 << 20),
+        (double)info->free_bytes / (1 << 20), info->name);
+    kva_device_close(instance->device);
+    instance->device = NULL;
+    return false;
+}
+
 static enum kva_status open_device(struct kva_cli_instance *instance,
                                    const struct kva_config *config, struct kva_err *err)
 {
@@ -211,12 +236,8 @@ static enum kva_status open_device(struct kva_cli_instance *instance,
     if (strcmp(wanted, "cpu") == 0)
         return open_cpu(config, threads, &instance->device, err);
     if (strcmp(wanted, "auto") == 0) {
-        struct kva_err why;
-        instance->on_gpu = open_cuda(instance, config, 0, &instance->device, &why) == KVA_OK;
-        if (instance->on_gpu)
-            return KVA_OK;
-        snprintf(instance->device_why, sizeof(instance->device_why), "%s", why.message);
-        return open_cpu(config, threads, &instance->device, err);
+        instance->on_gpu = open_first_gpu(instance, config);
+        return instance->on_gpu ? KVA_OK : open_cpu(config, threads, &instance->device, err);
     }
     unsigned long index = strncmp(wanted, "cuda:", 5) == 0 ? strtoul(wanted + 5, &end, 10) : 0;
     if (strcmp(wanted, "cuda") != 0 && (!end || end == wanted + 5 || *end || index > 1024))
