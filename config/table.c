@@ -67,7 +67,7 @@ static const struct kva_option table[] = {
      "skew=planes and as many `partial`, which then reads no others to rehearse a layer; 0: none."},
 
     {"device", KVA_OPTION_STRING, ENGINE | EVAL | SKEW, AT(device), 0, 0, "auto", NULL, "Device",
-     "cpu, cuda:N, or auto: the first GPU where there is one, else the CPU."},
+     "cpu, cuda:N, or auto: the first GPU that has room for the weights, else the CPU."},
     {"threads", KVA_OPTION_UINT, ENGINE | EVAL | SKEW | MAKE, AT(threads), 0, 1024, "0", NULL,
      "Device", "Compute threads; 0: one per usable core."},
     {"cpu-level", KVA_OPTION_CHOICE, ENGINE | EVAL | SKEW, AT(cpu_levels), 0, 0, "auto", cpu_levels,

@@ -19,7 +19,8 @@ struct rows_params {
 /* Pieces of 16 bytes that a thread has on their way. */
 #define GATHER_FLIGHT 8u
 
-/* Values of a sum that a thread has on their way when it is folded. */
+/* Values of a sum that a thread has on their way when it is folded: all are asked for before the
+ * first is stored, behind which the compiler would not have them. */
 #define FOLD_FLIGHT 16
 
 /* Which rows a tile has. */
@@ -150,8 +151,6 @@ struct splits_before {
             float top = m[i], keep = 1.0f, share = 0.0f, *a = place_of(p, work, kv_head, pair).a;
             if (!empty)
                 fold_scales(m[i], split.m[i], top, keep, share);
-                /* Loads of a piece are all on their way before its first store, behind which the
-             * compiler would not have them. */
 #pragma unroll
             for (int first = 0; first < D / 4; first += FOLD_FLIGHT) {
                 float known[FOLD_FLIGHT];

@@ -434,13 +434,21 @@ static enum kva_status find_gpu(const struct kva_device_params *params, cudaDevi
 }
 
 /* Kernels of the copy queue are small, and a layer waits for them: their blocks go first. */
-static cudaError_t create_streams(struct kva_device *device)
+/* `urgent`: its kernels come first. */
+static cudaError_t create_stream(cudaStream_t *ret, bool urgent)
 {
     int least, greatest;
     cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    return error ? error
+                 : cudaStreamCreateWithPriority(ret, cudaStreamNonBlocking,
+                                                urgent ? greatest : least);
+}
+
+static cudaError_t create_streams(struct kva_device *device)
+{
+    cudaError_t error = cudaSuccess;
     for (int queue = 0; queue < KVA_QUEUE_COUNT && error == cudaSuccess; queue++)
-        error = cudaStreamCreateWithPriority(&device->streams[queue], cudaStreamNonBlocking,
-                                             queue == KVA_QUEUE_COPY ? greatest : least);
+        error = create_stream(&device->streams[queue], queue == KVA_QUEUE_COPY);
     return error;
 }
 
@@ -467,10 +475,7 @@ static enum kva_status create_blas(struct kva_device *device, struct kva_cuda_bl
 static enum kva_status create_lane(struct kva_device *device, struct kva_cuda_lane *lane,
                                    struct kva_err *err)
 {
-    int least, greatest;
-    cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    if (error == cudaSuccess)
-        error = cudaStreamCreateWithPriority(&lane->stream, cudaStreamNonBlocking, least);
+    cudaError_t error = create_stream(&lane->stream, false);
     if (error == cudaSuccess)
         error = cudaEventCreateWithFlags(&lane->done, cudaEventDisableTiming);
     if (error != cudaSuccess)
