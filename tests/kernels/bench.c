@@ -258,6 +258,7 @@ static void bench_kernels(const struct bench *bench, unsigned char *memory, bool
     unsigned char *weights = memory + WEIGHT_OFFSET_BYTES;
     unsigned char *lines = memory; /* packed: in a file they begin at cache lines */
     const uint32_t tiny_llama[3] = {32, 4, 64}, llama[3] = {32, 8, 128}, mha[3] = {16, 16, 128};
+    const uint32_t qwen[3] = {12, 2, 128};
     const uint32_t rows[] = {1, 2, 4, 8, 16, 32, 64, 256, 512};
     for (size_t i = 0; i < KVA_COUNT_OF(rows) - (slow ? 3 : 0); i++)
         bench_linear(bench, weights, KVA_BF16, rows[i], 5632, 2048);
@@ -288,6 +289,7 @@ static void bench_kernels(const struct bench *bench, unsigned char *memory, bool
     bench_attend(bench, memory, KVA_F16, tiny_llama, 1, 32768, 1);
     bench_attend(bench, memory, KVA_BF16, tiny_llama, 8, 32768, 1);
     bench_attend(bench, memory, KVA_BF16, tiny_llama, 16, 4096, 1);
+    bench_attend(bench, memory, KVA_BF16, qwen, 16, 4096, 1);
     bench_attend(bench, memory, KVA_BF16, llama, 1, 16384, 1);
     bench_attend(bench, memory, KVA_F16, llama, 1, 16384, 1);
     bench_attend(bench, memory, KVA_BF16, mha, 1, 16384, 1);

@@ -4,13 +4,7 @@
 #define KVA_KERNELS_CPU_ATTEND_PREFETCH_H
 
 #include "kernels/cpu/cpu.h"
-
-#include <immintrin.h>
-
-/* A line is asked for twice, the second time when so many bytes behind it have been: memory that
- * has too much under way drops what it is asked for, and a line that nobody fetched costs more than
- * many that are asked for in vain. */
-#define AHEAD_AGAIN 2048
+#include "kernels/cpu/simd/prefetch.h"
 
 #define AHEAD_PAGES (KVA_ATTEND_SPLIT_TOKENS / KVA_PAGE_TOKENS)
 
@@ -56,8 +50,7 @@ static struct ahead plan_ahead(const struct kva_cpu_attend_split *split)
 static inline __attribute__((always_inline)) void prefetch(struct ahead *ahead, const int lines)
 {
     for (int i = 0; i < lines; i++) {
-        _mm_prefetch(ahead->at, _MM_HINT_T0);
-        _mm_prefetch((const char *)((uintptr_t)ahead->at - AHEAD_AGAIN), _MM_HINT_T0);
+        kva_prefetch_ahead(ahead->at);
         ahead->at += ahead->step;
         if (__builtin_expect(ahead->at != ahead->end, 1))
             continue;

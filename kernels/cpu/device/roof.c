@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "kernels/cpu/device/device_cpu.h"
 #include "kernels/cpu/simd/amx.h"
+#include "kernels/cpu/simd/prefetch.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -39,7 +40,7 @@ static void *read_memory(void *opaque)
     const uint64_t *data = (const uint64_t *)(const void *)roof->data;
     uint64_t sum = 0;
     for (size_t i = 0; i + 8 <= roof->bytes / 8; i += 8) {
-        __builtin_prefetch(data + i + 1024);
+        kva_prefetch_ahead(data + i + 1024);
         sum += data[i];
     }
     roof->sink += sum;

@@ -14,6 +14,7 @@
  * stay in the first while all outputs go by. */
 #include "kernels/convert.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/simd/prefetch.h"
 
 #include <immintrin.h>
 #include <string.h>
@@ -37,8 +38,8 @@
 /* Bytes of rows that stay in the first-level cache beside a stream of weights. */
 #define CACHED_ROWS_BYTES (32u * 1024u)
 
-/* Rows that wait for memory when there are more than a tile: with five and more, rows and what is
- * prefetched no longer fit the first-level cache together, and memory gives a third less. */
+/* Rows that wait for memory when there are more than a tile: with more of them the first-level cache
+ * no longer holds the rows. */
 #define STREAM_ROWS 4u
 
 struct tile {
@@ -72,15 +73,6 @@ INLINE __m512bh load(const uint16_t *from)
     return (__m512bh)_mm512_loadu_si512(from);
 }
 
-/* Prefetches that come while too many are under way are dropped, so a line is asked for three
- * times; a single row leaves enough time between them. */
-INLINE void prefetch(const int rows, const struct tile *tile, uint32_t k)
-{
-    const char *ahead = (const char *)(tile->w + k) + tile->ahead_bytes;
-    for (size_t i = 0; i < (rows == 1 ? 1 : 3); i++)
-        _mm_prefetch(ahead - tile->ahead_bytes / 4 * i, _MM_HINT_T0);
-}
-
 /* One output, from memory, in whole cache lines wherever it begins: tensors of a file do so at any
  * multiple of 8 bytes, and loads that straddle two lines would keep both waiting. Returns how far
  * it got. */
@@ -95,7 +87,7 @@ INLINE uint32_t stream_lines(const int rows, const struct tile *tile, __m512 *su
     __m512i low = _mm512_maskz_loadu_epi16(0xFFFFFFFFu << shift, line);
     uint32_t k = 0;
     for (; k + 2 * STEP <= tile->count; k += STEP) {
-        prefetch(rows, tile, k);
+        kva_prefetch_ahead((const char *)(tile->w + k) + tile->ahead_bytes);
         __m512i high = _mm512_load_si512(line + k + STEP);
         __m512bh weights = (__m512bh)_mm512_permutex2var_epi16(low, pick, high);
         for (int m = 0; m < rows; m++)
@@ -116,7 +108,7 @@ INLINE void tile_run(const int rows, const int outputs, const bool stream, const
         k = stream_lines(rows, tile, sums);
     for (; k + STEP <= tile->count; k += STEP) {
         if (stream)
-            prefetch(rows, tile, k);
+            kva_prefetch_ahead((const char *)(tile->w + k) + tile->ahead_bytes);
         __m512bh weights[TILE_OUTPUTS];
         for (int n = 0; n < outputs; n++)
             weights[n] = load(tile->w + (size_t)n * tile->w_stride + k);

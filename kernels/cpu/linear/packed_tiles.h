@@ -6,6 +6,7 @@
  * to. So every output has the order of additions that packed.h says, and a tile does not see how
  * weights are stored (packed_expand.h). */
 #include "kernels/cpu/linear/packed_row.h"
+#include "kernels/cpu/simd/prefetch.h"
 #include "kernels/packed_table.h"
 
 #include "kernels/cpu/linear/packed_expand.h"
@@ -224,7 +225,7 @@ INLINE void tile_run(const int rows, const int panels, const bool stream, const 
                 UNROLL
                 for (int phase = 0; phase < phases; phase++) {
                     if (stream)
-                        _mm_prefetch((const char *)line + place->ahead, _MM_HINT_T0);
+                        kva_prefetch_ahead(line + place->ahead);
                     load_lines(panels, place, line, w);
                     tile_step(rows, panels, phase, shape.wide, place, w, x, sums);
                     line += LINE;
@@ -289,11 +290,11 @@ INLINE void direct_run(const int rows, const struct kva_packed_format *format,
             for (size_t v = 0; v < LINE_VECTORS; v++)
                 block[v] = read_block(format, head, v);
             for (uint32_t i = 0; i < format->head_bytes / LINE; i++)
-                _mm_prefetch((const char *)head + ahead + (size_t)i * LINE, _MM_HINT_T0);
+                kva_prefetch_ahead(head + ahead + (size_t)i * LINE);
         }
         UNROLL
         for (uint32_t i = 0; i < lines; i++)
-            _mm_prefetch((const char *)line + ahead + (size_t)i * LINE, _MM_HINT_T0);
+            kva_prefetch_ahead(line + ahead + (size_t)i * LINE);
         direct_piece(rows, format, place, head, block, in_block / format->scale_inputs, line,
                      place->x + at, terms, parts);
         line += (size_t)lines * LINE;
