@@ -160,7 +160,11 @@ def column(cell, found, policies, asked, records):
     base = {r.index: r.score for r in here if r.policy == "full"}
     pairs = {
         policy: [
-            [r.score - base[r.index] for r in here if r.policy == policy and r.group == context]
+            [
+                r.score - base[r.index]
+                for r in here
+                if (r.policy, r.group) == (policy, context) and r.index in base
+            ]
             for context in contexts
         ]
         for policy in policies
