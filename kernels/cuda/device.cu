@@ -433,8 +433,7 @@ static enum kva_status find_gpu(const struct kva_device_params *params, cudaDevi
     return KVA_OK;
 }
 
-/* Kernels of the copy queue are small, and a layer waits for them: their blocks go first. */
-/* `urgent`: its kernels come first. */
+/* `urgent`: blocks of its kernels go first. */
 static cudaError_t create_stream(cudaStream_t *ret, bool urgent)
 {
     int least, greatest;
@@ -444,6 +443,7 @@ static cudaError_t create_stream(cudaStream_t *ret, bool urgent)
                                                 urgent ? greatest : least);
 }
 
+/* Kernels of the copy queue are small, and a layer waits for them. */
 static cudaError_t create_streams(struct kva_device *device)
 {
     cudaError_t error = cudaSuccess;

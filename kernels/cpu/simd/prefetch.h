@@ -9,9 +9,9 @@
 
 /* Asks for the cache line at `at`, into the second-level cache, and again for the one that the
  * caller, who reads on and on, asked for KVA_PREFETCH_AGAIN_BYTES ago. A core that has too much
- * under way drops what it is asked for, and a line that nobody fetched costs more than many that
- * are asked for in vain. The first-level cache has places for far fewer misses than the second, so
- * there more are dropped (docs/results/cpu.md, "Kernels"). `at` need not be memory of ours. */
+ * under way drops what it is asked for, more of it at the first-level cache than at the second, and
+ * a line that nobody fetched costs more than many that are asked for in vain (docs/results/cpu.md,
+ * "Kernels"). `at` need not be memory of ours. */
 static inline __attribute__((always_inline)) void kva_prefetch_ahead(const void *at)
 {
     __builtin_prefetch(at, 0, 2);
