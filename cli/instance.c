@@ -206,7 +206,7 @@ static enum kva_status open_cpu(const struct kva_config *config, uint32_t thread
     return kva_device_open_cpu(&device, ret, err);
 }
 
-/* Whether there is an NVIDIA driver. Without one CUDA's libraries, which take 150 MiB and a sixth of
+/* Whether there is an NVIDIA driver. Without one CUDA's libraries, which take 145 MiB and a sixth of
  * a second to load, would be loaded for nothing. */
 static bool has_driver(void)
 {
