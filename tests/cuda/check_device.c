@@ -148,17 +148,18 @@ static void check_borders(struct check *check)
     kva_device_free(check->gpu, KVA_MEM_DEVICE, device, bytes);
 }
 
-/* Memory goes from one owner to the next while the queues still work for the one before. */
+/* Memory goes from one owner to the next while the queues still work for the one before: again and
+ * again, since what a queue has left to do then is the simulation's choice. */
 static void check_spare(struct check *check)
 {
-    enum { BYTES = 70000 };
+    enum { BYTES = 70000, TIMES = 60 };
     struct kva_err err;
     unsigned char *source = NULL, *back = NULL, *device = NULL, *host = NULL, *other = NULL;
     static const unsigned char zero[BYTES];
     bool good = !kva_device_alloc(check->gpu, KVA_MEM_HOST, BYTES, (void **)&source, &err) &&
                 !kva_device_alloc(check->gpu, KVA_MEM_HOST, BYTES, (void **)&back, &err);
-    for (int i = 0; i < 6 && good; i++) {
-        size_t bytes = BYTES - (size_t)i * 1000;
+    for (int i = 0; i < TIMES && good; i++) {
+        size_t bytes = BYTES - (size_t)(i % 6) * 1000;
         memset(source, i + 1, BYTES);
         good = !kva_device_alloc(check->gpu, KVA_MEM_DEVICE, bytes, (void **)&device, &err) &&
                !kva_device_alloc(check->gpu, KVA_MEM_HOST, bytes, (void **)&host, &err) &&
