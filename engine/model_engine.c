@@ -330,6 +330,19 @@ static enum kva_status place_skew(const struct model_engine *e, struct kva_kv_sk
     return status;
 }
 
+/* Rows whose logits are made together. Every such call reads the output matrix, which on a GPU is
+ * what it costs: there all rows of a step are one, unless they are very many. On a CPU products
+ * cost more than that with PICK_ROWS_MIN already. */
+#define PICK_ROWS_MIN 64u
+#define PICK_ROWS_MAX 320u
+
+static uint32_t pick_rows(const struct model_engine *e)
+{
+    if (kva_device_get_info(e->device)->host_readable)
+        return PICK_ROWS_MIN;
+    return kva_max_u32(PICK_ROWS_MIN, kva_min_u32(2 * e->params.sequences_max, PICK_ROWS_MAX));
+}
+
 static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
 {
     const struct kva_model_engine_params *p = &e->params;
@@ -360,6 +373,7 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
         status = kva_kv_create(&kv, &e->kv, err);
     if (status)
         return status;
+    const uint32_t rows_max = pick_rows(e);
     const struct kva_forward_params forward = {
         .device = p->device,
         .model = p->model,
@@ -367,8 +381,8 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
         .rows_max = p->step_tokens_max + p->sequences_max, /* speculative rows come on top */
         .sequences_max = p->sequences_max,
         .context_max = p->context_max,
-        .logit_rows_max = KVA_LOGIT_ROWS_MAX,
-        .tracked_max = KVA_PICK_TRACKED_MAX,
+        .logit_rows_max = rows_max,
+        .tracked_max = rows_max * KVA_SAMPLER_TRACKED_MAX,
         .planes = e->planes,
     };
     status = kva_forward_create(&forward, &e->forward, err);
@@ -376,7 +390,7 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
         status = kva_sampler_create(e->config->vocab_size, &e->sampler, err);
     if (status)
         return status;
-    status = kva_pick_create(&e->pick, err);
+    status = kva_pick_create(&e->pick, rows_max, err);
     if (status)
         return status;
     e->batch_rows = calloc(p->sequences_max, sizeof(*e->batch_rows));

@@ -9,9 +9,6 @@
 #include "engine/model_engine.h"
 #include "engine/sampler.h"
 
-/* Rows whose logits are computed together: bounds the buffer for large vocabularies. */
-#define KVA_LOGIT_ROWS_MAX 64u
-
 struct kva_sequence {
     struct kva_sequence_params params;
     struct kva_kv_seq kv;
@@ -35,16 +32,15 @@ struct kva_sequence {
     bool pool_divided;                          /* the sum there has become the mean */
 };
 
-#define KVA_NO_SLOT          UINT32_MAX
-
-#define KVA_PICK_TRACKED_MAX (KVA_LOGIT_ROWS_MAX * KVA_SAMPLER_TRACKED_MAX)
+#define KVA_NO_SLOT UINT32_MAX
 
 /* Rows whose logits are made together, what of each is wanted, and what came of it. */
 struct kva_pick {
-    uint32_t rows[KVA_LOGIT_ROWS_MAX]; /* of hidden */
-    struct kva_shortlist_request requests[KVA_LOGIT_ROWS_MAX];
-    struct kva_forward_picked picked[KVA_LOGIT_ROWS_MAX];
-    uint32_t *tracked; /* [KVA_PICK_TRACKED_MAX] */
+    uint32_t *rows;                         /* [rows_max]: of hidden */
+    struct kva_shortlist_request *requests; /* [rows_max] */
+    struct kva_forward_picked *picked;      /* [rows_max] */
+    uint32_t *tracked;                      /* [rows_max * KVA_SAMPLER_TRACKED_MAX] */
+    uint32_t rows_max;
     uint32_t count, tracked_count;
 };
 
@@ -76,10 +72,12 @@ uint32_t kva_model_engine_rows(const struct kva_sequence *seq);
 
 /* --- pick.c ---------------------------------------------------------------------------------- */
 
-KVA_MUST_CHECK enum kva_status kva_pick_create(struct kva_pick *pick, struct kva_err *err);
+/* Of so many rows at a time, which bounds the memory for logits of large vocabularies. */
+KVA_MUST_CHECK enum kva_status kva_pick_create(struct kva_pick *pick, uint32_t rows_max,
+                                               struct kva_err *err);
 void kva_pick_destroy(struct kva_pick *pick);
 
-/* Begin a pick, then add up to KVA_LOGIT_ROWS_MAX rows of hidden, then run it. */
+/* Begin a pick, then add up to rows_max rows of hidden, then run it. */
 void kva_pick_begin(struct model_engine *e);
 void kva_pick_item(struct model_engine *e, uint32_t row, const struct kva_step_item *item);
 void kva_pick_run(struct model_engine *e, const void *hidden);

@@ -27,14 +27,23 @@ static enum kva_status masked(const struct kva_sequence *seq, bool behind_expect
 
 /* --- asking ---------------------------------------------------------------------------------- */
 
-enum kva_status kva_pick_create(struct kva_pick *pick, struct kva_err *err)
+enum kva_status kva_pick_create(struct kva_pick *pick, uint32_t rows_max, struct kva_err *err)
 {
-    pick->tracked = calloc(KVA_PICK_TRACKED_MAX, sizeof(*pick->tracked));
-    return pick->tracked ? KVA_OK : kva_fail(err, KVA_ENOMEM, "out of memory for tracked tokens");
+    pick->rows_max = rows_max;
+    pick->rows = calloc(rows_max, sizeof(*pick->rows));
+    pick->requests = calloc(rows_max, sizeof(*pick->requests));
+    pick->picked = calloc(rows_max, sizeof(*pick->picked));
+    pick->tracked = calloc((size_t)rows_max * KVA_SAMPLER_TRACKED_MAX, sizeof(*pick->tracked));
+    if (!pick->rows || !pick->requests || !pick->picked || !pick->tracked)
+        return kva_fail(err, KVA_ENOMEM, "out of memory for the tokens of %u rows", rows_max);
+    return KVA_OK;
 }
 
 void kva_pick_destroy(struct kva_pick *pick)
 {
+    free(pick->rows);
+    free(pick->requests);
+    free(pick->picked);
     free(pick->tracked);
 }
 
@@ -235,7 +244,7 @@ void kva_pick_score_prompt(struct model_engine *e, struct kva_sequence *seq,
         kva_min_u32(prompt->position_first + prompt->row_count, seq->params.prompt_tokens - 1);
     for (uint32_t at = prompt->position_first; at < last; at += pick->count) {
         kva_pick_begin(e);
-        for (uint32_t i = at; i < last && pick->count < KVA_LOGIT_ROWS_MAX; i++) {
+        for (uint32_t i = at; i < last && pick->count < pick->rows_max; i++) {
             uint32_t row = prompt->row_first + i - prompt->position_first;
             struct kva_shortlist_request *request = add_row(pick, row);
             request->k = kva_max_u32((uint32_t)seq->params.sampling->prompt_logprobs, 1);

@@ -185,7 +185,7 @@ static void emit_batch(struct model_engine *e, const void *hidden, uint32_t batc
             kva_pick_item(e, last - rows->draft, e->batch_items[i]);
         if (rows->draft)
             kva_pick_guess(e, last, e->batch_items[i]->seq, true);
-        if (e->pick.count + 2 <= KVA_LOGIT_ROWS_MAX && i + 1 < batch)
+        if (e->pick.count + 2 <= e->pick.rows_max && i + 1 < batch)
             continue;
         kva_pick_run(e, hidden);
         for (uint32_t at = 0; first <= i; first++) {
