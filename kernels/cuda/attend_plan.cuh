@@ -261,6 +261,8 @@ static attend_shape shape_of(const struct kva_device *device, const Args *args)
     shape.scale = args->scale;
     shape.q = args->q;
     shape.q_dtype = device->base.info.act;
+    shape.q_whole = args->head_dim % KVA_VECTOR == 0 && args->q_stride % KVA_VECTOR == 0 &&
+                    kva_vector_at(args->q);
     shape.q_stride = args->q_stride;
     return shape;
 }

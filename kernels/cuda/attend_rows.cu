@@ -53,26 +53,24 @@ static __device__ __forceinline__ uint32_t two_halves(uint32_t bits, enum kva_dt
     return kva_pack<kva_f16>(kva_clamp<kva_f16>(low), kva_clamp<kva_f16>(high));
 }
 
-/* The rows' numbers, where a row is so many pieces of 16 bytes; those of no row become zero. */
-template <int D>
+/* The numbers of the first `count` rows, where a row is so many pieces of 16 bytes: for a head
+ * dimension of D how many is known, and a warp takes a whole number of rows. */
+template <int D, bool WHOLE>
 static __device__ void gather_pieces(stage<kva_f16, D> &to, const tile_rows &rows,
-                                     const rows_params &p, const uint4 *from)
+                                     const rows_params &p, const uint4 *from, uint32_t count)
 {
-    const uint32_t half = p.shape.dim / 8, pieces = 2 * half;
-    for (uint32_t base = threadIdx.x; base < TILE * pieces; base += GATHER_FLIGHT * blockDim.x) {
+    const uint32_t half = (WHOLE ? D : p.shape.dim) / 8, pieces = 2 * half, end = count * pieces;
+    for (uint32_t base = threadIdx.x; base < end; base += GATHER_FLIGHT * blockDim.x) {
         uint4 x[GATHER_FLIGHT];
 #pragma unroll
         for (uint32_t i = 0; i < GATHER_FLIGHT; i++) {
-            const uint32_t at = min(base + i * blockDim.x, TILE * pieces - 1);
-            const uint32_t slot = rows.slots[at / pieces];
-            x[i] = make_uint4(0, 0, 0, 0);
-            if (slot != KVA_NONE)
-                x[i] = from[static_cast<size_t>(slot) * pieces + at % pieces];
+            const uint32_t at = min(base + i * blockDim.x, end - 1);
+            x[i] = from[static_cast<size_t>(rows.slots[at / pieces]) * pieces + at % pieces];
         }
 #pragma unroll
         for (uint32_t i = 0; i < GATHER_FLIGHT; i++) {
             const uint32_t at = base + i * blockDim.x, piece = at % pieces;
-            if (at >= TILE * pieces)
+            if (at >= end)
                 break;
             kva_f16 *row = piece < half ? to.k[at / pieces] : to.v[at / pieces];
             reinterpret_cast<uint4 *>(row)[piece % half] =
@@ -86,29 +84,43 @@ static __device__ void gather_pieces(stage<kva_f16, D> &to, const tile_rows &row
 template <int D>
 static __device__ void gather_numbers(stage<kva_f16, D> &to, const tile_rows &rows,
                                       const rows_params &p, const struct kva_row_cache &cache,
-                                      size_t head)
+                                      size_t head, uint32_t count)
 {
     const uint32_t dim = p.shape.dim;
-    for (uint32_t i = threadIdx.x; i < TILE * 2 * dim; i += blockDim.x) {
+    for (uint32_t i = threadIdx.x; i < count * 2 * dim; i += blockDim.x) {
         const uint32_t row = i / (2 * dim), at = i % (2 * dim), slot = rows.slots[row];
-        const float x = slot == KVA_NONE
-                            ? 0.0f
-                            : kva_load(cache.rows, p.kv_dtype, (head + slot) * 2 * dim + at);
+        const float x = kva_load(cache.rows, p.kv_dtype, (head + slot) * 2 * dim + at);
         (at < dim ? to.k[row][at] : to.v[row][at - dim]) = kva_saturate<kva_f16>(x);
     }
 }
 
+/* Rows first .. end - 1 of the tile become zero. */
+template <int D>
+static __device__ void clear_rows(stage<kva_f16, D> &to, uint32_t first, uint32_t end)
+{
+    constexpr uint32_t pieces = D / 8;
+    for (uint32_t at = first * pieces + threadIdx.x; at < end * pieces; at += blockDim.x) {
+        const uint4 zero = make_uint4(0, 0, 0, 0);
+        reinterpret_cast<uint4 *>(to.k[at / pieces])[at % pieces] = zero;
+        reinterpret_cast<uint4 *>(to.v[at / pieces])[at % pieces] = zero;
+    }
+}
+
+/* The tile's first `count` rows, and zero up to `end`. */
 template <int D>
 static __device__ void gather_rows(stage<kva_f16, D> &to, const tile_rows &rows,
                                    const rows_params &p, const struct kva_row_cache &cache,
-                                   uint32_t kv_head)
+                                   uint32_t kv_head, uint32_t count, uint32_t end)
 {
     const size_t head = static_cast<size_t>(kv_head) * cache.slots;
-    if (p.shape.dim % 8 == 0)
-        gather_pieces<D>(to, rows, p,
-                         static_cast<const uint4 *>(cache.rows) + head * (p.shape.dim / 4));
+    const uint4 *from = static_cast<const uint4 *>(cache.rows) + head * (p.shape.dim / 4);
+    if (p.shape.dim == D)
+        gather_pieces<D, true>(to, rows, p, from, count);
+    else if (p.shape.dim % 8 == 0)
+        gather_pieces<D, false>(to, rows, p, from, count);
     else
-        gather_numbers<D>(to, rows, p, cache, head);
+        gather_numbers<D>(to, rows, p, cache, head, count);
+    clear_rows<D>(to, count, end);
 }
 
 /* --- sums of splits --------------------------------------------------------------------------- */
@@ -219,15 +231,17 @@ template <int D> static __global__ void __launch_bounds__(WARPS_MAX * 32) rows_k
     load_queries<kva_f16, D>(q, shape, work, kv_head, min(pairs, (work.pair_count + 15) / 16 * 16));
     const uint32_t count = seq.has_rows ? seq.cache.count[kv_head] : 0;
     for (uint32_t t = work.tile_first; t < work.tile_end && t * TILE < count; t++) {
+        const uint32_t own = min(count - t * TILE, TILE);
+        const uint32_t end = (own + tile_chunk<D> - 1) / tile_chunk<D> * tile_chunk<D>;
         find_rows(rows, seq.cache, kv_head, t * TILE);
-        gather_rows<D>(here, rows, p, seq.cache, kv_head);
+        gather_rows<D>(here, rows, p, seq.cache, kv_head, own, end);
         __syncthreads(); /* the tile is gathered */
         if (busy) {
             auto look = [&](uint32_t slot, int i, float x) {
                 bool seen = rows.slots[slot] != KVA_NONE && rows.positions[slot] >= seen_first[i];
                 return seen ? x : -INFINITY;
             };
-            attend_tile<kva_f16, D>(split, q + warp_pair, here, shape.scale, lane, look);
+            attend_tile<kva_f16, D>(split, q + warp_pair, here, shape.scale, lane, look, end);
         }
         if ((t + 1) % SPLIT_TILES == 0 || t + 1 == work.tile_end || (t + 1) * TILE >= count) {
             before.add(split, shape, work, kv_head, warp_pair, lane);

@@ -14,6 +14,7 @@
 #define KVA_KERNELS_CUDA_ATTEND_TILE_CUH
 
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/vector.cuh"
 
 #include <math.h>
 
@@ -54,6 +55,7 @@ struct attend_shape {
     bool accumulate;
     const void *q;
     enum kva_dtype q_dtype;
+    bool q_whole; /* queries are whole vectors (vector.cuh) */
     uint32_t q_stride;
 };
 
@@ -192,16 +194,19 @@ static __device__ __forceinline__ void softmax_split(state<D> &to, float (&s)[N 
     }
 }
 
-/* Partial attention of the warp's pairs over a tile, N tokens at a time: as many as there are
- * registers for scores. look: see softmax_split. */
+/* Tokens of a tile that a warp takes at a time: as many as there are registers for scores. */
+template <int D> constexpr uint32_t tile_chunk = D <= 64 ? TILE : D <= 128 ? TILE / 2 : TILE / 4;
+
+/* Partial attention of the warp's pairs over a tile, or over its first tokens, a multiple of
+ * tile_chunk. look: see softmax_split. */
 template <typename KV, int D, typename Look>
 static __device__ __forceinline__ void attend_tile(state<D> &to, const KV (*q)[D + PAD],
                                                    const stage<KV, D> &tile, float scale,
-                                                   uint32_t lane, Look look)
+                                                   uint32_t lane, Look look, uint32_t tokens = TILE)
 {
-    constexpr int N = D <= 64 ? TILE : D <= 128 ? TILE / 2 : TILE / 4;
+    constexpr int N = tile_chunk<D>;
 #pragma unroll 1
-    for (uint32_t first = 0; first < TILE; first += N) {
+    for (uint32_t first = 0; first < tokens; first += N) {
         float s[N / 8][4];
         multiply_keys<KV, D, N>(s, q, tile.k + first, lane);
         softmax_split<D, N>(to, s, scale, lane, [&](uint32_t slot, int i, float x) {
@@ -289,9 +294,32 @@ static __device__ void move_state(state<D> &s, const attend_shape &p, const item
     }
 }
 
+/* The queries of `pairs` pairs, of which the item has the first work.pair_count; the others are
+ * zero. Eight numbers at a time. */
+template <typename KV, int D, typename Q>
+static __device__ void load_whole_queries(KV (*q)[D + PAD], const attend_shape &p, const item &work,
+                                          uint32_t kv_head, uint32_t pairs)
+{
+    constexpr uint32_t pieces = D / KVA_VECTOR;
+    for (uint32_t i = threadIdx.x; i < pairs * pieces; i += blockDim.x) {
+        const uint32_t pair = i / pieces, d = i % pieces * KVA_VECTOR;
+        const uint32_t index = work.pair_first + pair;
+        const size_t head = kv_head * p.group + index % p.group;
+        const size_t row = work.row_first + index / p.group;
+        const bool there = pair < work.pair_count && d < p.dim;
+        kva_numbers x = kva_vector_to_f32(kva_vector_load<true>(
+            static_cast<const Q *>(p.q) + row * p.q_stride + head * p.dim + d, there ? 8 : 0));
+#pragma unroll
+        for (uint32_t n = 0; n < KVA_VECTOR; n++)
+            x.x[n] = kva_clamp<KV>(x.x[n]);
+        kva_vector_store<true>(&q[pair][d], kva_vector_from_f32<KV>(x), KVA_VECTOR);
+    }
+}
+
+/* The same, number by number. */
 template <typename KV, int D>
-static __device__ void load_queries(KV (*q)[D + PAD], const attend_shape &p, const item &work,
-                                    uint32_t kv_head, uint32_t pairs)
+static __device__ void load_query_numbers(KV (*q)[D + PAD], const attend_shape &p, const item &work,
+                                          uint32_t kv_head, uint32_t pairs)
 {
     for (uint32_t i = threadIdx.x; i < pairs * D; i += blockDim.x) {
         uint32_t pair = i / D, d = i % D, index = work.pair_first + pair;
@@ -303,6 +331,20 @@ static __device__ void load_queries(KV (*q)[D + PAD], const attend_shape &p, con
         }
         q[pair][d] = kva_saturate<KV>(x);
     }
+}
+
+template <typename KV, int D>
+static __device__ void load_queries(KV (*q)[D + PAD], const attend_shape &p, const item &work,
+                                    uint32_t kv_head, uint32_t pairs)
+{
+    if (!p.q_whole)
+        load_query_numbers<KV, D>(q, p, work, kv_head, pairs);
+    else if (p.q_dtype == KVA_F32)
+        load_whole_queries<KV, D, float>(q, p, work, kv_head, pairs);
+    else if (p.q_dtype == KVA_F16)
+        load_whole_queries<KV, D, kva_f16>(q, p, work, kv_head, pairs);
+    else
+        load_whole_queries<KV, D, kva_bf16>(q, p, work, kv_head, pairs);
 }
 
 /* Warps that fold a pair: a dimension a lane. */
