@@ -240,6 +240,7 @@ static void run_layer(struct kva_forward *fw, const struct kva_forward_call *cal
     if (!c->parallel_residual)
         kva_forward_norm(fw, normed, call->hidden, w->mlp_norm, w->mlp_norm_bias, rows);
     mlp(fw, w, call->hidden, rows);
+    kva_kv_join_aside(fw->params.kv);
     view.point = KVA_POINT_OUTPUT;
     show_layer(fw, call, pass, view);
 }
@@ -251,8 +252,10 @@ void kva_forward_run(struct kva_forward *fw, const struct kva_forward_call *call
     uint32_t rows = describe_rows(fw, &pass);
     if (pass.layer_first == 0)
         embed(fw, call->hidden, rows);
-    for (uint32_t i = 0; i < pass.layer_count; i++)
+    for (uint32_t i = 0; i < pass.layer_count; i++) {
         run_layer(fw, call, &pass, pass.layer_first + i, rows);
+        kva_device_step_part(fw->device);
+    }
 }
 
 void kva_forward_fill(struct kva_forward *fw, const struct kva_forward_call *call, const void *k,

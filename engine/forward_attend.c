@@ -192,6 +192,7 @@ struct reading {
     bool (*selects)(const struct kva_kv_rows *rows);
     bool clears; /* rows without low-bit pages get an empty result */
     bool gated;  /* of rows with a gate, those for whom it is open */
+    bool aside;  /* nobody waits for the selections in this layer */
 };
 
 static bool selects_meanwhile(const struct kva_kv_rows *rows)
@@ -199,8 +200,10 @@ static bool selects_meanwhile(const struct kva_kv_rows *rows)
     return rows->fused || (kva_kv_selects_next(rows) && !kva_kv_selects_apart(rows));
 }
 
-static const struct reading to_select = {kva_kv_selects_now, kva_kv_selects_now, false, true};
-static const struct reading to_attend = {has_lowbit, selects_meanwhile, true, false};
+static const struct reading to_select = {
+    .takes_part = kva_kv_selects_now, .selects = kva_kv_selects_now, .gated = true};
+static const struct reading to_attend = {
+    .takes_part = has_lowbit, .selects = selects_meanwhile, .clears = true, .aside = true};
 
 /* Whether both have low-bit pages, and one call can read them. */
 static bool same_format(const struct kva_kv_rows *a, const struct kva_kv_rows *b)
@@ -246,6 +249,7 @@ static bool read_lowbit(struct kva_forward *fw, const struct kva_kv_pass *pass, 
                                           .has_rest = has_rest(&pass->rows[i]),
                                           .selects = reading->selects,
                                           .gated = reading->gated,
+                                          .aside = reading->aside,
                                       });
         any = true;
     }

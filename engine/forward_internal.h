@@ -46,6 +46,20 @@ enum kva_scratch_name {
     KVA_SCRATCH_COUNT,
 };
 
+/* Sequences whose low-bit pages are read at once, and what is done with their scores
+ * (forward_select.c); arrays of [sequences_max]. */
+struct kva_select_turn {
+    struct kva_lowbit_seq *low;
+    struct kva_rows_seq *rows;
+    struct kva_weigh_seq *weigh;
+    struct kva_choose_seq *choose;
+    const struct kva_kv_rows **weighed; /* whose entry of weigh it is */
+    uint32_t count;
+    uint32_t rows_count;
+    uint32_t select_count; /* of `weigh` */
+    uint32_t choose_count;
+};
+
 /* Partial results that the rows of one sequence can have. */
 #define KVA_PARTIALS_MAX (KVA_RANGE_PARTIAL + KVA_KV_RANGES_MAX)
 
@@ -88,6 +102,7 @@ struct kva_forward {
     struct kva_select_seq *low_seqs;        /* [sequences_max] */
     const struct kva_kv_rows **low_rows;    /* [sequences_max]: whose turn it is */
     struct kva_rows_seq *rows_seqs;         /* [sequences_max] */
+    struct kva_select_turn turn;
 };
 
 /* out = norm of x, act [rows, hidden_size] each; they may be the same. */
@@ -141,6 +156,8 @@ struct kva_lowbit_call {
                       knows nothing */
     bool (*selects)(const struct kva_kv_rows *rows); /* its select_row does so in this call */
     bool gated; /* the call is for those whose gates are open */
+    bool aside; /* what is chosen is wanted behind the layer: selection may run beside the rest of
+                   it (kva_kv_order_aside) */
 };
 
 /* partials[LOWBIT] of the sequences' rows, and their selections. */

@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-/* Scores of selecting sequences that a GPU keeps at a time: 64 of 32k tokens and 32 heads. */
+/* Scores of selecting sequences that a GPU keeps at a time: 46 of 32k tokens and 32 heads. */
 #define SELECT_BYTES_MAX ((size_t)256 << 20)
 
 /* Partial results of splits that are computed while answers of other instances are awaited: all of
@@ -208,10 +208,17 @@ static enum kva_status alloc_descriptors(struct kva_forward *fw, struct kva_err 
     fw->low_seqs = calloc(p->sequences_max, sizeof(*fw->low_seqs));
     fw->low_rows = calloc(p->sequences_max, sizeof(*fw->low_rows));
     fw->rows_seqs = calloc(p->sequences_max, sizeof(*fw->rows_seqs));
+    struct kva_select_turn *turn = &fw->turn;
+    turn->low = calloc(p->sequences_max, sizeof(*turn->low));
+    turn->rows = calloc(p->sequences_max, sizeof(*turn->rows));
+    turn->weigh = calloc(p->sequences_max, sizeof(*turn->weigh));
+    turn->choose = calloc(p->sequences_max, sizeof(*turn->choose));
+    turn->weighed = calloc(p->sequences_max, sizeof(struct kva_kv_rows *));
     if (!fw->ids || !fw->positions || !fw->rolled_positions || !fw->row_numbers || !fw->brought ||
         !fw->rehearsed_rows || !fw->rehearsed_positions || !fw->requests || !fw->row_blocks ||
         !fw->blocks || !fw->attend_seqs || !fw->attend_ranges || !fw->low_blocks || !fw->low_seqs ||
-        !fw->low_rows || !fw->rows_seqs)
+        !fw->low_rows || !fw->rows_seqs || !turn->low || !turn->rows || !turn->weigh ||
+        !turn->choose || !turn->weighed)
         return kva_fail(err, KVA_ENOMEM, "out of memory for %u rows of %u sequences", p->rows_max,
                         p->sequences_max);
     for (uint32_t i = 0; i < p->rows_max; i++)
@@ -275,6 +282,11 @@ void kva_forward_destroy(struct kva_forward *fw)
     free(fw->low_seqs);
     free(fw->low_rows);
     free(fw->rows_seqs);
+    free(fw->turn.low);
+    free(fw->turn.rows);
+    free(fw->turn.weigh);
+    free(fw->turn.choose);
+    free(fw->turn.weighed);
     free(fw);
 }
 

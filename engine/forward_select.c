@@ -1,22 +1,8 @@
 /* forward_select.c - attention over low-bit pages and the rows that replace some of their tokens,
  * and the selection of rows along the way: by the device's fused operator, or by the four that it
- * stands for, in turns as the scratch memory for scores allows. */
+ * stands for, in turns as the scratch memory for scores allows; the last two beside what follows in
+ * the layer, where nobody waits for them. */
 #include "engine/forward_internal.h"
-
-/* Sequences of one turn at most. */
-#define SEQS_MAX 64u
-
-struct turn {
-    struct kva_lowbit_seq low[SEQS_MAX];
-    struct kva_rows_seq rows[SEQS_MAX];
-    struct kva_weigh_seq weigh[SEQS_MAX];
-    struct kva_choose_seq choose[SEQS_MAX];
-    const struct kva_kv_rows *weighed[SEQS_MAX]; /* whose entry of weigh and choose it is */
-    uint32_t count;
-    uint32_t rows_count;
-    uint32_t select_count; /* of `weigh` */
-    uint32_t choose_count;
-};
 
 /* --- the call's sequences -------------------------------------------------------------------- */
 
@@ -84,8 +70,8 @@ static void run_fused(struct kva_forward *fw, const struct kva_lowbit_call *call
 /* --- the four operators ---------------------------------------------------------------------- */
 
 /* Scores of a sequence of one row go to `memory`, what they come to where it is wanted. */
-static void add_weights(struct turn *turn, const struct kva_select_seq *seq, float *weights,
-                        unsigned char *memory)
+static void add_weights(struct kva_select_turn *turn, const struct kva_select_seq *seq,
+                        float *weights, unsigned char *memory)
 {
     float *scores = (float *)(void *)memory;
     struct kva_lowbit_seq *low = &turn->low[turn->count - 1];
@@ -100,7 +86,7 @@ static void add_weights(struct turn *turn, const struct kva_select_seq *seq, flo
 }
 
 /* Scores and weights of a selecting sequence go to `memory`. */
-static void add_selection(struct turn *turn, const struct kva_forward *fw,
+static void add_selection(struct kva_select_turn *turn, const struct kva_forward *fw,
                           const struct kva_lowbit_call *call, const struct kva_select_seq *seq,
                           unsigned char *memory)
 {
@@ -135,14 +121,14 @@ static void add_selection(struct turn *turn, const struct kva_forward *fw,
 }
 
 /* As many sequences from `first` on as there is scratch memory for. */
-static void plan_turn(struct turn *turn, const struct kva_forward *fw,
+static void plan_turn(struct kva_select_turn *turn, const struct kva_forward *fw,
                       const struct kva_lowbit_call *call, uint32_t first)
 {
     const struct kva_model_config *c = fw->config;
     unsigned char *memory = fw->scratch[KVA_SCRATCH_SELECT].data;
     size_t left = fw->scratch[KVA_SCRATCH_SELECT].bytes;
     turn->count = turn->rows_count = turn->select_count = turn->choose_count = 0;
-    for (uint32_t i = first; i < call->count && turn->count < SEQS_MAX; i++) {
+    for (uint32_t i = first; i < call->count; i++) {
         const struct kva_select_seq *seq = &fw->low_seqs[i];
         const uint32_t *gate = call->gated ? call->rows[i]->gate : NULL;
         float *weights = wanted_weights(call->rows[i]);
@@ -178,7 +164,7 @@ static void plan_turn(struct turn *turn, const struct kva_forward *fw,
 }
 
 static void attend_turn(struct kva_forward *fw, const struct kva_lowbit_call *call,
-                        const struct turn *turn)
+                        const struct kva_select_turn *turn)
 {
     const struct kva_model_config *c = fw->config;
     fw->ops->attend_lowbit(fw->device, &(struct kva_attend_lowbit_args){
@@ -206,9 +192,10 @@ static void attend_turn(struct kva_forward *fw, const struct kva_lowbit_call *ca
 
 /* Weigh the turn's entries [first, end), whose rows are those from `row_first` on of the partial
  * results. */
-static void weigh(struct kva_forward *fw, struct turn *turn, uint32_t first, uint32_t end,
+static void weigh(struct kva_forward *fw, enum kva_queue queue, uint32_t first, uint32_t end,
                   const struct kva_partial *partials, uint32_t partial_count, uint32_t row_first)
 {
+    struct kva_select_turn *turn = &fw->turn;
     const struct kva_model_config *c = fw->config;
     uint32_t q_stride = c->heads * c->head_dim;
     for (uint32_t i = first; i < end; i++)
@@ -225,40 +212,54 @@ static void weigh(struct kva_forward *fw, struct turn *turn, uint32_t first, uin
                                    .kv_heads = c->kv_heads,
                                    .head_dim = c->head_dim,
                                    .kv_dtype = fw->params.kv->shape.dtype,
+                                   .queue = queue,
                                    .scale = c->attend_scale,
                                });
 }
 
 static void weigh_turn(struct kva_forward *fw, const struct kva_lowbit_call *call,
-                       struct turn *turn)
+                       enum kva_queue queue)
 {
+    const struct kva_select_turn *turn = &fw->turn;
     struct kva_partial partials[KVA_PARTIALS_MAX] = {fw->partials[KVA_RANGE_LOWBIT],
                                                      fw->partials[KVA_RANGE_BLOCKS]};
     if (!call->has_rest)
-        weigh(fw, turn, 0, turn->select_count, partials, 2, 0);
+        weigh(fw, queue, 0, turn->select_count, partials, 2, 0);
     for (uint32_t i = 0; call->has_rest && i < turn->select_count; i++) {
         const struct kva_kv_rows *rows = turn->weighed[i];
         partials[0] = kva_forward_partial_of(fw, KVA_RANGE_LOWBIT, rows->row_first);
         uint32_t count = 1 + kva_forward_list_rest(fw, rows, partials + 1);
-        weigh(fw, turn, i, i + 1, partials, count, rows->row_first);
+        weigh(fw, queue, i, i + 1, partials, count, rows->row_first);
     }
+}
+
+/* Whether what the turn selects can be found out aside: nobody in this layer waits for weights or
+ * for what is chosen, nor is anything awaited for them. */
+static bool goes_aside(const struct kva_lowbit_call *call, const struct kva_select_turn *turn)
+{
+    return call->aside && !call->has_rest && turn->select_count == turn->choose_count;
 }
 
 static void run_apart(struct kva_forward *fw, const struct kva_lowbit_call *call)
 {
-    struct turn turn;
-    for (uint32_t first = 0; first < call->count; first += turn.count) {
-        plan_turn(&turn, fw, call, first);
-        attend_turn(fw, call, &turn);
-        if (turn.select_count == 0)
+    struct kva_select_turn *turn = &fw->turn;
+    for (uint32_t first = 0; first < call->count; first += turn->count) {
+        kva_kv_join_aside(fw->params.kv); /* it may read what the turn overwrites */
+        plan_turn(turn, fw, call, first);
+        attend_turn(fw, call, turn);
+        if (turn->select_count == 0)
             continue;
-        weigh_turn(fw, call, &turn);
-        if (turn.choose_count == 0)
+        const enum kva_queue queue = goes_aside(call, turn) ? KVA_QUEUE_ASIDE : KVA_QUEUE_COMPUTE;
+        if (queue == KVA_QUEUE_ASIDE)
+            kva_kv_order_aside(fw->params.kv);
+        weigh_turn(fw, call, queue);
+        if (turn->choose_count == 0)
             continue;
-        fw->ops->choose(fw->device, &(struct kva_choose_args){.seqs = turn.choose,
-                                                              .seq_count = turn.choose_count,
+        fw->ops->choose(fw->device, &(struct kva_choose_args){.seqs = turn->choose,
+                                                              .seq_count = turn->choose_count,
                                                               .kv_heads = fw->config->kv_heads,
-                                                              .kind = KVA_CHOOSE_MOST});
+                                                              .kind = KVA_CHOOSE_MOST,
+                                                              .queue = queue});
     }
 }
 

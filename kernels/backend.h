@@ -47,6 +47,7 @@ struct kva_backend {
     void (*event_sync)(struct kva_event *event);
     /* NULL: nothing is gained by deferring work. */
     void (*step_begin)(struct kva_device *device);
+    void (*step_part)(struct kva_device *device);
     void (*step_end)(struct kva_device *device);
     void (*steps)(const struct kva_device *device, struct kva_device_steps *ret);
     /* NULL: cannot be measured there. */

@@ -226,10 +226,18 @@ static bool check_merge(struct kva_device *device, const struct kva_merge_args *
 
 /* --- rows that are fetched -------------------------------------------------------------------- */
 
+/* Operators run by the side of the compute queue's at most. */
+static bool check_queue(struct kva_device *device, const char *op, enum kva_queue queue)
+{
+    return queue == KVA_QUEUE_COMPUTE || queue == KVA_QUEUE_ASIDE ||
+           kva_check_refuse(device, "%s: does not run on queue %d", op, (int)queue);
+}
+
 static bool check_weigh(struct kva_device *device, const struct kva_weigh_args *args)
 {
     const struct kva_op_limits *limits = kva_check_limits(device);
-    if (!kva_check_heads(device, "weigh", args->heads, args->kv_heads) ||
+    if (!check_queue(device, "weigh", args->queue) ||
+        !kva_check_heads(device, "weigh", args->heads, args->kv_heads) ||
         !kva_check_head_dim_of_rows(device, "weigh", args->head_dim) ||
         !kva_check_kv_dtype(device, "weigh", args->kv_dtype))
         return false;
@@ -255,6 +263,8 @@ static bool check_weigh(struct kva_device *device, const struct kva_weigh_args *
 
 static bool check_choose(struct kva_device *device, const struct kva_choose_args *args)
 {
+    if (!check_queue(device, "choose", args->queue))
+        return false;
     if ((unsigned)args->kind > KVA_CHOOSE_LEAST)
         return kva_check_refuse(device, "choose: there is no kind %d", (int)args->kind);
     if (args->kind == KVA_CHOOSE_NEAR && !(args->share >= 0.0f && args->share <= 1.0f))
@@ -283,6 +293,8 @@ static bool check_accumulate(struct kva_device *device, const struct kva_accumul
 
 static bool check_assign_slots(struct kva_device *device, const struct kva_assign_slots_args *args)
 {
+    if (!check_queue(device, "assign_slots", args->queue))
+        return false;
     if (args->stamp == 0)
         return kva_check_refuse(device, "assign_slots: the stamp must be greater than 0");
     for (uint32_t i = 0; i < args->count; i++) {

@@ -113,6 +113,12 @@ void kva_device_step_begin(struct kva_device *device)
         backend_of(device)->step_begin(device);
 }
 
+void kva_device_step_part(struct kva_device *device)
+{
+    if (backend_of(device)->step_part)
+        backend_of(device)->step_part(device);
+}
+
 void kva_device_step_end(struct kva_device *device)
 {
     if (backend_of(device)->step_end)

@@ -7,9 +7,10 @@
  *            KVA_MEM_HOST the host copy of every 16-bit KV page (pinned on a GPU machine).
  *            On the CPU device both are ordinary memory.
  *   queues   Work of one queue runs in the order in which it was put there. KVA_QUEUE_COMPUTE
- *            takes operators; KVA_QUEUE_COPY takes copies and fetches of rows. Two queues are
- *            ordered by events alone, never by host time. The CPU device runs compute work inline,
- *            on the caller and its pool, and copies on a thread of their own.
+ *            takes operators; KVA_QUEUE_ASIDE those of them that say so, to run beside compute's;
+ *            KVA_QUEUE_COPY takes copies and fetches of rows. Two queues are ordered by events
+ *            alone, never by host time. The CPU device runs operators inline, on the caller and
+ *            its pool, of whichever of the two queues, and copies on a thread of their own.
  *   events   record marks a point in a queue; wait makes a later point of another queue come
  *            after it.
  *
@@ -35,6 +36,7 @@ enum kva_mem {
 
 enum kva_queue {
     KVA_QUEUE_COMPUTE,
+    KVA_QUEUE_ASIDE,
     KVA_QUEUE_COPY,
     KVA_QUEUE_COUNT,
 };
@@ -95,7 +97,7 @@ KVA_MUST_CHECK enum kva_status kva_device_open_cuda(const char *module_path,
                                                     const struct kva_device_params *params,
                                                     struct kva_device **ret, struct kva_err *err);
 
-/* Waits for both queues, then frees. NULL is allowed. */
+/* Waits for all queues, then frees. NULL is allowed. */
 void kva_device_close(struct kva_device *device);
 
 const struct kva_device_info *kva_device_get_info(const struct kva_device *device);
@@ -184,16 +186,19 @@ void kva_event_sync(struct kva_event *event);
 /* Block the caller until `queue` is empty. */
 void kva_device_sync(struct kva_device *device, enum kva_queue queue);
 
-/* Work put into the queues between the two may be deferred until the end and then launched as one
- * graph: for steps that recur with the same shapes. Order and results do not change. Waiting,
- * copies and allocation in between are allowed, and end the deferral. Not nested. */
+/* Work put into the queues between begin and end may be deferred and then launched as graphs: for
+ * steps that recur with the same shapes. A part is a piece of the step behind which the device may
+ * launch what it has, to run it while the rest is described: a layer, say. Order and results do not
+ * change. Waiting, copies and allocation in between are allowed, and end the deferral. Not nested.
+ */
 void kva_device_step_begin(struct kva_device *device);
+void kva_device_step_part(struct kva_device *device);
 void kva_device_step_end(struct kva_device *device);
 
-/* Counts of deferred steps. A device that defers nothing: all 0. */
+/* Counts of what deferred steps became. A device that defers nothing: all 0. */
 struct kva_device_steps {
-    uint64_t launched; /* as a graph */
-    uint64_t replayed; /* operator by operator: not seen before, or ended early */
+    uint64_t launched; /* pieces of steps, as a graph each */
+    uint64_t replayed; /* pieces operator by operator: not seen before, or ended early */
     uint64_t captured; /* graphs made */
     uint64_t updated;  /* kernels given other arguments in a graph */
 };

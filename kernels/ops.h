@@ -4,7 +4,7 @@
  * how they are chosen, ops_keep.h rows that are kept for good, ops_sketch.h partial keys, ops_logits.h
  * what is read off logits.
  *
- * All run on the compute queue, but for fetch_rows. Addresses are device addresses unless said
+ * All run on the compute queue, but for those whose arguments name a `queue`. Addresses are device addresses unless said
  * otherwise; descriptor arrays (`seqs`, `ranges`, `blocks`, `positions`, ...) are host memory, read
  * when the operator is enqueued. `act` is the device's activation format (kva_device_info.act).
  * Strides are dense unless a stride is given.

@@ -74,6 +74,7 @@ struct kva_weigh_args {
     uint32_t kv_heads;
     uint32_t head_dim;
     enum kva_dtype kv_dtype; /* of rows */
+    enum kva_queue queue;    /* compute's, or aside */
     float scale;
 };
 
@@ -102,7 +103,8 @@ struct kva_choose_args {
     uint32_t seq_count;
     uint32_t kv_heads;
     enum kva_choose_kind kind;
-    float share; /* of KVA_CHOOSE_NEAR: 0 to 1 */
+    enum kva_queue queue; /* compute's, or aside */
+    float share;          /* of KVA_CHOOSE_NEAR: 0 to 1 */
 };
 
 /* mass[i] += weights[i], i < count, where weights[i] is not less than 0. */
@@ -126,7 +128,8 @@ struct kva_assign_slots_args {
     uint32_t kv_heads;
     uint32_t stamp; /* greater than that of the assignment before, > 0 */
     enum kva_rows_mode mode;
-    bool keep; /* delta fetch */
+    enum kva_queue queue; /* compute's, or aside */
+    bool keep;            /* delta fetch */
 };
 
 /* One sequence's rows and the pages of the host tier that they come from. */
@@ -138,7 +141,7 @@ struct kva_rows_fetch {
 
 /* Bring the rows that are missing into their slots: slot <- row of
  * pages[token / KVA_PAGE_TOKENS] + page_offset_bytes, a 16-bit block. The one operator that may run
- * on the copy queue. `fetches` and the caches are copied, what they point to stays valid until it
+ * on any queue. `fetches` and the caches are copied, what they point to stays valid until it
  * ran. */
 struct kva_fetch_rows_args {
     const struct kva_rows_fetch *fetches; /* host [count] */

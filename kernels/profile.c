@@ -22,13 +22,19 @@ static struct kva_profile *profile_of(struct kva_device *device)
     return ((struct kva_device_base *)device)->profile;
 }
 
+static void count_on(struct kva_profile *profile, struct kva_device *device, enum kva_queue queue,
+                     enum kva_profile_kind kind, uint64_t start_ns)
+{
+    if (profile->wait)
+        kva_device_sync(device, queue);
+    profile->counts.calls[kind]++;
+    profile->counts.ns[kind] += profile->now_ns() - start_ns;
+}
+
 static void count(struct kva_profile *profile, struct kva_device *device,
                   enum kva_profile_kind kind, uint64_t start_ns)
 {
-    if (profile->wait)
-        kva_device_sync(device, KVA_QUEUE_COMPUTE);
-    profile->counts.calls[kind]++;
-    profile->counts.ns[kind] += profile->now_ns() - start_ns;
+    count_on(profile, device, KVA_QUEUE_COMPUTE, kind, start_ns);
 }
 
 /* Of the tokens [first, end), how many a row at `position` sees. */
@@ -106,6 +112,16 @@ static void count_pages(struct kva_profile_counts *counts, struct kva_lowbit_for
         count(profile, device, kind, start_ns);                                                    \
     }
 
+/* The same of one that may run aside. */
+#define PLAIN_ASIDE(name, args_type, kind)                                                         \
+    static void profiled_##name(struct kva_device *device, const struct args_type *args)           \
+    {                                                                                              \
+        struct kva_profile *profile = profile_of(device);                                          \
+        uint64_t start_ns = profile->now_ns();                                                     \
+        profile->inner->name(device, args);                                                        \
+        count_on(profile, device, args->queue, kind, start_ns);                                    \
+    }
+
 PLAIN(rope, kva_rope_args, KVA_PROFILE_ROWS)
 PLAIN(glu, kva_glu_args, KVA_PROFILE_ROWS)
 PLAIN(gather, kva_gather_args, KVA_PROFILE_ROWS)
@@ -113,10 +129,10 @@ PLAIN(sum_rows, kva_sum_rows_args, KVA_PROFILE_ROWS)
 PLAIN(shortlist, kva_shortlist_args, KVA_PROFILE_ROWS)
 PLAIN(kv_append, kva_kv_append_args, KVA_PROFILE_KV)
 PLAIN(quantise, kva_quantise_args, KVA_PROFILE_KV)
-PLAIN(weigh, kva_weigh_args, KVA_PROFILE_KV)
-PLAIN(choose, kva_choose_args, KVA_PROFILE_KV)
+PLAIN_ASIDE(weigh, kva_weigh_args, KVA_PROFILE_KV)
+PLAIN_ASIDE(choose, kva_choose_args, KVA_PROFILE_KV)
 PLAIN(accumulate, kva_accumulate_args, KVA_PROFILE_KV)
-PLAIN(assign_slots, kva_assign_slots_args, KVA_PROFILE_KV)
+PLAIN_ASIDE(assign_slots, kva_assign_slots_args, KVA_PROFILE_KV)
 PLAIN(query_cosine, kva_query_cosine_args, KVA_PROFILE_KV)
 PLAIN(merge, kva_merge_args, KVA_PROFILE_ATTEND)
 PLAIN(attend_mass, kva_attend_mass_args, KVA_PROFILE_ATTEND)

@@ -94,6 +94,8 @@ enum kva_status kva_kv_create(const struct kva_kv_params *params, struct kva_kv 
     if (!status)
         status = kva_event_create(params->device, &kv->copy_event, err);
     if (!status)
+        status = kva_event_create(params->device, &kv->aside_event, err);
+    if (!status)
         status = meet_policies(kv, err);
     if (status) {
         kva_kv_destroy(kv);
@@ -110,6 +112,7 @@ void kva_kv_destroy(struct kva_kv *kv)
     kva_device_sync(kv->device, KVA_QUEUE_COPY);
     kva_event_destroy(kv->compute_event);
     kva_event_destroy(kv->copy_event);
+    kva_event_destroy(kv->aside_event);
     kva_kv_parts_finish(kv);
     kva_page_pool_destroy(kv->pages);
     kva_tier_destroy(kv->tier);
@@ -191,6 +194,28 @@ void kva_kv_order_compute(struct kva_kv *kv)
 {
     kva_event_record(kv->copy_event, KVA_QUEUE_COPY);
     kva_event_wait(kv->copy_event, KVA_QUEUE_COMPUTE);
+}
+
+void kva_kv_order_aside(struct kva_kv *kv)
+{
+    kva_event_record(kv->compute_event, KVA_QUEUE_COMPUTE);
+    kva_event_wait(kv->compute_event, KVA_QUEUE_ASIDE);
+    kv->works_aside = true;
+}
+
+void kva_kv_order_copies_behind_aside(struct kva_kv *kv)
+{
+    kva_event_record(kv->aside_event, KVA_QUEUE_ASIDE);
+    kva_event_wait(kv->aside_event, KVA_QUEUE_COPY);
+}
+
+void kva_kv_join_aside(struct kva_kv *kv)
+{
+    if (!kv->works_aside)
+        return;
+    kva_event_record(kv->aside_event, KVA_QUEUE_ASIDE);
+    kva_event_wait(kv->aside_event, KVA_QUEUE_COMPUTE);
+    kv->works_aside = false;
 }
 
 void kva_kv_fetch(struct kva_kv *kv, struct kva_kv_seq *seq, void *to, const void *from,

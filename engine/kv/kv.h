@@ -112,6 +112,8 @@ struct kva_kv {
 
     struct kva_event *compute_event; /* recorded on the compute queue, waited for by copies */
     struct kva_event *copy_event;    /* recorded on the copy queue, waited for by compute */
+    struct kva_event *aside_event;   /* recorded on the queue aside, waited for by both */
+    bool works_aside;                /* compute has not waited for what is aside */
     uint64_t guest_bytes;            /* device memory that other instances' pages have */
     _Atomic uint64_t others_bytes;   /* that other instances can lend, for check_fits */
     bool copies_pending;             /* copies were queued since the queues were last ordered */
@@ -274,5 +276,12 @@ void kva_kv_order_copies(struct kva_kv *kv);
 
 /* Let compute wait for all copies that were queued so far. */
 void kva_kv_order_compute(struct kva_kv *kv);
+
+/* Work aside (KVA_QUEUE_ASIDE), to run beside the rest of a layer: it begins after what compute has
+ * been given so far; copies wait for what there is of it; and compute does so, if there is any, at
+ * the layer's end at the latest, so that memory which compute writes is free for it again. */
+void kva_kv_order_aside(struct kva_kv *kv);
+void kva_kv_order_copies_behind_aside(struct kva_kv *kv);
+void kva_kv_join_aside(struct kva_kv *kv);
 
 #endif

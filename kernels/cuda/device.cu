@@ -254,76 +254,6 @@ void kva_cuda_copy(struct kva_device *device, enum kva_queue queue, void *to, co
         (void)kva_cuda_copy_async(device, queue, to, from, bytes, "a copy");
 }
 
-/* --- events ----------------------------------------------------------------------------------- */
-
-static enum kva_status cuda_event_create(struct kva_device *device, struct kva_event **ret,
-                                         struct kva_err *err)
-{
-    if (!kva_cuda_enter(device))
-        return kva_cuda_error(device, err);
-    struct kva_event *event = static_cast<kva_event *>(calloc(1, sizeof *event));
-    if (!event)
-        return kva_fail(err, KVA_ENOMEM, "no memory for an event");
-    cudaError_t status = cudaEventCreateWithFlags(&event->event, cudaEventDisableTiming);
-    if (status != cudaSuccess) {
-        free(event);
-        return kva_cuda_fail_with(err, status, "cudaEventCreate");
-    }
-    event->base.backend = device->base.backend;
-    event->device = device;
-    *ret = event;
-    return KVA_OK;
-}
-
-static void cuda_event_destroy(struct kva_event *event)
-{
-    (void)kva_cuda_enter(event->device);
-    (void)cudaEventDestroy(event->event); /* what waits for it still does */
-    free(event);
-}
-
-static void cuda_event_record(struct kva_event *event, enum kva_queue queue)
-{
-    struct kva_device *device = event->device;
-    if (!kva_cuda_enter(device) || kva_cuda_defer_record(event, queue))
-        return;
-    kva_cuda_check(device, cudaEventRecord(event->event, device->streams[queue]),
-                   "cudaEventRecord");
-    __atomic_store_n(&event->point, event->event, __ATOMIC_RELEASE);
-}
-
-/* Work of a deferred step comes later than all that is waited for here. */
-static void cuda_event_wait(struct kva_event *event, enum kva_queue queue)
-{
-    struct kva_device *device = event->device;
-    if (!kva_cuda_enter(device) || kva_cuda_defer_wait(event, queue))
-        return;
-    if (event->point)
-        kva_cuda_check(device, cudaStreamWaitEvent(device->streams[queue], event->point, 0),
-                       "cudaStreamWaitEvent");
-}
-
-static bool cuda_event_done(const struct kva_event *event)
-{
-    if (!kva_cuda_enter(event->device))
-        return true; /* nothing will come any more: nobody is to wait for it */
-    if (__atomic_load_n(&event->deferred, __ATOMIC_ACQUIRE))
-        return false;
-    cudaEvent_t point = __atomic_load_n(&event->point, __ATOMIC_ACQUIRE);
-    cudaError_t status = point ? cudaEventQuery(point) : cudaSuccess;
-    if (status == cudaErrorNotReady)
-        return false;
-    return kva_cuda_check(event->device, status, "work that ran earlier") || true;
-}
-
-static void cuda_event_sync(struct kva_event *event)
-{
-    if (event->deferred)
-        kva_cuda_step_break(event->device);
-    if (event->point && kva_cuda_enter(event->device))
-        kva_cuda_check(event->device, cudaEventSynchronize(event->point), "work that ran earlier");
-}
-
 /* --- life ------------------------------------------------------------------------------------- */
 
 static void drop_blas(struct kva_device *device, struct kva_cuda_blas *blas)
@@ -354,6 +284,9 @@ static void cuda_close(struct kva_device *device)
     drop_lanes(device);
     drop_blas(device, &device->blas);
     kva_cuda_free_device(device, device->scratch, KVA_CUDA_SCRATCH_BYTES);
+    kva_cuda_free_device(device, device->aside, KVA_CUDA_ASIDE_BYTES);
+    if (device->ordered)
+        (void)cudaEventDestroy(device->ordered);
     kva_cuda_step_destroy(device);
     kva_cuda_ring_destroy(device);
     kva_cuda_weights_free(device);
@@ -385,13 +318,14 @@ static const struct kva_backend backend = {
     .weight = kva_cuda_weight,
     .copy = kva_cuda_copy,
     .sync = kva_cuda_sync,
-    .event_create = cuda_event_create,
-    .event_destroy = cuda_event_destroy,
-    .event_record = cuda_event_record,
-    .event_wait = cuda_event_wait,
-    .event_done = cuda_event_done,
-    .event_sync = cuda_event_sync,
+    .event_create = kva_cuda_event_create,
+    .event_destroy = kva_cuda_event_destroy,
+    .event_record = kva_cuda_event_record,
+    .event_wait = kva_cuda_event_wait,
+    .event_done = kva_cuda_event_done,
+    .event_sync = kva_cuda_event_sync,
     .step_begin = kva_cuda_step_begin,
+    .step_part = kva_cuda_step_part,
     .step_end = kva_cuda_step_end,
     .steps = kva_cuda_step_counts,
     .roofs = kva_cuda_roofs,
@@ -443,12 +377,12 @@ static cudaError_t create_stream(cudaStream_t *ret, bool urgent)
                                                 urgent ? greatest : least);
 }
 
-/* Kernels of the copy queue are small, and a layer waits for them. */
+/* Kernels of the other queues are small beside those of compute, which waits for them. */
 static cudaError_t create_streams(struct kva_device *device)
 {
-    cudaError_t error = cudaSuccess;
+    cudaError_t error = cudaEventCreateWithFlags(&device->ordered, cudaEventDisableTiming);
     for (int queue = 0; queue < KVA_QUEUE_COUNT && error == cudaSuccess; queue++)
-        error = create_stream(&device->streams[queue], queue == KVA_QUEUE_COPY);
+        error = create_stream(&device->streams[queue], queue != KVA_QUEUE_COMPUTE);
     return error;
 }
 
@@ -494,6 +428,8 @@ static enum kva_status create_queues(struct kva_device *device, struct kva_err *
         status = create_lane(device, &device->lanes[i], err);
     if (!status)
         status = kva_cuda_alloc_device(device, KVA_CUDA_SCRATCH_BYTES, &device->scratch, err);
+    if (!status)
+        status = kva_cuda_alloc_device(device, KVA_CUDA_ASIDE_BYTES, &device->aside, err);
     if (!status)
         status = kva_cuda_ring_create(device, err);
     if (!status)

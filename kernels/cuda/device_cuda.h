@@ -4,10 +4,11 @@
  * against the headers of tests/cuda/simt, which execute kernels and streams on the host: keep to
  * what those know, or teach them.
  *
- *   queues       two streams that do not wait for the default one, which nobody uses
+ *   queues       streams that do not wait for the default one, which nobody uses
  *   descriptors  host arrays of an operator's arguments go through a ring of pinned memory, in the
- *                compute stream's order; what was sent a moment ago is not sent again
- *   steps        what a decoding step puts into the queues is deferred and launched as a graph
+ *                compute stream's order; what was sent a moment ago is not sent again. An operator
+ *                that runs aside comes after what compute has been given, its own among it
+ *   steps        what a decoding step puts into the queues is deferred and launched as graphs
  *                (step.cu)
  *   errors       the first one fails the device for good; from then on nothing is launched
  *
@@ -43,8 +44,10 @@ extern "C" {
 #define KVA_CUDA_SHARED_MAX  64u
 #define KVA_CUDA_SHARED_FREE ((size_t)48 << 10)
 
-/* Partial results of attention splits that are computed side by side, and the like. */
+/* Partial results of attention splits that are computed side by side, and the like; of operators
+ * that run aside. */
 #define KVA_CUDA_SCRATCH_BYTES ((size_t)256 << 20)
+#define KVA_CUDA_ASIDE_BYTES   ((size_t)32 << 20)
 
 struct kva_cuda_ring {
     unsigned char *host;
@@ -79,6 +82,7 @@ struct kva_event {
                           NULL: never. Read by any thread */
     bool deferred;     /* recorded in the deferred step. Read by any thread */
     uint32_t deferred_record;
+    enum kva_queue deferred_queue;
 };
 
 /* Products of matrices in a stream, whose workspace nobody else uses at the time. */
@@ -111,7 +115,10 @@ struct kva_device {
     struct kva_cuda_blas blas;
     struct kva_cuda_lane lanes[KVA_CUDA_LANES];
     struct kva_cuda_ring ring;
-    void *scratch; /* device, KVA_CUDA_SCRATCH_BYTES; in the compute stream's order */
+    void *scratch;       /* device, KVA_CUDA_SCRATCH_BYTES; in the compute stream's order */
+    void *aside;         /* device, KVA_CUDA_ASIDE_BYTES; in the order of the stream aside */
+    cudaEvent_t ordered; /* of kva_cuda_order */
+    bool aside_open;     /* compute has not waited for all that was launched aside */
     struct kva_cuda_step *step;
     bool direct;    /* steps are not deferred */
     bool deferring; /* a step is being deferred */
@@ -171,7 +178,7 @@ enum kva_status kva_cuda_weight(struct kva_device *device, const void *data, enu
 bool kva_cuda_copy_async(struct kva_device *device, enum kva_queue queue, void *to,
                          const void *from, size_t bytes, const char *what);
 
-/* Wait for both queues. */
+/* Wait for all queues. */
 void kva_cuda_wait_all(struct kva_device *device);
 
 void kva_cuda_weights_free(struct kva_device *device);
@@ -188,6 +195,26 @@ bool kva_cuda_spare_drop(struct kva_device *device);
 /* The NUMA node of a GPU, where pinned memory is to be; -1: unknown. */
 int kva_cuda_numa_node(int index);
 
+/* --- order: events.cu ------------------------------------------------------------------------- */
+
+enum kva_status kva_cuda_event_create(struct kva_device *device, struct kva_event **ret,
+                                      struct kva_err *err);
+void kva_cuda_event_destroy(struct kva_event *event);
+void kva_cuda_event_record(struct kva_event *event, enum kva_queue queue);
+void kva_cuda_event_wait(struct kva_event *event, enum kva_queue queue);
+bool kva_cuda_event_done(const struct kva_event *event);
+void kva_cuda_event_sync(struct kva_event *event);
+
+/* What one queue is given from now on comes after what another has been given until now; false: the
+ * device has failed. */
+bool kva_cuda_order(struct kva_device *device, enum kva_queue before, enum kva_queue after);
+
+/* Work that is launched aside now finds its descriptors there. */
+bool kva_cuda_open_aside(struct kva_device *device);
+
+/* Descriptors of work aside may be overwritten in the compute stream's order. */
+bool kva_cuda_close_aside(struct kva_device *device);
+
 /* --- descriptors ----------------------------------------------------------------------------- */
 
 /* On failure the ring is half-built, which destroy accepts. */
@@ -202,7 +229,7 @@ void *kva_cuda_stage(struct kva_device *device, size_t bytes);
 const void *kva_cuda_send(struct kva_device *device, const void *staged, size_t bytes);
 
 /* Copy a host array; NULL: the device has failed, or nothing was given. Valid for the work that the
- * operator at hand puts into the compute queue. */
+ * operator at hand puts into the compute queue, or aside. */
 const void *kva_cuda_upload(struct kva_device *device, const void *data, size_t bytes);
 
 template <typename T>
@@ -267,6 +294,7 @@ cudaError_t kva_cuda_launch_any(const cudaLaunchConfig_t *config, const void *fu
 enum kva_status kva_cuda_step_create(struct kva_device *device, struct kva_err *err);
 void kva_cuda_step_destroy(struct kva_device *device);
 void kva_cuda_step_begin(struct kva_device *device);
+void kva_cuda_step_part(struct kva_device *device);
 void kva_cuda_step_end(struct kva_device *device);
 
 /* Put into the streams what is deferred, and defer nothing more until the next step: before
@@ -323,6 +351,8 @@ bool kva_cuda_run(struct kva_device *device, enum kva_queue queue, const char *n
             return true;
         }
     }
+    if (queue == KVA_QUEUE_ASIDE && !kva_cuda_open_aside(device))
+        return false;
     cudaLaunchConfig_t config = {};
     config.gridDim = launch.grid;
     config.blockDim = launch.block;

@@ -6,12 +6,13 @@
 #define RING_BYTES (KVA_CUDA_RING_SEGMENTS * KVA_CUDA_RING_SEGMENT_BYTES)
 
 /* Leave the current segment and take the next, of which everything must have been sent. The copy on
- * the device needs no such care: it is overwritten in the stream's order. */
+ * the device is overwritten in the compute stream's order, so that must be after all work aside. */
 static bool next_segment(struct kva_device *device)
 {
     struct kva_cuda_ring *ring = &device->ring;
     cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
-    if (!kva_cuda_check(device, cudaEventRecord(ring->sent[ring->segment], stream),
+    if (!kva_cuda_close_aside(device) ||
+        !kva_cuda_check(device, cudaEventRecord(ring->sent[ring->segment], stream),
                         "cudaEventRecord"))
         return false;
     ring->segment = (ring->segment + 1) % KVA_CUDA_RING_SEGMENTS;

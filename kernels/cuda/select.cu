@@ -297,7 +297,7 @@ void kva_cuda_weigh(struct kva_device *device, const struct kva_weigh_args *args
     p.scale = args->scale;
     if (!kva_cuda_failed(device))
         kva_cuda_run(
-            device, KVA_QUEUE_COMPUTE, "weigh",
+            device, args->queue, "weigh",
             {dim3(args->seq_count, args->kv_heads, kva_blocks(tokens, WEIGH_TOKENS)), THREADS},
             weigh_kernel, p);
 }
@@ -465,13 +465,15 @@ void kva_cuda_choose(struct kva_device *device, const struct kva_choose_args *ar
     const dim3 heads(args->seq_count, args->kv_heads);
     const size_t bytes =
         static_cast<size_t>(heads.x) * heads.y * p.splits * p.k_max * sizeof(listed);
-    if (p.splits > 1 && p.k_max <= LISTED_MAX && bytes <= KVA_CUDA_SCRATCH_BYTES)
-        p.lists = static_cast<listed *>(device->scratch);
+    const bool aside = args->queue == KVA_QUEUE_ASIDE;
+    const size_t room = aside ? KVA_CUDA_ASIDE_BYTES : KVA_CUDA_SCRATCH_BYTES;
+    if (p.splits > 1 && p.k_max <= LISTED_MAX && bytes <= room)
+        p.lists = static_cast<listed *>(aside ? device->aside : device->scratch);
     if (p.lists && !kva_cuda_failed(device))
-        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "choose's lists",
+        kva_cuda_run(device, args->queue, "choose's lists",
                      {dim3(heads.x, heads.y, p.splits), RADIX_THREADS}, list_kernel, p);
     if (!kva_cuda_failed(device))
-        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "choose", {heads, RADIX_THREADS}, choose_kernel, p);
+        kva_cuda_run(device, args->queue, "choose", {heads, RADIX_THREADS}, choose_kernel, p);
 }
 
 /* --- accumulate ------------------------------------------------------------------------------- */

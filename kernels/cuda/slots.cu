@@ -379,7 +379,7 @@ void kva_cuda_assign_slots(struct kva_device *device, const struct kva_assign_sl
     memcpy(static_cast<void *>(seqs + args->count), &args->stamp, sizeof args->stamp);
     auto *sent = static_cast<assign_seq *>(const_cast<void *>(kva_cuda_send(device, seqs, bytes)));
     if (sent)
-        kva_cuda_run(device, KVA_QUEUE_COMPUTE, "assign_slots",
+        kva_cuda_run(device, args->queue, "assign_slots",
                      {dim3(args->count, args->kv_heads), THREADS, sorted * sizeof(sort_key)},
                      assign_kernel, sent, reinterpret_cast<const uint32_t *>(sent + args->count),
                      args->mode == KVA_ROWS_RESIDENT, args->keep);

@@ -1,11 +1,15 @@
-/* step.cu - a step as a CUDA graph.
+/* step.cu - a step as CUDA graphs.
  *
  * Between step_begin and step_end launches are deferred: operators, the copy queue's kernels, and
  * the records and waits of events go to a log, and descriptors to an arena that is the same piece
- * of device memory in every step. At the end the log is compared with those of earlier steps:
+ * of device memory in every step. The step is cut into pieces, a graph each, so that the GPU runs
+ * the first layers while the host describes the others: each piece has half as many layers as all
+ * before it together, which keeps the GPU busy where a layer takes it half as long again as it
+ * takes the host. At a piece's end its log is compared with those of earlier steps:
  *
- *   the same calls, events and shapes   one copy of the arena, one launch of that step's graph; a
- *                                       kernel whose grid or arguments differ is set anew in it
+ *   the same calls, events and shapes   a copy of what is new in the arena, one launch of that
+ *                                       graph; a kernel whose grid or arguments differ is set anew
+ *                                       in it
  *   seen before, but without a graph    the log is replayed into a capture, the graph is kept
  *   never seen                          the log is replayed into the streams
  *
@@ -13,190 +17,79 @@
  * no kernel has other arguments. What needs the host in the middle of a step (waiting, copies,
  * memory) replays the log and ends the deferral.
  *
- * Order across the edges: the graph is launched in the compute stream. Its copy branch begins with
- * what the copy stream was given before, and the copy stream goes on after the graph. */
+ * Order across the edges: the graph is launched in the compute stream, and the other streams go on
+ * after it. What the copy queue does is a branch of the graph only where another queue waits for it
+ * within the piece, since a graph ends with its last branch: such a branch begins with what the
+ * copy stream was given before. Else it is put into the copy stream, behind the graph. */
 #include "kernels/cuda/step.cuh"
-
-/* With edges' data, as CUDA 13 has it under the plain name. */
-#if defined(CUDART_VERSION) && CUDART_VERSION < 13000
-#define CAPTURE_INFO cudaStreamGetCaptureInfo_v3
-#else
-#define CAPTURE_INFO cudaStreamGetCaptureInfo
-#endif
 
 #include <stdlib.h>
 #include <string.h>
 
 /* --- replaying -------------------------------------------------------------------------------- */
 
-/* `early`: it may begin while the one before it ends. */
-static cudaError_t replay_kernel(const struct log *log, const struct call *call,
-                                 cudaStream_t stream, bool early)
-{
-    void *args[KVA_CUDA_ARGS_MAX];
-    unsigned char *at = log->args + call->args_at;
-    for (uint32_t i = 0; i < call->kernel.arg_count; i++) {
-        args[i] = at;
-        at += kva_align_up(call->kernel.arg_bytes[i], 16);
-    }
-    cudaLaunchConfig_t config = {};
-    config.gridDim = call->launch.grid;
-    config.blockDim = call->launch.block;
-    config.dynamicSmemBytes = call->launch.shared_bytes;
-    config.stream = stream;
-    cudaLaunchAttribute attribute = {};
-    if (early)
-        kva_cuda_launch_early(&config, &attribute);
-    return call->kernel.launch(&config, call->kernel.function, args);
-}
-
-/* The events of the log have been recorded: at `point`, or each at its own. */
+/* The events of the log have been recorded: with its graph at `point`, or each at its own. */
 static void settle_events(const struct log *log, cudaEvent_t point)
 {
     for (uint32_t i = 0; i < log->count; i++) {
-        struct kva_event *event = log->calls[i].event;
-        if (log->calls[i].kind != CALL_RECORD)
+        const struct call *call = &log->calls[i];
+        struct kva_event *event = call->event;
+        if (call->kind != CALL_RECORD)
             continue;
-        __atomic_store_n(&event->point, point ? point : event->event, __ATOMIC_RELEASE);
+        __atomic_store_n(&event->point, point && !goes_behind(log, call) ? point : event->event,
+                         __ATOMIC_RELEASE);
         __atomic_store_n(&event->deferred, false, __ATOMIC_RELEASE);
     }
 }
 
-/* Into the streams, as without deferral. */
-static void replay(struct kva_device *device)
+/* A call into its stream, as without deferral. */
+static bool replay_call(struct kva_device *device, const struct log *log, const struct call *call)
 {
-    const struct log *log = &device->step->log;
-    bool good = true;
-    if (!kva_cuda_step_send(device))
-        return;
-    for (uint32_t i = 0; i < log->count && good && !kva_cuda_failed(device); i++) {
-        const struct call *call = &log->calls[i];
-        cudaStream_t stream = device->streams[call->queue];
-        switch (call->kind) {
-        case CALL_KERNEL:
-            good = kva_cuda_check(device, replay_kernel(log, call, stream, device->early),
-                                  call->kernel.name);
-            break;
-        case CALL_LINEAR:
-            kva_cuda_linear(device, &call->linear);
-            break;
-        case CALL_RECORD:
-            good = kva_cuda_check(device, cudaEventRecord(call->event->event, stream),
-                                  "cudaEventRecord");
-            break;
-        case CALL_WAIT:
-            good = kva_cuda_check(device, cudaStreamWaitEvent(stream, call->event->event, 0),
-                                  "cudaStreamWaitEvent");
-            break;
-        }
-    }
-    settle_events(log, nullptr);
-}
-
-/* --- capturing -------------------------------------------------------------------------------- */
-
-/* The node that the last launch into a stream became. */
-static bool last_node(cudaStream_t stream, cudaGraphNode_t *ret)
-{
-    cudaStreamCaptureStatus status;
-    const cudaGraphNode_t *nodes = nullptr;
-    const cudaGraphEdgeData *edges = nullptr;
-    size_t count = 0;
-    if (CAPTURE_INFO(stream, &status, nullptr, nullptr, &nodes, &edges, &count) != cudaSuccess ||
-        status != cudaStreamCaptureStatusActive || count != 1)
-        return false;
-    *ret = nodes[0];
-    return true;
-}
-
-/* `before`: the call before it in its queue, or NULL. Only behind a kernel is one launched early:
- * edges from anything else are whole. */
-static bool capture_call(struct kva_device *device, const struct log *log, struct call *call,
-                         const struct call *before)
-{
-    struct kva_cuda_step *step = device->step;
     cudaStream_t stream = device->streams[call->queue];
-    const bool follows = before && (before->kind == CALL_KERNEL || before->kind == CALL_LINEAR);
     switch (call->kind) {
     case CALL_KERNEL:
-        return replay_kernel(log, call, stream, follows && device->early) == cudaSuccess &&
-               last_node(stream, &call->node);
+        return kva_cuda_check(device, kva_cuda_log_launch(log, call, stream, device->early),
+                              call->kernel.name);
     case CALL_LINEAR:
-        return kva_cuda_try_linear(device, &call->linear);
+        kva_cuda_linear(device, &call->linear);
+        return !kva_cuda_failed(device);
     case CALL_RECORD:
-        return cudaEventRecord(step->records[call->record], stream) == cudaSuccess;
+        return kva_cuda_check(device, cudaEventRecord(call->event->event, stream),
+                              "cudaEventRecord");
     case CALL_WAIT:
-        return cudaStreamWaitEvent(stream, step->records[call->record], 0) == cudaSuccess;
+        return kva_cuda_check(device, cudaStreamWaitEvent(stream, call->event->event, 0),
+                              "cudaStreamWaitEvent");
     }
     return false;
 }
 
-/* Products of few rows that are one branch each: what a weight's bytes are at most, beside the first
- * one's, for the GPU to have room for both. */
-#define BESIDE_ROWS  64u
-#define BESIDE_BYTES ((size_t)16 << 20)
-
-/* Whether a call may run while the product before it does: of the same rows, and small. */
-static bool goes_beside(const struct call *first, const struct call *call)
+static void replay(struct kva_device *device)
 {
-    const struct kva_linear_args *a = &first->linear, *b = &call->linear;
-    return first->kind == CALL_LINEAR && call->kind == CALL_LINEAR && a->x == b->x &&
-           a->out != b->out && a->rows <= BESIDE_ROWS && !a->accumulate && !b->accumulate &&
-           !b->bias.data && !kva_dtype_is_packed(b->weight.dtype) &&
-           static_cast<size_t>(b->weight.rows) * b->weight.cols * sizeof(uint16_t) <= BESIDE_BYTES;
+    const struct log *log = &device->step->log;
+    bool good = true;
+    if (!kva_cuda_step_send(device) ||
+        (takes_part(log, KVA_QUEUE_ASIDE) && !kva_cuda_open_aside(device)))
+        return;
+    device->step->counts.replayed++;
+    for (uint32_t i = 0; i < log->count && good; i++)
+        good = replay_call(device, log, &log->calls[i]);
+    settle_events(log, nullptr);
 }
 
-/* How many calls behind the first one go beside it. */
-static uint32_t count_beside(const struct log *log, uint32_t first)
+/* What of the log is none of its graph's, which has been launched: `done` waits for it, and with it
+ * for all that these calls wait for. */
+static bool replay_behind(struct kva_device *device, const struct log *log)
 {
-    const struct call *calls = &log->calls[first];
-    uint32_t count = 0;
-    for (; count < KVA_CUDA_LANES && first + 1 + count < log->count; count++) {
-        bool apart = true; /* from every one that it would run beside */
-        for (uint32_t i = 0; i <= count; i++)
-            apart = apart && goes_beside(&calls[i], &calls[1 + count]);
-        if (!apart)
-            break;
-    }
-    return count;
-}
-
-/* The first of `calls` into the compute stream, `count` more beside it. */
-static bool capture_beside(struct kva_device *device, const struct call *calls, uint32_t count)
-{
-    struct kva_cuda_step *step = device->step;
-    cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
-    bool good = cudaEventRecord(step->beside, stream) == cudaSuccess &&
-                kva_cuda_try_linear(device, &calls[0].linear);
-    for (uint32_t i = 0; i < count && good; i++) {
-        const struct kva_cuda_lane *lane = &device->lanes[i];
-        good = cudaStreamWaitEvent(lane->stream, step->beside, 0) == cudaSuccess &&
-               kva_cuda_try_linear_beside(device, i, &calls[1 + i].linear) &&
-               cudaEventRecord(lane->done, lane->stream) == cudaSuccess &&
-               cudaStreamWaitEvent(stream, lane->done, 0) == cudaSuccess;
+    bool good = true;
+    for (uint32_t i = 0; i < log->count && good; i++) {
+        const struct call *call = &log->calls[i];
+        if (goes_behind(log, call) && call->kind != CALL_WAIT)
+            good = replay_call(device, log, call);
     }
     return good;
 }
 
-/* The copy stream joins the capture, after what it has been given before. The graph's wait for
- * `copied` is bound when the graph is launched, to what the event was recorded for right before;
- * every step is awaited before the next is launched, so one that were bound as it runs would find
- * the same. */
-static bool fork_copies(struct kva_device *device)
-{
-    struct kva_cuda_step *step = device->step;
-    cudaStream_t copies = device->streams[KVA_QUEUE_COPY];
-    return cudaEventRecord(step->fork, device->streams[KVA_QUEUE_COMPUTE]) == cudaSuccess &&
-           cudaStreamWaitEvent(copies, step->fork, 0) == cudaSuccess &&
-           cudaStreamWaitEvent(copies, step->copied, cudaEventWaitExternal) == cudaSuccess;
-}
-
-static bool join_copies(struct kva_device *device)
-{
-    struct kva_cuda_step *step = device->step;
-    return cudaEventRecord(step->join, device->streams[KVA_QUEUE_COPY]) == cudaSuccess &&
-           cudaStreamWaitEvent(device->streams[KVA_QUEUE_COMPUTE], step->join, 0) == cudaSuccess;
-}
+/* --- graphs ----------------------------------------------------------------------------------- */
 
 static void drop_graph(struct graph *graph)
 {
@@ -207,6 +100,21 @@ static void drop_graph(struct graph *graph)
     graph->exec = nullptr;
     graph->graph = nullptr;
     graph->used = 0;
+}
+
+static bool new_log(struct log *log)
+{
+    log->calls = static_cast<struct call *>(calloc(CALLS_MAX, sizeof *log->calls));
+    log->args = static_cast<unsigned char *>(malloc(ARGS_BYTES));
+    return log->calls && log->args;
+}
+
+static void drop_log(struct log *log)
+{
+    free(log->calls);
+    free(log->args);
+    log->calls = nullptr;
+    log->args = nullptr;
 }
 
 /* The log becomes a graph in the place of the one that was used longest ago. What cannot be
@@ -220,29 +128,12 @@ static struct graph *capture(struct kva_device *device)
             graph = &step->graphs[i];
     }
     drop_graph(graph);
-    struct log *log = &step->log;
-    cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
-    bool good = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
-    device->capturing = true;
-    if (good) {
-        good = !log->copies || fork_copies(device);
-        const struct call *last[KVA_QUEUE_COUNT] = {};
-        for (uint32_t i = 0; i < log->count && good; i++) {
-            struct call *call = &log->calls[i];
-            const uint32_t beside = count_beside(log, i);
-            if (beside > 0) {
-                good = capture_beside(device, call, beside);
-                last[call->queue] = nullptr; /* what follows has several before it */
-                i += beside;
-                continue;
-            }
-            good = capture_call(device, log, call, last[call->queue]);
-            last[call->queue] = call->kind == CALL_RECORD ? last[call->queue] : call;
-        }
-        good = good && (!log->copies || join_copies(device));
-        good = cudaStreamEndCapture(stream, &graph->graph) == cudaSuccess && good;
+    if (!graph->log.calls && !new_log(&graph->log)) {
+        drop_log(&graph->log);
+        return nullptr;
     }
-    device->capturing = false;
+    struct log *log = &step->log;
+    const bool good = kva_cuda_step_capture(device, log, &graph->graph);
     if (!good || cudaGraphInstantiate(&graph->exec, graph->graph, 0) != cudaSuccess) {
         (void)cudaGetLastError();
         drop_graph(graph);
@@ -316,7 +207,7 @@ static bool set_kernel(struct kva_device *device, struct graph *graph, const str
                           now->kernel.name);
 }
 
-/* What differs from the step that the graph ran last. The graph takes the step's log over. */
+/* What differs from the piece that the graph ran last. The graph takes the step's log over. */
 static bool update(struct kva_device *device, struct graph *graph)
 {
     struct log *log = &device->step->log;
@@ -324,7 +215,7 @@ static bool update(struct kva_device *device, struct graph *graph)
         struct call *now = &log->calls[i];
         const struct call *then = &graph->log.calls[i];
         now->node = then->node;
-        if (now->kind != CALL_KERNEL ||
+        if (now->kind != CALL_KERNEL || goes_behind(log, now) ||
             (same_launch(&now->launch, &then->launch) &&
              memcmp(log->args + now->args_at, graph->log.args + then->args_at, now->args_bytes) ==
                  0))
@@ -347,7 +238,7 @@ static struct graph *find_graph(struct kva_cuda_step *step)
     return nullptr;
 }
 
-/* Whether such a step has been seen; it has now. */
+/* Whether such a piece has been seen; it has now. */
 static bool seen_before(struct kva_cuda_step *step)
 {
     for (uint32_t i = 0; i < SEEN_MAX; i++) {
@@ -361,22 +252,55 @@ static bool seen_before(struct kva_cuda_step *step)
 static bool launch(struct kva_device *device, struct graph *graph)
 {
     struct kva_cuda_step *step = device->step;
+    const struct log *log = &graph->log;
+    const enum kva_queue others[] = {KVA_QUEUE_ASIDE, KVA_QUEUE_COPY};
     cudaStream_t compute = device->streams[KVA_QUEUE_COMPUTE];
     cudaStream_t copies = device->streams[KVA_QUEUE_COPY];
-    cudaEvent_t done = step->done[step->side];
+    cudaEvent_t done = step->done[step->done_next++ % DONE_MAX];
     graph->used = step->serial;
     step->counts.launched++;
-    if (graph->log.copies &&
+    if (is_branch(log, KVA_QUEUE_COPY) &&
         !kva_cuda_check(device, cudaEventRecord(step->copied, copies), "cudaEventRecord"))
         return false;
     if (!kva_cuda_check(device, cudaGraphLaunch(graph->exec, compute), "cudaGraphLaunch") ||
         !kva_cuda_check(device, cudaEventRecord(done, compute), "cudaEventRecord"))
         return false;
-    if (graph->log.copies &&
-        !kva_cuda_check(device, cudaStreamWaitEvent(copies, done, 0), "cudaStreamWaitEvent"))
-        return false;
-    settle_events(&graph->log, done);
-    return true;
+    for (enum kva_queue queue : others) {
+        if (takes_part(log, queue) &&
+            !kva_cuda_check(device, cudaStreamWaitEvent(device->streams[queue], done, 0),
+                            "cudaStreamWaitEvent"))
+            return false;
+    }
+    bool good = replay_behind(device, log);
+    settle_events(log, done);
+    return good;
+}
+
+/* --- a piece ---------------------------------------------------------------------------------- */
+
+/* Pieces of a step are told apart even where they have the same calls, as layers have. */
+static void begin_piece(struct kva_cuda_step *step)
+{
+    step->log.count = step->log.records = 0;
+    step->log.args_used = 0;
+    step->log.hash = 0xCBF29CE484222325ull + step->pieces;
+    step->log.queues = 0;
+    step->log.awaits_copies = false;
+    step->parts_sent = step->parts_logged;
+}
+
+static void launch_piece(struct kva_device *device)
+{
+    struct kva_cuda_step *step = device->step;
+    struct graph *graph = find_graph(step);
+    const bool known = graph != nullptr;
+    if (!graph && seen_before(step))
+        graph = capture(device);
+    if (!graph)
+        replay(device);
+    else if (kva_cuda_step_send(device) && (!known || update(device, graph)))
+        (void)launch(device, graph);
+    step->pieces++;
 }
 
 /* --- a step ----------------------------------------------------------------------------------- */
@@ -391,12 +315,10 @@ void kva_cuda_step_begin(struct kva_device *device)
                         "work that ran earlier"))
         return;
     step->serial++;
-    step->used = 0;
+    step->used = step->sent_bytes = 0;
     memset(step->recent, 0, sizeof step->recent);
-    step->log.count = step->log.records = 0;
-    step->log.args_used = 0;
-    step->log.hash = 0xCBF29CE484222325ull;
-    step->log.copies = false;
+    step->pieces = step->parts_logged = 0;
+    begin_piece(step);
     device->deferring = true;
 }
 
@@ -405,32 +327,32 @@ void kva_cuda_step_break(struct kva_device *device)
     if (!device->deferring)
         return;
     device->deferring = false;
-    device->step->counts.replayed++;
     replay(device);
+}
+
+void kva_cuda_step_part(struct kva_device *device)
+{
+    struct kva_cuda_step *step = device->step;
+    if (!device->deferring || kva_cuda_failed(device))
+        return;
+    step->parts_logged++;
+    if (step->parts_logged - step->parts_sent < kva_max_u32(step->parts_sent / 2, 1))
+        return;
+    device->deferring = false;
+    launch_piece(device);
+    begin_piece(step);
+    device->deferring = !kva_cuda_failed(device);
 }
 
 void kva_cuda_step_end(struct kva_device *device)
 {
-    struct kva_cuda_step *step = device->step;
-    if (!device->deferring || step->log.count == 0 || kva_cuda_failed(device)) {
-        kva_cuda_step_break(device);
-        return;
-    }
-    struct graph *graph = find_graph(step);
-    bool known = graph != nullptr;
-    if (!graph && !seen_before(step)) {
+    if (!device->deferring || kva_cuda_failed(device)) {
         kva_cuda_step_break(device);
         return;
     }
     device->deferring = false;
-    if (!graph)
-        graph = capture(device);
-    if (!graph) {
-        step->counts.replayed++;
-        replay(device);
-    } else if (kva_cuda_step_send(device) && (!known || update(device, graph))) {
-        (void)launch(device, graph);
-    }
+    if (device->step->log.count > 0)
+        launch_piece(device);
 }
 
 void kva_cuda_step_counts(const struct kva_device *device, struct kva_device_steps *ret)
@@ -439,13 +361,6 @@ void kva_cuda_step_counts(const struct kva_device *device, struct kva_device_ste
 }
 
 /* --- life ------------------------------------------------------------------------------------- */
-
-static bool new_log(struct log *log)
-{
-    log->calls = static_cast<struct call *>(calloc(CALLS_MAX, sizeof *log->calls));
-    log->args = static_cast<unsigned char *>(malloc(ARGS_BYTES));
-    return log->calls && log->args;
-}
 
 static cudaError_t new_events(cudaEvent_t *events, uint32_t count)
 {
@@ -460,8 +375,6 @@ enum kva_status kva_cuda_step_create(struct kva_device *device, struct kva_err *
     struct kva_cuda_step *step = static_cast<kva_cuda_step *>(calloc(1, sizeof *step));
     bool good = step && new_log(&step->log);
     device->step = step;
-    for (uint32_t i = 0; i < GRAPHS_MAX && good; i++)
-        good = new_log(&step->graphs[i].log);
     if (!good)
         return kva_fail(err, KVA_ENOMEM, "no memory for the calls of a step");
     void *data;
@@ -479,7 +392,7 @@ enum kva_status kva_cuda_step_create(struct kva_device *device, struct kva_err *
     cudaEvent_t *others[] = {&step->fork, &step->join, &step->copied, &step->beside};
     for (cudaEvent_t *other : others)
         error = error ? error : new_events(other, 1);
-    error = error ? error : new_events(step->done, 2);
+    error = error ? error : new_events(step->done, DONE_MAX);
     error = error ? error : new_events(step->sent, 2);
     return error ? kva_fail(err, KVA_EDEVICE, "cudaEventCreate: %s", cudaGetErrorString(error))
                  : KVA_OK;
@@ -500,17 +413,15 @@ void kva_cuda_step_destroy(struct kva_device *device)
         return;
     for (uint32_t i = 0; i < GRAPHS_MAX; i++) {
         drop_graph(&step->graphs[i]);
-        free(step->graphs[i].log.calls);
-        free(step->graphs[i].log.args);
+        drop_log(&step->graphs[i].log);
     }
-    free(step->log.calls);
-    free(step->log.args);
+    drop_log(&step->log);
     drop_events(step->records, EVENTS_MAX);
     drop_events(&step->fork, 1);
     drop_events(&step->join, 1);
     drop_events(&step->copied, 1);
     drop_events(&step->beside, 1);
-    drop_events(step->done, 2);
+    drop_events(step->done, DONE_MAX);
     drop_events(step->sent, 2);
     kva_cuda_free_device(device, step->device, KVA_CUDA_ARENA_BYTES);
     for (int side = 0; side < 2; side++)

@@ -1,5 +1,5 @@
-/* step_log.cu - what a deferred step is made of: calls in a log, descriptors in an arena (step.cu).
- */
+/* step_log.cu - what a piece of a deferred step is made of: calls in a log, descriptors in an arena
+ * (step.cu). */
 #include "kernels/cuda/step.cuh"
 
 #include <string.h>
@@ -62,10 +62,15 @@ bool kva_cuda_step_send(struct kva_device *device)
 {
     struct kva_cuda_step *step = device->step;
     cudaStream_t stream = device->streams[KVA_QUEUE_COMPUTE];
-    if (step->used == 0)
+    const size_t first = step->sent_bytes;
+    if (step->used == first)
         return true;
-    return kva_cuda_copy_async(device, KVA_QUEUE_COMPUTE, step->device, step->host[step->side],
-                               step->used, "a copy of descriptors") &&
+    if (!kva_cuda_close_aside(device))
+        return false;
+    step->sent_bytes = step->used;
+    return kva_cuda_copy_async(device, KVA_QUEUE_COMPUTE, step->device + first,
+                               step->host[step->side] + first, step->used - first,
+                               "a copy of descriptors") &&
            kva_cuda_check(device, cudaEventRecord(step->sent[step->side], stream),
                           "cudaEventRecord");
 }
@@ -94,7 +99,7 @@ static struct call *new_call(struct kva_device *device, enum call_kind kind, enu
     memset(static_cast<void *>(call), 0, sizeof *call);
     call->kind = kind;
     call->queue = queue;
-    log->copies |= queue == KVA_QUEUE_COPY;
+    log->queues |= 1u << queue;
     const uint32_t what[] = {static_cast<uint32_t>(kind), static_cast<uint32_t>(queue)};
     log->hash = hash_bytes(log->hash, what, sizeof what);
     return call;
@@ -150,6 +155,7 @@ bool kva_cuda_defer_record(struct kva_event *event, enum kva_queue queue)
     call->event = event;
     call->record = device->step->log.records++;
     event->deferred_record = call->record;
+    event->deferred_queue = queue;
     __atomic_store_n(&event->deferred, true, __ATOMIC_RELEASE);
     return true;
 }
@@ -164,6 +170,28 @@ bool kva_cuda_defer_wait(struct kva_event *event, enum kva_queue queue)
         return false;
     call->event = event;
     call->record = event->deferred_record;
+    device->step->log.awaits_copies |=
+        queue != KVA_QUEUE_COPY && event->deferred_queue == KVA_QUEUE_COPY;
     device->step->log.hash = hash_bytes(device->step->log.hash, &call->record, sizeof call->record);
     return true;
+}
+
+cudaError_t kva_cuda_log_launch(const struct log *log, const struct call *call, cudaStream_t stream,
+                                bool early)
+{
+    void *args[KVA_CUDA_ARGS_MAX];
+    unsigned char *at = log->args + call->args_at;
+    for (uint32_t i = 0; i < call->kernel.arg_count; i++) {
+        args[i] = at;
+        at += kva_align_up(call->kernel.arg_bytes[i], 16);
+    }
+    cudaLaunchConfig_t config = {};
+    config.gridDim = call->launch.grid;
+    config.blockDim = call->launch.block;
+    config.dynamicSmemBytes = call->launch.shared_bytes;
+    config.stream = stream;
+    cudaLaunchAttribute attribute = {};
+    if (early)
+        kva_cuda_launch_early(&config, &attribute);
+    return call->kernel.launch(&config, call->kernel.function, args);
 }

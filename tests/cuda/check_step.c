@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STEPS    40u
+#define STEPS    60u
 #define DIM      16u /* of the fetched rows */
 #define K        6u
 #define SLOTS    8u
@@ -16,18 +16,25 @@
 #define PRODUCTS 3u /* of the same rows and weights, side by side */
 #define FACTORS  8u /* rows of each */
 
+/* What a step is like. */
+struct variant {
+    bool aside; /* slots are assigned aside */
+    bool early; /* what is fetched is read in the same step already */
+};
+
 /* What a decoding step does to one row cache: rows are chosen, assigned to slots, fetched in the
  * copy queue, and read in the next step; beside it, other rows are gathered and multiplied. */
 struct pipeline {
     struct kva_device *gpu;
     struct kva_row_cache cache;
-    unsigned char *memory, *choices, *read, *x, *y, *products[PRODUCTS], *last; /* device */
-    unsigned char *zeros, *back, *back_y, *back_products;                       /* host tier */
+    unsigned char *memory, *choices, *read, *early, *x, *y, *products[PRODUCTS], *last; /* device */
+    unsigned char *zeros, *back, *back_early, *back_y, *back_products; /* host tier */
     uint16_t *pages; /* host tier: [PAGES] blocks */
     const void **homes;
     struct both_weight weight;
     struct acts wide;
-    struct kva_event *chosen, *fetched, *seen, *done, *taken;
+    struct kva_event *picked, *chosen, *fetched, *seen, *done, *taken;
+    struct variant variants[STEPS];
     uint32_t chosen_tokens[STEPS][K], rows[STEPS][ROWS_MAX], row_count[STEPS];
     size_t memory_bytes, rows_bytes, choice_bytes, row_bytes, y_bytes, product_bytes;
     bool any;
@@ -77,6 +84,8 @@ static void draw(struct check *check, struct pipeline *p)
             p->chosen_tokens[step][i] = token;
             token += check_between(check, 1, 30);
         }
+        const uint32_t variant = check_below(check, 4);
+        p->variants[step] = (struct variant){.aside = variant & 1, .early = variant & 2};
         p->row_count[step] = check_below(check, 4) ? 8 : check_between(check, 1, ROWS_MAX);
         for (uint32_t i = 0; i < ROWS_MAX; i++)
             p->rows[step][i] = check_below(check, ROWS_MAX);
@@ -99,6 +108,7 @@ static void pipeline_new(struct check *check, struct pipeline *p)
     p->cache.hits = take(check, KVA_MEM_HOST, 2 * sizeof(uint64_t));
     p->choices = gpu_new(check, p->chosen_tokens, sizeof p->chosen_tokens);
     p->read = gpu_new(check, NULL, K * p->row_bytes);
+    p->early = gpu_new(check, NULL, K * p->row_bytes);
     p->y = gpu_new(check, NULL, p->y_bytes);
     for (uint32_t i = 0; i < PRODUCTS; i++)
         p->products[i] = gpu_new(check, NULL, p->product_bytes);
@@ -107,6 +117,7 @@ static void pipeline_new(struct check *check, struct pipeline *p)
     p->weight = weight_new(check, check->act, WIDTH, WIDTH, 1.0f);
     p->zeros = take(check, KVA_MEM_HOST, p->rows_bytes);
     p->back = take(check, KVA_MEM_HOST, STEPS * K * p->row_bytes);
+    p->back_early = take(check, KVA_MEM_HOST, STEPS * K * p->row_bytes);
     p->back_y = take(check, KVA_MEM_HOST, STEPS * p->y_bytes);
     p->back_products = take(check, KVA_MEM_HOST, STEPS * 2 * p->product_bytes);
     p->pages = take(check, KVA_MEM_HOST, PAGES * block);
@@ -115,7 +126,8 @@ static void pipeline_new(struct check *check, struct pipeline *p)
         p->pages[i] = (uint16_t)check_random(check);
     for (uint32_t i = 0; i < PAGES; i++)
         p->homes[i] = p->pages + i * block / 2;
-    struct kva_event **events[] = {&p->chosen, &p->fetched, &p->seen, &p->done, &p->taken};
+    struct kva_event **events[] = {&p->picked, &p->chosen, &p->fetched,
+                                   &p->seen,   &p->done,   &p->taken};
     for (size_t i = 0; i < KVA_COUNT_OF(events); i++)
         *events[i] = new_event(check);
 }
@@ -125,6 +137,7 @@ static void pipeline_free(struct check *check, struct pipeline *p)
     kva_device_free(p->gpu, KVA_MEM_HOST, p->cache.hits, 2 * sizeof(uint64_t));
     kva_device_free(p->gpu, KVA_MEM_HOST, p->zeros, p->rows_bytes);
     kva_device_free(p->gpu, KVA_MEM_HOST, p->back, STEPS * K * p->row_bytes);
+    kva_device_free(p->gpu, KVA_MEM_HOST, p->back_early, STEPS * K * p->row_bytes);
     kva_device_free(p->gpu, KVA_MEM_HOST, p->back_y, STEPS * p->y_bytes);
     kva_device_free(p->gpu, KVA_MEM_HOST, p->back_products, STEPS * 2 * p->product_bytes);
     kva_device_free(p->gpu, KVA_MEM_HOST, p->pages, PAGES * kva_kv_block_bytes(1, DIM));
@@ -132,13 +145,14 @@ static void pipeline_free(struct check *check, struct pipeline *p)
     gpu_free(check, p->memory, p->memory_bytes);
     gpu_free(check, p->choices, sizeof p->chosen_tokens);
     gpu_free(check, p->read, K * p->row_bytes);
+    gpu_free(check, p->early, K * p->row_bytes);
     gpu_free(check, p->y, p->y_bytes);
     for (uint32_t i = 0; i < PRODUCTS; i++)
         gpu_free(check, p->products[i], p->product_bytes);
     gpu_free(check, p->last, p->product_bytes);
     acts_free(check, &p->wide);
     weight_free(check, &p->weight);
-    struct kva_event *events[] = {p->chosen, p->fetched, p->seen, p->done, p->taken};
+    struct kva_event *events[] = {p->picked, p->chosen, p->fetched, p->seen, p->done, p->taken};
     for (size_t i = 0; i < KVA_COUNT_OF(events); i++)
         kva_event_destroy(events[i]);
 }
@@ -154,26 +168,32 @@ static void gather(const struct pipeline *p, void *out, const void *x, const uin
             .out = out, .x = x, .rows = rows, .count = count, .dim = (uint32_t)(bytes / act)});
 }
 
-/* What the step before chose is read; its memory may be used again from `seen` on. */
-static void read_fetched(struct pipeline *p)
+/* What was chosen is read; its memory may be used again from `seen` on. */
+static void read_fetched(struct pipeline *p, unsigned char *to)
 {
     uint32_t rows[K];
     for (uint32_t i = 0; i < K; i++)
         rows[i] = i;
     kva_event_wait(p->fetched, KVA_QUEUE_COMPUTE);
     kva_event_wait(p->taken, KVA_QUEUE_COMPUTE);
-    gather(p, p->read, p->cache.rows, rows, K, p->row_bytes);
+    gather(p, to, p->cache.rows, rows, K, p->row_bytes);
     kva_event_record(p->seen, KVA_QUEUE_COMPUTE);
 }
 
 static void choose(struct pipeline *p, uint32_t step)
 {
     const struct kva_row_cache *cache = &p->cache;
+    const enum kva_queue queue = p->variants[step].aside ? KVA_QUEUE_ASIDE : KVA_QUEUE_COMPUTE;
     gather(p, p->cache.chosen, p->choices, &step, 1, p->choice_bytes);
+    if (queue == KVA_QUEUE_ASIDE) {
+        kva_event_record(p->picked, KVA_QUEUE_COMPUTE);
+        kva_event_wait(p->picked, KVA_QUEUE_ASIDE);
+    }
     kva_device_ops(p->gpu)->assign_slots(
-        p->gpu, &(struct kva_assign_slots_args){
-                    .caches = &cache, .count = 1, .kv_heads = 1, .stamp = step + 1});
-    kva_event_record(p->chosen, KVA_QUEUE_COMPUTE);
+        p->gpu,
+        &(struct kva_assign_slots_args){
+            .caches = &cache, .count = 1, .kv_heads = 1, .stamp = step + 1, .queue = queue});
+    kva_event_record(p->chosen, queue);
     kva_event_wait(p->chosen, KVA_QUEUE_COPY);
     const struct kva_rows_fetch fetch = {cache, p->homes, NULL};
     kva_device_ops(p->gpu)->fetch_rows(p->gpu,
@@ -210,6 +230,9 @@ static void send_home(struct pipeline *p, uint32_t step)
     if (step > 0)
         kva_device_copy(p->gpu, KVA_QUEUE_COPY, p->back + (step - 1) * K * p->row_bytes, p->read,
                         K * p->row_bytes);
+    if (p->variants[step].early)
+        kva_device_copy(p->gpu, KVA_QUEUE_COPY, p->back_early + step * K * p->row_bytes, p->early,
+                        K * p->row_bytes);
     kva_device_copy(p->gpu, KVA_QUEUE_COPY, p->back_y + step * p->y_bytes, p->y, p->y_bytes);
     unsigned char *products = p->back_products + (size_t)step * 2 * p->product_bytes;
     kva_device_copy(p->gpu, KVA_QUEUE_COPY, products, p->products[0], p->product_bytes);
@@ -225,7 +248,7 @@ static void run(struct check *check, struct pipeline *p, bool deferred)
         if (deferred)
             kva_device_step_begin(p->gpu);
         if (step > 0)
-            read_fetched(p);
+            read_fetched(p, p->read);
         if (deferred)
             kva_device_step_end(p->gpu);
         /* Old rows are wiped out by the copy queue, between two steps. */
@@ -234,15 +257,19 @@ static void run(struct check *check, struct pipeline *p, bool deferred)
         if (deferred)
             kva_device_step_begin(p->gpu);
         choose(p, step);
+        if (p->variants[step].early)
+            read_fetched(p, p->early);
+        kva_device_step_part(p->gpu);
         if (breaks)
             kva_device_sync(p->gpu, KVA_QUEUE_COMPUTE);
         kva_event_wait(p->taken, KVA_QUEUE_COMPUTE);
         multiply(p, step, act_bytes);
+        kva_device_step_part(p->gpu);
         if (deferred)
             kva_device_step_end(p->gpu);
         send_home(p, step);
     }
-    read_fetched(p);
+    read_fetched(p, p->read);
     kva_device_copy(p->gpu, KVA_QUEUE_COMPUTE, p->back + (STEPS - 1) * K * p->row_bytes, p->read,
                     K * p->row_bytes);
     kva_device_sync(p->gpu, KVA_QUEUE_COMPUTE);
@@ -258,8 +285,12 @@ static void compare(struct check *check, const struct pipeline *p)
         for (uint32_t i = 0; i < K; i++) {
             uint32_t token = p->chosen_tokens[step][i];
             const unsigned char *page = p->homes[token / KVA_PAGE_TOKENS];
-            check_same(check, "a row that a step fetched", p->back + (step * K + i) * p->row_bytes,
-                       page + token % KVA_PAGE_TOKENS * p->row_bytes, p->row_bytes);
+            const unsigned char *row_home = page + token % KVA_PAGE_TOKENS * p->row_bytes;
+            const size_t at = (step * K + i) * p->row_bytes;
+            check_same(check, "a row that a step fetched", p->back + at, row_home, p->row_bytes);
+            if (p->variants[step].early)
+                check_same(check, "a row that the same step read", p->back_early + at, row_home,
+                           p->row_bytes);
         }
         for (uint32_t i = 0; i < p->row_count[step]; i++)
             check_same(check, "a row that a step gathered", p->back_y + step * p->y_bytes + i * row,

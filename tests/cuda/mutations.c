@@ -43,10 +43,14 @@ static const struct {
     {"sketch.cu", MUTATIONS_OF_OPERATORS, "sketch sketch_queries sketch_sums sketch_weigh"},
     {"device.cu", MUTATIONS_OF_PARTS, "device"},
     {"eigen.cu", MUTATIONS_OF_PARTS, "device"},
+    {"events.cu", MUTATIONS_OF_PARTS, "device step"},
     {"pinned.cu", MUTATIONS_OF_PARTS, "device"},
     {"ring.cu", MUTATIONS_OF_PARTS, "device"},
     {"spare.cu", MUTATIONS_OF_PARTS, "device"},
     {"step.cu", MUTATIONS_OF_PARTS, "step"},
+    {"step.cuh", MUTATIONS_OF_PARTS, "step"},
+    {"step_capture.cu", MUTATIONS_OF_PARTS, "step"},
+    {"step_log.cu", MUTATIONS_OF_PARTS, "step"},
 };
 
 bool simt_open(struct simt_control *ret, const char *module_path)

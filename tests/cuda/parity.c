@@ -1,6 +1,10 @@
 /* parity.c - the engine on the CUDA device against the engine on the CPU.
  *
- *     parity --module PATH [--seed N] [--prompt TOKENS] [--output TOKENS] [--trained] MODEL...
+ *     parity --module PATH [--seed N] [--prompt TOKENS] [--output TOKENS] [--trained] [--layers N]
+ *         MODEL...
+ *
+ * With --layers, a model that is not there is made, with so many layers: those of families have
+ * two, and a step of many is cut into pieces of several (kernels/cuda/step.cu).
  *
  * For each model and KV policy: the log-probability of every token of a prompt (the model sees the
  * same tokens on both), then greedy decoding until the two part, which they may only where the best
@@ -9,6 +13,7 @@
  *
  * No test library: this runs on GPU machines that have none. */
 #include "engine/model/skew.h"
+#include "engine/model/synthetic.h"
 #include "engine/model_engine.h"
 #include "engine/planes.h"
 #include "engine/sampler.h"
@@ -18,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define TOKENS_MAX 4096
 
@@ -454,6 +460,21 @@ static void check_model(const char *module, const char *path, enum kva_dtype act
     close_setup(&direct);
 }
 
+static void make_model(const char *path, uint32_t layers)
+{
+    char config[512];
+    snprintf(config, sizeof config, "%s/config.json", path);
+    if (layers == 0 || access(config, R_OK) == 0)
+        return;
+    struct kva_err err = {0};
+    struct kva_synthetic_info info;
+    const struct kva_synthetic_params params = {.dir_path = path,
+                                                .config_json = kva_shape_config("tiny"),
+                                                .seed = 7,
+                                                .layer_count = layers};
+    expect_ok(kva_synthetic_write(&params, &info, &err), &err, path);
+}
+
 static enum kva_dtype model_format(const char *path)
 {
     struct kva_err err = {0};
@@ -468,7 +489,7 @@ static enum kva_dtype model_format(const char *path)
 int main(int argc, char **argv)
 {
     const char *module = NULL;
-    uint32_t prompt_tokens = 150, output_tokens = 24, models = 0;
+    uint32_t prompt_tokens = 150, output_tokens = 24, layers = 0, models = 0;
     uint64_t seed = 1;
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (int i = 1; i < argc; i++) {
@@ -487,7 +508,10 @@ int main(int argc, char **argv)
             trained = true;
         } else if (strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
             seed = strtoull(argv[++i], NULL, 0);
+        } else if (strcmp(argv[i], "--layers") == 0 && i + 1 < argc) {
+            layers = (uint32_t)strtoul(argv[++i], NULL, 10);
         } else if (module && argv[i][0] != '-') {
+            make_model(argv[i], layers);
             enum kva_dtype act = model_format(argv[i]);
             check_model(module, argv[i], KVA_F32, prompt_tokens, output_tokens, seed);
             if (act != KVA_F32)
@@ -502,7 +526,7 @@ int main(int argc, char **argv)
         fprintf(
             stderr,
             "usage: %s --module PATH [--seed N] [--prompt TOKENS] [--output TOKENS] [--trained] "
-            "MODEL...\n",
+            "[--layers N] MODEL...\n",
             argv[0]);
         return 2;
     }

@@ -211,6 +211,12 @@ void host_send(struct host_ops *h)
                     h->device_tier.used);
 }
 
+enum kva_queue host_queue(struct host_ops *h)
+{
+    kva_device_sync(h->device, KVA_QUEUE_COMPUTE);
+    return h->turns++ % 2 ? KVA_QUEUE_ASIDE : KVA_QUEUE_COMPUTE;
+}
+
 static void read_piece(const struct arena *arena, const struct piece *piece)
 {
     const unsigned char *from = arena->image + piece->at;
@@ -249,6 +255,7 @@ static bool read_arena(const struct arena *arena)
 void host_end(struct host_ops *h)
 {
     struct arena *arena = &h->device_tier;
+    kva_device_sync(h->device, KVA_QUEUE_ASIDE);
     kva_device_copy(h->device, KVA_QUEUE_COMPUTE, arena->image, arena->memory, arena->used);
     kva_device_sync(h->device, KVA_QUEUE_COMPUTE);
     if (kva_device_error(h->device, NULL) == KVA_OK &&

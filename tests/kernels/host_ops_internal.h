@@ -43,11 +43,14 @@ struct host_ops {
     struct arena device_tier, host_tier;
     struct kept_weight *weights;
     const char *fault;
+    uint32_t turns; /* of host_queue */
 };
 
 /* A call begins, with no arrays; what it then names is sent; it ends, and outputs are read back. */
 struct host_ops *host_begin(struct kva_device *device);
 void host_send(struct host_ops *h);
+/* For a call that could run aside: there and in compute's queue by turns. After host_send. */
+enum kva_queue host_queue(struct host_ops *h);
 void host_end(struct host_ops *h);
 
 /* Room for an array behind the others; one that the call has named before is not put twice. */

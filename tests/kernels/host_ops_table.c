@@ -329,6 +329,7 @@ static void host_weigh(struct kva_device *device, const struct kva_weigh_args *h
     args.partials = partials;
     args.q = host_put_act(h, host->q, rows, args.heads * args.head_dim, args.q_stride, false);
     host_send(h);
+    args.queue = host_queue(h);
     h->ops->weigh(device, &args);
     host_end(h);
     free(partials);
@@ -352,6 +353,7 @@ static void host_choose(struct kva_device *device, const struct kva_choose_args 
     }
     args.seqs = seqs;
     host_send(h);
+    args.queue = host_queue(h);
     h->ops->choose(device, &args);
     host_end(h);
     free(seqs);
@@ -383,6 +385,7 @@ static void host_assign_slots(struct kva_device *device, const struct kva_assign
     args.caches = pointers;
     args.gates = host->gates ? gates : NULL;
     host_send(h);
+    args.queue = host_queue(h);
     h->ops->assign_slots(device, &args);
     host_end(h);
     free(gates);

@@ -581,6 +581,25 @@ static void fetch_queue(struct kva_device *device)
     kva_device_ops(device)->fetch_rows(device, &args);
 }
 
+static void weigh_queue(struct kva_device *device)
+{
+    struct kva_weigh_args args = good_weigh();
+    args.queue = KVA_QUEUE_COPY;
+    kva_device_ops(device)->weigh(device, &args);
+}
+
+static void choose_queue(struct kva_device *device)
+{
+    kva_device_ops(device)->choose(
+        device, &(struct kva_choose_args){.kv_heads = 1, .queue = KVA_QUEUE_COPY});
+}
+
+static void resolve_queue(struct kva_device *device)
+{
+    kva_device_ops(device)->assign_slots(
+        device, &(struct kva_assign_slots_args){.stamp = 1, .queue = KVA_QUEUE_COUNT});
+}
+
 static void apart_from_nothing(struct kva_device *device)
 {
     kva_device_ops(device)->attend_apart(device,
@@ -650,7 +669,10 @@ static void test_check__selection(void **state KVA_UNUSED)
     refused("choose: ", "a successor's share of 1.5", choose_successor);
     refused("fetch_rows: ", "aligned to 16", fetch_dim);
     refused("fetch_rows: ", "aligned to 16", fetch_offset);
-    refused("fetch_rows: ", "no queue 2", fetch_queue);
+    refused("fetch_rows: ", "no queue 3", fetch_queue);
+    refused("weigh: ", "does not run on queue 2", weigh_queue);
+    refused("choose: ", "does not run on queue 2", choose_queue);
+    refused("assign_slots: ", "does not run on queue 3", resolve_queue);
 }
 
 /* --- merge, shortlist ------------------------------------------------------------------------- */

@@ -396,6 +396,23 @@ static void test_event__recording_again_moves_it(void **state KVA_UNUSED)
     kva_device_close(device);
 }
 
+static void test_event__work_aside_waits_as_compute_does(void **state KVA_UNUSED)
+{
+    struct kva_device *device = open_device(1, 5000);
+    struct kva_event *copied = new_event(device), *aside = new_event(device);
+    static uint32_t cells[2] = {9, 0};
+    kva_device_copy(device, KVA_QUEUE_COPY, cells + 1, cells, sizeof *cells);
+    kva_event_record(copied, KVA_QUEUE_COPY);
+    kva_event_wait(copied, KVA_QUEUE_ASIDE);
+    assert_int_equal(cells[1], 9);
+    kva_event_record(aside, KVA_QUEUE_ASIDE);
+    assert_true(kva_event_done(aside));
+    kva_device_sync(device, KVA_QUEUE_ASIDE);
+    kva_event_destroy(copied);
+    kva_event_destroy(aside);
+    kva_device_close(device);
+}
+
 struct watcher {
     struct kva_event *event;
     _Atomic uint32_t looks;
@@ -449,6 +466,7 @@ int main(void)
         cmocka_unit_test(test_queue__compute_copies_are_done_on_return),
         cmocka_unit_test(test_event__never_recorded_is_done),
         cmocka_unit_test(test_event__recording_again_moves_it),
+        cmocka_unit_test(test_event__work_aside_waits_as_compute_does),
         cmocka_unit_test(test_event__any_thread_may_ask),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

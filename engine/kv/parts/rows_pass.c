@@ -1,4 +1,5 @@
-/* rows_pass.c - 16-bit rows within a pass: what was selected is assigned to slots and fetched. */
+/* rows_pass.c - 16-bit rows within a pass: what was selected is assigned to slots and fetched; for
+ * the next step, beside the rest of the layer. */
 #include "engine/kv/parts/rows.h"
 #include "engine/kv/parts/rows_internal.h"
 
@@ -45,6 +46,7 @@ static void assign(struct kva_kv *kv, const struct kva_kv_pass *pass, uint32_t l
                                        .kv_heads = kv->shape.kv_heads,
                                        .stamp = cache->stamp,
                                        .mode = mode_of(fetch),
+                                       .queue = now ? KVA_QUEUE_COMPUTE : KVA_QUEUE_ASIDE,
                                        .keep = fetch != KVA_FETCH_ALL,
                                    });
 }
@@ -54,9 +56,14 @@ static void assign(struct kva_kv *kv, const struct kva_kv_pass *pass, uint32_t l
 static void resolve(struct kva_kv *kv, const struct kva_kv_pass *pass, uint32_t layer, bool now)
 {
     struct kva_rows_cache *cache = kva_rows_cache_of(kv);
+    if (!now)
+        kva_kv_order_aside(kv);
     for (uint32_t fetch = 0; fetch < KVA_FETCH_COUNT; fetch++)
         assign(kv, pass, layer, now, (enum kva_kv_fetch)fetch);
-    kva_kv_order_copies(kv);
+    if (now)
+        kva_kv_order_copies(kv);
+    else
+        kva_kv_order_copies_behind_aside(kv);
     uint32_t count = 0;
     for (uint32_t i = 0; i < pass->rows_count; i++) {
         const struct kva_kv_rows *rows = &pass->rows[i];

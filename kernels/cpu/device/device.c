@@ -215,7 +215,7 @@ static void cpu_event_record(struct kva_event *event, enum kva_queue queue)
     atomic_store_explicit(&event->wanted, value, memory_order_release);
     if (queue == KVA_QUEUE_COPY)
         kva_copy_queue_mark(event->device->copies, &event->reached, value);
-    else /* Compute work runs inline: whatever came before has run. */
+    else /* Operators run inline: whatever came before has run. */
         atomic_store_explicit(&event->reached, value, memory_order_release);
 }
 
@@ -227,10 +227,10 @@ static void cpu_event_sync(struct kva_event *event)
 
 static void cpu_event_wait(struct kva_event *event, enum kva_queue queue)
 {
-    /* What the copy queue would have to wait for is either compute work, which has run, or an
-     * earlier entry of the copy queue itself. So only compute work can have to wait, and as it runs
-     * inline, that is the caller. */
-    if (queue == KVA_QUEUE_COMPUTE)
+    /* What the copy queue would have to wait for is either an operator, which has run, or an earlier
+     * entry of the copy queue itself. So only operators can have to wait, and as they run inline,
+     * that is the caller. */
+    if (queue != KVA_QUEUE_COPY)
         cpu_event_sync(event);
 }
 
