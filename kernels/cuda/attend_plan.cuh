@@ -105,11 +105,12 @@ static void plan_fold(attend_plan *plan, const item &work, uint32_t splits)
     plan->fold_count++;
 }
 
-static void plan_part(attend_plan *plan, item part)
+/* An item that leaves the results of `count` parts, one behind the other. */
+static void plan_parts(attend_plan *plan, item parts, uint32_t count)
 {
-    part.partial = plan->partial_count;
-    plan->partial_count += part.pair_count;
-    plan_item(plan, part);
+    parts.partial = plan->partial_count;
+    plan->partial_count += parts.pair_count * count;
+    plan_item(plan, parts);
 }
 
 /* `work`, whose tiles are known: one item, or one for each split, which are then folded. */
@@ -125,7 +126,7 @@ static void plan_part(attend_plan *plan, item part)
     for (uint32_t split = first; split < end; split++) {
         part.tile_first = kva_max_u32(work.tile_first, split * SPLIT_TILES);
         part.tile_end = kva_min_u32(work.tile_end, (split + 1) * SPLIT_TILES);
-        plan_part(plan, part);
+        plan_parts(plan, part, 1);
     }
 }
 

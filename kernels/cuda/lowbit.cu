@@ -20,7 +20,11 @@ template <int D> static __global__ void turn_back_kernel(lowbit_params p)
 
 /* --- the plan --------------------------------------------------------------------------------- */
 
+/* Of an item that is not cut. */
+#define ALL_RUNS (UINT32_MAX / 2)
+
 struct lowbit_plan : seq_plan<kva_attend_lowbit_args, lowbit_seq> {
+    uint32_t runs; /* of an item, at most */
 };
 
 static void fill_seq(lowbit_seq *to, const struct kva_lowbit_seq *seq)
@@ -49,20 +53,23 @@ static void find_tiles(const lowbit_plan *plan, const struct kva_lowbit_seq *seq
     work->tile_end = seq->page_count;
 }
 
-/* One item, or one for each run, which are then folded. */
+/* One item, or one for every few runs, of which each is a part that is then folded. */
 static void plan_runs(lowbit_plan *plan, const item &work)
 {
     const uint32_t first = work.tile_first / RUN_TILES, end = kva_blocks(work.tile_end, RUN_TILES);
-    if (!plan->wide || end < first + 2) {
+    if (end <= first + plan->runs) {
         plan_item(plan, work);
         return;
     }
     plan_fold(plan, work, end - first);
+    const uint32_t pieces = kva_blocks(end - first, plan->runs);
     item part = work;
-    for (uint32_t run = first; run < end; run++) {
-        part.tile_first = kva_max_u32(work.tile_first, run * RUN_TILES);
-        part.tile_end = kva_min_u32(work.tile_end, (run + 1) * RUN_TILES);
-        plan_part(plan, part);
+    for (uint32_t i = 0; i < pieces; i++) {
+        const uint32_t from = first + (end - first) * i / pieces;
+        const uint32_t to = first + (end - first) * (i + 1) / pieces;
+        part.tile_first = kva_max_u32(work.tile_first, from * RUN_TILES);
+        part.tile_end = kva_min_u32(work.tile_end, to * RUN_TILES);
+        plan_parts(plan, part, to - from);
     }
 }
 
@@ -90,22 +97,41 @@ static void walk(lowbit_plan *plan)
     }
 }
 
-/* Runs go side by side where whole items would leave a part of the GPU idle, with less than two
- * warps a scheduler, and scratch holds the partial results. Neither changes a bit. */
-static void choose_runs(lowbit_plan *plan, const struct kva_device *device)
+/* How long a call takes whose items have so many runs, and are so many, on a GPU that has room for
+ * `warps` at once: in runs of a GPU that is full, times 64 `warps`. What an item does besides takes
+ * a quarter of a run (measured on an H200); a GPU that is not full is not faster in proportion: less
+ * than 0.6 of the time no call takes. */
+static uint64_t time_of(uint64_t runs, uint64_t items, uint64_t warps)
 {
+    const uint64_t rest = items % warps;
+    const uint64_t least = rest ? kva_max_u64(rest * 64, warps * 64 * 6 / 10) : 0;
+    return (4 * runs + 1) * ((items - rest) * 64 + least) / 4;
+}
+
+/* The runs of an item, which change no bit: those that take least time, and whose partial results
+ * scratch holds. */
+static void choose_runs(lowbit_plan *plan, uint32_t warps)
+{
+    static const uint32_t choices[] = {1, 2, 3, 4, 5, 6, 8, 11, 16, 32, ALL_RUNS};
     const struct kva_attend_lowbit_args *args = plan->args;
-    plan->items = nullptr;
-    plan->wide = false;
-    walk(plan);
-    if (plan->item_count * args->kv_heads >= 8u * static_cast<uint32_t>(device->sm_count))
-        return;
-    plan->wide = true;
-    walk(plan);
     const size_t pair_bytes = args->kv_heads * (args->head_dim + 2) * sizeof(float);
-    if (plan->partial_count * pair_bytes <= KVA_CUDA_SCRATCH_BYTES)
-        return;
-    plan->wide = false;
+    uint64_t least = UINT64_MAX;
+    uint32_t runs = ALL_RUNS;
+    plan->items = nullptr;
+    for (uint32_t choice : choices) {
+        plan->runs = choice;
+        walk(plan);
+        const uint64_t time =
+            time_of(kva_blocks(plan->tiles_most, RUN_TILES),
+                    static_cast<uint64_t>(plan->item_count) * args->kv_heads, warps);
+        if (time < least && plan->partial_count * pair_bytes <= KVA_CUDA_SCRATCH_BYTES) {
+            least = time;
+            runs = choice;
+        }
+        if (plan->fold_count == 0)
+            break; /* more runs are the same */
+    }
+    plan->runs = runs;
     walk(plan);
 }
 
@@ -118,12 +144,14 @@ struct lowbit_choice {
     lowbit_function kernel;
     uint32_t page_bytes;
     uint32_t warp_bytes; /* without the ring */
+    uint32_t warps_most; /* that registers allow a multiprocessor */
 };
 
 template <int D, int BITS, int GROUP, int NT> static lowbit_choice choice_of()
 {
     return {lowbit_kernel<D, BITS, GROUP, NT>, page_place<D, BITS, GROUP>::bytes,
-            static_cast<uint32_t>(kva_align_up(sizeof(warp_memory<D, NT>), 16))};
+            static_cast<uint32_t>(kva_align_up(sizeof(warp_memory<D, NT>), 16)),
+            blocks_at_once(D, NT) * BLOCK_WARPS};
 }
 
 template <int D, int GROUP, int NT> static lowbit_choice choose_bits(uint32_t bits)
@@ -169,29 +197,42 @@ static page_shape page_shape_of(struct kva_lowbit_format format, uint32_t dim)
     return page;
 }
 
-/* Shared memory: three pages a warp if there is room, else two, and then rather fewer warps. False:
- * the device has failed. */
-static bool fit_ring(lowbit_params *params, struct kva_cuda_launch *launch,
-                     struct kva_device *device, const lowbit_choice &choice)
+/* What a block of threads takes of shared memory beside its own. */
+#define BLOCK_BYTES ((size_t)1 << 10)
+
+/* The ring and the block of threads with which most warps are on a multiprocessor at once, which is
+ * returned: their waiting for each other is hidden by others alone. Among equals rather three pages
+ * a warp than two, and large blocks. 0: the device has failed. */
+static uint32_t fit_ring(lowbit_params *params, struct kva_cuda_launch *launch,
+                         struct kva_device *device, const lowbit_choice &choice)
 {
     const size_t room = kva_cuda_shared_room(device, "attend_lowbit",
                                              reinterpret_cast<const void *>(choice.kernel));
+    uint32_t most = 0;
     if (kva_cuda_failed(device))
-        return false;
+        return 0;
     for (uint32_t warps = BLOCK_WARPS; warps > 0; warps /= 2) {
-        for (params->stages = 3; params->stages > 1; params->stages--) {
-            params->warp_bytes = params->stages * choice.page_bytes + choice.warp_bytes;
-            launch->shared_bytes = static_cast<size_t>(warps) * params->warp_bytes;
+        for (uint32_t stages = 3; stages > 1; stages--) {
+            const uint32_t warp_bytes = stages * choice.page_bytes + choice.warp_bytes;
+            const size_t bytes = static_cast<size_t>(warps) * warp_bytes;
+            const size_t blocks = kva_max_size(room / (bytes + BLOCK_BYTES), 1);
+            const uint32_t at_once =
+                kva_min_u32(static_cast<uint32_t>(blocks) * warps, choice.warps_most);
+            if (bytes > room || at_once <= most)
+                continue;
+            most = at_once;
+            params->stages = stages;
+            params->warp_bytes = warp_bytes;
+            launch->shared_bytes = bytes;
             launch->block = dim3(warps * KVA_WARP);
-            if (launch->shared_bytes <= room)
-                return true;
         }
     }
-    kva_cuda_fail(device,
-                  "GPU %d: attend_lowbit: heads of %u need more than its %zu bytes of "
-                  "shared memory",
-                  device->index, params->page.dim, room);
-    return false;
+    if (most == 0)
+        kva_cuda_fail(device,
+                      "GPU %d: attend_lowbit: heads of %u need more than its %zu bytes of "
+                      "shared memory",
+                      device->index, params->page.dim, room);
+    return most;
 }
 
 static auto turn_back_kernel_of(uint32_t dim)
@@ -231,9 +272,10 @@ void kva_cuda_attend_lowbit(struct kva_device *device, const struct kva_attend_l
     params.block_offset = args->block_offset_bytes;
     params.turned = args->format.coding == KVA_CODING_TURNED;
     const lowbit_choice choice = choose_kernel(args->format, args->head_dim, plan.pairs);
-    if (!fit_ring(&params, &launch, device, choice))
+    const uint32_t warps = fit_ring(&params, &launch, device, choice);
+    if (warps == 0)
         return;
-    choose_runs(&plan, device);
+    choose_runs(&plan, warps * static_cast<uint32_t>(device->sm_count));
     if (plan.item_count == 0 || !send_plan(device, &plan))
         return;
     params.items = plan.items;

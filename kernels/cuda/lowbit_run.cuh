@@ -476,7 +476,7 @@ static __global__ void __launch_bounds__(BLOCK_WARPS *KVA_WARP, blocks_at_once(D
     KVA_DYNAMIC_SHARED(unsigned char, shared_bytes);
     if (index >= p.item_count)
         return;
-    const item work = p.items[index];
+    item work = p.items[index];
     if (kva_gate_closed(work.gate))
         return;
     const lowbit_seq &seq = p.seqs[work.seq];
@@ -549,11 +549,14 @@ static __global__ void __launch_bounds__(BLOCK_WARPS *KVA_WARP, blocks_at_once(D
         if ((t + 1) % RUN_TILES == 0 || t + 1 == work.tile_end) {
             end_run<D, BITS, GROUP, NT>(state, p, work, kv_head, more, lane);
             state.clear();
-            more = true;
+            if (work.partial == KVA_NONE)
+                more = true;
+            else
+                work.partial += work.pair_count; /* the next run has a place of its own */
         }
     }
     kva_copy_wait<0>();
-    if (!more)
+    if (work.tile_first == work.tile_end)
         end_run<D, BITS, GROUP, NT>(state, p, work, kv_head, false, lane);
 }
 

@@ -569,9 +569,16 @@ void check_attend_lowbit(struct check *check)
         large.format = (struct kva_lowbit_format){.bits = width, .group = width == 2 ? 32 : 64};
         lowbit_case(check, &large, true);
     }
-    /* So many tasks that splits come one after the other. */
+    /* So many tasks, and such large pages, that splits come one after the other, all or some. */
     struct plan many = {.shape = {32, 32, 4}, .rows = {1}, .pages = {17}, .k = 8};
     many.format = (struct kva_lowbit_format){.bits = 2, .group = 64};
     many.dtype = KVA_BF16;
     lowbit_case(check, &many, true);
+    many.format = kva_lowbit_per_token(8, 4, KVA_CODING_PLAIN);
+    many.bare = true;
+    many.shape.heads = many.shape.kv_heads = 24;
+    lowbit_case(check, &many, false);
+    many.shape.heads = many.shape.kv_heads = 16;
+    many.pages[0] = 33;
+    lowbit_case(check, &many, false);
 }
