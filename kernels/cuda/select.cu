@@ -34,8 +34,12 @@ struct weigh_params {
     float scale;
 };
 
-/* Partial results, heads, and numbers of a row and of queries that a thread has on their way. */
-#define FLIGHT 4u
+/* Partial results and heads that a thread has on their way; rows of a warp. */
+#define FLIGHT       4u
+#define ROWS_AT_ONCE 2u
+
+/* Channels of a query that is staged, which is what head_dim is at most. */
+#define QUERY_MAX 256u
 
 /* top[h] and inverse[h]: a head's probability of a score is exp(score - top) * inverse. */
 static __device__ void find_totals(const weigh_params &p, const weigh_seq &seq, uint32_t kv_head,
@@ -73,8 +77,11 @@ static __device__ float probability(float score, float top, float inverse)
     return score == -INFINITY ? 0.0f : __expf(score - top) * inverse;
 }
 
-/* Rows that a block looks at together, and those of them that it weighs. */
+/* Rows that a block looks at together, and those of them that it weighs; queries that their keys are
+ * multiplied with. */
 struct weigh_list {
+    alignas(16) float queries[FLIGHT][QUERY_MAX];
+    float sums[THREADS];
     uint32_t slots[THREADS], tokens[THREADS];
     uint32_t count;
 };
@@ -109,64 +116,91 @@ static __device__ void list_rows(weigh_list &list, cached_row row, uint32_t firs
     __syncthreads(); /* the list is complete */
 }
 
-/* dots[i] = the lane's part of the product of a key and the query of head min(h + i, group - 1). */
-static __device__ __forceinline__ void multiply_row(const weigh_params &p, const weigh_seq &seq,
-                                                    uint32_t kv_head, uint32_t h, size_t key,
-                                                    float (&dots)[FLIGHT])
+/* Queries of heads h .. h + FLIGHT - 1, of which the group's last one stands for those behind it. */
+static __device__ void stage_queries(float (*queries)[QUERY_MAX], const weigh_params &p,
+                                     const weigh_seq &seq, uint32_t kv_head, uint32_t h)
 {
-    const uint32_t lane = threadIdx.x % KVA_WARP;
     const size_t row = static_cast<size_t>(seq.row) * p.q_stride;
-    for (uint32_t base = lane; base < p.dim; base += FLIGHT * KVA_WARP) {
-        uint32_t k_bits[FLIGHT], q_bits[FLIGHT][FLIGHT];
-        float k[FLIGHT], q[FLIGHT];
+    __syncthreads(); /* the heads before have been multiplied */
+    for (uint32_t i = threadIdx.x; i < FLIGHT * p.dim; i += THREADS) {
+        const uint32_t head = kv_head * p.group + min(h + i / p.dim, p.group - 1);
+        queries[i / p.dim][i % p.dim] = kva_load(p.q, p.q_dtype, row + head * p.dim + i % p.dim);
+    }
+    __syncthreads(); /* the queries are there */
+}
+
+/* dots[r][i] = the lane's part of the product of key r, which begins at number keys[r] of the rows,
+ * and query i: four channels of every 128. */
+static __device__ __forceinline__ void multiply_rows(const weigh_params &p, const uint16_t *rows,
+                                                     const float (*queries)[QUERY_MAX],
+                                                     const uint32_t (&keys)[ROWS_AT_ONCE],
+                                                     float (&dots)[ROWS_AT_ONCE][FLIGHT])
+{
+    for (uint32_t d = threadIdx.x % KVA_WARP * 4; d < p.dim; d += KVA_WARP * 4) {
+        uint2 x[ROWS_AT_ONCE];
+        float k[ROWS_AT_ONCE][4];
 #pragma unroll
-        for (uint32_t n = 0; n < FLIGHT; n++) {
-            const uint32_t d = min(base + n * KVA_WARP, p.dim - 1);
-            k_bits[n] = kva_load_bits(seq.cache.rows, p.kv_dtype, key + d);
+        for (uint32_t r = 0; r < ROWS_AT_ONCE; r++)
+            x[r] = *reinterpret_cast<const uint2 *>(rows + keys[r] + d);
 #pragma unroll
-            for (uint32_t i = 0; i < FLIGHT; i++) {
-                const uint32_t head = kv_head * p.group + min(h + i, p.group - 1);
-                q_bits[i][n] = kva_load_bits(p.q, p.q_dtype, row + head * p.dim + d);
-            }
+        for (uint32_t r = 0; r < ROWS_AT_ONCE; r++) {
+            const uint32_t bits[4] = {x[r].x & 0xFFFFu, x[r].x >> 16, x[r].y & 0xFFFFu,
+                                      x[r].y >> 16};
+            kva_from_bits(k[r], bits, p.kv_dtype);
         }
-        kva_from_bits(k, k_bits, p.kv_dtype);
 #pragma unroll
         for (uint32_t i = 0; i < FLIGHT; i++) {
-            kva_from_bits(q, q_bits[i], p.q_dtype);
+            const float4 q = *reinterpret_cast<const float4 *>(&queries[i][d]);
 #pragma unroll
-            for (uint32_t n = 0; n < FLIGHT; n++)
-                dots[i] += base + n * KVA_WARP < p.dim ? q[n] * k[n] : 0.0f;
+            for (uint32_t r = 0; r < ROWS_AT_ONCE; r++)
+                dots[r][i] =
+                    fmaf(q.w, k[r][3],
+                         fmaf(q.z, k[r][2], fmaf(q.y, k[r][1], fmaf(q.x, k[r][0], dots[r][i]))));
         }
     }
 }
 
-/* The weights of rows, by their 16 bits, of tokens [first, end): a row a warp, heads ascending.
- * `row`: the thread's of the first rows. */
+/* The weights of rows, by their 16 bits, of tokens [first, end): ROWS_AT_ONCE a warp, heads
+ * ascending. `row`: the thread's of the first rows. */
 static __device__ void weigh_rows(const weigh_params &p, weigh_list &list, const weigh_seq &seq,
                                   uint32_t kv_head, uint32_t count, cached_row row, uint32_t first,
                                   uint32_t end, float *weights, const float *top,
                                   const float *inverse)
 {
-    const uint32_t lane = threadIdx.x % KVA_WARP, warp = threadIdx.x / KVA_WARP;
-    const size_t head = static_cast<size_t>(kv_head) * seq.cache.slots;
+    const uint32_t lane = threadIdx.x % KVA_WARP;
+    const uint16_t *keys_of = static_cast<const uint16_t *>(seq.cache.rows) +
+                              static_cast<size_t>(kv_head) * seq.cache.slots * 2 * p.dim;
     for (uint32_t from = 0; from < count; from += THREADS) {
         if (from > 0)
             row = find_row(seq, kv_head, count, from + threadIdx.x);
         list_rows(list, row, first, end);
-        for (uint32_t i = warp; i < list.count; i += THREADS / KVA_WARP) {
-            float sum = 0.0f;
-            for (uint32_t h = 0; h < p.group; h += FLIGHT) {
-                float dots[FLIGHT] = {};
-                multiply_row(p, seq, kv_head, h, (head + list.slots[i]) * 2 * p.dim, dots);
-                kva_warp_sums(dots);
+        const uint32_t listed = list.count;
+        for (uint32_t h = 0; h < p.group && listed > 0; h += FLIGHT) {
+            stage_queries(list.queries, p, seq, kv_head, h);
+            for (uint32_t at = threadIdx.x / KVA_WARP * ROWS_AT_ONCE; at < listed;
+                 at += THREADS / KVA_WARP * ROWS_AT_ONCE) {
+                float dots[ROWS_AT_ONCE][FLIGHT] = {};
+                uint32_t keys[ROWS_AT_ONCE];
 #pragma unroll
-                for (uint32_t n = 0; n < FLIGHT; n++) {
-                    if (h + n < p.group)
-                        sum += probability(dots[n] * p.scale, top[h + n], inverse[h + n]);
+                for (uint32_t r = 0; r < ROWS_AT_ONCE; r++)
+                    keys[r] = list.slots[min(at + r, listed - 1)] * 2 * p.dim;
+                multiply_rows(p, keys_of, list.queries, keys, dots);
+#pragma unroll
+                for (uint32_t r = 0; r < ROWS_AT_ONCE; r++) {
+                    float sum = lane == 0 && h > 0 && at + r < listed ? list.sums[at + r] : 0.0f;
+                    kva_warp_sums(dots[r]);
+#pragma unroll
+                    for (uint32_t n = 0; n < FLIGHT; n++) {
+                        if (h + n < p.group)
+                            sum += probability(dots[r][n] * p.scale, top[h + n], inverse[h + n]);
+                    }
+                    if (lane != 0 || at + r >= listed)
+                        continue;
+                    list.sums[at + r] = sum; /* of the warp alone */
+                    if (h + FLIGHT >= p.group)
+                        weights[list.tokens[at + r]] = sum >= 0.0f ? sum : -1.0f;
                 }
             }
-            if (lane == 0)
-                weights[list.tokens[i]] = sum >= 0.0f ? sum : -1.0f;
         }
     }
 }

@@ -48,8 +48,9 @@ static void make_pages(struct check *check, struct lowbit_test *test, uint32_t s
     }
 }
 
-/* Some positions of the pages, each KV head's own; all of them where there are few. */
-static void make_cache(struct check *check, struct lowbit_test *test, uint32_t seq)
+/* Some positions of the pages, each KV head's own, about `cached` of them, or, if that is 0, any
+ * number; all of them where there are few. */
+static void make_cache(struct check *check, struct lowbit_test *test, uint32_t seq, uint32_t cached)
 {
     const struct kva_attend_select_fetch_args *args = &test->args;
     struct lowbit_seq_data *data = &test->data[seq];
@@ -59,7 +60,8 @@ static void make_cache(struct check *check, struct lowbit_test *test, uint32_t s
     data->rows = calloc((size_t)args->kv_heads * LOWBIT_CACHED_MAX * 2 * dim, sizeof *data->rows);
     const uint32_t wanted[] = {0, 1, 5, 40, 64, 200, 300, 590};
     for (uint32_t head = 0; head < args->kv_heads; head++) {
-        uint32_t want = wanted[check_below(check, KVA_COUNT_OF(wanted))], count = 0;
+        uint32_t want = cached ? cached : wanted[check_below(check, KVA_COUNT_OF(wanted))];
+        uint32_t count = 0;
         for (uint32_t t = 0; t < tokens && count < LOWBIT_CACHED_MAX; t++) {
             if (t < data->pinned || check_below(check, tokens) < want)
                 data->positions[head * LOWBIT_CACHED_MAX + count++] = t;
@@ -83,8 +85,9 @@ struct plan {
     uint32_t k;
     enum kva_dtype dtype;
     enum check_fill fill;
-    bool bare; /* no cached rows */
-    bool mean; /* keys are without one */
+    bool bare;       /* no cached rows */
+    uint32_t cached; /* about so many of them; 0: drawn, perhaps none */
+    bool mean;       /* keys are without one */
 };
 
 static void make_rest(struct check *check, struct lowbit_test *test)
@@ -132,13 +135,13 @@ static struct lowbit_test *lowbit_build(struct check *check, const struct plan *
         seq->position_first = seq->page_count * 64 + check_below(check, 70);
         seq->block_first = i * LOWBIT_PAGES_MAX;
         test->rows += seq->row_count;
-        test->data[i].cache = check_below(check, 4) > 0 && !plan->bare;
+        test->data[i].cache = (plan->cached > 0 || check_below(check, 4) > 0) && !plan->bare;
         test->data[i].k = plan->k;
         test->data[i].successor = check_below(check, 2) ? 0.1f : 0.0f;
         test->data[i].pinned = seq->page_count ? check_below(check, 3) * 4 : 0;
         make_pages(check, test, i);
         if (test->data[i].cache)
-            make_cache(check, test, i);
+            make_cache(check, test, i, plan->cached);
     }
     size_t count = (size_t)(test->rows - 1) * args->q_stride + (size_t)args->heads * dim;
     test->q = check_buf_new(count * sizeof(float));
@@ -560,6 +563,14 @@ void check_attend_lowbit(struct check *check)
         struct plan group = {.shape = {heads, 1, 8}, .rows = {1}, .pages = {2}, .k = 9};
         group.format = (struct kva_lowbit_format){.bits = 2, .group = 64};
         group.dtype = KVA_BF16;
+        lowbit_case(check, &group, false);
+    }
+    /* The same of so many cached rows that some warps of a GPU have more of them than others. */
+    for (uint32_t heads = 6; heads <= 8; heads++) {
+        struct plan group = {.shape = {heads, 1, 64}, .rows = {1}, .pages = {4}, .k = 60};
+        group.format = (struct kva_lowbit_format){.bits = 2, .group = 64};
+        group.dtype = heads == 7 ? KVA_F16 : KVA_BF16;
+        group.cached = 40;
         lowbit_case(check, &group, false);
     }
     /* Heads of 256. */
