@@ -143,7 +143,7 @@ def main():
             say(sum(same) * 2 >= len(same) * OUTPUT, f"{sum(same)} of {len(same) * OUTPUT} tokens as on the CPU")
             check_many(cuda)
             say("kvahead_" in cuda.ask("/metrics"), "/metrics")
-        small = ["--gpu-memory", "470M", "--device-memory", "64M", "--host-memory", "256M", "--threads", "1"]
+        small = ["--gpu-memory", "600M", "--device-memory", "64M", "--host-memory", "256M", "--threads", "1"]
         with Server(program, libraries, model, ["--device", "auto", *small]) as server:
             say(re.search(r"device +cpu: .*no room for", server.text()), "a GPU without room is left alone")
     print(f"{failures} failed")
