@@ -329,7 +329,8 @@ void check_device(struct check *check)
     check_borders(check);
     for (int i = 0; i < 4; i++)
         check_pipeline(check);
-    if (check->act == KVA_BF16)
+    /* Whether the ring is sent in time is the simulation's choice. */
+    for (int i = 0; i < 3 && check->act == KVA_BF16; i++)
         check_large_weight(check);
     check_measure(check);
     check_eigen(check);
