@@ -22,7 +22,7 @@ static struct kva_profile *profile_of(struct kva_device *device)
     return ((struct kva_device_base *)device)->profile;
 }
 
-static void count_on(struct kva_profile *profile, struct kva_device *device, enum kva_queue queue,
+static void count_in(struct kva_profile *profile, struct kva_device *device, enum kva_queue queue,
                      enum kva_profile_kind kind, uint64_t start_ns)
 {
     if (profile->wait)
@@ -34,7 +34,7 @@ static void count_on(struct kva_profile *profile, struct kva_device *device, enu
 static void count(struct kva_profile *profile, struct kva_device *device,
                   enum kva_profile_kind kind, uint64_t start_ns)
 {
-    count_on(profile, device, KVA_QUEUE_COMPUTE, kind, start_ns);
+    count_in(profile, device, KVA_QUEUE_COMPUTE, kind, start_ns);
 }
 
 /* Of the tokens [first, end), how many a row at `position` sees. */
@@ -102,25 +102,16 @@ static void count_pages(struct kva_profile_counts *counts, struct kva_lowbit_for
 
 /* --- the table ------------------------------------------------------------------------------- */
 
-/* An operator of which calls and time are counted, and nothing else. */
-#define PLAIN(name, args_type, kind)                                                               \
+/* An operator of which calls and time are counted, and nothing else; in that queue. */
+#define PLAIN_IN(name, args_type, kind, queue)                                                     \
     static void profiled_##name(struct kva_device *device, const struct args_type *args)           \
     {                                                                                              \
         struct kva_profile *profile = profile_of(device);                                          \
         uint64_t start_ns = profile->now_ns();                                                     \
         profile->inner->name(device, args);                                                        \
-        count(profile, device, kind, start_ns);                                                    \
+        count_in(profile, device, queue, kind, start_ns);                                          \
     }
-
-/* The same of one that may run aside. */
-#define PLAIN_ASIDE(name, args_type, kind)                                                         \
-    static void profiled_##name(struct kva_device *device, const struct args_type *args)           \
-    {                                                                                              \
-        struct kva_profile *profile = profile_of(device);                                          \
-        uint64_t start_ns = profile->now_ns();                                                     \
-        profile->inner->name(device, args);                                                        \
-        count_on(profile, device, args->queue, kind, start_ns);                                    \
-    }
+#define PLAIN(name, args_type, kind) PLAIN_IN(name, args_type, kind, KVA_QUEUE_COMPUTE)
 
 PLAIN(rope, kva_rope_args, KVA_PROFILE_ROWS)
 PLAIN(glu, kva_glu_args, KVA_PROFILE_ROWS)
@@ -129,10 +120,10 @@ PLAIN(sum_rows, kva_sum_rows_args, KVA_PROFILE_ROWS)
 PLAIN(shortlist, kva_shortlist_args, KVA_PROFILE_ROWS)
 PLAIN(kv_append, kva_kv_append_args, KVA_PROFILE_KV)
 PLAIN(quantise, kva_quantise_args, KVA_PROFILE_KV)
-PLAIN_ASIDE(weigh, kva_weigh_args, KVA_PROFILE_KV)
-PLAIN_ASIDE(choose, kva_choose_args, KVA_PROFILE_KV)
+PLAIN_IN(weigh, kva_weigh_args, KVA_PROFILE_KV, args->queue)
+PLAIN_IN(choose, kva_choose_args, KVA_PROFILE_KV, args->queue)
 PLAIN(accumulate, kva_accumulate_args, KVA_PROFILE_KV)
-PLAIN_ASIDE(assign_slots, kva_assign_slots_args, KVA_PROFILE_KV)
+PLAIN_IN(assign_slots, kva_assign_slots_args, KVA_PROFILE_KV, args->queue)
 PLAIN(query_cosine, kva_query_cosine_args, KVA_PROFILE_KV)
 PLAIN(merge, kva_merge_args, KVA_PROFILE_ATTEND)
 PLAIN(attend_mass, kva_attend_mass_args, KVA_PROFILE_ATTEND)

@@ -117,7 +117,7 @@ struct kva_device {
     struct kva_cuda_ring ring;
     void *scratch;       /* device, KVA_CUDA_SCRATCH_BYTES; in the compute stream's order */
     void *aside;         /* device, KVA_CUDA_ASIDE_BYTES; in the order of the stream aside */
-    cudaEvent_t ordered; /* of kva_cuda_order */
+    cudaEvent_t ordered; /* of events.cu */
     bool aside_open;     /* compute has not waited for all that was launched aside */
     struct kva_cuda_step *step;
     bool direct;    /* steps are not deferred */
@@ -205,11 +205,7 @@ void kva_cuda_event_wait(struct kva_event *event, enum kva_queue queue);
 bool kva_cuda_event_done(const struct kva_event *event);
 void kva_cuda_event_sync(struct kva_event *event);
 
-/* What one queue is given from now on comes after what another has been given until now; false: the
- * device has failed. */
-bool kva_cuda_order(struct kva_device *device, enum kva_queue before, enum kva_queue after);
-
-/* Work that is launched aside now finds its descriptors there. */
+/* Work that is launched aside now finds its descriptors there; false: the device has failed. */
 bool kva_cuda_open_aside(struct kva_device *device);
 
 /* Descriptors of work aside may be overwritten in the compute stream's order. */

@@ -75,7 +75,9 @@ void kva_cuda_event_sync(struct kva_event *event)
 
 /* --- order ------------------------------------------------------------------------------------ */
 
-bool kva_cuda_order(struct kva_device *device, enum kva_queue before, enum kva_queue after)
+/* What one queue is given from now on comes after what another has been given until now; false: the
+ * device has failed. */
+static bool order(struct kva_device *device, enum kva_queue before, enum kva_queue after)
 {
     return kva_cuda_check(device, cudaEventRecord(device->ordered, device->streams[before]),
                           "cudaEventRecord") &&
@@ -86,12 +88,12 @@ bool kva_cuda_order(struct kva_device *device, enum kva_queue before, enum kva_q
 bool kva_cuda_open_aside(struct kva_device *device)
 {
     device->aside_open = true;
-    return kva_cuda_order(device, KVA_QUEUE_COMPUTE, KVA_QUEUE_ASIDE);
+    return order(device, KVA_QUEUE_COMPUTE, KVA_QUEUE_ASIDE);
 }
 
 bool kva_cuda_close_aside(struct kva_device *device)
 {
     bool open = device->aside_open;
     device->aside_open = false;
-    return !open || kva_cuda_order(device, KVA_QUEUE_ASIDE, KVA_QUEUE_COMPUTE);
+    return !open || order(device, KVA_QUEUE_ASIDE, KVA_QUEUE_COMPUTE);
 }

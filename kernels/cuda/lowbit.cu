@@ -99,8 +99,8 @@ static void walk(lowbit_plan *plan)
 
 /* How long a call takes whose items have so many runs, and are so many, on a GPU that has room for
  * `warps` at once: in runs of a GPU that is full, times 64 `warps`. What an item does besides takes
- * a quarter of a run (measured on an H200); a GPU that is not full is not faster in proportion: less
- * than 0.6 of the time no call takes. */
+ * a quarter of a run (measured on an H200); a GPU that is not full is not faster in proportion: no
+ * call is taken to last less than 0.6 of the time of a full one (not measured). */
 static uint64_t time_of(uint64_t runs, uint64_t items, uint64_t warps)
 {
     const uint64_t rest = items % warps;

@@ -190,11 +190,7 @@ static bool set_kernel(struct kva_device *device, struct graph *graph, const str
                        const struct call *now, const struct call *then)
 {
     void *args[KVA_CUDA_ARGS_MAX];
-    unsigned char *at = log->args + now->args_at;
-    for (uint32_t i = 0; i < now->kernel.arg_count; i++) {
-        args[i] = at;
-        at += kva_align_up(now->kernel.arg_bytes[i], 16);
-    }
+    log_args(args, log, now);
     cudaKernelNodeParams params = {};
     params.func = const_cast<void *>(now->kernel.function);
     params.gridDim = now->launch.grid;

@@ -99,6 +99,16 @@ static inline bool is_branch(const struct log *log, enum kva_queue queue)
     return takes_part(log, queue) && (queue != KVA_QUEUE_COPY || log->awaits_copies);
 }
 
+/* Where the arguments of a call's kernel are. */
+static inline void log_args(void **ret, const struct log *log, const struct call *call)
+{
+    unsigned char *at = log->args + call->args_at;
+    for (uint32_t i = 0; i < call->kernel.arg_count; i++) {
+        ret[i] = at;
+        at += kva_align_up(call->kernel.arg_bytes[i], 16);
+    }
+}
+
 /* A kernel of the log into a stream; `early`: it may begin while the one before it ends. */
 cudaError_t kva_cuda_log_launch(const struct log *log, const struct call *call, cudaStream_t stream,
                                 bool early);

@@ -180,11 +180,7 @@ cudaError_t kva_cuda_log_launch(const struct log *log, const struct call *call, 
                                 bool early)
 {
     void *args[KVA_CUDA_ARGS_MAX];
-    unsigned char *at = log->args + call->args_at;
-    for (uint32_t i = 0; i < call->kernel.arg_count; i++) {
-        args[i] = at;
-        at += kva_align_up(call->kernel.arg_bytes[i], 16);
-    }
+    log_args(args, log, call);
     cudaLaunchConfig_t config = {};
     config.gridDim = call->launch.grid;
     config.blockDim = call->launch.block;

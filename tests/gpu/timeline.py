@@ -1,6 +1,6 @@
 """Sums up a timeline of decoding steps (tests/gpu/timeline.c): how long each kernel alone kept the GPU.
 
-    tests/gpu/timeline.py FILE [STEPS]
+    python3 tests/gpu/timeline.py FILE [STEPS]
 
 Kernels overlap: they begin early, and run beside others. A kernel's time here is what the GPU would not have been
 busy without it: from the later of its own beginning and the end of all before it, to its end. The idle time before it
