@@ -37,6 +37,7 @@ static struct kva_node_params params_of(const struct kva_cli_instance *instance,
         .lease_ttl_ns = config->cluster_lease_ms / 1000 * KVA_NS_PER_S,
         .loan_ttl_ns = config->cluster_loan_ms * KVA_NS_PER_MS,
         .recall_ns = config->cluster_recall_ms * KVA_NS_PER_MS,
+        .patience_ns = config->cluster_patience_ms * KVA_NS_PER_MS,
         .plan = (enum kva_cluster_plan)config->cluster_plan,
         .round_ns = config->cluster_round_ms * KVA_NS_PER_MS,
     };

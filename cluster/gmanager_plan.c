@@ -73,6 +73,7 @@ static struct kva_plan_instance instance_of(const struct kva_gmanager *g,
         .head_pages = load->waiting > 0 ? load->head_pages : 0,
         .waiting_pages = load->waiting > 0 ? load->waiting_pages : 0,
         .prompt_s = (double)load->prompt_ns / 1e9,
+        .keeps = load->keeps,
         .closed = !heard || load->moving,
     };
 }

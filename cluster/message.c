@@ -32,7 +32,7 @@ struct field {
     }
 #define M(member, rule) FIELD(struct kva_message, member, rule)
 #define E(member, rule) FIELD(struct kva_message_entry, member, rule)
-#define FIELDS_MAX      20u
+#define FIELDS_MAX      24u
 
 static const struct field header_fields[] = {
     M(source, ONE_UP),   M(target, ONE_UP),   M(source_life, ONE_UP),
@@ -67,6 +67,7 @@ static const struct type {
                                 M(heartbeat.load.borrowed_pages, PAGES),
                                 M(heartbeat.load.lent_pages, PAGES),
                                 M(heartbeat.load.moving, BOOLEAN),
+                                M(heartbeat.load.keeps, BOOLEAN),
                                 M(heartbeat.load.step_ns, SPAN),
                                 M(heartbeat.load.step_tokens, ANY),
                                 M(heartbeat.load.step_millirows, ANY),

@@ -99,6 +99,7 @@ struct kva_message_load {
     uint32_t borrowed_pages;
     uint32_t lent_pages;
     uint8_t moving; /* pages are on their way, or it drains */
+    uint8_t keeps;  /* what is free: for its own that wait */
     /* Its last steps without prompts while it had no loans, on average; 0: too few yet. */
     uint64_t step_ns;
     uint64_t step_tokens;    /* that their rows attended to */

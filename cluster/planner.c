@@ -106,36 +106,35 @@ static double usage(const struct planner *p, uint32_t index)
     return side->instance->pages > 0 ? 1 - (double)side->free_pages / side->instance->pages : 1;
 }
 
-/* Whether requests wait for its memory, and not for a place in its batch. */
-static bool short_of_memory(const struct kva_plan_instance *instance)
-{
-    return instance->waiting > 0 && instance->batch < instance->batch_max;
-}
-
-/* Whether it may hold pages for others: lines 3, 4. Who is short of memory is no creditor, except
+/* Whether it may hold pages for others: lines 3, 4. Who keeps its memory is no creditor, except
  * for a request that fits nowhere: somebody has to give way. */
 static bool may_lend(const struct planner *p, uint32_t index)
 {
     return (p->role[index] == ROLE_NONE || p->role[index] == ROLE_CREDITOR) &&
-           (p->gathers || !short_of_memory(p->sides.sides[index].instance)) &&
+           (p->gathers || !p->sides.sides[index].instance->keeps) &&
            usage(p, index) <= p->params->usage_threshold &&
            kva_plan_sides_spare(&p->sides, index) >= p->params->grain_pages;
 }
 
-/* The creditor with the most free memory among those not yet tried; UINT32_MAX: none. */
+static bool creditor_before(const struct planner *p, uint32_t a, uint32_t b)
+{
+    const struct kva_plan_instance *x = &p->state->instances[a], *y = &p->state->instances[b];
+    uint32_t spare_x = kva_plan_sides_spare(&p->sides, a);
+    uint32_t spare_y = kva_plan_sides_spare(&p->sides, b);
+    if ((x->waiting > 0) != (y->waiting > 0))
+        return y->waiting > 0;
+    return spare_x != spare_y ? spare_x > spare_y : x->id < y->id;
+}
+
+/* The creditor with the most free memory among those not yet tried, one with nobody who waits before
+ * others; UINT32_MAX: none. */
 static uint32_t next_creditor(const struct planner *p, uint32_t debtor)
 {
-    uint32_t best = UINT32_MAX, best_spare = 0;
+    uint32_t best = UINT32_MAX;
     for (uint32_t i = 0; i < p->state->instance_count; i++) {
-        if (i == debtor || p->tried[i] || !may_lend(p, i))
-            continue;
-        uint32_t spare = kva_plan_sides_spare(&p->sides, i);
-        bool first = best == UINT32_MAX || spare > best_spare;
-        if (first ||
-            (spare == best_spare && p->state->instances[i].id < p->state->instances[best].id)) {
+        if (i != debtor && !p->tried[i] && may_lend(p, i) &&
+            (best == UINT32_MAX || creditor_before(p, i, best)))
             best = i;
-            best_spare = spare;
-        }
     }
     return best;
 }

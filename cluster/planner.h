@@ -8,8 +8,9 @@
  *   longest request   when all of its pages have gone, the next longest follows
  *   roles             an instance that holds pages for others borrows none, and the reverse
  *   capacity          no more than is free, less a share that a creditor keeps to grow
- *   waiting           memory that is freed gains rows only if somebody waits for it; who is short
- *                     of memory lends none, except for a request that fits nowhere
+ *   waiting           memory that is freed gains rows only if somebody waits for it; an instance
+ *                     whose own requests wait lends what they cannot use yet, until it says that
+ *                     it keeps it: then no more, except for a request that fits nowhere
  *   first in line     a request that its instance can never hold is spread over several before
  *                     it decodes, all that it lacks or nothing, whatever the tokens a second
  *   latency           no move lets a step take longer than a bound, or than it took before
@@ -38,6 +39,7 @@ struct kva_plan_instance {
     uint32_t head_pages;    /* which the first of them needs here, beside what is lent */
     uint64_t waiting_pages; /* which all of them need */
     double prompt_s;        /* what prompts take of its time for each token that it says */
+    bool keeps;             /* its free memory is for those that wait here */
     bool closed;            /* takes no part: it moves pages, drains, or is not heard */
 };
 

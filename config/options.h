@@ -123,6 +123,7 @@ struct kva_config {
     uint64_t cluster_lease_ms;
     uint64_t cluster_loan_ms;
     uint64_t cluster_recall_ms;
+    uint64_t cluster_patience_ms;
     uint32_t cluster_plan; /* enum kva_cluster_plan */
     uint64_t cluster_round_ms;
     uint64_t cluster_wait_ms;

@@ -270,6 +270,10 @@ static const struct kva_option table[] = {
      "Cluster", "Time after which memory is free again whose borrower is not heard of."},
     {"cluster-recall", KVA_OPTION_DURATION, SERVE, AT(cluster_recall_ms), 10, HOUR, "5s", NULL,
      "Cluster", "Time that borrowers have to take back what this instance needs itself."},
+    {"cluster-patience", KVA_OPTION_DURATION, SERVE, AT(cluster_patience_ms), 0, HOUR, "10s", NULL,
+     "Cluster",
+     "Time that a request waits as this instance's first, for lack of memory, before memory is kept "
+     "for it and recalled from others; until then what it cannot use yet is lent."},
     {"cluster-plan", KVA_OPTION_CHOICE, SERVE, AT(cluster_plan), 0, 0, "gain", cluster_plans,
      "Cluster",
      "When the instance that leads has memory lent. gain: when requests wait for it and all together "

@@ -25,6 +25,10 @@ struct kva_instance {
     double due_pages;                    /* of loans, to be copied */
     uint64_t steps_with_loans;           /* decoding ones, when there was a loan last */
     struct kva_scheduler_pace own_steps; /* of those since, when there were enough */
+    bool lacks;                          /* memory, for its first in line */
+    bool keeps;                          /* what is free, since that has waited for long enough */
+    uint64_t first_request;              /* which that is */
+    uint64_t first_since_ns;             /* and since when it lacks it */
 };
 
 /* --- who is who ------------------------------------------------------------------------------ */
@@ -186,23 +190,29 @@ static uint64_t prompt_ns(const struct kva_instance *instance, uint64_t waiting_
     return span_ns(tokens / pace.output_tokens * pace.prefill_token_ns);
 }
 
-static void load(void *opaque, struct kva_message_load *ret)
+static void note_memory(const struct kva_instance *instance, struct kva_message_load *ret)
 {
-    const struct kva_instance *instance = opaque;
     const struct kva_engine *engine = instance->params.engine;
     struct kva_engine_usage usage;
     engine->ops->usage(engine->self, &usage);
     uint64_t used = usage.used.device - usage.cached.device;
+    ret->pages = (uint32_t)(usage.budget.device / instance->page_bytes);
+    ret->free_pages = (uint32_t)((usage.budget.device - used) / instance->page_bytes);
+}
+
+static void load(void *opaque, struct kva_message_load *ret)
+{
+    const struct kva_instance *instance = opaque;
     uint32_t count =
         kva_scheduler_get_places(instance->params.scheduler, instance->places, instance->live_max);
     *ret = (struct kva_message_load){
-        .pages = (uint32_t)(usage.budget.device / instance->page_bytes),
-        .free_pages = (uint32_t)((usage.budget.device - used) / instance->page_bytes),
         .batch_max = instance->params.running_max,
+        .keeps = instance->keeps,
         .step_ns = span_ns(instance->own_steps.decode_step_ns),
         .step_tokens = (uint64_t)instance->own_steps.decode_tokens,
         .step_millirows = (uint32_t)(instance->own_steps.decode_rows * 1000),
     };
+    note_memory(instance, ret);
     uint64_t prompt_tokens = 0;
     uint32_t head = find_head(instance, count, true), prompts = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -329,21 +339,42 @@ static void tell_ends(struct kva_instance *instance, uint64_t now_ns)
     }
 }
 
-/* Its own requests wait for memory that others have. For one that does not fit here alone nothing is
- * recalled: it would not help, and two instances would take each other's loans away for ever. */
-static void reclaim(struct kva_instance *instance, uint64_t now_ns)
+/* Device pages that the first in line lacks; 0: none waits, it has what it needs, or it waits for its
+ * turn in a full batch. One that does not
+ * fit here alone is passed over: no recall would help it, and two instances would take each other's
+ * loans away for ever. */
+static uint32_t lacking(struct kva_instance *instance, uint64_t *ret_request)
 {
-    struct kva_message_load now;
-    if (kva_guests_pages(instance->guests) == 0)
-        return;
-    load(instance, &now);
     uint32_t count =
         kva_scheduler_get_places(instance->params.scheduler, instance->places, instance->live_max);
-    uint32_t head = find_head(instance, count, false);
-    uint32_t pages =
-        head == UINT32_MAX ? 0 : wanted_pages(instance, &instance->places[head], now.pages);
-    if (pages > now.free_pages)
-        kva_rmanager_reclaim(instance->rmanager, pages - now.free_pages, now_ns);
+    uint32_t head = find_head(instance, count, false), running = 0;
+    for (uint32_t i = 0; i < count; i++)
+        running += instance->places[i].stage != KVA_STAGE_WAITING && !instance->places[i].suspended;
+    if (head == UINT32_MAX || running >= instance->params.running_max)
+        return 0;
+    struct kva_message_load now = {0};
+    note_memory(instance, &now);
+    uint32_t wanted = wanted_pages(instance, &instance->places[head], now.pages);
+    *ret_request = instance->places[head].id;
+    return wanted > now.free_pages ? wanted - now.free_pages : 0;
+}
+
+/* How long the first in line has lacked memory, and what follows from it. */
+static void note_line(struct kva_instance *instance, uint64_t now_ns)
+{
+    uint64_t request = 0;
+    uint32_t pages = lacking(instance, &request);
+    if (pages == 0) {
+        instance->keeps = instance->lacks = false;
+        return;
+    }
+    if (!instance->lacks || instance->first_request != request)
+        instance->first_since_ns = now_ns;
+    instance->lacks = true;
+    instance->first_request = request;
+    instance->keeps = now_ns - instance->first_since_ns >= instance->params.patience_ns;
+    if (instance->keeps && kva_guests_pages(instance->guests) > 0)
+        kva_rmanager_reclaim(instance->rmanager, pages, now_ns);
 }
 
 /* What is to be copied now. While nothing runs it holds nobody up. */
@@ -365,7 +396,7 @@ void kva_instance_between_steps(struct kva_instance *instance, uint64_t now_ns)
     note_steps(instance);
     tell_ends(instance, now_ns);
     kva_rmanager_tick(instance->rmanager, now_ns);
-    reclaim(instance, now_ns);
+    note_line(instance, now_ns);
     kva_rmanager_step(instance->rmanager, due_pages(instance), now_ns);
 }
 

@@ -7,8 +7,10 @@
  * copies of lent pages stay here, so that a lost creditor costs a step; without, their memory is free
  * too, and a lost creditor costs computing the request again.
  *
- * A creditor that is short of device memory itself recalls what it holds for others: its own requests
- * come first, but for one that is longer than the instance, which no recall would help.
+ * While its own first in line lacks memory, what is free and cannot help it yet may be lent all the
+ * same, since it would lie idle. When that request has waited so for `patience_ns`, what becomes free
+ * is kept for it, and what it lacks beside is recalled: its own requests come first, but for one that is
+ * longer than the instance, which no recall would help.
  *
  * A request that is longer than the instance waits, when its prompt is in, as the first in line, until
  * plans have lent what it lacks. What others can lend is told to the engine by whoever knows the
@@ -32,6 +34,7 @@ struct kva_instance_params {
     struct kva_scheduler *scheduler;
     uint32_t running_max; /* of the scheduler */
     bool keeps_homes;
+    uint64_t patience_ns; /* for which its own first in line waits before others are to give way */
     double step_pages; /* pages of loans that are copied in a step, on average; > 0, may be < 1 */
     /* A message goes out; of PAGES `content` is that of its pages, page_bytes each, else NULL. Does
      * not call back. */

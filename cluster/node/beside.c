@@ -78,6 +78,7 @@ static enum kva_status create_instance(struct kva_node *node, struct kva_schedul
         .scheduler = scheduler,
         .running_max = node->running_max,
         .keeps_homes = p->keeps_homes,
+        .patience_ns = p->patience_ns,
         .step_pages = step_pages(node),
         .send = send,
         .opaque = node};

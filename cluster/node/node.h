@@ -57,6 +57,7 @@ struct kva_node_params {
     uint64_t lease_ttl_ns;      /* of membership */
     uint64_t loan_ttl_ns;       /* of loans that this node orders as a leader */
     uint64_t recall_ns;         /* that debtors have to bring pages home */
+    uint64_t patience_ns;       /* instance.h */
     enum kva_cluster_plan plan; /* when it has memory lent, as a leader */
     uint64_t round_ns;          /* between a leader's plans */
 };

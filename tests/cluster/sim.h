@@ -217,6 +217,9 @@ uint32_t sim_request_need(const struct sim_node *node, const struct sim_request 
 uint64_t sim_content(uint64_t request, uint32_t page);
 struct sim_request *sim_request_find(struct sim *sim, uint64_t id);
 struct sim_request *sim_head(struct sim_node *node);
+
+/* Its first in line has waited for long enough: it lends no more, and recalls. */
+bool sim_keeps(const struct sim_node *node, const struct sim_request *head);
 struct sim_store *sim_store_find(struct sim_node *node, uint64_t loan);
 
 /* sim_check.c */

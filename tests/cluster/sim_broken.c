@@ -193,7 +193,7 @@ const struct sim_broken sim_broken[] = {
      .lends_anything = true},
     {.name = "guests never expire", .noticed = "overdue", .after = never_expire},
     {.name = "guests expire early", .noticed = "does not hold", .before = expire_early},
-    {.name = "gaps are acknowledged", .noticed = "is wrong", .before = acknowledge_gaps},
+    {.name = "gaps are acknowledged", .noticed = "not what was lent", .before = acknowledge_gaps},
     {.name = "a debtor lends", .noticed = "both roles", .before = lend_while_owing},
     {.name = "a creditor borrows", .noticed = "both roles", .before = owe_while_lending},
     {.name = "what is recalled is renewed", .noticed = "overdue", .after = renew_recalled},

@@ -7,6 +7,7 @@
 #include "cluster/rmanager_internal.h"
 
 #define SILENCE_NS  (400 * KVA_NS_PER_MS)  /* after which a link may be called broken */
+#define KEEPS_NS    (400 * KVA_NS_PER_MS)  /* while the first in line waits, its node lends */
 #define PATIENCE_NS (3000 * KVA_NS_PER_MS) /* with loans that do not suffice to begin */
 
 uint64_t sim_content(uint64_t request, uint32_t page)
@@ -124,6 +125,11 @@ static void begin(struct sim_node *node, struct sim_request *request)
     request->since_ns = 0;
 }
 
+bool sim_keeps(const struct sim_node *node, const struct sim_request *head)
+{
+    return node->sim->now_ns >= head->since_ns + KEEPS_NS;
+}
+
 /* First come, first served. What is missing is asked back from those it was lent to. */
 static void let_in(struct sim_node *node)
 {
@@ -138,7 +144,7 @@ static void let_in(struct sim_node *node)
             continue;
         }
         /* For one that is longer than the node it is others who have to lend. */
-        if (need > room && need <= node->pages && node->guest_pages > 0)
+        if (need > room && need <= node->pages && node->guest_pages > 0 && sim_keeps(node, head))
             kva_rmanager_reclaim(node->rmanager, need - room, sim_local_ns(sim, &node->clock));
         if (sim->now_ns > head->since_ns + PATIENCE_NS && sim_lent_pages(node, head) > 0)
             preempt(node, head);

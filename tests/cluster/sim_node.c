@@ -98,6 +98,7 @@ static void node_load(void *opaque, struct kva_message_load *load)
         if (request == head)
             load->head_pages = need;
     }
+    load->keeps = head && sim_keeps(node, head);
 }
 
 /* Pages of a request that waits which may go. */

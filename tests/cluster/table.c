@@ -26,6 +26,7 @@ uint32_t table_add(struct table *t, uint32_t count, uint32_t pages, uint32_t wai
         .waiting = waiting,
         .head_pages = waiting > 0 ? 8 : 0,
         .waiting_pages = waiting * 8ull,
+        .keeps = waiting > 0,
     };
     for (uint32_t i = 0; i < count && t->state.request_count < REQUESTS_MAX; i++) {
         uint32_t at = t->state.request_count++;

@@ -15,6 +15,7 @@ static void random_table(struct table *t, uint64_t seed)
         uint32_t pages = 1 + kva_test_below(&rng, A100_PAGES / batch);
         table_add(t, kva_min_u32(batch, 8), pages,
                   kva_test_below(&rng, 2) * kva_test_below(&rng, 100));
+        t->instances[i].keeps = t->instances[i].waiting > 0 && seed % 2;
         t->instances[i].closed = kva_test_below(&rng, 10) == 0;
     }
     if (kva_test_below(&rng, 2))
@@ -40,6 +41,8 @@ static void check_plan(const struct table *t)
         const struct kva_plan_move *move = &t->plan.moves[i];
         assert_true(move->pages > 0 && move->debtor != move->creditor);
         assert_false(t->instances[move->debtor].closed || t->instances[move->creditor].closed);
+        assert_false(move->kind == KVA_PLAN_LEND && move->request != 9 &&
+                     t->instances[move->creditor].keeps);
         if (move->kind == KVA_PLAN_RETURN)
             continue;
         taken[move->creditor] += move->pages;

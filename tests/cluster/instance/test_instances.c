@@ -3,6 +3,7 @@
  * left behind. */
 #include "tests/cmocka.h"
 
+#include "base/clock.h"
 #include "cluster/gmanager_internal.h"
 #include "tests/cluster/instance/world.h"
 #include "tests/engine/trace.h"
@@ -17,6 +18,7 @@ static struct world *new_world(uint64_t seed)
     assert_non_null(w);
     w->rng = seed * 7919 + 1;
     w->device_pages = 40;
+    w->patience_ns = seed % 3 * 150 * KVA_NS_PER_MS;
     return w;
 }
 
@@ -120,29 +122,40 @@ static void test_instances__networks_fail(void **state KVA_UNUSED)
     assert_true(lent > 0);
 }
 
-/* Whoever lends has its own requests first. */
+/* Two that lend are asked for more than they have left. */
+static uint64_t lend_and_want(bool keeps_homes, uint64_t patience_ns)
+{
+    struct world *w = new_world(3 + keeps_homes);
+    w->keeps_homes = keeps_homes;
+    w->patience_ns = patience_ns;
+    world_open(w);
+    load_first(w);
+    for (uint32_t i = 0; i < 3000 && world_loans(w).loans_lent == 0; i++)
+        world_tick(w);
+    for (uint32_t node = 1; node < WORLD_NODES; node++) {
+        for (uint32_t i = 0; i < 4; i++)
+            world_submit(w, node, 700, 60);
+    }
+    assert_true(world_run(w, 20000));
+    world_expect_answers(w);
+    world_expect_rest(w);
+    uint64_t home = world_loans(w).loans_home;
+    end(w);
+    return home;
+}
+
+/* Whoever lends has its own requests first, when the first of them has waited for long enough. */
 static void test_instances__creditors_want_their_memory_back(void **state KVA_UNUSED)
 {
-    uint64_t home = 0;
+    uint64_t at_once = 0, soon = 0, never = 0;
     for (uint32_t keeps = 0; keeps < 2; keeps++) {
-        struct world *w = new_world(3 + keeps);
-        w->keeps_homes = keeps;
-        world_open(w);
-        load_first(w);
-        for (uint32_t i = 0; i < 3000 && world_loans(w).loans_lent == 0; i++)
-            world_tick(w);
-        for (uint32_t node = 1; node < WORLD_NODES; node++) {
-            for (uint32_t i = 0; i < 4; i++)
-                world_submit(w, node, 700, 60);
-        }
-        assert_true(world_run(w, 20000));
-        world_expect_answers(w);
-        world_expect_rest(w);
-        home += world_loans(w).loans_home;
-        end(w);
+        at_once += lend_and_want(keeps, 0);
+        soon += lend_and_want(keeps, 300 * KVA_NS_PER_MS);
+        never += lend_and_want(keeps, 3600 * KVA_NS_PER_S);
     }
-    printf("%llu loans came home\n", (unsigned long long)home);
-    assert_true(home > 0);
+    printf("loans that came home: %llu recalled at once, %llu after a while, %llu never\n",
+           (unsigned long long)at_once, (unsigned long long)soon, (unsigned long long)never);
+    assert_true(at_once > 0 && never < at_once);
 }
 
 /* At any time; it is there again later, and may lend again. */

@@ -213,6 +213,7 @@ void world_start(struct world *w, uint32_t index)
                                                .scheduler = node->scheduler,
                                                .running_max = RUNNING,
                                                .keeps_homes = w->keeps_homes,
+                                               .patience_ns = w->patience_ns,
                                                .step_pages = w->keeps_homes ? 2 : 0.6,
                                                .send = node_send,
                                                .opaque = node};

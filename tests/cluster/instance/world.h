@@ -58,6 +58,7 @@ struct world {
     uint64_t now_ns;
     uint64_t rng;
     bool keeps_homes;
+    uint64_t patience_ns;
     uint32_t loss_pct, double_pct, late_pct;
     uint32_t device_pages; /* of each instance */
     uint32_t layers;       /* of the model; 0: 3 */
@@ -73,7 +74,8 @@ struct world {
     uint64_t restarts;                /* the same */
 };
 
-/* What is set of `world` before: keeps_homes, the network's percentages, device_pages, layers, rng. */
+/* What is set of `world` before: keeps_homes, patience_ns,
+ * the network's percentages, device_pages, layers, rng. */
 void world_open(struct world *world);
 void world_close(struct world *world);
 

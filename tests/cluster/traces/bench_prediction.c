@@ -7,8 +7,8 @@
  * Lengths are those of a trace times SCALE; they come at RATE a second in all, in turns to the
  * instances. FILE has a line for each constant and each request:
  *
- *     layers N | page_bytes N | pages N | rows_max N | step_pages X | lend_share X | attend_token_s X
- *     link_latency_s X | link_bytes_per_s X | query_bytes N | partial_bytes N | prompt_s X
+ *     layers N | page_bytes N | pages N | rows_max N | step_pages X | lend_share X | patience_s X
+ *     attend_token_s X | link_latency_s X | link_bytes_per_s X | query_bytes N | partial_bytes N | prompt_s X
  *     point ROWS SECONDS                          of a layer
  *     request SECONDS INSTANCE PROMPT OUTPUTS     tokens */
 #include <math.h>
@@ -84,6 +84,7 @@ static bool take_constant(struct world_machine *m, const char *line)
         {"partial_bytes", NULL, &cost->partial_bytes},
         {"step_pages", &m->step_pages, NULL},
         {"lend_share", &m->lend_share, NULL},
+        {"patience_s", &m->patience_s, NULL},
         {"prompt_s", &m->prompt_s, NULL},
         {"attend_token_s", &cost->attend_token_s, NULL},
         {"link_latency_s", &cost->link_latency_s, NULL},

@@ -70,9 +70,11 @@ static void measure_groups(struct world_params params, uint32_t devices, uint32_
     *ret_best = best;
 }
 
-static void run(const struct trace *trace, uint32_t devices, uint32_t seeds, double measured_s)
+static void run(const struct trace *trace, uint32_t devices, uint32_t seeds, double measured_s,
+                double attend)
 {
-    const struct world_machine machine = world_a100();
+    struct world_machine machine = world_a100();
+    machine.cost.attend_token_s *= attend;
     struct world_params params = {.machine = &machine,
                                   .trace = trace,
                                   .instances = devices,
@@ -85,6 +87,12 @@ static void run(const struct trace *trace, uint32_t devices, uint32_t seeds, dou
     struct figure lends = measure(params, seeds);
     params.lends = false;
     measure_groups(params, devices, seeds, &best, &size, &one);
+    params.pooled = true;
+    params.devices = devices;
+    params.instances = 1;
+    struct figure pool = measure(params, seeds);
+    fprintf(stderr, "pool %.0f +- %.0f used %.2f rows %.1f load %.2f\n", pool.mean, pool.error,
+            pool.last.used, pool.last.rows, pool.load);
     printf("| %s | %u | %.0f +- %.0f%s | %.0f +- %.0f | %.0f +- %.0f (%u) | %.0f | %.2f | %.2f | "
            "%.2f |\n",
            trace->name, devices, alone.mean, alone.error, alone.last.refused ? "*" : "", lends.mean,
@@ -107,6 +115,7 @@ int main(int argc, char **argv)
     uint32_t devices = argc > 2 ? (uint32_t)atoi(argv[2]) : 0;
     uint32_t seeds = argc > 3 ? (uint32_t)atoi(argv[3]) : 3;
     double measured_s = argc > 4 ? atof(argv[4]) : 200;
+    double attend = argc > 5 ? atof(argv[5]) : 1;
     if (trace >= (int)TRACES || devices > WORLD_INSTANCES_MAX || seeds == 0 || seeds > SEEDS_MAX) {
         fprintf(stderr, "traces are 0 to 8, instances 4 to 32, seeds 1 to %d\n", SEEDS_MAX);
         return 1;
@@ -117,6 +126,6 @@ int main(int argc, char **argv)
         for (uint32_t count = 4; count <= WORLD_INSTANCES_MAX; count *= 2)
             if ((trace < 0 || trace == (int)i) && (devices == 0 || devices == count) &&
                 traces[i].longest < world_tokens_max(count))
-                run(&traces[i], count, seeds, measured_s);
+                run(&traces[i], count, seeds, measured_s, attend);
     return 0;
 }

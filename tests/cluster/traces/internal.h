@@ -45,6 +45,8 @@ struct world_instance {
     uint32_t *queue; /* that wait, by index, in order */
     uint32_t queue_first, queue_end, queue_max;
     uint64_t queue_pages;
+    uint64_t short_of; /* the first in line, since it lacks memory as such; 0: it does not */
+    uint64_t short_since_ns;
     struct world_guest lent[WORLD_LOANS_MAX];
     uint64_t
         asked[WORLD_INSTANCES_MAX]; /* tokens to which it attends in each step of that debtor */
@@ -90,6 +92,7 @@ uint32_t world_loans(const struct world_instance *at, const struct world_request
 uint32_t world_free(const struct world_instance *at);
 struct world_request *world_head(const struct world_instance *at);
 bool world_is_short(const struct world_instance *at);
+bool world_keeps(const struct world_instance *at, const struct world_request *head);
 uint32_t world_closed(const struct world_request *request);
 /* It is computed again, as the first in line. */
 void world_again(struct world_instance *at, struct world_request *request);

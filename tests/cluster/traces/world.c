@@ -31,7 +31,13 @@ struct world_machine world_a100(void)
                                   .pages = A100_PAGES,
                                   .rows_max = ROWS_MAX,
                                   .step_pages = STEP_PAGES,
-                                  .lend_share = 1};
+                                  .lend_share = 1,
+                                  .patience_s = 10};
+}
+
+static uint64_t ns_of(double s)
+{
+    return (uint64_t)(s * (double)KVA_NS_PER_S);
 }
 
 /* --- requests --------------------------------------------------------------------------------- */
@@ -63,6 +69,13 @@ bool world_is_short(const struct world_instance *at)
 {
     const struct world_request *head = world_head(at);
     return head && at->row_count < at->rows_max && missing(at, head) > 0;
+}
+
+/* Others have had what it could not use for long enough. */
+bool world_keeps(const struct world_instance *at, const struct world_request *head)
+{
+    return at->short_of == head->id &&
+           at->world->now_ns - at->short_since_ns >= ns_of(at->world->machine.patience_s);
 }
 
 static void *grow(void *array, uint32_t count, size_t size)
@@ -126,11 +139,6 @@ double world_tokens_max(uint32_t instances)
 }
 
 /* --- arrival ---------------------------------------------------------------------------------- */
-
-static uint64_t ns_of(double s)
-{
-    return (uint64_t)(s * (double)KVA_NS_PER_S);
-}
 
 /* The next request; when the one behind it comes. */
 static struct world_arrival next_arrival(struct world *world)
@@ -208,7 +216,11 @@ static void let_in(struct world_instance *at)
         }
         /* Who waits for more than an instance has, waits for others to lend: what comes back would
          * not let it in, and where all wait so, nobody would ever begin. */
-        if (at->guests > 0 && head->pages - head->away <= at->pages)
+        if (at->short_of != head->id) {
+            at->short_of = head->id;
+            at->short_since_ns = world->now_ns;
+        }
+        if (at->guests > 0 && head->pages - head->away <= at->pages && world_keeps(at, head))
             kva_rmanager_reclaim(at->rmanager, lack, world->now_ns);
         if (head->away > 0 && world->now_ns > head->since_ns + PATIENCE_NS) {
             kva_rmanager_request_end(at->rmanager, head->id, head->generation, world->now_ns);
@@ -255,6 +267,15 @@ static double group_step_s(const struct kva_cost_params *cost, uint32_t devices,
     return cost->layers * (linear_s + 2 * reduce_s + attend_s);
 }
 
+/* Each device has its part of the rows and of all attention. */
+static double pool_step_s(const struct kva_cost_params *cost, uint32_t devices, uint32_t rows,
+                          uint64_t tokens)
+{
+    double part = (double)rows / devices;
+    return cost->layers *
+           (kva_cost_linear_s(cost, part) + (double)tokens * cost->attend_token_s / devices);
+}
+
 static double step_s(struct world_instance *at)
 {
     struct world *world = at->world;
@@ -270,6 +291,8 @@ static double step_s(struct world_instance *at)
             asked[loans[i].creditor - 1] += (uint64_t)loans[i].pages * WORLD_PAGE_TOKENS;
         load.borrowed_rows += count;
     }
+    if (world->params.pooled)
+        return pool_step_s(&world->machine.cost, world->params.devices, load.batch, load.tokens);
     if (world->params.devices > 1)
         return group_step_s(&world->machine.cost, world->params.devices, load.batch, load.tokens);
     for (uint32_t i = 0; i < world->params.instances; i++) {
@@ -337,7 +360,8 @@ static void begin(struct world *world, const struct world_params *params)
     for (uint32_t i = 0; i < params->instances; i++) {
         struct world_instance *at = &world->instances[i];
         at->world = world;
-        at->pages = devices * world->machine.pages + (devices - 1) * WEIGHTS_PAGES;
+        uint32_t spared = params->pooled ? 0 : (devices - 1) * WEIGHTS_PAGES;
+        at->pages = devices * world->machine.pages + spared;
         at->rows_max = devices * world->machine.rows_max;
         at->rows = grow(NULL, at->rows_max, sizeof(*at->rows));
         at->step_ns = world->now_ns + i * KVA_NS_PER_MS;

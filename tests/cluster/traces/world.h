@@ -25,6 +25,7 @@ struct world_machine {
     double prompt_s;   /* that a prompt's token takes, all layers */
     double step_pages; /* that are copied in a step */
     double lend_share; /* of its pages that others may have */
+    double patience_s; /* for which its first in line waits before it keeps what is free */
 };
 
 /* An A100 with LLaMA2-7B, on which prompts take no time. */
@@ -43,7 +44,9 @@ struct world_params {
     const struct trace *trace;
     uint32_t instances;
     uint32_t devices; /* of each: weights and KV are split over them */
-    bool lends;       /* a cluster */
+    bool pooled; /* of several: not split, but as if all memory and all attention were everybody's
+                         and nothing travelled, which no placement can be better than */
+    bool lends;  /* a cluster */
     uint64_t seed;
     double load; /* of what its devices could do at best, were all requests of average length */
     double warm_s;

@@ -109,6 +109,7 @@ static void node_load(void *opaque, struct kva_message_load *load)
     load->waiting = at->queue_end - at->queue_first;
     load->head_pages = head->pages > head->away ? head->pages - head->away : 0;
     load->waiting_pages = at->queue_pages;
+    load->keeps = world_keeps(at, head);
 }
 
 static uint32_t node_requests(void *opaque, struct kva_message_entry *entries, uint32_t max)
