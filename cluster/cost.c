@@ -82,8 +82,10 @@ static double remote_s(const struct kva_cost_params *params, const struct kva_co
 double kva_cost_layer_s(const struct kva_cost_params *params, const struct kva_cost_load *load)
 {
     double local_s = (double)(load->tokens - load->borrowed_tokens) * params->attend_token_s;
-    double own_s = kva_cost_linear_s(params, load->batch) + fmax(local_s, remote_s(params, load)) +
-                   load->batch * load->prompt_s / params->layers;
+    bool loans = load->borrowed_tokens > 0 || load->guest_share > 0;
+    double pace = loans && load->loan_pace > 0 ? load->loan_pace : 1;
+    double rows_s = kva_cost_linear_s(params, load->batch) + fmax(local_s, remote_s(params, load));
+    double own_s = rows_s * pace + load->batch * load->prompt_s / params->layers;
     double share = fmin(load->guest_share, KVA_COST_GUEST_SHARE_MAX);
     return own_s / (1 - share);
 }

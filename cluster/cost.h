@@ -62,6 +62,7 @@ struct kva_cost_load {
     uint32_t borrowed_rows;        /* queries that go out, one for each row and creditor of it */
     double guest_share;            /* of the device's time that guests take: see below */
     double prompt_s;               /* p: what prompts take for each token, all layers */
+    double loan_pace; /* its layers with loans to what is said of them below; 0: as said */
 };
 
 /* Refuses constants by which nothing can be computed. Fails: KVA_EINVAL, err names the field. */
@@ -80,7 +81,8 @@ double kva_cost_linear_s(const struct kva_cost_params *params, double rows);
 void kva_cost_scale(struct kva_cost_params *params, double pace);
 
 /* One layer of a step (Eq. 5, 6): linear layers, then the longer of local attention and the
- * slowest creditor's answer, its part of what prompts take; stretched by what guests take. */
+ * slowest creditor's answer, its part of what prompts take; stretched by what guests take, and with
+ * loans by what was seen of them. */
 double kva_cost_layer_s(const struct kva_cost_params *params, const struct kva_cost_load *load);
 
 /* One step, all layers. */

@@ -17,8 +17,9 @@ struct kva_gmanager_member {
     uint64_t round; /* that it has answered */
     uint64_t index; /* of its last report */
     struct kva_message_load load;
-    double pace;                       /* its steps to those of the constants; 0: not known */
-    uint64_t pace_step_ns;             /* step_ns of the last report that it was learnt from */
+    double pace;                       /* its steps without loans to those of the constants */
+    double loan_pace;                  /* with loans, to those of the model; both 0: not known */
+    uint64_t pace_step_ns;             /* step_ns of the last report that was learnt from */
     struct kva_message_entry *entries; /* [entries_max], by request and loan */
     uint32_t entry_count;
 };

@@ -1,5 +1,6 @@
 /* gmanager_plan.c - from the placement map to the planner's state, and from its moves to orders. */
 #include "cluster/gmanager_internal.h"
+#include "cluster/planner_sides.h"
 
 #include <math.h>
 
@@ -14,6 +15,7 @@
 struct picture {
     struct kva_plan_state state;
     struct kva_cost_params *costs; /* of each instance */
+    double usual_loan_pace;
     struct kva_plan_instance *instances;
     struct kva_plan_request *requests;
     struct kva_plan_loan *loans;
@@ -27,43 +29,73 @@ static uint32_t index_of(const struct kva_gmanager *g, uint32_t node)
     return UINT32_MAX;
 }
 
-/* How fast a member steps, by what the last of its steps took and should have taken. A report that
- * says the same as before is of the same steps: while there are loans, nothing is learnt. */
+/* A report that says the same as before is of the same steps. */
+static bool says_more(struct kva_gmanager_member *member, bool loans)
+{
+    const struct kva_message_load *load = &member->load;
+    if (load->step_ns == 0 || load->step_millirows == 0 || load->step_loans != loans ||
+        load->step_ns == member->pace_step_ns)
+        return false;
+    member->pace_step_ns = load->step_ns;
+    return true;
+}
+
+static void learn(double *pace, uint64_t step_ns, double model_s)
+{
+    double now = (double)step_ns / 1e9 / model_s;
+    now = fmin(fmax(now, 1 / PACE_MAX), PACE_MAX);
+    *pace = *pace == 0 ? now : *pace + (now - *pace) * PACE_WEIGHT;
+}
+
+/* How fast a member steps, by what the last of its steps took and should have taken. */
 static void learn_pace(const struct kva_gmanager *g, struct kva_gmanager_member *member)
 {
     const struct kva_message_load *load = &member->load;
     const struct kva_cost_params *cost = &g->params.cost;
-    if (load->step_ns == 0 || load->step_millirows == 0 || load->step_ns == member->pace_step_ns)
+    if (!says_more(member, false))
         return;
-    member->pace_step_ns = load->step_ns;
     double layer_s = kva_cost_linear_s(cost, load->step_millirows / 1e3) +
                      (double)load->step_tokens * cost->attend_token_s;
-    double pace = (double)load->step_ns / 1e9 / (cost->layers * layer_s);
-    pace = fmin(fmax(pace, 1 / PACE_MAX), PACE_MAX);
-    member->pace = member->pace == 0 ? pace : member->pace + (pace - member->pace) * PACE_WEIGHT;
+    learn(&member->pace, load->step_ns, cost->layers * layer_s);
 }
 
-/* Of an instance that has not told yet: as the others on average, or as the constants. */
-static double usual_pace(const struct kva_gmanager *g)
+/* The same of steps with loans, of which the model may say too little: a core that is shared, answers
+ * that wait for their turn. */
+static void learn_loan_pace(const struct kva_gmanager *g, struct kva_gmanager_member *member,
+                            const struct kva_plan_sides *sides)
+{
+    const uint32_t index = (uint32_t)(member - g->members);
+    const struct kva_plan_side *side = &sides->sides[index];
+    const struct kva_message_load *load = &member->load;
+    if (side->borrowed_pages + side->lent_pages == 0 || !says_more(member, true))
+        return;
+    uint32_t rows = kva_max_u32((load->step_millirows + 500) / 1000, 1);
+    learn(&member->loan_pace, load->step_ns,
+          kva_plan_sides_step_s(sides, index, rows, load->step_tokens));
+}
+
+/* Of an instance that has not told yet: as the others on average, or as the model. */
+static double usual_pace(const struct kva_gmanager *g, bool loans)
 {
     double sum = 0;
     uint32_t known = 0;
     for (uint32_t i = 0; i < g->member_count; i++) {
-        sum += g->members[i].pace;
-        known += g->members[i].pace > 0;
+        double pace = loans ? g->members[i].loan_pace : g->members[i].pace;
+        sum += pace;
+        known += pace > 0;
     }
     return known > 0 ? sum / known : 1;
 }
 
 static struct kva_plan_instance instance_of(const struct kva_gmanager *g,
-                                            const struct kva_gmanager_member *member,
-                                            const struct kva_cost_params *cost)
+                                            const struct picture *picture, uint32_t index)
 {
+    const struct kva_gmanager_member *member = &g->members[index];
     const struct kva_message_load *load = &member->load;
     bool heard = member->fresh && member->round == g->round;
     return (struct kva_plan_instance){
         .id = member->node,
-        .cost = cost,
+        .cost = &picture->costs[index],
         .pages = load->pages,
         .free_pages = load->free_pages,
         .batch = load->batch,
@@ -73,6 +105,7 @@ static struct kva_plan_instance instance_of(const struct kva_gmanager *g,
         .head_pages = load->waiting > 0 ? load->head_pages : 0,
         .waiting_pages = load->waiting > 0 ? load->waiting_pages : 0,
         .prompt_s = (double)load->prompt_ns / 1e9,
+        .loan_pace = member->loan_pace > 0 ? member->loan_pace : picture->usual_loan_pace,
         .keeps = load->keeps,
         .closed = !heard || load->moving,
     };
@@ -116,12 +149,13 @@ static bool draw(struct kva_gmanager *g, struct kva_arena *arena, struct picture
         return false;
     for (uint32_t i = 0; i < g->member_count; i++)
         learn_pace(g, &g->members[i]);
-    const double usual = usual_pace(g);
+    const double usual = usual_pace(g, false);
+    picture->usual_loan_pace = usual_pace(g, true);
     for (uint32_t i = 0; i < g->member_count; i++) {
         const struct kva_gmanager_member *member = &g->members[i];
         picture->costs[i] = g->params.cost;
         kva_cost_scale(&picture->costs[i], member->pace > 0 ? member->pace : usual);
-        picture->instances[i] = instance_of(g, member, &picture->costs[i]);
+        picture->instances[i] = instance_of(g, picture, i);
         for (uint32_t n = 0; n < member->entry_count; n++)
             add_entry(g, picture, i, &member->entries[n]);
     }
@@ -175,10 +209,26 @@ static void disregard(const struct kva_gmanager *g, struct kva_cost_params *cost
     }
 }
 
+/* By what is known of each. */
 static void regard(const struct kva_gmanager *g, struct picture *picture)
 {
     for (uint32_t i = 0; i < g->member_count; i++)
-        picture->instances[i] = instance_of(g, &g->members[i], &picture->costs[i]);
+        picture->instances[i] = instance_of(g, picture, i);
+}
+
+/* Steps with loans, of which reports speak, in the picture that was drawn. */
+static bool learn_loans(struct kva_gmanager *g, struct kva_arena *arena, struct picture *picture)
+{
+    struct kva_plan_sides sides;
+    if (picture->state.loan_count == 0)
+        return true;
+    if (kva_plan_sides_init(&sides, &g->params.plan, &picture->state, arena, NULL))
+        return false;
+    for (uint32_t i = 0; i < g->member_count; i++)
+        learn_loan_pace(g, &g->members[i], &sides);
+    picture->usual_loan_pace = usual_pace(g, true);
+    regard(g, picture);
+    return true;
 }
 
 /* Plan, and say what it is worth. False: without memory, or with reports that cannot be, there is no
@@ -187,7 +237,7 @@ static bool make(struct kva_gmanager *g, struct kva_arena *arena, struct kva_pla
 {
     struct picture picture = {0};
     struct kva_cost_params nothing;
-    if (!draw(g, arena, &picture))
+    if (!draw(g, arena, &picture) || !learn_loans(g, arena, &picture))
         return false;
     if (g->params.disregard)
         disregard(g, &nothing, &picture);

@@ -68,6 +68,7 @@ static const struct type {
                                 M(heartbeat.load.lent_pages, PAGES),
                                 M(heartbeat.load.moving, BOOLEAN),
                                 M(heartbeat.load.keeps, BOOLEAN),
+                                M(heartbeat.load.step_loans, BOOLEAN),
                                 M(heartbeat.load.step_ns, SPAN),
                                 M(heartbeat.load.step_tokens, ANY),
                                 M(heartbeat.load.step_millirows, ANY),

@@ -100,7 +100,9 @@ struct kva_message_load {
     uint32_t lent_pages;
     uint8_t moving; /* pages are on their way, or it drains */
     uint8_t keeps;  /* what is free: for its own that wait */
-    /* Its last steps without prompts while it had no loans, on average; 0: too few yet. */
+    /* Its last steps without prompts, on average, with loans all the time or with none; 0: too few
+     * yet. */
+    uint8_t step_loans;
     uint64_t step_ns;
     uint64_t step_tokens;    /* that their rows attended to */
     uint32_t step_millirows; /* a thousand for each row */

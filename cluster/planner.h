@@ -39,6 +39,7 @@ struct kva_plan_instance {
     uint32_t head_pages;    /* which the first of them needs here, beside what is lent */
     uint64_t waiting_pages; /* which all of them need */
     double prompt_s;        /* what prompts take of its time for each token that it says */
+    double loan_pace;       /* cost.h; 0: nothing is known */
     bool keeps;             /* its free memory is for those that wait here */
     bool closed;            /* takes no part: it moves pages, drains, or is not heard */
 };

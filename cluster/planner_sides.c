@@ -65,6 +65,7 @@ static struct view view_debtor(const struct kva_plan_sides *sides, uint32_t inde
         .borrowed_rows = side->borrowed_rows + (extra > 0),
         .guest_share = side->guest_share,
         .prompt_s = instance->prompt_s,
+        .loan_pace = instance->loan_pace,
     };
     /* What waits for its first step is not among the tokens that decode. */
     load.tokens = kva_max_u64(load.tokens, load.borrowed_tokens);
@@ -86,6 +87,7 @@ static struct view view_creditor(const struct kva_plan_sides *sides, uint32_t in
         .tokens = instance->tokens + joined_pages * sides->params->page_tokens,
         .guest_share = guest_share,
         .prompt_s = instance->prompt_s,
+        .loan_pace = instance->loan_pace,
     };
     struct view view = {.step_s = kva_cost_step_s(instance->cost, &load)};
     view.tokens_per_s = kva_cost_tokens_per_s(instance->cost, &load);
@@ -171,6 +173,22 @@ uint32_t kva_plan_sides_deficit(const struct kva_plan_sides *sides, uint32_t deb
     const struct kva_plan_side *side = &sides->sides[debtor];
     uint32_t need = side->instance->waiting > 0 ? side->instance->head_pages : 0;
     return need > side->free_pages ? need - side->free_pages : 0;
+}
+
+double kva_plan_sides_step_s(const struct kva_plan_sides *sides, uint32_t index, uint32_t rows,
+                             uint64_t tokens)
+{
+    const struct kva_plan_side *side = &sides->sides[index];
+    uint64_t page_tokens = sides->params->page_tokens;
+    struct kva_cost_load load = {
+        .batch = rows,
+        .tokens = kva_max_u64(tokens, side->borrowed_pages * page_tokens),
+        .borrowed_tokens = side->borrowed_pages * page_tokens,
+        .borrowed_tokens_most = side->borrowed_most * page_tokens,
+        .borrowed_rows = side->borrowed_rows,
+        .guest_share = side->guest_share,
+    };
+    return kva_cost_step_s(side->instance->cost, &load);
 }
 
 double kva_plan_sides_total(const struct kva_plan_sides *sides)

@@ -50,6 +50,11 @@ uint32_t kva_plan_sides_spare(const struct kva_plan_sides *sides, uint32_t credi
 /* Pages that are missing here for the first request that waits; 0: it fits, or none waits. */
 uint32_t kva_plan_sides_deficit(const struct kva_plan_sides *sides, uint32_t debtor);
 
+/* What the model says of a step of `rows` that attend to `tokens`, without prompts, with the loans that
+ * there are and whatever was seen of them before. */
+double kva_plan_sides_step_s(const struct kva_plan_sides *sides, uint32_t index, uint32_t rows,
+                             uint64_t tokens);
+
 double kva_plan_sides_total(const struct kva_plan_sides *sides);
 
 #endif

@@ -18,17 +18,19 @@ struct kva_instance {
     size_t page_bytes;
     struct borrower *borrowers; /* [live_max] */
     uint32_t borrower_count;
-    struct kva_choice_place *places;     /* [live_max] */
-    uint32_t live_max;                   /* choices with KV */
-    unsigned char *content;              /* of unacked_pages pages, that go out */
-    const unsigned char *arrived;        /* of the message being received */
-    double due_pages;                    /* of loans, to be copied */
-    uint64_t steps_with_loans;           /* decoding ones, when there was a loan last */
-    struct kva_scheduler_pace own_steps; /* of those since, when there were enough */
-    bool lacks;                          /* memory, for its first in line */
-    bool keeps;                          /* what is free, since that has waited for long enough */
-    uint64_t first_request;              /* which that is */
-    uint64_t first_since_ns;             /* and since when it lacks it */
+    struct kva_choice_place *places; /* [live_max] */
+    uint32_t live_max;               /* choices with KV */
+    unsigned char *content;          /* of unacked_pages pages, that go out */
+    const unsigned char *arrived;    /* of the message being received */
+    double due_pages;                /* of loans, to be copied */
+    bool loans;                      /* whether there are any, in either role */
+    uint64_t loans_steps;            /* decoding ones, when that was otherwise last */
+    struct kva_scheduler_pace steps; /* of those since, when there were enough */
+    bool steps_loans;                /* whether they had loans */
+    bool lacks;                      /* memory, for its first in line */
+    bool keeps;                      /* what is free, since that has waited for long enough */
+    uint64_t first_request;          /* which that is */
+    uint64_t first_since_ns;         /* and since when it lacks it */
 };
 
 /* --- who is who ------------------------------------------------------------------------------ */
@@ -148,21 +150,25 @@ static uint32_t find_head(const struct kva_instance *instance, uint32_t count, b
     return first;
 }
 
-/* Of steps without loans, so many tell how fast an instance is: the means are of the last ten, mostly,
- * and among few of them one that is disturbed is all that is known. */
-#define OWN_STEPS_MIN 20u
+/* So many steps tell how fast an instance is: the means are of the last ten, mostly, and among few of
+ * them one that is disturbed is all that is known. */
+#define STEPS_MIN 20u
 
-/* How it steps by itself: what it was when there was a loan last does not count. */
+/* How it steps, with loans or without: what it was before that changed does not count. */
 static void note_steps(struct kva_instance *instance)
 {
     struct kva_scheduler_pace pace;
-    struct kva_rmanager_stats loans;
+    struct kva_rmanager_stats stats;
     kva_scheduler_get_pace(instance->params.scheduler, &pace);
-    kva_rmanager_get_stats(instance->rmanager, &loans);
-    if (loans.loans + loans.guests > 0)
-        instance->steps_with_loans = pace.decode_steps;
-    else if (pace.decode_steps - instance->steps_with_loans >= OWN_STEPS_MIN)
-        instance->own_steps = pace;
+    kva_rmanager_get_stats(instance->rmanager, &stats);
+    bool loans = stats.loans + stats.guests > 0;
+    if (loans != instance->loans) {
+        instance->loans = loans;
+        instance->loans_steps = pace.decode_steps;
+    } else if (pace.decode_steps - instance->loans_steps >= STEPS_MIN) {
+        instance->steps = pace;
+        instance->steps_loans = loans;
+    }
 }
 
 /* As a message can say it. */
@@ -208,9 +214,10 @@ static void load(void *opaque, struct kva_message_load *ret)
     *ret = (struct kva_message_load){
         .batch_max = instance->params.running_max,
         .keeps = instance->keeps,
-        .step_ns = span_ns(instance->own_steps.decode_step_ns),
-        .step_tokens = (uint64_t)instance->own_steps.decode_tokens,
-        .step_millirows = (uint32_t)(instance->own_steps.decode_rows * 1000),
+        .step_loans = instance->steps_loans,
+        .step_ns = span_ns(instance->steps.decode_step_ns),
+        .step_tokens = (uint64_t)instance->steps.decode_tokens,
+        .step_millirows = (uint32_t)(instance->steps.decode_rows * 1000),
     };
     note_memory(instance, ret);
     uint64_t prompt_tokens = 0;

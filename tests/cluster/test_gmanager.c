@@ -276,6 +276,67 @@ static void test_gmanager__steps_say_how_fast_an_instance_is(void **state KVA_UN
     kva_gmanager_destroy(leader.g);
 }
 
+/* Nobody waits, and 200 of the debtor's pages are lent, or none: what its state is worth. */
+static double worth(struct leader *leader, uint32_t lent, struct kva_message_load creditor)
+{
+    struct kva_gmanager_stats stats;
+    struct kva_message_load debtor = debtor_load;
+    struct kva_message_entry entries[] = {
+        long_request, {.request = 5, .generation = 2, .loan = 77, .instance = 2, .pages = lent}};
+    debtor.waiting = debtor.head_pages = 0, debtor.waiting_pages = 0;
+    entries[0].pages -= lent;
+    leader->sent_count = 0;
+    kva_gmanager_elected(leader->g, 7, leader->now_ns);
+    kva_gmanager_tick(leader->g, leader->now_ns);
+    report(leader, 1, 0, ++leader->index[1], debtor, entries, lent > 0 ? 2 : 1);
+    report(leader, 2, 0, ++leader->index[2], creditor, NULL, 0);
+    advance(leader, ROUND_NS / 5);
+    kva_gmanager_get_stats(leader->g, &stats);
+    return stats.tokens_per_s_before;
+}
+
+/* The same, computed here, where steps with loans take `pace` times what the model says. */
+static double worth_at(const struct kva_cost_params *cost, uint32_t lent, double pace,
+                       double *ret_creditor_step_s)
+{
+    struct kva_cost_load debtor = {.batch = 1,
+                                   .tokens = debtor_load.tokens,
+                                   .borrowed_tokens = lent * 64ull,
+                                   .borrowed_tokens_most = lent * 64ull,
+                                   .borrowed_rows = lent > 0,
+                                   .loan_pace = pace};
+    struct kva_cost_load creditor = {
+        .batch = creditor_load.batch, .tokens = creditor_load.tokens, .loan_pace = pace};
+    creditor.guest_share =
+        kva_cost_guest_share(cost, lent * 64ull, kva_cost_layer_s(cost, &debtor));
+    *ret_creditor_step_s = kva_cost_step_s(cost, &creditor);
+    return kva_cost_tokens_per_s(cost, &debtor) + kva_cost_tokens_per_s(cost, &creditor);
+}
+
+/* Steps with loans are held against what the model says of them, and change what it says of loans
+ * alone; who has told nothing is as the others are. */
+static void test_gmanager__steps_with_loans_say_what_the_model_leaves_out(void **state KVA_UNUSED)
+{
+    double step_s;
+    struct leader leader;
+    struct kva_message_load creditor = creditor_load;
+    leader_init(&leader);
+    const struct kva_cost_params *cost = &leader.g->params.cost;
+    double alone = worth(&leader, 0, creditor), expected = worth_at(cost, 200, 1, &step_s);
+    assert_true(fabs(worth(&leader, 200, creditor) / expected - 1) < 1e-9);
+    creditor.step_loans = 1;
+    creditor.step_millirows = 1000 * creditor.batch;
+    creditor.step_tokens = creditor.tokens;
+    creditor.step_ns = (uint64_t)(1.5e9 * step_s);
+    /* Without loans in the picture, a report of steps with loans is of the past. */
+    assert_true(fabs(worth(&leader, 0, creditor) / alone - 1) < 1e-9);
+    expected = worth_at(cost, 200, 1.5, &step_s);
+    assert_true(fabs(worth(&leader, 200, creditor) / expected - 1) < 1e-6);
+    assert_true(fabs(worth(&leader, 200, creditor) / expected - 1) < 1e-6); /* the same steps */
+    assert_true(fabs(worth(&leader, 0, creditor) / alone - 1) < 1e-9);
+    kva_gmanager_destroy(leader.g);
+}
+
 /* A link that is measured after the election. */
 static void test_gmanager__constants_may_become_better_known(void **state KVA_UNUSED)
 {
@@ -422,6 +483,7 @@ int main(void)
         cmocka_unit_test(test_gmanager__who_drains_takes_no_part),
         cmocka_unit_test(test_gmanager__prompts_count),
         cmocka_unit_test(test_gmanager__steps_say_how_fast_an_instance_is),
+        cmocka_unit_test(test_gmanager__steps_with_loans_say_what_the_model_leaves_out),
         cmocka_unit_test(test_gmanager__constants_may_become_better_known),
         cmocka_unit_test(test_gmanager__reports_follow_one_another),
         cmocka_unit_test(test_gmanager__a_map_has_an_end),

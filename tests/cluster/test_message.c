@@ -33,8 +33,8 @@ static struct kva_message sample(enum kva_message_type type)
     case KVA_MESSAGE_HEARTBEAT:
         m.heartbeat.revision = 21, m.heartbeat.round = 22;
         m.heartbeat.index = 24, m.heartbeat.base = 23;
-        m.heartbeat.load = (struct kva_message_load){1000, 900, 3, 64, 70000, 5,    9,    50,
-                                                     30,   0,   1, 1,  6000,  4000, 2500, 700};
+        m.heartbeat.load = (struct kva_message_load){1000, 900, 3, 64, 70000, 5,    9,    50, 30,
+                                                     0,    1,   1, 1,  6000,  4000, 2500, 700};
         m.heartbeat.entry_count = KVA_COUNT_OF(sample_entries);
         m.heartbeat.entries = sample_entries;
         break;
