@@ -237,11 +237,14 @@ static bool make(struct kva_gmanager *g, struct kva_arena *arena, struct kva_pla
 {
     struct picture picture = {0};
     struct kva_cost_params nothing;
+    struct kva_plan_params plan = g->params.plan;
     if (!draw(g, arena, &picture) || !learn_loans(g, arena, &picture))
         return false;
-    if (g->params.disregard)
+    if (g->params.disregard) {
         disregard(g, &nothing, &picture);
-    if (kva_plan_make(&g->params.plan, &picture.state, g->params.moves_max, arena, ret_plan, NULL))
+        plan.batch_threshold = UINT32_MAX; /* which rows enough are, the constants say */
+    }
+    if (kva_plan_make(&plan, &picture.state, g->params.moves_max, arena, ret_plan, NULL))
         return false;
     if (!g->params.disregard)
         return true;

@@ -230,6 +230,13 @@ static void test_gmanager__prompts_count(void **state KVA_UNUSED)
     assert_true(moves);
     assert_true(fabs(stats.tokens_per_s_before - prompts) < 1e-9 * prompts);
     assert_true(stats.tokens_per_s_after < prompts);
+    /* However many rows there are. */
+    debtor.batch = debtor.batch_max - 6;
+    (void)plan_once(&leader, debtor, creditor_load, &moves);
+    assert_true(debtor.batch > leader.g->params.plan.batch_threshold && moves);
+    leader.g->params.disregard = false;
+    (void)plan_once(&leader, debtor, creditor_load, &moves);
+    assert_false(moves);
     kva_gmanager_destroy(leader.g);
 }
 
