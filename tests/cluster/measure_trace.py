@@ -2,9 +2,10 @@
 
     python3 tests/cluster/measure_trace.py --model smollm2-135m-instruct [--trace 3] [--scale 0.036] [--rate 0.8] [--shares 0,80]
 
-Servers with a thread and a core each, as many as this machine has cores, and an etcd of their own. Constants are those that
-the first server measures of itself, and what a prompt takes it of such a length (sum of squares over sum) that a token of it
-costs what those of all prompts do on average, attention included. Requests of the trace, their lengths scaled, come at the
+Servers with a thread each, as many as this machine has cores or --servers, in turns on the cores, and an etcd of their own.
+Constants are those that the first server measures of itself, and what prompts take it, a part for each token and one for each
+pair of them, of two lengths; where several servers share a core,
+the prediction has each of them so many times slower, as if all were busy all the time. Requests of the trace, their lengths scaled, come at the
 same times to the same servers in both. Prints tokens a second of the measured time, by share that may be lent, and the
 prediction's ratio. Needs the packages of tests/e2e/requirements.txt, and bench_cluster_prediction of a build folder.
 """
@@ -34,24 +35,31 @@ PREDICT = pathlib.Path(BINARY).parent / "tests/cluster/traces/bench_cluster_pred
 LINK_LATENCY_S, LINK_BYTES_PER_S = 20e-6, 2e9  # bench_cluster_link, two processes of one machine
 
 
-def constants(server, options, prompts: list[int]) -> list[str]:
-    """What the prediction needs to know of a server that has nothing to do."""
+def prompt_time(server, length: int) -> float:
+    took = []
+    for turn in range(5):
+        began = time.monotonic()
+        server.tokens(prompt_of(1000 * length + turn, length), max_tokens=1, ignore_eos=True)
+        took.append(time.monotonic() - began)
+    return statistics.median(took)
+
+
+def constants(server, options, crowd: float) -> list[str]:
+    """What the prediction needs to know of a server, measured while nobody has anything to do, for `crowd` of them a core."""
     log = server.log()
     points = re.search(r"steps by rows, ms: (.*?); 1,000 tokens of a row ([\d.]+) ms; a page ([\d.]+) ms", log)
     layers, heads, head_dim = options.layers, options.heads, options.head_dim
-    took, length = [], min(sum(p * p for p in prompts) // sum(prompts), options.pages * 60)
-    for turn in range(5):
-        began = time.monotonic()
-        server.tokens(prompt_of(7 + turn, length), max_tokens=1, ignore_eos=True)
-        took.append(time.monotonic() - began)
+    short, long = options.pages * 8, options.pages * 48  # of those that fit
+    of_short, of_long = (crowd * prompt_time(server, length) / length for length in (short, long))
+    pair = max(0.0, (of_long - of_short) / (long - short))
     steps = [point.split() for point in points[1].split(",")]
     return [f"layers {layers}", f"page_bytes {options.page_bytes}", f"pages {options.pages}", "rows_max 64",
             f"step_pages {min(8, 0.01 * float(steps[0][1]) / float(points[3])):.4f}",
-            f"attend_token_s {float(points[2]) / 1e6 / layers:.4e}", f"link_latency_s {LINK_LATENCY_S}",
+            f"attend_token_s {crowd * float(points[2]) / 1e6 / layers:.4e}", f"link_latency_s {LINK_LATENCY_S}",
             f"link_bytes_per_s {LINK_BYTES_PER_S}", f"query_bytes {heads * head_dim * 4}",
             f"partial_bytes {heads * (head_dim + 2) * 4}",
-            f"prompt_s {statistics.median(took) / length:.4e}",
-            *(f"point {rows} {float(ms) / 1e3 / layers:.4e}" for rows, ms in steps)]
+            f"prompt_s {of_short - short * pair:.4e}", f"prompt_pair_s {pair:.4e}",
+            *(f"point {rows} {crowd * float(ms) / 1e3 / layers:.4e}" for rows, ms in steps)]
 
 
 def ask(server, index: int, prompt: int, outputs: int) -> None:
@@ -94,16 +102,17 @@ def measure(options, share: int, drawn: list[str]) -> None:
         cluster = Cluster(Servers(folder), folder)
         try:
             members = []
-            for core in cores:
-                with on_core(core):
+            for index in range(options.servers):
+                with on_core(cores[index % len(cores)]):
                     members.append(cluster.start(
                         "--threads", "1", "--waiting-time", "0", "--device-memory", f"{options.device_memory}M", "--host-memory",
                         "4G", "--no-prefix-cache", "--cluster-plan", "gain", "--cluster-round", "500ms", "--cluster-lend",
-                        str(share), model=options.model))
+                        str(share), "--cluster-patience", f"{options.patience}s", model=options.model))
             cluster.wait_complete()
-            known = constants(members[0], options, [prompt for _, _, prompt, _ in requests])
+            known = constants(members[0], options, options.servers / len(cores))
             real = replay(members, requests, options)
-            expected = predict(folder, [*known, f"lend_share {share / 100}", *drawn], len(cores), options)
+            expected = predict(folder, [*known, f"lend_share {share / 100}", f"patience_s {options.patience}", *drawn],
+                               options.servers, options)
             lent = sum(m.metrics()['kvahead_cluster_loans_total{event="lent"}'] for m in members)
             print(f"| {share}% | {real:.1f} | {lent:.0f} | {expected['tokens_per_s']:.1f} | {expected['loans']:.0f} "
                   f"| {expected['tokens_per_s'] / real:.2f} |", flush=True)
@@ -123,13 +132,15 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=0.036, help="of lengths")
     parser.add_argument("--rate", type=float, default=0.8, help="requests a second in all")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--servers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--patience", type=int, default=10, help="seconds, the servers' --cluster-patience")
     parser.add_argument("--shares", default="0,80")
     parser.add_argument("--warm", type=float, default=30)
     parser.add_argument("--measured", type=float, default=60)
     options = parser.parse_args()
     options.pages = int(options.device_memory * 2**20 // options.page_bytes)
     count = int(2 * options.rate * (options.warm + options.measured)) + 20
-    drawn = subprocess.run([PREDICT, "draw", str(options.trace), str(options.scale), str(count), str(len(os.sched_getaffinity(0))),
+    drawn = subprocess.run([PREDICT, "draw", str(options.trace), str(options.scale), str(count), str(options.servers),
                             str(options.rate), str(options.seed)], check=True, capture_output=True, text=True).stdout.splitlines()
     print("| may be lent | tokens/s | loans | predicted | loans | of measured |\n|---|---|---|---|---|---|", flush=True)
     for share in map(int, options.shares.split(",")):

@@ -8,7 +8,8 @@
  * instances. FILE has a line for each constant and each request:
  *
  *     layers N | page_bytes N | pages N | rows_max N | step_pages X | lend_share X | patience_s X
- *     attend_token_s X | link_latency_s X | link_bytes_per_s X | query_bytes N | partial_bytes N | prompt_s X
+ *     attend_token_s X | link_latency_s X | link_bytes_per_s X | query_bytes N | partial_bytes N
+ *     prompt_s X | prompt_pair_s X
  *     point ROWS SECONDS                          of a layer
  *     request SECONDS INSTANCE PROMPT OUTPUTS     tokens */
 #include <math.h>
@@ -86,6 +87,7 @@ static bool take_constant(struct world_machine *m, const char *line)
         {"lend_share", &m->lend_share, NULL},
         {"patience_s", &m->patience_s, NULL},
         {"prompt_s", &m->prompt_s, NULL},
+        {"prompt_pair_s", &m->prompt_pair_s, NULL},
         {"attend_token_s", &cost->attend_token_s, NULL},
         {"link_latency_s", &cost->link_latency_s, NULL},
         {"link_bytes_per_s", &cost->link_bytes_per_s, NULL},

@@ -1,7 +1,10 @@
 /* bench_traces.c - tokens a second of Infinite-LLM's traces, with and without lending, on a virtual
  * clock: see world.h.
  *
- *     bench_cluster_traces [TRACE [INSTANCES [SEEDS [MEASURED_S]]]] */
+ *     bench_cluster_traces [TRACE [INSTANCES [SEEDS [MEASURED_S [ATTEND]]]]]
+ *
+ * Attention to a token takes ATTEND times as long as the roofline says. TRACE -1: all; INSTANCES 0: 4 to 32. "One pool" is no system: all memory and all
+ * attention are everybody's, and nothing takes a link's time. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,23 +54,32 @@ static struct figure measure(struct world_params params, uint32_t seeds)
     return most;
 }
 
-/* The group sizes that hold the longest request; the best of them, and all devices in one. */
-static void measure_groups(struct world_params params, uint32_t devices, uint32_t seeds,
-                           struct figure *ret_best, uint32_t *ret_size, struct figure *ret_one)
+/* The group sizes that hold the longest request, and the best of them. */
+static struct figure measure_groups(struct world_params params, uint32_t devices, uint32_t seeds,
+                                    uint32_t *ret_size)
 {
     struct figure best = {0};
     for (uint32_t size = 2; size <= devices; size *= 2) {
         params.devices = size;
         params.instances = devices / size;
         struct figure figure = measure(params, seeds);
-        if (size == devices)
-            *ret_one = figure;
         if (figure.last.refused == 0 && figure.mean > best.mean) {
             best = figure;
             *ret_size = size;
         }
     }
-    *ret_best = best;
+    return best;
+}
+
+static void tell(const char *what, const struct figure *figure)
+{
+    const struct world_result *last = &figure->last;
+    fprintf(stderr,
+            "  %s: at load %.2f %.1f rows, memory used %.2f, drift %+.3f, waits of %.1f s, "
+            "%llu loans, %llu home; %u refused, %u again, %u ended\n",
+            what, figure->load, last->rows, last->used, figure->drift, last->wait_s,
+            (unsigned long long)last->loans, (unsigned long long)last->home, last->refused,
+            last->computed_again, last->ended);
 }
 
 static void run(const struct trace *trace, uint32_t devices, uint32_t seeds, double measured_s,
@@ -81,32 +93,28 @@ static void run(const struct trace *trace, uint32_t devices, uint32_t seeds, dou
                                   .devices = 1,
                                   .warm_s = measured_s / 2,
                                   .measured_s = measured_s};
-    struct figure alone = measure(params, seeds), best, one = {0};
     uint32_t size = 0;
+    struct figure alone = measure(params, seeds);
+    struct figure groups = measure_groups(params, devices, seeds, &size);
     params.lends = true;
     struct figure lends = measure(params, seeds);
     params.lends = false;
-    measure_groups(params, devices, seeds, &best, &size, &one);
     params.pooled = true;
     params.devices = devices;
     params.instances = 1;
     struct figure pool = measure(params, seeds);
-    fprintf(stderr, "pool %.0f +- %.0f used %.2f rows %.1f load %.2f\n", pool.mean, pool.error,
-            pool.last.used, pool.last.rows, pool.load);
-    printf("| %s | %u | %.0f +- %.0f%s | %.0f +- %.0f | %.0f +- %.0f (%u) | %.0f | %.2f | %.2f | "
-           "%.2f |\n",
+    printf("| %s | %u | %.0f +- %.0f%s | %.0f +- %.0f | %.0f +- %.0f | %.0f +- %.0f (%u) | %.2f | "
+           "%.2f | %.2f |\n",
            trace->name, devices, alone.mean, alone.error, alone.last.refused ? "*" : "", lends.mean,
-           lends.error, best.mean, best.error, size, one.mean, lends.mean / alone.mean,
-           best.mean > 0 ? lends.mean / best.mean : 0, lends.mean / one.mean);
-    fprintf(
-        stderr,
-        "trace %s on %u: at loads %.2f, %.2f; rows %.1f alone, %.1f lending; memory used %.2f, %.2f; drift %+.3f, "
-        "%+.3f; %llu loans lent, %llu came home; refused %u, %u; again %u; ended %u\n",
-        trace->name, devices, alone.load, lends.load, alone.last.rows, lends.last.rows,
-        alone.last.used, lends.last.used, alone.drift, lends.drift,
-        (unsigned long long)lends.last.loans, (unsigned long long)lends.last.home,
-        alone.last.refused, lends.last.refused, lends.last.computed_again, lends.last.ended);
+           lends.error, pool.mean, pool.error, groups.mean, groups.error, size,
+           lends.mean / alone.mean, pool.mean / alone.mean,
+           groups.mean > 0 ? lends.mean / groups.mean : 0);
     fflush(stdout);
+    fprintf(stderr, "trace %s on %u\n", trace->name, devices);
+    tell("alone", &alone);
+    tell("lending", &lends);
+    tell("one pool", &pool);
+    tell("groups", &groups);
 }
 
 int main(int argc, char **argv)
@@ -114,14 +122,14 @@ int main(int argc, char **argv)
     int trace = argc > 1 ? atoi(argv[1]) : -1;
     uint32_t devices = argc > 2 ? (uint32_t)atoi(argv[2]) : 0;
     uint32_t seeds = argc > 3 ? (uint32_t)atoi(argv[3]) : 3;
-    double measured_s = argc > 4 ? atof(argv[4]) : 200;
-    double attend = argc > 5 ? atof(argv[5]) : 1;
-    if (trace >= (int)TRACES || devices > WORLD_INSTANCES_MAX || seeds == 0 || seeds > SEEDS_MAX) {
+    double measured_s = argc > 4 ? atof(argv[4]) : 200, attend = argc > 5 ? atof(argv[5]) : 1;
+    if (trace >= (int)TRACES || devices > WORLD_INSTANCES_MAX || seeds == 0 || seeds > SEEDS_MAX ||
+        !(attend > 0)) {
         fprintf(stderr, "traces are 0 to 8, instances 4 to 32, seeds 1 to %d\n", SEEDS_MAX);
         return 1;
     }
-    printf("| trace | devices | alone | lending | best groups | one group | gain over alone | over "
-           "best groups | over one group |\n|---|---|---|---|---|---|---|---|---|\n");
+    printf("| trace | devices | alone | lending | one pool | best groups | lending over alone | "
+           "pool over alone | lending over groups |\n|---|---|---|---|---|---|---|---|---|\n");
     for (uint32_t i = 0; i < TRACES; i++)
         for (uint32_t count = 4; count <= WORLD_INSTANCES_MAX; count *= 2)
             if ((trace < 0 || trace == (int)i) && (devices == 0 || devices == count) &&

@@ -39,7 +39,7 @@ struct world_instance {
     uint64_t step_ns; /* when the next one begins */
     double step_s;    /* that the last one took */
     double due_pages; /* of loans, to be copied */
-    uint64_t prompts; /* tokens of those that have just been let in */
+    double prompts_s; /* that those who have just been let in take */
     uint32_t *rows;   /* requests that run, by index */
     uint32_t row_count;
     uint32_t *queue; /* that wait, by index, in order */
@@ -90,6 +90,7 @@ uint32_t world_loans(const struct world_instance *at, const struct world_request
 
 /* world.c */
 uint32_t world_free(const struct world_instance *at);
+double world_prompt_s(const struct world *world, uint32_t tokens);
 struct world_request *world_head(const struct world_instance *at);
 bool world_is_short(const struct world_instance *at);
 bool world_keeps(const struct world_instance *at, const struct world_request *head);

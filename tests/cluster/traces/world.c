@@ -53,6 +53,11 @@ uint32_t world_free(const struct world_instance *at)
     return at->pages - at->local - at->guests;
 }
 
+double world_prompt_s(const struct world *world, uint32_t tokens)
+{
+    return tokens * (world->machine.prompt_s + tokens * world->machine.prompt_pair_s);
+}
+
 struct world_request *world_head(const struct world_instance *at)
 {
     return at->queue_first < at->queue_end ? &at->world->requests[at->queue[at->queue_first]]
@@ -205,7 +210,7 @@ static void let_in(struct world_instance *at)
             at->queue_pages -= head->pages;
             at->local += head->pages - head->away;
             head->state = WORLD_RUNNING;
-            at->prompts += head->prompt + head->emitted;
+            at->prompts_s += world_prompt_s(world, head->prompt + head->emitted);
             if (world->now_ns > (uint64_t)(world->params.warm_s * (double)KVA_NS_PER_S)) {
                 world->wait_sum_s +=
                     (double)(world->now_ns - head->since_ns) / (double)KVA_NS_PER_S;
@@ -320,8 +325,8 @@ static void step(struct world_instance *at)
     }
     let_in(at);
     at->step_s = step_s(at);
-    uint64_t took_ns = ns_of(at->step_s + (double)at->prompts * world->machine.prompt_s);
-    at->prompts = 0;
+    uint64_t took_ns = ns_of(at->step_s + at->prompts_s);
+    at->prompts_s = 0;
     at->step_ns = world->now_ns + (at->row_count > 0 ? took_ns : IDLE_NS);
 }
 

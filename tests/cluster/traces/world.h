@@ -20,12 +20,13 @@
 /* What an instance runs on. */
 struct world_machine {
     struct kva_cost_params cost;
-    uint32_t pages;    /* for KV */
-    uint32_t rows_max; /* in a step */
-    double prompt_s;   /* that a prompt's token takes, all layers */
-    double step_pages; /* that are copied in a step */
-    double lend_share; /* of its pages that others may have */
-    double patience_s; /* for which its first in line waits before it keeps what is free */
+    uint32_t pages;       /* for KV */
+    uint32_t rows_max;    /* in a step */
+    double prompt_s;      /* that a prompt's token takes, all layers */
+    double prompt_pair_s; /* and with each token of its prompt that it attends to, counted twice */
+    double step_pages;    /* that are copied in a step */
+    double lend_share;    /* of its pages that others may have */
+    double patience_s;    /* for which its first in line waits before it keeps what is free */
 };
 
 /* An A100 with LLaMA2-7B, on which prompts take no time. */

@@ -84,7 +84,7 @@ uint32_t world_loans(const struct world_instance *at, const struct world_request
 /* Of the first in line, for each of its tokens. */
 static uint64_t prompt_ns(const struct world_instance *at, const struct world_request *head)
 {
-    double prompt_s = head ? head->prompt * at->world->machine.prompt_s : 0;
+    double prompt_s = head ? world_prompt_s(at->world, head->prompt) : 0;
     return head ? (uint64_t)(prompt_s / head->outputs * (double)KVA_NS_PER_S) : 0;
 }
 
