@@ -11,6 +11,10 @@
 #define PACE_MAX    8.0
 #define PACE_WEIGHT 0.2
 
+/* Of what was seen of loans, so much is forgotten in a round without any: else a time at which they did
+ * not pay would be the last that there were some. */
+#define FORGOTTEN 0.02
+
 /* What the planner is given, in its arena. */
 struct picture {
     struct kva_plan_state state;
@@ -67,7 +71,11 @@ static void learn_loan_pace(const struct kva_gmanager *g, struct kva_gmanager_me
     const uint32_t index = (uint32_t)(member - g->members);
     const struct kva_plan_side *side = &sides->sides[index];
     const struct kva_message_load *load = &member->load;
-    if (side->borrowed_pages + side->lent_pages == 0 || !says_more(member, true))
+    if (side->borrowed_pages + side->lent_pages == 0) {
+        member->loan_pace += member->loan_pace > 0 ? (1 - member->loan_pace) * FORGOTTEN : 0;
+        return;
+    }
+    if (!says_more(member, true))
         return;
     uint32_t rows = kva_max_u32((load->step_millirows + 500) / 1000, 1);
     learn(&member->loan_pace, load->step_ns,
@@ -220,8 +228,6 @@ static void regard(const struct kva_gmanager *g, struct picture *picture)
 static bool learn_loans(struct kva_gmanager *g, struct kva_arena *arena, struct picture *picture)
 {
     struct kva_plan_sides sides;
-    if (picture->state.loan_count == 0)
-        return true;
     if (kva_plan_sides_init(&sides, &g->params.plan, &picture->state, arena, NULL))
         return false;
     for (uint32_t i = 0; i < g->member_count; i++)

@@ -19,8 +19,9 @@ struct planner {
     uint32_t *first;                          /* [instance_count + 1]: of each instance */
     uint32_t *order;                          /* debtors, then scratch */
     uint8_t *role;
-    bool *tried;  /* creditors, for one request */
-    bool gathers; /* for a request that fits nowhere */
+    bool *tried;     /* creditors, for one request */
+    bool gathers;    /* for a request that fits nowhere */
+    bool long_waits; /* such a one waits somewhere */
 };
 
 enum role {
@@ -106,12 +107,19 @@ static double usage(const struct planner *p, uint32_t index)
     return side->instance->pages > 0 ? 1 - (double)side->free_pages / side->instance->pages : 1;
 }
 
-/* Whether it may hold pages for others: lines 3, 4. Who keeps its memory is no creditor, except
- * for a request that fits nowhere: somebody has to give way. */
+/* Who keeps its memory is no creditor, except for a request that fits nowhere: somebody has to give
+ * way. While such a one waits, whose need is all or nothing, nobody who waits lends to others: it
+ * would never find enough. */
+static bool keeps(const struct planner *p, const struct kva_plan_instance *instance)
+{
+    return !p->gathers && (instance->keeps || (p->long_waits && instance->waiting > 0));
+}
+
+/* Whether it may hold pages for others: lines 3, 4. */
 static bool may_lend(const struct planner *p, uint32_t index)
 {
     return (p->role[index] == ROLE_NONE || p->role[index] == ROLE_CREDITOR) &&
-           (p->gathers || !p->sides.sides[index].instance->keeps) &&
+           !keeps(p, p->sides.sides[index].instance) &&
            usage(p, index) <= p->params->usage_threshold &&
            kva_plan_sides_spare(&p->sides, index) >= p->params->grain_pages;
 }
@@ -121,7 +129,7 @@ static bool creditor_before(const struct planner *p, uint32_t a, uint32_t b)
     const struct kva_plan_instance *x = &p->state->instances[a], *y = &p->state->instances[b];
     uint32_t spare_x = kva_plan_sides_spare(&p->sides, a);
     uint32_t spare_y = kva_plan_sides_spare(&p->sides, b);
-    if ((x->waiting > 0) != (y->waiting > 0))
+    if (!p->gathers && (x->waiting > 0) != (y->waiting > 0))
         return y->waiting > 0;
     return spare_x != spare_y ? spare_x > spare_y : x->id < y->id;
 }
@@ -416,6 +424,8 @@ enum kva_status kva_plan_make(const struct kva_plan_params *params,
     if (status)
         return status;
     double before = kva_plan_sides_total(&p.sides);
+    for (uint32_t i = 0; i < state->request_count; i++)
+        p.long_waits |= is_too_long(&p, &state->requests[i]);
     uint32_t debtors = list_debtors(&p);
     for (uint32_t i = 0; i < debtors; i++) {
         uint8_t role = p.role[p.order[i]]; /* an earlier debtor may have made it a creditor */

@@ -341,6 +341,11 @@ static void test_gmanager__steps_with_loans_say_what_the_model_leaves_out(void *
     assert_true(fabs(worth(&leader, 200, creditor) / expected - 1) < 1e-6);
     assert_true(fabs(worth(&leader, 200, creditor) / expected - 1) < 1e-6); /* the same steps */
     assert_true(fabs(worth(&leader, 0, creditor) / alone - 1) < 1e-9);
+    /* Without loans it is forgotten. */
+    for (uint32_t round = 0; round < 400; round++)
+        (void)worth(&leader, 0, creditor);
+    expected = worth_at(cost, 200, 1, &step_s);
+    assert_true(fabs(worth(&leader, 200, creditor) / expected - 1) < 1e-3);
     kva_gmanager_destroy(leader.g);
 }
 

@@ -111,6 +111,16 @@ static void test_planner__who_waits_lends_until_it_keeps(void **state KVA_UNUSED
     assert_true(t.plan.move_count > 0);
     assert_int_equal(t.plan.moves[0].debtor, debtor);
     assert_int_equal(t.plan.moves[0].creditor, creditor);
+    /* Not while somebody lacks more than there is, and could never gather it. */
+    t.requests[t.state.request_count++] = (struct kva_plan_request){
+        .id = 9, .instance = creditor, .pages = 5 * A100_PAGES, .head = true};
+    t.instances[creditor].head_pages += 5 * A100_PAGES;
+    t.instances[creditor].waiting_pages += 5 * A100_PAGES;
+    table_plan(&t);
+    assert_int_equal(t.plan.move_count, 0);
+    t.state.request_count--;
+    t.instances[creditor].head_pages -= 5 * A100_PAGES;
+    t.instances[creditor].waiting_pages -= 5 * A100_PAGES;
     uint32_t other = table_add(&t, 20, 70, 0);
     assert_true(t.instances[other].free_pages < t.instances[creditor].free_pages);
     table_plan(&t);

@@ -22,7 +22,8 @@ struct world_request {
     uint32_t home;  /* of them, on their way home: memory is taken */
     uint32_t generation;
     enum world_state state;
-    uint64_t since_ns; /* it waits, or waits again */
+    uint64_t since_ns;        /* it waits, or waits again */
+    uint64_t spread_since_ns; /* its last loan began, meanwhile */
 };
 
 struct world_guest {

@@ -12,12 +12,12 @@
 
 #define IDLE_NS       (10 * KVA_NS_PER_MS)
 #define MANAGER_NS    (50 * KVA_NS_PER_MS)
-#define PATIENCE_NS   (3 * KVA_NS_PER_S) /* with loans that do not suffice to begin */
-#define QUEUE_ROOM    4096u              /* in front, for those that are computed again */
-#define TP_MAX        8u                 /* devices over which layers are split */
-#define WEIGHTS_PAGES 386u               /* 13 GB of weights, which a group has once */
-#define ROWS_MAX      256u               /* vLLM's limit of rows in a step */
-#define STEP_PAGES    32.0               /* 1 GB, of NVLink's 6 in the time of a step */
+#define PATIENCE_NS   (10 * KVA_NS_PER_S) /* with loans that do not suffice to begin, and no other */
+#define QUEUE_ROOM    4096u               /* in front, for those that are computed again */
+#define TP_MAX        8u                  /* devices over which layers are split */
+#define WEIGHTS_PAGES 386u                /* 13 GB of weights, which a group has once */
+#define ROWS_MAX      256u                /* vLLM's limit of rows in a step */
+#define STEP_PAGES    32.0                /* 1 GB, of NVLink's 6 in the time of a step */
 
 /* A reduction over 8 devices by NVLink, twice a layer: 15 us, and twice the bytes of the rows. */
 #define REDUCE_S    15e-6
@@ -227,7 +227,7 @@ static void let_in(struct world_instance *at)
         }
         if (at->guests > 0 && head->pages - head->away <= at->pages && world_keeps(at, head))
             kva_rmanager_reclaim(at->rmanager, lack, world->now_ns);
-        if (head->away > 0 && world->now_ns > head->since_ns + PATIENCE_NS) {
+        if (head->away > 0 && world->now_ns > head->spread_since_ns + PATIENCE_NS) {
             kva_rmanager_request_end(at->rmanager, head->id, head->generation, world->now_ns);
             world_again(at, head);
         }

@@ -192,6 +192,7 @@ static void node_lent(void *opaque, const struct kva_loan *loan)
 {
     struct world_instance *at = opaque;
     struct world_request *request = of(at, loan);
+    request->spread_since_ns = at->world->now_ns;
     request->away += loan->pages;
     at->local -= request->state == WORLD_RUNNING ? loan->pages : 0;
 }
