@@ -30,7 +30,7 @@
 
 #include <stdbool.h>
 
-#define KVA_MESSAGE_VERSION      3u
+#define KVA_MESSAGE_VERSION      4u
 #define KVA_MESSAGE_HEADER_BYTES 40u
 #define KVA_MESSAGE_NONCE_BYTES  16u
 #define KVA_MESSAGE_MAC_BYTES    32u
