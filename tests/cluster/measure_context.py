@@ -1,6 +1,6 @@
-"""The longest request that a cluster serves, by its servers: python3 tests/cluster/measure_context.py [--servers 1,2,4,8]
+"""The longest request that a cluster serves, by its servers: python3 tests/cluster/measure_context.py [--servers 1,2,4,8,20]
 
-Servers of a model with 32 small layers and random weights, each with a device tier of 16 pages of 64 tokens; a request of one
+Servers of a model with 96 small layers and random weights, each with a device tier of 16 pages of 64 tokens; a request of one
 of them gets longer by half a tier at a time, until it is refused or not answered. Every answer is compared with that of one
 server with memory enough. Needs the packages of tests/e2e/requirements.txt.
 """
@@ -20,10 +20,10 @@ from conftest import Servers  # noqa: E402
 from harness import PAGE_TOKENS, Server, command  # noqa: E402
 
 SHAPE = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 96,
-         "num_hidden_layers": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 3584,
+         "num_hidden_layers": 96, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 3584,
          "max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
          "tie_word_embeddings": True, "torch_dtype": "bfloat16"}
-TOKEN_BYTES = 32 * 2 * 2 * 32 * 2
+TOKEN_BYTES = 96 * 2 * 2 * 32 * 2
 TIER_PAGES, OUTPUT = 16, 24
 
 
