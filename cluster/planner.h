@@ -10,7 +10,7 @@
  *   capacity          no more than is free, less a share that a creditor keeps to grow
  *   waiting           memory that is freed gains rows only if somebody waits for it; an instance
  *                     whose own requests wait lends what they cannot use yet, until it says that
- *                     it keeps it: then no more, except for a request that fits nowhere
+ *                     it keeps it, or while a request waits that fits nowhere: then for that alone
  *   first in line     a request that its instance can never hold is spread over several before
  *                     it decodes, all that it lacks or nothing, whatever the tokens a second
  *   latency           no move lets a step take longer than a bound, or than it took before

@@ -193,18 +193,27 @@ static void test_gmanager__who_drains_takes_no_part(void **state KVA_UNUSED)
     }
 }
 
-/* What the plan of one round says and does. */
-static struct kva_gmanager_stats plan_once(struct leader *leader, struct kva_message_load debtor,
-                                           struct kva_message_load creditor, bool *ret_moves)
+/* What the plan of one round says, of a debtor with these requests and loans. */
+static struct kva_gmanager_stats plan_round(struct leader *leader, struct kva_message_load debtor,
+                                            const struct kva_message_entry *entries, uint16_t count,
+                                            struct kva_message_load creditor)
 {
     struct kva_gmanager_stats stats;
     leader->sent_count = 0;
     kva_gmanager_elected(leader->g, 7, leader->now_ns);
     kva_gmanager_tick(leader->g, leader->now_ns);
-    report(leader, 1, 0, ++leader->index[1], debtor, &long_request, 1);
+    report(leader, 1, 0, ++leader->index[1], debtor, entries, count);
     report(leader, 2, 0, ++leader->index[2], creditor, NULL, 0);
     advance(leader, ROUND_NS / 5);
     kva_gmanager_get_stats(leader->g, &stats);
+    return stats;
+}
+
+/* What it says and does, of one with a long request. */
+static struct kva_gmanager_stats plan_once(struct leader *leader, struct kva_message_load debtor,
+                                           struct kva_message_load creditor, bool *ret_moves)
+{
+    struct kva_gmanager_stats stats = plan_round(leader, debtor, &long_request, 1, creditor);
     *ret_moves = find_sent(leader, KVA_MESSAGE_MOVE) != NULL;
     return stats;
 }
@@ -286,20 +295,12 @@ static void test_gmanager__steps_say_how_fast_an_instance_is(void **state KVA_UN
 /* Nobody waits, and 200 of the debtor's pages are lent, or none: what its state is worth. */
 static double worth(struct leader *leader, uint32_t lent, struct kva_message_load creditor)
 {
-    struct kva_gmanager_stats stats;
     struct kva_message_load debtor = debtor_load;
     struct kva_message_entry entries[] = {
         long_request, {.request = 5, .generation = 2, .loan = 77, .instance = 2, .pages = lent}};
     debtor.waiting = debtor.head_pages = 0, debtor.waiting_pages = 0;
     entries[0].pages -= lent;
-    leader->sent_count = 0;
-    kva_gmanager_elected(leader->g, 7, leader->now_ns);
-    kva_gmanager_tick(leader->g, leader->now_ns);
-    report(leader, 1, 0, ++leader->index[1], debtor, entries, lent > 0 ? 2 : 1);
-    report(leader, 2, 0, ++leader->index[2], creditor, NULL, 0);
-    advance(leader, ROUND_NS / 5);
-    kva_gmanager_get_stats(leader->g, &stats);
-    return stats.tokens_per_s_before;
+    return plan_round(leader, debtor, entries, lent > 0 ? 2 : 1, creditor).tokens_per_s_before;
 }
 
 /* The same, computed here, where steps with loans take `pace` times what the model says. */

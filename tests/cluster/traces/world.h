@@ -45,8 +45,7 @@ struct world_params {
     const struct trace *trace;
     uint32_t instances;
     uint32_t devices; /* of each: weights and KV are split over them */
-    bool pooled; /* of several: not split, but as if all memory and all attention were everybody's
-                         and nothing travelled, which no placement can be better than */
+    bool pooled; /* of several: all memory and all attention are everybody's, nothing travels */
     bool lends;  /* a cluster */
     uint64_t seed;
     double load; /* of what its devices could do at best, were all requests of average length */
