@@ -253,8 +253,8 @@ static const struct kva_option table[] = {
     {"cluster-lend", KVA_OPTION_UINT, SERVE, AT(cluster_lend), 0, 100, "80", NULL, "Cluster",
      "Percent of the device tier that others may have here, as far as it is free; 0: nothing."},
     {"cluster-copy", KVA_OPTION_UINT, SERVE, AT(cluster_copy), 1, 100, "1", NULL, "Cluster",
-     "Percent of a step of one row that its thread may spend on copying pages to and from others: "
-     "how fast they are lent while requests run."},
+     "Percent that a step of one row may take longer while pages are copied to and from others: how "
+     "fast they are lent while requests run."},
     {"cluster-keep-home", KVA_OPTION_BOOL, SERVE, AT(cluster_keep_home), 0, 0, "true", NULL,
      "Cluster",
      "Keep the host's copies of what others hold: an instance that is lost then costs a step. "
