@@ -16,10 +16,6 @@
 /* Pages that are copied in a step, on average, at least: a loan has to come about. */
 #define STEP_PAGES_MIN 0.02
 
-/* Who copies a page: the engine's thread for the mailbox, the cluster's for the link, the kernel for
- * the network; and these share cores and memory. */
-#define PAGE_COPIES 3
-
 /* --- messages ---------------------------------------------------------------------------------- */
 
 static void send(void *opaque, const struct kva_message *message, const void *content)
@@ -59,8 +55,7 @@ static double step_pages(const struct kva_node *node)
 {
     const double copy_s =
         node->params.copy_percent / 100.0 * node->cost.layers * node->cost.points[0].s;
-    const double page_s = PAGE_COPIES * node->copy_page_s;
-    const double pages = page_s > 0 ? copy_s / page_s : 1;
+    const double pages = node->copy_page_s > 0 ? copy_s / node->copy_page_s : 1;
     return fmin(fmax(pages, STEP_PAGES_MIN), KVA_NODE_UNACKED_PAGES);
 }
 

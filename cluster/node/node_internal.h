@@ -78,7 +78,7 @@ struct kva_node {
     size_t page_bytes;
     uint32_t asked_max;  /* rows that a layer's queries are of, a row for each loan */
     uint32_t lend_pages; /* that others may have here at most */
-    double copy_page_s;  /* what a page takes the engine's thread to send */
+    double copy_page_s;  /* what sending a page takes all who copy it */
 
     struct kva_transport *transport; /* of the three links */
     struct kva_mailbox to_engine;

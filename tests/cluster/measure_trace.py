@@ -6,7 +6,8 @@ Servers with a thread each, as many as this machine has cores or --servers, in t
 Constants are those that the first server measures of itself, and what prompts of two lengths take it: a part for each token,
 and one for each pair of them. Where several servers share a core, the prediction has each of them so many times slower, as if
 all were busy all the time. Requests of the trace, their lengths scaled, come at the same times to the same servers in both.
-Prints tokens a second of the measured time, by share that may be lent, and the prediction's ratio. Needs the packages of tests/e2e/requirements.txt, and bench_cluster_prediction of a build folder.
+Prints tokens a second of the measured time, by share that may be lent, and the prediction's ratio. Needs the packages of
+tests/e2e/requirements.txt, and bench_cluster_prediction of a build folder.
 """
 
 from __future__ import annotations
