@@ -76,6 +76,9 @@ uint64_t node_knows(struct node *node, uint32_t other);
  * or where two lead at once by gManager's rule, for a margin of a fifth of the ttl. */
 typedef bool nodes_check(struct node *nodes, uint32_t count);
 void nodes_wait(struct node *nodes, uint32_t count, nodes_check *is, const char *what);
+/* The same, after a lease or the leader's key was taken away by hand: then another node may lead before
+ * the one that led has heard of it, by a later election, whose revision instances go by. */
+void nodes_wait_taken(struct node *nodes, uint32_t count, nodes_check *is, const char *what);
 
 /* All have joined, know each other's lives and nobody else, and the same one leads. */
 bool nodes_are_whole(struct node *nodes, uint32_t count);

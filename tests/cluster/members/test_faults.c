@@ -134,7 +134,7 @@ static void test_faults__a_revoked_lease_is_made_anew(void **state KVA_UNUSED)
 {
     start_all(2);
     revoke_all();
-    nodes_wait(nodes, 2, were_gone_and_are_whole, "both are there again");
+    nodes_wait_taken(nodes, 2, were_gone_and_are_whole, "both are there again");
     check_same(2);
     end_all();
     start_all(1);
@@ -157,11 +157,11 @@ static void test_faults__who_loses_its_number_has_left(void **state KVA_UNUSED)
     revoke_all();
     node_init(&nodes[1], etcd.endpoint, 1);
     node_start(&nodes[1]);
-    nodes_wait(nodes + 1, 1, nodes_are_whole, "the second one has its number");
+    nodes_wait_taken(nodes + 1, 1, nodes_are_whole, "the second one has its number");
     assert_int_equal(before[0].node, node_told(&nodes[1]).node);
     assert_true(node_told(&nodes[1]).life > before[0].life);
     node_pause(&nodes[0], false);
-    nodes_wait(nodes, 1, first_has_left, "it has left");
+    nodes_wait_taken(nodes, 1, first_has_left, "it has left");
     struct node_told told = node_told(&nodes[0]);
     assert_false(told.leads);
     assert_int_equal(1, told.leaves);
@@ -177,8 +177,37 @@ static void test_faults__a_key_that_was_deleted_is_made_anew(void **state KVA_UN
     assert_int_equal(0, etcd_ctl(&etcd, text, sizeof(text), "del --prefix kvahead/test/nodes/"));
     nodes_wait(nodes, 2, were_gone_and_are_whole, "both are there again");
     check_same(2);
+    end_all();
+}
+
+static bool second_leads(struct node *all, uint32_t count)
+{
+    return count == 2 && node_told(&all[1]).leads;
+}
+
+static bool first_is_deposed_and_all_are_whole(struct node *all, uint32_t count)
+{
+    return node_told(&all[0]).depositions == before[0].depositions + 1 &&
+           nodes_are_whole(all, count);
+}
+
+static void test_faults__the_leaders_key_that_was_deleted_is_made_anew(void **state KVA_UNUSED)
+{
+    char text[256];
+    start_all(1);
+    assert_true(before[0].leads);
+    node_init(&nodes[1], etcd.endpoint, 1);
+    node_start(&nodes[1]);
+    nodes_wait(nodes, 2, nodes_are_whole, "both are there");
+    node_pause(&nodes[0], true);
     assert_int_equal(0, etcd_ctl(&etcd, text, sizeof(text), "del kvahead/test/leader"));
-    nodes_wait(nodes, 2, nodes_are_whole, "one leads again");
+    nodes_wait_taken(nodes, 2, second_leads, "the other one leads");
+    /* The first has not heard of it: it is its older revision that it is refused by. */
+    assert_true(node_told(&nodes[0]).leads);
+    assert_true(node_told(&nodes[1]).revision > node_told(&nodes[0]).revision);
+    node_pause(&nodes[0], false);
+    nodes_wait_taken(nodes, 2, first_is_deposed_and_all_are_whole, "it has heard");
+    assert_true(node_told(&nodes[1]).leads);
     end_all();
 }
 
@@ -243,6 +272,7 @@ int main(void)
         cmocka_unit_test(test_faults__a_revoked_lease_is_made_anew),
         cmocka_unit_test(test_faults__who_loses_its_number_has_left),
         cmocka_unit_test(test_faults__a_key_that_was_deleted_is_made_anew),
+        cmocka_unit_test(test_faults__the_leaders_key_that_was_deleted_is_made_anew),
         cmocka_unit_test(test_faults__what_was_compacted_away_is_read_anew),
     };
     if (!etcd_is_installed())
