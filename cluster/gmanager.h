@@ -55,6 +55,9 @@ struct kva_gmanager_stats {
     uint32_t fresh; /* of them, those whose state is known */
     double tokens_per_s_before;
     double tokens_per_s_after; /* of the last plan, as the model has it */
+    /* Steps by what the model says of them, of those that have told, on average; 1: nobody has. */
+    double pace;
+    double loan_pace; /* the same of steps with loans, beside that */
 };
 
 /* Fails: KVA_EINVAL (a parameter, named), KVA_ENOMEM. */

@@ -265,6 +265,8 @@ void kva_gmanager_plan(struct kva_gmanager *g)
     kva_arena_init(&arena, PLAN_BYTES_MAX);
     if (make(g, &arena, &plan)) {
         g->stats.plans++;
+        g->stats.pace = usual_pace(g, false);
+        g->stats.loan_pace = usual_pace(g, true);
         g->stats.tokens_per_s_before = plan.tokens_per_s_before;
         g->stats.tokens_per_s_after = plan.tokens_per_s_after;
         for (uint32_t i = 0; i < plan.move_count; i++)

@@ -53,6 +53,7 @@ PANELS = [
     ("Cluster: tokens per second by the plan", "short",
      [("kvahead_cluster_plan_tokens_per_second", "{{plan}} it"),
       ("sum(rate(kvahead_generation_tokens_total[$__rate_interval]))", "measured")]),
+    ("Cluster: steps by what plans expect", "short", [("kvahead_cluster_pace", "{{loans}} loans")]),
 ]
 
 

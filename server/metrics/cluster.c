@@ -119,6 +119,8 @@ static void put_plans(struct kva_buf *out, const struct kva_cluster_view *view, 
     static const char *const kinds[] = {"lend", "return"};
     static const char *const times[] = {"before", "after"};
     const double moves[] = {(double)view->plans.moves, (double)view->plans.returns};
+    static const char *const loans[] = {"without", "with"};
+    const double paces[] = {view->plans.pace, view->plans.loan_pace};
     const double rates[] = {view->plans.tokens_per_s_before, view->plans.tokens_per_s_after};
     kva_metrics_single(out, "kvahead_cluster_plans_total", "counter", labels,
                        (double)view->plans.plans, "Plans that this server has made.");
@@ -127,6 +129,10 @@ static void put_plans(struct kva_buf *out, const struct kva_cluster_view *view, 
     COUNTED(out, "kvahead_cluster_plan_tokens_per_second", "gauge",
             "What the last plan expected of all servers, without its orders and with them.", labels,
             "plan", times, rates);
+    COUNTED(out, "kvahead_cluster_pace", "gauge",
+            "What steps take by what plans expect of them: 1 as expected, 2 twice as long. With "
+            "loans: by what is expected of steps with loans.",
+            labels, "loans", loans, paces);
 }
 
 void kva_metrics_cluster_text(struct kva_buf *out, const struct kva_cluster_view *view,

@@ -266,8 +266,10 @@ static void test_gmanager__steps_say_how_fast_an_instance_is(void **state KVA_UN
     creditor.step_tokens = 10000;
     double layer_s = kva_cost_linear_s(cost, 20.5) + 10000 * cost->attend_token_s;
     creditor.step_ns = (uint64_t)(2e9 * cost->layers * layer_s);
-    double slower = plan_once(&leader, idle, creditor, &moves).tokens_per_s_before;
+    struct kva_gmanager_stats stats = plan_once(&leader, idle, creditor, &moves);
+    double slower = stats.tokens_per_s_before;
     assert_true(fabs(slower - expected / 2) < 1e-6 * expected);
+    assert_true(fabs(stats.pace - 2) < 1e-6 && stats.loan_pace == 1);
     double as_slow = plan_once(&leader, debtor_load, creditor, &moves).tokens_per_s_before;
     assert_true(fabs(as_slow - both / 2) < 1e-6 * both);
     creditor.step_ns /= 2;
@@ -327,6 +329,7 @@ static void test_gmanager__steps_with_loans_say_what_the_model_leaves_out(void *
 {
     double step_s;
     struct leader leader;
+    struct kva_gmanager_stats stats;
     struct kva_message_load creditor = creditor_load;
     leader_init(&leader);
     const struct kva_cost_params *cost = &leader.g->params.cost;
@@ -341,6 +344,8 @@ static void test_gmanager__steps_with_loans_say_what_the_model_leaves_out(void *
     expected = worth_at(cost, 200, 1.5, &step_s);
     assert_true(fabs(worth(&leader, 200, creditor) / expected - 1) < 1e-6);
     assert_true(fabs(worth(&leader, 200, creditor) / expected - 1) < 1e-6); /* the same steps */
+    kva_gmanager_get_stats(leader.g, &stats);
+    assert_true(fabs(stats.loan_pace - 1.5) < 1e-6 && stats.pace == 1);
     assert_true(fabs(worth(&leader, 0, creditor) / alone - 1) < 1e-9);
     /* Without loans it is forgotten. */
     for (uint32_t round = 0; round < 400; round++)
