@@ -53,6 +53,9 @@ bool kva_check_per_token(struct kva_device *device, const char *op, struct kva_l
     if (format.bits != 2 && format.bits != 3 && format.bits != 4 && format.bits != 8)
         return kva_check_refuse(device, "%s: %u bits, with keys per token must be 2, 3, 4 or 8", op,
                                 format.bits);
+    if (format.value_bits != 0)
+        return kva_check_refuse(device, "%s: values of %u bits, with keys per token as keys", op,
+                                format.value_bits);
     if (format.group != head_dim)
         return kva_check_refuse(device, "%s: groups of %u, with keys per token must be head_dim %u",
                                 op, format.group, head_dim);
@@ -71,6 +74,9 @@ bool kva_check_lowbit(struct kva_device *device, const char *op, struct kva_lowb
         return kva_check_per_token(device, op, format, head_dim);
     if (format.bits != 1 && format.bits != 2 && format.bits != 4)
         return kva_check_refuse(device, "%s: %u bits, must be 1, 2 or 4", op, format.bits);
+    if (format.value_bits != 0 && (format.value_bits != 2 || format.bits != 1))
+        return kva_check_refuse(device, "%s: values of %u bits, must be 2, with keys of 1", op,
+                                format.value_bits);
     if (format.group != 32 && format.group != 64)
         return kva_check_refuse(device, "%s: groups of %u, must be 32 or 64", op, format.group);
     if (format.coding != KVA_CODING_PLAIN)

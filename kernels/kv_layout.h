@@ -66,8 +66,9 @@ enum kva_lowbit_coding {
 };
 
 struct kva_lowbit_format {
-    uint32_t bits;  /* 1, 2 or 4 */
-    uint32_t group; /* 32 or 64 */
+    uint32_t bits;       /* 1, 2 or 4 */
+    uint32_t group;      /* 32 or 64 */
+    uint32_t value_bits; /* of values: 2, with keys of 1; 0: as many as of keys */
     enum kva_lowbit_levels key_levels;
     enum kva_lowbit_levels value_levels;
     enum kva_lowbit_keys keys;
@@ -79,8 +80,13 @@ static inline struct kva_lowbit_format kva_lowbit_per_token(uint32_t bits, uint3
                                                             enum kva_lowbit_coding coding)
 {
     struct kva_lowbit_format format = {
-        bits, head_dim, KVA_LEVELS_PAPER, KVA_LEVELS_PAPER, KVA_KEYS_PER_TOKEN, coding};
+        bits, head_dim, 0, KVA_LEVELS_PAPER, KVA_LEVELS_PAPER, KVA_KEYS_PER_TOKEN, coding};
     return format;
+}
+
+static inline uint32_t kva_lowbit_value_bits(struct kva_lowbit_format format)
+{
+    return format.value_bits > 0 ? format.value_bits : format.bits;
 }
 
 /* A low-bit KV block: one layer of one page, KVA_PAGE_TOKENS tokens. Per KV head, one behind the
@@ -88,8 +94,8 @@ static inline struct kva_lowbit_format kva_lowbit_per_token(uint32_t bits, uint3
  *
  *   K scale  f16 [64 / g][d]          K zero  f16 [64 / g][d]
  *   V scale  f16 [ceil(d / g)][64]    V zero  f16 [ceil(d / g)][64]
- *   K codes  [bits][d / 4][64]  nibbles: of plane b, channels 4 i .. 4 i + 3 of a token
- *   V codes  [bits][64 / 4][d]  nibbles: of plane b, tokens 4 i .. 4 i + 3 of a channel
+ *   K codes  [bits][d / 4][64]        nibbles: of plane b, channels 4 i .. 4 i + 3 of a token
+ *   V codes  [value bits][64 / 4][d]  nibbles: of plane b, tokens 4 i .. 4 i + 3 of a channel
  *
  * With KVA_KEYS_PER_TOKEN: K scale and K zero f16 [64] each.
  *
@@ -123,7 +129,7 @@ static inline struct kva_lowbit_layout kva_lowbit_layout_of(struct kva_lowbit_fo
     layout.v_zero = 2 * k_bytes + v_bytes;
     layout.k_codes = 2 * (k_bytes + v_bytes);
     layout.v_codes = layout.k_codes + format.bits * layout.plane_bytes;
-    layout.head_bytes = layout.v_codes + format.bits * layout.plane_bytes;
+    layout.head_bytes = layout.v_codes + kva_lowbit_value_bits(format) * layout.plane_bytes;
     return layout;
 }
 

@@ -228,8 +228,9 @@ specache:1:256,kivi:2,specache:2:16,specache:2:32,specache:2:64 \
 specache:1:64:predictor=spec-token,specache:1:64:predictor=spec-token:successor=0,\
 specache:1:64:predictor=prev-query,specache:1:64:predictor=prev-query:successor=0,\
 specache:2:64:predictor=prev-query,specache:1:64:group=32,specache:1:64:skip_layers=2,\
-specache:1:64:sinks=16,specache:1:64:levels=minmax,specache:1:128,\
-specache:1:128:levels=minmax,specache:1:256,\
+specache:1:64:sinks=16,specache:1:64:levels=minmax,specache:1:64:value_bits=2,\
+specache:1:64:value_bits=2:predictor=spec-token,specache:1:64:value_bits=2:predictor=prev-query,\
+specache:1:128,specache:1:128:value_bits=2,specache:1:128:levels=minmax,specache:1:256,\
 specache:1:256:levels=minmax,specache:2:32,specache:2:64,specache:2:128 \
             --questions 10 --answer-tokens 40 --tasks niah_multikey_3
         ;;

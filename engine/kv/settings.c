@@ -38,6 +38,9 @@ static const struct kva_kv_setting settings[KVA_SETTING_COUNT] = {
     [KVA_SETTING_BITS] = {"bits", NUMBER, .min = 1, .max = 16, .among = bit_widths, AT(bits),
                           .help = "bits per element of the device copy, or of kept tokens (16: as "
                                   "they are)"},
+    [KVA_SETTING_VALUE_BITS] = {"value_bits", NUMBER, .max = 2, .multiple_of = 2, AT(value_bits),
+                                .help = "bits per element of values, where keys have 1: 2; 0: as "
+                                        "many as of keys"},
     [KVA_SETTING_GROUP] = {"group", NUMBER, .min = 32, .max = 64, .among = groups, AT(group),
                            .help =
                                "tokens (keys, per channel) or channels (values, per token) that "

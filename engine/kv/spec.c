@@ -160,6 +160,11 @@ enum kva_status kva_kv_spec_check(const struct kva_kv_spec *spec, struct kva_err
         snprintf(text, sizeof(text), "%u", value);
         return bad_value(setting, text, err);
     }
+    if (kva_kv_policy_has_setting(policy, KVA_SETTING_VALUE_BITS) && spec->value_bits > 0 &&
+        spec->bits != 1)
+        return kva_fail_param(err, KVA_EINVAL, "value_bits",
+                              "value_bits is %u, which goes with bits 1, not %u", spec->value_bits,
+                              spec->bits);
     return KVA_OK;
 }
 

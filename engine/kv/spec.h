@@ -150,8 +150,9 @@ struct kva_kv_k_range {
 struct kva_kv_spec {
     enum kva_kv_policy_id policy;
 
-    uint32_t bits;  /* 1, 2 or 4; of kept tokens 2, 3, 4, 8 or 16 */
-    uint32_t group; /* 32 or 64 */
+    uint32_t bits;       /* 1, 2 or 4; of kept tokens 2, 3, 4, 8 or 16 */
+    uint32_t value_bits; /* of values: 2, with keys of 1; 0: as many as of keys */
+    uint32_t group;      /* 32 or 64 */
     enum kva_kv_levels levels;
     uint32_t window;      /* newest tokens in 16 bits, at least */
     uint32_t sinks;       /* first tokens in 16 bits, at most KVA_KV_SINKS_MAX */
@@ -194,6 +195,7 @@ struct kva_kv_spec {
 
 enum kva_kv_setting_id {
     KVA_SETTING_BITS,
+    KVA_SETTING_VALUE_BITS,
     KVA_SETTING_GROUP,
     KVA_SETTING_LEVELS,
     KVA_SETTING_WINDOW,

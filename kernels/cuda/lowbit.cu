@@ -154,11 +154,14 @@ template <int D, int BITS, int GROUP, int NT> static lowbit_choice choice_of()
             blocks_at_once(D, NT) * BLOCK_WARPS};
 }
 
-template <int D, int GROUP, int NT> static lowbit_choice choose_bits(uint32_t bits)
+template <int D, int GROUP, int NT>
+static lowbit_choice choose_bits(struct kva_lowbit_format format)
 {
-    return bits == 1   ? choice_of<D, 1, GROUP, NT>()
-           : bits == 2 ? choice_of<D, 2, GROUP, NT>()
-                       : choice_of<D, 4, GROUP, NT>();
+    if (format.bits == 1 && format.value_bits == 2)
+        return choice_of<D, 1 + 2 * VALUE_BITS, GROUP, NT>();
+    return format.bits == 1   ? choice_of<D, 1, GROUP, NT>()
+           : format.bits == 2 ? choice_of<D, 2, GROUP, NT>()
+                              : choice_of<D, 4, GROUP, NT>();
 }
 
 template <int D, int NT> static lowbit_choice choose_format(struct kva_lowbit_format format)
@@ -168,8 +171,7 @@ template <int D, int NT> static lowbit_choice choose_format(struct kva_lowbit_fo
                : format.bits == 3 ? choice_of<D, 3, 0, NT>()
                : format.bits == 4 ? choice_of<D, 4, 0, NT>()
                                   : choice_of<D, 8, 0, NT>();
-    return format.group == 32 ? choose_bits<D, 32, NT>(format.bits)
-                              : choose_bits<D, 64, NT>(format.bits);
+    return format.group == 32 ? choose_bits<D, 32, NT>(format) : choose_bits<D, 64, NT>(format);
 }
 
 /* For so many pairs a warp. */

@@ -28,13 +28,26 @@ KVA_ON_DEVICE static constexpr uint32_t padded(uint32_t at)
     return at + at / 128 * 16;
 }
 
+/* Bits of keys and of values, as one parameter of kernels: those of values from VALUE_BITS on, or 0
+ * there, which is as many as of keys. */
+#define VALUE_BITS 16
+KVA_ON_DEVICE static constexpr int k_bits(int bits)
+{
+    return bits % VALUE_BITS;
+}
+
+KVA_ON_DEVICE static constexpr int v_bits(int bits)
+{
+    return bits < VALUE_BITS ? bits : bits / VALUE_BITS;
+}
+
 /* How a page lies in shared memory, for heads of D channels or somewhat less: planes of codes, then
  * scales and zeros. GROUP is that of levels; 0: keys and values have one scale and zero a token. */
 template <int D, int BITS, int GROUP> struct page_place {
     static constexpr uint32_t plane_bytes = TILE * D / 8; /* in memory */
     static constexpr uint32_t plane = padded(plane_bytes);
-    static constexpr uint32_t v_codes = BITS * plane;
-    static constexpr uint32_t levels = 2 * v_codes;
+    static constexpr uint32_t v_codes = k_bits(BITS) * plane;
+    static constexpr uint32_t levels = v_codes + v_bits(BITS) * plane;
     static constexpr uint32_t k_groups = GROUP > 0 ? TILE / GROUP : 1;
     static constexpr uint32_t v_groups = GROUP > 0 ? D / GROUP : 1;
     static constexpr int v_pieces = GROUP > 0 ? GROUP / 32 : D / 32; /* of 32 channels, a group */
@@ -89,13 +102,14 @@ static __device__ void copy_narrow_page(unsigned char *to, const unsigned char *
 {
     using place = page_place<D, BITS, GROUP>;
     copy_levels<D, BITS, GROUP>(to + place::levels, from, p, lane);
-    for (uint32_t b = 0; b < BITS; b++) {
+    for (uint32_t b = 0; b < k_bits(BITS); b++) {
         for (uint32_t i = lane * 16; i < p.plane_bytes; i += KVA_WARP * 16)
             kva_copy_async(to + b * place::plane + padded(i),
                            from + p.k_codes + b * p.plane_bytes + i, true);
+    }
+    for (uint32_t b = 0; b < v_bits(BITS); b++)
         copy_values<D>(to + place::v_codes + b * place::plane, from + p.v_codes + b * p.plane_bytes,
                        p, lane);
-    }
 }
 
 /* Ask for a page's part of a KV head: pieces that lie between are as many in each turn. */
@@ -108,7 +122,8 @@ static __device__ __forceinline__ void copy_page(unsigned char *to, const unsign
         copy_narrow_page<D, BITS, GROUP>(to, from, p, lane);
         return;
     }
-    constexpr uint32_t turn = KVA_WARP * 16, codes = 2 * BITS * place::plane_bytes;
+    constexpr uint32_t turn = KVA_WARP * 16,
+                       codes = (k_bits(BITS) + v_bits(BITS)) * place::plane_bytes;
     const uint32_t own = lane * 16;
     from += own;
 #pragma unroll
@@ -207,7 +222,7 @@ template <int GROUP> static __device__ __forceinline__ uint32_t query_place(uint
 template <int BITS, int GROUP>
 static __device__ __forceinline__ uint32_t query_step(uint32_t channel)
 {
-    return GROUP > 0 ? 0 : kva_code_step<BITS>(static_cast<int>(channel % 4));
+    return GROUP > 0 ? 0 : kva_code_step<k_bits(BITS)>(static_cast<int>(channel % 4));
 }
 
 /* zeros[x][pairs][..] += queries times zeros: with one group of tokens, what is wanted is in row g
@@ -272,7 +287,8 @@ multiply_keys(float (&s)[2][2][NT][4], float (&zeros)[2][NT][4], const kva_f16 *
     /* Lane 8 i + j: quad j of channels; i: of 32 further on, and of which half of the page. */
     const unsigned char *rows = page + padded(lane / 16 * 256 + lane % 8 * 32) + lane / 8 % 2 * 16;
     const unsigned char *levels = page + place::levels + lane % 4 * 16;
-    uint32_t planes[BITS][4];
+    constexpr int bits = k_bits(BITS);
+    uint32_t planes[bits][4];
 #pragma unroll
     for (int c = 0; c < D / 32; c++) {
         uint4 q[NT];
@@ -289,15 +305,15 @@ multiply_keys(float (&s)[2][2][NT][4], float (&zeros)[2][NT][4], const kva_f16 *
             multiply_key_zeros<GROUP, NT>(zeros, q, levels + place::k_zero + c * 64, place::k_row);
         if (c % 2 == 0) {
 #pragma unroll
-            for (int i = 0; i < BITS; i++)
+            for (int i = 0; i < bits; i++)
                 kva_load_transposed(planes[i], rows + i * place::plane + c * padded(256));
         }
 #pragma unroll
         for (int part = 0; part < 2; part++) {
             if (GROUP > 0 && (part == 0 || GROUP == 32))
-                scale_queries<BITS, NT>(b, q,
+                scale_queries<bits, NT>(b, q,
                                         shared_load<uint4>(levels + part * place::k_row + c * 64));
-            multiply_codes<BITS, NT>(s[part], codes_at<BITS>(planes, c % 2 * 2 + part), b);
+            multiply_codes<bits, NT>(s[part], codes_at<bits>(planes, c % 2 * 2 + part), b);
         }
     }
 }
@@ -360,19 +376,20 @@ static __device__ __forceinline__ void multiply_values(float (&sums)[D / 32][2][
     const unsigned char *rows =
         page + place::v_codes + padded((lane / 8 % 2 * 8 + lane % 8) * (D / 2)) + lane / 16 * 16;
     const unsigned char *scales = page + place::levels + place::v_scale + lane % 4 * 16;
-    uint32_t planes[BITS][4], b[2][4][NT]; /* b of the channels' group */
+    constexpr int bits = v_bits(BITS);
+    uint32_t planes[bits][4], b[2][4][NT]; /* b of the channels' group */
 #pragma unroll
     for (int c = 0; c < D / 32; c++) {
         if (c % 2 == 0) {
 #pragma unroll
-            for (int i = 0; i < BITS; i++)
+            for (int i = 0; i < bits; i++)
                 kva_load_transposed(planes[i], rows + i * place::plane + c * 16);
         }
         if (c % place::v_pieces == 0)
-            scale_weights<BITS, NT>(b, weights, scales + c / place::v_pieces * place::v_row);
+            scale_weights<bits, NT>(b, weights, scales + c / place::v_pieces * place::v_row);
 #pragma unroll
         for (int part = 0; part < 2; part++)
-            multiply_codes<BITS, NT>(sums[c], codes_at<BITS>(planes, c % 2 * 2 + part), b[part]);
+            multiply_codes<bits, NT>(sums[c], codes_at<bits>(planes, c % 2 * 2 + part), b[part]);
     }
 }
 

@@ -245,7 +245,7 @@ find_scores(float (&s)[2][2][NT][4], const float (&zeros)[2][NT][4],
     const unsigned char *levels = page + place::levels + lane / 4 * 8;
 #pragma unroll
     for (int part = 0; part < 2; part++) {
-        token_levels<BITS> own;
+        token_levels<k_bits(BITS)> own;
         if (GROUP == 0)
             own.take(shared_load<uint2>(levels + part * TILE),
                      shared_load<uint2>(levels + place::k_zero + part * TILE));
@@ -261,7 +261,7 @@ find_scores(float (&s)[2][2][NT][4], const float (&zeros)[2][NT][4],
                     float &x = s[part][n / 2][j][n % 2 * 2 + i];
                     x = GROUP == 0 ? fmaf(fmaf(x, own.scale[n], own.zero[n] * pair.sum),
                                           pair.factor, pair.shift)
-                                   : fmaf(x, pair.factor * kva_code_factor<BITS>(n), base);
+                                   : fmaf(x, pair.factor * kva_code_factor<k_bits(BITS)>(n), base);
                 }
             }
         }
@@ -444,8 +444,8 @@ static __device__ void end_run(run_state<D, NT> &state, const lowbit_params &p, 
                     continue;
 #pragma unroll
                 for (int n = 0; n < 4; n++) {
-                    const float x =
-                        fmaf(state.a[c][n / 2][j][n % 2 * 2 + i], kva_code_factor<BITS>(n), zero);
+                    const float x = fmaf(state.a[c][n / 2][j][n % 2 * 2 + i],
+                                         kva_code_factor<v_bits(BITS)>(n), zero);
                     at.a[d + n] = (more ? fold(at.a[d + n], keep, x, add) : x) + 0.0f;
                 }
             }

@@ -19,7 +19,7 @@ struct quantise_params {
     uint32_t dim;
     uint32_t row; /* elements of a token's row in shared memory */
     uint32_t group;
-    uint32_t bits;
+    uint32_t bits, value_bits;
     enum kva_lowbit_levels key_levels, value_levels;
     bool token_keys; /* KVA_KEYS_PER_TOKEN */
     struct kva_lowbit_layout layout;
@@ -261,14 +261,15 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS) quantise_kernel(quanti
                        0,
                        0.0f,
                        0.0f};
-        quantise_group(g, p.bits, p.value_levels);
+        quantise_group(g, p.value_bits, p.value_levels);
         store_f16(to + p.layout.v_scale, i, g.scale);
         store_f16(to + p.layout.v_zero, i, g.zero);
     }
     __syncthreads(); /* all codes are there */
-    for (uint32_t i = threadIdx.x; i < p.bits * p.layout.plane_bytes; i += blockDim.x) {
+    for (uint32_t i = threadIdx.x; i < p.value_bits * p.layout.plane_bytes; i += blockDim.x) {
         uint32_t plane = i / p.layout.plane_bytes, index = i % p.layout.plane_bytes;
-        to[p.layout.k_codes + i] = pack_byte(k_codes, KVA_PAGE_TOKENS, 1, dim, index, plane);
+        if (plane < p.bits)
+            to[p.layout.k_codes + i] = pack_byte(k_codes, KVA_PAGE_TOKENS, 1, dim, index, plane);
         to[p.layout.v_codes + i] = pack_byte(v_codes, dim, dim, 1, index, plane);
     }
 }
@@ -290,6 +291,7 @@ void kva_cuda_quantise(struct kva_device *device, const struct kva_quantise_args
     p.row = 2 * args->head_dim + 2; /* 4 bytes more: the rows of a warp meet no bank twice */
     p.group = args->format.group;
     p.bits = args->format.bits;
+    p.value_bits = kva_lowbit_value_bits(args->format);
     p.key_levels = args->format.key_levels;
     p.value_levels = args->format.value_levels;
     p.token_keys = args->format.keys == KVA_KEYS_PER_TOKEN;

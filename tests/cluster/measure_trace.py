@@ -6,8 +6,9 @@ Servers with a thread each, as many as this machine has cores or --servers, in t
 Constants are those that the first server measures of itself, and what prompts of two lengths take it: a part for each token,
 and one for each pair of them. Where several servers share a core, the prediction has each of them so many times slower, as if
 all were busy all the time. Requests of the trace, their lengths scaled, come at the same times to the same servers in both.
-Prints tokens a second of the measured time, by share that may be lent, and the prediction's ratio. Needs the packages of
-tests/e2e/requirements.txt, and bench_cluster_prediction of a build folder.
+Prints tokens a second of the measured time, by share that may be lent, and the prediction's ratio; then how long a layer has
+waited for an answer on average, what plans have learnt of steps without loans and with them (kvahead_cluster_pace), and the
+prediction with that wait. Needs the packages of tests/e2e/requirements.txt, and bench_cluster_prediction of a build folder.
 """
 
 from __future__ import annotations
@@ -94,6 +95,17 @@ def predict(folder: pathlib.Path, lines: list[str], count: int, options) -> dict
     return {name: float(value) for name, value in zip(words[::2], words[1::2])}
 
 
+def say_loans(metrics, predict_with) -> None:
+    questions = sum(one["kvahead_cluster_questions_total"] for one in metrics)
+    wait_s = sum(one["kvahead_cluster_wait_seconds_total"] for one in metrics) / max(questions, 1)
+    leader = max(metrics, key=lambda one: one["kvahead_cluster_plans_total"])
+    expected = predict_with(wait_s)
+    without, with_loans = (leader[f'kvahead_cluster_pace{{loans="{which}"}}'] for which in ("without", "with"))
+    print(f"  a layer with loans waited {1e3 * wait_s:.2f} ms; steps took {without:.2f} of what was expected without loans and "
+          f"{with_loans:.2f} with them; predicted with that wait {expected['tokens_per_s']:.1f} tokens/s, "
+          f"{expected['loans']:.0f} loans", flush=True)
+
+
 def measure(options, share: int, drawn: list[str]) -> None:
     cores = sorted(os.sched_getaffinity(0))
     requests = [(float(t), int(i), int(p), int(o)) for _, t, i, p, o in (line.split() for line in drawn)]
@@ -111,11 +123,15 @@ def measure(options, share: int, drawn: list[str]) -> None:
             cluster.wait_complete()
             known = constants(members[0], options, options.servers / len(cores))
             real = replay(members, requests, options)
-            expected = predict(folder, [*known, f"lend_share {share / 100}", f"patience_s {options.patience}", *drawn],
-                               options.servers, options)
-            lent = sum(m.metrics()['kvahead_cluster_loans_total{event="lent"}'] for m in members)
+            known += [f"lend_share {share / 100}", f"patience_s {options.patience}"]
+            expected = predict(folder, [*known, *drawn], options.servers, options)
+            metrics = [member.metrics() for member in members]
+            lent = sum(one['kvahead_cluster_loans_total{event="lent"}'] for one in metrics)
             print(f"| {share}% | {real:.1f} | {lent:.0f} | {expected['tokens_per_s']:.1f} | {expected['loans']:.0f} "
                   f"| {expected['tokens_per_s'] / real:.2f} |", flush=True)
+            if lent:
+                say_loans(metrics, lambda wait_s: predict(folder, [*known, f"guest_wait_s {wait_s}", *drawn], options.servers,
+                                                          options))
         finally:
             cluster.kill_all()
 

@@ -237,6 +237,11 @@ static void test_policies__more_bits_and_more_rows_are_closer_to_full(void **sta
     }
     print_message("squared error by bits: %g %g %g\n", by_bits[0], by_bits[1], by_bits[2]);
     assert_true(by_bits[0] > 0 && by_bits[1] < by_bits[0] && by_bits[2] < by_bits[1]);
+    kv.bits = 1;
+    kv.value_bits = 2;
+    const double between = error_of(&f, kv);
+    print_message("one of keys and two of values: %g\n", between);
+    assert_true(between > by_bits[1] && between < by_bits[0]);
     kv = trace_variant(SYNC);
     double by_rows[3];
     for (uint32_t i = 0; i < 3; i++) {
@@ -309,7 +314,8 @@ static void test_policies__bytes_told_are_bytes_taken(void **state KVA_UNUSED)
         f.engine->ops->sequence_info(f.engine->self, seq, &info);
         f.engine->ops->usage(f.engine->self, &usage);
         /* Two of four pages are away: two layers of two heads of 16. */
-        struct kva_lowbit_format format = {.bits = kv.bits, .group = kv.group};
+        struct kva_lowbit_format format = {
+            .bits = kv.bits, .group = kv.group, .value_bits = kv.value_bits};
         uint32_t coded = 2 - kv.skip_layers; /* layers */
         uint64_t low = 2 * (coded * kva_lowbit_block_bytes(format, 2, 16) +
                             kv.skip_layers * kva_kv_block_bytes(2, 16));
@@ -410,6 +416,8 @@ static void test_policies__settings_that_cannot_be_are_named(void **state KVA_UN
         const char *param;
     } cases[] = {
         {KIVI_OF(.bits = 3, .group = 64, .window = 64, .sinks = 4), "bits"},
+        {KIVI_OF(.bits = 4, .value_bits = 1, .group = 64, .window = 64, .sinks = 4), "value_bits"},
+        {KIVI_OF(.bits = 2, .value_bits = 2, .group = 64, .window = 64, .sinks = 4), "value_bits"},
         {KIVI_OF(.bits = 2, .group = 48, .window = 64, .sinks = 4), "group"},
         {KIVI_OF(.bits = 2, .group = 64, .window = 0, .sinks = 4), "window"},
         {KIVI_OF(.bits = 2, .group = 64, .window = 65, .sinks = 4), "window"},

@@ -36,6 +36,14 @@ static void quantise_swapped_levels(struct kva_device *device, const struct kva_
     good->quantise(device, &wrong);
 }
 
+/* One bit of everything, where values have two. */
+static void quantise_values_as_keys(struct kva_device *device, const struct kva_quantise_args *args)
+{
+    struct kva_quantise_args wrong = *args;
+    wrong.format.value_bits = 0;
+    good->quantise(device, &wrong);
+}
+
 static void quantise_last_block(struct kva_device *device, const struct kva_quantise_args *args)
 {
     struct kva_quantise_args wrong = *args;
@@ -256,6 +264,7 @@ static const struct broken list[] = {
     BREAKS(quantise_no_exempt, OP_QUANTISE, quantise),
     BREAKS(quantise_other_levels, OP_QUANTISE, quantise),
     BREAKS(quantise_swapped_levels, OP_QUANTISE, quantise),
+    BREAKS(quantise_values_as_keys, OP_QUANTISE, quantise),
     BREAKS(quantise_last_block, OP_QUANTISE, quantise),
     BREAKS(quantise_one_code, OP_QUANTISE, quantise),
     BREAKS(quantise_writes_behind, OP_QUANTISE, quantise),

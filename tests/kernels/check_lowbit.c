@@ -462,13 +462,15 @@ static void lowbit_part_case(struct check *check, struct lowbit_test *lowbit,
                               /* Products of bytes are exact, however they are made. */
                               .same_levels = plan->bare ? KVA_CPU_AVX512VNNI | KVA_CPU_AMX : 0};
     lowbit->part = part;
-    snprintf(test.name, sizeof test.name,
-             "heads %u/%u head_dim %u %u bits%s%s group %u seqs %u rows %u pages %u window %u k %u "
-             "%s %s",
-             plan->shape.heads, plan->shape.kv_heads, plan->shape.head_dim, plan->format.bits,
-             plan->format.coding == KVA_CODING_TURNED ? " turned" : "", plan->mean ? " mean" : "",
-             plan->format.group, lowbit->args.seq_count, plan->rows[0], plan->pages[0],
-             plan->window, plan->k, kva_dtype_name(plan->dtype), check_fill_name(plan->fill));
+    snprintf(
+        test.name, sizeof test.name,
+        "heads %u/%u head_dim %u %u/%u bits%s%s group %u seqs %u rows %u pages %u window %u k %u "
+        "%s %s",
+        plan->shape.heads, plan->shape.kv_heads, plan->shape.head_dim, plan->format.bits,
+        kva_lowbit_value_bits(plan->format),
+        plan->format.coding == KVA_CODING_TURNED ? " turned" : "", plan->mean ? " mean" : "",
+        plan->format.group, lowbit->args.seq_count, plan->rows[0], plan->pages[0], plan->window,
+        plan->k, kva_dtype_name(plan->dtype), check_fill_name(plan->fill));
     lowbit_truth(lowbit, LOWBIT_PRECISE, expect, expect + count);
     lowbit_truth(lowbit, check->gpu ? LOWBIT_GPU : LOWBIT_BYTES, expect + 2 * count,
                  expect + 3 * count);
@@ -503,14 +505,16 @@ void check_attend_lowbit(struct check *check)
     /* stories260K, the bundled model's kind, TinyLlama, Llama 8B, Phi, MHA of 96, MQA. */
     const struct shape shapes[] = {{8, 4, 8},  {8, 1, 64}, {32, 4, 64}, {8, 2, 128},
                                    {4, 4, 80}, {3, 3, 96}, {71, 1, 64}, {6, 2, 20}};
-    const uint32_t rows[] = {1, 2, 2, 3, 5, 17}, bits[] = {1, 2, 4};
+    const uint32_t rows[] = {1, 2, 2, 3, 5, 17};
+    const uint32_t bits[][2] = {{1, 0}, {2, 0}, {4, 0}, {1, 2}}; /* of keys, of values */
     const uint32_t pages[] = {0, 1, 2, 3, 4, 5, 8, 9, 17};
-    uint32_t rounds = check->quick ? 3 : 12;
+    uint32_t rounds = check->quick ? 4 : 12;
     for (size_t i = 0; i < KVA_COUNT_OF(shapes); i++) {
         bool big = shapes[i].heads * shapes[i].head_dim > 512;
         for (uint32_t j = 0; j < rounds; j++) {
             struct plan plan = {.shape = shapes[i], .dtype = j % 2 ? KVA_F16 : KVA_BF16};
-            plan.format.bits = bits[j % 3];
+            plan.format.bits = bits[j % 4][0];
+            plan.format.value_bits = bits[j % 4][1];
             plan.format.group = check_below(check, 3) ? 64 : 32;
             plan.fill = j < 6 ? FILL_NORMAL : (enum check_fill)check_below(check, FILL_COUNT);
             plan.window = check_below(check, 3) ? 0 : check_between(check, 1, 700);
@@ -524,7 +528,8 @@ void check_attend_lowbit(struct check *check)
         }
         for (uint32_t j = 0; j < KVA_COUNT_OF(bits); j++) {
             struct plan plan = {.shape = shapes[i], .k = 1, .dtype = KVA_BF16, .bare = true};
-            plan.format = (struct kva_lowbit_format){.bits = bits[j], .group = j % 2 ? 32 : 64};
+            plan.format = (struct kva_lowbit_format){
+                .bits = bits[j][0], .value_bits = bits[j][1], .group = (i + j) % 2 ? 32 : 64};
             plan.rows[0] = i % 2 ? 1 : 3;
             plan.pages[0] = 5 + j;
             lowbit_case(check, &plan, false);
@@ -579,6 +584,9 @@ void check_attend_lowbit(struct check *check)
         large.dtype = KVA_BF16;
         large.format = (struct kva_lowbit_format){.bits = width, .group = width == 2 ? 32 : 64};
         lowbit_case(check, &large, true);
+        large.format.value_bits = width == 1 ? 2 : 0;
+        if (width == 1)
+            lowbit_case(check, &large, false);
     }
     /* So many tasks, and such large pages, that splits come one after the other, all or some. */
     struct plan many = {.shape = {32, 32, 4}, .rows = {1}, .pages = {17}, .k = 8};

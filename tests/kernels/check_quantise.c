@@ -127,10 +127,9 @@ static double stored_as(double value)
 }
 
 static const char *check_group(const struct stored *group, struct kva_lowbit_format format,
-                               enum kva_lowbit_levels levels)
+                               uint32_t bits, enum kva_lowbit_levels levels)
 {
-    double low = INFINITY, high = -INFINITY, mean = 0, code_max = (1 << format.bits) - 1;
-    const uint32_t bits = format.bits;
+    double low = INFINITY, high = -INFINITY, mean = 0, code_max = (1 << bits) - 1;
     double n = group->count - group->counted;
     const bool tokens = format.keys == KVA_KEYS_PER_TOKEN;
     for (uint32_t i = group->counted; i < group->count; i++) {
@@ -194,7 +193,7 @@ static const char *check_head(const struct quantise_test *test, const unsigned c
                                          (size_t)(c / 4) * 64 + i, c % 4)
                                   << plane;
         }
-        reason = check_group(&group, format, format.key_levels);
+        reason = check_group(&group, format, format.bits, format.key_levels);
     }
     for (uint32_t i = 0; !tokens && i < 64 / size * dim && !reason; i++) { /* keys */
         uint32_t g = i / dim, c = i % dim;
@@ -209,8 +208,9 @@ static const char *check_head(const struct quantise_test *test, const unsigned c
                                          (size_t)(c / 4) * 64 + token, c % 4)
                                   << plane;
         }
-        reason = check_group(&group, format, format.key_levels);
+        reason = check_group(&group, format, format.bits, format.key_levels);
     }
+    const uint32_t value_bits = format.value_bits > 0 ? format.value_bits : format.bits;
     for (uint32_t i = 0; i < (dim + size - 1) / size * 64 && !reason; i++) { /* values */
         uint32_t g = i / 64, token = i % 64;
         struct stored group = {.scale = half_at(parts.v_scale, i)};
@@ -218,12 +218,12 @@ static const char *check_head(const struct quantise_test *test, const unsigned c
         for (uint32_t c = g * size; c < dim && c < (g + 1) * size; c++) {
             uint32_t j = group.count++;
             group.x[j] = number_of(from[((size_t)token * 2 + 1) * dim + c], test->args.kv_dtype);
-            for (uint32_t plane = 0; plane < format.bits; plane++)
+            for (uint32_t plane = 0; plane < value_bits; plane++)
                 group.codes[j] |= bit_of(parts.v_codes, (size_t)16 * dim, plane,
                                          (size_t)(token / 4) * dim + c, token % 4)
                                   << plane;
         }
-        reason = check_group(&group, format, format.value_levels);
+        reason = check_group(&group, format, value_bits, format.value_levels);
     }
     return reason;
 }
@@ -373,10 +373,10 @@ static void random_case(struct check *check, uint32_t dim, struct kva_lowbit_for
     args->exempt = check_below(check, 2) ? test.exempt : NULL;
     static const char *const names[] = {"paper", "fit", "extremes"};
     snprintf(test.name, sizeof test.name,
-             "head_dim %u kv_heads %u blocks %u %s %u bits group %u %s %s kind %d exempt %u", dim,
-             args->kv_heads, args->count, kva_dtype_name(args->kv_dtype), format.bits, format.group,
-             names[format.key_levels], names[format.value_levels], (int)kind,
-             args->exempt ? args->exempt[0] : 0);
+             "head_dim %u kv_heads %u blocks %u %s %u/%u bits group %u %s %s kind %d exempt %u",
+             dim, args->kv_heads, args->count, kva_dtype_name(args->kv_dtype), format.bits,
+             kva_lowbit_value_bits(format), format.group, names[format.key_levels],
+             names[format.value_levels], (int)kind, args->exempt ? args->exempt[0] : 0);
     quantise_case(check, &test);
     for (uint32_t i = 0; i < args->count; i++)
         check_buf_free(&bufs[i]);
@@ -385,7 +385,7 @@ static void random_case(struct check *check, uint32_t dim, struct kva_lowbit_for
 void check_quantise(struct check *check)
 {
     const uint32_t dims[] = {4, 8, 20, 32, 64, 80, 96, 128, 256};
-    const uint32_t bits[] = {1, 2, 4};
+    const uint32_t bits[][2] = {{1, 0}, {1, 2}, {2, 0}, {4, 0}}; /* of keys, of values */
     const enum kva_lowbit_levels levels[][2] = {{KVA_LEVELS_PAPER, KVA_LEVELS_PAPER},
                                                 {KVA_LEVELS_FIT, KVA_LEVELS_FIT},
                                                 {KVA_LEVELS_EXTREMES, KVA_LEVELS_EXTREMES},
@@ -394,7 +394,8 @@ void check_quantise(struct check *check)
     const uint32_t kinds = KVA_COUNT_OF(levels) * 2;
     for (size_t i = 0; i < KVA_COUNT_OF(dims); i++) {
         for (uint32_t j = 0; j < KVA_COUNT_OF(bits) * kinds; j++) {
-            struct kva_lowbit_format format = {.bits = bits[j / kinds],
+            struct kva_lowbit_format format = {.bits = bits[j / kinds][0],
+                                               .value_bits = bits[j / kinds][1],
                                                .group = j & 1 ? 32 : 64,
                                                .key_levels = levels[j % kinds / 2][0],
                                                .value_levels = levels[j % kinds / 2][1]};

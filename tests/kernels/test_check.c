@@ -310,6 +310,22 @@ static void lowbit_bits(struct kva_device *device)
     kva_device_ops(device)->attend_lowbit(device, &args);
 }
 
+static void lowbit_values_of_keys_of_4(struct kva_device *device)
+{
+    struct kva_attend_lowbit_args args = good_lowbit();
+    args.format.bits = 4;
+    args.format.value_bits = 2;
+    kva_device_ops(device)->attend_lowbit(device, &args);
+}
+
+static void lowbit_values_per_token(struct kva_device *device)
+{
+    struct kva_attend_lowbit_args args = good_lowbit();
+    args.format = kva_lowbit_per_token(2, args.head_dim, KVA_CODING_PLAIN);
+    args.format.value_bits = 2;
+    kva_device_ops(device)->attend_lowbit(device, &args);
+}
+
 static void lowbit_group(struct kva_device *device)
 {
     struct kva_attend_lowbit_args args = good_lowbit();
@@ -327,6 +343,9 @@ static void test_check__lowbit(void **state KVA_UNUSED)
     refused("attend_lowbit: ", "cannot share", lowbit_heads);
     refused("attend_lowbit: ", "head_dim 0", lowbit_dim);
     refused("attend_lowbit: ", "8 bits", lowbit_bits);
+    refused("attend_lowbit: ", "values of 2 bits, must be 2, with keys of 1",
+            lowbit_values_of_keys_of_4);
+    refused("attend_lowbit: ", "with keys per token as keys", lowbit_values_per_token);
     refused("attend_lowbit: ", "groups of 128", lowbit_group);
 }
 

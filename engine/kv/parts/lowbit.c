@@ -22,6 +22,7 @@ static struct kva_lowbit_format format_of(const struct kva_kv_spec *spec)
     return (struct kva_lowbit_format){
         .bits = spec->bits,
         .group = spec->group,
+        .value_bits = spec->value_bits,
         .key_levels = levels[spec->levels][0],
         .value_levels = levels[spec->levels][1],
     };
@@ -42,8 +43,8 @@ static size_t block_bytes(const struct kva_kv *kv, const struct kva_kv_spec *spe
 static uint64_t copy_key(const struct kva_kv_spec *spec)
 {
     uint32_t exempt = kva_min_u32(spec->skip_layers, 4095);
-    return exempt << 20 | spec->bits << 16 | spec->group << 8 | spec->sinks << 2 |
-           (uint32_t)spec->levels;
+    return (uint64_t)spec->value_bits << 32 | exempt << 20 | spec->bits << 16 | spec->group << 8 |
+           spec->sinks << 2 | (uint32_t)spec->levels;
 }
 
 static void code(struct kva_kv *kv, const struct kva_kv_seq *seq,

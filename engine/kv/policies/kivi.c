@@ -5,6 +5,7 @@
 /* The paper's residual is 128 tokens (4.1). */
 static const struct kva_kv_policy_setting settings[] = {
     {KVA_SETTING_BITS, 2, 2, NULL},
+    {KVA_SETTING_VALUE_BITS, 0, 0, NULL},
     {KVA_SETTING_GROUP, 64, 64, NULL},
     {KVA_SETTING_LEVELS, KVA_KV_LEVELS_AUTO, KVA_KV_LEVELS_MINMAX, NULL},
     {KVA_SETTING_WINDOW, 64, 128, NULL},

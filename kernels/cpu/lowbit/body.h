@@ -258,7 +258,8 @@ INLINE void add_values(const struct kva_cpu_lowbit_split *split, uint32_t page, 
     }
 }
 
-INLINE void attend(const uint32_t bits, const bool tokens, const struct kva_cpu_lowbit_split *split)
+INLINE void attend(const uint32_t bits, const uint32_t value_bits, const bool tokens,
+                   const struct kva_cpu_lowbit_split *split)
 {
     const struct kva_lowbit_layout layout = kva_lowbit_layout_of(split->format, split->head_dim);
     uint32_t dim = split->head_dim, stride = (uint32_t)kva_align_up(dim, 16);
@@ -277,7 +278,7 @@ INLINE void attend(const uint32_t bits, const bool tokens, const struct kva_cpu_
         softmax_split(split, j);
     memset(split->a, 0, (size_t)split->q_count * dim * sizeof *split->a);
     for (uint32_t page = 0; page < split->page_count; page++) {
-        decode_values(bits, split, &layout, split->pages[page], stride, floats);
+        decode_values(value_bits, split, &layout, split->pages[page], stride, floats);
         add_values(split, page, floats, stride);
     }
 }
@@ -287,25 +288,28 @@ void LEVEL(kva_lowbit_split)(const struct kva_cpu_lowbit_split *split)
     const bool tokens = split->format.keys == KVA_KEYS_PER_TOKEN;
     switch (split->format.bits) {
     case 1:
-        attend(1, false, split);
+        if (kva_lowbit_value_bits(split->format) == 2)
+            attend(1, 2, false, split);
+        else
+            attend(1, 1, false, split);
         break;
     case 2:
         if (tokens)
-            attend(2, true, split);
+            attend(2, 2, true, split);
         else
-            attend(2, false, split);
+            attend(2, 2, false, split);
         break;
     case 3:
-        attend(3, true, split);
+        attend(3, 3, true, split);
         break;
     case 8:
-        attend(8, true, split);
+        attend(8, 8, true, split);
         break;
     default:
         if (tokens)
-            attend(4, true, split);
+            attend(4, 4, true, split);
         else
-            attend(4, false, split);
+            attend(4, 4, false, split);
         break;
     }
 }

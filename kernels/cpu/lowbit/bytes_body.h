@@ -423,7 +423,7 @@ INLINE void prefetch_part(const struct kva_cpu_lowbit_split *split, uint32_t par
     }
 }
 
-INLINE void attend_bits(const uint32_t bits, const bool tokens,
+INLINE void attend_bits(const uint32_t bits, const uint32_t value_bits, const bool tokens,
                         const struct kva_cpu_lowbit_split *split)
 {
     const uint32_t limbs = bits >= (tokens ? 8 : 3) ? 2 : 1, pages = split->page_count,
@@ -459,7 +459,7 @@ INLINE void attend_bits(const uint32_t bits, const bool tokens,
         for (uint32_t j = 0; j < count; j++)
             softmax_split(split, work, first + j, j);
         for (uint32_t page = 0; page < pages; page++)
-            expand_values(bits, (const unsigned char *)split->pages[page] + layout.v_codes,
+            expand_values(value_bits, (const unsigned char *)split->pages[page] + layout.v_codes,
                           layout.plane_bytes, dim, stride,
                           work->v + (size_t)page * KVA_PAGE_TOKENS * stride);
         for (uint32_t group = 0; group < layout.v_groups; group++)
@@ -473,25 +473,28 @@ static void attend(const struct kva_cpu_lowbit_split *split)
     const bool tokens = split->format.keys == KVA_KEYS_PER_TOKEN;
     switch (split->format.bits) {
     case 1:
-        attend_bits(1, false, split);
+        if (kva_lowbit_value_bits(split->format) == 2)
+            attend_bits(1, 2, false, split);
+        else
+            attend_bits(1, 1, false, split);
         break;
     case 2:
         if (tokens)
-            attend_bits(2, true, split);
+            attend_bits(2, 2, true, split);
         else
-            attend_bits(2, false, split);
+            attend_bits(2, 2, false, split);
         break;
     case 3:
-        attend_bits(3, true, split);
+        attend_bits(3, 3, true, split);
         break;
     case 8:
-        attend_bits(8, true, split);
+        attend_bits(8, 8, true, split);
         break;
     default:
         if (tokens)
-            attend_bits(4, true, split);
+            attend_bits(4, 4, true, split);
         else
-            attend_bits(4, false, split);
+            attend_bits(4, 4, false, split);
         break;
     }
 }

@@ -174,17 +174,18 @@ static inline void kva_lowbit_quantise_value(const struct kva_cpu_quantise *args
                                              uint32_t t)
 {
     uint32_t dim = args->head_dim, first = g * args->format.group;
+    const uint32_t bits = kva_lowbit_value_bits(args->format);
     const uint16_t *from = args->from + (size_t)(t * 2 + 1) * dim + first;
     unsigned char *to = args->to;
     struct kva_lowbit_group group = {.count = kva_min_u32(args->format.group, dim - first)};
     for (uint32_t i = 0; i < group.count; i++)
         group.x[i] = kva_lowbit_number(from[i], args->kv_dtype);
-    kva_lowbit_quantise_group(&group, args->format.bits, args->format.value_levels);
+    kva_lowbit_quantise_group(&group, bits, args->format.value_levels);
     memcpy(to + layout->v_scale + (size_t)(g * KVA_PAGE_TOKENS + t) * 2, &group.scale, 2);
     memcpy(to + layout->v_zero + (size_t)(g * KVA_PAGE_TOKENS + t) * 2, &group.zero, 2);
     for (uint32_t i = 0; i < group.count; i++)
         kva_lowbit_put_bits(to + layout->v_codes, layout->plane_bytes,
-                            kva_lowbit_v_bit(t, first + i, dim), args->format.bits, group.codes[i]);
+                            kva_lowbit_v_bit(t, first + i, dim), bits, group.codes[i]);
 }
 
 #endif

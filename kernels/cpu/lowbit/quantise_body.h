@@ -250,7 +250,7 @@ static void redo_value(const struct kva_cpu_quantise *args, const struct kva_low
 {
     uint32_t first = group * args->format.group;
     uint32_t end = kva_min_u32(first + args->format.group, args->head_dim);
-    for (uint32_t b = 0; b < args->format.bits; b++) {
+    for (uint32_t b = 0; b < kva_lowbit_value_bits(args->format); b++) {
         unsigned char *plane =
             (unsigned char *)args->to + layout->v_codes + b * layout->plane_bytes;
         for (uint32_t c = first; c < end; c++) {
@@ -340,7 +340,8 @@ INLINE void quantise_all_values(const struct kva_cpu_quantise *args,
     }
 }
 
-INLINE void quantise(const struct kva_cpu_quantise *args, const uint32_t bits)
+INLINE void quantise(const struct kva_cpu_quantise *args, const uint32_t bits,
+                     const uint32_t value_bits)
 {
     const struct kva_lowbit_layout layout = kva_lowbit_layout_of(args->format, args->head_dim);
     if (args->format.key_levels == KVA_LEVELS_FIT)
@@ -348,22 +349,25 @@ INLINE void quantise(const struct kva_cpu_quantise *args, const uint32_t bits)
     else
         quantise_all_keys(args, &layout, bits, false);
     if (args->format.value_levels == KVA_LEVELS_FIT)
-        quantise_all_values(args, &layout, bits, true);
+        quantise_all_values(args, &layout, value_bits, true);
     else
-        quantise_all_values(args, &layout, bits, false);
+        quantise_all_values(args, &layout, value_bits, false);
 }
 
 void LEVEL(kva_quantise)(const struct kva_cpu_quantise *args)
 {
     switch (args->format.bits) {
     case 1:
-        quantise(args, 1);
+        if (kva_lowbit_value_bits(args->format) == 2)
+            quantise(args, 1, 2);
+        else
+            quantise(args, 1, 1);
         break;
     case 2:
-        quantise(args, 2);
+        quantise(args, 2, 2);
         break;
     default:
-        quantise(args, 4);
+        quantise(args, 4, 4);
         break;
     }
 }

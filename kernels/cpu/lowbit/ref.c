@@ -10,8 +10,7 @@
 void kva_quantise_ref(const struct kva_cpu_quantise *args)
 {
     const struct kva_lowbit_layout layout = kva_lowbit_layout_of(args->format, args->head_dim);
-    memset((unsigned char *)args->to + layout.k_codes, 0,
-           2 * args->format.bits * layout.plane_bytes);
+    memset((unsigned char *)args->to + layout.k_codes, 0, layout.head_bytes - layout.k_codes);
     for (uint32_t g = 0; g < layout.k_groups; g++) {
         for (uint32_t c = 0; c < args->head_dim; c++)
             kva_lowbit_quantise_key(args, &layout, g, c);
@@ -66,7 +65,8 @@ static void decode_value(const struct kva_cpu_lowbit_split *split,
         to[c] = f16_at(page + layout->v_zero, at) +
                 f16_at(page + layout->v_scale, at) *
                     (float)code_at(page + layout->v_codes, layout->plane_bytes,
-                                   kva_lowbit_v_bit(token, c, split->head_dim), split->format.bits);
+                                   kva_lowbit_v_bit(token, c, split->head_dim),
+                                   kva_lowbit_value_bits(split->format));
     }
 }
 

@@ -9,6 +9,7 @@
  *
  *     layers N | page_bytes N | pages N | rows_max N | step_pages X | lend_share X | patience_s X
  *     attend_token_s X | link_latency_s X | link_bytes_per_s X | query_bytes N | partial_bytes N
+ *     guest_wait_s X
  *     prompt_s X | prompt_pair_s X
  *     point ROWS SECONDS                          of a layer
  *     request SECONDS INSTANCE PROMPT OUTPUTS     tokens */
@@ -91,6 +92,7 @@ static bool take_constant(struct world_machine *m, const char *line)
         {"attend_token_s", &cost->attend_token_s, NULL},
         {"link_latency_s", &cost->link_latency_s, NULL},
         {"link_bytes_per_s", &cost->link_bytes_per_s, NULL},
+        {"guest_wait_s", &cost->guest_wait_s, NULL},
     };
     if (sscanf(line, "%31s %lf", name, &value) != 2)
         return false;
