@@ -249,6 +249,7 @@ static bool make(struct kva_gmanager *g, struct kva_arena *arena, struct kva_pla
     if (g->params.disregard) {
         disregard(g, &nothing, &picture);
         plan.batch_threshold = UINT32_MAX; /* which rows enough are, the constants say */
+        plan.copy_step_pages = 0;
     }
     if (kva_plan_make(&plan, &picture.state, g->params.moves_max, arena, ret_plan, NULL))
         return false;

@@ -49,8 +49,12 @@ static double worth(const struct planner *p, uint32_t debtor, struct kva_plan_ou
     if (!outcome.within_slo || outcome.gain <= 0 ||
         outcome.gain < params->gain_min_share * outcome.before)
         return -INFINITY;
-    double bytes = (double)copied_pages * (double)p->sides.sides[debtor].instance->cost->page_bytes;
-    double copy_s = bytes / params->copy_bytes_per_s;
+    const struct kva_plan_side *side = &p->sides.sides[debtor];
+    const struct kva_cost_params *cost = side->instance->cost;
+    double copy_s = copied_pages * (double)cost->page_bytes / params->copy_bytes_per_s;
+    if (params->copy_step_pages > 0)
+        copy_s =
+            fmax(copy_s, copied_pages / params->copy_step_pages * cost->layers * side->layer_s);
     double tokens = outcome.gain * (params->horizon_s - copy_s) -
                     params->copy_loss_share * outcome.before * copy_s;
     return tokens > 0 ? tokens : -INFINITY;
@@ -414,12 +418,12 @@ enum kva_status kva_plan_make(const struct kva_plan_params *params,
 {
     struct planner p = {.params = params, .state = state, .moves_max = moves_max};
     if (params->page_tokens == 0 || params->grain_pages == 0 || moves_max == 0 ||
-        !(params->copy_bytes_per_s > 0))
+        !(params->copy_bytes_per_s > 0) || !(params->copy_step_pages >= 0))
         return kva_fail(err, KVA_EINVAL,
                         "a plan of pages of %u tokens, %u at a time, %u moves, %g "
-                        "bytes a second",
+                        "bytes a second, %g pages a step",
                         params->page_tokens, params->grain_pages, moves_max,
-                        params->copy_bytes_per_s);
+                        params->copy_bytes_per_s, params->copy_step_pages);
     enum kva_status status = planner_init(&p, arena, err);
     if (status)
         return status;

@@ -79,7 +79,8 @@ struct kva_plan_params {
     double keep_share;            /* of its memory that a creditor keeps free for its own */
     double step_max_s;            /* 0: no bound */
     double horizon_s;             /* for which a plan is expected to hold */
-    double copy_bytes_per_s;      /* at which pages are copied beside steps */
+    double copy_bytes_per_s;      /* at which pages are copied, at most */
+    double copy_step_pages;       /* the same in each of the debtor's steps; 0: no bound */
     double copy_loss_share;       /* of both instances' tokens that copying costs */
     double gain_min_share;        /* of both instances' tokens that a move has to gain */
     uint32_t requests_per_debtor; /* of which pages may move in one plan */

@@ -3,8 +3,6 @@
 #include "base/log.h"
 #include "cluster/node/node_internal.h"
 
-#include <math.h>
-
 /* Between looks at leases while nothing steps, with loans and without. */
 #define LOANS_TICK_NS   (20 * KVA_NS_PER_MS)
 #define IDLE_TICK_NS    (250 * KVA_NS_PER_MS)
@@ -12,9 +10,6 @@
 #define LOANS_MAX       64u
 #define RETRY_NS        (250 * KVA_NS_PER_MS)
 #define LEASE_MARGIN_OF 8u
-
-/* Pages that are copied in a step, on average, at least: a loan has to come about. */
-#define STEP_PAGES_MIN 0.02
 
 /* --- messages ---------------------------------------------------------------------------------- */
 
@@ -51,14 +46,6 @@ static void receive(struct kva_node *node, const struct kva_note *note)
 
 /* --- joining ------------------------------------------------------------------------------------ */
 
-static double step_pages(const struct kva_node *node)
-{
-    const double copy_s =
-        node->params.copy_percent / 100.0 * node->cost.layers * node->cost.points[0].s;
-    const double pages = node->copy_page_s > 0 ? copy_s / node->copy_page_s : 1;
-    return fmin(fmax(pages, STEP_PAGES_MIN), KVA_NODE_UNACKED_PAGES);
-}
-
 static enum kva_status create_instance(struct kva_node *node, struct kva_scheduler *scheduler,
                                        const struct kva_member *self, struct kva_err *err)
 {
@@ -79,7 +66,7 @@ static enum kva_status create_instance(struct kva_node *node, struct kva_schedul
         .running_max = node->running_max,
         .keeps_homes = p->keeps_homes,
         .patience_ns = p->patience_ns,
-        .step_pages = step_pages(node),
+        .step_pages = kva_node_step_pages(node),
         .send = send,
         .opaque = node};
     enum kva_status status = kva_instance_create(&params, &node->instance, err);

@@ -40,10 +40,14 @@ static struct kva_cost_params cost_now(const struct kva_node *node)
     return cost;
 }
 
-static struct kva_plan_params plan_now(const struct kva_cost_params *cost)
+/* Others copy at the rate that this one does. */
+static struct kva_plan_params plan_now(const struct kva_node *node,
+                                       const struct kva_cost_params *cost)
 {
     struct kva_plan_params plan = kva_plan_defaults(cost);
     plan.page_tokens = KVA_PAGE_TOKENS;
+    plan.copy_step_pages = kva_node_step_pages(node);
+    plan.copy_loss_share = node->params.copy_percent / 100.0;
     return plan;
 }
 
@@ -65,7 +69,7 @@ static enum kva_status create(struct kva_node *node, uint64_t revision, struct k
         .cost = cost_now(node),
         .disregard = p->plan == KVA_CLUSTER_PLAN_WAITING,
     };
-    params.plan = plan_now(&params.cost);
+    params.plan = plan_now(node, &params.cost);
     return kva_gmanager_create(&params, &ops, &node->gmanager, err);
 }
 
@@ -113,7 +117,7 @@ void kva_node_manager_link_measured(struct kva_node *node)
     if (!node->gmanager)
         return;
     const struct kva_cost_params cost = cost_now(node);
-    const struct kva_plan_params plan = plan_now(&cost);
+    const struct kva_plan_params plan = plan_now(node, &cost);
     if (kva_gmanager_set_cost(node->gmanager, &cost, &plan, &err))
         kva_log(KVA_LOG_ERROR, "cluster       plans keep their constants: %s", err.message);
 }

@@ -4,6 +4,7 @@
 #include "base/log.h"
 #include "cluster/node/node_internal.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -142,6 +143,9 @@ static enum kva_status measure_attention(struct kva_node *node, struct group *g,
  * the network; and these share cores and memory. */
 #define PAGE_COPIES 3
 
+/* Pages that are copied in a step, on average, at least: a loan has to come about. */
+#define STEP_PAGES_MIN 0.02
+
 /* What it takes to send a page. A copy of it is timed as two of what is in a cache, where a page is
  * not. */
 static enum kva_status measure_copy(struct kva_node *node, struct kva_err *err)
@@ -160,6 +164,14 @@ static enum kva_status measure_copy(struct kva_node *node, struct kva_err *err)
     free(to);
     node->copy_page_s = PAGE_COPIES * (double)least_ns / 1e9;
     return fits ? KVA_OK : kva_fail(err, KVA_ENOMEM, "out of memory for a page");
+}
+
+double kva_node_step_pages(const struct kva_node *node)
+{
+    const double copy_s =
+        node->params.copy_percent / 100.0 * node->cost.layers * node->cost.points[0].s;
+    const double pages = node->copy_page_s > 0 ? copy_s / node->copy_page_s : 1;
+    return fmin(fmax(pages, STEP_PAGES_MIN), KVA_NODE_UNACKED_PAGES);
 }
 
 static void say(const struct kva_node *node)

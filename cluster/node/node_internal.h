@@ -148,6 +148,8 @@ void kva_probe_take(struct kva_node *node, const struct kva_link_frame *frame, u
 /* --- measure.c ------------------------------------------------------------------------------------ */
 
 KVA_MUST_CHECK enum kva_status kva_node_measure(struct kva_node *node, struct kva_err *err);
+/* Pages of loans that go in a step, on average, by --cluster-copy and what was measured. */
+double kva_node_step_pages(const struct kva_node *node);
 
 /* --- beside.c: the engine's thread ----------------------------------------------------------------- */
 

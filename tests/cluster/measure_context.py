@@ -1,8 +1,10 @@
-"""The longest request that a cluster serves, by its servers: python3 tests/cluster/measure_context.py [--servers 1,2,4,8,20]
+"""The longest request that a cluster serves, by its servers:
 
-Servers of a model with 96 small layers and random weights, each with a device tier of 16 pages of 64 tokens; a request of one
-of them gets longer by half a tier at a time, until it is refused or not answered. Every answer is compared with that of one
-server with memory enough. Needs the packages of tests/e2e/requirements.txt.
+    python3 tests/cluster/measure_context.py [--servers 1,2,4,8,20] [--tier 16] [--parts 2]
+
+Servers of a model with 96 small layers and random weights, each with a device tier of --tier pages of 64 tokens; a request of
+one of them gets longer by a --parts of a tier at a time, from half of all tiers on, until it is refused or not answered. Every
+answer is compared with that of one server with memory enough. Needs the packages of tests/e2e/requirements.txt.
 """
 
 from __future__ import annotations
@@ -24,15 +26,14 @@ SHAPE = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_s
          "max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
          "tie_word_embeddings": True, "torch_dtype": "bfloat16"}
 TOKEN_BYTES = 96 * 2 * 2 * 32 * 2
-TIER_PAGES, OUTPUT = 16, 24
+OUTPUT = 24
 
 
 def prompt_of(tokens: int) -> list[int]:
     return [100 + (j * j * 31 + j * 7) % 3000 for j in range(tokens)]
 
 
-def longest(model: pathlib.Path, servers: int, expected) -> tuple[int, str]:
-    tier = TIER_PAGES * PAGE_TOKENS
+def longest(model: pathlib.Path, servers: int, tier: int, parts: int, expected) -> tuple[int, str]:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         started = Servers(folder)
@@ -44,7 +45,7 @@ def longest(model: pathlib.Path, servers: int, expected) -> tuple[int, str]:
                 cluster.start(*options, model=model)
             cluster.wait_complete()
             served = 0
-            for tokens in range(tier // 2, 32 * tier, tier // 2):
+            for tokens in range(max(servers // 2, 1) * tier, 32 * tier, tier // parts):
                 reply = cluster.members[0].post("/v1/completions", {
                     "prompt": prompt_of(tokens - OUTPUT), "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True,
                     "return_token_ids": True})
@@ -60,7 +61,10 @@ def longest(model: pathlib.Path, servers: int, expected) -> tuple[int, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", default="1,2,4,8")
+    parser.add_argument("--tier", type=int, default=16, help="pages")
+    parser.add_argument("--parts", type=int, default=2)
     options = parser.parse_args()
+    tier = options.tier * PAGE_TOKENS
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         (folder / "shape.json").write_text(json.dumps(SHAPE))
@@ -75,8 +79,8 @@ def main() -> None:
 
             print("| servers | longest request, tokens | of one tier | the next one |\n|---|---|---|---|", flush=True)
             for count in map(int, options.servers.split(",")):
-                tokens, why = longest(folder / "model", count, expected)
-                print(f"| {count} | {tokens} | {tokens / TIER_PAGES / PAGE_TOKENS:.1f} | {why} |", flush=True)
+                tokens, why = longest(folder / "model", count, tier, options.parts, expected)
+                print(f"| {count} | {tokens} | {tokens / tier:.2f} | {why} |", flush=True)
 
 
 if __name__ == "__main__":

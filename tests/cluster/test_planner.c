@@ -247,6 +247,15 @@ static void test_planner__a_move_has_to_win_more_than_it_costs(void **state KVA_
     table_plan(&t);
     assert_int_equal(t.plan.move_count, 0);
     t.params = kva_plan_defaults(&t.cost);
+    t.params.copy_step_pages = 1e-3; /* as slow: a thousand steps a page */
+    table_plan(&t);
+    assert_int_equal(t.plan.move_count, 0);
+    t.params.copy_step_pages = 1e3;
+    table_plan(&t);
+    assert_true(t.plan.move_count > 0);
+    t.params.copy_step_pages = -1;
+    assert_int_equal(table_try(&t, NULL), KVA_EINVAL);
+    t.params = kva_plan_defaults(&t.cost);
     t.params.gain_min_share = 100;
     table_plan(&t);
     assert_int_equal(t.plan.move_count, 0);

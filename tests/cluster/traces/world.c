@@ -10,8 +10,12 @@
 #include "tests/cluster/traces/internal.h"
 #include "tests/random.h"
 
-#define IDLE_NS       (10 * KVA_NS_PER_MS)
-#define MANAGER_NS    (50 * KVA_NS_PER_MS)
+#define IDLE_NS    (10 * KVA_NS_PER_MS)
+#define MANAGER_NS (50 * KVA_NS_PER_MS)
+/* As in scheduler/admit.c. */
+#define BYPASS_MAX    32u
+#define BYPASS_DEPTH  8u
+
 #define PATIENCE_NS   (10 * KVA_NS_PER_S) /* with loans that do not suffice to begin, and no other */
 #define QUEUE_ROOM    4096u               /* in front, for those that are computed again */
 #define TP_MAX        8u                  /* devices over which layers are split */
@@ -199,6 +203,41 @@ static void arrive(struct world *world)
 
 /* --- steps ------------------------------------------------------------------------------------ */
 
+/* The one `behind` the first in line begins. */
+static void begin_row(struct world_instance *at, uint32_t behind)
+{
+    struct world *world = at->world;
+    const uint32_t index = at->queue[at->queue_first + behind];
+    struct world_request *request = &world->requests[index];
+    memmove(&at->queue[at->queue_first + 1], &at->queue[at->queue_first],
+            behind * sizeof(*at->queue));
+    at->queue_first++;
+    at->queue_pages -= request->pages;
+    at->local += request->pages - request->away;
+    request->state = WORLD_RUNNING;
+    at->prompts_s += world_prompt_s(world, request->prompt + request->emitted);
+    if (world->now_ns > (uint64_t)(world->params.warm_s * (double)KVA_NS_PER_S)) {
+        world->wait_sum_s += (double)(world->now_ns - request->since_ns) / (double)KVA_NS_PER_S;
+        world->begun++;
+    }
+    at->rows[at->row_count++] = index;
+}
+
+/* Who fits may pass the first in line that does not. */
+static void let_pass(struct world_instance *at, struct world_request *head)
+{
+    uint32_t behind = 1;
+    while (behind <= BYPASS_DEPTH && at->queue_first + behind < at->queue_end &&
+           head->bypassed < BYPASS_MAX && at->row_count < at->rows_max) {
+        if (missing(at, &at->world->requests[at->queue[at->queue_first + behind]]) > 0) {
+            behind++;
+            continue;
+        }
+        begin_row(at, behind);
+        head->bypassed++;
+    }
+}
+
 static void let_in(struct world_instance *at)
 {
     struct world *world = at->world;
@@ -206,17 +245,7 @@ static void let_in(struct world_instance *at)
     while ((head = world_head(at)) && at->row_count < at->rows_max && head->home == 0) {
         uint32_t lack = missing(at, head);
         if (lack == 0) {
-            at->queue_first++;
-            at->queue_pages -= head->pages;
-            at->local += head->pages - head->away;
-            head->state = WORLD_RUNNING;
-            at->prompts_s += world_prompt_s(world, head->prompt + head->emitted);
-            if (world->now_ns > (uint64_t)(world->params.warm_s * (double)KVA_NS_PER_S)) {
-                world->wait_sum_s +=
-                    (double)(world->now_ns - head->since_ns) / (double)KVA_NS_PER_S;
-                world->begun++;
-            }
-            at->rows[at->row_count++] = (uint32_t)(head - world->requests);
+            begin_row(at, 0);
             continue;
         }
         /* Who waits for more than an instance has, waits for others to lend: what comes back would
@@ -231,6 +260,7 @@ static void let_in(struct world_instance *at)
             kva_rmanager_request_end(at->rmanager, head->id, head->generation, world->now_ns);
             world_again(at, head);
         }
+        let_pass(at, head);
         return;
     }
 }

@@ -282,9 +282,7 @@ void world_lend_begin(struct world *world)
     struct kva_err err = {0};
     params.plan = kva_plan_defaults(&world->machine.cost);
     params.plan.page_tokens = WORLD_PAGE_TOKENS;
-    /* As many pages as go in steps of 25 ms. */
-    params.plan.copy_bytes_per_s =
-        world->machine.step_pages * (double)world->machine.cost.page_bytes / 0.025;
+    params.plan.copy_step_pages = world->machine.step_pages;
     if (kva_gmanager_create(&params, &ops, &world->gmanager, &err))
         die("gManager", err.message);
     for (uint32_t i = 0; i < world->params.instances; i++)
