@@ -75,8 +75,8 @@ bool kva_check_lowbit(struct kva_device *device, const char *op, struct kva_lowb
     if (format.bits != 1 && format.bits != 2 && format.bits != 4)
         return kva_check_refuse(device, "%s: %u bits, must be 1, 2 or 4", op, format.bits);
     if (format.value_bits != 0 && (format.value_bits != 2 || format.bits != 1))
-        return kva_check_refuse(device, "%s: values of %u bits, must be 2, with keys of 1", op,
-                                format.value_bits);
+        return kva_check_refuse(device, "%s: values of %u bits with keys of %u, must be 2 with 1",
+                                op, format.value_bits, format.bits);
     if (format.group != 32 && format.group != 64)
         return kva_check_refuse(device, "%s: groups of %u, must be 32 or 64", op, format.group);
     if (format.coding != KVA_CODING_PLAIN)

@@ -2,15 +2,11 @@
  *
  * The tenant whose next slot is the cheapest comes first (tenant.c), and within a tenant the order
  * is (aged priority, arrival). A choice that does not fit may be passed by later ones, but only
- * BYPASS_MAX times; from then on the freed memory is left to add up until it fits.
+ * KVA_BYPASS_MAX times; from then on the freed memory is left to add up until it fits.
  *
  * Watermark: while anything runs, what each running sequence grows by next stays free, so that what
  * is let in now need not be thrown out a few steps later. */
 #include "scheduler/internal.h"
-
-/* Choices that may overtake one that does not fit, and how far behind it they are looked for. */
-#define BYPASS_MAX   32u
-#define BYPASS_DEPTH 8u
 
 /* Of one tenant, where there are several. */
 #define BYPASS_DEPTH_SHARED 2u
@@ -210,7 +206,7 @@ static bool nobody_fits(struct kva_scheduler *s, const struct kva_tenant *t,
 void kva_scheduler_admit_waiting(struct kva_scheduler *s, struct kva_step_plan *plan,
                                  uint64_t now_ns)
 {
-    struct kva_choice *passed[BYPASS_DEPTH];
+    struct kva_choice *passed[KVA_BYPASS_DEPTH];
     uint32_t passed_count = 0;
     clear_reserved(s);
     if (s->waiting_count > 0)
@@ -234,9 +230,9 @@ void kva_scheduler_admit_waiting(struct kva_scheduler *s, struct kva_step_plan *
         }
         if (passed_count == 0)
             s->wait_reason = reason;
-        if (stop || passed_count == BYPASS_DEPTH)
+        if (stop || passed_count == KVA_BYPASS_DEPTH)
             break;
-        if ((passed_count > 0 ? passed[0] : c)->bypassed >= BYPASS_MAX)
+        if ((passed_count > 0 ? passed[0] : c)->bypassed >= KVA_BYPASS_MAX)
             break;
         kva_choice_leave_waiting(s, c);
         passed[passed_count++] = c;

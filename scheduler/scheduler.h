@@ -116,6 +116,10 @@ typedef void (*kva_output_fn)(void *opaque, const struct kva_output *output);
 /* Tokens that prompts may have in any step, whatever it costs. */
 #define KVA_PREFILL_TOKENS_MIN 16u
 
+/* Choices that may overtake one that does not fit, and how far behind it they are looked for. */
+#define KVA_BYPASS_MAX   32u
+#define KVA_BYPASS_DEPTH 8u
+
 struct kva_scheduler_params {
     struct kva_engine *engine;
     const struct kva_clock *clock;

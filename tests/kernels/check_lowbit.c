@@ -512,7 +512,8 @@ void check_attend_lowbit(struct check *check)
     for (size_t i = 0; i < KVA_COUNT_OF(shapes); i++) {
         bool big = shapes[i].heads * shapes[i].head_dim > 512;
         for (uint32_t j = 0; j < rounds; j++) {
-            struct plan plan = {.shape = shapes[i], .dtype = j % 2 ? KVA_F16 : KVA_BF16};
+            struct plan plan = {.shape = shapes[i],
+                                .dtype = (i + j + j / 4) % 2 ? KVA_F16 : KVA_BF16};
             plan.format.bits = bits[j % 4][0];
             plan.format.value_bits = bits[j % 4][1];
             plan.format.group = check_below(check, 3) ? 64 : 32;

@@ -210,7 +210,7 @@ static const char *check_head(const struct quantise_test *test, const unsigned c
         }
         reason = check_group(&group, format, format.bits, format.key_levels);
     }
-    const uint32_t value_bits = format.value_bits > 0 ? format.value_bits : format.bits;
+    const uint32_t value_bits = kva_lowbit_value_bits(format);
     for (uint32_t i = 0; i < (dim + size - 1) / size * 64 && !reason; i++) { /* values */
         uint32_t g = i / 64, token = i % 64;
         struct stored group = {.scale = half_at(parts.v_scale, i)};

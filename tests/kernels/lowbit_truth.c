@@ -20,18 +20,12 @@ static size_t lowbit_key_level(const struct lowbit_test *test, size_t token, siz
                                              : token / format.group * test->args.head_dim + c;
 }
 
-static uint32_t lowbit_value_bits(const struct lowbit_test *test)
-{
-    const struct kva_lowbit_format format = test->args.format;
-    return format.value_bits > 0 ? format.value_bits : format.bits;
-}
-
 /* The low-bit number of a token's channel, read as kv_layout.h draws the block. */
 static double decode(const struct lowbit_test *test, const unsigned char *head, bool value,
                      uint32_t token, uint32_t c)
 {
     uint32_t dim = test->args.head_dim, group = test->args.format.group;
-    uint32_t bits = value ? lowbit_value_bits(test) : test->args.format.bits;
+    uint32_t bits = value ? kva_lowbit_value_bits(test->args.format) : test->args.format.bits;
     size_t k = lowbit_key_levels(test), v = ((size_t)dim + group - 1) / group * 64;
     size_t at = value ? c / group * 64 + token : lowbit_key_level(test, token, c);
     const uint16_t *levels = (const uint16_t *)(const void *)head + (value ? 2 * k : 0);
@@ -205,7 +199,7 @@ static void pair_truth(const struct lowbit_test *test, uint32_t first, uint32_t 
         }
     }
     /* A weight's step is that of the largest of its split, which is 1 at most. */
-    double code_max = (1 << lowbit_value_bits(test)) - 1;
+    double code_max = (1 << kva_lowbit_value_bits(test->args.format)) - 1;
     for (uint32_t split = first / KVA_ATTEND_SPLIT_TOKENS;
          rounding->on && split * KVA_ATTEND_SPLIT_TOKENS < tokens; split++) {
         uint32_t low = kva_max_u32(first, split * KVA_ATTEND_SPLIT_TOKENS);

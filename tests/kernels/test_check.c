@@ -343,7 +343,7 @@ static void test_check__lowbit(void **state KVA_UNUSED)
     refused("attend_lowbit: ", "cannot share", lowbit_heads);
     refused("attend_lowbit: ", "head_dim 0", lowbit_dim);
     refused("attend_lowbit: ", "8 bits", lowbit_bits);
-    refused("attend_lowbit: ", "values of 2 bits, must be 2, with keys of 1",
+    refused("attend_lowbit: ", "values of 2 bits with keys of 4, must be 2 with 1",
             lowbit_values_of_keys_of_4);
     refused("attend_lowbit: ", "with keys per token as keys", lowbit_values_per_token);
     refused("attend_lowbit: ", "groups of 128", lowbit_group);

@@ -6,16 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "scheduler/scheduler.h"
 #include "tests/cluster/a100.h"
 #include "tests/cluster/traces/internal.h"
 #include "tests/random.h"
 
-#define IDLE_NS    (10 * KVA_NS_PER_MS)
-#define MANAGER_NS (50 * KVA_NS_PER_MS)
-/* As in scheduler/admit.c. */
-#define BYPASS_MAX    32u
-#define BYPASS_DEPTH  8u
-
+#define IDLE_NS       (10 * KVA_NS_PER_MS)
+#define MANAGER_NS    (50 * KVA_NS_PER_MS)
 #define PATIENCE_NS   (10 * KVA_NS_PER_S) /* with loans that do not suffice to begin, and no other */
 #define QUEUE_ROOM    4096u               /* in front, for those that are computed again */
 #define TP_MAX        8u                  /* devices over which layers are split */
@@ -227,8 +224,8 @@ static void begin_row(struct world_instance *at, uint32_t behind)
 static void let_pass(struct world_instance *at, struct world_request *head)
 {
     uint32_t behind = 1;
-    while (behind <= BYPASS_DEPTH && at->queue_first + behind < at->queue_end &&
-           head->bypassed < BYPASS_MAX && at->row_count < at->rows_max) {
+    while (behind <= KVA_BYPASS_DEPTH && at->queue_first + behind < at->queue_end &&
+           head->bypassed < KVA_BYPASS_MAX && at->row_count < at->rows_max) {
         if (missing(at, &at->world->requests[at->queue[at->queue_first + behind]]) > 0) {
             behind++;
             continue;
