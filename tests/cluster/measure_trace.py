@@ -6,9 +6,11 @@ Servers with a thread each, as many as this machine has cores or --servers, in t
 Constants are those that the first server measures of itself, and what prompts of two lengths take it: a part for each token,
 and one for each pair of them. Where several servers share a core, the prediction has each of them so many times slower, as if
 all were busy all the time. Requests of the trace, their lengths scaled, come at the same times to the same servers in both.
-Prints tokens a second of the measured time, by share that may be lent, and the prediction's ratio; then how long a layer has
-waited for an answer on average, what plans have learnt of steps without loans and with them (kvahead_cluster_pace), and the
-prediction with that wait. Needs the packages of tests/e2e/requirements.txt, and bench_cluster_prediction of a build folder.
+With --fits only those come that one server can hold; a server alone refuses the others, and has no work with them.
+Prints tokens a second of the measured time that were said and that were computed of prompts, by share that may be lent,
+requests that were refused since no memory could hold them, and the prediction's ratio; then how long a layer has waited for an
+answer on average, what plans have learnt of steps without loans and with them (kvahead_cluster_pace), and the prediction with
+that wait. Needs the packages of tests/e2e/requirements.txt, and bench_cluster_prediction of a build folder.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
 from cluster import Cluster  # noqa: E402
 from conftest import Servers  # noqa: E402
 from harness import BINARY  # noqa: E402
-from measure_lending import on_core, prompt_of, tokens  # noqa: E402
+from measure_lending import on_core, prompt_of  # noqa: E402
 
 PREDICT = pathlib.Path(BINARY).parent / "tests/cluster/traces/bench_cluster_prediction"
 LINK_LATENCY_S, LINK_BYTES_PER_S = 20e-6, 2e9  # bench_cluster_link, two processes of one machine
@@ -70,21 +72,29 @@ def ask(server, index: int, prompt: int, outputs: int) -> None:
         pass  # the servers were stopped, or it is too long for them
 
 
-def replay(servers, requests, options) -> float:
-    """Tokens a second behind the time to warm up."""
-    began, before, measured_ns = time.monotonic(), None, 0.0
+def tokens(servers) -> tuple[float, float]:
+    """Those that were said, and those of prompts that were computed."""
+    metrics = [server.metrics() for server in servers]
+    return tuple(sum(one.get(name, 0) for one in metrics) for name in
+                 ("kvahead_generation_tokens_total", 'kvahead_scheduler_prompt_tokens_total{source="computed"}'))
+
+
+def replay(servers, requests, options) -> tuple[float, float]:
+    """Both a second, behind the time to warm up."""
+    began, before, measured_s = time.monotonic(), None, 0.0
     end = options.warm + options.measured
     for index, (at, instance, prompt, outputs) in enumerate(requests):
         due = min(at, end)
         while time.monotonic() < began + due:
             if before is None and time.monotonic() >= began + options.warm:
-                before, measured_ns = tokens(servers), time.monotonic()
+                before, measured_s = tokens(servers), time.monotonic()
             time.sleep(0.005)
         if at >= end:
             break
         threading.Thread(target=ask, args=(servers[instance], index, prompt, outputs), daemon=True).start()
     time.sleep(max(0.0, began + end - time.monotonic()))
-    return (tokens(servers) - before) / (time.monotonic() - measured_ns)
+    after, took_s = tokens(servers), time.monotonic() - measured_s
+    return (after[0] - before[0]) / took_s, (after[1] - before[1]) / took_s
 
 
 def predict(folder: pathlib.Path, lines: list[str], count: int, options) -> dict[str, float]:
@@ -122,13 +132,15 @@ def measure(options, share: int, drawn: list[str]) -> None:
                         str(share), "--cluster-patience", f"{options.patience}s", model=options.model))
             cluster.wait_complete()
             known = constants(members[0], options, options.servers / len(cores))
-            real = replay(members, requests, options)
+            said, computed = replay(members, requests, options)
             known += [f"lend_share {share / 100}", f"patience_s {options.patience}"]
             expected = predict(folder, [*known, *drawn], options.servers, options)
             metrics = [member.metrics() for member in members]
             lent = sum(one['kvahead_cluster_loans_total{event="lent"}'] for one in metrics)
-            print(f"| {share}% | {real:.1f} | {lent:.0f} | {expected['tokens_per_s']:.1f} | {expected['loans']:.0f} "
-                  f"| {expected['tokens_per_s'] / real:.2f} |", flush=True)
+            refused = sum(one.get('kvahead_requests_rejected_total{reason="context"}', 0) for one in metrics)
+            print(f"| {share}% | {said:.1f} | {computed:.0f} | {refused:.0f} | {lent:.0f} | {expected['tokens_per_s']:.1f} "
+                  f"| {expected['prompts_per_s']:.0f} | {expected['refused']:.0f} | {expected['loans']:.0f} "
+                  f"| {expected['tokens_per_s'] / said:.2f} |", flush=True)
             if lent:
                 say_loans(metrics, lambda wait_s: predict(folder, [*known, f"guest_wait_s {wait_s}", *drawn], options.servers,
                                                           options))
@@ -148,6 +160,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=0.036, help="of lengths")
     parser.add_argument("--rate", type=float, default=0.8, help="requests a second in all")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--fits", action="store_true", help="leave out what no server holds alone")
     parser.add_argument("--servers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--patience", type=int, default=10, help="seconds, the servers' --cluster-patience")
     parser.add_argument("--shares", default="0,80")
@@ -158,7 +171,10 @@ def main() -> None:
     count = int(2 * options.rate * (options.warm + options.measured)) + 20
     drawn = subprocess.run([PREDICT, "draw", str(options.trace), str(options.scale), str(count), str(options.servers),
                             str(options.rate), str(options.seed)], check=True, capture_output=True, text=True).stdout.splitlines()
-    print("| may be lent | tokens/s | loans | predicted | loans | of measured |\n|---|---|---|---|---|---|", flush=True)
+    if options.fits:
+        drawn = [line for line in drawn if sum(map(int, line.split()[3:])) <= 64 * options.pages]
+    print("| may be lent | tokens/s | of prompts | refused | loans | predicted | of prompts | refused | loans | of measured |\n"
+          "|---|---|---|---|---|---|---|---|---|---|", flush=True)
     for share in map(int, options.shares.split(",")):
         measure(options, share, drawn)
 

@@ -150,10 +150,11 @@ static int run(char **argv)
         if (input.arrivals[i].instance >= params.instances || input.arrivals[i].outputs == 0)
             return 1;
     struct world_result result = world_run(&params);
-    printf("tokens_per_s %.2f rows %.2f used %.3f wait_s %.3f ended %u refused %u loans %llu home "
-           "%llu\n",
-           result.tokens_per_s, result.rows, result.used, result.wait_s, result.ended,
-           result.refused, (unsigned long long)result.loans, (unsigned long long)result.home);
+    printf("tokens_per_s %.2f prompts_per_s %.2f rows %.2f used %.3f wait_s %.3f ended %u "
+           "refused %u loans %llu home %llu\n",
+           result.tokens_per_s, result.prompts_per_s, result.rows, result.used, result.wait_s,
+           result.ended, result.refused, (unsigned long long)result.loans,
+           (unsigned long long)result.home);
     free(input.arrivals);
     return 0;
 }

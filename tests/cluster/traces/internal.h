@@ -22,6 +22,7 @@ struct world_request {
     uint32_t home;  /* of them, on their way home: memory is taken */
     uint32_t generation;
     uint32_t bypassed; /* by how many, as the first in line */
+    bool staged;       /* its prompt is computed, and in the host's memory */
     enum world_state state;
     uint64_t since_ns;        /* it waits, or waits again */
     uint64_t spread_since_ns; /* its last loan began, meanwhile */
@@ -76,6 +77,7 @@ struct world {
     uint32_t packet_first, packet_count, packet_max;
     struct world_result result;
     uint64_t measured[2]; /* tokens */
+    uint64_t prompt_tokens;
     double row_steps, steps, used_sum;
     double wait_sum_s, begun;
 };

@@ -200,6 +200,16 @@ static void arrive(struct world *world)
 
 /* --- steps ------------------------------------------------------------------------------------ */
 
+/* Its prompt, and what it has said if it is computed again, makes the next step longer. */
+static void compute_prompt(struct world_instance *at, const struct world_request *request)
+{
+    struct world *world = at->world;
+    const uint32_t tokens = request->prompt + request->emitted;
+    at->prompts_s += world_prompt_s(world, tokens);
+    if (world->now_ns >= ns_of(world->params.warm_s))
+        world->prompt_tokens += tokens;
+}
+
 /* The one `behind` the first in line begins. */
 static void begin_row(struct world_instance *at, uint32_t behind)
 {
@@ -212,21 +222,41 @@ static void begin_row(struct world_instance *at, uint32_t behind)
     at->queue_pages -= request->pages;
     at->local += request->pages - request->away;
     request->state = WORLD_RUNNING;
-    at->prompts_s += world_prompt_s(world, request->prompt + request->emitted);
-    if (world->now_ns > (uint64_t)(world->params.warm_s * (double)KVA_NS_PER_S)) {
+    if (!request->staged)
+        compute_prompt(at, request);
+    if (world->now_ns > ns_of(world->params.warm_s)) {
         world->wait_sum_s += (double)(world->now_ns - request->since_ns) / (double)KVA_NS_PER_S;
         world->begun++;
     }
     at->rows[at->row_count++] = index;
 }
 
-/* Who fits may pass the first in line that does not. */
+static bool is_longer(const struct world_instance *at, const struct world_request *request)
+{
+    return request->pages > at->pages;
+}
+
+/* What no instance holds is computed when it is its turn, layer by layer, with homes on the host;
+ * what it waits for then is that others lend. */
+static void stage(struct world_instance *at, struct world_request *request)
+{
+    if (!is_longer(at, request) || request->staged)
+        return;
+    compute_prompt(at, request);
+    request->staged = true;
+}
+
+/* Who fits may pass the first in line that does not; what waits for others to lend is in nobody's
+ * way. */
 static void let_pass(struct world_instance *at, struct world_request *head)
 {
     uint32_t behind = 1;
     while (behind <= KVA_BYPASS_DEPTH && at->queue_first + behind < at->queue_end &&
-           head->bypassed < KVA_BYPASS_MAX && at->row_count < at->rows_max) {
-        if (missing(at, &at->world->requests[at->queue[at->queue_first + behind]]) > 0) {
+           (head->bypassed < KVA_BYPASS_MAX || is_longer(at, head)) &&
+           at->row_count < at->rows_max) {
+        struct world_request *next = &at->world->requests[at->queue[at->queue_first + behind]];
+        if (missing(at, next) > 0) {
+            stage(at, next);
             behind++;
             continue;
         }
@@ -251,6 +281,7 @@ static void let_in(struct world_instance *at)
             at->short_of = head->id;
             at->short_since_ns = world->now_ns;
         }
+        stage(at, head);
         if (at->guests > 0 && head->pages - head->away <= at->pages && world_keeps(at, head))
             kva_rmanager_reclaim(at->rmanager, lack, world->now_ns);
         if (head->away > 0 && world->now_ns > head->spread_since_ns + PATIENCE_NS) {
@@ -352,9 +383,9 @@ static void step(struct world_instance *at)
     }
     let_in(at);
     at->step_s = step_s(at);
-    uint64_t took_ns = ns_of(at->step_s + at->prompts_s);
+    uint64_t took_ns = ns_of((at->row_count > 0 ? at->step_s : 0) + at->prompts_s);
     at->prompts_s = 0;
-    at->step_ns = world->now_ns + (at->row_count > 0 ? took_ns : IDLE_NS);
+    at->step_ns = world->now_ns + (took_ns > 0 ? took_ns : IDLE_NS);
 }
 
 /* --- a run ------------------------------------------------------------------------------------ */
@@ -439,6 +470,7 @@ struct world_result world_run(const struct world_params *params)
     for (int i = 0; i < 2; i++)
         result->halves[i] = 2 * (double)world->measured[i] / params->measured_s;
     result->tokens_per_s = (result->halves[0] + result->halves[1]) / 2;
+    result->prompts_per_s = (double)world->prompt_tokens / params->measured_s;
     result->rows = world->row_steps / fmax(world->steps, 1);
     result->used = world->used_sum / fmax(world->steps, 1);
     result->wait_s = world->wait_sum_s / fmax(world->begun, 1);

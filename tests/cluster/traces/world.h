@@ -55,10 +55,11 @@ struct world_params {
 
 struct world_result {
     double tokens_per_s;
-    double halves[2]; /* of the measured time: equal where it is steady */
-    double rows;      /* per step, average */
-    double used;      /* of all memory, average */
-    uint32_t refused; /* requests that fit nowhere */
+    double prompts_per_s; /* tokens of prompts that were computed, those again, too */
+    double halves[2];     /* of the measured time: equal where it is steady */
+    double rows;          /* per step, average */
+    double used;          /* of all memory, average */
+    uint32_t refused;     /* requests that fit nowhere */
     uint32_t ended;
     double wait_s; /* of a request, until it has its memory; average */
     uint32_t computed_again;
