@@ -1,9 +1,10 @@
 /* What lending costs while it happens (Figure 12 of Infinite-LLM): a debtor's steps of one row while
  * pages of its sequence go to a creditor in another process, by tokens copied in a step.
  *
- *     bench_cluster_copying MODEL [tokens of context [blocks]]
+ *     bench_cluster_copying MODEL [tokens of context [blocks [tokens a step ...]]]
  *
- * A table in Markdown. The pages go the way that a server's go: the engine's thread copies them into a
+ * A table in Markdown, with medians over pairs of blocks, and an interval in which the last one is
+ * with 95%. The pages go the way that a server's go: the engine's thread copies them into a
  * mailbox, another thread sends them, at most so many unacknowledged as a loan may have; the other
  * process writes them where a creditor's device tier would be. Blocks of steps with and without are
  * taken in turns. */
@@ -17,6 +18,7 @@
 #include "tests/median.h"
 
 #include <malloc.h>
+#include <math.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -26,9 +28,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { UNACKED = 8, BLOCK = 48, SKIPPED = 8, BLOCKS_MAX = 64, MESSAGE_BYTES = 64 };
+enum { UNACKED = 8, BLOCK = 48, SKIPPED = 8, BLOCKS_MAX = 512, MESSAGE_BYTES = 64 };
 
-static const uint32_t rates[] = {8, 16, 32, 64, 128, 256, 512}; /* tokens a step */
+/* A sequence grows with each step, and its steps with it: so many pairs, then another. */
+#define SEQUENCE_BLOCKS 16u
 
 /* --- the creditor's process --------------------------------------------------------------------- */
 
@@ -131,8 +134,9 @@ struct debtor {
     uint64_t copied, copy_ns; /* pages, in this block, and what they took this thread */
 };
 
-static void open_debtor(struct debtor *d, const char *model, uint32_t tokens, uint32_t steps)
+static void open_debtor(struct debtor *d, const char *model, uint32_t tokens)
 {
+    const uint32_t steps = 2 * SEQUENCE_BLOCKS * BLOCK;
     const struct fixture_params params = {.model_path = model,
                                           .threads = 1,
                                           .device_bytes = (uint64_t)4 << 30,
@@ -153,9 +157,9 @@ static void close_debtor(struct debtor *d)
     fixture_close(&d->fixture);
 }
 
-/* Each rate has a sequence of its own: one that has grown takes longer. */
-static void start_sequence(struct debtor *d, uint32_t steps)
+static void start_sequence(struct debtor *d)
 {
+    const uint32_t steps = 2 * SEQUENCE_BLOCKS * BLOCK;
     const struct kva_sequence_params wanted = {.prompt = d->prompt,
                                                .prompt_tokens = d->tokens,
                                                .tokens_max = d->tokens + steps + 2,
@@ -228,32 +232,51 @@ static struct measured run_block(struct debtor *d, uint32_t rate)
 
 /* --- the table ----------------------------------------------------------------------------------- */
 
+/* Of pairs of blocks. */
+struct pairs {
+    double none_ms[BLOCKS_MAX], copy_ms[BLOCKS_MAX];
+    double over[BLOCKS_MAX]; /* with, over without */
+    double pages;            /* of a step, all */
+};
+
 /* Each rate beside none, the one or the other first. */
-static void measure(struct debtor *d, uint32_t blocks)
+static void run_pairs(struct debtor *d, uint32_t rate, uint32_t blocks, struct pairs *ret)
 {
-    static double none[BLOCKS_MAX], over[BLOCKS_MAX], copy[BLOCKS_MAX];
+    ret->pages = 0;
+    for (uint32_t turn = 0; turn < blocks; turn++) {
+        struct measured pair[2]; /* without, with */
+        if (turn % SEQUENCE_BLOCKS == 0)
+            start_sequence(d);
+        for (uint32_t j = 0; j < 2; j++) {
+            const uint32_t with = (turn + j) % 2;
+            pair[with] = run_block(d, with ? rate : 0);
+        }
+        ret->none_ms[turn] = pair[0].ms;
+        ret->copy_ms[turn] = pair[1].copy_ms;
+        ret->over[turn] = pair[1].ms / pair[0].ms;
+        ret->pages += pair[1].pages;
+        if (turn % SEQUENCE_BLOCKS == SEQUENCE_BLOCKS - 1 || turn + 1 == blocks)
+            end_sequence(d);
+    }
+}
+
+static void measure(struct debtor *d, uint32_t blocks, const uint32_t *rates, size_t count)
+{
+    static struct pairs pairs;
     printf("A page of %u tokens has %zu KiB.\n\n", KVA_PAGE_TOKENS,
            kva_lending_page_bytes(d->fixture.engine) >> 10);
     printf("| tokens a step | copied | ms a step without | copying in this thread | a step with, "
-           "over without |\n|---|---|---|---|---|\n");
-    for (size_t i = 0; i < KVA_COUNT_OF(rates); i++) {
-        double pages = 0;
-        start_sequence(d, 2 * blocks * BLOCK);
-        for (uint32_t turn = 0; turn < blocks; turn++) {
-            struct measured pair[2]; /* without, with */
-            for (uint32_t j = 0; j < 2; j++) {
-                const uint32_t with = (turn + j) % 2;
-                pair[with] = run_block(d, with ? rates[i] : 0);
-            }
-            none[turn] = pair[0].ms;
-            over[turn] = pair[1].ms / pair[0].ms;
-            copy[turn] = pair[1].copy_ms;
-            pages += pair[1].pages / blocks;
-        }
-        end_sequence(d);
-        printf("| %u | %.0f | %.2f | %.3f | %.3f |\n", rates[i], pages * KVA_PAGE_TOKENS,
-               kva_test_median(none, blocks), kva_test_median(copy, blocks),
-               kva_test_median(over, blocks));
+           "over without | between |\n|---|---|---|---|---|---|\n");
+    for (size_t i = 0; i < count; i++) {
+        run_pairs(d, rates[i], blocks, &pairs);
+        double middle = kva_test_median(pairs.over, blocks);
+        /* Of ranks: half of the pairs are below the median, with a binomial's deviation. */
+        uint32_t away = (uint32_t)ceil(0.98 * sqrt(blocks));
+        uint32_t low = blocks / 2 > away ? blocks / 2 - away : 0;
+        printf("| %u | %.0f | %.2f | %.3f | %.3f | %.3f to %.3f |\n", rates[i],
+               pairs.pages / blocks * KVA_PAGE_TOKENS, kva_test_median(pairs.none_ms, blocks),
+               kva_test_median(pairs.copy_ms, blocks), middle, pairs.over[low],
+               pairs.over[blocks - 1 - low]);
         fflush(stdout);
     }
 }
@@ -261,6 +284,8 @@ static void measure(struct debtor *d, uint32_t blocks)
 int main(int argc, char **argv)
 {
     static struct debtor d;
+    uint32_t rates[16] = {8, 16, 32, 64, 128, 256, 512}; /* tokens a step */
+    size_t count = 7;
     pid_t creditor;
     if (argc == 3 && strcmp(argv[1], "--take") == 0) {
         take_pages(argv[2]);
@@ -268,12 +293,16 @@ int main(int argc, char **argv)
     }
     const uint32_t tokens = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 4096;
     const uint32_t blocks = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 10;
+    for (int i = 4; i < argc && i < 20; i++) {
+        rates[i - 4] = (uint32_t)strtoul(argv[i], NULL, 10);
+        count = (size_t)i - 3;
+    }
     bench_require(argc > 1 && tokens >= 2 * KVA_PAGE_TOKENS && blocks > 0 && blocks <= BLOCKS_MAX,
-                  "MODEL [tokens of context, 128 or more [blocks, 1 to 64]]");
+                  "MODEL [tokens of context, 128 or more [blocks, 1 to 512 [tokens a step ...]]]");
     mallopt(M_MMAP_THRESHOLD, 1 << 20); /* as `serve` does */
-    open_debtor(&d, argv[1], tokens, 2 * blocks * BLOCK);
+    open_debtor(&d, argv[1], tokens);
     start_sender(&d.sender, &creditor);
-    measure(&d, blocks);
+    measure(&d, blocks, rates, count);
     end_sender(&d.sender);
     waitpid(creditor, NULL, 0);
     close_debtor(&d);
