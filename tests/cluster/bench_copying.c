@@ -32,6 +32,7 @@ enum { UNACKED = 8, BLOCK = 48, SKIPPED = 8, BLOCKS_MAX = 512, MESSAGE_BYTES = 6
 
 /* A sequence grows with each step, and its steps with it: so many pairs, then another. */
 #define SEQUENCE_BLOCKS 16u
+#define SEQUENCE_STEPS  (2 * SEQUENCE_BLOCKS * BLOCK)
 
 /* --- the creditor's process --------------------------------------------------------------------- */
 
@@ -136,12 +137,11 @@ struct debtor {
 
 static void open_debtor(struct debtor *d, const char *model, uint32_t tokens)
 {
-    const uint32_t steps = 2 * SEQUENCE_BLOCKS * BLOCK;
     const struct fixture_params params = {.model_path = model,
                                           .threads = 1,
                                           .device_bytes = (uint64_t)4 << 30,
                                           .host_bytes = (uint64_t)4 << 30,
-                                          .context_max = tokens + steps + 2};
+                                          .context_max = tokens + SEQUENCE_STEPS + 2};
     d->sampling = fixture_greedy();
     fixture_open(&d->fixture, &params);
     d->prompt = calloc(tokens, sizeof(*d->prompt));
@@ -159,10 +159,9 @@ static void close_debtor(struct debtor *d)
 
 static void start_sequence(struct debtor *d)
 {
-    const uint32_t steps = 2 * SEQUENCE_BLOCKS * BLOCK;
     const struct kva_sequence_params wanted = {.prompt = d->prompt,
                                                .prompt_tokens = d->tokens,
-                                               .tokens_max = d->tokens + steps + 2,
+                                               .tokens_max = d->tokens + SEQUENCE_STEPS + 2,
                                                .sampling = &d->sampling,
                                                .kv = kva_kv_spec_default(KVA_KV_FULL),
                                                .cache_disabled = true};
@@ -293,8 +292,10 @@ int main(int argc, char **argv)
     }
     const uint32_t tokens = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 4096;
     const uint32_t blocks = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 10;
-    for (int i = 4; i < argc && i < 20; i++) {
+    bench_require(argc <= 4 + (int)KVA_COUNT_OF(rates), "at most 16 rates");
+    for (int i = 4; i < argc; i++) {
         rates[i - 4] = (uint32_t)strtoul(argv[i], NULL, 10);
+        bench_require(rates[i - 4] > 0, "tokens a step: 1 or more");
         count = (size_t)i - 3;
     }
     bench_require(argc > 1 && tokens >= 2 * KVA_PAGE_TOKENS && blocks > 0 && blocks <= BLOCKS_MAX,

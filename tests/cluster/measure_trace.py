@@ -31,8 +31,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
 
 from cluster import Cluster  # noqa: E402
 from conftest import Servers  # noqa: E402
-from harness import BINARY  # noqa: E402
-from measure_lending import on_core, prompt_of  # noqa: E402
+from harness import BINARY, PAGE_TOKENS  # noqa: E402
+from measure_lending import on_core, prompt_of, tokens  # noqa: E402
 
 PREDICT = pathlib.Path(BINARY).parent / "tests/cluster/traces/bench_cluster_prediction"
 LINK_LATENCY_S, LINK_BYTES_PER_S = 20e-6, 2e9  # bench_cluster_link, two processes of one machine
@@ -72,29 +72,26 @@ def ask(server, index: int, prompt: int, outputs: int) -> None:
         pass  # the servers were stopped, or it is too long for them
 
 
-def tokens(servers) -> tuple[float, float]:
-    """Those that were said, and those of prompts that were computed."""
-    metrics = [server.metrics() for server in servers]
-    return tuple(sum(one.get(name, 0) for one in metrics) for name in
-                 ("kvahead_generation_tokens_total", 'kvahead_scheduler_prompt_tokens_total{source="computed"}'))
+def of_prompts(servers) -> float:
+    return sum(server.metrics()['kvahead_scheduler_prompt_tokens_total{source="computed"}'] for server in servers)
 
 
 def replay(servers, requests, options) -> tuple[float, float]:
-    """Both a second, behind the time to warm up."""
+    """Tokens a second behind the time to warm up: said, and computed of prompts."""
     began, before, measured_s = time.monotonic(), None, 0.0
     end = options.warm + options.measured
     for index, (at, instance, prompt, outputs) in enumerate(requests):
         due = min(at, end)
         while time.monotonic() < began + due:
             if before is None and time.monotonic() >= began + options.warm:
-                before, measured_s = tokens(servers), time.monotonic()
+                before, measured_s = (tokens(servers), of_prompts(servers)), time.monotonic()
             time.sleep(0.005)
         if at >= end:
             break
         threading.Thread(target=ask, args=(servers[instance], index, prompt, outputs), daemon=True).start()
     time.sleep(max(0.0, began + end - time.monotonic()))
-    after, took_s = tokens(servers), time.monotonic() - measured_s
-    return (after[0] - before[0]) / took_s, (after[1] - before[1]) / took_s
+    took_s = time.monotonic() - measured_s
+    return (tokens(servers) - before[0]) / took_s, (of_prompts(servers) - before[1]) / took_s
 
 
 def predict(folder: pathlib.Path, lines: list[str], count: int, options) -> dict[str, float]:
@@ -137,7 +134,7 @@ def measure(options, share: int, drawn: list[str]) -> None:
             expected = predict(folder, [*known, *drawn], options.servers, options)
             metrics = [member.metrics() for member in members]
             lent = sum(one['kvahead_cluster_loans_total{event="lent"}'] for one in metrics)
-            refused = sum(one.get('kvahead_requests_rejected_total{reason="context"}', 0) for one in metrics)
+            refused = sum(one['kvahead_requests_rejected_total{reason="context"}'] for one in metrics)
             print(f"| {share}% | {said:.1f} | {computed:.0f} | {refused:.0f} | {lent:.0f} | {expected['tokens_per_s']:.1f} "
                   f"| {expected['prompts_per_s']:.0f} | {expected['refused']:.0f} | {expected['loans']:.0f} "
                   f"| {expected['tokens_per_s'] / said:.2f} |", flush=True)
@@ -172,7 +169,7 @@ def main() -> None:
     drawn = subprocess.run([PREDICT, "draw", str(options.trace), str(options.scale), str(count), str(options.servers),
                             str(options.rate), str(options.seed)], check=True, capture_output=True, text=True).stdout.splitlines()
     if options.fits:
-        drawn = [line for line in drawn if sum(map(int, line.split()[3:])) <= 64 * options.pages]
+        drawn = [line for line in drawn if sum(map(int, line.split()[3:])) <= PAGE_TOKENS * options.pages]
     print("| may be lent | tokens/s | of prompts | refused | loans | predicted | of prompts | refused | loans | of measured |\n"
           "|---|---|---|---|---|---|---|---|---|---|", flush=True)
     for share in map(int, options.shares.split(",")):

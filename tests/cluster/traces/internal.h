@@ -22,7 +22,7 @@ struct world_request {
     uint32_t home;  /* of them, on their way home: memory is taken */
     uint32_t generation;
     uint32_t bypassed; /* by how many, as the first in line */
-    bool staged;       /* its prompt is computed, and in the host's memory */
+    bool computed;     /* its prompt, and what it has said */
     enum world_state state;
     uint64_t since_ns;        /* it waits, or waits again */
     uint64_t spread_since_ns; /* its last loan began, meanwhile */

@@ -130,6 +130,7 @@ void world_again(struct world_instance *at, struct world_request *request)
     if (!runs)
         return;
     at->world->result.computed_again++;
+    request->computed = false;
     for (uint32_t row = 0; row < at->row_count; row++)
         if (at->rows[row] == index) {
             drop_row(at, row);
@@ -200,13 +201,21 @@ static void arrive(struct world *world)
 
 /* --- steps ------------------------------------------------------------------------------------ */
 
-/* Its prompt, and what it has said if it is computed again, makes the next step longer. */
-static void compute_prompt(struct world_instance *at, const struct world_request *request)
+static bool is_warm(const struct world *world)
+{
+    return world->now_ns > ns_of(world->params.warm_s);
+}
+
+/* Its prompt, and what it has said if it is computed again, makes the next step longer, once. */
+static void compute(struct world_instance *at, struct world_request *request)
 {
     struct world *world = at->world;
     const uint32_t tokens = request->prompt + request->emitted;
+    if (request->computed)
+        return;
+    request->computed = true;
     at->prompts_s += world_prompt_s(world, tokens);
-    if (world->now_ns >= ns_of(world->params.warm_s))
+    if (is_warm(world))
         world->prompt_tokens += tokens;
 }
 
@@ -222,9 +231,8 @@ static void begin_row(struct world_instance *at, uint32_t behind)
     at->queue_pages -= request->pages;
     at->local += request->pages - request->away;
     request->state = WORLD_RUNNING;
-    if (!request->staged)
-        compute_prompt(at, request);
-    if (world->now_ns > ns_of(world->params.warm_s)) {
+    compute(at, request);
+    if (is_warm(world)) {
         world->wait_sum_s += (double)(world->now_ns - request->since_ns) / (double)KVA_NS_PER_S;
         world->begun++;
     }
@@ -240,10 +248,8 @@ static bool is_longer(const struct world_instance *at, const struct world_reques
  * what it waits for then is that others lend. */
 static void stage(struct world_instance *at, struct world_request *request)
 {
-    if (!is_longer(at, request) || request->staged)
-        return;
-    compute_prompt(at, request);
-    request->staged = true;
+    if (is_longer(at, request))
+        compute(at, request);
 }
 
 /* Who fits may pass the first in line that does not; what waits for others to lend is in nobody's
