@@ -19,6 +19,17 @@ static bool open_level(uint32_t mask, struct kva_device **device)
     return kva_device_open_cpu(&params, device, NULL) == KVA_OK;
 }
 
+/* Both or none. */
+static bool open_levels(uint32_t mask_first, uint32_t mask_second, struct kva_device *devices[2])
+{
+    if (!open_level(mask_first, &devices[0]))
+        return false;
+    if (open_level(mask_second, &devices[1]))
+        return true;
+    kva_device_close(devices[0]);
+    return false;
+}
+
 /* f16 of a whole number below 2048. */
 static uint16_t f16(int value)
 {
@@ -223,10 +234,11 @@ static double rounding_share(uint32_t bits, float spread)
 {
     struct kva_lowbit_format format = {
         .bits = bits, .group = 64, .key_levels = KVA_LEVELS_FIT, .value_levels = KVA_LEVELS_FIT};
-    struct kva_device *device, *rounding;
+    struct kva_device *devices[2];
     size_t block_bytes = kva_lowbit_block_bytes(format, 1, WIDE);
-    if (!open_level(KVA_CPU_REF, &device) || !open_level(KVA_CPU_AVX512VNNI, &rounding))
+    if (!open_levels(KVA_CPU_REF, KVA_CPU_AVX512VNNI, devices))
         return -1;
+    struct kva_device *device = devices[0], *rounding = devices[1];
     uint16_t *kv = malloc((size_t)TOKENS * 2 * WIDE * sizeof *kv);
     unsigned char *low = malloc(PAGES * block_bytes);
     const void *from[PAGES];
@@ -321,13 +333,10 @@ static void attend_alone(struct kva_device *device, const void *const *blocks, c
 /* How codes become bytes is not a matter of bits: with GFNI (avx512bf16) as without. */
 static void test_attend_lowbit__levels_of_bytes_agree(void **state KVA_UNUSED)
 {
-    const uint32_t masks[] = {2 * KVA_CPU_AVX512VNNI - 1, 2 * KVA_CPU_AVX512BF16 - 1};
     struct kva_device *devices[2];
     float q[HEADS * WIDE], out[2][HEADS * (WIDE + 2)];
-    for (uint32_t i = 0; i < 2; i++) {
-        if (!open_level(masks[i], &devices[i]))
-            skip();
-    }
+    if (!open_levels(2 * KVA_CPU_AVX512VNNI - 1, 2 * KVA_CPU_AVX512BF16 - 1, devices))
+        skip();
     for (uint32_t bits = 1; bits <= 8; bits++) {
         struct kva_lowbit_format format = kva_lowbit_per_token(bits, WIDE, KVA_CODING_TURNED);
         if (bits == 1)

@@ -124,9 +124,9 @@ static void test_directions__are_orthogonal_to_12_digits(void **state KVA_UNUSED
 static void test_directions__of_queries_come_by_descending_energy(void **state KVA_UNUSED)
 {
     struct kva_err err = {0};
-    double *a = malloc((size_t)D_MAX * D_MAX * sizeof(*a));
     if (!lapack_is_here())
         skip();
+    double *a = malloc((size_t)D_MAX * D_MAX * sizeof(*a));
     assert_non_null(a);
     struct sums *s = made(64, 200, 0);
     assert_int_equal(find(s, KVA_SKEW_QUERIES, a, &err), KVA_OK);
