@@ -279,7 +279,7 @@ static void test_lent__loans_may_come_and_go(void **state KVA_UNUSED)
     struct lent_world w;
     lent_open(&w, lent_model(false), fixture_unrounded_levels());
     struct talk want = talk_alone(&w, 1000, full());
-    for (uint64_t seed = 0; seed < (TRACE_QUICK ? 4 : 25); seed++) {
+    for (uint64_t seed = 0; seed < (FIXTURE_QUICK ? 4 : 25); seed++) {
         struct talker t;
         uint32_t at = 0;
         talker_begin(&t, &w, 1000, full());

@@ -70,7 +70,7 @@ static void check_bits(uint32_t prompt, uint32_t lent_pages)
     struct lent_world w;
     struct talk want = want_of(prompt, 0);
     open_small(&w, 0);
-    for (uint32_t i = 0; i < (TRACE_QUICK ? 2 : 4); i++) {
+    for (uint32_t i = 0; i < (FIXTURE_QUICK ? 2 : 4); i++) {
         struct talker t;
         talker_begin(&t, &w, prompt, full());
         t.quota = quotas[i];
@@ -226,7 +226,7 @@ static void test_long__it_may_end_at_any_moment(void **state KVA_UNUSED)
 {
     struct lent_world w;
     open_small(&w, 0);
-    for (uint32_t steps = 0; steps < 60; steps += TRACE_QUICK ? 7 : 1) {
+    for (uint32_t steps = 0; steps < 60; steps += FIXTURE_QUICK ? 7 : 1) {
         struct talker t;
         uint32_t step = 0;
         talker_begin(&t, &w, TWICE, full());
@@ -254,7 +254,7 @@ static void check_loss(bool keeps_home)
     struct lent_world w;
     struct talk want = want_of(TWICE, 0);
     open_small(&w, 0);
-    for (uint64_t message = 1; message <= 60; message += TRACE_QUICK ? 13 : 3) {
+    for (uint64_t message = 1; message <= 60; message += FIXTURE_QUICK ? 13 : 3) {
         struct talker t;
         talker_begin(&t, &w, TWICE, full());
         talker_speak(&t, 1);

@@ -14,7 +14,7 @@ static void check_loss(bool keeps_home)
     struct lent_world w;
     lent_open(&w, lent_model(false), 0);
     struct talk want = talk_alone(&w, 600, full());
-    for (uint64_t message = 1; message <= (TRACE_QUICK ? 5 : 30); message++) {
+    for (uint64_t message = 1; message <= (FIXTURE_QUICK ? 5 : 30); message++) {
         struct talker t;
         talker_begin(&t, &w, 600, full());
         talker_speak(&t, 4);

@@ -199,7 +199,7 @@ static void run_scene(uint64_t round)
 
 static void test_long_prompts__wait_for_the_device_tier_and_lose_nothing(void **state KVA_UNUSED)
 {
-    for (uint64_t round = 0; round < 2 * VARIANTS; round += TRACE_QUICK ? 9 : 1)
+    for (uint64_t round = 0; round < 2 * VARIANTS; round += FIXTURE_QUICK ? 9 : 1)
         run_scene(round);
 }
 

@@ -322,7 +322,7 @@ static void test_pool__victims(void **state KVA_UNUSED)
     for (size_t i = 0; i < MODELS * KVA_VICTIM_COUNT; i++) {
         struct fixture f;
         const struct fixture_params params = on(i / KVA_VICTIM_COUNT);
-        if (TRACE_QUICK && i % 5 != 0)
+        if (FIXTURE_QUICK && i % 5 != 0)
             continue;
         memset(&book, 0, sizeof book);
         fixture_open(&f, &params);
@@ -359,7 +359,7 @@ static void test_pool__chunks_suspension_and_delays(void **state KVA_UNUSED)
                                .seed = 9,
                                .kv = limited(SLOTS, (enum kva_kv_victim)(i % KVA_VICTIM_COUNT))};
         run.kv.min_tokens = cases[i / KVA_VICTIM_COUNT].min_tokens;
-        if (TRACE_QUICK && i % 4 != 0)
+        if (FIXTURE_QUICK && i % 4 != 0)
             continue;
         struct told *want = tell_alone(&params, &run);
         assert_true(want->victims > 0);

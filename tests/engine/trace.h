@@ -7,13 +7,6 @@
 
 enum { CONTEXT = 256, OUTPUT = 40, VOCAB = 300 };
 
-/* Instrumented programs take a fifth of the cases: theirs is another question. */
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define TRACE_QUICK true
-#else
-#define TRACE_QUICK false
-#endif
-
 struct trace {
     uint32_t tokens[OUTPUT];
     float logprobs[OUTPUT];

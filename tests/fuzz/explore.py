@@ -167,7 +167,7 @@ def write_floors():
 def main(arguments):
     command = arguments[0] if arguments else ""
     if command == "check" and len(arguments) <= 2:
-        return check(int(arguments[1]) if len(arguments) > 1 else 30)
+        return check(int(arguments[1]) if len(arguments) > 1 else 10)
     if command == "long" and len(arguments) <= 3:
         return explore_long(arguments[1] if len(arguments) > 1 else "all", float(arguments[2]) if len(arguments) > 2 else 30)
     if command == "floors" and len(arguments) == 1:

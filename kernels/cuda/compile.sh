@@ -1,0 +1,15 @@
+#!/bin/sh
+# compile.sh FOLDER SOURCE OBJECT PTX nvcc [arguments]: compiles a source, and keeps the PTX that the object's machine code is made
+# of, for the first architecture named: tests execute it (tests/cuda/ptx). FOLDER is for what nvcc leaves behind.
+set -eu
+folder=$1 source=$2 object=$3 ptx=$4
+shift 4
+rm -rf "$folder"
+mkdir -p "$folder"
+"$@" --keep --keep-dir "$folder" -c "$source" -o "$object"
+# Named by architecture where there are several.
+stem=$(basename "$source" .cu)
+set -- "$folder/$stem".compute_*.ptx "$folder/$stem.ptx"
+[ -e "$1" ] || shift
+mv "$1" "$ptx"
+rm -rf "$folder"
