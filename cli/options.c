@@ -39,8 +39,9 @@ static void put_values(const struct kva_kv_setting *setting, struct kva_buf *out
         kva_buf_printf(out, "%s%u", i ? ", " : "", setting->among[i]);
     if (setting->words || setting->among)
         return;
-    kva_buf_printf(out, "%u to %u", setting->min, setting->max);
-    if (setting->multiple_of > 0)
+    const bool either = kva_kv_setting_is_either(setting);
+    kva_buf_printf(out, either ? "%u or %u" : "%u to %u", setting->min, setting->max);
+    if (setting->multiple_of > 0 && !either)
         kva_buf_printf(out, ", a multiple of %u", setting->multiple_of);
     if (kva_kv_setting_is_amount(setting))
         kva_buf_puts(out, ", or `0%` to `100%`");

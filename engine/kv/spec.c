@@ -67,9 +67,10 @@ static struct words describe(const struct kva_kv_setting *setting)
     }
     if (words.used > 0)
         return words;
-    int wrote =
-        snprintf(text, sizeof(text), "a whole number from %u to %u", setting->min, setting->max);
-    if (setting->multiple_of > 0)
+    const bool either = kva_kv_setting_is_either(setting);
+    int wrote = snprintf(text, sizeof(text), either ? "%u or %u" : "a whole number from %u to %u",
+                         setting->min, setting->max);
+    if (setting->multiple_of > 0 && !either)
         snprintf(text + wrote, sizeof(text) - (size_t)wrote, " that is a multiple of %u",
                  setting->multiple_of);
     if (kva_kv_setting_is_amount(setting))

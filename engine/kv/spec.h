@@ -254,6 +254,12 @@ static inline bool kva_kv_setting_is_amount(const struct kva_kv_setting *setting
     return setting->kind == KVA_SETTING_AMOUNT || setting->kind == KVA_SETTING_SHARE;
 }
 
+/* A number that is the least or the most, and nothing between. */
+static inline bool kva_kv_setting_is_either(const struct kva_kv_setting *setting)
+{
+    return setting->multiple_of > 0 && setting->max - setting->min == setting->multiple_of;
+}
+
 /* A setting that a policy has. */
 struct kva_kv_policy_setting {
     enum kva_kv_setting_id id;
