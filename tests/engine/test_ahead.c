@@ -412,7 +412,7 @@ static void test_ahead__against_a_plain_computation(void **state KVA_UNUSED)
     for (size_t i = 0; i < MODELS * KVA_COUNT_OF(specs); i++) {
         struct fixture f;
         struct probe own = {.f = &f, .spec = specs[i % KVA_COUNT_OF(specs)]};
-        if (FIXTURE_QUICK && i % 5 != 0)
+        if (i % FIXTURE_EVERY != 0)
             continue;
         const bool planes = i % 4 == 2 && i / 4 != 1; /* of one spec, where heads have no norms */
         own.spec.partial = planes ? 40 : own.spec.partial;
@@ -508,7 +508,7 @@ static void test_ahead__chunks_suspension_and_delays(void **state KVA_UNUSED)
         uint32_t quota, suspend_every, delay;
     } ways[] = {{29, 0, 300}, {200, 1, 300}, {7, 3, 0}};
     for (size_t i = 0; i < MODELS * KVA_COUNT_OF(prompts); i++) {
-        if (FIXTURE_QUICK && i % 5 != 0)
+        if (i % FIXTURE_EVERY != 0)
             continue;
         struct fixture_params params = {.model_path = paths[i / KVA_COUNT_OF(prompts)],
                                         .step_tokens_max = 256};

@@ -232,7 +232,7 @@ static void test_columns__chunks_suspension_and_delays(void **state KVA_UNUSED)
     } ways[] = {{29, 0, 300}, {64, 1, 0}, {7, 3, 100}};
     static const uint32_t prompts[] = {40, 195};
     for (size_t i = 0; i < 2 * MODELS * KVA_COUNT_OF(prompts); i++) {
-        if (FIXTURE_QUICK && i % 5 != 0)
+        if (i % FIXTURE_EVERY != 0)
             continue;
         struct fixture_params params = {
             .model_path = paths[i / 4], .step_tokens_max = 256, .make_skew = make_turned};

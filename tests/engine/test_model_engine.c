@@ -37,7 +37,7 @@ static void test_model_engine__chunks_do_not_matter(void **state KVA_UNUSED)
         struct fixture f;
         fixture_open(&f, &(struct fixture_params){.model_path = models[m], .step_tokens_max = 48});
         for (size_t i = 0; i < KVA_COUNT_OF(lengths) * KVA_COUNT_OF(variants); i++) {
-            if (FIXTURE_QUICK && (i + m) % 5 != 0)
+            if ((i + m) % FIXTURE_EVERY != 0)
                 continue;
             struct run run = {.prompt_tokens = lengths[i / KVA_COUNT_OF(variants)],
                               .prompt_seed = i,
@@ -65,6 +65,8 @@ static void test_model_engine__offload_equals_full(void **state KVA_UNUSED)
                                                   .copy_delay_max_us = 50,
                                                   .seed = m});
         for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
+            if (FIXTURE_QUICK && (i + m) % 3 != 0)
+                continue;
             struct run run = {.prompt_tokens = lengths[i], .prompt_seed = i};
             struct trace want = trace_run(&f, &run);
             for (size_t q = 0; q < KVA_COUNT_OF(quotas); q++) {
@@ -91,7 +93,7 @@ static void check_suspension(const char *model_path)
                                               .seed = 5});
     for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
         for (uint32_t v = 0; v < VARIANTS; v++) {
-            if (FIXTURE_QUICK && (v + i) % 5 != 0)
+            if ((v + i) % FIXTURE_EVERY != 0)
                 continue;
             struct run run = {.prompt_tokens = lengths[i],
                               .prompt_seed = 30 + i,
@@ -231,7 +233,7 @@ static void test_model_engine__a_full_tier_changes_nothing(void **state KVA_UNUS
 {
     enum { COUNT = 5 };
     static const uint32_t prompts_tokens[COUNT] = {150, 64, 100, 128, 30};
-    for (uint64_t round = 0; round < 2 * VARIANTS; round += FIXTURE_QUICK ? 5 : 1) {
+    for (uint64_t round = 0; round < 2 * VARIANTS; round += FIXTURE_EVERY) {
         struct fixture f;
         fixture_open(&f, &(struct fixture_params){.model_path = LLAMA,
                                                   .step_tokens_max = 48,
@@ -279,7 +281,7 @@ static void test_model_engine__a_full_tier_changes_nothing(void **state KVA_UNUS
 
 static void test_model_engine__a_batch_equals_its_members_alone(void **state KVA_UNUSED)
 {
-    for (uint32_t shift = 0; shift < VARIANTS; shift += FIXTURE_QUICK ? 5 : 1)
+    for (uint32_t shift = 0; shift < VARIANTS; shift += FIXTURE_EVERY)
         check_batch(LLAMA, shift, false);
     check_batch(LLAMA, 6, true);
     check_batch(NEOX, 0, false);
@@ -294,7 +296,7 @@ static void check_cached_prefixes(const char *model_path)
                          .model_path = model_path, .step_tokens_max = 48, .prefix_cache = true});
     for (size_t i = 0; i < KVA_COUNT_OF(lengths); i++) {
         for (uint32_t v = 0; v < VARIANTS; v++) {
-            if (FIXTURE_QUICK && v > 0 && (v + i) % 5 != 0)
+            if (v > 0 && (v + i) % FIXTURE_EVERY != 0)
                 continue;
             struct run run = {.prompt_tokens = lengths[i],
                               .prompt_seed = 90 + i,

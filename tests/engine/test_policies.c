@@ -121,7 +121,7 @@ static void test_policies__the_last_token_is_like_any_other(void **state KVA_UNU
     for (enum variant v = FULL; v < VARIANTS; v++) {
         struct run run = {.prompt_tokens = 205, .prompt_seed = 7, .kv = trace_variant(v)};
         const struct trace all = trace_run(&f, &run);
-        for (run.outputs = 2; run.outputs <= 12; run.outputs += FIXTURE_QUICK ? 5 : 1) {
+        for (run.outputs = 2; run.outputs <= 12; run.outputs += FIXTURE_EVERY) {
             const struct trace cut = trace_run(&f, &run);
             for (uint32_t i = 0; i < run.outputs; i++) {
                 if (cut.tokens[i] != all.tokens[i] || cut.logprobs[i] != all.logprobs[i])
