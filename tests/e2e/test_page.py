@@ -9,7 +9,7 @@ import threading
 
 import browser as web
 import pytest
-from harness import ANSWER_S, Server, wait_until
+from harness import ANSWER_S, SOON_S, Server, wait_until
 from scripted import Gone, Out, Scripted
 
 if not web.find():
@@ -339,6 +339,36 @@ def test_an_answer_goes_on_while_another_conversation_is_shown(chat: web.Browser
     chat.js("[...document.querySelectorAll('.open')].find((row) => row.textContent === 'One').click()")
     wait_done(chat, 1)
     assert chat.text(f"{LAST} .body") == "First then"
+
+
+def test_an_answer_that_ends_before_the_frame_that_was_asked_for_stays_ended(
+    chat: web.Browser, scripted: Scripted
+) -> None:
+    more, ends = threading.Event(), threading.Event()
+
+    def slow(out: Out) -> None:
+        out.begin()
+        out.text("First ")
+        more.wait(SOON_S)
+        out.text("then")
+        ends.wait(SOON_S)
+        out.end()
+
+    scripted.answers = [slow]
+    ask(chat, "One")
+    wait_until("it begins", lambda: chat.text(f"{LAST} .body").strip() == "First")
+    chat.click("#new")
+    chat.js("window.frames_asked = new Map();"
+            "window.requestAnimationFrame = (f) => { frames_asked.set(frames_asked.size + 1, f); return frames_asked.size; };"
+            "window.cancelAnimationFrame = (id) => { if (frames_asked.has(id)) frames_asked.set(id, () => {}); };")
+    more.set()
+    wait_until("a frame is asked for", lambda: chat.js("return frames_asked.size") > 0)
+    chat.js("[...document.querySelectorAll('.open')].find((row) => row.textContent === 'One').click()")
+    ends.set()
+    wait_done(chat, 1)
+    chat.js("[...frames_asked.values()].forEach((frame) => frame(performance.now()))")
+    assert chat.text(f"{LAST} .body") == "First then"
+    assert not chat.count(".streaming")
 
 
 def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(

@@ -196,6 +196,7 @@ function stop() {
 
 /* Now, in this frame: but a long block that takes long to make must not take all frames. */
 function paint(job) {
+  cancelAnimationFrame(job.frame); // it would paint what has ended by then
   job.frame = 0;
   if (job.conversation !== chat.current) return;
   const begun = performance.now();
