@@ -1,6 +1,6 @@
 #!/bin/sh
 # compile.sh FOLDER SOURCE OBJECT PTX nvcc [arguments]: compiles a source, and keeps the PTX that the object's machine code is made
-# of, for the first architecture named: tests execute it (tests/cuda/ptx). FOLDER is for what nvcc leaves behind.
+# of, for the first architecture by name: tests execute it (tests/cuda/ptx). FOLDER is for what nvcc leaves behind.
 set -eu
 folder=$1 source=$2 object=$3 ptx=$4
 shift 4

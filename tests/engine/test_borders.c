@@ -162,7 +162,7 @@ static void check_model(const struct model *model, bool unfused)
     fixture_prompt(w.ids, w.prompt_tokens, w.vocab, 3);
     const struct kva_kv_spec full = kva_kv_spec_default(KVA_KV_FULL);
     run(&w, &full, false, NULL, w.logits, NULL);
-    static uint32_t cases; /* of all models */
+    static uint32_t cases; /* of all models: every seventh is another one of a model's 20 */
     for (uint32_t bits = 1; bits <= 2; bits++) {
         for (size_t i = 0; i < KVA_COUNT_OF(predictors); i++) {
             for (int all = 0; all < 2; all++) {

@@ -105,7 +105,7 @@ static void test_instances__few_steps_say_nothing(void **state KVA_UNUSED)
 static void test_instances__networks_fail(void **state KVA_UNUSED)
 {
     uint64_t lent = 0, restarts = 0;
-    for (uint64_t seed = 0; seed < (FIXTURE_QUICK ? 1 : 8); seed++) {
+    for (uint64_t seed = 0; seed < (FIXTURE_QUICK ? 2 : 8); seed++) {
         struct world *w = new_world(seed);
         w->keeps_homes = seed % 2;
         world_open(w);
@@ -163,7 +163,7 @@ static void test_instances__creditors_want_their_memory_back(void **state KVA_UN
 static void test_instances__creditors_die(void **state KVA_UNUSED)
 {
     uint64_t restarts = 0, lost = 0;
-    for (uint64_t seed = 0; seed < (FIXTURE_QUICK ? 1 : 8); seed++) {
+    for (uint64_t seed = 0; seed < (FIXTURE_QUICK ? 2 : 8); seed++) {
         struct world *w = new_world(seed);
         uint32_t dead[WORLD_NODES] = {0};
         w->keeps_homes = seed % 4 == 3;
@@ -198,7 +198,7 @@ static void test_instances__creditors_die(void **state KVA_UNUSED)
 static void test_instances__creditors_drain(void **state KVA_UNUSED)
 {
     uint64_t drained = 0;
-    for (uint64_t seed = 0; seed < (FIXTURE_QUICK ? 1 : 8); seed++) {
+    for (uint64_t seed = 0; seed < (FIXTURE_QUICK ? 2 : 8); seed++) {
         struct world *w = new_world(40 + seed);
         enum { STAYS, DRAINS, AWAY } stage[WORLD_NODES] = {STAYS};
         w->keeps_homes = seed % 2;
@@ -319,7 +319,7 @@ static void test_instances__it_waits_for_a_cluster_that_is_large_enough(void **s
 static void test_instances__long_requests_survive(void **state KVA_UNUSED)
 {
     uint64_t restarts = 0, lost = 0, home = 0;
-    for (uint64_t seed = 0; seed < (FIXTURE_QUICK ? 1 : 6); seed++) {
+    for (uint64_t seed = 0; seed < (FIXTURE_QUICK ? 2 : 6); seed++) {
         struct world *w = new_long_world(20 + seed);
         uint32_t dead[WORLD_NODES] = {0}, kills = 0;
         w->keeps_homes = seed % 2;
