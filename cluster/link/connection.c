@@ -17,7 +17,8 @@ struct connection *kva_connection_create(struct kva_link *link, enum connection_
     if (!connection)
         return NULL;
     *connection = (struct connection){.link = link, .transport = link->transport, .state = state};
-    connection->deadline_ns = link->now_ns + link->params.hello_ns;
+    /* The link's own time is that of its last progress, which may be long ago. */
+    connection->deadline_ns = kva_time_ns() + link->params.hello_ns;
     snprintf(connection->address, sizeof(connection->address), "an unknown address");
     kva_list_init(&connection->unsent);
     kva_list_init(&connection->frames);

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 struct count {
@@ -148,6 +149,32 @@ static void test_link__nobody_is_waited_for_for_ever(void **state KVA_UNUSED)
     run_until(&only, 1, &a.downs[2], 2);
     assert_int_equal(a.ups[2], 0);
     end_close(&a);
+}
+
+/* The time for HELLO begins with the connection, however long ago a link made progress: one calls;
+ * the other one's caller is heard by a third, which shares its transport. */
+static void
+test_link__who_was_busy_for_long_has_time_for_hello_all_the_same(void **state KVA_UNUSED)
+{
+    struct kva_link_params params = ends_params();
+    params.hello_ns = 3 * KVA_NS_PER_S;
+    struct end a, b, beside, *heard[] = {&a, &beside}, *all[] = {&a, &b, &beside};
+    const struct timespec busy = {.tv_sec = 3, .tv_nsec = 100 * KVA_NS_PER_MS};
+    end_open(&a, 1, 5, &params);
+    params.transport = ends_transport();
+    end_open(&b, 2, 6, &params);
+    end_open(&beside, 3, 7, &params);
+    nanosleep(&busy, NULL);
+    end_connect(&a, &b);
+    ends_idle(heard, 2, 200);
+    while (a.downs[2] == 0 && !(kva_link_is_up(a.link, 2) && kva_link_is_up(b.link, 1)))
+        ends_idle(all, 3, 1);
+    assert_int_equal(a.downs[2] + b.downs[1], 0);
+    check_talk(&a, &b);
+    end_close(&a);
+    end_close(&beside);
+    end_close(&b);
+    kva_transport_destroy(params.transport);
 }
 
 /* --- lives ------------------------------------------------------------------------------------- */
@@ -336,6 +363,7 @@ int main(void)
         cmocka_unit_test(test_link__another_life_or_node_is_not_who_is_meant),
         cmocka_unit_test(test_link__nobody_is_answered_before_one_knows_who_one_is),
         cmocka_unit_test(test_link__nobody_is_waited_for_for_ever),
+        cmocka_unit_test(test_link__who_was_busy_for_long_has_time_for_hello_all_the_same),
         cmocka_unit_test(test_link__a_node_that_ends_is_missed_and_comes_again),
         cmocka_unit_test(test_link__a_newer_life_displaces_an_older_one),
         cmocka_unit_test(test_link__who_connects_again_is_up_again),
