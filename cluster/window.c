@@ -5,8 +5,8 @@
 
 enum kva_status kva_peers_init(struct kva_peers *peers, uint32_t capacity)
 {
-    *peers = (struct kva_peers){.capacity = capacity};
-    peers->peers = calloc(capacity ? capacity : 1, sizeof(*peers->peers));
+    *peers = (struct kva_peers){.capacity = kva_max_u32(capacity, 1)};
+    peers->peers = calloc(peers->capacity, sizeof(*peers->peers));
     return peers->peers ? KVA_OK : KVA_ENOMEM;
 }
 
@@ -23,6 +23,18 @@ void kva_peers_forget(struct kva_peers *peers, uint32_t node)
             peers->peers[i] = peers->peers[--peers->count];
 }
 
+/* A place for one more: a free one, or of who was heard of longest ago. */
+static struct kva_peer *make_room(struct kva_peers *peers)
+{
+    if (peers->count < peers->capacity)
+        return &peers->peers[peers->count++];
+    struct kva_peer *oldest = &peers->peers[0];
+    for (uint32_t i = 1; i < peers->count; i++)
+        if (peers->peers[i].heard < oldest->heard)
+            oldest = &peers->peers[i];
+    return oldest;
+}
+
 enum kva_arrival kva_peers_arrive(struct kva_peers *peers, uint32_t node, uint64_t life,
                                   uint64_t sequence)
 {
@@ -30,17 +42,18 @@ enum kva_arrival kva_peers_arrive(struct kva_peers *peers, uint32_t node, uint64
     for (uint32_t i = 0; i < peers->count && !peer; i++)
         if (peers->peers[i].node == node)
             peer = &peers->peers[i];
-    if (!peer && peers->count == peers->capacity)
-        return KVA_ARRIVAL_NO_ROOM;
     if (peer && life < peer->life)
         return KVA_ARRIVAL_PAST_LIFE;
+    peers->messages++;
     if (!peer || life > peer->life) {
         bool known = peer != NULL;
         if (!known)
-            peer = &peers->peers[peers->count++];
-        *peer = (struct kva_peer){.node = node, .life = life, .newest = sequence, .seen = 1};
+            peer = make_room(peers);
+        *peer = (struct kva_peer){
+            .node = node, .life = life, .newest = sequence, .seen = 1, .heard = peers->messages};
         return known ? KVA_ARRIVAL_NEW_LIFE : KVA_ARRIVAL_NEW;
     }
+    peer->heard = peers->messages;
     if (sequence > peer->newest) {
         uint64_t by = sequence - peer->newest;
         peer->seen = (by < KVA_WINDOW_MESSAGES ? peer->seen << by : 0) | 1;

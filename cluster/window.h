@@ -1,7 +1,9 @@
 /* window.h - which messages of which peers have come: lives, and repetitions within a life.
  *
  * A message that is older than KVA_WINDOW_MESSAGES before the newest counts as repeated: it is then
- * lost, which every protocol here survives. Thread rule: one thread at a time. */
+ * lost, which every protocol here survives. Where there is no room for another peer, the one that was
+ * heard of longest ago is forgotten, with its life and what it has said: numbers of nodes that have
+ * gone are never used up. Thread rule: one thread at a time. */
 #ifndef KVA_CLUSTER_WINDOW_H
 #define KVA_CLUSTER_WINDOW_H
 
@@ -16,12 +18,14 @@ struct kva_peer {
     uint64_t life;
     uint64_t newest; /* sequence */
     uint64_t seen;   /* bit n: newest - n */
+    uint64_t heard;  /* when it was last heard of: the count of all messages */
 };
 
 struct kva_peers {
     struct kva_peer *peers; /* [capacity] */
     uint32_t count;
     uint32_t capacity;
+    uint64_t messages;
 };
 
 enum kva_arrival {
@@ -29,7 +33,6 @@ enum kva_arrival {
     KVA_ARRIVAL_NEW_LIFE, /* the same, and the first of a later life */
     KVA_ARRIVAL_REPEATED,
     KVA_ARRIVAL_PAST_LIFE,
-    KVA_ARRIVAL_NO_ROOM, /* one peer more than there is room for */
 };
 
 KVA_MUST_CHECK enum kva_status kva_peers_init(struct kva_peers *peers, uint32_t capacity);

@@ -31,10 +31,25 @@ static void test_window__lives_end(void **state KVA_UNUSED)
     assert_int_equal(kva_peers_arrive(&peers, 1, 6, 1), KVA_ARRIVAL_NEW_LIFE);
     assert_int_equal(kva_peers_arrive(&peers, 1, 6, 1), KVA_ARRIVAL_REPEATED);
     assert_int_equal(kva_peers_arrive(&peers, 1, 5, 11), KVA_ARRIVAL_PAST_LIFE);
-    assert_int_equal(kva_peers_arrive(&peers, 3, 1, 1), KVA_ARRIVAL_NO_ROOM);
     kva_peers_forget(&peers, 1);
     assert_int_equal(kva_peers_arrive(&peers, 3, 1, 1), KVA_ARRIVAL_NEW);
     assert_int_equal(kva_peers_arrive(&peers, 2, 5, 10), KVA_ARRIVAL_REPEATED);
+    kva_peers_finish(&peers);
+}
+
+/* Nodes come and go, and each has a number of its own: there is always room for the next. */
+static void test_window__who_was_heard_of_longest_ago_makes_room(void **state KVA_UNUSED)
+{
+    struct kva_peers peers;
+    assert_int_equal(kva_peers_init(&peers, 3), KVA_OK);
+    assert_int_equal(kva_peers_arrive(&peers, 1, 5, 10), KVA_ARRIVAL_NEW);
+    for (uint32_t node = 2; node < 1000; node++) {
+        assert_int_equal(kva_peers_arrive(&peers, node, 7, 1), KVA_ARRIVAL_NEW);
+        assert_int_equal(kva_peers_arrive(&peers, 1, 5, 10), KVA_ARRIVAL_REPEATED);
+        assert_int_equal(kva_peers_arrive(&peers, node, 7, 1), KVA_ARRIVAL_REPEATED);
+    }
+    assert_int_equal(kva_peers_arrive(&peers, 998, 7, 1), KVA_ARRIVAL_REPEATED);
+    assert_int_equal(kva_peers_arrive(&peers, 997, 7, 1), KVA_ARRIVAL_NEW); /* forgotten */
     kva_peers_finish(&peers);
 }
 
@@ -63,6 +78,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_window__a_message_is_new_once),
         cmocka_unit_test(test_window__lives_end),
+        cmocka_unit_test(test_window__who_was_heard_of_longest_ago_makes_room),
         cmocka_unit_test(test_window__any_order_within_the_window),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
