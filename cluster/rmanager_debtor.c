@@ -2,6 +2,10 @@
  * and home. */
 #include "cluster/rmanager_internal.h"
 
+/* In a ttl: a step, here or at the creditor, may begin when the next renewal is due, and takes what
+ * is left of the lease. */
+#define RENEWALS 16u
+
 struct kva_debt *kva_debt_find(struct kva_rmanager *r, uint64_t loan)
 {
     for (uint32_t i = 0; i < r->params.loans_max; i++)
@@ -210,7 +214,7 @@ static void receive_accept(struct kva_rmanager *r, struct kva_debt *debt,
     if (debt->state != KVA_DEBT_RESERVING)
         return;
     debt->state = KVA_DEBT_COPYING;
-    debt->renew_ns = now_ns + debt->ttl_ns / 4;
+    debt->renew_ns = now_ns + debt->ttl_ns / RENEWALS;
 }
 
 static void receive_ack(struct kva_rmanager *r, struct kva_debt *debt, uint32_t pages,
@@ -309,7 +313,7 @@ static void renew(struct kva_rmanager *r, struct kva_debt *debt, uint64_t now_ns
         .type = KVA_MESSAGE_RENEW,
         .renew = {.loan = debt->loan.id, .sent_ns = now_ns, .switched = relies(debt)},
     };
-    debt->renew_ns = now_ns + debt->ttl_ns / 4;
+    debt->renew_ns = now_ns + debt->ttl_ns / RENEWALS;
     kva_rmanager_send(r, &message, debt->loan.creditor, debt->creditor_life);
 }
 

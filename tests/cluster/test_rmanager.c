@@ -234,6 +234,33 @@ static void test_rmanager__renewals_keep_a_loan(void **state KVA_UNUSED)
     pair_finish(&pair);
 }
 
+/* Nothing is received or done between steps of three quarters of a ttl, of the debtor or of the
+ * creditor, which begin when the next renewal is about to be due. */
+static void test_rmanager__a_long_step_loses_no_loan(void **state KVA_UNUSED)
+{
+    const uint64_t before_ns = PAIR_TTL_NS / 16 - 1, step_ns = PAIR_TTL_NS * 3 / 4;
+    for (uint32_t busy = 0; busy < 2; busy++) {
+        struct pair pair;
+        pair_init(&pair);
+        pair_lend(&pair);
+        struct kva_rmanager *idle = pair.nodes[1 - busy].rmanager;
+        for (int i = 0; i < 20; i++) {
+            pair_wait(&pair, before_ns);
+            pair_settle(&pair, 0);
+            pair_forget(&pair);
+            const uint64_t end_ns = pair.now_ns + step_ns;
+            for (; pair.now_ns < end_ns; pair.now_ns += KVA_NS_PER_MS)
+                kva_rmanager_tick(idle, pair.now_ns);
+            pair_settle(&pair, 0); /* who was busy hears first, then looks at the time */
+            pair_wait(&pair, 0);
+            pair_settle(&pair, 0);
+            assert_int_equal(pair.nodes[0].lost, 0);
+            assert_int_equal(pair.nodes[1].guest_pages, 8);
+        }
+        pair_finish(&pair);
+    }
+}
+
 static void test_rmanager__a_recall_brings_pages_home_or_loses_them(void **state KVA_UNUSED)
 {
     for (int room = 0; room < 2; room++) {
@@ -475,6 +502,7 @@ int main(void)
         cmocka_unit_test(test_rmanager__the_debtor_knows_first),
         cmocka_unit_test(test_rmanager__a_loan_that_fails_before_the_switch_costs_nothing),
         cmocka_unit_test(test_rmanager__renewals_keep_a_loan),
+        cmocka_unit_test(test_rmanager__a_long_step_loses_no_loan),
         cmocka_unit_test(test_rmanager__a_recall_brings_pages_home_or_loses_them),
         cmocka_unit_test(test_rmanager__what_is_recalled_comes_by_a_page_a_step_at_least),
         cmocka_unit_test(test_rmanager__nothing_else_is_copied_without_pages),
