@@ -30,7 +30,7 @@ struct kva_cluster_view {
     uint64_t content_bytes_in; /* of pages, with messages */
     uint64_t content_bytes_out;
     struct kva_rmanager_stats loans;
-    struct kva_gmanager_stats plans; /* of its own time as a leader */
+    struct kva_gmanager_stats plans; /* of its own times as a leader */
     struct {
         uint64_t questions; /* layers of a creditor asked for, as a debtor */
         uint64_t rows;

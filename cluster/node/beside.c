@@ -36,6 +36,10 @@ static void receive(struct kva_node *node, const struct kva_note *note)
         return;
     /* A heartbeat, which has entries, is for gManagers. */
     status = kva_message_decode(note->message, note->size, &entry, 1, &message, &err);
+    /* Pages would go to whom nobody could ask for attention to them. The leader plans again. */
+    if (!status && message.type == KVA_MESSAGE_MOVE &&
+        !kva_debtor_knows(node->debtor, message.move.creditor))
+        return;
     if (!status)
         status = kva_instance_receive(node->instance, &message,
                                       note->content_bytes ? note->content : NULL,
@@ -53,11 +57,13 @@ static enum kva_status create_instance(struct kva_node *node, struct kva_schedul
     const struct kva_instance_params params = {
         .rmanager = {.node = self->node,
                      .life = self->life,
-                     .loans_max = LOANS_MAX,
+                     .loans_max = kva_min_u32(LOANS_MAX, node->engine->limits.sequences_max *
+                                                                 KVA_KV_LOANS_EACH_MAX +
+                                                             KVA_KV_LOANS_MAX),
                      .peers_max = 2 * (p->nodes_max + 1),
                      .entries_max = KVA_MESSAGE_ENTRIES_MAX,
                      .lend_pages_max = node->lend_pages,
-                     .unacked_pages = KVA_NODE_UNACKED_PAGES,
+                     .unacked_pages = node->unacked_pages,
                      .retry_ns = RETRY_NS,
                      .lease_margin_ns = p->loan_ttl_ns / LEASE_MARGIN_OF,
                      .recall_within_ns = p->recall_ns},
@@ -70,9 +76,14 @@ static enum kva_status create_instance(struct kva_node *node, struct kva_schedul
         .send = send,
         .opaque = node};
     enum kva_status status = kva_instance_create(&params, &node->instance, err);
-    if (!status)
-        status = kva_guest_worker_create(kva_instance_guests(node->instance), node->guest_device,
-                                         node->asked_max, &node->guest_worker, err);
+    if (status)
+        return status;
+    status = kva_guest_worker_create(kva_instance_guests(node->instance), node->guest_device,
+                                     node->asked_max, &node->guest_worker, err);
+    if (status) {
+        kva_instance_destroy(node->instance); /* which nobody would answer for */
+        node->instance = NULL;
+    }
     return status;
 }
 
@@ -104,9 +115,11 @@ static void know(struct kva_node *node, const struct kva_member *member)
     char address[KVA_NODE_ADDRESS_MAX];
     struct kva_err err;
     kva_node_address(member->host, member->guest_port, address);
-    if (kva_debtor_peer(node->debtor, member->node, member->life, address, &err))
+    if (kva_debtor_peer(node->debtor, member->node, member->life, address, &err)) {
         kva_log(KVA_LOG_WARN, "cluster       nothing is lent to node %u: %s", member->node,
                 err.message);
+        return;
+    }
     count_on(node, member->lend_pages);
 }
 
@@ -130,8 +143,9 @@ static void take(struct kva_node *node, struct kva_scheduler *scheduler,
         know(node, &note->member);
         break;
     case KVA_NOTE_GONE:
+        if (kva_debtor_knows(node->debtor, note->member.node))
+            count_on(node, -(int64_t)note->member.lend_pages);
         kva_debtor_peer_gone(node->debtor, note->member.node);
-        count_on(node, -(int64_t)note->member.lend_pages);
         lose(node, note->member.node);
         break;
     }

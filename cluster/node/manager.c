@@ -105,9 +105,27 @@ void kva_node_deposed(void *opaque)
     struct kva_node *node = opaque;
     if (!node->gmanager)
         return;
+    struct kva_gmanager_stats all;
+    kva_node_manager_stats(node, &all);
+    node->led = all;
     kva_log(KVA_LOG_INFO, "cluster       this node leads no more");
     kva_gmanager_destroy(node->gmanager);
     node->gmanager = NULL;
+}
+
+void kva_node_manager_stats(const struct kva_node *node, struct kva_gmanager_stats *ret)
+{
+    struct kva_gmanager_stats stats = {0};
+    if (node->gmanager)
+        kva_gmanager_get_stats(node->gmanager, &stats);
+    stats.rounds += node->led.rounds;
+    stats.plans += node->led.plans;
+    stats.moves += node->led.moves;
+    stats.returns += node->led.returns;
+    stats.reports += node->led.reports;
+    stats.reports_unfit += node->led.reports_unfit;
+    stats.strangers += node->led.strangers;
+    *ret = stats;
 }
 
 /* Links come up, and are measured, when others are there, which may be long after the election. */

@@ -171,7 +171,7 @@ double kva_node_step_pages(const struct kva_node *node)
     const double copy_s =
         node->params.copy_percent / 100.0 * node->cost.layers * node->cost.points[0].s;
     const double pages = node->copy_page_s > 0 ? copy_s / node->copy_page_s : 1;
-    return fmin(fmax(pages, STEP_PAGES_MIN), KVA_NODE_UNACKED_PAGES);
+    return fmin(fmax(pages, STEP_PAGES_MIN), node->unacked_pages);
 }
 
 static void say(const struct kva_node *node)

@@ -9,10 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Messages that wait for the other thread, with the content of pages. */
-#define MAILBOX_BYTES ((size_t)256 << 20)
-
-#define NODES_MAX     (KVA_MEMBERS_NODES_MAX - 1)
+#define NODES_MAX (KVA_MEMBERS_NODES_MAX - 1)
 
 /* --- parameters -------------------------------------------------------------------------------- */
 
@@ -125,10 +122,10 @@ static enum kva_status create(struct kva_node *node, struct kva_err *err)
         return status;
     snprintf(node->name, sizeof(node->name), "%s", p->name);
     name_model(node);
-    node->page_bytes = KVA_PAGE_TOKENS * kva_model_kv_bytes_per_token(&p->model->config);
     node->asked_max = p->rows_max * KVA_KV_LOANS_EACH_MAX + KVA_KV_LOANS_MAX;
     node->peers = calloc(p->nodes_max, sizeof(*node->peers));
-    if (!node->peers)
+    node->waiting = calloc(KVA_MEMBERS_NODES_MAX, sizeof(*node->waiting));
+    if (!node->peers || !node->waiting)
         return kva_fail(err, KVA_ENOMEM, "out of memory for a cluster");
     status = kva_transport_create(p->listen, p->nodes_max, &node->transport, err);
     return status ? status : create_parts(node, err);
@@ -144,8 +141,11 @@ enum kva_status kva_node_create(const struct kva_node_params *params, struct kva
     for (uint32_t i = 0; i < params->etcd_count && i < KVA_NODE_ETCD_MAX; i++)
         node->etcd[i] = params->etcd[i];
     node->params.etcd = node->etcd;
-    kva_mailbox_init(&node->to_engine, MAILBOX_BYTES);
-    kva_mailbox_init(&node->to_cluster, MAILBOX_BYTES);
+    node->page_bytes = KVA_PAGE_TOKENS * kva_model_kv_bytes_per_token(&params->model->config);
+    node->unacked_pages = kva_node_unacked_pages(node->page_bytes);
+    node->queue_bytes = kva_node_queue_bytes(node->page_bytes);
+    kva_mailbox_init(&node->to_engine, node->queue_bytes);
+    kva_mailbox_init(&node->to_cluster, node->queue_bytes);
     pthread_mutex_init(&node->view_lock, NULL);
     pthread_mutex_init(&node->service_lock, NULL);
     node->beside = (struct kva_service_beside){
@@ -177,6 +177,7 @@ void kva_node_destroy(struct kva_node *node)
     pthread_mutex_destroy(&node->service_lock);
     OPENSSL_cleanse(node->secret, sizeof(node->secret));
     free(node->peers);
+    free(node->waiting);
     free(node);
 }
 

@@ -31,8 +31,26 @@ static inline uint32_t kva_node_process_of(uint32_t node)
 
 #define KVA_NODE_NAME_MAX 64u
 
-/* Pages of a loan that are on their way at once. */
+/* Pages of a loan that are on their way at once, where they are not too large. */
 #define KVA_NODE_UNACKED_PAGES 8u
+#define KVA_NODE_UNACKED_BYTES ((size_t)64 << 20)
+
+static inline uint32_t kva_node_unacked_pages(size_t page_bytes)
+{
+    size_t pages = KVA_NODE_UNACKED_BYTES / page_bytes;
+    return pages < 1                        ? 1
+           : pages < KVA_NODE_UNACKED_PAGES ? (uint32_t)pages
+                                            : KVA_NODE_UNACKED_PAGES;
+}
+
+/* That may wait on the way from thread to thread, and in a link: 256 MiB, and the pages of four loans
+ * at least, however large they are. */
+static inline size_t kva_node_queue_bytes(size_t page_bytes)
+{
+    const size_t loans = 4 * (kva_node_unacked_pages(page_bytes) * page_bytes + (64 << 10));
+    const size_t usual = (size_t)256 << 20;
+    return loans > usual ? loans : usual;
+}
 
 /* "HOST:PORT". */
 #define KVA_NODE_ADDRESS_MAX (KVA_MEMBERS_HOST_MAX + 16)
@@ -63,6 +81,8 @@ struct kva_probe {
 struct kva_peer {
     struct kva_member member;
     bool up;
+    bool known;        /* the engine's thread was told of it */
+    uint64_t tell_ns;  /* when to look its name up again, to tell it; 0: not wanted */
     uint64_t retry_ns; /* when to connect again; 0: connecting, or connected */
     struct kva_probe probe;
 };
@@ -76,6 +96,8 @@ struct kva_node {
     size_t secret_bytes;
     struct kva_cost_params cost; /* link apart, constant from measure on */
     size_t page_bytes;
+    uint32_t unacked_pages;
+    size_t queue_bytes;
     uint32_t asked_max;  /* rows that a layer's queries are of, a row for each loan */
     uint32_t lend_pages; /* that others may have here at most */
     double copy_page_s;  /* what sending a page takes all who copy it */
@@ -111,10 +133,13 @@ struct kva_node {
     struct kva_gmanager *gmanager; /* while it leads */
     struct kva_peer *peers;        /* [nodes_max] */
     uint32_t peer_count;
+    struct kva_member *waiting; /* [KVA_MEMBERS_NODES_MAX]: for a place among the peers */
+    uint32_t waiting_count;
     uint32_t self;
     uint64_t self_life;
     uint64_t tick_ns; /* of the last look at what is due */
     struct kva_cluster_view cluster_view;
+    struct kva_gmanager_stats led; /* of the times before that it led: what only grows */
     struct kva_message_entry entries[KVA_MESSAGE_ENTRIES_MAX];
     uint8_t bytes[KVA_MESSAGE_BYTES_MAX];
 };
@@ -137,6 +162,8 @@ void kva_node_elected(void *opaque, uint64_t revision, uint64_t sent_ns);
 void kva_node_kept_alive(void *opaque, uint64_t sent_ns);
 void kva_node_deposed(void *opaque);
 void kva_node_manager_link_measured(struct kva_node *node);
+/* Of all times that it led; what is of the moment is 0 while it does not. */
+void kva_node_manager_stats(const struct kva_node *node, struct kva_gmanager_stats *ret);
 void kva_node_manager_tick(struct kva_node *node, uint64_t now_ns);
 
 /* --- probe.c -------------------------------------------------------------------------------------- */

@@ -3,6 +3,7 @@
 #include "base/thread.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "cluster/link/address.h"
 #include "cluster/node/node_internal.h"
 
 #include <stdio.h>
@@ -10,13 +11,11 @@
 #include <string.h>
 
 /* Between looks at what is due: leases, rounds, connections. */
-#define TICK_NS      (10 * KVA_NS_PER_MS)
-#define RETRY_NS     (1 * KVA_NS_PER_S)
-#define HELLO_NS     (5 * KVA_NS_PER_S)
-#define REQUEST_NS   (3 * KVA_NS_PER_S)
-#define LEAVE_NS     (2 * KVA_NS_PER_S)
-
-#define UNSENT_BYTES ((size_t)256 << 20)
+#define TICK_NS    (10 * KVA_NS_PER_MS)
+#define RETRY_NS   (1 * KVA_NS_PER_S)
+#define HELLO_NS   (5 * KVA_NS_PER_S)
+#define REQUEST_NS (3 * KVA_NS_PER_S)
+#define LEAVE_NS   (2 * KVA_NS_PER_S)
 
 /* --- members ----------------------------------------------------------------------------------- */
 
@@ -29,16 +28,57 @@ struct kva_peer *kva_node_find_peer(struct kva_node *node, uint32_t number)
     return NULL;
 }
 
+/* The engine's thread has something to take. */
+static void wake_engine(struct kva_node *node)
+{
+    pthread_mutex_lock(&node->service_lock);
+    if (node->service)
+        kva_service_nudge(node->service);
+    pthread_mutex_unlock(&node->service_lock);
+}
+
 static void tell_engine(struct kva_node *node, enum kva_note_kind kind,
                         const struct kva_member *member)
 {
     if (!kva_mailbox_put_member(&node->to_engine, kind, member))
         kva_log(KVA_LOG_ERROR, "cluster       out of memory: node %u is not known here",
                 member->node);
-    pthread_mutex_lock(&node->service_lock);
-    if (node->service)
-        kva_service_nudge(node->service);
-    pthread_mutex_unlock(&node->service_lock);
+    wake_engine(node);
+}
+
+/* The host of "HOST:PORT", without brackets. */
+static void host_of(const char *address, char *ret, size_t size)
+{
+    const char *end = strrchr(address, ':');
+    size_t length = end ? (size_t)(end - address) : strlen(address);
+    if (length > 1 && address[0] == '[' && address[length - 1] == ']') {
+        address++;
+        length -= 2;
+    }
+    snprintf(ret, size, "%.*s", (int)length, address);
+}
+
+/* The engine's thread hears of a member when its name has been looked up, for which no step waits. */
+static void introduce(struct kva_node *node, struct kva_peer *peer, uint64_t now_ns)
+{
+    char address[KVA_NODE_ADDRESS_MAX], text[KVA_LINK_ADDRESS_TEXT];
+    struct kva_member member = peer->member;
+    struct kva_link_address found;
+    struct kva_err err;
+    const bool again = peer->tell_ns != 0;
+    kva_node_address(member.host, member.guest_port, address);
+    if (kva_link_address_resolve(address, false, &found, &err)) {
+        if (!again)
+            kva_log(KVA_LOG_WARN, "cluster       nothing is lent to node %u until it is found: %s",
+                    member.node, err.message);
+        peer->tell_ns = now_ns + RETRY_NS;
+        return;
+    }
+    kva_link_address_write(&found.socket, text);
+    host_of(text, member.host, sizeof(member.host));
+    peer->tell_ns = 0;
+    peer->known = true;
+    tell_engine(node, KVA_NOTE_MEMBER, &member);
 }
 
 static void joined(void *opaque, uint32_t number, uint64_t life)
@@ -79,47 +119,70 @@ static void connected(struct kva_node *node, struct kva_peer *peer)
 static void forget(struct kva_node *node, struct kva_peer *peer)
 {
     const struct kva_member member = peer->member;
+    const bool known = peer->known;
     kva_link_disconnect(node->link, member.node);
     if (node->gmanager)
         kva_gmanager_member_gone(node->gmanager, member.node);
     *peer = node->peers[--node->peer_count];
-    tell_engine(node, KVA_NOTE_GONE, &member);
+    if (known)
+        tell_engine(node, KVA_NOTE_GONE, &member);
 }
 
-static void member(void *opaque, const struct kva_member *member)
+static void wait_no_more(struct kva_node *node, uint32_t number)
 {
-    struct kva_node *node = opaque;
-    struct kva_peer *peer = kva_node_find_peer(node, member->node);
-    if (peer && peer->member.life != member->life)
-        forget(node, peer);
-    else if (peer)
-        return;
-    if (node->peer_count == node->params.nodes_max) {
-        kva_log(KVA_LOG_ERROR, "cluster       node %u is not taken: there are %u already",
-                member->node, node->params.nodes_max);
-        return;
-    }
-    peer = &node->peers[node->peer_count++];
+    for (uint32_t i = 0; i < node->waiting_count; i++)
+        if (node->waiting[i].node == number)
+            node->waiting[i] = node->waiting[--node->waiting_count];
+}
+
+static void meet(struct kva_node *node, const struct kva_member *member)
+{
+    struct kva_peer *peer = &node->peers[node->peer_count++];
     *peer = (struct kva_peer){.member = *member};
     if (node->gmanager && kva_gmanager_member(node->gmanager, member->node, member->life))
         kva_log(KVA_LOG_ERROR, "cluster       node %u takes no part in plans: there are too many",
                 member->node);
     kva_log(KVA_LOG_INFO, "cluster       node %u is there, at %s:%u", member->node, member->host,
             member->port);
-    tell_engine(node, KVA_NOTE_MEMBER, member);
+    introduce(node, peer, kva_time_ns());
     if (kva_link_life(node->link, member->node) == member->life)
         connected(node, peer); /* it knew of this node, and had connected, before this one of it */
     connect_with(node, peer, kva_time_ns());
+}
+
+/* Where there is no place, it has the first that becomes free: those who died may be there still,
+ * until their leases end. */
+static void member(void *opaque, const struct kva_member *member)
+{
+    struct kva_node *node = opaque;
+    struct kva_peer *peer = kva_node_find_peer(node, member->node);
+    wait_no_more(node, member->node);
+    if (peer && peer->member.life != member->life)
+        forget(node, peer);
+    else if (peer)
+        return;
+    if (node->peer_count < node->params.nodes_max) {
+        meet(node, member);
+        return;
+    }
+    kva_log(KVA_LOG_ERROR, "cluster       node %u waits for a place: there are %u already",
+            member->node, node->params.nodes_max);
+    node->waiting[node->waiting_count++] = *member;
 }
 
 static void gone(void *opaque, uint32_t number, uint64_t life)
 {
     struct kva_node *node = opaque;
     struct kva_peer *peer = kva_node_find_peer(node, number);
+    wait_no_more(node, number);
     if (!peer || peer->member.life != life)
         return;
     kva_log(KVA_LOG_INFO, "cluster       node %u is gone", number);
     forget(node, peer);
+    if (node->waiting_count > 0) {
+        const struct kva_member next = node->waiting[--node->waiting_count];
+        meet(node, &next);
+    }
 }
 
 static void left(void *opaque, const char *why)
@@ -129,6 +192,7 @@ static void left(void *opaque, const char *why)
             "cluster       this node has left: %s; it serves by itself until it is started again",
             why);
     kva_node_deposed(node);
+    node->waiting_count = 0;
     while (node->peer_count > 0)
         forget(node, &node->peers[0]);
 }
@@ -145,6 +209,7 @@ void kva_node_route(struct kva_node *node, const uint8_t *bytes, size_t size, co
         kva_gmanager_receive(node->gmanager, &message);
     } else if (message.target == node->self) {
         kva_mailbox_put_message(&node->to_engine, bytes, size, content, content_bytes);
+        wake_engine(node);
     } else if (kva_node_process_of(message.target) != node->self) {
         node->cluster_view.messages_out++;
         node->cluster_view.content_bytes_out += content_bytes;
@@ -189,10 +254,7 @@ static void receive_message(struct kva_node *node, const struct kva_link_frame *
     }
     kva_mailbox_put_message(&node->to_engine, frame->header, frame->header_bytes, frame->data,
                             frame->data_bytes);
-    pthread_mutex_lock(&node->service_lock);
-    if (node->service)
-        kva_service_nudge(node->service);
-    pthread_mutex_unlock(&node->service_lock);
+    wake_engine(node);
 }
 
 static void received(void *opaque, const struct kva_link_frame *frame)
@@ -253,8 +315,7 @@ static void publish(struct kva_node *node)
     shared->messages_bad = mine->messages_bad;
     shared->content_bytes_in = mine->content_bytes_in;
     shared->content_bytes_out = mine->content_bytes_out;
-    if (node->gmanager)
-        kva_gmanager_get_stats(node->gmanager, &shared->plans);
+    kva_node_manager_stats(node, &shared->plans);
     pthread_mutex_unlock(&node->view_lock);
 }
 
@@ -264,6 +325,8 @@ static void look_at_what_is_due(struct kva_node *node, uint64_t now_ns)
         struct kva_peer *peer = &node->peers[i];
         if (peer->retry_ns > 0 && now_ns >= peer->retry_ns)
             connect_with(node, peer, now_ns);
+        if (peer->tell_ns > 0 && now_ns >= peer->tell_ns)
+            introduce(node, peer, now_ns);
     }
     kva_node_manager_tick(node, now_ns);
     publish(node);
@@ -298,9 +361,9 @@ enum kva_status kva_node_listen(struct kva_node *node, struct kva_err *err)
         .secret = node->secret,
         .secret_bytes = node->secret_bytes,
         .header_bytes_max = KVA_MESSAGE_BYTES_MAX,
-        .data_bytes_max = KVA_NODE_UNACKED_PAGES * node->page_bytes,
-        .unsent_bytes_max = UNSENT_BYTES,
-        .unread_bytes_max = UNSENT_BYTES,
+        .data_bytes_max = node->unacked_pages * node->page_bytes,
+        .unsent_bytes_max = node->queue_bytes,
+        .unread_bytes_max = node->queue_bytes,
         .peers_max = p->nodes_max,
         .hello_ns = HELLO_NS,
         .opaque = node,
@@ -308,18 +371,6 @@ enum kva_status kva_node_listen(struct kva_node *node, struct kva_err *err)
         .changed = changed,
     };
     return kva_link_create(&params, &node->link, err);
-}
-
-/* The host of "HOST:PORT", without brackets. */
-static void host_of(const char *address, char *ret, size_t size)
-{
-    const char *end = strrchr(address, ':');
-    size_t length = end ? (size_t)(end - address) : strlen(address);
-    if (length > 1 && address[0] == '[' && address[length - 1] == ']') {
-        address++;
-        length -= 2;
-    }
-    snprintf(ret, size, "%.*s", (int)length, address);
 }
 
 enum kva_status kva_node_thread_start(struct kva_node *node, struct kva_err *err)

@@ -411,6 +411,11 @@ void kva_debtor_peer_gone(struct kva_debtor *debtor, uint32_t node)
     *peer = (struct peer){0};
 }
 
+bool kva_debtor_knows(const struct kva_debtor *debtor, uint32_t node)
+{
+    return find(debtor, node) != NULL;
+}
+
 void kva_debtor_prepare(struct kva_debtor *debtor, uint32_t node)
 {
     struct peer *peer = find(debtor, node);

@@ -63,6 +63,8 @@ KVA_MUST_CHECK enum kva_status kva_debtor_peer(struct kva_debtor *debtor, uint32
                                                uint64_t life, const char *address,
                                                struct kva_err *err);
 void kva_debtor_peer_gone(struct kva_debtor *debtor, uint32_t node);
+/* Whether it could be asked for attention. */
+bool kva_debtor_knows(const struct kva_debtor *debtor, uint32_t node);
 
 /* Connect with a creditor that will be asked soon, or was given up. Progress, when no step is
  * running. */

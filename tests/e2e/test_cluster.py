@@ -88,6 +88,33 @@ def test_members_find_each_other_and_one_leads(cluster):
     cluster.wait_complete()
 
 
+def test_who_finds_no_place_has_the_next_one(cluster):
+    """Servers that were killed keep their places until their leases end."""
+    few = (*SMALL, "--cluster-nodes", "2", "--cluster-lease", "8s")
+    first = cluster.start(*few)
+    for _ in range(2):
+        dying = cluster.start(*few)
+        wait_until("it has joined", lambda server=dying: server.metrics()["kvahead_cluster_node"] > 0)
+        cluster.kill(dying)
+    last = cluster.start(*few)
+    wait_until("it has joined", lambda: last.metrics()["kvahead_cluster_node"] > 0)
+    cluster.wait_complete()
+    assert first.metrics()["kvahead_cluster_links"] == 1
+
+
+def test_nothing_is_lent_to_a_name_that_is_not_found(cluster, prompts, alone):
+    """They are connected, since who has the smaller number connects."""
+    nowhere = "x" * 64  # longer than any name: no resolver has to be asked
+    cluster.start(*SMALL, "--cluster-advertise", nowhere)
+    second = cluster.start(*SMALL)
+    cluster.wait_complete()
+    with asking(second, prompts) as futures:
+        assert results(futures) == alone
+    metrics = second.metrics()
+    assert metrics[LOANS % "begun"] == metrics[LOANS % "lost"] == 0
+    assert "nothing is lent to node 1 until it is found" in second.log()
+
+
 def test_a_debtor_says_what_it_says_alone(cluster, prompts, alone):
     debtor, creditor = cluster.start(*SMALL), cluster.start(*SMALL)
     cluster.wait_complete()
