@@ -65,7 +65,7 @@ static const struct type {
                                 M(heartbeat.load.head_pages, PAGES),
                                 M(heartbeat.load.waiting_pages, ANY),
                                 M(heartbeat.load.borrowed_pages, PAGES),
-                                M(heartbeat.load.lent_pages, PAGES),
+                                M(heartbeat.load.lendable_pages, PAGES),
                                 M(heartbeat.load.moving, BOOLEAN),
                                 M(heartbeat.load.keeps, BOOLEAN),
                                 M(heartbeat.load.step_loans, BOOLEAN),

@@ -30,7 +30,7 @@
 
 #include <stdbool.h>
 
-#define KVA_MESSAGE_VERSION      4u
+#define KVA_MESSAGE_VERSION      5u
 #define KVA_MESSAGE_HEADER_BYTES 40u
 #define KVA_MESSAGE_NONCE_BYTES  16u
 #define KVA_MESSAGE_MAC_BYTES    32u
@@ -97,9 +97,9 @@ struct kva_message_load {
     uint32_t head_pages;
     uint64_t waiting_pages;
     uint32_t borrowed_pages;
-    uint32_t lent_pages;
-    uint8_t moving; /* pages are on their way, or it drains */
-    uint8_t keeps;  /* what is free: for its own that wait */
+    uint32_t lendable_pages; /* that it would lend yet, if they are free */
+    uint8_t moving;          /* pages are on their way, or it drains */
+    uint8_t keeps;           /* what is free: for its own that wait */
     /* Its last steps without prompts, on average, with loans all the time or with none; 0: too few
      * yet. */
     uint8_t step_loans;

@@ -157,14 +157,20 @@ static bool debtor_before(const struct planner *p, uint32_t a, uint32_t b)
     return x->batch != y->batch ? x->batch < y->batch : x->id < y->id;
 }
 
-/* Lines 1, 2. */
+/* Nothing more is lent to it so that it has more. */
+static bool has_enough_rows(const struct planner *p, uint32_t index)
+{
+    return p->state->instances[index].batch > p->params->batch_threshold;
+}
+
+/* Lines 1, 2; and who has a request that is longer than itself, however many rows it has. */
 static uint32_t list_debtors(struct planner *p)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < p->state->instance_count; i++) {
         const struct kva_plan_instance *instance = &p->state->instances[i];
         bool may = p->role[i] == ROLE_NONE || p->role[i] == ROLE_DEBTOR;
-        if (!may || instance->batch > p->params->batch_threshold)
+        if (!may || (has_enough_rows(p, i) && instance->head_pages <= instance->pages))
             continue;
         uint32_t at = count++;
         for (; at > 0 && debtor_before(p, i, p->order[at - 1]); at--)
@@ -287,8 +293,11 @@ static bool gather(struct planner *p, const struct kva_plan_request *request,
 {
     uint32_t debtor = request->instance, grain = p->params->grain_pages;
     uint32_t instances = p->state->instance_count, begin = p->move_count;
-    uint32_t deficit = kva_plan_sides_deficit(&p->sides, debtor);
-    if (deficit > movable(p, request))
+    const struct kva_plan_instance *instance = &p->state->instances[debtor];
+    /* What others have here now it waits for: they do not come back before it. */
+    uint32_t deficit =
+        kva_min_u32(kva_plan_sides_deficit(&p->sides, debtor), movable(p, request) / grain * grain);
+    if (deficit == 0 || instance->head_pages - deficit > instance->pages)
         return false;
     double before = kva_plan_sides_total(&p->sides);
     struct kva_plan_side *sides = kva_arena_calloc(arena, instances, sizeof(*sides));
@@ -334,8 +343,9 @@ static void plan_debtor(struct planner *p, uint32_t debtor, struct kva_arena *ar
     uint32_t moved = 0;
     for (uint32_t i = p->first[debtor]; i < p->first[debtor + 1]; i++) {
         const struct kva_plan_request *request = p->requests[i];
-        bool went =
-            is_too_long(p, request) ? gather(p, request, arena) : spread_request(p, request);
+        bool went = is_too_long(p, request)
+                        ? gather(p, request, arena)
+                        : !has_enough_rows(p, debtor) && spread_request(p, request);
         moved += went;
         /* Shorter ones gain no more than the longest did; the head is of another kind. */
         if ((!went && !request->head) || moved >= p->params->requests_per_debtor)

@@ -32,6 +32,7 @@ struct kva_plan_instance {
     const struct kva_cost_params *cost; /* checked by kva_cost_check */
     uint32_t pages;                     /* its memory for KV */
     uint32_t free_pages;                /* of them */
+    uint32_t unlendable_pages;          /* of those: what it may not lend */
     uint32_t batch;                     /* requests that decode */
     uint32_t batch_max;                 /* at most */
     uint64_t tokens;                    /* of those that decode, wherever they lie */

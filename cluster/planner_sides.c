@@ -165,6 +165,7 @@ uint32_t kva_plan_sides_spare(const struct kva_plan_sides *sides, uint32_t credi
 {
     const struct kva_plan_side *side = &sides->sides[creditor];
     uint32_t keep = (uint32_t)ceil(side->instance->pages * sides->params->keep_share);
+    keep = kva_max_u32(keep, side->instance->unlendable_pages);
     return side->free_pages > keep ? side->free_pages - keep : 0;
 }
 
@@ -204,6 +205,9 @@ static enum kva_status check_instance(const struct kva_plan_instance *instance, 
     if (instance->free_pages > instance->pages)
         return kva_fail(err, KVA_EINVAL, "instance %u: %u of %u pages are free", instance->id,
                         instance->free_pages, instance->pages);
+    if (instance->unlendable_pages > instance->free_pages)
+        return kva_fail(err, KVA_EINVAL, "instance %u: %u pages are free, and %u may not be lent",
+                        instance->id, instance->free_pages, instance->unlendable_pages);
     if (instance->waiting > 0 && instance->waiting_pages < instance->head_pages)
         return kva_fail(
             err, KVA_EINVAL, "instance %u: all that wait need %llu pages, the first of them %u",

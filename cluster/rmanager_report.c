@@ -23,12 +23,13 @@ static bool same(const struct kva_message_entry *a, const struct kva_message_ent
 static uint32_t collect(struct kva_rmanager *r, struct kva_message_load *ret_load)
 {
     struct kva_message_load load = {0};
-    uint32_t max = r->params.entries_max, count = 0;
+    uint32_t max = r->params.entries_max, count = 0, guests = 0, lent_pages = 0;
     r->ops.load(r->ops.opaque, &load);
     load.moving |= r->draining;
     for (uint32_t i = 0; i < r->params.loans_max; i++) {
         const struct kva_debt *debt = &r->debts[i];
-        load.lent_pages += r->guests[i].loan.pages;
+        guests += r->guests[i].loan.pages > 0;
+        lent_pages += r->guests[i].loan.pages;
         load.moving |= r->guests[i].recall_end_ns != 0;
         if (debt->state == KVA_DEBT_NONE)
             continue;
@@ -47,6 +48,8 @@ static uint32_t collect(struct kva_rmanager *r, struct kva_message_load *ret_loa
             .pages = debt->loan.pages,
         };
     }
+    if (guests < r->params.loans_max && lent_pages < r->params.lend_pages_max)
+        load.lendable_pages = r->params.lend_pages_max - lent_pages;
     uint32_t requests = r->ops.requests(r->ops.opaque, r->current + count, max - count);
     for (uint32_t i = count; i < count + requests; i++)
         r->current[i].instance = r->params.node;

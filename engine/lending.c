@@ -42,15 +42,13 @@ struct kva_lending_need kva_lending_need_of(const struct kva_engine *engine,
     const struct model_engine *e = engine->self;
     const struct kva_kv_seq *kv = &seq->kv;
     uint64_t page_bytes = e->kv->shape.page_bytes, bytes;
-    if (kv->spreads && !kv->prefilled)
-        bytes = kva_kv_staged_bytes(e->kv, &kv->spec, kv->prompt_tokens) +
-                kva_kv_stream_bytes(e->kv, kv->prompt_tokens);
-    else if (kv->prefilled)
+    if (kv->prefilled)
         bytes = kva_kv_seq_resume_bytes(e->kv, kv);
     else
-        bytes = kva_kv_pages(seq->token_count) * page_bytes;
-    uint32_t pages = (uint32_t)kva_div_up(bytes, page_bytes) + 1;
-    uint32_t last = kva_kv_pages(kv->tokens_max) - kva_kv_pages_lent(kv);
+        bytes = kva_kv_seq_admit_bytes(e->kv, kv, seq->ids).device;
+    uint32_t pages = (uint32_t)kva_div_up(bytes, page_bytes) + 1, last = 0;
+    if (kv->spec.policy == KVA_KV_FULL) /* others take less of the device than their pages */
+        last = kva_kv_pages(kv->tokens_max) - kva_kv_pages_lent(kv);
     return (struct kva_lending_need){.pages = pages, .pages_max = kva_max_u32(pages, last)};
 }
 

@@ -364,7 +364,8 @@ static void plan_wakeup(struct kva_scheduler *s, uint64_t now_ns, uint64_t *ret_
     }
     if (s->stuck_since_ns == 0)
         s->stuck_since_ns = now_ns;
-    if (s->usage.guests.device > 0)
+    /* What others have here goes home, and who is stranded goes on or ends: there is room then. */
+    if (s->usage.guests.device > 0 || s->stranded_count > 0)
         s->stuck_since_ns = now_ns;
     if (now_ns - s->stuck_since_ns >= STUCK_LIMIT_NS) {
         const struct kva_heap_node *first =

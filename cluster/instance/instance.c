@@ -247,9 +247,10 @@ static uint32_t requests(void *opaque, struct kva_message_entry *ret, uint32_t m
     uint32_t head = find_head(instance, all, true);
     for (uint32_t i = 0; i < all && count < max; i++) {
         const struct kva_choice_place *place = &instance->places[i];
-        uint32_t pages = place->stage == KVA_STAGE_DECODE
-                             ? kva_lending_lendable_pages(instance->params.engine, place->seq)
-                             : 0;
+        /* Who is suspended has nothing here that lending would free, but the first needs less then. */
+        bool frees = place->stage == KVA_STAGE_DECODE && (!place->suspended || i == head);
+        uint32_t pages =
+            frees ? kva_lending_lendable_pages(instance->params.engine, place->seq) : 0;
         if (pages == 0)
             continue;
         ret[count++] = (struct kva_message_entry){

@@ -103,8 +103,12 @@ static const struct kva_message_load debtor_load = {.pages = A100_PAGES,
                                                     .waiting = 50,
                                                     .head_pages = 8,
                                                     .waiting_pages = 400};
-static const struct kva_message_load creditor_load = {
-    .pages = A100_PAGES, .free_pages = 1600, .batch = 20, .batch_max = 256, .tokens = 10000};
+static const struct kva_message_load creditor_load = {.pages = A100_PAGES,
+                                                      .free_pages = 1600,
+                                                      .lendable_pages = A100_PAGES,
+                                                      .batch = 20,
+                                                      .batch_max = 256,
+                                                      .tokens = 10000};
 static const struct kva_message_entry long_request = {
     .request = 5, .generation = 2, .instance = 1, .pages = 1750, .flags = KVA_ENTRY_LOCAL};
 
@@ -249,6 +253,21 @@ static void test_gmanager__prompts_count(void **state KVA_UNUSED)
     kva_gmanager_destroy(leader.g);
 }
 
+/* What a creditor does not lend, whatever it has free, is not asked of it. */
+static void test_gmanager__nobody_is_asked_for_more_than_he_lends(void **state KVA_UNUSED)
+{
+    bool moves;
+    struct leader leader;
+    struct kva_message_load creditor = creditor_load;
+    leader_init(&leader);
+    (void)plan_once(&leader, debtor_load, creditor, &moves);
+    assert_true(moves);
+    creditor.lendable_pages = 0;
+    (void)plan_once(&leader, debtor_load, creditor, &moves);
+    assert_false(moves);
+    kva_gmanager_destroy(leader.g);
+}
+
 /* The creditor says that its steps take twice as long as the constants have it, which are learnt to
  * be so within some rounds; what no device could be is cut. Steps that were reported before, as they
  * are while there are loans, say nothing more, and who has said nothing is as slow as others are. */
@@ -259,7 +278,8 @@ static void test_gmanager__steps_say_how_fast_an_instance_is(void **state KVA_UN
     struct kva_message_load creditor = creditor_load;
     leader_init(&leader);
     const struct kva_cost_params *cost = &leader.g->params.cost;
-    struct kva_message_load idle = {.pages = A100_PAGES, .free_pages = A100_PAGES};
+    struct kva_message_load idle = {
+        .pages = A100_PAGES, .free_pages = A100_PAGES, .lendable_pages = A100_PAGES};
     double both = plan_once(&leader, debtor_load, creditor, &moves).tokens_per_s_before;
     double expected = plan_once(&leader, idle, creditor, &moves).tokens_per_s_before;
     creditor.step_millirows = 20500;
@@ -500,6 +520,7 @@ int main(void)
         cmocka_unit_test(test_gmanager__who_has_not_answered_takes_no_part),
         cmocka_unit_test(test_gmanager__who_drains_takes_no_part),
         cmocka_unit_test(test_gmanager__prompts_count),
+        cmocka_unit_test(test_gmanager__nobody_is_asked_for_more_than_he_lends),
         cmocka_unit_test(test_gmanager__steps_say_how_fast_an_instance_is),
         cmocka_unit_test(test_gmanager__steps_with_loans_say_what_the_model_leaves_out),
         cmocka_unit_test(test_gmanager__constants_may_become_better_known),

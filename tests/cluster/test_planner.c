@@ -374,6 +374,64 @@ static void test_planner__the_first_in_line_may_need_several(void **state KVA_UN
     assert_int_equal(t.plan.move_count, 0);
 }
 
+/* A debtor whose first request is longer than itself, and three creditors. */
+static uint32_t table_long(struct table *t, uint32_t head_pages)
+{
+    table_init(t);
+    uint32_t debtor = table_add(t, 0, 0, 0);
+    for (int i = 0; i < 3; i++)
+        table_add(t, 10, 40, 0);
+    t->instances[debtor].waiting = 1;
+    t->instances[debtor].head_pages = head_pages;
+    t->instances[debtor].waiting_pages = head_pages;
+    t->requests[t->state.request_count++] = (struct kva_plan_request){
+        .id = 5, .instance = debtor, .pages = head_pages - 20, .head = true};
+    return debtor;
+}
+
+static uint32_t lent_in(const struct table *t)
+{
+    uint32_t pages = 0;
+    for (uint32_t i = 0; i < t->plan.move_count; i++)
+        pages += t->plan.moves[i].kind == KVA_PLAN_LEND ? t->plan.moves[i].pages : 0;
+    return pages;
+}
+
+/* However busy its instance is with others, and whatever they have of its memory. */
+static void test_planner__a_long_request_is_not_starved_by_its_instance(void **state KVA_UNUSED)
+{
+    struct table t;
+    uint32_t debtor = table_long(&t, A100_PAGES + 400);
+    t.instances[debtor].batch = t.params.batch_threshold + 1;
+    t.instances[debtor].tokens = 1000;
+    table_plan(&t);
+    assert_true(lent_in(&t) >= 400);
+    debtor = table_long(&t, A100_PAGES + 400);
+    t.instances[debtor].free_pages = 10; /* more is missing now than it has that may go */
+    t.instances[debtor].batch = 4;
+    t.instances[debtor].tokens = 1000;
+    table_plan(&t);
+    assert_true(lent_in(&t) >= 400 && lent_in(&t) <= A100_PAGES + 380);
+}
+
+/* What may not be lent is not counted on: others are asked for the rest, or for nothing. */
+static void test_planner__what_is_not_lendable_stays(void **state KVA_UNUSED)
+{
+    struct table t;
+    table_long(&t, A100_PAGES + 1900);
+    t.instances[1].unlendable_pages = t.instances[1].free_pages;
+    t.instances[2].unlendable_pages = t.instances[2].free_pages - 700;
+    table_plan(&t);
+    assert_true(lent_in(&t) >= 1900);
+    for (uint32_t i = 0; i < t.plan.move_count; i++) {
+        assert_true(t.plan.moves[i].creditor != 1);
+        assert_true(t.plan.moves[i].creditor != 2 || t.plan.moves[i].pages <= 700);
+    }
+    t.instances[2].unlendable_pages = t.instances[2].free_pages - 500;
+    table_plan(&t); /* less than all of it is nothing */
+    assert_int_equal(t.plan.move_count, 0);
+}
+
 static void refused(struct table *t, const char *word)
 {
     struct kva_err err = {0};
@@ -398,6 +456,9 @@ static void test_planner__a_state_that_cannot_be_is_refused(void **state KVA_UNU
     t.instances[0].free_pages = A100_PAGES + 1;
     refused(&t, "instance 100");
     t.instances[0].free_pages = 0;
+    t.instances[0].unlendable_pages = 1;
+    refused(&t, "may not be lent");
+    t.instances[0].unlendable_pages = 0;
     t.instances[0].waiting_pages = 7;
     refused(&t, "8");
     t.instances[0].waiting_pages = 8;
@@ -439,6 +500,8 @@ int main(void)
         cmocka_unit_test(test_planner__costs_may_be_disregarded),
         cmocka_unit_test(test_planner__pages_come_home_when_there_is_room),
         cmocka_unit_test(test_planner__the_first_in_line_may_need_several),
+        cmocka_unit_test(test_planner__a_long_request_is_not_starved_by_its_instance),
+        cmocka_unit_test(test_planner__what_is_not_lendable_stays),
         cmocka_unit_test(test_planner__a_state_that_cannot_be_is_refused),
         cmocka_unit_test(test_planner__memory_is_bounded),
     };

@@ -80,6 +80,32 @@ static void test_stranded__its_time_is_bounded(void **state KVA_UNUSED)
     fixture_end(&f);
 }
 
+/* It has most of the host's memory while it waits: who lacks that waits too, and does not end. */
+static void test_stranded__others_wait_for_what_it_has(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    fixture_init(&f);
+    f.engine.limits.budget.device = (uint64_t)DEVICE_PAGES << 16;
+    f.engine.limits.budget.host = 30ull << 16;
+    f.engine.others_pages = 64;
+    fixture_begin(&f);
+    submit(&f, 1, LONG_PROMPT, 100);
+    submit(&f, 2, LONG_PROMPT, 50);
+    bool idle = false;
+    for (uint32_t i = 0; i < 200; i++) {
+        struct kva_err err;
+        uint64_t wake_ns;
+        assert_int_equal(kva_scheduler_step(f.scheduler, &idle, &wake_ns, &err), KVA_OK);
+        f.clock.now_ns += idle ? 100 * KVA_NS_PER_MS : 0;
+    }
+    assert_true(idle);
+    kva_scripted_params(f.scripted)->lent_every = 1;
+    fixture_run(&f);
+    assert_int_equal(tracker_choice(&f.tracker, 1, 0)->tokens, 100);
+    assert_int_equal(tracker_choice(&f.tracker, 2, 0)->tokens, 50);
+    fixture_end(&f);
+}
+
 /* What is more than all can hold is refused at once. */
 static void test_stranded__too_long_is_refused(void **state KVA_UNUSED)
 {
@@ -98,6 +124,7 @@ int main(void)
         cmocka_unit_test(test_stranded__others_go_on),
         cmocka_unit_test(test_stranded__then_it_comes_first),
         cmocka_unit_test(test_stranded__its_time_is_bounded),
+        cmocka_unit_test(test_stranded__others_wait_for_what_it_has),
         cmocka_unit_test(test_stranded__too_long_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -293,6 +293,20 @@ static void test_instances__a_request_may_be_longer_than_an_instance(void **stat
     }
 }
 
+/* It needs what all others may lend, and plans ask none of them for more. */
+static void test_instances__limits_of_lending_are_known(void **state KVA_UNUSED)
+{
+    struct world *w = new_long_world(13);
+    w->lend_pages = 8; /* of 14 */
+    world_open(w);
+    world_submit(w, 0, 1400, 60);
+    assert_true(world_run(w, 10000));
+    assert_true(world_loans(w).loans_lent >= 2);
+    world_expect_answers(w);
+    world_expect_rest(w);
+    end(w);
+}
+
 /* Others are served meanwhile where it is too much for the cluster, and it is where that grows. */
 static void test_instances__it_waits_for_a_cluster_that_is_large_enough(void **state KVA_UNUSED)
 {
@@ -385,6 +399,7 @@ int main(void)
         cmocka_unit_test(test_instances__creditors_drain),
         cmocka_unit_test(test_instances__debtors_die),
         cmocka_unit_test(test_instances__a_request_may_be_longer_than_an_instance),
+        cmocka_unit_test(test_instances__limits_of_lending_are_known),
         cmocka_unit_test(test_instances__it_waits_for_a_cluster_that_is_large_enough),
         cmocka_unit_test(test_instances__long_requests_survive),
         cmocka_unit_test(test_instances__content_has_to_be_that_of_the_message),

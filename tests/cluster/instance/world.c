@@ -199,24 +199,25 @@ void world_start(struct world *w, uint32_t index)
     kva_lending_set_others(node->fixture.engine,
                            (WORLD_NODES - 1) * (uint64_t)w->device_pages * w->page_bytes);
     node->scheduler = open_scheduler(w, &node->fixture, node);
-    const struct kva_instance_params params = {.rmanager = {.node = index + 1,
-                                                            .life = life,
-                                                            .loans_max = 12,
-                                                            .peers_max = 8,
-                                                            .entries_max = WORLD_REQUESTS,
-                                                            .lend_pages_max = w->device_pages,
-                                                            .unacked_pages = 4,
-                                                            .retry_ns = 60 * MS,
-                                                            .lease_margin_ns = TTL_NS / 8,
-                                                            .recall_within_ns = 2000 * MS},
-                                               .engine = node->fixture.engine,
-                                               .scheduler = node->scheduler,
-                                               .running_max = RUNNING,
-                                               .keeps_homes = w->keeps_homes,
-                                               .patience_ns = w->patience_ns,
-                                               .step_pages = w->keeps_homes ? 2 : 0.6,
-                                               .send = node_send,
-                                               .opaque = node};
+    const struct kva_instance_params params = {
+        .rmanager = {.node = index + 1,
+                     .life = life,
+                     .loans_max = 12,
+                     .peers_max = 8,
+                     .entries_max = WORLD_REQUESTS,
+                     .lend_pages_max = w->lend_pages ? w->lend_pages : w->device_pages,
+                     .unacked_pages = 4,
+                     .retry_ns = 60 * MS,
+                     .lease_margin_ns = TTL_NS / 8,
+                     .recall_within_ns = 2000 * MS},
+        .engine = node->fixture.engine,
+        .scheduler = node->scheduler,
+        .running_max = RUNNING,
+        .keeps_homes = w->keeps_homes,
+        .patience_ns = w->patience_ns,
+        .step_pages = w->keeps_homes ? 2 : 0.6,
+        .send = node_send,
+        .opaque = node};
     expect_ok(kva_instance_create(&params, &node->instance, &err), &err);
     const struct kva_device_params device = {.threads = 1};
     expect_ok(kva_device_open_cpu(&device, &node->device, &err), &err);

@@ -61,6 +61,7 @@ struct world {
     uint64_t patience_ns;
     uint32_t loss_pct, double_pct, late_pct;
     uint32_t device_pages; /* of each instance */
+    uint32_t lend_pages;   /* of them, those that others may have; 0: all */
     uint32_t layers;       /* of the model; 0: 3 */
     size_t page_bytes;
     char model[FIXTURE_PATH_BYTES];
@@ -75,7 +76,7 @@ struct world {
 };
 
 /* What is set of `world` before: keeps_homes, patience_ns,
- * the network's percentages, device_pages, layers, rng. */
+ * the network's percentages, device_pages, lend_pages, layers, rng. */
 void world_open(struct world *world);
 void world_close(struct world *world);
 
