@@ -305,7 +305,7 @@ enum kva_status kva_link_connect(struct kva_link *link, uint32_t node, uint64_t 
     struct kva_link_address to;
     enter_awake(link);
     const struct connection *own = find(link, node, is_own);
-    const bool is_there = own && own->life == life && !own->why[0];
+    const bool is_there = own && (life == 0 || own->life == life) && !own->why[0];
     leave(link);
     if (is_there)
         return KVA_OK;

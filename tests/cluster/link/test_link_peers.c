@@ -240,6 +240,37 @@ static void test_link__who_connects_again_is_up_again(void **state KVA_UNUSED)
     end_close(&b);
 }
 
+static void connect_with_any(struct end *from, const struct end *to)
+{
+    struct kva_err err;
+    assert_int_equal(kva_link_connect(from->link, to->node, 0, to->address, &err), KVA_OK);
+}
+
+/* While a connection is being made, and when it is up, whatever life it was made for. */
+static void
+test_link__who_means_any_life_keeps_the_connection_that_is_there(void **state KVA_UNUSED)
+{
+    for (uint64_t life = 0; life <= 6; life += 6) {
+        struct end a, b, *both[] = {&a, &b};
+        struct kva_err err;
+        end_open(&a, 1, 5, NULL);
+        end_open(&b, 2, 6, NULL);
+        assert_int_equal(kva_link_connect(a.link, 2, life, b.address, &err), KVA_OK);
+        connect_with_any(&a, &b);
+        run_until(both, 2, &a.ups[2], 1);
+        run_until(both, 2, &b.ups[1], 1);
+        connect_with_any(&a, &b);
+        assert_true(kva_link_is_up(a.link, 2));
+        ends_idle(both, 2, 100);
+        check_talk(&a, &b);
+        assert_int_equal(a.lives[2], 6);
+        assert_int_equal(a.ups[2] + b.ups[1], 2);
+        assert_int_equal(a.downs[2] + b.downs[1], 0);
+        end_close(&a);
+        end_close(&b);
+    }
+}
+
 /* --- both sides -------------------------------------------------------------------------------- */
 
 static void test_link__both_may_connect_at_once(void **state KVA_UNUSED)
@@ -367,6 +398,7 @@ int main(void)
         cmocka_unit_test(test_link__a_node_that_ends_is_missed_and_comes_again),
         cmocka_unit_test(test_link__a_newer_life_displaces_an_older_one),
         cmocka_unit_test(test_link__who_connects_again_is_up_again),
+        cmocka_unit_test(test_link__who_means_any_life_keeps_the_connection_that_is_there),
         cmocka_unit_test(test_link__both_may_connect_at_once),
         cmocka_unit_test(test_link__callbacks_may_connect_and_disconnect),
         cmocka_unit_test(test_link__twenty_at_once),
