@@ -3,7 +3,7 @@
  *
  * The engine thread changes the table between its steps; the worker's thread looks loans up in it. A
  * loan to which it attends is held meanwhile, and is freed when it has let go: a call is one layer,
- * so nobody waits long. */
+ * and a later one does not find the loan, so nobody waits long. */
 #include "engine/lending.h"
 
 #include "engine/model_engine_internal.h"
@@ -16,6 +16,7 @@ struct guest {
     struct kva_kv_loan loan; /* page_count 0: the place is free */
     void **pages;            /* [page_count], device tier */
     uint32_t holders;
+    bool going; /* it is being freed: nobody holds it any more who does not yet */
 };
 
 struct kva_guests {
@@ -174,6 +175,7 @@ void kva_guests_free(struct kva_guests *g, uint64_t loan)
     if (!guest)
         return;
     pthread_mutex_lock(&g->lock);
+    guest->going = true;
     while (guest->holders > 0)
         pthread_cond_wait(&g->let_go, &g->lock);
     struct guest gone = *guest;
@@ -270,7 +272,8 @@ static void hold(struct kva_guest_worker *w, const struct kva_remote_rows *rows,
     struct kva_guests *g = w->guests;
     pthread_mutex_lock(&g->lock);
     for (uint32_t i = 0; i < count; i++) {
-        w->held[i] = find(g, rows[i].loan);
+        struct guest *guest = find(g, rows[i].loan);
+        w->held[i] = guest && !guest->going ? guest : NULL;
         if (w->held[i])
             w->held[i]->holders++;
     }

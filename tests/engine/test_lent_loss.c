@@ -1,8 +1,11 @@
 /* Loans that are lost, at any layer of any step or between steps; and what creditors hold. */
 #include "tests/cmocka.h"
 
+#include "base/clock.h"
+#include "kernels/backend.h"
 #include "tests/engine/lent_world.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -182,6 +185,75 @@ static void test_lent__what_cannot_be_is_refused(void **state KVA_UNUSED)
     lent_close(&w);
 }
 
+/* A worker attends to a loan, which is freed meanwhile. */
+static struct freeing {
+    const struct kva_ops *inner;
+    struct kva_guests *guests;
+    struct kva_guest_worker *second; /* who attends to it again and again */
+    uint64_t loan;
+    pthread_t thread;
+    bool begun, found;
+} freeing;
+
+static void *free_it(void *opaque KVA_UNUSED)
+{
+    kva_guests_free(freeing.guests, freeing.loan);
+    return NULL;
+}
+
+static bool attend_with(struct kva_guest_worker *worker)
+{
+    static float q[64], a[64], m[4], e[4];
+    const struct kva_remote_rows rows = {
+        .loan = freeing.loan, .row_count = 1, .position_first = 2 * PAGE, .q = q, .out = {a, m, e}};
+    struct kva_err err;
+    bool found;
+    assert_int_equal(kva_guests_attend(worker, 0, &rows, 1, &found, &err), KVA_OK);
+    return found;
+}
+
+/* The loan is held until this returns, so it cannot have been freed when it is not found. */
+static void attend_while_it_goes(struct kva_device *device, const struct kva_attend_args *args)
+{
+    const uint64_t limit_ns = kva_time_ns() + 60 * KVA_NS_PER_S;
+    freeing.begun = pthread_create(&freeing.thread, NULL, free_it, NULL) == 0;
+    do
+        freeing.found = attend_with(freeing.second);
+    while (freeing.found && kva_time_ns() < limit_ns);
+    freeing.inner->attend(device, args);
+}
+
+static void test_lent__a_loan_that_goes_is_not_held_again(void **state KVA_UNUSED)
+{
+    struct lent_world w;
+    struct kva_err err;
+    struct kva_device *device;
+    const struct kva_device_params params = {.threads = 1};
+    const struct kva_kv_loan loan = {.id = 7, .page_count = 2};
+    lent_open(&w, lent_model(false), 0);
+    struct loopback_creditor *creditor = &w.net.creditors[0];
+    freeing = (struct freeing){.guests = creditor->guests, .loan = loan.id};
+    assert_int_equal(kva_device_open_cpu(&params, &device, &err), KVA_OK);
+    assert_int_equal(kva_guest_worker_create(creditor->guests, device, 1, &freeing.second, &err),
+                     KVA_OK);
+    assert_int_equal(kva_guests_reserve(creditor->guests, &loan, &err), KVA_OK);
+    struct kva_device_base *base = (struct kva_device_base *)creditor->device;
+    freeing.inner = base->ops;
+    struct kva_ops outer = *base->ops;
+    outer.attend = attend_while_it_goes;
+    base->ops = &outer;
+    assert_true(attend_with(creditor->worker));
+    base->ops = freeing.inner;
+    assert_true(freeing.begun);
+    pthread_join(freeing.thread, NULL);
+    assert_false(freeing.found);
+    assert_int_equal(kva_guests_pages(creditor->guests), 0);
+    kva_guest_worker_destroy(freeing.second);
+    kva_device_close(device);
+    lent_expect_empty(&w);
+    lent_close(&w);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -191,6 +263,7 @@ int main(void)
         cmocka_unit_test(test_lent__loss_may_be_told),
         cmocka_unit_test(test_lent__guest_pages_are_wiped),
         cmocka_unit_test(test_lent__what_cannot_be_is_refused),
+        cmocka_unit_test(test_lent__a_loan_that_goes_is_not_held_again),
     };
     return cmocka_run_group_tests(tests, lent_make_models, lent_remove_models);
 }
