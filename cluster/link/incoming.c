@@ -47,13 +47,23 @@ void kva_incoming_drop(struct connection *connection)
     }
 }
 
+static const struct incoming *oldest(const struct connection *connection)
+{
+    return kva_list_empty(&connection->frames)
+               ? NULL
+               : KVA_CONTAINER_OF(connection->frames.next, struct incoming, links);
+}
+
 bool kva_incoming_is_whole(const struct connection *connection)
 {
-    if (kva_list_empty(&connection->frames))
-        return false;
-    const struct incoming *frame =
-        KVA_CONTAINER_OF(connection->frames.next, struct incoming, links);
-    return frame->come == frame->size;
+    const struct incoming *frame = oldest(connection);
+    return frame && frame->come == frame->size;
+}
+
+bool kva_incoming_is_due(const struct connection *connection)
+{
+    return kva_incoming_is_whole(connection) &&
+           oldest(connection)->sequence <= connection->received_then;
 }
 
 struct incoming *kva_incoming_take(struct connection *connection)

@@ -81,6 +81,10 @@ struct connection {
     struct kva_list frames; /* struct incoming, oldest first; the last may not be whole yet */
     uint64_t received;      /* frames that have begun to come */
     uint64_t unread_bytes;  /* of `frames` */
+
+    /* When progress was called last: */
+    uint64_t received_then;
+    bool needs_care; /* and it has not been given since */
 };
 
 /* A frame that UCX still needs. */
@@ -215,8 +219,10 @@ void kva_outgoing_drop(struct connection *connection);
 ucs_status_t kva_incoming_note(void *arg, const void *prefix, size_t prefix_bytes, void *bytes,
                                size_t size, const ucp_am_recv_param_t *param);
 
-/* Whether the oldest frame is whole; it, which is the caller's to free. */
+/* Whether the oldest frame is whole; and had begun to come when progress was called. */
 bool kva_incoming_is_whole(const struct connection *connection);
+bool kva_incoming_is_due(const struct connection *connection);
+/* The oldest, which is the caller's to free. */
 struct incoming *kva_incoming_take(struct connection *connection);
 void kva_incoming_free(struct kva_transport *transport, struct incoming *frame);
 void kva_incoming_drop(struct connection *connection);

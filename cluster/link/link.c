@@ -376,6 +376,27 @@ static bool has_frame(const struct connection *connection, uint32_t node KVA_UNU
     return connection->told && kva_incoming_is_whole(connection);
 }
 
+static bool has_due_frame(const struct connection *connection, uint32_t node KVA_UNUSED)
+{
+    return connection->told && kva_incoming_is_due(connection);
+}
+
+static bool has_due_care(const struct connection *connection, uint32_t node KVA_UNUSED)
+{
+    return connection->needs_care;
+}
+
+/* What there is to do now. More may come at any time that is others' turn, and for ever: that is for
+ * the next call, so that each of them ends. */
+static void take_stock(struct kva_link *link)
+{
+    for (struct kva_list *at = link->connections.next; at != &link->connections; at = at->next) {
+        struct connection *connection = KVA_CONTAINER_OF(at, struct connection, links);
+        connection->received_then = connection->received;
+        connection->needs_care = needs_care(connection, 0);
+    }
+}
+
 static void hand_on(struct kva_link *link, struct connection *connection)
 {
     struct incoming *frame = kva_incoming_take(connection);
@@ -393,21 +414,27 @@ static void hand_on(struct kva_link *link, struct connection *connection)
     kva_incoming_free(link->transport, frame);
 }
 
+static void give_care(struct connection *connection)
+{
+    connection->needs_care = false;
+    connection->why[0] ? end_failed(connection) : look_after(connection);
+}
+
 bool kva_link_progress(struct kva_link *link, uint64_t now_ns)
 {
     struct connection *connection;
     enter_awake(link);
     link->now_ns = now_ns;
     bool any = kva_transport_progress(link->transport, link);
+    take_stock(link);
     /* Frames first: what was whole before a connection failed is handed on. */
-    for (;;) {
-        if ((connection = find(link, 0, has_frame)))
+    for (;; any = true) {
+        if ((connection = find(link, 0, has_due_frame)))
             hand_on(link, connection);
-        else if ((connection = find(link, 0, needs_care)))
-            connection->why[0] ? end_failed(connection) : look_after(connection);
+        else if ((connection = find(link, 0, has_due_care)))
+            give_care(connection);
         else
             break;
-        any = true;
     }
     kva_connection_reap(&link->ending, false);
     leave(link);

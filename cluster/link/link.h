@@ -100,7 +100,8 @@ KVA_MUST_CHECK enum kva_status kva_link_send(struct kva_link *link, uint32_t nod
                                              const void *header, size_t header_bytes,
                                              const void *data, size_t data_bytes);
 
-/* Do what can be done without waiting; whether anything was. */
+/* Do what can be done without waiting, but nothing that comes up meanwhile: each call ends, whatever
+ * comes. Whether anything was done; if so, there may be more. */
 bool kva_link_progress(struct kva_link *link, uint64_t now_ns);
 
 /* A descriptor that becomes readable when there is something to do, after arm has returned true;

@@ -248,6 +248,94 @@ static void test_transport__what_nobody_reads_is_bounded(void **state KVA_UNUSED
     kva_transport_destroy(transport);
 }
 
+/* --- what comes while a link is busy ------------------------------------------------------------- */
+
+/* `b` and `beside` share a transport: what `a` and `c` send to the one is taken in by the other. */
+static struct busy {
+    struct kva_transport *transport;
+    struct end a, b, beside, c;
+} busy;
+
+static void open_busy(void (*then)(struct end *, const struct kva_link_frame *))
+{
+    struct kva_link_params params = ends_params();
+    params.transport = busy.transport = ends_transport();
+    end_open(&busy.b, 2, 6, &params);
+    end_open(&busy.beside, 4, 8, &params);
+    end_open(&busy.a, 1, 5, NULL);
+    end_open(&busy.c, 3, 7, NULL);
+    ends_meet(&busy.a, &busy.b);
+    busy.b.then = then;
+}
+
+static void close_busy(void)
+{
+    end_close(&busy.a);
+    end_close(&busy.b);
+    end_close(&busy.c);
+    end_close(&busy.beside);
+    kva_transport_destroy(busy.transport);
+}
+
+/* Everybody but `b`, for long enough that what was sent has come. */
+static void run_others(void)
+{
+    ends_idle((struct end *[]){&busy.a, &busy.c, &busy.beside}, 3, 50);
+}
+
+static void cause_another(struct end *b KVA_UNUSED, const struct kva_link_frame *frame KVA_UNUSED)
+{
+    if (busy.a.numbered[2] < 300)
+        end_send(&busy.a, 2, 8, 100);
+    run_others();
+}
+
+/* A call hands on no more than there was when it began, and who wants to connect has his turn. */
+static void test_transport__a_call_ends_though_frames_come_for_ever(void **state KVA_UNUSED)
+{
+    struct end *b = &busy.b;
+    const uint64_t limit_ns = kva_time_ns() + ENDS_LIMIT_NS;
+    open_busy(cause_another);
+    end_connect(&busy.c, b);
+    end_send(&busy.a, 2, 8, 100);
+    while (b->frames[1] < 20 || b->ups[3] < 1) {
+        const uint64_t sent = busy.a.numbered[2];
+        run_others();
+        ends_idle(&b, 1, 1);
+        assert_true(b->frames[1] <= sent);
+        assert_true(kva_time_ns() < limit_ns);
+    }
+    close_busy();
+}
+
+static void cause_more_and_failure(struct end *b, const struct kva_link_frame *frame KVA_UNUSED)
+{
+    for (uint32_t i = 0; b->frames[1] == 1 && i < 4; i++)
+        end_send(&busy.a, 2, 8, 100);
+    if (b->frames[1] == 1)
+        end_send(&busy.a, 2, ENDS_HEADER_MAX + 1, 100); /* which nobody may */
+    run_others();
+}
+
+/* Though it came, and the connection failed, while the call was under way that ends connections. */
+static void test_transport__what_came_before_a_connection_failed_is_heard(void **state KVA_UNUSED)
+{
+    struct end *b = &busy.b;
+    const uint64_t limit_ns = kva_time_ns() + ENDS_LIMIT_NS;
+    open_busy(cause_more_and_failure);
+    end_send(&busy.a, 2, 8, 100);
+    while (b->downs[1] == 0) {
+        run_others();
+        ends_idle(&b, 1, 1);
+        assert_true(kva_time_ns() < limit_ns);
+    }
+    assert_int_equal(b->frames[1], 5);
+    assert_non_null(strstr(b->why, "a frame whose header has"));
+    close_busy();
+}
+
+/* --- coming and going ---------------------------------------------------------------------------- */
+
 /* A link that is opened on both sides, and closed again with much unsent. */
 static void come_and_go(struct kva_transport *transports[2], uint32_t round)
 {
@@ -289,6 +377,8 @@ int main(void)
         cmocka_unit_test(test_transport__each_link_hears_its_own),
         cmocka_unit_test(test_transport__who_is_busy_with_a_frame_holds_nobody_up),
         cmocka_unit_test(test_transport__what_nobody_reads_is_bounded),
+        cmocka_unit_test(test_transport__a_call_ends_though_frames_come_for_ever),
+        cmocka_unit_test(test_transport__what_came_before_a_connection_failed_is_heard),
         cmocka_unit_test(test_transport__links_come_and_go_beside_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
