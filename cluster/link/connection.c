@@ -17,8 +17,7 @@ struct connection *kva_connection_create(struct kva_link *link, enum connection_
     if (!connection)
         return NULL;
     *connection = (struct connection){.link = link, .transport = link->transport, .state = state};
-    /* The link's own time is that of its last progress, which may be long ago. */
-    connection->deadline_ns = kva_time_ns() + link->params.hello_ns;
+    connection->deadline_ns = link->waited_ns + link->params.hello_ns;
     snprintf(connection->address, sizeof(connection->address), "an unknown address");
     kva_list_init(&connection->unsent);
     kva_list_init(&connection->frames);

@@ -63,8 +63,8 @@ struct connection {
     bool own;  /* we have begun it */
     bool told; /* CONNECTION_UP, and its place among the node's others is decided */
     uint32_t node;
-    uint64_t life; /* 0: not known yet */
-    uint64_t deadline_ns;
+    uint64_t life;        /* 0: not known yet */
+    uint64_t deadline_ns; /* of link->waited_ns */
     uint8_t nonce[KVA_MESSAGE_NONCE_BYTES], peer_nonce[KVA_MESSAGE_NONCE_BYTES];
     char address[KVA_LINK_ADDRESS_TEXT];
     char why[LINK_WHY_MAX]; /* it has to be ended; "": it has not */
@@ -129,7 +129,8 @@ struct kva_link {
     uint8_t *secret;
     uint32_t node;
     uint64_t life;
-    uint64_t now_ns;
+    uint64_t now_ns;    /* of its last progress */
+    uint64_t waited_ns; /* that it has had connections' time for HELLO pass */
 
     ucp_listener_h listener;
     uint16_t port;

@@ -7,7 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ENDING_WAIT_MS = 2000 };
+enum {
+    ENDING_WAIT_MS = 2000,
+    HELLO_PARTS = 32, /* of hello_ns: one at most passes between two calls of progress */
+};
 
 /* --- turns -------------------------------------------------------------------------------------- */
 
@@ -357,7 +360,7 @@ static void look_after(struct connection *connection)
     struct kva_link *link = connection->link;
     if (connection->state == CONNECTION_ARRIVED)
         (void)kva_connection_accept(connection);
-    if (connection->state != CONNECTION_UP && link->now_ns >= connection->deadline_ns)
+    if (connection->state != CONNECTION_UP && link->waited_ns >= connection->deadline_ns)
         kva_connection_fail(connection, "no HELLO from %s in time", connection->address);
     if (connection->state == CONNECTION_UP && !connection->told && !connection->why[0])
         rise(connection);
@@ -368,7 +371,7 @@ static bool needs_care(const struct connection *connection, uint32_t node KVA_UN
     return connection->why[0] || connection->state == CONNECTION_ARRIVED ||
            (connection->state == CONNECTION_UP && !connection->told) ||
            (connection->state != CONNECTION_UP &&
-            connection->link->now_ns >= connection->deadline_ns);
+            connection->link->waited_ns >= connection->deadline_ns);
 }
 
 static bool has_frame(const struct connection *connection, uint32_t node KVA_UNUSED)
@@ -420,11 +423,22 @@ static void give_care(struct connection *connection)
     connection->why[0] ? end_failed(connection) : look_after(connection);
 }
 
+/* Whoever made no progress for long, since he was busy or his process or machine stood still, has not
+ * heard what was said meanwhile, and may take more than a call for that: so little of the time for
+ * HELLO is over by then. */
+static void pass_time(struct kva_link *link, uint64_t now_ns)
+{
+    const uint64_t most_ns = link->params.hello_ns / HELLO_PARTS + 1;
+    const uint64_t passed_ns = now_ns > link->now_ns ? now_ns - link->now_ns : 0;
+    link->waited_ns += passed_ns < most_ns ? passed_ns : most_ns;
+    link->now_ns = now_ns;
+}
+
 bool kva_link_progress(struct kva_link *link, uint64_t now_ns)
 {
     struct connection *connection;
     enter_awake(link);
-    link->now_ns = now_ns;
+    pass_time(link, now_ns);
     bool any = kva_transport_progress(link->transport, link);
     take_stock(link);
     /* Frames first: what was whole before a connection failed is handed on. */

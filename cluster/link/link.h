@@ -107,7 +107,8 @@ bool kva_link_progress(struct kva_link *link, uint64_t now_ns);
 /* A descriptor that becomes readable when there is something to do, after arm has returned true;
  * false: there is something already, or somebody has woken the link. The descriptor is the link's
  * and stays the same. Time that passes does not make it readable: progress is to be called now and
- * then while nothing happens, so that hello_ns ends. */
+ * then while nothing happens, so that hello_ns ends. Between two calls a 32nd of it passes at most: who
+ * stood still has first to hear what was said meanwhile. */
 int kva_link_fd(const struct kva_link *link);
 bool kva_link_arm(struct kva_link *link);
 

@@ -177,6 +177,29 @@ test_link__who_was_busy_for_long_has_time_for_hello_all_the_same(void **state KV
     kva_transport_destroy(params.transport);
 }
 
+/* To a process that was stopped, or a machine that was paused, it is suddenly much later, and what was
+ * said meanwhile is unread. */
+static void test_link__who_stood_still_hears_what_was_said_meanwhile(void **state KVA_UNUSED)
+{
+    struct end a, b, *both[] = {&a, &b};
+    uint64_t later_ns = kva_time_ns();
+    end_open(&a, 1, 5, NULL);
+    end_open(&b, 2, 6, NULL);
+    end_connect(&a, &b);
+    for (uint32_t i = 0; i < 10; i++) {
+        later_ns += 100 * KVA_NS_PER_S;
+        (void)kva_link_progress(a.link, later_ns);
+        (void)kva_link_progress(b.link, later_ns);
+    }
+    assert_int_equal(a.downs[2] + b.downs[1], 0);
+    while (a.downs[2] == 0 && !(kva_link_is_up(a.link, 2) && kva_link_is_up(b.link, 1)))
+        ends_idle(both, 2, 1);
+    assert_int_equal(a.downs[2] + b.downs[1], 0);
+    check_talk(&a, &b);
+    end_close(&a);
+    end_close(&b);
+}
+
 /* --- lives ------------------------------------------------------------------------------------- */
 
 static void test_link__a_node_that_ends_is_missed_and_comes_again(void **state KVA_UNUSED)
@@ -395,6 +418,7 @@ int main(void)
         cmocka_unit_test(test_link__nobody_is_answered_before_one_knows_who_one_is),
         cmocka_unit_test(test_link__nobody_is_waited_for_for_ever),
         cmocka_unit_test(test_link__who_was_busy_for_long_has_time_for_hello_all_the_same),
+        cmocka_unit_test(test_link__who_stood_still_hears_what_was_said_meanwhile),
         cmocka_unit_test(test_link__a_node_that_ends_is_missed_and_comes_again),
         cmocka_unit_test(test_link__a_newer_life_displaces_an_older_one),
         cmocka_unit_test(test_link__who_connects_again_is_up_again),
