@@ -30,8 +30,8 @@ struct kva_debtor_params {
     enum kva_dtype act; /* of queries: what the engine's device computes in */
     uint32_t rows_max;  /* of a step, loans counted each */
     uint32_t peers_max;
-    uint64_t answer_ns; /* that a creditor has to answer a layer, connecting included, from when it
-                           is waited for */
+    uint64_t answer_ns; /* that a creditor has to answer a layer, connecting included, while it is
+                           waited for: little of it passes while this process stands still */
 };
 
 struct kva_debtor_stats {

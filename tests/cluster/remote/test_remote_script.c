@@ -4,6 +4,7 @@
 
 #include "cluster/link/link.h"
 #include "cluster/link/transport.h"
+#include "cluster/link/ucx.h"
 #include "cluster/remote/creditor.h"
 #include "cluster/remote/debtor.h"
 #include "cluster/remote/wire.h"
@@ -17,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static const char secret[] = "a secret of this test's cluster";
 
@@ -24,6 +26,36 @@ enum { HEADS = 4, HEAD_DIM = 16, ROWS_MAX = 8, ROW = HEADS * (HEAD_DIM + 2) };
 
 static const struct kva_wire_shape shape = {
     .heads = HEADS, .head_dim = HEAD_DIM, .layers = 3, .act = KVA_F32, .rows_max = ROWS_MAX};
+
+/* --- what may happen to a thread ---------------------------------------------------------------- */
+
+/* In UCX's progress: it stands still once, and then all that comes is for others. Each thread's own. */
+static _Thread_local uint64_t stands_still_ns, rounds_of_others;
+static __typeof__(&ucp_worker_progress) undisturbed;
+
+static unsigned disturbed(ucp_worker_h worker)
+{
+    const struct timespec pause = {.tv_sec = (time_t)(stands_still_ns / KVA_NS_PER_S),
+                                   .tv_nsec = (long)(stands_still_ns % KVA_NS_PER_S)};
+    if (stands_still_ns > 0) {
+        nanosleep(&pause, NULL);
+        stands_still_ns = 0;
+        return 0;
+    }
+    if (rounds_of_others == 0)
+        return undisturbed(worker);
+    rounds_of_others--;
+    return 1;
+}
+
+static int be_disturbed(void **state KVA_UNUSED)
+{
+    struct kva_err err;
+    assert_int_equal(kva_ucx_load(&err), KVA_OK);
+    undisturbed = kva_ucx.worker_progress;
+    kva_ucx.worker_progress = disturbed;
+    return 0;
+}
 
 /* --- a creditor with a script ------------------------------------------------------------------ */
 
@@ -351,6 +383,26 @@ static void test_debtor__who_never_answers_is_given_up(void **state KVA_UNUSED)
     scripted_close(&other);
 }
 
+/* The creditor answers while the debtor stands still for longer than an answer may take. When it goes
+ * on, it has to hear what others on its transport have said first. */
+static void test_debtor__its_own_standing_still_is_not_the_creditors(void **state KVA_UNUSED)
+{
+    struct scripted s;
+    scripted_open(&s, 1, 7);
+    struct kva_debtor *debtor = open_debtor(3 * KVA_NS_PER_S);
+    introduce(debtor, 1, 7, &s);
+    post(debtor, 1, 2);
+    assert_true(collect(debtor));
+    post(debtor, 1, 2);
+    stands_still_ns = 3100 * KVA_NS_PER_MS;
+    rounds_of_others = 100;
+    assert_true(collect(debtor));
+    assert_int_equal(stands_still_ns + rounds_of_others, 0);
+    assert_int_equal(stats_of(debtor).late + stats_of(debtor).broken, 0);
+    close_debtor(debtor);
+    scripted_close(&s);
+}
+
 static void test_debtor__a_creditor_comes_again_in_a_new_life(void **state KVA_UNUSED)
 {
     struct kva_err err;
@@ -469,8 +521,9 @@ int main(void)
         cmocka_unit_test(test_debtor__any_numbers_are_handed_on),
         cmocka_unit_test(test_debtor__a_late_answer_is_to_nobody),
         cmocka_unit_test(test_debtor__who_never_answers_is_given_up),
+        cmocka_unit_test(test_debtor__its_own_standing_still_is_not_the_creditors),
         cmocka_unit_test(test_debtor__a_creditor_comes_again_in_a_new_life),
         cmocka_unit_test(test_creditor__what_is_no_question_ends_the_connection),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, be_disturbed, NULL);
 }
