@@ -15,7 +15,10 @@
 #define HELLO_NS (10 * KVA_NS_PER_S)
 #define AGAIN_NS KVA_NS_PER_S /* between attempts at one that was given up */
 
-enum { ANSWER_PARTS = 32 }; /* of answer_ns: one at most passes in a turn */
+enum {
+    ANSWER_PARTS = 32, /* of answer_ns: one at most passes in a turn */
+    TURNS_MAX = 4,     /* between steps: what is still to be done then is the next time's */
+};
 
 enum entry_state { ENTRY_WAITS, ENTRY_ANSWERED, ENTRY_LOST };
 
@@ -437,7 +440,7 @@ void kva_debtor_prepare(struct kva_debtor *debtor, uint32_t node)
 
 void kva_debtor_progress(struct kva_debtor *debtor)
 {
-    while (kva_link_progress(debtor->link, kva_time_ns()))
+    for (int i = 0; i < TURNS_MAX && kva_link_progress(debtor->link, kva_time_ns()); i++)
         ;
 }
 

@@ -66,8 +66,8 @@ void kva_debtor_peer_gone(struct kva_debtor *debtor, uint32_t node);
 /* Whether it could be asked for attention. */
 bool kva_debtor_knows(const struct kva_debtor *debtor, uint32_t node);
 
-/* Connect with a creditor that will be asked soon, or was given up. Progress, when no step is
- * running. */
+/* Connect with a creditor that will be asked soon, or was given up. Some progress, when no step is
+ * running: not all there is, since a transport's other links may always have more. */
 void kva_debtor_prepare(struct kva_debtor *debtor, uint32_t node);
 void kva_debtor_progress(struct kva_debtor *debtor);
 
