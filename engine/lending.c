@@ -47,7 +47,7 @@ struct kva_lending_need kva_lending_need_of(const struct kva_engine *engine,
     else
         bytes = kva_kv_seq_admit_bytes(e->kv, kv, seq->ids).device;
     uint32_t pages = (uint32_t)kva_div_up(bytes, page_bytes) + 1, last = 0;
-    if (kv->spec.policy == KVA_KV_FULL) /* others take less of the device than their pages */
+    if (kv->spreads) /* only these are asked for with room to grow */
         last = kva_kv_pages(kv->tokens_max) - kva_kv_pages_lent(kv);
     return (struct kva_lending_need){.pages = pages, .pages_max = kva_max_u32(pages, last)};
 }
