@@ -286,7 +286,8 @@ static bool is_too_long(const struct planner *p, const struct kva_plan_request *
     return request->head && instance->head_pages > instance->pages;
 }
 
-/* Such a request gets pages of several instances, all that it lacks or none. Tokens a second do not
+/* Such a request gets pages of several instances: all that it lacks now, or all of its pages that may
+ * go where that is enough for its instance to hold the rest one day; or none. Tokens a second do not
  * decide: one long request costs its creditors more than it brings, and would never be served. */
 static bool gather(struct planner *p, const struct kva_plan_request *request,
                    struct kva_arena *arena)
@@ -294,7 +295,6 @@ static bool gather(struct planner *p, const struct kva_plan_request *request,
     uint32_t debtor = request->instance, grain = p->params->grain_pages;
     uint32_t instances = p->state->instance_count, begin = p->move_count;
     const struct kva_plan_instance *instance = &p->state->instances[debtor];
-    /* What others have here now it waits for: they do not come back before it. */
     uint32_t deficit =
         kva_min_u32(kva_plan_sides_deficit(&p->sides, debtor), movable(p, request) / grain * grain);
     if (deficit == 0 || instance->head_pages - deficit > instance->pages)

@@ -33,7 +33,7 @@ uint32_t kva_lending_lendable_pages(const struct kva_engine *engine,
 void kva_lending_set_others(struct kva_engine *engine, uint64_t bytes);
 
 /* Pages of device memory that the sequence needs here to begin, or to go on as it is, beside those
- * that are lent; and beside which it will never need more. */
+ * that are lent; and, of one that is longer than the device, beside which it will never need more. */
 struct kva_lending_need {
     uint32_t pages, pages_max;
 };

@@ -10,7 +10,8 @@
 
 /* When nothing runs and nothing can be admitted, memory may still be on its way back (a copy in
  * flight): look again after this long, and give up on the first choice after that long, unless other
- * instances have memory here, which is recalled from them. */
+ * instances have memory here, which is recalled from them, or a choice is stranded, which goes on or
+ * ends. */
 #define STUCK_RETRY_NS KVA_NS_PER_MS
 #define STUCK_LIMIT_NS KVA_NS_PER_S
 
@@ -374,7 +375,7 @@ static void plan_wakeup(struct kva_scheduler *s, uint64_t now_ns, uint64_t *ret_
         kva_choice_end(s, c, KVA_FINISH_ERROR, KVA_ELIMIT, 0, now_ns);
         s->stuck_since_ns = 0;
     }
-    uint64_t retry_ns = now_ns + STUCK_RETRY_NS;
+    uint64_t retry_ns = stranded_ns > 0 ? stranded_ns : now_ns + STUCK_RETRY_NS;
     *ret_wake_ns = wake_ns != 0 && wake_ns < retry_ns ? wake_ns : retry_ns;
 }
 

@@ -82,7 +82,8 @@ struct kva_peer {
     struct kva_member member;
     bool up;
     bool known;        /* the engine's thread was told of it */
-    uint64_t tell_ns;  /* when to look its name up again, to tell it; 0: not wanted */
+    bool missed;       /* its name was not found */
+    uint64_t tell_ns;  /* when to look its name up, to tell it; 0: it was told */
     uint64_t retry_ns; /* when to connect again; 0: connecting, or connected */
     struct kva_probe probe;
 };
@@ -133,7 +134,7 @@ struct kva_node {
     struct kva_gmanager *gmanager; /* while it leads */
     struct kva_peer *peers;        /* [nodes_max] */
     uint32_t peer_count;
-    struct kva_member *waiting; /* [KVA_MEMBERS_NODES_MAX]: for a place among the peers */
+    struct kva_member *waiting; /* [KVA_MEMBERS_NODES_MAX]: for a place among the peers, in order */
     uint32_t waiting_count;
     uint32_t self;
     uint64_t self_life;

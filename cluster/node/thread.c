@@ -58,20 +58,21 @@ static void host_of(const char *address, char *ret, size_t size)
     snprintf(ret, size, "%.*s", (int)length, address);
 }
 
-/* The engine's thread hears of a member when its name has been looked up, for which no step waits. */
-static void introduce(struct kva_node *node, struct kva_peer *peer, uint64_t now_ns)
+/* The engine's thread hears of a member when its name has been looked up, for which no step waits.
+ * This thread does, for as long as the resolver takes. */
+static void introduce(struct kva_node *node, struct kva_peer *peer)
 {
     char address[KVA_NODE_ADDRESS_MAX], text[KVA_LINK_ADDRESS_TEXT];
     struct kva_member member = peer->member;
     struct kva_link_address found;
     struct kva_err err;
-    const bool again = peer->tell_ns != 0;
     kva_node_address(member.host, member.guest_port, address);
     if (kva_link_address_resolve(address, false, &found, &err)) {
-        if (!again)
+        if (!peer->missed)
             kva_log(KVA_LOG_WARN, "cluster       nothing is lent to node %u until it is found: %s",
                     member.node, err.message);
-        peer->tell_ns = now_ns + RETRY_NS;
+        peer->missed = true;
+        peer->tell_ns = kva_time_ns() + RETRY_NS;
         return;
     }
     kva_link_address_write(&found.socket, text);
@@ -94,7 +95,7 @@ static void joined(void *opaque, uint32_t number, uint64_t life)
 }
 
 /* Of two, the one with the smaller number connects. */
-static void connect_with(struct kva_node *node, struct kva_peer *peer, uint64_t now_ns)
+static void connect_with(struct kva_node *node, struct kva_peer *peer)
 {
     char address[KVA_NODE_ADDRESS_MAX];
     struct kva_err err;
@@ -106,7 +107,7 @@ static void connect_with(struct kva_node *node, struct kva_peer *peer, uint64_t 
     if (kva_link_connect(node->link, m->node, m->life, address, &err) == KVA_OK)
         return;
     kva_log(KVA_LOG_WARN, "cluster       node %u: %s", m->node, err.message);
-    peer->retry_ns = now_ns + RETRY_NS;
+    peer->retry_ns = kva_time_ns() + RETRY_NS;
 }
 
 static void connected(struct kva_node *node, struct kva_peer *peer)
@@ -130,24 +131,25 @@ static void forget(struct kva_node *node, struct kva_peer *peer)
 
 static void wait_no_more(struct kva_node *node, uint32_t number)
 {
+    uint32_t kept = 0;
     for (uint32_t i = 0; i < node->waiting_count; i++)
-        if (node->waiting[i].node == number)
-            node->waiting[i] = node->waiting[--node->waiting_count];
+        if (node->waiting[i].node != number)
+            node->waiting[kept++] = node->waiting[i];
+    node->waiting_count = kept;
 }
 
 static void meet(struct kva_node *node, const struct kva_member *member)
 {
     struct kva_peer *peer = &node->peers[node->peer_count++];
-    *peer = (struct kva_peer){.member = *member};
+    *peer = (struct kva_peer){.member = *member, .tell_ns = 1};
     if (node->gmanager && kva_gmanager_member(node->gmanager, member->node, member->life))
         kva_log(KVA_LOG_ERROR, "cluster       node %u takes no part in plans: there are too many",
                 member->node);
     kva_log(KVA_LOG_INFO, "cluster       node %u is there, at %s:%u", member->node, member->host,
             member->port);
-    introduce(node, peer, kva_time_ns());
     if (kva_link_life(node->link, member->node) == member->life)
         connected(node, peer); /* it knew of this node, and had connected, before this one of it */
-    connect_with(node, peer, kva_time_ns());
+    connect_with(node, peer);
 }
 
 /* Where there is no place, it has the first that becomes free: those who died may be there still,
@@ -180,7 +182,8 @@ static void gone(void *opaque, uint32_t number, uint64_t life)
     kva_log(KVA_LOG_INFO, "cluster       node %u is gone", number);
     forget(node, peer);
     if (node->waiting_count > 0) {
-        const struct kva_member next = node->waiting[--node->waiting_count];
+        const struct kva_member next = node->waiting[0];
+        wait_no_more(node, next.node);
         meet(node, &next);
     }
 }
@@ -321,12 +324,15 @@ static void publish(struct kva_node *node)
 
 static void look_at_what_is_due(struct kva_node *node, uint64_t now_ns)
 {
+    bool sought = false; /* one name at a time: etcd's lease is kept alive between them */
     for (uint32_t i = 0; i < node->peer_count; i++) {
         struct kva_peer *peer = &node->peers[i];
         if (peer->retry_ns > 0 && now_ns >= peer->retry_ns)
-            connect_with(node, peer, now_ns);
-        if (peer->tell_ns > 0 && now_ns >= peer->tell_ns)
-            introduce(node, peer, now_ns);
+            connect_with(node, peer);
+        if (!sought && peer->tell_ns > 0 && now_ns >= peer->tell_ns) {
+            introduce(node, peer);
+            sought = true;
+        }
     }
     kva_node_manager_tick(node, now_ns);
     publish(node);

@@ -4,7 +4,8 @@
 
 Servers with a thread each, as many as this machine has cores or --servers, in turns on the cores, and an etcd of their own.
 Constants are those that the first server measures of itself, and what prompts of two lengths take it: a part for each token,
-and one for each pair of them. Where several servers share a core, the prediction has each of them so many times slower, as if
+and one for each pair of them; of these, the mean of before the run and of another server after it, since a shared machine's
+speed changes from minute to minute. Where several servers share a core, the prediction has each of them so many times slower, as if
 all were busy all the time. Requests of the trace, their lengths scaled, come at the same times to the same servers in both.
 With --fits only those come that one server can hold; a server alone refuses the others, and has no work with them.
 Prints tokens a second of the measured time that were said and that were computed of prompts, by share that may be lent,
@@ -65,6 +66,21 @@ def constants(server, options, crowd: float) -> list[str]:
             *(f"point {rows} {crowd * float(ms) / 1e3 / layers:.4e}" for rows, ms in steps)]
 
 
+def between(before: list[str], after: list[str]) -> list[str]:
+    """The means of the same constants, the last word of a line each."""
+    pairs = [(one.rsplit(" ", 1), other.rsplit(" ", 1)) for one, other in zip(before, after, strict=True)]
+    assert all(one[0] == other[0] for one, other in pairs)
+    return [f"{one[0]} {one[1] if one[1] == other[1] else (float(one[1]) + float(other[1])) / 2}" for one, other in pairs]
+
+
+def start(cluster, core: int, share: int, options):
+    with on_core(core):
+        return cluster.start(
+            "--threads", "1", "--waiting-time", "0", "--device-memory", f"{options.device_memory}M", "--host-memory", "4G",
+            "--no-prefix-cache", "--cluster-plan", "gain", "--cluster-round", "500ms", "--cluster-lend", str(share),
+            "--cluster-patience", f"{options.patience}s", model=options.model)
+
+
 def ask(server, index: int, prompt: int, outputs: int) -> None:
     try:
         server.tokens(prompt_of(index, prompt), max_tokens=outputs, ignore_eos=True)
@@ -120,19 +136,17 @@ def measure(options, share: int, drawn: list[str]) -> None:
         folder = pathlib.Path(name)
         cluster = Cluster(Servers(folder), folder)
         try:
-            members = []
-            for index in range(options.servers):
-                with on_core(cores[index % len(cores)]):
-                    members.append(cluster.start(
-                        "--threads", "1", "--waiting-time", "0", "--device-memory", f"{options.device_memory}M", "--host-memory",
-                        "4G", "--no-prefix-cache", "--cluster-plan", "gain", "--cluster-round", "500ms", "--cluster-lend",
-                        str(share), "--cluster-patience", f"{options.patience}s", model=options.model))
+            members = [start(cluster, cores[index % len(cores)], share, options) for index in range(options.servers)]
             cluster.wait_complete()
-            known = constants(members[0], options, options.servers / len(cores))
+            crowd = options.servers / len(cores)
+            known = constants(members[0], options, crowd)
             said, computed = replay(members, requests, options)
+            metrics = [member.metrics() for member in members]
+            for member in members:
+                cluster.kill(member)
+            known = between(known, constants(start(cluster, cores[0], share, options), options, crowd))
             known += [f"lend_share {share / 100}", f"patience_s {options.patience}"]
             expected = predict(folder, [*known, *drawn], options.servers, options)
-            metrics = [member.metrics() for member in members]
             lent = sum(one['kvahead_cluster_loans_total{event="lent"}'] for one in metrics)
             refused = sum(one['kvahead_requests_rejected_total{reason="context"}'] for one in metrics)
             print(f"| {share}% | {said:.1f} | {computed:.0f} | {refused:.0f} | {lent:.0f} | {expected['tokens_per_s']:.1f} "
