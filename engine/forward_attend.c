@@ -212,8 +212,8 @@ static bool same_format(const struct kva_kv_rows *a, const struct kva_kv_rows *b
     const struct kva_kv_range *y = kva_kv_find_range(b, KVA_RANGE_LOWBIT);
     return x && y && x->format.bits == y->format.bits &&
            x->format.value_bits == y->format.value_bits && x->format.group == y->format.group &&
-           x->format.keys == y->format.keys && x->low_offset_bytes == y->low_offset_bytes &&
-           has_rest(a) == has_rest(b);
+           x->format.keys == y->format.keys && x->format.coding == y->format.coding &&
+           x->low_offset_bytes == y->low_offset_bytes && has_rest(a) == has_rest(b);
 }
 
 static bool format_seen(const struct kva_kv_pass *pass, uint32_t index,

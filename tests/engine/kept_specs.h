@@ -41,6 +41,14 @@ static inline struct kva_kv_spec coded(uint32_t bits, enum kva_kv_mass mass)
     return spec;
 }
 
+/* Of values and keys as they are, not turned. */
+static inline struct kva_kv_spec coded_plainly(uint32_t bits, enum kva_kv_mass mass)
+{
+    struct kva_kv_spec spec = coded(bits, mass);
+    spec.coding = KVA_KV_CODING_PLAIN;
+    return spec;
+}
+
 static inline struct trace run_under(const struct fixture_params *params, struct run run)
 {
     struct fixture f;

@@ -107,11 +107,19 @@ static void test_kept__company_and_the_prefix_cache(void **state KVA_UNUSED)
 /* All kinds of policies in one pass, with their own lengths: each says what it says alone. */
 static void test_kept__in_company_of_other_policies(void **state KVA_UNUSED)
 {
-    enum { COUNT = 9 };
+    enum { COUNT = 11 };
     const struct kva_kv_spec specs[COUNT] = {
-        small(KVA_MASS_LAST),    coded(4, KVA_MASS_LAST), trace_variant(SYNC),
-        coded(2, KVA_MASS_ALL),  trace_variant(FULL),     trace_variant(KIVI),
-        coded(16, KVA_MASS_ALL), coded(4, KVA_MASS_ALL),  trace_variant(STREAMING_ORIGINAL),
+        coded(4, KVA_MASS_LAST),
+        coded_plainly(4, KVA_MASS_LAST),
+        coded_plainly(2, KVA_MASS_ALL),
+        coded(2, KVA_MASS_ALL),
+        small(KVA_MASS_LAST),
+        trace_variant(SYNC),
+        trace_variant(FULL),
+        trace_variant(KIVI),
+        coded(16, KVA_MASS_ALL),
+        coded(4, KVA_MASS_ALL),
+        trace_variant(STREAMING_ORIGINAL),
     };
     struct fixture f;
     struct kva_err err;
@@ -121,12 +129,12 @@ static void test_kept__in_company_of_other_policies(void **state KVA_UNUSED)
     const struct kva_sampling_params sampling = trace_sampling();
     for (uint32_t i = 0; i < COUNT; i++) {
         const struct run run = {
-            .prompt_tokens = 216 - 20 * i, .prompt_seed = 30 + i, .kv = specs[i]};
+            .prompt_tokens = 216 - 16 * i, .prompt_seed = 30 + i, .kv = specs[i]};
         want[i] = run_under(&(struct fixture_params){.model_path = LLAMA}, run);
     }
     fixture_open(&f, &(struct fixture_params){.model_path = LLAMA, .step_tokens_max = 100});
     for (uint32_t i = 0; i < COUNT; i++) {
-        uint32_t count = 216 - 20 * i;
+        uint32_t count = 216 - 16 * i;
         fixture_prompt(prompts[i], count, VOCAB, 30 + i);
         items[i].seq = fixture_start(&f, &(struct kva_sequence_params){.prompt = prompts[i],
                                                                        .prompt_tokens = count,
