@@ -107,11 +107,11 @@ void kva_scheduler_resume_suspended(struct kva_scheduler *s, struct kva_step_pla
     }
 }
 
-static uint64_t device_bytes_wanted(const struct kva_scheduler *s, const struct kva_choice *c)
+/* Host memory comes back only when somebody ends: whoever is preempted keeps his. */
+static bool host_has(const struct kva_scheduler *s, uint64_t bytes)
 {
-    struct kva_tier_bytes bytes = {0};
-    s->ops->admit_bytes(s->engine_self, c->seq, &bytes);
-    return bytes.device;
+    const struct kva_engine_usage *usage = &s->usage;
+    return usage->used.host - usage->cached.host + bytes <= usage->budget.host;
 }
 
 /* Whether this step can do any of the choice's prefill; a start of a few tokens is not worth a
@@ -147,9 +147,14 @@ static enum verdict try_admit(struct kva_scheduler *s, struct kva_step_plan *pla
         *ret_reason = KVA_WAIT_PREFILL;
         return BLOCKED;
     }
+    struct kva_tier_bytes wanted = {0};
+    s->ops->admit_bytes(s->engine_self, c->seq, &wanted);
+    *ret_reason = KVA_WAIT_HOST_BYTES;
+    if (!host_has(s, wanted.host))
+        return BLOCKED; /* and nobody gives way for nothing */
     bool full = kva_running_count(s) >= s->params.running_max;
     *ret_reason = full ? KVA_WAIT_BATCH_FULL : KVA_WAIT_DEVICE_BYTES;
-    if (!make_way(s, plan, c, device_bytes_wanted(s, c), s->params.running_max, now_ns))
+    if (!make_way(s, plan, c, wanted.device, s->params.running_max, now_ns))
         return BLOCKED;
     *ret_reason = KVA_WAIT_DEVICE_BYTES;
     enum kva_tier_id short_of = KVA_TIER_DEVICE;

@@ -100,7 +100,7 @@ void kva_scheduler_unstrand(struct kva_scheduler *s, uint64_t now_ns)
         if (!kva_choice_outgrew(s, c)) {
             leave_stranded(s, c);
             enter_suspended(s, c);
-        } else if (time_ns > 0 && now_ns - c->stranded_ns >= time_ns) {
+        } else if (time_ns > 0 && now_ns >= c->stranded_ns + time_ns) {
             kva_choice_end(s, c, KVA_FINISH_ERROR, KVA_ELIMIT, 0, now_ns);
         }
     }

@@ -236,6 +236,36 @@ static void test_tenant__nobody_saves_up(void **state KVA_UNUSED)
     finish(&f);
 }
 
+/* The second tenant's does not fit the host beside the first one's, which would keep its pages there if
+ * it gave way: it goes on to its end, and the other one waits as long as that takes. */
+static void test_tenant__nobody_gives_way_for_the_hosts_memory(void **state KVA_UNUSED)
+{
+    static const struct {
+        uint32_t slots, device_pages;
+    } cases[] = {{1, 1000}, {4, 1000}, {4, 60}};
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct fixture f;
+        fixture_init(&f);
+        f.engine.limits.context_max = 1 << 20;
+        f.engine.limits.budget = (struct kva_tier_bytes){
+            .device = (uint64_t)cases[i].device_pages << 16, .host = 80ull << 16};
+        f.scheduling.running_max = cases[i].slots;
+        fixture_begin(&f);
+        for (uint64_t tenant = 1; tenant <= 2; tenant++) {
+            struct request_spec spec = endless(tenant * 1000, tenant);
+            spec.output_tokens_max = 3000; /* 49 pages of the host with its prompt */
+            submit(&f, &spec);
+        }
+        fixture_steps(&f, 2000); /* each of them has work */
+        assert_int_equal(tracker_choice(&f.tracker, 2000, 0)->tokens, 0);
+        fixture_run(&f);
+        for (uint64_t tenant = 1; tenant <= 2; tenant++)
+            assert_int_equal(tracker_choice(&f.tracker, tenant * 1000, 0)->tokens, 3000);
+        assert_int_equal(fixture_stats(&f).preemptions, 0);
+        fixture_end(&f);
+    }
+}
+
 static void test_tenant__may_be_bound_to_so_many(void **state KVA_UNUSED)
 {
     struct fixture f;
@@ -367,6 +397,7 @@ int main(void)
         cmocka_unit_test(test_tenant__shares_are_by_weight_in_any_order),
         cmocka_unit_test(test_tenant__one_slot_is_shared_over_time),
         cmocka_unit_test(test_tenant__nobody_saves_up),
+        cmocka_unit_test(test_tenant__nobody_gives_way_for_the_hosts_memory),
         cmocka_unit_test(test_tenant__may_be_bound_to_so_many),
         cmocka_unit_test(test_tenant__patient_requests_wait),
         cmocka_unit_test(test_tenant__priorities_order_a_tenants_own),
