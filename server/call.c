@@ -37,13 +37,13 @@ static void release_requests(struct kva_call *call, bool cancel)
     }
 }
 
-/* Its key is charged with what was used. */
+/* Its key is charged with what was used: nothing where no prompt was begun. */
 static void leave_key(struct kva_call *call)
 {
     if (call->choices_entered == 0)
         return;
     uint64_t used = 0;
-    if (call->answer && call->choices_waiting < call->choices_entered)
+    if (call->answer && call->served)
         used = call->api->prompt_tokens + kva_answer_output_tokens(call->answer);
     kva_auth_begun(call->server->auth, call->key_index, call->choices_waiting);
     kva_auth_settle(call->server->auth, call->key_index, call->tokens_entered, used);

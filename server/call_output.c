@@ -96,6 +96,7 @@ static void on_output(void *opaque, const struct kva_output *output)
     struct kva_call *call = ticket->call;
     uint32_t prompt_index = ticket->prompt_index;
     note_begun(call, prompt_index, output->choice);
+    call->served |= output->kind != KVA_OUTPUT_END || output->end.times.admitted_ns != 0;
     if (output->kind == KVA_OUTPUT_PROGRESS) {
         call->prefill_done = output->progress.done_tokens;
         call->prefill_total = output->progress.total_tokens;

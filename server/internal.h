@@ -111,6 +111,7 @@ struct kva_call {
     uint64_t tokens_entered; /* what its key was charged with at first */
     uint32_t choices_entered;
     uint32_t choices_waiting; /* of them: not begun */
+    bool served;              /* a prompt of it was begun */
     uint32_t retry_s;         /* Retry-After of a refusal; 0: none of its own */
     enum kva_status status;   /* of preparing, or why it failed */
     struct kva_err err;

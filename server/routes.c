@@ -102,10 +102,12 @@ void kva_server_count_rejection(struct kva_server *server, enum kva_status statu
         [KVA_EDEVICE] = KVA_REJECT_DEVICE,     [KVA_ETIMEOUT] = KVA_REJECT_INVALID,
         [KVA_EHEADERS] = KVA_REJECT_INVALID,   [KVA_EEXPECT] = KVA_REJECT_INVALID,
         [KVA_ECODING] = KVA_REJECT_INVALID,    [KVA_EVERSION] = KVA_REJECT_INVALID,
-        [KVA_EHOST] = KVA_REJECT_INVALID,      [KVA_EINTERNAL] = KVA_REJECT_DEVICE,
-        [KVA_EIO] = KVA_REJECT_DEVICE,         [KVA_ECANCELLED] = KVA_REJECT_DRAINING,
+        [KVA_EHOST] = KVA_REJECT_INVALID,      [KVA_ECANCELLED] = KVA_REJECT_DRAINING,
         [KVA_OK] = KVA_REJECT_INVALID,
     };
+    /* It was taken, and went wrong: no device has failed, and nobody was turned away. */
+    if (status == KVA_EINTERNAL || status == KVA_EIO)
+        return;
     enum kva_reject_reason reason = reasons[status];
     if (status == KVA_EBUSY && server->phase == KVA_PHASE_LOADING)
         reason = KVA_REJECT_LOADING;

@@ -5,6 +5,8 @@ void kva_conn_wait(struct kva_conn *conn)
 {
     struct kva_http *http = conn->http;
     kva_conn_wait_over(conn);
+    if (conn->admin)
+        return; /* it has a place of its own, and makes no room for others */
     kva_list_append(&http->waiting, &conn->waiting);
     kva_list_append(&conn->address->waiting_list, &conn->of_address);
     conn->address->waiting++;

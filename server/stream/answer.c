@@ -127,17 +127,20 @@ void kva_answer_destroy(struct kva_answer *answer)
     free(answer);
 }
 
-/* A stop id ends the choice and is not part of its text. */
+/* A stop id ends the choice and is not part of its text. Where a grammar says when an answer is whole,
+ * the model's end counts whatever the request says of it. */
 static bool is_stop_id(const struct kva_answer *answer, const struct kva_choice_out *choice,
                        uint32_t token)
 {
     const struct kva_api_call *call = answer->call;
-    if (choice->tokens <= call->sampling.min_tokens)
-        return false;
-    for (uint32_t i = 0; !call->ignore_eos && i < answer->config->eos_count; i++) {
+    const bool early = choice->tokens <= call->sampling.min_tokens;
+    const bool ends = call->format.field || (!call->ignore_eos && !early);
+    for (uint32_t i = 0; ends && i < answer->config->eos_count; i++) {
         if (answer->config->eos_ids[i] == token)
             return true;
     }
+    if (early)
+        return false;
     for (uint32_t i = 0; i < call->stop_id_count; i++) {
         if (call->stop_ids[i] == token)
             return true;
@@ -237,7 +240,9 @@ static enum kva_answer_event push_token(struct kva_answer *answer, uint32_t prom
         answer->call->skip_special && !kva_choice_reply_needs(answer, choice, token->token);
     if (!is_stop_id(answer, choice, token->token) || answer->call->include_stop)
         kva_detok_push(&choice->detok, (int32_t)token->token, &answer->scratch);
-    if (push_text(answer, choice)) {
+    bool found = push_text(answer, choice);
+    choice->reasoning_tokens += choice->reply && kva_reply_in_reasoning(choice->reply);
+    if (found) {
         finish_choice(answer, prompt_index, choice, "stop", out);
         return KVA_ANSWER_STOP_CHOICE;
     }
@@ -399,7 +404,8 @@ size_t kva_answer_buffered(const struct kva_answer *answer)
             const struct kva_choice_out *choice = &answer->prompts[i].choices[j];
             total += kva_choice_untold(choice) + choice->token_ids.length;
             total += choice->logprobs.tokens.length + choice->logprobs.logprobs.length +
-                     choice->logprobs.top.length + choice->logprobs.offsets.length;
+                     choice->logprobs.top.length + choice->logprobs.offsets.length -
+                     choice->logprobs_told;
         }
     }
     return total;

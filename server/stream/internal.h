@@ -45,6 +45,7 @@ struct kva_choice_out {
     int32_t message_item, reasoning_item; /* -1: not opened */
     bool reasoning_closed;
     struct kva_logprob_lists logprobs;
+    size_t logprobs_told;     /* of its tokens: bytes that events of Responses have had */
     struct kva_buf token_ids; /* comma-separated, since the last frame, or all */
     uint64_t characters;      /* of the text that was certain before the next token */
     double logprob_sum;

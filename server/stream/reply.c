@@ -118,7 +118,6 @@ void kva_choice_reply_push(struct kva_answer *answer, struct kva_choice_out *cho
         return;
     }
     kva_reply_push(choice->reply, text->data, text->length);
-    choice->reasoning_tokens += kva_reply_in_reasoning(choice->reply);
 }
 
 void kva_choice_reply_end(struct kva_choice_out *choice)

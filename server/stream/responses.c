@@ -245,7 +245,9 @@ static void close_message(struct kva_buf *out, const struct kva_answer *answer,
         return;
     begin_about(out, choice, "response.output_text.done", "msg", suffix(answer),
                 choice->message_item);
-    kva_buf_puts(out, ",\"content_index\":0,\"logprobs\":[],");
+    kva_buf_puts(out, ",\"content_index\":0,\"logprobs\":[");
+    kva_buf_append(out, choice->logprobs.tokens.data, choice->logprobs.tokens.length);
+    kva_buf_puts(out, "],");
     put_string(out, "text", &choice->text);
     end(out);
     begin_about(out, choice, "response.content_part.done", "msg", suffix(answer),
@@ -273,19 +275,29 @@ static void close_call(struct kva_buf *out, struct kva_choice_out *choice, uint3
     end(out);
 }
 
+/* Entries of tokens that no delta has had. */
+static void tell_logprobs(struct kva_buf *out, struct kva_choice_out *choice)
+{
+    const struct kva_buf *all = &choice->logprobs.tokens;
+    if (choice->logprobs_told == all->length)
+        return;
+    const size_t from = choice->logprobs_told + (choice->logprobs_told > 0); /* a comma */
+    kva_buf_append(out, all->data + from, all->length - from);
+    choice->logprobs_told = all->length;
+}
+
 static void tell_text(struct kva_buf *out, const struct kva_answer *answer,
                       struct kva_choice_out *choice)
 {
     begin_about(out, choice, "response.output_text.delta", "msg", suffix(answer),
                 choice->message_item);
     kva_buf_puts(out, ",\"content_index\":0,\"logprobs\":[");
-    kva_buf_append(out, choice->logprobs.tokens.data, choice->logprobs.tokens.length);
+    tell_logprobs(out, choice);
     kva_buf_puts(out, "],\"delta\":");
     kva_buf_json_string(out, choice->text.data + choice->text_told,
                         choice->text.length - choice->text_told);
     end(out);
     choice->text_told = choice->text.length;
-    kva_logprob_lists_clear(&choice->logprobs);
 }
 
 static void tell_call(struct kva_buf *out, const struct kva_answer *answer,

@@ -185,7 +185,32 @@ def test_log__a_pipe_that_nobody_reads_holds_up_nothing():
         assert process.wait(EXIT_S) == 0
 
 
+def test_metrics__what_a_request_does_to_itself_is_no_failed_device(servers):
+    own = servers.start()
+    end = own.encode("<|im_end|>")
+    assert len(end) == 1
+    reply = own.post("/v1/completions", {"prompt": "Once", "allowed_token_ids": end, "min_tokens": 1, "max_tokens": 4})
+    assert reply.status == 500
+    assert own.metrics()['kvahead_requests_rejected_total{reason="device"}'] == 0
+
+
 # --- keys
+
+
+def test_connections__those_of_operators_make_no_room_for_others(servers):
+    own = servers.start("--connections", "2", "--admin-listen", "127.0.0.1:0")
+    (port,) = re.findall(r"probes and metrics at http://127.0.0.1 port (\d+)", own.log())
+    admin = http.client.HTTPConnection("127.0.0.1", int(port), timeout=30)
+    idle = [own.http() for _ in range(3)]
+    with contextlib.ExitStack() as stack:
+        for connection in (admin, *idle):
+            stack.callback(connection.close)
+        for connection, path in ((admin, "/health"), *((one, "/v1/models") for one in idle), (admin, "/metrics")):
+            connection.auto_open = connection.sock is None  # the operators' is still the same
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == 200, path
 
 
 def test_log__who_asked_what_was_refused_and_what_nobody_knows(servers, tmp_path):

@@ -57,6 +57,24 @@ def test_create__is_a_response_of_the_sdk(client, server):
     assert answer.status == "completed" and answer.incomplete_details is None
 
 
+def test_stream__logprobs_are_those_of_the_whole_answer(server):
+    fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    plain = server.request("POST", "/v1/responses", {"input": "Once upon a time", "temperature": 0, "max_output_tokens": 30}
+                           | fields).json()
+    wanted = plain["output"][0]["content"][0]["logprobs"]
+    assert len(wanted) > 5
+    events = events_of(server, **fields)
+    told = [entry for event in events if event["type"] == "response.output_text.delta" for entry in event["logprobs"]]
+    assert told == wanted[:len(told)] and len(told) >= len(wanted) - 1
+    done = {event["type"]: event for event in events}
+    assert done["response.output_text.done"]["logprobs"] == wanted
+    assert done["response.content_part.done"]["part"]["logprobs"] == wanted
+    last = done.get("response.completed") or done["response.incomplete"]
+    assert last["response"]["output"][0]["content"][0]["logprobs"] == wanted
+    kept = server.request("GET", f"/v1/responses/{last['response']['id']}").json()
+    assert kept["output"][0]["content"][0]["logprobs"] == wanted
+
+
 def test_create__a_cut_answer_is_incomplete(client):
     answer = ask(client, max_output_tokens=3)
     assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"

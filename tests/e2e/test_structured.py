@@ -129,8 +129,10 @@ def test_end__max_tokens_min_tokens_and_ignore_eos(client):
     cut = complete(client, {"regex": "[a-z]{200}"}, max_tokens=3).choices[0]
     assert cut.finish_reason == "length"
     # There is nothing to come after the end, so it is the end.
-    ended = complete(client, {"regex": "ab", "min_tokens": 50, "ignore_eos": True}).choices[0]
-    assert (ended.finish_reason, ended.text) == ("stop", "ab")
+    for more in ({"ignore_eos": True}, {"min_tokens": 50}, {"min_tokens": 50, "ignore_eos": True}):
+        for skips in (True, False):  # the end is no part of the text, shown or not
+            ended = complete(client, {"regex": "ab", "skip_special_tokens": skips} | more).choices[0]
+            assert (ended.finish_reason, ended.text) == ("stop", "ab")
 
 
 def test_alone_and_among_others__are_the_same(client):

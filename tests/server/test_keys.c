@@ -140,6 +140,27 @@ static void test_keys__tokens_per_minute(void **state KVA_UNUSED)
     finish();
 }
 
+/* Who waited in vain pays nothing: 401 of 1000 are taken by the one that runs, and 401 are asked for
+ * twice. */
+static void test_keys__who_is_turned_away_is_not_charged(void **state KVA_UNUSED)
+{
+    char body[500];
+    prepare("a tokens-per-minute=1000\nb\n");
+    f.engine.next_token = endless;
+    f.engine.sleep_ns = 20 * KVA_NS_PER_MS;
+    f.scheduling.running_max = 1;
+    f.scheduling.waiting_time_ns = 100 * KVA_NS_PER_MS;
+    fixture_start(&f);
+    int first = open_post("a", "/v1/completions", "{\"prompt\":\"x\",\"max_tokens\":400}");
+    wait_metric("b", "kvahead_generation_tokens_total", NULL, 1);
+    snprintf(body, sizeof(body), "{\"prompt\":\"%0400d\",\"max_tokens\":1}", 0);
+    assert_int_equal(status_of("a", body, NULL), 503);
+    assert_int_equal(status_of("a", body, NULL), 503);
+    close(first);
+    fixture_wait(&f, fixture_is_idle, "abandoned requests to be freed");
+    finish();
+}
+
 static void test_keys__choices_that_wait(void **state KVA_UNUSED)
 {
     prepare("a waiting=3\nb\n");
@@ -255,6 +276,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_keys__tokens_per_minute),
+        cmocka_unit_test(test_keys__who_is_turned_away_is_not_charged),
         cmocka_unit_test(test_keys__choices_that_wait),
         cmocka_unit_test(test_keys__priorities),
         cmocka_unit_test(test_keys__the_live_view_is_ones_own),

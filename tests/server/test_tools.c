@@ -240,6 +240,17 @@ static void test_functions__refusals_name_the_place(void **state)
     }
 }
 
+/* Cut off in its thoughts: the token that ends "<think>" and those behind it, each once. */
+static void test_reasoning__is_counted_once(void **state)
+{
+    (void)state;
+    cJSON *json = ask("<think>\\nA thought without an end", ",\"max_tokens\":12");
+    expect(json, "choices.0.finish_reason", "length");
+    assert_int_equal(json_number(json, "usage.completion_tokens"), 12);
+    assert_int_equal(json_number(json, "usage.completion_tokens_details.reasoning_tokens"), 12 - 6);
+    cJSON_Delete(json);
+}
+
 static void test_reasoning__is_told_apart(void **state)
 {
     (void)state;
@@ -351,6 +362,7 @@ int main(void)
         cmocka_unit_test(test_tools__what_is_cut_is_content),
         cmocka_unit_test(test_tools__streams_say_the_same),
         cmocka_unit_test(test_reasoning__is_told_apart),
+        cmocka_unit_test(test_reasoning__is_counted_once),
         cmocka_unit_test(test_tools__refusals_name_the_place),
         cmocka_unit_test(test_final__message_is_gone_on_with),
         cmocka_unit_test(test_tools__no_calls_in_the_history_are_none),
