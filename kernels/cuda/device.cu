@@ -454,7 +454,9 @@ static enum kva_status open_cuda(const struct kva_device_params *params, struct 
     device->shared_bytes_max = prop.sharedMemPerBlockOptin;
     device->bytes_max = params->gpu_bytes_max;
     device->direct = params->gpu_direct;
-    device->early = prop.major >= 9 && !params->gpu_serial;
+    /* Kernels wait for those before them in sm_90's machine code (kva_begin); on later cards the driver
+     * makes them of sm_80's PTX, where they do not. */
+    device->early = prop.major == 9 && !params->gpu_serial;
     device->numa_node = kva_cuda_numa_node(device->index);
     struct kva_device_info *info = &device->base.info;
     info->act = params->act;
