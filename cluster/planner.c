@@ -157,6 +157,12 @@ static bool debtor_before(const struct planner *p, uint32_t a, uint32_t b)
     return x->batch != y->batch ? x->batch < y->batch : x->id < y->id;
 }
 
+/* The first that waits needs more than its instance will ever have. */
+static bool is_outgrown(const struct kva_plan_instance *instance)
+{
+    return instance->head_pages > instance->pages;
+}
+
 /* Nothing more is lent to it so that it has more. */
 static bool has_enough_rows(const struct planner *p, uint32_t index)
 {
@@ -170,7 +176,7 @@ static uint32_t list_debtors(struct planner *p)
     for (uint32_t i = 0; i < p->state->instance_count; i++) {
         const struct kva_plan_instance *instance = &p->state->instances[i];
         bool may = p->role[i] == ROLE_NONE || p->role[i] == ROLE_DEBTOR;
-        if (!may || (has_enough_rows(p, i) && instance->head_pages <= instance->pages))
+        if (!may || (has_enough_rows(p, i) && !is_outgrown(instance)))
             continue;
         uint32_t at = count++;
         for (; at > 0 && debtor_before(p, i, p->order[at - 1]); at--)
@@ -279,11 +285,9 @@ static bool spread_request(struct planner *p, const struct kva_plan_request *req
     return moved;
 }
 
-/* The first in line, and needs more than its instance will ever have. */
 static bool is_too_long(const struct planner *p, const struct kva_plan_request *request)
 {
-    const struct kva_plan_instance *instance = p->sides.sides[request->instance].instance;
-    return request->head && instance->head_pages > instance->pages;
+    return request->head && is_outgrown(&p->state->instances[request->instance]);
 }
 
 /* Such a request gets pages of several instances: all that it lacks now, or all of its pages that may

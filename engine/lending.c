@@ -45,10 +45,7 @@ struct kva_lending_need kva_lending_need_of(const struct kva_engine *engine,
     if (kv->prefilled || kv->page_count > 0)
         bytes = kva_kv_seq_resume_bytes(e->kv, kv);
     else /* whatever is cached of it */
-        bytes = kva_kv_stream_bytes(e->kv, kv->prompt_tokens) +
-                (kv->spreads
-                     ? kva_kv_staged_bytes(e->kv, &kv->spec, kv->prompt_tokens)
-                     : kva_kv_footprint(e->kv, &kv->spec, kv->prompt_tokens, kv->prompt_tokens));
+        bytes = kva_kv_stream_bytes(e->kv, kv->prompt_tokens) + kva_kv_seq_prompt_bytes(e->kv, kv);
     uint32_t pages = (uint32_t)kva_div_up(bytes, page_bytes) + 1, last = 0;
     if (kv->spreads) /* only these are asked for with room to grow */
         last = kva_kv_pages(kv->tokens_max) - kva_kv_pages_lent(kv);

@@ -57,9 +57,8 @@ static enum kva_status create_instance(struct kva_node *node, struct kva_schedul
     const struct kva_instance_params params = {
         .rmanager = {.node = self->node,
                      .life = self->life,
-                     .loans_max = kva_min_u32(LOANS_MAX, node->engine->limits.sequences_max *
-                                                                 KVA_KV_LOANS_EACH_MAX +
-                                                             KVA_KV_LOANS_MAX),
+                     .loans_max = kva_min_u32(LOANS_MAX,
+                                              kva_kv_loans_of(node->engine->limits.sequences_max)),
                      .peers_max = 2 * (p->nodes_max + 1),
                      .entries_max = KVA_MESSAGE_ENTRIES_MAX,
                      .lend_pages_max = node->lend_pages,

@@ -105,9 +105,7 @@ void kva_node_deposed(void *opaque)
     struct kva_node *node = opaque;
     if (!node->gmanager)
         return;
-    struct kva_gmanager_stats all;
-    kva_node_manager_stats(node, &all);
-    node->led = all;
+    kva_node_manager_stats(node, &node->led);
     kva_log(KVA_LOG_INFO, "cluster       this node leads no more");
     kva_gmanager_destroy(node->gmanager);
     node->gmanager = NULL;

@@ -82,8 +82,7 @@ struct kva_peer {
     struct kva_member member;
     bool up;
     bool known;        /* the engine's thread was told of it */
-    bool missed;       /* its name was not found */
-    uint64_t tell_ns;  /* when to look its name up, to tell it; 0: it was told */
+    uint64_t tell_ns;  /* when to look its name up again, to tell it; 0: it was not yet */
     uint64_t retry_ns; /* when to connect again; 0: connecting, or connected */
     struct kva_probe probe;
 };

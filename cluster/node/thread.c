@@ -68,16 +68,14 @@ static void introduce(struct kva_node *node, struct kva_peer *peer)
     struct kva_err err;
     kva_node_address(member.host, member.guest_port, address);
     if (kva_link_address_resolve(address, false, &found, &err)) {
-        if (!peer->missed)
+        if (peer->tell_ns == 0)
             kva_log(KVA_LOG_WARN, "cluster       nothing is lent to node %u until it is found: %s",
                     member.node, err.message);
-        peer->missed = true;
         peer->tell_ns = kva_time_ns() + RETRY_NS;
         return;
     }
     kva_link_address_write(&found.socket, text);
     host_of(text, member.host, sizeof(member.host));
-    peer->tell_ns = 0;
     peer->known = true;
     tell_engine(node, KVA_NOTE_MEMBER, &member);
 }
@@ -141,7 +139,7 @@ static void wait_no_more(struct kva_node *node, uint32_t number)
 static void meet(struct kva_node *node, const struct kva_member *member)
 {
     struct kva_peer *peer = &node->peers[node->peer_count++];
-    *peer = (struct kva_peer){.member = *member, .tell_ns = 1};
+    *peer = (struct kva_peer){.member = *member};
     if (node->gmanager && kva_gmanager_member(node->gmanager, member->node, member->life))
         kva_log(KVA_LOG_ERROR, "cluster       node %u takes no part in plans: there are too many",
                 member->node);
@@ -329,7 +327,7 @@ static void look_at_what_is_due(struct kva_node *node, uint64_t now_ns)
         struct kva_peer *peer = &node->peers[i];
         if (peer->retry_ns > 0 && now_ns >= peer->retry_ns)
             connect_with(node, peer);
-        if (!sought && peer->tell_ns > 0 && now_ns >= peer->tell_ns) {
+        if (!sought && !peer->known && now_ns >= peer->tell_ns) {
             introduce(node, peer);
             sought = true;
         }

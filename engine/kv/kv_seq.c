@@ -220,14 +220,19 @@ static void find_prefix(struct kva_kv *kv, struct kva_kv_seq *seq, const uint32_
     seq->tokens = seq->page_count * KVA_PAGE_TOKENS;
 }
 
+uint64_t kva_kv_seq_prompt_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq)
+{
+    return seq->spreads ? kva_kv_staged_bytes(kv, &seq->spec, seq->prompt_tokens)
+                        : kva_kv_footprint(kv, &seq->spec, seq->prompt_tokens, seq->prompt_tokens);
+}
+
 struct kva_tier_bytes kva_kv_seq_admit_bytes(const struct kva_kv *kv, const struct kva_kv_seq *seq,
                                              const uint32_t *prompt)
 {
     uint32_t prompt_tokens = seq->prompt_tokens;
     const struct kva_kv_plan plan = {&seq->spec, prompt_tokens, seq->tokens_max, true};
     struct kva_tier_bytes bytes = {
-        .device = seq->spreads ? kva_kv_staged_bytes(kv, &seq->spec, prompt_tokens)
-                               : kva_kv_footprint(kv, &seq->spec, prompt_tokens, prompt_tokens),
+        .device = kva_kv_seq_prompt_bytes(kv, seq),
         .host = host_pages(kv, &plan) * kv->shape.page_bytes,
     };
     const struct kva_page *page = NULL;

@@ -5,9 +5,9 @@
 Servers with a thread each, as many as this machine has cores or --servers, in turns on the cores, and an etcd of their own.
 Constants are those that the first server measures of itself, and what prompts of two lengths take it: a part for each token,
 and one for each pair of them; of these, the mean of before the run and of another server after it, since a shared machine's
-speed changes from minute to minute. Where several servers share a core, the prediction has each of them so many times slower, as if
-all were busy all the time. Requests of the trace, their lengths scaled, come at the same times to the same servers in both.
-With --fits only those come that one server can hold; a server alone refuses the others, and has no work with them.
+speed changes from minute to minute. Where several servers share a core, the prediction has each of them so many times slower,
+as if all were busy all the time. Requests of the trace, their lengths scaled, come at the same times to the same servers in
+both. With --fits only those come that one server can hold; a server alone refuses the others, and has no work with them.
 Prints tokens a second of the measured time that were said and that were computed of prompts, by share that may be lent,
 requests that were refused since no memory could hold them, and the prediction's ratio; then how long a layer has waited for an
 answer on average, what plans have learnt of steps without loans and with them (kvahead_cluster_pace), and the prediction with

@@ -24,6 +24,12 @@
 #define KVA_KV_LOANS_MAX      32u
 #define KVA_KV_LOANS_EACH_MAX 4u
 
+/* Of so many sequences together. */
+static inline uint32_t kva_kv_loans_of(uint32_t sequences)
+{
+    return sequences * KVA_KV_LOANS_EACH_MAX + KVA_KV_LOANS_MAX;
+}
+
 struct kva_kv_loan {
     uint64_t id;
     uint32_t creditor;   /* node */

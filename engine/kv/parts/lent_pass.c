@@ -40,7 +40,7 @@ enum kva_status kva_lent_cache_init(const struct kva_kv_part *self, struct kva_k
     void *q = NULL;
     if (!kv->remote)
         return KVA_OK;
-    p->entries_max = kv->sequences_max * KVA_KV_LOANS_EACH_MAX + KVA_KV_LOANS_MAX;
+    p->entries_max = kva_kv_loans_of(kv->sequences_max);
     p->posts = calloc(p->entries_max, sizeof(*p->posts));
     p->collected = calloc(p->entries_max, sizeof(*p->collected));
     if (!p->posts || !p->collected)
