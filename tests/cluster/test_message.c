@@ -2,8 +2,10 @@
  * does not come in. */
 #include "cluster/message.h"
 #include "tests/cmocka.h"
+#include "tests/data.h"
 #include "tests/random.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -302,6 +304,30 @@ static void test_message__what_is_wrong_is_named(void **state KVA_UNUSED)
     assert_int_equal(kva_message_encode(&message, bytes, size, &unused, NULL), KVA_EINVAL);
 }
 
+/* Of another version it would be refused at its first bytes, and a fuzzer would begin with nothing.
+ */
+static void test_message__the_fuzzers_corpus_speaks_this_version(void **state KVA_UNUSED)
+{
+    struct kva_message_entry entries[KVA_MESSAGE_ENTRIES_MAX];
+    for (enum kva_message_type type = KVA_MESSAGE_HELLO; type < KVA_MESSAGE_TYPE_END; type++) {
+        char name[96], path[4096];
+        snprintf(name, sizeof(name), "tests/fuzz/corpus/cluster_message/%s",
+                 kva_message_name(type));
+        for (char *c = name; *c; c++)
+            *c = (char)tolower((unsigned char)*c);
+        size_t size = 0;
+        char *bytes = kva_test_read(kva_test_source(name, path, sizeof(path)), &size);
+        assert_non_null(bytes);
+        struct kva_message message;
+        struct kva_err err = {0};
+        if (kva_message_decode((const uint8_t *)bytes, size, entries, KVA_MESSAGE_ENTRIES_MAX,
+                               &message, &err))
+            fail_msg("%s: %s", name, err.message);
+        assert_int_equal(message.type, type);
+        free(bytes);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -311,6 +337,7 @@ int main(void)
         cmocka_unit_test(test_message__damage_is_seen_or_harmless),
         cmocka_unit_test(test_message__values_out_of_bounds_are_not_written),
         cmocka_unit_test(test_message__what_is_wrong_is_named),
+        cmocka_unit_test(test_message__the_fuzzers_corpus_speaks_this_version),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
