@@ -290,18 +290,20 @@ static bool is_too_long(const struct planner *p, const struct kva_plan_request *
     return request->head && is_outgrown(&p->state->instances[request->instance]);
 }
 
-/* Such a request gets pages of several instances: all that it lacks now, or all of its pages that may
- * go where that is enough for its instance to hold the rest one day; or none. Tokens a second do not
- * decide: one long request costs its creditors more than it brings, and would never be served. */
+/* Such a request gets pages of several instances: all that it lacks now, or none. When it has waited
+ * for long, all of its pages that may go, if that is enough for its instance to hold the rest one day:
+ * until then they lie idle. Tokens a second do not decide: one long request costs its creditors more
+ * than it brings, and would never be served. */
 static bool gather(struct planner *p, const struct kva_plan_request *request,
                    struct kva_arena *arena)
 {
     uint32_t debtor = request->instance, grain = p->params->grain_pages;
     uint32_t instances = p->state->instance_count, begin = p->move_count;
     const struct kva_plan_instance *instance = &p->state->instances[debtor];
-    uint32_t deficit =
-        kva_min_u32(kva_plan_sides_deficit(&p->sides, debtor), movable(p, request) / grain * grain);
-    if (deficit == 0 || instance->head_pages - deficit > instance->pages)
+    uint32_t lacks = kva_plan_sides_deficit(&p->sides, debtor);
+    uint32_t deficit = kva_min_u32(lacks, movable(p, request) / grain * grain);
+    if (deficit == 0 || (deficit < lacks && !instance->keeps) ||
+        instance->head_pages - deficit > instance->pages)
         return false;
     double before = kva_plan_sides_total(&p->sides);
     struct kva_plan_side *sides = kva_arena_calloc(arena, instances, sizeof(*sides));

@@ -12,8 +12,9 @@
  *                     whose own requests wait lends what they cannot use yet, until it says that
  *                     it keeps it, or while a request waits that fits nowhere: then for that alone
  *   first in line     a request that its instance can never hold is spread over several before
- *                     it decodes, so much that its instance can hold the rest, or nothing, whatever
- *                     the tokens a second
+ *                     it decodes, all that it lacks, or when it has waited for long (`keeps`) so much
+ *                     that its instance can hold the rest one day; or nothing, whatever the tokens a
+ *                     second
  *   latency           no move lets a step take longer than a bound, or than it took before
  *   hysteresis        what a plan wins within a horizon has to exceed what moving costs
  *   return            pages come home when there is room for them and it gains as much

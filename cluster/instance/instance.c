@@ -11,6 +11,13 @@ struct borrower {
     uint32_t generation;
 };
 
+/* How long a first in line has lacked memory. */
+struct line {
+    bool lacks;
+    uint64_t request;
+    uint64_t since_ns;
+};
+
 struct kva_instance {
     struct kva_instance_params params;
     struct kva_rmanager *rmanager;
@@ -27,10 +34,9 @@ struct kva_instance {
     uint64_t loans_steps;            /* decoding ones, when that was otherwise last */
     struct kva_scheduler_pace steps; /* of those since, when there were enough */
     bool steps_loans;                /* whether they had loans */
-    bool lacks;                      /* memory, for its first in line */
-    bool keeps;                      /* what is free, since that has waited for long enough */
-    uint64_t first_request;          /* which that is */
-    uint64_t first_since_ns;         /* and since when it lacks it */
+    bool keeps;      /* what is free, since its first in line has waited for long enough */
+    struct line own; /* of those that it could hold alone */
+    struct line all; /* and of those that it could not */
 };
 
 /* --- who is who ------------------------------------------------------------------------------ */
@@ -348,17 +354,16 @@ static void tell_ends(struct kva_instance *instance, uint64_t now_ns)
 }
 
 /* Device pages that the first in line lacks; 0: none waits, it has what it needs, or it waits for its
- * turn in a full batch. One that does not
- * fit here alone is passed over: no recall would help it, and two instances would take each other's
- * loans away for ever. */
-static uint32_t lacking(struct kva_instance *instance, uint64_t *ret_request)
+ * turn in a full batch. Of those that the instance could hold alone, or of all. */
+static uint32_t lacking(struct kva_instance *instance, bool stranded_too, uint64_t *ret_request)
 {
     uint32_t count =
         kva_scheduler_get_places(instance->params.scheduler, instance->places, instance->live_max);
-    uint32_t head = find_head(instance, count, false), running = 0;
+    uint32_t head = find_head(instance, count, stranded_too), running = 0;
     for (uint32_t i = 0; i < count; i++)
         running += instance->places[i].stage != KVA_STAGE_WAITING && !instance->places[i].suspended;
-    if (head == UINT32_MAX || running >= instance->params.running_max)
+    if (head == UINT32_MAX ||
+        (running >= instance->params.running_max && !instance->places[head].stranded))
         return 0;
     struct kva_message_load now = {0};
     note_memory(instance, &now);
@@ -367,22 +372,29 @@ static uint32_t lacking(struct kva_instance *instance, uint64_t *ret_request)
     return wanted > now.free_pages ? wanted - now.free_pages : 0;
 }
 
-/* How long the first in line has lacked memory, and what follows from it. */
+/* Whether what lacks `pages` has done so for long enough. */
+static bool has_waited(const struct kva_instance *instance, struct line *line, uint32_t pages,
+                       uint64_t request, uint64_t now_ns)
+{
+    if (!line->lacks || line->request != request)
+        line->since_ns = now_ns;
+    line->lacks = pages > 0;
+    line->request = request;
+    return line->lacks && now_ns - line->since_ns >= instance->params.patience_ns;
+}
+
+/* How long the first in line has lacked memory, and what follows from it. For one that does not fit
+ * here alone nothing is recalled: it would not help, and two instances would take each other's loans
+ * away for ever. */
 static void note_line(struct kva_instance *instance, uint64_t now_ns)
 {
     uint64_t request = 0;
-    uint32_t pages = lacking(instance, &request);
-    if (pages == 0) {
-        instance->keeps = instance->lacks = false;
-        return;
-    }
-    if (!instance->lacks || instance->first_request != request)
-        instance->first_since_ns = now_ns;
-    instance->lacks = true;
-    instance->first_request = request;
-    instance->keeps = now_ns - instance->first_since_ns >= instance->params.patience_ns;
-    if (instance->keeps && kva_guests_pages(instance->guests) > 0)
+    uint32_t pages = lacking(instance, false, &request);
+    bool own = has_waited(instance, &instance->own, pages, request, now_ns);
+    if (own && kva_guests_pages(instance->guests) > 0)
         kva_rmanager_reclaim(instance->rmanager, pages, now_ns);
+    pages = lacking(instance, true, &request);
+    instance->keeps = has_waited(instance, &instance->all, pages, request, now_ns) || own;
 }
 
 /* What is to be copied now. While nothing runs it holds nobody up. */

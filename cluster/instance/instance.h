@@ -13,8 +13,9 @@
  * longer than the instance, which no recall would help.
  *
  * A request that is longer than the instance waits, when its prompt is in, as the first in line, until
- * plans have lent what it lacks. What others can lend is told to the engine by whoever knows the
- * cluster (engine/lending.h: kva_lending_set_others).
+ * plans have lent what it lacks; when it has waited for `patience_ns`, reports say so of it too
+ * (`keeps`). What others can lend is told to the engine by whoever knows the cluster
+ * (engine/lending.h: kva_lending_set_others).
  *
  * As in rmanager.h, messages and times are handed in: a transport is around it, or a test.
  *
