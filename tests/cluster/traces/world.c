@@ -253,13 +253,15 @@ static void stage(struct world_instance *at, struct world_request *request)
 }
 
 /* Who fits may pass the first in line that does not; what waits for others to lend is in nobody's
- * way. */
+ * way, until enough is lent: then others come behind it. */
 static void let_pass(struct world_instance *at, struct world_request *head)
 {
+    const bool longer = is_longer(at, head);
+    if (longer && head->pages - head->away <= at->pages)
+        return;
     uint32_t behind = 1;
     while (behind <= KVA_BYPASS_DEPTH && at->queue_first + behind < at->queue_end &&
-           (head->bypassed < KVA_BYPASS_MAX || is_longer(at, head)) &&
-           at->row_count < at->rows_max) {
+           (head->bypassed < KVA_BYPASS_MAX || longer) && at->row_count < at->rows_max) {
         struct world_request *next = &at->world->requests[at->queue[at->queue_first + behind]];
         if (missing(at, next) > 0) {
             stage(at, next);
