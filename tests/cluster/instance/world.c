@@ -164,6 +164,7 @@ static void open_engine(struct world *w, struct fixture *f, uint32_t pages,
                                              .context_max = CONTEXT,
                                              .step_tokens_max = 128,
                                              .threads = 1,
+                                             .cpu_level_mask = fixture_unrounded_levels(),
                                              .device_bytes = (uint64_t)pages * w->page_bytes,
                                              .host_bytes = (uint64_t)ENGINE_PAGES * w->page_bytes,
                                              .prefix_cache = true,
@@ -219,7 +220,8 @@ void world_start(struct world *w, uint32_t index)
         .send = node_send,
         .opaque = node};
     expect_ok(kva_instance_create(&params, &node->instance, &err), &err);
-    const struct kva_device_params device = {.threads = 1};
+    const struct kva_device_params device = {.threads = 1,
+                                             .cpu_level_mask = fixture_unrounded_levels()};
     expect_ok(kva_device_open_cpu(&device, &node->device, &err), &err);
     expect_ok(kva_guest_worker_create(kva_instance_guests(node->instance), node->device, 16,
                                       &node->worker, &err),
