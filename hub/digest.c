@@ -43,10 +43,13 @@ void kva_hub_digest_add(struct kva_hub_digest *digest, const void *bytes, size_t
 }
 
 enum kva_status kva_hub_digest_add_file(struct kva_hub_digest *digest, int fd, const char *path,
-                                        uint64_t bytes, struct kva_err *err)
+                                        uint64_t bytes, const atomic_bool *cancelled,
+                                        struct kva_err *err)
 {
     char chunk[65536];
     for (uint64_t at = 0; at < bytes;) {
+        if (cancelled && atomic_load(cancelled))
+            return kva_fail(err, KVA_ECANCELLED, "stopped");
         size_t want = bytes - at < sizeof(chunk) ? (size_t)(bytes - at) : sizeof(chunk);
         ssize_t count = pread(fd, chunk, want, (off_t)at);
         if (count < 0 && errno == EINTR)

@@ -6,6 +6,7 @@
 
 #include "base/err.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #define KVA_HUB_DIGEST_TEXT 65 /* room for either, with its NUL */
@@ -28,9 +29,11 @@ KVA_MUST_CHECK enum kva_status kva_hub_digest_begin(struct kva_hub_digest *diges
                                                     struct kva_err *err);
 void kva_hub_digest_add(struct kva_hub_digest *digest, const void *bytes, size_t count);
 
-/* The content of a file, from its start to `bytes` of it. Fails: KVA_EIO. */
+/* The content of a file, from its start to `bytes` of it. Fails: KVA_EIO; KVA_ECANCELLED when
+ * `cancelled` is set, which may be NULL. */
 KVA_MUST_CHECK enum kva_status kva_hub_digest_add_file(struct kva_hub_digest *digest, int fd,
                                                        const char *path, uint64_t bytes,
+                                                       const atomic_bool *cancelled,
                                                        struct kva_err *err);
 
 /* Ends; `ret` (KVA_HUB_DIGEST_TEXT) gets lower-case hex, "" after a failure in between. */

@@ -109,27 +109,31 @@ bool kva_hub_disk_is_file(const char *path, uint64_t *ret_bytes)
 enum kva_status kva_hub_disk_lock(const char *path, const atomic_bool *cancelled, int *ret_fd,
                                   struct kva_err *err)
 {
-    bool told = false;
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-    if (fd < 0)
-        return kva_fail(err, KVA_EIO, "the lock '%s' cannot be opened: %s", path, strerror(errno));
-    while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        int why = errno;
-        if (why != EWOULDBLOCK && why != EINTR) {
-            close(fd);
+    for (bool told = false;;) {
+        struct stat info;
+        int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+        if (fd < 0)
+            return kva_fail(err, KVA_EIO, "the lock '%s' cannot be opened: %s", path,
+                            strerror(errno));
+        bool taken = flock(fd, LOCK_EX | LOCK_NB) == 0;
+        int why = taken ? 0 : errno;
+        /* Who had it may have removed the file, as filelock does: others would lock the next. */
+        if (taken && fstat(fd, &info) == 0 && info.st_nlink > 0) {
+            *ret_fd = fd;
+            return KVA_OK;
+        }
+        close(fd);
+        if (!taken && why != EWOULDBLOCK && why != EINTR)
             return kva_fail(err, KVA_EIO, "the lock '%s' cannot be taken: %s", path, strerror(why));
-        }
-        if (cancelled && atomic_load(cancelled)) {
-            close(fd);
+        if (cancelled && atomic_load(cancelled))
             return kva_fail(err, KVA_ECANCELLED, "stopped");
-        }
+        if (taken)
+            continue;
         if (!told)
             kva_log(KVA_LOG_INFO, "waiting for another process that fetches the same (%s)", path);
         told = true;
         poll(NULL, 0, LOCK_POLL_MS);
     }
-    *ret_fd = fd;
-    return KVA_OK;
 }
 
 enum kva_status kva_hub_disk_check_room(const char *path, uint64_t bytes, struct kva_err *err)

@@ -81,9 +81,14 @@ enum kva_status kva_hub_download_look(struct kva_hub_download *download, struct 
     if (status)
         return status;
     uint64_t bytes;
-    char *blob = kva_hub_cache_blob(download->params->places, download->repository, file->etag, "");
+    const struct kva_hub_places *places = download->params->places;
+    char *blob = kva_hub_cache_blob(places, download->repository, file->etag, "");
+    char *incomplete = kva_hub_cache_blob(places, download->repository, file->etag, ".incomplete");
     file->there = blob && kva_hub_disk_is_file(blob, &bytes) && bytes == file->bytes;
+    if (incomplete && kva_hub_disk_is_file(incomplete, &bytes))
+        file->begun = bytes < file->bytes ? bytes : file->bytes;
     free(blob);
+    free(incomplete);
     return KVA_OK;
 }
 
@@ -153,15 +158,17 @@ static enum kva_status open_incomplete(struct transfer *transfer, struct kva_err
         return start_over(transfer, err);
     if (!status)
         status = kva_hub_digest_add_file(&transfer->digest, transfer->fd, transfer->path,
-                                         (uint64_t)end, err);
+                                         (uint64_t)end, transfer->download->params->cancelled, err);
     transfer->bytes = (uint64_t)end;
     return status;
 }
 
-/* Until all bytes are there. A break after some progress counts as the first of a new row. */
+/* Until all bytes are there. A break after more than ever came counts as the first of a new row: who
+ * sends no ranges begins anew each time, and may break off at any place. */
 static enum kva_status receive(struct transfer *transfer, const char *url, struct kva_err *err)
 {
     unsigned attempt = 0;
+    uint64_t most = transfer->bytes;
     struct kva_hub_download *download = transfer->download;
     while (transfer->bytes < transfer->file->bytes) {
         struct kva_hub_answer answer;
@@ -198,14 +205,15 @@ static enum kva_status receive(struct transfer *transfer, const char *url, struc
             return status;
         bool again = kva_hub_http_may_retry(&answer) ||
                      (answer.fault == KVA_HUB_NO_REACH && transfer->bytes > 0);
-        attempt = transfer->bytes > before ? 0 : attempt + 1;
+        attempt = transfer->bytes > most ? 0 : attempt + 1;
         if (!again || attempt == ATTEMPTS_MAX)
             return kva_hub_download_explain(download->params, download->repository,
                                             download->commit, transfer->file->name, &answer, err);
-        if (transfer->bytes > before)
+        if (attempt == 0)
             kva_log(KVA_LOG_WARN, "%s: %s; it goes on there", transfer->file->name, answer.reason);
         else
             status = kva_hub_http_wait(download->http, &answer, attempt - 1, err);
+        most = kva_max_u64(most, transfer->bytes);
         if (status)
             return status;
     }

@@ -15,7 +15,8 @@ struct kva_hub_file {
     const char *name;
     char etag[72]; /* sha256, or git's id of the blob: lower-case hex */
     uint64_t bytes;
-    bool there; /* the blob is in the cache */
+    uint64_t begun; /* of them, from a fetch that was broken off */
+    bool there;     /* the blob is in the cache */
 };
 
 struct kva_hub_download {

@@ -29,7 +29,8 @@ struct kva_hub_http {
     struct kva_hub_answer *answer;
     bool own; /* the origin that is asked is the hub's own */
     size_t header_bytes;
-    bool linked;            /* a checksum or size of the linked content has come */
+    bool linked_etag;       /* the linked content's has come */
+    bool linked_size;       /* likewise */
     char location[8192];    /* "": no redirect */
     bool refused;           /* by this side, for `reason` */
     struct kva_buf refusal; /* begin of a body that tells of an error */
@@ -107,13 +108,13 @@ static void read_hub_header(struct kva_hub_http *http, const char *line, size_t 
         copy_text(answer->commit, sizeof(answer->commit), value, length);
     } else if (is_named(line, name, "x-linked-etag")) {
         copy_etag(answer->etag, sizeof(answer->etag), value, length);
-        http->linked = true;
+        http->linked_etag = true;
     } else if (is_named(line, name, "x-linked-size") && read_number(value, length, &number)) {
         answer->bytes = number;
-        http->linked = true;
-    } else if (is_named(line, name, "etag") && !http->linked) {
+        http->linked_size = true;
+    } else if (is_named(line, name, "etag") && !http->linked_etag) {
         copy_etag(answer->etag, sizeof(answer->etag), value, length);
-    } else if (is_named(line, name, "content-length") && !http->linked &&
+    } else if (is_named(line, name, "content-length") && !http->linked_size &&
                read_number(value, length, &number)) {
         answer->bytes = number;
     } else if (is_named(line, name, "x-error-code")) {
@@ -255,6 +256,11 @@ static CURLcode perform(struct kva_hub_http *http, const char *url)
     http->message[0] = http->location[0] = '\0';
     http->header_bytes = 0;
     http->answer->code = 0;
+    /* A redirect of the hub to itself has a size, and perhaps a checksum, of its own. */
+    if (http->own && !http->linked_etag)
+        http->answer->etag[0] = '\0';
+    if (http->own && !http->linked_size)
+        http->answer->bytes = KVA_HUB_SIZE_UNKNOWN;
     kva_buf_clear(&http->refusal);
     CURLcode code = headers ? CURLE_OK : CURLE_OUT_OF_MEMORY;
     if (!code)
@@ -384,7 +390,7 @@ enum kva_status kva_hub_http_once(struct kva_hub_http *http, const struct kva_hu
     http->call = call;
     http->answer = ret;
     http->own = true;
-    http->linked = http->refused = false;
+    http->linked_etag = http->linked_size = http->refused = false;
     kva_buf_init(&text, URL_BYTES_MAX);
     kva_buf_init(&http->refusal, REFUSAL_BYTES_MAX);
     kva_buf_printf(&text, "%s%s", http->params->places->endpoint, call->path);

@@ -5,6 +5,7 @@
 #include "hub/name.h"
 
 #include <cjson/cJSON.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -132,9 +133,14 @@ static bool ends_with(const char *text, const char *end)
 
 static enum kva_status add(struct kva_hub_choice *choice, const char *file, struct kva_err *err)
 {
-    if (!kva_hub_name_is_safe(file))
-        return kva_fail(err, KVA_EFORMAT, "the hub names a file '%.100s', which is no safe path",
-                        file);
+    if (!kva_hub_name_is_safe(file)) {
+        char shown[101]; /* it goes to a terminal */
+        snprintf(shown, sizeof(shown), "%s", file);
+        for (char *c = shown; *c; c++)
+            *c = *c < 0x20 || *c > 0x7E ? '?' : *c;
+        return kva_fail(err, KVA_EFORMAT, "the hub names a file '%s', which is no safe path",
+                        shown);
+    }
     if (!kva_hub_listing_has(&choice->files, file) && !kva_hub_listing_add(&choice->files, file))
         return kva_fail(err, KVA_ENOMEM, "out of memory for a list of files");
     return KVA_OK;
@@ -221,7 +227,8 @@ static enum kva_status several(const struct kva_hub_listing *listing, const char
     struct kva_buf names;
     kva_buf_init(&names, 1 << 16);
     for (size_t i = 0; i < listing->count && names.length < 250; i++) {
-        if (is_model(listing->files[i]) && (!*wanted || has_word(listing->files[i], wanted)))
+        if (is_model(listing->files[i]) && kva_hub_name_is_safe(listing->files[i]) &&
+            (!*wanted || has_word(listing->files[i], wanted)))
             kva_buf_printf(&names, "%s%.100s", names.length ? ", " : "", listing->files[i]);
     }
     enum kva_status status = kva_fail(
@@ -240,6 +247,9 @@ static enum kva_status add_parts(const struct kva_hub_listing *listing, const ch
     enum kva_status status = add(choice, first, err);
     if (status || !parse_split(first, &part, &count, &stem))
         return status;
+    if (part != 1)
+        return kva_fail(err, KVA_EINVAL, "%s:%s is part %u of %u: name the first", repository,
+                        first, part, count);
     for (size_t i = 0; i < listing->count && !status; i++) {
         const char *file = listing->files[i];
         unsigned own_part, own_count;

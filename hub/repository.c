@@ -43,21 +43,26 @@ static enum kva_status set_found(const struct kva_hub_name *name,
     return ret->path ? KVA_OK : kva_fail(err, KVA_ENOMEM, "out of memory for a path");
 }
 
-/* A snapshot that has all files of the model. *ret_settled: and what it commonly has besides. */
+/* A snapshot that has all files of the model. *ret_settled: and what it commonly has besides. ret_commit
+ * (KVA_HUB_COMMIT_TEXT): which it is. */
 static enum kva_status find_cached(const struct kva_hub_name *name,
                                    const struct kva_hub_places *places, struct kva_hub_found *ret,
-                                   bool *ret_settled, struct kva_err *err)
+                                   char *ret_commit, bool *ret_settled, struct kva_err *err)
 {
-    char commit[KVA_HUB_COMMIT_TEXT];
     struct kva_hub_listing listing;
     struct kva_hub_choice choice = {0};
-    if (!kva_hub_cache_get_ref(places, name->repository, name->revision, commit))
+    if (!kva_hub_cache_get_ref(places, name->repository, name->revision, ret_commit))
         return kva_fail(err, KVA_ENOTFOUND, "%s is not in the cache (%s) at revision '%s'",
                         name->repository, places->cache_path, name->revision);
-    enum kva_status status = kva_hub_cache_files(places, name->repository, commit, &listing, err);
+    enum kva_status status =
+        kva_hub_cache_files(places, name->repository, ret_commit, &listing, err);
     if (status)
         return status;
     status = kva_hub_listing_choose(&listing, name->file, name->repository, &choice, err);
+    /* What the repository has is not known by that. */
+    if (status == KVA_EUNSUPPORTED || status == KVA_ENOTFOUND)
+        status = kva_fail(err, KVA_ENOTFOUND, "the cache (%s) has no model of %s%s%s",
+                          places->cache_path, name->repository, *name->file ? ":" : "", name->file);
     if (!status && choice.index)
         status = read_index(places, name->repository, &choice, err);
     for (size_t i = 0; i < choice.files.count && !status; i++) {
@@ -131,7 +136,7 @@ static enum kva_status look_at(struct kva_hub_download *download, struct kva_hub
             return kva_fail(err, KVA_EFORMAT, "%s:%s: the hub says it has %llu bytes",
                             download->repository, files[i].name,
                             (unsigned long long)files[i].bytes);
-        missing += files[i].there ? 0 : files[i].bytes;
+        missing += files[i].there ? 0 : files[i].bytes - files[i].begun;
         download->total_bytes += files[i].bytes;
     }
     const char *cache_path = download->params->places->cache_path;
@@ -224,19 +229,27 @@ enum kva_status kva_hub_repository_find(const struct kva_hub_name *name,
                                         struct kva_hub_found *ret, struct kva_err *err)
 {
     struct kva_hub_found cached = {0};
+    struct kva_hub_name asked = *name;
+    char commit[KVA_HUB_COMMIT_TEXT];
     bool settled = false, offline = params->offline || params->places->offline;
     enum kva_hub_fault fault = KVA_HUB_ANSWERED;
     enum kva_status status = kva_hub_places_check(params->places->cache_path, err);
     if (status)
         return status;
-    status = find_cached(name, params->places, &cached, &settled, err);
+    status = find_cached(name, params->places, &cached, commit, &settled, err);
     if (offline && status)
         return kva_err_prefix(err, status, "offline");
     if (offline || (!status && settled && !params->update)) {
         *ret = cached;
         return KVA_OK;
     }
-    status = fetch(name, params, ret, &fault, err);
+    /* Whatever else is of the commit that is here: newer ones come by pull. */
+    if (!status && !params->update)
+        snprintf(asked.revision, sizeof(asked.revision), "%s", commit);
+    status = fetch(&asked, params, ret, &fault, err);
+    /* Its history has been written anew. */
+    if (status == KVA_ENOTFOUND && strcmp(asked.revision, name->revision) != 0)
+        status = fetch(name, params, ret, &fault, err);
     if (status && cached.path && !params->update && is_away(fault)) {
         kva_log(KVA_LOG_WARN, "%s; what is in the cache is used", err ? err->message : "");
         *ret = cached;

@@ -335,7 +335,8 @@ static enum kva_status check_digest(struct fetch *fetch, struct kva_err *err)
     enum kva_status status = kva_hub_digest_begin(&digest, KVA_HUB_SHA256, known->bytes, err);
     if (status)
         return status;
-    status = kva_hub_digest_add_file(&digest, fetch->fd, fetch->part, known->bytes, err);
+    status = kva_hub_digest_add_file(&digest, fetch->fd, fetch->part, known->bytes,
+                                     fetch->params->cancelled, err);
     kva_hub_digest_end(&digest, text);
     if (!status && strcmp(text, known->sha256) != 0) {
         unlink(fetch->part);

@@ -180,6 +180,7 @@ def test_gguf__one_is_chosen(place, wanted, fetched):
         (":Q5_0", "no GGUF file 'Q5_0'"),
         (":README.md", "is no GGUF file"),
         (":BF16", "has 1 of the 2 parts"),
+        (":big/demo-F16-00002-of-00002.gguf", "is part 2 of 2: name the first"),
     ],
 )
 def test_gguf__that_cannot_be_chosen(place, wanted, words):
@@ -233,6 +234,19 @@ def test_cache__is_used_without_a_question_until_a_pull(place):
     assert [p for p, _ in place.hub.asked("GET", "/resolve/")] == [f"/{NAME}/resolve/{OTHER_COMMIT}/config.json"]
 
 
+def test_cache__serving_fetches_no_newer_commit(place):
+    repository = place.add({k: v for k, v in CHECKPOINT.items() if k != "generation_config.json"}, revisions={COMMIT: COMMIT})
+    place.pull()
+    repository.commit = OTHER_COMMIT
+    place.run("tokenize", "--model", NAME, "x")
+    assert (place.repository_folder / "refs" / "main").read_text() == COMMIT
+    assert not (place.repository_folder / "snapshots" / OTHER_COMMIT).exists()
+    # Unless that commit is there no longer.
+    repository.revisions = {}
+    place.run("tokenize", "--model", NAME, "x")
+    assert (place.repository_folder / "refs" / "main").read_text() == OTHER_COMMIT
+
+
 def test_cache__a_hub_that_is_away_is_no_reason_not_to_serve(place):
     files = {k: v for k, v in CHECKPOINT.items() if k != "generation_config.json"}
     place.add(files)
@@ -279,6 +293,12 @@ def test_offline__nothing_is_asked(place, env):
     place.hub.requests.clear()
     place.fails("offline: ", NAME, *options, **env)
     assert not place.hub.requests
+
+
+def test_offline__of_a_repository_only_the_cache_is_known(place):
+    place.add(GGUF)
+    place.pull(NAME + ":Q8_0")
+    place.fails("offline: the cache", NAME + ":Q4_K_M", "--offline")
 
 
 def test_path__a_folder_of_that_name_is_meant(place):
