@@ -117,6 +117,8 @@ static enum kva_status run(const struct kva_cli_instance *instance, const struct
     uint32_t prompt_tokens = request->prompt_tokens;
     struct printer printer = {0};
     kva_detok_init(&printer.detok, instance->tokenizer, true);
+    if (length > 0)
+        kva_detok_continue(&printer.detok);
     kva_buf_init(&printer.text, 1 << 20);
     const struct kva_scheduler_params params = {
         .engine = instance->engine,

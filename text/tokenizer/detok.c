@@ -17,6 +17,12 @@ void kva_detok_init(struct kva_detok *detok, const struct kva_tokenizer *tokeniz
     };
 }
 
+void kva_detok_continue(struct kva_detok *detok)
+{
+    detok->started = true;
+    detok->strip = 0;
+}
+
 /* ---- whole characters, minus what is stripped from the ends ---------------------------------- */
 
 static void release_held(struct kva_detok *detok, struct kva_buf *out, size_t keep)

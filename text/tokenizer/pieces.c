@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* "▁" */
+#define SPACE "\xE2\x96\x81"
+
 enum kva_status kva_pieces_init(struct kva_pieces *pieces, const struct kva_tok_place *place,
                                 uint64_t count, size_t text_bytes)
 {
@@ -46,6 +49,19 @@ enum kva_status kva_pieces_set_text(struct kva_pieces *pieces, uint32_t id, cons
     pieces->items[id].text = copy;
     pieces->items[id].length = (uint32_t)length;
     return KVA_OK;
+}
+
+void kva_pieces_unmark(struct kva_pieces *pieces, uint32_t id)
+{
+    struct kva_piece *piece = &pieces->items[id];
+    char *to = piece->text;
+    for (const char *from = piece->text; *from;) {
+        bool mark = strncmp(from, SPACE, sizeof(SPACE) - 1) == 0;
+        *to++ = mark ? ' ' : *from;
+        from += mark ? sizeof(SPACE) - 1 : 1;
+    }
+    *to = '\0';
+    piece->length = (uint32_t)(to - piece->text);
 }
 
 /* ---- building a tree ------------------------------------------------------------------------- */
@@ -129,11 +145,10 @@ enum kva_status kva_pieces_put(const struct kva_pieces *pieces, cJSON *root, cJS
 
 /* ---- spaces ---------------------------------------------------------------------------------- */
 
-/* "▁" */
-#define SPACE "\xE2\x96\x81"
 #define REPLACE(kind, from, to)                                                                    \
     "{\"type\":\"Replace\",\"pattern\":{\"" kind "\":\"" from "\"},\"content\":\"" to "\"}"
-#define COLLAPSE     REPLACE("Regex", "\\\\A +| +\\\\z", "") "," REPLACE("Regex", " {2,}", " ")
+/* In this order each is linear. */
+#define COLLAPSE     REPLACE("Regex", " {2,}", " ") "," REPLACE("Regex", "\\\\A | \\\\z", "")
 #define PREPEND      "{\"type\":\"Prepend\",\"prepend\":\"" SPACE "\"}"
 #define SPACES_MARKS REPLACE("String", " ", SPACE)
 #define NORMALIZERS  "{\"type\":\"Sequence\",\"normalizers\":["

@@ -48,6 +48,9 @@ void kva_pieces_finish(struct kva_pieces *pieces);
 KVA_MUST_CHECK enum kva_status kva_pieces_set_text(struct kva_pieces *pieces, uint32_t id,
                                                    const char *text, size_t length);
 
+/* Its "▁" become the spaces that they stand for. */
+void kva_pieces_unmark(struct kva_pieces *pieces, uint32_t id);
+
 /* Into `model` its "vocab", into `root` its "added_tokens": control tokens are special, user-defined
  * ones are not, and both are found in the text as they are. */
 KVA_MUST_CHECK enum kva_status kva_pieces_put(const struct kva_pieces *pieces, cJSON *root,

@@ -65,6 +65,7 @@ static enum kva_status read_piece(struct model *m, uint32_t id, const struct kva
     size_t length = 0;
     uint64_t type = KVA_PIECE_NORMAL;
     float score = 0;
+    enum kva_status status;
     while (kva_proto_next(&proto, &field)) {
         if (field.number == PIECE_TEXT && field.wire == KVA_PROTO_BYTES) {
             text = field.data;
@@ -92,7 +93,11 @@ static enum kva_status read_piece(struct model *m, uint32_t id, const struct kva
         m->pieces.unk = id;
     m->pieces.items[id].type = (uint8_t)type;
     m->pieces.items[id].score = score;
-    return kva_pieces_set_text(&m->pieces, id, text, length);
+    status = kva_pieces_set_text(&m->pieces, id, text, length);
+    /* Found in the text as it is, before its spaces are marks. */
+    if (!status && type == KVA_PIECE_USER_DEFINED)
+        kva_pieces_unmark(&m->pieces, id);
+    return status;
 }
 
 static enum kva_status read_pieces(struct model *m, const char *data, size_t length)

@@ -181,6 +181,10 @@ struct kva_detok {
 void kva_detok_init(struct kva_detok *detok, const struct kva_tokenizer *tokenizer,
                     bool skip_special);
 
+/* After init: what comes goes on with text that is there already, so that its beginning is not one of a
+ * text: "▁Paris" is " Paris". */
+void kva_detok_continue(struct kva_detok *detok);
+
 /* Appends to `out` the bytes that are certain after this token: always whole characters. Ids that
  * do not exist give nothing. Whatever way a sequence of ids is pushed, the appended bytes together
  * with those of the flush are what kva_tokenizer_decode gives for it. `out` fails as a kva_buf

@@ -42,6 +42,29 @@ static void check_prefixes(const struct kva_tokenizer *tokenizer, const int32_t 
     kva_buf_finish(&whole);
 }
 
+/* Text of a prompt and of the answer that goes on with it is the text of both. */
+static void check_continued(const struct kva_tokenizer *tokenizer, const int32_t *ids, size_t count)
+{
+    struct kva_buf parts, whole;
+    kva_buf_init(&parts, 1u << 20);
+    kva_buf_init(&whole, 1u << 20);
+    assert_int_equal(kva_tokenizer_decode(tokenizer, ids, count, false, &whole), KVA_OK);
+    for (size_t at = 1; at < count; at++) {
+        struct kva_detok detok;
+        kva_buf_clear(&parts);
+        assert_int_equal(kva_tokenizer_decode(tokenizer, ids, at, false, &parts), KVA_OK);
+        kva_detok_init(&detok, tokenizer, false);
+        kva_detok_continue(&detok);
+        for (size_t i = at; i < count; i++)
+            kva_detok_push(&detok, ids[i], &parts);
+        kva_detok_flush(&detok, &parts);
+        assert_int_equal(parts.length, whole.length);
+        assert_memory_equal(parts.data, whole.data, whole.length);
+    }
+    kva_buf_finish(&parts);
+    kva_buf_finish(&whole);
+}
+
 static void check_tokenizer(const struct kva_tokenizer *tokenizer)
 {
     struct kva_token_list list =
@@ -79,8 +102,14 @@ static void test_detok__every_prefix_published(void **state KVA_UNUSED)
     static const char *const names[] = {"gpt2", "llama2", "llama3", "mistral", "qwen2.5"};
     for (size_t i = 0; i < KVA_COUNT_OF(names); i++) {
         struct kva_tokenizer *tokenizer = fixture_published(names[i]);
-        if (tokenizer)
+        if (tokenizer) {
+            static const char text[] = "The capital of France is Paris, they say.";
+            struct kva_token_list list =
+                fixture_encode(tokenizer, text, sizeof(text) - 1, true, true);
             check_tokenizer(tokenizer);
+            check_continued(tokenizer, list.ids, list.count);
+            kva_token_list_finish(&list);
+        }
         kva_tokenizer_destroy(tokenizer);
     }
 }
