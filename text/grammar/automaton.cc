@@ -322,10 +322,11 @@ bool automaton::make_mask(parser &at, int32_t place, uint32_t *mask)
             try_tokens(way, lengths->long_ones, mask);
         }
         if (exact != rough && known == short_masks.end()) {
-            std::vector<uint32_t> &kept = short_masks[rough];
-            kept.assign(mask, mask + words);
+            /* There may be no memory or no time for it: then nothing is kept. */
+            std::vector<uint32_t> kept(mask, mask + words);
             for (size_t i = 0; i < words; i++)
                 kept[i] &= lengths->short_ones[i];
+            short_masks.emplace(rough, std::move(kept));
             held += (words + rough.size()) * sizeof(*mask) + 128;
         }
     } catch (const too_much &) {

@@ -233,17 +233,25 @@ enum kva_status kva_grammar_refuse_schema(const cJSON *root, bool strict,
 
 /* --- grammars -------------------------------------------------------------------------------- */
 
-/* The library's parsers go into brackets by recursion. */
+/* The library's parsers go into brackets by recursion; those in classes of characters, and in strings
+ * of rules, are characters. */
 static enum kva_status check_nesting(const struct kva_grammar_source *source, struct kva_err *err)
 {
     uint32_t depth = 0;
+    char end = '\0'; /* of the class or string in which this is */
     for (size_t i = 0; i < source->length; i++) {
         char c = source->text[i];
         if (c == '\\')
             i++;
-        else if (c == '(' || c == '[' || c == '{')
+        else if (end)
+            end = c == end ? '\0' : end;
+        else if (c == '[')
+            end = ']';
+        else if (c == '"' && source->kind == KVA_GRAMMAR_EBNF)
+            end = '"';
+        else if (c == '(' || c == '{')
             depth++;
-        else if ((c == ')' || c == ']' || c == '}') && depth > 0)
+        else if ((c == ')' || c == '}') && depth > 0)
             depth--;
         if (depth > KVA_GRAMMAR_DEPTH_MAX)
             return kva_fail(err, KVA_ETOOBIG, "more than %u levels of brackets at byte %zu",

@@ -369,6 +369,15 @@ static void test_limits__of_nesting(void **state KVA_UNUSED)
     struct kva_err err;
     assert_int_equal(kva_grammar_create(vocab, &source, &no_limits, &grammar, &err), KVA_ETOOBIG);
     assert_non_null(strstr(err.message, "levels of brackets at byte 64"));
+    /* What is in a class or a string is no bracket. */
+    char faces[70 * 8 + 16] = "root ::= ";
+    for (int i = 0; i < 70; i++)
+        strcat(faces, i ? " | \":(\"" : "\"f[\"");
+    kva_grammar_destroy(make(KVA_GRAMMAR_EBNF, faces));
+    char classes[70 * 3 + 1] = "";
+    for (int i = 0; i < 70; i++)
+        strcat(classes, "[(]");
+    kva_grammar_destroy(make(KVA_GRAMMAR_REGEX, classes));
 }
 
 static void test_limits__of_a_mask(void **state KVA_UNUSED)
