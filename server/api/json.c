@@ -1,11 +1,15 @@
 /* json.c - parsing a checked body, and words for what is wrong. */
 #include "server/api/json.h"
 
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* Objects up to this many keys are compared pairwise, without an allocation. */
 #define PAIRWISE_KEYS_MAX 24u
+
+/* So many are exact in a double. */
+#define EXACT_DIGITS 15u
 
 static enum kva_status duplicate(struct kva_err *err, const char *key)
 {
@@ -62,6 +66,55 @@ static enum kva_status check_tree(const cJSON *value, struct kva_err *err)
     return status;
 }
 
+/* --- numbers as they are written -------------------------------------------------------------- */
+
+struct source {
+    const char *at, *end;
+};
+
+/* The next number outside of strings; `at` is behind it then. The text is checked. */
+static const char *next_number(struct source *source)
+{
+    for (; source->at < source->end; source->at++) {
+        char c = *source->at;
+        if (c == '-' || (c >= '0' && c <= '9')) {
+            const char *begin = source->at;
+            while (source->at < source->end && strchr("+-.0123456789Ee", *source->at))
+                source->at++;
+            return begin;
+        }
+        if (c != '"')
+            continue;
+        for (source->at++; source->at < source->end && *source->at != '"'; source->at++)
+            source->at += *source->at == '\\';
+    }
+    return source->end;
+}
+
+/* A double does not tell 1.0 from 1, nor all integers of 64 bits from each other: where it might not,
+ * the number's text stays beside it, as its valuestring. */
+static bool keep_numbers(cJSON *value, struct source *source)
+{
+    if (cJSON_IsNumber(value)) {
+        const char *begin = next_number(source);
+        size_t length = (size_t)(source->at - begin);
+        bool exact = length <= EXACT_DIGITS && !memchr(begin, '.', length) &&
+                     !memchr(begin, 'e', length) && !memchr(begin, 'E', length);
+        if (exact)
+            return true;
+        value->valuestring = cJSON_malloc(length + 1);
+        if (!value->valuestring)
+            return false;
+        memcpy(value->valuestring, begin, length);
+        value->valuestring[length] = '\0';
+    }
+    for (cJSON *item = value->child; item; item = item->next) {
+        if (!keep_numbers(item, source))
+            return false;
+    }
+    return true;
+}
+
 enum kva_status kva_json_parse(const char *text, size_t length,
                                const struct kva_json_limits *limits, cJSON **ret,
                                struct kva_err *err)
@@ -73,7 +126,11 @@ enum kva_status kva_json_parse(const char *text, size_t length,
     if (!root)
         return kva_fail(err, KVA_ENOMEM, "Out of memory while reading a body of %zu bytes.",
                         length);
+    struct source source = {text, text + length};
     status = check_tree(root, err);
+    if (status == KVA_OK && !keep_numbers(root, &source))
+        status =
+            kva_fail(err, KVA_ENOMEM, "Out of memory while reading a body of %zu bytes.", length);
     if (status != KVA_OK) {
         cJSON_Delete(root);
         return status;

@@ -6,7 +6,8 @@
  * allocation, and refuses all of that before cJSON sees it, and bounds what the tree can cost.
  *
  * Decided here: duplicate keys are refused (two readers of one body must not see two requests), and
- * so is U+0000 inside a string (C strings would end there, silently).
+ * so is U+0000 inside a string (C strings would end there, silently). The text of a number that a
+ * double may not tell from another one, as 1.0 from 1, stays as its valuestring, for templates.
  *
  * Thread rule: pure functions; any thread. */
 #ifndef KVA_SERVER_API_JSON_H

@@ -127,6 +127,9 @@ static void test_render__null_content_is_empty(void **state)
     assert_true(client_metric(f.port, "kvahead_template_seconds_count", NULL) == 3);
     assert_true(client_metric(f.port, "kvahead_template_steps_total", NULL) > 3);
     assert_true(client_metric(f.port, "kvahead_template_failures_total", NULL) == 0);
+    /* What a function gave is what a tool has given, but may be nothing. */
+    expect_rendering("{\"role\":\"function\",\"name\":\"f\",\"content\":null}", "[]");
+    expect_rendering("{\"role\":\"function\",\"name\":\"f\"}", "[]");
     expect_refusal("{\"role\":\"user\",\"content\":null}]", "messages[0].content");
     expect_refusal("{\"role\":\"system\",\"content\":null}]", "messages[0].content");
     expect_refusal("{\"role\":\"tool\",\"content\":null}]", "messages[0].content");
@@ -152,6 +155,11 @@ static void test_render__arguments_of_tool_calls_are_parsed(void **state)
     expect_rendering(CALL("\"\""), "{}");
     expect_rendering(CALL("{\"a\":[1]}"), "{\"a\": [1]}");
     expect_rendering(CALL("\"{\\\"city\\\": Par\""), "\"{\\\"city\\\": Par\"");
+    /* Numbers as they are written. */
+    expect_rendering(CALL("{\"1.5\": [1.0, -0.0, 1e2, 1234567890123456789, -5]}"),
+                     "{\"1.5\": [1.0, -0.0, 100.0, 1234567890123456789, -5]}");
+    expect_rendering(CALL("\"{\\\"a\\\": \\\"2.0\\\\\\\"\\\", \\\"b\\\": 9007199254740993}\""),
+                     "{\"a\": \"2.0\\\"\", \"b\": 9007199254740993}");
     fixture_stop(&f);
     fixture_init(&f);
     f.backend.api.limits.json.values_max = 40;

@@ -271,7 +271,7 @@ static enum kva_status function_strftime(struct kva_tpl_run *run,
     KVA_TPL_TRY(kva_tpl_charge(run, KVA_TPL_ITEMS, sizeof(text)));
     time_t now = (time_t)run->now_unix_s;
     struct tm fields;
-    if (strlen(text) != format->length + 1 || !gmtime_r(&now, &fields))
+    if (strlen(text) != format->length + 1 || !localtime_r(&now, &fields))
         return kva_tpl_fail(run, "strftime_now: a date or format that cannot be shown");
     size_t length = strftime(date, sizeof(date), text, &fields);
     if (length == 0)

@@ -4,8 +4,10 @@
 #include "base/utf8.h"
 #include "text/template/text.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Whole numbers below this are exact in cJSON's double. */
@@ -19,6 +21,22 @@ static enum kva_status text_from_json(struct kva_tpl_run *run, const char *text,
     if (!kva_utf8_valid(text, length))
         return kva_fail_param(run->err, KVA_EINVAL, what, "%s: a string is not valid UTF-8", what);
     return kva_tpl_borrow(run, text ? text : "", length, ret);
+}
+
+/* Of its text, where whoever parsed it has kept that (server/api/json.h): 1.0 is no integer, and those
+ * of 64 bits are exact. Larger ones are floats. */
+static struct kva_tpl_value number_from_json(const cJSON *json)
+{
+    const char *text = json->valuestring;
+    if (text && !strpbrk(text, ".eE")) {
+        errno = 0;
+        long long integer = strtoll(text, NULL, 10);
+        if (errno == 0)
+            return kva_tpl_int(integer);
+    }
+    double number = json->valuedouble;
+    bool whole = !text && fabs(number) <= EXACT_INTEGER_MAX && floor(number) == number;
+    return whole ? kva_tpl_int((int64_t)number) : kva_tpl_float(number);
 }
 
 static enum kva_status nested_from_json(struct kva_tpl_run *run, const cJSON *json,
@@ -52,9 +70,7 @@ enum kva_status kva_tpl_from_json(struct kva_tpl_run *run, const cJSON *json, co
     } else if (cJSON_IsBool(json)) {
         *ret = kva_tpl_bool(cJSON_IsTrue(json));
     } else if (cJSON_IsNumber(json)) {
-        double number = json->valuedouble;
-        bool whole = fabs(number) <= EXACT_INTEGER_MAX && floor(number) == number;
-        *ret = whole ? kva_tpl_int((int64_t)number) : kva_tpl_float(number);
+        *ret = number_from_json(json);
     } else if (cJSON_IsString(json)) {
         return text_from_json(run, json->valuestring, what, ret);
     } else if (cJSON_IsArray(json) || cJSON_IsObject(json)) {
