@@ -93,7 +93,7 @@ static const struct kva_option table[] = {
     {"kv-allow", KVA_OPTION_LIST, SERVE, AT(kv_allow), 0, 0, NULL, NULL, "KV cache",
      "Policy that requests may choose; repeat for several; default: all but those that drop tokens "
      "for good (streaming, h2o, q-hitter)."},
-    {"kv-topk-max", KVA_OPTION_UINT, SERVE, AT(kv_topk_max), 0, 65536, "1024", NULL, "KV cache",
+    {"kv-topk-max", KVA_OPTION_UINT, SERVE, AT(kv_topk_max), 0, 16384, "1024", NULL, "KV cache",
      "Rows per KV head and layer (topk) that a request may ask for."},
     {"kv-dtype", KVA_OPTION_CHOICE, ENGINE | EVAL | SKEW, AT(kv_dtype), 0, 0, "auto", kv_dtypes,
      "KV cache", "16-bit format of keys and values; auto: bf16 for bf16 models, else f16."},

@@ -147,6 +147,8 @@ static void add_found(struct kva_look_scratch *s, struct span span, struct kva_l
     const uint32_t wanted = count_from(s->exact, span, most - KVA_LOOK_ALPHA);
     uint32_t hits = 0;
     double sum = 0, mass = 0;
+    if (wanted == 0) /* scores that are no numbers */
+        return;
     memcpy(s->order, s->partial + span.first, (span.end - span.first) * sizeof(float));
     const float least = nth_largest(s->order, span.end - span.first, wanted);
     for (uint32_t t = span.first; t < span.end; t++) {

@@ -168,7 +168,8 @@ static void drop_offloaded(struct kva_kv *kv, struct kva_kv_seq *seq)
     if (!kva_kv_drops(&seq->spec) || seq->offloaded == 0)
         return;
     const uint32_t gone = seq->policy->gone ? seq->policy->gone(seq) : seq->offloaded;
-    for (uint32_t i = 1 + before; i < gone; i++)
+    /* Of those that the prefix cache has, its ends go before their beginnings. */
+    for (uint32_t i = gone; i-- > 1 + before;)
         drop_page(kv, seq, i);
     uint32_t stored = kva_kv_stored(seq) * KVA_PAGE_TOKENS;
     uint64_t kept = seq->policy->stored ? stored : seq->spec.sinks;

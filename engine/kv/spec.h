@@ -290,7 +290,7 @@ static inline uint32_t *kva_kv_setting_value(const struct kva_kv_setting *settin
 }
 
 #define KVA_KV_SINKS_MAX 32u
-#define KVA_KV_K_MAX     65536u
+#define KVA_KV_K_MAX     16384u /* the CPU device chooses so many */
 #define KVA_KV_LAYER_MAX 65535u
 
 /* --- specs ----------------------------------------------------------------------------------- */

@@ -25,11 +25,11 @@ struct sketch_params {
     size_t head_bytes;
 };
 
-/* The column that is number c of a KV head. */
+/* The column that is number c of a KV head; none was chosen where sums are no numbers. */
 static __device__ uint32_t column_of(const struct kva_sketch_columns &by, uint32_t kv_head,
                                      uint32_t dim, uint32_t c)
 {
-    return by.columns ? by.columns[static_cast<size_t>(kv_head) * dim + c] : c;
+    return by.columns ? min(by.columns[static_cast<size_t>(kv_head) * dim + c], dim - 1) : c;
 }
 
 /* sums[t] = column `column` of the rows x[t], dim floats each. */

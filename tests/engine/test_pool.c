@@ -456,6 +456,36 @@ static void test_pool__host_memory_is_bounded(void **state KVA_UNUSED)
     free(told);
 }
 
+/* Until the policy begins all is in host memory, however short the prompt was. */
+static void test_pool__what_comes_before_it_begins_is_promised(void **state KVA_UNUSED)
+{
+    struct fixture f;
+    struct kva_err err;
+    struct fixture_params params = on(0);
+    struct long_run run = {.prompt_tokens = 10, .outputs = 600, .seed = 4};
+    const uint64_t page = LAYERS * kva_kv_block_bytes(2, 16);
+    run.kv = limited(64, KVA_VICTIM_COUNTER);
+    run.kv.min_tokens = 512; /* eight pages */
+    struct told *want = tell_alone(&params, &run);
+    params.host_bytes = 13 * page;
+    fixture_open(&f, &params);
+    struct told *told = tell(&f, &run);
+    expect_same(told, want, "little memory");
+    assert_true(told->victims > 0);
+    expect_all_given_back(&f);
+    fixture_close(&f);
+    params.host_bytes = 8 * page; /* and a window */
+    fixture_open(&f, &params);
+    const uint32_t prompt[10] = {0};
+    const struct kva_sequence_params more = {
+        .prompt = prompt, .prompt_tokens = 10, .tokens_max = 610, .kv = run.kv};
+    assert_int_equal(f.engine->ops->check(f.engine->self, &more, &err), KVA_ELIMIT);
+    assert_string_equal(err.param, "host");
+    fixture_close(&f);
+    free(want);
+    free(told);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -464,6 +494,7 @@ int main(void)
         cmocka_unit_test(test_pool__chunks_suspension_and_delays),
         cmocka_unit_test(test_pool__shared_pages_are_not_written),
         cmocka_unit_test(test_pool__host_memory_is_bounded),
+        cmocka_unit_test(test_pool__what_comes_before_it_begins_is_promised),
     };
     return cmocka_run_group_tests(tests, make_models, remove_models);
 }

@@ -6,6 +6,9 @@
 
 #include <stdlib.h>
 
+/* What a device turns at once (kernels/ops.h: roll_rows). */
+#define ROLLED_SLOTS_MAX 65536u
+
 static struct kva_kept_prompt prompt_of(const struct kva_kv *kv, const struct kva_kv_seq *seq)
 {
     return kva_kept_prompt_of(kv, &seq->spec, kva_kv_pages(seq->prompt_tokens));
@@ -171,7 +174,11 @@ static enum kva_status check(const struct kva_kv *kv, const struct kva_kv_spec *
                               "policy '%s' needs layers that attend to all tokens, the model's "
                               "have sliding windows",
                               kva_kv_spec_policy_name(spec));
-    return kva_kept_codes(spec) ? kva_kv_check_heads(kv, spec, err) : KVA_OK;
+    if (kva_kept_rolls(kv, spec) && kva_kept_slots(spec) > ROLLED_SLOTS_MAX)
+        return kva_fail_param(err, KVA_EUNSUPPORTED, "positions",
+                              "positions=index is for at most %u kept tokens, these are %u",
+                              ROLLED_SLOTS_MAX, kva_kept_slots(spec));
+    return kva_kv_check_heads(kv, spec, err);
 }
 
 static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kva_err *err)

@@ -62,8 +62,8 @@ uint32_t kva_kv_pool_gone(const struct kva_kv_seq *seq)
     return kva_kv_pool_limits(&seq->spec) ? 1 + gap_of(seq) : 0;
 }
 
-/* The prompt, or the slots, and a window; and copies of those of its pages that are among the slots
- * and perhaps others' too. */
+/* The prompt, or what comes before the policy begins, or the slots, and a window; and copies of those
+ * of the prompt's pages that are among the slots and perhaps others' too. */
 uint32_t kva_kv_pool_host_pages(const struct kva_kv_spec *spec, uint32_t prompt, uint32_t tokens)
 {
     const uint32_t all = kva_kv_pages(tokens), read = kva_kv_pages(prompt);
@@ -72,7 +72,8 @@ uint32_t kva_kv_pool_host_pages(const struct kva_kv_spec *spec, uint32_t prompt,
     /* A page is taken before another one leaves. */
     const uint32_t window = all - kva_kv_policy_of(spec)->offloaded(spec, tokens) + 2;
     const uint32_t slots = pages_of(spec);
-    return kva_min_u32(all, kva_max_u32(read, slots) + window) + kva_min_u32(read, slots);
+    const uint32_t whole = kva_max_u32(read, kva_kv_pages(kva_min_u32(tokens, spec->min_tokens)));
+    return kva_min_u32(all, kva_max_u32(whole, slots) + window) + kva_min_u32(read, slots);
 }
 
 /* --- marks ----------------------------------------------------------------------------------- */

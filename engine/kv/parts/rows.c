@@ -412,7 +412,7 @@ static enum kva_status check(const struct kva_kv *kv, const struct kva_kv_spec *
                                   "topk names layer %u, the model's last one is %u",
                                   spec->k_ranges[i].end - 1, kv->shape.layers - 1);
     }
-    return KVA_OK;
+    return kva_kv_check_heads(kv, spec, err);
 }
 
 static uint64_t footprint(const struct kva_kv *kv, const struct kva_kv_spec *spec,

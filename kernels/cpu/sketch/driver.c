@@ -36,8 +36,10 @@ static void project(const struct kva_device *device, const struct kva_sketch_col
         device->kernels.sketch_row(scratch->y, scratch->x, basis, dim, dim);
         from = scratch->y;
     }
-    for (uint32_t c = 0; c < columns; c++)
-        out[c] = from[by->columns ? by->columns[(size_t)kv_head * dim + c] : c];
+    for (uint32_t c = 0; c < columns; c++) {
+        const uint32_t at = by->columns ? by->columns[(size_t)kv_head * dim + c] : c;
+        out[c] = from[kva_min_u32(at, dim - 1)]; /* none was chosen where sums are no numbers */
+    }
 }
 
 /* --- sketch ----------------------------------------------------------------------------------- */

@@ -287,8 +287,8 @@ static void test_eval__refuses(void **state KVA_UNUSED)
     struct setup s;
     open(&s, true);
     expect_failure(&s, KVA_EINVAL, "nothing to compare");
-    add(&s, "specache:1:60000");
-    expect_failure(&s, KVA_EINVAL, "topk is 60000");
+    add(&s, "specache:1:16000");
+    expect_failure(&s, KVA_EINVAL, "topk is 16000");
     s.specs[0].k = 16;
     s.specs[0].bits = 3;
     expect_failure(&s, KVA_EINVAL, "bits is '3'");

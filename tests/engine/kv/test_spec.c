@@ -71,10 +71,10 @@ static void test_parse__rows_by_layer(void **state KVA_UNUSED)
     char text[KVA_KV_K_TEXT_MAX];
     kva_kv_spec_write_k(&spec, text);
     assert_string_equal(text, "64+256@0-1+0@3+9@1");
-    spec = parsed("specache:topk=7+65536@65535+65536@65534-65535+65536@0-65535+65536@65535");
+    spec = parsed("specache:topk=7+16384@65535+16384@65534-65535+16384@0-65535+16384@65535");
     kva_kv_spec_write_k(&spec, text);
-    assert_string_equal(text, "7+65536@65535+65536@65534-65535+65536@0-65535+65536@65535");
-    assert_int_equal(kva_kv_spec_k(&spec, 65535), 65536);
+    assert_string_equal(text, "7+16384@65535+16384@65534-65535+16384@0-65535+16384@65535");
+    assert_int_equal(kva_kv_spec_k(&spec, 65535), 16384);
     /* A number alone forgets what was there before. */
     assert_int_equal(kva_kv_spec_read_k("5", 1, 10, &spec, NULL), KVA_OK);
     struct kva_kv_spec expected = kva_kv_spec_default(KVA_KV_SPECACHE);
@@ -200,7 +200,7 @@ static void test_parse__refuses(void **state KVA_UNUSED)
         {"kivi:-1", "bits", "one of: 1, 2, 4"},
         {"kivi:2x", "bits", "'2x'"},
         {"kivi:bits=", "bits", "''"},
-        {"specache:topk=99999999999999999999999", "topk", "from 0 to 65536"},
+        {"specache:topk=99999999999999999999999", "topk", "from 0 to 16384"},
         {"specache:window=100", "window", "multiple of 64"},
         {"specache:predictor=oracle", "predictor", "spec-token, prev-query, sync, auto"},
         {"specache:predictor=syn", "predictor", "spec-token, prev-query, sync, auto"},
