@@ -110,12 +110,16 @@ static enum kva_status run_save(struct kva_chat *chat, const char *arguments, st
     return status;
 }
 
+/* The old answer stays until a new one has come. */
 static enum kva_status run_retry(struct kva_chat *chat, const char *arguments KVA_UNUSED,
                                  struct kva_err *err)
 {
-    if (!kva_chat_history_retry(&chat->history))
+    struct kva_chat_text old;
+    if (!kva_chat_history_retry(&chat->history, &old))
         return kva_fail(err, KVA_EINVAL, "there is nothing to ask again");
-    return kva_chat_answer(chat, err);
+    enum kva_status status = kva_chat_answer(chat, err);
+    kva_chat_history_retry_end(&chat->history, &old);
+    return status;
 }
 
 static enum kva_status run_quit(struct kva_chat *chat, const char *arguments KVA_UNUSED,

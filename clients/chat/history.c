@@ -163,12 +163,25 @@ enum kva_status kva_chat_history_answer(struct kva_chat_history *history, const 
     return KVA_OK;
 }
 
-bool kva_chat_history_retry(struct kva_chat_history *history)
+bool kva_chat_history_retry(struct kva_chat_history *history, struct kva_chat_text *ret_old)
 {
     if (history->count == 0)
         return false;
-    drop_text(history, &history->turns[history->count - 1].answer);
+    struct kva_chat_text *answer = &history->turns[history->count - 1].answer;
+    *ret_old = *answer;
+    *answer = (struct kva_chat_text){0};
+    history->bytes -= ret_old->length;
     return true;
+}
+
+void kva_chat_history_retry_end(struct kva_chat_history *history, struct kva_chat_text *old)
+{
+    struct kva_chat_text *answer = &history->turns[history->count - 1].answer;
+    if (answer->data)
+        free(old->data);
+    else
+        set_text(history, answer, old->data, old->length);
+    *old = (struct kva_chat_text){0};
 }
 
 static void put_message(struct kva_buf *out, bool *first, const char *role,

@@ -57,8 +57,14 @@ KVA_MUST_CHECK enum kva_status kva_chat_history_answer(struct kva_chat_history *
                                                        const char *text, size_t length,
                                                        size_t *ret_dropped, struct kva_err *err);
 
-/* Takes the last turn's answer away, so that it can be asked again. False: there is no turn. */
-bool kva_chat_history_retry(struct kva_chat_history *history);
+/* Takes the last turn's answer away, so that it can be asked again; kva_chat_history_retry_end
+ * takes *ret_old back (data NULL: the turn had none). False: there is no turn. */
+KVA_MUST_CHECK bool kva_chat_history_retry(struct kva_chat_history *history,
+                                           struct kva_chat_text *ret_old);
+
+/* The old answer comes back if the turn has no new one, else it is freed. Between the two calls
+ * only kva_chat_history_answer may change the history. */
+void kva_chat_history_retry_end(struct kva_chat_history *history, struct kva_chat_text *old);
 
 /* Appends the messages as OpenAI's JSON array. */
 void kva_chat_history_json(const struct kva_chat_history *history, struct kva_buf *out);

@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import threading
+from collections.abc import Callable
 
 import browser as web
 import pytest
@@ -269,6 +270,38 @@ def test_stop_keeps_what_has_come(chat: web.Browser, scripted: Scripted) -> None
     assert [m["role"] for m in scripted.bodies[-1]["messages"]] == ["user", "assistant", "user"]
     assert scripted.bodies[-1]["stream_options"] == {"include_usage": True}
     assert scripted.bodies[-1]["kv"] == {"report": True}
+
+
+def test_an_edit_that_is_sent_while_an_answer_comes_stops_that_answer(chat: web.Browser, scripted: Scripted) -> None:
+    def endless(text: str, left: threading.Event) -> Callable[[Out], None]:
+        def answer(out: Out) -> None:
+            out.begin()
+            out.text(text)
+            out.until_gone()
+            left.set()
+
+        return answer
+
+    old_left, new_left = threading.Event(), threading.Event()
+    scripted.answers = [lambda out: out.whole("One."), endless("Old", old_left), endless("New", new_left)]
+    ask(chat, "first")
+    wait_done(chat, 1)
+    chat.press(web.UP)
+    chat.wait(".editor textarea")
+    ask(chat, "second")
+    wait_until("the old answer begins", lambda: chat.text(f"{LAST} .body") == "Old")
+    chat.type(".editor textarea", " again")
+    chat.click(".editor .primary")
+    assert old_left.wait(30)
+    wait_until("the new answer begins", lambda: chat.text(f"{LAST} .body") == "New")
+    wait_until("the old one has ended", lambda: chat.text("#status") == "Stopped")
+    assert chat.is_shown(BUSY) and chat.count(".message") == 2
+    chat.click("#send")
+    assert new_left.wait(30)
+    wait_done(chat, 1)
+    assert not chat.count(BUSY) and "stopped" in chat.text(f"{LAST} .stats")
+    assert [m["content"] for m in stored(chat)["messages"]] == ["first again", "New"]
+    assert scripted.bodies[-1]["messages"] == [{"role": "user", "content": "first again"}]
 
 
 def test_thoughts_are_apart_from_the_answer(chat: web.Browser, scripted: Scripted) -> None:
@@ -653,6 +686,47 @@ def test_a_full_browser_lets_the_oldest_go(chat: web.Browser, scripted: Scripted
     names = chat.js("return [...document.querySelectorAll('.row-item .open')].map((row) => row.textContent)")
     assert names[0] == "Much" and "Chat 0" in names and "Chat 11" not in names
     assert len(stored(chat)["messages"][1]["content"]) == 900000
+
+
+def test_what_cannot_be_stored_stays_until_the_page_goes(chat: web.Browser, scripted: Scripted) -> None:
+    def rows() -> list[str]:
+        return chat.js("return [...document.querySelectorAll('.row-item .open')].map((row) => row.textContent)")
+
+    scripted.answers = [lambda out, text=text: out.whole(text) for text in ("Zero.", "One.", "Two.", "More.")]
+    ask(chat, "stored")
+    wait_done(chat, 1)
+    # What is stored can be read, and not changed.
+    chat.js("window.former = {setItem: Storage.prototype.setItem, removeItem: Storage.prototype.removeItem};"
+            "Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); };"
+            "Storage.prototype.removeItem = () => {};")  # fmt: skip
+    for text in ("first", "second"):
+        chat.click("#new")
+        assert not chat.is_shown("#notice")
+        ask(chat, text)
+        wait_done(chat, 1)
+        assert "too long" in chat.text("#notice") and "not available" in chat.text("#notice")
+        assert chat.is_shown("#notice")
+    assert rows() == ["second", "first", "stored"]
+    # The list and the address lead to it.
+    chat.js("document.querySelectorAll('.row-item .open')[1].click()")
+    wait_until("it is shown", lambda: chat.text("#title") == "first" and chat.text(f"{LAST} .body") == "One.")
+    assert chat.is_shown("#notice") and len(rows()) == 3
+    chat.js("history.back()")
+    wait_until("the other is shown", lambda: chat.text("#title") == "second" and chat.text(f"{LAST} .body") == "Two.")
+    chat.js("document.querySelector('.row-item .drop').click()")
+    chat.click("#ask-yes")
+    wait_until("it is gone", lambda: rows() == ["first", "stored"])
+    assert not chat.is_shown("#notice")
+    # With room again it is stored.
+    chat.js("Object.assign(Storage.prototype, window.former)")
+    chat.click(".row-item .open")
+    ask(chat, "more")
+    wait_done(chat, 2)
+    assert not chat.is_shown("#notice")
+    assert [m["content"] for m in stored(chat)["messages"]] == ["first", "One.", "more", "More."]
+    chat.reload()
+    chat.wait(LAST)
+    assert chat.text("#title") == "first" and rows() == ["first", "stored"]
 
 
 BROKEN = ["nonsense", "null", "{}", "[1, null, {}]", '[{"id": "x", "title": "T", "at": 1}, {"id": "y", "title": "U"}]']

@@ -9,6 +9,7 @@ const chat = {
   current: null,    /* the conversation that is shown; kept once it has a message */
   views: [],        /* of its messages */
   jobs: new Map(),  /* id of a conversation -> its answer that is coming */
+  unsaved: new Map(),  /* id -> a conversation that could not be stored; the page alone has it */
   model: null,      /* {id, kv_policy, max_model_len} */
   leaving: false,   /* the page goes */
   pinned: true,     /* the newest line stays in sight */
@@ -23,12 +24,19 @@ const isKept = (conversation) => conversation.messages.length > 0;
 
 function keep(conversation, isNews) {
   if (!isKept(conversation)) return;
-  const ok = store.save(conversation, isNews);
-  showNotice(ok ? '' : 'This conversation is too long for the browser’s storage: it will be lost on reload.');
+  if (store.save(conversation, isNews)) chat.unsaved.delete(conversation.id);
+  else chat.unsaved.set(conversation.id, conversation);
+  showNotice();
 }
 
-function showNotice(text) {
-  byId('notice').textContent = text;
+/* As it stands: one that is answered, or could not be stored, may be newer than what is stored. */
+const conversationOf = (id) => chat.jobs.get(id)?.conversation || chat.unsaved.get(id) || store.load(id);
+
+/* Of the conversation that is shown; said once, not at every save. */
+function showNotice() {
+  const text = !chat.unsaved.has(chat.current.id) ? ''
+    : 'This conversation will be lost on reload: it is too long for the browser’s storage, or storage is not available.';
+  if (byId('notice').textContent !== text) byId('notice').textContent = text;
   byId('notice').hidden = text === '';
 }
 
@@ -52,9 +60,12 @@ const actions = {
   edit(view) {
     if (chat.jobs.has(chat.current.id)) return;
     view.edit((text) => {
-      const place = chat.views.indexOf(view);
-      if (text !== null) send(text, place);
-      else view.node.querySelector('button')?.focus();
+      if (text !== null) {
+        stop(); // an answer that was asked for since the editor was opened
+        send(text, chat.views.indexOf(view));
+      } else {
+        view.node.querySelector('button')?.focus();
+      }
     });
   },
   again(view) {
@@ -108,6 +119,7 @@ function showConversation(conversation) {
   showNewest();
   scrollDown();
   showBusy();
+  showNotice();
   chat.onchange();
 }
 
@@ -283,7 +295,7 @@ function finish(job) {
   const { conversation, message } = job;
   cancelAnimationFrame(job.frame);
   job.frame = -1;
-  chat.jobs.delete(conversation.id);
+  if (chat.jobs.get(conversation.id) === job) chat.jobs.delete(conversation.id);
   message.state = 'done';
   message.meta = metaOf(job);
   keep(conversation, true);

@@ -89,15 +89,22 @@ function listRow(entry) {
     h('button', { ...row, title: name, text: name }), h('button', drop, icon('trash')));
 }
 
+/* What could not be stored, newest first, as the index would have it. */
+function unsavedEntries() {
+  const stored = new Set(store.list().map(({ id }) => id));
+  const unsaved = [...chat.unsaved.values()].filter(({ id }) => !stored.has(id)).reverse();
+  return unsaved.map(({ id, title }) => ({ id, title, at: Date.now() }));
+}
+
 function showList() {
   const entries = store.list();
   const wanted = byId('search').value.trim().toLowerCase();
-  const state = `${chat.current.id} ${wanted}`;
+  const state = `${chat.current.id} ${[...chat.unsaved.keys()]} ${wanted}`;
   if (listed && listed.entries === entries && listed.state === state) return;
   listed = { entries, state };
   const rows = [];
   let group = '';
-  for (const entry of entries) {
+  for (const entry of [...unsavedEntries(), ...entries]) {
     if (wanted && !entry.title.toLowerCase().includes(wanted)) continue;
     if (ago(entry.at) !== group) {
       group = ago(entry.at);
@@ -133,7 +140,7 @@ function startNew() {
 }
 
 async function dropConversation(id) {
-  const entry = store.list().find((one) => one.id === id);
+  const entry = [...unsavedEntries(), ...store.list()].find((one) => one.id === id);
   if (!entry || !(await confirmLoss('Delete this conversation?', entry.title, 'Delete'))) return;
   const job = chat.jobs.get(id);
   if (job) {
@@ -141,6 +148,7 @@ async function dropConversation(id) {
     job.conversation.messages.length = 0;
     job.controller.abort();
   }
+  chat.unsaved.delete(id);
   store.drop(id);
   if (chat.current.id === id) startNew();
   else showList();
@@ -150,8 +158,7 @@ async function dropConversation(id) {
 /* What the address names: a conversation, or a new one. */
 function openAddress() {
   const id = location.hash.slice(1);
-  const running = chat.jobs.get(id)?.conversation;
-  const conversation = running || (/^\w+$/.test(id) && store.load(id));
+  const conversation = /^\w+$/.test(id) && conversationOf(id);
   open(conversation || emptyConversation(), false);
 }
 
@@ -279,7 +286,7 @@ function listen() {
     if (button?.dataset.drop) dropConversation(button.dataset.drop);
     if (!button?.dataset.id) return;
     const id = button.dataset.id;
-    const conversation = chat.jobs.get(id)?.conversation || store.load(id);
+    const conversation = conversationOf(id);
     showView('chat');
     if (conversation) open(conversation);
     else { store.drop(id); showList(); }

@@ -49,16 +49,16 @@ const store = (() => {
 
   /* Write; the oldest others make room. False: it does not fit alone. */
   function write(name, text, keep) {
-    for (;;) {
+    for (let entries = list();;) {
       try {
         localStorage.setItem(name, text);
         return true;
       } catch {
-        const entries = list();
         const oldest = entries.findLast((entry) => entry.id !== keep);
         if (!oldest) return false;
         remove(PREFIX + oldest.id);
-        writeIndex(entries.filter((entry) => entry !== oldest));
+        entries = entries.filter((entry) => entry !== oldest); // also where the index cannot be written
+        writeIndex(entries);
       }
     }
   }

@@ -49,18 +49,73 @@ static void test_history__messages_in_order(void **state KVA_UNUSED)
 static void test_history__an_open_turn_is_replaced_and_retry_reopens(void **state KVA_UNUSED)
 {
     struct kva_chat_history history;
+    struct kva_chat_text old;
     size_t dropped;
     kva_chat_history_init(&history, 1000);
-    assert_false(kva_chat_history_retry(&history));
+    assert_false(kva_chat_history_retry(&history, &old));
     turn(&history, "lost", NULL);
     turn(&history, "asked", "");
     expect_json(&history, "[{\"role\":\"user\",\"content\":\"asked\"},"
                           "{\"role\":\"assistant\",\"content\":\"\"}]");
     assert_int_equal(kva_chat_history_answer(&history, "x", 1, &dropped, NULL), KVA_EINTERNAL);
-    assert_true(kva_chat_history_retry(&history));
+    assert_true(kva_chat_history_retry(&history, &old));
     expect_json(&history, "[{\"role\":\"user\",\"content\":\"asked\"}]");
-    assert_true(kva_chat_history_retry(&history));
     assert_int_equal(kva_chat_history_answer(&history, "x", 1, &dropped, NULL), KVA_OK);
+    kva_chat_history_retry_end(&history, &old);
+    kva_chat_history_finish(&history);
+}
+
+static void test_history__a_retry_keeps_the_old_answer_until_a_new_one_came(void **state KVA_UNUSED)
+{
+    struct kva_chat_history history;
+    struct kva_chat_text old;
+    struct kva_err err;
+    size_t dropped;
+    kva_chat_history_init(&history, 10);
+    turn(&history, "12", "345");
+    turn(&history, "q", "old");
+    /* None came. */
+    assert_true(kva_chat_history_retry(&history, &old));
+    assert_int_equal(history.bytes, 6);
+    kva_chat_history_retry_end(&history, &old);
+    assert_null(old.data);
+    assert_int_equal(history.bytes, 9);
+    expect_json(&history, "[{\"role\":\"user\",\"content\":\"12\"},"
+                          "{\"role\":\"assistant\",\"content\":\"345\"},"
+                          "{\"role\":\"user\",\"content\":\"q\"},"
+                          "{\"role\":\"assistant\",\"content\":\"old\"}]");
+    /* One came that does not fit. */
+    assert_true(kva_chat_history_retry(&history, &old));
+    assert_int_equal(kva_chat_history_answer(&history, "0123456789", 10, &dropped, &err),
+                     KVA_ETOOBIG);
+    kva_chat_history_retry_end(&history, &old);
+    assert_int_equal(history.count, 2);
+    assert_int_equal(history.bytes, 9);
+    /* One came; it has the old one's room. */
+    assert_true(kva_chat_history_retry(&history, &old));
+    assert_int_equal(kva_chat_history_answer(&history, "new", 3, &dropped, NULL), KVA_OK);
+    assert_int_equal(dropped, 0);
+    kva_chat_history_retry_end(&history, &old);
+    assert_null(old.data);
+    assert_int_equal(history.bytes, 9);
+    /* An empty one is one too. */
+    assert_true(kva_chat_history_retry(&history, &old));
+    assert_int_equal(kva_chat_history_answer(&history, "", 0, &dropped, NULL), KVA_OK);
+    kva_chat_history_retry_end(&history, &old);
+    assert_int_equal(history.bytes, 6);
+    /* A turn that had no answer stays open, and is replaced by the next. */
+    turn(&history, "r", NULL);
+    assert_true(kva_chat_history_retry(&history, &old));
+    assert_null(old.data);
+    kva_chat_history_retry_end(&history, &old);
+    turn(&history, "s", "t");
+    expect_json(&history, "[{\"role\":\"user\",\"content\":\"12\"},"
+                          "{\"role\":\"assistant\",\"content\":\"345\"},"
+                          "{\"role\":\"user\",\"content\":\"q\"},"
+                          "{\"role\":\"assistant\",\"content\":\"\"},"
+                          "{\"role\":\"user\",\"content\":\"s\"},"
+                          "{\"role\":\"assistant\",\"content\":\"t\"}]");
+    assert_int_equal(history.bytes, 8);
     kva_chat_history_finish(&history);
 }
 
@@ -212,6 +267,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_history__messages_in_order),
         cmocka_unit_test(test_history__an_open_turn_is_replaced_and_retry_reopens),
+        cmocka_unit_test(test_history__a_retry_keeps_the_old_answer_until_a_new_one_came),
         cmocka_unit_test(test_history__oldest_turns_go_when_bytes_run_out),
         cmocka_unit_test(test_history__turns_are_bounded),
         cmocka_unit_test(test_wire__body),

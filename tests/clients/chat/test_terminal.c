@@ -151,6 +151,35 @@ static void test_terminal__errors_do_not_end_it(void **state KVA_UNUSED)
     assert_null(strstr(session.seen, "\x1b]0;"));
 }
 
+static void test_terminal__a_retry_that_fails_keeps_the_old_answer(void **state KVA_UNUSED)
+{
+    static struct session session;
+    begin(&session);
+    wait_for_prompt(&session, "> ");
+    type(&session, "hello\n");
+    wait_for(&session, "Hello");
+    wait_for_prompt(&session, "> ");
+    type(&session, "/model nope\n");
+    wait_for(&session, "[model nope]");
+    wait_for_prompt(&session, "> ");
+    type(&session, "/retry\n");
+    wait_for(&session, "as asked");
+    wait_for_prompt(&session, "> ");
+    type(&session, "/model first\n");
+    wait_for(&session, "[model first]");
+    wait_for_prompt(&session, "> ");
+    type(&session, "document\n");
+    wait_for(&session, "whole");
+    wait_for_prompt(&session, "> ");
+    assert_null(strstr(stub_body(session.stub, 1), "assistant"));
+    assert_non_null(strstr(stub_body(session.stub, 2),
+                           "[{\"role\":\"user\",\"content\":\"hello\"},"
+                           "{\"role\":\"assistant\",\"content\":\"Hello\"},"
+                           "{\"role\":\"user\",\"content\":\"document\"}]"));
+    type(&session, "/quit\n");
+    assert_int_equal(end(&session), KVA_OK);
+}
+
 static void test_terminal__editing_and_ctrl_c_at_the_prompt(void **state KVA_UNUSED)
 {
     static struct session session;
@@ -220,6 +249,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_terminal__ctrl_c_stops_the_answer_and_keeps_its_part),
         cmocka_unit_test(test_terminal__errors_do_not_end_it),
+        cmocka_unit_test(test_terminal__a_retry_that_fails_keeps_the_old_answer),
         cmocka_unit_test(test_terminal__editing_and_ctrl_c_at_the_prompt),
         cmocka_unit_test(test_terminal__rate_is_of_the_whole_answer),
         cmocka_unit_test(test_terminal__sigterm_ends_it),
