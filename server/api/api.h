@@ -145,7 +145,9 @@ struct kva_api_tools {
     bool parallel;              /* more than one may be */
     bool legacy;                /* they came as `functions`: so does the call, as function_call */
     enum kva_reply_bound bound; /* what the grammar sees to */
+    bool thoughtless;           /* the grammar has no room for a thought */
     const char *answer;         /* schema of an answer without a call; NULL: any text */
+    const char *answer_field;   /* of the request, that has it */
     bool answer_strict;
 };
 

@@ -6,6 +6,9 @@
 
 #include "server/api/api.h"
 
+/* The message is what Anthropic's `system` says. */
+#define KVA_ORIGIN_SYSTEM UINT32_MAX
+
 struct kva_api_parser {
     enum kva_api_route route; /* whose fields are read */
     struct kva_api_call *call;

@@ -212,7 +212,7 @@ static enum kva_status read_messages(struct maker *m)
     m->origins = kva_arena_calloc(&m->p->call->arena, m->room, sizeof(*m->origins));
     enum kva_status status = m->origins ? KVA_OK : no_memory(m->p);
     if (status == KVA_OK && m->p->system)
-        status = add_message(m, "system", 0, &message);
+        status = add_message(m, "system", KVA_ORIGIN_SYSTEM, &message);
     if (message) {
         cJSON *system = cJSON_Duplicate(m->p->system, true);
         if (!system || !cJSON_AddItemToObject(message, "content", system)) {

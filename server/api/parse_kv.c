@@ -100,11 +100,11 @@ static enum kva_status read_value(struct kva_api_parser *p, const struct kva_kv_
     return status;
 }
 
-static enum kva_status check_rows(struct kva_api_parser *p, const struct kva_kv_setting *setting,
-                                  const char *place)
+/* What the operator's own settings fetch is not the request's doing. */
+static enum kva_status check_rows(const struct kva_api_parser *p, const char *place)
 {
     uint32_t most = kva_kv_spec_k_max(&p->call->kv);
-    if (setting->kind != KVA_SETTING_BY_LAYER || most <= p->config->kv_topk_max)
+    if (most <= p->config->kv_topk_max)
         return KVA_OK;
     return kva_fail_param(p->err, KVA_EINVAL, place,
                           "'%s' asks for %u rows, this server fetches at most %u.", place, most,
@@ -127,7 +127,7 @@ static enum kva_status parse_setting(struct kva_api_parser *p, const char *name,
     if (status)
         return kva_fail_param(p->err, setting ? status : KVA_EUNSUPPORTED, place, "'%s': %s.",
                               place, why.message);
-    return check_rows(p, setting, place);
+    return setting->kind == KVA_SETTING_BY_LAYER ? check_rows(p, place) : KVA_OK;
 }
 
 static bool is_base(const char *name)
@@ -172,5 +172,7 @@ enum kva_status kva_api_parse_kv(struct kva_api_parser *p, const char *name, con
     status = kva_kv_spec_check(&p->call->kv, &err);
     if (status)
         return kva_fail_param(p->err, status, name, "'kv': %s.", err.message);
-    return check_limit(p);
+    if (cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(value, "paper")))
+        status = check_rows(p, "kv.paper");
+    return status ? status : check_limit(p);
 }

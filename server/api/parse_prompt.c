@@ -137,8 +137,12 @@ static enum kva_status flatten_content(struct kva_api_parser *p, cJSON *message,
     for (const cJSON *part = content->child; part && !status; part = part->next, number++) {
         char place[KVA_ERR_PARAM_MAX];
         const char *text = "";
-        snprintf(place, sizeof(place), "%s[%u].content[%u]", p->call->prompt_field,
-                 origin(p, index), number);
+        uint32_t from = origin(p, index);
+        if (from == KVA_ORIGIN_SYSTEM)
+            snprintf(place, sizeof(place), "system[%u]", number);
+        else
+            snprintf(place, sizeof(place), "%s[%u].content[%u]", p->call->prompt_field, from,
+                     number);
         status = part_text(p, part, place, &text);
         kva_buf_puts(&joined, number ? "\n" : "");
         kva_buf_puts(&joined, text);
@@ -248,8 +252,8 @@ static enum kva_status parse_tool_calls(struct kva_api_parser *p, cJSON *message
     return KVA_OK;
 }
 
-/* An assistant's message may have tool calls or a refusal in place of content, which is then empty,
- * not the word that Jinja has for null. */
+/* An assistant's message may have tool calls or a refusal in place of content, and a function may
+ * give nothing: that is empty then, not the word that Jinja has for null. */
 static enum kva_status empty_content(struct kva_api_parser *p, cJSON *message, bool is_there)
 {
     cJSON *empty = cJSON_CreateString("");
@@ -270,8 +274,11 @@ static enum kva_status check_message(struct kva_api_parser *p, cJSON *message, u
         return kva_fail_param(p->err, KVA_EINVAL, place, "'%s' must be an object, not %s.", place,
                               kva_api_type_name(message));
     enum kva_status status = check_role(p, message, index);
-    if (status == KVA_OK)
-        status = kva_api_lift_message(p, message, place);
+    if (status != KVA_OK)
+        return status;
+    const char *role = cJSON_GetObjectItemCaseSensitive(message, "role")->valuestring;
+    bool may_lack = strcmp(role, "assistant") == 0 || strcmp(role, "function") == 0;
+    status = kva_api_lift_message(p, message, place); /* which may change the role */
     if (status != KVA_OK)
         return status;
     status = parse_tool_calls(p, message, index);
@@ -282,8 +289,6 @@ static enum kva_status check_message(struct kva_api_parser *p, cJSON *message, u
         return flatten_content(p, message, content, index);
     if (cJSON_IsString(content))
         return KVA_OK;
-    const char *role = cJSON_GetObjectItemCaseSensitive(message, "role")->valuestring;
-    bool may_lack = strcmp(role, "assistant") == 0 || strcmp(role, "function") == 0;
     if (may_lack && (!content || cJSON_IsNull(content)))
         return empty_content(p, message, content != NULL);
     snprintf(place, sizeof(place), "%s[%u].content", p->call->prompt_field, origin(p, index));

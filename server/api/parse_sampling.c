@@ -211,17 +211,28 @@ static enum kva_status check_final(struct kva_api_parser *p)
     struct kva_api_call *call = p->call;
     const cJSON *asked = cJSON_GetObjectItemCaseSensitive(call->json, "add_generation_prompt");
     const cJSON *last = NULL;
+    uint32_t index = 0;
     if (!call->continue_final)
         return KVA_OK;
     cJSON_ArrayForEach(last, call->messages)
     {
         if (!last->next)
             break;
+        index++;
     }
     const cJSON *role = cJSON_GetObjectItemCaseSensitive(last, "role");
     const cJSON *content = cJSON_GetObjectItemCaseSensitive(last, "content");
-    if (!cJSON_IsString(role) || strcmp(role->valuestring, "assistant") != 0 ||
-        !cJSON_IsString(content) || content->valuestring[0] == '\0')
+    bool begun = cJSON_IsString(role) && strcmp(role->valuestring, "assistant") == 0 &&
+                 cJSON_IsString(content) && content->valuestring[0] != '\0';
+    if (!begun && call->face == KVA_FACE_MESSAGES) {
+        char place[KVA_ERR_PARAM_MAX];
+        snprintf(place, sizeof(place), "messages[%u].content", p->origins[index]);
+        return kva_fail_param(p->err, KVA_EINVAL, place,
+                              "'%s' must have text: a last message of the assistant is what the "
+                              "answer goes on with.",
+                              place);
+    }
+    if (!begun)
         return kva_fail_param(p->err, KVA_EINVAL, name,
                               "'%s' needs a last message of the assistant that has text.", name);
     if (cJSON_IsTrue(asked))

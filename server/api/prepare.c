@@ -68,6 +68,40 @@ static enum kva_status render_chat(const struct kva_api_config *config, struct k
     return status;
 }
 
+/* How much of the needle, from its end on, has been seen with one more byte before what was. */
+static uint32_t step_back(const char *needle, size_t length, const uint32_t *failure, uint32_t seen,
+                          char c)
+{
+    while (seen > 0 && needle[length - 1 - seen] != c)
+        seen = failure[seen - 1];
+    return needle[length - 1 - seen] == c ? seen + 1 : seen;
+}
+
+/* Where `needle` stands last in the text; SIZE_MAX: nowhere. As Knuth, Morris and Pratt do, from
+ * the end on: one who sends both could make a plain search take very long. */
+static enum kva_status find_last(const struct kva_buf *text, const char *needle, size_t length,
+                                 size_t *ret, struct kva_err *err)
+{
+    *ret = length == 0 ? text->length : SIZE_MAX;
+    if (length == 0 || length > text->length)
+        return KVA_OK;
+    uint32_t *failure = calloc(length, sizeof(*failure));
+    uint32_t seen = 0;
+    if (!failure)
+        return kva_fail_param(err, KVA_ENOMEM, "messages", "Out of memory for the messages.");
+    for (size_t i = 1; i < length; i++) {
+        seen = step_back(needle, length, failure, seen, needle[length - 1 - i]);
+        failure[i] = seen;
+    }
+    seen = 0;
+    for (size_t at = text->length; at > 0 && seen < length; at--) {
+        seen = step_back(needle, length, failure, seen, text->data[at - 1]);
+        *ret = seen == length ? at - 1 : SIZE_MAX;
+    }
+    free(failure);
+    return KVA_OK;
+}
+
 /* The rendering ends where the last message does: what a template writes behind it, it would write
  * behind the whole answer. */
 static enum kva_status cut_behind_final(const struct kva_api_call *call, struct kva_buf *text,
@@ -80,9 +114,11 @@ static enum kva_status cut_behind_final(const struct kva_api_call *call, struct 
     size_t length = strlen(content);
     /* Some templates strip what is said. */
     for (int stripped = 0; stripped < 2; stripped++) {
-        for (size_t at = text->length + 1; at-- > 0;) {
-            if (length > text->length - at || memcmp(text->data + at, content, length) != 0)
-                continue;
+        size_t at;
+        enum kva_status status = find_last(text, content, length, &at, err);
+        if (status != KVA_OK)
+            return status;
+        if (at != SIZE_MAX) {
             text->length = at + length;
             return KVA_OK;
         }
@@ -93,7 +129,8 @@ static enum kva_status cut_behind_final(const struct kva_api_call *call, struct 
             length--;
         }
     }
-    return kva_fail_param(err, KVA_EINVAL, "continue_final_message",
+    const char *param = call->face == KVA_FACE_MESSAGES ? "messages" : "continue_final_message";
+    return kva_fail_param(err, KVA_EINVAL, param,
                           "The chat template does not write the last message as it is: it cannot "
                           "be continued.");
 }

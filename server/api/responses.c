@@ -98,6 +98,10 @@ struct maker {
 
 static enum kva_status add_message(struct maker *m, const char *role, uint32_t index, cJSON **ret)
 {
+    uint32_t most = m->p->config->limits.messages_max;
+    if (m->count >= most)
+        return kva_fail_param(m->p->err, KVA_EINVAL, "input",
+                              "'input' has more than %u messages, which is the limit.", most);
     cJSON *message = cJSON_CreateObject();
     if (!message || !cJSON_AddStringToObject(message, "role", role) ||
         !cJSON_AddItemToArray(m->messages, message)) {
@@ -151,8 +155,8 @@ static enum kva_status read_message(struct maker *m, cJSON *item, uint32_t index
 /* Calls behind each other, or behind what the assistant said before them, are one message's. */
 static cJSON *calls_of_last(struct maker *m)
 {
-    int last = cJSON_GetArraySize(m->messages) - 1;
-    cJSON *message = last >= 0 ? cJSON_GetArrayItem(m->messages, last) : NULL;
+    /* The first item's `prev` is the last one: counting would make many calls take long. */
+    cJSON *first = m->messages->child, *message = first ? first->prev : NULL;
     const cJSON *role = get(message, "role");
     if (!role || strcmp(role->valuestring, "assistant") != 0 || m->thoughts)
         return NULL;

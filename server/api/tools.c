@@ -349,6 +349,7 @@ static struct kva_reply_rules rules_of(const struct kva_api_config *config,
         .marker_token = config->reply_marker,
         .answer = call->tools.answer,
         .answer_strict = call->tools.answer_strict,
+        .answer_place = call->tools.answer_field,
         .schema_place = schema_name(call),
     };
 }
@@ -395,6 +396,7 @@ static enum kva_status take_answer(struct kva_api_parser *p)
                               format->field, field_of(call));
     tools->answer = tools->required ? NULL : format->source.text;
     tools->answer_strict = format->source.strict;
+    tools->answer_field = format->field;
     return KVA_OK;
 }
 
@@ -431,5 +433,6 @@ enum kva_status kva_api_check_tools(struct kva_api_parser *p)
     if (status != KVA_OK || bound == KVA_REPLY_FREE || (!must && !may))
         return status;
     tools->bound = bound;
+    tools->thoughtless = !thought_is_text(config);
     return set_format(config, call, p->err);
 }

@@ -13,11 +13,25 @@ uint64_t kva_count_characters(const char *text, size_t length)
     return count;
 }
 
-static void choice_init(struct kva_answer *answer, struct kva_choice_out *choice, uint32_t index)
+/* Whether the answer goes on with text of its prompt; else it is a text of its own. */
+static bool goes_on(const struct kva_answer *answer, const struct kva_api_prompt *prompt)
+{
+    if (answer->call->route != KVA_API_COMPLETION)
+        return answer->call->continue_final;
+    bool any = prompt->text && prompt->text_bytes > 0;
+    for (uint32_t i = 0; !prompt->text && i < prompt->id_count && !any; i++)
+        any = !kva_tokenizer_is_special(answer->config->tokenizer, (int32_t)prompt->ids[i]);
+    return any;
+}
+
+static void choice_init(struct kva_answer *answer, const struct kva_api_prompt *prompt,
+                        struct kva_choice_out *choice, uint32_t index)
 {
     const struct kva_api_call *call = answer->call;
     size_t max = answer->choice_bytes_max;
     kva_detok_init(&choice->detok, answer->config->tokenizer, call->skip_special);
+    if (goes_on(answer, prompt))
+        kva_detok_continue(&choice->detok);
     kva_stop_matcher_init(&choice->stops, &answer->stop_set);
     kva_buf_init(&choice->text, max);
     kva_buf_init(&choice->reasoning, max);
@@ -53,7 +67,7 @@ static bool prompts_init(struct kva_answer *answer)
         kva_buf_init(&prompt->prompt_logprobs, answer->choice_bytes_max);
         kva_buf_init(&prompt->embedding, answer->choice_bytes_max);
         for (uint32_t j = 0; j < call->best_of; j++)
-            choice_init(answer, &prompt->choices[j], i * call->n + j);
+            choice_init(answer, &call->prompts[i], &prompt->choices[j], i * call->n + j);
         for (uint32_t j = 0; j < call->best_of && done; j++)
             done = kva_choice_reply_init(answer, &prompt->choices[j]);
     }
@@ -198,7 +212,9 @@ static void finish_choice(struct kva_answer *answer, uint32_t prompt_index,
 {
     kva_choice_reply_end(choice);
     choice->finished = true;
-    bool calls = choice->call_count > 0 && strcmp(reason, "stop") == 0;
+    bool stopped = strcmp(reason, "stop") == 0;
+    /* A call that a stop string or id has cut is none to make. */
+    bool calls = stopped && choice->call_count > 0 && !kva_choice_call_is_cut(choice);
     choice->finish_reason = !calls ? reason : choice->legacy ? "function_call" : "tool_calls";
     if (answer->call->stream && !answer->paused && !overflowed(choice))
         kva_frame_json(out, answer, prompt_index, choice, true);

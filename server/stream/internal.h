@@ -99,6 +99,8 @@ bool kva_choice_reply_needs(const struct kva_answer *answer, const struct kva_ch
 /* More certain text, and its end. */
 void kva_choice_reply_push(struct kva_answer *answer, struct kva_choice_out *choice);
 void kva_choice_reply_end(struct kva_choice_out *choice);
+/* Whether the text ended within the arguments of the last call. */
+bool kva_choice_call_is_cut(const struct kva_choice_out *choice);
 bool kva_choice_reply_failed(const struct kva_choice_out *choice);
 /* Bytes that no frame has had. */
 size_t kva_choice_untold(const struct kva_choice_out *choice);

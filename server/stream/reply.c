@@ -62,12 +62,22 @@ static void on_arguments(void *opaque, const char *text, size_t length)
         kva_buf_append(&choice->calls[choice->call_count - 1].arguments, text, length);
 }
 
+/* A grammar that binds the answer from its first token on has no room for a thought, though the
+ * prompt may end in one. */
+static bool may_think(const struct kva_answer *answer)
+{
+    const struct kva_api_call *call = answer->call;
+    bool bare = call->format.field && call->tools.bound == KVA_REPLY_FREE;
+    return answer->config->reply.thinks && !bare && !call->tools.thoughtless;
+}
+
 bool kva_choice_reply_init(const struct kva_answer *answer, struct kva_choice_out *choice)
 {
     const struct kva_api_call *call = answer->call;
     const struct kva_reply_traits *traits = &answer->config->reply;
     bool calls = call->tools.count > 0 && traits->style != KVA_REPLY_NONE;
-    if (call->route == KVA_API_COMPLETION || (!calls && !traits->thinks))
+    bool thinks = may_think(answer);
+    if (call->route == KVA_API_COMPLETION || (!calls && !thinks))
         return true;
     choice->legacy = call->tools.legacy;
     choice->names = call->tools.names;
@@ -75,8 +85,8 @@ bool kva_choice_reply_init(const struct kva_answer *answer, struct kva_choice_ou
     const struct kva_reply_params params = {
         .style = calls ? traits->style : KVA_REPLY_NONE,
         .bound = call->tools.bound,
-        .thinks = traits->thinks,
-        .thinking = call->thinking,
+        .thinks = thinks,
+        .thinking = thinks && call->thinking,
         .single = !call->tools.parallel,
         .names = choice->names,
         .schemas = call->tools.schemas,
@@ -106,7 +116,7 @@ bool kva_choice_reply_needs(const struct kva_answer *answer, const struct kva_ch
     const char *text = kva_tokenizer_token_string(tokenizer, (int32_t)token, &length);
     const struct kva_reply_traits *traits = &answer->config->reply;
     enum kva_reply_style style = choice->name_count > 0 ? traits->style : KVA_REPLY_NONE;
-    return text && kva_reply_is_marker(style, traits->thinks, text, length);
+    return text && kva_reply_is_marker(style, may_think(answer), text, length);
 }
 
 void kva_choice_reply_push(struct kva_answer *answer, struct kva_choice_out *choice)
@@ -124,6 +134,11 @@ void kva_choice_reply_end(struct kva_choice_out *choice)
 {
     if (choice->reply)
         kva_reply_finish(choice->reply);
+}
+
+bool kva_choice_call_is_cut(const struct kva_choice_out *choice)
+{
+    return choice->reply && kva_reply_is_cut(choice->reply);
 }
 
 bool kva_choice_reply_failed(const struct kva_choice_out *choice)

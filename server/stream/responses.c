@@ -78,6 +78,12 @@ static const char *end_status(const struct kva_choice_out *choice)
     return cut ? "incomplete" : "completed";
 }
 
+/* Of the last call, which a stop string may have cut in an answer that is whole. */
+static const char *call_status(const struct kva_choice_out *choice)
+{
+    return kva_choice_call_is_cut(choice) ? "incomplete" : end_status(choice);
+}
+
 static void items(struct kva_buf *out, const struct kva_answer *answer,
                   const struct kva_choice_out *choice)
 {
@@ -98,7 +104,7 @@ static void items(struct kva_buf *out, const struct kva_answer *answer,
             break;
         kva_buf_puts(out, comma);
         call_item(out, &choice->calls[i],
-                  i + 1 == choice->call_count ? end_status(choice) : "completed");
+                  i + 1 == choice->call_count ? call_status(choice) : "completed");
         comma = ",";
     }
 }
@@ -359,7 +365,7 @@ void kva_response_events(struct kva_buf *out, struct kva_answer *answer,
     choice->final_sent = true;
     close_reasoning(out, answer, choice);
     if (choice->call_count > 0)
-        close_call(out, choice, choice->call_count - 1, end_status(choice));
+        close_call(out, choice, choice->call_count - 1, call_status(choice));
     close_message(out, answer, choice);
 }
 

@@ -87,6 +87,19 @@ def test_contradictions_are_named(server: Server, kv: dict, param: str):
     assert reply.error()["param"] == param
 
 
+def test_rows_of_the_paper_are_bounded_too(servers):
+    own = servers.start("--kv-topk-max", "16")
+
+    def reply(**kv):
+        return own.post("/v1/completions", {"prompt": "x", "max_tokens": 1, "kv": {"policy": "specache"} | kv})
+
+    refused = reply(paper=True)
+    assert refused.status == 400 and refused.error()["param"] == "kv.paper"
+    assert reply(paper=True, topk=17).error()["param"] == "kv.topk"
+    # The operator's own may be more.
+    assert reply(paper=True, topk=8).status == reply().status == reply(paper=False).status == 200
+
+
 def test_options_are_checked():
     done = command("serve", "--model", ROOT / "models/demo", "--kv", "kivi:3")
     assert done.returncode == 2

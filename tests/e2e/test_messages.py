@@ -147,6 +147,8 @@ def test_output__is_of_its_format(claude):
         ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "messages[0].content[0]"),
         ({"messages": [*ONCE, {"role": "user", "content": 7}]}, "messages[1].content"),
         ({"system": 7}, "system"),
+        ({"system": [{"type": "text", "text": "x"}, {"type": "image", "source": {}}]}, "system[1]"),
+        ({"messages": [*ONCE, {"role": "assistant", "content": ""}]}, "messages[1].content"),
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),

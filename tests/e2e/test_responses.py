@@ -140,6 +140,36 @@ def test_tools__are_called(client, server):
 
 
 @pytest.mark.usefixtures("grammars")
+def test_tools__a_call_that_a_stop_string_cuts_is_incomplete(client, server):
+    fields = {"tools": FLAT[:1], "tool_choice": "required", "max_output_tokens": 400}
+    answer = ask(client, extra_body={"stop": ["color"]}, **fields)
+    [call] = answer.output
+    assert (answer.status, call.type, call.status) == ("completed", "function_call", "incomplete")
+    events = events_of(server, stop=["color"], **fields)
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [(item["status"], item["arguments"]) for item in done] == [("incomplete", call.arguments)]
+
+
+@pytest.mark.usefixtures("grammars")
+def test_tools__an_answers_schema_is_refused_by_its_field(client):
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "object", "properties": {"a": {"not": {}}}}, "strict": True}
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, tools=FLAT, text={"format": form})
+    assert caught.value.param == "text.format", caught.value.message
+
+
+def test_input__as_many_messages_as_a_chat_may_have(servers):
+    own = servers.start("--request-limit", "messages=2")
+    said = {"role": "user", "content": "Light!"}
+    calls = [{"type": "function_call", "call_id": f"c{i}", "name": "f", "arguments": "{}"} for i in range(20)]
+    # Calls behind each other are one message's.
+    assert own.post("/v1/responses", {"input": [said, *calls], "max_output_tokens": 16}).status == 200
+    refused = own.post("/v1/responses", {"input": [said, *calls, said], "max_output_tokens": 16})
+    assert refused.status == 400 and refused.error()["param"] == "input"
+    assert "more than 2 messages" in refused.error()["message"]
+
+
+@pytest.mark.usefixtures("grammars")
 def test_text__is_of_its_format(client):
     class Lamp(pydantic.BaseModel):
         on: bool

@@ -105,6 +105,19 @@ def test_response_format__json_object(client):
     assert choice.message.content.startswith("{")
 
 
+def test_reasoning__none_in_a_prompt_that_ends_in_a_thought(servers, tmp_path):
+    (tmp_path / "thinks.jinja").write_text("{{ messages[-1].content }}<think>\n{# </think> #}")
+    own = servers.start("--chat-template", str(tmp_path / "thinks.jinja"))
+    body = {"messages": MESSAGES, "seed": 2, "max_tokens": 50}
+    for extra, pattern in (({"regex": "[a-c]{3}"}, "[a-c]{3}"), ({"response_format": {"type": "json_object"}}, r"\{.*")):
+        answer = own.post("/v1/chat/completions", body | extra).json()
+        message = answer["choices"][0]["message"]
+        assert re.fullmatch(pattern, message["content"], re.DOTALL) and not message.get("reasoning_content")
+        assert answer["usage"].get("completion_tokens_details", {}).get("reasoning_tokens", 0) == 0
+    free = own.post("/v1/chat/completions", body | {"ignore_eos": True}).json()["choices"][0]["message"]
+    assert free["reasoning_content"] and not free["content"]
+
+
 @pytest.mark.parametrize(
     ("extra", "pattern"),
     [

@@ -202,7 +202,13 @@ def test_stop__ends_a_call_where_it_stands(client):
     whole = ask(client).choices[0].message.tool_calls[0].function.arguments
     answer = ask(client, stop=[":"], tools=TOOLS[:1])
     [choice] = answer.choices
-    assert choice.finish_reason in ("stop", "tool_calls") and ":" not in (choice.message.content or "")
+    assert choice.finish_reason == "stop" and ":" not in (choice.message.content or "")
+    # Within the arguments: there is a call, but none to make.
+    [choice] = ask(client, stop=["color"], tools=TOOLS[:1]).choices
+    arguments = choice.message.tool_calls[0].function.arguments
+    assert choice.finish_reason == "stop" and arguments.startswith("{") and not arguments.endswith("}")
+    [said] = joined(ask(client, stop=["color"], tools=TOOLS[:1], stream=True)).values()
+    assert (said["finish"], said["calls"][0][1]) == ("stop", arguments)
     cut = ask(client, max_tokens=20, tools=TOOLS[:1]).choices[0]
     assert cut.finish_reason == "length" and whole
 

@@ -213,6 +213,36 @@ static void test_functions__the_history_is_that_of_tools(void **state)
     cJSON_Delete(json);
 }
 
+static void test_final__is_cut_behind_where_it_stands_last(void **state)
+{
+    static const char source[] = "{% for m in messages %}{{ m.content | trim }};{% endfor %}"
+                                 "{{ messages[0].content }}";
+    /* What was said, what has been begun, and the prompt that comes of both. */
+    static const char *const cases[][3] = {
+        {"aab", "aabaab ", "aab;aabaab"},
+        {"aaaa", "aaa", "aaaa;aaa;aaaa"},
+        {"abab", " ab", "abab;ab;abab"},
+        {"b", "ababcabab", "b;ababcabab"},
+        {"abaaabaaabab", "aabaaab", "abaaabaaabab;aabaaab;abaaabaaab"},
+    };
+    (void)state;
+    fixture_stop(&f);
+    fixture_init_template(&f, source);
+    fixture_start(&f);
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        char body[512];
+        int status;
+        snprintf(body, sizeof(body),
+                 "{\"messages\":[{\"role\":\"user\",\"content\":\"%s\"},"
+                 "{\"role\":\"assistant\",\"content\":\"%s\"}],\"continue_final_message\":true}",
+                 cases[i][0], cases[i][1]);
+        cJSON *json = client_post_json(f.port, "/v1/chat/completions", body, &status);
+        assert_int_equal(status, 200);
+        expect(json, "choices.0.message.content", cases[i][2]);
+        cJSON_Delete(json);
+    }
+}
+
 static void test_functions__refusals_name_the_place(void **state)
 {
     static const char *const cases[][3] = {
@@ -369,7 +399,9 @@ int main(void)
         cmocka_unit_test(test_functions__are_called_as_they_came),
         cmocka_unit_test(test_functions__streams_say_the_same),
         cmocka_unit_test(test_functions__refusals_name_the_place),
-        cmocka_unit_test(test_functions__the_history_is_that_of_tools), /* with another template */
+        /* With other templates. */
+        cmocka_unit_test(test_functions__the_history_is_that_of_tools),
+        cmocka_unit_test(test_final__is_cut_behind_where_it_stands_last),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

@@ -44,6 +44,7 @@ struct kva_reply {
     bool in_array;
     bool in_fence;
     bool call_told;
+    bool cut;   /* the last call that was told has not come to the end of its arguments */
     bool sated; /* no more calls are looked for */
     bool failed;
 };
@@ -76,6 +77,11 @@ void kva_reply_destroy(struct kva_reply *reply)
 bool kva_reply_in_reasoning(const struct kva_reply *reply)
 {
     return reply->state == STATE_REASONING;
+}
+
+bool kva_reply_is_cut(const struct kva_reply *reply)
+{
+    return reply->cut;
 }
 
 bool kva_reply_failed(const struct kva_reply *reply)
@@ -397,6 +403,7 @@ static void tell_call(struct kva_reply *reply)
         (void)name_is_known(reply, &name, &length);
         sink->call(sink->opaque, name, length);
         reply->call_told = true;
+        reply->cut = false;
         reply->sated = reply->params.single;
         reply->drop_spaces = true;
         reply->told = scan->arguments_from;
@@ -442,6 +449,7 @@ static bool in_call(struct kva_reply *reply)
     if (!reply->call_told)
         return no_call(reply, reply->lead);
     /* The text was cut within the call; or it is none, in spite of a grammar. */
+    reply->cut = scan->arguments_to == 0;
     drop(reply, result == KVA_SCAN_MORE ? reply->held.length : reply->told);
     reply->in_array = reply->in_fence = false;
     reply->state = STATE_CONTENT;
@@ -475,6 +483,7 @@ static bool tell_xml(struct kva_reply *reply, size_t end)
     if (good) {
         sink->call(sink->opaque, name, name_length);
         sink->arguments(sink->opaque, arguments.data, arguments.length);
+        reply->cut = false;
         reply->sated = reply->params.single;
         reply->drop_spaces = true;
     }

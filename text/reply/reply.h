@@ -109,6 +109,7 @@ void kva_reply_push(struct kva_reply *reply, const char *text, size_t length);
 void kva_reply_finish(struct kva_reply *reply);
 
 bool kva_reply_in_reasoning(const struct kva_reply *reply);
+bool kva_reply_is_cut(const struct kva_reply *reply); /* the last call's arguments have no end */
 bool kva_reply_failed(const struct kva_reply *reply); /* out of memory, or over bytes_max */
 size_t kva_reply_held(const struct kva_reply *reply); /* bytes that are held back */
 
@@ -133,6 +134,7 @@ struct kva_reply_rules {
     int32_t marker_token; /* the style's marker, where it is a special token; -1: it is text */
     const char *answer;   /* schema of an answer without a call; NULL: any text */
     bool answer_strict;
+    const char *answer_place; /* what errors call that schema; NULL: response_format */
     const char *schema_place; /* what errors call a function's schema, with %u for its index */
 };
 

@@ -38,16 +38,13 @@ static cJSON *text_node(struct maker *m, const char *text)
     return result;
 }
 
-/* A place that kva_grammar_create fills with the rules of the schema. */
-static cJSON *schema_node(struct maker *m, const char *schema, bool strict, const char *place,
-                          uint32_t index)
+/* A place that kva_grammar_create fills with the rules of the schema, which errors call `place`. */
+static cJSON *schema_node(struct maker *m, const char *schema, bool strict, const char *place)
 {
-    char name[64];
     cJSON *result = node(m, KVA_GRAMMAR_TAGS_SCHEMA);
-    snprintf(name, sizeof(name), place, index);
     add(m, result, "schema", cJSON_Parse(schema));
     add(m, result, "strict", cJSON_CreateBool(strict));
-    add(m, result, "place", cJSON_CreateString(name));
+    add(m, result, "place", cJSON_CreateString(place));
     return result;
 }
 
@@ -66,7 +63,7 @@ static cJSON *tags_node(struct maker *m)
         const char *before = marked ? m->syntax->before : "",
                    *after = marked ? m->syntax->after : "";
         bool xml = m->syntax->xml;
-        char begin[512], end[64];
+        char begin[512], end[64], place[64];
         if (xml)
             snprintf(begin, sizeof(begin), "%s" KVA_REPLY_FUNCTION "%.256s>\n", before,
                      function->name);
@@ -74,9 +71,9 @@ static cJSON *tags_node(struct maker *m)
             snprintf(begin, sizeof(begin), "%s{\"name\": \"%.256s\", \"%s\": ", before,
                      function->name, m->syntax->arguments);
         snprintf(end, sizeof(end), "%s%s", xml ? KVA_REPLY_FUNCTION_END : "}", after);
+        snprintf(place, sizeof(place), m->rules->schema_place, function->index);
         cJSON *tag = node(m, "tag");
-        cJSON *schema = schema_node(m, function->parameters, function->strict,
-                                    m->rules->schema_place, function->index);
+        cJSON *schema = schema_node(m, function->parameters, function->strict, place);
         /* Where the client does not insist on it, a schema that cannot be enforced is none. */
         add(m, schema, "lax", cJSON_CreateBool(!function->strict));
         add(m, schema, "xml", cJSON_CreateBool(xml));
@@ -155,9 +152,10 @@ static cJSON *calls_or_answer(struct maker *m)
 {
     cJSON *result = node(m, "or");
     cJSON *elements = cJSON_CreateArray();
+    const struct kva_reply_rules *rules = m->rules;
+    const char *place = rules->answer_place ? rules->answer_place : "response_format";
     add(m, elements, NULL, sequence_of_calls(m));
-    add(m, elements, NULL,
-        schema_node(m, m->rules->answer, m->rules->answer_strict, "response_format", 0));
+    add(m, elements, NULL, schema_node(m, rules->answer, rules->answer_strict, place));
     add(m, result, "elements", elements);
     return result;
 }
