@@ -125,12 +125,13 @@ function showSummary() {
 
 /* `place`: what the address bar shows is a new place to go back from. */
 function open(conversation, place = true) {
+  const hash = isKept(conversation) ? `#${conversation.id}` : location.pathname + location.search;
+  /* First: what is shown takes the address that there is. */
+  if (place && location.hash !== `#${conversation.id}`) history.pushState(null, '', hash);
   showConversation(conversation);
   form.show(conversation.settings);
   showSummary();
   openSide(false);
-  const hash = isKept(conversation) ? `#${conversation.id}` : location.pathname + location.search;
-  if (place && location.hash !== `#${conversation.id}`) history.pushState(null, '', hash);
 }
 
 function startNew() {
