@@ -168,12 +168,6 @@ static enum kva_status init(struct kva_kv *kv, struct kva_kv_seq *seq, struct kv
     if (!state->caches)
         return kva_fail(err, KVA_ENOMEM, "out of memory for the fetched rows of %u layers",
                         kv->shape.layers);
-    void *data;
-    enum kva_status status =
-        kva_device_alloc(kv->device, KVA_MEM_HOST, saved_bytes(kv, seq), &data, err);
-    if (status)
-        return status;
-    state->saved = data;
     return kva_homes_init(&state->homes, kv, seq, err);
 }
 
@@ -184,7 +178,8 @@ static void finish(struct kva_kv *kv, struct kva_kv_seq *seq)
         return;
     /* Queued fetches and copies may still use this memory. */
     kva_device_sync(kv->device, KVA_QUEUE_COPY);
-    kva_device_free(kv->device, KVA_MEM_HOST, state->saved, saved_bytes(kv, seq));
+    if (state->saved)
+        kva_device_free(kv->device, KVA_MEM_HOST, state->saved, saved_bytes(kv, seq));
     kva_homes_finish(&state->homes, kv, seq);
     free(state->caches);
 }
@@ -206,12 +201,24 @@ static void free_layers(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t end)
     }
 }
 
+/* Only now: those that wait have nothing to save, and a device may pin this memory. */
+static bool alloc_saved(struct kva_kv *kv, const struct kva_kv_seq *seq, struct kva_rows_state *s)
+{
+    void *data = NULL;
+    if (!s->saved && kva_device_alloc(kv->device, KVA_MEM_HOST, saved_bytes(kv, seq), &data, NULL))
+        return false;
+    s->saved = s->saved ? s->saved : data;
+    return true;
+}
+
 static bool alloc(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t offloaded,
                   uint32_t end KVA_UNUSED)
 {
     struct kva_rows_state *s = kva_rows_state_of(seq);
     if (offloaded == 0 || s->allocated || !s->caches)
         return true;
+    if (!alloc_saved(kv, seq, s))
+        return false;
     for (uint32_t i = 0; i < kv->shape.layers; i++) {
         if (layer_bytes(kv, &seq->spec, i) == 0)
             continue;
