@@ -474,7 +474,7 @@ static void test_pool__what_comes_before_it_begins_is_promised(void **state KVA_
     assert_true(told->victims > 0);
     expect_all_given_back(&f);
     fixture_close(&f);
-    params.host_bytes = 8 * page; /* and a window */
+    params.host_bytes = 9 * page; /* those eight and one, but a window is longer */
     fixture_open(&f, &params);
     const uint32_t prompt[10] = {0};
     const struct kva_sequence_params more = {
