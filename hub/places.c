@@ -4,6 +4,7 @@
 #include "base/file.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -29,6 +30,44 @@ static char *join(const char *folder, const char *rest)
     return kva_buf_take(&path, NULL);
 }
 
+/* How many bytes of the text are a variable's name. */
+static size_t name_bytes(const char *text)
+{
+    return strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_0123456789");
+}
+
+/* The path of a variable, as the library reads it where no shell has: a leading "~" is HOME, and $NAME
+ * and ${NAME} are what they are set to, or stay. NULL: not set, or out of memory. */
+static char *lookup_path(kva_hub_env_fn env, const char *name)
+{
+    const char *at = lookup(env, name), *home = lookup(env, "HOME");
+    struct kva_buf path;
+    if (!at)
+        return NULL;
+    kva_buf_init(&path, PATH_BYTES_MAX);
+    if (*at == '~' && (at[1] == '/' || at[1] == '\0') && home) {
+        kva_buf_puts(&path, home);
+        at++;
+    }
+    while (*at) {
+        const bool braces = at[0] == '$' && at[1] == '{';
+        const size_t bytes = at[0] == '$' ? name_bytes(at + 1 + braces) : 0;
+        const char *behind = at + 1 + braces + bytes;
+        char variable[128];
+        const char *value = NULL;
+        if (bytes > 0 && bytes < sizeof(variable) && (!braces || *behind == '}')) {
+            snprintf(variable, sizeof(variable), "%.*s", (int)bytes, at + 1 + braces);
+            value = env(variable);
+        }
+        if (value)
+            kva_buf_puts(&path, value);
+        else
+            kva_buf_putc(&path, *at);
+        at = value ? behind + braces : at + 1;
+    }
+    return kva_buf_take(&path, NULL);
+}
+
 static bool is_true(const char *value)
 {
     return value && (strcmp(value, "1") == 0 || strcasecmp(value, "on") == 0 ||
@@ -40,13 +79,13 @@ static void find_folders(struct kva_hub_places *places, kva_hub_env_fn env, char
     const char *given = lookup(env, "XDG_CACHE_HOME");
     /* As its specification wants it. */
     given = given && *given == '/' ? given : NULL;
-    const char *hf_home = lookup(env, "HF_HOME");
-    const char *cache = lookup(env, "HF_HUB_CACHE");
-    cache = cache ? cache : lookup(env, "HUGGINGFACE_HUB_CACHE");
+    char *hf_home = lookup_path(env, "HF_HOME");
+    char *cache = lookup_path(env, "HF_HUB_CACHE");
+    cache = cache ? cache : lookup_path(env, "HUGGINGFACE_HUB_CACHE");
     char *home = given ? strdup(given) : join(lookup(env, "HOME"), ".cache");
     places->known_path = join(home, "kvahead/models");
-    *ret_hf_home = hf_home ? strdup(hf_home) : join(home, "huggingface");
-    places->cache_path = cache ? strdup(cache) : join(*ret_hf_home, "hub");
+    *ret_hf_home = hf_home ? hf_home : join(home, "huggingface");
+    places->cache_path = cache ? cache : join(*ret_hf_home, "hub");
     free(home);
 }
 
@@ -74,8 +113,8 @@ static char *find_token(kva_hub_env_fn env, const char *hf_home)
     given = given ? given : lookup(env, "HUGGING_FACE_HUB_TOKEN");
     if (given || is_true(lookup(env, "HF_HUB_DISABLE_IMPLICIT_TOKEN")))
         return given ? copy_token(given) : NULL;
-    const char *named = lookup(env, "HF_TOKEN_PATH");
-    char *path = named ? strdup(named) : join(hf_home, "token"), *token = NULL;
+    char *named = lookup_path(env, "HF_TOKEN_PATH");
+    char *path = named ? named : join(hf_home, "token"), *token = NULL;
     struct kva_buf text;
     kva_buf_init(&text, 2 * TOKEN_BYTES_MAX);
     /* Most people have none. */

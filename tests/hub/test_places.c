@@ -56,6 +56,13 @@ static void test_places__folders(void **state KVA_UNUSED)
            "/h/.cache/kvahead/models", "/g");
     expect((const char *const[]){"HOME=/h", "HF_HUB_CACHE=/k", "HUGGINGFACE_HUB_CACHE=/g", NULL},
            "/h/.cache/kvahead/models", "/k");
+    /* Where no shell has read them. */
+    expect((const char *const[]){"HOME=/h", "HF_HOME=~/f", NULL}, "/h/.cache/kvahead/models",
+           "/h/f/hub");
+    expect((const char *const[]){"HOME=/h", "HF_HOME=$HOME/f${HOME}", NULL},
+           "/h/.cache/kvahead/models", "/h/f/h/hub");
+    expect((const char *const[]){"HOME=/h", "HF_HUB_CACHE=/a$NO/${NO}/$/~/${HOME$HOME", NULL},
+           "/h/.cache/kvahead/models", "/a$NO/${NO}/$/~/${HOME/h");
 }
 
 static void test_places__without_a_home(void **state KVA_UNUSED)
