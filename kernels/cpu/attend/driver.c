@@ -124,9 +124,10 @@ static void run_long_task(const struct kva_attend_plan *plan, const struct kva_a
 
 /* --- the operator ----------------------------------------------------------------------------- */
 
-/* What a task of the sequence costs at most: the rows of the last one see furthest, the first one has
- * most rows and heads, and nothing need have been computed apart. */
-static uint64_t most_of_seq(const struct kva_attend_plan *plan, const struct kva_attend_seq *seq)
+/* What a task of the sequence costs, about: the rows of the last one see furthest, the first one has
+ * most rows and heads, and nothing need have been computed apart. With a window another one may see
+ * more splits. */
+static uint64_t usual_of_seq(const struct kva_attend_plan *plan, const struct kva_attend_seq *seq)
 {
     const struct kva_attend_task first = kva_attend_seq_task(plan, seq, 0);
     struct kva_attend_task last =
@@ -144,17 +145,16 @@ static uint64_t longest_allowed(const struct kva_attend_plan *plan)
     for (uint32_t i = 0; i < plan->args->seq_count; i++) {
         const struct kva_attend_seq *seq = &plan->args->seqs[i];
         if (seq->row_count > 0)
-            total += most_of_seq(plan, seq) * kva_attend_seq_tasks(plan, seq);
+            total += usual_of_seq(plan, seq) * kva_attend_seq_tasks(plan, seq);
     }
     return total / ((uint64_t)KVA_ATTEND_SHARES * threads);
 }
 
 static void run_long_tasks(const struct kva_attend_plan *plan)
 {
-    for (uint32_t i = 0; i < plan->args->seq_count; i++) {
+    const bool any = plan->longest < UINT64_MAX;
+    for (uint32_t i = 0; i < plan->args->seq_count && any; i++) {
         const struct kva_attend_seq *seq = &plan->args->seqs[i];
-        if (seq->row_count == 0 || most_of_seq(plan, seq) <= plan->longest)
-            continue;
         for (uint32_t j = 0; j < kva_attend_seq_tasks(plan, seq); j++) {
             const struct kva_attend_task task = kva_attend_seq_task(plan, seq, j);
             if (is_long(plan, &task))
