@@ -39,6 +39,7 @@ struct serve {
     uint64_t started_ns;
     atomic_bool loading;
     atomic_bool stop_loading;
+    atomic_bool over;              /* nothing is served any more */
     struct kva_grammars *grammars; /* NULL: no_grammars says why */
     struct kva_err no_grammars;
     enum kva_status load_status;
@@ -315,7 +316,7 @@ static void block_signals(sigset_t *set)
     sigaddset(set, SIGTERM);
     sigaddset(set, SIGINT);
     sigaddset(set, SIGHUP);
-    /* Ends the signal thread. */
+    /* Ends the signal thread, when all is over. */
     sigaddset(set, SIGUSR2);
     pthread_sigmask(SIG_BLOCK, set, NULL);
     signal(SIGPIPE, SIG_IGN);
@@ -352,8 +353,11 @@ static void *signal_thread(void *opaque)
     block_signals(&set);
     bool draining = false;
     int number;
-    while (sigwait(&set, &number) == 0 && number != SIGUSR2) {
-        if (number == SIGHUP) {
+    while (sigwait(&set, &number) == 0) {
+        if (number == SIGUSR2) {
+            if (atomic_load(&serve->over))
+                break; /* else it is somebody's else: nothing */
+        } else if (number == SIGHUP) {
             kva_server_reload(serve->server);
         } else if (!draining) {
             begin_end(serve);
@@ -382,6 +386,7 @@ static enum kva_status run(struct serve *serve, struct kva_err *err)
         status = kva_server_run(serve->server, err);
         pthread_join(loader, NULL);
     }
+    atomic_store(&serve->over, true);
     pthread_kill(signals, SIGUSR2);
     pthread_join(signals, NULL);
     if (serve->load_status) {

@@ -340,8 +340,8 @@ static void on_event(struct bufferevent *bev, short what, void *opaque)
     if (what & BEV_EVENT_CONNECTED)
         return;
     /* A peer may end its side once it has asked for all that it wants to know; while it waits for
-     * an answer it is taken for gone, as proxies do. */
-    if ((what & BEV_EVENT_EOF) && conn->finishing) {
+     * an answer it is taken for gone, as proxies do. Not by TLS: nothing is written there any more. */
+    if ((what & BEV_EVENT_EOF) && conn->finishing && !conn->tls) {
         conn->close_after = true;
         return;
     }

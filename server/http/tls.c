@@ -13,12 +13,20 @@ static enum kva_status tls_fail(struct kva_err *err, const char *what, const cha
     return kva_fail(err, KVA_EIO, "TLS: %s '%s': %s", what, path, reason);
 }
 
+/* OpenSSL would ask at the terminal, and wait. */
+static int no_password(char *text, int size, int writes, void *opaque)
+{
+    (void)text, (void)size, (void)writes, (void)opaque;
+    return 0;
+}
+
 enum kva_status kva_tls_create(const char *cert_path, const char *key_path, SSL_CTX **ret,
                                struct kva_err *err)
 {
     SSL_CTX *ctx = SSL_CTX_new(TLS_server_method());
     if (!ctx)
         return kva_fail(err, KVA_ENOMEM, "TLS: out of memory.");
+    SSL_CTX_set_default_passwd_cb(ctx, no_password);
     /* OpenSSL would wait for a FIFO's writer. */
     enum kva_status status = kva_file_check(cert_path, err);
     if (status == KVA_OK)

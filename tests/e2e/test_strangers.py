@@ -177,6 +177,35 @@ def test_leaving__in_a_tls_handshake_and_in_a_session(servers, tmp_path):
     assert cpu_share(own.process.pid) < IDLE_SHARE, "the server spins"
 
 
+@pytest.mark.parametrize("how", ["notify", "rst"])
+def test_leaving__while_a_tls_answer_is_on_its_way(servers, tmp_path, how):
+    """More is asked for than anybody reads: what is not sent goes with the connection."""
+    cert, key = make_certificate(tmp_path, "one")
+    own = servers.start("--tls-cert", cert, "--tls-key", key, ca_path=cert)
+    page = 'kvahead_http_requests_total{route="/",code="200"}'
+    socks = [own.connect() for _ in range(4)]
+    for sock in socks:
+        sock.sendall(head("GET", "/", "Accept: text/html") * 100)
+    counts = [-1.0]
+
+    def stands() -> bool:
+        time.sleep(0.3)
+        counts.append(own.metrics().get(page, 0))
+        return counts[-1] > 0 and counts[-2] == counts[-1]
+
+    wait_until("no more is sent", stands)
+    assert counts[-1] < 400
+    for sock in socks:
+        if how == "rst":
+            Wire.reset(bare(sock))
+            continue
+        sock.settimeout(0.2)
+        with contextlib.suppress(OSError):
+            sock.unwrap()  # says that it goes, and goes on reading nothing
+    wait_until("the connections are closed", lambda: connections(own) == 0)
+    assert cpu_share(own.process.pid) < IDLE_SHARE, "the server spins"
+
+
 def bare(sock: ssl.SSLSocket) -> Wire:
     """The connection under a TLS session."""
     wire = object.__new__(Wire)
