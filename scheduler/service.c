@@ -333,8 +333,7 @@ void kva_service_get_stats(struct kva_service *service, struct kva_scheduler_sta
 {
     pthread_mutex_lock(&service->lock);
     *ret = service->stats;
-    ret->waiting += service->queued_choices;
-    ret->waiting_by_reason[KVA_WAIT_PREFILL] += service->queued_choices;
+    ret->waiting = service->waiting_choices + service->queued_choices;
     ret->rejected_queue_full += service->rejected_queue_full;
     ret->rejected_budget += service->rejected_budget;
     pthread_mutex_unlock(&service->lock);

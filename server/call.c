@@ -143,11 +143,20 @@ void kva_call_fail(struct kva_call *call, enum kva_status status, const struct k
     kva_call_destroy(call);
 }
 
+void kva_call_count_aborted(struct kva_call *call)
+{
+    struct kva_answer_summary sum;
+    if (!call->answer)
+        return;
+    kva_answer_get_summary(call->answer, &sum);
+    uint32_t choices = call->api->prompt_count * call->api->best_of;
+    call->server->metrics.choices_ended[KVA_END_ABORT] += choices - sum.choices_ended;
+}
+
 /* The client has left: end everything that it asked for, and nothing else. */
 static void on_gone(void *opaque)
 {
     struct kva_call *call = opaque;
-    struct kva_server *server = call->server;
     count_tokens(call);
     call->finish = "abort";
     kva_call_log_summary(call);
@@ -160,12 +169,7 @@ static void on_gone(void *opaque)
             kva_call_destroy(call);
         return;
     }
-    if (call->answer) {
-        struct kva_answer_summary sum;
-        kva_answer_get_summary(call->answer, &sum);
-        uint32_t choices = call->api->prompt_count * call->api->best_of;
-        server->metrics.choices_ended[KVA_END_ABORT] += choices - sum.choices_ended;
-    }
+    kva_call_count_aborted(call);
     kva_call_destroy(call);
 }
 

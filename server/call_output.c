@@ -195,6 +195,7 @@ static void abort_call(struct kva_call *call, const char *why)
     struct kva_exchange *exchange = call->exchange;
     call->finish = why;
     kva_call_log_summary(call);
+    kva_call_count_aborted(call);
     call->exchange = NULL;
     kva_call_destroy(call);
     if (exchange)

@@ -190,6 +190,8 @@ void kva_calls_end_all(struct kva_server *server, enum kva_status status, const 
 void kva_calls_abort_all(struct kva_server *server);
 /* What the log line says about the call. */
 void kva_call_log_summary(struct kva_call *call);
+/* Its choices that have not ended never will: they count as aborted. */
+void kva_call_count_aborted(struct kva_call *call);
 
 /* --- responses/views.c --- */
 /* On a worker: the messages of the response that the call continues come before its own. */

@@ -22,8 +22,9 @@ static const double count_bounds[] = {1,     2,      5,      10,     20,     50,
 static const double choices_bounds[] = {1, 2, 5, 10, 20};
 
 /* Answers that are counted one by one; others share the last place. */
-static const int http_codes[KVA_HTTP_CODES_MAX] = {0,   200, 204, 400, 401, 404, 405, 408,
-                                                   413, 415, 417, 429, 431, 499, 500, 503};
+static const int http_codes[KVA_HTTP_CODES_MAX] = {0,   200, 204, 400, 401, 404, 405,
+                                                   408, 413, 415, 417, 429, 431, 499,
+                                                   500, 503, 304, 421, 501, 505};
 
 void kva_metrics_init(struct kva_metrics *metrics)
 {
