@@ -306,6 +306,11 @@ static enum kva_status bind_lm_head(const struct bind *bind)
                 "config.json ties the output matrix to the embedding, but %s differs from it: "
                 "using %s",
                 name, name);
+    if (!head.data && bind->spec->untied)
+        kva_log(KVA_LOG_WARN,
+                "config.json says that the output matrix is not the embedding, but there is no %s: "
+                "using the embedding, and text may be nonsense",
+                name);
     model->config.tied_embeddings = !head.data || (model->config.tied_embeddings && same);
     if (model->config.tied_embeddings) {
         model->weight_bytes = bytes;

@@ -26,6 +26,20 @@ static enum kva_status unsupported_family(const struct kva_fields *fields, const
     return status;
 }
 
+/* Others go by model_type: what it says of another family would change the output. */
+static enum kva_status check_model_type(const struct kva_fields *fields, const char *architecture,
+                                        const char *model_type, const struct kva_family *family)
+{
+    const struct kva_family *other = model_type ? kva_family_by_model_type(model_type) : NULL;
+    if (!other || other == family)
+        return KVA_OK;
+    char shown[64];
+    return kva_fail_param(fields->err, KVA_EUNSUPPORTED, "model_type",
+                          "%s: architectures has %s, and model_type is '%s': one of them is wrong",
+                          fields->file, architecture,
+                          kva_text_show(model_type, shown, sizeof(shown)));
+}
+
 /* The first architecture of the list that is known; model_type where there is no list. */
 static enum kva_status find_family(const struct kva_fields *fields, const char *model_type,
                                    const struct kva_family **ret)
@@ -46,7 +60,7 @@ static enum kva_status find_family(const struct kva_fields *fields, const char *
                                   "%s: architectures has an entry that is not a string",
                                   fields->file);
         if ((*ret = kva_family_by_architecture(item->valuestring)) != NULL)
-            return KVA_OK;
+            return check_model_type(fields, item->valuestring, model_type, *ret);
         first = first ? first : item->valuestring;
     }
     if (first)
@@ -347,7 +361,7 @@ static const char *quant_name(const char *method)
 static enum kva_status parse_flags(const struct kva_fields *fields, struct kva_model_spec *spec)
 {
     const struct kva_config_names *names = spec->family->config_names;
-    bool attention = spec->family->default_bias, mlp = attention;
+    bool attention = spec->family->default_bias, mlp = attention, tied = true;
     struct kva_fields quant;
     const char *method = "";
     enum kva_status status;
@@ -362,10 +376,12 @@ static enum kva_status parse_flags(const struct kva_fields *fields, struct kva_m
                                   &spec->config.parallel_residual)) != KVA_OK ||
         (status = kva_fields_bool(fields, "tie_word_embeddings", &spec->config.tied_embeddings)) !=
             KVA_OK ||
+        (status = kva_fields_bool(fields, "tie_word_embeddings", &tied)) != KVA_OK ||
         (status = kva_fields_object(fields, "quantization_config", "quantization_config.",
                                     &quant)) != KVA_OK ||
         (status = kva_fields_string(&quant, "quant_method", &method)) != KVA_OK)
         return status;
+    spec->untied = !tied;
     spec->qkv_bias = has_bias(spec->family->qkv_bias, attention, mlp);
     spec->o_bias = has_bias(spec->family->o_bias, attention, mlp);
     spec->mlp_bias = has_bias(spec->family->mlp_bias, attention, mlp);

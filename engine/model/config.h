@@ -17,6 +17,7 @@ struct kva_model_spec {
     struct kva_generation_defaults generation;
     const struct kva_family *family;
     bool qkv_bias, o_bias, mlp_bias;
+    bool untied;           /* said so: the output matrix is not the embedding */
     bool has_dtype;        /* config.dtype was in the file; else the embedding decides */
     char quant_method[32]; /* quantization_config's, for people, or "" */
 };

@@ -69,7 +69,13 @@ static enum kva_status parse_yarn(const struct kva_fields *scaling, struct rope_
     return kva_fields_bool(scaling, "truncate", &params->truncate);
 }
 
-/* rope_parameters since transformers 5, rope_scaling before; either may be absent or null. */
+static bool is_filled(const struct kva_fields *fields)
+{
+    return fields->object && fields->object->child;
+}
+
+/* rope_parameters since transformers 5, rope_scaling before; either may be absent, null or empty. Where
+ * there are both, rope_scaling says how, as there, and rope_parameters what it does not say of theta. */
 static enum kva_status parse_params(const struct kva_fields *fields,
                                     const struct kva_family *family, struct rope_params *ret)
 {
@@ -78,17 +84,24 @@ static enum kva_status parse_params(const struct kva_fields *fields,
         .partial = family->default_rotary_part,
         .truncate = true,
     };
-    struct kva_fields scaling;
+    struct kva_fields parameters, scaling;
     enum kva_status status =
-        kva_fields_object(fields, "rope_parameters", "rope_parameters.", &scaling);
-    if (!status && !scaling.object)
+        kva_fields_object(fields, "rope_parameters", "rope_parameters.", &parameters);
+    if (!status)
         status = kva_fields_object(fields, "rope_scaling", "rope_scaling.", &scaling);
+    if (!status && !is_filled(&scaling))
+        scaling = parameters;
+    if (!status)
+        status = check_flat(&parameters);
     if (!status)
         status = check_flat(&scaling);
     if (status)
         return status;
     const struct kva_config_names *names = family->config_names;
-    if ((status = kva_fields_double(fields, names->rope_theta, 1.0, THETA_MAX, &params.theta)) ||
+    if ((status = kva_fields_double(&parameters, "rope_theta", 1.0, THETA_MAX, &params.theta)) ||
+        (status =
+             kva_fields_double(&parameters, "partial_rotary_factor", 0.0, 1.0, &params.partial)) ||
+        (status = kva_fields_double(fields, names->rope_theta, 1.0, THETA_MAX, &params.theta)) ||
         (status = kva_fields_double(fields, names->rotary_part, 0.0, 1.0, &params.partial)) ||
         (status = kva_fields_u32(fields, "original_max_position_embeddings", 1,
                                  KVA_MODEL_CONTEXT_MAX, &params.original_context)) ||
