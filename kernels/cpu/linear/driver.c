@@ -82,7 +82,7 @@ static size_t item_outputs(const struct kva_device *device, const struct kva_lin
     /* As many for one thread as for another: of a small matrix they are few. */
     size_t items = kva_div_up(weight->rows, outputs);
     if (items > threads)
-        items = kva_align_up(items, threads);
+        items = kva_div_up(items, threads) * threads;
     return kva_min_size(kva_align_up(kva_div_up(weight->rows, items), align),
                         KVA_CPU_LINEAR_OUTPUTS);
 }
