@@ -356,7 +356,7 @@ static void *signal_thread(void *opaque)
     while (sigwait(&set, &number) == 0) {
         if (number == SIGUSR2) {
             if (atomic_load(&serve->over))
-                break; /* else it is somebody's else: nothing */
+                break; /* else it is a stray one */
         } else if (number == SIGHUP) {
             kva_server_reload(serve->server);
         } else if (!draining) {

@@ -273,7 +273,8 @@ static const struct kva_option table[] = {
     {"cluster-patience", KVA_OPTION_DURATION, SERVE, AT(cluster_patience_ms), 0, HOUR, "10s", NULL,
      "Cluster",
      "Time that a request waits as this instance's first, for lack of memory, before memory is kept "
-     "for it and recalled from others; until then what it cannot use yet is lent."},
+     "for it and recalled from others; until then what it cannot use yet is lent. One that is longer "
+     "than this instance is then lent all of it that may go."},
     {"cluster-plan", KVA_OPTION_CHOICE, SERVE, AT(cluster_plan), 0, 0, "gain", cluster_plans,
      "Cluster",
      "When the instance that leads has memory lent. gain: when requests wait for it and all together "

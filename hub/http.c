@@ -2,6 +2,7 @@
 #include "hub/http.h"
 
 #include "base/log.h"
+#include "hub/name.h"
 
 #include <curl/curl.h>
 #include <poll.h>
@@ -38,15 +39,6 @@ struct kva_hub_http {
 
 /* --- headers --------------------------------------------------------------------------------- */
 
-static void copy_text(char *to, size_t size, const char *text, size_t length)
-{
-    snprintf(to, size, "%.*s", (int)(length < size ? length : size - 1), text);
-    for (char *c = to; *c; c++) {
-        if ((unsigned char)*c < 0x20 || (unsigned char)*c > 0x7E)
-            *c = '?';
-    }
-}
-
 /* W/"text" and "text" are text. */
 static void copy_etag(char *to, size_t size, const char *text, size_t length)
 {
@@ -58,7 +50,7 @@ static void copy_etag(char *to, size_t size, const char *text, size_t length)
         text++;
         length -= 2;
     }
-    copy_text(to, size, text, length);
+    kva_hub_name_show(to, size, text, length);
 }
 
 /* A whole number; false: not one. */
@@ -95,7 +87,7 @@ static void read_content_header(struct kva_hub_http *http, const char *line, siz
     } else if (is_named(line, name, "retry-after") && read_number(value, length, &number)) {
         answer->retry_after_s = (int64_t)number;
     } else if (is_named(line, name, "location")) {
-        copy_text(http->location, sizeof(http->location), value, length);
+        kva_hub_name_show(http->location, sizeof(http->location), value, length);
     }
 }
 
@@ -105,7 +97,7 @@ static void read_hub_header(struct kva_hub_http *http, const char *line, size_t 
     struct kva_hub_answer *answer = http->answer;
     uint64_t number;
     if (is_named(line, name, "x-repo-commit")) {
-        copy_text(answer->commit, sizeof(answer->commit), value, length);
+        kva_hub_name_show(answer->commit, sizeof(answer->commit), value, length);
     } else if (is_named(line, name, "x-linked-etag")) {
         copy_etag(answer->etag, sizeof(answer->etag), value, length);
         http->linked_etag = true;
@@ -118,9 +110,9 @@ static void read_hub_header(struct kva_hub_http *http, const char *line, size_t 
                read_number(value, length, &number)) {
         answer->bytes = number;
     } else if (is_named(line, name, "x-error-code")) {
-        copy_text(answer->error_code, sizeof(answer->error_code), value, length);
+        kva_hub_name_show(answer->error_code, sizeof(answer->error_code), value, length);
     } else if (is_named(line, name, "x-error-message")) {
-        copy_text(answer->reason, sizeof(answer->reason), value, length);
+        kva_hub_name_show(answer->reason, sizeof(answer->reason), value, length);
     }
 }
 
@@ -345,8 +337,8 @@ static void read_refusal(struct kva_hub_http *http)
 {
     struct kva_hub_answer *answer = http->answer;
     if (!answer->reason[0] && http->refusal.data && answer->code >= 400)
-        copy_text(answer->reason, sizeof(answer->reason), http->refusal.data,
-                  strcspn(http->refusal.data, "\r\n"));
+        kva_hub_name_show(answer->reason, sizeof(answer->reason), http->refusal.data,
+                          strcspn(http->refusal.data, "\r\n"));
 }
 
 static void run_hops(struct kva_hub_http *http, CURLU *url, const struct origin *home)
@@ -367,7 +359,7 @@ static void run_hops(struct kva_hub_http *http, CURLU *url, const struct origin 
         if (answer->fault != KVA_HUB_ANSWERED) {
             const char *why = http->message[0] ? http->message : curl_easy_strerror(code);
             if (!http->refused)
-                copy_text(answer->reason, sizeof(answer->reason), why, strlen(why));
+                kva_hub_name_show(answer->reason, sizeof(answer->reason), why, strlen(why));
             return;
         }
         if (!is_redirect(http)) {

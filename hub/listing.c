@@ -5,7 +5,6 @@
 #include "hub/name.h"
 
 #include <cjson/cJSON.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -135,9 +134,7 @@ static enum kva_status add(struct kva_hub_choice *choice, const char *file, stru
 {
     if (!kva_hub_name_is_safe(file)) {
         char shown[101]; /* it goes to a terminal */
-        snprintf(shown, sizeof(shown), "%s", file);
-        for (char *c = shown; *c; c++)
-            *c = *c < 0x20 || *c > 0x7E ? '?' : *c;
+        kva_hub_name_show(shown, sizeof(shown), file, strlen(file));
         return kva_fail(err, KVA_EFORMAT, "the hub names a file '%s', which is no safe path",
                         shown);
     }

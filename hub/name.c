@@ -123,6 +123,15 @@ enum kva_status kva_hub_name_parse(const char *text, struct kva_hub_name *ret, s
     return status;
 }
 
+void kva_hub_name_show(char *to, size_t size, const char *text, size_t length)
+{
+    snprintf(to, size, "%.*s", (int)(length < size ? length : size - 1), text);
+    for (char *c = to; *c; c++) {
+        if ((unsigned char)*c < 0x20 || (unsigned char)*c > 0x7E)
+            *c = '?';
+    }
+}
+
 void kva_hub_name_escape(const char *path, struct kva_buf *out)
 {
     for (const char *c = path; *c; c++) {

@@ -45,6 +45,10 @@ bool kva_hub_name_is_safe(const char *path);
 /* Whether `text` is a commit: 40 digits of lower-case hex. */
 bool kva_hub_name_is_commit(const char *text);
 
+/* What a hub says, as people may see it: what does not fit is cut, what is not printable ASCII is
+ * '?'. */
+void kva_hub_name_show(char *to, size_t size, const char *text, size_t length);
+
 /* A path as a URL has it: all but letters, digits, "-._~" and "/" escaped. */
 void kva_hub_name_escape(const char *path, struct kva_buf *out);
 

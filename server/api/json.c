@@ -123,14 +123,12 @@ enum kva_status kva_json_parse(const char *text, size_t length,
     if (status != KVA_OK)
         return status;
     cJSON *root = cJSON_ParseWithLength(text, length);
-    if (!root)
-        return kva_fail(err, KVA_ENOMEM, "Out of memory while reading a body of %zu bytes.",
-                        length);
     struct source source = {text, text + length};
-    status = check_tree(root, err);
-    if (status == KVA_OK && !keep_numbers(root, &source))
+    if (!root || !keep_numbers(root, &source))
         status =
             kva_fail(err, KVA_ENOMEM, "Out of memory while reading a body of %zu bytes.", length);
+    else
+        status = check_tree(root, err);
     if (status != KVA_OK) {
         cJSON_Delete(root);
         return status;

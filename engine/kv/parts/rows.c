@@ -204,10 +204,12 @@ static void free_layers(struct kva_kv *kv, struct kva_kv_seq *seq, uint32_t end)
 /* Only now: those that wait have nothing to save, and a device may pin this memory. */
 static bool alloc_saved(struct kva_kv *kv, const struct kva_kv_seq *seq, struct kva_rows_state *s)
 {
-    void *data = NULL;
-    if (!s->saved && kva_device_alloc(kv->device, KVA_MEM_HOST, saved_bytes(kv, seq), &data, NULL))
+    void *data;
+    if (s->saved)
+        return true;
+    if (kva_device_alloc(kv->device, KVA_MEM_HOST, saved_bytes(kv, seq), &data, NULL))
         return false;
-    s->saved = s->saved ? s->saved : data;
+    s->saved = data;
     return true;
 }
 

@@ -89,11 +89,12 @@ function listRow(entry) {
     h('button', { ...row, title: name, text: name }), h('button', drop, icon('trash')));
 }
 
-/* What could not be stored, newest first, as the index would have it. */
-function unsavedEntries() {
-  const stored = new Set(store.list().map(({ id }) => id));
-  const unsaved = [...chat.unsaved.values()].filter(({ id }) => !stored.has(id)).reverse();
-  return unsaved.map(({ id, title }) => ({ id, title, at: Date.now() }));
+/* What could not be stored, newest first, as the index would have it, and the index. */
+function allEntries() {
+  const stored = store.list();
+  const ids = new Set(stored.map(({ id }) => id));
+  const unsaved = [...chat.unsaved.values()].filter(({ id }) => !ids.has(id)).reverse();
+  return [...unsaved.map(({ id, title }) => ({ id, title, at: Date.now() })), ...stored];
 }
 
 function showList() {
@@ -104,7 +105,7 @@ function showList() {
   listed = { entries, state };
   const rows = [];
   let group = '';
-  for (const entry of [...unsavedEntries(), ...entries]) {
+  for (const entry of allEntries()) {
     if (wanted && !entry.title.toLowerCase().includes(wanted)) continue;
     if (ago(entry.at) !== group) {
       group = ago(entry.at);
@@ -141,7 +142,7 @@ function startNew() {
 }
 
 async function dropConversation(id) {
-  const entry = [...unsavedEntries(), ...store.list()].find((one) => one.id === id);
+  const entry = allEntries().find((one) => one.id === id);
   if (!entry || !(await confirmLoss('Delete this conversation?', entry.title, 'Delete'))) return;
   const job = chat.jobs.get(id);
   if (job) {
