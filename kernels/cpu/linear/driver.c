@@ -64,7 +64,7 @@ static struct kva_cut cut_even(size_t total, size_t unit_count)
 }
 
 /* Outputs of an item whose rows are prepared: some items for each thread, so that a late one holds
- * up little, unless they would be much too short to be read at full speed. Many rows take packed
+ * up little, unless they would be much too short to be read at full speed. Rows may take packed
  * weights by pairs of panels: then it is pairs. */
 static size_t item_outputs(const struct kva_device *device, const struct kva_linear_args *args)
 {
@@ -75,7 +75,7 @@ static size_t item_outputs(const struct kva_device *device, const struct kva_lin
     size_t least = ITEM_BYTES_MIN / output_bytes + 1;
     size_t threads = kva_pool_threads(device->pool);
     size_t even = kva_div_up(weight->rows, threads * 16);
-    size_t panels = args->rows > KVA_PACKED_PANEL ? 2 : 1;
+    size_t panels = args->rows > 1 ? 2 : 1;
     size_t align = format ? panels * KVA_PACKED_PANEL : device->kernels.linear_outputs;
     size_t outputs =
         kva_min_size(kva_align_up(kva_max_size(even, least), align), KVA_CPU_LINEAR_OUTPUTS);

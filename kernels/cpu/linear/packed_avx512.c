@@ -14,6 +14,10 @@
 #define ROWS_MAX    STREAM_ROWS
 #define TILE_PANELS 2
 
+/* Rows up to which codes come in a stream, and up to which they are not expanded. */
+#define CODED_ROWS  16
+#define DIRECT_ROWS 16
+
 typedef __m512i vi;
 
 struct codes {

@@ -7,11 +7,15 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* Register tiles, of 32 registers: 12 sums and 12 parts of totals. */
-#define STREAM_ROWS 12
+/* Register tiles, of 32 registers: up to 12 sums and 12 parts of totals. */
+#define STREAM_ROWS 8
 #define TILE_ROWS   6
 #define ROWS_MAX    STREAM_ROWS
 #define TILE_PANELS 2
+
+/* Rows up to which codes come in a stream, and up to which they are not expanded. */
+#define CODED_ROWS  6
+#define DIRECT_ROWS 36
 
 typedef __m512i vi;
 

@@ -2,13 +2,19 @@
  * packed_avx512.c and packed_avx512vnni.c behind their vectors.
  *
  * Few rows wait for memory: they take the panels one after the other, which is one stream from end
- * to end, and codes are expanded in registers. With many rows it is part by part of the depth, in it
- * pairs of panels, and for each of them all rows: so a part of the rows stays in the second-level
- * cache, what was expanded in the first, and what is expanded next is fetched in the meantime. */
+ * to end. More rows are bound by what a core does: they take pairs of panels, so that a number of an
+ * activation is loaded once for two products, and while all rows meet a pair the next one is fetched,
+ * in the order in which it lies in memory. Codes become bytes in registers, or, where a pair meets
+ * many tiles of rows, once for all of them. If there are so many rows that they do not stay in the
+ * second-level cache, it is part by part of the depth, and in each of them pair by pair. */
 #include "kernels/cpu/linear/packed_tiles.h"
 
-/* Tiles of rows for which weights are not expanded: less work than to write and read them. */
-#define DIRECT_TURNS 2u
+/* Inputs of a pair of panels that all rows meet before the next ones, where it is not expanded: they
+ * stay in the first-level cache, or nearly so. */
+#define PAIR_DEPTH 2048u
+
+/* Activations that stay in the second-level cache, beside two pairs of panels. */
+#define PAIR_X_BYTES (256u * 1024u)
 
 /* Rows whose totals are kept in scratch while the depth is gone through. */
 #define BATCH_ROWS 512u
@@ -26,9 +32,8 @@ struct run {
     struct method method;
     uint32_t row_first;
     uint32_t rows;
-    uint32_t direct; /* rows of a tile, where weights are not expanded; 0: they are */
     float *totals;
-    uint8_t *expanded;
+    uint8_t *expanded; /* NULL: weights are not */
 };
 
 /* A row's outputs: totals (+ bias) (+ out). */
@@ -70,9 +75,8 @@ static void run_rows(const struct run *run, tile_fn *const *tiles, uint32_t most
     const uint32_t even = (uint32_t)kva_div_up(run->rows, kva_div_up(run->rows, most));
     for (uint32_t row = 0, rows; row < run->rows; row += rows) {
         const size_t skip = rows = kva_min_u32(even, run->rows - row);
-        /* The last rows find their weights in a cache: what comes behind them is prefetched. */
-        if (run->direct && row > 0 && row + rows == run->rows)
-            place.ahead = kva_max_size(place.panel_bytes, AHEAD_BYTES);
+        if (row > 0)
+            place.ahead = 0; /* in a cache by now */
         tiles[rows - 1](&place);
         place.x += skip * place.x_stride;
         place.x_scales = (const void *)((const char *)place.x_scales + skip * place.x_stride);
@@ -110,7 +114,7 @@ static void run_stream(const struct run *run)
     const struct kva_cpu_linear *item = run->item;
     for (uint32_t out = item->out_first; out < item->out_end; out += KVA_PACKED_PANEL) {
         memset(run->totals, 0, (size_t)run->rows * KVA_PACKED_PANEL * sizeof(float));
-        run_rows(run, run->method.direct, run->direct, place_of(run, out, KVA_PACKED_PANEL));
+        run_rows(run, run->method.direct->one, STREAM_ROWS, place_of(run, out, KVA_PACKED_PANEL));
         write_out(run, out, kva_min_u32(item->out_end - out, KVA_PACKED_PANEL), KVA_PACKED_PANEL);
     }
 }
@@ -119,7 +123,8 @@ static void run_stream(const struct run *run)
 static void run_part(const struct run *run, uint32_t panels, uint32_t group, struct place place)
 {
     const struct method *method = &run->method;
-    if (method->expand) {
+    const struct tiles *tiles = run->expanded ? method->tiles : method->direct;
+    if (run->expanded) {
         for (uint32_t p = 0; p < panels; p++)
             method->expand(place.w + p * place.panel_bytes, place.inputs,
                            run->expanded + p * EXPANDED_BYTES);
@@ -130,9 +135,9 @@ static void run_part(const struct run *run, uint32_t panels, uint32_t group, str
     place.x_scales += group;
     place.x_terms += (size_t)group * kva_packed_x_parts(run->format);
     if (panels == 1)
-        run_rows(run, method->tiles->one, STREAM_ROWS, place);
+        run_rows(run, tiles->one, STREAM_ROWS, place);
     else
-        run_rows(run, method->tiles->two, TILE_ROWS, place);
+        run_rows(run, tiles->two, TILE_ROWS, place);
 }
 
 /* Many rows: part by part of the depth, and in each of them pair by pair of panels, so that the
@@ -149,6 +154,7 @@ static void run_batch(const struct run *run)
     const size_t part_bytes = DEPTH / format->block_inputs * kva_packed_block_bytes(format);
     /* Lines of a part, shared out among the groups of its tiles. */
     const size_t groups = kva_div_up(run->rows, TILE_ROWS) * (DEPTH / KVA_PACKED_ROW_GROUP);
+    place.ahead = 0;
     place.next_stride = place.panel_bytes;
     place.next_lines = (uint32_t)kva_div_up(part_bytes / LINE, groups);
     for (uint32_t at = 0; at < inputs; at += DEPTH, w += part_bytes) {
@@ -166,24 +172,60 @@ static void run_batch(const struct run *run)
     write_out(run, item->out_first, outputs, stride);
 }
 
+/* More rows than a stream takes, all of which stay in a cache: pair by pair of panels. The first
+ * tile of the first pair asks for its own weights; from then on the next pair's are prefetched. */
+static void run_pairs(const struct run *run)
+{
+    const struct kva_cpu_linear *item = run->item;
+    const struct kva_packed_format *format = run->format;
+    const uint32_t inputs = item->args->weight.cols, stride = TILE_PANELS * KVA_PACKED_PANEL;
+    const uint32_t depth = run->expanded ? DEPTH : PAIR_DEPTH;
+    const size_t part_bytes = depth / format->block_inputs * kva_packed_block_bytes(format);
+    const size_t turns = kva_div_up(run->rows, TILE_ROWS);
+    const size_t groups = turns * kva_div_up(inputs, KVA_PACKED_ROW_GROUP);
+    for (uint32_t out = item->out_first; out < item->out_end; out += stride) {
+        const uint32_t panels = item->out_end - out > KVA_PACKED_PANEL ? TILE_PANELS : 1;
+        struct place place = place_of(run, out, stride);
+        const uint8_t *w = place.w;
+        if (out > item->out_first)
+            place.ahead = 0;
+        place.next = w + panels * place.panel_bytes;
+        place.next_lines = (uint32_t)kva_div_up(panels * place.panel_bytes / LINE, groups);
+        memset(run->totals, 0, (size_t)run->rows * stride * sizeof(float));
+        for (uint32_t at = 0; at < inputs; at += depth, w += part_bytes) {
+            place.w = w;
+            place.inputs = kva_min_u32(depth, inputs - at);
+            run_part(run, panels, at / KVA_PACKED_ROW_GROUP, place);
+            place.next +=
+                turns * place.next_lines * kva_div_up(place.inputs, KVA_PACKED_ROW_GROUP) * LINE;
+        }
+        write_out(run, out, kva_min_u32(item->out_end - out, stride), stride);
+    }
+}
+
 static void run_item(const struct kva_cpu_linear *item)
 {
     const enum kva_dtype dtype = item->args->weight.dtype;
     const uint32_t rows = item->row_end - item->row_first;
-    /* int8 lies as tiles want it: nothing speaks for a second turn. */
-    const uint32_t direct = dtype == KVA_INT8 ? STREAM_ROWS : DIRECT_ROWS;
-    const uint32_t turns = dtype == KVA_INT8 ? 1 : DIRECT_TURNS;
     struct run run = {.item = item,
                       .format = kva_packed_format(dtype),
                       .method = methods[dtype],
-                      .direct = rows <= direct * turns ? direct : 0,
                       .totals = item->scratch};
-    run.expanded = (uint8_t *)item->scratch + BATCH_ROWS * KVA_CPU_LINEAR_OUTPUTS * sizeof(float);
+    /* Groups of 16 have scales and codes that take more instructions each time. */
+    const uint32_t direct = run.format->scale_inputs < 32 ? DIRECT_ROWS / 2 : DIRECT_ROWS;
+    if (run.method.expand && rows > kva_max_u32(direct, CODED_ROWS))
+        run.expanded =
+            (uint8_t *)item->scratch + BATCH_ROWS * KVA_CPU_LINEAR_OUTPUTS * sizeof(float);
+    /* int8, which has most bytes, waits for memory up to more rows than the others. */
+    const uint32_t stream = run.method.expand ? CODED_ROWS : STREAM_ROWS;
+    const size_t x_bytes = rows * kva_packed_x_bytes(run.format, item->args->weight.cols);
     for (uint32_t row = item->row_first; row < item->row_end; row += run.rows) {
         run.row_first = row;
         run.rows = kva_min_u32(BATCH_ROWS, item->row_end - row);
-        if (run.direct)
+        if (rows <= stream)
             run_stream(&run);
+        else if (x_bytes <= PAIR_X_BYTES)
+            run_pairs(&run);
         else
             run_batch(&run);
     }

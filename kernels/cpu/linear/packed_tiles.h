@@ -42,10 +42,10 @@ struct place {
     const float *x_scales;
     const union kva_packed_term *x_terms;
     size_t x_stride;     /* bytes: of each of the three */
-    size_t ahead;        /* bytes: how far ahead of what is read it is prefetched */
-    const uint8_t *next; /* what comes next of the first panel: it is prefetched, line by line */
-    size_t next_stride;  /* bytes from panel to panel */
-    uint32_t next_lines; /* of each panel, for every group of activations; 0: nothing */
+    size_t ahead;        /* bytes: how far ahead of what is read it is prefetched; 0: it is not */
+    const uint8_t *next; /* what comes next: it is prefetched, line by line */
+    size_t next_stride;  /* bytes to where the same is done for a second panel; 0: nowhere */
+    uint32_t next_lines; /* of each, for every group of activations; 0: nothing */
     uint32_t inputs;
     uint32_t totals_stride;
     float *totals; /* [rows][KVA_PACKED_PANEL * panels], added to */
@@ -190,6 +190,17 @@ INLINE void zero_parts(const int rows, const int panels, vf parts[][TILE_PANELS]
     }
 }
 
+/* Asks for the lines of what comes next that fall to a group of activations; the next of them. */
+INLINE const uint8_t *prefetch_next(const struct place *place, const uint8_t *next)
+{
+    for (uint32_t i = 0; i < place->next_lines; i++, next += LINE) {
+        _mm_prefetch((const char *)next, _MM_HINT_T1);
+        if (place->next_stride)
+            _mm_prefetch((const char *)next + place->next_stride, _MM_HINT_T1);
+    }
+    return next;
+}
+
 INLINE void tile_run(const int rows, const int panels, const bool stream, const struct shape shape,
                      const struct place *place)
 {
@@ -205,11 +216,7 @@ INLINE void tile_run(const int rows, const int panels, const bool stream, const 
             kva_min_u32(KVA_PACKED_ROW_GROUP, place->inputs - at), KVA_PACKED_PIECE_INPUTS);
         vf parts[ROWS_MAX][TILE_PANELS][LINE_VECTORS];
         zero_parts(rows, panels, parts);
-        for (uint32_t i = 0; i < place->next_lines; i++, next += LINE) {
-            UNROLL
-            for (int p = 0; p < panels; p++)
-                _mm_prefetch((const char *)next + (size_t)p * place->next_stride, _MM_HINT_T1);
-        }
+        next = prefetch_next(place, next);
         for (uint32_t done = 0; done < inputs; done += shape.scale_inputs, terms++) {
             /* Of a group of 128 there may be fewer. */
             const uint32_t steps = shape.scale_inputs < KVA_PACKED_ROW_GROUP
@@ -224,8 +231,12 @@ INLINE void tile_run(const int rows, const int panels, const bool stream, const 
             for (uint32_t i = 0; i < steps; i += (uint32_t)phases) {
                 UNROLL
                 for (int phase = 0; phase < phases; phase++) {
-                    if (stream)
-                        kva_prefetch_ahead(line + place->ahead);
+                    if (stream && place->ahead) {
+                        UNROLL
+                        for (int p = 0; p < panels; p++)
+                            kva_prefetch_ahead(line + (size_t)p * place->panel_bytes +
+                                               place->ahead);
+                    }
                     load_lines(panels, place, line, w);
                     tile_step(rows, panels, phase, shape.wide, place, w, x, sums);
                     line += LINE;
@@ -239,11 +250,11 @@ INLINE void tile_run(const int rows, const int panels, const bool stream, const 
     }
 }
 
-/* A piece of one panel as it is stored, for a tile that is too small to be worth expanding for. */
-INLINE void direct_piece(const int rows, const struct kva_packed_format *format,
+/* A piece of each panel as it is stored, for tiles that are too few to be worth expanding for. */
+INLINE void direct_piece(const int rows, const int panels, const struct kva_packed_format *format,
                          const struct place *place, const uint8_t *head,
-                         const struct scales block[LINE_VECTORS], uint32_t group,
-                         const uint8_t *piece, const int8_t *x, const union kva_packed_term *terms,
+                         struct scales block[][LINE_VECTORS], uint32_t group, const uint8_t *piece,
+                         const int8_t *x, const union kva_packed_term *terms,
                          vf parts[][TILE_PANELS][LINE_VECTORS])
 {
     const bool wide = format->low_bits == 8;
@@ -253,56 +264,77 @@ INLINE void direct_piece(const int rows, const struct kva_packed_format *format,
     for (uint32_t first = 0; first < KVA_PACKED_PIECE_STEPS; first += steps, group++, terms++) {
         vi sums[ROWS_MAX][TILE_PANELS][CHAINS][LINE_VECTORS];
         struct scales scales[TILE_PANELS][LINE_VECTORS];
-        tile_begin(rows, 1, 1, shape, place, terms, sums);
+        tile_begin(rows, panels, 1, shape, place, terms, sums);
         UNROLL
         for (uint32_t i = 0; i < steps; i++) {
             vi w[TILE_PANELS][LINE_VECTORS];
             UNROLL
-            for (size_t v = 0; v < LINE_VECTORS; v++)
-                w[0][v] = read_codes(format, piece, first + i, v);
-            tile_step(rows, 1, 0, wide, place, w, x + (first + i) * KVA_PACKED_STEP_INPUTS, sums);
+            for (int p = 0; p < panels; p++) {
+                UNROLL
+                for (size_t v = 0; v < LINE_VECTORS; v++)
+                    w[p][v] =
+                        read_codes(format, piece + (size_t)p * place->panel_bytes, first + i, v);
+            }
+            tile_step(rows, panels, 0, wide, place, w, x + (first + i) * KVA_PACKED_STEP_INPUTS,
+                      sums);
         }
         UNROLL
-        for (size_t v = 0; v < LINE_VECTORS; v++)
-            scales[0][v] = read_scales(format, head, block[v], group, v);
-        tile_fold(rows, 1, 1, shape.has_min, place, scales, terms, sums, parts);
+        for (int p = 0; p < panels; p++) {
+            UNROLL
+            for (size_t v = 0; v < LINE_VECTORS; v++)
+                scales[p][v] = read_scales(format, head + (size_t)p * place->panel_bytes,
+                                           block[p][v], group, v);
+        }
+        tile_fold(rows, panels, 1, shape.has_min, place, scales, terms, sums, parts);
     }
 }
 
-INLINE void direct_run(const int rows, const struct kva_packed_format *format,
+INLINE void direct_run(const int rows, const int panels, const struct kva_packed_format *format,
                        const struct place *place)
 {
     const uint32_t lines = format->low_bits + format->high_bits;
     const uint32_t piece_groups = KVA_PACKED_PIECE_INPUTS / format->scale_inputs;
     const size_t ahead = place->ahead;
-    const uint8_t *line = place->w, *head = line;
-    struct scales block[LINE_VECTORS] = {{v_zero(), v_zero()}};
+    const uint8_t *line = place->w, *head = line, *next = place->next;
+    struct scales block[TILE_PANELS][LINE_VECTORS] = {{{v_zero(), v_zero()}}};
     const float *x_scale = place->x_scales;
     const union kva_packed_term *terms = place->x_terms;
     vf parts[ROWS_MAX][TILE_PANELS][LINE_VECTORS];
-    zero_parts(rows, 1, parts);
+    zero_parts(rows, panels, parts);
     for (uint32_t at = 0; at < place->inputs;) {
         const uint32_t in_block = at % format->block_inputs;
         if (in_block == 0) {
             head = line;
             line += format->head_bytes;
             UNROLL
-            for (size_t v = 0; v < LINE_VECTORS; v++)
-                block[v] = read_block(format, head, v);
-            for (uint32_t i = 0; i < format->head_bytes / LINE; i++)
-                kva_prefetch_ahead(head + ahead + (size_t)i * LINE);
+            for (int p = 0; p < panels; p++) {
+                UNROLL
+                for (size_t v = 0; v < LINE_VECTORS; v++)
+                    block[p][v] = read_block(format, head + (size_t)p * place->panel_bytes, v);
+            }
+            for (uint32_t i = 0; ahead && i < format->head_bytes / LINE; i++) {
+                UNROLL
+                for (int p = 0; p < panels; p++)
+                    kva_prefetch_ahead(head + (size_t)p * place->panel_bytes + ahead +
+                                       (size_t)i * LINE);
+            }
         }
         UNROLL
-        for (uint32_t i = 0; i < lines; i++)
-            kva_prefetch_ahead(line + ahead + (size_t)i * LINE);
-        direct_piece(rows, format, place, head, block, in_block / format->scale_inputs, line,
-                     place->x + at, terms, parts);
+        for (uint32_t i = 0; ahead && i < lines; i++) {
+            UNROLL
+            for (int p = 0; p < panels; p++)
+                kva_prefetch_ahead(line + (size_t)p * place->panel_bytes + ahead +
+                                   (size_t)i * LINE);
+        }
+        direct_piece(rows, panels, format, place, head, block, in_block / format->scale_inputs,
+                     line, place->x + at, terms, parts);
         line += (size_t)lines * LINE;
         terms += piece_groups;
         at += KVA_PACKED_PIECE_INPUTS;
         if (at % KVA_PACKED_ROW_GROUP == 0 || at >= place->inputs) {
-            tile_total(rows, 1, place, x_scale++, parts);
-            zero_parts(rows, 1, parts);
+            next = prefetch_next(place, next);
+            tile_total(rows, panels, place, x_scale++, parts);
+            zero_parts(rows, panels, parts);
         }
     }
 }
@@ -322,41 +354,32 @@ struct tiles {
 
 #if STREAM_ROWS == 2
 #define EACH_ONE(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__)
-#define EACH_TWO(X, ...) X(1, __VA_ARGS__)
 #elif STREAM_ROWS == 4
 #define EACH_ONE(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__)
-#define EACH_TWO(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__)
-#elif STREAM_ROWS == 8
-#define EACH_TWO(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__)
-#define EACH_ONE(X, ...)                                                                           \
-    EACH_TWO(X, __VA_ARGS__)                                                                       \
-    X(5, __VA_ARGS__) X(6, __VA_ARGS__) X(7, __VA_ARGS__) X(8, __VA_ARGS__)
 #else
-#define EACH_TWO(X, ...)                                                                           \
-    X(1, __VA_ARGS__)                                                                              \
-    X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__) X(5, __VA_ARGS__) X(6, __VA_ARGS__)
 #define EACH_ONE(X, ...)                                                                           \
-    EACH_TWO(X, __VA_ARGS__)                                                                       \
-    X(7, __VA_ARGS__)                                                                              \
-    X(8, __VA_ARGS__) X(9, __VA_ARGS__) X(10, __VA_ARGS__) X(11, __VA_ARGS__) X(12, __VA_ARGS__)
-#endif
-#if STREAM_ROWS <= 4
-#define EACH_DIRECT EACH_ONE
-#define DIRECT_ROWS ((uint32_t)STREAM_ROWS)
-#else
-#define EACH_DIRECT(X, ...)                                                                        \
     X(1, __VA_ARGS__)                                                                              \
     X(2, __VA_ARGS__)                                                                              \
     X(3, __VA_ARGS__)                                                                              \
     X(4, __VA_ARGS__) X(5, __VA_ARGS__) X(6, __VA_ARGS__) X(7, __VA_ARGS__) X(8, __VA_ARGS__)
-#define DIRECT_ROWS 8u
+#endif
+#if TILE_ROWS == 1
+#define EACH_TWO(X, ...) X(1, __VA_ARGS__)
+#elif TILE_ROWS == 2
+#define EACH_TWO(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__)
+#elif TILE_ROWS == 4
+#define EACH_TWO(X, ...) X(1, __VA_ARGS__) X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__)
+#else
+#define EACH_TWO(X, ...)                                                                           \
+    X(1, __VA_ARGS__)                                                                              \
+    X(2, __VA_ARGS__) X(3, __VA_ARGS__) X(4, __VA_ARGS__) X(5, __VA_ARGS__) X(6, __VA_ARGS__)
 #endif
 #define NAME(rows, panels, name) tile_##name##_##rows##_##panels,
 
-/* One panel of int8 comes straight from memory. */
+/* What lies in memory as it is multiplied, int8, comes straight from there. */
 #define TILES(name, stream, ...)                                                                   \
     EACH_ONE(TILE, 1, name, stream, __VA_ARGS__)                                                   \
-    EACH_TWO(TILE, 2, name, false, __VA_ARGS__)                                                    \
+    EACH_TWO(TILE, 2, name, stream, __VA_ARGS__)                                                   \
     static const struct tiles name = {{EACH_ONE(NAME, 1, name)}, {EACH_TWO(NAME, 2, name)}};
 
 TILES(tiles_128, true, 128, false, true)
@@ -366,15 +389,23 @@ TILES(tiles_32_min, false, 32, true, false)
 TILES(tiles_16, false, 16, false, false)
 TILES(tiles_16_min, false, 16, true, false)
 
-#define DIRECT_TILE(rows, name, dtype)                                                             \
-    static void direct_##name##_##rows(const struct place *place)                                  \
+#define DIRECT_TILE(rows, panels, name, dtype)                                                     \
+    static void direct_##name##_##rows##_##panels(const struct place *place)                       \
     {                                                                                              \
-        direct_run(rows, &kva_packed_table[dtype - KVA_INT8], place);                              \
+        direct_run(rows, panels, &kva_packed_table[dtype - KVA_INT8], place);                      \
     }
-#define DIRECT_NAME(rows, name) direct_##name##_##rows,
+#define DIRECT_NAME(rows, panels, name) direct_##name##_##rows##_##panels,
+/* Where codes come in a stream or are expanded, nothing meets two panels of them. */
+#if DIRECT_ROWS > CODED_ROWS
+#define EACH_PAIR EACH_TWO
+#else
+#define EACH_PAIR(X, ...)
+#endif
 #define DIRECT(name, dtype)                                                                        \
-    EACH_DIRECT(DIRECT_TILE, name, dtype)                                                          \
-    static tile_fn *const direct_##name[] = {EACH_DIRECT(DIRECT_NAME, name)};
+    EACH_ONE(DIRECT_TILE, 1, name, dtype)                                                          \
+    EACH_PAIR(DIRECT_TILE, 2, name, dtype)                                                         \
+    static const struct tiles direct_##name = {{EACH_ONE(DIRECT_NAME, 1, name)},                   \
+                                               {EACH_PAIR(DIRECT_NAME, 2, name)}};
 
 DIRECT(q4_0, KVA_Q4_0)
 DIRECT(q4_1, KVA_Q4_1)
@@ -388,21 +419,21 @@ DIRECT(q5_k, KVA_Q5_K)
 DIRECT(q6_k, KVA_Q6_K)
 
 struct method {
-    expand_fn *expand;         /* NULL: weights lie in memory as tiles want them */
-    const struct tiles *tiles; /* of what is expanded */
-    tile_fn *const *direct;    /* of one panel as it is stored, by rows up to DIRECT_ROWS */
+    expand_fn *expand;          /* NULL: weights lie in memory as tiles want them */
+    const struct tiles *tiles;  /* of what is expanded */
+    const struct tiles *direct; /* of what is stored */
 };
 
 static const struct method methods[KVA_DTYPE_END] = {
-    [KVA_INT8] = {NULL, &tiles_128, tiles_128.one},
-    [KVA_Q4_0] = {expand_q4_0, &tiles_32, direct_q4_0},
-    [KVA_Q4_1] = {expand_q4_1, &tiles_32_min, direct_q4_1},
-    [KVA_Q5_0] = {expand_q5_0, &tiles_32, direct_q5_0},
-    [KVA_Q5_1] = {expand_q5_1, &tiles_32_min, direct_q5_1},
-    [KVA_Q8_0] = {expand_q8_0, &tiles_32_wide, direct_q8_0},
-    [KVA_Q2_K] = {expand_q2_k, &tiles_16_min, direct_q2_k},
-    [KVA_Q3_K] = {expand_q3_k, &tiles_16, direct_q3_k},
-    [KVA_Q4_K] = {expand_q4_k, &tiles_32_min, direct_q4_k},
-    [KVA_Q5_K] = {expand_q5_k, &tiles_32_min, direct_q5_k},
-    [KVA_Q6_K] = {expand_q6_k, &tiles_16, direct_q6_k},
+    [KVA_INT8] = {NULL, &tiles_128, &tiles_128},
+    [KVA_Q4_0] = {expand_q4_0, &tiles_32, &direct_q4_0},
+    [KVA_Q4_1] = {expand_q4_1, &tiles_32_min, &direct_q4_1},
+    [KVA_Q5_0] = {expand_q5_0, &tiles_32, &direct_q5_0},
+    [KVA_Q5_1] = {expand_q5_1, &tiles_32_min, &direct_q5_1},
+    [KVA_Q8_0] = {expand_q8_0, &tiles_32_wide, &direct_q8_0},
+    [KVA_Q2_K] = {expand_q2_k, &tiles_16_min, &direct_q2_k},
+    [KVA_Q3_K] = {expand_q3_k, &tiles_16, &direct_q3_k},
+    [KVA_Q4_K] = {expand_q4_k, &tiles_32_min, &direct_q4_k},
+    [KVA_Q5_K] = {expand_q5_k, &tiles_32_min, &direct_q5_k},
+    [KVA_Q6_K] = {expand_q6_k, &tiles_16, &direct_q6_k},
 };
