@@ -56,7 +56,8 @@ enum treatment {
     READ,    /* put into `config` by its name */
     ROPE,    /* put into `scaling`, as `other` */
     RENAME,  /* put into `config`, as `other` */
-    NEUTRAL, /* may only have the value `neutral`, or 0 */
+    NEUTRAL, /* may only have the value `neutral`, or 0, which says nothing either */
+    ONLY,    /* may only have the value `neutral`: 0 would count */
     IGNORE,
 };
 
@@ -88,9 +89,9 @@ static const struct {
     {"rope.scaling.original_context_length", ROPE, "original_max_position_embeddings", 0},
     {"rope.scaling.yarn_beta_fast", ROPE, "beta_fast", 0},
     {"rope.scaling.yarn_beta_slow", ROPE, "beta_slow", 0},
-    {"rope.scaling.attn_factor", NEUTRAL, NULL, 1},
-    {"rope.scaling.yarn_attn_factor", NEUTRAL, NULL, 1},
-    {"rope.scaling.yarn_ext_factor", NEUTRAL, NULL, 1},
+    {"rope.scaling.attn_factor", ONLY, NULL, 1},
+    {"rope.scaling.yarn_attn_factor", ONLY, NULL, 1},
+    {"rope.scaling.yarn_ext_factor", ROPE, "ext_factor", 0},
     {"rope.scaling.yarn_log_multiplier", NEUTRAL, NULL, 0},
     {"rope.scaling.finetuned", IGNORE, NULL, 0},
     {"tensor_data_layout", IGNORE, NULL, 0},
@@ -106,7 +107,7 @@ static const struct {
     {"logit_scale", NEUTRAL, NULL, 1},
     {"residual_scale", NEUTRAL, NULL, 1},
     {"embedding_scale", NEUTRAL, NULL, 1},
-    {"attention.causal", NEUTRAL, NULL, 1},
+    {"attention.causal", ONLY, NULL, 1},
     {"pooling_type", NEUTRAL, NULL, 0},
 };
 
@@ -147,12 +148,10 @@ static enum kva_status value_of(const struct reader *r, const struct kva_gguf_fi
 }
 
 static enum kva_status check_neutral(const struct reader *r, const char *key, const cJSON *value,
-                                     double neutral)
+                                     enum treatment treatment, double neutral)
 {
     double number = cJSON_IsBool(value) ? cJSON_IsTrue(value) : value->valuedouble;
-    /* "not causal" is no way to say "as usual". */
-    bool zero_is_neutral = !cJSON_IsBool(value);
-    if (!cJSON_IsString(value) && (number == neutral || (number == 0 && zero_is_neutral)))
+    if (!cJSON_IsString(value) && (number == neutral || (number == 0 && treatment == NEUTRAL)))
         return KVA_OK;
     return kva_fail_param(r->err, KVA_EUNSUPPORTED, key, "%s: %s %g is not supported, only %g",
                           r->gguf->file, key, number, neutral);
@@ -188,9 +187,10 @@ static enum kva_status read_field(struct reader *r, const struct kva_gguf_field 
         enum kva_status status = value_of(r, field, &value);
         if (status)
             return status;
-        if (fields_known[i].treatment != NEUTRAL)
+        if (fields_known[i].treatment != NEUTRAL && fields_known[i].treatment != ONLY)
             return take_value(r, i, name, value);
-        status = check_neutral(r, field->key, value, fields_known[i].neutral);
+        status =
+            check_neutral(r, field->key, value, fields_known[i].treatment, fields_known[i].neutral);
         cJSON_Delete(value);
         return status;
     }
@@ -279,15 +279,34 @@ static enum kva_status settle_heads(struct reader *r)
     return put(r, r->config, KVA_GGUF_ROTARY_PART, cJSON_CreateNumber((rotary + 0.5) / head_dim));
 }
 
+/* How much of YaRN's blend of frequencies there is: all with the type yarn, none without it. Where
+ * nothing is scaled the two that are blended are the same. */
+static enum kva_status check_ext_factor(const struct reader *r, const cJSON *type, bool scaled)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(r->scaling, "ext_factor");
+    const char *name = cJSON_IsString(type) ? type->valuestring : scaled ? "linear" : "none";
+    bool yarn = strcmp(name, "yarn") == 0;
+    double value = cJSON_IsNumber(item) ? item->valuedouble : NAN;
+    if (!item || value == (yarn ? 1 : 0) || (value == 1 && strcmp(name, "none") == 0))
+        return KVA_OK;
+    char shown[NAME_BYTES_MAX], type_shown[NAME_BYTES_MAX];
+    return kva_fail_param(r->err, KVA_EUNSUPPORTED, "rope.scaling.yarn_ext_factor",
+                          "%s: %s.rope.scaling.yarn_ext_factor %s is not supported with RoPE "
+                          "scaling '%s', only %d",
+                          r->gguf->file, r->architecture, kva_json_show(item, shown, sizeof(shown)),
+                          kva_text_show(name, type_shown, sizeof(type_shown)), yarn);
+}
+
 static enum kva_status settle_scaling(struct reader *r)
 {
     cJSON *type = cJSON_GetObjectItemCaseSensitive(r->scaling, "rope_type");
     const cJSON *factor = cJSON_GetObjectItemCaseSensitive(r->scaling, "factor");
-    if (!r->scaling)
-        return KVA_OK;
+    bool scaled = cJSON_IsNumber(factor) && factor->valuedouble != 1.0;
+    enum kva_status status = r->scaling ? check_ext_factor(r, type, scaled) : KVA_OK;
+    if (status || !r->scaling)
+        return status;
     if (!type) {
         /* Files before there were types mean linear. */
-        bool scaled = cJSON_IsNumber(factor) && factor->valuedouble != 1.0;
         return put(r, r->scaling, "rope_type", cJSON_CreateString(scaled ? "linear" : "default"));
     }
     if (cJSON_IsString(type) && strcmp(type->valuestring, "none") == 0) {

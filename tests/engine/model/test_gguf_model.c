@@ -434,6 +434,38 @@ static void with_not_causal(struct gguf_writer *w)
 {
     gguf_put_bool(w, "llama.attention.causal", false);
 }
+static void with_not_causal_number(struct gguf_writer *w)
+{
+    gguf_put_u32(w, "llama.attention.causal", 0);
+}
+static void with_no_attention(struct gguf_writer *w)
+{
+    gguf_put_f32(w, "llama.rope.scaling.attn_factor", 0.0f);
+}
+static void with_yarn(struct gguf_writer *w, const char *name, float value)
+{
+    gguf_put_string(w, "llama.rope.scaling.type", "yarn");
+    gguf_put_f32(w, "llama.rope.scaling.factor", 4.0f);
+    gguf_put_f32(w, name, value);
+}
+static void with_no_yarn_attention(struct gguf_writer *w)
+{
+    with_yarn(w, "llama.rope.scaling.yarn_attn_factor", 0.0f);
+}
+static void with_unblended_yarn(struct gguf_writer *w)
+{
+    with_yarn(w, "llama.rope.scaling.yarn_ext_factor", 0.0f);
+}
+static void with_half_blended_yarn(struct gguf_writer *w)
+{
+    with_yarn(w, "llama.rope.scaling.yarn_ext_factor", 0.5f);
+}
+static void with_blended_linear(struct gguf_writer *w)
+{
+    gguf_put_string(w, "llama.rope.scaling.type", "linear");
+    gguf_put_f32(w, "llama.rope.scaling.factor", 4.0f);
+    gguf_put_f32(w, "llama.rope.scaling.yarn_ext_factor", 1.0f);
+}
 static void with_pattern(struct gguf_writer *w)
 {
     gguf_put_u32(w, "llama.attention.sliding_window_pattern", 6);
@@ -496,6 +528,19 @@ static void test_gguf_model__refuses_what_it_would_do_wrong(void **state)
         {with_softcap, KVA_EUNSUPPORTED, "llama.final_logit_softcapping 30 is not supported"},
         {with_unknown, KVA_EUNSUPPORTED, "llama.surprise is not known, and may change"},
         {with_not_causal, KVA_EUNSUPPORTED, "llama.attention.causal 0 is not supported"},
+        {with_not_causal_number, KVA_EUNSUPPORTED, "llama.attention.causal 0 is not supported"},
+        {with_no_attention, KVA_EUNSUPPORTED,
+         "llama.rope.scaling.attn_factor 0 is not supported, only 1"},
+        {with_no_yarn_attention, KVA_EUNSUPPORTED,
+         "llama.rope.scaling.yarn_attn_factor 0 is not supported, only 1"},
+        {with_unblended_yarn, KVA_EUNSUPPORTED,
+         "llama.rope.scaling.yarn_ext_factor 0 is not supported with RoPE scaling 'yarn', only 1"},
+        {with_half_blended_yarn, KVA_EUNSUPPORTED,
+         "llama.rope.scaling.yarn_ext_factor 0.5 is not supported with RoPE scaling 'yarn', only "
+         "1"},
+        {with_blended_linear, KVA_EUNSUPPORTED,
+         "llama.rope.scaling.yarn_ext_factor 1 is not supported with RoPE scaling 'linear', only "
+         "0"},
         {with_pattern, KVA_EUNSUPPORTED, "llama.attention.sliding_window_pattern is not known"},
         {with_longrope, KVA_EUNSUPPORTED, "RoPE scaling 'longrope' is not supported"},
         {with_part_rotated, KVA_EUNSUPPORTED, "llama.rope.dimension_count 32 is not supported"},
@@ -578,7 +623,11 @@ static void test_gguf_model__takes_neutral_values(void **state)
     checkpoint_init(&folder);
     put_small_llama(&writer, 8);
     gguf_put_u32(&writer, "llama.expert_count", 0);
-    gguf_put_f32(&writer, "llama.logit_scale", 1.0f);
+    gguf_put_f32(&writer, "llama.logit_scale", 0.0f);
+    gguf_put_f32(&writer, "llama.residual_scale", 1.0f);
+    gguf_put_f32(&writer, "llama.rope.scaling.attn_factor", 1.0f);
+    gguf_put_f32(&writer, "llama.rope.scaling.yarn_ext_factor", 1.0f);
+    gguf_put_f32(&writer, "llama.rope.scaling.yarn_log_multiplier", 0.0f);
     gguf_put_bool(&writer, "llama.attention.causal", true);
     gguf_put_u32(&writer, "llama.attention.sliding_window", 0);
     gguf_put_string(&writer, "llama.rope.scaling.type", "none");
@@ -616,9 +665,39 @@ static void test_gguf_model__takes_neutral_values(void **state)
     checkpoint_finish(&folder);
 }
 
+/* What says of YaRN and of other scaling that it is as usual. */
+static void test_gguf_model__takes_usual_blends(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *type; /* NULL: none is named */
+        float blend;
+        uint32_t context;
+    } cases[] = {{"yarn", 1, 512}, {"linear", 0, 512}, {NULL, 0, 512}, {"none", 0, 128}};
+    char path[1024];
+    struct checkpoint folder;
+    checkpoint_init(&folder);
+    checkpoint_path(&folder, "m.gguf", path, sizeof(path));
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct gguf_writer writer;
+        put_small_llama(&writer, 8);
+        if (cases[i].type)
+            gguf_put_string(&writer, "llama.rope.scaling.type", cases[i].type);
+        gguf_put_f32(&writer, "llama.rope.scaling.factor", 4.0f);
+        gguf_put_f32(&writer, "llama.rope.scaling.yarn_ext_factor", cases[i].blend);
+        gguf_writer_save(&writer, path);
+        gguf_writer_finish(&writer);
+        struct kva_model *model = open_good(path);
+        assert_int_equal(model->config.context_max, cases[i].context);
+        kva_model_close(model);
+    }
+    checkpoint_finish(&folder);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gguf_model__takes_usual_blends),
         cmocka_unit_test(test_gguf_model__families_equal_their_checkpoints),
         cmocka_unit_test(test_gguf_model__split_files_are_one_model),
         cmocka_unit_test(test_gguf_model__decodes_and_packs_every_format),
