@@ -28,6 +28,7 @@ struct kva_rope_config {
     uint32_t rotary_dim; /* of each head, from its first element; 0: no rotary embedding */
     float factor;        /* multiplies cos and sin (attention factor), usually 1 */
     float *inv_freq;     /* [rotary_dim / 2], scaling (linear, llama3, yarn) applied */
+    bool scaled;         /* the files say how, be it `dynamic`: the context follows from it */
 };
 
 /* One model's shape and arithmetic, whatever its family. */

@@ -319,8 +319,10 @@ enum kva_status kva_rope_parse(const struct kva_fields *fields, const struct kva
     if (!config->rope.inv_freq)
         return kva_fail(fields->err, KVA_ENOMEM, "out of memory");
     for (size_t i = 0; i < KVA_COUNT_OF(scaling_table); i++)
-        if (strcmp(scaling_table[i].type, params.type) == 0)
+        if (strcmp(scaling_table[i].type, params.type) == 0) {
+            config->rope.scaled = scaling_table[i].scale != unscaled;
             return scaling_table[i].scale(fields, &params, config);
+        }
     return kva_fail_param(fields->err, KVA_EUNSUPPORTED, "rope_type",
                           "%s: RoPE scaling '%s' is not supported; supported are: default, linear, "
                           "llama3, yarn, dynamic",

@@ -62,8 +62,8 @@ static enum kva_status amend_config(struct plan *plan, cJSON *config)
     const struct kva_config_names *names = plan->spec.family->config_names;
     uint32_t vocab = plan->spec.config.vocab_size;
     uint32_t context = params->context_max;
-    bool scaled = cJSON_HasObjectItem(config, "rope_scaling");
-    if (!context && plan->spec.family->rotary && !scaled)
+    /* Scaled positions are as many as the scaling says. */
+    if (!context && plan->spec.family->rotary && !plan->spec.config.rope.scaled)
         context = kva_max_u32(plan->spec.config.context_max, CONTEXT);
     cJSON_DeleteItemFromObjectCaseSensitive(config, "torch_dtype");
     cJSON_DeleteItemFromObjectCaseSensitive(config, "dtype");

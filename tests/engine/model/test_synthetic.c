@@ -129,6 +129,38 @@ static void test_synthetic__every_family_opens(void **state KVA_UNUSED)
     }
 }
 
+/* The context is raised where nothing else says how many positions there are, whichever of its two
+ * names the scaling has. */
+static void test_synthetic__scaled_positions_are_as_many_as_the_config_says(void **state KVA_UNUSED)
+{
+    static const struct {
+        const char *rope;
+        uint32_t context;
+    } cases[] = {
+        {"\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}", 8192},
+        {"\"rope_parameters\":{\"rope_type\":\"yarn\",\"factor\":4,\"rope_theta\":10000}", 8192},
+        {"\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2,\"rope_theta\":10000}", 4096},
+        {"\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":10000}", 65536},
+        {"\"rope_scaling\":null", 65536},
+        {"\"rope_scaling\":{\"rope_type\":\"default\"}", 65536},
+    };
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        char path[160], name[16], config[512];
+        snprintf(name, sizeof(name), "scaled%zu", i);
+        snprintf(path, sizeof(path), "%s", path_of(name));
+        snprintf(config, sizeof(config),
+                 "{\"architectures\":[\"LlamaForCausalLM\"],\"vocab_size\":300,\"hidden_size\":32,"
+                 "\"intermediate_size\":48,\"num_hidden_layers\":1,\"num_attention_heads\":4,"
+                 "\"max_position_embeddings\":2048,%s}",
+                 cases[i].rope);
+        write_model(
+            &(struct kva_synthetic_params){.dir_path = path, .config_json = config, .threads = 1});
+        struct kva_model *model = open_model(path);
+        assert_int_equal(model->config.context_max, cases[i].context);
+        kva_model_close(model);
+    }
+}
+
 static void test_synthetic__files_depend_on_the_seed_alone(void **state KVA_UNUSED)
 {
     static const struct {
@@ -246,6 +278,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_synthetic__weights_are_of_the_shape_and_scale),
         cmocka_unit_test(test_synthetic__every_family_opens),
+        cmocka_unit_test(test_synthetic__scaled_positions_are_as_many_as_the_config_says),
         cmocka_unit_test(test_synthetic__files_depend_on_the_seed_alone),
         cmocka_unit_test(test_synthetic__shards_hold_the_same_weights),
         cmocka_unit_test(test_synthetic__refusals_say_why),
