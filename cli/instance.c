@@ -216,7 +216,7 @@ static bool has_driver(void)
     return driver != NULL;
 }
 
-/* The first GPU, if it holds the model; else false, and why. */
+/* The first GPU, if it takes the model; else false, and why. */
 static bool open_first_gpu(struct kva_cli_instance *instance, const struct kva_config *config)
 {
     struct kva_err why;
@@ -231,13 +231,17 @@ static bool open_first_gpu(struct kva_cli_instance *instance, const struct kva_c
     }
     const struct kva_device_info *info = kva_device_get_info(instance->device);
     const uint64_t weights = instance->model->weight_bytes;
-    if (info->free_bytes >= weights + UNASKED_BYTES)
+    enum kva_status status = kva_model_engine_check(instance->device, instance->model, &why);
+    if (!status && info->free_bytes >= weights + UNASKED_BYTES)
         return true;
-    snprintf(
-        instance->device_why, sizeof(instance->device_why),
-        "no room for %.1f MiB of weights and %.0f MiB beside them: %.1f MiB may be taken of %s",
-        (double)weights / (1 << 20), (double)UNASKED_BYTES / (1 << 20),
-        (double)info->free_bytes / (1 << 20), info->name);
+    if (status)
+        snprintf(instance->device_why, sizeof(instance->device_why), "%s", why.message);
+    else
+        snprintf(
+            instance->device_why, sizeof(instance->device_why),
+            "no room for %.1f MiB of weights and %.0f MiB beside them: %.1f MiB may be taken of %s",
+            (double)weights / (1 << 20), (double)UNASKED_BYTES / (1 << 20),
+            (double)info->free_bytes / (1 << 20), info->name);
     kva_device_close(instance->device);
     instance->device = NULL;
     return false;
@@ -378,6 +382,8 @@ static enum kva_status open_found(struct kva_cli_instance *instance,
         status = kva_model_check_cancelled(cancelled, err);
     if (!status)
         status = open_device(instance, config, err);
+    if (!status)
+        status = kva_model_engine_check(instance->device, instance->model, err);
     if (!status)
         status = pack(instance, config, err);
     if (!status)

@@ -404,6 +404,18 @@ static enum kva_status create_parts(struct model_engine *e, struct kva_err *err)
     return KVA_OK;
 }
 
+enum kva_status kva_model_engine_check(const struct kva_device *device,
+                                       const struct kva_model *model, struct kva_err *err)
+{
+    const uint32_t most = kva_device_head_dim_max(device);
+    if (model->config.head_dim <= most)
+        return KVA_OK;
+    return kva_fail_param(err, KVA_EUNSUPPORTED, "head_dim",
+                          "the model's heads have %u numbers (head_dim), attention takes at most "
+                          "%u on the device '%s'",
+                          model->config.head_dim, most, kva_device_get_info(device)->name);
+}
+
 enum kva_status kva_model_engine_create(const struct kva_model_engine_params *params,
                                         struct kva_engine **ret, struct kva_err *err)
 {
@@ -417,6 +429,9 @@ enum kva_status kva_model_engine_create(const struct kva_model_engine_params *pa
                               "step-tokens is %u, it must be at least the %u of sequences: each "
                               "decodes a token in a step",
                               params->step_tokens_max, params->sequences_max);
+    enum kva_status status = kva_model_engine_check(params->device, params->model, err);
+    if (status)
+        return status;
     struct model_engine *e = calloc(1, sizeof(*e));
     if (!e)
         return kva_fail(err, KVA_ENOMEM, "out of memory for the engine");
@@ -430,7 +445,7 @@ enum kva_status kva_model_engine_create(const struct kva_model_engine_params *pa
         e->params.kv_dtype = kva_model_engine_kv_dtype(params->model);
     e->engine.ops = &engine_ops;
     e->engine.self = e;
-    enum kva_status status = create_parts(e, err);
+    status = create_parts(e, err);
     if (status) {
         kva_model_engine_destroy(&e->engine);
         return status;

@@ -33,7 +33,14 @@ struct kva_model_engine_params {
 /* The KV format that kv_dtype = F32 stands for. */
 enum kva_dtype kva_model_engine_kv_dtype(const struct kva_model *model);
 
-/* Fails: KVA_EINVAL (budgets under one page, limits out of range), KVA_ENOMEM. */
+/* Whether the device's operators take the model's shape, before weights and memory are given to it.
+ * Fails: KVA_EUNSUPPORTED (err names both numbers and the device). */
+KVA_MUST_CHECK enum kva_status kva_model_engine_check(const struct kva_device *device,
+                                                      const struct kva_model *model,
+                                                      struct kva_err *err);
+
+/* Fails: KVA_EINVAL (budgets under one page, limits out of range), KVA_EUNSUPPORTED (as
+ * kva_model_engine_check), KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_model_engine_create(const struct kva_model_engine_params *params,
                                                        struct kva_engine **ret,
                                                        struct kva_err *err);

@@ -36,6 +36,11 @@ const struct kva_device_info *kva_device_get_info(const struct kva_device *devic
     return &((const struct kva_device_base *)device)->info;
 }
 
+uint32_t kva_device_head_dim_max(const struct kva_device *device)
+{
+    return backend_of(device)->limits.head_dim_max;
+}
+
 const struct kva_ops *kva_device_ops(const struct kva_device *device)
 {
     return kva_checked_ops(device);

@@ -102,6 +102,9 @@ void kva_device_close(struct kva_device *device);
 
 const struct kva_device_info *kva_device_get_info(const struct kva_device *device);
 
+/* Numbers of a head, of queries and of keys, that its operators of attention take at most. */
+uint32_t kva_device_head_dim_max(const struct kva_device *device);
+
 /* The operator table; constant for the life of the device. */
 const struct kva_ops *kva_device_ops(const struct kva_device *device);
 

@@ -3,6 +3,7 @@
  * cache. */
 #include "tests/cmocka.h"
 
+#include "kernels/backend.h"
 #include "tests/alloc_guard.h"
 #include "tests/engine/trace.h"
 
@@ -493,6 +494,58 @@ static void test_model_engine__steps_allocate_nothing(void **state KVA_UNUSED)
     }
 }
 
+/* Heads that no operator of the device takes are refused when the engine is made, not at the first
+ * request, on a CPU and where a device takes less. */
+static void
+test_model_engine__heads_that_the_device_cannot_take_are_refused(void **state KVA_UNUSED)
+{
+    static const struct {
+        uint32_t head_dim, most;
+    } cases[] = {{512, 512}, {514, 512}, {1024, 512}, {256, 256}, {264, 256}};
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        char config[512], path[FIXTURE_PATH_BYTES], part[96];
+        struct kva_err err = {0};
+        struct kva_device *device;
+        struct kva_model *model;
+        struct kva_engine *engine = NULL;
+        snprintf(config, sizeof(config),
+                 "{\"architectures\":[\"LlamaForCausalLM\"],\"vocab_size\":300,\"hidden_size\":32,"
+                 "\"intermediate_size\":32,\"num_hidden_layers\":1,\"num_attention_heads\":1,"
+                 "\"head_dim\":%u}",
+                 cases[i].head_dim);
+        fixture_make_model(config, 1, 128, path);
+        assert_int_equal(
+            kva_device_open_cpu(&(struct kva_device_params){.threads = 1}, &device, &err), KVA_OK);
+        assert_int_equal(kva_device_head_dim_max(device), 512);
+        struct kva_device_base *base = (struct kva_device_base *)device;
+        const struct kva_backend *own = base->backend;
+        struct kva_backend fewer = *own;
+        fewer.limits.head_dim_max = cases[i].most;
+        base->backend = &fewer;
+        assert_int_equal(
+            kva_model_open(&(struct kva_model_open_params){.path = path}, &model, &err), KVA_OK);
+        const struct kva_model_engine_params params = {.device = device,
+                                                       .model = model,
+                                                       .budget = {8 << 20, 8 << 20},
+                                                       .sequences_max = 1,
+                                                       .step_tokens_max = 64};
+        const bool fits = cases[i].head_dim <= cases[i].most;
+        assert_int_equal(kva_model_engine_create(&params, &engine, &err),
+                         fits ? KVA_OK : KVA_EUNSUPPORTED);
+        snprintf(part, sizeof(part),
+                 "%u numbers (head_dim), attention takes at most %u on the "
+                 "device 'cpu",
+                 cases[i].head_dim, cases[i].most);
+        if (!fits && !strstr(err.message, part))
+            fail_msg("'%s' does not say '%s'", err.message, part);
+        kva_model_engine_destroy(engine);
+        kva_model_close(model);
+        base->backend = own;
+        kva_device_close(device);
+        fixture_remove_model(path);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -503,6 +556,7 @@ int main(void)
         cmocka_unit_test(test_model_engine__a_full_tier_changes_nothing),
         cmocka_unit_test(test_model_engine__cached_prefixes_change_nothing_but_the_work),
         cmocka_unit_test(test_model_engine__budgets_hold_and_refusals_name_both_numbers),
+        cmocka_unit_test(test_model_engine__heads_that_the_device_cannot_take_are_refused),
         cmocka_unit_test(test_model_engine__admission_takes_what_was_announced),
         cmocka_unit_test(test_model_engine__prompt_logprobs_are_those_of_decoding),
         cmocka_unit_test(test_model_engine__steps_allocate_nothing),
