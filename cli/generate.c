@@ -174,7 +174,9 @@ int kva_cli_generate(const struct kva_config *config, const struct kva_string_li
         length = strlen(text);
     enum kva_status status = kva_cli_instance_open(&instance, config, &err);
     if (!status) {
-        status = run(&instance, config, text, length, &err);
+        status = kva_cli_instance_check_head(&instance, &err);
+        if (!status)
+            status = run(&instance, config, text, length, &err);
         kva_cli_instance_close(&instance);
     }
     free(text);

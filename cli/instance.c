@@ -447,6 +447,17 @@ enum kva_status kva_cli_instance_renew_engine(struct kva_cli_instance *instance,
     return open_engine(instance, config, err);
 }
 
+enum kva_status kva_cli_instance_check_head(const struct kva_cli_instance *instance,
+                                            struct kva_err *err)
+{
+    if (!instance->model->headless)
+        return KVA_OK;
+    return kva_fail(err, KVA_EUNSUPPORTED,
+                    "%s is a base model without an output matrix: it makes vectors of texts, with "
+                    "kvahead serve and /v1/embeddings, and no text",
+                    instance->name);
+}
+
 void kva_cli_instance_close(struct kva_cli_instance *instance)
 {
     kva_cli_cluster_close(instance->cluster);

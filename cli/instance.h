@@ -52,6 +52,10 @@ KVA_MUST_CHECK enum kva_status kva_cli_instance_renew_engine(struct kva_cli_inst
                                                              const struct kva_config *config,
                                                              struct kva_err *err);
 
+/* Whether the model makes text. Fails: KVA_EUNSUPPORTED. */
+KVA_MUST_CHECK enum kva_status kva_cli_instance_check_head(const struct kva_cli_instance *instance,
+                                                           struct kva_err *err);
+
 void kva_cli_instance_close(struct kva_cli_instance *instance);
 
 /* One more handle of the same device as the instance's, with its own threads on a CPU. */

@@ -134,6 +134,7 @@ static enum kva_status describe_api(const struct serve *serve, struct kva_api_co
         .model_id_count = 1,
         .tokenizer = instance->tokenizer,
         .chat_template = instance->chat_template,
+        .headless = instance->model->headless,
         .context_max = instance->engine->limits.context_max,
         .vocab_size = instance->model->config.vocab_size,
         .eos_ids = instance->model->config.eos_ids,

@@ -242,7 +242,11 @@ static void judge_model(const struct kva_config *config, const struct kva_machin
                      MIB(instance.model->weight_bytes));
     kva_findings_add(findings, KVA_VERDICT_OK, "device", NULL, "%s",
                      kva_device_get_info(instance.device)->name);
-    if (!instance.chat_template)
+    if (instance.model->headless)
+        kva_findings_add(findings, KVA_VERDICT_NOTE, "output matrix", NULL,
+                         "none, it is a base model: /v1/embeddings is answered, chats and "
+                         "completions are refused");
+    else if (!instance.chat_template)
         kva_findings_add(findings, KVA_VERDICT_WARN, "chat template",
                          "Put a chat_template.jinja beside the model, or ask for completions.",
                          "none: chat requests are refused");

@@ -136,6 +136,8 @@ static enum kva_status open_and_run(struct kva_cli_eval *eval, struct kva_err *e
     struct kva_config config = *eval->config;
     config.sequences = 1;
     enum kva_status status = kva_cli_instance_open_ids(&eval->instance, &config, err);
+    if (!status)
+        status = kva_cli_instance_check_head(&eval->instance, err);
     if (status)
         return status;
     eval->kv_dtype = (enum kva_dtype)config.kv_dtype;

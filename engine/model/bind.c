@@ -16,7 +16,8 @@ struct bind {
     const struct kva_model_spec *spec;
     const struct kva_model_files *files;
     struct kva_err *err;
-    bool *used; /* [tensors of all shards]: which of them the model has taken */
+    bool *used;  /* [tensors of all shards]: which of them the model has taken */
+    size_t skip; /* of the names in the family's table: the files' lack so many bytes in front */
     uint32_t dims[KVA_DIM_COUNT];
 };
 
@@ -214,7 +215,7 @@ static enum kva_status load_specs(const struct bind *bind, const struct kva_tens
         if (!kva_model_needs(bind->spec, specs[i].need))
             continue;
         snprintf(name, sizeof(name), "%s%s", prefix, specs[i].name);
-        status = load_needed(bind, name, specs[i].rows, specs[i].cols, tensor);
+        status = load_needed(bind, name + bind->skip, specs[i].rows, specs[i].cols, tensor);
     }
     return status;
 }
@@ -275,7 +276,7 @@ static enum kva_status load_fused(const struct bind *bind, const char *prefix,
         if (!kva_model_needs(bind->spec, spec->need))
             continue;
         snprintf(name, sizeof(name), "%s%s", prefix, spec->name);
-        status = load_needed(bind, name, spec->rows, spec->cols, &fused);
+        status = load_needed(bind, name + bind->skip, spec->rows, spec->cols, &fused);
         for (size_t part = 0; !status && part < 3; part++) {
             struct kva_tensor *to = (struct kva_tensor *)((char *)layer + offsets[part]);
             if (names->fused_in_blocks)
@@ -287,8 +288,24 @@ static enum kva_status load_fused(const struct bind *bind, const char *prefix,
     return status;
 }
 
-/* Whatever config.json says, without an output matrix the embedding is it. With one, and a
- * different one, config.json is wrong about tying: the file's matrix counts. */
+/* Of a file that says that its output matrix is not the embedding, and has none. */
+static void miss_lm_head(const struct bind *bind, const char *name)
+{
+    bind->model->headless = bind->skip > 0 || bind->spec->base;
+    if (bind->model->headless)
+        kva_log(KVA_LOG_INFO,
+                "the checkpoint is of a base model, without %s: it makes vectors of texts, and no "
+                "text",
+                name);
+    else
+        kva_log(KVA_LOG_WARN,
+                "config.json says that the output matrix is not the embedding, but there is no %s: "
+                "using the embedding, and text may be nonsense",
+                name);
+}
+
+/* Whatever config.json says, without an output matrix the embedding is it, but for a base model.
+ * With one, and a different one, config.json is wrong about tying: the file's matrix counts. */
 static enum kva_status bind_lm_head(const struct bind *bind)
 {
     struct kva_model *model = bind->model;
@@ -307,10 +324,7 @@ static enum kva_status bind_lm_head(const struct bind *bind)
                 "using %s",
                 name, name);
     if (!head.data && bind->spec->untied)
-        kva_log(KVA_LOG_WARN,
-                "config.json says that the output matrix is not the embedding, but there is no %s: "
-                "using the embedding, and text may be nonsense",
-                name);
+        miss_lm_head(bind, name);
     model->config.tied_embeddings = !head.data || (model->config.tied_embeddings && same);
     if (model->config.tied_embeddings) {
         model->weight_bytes = bytes;
@@ -336,7 +350,7 @@ static void skip_unused_positions(struct kva_model *model, uint32_t offset)
  * it (GPT-NeoX); they follow from the config. In GGUF rope_freqs is read with the metadata. */
 static bool is_derived(const char *name)
 {
-    static const char *const suffixes[] = {".rotary_emb.inv_freq", ".attention.bias",
+    static const char *const suffixes[] = {"rotary_emb.inv_freq", ".attention.bias",
                                            ".attention.masked_bias", ".attn_rot_embd.weight",
                                            "rope_freqs.weight"};
     size_t length = strlen(name);
@@ -377,12 +391,29 @@ static enum kva_status check_unused(const struct bind *bind)
     return KVA_OK;
 }
 
-static enum kva_status bind_all(const struct bind *bind)
+/* Whether the names are those of the base class, which the embedding's decides. */
+static enum kva_status find_prefix(struct bind *bind)
+{
+    const struct kva_tensor_names *names = bind->spec->family->tensor_names;
+    const char *embed = names->model[0].name;
+    const size_t skip = names->base_prefix ? strlen(names->base_prefix) : 0;
+    const struct kva_safetensors_entry *whole, *base = NULL;
+    const struct kva_model_shard *shard;
+    enum kva_status status = kva_model_files_find(bind->files, embed, &whole, &shard, bind->err);
+    if (!status && !whole && skip > 0)
+        status = kva_model_files_find(bind->files, embed + skip, &base, &shard, bind->err);
+    bind->skip = base ? skip : 0;
+    return status;
+}
+
+static enum kva_status bind_all(struct bind *bind)
 {
     struct kva_model *model = bind->model;
     const struct kva_tensor_names *names = bind->spec->family->tensor_names;
     uint32_t layer_count = model->config.layer_count;
-    enum kva_status status = load_specs(bind, names->model, names->model_count, "", model);
+    enum kva_status status = find_prefix(bind);
+    if (!status)
+        status = load_specs(bind, names->model, names->model_count, "", model);
     if (!status)
         status = bind_lm_head(bind);
     if (status)

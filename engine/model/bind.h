@@ -8,7 +8,9 @@
 #include "engine/model/files.h"
 
 /* Fills model's tensors, layers, copies, decodes, weight_bytes and parameter_count, and settles
- * config.tied_embeddings and config.dtype where config.json did not. model->config is set already.
+ * config.tied_embeddings, config.dtype and headless where config.json did not. model->config is set
+ * already. A checkpoint of a base class, whose names lack what those of the whole model begin with,
+ * is one like others.
  * On failure the owner frees model->layers, copies and decodes. A tensor of a GGUF file that
  * nothing takes is refused, one of a checkpoint is warned of. Fails: KVA_EFORMAT (names the tensor and
  * both shapes), KVA_EUNSUPPORTED (names the tensor and its format), KVA_ENOMEM. */

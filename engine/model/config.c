@@ -42,7 +42,7 @@ static enum kva_status check_model_type(const struct kva_fields *fields, const c
 
 /* The first architecture of the list that is known; model_type where there is no list. */
 static enum kva_status find_family(const struct kva_fields *fields, const char *model_type,
-                                   const struct kva_family **ret)
+                                   const struct kva_family **ret, bool *ret_base)
 {
     const cJSON *list;
     const cJSON *item;
@@ -59,8 +59,10 @@ static enum kva_status find_family(const struct kva_fields *fields, const char *
             return kva_fail_param(fields->err, KVA_EFORMAT, "architectures",
                                   "%s: architectures has an entry that is not a string",
                                   fields->file);
-        if ((*ret = kva_family_by_architecture(item->valuestring)) != NULL)
+        if ((*ret = kva_family_by_architecture(item->valuestring)) != NULL) {
+            *ret_base = strcmp((*ret)->base, item->valuestring) == 0;
             return check_model_type(fields, item->valuestring, model_type, *ret);
+        }
         first = first ? first : item->valuestring;
     }
     if (first)
@@ -397,7 +399,7 @@ static enum kva_status parse_config(const struct kva_fields *fields, struct kva_
     enum kva_status status;
     status = kva_fields_string(fields, "model_type", &model_type);
     if (!status && !spec->family)
-        status = find_family(fields, model_type, &spec->family);
+        status = find_family(fields, model_type, &spec->family, &spec->base);
     if (status)
         return status;
     const struct kva_family *family = spec->family;

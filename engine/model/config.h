@@ -18,6 +18,7 @@ struct kva_model_spec {
     const struct kva_family *family;
     bool qkv_bias, o_bias, mlp_bias;
     bool untied;           /* said so: the output matrix is not the embedding */
+    bool base;             /* said so: the architecture is a family's without an output matrix */
     bool has_dtype;        /* config.dtype was in the file; else the embedding decides */
     char quant_method[32]; /* quantization_config's, for people, or "" */
 };

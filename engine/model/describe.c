@@ -115,7 +115,9 @@ void kva_model_describe(const struct kva_model *model, struct kva_buf *out)
         kva_gguf_files_describe(model->files, out);
     kva_buf_printf(out, "%-20s %s\n", "family", config->model_type);
     put_count(out, "parameters", model->parameter_count,
-              config->tied_embeddings ? " (embeddings tied)" : "");
+              model->headless           ? " (no output matrix: it makes vectors, and no text)"
+              : config->tied_embeddings ? " (embeddings tied)"
+                                        : "");
     put_formats(model, out);
     put_bytes(out, "weights", model->weight_bytes);
     put_packed(model->packed, out);

@@ -55,6 +55,7 @@ static const struct kva_tensor_names llama_tensor_names = {
     .model = llama_model_tensors,
     .model_count = KVA_COUNT_OF(llama_model_tensors),
     .layer_prefix = "model.layers.",
+    .base_prefix = "model.",
     .layer = llama_layer_tensors,
     .layer_count = KVA_COUNT_OF(llama_layer_tensors),
     .lm_head = "lm_head.weight",
@@ -108,6 +109,7 @@ static const struct kva_tensor_names opt_tensor_names = {
     .model = opt_model_tensors,
     .model_count = KVA_COUNT_OF(opt_model_tensors),
     .layer_prefix = "model.decoder.layers.",
+    .base_prefix = "model.",
     .layer = opt_layer_tensors,
     .layer_count = KVA_COUNT_OF(opt_layer_tensors),
     .lm_head = "lm_head.weight",
@@ -171,6 +173,7 @@ static const struct kva_tensor_names neox_tensor_names = {
     .model = neox_model_tensors,
     .model_count = KVA_COUNT_OF(neox_model_tensors),
     .layer_prefix = "gpt_neox.layers.",
+    .base_prefix = "gpt_neox.",
     .layer = neox_layer_tensors,
     .layer_count = KVA_COUNT_OF(neox_layer_tensors),
     .fused = neox_fused_tensors,
@@ -191,6 +194,7 @@ static const struct kva_config_switch gemma_switches[] = {
 static const struct kva_family family_table[] = {
     {
         .architecture = "LlamaForCausalLM",
+        .base = "LlamaModel",
         .model_type = "llama",
         .qkv_bias = KVA_BIAS_ATTENTION,
         .o_bias = KVA_BIAS_ATTENTION,
@@ -203,6 +207,7 @@ static const struct kva_family family_table[] = {
     },
     {
         .architecture = "MistralForCausalLM",
+        .base = "MistralModel",
         .model_type = "mistral",
         .window = KVA_WINDOW_ALL,
         .default_context = 131072,
@@ -213,6 +218,7 @@ static const struct kva_family family_table[] = {
     },
     {
         .architecture = "Qwen2ForCausalLM",
+        .base = "Qwen2Model",
         .model_type = "qwen2",
         .qkv_bias = KVA_BIAS_ALWAYS,
         .window = KVA_WINDOW_SOME,
@@ -224,6 +230,7 @@ static const struct kva_family family_table[] = {
     },
     {
         .architecture = "Qwen3ForCausalLM",
+        .base = "Qwen3Model",
         .model_type = "qwen3",
         .qk_norm = true,
         .qkv_bias = KVA_BIAS_ATTENTION,
@@ -238,6 +245,7 @@ static const struct kva_family family_table[] = {
     },
     {
         .architecture = "GemmaForCausalLM",
+        .base = "GemmaModel",
         .model_type = "gemma",
         .norm_weight_offset = 1.0f,
         .scaled_embedding = true,
@@ -254,6 +262,7 @@ static const struct kva_family family_table[] = {
     },
     {
         .architecture = "OPTForCausalLM",
+        .base = "OPTModel",
         .model_type = "opt",
         .config_names = &opt_config_names,
         .tensor_names = &opt_tensor_names,
@@ -271,6 +280,7 @@ static const struct kva_family family_table[] = {
     },
     {
         .architecture = "GPTNeoXForCausalLM",
+        .base = "GPTNeoXModel",
         .model_type = "gpt_neox",
         .config_names = &neox_config_names,
         .tensor_names = &neox_tensor_names,
@@ -305,7 +315,8 @@ static const struct {
 const struct kva_family *kva_family_by_architecture(const char *architecture)
 {
     for (size_t i = 0; i < KVA_COUNT_OF(family_table); i++)
-        if (strcmp(family_table[i].architecture, architecture) == 0)
+        if (strcmp(family_table[i].architecture, architecture) == 0 ||
+            strcmp(family_table[i].base, architecture) == 0)
             return &family_table[i];
     return NULL;
 }

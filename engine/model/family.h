@@ -56,6 +56,9 @@ struct kva_tensor_names {
     const struct kva_tensor_spec *model; /* tensors there once */
     size_t model_count;
     const char *layer_prefix; /* "model.layers." */
+    /* What names begin with ("model.") but for lm_head, and in a checkpoint that was saved of the
+     * base class, which has no output matrix, do not. NULL: there are no such files. */
+    const char *base_prefix;
     const struct kva_tensor_spec *layer;
     size_t layer_count;
     const struct kva_fused_qkv_spec *fused; /* NULL: none */
@@ -96,6 +99,7 @@ enum kva_window_rule {
 
 struct kva_family {
     const char *architecture; /* "LlamaForCausalLM" */
+    const char *base;         /* "LlamaModel": the same without an output matrix */
     const char *model_type;   /* "llama" */
     const struct kva_config_names *config_names;
     const struct kva_tensor_names *tensor_names;
@@ -125,7 +129,7 @@ struct kva_family {
     bool default_parallel_residual;
 };
 
-/* NULL: no such architecture. */
+/* By either of its names. NULL: no such architecture. */
 const struct kva_family *kva_family_by_architecture(const char *architecture);
 
 /* For files without "architectures". */

@@ -101,13 +101,15 @@ struct kva_model {
     struct kva_model_config config;
     struct kva_generation_defaults generation;
     struct kva_tensor embed;     /* [vocab, hidden] */
-    struct kva_tensor lm_head;   /* [vocab, hidden]; equals embed when tied */
+    struct kva_tensor lm_head;   /* [vocab, hidden]; equals embed when tied, and when headless */
     struct kva_tensor positions; /* learned positions [context_max, hidden], or absent */
     struct kva_tensor final_norm, final_norm_bias;
     struct kva_layer_tensors *layers; /* [layer_count] */
     size_t weight_bytes;              /* all tensors used, tied ones once */
     size_t copied_bytes;              /* of these: in `copies` or `decodes`, not in the mapping */
     uint64_t parameter_count;
+    bool headless; /* it has no output matrix, and the embedding is none: what comes behind the last
+                      layer is what it is for, and what its logits say is nothing */
     struct kva_model_files *files;   /* mappings */
     struct kva_model_packed *packed; /* matrices of 2 to 8 bits (packed.h); NULL: none */
     struct kva_skew *skew;           /* of queries and keys (skew.h); NULL: none, */

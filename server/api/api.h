@@ -59,6 +59,7 @@ struct kva_api_config {
     bool template_knows_calls; /* in the history */
     bool template_knows_developers;
     int32_t reply_marker;     /* the style's marker, where it is a special token; else -1 */
+    bool headless;            /* the model makes vectors and no text */
     uint32_t context_max;     /* prompt + output tokens */
     uint32_t vocab_size;      /* ids below this exist */
     uint32_t token_bytes_max; /* of any token: a text of more bytes than the context can have is

@@ -409,6 +409,18 @@ static enum kva_status tell_effort(struct kva_api_parser *p)
     return told ? KVA_OK : kva_fail_param(p->err, KVA_ENOMEM, "reasoning_effort", "Out of memory.");
 }
 
+/* Its logits would be noise. */
+static enum kva_status check_head(const struct kva_api_parser *p)
+{
+    const bool text = (1u << p->route & KVA_ROUTE_GENERATE) && p->route != KVA_API_COUNT_TOKENS;
+    if (!p->config->headless || !text)
+        return KVA_OK;
+    return kva_fail(p->err, KVA_EUNSUPPORTED,
+                    "The model '%s' is a base model without an output matrix: it makes vectors of "
+                    "texts (/v1/embeddings), and no text.",
+                    p->config->model_ids[0]);
+}
+
 static enum kva_status read_call(struct kva_api_parser *p)
 {
     struct kva_api_call *call = p->call;
@@ -448,7 +460,9 @@ enum kva_status kva_api_parse(const struct kva_api_config *config, enum kva_api_
                                                                    : "prompt";
     set_defaults(call, config);
     struct kva_api_parser parser = {.route = route, .call = call, .config = config, .err = err};
-    enum kva_status status = kva_json_parse(body, length, &config->limits.json, &call->json, err);
+    enum kva_status status = check_head(&parser);
+    if (status == KVA_OK)
+        status = kva_json_parse(body, length, &config->limits.json, &call->json, err);
     if (status == KVA_OK)
         status = read_call(&parser);
     if (status != KVA_OK) {

@@ -334,6 +334,30 @@ static void test_clients__embeddings_are_unit_vectors_in_the_order_of_the_texts(
     assert_true(client_metric(f.port, "kvahead_embeddings_total", NULL) == 4);
 }
 
+/* Whatever would make text is refused; vectors are made, and tokens counted. */
+static void test_clients__a_base_model_makes_vectors_alone(void **state KVA_UNUSED)
+{
+    static const char *const refused[][2] = {
+        {CHAT, "{" HELLO "}"},
+        {COMPLETE, "{" PROMPT "}"},
+        {"/v1/responses", "{\"input\":\"Hello\"}"},
+        {"/v1/messages", "{\"model\":\"echo\",\"max_tokens\":3," HELLO "}"},
+    };
+    fixture_init(&f);
+    f.backend.api.headless = true;
+    fixture_start(&f);
+    for (size_t i = 0; i < KVA_COUNT_OF(refused); i++) {
+        cJSON *json = post(refused[i][0], refused[i][1], 400);
+        if (!strstr(json_text(json, "error.message"), "'echo' is a base model without an output"))
+            fail_msg("%s: %s", refused[i][0], json_text(json, "error.message"));
+        cJSON_Delete(json);
+    }
+    cJSON_Delete(post("/v1/embeddings", "{\"input\":\"ab\"}", 200));
+    cJSON_Delete(post("/tokenize", "{" PROMPT "}", 200));
+    cJSON_Delete(post("/v1/messages/count_tokens", "{\"model\":\"echo\"," HELLO "}", 200));
+    fixture_stop(&f);
+}
+
 static int run_preflight(const char *origin, const char *asked, char *ret, size_t size)
 {
     struct reply reply;
@@ -387,6 +411,7 @@ int main(void)
         WITH_SERVER(test_clients__routes_that_are_not_here),
         WITH_SERVER(test_clients__a_model_that_is_not_here),
         WITH_SERVER(test_clients__embeddings_are_unit_vectors_in_the_order_of_the_texts),
+        cmocka_unit_test(test_clients__a_base_model_makes_vectors_alone),
         cmocka_unit_test(test_clients__a_page_may_send_any_header),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

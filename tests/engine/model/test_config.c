@@ -637,7 +637,10 @@ static void test_config__family_comes_from_architectures_or_model_type(void **st
         enum kva_status status;
         const char *family_or_message;
     } cases[] = {
-        {"\"architectures\":[\"LlamaModel\",\"Qwen2ForCausalLM\"]", KVA_OK, "qwen2"},
+        {"\"architectures\":[\"GPT2Model\",\"Qwen2ForCausalLM\"]", KVA_OK, "qwen2"},
+        {"\"architectures\":[\"Qwen3Model\"],\"model_type\":\"qwen3\"", KVA_OK, "qwen3"},
+        {"\"architectures\":[\"LlamaModel\"],\"model_type\":\"qwen2\"", KVA_EUNSUPPORTED,
+         "has LlamaModel, and model_type is 'qwen2'"},
         {"\"architectures\":null,\"model_type\":\"qwen3\"", KVA_OK, "qwen3"},
         {"\"architectures\":[],\"model_type\":\"mistral\"", KVA_OK, "mistral"},
         {"\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"qwen2\"", KVA_EUNSUPPORTED,

@@ -270,6 +270,113 @@ static void test_model__opens_every_family(void **state KVA_UNUSED)
     assert_null(kva_golden_families[KVA_COUNT_OF(family_cases)]);
 }
 
+/* The text of a file's header without `prefix` in front of names, as long as it was. */
+static void strip_names(char *header, size_t length, const char *prefix)
+{
+    char quoted[32];
+    size_t cut = strlen(prefix), end = length;
+    snprintf(quoted, sizeof(quoted), "\"%s", prefix);
+    for (char *at = header; (at = memmem(at, end - (size_t)(at - header), quoted, cut + 1));) {
+        memmove(at + 1, at + 1 + cut, end - (size_t)(at - header) - 1 - cut);
+        end -= cut;
+    }
+    memset(header + end, ' ', length - end);
+}
+
+static void expect_same_tensor(const struct kva_tensor *a, const struct kva_tensor *b)
+{
+    assert_int_equal(a->rows, b->rows);
+    assert_int_equal(a->cols, b->cols);
+    assert_int_equal(a->data != NULL, b->data != NULL);
+    if (a->data)
+        assert_memory_equal(a->data, b->data,
+                            (size_t)a->rows * a->cols * kva_dtype_bytes(a->dtype));
+}
+
+/* A checkpoint of the base class has the same tensors by shorter names. */
+static void test_model__names_of_the_base_class_are_the_same_tensors(void **state KVA_UNUSED)
+{
+    static const char *const families[][2] = {{"qwen3_qk_norm", "model."},
+                                              {"llama3_gqa_bf16", "model."},
+                                              {"gemma_tied", "model."},
+                                              {"opt_relu_tied", "model."},
+                                              {"neox_parallel", "gpt_neox."}};
+    char path[4096];
+    for (size_t i = 0; i < KVA_COUNT_OF(families); i++) {
+        struct checkpoint checkpoint;
+        size_t size, length = 0;
+        checkpoint_init(&checkpoint);
+        char *config = kva_test_read(
+            kva_golden_path(families[i][0], "config.json", path, sizeof(path)), &size);
+        checkpoint_puts(&checkpoint, "config.json", config);
+        free(config);
+        char *file = kva_test_read(
+            kva_golden_path(families[i][0], "model.safetensors", path, sizeof(path)), &size);
+        memcpy(&length, file, 8);
+        strip_names(file + 8, length, families[i][1]);
+        checkpoint_write(&checkpoint, "model.safetensors", file, size);
+        free(file);
+        struct kva_model *base = open_good(checkpoint.dir);
+        struct kva_model *whole =
+            open_good(kva_golden_path(families[i][0], NULL, path, sizeof(path)));
+        assert_false(base->headless);
+        assert_int_equal(base->parameter_count, whole->parameter_count);
+        expect_same_tensor(&base->embed, &whole->embed);
+        expect_same_tensor(&base->lm_head, &whole->lm_head);
+        expect_same_tensor(&base->final_norm, &whole->final_norm);
+        expect_same_tensor(&base->positions, &whole->positions);
+        for (uint32_t layer = 0; layer < whole->config.layer_count; layer++) {
+            const struct kva_tensor *a = (const struct kva_tensor *)&base->layers[layer];
+            const struct kva_tensor *b = (const struct kva_tensor *)&whole->layers[layer];
+            for (size_t t = 0; t < sizeof(*base->layers) / sizeof(*a); t++)
+                expect_same_tensor(&a[t], &b[t]);
+        }
+        kva_model_close(base);
+        kva_model_close(whole);
+        checkpoint_finish(&checkpoint);
+    }
+}
+
+/* Without an output matrix, and with an embedding that is none, a base model makes no text. Others
+ * are taken at the embedding's word. */
+static void test_model__base_models_may_have_no_output_matrix(void **state KVA_UNUSED)
+{
+    static const struct {
+        const char *architecture, *tied;
+        bool base_names, matrix, headless;
+    } cases[] = {
+        {"LlamaModel", "false", true, false, true},
+        {"LlamaForCausalLM", "false", true, false, true},
+        {"LlamaModel", "false", false, false, true},
+        {"LlamaModel", "true", true, false, false},
+        {"LlamaModel", "null", true, false, false},
+        {"LlamaModel", "false", true, true, false},
+        {"LlamaForCausalLM", "false", false, false, false},
+    };
+    kva_log_setup(2, KVA_LOG_OFF, KVA_LOG_TEXT);
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct checkpoint checkpoint;
+        struct made_tensor tensors[16];
+        char config[1024];
+        const char *rest = strchr(made_config, ']') + 1;
+        snprintf(config, sizeof(config), "{\"architectures\":[\"%s\"],\"tie_word_embeddings\":%s%s",
+                 cases[i].architecture, cases[i].tied, rest);
+        memcpy(tensors, made_tensors, made_tensor_count * sizeof(*tensors));
+        for (size_t t = 0; cases[i].base_names && t + 1 < made_tensor_count; t++)
+            tensors[t].name += strlen("model.");
+        checkpoint_init(&checkpoint);
+        checkpoint_puts(&checkpoint, "config.json", config);
+        checkpoint_write_tensors(&checkpoint, "model.safetensors", tensors,
+                                 made_tensor_count - !cases[i].matrix);
+        struct kva_model *model = open_good(checkpoint.dir);
+        assert_int_equal(model->headless, cases[i].headless);
+        check_tensors(model, false, false, false);
+        kva_model_close(model);
+        checkpoint_finish(&checkpoint);
+    }
+    kva_log_setup(2, KVA_LOG_INFO, KVA_LOG_AUTO);
+}
+
 /* The reference says at which logit greedy decoding starts: file, reader and table agree. */
 static void test_model__golden_files_are_consistent(void **state KVA_UNUSED)
 {
@@ -513,6 +620,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_model__opens_a_trained_checkpoint),
         cmocka_unit_test(test_model__opens_every_family),
+        cmocka_unit_test(test_model__names_of_the_base_class_are_the_same_tensors),
+        cmocka_unit_test(test_model__base_models_may_have_no_output_matrix),
         cmocka_unit_test(test_model__golden_files_are_consistent),
         cmocka_unit_test(test_model__tensors_are_those_of_their_names),
         cmocka_unit_test(test_model__fused_tensors_are_taken_apart),
