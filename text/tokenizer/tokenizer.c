@@ -31,23 +31,35 @@ static enum kva_status config_token(const struct kva_tokenizer *tokenizer,
     return KVA_OK;
 }
 
-/* A configuration that says whether BOS and EOS are added overrides the post-processor. */
+/* A configuration that says whether a token is added on its side of a text overrides what the
+ * post-processor does with that token there: true, it alone is added, false, it is not. Another one
+ * stays: Qwen3-Embedding's texts end with a token that is not its EOS. */
+static enum kva_status config_side(const struct kva_tok_place *place, const cJSON *config,
+                                   const char *flag, int32_t token, int32_t *side, uint32_t *count)
+{
+    bool added;
+    uint32_t kept = 0;
+    enum kva_status status = kva_tok_json_bool(place, config, flag, false, &added);
+    if (status || kva_tok_json_missing(config, flag) || token < 0)
+        return status;
+    for (uint32_t i = 0; i < *count && !added; i++)
+        if (side[i] != token)
+            side[kept++] = side[i];
+    if (added)
+        side[kept++] = token;
+    *count = kept;
+    return KVA_OK;
+}
+
 static enum kva_status config_post(struct kva_tokenizer *tokenizer,
                                    const struct kva_tok_place *place, const cJSON *config)
 {
-    bool bos, eos;
-    enum kva_status status = kva_tok_json_bool(place, config, "add_bos_token", false, &bos);
-    if (!status)
-        status = kva_tok_json_bool(place, config, "add_eos_token", false, &eos);
-    if (status || (kva_tok_json_missing(config, "add_bos_token") &&
-                   kva_tok_json_missing(config, "add_eos_token")))
-        return status;
-    tokenizer->post = (struct kva_post){.before_count = 0};
-    if (bos && tokenizer->bos >= 0)
-        tokenizer->post.before[tokenizer->post.before_count++] = tokenizer->bos;
-    if (eos && tokenizer->eos >= 0)
-        tokenizer->post.after[tokenizer->post.after_count++] = tokenizer->eos;
-    return KVA_OK;
+    struct kva_post *post = &tokenizer->post;
+    enum kva_status status = config_side(place, config, "add_bos_token", tokenizer->bos,
+                                         post->before, &post->before_count);
+    return status ? status
+                  : config_side(place, config, "add_eos_token", tokenizer->eos, post->after,
+                                &post->after_count);
 }
 
 static enum kva_status load_config(struct kva_tokenizer *tokenizer,

@@ -233,6 +233,40 @@ static void test_load__config(void **state KVA_UNUSED)
     check_refused(json, "nothing", KVA_EFORMAT, "tokenizer_config.json: not valid JSON");
 }
 
+/* What tokenizer_config.json says of BOS and EOS counts for these two alone, each on its side. */
+static void test_load__flags_count_for_their_token(void **state KVA_UNUSED)
+{
+    static const struct {
+        const char *config;
+        int32_t want[4]; /* around "ab", 3; -1: the end */
+    } cases[] = {
+        {"{}", {4, 3, 5, -1}},
+        {"{\"add_bos_token\":false,\"bos_token\":null,\"eos_token\":\"<unk>\"}", {4, 3, 5, -1}},
+        {"{\"add_bos_token\":false,\"add_eos_token\":false,\"eos_token\":\"<unk>\"}",
+         {4, 3, 5, -1}},
+        {"{\"add_bos_token\":false,\"bos_token\":\"<s>\"}", {3, 5, -1}},
+        {"{\"add_eos_token\":false,\"eos_token\":\"</s>\"}", {4, 3, -1}},
+        {"{\"add_eos_token\":true,\"eos_token\":\"<unk>\"}", {4, 3, 0, -1}},
+        {"{\"add_bos_token\":true,\"bos_token\":\"</s>\"}", {5, 3, 5, -1}},
+    };
+    const char *json =
+        "{" MODEL "," ADDED ",\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":["
+        "{\"SpecialToken\":{\"id\":\"<s>\"}},{\"Sequence\":{\"id\":\"A\"}},"
+        "{\"SpecialToken\":{\"id\":\"</s>\"}}],\"special_tokens\":{\"<s>\":{\"id\":\"<s>\","
+        "\"ids\":[4]},\"</s>\":{\"id\":\"</s>\",\"ids\":[5]}}}}";
+    for (size_t i = 0; i < KVA_COUNT_OF(cases); i++) {
+        struct kva_tokenizer *tokenizer = fixture_load(json, cases[i].config);
+        struct kva_token_list list = fixture_encode(tokenizer, "ab", 2, true, true);
+        size_t count = 0;
+        while (cases[i].want[count] >= 0)
+            count++;
+        if (list.count != count || memcmp(list.ids, cases[i].want, count * sizeof(int32_t)) != 0)
+            fail_msg("%s: other tokens around the text", cases[i].config);
+        kva_token_list_finish(&list);
+        kva_tokenizer_destroy(tokenizer);
+    }
+}
+
 static void test_load__post_processor(void **state KVA_UNUSED)
 {
     static const char *const cases[][2] = {
@@ -271,6 +305,7 @@ int main(void)
         cmocka_unit_test(test_load__bad_patterns),
         cmocka_unit_test(test_load__bounds),
         cmocka_unit_test(test_load__config),
+        cmocka_unit_test(test_load__flags_count_for_their_token),
         cmocka_unit_test(test_load__post_processor),
         cmocka_unit_test(test_load__no_such_directory),
     };
