@@ -114,6 +114,25 @@ static void describe_replies(const struct kva_config *config, struct kva_api_con
                 api->template_takes_tools ? "" : "; the template takes no tools, they are told");
 }
 
+/* What the operator says wins over the model's files. */
+static void describe_vectors(const struct kva_config *config,
+                             const struct kva_embedding_defaults *model, struct kva_api_config *api)
+{
+    static const enum kva_pooling options[] = {KVA_POOLING_NONE, KVA_POOLING_MEAN,
+                                               KVA_POOLING_LAST};
+    api->normalise = !model->raw;
+    api->pooling_why = model->lacks;
+    api->pooling = options[config->pooling];
+    if (api->pooling == KVA_POOLING_NONE && model->pooling != KVA_MODEL_POOLING_OTHER)
+        api->pooling =
+            model->pooling == KVA_MODEL_POOLING_LAST ? KVA_POOLING_LAST : KVA_POOLING_MEAN;
+    if (api->pooling == KVA_POOLING_NONE)
+        kva_log(KVA_LOG_WARN,
+                "the model's vectors are made with %s, which is not implemented: /v1/embeddings is "
+                "refused unless 'pooling' is said (--pooling)",
+                api->pooling_why);
+}
+
 static enum kva_status set_limits(const struct kva_config *config, struct kva_api_limits *limits,
                                   struct kva_err *err)
 {
@@ -152,7 +171,7 @@ static enum kva_status describe_api(const struct serve *serve, struct kva_api_co
         return status;
     describe_replies(serve->config, api);
     api->embedding_size = instance->model->config.hidden_size;
-    api->pooling = serve->config->pooling ? KVA_POOLING_LAST : KVA_POOLING_MEAN;
+    describe_vectors(serve->config, &instance->model->embedding, api);
     api->token_bytes_max = longest_token(instance->tokenizer);
     api->kv_topk_max = (uint32_t)serve->config->kv_topk_max;
     for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)

@@ -99,7 +99,7 @@ struct kva_config {
     uint64_t grammar_cache_bytes;
     uint32_t tool_parser;      /* 0: as the template shows, else enum kva_reply_style + 1 */
     uint32_t reasoning_parser; /* 0: as the template shows, 1: none, 2: think */
-    uint32_t pooling;          /* 0: mean, 1: last */
+    uint32_t pooling;          /* 0: as the model's files say, 1: mean, 2: last */
     uint64_t responses_bytes;
     bool metrics_vllm;
     bool live_view;

@@ -29,7 +29,7 @@ static const char *const cpu_levels[] = {"auto",       "ref",        "avx2", "av
 /* Behind auto the order of enum kva_reply_style. */
 static const char *const tool_parsers[] = {"auto",    "none", "hermes", "llama3",
                                            "mistral", "json", "xml",    NULL};
-static const char *const poolings[] = {"mean", "last", NULL};
+static const char *const poolings[] = {"auto", "mean", "last", NULL};
 static const char *const cluster_plans[] = {"gain", "waiting", NULL};
 static const char *const reasoning_parsers[] = {"auto", "none", "think", NULL};
 
@@ -209,9 +209,9 @@ static const struct kva_option table[] = {
      reasoning_parsers, "Server",
      "What comes as reasoning_content; think: what is between <think> and </think>; auto: that, "
      "where the chat template has it."},
-    {"pooling", KVA_OPTION_CHOICE, SERVE, AT(pooling), 0, 0, "mean", poolings, "Server",
+    {"pooling", KVA_OPTION_CHOICE, SERVE, AT(pooling), 0, 0, "auto", poolings, "Server",
      "What /v1/embeddings makes one vector of, where a request does not say: the mean of all tokens, "
-     "or the last one."},
+     "or the last one; auto: as the model's files say, else the mean (docs/api.md)."},
     {"responses-memory", KVA_OPTION_BYTES, SERVE, AT(responses_bytes), 0, TIB, "64M", NULL,
      "Server",
      "Memory of responses (/v1/responses) that may be asked for again or continued; of too many the "

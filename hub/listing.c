@@ -22,6 +22,7 @@ static const char *const others[] = {
     "chat_template.jinja",
     "chat_template.json",
     "special_tokens_map.json",
+    "modules.json",
 };
 
 /* Of a repository that has no tokenizer.json. */
@@ -143,6 +144,14 @@ static enum kva_status add(struct kva_hub_choice *choice, const char *file, stru
     return KVA_OK;
 }
 
+/* What modules.json of a model for embeddings names: "1_Pooling/config.json". */
+static bool is_pooling(const char *file)
+{
+    const char *slash = strchr(file, '/');
+    return slash && strcmp(slash, "/config.json") == 0 && slash - file > 8 &&
+           strncmp(slash - 8, "_Pooling", 8) == 0;
+}
+
 static enum kva_status choose_checkpoint(const struct kva_hub_listing *listing,
                                          const char *repository, struct kva_hub_choice *choice,
                                          struct kva_err *err)
@@ -164,6 +173,10 @@ static enum kva_status choose_checkpoint(const struct kva_hub_listing *listing,
     for (size_t i = 0; i < KVA_COUNT_OF(others) && !status; i++) {
         if (kva_hub_listing_has(listing, others[i]))
             status = add(choice, others[i], err);
+    }
+    for (size_t i = 0; i < listing->count && !status; i++) {
+        if (is_pooling(listing->files[i]))
+            status = add(choice, listing->files[i], err);
     }
     bool old = !kva_hub_listing_has(listing, "tokenizer.json");
     for (size_t i = 0; i < KVA_COUNT_OF(old_tokenizer) && old && !status; i++) {

@@ -1,8 +1,8 @@
 /* listing.h - the files of a repository, and which of them a model is made of.
  *
  * A checkpoint: config.json, the weights in safetensors (one file, or an index and those that it
- * names), tokenizer.json, and what there is of settings and chat templates. Or one GGUF file, with
- * all of its parts where it is split, chosen by its path or by its quantisation.
+ * names), tokenizer.json, and what there is of settings, poolings and chat templates. Or one GGUF
+ * file, with all of its parts where it is split, chosen by its path or by its quantisation.
  *
  * What a hub says is not trusted: names that would leave the folder are refused, numbers bounded.
  *

@@ -15,6 +15,7 @@
 struct kva_model_spec {
     struct kva_model_config config; /* owns rope.inv_freq and layer_window */
     struct kva_generation_defaults generation;
+    struct kva_embedding_defaults embedding; /* a GGUF file's */
     const struct kva_family *family;
     bool qkv_bias, o_bias, mlp_bias;
     bool untied;           /* said so: the output matrix is not the embedding */

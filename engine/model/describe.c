@@ -108,6 +108,18 @@ static void put_skew(const struct kva_model *model, struct kva_buf *out)
         kva_buf_printf(out, "%-20s %s\n", "skew", model->skew_err.message);
 }
 
+/* Nothing of a model whose files say nothing. */
+static void put_embedding(const struct kva_embedding_defaults *embedding, struct kva_buf *out)
+{
+    static const char *const names[] = {NULL, "mean of all tokens", "last token", NULL};
+    if (names[embedding->pooling])
+        kva_buf_printf(out, "%-20s %s%s\n", "vectors", names[embedding->pooling],
+                       embedding->raw ? "" : ", of length 1");
+    else if (embedding->pooling == KVA_MODEL_POOLING_OTHER)
+        kva_buf_printf(out, "%-20s not as the files say: %s is not implemented\n", "vectors",
+                       embedding->lacks);
+}
+
 void kva_model_describe(const struct kva_model *model, struct kva_buf *out)
 {
     const struct kva_model_config *config = &model->config;
@@ -122,6 +134,7 @@ void kva_model_describe(const struct kva_model *model, struct kva_buf *out)
     put_bytes(out, "weights", model->weight_bytes);
     put_packed(model->packed, out);
     put_skew(model, out);
+    put_embedding(&model->embedding, out);
     if (model->copied_bytes)
         put_bytes(out, "of these copied", model->copied_bytes);
     kva_buf_printf(out, "%-20s %u\n", "layers", config->layer_count);

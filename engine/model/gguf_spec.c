@@ -108,7 +108,7 @@ static const struct {
     {"residual_scale", NEUTRAL, NULL, 1},
     {"embedding_scale", NEUTRAL, NULL, 1},
     {"attention.causal", ONLY, NULL, 1},
-    {"pooling_type", NEUTRAL, NULL, 0},
+    {"pooling_type", READ, NULL, 0},
 };
 
 static enum kva_status refuse(const struct reader *r, const char *key, const char *why)
@@ -496,6 +496,31 @@ static enum kva_status apply_rope_factors(const struct reader *r, struct kva_mod
     return KVA_OK;
 }
 
+/* How vectors of texts are pooled; 0 is no way. */
+static enum kva_status read_pooling(const struct reader *r, struct kva_embedding_defaults *ret)
+{
+    enum { NONE, MEAN, CLS, LAST, RANK };
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(r->config, "pooling_type");
+    double type = !item ? NONE : cJSON_IsNumber(item) ? item->valuedouble : -1;
+    if (type == RANK)
+        return kva_fail_param(r->err, KVA_EUNSUPPORTED, "pooling_type",
+                              "%s: %s.pooling_type 4 (rank) is not supported: the model makes "
+                              "neither text nor vectors, but scores texts",
+                              r->gguf->file, r->architecture);
+    if (type != NONE && type != MEAN && type != CLS && type != LAST)
+        return kva_fail_param(r->err, KVA_EUNSUPPORTED, "pooling_type",
+                              "%s: %s.pooling_type is not 0 (none), 1 (mean), 2 (cls) or 3 (last)",
+                              r->gguf->file, r->architecture);
+    ret->pooling = type == MEAN   ? KVA_MODEL_POOLING_MEAN
+                   : type == LAST ? KVA_MODEL_POOLING_LAST
+                   : type == CLS  ? KVA_MODEL_POOLING_OTHER
+                                  : KVA_MODEL_POOLING_UNSAID;
+    if (type == CLS)
+        snprintf(ret->lacks, sizeof(ret->lacks), "the pooling 'cls' (%s.pooling_type)",
+                 r->architecture);
+    return KVA_OK;
+}
+
 static enum kva_status build(struct reader *r, struct kva_model_spec *ret)
 {
     struct kva_model_spec spec;
@@ -511,6 +536,8 @@ static enum kva_status build(struct reader *r, struct kva_model_spec *ret)
         spec.config.attend_scale = (float)scale;
     else if (scale < 0)
         status = refuse(r, "attention.scale", "is below 0");
+    if (!status)
+        status = read_pooling(r, &spec.embedding);
     if (!status)
         status = settle_biases(r, &spec);
     if (!status)

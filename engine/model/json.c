@@ -268,8 +268,8 @@ enum kva_status kva_model_json_check(const char *text, size_t length, const char
     }
 }
 
-enum kva_status kva_model_json_parse(const char *text, size_t length, const char *file, cJSON **ret,
-                                     struct kva_err *err)
+static enum kva_status parse(const char *text, size_t length, const char *file, bool list,
+                             cJSON **ret, struct kva_err *err)
 {
     enum kva_status status = kva_model_json_check(text, length, file, err);
     if (status)
@@ -278,12 +278,25 @@ enum kva_status kva_model_json_parse(const char *text, size_t length, const char
     if (!root)
         return kva_fail(err, KVA_ENOMEM, "%s: out of memory while reading %zu bytes of JSON", file,
                         length);
-    if (!cJSON_IsObject(root)) {
+    if (list ? !cJSON_IsArray(root) : !cJSON_IsObject(root)) {
         cJSON_Delete(root);
-        return kva_fail(err, KVA_EFORMAT, "%s: the file is not a JSON object", file);
+        return kva_fail(err, KVA_EFORMAT, "%s: the file is not a JSON %s", file,
+                        list ? "list" : "object");
     }
     *ret = root;
     return KVA_OK;
+}
+
+enum kva_status kva_model_json_parse(const char *text, size_t length, const char *file, cJSON **ret,
+                                     struct kva_err *err)
+{
+    return parse(text, length, file, false, ret, err);
+}
+
+enum kva_status kva_model_json_parse_list(const char *text, size_t length, const char *file,
+                                          cJSON **ret, struct kva_err *err)
+{
+    return parse(text, length, file, true, ret, err);
 }
 
 /* `bytes` of an open file; a file that changes its size meanwhile is an error. */
@@ -304,8 +317,8 @@ static enum kva_status read_all(int fd, const char *name, char *out, size_t byte
     return KVA_OK;
 }
 
-enum kva_status kva_model_json_read(int dir_fd, const char *name, size_t bytes_max, cJSON **ret,
-                                    struct kva_err *err)
+static enum kva_status read_file(int dir_fd, const char *name, size_t bytes_max, bool list,
+                                 cJSON **ret, struct kva_err *err)
 {
     char *text = NULL;
     enum kva_status status;
@@ -327,9 +340,21 @@ enum kva_status kva_model_json_read(int dir_fd, const char *name, size_t bytes_m
     }
     status = read_all(fd, name, text, (size_t)info.st_size, err);
     if (!status)
-        status = kva_model_json_parse(text, (size_t)info.st_size, name, ret, err);
+        status = parse(text, (size_t)info.st_size, name, list, ret, err);
 end:
     free(text);
     close(fd);
     return status;
+}
+
+enum kva_status kva_model_json_read(int dir_fd, const char *name, size_t bytes_max, cJSON **ret,
+                                    struct kva_err *err)
+{
+    return read_file(dir_fd, name, bytes_max, false, ret, err);
+}
+
+enum kva_status kva_model_json_read_list(int dir_fd, const char *name, size_t bytes_max,
+                                         cJSON **ret, struct kva_err *err)
+{
+    return read_file(dir_fd, name, bytes_max, true, ret, err);
 }

@@ -25,10 +25,19 @@ KVA_MUST_CHECK enum kva_status kva_model_json_parse(const char *text, size_t len
                                                     const char *file, cJSON **ret,
                                                     struct kva_err *err);
 
+/* The same of a file whose value must be a list. */
+KVA_MUST_CHECK enum kva_status kva_model_json_parse_list(const char *text, size_t length,
+                                                         const char *file, cJSON **ret,
+                                                         struct kva_err *err);
+
 /* Read and parse the file `name` in the directory `dir_fd`. Fails: KVA_ENOTFOUND, KVA_EIO,
  * KVA_EFORMAT (also over `bytes_max`), KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_model_json_read(int dir_fd, const char *name, size_t bytes_max,
                                                    cJSON **ret, struct kva_err *err);
+
+KVA_MUST_CHECK enum kva_status kva_model_json_read_list(int dir_fd, const char *name,
+                                                        size_t bytes_max, cJSON **ret,
+                                                        struct kva_err *err);
 
 /* An object of a file, for look-ups. `prefix` ("rope_scaling.") is put before names in messages. */
 struct kva_fields {

@@ -4,6 +4,7 @@
 #include "base/mapped.h"
 #include "engine/model/bind.h"
 #include "engine/model/decode.h"
+#include "engine/model/embedding.h"
 #include "engine/model/gguf_files.h"
 #include "engine/model/gguf_spec.h"
 #include "engine/model/limits.h"
@@ -64,7 +65,9 @@ static enum kva_status open_checkpoint(int dir_fd, const struct kva_model_open_p
         return status;
     model->config = spec.config;
     model->generation = spec.generation;
-    status = kva_model_files_open(dir_fd, &model->files, err);
+    status = kva_embedding_read(dir_fd, &model->embedding, err);
+    if (!status)
+        status = kva_model_files_open(dir_fd, &model->files, err);
     return status ? status : open_tensors(params, &spec, model, err);
 }
 
@@ -79,6 +82,7 @@ static enum kva_status open_gguf(const struct kva_model_open_params *params,
         return status;
     model->config = spec.config;
     model->generation = spec.generation;
+    model->embedding = spec.embedding;
     return open_tensors(params, &spec, model, err);
 }
 

@@ -88,6 +88,21 @@ struct kva_generation_defaults {
     int32_t top_k;
 };
 
+enum kva_model_pooling {
+    KVA_MODEL_POOLING_UNSAID,
+    KVA_MODEL_POOLING_MEAN,
+    KVA_MODEL_POOLING_LAST,
+    KVA_MODEL_POOLING_OTHER, /* that is not implemented */
+};
+
+/* What a model's files say of vectors of texts (embedding.h; a GGUF file's pooling_type); a
+ * request's own values win. */
+struct kva_embedding_defaults {
+    enum kva_model_pooling pooling;
+    bool raw;        /* vectors keep their length; else they are unit vectors */
+    char lacks[224]; /* of KVA_MODEL_POOLING_OTHER: what is not implemented, and where it is said */
+};
+
 struct kva_model_decode;
 struct kva_skew;
 
@@ -100,6 +115,7 @@ struct kva_model_decodes {
 struct kva_model {
     struct kva_model_config config;
     struct kva_generation_defaults generation;
+    struct kva_embedding_defaults embedding;
     struct kva_tensor embed;     /* [vocab, hidden] */
     struct kva_tensor lm_head;   /* [vocab, hidden]; equals embed when tied, and when headless */
     struct kva_tensor positions; /* learned positions [context_max, hidden], or absent */
@@ -132,8 +148,8 @@ struct kva_model_open_params {
                       the disk */
 };
 
-/* Opens config.json, generation_config.json (optional) and model.safetensors or its sharded index;
- * or a GGUF file, whose quantised tensors are decoded unless kva_model_pack comes next.
+/* Opens config.json, generation_config.json and modules.json (optional), and model.safetensors or its
+ * sharded index; or a GGUF file, whose quantised tensors are decoded unless kva_model_pack comes next.
  * Fails: KVA_ENOTFOUND, KVA_EFORMAT (err names file, field or tensor, and both numbers),
  * KVA_EUNSUPPORTED (err names the architecture or feature), KVA_EIO, KVA_ECANCELLED, KVA_ENOMEM. */
 KVA_MUST_CHECK enum kva_status kva_model_open(const struct kva_model_open_params *params,

@@ -77,9 +77,11 @@ struct kva_api_config {
     uint32_t kv_allowed_mask; /* bit (1 << enum kva_kv_policy_id) */
     enum kva_kv_policy_id kv_default;
     struct kva_kv_spec kv_specs[KVA_KV_POLICY_COUNT]; /* what requests start from */
-    uint32_t embedding_size;       /* numbers of a vector: the model's hidden size */
-    enum kva_pooling pooling;      /* of embeddings, where the request says nothing */
-    uint32_t kv_topk_max;          /* rows that a request may have fetched */
+    uint32_t embedding_size;  /* numbers of a vector: the model's hidden size */
+    enum kva_pooling pooling; /* of embeddings, where the request says nothing; NONE: it must, */
+    const char *pooling_why;  /* because the model wants this, which is not implemented */
+    bool normalise;           /* them, where the request says nothing */
+    uint32_t kv_topk_max;     /* rows that a request may have fetched */
     struct kva_grammars *grammars; /* NULL: no structured output, `grammars_why` says why */
     const char *grammars_why;
     struct kva_api_limits limits;
@@ -156,6 +158,7 @@ struct kva_api_tools {
 struct kva_api_embedding {
     enum kva_pooling pooling;
     uint32_t dimensions; /* the first numbers of the vector */
+    bool normalise;      /* to length 1 */
     bool base64;         /* little-endian floats; else JSON numbers */
 };
 

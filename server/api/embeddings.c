@@ -17,7 +17,7 @@ enum kva_status kva_api_parse_encoding(struct kva_api_parser *p, const char *nam
     return kva_fail_param(p->err, KVA_EINVAL, name, "'%s' must be float or base64.", name);
 }
 
-/* Fewer numbers than the model has are the first ones, and are made a unit vector anew. */
+/* Fewer numbers than the model has are the first ones; of unit vectors a unit vector anew. */
 enum kva_status kva_api_parse_dimensions(struct kva_api_parser *p, const char *name,
                                          const cJSON *value)
 {
@@ -36,4 +36,15 @@ enum kva_status kva_api_parse_pooling(struct kva_api_parser *p, const char *name
     if (is_word(value, "mean") || is_word(value, "last"))
         return KVA_OK;
     return kva_fail_param(p->err, KVA_EINVAL, name, "'%s' must be mean or last.", name);
+}
+
+enum kva_status kva_api_check_pooling(struct kva_api_parser *p)
+{
+    if (p->call->embedding.pooling != KVA_POOLING_NONE)
+        return KVA_OK;
+    return kva_fail_param(
+        p->err, KVA_EUNSUPPORTED, "pooling",
+        "The model's vectors are made with %s, which is not implemented: say with "
+        "'pooling' which ones are wanted instead, mean or last.",
+        p->config->pooling_why);
 }

@@ -128,6 +128,8 @@ enum kva_status kva_api_parse_encoding(struct kva_api_parser *p, const char *nam
                                        const cJSON *value);
 enum kva_status kva_api_parse_dimensions(struct kva_api_parser *p, const char *name,
                                          const cJSON *value);
+/* Once all fields are read. */
+enum kva_status kva_api_check_pooling(struct kva_api_parser *p);
 enum kva_status kva_api_parse_pooling(struct kva_api_parser *p, const char *name,
                                       const cJSON *value);
 

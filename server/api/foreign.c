@@ -80,10 +80,8 @@ const struct kva_api_field kva_api_foreign_fields[] = {
     REFUSE("vllm_xargs", KVA_ROUTE_GENERATE, NULL),
     REFUSE("mm_processor_kwargs", KVA_ROUTE_GENERATE, NULL),
 
-    /* vLLM's embeddings: always of length 1, in the order of this machine's numbers, of one text. */
+    /* vLLM's embeddings: in the order of this machine's numbers, of one text. */
     REFUSE("messages", KVA_ROUTE_EMBEDDINGS, NULL),
-    REFUSE("normalize", KVA_ROUTE_EMBEDDINGS, "true"),
-    REFUSE("use_activation", KVA_ROUTE_EMBEDDINGS, "true"),
     REFUSE("embed_dtype", KVA_ROUTE_EMBEDDINGS, "float32"),
     REFUSE("endianness", KVA_ROUTE_EMBEDDINGS, "native little"),
     REFUSE("additional_data", KVA_ROUTE_EMBEDDINGS, NULL),

@@ -333,6 +333,8 @@ const struct kva_api_field kva_api_fields[] = {
     CUSTOM("encoding_format", KVA_ROUTE_EMBEDDINGS, kva_api_parse_encoding),
     CUSTOM("dimensions", KVA_ROUTE_EMBEDDINGS, kva_api_parse_dimensions),
     CUSTOM("pooling", KVA_ROUTE_EMBEDDINGS, kva_api_parse_pooling),
+    BOOL("normalize", KVA_ROUTE_EMBEDDINGS, embedding.normalise),
+    BOOL("use_activation", KVA_ROUTE_EMBEDDINGS, embedding.normalise), /* as vLLM calls it too */
     CUSTOM("instructions", KVA_ROUTE_RESPONSES, kva_api_parse_instructions),
     CUSTOM("max_output_tokens", KVA_ROUTE_RESPONSES, parse_max_tokens),
     CUSTOM("previous_response_id", KVA_ROUTE_RESPONSES, kva_api_parse_previous),
@@ -364,7 +366,8 @@ static void set_defaults(struct kva_api_call *call, const struct kva_api_config 
     call->tools.parallel = true;
     call->store = call->face == KVA_FACE_RESPONSES;
     call->embedding = (struct kva_api_embedding){.pooling = config->pooling,
-                                                 .dimensions = config->embedding_size};
+                                                 .dimensions = config->embedding_size,
+                                                 .normalise = config->normalise};
     call->kv = config->kv_specs[config->kv_default];
     call->sampling = (struct kva_sampling_params){
         .temperature = config->temperature,
@@ -435,6 +438,8 @@ static enum kva_status read_call(struct kva_api_parser *p)
         status = kva_api_read_messages(p);
     if (status == KVA_OK && p->effort)
         status = tell_effort(p);
+    if (status == KVA_OK && p->route == KVA_API_EMBEDDINGS)
+        status = kva_api_check_pooling(p);
     return status == KVA_OK ? kva_api_check_call(p) : status;
 }
 

@@ -29,10 +29,14 @@ static void put_base64(struct kva_buf *out, const float *values, uint32_t count)
     free(text);
 }
 
-/* The first numbers, as a unit vector; no length is made of zeros. */
-static void normalise(const float *values, float *ret, uint32_t count)
+/* The first numbers, as a unit vector where that is wanted; no length is made of zeros. */
+static void cut(const float *values, float *ret, uint32_t count, bool normalise)
 {
     double squares = 0;
+    if (!normalise) {
+        memcpy(ret, values, count * sizeof(*ret));
+        return;
+    }
     for (uint32_t i = 0; i < count; i++)
         squares += (double)values[i] * (double)values[i];
     double length = squares > 0 ? sqrt(squares) : 1;
@@ -46,17 +50,17 @@ void kva_embedding_take(struct kva_answer *answer, uint32_t prompt_index, const 
     const struct kva_api_embedding *wish = &answer->call->embedding;
     struct kva_buf *out = &answer->prompts[prompt_index].embedding;
     uint32_t dimensions = kva_min_u32(wish->dimensions, count);
-    float *unit = malloc(dimensions * sizeof(*unit));
-    if (!unit) {
+    float *vector = malloc(dimensions * sizeof(*vector));
+    if (!vector) {
         out->failed = true;
         return;
     }
-    normalise(values, unit, dimensions);
+    cut(values, vector, dimensions, wish->normalise);
     if (wish->base64)
-        put_base64(out, unit, dimensions);
+        put_base64(out, vector, dimensions);
     else
-        put_numbers(out, unit, dimensions);
-    free(unit);
+        put_numbers(out, vector, dimensions);
+    free(vector);
 }
 
 void kva_embeddings_json(struct kva_buf *out, const struct kva_answer *answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import concurrent.futures
 import json
+import pathlib
 import struct
 
 import numpy
@@ -116,6 +117,79 @@ def test_embeddings__are_those_of_a_forward_pass_in_numpy(exact):
         assert numpy.dot(mean, last) < 0.99
 
 
+def write_base(folder: pathlib.Path, pooling: str, normalised: bool) -> pathlib.Path:
+    """The bundled model as models for embeddings are published: of the base class, without an output matrix, with
+    sentence-transformers' files, and with a token behind each text."""
+    folder.mkdir()
+    config = json.loads((MODEL / "config.json").read_text())
+    config |= {"architectures": ["LlamaModel"], "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    data = (MODEL / "model.safetensors").read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    tensors, rest = {}, b""
+    for name, tensor in json.loads(data[8 : 8 + length]).items():
+        if name not in ("__metadata__", "lm_head.weight"):
+            begin, end = (8 + length + at for at in tensor["data_offsets"])
+            tensor["data_offsets"] = [len(rest), len(rest) + end - begin]
+            rest += data[begin:end]
+            tensors[name.removeprefix("model.")] = tensor
+    header = json.dumps(tensors).encode()
+    header += b" " * (-len(header) % 8)
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + rest)
+    tokenizer = json.loads((MODEL / "tokenizer.json").read_text())
+    end = tokenizer["added_tokens"][-1]
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": end["content"], "type_id": 0}}],
+        "special_tokens": {end["content"]: {"id": end["content"], "ids": [end["id"]], "tokens": [end["content"]]}},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False, "bos_token": None}))
+    kinds = ["Transformer", "Pooling"] + ["Normalize"] * normalised
+    (folder / "modules.json").write_text(
+        json.dumps(
+            [
+                {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+                for i, kind in enumerate(kinds)
+            ]
+        )
+    )
+    (folder / "1_Pooling").mkdir()
+    modes = {f"pooling_mode_{mode}": mode == pooling for mode in ("cls_token", "mean_tokens", "lasttoken")}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes))
+    return folder
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_embeddings__of_a_published_base_model(tmp_path, normalised):
+    """Pooling, length and the token behind a text are the model's; what would be text is refused."""
+    reference = Reference()
+    folder = write_base(tmp_path / "base", "lasttoken", normalised)
+    end = json.loads((MODEL / "tokenizer.json").read_text())["added_tokens"][-1]["id"]
+    with Server(tmp_path / "server.log", ("--cpu-level", "avx2"), model=folder) as started:
+        for text in TEXTS:
+            ids = ids_of(started, text)
+            assert ids[-1] == end and end not in ids[:-1]
+            last = reference.hidden(ids)[-1]
+            (got,) = embed(started, text)
+            want = unit(last) if normalised else last
+            assert numpy.abs(numpy.array(got) - want).max() < 0.01 * numpy.linalg.norm(want)
+            (got,) = embed(started, text, normalize=True)
+            assert numpy.dot(got, unit(last)) > 0.9995
+        error = started.post("/v1/completions", {"prompt": "a"}).error()
+        assert "base model without an output matrix" in error["message"] and error["code"] == "unsupported"
+
+
+def test_embeddings__of_a_pooling_that_is_not_implemented(tmp_path):
+    folder = write_base(tmp_path / "base", "cls_token", True)
+    with Server(tmp_path / "server.log", model=folder) as started:
+        error = started.post("/v1/embeddings", {"input": "a"}).error()
+        assert error["param"] == "pooling" and "the pooling 'cls' (1_Pooling/config.json)" in error["message"]
+        assert embed(started, "a", pooling="mean")
+    with Server(tmp_path / "other.log", ("--pooling", "mean"), model=folder) as started:
+        assert embed(started, "a")
+
+
 def test_embeddings__of_the_sdk(client, server):
     """The SDK asks for base64 where nothing is said, and decodes it."""
     answer = client.embeddings.create(model="demo", input=TEXTS)
@@ -189,7 +263,7 @@ def test_embeddings__the_last_tokens_prefix_is_cached(server):
         ({"input": "a", "dimensions": 321}, "dimensions", None),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", None),
         ({"input": "a", "pooling": "cls"}, "pooling", None),
-        ({"input": "a", "normalize": False}, "normalize", "unsupported"),
+        ({"input": "a", "normalize": "no"}, "normalize", None),
         ({"input": "a", "messages": [{}]}, "messages", "unsupported"),
         ({"input": [1] * CONTEXT}, "input", "context_length_exceeded"),
         ({"input": "a", "model": "text-embedding-3-small"}, "model", "model_not_found"),

@@ -106,6 +106,16 @@ def test_checkpoint__what_a_model_is_made_of_and_no_more(place):
     assert not [name for name in place.blobs() if "." in name]
 
 
+def test_checkpoint__of_vectors_with_what_pools_them(place):
+    pooling = {"modules.json": b"[]", "1_Pooling/config.json": b"{}"}
+    others = {"2_Dense/config.json": b"{}", "x/1_Pooling/config.json": b"{}", "1_Pooling/README.md": b"not wanted"}
+    place.add(CHECKPOINT | pooling | others)
+    path = place.pull()
+    for name, data in pooling.items():
+        assert (path / name).read_bytes() == data
+    assert not [name for name in others if (path / name).exists()]
+
+
 @pytest.mark.parametrize("tokenizer", [["tokenizer.model"], ["vocab.json", "merges.txt"]])
 def test_checkpoint__of_an_older_tokenizer(place, tokenizer):
     old = {name: b"x" for name in [*tokenizer, "added_tokens.json"]}

@@ -1,11 +1,13 @@
-/* fuzz_model_config.c - config.json, generation_config.json and model.safetensors.index.json, from
- * any bytes.
+/* fuzz_model_config.c - config.json, generation_config.json, model.safetensors.index.json and a
+ * pooling's config.json, from any bytes; or modules.json.
  *
- * The same text serves as all three: the fields of each may stand in one object. What parses must
+ * The same text serves as all of them: the fields of each may stand in one object, but for
+ * modules.json, which is a list. What parses must
  * be within the limits that the forward pass relies on. */
 #include "tests/fuzz/fuzz.h"
 
 #include "engine/model/config.h"
+#include "engine/model/embedding.h"
 #include "engine/model/index.h"
 
 #include <math.h>
@@ -52,6 +54,33 @@ static void parse_config(const cJSON *root)
     kva_model_config_finish(&spec.config);
 }
 
+static void parse_pooling(const cJSON *root)
+{
+    struct kva_err err = {0};
+    const struct kva_fields fields = {root, "fuzz.json", "", &err};
+    struct kva_embedding_defaults said = {0};
+    enum kva_status status = kva_embedding_pooling(&fields, &said);
+    require(status == KVA_OK || status == KVA_EFORMAT);
+    require(status || said.pooling != KVA_MODEL_POOLING_UNSAID);
+    require((said.pooling == KVA_MODEL_POOLING_OTHER) == (said.lacks[0] != '\0'));
+}
+
+static void parse_modules(const char *text, size_t size)
+{
+    struct kva_err err = {0};
+    struct kva_embedding_defaults said = {0};
+    char folder[256];
+    cJSON *list = NULL;
+    enum kva_status status = kva_model_json_parse_list(text, size, "fuzz.json", &list, &err);
+    require(status == KVA_OK || status == KVA_EFORMAT);
+    if (!status)
+        status = kva_embedding_modules(list, &said, folder, sizeof(folder), &err);
+    require(status == KVA_OK || status == KVA_EFORMAT);
+    if (!status)
+        require(folder[0] != '.' && !strchr(folder, '/'));
+    cJSON_Delete(list);
+}
+
 static void parse_index(const cJSON *root)
 {
     struct kva_err err = {0};
@@ -74,9 +103,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     enum kva_status status =
         kva_model_json_parse((const char *)data, size, "fuzz.json", &root, &err);
     require(status == KVA_OK || status == KVA_EFORMAT);
-    if (status)
+    if (status) {
+        parse_modules((const char *)data, size);
         return 0;
+    }
     parse_config(root);
+    parse_pooling(root);
     parse_index(root);
     cJSON_Delete(root);
     return 0;

@@ -113,6 +113,7 @@ void fixture_api_config(struct kva_api_config *config, struct kva_tokenizer *tok
     config->kv_topk_max = 256;
     config->embedding_size = KVA_SCRIPTED_WIDTH;
     config->pooling = KVA_POOLING_MEAN;
+    config->normalise = true;
     for (uint32_t id = 0; id < KVA_KV_POLICY_COUNT; id++)
         config->kv_specs[id] = kva_kv_spec_default((enum kva_kv_policy_id)id);
     kva_api_read_template(config, NULL, NULL);

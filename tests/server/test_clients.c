@@ -334,6 +334,52 @@ static void test_clients__embeddings_are_unit_vectors_in_the_order_of_the_texts(
     assert_true(client_metric(f.port, "kvahead_embeddings_total", NULL) == 4);
 }
 
+static double length_of(const char *body)
+{
+    cJSON *json = post("/v1/embeddings", body, 200);
+    const cJSON *vector = json_at(cJSON_GetArrayItem(json_at(json, "data"), 0), "embedding");
+    double squares = 0;
+    for (int i = 0; i < cJSON_GetArraySize(vector); i++)
+        squares += number_at(vector, i) * number_at(vector, i);
+    cJSON_Delete(json);
+    return squares;
+}
+
+/* The model's files decide where a request says nothing. */
+static void test_clients__vectors_are_as_the_model_has_them(void **state KVA_UNUSED)
+{
+    for (int unit = 0; unit <= 1; unit++) {
+        fixture_init(&f);
+        f.backend.api.normalise = unit;
+        fixture_start(&f);
+        double own = length_of("{\"input\":\"ab\"}");
+        double one = length_of("{\"input\":\"ab\",\"normalize\":true}");
+        double raw = length_of("{\"input\":\"ab\",\"normalize\":false}");
+        assert_true(one > 0.99999 && one < 1.00001);
+        assert_true(raw > 1.01 || raw < 0.99);
+        assert_true(own == (unit ? one : raw));
+        assert_true(length_of("{\"input\":\"ab\",\"use_activation\":false}") == raw);
+        assert_true(length_of("{\"input\":\"ab\",\"normalize\":false,\"dimensions\":2}") < raw);
+        expect_error("/v1/embeddings", "{\"input\":\"ab\",\"normalize\":1}", "normalize",
+                     "'normalize'");
+        fixture_stop(&f);
+    }
+}
+
+/* Vectors that the model is not made for are made if they are asked for by name. */
+static void test_clients__a_pooling_that_is_not_here_is_told(void **state KVA_UNUSED)
+{
+    fixture_init(&f);
+    f.backend.api.pooling = KVA_POOLING_NONE;
+    f.backend.api.pooling_why = "the pooling 'cls' (1_Pooling/config.json)";
+    fixture_start(&f);
+    expect_error("/v1/embeddings", "{\"input\":\"ab\"}", "pooling",
+                 "made with the pooling 'cls' (1_Pooling/config.json), which is not implemented");
+    cJSON_Delete(post("/v1/embeddings", "{\"input\":\"ab\",\"pooling\":\"last\"}", 200));
+    expect_tokens(CHAT, "{\"max_tokens\":4," HELLO "}", 4);
+    fixture_stop(&f);
+}
+
 /* Whatever would make text is refused; vectors are made, and tokens counted. */
 static void test_clients__a_base_model_makes_vectors_alone(void **state KVA_UNUSED)
 {
@@ -411,6 +457,8 @@ int main(void)
         WITH_SERVER(test_clients__routes_that_are_not_here),
         WITH_SERVER(test_clients__a_model_that_is_not_here),
         WITH_SERVER(test_clients__embeddings_are_unit_vectors_in_the_order_of_the_texts),
+        cmocka_unit_test(test_clients__vectors_are_as_the_model_has_them),
+        cmocka_unit_test(test_clients__a_pooling_that_is_not_here_is_told),
         cmocka_unit_test(test_clients__a_base_model_makes_vectors_alone),
         cmocka_unit_test(test_clients__a_page_may_send_any_header),
     };

@@ -466,6 +466,14 @@ static void with_blended_linear(struct gguf_writer *w)
     gguf_put_f32(w, "llama.rope.scaling.factor", 4.0f);
     gguf_put_f32(w, "llama.rope.scaling.yarn_ext_factor", 1.0f);
 }
+static void with_rank(struct gguf_writer *w)
+{
+    gguf_put_u32(w, "llama.pooling_type", 4);
+}
+static void with_other_pooling(struct gguf_writer *w)
+{
+    gguf_put_u32(w, "llama.pooling_type", 5);
+}
 static void with_pattern(struct gguf_writer *w)
 {
     gguf_put_u32(w, "llama.attention.sliding_window_pattern", 6);
@@ -541,6 +549,8 @@ static void test_gguf_model__refuses_what_it_would_do_wrong(void **state)
         {with_blended_linear, KVA_EUNSUPPORTED,
          "llama.rope.scaling.yarn_ext_factor 1 is not supported with RoPE scaling 'linear', only "
          "0"},
+        {with_rank, KVA_EUNSUPPORTED, "llama.pooling_type 4 (rank) is not supported"},
+        {with_other_pooling, KVA_EUNSUPPORTED, "llama.pooling_type is not 0 (none), 1 (mean), 2"},
         {with_pattern, KVA_EUNSUPPORTED, "llama.attention.sliding_window_pattern is not known"},
         {with_longrope, KVA_EUNSUPPORTED, "RoPE scaling 'longrope' is not supported"},
         {with_part_rotated, KVA_EUNSUPPORTED, "llama.rope.dimension_count 32 is not supported"},
@@ -665,6 +675,31 @@ static void test_gguf_model__takes_neutral_values(void **state)
     checkpoint_finish(&folder);
 }
 
+static void test_gguf_model__says_how_vectors_are_pooled(void **state)
+{
+    (void)state;
+    static const enum kva_model_pooling want[] = {KVA_MODEL_POOLING_UNSAID, KVA_MODEL_POOLING_MEAN,
+                                                  KVA_MODEL_POOLING_OTHER, KVA_MODEL_POOLING_LAST};
+    char path[1024];
+    struct checkpoint folder;
+    checkpoint_init(&folder);
+    checkpoint_path(&folder, "m.gguf", path, sizeof(path));
+    for (uint32_t type = 0; type < KVA_COUNT_OF(want); type++) {
+        struct gguf_writer writer;
+        put_small_llama(&writer, 8);
+        gguf_put_u32(&writer, "llama.pooling_type", type);
+        gguf_writer_save(&writer, path);
+        gguf_writer_finish(&writer);
+        struct kva_model *model = open_good(path);
+        assert_int_equal(model->embedding.pooling, want[type]);
+        assert_false(model->embedding.raw);
+        assert_string_equal(model->embedding.lacks,
+                            type == 2 ? "the pooling 'cls' (llama.pooling_type)" : "");
+        kva_model_close(model);
+    }
+    checkpoint_finish(&folder);
+}
+
 /* What says of YaRN and of other scaling that it is as usual. */
 static void test_gguf_model__takes_usual_blends(void **state)
 {
@@ -697,6 +732,7 @@ static void test_gguf_model__takes_usual_blends(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gguf_model__says_how_vectors_are_pooled),
         cmocka_unit_test(test_gguf_model__takes_usual_blends),
         cmocka_unit_test(test_gguf_model__families_equal_their_checkpoints),
         cmocka_unit_test(test_gguf_model__split_files_are_one_model),
