@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 import pathlib
+import re
 import signal
 
+import browser as web
 import pytest
 from harness import BINARY, Server
+from page import visit
+from scripted import Scripted
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,3 +66,46 @@ def client(server: Server):
     """The official SDK, talking to the shared server."""
     with server.client() as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory):
+    made = web.Driver(tmp_path_factory.mktemp("browser"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def shared(driver: web.Driver):
+    made = driver.open()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tab(shared: web.Browser):
+    """The browser, on a desktop's screen, with nothing kept of earlier tests. In the end it must have nothing to say."""
+    shared.refusals = ""
+    shared.resize(1280, 860)
+    shared.theme("light")
+    yield shared
+    said = [line for line in shared.logs() if not (shared.refusals and re.search(shared.refusals, line))]
+    foreign = list(shared.foreign_requests(shared.js("return location.origin")))
+    shared.said.clear()
+    shared.asked.clear()
+    shared.go("about:blank")
+    assert not said and not foreign, (said, foreign)
+
+
+@pytest.fixture
+def scripted(server: Server):
+    made = Scripted(server)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def chat(tab: web.Browser, scripted: Scripted) -> web.Browser:
+    """The page before a server that answers as the test says."""
+    visit(tab, scripted.url)
+    return tab

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import re
 import threading
@@ -10,87 +9,17 @@ from collections.abc import Callable
 
 import browser as web
 import pytest
-from harness import ANSWER_S, SOON_S, Server, wait_until
-from scripted import Gone, Out, Scripted
+from harness import SOON_S, Server, wait_until
+from page import LAST, ask, stored, visit, wait_done
+from scripted import Out, Scripted
 
 if not web.find():
     pytest.skip("chromium and chromedriver are not installed: the page is not tested", allow_module_level=True)
 
 STORY = "Tell me a story."
-LAST = ".message.assistant:last-child"
 BUSY = "#send.busy"
 HIT = {"kvahead": {"policy": "specache", "device_bytes": 3 << 20, "host_bytes": 1 << 30, "kept_tokens": 5,
                    "prefetch_hit_rate": 0.75, "preemptions": 0}}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory):
-    made = web.Driver(tmp_path_factory.mktemp("browser"))
-    yield made
-    made.stop()
-
-
-@pytest.fixture(scope="module")
-def shared(driver: web.Driver):
-    made = driver.open()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def tab(shared: web.Browser):
-    """The browser, on a desktop's screen, with nothing kept of earlier tests. In the end it must have nothing to say."""
-    shared.refusals = ""
-    shared.resize(1280, 860)
-    shared.theme("light")
-    yield shared
-    said = [line for line in shared.logs() if not (shared.refusals and re.search(shared.refusals, line))]
-    foreign = list(shared.foreign_requests(shared.js("return location.origin")))
-    shared.said.clear()
-    shared.asked.clear()
-    shared.go("about:blank")
-    assert not said and not foreign, (said, foreign)
-
-
-def visit(tab: web.Browser, url: str, *, ready: bool = True) -> None:
-    tab.go(url)
-    tab.js("localStorage.clear(); sessionStorage.clear(); history.replaceState(null, '', '/');")
-    tab.reload()
-    if ready:
-        tab.wait(".dot.ready")
-
-
-@pytest.fixture
-def scripted(server: Server):
-    made = Scripted(server)
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def chat(tab: web.Browser, scripted: Scripted) -> web.Browser:
-    """The page before a server that answers as the test says."""
-    visit(tab, scripted.url)
-    return tab
-
-
-def ask(tab: web.Browser, text: str) -> None:
-    tab.type("#prompt", text)
-    tab.press(web.ENTER)
-
-
-def wait_done(tab: web.Browser, answers: int) -> None:
-    def done() -> bool:
-        return tab.count(".message.assistant") == answers and not tab.count(".streaming")
-
-    wait_until(f"{answers} answers are complete", done, ANSWER_S)
-
-
-def stored(tab: web.Browser) -> dict:
-    """The newest conversation, as it is kept."""
-    return json.loads(tab.js(
-        "return localStorage.getItem('kvahead.' + JSON.parse(localStorage.getItem('kvahead.index'))[0].id)"
-    ))  # fmt: skip
 
 
 # --- with the real server
@@ -634,113 +563,6 @@ def test_nothing_shifts_while_an_answer_streams(chat: web.Browser, scripted: Scr
     wait_until("the newest line is in sight", lambda: chat.js(at_end) < 2)
     assert chat.text(f"{LAST} .stats").startswith("specache · 3 MiB device · 2 tokens")
     assert "75 %" in chat.text(f"{LAST} .cost dl")
-
-
-def test_two_hundred_conversations(chat: web.Browser, scripted: Scripted) -> None:
-    chat.js("""const index = [];
-        for (let i = 0; i < 205; i++) {
-            const id = 'c' + i;
-            const messages = [];
-            for (let j = 0; j < 10; j++)
-                messages.push({role: 'user', content: `question ${i}`}, {role: 'assistant', content: 'An *answer*. '.repeat(40)});
-            localStorage.setItem('kvahead.' + id, JSON.stringify({id, title: `Chat ${i}`, settings: {}, messages}));
-            index.push({id, title: `Chat ${i}`, at: Date.now() - i * 3600000});
-        }
-        localStorage.setItem('kvahead.index', JSON.stringify(index));""")
-    chat.reload()
-    chat.wait(".dot.ready")
-    assert chat.count(".row-item") == 200
-    assert {"Today", "Yesterday", "Last seven days", "Earlier"} >= set(
-        chat.js("return [...document.querySelectorAll('.group')].map((group) => group.textContent)"))  # fmt: skip
-    scripted.answers = [lambda out: out.whole("Newest.")]
-    ask(chat, "One more")
-    wait_done(chat, 1)
-    assert chat.count(".row-item") == 200 and "200 newest" in chat.text("#side-foot")
-    assert chat.js("return document.querySelector('.row-item .open').textContent") == "One more"
-    kept = chat.js("return Object.keys(localStorage).filter((name) => /^kvahead[.]c\\d+$/.test(name)).length")
-    assert chat.js("return localStorage.getItem('kvahead.c199')") is None and kept <= 204
-    chat.type("#search", "Chat 17")
-    assert chat.count(".row-item") == 11
-    chat.click(".row-item .open")
-    wait_until("it is shown", lambda: chat.text("#title") == "Chat 17" and chat.count(".message") == 20)
-    chat.js("document.querySelector('.row-item .drop').click()")
-    chat.click("#ask-yes")
-    wait_until("it is gone", lambda: chat.count(".row-item") == 10)
-    assert chat.js("return localStorage.getItem('kvahead.c17')") is None
-    chat.js("history.back()")
-
-
-def test_a_full_browser_lets_the_oldest_go(chat: web.Browser, scripted: Scripted) -> None:
-    chat.js("""const index = [];
-        for (let i = 0; i < 12; i++) {
-            const messages = [{role: 'user', content: 'x'.repeat(400000)}];
-            localStorage.setItem(`kvahead.c${i}`, JSON.stringify({id: `c${i}`, title: `Chat ${i}`, settings: {}, messages}));
-            index.push({id: `c${i}`, title: `Chat ${i}`, at: Date.now()});
-        }
-        localStorage.setItem('kvahead.index', JSON.stringify(index));""")
-    chat.reload()
-    chat.wait(".dot.ready")
-    scripted.answers = [lambda out: out.whole("y" * 900000, 65536)]
-    ask(chat, "Much")
-    wait_done(chat, 1)
-    names = chat.js("return [...document.querySelectorAll('.row-item .open')].map((row) => row.textContent)")
-    assert names[0] == "Much" and "Chat 0" in names and "Chat 11" not in names
-    assert len(stored(chat)["messages"][1]["content"]) == 900000
-
-
-def test_what_cannot_be_stored_stays_until_the_page_goes(chat: web.Browser, scripted: Scripted) -> None:
-    def rows() -> list[str]:
-        return chat.js("return [...document.querySelectorAll('.row-item .open')].map((row) => row.textContent)")
-
-    scripted.answers = [lambda out, text=text: out.whole(text) for text in ("Zero.", "One.", "Two.", "More.")]
-    ask(chat, "stored")
-    wait_done(chat, 1)
-    # What is stored can be read, and not changed.
-    chat.js("window.former = {setItem: Storage.prototype.setItem, removeItem: Storage.prototype.removeItem};"
-            "Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); };"
-            "Storage.prototype.removeItem = () => {};")  # fmt: skip
-    for text in ("first", "second"):
-        chat.click("#new")
-        assert not chat.is_shown("#notice")
-        ask(chat, text)
-        wait_done(chat, 1)
-        assert "too long" in chat.text("#notice") and "not available" in chat.text("#notice")
-        assert chat.is_shown("#notice")
-    assert rows() == ["second", "first", "stored"]
-    # The list and the address lead to it.
-    chat.js("document.querySelectorAll('.row-item .open')[1].click()")
-    wait_until("it is shown", lambda: chat.text("#title") == "first" and chat.text(f"{LAST} .body") == "One.")
-    assert chat.is_shown("#notice") and len(rows()) == 3
-    chat.js("history.back()")
-    wait_until("the other is shown", lambda: chat.text("#title") == "second" and chat.text(f"{LAST} .body") == "Two.")
-    chat.js("document.querySelector('.row-item .drop').click()")
-    chat.click("#ask-yes")
-    wait_until("it is gone", lambda: rows() == ["first", "stored"])
-    assert not chat.is_shown("#notice")
-    # With room again it is stored.
-    chat.js("Object.assign(Storage.prototype, window.former)")
-    chat.click(".row-item .open")
-    ask(chat, "more")
-    wait_done(chat, 2)
-    assert not chat.is_shown("#notice")
-    assert [m["content"] for m in stored(chat)["messages"]] == ["first", "One.", "more", "More."]
-    chat.reload()
-    chat.wait(LAST)
-    assert chat.text("#title") == "first" and rows() == ["first", "stored"]
-
-
-BROKEN = ["nonsense", "null", "{}", "[1, null, {}]", '[{"id": "x", "title": "T", "at": 1}, {"id": "y", "title": "U"}]']
-
-
-def test_broken_storage_does_not_break_the_page(chat: web.Browser, scripted: Scripted) -> None:
-    for text in BROKEN:
-        chat.js("localStorage.setItem('kvahead.index', arguments[0]); localStorage.setItem('kvahead.x', '{\"messages\": [1]}');", text)
-        chat.reload()
-        chat.wait(".dot.ready")
-    assert chat.count(".row-item") == 2
-    chat.click(".row-item .open")
-    chat.js("document.querySelectorAll('.row-item .open')[1].click()")
-    wait_until("what is not there leaves the list", lambda: chat.count(".row-item") == 1)
 
 
 # --- for everybody
