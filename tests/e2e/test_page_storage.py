@@ -64,6 +64,55 @@ def test_a_full_browser_lets_the_oldest_go(chat: web.Browser, scripted: Scripted
     assert len(stored(chat)["messages"][1]["content"]) == 900000
 
 
+# All of the browser's room but 240,000 characters is somebody else's; ten conversations take most of the rest.
+LITTLE_ROOM = """localStorage.setItem('rest', 'x'.repeat(240000));
+    for (let size = 1 << 23, length = 0; size >= 1; size /= 2) {
+        try {
+            localStorage.setItem('others', 'x'.repeat(length + size));
+            length += size;
+        } catch { /* too much */ }
+    }
+    localStorage.removeItem('rest');
+    const index = [];
+    for (let i = 0; i < 10; i++) {
+        const messages = [{role: 'user', content: 'x'.repeat(22000)}];
+        localStorage.setItem(`kvahead.c${i}`, JSON.stringify({id: `c${i}`, title: `Chat ${i}`, settings: {}, messages}));
+        index.push({id: `c${i}`, title: `Chat ${i}`, at: Date.now()});
+    }
+    localStorage.setItem('kvahead.index', JSON.stringify(index));"""
+
+
+def test_what_is_too_long_for_all_of_the_room_takes_nobodys_place(chat: web.Browser, scripted: Scripted) -> None:
+    def kept() -> list[list[str]]:
+        return chat.js("return Object.entries(localStorage).sort().map(([name, text]) => [name, text.length, text.slice(-20000)])")
+
+    def ask_much(characters: int) -> None:
+        chat.js("document.querySelector('#prompt').value = 'x'.repeat(arguments[0])", characters)
+        ask(chat, ".")
+
+    chat.js(LITTLE_ROOM)
+    chat.reload()
+    chat.wait(".dot.ready")
+    before = kept()
+    assert len(before) == 12
+    scripted.answers = [lambda out, text=text: out.whole(text) for text in ("Lost.", "Stored.", "Lost too.")]
+    ask_much(300000)
+    wait_done(chat, 1)
+    assert chat.is_shown("#notice") and kept() == before
+    # One that has room when nearly all others are gone is stored, and they go.
+    chat.click("#new")
+    ask_much(200000)
+    wait_done(chat, 1)
+    assert not chat.is_shown("#notice")
+    assert [len(m["content"]) for m in stored(chat)["messages"]] == [200001, 7]
+    assert [name for name, _, _ in kept() if name[:9] == "kvahead.c"] == ["kvahead.c0"]
+    # What it was stays when it becomes too long.
+    before = kept()
+    ask_much(100000)
+    wait_done(chat, 2)
+    assert chat.is_shown("#notice") and kept() == before
+
+
 def test_what_cannot_be_stored_stays_until_the_page_goes(chat: web.Browser, scripted: Scripted) -> None:
     def rows() -> list[str]:
         return chat.js("return [...document.querySelectorAll('.row-item .open')].map((row) => row.textContent)")

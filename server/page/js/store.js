@@ -1,9 +1,11 @@
 /* store.js - conversations in localStorage, each under its own name, and an index of them. What is
  * listed is read from the index, so that many conversations cost no more than their titles.
- * Bounded: beyond CONVERSATIONS_MAX, or when the browser's room is full, the oldest goes. */
+ * Bounded: beyond CONVERSATIONS_MAX, or when the browser's room is full, the oldest goes. One that
+ * is too long for all of that room is not stored, and none goes for it. */
 
 const PREFIX = 'kvahead.';
 const INDEX = `${PREFIX}index`;
+const PROBE = `${PREFIX}probe`;
 const CONVERSATIONS_MAX = 200;
 const TITLE_MAX = 80;
 
@@ -47,29 +49,76 @@ const store = (() => {
     return cached;
   }
 
-  /* Write; the oldest others make room. False: it does not fit alone. */
-  function write(name, text, keep) {
-    for (let entries = list();;) {
-      try {
-        localStorage.setItem(name, text);
-        return true;
-      } catch {
-        const oldest = entries.findLast((entry) => entry.id !== keep);
-        if (!oldest) return false;
-        remove(PREFIX + oldest.id);
-        entries = entries.filter((entry) => entry !== oldest); // also where the index cannot be written
-        writeIndex(entries);
-      }
+  /* False: there is no room, or no storage. */
+  function put(name, text) {
+    try {
+      localStorage.setItem(name, text);
+      return true;
+    } catch {
+      return false;
     }
   }
 
-  function writeIndex(entries) {
-    const kept = entries.slice(0, CONVERSATIONS_MAX);
-    for (const entry of entries.slice(CONVERSATIONS_MAX)) remove(PREFIX + entry.id);
-    try {
-      localStorage.setItem(INDEX, JSON.stringify(kept));
-    } catch { /* the caller's own write tells */ }
+  function putIndex(entries) {
+    const stored = put(INDEX, JSON.stringify(entries.slice(0, CONVERSATIONS_MAX)));
     cachedText = null;
+    return stored;
+  }
+
+  function sizeOf(name) {
+    const text = read(name);
+    return text === null ? 0 : name.length + text.length;
+  }
+
+  /* Whether a conversation and an index of it alone have room once all others are gone, without
+   * sending any of them away: what their room is short of must be free. Rooms are counted in
+   * characters; a browser that counts otherwise may be mistaken about, which makeRoom bears. */
+  function canFit(name, text, entry, others) {
+    const given = others.reduce((sum, { id }) => sum + sizeOf(PREFIX + id), sizeOf(name) + sizeOf(INDEX));
+    const missing = name.length + text.length + INDEX.length + JSON.stringify([entry]).length - given;
+    if (missing <= 0) return true;
+    const fits = put(PROBE, text.slice(0, Math.max(0, missing - PROBE.length)));
+    remove(PROBE);
+    return fits;
+  }
+
+  /* Remove the oldest of `others` until `done` holds. False, with all as it was: it never does. */
+  function makeRoom(others, done) {
+    const gone = [];
+    for (const { id } of others.slice().reverse()) {
+      const name = PREFIX + id;
+      const text = read(name);
+      /* Emptied first: where nothing can be written nothing is removed. */
+      if (text !== null && !put(name, '')) break;
+      remove(name);
+      if (text !== null) gone.push([name, text]);
+      if (done(id)) return true;
+    }
+    for (const [name, text] of gone.reverse()) put(name, text);
+    return false;
+  }
+
+  /* Store a conversation, and `entries` with its `entry` in them. The oldest others go if that makes
+   * room for it; one that has none even alone (false) takes nobody's place. */
+  function write(name, text, entry, entries) {
+    const former = read(INDEX);
+    const others = entries.filter((other) => other !== entry);
+    let kept = entries;
+    const done = () => {
+      /* The index first: without the others it is shorter, and that room may be wanted. */
+      if (putIndex(kept) && put(name, text)) return true;
+      if (former === null) remove(INDEX);
+      else put(INDEX, former);
+      cachedText = null;
+      return false;
+    };
+    const doneWithout = (gone) => {
+      kept = kept.filter(({ id }) => id !== gone);
+      return done();
+    };
+    if (!done() && !(canFit(name, text, entry, others) && makeRoom(others, doneWithout))) return false;
+    for (const { id } of entries.slice(CONVERSATIONS_MAX)) remove(PREFIX + id);
+    return true;
   }
 
   function load(id) {
@@ -87,22 +136,21 @@ const store = (() => {
   /* A conversation that was written in moves to the top. */
   function save(conversation, isNews = true) {
     const entry = { id: conversation.id, title: conversation.title.slice(0, TITLE_MAX), at: Date.now() };
-    if (!write(PREFIX + conversation.id, JSON.stringify(conversation), conversation.id)) return false;
     const entries = list().slice();
     const place = entries.findIndex((other) => other.id === conversation.id);
     if (place >= 0 && !isNews) {
-      entries[place] = { ...entry, at: entries[place].at };
+      entry.at = entries[place].at;
+      entries[place] = entry;
     } else {
       if (place >= 0) entries.splice(place, 1);
       entries.unshift(entry);
     }
-    writeIndex(entries);
-    return true;
+    return write(PREFIX + conversation.id, JSON.stringify(conversation), entry, entries);
   }
 
   function drop(id) {
     remove(PREFIX + id);
-    writeIndex(list().filter((entry) => entry.id !== id));
+    putIndex(list().filter((entry) => entry.id !== id));
   }
 
   return {
@@ -111,7 +159,7 @@ const store = (() => {
     save,
     drop,
     getText: (name) => read(PREFIX + name),
-    setText: (name, text) => write(PREFIX + name, text, null),
+    setText: (name, text) => put(PREFIX + name, text), // no conversation goes for it
   };
 })();
 
