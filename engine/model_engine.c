@@ -63,13 +63,22 @@ static uint32_t exact_tokens(const struct model_engine *e, uint32_t prompt_token
     return exceeds ? KVA_PAGE_TOKENS - 1 : prompt_tokens;
 }
 
+/* Amounts in percent are of the whole prompt, of which the plan has less when it exceeds the context. */
+static struct kva_kv_spec spec_of(const struct model_engine *e, const struct kva_sequence_params *p,
+                                  uint32_t prefill_tokens)
+{
+    bool exceeds = prefill_tokens > e->engine.limits.context_max;
+    return exceeds ? kva_kv_spec_resolve(&p->kv, p->prompt_tokens, p->tokens_max) : p->kv;
+}
+
 /* The sequence's storage in the cache, with its first `prefill_tokens` tokens for a prompt; `again`:
  * once more. */
 static enum kva_status begin_kv(struct model_engine *e, struct kva_sequence *seq,
                                 uint32_t prefill_tokens, bool again, struct kva_err *err)
 {
     const struct kva_sequence_params *p = &seq->params;
-    const struct kva_kv_plan plan = {.spec = &p->kv,
+    const struct kva_kv_spec spec = spec_of(e, p, prefill_tokens);
+    const struct kva_kv_plan plan = {.spec = &spec,
                                      .prompt_tokens = exact_tokens(e, prefill_tokens),
                                      .tokens_max = p->tokens_max,
                                      .again = again};
@@ -93,7 +102,8 @@ static enum kva_status engine_check(void *self, const struct kva_sequence_params
     enum kva_status status = check_params(e, params, err);
     if (status)
         return status;
-    const struct kva_kv_plan plan = {.spec = &params->kv,
+    const struct kva_kv_spec spec = spec_of(e, params, params->prompt_tokens);
+    const struct kva_kv_plan plan = {.spec = &spec,
                                      .prompt_tokens = exact_tokens(e, params->prompt_tokens),
                                      .tokens_max = params->tokens_max};
     return kva_kv_check_fits(e->kv, &plan, err);

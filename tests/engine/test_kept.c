@@ -254,6 +254,22 @@ static void test_kept__past_the_context(void **state KVA_UNUSED)
     }
 }
 
+/* Percent are of a prompt's tokens, not of the few that are computed before the others are fed. */
+static void test_kept__percent_of_a_prompt_past_the_context(void **state KVA_UNUSED)
+{
+    enum { PROMPT = STREAM - 1, FED = PROMPT * LOGITS };
+    static float want[STREAM * LOGITS], got[STREAM * LOGITS];
+    struct kva_kv_spec spec = coded(2, KVA_MASS_LAST);
+    spec.pure = (PROMPT * 2 + 99) / 100;
+    run_stream(LLAMA, spec, PROMPT, 200, 0, want);
+    spec.pure = KVA_KV_PERCENT | 2;
+    run_stream(LLAMA, spec, PROMPT, 200, 0, got);
+    assert_memory_equal(got + FED, want + FED, VOCAB * sizeof(*want));
+    spec.pure = 2; /* percent of a page */
+    run_stream(LLAMA, spec, PROMPT, 200, 0, got);
+    assert_memory_not_equal(got + FED, want + FED, VOCAB * sizeof(*want));
+}
+
 static void test_kept__how_far_a_sequence_may_go(void **state KVA_UNUSED)
 {
     struct kva_kv_spec spec = spec_of(60, 64, KVA_MASS_LAST);
@@ -459,6 +475,7 @@ int main(void)
         cmocka_unit_test(test_kept__company_and_the_prefix_cache),
         cmocka_unit_test(test_kept__in_company_of_other_policies),
         cmocka_unit_test(test_kept__past_the_context),
+        cmocka_unit_test(test_kept__percent_of_a_prompt_past_the_context),
         cmocka_unit_test(test_kept__how_far_a_sequence_may_go),
         cmocka_unit_test(test_kept__bytes_told_are_bytes_taken),
         cmocka_unit_test(test_kept__prompts_give_host_memory_back),
