@@ -173,8 +173,12 @@ void kva_server_reply_error(struct kva_server *server, struct kva_exchange *exch
     /* OpenAI's SDKs would run a request again that took too long, twice. */
     if (status == KVA_ETIMEOUT)
         kva_exchange_add_header(exchange, "X-Should-Retry", "false");
-    kva_server_count_rejection(server, status);
-    const char *route = kva_exchange_info(exchange)->route;
+    const struct kva_exchange_info *info = kva_exchange_info(exchange);
+    if (info->reserve && status == KVA_EBUSY)
+        server->metrics.rejected[KVA_REJECT_CONNECTIONS]++;
+    else
+        kva_server_count_rejection(server, status);
+    const char *route = info->route;
     if (!route || strncmp(route, "/v1/messages", strlen("/v1/messages")) != 0) {
         kva_exchange_reply_error(exchange, status, err);
         return;

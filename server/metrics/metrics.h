@@ -19,6 +19,7 @@
 enum kva_reject_reason {
     KVA_REJECT_QUEUE_FULL,
     KVA_REJECT_QUEUE_TIME,
+    KVA_REJECT_CONNECTIONS, /* it came on a connection beyond those that are served */
     KVA_REJECT_BUDGET,
     KVA_REJECT_LOADING,
     KVA_REJECT_DRAINING,

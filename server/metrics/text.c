@@ -101,8 +101,16 @@ static void put_ends(struct kva_buf *out, const struct kva_metrics_view *view, c
     const struct kva_metrics *metrics = view->metrics;
     static const char *const ends[KVA_END_REASON_COUNT] = {"stop", "length", "abort", "error"};
     static const char *const rejects[KVA_REJECT_REASON_COUNT] = {
-        "queue_full", "waiting_time", "budget",  "loading", "draining",
-        NULL,         "key",          "invalid", "context", "device",
+        [KVA_REJECT_QUEUE_FULL] = "queue_full",
+        [KVA_REJECT_QUEUE_TIME] = "waiting_time",
+        [KVA_REJECT_CONNECTIONS] = "connections",
+        [KVA_REJECT_BUDGET] = "budget",
+        [KVA_REJECT_LOADING] = "loading",
+        [KVA_REJECT_DRAINING] = "draining",
+        [KVA_REJECT_KEY] = "key",
+        [KVA_REJECT_INVALID] = "invalid",
+        [KVA_REJECT_CONTEXT] = "context",
+        [KVA_REJECT_DEVICE] = "device",
     };
     static const char *const limits[KVA_METRICS_KEY_LIMITS] = {"key_guesses", "key_requests",
                                                                "key_tokens", "key_waiting"};

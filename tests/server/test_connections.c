@@ -365,6 +365,8 @@ static void test_connections__probes_are_answered_when_all_are_busy(void **state
     client_get(f.port, "/v1/models", &reply);
     assert_int_equal(reply.status, 200);
     reply_finish(&reply);
+    assert_true(client_metric(f.port, "kvahead_requests_rejected_total", "connections") == 1);
+    assert_true(client_metric(f.port, "kvahead_requests_rejected_total", "queue_full") == 0);
     fixture_stop(&f);
 }
 
