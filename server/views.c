@@ -10,9 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Keys that the metrics tell apart. */
-#define KEY_ROWS_MAX 100u
-
 static void reply_json(struct kva_exchange *exchange, int code, struct kva_buf *body)
 {
     kva_exchange_reply_buf(exchange, code, "application/json", body);
@@ -130,7 +127,7 @@ void kva_view_policies(struct kva_server *server, struct kva_exchange *exchange)
     reply_json(exchange, 200, &body);
 }
 
-/* What the keys have used: one row for each of the first names, one for all others. */
+/* What the keys have used, by the names that they had. */
 static void put_keys(struct kva_buf *out, const struct kva_auth *auth)
 {
     static const struct {
@@ -140,24 +137,17 @@ static void put_keys(struct kva_buf *out, const struct kva_auth *auth)
         {"kvahead_key_tokens_total", "counter", "Tokens of prompts and answers of a key."},
         {"kvahead_key_waiting", "gauge", "Choices of a key that have not begun."},
     };
+    struct kva_key_row rows[KVA_KEY_ROWS_MAX + 1];
+    uint32_t count = kva_auth_get_rows(auth, rows);
     for (size_t family = 0; family < KVA_COUNT_OF(families); family++) {
-        uint64_t others = 0;
-        uint32_t named = 0;
         kva_metrics_head(out, families[family].name, families[family].type, families[family].help);
-        for (uint32_t i = 0; i < kva_auth_count(auth); i++) {
-            struct kva_key_usage usage = kva_auth_usage(auth, (int)i);
-            const uint64_t values[] = {usage.requests, usage.tokens, usage.waiting};
-            const char *name = kva_auth_name(auth, (int)i);
+        for (uint32_t i = 0; i < count; i++) {
+            const struct kva_key_usage *usage = &rows[i].usage;
+            const uint64_t values[] = {usage->requests, usage->tokens, usage->waiting};
             char label[KVA_KEY_NAME_MAX + 16];
-            if (!name[0] || named == KEY_ROWS_MAX) {
-                others += values[family];
-                continue;
-            }
-            named++;
-            snprintf(label, sizeof(label), "key=\"%s\"", name);
+            snprintf(label, sizeof(label), "key=\"%s\"", rows[i].name);
             kva_metrics_value(out, families[family].name, label, (double)values[family]);
         }
-        kva_metrics_value(out, families[family].name, "key=\"\"", (double)others);
     }
 }
 

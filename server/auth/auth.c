@@ -65,6 +65,7 @@ static enum kva_status merge(struct kva_auth *auth, const struct kva_key *fresh,
     auth->keys = keys;
     auth->count = used;
     auth->live_count = count;
+    kva_rows_assign(auth);
     return KVA_OK;
 }
 

@@ -140,6 +140,22 @@ struct kva_key_usage {
 };
 struct kva_key_usage kva_auth_usage(const struct kva_auth *auth, int key);
 
+/* --- by name (rows.c) ------------------------------------------------------------------------ */
+
+#define KVA_KEY_ROWS_MAX 100u
+
+/* What keys used while they had a name. */
+struct kva_key_row {
+    const char *name; /* "" in row 0: all that have no row of their own; valid until a reload */
+    struct kva_key_usage usage;
+};
+
+/* Fill ret[KVA_KEY_ROWS_MAX + 1] and return how many. A name has its row from the reload that brings
+ * it, and what it counts goes on when the name gets another key, or none for a while; what was
+ * counted never moves to another row. Beyond KVA_KEY_ROWS_MAX a name takes the row of one that no
+ * key has any more, which begins anew, or has none. */
+uint32_t kva_auth_get_rows(const struct kva_auth *auth, struct kva_key_row *ret);
+
 /* Indices that were ever given out; those of removed keys have no name. */
 uint32_t kva_auth_count(const struct kva_auth *auth);
 

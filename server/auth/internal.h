@@ -24,12 +24,21 @@ struct kva_key {
     unsigned char digest[DIGEST_BYTES];
     char name[KVA_KEY_NAME_MAX + 1];
     uint32_t line; /* of the file; 0: from the parameters */
+    uint32_t row;  /* that counts what it uses now */
     bool live;     /* false: it was removed */
     struct kva_key_limits limits;
     /* What a reload keeps. */
     struct kva_bucket requests;
     struct kva_bucket tokens;
     struct kva_key_usage usage;
+};
+
+/* Of a name; the first one has none. */
+struct kva_row {
+    char name[KVA_KEY_NAME_MAX + 1];
+    bool live; /* a key has the name */
+    uint64_t requests;
+    uint64_t tokens;
 };
 
 struct kva_brake;
@@ -42,6 +51,8 @@ struct kva_auth {
     struct kva_key *keys; /* [count], by index */
     uint32_t count;
     uint32_t live_count;
+    struct kva_row rows[KVA_KEY_ROWS_MAX + 1];
+    uint32_t row_count;
     struct kva_brake *brake;
     uint64_t waiting; /* choices of all keys */
     uint64_t refused[KVA_AUTH_LIMIT_COUNT];
@@ -63,6 +74,11 @@ KVA_MUST_CHECK enum kva_status kva_key_file_read(const char *path,
                                                  const struct kva_key_limits *defaults,
                                                  struct kva_key *keys, uint32_t *count,
                                                  struct kva_err *err);
+
+/* --- rows.c: what is counted by name --- */
+
+/* Give all keys that are there now their rows. */
+void kva_rows_assign(struct kva_auth *auth);
 
 /* --- brake.c: wrong keys --- */
 

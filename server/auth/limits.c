@@ -51,6 +51,7 @@ enum kva_status kva_auth_take(struct kva_auth *auth, int key, uint64_t now_ns,
         entry->requests.level -= 1;
     }
     entry->usage.requests++;
+    auth->rows[entry->row].requests++;
     return KVA_OK;
 }
 
@@ -150,6 +151,7 @@ void kva_auth_settle(struct kva_auth *auth, int key, uint64_t tokens_entered, ui
         return;
     entry->tokens.level += (double)tokens_entered - (double)tokens_used;
     entry->usage.tokens += tokens_used;
+    auth->rows[entry->row].tokens += tokens_used;
 }
 
 struct kva_key_usage kva_auth_usage(const struct kva_auth *auth, int key)

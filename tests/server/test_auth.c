@@ -380,6 +380,119 @@ static void test_auth__keys_share_the_queue(void **state KVA_UNUSED)
     kva_auth_destroy(auth);
 }
 
+/* --- what names have used -------------------------------------------------------------------- */
+
+/* Requests of a name; -1: it has no row. */
+static long requests_of(const struct kva_auth *auth, const char *name)
+{
+    struct kva_key_row rows[KVA_KEY_ROWS_MAX + 1];
+    uint32_t count = kva_auth_get_rows(auth, rows);
+    for (uint32_t i = 0; i < count; i++) {
+        if (strcmp(rows[i].name, name) == 0)
+            return (long)rows[i].usage.requests;
+    }
+    return -1;
+}
+
+static void use(struct kva_auth *auth, const char *key)
+{
+    struct kva_err err;
+    uint32_t retry_s;
+    assert_int_equal(kva_auth_take(auth, index_of(auth, key), now_ns, &retry_s, &err), KVA_OK);
+}
+
+static void reload(struct kva_auth *auth, const char *text)
+{
+    struct kva_err err;
+    write_keys(text);
+    assert_int_equal(kva_auth_reload(auth, &err), KVA_OK);
+}
+
+/* No counter falls, and none takes over what another one counted. */
+static void test_auth__a_reload_moves_no_count(void **state KVA_UNUSED)
+{
+    struct kva_auth *auth = keys("a name=one\nb name=two\nc\n");
+    use(auth, "a");
+    use(auth, "a");
+    use(auth, "b");
+    use(auth, "c");
+    assert_int_equal(requests_of(auth, "one"), 2);
+    assert_int_equal(requests_of(auth, "two"), 1);
+    assert_int_equal(requests_of(auth, ""), 1);
+    /* One that is gone, one that has another name from now on, and one that gets a name. */
+    int b = index_of(auth, "b");
+    uint32_t retry_s;
+    assert_int_equal(enter(auth, b, 10, 3, 0, &retry_s), KVA_OK);
+    reload(auth, "a name=three\nc name=four\n");
+    assert_int_equal(requests_of(auth, "one"), 2);
+    assert_int_equal(requests_of(auth, "two"), 1);
+    assert_int_equal(requests_of(auth, "three"), 0);
+    assert_int_equal(requests_of(auth, "four"), 0);
+    assert_int_equal(requests_of(auth, ""), 1);
+    use(auth, "a");
+    use(auth, "c");
+    assert_int_equal(requests_of(auth, "three"), 1);
+    assert_int_equal(requests_of(auth, "four"), 1);
+    /* What a removed key had begun counts for its name. */
+    struct kva_key_row rows[KVA_KEY_ROWS_MAX + 1];
+    assert_int_equal(kva_auth_get_rows(auth, rows), 5);
+    assert_string_equal(rows[2].name, "two");
+    assert_int_equal(rows[2].usage.waiting, 3);
+    kva_auth_begun(auth, b, 3);
+    kva_auth_settle(auth, b, 10, 7);
+    assert_int_equal(kva_auth_get_rows(auth, rows), 5);
+    assert_int_equal(rows[2].usage.waiting, 0);
+    assert_int_equal(rows[2].usage.tokens, 7);
+    /* A name goes on with another key. */
+    reload(auth, "d name=one\na\n");
+    use(auth, "d");
+    use(auth, "a");
+    assert_int_equal(requests_of(auth, "one"), 3);
+    assert_int_equal(requests_of(auth, "three"), 1);
+    assert_int_equal(requests_of(auth, ""), 2);
+    kva_auth_destroy(auth);
+}
+
+/* Keys k<first> ... with names n<first> ... */
+static void name_keys(char *text, size_t size, uint32_t first, uint32_t count)
+{
+    size_t length = 0;
+    for (uint32_t i = first; i < first + count; i++)
+        length += (size_t)snprintf(text + length, size - length, "k%u name=n%u\n", i, i);
+}
+
+static void test_auth__names_beyond_the_rows_share_one(void **state KVA_UNUSED)
+{
+    static char text[65536];
+    const uint32_t most = KVA_KEY_ROWS_MAX;
+    name_keys(text, sizeof(text), 0, most + 2);
+    struct kva_auth *auth = keys(text);
+    use(auth, "k0");
+    use(auth, "k99");
+    use(auth, "k100");
+    use(auth, "k101");
+    assert_int_equal(requests_of(auth, "n99"), 1);
+    assert_int_equal(requests_of(auth, "n100"), -1);
+    assert_int_equal(requests_of(auth, ""), 2);
+    /* n0 has no key any more: n100 has its place, without what "" has counted. */
+    int gone = index_of(auth, "k0");
+    name_keys(text, sizeof(text), 1, most + 1);
+    reload(auth, text);
+    assert_int_equal(requests_of(auth, "n0"), -1);
+    assert_int_equal(requests_of(auth, "n100"), 0);
+    assert_int_equal(requests_of(auth, "n101"), -1);
+    assert_int_equal(requests_of(auth, ""), 2);
+    kva_auth_settle(auth, gone, 0, 5); /* of no other name */
+    struct kva_key_row rows[KVA_KEY_ROWS_MAX + 1];
+    assert_int_equal(kva_auth_get_rows(auth, rows), most + 1);
+    assert_int_equal(rows[0].usage.tokens, 5);
+    use(auth, "k100");
+    use(auth, "k101");
+    assert_int_equal(requests_of(auth, "n100"), 1);
+    assert_int_equal(requests_of(auth, ""), 3);
+    kva_auth_destroy(auth);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -393,6 +506,8 @@ int main(void)
         cmocka_unit_test(test_auth__tokens_per_minute_are_settled),
         cmocka_unit_test(test_auth__choices_that_wait),
         cmocka_unit_test(test_auth__keys_share_the_queue),
+        cmocka_unit_test(test_auth__a_reload_moves_no_count),
+        cmocka_unit_test(test_auth__names_beyond_the_rows_share_one),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -253,6 +253,16 @@ static void test_keys__metrics_by_name(void **state KVA_UNUSED)
     assert_true(metric("c", "kvahead_key_tokens_total", "\"team-a\"") == 3 * 7);
     assert_true(metric("c", "kvahead_key_tokens_total", "\"\"") == 2 * 11);
     assert_true(metric("c", "kvahead_key_waiting", NULL) == 0);
+    /* A key goes and one gets a name: what has been counted stays where it was. */
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs("b\nc name=team-c\n", file);
+    fclose(file);
+    kva_server_reload(f.server);
+    wait_metric("c", "kvahead_key_requests_total", "\"team-c\"", 0);
+    assert_true(metric("c", "kvahead_key_requests_total", "\"team-a\"") == 3);
+    assert_true(metric("c", "kvahead_key_requests_total", "\"team-c\"") == 0);
+    assert_true(metric("c", "kvahead_key_requests_total", "\"\"") == 2);
     finish();
 }
 
